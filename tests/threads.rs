@@ -118,6 +118,10 @@ fn connections_and_their_events_move_to_other_threads() {
 #[test]
 fn queues_of_frames_belong_to_one_thread_at_a_time() {
     expect!(true, false: ethernet::RxQueue, ethernet::TxQueue, ethernet::RxBatch<'static>);
+    expect!(true, false: ethernet::StridingQueue);
+    expect!(true, true: ethernet::StridingBuilder, ethernet::StridingCounters);
+    expect!(true, true: ethernet::StridedFrame, ethernet::Striding);
+    expect!(true, true: ethernet::StrideBytes, ethernet::StridesPerWqe);
     expect!(true, true: ethernet::RxBuilder, ethernet::TxBuilder, ethernet::RxCounters, ethernet::TxCounters);
     expect!(true, true: ethernet::Timestamp<FreeRunning>, ethernet::Timestamp<RealTime>, ethernet::UtcClock);
     expect!(true, true: ethernet::Sent<FreeRunning>, ethernet::Template<2>, ethernet::Field<u32, 4>);

@@ -23,6 +23,7 @@ mod resize;
 mod ring;
 mod scatter;
 mod slow;
+mod strides;
 
 pub use completion::{Completion, CompletionOpcode, Status, WorkCompletion};
 pub use frames::{Frame, FrameCounters, FrameError, FrameQueue, Look, Next};
@@ -31,6 +32,7 @@ use past::Place;
 pub(crate) use past::is_before;
 pub use poll::{Good, Missed, PollBatch};
 pub use resize::ResizeError;
+pub use strides::{StrideCounters, StrideFrame, StrideQueue, StrideShape};
 
 use crate::doorbell::DoorbellWord;
 use crate::format::{CqArm, MiniCqeFormat};

@@ -134,6 +134,82 @@ pub(crate) struct Places {
     pub(crate) ids: *const AtomicU64,
 }
 
+/// A ring whose receives are all posted: a poller of its own gives its places new buffers, in order.
+#[derive(Debug)]
+pub struct PostedRing {
+    places: Places,
+    head: u32,
+    handle: QueueHandle,
+}
+
+// SAFETY: as for the receive queue that it is of.
+unsafe impl Send for PostedRing {}
+
+impl PostedRing {
+    /// The ring of `receives`, in which each receive was posted with one SGE.
+    ///
+    /// # Errors
+    /// `BadLimits` unless all receives are posted.
+    ///
+    /// # Safety
+    /// As long as the result is used, or a [`StrideQueue`](crate::completion_queue::StrideQueue)
+    /// that was made of it: this queue and the CQ that it completes to live where their memory is,
+    /// are neither posted to nor polled but by calls of the result, and no other queue completes to
+    /// the CQ, which is the one that the `StrideQueue` is made of. The receives are as
+    /// [`PostedRing::post`] demands.
+    pub unsafe fn new(receives: &mut RecvQueue) -> Result<Self, QueueError> {
+        let places = receives.places();
+        if receives.outstanding() != places.mask + 1 {
+            return Err(QueueError::BadLimits);
+        }
+        Ok(Self { places, head: receives.head(), handle: receives.handle().clone() })
+    }
+
+    /// Posts a buffer of one SGE at the next place. The device learns of it with
+    /// [`PostedRing::publish`].
+    ///
+    /// # Safety
+    /// The device has completed the receive that was there. The buffer is memory that stays
+    /// registered, and of which no byte is read or written before the device has completed it, or
+    /// until the queue is gone.
+    pub unsafe fn post(&mut self, buffer: Sge) {
+        let place = self.place(self.head) as usize;
+        // SAFETY: an entry of the ring, which has `mask + 1` of them, and which the device does not
+        // read before it is told of it.
+        unsafe {
+            let entry = self.places.first.byte_add(place << self.places.shift);
+            entry.write(buffer.octoword());
+        }
+        self.head = self.head.wrapping_add(1);
+    }
+
+    /// Tells the device of all buffers that were posted.
+    pub fn publish(&mut self) {
+        crate::barrier::to_device();
+        self.places.doorbell.store_release(self.head & 0xffff);
+    }
+
+    /// Receives posted so far; wraps.
+    pub fn head(&self) -> u32 {
+        self.head
+    }
+
+    /// Receives that the ring holds.
+    pub fn depth(&self) -> u32 {
+        self.places.mask + 1
+    }
+
+    /// The place of a receive by its counter.
+    pub fn place(&self, counter: u32) -> u32 {
+        counter & self.places.mask
+    }
+
+    /// The device failed a receive.
+    pub(crate) fn failed(&self, too_long: bool) {
+        self.handle.state().receive_failed(too_long);
+    }
+}
+
 /// The piece of a list of one, unless it is empty or too long.
 #[inline(always)]
 fn only_piece(data: &[Sge]) -> Option<Sge> {

@@ -20,15 +20,17 @@ pub(super) enum Receiver {
     WorkQueue(Box<WorkQueue<Raw>>),
 }
 
+/// Why a queue takes no rules of its own.
+pub(super) fn has_no_rules() -> Error {
+    let cause = "frames are spread to this queue by a target, which has the rules";
+    Error::invalid("create_flow", cause).cure_with("use create_flow() of the RssTarget")
+}
+
 impl Receiver {
     pub(super) fn create_flow(&mut self) -> Result<FlowBuilder<'_>> {
         match self {
             Self::QueuePair(qp) => Ok(qp.create_flow()),
-            Self::WorkQueue(_) => {
-                let cause = "frames are spread to this queue by a target, which has the rules";
-                let error = Error::invalid("create_flow", cause);
-                Err(error.cure_with("use create_flow() of the RssTarget"))
-            }
+            Self::WorkQueue(_) => Err(has_no_rules()),
         }
     }
 

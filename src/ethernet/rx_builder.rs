@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use super::clock::{Clock, FreeRunning, RealTime, format};
 use super::receiver::Receiver;
 use super::rx::{Parts, RxQueue, VERB};
+use super::striding_builder::StridingBuilder;
 use crate::cq::CompletionQueue;
 use crate::device::layer::Raw;
 use crate::error::{Error, Result};
@@ -13,6 +14,7 @@ use crate::memory::pd::ProtectionDomain;
 use crate::memory::slab::Slab;
 use crate::memory::slot::Slot;
 use crate::qp::qp_type::RawPacket;
+use crate::qp::striding::Striding;
 
 /// Spare buffers beside those of the receives, where the queue makes its own.
 const SPARES: u32 = 64;
@@ -26,16 +28,16 @@ const MOST: u32 = 1 << 15;
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
 pub struct RxBuilder<C: Clock = FreeRunning> {
-    pd: ProtectionDomain,
+    pub(super) pd: ProtectionDomain,
     depth: u32,
     frame_bytes: u32,
-    slab: Option<Slab>,
-    port: u8,
-    vector: u32,
-    events: bool,
-    strips_vlan: bool,
-    counts: bool,
-    spread: bool,
+    pub(super) slab: Option<Slab>,
+    pub(super) port: u8,
+    pub(super) vector: u32,
+    pub(super) events: bool,
+    pub(super) strips_vlan: bool,
+    pub(super) counts: bool,
+    pub(super) spread: bool,
     clock: PhantomData<C>,
 }
 
@@ -115,6 +117,28 @@ impl<C: Clock> RxBuilder<C> {
         self
     }
 
+    /// Many frames share a buffer: the depth is the number of buffers that the device has, each of
+    /// [`Striding::wqe_bytes`] bytes, and [`RxBuilder::frame_bytes`] means nothing. The queue is a
+    /// receive work queue with a target of its own.
+    ///
+    /// ```no_run
+    /// use uverbs::ethernet::{StrideBytes, Striding, StridesPerWqe};
+    /// let context = uverbs::open_default()?;
+    /// let pd = context.alloc_pd()?;
+    /// let strides = Striding::new(StrideBytes::B256, StridesPerWqe::N2048);
+    /// let mut rx = pd.create_rx_queue(16).striding(strides).build()?;
+    /// let feed = uverbs::flow::UdpMulticast::new([239, 1, 2, 3].into(), 14310);
+    /// let _rule = rx.steer(&feed)?;
+    /// while let Ok(frame) = rx.poll() {
+    ///     println!("{:?}: {} bytes", frame.timestamp(), frame.bytes().len());
+    /// }
+    /// # Ok::<(), uverbs::Error>(())
+    /// ```
+    #[doc(alias = "mlx5dv_create_wq")]
+    pub fn striding(self, striding: Striding) -> StridingBuilder<C> {
+        StridingBuilder { rx: self, striding, spares: 2 }
+    }
+
     /// Timestamps are UTC, from the device's PTP hardware clock.
     pub fn real_time(self) -> RxBuilder<RealTime> {
         RxBuilder {
@@ -140,10 +164,7 @@ impl<C: Clock> RxBuilder<C> {
     /// without CAP_NET_RAW; what else the kernel says.
     pub fn build(self) -> Result<RxQueue<C>> {
         let depth = self.depth()?;
-        if self.spread && (self.counts || self.port != 1) {
-            let cause = "a queue that frames are spread to has no rules, and so no port or counts";
-            return Err(Error::invalid(VERB, cause).cure_with("say them to the target"));
-        }
+        self.check_spread()?;
         let context = self.pd.context().clone();
         let channel = self.events.then(|| context.create_completion_channel()).transpose()?;
         let cq = context.create_raw_cq(depth).vector(self.vector).timestamps(format::<C>());
@@ -163,7 +184,15 @@ impl<C: Clock> RxBuilder<C> {
         RxQueue::new(Parts { receiver, cq, slots, slab, channel, matched })
     }
 
-    fn depth(&self) -> Result<u32> {
+    pub(super) fn check_spread(&self) -> Result<()> {
+        if self.spread && (self.counts || self.port != 1) {
+            let cause = "a queue that frames are spread to has no rules, and so no port or counts";
+            return Err(Error::invalid(VERB, cause).cure_with("say them to the target"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn depth(&self) -> Result<u32> {
         match self.depth {
             1..=MOST => Ok(self.depth.next_power_of_two()),
             _ => {
@@ -206,7 +235,7 @@ impl<C: Clock> RxBuilder<C> {
 }
 
 /// As many slots as there are receives.
-fn take(slab: &Slab, depth: u32) -> Result<Box<[Slot]>> {
+pub(super) fn take(slab: &Slab, depth: u32) -> Result<Box<[Slot]>> {
     let slots: Box<[Slot]> = std::iter::from_fn(|| slab.take()).take(depth as usize).collect();
     if slots.len() < depth as usize {
         let cause = format!("the slab has {} free slots", slots.len());

@@ -7,80 +7,124 @@ use nix::errno::Errno;
 
 use super::clock::Clock;
 use super::rx::RxQueue;
+use super::striding::StridingQueue;
+use crate::cq::channel::CompletionChannel;
+use crate::device::context::Context;
 use crate::error::{Error, ErrorKind, Result};
 
 const VERB: &str = "wait";
 
-impl<C: Clock> RxQueue<C> {
-    /// Waits until there is something to poll: looks `spins` times without a system call, then
-    /// sleeps until the device raises an event, or until `timeout` is over. False if there was
-    /// nothing to the end.
-    ///
-    /// No frame is lost in between: the queue is looked at once more after the event was asked for.
-    ///
-    /// # Errors
-    /// `InvalidInput` without events ([`RxBuilder::without_events`](super::RxBuilder)), unless
-    /// spinning found something; `Interrupted` by a signal; why the queue receives nothing any
-    /// more.
-    pub fn wait(&mut self, spins: u32, timeout: Option<Duration>) -> Result<bool> {
-        if (0..spins).any(|_| self.spin()) {
+/// What waiting needs of a queue.
+trait Waiting {
+    fn has_something(&self) -> bool;
+    fn arm(&mut self);
+    fn check(&mut self) -> Result<()>;
+    fn context(&self) -> &Context;
+    fn channel(&self) -> Option<&CompletionChannel>;
+}
+
+macro_rules! waits {
+    ($queue:ident) => {
+        impl<C: Clock> Waiting for $queue<C> {
+            #[inline(always)]
+            fn has_something(&self) -> bool {
+                Self::has_something(self)
+            }
+
+            fn arm(&mut self) {
+                Self::arm(self);
+            }
+
+            fn check(&mut self) -> Result<()> {
+                Self::check(self)
+            }
+
+            #[inline(always)]
+            fn context(&self) -> &Context {
+                Self::context(self)
+            }
+
+            fn channel(&self) -> Option<&CompletionChannel> {
+                self.channel.as_ref()
+            }
+        }
+
+        impl<C: Clock> $queue<C> {
+            /// Waits until there is something to poll: looks `spins` times without a system call,
+            /// then sleeps until the device raises an event, or until `timeout` is over. False if
+            /// there was nothing to the end.
+            ///
+            /// No frame is lost in between: the queue is looked at once more after the event was
+            /// asked for.
+            ///
+            /// # Errors
+            /// `InvalidInput` without events ([`RxBuilder::without_events`](super::RxBuilder)),
+            /// unless spinning found something; `Interrupted` by a signal; why the queue receives
+            /// nothing any more.
+            pub fn wait(&mut self, spins: u32, timeout: Option<Duration>) -> Result<bool> {
+                if (0..spins).any(|_| spin(self)) {
+                    return Ok(true);
+                }
+                sleep(self, timeout.map(|timeout| Instant::now() + timeout))
+            }
+
+            /// For poll, epoll and the like, after `arm_events`; `None` without events.
+            pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+                self.channel.as_ref().map(AsFd::as_fd)
+            }
+
+            /// Asks for an event at the next frame: `event_fd` becomes readable then. Poll once
+            /// more afterwards, before waiting: a frame that came just before raises none. Takes
+            /// the events that are there.
+            ///
+            /// # Errors
+            /// `InvalidInput` without events; EIO once the device is gone.
+            pub fn arm_events(&mut self) -> Result<()> {
+                let Some(channel) = &self.channel else { return Err(no_events()) };
+                while let Some(event) = some(channel.try_get_event())? {
+                    event.acknowledge();
+                }
+                self.arm();
+                Ok(())
+            }
+        }
+    };
+}
+
+waits!(RxQueue);
+waits!(StridingQueue);
+
+fn no_events() -> Error {
+    Error::invalid(VERB, "the queue was made without events")
+}
+
+#[inline(always)]
+fn spin(queue: &impl Waiting) -> bool {
+    let found = queue.has_something();
+    if !found {
+        queue.context().poll_idle();
+    }
+    found
+}
+
+fn sleep(queue: &mut impl Waiting, until: Option<Instant>) -> Result<bool> {
+    let channel = queue.channel().cloned().ok_or_else(no_events)?;
+    loop {
+        queue.arm();
+        if queue.has_something() {
             return Ok(true);
         }
-        self.sleep(timeout.map(|timeout| Instant::now() + timeout))
-    }
-
-    #[inline(always)]
-    fn spin(&self) -> bool {
-        let found = self.has_something();
-        if !found {
-            self.context().poll_idle();
+        queue.check()?;
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let commands = queue.context().commands();
+        let ready = commands.channel().wait_readable(&[channel.as_fd()], left);
+        if !ready.map_err(|errno: Errno| Error::os(VERB, errno))? {
+            return Ok(queue.has_something());
         }
-        found
-    }
-
-    fn sleep(&mut self, until: Option<Instant>) -> Result<bool> {
-        let Some(channel) = self.channel.clone() else {
-            return Err(Error::invalid(VERB, "the queue was made without events"));
-        };
-        loop {
-            self.arm();
-            if self.has_something() {
-                return Ok(true);
-            }
-            self.check()?;
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let commands = self.context().commands();
-            let ready = commands.channel().wait_readable(&[channel.as_fd()], left);
-            if !ready.map_err(|errno: Errno| Error::os(VERB, errno))? {
-                return Ok(self.has_something());
-            }
-            // An event of before may be among them: then nothing is there yet.
-            while let Some(event) = some(channel.try_get_event())? {
-                event.acknowledge();
-            }
-        }
-    }
-
-    /// For poll, epoll and the like, after [`RxQueue::arm_events`]; `None` without events.
-    pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.channel.as_ref().map(AsFd::as_fd)
-    }
-
-    /// Asks for an event at the next frame: [`RxQueue::event_fd`] becomes readable then. Poll once
-    /// more afterwards, before waiting: a frame that came just before raises none. Takes the events
-    /// that are there.
-    ///
-    /// # Errors
-    /// `InvalidInput` without events; EIO once the device is gone.
-    pub fn arm_events(&mut self) -> Result<()> {
-        let Some(channel) = &self.channel else {
-            return Err(Error::invalid(VERB, "the queue was made without events"));
-        };
+        // An event of before may be among them: then nothing is there yet.
         while let Some(event) = some(channel.try_get_event())? {
             event.acknowledge();
         }
-        self.arm();
-        Ok(())
     }
 }
 

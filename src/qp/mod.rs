@@ -124,6 +124,7 @@ pub mod raw_packet;
 pub mod rss;
 pub(crate) mod safe;
 mod sizes;
+pub(crate) mod striding;
 pub(crate) mod thread_domain;
 mod transitions;
 pub mod work_queue;

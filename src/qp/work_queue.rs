@@ -22,6 +22,7 @@ use super::qp_type::RawPacket;
 use super::queue_pair::Queues;
 use super::raw_packet::{self, RawOptions};
 use super::safe::Slots;
+use super::striding::Striding;
 use crate::cq::CqHandle;
 use crate::device::context::Context;
 use crate::device::kept::ReleaseOnDrop;
@@ -33,7 +34,6 @@ use crate::host::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::host::queue_memory::{self, QueueUse};
 use crate::memory::flight::Serial;
 use crate::memory::pd::ProtectionDomain;
-use crate::memory::slot::Slot;
 use crate::mlx5::queues::{Anchored, RingMemory};
 use crate::mlx5::sizes;
 
@@ -54,6 +54,7 @@ pub struct WqBuilder<L: Layer = Safe> {
     receives: u32,
     sge: u32,
     flags: WqFlags,
+    striding: Option<Striding>,
     user_context: u64,
 }
 
@@ -80,6 +81,18 @@ impl WqBuilder<Raw> {
         self
     }
 
+    /// Each receive is a buffer of strides that many frames fill, of
+    /// [`Striding::wqe_bytes`] bytes.
+    ///
+    /// Its completions count strides and not receives, which
+    /// [`CompletionQueue::poll`](crate::raw::CompletionQueue::poll) does not understand: poll with
+    /// a [`StridingQueue`](crate::ethernet::StridingQueue), or read the ring yourself.
+    #[doc(alias = "mlx5dv_create_wq")]
+    pub fn striding(mut self, striding: Striding) -> Self {
+        self.striding = Some(striding);
+        self
+    }
+
     /// A value that completions of this queue hand back.
     pub fn user_context(mut self, value: u64) -> Self {
         self.user_context = value;
@@ -90,7 +103,8 @@ impl WqBuilder<Raw> {
 impl<L: Layer> WqBuilder<L> {
     fn new(pd: &ProtectionDomain, cq: &CqHandle<L>, receives: u32) -> Self {
         let (pd, cq) = (pd.clone(), cq.clone());
-        Self { pd, cq, receives, sge: 1, flags: WqFlags::empty(), user_context: 0 }
+        let (flags, striding) = (WqFlags::empty(), None);
+        Self { pd, cq, receives, sge: 1, flags, striding, user_context: 0 }
     }
 
     /// VLAN tags go into the completion instead of into memory.
@@ -140,7 +154,7 @@ impl<L: Layer> WqBuilder<L> {
         if let Some(slots) = L::get(&mut slots) {
             slots.mark(&user);
         }
-        let queue = posting_side(ring, &memory, user.clone())?;
+        let queue = posting_side(ring, self.head_octowords(), &memory, user.clone())?;
         let registry = context.inner().events.registry().clone();
         let events = Registered::new([(registry, Observer::Queue(user.clone()))]);
         let (handle, number) = self.create(&context, ring, &memory, &user, events.id())?;
@@ -172,7 +186,8 @@ impl<L: Layer> WqBuilder<L> {
         flags.set(QpCreateFlags::CVLAN_STRIPPING, self.flags.contains(WqFlags::CVLAN_STRIPPING));
         flags.set(QpCreateFlags::SCATTER_FCS, self.flags.contains(WqFlags::SCATTER_FCS));
         let options = RawOptions { flags, tso_header: 0 };
-        raw_packet::check_capabilities(CREATE, context, options)
+        raw_packet::check_capabilities(CREATE, context, options)?;
+        self.striding.map_or(Ok(()), |striding| striding.check(CREATE, context))
     }
 
     fn ring(&self) -> Result<RecvSize> {
@@ -181,8 +196,13 @@ impl<L: Layer> WqBuilder<L> {
             return Err(Error::invalid(CREATE, "a work queue holds at least one receive"));
         }
         let limits = self.pd.context().queue_limits()?;
-        size::recv_queue(self.receives, self.sge, 0, &limits)
+        size::recv_queue(self.receives, self.sge, self.head_octowords(), &limits)
             .map_err(|error| sizes::refused(CREATE, error, asked))
+    }
+
+    /// The link that a striding queue's WQEs begin with.
+    fn head_octowords(&self) -> u32 {
+        u32::from(self.striding.is_some())
     }
 
     fn register(
@@ -210,7 +230,7 @@ impl<L: Layer> WqBuilder<L> {
         user: &QueueHandle,
         id: ObjectId,
     ) -> Result<(u32, u32)> {
-        let driver = DriverRequest {
+        let mut driver = DriverRequest {
             buf_addr: memory.address(),
             db_addr: memory.record_address(),
             rq_wqe_count: ring.entries,
@@ -218,6 +238,9 @@ impl<L: Layer> WqBuilder<L> {
             user_index: user.user_index(),
             ..DriverRequest::default()
         };
+        if let Some(striding) = self.striding {
+            striding.describe(&mut driver);
+        }
         let made = or_older(
             || self.create_native(context, ring, &driver, id),
             || self.create_write(context, ring, &driver, id),
@@ -291,6 +314,7 @@ fn explain(error: Error) -> Error {
 
 fn posting_side(
     ring: RecvSize,
+    head_octowords: u32,
     memory: &Arc<RingMemory>,
     handle: QueueHandle,
 ) -> Result<Anchored<Receives, (Arc<RingMemory>, ())>> {
@@ -300,7 +324,7 @@ fn posting_side(
             doorbell,
             handle,
             stride: ring.stride,
-            head_octowords: 0,
+            head_octowords,
             scatter_to_cqe: false,
         });
         let receive = receive.map_err(|error| Error::invalid(CREATE, error.to_string()))?;
@@ -327,11 +351,16 @@ pub(super) struct Shared {
     sge: u32,
     /// What its owner left: the posting side, and what the safe layer knows of its slots.
     left: Mutex<Option<(Receives, Option<Slots>)>>,
-    /// What an [`RxQueue`](crate::ethernet::RxQueue) had posted when it was dropped.
-    buffers: Mutex<Box<[Slot]>>,
+    /// What a queue of frames had posted when it was dropped.
+    buffers: Mutex<Option<Box<dyn Buffers>>>,
     memory: Arc<RingMemory>,
     live: bool,
 }
+
+/// Memory that a work queue keeps.
+pub(crate) trait Buffers: fmt::Debug + Send {}
+
+impl<T: fmt::Debug + Send> Buffers for T {}
 
 /// What a change of state replaces.
 #[derive(Debug)]
@@ -408,8 +437,8 @@ impl WqHandle {
     }
 
     /// Keeps what was posted until the device has forgotten the queue.
-    pub(crate) fn keep_buffers(&self, buffers: Box<[Slot]>) {
-        *self.0.buffers() = buffers;
+    pub(crate) fn keep_buffers(&self, buffers: impl Buffers + 'static) {
+        *self.0.buffers() = Some(Box::new(buffers));
     }
 
     pub(super) fn record_address(&self) -> u64 {
@@ -538,7 +567,7 @@ impl Shared {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn buffers(&self) -> MutexGuard<'_, Box<[Slot]>> {
+    fn buffers(&self) -> MutexGuard<'_, Option<Box<dyn Buffers>>> {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -597,7 +626,7 @@ impl Shared {
     /// context is closed: the device may go on to use the memory and to complete.
     fn keep(&mut self, error: &Error) {
         let user = self.now().user.clone();
-        let left = (self.left().take(), std::mem::take(&mut *self.buffers()));
+        let left = (self.left().take(), self.buffers().take());
         let memory = (left, self.memory.clone(), user, self.events.clone());
         self.context.inner().until_close.keep("work queue", error, memory);
     }

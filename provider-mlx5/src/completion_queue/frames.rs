@@ -425,7 +425,7 @@ impl FrameQueue {
     }
 }
 
-fn is_frame(op_own: OpOwn) -> bool {
+pub(super) fn is_frame(op_own: OpOwn) -> bool {
     op_own.opcode() == CqeOpcode::RESPONDER_SEND && op_own.format() == CqeFormat::NO_INLINE
 }
 

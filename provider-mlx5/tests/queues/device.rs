@@ -159,6 +159,7 @@ pub(crate) struct Cqe {
     pub(crate) data: Vec<u8>,
     /// Error: vendor syndrome and syndrome.
     pub(crate) error: [u8; 2],
+    pub(crate) wqe_id: u16,
 }
 
 impl Cqe {
@@ -174,6 +175,7 @@ impl Cqe {
             immediate: 0,
             data: Vec::new(),
             error: [0; 2],
+            wqe_id: 0,
         }
     }
 
@@ -183,6 +185,19 @@ impl Cqe {
             byte_count: 64,
             ..Self::send(handle, wqe_counter)
         }
+    }
+
+    /// Of a striding queue: which WQE.
+    pub(crate) fn wqe_id(self, wqe: u32) -> Self {
+        Self { wqe_id: wqe as u16, ..self }
+    }
+
+    pub(crate) fn byte_count(self, byte_count: u32) -> Self {
+        Self { byte_count, ..self }
+    }
+
+    pub(crate) fn opcode(self, opcode: CqeOpcode) -> Self {
+        Self { opcode, ..self }
     }
 
     pub(crate) fn inline(self, format: CqeFormat, data: &[u8]) -> Self {
@@ -200,6 +215,9 @@ impl Cqe {
         let mut bytes = vec![0; 63];
         if self.format == CqeFormat::INLINE_32 {
             bytes[..self.data.len()].copy_from_slice(&self.data);
+        }
+        if self.wqe_id != 0 {
+            bytes[2..4].copy_from_slice(&self.wqe_id.to_be_bytes());
         }
         bytes[32..36].copy_from_slice(&self.user_index.to_be_bytes());
         bytes[36..40].copy_from_slice(&self.immediate.to_be_bytes());

@@ -12,4 +12,5 @@ mod overrun;
 mod receives;
 mod resizing;
 mod sends;
+mod strides;
 mod templates;

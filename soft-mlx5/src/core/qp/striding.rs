@@ -1,13 +1,14 @@
 //! Striding receive queues: many frames fill the strides of one WQE (multi-packet WQEs).
 //!
 //! A frame begins at the next free stride and takes as many as it needs. Its CQE says which WQE
-//! (`wqe_id`), which stride (`wqe_counter`), and how many (`byte_count`): `mlx5e_handle_rx_cqe_mpwrq`
-//! of mlx5/core/en_rx.c, `mlx5_rx_burst_mprq` of DPDK. Where a frame does not fit into the rest of a
-//! WQE, a filler CQE consumes the rest and the frame goes to the next WQE.
+//! (`wqe_id`), which stride (`wqe_counter`), and how many (`byte_count`):
+//! `mlx5e_handle_rx_cqe_mpwrq` of mlx5/core/en_rx.c, `mlx5_rx_burst_mprq` of DPDK. Where a frame
+//! does not fit into the rest of a WQE, a filler CQE consumes the rest and the frame goes to the
+//! next WQE.
 //!
 //! Unconfirmed: that `wqe_id` counts as the doorbell record does; that a filler comes even if there
-//! is no next WQE; that the error CQE of a frame longer than a WQE consumes the rest of the WQE; what
-//! a flushed WQE's CQE says.
+//! is no next WQE; that the error CQE of a frame longer than a WQE consumes the rest of the WQE;
+//! what a flushed WQE's CQE says.
 
 use uverbs_mlx5_format::{Cqe, CqeOpcode, StrideByteCount, U16, U32};
 

@@ -162,7 +162,7 @@ fn wqes_wrap_in_the_ring() {
 }
 
 #[test]
-fn an_error_flushes_the_wqe_being_filled_and_those_behind_it() {
+fn an_error_flushes_the_wqe_being_filled_and_all_others() {
     let mut queue = Queue::new(false, 2);
     assert!(queue.deliver(60));
     let qpn = queue.pair.qps[1].qpn;

@@ -1,0 +1,330 @@
+//! Striding receive queues: many frames fill the strides of one WQE. The queue and the completion
+//! queue that belongs to it alone, polled as one.
+//!
+//! The device fills the strides of a WQE in order, and the WQEs in the order of their ring, so each
+//! CQE has to name the stride that is next: what names another one is refused, and moves nothing. A
+//! filler CQE consumes strides without a frame. A WQE is done when all its strides are consumed;
+//! then its place in the ring takes another buffer ([`PostedRing::post`]).
+//!
+//! The consumer index is told at the end of each WQE, before the place is posted again. A CQE
+//! consumes one stride at least, so a CQ with more entries than the queue has strides cannot
+//! overrun.
+
+use core::mem::offset_of;
+
+use super::frames::{FrameError, is_frame};
+use super::past::INDEX;
+use super::ring::{CqeView, Ring};
+use super::{CompletionQueue, CqMonitor, PollError};
+use crate::doorbell::DoorbellWord;
+use crate::format::{
+    CQE_SIZE, Cqe, CqeChecksum, CqeHeaderTypes, CqeOpcode, ErrorCqe, StrideByteCount, Syndrome,
+};
+use crate::queue_error::QueueError;
+use crate::recv_queue::PostedRing;
+
+/// Into what the buffers of a queue are divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StrideShape {
+    /// log2 of a stride's bytes, at most 13.
+    pub log_bytes: u8,
+    /// log2 of a WQE's strides, at most 16.
+    pub log_strides: u8,
+    /// Frames begin two bytes behind the start of a stride.
+    pub two_byte_shift: bool,
+}
+
+impl StrideShape {
+    /// Strides of a WQE.
+    pub const fn strides(self) -> u32 {
+        1 << self.log_strides
+    }
+
+    /// Bytes of a WQE's buffer.
+    pub const fn wqe_bytes(self) -> u32 {
+        1 << (self.log_strides + self.log_bytes)
+    }
+
+    const fn shift(self) -> u32 {
+        if self.two_byte_shift { 2 } else { 0 }
+    }
+}
+
+/// A frame that has arrived: where it is, and what its CQE says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StrideFrame {
+    /// The place in the ring of its WQE.
+    pub place: u32,
+    /// Where it begins in the WQE's buffer.
+    pub offset: u32,
+    /// Its bytes, which are within the buffer.
+    pub length: u32,
+    /// The device's clock when it arrived, in the format of the CQ.
+    pub timestamp: u64,
+    /// The tag of the steering rule that brought it, 24 bits.
+    pub flow_tag: u32,
+    /// The receive hash, and what was hashed.
+    pub hash: (u32, u8),
+    /// The control information of the VLAN tag, if the device stripped one.
+    pub vlan: Option<u16>,
+    /// Which checks the device made of it and found good.
+    pub checks: CqeChecksum,
+    /// The types of its headers.
+    pub header_types: CqeHeaderTypes,
+}
+
+impl StrideFrame {
+    fn new(cqe: CqeView, place: u32, offset: u32, length: u32) -> Self {
+        let header_types = CqeHeaderTypes(cqe.u8(offset_of!(Cqe, header_types)));
+        let vlan = header_types.vlan_stripped().then(|| cqe.u16(offset_of!(Cqe, vlan_info)));
+        Self {
+            place,
+            offset,
+            length,
+            timestamp: cqe.u64(offset_of!(Cqe, timestamp)),
+            flow_tag: cqe.u32(offset_of!(Cqe, opcode_qpn_flow_tag)) & 0xff_ffff,
+            hash: (cqe.u32(offset_of!(Cqe, rss_hash)), cqe.u8(offset_of!(Cqe, rss_hash_type))),
+            vlan,
+            checks: CqeChecksum(cqe.u8(offset_of!(Cqe, checks))),
+            header_types,
+        }
+    }
+}
+
+/// What a [`StrideQueue`] has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StrideCounters {
+    /// Frames polled.
+    pub frames: u64,
+    /// Bytes of those frames.
+    pub bytes: u64,
+    /// Fillers: rests of WQEs that were too small for the next frame.
+    pub fillers: u64,
+    /// Frames that were longer than a WQE's buffer; they are skipped.
+    pub too_long: u64,
+    /// Completions that named other strides than the next ones.
+    pub refused: u64,
+    /// Times at which the device had no WQE left when one was done.
+    pub exhausted: u64,
+}
+
+/// A striding receive queue and its CQ.
+#[derive(Debug)]
+pub struct StrideQueue {
+    shape: StrideShape,
+    receives: PostedRing,
+    /// The WQE that is being filled; wraps.
+    tail: u32,
+    /// Strides of it that are consumed.
+    used: u32,
+    /// CQEs read; wraps.
+    consumed: u32,
+    consumer_index: DoorbellWord,
+    counters: StrideCounters,
+    ring: Ring,
+    monitor: CqMonitor,
+    lap_request: u64,
+}
+
+impl StrideQueue {
+    /// Puts the two queues together. The contract of [`PostedRing::new`] says what may be done with
+    /// them from then on.
+    ///
+    /// # Errors
+    /// `BadLimits` where the CQ does not hold a completion of 64 bytes for each stride.
+    pub fn new(
+        cq: &mut CompletionQueue,
+        receives: PostedRing,
+        shape: StrideShape,
+    ) -> Result<Self, QueueError> {
+        let strides = u64::from(receives.depth()) << shape.log_strides.min(32);
+        let fits = shape.log_bytes <= 13 && shape.log_strides <= 16;
+        let holds = u64::from(cq.entries()) > strides && cq.stride == CQE_SIZE;
+        if !fits || !holds || cq.kept > 0 {
+            return Err(QueueError::BadLimits);
+        }
+        // This queue says from here on what was drained.
+        cq.known.clear();
+        Ok(Self {
+            shape,
+            tail: receives.head().wrapping_sub(receives.depth()),
+            receives,
+            used: 0,
+            consumed: cq.consumed,
+            consumer_index: cq.consumer_index.again(),
+            counters: StrideCounters::default(),
+            ring: cq.ring,
+            monitor: cq.monitor(),
+            lap_request: cq.lap_request,
+        })
+    }
+
+    /// The next frame. Its bytes are the caller's until the buffer is posted again.
+    ///
+    /// # Errors
+    /// [`FrameError`]; the queue goes on behind what it is about.
+    pub fn poll(&mut self, cq: &mut CompletionQueue) -> Result<StrideFrame, FrameError> {
+        loop {
+            let Some(op_own) = self.ring.written(self.consumed) else {
+                return Err(self.nothing(cq));
+            };
+            let cqe = self.ring.cqe(self.consumed);
+            let is_frame = is_frame(op_own);
+            let is_error = op_own.opcode() == CqeOpcode::RESPONDER_ERROR;
+            let Some(count) = self.next_strides(cqe).filter(|_| is_frame || is_error) else {
+                return Err(self.refuse());
+            };
+            if is_error {
+                self.skip_failed(cqe, count)?;
+            } else if count.is_filler() {
+                self.counters.fillers += 1;
+                self.consume(count);
+            } else {
+                return Ok(self.take(cqe, count));
+            }
+        }
+    }
+
+    /// What a CQE consumes, if it is about the strides that are next.
+    fn next_strides(&self, cqe: CqeView) -> Option<StrideByteCount> {
+        let count = StrideByteCount::from_word(cqe.u32(offset_of!(Cqe, byte_count)));
+        let wqe = u32::from(cqe.u16(offset_of!(Cqe, wqe_id)));
+        let is_next = self.receives.place(wqe) == self.receives.place(self.tail)
+            && u32::from(cqe.u16(offset_of!(Cqe, wqe_counter))) == self.used
+            && self.receives.head() != self.tail;
+        let strides = u32::from(count.strides());
+        let fits = strides >= 1 && strides <= self.shape.strides() - self.used;
+        let bytes = u32::from(count.byte_count.get()) + self.shape.shift();
+        let holds = count.is_filler() || bytes <= strides << self.shape.log_bytes;
+        (is_next && fits && holds).then_some(count)
+    }
+
+    fn take(&mut self, cqe: CqeView, count: StrideByteCount) -> StrideFrame {
+        let length = u32::from(count.byte_count.get());
+        let offset = (self.used << self.shape.log_bytes) + self.shape.shift();
+        let frame = StrideFrame::new(cqe, self.receives.place(self.tail), offset, length);
+        self.counters.frames += 1;
+        self.counters.bytes += u64::from(length);
+        self.consume(count);
+        frame
+    }
+
+    /// Passes over the next CQE and its strides.
+    fn consume(&mut self, count: StrideByteCount) {
+        self.used += u32::from(count.strides());
+        self.pass();
+        if self.used == self.shape.strides() {
+            self.used = 0;
+            self.tail = self.tail.wrapping_add(1);
+            self.publish_consumed();
+            self.counters.exhausted += u64::from(self.has_device_none());
+        }
+    }
+
+    /// A frame that was longer than a WQE is skipped; another failure is the queue's.
+    fn skip_failed(&mut self, cqe: CqeView, count: StrideByteCount) -> Result<(), FrameError> {
+        let syndrome = Syndrome(cqe.u8(offset_of!(ErrorCqe, syndrome)));
+        let too_long = syndrome == Syndrome::LOCAL_LENGTH;
+        self.receives.failed(too_long);
+        self.counters.too_long += u64::from(too_long);
+        self.consume(count);
+        if too_long { Ok(()) } else { Err(FrameError::Failed(syndrome.into())) }
+    }
+
+    /// Passes over a CQE that is not about the next strides.
+    fn refuse(&mut self) -> FrameError {
+        self.counters.refused += 1;
+        self.pass();
+        self.publish_consumed();
+        FrameError::Queue(PollError::NotOutstanding)
+    }
+
+    fn pass(&mut self) {
+        self.consumed = self.consumed.wrapping_add(1);
+        if self.ring.starts_lap(self.consumed) {
+            self.monitor.set_lap(self.consumed);
+            self.monitor.set_drained(self.lap_request);
+            self.lap_request = self.monitor.requested();
+        }
+    }
+
+    fn publish_consumed(&self) {
+        self.consumer_index.store_release(self.consumed & INDEX);
+    }
+
+    /// Whether the device has consumed all WQEs that it has been told of: the last CQE says where
+    /// it is.
+    fn has_device_none(&self) -> bool {
+        let waiting = self.backlog();
+        if waiting == 0 {
+            return self.receives.head() == self.tail;
+        }
+        let last = self.ring.cqe(self.consumed.wrapping_add(waiting - 1));
+        let count = StrideByteCount::from_word(last.u32(offset_of!(Cqe, byte_count)));
+        let end = u32::from(last.u16(offset_of!(Cqe, wqe_counter))) + u32::from(count.strides());
+        let wqe = u32::from(last.u16(offset_of!(Cqe, wqe_id)));
+        let last = self.receives.head().wrapping_sub(1);
+        let is_last = self.receives.place(wqe) == self.receives.place(last);
+        is_last && end == self.shape.strides()
+    }
+
+    /// CQEs that have arrived and were not polled, fillers among them: by bisection, since the
+    /// device writes CQEs in order.
+    pub fn backlog(&self) -> u32 {
+        let (mut all, mut none) = (0, self.ring.entries() + 1);
+        while none - all > 1 {
+            let middle = all + (none - all) / 2;
+            let is_written = self.ring.written(self.consumed.wrapping_add(middle - 1)).is_some();
+            *(if is_written { &mut all } else { &mut none }) = middle;
+        }
+        all
+    }
+
+    /// Takes note that there was nothing: why.
+    pub fn nothing(&mut self, cq: &mut CompletionQueue) -> FrameError {
+        self.publish_consumed();
+        if self.monitor.requested() == cq.answered {
+            return FrameError::Empty;
+        }
+        self.write_back(cq);
+        cq.answer_requests().into()
+    }
+
+    /// Whether there is something to poll.
+    pub fn has_something(&self) -> bool {
+        self.ring.written(self.consumed).is_some()
+    }
+
+    /// Brings the CQ to where this queue is, for what it does itself: arming, looking at events.
+    pub fn write_back(&self, cq: &mut CompletionQueue) {
+        cq.consumed = self.consumed;
+        cq.lap_request = self.lap_request;
+        cq.update_next();
+    }
+
+    /// WQEs whose strides are all consumed, modulo 2^32: the place of WQE `n` is `n` modulo the
+    /// depth.
+    pub fn done(&self) -> u32 {
+        self.tail
+    }
+
+    /// Places that no buffer is posted at.
+    pub fn missing(&self) -> u32 {
+        self.receives.depth() - self.receives.head().wrapping_sub(self.tail)
+    }
+
+    /// The place that [`PostedRing::post`] fills next; `None` if all are posted.
+    pub fn free_place(&self) -> Option<u32> {
+        (self.missing() > 0).then(|| self.receives.place(self.receives.head()))
+    }
+
+    /// The ring of receives.
+    pub fn receives(&mut self) -> &mut PostedRing {
+        &mut self.receives
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> StrideCounters {
+        self.counters
+    }
+}

@@ -1,0 +1,256 @@
+//! Striding queues: strides of mixed sizes, fillers, laps, and CQEs that name other strides.
+
+use uverbs_mlx5::completion_queue::{
+    FrameError, PollError, Status, StrideFrame, StrideQueue, StrideShape,
+};
+use uverbs_mlx5::format::{CqeOpcode, StrideByteCount, Syndrome};
+use uverbs_mlx5::queue_error::QueueError;
+use uverbs_mlx5::recv_queue::PostedRing;
+use uverbs_mlx5::request::Sge;
+
+use crate::device::{Cq, Cqe, Memory, Random, Rq, recv_queue_after};
+
+const DEPTH: u32 = 4;
+/// 8 strides of 64 bytes.
+const SHAPE: StrideShape = StrideShape { log_bytes: 6, log_strides: 3, two_byte_shift: false };
+const REFUSED: Result<StrideFrame, FrameError> = Err(FrameError::Queue(PollError::NotOutstanding));
+
+struct Line {
+    strides: StrideQueue,
+    cq: Cq,
+    rq: Rq,
+    buffer: Memory,
+}
+
+fn address(buffer: &Memory) -> u64 {
+    buffer.ptr().as_ptr().expose_provenance() as u64
+}
+
+/// The queues, of which all receives are posted.
+fn queues(entries: u32) -> (Cq, Rq, Memory) {
+    let cq = Cq::new(entries, 64);
+    let mut rq = recv_queue_after(&cq, DEPTH, 32, false, 1);
+    rq.handle.set_short_receives_fail_alone();
+    let buffer = Memory::new(512);
+    for _ in 0..DEPTH {
+        // SAFETY: leaked memory, to which nothing is written.
+        unsafe { rq.queue.build(0, &[Sge::new(address(&buffer), 512, 7)]) }.expect("space");
+    }
+    rq.queue.publish();
+    (cq, rq, buffer)
+}
+
+fn ring(rq: &mut Rq) -> PostedRing {
+    // SAFETY: both queues are used through it alone; the buffer is leaked.
+    unsafe { PostedRing::new(&mut rq.queue) }.expect("all are posted")
+}
+
+impl Line {
+    fn new() -> Self {
+        Self::of(SHAPE)
+    }
+
+    fn of(shape: StrideShape) -> Self {
+        let (mut cq, mut rq, buffer) = queues(64);
+        let strides = StrideQueue::new(&mut cq.queue, ring(&mut rq), shape);
+        Self { strides: strides.expect("they fit"), cq, rq, buffer }
+    }
+
+    /// A CQE about `strides` strides of WQE `wqe` from `stride` on.
+    fn cqe(&self, wqe: u32, stride: u32, strides: u16, bytes: u16, filler: bool) -> Cqe {
+        let count = StrideByteCount::new(strides, bytes, filler);
+        Cqe::recv(&self.rq.handle, stride).wqe_id(wqe).byte_count(count.word())
+    }
+
+    fn arrive(&mut self, wqe: u32, stride: u32, strides: u16, bytes: u16) {
+        let cqe = self.cqe(wqe, stride, strides, bytes, false);
+        self.cq.produce(cqe);
+    }
+
+    fn fill(&mut self, wqe: u32, stride: u32, strides: u16) {
+        let cqe = self.cqe(wqe, stride, strides, 0, true);
+        self.cq.produce(cqe);
+    }
+
+    fn poll(&mut self) -> Result<StrideFrame, FrameError> {
+        self.strides.poll(&mut self.cq.queue)
+    }
+
+    /// Place, offset and length of the next frame.
+    fn next(&mut self) -> (u32, u32, u32) {
+        let frame = self.poll().expect("a frame");
+        (frame.place, frame.offset, frame.length)
+    }
+
+    fn post(&mut self) -> bool {
+        if self.strides.free_place().is_none() {
+            return false;
+        }
+        let sge = Sge::new(address(&self.buffer), 512, 7);
+        // SAFETY: leaked memory, at a place that is free.
+        unsafe { self.strides.receives().post(sge) };
+        self.strides.receives().publish();
+        true
+    }
+
+    /// Receives that the device has been told of, and CQEs that were consumed.
+    fn told(&self) -> [u32; 2] {
+        [self.rq.record.word(0), self.cq.record.word(0)]
+    }
+}
+
+#[test]
+fn frames_are_where_the_strides_before_them_end() {
+    let mut line = Line::new();
+    line.arrive(0, 0, 1, 60);
+    line.arrive(0, 1, 2, 65);
+    line.fill(0, 3, 5);
+    line.arrive(1, 0, 8, 512);
+    assert_eq!(line.next(), (0, 0, 60));
+    assert_eq!(line.next(), (0, 64, 65));
+    assert_eq!((line.strides.done(), line.strides.missing()), (0, 0));
+    assert_eq!(line.next(), (1, 0, 512));
+    assert_eq!((line.strides.done(), line.strides.missing()), (2, 2));
+    assert_eq!(line.poll(), Err(FrameError::Empty));
+    assert_eq!(line.told(), [4, 4]);
+    assert!(line.post() && line.post() && !line.post());
+    assert_eq!(line.told(), [6, 4]);
+    let counters = line.strides.counters();
+    assert_eq!((counters.frames, counters.bytes, counters.fillers), (3, 637, 1));
+    assert_eq!((counters.refused, counters.exhausted), (0, 0));
+}
+
+#[test]
+fn the_shift_of_two_bytes_is_part_of_the_strides() {
+    let mut line = Line::of(StrideShape { two_byte_shift: true, ..SHAPE });
+    line.arrive(0, 0, 1, 62);
+    line.arrive(0, 1, 1, 63);
+    line.arrive(0, 1, 2, 63);
+    assert_eq!(line.next(), (0, 2, 62));
+    assert_eq!(line.poll(), REFUSED);
+    assert_eq!(line.next(), (0, 66, 63));
+}
+
+/// Nothing has changed after each of them: the CQE that follows is the one that was next.
+#[test]
+fn strides_that_are_not_next_change_nothing() {
+    let mut line = Line::new();
+    line.arrive(0, 0, 2, 100);
+    line.next();
+    let forged: [(u32, u32, u16, u16); 10] = [
+        (0, 0, 1, 60),
+        (0, 1, 1, 60),
+        (0, 3, 1, 60),
+        (0, 8, 1, 60),
+        (0, 0xffff, 1, 60),
+        (1, 2, 1, 60),
+        (0, 2, 0, 0),
+        (0, 2, 7, 60),
+        (0, 2, 0x7fff, 60),
+        (0, 2, 1, 65),
+    ];
+    for (wqe, stride, strides, bytes) in forged {
+        line.arrive(wqe, stride, strides, bytes);
+        assert_eq!(line.poll(), REFUSED, "{wqe} {stride} {strides} {bytes}");
+    }
+    for (stride, strides) in [(2, 7), (0, 8), (9, 1)] {
+        line.fill(0, stride, strides);
+        assert_eq!(line.poll(), REFUSED, "a filler of {strides} at {stride}");
+    }
+    let cqe = Cqe::recv(&line.rq.handle, 2).wqe_id(0).byte_count(1 << 16);
+    line.cq.produce(cqe.opcode(CqeOpcode::RESPONDER_WRITE_IMMEDIATE));
+    assert_eq!(line.poll(), REFUSED);
+    assert_eq!((line.strides.counters().refused, line.strides.missing()), (14, 0));
+    assert_eq!(line.told()[1], 15, "the device may write over them");
+    line.arrive(0, 2, 6, 384);
+    assert_eq!(line.next(), (0, 128, 384));
+}
+
+#[test]
+fn a_wqe_that_is_not_posted_completes_nothing() {
+    let mut line = Line::new();
+    for wqe in 0..DEPTH {
+        line.arrive(wqe, 0, 8, 512);
+        line.next();
+    }
+    assert_eq!(line.strides.counters().exhausted, 1);
+    line.arrive(DEPTH, 0, 1, 60);
+    assert_eq!(line.poll(), REFUSED);
+    assert!(line.post());
+    line.arrive(DEPTH, 0, 1, 60);
+    assert_eq!(line.next(), (0, 0, 60));
+}
+
+#[test]
+fn a_device_that_has_filled_everything_is_seen_at_the_next_wqe() {
+    let mut line = Line::new();
+    for wqe in 0..DEPTH {
+        line.arrive(wqe, 0, 4, 200);
+        line.arrive(wqe, 4, 4, 200);
+    }
+    assert_eq!(line.strides.backlog(), 2 * DEPTH);
+    assert_eq!([line.next(), line.next()], [(0, 0, 200), (0, 256, 200)]);
+    assert_eq!(line.strides.counters().exhausted, 1);
+}
+
+#[test]
+fn a_frame_too_long_is_skipped_and_another_error_ends_the_queue() {
+    let mut line = Line::new();
+    let fail = |line: &mut Line, wqe, stride, strides, syndrome: Syndrome| {
+        let count = StrideByteCount::new(strides, 0, false).word();
+        let cqe = Cqe::recv(&line.rq.handle, stride).wqe_id(wqe).byte_count(count);
+        line.cq.produce(cqe.failed(0, syndrome.0));
+    };
+    line.arrive(0, 0, 1, 60);
+    fail(&mut line, 0, 1, 7, Syndrome::LOCAL_LENGTH);
+    line.arrive(1, 0, 1, 61);
+    assert_eq!(line.next(), (0, 0, 60));
+    assert_eq!(line.next(), (1, 0, 61));
+    assert_eq!(line.strides.counters().too_long, 1);
+    fail(&mut line, 1, 1, 7, Syndrome::LOCAL_PROTECTION);
+    let failed = Status::from(Syndrome::LOCAL_PROTECTION);
+    assert_eq!(line.poll(), Err(FrameError::Failed(failed)));
+}
+
+#[test]
+fn many_laps_of_mixed_strides() {
+    let (mut line, mut random) = (Line::new(), Random::new(11));
+    let (mut wqe, mut stride) = (0u32, 0u32);
+    let (mut seen_wqe, mut seen_stride) = (0u32, 0u32);
+    let mut fillers = 0;
+    for _ in 0..100_000 {
+        let strides = 1 + random.below(5) as u32;
+        if stride + strides > 8 {
+            line.fill(wqe & 0xffff, stride, (8 - stride) as u16);
+            (wqe, stride, fillers) = (wqe + 1, 0, fillers + 1);
+        }
+        line.arrive(wqe & 0xffff, stride, strides as u16, (strides * 64) as u16);
+        if seen_stride + strides > 8 {
+            (seen_wqe, seen_stride) = (seen_wqe + 1, 0);
+        }
+        assert_eq!(line.next(), (seen_wqe % DEPTH, seen_stride * 64, strides * 64));
+        seen_stride += strides;
+        stride += strides;
+        if stride == 8 {
+            (wqe, stride) = (wqe + 1, 0);
+            (seen_wqe, seen_stride) = (seen_wqe + 1, 0);
+        }
+        while line.post() {}
+        assert_eq!(line.told()[0], (wqe + DEPTH) & 0xffff);
+    }
+    assert_eq!(line.strides.counters().fillers, fillers);
+    assert_eq!(line.strides.counters().refused, 0);
+}
+
+#[test]
+fn queues_that_do_not_fit_are_refused() {
+    let (mut cq, mut rq, _buffer) = queues(32);
+    let refused = |cq: &mut Cq, rq: &mut Rq, shape| {
+        StrideQueue::new(&mut cq.queue, ring(rq), shape).map(drop)
+    };
+    assert_eq!(refused(&mut cq, &mut rq, SHAPE), Err(QueueError::BadLimits), "32 strides");
+    let fewer = StrideShape { log_strides: 2, ..SHAPE };
+    assert_eq!(refused(&mut cq, &mut rq, fewer), Ok(()));
+    let huge = StrideShape { log_strides: 17, ..SHAPE };
+    assert_eq!(refused(&mut cq, &mut rq, huge), Err(QueueError::BadLimits));
+}

@@ -1,0 +1,92 @@
+//! Making striding receive queues.
+
+use super::clock::{Clock, FreeRunning, format};
+use super::rx::VERB;
+use super::rx_builder::{RxBuilder, take};
+use super::striding::{Parts, StridingQueue};
+use crate::error::{Error, Result};
+use crate::memory::slab::Slab;
+use crate::qp::rss::{RssFields, RssOptions, RssTarget};
+use crate::qp::striding::Striding;
+use crate::qp::work_queue::WqHandle;
+
+/// Makes a [`StridingQueue`]: from [`RxBuilder::striding`].
+#[derive(Debug, Clone)]
+#[must_use = "nothing is created until build() is called"]
+pub struct StridingBuilder<C: Clock = FreeRunning> {
+    pub(super) rx: RxBuilder<C>,
+    pub(super) striding: Striding,
+    pub(super) spares: u32,
+}
+
+impl<C: Clock> StridingBuilder<C> {
+    /// Buffers beside those of the receives, 2 if not said: frames can be kept in so many before
+    /// the device has fewer receives.
+    pub fn spares(mut self, spares: u32) -> Self {
+        self.spares = spares;
+        self
+    }
+
+    /// Creates it. It receives what its rules bring ([`StridingQueue::steer`]), or its target's.
+    ///
+    /// # Errors
+    /// Those of [`RxBuilder::build`]; `InvalidInput` for strides outside the device's limits, or
+    /// more of them than a completion queue has entries; `Unsupported` without striding queues.
+    pub fn build(self) -> Result<StridingQueue<C>> {
+        let Self { rx, striding, spares } = self;
+        let depth = rx.depth()?;
+        rx.check_spread()?;
+        if rx.counts {
+            let cause = "a striding queue counts no matches";
+            return Err(Error::invalid(VERB, cause).cure_with("count them in a rule of steer_by()"));
+        }
+        let context = rx.pd.context().clone();
+        let channel = rx.events.then(|| context.create_completion_channel()).transpose()?;
+        let cq = context.create_raw_cq(completions(depth, striding)?);
+        let cq = cq.vector(rx.vector).timestamps(format::<C>());
+        let cq = match &channel {
+            Some(channel) => cq.channel(channel),
+            None => cq,
+        };
+        let cq = cq.build()?;
+        let wq = rx.pd.create_raw_wq(cq.handle(), depth).striding(striding);
+        let wq = if rx.strips_vlan { wq.strip_vlan() } else { wq };
+        let wq = wq.build()?;
+        let target = (!rx.spread).then(|| target(&rx, wq.handle())).transpose()?;
+        let slab = buffers(&rx, striding, depth + spares)?;
+        let (slots, spares) = (take(&slab, depth)?, take(&slab, spares)?);
+        if slots.iter().chain(&spares).any(|slot| slot.header().domain() != rx.pd.identity()) {
+            let cause = "the buffers belong to another protection domain";
+            return Err(Error::invalid(VERB, cause));
+        }
+        StridingQueue::new(Parts { target, wq, cq, striding, slots, spares, channel })
+    }
+}
+
+/// One for each stride that the device may have.
+fn completions(depth: u32, striding: Striding) -> Result<u32> {
+    depth.checked_mul(striding.strides()).ok_or_else(|| {
+        let cause = "a completion queue has an entry for each stride of all receives";
+        let asked = format!("{depth} receives of {} strides", striding.strides());
+        Error::invalid(VERB, cause).asked(asked).cure_with("ask for fewer receives")
+    })
+}
+
+/// A target without hashing, whose table leads to this queue alone.
+fn target<C: Clock>(rx: &RxBuilder<C>, wq: &WqHandle) -> Result<RssTarget> {
+    let table = rx.pd.context().create_indirection_table(&[wq])?;
+    let options = RssOptions::with_fields(RssFields::empty()).port(rx.port);
+    rx.pd.create_rss_target(&table, &options)
+}
+
+fn buffers<C: Clock>(rx: &RxBuilder<C>, striding: Striding, count: u32) -> Result<Slab> {
+    let Some(slab) = &rx.slab else {
+        return rx.pd.create_slab(count, striding.wqe_bytes());
+    };
+    if slab.slot_bytes() < striding.wqe_bytes() {
+        let cause = format!("the slab's slots have {} bytes", slab.slot_bytes());
+        let asked = format!("buffers of {} bytes", striding.wqe_bytes());
+        return Err(Error::invalid(VERB, cause).asked(asked));
+    }
+    Ok(slab.clone())
+}

@@ -1,0 +1,142 @@
+//! Strides: receive work queues whose buffers many frames share.
+
+use uverbs_mlx5::completion_queue::StrideShape;
+use uverbs_uapi::mlx5::device::StridingRqCaps;
+use uverbs_uapi::mlx5::flags::CreateWqMask;
+use uverbs_uapi::mlx5::wq::CreateWq;
+
+use crate::device::context::Context;
+use crate::error::{Error, ErrorKind, Result};
+
+/// `IB_QPT_RAW_PACKET`, by whose bit the device says that raw packets have strides.
+const RAW_PACKET: u32 = 1 << 8;
+
+/// Bytes of a stride.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[allow(missing_docs, reason = "a number")]
+pub enum StrideBytes {
+    B64 = 6,
+    B128 = 7,
+    B256 = 8,
+    B512 = 9,
+    B1024 = 10,
+    B2048 = 11,
+    B4096 = 12,
+    B8192 = 13,
+}
+
+/// Strides of a work request. ConnectX devices begin at 512, those with `ext_stride_num_range` at
+/// 8 (mlx5_ib).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[allow(missing_docs, reason = "a number")]
+pub enum StridesPerWqe {
+    N8 = 3,
+    N16 = 4,
+    N32 = 5,
+    N64 = 6,
+    N128 = 7,
+    N256 = 8,
+    N512 = 9,
+    N1024 = 10,
+    N2048 = 11,
+    N4096 = 12,
+    N8192 = 13,
+    N16384 = 14,
+    N32768 = 15,
+    N65536 = 16,
+}
+
+/// How the buffer of each work request of a striding queue is divided
+/// (`struct mlx5dv_striding_rq_init_attr`).
+///
+/// A frame takes as many strides as it needs. One that does not fit into the rest of a buffer goes
+/// to the next; one that is longer than a whole buffer is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Striding {
+    bytes: StrideBytes,
+    strides: StridesPerWqe,
+    two_byte_shift: bool,
+}
+
+impl Striding {
+    /// Buffers of `strides` strides of `bytes` bytes.
+    pub const fn new(bytes: StrideBytes, strides: StridesPerWqe) -> Self {
+        Self { bytes, strides, two_byte_shift: false }
+    }
+
+    /// Frames begin two bytes behind the start of a stride, so that the IP header behind the 14
+    /// bytes of Ethernet is aligned to 4.
+    pub const fn two_byte_shift(mut self) -> Self {
+        self.two_byte_shift = true;
+        self
+    }
+
+    /// Bytes of a stride.
+    pub const fn stride_bytes(self) -> u32 {
+        1 << self.bytes as u32
+    }
+
+    /// Strides of a buffer.
+    pub const fn strides(self) -> u32 {
+        1 << self.strides as u32
+    }
+
+    /// Bytes of a buffer.
+    pub const fn wqe_bytes(self) -> u32 {
+        self.stride_bytes() * self.strides()
+    }
+
+    /// The longest frame that is received.
+    pub const fn longest_frame(self) -> u32 {
+        self.wqe_bytes() - if self.two_byte_shift { 2 } else { 0 }
+    }
+
+    pub(crate) fn shape(self) -> StrideShape {
+        StrideShape {
+            log_bytes: self.bytes as u8,
+            log_strides: self.strides as u8,
+            two_byte_shift: self.two_byte_shift,
+        }
+    }
+
+    /// What the kernel is told.
+    pub(super) fn describe(self, request: &mut CreateWq) {
+        request.comp_mask |= CreateWqMask::STRIDING_RQ;
+        request.single_stride_log_num_of_bytes = self.bytes as u32;
+        request.single_wqe_log_num_of_strides = self.strides as u32;
+        request.two_byte_shift_en = u32::from(self.two_byte_shift);
+    }
+
+    /// Compares it with what the device says that it can.
+    pub(super) fn check(self, verb: &'static str, context: &Context) -> Result<()> {
+        let caps = context.attributes()?.mlx5.striding_rq_caps;
+        if caps.supported_qpts & RAW_PACKET == 0 {
+            let cause = "the device has no striding receive queues";
+            return Err(Error::new(verb, ErrorKind::Unsupported, cause));
+        }
+        let StridingRqCaps {
+            min_single_stride_log_num_of_bytes: least,
+            max_single_stride_log_num_of_bytes: most,
+            ..
+        } = caps;
+        self.within(verb, "bytes in a stride", self.bytes as u32, least, most)?;
+        let StridingRqCaps {
+            min_single_wqe_log_num_of_strides: least,
+            max_single_wqe_log_num_of_strides: most,
+            ..
+        } = caps;
+        self.within(verb, "strides in a work request", self.strides as u32, least, most)
+    }
+
+    fn within(self, verb: &'static str, what: &str, log: u32, least: u32, most: u32) -> Result<()> {
+        if (least..=most).contains(&log) {
+            return Ok(());
+        }
+        let [least, most] = [least, most].map(|log| 1u64 << log.min(63));
+        let cause = format!("the device has {least} to {most} {what}");
+        let asked = format!("{} strides of {} bytes", self.strides(), self.stride_bytes());
+        Err(Error::invalid(verb, cause).asked(asked))
+    }
+}
