@@ -12,6 +12,8 @@
 
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
+
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Nothing in a place of the ring.
@@ -39,8 +41,9 @@ pub(crate) struct FreeList {
     states: Box<[AtomicU32]>,
     /// Entries minus one.
     mask: u32,
-    /// The work request id of each entry.
+    /// The work request id of each entry. Its own pointer spares the length.
     ids: *const AtomicU64,
+    _ids: Arc<[AtomicU64]>,
     /// Entries that the device may have at a time.
     granted: AtomicU32,
     /// First the limit: the posting side takes an index on its fast path if that is below it. Then
@@ -48,7 +51,7 @@ pub(crate) struct FreeList {
     places: Box<[AtomicU32]>,
 }
 
-// SAFETY: `ids` points at atomics that live as long as the list (contract of `new`).
+// SAFETY: `ids` points at atomics of `_ids`.
 unsafe impl Send for FreeList {}
 // SAFETY: as above.
 unsafe impl Sync for FreeList {}
@@ -56,12 +59,9 @@ unsafe impl Sync for FreeList {}
 impl FreeList {
     /// All entries free, in order, whose ids are these; the head is entry 0.
     ///
-    /// # Safety
-    /// The ids live as long as the list.
-    ///
     /// # Panics
     /// If they are not a power of two, at least 2.
-    pub(crate) unsafe fn new(ids: &[AtomicU64]) -> Self {
+    pub(crate) fn new(ids: Arc<[AtomicU64]>) -> Self {
         let count = ids.len() as u32;
         assert!(count.is_power_of_two() && count >= 2, "an SRQ has a power of two entries");
         let list = Self {
@@ -69,6 +69,7 @@ impl FreeList {
             unused: AtomicU32::new(NO_ENTRY),
             mask: count - 1,
             ids: ids.as_ptr(),
+            _ids: ids,
             states: (0..count).map(|_| AtomicU32::new(FREE)).collect(),
             granted: AtomicU32::new(count - 1),
             places: (0..=count).map(|_| AtomicU32::new(ANY)).collect(),
@@ -322,12 +323,10 @@ impl Shortcut {
     }
 }
 
-/// A list of its own, for tests: its ids are never freed.
+/// A list of its own, for tests.
 #[cfg(test)]
 pub(crate) fn list_of(entries: u32) -> FreeList {
-    let ids = (0..entries).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak();
-    // SAFETY: leaked.
-    unsafe { FreeList::new(ids) }
+    FreeList::new((0..entries).map(|_| AtomicU64::new(0)).collect())
 }
 
 #[cfg(test)]

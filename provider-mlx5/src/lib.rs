@@ -26,6 +26,7 @@ pub use uverbs_mlx5_format as format;
 
 pub mod barrier;
 pub mod completion_queue;
+mod dma;
 pub mod doorbell;
 mod free_list;
 mod hint;

@@ -18,13 +18,12 @@
 //! A block is never freed while the [`UserIndexTable`](crate::user_index::UserIndexTable) lives; it
 //! is reused for later queues of the same size.
 
-#![allow(unsafe_code)]
-
 mod qp_state;
 mod side;
 
 use core::ops::RangeInclusive;
 use core::sync::atomic::AtomicUsize;
+use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 
@@ -132,7 +131,7 @@ struct Fixed {
     recv_ring: CachePadded<ShownRing>,
     /// The ids of send requests, then [`QueueState::send_end`] of each block.
     send_entries: Box<[AtomicU64]>,
-    _recv_entries: Box<[AtomicU64]>,
+    _recv_entries: Arc<[AtomicU64]>,
     /// [`Kind`] of each UMR request, at the index of its first block.
     send_kinds: Box<[AtomicU8]>,
 }
@@ -174,9 +173,8 @@ impl QueueState {
         let send_entries = table(shape.send_wqebbs).into_iter().chain(ends).collect::<Box<[_]>>();
         // The list of an SRQ has at least two.
         let recv_entries = table(shape.recv_wqes.max(1 + u32::from(shape.shared_receive)));
-        // SAFETY: the entries live in the same block as the list.
-        let list = || unsafe { FreeList::new(&recv_entries) };
-        let free_list = shape.shared_receive.then(list);
+        let recv_entries: Arc<[_]> = recv_entries.into_vec().into();
+        let free_list = shape.shared_receive.then(|| FreeList::new(recv_entries.clone()));
         Box::new(Self {
             sends: Side::new(&send_entries, send_entries.len() / 2),
             receives: Side::new(&recv_entries, recv_entries.len()),
@@ -245,10 +243,7 @@ impl QueueState {
         self.fixed.short_receives_fail_alone.store(short, Ordering::Relaxed);
         self.sends.set_context(before.sends.context());
         self.receives.set_context(before.receives.context());
-        let receives = core::ptr::from_ref(before.receives());
-        let receives = if core::ptr::eq(receives, before) { own } else { receives.cast_mut() };
-        // SAFETY: all blocks live as long as the table.
-        unsafe { self.set_receives(receives) };
+        self.follow_receives(before);
     }
 
     /// Entries of the send side.
@@ -445,23 +440,6 @@ impl QueueState {
         self.fixed.free_list.as_ref()
     }
 
-    /// The block whose receives this queue consumes.
-    #[inline(always)]
-    pub(crate) fn receives(&self) -> &QueueState {
-        // SAFETY: null, or what `set_receives` was given, which lives as long as this block.
-        unsafe { self.fixed.receives.load(Ordering::Relaxed).as_ref() }.unwrap_or(self)
-    }
-
-    /// Names the block whose receives this queue consumes: its own, or its SRQ's.
-    ///
-    /// # Safety
-    /// It lives as long as this one.
-    pub(crate) unsafe fn set_receives(&self, block: *const QueueState) {
-        self.fixed.receives.store(block.cast_mut(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        self.receives.set_shared(unsafe { &*block }.free_list());
-    }
-
     /// Lets pollers report the queue's completions.
     pub(crate) fn open(&self) {
         let [sends, receives] = self.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
@@ -631,19 +609,6 @@ impl QueueState {
         self.fixed.inherited.store(false, Ordering::Relaxed);
         self.fixed.failed_send.store(QpState::Err as u32, Ordering::Relaxed);
         self.fixed.short_receives_fail_alone.store(false, Ordering::Relaxed);
-    }
-
-    /// Gives the queue's sends and its receives a value each beside the user's context. It is
-    /// beside what a poller writes in any case, so asking a completion for it
-    /// ([`Completion::side_context`](crate::completion_queue::Completion::side_context)) touches no
-    /// other memory.
-    ///
-    /// # Safety
-    /// The caller is the layer that relies on these values, as one does that knows its requests by
-    /// them.
-    pub unsafe fn set_side_contexts(&self, sends: u64, receives: u64) {
-        self.sends.set_context(sends);
-        self.receives.set_context(receives);
     }
 
     pub(crate) fn set_send_ring(&self, ring: Option<Ring>) {

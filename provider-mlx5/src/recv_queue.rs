@@ -10,7 +10,7 @@ use crate::format::DataSegment;
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
 use crate::queue_state::{QueueState, completed_counter};
-use crate::request::{ListError, Octoword, PostError, Sge, octoword};
+use crate::request::{ListError, Octoword, PostError, Sge, each, octoword};
 use crate::shown_ring::Ring;
 use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::{QueueHandle, RECEIVES};
@@ -350,18 +350,9 @@ impl RecvQueue {
         &mut self,
         requests: impl IntoIterator<Item = RecvRequest<'a>>,
     ) -> Result<(), ListError> {
-        let mut result = Ok(());
-        let mut batch = match self.batch() {
-            Ok(batch) => batch,
-            Err(reason) => return Err(ListError { index: 0, reason }),
-        };
-        for (index, request) in requests.into_iter().enumerate() {
-            // SAFETY: passed on to the caller.
-            if let Err(reason) = unsafe { batch.build(request.wr_id, request.data) } {
-                result = Err(ListError { index, reason });
-                break;
-            }
-        }
+        let mut batch = self.batch().map_err(ListError::first)?;
+        // SAFETY: passed on to the caller.
+        let result = each(requests, |request| unsafe { batch.build(request.wr_id, request.data) });
         batch.publish();
         result
     }

@@ -164,6 +164,25 @@ pub struct ListError {
     pub reason: PostError,
 }
 
+impl ListError {
+    /// The first request of the list was refused.
+    pub(crate) fn first(reason: PostError) -> Self {
+        Self { index: 0, reason }
+    }
+}
+
+/// Builds requests in order, up to the first that is refused.
+#[inline(always)]
+pub(crate) fn each<X>(
+    requests: impl IntoIterator<Item = X>,
+    mut build: impl FnMut(X) -> Result<(), PostError>,
+) -> Result<(), ListError> {
+    for (index, request) in requests.into_iter().enumerate() {
+        build(request).map_err(|reason| ListError { index, reason })?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,7 +19,7 @@ use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
 use crate::queue_state::{QpState, QueueState};
 use crate::recv_queue::{RecvRequest, check_scatter, terminate, write_scatter};
-use crate::request::{ListError, Octoword, PostError, Sge};
+use crate::request::{ListError, Octoword, PostError, Sge, each};
 use crate::shown_ring::Ring;
 use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::QueueHandle;
@@ -237,14 +237,8 @@ impl SharedRecvQueue {
         &mut self,
         requests: impl IntoIterator<Item = RecvRequest<'a>>,
     ) -> Result<(), ListError> {
-        let mut result = Ok(());
-        for (index, request) in requests.into_iter().enumerate() {
-            // SAFETY: passed on to the caller.
-            if let Err(reason) = unsafe { self.build(request.wr_id, request.data) } {
-                result = Err(ListError { index, reason });
-                break;
-            }
-        }
+        // SAFETY: passed on to the caller.
+        let result = each(requests, |request| unsafe { self.build(request.wr_id, request.data) });
         self.publish();
         result
     }

@@ -1,7 +1,5 @@
 //! A completion, as lent by the poller: fields are read out of the CQE when they are asked for.
 
-#![allow(unsafe_code)]
-
 use core::marker::PhantomData;
 use core::mem::offset_of;
 
@@ -10,7 +8,7 @@ use crate::format::{
     CQE_SIZE, Cqe, CqeChecksum, CqeFormat, CqeHeaderTypes, CqeOpcode, ErrorCqe, L3Type, OpOwn,
     Opcode, RemoteQpFlags, Syndrome, U32, VendorSyndrome,
 };
-use crate::queue_state::{Kind, QueueState, Side};
+use crate::queue_state::{Kind, Side};
 use crate::request::Immediate;
 
 /// How a request ended, numbered as in `enum ibv_wc_status`.
@@ -139,7 +137,7 @@ pub(super) struct Raw {
 /// send opcode mean anything (as ibv_poll_cq(3) says).
 #[repr(transparent)]
 pub struct Completion<'c> {
-    raw: Raw,
+    pub(super) raw: Raw,
     queue: PhantomData<&'c mut super::CompletionQueue>,
 }
 
@@ -264,38 +262,10 @@ impl<'c> Completion<'c> {
     }
 
     /// The value that the queue's sends, or its receives, were given with
-    /// [`QueueState::set_side_contexts`].
+    /// [`set_side_contexts`](crate::queue_state::QueueState::set_side_contexts).
     #[inline(always)]
     pub fn side_context(&self) -> u64 {
         self.side().context()
-    }
-
-    /// What the QP's posting and polling sides share.
-    #[inline(always)]
-    pub fn state(&self) -> &QueueState {
-        // SAFETY: the side is that of a registered queue, whose block lives as long as it does.
-        unsafe { &*self.side().block() }
-    }
-
-    #[inline(always)]
-    fn side(&self) -> &Side {
-        // SAFETY: blocks live as long as the user index table, which the CQ keeps alive, and the CQ
-        // is borrowed.
-        unsafe { &*self.raw.side }
-    }
-
-    /// Copies data that came inside the CQE into `out`, as much as fits; returns how many bytes
-    /// there were. `None` if there are none. On a queue that was made for it the poller has put
-    /// them into the receive's buffers already.
-    pub fn copy_inline(&self, out: &mut [u8]) -> Option<usize> {
-        // SAFETY: the CQE is lent, and the poller checked that this format fits its size.
-        let (bytes, length) =
-            unsafe { super::scatter::inline_data(self.raw.cqe, self.raw.format)? };
-        let wanted = (self.byte_len() as usize).min(length);
-        for (to, from) in out.iter_mut().zip(bytes.iter().take(wanted)) {
-            *to = *from;
-        }
-        Some(wanted)
     }
 
     /// The same completion, put together anew: for calls out of line, which would keep the original

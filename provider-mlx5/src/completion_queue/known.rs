@@ -11,6 +11,7 @@ use core::cell::Cell;
 use core::mem::offset_of;
 use std::sync::Arc;
 
+use super::completion::Completion;
 use super::ring::CqeView;
 use crate::format::Cqe;
 use crate::queue_state::{PolledReceives, PolledSends, QueueState, Shape, Side};
@@ -125,5 +126,21 @@ impl KnownQueues {
         }
         known[usize::from(index as u8)].set(queue);
         Some(queue)
+    }
+}
+
+impl Completion<'_> {
+    /// What the QP's posting and polling sides share.
+    #[inline(always)]
+    pub fn state(&self) -> &QueueState {
+        // SAFETY: the side is that of a registered queue, whose block lives as long as it does.
+        unsafe { &*self.side().block() }
+    }
+
+    #[inline(always)]
+    pub(super) fn side(&self) -> &Side {
+        // SAFETY: blocks live as long as the user index table, which the CQ keeps alive, and the CQ
+        // is borrowed.
+        unsafe { &*self.raw.side }
     }
 }

@@ -5,7 +5,7 @@
 
 use core::mem::offset_of;
 
-use super::completion::Raw;
+use super::completion::{Completion, Raw};
 use super::ring::CqeView;
 use super::slow::error_status;
 use super::{CompletionQueue, PollError, Status};
@@ -158,6 +158,21 @@ fn is_page_fault(cqe: CqeView) -> bool {
         && cqe.u8(offset_of!(ErrorCqe, vendor_syndrome)) == VendorSyndrome::ODP_PAGE_FAULT.0
 }
 
+impl Completion<'_> {
+    /// Copies data that came inside the CQE into `out`, as much as fits; returns how many bytes
+    /// there were. `None` if there are none. On a queue that was made for it the poller has put
+    /// them into the receive's buffers already.
+    pub fn copy_inline(&self, out: &mut [u8]) -> Option<usize> {
+        // SAFETY: the CQE is lent, and the poller checked that this format fits its size.
+        let (bytes, length) = unsafe { inline_data(self.raw.cqe, self.raw.format)? };
+        let wanted = (self.byte_len() as usize).min(length);
+        for (to, from) in out.iter_mut().zip(bytes.iter().take(wanted)) {
+            *to = *from;
+        }
+        Some(wanted)
+    }
+}
+
 /// Bytes of inline data in the two formats.
 const SHORT: usize = 32;
 const LONG: usize = 64;
@@ -170,7 +185,7 @@ const LONG: usize = 64;
 ///
 /// # Safety
 /// If the format says 64, the 64 bytes before the CQE are valid for reads.
-pub(super) unsafe fn inline_data(cqe: CqeView, format: CqeFormat) -> Option<([u8; LONG], usize)> {
+unsafe fn inline_data(cqe: CqeView, format: CqeFormat) -> Option<([u8; LONG], usize)> {
     match format {
         CqeFormat::INLINE_32 => Some((cqe.bytes(), SHORT)),
         CqeFormat::INLINE_64 => {

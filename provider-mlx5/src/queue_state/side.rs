@@ -1,4 +1,5 @@
-//! One direction of a queue, sends or receives, as the poller of its completions sees it.
+//! One direction of a queue, sends or receives, as the poller of its completions sees it; and what
+//! of a block only the caller can vouch for.
 
 #![allow(unsafe_code)]
 
@@ -395,5 +396,45 @@ impl Side {
     pub(super) fn expect(&self, index: u16) {
         self.base.store(base_of(index), Ordering::Relaxed);
         self.last.store(last_word(index.wrapping_sub(1), base_of(index)), Ordering::Relaxed);
+    }
+}
+
+impl QueueState {
+    /// The block whose receives this queue consumes.
+    #[inline(always)]
+    pub(crate) fn receives(&self) -> &QueueState {
+        // SAFETY: null, or what `set_receives` was given, which lives as long as this block.
+        unsafe { self.fixed.receives.load(Ordering::Relaxed).as_ref() }.unwrap_or(self)
+    }
+
+    /// Names the block whose receives this queue consumes: its own, or its SRQ's.
+    ///
+    /// # Safety
+    /// It lives as long as this one.
+    pub(crate) unsafe fn set_receives(&self, block: *const QueueState) {
+        self.fixed.receives.store(block.cast_mut(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        self.receives.set_shared(unsafe { &*block }.free_list());
+    }
+
+    /// Names what `before` does, which is the queue's life before this one: its SRQ, or this block.
+    pub(super) fn follow_receives(&self, before: &Self) {
+        let receives = before.receives();
+        let receives = if core::ptr::eq(receives, before) { self } else { receives };
+        // SAFETY: all blocks of the table that both are in live as long as it.
+        unsafe { self.set_receives(receives) };
+    }
+
+    /// Gives the queue's sends and its receives a value each beside the user's context. It is
+    /// beside what a poller writes in any case, so asking a completion for it
+    /// ([`Completion::side_context`](crate::completion_queue::Completion::side_context)) touches no
+    /// other memory.
+    ///
+    /// # Safety
+    /// The caller is the layer that relies on these values, as one does that knows its requests by
+    /// them.
+    pub unsafe fn set_side_contexts(&self, sends: u64, receives: u64) {
+        self.sends.set_context(sends);
+        self.receives.set_context(receives);
     }
 }

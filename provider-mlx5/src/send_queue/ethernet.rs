@@ -4,15 +4,11 @@
 //! `mlx5_ib_create_qp_resp` and rdma-core's `MLX5_ETH_L2_INLINE_HEADER_SIZE`): then a plain [`EthernetSend`] is refused and
 //! [`EthernetSendHeader`] carries them.
 
-#![allow(unsafe_code)]
-
 use super::operation::Operation;
-use super::payload::{Limits, Payload, partial};
+use super::payload::Payload;
 use super::sealed::Sealed;
-use super::wide::{Wide, wide};
 use crate::format::{
-    ETH_INLINE_L2, ETH_INLINE_START, ETH_MIN_HEADER, EthChecksum, EthSegment, MAX_DS, Opcode, U16,
-    U32,
+    ETH_INLINE_L2, ETH_INLINE_START, ETH_MIN_HEADER, EthChecksum, EthSegment, Opcode, U16, U32,
 };
 use crate::request::{Octoword, PostError, Sge, octoword, word};
 
@@ -109,10 +105,10 @@ pub struct EthernetTso<'a> {
 /// Made by [`segmented`] and [`framed`].
 #[derive(Clone, Copy, Debug)]
 pub struct Segmented<'a, D = &'a [Sge]> {
-    header: &'a [u8],
-    data: D,
+    pub(super) header: &'a [u8],
+    pub(super) data: D,
     /// What a header longer than the queue's inline limit is.
-    too_long: PostError,
+    pub(super) too_long: PostError,
 }
 
 /// Where a packet starts in a WQE whose Ethernet segment has all of it: at the segment's end.
@@ -203,78 +199,8 @@ impl Operation for EthernetTso<'_> {
     }
 }
 
-impl<D: Payload> Segmented<'_, D> {
-    fn header_octowords(&self) -> usize {
-        self.header.len().div_ceil(16)
-    }
-
-    fn fits(&self, limits: &Limits) -> bool {
-        self.header.len() <= limits.max_inline as usize
-    }
-
-    /// Header and data each keep to their limit, but a WQE may be too short for both.
-    fn fits_wqe(size: usize) -> bool {
-        size <= usize::from(MAX_DS) - 2
-    }
-}
-
 impl Sealed for EthernetSend {}
 impl Sealed for EthernetSendHeader<'_> {}
 impl Sealed for EthernetTso<'_> {}
 impl Sealed for EthernetFrame<'_> {}
 impl<D> Sealed for Segmented<'_, D> {}
-
-impl<'a, D: Payload> Payload for Segmented<'a, D> {
-    type Any = Segmented<'a, D::Any>;
-    #[inline(always)]
-    fn any(self) -> Self::Any {
-        Segmented { header: self.header, data: self.data.any(), too_long: self.too_long }
-    }
-    #[inline(always)]
-    fn copied(&self) -> usize {
-        ETH_INLINE_START + self.header.len()
-    }
-    #[inline(always)]
-    fn only_sge(&self) -> Option<usize> {
-        Some(self.header_octowords() + self.data.only_sge()?)
-    }
-    #[inline(always)]
-    fn usual(&self, limits: &Limits) -> Option<usize> {
-        let size = self.header_octowords() + self.data.usual(limits)?;
-        (self.fits(limits) && Self::fits_wqe(size)).then_some(size)
-    }
-    fn octowords(&self, limits: &Limits) -> Result<usize, PostError> {
-        if !self.fits(limits) {
-            return Err(self.too_long);
-        }
-        let size = self.header_octowords() + self.data.octowords(limits)?;
-        if Self::fits_wqe(size) { Ok(size) } else { Err(PostError::TooManySge) }
-    }
-    #[inline(always)]
-    unsafe fn full(&self, index: usize) -> Wide {
-        let header = self.header_octowords();
-        if index >= header {
-            // SAFETY: so many octowords of data follow.
-            return unsafe { self.data.full(index - header) };
-        }
-        header_octoword(self.header, 16 * index)
-    }
-    #[inline(always)]
-    unsafe fn last(&self, index: usize) -> Wide {
-        // SAFETY: the last SGE is as any.
-        unsafe { self.full(index) }
-    }
-}
-
-/// The bytes of a header from `start`, which is within it, zeros behind them.
-#[inline(always)]
-fn header_octoword(header: &[u8], start: usize) -> Wide {
-    if header.len() >= 8 {
-        return partial(header.get(..start + 16).unwrap_or(header), start);
-    }
-    let mut bytes = [0; 16];
-    for (to, from) in bytes.iter_mut().zip(header) {
-        *to = *from;
-    }
-    wide([word(&bytes, 0), word(&bytes, 8)])
-}

@@ -6,12 +6,13 @@
 #![allow(unsafe_code)]
 
 use super::encode::first_word;
+use super::ethernet::Segmented;
 use super::sealed::Sealed;
 use super::wide::{self, Wide, wide};
-use crate::format::INLINE_FLAG;
+use crate::format::{ETH_INLINE_START, INLINE_FLAG, MAX_DS};
 #[cfg(test)]
 use crate::request::Octoword;
-use crate::request::{PostError, Sge};
+use crate::request::{PostError, Sge, word};
 
 /// What a queue was created for.
 #[derive(Clone, Copy, Debug)]
@@ -376,6 +377,76 @@ pub(super) fn partial(data: &[u8], start: usize) -> Wide {
         return wide([load64(data, start).to_le(), end.to_le()]);
     }
     wide([(end >> bits(8 - rest)).to_le(), 0])
+}
+
+impl<D: Payload> Segmented<'_, D> {
+    fn header_octowords(&self) -> usize {
+        self.header.len().div_ceil(16)
+    }
+
+    fn fits(&self, limits: &Limits) -> bool {
+        self.header.len() <= limits.max_inline as usize
+    }
+
+    /// Header and data each keep to their limit, but a WQE may be too short for both.
+    fn fits_wqe(size: usize) -> bool {
+        size <= usize::from(MAX_DS) - 2
+    }
+}
+
+impl<'a, D: Payload> Payload for Segmented<'a, D> {
+    type Any = Segmented<'a, D::Any>;
+    #[inline(always)]
+    fn any(self) -> Self::Any {
+        Segmented { header: self.header, data: self.data.any(), too_long: self.too_long }
+    }
+    #[inline(always)]
+    fn copied(&self) -> usize {
+        ETH_INLINE_START + self.header.len()
+    }
+    #[inline(always)]
+    fn only_sge(&self) -> Option<usize> {
+        Some(self.header_octowords() + self.data.only_sge()?)
+    }
+    #[inline(always)]
+    fn usual(&self, limits: &Limits) -> Option<usize> {
+        let size = self.header_octowords() + self.data.usual(limits)?;
+        (self.fits(limits) && Self::fits_wqe(size)).then_some(size)
+    }
+    fn octowords(&self, limits: &Limits) -> Result<usize, PostError> {
+        if !self.fits(limits) {
+            return Err(self.too_long);
+        }
+        let size = self.header_octowords() + self.data.octowords(limits)?;
+        if Self::fits_wqe(size) { Ok(size) } else { Err(PostError::TooManySge) }
+    }
+    #[inline(always)]
+    unsafe fn full(&self, index: usize) -> Wide {
+        let header = self.header_octowords();
+        if index >= header {
+            // SAFETY: so many octowords of data follow.
+            return unsafe { self.data.full(index - header) };
+        }
+        header_octoword(self.header, 16 * index)
+    }
+    #[inline(always)]
+    unsafe fn last(&self, index: usize) -> Wide {
+        // SAFETY: the last SGE is as any.
+        unsafe { self.full(index) }
+    }
+}
+
+/// The bytes of a header from `start`, which is within it, zeros behind them.
+#[inline(always)]
+fn header_octoword(header: &[u8], start: usize) -> Wide {
+    if header.len() >= 8 {
+        return partial(header.get(..start + 16).unwrap_or(header), start);
+    }
+    let mut bytes = [0; 16];
+    for (to, from) in bytes.iter_mut().zip(header) {
+        *to = *from;
+    }
+    wide([word(&bytes, 0), word(&bytes, 8)])
 }
 
 #[cfg(test)]

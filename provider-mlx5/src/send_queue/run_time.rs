@@ -106,7 +106,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             if let Some(one) = requests.next() {
                 // SAFETY: passed on to the caller.
                 let posted = unsafe { self.post_request(one.borrow()) };
-                return posted.map_err(|reason| ListError { index: 0, reason });
+                return posted.map_err(ListError::first);
             }
         }
         // SAFETY: passed on to the caller.
@@ -123,10 +123,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         requests: impl Iterator<Item = impl Borrow<SendRequest<'a>>>,
     ) -> Result<(), ListError> {
         let mut result = Ok(());
-        let mut batch = match self.batch() {
-            Ok(batch) => batch,
-            Err(reason) => return Err(ListError { index: 0, reason }),
-        };
+        let mut batch = self.batch().map_err(ListError::first)?;
         for (index, request) in requests.enumerate() {
             // SAFETY: passed on to the caller.
             if let Err(reason) = unsafe { batch.build_request(request.borrow()) } {

@@ -68,8 +68,8 @@ pub(crate) enum Group {
     Own,
     /// The kernel's answers, compared with the recorded ones; a guest of its own
     Record,
-    /// Debian's own programs with this project's libibverbs.so.1 in the place of Debian's; a guest of
-    /// its own
+    /// Debian's own programs with this project's libibverbs.so.1 in the place of Debian's; a guest
+    /// of its own
     DropIn,
     /// Debian's programs on rdma_cm, RoCE only; a guest of its own
     #[value(name = "cm")]
