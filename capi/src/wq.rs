@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::Duration;
 
+use uverbs::ethernet::Striding;
 use uverbs::events::{DetachedEvent, ObjectId};
 use uverbs::raw::{RingLayout, WorkQueue};
 use uverbs::{IndirectionTable, WqHandle, WqState};
@@ -79,6 +80,19 @@ pub(crate) unsafe extern "C" fn create_wq(
     context: *mut ibv_context,
     attr: *mut ibv_wq_init_attr,
 ) -> *mut ibv_wq {
+    // SAFETY: the caller's promise is the same.
+    unsafe { create(context, attr, None) }
+}
+
+/// `ibv_create_wq`, or that of a striding queue.
+///
+/// # Safety
+/// The caller's struct and objects.
+pub(crate) unsafe fn create(
+    context: *mut ibv_context,
+    attr: *mut ibv_wq_init_attr,
+    striding: Option<Striding>,
+) -> *mut ibv_wq {
     // SAFETY: the caller's struct.
     let attr = unsafe { &mut *attr };
     let flags = if attr.comp_mask & MASK_FLAGS != 0 { attr.create_flags } else { 0 };
@@ -100,6 +114,9 @@ pub(crate) unsafe extern "C" fn create_wq(
     }
     if flags & SCATTER_FCS != 0 {
         builder = builder.keep_check_sequence();
+    }
+    if let Some(striding) = striding {
+        builder = builder.striding(striding);
     }
     let made: *mut Wq = pointer(builder.build_in_reset().map(|queue| {
         (attr.max_wr, attr.max_sge) = (queue.capacity(), queue.max_sge());

@@ -88,6 +88,35 @@ static void work_queues(void)
 	CHECK(ibv_destroy_wq(wq) == 0 && ibv_destroy_cq(cq) == 0);
 }
 
+/* Receives of a striding queue begin with a link; what the device does not have is refused. */
+static void striding_work_queues(void)
+{
+	struct ibv_cq *cq = ibv_create_cq(context, 256, NULL, NULL, 0);
+	struct ibv_wq_init_attr init = { .wq_type = IBV_WQT_RQ, .max_wr = 4, .max_sge = 1, .pd = pd, .cq = cq };
+	struct mlx5dv_wq_init_attr own = { .comp_mask = MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ,
+		.striding_rq_attrs = { .single_stride_log_num_of_bytes = 7, .single_wqe_log_num_of_strides = 5 } };
+	struct ibv_wq *wq = mlx5dv_create_wq(context, &init, &own);
+	struct ibv_wq_attr ready = { .attr_mask = IBV_WQ_ATTR_STATE, .wq_state = IBV_WQS_RDY };
+	struct ibv_sge sge = { .addr = 0x12345678, .length = 4096, .lkey = 0x99 };
+	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct mlx5dv_rwq dv = { 0 };
+	struct mlx5dv_obj obj = { .rwq = { wq, &dv } };
+	const struct mlx5_mprq_wqe *wqe;
+
+	CHECK(cq && wq && mlx5dv_init_obj(&obj, MLX5DV_OBJ_RWQ) == 0);
+	CHECK(dv.wqe_cnt == 4 && dv.stride == sizeof(*wqe));
+	wqe = dv.buf;
+	CHECK(ibv_modify_wq(wq, &ready) == 0 && ibv_post_wq_recv(wq, &wr, &bad) == 0);
+	CHECK(be32toh(wqe->dseg.byte_count) == 4096 && be32toh(wqe->dseg.lkey) == 0x99);
+	CHECK(be64toh(wqe->dseg.addr) == 0x12345678 && be32toh(dv.dbrec[0]) == 1);
+	CHECK(ibv_destroy_wq(wq) == 0);
+	own.striding_rq_attrs.single_stride_log_num_of_bytes = 14;
+	CHECK(mlx5dv_create_wq(context, &init, &own) == NULL && errno == EINVAL);
+	own.comp_mask = 2;
+	CHECK(mlx5dv_create_wq(context, &init, &own) == NULL && errno == EOPNOTSUPP);
+	CHECK(ibv_destroy_cq(cq) == 0);
+}
+
 static void shared_receives(void)
 {
 	struct ibv_srq_init_attr init = { .attr = { .max_wr = 15, .max_sge = 1 } };
@@ -173,6 +202,7 @@ int main(void)
 	open_soft();
 	rings();
 	work_queues();
+	striding_work_queues();
 	shared_receives();
 	memory_and_addresses();
 	what_the_device_says();

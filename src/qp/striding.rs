@@ -66,6 +66,43 @@ impl Striding {
         Self { bytes, strides, two_byte_shift: false }
     }
 
+    /// As `struct mlx5dv_striding_rq_init_attr` says it, by the base-2 logarithms; `None` for what no
+    /// device has.
+    #[doc(hidden)]
+    pub const fn from_logs(bytes: u32, strides: u32) -> Option<Self> {
+        use StrideBytes::*;
+        use StridesPerWqe::*;
+        let bytes = match bytes {
+            6 => B64,
+            7 => B128,
+            8 => B256,
+            9 => B512,
+            10 => B1024,
+            11 => B2048,
+            12 => B4096,
+            13 => B8192,
+            _ => return None,
+        };
+        let strides = match strides {
+            3 => N8,
+            4 => N16,
+            5 => N32,
+            6 => N64,
+            7 => N128,
+            8 => N256,
+            9 => N512,
+            10 => N1024,
+            11 => N2048,
+            12 => N4096,
+            13 => N8192,
+            14 => N16384,
+            15 => N32768,
+            16 => N65536,
+            _ => return None,
+        };
+        Some(Self::new(bytes, strides))
+    }
+
     /// Frames begin two bytes behind the start of a stride, so that the IP header behind the 14
     /// bytes of Ethernet is aligned to 4.
     pub const fn two_byte_shift(mut self) -> Self {

@@ -1,8 +1,10 @@
 //! Queues with attributes of mlx5's own.
 
+use uverbs::ethernet::Striding;
+
 use crate::abi::*;
 use crate::result::null;
-use crate::{cq, qp, verbs};
+use crate::{cq, qp, verbs, wq};
 
 /// `enum mlx5dv_qp_init_attr_mask`: the flags below.
 const MASK_CREATE_FLAGS: u64 = 1;
@@ -78,22 +80,50 @@ pub(crate) unsafe extern "C" fn create_cq(
     unsafe { cq::create_cq_of_mlx5(context, attr, is_wide) }
 }
 
-/// `struct mlx5dv_wq_init_attr`, as far as it is read.
+/// `struct mlx5dv_wq_init_attr`.
 #[repr(C)]
 pub(crate) struct WqAttr {
     comp_mask: u64,
+    single_stride_log_num_of_bytes: u32,
+    single_wqe_log_num_of_strides: u32,
+    two_byte_shift_en: u8,
 }
 
-/// `mlx5dv_create_wq`: as `ibv_create_wq`. Striding queues are not built: EOPNOTSUPP.
+/// `MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ`.
+const MASK_STRIDING: u64 = 1;
+
+impl WqAttr {
+    /// The strides asked for, or the errno of what cannot be.
+    fn striding(&self) -> Result<Option<Striding>, i32> {
+        match self.comp_mask {
+            0 => Ok(None),
+            MASK_STRIDING => {
+                let (bytes, strides) =
+                    (self.single_stride_log_num_of_bytes, self.single_wqe_log_num_of_strides);
+                let striding = Striding::from_logs(bytes, strides).ok_or(libc::EINVAL)?;
+                let shifts = self.two_byte_shift_en != 0;
+                Ok(Some(if shifts { striding.two_byte_shift() } else { striding }))
+            }
+            _ => Err(libc::EOPNOTSUPP),
+        }
+    }
+}
+
+/// `mlx5dv_create_wq`: as `ibv_create_wq`, or a striding queue. What completes to its CQ counts
+/// strides, which `ibv_poll_cq` does not understand here: such programs read the ring
+/// (`mlx5dv_init_obj`).
 pub(crate) unsafe extern "C" fn create_wq(
     context: *mut ibv_context,
     attr: *mut ibv_wq_init_attr,
     own: *const WqAttr,
 ) -> *mut ibv_wq {
-    // SAFETY: null, or the caller's struct.
-    if unsafe { own.as_ref() }.is_some_and(|own| own.comp_mask != 0) {
-        return null(libc::EOPNOTSUPP);
+    // SAFETY: null, or the caller's struct, which has the fields that its mask names.
+    let striding = unsafe { own.as_ref() }.map_or(Ok(None), WqAttr::striding);
+    match striding {
+        // SAFETY: the caller's objects.
+        Ok(None) => unsafe { verbs::create_wq(context, attr) },
+        // SAFETY: the caller's objects.
+        Ok(striding) => unsafe { wq::create(context, attr, striding) },
+        Err(errno) => null(errno),
     }
-    // SAFETY: the caller's objects.
-    unsafe { verbs::create_wq(context, attr) }
 }
