@@ -16,9 +16,10 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::counters::{Bound, Counters};
 use super::matches::{Ethernet, Ipv4, Ipv6, Ports, head};
-use super::{Flow, Rule, privilege};
+use super::{Flow, Rule};
 use crate::device::layer::Layer;
 use crate::error::{Error, Result};
+use crate::host::privilege;
 use crate::qp::rss::RssTarget;
 use crate::qp::{QueuePair, SteeringTarget};
 

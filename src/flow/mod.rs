@@ -50,7 +50,6 @@ mod build;
 pub mod counters;
 mod matches;
 mod membership;
-mod privilege;
 mod traffic;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -9,6 +9,7 @@ pub(crate) mod events;
 pub mod fork;
 pub(crate) mod lifetime;
 pub(crate) mod manager;
+pub(crate) mod privilege;
 pub(crate) mod queue_memory;
 pub(crate) mod system;
 pub(crate) mod until_close;

@@ -12,6 +12,7 @@ use crate::device::context::Context;
 use crate::error::{Error, Result};
 use crate::host::command::or_older;
 use crate::host::events::ObjectId;
+use crate::host::privilege;
 
 const VERB: &str = "create_qp";
 
@@ -139,13 +140,10 @@ impl Creation {
     }
 }
 
-/// `UVERBS_METHOD_QP_CREATE` asks who wants raw packets for CAP_NET_RAW in the first user
-/// namespace.
+/// `UVERBS_METHOD_QP_CREATE` refuses raw packets without CAP_NET_RAW.
 pub(super) fn explain(error: Error, kind: KernelQpType) -> Error {
     if kind != KernelQpType::RAW_PACKET || error.errno() != libc::EPERM {
         return error;
     }
-    error.because(
-        "raw packet queue pairs need the capability CAP_NET_RAW, and not that of a user namespace",
-    )
+    error.because(privilege::lacking())
 }

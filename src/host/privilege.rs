@@ -5,8 +5,8 @@ use std::fs;
 /// Bit of CAP_NET_RAW in the sets of /proc/self/status.
 const CAP_NET_RAW: u32 = 13;
 
-/// What the process lacks for steering rules, as far as it can tell.
-pub(super) fn lacking() -> &'static str {
+/// What the process lacks for raw packet queue pairs and for steering rules, as far as it can tell.
+pub(crate) fn lacking() -> &'static str {
     let read = |file| fs::read_to_string(file).unwrap_or_default();
     explain(has_net_raw(&read("/proc/self/status")), is_initial(&read("/proc/self/uid_map")))
 }
@@ -16,7 +16,7 @@ pub(super) fn lacking() -> &'static str {
 fn explain(has: Option<bool>, initial: bool) -> &'static str {
     match (has, initial) {
         (Some(false), _) => {
-            "steering rules need the capability CAP_NET_RAW, which this process does not have"
+            "raw packets need the capability CAP_NET_RAW, which this process does not have"
         }
         (Some(true), false) => {
             "this process has CAP_NET_RAW in a user namespace of its own, as in a rootless container; \
@@ -26,7 +26,7 @@ fn explain(has: Option<bool>, initial: bool) -> &'static str {
             "this process has CAP_NET_RAW, but not in the user namespace that owns the device's \
              network namespace"
         }
-        (None, _) => "steering rules need the capability CAP_NET_RAW",
+        (None, _) => "raw packets need the capability CAP_NET_RAW",
     }
 }
 
