@@ -66,8 +66,8 @@ impl Striding {
         Self { bytes, strides, two_byte_shift: false }
     }
 
-    /// As `struct mlx5dv_striding_rq_init_attr` says it, by the base-2 logarithms; `None` for what no
-    /// device has.
+    /// As `struct mlx5dv_striding_rq_init_attr` says it, by the base-2 logarithms; `None` for what
+    /// no device has.
     #[doc(hidden)]
     pub const fn from_logs(bytes: u32, strides: u32) -> Option<Self> {
         use StrideBytes::*;
