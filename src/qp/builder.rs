@@ -22,11 +22,10 @@ use super::raw_packet::{self, RawOptions};
 use super::safe::Slots;
 use super::sizes::{Capacities, Rings};
 use super::thread_domain::ThreadDomain;
-use super::{AccessFlags, QpType, QueuePairType, State};
+use super::{AccessFlags, QpType, QueuePairType};
 use crate::cq::CqHandle;
 use crate::device::address::Mtu;
 use crate::device::context::Context;
-use crate::device::kept::ReleaseOnDrop;
 use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::events::{ObjectId, Observer, Registered};
@@ -321,24 +320,13 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         user.set_number(created.number);
         let receives = if self.srq.is_some() { 0 } else { rings.receive.entries };
         user.set_capacity(capacities.max_send_wr, receives);
-        let mut core = Core {
-            transport: T::TYPE,
-            handle: created.handle,
-            number: created.number,
-            events: Arc::new(events),
-            queue: Some(user.clone()),
-            path,
-            capacities,
-            state: State::Reset,
-            live: true,
-            ece: EceState { wanted: None, granted: created.ece },
-            memory: Some(memory),
-            register,
-            rules: Vec::new(),
-            parents: self.parents(),
-            releases: ReleaseOnDrop(context.clone()),
-            context,
-        };
+        let numbers = [created.handle, created.number];
+        let mut core = Core::in_reset(context, T::TYPE, numbers, events, path, self.parents());
+        core.queue = Some(user.clone());
+        core.capacities = capacities;
+        core.ece = EceState { wanted: None, granted: created.ece };
+        core.memory = Some(memory);
+        core.register = register;
         if core.register.is_none() {
             // The kernel chose it.
             let chosen = core.context.inner().uars.chosen(created.bfreg)?;

@@ -14,6 +14,7 @@ use super::endpoint::Endpoint;
 use super::modify::{self, QpInfo};
 use super::path::LocalPath;
 use super::sizes::Capacities;
+use super::xrc_target::NOTHING;
 use super::{QpType, State};
 use crate::cq::CqHandle;
 use crate::device::context::Context;
@@ -100,6 +101,35 @@ pub(super) struct Parents {
 }
 
 impl Core {
+    /// What the kernel made with this handle and number, in RESET and as yet without queues.
+    pub(super) fn in_reset(
+        context: Context,
+        transport: QpType,
+        [handle, number]: [u32; 2],
+        events: Registered,
+        path: LocalPath,
+        parents: Parents,
+    ) -> Self {
+        Self {
+            transport,
+            handle,
+            number,
+            events: Arc::new(events),
+            queue: None,
+            path,
+            capacities: NOTHING,
+            state: State::Reset,
+            live: true,
+            ece: EceState::default(),
+            memory: None,
+            register: None,
+            rules: Vec::new(),
+            parents,
+            releases: ReleaseOnDrop(context.clone()),
+            context,
+        }
+    }
+
     pub(super) fn endpoint(&self) -> Endpoint {
         self.path.endpoint(self.number, self.transport)
     }

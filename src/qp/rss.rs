@@ -45,13 +45,10 @@ use uverbs_uapi::write::{WriteCmd, WriteCommand};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::core::{Core, Parents, SteeringTarget};
-use super::ece::EceState;
 use super::path::{LocalPath, PathOptions, Requirement};
 use super::work_queue::WqHandle;
-use super::xrc_target::NOTHING;
-use super::{QpType, State, create as qp_create};
+use super::{QpType, create as qp_create};
 use crate::device::context::Context;
-use crate::device::kept::ReleaseOnDrop;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
 use crate::host::command::{Commands, or_older};
 use crate::host::events::{ObjectId, Observer, Registered, Wait};
@@ -338,24 +335,8 @@ impl ProtectionDomain {
         events.set_name(&format!("RSS target {handle}"));
         let parents =
             Parents { pd: Some(self.clone()), table: Some(table.clone()), ..Parents::default() };
-        let core = Core {
-            transport: QpType::RawPacket,
-            handle,
-            number: 0,
-            events: Arc::new(events),
-            queue: None,
-            path,
-            capacities: NOTHING,
-            state: State::Reset,
-            live: true,
-            ece: EceState::default(),
-            memory: None,
-            register: None,
-            rules: Vec::new(),
-            parents,
-            releases: ReleaseOnDrop(context.clone()),
-            context,
-        };
+        let numbers = [handle, 0];
+        let core = Core::in_reset(context, QpType::RawPacket, numbers, events, path, parents);
         Ok(RssTarget { core })
     }
 }

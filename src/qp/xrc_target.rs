@@ -1,7 +1,5 @@
 //! The receiving end of an extended reliable connection.
 
-use std::sync::Arc;
-
 use uverbs_uapi::enums::QpType as KernelQpType;
 use uverbs_uapi::flags::QpCreateFlags;
 use uverbs_uapi::mlx5::CreateQp as DriverRequest;
@@ -9,13 +7,11 @@ use uverbs_uapi::mlx5::CreateQp as DriverRequest;
 use super::attributes::QpAttributes;
 use super::core::{Core, Parents};
 use super::create::{Creation, Parents as Handles};
-use super::ece::EceState;
 use super::endpoint::Endpoint;
 use super::modify::QpInfo;
 use super::path::{LocalPath, PathOptions, Requirement};
 use super::sizes::Capacities;
 use super::{QpType, State};
-use crate::device::kept::ReleaseOnDrop;
 use crate::error::Result;
 use crate::host::events::{ObjectId, Observer, Registered, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods};
@@ -78,25 +74,8 @@ impl XrcDomain {
         let created = creation.send(&context)?;
         events.set_name(&format!("QP {:#x}", created.number));
         let parents = Parents { xrcd: Some(self.clone()), ..Parents::default() };
-        let releases = ReleaseOnDrop(context.clone());
-        let core = Core {
-            context,
-            transport: QpType::XrcReceive,
-            handle: created.handle,
-            number: created.number,
-            events: Arc::new(events),
-            queue: None,
-            path,
-            capacities: NOTHING,
-            state: State::Reset,
-            live: true,
-            ece: EceState::default(),
-            memory: None,
-            register: None,
-            rules: Vec::new(),
-            parents,
-            releases,
-        };
+        let numbers = [created.handle, created.number];
+        let core = Core::in_reset(context, QpType::XrcReceive, numbers, events, path, parents);
         Ok(XrcReceiver { core })
     }
 }
