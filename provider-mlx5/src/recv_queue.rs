@@ -61,7 +61,6 @@ pub struct RecvQueue {
     /// Bytes per entry.
     stride: u32,
     doorbell: DoorbellWord,
-    state: *const QueueState,
     ring: *mut u8,
     /// log2 of the bytes per entry.
     shift: u8,
@@ -246,7 +245,6 @@ impl RecvQueue {
             open: core::ptr::null(),
             stride,
             doorbell: config.doorbell,
-            state,
             ring: config.memory.as_ptr(),
             shift: stride.trailing_zeros() as u8,
             max_sge: (octowords - config.head_octowords) as u8,
@@ -443,7 +441,6 @@ impl RecvQueue {
     /// If it is not of this queue.
     pub fn reset(&mut self, handle: QueueHandle) {
         assert_eq!(handle.user_index(), self.handle.user_index(), "another queue's handle");
-        self.state = handle.state();
         self.handle = handle;
         self.tail = 0;
         self.head = 0;
@@ -467,8 +464,7 @@ impl RecvQueue {
 
     #[inline(always)]
     fn state(&self) -> &QueueState {
-        // SAFETY: `handle` keeps the block alive.
-        unsafe { &*self.state }
+        self.handle.state()
     }
 
     /// Builds a receive of any list, wherever the head is.

@@ -47,7 +47,6 @@ pub struct SharedRecvQueueConfig {
 pub struct SharedRecvQueue {
     ring: *mut u8,
     entries: *const AtomicU64,
-    state: *const QueueState,
     free: *const FreeList,
     next: Shortcut,
     /// Bytes per entry.
@@ -92,7 +91,6 @@ impl SharedRecvQueue {
         let queue = Self {
             ring,
             entries: state.recv_table().0,
-            state,
             free,
             next: free.shortcut(),
             stride: stride as usize,
@@ -116,9 +114,7 @@ impl SharedRecvQueue {
     /// Address of the ring, its entries, and the bytes of each; and the entry that is posted next:
     /// for programs that write receives themselves.
     pub fn layout(&self) -> (*mut u8, u32, u32, u32) {
-        // SAFETY: `handle` keeps the block alive.
-        let entries = unsafe { &*self.state }.recv_wqes();
-        (self.ring, entries, self.stride as u32, self.head)
+        (self.ring, self.state().recv_wqes(), self.stride as u32, self.head)
     }
 
     /// Builds one receive behind those built before, to be published with them.
@@ -325,8 +321,7 @@ impl SharedRecvQueue {
 
     #[inline(always)]
     fn state(&self) -> &QueueState {
-        // SAFETY: `handle` keeps the block alive.
-        unsafe { &*self.state }
+        self.handle.state()
     }
 
     #[inline(always)]
