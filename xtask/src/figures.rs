@@ -88,101 +88,26 @@ const TABLE: &[Row] = &[
     ("poll, nothing there", &[Ours("poll_empty")], &[Rival("poll_empty")]),
 ];
 
-const GRID: &[Row] = &[
+/// Rows of points of the grid: their name, the case, and its sizes.
+const GRID: &[(&str, &str, &[u32])] = &[
     (
         "write, inline, constant: 28 / 32 / 92 / 96 / 156 / 160 / 220 bytes",
-        &[
-            Ours("alone write const 28"),
-            Ours("alone write const 32"),
-            Ours("alone write const 92"),
-            Ours("alone write const 96"),
-            Ours("alone write const 156"),
-            Ours("alone write const 160"),
-            Ours("alone write const 220"),
-        ],
-        &[
-            Ours("batch16 write const 28"),
-            Ours("batch16 write const 32"),
-            Ours("batch16 write const 92"),
-            Ours("batch16 write const 96"),
-            Ours("batch16 write const 156"),
-            Ours("batch16 write const 160"),
-            Ours("batch16 write const 220"),
-        ],
+        "write const",
+        &[28, 32, 92, 96, 156, 160, 220],
     ),
-    (
-        "write, inline, run time: 16 / 64 / 128 / 200 bytes",
-        &[
-            Ours("alone write run 16"),
-            Ours("alone write run 64"),
-            Ours("alone write run 128"),
-            Ours("alone write run 200"),
-        ],
-        &[
-            Ours("batch16 write run 16"),
-            Ours("batch16 write run 64"),
-            Ours("batch16 write run 128"),
-            Ours("batch16 write run 200"),
-        ],
-    ),
-    (
-        "send, SGEs: 1 / 2 / 3 / 4 / 8 / 16",
-        &[
-            Ours("alone send sge 1"),
-            Ours("alone send sge 2"),
-            Ours("alone send sge 3"),
-            Ours("alone send sge 4"),
-            Ours("alone send sge 8"),
-            Ours("alone send sge 16"),
-        ],
-        &[
-            Ours("batch16 send sge 1"),
-            Ours("batch16 send sge 2"),
-            Ours("batch16 send sge 3"),
-            Ours("batch16 send sge 4"),
-            Ours("batch16 send sge 8"),
-            Ours("batch16 send sge 16"),
-        ],
-    ),
+    ("write, inline, run time: 16 / 64 / 128 / 200 bytes", "write run", &[16, 64, 128, 200]),
+    ("send, SGEs: 1 / 2 / 3 / 4 / 8 / 16", "send sge", &[1, 2, 3, 4, 8, 16]),
     (
         "template, 8 bytes set at a constant offset, write of 16 / 64 / 128 / 200 bytes",
-        &[
-            Ours("alone template write 16"),
-            Ours("alone template write 64"),
-            Ours("alone template write 128"),
-            Ours("alone template write 200"),
-        ],
-        &[
-            Ours("batch16 template write 16"),
-            Ours("batch16 template write 64"),
-            Ours("batch16 template write 128"),
-            Ours("batch16 template write 200"),
-        ],
+        "template write",
+        &[16, 64, 128, 200],
     ),
     (
         "the same, Ethernet frame of 34 / 98 / 160 / 220 bytes",
-        &[
-            Ours("alone template frame 34"),
-            Ours("alone template frame 98"),
-            Ours("alone template frame 160"),
-            Ours("alone template frame 220"),
-        ],
-        &[
-            Ours("batch16 template frame 34"),
-            Ours("batch16 template frame 98"),
-            Ours("batch16 template frame 160"),
-            Ours("batch16 template frame 220"),
-        ],
+        "template frame",
+        &[34, 98, 160, 220],
     ),
-    (
-        "receive, 1 / 2 / 4 SGEs",
-        &[Ours("alone receive sges 1"), Ours("alone receive sges 2"), Ours("alone receive sges 4")],
-        &[
-            Ours("batch16 receive sges 1"),
-            Ours("batch16 receive sges 2"),
-            Ours("batch16 receive sges 4"),
-        ],
-    ),
+    ("receive, 1 / 2 / 4 SGEs", "receive sges", &[1, 2, 4]),
 ];
 
 /// What the benchmarks counted, by case.
@@ -210,11 +135,10 @@ impl Counts {
     }
 
     fn text(&self, count: &Count) -> String {
-        let (counts, case) = match count {
-            Ours(case) => (&self.ours, case),
-            Rival(case) => (&self.rival, case),
-        };
-        counts.get(*case).map_or_else(|| format!("no `{case}`"), |count| format!("{count:.0}"))
+        match count {
+            Ours(case) => text_of(&self.ours, case),
+            Rival(case) => text_of(&self.rival, case),
+        }
     }
 
     fn cell(&self, counts: &[Count]) -> String {
@@ -222,11 +146,20 @@ impl Counts {
         if texts.is_empty() { "—".to_owned() } else { texts.join(" / ") }
     }
 
-    fn table(&self, heads: &str, rows: &[Row]) -> String {
-        let row = |(name, left, right): &Row| {
-            format!("| {name} | {} | {} |\n", self.cell(left), self.cell(right))
-        };
-        format!("{heads}|---|---|---|\n{}", rows.iter().map(row).collect::<String>())
+    fn rows(&self) -> impl Iterator<Item = [String; 3]> {
+        TABLE
+            .iter()
+            .map(|(name, ours, rival)| [(*name).to_owned(), self.cell(ours), self.cell(rival)])
+    }
+
+    fn points(&self) -> impl Iterator<Item = [String; 3]> {
+        GRID.iter().map(|(name, case, sizes)| {
+            let cell = |form: &str| {
+                let text = |size| text_of(&self.ours, &format!("{form} {case} {size}"));
+                sizes.iter().map(text).collect::<Vec<_>>().join(" / ")
+            };
+            [(*name).to_owned(), cell("alone"), cell("batch16")]
+        })
     }
 
     /// The files with figures, as they are and as they have to be.
@@ -235,8 +168,8 @@ impl Counts {
     /// A file cannot be read.
     pub(crate) fn files(&self, root: &Path) -> Result<Vec<(&'static str, String, String)>> {
         let docs = fs::read_to_string(root.join("docs/vs-libmlx5.md"))?;
-        let table = self.table("| operation | ours | libmlx5 |\n", TABLE);
-        let grid = self.table("| case | alone | in a batch of 16 |\n", GRID);
+        let table = rows_below("| operation | ours | libmlx5 |\n", self.rows());
+        let grid = rows_below("| case | alone | in a batch of 16 |\n", self.points());
         let new_docs = filled(&filled(&docs, "table", &table), "grid", &grid);
         let readme = fs::read_to_string(root.join("README.md"))?;
         let new_readme = self.claimed(&readme);
@@ -253,6 +186,16 @@ impl Counts {
             (before.trim_end_matches(is_digit), after.trim_start_matches(is_digit));
         format!("{before}{ours}{MIDDLE}{rival}{after}")
     }
+}
+
+fn text_of(counts: &BTreeMap<String, f64>, case: &str) -> String {
+    counts.get(case).map_or_else(|| format!("no `{case}`"), |count| format!("{count:.0}"))
+}
+
+/// A table with this head.
+fn rows_below(head: &str, rows: impl Iterator<Item = [String; 3]>) -> String {
+    let rows: String = rows.map(|cells| format!("| {} |\n", cells.join(" | "))).collect();
+    format!("{head}|---|---|---|\n{rows}")
 }
 
 /// The text with this table where the marks with its name are.
