@@ -14,19 +14,18 @@ const STRIDE: usize = 64;
 /// The doorbell records of a context. The kernel pins the page of a record once, however many
 /// queues have theirs in it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Records(Arc<Lock<Vec<Page>>>);
+pub(crate) struct Records(Arc<Lock<Vec<Free>>>);
 
-#[derive(Debug)]
-struct Page {
-    memory: Arc<Buffer>,
-    free: Vec<usize>,
-}
+/// A record that no queue has: its page, and where it is there.
+type Free = (Arc<Buffer>, usize);
 
 /// One record, zero at first; goes back to its page when dropped.
 #[derive(Debug)]
 pub(crate) struct Record {
     memory: Arc<Buffer>,
     offset: usize,
+    /// Whether it is in a page of the context's.
+    is_shared: bool,
     records: Records,
 }
 
@@ -42,20 +41,20 @@ impl Records {
         }
         let memory = queue_memory::allocate(verb, from, STRIDE, QueueUse::DoorbellRecord)?;
         memory.view().fill(0, STRIDE, 0)?;
-        Ok(Record { memory: Arc::new(memory), offset: 0, records: self.clone() })
+        let (memory, records) = (Arc::new(memory), self.clone());
+        Ok(Record { memory, offset: 0, is_shared: false, records })
     }
 
     fn share_page(&self) -> io::Result<Record> {
-        let mut pages = self.0.lock().ok_or(io::ErrorKind::Deadlock)?;
-        if pages.iter().all(|page| page.free.is_empty()) {
-            let memory = Buffer::new(STRIDE)?;
-            let free = (0..memory.len()).step_by(STRIDE).collect();
-            pages.push(Page { memory: Arc::new(memory), free });
+        let mut free = self.0.lock().ok_or(io::ErrorKind::Deadlock)?;
+        if free.is_empty() {
+            let page = Arc::new(Buffer::new(STRIDE)?);
+            let offsets = (0..page.len()).step_by(STRIDE);
+            free.extend(offsets.map(|offset| (page.clone(), offset)));
         }
-        let found = pages.iter_mut().find_map(|page| Some((page.free.pop()?, page.memory.clone())));
-        let (offset, memory) = found.ok_or(io::ErrorKind::OutOfMemory)?;
+        let (memory, offset) = free.pop().ok_or(io::ErrorKind::OutOfMemory)?;
         memory.view().fill(offset, STRIDE, 0).map_err(io::Error::from)?;
-        Ok(Record { memory, offset, records: self.clone() })
+        Ok(Record { memory, offset, is_shared: true, records: self.clone() })
     }
 }
 
@@ -80,10 +79,10 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        let Some(mut pages) = self.records.0.lock() else { return };
-        let home = pages.iter_mut().find(|page| Arc::ptr_eq(&page.memory, &self.memory));
-        if let Some(page) = home {
-            page.free.push(self.offset);
+        let Some(mut free) = self.records.0.lock() else { return };
+        // A record in memory of the program's own goes back to the program.
+        if self.is_shared {
+            free.push((self.memory.clone(), self.offset));
         }
     }
 }
@@ -100,7 +99,7 @@ mod tests {
         addresses.sort_unstable();
         assert!(addresses.windows(2).all(|pair| pair[1] - pair[0] >= 64));
         assert!(addresses.iter().all(|address| address % 64 == 0));
-        assert_eq!(records.0.lock().unwrap().len(), 2);
+        assert_eq!(records.0.lock().unwrap().len(), 28, "two pages of 64");
         drop(held);
         let again = records.share_page().unwrap();
         assert!(addresses.contains(&again.address()));

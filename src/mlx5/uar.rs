@@ -41,19 +41,20 @@ pub(crate) struct Uars {
 
 #[derive(Debug)]
 enum Kind {
-    /// Pages are objects.
-    Dynamic(Lock<Vec<Page>>),
+    /// Pages are objects. These are the registers that no queue has.
+    Dynamic(Lock<Vec<Free>>),
     /// Pages were fixed at open; the kernel chooses registers.
     Static { pages: Vec<Arc<Mapping>>, uars_per_page: u32, page_size: usize },
 }
 
-#[derive(Debug)]
-struct Page {
+/// A page that was allocated, or a register of it.
+#[derive(Debug, Clone)]
+struct Free {
     mapping: Arc<Mapping>,
-    id: u32,
-    /// Bytes per half of its registers, 0 where they take doorbells only.
+    page_id: u32,
+    index: u32,
+    /// Bytes per half, 0 where it takes doorbells only.
     half: u32,
-    free: Vec<u32>,
 }
 
 /// The page that completion queues are armed through, and its id where the kernel wants to know.
@@ -67,10 +68,7 @@ struct ArmPage {
 #[derive(Debug)]
 pub(crate) struct Register {
     uars: Arc<Uars>,
-    mapping: Arc<Mapping>,
-    page_id: u32,
-    index: u32,
-    half: u32,
+    place: Free,
     is_claimed: AtomicBool,
 }
 
@@ -80,7 +78,7 @@ impl Uars {
         check_registers(limits)?;
         if limits.tot_bfregs == 0 {
             let page = allocate(&commands, UarAllocType::NC)?;
-            let arming = ArmPage { mapping: page.mapping, id: Some(page.id) };
+            let arming = ArmPage { mapping: page.mapping, id: Some(page.page_id) };
             let kind = Kind::Dynamic(Lock::default());
             return Ok(Self { commands, register_bytes: limits.bf_reg_size, arming, kind });
         }
@@ -120,23 +118,22 @@ impl Uars {
 
     /// A register for one queue; `None` where the kernel chooses (see [`Uars::chosen`]).
     pub(crate) fn dedicated(self: &Arc<Self>) -> Result<Option<Register>> {
-        let Kind::Dynamic(pages) = &self.kind else { return Ok(None) };
-        let mut pages = pages.lock().ok_or_else(|| fork::forked(VERB))?;
-        if pages.iter().all(|page| page.free.is_empty()) {
-            pages.push(self.new_page()?);
+        let Kind::Dynamic(free) = &self.kind else { return Ok(None) };
+        let mut free = free.lock().ok_or_else(|| fork::forked(VERB))?;
+        if free.is_empty() {
+            let page = self.new_page()?;
+            free.extend((0..USABLE).rev().map(|index| Free { index, ..page.clone() }));
         }
-        let found = pages.iter_mut().rev().find_map(|page| Some((page.free.pop()?, &*page)));
-        let (index, page) = found.ok_or_else(no_page)?;
-        let (mapping, page_id, half) = (page.mapping.clone(), page.id, page.half);
-        Ok(Some(self.register(mapping, page_id, index, half)))
+        let place = free.pop().ok_or_else(no_page)?;
+        Ok(Some(self.register(place)))
     }
 
     /// A page of BlueFlame registers; of plain doorbells where the machine has no write combining
     /// (the kernel tests that once and refuses BlueFlame pages with EOPNOTSUPP: many virtual
     /// machines).
-    fn new_page(&self) -> Result<Page> {
+    fn new_page(&self) -> Result<Free> {
         match allocate(&self.commands, UarAllocType::BF) {
-            Ok(page) => Ok(Page { half: self.register_bytes / 2, ..page }),
+            Ok(page) => Ok(Free { half: self.register_bytes / 2, ..page }),
             Err(error) if error.kind() == ErrorKind::Unsupported => {
                 tracing::debug!("no write combining: queues ring by doorbells only");
                 allocate(&self.commands, UarAllocType::NC)
@@ -157,25 +154,18 @@ impl Uars {
             return Err(no_page());
         }
         let index = bfreg % PER_UAR + (in_page as u32 / self.register_bytes.max(1));
-        Ok(self.register(page.clone(), bfreg, index, 0))
+        let mapping = page.clone();
+        Ok(self.register(Free { mapping, page_id: bfreg, index, half: 0 }))
     }
 
-    fn register(
-        self: &Arc<Self>,
-        mapping: Arc<Mapping>,
-        page_id: u32,
-        index: u32,
-        half: u32,
-    ) -> Register {
-        let (uars, is_claimed) = (self.clone(), AtomicBool::new(false));
-        Register { uars, mapping, page_id, index, half, is_claimed }
+    fn register(self: &Arc<Self>, place: Free) -> Register {
+        Register { uars: self.clone(), place, is_claimed: AtomicBool::new(false) }
     }
 
-    fn give_back(&self, page_id: u32, index: u32) {
-        let Kind::Dynamic(pages) = &self.kind else { return };
-        let Some(mut pages) = pages.lock() else { return };
-        if let Some(page) = pages.iter_mut().find(|page| page.id == page_id) {
-            page.free.push(index);
+    fn give_back(&self, place: &Free) {
+        let Kind::Dynamic(free) = &self.kind else { return };
+        if let Some(mut free) = free.lock() {
+            free.push(place.clone());
         }
     }
 }
@@ -183,19 +173,20 @@ impl Uars {
 impl Register {
     /// Id of the page, for the creation of the queue.
     pub(crate) fn page_id(&self) -> u32 {
-        self.page_id
+        self.place.page_id
     }
 
     /// Address of the register, and bytes per half: 0 where it takes doorbells only.
     pub(crate) fn address(&self) -> (*mut u8, u32) {
-        let offset = BLUEFLAME_OFFSET + self.index as usize * self.uars.register_bytes as usize;
-        (self.mapping.as_ptr().wrapping_add(offset), self.half)
+        let Free { mapping, index, half, .. } = &self.place;
+        let offset = BLUEFLAME_OFFSET + *index as usize * self.uars.register_bytes as usize;
+        (mapping.as_ptr().wrapping_add(offset), *half)
     }
 
     /// Address of the register and bytes per half, for [`Doorbell`](super::queues::Doorbell): once,
     /// if it has halves.
     pub(super) fn claim(&self) -> Option<(*mut u8, u32)> {
-        if self.is_claimed.swap(true, Ordering::Relaxed) && self.half != 0 {
+        if self.is_claimed.swap(true, Ordering::Relaxed) && self.place.half != 0 {
             return None;
         }
         Some(self.address())
@@ -204,7 +195,7 @@ impl Register {
 
 impl Drop for Register {
     fn drop(&mut self) {
-        self.uars.give_back(self.page_id, self.index);
+        self.uars.give_back(&self.place);
     }
 }
 
@@ -223,7 +214,7 @@ fn check_registers(limits: &AllocUcontextResp) -> Result<()> {
     }
 }
 
-fn allocate(commands: &Commands, kind: UarAllocType) -> Result<Page> {
+fn allocate(commands: &Commands, kind: UarAllocType) -> Result<Free> {
     let (mut offset, mut length, mut id) = (0u64, 0u32, 0u32);
     let mut request = commands.request::<uar::alloc::Call>();
     request.new_handle(uar::alloc::HANDLE);
@@ -234,7 +225,7 @@ fn allocate(commands: &Commands, kind: UarAllocType) -> Result<Page> {
     commands.send(VERB, &mut request)?;
     let handle = request.created(uar::alloc::HANDLE).unwrap_or_default();
     let mapping = map(commands, length, offset).inspect_err(|_| free(commands, handle))?;
-    Ok(Page { mapping: Arc::new(mapping), id, half: 0, free: (0..USABLE).rev().collect() })
+    Ok(Free { mapping: Arc::new(mapping), page_id: id, index: 0, half: 0 })
 }
 
 fn map(commands: &Commands, length: u32, offset: u64) -> Result<Mapping> {
