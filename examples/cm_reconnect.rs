@@ -47,10 +47,10 @@ fn finished(connection: &mut Connection) -> Result<Option<Vec<u8>>, Failure> {
             Err(error) => return Err(error.into()),
         }
         // The peer's end of the connection says more, and sooner, than the time-out of a send.
-        match connection.link.wait_disconnected(Some(Duration::ZERO)) {
-            Ok(()) => return Err("the peer ended the connection".into()),
-            Err(_) => connection.context().poll_idle(),
+        if connection.has_ended()? {
+            return Err("the peer ended the connection".into());
         }
+        connection.context().poll_idle();
     }
 }
 

@@ -1,10 +1,11 @@
 //! Connections that are ready: a queue pair, and the id that ends it.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::channel::Channel;
-use super::event::EventKind;
+use super::event::{Event, EventKind};
 use super::id::Id;
 use crate::cq::CompletionQueue;
 use crate::device::context::Context;
@@ -22,6 +23,12 @@ use crate::qp::{QueuePair, State};
 /// [`Connector::connect_with`](super::Connector::connect_with)).
 ///
 /// Dropping it ends the connection at once: the peer is told, what is in flight is lost.
+///
+/// Completions do not tell that the peer has ended it: a receive that waits stays as it is. A
+/// program that polls asks [`Connection::has_ended`] now and then; one that sleeps also waits for
+/// the descriptor of [`Link::channel`]. A peer that is gone without a word (a host that failed, a
+/// software device whose process was killed) is noticed by what is sent to it only
+/// (`RetryExceeded`).
 #[derive(Debug)]
 pub struct Connection<L: Layer = Safe, X = Resources> {
     /// The end that the peer hears of. It goes first: its id before the queue pair.
@@ -47,11 +54,13 @@ pub struct Link {
     id: Id,
     channel: Channel,
     private_data: Vec<u8>,
+    /// Whether the event that says so was taken.
+    ended: AtomicBool,
 }
 
 impl Link {
     pub(super) fn new(id: Id, channel: Channel, private_data: Vec<u8>) -> Self {
-        Self { id, channel, private_data }
+        Self { id, channel, private_data, ended: AtomicBool::new(false) }
     }
 
     /// The id.
@@ -87,25 +96,49 @@ impl Link {
     }
 
     /// Waits until the connection has ended at both ends, `timeout` at most. A peer's end of it is
-    /// agreed to.
+    /// agreed to. Once it has ended, every call says so at once.
     ///
     /// # Errors
     /// `TimedOut`, also if the peer never answered (78 seconds); `DeviceGone`.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        loop {
+        while !self.ended.load(Ordering::Relaxed) {
             let event = match deadline {
                 Some(deadline) => self.channel.next_event_until(deadline),
                 None => self.channel.next_event(),
             };
             match event {
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                event => match event?.kind {
-                    EventKind::Disconnected(result) => return result.and(self.id.disconnect()),
-                    EventKind::DeviceRemoval => return Err(removed()),
-                    _ => {}
-                },
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                event => self.take(event?)?,
             }
+        }
+        Ok(())
+    }
+
+    /// Whether the connection has ended at both ends, without waiting. A peer's end of it is agreed
+    /// to.
+    ///
+    /// # Errors
+    /// `TimedOut` if the peer never answered; `DeviceGone`; what the kernel says.
+    pub fn has_ended(&self) -> Result<bool> {
+        while !self.ended.load(Ordering::Relaxed) {
+            match self.channel.try_next_event() {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                event => self.take(event?)?,
+            }
+        }
+        Ok(true)
+    }
+
+    fn take(&self, event: Event) -> Result<()> {
+        match event.kind {
+            EventKind::Disconnected(result) => {
+                self.ended.store(true, Ordering::Relaxed);
+                result.and(self.id.disconnect())
+            }
+            EventKind::DeviceRemoval => Err(removed()),
+            _ => Ok(()),
         }
     }
 }
@@ -131,17 +164,34 @@ impl<L: Layer, X> Connection<L, X> {
     /// # Errors
     /// What the kernel says.
     pub fn disconnect(&mut self) -> Result<()> {
-        if self.qp.state() != State::Err {
-            self.qp.to_error()?;
-        }
+        self.flush()?;
         self.link.id.disconnect()
     }
 
-    /// Waits until the connection has ended: [`Link::wait_disconnected`].
+    /// Waits until the connection has ended: [`Link::wait_disconnected`]. What is outstanding
+    /// completes as flushed then.
     ///
     /// # Errors
     /// As there.
     pub fn wait_disconnected(&mut self, timeout: Option<Duration>) -> Result<()> {
-        self.link.wait_disconnected(timeout)
+        self.link.wait_disconnected(timeout)?;
+        self.flush()
+    }
+
+    /// Whether the connection has ended, without waiting: [`Link::has_ended`]. What is outstanding
+    /// completes as flushed then. It is a system call as long as the connection stands.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        let ended = self.link.has_ended()?;
+        if ended {
+            self.flush()?;
+        }
+        Ok(ended)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        if self.qp.state() == State::Err { Ok(()) } else { self.qp.to_error() }
     }
 }

@@ -5,9 +5,10 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use uverbs::cm::{Connection, Connector, Listener, Rejection, ReplyData, RequestData};
+use uverbs::cq::Status;
 use uverbs::qp::{PostFlags, RnrTimer, State};
 use uverbs::qp_type::Rc;
-use uverbs::{AccessFlags, Context, ErrorKind, op};
+use uverbs::{AccessFlags, Context, ErrorKind, PollError, op};
 
 use crate::{PATIENCE, address_of, finished, link_local_of, place};
 
@@ -95,6 +96,36 @@ fn dropping_a_connection_tells_the_peer() {
     let (server, mut client) = pair(&context, address);
     drop(server);
     client.wait_disconnected(Some(PATIENCE)).unwrap();
+}
+
+/// Whoever asks, and however often; and the receive that waited is flushed.
+#[test]
+fn an_end_is_said_again_and_flushes_receives() {
+    for waits in [true, false] {
+        let (context, address) = place();
+        let (server, mut client) = pair(&context, address);
+        assert!(!client.has_ended().unwrap());
+        let slab = client.resources.pd.create_slab(1, 64).unwrap();
+        client.qp.post_receive(slab.take().unwrap()).unwrap();
+        drop(server);
+        if waits {
+            client.wait_disconnected(Some(PATIENCE)).unwrap();
+        } else {
+            while !client.has_ended().unwrap() {
+                context.poll_idle();
+            }
+        }
+        client.wait_disconnected(None).unwrap();
+        assert!(client.has_ended().unwrap() && client.link.has_ended().unwrap());
+        let status = loop {
+            match client.resources.cq.poll() {
+                Ok(done) => break done.completion.status(),
+                Err(PollError::Empty) => context.poll_idle(),
+                Err(error) => panic!("{error}"),
+            }
+        };
+        assert_eq!(status, Status::Flushed);
+    }
 }
 
 #[test]
