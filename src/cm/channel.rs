@@ -1,5 +1,6 @@
 //! Event channels, and the device contexts that ids are used with.
 
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,19 +25,24 @@ pub(super) const GET_EVENT: &str = "get_cm_event";
 /// need no acknowledgement: they own what they tell, and destroying an id never waits for one.
 ///
 /// The descriptor ([`AsFd`]) is readable while events wait, level-triggered.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Channel {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let only = &self.shared.devices.only;
+        f.debug_struct("Channel").field("device", only).finish_non_exhaustive()
+    }
+}
+
 struct Shared {
     manager: Manager,
     devices: Arc<Devices>,
 }
 
 /// Where a channel's ids find their devices.
-#[derive(Debug)]
 struct Devices {
     /// The device whose connection manager this is; none if it is the kernel's, for all devices.
     only: Option<Device>,

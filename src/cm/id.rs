@@ -1,5 +1,6 @@
 //! Ids: one end of a connection, a listener, or a datagram service.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -95,12 +96,17 @@ pub struct Id {
 }
 
 /// The kernel's id.
-#[derive(Debug)]
 pub(super) struct Handle {
     number: u32,
     pub(super) key: IdKey,
     /// Where its events arrive. Held while a command runs, so that it does not move meanwhile.
     channel: Lock<Channel>,
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("number", &self.number).finish_non_exhaustive()
+    }
 }
 
 impl Handle {

@@ -39,12 +39,17 @@ const RECORD: usize = size_of::<CompEventDesc>();
 /// A file from which completion events of any number of completion queues are read.
 ///
 /// Clones are handles to the same channel. Completion queues made with it keep it.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct CompletionChannel {
     inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
+impl fmt::Debug for CompletionChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionChannel").finish_non_exhaustive()
+    }
+}
+
 struct Inner {
     file: EventFile,
     context: Context,

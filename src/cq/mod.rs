@@ -5,6 +5,7 @@ pub(crate) mod builder;
 pub mod channel;
 pub(crate) mod poll;
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -54,10 +55,16 @@ fn ring_entries(verb: &'static str, context: &Context, wanted: u32) -> Result<u3
 ///
 /// It may be cloned and sent where queue pairs are made, while the [`CompletionQueue`] itself
 /// belongs to the thread that polls.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct CqHandle<L = Safe>(Arc<Shared>, PhantomData<L>);
 
-#[derive(Debug)]
+impl<L> fmt::Debug for CqHandle<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = format_args!("{:#x}", self.0.number);
+        f.debug_struct("CqHandle").field("number", &number).finish_non_exhaustive()
+    }
+}
+
 struct Shared {
     context: Context,
     #[allow(dead_code, reason = "held for its lifetime")]
@@ -139,7 +146,6 @@ impl<L> CqHandle<L> {
 ///
 /// It may be dropped before the queue pairs that complete to it; the kernel's object then lives
 /// until the last of those is gone.
-#[derive(Debug)]
 pub struct CompletionQueue<L: Layer = Safe> {
     // Declared first: with the poller gone, no thread can be taking slots that queue pairs left in
     // flight.
@@ -153,6 +159,15 @@ pub struct CompletionQueue<L: Layer = Safe> {
     handle: CqHandle<L>,
     #[allow(dead_code, reason = "for its drop")]
     releases: ReleaseOnDrop,
+}
+
+impl<L: Layer> fmt::Debug for CompletionQueue<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue")
+            .field("number", &format_args!("{:#x}", self.number()))
+            .field("entries", &self.entries)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<L: Layer> CompletionQueue<L> {

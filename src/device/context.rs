@@ -1,5 +1,6 @@
 //! An open device.
 
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -46,12 +47,18 @@ const REQUEST_LENGTHS: [usize; 3] = [32, 24, 16];
 /// println!("{}: firmware {:?}", context.device().name(), context.attributes()?.firmware());
 /// # Ok::<(), uverbs::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.inner.device.name();
+        f.debug_struct("Context").field("device", &name).finish_non_exhaustive()
+    }
+}
+
 pub(crate) struct Inner {
     pub(crate) device: Device,
     pub(crate) limits: AllocUcontextResp,

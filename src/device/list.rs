@@ -34,10 +34,16 @@ impl fmt::Display for DeviceKind {
 }
 
 /// An RDMA device, whether or not it can be opened.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Device(Source);
 
-#[derive(Debug, Clone)]
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+#[derive(Clone)]
 enum Source {
     Kernel(Entry),
     #[cfg(feature = "soft")]

@@ -1,5 +1,6 @@
 //! Protection domains: what may be used together.
 
+use std::fmt;
 use std::sync::Arc;
 
 use uverbs_uapi::mlx5::AllocPdResp;
@@ -16,14 +17,20 @@ use crate::host::lifetime::{Kind, Object, Parent, destroy_unshared};
 /// work together only within one.
 ///
 /// Clones are handles to the same domain; objects made from it hold one.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ProtectionDomain {
     inner: Arc<Inner>,
     /// Where queues made of this handle get their memory, where the program says.
     memory: Option<QueueMemory>,
 }
 
-#[derive(Debug)]
+impl fmt::Debug for ProtectionDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = format_args!("{:#x}", self.inner.number);
+        f.debug_struct("ProtectionDomain").field("number", &number).finish_non_exhaustive()
+    }
+}
+
 struct Inner {
     object: Object<Context>,
     number: u32,

@@ -1,5 +1,6 @@
 //! Registered memory cut into slots.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::pd::ProtectionDomain;
@@ -15,10 +16,18 @@ const VERB: &str = "create_slab";
 const ALIGNMENT: usize = 64;
 
 /// Registered memory, cut into slots of one size. Clones are handles to the same memory.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Slab(Arc<Inner>);
 
-#[derive(Debug)]
+impl fmt::Debug for Slab {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slab")
+            .field("slots", &self.0.slots.len())
+            .field("region", &self.0.region)
+            .finish_non_exhaustive()
+    }
+}
+
 pub(crate) struct Inner {
     region: MemoryRegion,
     pub(super) slots: Arc<[Header]>,

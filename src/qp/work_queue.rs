@@ -333,10 +333,16 @@ fn posting_side(
 }
 
 /// What indirection tables hold of a work queue: they keep it, and cannot post to it.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct WqHandle(pub(super) Arc<Shared>);
 
-#[derive(Debug)]
+impl fmt::Debug for WqHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = format_args!("{:#x}", self.0.number);
+        f.debug_struct("WqHandle").field("number", &number).finish_non_exhaustive()
+    }
+}
+
 pub(super) struct Shared {
     pub(super) context: Context,
     #[allow(dead_code, reason = "held for its lifetime")]
@@ -474,13 +480,18 @@ impl Now {
 /// may be dropped before the tables that name it: frames then go on to fill what is posted, and it
 /// is destroyed with the last table. Slots that are left go back to their slabs then; the memory
 /// that raw receives name is in use until then.
-#[derive(Debug)]
 pub struct WorkQueue<L: Layer = Safe> {
     pub(super) queue: Anchored<Receives, (Arc<RingMemory>, ())>,
     pub(super) slots: L::IfSafe<Slots>,
     pub(super) handle: WqHandle,
     #[allow(dead_code, reason = "for its drop")]
     releases: ReleaseOnDrop,
+}
+
+impl<L: Layer> fmt::Debug for WorkQueue<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkQueue").field("handle", &self.handle).finish_non_exhaustive()
+    }
 }
 
 impl<L: Layer> std::ops::Deref for WorkQueue<L> {

@@ -3,6 +3,7 @@
 pub(crate) mod post;
 pub(crate) mod xrcd;
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -41,6 +42,12 @@ const MODIFY: &str = "modify_srq";
 const DESTROY: &str = "destroy_srq";
 
 /// The posting side, with the memory that it posts to.
+impl<L: Layer> fmt::Debug for SharedReceiveQueue<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedReceiveQueue").field("handle", &self.handle).finish_non_exhaustive()
+    }
+}
+
 type PostingSide = Anchored<SharedRecvQueue, (Arc<RingMemory>, ())>;
 
 /// Makes a shared receive queue: from [`ProtectionDomain::create_srq`] or, of the raw layer,
@@ -268,10 +275,16 @@ fn posting_side(
 
 /// What queue pairs hold of a shared receive queue: enough to receive through it, and to ask and
 /// change it, not to post.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct SrqHandle<L = Safe>(Arc<Shared>, PhantomData<L>);
 
-#[derive(Debug)]
+impl<L> fmt::Debug for SrqHandle<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = format_args!("{:#x}", self.0.number);
+        f.debug_struct("SrqHandle").field("number", &number).finish_non_exhaustive()
+    }
+}
+
 struct Shared {
     context: Context,
     #[allow(dead_code, reason = "held for its lifetime")]
@@ -429,7 +442,6 @@ impl<L> SrqHandle<L> {
 /// slabs when the last of them is gone. A receive that a queue pair had taken when that was
 /// destroyed is posted again by the next [`SharedReceiveQueue::publish`], unless the device had
 /// begun to fill it: then it stays out until the queue is gone.
-#[derive(Debug)]
 pub struct SharedReceiveQueue<L: Layer = Safe> {
     queue: ManuallyDrop<PostingSide>,
     slots: L::IfSafe<SlotReceives>,

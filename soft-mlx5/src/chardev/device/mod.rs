@@ -15,6 +15,7 @@ mod shared;
 pub(crate) mod shared_pages;
 pub(crate) mod sysfs;
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -46,9 +47,15 @@ use sysfs::{Sysfs, hw_counters};
 /// # drop(file);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct SoftDevice {
     pub(crate) shared: Arc<DeviceShared>,
+}
+
+impl fmt::Debug for SoftDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SoftDevice").field("name", &self.name()).finish_non_exhaustive()
+    }
 }
 
 impl SoftDevice {
