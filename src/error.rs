@@ -361,6 +361,15 @@ fn errno_of(kind: io::ErrorKind) -> Errno {
     }
 }
 
+/// Verbs that EPERM refuses for the memory that they pin (`can_do_mlock` in the kernel's
+/// `ib_umem_get`), and for no other capability.
+fn pins_alone(verb: &str) -> bool {
+    ["reg_mr", "rereg_mr", "create_cq", "resize_cq", "create_srq"].contains(&verb)
+}
+
+const MORE_MEMORY: &str = "raise the limit (ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, \
+     --ulimit memlock=-1 for a container) or give CAP_IPC_LOCK";
+
 fn diagnose(verb: &str, errno: Errno) -> (String, String) {
     let (cause, cure) = match errno {
         Errno::EIO => (
@@ -385,9 +394,12 @@ fn diagnose(verb: &str, errno: Errno) -> (String, String) {
         Errno::ENOSPC => {
             ("the device has no space for another such object", "destroy some of them")
         }
+        Errno::EPERM if pins_alone(verb) => {
+            ("this process may pin no memory: its RLIMIT_MEMLOCK is 0", MORE_MEMORY)
+        }
         Errno::EPERM => (
-            "the kernel wants a capability for this",
-            "run as root, or give the program the capability (setcap cap_net_raw+ep)",
+            "the kernel wants a capability for this, in the network namespace of the device",
+            "give the program CAP_NET_RAW (setcap cap_net_raw+ep), or run it as root there",
         ),
         Errno::ENOTTY | Errno::EPROTONOSUPPORT | Errno::ENOSYS => {
             ("the running kernel does not know this command", "use a newer kernel")
@@ -400,7 +412,7 @@ fn diagnose(verb: &str, errno: Errno) -> (String, String) {
 /// Explains an ENOMEM by the memlock limit, where that is a plausible reason.
 fn memlock_diagnosis(bytes: u64) -> Option<(String, String)> {
     let (soft, _) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
-    if soft == nix::libc::RLIM_INFINITY {
+    if soft == nix::libc::RLIM_INFINITY || may_pin_all() {
         return None;
     }
     let cause = format!(
@@ -408,9 +420,16 @@ fn memlock_diagnosis(bytes: u64) -> Option<(String, String)> {
         bytes.div_ceil(1024),
         soft / 1024
     );
-    let cure = "raise the limit (ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, \
-                --ulimit memlock=-1 for a container) or give CAP_IPC_LOCK";
-    Some((cause, cure.to_owned()))
+    Some((cause, MORE_MEMORY.to_owned()))
+}
+
+/// Whether this process has CAP_IPC_LOCK, with which the limit does not count.
+fn may_pin_all() -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    effective.is_some_and(|capabilities| capabilities >> CAP_IPC_LOCK & 1 == 1)
 }
 
 #[cfg(test)]

@@ -203,9 +203,9 @@ pub(crate) struct Pingpong {
     /// Bytes in a message [default: 64, with --peer ibv 4096; atomics have 8]
     #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     pub(crate) size: Option<u32>,
-    /// Number of round trips
-    #[arg(long, allow_negative_numbers = true, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
-    pub(crate) iters: u64,
+    /// Number of round trips [default: 10000, with --peer ibv 1000; both ends need the same]
+    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub(crate) iters: Option<u64>,
     /// The operation that carries the messages
     #[arg(long, value_enum, default_value_t = Op::Send)]
     pub(crate) op: Op,
@@ -530,9 +530,31 @@ pub(crate) enum RunKernel {
     ShortContext,
 }
 
+const ENCODE_WQE: &str = r#"A line is a queue and the list that is posted to it. A write, a send with inline data, a receive:
+
+{"qp": {"type": "rc", "qpn": "0x100", "sq_wqebbs": 64, "max_send_sge": 2, "max_inline_data": 64}, "wrs": [{"opcode": "RDMA_WRITE", "flags": 2, "raddr": "0x1000", "rkey": "0x1234", "sge": [{"addr": "0x2000", "len": 64, "lkey": 7}]}]}
+{"qp": {"type": "rc", "qpn": "0x100", "sq_wqebbs": 64, "max_send_sge": 2, "max_inline_data": 64}, "wrs": [{"opcode": "SEND", "flags": 10, "sge": [{"addr": 0, "len": 4, "lkey": 0, "data": "01020304"}]}]}
+{"stride": 32, "start": 0, "wrs": [{"sge": [{"addr": "0x2000", "len": 64, "lkey": 7}]}]}
+
+Members are named as those of struct ibv_send_wr and ibv_sge; flags are enum ibv_send_flags
+(2 signaled, 8 inline). Others: imm_be, inv_rkey, compare_add, swap, av (48 bytes), remote_qpn,
+remote_qkey, remote_srqn, mw_rkey, mw_type, new_rkey, bind_addr, bind_len, bind_flags, bind_lkey,
+mss, hdr; of the queue sq_sig_all and min_inline_header; of the line start. A line that cannot be
+read is answered by one with an error, and the status stays 0."#;
+
+const ENCODE_CQE: &str = r#"A line is a completion. A receive of 64 bytes, and an error:
+
+{"opcode": 128, "qp_num": "0x100", "user_index": 5, "wqe_counter": 3, "byte_len": 64}
+{"status": 12, "vendor_err": 129, "qp_num": "0x100", "user_index": 5, "wqe_counter": 3}
+
+opcode is enum ibv_wc_opcode, status enum ibv_wc_status. Others: imm_be, src_qp, wc_flags,
+pkey_index, slid, sl, dlid_path_bits, timestamp, solicited, owner, inline (32 bytes at most). A line
+that cannot be read is answered by one with an error, and the status stays 0."#;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Wqe {
     /// Work requests (JSON lines on standard input) to work-queue bytes (JSON lines)
+    #[command(after_long_help = ENCODE_WQE, term_width = 0)]
     Encode,
     /// Work-queue bytes to words; JSON lines to JSON lines
     Decode(DecodeWqe),
@@ -541,6 +563,7 @@ pub(crate) enum Wqe {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cqe {
     /// Completions (JSON lines on standard input) to completion-queue bytes (JSON lines)
+    #[command(after_long_help = ENCODE_CQE, term_width = 0)]
     Encode,
     /// Completion-queue bytes to words; JSON lines to JSON lines
     Decode(DecodeCqe),

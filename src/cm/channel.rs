@@ -55,11 +55,11 @@ impl Channel {
     ///
     /// # Errors
     /// `NotFound` or `Permission`, with the cure, if there is no connection manager for this
-    /// process.
+    /// process, or not the device that `UVERBS_DEVICE` names.
     #[doc(alias = "rdma_create_event_channel")]
     pub fn open() -> Result<Self> {
         match std::env::var(DEVICE_VARIABLE) {
-            Ok(name) if name == "soft" || name == "soft0" => Self::of_device(&device(&name)?),
+            Ok(name) if !name.is_empty() => Self::of_device(&device(&name)?),
             _ => Self::new(Manager::open(&Roots::system())?, None, Vec::new()),
         }
     }

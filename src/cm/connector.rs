@@ -237,7 +237,10 @@ impl Connector {
 }
 
 pub(super) fn addresses(address: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> {
-    let found = address.to_socket_addrs().map_err(|error| Error::io("getaddrinfo", &error))?;
+    let found = address.to_socket_addrs().map_err(|error| {
+        let error = Error::io("getaddrinfo", &error);
+        error.cure_with("give HOST:PORT, for example 192.168.0.1:7471 or [fe80::1%eth0]:7471")
+    })?;
     Ok(found.collect())
 }
 

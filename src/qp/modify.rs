@@ -259,7 +259,7 @@ pub struct QpInfo {
     pub min_rnr_timer: RnrTimer,
     /// Local ACK timeout.
     pub timeout: AckTimeout,
-    /// QpType retries.
+    /// Transport retries.
     pub retry_count: u8,
     /// Receiver-not-ready retries.
     pub rnr_retry: u8,

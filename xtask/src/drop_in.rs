@@ -46,7 +46,8 @@ fn glibc(text: &str) -> Result<String, String> {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let directory = &options.directory;
-    fs::create_dir_all(directory.join("pkgconfig")).context("making the directory")?;
+    fs::create_dir_all(directory.join("pkgconfig"))
+        .with_context(|| format!("making the directory {}", directory.display()))?;
     let directory = directory.canonicalize()?;
     let library = put(&build(options, "cdylib")?, &directory, LIBRARY)?;
     for link in LINKS {

@@ -104,6 +104,9 @@ struct Completion {
 }
 
 fn encode_line(line: &Value) -> Answer {
+    if line.get("qp_num").is_none() {
+        return Err("a completion needs a qp_num (cqe encode --help has examples)".to_owned());
+    }
     let completion = Completion::deserialize(line).map_err(|error| error.to_string())?;
     let body =
         if completion.status.0 == 0 { completion.success()? } else { completion.failure()? };

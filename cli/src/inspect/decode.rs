@@ -6,6 +6,7 @@ use uverbs_mlx5::format::{OCTOWORD, WQEBB_SIZE};
 use uverbs_mlx5_inspect::{Finding, LONGEST_WQE, ReceiveWqe, RingWalk, Service, Wqe, decode_ring};
 
 use super::bytes::{Dump, READ_FIRST};
+use super::encode::no_service;
 use super::fields::Hex;
 use super::{Answer, bytes as input, members, work_request};
 use crate::args::{DecodeWqe, Queue};
@@ -73,9 +74,7 @@ fn decode_line(line: &Value) -> Answer {
 impl Line {
     fn service(&self) -> Result<Option<Service>, String> {
         let name = self.service.as_ref().or(self.qp.as_ref().map(|qp| &qp.service));
-        let find = |name: &String| {
-            Service::from_name(name).ok_or_else(|| format!("there is no queue pair type {name}"))
-        };
+        let find = |name: &String| Service::from_name(name).ok_or_else(|| no_service(name));
         name.map(find).transpose()
     }
 }

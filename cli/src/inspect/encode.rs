@@ -25,6 +25,7 @@ struct Sends {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Queue {
     #[serde(rename = "type")]
     service: String,
@@ -49,7 +50,11 @@ struct Receives {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Receive {
+    /// Not in the WQE.
+    #[serde(default, rename = "wr_id")]
+    _id: Value,
     sge: Vec<Entry>,
 }
 
@@ -65,8 +70,8 @@ fn encode(line: &Value) -> Answer {
 
 fn sends(parsed: serde_json::Result<Sends>) -> Answer {
     let sends = parsed.map_err(|error| error.to_string())?;
-    let service = Service::from_name(&sends.qp.service)
-        .ok_or_else(|| format!("there is no queue pair type {}", sends.qp.service))?;
+    let service =
+        Service::from_name(&sends.qp.service).ok_or_else(|| no_service(&sends.qp.service))?;
     let requests =
         sends.wrs.iter().map(|request| request.prepare(service)).collect::<Result<Vec<_>, _>>()?;
     let works: Vec<_> = requests.iter().map(|request| request.work(service)).collect();
@@ -82,6 +87,11 @@ fn sends(parsed: serde_json::Result<Sends>) -> Answer {
         })));
     }
     Ok(answer)
+}
+
+pub(super) fn no_service(name: &str) -> String {
+    let names = Service::ALL.map(Service::name).join(", ");
+    format!("there is no queue pair type {name} (there are {names})")
 }
 
 impl Sends {

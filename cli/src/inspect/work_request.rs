@@ -20,10 +20,16 @@ const SOLICITED: u32 = 4;
 const INLINE: u32 = 8;
 const IP_CSUM: u32 = 16;
 
+const OPCODES: &str = "SEND, SEND_WITH_IMM, SEND_WITH_INV, RDMA_WRITE, RDMA_WRITE_WITH_IMM, \
+    RDMA_READ, ATOMIC_CMP_AND_SWP, ATOMIC_FETCH_AND_ADD, LOCAL_INV, BIND_MW, TSO, NOP";
+
 /// One request of a list, members as in `struct ibv_send_wr`.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub(super) struct Request {
+    /// Not in the WQE.
+    #[serde(rename = "wr_id")]
+    _id: Value,
     opcode: String,
     flags: Number<u32>,
     pub(super) sge: Vec<Entry>,
@@ -50,6 +56,7 @@ pub(super) struct Request {
 
 /// A scatter/gather entry.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Entry {
     addr: Number<u64>,
     len: Number<u32>,
@@ -117,7 +124,7 @@ impl Request {
             "TSO" => O::Segmented { offload: self.offload(), mss: self.mss.0, header: &self.hdr.0 },
             "NOP" => O::Nop,
             "" => return Err("a request needs an opcode".to_owned()),
-            other => return Err(format!("there is no opcode {other}")),
+            other => return Err(format!("there is no opcode {other} (there are {OPCODES})")),
         })
     }
 

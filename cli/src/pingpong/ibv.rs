@@ -28,6 +28,8 @@ use crate::rendezvous::{PATIENCE, listen};
 
 /// The C program's own default size.
 pub(super) const DEFAULT_SIZE: u32 = 4096;
+/// The C program's own default number of round trips.
+pub(super) const DEFAULT_ITERS: u64 = 1000;
 /// The C program's path MTU, unless it is told another.
 const MTU: Mtu = Mtu::B1024;
 /// Receives posted at a time, each with a slot of its own.
@@ -52,7 +54,7 @@ pub(super) fn run(arguments: &Pingpong, game: Game) -> Outcome {
         (None, address) => end.meet_client(arguments, address.unwrap_or(LOOPBACK))?,
     }
     let began = Instant::now();
-    let latency = end.play(arguments.host.is_some())?;
+    let latency = end.play(arguments.host.is_some()).map_err(|failure| end.rounds_of(failure))?;
     let elapsed = began.elapsed();
     let peer = arguments.host.clone().unwrap_or_else(|| "ibv_rc_pingpong".into());
     Report::new(&chosen, peer, game, false, end.verified, elapsed, latency)
@@ -64,6 +66,8 @@ struct End {
     game: Game,
     scratch: Vec<u8>,
     verified: u64,
+    /// Round trips that are over.
+    played: u64,
     /// Sends that have not completed yet.
     sending: u64,
     /// The C program must find the peer by GID, and so needs a GID of its own (`-g`): always on
@@ -85,7 +89,7 @@ impl End {
         (0..SLOTS).try_for_each(|message| link.receive(Some(incoming(game, message))))?;
         let scratch = vec![0; game.size as usize];
         let is_global = chosen.gid.reason != GidReason::InfiniBandDefault;
-        Ok(Self { link, game, scratch, verified: 0, sending: 0, is_global })
+        Ok(Self { link, game, scratch, verified: 0, played: 0, sending: 0, is_global })
     }
 
     fn meet_server(&mut self, host: &str, port: u16) -> Outcome {
@@ -149,6 +153,19 @@ impl End {
         self.link.connect_to(peer)
     }
 
+    /// A failure, with what is likeliest where the peer ended in the middle: the numbers of rounds
+    /// are not exchanged.
+    fn rounds_of(&self, failure: Failure) -> Failure {
+        let Game { iters, .. } = self.game;
+        match failure {
+            Failure::Failed(text) if self.played < iters => Failure::failed(format!(
+                "{text} (after {} of {iters} round trips: ibv_rc_pingpong needs -n {iters})",
+                self.played
+            )),
+            failure => failure,
+        }
+    }
+
     /// Bounces all messages, and returns the times of the rounds.
     fn play(&mut self, begins: bool) -> Outcome<Latency> {
         let mut latency = Latency::new();
@@ -170,6 +187,7 @@ impl End {
                 self.send(pattern::answer(message))?;
             }
             self.link.receive(Some(incoming(self.game, message)))?;
+            self.played += 1;
         }
         while self.sending > 0 {
             self.next()?;
@@ -220,7 +238,8 @@ impl End {
     }
 }
 
-const SILENCE: Duration = PATIENCE;
+/// The longest wait for an answer.
+const SILENCE: Duration = Duration::from_secs(20);
 
 fn stride(game: Game) -> usize {
     (game.size as usize).next_multiple_of(64)

@@ -22,6 +22,8 @@ struct Game {
 /// Bytes of a message unless something else is asked for; atomics have eight whatever is asked.
 const DEFAULT_SIZE: u32 = 64;
 const ATOMIC_SIZE: u32 = 8;
+/// Round trips unless something else is asked for.
+const DEFAULT_ITERS: u64 = 10_000;
 
 /// The name of the subcommand.
 const SERVICE: &str = "pingpong";
@@ -55,6 +57,10 @@ fn has_other_end(arguments: &Pingpong) -> bool {
 }
 
 fn game(arguments: &Pingpong) -> Outcome<Game> {
+    let (usual_size, usual_iters) = match arguments.peer {
+        Peer::Uverbs => (DEFAULT_SIZE, DEFAULT_ITERS),
+        Peer::Ibv => (ibv::DEFAULT_SIZE, ibv::DEFAULT_ITERS),
+    };
     let size = match (arguments.op, arguments.size) {
         (Op::Atomic, None | Some(ATOMIC_SIZE)) => ATOMIC_SIZE,
         (Op::Atomic, Some(_)) => {
@@ -62,10 +68,7 @@ fn game(arguments: &Pingpong) -> Outcome<Game> {
                 "atomic operations are 8 bytes, so --size does not go with --op atomic",
             ));
         }
-        (_, size) => size.unwrap_or(match arguments.peer {
-            Peer::Uverbs => DEFAULT_SIZE,
-            Peer::Ibv => ibv::DEFAULT_SIZE,
-        }),
+        (_, size) => size.unwrap_or(usual_size),
     };
-    Ok(Game { op: arguments.op, size, iters: arguments.iters })
+    Ok(Game { op: arguments.op, size, iters: arguments.iters.unwrap_or(usual_iters) })
 }

@@ -53,7 +53,13 @@ pub(crate) struct Rendezvous {
 /// Binds a listening socket; port 0 lets the system choose.
 pub(crate) fn listen(address: IpAddr, port: u16) -> Outcome<TcpListener> {
     let address = SocketAddr::new(address, port);
-    TcpListener::bind(address).context(|| format!("cannot listen on {address}"))
+    TcpListener::bind(address).map_err(|error| {
+        let cure = match error.kind() {
+            ErrorKind::AddrInUse => " (--port 0 takes a free port and prints it)",
+            _ => "",
+        };
+        Failure::failed(format!("cannot listen on {address}: {error}{cure}"))
+    })
 }
 
 impl Rendezvous {

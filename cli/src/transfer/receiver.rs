@@ -23,8 +23,12 @@ const SIGNAL_EVERY: u64 = SLOTS as u64 / 2;
 
 /// Runs `uverbs transfer recv`.
 pub(super) fn run(arguments: &TransferRecv) -> Outcome {
+    let directory = arguments.dir.display();
+    if !arguments.dir.exists() {
+        return Err(Failure::usage(format!("{directory} does not exist (mkdir {directory})")));
+    }
     if !arguments.dir.is_dir() {
-        return Err(Failure::usage(format!("{} is not a directory", arguments.dir.display())));
+        return Err(Failure::usage(format!("{directory} is not a directory")));
     }
     report_file_limits();
     let chosen = device::choose(&arguments.choice)?;

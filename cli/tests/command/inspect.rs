@@ -447,3 +447,25 @@ fn an_error_completion_is_explained() {
         assert!(text.contains(expected), "{expected} is missing in {text}");
     }
 }
+
+/// Each line of JSON in the help is answered without an error.
+#[test]
+fn the_examples_of_the_help_are_encoded() {
+    for (kind, count) in [("wqe", 3), ("cqe", 2)] {
+        let help = run(&[kind, "encode", "--help"]).success().stdout;
+        let examples: Vec<&str> = help.lines().filter(|line| line.starts_with('{')).collect();
+        assert_eq!(examples.len(), count, "{help}");
+        for answer in answers(&[kind, "encode"], &examples.join("\n")) {
+            assert!(answer["error"].is_null(), "{answer}");
+        }
+    }
+}
+
+#[test]
+fn members_that_do_not_exist_are_refused() {
+    let misspelt = r#"{"stride": 32, "wrs": [{"sge": [{"addres": 0, "len": 4, "lkey": 0}]}]}"#;
+    let answer = &answers(&["wqe", "encode"], misspelt)[0];
+    assert!(answer["error"].as_str().expect("an error").contains("addres"), "{answer}");
+    let answer = &answers(&["cqe", "encode"], r#"{"x": 1}"#)[0];
+    assert!(answer["error"].as_str().expect("an error").contains("qp_num"), "{answer}");
+}

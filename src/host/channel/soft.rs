@@ -22,11 +22,17 @@ const SHARED_NAME: &str = "soft0";
 /// share memory with processes of every user that says so, not of its own alone.
 const WIRE_VARIABLE: &str = "UVERBS_SOFT_WIRE";
 
-fn carrier() -> Carrier {
-    match std::env::var_os(WIRE_VARIABLE) {
-        Some(value) if value == "udp" => Carrier::Udp,
-        Some(value) if value == "memory-of-any-user" => Carrier::MemoryOfAnyUser,
-        _ => Carrier::Memory,
+fn carrier() -> io::Result<Carrier> {
+    let value = std::env::var_os(WIRE_VARIABLE).unwrap_or_default();
+    match value.to_string_lossy().as_ref() {
+        "" | "memory" => Ok(Carrier::Memory),
+        "udp" => Ok(Carrier::Udp),
+        "memory-of-any-user" => Ok(Carrier::MemoryOfAnyUser),
+        other => {
+            let text =
+                format!("{WIRE_VARIABLE}: {other:?} is none of memory, memory-of-any-user and udp");
+            Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+        }
     }
 }
 
@@ -44,7 +50,7 @@ fn address() -> io::Result<Option<HostAddress>> {
 }
 
 fn start() -> io::Result<SoftDevice> {
-    let builder = SoftDevice::builder(SHARED_NAME).carrier(carrier());
+    let builder = SoftDevice::builder(SHARED_NAME).carrier(carrier()?);
     address()?.into_iter().fold(builder, DeviceBuilder::address).build()
 }
 
