@@ -29,7 +29,7 @@
 //!
 //! # Example
 //! ```
-//! use uverbs::{op, qp::PostFlags, qp_type::Rc};
+//! use uverbs::{PollError, op, qp::PostFlags, qp_type::Rc};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # #[cfg(feature = "soft")] {
 //! let context = uverbs::device("soft")?.open()?;
@@ -51,7 +51,8 @@
 //! while texts.len() < 2 {
 //!     match cq.poll() {
 //!         Ok(done) => texts.extend(done.slot.map(|slot| slot.to_vec())),
-//!         Err(_) => context.poll_idle(),
+//!         Err(PollError::Empty) => context.poll_idle(),
+//!         Err(error) => return Err(error.into()),
 //!     }
 //! }
 //! assert_eq!(texts, [b"hello", b"hello"]);
@@ -122,6 +123,50 @@ pub use srq::xrcd::XrcDomain;
 pub use srq::{SrqBuilder, SrqHandle};
 
 /// The software ConnectX: building one, breaking one on purpose.
+///
+/// Two devices, of which the first loses its first packet; the message arrives all the same:
+///
+/// ```
+/// use std::sync::Arc;
+/// use uverbs::soft::SoftDevice;
+/// use uverbs::soft::fault::{Fault, FaultPlan, Faulty, Rule};
+/// use uverbs::soft::wire::{Station, Switch, Waker};
+/// use uverbs::{Device, PollError, op, qp::PostFlags, qp_type::Rc};
+///
+/// let switch = Switch::new();
+/// let device = |number, plan| -> std::io::Result<Device> {
+///     let (waker, station) = (Arc::new(Waker::new()?), Station::candidate(number));
+///     let wire = Faulty::new(switch.attach(station, Some(waker.clone()))?, plan);
+///     let builder = SoftDevice::builder("soft0").wire(Box::new(wire), waker, station);
+///     Ok(Device::from_soft(builder.build()?))
+/// };
+/// let rules = vec![Rule { opcode: None, nth: 1, fault: Fault::Drop }];
+/// let near = device(1, FaultPlan { rules, ..FaultPlan::default() })?.open()?;
+/// let far = device(2, FaultPlan::default())?.open()?;
+///
+/// let (near_pd, far_pd) = (near.alloc_pd()?, far.alloc_pd()?);
+/// let (mut near_cq, far_cq) = (near.create_cq(16).build()?, far.create_cq(16).build()?);
+/// let mut a = near_pd.create_qp::<Rc>(near_cq.handle(), near_cq.handle()).build()?;
+/// let mut b = far_pd.create_qp::<Rc>(far_cq.handle(), far_cq.handle()).build()?;
+/// a.connect(&b.endpoint())?;
+/// b.connect(&a.endpoint())?;
+/// b.post_receive(far_pd.create_slab(1, 64)?.take().ok_or("no slot")?)?;
+/// let mut slot = near_pd.create_slab(1, 64)?.take().ok_or("no slot")?;
+/// slot.write(b"hello");
+/// a.post_send(op::Send, slot, PostFlags::SIGNALED)?;
+/// let sent = loop {
+///     match near_cq.poll() {
+///         Ok(done) => break done.completion.is_success(),
+///         Err(PollError::Empty) => near.poll_idle(),
+///         Err(error) => return Err(error.into()),
+///     }
+/// };
+/// assert!(sent);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// [`SoftDevice::inject`] has commands and mappings fail, [`SoftDevice::raise`] raises events,
+/// [`SoftDevice::remove`] pulls the device out.
 #[cfg(feature = "soft")]
 pub mod soft {
     pub use uverbs_soft::chardev::{

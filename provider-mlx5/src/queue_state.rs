@@ -208,8 +208,8 @@ impl QueueState {
         self.free_list().inspect(|free| free.post_slowly());
     }
 
-    /// How many receives of an SRQ may be outstanding, if that is fewer than its ring holds. Other
-    /// queues: nothing happens.
+    /// How many receives of an SRQ may be outstanding, if that is fewer than its ring holds. It
+    /// has no effect on other queues.
     pub(crate) fn set_granted_receives(&self, receives: u32) {
         self.free_list().inspect(|free| free.set_granted(receives));
     }
@@ -231,7 +231,7 @@ impl QueueState {
         &self.fixed.past
     }
 
-    /// Makes the block, which is at `own`, that of the next life of a QP that has `before` now.
+    /// Hands a QP's settings from its old block `before` to this one, whose address is `own`.
     pub(crate) fn succeed(&self, before: &Self, own: *mut Self) {
         let cqs = before.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
         let index = before.fixed.user_index.load(Ordering::Relaxed);
@@ -316,7 +316,7 @@ impl QueueState {
     #[inline(never)]
     fn noted_start(&self, counter: u32) -> Option<u32> {
         let most = (self.sends.len() - 1).min(MAX_INNER_BLOCKS);
-        // What an earlier lap left ends before its slot: no request is longer than the ring.
+        // An end noted in an earlier lap lies before its slot: no request is longer than the ring.
         let has_block = |second: &u32| {
             self.send_end(*second).is_some_and(|end| {
                 [*second, counter].iter().all(|at| (1..=most).contains(&end.wrapping_sub(*at)))
@@ -326,7 +326,7 @@ impl QueueState {
         Some(second.wrapping_sub(1))
     }
 
-    /// The counter where the request of several blocks ends whose second block is at this one. The
+    /// The end of the request of several blocks whose second block is at `second`. The
     /// entries follow the ids, see [`QueueState::send_table`]: that of slot `i` is at
     /// `i + send_wqebbs()`.
     ///
@@ -489,8 +489,8 @@ impl QueueState {
     }
 
     /// Records a state that the program set, or that a completion or an event told of. Posting
-    /// looks at it where room has to be looked for, the first time above all; one that goes back to
-    /// where nothing can be posted is told to the queues, too
+    /// reads it only where it looks for space. A change to a state that forbids posting must also
+    /// call the queues' `recheck_state`
     /// ([`SendQueue::recheck_state`](crate::send_queue::SendQueue::recheck_state) and its like).
     pub(crate) fn set_state(&self, state: QpState) {
         self.fixed.state.store(state as u32, Ordering::Relaxed);
@@ -576,8 +576,8 @@ impl QueueState {
         self.fixed.user_context.load(Ordering::Relaxed)
     }
 
-    /// The value that the SRQ was registered with whose receives this queue consumes (an SRQ's
-    /// block: its own); `None` for a queue with receives of its own.
+    /// The user context of the SRQ that this queue receives through (an SRQ's block: its own); `None`
+    /// for a queue with receives of its own.
     #[inline(always)]
     pub fn shared_receive_context(&self) -> Option<u64> {
         let receives = self.receives();

@@ -538,7 +538,7 @@ impl RecvBatch<'_> {
     /// As for [`RecvQueue::build`].
     #[inline(always)]
     pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        // Two questions and two ways out: the compiler makes a value of them otherwise.
+        // Kept as two branches: joined, the compiler stores the answer in a register first.
         if self.front.id == self.limit {
             // SAFETY: passed on to the caller.
             return unsafe { self.build_list(wr_id, data) };

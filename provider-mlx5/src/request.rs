@@ -15,7 +15,7 @@ pub(crate) fn octoword<S: zerocopy::IntoBytes + zerocopy::Immutable>(segment: S)
     [word(bytes, 0), word(bytes, 8)]
 }
 
-/// Eight bytes at `offset`; zero where there are none (which no caller lets happen).
+/// Eight bytes at `offset`; zero where there are none (no caller passes such an offset).
 #[inline(always)]
 pub(crate) fn word(bytes: &[u8], offset: usize) -> u64 {
     match bytes.get(offset..).and_then(|rest| rest.first_chunk()) {
@@ -46,7 +46,7 @@ impl Remote {
     }
 }
 
-/// Immediate data: four bytes that travel as they are.
+/// Immediate data: four bytes, sent unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Immediate(pub [u8; 4]);
 
@@ -110,7 +110,7 @@ pub enum PostError {
     /// Inline data with an operation that cannot carry it.
     #[error("only sends and RDMA writes can carry inline data")]
     InlineNotAllowed,
-    /// A remote address or a result buffer of an atomic is not aligned, or the buffer has not the operand's size.
+    /// A remote address or a result buffer of an atomic is not aligned, or the buffer does not have the operand's size.
     #[error(
         "atomics work on naturally aligned remote addresses and on a result buffer of exactly the operand's size"
     )]
@@ -133,7 +133,8 @@ pub enum PostError {
     )]
     BadSegmentation,
     /// A request that a template cannot hold: it takes more blocks of 64 bytes than the template
-    /// has, has no data where some is, or changes memory keys.
+    /// has, has no data or an empty SGE where the template has
+    /// data, or changes memory keys.
     #[error(
         "the request takes more blocks of 64 bytes than the template has (one holds up to 44 bytes of inline data, 28 behind a remote address), has no data or an empty SGE, or changes memory keys: make a template of more blocks, or post the request itself"
     )]

@@ -1,8 +1,8 @@
 //! From what a program asks for to the size of its rings.
 //!
-//! What is granted really holds: a queue takes that many requests, each as large as any request that its limits allow. So a
-//! send queue has room for the granted number of the longest requests; shorter ones it takes more of. What a
-//! device cannot do is refused here, with the limit that stands against it.
+//! A queue takes as many requests as were granted, each as large as its limits allow: its ring has room
+//! for that number of the longest ones. What a device cannot do is refused here, with the limit that
+//! stands against it.
 
 use crate::format::{INLINE_LENGTH_MASK, MAX_DS, OCTOWORD, WQEBB_SIZE};
 use crate::send_queue::Service;
@@ -180,7 +180,7 @@ pub fn send_queue(
     let most = limits.send_wqebbs.min(MAX_RING);
     check_requests(wanted.requests, most / blocks, limits)?;
     let wqebbs = ring(u64::from(wanted.requests) * u64::from(blocks), most, blocks, 0)?;
-    // What the blocks of a request hold in any case is granted too.
+    // Grant whatever else fits into the blocks that a request occupies anyway.
     let room = (4 * blocks).min(limit / OCTOWORD as u32);
     Ok(SendSize {
         wqebbs,

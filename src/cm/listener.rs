@@ -126,7 +126,8 @@ impl ListenerBuilder {
     /// connection gets a protection domain and a completion queue of its own.
     ///
     /// # Errors
-    /// `NotFound` if no RDMA device has the address, or there is no connection manager; EADDRINUSE;
+    /// `NotFound` if no RDMA device has the address, or there is no connection manager; EADDRINUSE
+    /// (software devices of several processes do not know each other's ports: the first gets all);
     /// what the kernel says.
     pub fn bind(self, address: impl ToSocketAddrs) -> Result<Listener> {
         let depths = self.depths;

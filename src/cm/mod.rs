@@ -6,7 +6,7 @@
 //!
 //! ```
 //! # #[cfg(feature = "soft")] {
-//! use uverbs::{cm, op, qp::PostFlags};
+//! use uverbs::{PollError, cm, op, qp::PostFlags};
 //! # let context = uverbs::device("soft")?.open()?;
 //! # let listener = cm::Listener::builder().context(&context);
 //! # /*
@@ -20,8 +20,11 @@
 //!     let mut slot = slab.take().expect("the only slot");
 //!     slot.write(b"welcome");
 //!     connection.qp.post_send(op::Send, slot, PostFlags::SIGNALED)?;
-//!     while connection.resources.cq.poll().is_err() {
-//!         connection.context().poll_idle();
+//!     while let Err(error) = connection.resources.cq.poll() {
+//!         match error {
+//!             PollError::Empty => connection.context().poll_idle(),
+//!             error => return Err(error.into()),
+//!         }
 //!     }
 //!     connection.wait_disconnected(None)
 //! });
@@ -36,7 +39,8 @@
 //! let text = loop {
 //!     match connection.resources.cq.poll() {
 //!         Ok(done) => break done.slot.map(|slot| slot.to_vec()),
-//!         Err(_) => connection.context().poll_idle(),
+//!         Err(PollError::Empty) => connection.context().poll_idle(),
+//!         Err(error) => return Err(error.into()),
 //!     }
 //! };
 //! assert_eq!(text.as_deref(), Some(&b"welcome"[..]));
@@ -45,6 +49,10 @@
 //! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! Completions do not tell that the peer has ended the connection: see [`Connection`]. On the
+//! software device a listener is reached at `127.0.0.1`, or at the address that
+//! `UVERBS_SOFT_ADDRESS` or the device's builder gives it.
 //!
 //! [`Listener::builder`] and [`Connector`] have the options. A program that makes queue pairs
 //! itself, with a shared receive queue, a common completion queue or of the

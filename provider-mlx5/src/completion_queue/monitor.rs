@@ -18,14 +18,14 @@ struct Shared {
     /// Drains that have happened.
     drained: AtomicU64,
     status: AtomicU32,
-    /// Completions that can be outstanding (the capacities of the queues that complete here), minus
-    /// those that the ring holds besides what the program holds of it. An `i64`.
+    /// How many more completions can be outstanding (the capacities of the queues that complete
+    /// here) than fit into the ring, less those lent to the program. An `i64`.
     surplus: AtomicU64,
-    /// The counter at which the poller's lap began, or one of that lap.
+    /// Any counter of the poller's present lap.
     lap: AtomicU32,
     /// `None` once the poller is gone.
     place: Mutex<Option<Place>>,
-    /// Of `surplus`, the part of queues that were closed.
+    /// The part of `surplus` that closed queues account for.
     closing: AtomicU64,
     /// Closed queues of which the ring held CQEs.
     closed: Mutex<Vec<Closed>>,
@@ -95,13 +95,12 @@ impl CqMonitor {
         self.0.drained.load(Ordering::Acquire) >= request
     }
 
-    /// Notes that so many completions can be outstanding in the place of as many as before.
+    /// Changes how many completions can be outstanding, from `before` to `now`.
     pub(crate) fn change_load(&self, before: u32, now: u32) {
         self.change_surplus(i64::from(now) - i64::from(before));
     }
 
-    /// Notes that the ring can hold so many completions in the place of as many as before. Poller
-    /// only.
+    /// Changes how many completions the ring can hold, from `before` to `now`. Poller only.
     pub(super) fn change_capacity(&self, before: u32, now: u32) {
         self.change_surplus(i64::from(before) - i64::from(now));
     }
@@ -114,8 +113,8 @@ impl CqMonitor {
         }
     }
 
-    /// Notes that of the completions that can be outstanding so many are of closed queues, in the
-    /// place of as many as before.
+    /// Changes how many of the completions that can be outstanding are of closed queues, from
+    /// `before` to `now`.
     pub(crate) fn change_closing(&self, before: u32, now: u32) {
         let change = i64::from(now) - i64::from(before);
         self.0.closing.fetch_add(change as u64, Ordering::Relaxed);
@@ -128,7 +127,7 @@ impl CqMonitor {
         let left = place.as_ref().and_then(|p| p.left_of(user_index, &self.0.lap, counts));
         drop(place);
         let mut closed = self.closed();
-        // What is left of an earlier life was counted again.
+        // The new count includes what an earlier life of this index left.
         closed.retain(|closed| closed.user_index != user_index);
         closed.extend(left.map(|left| Closed { user_index, left, drain }));
     }
@@ -140,8 +139,8 @@ impl CqMonitor {
         closed
     }
 
-    /// How many of the CQEs that are left of closed queues take places which the open queues need:
-    /// as many requests fewer may be outstanding in a queue that is new.
+    /// CQEs of closed queues that occupy places the open queues need. A new queue may have that many
+    /// fewer requests outstanding.
     pub(crate) fn excess(&self) -> u32 {
         let left: u32 = self.closed().iter().map(|closed| closed.left.count).sum();
         let open = self.surplus().wrapping_sub(self.0.closing.load(Ordering::Relaxed) as i64);

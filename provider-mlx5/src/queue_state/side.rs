@@ -431,8 +431,7 @@ impl QueueState {
     /// other memory.
     ///
     /// # Safety
-    /// The caller is the layer that relies on these values, as one does that knows its requests by
-    /// them.
+    /// Only the layer that identifies its requests by these values may call this.
     pub unsafe fn set_side_contexts(&self, sends: u64, receives: u64) {
         self.sends.set_context(sends);
         self.receives.set_context(receives);

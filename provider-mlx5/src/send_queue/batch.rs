@@ -15,7 +15,8 @@ use crate::sync::{AtomicU64, Ordering};
 /// Requests being built into a send queue, published together.
 ///
 /// Dropping it leaves what was built in the queue, unpublished: a later [`SendQueue::publish`], batch or post rings
-/// for it. Nothing of it reaches the queue before that: a batch that is forgotten is one that was aborted.
+/// for it. Nothing of it reaches the queue before that: `mem::forget` of a batch has the
+/// effect of [`Batch::abort`].
 #[derive(Debug)]
 #[must_use = "requests reach the device when they are published"]
 pub struct Batch<'q, T: Transport, R: Register> {

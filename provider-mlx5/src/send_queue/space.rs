@@ -36,7 +36,7 @@ impl Counted {
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// The counter up to which requests at a place need no look at the queue's state, and no other
+    /// Up to this counter requests may be built at `at` without looking at the state or for more
     /// space.
     #[inline(always)]
     pub(super) fn open_until(&self, at: Place) -> u32 {
@@ -53,7 +53,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.tail.wrapping_add(self.ring.blocks()).wrapping_sub(head)
     }
 
-    /// Requests that may be posted at a counter, or fewer.
+    /// A lower bound of the requests that may be posted at a counter.
     #[inline(always)]
     fn requests_open(&self, head: u32) -> u32 {
         (self.bound.wrapping_sub(head) as i32).max(0) as u32
@@ -74,7 +74,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.counted.requests += self.requests_in(self.counted.end, self.head);
         self.counted.end = self.head;
         let outstanding = self.counted.requests + self.requests_in(self.head, head);
-        // The ring may be another program's work, and say anything.
+        // Another program may have written the ring, so it is not trusted.
         self.max_requests.saturating_sub(outstanding)
     }
 
@@ -88,7 +88,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         requests
     }
 
-    /// Makes sure of `blocks` blocks for a request; returns the mode word that it gets in any case.
+    /// Makes sure of `blocks` blocks for a request; returns the mode bits that every request carries.
     /// The queue stays where it is: a batch may be forgotten.
     #[inline(always)]
     pub(super) fn claim(&mut self, at: Place, blocks: u32) -> Result<u64, PostError> {

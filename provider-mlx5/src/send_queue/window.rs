@@ -42,7 +42,7 @@ pub struct BindWindow {
     pub window: u32,
     /// Its type.
     pub window_type: WindowType,
-    /// The key it has from now on; only the low byte can differ.
+    /// The key it has from now on: equal to `window` but for the low byte.
     pub new_rkey: u32,
     /// Local key of the memory region.
     pub lkey: u32,
@@ -63,7 +63,7 @@ pub struct UnbindWindow {
     pub window: u32,
     /// Its type.
     pub window_type: WindowType,
-    /// The key it has from now on; only the low byte can differ.
+    /// The key it has from now on: equal to `window` but for the low byte.
     pub new_rkey: u32,
 }
 
@@ -169,7 +169,7 @@ impl Operation for BindWindow {
     }
 }
 
-/// The segments of a key that becomes free.
+/// Octoword `index` of the segments that free a key.
 fn free_octoword(window_type: WindowType, new_rkey: u32, index: usize) -> Octoword {
     let type2 = window_type == WindowType::Type2;
     let flags = if type2 { Umr::FLAG_CHECK_QPN } else { 0 };

@@ -68,7 +68,7 @@ impl Address {
         }
     }
 
-    /// The address of this family that stands for all.
+    /// The wildcard address of this family.
     pub fn any(&self) -> Self {
         match self {
             Self::Ip(SocketAddr::V4(_)) => {
@@ -84,7 +84,7 @@ impl Address {
         }
     }
 
-    /// Whether it stands for all of the machine (`cma_any_addr`).
+    /// Whether it is the wildcard address (`cma_any_addr`).
     pub fn is_any(&self) -> bool {
         match self {
             Self::Ip(ip) => is_any(ip.ip()),
@@ -92,7 +92,7 @@ impl Address {
         }
     }
 
-    /// The GID that an address is (`rdma_ip2gid`).
+    /// The address as a GID (`rdma_ip2gid`).
     pub fn gid(&self) -> Gid {
         match self {
             Self::Ip(ip) => gid_of(ip.ip()),
@@ -142,7 +142,7 @@ pub(super) fn gid_of(address: IpAddr) -> Gid {
     }
 }
 
-/// A device and which of its addresses.
+/// A device, and one of its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interface {
     /// The device.
@@ -156,7 +156,7 @@ pub struct Interface {
 pub struct Route {
     /// The device that the packets leave by.
     pub device: DeviceNumber,
-    /// The own address that they come from.
+    /// The local source address.
     pub source: IpAddr,
     /// Where they go: GIDs, LIDs, the neighbour's MAC address, hop limit.
     pub addressing: Addressing,
@@ -170,9 +170,9 @@ pub trait Addresses {
     /// EADDRNOTAVAIL if the address is not the machine's, ENODEV if no device has it.
     fn own(&self, address: IpAddr) -> Result<Interface, CmaError>;
 
-    /// The route to an address, from this own address if one is given. An address that stands for
-    /// all of the machine leads to the machine itself; where several processes play a machine each,
-    /// the port in its space tells which.
+    /// The route to an address, from this local address if one is given. The wildcard address leads
+    /// to the machine itself; where each process acts as a machine, the port and its port space
+    /// select the process.
     ///
     /// # Errors
     /// ENETUNREACH if there is no route, ENODEV if it leaves by no RDMA device.

@@ -14,7 +14,7 @@ use uverbs_soft_packet::{Addressing, Gid};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MembershipId(pub u32);
 
-/// A membership of an id.
+/// One group that an id has joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Membership {
     id: MembershipId,
@@ -39,16 +39,19 @@ impl Cma {
         flags: JoinFlags,
     ) -> Result<MembershipId, CmaError> {
         let is_known = [JoinFlags::FULL_MEMBER, JoinFlags::SEND_ONLY_FULL_MEMBER].contains(&flags);
-        let of = self.id(id)?;
-        let is_ready = matches!(of.state, CmaState::AddrBound | CmaState::AddrResolved);
-        let at = of.at.filter(|_| is_known && is_ready && of.is_ud()).ok_or(CmaError::INVALID)?;
+        let record = self.id(id)?;
+        let is_ready = matches!(record.state, CmaState::AddrBound | CmaState::AddrResolved);
+        let at = record
+            .at
+            .filter(|_| is_known && is_ready && record.is_ud())
+            .ok_or(CmaError::INVALID)?;
         let gid = group_gid(&group)?;
         let membership = MembershipId(self.next_membership);
         self.next_membership = self.next_membership.wrapping_add(1);
-        let of = self.id_mut(id)?;
-        of.choose_qkey(0)?;
-        of.memberships.push(Membership { id: membership, group: gid });
-        let tclass = of.settings.tos.unwrap_or(0);
+        let record = self.id_mut(id)?;
+        record.choose_qkey(0)?;
+        record.memberships.push(Membership { id: membership, group: gid });
+        let tclass = record.settings.tos.unwrap_or(0);
         let addressing = Addressing { traffic_class: tclass, ..Addressing::roce(at.gid, gid) };
         let path = Path { addressing, ..Path::default() };
         let ud = UdParam {

@@ -22,12 +22,13 @@ const LINK_UP: u64 = 5;
 const VPORT_DOWN: u64 = 0;
 const VPORT_UP: u64 = 1;
 
-/// Entries of the GID and P_Key tables, as the capabilities' size codes of 0 announce them.
+/// Entries of the GID and P_Key tables: what size codes of 0 in the capabilities mean.
 pub(super) const GIDS: usize = 8;
 pub(super) const PKEYS: usize = 128;
 
 /// Port capability mask bits for a connection manager and for vendor classes (InfiniBand
-/// Architecture Specification 14.2.5.6). The driver may change the former.
+/// Architecture Specification 14.2.5.6). The driver may
+/// change only the first.
 const CONNECTION_MANAGEMENT: u32 = 1 << 16;
 pub(super) const CAPABILITY_MASK: u32 = 1 << 25;
 
