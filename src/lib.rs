@@ -165,8 +165,9 @@ pub use srq::{SrqBuilder, SrqHandle};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// [`SoftDevice::inject`] has commands and mappings fail, [`SoftDevice::raise`] raises events,
-/// [`SoftDevice::remove`] pulls the device out.
+/// [`SoftDevice::inject`](soft::SoftDevice::inject) has commands and mappings fail,
+/// [`raise`](soft::SoftDevice::raise) raises events, [`remove`](soft::SoftDevice::remove) pulls the
+/// device out.
 #[cfg(feature = "soft")]
 pub mod soft {
     pub use uverbs_soft::chardev::{

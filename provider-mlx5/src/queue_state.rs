@@ -576,8 +576,8 @@ impl QueueState {
         self.fixed.user_context.load(Ordering::Relaxed)
     }
 
-    /// The user context of the SRQ that this queue receives through (an SRQ's block: its own); `None`
-    /// for a queue with receives of its own.
+    /// The user context of the SRQ that this queue receives through (an SRQ's block: its own);
+    /// `None` for a queue with receives of its own.
     #[inline(always)]
     pub fn shared_receive_context(&self) -> Option<u64> {
         let receives = self.receives();

@@ -156,8 +156,8 @@ impl Connector {
     /// works.
     ///
     /// # Errors
-    /// `NotFound` if no RDMA device leads to the address, or what the route to it says (ENETUNREACH,
-    /// `TimedOut` where nobody answers); ECONNREFUSED with the peer's
+    /// `NotFound` if no RDMA device leads to the address, or what the route to it says:
+    /// ENETUNREACH, or `TimedOut` where no host answers. ECONNREFUSED with the peer's
     /// [`Rejection`](super::Rejection) as the source; `TimedOut`; what the kernel says of the queue
     /// pair.
     pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {

@@ -98,7 +98,7 @@ fn dropping_a_connection_tells_the_peer() {
     client.wait_disconnected(Some(PATIENCE)).unwrap();
 }
 
-/// Whoever asks, and however often; and the receive that waited is flushed.
+/// By either call, however often; and the receive that waited is flushed.
 #[test]
 fn an_end_is_said_again_and_flushes_receives() {
     for waits in [true, false] {

@@ -139,8 +139,8 @@ impl CqMonitor {
         closed
     }
 
-    /// CQEs of closed queues that occupy places the open queues need. A new queue may have that many
-    /// fewer requests outstanding.
+    /// CQEs of closed queues that occupy places the open queues need. A new queue may have that
+    /// many fewer requests outstanding.
     pub(crate) fn excess(&self) -> u32 {
         let left: u32 = self.closed().iter().map(|closed| closed.left.count).sum();
         let open = self.surplus().wrapping_sub(self.0.closing.load(Ordering::Relaxed) as i64);
