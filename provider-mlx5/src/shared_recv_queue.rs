@@ -128,22 +128,32 @@ impl SharedRecvQueue {
     /// until the receive has completed or the SRQ has been destroyed.
     #[inline(always)]
     pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        match data {
-            [one] if one.is_usual() => {
-                // SAFETY: the free entries are part of the block that `handle` keeps alive.
-                if let Some(next) = unsafe { self.next.take_next(self.counter) } {
-                    let (head, entry) = self.moved(next);
-                    // SAFETY: the entry holds an SGE.
-                    unsafe { entry.write(one.octoword()) };
-                    self.record(head, wr_id);
-                    return Ok(());
-                }
-            }
-            _ => {}
+        // SAFETY: passed on to the caller.
+        if unsafe { self.build_usual(wr_id, data) } {
+            return Ok(());
         }
         crate::hint::seldom();
         // SAFETY: passed on to the caller.
         unsafe { self.build_list(wr_id, data) }
+    }
+
+    /// Builds a receive of one SGE. False, and nothing stored, if `build_list` has to do it.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::build`].
+    #[inline(always)]
+    unsafe fn build_usual(&mut self, wr_id: u64, data: &[Sge]) -> bool {
+        let [one] = data else { return false };
+        if !one.is_usual() {
+            return false;
+        }
+        // SAFETY: the free entries are part of the block that `handle` keeps alive.
+        let Some(next) = (unsafe { self.next.take_next(self.counter) }) else { return false };
+        let (head, entry) = self.moved(next);
+        // SAFETY: the entry holds an SGE.
+        unsafe { entry.write(one.octoword()) };
+        self.record(head, wr_id);
+        true
     }
 
     /// Builds one receive, and tells the device of everything built so far.
@@ -156,15 +166,28 @@ impl SharedRecvQueue {
     #[inline(always)]
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
-        let posted = unsafe { self.build(wr_id, data) };
-        if posted.is_err() {
-            crate::hint::seldom();
-            self.publish();
-            return posted;
+        if unsafe { self.build_usual(wr_id, data) } {
+            // The fast path is open only while nothing waits to be posted again.
+            self.ring();
+            return Ok(());
         }
-        // A post that went well has seen to what was given back unused.
-        self.ring();
-        Ok(())
+        crate::hint::seldom();
+        // SAFETY: passed on to the caller.
+        unsafe { self.post_any(wr_id, data) }
+    }
+
+    /// [`SharedRecvQueue::post`] off the fast path. It rings here, so that the fast path does not
+    /// jump to a doorbell that both share.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::build`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn post_any(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: passed on to the caller.
+        let posted = unsafe { self.build_list(wr_id, data) };
+        self.publish();
+        posted
     }
 
     /// Builds a receive of any list.
