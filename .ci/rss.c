@@ -157,6 +157,7 @@ int main(void) {
     for (int n = 0; n < QUEUES; n++) CHECK(!ibv_destroy_wq(wq[n]) && !ibv_destroy_cq(cq[n]));
     CHECK(!ibv_destroy_qp(sender) && !ibv_destroy_cq(sends));
     CHECK(!ibv_dereg_mr(mr) && !ibv_dereg_mr(frame_mr) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));
+    ibv_free_device_list(list);
     printf("%d frames over %d queues: %d %d %d %d\n", total, QUEUES, got[0], got[1], got[2], got[3]);
     return 0;
 }

@@ -37,7 +37,7 @@ static void queries(void)
 static void refusals(struct ibv_cq *cq)
 {
 	struct ibv_qp *qp = make_qp(cq, 4, 0);
-	struct ibv_sge sge[3] = { { (uintptr_t)buffer, 8, mr->lkey } };
+	struct ibv_sge sge[64] = { { (uintptr_t)buffer, 8, mr->lkey } };
 	struct ibv_send_wr wr = { .wr_id = 1, .sg_list = sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
 		.send_flags = IBV_SEND_SIGNALED }, *bad = NULL;
 	struct ibv_send_wr list[64];
