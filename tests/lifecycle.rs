@@ -244,6 +244,33 @@ fn queue_pairs_share_a_register_once_there_are_no_more() {
     }
 }
 
+/// More queue pairs than the device has registers, in two domains. A thousand of them, in
+/// a scattered order, are replaced.
+#[test]
+#[ignore = "takes long: .ci/slow/75-scale runs it"]
+fn queue_pairs_of_a_domain_are_more_than_the_device_has_registers() {
+    const COUNT: usize = 16_500;
+    let mut setup = Setup::new();
+    let domains = [0, 1].map(|_| setup.context.alloc_thread_domain().unwrap());
+    let make = |index: usize| {
+        let builder = setup.builder::<Rc>().max_send_wr(4).max_recv_wr(4);
+        builder.build_in(&domains[index % 2]).unwrap()
+    };
+    let mut all: Vec<_> = (0..COUNT).map(make).collect();
+    let step = 7919; // a prime: every index is met once
+    for index in (0..1000).map(|turn| turn * step % COUNT) {
+        all[index] = make(index);
+    }
+    let numbers: std::collections::BTreeSet<_> = all.iter().map(|qp| qp.number()).collect();
+    assert_eq!(numbers.len(), COUNT);
+    for qp in all.iter_mut().step_by(1000) {
+        qp.connect(&qp.endpoint()).unwrap();
+        // SAFETY: a message of no bytes names no memory.
+        unsafe { qp.post_send(1, op::Nop, (), SIGNALED).unwrap() };
+        success(&mut setup.cq);
+    }
+}
+
 #[test]
 fn a_null_region_swallows_and_gives_zeros() {
     let mut setup = Setup::new();

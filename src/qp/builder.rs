@@ -257,7 +257,9 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
     ///
     /// # Errors
     /// `InvalidInput` beyond what the device can; `NotFound` without a usable GID; ENOMEM, with the
-    /// memlock limit where that is the likely reason; what else the kernel says.
+    /// memlock limit where that is the likely reason; ENOMEM of `alloc_uar` where no register is
+    /// left, because a queue pair never shares one unless the program says so
+    /// ([`QpBuilder::build_in`]); what else the kernel says.
     pub fn build(self) -> Result<QueuePair<T, L>> {
         let mut qp = self.build_in_reset()?;
         qp.to_init()?;
