@@ -56,7 +56,7 @@ fn one_sentence_and_status_2() {
         ("transfer recv . --port -1", "-1 is not in 0..=65535"),
         ("run", "<PROGRAM>"),
         ("run --devices 0 true", "0 is not in 1..=32"),
-        ("transfer recv /no/such/directory", "not a directory"),
+        ("transfer recv /no/such/directory", "does not exist"),
         ("transfer recv /dev/null", "not a directory"),
         ("transfer send", "<FILE>"),
         ("transfer send onlyone", "FILE"),
