@@ -481,6 +481,14 @@ mod tests {
     }
 
     #[test]
+    fn eperm_is_explained_by_what_the_verb_needs() {
+        let pinned = Error::os("reg_mr", Errno::EPERM);
+        assert!(pinned.cause().contains("RLIMIT_MEMLOCK is 0"), "{pinned}");
+        let raw = Error::os("create_flow", Errno::EPERM);
+        assert!(raw.cure().contains("CAP_NET_RAW"), "{raw}");
+    }
+
+    #[test]
     fn an_error_tells_what_it_was_made_of() {
         use std::error::Error as _;
         let posted = Error::from(PostError::Full);
