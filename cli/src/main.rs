@@ -83,9 +83,10 @@ fn parse() -> Outcome<Option<Cli>> {
     }
 }
 
-/// The first sentence of clap's message, without its usage text.
+/// The first sentence of clap's message and what it suggests, without its usage text.
 fn first_sentence(rendered: &str) -> String {
     let paragraph = rendered.split("\n\n").next().unwrap_or(rendered);
     let words: Vec<&str> = paragraph.trim_start_matches("error: ").split_whitespace().collect();
-    format!("{} (--help tells more)", words.join(" "))
+    let tip = rendered.lines().find_map(|line| line.trim_start().strip_prefix("tip: "));
+    format!("{} ({})", words.join(" "), tip.unwrap_or("--help tells more"))
 }

@@ -64,6 +64,8 @@ fn one_sentence_and_status_2() {
         ("transfer send .. 127.0.0.1", "no file"),
         ("transfer send Cargo.toml ../Cargo.toml 127.0.0.1", "called Cargo.toml"),
         ("wqe", "command is missing"),
+        ("pingpnog", "'pingpong'"),
+        ("pingpong --itres 5", "similar argument exists: '--iters'"),
         ("wqe decode zz", "no dump"),
         ("wqe decode abc", "3 hex digits in a row, an odd number"),
         ("wqe decode 00", "no WQE"),
