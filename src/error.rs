@@ -412,7 +412,12 @@ fn diagnose(verb: &str, errno: Errno) -> (String, String) {
 /// Explains an ENOMEM by the memlock limit, where that is a plausible reason.
 fn memlock_diagnosis(bytes: u64) -> Option<(String, String)> {
     let (soft, _) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
-    if soft == nix::libc::RLIM_INFINITY || may_pin_all() {
+    if may_pin_all() { None } else { limited(bytes, soft) }
+}
+
+/// [`memlock_diagnosis`] of a process whose limit counts.
+fn limited(bytes: u64, soft: u64) -> Option<(String, String)> {
+    if soft == nix::libc::RLIM_INFINITY {
         return None;
     }
     let cause = format!(
@@ -478,6 +483,14 @@ mod tests {
     fn only_enomem_is_explained_by_the_memlock_limit() {
         let error = Error::os("reg_mr", Errno::EFAULT).pinning(1 << 40);
         assert!(!error.to_string().contains("MEMLOCK"));
+    }
+
+    #[test]
+    fn a_limit_that_counts_is_named_with_its_cure() {
+        let (cause, cure) = limited(1 << 20, 8 << 20).expect("a limit");
+        assert!(cause.contains("1024 KiB") && cause.contains("RLIMIT_MEMLOCK is 8192 KiB"));
+        assert!(cure.contains("ulimit -l"), "{cure}");
+        assert_eq!(limited(1 << 20, nix::libc::RLIM_INFINITY), None);
     }
 
     #[test]
