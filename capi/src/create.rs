@@ -345,7 +345,10 @@ unsafe fn xrc_receiver(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_
     let domain = unsafe { Xrcd::of(wanted.attributes.xrcd) };
     let Some(domain) = domain.library() else { return Err(libc::EINVAL) };
     Ok(domain.create_receiver_in_reset().map(|library: XrcReceiver| {
-        let with = with(wanted, &library, &post::NONE, false, None);
+        let mut with = with(wanted, &library, &post::NONE, false, None);
+        // What a program names here all the same is not used: it may go before the queue pair.
+        let base = &mut with.ex.qp_base;
+        (base.send_cq, base.recv_cq) = (ptr::null_mut(), ptr::null_mut());
         Qp::new(library, &post::NONE, with)
     }))
 }

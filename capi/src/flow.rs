@@ -77,9 +77,13 @@ pub(crate) unsafe extern "C" fn read_counters(
     count: u32,
     _flags: u32,
 ) -> c_int {
-    // SAFETY: the caller's set, and `count` numbers to be written.
-    let (set, values) = unsafe {
-        (&*counters.cast::<CounterSet>(), std::slice::from_raw_parts_mut(into, count as usize))
+    // SAFETY: the caller's set.
+    let set = unsafe { &*counters.cast::<CounterSet>() };
+    let values = if count == 0 {
+        &mut [] // a program may leave out the place then
+    } else {
+        // SAFETY: `count` numbers of the caller's, to be written.
+        unsafe { std::slice::from_raw_parts_mut(into, count as usize) }
     };
     let Some(library) = &set.library else { return refused(libc::EINVAL) };
     code(library.read(values))

@@ -347,6 +347,31 @@ static void depths(struct ibv_cq *cq)
 	CHECK(ibv_create_srq(pd, &srq) == NULL && errno == EINVAL);
 }
 
+/* The receiving end of XRC has no completion queue, whatever a program names: that one may go first. */
+static void receivers_of_xrc(void)
+{
+	struct ibv_xrcd_init_attr xrcd_attr = { .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1,
+		.oflags = O_CREAT };
+	struct ibv_xrcd *xrcd = ibv_open_xrcd(context, &xrcd_attr);
+	struct ibv_cq *cq = ibv_create_cq(context, 4, NULL, NULL, 0);
+	struct ibv_qp_init_attr_ex attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_XRC_RECV,
+		.comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd };
+	struct ibv_qp *qp = ibv_create_qp_ex(context, &attr);
+
+	CHECK(xrcd && cq && qp && !qp->send_cq && !qp->recv_cq);
+	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_qp(qp) == 0 && ibv_close_xrcd(xrcd) == 0);
+}
+
+/* A program may leave out the place of no counters. */
+static void no_counters(void)
+{
+	struct ibv_counters_init_attr attr = { 0 };
+	struct ibv_counters *counters = ibv_create_counters(context, &attr);
+	CHECK(counters);
+	ibv_read_counters(counters, NULL, 0, 0);
+	CHECK(ibv_destroy_counters(counters) == 0);
+}
+
 /* A completion queue uses its parent domain, as a queue pair does. */
 static void parent_domains(void)
 {
@@ -515,6 +540,8 @@ int main(void)
 	resets();
 	depths(cq);
 	parent_domains();
+	receivers_of_xrc();
+	no_counters();
 	cancelled_threads();
 	longer_structs();
 	atomic_results(cq);
