@@ -26,6 +26,8 @@ fn main() {
     fs::write(&map, script(&exports)).expect("writable output");
     fs::write(Path::new(&directory).join("symbols.rs"), symbols(&exports))
         .expect("writable output");
+    fs::write(Path::new(&directory).join("addresses.rs"), addresses(&exports))
+        .expect("writable output");
     println!("cargo::rustc-link-arg-cdylib=-Wl,--version-script={}", map.display());
     println!("cargo::rustc-link-arg-cdylib=-Wl,-soname,libibverbs.so.1");
     // Threads of the software device, and programs' atexit functions, may run after dlclose.
@@ -90,4 +92,13 @@ fn symbols(exports: &[Export<'_>]) -> String {
         );
     }
     text
+}
+
+/// A function that finds an export as `dlvsym` does, for programs that have the crate in them.
+fn addresses(exports: &[Export<'_>]) -> String {
+    let mut text = String::from("match (name, version) {\n");
+    for Export { version, name, function, .. } in exports {
+        let _ = writeln!(text, "(\"{name}\", \"{version}\") => crate::{function} as *const (),");
+    }
+    text + "_ => return None,\n}\n"
 }

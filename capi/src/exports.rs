@@ -5,3 +5,9 @@
 //! defined in assembly are not on it, so the version script of `build.rs` decides alone.
 
 include!(concat!(env!("OUT_DIR"), "/symbols.rs"));
+
+/// The address of an exported function, as `dlvsym` finds it: for a program that has this crate
+/// in it and loads no shared object, such as a fuzz target.
+pub fn export(name: &str, version: &str) -> Option<*const ()> {
+    Some(include!(concat!(env!("OUT_DIR"), "/addresses.rs")))
+}

@@ -70,3 +70,7 @@ mod window;
 mod wq;
 mod wr;
 mod xrc;
+
+#[cfg(not(test))]
+#[doc(hidden)]
+pub use exports::export;

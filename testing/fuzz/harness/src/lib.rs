@@ -2,12 +2,13 @@
 //!
 //! Bytes are taken as decisions and values ([`arbitrary`]), so any bytes are a test case, and a
 //! short input ends in zeros. A target reports what it found by a panic, or by an error of the
-//! address sanitizer. All targets are deterministic but [`ioctl`], in which the device's own thread
-//! runs along. [`libmlx5`] needs the library of that name.
+//! address sanitizer. All targets are deterministic but [`ioctl`] and [`capi`], in which the
+//! device's own thread runs along. [`libmlx5`] needs the library of that name.
 //!
 //! The targets themselves (`testing/fuzz/fuzz_targets`) only call these functions under libFuzzer;
 //! the test `tests/replay.rs` calls them with the committed corpora, on a stable toolchain.
 
+pub mod capi;
 pub mod corpus;
 pub mod cqe_poll;
 pub mod ioctl;
@@ -18,6 +19,9 @@ pub mod ring_decode;
 pub mod ring_execute;
 pub mod wqe;
 
+#[path = "../../../../capi/src/abi/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "the drop-in needs all of it")]
+mod abi;
 mod arena;
 mod frame;
 #[path = "../../../../provider-mlx5/inspect/tests/inspect/generate.rs"]
