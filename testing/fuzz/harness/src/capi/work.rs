@@ -298,7 +298,7 @@ impl Program {
         wr.qp_type = u.arbitrary()?;
         let ah = self.maybe(u, Kind::Ah)?;
         match opcode {
-            5 | 6 => {
+            5 | 6 if !self.has_datagrams() => {
                 let (compare_add, swap) = (u.arbitrary()?, u.arbitrary()?);
                 let remote_addr = address(u)?;
                 wr.wr = Wr { atomic: Atomic { remote_addr, compare_add, swap, rkey } };
