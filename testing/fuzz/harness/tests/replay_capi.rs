@@ -7,5 +7,6 @@ use uverbs_fuzz_harness::capi;
 
 #[test]
 fn all_inputs() {
-    inputs::random("capi", capi::run, 20000);
+    inputs::random("capi", capi::run, 200);
+    inputs::replay("capi", capi::run);
 }

@@ -390,7 +390,7 @@ impl Program {
             comp_mask: flags(u, 0)?,
         };
         let of: Vec<*mut c_void> = queues.iter().map(|queue| queue.cast()).collect();
-        // SAFETY: an open context, and as many queues as the struct says, or more than there may be.
+        // SAFETY: an open context, and as many queues as the struct says, or more than are allowed.
         let made = unsafe { (below(context).create_rwq_ind_table)(context, &raw mut attr) };
         self.made(Kind::Table, made, &of);
         Ok(())

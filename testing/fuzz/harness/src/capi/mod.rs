@@ -1,5 +1,5 @@
-//! Calls of a C program on the drop-in (`capi/`), over the software device inside it: verbs with odd
-//! and hostile arguments that the header lets a program give, objects destroyed in any order.
+//! Calls of a C program on the drop-in (`capi/`), over the software device inside it: verbs with
+//! odd and hostile arguments that the header lets a program give, objects destroyed in any order.
 //!
 //! What must hold: no panic, no abort and no access outside of what the program gave; a verb fails
 //! on the side that libibverbs has for it, with an errno; what others use is busy, and everything

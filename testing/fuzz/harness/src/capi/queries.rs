@@ -36,7 +36,7 @@ impl Program {
             // SAFETY: numbers.
             raw_clock: unsafe { zeroed() },
         };
-        // SAFETY: an open context, and room for as many bytes.
+        // SAFETY: an open context, and space for as many bytes.
         unsafe {
             assert!(code((self.verbs.ibv_query_device)(context, device.as_mut_ptr())));
             let table = below(context);
@@ -76,7 +76,7 @@ impl Program {
         let (index, mut gid) = (small(u)?, [0u64; 2]);
         let port = if u.ratio(3, 4)? { 1 } else { number(u)? };
         let (count, flags) = (u.int_in_range(0..=64)?, flags(u, 0)?);
-        // SAFETY: an open context, and room for what is asked for.
+        // SAFETY: an open context, and space for what is asked for.
         unsafe {
             let v = self.verbs;
             minus((v.ibv_query_gid)(context, port as u8, index as c_int, &raw mut gid));
@@ -114,7 +114,7 @@ impl Program {
         let mut attr = ibv_counter_attach_attr { counter_desc, index, comp_mask: 0 };
         let count = u.int_in_range(0..=4)?;
         let mut values = [0u64; 4];
-        // SAFETY: live counters, and room for as many numbers.
+        // SAFETY: live counters, and space for as many numbers.
         unsafe {
             let table = below((*counters).context);
             code((table.attach_counters_point_flow)(counters, &raw mut attr, null_mut()));

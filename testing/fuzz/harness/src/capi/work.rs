@@ -290,8 +290,9 @@ impl Program {
         let num_sge = *u.choose(&[0, 1, 1, 1, 2, 3, -1, 63, 64, 65, c_int::MAX, c_int::MIN])?;
         let opcode = if u.ratio(7, 8)? { u.int_in_range(0..=11)? } else { number(u)? };
         let key: *mut ibv_mr = self.pick(u, Kind::Mr)?;
-        // SAFETY: null, or a live region; a struct of numbers and pointers that may be null.
+        // SAFETY: a struct of numbers and pointers that may be null.
         let mut wr: ibv_send_wr = unsafe { zeroed() };
+        // SAFETY: null, or a live region.
         let rkey = unsafe { key.as_ref() }.map_or(0, |mr| mr.rkey);
         (wr.wr_id, wr.sg_list, wr.num_sge) = (u.arbitrary()?, list.as_mut_ptr(), num_sge);
         (wr.opcode, wr.send_flags, wr.imm_data) = (opcode, send_flags, rkey);
@@ -507,7 +508,7 @@ impl Program {
             return Ok(());
         }
         let is_extended = self.object(cq).is_some_and(|object| object.extended);
-        // SAFETY: a live queue, and room for as many completions.
+        // SAFETY: a live queue, and space for as many completions.
         unsafe {
             if is_extended && u.arbitrary()? {
                 self.poll_extended(u, cq.cast())?;
