@@ -297,11 +297,11 @@ impl RecvQueue {
         unsafe { self.build_list(wr_id, data) }
     }
 
-    /// Builds a receive of any list.
+    /// Builds a receive of any list. Out of line, so that posts of one SGE do not get longer.
     ///
     /// # Safety
     /// As for [`RecvQueue::build`].
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         if self.front.id == self.open || data.len() > usize::from(self.max_sge) {
             // SAFETY: passed on to the caller.
@@ -552,38 +552,15 @@ impl RecvBatch<'_> {
         Ok(())
     }
 
-    /// As [`RecvQueue::build_list`].
+    /// [`RecvQueue::build_list`], and on from where that leaves the queue.
     ///
     /// # Safety
     /// As for [`RecvQueue::build`].
     #[inline(always)]
     unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        let max_sge = self.queue.max_sge;
-        if self.front.id == self.queue.open || data.len() > usize::from(max_sge) {
-            // SAFETY: passed on to the caller.
-            return unsafe { self.build_slow(wr_id, data) };
-        }
-        // SAFETY: a free entry, with room for the list.
-        if !unsafe { write_list(self.front.entry, data, max_sge) } {
-            // SAFETY: passed on to the caller.
-            return unsafe { self.build_slow(wr_id, data) };
-        }
-        // SAFETY: just written.
-        unsafe { self.front.enter(wr_id, self.stride) };
-        self.queue.has_lists = true;
-        self.limit = self.front.id;
-        Ok(())
-    }
-
-    /// [`RecvQueue::build_slow`], and on from where that leaves the queue.
-    ///
-    /// # Safety
-    /// As for [`RecvQueue::build`].
-    #[inline(always)]
-    unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         self.write_back();
         // SAFETY: passed on to the caller.
-        let posted = unsafe { self.queue.build_slow(wr_id, data) };
+        let posted = unsafe { self.queue.build_list(wr_id, data) };
         // Field by field: a copy of the whole would go by way of memory.
         self.front.entry = self.queue.front.entry;
         self.front.id = self.queue.front.id;
@@ -647,11 +624,11 @@ pub(crate) unsafe fn terminate(entry: *mut Octoword, max_sge: u8) {
 }
 
 /// Writes a list whose SGEs are neither empty nor too long, and the end behind it; false if one of
-/// them is. A function of its own, so that posts of one SGE do not get longer.
+/// them is.
 ///
 /// # Safety
 /// `entry` is valid for `max_sge` octowords; `data` has no more SGEs.
-#[inline(never)]
+#[inline(always)]
 unsafe fn write_list(entry: *mut Octoword, data: &[Sge], max_sge: u8) -> bool {
     let mut place = entry;
     for sge in data {

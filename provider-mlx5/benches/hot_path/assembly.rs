@@ -96,14 +96,13 @@ fn hottest() -> [(&'static str, usize); 6] {
 }
 
 /// What may be called: all of it cold, or for lists of several SGEs, and out of line.
-const COLD: [&str; 9] = [
+const COLD: [&str; 8] = [
     "::answer_requests",
     "::post_general",
     "::post_unusual",
     "::post_image",
     "::post_closed",
-    "::build_slow",
-    "::write_list",
+    "::build_list",
     "::poll_slow",
     "::next_lap",
 ];
