@@ -60,8 +60,9 @@ pub struct CqHandle<L = Safe>(Arc<Shared>, PhantomData<L>);
 
 impl<L> fmt::Debug for CqHandle<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let number = format_args!("{:#x}", self.0.number);
-        f.debug_struct("CqHandle").field("number", &number).finish_non_exhaustive()
+        f.debug_struct("CqHandle")
+            .field("number", &format_args!("{:#x}", self.0.number))
+            .finish_non_exhaustive()
     }
 }
 

@@ -26,8 +26,9 @@ pub struct ProtectionDomain {
 
 impl fmt::Debug for ProtectionDomain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let number = format_args!("{:#x}", self.inner.number);
-        f.debug_struct("ProtectionDomain").field("number", &number).finish_non_exhaustive()
+        f.debug_struct("ProtectionDomain")
+            .field("number", &format_args!("{:#x}", self.inner.number))
+            .finish_non_exhaustive()
     }
 }
 

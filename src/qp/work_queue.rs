@@ -338,8 +338,9 @@ pub struct WqHandle(pub(super) Arc<Shared>);
 
 impl fmt::Debug for WqHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let number = format_args!("{:#x}", self.0.number);
-        f.debug_struct("WqHandle").field("number", &number).finish_non_exhaustive()
+        f.debug_struct("WqHandle")
+            .field("number", &format_args!("{:#x}", self.0.number))
+            .finish_non_exhaustive()
     }
 }
 

@@ -280,8 +280,9 @@ pub struct SrqHandle<L = Safe>(Arc<Shared>, PhantomData<L>);
 
 impl<L> fmt::Debug for SrqHandle<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let number = format_args!("{:#x}", self.0.number);
-        f.debug_struct("SrqHandle").field("number", &number).finish_non_exhaustive()
+        f.debug_struct("SrqHandle")
+            .field("number", &format_args!("{:#x}", self.0.number))
+            .finish_non_exhaustive()
     }
 }
 
