@@ -17,13 +17,10 @@
 //! Its channel is its own, so no other task can take that event. Every future here may be dropped
 //! at any moment: between taking something and returning it nothing waits.
 
-#![allow(unsafe_code)]
-
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::{self, Poll};
 
-use ::tokio::io::Interest;
 use ::tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 
 use crate::cm::{Channel, Connection, Connector, Event, Listener};
@@ -34,55 +31,29 @@ use crate::device::context::Context;
 use crate::device::events::DetachedEvent;
 use crate::device::layer::{Layer, Raw};
 use crate::error::{Error, ErrorKind, Result};
+use crate::host::system::Watched;
 
-/// What the reactor watches; it keeps the descriptor open.
+/// A context's event file, as the reactor watches it.
 #[derive(Debug)]
-struct Source<T>(T);
+struct ContextEvents(Context);
 
-impl AsRawFd for Source<CompletionChannel> {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
+impl AsFd for ContextEvents {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.events_fd()
     }
 }
 
-impl AsRawFd for Source<Context> {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.events_fd().as_raw_fd()
-    }
-}
-
-impl AsRawFd for Source<Channel> {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
-}
-
-impl AsRawFd for Source<OwnedFd> {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
-
-fn watch<T>(source: T) -> Result<AsyncFd<Source<T>>>
-where
-    Source<T>: AsRawFd,
-{
-    // SAFETY: a source is an event file of this library, holds one or owns a descriptor, always the
-    // same, and keeps it open as long as the source lives, which is as long as it is registered.
-    let registered = unsafe { AsyncFd::register_with_interest(Source(source), Interest::READABLE) };
-    registered.map_err(|error| Error::io("register_with_tokio", &error.into_parts().1))
+fn watch<T: AsFd>(owner: T) -> Result<AsyncFd<Watched<T>>> {
+    Watched::register(owner).map_err(|error| Error::io("register_with_tokio", &error))
 }
 
 /// Takes something when there is something to take. Readiness is forgotten only after a try found
 /// nothing, and only if no newer readiness was reported since (tokio counts), so that none is
 /// missed.
-async fn take<T, R>(fd: &AsyncFd<Source<T>>, attempt: impl Fn(&T) -> Result<R>) -> Result<R>
-where
-    Source<T>: AsRawFd,
-{
+async fn take<T, R>(fd: &AsyncFd<Watched<T>>, attempt: impl Fn(&T) -> Result<R>) -> Result<R> {
     loop {
         let mut ready = fd.readable().await.map_err(|error| Error::io("wait_in_tokio", &error))?;
-        match attempt(&fd.get_ref().0) {
+        match attempt(fd.get_ref().owner()) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => ready.clear_ready(),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             result => return result,
@@ -93,11 +64,11 @@ where
 /// A file that tasks wait to read from: for what is built of several event files of this library,
 /// such as an epoll(7) file.
 #[derive(Debug)]
-pub struct AsyncFile(AsyncFd<Source<OwnedFd>>);
+pub struct AsyncFile(AsyncFd<Watched<OwnedFd>>);
 
 /// That an [`AsyncFile`] may be readable.
 #[derive(Debug)]
-pub struct Readable<'a>(AsyncFdReadyGuard<'a, Source<OwnedFd>>);
+pub struct Readable<'a>(AsyncFdReadyGuard<'a, Watched<OwnedFd>>);
 
 impl AsyncFile {
     /// Watches `file`.
@@ -143,7 +114,7 @@ impl Readable<'_> {
 /// A completion channel whose events tasks wait for. Share it by reference; of several waiting
 /// tasks exactly one gets each event.
 #[derive(Debug)]
-pub struct AsyncCompletionChannel(AsyncFd<Source<CompletionChannel>>);
+pub struct AsyncCompletionChannel(AsyncFd<Watched<CompletionChannel>>);
 
 impl AsyncCompletionChannel {
     /// Watches `channel`.
@@ -159,7 +130,7 @@ impl AsyncCompletionChannel {
 
     /// The channel, for completion queues to be made with.
     pub fn channel(&self) -> &CompletionChannel {
-        &self.0.get_ref().0
+        self.0.get_ref().owner()
     }
 
     /// Waits for one event. Cancel safe.
@@ -179,7 +150,7 @@ impl AsFd for AsyncCompletionChannel {
 
 /// The asynchronous events of a context, for tasks.
 #[derive(Debug)]
-pub struct AsyncEvents(AsyncFd<Source<Context>>);
+pub struct AsyncEvents(AsyncFd<Watched<ContextEvents>>);
 
 impl AsyncEvents {
     /// Watches the events of `context`.
@@ -190,7 +161,7 @@ impl AsyncEvents {
     /// # Panics
     /// Outside a tokio runtime with I/O enabled.
     pub fn new(context: &Context) -> Result<Self> {
-        watch(context.clone()).map(Self)
+        watch(ContextEvents(context.clone())).map(Self)
     }
 
     /// Waits for one event. Cancel safe.
@@ -198,7 +169,7 @@ impl AsyncEvents {
     /// # Errors
     /// EIO once the device is gone and its last event taken.
     pub async fn event(&self) -> Result<DetachedEvent> {
-        take(&self.0, |context| context.try_get_event().map(|event| event.detach())).await
+        take(&self.0, |context| context.0.try_get_event().map(|event| event.detach())).await
     }
 }
 
@@ -280,7 +251,7 @@ impl AsyncCompletionQueue {
 /// An event channel of the [connection manager](crate::cm) whose events tasks wait for. Share it by
 /// reference; of several waiting tasks exactly one gets each event.
 #[derive(Debug)]
-pub struct AsyncCmChannel(AsyncFd<Source<Channel>>);
+pub struct AsyncCmChannel(AsyncFd<Watched<Channel>>);
 
 impl AsyncCmChannel {
     /// Watches `channel`.
@@ -296,7 +267,7 @@ impl AsyncCmChannel {
 
     /// The channel, for ids to be made from.
     pub fn channel(&self) -> &Channel {
-        &self.0.get_ref().0
+        self.0.get_ref().owner()
     }
 
     /// Waits for one event. Cancel safe: an event is taken only to be returned.

@@ -44,7 +44,6 @@ const UNSAFE: &[&str] = &[
     "qp/raw.rs",
     "qp/safe.rs",
     "srq/post.rs",
-    "tokio.rs",
 ];
 
 #[test]

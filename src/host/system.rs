@@ -1,12 +1,14 @@
 //! What the compiler cannot check of the operating system's interface: the verbs ioctl, commands of
-//! the connection manager, mappings of device pages, file descriptors that the kernel opens, and
-//! handlers that run in forked children.
+//! the connection manager, mappings of device pages, file descriptors that the kernel opens or a
+//! reactor watches, and handlers that run in forked children.
 
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::net::{Ipv4Addr, Ipv6Addr};
+#[cfg(feature = "tokio")]
+use std::os::fd::{AsFd, RawFd};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -21,6 +23,8 @@ use uverbs_uapi::request::Request;
 use super::channel::Access;
 use crate::error::{Error, ErrorKind};
 
+#[cfg(feature = "tokio")]
+use ::tokio::io::unix::AsyncFd;
 #[cfg(feature = "soft")]
 use uverbs_soft::chardev::{CmFile, OpenFile};
 
@@ -173,6 +177,47 @@ fn own(verb: &'static str, fd: i32) -> crate::error::Result<OwnedFd> {
     // SAFETY: the kernel has just opened this descriptor for us, in the answer that the caller
     // consumes.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// What a tokio reactor watches: the descriptor that `owner` lends, which it keeps open.
+#[cfg(feature = "tokio")]
+#[derive(Debug)]
+pub(crate) struct Watched<T> {
+    owner: T,
+    fd: RawFd,
+}
+
+#[cfg(feature = "tokio")]
+impl<T: AsFd> Watched<T> {
+    /// Registers the descriptor for reading.
+    ///
+    /// # Errors
+    /// What `epoll_ctl(2)` says.
+    pub(crate) fn register(owner: T) -> std::io::Result<AsyncFd<Self>> {
+        let fd = owner.as_fd().as_raw_fd();
+        // SAFETY: `as_raw_fd` returns the same number at each call. The descriptor is open as long
+        // as `owner` can be borrowed (`BorrowedFd`): this value never changes or replaces `owner`,
+        // lends it by shared references only, and keeps it until the reactor has let go of both.
+        let registered = unsafe {
+            AsyncFd::register_with_interest(Self { owner, fd }, tokio::io::Interest::READABLE)
+        };
+        registered.map_err(|error| error.into_parts().1)
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl<T> Watched<T> {
+    /// What keeps the descriptor.
+    pub(crate) fn owner(&self) -> &T {
+        &self.owner
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl<T> AsRawFd for Watched<T> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd
+    }
 }
 
 /// A mapping of device pages; unmapped when dropped.
