@@ -62,6 +62,7 @@ mod clock;
 mod counters;
 mod receiver;
 pub mod recording;
+mod rings;
 mod rx;
 mod rx_builder;
 mod striding;

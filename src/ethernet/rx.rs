@@ -1,19 +1,16 @@
 //! The receive queue: polling frames and giving them back.
 
-#![allow(unsafe_code)]
-
 use std::fmt;
 use std::marker::PhantomData;
-use std::mem;
 
-use uverbs_mlx5::completion_queue::{self as provider, FrameQueue, Look};
+use uverbs_mlx5::completion_queue::Look;
 use uverbs_mlx5::format::{CqeChecksum, CqeHeaderTypes, L3Type};
-use uverbs_mlx5::recv_queue::RecvQueue;
 
 use super::FrameError;
 use super::clock::{Clock, FreeRunning, Timestamp};
 use super::counters::RxCounters;
 use super::receiver::Receiver;
+use super::rings::{RingFrame, RxRing};
 use crate::cq::CompletionQueue;
 use crate::cq::channel::CompletionChannel;
 use crate::device::context::Context;
@@ -33,12 +30,7 @@ pub(super) const VERB: &str = "create_rx_queue";
 /// One thread polls it at a time: polling takes `&mut self`. Its timestamps are of clock `C`.
 /// Dropping it ends its rules and destroys its queues.
 pub struct RxQueue<C: Clock = FreeRunning> {
-    frames: FrameQueue,
-    receiver: Receiver,
-    cq: CompletionQueue<Raw>,
-    /// What the receives are in, in the order in which they were posted first. The queue does not
-    /// look into them.
-    slots: Box<[Slot]>,
+    ring: RxRing,
     slab: Slab,
     rejected: u64,
     pub(super) channel: Option<CompletionChannel>,
@@ -49,23 +41,9 @@ pub struct RxQueue<C: Clock = FreeRunning> {
 impl<C: Clock> fmt::Debug for RxQueue<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RxQueue")
-            .field("receiver", &self.receiver)
+            .field("receiver", self.ring.receiver())
             .field("counters", &self.counters())
             .finish_non_exhaustive()
-    }
-}
-
-impl Receiver {
-    /// Where receives are posted.
-    ///
-    /// # Safety
-    /// The queue is not exchanged with another one.
-    unsafe fn receives(&mut self) -> Option<&mut RecvQueue> {
-        match self {
-            // SAFETY: the caller's promise.
-            Self::QueuePair(qp) => unsafe { qp.queues() }.1,
-            Self::WorkQueue(wq) => wq.receive_queue(),
-        }
     }
 }
 
@@ -83,24 +61,9 @@ impl<C: Clock> RxQueue<C> {
     /// Posts the slots, all of the slab's size and of the receiver's domain, and puts the queues
     /// together. There are as many as the queue has receives.
     pub(super) fn new(parts: Parts) -> Result<Self> {
-        let Parts { mut receiver, mut cq, slots, slab, channel, matched } = parts;
-        // SAFETY: neither queue is exchanged with another one.
-        let (queue, receives) = unsafe { (cq.provider(), receiver.receives()) };
-        let receives = receives.ok_or_else(|| Error::invalid(VERB, "there are no receives"))?;
-        for slot in &slots {
-            let whole = slot.whole();
-            // SAFETY: the slots stay in this value until a frame is taken out, and nothing looks
-            // into them before. Their memory is given back once the receiver is gone.
-            unsafe { receives.build(whole.address(), &[whole]) }?;
-        }
-        receives.publish();
-        // SAFETY: this value keeps both queues and uses them through `FrameQueue` alone; nothing
-        // else completes to the CQ. The receives are as just posted: a slot's memory, which was
-        // initialized when it was mapped.
-        let frames = unsafe { FrameQueue::new(queue, receives, slab.slot_bytes()) };
-        let frames = frames.map_err(|error| Error::invalid(VERB, error.to_string()))?;
-        let (rejected, clock) = (0, PhantomData);
-        Ok(Self { frames, receiver, cq, slots, slab, rejected, channel, matched, clock })
+        let Parts { receiver, cq, slots, slab, channel, matched } = parts;
+        let ring = RxRing::new(receiver, cq, slots, slab.slot_bytes())?;
+        Ok(Self { ring, slab, rejected: 0, channel, matched, clock: PhantomData })
     }
 
     /// The next frame. Its buffer goes back to the device when it is dropped.
@@ -133,39 +96,24 @@ impl<C: Clock> RxQueue<C> {
 
     #[inline(always)]
     fn next(&mut self, publishes: bool) -> std::result::Result<Frame<'_, C>, FrameError> {
-        // SAFETY: it stays in its place.
-        let cq = unsafe { self.cq.provider() };
-        let next = match self.frames.look() {
-            Look::Frame(next) => next,
-            Look::Nothing => return Err(self.frames.nothing(cq)),
-            Look::Other => self.frames.look_slow(cq)?,
-        };
-        // SAFETY: it is what was just found.
-        let frame = unsafe { self.frames.front(next, publishes) };
-        let (slots, rejected) = (&mut *self.slots, &mut self.rejected);
-        Ok(Frame { frame, slots, rejected, clock: PhantomData })
+        let frame = self.ring.next(publishes)?;
+        Ok(Frame { frame, rejected: &mut self.rejected, clock: PhantomData })
     }
 
     /// Whether [`RxQueue::poll`] would return something else than `Empty`.
     #[inline(always)]
     pub(super) fn has_something(&self) -> bool {
-        self.frames.look() != Look::Nothing
+        self.ring.frames().look() != Look::Nothing
     }
 
     /// Asks for an event at the next completion.
     pub(super) fn arm(&mut self) {
-        // SAFETY: it stays in its place.
-        self.frames.write_back(unsafe { self.cq.provider() });
-        self.cq.arm();
+        self.ring.arm();
     }
 
     /// Whether the queue has failed while nothing was in it.
     pub(super) fn check(&mut self) -> Result<()> {
-        // SAFETY: it stays in its place.
-        match self.frames.nothing(unsafe { self.cq.provider() }) {
-            FrameError::Empty => Ok(()),
-            error => Err(error.into()),
-        }
+        self.ring.check()
     }
 
     /// Adds a steering rule: the frames that it is about come here. It ends when the result is
@@ -187,7 +135,7 @@ impl<C: Clock> RxQueue<C> {
         rule: &impl Traffic,
         change: impl FnOnce(FlowBuilder<'_>) -> FlowBuilder<'_>,
     ) -> Result<Flow> {
-        let builder = rule.describe(self.receiver.create_flow()?)?;
+        let builder = rule.describe(self.ring.create_flow()?)?;
         let builder = match &self.matched {
             Some(counters) => builder.count(counters),
             None => builder,
@@ -197,12 +145,13 @@ impl<C: Clock> RxQueue<C> {
 
     /// What was counted so far.
     pub fn counters(&self) -> RxCounters {
-        RxCounters::new(self.frames.counters(), self.frames.depth(), self.rejected)
+        let frames = self.ring.frames();
+        RxCounters::new(frames.counters(), frames.depth(), self.rejected)
     }
 
     /// Frames that have arrived and were not polled yet.
     pub fn backlog(&self) -> u32 {
-        self.frames.backlog()
+        self.ring.frames().backlog()
     }
 
     /// Frames that the rules of this queue matched, as the device counts them.
@@ -261,17 +210,17 @@ impl<C: Clock> RxQueue<C> {
     /// # Ok::<(), uverbs::Error>(())
     /// ```
     pub fn work_queue(&self) -> Option<&WqHandle> {
-        self.receiver.work_queue()
+        self.ring.receiver().work_queue()
     }
 
     /// The device's number of the queue pair, or of the work queue.
     pub fn number(&self) -> u32 {
-        self.receiver.number()
+        self.ring.receiver().number()
     }
 
     /// The context that it belongs to.
     pub fn context(&self) -> &Context {
-        self.receiver.context()
+        self.ring.receiver().context()
     }
 
     /// Destroys it; its rules end.
@@ -280,13 +229,7 @@ impl<C: Clock> RxQueue<C> {
     /// What the kernel says; `Busy` while an indirection table has it. It comes back, without its
     /// rules.
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
-        self.receiver.end().map_err(|error| DestroyError::new(self, error))
-    }
-}
-
-impl<C: Clock> Drop for RxQueue<C> {
-    fn drop(&mut self) {
-        self.receiver.end_with(mem::take(&mut self.slots));
+        self.ring.end().map_err(|error| DestroyError::new(self, error))
     }
 }
 
@@ -312,7 +255,7 @@ impl<C: Clock> RxBatch<'_, C> {
 impl<C: Clock> Drop for RxBatch<'_, C> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.queue.frames.publish();
+        self.queue.ring.publish();
     }
 }
 
@@ -321,8 +264,7 @@ impl<C: Clock> Drop for RxBatch<'_, C> {
 /// One that is leaked does not go back: the next poll lends the same frame again.
 #[derive(Debug)]
 pub struct Frame<'q, C: Clock = FreeRunning> {
-    frame: provider::Frame<'q>,
-    slots: &'q mut [Slot],
+    frame: RingFrame<'q>,
     rejected: &'q mut u64,
     clock: PhantomData<C>,
 }
@@ -399,18 +341,6 @@ impl<C: Clock> Frame<'_, C> {
     /// frame is given back then.
     #[inline]
     pub fn take(self, spare: Slot) -> std::result::Result<Slot, Slot> {
-        let Self { frame, slots, .. } = self;
-        let Some(place) = slots.get_mut(frame.place()) else { return Err(spare) };
-        let fits = spare.capacity() >= frame.buffer_bytes() as usize;
-        if !fits || spare.header().domain() != place.header().domain() {
-            return Err(spare);
-        }
-        let (length, bytes) = (frame.length(), frame.buffer_bytes());
-        // SAFETY: a slot of the queue's domain long enough for a frame, and that nothing looks
-        // into as long as it is among the queue's.
-        unsafe { frame.replace(spare.whole().with_length(bytes)) };
-        let mut kept = mem::replace(place, spare);
-        kept.set_len(length);
-        Ok(kept)
+        self.frame.replace(spare)
     }
 }

@@ -1,16 +1,12 @@
 //! The send queue: frames from templates, sent at once or held back.
 
-#![allow(unsafe_code)]
-
 use std::fmt;
 use std::marker::PhantomData;
-use std::mem::{self, ManuallyDrop};
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use uverbs_mlx5::mmio::BlueFlame;
-use uverbs_mlx5::send_queue::{Batch, EthernetOffload, SendQueue, framed};
+use uverbs_mlx5::send_queue::EthernetOffload;
 
 use super::clock::{Clock, FreeRunning, Timestamp};
+use super::rings::{Sendable, StagedFrames, TxRing};
 use super::template::{Tailed, Template};
 use crate::cq::{CompletionQueue, PollError, Status};
 use crate::device::context::Context;
@@ -26,24 +22,15 @@ use crate::qp::{PostError, PostFlags, QueuePair};
 ///
 /// One thread uses it at a time. Its timestamps are of clock `C`.
 pub struct TxQueue<C: Clock = FreeRunning> {
-    qp: QueuePair<RawPacket, Raw>,
+    ring: TxRing,
     cq: CompletionQueue<Raw>,
     /// One of so many frames makes a completion.
     every: u32,
     /// Frames until the next one that does.
     left: u32,
     counters: TxCounters,
-    /// Tells queues apart for as long as the process lives.
-    identity: u64,
-    /// The protection domain's identity.
-    domain: usize,
-    /// Ends of frames that the device may read as long as the queue exists.
-    tails: Vec<Slot>,
     clock: PhantomData<C>,
 }
-
-/// The next queue's identity.
-static IDENTITIES: AtomicU64 = AtomicU64::new(0);
 
 /// What a [`TxQueue`] has counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -70,7 +57,7 @@ pub struct Sent<C> {
 impl<C: Clock> fmt::Debug for TxQueue<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TxQueue")
-            .field("qp", &self.qp)
+            .field("qp", self.ring.queue_pair())
             .field("counters", &self.counters)
             .finish_non_exhaustive()
     }
@@ -84,10 +71,8 @@ impl<C: Clock> TxQueue<C> {
         every: u32,
         domain: usize,
     ) -> Self {
-        let identity = IDENTITIES.fetch_add(1, Ordering::Relaxed);
-        let (counters, tails) = (TxCounters::default(), Vec::new());
-        let (left, clock) = (every, PhantomData);
-        Self { qp, cq, every, left, counters, identity, domain, tails, clock }
+        let (ring, counters) = (TxRing::new(qp, domain), TxCounters::default());
+        Self { ring, cq, every, left: every, counters, clock: PhantomData }
     }
 
     /// Builds a frame for sending it again and again: `frame` from the destination address on,
@@ -103,9 +88,7 @@ impl<C: Clock> TxQueue<C> {
         frame: &[u8],
         offload: EthernetOffload,
     ) -> std::result::Result<Template<BLOCKS>, PostError> {
-        let (operation, data) = framed(offload, frame, ());
-        let request = self.queue()?.long_template(operation, data, PostFlags::empty())?;
-        Ok(Template { request, length: frame.len(), longest: frame.len() })
+        self.ring.template(frame, offload)
     }
 
     /// Builds a frame whose start is in the work request, and whose end the device reads from
@@ -122,28 +105,7 @@ impl<C: Clock> TxQueue<C> {
         tail: Slot,
         offload: EthernetOffload,
     ) -> std::result::Result<Tailed<BLOCKS>, Refused> {
-        match self.tailed(start, &tail, offload) {
-            Ok(tailed) => {
-                self.tails.push(tail);
-                Ok(tailed)
-            }
-            Err(reason) => Err(Refused { slot: tail, reason }),
-        }
-    }
-
-    fn tailed<const BLOCKS: usize>(
-        &mut self,
-        start: &[u8],
-        tail: &Slot,
-        offload: EthernetOffload,
-    ) -> std::result::Result<Tailed<BLOCKS>, PostError> {
-        if tail.header().domain() != self.domain {
-            return Err(PostError::ForeignMemory);
-        }
-        let (operation, data) = framed(offload, start, tail.filled());
-        let request = self.queue()?.long_template(operation, data, PostFlags::empty())?;
-        let start = Template { request, length: start.len(), longest: start.len() };
-        Ok(Tailed { start, tail: tail.len(), queue: self.identity })
+        self.ring.tailed(start, tail, offload)
     }
 
     /// Sends a frame: builds it and rings the doorbell. If it makes a completion, that hands back
@@ -172,11 +134,19 @@ impl<C: Clock> TxQueue<C> {
         id: u64,
         template: &Template<BLOCKS>,
     ) -> std::result::Result<(), PostError> {
+        self.send_any(id, template)
+    }
+
+    #[inline(always)]
+    fn send_any<const BLOCKS: usize>(
+        &mut self,
+        id: u64,
+        frame: &impl Sendable<BLOCKS>,
+    ) -> std::result::Result<(), PostError> {
         if self.left <= 1 {
-            return self.send_signaled(id, template);
+            return self.send_signaled(id, frame);
         }
-        // SAFETY: the request names no memory, or a tail that this queue keeps (`send_tailed`).
-        unsafe { self.queue()?.post_template(id, &template.request) }?;
+        self.ring.post(id, frame)?;
         self.left -= 1;
         self.counters.sent += 1;
         Ok(())
@@ -192,10 +162,7 @@ impl<C: Clock> TxQueue<C> {
         id: u64,
         frame: &Tailed<BLOCKS>,
     ) -> std::result::Result<(), PostError> {
-        if frame.queue != self.identity {
-            return Err(PostError::ForeignMemory);
-        }
-        self.send(id, &frame.start)
+        self.send_any(id, frame)
     }
 
     /// As [`TxQueue::send`], and the frame makes a completion whether its turn has come or not:
@@ -215,11 +182,9 @@ impl<C: Clock> TxQueue<C> {
     fn send_signaled<const BLOCKS: usize>(
         &mut self,
         id: u64,
-        template: &Template<BLOCKS>,
+        frame: &impl Sendable<BLOCKS>,
     ) -> std::result::Result<(), PostError> {
-        let request = template.request.with_flags(PostFlags::SIGNALED);
-        // SAFETY: as in `send`.
-        unsafe { self.queue()?.post_template(id, &request) }?;
+        self.ring.post_signaled(id, frame)?;
         self.left = self.every;
         self.counters.sent += 1;
         Ok(())
@@ -251,11 +216,8 @@ impl<C: Clock> TxQueue<C> {
         template: &Template<BLOCKS>,
     ) -> std::result::Result<Staged<'_>, PostError> {
         let (every, left, sent) = (self.every, &mut self.left, &mut self.counters.sent);
-        // SAFETY: it is not exchanged with another one.
-        let (send, _) = unsafe { self.qp.queues() };
-        let batch = send.ok_or(PostError::NoQueue)?.batch()?;
         let plan = Plan { every, left: *left, staged: 0 };
-        let mut staged = Staged { batch: ManuallyDrop::new(batch), plan, left, sent };
+        let mut staged = Staged { frames: self.ring.stage()?, plan, left, sent };
         staged.add(id, template)?;
         Ok(staged)
     }
@@ -291,7 +253,7 @@ impl<C: Clock> TxQueue<C> {
     /// sent now.
     pub fn reap(&mut self) -> u32 {
         while self.poll().is_ok() {}
-        self.queue().map_or(0, |queue| queue.free_requests())
+        self.ring.free_requests()
     }
 
     /// What was counted so far.
@@ -301,12 +263,12 @@ impl<C: Clock> TxQueue<C> {
 
     /// The device's number of the queue pair.
     pub fn number(&self) -> u32 {
-        self.qp.number()
+        self.ring.queue_pair().number()
     }
 
     /// The context that it belongs to.
     pub fn context(&self) -> &Context {
-        self.qp.context()
+        self.ring.queue_pair().context()
     }
 
     /// Limits how fast it sends: see
@@ -315,7 +277,7 @@ impl<C: Clock> TxQueue<C> {
     /// # Errors
     /// As there.
     pub fn modify_rate_limit(&mut self, limit: crate::qp::RateLimit) -> Result<()> {
-        self.qp.modify_rate_limit(limit)
+        self.ring.modify_rate_limit(limit)
     }
 
     /// Destroys it.
@@ -323,26 +285,7 @@ impl<C: Clock> TxQueue<C> {
     /// # Errors
     /// What the kernel says. It comes back unharmed.
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
-        self.qp.end().map_err(|error| DestroyError::new(self, error))
-    }
-
-    #[inline(always)]
-    fn queue(&mut self) -> std::result::Result<&mut SendQueue<RawPacket>, PostError> {
-        // SAFETY: it is not exchanged with another one.
-        let (send, _) = unsafe { self.qp.queues() };
-        send.ok_or(PostError::NoQueue)
-    }
-}
-
-impl<C: Clock> Drop for TxQueue<C> {
-    fn drop(&mut self) {
-        if self.tails.is_empty() {
-            return;
-        }
-        let Err(error) = self.qp.end() else { return };
-        // The device may still read the tails.
-        let tails = mem::take(&mut self.tails);
-        self.qp.context().inner().until_close.keep("frames' tails", &error, tails);
+        self.ring.end().map_err(|error| DestroyError::new(self, error))
     }
 }
 
@@ -359,8 +302,7 @@ struct Plan {
 #[derive(Debug)]
 #[must_use = "nothing is sent before it is fired"]
 pub struct Staged<'q> {
-    /// Never dropped, which leaves the queue as it was.
-    batch: ManuallyDrop<Batch<'q, RawPacket, BlueFlame>>,
+    frames: StagedFrames<'q>,
     plan: Plan,
     left: &'q mut u32,
     sent: &'q mut u64,
@@ -380,9 +322,7 @@ impl Staged<'_> {
         let Plan { every, left, staged } = self.plan;
         let signaled = left <= 1;
         let flags = if signaled { PostFlags::SIGNALED } else { PostFlags::empty() };
-        let request = template.request.with_flags(flags);
-        // SAFETY: all of the frame is in the request, which names no memory.
-        unsafe { self.batch.build_template(id, &request) }?;
+        self.frames.build(id, template, flags)?;
         self.plan =
             Plan { every, left: if signaled { every } else { left - 1 }, staged: staged + 1 };
         Ok(())
@@ -393,7 +333,7 @@ impl Staged<'_> {
     pub fn fire(self) {
         *self.left = self.plan.left;
         *self.sent += u64::from(self.plan.staged);
-        ManuallyDrop::into_inner(self.batch).publish();
+        self.frames.publish();
     }
 
     /// Takes the frames back; the same as dropping, by name.

@@ -1,0 +1,571 @@
+//! The rings under the queues of frames, with the proofs that their buffers stay: rings of receives
+//! own theirs, and a ring of sends keeps all memory that its requests name.
+
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::mem::{self, ManuallyDrop};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use uverbs_mlx5::completion_queue::{self as provider, FrameQueue, Look};
+use uverbs_mlx5::completion_queue::{StrideFrame, StrideQueue};
+use uverbs_mlx5::mmio::BlueFlame;
+use uverbs_mlx5::recv_queue::{PostedRing, RecvQueue};
+use uverbs_mlx5::send_queue::{
+    self as provider_send, Batch, EthernetFrame, EthernetOffload, SendQueue, framed,
+};
+
+use super::FrameError;
+use super::receiver::Receiver;
+use super::rx::VERB;
+use super::template::{Tailed, Template};
+use crate::cq::CompletionQueue;
+use crate::device::layer::Raw;
+use crate::error::{Error, Result};
+use crate::flow::FlowBuilder;
+use crate::memory::posting::Refused;
+use crate::memory::slot::Slot;
+use crate::qp::qp_type::RawPacket;
+use crate::qp::striding::Striding;
+use crate::qp::work_queue::WorkQueue;
+use crate::qp::{PostError, PostFlags, QueuePair};
+
+/// Receives that one frame fills, and the queue that it completes to.
+pub(super) struct RxRing {
+    frames: FrameQueue,
+    receiver: Receiver,
+    cq: CompletionQueue<Raw>,
+    /// What the receives are in, in the order in which they were posted first. Nothing reads or
+    /// writes them here.
+    slots: Box<[Slot]>,
+}
+
+impl Receiver {
+    /// Where receives are posted.
+    ///
+    /// # Safety
+    /// The queue is not exchanged with another one.
+    unsafe fn receives(&mut self) -> Option<&mut RecvQueue> {
+        match self {
+            // SAFETY: the caller's promise.
+            Self::QueuePair(qp) => unsafe { qp.queues() }.1,
+            Self::WorkQueue(wq) => wq.receive_queue(),
+        }
+    }
+}
+
+impl RxRing {
+    /// Posts the slots, all of `slot_bytes` bytes and of the receiver's domain. There are as many
+    /// as the queue has receives.
+    pub(super) fn new(
+        mut receiver: Receiver,
+        mut cq: CompletionQueue<Raw>,
+        slots: Box<[Slot]>,
+        slot_bytes: u32,
+    ) -> Result<Self> {
+        // SAFETY: neither queue is exchanged with another one.
+        let (queue, receives) = unsafe { (cq.provider(), receiver.receives()) };
+        let receives = receives.ok_or_else(no_receives)?;
+        for slot in &slots {
+            let whole = slot.whole();
+            // SAFETY: the slots stay in this value until a frame is taken out, and nothing looks
+            // into them before. Their memory is given back once the receiver is gone.
+            unsafe { receives.build(whole.address(), &[whole]) }?;
+        }
+        receives.publish();
+        // SAFETY: this value keeps both queues and uses them through `FrameQueue` alone; nothing
+        // else completes to the CQ. The receives are as just posted: a slot's memory, which was
+        // initialized when it was mapped.
+        let frames = unsafe { FrameQueue::new(queue, receives, slot_bytes) };
+        let frames = frames.map_err(|error| Error::invalid(VERB, error.to_string()))?;
+        Ok(Self { frames, receiver, cq, slots })
+    }
+
+    /// The next frame. Its buffer goes back to the device when it is dropped: at once if it
+    /// `publishes`, else with [`RxRing::publish`].
+    #[inline(always)]
+    pub(super) fn next(
+        &mut self,
+        publishes: bool,
+    ) -> std::result::Result<RingFrame<'_>, FrameError> {
+        // SAFETY: it stays in its place.
+        let cq = unsafe { self.cq.provider() };
+        let next = match self.frames.look() {
+            Look::Frame(next) => next,
+            Look::Nothing => return Err(self.frames.nothing(cq)),
+            Look::Other => self.frames.look_slow(cq)?,
+        };
+        // SAFETY: it is what was just found.
+        let frame = unsafe { self.frames.front(next, publishes) };
+        Ok(RingFrame { frame, slots: &mut self.slots })
+    }
+
+    /// Tells the device of all buffers that were given back.
+    #[inline(always)]
+    pub(super) fn publish(&mut self) {
+        self.frames.publish();
+    }
+
+    /// The frames, to be looked at and counted.
+    #[inline(always)]
+    pub(super) fn frames(&self) -> &FrameQueue {
+        &self.frames
+    }
+
+    /// The queue that frames arrive at.
+    pub(super) fn receiver(&self) -> &Receiver {
+        &self.receiver
+    }
+
+    /// Begins to make a steering rule that leads here.
+    pub(super) fn create_flow(&mut self) -> Result<FlowBuilder<'_>> {
+        self.receiver.create_flow()
+    }
+
+    /// Asks for an event at the next completion.
+    pub(super) fn arm(&mut self) {
+        // SAFETY: it stays in its place.
+        self.frames.write_back(unsafe { self.cq.provider() });
+        self.cq.arm();
+    }
+
+    /// Whether the queue has failed while nothing was in it.
+    pub(super) fn check(&mut self) -> Result<()> {
+        // SAFETY: it stays in its place.
+        only_empty(self.frames.nothing(unsafe { self.cq.provider() }))
+    }
+
+    /// Destroys the queue that frames arrive at.
+    pub(super) fn end(&mut self) -> Result<()> {
+        self.receiver.end()
+    }
+}
+
+impl Drop for RxRing {
+    fn drop(&mut self) {
+        self.receiver.end_with(mem::take(&mut self.slots));
+    }
+}
+
+/// A frame in a buffer of an [`RxRing`].
+#[derive(Debug)]
+pub(super) struct RingFrame<'q> {
+    frame: provider::Frame<'q>,
+    slots: &'q mut [Slot],
+}
+
+impl<'q> Deref for RingFrame<'q> {
+    type Target = provider::Frame<'q>;
+    #[inline(always)]
+    fn deref(&self) -> &Self::Target {
+        &self.frame
+    }
+}
+
+impl RingFrame<'_> {
+    /// The buffer with the frame, in whose place the ring has `spare` from now on.
+    ///
+    /// # Errors
+    /// `spare`, if it is shorter than the ring's buffers or of another protection domain. The frame
+    /// is given back then.
+    #[inline]
+    pub(super) fn replace(self, spare: Slot) -> std::result::Result<Slot, Slot> {
+        let Self { frame, slots } = self;
+        let Some(place) = slots.get_mut(frame.place()) else { return Err(spare) };
+        let fits = spare.capacity() >= frame.buffer_bytes() as usize;
+        if !fits || spare.header().domain() != place.header().domain() {
+            return Err(spare);
+        }
+        let (length, bytes) = (frame.length(), frame.buffer_bytes());
+        // SAFETY: a slot of the queue's domain long enough for a frame, and that nothing looks
+        // into as long as it is among the queue's.
+        unsafe { frame.replace(spare.whole().with_length(bytes)) };
+        let mut kept = mem::replace(place, spare);
+        kept.set_len(length);
+        Ok(kept)
+    }
+}
+
+/// Receives whose buffers many frames share, and the queue that the frames complete to.
+pub(super) struct StridingRing {
+    wq: WorkQueue<Raw>,
+    cq: CompletionQueue<Raw>,
+    strides: StrideQueue,
+    striding: Striding,
+    /// The buffer posted at each place of the ring.
+    posted: Box<[Option<Arc<Slot>>]>,
+    /// Buffers that are not posted. Those that frames are in come back when the frames are dropped.
+    others: VecDeque<Arc<Slot>>,
+    /// WQEs whose buffers are among the others again.
+    done: u32,
+}
+
+impl StridingRing {
+    /// Posts `slots`, one for each receive. These and `spares` have all of a WQE's bytes at least
+    /// and are of the queue's domain.
+    pub(super) fn new(
+        mut wq: WorkQueue<Raw>,
+        mut cq: CompletionQueue<Raw>,
+        striding: Striding,
+        slots: Box<[Slot]>,
+        spares: Box<[Slot]>,
+    ) -> Result<Self> {
+        let receives = wq.receive_queue().ok_or_else(no_receives)?;
+        for slot in &slots {
+            let buffer = slot.whole().with_length(striding.wqe_bytes());
+            // SAFETY: the slots stay in this value, and nothing looks into them but frames, where
+            // the device has completed theirs. Their memory is given back once the queue is gone.
+            unsafe { receives.build(0, &[buffer]) }?;
+        }
+        receives.publish();
+        // SAFETY: this value keeps both queues and uses them through `StrideQueue` alone; nothing
+        // else completes to the CQ. The receives are as just posted.
+        let ring = unsafe { PostedRing::new(receives) };
+        // SAFETY: it stays in its place.
+        let provider = unsafe { cq.provider() };
+        let strides = ring.and_then(|ring| StrideQueue::new(provider, ring, striding.shape()));
+        let strides = strides.map_err(|error| Error::invalid(VERB, error.to_string()))?;
+        let mut others = VecDeque::with_capacity(slots.len() + spares.len());
+        others.extend(Vec::from(spares).into_iter().map(Arc::new));
+        let posted = Vec::from(slots).into_iter().map(|slot| Some(Arc::new(slot))).collect();
+        let done = strides.done();
+        Ok(Self { wq, cq, strides, striding, posted, others, done })
+    }
+
+    /// The next frame.
+    #[inline]
+    pub(super) fn poll(&mut self) -> std::result::Result<SharedFrame, FrameError> {
+        // SAFETY: it stays in its place.
+        let found = self.strides.poll(unsafe { self.cq.provider() });
+        let frame = found.ok().and_then(|found| {
+            let buffer = self.posted.get(found.place as usize)?.clone()?;
+            Some(SharedFrame { buffer, found })
+        });
+        if self.strides.done() != self.done || self.strides.missing() > 0 {
+            self.refill();
+        }
+        match (frame, found) {
+            (Some(frame), _) => Ok(frame),
+            (None, Err(error)) => Err(error),
+            (None, Ok(_)) => Err(FrameError::Empty),
+        }
+    }
+
+    /// Takes the buffers of WQEs that are done, and posts those that no frame is in any more.
+    #[cold]
+    #[inline(never)]
+    fn refill(&mut self) {
+        while self.done != self.strides.done() {
+            let place = self.done as usize & (self.posted.len() - 1);
+            self.others.extend(self.posted.get_mut(place).and_then(Option::take));
+            self.done = self.done.wrapping_add(1);
+        }
+        let mut any = false;
+        for _ in 0..self.others.len() {
+            let Some(place) = self.strides.free_place() else { break };
+            let Some(mut buffer) = self.others.pop_front() else { break };
+            if Arc::get_mut(&mut buffer).is_none() {
+                self.others.push_back(buffer);
+                continue;
+            }
+            let sge = buffer.whole().with_length(self.striding.wqe_bytes());
+            // SAFETY: the place is free, so its WQE is done. The buffer is a slot of the queue's
+            // domain, long enough for a WQE. This is its only reference, so no frame is in it, and
+            // frames come into it by completions alone. It stays in `posted` until its WQE is done,
+            // or is kept until the queue is gone.
+            unsafe { self.strides.receives().post(sge) };
+            any = true;
+            if let Some(at) = self.posted.get_mut(place as usize) {
+                *at = Some(buffer);
+            }
+        }
+        if any {
+            self.strides.receives().publish();
+        }
+    }
+
+    /// The strides, to be looked at and counted.
+    pub(super) fn strides(&self) -> &StrideQueue {
+        &self.strides
+    }
+
+    /// The queue that frames arrive at.
+    pub(super) fn work_queue(&self) -> &WorkQueue<Raw> {
+        &self.wq
+    }
+
+    /// How its buffers are divided.
+    pub(super) fn striding(&self) -> Striding {
+        self.striding
+    }
+
+    /// Buffers that the device has.
+    pub(super) fn posted(&self) -> u32 {
+        self.posted.len() as u32 - self.strides.missing()
+    }
+
+    /// Buffers that it has, posted or not.
+    pub(super) fn buffers(&self) -> usize {
+        self.posted.iter().flatten().count() + self.others.len()
+    }
+
+    /// Asks for an event at the next completion.
+    pub(super) fn arm(&mut self) {
+        // SAFETY: it stays in its place.
+        self.strides.write_back(unsafe { self.cq.provider() });
+        self.cq.arm();
+    }
+
+    /// Whether the queue has failed while nothing was in it.
+    pub(super) fn check(&mut self) -> Result<()> {
+        self.refill();
+        // SAFETY: it stays in its place.
+        only_empty(self.strides.nothing(unsafe { self.cq.provider() }))
+    }
+}
+
+impl Drop for StridingRing {
+    fn drop(&mut self) {
+        // Tables may keep the work queue.
+        self.wq.handle().keep_buffers(mem::take(&mut self.posted));
+    }
+}
+
+/// A frame in a buffer of a [`StridingRing`].
+pub(super) struct SharedFrame {
+    buffer: Arc<Slot>,
+    found: StrideFrame,
+}
+
+impl Deref for SharedFrame {
+    type Target = StrideFrame;
+    fn deref(&self) -> &StrideFrame {
+        &self.found
+    }
+}
+
+impl SharedFrame {
+    /// Its bytes.
+    #[inline]
+    pub(super) fn bytes(&self) -> &[u8] {
+        let Some(start) = self.start() else { return &[] };
+        // SAFETY: the bytes are initialized memory of the slot, which the frame keeps, as `start`
+        // has checked. The device has completed them: the queue refuses strides that it has lent
+        // since the buffer was posted. It writes them again only after the buffer was posted again,
+        // for which no frame may be in it (`StridingRing::refill`). Until then no reference to
+        // them is made but by frames, to each its own: a slot's own bytes are those filled, none.
+        unsafe { std::slice::from_raw_parts(start, self.found.length as usize) }
+    }
+
+    /// Where it begins, if all of it is inside the buffer.
+    fn start(&self) -> Option<*const u8> {
+        let end = self.found.offset as usize + self.found.length as usize;
+        let start = self.buffer.header().start().cast_const();
+        (end <= self.buffer.capacity()).then(|| start.wrapping_add(self.found.offset as usize))
+    }
+}
+
+fn no_receives() -> Error {
+    Error::invalid(VERB, "there are no receives")
+}
+
+fn only_empty(nothing: FrameError) -> Result<()> {
+    match nothing {
+        FrameError::Empty => Ok(()),
+        error => Err(error.into()),
+    }
+}
+
+/// What posting says.
+type Posted<T = ()> = std::result::Result<T, PostError>;
+
+/// Sends of frames from templates.
+pub(super) struct TxRing {
+    qp: QueuePair<RawPacket, Raw>,
+    /// Tells rings apart for as long as the process lives.
+    identity: u64,
+    /// The protection domain's identity.
+    domain: usize,
+    /// Ends of frames that the device may read as long as the queue exists.
+    tails: Vec<Slot>,
+}
+
+/// The next ring's identity.
+static IDENTITIES: AtomicU64 = AtomicU64::new(0);
+
+impl TxRing {
+    /// The ring of a queue pair in the protection domain with the identity `domain`.
+    pub(super) fn new(qp: QueuePair<RawPacket, Raw>, domain: usize) -> Self {
+        let identity = IDENTITIES.fetch_add(1, Ordering::Relaxed);
+        Self { qp, identity, domain, tails: Vec::new() }
+    }
+
+    /// The queue pair.
+    pub(super) fn queue_pair(&self) -> &QueuePair<RawPacket, Raw> {
+        &self.qp
+    }
+
+    /// As [`QueuePair::modify_rate_limit`].
+    pub(super) fn modify_rate_limit(&mut self, limit: crate::qp::RateLimit) -> Result<()> {
+        self.qp.modify_rate_limit(limit)
+    }
+
+    /// Requests that can be posted now.
+    pub(super) fn free_requests(&mut self) -> u32 {
+        self.queue().map_or(0, |queue| queue.free_requests())
+    }
+
+    /// A frame all of which is in the request.
+    pub(super) fn template<const BLOCKS: usize>(
+        &mut self,
+        frame: &[u8],
+        offload: EthernetOffload,
+    ) -> Posted<Template<BLOCKS>> {
+        let (operation, data) = framed(offload, frame, ());
+        let request = self.queue()?.long_template(operation, data, PostFlags::empty())?;
+        Ok(Template { request, length: frame.len(), longest: frame.len() })
+    }
+
+    /// A frame that ends in `tail`, which the ring keeps.
+    pub(super) fn tailed<const BLOCKS: usize>(
+        &mut self,
+        start: &[u8],
+        tail: Slot,
+        offload: EthernetOffload,
+    ) -> std::result::Result<Tailed<BLOCKS>, Refused> {
+        match self.describe_tailed(start, &tail, offload) {
+            Ok(tailed) => {
+                self.tails.push(tail);
+                Ok(tailed)
+            }
+            Err(reason) => Err(Refused { slot: tail, reason }),
+        }
+    }
+
+    fn describe_tailed<const BLOCKS: usize>(
+        &mut self,
+        start: &[u8],
+        tail: &Slot,
+        offload: EthernetOffload,
+    ) -> Posted<Tailed<BLOCKS>> {
+        if tail.header().domain() != self.domain {
+            return Err(PostError::ForeignMemory);
+        }
+        let (operation, data) = framed(offload, start, tail.filled());
+        let request = self.queue()?.long_template(operation, data, PostFlags::empty())?;
+        let start = Template { request, length: start.len(), longest: start.len() };
+        Ok(Tailed { start, tail: tail.len(), queue: self.identity })
+    }
+
+    /// Builds a frame and rings the doorbell.
+    ///
+    /// # Errors
+    /// `ForeignMemory` for a frame with a tail that another ring keeps; any other [`PostError`].
+    #[inline(always)]
+    pub(super) fn post<const BLOCKS: usize>(
+        &mut self,
+        id: u64,
+        frame: &impl Sendable<BLOCKS>,
+    ) -> Posted {
+        let request = frame.request(self)?;
+        // SAFETY: the request names no memory, or a tail that this ring keeps (`Sendable`).
+        unsafe { self.queue()?.post_template(id, request) }
+    }
+
+    /// As [`TxRing::post`], and the frame makes a completion.
+    #[inline(always)]
+    pub(super) fn post_signaled<const BLOCKS: usize>(
+        &mut self,
+        id: u64,
+        frame: &impl Sendable<BLOCKS>,
+    ) -> Posted {
+        let request = frame.request(self)?.with_flags(PostFlags::SIGNALED);
+        // SAFETY: as for `post`.
+        unsafe { self.queue()?.post_template(id, &request) }
+    }
+
+    /// Starts building frames that the device is not told of yet.
+    #[inline(always)]
+    pub(super) fn stage(&mut self) -> Posted<StagedFrames<'_>> {
+        Ok(StagedFrames { batch: ManuallyDrop::new(self.queue()?.batch()?) })
+    }
+
+    /// Destroys the queue pair.
+    pub(super) fn end(&mut self) -> Result<()> {
+        self.qp.end()
+    }
+
+    #[inline(always)]
+    fn queue(&mut self) -> Posted<&mut SendQueue<RawPacket>> {
+        // SAFETY: it is not exchanged with another one.
+        let (send, _) = unsafe { self.qp.queues() };
+        send.ok_or(PostError::NoQueue)
+    }
+}
+
+impl Drop for TxRing {
+    fn drop(&mut self) {
+        if self.tails.is_empty() {
+            return;
+        }
+        let Err(error) = self.qp.end() else { return };
+        // The device may still read the tails.
+        let tails = mem::take(&mut self.tails);
+        self.qp.context().inner().until_close.keep("frames' tails", &error, tails);
+    }
+}
+
+type Request<const BLOCKS: usize> = provider_send::Template<EthernetFrame<'static>, BLOCKS>;
+
+/// A frame that a ring may send.
+pub(super) trait Sendable<const BLOCKS: usize> {
+    /// Its request, which names no memory but a tail that `ring` keeps.
+    fn request(&self, ring: &TxRing) -> Posted<&Request<BLOCKS>>;
+}
+
+impl<const BLOCKS: usize> Sendable<BLOCKS> for Template<BLOCKS> {
+    #[inline(always)]
+    fn request(&self, _: &TxRing) -> Posted<&Request<BLOCKS>> {
+        Ok(&self.request)
+    }
+}
+
+impl<const BLOCKS: usize> Sendable<BLOCKS> for Tailed<BLOCKS> {
+    #[inline(always)]
+    fn request(&self, ring: &TxRing) -> Posted<&Request<BLOCKS>> {
+        if self.queue != ring.identity {
+            return Err(PostError::ForeignMemory);
+        }
+        Ok(&self.start.request)
+    }
+}
+
+/// Frames in the ring that the device has not been told of. Dropping it takes them back.
+#[derive(Debug)]
+pub(super) struct StagedFrames<'q> {
+    /// Never dropped, which leaves the queue as it was.
+    batch: ManuallyDrop<Batch<'q, RawPacket, BlueFlame>>,
+}
+
+impl StagedFrames<'_> {
+    /// Builds a frame behind those built before.
+    #[inline(always)]
+    pub(super) fn build<const BLOCKS: usize>(
+        &mut self,
+        id: u64,
+        template: &Template<BLOCKS>,
+        flags: PostFlags,
+    ) -> Posted {
+        let request = template.request.with_flags(flags);
+        // SAFETY: all of the frame is in the request, which names no memory.
+        unsafe { self.batch.build_template(id, &request) }
+    }
+
+    /// Rings the doorbell for all of them.
+    #[inline(always)]
+    pub(super) fn publish(self) {
+        ManuallyDrop::into_inner(self.batch).publish();
+    }
+}
