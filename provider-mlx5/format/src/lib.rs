@@ -59,7 +59,10 @@ macro_rules! open_values {
 
         impl core::fmt::Debug for $name {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                write!(f, "{}({self})", stringify!($name))
+                match self.name() {
+                    Some(name) => write!(f, "{}({name})", stringify!($name)),
+                    None => write!(f, "{}({:#04x})", stringify!($name), self.0),
+                }
             }
         }
     };

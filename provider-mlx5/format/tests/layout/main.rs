@@ -58,3 +58,10 @@ fn compare(prelude: &str, rows: &[Row]) {
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
+
+#[test]
+fn values_without_a_name_are_shown_as_numbers() {
+    use uverbs_mlx5_format::VendorSyndrome;
+    assert_eq!(format!("{:?}", VendorSyndrome(0x93)), "VendorSyndrome(ODP_PFAULT)");
+    assert_eq!(format!("{:?}", VendorSyndrome(0x81)), "VendorSyndrome(0x81)");
+}
