@@ -59,7 +59,7 @@ fn attempt(connector: &Connector, address: SocketAddr) -> Result<(), Failure> {
     let mut connection = connector.connect(address)?;
     let slab = connection.resources.pd.create_slab(1, 64)?;
     let mut slot = slab.take().ok_or("no slot")?;
-    slot.write(b"at last");
+    slot.write(b"at last")?;
     let posted = connection.qp.post_send(op::Send, slot, PostFlags::SIGNALED);
     posted.map_err(|refused| refused.to_string())?;
     finished(&mut connection)?;

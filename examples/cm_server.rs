@@ -85,7 +85,7 @@ fn client(context: &Context, address: SocketAddr, number: u64) -> Result<(), Fai
     let mut connection: Connection = connector.connect(address)?;
     let slab = connection.resources.pd.create_slab(1, BYTES)?;
     let mut slot = slab.take().ok_or("no slot")?;
-    slot.write(&number.to_le_bytes());
+    slot.write(&number.to_le_bytes())?;
     let posted = connection.qp.post_send(op::Send, slot, PostFlags::SIGNALED);
     posted.map_err(|refused| refused.to_string())?;
     next(&mut connection.resources.cq)?;

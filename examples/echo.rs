@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         receive(&mut client, slab.take().ok_or("no slot")?)?;
         receive(&mut server, slab.take().ok_or("no slot")?)?;
         let mut message = slab.take().ok_or("no slot")?;
-        message.write(format!("message {round}").as_bytes());
+        message.write(format!("message {round}").as_bytes())?;
         client.post_send(op::Send, message, PostFlags::SIGNALED)?;
         let arrived = wait(&mut server_cq)?;
         server.post_send(op::Send, arrived, PostFlags::SIGNALED)?;

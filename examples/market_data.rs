@@ -110,7 +110,7 @@ impl Station {
         let frame = frame(feed, quote.as_bytes());
         let (head, rest) = frame.split_first_chunk().ok_or("a frame has headers")?;
         let mut slot = self.slab.take().ok_or("more quotes are under way than there are slots")?;
-        slot.write(rest);
+        slot.write(rest)?;
         self.qp.post_send(op::EthernetSendHeader(offload, head), slot, PostFlags::SIGNALED)?;
         Ok(())
     }

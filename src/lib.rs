@@ -44,7 +44,7 @@
 //! let slab = pd.create_slab(2, 4096)?;
 //! b.post_receive(slab.take().ok_or("no slot")?)?;
 //! let mut slot = slab.take().ok_or("no slot")?;
-//! slot.write(b"hello");
+//! slot.write(b"hello")?;
 //! a.post_send(op::Send, slot, PostFlags::SIGNALED)?;
 //!
 //! let mut texts = Vec::new();
@@ -152,7 +152,7 @@ pub use srq::{SrqBuilder, SrqHandle};
 /// b.connect(&a.endpoint())?;
 /// b.post_receive(far_pd.create_slab(1, 64)?.take().ok_or("no slot")?)?;
 /// let mut slot = near_pd.create_slab(1, 64)?.take().ok_or("no slot")?;
-/// slot.write(b"hello");
+/// slot.write(b"hello")?;
 /// a.post_send(op::Send, slot, PostFlags::SIGNALED)?;
 /// let sent = loop {
 ///     match near_cq.poll() {

@@ -15,7 +15,7 @@
 //! let slab = pd.create_slab(64, 4096)?;
 //! qp.post_receive(slab.take().ok_or("no slot free")?)?;
 //! let mut slot = slab.take().ok_or("no slot free")?;
-//! slot.write(b"hello");
+//! slot.write(b"hello")?;
 //! qp.post_send(op::Send, slot, PostFlags::SIGNALED)?;
 //! while let Ok(done) = cq.poll() {
 //!     println!("{:?}: {:?}", done.completion.status(), done.slot.as_deref());

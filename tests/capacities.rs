@@ -195,7 +195,7 @@ fn slabs_take_memory_of_the_programs_choice() {
     let mut slots: Vec<_> = std::iter::from_fn(|| slab.take()).collect();
     assert_eq!(slots.len(), 64);
     for (index, slot) in slots.iter_mut().enumerate() {
-        assert_eq!(slot.write(&[index as u8; 100]), 100);
+        slot.write(&[index as u8; 100]).unwrap();
     }
     assert!(slots.iter().enumerate().all(|(index, slot)| **slot == [index as u8; 100]));
     drop(slots);

@@ -328,7 +328,7 @@ fn a_long_frame_ends_in_memory() {
     let pd = desk.pd().clone();
     let slab = pd.create_slab(4, 1500).unwrap();
     let mut tail = slab.take().unwrap();
-    tail.write(&[9; 1400]);
+    tail.write(&[9; 1400]).unwrap();
     let mut start = desk.frame[..50].to_vec();
     start[16..18].copy_from_slice(&(50u16 + 1400 - 14).to_be_bytes());
     start[38..40].copy_from_slice(&(50u16 + 1400 - 34).to_be_bytes());
@@ -349,7 +349,7 @@ fn a_long_frame_ends_in_memory() {
     assert_eq!(other.send_tailed(1, &order), Err(PostError::ForeignMemory));
     let foreign = pd.context().alloc_pd().unwrap().create_slab(1, 64).unwrap();
     let mut tail = foreign.take().unwrap();
-    tail.write(&[1]);
+    tail.write(&[1]).unwrap();
     let refused = other.template_with_tail::<2>(&start, tail, SUMS).unwrap_err();
     assert_eq!(refused.reason, PostError::ForeignMemory);
     let empty = other.template_with_tail::<2>(&start, slab.take().unwrap(), SUMS).unwrap_err();

@@ -414,7 +414,7 @@ fn frames_travel_in_slots() {
     let (head, rest) = frame.split_first_chunk().unwrap();
     let mut slot = slab.take().unwrap();
     let offload = EthernetOffload::default();
-    slot.write(rest);
+    slot.write(rest).unwrap();
     from.post_send(op::EthernetSendHeader(offload, head), slot, SIGNALED).unwrap();
     let mut slots = Vec::new();
     let start = std::time::Instant::now();

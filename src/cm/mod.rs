@@ -18,7 +18,7 @@
 //!     let mut connection = listener.accept()?;
 //!     let slab = connection.resources.pd.create_slab(1, 4096)?;
 //!     let mut slot = slab.take().expect("the only slot");
-//!     slot.write(b"welcome");
+//!     slot.write(b"welcome")?;
 //!     connection.qp.post_send(op::Send, slot, PostFlags::SIGNALED)?;
 //!     while let Err(error) = connection.resources.cq.poll() {
 //!         match error {

@@ -16,6 +16,7 @@ use super::flight::{CqBits, Flight, Kind, Serial};
 use super::slab::Inner;
 use crate::device::context::Context;
 use crate::device::kept::Deferred;
+use crate::error::{Error, Result};
 use crate::host::system::Inherited;
 
 /// A part of a slab, owned: the right to its bytes.
@@ -61,12 +62,18 @@ impl Slot {
         self.header().set_length(length);
     }
 
-    /// Copies `bytes` in, as many as fit, and declares them filled; returns how many.
-    pub fn write(&mut self, bytes: &[u8]) -> usize {
-        let length = bytes.len().min(self.capacity());
-        self.set_len(length);
-        self.copy_from_slice(&bytes[..length]);
-        length
+    /// Copies `bytes` in, and declares them filled.
+    ///
+    /// # Errors
+    /// `InvalidInput` if they are more than the capacity; nothing has changed then.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        if bytes.len() > self.capacity() {
+            let cause = format!("{} bytes do not fit into {}", bytes.len(), self.capacity());
+            return Err(Error::invalid("slot_write", cause).cure_with("use a slab of longer slots"));
+        }
+        self.set_len(bytes.len());
+        self.copy_from_slice(bytes);
+        Ok(())
     }
 
     /// A number of the program's own that travels with the slot.

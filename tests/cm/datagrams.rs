@@ -47,7 +47,7 @@ fn a_service_is_found_and_reached() {
     let (_handle, way) = peer.address_handle(&mine).unwrap();
     let source = mine.create_slab(1, 64).unwrap();
     let mut slot = source.take().unwrap();
-    slot.write(b"datagram");
+    slot.write(b"datagram").unwrap();
     qp.post_send(op::To(Datagram(&way), op::Send), slot, PostFlags::SIGNALED).unwrap();
     finished(&mut done);
     assert_eq!(&finished(&mut cq).unwrap()[HEADER..], b"datagram");
@@ -107,7 +107,7 @@ fn a_group_is_joined_and_reached() {
     qp.post_receive(slab.take().unwrap()).unwrap();
     let (_handle, way) = joined.address_handle(&pd).unwrap();
     let mut slot = slab.take().unwrap();
-    slot.write(b"to all");
+    slot.write(b"to all").unwrap();
     qp.post_send(op::To(Datagram(&way), op::Send), slot, PostFlags::SIGNALED).unwrap();
     let texts = [finished(&mut cq), finished(&mut cq)];
     assert!(texts.iter().flatten().any(|slot| slot.ends_with(b"to all") && slot.len() > 6));

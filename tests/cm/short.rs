@@ -33,7 +33,7 @@ fn cross(from: &mut Connection, to: &mut Connection) {
     to.qp.post_receive(slab.take().unwrap()).unwrap();
     let source = from.resources.pd.create_slab(1, 64).unwrap();
     let mut slot = source.take().unwrap();
-    slot.write(b"across");
+    slot.write(b"across").unwrap();
     from.qp.post_send(op::Send, slot, PostFlags::SIGNALED).unwrap();
     assert_eq!(&finished(&mut to.resources.cq).unwrap()[..], b"across");
     finished(&mut from.resources.cq);
@@ -282,7 +282,7 @@ fn a_thousand_clients_share_a_receive_queue() {
                 let mut client = connector.connect(to).unwrap();
                 let slab = client.resources.pd.create_slab(1, 16).unwrap();
                 let mut slot = slab.take().unwrap();
-                slot.write(&number.to_le_bytes());
+                slot.write(&number.to_le_bytes()).unwrap();
                 client.qp.post_send(op::Send, slot, PostFlags::SIGNALED).unwrap();
                 finished(&mut client.resources.cq);
                 all.push(client);

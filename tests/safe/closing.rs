@@ -67,7 +67,7 @@ fn objects(device: &Device) -> Vec<Object> {
 /// A slot with more in it than one packet carries.
 fn filled(slab: &Slab) -> uverbs::Slot {
     let mut slot = slab.take().unwrap();
-    slot.write(&[7; 5000]);
+    slot.write(&[7; 5000]).unwrap();
     slot
 }
 

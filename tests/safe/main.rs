@@ -101,13 +101,14 @@ fn slots_go_out_and_come_back_filled() {
         receive.set_tag(7);
         b.post_receive(receive).unwrap();
         let mut send = safe.slab.take().unwrap();
-        let length = send.write(&pattern(usize::from(round) * 10, round));
+        let text = pattern(usize::from(round) * 10, round);
+        send.write(&text).unwrap();
         a.post_send(op::Send, send, SIGNALED).unwrap();
         assert_eq!(safe.slab.free(), 30);
         let (one, two) = (safe.completion(), safe.completion());
         let received = if one.slot.as_ref().unwrap().tag() == 7 { one } else { two };
         let mut slot = received.slot.unwrap();
-        assert_eq!(slot[..], pattern(length, round));
+        assert_eq!(slot[..], text);
         slot.set_tag(0);
     }
     assert_eq!(safe.slab.free(), 32);
@@ -140,7 +141,7 @@ fn unsignaled_slots_come_back_with_the_next_signaled_one() {
     for _ in 0..50 {
         for i in 0..10 {
             let mut slot = safe.slab.take().unwrap();
-            slot.write(&[i]);
+            slot.write(&[i]).unwrap();
             let flags = if i == 9 { SIGNALED } else { PostFlags::empty() };
             a.post_send(op::Write(theirs.remote(i as usize).unwrap()), slot, flags).unwrap();
         }
@@ -156,14 +157,14 @@ fn a_failed_unsignaled_send_completes_without_giving_its_slot_twice() {
     let mut safe = Safe::new();
     let (mut a, _b) = safe.pair::<Rc>();
     let mut slot = safe.slab.take().unwrap();
-    slot.write(b"nowhere");
+    slot.write(b"nowhere").unwrap();
     let nowhere = uverbs::Remote::new(0x1000, 0xdead_be00);
     a.post_send(op::Write(nowhere), slot, PostFlags::empty()).unwrap();
     let failed = safe.completion();
     assert_eq!(failed.completion.status(), Status::RemoteAccess);
     assert!(failed.slot.is_none());
     let mut slot = safe.slab.take().unwrap();
-    slot.write(b"flushed");
+    slot.write(b"flushed").unwrap();
     a.post_send(op::Write(nowhere), slot, SIGNALED).unwrap();
     let flushed = safe.completion();
     assert_eq!(flushed.completion.status(), Status::Flushed);
@@ -180,7 +181,7 @@ fn dropped_queue_pairs_give_their_slots_back() {
         b.post_receive(safe.slab.take().unwrap()).unwrap();
     }
     let mut slot = safe.slab.take().unwrap();
-    slot.write(b"x");
+    slot.write(b"x").unwrap();
     a.post_send(op::Send, slot, PostFlags::empty()).unwrap();
     while safe.completion().completion.qp_num() != b.number() {}
     drop(a);
@@ -194,7 +195,7 @@ fn slots_wait_for_the_poller_of_a_dropped_queue_pair() {
     let mut safe = Safe::new();
     let (mut a, b) = safe.pair::<Uc>();
     let mut slot = safe.slab.take().unwrap();
-    slot.write(b"x");
+    slot.write(b"x").unwrap();
     a.post_send(op::Send, slot, SIGNALED).unwrap();
     drop(a);
     drop(b);
@@ -210,7 +211,7 @@ fn a_queue_that_goes_first_gives_back_as_well() {
     let (mut a, mut b) = safe.pair::<Rc>();
     b.post_receive(safe.slab.take().unwrap()).unwrap();
     let mut slot = safe.slab.take().unwrap();
-    slot.write(b"x");
+    slot.write(b"x").unwrap();
     a.post_send(op::Send, slot, SIGNALED).unwrap();
     let Safe { pd, cq, slab } = safe;
     drop(cq);
@@ -226,7 +227,7 @@ fn leaked_queue_pairs_keep_their_slots_and_nothing_is_touched() {
     b.post_receive(safe.slab.take().unwrap()).unwrap();
     std::mem::forget(b);
     let mut slot = safe.slab.take().unwrap();
-    slot.write(b"still arrives");
+    slot.write(b"still arrives").unwrap();
     a.post_send(op::Send, slot, SIGNALED).unwrap();
     let mut texts = [safe.completion(), safe.completion()].map(|done| done.slot.unwrap().to_vec());
     texts.sort();
@@ -240,7 +241,7 @@ fn a_refused_slot_comes_back_unchanged() {
     let builder = safe.pd.create_qp::<Rc>(safe.cq.handle(), safe.cq.handle());
     let mut unconnected = builder.build().unwrap();
     let mut slot = safe.slab.take().unwrap();
-    slot.write(b"mine");
+    slot.write(b"mine").unwrap();
     let refused = unconnected.post_send(op::Send, slot, SIGNALED).unwrap_err();
     assert_eq!(refused.reason, PostError::BadState);
     assert_eq!(&refused.slot[..], b"mine");
@@ -256,7 +257,7 @@ fn a_refused_slot_comes_back_unchanged() {
 fn slabs_live_as_long_as_their_slots() {
     let safe = Safe::new();
     let mut slot = safe.slab.take().unwrap();
-    slot.write(b"outlives");
+    slot.write(b"outlives").unwrap();
     let Safe { pd, cq, slab } = safe;
     drop((pd, cq, slab));
     assert_eq!(&slot[..], b"outlives");
@@ -283,7 +284,7 @@ fn the_poller_may_be_another_thread_than_the_poster() {
                     assert!(start.elapsed() < common::PATIENCE, "no thread polls");
                     std::thread::yield_now();
                 };
-                slot.write(&(i as u64).to_ne_bytes());
+                slot.write(&(i as u64).to_ne_bytes()).unwrap();
                 a.post_send(op::Write(remote), slot, SIGNALED).unwrap();
             }
             a
@@ -323,7 +324,7 @@ fn views_and_a_peers_odd_writes_leave_each_others_bytes_alone() {
         while !looks.is_finished() {
             round = round.wrapping_add(1);
             let mut slot = safe.slab.take().unwrap();
-            slot.write(&[round; WRITTEN.end - WRITTEN.start]);
+            slot.write(&[round; WRITTEN.end - WRITTEN.start]).unwrap();
             a.post_send(op::Write(remote), slot, SIGNALED).unwrap();
             safe.completion();
             assert!(theirs.view().to_vec()[WRITTEN].iter().all(|byte| *byte == round));

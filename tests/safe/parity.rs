@@ -11,7 +11,7 @@ use super::{SIGNALED, Safe};
 
 fn filled(slab: &Slab, bytes: &[u8]) -> Slot {
     let mut slot = slab.take().unwrap();
-    slot.write(bytes);
+    slot.write(bytes).unwrap();
     slot
 }
 

@@ -39,7 +39,7 @@ impl Safe {
 
     fn send(&self, client: &mut QueuePair<Rc>, text: &[u8]) {
         let mut slot = self.slab.take().unwrap();
-        slot.write(text);
+        slot.write(text).unwrap();
         client.post_send(op::Send, slot, PostFlags::empty()).unwrap();
     }
 }
@@ -168,7 +168,7 @@ fn an_extended_connection_delivers_slots() {
     safe.fill(&mut srq, 3);
     for length in [8, 500] {
         let mut slot = safe.slab.take().unwrap();
-        slot.write(&pattern(length, 3));
+        slot.write(&pattern(length, 3)).unwrap();
         initiator.post_send(op::To(XrcTarget(srq.number()), op::Send), slot, SIGNALED).unwrap();
         assert_eq!(text(&mut safe.cq), pattern(length, 3));
         assert!(completion(&mut sends).slot.is_some());
@@ -191,7 +191,7 @@ fn domains_do_not_mix() {
         srq.post(safe.slab.take().unwrap()).unwrap();
     }
     let mut slot = safe.slab.take().unwrap();
-    slot.write(b"mine");
+    slot.write(b"mine").unwrap();
     let refused = srq.post(slot).unwrap_err();
     assert_eq!((refused.reason, &refused.slot[..]), (PostError::Full, &b"mine"[..]));
 }
@@ -233,7 +233,7 @@ fn two_pollers_share_a_queue_and_no_slot_is_given_out_twice() {
                 while received < MESSAGES || outstanding > 0 {
                     if sent < MESSAGES && outstanding < 4 {
                         if let Some(mut slot) = slab.take() {
-                            slot.write(&pattern(16 + sent % 100, mark as u8));
+                            slot.write(&pattern(16 + sent % 100, mark as u8)).unwrap();
                             client.post_send(op::Send, slot, SIGNALED).unwrap();
                             (sent, outstanding) = (sent + 1, outstanding + 1);
                         }

@@ -49,7 +49,7 @@ impl Sender {
             }
         };
         slot.set_len(0);
-        slot.write(frame);
+        slot.write(frame)?;
         loop {
             let request = SlotRequest {
                 operation: RunTimeOperation::Packet(EthernetOffload::default()),

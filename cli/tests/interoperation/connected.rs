@@ -86,7 +86,7 @@ fn reach(context: &Context, address: SocketAddr) -> Connection {
 
 fn send(connection: &mut Connection, slab: &Slab) {
     let mut slot = slab.take().expect("a slot");
-    slot.write(&[7; BYTES as usize]);
+    slot.write(&[7; BYTES as usize]).unwrap();
     connection.qp.post_send(op::Send, slot, PostFlags::SIGNALED).expect("posted");
 }
 

@@ -21,6 +21,16 @@ fn launch(slab: &Slab, flight: Flight) -> NonNull<Header> {
 }
 
 #[test]
+fn what_does_not_fit_is_not_cut() {
+    let mut slot = slab(1).take().unwrap();
+    slot.write(b"eight by").unwrap();
+    let error = slot.write(b"nine byte").unwrap_err();
+    assert_eq!(error.kind(), crate::ErrorKind::InvalidInput);
+    assert!(error.to_string().contains("9 bytes do not fit into 8"), "{error}");
+    assert_eq!(&slot[..], b"eight by", "nothing has changed");
+}
+
+#[test]
 fn numbers_of_queues_are_never_used_again() {
     let last = (1 << (64 - SERIAL_SHIFT)) - 1;
     assert_eq!(Serial::of_object("test", last).unwrap().get() >> SERIAL_SHIFT, last);
