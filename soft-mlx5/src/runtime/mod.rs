@@ -45,8 +45,9 @@ use self::crowd::Crowd;
 use self::idle::Work;
 use self::lending::Lending;
 use self::os_thread::OsThread;
+use self::uar::Ring;
 use self::worker::{Whose, Worker};
-use crate::core::{AsyncKind, Core, Datagram, Event, EventObject};
+use crate::core::{AsyncKind, Core, Datagram, Event, EventObject, Qpn};
 use crate::home::Home;
 use crate::locking::lock;
 use crate::packet::{Gid, Packet, PacketPool};
@@ -84,12 +85,11 @@ impl Machine {
     /// Work of a [`catch_up`](Self::catch_up) at most, in packets.
     const CATCH_UP: u32 = 1 << 12;
 
-    /// Executes what programs have rung for. A NIC does so within microseconds of the doorbell;
-    /// here the thread may not have come to it when a command ends the queue.
-    pub(crate) fn catch_up(&mut self, now: u64) {
-        let Self { core, uars } = self;
-        uars.look(true, |ring| ring.tell(core, now));
-        core.step(now, Self::CATCH_UP);
+    /// Executes what the program has rung for on a queue. A NIC does so within microseconds of the
+    /// doorbell; here the thread may not have come to it when a command ends the queue.
+    pub(crate) fn catch_up(&mut self, now: u64, qpn: Qpn) {
+        Ring::Send(qpn).tell(&mut self.core, now);
+        self.core.step(now, Self::CATCH_UP);
     }
 }
 

@@ -61,9 +61,10 @@ fn without_thread(host: Arc<dyn Host>) -> Runtime {
 }
 
 /// A queue pair's doorbell page; nothing comes of ringing it.
-fn attach(runtime: &Runtime) {
+fn attach(runtime: &Runtime) -> UarPage {
     let page = UarPage::new(Arc::new(UarRegion::new(1).unwrap()), 0).unwrap();
     runtime.control(|m| m.uars.attach_send_queue(&page, crate::core::Qpn(0x40))).unwrap();
+    page
 }
 
 fn threads() -> usize {
@@ -95,14 +96,14 @@ fn a_device_without_queues_looks_when_woken_and_then_sleeps() {
 #[test]
 fn commands_are_not_starved_by_a_busy_device() {
     let (runtime, host) = start();
-    attach(&runtime);
+    let page = attach(&runtime);
     host.looks(3);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| (0..500).for_each(|_| runtime.control(|_| ()).unwrap()));
         }
     });
-    runtime.control(|m| m.uars.detach_send_queue(crate::core::Qpn(0x40))).unwrap();
+    runtime.control(|m| m.uars.detach_send_queue(&page, crate::core::Qpn(0x40))).unwrap();
 }
 
 #[test]

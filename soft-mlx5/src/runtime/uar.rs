@@ -2,12 +2,13 @@
 //!
 //! A UAR page of a ConnectX is MMIO; here it is shared memory. The program's stores stay in it
 //! until the device swaps the first 8 bytes of each doorbell with zero. A word that was not zero
-//! says that a queue rang since the last look. It does not say which: two queues that share a
-//! register overwrite each other's words. So the queue that the word names is looked at first, and
-//! soon after all others of the page.
+//! names the queue that rang last. Queues that share a register overwrite each other's words, so
+//! the others of the page are looked at, too, a bounded number at each look.
 
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::io;
+use std::ops::Bound::{Excluded, Unbounded};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -116,10 +117,13 @@ impl UarPage {
         (page < region.pages).then_some(Self { region, page })
     }
 
-    fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.region, &other.region) && self.page == other.page
+    fn key(&self) -> Key {
+        (Arc::as_ptr(&self.region) as usize, self.page)
     }
 }
+
+/// A page: address of its region, and number.
+type Key = (usize, usize);
 
 /// A doorbell that rang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,9 +144,12 @@ impl Ring {
     }
 }
 
-/// Looks with a ring after which everything that shares the page is looked at, too; sooner if one
-/// hears nothing.
+/// Looks with a ring after which others that share the page are looked at, too; sooner if one hears
+/// nothing.
 const SWEEP_AFTER: u8 = 4;
+
+/// So many of them at a time.
+const SWEEP: usize = 32;
 
 /// Looks without a ring after which a page is only looked at in turn with others.
 const COOL_AFTER: u8 = 100;
@@ -169,22 +176,24 @@ const PAGES: (usize, usize) = (64, 24);
 pub struct Uars {
     /// Those that rang lately come first.
     pages: Vec<Page>,
+    /// Where in `pages` each is.
+    places: HashMap<Key, usize>,
     /// How many those are.
     warm: usize,
     /// Before which of the warm ones the next look begins.
     warm_turn: usize,
     /// Where the next look at the others begins, counted from the first of them.
     turn: usize,
-    /// Pages that owe a look at all their queues.
+    /// Pages that owe looks at their queues.
     unswept: usize,
 }
 
 #[derive(Debug)]
 struct Page {
     uar: UarPage,
-    send_queues: Vec<Qpn>,
-    completion_queues: Vec<Cqn>,
-    /// Looks that heard a ring since all queues were looked at.
+    send_queues: Sharers<Qpn>,
+    completion_queues: Sharers<Cqn>,
+    /// Looks that heard a ring since queues were looked at.
     unswept: u8,
     /// Looks since the last ring, while the page is a warm one.
     silent: u8,
@@ -196,24 +205,71 @@ struct Page {
     turn: u8,
 }
 
-impl Page {
-    fn is_idle(&self) -> bool {
-        self.send_queues.is_empty() && self.completion_queues.is_empty()
+/// Queues that may overwrite each other's words.
+#[derive(Debug, Default)]
+struct Sharers<T> {
+    queues: BTreeSet<T>,
+    /// How many after `last`, in a circle, may have rung unheard.
+    owed: usize,
+    last: T,
+}
+
+impl<T: Copy + Ord> Sharers<T> {
+    fn add(&mut self, queue: T) {
+        // It may come before those that are owed.
+        self.owed += usize::from(self.queues.insert(queue) && self.owed != 0);
     }
 
-    /// Rings what the words name, all or those that are likely to have been written; whether a word
-    /// may have hidden another.
+    fn remove(&mut self, queue: T) {
+        self.queues.remove(&queue);
+        self.owed = self.owed.min(self.queues.len());
+    }
+
+    /// A word was heard, which may have overwritten any other's.
+    fn heard(&mut self) {
+        self.owed = if self.queues.len() > 1 { self.queues.len() } else { 0 };
+    }
+
+    fn sweep(&mut self, mut ring: impl FnMut(T)) {
+        let Self { queues, owed, last } = self;
+        let count = (*owed).min(SWEEP);
+        *owed -= count;
+        for &queue in queues.range((Excluded(*last), Unbounded)).chain(&*queues).take(count) {
+            *last = queue;
+            ring(queue);
+        }
+    }
+}
+
+impl Page {
+    fn new(uar: UarPage) -> Self {
+        let (send_queues, completion_queues) = Default::default();
+        let (unswept, silent, register, armed, turn) = (0, COOL_AFTER, FIRST, 0, 0);
+        Self { uar, send_queues, completion_queues, unswept, silent, register, armed, turn }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.send_queues.queues.is_empty() && self.completion_queues.queues.is_empty()
+    }
+
+    /// Whether queues may have rung unheard.
+    fn owes(&self) -> bool {
+        self.send_queues.owed + self.completion_queues.owed != 0
+    }
+
+    /// Rings what the words name, all or those that are likely to have been written; whether one
+    /// was written.
     fn named(&mut self, all: bool, ring: &mut impl FnMut(Ring)) -> bool {
         let mut words = if all { ALL } else { self.likely() };
         self.silent = self.silent.saturating_add(1);
         self.armed = self.armed.saturating_sub(1);
-        let mut hidden = false;
+        let mut rang = false;
         while words != 0 {
             let word = words.trailing_zeros() as usize;
             words &= words - 1;
-            hidden |= self.take(word, ring);
+            rang |= self.take(word, ring);
         }
-        hidden
+        rang
     }
 
     /// The words to look at this time, as bits.
@@ -222,36 +278,34 @@ impl Page {
         self.register | 1 << self.turn | u8::from(self.armed > 0) << ARM
     }
 
-    /// Rings what the word names, if it was written; whether it may have hidden another.
+    /// Rings what the word names, if it was written; whether it was.
     fn take(&mut self, word: usize, ring: &mut impl FnMut(Ring)) -> bool {
         let Some(value) = self.uar.region.take(self.uar.page, WORDS[word]) else { return false };
         self.silent = 0;
         if word == ARM {
             self.armed = ARMED_LATELY;
             ring(Ring::Arm(Cqn(second_half(value) & 0xff_ffff)));
-            return self.completion_queues.len() > 1;
+            self.completion_queues.heard();
+        } else {
+            self.register = 0b11 << (word & !1);
+            ring(Ring::Send(Qpn(second_half(value) >> 8)));
+            self.send_queues.heard();
         }
-        self.register = 0b11 << (word & !1);
-        ring(Ring::Send(Qpn(second_half(value) >> 8)));
-        self.send_queues.len() > 1
+        true
     }
 
     /// Whether it has to be looked at each time.
     fn is_warm(&self) -> bool {
-        self.unswept != 0 || self.silent < COOL_AFTER
-    }
-
-    fn all(&self, ring: &mut impl FnMut(Ring)) {
-        self.send_queues.iter().for_each(|&qpn| ring(Ring::Send(qpn)));
-        self.completion_queues.iter().for_each(|&cqn| ring(Ring::Arm(cqn)));
+        self.owes() || self.silent < COOL_AFTER
     }
 
     fn look(&mut self, all: bool, ring: &mut impl FnMut(Ring)) {
         let rang = self.named(all, ring);
-        self.unswept += u8::from(rang);
-        if self.unswept >= SWEEP_AFTER || (self.unswept != 0 && !rang) {
+        self.unswept = self.unswept.saturating_add(rang.into());
+        if self.owes() && (self.unswept >= SWEEP_AFTER || !rang) {
             self.unswept = 0;
-            self.all(ring);
+            self.send_queues.sweep(|qpn| ring(Ring::Send(qpn)));
+            self.completion_queues.sweep(|cqn| ring(Ring::Arm(cqn)));
         }
     }
 }
@@ -265,56 +319,59 @@ fn second_half(word: u64) -> u32 {
 impl Uars {
     /// A send queue rings in this page from now on.
     pub fn attach_send_queue(&mut self, uar: &UarPage, qpn: Qpn) {
-        self.page(uar).send_queues.push(qpn);
+        self.change(uar, |page| page.send_queues.add(qpn));
     }
 
-    /// A CQ is armed in this page from now on. A CQ may be armed in several.
+    /// A CQ is armed in this page from now on.
     pub fn attach_completion_queue(&mut self, uar: &UarPage, cqn: Cqn) {
-        self.page(uar).completion_queues.push(cqn);
+        self.change(uar, |page| page.completion_queues.add(cqn));
     }
 
-    /// A QP is destroyed.
-    pub fn detach_send_queue(&mut self, qpn: Qpn) {
-        self.pages.iter_mut().for_each(|page| page.send_queues.retain(|&other| other != qpn));
-        self.forget_idle();
+    /// A QP that rang in this page is destroyed.
+    pub fn detach_send_queue(&mut self, uar: &UarPage, qpn: Qpn) {
+        self.change(uar, |page| page.send_queues.remove(qpn));
     }
 
-    /// A CQ is destroyed.
-    pub fn detach_completion_queue(&mut self, cqn: Cqn) {
-        self.pages.iter_mut().for_each(|page| page.completion_queues.retain(|&other| other != cqn));
-        self.forget_idle();
+    /// A CQ that was armed in this page is destroyed.
+    pub fn detach_completion_queue(&mut self, uar: &UarPage, cqn: Cqn) {
+        self.change(uar, |page| page.completion_queues.remove(cqn));
     }
 
-    fn forget_idle(&mut self) {
-        let warm = self.pages[..self.warm].iter().filter(|page| !page.is_idle()).count();
-        self.pages.retain(|page| !page.is_idle());
-        (self.warm, self.warm_turn) = (warm, self.warm_turn.min(warm));
-        self.unswept = self.pages.iter().filter(|page| page.unswept != 0).count();
+    /// Changes the queues of a page, which is known as long as it has any.
+    fn change(&mut self, uar: &UarPage, change: impl FnOnce(&mut Page)) {
+        let at = *self.places.entry(uar.key()).or_insert_with(|| {
+            self.pages.push(Page::new(uar.clone()));
+            self.pages.len() - 1
+        });
+        self.unswept -= usize::from(self.pages[at].owes());
+        change(&mut self.pages[at]);
+        self.unswept += usize::from(self.pages[at].owes());
+        if self.pages[at].is_idle() {
+            self.forget(at);
+        }
+    }
+
+    fn forget(&mut self, mut at: usize) {
+        if at < self.warm {
+            self.warm -= 1;
+            self.warm_turn = self.warm_turn.min(self.warm);
+            self.swap(at, self.warm);
+            at = self.warm;
+        }
+        self.swap(at, self.pages.len() - 1);
+        self.pages.pop().map(|page| self.places.remove(&page.uar.key()));
+    }
+
+    fn swap(&mut self, one: usize, other: usize) {
+        self.pages.swap(one, other);
+        for at in [one, other] {
+            self.places.insert(self.pages[at].uar.key(), at);
+        }
     }
 
     /// Whether there are no queues.
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()
-    }
-
-    fn page(&mut self, uar: &UarPage) -> &mut Page {
-        let at = self.pages.iter().position(|page| page.uar.is(uar)).unwrap_or_else(|| {
-            let (send_queues, completion_queues) = Default::default();
-            let (unswept, silent, register, armed, turn) = (0, COOL_AFTER, FIRST, 0, 0);
-            let uar = uar.clone();
-            self.pages.push(Page {
-                uar,
-                send_queues,
-                completion_queues,
-                unswept,
-                silent,
-                register,
-                armed,
-                turn,
-            });
-            self.pages.len() - 1
-        });
-        &mut self.pages[at]
     }
 
     /// Looks at the doorbells once: at `all` of them, or at those that rang lately and some others.
@@ -334,7 +391,7 @@ impl Uars {
         for place in first..first + count {
             let at = before + place % cool;
             if at >= self.warm && self.look_at(at, all, ring) {
-                self.pages.swap(at, self.warm);
+                self.swap(at, self.warm);
                 self.warm += 1;
             }
         }
@@ -351,7 +408,7 @@ impl Uars {
             at = if at == 0 { self.warm } else { at } - 1;
             if !self.look_at(at, all, ring) {
                 self.warm -= 1;
-                self.pages.swap(at, self.warm);
+                self.swap(at, self.warm);
                 if self.warm == 0 {
                     break;
                 }
@@ -363,193 +420,12 @@ impl Uars {
     /// Whether the page is a warm one now.
     fn look_at(&mut self, at: usize, all: bool, ring: &mut impl FnMut(Ring)) -> bool {
         let page = &mut self.pages[at];
-        let before = page.unswept != 0;
+        self.unswept -= usize::from(page.owes());
         page.look(all, ring);
-        self.unswept = self.unswept + usize::from(page.unswept != 0) - usize::from(before);
+        self.unswept += usize::from(page.owes());
         page.is_warm()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn doorbell(first: u32, second: u32) -> u64 {
-        u64::from_ne_bytes((u64::from(first) << 32 | u64::from(second)).to_be_bytes())
-    }
-
-    fn looks(uars: &mut Uars, count: usize) -> Vec<Vec<Ring>> {
-        let mut seen = vec![Vec::new(); count];
-        seen.iter_mut().for_each(|rings| {
-            uars.look(true, |ring| rings.push(ring));
-        });
-        seen
-    }
-
-    #[test]
-    fn a_dedicated_register_rings_its_queue_once() {
-        let region = Arc::new(UarRegion::new(2).unwrap());
-        let page = UarPage::new(region.clone(), 1).unwrap();
-        assert!(UarPage::new(region.clone(), 2).is_none());
-        let mut uars = Uars::default();
-        uars.attach_send_queue(&page, Qpn(0x47));
-        uars.attach_completion_queue(&page, Cqn(3));
-        region.word(1, 0x900).store(doorbell(0x0800, 0x47 << 8 | 3), Ordering::Release);
-        region.word(0, 0x800).store(1, Ordering::Release);
-        assert_eq!(looks(&mut uars, 3), [vec![Ring::Send(Qpn(0x47))], vec![], vec![]]);
-        region.word(1, CQ_ARM_OFFSET).store(doorbell(1, 3), Ordering::Release);
-        assert_eq!(looks(&mut uars, 2), [vec![Ring::Arm(Cqn(3))], vec![]]);
-        assert_eq!(region.word(0, 0x800).load(Ordering::Relaxed), 1, "page 0 is not used");
-    }
-
-    #[test]
-    fn a_shared_register_rings_every_queue_in_the_end() {
-        let region = Arc::new(UarRegion::new(1).unwrap());
-        let page = UarPage::new(region.clone(), 0).unwrap();
-        let mut uars = Uars::default();
-        let queues = [Qpn(0x40), Qpn(0x41), Qpn(0x42)];
-        queues.iter().for_each(|&qpn| uars.attach_send_queue(&page, qpn));
-        // The ring of 0x40 is overwritten by that of 0x41.
-        region.word(0, 0x800).store(doorbell(1, 0x40 << 8), Ordering::Release);
-        region.word(0, 0x800).store(doorbell(1, 0x41 << 8), Ordering::Release);
-        let seen = looks(&mut uars, 3);
-        assert_eq!(seen[0], [Ring::Send(Qpn(0x41))]);
-        assert_eq!(seen[1], queues.map(Ring::Send));
-        assert_eq!(seen[2], []);
-        // A page that never falls silent is swept all the same.
-        let mut rings = 0;
-        for _ in 0..8 {
-            region.word(0, 0x800).store(doorbell(1, 0x41 << 8), Ordering::Release);
-            uars.look(true, |ring| rings += usize::from(ring == Ring::Send(Qpn(0x42))));
-        }
-        assert!(rings >= 1);
-    }
-
-    const MANY: usize = 300;
-
-    /// One queue in each of many pages.
-    fn many() -> (Arc<UarRegion>, Uars) {
-        let region = Arc::new(UarRegion::new(MANY).unwrap());
-        let mut uars = Uars::default();
-        for number in 0..MANY {
-            let page = UarPage::new(region.clone(), number).unwrap();
-            uars.attach_send_queue(&page, Qpn(number as u32));
-        }
-        (region, uars)
-    }
-
-    fn heard(uars: &mut Uars, all: bool) -> Vec<u32> {
-        let mut heard = Vec::new();
-        uars.look(all, |ring| match ring {
-            Ring::Send(qpn) => heard.push(qpn.0),
-            Ring::Arm(_) => panic!("nothing was armed"),
-        });
-        heard
-    }
-
-    /// Each queue at a word of its own.
-    fn ring(region: &UarRegion, number: u32) {
-        let word = WORDS[number as usize % ARM];
-        region.word(number as usize, word).store(doorbell(1, number << 8), Ordering::Release);
-    }
-
-    #[test]
-    fn every_ring_is_heard_in_time_whoever_else_rings() {
-        let (region, mut uars) = many();
-        let mut prng = crate::prng::Prng::new(0xd00b);
-        let mut waiting = std::collections::BTreeMap::new();
-        for look in 0..3000u32 {
-            // Some all the time, some now and then, and long times of silence.
-            if look % 500 < 300 {
-                for _ in 0..prng.below(20) {
-                    let number =
-                        if prng.chance(500_000) { prng.below(5) } else { prng.below(MANY as u64) };
-                    ring(&region, number as u32);
-                    waiting.entry(number as u32).or_insert(look);
-                }
-            }
-            let all = prng.chance(50_000);
-            for number in heard(&mut uars, all) {
-                assert!(waiting.remove(&number).is_some(), "{number} did not ring");
-            }
-            // Each page has its turn after so many looks; being passed over once means another
-            // turn.
-            let turns = 2 * (WORDS.len() * (MANY / PAGES.1 + 1)) as u32;
-            let late = waiting.iter().find(|(_, since)| look - **since > turns);
-            assert_eq!((late, all && !waiting.is_empty()), (None, false), "look {look}");
-        }
-        assert!(uars.warm < MANY, "silence cools");
-    }
-
-    #[test]
-    fn every_word_of_a_busy_page_is_heard_soon() {
-        let region = Arc::new(UarRegion::new(1).unwrap());
-        let page = UarPage::new(region.clone(), 0).unwrap();
-        let mut uars = Uars::default();
-        uars.attach_send_queue(&page, Qpn(7));
-        uars.attach_completion_queue(&page, Cqn(9));
-        for round in 0..100 {
-            let word = round * 3 % WORDS.len();
-            let (number, rings) =
-                if word == ARM { (9, Ring::Arm(Cqn(9))) } else { (7 << 8, Ring::Send(Qpn(7))) };
-            region.word(0, WORDS[word]).store(doorbell(1, number), Ordering::Release);
-            let mut heard = Vec::new();
-            for _ in 0..WORDS.len() {
-                uars.look(false, |ring| heard.push(ring));
-            }
-            assert_eq!(heard, [rings], "round {round}");
-            // The other half of the register comes next: without waiting.
-            if word != ARM {
-                region.word(0, WORDS[word ^ 1]).store(doorbell(1, number), Ordering::Release);
-                uars.look(false, |ring| heard.push(ring));
-                assert_eq!(heard.len(), 2);
-            }
-        }
-    }
-
-    #[test]
-    fn who_arms_lately_is_heard_at_once() {
-        let region = Arc::new(UarRegion::new(1).unwrap());
-        let mut uars = Uars::default();
-        let page = UarPage::new(region.clone(), 0).unwrap();
-        uars.attach_completion_queue(&page, Cqn(9));
-        let mut arms = |all| {
-            region.word(0, CQ_ARM_OFFSET).store(doorbell(1, 9), Ordering::Release);
-            let mut heard = 0;
-            uars.look(all, |ring| heard += u32::from(ring == Ring::Arm(Cqn(9))));
-            heard
-        };
-        assert_eq!(arms(true), 1);
-        (0..1000).for_each(|_| assert_eq!(arms(false), 1));
-    }
-
-    #[test]
-    fn who_rang_lately_is_heard_at_once() {
-        let (region, mut uars) = many();
-        ring(&region, 299);
-        assert_eq!(heard(&mut uars, true), [299]);
-        assert_eq!(uars.warm, 1);
-        for _ in 0..1000 {
-            ring(&region, 299);
-            assert_eq!(heard(&mut uars, false), [299]);
-        }
-        (0..COOL_AFTER).for_each(|_| assert!(heard(&mut uars, false).is_empty()));
-        assert_eq!(uars.warm, 0);
-        uars.detach_send_queue(Qpn(299));
-        ring(&region, 299);
-        assert!(heard(&mut uars, true).is_empty());
-    }
-
-    #[test]
-    fn detached_queues_leave_nothing() {
-        let region = Arc::new(UarRegion::new(1).unwrap());
-        let page = UarPage::new(region, 0).unwrap();
-        let mut uars = Uars::default();
-        uars.attach_send_queue(&page, Qpn(0x40));
-        uars.attach_completion_queue(&page, Cqn(1));
-        uars.detach_send_queue(Qpn(0x40));
-        assert!(!uars.is_empty());
-        uars.detach_completion_queue(Cqn(1));
-        assert!(uars.is_empty());
-    }
-}
+mod tests;

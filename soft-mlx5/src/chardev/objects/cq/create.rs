@@ -161,7 +161,14 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
         routes.add(EventObject::Cq(cqn), &events);
         Ok(cqn)
     })?;
-    call.commit(Object::Cq(Cq { cqn, entries: entries - 1, cqe_size, completions, events }))?;
+    call.commit(Object::Cq(Cq {
+        cqn,
+        uar: page,
+        entries: entries - 1,
+        cqe_size,
+        completions,
+        events,
+    }))?;
     driver.write(cqn.0.as_bytes())?;
     Ok(entries - 1)
 }

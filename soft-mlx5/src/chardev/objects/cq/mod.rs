@@ -17,11 +17,13 @@ use crate::chardev::device::{DeviceShared, errno};
 use crate::chardev::objects::object::Kind;
 use crate::core::{CqModify, CqRing, CqeSize, Cqn, EventObject, Moderation};
 use crate::memory::PageMap;
+use crate::runtime::UarPage;
 
 /// A completion queue.
 #[derive(Debug)]
 pub(crate) struct Cq {
     pub(crate) cqn: Cqn,
+    pub(crate) uar: UarPage,
     /// Usable entries: one less than the ring has.
     pub(crate) entries: u32,
     pub(crate) cqe_size: CqeSize,
@@ -33,7 +35,7 @@ impl Cq {
     pub(crate) fn destroy(&self, device: &DeviceShared) -> Result<(), Errno> {
         device.control(|machine| {
             machine.core.destroy_cq(self.cqn).map_err(errno)?;
-            machine.uars.detach_completion_queue(self.cqn);
+            machine.uars.detach_completion_queue(&self.uar, self.cqn);
             let mut routes = device.routes();
             routes.remove_completions(self.cqn.0);
             routes.remove(EventObject::Cq(self.cqn), &self.events);

@@ -577,6 +577,7 @@ fn finish(
     }
     call.commit(Object::Qp(Qp {
         qpn,
+        uar: page,
         parents,
         service: request.service,
         events,

@@ -27,13 +27,15 @@ use crate::chardev::objects::xrcd::{Domain, Target};
 use crate::core::{EventObject, Qpn};
 use crate::locking::lock;
 use crate::packet::Gid;
-use crate::runtime;
+use crate::runtime::{self, UarPage};
 use transitions::{Service, state};
 
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
     pub(crate) qpn: Qpn,
+    /// The page in which its send queue rings, if it has one.
+    pub(crate) uar: Option<UarPage>,
     pub(crate) parents: Vec<u32>,
     pub(crate) service: Service,
     pub(crate) events: Reporter,
@@ -86,9 +88,11 @@ impl Qp {
             return Ok(());
         }
         device.control(|machine| {
-            machine.catch_up(runtime::now());
+            machine.catch_up(runtime::now(), self.qpn);
             machine.core.destroy_qp(self.qpn).map_err(errno)?;
-            machine.uars.detach_send_queue(self.qpn);
+            if let Some(uar) = &self.uar {
+                machine.uars.detach_send_queue(uar, self.qpn);
+            }
             Ok(())
         })
     }
@@ -137,6 +141,7 @@ pub(crate) fn open(call: &mut Call<'_>) -> Result<(), Errno> {
     call.file.device.routes().add(EventObject::Qp(Qpn(request.qpn)), &events);
     call.commit(Object::Qp(Qp {
         qpn: Qpn(request.qpn),
+        uar: None,
         parents: vec![request.pd_handle],
         service: Service::XrcTarget,
         events,

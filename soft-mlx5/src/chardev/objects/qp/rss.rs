@@ -101,6 +101,7 @@ fn build(call: &mut Call<'_>, request: &Request, service: Service) -> Result<(),
     let qpn = device.control(|machine| machine.core.create_qp(params).map_err(errno))?;
     call.commit(Object::Qp(Qp {
         qpn,
+        uar: None,
         parents: vec![request.pd, request.table],
         service,
         events: Reporter::new(request.events.clone(), request.user_handle),

@@ -1,0 +1,243 @@
+//! Tests of the doorbells.
+
+use super::*;
+
+fn doorbell(first: u32, second: u32) -> u64 {
+    u64::from_ne_bytes((u64::from(first) << 32 | u64::from(second)).to_be_bytes())
+}
+
+fn looks(uars: &mut Uars, count: usize) -> Vec<Vec<Ring>> {
+    let mut seen = vec![Vec::new(); count];
+    seen.iter_mut().for_each(|rings| {
+        uars.look(true, |ring| rings.push(ring));
+    });
+    seen
+}
+
+#[test]
+fn a_dedicated_register_rings_its_queue_once() {
+    let region = Arc::new(UarRegion::new(2).unwrap());
+    let page = UarPage::new(region.clone(), 1).unwrap();
+    assert!(UarPage::new(region.clone(), 2).is_none());
+    let mut uars = Uars::default();
+    uars.attach_send_queue(&page, Qpn(0x47));
+    uars.attach_completion_queue(&page, Cqn(3));
+    region.word(1, 0x900).store(doorbell(0x0800, 0x47 << 8 | 3), Ordering::Release);
+    region.word(0, 0x800).store(1, Ordering::Release);
+    assert_eq!(looks(&mut uars, 3), [vec![Ring::Send(Qpn(0x47))], vec![], vec![]]);
+    region.word(1, CQ_ARM_OFFSET).store(doorbell(1, 3), Ordering::Release);
+    assert_eq!(looks(&mut uars, 2), [vec![Ring::Arm(Cqn(3))], vec![]]);
+    assert_eq!(region.word(0, 0x800).load(Ordering::Relaxed), 1, "page 0 is not used");
+}
+
+#[test]
+fn a_shared_register_rings_every_queue_in_the_end() {
+    let region = Arc::new(UarRegion::new(1).unwrap());
+    let page = UarPage::new(region.clone(), 0).unwrap();
+    let mut uars = Uars::default();
+    let queues = [Qpn(0x40), Qpn(0x41), Qpn(0x42)];
+    queues.iter().for_each(|&qpn| uars.attach_send_queue(&page, qpn));
+    // The ring of 0x40 is overwritten by that of 0x41.
+    region.word(0, 0x800).store(doorbell(1, 0x40 << 8), Ordering::Release);
+    region.word(0, 0x800).store(doorbell(1, 0x41 << 8), Ordering::Release);
+    let seen = looks(&mut uars, 3);
+    assert_eq!(seen[0], [Ring::Send(Qpn(0x41))]);
+    assert_eq!(seen[1], queues.map(Ring::Send));
+    assert_eq!(seen[2], []);
+    // A page that never falls silent is swept all the same.
+    let mut rings = 0;
+    for _ in 0..8 {
+        region.word(0, 0x800).store(doorbell(1, 0x41 << 8), Ordering::Release);
+        uars.look(true, |ring| rings += usize::from(ring == Ring::Send(Qpn(0x42))));
+    }
+    assert!(rings >= 1);
+}
+
+/// Rings in a look at most: those of its words, and of others that share the page.
+const BOUND: usize = WORDS.len() + 2 * SWEEP;
+
+#[test]
+fn a_look_is_short_however_many_queues_share_a_page() {
+    const QUEUES: u32 = 10_000;
+    let region = Arc::new(UarRegion::new(1).unwrap());
+    let page = UarPage::new(region.clone(), 0).unwrap();
+    let mut uars = Uars::default();
+    (0..QUEUES).for_each(|qpn| uars.attach_send_queue(&page, Qpn(qpn)));
+    let mut prng = crate::prng::Prng::new(0x10_0000);
+    for round in 0..20 {
+        // All but the last of a burst overwrite each other's words, between looks or not.
+        let mut unheard = BTreeSet::new();
+        for _ in 0..50 {
+            let qpn = prng.below(QUEUES.into()) as u32;
+            region.word(0, 0x800).store(doorbell(1, qpn << 8), Ordering::Release);
+            unheard.insert(qpn);
+            if prng.chance(200_000) {
+                assert!(take(&mut uars, &mut unheard) <= BOUND);
+            }
+        }
+        // Queues come and go meanwhile.
+        uars.detach_send_queue(&page, Qpn(QUEUES + round));
+        uars.attach_send_queue(&page, Qpn(QUEUES + round + 1));
+        let mut looks = 0;
+        while !unheard.is_empty() {
+            assert!(take(&mut uars, &mut unheard) <= BOUND);
+            looks += 1;
+            assert!(looks <= 1 + (QUEUES as usize + 2).div_ceil(SWEEP), "{unheard:?}");
+        }
+    }
+    while uars.look(true, |_| ()) {}
+}
+
+/// A look; how many queues it rang.
+fn take(uars: &mut Uars, unheard: &mut BTreeSet<u32>) -> usize {
+    let mut rings = 0;
+    uars.look(false, |ring| {
+        let Ring::Send(qpn) = ring else { panic!("nothing was armed") };
+        unheard.remove(&qpn.0);
+        rings += 1;
+    });
+    rings
+}
+
+#[test]
+fn a_queue_that_comes_during_a_sweep_hides_no_other() {
+    let mut sharers = Sharers::default();
+    (10..100).for_each(|qpn| sharers.add(qpn));
+    sharers.heard();
+    let mut seen = Vec::new();
+    sharers.sweep(|qpn| seen.push(qpn));
+    (100..200).for_each(|qpn| sharers.add(qpn));
+    (10..15).for_each(|qpn| sharers.remove(qpn));
+    while sharers.owed != 0 {
+        sharers.sweep(|qpn| seen.push(qpn));
+    }
+    assert!((15..100).all(|qpn| seen.contains(&qpn)));
+}
+
+const MANY: usize = 300;
+
+/// One queue in each of many pages.
+fn many() -> (Arc<UarRegion>, Uars) {
+    let region = Arc::new(UarRegion::new(MANY).unwrap());
+    let mut uars = Uars::default();
+    for number in 0..MANY {
+        let page = UarPage::new(region.clone(), number).unwrap();
+        uars.attach_send_queue(&page, Qpn(number as u32));
+    }
+    (region, uars)
+}
+
+fn heard(uars: &mut Uars, all: bool) -> Vec<u32> {
+    let mut heard = Vec::new();
+    uars.look(all, |ring| match ring {
+        Ring::Send(qpn) => heard.push(qpn.0),
+        Ring::Arm(_) => panic!("nothing was armed"),
+    });
+    heard
+}
+
+/// Each queue at a word of its own.
+fn ring(region: &UarRegion, number: u32) {
+    let word = WORDS[number as usize % ARM];
+    region.word(number as usize, word).store(doorbell(1, number << 8), Ordering::Release);
+}
+
+#[test]
+fn every_ring_is_heard_in_time_whoever_else_rings() {
+    let (region, mut uars) = many();
+    let mut prng = crate::prng::Prng::new(0xd00b);
+    let mut waiting = std::collections::BTreeMap::new();
+    for look in 0..3000u32 {
+        // Some all the time, some now and then, and long times of silence.
+        if look % 500 < 300 {
+            for _ in 0..prng.below(20) {
+                let number =
+                    if prng.chance(500_000) { prng.below(5) } else { prng.below(MANY as u64) };
+                ring(&region, number as u32);
+                waiting.entry(number as u32).or_insert(look);
+            }
+        }
+        let all = prng.chance(50_000);
+        for number in heard(&mut uars, all) {
+            assert!(waiting.remove(&number).is_some(), "{number} did not ring");
+        }
+        // Each page has its turn after so many looks; being passed over once means another
+        // turn.
+        let turns = 2 * (WORDS.len() * (MANY / PAGES.1 + 1)) as u32;
+        let late = waiting.iter().find(|(_, since)| look - **since > turns);
+        assert_eq!((late, all && !waiting.is_empty()), (None, false), "look {look}");
+    }
+    assert!(uars.warm < MANY, "silence cools");
+}
+
+#[test]
+fn every_word_of_a_busy_page_is_heard_soon() {
+    let region = Arc::new(UarRegion::new(1).unwrap());
+    let page = UarPage::new(region.clone(), 0).unwrap();
+    let mut uars = Uars::default();
+    uars.attach_send_queue(&page, Qpn(7));
+    uars.attach_completion_queue(&page, Cqn(9));
+    for round in 0..100 {
+        let word = round * 3 % WORDS.len();
+        let (number, rings) =
+            if word == ARM { (9, Ring::Arm(Cqn(9))) } else { (7 << 8, Ring::Send(Qpn(7))) };
+        region.word(0, WORDS[word]).store(doorbell(1, number), Ordering::Release);
+        let mut heard = Vec::new();
+        for _ in 0..WORDS.len() {
+            uars.look(false, |ring| heard.push(ring));
+        }
+        assert_eq!(heard, [rings], "round {round}");
+        // The other half of the register comes next: without waiting.
+        if word != ARM {
+            region.word(0, WORDS[word ^ 1]).store(doorbell(1, number), Ordering::Release);
+            uars.look(false, |ring| heard.push(ring));
+            assert_eq!(heard.len(), 2);
+        }
+    }
+}
+
+#[test]
+fn who_arms_lately_is_heard_at_once() {
+    let region = Arc::new(UarRegion::new(1).unwrap());
+    let mut uars = Uars::default();
+    let page = UarPage::new(region.clone(), 0).unwrap();
+    uars.attach_completion_queue(&page, Cqn(9));
+    let mut arms = |all| {
+        region.word(0, CQ_ARM_OFFSET).store(doorbell(1, 9), Ordering::Release);
+        let mut heard = 0;
+        uars.look(all, |ring| heard += u32::from(ring == Ring::Arm(Cqn(9))));
+        heard
+    };
+    assert_eq!(arms(true), 1);
+    (0..1000).for_each(|_| assert_eq!(arms(false), 1));
+}
+
+#[test]
+fn who_rang_lately_is_heard_at_once() {
+    let (region, mut uars) = many();
+    ring(&region, 299);
+    assert_eq!(heard(&mut uars, true), [299]);
+    assert_eq!(uars.warm, 1);
+    for _ in 0..1000 {
+        ring(&region, 299);
+        assert_eq!(heard(&mut uars, false), [299]);
+    }
+    (0..COOL_AFTER).for_each(|_| assert!(heard(&mut uars, false).is_empty()));
+    assert_eq!(uars.warm, 0);
+    uars.detach_send_queue(&UarPage::new(region.clone(), 299).unwrap(), Qpn(299));
+    ring(&region, 299);
+    assert!(heard(&mut uars, true).is_empty());
+}
+
+#[test]
+fn detached_queues_leave_nothing() {
+    let region = Arc::new(UarRegion::new(1).unwrap());
+    let page = UarPage::new(region, 0).unwrap();
+    let mut uars = Uars::default();
+    uars.attach_send_queue(&page, Qpn(0x40));
+    uars.attach_completion_queue(&page, Cqn(1));
+    uars.detach_send_queue(&page, Qpn(0x40));
+    assert!(!uars.is_empty());
+    uars.detach_completion_queue(&page, Cqn(1));
+    assert!(uars.is_empty());
+}
