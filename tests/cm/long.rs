@@ -16,7 +16,7 @@ use crate::network::{Medium, ends_of};
 use crate::{PATIENCE, address_of, listener, next, place, resolved};
 
 /// A queue pair that needs nothing else.
-fn queue_pair(context: &Context) -> (QueuePair<Rc>, uverbs::CompletionQueue) {
+pub(crate) fn queue_pair(context: &Context) -> (QueuePair<Rc>, uverbs::CompletionQueue) {
     let cq = context.create_cq(8).build().unwrap();
     let pd = context.alloc_pd().unwrap();
     (pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap(), cq)

@@ -1,80 +1,187 @@
 //! A peer in another process, which is killed.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Lines};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-use uverbs::cm::{Connector, Listener};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use uverbs::cm::{Channel, ConnectOptions, Connection, Connector, EventKind, Listener, PortSpace};
 use uverbs::cq::Status;
 use uverbs::qp::{AckTimeout, PostFlags};
 use uverbs::{Context, PollError, op};
 
-use crate::{PATIENCE, address_of};
+use crate::child::in_child;
+use crate::long::queue_pair;
+use crate::{PATIENCE, address_of, next, resolved};
 
-/// Tells this test program that it is the peer.
+/// Tells this test program that it is the peer: [`LISTENS`], [`FORKS`] or whom to connect to.
 const PEER: &str = "UVERBS_CM_PEER";
+const LISTENS: &str = "listens";
+/// As [`LISTENS`]; once connected, a forked child waits in its stead.
+const FORKS: &str = "forks";
 
 fn networked() -> Context {
     uverbs::device("soft").unwrap().open().unwrap()
 }
 
-#[test]
-#[ignore = "the other process of a_killed_peer_is_noticed_by_sends_and_holds_nothing_up"]
-fn peer() {
-    if std::env::var_os(PEER).is_none() {
-        return;
-    }
-    let context = networked();
-    let builder = Listener::builder().context(&context);
-    let mut listener = builder.bind(address_of(&context)).unwrap();
-    println!("\naddress {}", listener.local_address().unwrap());
-    let connection = listener.accept().unwrap();
+fn listener(context: &Context) -> (Listener, SocketAddr) {
+    let builder = Listener::builder().context(context);
+    let listener = builder.bind(address_of(context)).unwrap();
+    let address = listener.local_address().unwrap();
+    (listener, address)
+}
+
+/// Until its parent is gone, or closes the pipe.
+fn wait_for_parent() {
     println!("\nready");
-    // Until it is killed, or its parent is gone.
     let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+#[test]
+#[ignore = "the other process of the tests below"]
+fn peer() {
+    let Ok(role) = std::env::var(PEER) else { return };
+    let context = networked();
+    let connection = if [LISTENS, FORKS].contains(&&*role) {
+        let (mut listener, address) = listener(&context);
+        println!("\naddress {address}");
+        listener.accept().unwrap()
+    } else {
+        Connector::new().context(&context).timeout(PATIENCE).connect(role).unwrap()
+    };
+    if std::env::var(PEER).as_deref() == Ok(FORKS) {
+        in_child(wait_for_parent);
+    } else {
+        wait_for_parent();
+    }
     drop(connection);
 }
 
-struct Peer(Child);
+struct Peer {
+    child: Child,
+    /// What keeps it and its children waiting.
+    input: Option<ChildStdin>,
+    lines: Lines<BufReader<ChildStdout>>,
+}
 
 impl Peer {
-    fn start() -> (Self, impl FnMut(&str) -> String) {
+    fn start(role: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "process::peer", "--ignored", "--nocapture"]).env(PEER, "1");
+        command.args(["--exact", "process::peer", "--ignored", "--nocapture"]).env(PEER, role);
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let after = move |word: &str| {
-            let mut found = lines.by_ref().map(|line| line.expect("the peer lives"));
-            found.find_map(|line| Some(line.strip_prefix(word)?.trim().to_owned())).unwrap()
-        };
-        (Self(child), after)
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        // Waiting for the child would close it.
+        let input = child.stdin.take();
+        Self { child, input, lines }
+    }
+
+    /// A peer that has accepted a connection from here.
+    fn connected(role: &str, context: &Context) -> (Self, Connection) {
+        let mut peer = Self::start(role);
+        let address = peer.after("address ");
+        let connector = Connector::new().context(context).timeout(PATIENCE);
+        let connector = connector.qp(|qp| qp.timeout = Some(AckTimeout::from_code(12)));
+        let client = connector.connect(address).unwrap();
+        peer.after("ready");
+        (peer, client)
+    }
+
+    /// The rest of the line that begins with this word.
+    fn after(&mut self, word: &str) -> String {
+        let mut found = self.lines.by_ref().map(|line| line.expect("the peer lives"));
+        found.find_map(|line| Some(line.strip_prefix(word)?.trim().to_owned())).unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
     fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
+}
+
+/// As a kernel does for a process that ends.
+#[test]
+fn a_killed_server_disconnects_its_client() {
+    let context = networked();
+    let (mut peer, mut client) = Peer::connected(LISTENS, &context);
+    assert!(!client.has_ended().unwrap());
+    peer.kill();
+    client.wait_disconnected(Some(PATIENCE)).unwrap();
+}
+
+#[test]
+fn a_killed_client_disconnects_from_its_server() {
+    let context = networked();
+    let (mut listener, address) = listener(&context);
+    let mut peer = Peer::start(&address.to_string());
+    let mut server = listener.accept().unwrap();
+    peer.after("ready");
+    peer.kill();
+    server.wait_disconnected(Some(PATIENCE)).unwrap();
+    // The listener goes on.
+    let mut peer = Peer::start(&address.to_string());
+    let mut server = listener.accept().unwrap();
+    peer.after("ready");
+    assert!(!server.has_ended().unwrap());
+}
+
+/// A request that was not accepted is refused.
+#[test]
+fn a_killed_server_refuses_who_still_waits() {
+    let context = networked();
+    let mut peer = Peer::start(LISTENS);
+    let address: SocketAddr = peer.after("address ").parse().unwrap();
+    let channel = Channel::of(&context).unwrap();
+    let id = resolved(&channel, address, PortSpace::Tcp);
+    let (qp, _cq) = queue_pair(&context);
+    // It does not answer, so that the request arrives before it ends, or never.
+    peer.signal(Signal::SIGSTOP);
+    id.connect(&qp, &ConnectOptions::default()).unwrap();
+    peer.kill();
+    assert!(matches!(next(&channel).kind, EventKind::Rejected(_)));
+}
+
+/// A peer that is stopped is not dead, and one whose forked child has its sockets is not noticed
+/// until that ends: the end of a third peer shows that this side has looked.
+#[test]
+fn only_the_end_of_a_process_counts() {
+    let context = networked();
+    let (stopped, mut one) = Peer::connected(LISTENS, &context);
+    stopped.signal(Signal::SIGSTOP);
+    let (mut forked, mut two) = Peer::connected(FORKS, &context);
+    forked.kill();
+    let (mut third, mut three) = Peer::connected(LISTENS, &context);
+    third.kill();
+    three.wait_disconnected(Some(PATIENCE)).unwrap();
+    assert_eq!((one.has_ended().unwrap(), two.has_ended().unwrap()), (false, false));
+    // The child ends with its input.
+    drop(forked.input.take());
+    two.wait_disconnected(Some(PATIENCE)).unwrap();
+    assert!(!one.has_ended().unwrap());
+    // It answers, once it can, as it would have at any time.
+    one.disconnect().unwrap();
+    stopped.signal(Signal::SIGCONT);
+    drop(stopped);
+    one.wait_disconnected(Some(PATIENCE)).unwrap();
 }
 
 #[test]
 fn a_killed_peer_is_noticed_by_sends_and_holds_nothing_up() {
-    let (mut peer, mut after) = Peer::start();
-    let address = after("address ");
     let context = networked();
-    let connector = Connector::new()
-        .context(&context)
-        .timeout(PATIENCE)
-        .qp(|qp| qp.timeout = Some(AckTimeout::from_code(12)));
-    let mut client = connector.connect(address).unwrap();
-    after("ready");
+    let (mut peer, mut client) = Peer::connected(LISTENS, &context);
     peer.kill();
     let slab = client.resources.pd.create_slab(1, 16).unwrap();
     client.qp.post_send(op::Send, slab.take().unwrap(), PostFlags::SIGNALED).unwrap();

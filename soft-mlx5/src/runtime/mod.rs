@@ -51,7 +51,7 @@ use crate::core::{AsyncKind, Core, Datagram, Event, EventObject, Qpn};
 use crate::home::Home;
 use crate::locking::lock;
 use crate::packet::{Gid, Packet, PacketPool};
-use crate::wire::{Waker, Wire};
+use crate::wire::{Station, Waker, Wire};
 
 /// Takes what a device tells its host.
 ///
@@ -63,6 +63,9 @@ pub trait Host: Send + Sync {
 
     /// A management datagram arrived at QP1.
     fn datagram(&self, _datagram: Datagram) {}
+
+    /// The process with this station has ended. What arrived from it before has been passed on.
+    fn peer_ended(&self, _station: Station) {}
 
     /// The device has looked at its doorbells. `now` is the time in nanoseconds, for a clock
     /// page that the device keeps current while it is awake. The answer is when it wants the next

@@ -68,6 +68,12 @@ pub trait Wire: Send {
     /// waiting.
     fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool);
 
+    /// The stations of other processes that have ended since the last call, without a word if they
+    /// were killed. All that they sent has been received before.
+    fn take_ended(&mut self, _now: u64) -> Vec<Station> {
+        Vec::new()
+    }
+
     /// When the wire has to be called again though nothing arrives (packets held back).
     fn next_wake(&self) -> Option<u64> {
         None
@@ -106,6 +112,10 @@ impl<W: Wire + ?Sized> Wire for Box<W> {
 
     fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         (**self).receive(now, packets, pool);
+    }
+
+    fn take_ended(&mut self, now: u64) -> Vec<Station> {
+        (**self).take_ended(now)
     }
 
     fn next_wake(&self) -> Option<u64> {

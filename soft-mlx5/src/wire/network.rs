@@ -270,6 +270,10 @@ impl Wire for Network {
         self.rings.iter_mut().for_each(|rings| rings.receive(now, packets, pool));
     }
 
+    fn take_ended(&mut self, now: u64) -> Vec<Station> {
+        self.rings.as_mut().map_or_else(Vec::new, |rings| rings.take_ended(now))
+    }
+
     fn next_wake(&self) -> Option<u64> {
         self.rings.as_ref().and_then(Rings::next_wake)
     }

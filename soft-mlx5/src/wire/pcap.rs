@@ -153,6 +153,10 @@ impl<W: Wire, F: Write + Send> Wire for Pcap<W, F> {
         self.record(now, &packets[before..]);
     }
 
+    fn take_ended(&mut self, now: u64) -> Vec<Station> {
+        self.wire.take_ended(now)
+    }
+
     fn next_wake(&self) -> Option<u64> {
         self.wire.next_wake()
     }

@@ -388,6 +388,19 @@ impl Cma {
         self.take_engine_events(now);
     }
 
+    /// The peers of a device at these addresses have ended without a word.
+    pub fn lose_peers(
+        &mut self,
+        now: u64,
+        device: DeviceNumber,
+        is_lost: &dyn Fn(&Addressing) -> bool,
+    ) {
+        if let Some(of) = self.devices.get_mut(device) {
+            of.engine.lose_peers(now, is_lost);
+        }
+        self.take_engine_events(now);
+    }
+
     /// Lets time pass.
     pub fn step(&mut self, now: u64, addresses: &dyn Addresses) {
         self.devices.iter_mut().for_each(|device| device.engine.step(now));

@@ -20,6 +20,7 @@ mod counters;
 mod disconnect;
 mod event;
 mod id;
+mod lost;
 mod param;
 mod passive;
 mod refuse;

@@ -63,9 +63,12 @@ impl IbCm {
     }
 
     pub(super) fn on_rej(&mut self, now: u64, from: &Addressing, rej: &Rej) {
-        let Some(id) = self.find_rejected(from, rej) else {
-            return;
-        };
+        if let Some(id) = self.find_rejected(from, rej) {
+            self.take_rej(now, id, rej);
+        }
+    }
+
+    pub(super) fn take_rej(&mut self, now: u64, id: CmId, rej: &Rej) {
         let stale = rej.reason() == RejReason::STALE_CONNECTION;
         match self.state(id) {
             Some(

@@ -1,3 +1,5 @@
+mod lost;
+
 use zerocopy::IntoBytes;
 
 use super::*;

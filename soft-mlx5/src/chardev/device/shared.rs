@@ -140,6 +140,12 @@ impl Host for HostSide {
         }
     }
 
+    fn peer_ended(&self, station: Station) {
+        if let Some(agent) = &*lock(&self.agent) {
+            agent.peer_ended(station);
+        }
+    }
+
     /// Updates the clock and moves waiting events into their pipes. It runs again soon if events
     /// wait, because the device is not told when the program reads.
     fn tick(&self, now: u64) -> Option<u64> {

@@ -20,7 +20,9 @@ use crate::chardev::device::management::{Agent, ManagementAgent};
 use crate::core::{DATAGRAM_LEN, Datagram};
 use crate::home::Home;
 use crate::locking::lock;
+use crate::packet::Addressing;
 use crate::runtime::{self, os_thread::OsThread};
+use crate::wire::Station;
 use uverbs_soft_cm::cma::{Cma, CmaConfig, CmaEvent, DeviceNumber, Payload};
 use zerocopy::IntoBytes;
 
@@ -82,6 +84,8 @@ struct Inbox {
 #[derive(Debug)]
 enum Notice {
     Datagram(Datagram),
+    /// The process with this station has ended.
+    Ended(Station),
     Removed,
     /// Timers may have changed.
     Look,
@@ -97,6 +101,10 @@ struct Door {
 impl ManagementAgent for Door {
     fn datagram(&self, datagram: Datagram) {
         self.inbox.push(self.device, Notice::Datagram(datagram));
+    }
+
+    fn peer_ended(&self, station: Station) {
+        self.inbox.push(self.device, Notice::Ended(station));
     }
 
     fn removed(&self) {
@@ -253,6 +261,10 @@ impl State {
         match notice {
             Notice::Datagram(Datagram { addressing, bytes }) => {
                 self.cma.receive(now, device, &addressing, &bytes[..]);
+            }
+            Notice::Ended(station) => {
+                let is_lost = |to: &Addressing| Station::destination(to) == Some(station);
+                self.cma.lose_peers(now, device, &is_lost);
             }
             Notice::Removed => self.cma.remove_device(now, device),
             Notice::Look => {}

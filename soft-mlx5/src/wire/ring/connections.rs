@@ -12,6 +12,7 @@ use std::sync::Arc;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::ends::Ends;
 use super::incoming::Incoming;
 use super::outgoing::{Outgoing, Sent, WAITING};
 use super::{Lie, Users, socket};
@@ -74,6 +75,7 @@ pub struct Rings {
     /// Packets that wait for room somewhere.
     waiting: usize,
     incoming: Vec<Incoming>,
+    ends: Ends,
     is_sleeping: Cell<bool>,
     /// Readable at any time, so that it ends a sleep before it begins.
     at_once: EventFd,
@@ -115,6 +117,7 @@ impl Rings {
             touched: Vec::new(),
             waiting: 0,
             incoming: Vec::new(),
+            ends: Ends::default(),
             is_sleeping: Cell::new(false),
             at_once: EventFd::from_value_and_flags(1, flags)?,
             counters: Counters::new(),
@@ -202,6 +205,9 @@ impl Rings {
         Counters::add(&self.counters.malformed, usize::from(lie.is_some()));
         // Also where a forked child has the socket as well.
         let _ = self.sockets.delete(way.socket());
+        if lie.is_none() {
+            self.ends.suspect(now, station, way.socket());
+        }
         let refuses = lie.is_some() || !way.was_heard();
         let until = if refuses { now.saturating_add(ASK_REFUSER) } else { way.again() };
         self.outgoing.insert(station, Way::Udp(until));
@@ -278,7 +284,18 @@ impl Rings {
 
     /// When the sockets have to be looked at though they say nothing.
     pub(in crate::wire) fn next_wake(&self) -> Option<u64> {
-        self.deaf_until
+        self.deaf_until.into_iter().chain(self.ends.next()).min()
+    }
+
+    /// The stations whose processes have ended since the last call, once all that they sent has
+    /// been received.
+    pub(in crate::wire) fn take_ended(&mut self, now: u64) -> Vec<Station> {
+        let (outgoing, incoming) = (&self.outgoing, &self.incoming);
+        self.ends.take(now, |party| {
+            let sends = incoming.iter().any(|incoming| incoming.is_from(party));
+            sends
+                || matches!(outgoing.get(&party.station), Some(Way::Ring(way)) if way.is_to(party))
+        })
     }
 
     /// Takes a connection, or closes it.
@@ -313,7 +330,7 @@ impl Rings {
         if let Some(at) = self.incoming.iter().position(|incoming| incoming.number() == number) {
             let heeded = self.incoming[at].heed();
             if heeded.is_err() {
-                self.drop_incoming(at);
+                self.drop_incoming(now, at);
             }
             return heeded.unwrap_or(false);
         }
@@ -327,8 +344,11 @@ impl Rings {
         false
     }
 
-    fn drop_incoming(&mut self, at: usize) {
+    fn drop_incoming(&mut self, now: u64, at: usize) {
         let incoming = self.remove_incoming(at);
+        if let Some(station) = incoming.sender().filter(|_| incoming.is_over()) {
+            self.ends.suspect(now, station, incoming.socket());
+        }
         Counters::add(&self.counters.malformed, usize::from(!incoming.is_over()));
     }
 
@@ -353,9 +373,9 @@ impl Rings {
         let mut at = 0;
         while at < self.incoming.len() {
             match self.incoming[at].take(own, packets, pool) {
-                Ok(false) if self.incoming[at].is_over() => self.drop_incoming(at),
+                Ok(false) if self.incoming[at].is_over() => self.drop_incoming(now, at),
                 Ok(_) => at += 1,
-                Err(Lie) => self.drop_incoming(at),
+                Err(Lie) => self.drop_incoming(now, at),
             }
         }
         Counters::add(&self.counters.received, packets.len() - before);

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use super::ends::Party;
 use super::memory::Mapped;
 use super::{Consumer, Lie, socket};
 use crate::packet::{Packet, PacketPool};
@@ -39,7 +40,16 @@ impl Incoming {
 
     /// Who sends; `None` before it has said so, and once it has gone.
     pub(super) fn station(&self) -> Option<Station> {
-        self.ring.as_ref().filter(|_| !self.is_over).map(|(station, _)| *station)
+        self.sender().filter(|_| !self.is_over)
+    }
+
+    /// Who sends, or did before it went.
+    pub(super) fn sender(&self) -> Option<Station> {
+        self.ring.as_ref().map(|(station, _)| *station)
+    }
+
+    pub(super) fn is_from(&self, party: Party) -> bool {
+        self.sender() == Some(party.station) && socket::process(&self.socket) == party.process
     }
 
     /// Whether the other side has gone.

@@ -19,6 +19,9 @@
 //! one of them sees what the other has written.
 
 mod connections;
+#[cfg(test)]
+mod end_tests;
+mod ends;
 mod incoming;
 mod memory;
 #[cfg(all(test, loom))]

@@ -17,17 +17,17 @@ use crate::packet::{Addressing, Bth, Opcode, Packet, PacketPool, Psn};
 use crate::wire::network::FILES_EVERY;
 use crate::wire::{Carrier, Counters, Link, Network, Station, UdpWire, Wire};
 
-const SECOND: u64 = 1_000_000_000;
+pub(super) const SECOND: u64 = 1_000_000_000;
 
 fn network(carrier: Carrier) -> Network {
     Network::join_apart(Link::Ethernet, carrier).unwrap()
 }
 
-fn memory() -> Network {
+pub(super) fn memory() -> Network {
     network(Carrier::Memory)
 }
 
-fn packet(from: Station, to: Station, number: u32, len: usize) -> Packet {
+pub(super) fn packet(from: Station, to: Station, number: u32, len: usize) -> Packet {
     let mut packet = Packet::new();
     let mut route = Addressing::roce(from.gid(), to.gid());
     (route.traffic_class, route.hop_limit) = (0x68, 7);
@@ -36,7 +36,7 @@ fn packet(from: Station, to: Station, number: u32, len: usize) -> Packet {
     packet
 }
 
-fn send(wire: &mut impl Wire, packets: Vec<Packet>) {
+pub(super) fn send(wire: &mut impl Wire, packets: Vec<Packet>) {
     send_at(0, wire, packets);
 }
 
@@ -47,7 +47,7 @@ fn send_at(now: u64, wire: &mut impl Wire, mut packets: Vec<Packet>) {
 
 /// What has come. What was sent before is there, as loopback and memory deliver within the call
 /// that sends; a silent network looks at its sockets now and then.
-fn received(network: &mut Network) -> Vec<Packet> {
+pub(super) fn received(network: &mut Network) -> Vec<Packet> {
     let (mut packets, mut pool) = (Vec::new(), PacketPool::default());
     let mut silent = 0;
     while silent < 2 * FILES_EVERY {
@@ -72,7 +72,7 @@ fn is_readable(fds: Vec<impl AsFd>) -> bool {
 
 /// Other tests of this process fork, and until such a child ends it has a copy of what was closed
 /// here. The limit only ends a test that has failed.
-fn eventually(mut holds: impl FnMut() -> bool) {
+pub(super) fn eventually(mut holds: impl FnMut() -> bool) {
     let limit = Instant::now() + Duration::from_secs(120);
     while !holds() {
         assert!(Instant::now() < limit, "it never comes");
@@ -332,7 +332,7 @@ fn a_name_cannot_be_taken_before_or_after_its_station() {
     }
 }
 
-const TO: &str = "UVERBS_TEST_STATION";
+pub(super) const TO: &str = "UVERBS_TEST_STATION";
 
 /// A process that sends until it is killed, in batches larger than the ring. Run by the test below.
 #[test]
@@ -498,7 +498,7 @@ fn more_connections_than_rings_are_refused() {
 }
 
 /// Looks often enough to have looked at the sockets.
-fn look_at(now: u64, network: &mut Network) {
+pub(super) fn look_at(now: u64, network: &mut Network) {
     for _ in 0..2 * FILES_EVERY {
         network.receive(now, &mut Vec::new(), &mut PacketPool::default());
     }

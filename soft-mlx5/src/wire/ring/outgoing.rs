@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
+use super::ends::Party;
 use super::memory::Mapped;
 use super::{Lie, Producer, Tag, Users, socket};
 use crate::packet::{Packet, PacketPool};
@@ -67,6 +68,11 @@ impl Outgoing {
 
     pub(super) fn socket(&self) -> &OwnedFd {
         &self.socket
+    }
+
+    /// Whether this process has the station, which is the party's.
+    pub(super) fn is_to(&self, party: Party) -> bool {
+        socket::process(&self.socket) == party.process
     }
 
     /// When the station may be asked for another ring.

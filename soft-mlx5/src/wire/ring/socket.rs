@@ -100,6 +100,22 @@ pub(super) fn is_trusted(socket: &OwnedFd, users: Users) -> bool {
     users == Users::Any || socket::getsockopt(socket, PeerCredentials).is_ok_and(same)
 }
 
+/// The process at the other end, as the kernel noted it at connect(2) or listen(2), also once it
+/// has ended; `None` if that cannot be found out. 0 is any process of a PID namespace that this one
+/// does not see.
+pub(super) fn process(socket: &OwnedFd) -> Option<i32> {
+    socket::getsockopt(socket, PeerCredentials).ok().map(|user| user.pid())
+}
+
+/// Whether the process that had a station has ended: its name is free, or another process's. A
+/// forked child keeps the name.
+pub(super) fn has_ended(station: Station, had: Option<i32>) -> bool {
+    match connect(station) {
+        Ok(socket) => had.zip(process(&socket)).is_some_and(|(had, has)| had != has),
+        Err(error) => error.raw_os_error() == Some(libc::ECONNREFUSED),
+    }
+}
+
 /// Whether a device of this user's listens on the station's name.
 pub(in crate::wire) fn is_own(station: Station) -> bool {
     let peer = name(station).and_then(|name| connect_to(&name));

@@ -1,0 +1,143 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+
+use super::*;
+use crate::core::{Core, CoreConfig, Event};
+use crate::memory::BufferMemory;
+use crate::packet::{Addressing, Gid};
+use crate::runtime::{Host, Runtime};
+use crate::wire::{NoWire, Waker};
+
+struct Deaf;
+
+impl Host for Deaf {
+    fn event(&self, _: Event) {}
+}
+
+fn packet(opcode: u8) -> Packet {
+    let mut packet = Packet::new();
+    let route = Addressing::roce(Gid::default(), Gid::default());
+    packet.fill(route, &[opcode, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    packet
+}
+
+#[test]
+fn acknowledgements_wait_for_the_answer_of_a_program_that_was_woken() {
+    let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
+    let waker = Arc::new(Waker::new().unwrap());
+    let runtime = Runtime::new(core, Box::new(NoWire), waker, Arc::new(Deaf));
+    let shared = &*runtime.shared;
+    let waits = |whose, told| may_wait(shared, 5, whose, told);
+    shared.lending.note_wait(5 + SOON);
+    // BTH opcodes: ACKNOWLEDGE and SEND Only of a reliable connection.
+    lock(&shared.outbox).push(packet(0x11));
+    assert!(waits(Whose::Waiting, true));
+    assert!(!waits(Whose::Waiting, false), "it goes on sleeping");
+    assert!(waits(Whose::Lent, false), "the program looks again, or the device's thread does");
+    lock(&shared.outbox).push(packet(0x04));
+    assert!(!waits(Whose::Waiting, true), "a message does not wait");
+    lock(&shared.outbox).pop();
+    shared.lending.note_wait(6 + SOON);
+    assert!(!waits(Whose::Waiting, true), "the device's thread would be late");
+}
+
+/// Notes which of its methods are called.
+#[derive(Default)]
+struct Calls(Vec<&'static str>);
+
+impl Wire for Calls {
+    fn send(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) {
+        packets.clear();
+        self.0.push("send");
+    }
+
+    fn send_quietly(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) {
+        packets.clear();
+        self.0.push("send quietly");
+    }
+
+    fn wake_receivers(&mut self) {
+        self.0.push("wake");
+    }
+
+    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {}
+
+    fn join(&mut self, _: Gid) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: Gid) {}
+}
+
+/// Says when it begins to send, and ends when it is told to.
+struct Slow {
+    begun: mpsc::Sender<()>,
+    go: mpsc::Receiver<()>,
+    sent: Arc<AtomicBool>,
+}
+
+impl Wire for Slow {
+    fn send(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) {
+        packets.clear();
+        self.begun.send(()).unwrap();
+        self.go.recv().unwrap();
+        self.sent.store(true, Ordering::SeqCst);
+    }
+
+    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {}
+
+    fn join(&mut self, _: Gid) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: Gid) {}
+}
+
+/// The program may end when its command returns.
+#[test]
+fn a_command_waits_for_a_look_that_sends() {
+    let (begun, begins) = mpsc::channel();
+    let (tell, go) = mpsc::channel();
+    let sent = Arc::new(AtomicBool::new(false));
+    let wire = Slow { begun, go, sent: sent.clone() };
+    let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
+    let waker = Arc::new(Waker::new().unwrap());
+    let runtime = Runtime::new(core, Box::new(wire), waker, Arc::new(Deaf));
+    lock(&runtime.shared.outbox).push(packet(0x04));
+    std::thread::scope(|scope| {
+        scope.spawn(|| runtime.lend());
+        begins.recv().unwrap();
+        let command = scope.spawn(|| {
+            runtime.shared.send_before_return();
+            sent.load(Ordering::SeqCst)
+        });
+        while runtime.shared.waiting.load(Ordering::SeqCst) == 0 && !command.is_finished() {
+            std::thread::yield_now();
+        }
+        tell.send(()).unwrap();
+        assert!(command.join().unwrap(), "it returned before the packet was on the wire");
+    });
+}
+
+#[test]
+fn the_look_after_a_quiet_one_wakes_the_receivers() {
+    let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
+    let waker = Arc::new(Waker::new().unwrap());
+    let runtime = Runtime::new(core, Box::new(NoWire), waker, Arc::new(Deaf));
+    let (shared, mut worker, mut wire) = (&*runtime.shared, Worker::new(), Calls::default());
+    for (sends, may_wait, call) in [
+        (false, true, None),
+        (true, true, Some("send quietly")),
+        (false, true, Some("wake")),
+        (true, true, Some("send quietly")),
+        (true, true, Some("send")),
+        (true, true, Some("send quietly")),
+        (false, false, Some("wake")),
+        (true, false, Some("send")),
+        (false, false, None),
+    ] {
+        lock(&shared.outbox).extend(sends.then(|| packet(0x11)));
+        worker.send(shared, 0, &mut wire, may_wait);
+        assert_eq!(wire.0.pop(), call);
+    }
+}
