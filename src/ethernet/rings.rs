@@ -19,9 +19,10 @@ use uverbs_mlx5::send_queue::{
 
 use super::FrameError;
 use super::receiver::Receiver;
-use super::rx::VERB;
+use super::rx_builder::VERB;
 use super::template::{Tailed, Template};
 use crate::cq::CompletionQueue;
+use crate::device::context::Context;
 use crate::device::layer::Raw;
 use crate::error::{Error, Result};
 use crate::flow::FlowBuilder;
@@ -31,6 +32,21 @@ use crate::qp::qp_type::RawPacket;
 use crate::qp::striding::Striding;
 use crate::qp::work_queue::WorkQueue;
 use crate::qp::{PostError, PostFlags, QueuePair};
+
+/// A ring of receives, as waiting needs it.
+pub(super) trait RxWait {
+    /// Whether a poll would find something else than nothing.
+    fn has_something(&self) -> bool;
+
+    /// Asks for an event at the next completion.
+    fn arm(&mut self);
+
+    /// Whether the queue has failed while nothing was in it.
+    fn check(&mut self) -> Result<()>;
+
+    /// The context of the queue.
+    fn context(&self) -> &Context;
+}
 
 /// Receives that one frame fills, and the queue that it completes to.
 pub(super) struct RxRing {
@@ -124,22 +140,31 @@ impl RxRing {
         self.receiver.create_flow()
     }
 
-    /// Asks for an event at the next completion.
-    pub(super) fn arm(&mut self) {
+    /// Destroys the queue that frames arrive at.
+    pub(super) fn end(&mut self) -> Result<()> {
+        self.receiver.end()
+    }
+}
+
+impl RxWait for RxRing {
+    #[inline(always)]
+    fn has_something(&self) -> bool {
+        self.frames.look() != Look::Nothing
+    }
+
+    fn arm(&mut self) {
         // SAFETY: it stays in its place.
         self.frames.write_back(unsafe { self.cq.provider() });
         self.cq.arm();
     }
 
-    /// Whether the queue has failed while nothing was in it.
-    pub(super) fn check(&mut self) -> Result<()> {
+    fn check(&mut self) -> Result<()> {
         // SAFETY: it stays in its place.
         only_empty(self.frames.nothing(unsafe { self.cq.provider() }))
     }
 
-    /// Destroys the queue that frames arrive at.
-    pub(super) fn end(&mut self) -> Result<()> {
-        self.receiver.end()
+    fn context(&self) -> &Context {
+        self.receiver.context()
     }
 }
 
@@ -310,19 +335,28 @@ impl StridingRing {
     pub(super) fn buffers(&self) -> usize {
         self.posted.iter().flatten().count() + self.others.len()
     }
+}
 
-    /// Asks for an event at the next completion.
-    pub(super) fn arm(&mut self) {
+impl RxWait for StridingRing {
+    #[inline(always)]
+    fn has_something(&self) -> bool {
+        self.strides.has_something()
+    }
+
+    fn arm(&mut self) {
         // SAFETY: it stays in its place.
         self.strides.write_back(unsafe { self.cq.provider() });
         self.cq.arm();
     }
 
-    /// Whether the queue has failed while nothing was in it.
-    pub(super) fn check(&mut self) -> Result<()> {
+    fn check(&mut self) -> Result<()> {
         self.refill();
         // SAFETY: it stays in its place.
         only_empty(self.strides.nothing(unsafe { self.cq.provider() }))
+    }
+
+    fn context(&self) -> &Context {
+        self.wq.context()
     }
 }
 

@@ -3,18 +3,14 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use uverbs_mlx5::completion_queue::Look;
 use uverbs_mlx5::format::{CqeChecksum, CqeHeaderTypes, L3Type};
 
 use super::FrameError;
 use super::clock::{Clock, FreeRunning, Timestamp};
 use super::counters::RxCounters;
-use super::receiver::Receiver;
 use super::rings::{RingFrame, RxRing};
-use crate::cq::CompletionQueue;
 use crate::cq::channel::CompletionChannel;
 use crate::device::context::Context;
-use crate::device::layer::Raw;
 use crate::error::{DestroyError, Error, Result};
 use crate::flow::counters::Counters;
 use crate::flow::{Flow, FlowBuilder, Traffic};
@@ -22,20 +18,18 @@ use crate::memory::slab::Slab;
 use crate::memory::slot::Slot;
 use crate::qp::work_queue::WqHandle;
 
-pub(super) const VERB: &str = "create_rx_queue";
-
 /// A queue of frames that arrive: from
 /// [`ProtectionDomain::create_rx_queue`](crate::ProtectionDomain::create_rx_queue).
 ///
 /// One thread polls it at a time: polling takes `&mut self`. Its timestamps are of clock `C`.
 /// Dropping it ends its rules and destroys its queues.
 pub struct RxQueue<C: Clock = FreeRunning> {
-    ring: RxRing,
-    slab: Slab,
-    rejected: u64,
+    pub(super) ring: RxRing,
+    pub(super) slab: Slab,
+    pub(super) rejected: u64,
     pub(super) channel: Option<CompletionChannel>,
-    matched: Option<Counters>,
-    clock: PhantomData<C>,
+    pub(super) matched: Option<Counters>,
+    pub(super) clock: PhantomData<C>,
 }
 
 impl<C: Clock> fmt::Debug for RxQueue<C> {
@@ -47,25 +41,7 @@ impl<C: Clock> fmt::Debug for RxQueue<C> {
     }
 }
 
-/// What a receive queue is made of.
-pub(super) struct Parts {
-    pub(super) receiver: Receiver,
-    pub(super) cq: CompletionQueue<Raw>,
-    pub(super) slots: Box<[Slot]>,
-    pub(super) slab: Slab,
-    pub(super) channel: Option<CompletionChannel>,
-    pub(super) matched: Option<Counters>,
-}
-
 impl<C: Clock> RxQueue<C> {
-    /// Posts the slots, all of the slab's size and of the receiver's domain, and puts the queues
-    /// together. There are as many as the queue has receives.
-    pub(super) fn new(parts: Parts) -> Result<Self> {
-        let Parts { receiver, cq, slots, slab, channel, matched } = parts;
-        let ring = RxRing::new(receiver, cq, slots, slab.slot_bytes())?;
-        Ok(Self { ring, slab, rejected: 0, channel, matched, clock: PhantomData })
-    }
-
     /// The next frame. Its buffer goes back to the device when it is dropped.
     ///
     /// # Errors
@@ -98,22 +74,6 @@ impl<C: Clock> RxQueue<C> {
     fn next(&mut self, publishes: bool) -> std::result::Result<Frame<'_, C>, FrameError> {
         let frame = self.ring.next(publishes)?;
         Ok(Frame { frame, rejected: &mut self.rejected, clock: PhantomData })
-    }
-
-    /// Whether [`RxQueue::poll`] would return something else than `Empty`.
-    #[inline(always)]
-    pub(super) fn has_something(&self) -> bool {
-        self.ring.frames().look() != Look::Nothing
-    }
-
-    /// Asks for an event at the next completion.
-    pub(super) fn arm(&mut self) {
-        self.ring.arm();
-    }
-
-    /// Whether the queue has failed while nothing was in it.
-    pub(super) fn check(&mut self) -> Result<()> {
-        self.ring.check()
     }
 
     /// Adds a steering rule: the frames that it is about come here. It ends when the result is

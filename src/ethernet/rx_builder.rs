@@ -4,9 +4,11 @@ use std::marker::PhantomData;
 
 use super::clock::{Clock, FreeRunning, RealTime, format};
 use super::receiver::Receiver;
-use super::rx::{Parts, RxQueue, VERB};
+use super::rings::RxRing;
+use super::rx::RxQueue;
 use super::striding_builder::StridingBuilder;
 use crate::cq::CompletionQueue;
+use crate::cq::channel::CompletionChannel;
 use crate::device::layer::Raw;
 use crate::error::{Error, Result};
 use crate::flow::counters::{CounterPoint, Counters};
@@ -15,6 +17,8 @@ use crate::memory::slab::Slab;
 use crate::memory::slot::Slot;
 use crate::qp::qp_type::RawPacket;
 use crate::qp::striding::Striding;
+
+pub(super) const VERB: &str = "create_rx_queue";
 
 /// Spare buffers beside those of the receives, where the queue makes its own.
 const SPARES: u32 = 64;
@@ -165,23 +169,27 @@ impl<C: Clock> RxBuilder<C> {
     pub fn build(self) -> Result<RxQueue<C>> {
         let depth = self.depth()?;
         self.check_spread()?;
-        let context = self.pd.context().clone();
+        let (cq, channel) = self.completion_queue(depth)?;
+        let matched = self.counters()?;
+        let receiver = self.receiver(&cq, depth)?;
+        let slab = self.slab(depth)?;
+        let ring = RxRing::new(receiver, cq, self.take(&slab, depth)?, slab.slot_bytes())?;
+        Ok(RxQueue { ring, slab, rejected: 0, channel, matched, clock: PhantomData })
+    }
+
+    /// The completion queue of frames, with a channel if there are events.
+    pub(super) fn completion_queue(
+        &self,
+        entries: u32,
+    ) -> Result<(CompletionQueue<Raw>, Option<CompletionChannel>)> {
+        let context = self.pd.context();
         let channel = self.events.then(|| context.create_completion_channel()).transpose()?;
-        let cq = context.create_raw_cq(depth).vector(self.vector).timestamps(format::<C>());
+        let cq = context.create_raw_cq(entries).vector(self.vector).timestamps(format::<C>());
         let cq = match &channel {
             Some(channel) => cq.channel(channel),
             None => cq,
         };
-        let cq = cq.build()?;
-        let matched = self.counters()?;
-        let receiver = self.receiver(&cq, depth)?;
-        let slab = self.slab(depth)?;
-        let slots = take(&slab, depth)?;
-        if slots.iter().any(|slot| slot.header().domain() != self.pd.identity()) {
-            let cause = "the buffers belong to another protection domain";
-            return Err(Error::invalid(VERB, cause));
-        }
-        RxQueue::new(Parts { receiver, cq, slots, slab, channel, matched })
+        Ok((cq.build()?, channel))
     }
 
     pub(super) fn check_spread(&self) -> Result<()> {
@@ -232,14 +240,18 @@ impl<C: Clock> RxBuilder<C> {
             None => self.pd.create_slab(depth + SPARES, self.frame_bytes),
         }
     }
-}
 
-/// As many slots as there are receives.
-pub(super) fn take(slab: &Slab, depth: u32) -> Result<Box<[Slot]>> {
-    let slots: Box<[Slot]> = std::iter::from_fn(|| slab.take()).take(depth as usize).collect();
-    if slots.len() < depth as usize {
-        let cause = format!("the slab has {} free slots", slots.len());
-        return Err(Error::invalid(VERB, cause).asked(format!("{depth} receives")));
+    /// As many slots as there are receives.
+    pub(super) fn take(&self, slab: &Slab, depth: u32) -> Result<Box<[Slot]>> {
+        let slots: Box<[Slot]> = std::iter::from_fn(|| slab.take()).take(depth as usize).collect();
+        if slots.len() < depth as usize {
+            let cause = format!("the slab has {} free slots", slots.len());
+            return Err(Error::invalid(VERB, cause).asked(format!("{depth} receives")));
+        }
+        if slots.iter().any(|slot| slot.header().domain() != self.pd.identity()) {
+            let cause = "the buffers belong to another protection domain";
+            return Err(Error::invalid(VERB, cause));
+        }
+        Ok(slots)
     }
-    Ok(slots)
 }

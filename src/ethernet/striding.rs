@@ -9,16 +9,13 @@ use uverbs_mlx5::format::{CqeChecksum, CqeHeaderTypes};
 use super::FrameError;
 use super::clock::{Clock, FreeRunning, Timestamp};
 use super::rings::{SharedFrame, StridingRing};
-use crate::cq::CompletionQueue;
 use crate::cq::channel::CompletionChannel;
 use crate::device::context::Context;
-use crate::device::layer::Raw;
 use crate::error::Result;
 use crate::flow::{Flow, FlowBuilder, Traffic};
-use crate::memory::slot::Slot;
 use crate::qp::rss::RssTarget;
 use crate::qp::striding::Striding;
-use crate::qp::work_queue::{WorkQueue, WqHandle};
+use crate::qp::work_queue::WqHandle;
 
 /// A queue whose buffers many frames share: from
 /// [`RxBuilder::striding`](super::RxBuilder::striding).
@@ -28,10 +25,10 @@ use crate::qp::work_queue::{WorkQueue, WqHandle};
 /// as one is kept, another buffer takes its place in the ring, if there is a spare one.
 pub struct StridingQueue<C: Clock = FreeRunning> {
     /// Ends before the work queue does.
-    target: Option<RssTarget>,
-    ring: StridingRing,
+    pub(super) target: Option<RssTarget>,
+    pub(super) ring: StridingRing,
     pub(super) channel: Option<CompletionChannel>,
-    clock: PhantomData<C>,
+    pub(super) clock: PhantomData<C>,
 }
 
 impl<C: Clock> fmt::Debug for StridingQueue<C> {
@@ -43,26 +40,7 @@ impl<C: Clock> fmt::Debug for StridingQueue<C> {
     }
 }
 
-/// What a striding queue is made of.
-pub(super) struct Parts {
-    pub(super) target: Option<RssTarget>,
-    pub(super) wq: WorkQueue<Raw>,
-    pub(super) cq: CompletionQueue<Raw>,
-    pub(super) striding: Striding,
-    /// A buffer for each receive.
-    pub(super) slots: Box<[Slot]>,
-    pub(super) spares: Box<[Slot]>,
-    pub(super) channel: Option<CompletionChannel>,
-}
-
 impl<C: Clock> StridingQueue<C> {
-    /// Posts the slots, all of a WQE's bytes at least and of the queue's domain.
-    pub(super) fn new(parts: Parts) -> Result<Self> {
-        let Parts { target, wq, cq, striding, slots, spares, channel } = parts;
-        let ring = StridingRing::new(wq, cq, striding, slots, spares)?;
-        Ok(Self { target, ring, channel, clock: PhantomData })
-    }
-
     /// The next frame.
     ///
     /// # Errors
@@ -95,21 +73,6 @@ impl<C: Clock> StridingQueue<C> {
     ) -> Result<Flow> {
         let target = self.target.as_mut().ok_or_else(super::receiver::has_no_rules)?;
         change(rule.describe(target.create_flow())?).build()
-    }
-
-    /// Whether [`StridingQueue::poll`] may return something else than `Empty`.
-    pub(super) fn has_something(&self) -> bool {
-        self.ring.strides().has_something()
-    }
-
-    /// Asks for an event at the next completion.
-    pub(super) fn arm(&mut self) {
-        self.ring.arm();
-    }
-
-    /// Whether the queue has failed while nothing was in it.
-    pub(super) fn check(&mut self) -> Result<()> {
-        self.ring.check()
     }
 
     /// What was counted so far.

@@ -1,9 +1,11 @@
 //! Making striding receive queues.
 
-use super::clock::{Clock, FreeRunning, format};
-use super::rx::VERB;
-use super::rx_builder::{RxBuilder, take};
-use super::striding::{Parts, StridingQueue};
+use std::marker::PhantomData;
+
+use super::clock::{Clock, FreeRunning};
+use super::rings::StridingRing;
+use super::rx_builder::{RxBuilder, VERB};
+use super::striding::StridingQueue;
 use crate::error::{Error, Result};
 use crate::memory::slab::Slab;
 use crate::qp::rss::{RssFields, RssOptions, RssTarget};
@@ -40,26 +42,15 @@ impl<C: Clock> StridingBuilder<C> {
             let cause = "a striding queue counts no matches";
             return Err(Error::invalid(VERB, cause).cure_with("count them in a rule of steer_by()"));
         }
-        let context = rx.pd.context().clone();
-        let channel = rx.events.then(|| context.create_completion_channel()).transpose()?;
-        let cq = context.create_raw_cq(completions(depth, striding)?);
-        let cq = cq.vector(rx.vector).timestamps(format::<C>());
-        let cq = match &channel {
-            Some(channel) => cq.channel(channel),
-            None => cq,
-        };
-        let cq = cq.build()?;
+        let (cq, channel) = rx.completion_queue(completions(depth, striding)?)?;
         let wq = rx.pd.create_raw_wq(cq.handle(), depth).striding(striding);
         let wq = if rx.strips_vlan { wq.strip_vlan() } else { wq };
         let wq = wq.build()?;
         let target = (!rx.spread).then(|| target(&rx, wq.handle())).transpose()?;
         let slab = buffers(&rx, striding, depth + spares)?;
-        let (slots, spares) = (take(&slab, depth)?, take(&slab, spares)?);
-        if slots.iter().chain(&spares).any(|slot| slot.header().domain() != rx.pd.identity()) {
-            let cause = "the buffers belong to another protection domain";
-            return Err(Error::invalid(VERB, cause));
-        }
-        StridingQueue::new(Parts { target, wq, cq, striding, slots, spares, channel })
+        let (slots, spares) = (rx.take(&slab, depth)?, rx.take(&slab, spares)?);
+        let ring = StridingRing::new(wq, cq, striding, slots, spares)?;
+        Ok(StridingQueue { target, ring, channel, clock: PhantomData })
     }
 }
 

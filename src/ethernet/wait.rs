@@ -6,49 +6,16 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use super::clock::Clock;
+use super::rings::RxWait;
 use super::rx::RxQueue;
 use super::striding::StridingQueue;
 use crate::cq::channel::CompletionChannel;
-use crate::device::context::Context;
 use crate::error::{Error, ErrorKind, Result};
 
 const VERB: &str = "wait";
 
-/// What waiting needs of a queue.
-trait Waiting {
-    fn has_something(&self) -> bool;
-    fn arm(&mut self);
-    fn check(&mut self) -> Result<()>;
-    fn context(&self) -> &Context;
-    fn channel(&self) -> Option<&CompletionChannel>;
-}
-
 macro_rules! waits {
     ($queue:ident) => {
-        impl<C: Clock> Waiting for $queue<C> {
-            #[inline(always)]
-            fn has_something(&self) -> bool {
-                Self::has_something(self)
-            }
-
-            fn arm(&mut self) {
-                Self::arm(self);
-            }
-
-            fn check(&mut self) -> Result<()> {
-                Self::check(self)
-            }
-
-            #[inline(always)]
-            fn context(&self) -> &Context {
-                Self::context(self)
-            }
-
-            fn channel(&self) -> Option<&CompletionChannel> {
-                self.channel.as_ref()
-            }
-        }
-
         impl<C: Clock> $queue<C> {
             /// Waits until there is something to poll: looks `spins` times without a system call,
             /// then sleeps until the device raises an event, or until `timeout` is over. False if
@@ -62,10 +29,11 @@ macro_rules! waits {
             /// unless spinning found something; `Interrupted` by a signal; why the queue receives
             /// nothing any more.
             pub fn wait(&mut self, spins: u32, timeout: Option<Duration>) -> Result<bool> {
-                if (0..spins).any(|_| spin(self)) {
+                if (0..spins).any(|_| spin(&self.ring)) {
                     return Ok(true);
                 }
-                sleep(self, timeout.map(|timeout| Instant::now() + timeout))
+                let until = timeout.map(|timeout| Instant::now() + timeout);
+                sleep(&mut self.ring, self.channel.as_ref().ok_or_else(no_events)?, until)
             }
 
             /// For poll, epoll and the like, after `arm_events`; `None` without events.
@@ -84,7 +52,7 @@ macro_rules! waits {
                 while let Some(event) = some(channel.try_get_event())? {
                     event.acknowledge();
                 }
-                self.arm();
+                self.ring.arm();
                 Ok(())
             }
         }
@@ -99,7 +67,7 @@ fn no_events() -> Error {
 }
 
 #[inline(always)]
-fn spin(queue: &impl Waiting) -> bool {
+fn spin(queue: &impl RxWait) -> bool {
     let found = queue.has_something();
     if !found {
         queue.context().poll_idle();
@@ -107,8 +75,11 @@ fn spin(queue: &impl Waiting) -> bool {
     found
 }
 
-fn sleep(queue: &mut impl Waiting, until: Option<Instant>) -> Result<bool> {
-    let channel = queue.channel().cloned().ok_or_else(no_events)?;
+fn sleep(
+    queue: &mut impl RxWait,
+    channel: &CompletionChannel,
+    until: Option<Instant>,
+) -> Result<bool> {
     loop {
         queue.arm();
         if queue.has_something() {
