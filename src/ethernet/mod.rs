@@ -52,8 +52,7 @@
 //! [`UtcClock`] converts, or [`RealTime`], which is UTC already. See [`Timestamp`].
 //!
 //! # Costs
-//! Instructions of a poll that reads five fields and gives the buffer back, counted by callgrind on
-//! x86-64 (`provider-mlx5/benches/hot_path/limits.txt`): 60 at most one by one, 50 in batches. No
+//! `docs/trading.md` says how many instructions a poll and a send take, and CI keeps them so. No
 //! path of a poll allocates, locks, makes a system call or panics; skipping a frame that was too
 //! long does not either.
 

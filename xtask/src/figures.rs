@@ -4,6 +4,11 @@
 //! CI compares. libmlx5's are in `docs/vs-libmlx5.json`, out of what
 //! `cargo bench --features soft --bench vs_libmlx5 -- --json` and `-- --grid` print.
 //!
+//! Tables are between marks. A figure in a sentence has its case behind it, which no reader of the
+//! rendered page sees: `48<!-- send_sge -->`, `33<!-- libmlx5 recv_32 -->`. It may be a difference,
+//! and a share of one: `7<!-- alone receive sges 4 - alone receive sges 2 / 2 -->`. `points` is how
+//! many points the grid has.
+//!
 //! `tests/figures.rs` includes this file to compare.
 
 use std::collections::BTreeMap;
@@ -114,7 +119,12 @@ const GRID: &[(&str, &str, &[u32])] = &[
 pub(crate) struct Counts {
     ours: BTreeMap<String, f64>,
     rival: BTreeMap<String, f64>,
+    /// Points of the grid.
+    points: f64,
 }
+
+/// The files with figures.
+const FILES: &[&str] = &["README.md", "docs/trading.md", "docs/vs-libmlx5.md"];
 
 impl Counts {
     /// Reads what is checked in.
@@ -123,15 +133,18 @@ impl Counts {
     /// A file cannot be read.
     pub(crate) fn read(root: &Path) -> Result<Self> {
         let read = |name: &str| fs::read_to_string(root.join(name));
-        let mut ours = BTreeMap::new();
-        for file in ["limits.txt", "grid.txt"] {
-            let text = read(&format!("provider-mlx5/benches/hot_path/{file}"))?;
-            ours.extend(text.lines().filter_map(|line| {
+        let counted = |name: &str| -> Result<BTreeMap<String, f64>> {
+            let text = read(&format!("provider-mlx5/benches/hot_path/{name}"))?;
+            let count = |line: &str| {
                 let (case, count) = line.trim_end().rsplit_once(' ')?;
                 Some((case.trim_end().to_owned(), count.parse().ok()?))
-            }));
-        }
-        Ok(Self { ours, rival: counts_of(&read(RIVAL)?) })
+            };
+            Ok(text.lines().filter_map(count).collect())
+        };
+        let (mut ours, grid) = (counted("limits.txt")?, counted("grid.txt")?);
+        let points = grid.len() as f64;
+        ours.extend(grid);
+        Ok(Self { ours, rival: counts_of(&read(RIVAL)?), points })
     }
 
     fn text(&self, count: &Count) -> String {
@@ -167,24 +180,46 @@ impl Counts {
     /// # Errors
     /// A file cannot be read.
     pub(crate) fn files(&self, root: &Path) -> Result<Vec<(&'static str, String, String)>> {
-        let docs = fs::read_to_string(root.join("docs/vs-libmlx5.md"))?;
         let table = rows_below("| operation | ours | libmlx5 |\n", self.rows());
         let grid = rows_below("| case | alone | in a batch of 16 |\n", self.points());
-        let new_docs = filled(&filled(&docs, "table", &table), "grid", &grid);
-        let readme = fs::read_to_string(root.join("README.md"))?;
-        let new_readme = self.claimed(&readme);
-        Ok(vec![("docs/vs-libmlx5.md", docs, new_docs), ("README.md", readme, new_readme)])
+        let both = |name: &&'static str| {
+            let before = fs::read_to_string(root.join(name))?;
+            let after = filled(&filled(&before, "table", &table), "grid", &grid);
+            Ok((*name, before, self.claimed(&after)))
+        };
+        FILES.iter().map(both).collect()
     }
 
-    /// The README, which says what one SEND takes.
-    fn claimed(&self, readme: &str) -> String {
-        let [ours, rival] = [Ours("send_sge"), Rival("send_sge")].map(|count| self.text(&count));
-        const MIDDLE: &str = " instructions where libmlx5 takes ";
-        let (before, after) = readme.split_once(MIDDLE).expect("README.md says what a SEND takes");
-        let is_digit = |c: char| c.is_ascii_digit();
-        let (before, after) =
-            (before.trim_end_matches(is_digit), after.trim_start_matches(is_digit));
-        format!("{before}{ours}{MIDDLE}{rival}{after}")
+    /// The text with the figures in its sentences.
+    fn claimed(&self, text: &str) -> String {
+        let mut parts = text.split("<!-- ");
+        let mut new = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let without = new.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+            if let Some((cases, _)) = part.split_once(" -->").filter(|_| without < new.len()) {
+                new.truncate(without);
+                new.push_str(&self.figure(cases));
+            }
+            new.push_str("<!-- ");
+            new.push_str(part);
+        }
+        new
+    }
+
+    /// A case, or `A - B`, or `A - B / NUMBER`.
+    fn figure(&self, cases: &str) -> String {
+        let (cases, share) = cases.rsplit_once(" / ").unwrap_or((cases, "1"));
+        let count = |case: &str| match case.strip_prefix("libmlx5 ") {
+            Some(case) => self.rival.get(case).copied(),
+            None if case == "points" => Some(self.points),
+            None => self.ours.get(case).copied(),
+        };
+        let (first, less) = cases.split_once(" - ").map_or((cases, None), |(a, b)| (a, Some(b)));
+        let less = less.map_or(Some(0.0), count);
+        match (count(first), less, share.parse::<f64>()) {
+            (Some(count), Some(less), Ok(share)) => format!("{:.0}", (count - less) / share),
+            _ => format!("no `{cases}`"),
+        }
     }
 }
 
@@ -198,10 +233,10 @@ fn rows_below(head: &str, rows: impl Iterator<Item = [String; 3]>) -> String {
     format!("{head}|---|---|---|\n{rows}")
 }
 
-/// The text with this table where the marks with its name are.
+/// The text with this table where the marks with its name are, if it has them.
 fn filled(text: &str, name: &str, table: &str) -> String {
     let begin = format!("{BEGIN}{name} -->\n");
-    let (before, rest) = text.split_once(&begin).expect("the mark of a table");
+    let Some((before, rest)) = text.split_once(&begin) else { return text.to_owned() };
     let (_, after) = rest.split_once(END).expect("the mark of a table's end");
     format!("{before}{begin}{table}{END}{after}")
 }
