@@ -191,7 +191,7 @@ fn table(context: ibv_context) -> verbs_context {
         ABI_placeholder2: verbs::destroy_flow,
         ibv_create_flow: verbs::create_flow,
         ABI_placeholder1: verbs::create_flow,
-        open_qp: NONE,
+        open_qp: verbs::open_qp,
         create_qp_ex: verbs::create_qp_ex,
         get_srq_num: srq::get_srq_num,
         create_srq_ex: verbs::create_srq_ex,

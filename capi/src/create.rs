@@ -49,6 +49,14 @@ const TOEPLITZ: u8 = 1;
 /// others have other things in that place.
 pub(crate) const CHECKS_IP: u64 = 1;
 
+const NOTHING: Capacities = Capacities {
+    max_send_wr: 0,
+    max_recv_wr: 0,
+    max_send_sge: 0,
+    max_recv_sge: 0,
+    max_inline_data: 0,
+};
+
 /// What a program asks for, in one form for both verbs.
 struct Wanted<'a> {
     context: *mut ibv_context,
@@ -148,18 +156,28 @@ fn give(
     attr: *mut ibv_qp_init_attr_ex,
     made: Result<Box<Qp>, Error>,
 ) -> *mut ibv_qp {
-    let made: *mut Qp = pointer(made);
-    // SAFETY: null, or just made.
-    let Some(queue_pair) = (unsafe { made.as_ref() }) else { return ptr::null_mut() };
-    let id = queue_pair.id();
-    // SAFETY: the caller's context and struct.
+    let made = announce(context, made);
+    // SAFETY: null, or just made; the caller's struct.
     unsafe {
-        if let Some(mut objects) = Context::of(context).objects() {
-            objects.insert(id, Object::Qp(made));
+        if let Some(queue_pair) = made.as_ref() {
+            (*attr).cap = crate::attributes::capacities(queue_pair.capacities);
         }
-        (*attr).cap = crate::attributes::capacities(queue_pair.capacities);
     }
     made.cast()
+}
+
+/// Lets events find a queue pair. Null, with errno, if none was made.
+pub(crate) fn announce(context: *mut ibv_context, made: Result<Box<Qp>, Error>) -> *mut Qp {
+    let made: *mut Qp = pointer(made);
+    // SAFETY: null, or just made; the caller's context.
+    unsafe {
+        if let Some(queue_pair) = made.as_ref() {
+            if let Some(mut objects) = Context::of(context).objects() {
+                objects.insert(queue_pair.id(), Object::Qp(made));
+            }
+        }
+    }
+    made
 }
 
 /// Makes a queue pair of the type that is asked for; an errno if none is.
@@ -344,13 +362,27 @@ unsafe fn xrc_receiver(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_
     // SAFETY: the caller's domain.
     let domain = unsafe { Xrcd::of(wanted.attributes.xrcd) };
     let Some(domain) = domain.library() else { return Err(libc::EINVAL) };
-    Ok(domain.create_receiver_in_reset().map(|library: XrcReceiver| {
-        let mut with = with(wanted, &library, &post::NONE, false, None);
+    Ok(domain.create_receiver_in_reset().map(|library| {
+        let mut base = base(wanted, &library);
         // What a program names here all the same is not used: it may go before the queue pair.
-        let base = &mut with.ex.qp_base;
         (base.send_cq, base.recv_cq) = (ptr::null_mut(), ptr::null_mut());
-        Qp::new(library, &post::NONE, with)
+        xrc_target(base, library)
     }))
+}
+
+/// The receiving end of XRC, made or opened.
+pub(crate) fn xrc_target(base: ibv_qp, library: XrcReceiver) -> Box<Qp> {
+    let mut ex = (post::NONE.wr)(base);
+    observe::building(&mut ex);
+    let with = With {
+        ex,
+        capacities: NOTHING,
+        signal_all: false,
+        one_thread: false,
+        is_extended: false,
+        user: None,
+    };
+    Qp::new(library, &post::NONE, with)
 }
 
 fn with(
@@ -360,8 +392,21 @@ fn with(
     one_thread: bool,
     user: Option<Arc<()>>,
 ) -> With {
+    let mut ex = (table.wr)(base(wanted, library));
+    observe::building(&mut ex);
+    With {
+        ex,
+        capacities: library.capacities().unwrap_or(NOTHING),
+        signal_all: wanted.attributes.sq_sig_all != 0,
+        one_thread,
+        is_extended: wanted.operations.is_some(),
+        user,
+    }
+}
+
+fn base(wanted: &Wanted<'_>, library: &dyn Control) -> ibv_qp {
     let attributes = wanted.attributes;
-    let base = ibv_qp {
+    ibv_qp {
         context: wanted.context,
         qp_context: attributes.qp_context,
         pd: wanted.pd,
@@ -375,22 +420,5 @@ fn with(
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
-    };
-    const NOTHING: Capacities = Capacities {
-        max_send_wr: 0,
-        max_recv_wr: 0,
-        max_send_sge: 0,
-        max_recv_sge: 0,
-        max_inline_data: 0,
-    };
-    let mut ex = (table.wr)(base);
-    observe::building(&mut ex);
-    With {
-        ex,
-        capacities: library.capacities().unwrap_or(NOTHING),
-        signal_all: attributes.sq_sig_all != 0,
-        one_thread,
-        is_extended: wanted.operations.is_some(),
-        user,
     }
 }

@@ -144,6 +144,9 @@ verbs! {
     Makes "C" create_qp_ex = qp(
         given context: *mut ibv_context, given attr: *mut ibv_qp_init_attr_ex
     ) -> *mut ibv_qp;
+    Makes "C" open_qp = xrc(
+        given context: *mut ibv_context, given attr: *mut ibv_qp_open_attr
+    ) -> *mut ibv_qp;
     Uses "C" modify_qp =
         qp(given qp: *mut ibv_qp, given attr: *mut ibv_qp_attr, given mask: c_int) -> c_int;
     Uses "C" query_qp = qp(

@@ -28,6 +28,11 @@ fn promises_of_the_verbs_are_kept() {
 }
 
 #[test]
+fn a_target_is_shared_by_number() {
+    runs("shared_qp.c", &["-libverbs"]);
+}
+
+#[test]
 fn threads_and_children_wait_for_nothing_that_cannot_come() {
     runs("threads.c", &["-libverbs"]);
 }

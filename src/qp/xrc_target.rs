@@ -3,6 +3,7 @@
 use uverbs_uapi::enums::QpType as KernelQpType;
 use uverbs_uapi::flags::QpCreateFlags;
 use uverbs_uapi::mlx5::CreateQp as DriverRequest;
+use uverbs_uapi::write::qp::OpenQp;
 
 use super::attributes::QpAttributes;
 use super::core::{Core, Parents};
@@ -12,6 +13,7 @@ use super::modify::QpInfo;
 use super::path::{LocalPath, PathOptions, Requirement};
 use super::sizes::Capacities;
 use super::{QpType, State};
+use crate::device::context::Context;
 use crate::error::Result;
 use crate::host::events::{ObjectId, Observer, Registered, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods};
@@ -20,6 +22,10 @@ use crate::srq::xrcd::XrcDomain;
 
 /// "No user index" to the kernel: a target completes nothing itself.
 const NO_USER_INDEX: u32 = 0xff_ffff;
+const TARGET: KernelQpType = KernelQpType(QpType::XrcReceive as u8);
+/// Programs that take every step themselves give every address, too.
+const OPTIONAL: Requirement = Requirement::Optional;
+const OPEN: &str = "open_qp";
 pub(super) const NOTHING: Capacities = Capacities {
     max_send_wr: 0,
     max_recv_wr: 0,
@@ -31,6 +37,9 @@ pub(super) const NOTHING: Capacities = Capacities {
 /// An XRC target: it receives for every XRC shared receive queue of its domain. It posts and
 /// completes nothing itself; messages complete to the completion queue of the shared receive queue
 /// that they name.
+///
+/// Contexts that share the domain can open the same target: each of them changes it and gets its
+/// events. The device destroys it when the last of them has.
 #[derive(Debug)]
 pub struct XrcReceiver {
     core: Core,
@@ -44,7 +53,7 @@ impl XrcDomain {
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_receiver(&self, options: PathOptions) -> Result<XrcReceiver> {
         let mut receiver = self.create(options, Requirement::Needed)?;
-        receiver.modify(&receiver.core.path.to_init(QpType::XrcReceive))?;
+        receiver.core.modify(&receiver.core.path.to_init(QpType::XrcReceive))?;
         Ok(receiver)
     }
 
@@ -54,17 +63,16 @@ impl XrcDomain {
     /// # Errors
     /// What the kernel says.
     pub fn create_receiver_in_reset(&self) -> Result<XrcReceiver> {
-        self.create(PathOptions::default(), Requirement::Optional)
+        self.create(PathOptions::default(), OPTIONAL)
     }
 
     fn create(&self, options: PathOptions, requirement: Requirement) -> Result<XrcReceiver> {
         let context = self.context().clone();
         let path = LocalPath::resolve(&context, QpType::XrcReceive, options, requirement)?;
-        let registry = context.inner().events.registry().clone();
-        let events = Registered::new([(registry, Observer::Nothing)]);
+        let events = registered(&context);
         let creation = Creation {
             id: events.id(),
-            kind: KernelQpType(QpType::XrcReceive as u8),
+            kind: TARGET,
             parents: Handles { xrcd: Some(self.handle()), ..Handles::default() },
             capacities: NOTHING,
             signal_all: false,
@@ -72,12 +80,55 @@ impl XrcDomain {
             driver: DriverRequest { uidx: NO_USER_INDEX, ..DriverRequest::default() },
         };
         let created = creation.send(&context)?;
-        events.set_name(&format!("QP {:#x}", created.number));
-        let parents = Parents { xrcd: Some(self.clone()), ..Parents::default() };
-        let numbers = [created.handle, created.number];
-        let core = Core::in_reset(context, QpType::XrcReceive, numbers, events, path, parents);
-        Ok(XrcReceiver { core })
+        Ok(self.receiver([created.handle, created.number], events, path))
     }
+
+    /// Opens the XRC target of this number, which this context or another one has made in the
+    /// domain.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the domain has no such target; what the kernel says.
+    #[doc(alias = "ibv_open_qp")]
+    pub fn open_receiver(&self, number: u32) -> Result<XrcReceiver> {
+        let context = self.context().clone();
+        let options = PathOptions::default();
+        let resolve = |options| LocalPath::resolve(&context, QpType::XrcReceive, options, OPTIONAL);
+        let path = resolve(options)?;
+        let events = registered(&context);
+        let command = OpenQp {
+            user_handle: events.id().0,
+            pd_handle: self.handle(),
+            qpn: number,
+            qp_type: TARGET,
+            ..OpenQp::default()
+        };
+        let opened = context.commands().write(OPEN, &command).map_err(|error| {
+            let error = error.asked(format!("XRC target {number:#x}"));
+            if error.errno() != libc::EINVAL {
+                return error;
+            }
+            error.because("the XRC domain has no target of this number")
+        })?;
+        let mut receiver = self.receiver([opened.qp_handle, number], events, path);
+        let port = receiver.refresh()?.port;
+        if port != 0 && port != options.port {
+            receiver.core.path = resolve(PathOptions { port, ..options })?;
+        }
+        Ok(receiver)
+    }
+
+    fn receiver(&self, numbers: [u32; 2], events: Registered, path: LocalPath) -> XrcReceiver {
+        events.set_name(&format!("QP {:#x}", numbers[1]));
+        let parents = Parents { xrcd: Some(self.clone()), ..Parents::default() };
+        let context = self.context().clone();
+        let core = Core::in_reset(context, QpType::XrcReceive, numbers, events, path, parents);
+        XrcReceiver { core }
+    }
+}
+
+fn registered(context: &Context) -> Registered {
+    let registry = context.inner().events.registry().clone();
+    Registered::new([(registry, Observer::Nothing)])
 }
 
 impl XrcReceiver {
@@ -111,6 +162,7 @@ impl XrcReceiver {
     /// # Errors
     /// As [`QueuePair::connect`](super::QueuePair::connect).
     pub fn connect(&mut self, peer: &Endpoint) -> Result<()> {
+        self.refresh()?;
         self.core.connect(Some(peer))
     }
 
@@ -119,7 +171,17 @@ impl XrcReceiver {
     /// # Errors
     /// As [`QueuePair::modify`](super::QueuePair::modify).
     pub fn modify(&mut self, attributes: &QpAttributes) -> Result<()> {
+        if attributes.current_state.is_none() {
+            self.refresh()?;
+        }
         self.core.modify(attributes)
+    }
+
+    /// Asks which state the target is in: another opener may have changed it.
+    fn refresh(&mut self) -> Result<QpInfo> {
+        let info = self.core.query()?;
+        self.core.state = info.state;
+        Ok(info)
     }
 
     /// Asks the device for all attributes.

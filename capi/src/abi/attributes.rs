@@ -361,6 +361,14 @@ super::c_structs! {
         oflags: c_int,
     }
 
+    struct ibv_qp_open_attr {
+        comp_mask: u32,
+        qp_num: u32,
+        xrcd: *mut ibv_xrcd,
+        qp_context: *mut c_void,
+        qp_type: c_uint,
+    }
+
     struct ibv_alloc_dm_attr {
         length: usize,
         log_align_req: u32,

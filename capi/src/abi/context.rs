@@ -118,7 +118,7 @@ super::c_structs! {
         ABI_placeholder2: unsafe extern "C" fn(*mut ibv_flow) -> c_int,
         ibv_create_flow: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_flow_attr) -> *mut ibv_flow,
         ABI_placeholder1: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_flow_attr) -> *mut ibv_flow,
-        open_qp: Unused,
+        open_qp: unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp,
         create_qp_ex: unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp,
         get_srq_num: unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int,
         create_srq_ex: unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq,

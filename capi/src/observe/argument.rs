@@ -249,6 +249,10 @@ parts! {
         "{{cqe: {}, channel: {:p}, comp_vector: {}, wc_flags: {:#x}}}",
         attr.cqe, attr.channel, attr.comp_vector, attr.wc_flags
     ), [attr.channel];
+    ibv_qp_open_attr: |attr| format!(
+        "{{comp_mask: {:#x}, qp_num: {:#x}, xrcd: {:p}, qp_type: {}}}",
+        attr.comp_mask, attr.qp_num, attr.xrcd, attr.qp_type
+    ), [attr.xrcd];
     ibv_srq_init_attr_ex: |attr| format!(
         "{{attr: {:?}, comp_mask: {:#x}}}", attr.attr, attr.comp_mask
     ), [];
