@@ -21,7 +21,7 @@
 //!   [`XrcDomain`], [`CqHandle`], [`SrqHandle`], [`CompletionChannel`], [`MemoryRegion`],
 //!   [`MemoryView`], [`MemoryWindow`], [`Buffer`], [`DeviceMemory`], [`DeviceClock`],
 //!   [`AddressHandle`], [`Counters`], [`Flow`], [`Slab`], [`Slot`], detached events,
-//!   [`WqHandle`], [`IndirectionTable`], [`RssTarget`], [`cm::Channel`], [`cm::Id`].
+//!   [`WqHandle`], [`IndirectionTable`], [`RssTarget`], [`cm::Channel`], [`cm::Id`], [`devx`].
 //! - Belong to one thread at a time (`Send`): [`CompletionQueue`], [`QueuePair`],
 //!   [`SharedReceiveQueue`] and [`WorkQueue`] of both layers.
 //! - Stay with their thread (neither): [`events::AsyncEvent`], [`completion_channel::CqEvent`].
@@ -71,6 +71,7 @@
 pub mod cm;
 pub mod cq;
 mod device;
+pub mod devx;
 pub mod error;
 pub mod ethernet;
 pub mod flow;

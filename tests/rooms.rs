@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// From the bottom to the top: a room uses itself, `error` and the rooms before it.
 const ROOMS: &[&str] =
-    &["host", "mlx5", "device", "memory", "cq", "srq", "qp", "flow", "ethernet", "cm"];
+    &["host", "mlx5", "device", "devx", "memory", "cq", "srq", "qp", "flow", "ethernet", "cm"];
 
 /// Files beside the rooms. Only `error` may be used by a room; the others gather what rooms offer.
 const BESIDE: &[&str] = &["error.rs", "lib.rs", "raw.rs", "safe.rs", "tokio.rs"];

@@ -8,6 +8,10 @@ use uverbs::cm;
 use uverbs::completion_channel::{CqEvent, DetachedCqEvent};
 use uverbs::counters::CounterPoint;
 use uverbs::cq::{TimestampFormat, WorkCompletion};
+use uverbs::devx::{
+    CommandChannel, Devx, DevxObject, DevxUar, EventChannel, PacingEntry, UarKind, Umem,
+    UmemOptions, VirtioDoorbell,
+};
 use uverbs::ethernet::{self, FreeRunning, RealTime};
 use uverbs::events::{AsyncEvent, DetachedEvent, EventSource, EventType, ObjectId};
 use uverbs::flow::{self, Ethernet, FlowBuilder, FlowKind, Ipv4, Ipv6, Masked, Ports};
@@ -74,6 +78,7 @@ fn the_trick_tells_apart() {
 #[test]
 fn handles_and_parents_are_shared_freely() {
     expect!(true, true:
+        Devx, DevxObject, CommandChannel, EventChannel, PacingEntry, VirtioDoorbell, DevxUar, Umem,
         Device, Context, ProtectionDomain, ThreadDomain, XrcDomain, raw::CqHandle, raw::SrqHandle, CqHandle,
         CompletionChannel, AsyncCompletionChannel, AsyncEvents, MemoryRegion, MemoryView<'static>,
         MemoryWindow, Buffer, AddressHandle, DeviceMemory, DeviceClock, Counters,
@@ -91,7 +96,7 @@ fn builders_and_plain_values_are_shared_freely() {
         ObjectId, PageSize, PathOptions, PollError, PortAttributes, PostError, QpAttributes, QpInfo, Raw, Safe,
         QueueUse, Refused, Remote, RnrTimer, Roots, Sge, SrqAttributes, Transition, TransitionError,
         QpType, WorkCompletion, CounterPoint, Ethernet, FlowKind, Ipv4, Ipv6, Masked<u16>, Ports,
-        RateLimit, Pacing, Limit, TimestampFormat,
+        RateLimit, Pacing, Limit, TimestampFormat, UarKind, UmemOptions<'static>,
     );
 }
 

@@ -95,6 +95,10 @@ pub(crate) trait Control {
     fn rate_limit(&mut self, _: RateLimit) -> Result<(), c_int> {
         Err(libc::EOPNOTSUPP)
     }
+    /// A command of the program's own has changed its state.
+    fn changed_to(&mut self, _: State) -> Result<(), Error> {
+        Ok(())
+    }
     /// Begins to make a steering rule that leads to it, if rules can.
     fn create_flow(&mut self) -> Option<uverbs::flow::FlowBuilder<'_>> {
         None
@@ -180,6 +184,24 @@ impl Qp {
         // SAFETY: the pointer is good until the queue pair is destroyed; nothing changes it now,
         // and the posting sides are not looked at.
         unsafe { (*self.control.get()).id() }
+    }
+
+    /// A command of the program's own has changed its state.
+    ///
+    /// # Safety
+    /// The program's queue pair.
+    pub(crate) unsafe fn changed_to(qp: *mut ibv_qp, state: State) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        let queue_pair = unsafe { Self::of(qp) };
+        queue_pair.with(|library| library.changed_to(state))?;
+        // SAFETY: as above; its CQs live as long as it.
+        unsafe {
+            (*qp).state = state as u32;
+            if state == State::Reset {
+                queue_pair.remove_completions();
+            }
+        }
+        Ok(())
     }
 
     /// Takes its completions out of its CQs: it was reset or destroyed.

@@ -182,7 +182,7 @@ static void what_the_device_says(void)
 static void what_is_not_there(void)
 {
 	static const char *const names[] = { "mlx5dv_devx_obj_import", "mlx5dv_devx_umem_import", "mlx5dv_var_import",
-		"mlx5dv_dm_map_op_addr", "mlx5dv_devx_obj_create", "mlx5dv_dr_domain_create" };
+		"mlx5dv_dm_map_op_addr", "mlx5dv_create_mkey", "mlx5dv_dr_domain_create" };
 	struct ibv_mr *(*reg)(struct ibv_pd *, uint64_t, size_t, uint64_t, int, int, int) =
 		dlsym(RTLD_DEFAULT, "mlx5dv_reg_dmabuf_mr");
 	unsigned i;

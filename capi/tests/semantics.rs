@@ -33,6 +33,11 @@ fn a_target_is_shared_by_number() {
 }
 
 #[test]
+fn doorbell_pages_and_firmware_commands_go_to_the_kernel() {
+    runs("devx.c", &["-libverbs", "-lmlx5"]);
+}
+
+#[test]
 fn threads_and_children_wait_for_nothing_that_cannot_come() {
     runs("threads.c", &["-libverbs"]);
 }

@@ -64,6 +64,7 @@ pub(crate) struct Inner {
     pub(crate) limits: AllocUcontextResp,
     pub(crate) core_support: CoreSupport,
     pub(crate) completion_vectors: u32,
+    devx: bool,
     users: UserIndexTable,
     /// Queues of the safe layer, in a table of their own: no completion of a safe queue leads to a
     /// raw one's ids, whatever index the device writes.
@@ -111,6 +112,8 @@ impl Inherited for UserIndexTable {
 pub(crate) struct Opened {
     pub(crate) completion_vectors: u32,
     pub(crate) core_support: u64,
+    /// Whether the context may send firmware commands of the program's own.
+    pub(crate) devx: bool,
     /// Asynchronous events, where opening gives their file along.
     pub(crate) events: Option<AsyncEvents>,
     pub(crate) limits: AllocUcontextResp,
@@ -149,6 +152,7 @@ impl Context {
             limits: opened.limits,
             core_support: CoreSupport::from_bits_retain(opened.core_support),
             completion_vectors: opened.completion_vectors,
+            devx: opened.devx,
             disowned: Listed::new(Arc::new([users.clone(), safe_users.clone()])),
             users,
             safe_users,
@@ -184,6 +188,13 @@ impl Context {
     /// The open file, where there is one (the software device has none).
     pub fn as_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         self.inner.commands.channel().as_fd()
+    }
+
+    /// Whether the kernel takes firmware commands of the program's own
+    /// ([`Context::devx`]): it does where the device's firmware knows user contexts. Contexts that
+    /// were imported do not know.
+    pub fn has_devx(&self) -> bool {
+        self.inner.devx
     }
 
     /// Whether both contexts are handles to the same open file; objects of different ones do not
@@ -301,7 +312,9 @@ fn try_all(commands: &Commands, form: Form) -> Result<Opened> {
         let driver = driver_request(flags);
         for length in REQUEST_LENGTHS {
             match form(commands, driver.as_bytes().get(..length).unwrap_or_default()) {
-                Ok(opened) => return Ok(opened),
+                Ok(opened) => {
+                    return Ok(Opened { devx: flags.contains(AllocUcontextFlags::DEVX), ..opened });
+                }
                 Err(error) if is_unknown_form(&error) => {
                     first_error.get_or_insert(error);
                 }
@@ -355,6 +368,7 @@ fn written_get_context(commands: &Commands, driver: &[u8]) -> Result<Opened> {
     Ok(Opened {
         completion_vectors: answer.num_comp_vectors,
         core_support: 0,
+        devx: false,
         events: Some(AsyncEvents::new(events)?),
         limits,
     })

@@ -57,11 +57,20 @@ struct Free {
     half: u32,
 }
 
-/// The page that completion queues are armed through, and its id where the kernel wants to know.
+/// The page that completion queues are armed through. Its id counts where the kernel wants to know.
 #[derive(Debug)]
 struct ArmPage {
+    page: Page,
+    is_named: bool,
+}
+
+/// A page of doorbell registers. One that was allocated is freed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Page {
     mapping: Arc<Mapping>,
-    id: Option<u32>,
+    id: u32,
+    offset: u64,
+    owner: Option<(Arc<Commands>, u32)>,
 }
 
 /// A register that one queue (or one group of queues that share it) owns until this is dropped.
@@ -77,8 +86,8 @@ impl Uars {
         let page_size = page_size();
         check_registers(limits)?;
         if limits.tot_bfregs == 0 {
-            let page = allocate(&commands, UarAllocType::NC)?;
-            let arming = ArmPage { mapping: page.mapping, id: Some(page.page_id) };
+            let page = Page::allocate(&commands, UarAllocType::NC)?.until_close();
+            let arming = ArmPage { page, is_named: true };
             let kind = Kind::Dynamic(Lock::default());
             return Ok(Self { commands, register_bytes: limits.bf_reg_size, arming, kind });
         }
@@ -90,8 +99,9 @@ impl Uars {
                 commands.mmap(VERB, page_size, Access::Write, offset).map(Arc::new)
             })
             .collect::<Result<Vec<_>>>()?;
-        let first = pages.first().cloned().ok_or_else(no_page)?;
-        let arming = ArmPage { mapping: first, id: None };
+        let mapping = pages.first().cloned().ok_or_else(no_page)?;
+        let page = Page { mapping, id: 0, offset: 0, owner: None };
+        let arming = ArmPage { page, is_named: false };
         let kind = Kind::Static { pages, uars_per_page, page_size };
         Ok(Self { commands, register_bytes: limits.bf_reg_size, arming, kind })
     }
@@ -103,17 +113,22 @@ impl Uars {
 
     /// Address of the register that arms completion queues, a multiple of 8.
     pub(super) fn arm_address(&self) -> *mut u64 {
-        self.arming.mapping.as_ptr().wrapping_add(CQ_ARM_OFFSET).cast()
+        self.arm_page().wrapping_add(CQ_ARM_OFFSET).cast()
     }
 
     /// Address of the page that completion queues are armed through.
     pub(crate) fn arm_page(&self) -> *mut u8 {
-        self.arming.mapping.as_ptr()
+        self.arming.page.as_ptr()
     }
 
     /// The arm register's page, for the creation of completion queues.
     pub(crate) fn arm_page_id(&self) -> Option<u32> {
-        self.arming.id
+        self.arming.is_named.then_some(self.arming.page.id)
+    }
+
+    /// The page that completion queues are armed through.
+    pub(crate) fn arming(&self) -> &Page {
+        &self.arming.page
     }
 
     /// A register for one queue; `None` where the kernel chooses (see [`Uars::chosen`]).
@@ -132,14 +147,16 @@ impl Uars {
     /// (the kernel tests that once and refuses BlueFlame pages with EOPNOTSUPP: many virtual
     /// machines).
     fn new_page(&self) -> Result<Free> {
-        match allocate(&self.commands, UarAllocType::BF) {
-            Ok(page) => Ok(Free { half: self.register_bytes / 2, ..page }),
+        let (page, half) = match Page::allocate(&self.commands, UarAllocType::BF) {
+            Ok(page) => (page, self.register_bytes / 2),
             Err(error) if error.kind() == ErrorKind::Unsupported => {
                 tracing::debug!("no write combining: queues ring by doorbells only");
-                allocate(&self.commands, UarAllocType::NC)
+                (Page::allocate(&self.commands, UarAllocType::NC)?, 0)
             }
-            Err(error) => Err(error),
-        }
+            Err(error) => return Err(error),
+        };
+        let page = page.until_close();
+        Ok(Free { mapping: page.mapping.clone(), page_id: page.id, index: 0, half })
     }
 
     /// The register that an older kernel chose for a queue (`bfreg_index` of its answer).
@@ -214,18 +231,51 @@ fn check_registers(limits: &AllocUcontextResp) -> Result<()> {
     }
 }
 
-fn allocate(commands: &Commands, kind: UarAllocType) -> Result<Free> {
-    let (mut offset, mut length, mut id) = (0u64, 0u32, 0u32);
-    let mut request = commands.request::<uar::alloc::Call>();
-    request.new_handle(uar::alloc::HANDLE);
-    request.constant(uar::alloc::TYPE, kind.0);
-    request.output(uar::alloc::MMAP_OFFSET, &mut offset);
-    request.output(uar::alloc::MMAP_LENGTH, &mut length);
-    request.output(uar::alloc::PAGE_ID, &mut id);
-    commands.send(VERB, &mut request)?;
-    let handle = request.created(uar::alloc::HANDLE).unwrap_or_default();
-    let mapping = map(commands, length, offset).inspect_err(|_| free(commands, handle))?;
-    Ok(Free { mapping: Arc::new(mapping), page_id: id, index: 0, half: 0 })
+impl Page {
+    /// Allocates a page.
+    pub(crate) fn allocate(commands: &Arc<Commands>, kind: UarAllocType) -> Result<Self> {
+        let (mut offset, mut length, mut id) = (0u64, 0u32, 0u32);
+        let mut request = commands.request::<uar::alloc::Call>();
+        request.new_handle(uar::alloc::HANDLE);
+        request.constant(uar::alloc::TYPE, kind.0);
+        request.output(uar::alloc::MMAP_OFFSET, &mut offset);
+        request.output(uar::alloc::MMAP_LENGTH, &mut length);
+        request.output(uar::alloc::PAGE_ID, &mut id);
+        commands.send(VERB, &mut request)?;
+        let handle = request.created(uar::alloc::HANDLE).unwrap_or_default();
+        let mapping = map(commands, length, offset).inspect_err(|_| free(commands, handle))?;
+        let owner = Some((commands.clone(), handle));
+        Ok(Self { mapping: Arc::new(mapping), id, offset, owner })
+    }
+
+    /// The same page, which is not freed before the context is closed.
+    fn until_close(mut self) -> Self {
+        self.owner = None;
+        self
+    }
+
+    /// Address of the page.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.mapping.as_ptr()
+    }
+
+    /// What commands call it.
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Where `mmap(2)` of the open device finds it.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        if let Some((commands, handle)) = self.owner.take() {
+            free(&commands, handle);
+        }
+    }
 }
 
 fn map(commands: &Commands, length: u32, offset: u64) -> Result<Mapping> {
@@ -235,12 +285,11 @@ fn map(commands: &Commands, length: u32, offset: u64) -> Result<Mapping> {
     commands.mmap(VERB, length as usize, Access::Write, offset)
 }
 
-/// Frees a page that could not be used. A failure leaves it to the context's end, and the reason
-/// why the page could not be used is the one to report.
+/// Frees a page that could not be used, or is not any more. A failure leaves it to the context's
+/// end.
 fn free(commands: &Commands, handle: u32) {
-    let mut request = commands.request::<uar::destroy::Call>();
-    request.handle(uar::destroy::HANDLE, handle);
-    if let Err(error) = commands.send("destroy_uar", &mut request) {
+    let freed = commands.destroy_handle("destroy_uar", uar::destroy::HANDLE, handle);
+    if let Err(error) = freed {
         tracing::warn!(%error, "a doorbell page stays until the device is closed");
     }
 }

@@ -170,7 +170,7 @@ impl Core {
         Ok(())
     }
 
-    fn note_state(&mut self, state: State) {
+    pub(super) fn note_state(&mut self, state: State) {
         self.state = state;
         if let Some(queue) = &self.queue {
             queue.set_state(state);

@@ -1,4 +1,4 @@
-//! Posting addresses and keys: the raw layer.
+//! Posting addresses and keys, and commands of the program's own: the raw layer.
 
 #![allow(unsafe_code)]
 
@@ -19,7 +19,9 @@ use super::rss::RssTarget;
 use super::work_queue::WorkQueue;
 use super::xrc_target::XrcReceiver;
 use super::{QueuePairType, State};
+use crate::device::context::Context;
 use crate::device::layer::Raw;
+use crate::devx::Devx;
 use crate::error::Error;
 use crate::host::events::Wait;
 use crate::host::lifetime::Destroy;
@@ -40,6 +42,19 @@ pub struct QpLayout {
     pub register: *mut u8,
     /// Bytes of a half of the register; 0 where it takes doorbells of 8 bytes only.
     pub register_bytes: u32,
+}
+
+impl Context {
+    /// The way to the firmware for commands of the program's own.
+    ///
+    /// # Safety
+    /// No command makes the device access memory but that of [`Umem`](crate::devx::Umem)s, which
+    /// stays mapped, and is not read or written by this process against the device, until they are
+    /// released. None changes an object of this library in a way that it does not know of: rings,
+    /// keys, numbers and states stay.
+    pub unsafe fn devx(&self) -> Devx {
+        Devx::of(self)
+    }
 }
 
 impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
@@ -128,6 +143,16 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
             unsafe { &mut *this }.start_over()?;
         }
         Ok(())
+    }
+
+    /// A command of the program's own ([`Devx::modify`]) has changed its state to this one. RESET
+    /// empties the queues.
+    ///
+    /// # Errors
+    /// As [`QueuePair::modify`] to RESET.
+    pub fn changed_to(&mut self, state: State) -> Result<(), Error> {
+        self.core.note_state(state);
+        if state == State::Reset { self.start_over() } else { Ok(()) }
     }
 
     /// Starts building sends, to be published together.

@@ -3,10 +3,14 @@
 //!
 //! Programs learn what the device can do, make queues with attributes of mlx5's own, and get the
 //! addresses of rings, doorbell records and registers, to write requests and read completions
-//! themselves. What would need firmware commands of the program's own (DEVX, steering in software)
-//! answers EOPNOTSUPP; docs/drop-in.md lists it.
+//! themselves. Firmware commands of a program's own (DEVX) go to the kernel as they are. What would
+//! need such commands of this library's making (steering in software, memory keys) answers
+//! EOPNOTSUPP; docs/drop-in.md lists it.
 
+mod channels;
+mod devx;
 mod objects;
+mod pages;
 mod queues;
 
 use std::ffi::{c_int, c_void};
@@ -18,7 +22,17 @@ use crate::context;
 use crate::context::Context;
 use crate::result::{code, null, refused};
 
+pub(crate) use channels::{
+    create_cmd_comp, create_event_channel, destroy_cmd_comp, destroy_event_channel,
+    get_async_cmd_comp, get_event, obj_query_async, subscribe, subscribe_fd,
+};
+pub(crate) use devx::{
+    cq_modify, cq_query, general_cmd, ind_tbl_modify, ind_tbl_query, obj_create, obj_destroy,
+    obj_modify, obj_query, qp_modify, qp_query, query_eqn, srq_modify, srq_query, umem_dereg,
+    umem_reg, umem_reg_ex, wq_modify, wq_query,
+};
 pub(crate) use objects::init_obj;
+pub(crate) use pages::{alloc_uar, alloc_var, free_uar, free_var, pp_alloc, pp_free};
 pub(crate) use queues::{create_cq, create_qp, create_wq};
 
 /// `struct mlx5dv_context_attr`, as far as all releases have it.
@@ -76,18 +90,30 @@ pub(crate) unsafe extern "C" fn is_supported(device: *mut ibv_device) -> c_int {
     (!device.is_null()).into()
 }
 
-/// `mlx5dv_open_device`: EOPNOTSUPP with DEVX, so that programs open the device without.
+/// `MLX5DV_CONTEXT_FLAGS_DEVX`.
+const DEVX: u32 = 1;
+
+/// `mlx5dv_open_device`: EOPNOTSUPP with DEVX where the device has none, so that programs open it
+/// without.
 pub(crate) unsafe extern "C" fn open_device(
     device: *mut ibv_device,
     attr: *const ContextAttr,
 ) -> *mut ibv_context {
     // SAFETY: null, or the caller's struct.
-    let asks = unsafe { attr.as_ref() }.is_some_and(|attr| attr.flags != 0 || attr.comp_mask != 0);
-    if asks {
+    let (flags, mask) =
+        unsafe { attr.as_ref() }.map_or((0, 0), |attr| (attr.flags, attr.comp_mask));
+    if flags & !DEVX != 0 || mask != 0 {
         return null(libc::EOPNOTSUPP);
     }
-    // SAFETY: the caller's device.
-    unsafe { context::open_device(device) }
+    // SAFETY: the caller's device, and the context just opened.
+    unsafe {
+        let opened = context::open_device(device);
+        if opened.is_null() || flags & DEVX == 0 || Context::of(opened).library.has_devx() {
+            return opened;
+        }
+        context::close_device(opened);
+    }
+    null(libc::EOPNOTSUPP)
 }
 
 /// `mlx5dv_query_device`: fields are told as the caller's mask asks; bits of what is not told are

@@ -1,0 +1,145 @@
+//! Files that answers of queries, and events of the firmware, are read from.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use uverbs_uapi::mlx5::object::devx::subscribe_event;
+use uverbs_uapi::mlx5::object::{devx_async_cmd_fd, devx_async_event_fd};
+
+use super::{Devx, DevxEventChannelFlags, too_long};
+use crate::device::context::Context;
+use crate::error::{Error, Result};
+use crate::host::system;
+
+/// The answers of queries that [`query_async`](super::DevxObject::query_async) began.
+#[derive(Debug)]
+pub struct CommandChannel {
+    file: OwnedFd,
+}
+
+/// Events of the firmware that were subscribed to.
+#[derive(Debug)]
+pub struct EventChannel {
+    file: OwnedFd,
+    context: Context,
+}
+
+impl Devx {
+    /// Opens a channel for answers.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    #[doc(alias = "mlx5dv_devx_create_cmd_comp")]
+    pub fn command_channel(&self) -> Result<CommandChannel> {
+        use devx_async_cmd_fd::alloc;
+        const VERB: &str = "devx_create_cmd_comp";
+        let mut request = self.context.commands().request::<alloc::Call>();
+        request.new_fd(alloc::HANDLE);
+        self.context.commands().send(VERB, &mut request)?;
+        Ok(CommandChannel { file: system::opened(VERB, request, alloc::HANDLE)? })
+    }
+
+    /// Opens a channel for events.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    #[doc(alias = "mlx5dv_devx_create_event_channel")]
+    pub fn event_channel(&self, flags: DevxEventChannelFlags) -> Result<EventChannel> {
+        use devx_async_event_fd::alloc;
+        const VERB: &str = "devx_create_event_channel";
+        let mut request = self.context.commands().request::<alloc::Call>();
+        request.new_fd(alloc::HANDLE);
+        request.flags(alloc::FLAGS, flags.bits());
+        self.context.commands().send(VERB, &mut request)?;
+        let file = system::opened(VERB, request, alloc::HANDLE)?;
+        Ok(EventChannel { file, context: self.context.clone() })
+    }
+}
+
+impl CommandChannel {
+    pub(super) fn raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Reads one answer: the number of the query in eight bytes, and the firmware's answer behind
+    /// it. Waits for one, unless the file is not blocking. Says how many bytes it has.
+    ///
+    /// # Errors
+    /// ENOSPC if `into` is too small for it.
+    #[doc(alias = "mlx5dv_devx_get_async_cmd_comp")]
+    pub fn read(&self, into: &mut [u8]) -> Result<usize> {
+        read("devx_get_async_cmd_comp", &self.file, into)
+    }
+}
+
+impl EventChannel {
+    /// Asks for events of these types, of `object` or, without one, of the device. Each brings
+    /// `cookie`.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    #[doc(alias = "mlx5dv_devx_subscribe_devx_event")]
+    pub fn subscribe(&self, object: Option<u32>, types: &[u16], cookie: u64) -> Result<()> {
+        use subscribe_event as method;
+        const VERB: &str = "devx_subscribe_devx_event";
+        let bytes: Vec<u8> = types.iter().flat_map(|number| number.to_ne_bytes()).collect();
+        let mut request = self.context.commands().request::<method::Call>();
+        request.fd(method::FD_HANDLE, self.file.as_raw_fd());
+        request.value(method::COOKIE, cookie);
+        if let Some(handle) = object {
+            request.handle(method::OBJ_HANDLE, handle);
+        }
+        let stored = request.input_bytes(method::TYPE_NUM_LIST, &bytes).map(drop);
+        stored.map_err(|error| too_long(VERB, &error))?;
+        self.context.commands().send(VERB, &mut request)
+    }
+
+    /// Has events of one type, of `object` or, without one, of the device, signal an eventfd.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    #[doc(alias = "mlx5dv_devx_subscribe_devx_event_fd")]
+    pub fn subscribe_eventfd(
+        &self,
+        eventfd: BorrowedFd<'_>,
+        object: Option<u32>,
+        number: u16,
+    ) -> Result<()> {
+        use subscribe_event as method;
+        let mut request = self.context.commands().request::<method::Call>();
+        request.fd(method::FD_HANDLE, self.file.as_raw_fd());
+        if let Some(handle) = object {
+            request.handle(method::OBJ_HANDLE, handle);
+        }
+        request.value(method::TYPE_NUM_LIST, number);
+        request.value(method::FD_NUM, eventfd.as_raw_fd());
+        self.context.commands().send("devx_subscribe_devx_event_fd", &mut request)
+    }
+
+    /// Reads one event: its cookie in eight bytes, and the event queue's entry behind it, unless
+    /// the channel omits it. Waits for one, unless the file is not blocking. Says how many bytes it
+    /// has.
+    ///
+    /// # Errors
+    /// `EOVERFLOW` once after events were lost; EIO once the device is gone.
+    #[doc(alias = "mlx5dv_devx_get_event")]
+    pub fn read(&self, into: &mut [u8]) -> Result<usize> {
+        read("devx_get_event", &self.file, into)
+    }
+}
+
+impl AsFd for CommandChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl AsFd for EventChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+fn read(verb: &'static str, file: &OwnedFd, into: &mut [u8]) -> Result<usize> {
+    nix::unistd::read(file, into).map_err(|errno: Errno| Error::os(verb, errno))
+}

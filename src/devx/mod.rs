@@ -1,0 +1,151 @@
+//! DEVX: firmware commands of the program's own, and the objects that go with them.
+//!
+//! Commands are the firmware's: big-endian mailboxes with the opcode in front, as the PRM and
+//! `include/linux/mlx5/mlx5_ifc.h` lay them out. The kernel enters the context's user id and passes
+//! them on; it builds the command that destroys an object by itself. The facts are those of
+//! drivers/infiniband/hw/mlx5/{devx,main,qos}.c.
+
+mod channel;
+mod object;
+mod pacing;
+mod uar;
+mod umem;
+mod var;
+
+pub use channel::{CommandChannel, EventChannel};
+pub use object::DevxObject;
+pub use pacing::PacingEntry;
+pub use uar::{DevxUar, UarKind};
+pub use umem::{Umem, UmemOptions};
+pub use uverbs_uapi::mlx5::flags::{DevxEventChannelFlags, PpAllocFlags, VarAllocFlags};
+pub use var::VirtioDoorbell;
+
+use nix::errno::Errno;
+use uverbs_uapi::mlx5::object::devx::{other, query_eqn};
+use uverbs_uapi::mlx5::object::devx_obj;
+use uverbs_uapi::objects::{Attr, Method, kind};
+use uverbs_uapi::request::TooLong;
+
+use crate::device::context::Context;
+use crate::error::{Error, Result};
+
+/// Where an answer has the firmware's status, and its syndrome.
+const STATUS: usize = 0;
+const SYNDROME: std::ops::Range<usize> = 4..8;
+
+/// What a command is about.
+enum Subject<M> {
+    None,
+    Object(Attr<M, kind::Handle>, u32),
+    New(Attr<M, kind::NewHandle>),
+}
+
+/// A context's way to the firmware: made by [`Context::devx`].
+#[derive(Debug, Clone)]
+pub struct Devx {
+    context: Context,
+}
+
+impl Devx {
+    pub(crate) fn of(context: &Context) -> Self {
+        Self { context: context.clone() }
+    }
+
+    /// The context that commands go through.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Runs a command that makes no object and belongs to none.
+    ///
+    /// # Errors
+    /// EREMOTEIO if the firmware refuses the command: `answer` has its status and syndrome. What
+    /// else the kernel says: nothing was sent then.
+    #[doc(alias = "mlx5dv_devx_general_cmd")]
+    pub fn command(&self, command: &[u8], answer: &mut [u8]) -> Result<()> {
+        let (input, output) = ((other::CMD_IN, command), (other::CMD_OUT, answer));
+        self.run("devx_general_cmd", Subject::None, input, output).map(drop)
+    }
+
+    /// The number of the event queue that a completion vector reports to.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    #[doc(alias = "mlx5dv_devx_query_eqn")]
+    pub fn event_queue(&self, vector: u32) -> Result<u32> {
+        let mut number = 0u32;
+        let mut request = self.context.commands().request::<query_eqn::Call>();
+        request.value(query_eqn::USER_VEC, vector);
+        request.output(query_eqn::DEV_EQN, &mut number);
+        self.context.commands().send("devx_query_eqn", &mut request)?;
+        Ok(number)
+    }
+
+    /// Runs a query of the object with this handle: one of DEVX, or a completion queue, queue pair,
+    /// shared receive queue, work queue or indirection table, whose number the command names.
+    ///
+    /// # Errors
+    /// As [`Devx::command`].
+    #[doc(alias = "mlx5dv_devx_qp_query")]
+    pub fn query(&self, handle: u32, command: &[u8], answer: &mut [u8]) -> Result<()> {
+        use devx_obj::query::{CMD_IN, CMD_OUT, HANDLE};
+        let subject = Subject::Object(HANDLE, handle);
+        self.run("devx_obj_query", subject, (CMD_IN, command), (CMD_OUT, answer)).map(drop)
+    }
+
+    /// Runs a command that changes the object with this handle: one of those of [`Devx::query`].
+    ///
+    /// # Errors
+    /// As [`Devx::command`].
+    #[doc(alias = "mlx5dv_devx_qp_modify")]
+    pub fn modify(&self, handle: u32, command: &[u8], answer: &mut [u8]) -> Result<()> {
+        use devx_obj::modify::{CMD_IN, CMD_OUT, HANDLE};
+        let subject = Subject::Object(HANDLE, handle);
+        self.run("devx_obj_modify", subject, (CMD_IN, command), (CMD_OUT, answer)).map(drop)
+    }
+
+    /// Runs a command; the handle of what it has made. Of a refusal it says what the firmware's
+    /// answer says.
+    fn run<M: Method>(
+        &self,
+        verb: &'static str,
+        subject: Subject<M>,
+        (command_in, command): (Attr<M, kind::In>, &[u8]),
+        (answer_out, answer): (Attr<M, kind::Out>, &mut [u8]),
+    ) -> Result<u32> {
+        let mut request = self.context.commands().request::<M>();
+        match subject {
+            Subject::None => {}
+            Subject::Object(attribute, handle) => drop(request.handle(attribute, handle)),
+            Subject::New(attribute) => drop(request.new_handle(attribute)),
+        }
+        let stored = request.input_bytes(command_in, command).map(drop);
+        let stored = stored.and_then(|()| request.output_bytes(answer_out, answer).map(drop));
+        stored.map_err(|error| too_long(verb, &error))?;
+        let sent = self.context.commands().send(verb, &mut request);
+        let made = match subject {
+            Subject::New(attribute) => request.created(attribute),
+            _ => None,
+        };
+        sent.map_err(|error| explain(error, answer))?;
+        Ok(made.unwrap_or_default())
+    }
+}
+
+fn too_long(verb: &'static str, error: &TooLong) -> Error {
+    Error::invalid(verb, error.to_string())
+}
+
+/// EREMOTEIO alone says that the firmware has refused; the answer says why.
+fn explain(error: Error, answer: &[u8]) -> Error {
+    if error.errno() != Errno::EREMOTEIO as i32 {
+        return error;
+    }
+    let syndrome = answer.get(SYNDROME).and_then(|bytes| bytes.try_into().ok());
+    match (answer.get(STATUS), syndrome.map(u32::from_be_bytes)) {
+        (Some(status), Some(syndrome)) => error.because(format!(
+            "the firmware refused the command: status {status:#x}, syndrome {syndrome:#x}"
+        )),
+        _ => error.because("the firmware refused the command"),
+    }
+}

@@ -1,0 +1,101 @@
+//! Firmware objects that commands of the program's own have made.
+
+use uverbs_uapi::mlx5::object::devx_obj::{async_query, create, destroy};
+
+use super::channel::CommandChannel;
+use super::{Devx, Subject, too_long};
+use crate::device::context::Context;
+use crate::error::{DestroyError, Result};
+use crate::host::lifetime::{Kind, Object};
+
+/// A firmware object. Its drop destroys it.
+#[derive(Debug)]
+pub struct DevxObject {
+    object: Object<Context>,
+}
+
+const KIND: Kind = Kind {
+    verb: "devx_obj_destroy",
+    name: "firmware object",
+    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
+};
+
+impl Devx {
+    /// Runs a command that makes an object.
+    ///
+    /// # Errors
+    /// As [`Devx::command`].
+    #[doc(alias = "mlx5dv_devx_obj_create")]
+    pub fn create(&self, command: &[u8], answer: &mut [u8]) -> Result<DevxObject> {
+        let (input, output) = ((create::CMD_IN, command), (create::CMD_OUT, answer));
+        let subject = Subject::New(create::HANDLE);
+        let handle = self.run("devx_obj_create", subject, input, output)?;
+        Ok(DevxObject { object: Object::new(self.context.clone(), handle, &KIND) })
+    }
+}
+
+impl DevxObject {
+    /// The kernel's handle.
+    pub fn kernel_handle(&self) -> u32 {
+        self.object.handle
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.object.parent
+    }
+
+    /// Runs a query of it.
+    ///
+    /// # Errors
+    /// As [`Devx::command`].
+    #[doc(alias = "mlx5dv_devx_obj_query")]
+    pub fn query(&self, command: &[u8], answer: &mut [u8]) -> Result<()> {
+        Devx::of(self.context()).query(self.kernel_handle(), command, answer)
+    }
+
+    /// Runs a command that changes it.
+    ///
+    /// # Errors
+    /// As [`Devx::command`].
+    #[doc(alias = "mlx5dv_devx_obj_modify")]
+    pub fn modify(&self, command: &[u8], answer: &mut [u8]) -> Result<()> {
+        Devx::of(self.context()).modify(self.kernel_handle(), command, answer)
+    }
+
+    /// Begins a query of it. The answer of `length` bytes comes through `channel`, behind `wr_id`.
+    ///
+    /// # Errors
+    /// `WouldBlock` while the answers that nothing has read are too many; what else the kernel
+    /// says.
+    #[doc(alias = "mlx5dv_devx_obj_query_async")]
+    pub fn query_async(
+        &self,
+        command: &[u8],
+        length: u64,
+        wr_id: u64,
+        channel: &CommandChannel,
+    ) -> Result<()> {
+        const VERB: &str = "devx_obj_query_async";
+        let mut request = self.context().commands().request::<async_query::Call>();
+        request.handle(async_query::HANDLE, self.kernel_handle());
+        let stored = request.input_bytes(async_query::CMD_IN, command).map(drop);
+        stored.map_err(|error| too_long(VERB, &error))?;
+        request.constant(async_query::OUT_LEN, length);
+        request.value(async_query::WR_ID, wr_id);
+        request.fd(async_query::FD, channel.raw_fd());
+        self.context().commands().send(VERB, &mut request)
+    }
+
+    /// Destroys it.
+    ///
+    /// # Errors
+    /// What the kernel says. It comes back unharmed.
+    #[doc(alias = "mlx5dv_devx_obj_destroy")]
+    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        match self.object.destroy() {
+            Ok(()) => Ok(()),
+            Err(error) => Err(DestroyError::new(self, error)),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Entries of the device's table of rates, for send queues that commands of the program's own make.
+
+use uverbs_uapi::mlx5::object::pp::{alloc, destroy};
+
+use super::{Devx, PpAllocFlags, too_long};
+use crate::device::context::Context;
+use crate::error::Result;
+use crate::host::lifetime::{Kind, Object};
+
+/// An entry of the table of rates. Its drop frees it.
+#[derive(Debug)]
+pub struct PacingEntry {
+    #[allow(dead_code, reason = "for its drop")]
+    object: Object<Context>,
+    index: u16,
+}
+
+const KIND: Kind = Kind {
+    verb: "pp_free",
+    name: "packet pacing entry",
+    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
+};
+
+impl Devx {
+    /// Allocates an entry with these parameters (`set_pp_rate_limit_context` of the PRM). Equal
+    /// ones share an entry, unless a dedicated one is asked for.
+    ///
+    /// # Errors
+    /// `Unsupported` where the device has no packet pacing for DEVX; ENOSPC if the table is full;
+    /// what else the kernel says.
+    #[doc(alias = "mlx5dv_pp_alloc")]
+    pub fn alloc_pacing(&self, parameters: &[u8], flags: PpAllocFlags) -> Result<PacingEntry> {
+        const VERB: &str = "pp_alloc";
+        let mut index = 0u16;
+        let mut request = self.context.commands().request::<alloc::Call>();
+        request.new_handle(alloc::HANDLE);
+        let stored = request.input_bytes(alloc::CTX, parameters).map(drop);
+        stored.map_err(|error| too_long(VERB, &error))?;
+        request.flags(alloc::FLAGS, flags.bits());
+        request.output(alloc::INDEX, &mut index);
+        self.context.commands().send(VERB, &mut request)?;
+        let handle = request.created(alloc::HANDLE).unwrap_or_default();
+        Ok(PacingEntry { object: Object::new(self.context.clone(), handle, &KIND), index })
+    }
+}
+
+impl PacingEntry {
+    /// What send queues call it.
+    pub fn index(&self) -> u16 {
+        self.index
+    }
+}

@@ -1,0 +1,84 @@
+//! Doorbell registers for queues that the program makes by commands of its own.
+
+use uverbs_mlx5::format::BLUEFLAME_OFFSET;
+use uverbs_uapi::mlx5::enums::UarAllocType;
+
+use super::Devx;
+use crate::device::context::Context;
+use crate::error::{Error, Result};
+use crate::mlx5::uar::Page;
+
+/// How stores to a page's registers travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UarKind {
+    /// Write-combined: for doorbells, and for copies of WQEs (BlueFlame).
+    BlueFlame,
+    /// Not cached: for doorbells of eight bytes.
+    NonCached,
+    /// The page of the second kind that the context has in any case. Others ring there, too.
+    SharedNonCached,
+}
+
+/// A page of doorbell registers.
+#[derive(Debug)]
+pub struct DevxUar {
+    page: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    Own(Page),
+    Shared(Context),
+}
+
+impl Devx {
+    /// Allocates a page.
+    ///
+    /// # Errors
+    /// `Unsupported` for BlueFlame where the machine has no write combining, and on kernels before
+    /// 5.7, which give pages at open only; what else the kernel says.
+    #[doc(alias = "mlx5dv_devx_alloc_uar")]
+    pub fn alloc_uar(&self, kind: UarKind) -> Result<DevxUar> {
+        const VERB: &str = "devx_alloc_uar";
+        let inner = self.context.inner();
+        if !inner.uars.is_dynamic() {
+            let cause = "the kernel gives doorbell pages at open only";
+            return Err(Error::unsupported(VERB, cause).cure_with("use Linux 5.7 or later"));
+        }
+        let page = match kind {
+            UarKind::BlueFlame => Place::Own(Page::allocate(&inner.commands, UarAllocType::BF)?),
+            UarKind::NonCached => Place::Own(Page::allocate(&inner.commands, UarAllocType::NC)?),
+            UarKind::SharedNonCached => Place::Shared(self.context.clone()),
+        };
+        Ok(DevxUar { page })
+    }
+}
+
+impl DevxUar {
+    fn page(&self) -> &Page {
+        match &self.page {
+            Place::Own(page) => page,
+            Place::Shared(context) => context.inner().uars.arming(),
+        }
+    }
+
+    /// Address of the page.
+    pub fn base(&self) -> *mut u8 {
+        self.page().as_ptr()
+    }
+
+    /// Address of its first register.
+    pub fn register(&self) -> *mut u8 {
+        self.base().wrapping_add(BLUEFLAME_OFFSET)
+    }
+
+    /// What commands call the page.
+    pub fn id(&self) -> u32 {
+        self.page().id()
+    }
+
+    /// Where `mmap(2)` of the open device finds it.
+    pub fn mmap_offset(&self) -> u64 {
+        self.page().offset()
+    }
+}

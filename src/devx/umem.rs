@@ -1,0 +1,96 @@
+//! Memory that firmware objects use: the rings and doorbell records of queues, most of all.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use uverbs_uapi::flags::AccessFlags;
+use uverbs_uapi::mlx5::object::devx_umem::{dereg, reg};
+
+use super::Devx;
+use crate::device::context::Context;
+use crate::error::{DestroyError, Result};
+use crate::host::lifetime::{Kind, Object};
+
+/// Sizes of pages where none are given: from the adapter's on.
+const ANY_PAGE: u64 = !0xfff;
+
+/// What is registered, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct UmemOptions<'a> {
+    /// Address of its first byte.
+    pub start: u64,
+    /// Its bytes.
+    pub length: usize,
+    /// What the device may do with it.
+    pub access: AccessFlags,
+    /// Sizes of pages that the device may use, as a mask; any, if it is not given. Older kernels
+    /// refuse a mask and take its absence for any.
+    pub page_sizes: Option<u64>,
+    /// The memory is part of this dma-buf, from `start` on, which then counts from 0.
+    pub dma_buf: Option<BorrowedFd<'a>>,
+}
+
+/// Registered memory. Its drop releases it.
+#[derive(Debug)]
+pub struct Umem {
+    object: Object<Context>,
+    id: u32,
+}
+
+const KIND: Kind = Kind {
+    verb: "devx_umem_dereg",
+    name: "memory of firmware objects",
+    destroy: |commands, verb, handle| commands.destroy_handle(verb, dereg::HANDLE, handle),
+};
+
+impl Devx {
+    /// Registers memory.
+    ///
+    /// # Errors
+    /// ENOMEM, with the memlock limit where that is the likely reason; what else the kernel says.
+    #[doc(alias = "mlx5dv_devx_umem_reg")]
+    #[doc(alias = "mlx5dv_devx_umem_reg_ex")]
+    pub fn register_umem(&self, options: &UmemOptions<'_>) -> Result<Umem> {
+        let (mut id, length) = (0u32, options.length as u64);
+        let mut request = self.context.commands().request::<reg::Call>();
+        request.new_handle(reg::HANDLE);
+        request.value(reg::ADDR, options.start);
+        request.value(reg::LEN, length);
+        request.flags(reg::ACCESS, options.access.bits());
+        match options.page_sizes {
+            Some(sizes) => drop(request.constant(reg::PGSZ_BITMAP, sizes)),
+            None => request.constant(reg::PGSZ_BITMAP, ANY_PAGE).optional(),
+        }
+        if let Some(file) = options.dma_buf {
+            request.raw_fd(reg::DMABUF_FD, file.as_raw_fd());
+        }
+        request.output(reg::OUT_ID, &mut id);
+        let sent = self.context.commands().send("devx_umem_reg", &mut request);
+        let handle = request.created(reg::HANDLE).unwrap_or_default();
+        sent.map_err(|error| error.pinning(length).asked(format!("{length} bytes")))?;
+        Ok(Umem { object: Object::new(self.context.clone(), handle, &KIND), id })
+    }
+}
+
+impl Umem {
+    /// What commands call it.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// The kernel's handle.
+    pub fn kernel_handle(&self) -> u32 {
+        self.object.handle
+    }
+
+    /// Releases it.
+    ///
+    /// # Errors
+    /// What the kernel says: EBUSY while a firmware object uses it. It comes back unharmed.
+    #[doc(alias = "mlx5dv_devx_umem_dereg")]
+    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        match self.object.destroy() {
+            Ok(()) => Ok(()),
+            Err(error) => Err(DestroyError::new(self, error)),
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Doorbell pages of emulated VirtIO devices (`MLX5_IB_OBJECT_VAR`).
+
+use uverbs_uapi::mlx5::object::var::{alloc, destroy};
+
+use super::{Devx, VarAllocFlags};
+use crate::device::context::Context;
+use crate::error::Result;
+use crate::host::lifetime::{Kind, Object};
+
+/// A doorbell page of a VirtIO queue. Its drop frees it.
+#[derive(Debug)]
+pub struct VirtioDoorbell {
+    #[allow(dead_code, reason = "for its drop")]
+    object: Object<Context>,
+    id: u32,
+    length: u32,
+    offset: u64,
+}
+
+const KIND: Kind = Kind {
+    verb: "free_var",
+    name: "VirtIO doorbell page",
+    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
+};
+
+impl Devx {
+    /// Allocates a page.
+    ///
+    /// # Errors
+    /// `Unsupported` where the device emulates no VirtIO queues; what else the kernel says.
+    #[doc(alias = "mlx5dv_alloc_var")]
+    pub fn alloc_var(&self, flags: VarAllocFlags) -> Result<VirtioDoorbell> {
+        let (mut offset, mut length, mut id) = (0u64, 0u32, 0u32);
+        let mut request = self.context.commands().request::<alloc::Call>();
+        request.new_handle(alloc::HANDLE);
+        request.output(alloc::MMAP_OFFSET, &mut offset);
+        request.output(alloc::MMAP_LENGTH, &mut length);
+        request.output(alloc::PAGE_ID, &mut id);
+        if !flags.is_empty() {
+            request.flags(alloc::FLAGS, flags.bits());
+        }
+        self.context.commands().send("alloc_var", &mut request)?;
+        let handle = request.created(alloc::HANDLE).unwrap_or_default();
+        let object = Object::new(self.context.clone(), handle, &KIND);
+        Ok(VirtioDoorbell { object, id, length, offset })
+    }
+}
+
+impl VirtioDoorbell {
+    /// What commands call the page.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Bytes of it.
+    pub fn length(&self) -> u32 {
+        self.length
+    }
+
+    /// Where `mmap(2)` of the open device finds it.
+    pub fn mmap_offset(&self) -> u64 {
+        self.offset
+    }
+}
