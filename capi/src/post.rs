@@ -526,7 +526,11 @@ unsafe fn destination<'a, T: Posts>(
 ) -> Result<RunTimeDestination<'a>, PostError> {
     match T::TYPE {
         QpType::Ud => {
-            // SAFETY: requests of datagram queue pairs have this part of the union filled.
+            // In requests of other operations, which no datagram has, that place is an address.
+            if !matches!(wr.opcode, wr_opcode::SEND | wr_opcode::SEND_WITH_IMM) {
+                return Err(PostError::BadOpcode);
+            }
+            // SAFETY: messages of datagram queue pairs have this part of the union filled.
             let ud = unsafe { wr.wr.ud };
             // SAFETY: the caller's address handle.
             let address = unsafe { Ah::datagram(ud.ah, ud.remote_qpn, ud.remote_qkey) };

@@ -517,6 +517,32 @@ static void destinations_missing(struct ibv_cq *cq)
 	CHECK(ibv_destroy_qp(qp) == 0);
 }
 
+/* Where a datagram's address handle would be, other operations have the peer's address: it is never followed. */
+static void operations_without_handles(struct ibv_cq *cq)
+{
+	static const enum ibv_wr_opcode opcodes[] = { IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
+		IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ, IBV_WR_SEND_WITH_INV, IBV_WR_LOCAL_INV };
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_UD,
+		.cap = { .max_send_wr = 4, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 7 };
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+	struct ibv_sge sge = { (uintptr_t)buffer, 8, mr->lkey };
+	unsigned i;
+
+	CHECK(qp && ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) == 0);
+	change(qp, IBV_QPS_RTR);
+	attr.qp_state = IBV_QPS_RTS;
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0);
+	for (i = 0; i < 2 * sizeof opcodes / sizeof *opcodes; i++) {
+		struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcodes[i / 2] }, *bad = NULL;
+		/* Not mapped: the first of the union's fields is the handle's and the remote address. */
+		wr.wr.rdma.remote_addr = 0x1000;
+		wr.next = i & 1 ? &wr : NULL;
+		CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL && bad == &wr);
+	}
+	CHECK(ibv_destroy_qp(qp) == 0);
+}
+
 int main(void)
 {
 	struct ibv_cq *cq;
@@ -546,6 +572,7 @@ int main(void)
 	longer_structs();
 	atomic_results(cq);
 	destinations_missing(cq);
+	operations_without_handles(cq);
 	CHECK(ibv_destroy_cq(cq) == 0);
 	close_soft();
 	puts("kept");

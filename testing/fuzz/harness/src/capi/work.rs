@@ -299,7 +299,7 @@ impl Program {
         wr.qp_type = u.arbitrary()?;
         let ah = self.maybe(u, Kind::Ah)?;
         match opcode {
-            5 | 6 if !self.has_datagrams() => {
+            5 | 6 => {
                 let (compare_add, swap) = (u.arbitrary()?, u.arbitrary()?);
                 let remote_addr = address(u)?;
                 wr.wr = Wr { atomic: Atomic { remote_addr, compare_add, swap, rkey } };
@@ -310,8 +310,8 @@ impl Program {
                 let remote_qpn = peer.map_or(0, |peer| peer.qp_num);
                 wr.wr = Wr { ud: Ud { ah, remote_qpn, remote_qkey: 7 } };
             }
-            // The union's first bytes are a handle to queue pairs of datagrams.
-            _ if self.has_datagrams() => {}
+            // The union's first bytes are a handle to messages of datagrams.
+            2 | 3 if self.has_datagrams() => {}
             _ => wr.wr = Wr { rdma: Rdma { remote_addr: address(u)?, rkey } },
         }
         if opcode == 8 {
