@@ -5,6 +5,7 @@ mod by_address;
 mod devices;
 mod frames;
 mod inspect;
+mod namespaces;
 mod perf;
 mod pingpong;
 mod process;

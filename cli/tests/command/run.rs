@@ -17,7 +17,7 @@ fn run<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Ended {
 }
 
 /// Whether a program of a Debian package is there; a machine that tests changes must have it.
-fn is_installed(program: &str, package: &str) -> bool {
+pub(crate) fn is_installed(program: &str, package: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
     let found = found.is_ok_and(|output| output.status.success());
     assert!(found || std::env::var_os("CI").is_none(), "{program} of {package} is missing");
