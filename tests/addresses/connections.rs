@@ -75,7 +75,7 @@ fn cross(from: &mut Connection, to: &mut Connection) {
     to.qp.post_receive(slab.take().unwrap()).unwrap();
     let source = from.resources.pd.create_slab(1, 8192).unwrap();
     let mut slot = source.take().unwrap();
-    slot.write(&data);
+    slot.write(&data).unwrap();
     from.qp.post_send(op::Send, slot, PostFlags::SIGNALED).unwrap();
     assert_eq!(finished(&mut to.resources.cq).unwrap()[..], data);
     finished(&mut from.resources.cq);
