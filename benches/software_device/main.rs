@@ -14,10 +14,10 @@
 //! | `--only Rate Poll 65536 processes` | the cases of these words, for a profiler |
 //! | `--busy 8` | round trips per second beside eight busy loops |
 //!
-//! Both sides take turns in each run, so that what else the machine does falls on both. A message
-//! is one request with its own doorbell here and one `write` there; it has arrived when the other
-//! program has it. A side waits by polling, between two polls letting other threads run, or by
-//! sleeping: in `read` or on a completion channel.
+//! Both transports take turns in each run, so that other load of the machine affects both. A
+//! message is one request with its own doorbell over RDMA and one `write` over TCP; it has arrived
+//! when the other program has it. A program waits by polling, where it yields between two polls, or
+//! by sleeping in `read` or on a completion channel.
 
 use std::path::Path;
 
@@ -41,7 +41,7 @@ use scaling::Scaling;
 struct Effort {
     runs: usize,
     round_trips: u64,
-    /// Messages of a rate, and bytes of them together at most.
+    /// The most messages that measure a rate, and the most bytes in all of them.
     messages: u64,
     bytes: u64,
 }

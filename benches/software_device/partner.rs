@@ -73,7 +73,7 @@ impl Control {
         let mut link = Rdma::new(context, case).expect("a queue pair");
         let peer = self.exchange(&link.endpoint());
         link.connect(&peer).expect("connected");
-        // Both are before either sends.
+        // Both ends are connected before either sends.
         self.tell("ready");
         self.hear().expect("readiness");
         Box::new(link)
@@ -109,7 +109,7 @@ fn serve(port: u16, context: &Context) {
             }
         };
         case.follow(&mut *link);
-        // What it sent last has arrived.
+        // The client says that what this end sent last has arrived.
         control.hear();
     }
 }
@@ -123,7 +123,7 @@ pub(crate) fn run(port: u16) {
 pub(crate) struct Client {
     place: Place,
     context: Context,
-    /// Hung up before the other end is waited for.
+    /// Closed first when this is dropped: that ends the other end, which is then waited for.
     control: Option<Control>,
     thread: Option<JoinHandle<()>>,
     child: Option<Child>,

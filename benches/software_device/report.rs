@@ -10,7 +10,7 @@ pub(crate) struct Row {
     measure: Measure,
     wait: Wait,
     size: usize,
-    /// Nanoseconds of each run, which took turns.
+    /// Nanoseconds of each run; runs of the two transports alternate.
     tcp: Vec<f64>,
     rdma: Vec<f64>,
 }
@@ -117,8 +117,10 @@ impl Table {
         let marks = (6..=20).step_by(2).map(|log| (f64::from(log), format!("2^{log}")));
         let across =
             Axis { label: "bytes of a message", low: 6.0, high: 20.0, marks: marks.collect() };
-        let up =
-            Axis { label: "microseconds per message, as many as go", ..lines::decades(&lines) };
+        let up = Axis {
+            label: "microseconds per message, at the highest rate",
+            ..lines::decades(&lines)
+        };
         lines::draw(&lines, &across, &up)
     }
 }

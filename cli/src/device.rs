@@ -17,16 +17,16 @@ pub(crate) struct Chosen {
     pub(crate) context: Context,
     /// Why this device.
     pub(crate) why: String,
-    /// From 1.
+    /// Number of the port, from 1.
     pub(crate) port: u8,
     pub(crate) attributes: PortAttributes,
     pub(crate) gid: GidChoice,
-    /// Links listen for their peers, instead of telling them endpoints (`--cm`).
+    /// Queue pairs are connected through rdma_cm (`--cm`) instead of by exchanged endpoints.
     pub(crate) by_address: bool,
 }
 
 impl Chosen {
-    /// Whether links are connected by address.
+    /// The same, with queue pairs connected through rdma_cm or not.
     pub(crate) fn by_address(self, by_address: bool) -> Self {
         Self { by_address, ..self }
     }
@@ -44,7 +44,7 @@ pub(crate) fn choose(choice: &DeviceChoice) -> Outcome<Chosen> {
     Ok(Chosen { context, why, port, attributes, gid, by_address: false })
 }
 
-/// A software device at an address.
+/// Opens a software device at `address`.
 fn at(address: &HostAddress, asked: Option<&str>) -> Outcome<(Context, String)> {
     if let Some(name) = asked.filter(|name| !["soft", "soft0"].contains(name)) {
         let text = format!("--address is for the software device: {name} has its own addresses");

@@ -11,7 +11,7 @@ use uverbs::Device;
 const VENDOR: &str = "0x15b3";
 /// Bit of CAP_IPC_LOCK (linux/capability.h): a process that has it has no limit on pinned memory.
 pub(crate) const CAP_IPC_LOCK: u32 = 14;
-/// A smaller limit on locked memory, in bytes, is too small for ordinary programs.
+/// The least limit on locked memory, in bytes, that is enough for ordinary programs: our choice.
 const COMFORTABLE_MEMLOCK: u64 = 64 << 20;
 
 /// A problem, with its cure.

@@ -2,13 +2,13 @@
 //! of their indices.
 //!
 //! The device returns an SRQ's WQEs in any order, through any number of CQs, each polled by its own
-//! thread; the posting thread takes them. It always holds one besides those in the ring, the head:
-//! the link that the device follows out of a posted WQE must already name the next one to be
-//! posted. So N entries hold N - 1 receives, and the ring has a place for each that is returned.
+//! thread; the posting thread takes them. The posting thread always holds one more, the head: the
+//! link that the device follows out of a posted WQE must already name the next one to be posted. So
+//! N entries hold N - 1 receives, and the ring has a place for each that is returned.
 //!
-//! The posting side looks at the place that follows the last, which does not depend on what it
-//! found there: libmlx5 follows the links of a list from one WQE to the next, where each post waits
-//! for what the one before has loaded.
+//! The posting side counts the places itself, so the processor can load the next place before it
+//! knows what was in the last one. libmlx5 follows links from one WQE to the next, where each post
+//! waits for what the one before has loaded.
 
 #![allow(unsafe_code)]
 
@@ -18,17 +18,18 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Nothing in a place of the ring.
 const NO_INDEX: u32 = u32::MAX;
-/// States of an entry: the posting side's, or in the ring.
+/// State of an entry that the posting side holds, or that is in the ring.
 const FREE: u32 = u32::MAX;
-/// The device has it.
+/// State of an entry that the device has.
 const POSTED: u32 = u32::MAX - 1;
-/// The device gave it back unused; the other bits are the next such entry.
+/// State of an entry that the device gave back unused; the other bits are the next such entry.
 const UNUSED: u32 = 1 << 30;
 /// No such entry.
 const NO_ENTRY: u32 = UNUSED - 1;
 
-/// Values of the limit: what every index is below, and what none is.
+/// The limit of [`Shortcut::take_next`] that every index is below.
 pub(crate) const ANY: u32 = UNUSED;
+/// The limit that no index is below.
 pub(crate) const NONE: u32 = 0;
 
 /// The free entries, and what became of the others.
@@ -41,7 +42,8 @@ pub(crate) struct FreeList {
     states: Box<[AtomicU32]>,
     /// Entries minus one.
     mask: u32,
-    /// The work request id of each entry. Its own pointer spares the length.
+    /// The work request id of each entry. A plain pointer, because a slice's length would be loaded
+    /// too.
     ids: *const AtomicU64,
     _ids: Arc<[AtomicU64]>,
     /// Entries that the device may have at a time.
@@ -57,10 +59,10 @@ unsafe impl Send for FreeList {}
 unsafe impl Sync for FreeList {}
 
 impl FreeList {
-    /// All entries free, in order, whose ids are these; the head is entry 0.
+    /// A list with an entry for each of `ids`, all of them free, in order. The head is entry 0.
     ///
     /// # Panics
-    /// If they are not a power of two, at least 2.
+    /// If the number of entries is not a power of two, or below 2.
     pub(crate) fn new(ids: Arc<[AtomicU64]>) -> Self {
         let count = ids.len() as u32;
         assert!(count.is_power_of_two() && count >= 2, "an SRQ has a power of two entries");
@@ -91,7 +93,7 @@ impl FreeList {
         self.tail.store(last, Ordering::Release);
     }
 
-    /// What follows when `position` entries were taken, if it has been given back. Posting side
+    /// The entry to be taken after `position` others, if one has been given back. Posting side
     /// only.
     pub(crate) fn next(&self, position: u32) -> Option<u32> {
         let next = self.place(position).load(Ordering::Acquire);
@@ -123,7 +125,7 @@ impl FreeList {
         self.limit().swap(limit, Ordering::AcqRel);
     }
 
-    /// Makes the next posts go the slow way, where they find out why.
+    /// Sends the next posts to the slow path, which finds out why.
     pub(crate) fn post_slowly(&self) {
         self.limit().swap(NONE, Ordering::AcqRel);
     }
@@ -150,9 +152,9 @@ impl FreeList {
         self.limit().load(Ordering::Relaxed) != limit
     }
 
-    /// Takes an entry from the device. False if the device did not have it, as it claims, or there
-    /// is none. An exchange: of several pollers that a device sends the same completion, one gets
-    /// the entry.
+    /// Takes an entry from the device. False if the device names an entry that it did not have, or
+    /// that does not exist. An exchange: if several pollers get the same completion from a faulty
+    /// device, one of them gets the entry.
     #[inline(always)]
     pub(crate) fn claim(&self, index: u32) -> bool {
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
@@ -168,7 +170,8 @@ impl FreeList {
     /// Puts a claimed entry at the end of the ring.
     #[inline(always)]
     pub(crate) fn release(&self, index: u32) {
-        // A place each; until it is filled the ring ends early for the posting side.
+        // Each call gets a place of its own. Until it is filled, the ring ends there for the
+        // posting side.
         let position = self.tail.fetch_add(1, Ordering::AcqRel);
         self.place(position).store(index, Ordering::Release);
     }
@@ -216,9 +219,9 @@ impl FreeList {
         self.state(index).load(Ordering::Relaxed) != FREE
     }
 
-    /// Puts an entry aside that the device gave back unused, to be posted again. Nothing happens if
-    /// the device did not have it, as it claims: what is on the stack twice would never come off
-    /// it. Says whether it did.
+    /// Puts an entry aside that the device gave back unused, to be posted again. False, and nothing
+    /// changed, if the device did not have it: an entry that is on the stack twice would never come
+    /// off it.
     pub(crate) fn return_for_repost(&self, index: u32) -> bool {
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
         if index > self.mask

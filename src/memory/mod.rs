@@ -1,4 +1,4 @@
-//! Memory that a device may reach: domains, buffers, views, regions, windows, slots.
+//! Memory that a device may reach: protection domains, buffers, views, regions, windows, slots.
 
 pub mod device_memory;
 pub(crate) mod flight;

@@ -97,7 +97,7 @@ impl ProtectionDomain {
     }
 }
 
-/// From the start of a slot of `bytes` to that of the next.
+/// Bytes from the start of one slot to the start of the next.
 fn stride(bytes: u32) -> Result<usize> {
     if bytes == 0 || bytes > i32::MAX as u32 {
         return Err(Error::invalid(VERB, "a slot has 1 byte to 2 GiB - 1"));
@@ -106,14 +106,15 @@ fn stride(bytes: u32) -> Result<usize> {
 }
 
 impl Slab {
-    /// A free slot; `None` if all are held or in flight, and perhaps in a forked child.
+    /// A free slot; `None` if all are held or in flight. In a forked child also `None` if another
+    /// thread of the parent was taking or dropping a slot at the fork.
     ///
-    /// It takes a mutex of the slab for a few instructions, as does dropping a slot, and counts the
-    /// slab. On a hot path go on with the slots that completions bring, and give each thread a slab
-    /// of its own.
+    /// It locks a mutex of the slab for a few instructions, as does dropping a slot, and counts a
+    /// reference to the slab. On a hot path go on with the slots that completions bring, and give
+    /// each thread a slab of its own.
     pub fn take(&self) -> Option<Slot> {
         self.pop().or_else(|| {
-            // Perhaps a queue pair that is gone still keeps some.
+            // Slots of destroyed queue pairs may be ready to go back.
             self.context().inner().kept.release_ready();
             self.pop()
         })
@@ -143,7 +144,7 @@ impl Slab {
 
 #[cfg(test)]
 impl Slab {
-    /// Keeps everybody else waiting.
+    /// Locks the list of free slots until the result is dropped.
     pub(crate) fn hold(&self) -> impl Sized + '_ {
         self.0.free.lock()
     }

@@ -34,14 +34,14 @@
 //! Each side registers a ring ([`Config::receive_ring`]) and tells the other where it is when they
 //! connect. A write copies the caller's bytes into a registered buffer, or into the work request if
 //! they are few, and an RDMA WRITE with immediate puts them into the peer's ring, where a read
-//! copies them out. The immediate is their number. Readers report what is free again, by messages
-//! of 24 bytes, whenever that is a quarter of the ring or of the messages that may be on their way
-//! (112). So a writer never waits for more than a reader that reads, a peer that is not reading
-//! stops the writer and no one else, and no message ever finds its peer without a receive.
+//! copies them out. The immediate is their number. At most 112 messages are on their way. A reader
+//! reports free space in messages of 24 bytes, each time that a quarter of the ring, or a quarter
+//! of these messages, has been read. So a writer waits only while its own peer does not read, and
+//! every message finds a receive posted.
 //!
-//! What a peer says is checked: it cannot report what was not sent, nor write where it was not
-//! invited. It can change bytes in its ring until they are read, which is why
-//! [`Stream::lend`] lends views and no slices.
+//! What a peer says is checked: it cannot report what was not sent, nor write outside the ring. It
+//! can change bytes in the ring until they are read, which is why [`Stream::lend`] lends views and
+//! no slices.
 //!
 //! # What is as with TCP
 //! Order, half close, back-pressure, reset when a peer dies or [aborts](Config::linger), timeouts

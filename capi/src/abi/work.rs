@@ -39,7 +39,7 @@ super::c_structs! {
         num_sge: c_int,
         opcode: c_uint,
         send_flags: c_uint,
-        /// Immediate data, as it travels, or the key to invalidate.
+        /// Immediate data in network byte order, or the rkey to invalidate.
         imm_data: u32,
         wr: Wr,
         qp_type: u32,
@@ -70,7 +70,8 @@ super::c_structs! {
     }
 }
 
-/// Where a request goes, or on what it works.
+/// The anonymous union `wr` of `struct ibv_send_wr`: which member counts depends on the opcode and
+/// on the queue pair's type.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) union Wr {
@@ -103,7 +104,7 @@ pub(crate) struct Ud {
     pub(crate) remote_qkey: u32,
 }
 
-/// What only windows and segmented packets need.
+/// The union behind it, for `IBV_WR_BIND_MW` and `IBV_WR_TSO`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) union Extra {

@@ -15,14 +15,14 @@ const VARIABLE: &str = "UVERBS_TRACE";
 #[derive(Debug)]
 pub(super) struct Trace(File);
 
-/// The first half of a line.
+/// The start of a line, as it is before the verb runs.
 pub(super) struct Entry {
     text: String,
     began: Instant,
 }
 
 impl Trace {
-    /// The trace that the environment asks for. Standard error says why it cannot be written.
+    /// The trace that the environment asks for. If it cannot be opened, standard error says why.
     pub(super) fn from_environment() -> Option<Self> {
         let target = std::env::var_os(VARIABLE).filter(|target| !target.is_empty())?;
         let opened = if target == "-" {
@@ -49,7 +49,7 @@ impl Trace {
         Entry { text, began: Instant::now() }
     }
 
-    /// Writes the line, with what the verb told.
+    /// Writes the line, with what the verb returned, what it filled in and how long it took.
     pub(super) fn end(
         &self,
         entry: Entry,
@@ -64,7 +64,7 @@ impl Trace {
             Some(errno) => {
                 let _ = write!(text, " {:?}", nix::errno::Errno::from_raw(errno));
             }
-            None => tell(arguments, &mut text),
+            None => show_outputs(arguments, &mut text),
         }
         self.write(text, took);
     }
@@ -90,7 +90,8 @@ fn begin(text: &mut String, verb: &str) {
     let _ = write!(text, "{}.{:09} {thread} {verb}(", now.as_secs(), now.subsec_nanos());
 }
 
-fn tell(arguments: &[Named<'_>], text: &mut String) {
+/// Appends the arguments that the verb has filled in.
+fn show_outputs(arguments: &[Named<'_>], text: &mut String) {
     for (name, given, argument) in arguments {
         if !given {
             let _ = write!(text, ", {name}=");

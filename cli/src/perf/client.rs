@@ -173,7 +173,8 @@ impl Client {
     }
 }
 
-/// Tells a server whose process does not see the messages that the measurement goes on.
+/// Signs that the measurement goes on, for a server whose process does not see the messages
+/// (one-sided operations).
 struct Signs {
     next: Option<Instant>,
 }
@@ -207,7 +208,7 @@ impl Flow {
         Self { unposted: messages, outstanding: 0, completed: 0, batches: VecDeque::new() }
     }
 
-    /// Polls completions and posts as many requests as fit; whether there was anything to do.
+    /// Polls completions and posts as many requests as fit. False if there was nothing to do.
     fn advance(&mut self, lane: &mut Lane, depth: u32, batch: u32) -> Outcome<bool> {
         let mut worked = false;
         while lane.poll()?.is_some() {

@@ -197,6 +197,14 @@ pub(crate) fn install(file: OpenFile) {
     unsafe { libc::dl_iterate_phdr(Some(visit), std::ptr::null_mut()) };
 }
 
+/// Tags of the dynamic section (elf.h).
+const DT_PLTRELSZ: i64 = 2;
+const DT_STRTAB: i64 = 5;
+const DT_SYMTAB: i64 = 6;
+const DT_RELA: i64 = 7;
+const DT_RELASZ: i64 = 8;
+const DT_JMPREL: i64 = 23;
+
 #[repr(C)]
 struct Dynamic {
     tag: i64,
@@ -250,12 +258,12 @@ unsafe fn patch(base: usize, mut dynamic: *const Dynamic) {
         while (*dynamic).tag != 0 {
             let Dynamic { tag, value } = *dynamic;
             match tag {
-                5 => strings = value,
-                6 => symbols = value,
-                7 => tables[0].0 = value,
-                8 => tables[0].1 = value,
-                23 => tables[1].0 = value,
-                2 => tables[1].1 = value,
+                DT_STRTAB => strings = value,
+                DT_SYMTAB => symbols = value,
+                DT_RELA => tables[0].0 = value,
+                DT_RELASZ => tables[0].1 = value,
+                DT_JMPREL => tables[1].0 = value,
+                DT_PLTRELSZ => tables[1].1 = value,
                 _ => {}
             }
             dynamic = dynamic.add(1);

@@ -49,7 +49,7 @@ crate::macros::abi_structs! {
         /// RDMA reads and atomics that a queue pair may answer at a time.
         @88 max_qp_rd_atom: u32,
         @92 max_ee_rd_atom: u32,
-        /// The same for the whole device.
+        /// RDMA reads and atomics that the whole device may answer at a time.
         @96 max_res_rd_atom: u32,
         /// RDMA reads and atomics that a queue pair may have in flight.
         @100 max_qp_init_rd_atom: u32,

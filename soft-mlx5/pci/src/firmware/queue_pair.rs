@@ -15,9 +15,9 @@ use uverbs_soft::core::{
 use uverbs_soft::memory::PageMap;
 use uverbs_soft::packet::Gid;
 
-/// Where inputs and outputs have the context, in bits.
+/// Where the QP context starts in inputs and outputs, in bits.
 const CONTEXT: usize = 0xc0;
-/// Where the context has its two address paths, in bits.
+/// Where the two address paths start in the context, in bits.
 const PRIMARY_PATH: usize = 0xc0;
 const ALTERNATE_PATH: usize = 0x220;
 
@@ -180,7 +180,7 @@ pub(super) fn destroy(firmware: &mut Firmware, command: &Command<'_>, _: &mut Re
 }
 
 /// A command that changes a queue pair's state, with the attributes in its context.
-struct Move<'a> {
+struct Transition<'a> {
     qpn: Qpn,
     context: &'a [u8],
     optional: u32,
@@ -190,7 +190,7 @@ struct Move<'a> {
     rights: RemoteRights,
 }
 
-impl<'a> Move<'a> {
+impl<'a> Transition<'a> {
     fn new(
         firmware: &mut Firmware,
         command: &Command<'a>,
@@ -226,7 +226,8 @@ impl<'a> Move<'a> {
         self.context.get(PRIMARY_PATH / 8..).unwrap_or_default()
     }
 
-    /// The rights in the context: all of them, or those that the mask chooses.
+    /// The remote rights that the context asks for: all of them, or only those that the mask of
+    /// optional parameters selects. The others stay as they are.
     fn rights(&self, all: bool) -> RemoteRights {
         let mut rights = self.rights;
         for (bit, field, right) in [
@@ -261,7 +262,7 @@ impl<'a> Move<'a> {
         }
     }
 
-    fn go(&self, firmware: &mut Firmware, to: QpState, attributes: &QpAttributes) -> Done {
+    fn apply(&self, firmware: &mut Firmware, to: QpState, attributes: &QpAttributes) -> Done {
         Ok(firmware.core.modify_qp(self.qpn, to, attributes)?)
     }
 }
@@ -276,14 +277,14 @@ fn migration(code: u64) -> MigrationState {
 
 /// RST2INIT_QP.
 pub(super) fn reset_to_init(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
-    let step = Move::new(firmware, command, &[QpState::Reset])?;
+    let step = Transition::new(firmware, command, &[QpState::Reset])?;
     let attributes = QpAttributes {
         pkey_index: Some(address_path::pkey_index(step.primary())),
         qkey: step.datagram.then(|| qpc::Q_KEY.get32(step.context)),
         remote_rights: step.connected.then(|| step.rights(true)),
         ..QpAttributes::default()
     };
-    step.go(firmware, QpState::Init, &attributes)?;
+    step.apply(firmware, QpState::Init, &attributes)?;
     if let Some(service) = firmware.services.get_mut(&step.qpn.0) {
         service.port = ads::VHCA_PORT_NUM.get(step.primary()) as u8;
     }
@@ -292,13 +293,13 @@ pub(super) fn reset_to_init(firmware: &mut Firmware, command: &Command<'_>, _: &
 
 /// INIT2INIT_QP.
 pub(super) fn init_to_init(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
-    let step = Move::new(firmware, command, &[QpState::Init])?;
-    step.go(firmware, QpState::Init, &step.optional_attributes())
+    let step = Transition::new(firmware, command, &[QpState::Init])?;
+    step.apply(firmware, QpState::Init, &step.optional_attributes())
 }
 
 /// INIT2RTR_QP.
 pub(super) fn init_to_rtr(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
-    let step = Move::new(firmware, command, &[QpState::Init])?;
+    let step = Transition::new(firmware, command, &[QpState::Init])?;
     let mut attributes = step.optional_attributes();
     if step.connected {
         let mtu = step.get(qpc::MTU);
@@ -312,12 +313,12 @@ pub(super) fn init_to_rtr(firmware: &mut Firmware, command: &Command<'_>, _: &mu
         attributes.max_destination_read_atomic = Some(1 << step.get(qpc::LOG_RRA_MAX));
         attributes.min_rnr_timer = Some(step.get(qpc::MIN_RNR_NAK));
     }
-    step.go(firmware, QpState::ReadyToReceive, &attributes)
+    step.apply(firmware, QpState::ReadyToReceive, &attributes)
 }
 
 /// RTR2RTS_QP.
 pub(super) fn rtr_to_rts(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
-    let step = Move::new(firmware, command, &[QpState::ReadyToReceive])?;
+    let step = Transition::new(firmware, command, &[QpState::ReadyToReceive])?;
     let mut attributes = step.optional_attributes();
     if step.connected || step.datagram {
         attributes.send_psn = Some(qpc::NEXT_SEND_PSN.get32(step.context));
@@ -328,7 +329,7 @@ pub(super) fn rtr_to_rts(firmware: &mut Firmware, command: &Command<'_>, _: &mut
         attributes.retry_count = Some(step.get(qpc::RETRY_COUNT));
         attributes.rnr_retry = Some(step.get(qpc::RNR_RETRY));
     }
-    step.go(firmware, QpState::ReadyToSend, &attributes)
+    step.apply(firmware, QpState::ReadyToSend, &attributes)
 }
 
 /// RTS2RTS_QP, SQERR2RTS_QP, SQD_RTS_QP: from one of these states to RTS.
@@ -337,8 +338,8 @@ pub(super) fn to_ready_to_send(
     command: &Command<'_>,
     from: QpState,
 ) -> Done {
-    let step = Move::new(firmware, command, &[from])?;
-    step.go(firmware, QpState::ReadyToSend, &step.optional_attributes())
+    let step = Transition::new(firmware, command, &[from])?;
+    step.apply(firmware, QpState::ReadyToSend, &step.optional_attributes())
 }
 
 /// 2ERR_QP, 2RST_QP: from any state.
@@ -347,8 +348,9 @@ pub(super) fn stop(firmware: &mut Firmware, command: &Command<'_>, to: QpState) 
     Ok(firmware.core.modify_qp(qpn, to, &QpAttributes::default())?)
 }
 
-/// ATTACH_TO_MCG. Memberships count: the kernel joins a group once per LID that a program names
-/// with it, leaves it as often, and cannot destroy a queue pair that did not get out of a group.
+/// ATTACH_TO_MCG. Memberships are counted, because the kernel joins a group once per LID that a
+/// program names with it, and leaves it as often. A queue pair that is still in a group cannot be
+/// destroyed.
 pub(super) fn attach(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let (qpn, group) = (command.number(), group(command));
     firmware.core.attach_multicast(Qpn(qpn), group)?;
@@ -455,7 +457,7 @@ pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut 
     {
         let mut path = path.unwrap_or_default();
         if bit == PRIMARY_PATH && path.port == 0 {
-            // Known since RST2INIT_QP, before there is an address.
+            // RST2INIT_QP gives the port, before INIT2RTR_QP gives the rest of the path.
             path.port = firmware.services.get(&qpn.0).map_or(0, |service| service.port);
         }
         address_path::write(&path, reply.structure_mut(CONTEXT + bit));
