@@ -97,7 +97,7 @@ impl Many {
     }
 }
 
-/// Measures with about so many messages each time.
+/// Measures each number of queue pairs, with messages in proportion to `messages`.
 pub(crate) fn measure(messages: u64) -> Scaling {
     let point = |qps| {
         let mut many = Many::new(qps).expect("queue pairs");

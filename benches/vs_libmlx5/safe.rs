@@ -1,4 +1,4 @@
-//! The same operations through the safe layer, on queues of a device that stands still.
+//! The same operations through the safe layer, on queues of a device that executes nothing.
 
 use std::hint::black_box;
 

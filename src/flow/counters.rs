@@ -88,7 +88,8 @@ impl Counters {
         self.inner.object.handle
     }
 
-    /// Not for a forked child, where another thread may have held the lock.
+    /// # Errors
+    /// `ForkedChild` in a forked child, where another thread may have held the lock.
     fn binding(&self, verb: &'static str) -> Result<MutexGuard<'_, Binding>> {
         self.inner.object.parent.commands().require_opener(verb)?;
         Ok(self.inner.binding.lock().unwrap_or_else(PoisonError::into_inner))
@@ -128,7 +129,7 @@ impl Counters {
         Ok(Bound { binding })
     }
 
-    /// A rule that counted here is gone.
+    /// Forgets a rule that has been destroyed.
     pub(crate) fn unbind(&self) {
         // The rule was destroyed just now, so this is no child.
         if let Ok(mut binding) = self.binding(DESTROY) {
@@ -194,7 +195,7 @@ impl Bound<'_> {
         }
     }
 
-    /// The rule is there.
+    /// Counts the rule, which has been made.
     pub(crate) fn keep(&mut self) {
         self.binding.rules += 1;
     }
@@ -210,7 +211,7 @@ pub(crate) struct DriverRequest {
 
 #[cfg(test)]
 impl Counters {
-    /// Keeps all other threads waiting.
+    /// Locks the binding until the result is dropped.
     pub(crate) fn hold(&self) -> impl Sized + '_ {
         self.binding(ATTACH)
     }

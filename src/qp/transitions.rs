@@ -11,7 +11,7 @@ use super::{QpType, State};
 
 type Mask = QpAttrMask;
 
-/// What a change of state wants.
+/// The attributes of a change of state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transition {
     /// Attributes that must be given.
@@ -23,7 +23,7 @@ pub struct Transition {
 /// What is wrong with the attributes of a change of state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransitionError {
-    /// There is no such change for any kind of queue pair.
+    /// No queue pair has this change of state.
     NoSuchTransition {
         /// The state the queue pair is in.
         from: State,
@@ -66,21 +66,21 @@ impl fmt::Display for TransitionError {
 
 impl std::error::Error for TransitionError {}
 
-/// What a queue pair of `transport` needs to go from `from` to `to`; `None` where it cannot.
-pub fn transition(transport: QpType, from: State, to: State) -> Option<Transition> {
+/// What a queue pair of type `qp_type` needs to go from `from` to `to`; `None` where it cannot.
+pub fn transition(qp_type: QpType, from: State, to: State) -> Option<Transition> {
     let (required, optional) = match (from, to) {
         (_, State::Reset | State::Err) if from != State::Reset || to == State::Reset => {
             (Mask::empty(), Mask::empty())
         }
-        (State::Reset, State::Init) => (init(transport), Mask::empty()),
-        (State::Init, State::Init) => (Mask::empty(), init(transport)),
-        (State::Init, State::Rtr) => init_to_rtr(transport),
-        (State::Rtr, State::Rts) => rtr_to_rts(transport),
-        (State::Rts, State::Rts) => (Mask::empty(), in_rts(transport)),
-        (State::Rts, State::Sqd) => (Mask::empty(), drain(transport)),
-        (State::Sqd, State::Rts) => (Mask::empty(), in_rts(transport) - Mask::RATE_LIMIT),
-        (State::Sqd, State::Sqd) => (Mask::empty(), in_sqd(transport)),
-        (State::Sqe, State::Rts) => (Mask::empty(), sqe_to_rts(transport)),
+        (State::Reset, State::Init) => (init(qp_type), Mask::empty()),
+        (State::Init, State::Init) => (Mask::empty(), init(qp_type)),
+        (State::Init, State::Rtr) => init_to_rtr(qp_type),
+        (State::Rtr, State::Rts) => rtr_to_rts(qp_type),
+        (State::Rts, State::Rts) => (Mask::empty(), in_rts(qp_type)),
+        (State::Rts, State::Sqd) => (Mask::empty(), drain(qp_type)),
+        (State::Sqd, State::Rts) => (Mask::empty(), in_rts(qp_type) - Mask::RATE_LIMIT),
+        (State::Sqd, State::Sqd) => (Mask::empty(), in_sqd(qp_type)),
+        (State::Sqe, State::Rts) => (Mask::empty(), sqe_to_rts(qp_type)),
         _ => return None,
     };
     Some(Transition { required, optional })
@@ -91,12 +91,12 @@ pub fn transition(transport: QpType, from: State, to: State) -> Option<Transitio
 /// # Errors
 /// What is missing and what is too much.
 pub fn check(
-    transport: QpType,
+    qp_type: QpType,
     from: State,
     to: State,
     given: QpAttrMask,
 ) -> Result<(), TransitionError> {
-    let Some(wanted) = transition(transport, from, to) else {
+    let Some(wanted) = transition(qp_type, from, to) else {
         return Err(TransitionError::NoSuchTransition { from, to });
     };
     let missing = wanted.required - given;
@@ -107,8 +107,8 @@ pub fn check(
     Err(TransitionError::Attributes { from, to, missing, unexpected })
 }
 
-fn init(transport: QpType) -> Mask {
-    match transport {
+fn init(qp_type: QpType) -> Mask {
+    match qp_type {
         QpType::Ud => Mask::PKEY_INDEX | Mask::PORT | Mask::QKEY,
         QpType::RawPacket => Mask::PORT,
         QpType::Rc | QpType::Uc | QpType::XrcSend | QpType::XrcReceive => {
@@ -117,11 +117,11 @@ fn init(transport: QpType) -> Mask {
     }
 }
 
-fn init_to_rtr(transport: QpType) -> (Mask, Mask) {
+fn init_to_rtr(qp_type: QpType) -> (Mask, Mask) {
     let path = Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
     let responder = Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER;
     let optional = Mask::ALT_PATH | Mask::ACCESS_FLAGS | Mask::PKEY_INDEX;
-    match transport {
+    match qp_type {
         QpType::Rc | QpType::XrcReceive => (path | responder, optional),
         QpType::Uc | QpType::XrcSend => (path, optional),
         QpType::Ud => (Mask::empty(), Mask::PKEY_INDEX | Mask::QKEY),
@@ -129,20 +129,20 @@ fn init_to_rtr(transport: QpType) -> (Mask, Mask) {
     }
 }
 
-fn rtr_to_rts(transport: QpType) -> (Mask, Mask) {
+fn rtr_to_rts(qp_type: QpType) -> (Mask, Mask) {
     let retries = Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
-    let required = match transport {
+    let required = match qp_type {
         QpType::Rc | QpType::XrcSend => Mask::TIMEOUT | Mask::SQ_PSN | retries,
         QpType::XrcReceive => Mask::TIMEOUT | Mask::SQ_PSN,
         QpType::Uc | QpType::Ud => Mask::SQ_PSN,
         QpType::RawPacket => Mask::empty(),
     };
-    (required, in_rts(transport))
+    (required, in_rts(qp_type))
 }
 
-fn in_rts(transport: QpType) -> Mask {
+fn in_rts(qp_type: QpType) -> Mask {
     let connected = Mask::CUR_STATE | Mask::ACCESS_FLAGS | Mask::ALT_PATH | Mask::PATH_MIG_STATE;
-    match transport {
+    match qp_type {
         QpType::Rc | QpType::XrcReceive => connected | Mask::MIN_RNR_TIMER,
         QpType::Uc | QpType::XrcSend => connected,
         QpType::Ud => Mask::CUR_STATE | Mask::QKEY,
@@ -150,8 +150,8 @@ fn in_rts(transport: QpType) -> Mask {
     }
 }
 
-fn drain(transport: QpType) -> Mask {
-    match transport {
+fn drain(qp_type: QpType) -> Mask {
+    match qp_type {
         QpType::RawPacket => Mask::empty(),
         QpType::Rc | QpType::Uc | QpType::Ud | QpType::XrcSend | QpType::XrcReceive => {
             Mask::EN_SQD_ASYNC_NOTIFY
@@ -159,13 +159,13 @@ fn drain(transport: QpType) -> Mask {
     }
 }
 
-fn in_sqd(transport: QpType) -> Mask {
+fn in_sqd(qp_type: QpType) -> Mask {
     let path =
         Mask::AV | Mask::ALT_PATH | Mask::ACCESS_FLAGS | Mask::PKEY_INDEX | Mask::PATH_MIG_STATE;
     let requester =
         Mask::PORT | Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
     let responder = Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER;
-    match transport {
+    match qp_type {
         QpType::Rc => path | requester | responder,
         QpType::XrcSend => path | requester,
         QpType::XrcReceive => path | Mask::PORT | Mask::TIMEOUT | responder,
@@ -175,8 +175,8 @@ fn in_sqd(transport: QpType) -> Mask {
     }
 }
 
-fn sqe_to_rts(transport: QpType) -> Mask {
-    match transport {
+fn sqe_to_rts(qp_type: QpType) -> Mask {
+    match qp_type {
         QpType::Ud => Mask::CUR_STATE | Mask::QKEY,
         QpType::Uc => Mask::CUR_STATE | Mask::ACCESS_FLAGS,
         QpType::Rc | QpType::XrcSend | QpType::XrcReceive | QpType::RawPacket => Mask::empty(),

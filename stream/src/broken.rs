@@ -1,4 +1,4 @@
-//! Why a stream came to its end before its time.
+//! Why a stream ended early.
 
 use std::fmt;
 use std::io;

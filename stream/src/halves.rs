@@ -80,11 +80,11 @@ impl ReadHalf {
         shared.wait(Side::Read, |core| core.peek(shared.ring(), into))
     }
 
-    /// Waits for bytes and lends those that arrived, in the ring where the peer wrote them; none
-    /// are the end of the stream. Nothing is copied.
+    /// Waits for bytes and lends those that arrived, in the ring where the peer wrote them. An empty
+    /// view is the end of the stream. Nothing is copied.
     ///
     /// They are lent as views, whose reads copy out what the program wants to see: the peer may
-    /// write to its ring at any time, so there can be no slice of it. [`BufRead::fill_buf`] gives a
+    /// write to the ring at any time, so there can be no slice of it. [`BufRead::fill_buf`] gives a
     /// slice, of a copy.
     ///
     /// # Errors
@@ -119,7 +119,7 @@ impl Read for ReadHalf {
     fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let mut done = 0;
         for buffer in into.iter_mut().filter(|buffer| !buffer.is_empty()) {
-            // What is there without waiting goes into the buffers after the first.
+            // Only the first buffer waits. The others take what has arrived already.
             if done > 0
                 && self.shared.lock().incoming.available() == 0
                 && self.buffer.left().is_empty()
@@ -137,7 +137,7 @@ impl Read for ReadHalf {
 }
 
 impl BufRead for ReadHalf {
-    /// Copies bytes out of the ring, once; the ring has space for others then.
+    /// Copies bytes out of the ring, so that the peer can write others there.
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.buffer.left().is_empty() {
             let shared = self.shared.clone();
@@ -177,7 +177,7 @@ impl WriteHalf {
         &self.shared
     }
 
-    /// Goes without an end of what the stream sends.
+    /// Drops this half without ending what the stream sends.
     #[cfg(feature = "tokio")]
     pub(crate) fn keep_open(mut self) {
         self.is_kept_open = true;

@@ -78,13 +78,13 @@ impl Outgoing {
         Remote::new(self.ring.address + self.sent % self.bytes, self.ring.rkey)
     }
 
-    /// A message of `length` bytes, at most the space, was sent.
+    /// Notes that a message of `length` bytes, at most the space, was sent.
     pub(crate) fn advance(&mut self, length: usize) {
         self.sent += length as u64;
         self.sent_messages += 1;
     }
 
-    /// The peer says how much is free again. It can only be what was sent.
+    /// Takes a report of the peer. It can only free what was sent.
     pub(crate) fn credit(&mut self, report: &Report) -> Result<(), Broken> {
         let bytes = self.consumed..=self.sent;
         let messages = self.taken_messages..=self.sent_messages;
@@ -125,7 +125,7 @@ impl Incoming {
         }
     }
 
-    /// The peer wrote `length` bytes behind those before.
+    /// Notes that the peer wrote `length` bytes after those before.
     pub(crate) fn arrived(&mut self, length: u32) -> Result<(), Broken> {
         let length = u64::from(length);
         if self.finished || length == 0 || length > self.bytes - (self.received - self.consumed) {
@@ -159,12 +159,13 @@ impl Incoming {
         Ok(done)
     }
 
-    /// The program has taken `length` bytes, at most those that are available.
+    /// Notes that the program has taken `length` bytes, at most those that are available.
     pub(crate) fn consume(&mut self, length: usize) {
         self.consumed += (length as u64).min(self.received - self.consumed);
     }
 
-    /// Whether the peer should hear of what is free again: it never waits for less than a quarter.
+    /// Whether a report is due: since the last one a quarter of the ring, or of its messages, has
+    /// been read.
     pub(crate) fn is_report_due(&self) -> bool {
         (self.consumed - self.reported) * 4 >= self.bytes
             || (self.received_messages - self.reported_messages) * 4 >= self.messages

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 
 use uverbs_kernel_guests::target_directory;
 
-/// What programs ask for by name. All are one file: the loader knows it again by its inode, so a
-/// process has it once.
+/// Other names by which programs ask for the library. All lead to one file: the loader recognizes
+/// it by its inode, so a process loads it once.
 const LINKS: [&str; 3] = ["libibverbs.so", "libmlx5.so.1", "libmlx5.so"];
 const LIBRARY: &str = "libibverbs.so.1";
 const ARCHIVE: &str = "libibverbs.a";

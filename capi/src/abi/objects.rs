@@ -1,4 +1,4 @@
-//! What programs hold: pointers to these structs, whose fields they read.
+//! The structs that programs hold pointers to, and whose fields they read.
 
 use std::ffi::{c_int, c_uint, c_void};
 

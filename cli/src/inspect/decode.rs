@@ -130,7 +130,7 @@ fn service(dump: &mut Dump, arguments: &DecodeWqe) -> Outcome<Service> {
     Ok(service)
 }
 
-/// One WQE, or several in a row: whole blocks beyond the first one's end are the next ones.
+/// One WQE, or several in a row: the next one starts with the block after the last.
 fn sends(mut dump: Dump, arguments: &DecodeWqe) -> Outcome {
     let service = service(&mut dump, arguments)?;
     let mut walk = RingWalk::new(None, service);

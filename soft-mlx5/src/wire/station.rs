@@ -1,4 +1,4 @@
-//! Who is who on the loopback network.
+//! The addresses of devices on the loopback network.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -104,7 +104,7 @@ impl Station {
         Self::from_gid(gid).map_or(gid, Self::gid)
     }
 
-    /// Whom a unicast packet is for: the LID if there is one, else the GID.
+    /// The station that a unicast packet is for: by its LID if there is one, else by its GID.
     pub fn destination(route: &Addressing) -> Option<Self> {
         match route.destination_lid {
             0 => Self::from_gid(route.destination),
@@ -112,7 +112,7 @@ impl Station {
         }
     }
 
-    /// Who has sent a packet.
+    /// The station that has sent a packet.
     pub(super) fn source(route: &Addressing) -> Option<Self> {
         match route.source_lid {
             0 => Self::from_gid(route.source),

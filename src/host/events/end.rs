@@ -37,7 +37,8 @@ pub(crate) struct End {
     reached: AtomicBool,
     /// The DEVICE_FATAL of a removal was read, by a program's call or ahead of one.
     removed: AtomicBool,
-    /// Records that were read ahead, oldest first. Also held where `reached` and `signal` change.
+    /// Records that were read ahead, oldest first. Its lock is held where `reached` and `signal`
+    /// change.
     ahead: Lock<VecDeque<Record>>,
     signal: EventFd,
     either: Epoll,
@@ -58,7 +59,7 @@ impl End {
         Ok(Self { reached, removed, ahead: Lock::default(), signal, either })
     }
 
-    /// The last event was taken: all threads that wait or will wait are told.
+    /// Ends the stream, since its last event was taken: wakes all threads that wait.
     pub(crate) fn reach(&self) {
         let Some(_ahead) = self.ahead.lock() else { return };
         if !self.reached.swap(true, Ordering::AcqRel) {
@@ -71,9 +72,9 @@ impl End {
         let _ = self.signal.write(1);
     }
 
-    /// The next record: one that was read ahead, or what
-    /// `read` gets. Skips events of objects that are gone, which `is_known` tells: the kernel drops
-    /// those that it still has.
+    /// The next record: one that was read ahead, or what `read` gets. Of records that were read
+    /// ahead it skips those of destroyed objects, which are not `is_known`: the kernel does the
+    /// same with records in its own queue.
     pub(crate) fn next(
         &self,
         verb: &'static str,
@@ -106,7 +107,7 @@ impl End {
     }
 
     /// Reads what `read` gets, shows it to `learn`, and keeps it for the program. False in a forked
-    /// child that cannot.
+    /// child that finds the lock held.
     pub(crate) fn keep_events(
         &self,
         read: impl Fn() -> Result<Record>,
