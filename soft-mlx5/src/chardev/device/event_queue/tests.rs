@@ -1,0 +1,77 @@
+use super::*;
+
+fn queue() -> (Arc<EventQueue>, File) {
+    let (queue, fd) = EventQueue::new().unwrap();
+    (queue, File::from(fd))
+}
+
+fn read(file: &mut File) -> u8 {
+    let mut record = [0; 16];
+    assert_eq!(file.read(&mut record).unwrap(), 8);
+    record[0]
+}
+
+fn readable(file: &File) -> bool {
+    let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid pollfd.
+    unsafe { libc::poll(&mut poll, 1, 0) == 1 }
+}
+
+#[test]
+fn a_read_takes_one_record() {
+    let (queue, mut file) = queue();
+    queue.push(&[1; 8], None);
+    queue.push(&[2; 8], None);
+    assert_eq!((read(&mut file), read(&mut file)), (1, 2));
+    assert!(!readable(&file));
+}
+
+#[test]
+fn storms_keep_order_and_nothing_is_lost() {
+    let (queue, mut file) = queue();
+    let source = Arc::new(Source::default());
+    for number in 0..200u8 {
+        queue.push(&[number; 8], Some(&source));
+    }
+    for number in 0..200u8 {
+        queue.flush();
+        assert_eq!(read(&mut file), number);
+    }
+    queue.forget(&source);
+    assert_eq!(source.reported(), 200);
+}
+
+#[test]
+fn records_of_a_destroyed_object_vanish() {
+    let (queue, mut file) = queue();
+    let (dying, other) = (Arc::new(Source::default()), Arc::new(Source::default()));
+    queue.push(&[1; 8], Some(&dying));
+    queue.push(&[2; 8], Some(&other));
+    queue.push(&[3; 8], Some(&dying));
+    queue.push(&[4; 8], None);
+    assert_eq!(read(&mut file), 1);
+    queue.forget(&dying);
+    assert_eq!(dying.reported(), 1);
+    assert_eq!((read(&mut file), read(&mut file)), (2, 4));
+    assert!(!readable(&file));
+    queue.forget(&other);
+    assert_eq!(other.reported(), 1);
+}
+
+#[test]
+fn the_end_comes_after_the_last_record() {
+    let (queue, mut file) = queue();
+    queue.push(&[9; 8], None);
+    queue.close();
+    assert_eq!(read(&mut file), 9);
+    assert_eq!(file.read(&mut [0; 16]).unwrap(), 0);
+}
+
+#[test]
+fn a_closed_reader_is_noticed_and_harmless() {
+    let (queue, file) = queue();
+    assert!(queue.is(file.as_raw_fd()) && !queue.abandoned());
+    drop(file);
+    assert!(queue.abandoned());
+    queue.push(&[1; 8], None);
+}

@@ -1,0 +1,28 @@
+use super::*;
+
+#[test]
+fn a_deadline_that_moves_on_fires_once_and_late() {
+    let (owner, mut timers, mut deadline) =
+        (Owner::Qp(Qpn(1)), Timers::default(), Deadline::default());
+    deadline.set(10, owner, &mut timers);
+    deadline.set(20, owner, &mut timers);
+    assert_eq!(timers.next(), Some(10));
+    let (entry, _) = timers.pop_due(10).unwrap();
+    assert!(!deadline.expired(entry, 10, owner, &mut timers));
+    assert_eq!(timers.pop_due(19), None);
+    let (entry, _) = timers.pop_due(20).unwrap();
+    assert!(deadline.expired(entry, 20, owner, &mut timers));
+    assert_eq!(timers.next(), None);
+}
+
+#[test]
+fn a_deadline_that_moves_forward_fires_early() {
+    let (owner, mut timers, mut deadline) =
+        (Owner::ErrorWatch, Timers::default(), Deadline::default());
+    deadline.set(20, owner, &mut timers);
+    deadline.set(5, owner, &mut timers);
+    let (entry, _) = timers.pop_due(5).unwrap();
+    assert!(deadline.expired(entry, 5, owner, &mut timers));
+    let (entry, _) = timers.pop_due(20).unwrap();
+    assert!(!deadline.expired(entry, 20, owner, &mut timers));
+}

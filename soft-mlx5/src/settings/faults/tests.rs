@@ -1,0 +1,28 @@
+use super::*;
+
+#[test]
+fn a_seed_alone_is_a_little_of_everything() {
+    let Faults { plan, commands, later } = parse("7").expect("understood");
+    assert_eq!((plan.seed, commands.len(), later.len()), (7, 0, 0));
+    assert!(plan.drop > 0 && plan.duplicate > 0 && plan.corrupt > 0 && plan.reorder > 0);
+    assert_eq!(plan.mangle, 0, "no transport repairs what its checksum does not notice");
+}
+
+#[test]
+fn what_is_named_is_all_there_is() {
+    let Faults { plan, commands, later } =
+        parse("7,drop=0.5,ioctl=3:EINTR,port=20").expect("understood");
+    let soon = Duration::from_millis(20);
+    assert_eq!(later, [(soon, Later::PortDown), (soon, Later::PortUp)]);
+    assert_eq!((plan.drop, plan.duplicate), (5_000, 0));
+    assert_eq!(commands, [Fault { moment: Moment::Call(2), errno: Errno::EINTR }]);
+}
+
+#[test]
+fn nonsense_is_refused() {
+    for text in
+        ["", "x", "1,drop", "1,drop=101", "1,drop=-1", "1,ioctl=0:EINTR", "1,ioctl=1:E", "1,jam=3"]
+    {
+        assert!(parse(text).is_none(), "{text}");
+    }
+}
