@@ -14,7 +14,7 @@ use uverbs::events::ObjectId;
 use crate::abi::{EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::lock::Shared;
 use crate::result::{failed, null};
-use crate::{cq, device, flow, memory, observe, poll, post, qp, query, srq, verbs, window, wq};
+use crate::{cq, device, observe, poll, post, qp, srq, verbs, window, wq};
 
 /// A context as programs are given it: they hold a pointer to `base.context`.
 #[repr(C)]
@@ -160,10 +160,10 @@ fn table(context: ibv_context) -> verbs_context {
         dealloc_dmah: NONE,
         alloc_dmah: NONE,
         query_port: verbs::query_port_ex,
-        advise_mr: memory::advise_mr,
-        alloc_null_mr: memory::alloc_null_mr,
-        read_counters: flow::read_counters,
-        attach_counters_point_flow: flow::attach_counters_point_flow,
+        advise_mr: verbs::advise_mr,
+        alloc_null_mr: verbs::alloc_null_mr,
+        read_counters: verbs::read_counters,
+        attach_counters_point_flow: verbs::attach_counters_point_flow,
         create_counters: verbs::create_counters,
         destroy_counters: verbs::destroy_counters,
         reg_dm_mr: verbs::reg_dm_mr,
@@ -176,14 +176,14 @@ fn table(context: ibv_context) -> verbs_context {
         alloc_parent_domain: verbs::alloc_parent_domain,
         dealloc_td: verbs::dealloc_td,
         alloc_td: verbs::alloc_td,
-        modify_cq: cq::modify_cq,
+        modify_cq: verbs::modify_cq,
         post_srq_ops: NONE,
         destroy_rwq_ind_table: verbs::destroy_rwq_ind_table,
         create_rwq_ind_table: verbs::create_rwq_ind_table,
         destroy_wq: verbs::destroy_wq,
         modify_wq: verbs::modify_wq,
         create_wq: verbs::create_wq,
-        query_rt_values: query::query_rt_values,
+        query_rt_values: verbs::query_rt_values,
         create_cq_ex: verbs::create_cq_ex,
         r#priv: NONE,
         query_device_ex: verbs::query_device_ex,
@@ -193,7 +193,7 @@ fn table(context: ibv_context) -> verbs_context {
         ABI_placeholder1: verbs::create_flow,
         open_qp: verbs::open_qp,
         create_qp_ex: verbs::create_qp_ex,
-        get_srq_num: srq::get_srq_num,
+        get_srq_num: verbs::get_srq_num,
         create_srq_ex: verbs::create_srq_ex,
         open_xrcd: verbs::open_xrcd,
         close_xrcd: verbs::close_xrcd,

@@ -4,41 +4,56 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::*;
-use crate::observe::{Answer, Argument, Call, Role, is_on};
 use crate::{
     ah, channel, context, cq, events, extras, flow, memory, pd, qp, query, srq, window, wq, xrc,
 };
 
+/// Each row is a verb: what it does to objects, and which function it is. Arguments are `given` by
+/// the program or `told` by the verb; of those `at` some place the address is shown.
 macro_rules! verbs {
-    ($( $role:ident $abi:literal $name:ident = $module:ident(
+    ($prefix:literal; $( $role:ident $abi:literal $name:ident = $module:ident(
         $($direction:ident $argument:ident: $type:ty),*
-    ) -> $answer:ty; )*) => {$(
+    ) -> $answer:ty $(as $kind:ident)?; )*) => {$(
         /// The verb of this name.
         pub(crate) unsafe extern $abi fn $name($($argument: $type),*) -> $answer {
+            use $crate::observe::{Answer, Argument, Call, Role, is_on};
             // SAFETY: the caller's promise is that of the verb.
             let verb = || unsafe { $module::$name($($argument),*) };
             if !is_on() {
                 return verb();
             }
             let arguments = [$(
-                (stringify!($argument), verbs!(@$direction), &$argument as &dyn Argument),
+                (
+                    stringify!($argument),
+                    $crate::verbs::verbs!(@$direction),
+                    $crate::verbs::verbs!(@show $direction $argument),
+                ),
             )*];
-            let name = concat!("ibv_", stringify!($name));
+            let name = concat!($prefix, stringify!($name));
             match Call::begin(name, Role::$role, &arguments) {
                 Some(call) => {
                     let answer = verb();
-                    call.end(&answer);
+                    call.end(&$crate::verbs::verbs!(@answer answer $($kind)?));
                     answer
                 }
-                None => Answer::refused(),
+                None => $crate::verbs::verbs!(@refused $($kind)?),
             }
         }
     )*};
     (@given) => { true };
     (@told) => { false };
+    (@at) => { true };
+    (@show at $argument:ident) => { &$argument.cast::<::std::ffi::c_void>() as &dyn Argument };
+    (@show $direction:ident $argument:ident) => { &$argument as &dyn Argument };
+    (@answer $answer:ident) => { $answer };
+    (@answer $answer:ident $kind:ident) => { $crate::observe::$kind($answer) };
+    (@refused) => { Answer::refused() };
+    (@refused $kind:ident) => { <$crate::observe::$kind as Answer>::refused().0 };
 }
+pub(crate) use verbs;
 
 verbs! {
+    "ibv_";
     Makes "C" open_device = context(given device: *mut ibv_device) -> *mut ibv_context;
     Makes "C" import_device = context(given cmd_fd: c_int) -> *mut ibv_context;
     Destroys "C" close_device = context(given context: *mut ibv_context) -> c_int;
@@ -56,14 +71,14 @@ verbs! {
     ) -> c_int;
     Uses "C" query_gid = query(
         given context: *mut ibv_context, given port: u8, given index: c_int, told gid: *mut [u8; 16]
-    ) -> c_int;
+    ) -> c_int as MinusOne;
     Uses "C" query_gid_ex = query(
         given context: *mut ibv_context, given port: u32, given index: u32,
         told into: *mut ibv_gid_entry, given flags: u32, given size: usize
     ) -> c_int;
     Uses "C" query_pkey = query(
         given context: *mut ibv_context, given port: u8, given index: c_int, told pkey: *mut u16
-    ) -> c_int;
+    ) -> c_int as MinusOne;
     Makes "C" alloc_pd = pd(given context: *mut ibv_context) -> *mut ibv_pd;
     Destroys "C" dealloc_pd = pd(given pd: *mut ibv_pd) -> c_int;
     Makes "C" alloc_td =
@@ -86,7 +101,7 @@ verbs! {
     Uses "C" rereg_mr = memory(
         given mr: *mut ibv_mr, given flags: c_int, given pd: *mut ibv_pd, given addr: *mut c_void,
         given length: usize, given access: c_int
-    ) -> c_int;
+    ) -> c_int as MinusOne;
     Destroys "C" dereg_mr = memory(given mr: *mut ibv_mr) -> c_int;
     Makes "C" alloc_mw = window(given pd: *mut ibv_pd, given kind: c_uint) -> *mut ibv_mw;
     Destroys "C" dealloc_mw = window(given mw: *mut ibv_mw) -> c_int;
@@ -106,9 +121,9 @@ verbs! {
     Uses "C-unwind" get_cq_event = channel(
         given channel: *mut ibv_comp_channel, told cq: *mut *mut ibv_cq,
         told cq_context: *mut *mut c_void
-    ) -> c_int;
+    ) -> c_int as MinusOne;
     Uses "C-unwind" get_async_event =
-        events(given context: *mut ibv_context, told into: *mut ibv_async_event) -> c_int;
+        events(given context: *mut ibv_context, told into: *mut ibv_async_event) -> c_int as MinusOne;
     Makes "C" create_cq = cq(
         given context: *mut ibv_context, given cqe: c_int, given cq_context: *mut c_void,
         given channel: *mut ibv_comp_channel, given comp_vector: c_int
@@ -168,4 +183,47 @@ verbs! {
     Makes "C" create_counters =
         flow(given context: *mut ibv_context, given attr: *mut c_void) -> *mut ibv_counters;
     Destroys "C" destroy_counters = flow(given counters: *mut ibv_counters) -> c_int;
+    Uses "C" attach_counters_point_flow = flow(
+        given counters: *mut ibv_counters, given attr: *mut ibv_counter_attach_attr,
+        given flow: *mut ibv_flow
+    ) -> c_int;
+    Uses "C" read_counters = flow(
+        given counters: *mut ibv_counters, at values: *mut u64, given count: u32, given flags: u32
+    ) -> c_int;
+    Uses "C" modify_cq =
+        cq(given cq: *mut ibv_cq, given attr: *mut ibv_modify_cq_attr) -> c_int;
+    Uses "C" advise_mr = memory(
+        given pd: *mut ibv_pd, given advice: c_uint, given flags: u32, given list: *mut ibv_sge,
+        given count: u32
+    ) -> c_int;
+    Makes "C" alloc_null_mr = memory(given pd: *mut ibv_pd) -> *mut ibv_mr;
+    Makes "C" import_mr = memory(given pd: *mut ibv_pd, given handle: u32) -> *mut ibv_mr;
+    Destroys "C" unimport_mr = memory(given mr: *mut ibv_mr) -> ();
+    Makes "C" import_pd =
+        pd(given context: *mut ibv_context, given handle: u32) -> *mut ibv_pd;
+    Destroys "C" unimport_pd = pd(given pd: *mut ibv_pd) -> ();
+    Uses "C" get_srq_num = srq(given srq: *mut ibv_srq, told number: *mut u32) -> c_int;
+    Makes "C" create_ah_from_wc = ah(
+        given pd: *mut ibv_pd, given wc: *mut ibv_wc, given grh: *mut ibv_grh, given port: u8
+    ) -> *mut ibv_ah;
+    Uses "C" init_ah_from_wc = ah(
+        given context: *mut ibv_context, given port: u8, given wc: *mut ibv_wc,
+        given grh: *mut ibv_grh, told attr: *mut ibv_ah_attr
+    ) -> c_int as MinusOne;
+    Uses "C" query_rt_values =
+        query(given context: *mut ibv_context, told values: *mut ibv_values_ex) -> c_int;
+    Uses "C" query_gid_table = query(
+        given context: *mut ibv_context, at entries: *mut ibv_gid_entry, given most: usize,
+        given flags: u32, given size: usize
+    ) -> isize as Count;
+    Uses "C" query_gid_type = query(
+        given context: *mut ibv_context, given port: u8, given index: u32, told kind: *mut u32
+    ) -> c_int as MinusOne;
+    Uses "C" query_port_speed =
+        query(given context: *mut ibv_context, given port: u32, told speed: *mut u64) -> c_int;
+    Uses "C" get_pkey_index = query(
+        given context: *mut ibv_context, given port: u8, given pkey: u16
+    ) -> c_int as MinusOne;
+    Uses "C" ack_cq_events = channel(given cq: *mut ibv_cq, given count: c_uint) -> ();
+    Uses "C" ack_async_event = events(given event: *mut ibv_async_event) -> ();
 }

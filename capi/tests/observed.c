@@ -1,5 +1,6 @@
 /* What a program's user sees with UVERBS_TRACE and UVERBS_CHECK: an argument says which mistakes this program makes. */
 #include "common.h"
+#include <infiniband/mlx5dv.h>
 
 static struct ibv_cq *cq;
 static struct ibv_qp *qp;
@@ -66,6 +67,35 @@ static void lose_memory(void)
 	CHECK(ibv_dereg_mr(lost) == 0);
 }
 
+/* The allocator gives addresses of objects that are gone to new ones, whichever verb makes them. */
+static void use_addresses_again(void)
+{
+	struct ibv_cq_init_attr_ex attr = { .cqe = 8 };
+	struct ibv_modify_cq_attr moderation = { IBV_CQ_ATTR_MODERATE, { 4, 16 } };
+	struct ibv_gid_entry gids[64];
+	struct mlx5dv_devx_uar *page;
+	int i;
+
+	for (i = 0; i < 8; i++) {
+		struct ibv_mr *region = ibv_reg_mr(pd, buffer, 64, IBV_ACCESS_LOCAL_WRITE);
+		CHECK(region && ibv_dereg_mr(region) == 0);
+		region = ibv_alloc_null_mr(pd);
+		CHECK(region && ibv_dereg_mr(region) == 0);
+	}
+	for (i = 0; i < 8; i++) {
+		struct ibv_cq *queue = ibv_create_cq(context, 8, NULL, NULL, 0);
+		CHECK(queue && ibv_destroy_cq(queue) == 0);
+		queue = ibv_cq_ex_to_cq(mlx5dv_create_cq(context, &attr, NULL));
+		CHECK(queue && ibv_modify_cq(queue, &moderation) == 0);
+		ibv_ack_cq_events(queue, 0);
+		CHECK(ibv_destroy_cq(queue) == 0);
+	}
+	page = mlx5dv_devx_alloc_uar(context, MLX5DV_UAR_ALLOC_TYPE_BF);
+	CHECK(page);
+	mlx5dv_devx_free_uar(page);
+	CHECK(ibv_query_gid_table(context, gids, 64, 0) > 0);
+}
+
 int main(int argc, char **argv)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -81,6 +111,7 @@ int main(int argc, char **argv)
 	connect_to_itself(qp);
 	post(0x11);
 	complete(0x11);
+	use_addresses_again();
 	if (argc > 1) {
 		destroy_twice();
 		mix_contexts(list[0]);

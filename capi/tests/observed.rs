@@ -13,7 +13,7 @@ fn observed(
     variables: &[(&str, &str)],
 ) -> Option<(DropIn, Output)> {
     let drop_in = DropIn::new(name);
-    let Some(program) = compiled(&drop_in, "observed.c", &["-libverbs"]) else {
+    let Some(program) = compiled(&drop_in, "observed.c", &["-libverbs", "-lmlx5"]) else {
         skip("no C compiler, or no <infiniband/verbs.h> (libibverbs-dev)");
         return None;
     };
@@ -47,6 +47,12 @@ fn a_trace_has_every_verb_with_its_fields() {
     assert!(line("ibv_modify_qp(").contains("qp_state: 1") && text.contains("qp_state: 3"));
     assert!(line("ibv_post_send(").contains("wr_id=0x11, RDMA_WRITE, SIGNALED, remote=0x"));
     assert!(line("ibv_poll_cq(").contains("wr_id=0x11, RDMA_WRITE, qp_num=0x"));
+    assert!(line("ibv_alloc_null_mr(pd=0x").contains("= 0x"));
+    assert!(line("mlx5dv_create_cq(context=0x").contains("cqe: 8"));
+    assert!(line("ibv_modify_cq(").contains("moderate: [4, 16]}) = 0"));
+    assert!(line("ibv_ack_cq_events(").contains("count=0) = ()"));
+    assert!(line("mlx5dv_devx_free_uar(uar=0x").contains(" = ()"));
+    assert!(!line("ibv_query_gid_table(").contains("= 0 "));
     assert!(line("ibv_close_device(").contains(" = 0 <"));
 }
 

@@ -97,7 +97,7 @@ pub(crate) unsafe extern "C" fn destroy_event_channel(channel: *mut Events) {
 }
 
 /// `mlx5dv_devx_subscribe_devx_event`. The size of the list is in bytes.
-pub(crate) unsafe extern "C" fn subscribe(
+pub(crate) unsafe extern "C" fn subscribe_devx_event(
     channel: *mut Events,
     object: *mut Object,
     bytes_of_types: u16,
@@ -114,7 +114,7 @@ pub(crate) unsafe extern "C" fn subscribe(
 }
 
 /// `mlx5dv_devx_subscribe_devx_event_fd`.
-pub(crate) unsafe extern "C" fn subscribe_fd(
+pub(crate) unsafe extern "C" fn subscribe_devx_event_fd(
     channel: *mut Events,
     fd: c_int,
     object: *mut Object,

@@ -12,6 +12,7 @@ mod devx;
 mod objects;
 mod pages;
 mod queues;
+pub(crate) mod table;
 
 use std::ffi::{c_int, c_void};
 
@@ -22,18 +23,9 @@ use crate::context;
 use crate::context::Context;
 use crate::result::{code, null, refused};
 
-pub(crate) use channels::{
-    create_cmd_comp, create_event_channel, destroy_cmd_comp, destroy_event_channel,
-    get_async_cmd_comp, get_event, obj_query_async, subscribe, subscribe_fd,
-};
-pub(crate) use devx::{
-    cq_modify, cq_query, general_cmd, ind_tbl_modify, ind_tbl_query, obj_create, obj_destroy,
-    obj_modify, obj_query, qp_modify, qp_query, query_eqn, srq_modify, srq_query, umem_dereg,
-    umem_reg, umem_reg_ex, wq_modify, wq_query,
-};
-pub(crate) use objects::init_obj;
-pub(crate) use pages::{alloc_uar, alloc_var, free_uar, free_var, pp_alloc, pp_free};
-pub(crate) use queues::{create_cq, create_qp, create_wq};
+pub(crate) use channels::{Answers, Events};
+pub(crate) use devx::{Memory, Object};
+pub(crate) use pages::{Pacing, Uar, Var};
 
 /// `struct mlx5dv_context_attr`, as far as all releases have it.
 #[repr(C)]

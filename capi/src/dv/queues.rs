@@ -4,7 +4,7 @@ use uverbs::ethernet::Striding;
 
 use crate::abi::*;
 use crate::result::null;
-use crate::{cq, qp, verbs, wq};
+use crate::{cq, qp, wq};
 
 /// `enum mlx5dv_qp_init_attr_mask`: the flags below.
 const MASK_CREATE_FLAGS: u64 = 1;
@@ -121,7 +121,7 @@ pub(crate) unsafe extern "C" fn create_wq(
     let striding = unsafe { own.as_ref() }.map_or(Ok(None), WqAttr::striding);
     match striding {
         // SAFETY: the caller's objects.
-        Ok(None) => unsafe { verbs::create_wq(context, attr) },
+        Ok(None) => unsafe { wq::create_wq(context, attr) },
         // SAFETY: the caller's objects.
         Ok(striding) => unsafe { wq::create(context, attr, striding) },
         Err(errno) => null(errno),

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use super::misuse::{Kind, Seen};
 use crate::abi::*;
+use crate::dv;
 
 /// An argument of a verb.
 pub(crate) trait Argument {
@@ -63,6 +64,53 @@ impl Answer for c_int {
     }
 }
 
+/// Verbs that answer nothing.
+impl Argument for () {
+    fn show(&self, to: &mut String) {
+        to.push_str("()");
+    }
+}
+
+impl Answer for () {
+    fn refused() {
+        refuse();
+    }
+    fn errno(&self) -> Option<c_int> {
+        None
+    }
+}
+
+/// Answers that are below zero, with `errno`, after a failure.
+macro_rules! counts {
+    ($($(#[$meta:meta])* $name:ident: $type:ty;)*) => {$(
+        $(#[$meta])*
+        pub(crate) struct $name(pub(crate) $type);
+
+        impl Argument for $name {
+            fn show(&self, to: &mut String) {
+                self.0.show(to);
+            }
+        }
+
+        impl Answer for $name {
+            fn refused() -> Self {
+                refuse();
+                Self(-1)
+            }
+            fn errno(&self) -> Option<c_int> {
+                (self.0 < 0).then(last)
+            }
+        }
+    )*};
+}
+
+counts! {
+    /// How many, or how long.
+    Count: isize;
+    /// 0, or a place in a table.
+    MinusOne: c_int;
+}
+
 fn address<T>(pointer: *const T, to: &mut String) {
     if pointer.is_null() {
         to.push_str("NULL");
@@ -118,6 +166,13 @@ objects! {
     ibv_counters: Counters;
     ibv_flow: Flow;
     ibv_device: Device;
+    dv::Object: FirmwareObject;
+    dv::Memory: FirmwareMemory;
+    dv::Uar: DoorbellPage;
+    dv::Var: VirtioDoorbell;
+    dv::Pacing: PacingEntry;
+    dv::Answers: AnswerChannel;
+    dv::Events: EventChannel;
 }
 
 /// Pointers of which the address alone is shown.
@@ -136,10 +191,13 @@ addresses!(
     *const c_void,
     *mut ibv_device_attr_ex,
     *mut ibv_td_init_attr,
-    *mut ibv_parent_domain_init_attr,
     *mut ibv_alloc_dm_attr,
     *mut ibv_xrcd_init_attr,
-    *mut ibv_flow_attr
+    *mut ibv_flow_attr,
+    *mut ibv_values_ex,
+    *mut ibv_wc,
+    *mut ibv_grh,
+    *mut ibv_sge
 );
 
 impl Argument for *const c_char {
@@ -186,6 +244,7 @@ macro_rules! structs {
 structs! {
     c_int;
     u16;
+    u32;
     u64;
     [u8; 16];
     ibv_device_attr;
@@ -210,6 +269,19 @@ impl Argument for *const [u8; 16] {
         // SAFETY: verbs are given addresses of ports by pointer.
         unsafe { pointee(*self, to) };
     }
+}
+
+/// `enum ibv_qp_init_attr_mask` and `ibv_srq_init_attr_mask`: which objects a struct names.
+const QP_PD: u32 = 1;
+const QP_XRCD: u32 = 1 << 1;
+const QP_TABLE: u32 = 1 << 4;
+const SRQ_PD: u32 = 1 << 1;
+const SRQ_XRCD: u32 = 1 << 2;
+const SRQ_CQ: u32 = 1 << 3;
+
+/// The object of a field that `bit` of the mask names; null, and the field is not read, without.
+fn named<T>(mask: u32, bit: u32, field: impl FnOnce() -> *mut T) -> *mut T {
+    if mask & bit != 0 { field() } else { std::ptr::null_mut() }
 }
 
 /// Structs of which programs of older releases, or with other masks, have filled a part only: that
@@ -244,7 +316,11 @@ parts! {
     ibv_qp_init_attr_ex: |attr| format!(
         "{{qp_type: {}, comp_mask: {:#x}, send_cq: {:p}, recv_cq: {:p}, srq: {:p}, cap: {:?}}}",
         attr.qp_type, attr.comp_mask, attr.send_cq, attr.recv_cq, attr.srq, attr.cap
-    ), [attr.send_cq, attr.recv_cq, attr.srq];
+    ), [
+        attr.send_cq, attr.recv_cq, attr.srq, named(attr.comp_mask, QP_PD, || attr.pd),
+        named(attr.comp_mask, QP_XRCD, || attr.xrcd),
+        named(attr.comp_mask, QP_TABLE, || attr.rwq_ind_tbl)
+    ];
     ibv_cq_init_attr_ex: |attr| format!(
         "{{cqe: {}, channel: {:p}, comp_vector: {}, wc_flags: {:#x}}}",
         attr.cqe, attr.channel, attr.comp_vector, attr.wc_flags
@@ -253,7 +329,19 @@ parts! {
         "{{comp_mask: {:#x}, qp_num: {:#x}, xrcd: {:p}, qp_type: {}}}",
         attr.comp_mask, attr.qp_num, attr.xrcd, attr.qp_type
     ), [attr.xrcd];
+    ibv_counter_attach_attr: |attr| format!(
+        "{{counter_desc: {}, index: {}}}", attr.counter_desc, attr.index
+    ), [];
+    ibv_modify_cq_attr: |attr| format!(
+        "{{attr_mask: {:#x}, moderate: {:?}}}", attr.attr_mask, attr.moderate
+    ), [];
     ibv_srq_init_attr_ex: |attr| format!(
         "{{attr: {:?}, comp_mask: {:#x}}}", attr.attr, attr.comp_mask
-    ), [];
+    ), [
+        named(attr.comp_mask, SRQ_PD, || attr.pd), named(attr.comp_mask, SRQ_XRCD, || attr.xrcd),
+        named(attr.comp_mask, SRQ_CQ, || attr.cq)
+    ];
+    ibv_parent_domain_init_attr: |attr| format!(
+        "{{pd: {:p}, td: {:p}, comp_mask: {:#x}}}", attr.pd, attr.td, attr.comp_mask
+    ), [attr.pd, attr.td];
 }

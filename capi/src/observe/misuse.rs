@@ -27,6 +27,13 @@ pub(crate) enum Kind {
     DeviceMemory,
     Counters,
     Flow,
+    FirmwareObject,
+    FirmwareMemory,
+    DoorbellPage,
+    VirtioDoorbell,
+    PacingEntry,
+    AnswerChannel,
+    EventChannel,
 }
 
 impl Kind {
@@ -49,6 +56,13 @@ impl Kind {
             Self::DeviceMemory => "device memory",
             Self::Counters => "counters",
             Self::Flow => "steering rule",
+            Self::FirmwareObject => "firmware object",
+            Self::FirmwareMemory => "firmware memory",
+            Self::DoorbellPage => "doorbell page",
+            Self::VirtioDoorbell => "VirtIO doorbell page",
+            Self::PacingEntry => "packet pacing entry",
+            Self::AnswerChannel => "command channel",
+            Self::EventChannel => "event channel",
         }
     }
 }

@@ -8,10 +8,11 @@ mod argument;
 mod data;
 mod misuse;
 mod trace;
+mod words;
 
 use std::sync::OnceLock;
 
-pub(crate) use argument::{Answer, Argument};
+pub(crate) use argument::{Answer, Argument, Count, MinusOne};
 pub(crate) use data::{building, operations, polling, work_queue_receives};
 
 /// What the environment asks for.

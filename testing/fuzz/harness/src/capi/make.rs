@@ -87,9 +87,9 @@ impl Program {
             match u.int_in_range(0..=5)? {
                 0..=2 => (v.ibv_reg_mr)(pd, start, length, access as c_int),
                 3 => (v.ibv_reg_mr_iova2)(pd, start, length, iova, access),
-                4 => (below((*pd).context).alloc_null_mr)(pd),
+                4 => (self.table().alloc_null_mr)(pd),
                 _ => {
-                    let fd = *u.choose(&[-1, 9999, (*(*pd).context).cmd_fd])?;
+                    let fd = *u.choose(&[-1, 9999, self.table().context.cmd_fd])?;
                     (v.ibv_reg_dmabuf_mr)(pd, iova, length, at, fd, access as c_int)
                 }
             }
@@ -103,7 +103,7 @@ impl Program {
         if !pd.is_null() {
             let kind = *u.choose(&[1, 2, 1, 2, 0, 3, u32::MAX])?;
             // SAFETY: a live domain.
-            let made = unsafe { ((*(*pd).context).ops.alloc_mw)(pd, kind) };
+            let made = unsafe { (self.table().context.ops.alloc_mw)(pd, kind) };
             self.made(Kind::Mw, made, &[pd.cast()]);
         }
         Ok(())
@@ -128,8 +128,7 @@ impl Program {
         let (offset, length) = (wide(u)?, wide(u)? as usize);
         let access = flags(u, ACCESS)?;
         // SAFETY: live objects.
-        let made =
-            unsafe { (below((*pd).context).reg_dm_mr)(pd, dm, offset, length, access | 1 << 5) };
+        let made = unsafe { (self.table().reg_dm_mr)(pd, dm, offset, length, access | 1 << 5) };
         self.made(Kind::Mr, made, &[pd.cast(), dm.cast()]);
         Ok(())
     }
@@ -268,7 +267,7 @@ impl Program {
             let at = words.as_mut_ptr().cast::<u8>();
             at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
             at.cast::<ibv_flow_attr>().write(attr);
-            let made = (below((*qp).context).ibv_create_flow)(qp, at.cast());
+            let made = (self.table().ibv_create_flow)(qp, at.cast());
             self.made(Kind::Flow, made, &[qp.cast(), counters.cast()]);
         }
         Ok(())
@@ -382,7 +381,7 @@ impl Program {
         let log = u.int_in_range(0..=3)?;
         let mut queues = Vec::new();
         for _ in 0..1 << log {
-            queues.push(self.pick::<ibv_wq>(u, Kind::Wq)?);
+            queues.push(self.live::<ibv_wq>(u, Kind::Wq)?);
         }
         let mut attr = ibv_rwq_ind_table_init_attr {
             log_ind_tbl_size: if u.ratio(7, 8)? { log } else { log + 14 },

@@ -43,7 +43,17 @@ pub(super) struct Object {
     pub(super) extended: bool,
 }
 
+fn one_of<T>(u: &mut Unstructured<'_>, choice: &[*mut c_void]) -> Result<*mut T> {
+    Ok(if choice.is_empty() { null_mut() } else { u.choose(choice)?.cast() })
+}
+
 impl Program {
+    /// The functions below a context: those of all contexts are the same.
+    pub(super) fn table(&self) -> &'static verbs_context {
+        // SAFETY: open as long as the program runs; the functions are there for ever.
+        unsafe { below(self.contexts[0]) }
+    }
+
     /// Whether a creator made something, which is remembered.
     pub(super) fn made<T>(&mut self, kind: Kind, at: *mut T, of: &[*mut c_void]) -> bool {
         if at.is_null() {
@@ -55,19 +65,24 @@ impl Program {
         true
     }
 
-    /// A live object; null if there is none.
+    /// A live object to be named to a verb; null if there is none. In the debug mode also one that
+    /// is gone: the program does not look at it.
     pub(super) fn pick<T>(&self, u: &mut Unstructured<'_>, kind: Kind) -> Result<*mut T> {
-        let of_kind = self.objects.iter().filter(|object| object.kind == kind);
-        let mut choice: Vec<_> = of_kind.map(|object| object.at).collect();
         if self.checked && u.ratio(1, 8)? {
-            choice = self.stale(kind);
+            return one_of(u, &self.stale(kind));
         }
-        Ok(if choice.is_empty() { null_mut() } else { u.choose(&choice)?.cast() })
+        self.live(u, kind)
+    }
+
+    /// A live object; null if there is none.
+    pub(super) fn live<T>(&self, u: &mut Unstructured<'_>, kind: Kind) -> Result<*mut T> {
+        let of_kind = self.objects.iter().filter(|object| object.kind == kind);
+        one_of(u, &of_kind.map(|object| object.at).collect::<Vec<_>>())
     }
 
     /// A live object, or null.
     pub(super) fn maybe<T>(&self, u: &mut Unstructured<'_>, kind: Kind) -> Result<*mut T> {
-        if u.ratio(1, 3)? { self.pick(u, kind) } else { Ok(null_mut()) }
+        if u.ratio(1, 3)? { self.live(u, kind) } else { Ok(null_mut()) }
     }
 
     /// What is live, and `kind`, at `at`.
@@ -133,7 +148,7 @@ impl Program {
         // SAFETY: live objects of the kinds that the verbs take; or ones that are gone, in the mode
         // in which the library refuses these without a look at them.
         unsafe {
-            let table = below(self.contexts[0]);
+            let table = self.table();
             match object.kind {
                 Kind::Pd => (v.ibv_dealloc_pd)(at.cast()),
                 Kind::Td => (table.dealloc_td)(at.cast()),

@@ -116,7 +116,7 @@ impl Program {
         let mut values = [0u64; 4];
         // SAFETY: live counters, and space for as many numbers.
         unsafe {
-            let table = below((*counters).context);
+            let table = self.table();
             code((table.attach_counters_point_flow)(counters, &raw mut attr, null_mut()));
             let into = if count == 0 { null_mut() } else { values.as_mut_ptr() };
             code((table.read_counters)(counters, into, count, flags(u, 1)?));

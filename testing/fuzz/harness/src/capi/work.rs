@@ -8,7 +8,7 @@ use arbitrary::{Result, Unstructured};
 
 use super::make::wide;
 use super::objects::Kind;
-use super::verbs::{below, errno};
+use super::verbs::errno;
 use super::{Program, code, flags, number, small};
 use crate::abi::*;
 use crate::arena::{ARENA, SIZE};
@@ -44,7 +44,7 @@ fn steps(qp_type: u32) -> [u32; 3] {
 impl Program {
     /// Brings a queue pair, which is its own peer, as far as the input says.
     pub(super) fn connect(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
-        let qp: *mut ibv_qp = self.pick(u, Kind::Qp)?;
+        let qp: *mut ibv_qp = self.live(u, Kind::Qp)?;
         if qp.is_null() {
             return Ok(());
         }
@@ -104,7 +104,7 @@ impl Program {
             let (max_burst_sz, typical_pkt_sz) = (small(u)?, small(u)? as u16);
             let mut limit =
                 ibv_qp_rate_limit_attr { rate_limit, max_burst_sz, typical_pkt_sz, comp_mask };
-            code((below((*qp).context).modify_qp_rate_limit)(qp, &raw mut limit));
+            code((self.table().modify_qp_rate_limit)(qp, &raw mut limit));
             let mut ece = ibv_ece { vendor_id: small(u)?, options: small(u)?, comp_mask: 0 };
             code((self.verbs.ibv_set_ece)(qp, &raw mut ece));
             code((self.verbs.ibv_query_ece)(qp, &raw mut ece));
@@ -144,7 +144,7 @@ impl Program {
         unsafe {
             code((self.verbs.ibv_modify_srq)(srq, &raw mut attr, flags(u, 3)? as c_int));
             code((self.verbs.ibv_query_srq)(srq, &raw mut attr));
-            code((below((*srq).context).get_srq_num)(srq, &raw mut number));
+            code((self.table().get_srq_num)(srq, &raw mut number));
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Program {
         let mut attr = ibv_modify_cq_attr { attr_mask, moderate: u.arbitrary()? };
         // SAFETY: a live queue, and a struct.
         unsafe {
-            code((below((*cq).context).modify_cq)(cq, &raw mut attr));
+            code((self.table().modify_cq)(cq, &raw mut attr));
             if code((self.verbs.ibv_resize_cq)(cq, small(u)? as c_int)) {
                 assert!((*cq).cqe > 0);
             }
@@ -179,7 +179,7 @@ impl Program {
             flags_mask: flags(u, 3)?,
         };
         // SAFETY: a live queue, and a struct.
-        code(unsafe { (below((*wq).context).modify_wq)(wq, &raw mut attr) });
+        code(unsafe { (self.table().modify_wq)(wq, &raw mut attr) });
         Ok(())
     }
 
@@ -213,7 +213,7 @@ impl Program {
     }
 
     fn use_dm(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
-        let dm: *mut ibv_dm = self.pick(u, Kind::Dm)?;
+        let dm: *mut ibv_dm = self.live(u, Kind::Dm)?;
         if dm.is_null() {
             return Ok(());
         }
@@ -232,7 +232,7 @@ impl Program {
     }
 
     fn sges(&self, u: &mut Unstructured<'_>) -> Result<[ibv_sge; LIST]> {
-        let mr: *mut ibv_mr = self.pick(u, Kind::Mr)?;
+        let mr: *mut ibv_mr = self.live(u, Kind::Mr)?;
         // SAFETY: null, or a live region.
         let own = unsafe { mr.as_ref() }.map_or(0, |mr| mr.lkey);
         let mut list = [ibv_sge { addr: ARENA as u64, length: 1, lkey: own }; LIST];
@@ -274,7 +274,7 @@ impl Program {
         unsafe {
             let no_place = u.ratio(1, 16)? && requests.is_empty();
             let place = if no_place { null_mut() } else { &raw mut bad };
-            if !code(((*(*qp).context).ops.post_send)(qp, next, place)) && !self.checked {
+            if !code((self.table().context.ops.post_send)(qp, next, place)) && !self.checked {
                 assert!(requests.iter().any(|request| std::ptr::eq(request, bad)));
             }
         }
@@ -289,7 +289,7 @@ impl Program {
         }
         let num_sge = *u.choose(&[0, 1, 1, 1, 2, 3, -1, 63, 64, 65, c_int::MAX, c_int::MIN])?;
         let opcode = if u.ratio(7, 8)? { u.int_in_range(0..=11)? } else { number(u)? };
-        let key: *mut ibv_mr = self.pick(u, Kind::Mr)?;
+        let key: *mut ibv_mr = self.live(u, Kind::Mr)?;
         // SAFETY: a struct of numbers and pointers that may be null.
         let mut wr: ibv_send_wr = unsafe { zeroed() };
         // SAFETY: null, or a live region.
@@ -306,7 +306,7 @@ impl Program {
             }
             2 | 3 if u.ratio(3, 4)? => {
                 // SAFETY: null, or a live queue pair.
-                let peer = unsafe { self.pick::<ibv_qp>(u, Kind::Qp)?.as_ref() };
+                let peer = unsafe { self.live::<ibv_qp>(u, Kind::Qp)?.as_ref() };
                 let remote_qpn = peer.map_or(0, |peer| peer.qp_num);
                 wr.wr = Wr { ud: Ud { ah, remote_qpn, remote_qkey: 7 } };
             }
@@ -315,7 +315,7 @@ impl Program {
             _ => wr.wr = Wr { rdma: Rdma { remote_addr: address(u)?, rkey } },
         }
         if opcode == 8 {
-            let (mw, mr) = (self.pick(u, Kind::Mw)?, self.maybe(u, Kind::Mr)?);
+            let (mw, mr) = (self.live(u, Kind::Mw)?, self.maybe(u, Kind::Mr)?);
             let bind_info = self.window(u, mr)?;
             wr.bind_mw = Extra { bind_mw: BindMw { mw, rkey: u.arbitrary()?, bind_info } };
         } else if opcode == 10 {
@@ -361,11 +361,11 @@ impl Program {
                     if srq.is_null() {
                         return Ok(());
                     }
-                    let post = (*(*srq).context).ops.post_srq_recv;
+                    let post = self.table().context.ops.post_srq_recv;
                     post(srq, &raw mut first, &raw mut bad)
                 }
                 1 => {
-                    let wq: *mut ibv_wq = self.pick(u, Kind::Wq)?;
+                    let wq: *mut ibv_wq = self.live(u, Kind::Wq)?;
                     if wq.is_null() {
                         return Ok(());
                     }
@@ -376,7 +376,7 @@ impl Program {
                     if qp.is_null() {
                         return Ok(());
                     }
-                    ((*(*qp).context).ops.post_recv)(qp, &raw mut first, &raw mut bad)
+                    (self.table().context.ops.post_recv)(qp, &raw mut first, &raw mut bad)
                 }
             };
             if !code(answer) && !self.checked {
@@ -388,7 +388,7 @@ impl Program {
 
     /// Requests by calls, between start and complete.
     pub(super) fn build(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
-        let qp: *mut ibv_qp = self.pick(u, Kind::Qp)?;
+        let qp: *mut ibv_qp = self.live(u, Kind::Qp)?;
         if qp.is_null() {
             return Ok(());
         }
@@ -420,7 +420,7 @@ impl Program {
     /// `ex` is live, and a batch has begun.
     unsafe fn build_one(&self, u: &mut Unstructured<'_>, ex: *mut ibv_qp_ex) -> Result<()> {
         // SAFETY: null, or a live region.
-        let rkey = unsafe { self.pick::<ibv_mr>(u, Kind::Mr)?.as_ref() }.map_or(0, |mr| mr.rkey);
+        let rkey = unsafe { self.live::<ibv_mr>(u, Kind::Mr)?.as_ref() }.map_or(0, |mr| mr.rkey);
         let at = address(u)?;
         // SAFETY: the caller's promise; memory that is copied is in the arena.
         unsafe {
@@ -458,7 +458,7 @@ impl Program {
     /// As for [`Program::build_one`].
     unsafe fn bind(&self, u: &mut Unstructured<'_>, ex: *mut ibv_qp_ex) -> Result<()> {
         let (mw, mr): (*mut ibv_mw, *mut ibv_mr) =
-            (self.pick(u, Kind::Mw)?, self.maybe(u, Kind::Mr)?);
+            (self.live(u, Kind::Mw)?, self.maybe(u, Kind::Mr)?);
         let info = self.window(u, mr)?;
         if !mw.is_null() {
             // SAFETY: the caller's promise; live objects.
@@ -490,7 +490,7 @@ impl Program {
                     (qx.wr_set_inline_data_list)(ex, count, [buffer; 4].as_ptr());
                 }
                 4 => {
-                    let ah: *mut ibv_ah = self.pick(u, Kind::Ah)?;
+                    let ah: *mut ibv_ah = self.live(u, Kind::Ah)?;
                     if !ah.is_null() {
                         (qx.wr_set_ud_addr)(ex, ah, qx.qp_base.qp_num, 7);
                     }
@@ -503,7 +503,7 @@ impl Program {
 
     /// Polls, in either form.
     pub(super) fn poll(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
-        let cq: *mut ibv_cq = self.pick(u, Kind::Cq)?;
+        let cq: *mut ibv_cq = self.live(u, Kind::Cq)?;
         if cq.is_null() {
             return Ok(());
         }
@@ -515,12 +515,12 @@ impl Program {
             }
             let mut wc: [ibv_wc; 16] = zeroed();
             let most = *u.choose(&[1, 16, 0, -1, c_int::MIN])?;
-            let count = ((*(*cq).context).ops.poll_cq)(cq, most, wc.as_mut_ptr());
+            let count = (self.table().context.ops.poll_cq)(cq, most, wc.as_mut_ptr());
             assert!((-1..=most.max(0)).contains(&count), "{count}");
             for wc in &wc[..count.max(0) as usize] {
                 assert!(!(self.verbs.ibv_wc_status_str)(wc.status).is_null());
             }
-            code(((*(*cq).context).ops.req_notify_cq)(cq, flags(u, 1)? as c_int));
+            code((self.table().context.ops.req_notify_cq)(cq, flags(u, 1)? as c_int));
         }
         Ok(())
     }
