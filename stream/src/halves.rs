@@ -80,8 +80,8 @@ impl ReadHalf {
         shared.wait(Side::Read, |core| core.peek(shared.ring(), into))
     }
 
-    /// Waits for bytes and lends those that arrived, in the ring where the peer wrote them. An empty
-    /// view is the end of the stream. Nothing is copied.
+    /// Waits for bytes and lends those that arrived, in the ring where the peer wrote them. The
+    /// stream has ended if there are none. Nothing is copied.
     ///
     /// They are lent as views, whose reads copy out what the program wants to see: the peer may
     /// write to the ring at any time, so there can be no slice of it. [`BufRead::fill_buf`] gives a
