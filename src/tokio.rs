@@ -74,7 +74,7 @@ impl AsyncFile {
     /// Watches `file`.
     ///
     /// # Errors
-    /// What `epoll_ctl(2)` says.
+    /// Errors of `epoll_ctl(2)`.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O enabled.
@@ -86,7 +86,7 @@ impl AsyncFile {
     /// last that asked is woken.
     ///
     /// # Errors
-    /// What the runtime says as it shuts down.
+    /// Errors of the runtime as it shuts down.
     pub fn poll_readable(&self, task: &mut task::Context<'_>) -> Poll<Result<Readable<'_>>> {
         let ready =
             self.0.poll_read_ready(task).map_err(|error| Error::io("wait_in_tokio", &error));
@@ -96,7 +96,7 @@ impl AsyncFile {
     /// Waits until the file may be readable. Cancel safe.
     ///
     /// # Errors
-    /// What the runtime says as it shuts down.
+    /// Errors of the runtime as it shuts down.
     pub async fn readable(&self) -> Result<Readable<'_>> {
         let ready = self.0.readable().await;
         ready.map(Readable).map_err(|error| Error::io("wait_in_tokio", &error))
@@ -120,7 +120,7 @@ impl AsyncCompletionChannel {
     /// Watches `channel`.
     ///
     /// # Errors
-    /// What `epoll_ctl(2)` says.
+    /// Errors of `epoll_ctl(2)`.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O enabled, as everything of tokio's.
@@ -156,7 +156,7 @@ impl AsyncEvents {
     /// Watches the events of `context`.
     ///
     /// # Errors
-    /// What `epoll_ctl(2)` says: EEXIST if this runtime watches them already.
+    /// Errors of `epoll_ctl(2)`: EEXIST if this runtime watches them already.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O enabled.
@@ -257,7 +257,7 @@ impl AsyncCmChannel {
     /// Watches `channel`.
     ///
     /// # Errors
-    /// What `epoll_ctl(2)` says.
+    /// Errors of `epoll_ctl(2)`.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O enabled.
@@ -273,7 +273,7 @@ impl AsyncCmChannel {
     /// Waits for one event. Cancel safe: an event is taken only to be returned.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     pub async fn event(&self) -> Result<Event> {
         take(&self.0, Channel::try_next_event).await
     }
@@ -290,7 +290,7 @@ impl<L: Layer, X> AsyncListener<L, X> {
     /// Watches `listener`.
     ///
     /// # Errors
-    /// What `epoll_ctl(2)` says.
+    /// Errors of `epoll_ctl(2)`.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O enabled.

@@ -113,7 +113,7 @@ impl Channel {
     /// A new id. Its events arrive here.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     #[doc(alias = "rdma_create_id")]
     pub fn create_id(&self, port_space: PortSpace) -> Result<Id> {
         Id::create(self, port_space)
@@ -122,7 +122,7 @@ impl Channel {
     /// Takes the next event, waiting for one.
     ///
     /// # Errors
-    /// `Interrupted` by a signal; what the kernel says.
+    /// `Interrupted` by a signal; errors of the kernel.
     #[doc(alias = "rdma_get_cm_event")]
     pub fn next_event(&self) -> Result<Event> {
         loop {
@@ -157,7 +157,7 @@ impl Channel {
     /// Takes the next event if there is one.
     ///
     /// # Errors
-    /// `WouldBlock` if there is none; what the kernel says.
+    /// `WouldBlock` if there is none; errors of the kernel.
     pub fn try_next_event(&self) -> Result<Event> {
         let event = self.manager().ask(GET_EVENT, GetEvent::default())?;
         Ok(Event::new(self, &event))

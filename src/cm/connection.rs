@@ -119,7 +119,7 @@ impl Link {
     /// to.
     ///
     /// # Errors
-    /// `TimedOut` if the peer never answered; `DeviceGone`; what the kernel says.
+    /// `TimedOut` if the peer never answered; `DeviceGone`; errors of the kernel.
     pub fn has_ended(&self) -> Result<bool> {
         while !self.ended.load(Ordering::Relaxed) {
             match self.channel.try_next_event() {
@@ -162,7 +162,7 @@ impl<L: Layer, X> Connection<L, X> {
     /// completes as flushed: poll for what must arrive before this.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     pub fn disconnect(&mut self) -> Result<()> {
         self.flush()?;
         self.link.id.disconnect()

@@ -158,8 +158,8 @@ impl Connector {
     /// # Errors
     /// `NotFound` if no RDMA device leads to the address, or what the route to it says:
     /// ENETUNREACH, or `TimedOut` where no host answers. ECONNREFUSED with the peer's
-    /// [`Rejection`](super::Rejection) as the source; `TimedOut`; what the kernel says of the queue
-    /// pair.
+    /// [`Rejection`](super::Rejection) as the source; `TimedOut`; errors of creating
+    /// the queue pair.
     pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
         let depths = self.depths;
         self.connect_with(address, move |id| depths.make(id))

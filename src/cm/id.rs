@@ -160,7 +160,7 @@ impl Id {
         &self.handle
     }
 
-    /// What events call it.
+    /// The id by which events name it.
     pub fn key(&self) -> IdKey {
         self.handle.key
     }
@@ -311,7 +311,7 @@ impl Id {
     /// Moves it to another channel: events that were not taken move along.
     ///
     /// # Errors
-    /// What the kernel says; the id stays where it is.
+    /// Errors of the kernel; the id stays where it is.
     #[doc(alias = "rdma_migrate_id")]
     pub fn migrate(&self, to: &Channel) -> Result<()> {
         use std::os::fd::{AsFd, AsRawFd};
@@ -326,7 +326,7 @@ impl Id {
     /// IP type of service of the connection's packets; before the route is resolved.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     pub fn set_type_of_service(&self, tos: u8) -> Result<()> {
         self.set(IdOption::TOS, &mut [tos])
     }
@@ -377,7 +377,7 @@ impl Id {
     /// The own address, once bound or resolved.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     #[doc(alias = "rdma_get_local_addr")]
     pub fn local_address(&self) -> Result<Option<SocketAddr>> {
         Ok(socket_address(&self.query()?.src_addr))
@@ -386,7 +386,7 @@ impl Id {
     /// The peer's address, once resolved or connected.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     #[doc(alias = "rdma_get_peer_addr")]
     pub fn peer_address(&self) -> Result<Option<SocketAddr>> {
         Ok(socket_address(&self.query()?.dst_addr))
@@ -395,7 +395,7 @@ impl Id {
     /// The port of the device, from 1, once the id is bound to a device.
     ///
     /// # Errors
-    /// `BadState` before; what the kernel says.
+    /// `BadState` before; errors of the kernel.
     pub fn device_port(&self) -> Result<u8> {
         let found = self.query()?;
         require_device(&found)?;

@@ -128,7 +128,7 @@ impl ListenerBuilder {
     /// # Errors
     /// `NotFound` if no RDMA device has the address, or there is no connection manager; EADDRINUSE
     /// (software devices of several processes do not know each other's ports: the first gets all);
-    /// what the kernel says.
+    /// errors of the kernel.
     pub fn bind(self, address: impl ToSocketAddrs) -> Result<Listener> {
         let depths = self.depths;
         self.bind_with(address, move |request| depths.make(request.id()))
@@ -191,7 +191,7 @@ impl<L: Layer, X> Listener<L, X> {
     /// The address that it listens at, with the port that was chosen.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     pub fn local_address(&self) -> Result<SocketAddr> {
         let address = self.id.local_address()?;
         address.ok_or_else(|| Error::invalid("query_addr", "the listener has no IP address"))

@@ -63,7 +63,7 @@ impl Id {
 }
 
 impl Membership {
-    /// What events call it.
+    /// The id by which events name it.
     pub fn key(&self) -> IdKey {
         self.key
     }

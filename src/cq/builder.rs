@@ -137,7 +137,7 @@ impl<L: Layer> CqBuilder<L> {
     /// # Errors
     /// `InvalidInput` for no entries, too many, or a channel of another context; `Unsupported` for
     /// timestamps that the device does not make; ENOMEM, with the memlock limit where that is the
-    /// likely reason; what else the kernel says.
+    /// likely reason; other errors of the kernel.
     pub fn build(self) -> Result<CompletionQueue<L>> {
         let context = self.context.clone();
         context.commands().require_opener(CREATE)?;

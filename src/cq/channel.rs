@@ -59,7 +59,7 @@ impl Context {
     /// Opens a completion channel.
     ///
     /// # Errors
-    /// What the kernel says; EMFILE where the process has no descriptors left.
+    /// Errors of the kernel; EMFILE where the process has no descriptors left.
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn create_completion_channel(&self) -> Result<CompletionChannel> {
         const VERB: &str = "create_comp_channel";

@@ -51,7 +51,7 @@ fn ring_entries(verb: &'static str, context: &Context, wanted: u32) -> Result<u3
         .map_err(|error| sizes::refused(verb, error, format!("{wanted} entries")))
 }
 
-/// What queue pairs hold of a completion queue: enough to complete to it, not to poll it.
+/// A handle to a completion queue: queues complete to it by this, and it cannot be polled by it.
 ///
 /// It may be cloned and sent where queue pairs are made, while the [`CompletionQueue`] itself
 /// belongs to the thread that polls.
@@ -91,12 +91,12 @@ impl<L> CqHandle<L> {
         self.0.number
     }
 
-    /// What events call it.
+    /// The id by which events name it.
     pub fn id(&self) -> ObjectId {
         self.0.events.id()
     }
 
-    /// What keeps the completion queue, whatever its layer.
+    /// The handle without its layer, for keeping the completion queue.
     pub(crate) fn into_shared(self) -> CqHandle<Raw> {
         CqHandle(self.0, PhantomData)
     }
@@ -172,7 +172,7 @@ impl<L: Layer> fmt::Debug for CompletionQueue<L> {
 }
 
 impl<L: Layer> CompletionQueue<L> {
-    /// What queue pairs and other threads hold of it.
+    /// Its handle, for queue pairs and other threads.
     pub fn handle(&self) -> &CqHandle<L> {
         &self.handle
     }
@@ -187,7 +187,7 @@ impl<L: Layer> CompletionQueue<L> {
         self.handle.number()
     }
 
-    /// What events call it.
+    /// The id by which events name it.
     pub fn id(&self) -> ObjectId {
         self.handle.id()
     }
@@ -238,7 +238,7 @@ impl<L: Layer> CompletionQueue<L> {
     ///
     /// # Errors
     /// `InvalidInput` for no entries, too many, or a resize that is not polled through yet (poll
-    /// until empty); what the kernel says (EINVAL if more completions are outstanding than would
+    /// until empty); errors of the kernel (EINVAL if more completions are outstanding than would
     /// fit). The queue is as it was then, and keeps the memory of the new ring until it is
     /// destroyed: nothing tells that the device will not use it.
     #[doc(alias = "ibv_resize_cq")]
@@ -275,7 +275,7 @@ impl<L: Layer> CompletionQueue<L> {
 
     destroy_methods! {
         "`Busy` while queue pairs or other handles hold it; `Deadlock` if this thread holds an event of it; \
-         what the kernel says. It comes back unharmed."
+         errors of the kernel. It comes back unharmed."
     }
 }
 

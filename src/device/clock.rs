@@ -58,7 +58,7 @@ impl Context {
     /// Maps the pages of the device's clock.
     ///
     /// # Errors
-    /// `Unsupported` where the device or the kernel has none; what else the kernel says.
+    /// `Unsupported` where the device or the kernel has none; other errors of the kernel.
     pub fn clock(&self) -> Result<DeviceClock> {
         let limits = self.driver_limits();
         if !limits.clock_info_versions.contains(ClockInfoVersions::V1) {

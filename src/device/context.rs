@@ -107,7 +107,7 @@ impl Inherited for UserIndexTable {
     }
 }
 
-/// What GET_CONTEXT answers.
+/// The answer to GET_CONTEXT.
 #[derive(Debug, Default)]
 pub(crate) struct Opened {
     pub(crate) completion_vectors: u32,
@@ -246,7 +246,7 @@ impl Context {
     /// channel alone.
     ///
     /// # Errors
-    /// `Interrupted` by a signal; else what `poll(2)` says.
+    /// `Interrupted` by a signal; else errors of `poll(2)`.
     pub fn wait_readable(
         &self,
         files: &[BorrowedFd<'_>],
@@ -263,7 +263,7 @@ impl Context {
         &self.inner.limits
     }
 
-    /// What the device's queues can be.
+    /// The limits of the device's queues.
     pub(crate) fn queue_limits(&self) -> Result<DeviceLimits> {
         let attributes = self.attributes()?;
         let (max_qp_wr, max_cqe) = (attributes.max_qp_wr(), attributes.max_cqe());

@@ -8,7 +8,7 @@ use std::sync::atomic::{Ordering, fence};
 use super::context::Context;
 use crate::host::fork::Lock;
 
-/// Something that is given back later than its owner goes.
+/// Something that is released some time after its owner was dropped.
 pub(crate) trait Deferred: fmt::Debug + Send {
     /// Whether it can be given back now.
     fn is_ready(&self) -> bool;

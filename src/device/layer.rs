@@ -11,7 +11,7 @@ mod sealed {
         type IfSafe<S: Debug>: Debug;
         /// Makes what the safe layer needs and the raw one does not.
         fn if_safe<S: Debug>(make: impl FnOnce() -> S) -> Self::IfSafe<S>;
-        /// What there is of it.
+        /// The `S`, on the safe layer.
         fn get<S: Debug>(state: &mut Self::IfSafe<S>) -> Option<&mut S>;
     }
 }

@@ -47,7 +47,7 @@ impl Context {
     /// Programs that decide by a limit ask [`DeviceAttributes`](crate::DeviceAttributes).
     ///
     /// # Errors
-    /// What the kernel says to the query.
+    /// Errors of the query.
     ///
     /// # Examples
     /// ```

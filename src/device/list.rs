@@ -15,7 +15,7 @@ pub const DEVICE_VARIABLE: &str = "UVERBS_DEVICE";
 /// Added to the names that exist.
 const SOFT: &str = if cfg!(feature = "soft") { "; soft names the software one" } else { "" };
 
-/// What a device is.
+/// Hardware or software.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
     /// The kernel's character device, and real hardware (or a kernel that believes so) behind it.
@@ -168,7 +168,7 @@ impl Device {
         }
     }
 
-    /// What it is.
+    /// Whether it is hardware or the software ConnectX.
     pub fn kind(&self) -> DeviceKind {
         match &self.0 {
             Source::Kernel(_) => DeviceKind::Kernel,
@@ -228,7 +228,7 @@ impl Device {
     /// Opens the device: one open file, one user context.
     ///
     /// # Errors
-    /// As [`Device::check`]; `KernelTooOld`; what the kernel says.
+    /// As [`Device::check`]; `KernelTooOld`; errors of the kernel.
     #[doc(alias = "ibv_open_device")]
     pub fn open(&self) -> Result<Context> {
         Context::open(self.clone(), self.channel()?)

@@ -18,7 +18,7 @@ impl Context {
     /// Attributes of the device, asked once per context.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     #[doc(alias = "ibv_query_device")]
     #[doc(alias = "ibv_query_device_ex")]
     pub fn attributes(&self) -> Result<&DeviceAttributes> {
@@ -49,7 +49,7 @@ impl Context {
     /// Attributes of port `port` (from 1) as they are now.
     ///
     /// # Errors
-    /// `InvalidInput` for a port that does not exist; what the kernel says.
+    /// `InvalidInput` for a port that does not exist; errors of the kernel.
     #[doc(alias = "ibv_query_port")]
     pub fn query_port(&self, port: u8) -> Result<PortAttributes> {
         const VERB: &str = "query_port";
@@ -72,7 +72,7 @@ impl Context {
     /// All filled entries of the GID table of `port`.
     ///
     /// # Errors
-    /// `InvalidInput` for a port that does not exist; what the kernel says.
+    /// `InvalidInput` for a port that does not exist; errors of the kernel.
     #[doc(alias = "ibv_query_gid_table")]
     #[doc(alias = "ibv_query_gid")]
     pub fn gid_table(&self, port: u8) -> Result<Vec<GidEntry>> {

@@ -28,7 +28,7 @@ impl Devx {
     /// Opens a channel for answers.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     #[doc(alias = "mlx5dv_devx_create_cmd_comp")]
     pub fn command_channel(&self) -> Result<CommandChannel> {
         use devx_async_cmd_fd::alloc;
@@ -42,7 +42,7 @@ impl Devx {
     /// Opens a channel for events.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     #[doc(alias = "mlx5dv_devx_create_event_channel")]
     pub fn event_channel(&self, flags: DevxEventChannelFlags) -> Result<EventChannel> {
         use devx_async_event_fd::alloc;
@@ -77,7 +77,7 @@ impl EventChannel {
     /// `cookie`.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     #[doc(alias = "mlx5dv_devx_subscribe_devx_event")]
     pub fn subscribe(&self, object: Option<u32>, types: &[u16], cookie: u64) -> Result<()> {
         use subscribe_event as method;
@@ -97,7 +97,7 @@ impl EventChannel {
     /// Has events of one type, of `object` or, without one, of the device, signal an eventfd.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     #[doc(alias = "mlx5dv_devx_subscribe_devx_event_fd")]
     pub fn subscribe_eventfd(
         &self,

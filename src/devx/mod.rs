@@ -70,7 +70,7 @@ impl Devx {
     /// The number of the event queue that a completion vector reports to.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     #[doc(alias = "mlx5dv_devx_query_eqn")]
     pub fn event_queue(&self, vector: u32) -> Result<u32> {
         let mut number = 0u32;

@@ -90,7 +90,7 @@ impl DevxObject {
     /// Destroys it.
     ///
     /// # Errors
-    /// What the kernel says. It comes back unharmed.
+    /// Errors of the kernel. It comes back unharmed.
     #[doc(alias = "mlx5dv_devx_obj_destroy")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         match self.object.destroy() {

@@ -27,7 +27,7 @@ impl Devx {
     ///
     /// # Errors
     /// `Unsupported` where the device has no packet pacing for DEVX; ENOSPC if the table is full;
-    /// what else the kernel says.
+    /// other errors of the kernel.
     #[doc(alias = "mlx5dv_pp_alloc")]
     pub fn alloc_pacing(&self, parameters: &[u8], flags: PpAllocFlags) -> Result<PacingEntry> {
         const VERB: &str = "pp_alloc";

@@ -36,7 +36,7 @@ impl Devx {
     ///
     /// # Errors
     /// `Unsupported` for BlueFlame where the machine has no write combining, and on kernels before
-    /// 5.7, which give pages at open only; what else the kernel says.
+    /// 5.7, which give pages at open only; other errors of the kernel.
     #[doc(alias = "mlx5dv_devx_alloc_uar")]
     pub fn alloc_uar(&self, kind: UarKind) -> Result<DevxUar> {
         const VERB: &str = "devx_alloc_uar";

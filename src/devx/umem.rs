@@ -46,7 +46,7 @@ impl Devx {
     /// Registers memory.
     ///
     /// # Errors
-    /// ENOMEM, with the memlock limit where that is the likely reason; what else the kernel says.
+    /// ENOMEM, with the memlock limit where that is the likely reason; other errors of the kernel.
     #[doc(alias = "mlx5dv_devx_umem_reg")]
     #[doc(alias = "mlx5dv_devx_umem_reg_ex")]
     pub fn register_umem(&self, options: &UmemOptions<'_>) -> Result<Umem> {
@@ -85,7 +85,7 @@ impl Umem {
     /// Releases it.
     ///
     /// # Errors
-    /// What the kernel says: EBUSY while a firmware object uses it. It comes back unharmed.
+    /// Errors of the kernel: EBUSY while a firmware object uses it. It comes back unharmed.
     #[doc(alias = "mlx5dv_devx_umem_dereg")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         match self.object.destroy() {

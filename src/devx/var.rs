@@ -27,7 +27,7 @@ impl Devx {
     /// Allocates a page.
     ///
     /// # Errors
-    /// `Unsupported` where the device emulates no VirtIO queues; what else the kernel says.
+    /// `Unsupported` where the device emulates no VirtIO queues; other errors of the kernel.
     #[doc(alias = "mlx5dv_alloc_var")]
     pub fn alloc_var(&self, flags: VarAllocFlags) -> Result<VirtioDoorbell> {
         let (mut offset, mut length, mut id) = (0u64, 0u32, 0u32);

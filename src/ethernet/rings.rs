@@ -412,7 +412,7 @@ fn only_empty(nothing: FrameError) -> Result<()> {
     }
 }
 
-/// What posting says.
+/// The result of a post.
 type Posted<T = ()> = std::result::Result<T, PostError>;
 
 /// Sends of frames from templates.

@@ -119,7 +119,7 @@ impl<C: Clock> RxQueue<C> {
     /// # Errors
     /// `InvalidInput` unless the queue was made by
     /// [`RxBuilder::count_matches`](super::RxBuilder::count_matches); EINVAL before the first rule;
-    /// what else the kernel says.
+    /// other errors of the kernel.
     pub fn matched(&self) -> Result<u64> {
         let Some(counters) = &self.matched else {
             let cause = "the queue counts no matches";
@@ -186,7 +186,7 @@ impl<C: Clock> RxQueue<C> {
     /// Destroys it; its rules end.
     ///
     /// # Errors
-    /// What the kernel says; `Busy` while an indirection table has it. It comes back, without its
+    /// Errors of the kernel; `Busy` while an indirection table has it. It comes back, without its
     /// rules.
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         self.ring.end().map_err(|error| DestroyError::new(self, error))

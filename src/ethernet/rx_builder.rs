@@ -165,7 +165,7 @@ impl<C: Clock> RxBuilder<C> {
     /// # Errors
     /// `InvalidInput` for a depth or buffers out of range; `Unsupported` for a port that is no
     /// Ethernet port, or for what the device lacks, real-time timestamps for instance; EPERM
-    /// without CAP_NET_RAW; what else the kernel says.
+    /// without CAP_NET_RAW; other errors of the kernel.
     pub fn build(self) -> Result<RxQueue<C>> {
         let depth = self.depth()?;
         self.check_spread()?;

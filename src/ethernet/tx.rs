@@ -283,7 +283,7 @@ impl<C: Clock> TxQueue<C> {
     /// Destroys it.
     ///
     /// # Errors
-    /// What the kernel says. It comes back unharmed.
+    /// Errors of the kernel. It comes back unharmed.
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         self.ring.end().map_err(|error| DestroyError::new(self, error))
     }

@@ -73,7 +73,7 @@ impl<C: Clock> TxBuilder<C> {
     /// # Errors
     /// `InvalidInput` for a depth, a length or a number of completions out of range; `Unsupported`
     /// for a port that is no Ethernet port, or for what the device lacks; EPERM without
-    /// CAP_NET_RAW; what else the kernel says.
+    /// CAP_NET_RAW; other errors of the kernel.
     pub fn build(self) -> Result<TxQueue<C>> {
         if self.every == 0 || self.every > (self.depth / 2).max(1) {
             let cause = "a completion comes for every frame to every half of the queue";

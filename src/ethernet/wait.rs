@@ -99,7 +99,7 @@ fn sleep(
     }
 }
 
-/// What is there, or nothing.
+/// `None` in the place of `WouldBlock`.
 fn some<T>(found: Result<T>) -> Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),

@@ -178,7 +178,7 @@ impl<'q> FlowBuilder<'q> {
     /// `InvalidInput` for what no device takes (too many parts, a tag of more than 24 bits, a
     /// default rule that passes on); EEXIST if a rule of the same match and priority has another
     /// tag, or one of the two drops the frames; `Unsupported` for what this one lacks; EPERM
-    /// without CAP_NET_RAW; what else the kernel says.
+    /// without CAP_NET_RAW; other errors of the kernel.
     pub fn build(self) -> Result<Flow> {
         self.check()?;
         let context = self.target.context().clone();

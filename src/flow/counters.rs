@@ -61,7 +61,7 @@ impl Context {
     /// Creates a set of counters.
     ///
     /// # Errors
-    /// `Unsupported` where the device or the kernel has none; what else the kernel says.
+    /// `Unsupported` where the device or the kernel has none; other errors of the kernel.
     #[doc(alias = "ibv_create_counters")]
     pub fn create_counters(&self) -> Result<Counters> {
         const VERB: &str = "create_counters";
@@ -141,7 +141,7 @@ impl Counters {
     ///
     /// # Errors
     /// EINVAL if no rule counts here, or for fewer values than the highest index attached needs;
-    /// what else the kernel says.
+    /// other errors of the kernel.
     #[doc(alias = "ibv_read_counters")]
     pub fn read(&self, values: &mut [u64]) -> Result<()> {
         let asked = format!("{} values", values.len());
@@ -162,7 +162,7 @@ impl Counters {
     /// Destroys it.
     ///
     /// # Errors
-    /// `Busy` while rules count into it or other handles exist; what the kernel says. It comes back
+    /// `Busy` while rules count into it or other handles exist; errors of the kernel. It comes back
     /// unharmed.
     #[doc(alias = "ibv_destroy_counters")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {

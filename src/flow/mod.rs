@@ -103,7 +103,7 @@ impl Flow {
     /// Destroys it (ibv_destroy_flow). One whose queue pair is gone is gone already.
     ///
     /// # Errors
-    /// What the kernel says. It comes back unharmed.
+    /// Errors of the kernel. It comes back unharmed.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy(self) -> std::result::Result<(), DestroyError<Self>> {
         self.rule.end().map_err(|error| DestroyError::new(self, error))

@@ -13,7 +13,7 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 use super::fork;
 use crate::error::{Error, Result};
 
-/// How the pages of a [`Buffer`] come about.
+/// The size of a [`Buffer`]'s pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PageSize {
     /// The kernel's ordinary pages.
@@ -84,7 +84,7 @@ impl Buffer {
     /// At least `length` bytes, rounded up to whole ordinary pages.
     ///
     /// # Errors
-    /// What `mmap(2)` says.
+    /// Errors of `mmap(2)`.
     pub fn new(length: usize) -> io::Result<Self> {
         Self::with_pages(length, PageSize::Normal)
     }
@@ -92,7 +92,7 @@ impl Buffer {
     /// At least `length` bytes in pages of `size`.
     ///
     /// # Errors
-    /// What `mmap(2)` says: `OutOfMemory` where the kernel's pool of huge pages is empty.
+    /// Errors of `mmap(2)`: `OutOfMemory` where the kernel's pool of huge pages is empty.
     pub fn with_pages(length: usize, size: PageSize) -> io::Result<Self> {
         let length = length
             .max(1)

@@ -22,7 +22,7 @@ use crate::host::system::{self, Call, Mapping};
 /// gets `Interrupted` in the end.
 const INTERRUPTED_TRIES: u32 = 100;
 
-/// What tells that a device is gone, independently of commands that fail.
+/// Tells whether a device is gone, independently of commands that fail.
 pub(crate) trait Removal: fmt::Debug + Send + Sync {
     /// Whether the kernel has said that the device, and every object of this open file, is gone.
     fn device_is_gone(&self) -> bool;
@@ -32,12 +32,12 @@ pub(crate) trait Removal: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Commands {
     channel: Arc<dyn Channel>,
-    /// What every command names, so that the kernel can tell whose driver data it carries.
+    /// Part of every command, so that the kernel can check which driver's data it carries.
     driver: DriverId,
     /// Not known while the device is being opened, when there are no objects either.
     removal: OnceLock<Arc<dyn Removal>>,
-    /// Who opened it: a forked child shares the file, and its destroys would hit the parent's
-    /// objects.
+    /// The process that opened it. A forked child shares the file, and its destroys would hit the
+    /// parent's objects.
     process: Process,
 }
 

@@ -1,4 +1,4 @@
-//! How objects end: what destroying has in common for all of them.
+//! Destroying the kernel's objects, as far as it is the same for all of them.
 
 use std::sync::Arc;
 
@@ -38,13 +38,13 @@ pub(crate) fn destroy_unshared<S>(
     }
 }
 
-/// What an object is made from.
+/// The object that another one was made from, and which it keeps.
 pub(crate) trait Parent {
     /// The open device that commands go to.
     fn commands(&self) -> &Commands;
 }
 
-/// How objects of one kind end.
+/// How objects of one kind are destroyed.
 #[derive(Debug)]
 pub(crate) struct Kind {
     pub(crate) verb: &'static str,

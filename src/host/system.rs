@@ -192,7 +192,7 @@ impl<T: AsFd> Watched<T> {
     /// Registers the descriptor for reading.
     ///
     /// # Errors
-    /// What `epoll_ctl(2)` says.
+    /// Errors of `epoll_ctl(2)`.
     pub(crate) fn register(owner: T) -> std::io::Result<AsyncFd<Self>> {
         let fd = owner.as_fd().as_raw_fd();
         // SAFETY: `as_raw_fd` returns the same number at each call. The descriptor is open as long
@@ -241,7 +241,7 @@ impl Mapping {
     /// Maps `length` bytes of `file` from `offset` on, shared.
     ///
     /// # Errors
-    /// What `mmap(2)` says.
+    /// Errors of `mmap(2)`.
     pub(super) fn of_file(
         file: BorrowedFd<'_>,
         length: usize,
@@ -338,8 +338,8 @@ impl Drop for Mapping {
     }
 }
 
-/// What forked children do something about, before `fork` returns there. Without locks and
-/// allocation: other threads of the parent may have held locks at that moment.
+/// An object that forked children change before `fork` returns there. The change neither locks nor
+/// allocates: other threads of the parent may have held locks at that moment.
 pub(crate) trait Inherited: Sync {
     /// Makes the child's copy harmless.
     fn in_child(&self);

@@ -53,7 +53,7 @@ impl Context {
     /// Bytes of device memory that the device has for everybody; 0 where it has none.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     pub fn device_memory_bytes(&self) -> Result<u64> {
         Ok(self.attributes()?.kernel.max_dm_size)
     }
@@ -200,7 +200,7 @@ impl DeviceMemory {
     /// Frees it.
     ///
     /// # Errors
-    /// `Busy` while other handles exist (every region over it holds one); what the kernel says. It
+    /// `Busy` while other handles exist (every region over it holds one); errors of the kernel. It
     /// comes back unharmed.
     #[doc(alias = "ibv_free_dm")]
     pub fn free(mut self) -> std::result::Result<(), DestroyError<Self>> {

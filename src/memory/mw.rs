@@ -33,7 +33,7 @@ impl ProtectionDomain {
     /// Allocates a memory window.
     ///
     /// # Errors
-    /// `Unsupported` where the device has none; what the kernel says.
+    /// `Unsupported` where the device has none; errors of the kernel.
     #[doc(alias = "ibv_alloc_mw")]
     pub fn alloc_mw(&self, kind: WindowType) -> Result<MemoryWindow> {
         let mw_type = match kind {
@@ -132,7 +132,7 @@ impl MemoryWindow {
     /// Frees it.
     ///
     /// # Errors
-    /// What the kernel says. It comes back unharmed.
+    /// Errors of the kernel. It comes back unharmed.
     #[doc(alias = "ibv_dealloc_mw")]
     pub fn dealloc(mut self) -> std::result::Result<(), DestroyError<Self>> {
         self.object.destroy().map_err(|error| DestroyError::new(self, error))

@@ -53,7 +53,7 @@ impl Context {
     /// Allocates a protection domain.
     ///
     /// # Errors
-    /// What the kernel says; ENOMEM where the device has no more.
+    /// Errors of the kernel; ENOMEM where the device has no more.
     #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
         let (core, driver): (_, AllocPdResp) =

@@ -98,7 +98,7 @@ impl ProtectionDomain {
     /// checked form.
     ///
     /// # Errors
-    /// What the kernel says: EFAULT for pages that cannot be had, EINVAL or ENOENT for keys that
+    /// Errors of the kernel: EFAULT for pages that cannot be had, EINVAL or ENOENT for keys that
     /// are no region's.
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise(&self, advice: AdviseMrAdvice, now: bool, memory: &[Sge]) -> Result<()> {
@@ -149,7 +149,7 @@ impl Registration {
     ///
     /// # Errors
     /// `InvalidInput` for rights that contradict each other; ENOMEM, with the memlock limit where
-    /// that is the likely reason; what else the kernel says.
+    /// that is the likely reason; other errors of the kernel.
     pub fn register(self, buffer: Buffer) -> Result<MemoryRegion> {
         let (start, length) = (buffer.address(), buffer.len() as u64);
         self.register_range(start, length, Memory::Owned(buffer))
@@ -551,7 +551,7 @@ impl MemoryRegion {
     ///
     /// # Errors
     /// `InvalidInput` for bytes that do not lie within; `Unsupported` without on-demand paging;
-    /// what the kernel says (EFAULT for pages that cannot be had).
+    /// errors of the kernel (EFAULT for pages that cannot be had).
     #[doc(alias = "ibv_advise_mr")]
     pub fn prefetch(
         &self,
@@ -576,7 +576,7 @@ impl MemoryRegion {
     /// Deregisters the memory and gives the buffer back if the region owned one.
     ///
     /// # Errors
-    /// EBUSY while memory windows are bound to it; what else the kernel says. The region comes
+    /// EBUSY while memory windows are bound to it; other errors of the kernel. The region comes
     /// back.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister(mut self) -> std::result::Result<Option<Buffer>, DestroyError<Self>> {

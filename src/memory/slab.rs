@@ -41,7 +41,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// `InvalidInput` for no slots or more than 2 GiB in one; ENOMEM, with the memlock limit where
-    /// that is the likely reason; what else the kernel says.
+    /// that is the likely reason; other errors of the kernel.
     pub fn create_slab(&self, slots: u32, bytes: u32) -> Result<Slab> {
         let asked = || format!("{slots} of {bytes} bytes");
         let stride = stride(bytes).map_err(|error| error.asked(asked()))?;

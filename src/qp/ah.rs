@@ -255,7 +255,7 @@ impl AddressHandle {
     /// Destroys it.
     ///
     /// # Errors
-    /// `Busy` while other handles exist; what the kernel says. It comes back unharmed.
+    /// `Busy` while other handles exist; errors of the kernel. It comes back unharmed.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let destroy = |inner: &mut Inner| inner.object.destroy();

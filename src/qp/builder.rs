@@ -259,7 +259,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
     /// `InvalidInput` beyond what the device can; `NotFound` without a usable GID; ENOMEM, with the
     /// memlock limit where that is the likely reason; ENOMEM of `alloc_uar` where no register is
     /// left, because a queue pair never shares one unless the program says so
-    /// ([`QpBuilder::build_in`]); what else the kernel says.
+    /// ([`QpBuilder::build_in`]); other errors of the kernel.
     pub fn build(self) -> Result<QueuePair<T, L>> {
         let mut qp = self.build_in_reset()?;
         qp.to_init()?;

@@ -73,7 +73,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.core.number
     }
 
-    /// What events call it.
+    /// The id by which events name it.
     pub fn id(&self) -> ObjectId {
         self.core.events.id()
     }
@@ -144,7 +144,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     ///
     /// # Errors
     /// `InvalidInput` naming the attributes that are missing, too many or out of range, before the
-    /// kernel is asked; what the kernel says. Nothing has changed then.
+    /// kernel is asked; errors of the kernel. Nothing has changed then.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attributes: &QpAttributes) -> Result<()> {
         self.core.modify(attributes)?;
@@ -173,7 +173,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     /// Takes it to INIT, where receives may be posted, with the port and the rights of its builder.
     ///
     /// # Errors
-    /// `InvalidInput` from another state than RESET or INIT; what the kernel says.
+    /// `InvalidInput` from another state than RESET or INIT; errors of the kernel.
     pub fn to_init(&mut self) -> Result<()> {
         let attributes = self.core.path.to_init(T::TYPE);
         self.modify(&attributes)
@@ -183,7 +183,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     ///
     /// # Errors
     /// `BadState` from another state; `InvalidInput` where the two ends cannot talk, or without the
-    /// peer that a connected queue pair needs; what the kernel says.
+    /// peer that a connected queue pair needs; errors of the kernel.
     pub fn to_rtr(&mut self, peer: Option<&Endpoint>) -> Result<()> {
         self.core.move_to_rtr(peer)
     }
@@ -191,7 +191,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     /// Takes it from RTR to RTS, where it sends, with the timeouts and retries of its builder.
     ///
     /// # Errors
-    /// `InvalidInput` from another state; what the kernel says.
+    /// `InvalidInput` from another state; errors of the kernel.
     pub fn to_rts(&mut self, peer: Option<&Endpoint>) -> Result<()> {
         self.core.move_to_rts(peer)
     }
@@ -199,7 +199,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     /// Asks the device for all attributes (ibv_query_qp).
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpInfo> {
         self.core.query()
@@ -228,7 +228,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     /// Takes it to ERR: everything outstanding is flushed.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     pub fn to_error(&mut self) -> Result<()> {
         self.modify(&QpAttributes::to(State::Err))
     }
@@ -239,7 +239,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     /// so that it never overruns. See [`QueuePair::modify`].
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     pub fn reset(&mut self) -> Result<()> {
         self.modify(&QpAttributes::to(State::Reset))
     }
@@ -251,7 +251,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     }
 
     destroy_methods! {
-        "`Deadlock` if this thread holds an event of it; `Busy` while steering rules lead to it; what the kernel says. It \
+        "`Deadlock` if this thread holds an event of it; `Busy` while steering rules lead to it; errors of the kernel. It \
          comes back unharmed."
     }
 }
@@ -268,7 +268,7 @@ impl<T: Connected, L: Layer, R: Register> QueuePair<T, L, R> {
     ///
     /// # Errors
     /// `InvalidInput` where the two ends cannot talk (different links, kinds of GID); `BadState`
-    /// from another state; what the kernel says, with what it may mean for the path.
+    /// from another state; errors of the kernel, with what it may mean for the path.
     pub fn connect(&mut self, peer: &Endpoint) -> Result<()> {
         if self.core.state == State::Reset {
             self.to_init()?;
@@ -281,7 +281,7 @@ impl<T: Unconnected, L: Layer, R: Register> QueuePair<T, L, R> {
     /// Takes the queue pair from RESET or INIT to RTS.
     ///
     /// # Errors
-    /// `BadState` from another state; what the kernel says.
+    /// `BadState` from another state; errors of the kernel.
     pub fn activate(&mut self) -> Result<()> {
         if self.core.state == State::Reset {
             self.to_init()?;

@@ -112,7 +112,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     /// [`QueuePair::query`] while other threads may use the posting sides.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     ///
     /// # Safety
     /// `this` points to a queue pair, of which no method that takes `&mut self` runs meanwhile.
@@ -396,7 +396,7 @@ impl XrcReceiver {
     /// acknowledged: for programs that cannot move it, since other threads hold its address.
     ///
     /// # Errors
-    /// `TimedOut` while events are held; what the kernel says. Nothing has changed then.
+    /// `TimedOut` while events are held; errors of the kernel. Nothing has changed then.
     ///
     /// # Safety
     /// After `Ok` the value is only dropped: its handles may belong to another object.

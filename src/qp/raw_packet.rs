@@ -143,7 +143,7 @@ impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
     ///
     /// # Errors
     /// `Unsupported` where the device paces no raw packets, or not with bursts; `InvalidInput` out
-    /// of its range, or bursts without a rate; what the kernel says.
+    /// of its range, or bursts without a rate; errors of the kernel.
     #[doc(alias = "ibv_modify_qp_rate_limit")]
     pub fn modify_rate_limit(&mut self, limit: RateLimit) -> Result<()> {
         let pacing = self.context().attributes()?.pacing();

@@ -98,7 +98,7 @@ impl Context {
     ///
     /// # Errors
     /// `InvalidInput` for a number of places that is no power of two, or more than the device has;
-    /// for queues of another context; what the kernel says.
+    /// for queues of another context; errors of the kernel.
     #[doc(alias = "ibv_create_rwq_ind_table")]
     pub fn create_indirection_table(&self, queues: &[&WqHandle]) -> Result<IndirectionTable> {
         self.commands().require_opener(CREATE_TABLE)?;
@@ -184,7 +184,7 @@ impl IndirectionTable {
     /// Destroys it (ibv_destroy_rwq_ind_table).
     ///
     /// # Errors
-    /// `Busy` while targets or other handles hold it; what the kernel says. It comes back unharmed.
+    /// `Busy` while targets or other handles hold it; errors of the kernel. It comes back unharmed.
     #[doc(alias = "ibv_destroy_rwq_ind_table")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let name = format!("the table {:#x}", self.number());
@@ -315,7 +315,7 @@ impl ProtectionDomain {
     /// # Errors
     /// `InvalidInput` for fields of both IP versions or of two protocols, or for a table of another
     /// context; EPERM without CAP_NET_RAW; `Unsupported` for fields that the device does not hash;
-    /// what else the kernel says.
+    /// other errors of the kernel.
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_rss_target(
         &self,
@@ -411,7 +411,7 @@ impl RssTarget {
         self.core.path.options.port
     }
 
-    /// What events call it.
+    /// The id by which events name it.
     pub fn id(&self) -> ObjectId {
         self.core.events.id()
     }
@@ -427,7 +427,7 @@ impl RssTarget {
     }
 
     destroy_methods! {
-        "`Deadlock` if this thread holds an event of it; `Busy` while steering rules lead to it; what the kernel says. It \
+        "`Deadlock` if this thread holds an event of it; `Busy` while steering rules lead to it; errors of the kernel. It \
          comes back unharmed."
     }
 }

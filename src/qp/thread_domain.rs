@@ -34,7 +34,7 @@ impl Context {
     /// Allocates a thread domain.
     ///
     /// # Errors
-    /// `Unsupported` where the kernel fixes doorbell pages at open; what the kernel says.
+    /// `Unsupported` where the kernel fixes doorbell pages at open; errors of the kernel.
     #[doc(alias = "ibv_alloc_td")]
     pub fn alloc_thread_domain(&self) -> Result<ThreadDomain> {
         let register = self.inner().uars.dedicated()?.map(Arc::new).ok_or_else(|| {

@@ -125,7 +125,7 @@ impl<L: Layer> WqBuilder<L> {
     /// # Errors
     /// `InvalidInput` beyond what the device can; `Unsupported` where it has no Ethernet port, or
     /// lacks what was asked for; ENOMEM, with the memlock limit where that is the likely reason;
-    /// what else the kernel says.
+    /// other errors of the kernel.
     pub fn build(self) -> Result<WorkQueue<L>> {
         let mut queue = self.build_in_reset()?;
         queue.modify(WqState::Rdy)?;
@@ -332,7 +332,7 @@ fn posting_side(
     })
 }
 
-/// What indirection tables hold of a work queue: they keep it, and cannot post to it.
+/// A handle to a work queue, for indirection tables: it keeps the queue, and cannot post to it.
 #[derive(Clone)]
 pub struct WqHandle(pub(super) Arc<Shared>);
 
@@ -427,7 +427,7 @@ impl WqHandle {
         self.0.number
     }
 
-    /// What events call it.
+    /// The id by which events name it.
     pub fn id(&self) -> ObjectId {
         self.0.events.id()
     }
@@ -510,7 +510,7 @@ impl WorkQueue<Raw> {
 }
 
 impl<L: Layer> WorkQueue<L> {
-    /// What indirection tables and other threads hold of it.
+    /// Its handle, for indirection tables and other threads.
     pub fn handle(&self) -> &WqHandle {
         &self.handle
     }
@@ -525,7 +525,7 @@ impl<L: Layer> WorkQueue<L> {
     /// polling them at that moment.
     ///
     /// # Errors
-    /// `BadState` from ERR to RDY; what the kernel says. Nothing has changed then.
+    /// `BadState` from ERR to RDY; errors of the kernel. Nothing has changed then.
     #[doc(alias = "ibv_modify_wq")]
     pub fn modify(&mut self, state: WqState) -> Result<()> {
         self.handle.0.modify(state)?;
@@ -550,7 +550,7 @@ impl<L: Layer> WorkQueue<L> {
 
     destroy_methods! {
         "`Busy` while indirection tables or other handles hold it; `Deadlock` if this thread holds an event of it; \
-         what the kernel says. It comes back unharmed."
+         errors of the kernel. It comes back unharmed."
     }
 }
 

@@ -49,7 +49,7 @@ impl XrcDomain {
     /// Makes an XRC target in INIT.
     ///
     /// # Errors
-    /// `NotFound` without a usable GID; what the kernel says.
+    /// `NotFound` without a usable GID; errors of the kernel.
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_receiver(&self, options: PathOptions) -> Result<XrcReceiver> {
         let mut receiver = self.create(options, Requirement::Needed)?;
@@ -61,7 +61,7 @@ impl XrcDomain {
     /// [`XrcReceiver::modify`] and gives every address itself: the port needs no usable GID.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     pub fn create_receiver_in_reset(&self) -> Result<XrcReceiver> {
         self.create(PathOptions::default(), OPTIONAL)
     }
@@ -87,7 +87,7 @@ impl XrcDomain {
     /// domain.
     ///
     /// # Errors
-    /// `InvalidInput` if the domain has no such target; what the kernel says.
+    /// `InvalidInput` if the domain has no such target; errors of the kernel.
     #[doc(alias = "ibv_open_qp")]
     pub fn open_receiver(&self, number: u32) -> Result<XrcReceiver> {
         let context = self.context().clone();
@@ -142,7 +142,7 @@ impl XrcReceiver {
         self.core.handle
     }
 
-    /// What events call it.
+    /// The id by which events name it.
     pub fn id(&self) -> ObjectId {
         self.core.events.id()
     }
@@ -187,13 +187,13 @@ impl XrcReceiver {
     /// Asks the device for all attributes.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     pub fn query(&self) -> Result<QpInfo> {
         self.core.query()
     }
 
     destroy_methods! {
-        "`Deadlock` if this thread holds an event of it; what the kernel says. It comes back unharmed."
+        "`Deadlock` if this thread holds an event of it; errors of the kernel. It comes back unharmed."
     }
 }
 

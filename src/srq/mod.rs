@@ -110,7 +110,7 @@ impl<L: Layer> SrqBuilder<L> {
     ///
     /// # Errors
     /// `InvalidInput` beyond what the device can; ENOMEM, with the memlock limit where that is the
-    /// likely reason; what else the kernel says.
+    /// likely reason; other errors of the kernel.
     pub fn build(self) -> Result<SharedReceiveQueue<L>> {
         let context = self.pd.context().clone();
         context.commands().require_opener(CREATE)?;
@@ -273,8 +273,8 @@ fn posting_side(
     })
 }
 
-/// What queue pairs hold of a shared receive queue: enough to receive through it, and to ask and
-/// change it, not to post.
+/// A handle to a shared receive queue: queue pairs receive through it, and it can be queried and
+/// modified by it, but not posted to.
 #[derive(Clone)]
 pub struct SrqHandle<L = Safe>(Arc<Shared>, PhantomData<L>);
 
@@ -328,12 +328,12 @@ impl<L> SrqHandle<L> {
         self.0.number
     }
 
-    /// What events call it.
+    /// The id by which events name it.
     pub fn id(&self) -> ObjectId {
         self.0.events.id()
     }
 
-    /// What keeps the queue, whatever its layer.
+    /// The handle without its layer, for keeping the queue.
     pub(crate) fn into_shared(self) -> SrqHandle<Raw> {
         SrqHandle(self.0, PhantomData)
     }
@@ -350,7 +350,7 @@ impl<L> SrqHandle<L> {
     /// Its attributes now (ibv_query_srq): what was granted, and the limit if one is armed.
     ///
     /// # Errors
-    /// `BadState` after SRQ_ERR; what the kernel says.
+    /// `BadState` after SRQ_ERR; errors of the kernel.
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SrqAttributes> {
         const VERB: &str = "query_srq";
@@ -370,7 +370,7 @@ impl<L> SrqHandle<L> {
     /// # Errors
     /// `InvalidInput` for unknown bits, a limit above what was granted, a size beyond the ring;
     /// `Unsupported` for MAX_WR where the device cannot resize (no mlx5 can); `BadState` after
-    /// SRQ_ERR; what the kernel says.
+    /// SRQ_ERR; errors of the kernel.
     #[doc(alias = "ibv_modify_srq")]
     pub fn modify(&self, mask: SrqAttrMask, attributes: SrqAttributes) -> Result<()> {
         self.require_working(MODIFY)?;
@@ -459,7 +459,7 @@ impl<L: Layer> std::ops::Deref for SharedReceiveQueue<L> {
 }
 
 impl<L: Layer> SharedReceiveQueue<L> {
-    /// What queue pairs and other threads hold of it.
+    /// Its handle, for queue pairs and other threads.
     pub fn handle(&self) -> &SrqHandle<L> {
         &self.handle
     }
@@ -491,7 +491,7 @@ impl<L: Layer> SharedReceiveQueue<L> {
 
     destroy_methods! {
         "`Busy` while queue pairs or other handles hold it; `Deadlock` if this thread holds an event of it; \
-         what the kernel says. It comes back unharmed."
+         errors of the kernel. It comes back unharmed."
     }
 }
 

@@ -27,7 +27,7 @@ impl Context {
     /// Opens an XRC domain of this context alone.
     ///
     /// # Errors
-    /// `Unsupported` where the device has no XRC; what the kernel says.
+    /// `Unsupported` where the device has no XRC; errors of the kernel.
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open_xrcd(&self) -> Result<XrcDomain> {
         self.open_xrcd_as(-1)
@@ -63,7 +63,7 @@ impl XrcDomain {
     /// Closes the domain.
     ///
     /// # Errors
-    /// `Busy` while objects made from it exist; what the kernel says. The domain comes back
+    /// `Busy` while objects made from it exist; errors of the kernel. The domain comes back
     /// unharmed.
     #[doc(alias = "ibv_close_xrcd")]
     pub fn close(mut self) -> std::result::Result<(), DestroyError<Self>> {

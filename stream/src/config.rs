@@ -149,7 +149,7 @@ impl Config {
     ///
     /// # Errors
     /// `InvalidInput` for sizes out of range; `AddrInUse`; `NotFound` if no RDMA device has the
-    /// address or there is no connection manager; what else the kernel says.
+    /// address or there is no connection manager; other errors of the kernel.
     pub fn bind(&self, address: impl ToSocketAddrs) -> io::Result<Listener> {
         Listener::bind_with(self.check()?, address)
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::failure::{Context, Failure, Outcome};
 
 const NAME: &str = "libuverbs_preload.so";
-/// Names the library, for those who keep it elsewhere.
+/// The environment variable with the library's path, if it is in another place.
 const VARIABLE: &str = "UVERBS_PRELOAD";
 
 /// The library: named by the environment, beside this executable, or in the `lib` beside its

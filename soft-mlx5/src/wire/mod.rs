@@ -90,7 +90,7 @@ pub trait Wire: Send {
     /// Begins to receive a multicast group. Joining twice counts twice.
     ///
     /// # Errors
-    /// What the operating system says where a group needs its own socket.
+    /// Errors of the operating system where a group needs its own socket.
     fn join(&mut self, group: Gid) -> io::Result<()>;
 
     /// Undoes one [`Wire::join`]; unknown groups are ignored.

@@ -37,7 +37,7 @@ impl<W: Wire> Pcap<W> {
     /// Creates the file, or empties it.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn create(wire: W, path: &Path, link: LinkType) -> io::Result<Self> {
         Self::new(wire, BufWriter::new(File::create(path)?), link)
     }

@@ -136,7 +136,7 @@ impl UdpWire {
         self.link
     }
 
-    /// Who this is.
+    /// The station whose packets this wire receives.
     pub fn station(&self) -> Station {
         self.station
     }

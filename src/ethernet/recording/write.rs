@@ -36,7 +36,7 @@ impl<W: Write> Recorder<W> {
     /// Begins a file: `interface` names where the frames are from.
     ///
     /// # Errors
-    /// What writing says.
+    /// Errors of writing.
     pub fn new(to: W, interface: &str) -> Result<Self> {
         let mut recorder = Self { to, bytes: 0 };
         let mut section = Vec::new();
@@ -62,7 +62,7 @@ impl<W: Write> Recorder<W> {
     /// Records a frame that came at `time`, in nanoseconds since 1970.
     ///
     /// # Errors
-    /// What writing says: ENOSPC where the disk is full.
+    /// Errors of writing: ENOSPC where the disk is full.
     pub fn write(&mut self, time: u64, frame: &[u8]) -> Result<()> {
         self.write_start(time, Snapped { start: frame, length: frame.len() as u32 })
     }

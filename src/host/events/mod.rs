@@ -125,7 +125,7 @@ impl Removal for AsyncEvents {
     }
 }
 
-/// What an event is about.
+/// The object or port that an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventSource {
     /// The completion queue with this id.
@@ -174,7 +174,7 @@ impl EventSource {
     }
 }
 
-/// What posting and polling have to know of an event.
+/// Tells the posting or polling side of an event that concerns it.
 fn learn(record: &[u8; RECORD], observer: &Observer) {
     match (decode(record).0, observer) {
         (

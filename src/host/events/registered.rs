@@ -27,7 +27,7 @@ impl Registered {
         Self { id, registries: entries.into_iter().map(register).collect() }
     }
 
-    /// What events call the object.
+    /// The id by which events name the object.
     pub(crate) fn id(&self) -> ObjectId {
         self.id
     }

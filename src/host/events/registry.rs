@@ -48,7 +48,7 @@ struct Target {
     observer: Observer,
 }
 
-/// What has to learn of an object's events besides the program.
+/// The part of this library that has to see an object's events before the program does.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Observer {
     #[default]
