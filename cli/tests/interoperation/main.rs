@@ -13,6 +13,7 @@ mod connection;
 mod datagram;
 mod extended;
 mod peer;
+mod rping;
 mod shared;
 
 use std::time::{Duration, Instant};
@@ -39,10 +40,15 @@ struct Setup {
     memory: MemoryRegion,
 }
 
+/// The device under test.
+fn opened() -> Context {
+    let name = std::env::var("UVERBS_TEST_DEVICE").unwrap_or_else(|_| "soft".to_owned());
+    uverbs::device(&name).and_then(|device| device.open()).expect("a device")
+}
+
 impl Setup {
     fn new() -> Self {
-        let name = std::env::var("UVERBS_TEST_DEVICE").unwrap_or_else(|_| "soft".to_owned());
-        let context = uverbs::device(&name).and_then(|device| device.open()).expect("a device");
+        let context = opened();
         let pd = context.alloc_pd().expect("a domain");
         let cq = context.create_raw_cq(1024).build().expect("a completion queue");
         let memory = Buffer::new(1 << 20).expect("memory");
@@ -103,11 +109,7 @@ fn reliable_connections() {
 
 #[test]
 fn connections_by_address() {
-    for (program, role) in [("rdma_client", Role::Server), ("rdma_server", Role::Client)] {
-        if peer::is_installed(program) {
-            connected::play(role);
-        }
-    }
+    connected::play_all();
 }
 
 #[test]

@@ -116,15 +116,28 @@ impl Peer {
     }
 }
 
+/// Whether the device under test is a kernel's.
+pub(crate) fn is_kernel() -> bool {
+    std::env::var_os("UVERBS_TEST_DEVICE").is_some()
+}
+
 /// The C program on the device under test.
 fn command(line: &[String]) -> Command {
-    if std::env::var_os("UVERBS_TEST_DEVICE").is_some() {
+    command_at(None, line)
+}
+
+/// The same; a software device has this address.
+pub(crate) fn command_at(address: Option<&str>, line: &[String]) -> Command {
+    if is_kernel() {
         let mut command = Command::new(&line[0]);
         command.args(&line[1..]);
         return command;
     }
     process::build_library();
-    process::uverbs(&[&["run".to_owned(), "--".to_owned()], line].concat())
+    let mut command = process::uverbs(&["run"]);
+    command.args(address.into_iter().flat_map(|address| ["--address", address]));
+    command.arg("--").args(line);
+    command
 }
 
 /// Characters of an address.

@@ -120,7 +120,8 @@ impl Bench {
         }
         // rdma_cm needs IP addresses, which an InfiniBand port has with IPoIB only.
         if options.wants(Group::ConnectionManager) && port.link() == Link::Roce {
-            let tests = suite::connection_manager("one guest");
+            let mut tests = suite::connection_manager("one guest");
+            tests.extend(suite::own_connections("one guest"));
             let plan = Plan::new(kernel, port, Place::OneDevice, "-cm", &tests);
             results.extend(self.guest(&plan)?.named("rdma_cm"));
         }
@@ -393,6 +394,9 @@ fn build(options: &Options) -> Result<Vec<Program>> {
     let mut built = Vec::new();
     if let Some(files) = options.files() {
         built.extend(programs::build_tests(workspace, files)?);
+    }
+    if options.wants_command_tests() {
+        built.extend(programs::build_command_tests(workspace)?);
     }
     if options.wants_command() {
         built.extend(programs::build_command(workspace)?);

@@ -46,15 +46,21 @@ impl Options {
         !self.record && self.group == [group]
     }
 
-    /// The pattern of the test files to build, if any.
+    /// The pattern of the library's test files to build, if any.
     pub(crate) fn files(&self) -> Option<&str> {
         let record = self.wants(Group::Record).then_some("record");
         if self.wants(Group::Own) { Some(&self.file) } else { record }
     }
 
+    /// Whether the command's tests are built.
+    pub(crate) fn wants_command_tests(&self) -> bool {
+        self.files() == Some(programs::ALL) || self.wants(Group::ConnectionManager)
+    }
+
     /// Whether a guest runs the `uverbs` command.
     pub(crate) fn wants_command(&self) -> bool {
-        let groups = [Group::Own, Group::TwoDevices, Group::TwoGuests, Group::SoftRoce];
+        let (cm, rxe) = (Group::ConnectionManager, Group::SoftRoce);
+        let groups = [Group::Own, cm, Group::TwoDevices, Group::TwoGuests, rxe];
         groups.iter().any(|group| self.wants(*group))
     }
 }
@@ -71,7 +77,7 @@ pub(crate) enum Group {
     /// Debian's own programs with this project's libibverbs.so.1 in the place of Debian's; a guest
     /// of its own
     DropIn,
-    /// Debian's programs on rdma_cm, RoCE only; a guest of its own
+    /// Debian's programs on rdma_cm and this library's client of it, RoCE only; a guest of its own
     #[value(name = "cm")]
     ConnectionManager,
     /// Two devices that are connected; a guest of its own

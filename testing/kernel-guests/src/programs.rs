@@ -21,16 +21,16 @@ pub(crate) struct Program {
     path: PathBuf,
 }
 
-/// Builds the end-to-end tests of the library that `pattern` names; if it is [`ALL`], also those of
-/// the command.
+/// Builds the end-to-end tests of the library that `pattern` names.
 pub(crate) fn build_tests(workspace: &Path, pattern: &str) -> Result<Vec<Program>> {
     let library =
         ["test", "--no-run", "--package", "uverbs", "--features", "soft", "--test", pattern];
-    let mut programs = cargo(workspace, &library, "test")?;
-    if pattern == ALL {
-        programs.extend(cargo(workspace, &COMMAND_TESTS, "test")?);
-    }
-    Ok(programs)
+    cargo(workspace, &library, "test")
+}
+
+/// Builds those of the command.
+pub(crate) fn build_command_tests(workspace: &Path) -> Result<Vec<Program>> {
+    cargo(workspace, &COMMAND_TESTS, "test")
 }
 
 /// Builds the command, and the library with which it runs other programs.

@@ -250,8 +250,23 @@ pub(crate) fn connection_manager(what: &str) -> Vec<Test> {
     tests
 }
 
-/// The programs that [`connection_manager`] starts.
-pub(crate) const CM_PROGRAMS: [&str; 3] = ["rping", "ucmatose", "udaddy"];
+/// The programs that [`connection_manager`] and [`own_connections`] start.
+pub(crate) const CM_PROGRAMS: [&str; 5] =
+    ["rping", "ucmatose", "udaddy", "rdma_client", "rdma_server"];
+
+/// This library's client of the kernel's rdma_cm: against `rdma_client`, `rdma_server` and `rping`
+/// in both parts, and against itself. Where both ends disconnect at once the kernel repeats a DREP,
+/// so this comes after the test that counts repetitions.
+pub(crate) fn own_connections(what: &str) -> Vec<Test> {
+    let interoperation = "own_test interoperation connections_by_address";
+    let mut tests =
+        vec![first_program(), Test::new(&format!("{what}: by address"), interoperation, LONG)];
+    for command in ["pingpong --cm --iters 200", "perf bw --cm --qps 3 --iters 200"] {
+        let line = format!("uverbs {command}");
+        tests.push(Test::new(&format!("{what}: {line}"), &line, SHORT));
+    }
+    tests
+}
 
 /// No message was sent twice: each one arrived at once, also the first one to a peer. The kernel
 /// found each one's P_Key in its completion.
