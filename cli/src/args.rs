@@ -70,9 +70,9 @@ pub(crate) struct Devices {
 pub(crate) struct Info {
     /// The device's name; `soft` is the software ConnectX [default: every kernel device, else soft]
     pub(crate) device: Option<String>,
-    /// Say which device leads to ADDRESS, or why none does, instead
+    /// Say which device leads to ADDRESS or to a host of this name, or why none does, instead
     #[arg(long, value_name = "ADDRESS", conflicts_with = "root")]
-    pub(crate) to: Option<IpAddr>,
+    pub(crate) to: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,7 +1,7 @@
 //! `uverbs info --to ADDRESS`: which device leads to an address, or why none does.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -56,12 +56,26 @@ struct PortFacts {
 }
 
 /// Asks the connection manager, and looks for the reason if it cannot tell the way.
-pub(super) fn report(to: SocketAddr, contexts: &[Context]) -> Outcome<AddressReport> {
-    let state = match resolve(to, contexts) {
-        Ok(resolved) => resolved,
-        Err(error) => AddressState::Unresolved { problem: reason(to.ip(), contexts, &error)? },
+pub(super) fn report(to: &str, contexts: &[Context]) -> Outcome<AddressReport> {
+    let state = match named(to) {
+        Ok(address) => match resolve(address, contexts) {
+            Ok(resolved) => resolved,
+            Err(error) => AddressState::Unresolved { problem: reason(address, contexts, &error)? },
+        },
+        Err(problem) => AddressState::Unresolved { problem },
     };
-    Ok(AddressReport { address: to.ip().to_string(), state })
+    Ok(AddressReport { address: to.to_owned(), state })
+}
+
+/// The address of a name, or of a text that says one. The port does not matter.
+fn named(to: &str) -> Result<SocketAddr, Missing> {
+    let found = (to, 1).to_socket_addrs();
+    found.ok().and_then(|mut all| all.next()).ok_or_else(|| {
+        Missing::new(
+            format!("{to} is no IP address, and no name that this machine knows"),
+            format!("check the name (getent hosts {to}), and the interface behind %"),
+        )
+    })
 }
 
 fn resolve(to: SocketAddr, contexts: &[Context]) -> Result<AddressState, Error> {
@@ -83,27 +97,33 @@ fn resolve(to: SocketAddr, contexts: &[Context]) -> Result<AddressState, Error> 
     Ok(AddressState::Resolved { device, port: id.device_port()?, source })
 }
 
-/// Why an address cannot be resolved. A software device has a network of its own: what its
-/// connection manager says is all there is to know.
-fn reason(to: IpAddr, contexts: &[Context], error: &Error) -> Outcome<Missing> {
+/// Why an address cannot be resolved.
+fn reason(to: SocketAddr, contexts: &[Context], error: &Error) -> Outcome<Missing> {
+    if let SocketAddr::V6(v6) = to
+        && v6.ip().is_unicast_link_local()
+        && v6.scope_id() == 0
+    {
+        return Ok(no_interface(*v6.ip()));
+    }
     let kernel: Vec<_> =
         contexts.iter().filter(|context| context.kind() == DeviceKind::Kernel).collect();
-    if kernel.is_empty() && !contexts.is_empty() {
-        return Ok(Missing::of(error));
-    }
-    let ports = kernel.into_iter().map(ports).collect::<Outcome<Vec<_>>>()?;
+    let is_soft = kernel.is_empty() && !contexts.is_empty();
+    let devices = if is_soft { contexts.iter().collect() } else { kernel };
+    let ports = devices.into_iter().map(ports).collect::<Outcome<Vec<_>>>()?;
     let source = route(to);
     let interface = source.ok().and_then(interface_of);
-    let facts = Facts { to, source, interface, ports: ports.into_iter().flatten().collect() };
-    Ok(facts.problem().unwrap_or_else(|| unanswered(&facts, error)))
+    let ports = ports.into_iter().flatten().collect();
+    let facts = Facts { to: to.ip(), source, interface, ports };
+    let problem = if is_soft { facts.soft_problem(error) } else { facts.problem() };
+    Ok(problem.unwrap_or_else(|| unanswered(&facts, error)))
 }
 
 /// The own address that packets to `to` leave from. Nothing is sent.
-fn route(to: IpAddr) -> Result<IpAddr, Errno> {
+fn route(to: SocketAddr) -> Result<IpAddr, Errno> {
     let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let errno = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or_default());
     let socket = UdpSocket::bind((any, 0)).map_err(errno)?;
-    socket.connect((to, 4791)).map_err(errno)?;
+    socket.connect(to).map_err(errno)?;
     Ok(socket.local_addr().map_err(errno)?.ip())
 }
 
@@ -163,6 +183,43 @@ impl Facts {
         (!port.is_active).then(|| port_down(port))
     }
 
+    /// What prevents it on software devices: each is on the loopback network, or at an address of
+    /// an interface and reaches what that reaches.
+    fn soft_problem(&self, error: &Error) -> Option<Missing> {
+        let own = |address: &&IpAddr| address.is_ipv4() == self.to.is_ipv4();
+        let mut addresses = self.ports.iter().flat_map(|port| &port.addresses);
+        let is_inside = |address: &IpAddr| address.is_ipv4() && address.is_loopback();
+        let is_loopback = addresses.clone().any(is_inside);
+        if is_loopback && error.kind() == ErrorKind::TimedOut {
+            return Some(self.no_soft_device());
+        }
+        if is_loopback && !self.to.is_loopback() {
+            return Some(self.outside());
+        }
+        let port = addresses.find(own).filter(|_| !is_loopback && self.to.is_loopback())?;
+        Some(Missing::new(
+            format!("the software device is at {port}, and reaches no loopback address"),
+            "use the peer's address on that interface, or start both without an address",
+        ))
+    }
+
+    fn no_soft_device(&self) -> Missing {
+        Missing::new(
+            format!("no software device of this network namespace has {}", self.to),
+            format!("start the peer there: uverbs run --address {} -- PROGRAM", self.to),
+        )
+    }
+
+    /// Software devices on the loopback network reach that alone.
+    fn outside(&self) -> Missing {
+        let cure = match self.source {
+            Ok(source) => format!("give it the address {source}: UVERBS_SOFT_ADDRESS={source}"),
+            Err(_) => format!("check the address and the routes (ip route get {})", self.to),
+        };
+        let what = format!("the software device is on the loopback network, {} is not", self.to);
+        Missing::new(what, cure)
+    }
+
     fn no_route(&self, errno: Errno) -> Missing {
         Missing::new(
             format!("there is no route to {}: {}", self.to, errno.desc()),
@@ -181,6 +238,13 @@ impl Facts {
             cure,
         )
     }
+}
+
+fn no_interface(to: Ipv6Addr) -> Missing {
+    Missing::new(
+        format!("{to} is a link-local address, which each interface has a network for"),
+        format!("name the interface: {to}%eth0"),
+    )
 }
 
 fn no_gid(port: &PortFacts, source: IpAddr) -> Missing {
@@ -261,7 +325,7 @@ mod tests {
     #[test]
     fn the_routing_table_knows_this_machine() {
         let own: IpAddr = [127, 0, 0, 1].into();
-        assert_eq!(route(own), Ok(own));
+        assert_eq!(route(SocketAddr::new(own, 1)), Ok(own));
         assert_eq!(interface_of(own).as_deref(), Some("lo"));
     }
 }

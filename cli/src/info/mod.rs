@@ -3,7 +3,6 @@
 mod address;
 mod text;
 
-use std::net::SocketAddr;
 use std::path::Path;
 
 use serde::Serialize;
@@ -97,8 +96,8 @@ pub(crate) fn run(arguments: &args::Info) -> Outcome {
     let root = arguments.root.as_deref().unwrap_or(Path::new("/"));
     let kernel = devices_below(&Roots::below(root));
     let wanted = wanted(arguments.device.as_deref(), &kernel)?;
-    if let Some(to) = arguments.to {
-        return way(SocketAddr::new(to, 1), &wanted, arguments.json);
+    if let Some(to) = &arguments.to {
+        return way(to, &wanted, arguments.json);
     }
     let devices = wanted.iter().map(report).collect::<Outcome<Vec<_>>>()?;
     let report = Report { devices, missing: missing(root, &kernel) };
@@ -117,7 +116,7 @@ pub(crate) fn run(arguments: &args::Info) -> Outcome {
 }
 
 /// Shows which of the devices leads to an address.
-fn way(to: SocketAddr, devices: &[Device], json: bool) -> Outcome {
+fn way(to: &str, devices: &[Device], json: bool) -> Outcome {
     let contexts: Vec<_> = devices.iter().filter_map(|device| device.open().ok()).collect();
     let report = address::report(to, &contexts)?;
     if json {
@@ -128,7 +127,7 @@ fn way(to: SocketAddr, devices: &[Device], json: bool) -> Outcome {
     match report.state {
         AddressState::Resolved { .. } => Ok(()),
         AddressState::Unresolved { problem } => {
-            Err(Failure::failed(format!("{} cannot be resolved: {}", to.ip(), problem.what)))
+            Err(Failure::failed(format!("{to} cannot be resolved: {}", problem.what)))
         }
     }
 }

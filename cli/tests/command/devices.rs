@@ -28,9 +28,23 @@ fn info_says_which_device_leads_to_an_address() {
     assert!(!gids.is_empty());
     let report = json(&run(&["info", "soft", "--to", "127.0.0.1", "--json"]).stdout);
     assert_eq!(report["address"], "127.0.0.1");
-    let failed = run(&["info", "soft", "--to", "192.0.2.1"]);
-    let failed = failed.failure(1, "192.0.2.1 cannot be resolved");
-    assert!(failed.stdout.contains("cure: "), "{}", failed.stdout);
+    let report = json(&run(&["info", "soft", "--to", "localhost", "--json"]).success().stdout);
+    assert_eq!(report["address"], "localhost");
+}
+
+#[test]
+fn info_says_why_an_address_cannot_be_resolved() {
+    for (address, what, cure) in [
+        ("127.77.0.1", "no software device of this network namespace has 127.77.0.1", "--address"),
+        ("203.0.113.9", "the software device is on the loopback network", "cure: "),
+        ("fe80::1", "fe80::1 is a link-local address", "fe80::1%eth0"),
+        ("no.such.host.invalid", "no name that this machine knows", "getent"),
+    ] {
+        let failed = run(&["info", "soft", "--to", address]);
+        let failed = failed.failure(1, &format!("{address} cannot be resolved: "));
+        assert!(failed.stdout.contains(what), "{}", failed.stdout);
+        assert!(failed.stdout.contains(cure), "{}", failed.stdout);
+    }
 }
 
 #[test]
