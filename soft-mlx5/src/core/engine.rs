@@ -10,10 +10,8 @@ impl Core {
     /// The host rang the QP's send doorbell: one of the next steps reads the doorbell record and
     /// the ring. A QP that cannot send does nothing else, as on hardware.
     pub fn ring_sq(&mut self, qpn: Qpn) -> Result<(), CoreError> {
-        self.qp_mut(qpn)?;
-        if let Some(qp) = self.qps.get_mut(qpn.0) {
-            qp.ring(&mut self.env);
-        }
+        let Self { qps, env, .. } = self;
+        qps.get_mut(qpn.0).ok_or(CoreError::missing(qpn.object()))?.ring(env);
         Ok(())
     }
 

@@ -2,8 +2,13 @@
 //!
 //! A UAR page of a ConnectX is MMIO; here it is shared memory. The program's stores stay in it
 //! until the device swaps the first 8 bytes of each doorbell with zero. A word that was not zero
-//! names the queue that rang last. Queues that share a register overwrite each other's words, so
-//! the others of the page are looked at, too, a bounded number at each look.
+//! names the queue that rang last. Queues that share a register may have overwritten each other's
+//! words: then the others of the page are looked at, too, a bounded number at each look.
+//!
+//! Programs write the halves of a register in turn. So if just one half was written since the last
+//! look, there was one ring, and no other queue has to be looked at. A program that always writes
+//! the same half shows that by doing it twice. Should one write as it likes, all queues of the page
+//! are looked at before the device sleeps.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -38,9 +43,9 @@ const WORDS: [usize; 5] = [
 /// Which of [`WORDS`] arms CQs.
 const ARM: usize = WORDS.len() - 1;
 
-/// The words that a program writes first in most cases, as bits: the first halves of both
-/// registers.
-const FIRST: u8 = 0b0101;
+/// The words of both registers, as bits. The halves of one are looked at together, the first one
+/// first.
+const REGISTERS: [u8; BLUEFLAME_REGISTERS_PER_UAR] = [0b0011, 0b1100];
 
 /// All words, as bits.
 const ALL: u8 = (1 << WORDS.len()) - 1;
@@ -171,7 +176,7 @@ const PAGES: (usize, usize) = (64, 24);
 /// - of a page's words, those of the register that rang last are looked at each time, and the
 ///   others in turn.
 ///
-/// Before the device sleeps, it looks at everything.
+/// Before the device sleeps, it looks at all words.
 #[derive(Debug, Default)]
 pub struct Uars {
     /// Those that rang lately come first.
@@ -184,7 +189,7 @@ pub struct Uars {
     warm_turn: usize,
     /// Where the next look at the others begins, counted from the first of them.
     turn: usize,
-    /// Pages that owe looks at their queues.
+    /// Pages whose queues have to be looked at soon.
     unswept: usize,
 }
 
@@ -199,9 +204,11 @@ struct Page {
     silent: u8,
     /// The register that rang last, as the bits of its words.
     register: u8,
+    /// The words of each register that were written when it rang last.
+    last: u8,
     /// Looks for which armings are expected.
     armed: u8,
-    /// The word whose turn it was.
+    /// Whose turn it was: a register's, or that of the word for armings.
     turn: u8,
 }
 
@@ -211,6 +218,8 @@ struct Sharers<T> {
     queues: BTreeSet<T>,
     /// How many after `last`, in a circle, may have rung unheard.
     owed: usize,
+    /// Whether that is likely.
+    urgent: bool,
     last: T,
 }
 
@@ -225,15 +234,22 @@ impl<T: Copy + Ord> Sharers<T> {
         self.owed = self.owed.min(self.queues.len());
     }
 
-    /// A word was heard, which may have overwritten any other's.
-    fn heard(&mut self) {
+    /// There was a ring, which may have overwritten any other queue's.
+    fn heard(&mut self, is_likely: bool) {
         self.owed = if self.queues.len() > 1 { self.queues.len() } else { 0 };
+        self.urgent |= is_likely;
+    }
+
+    /// Whether queues have to be looked at soon.
+    fn is_urgent(&self) -> bool {
+        self.urgent && self.owed != 0
     }
 
     fn sweep(&mut self, mut ring: impl FnMut(T)) {
-        let Self { queues, owed, last } = self;
+        let Self { queues, owed, last, urgent } = self;
         let count = (*owed).min(SWEEP);
         *owed -= count;
+        *urgent &= *owed != 0;
         for &queue in queues.range((Excluded(*last), Unbounded)).chain(&*queues).take(count) {
             *last = queue;
             ring(queue);
@@ -243,18 +259,26 @@ impl<T: Copy + Ord> Sharers<T> {
 
 impl Page {
     fn new(uar: UarPage) -> Self {
-        let (send_queues, completion_queues) = Default::default();
-        let (unswept, silent, register, armed, turn) = (0, COOL_AFTER, FIRST, 0, 0);
-        Self { uar, send_queues, completion_queues, unswept, silent, register, armed, turn }
+        Self {
+            uar,
+            send_queues: Sharers::default(),
+            completion_queues: Sharers::default(),
+            unswept: 0,
+            silent: COOL_AFTER,
+            register: REGISTERS[0] | REGISTERS[1],
+            last: 0,
+            armed: 0,
+            turn: 0,
+        }
     }
 
     fn is_idle(&self) -> bool {
         self.send_queues.queues.is_empty() && self.completion_queues.queues.is_empty()
     }
 
-    /// Whether queues may have rung unheard.
+    /// Whether queues have to be looked at soon.
     fn owes(&self) -> bool {
-        self.send_queues.owed + self.completion_queues.owed != 0
+        self.send_queues.is_urgent() || self.completion_queues.is_urgent()
     }
 
     /// Rings what the words name, all or those that are likely to have been written; whether one
@@ -263,19 +287,36 @@ impl Page {
         let mut words = if all { ALL } else { self.likely() };
         self.silent = self.silent.saturating_add(1);
         self.armed = self.armed.saturating_sub(1);
-        let mut rang = false;
+        let mut rang = 0;
         while words != 0 {
             let word = words.trailing_zeros() as usize;
             words &= words - 1;
-            rang |= self.take(word, ring);
+            rang |= u8::from(self.take(word, ring)) << word;
         }
-        rang
+        REGISTERS.into_iter().for_each(|register| self.heard(register, rang & register));
+        rang != 0
+    }
+
+    /// These words of a register were written.
+    fn heard(&mut self, register: u8, rang: u8) {
+        if rang == 0 {
+            return;
+        }
+        // Had an earlier ring been overwritten, the one between them would be in the other half,
+        // or would have come there since that was looked at.
+        let is_alone = rang != register && rang != self.last & register && {
+            let other = (register & !rang).trailing_zeros() as usize;
+            self.uar.region.word(self.uar.page, WORDS[other]).load(Ordering::Relaxed) == 0
+        };
+        self.send_queues.heard(!is_alone);
+        (self.register, self.last) = (register, self.last & !register | rang);
     }
 
     /// The words to look at this time, as bits.
     fn likely(&mut self) -> u8 {
-        self.turn = (self.turn + 1) % WORDS.len() as u8;
-        self.register | 1 << self.turn | u8::from(self.armed > 0) << ARM
+        const TURNS: [u8; 3] = [REGISTERS[0], REGISTERS[1], 1 << ARM];
+        self.turn = (self.turn + 1) % TURNS.len() as u8;
+        self.register | TURNS[usize::from(self.turn)] | u8::from(self.armed > 0) << ARM
     }
 
     /// Rings what the word names, if it was written; whether it was.
@@ -285,11 +326,9 @@ impl Page {
         if word == ARM {
             self.armed = ARMED_LATELY;
             ring(Ring::Arm(Cqn(second_half(value) & 0xff_ffff)));
-            self.completion_queues.heard();
+            self.completion_queues.heard(true);
         } else {
-            self.register = 0b11 << (word & !1);
             ring(Ring::Send(Qpn(second_half(value) >> 8)));
-            self.send_queues.heard();
         }
         true
     }
@@ -302,7 +341,8 @@ impl Page {
     fn look(&mut self, all: bool, ring: &mut impl FnMut(Ring)) {
         let rang = self.named(all, ring);
         self.unswept = self.unswept.saturating_add(rang.into());
-        if self.owes() && (self.unswept >= SWEEP_AFTER || !rang) {
+        let is_due = if self.owes() { self.unswept >= SWEEP_AFTER || !rang } else { all && !rang };
+        if is_due {
             self.unswept = 0;
             self.send_queues.sweep(|qpn| ring(Ring::Send(qpn)));
             self.completion_queues.sweep(|cqn| ring(Ring::Arm(cqn)));

@@ -64,12 +64,14 @@ fn a_look_is_short_however_many_queues_share_a_page() {
     let mut uars = Uars::default();
     (0..QUEUES).for_each(|qpn| uars.attach_send_queue(&page, Qpn(qpn)));
     let mut prng = crate::prng::Prng::new(0x10_0000);
+    let mut half = BLUEFLAME_HALF_SIZE;
     for round in 0..20 {
         // All but the last of a burst overwrite each other's words, between looks or not.
         let mut unheard = BTreeSet::new();
         for _ in 0..50 {
             let qpn = prng.below(QUEUES.into()) as u32;
-            region.word(0, 0x800).store(doorbell(1, qpn << 8), Ordering::Release);
+            half ^= BLUEFLAME_HALF_SIZE;
+            region.word(0, 0x800 + half).store(doorbell(1, qpn << 8), Ordering::Release);
             unheard.insert(qpn);
             if prng.chance(200_000) {
                 assert!(take(&mut uars, &mut unheard) <= BOUND);
@@ -88,22 +90,102 @@ fn a_look_is_short_however_many_queues_share_a_page() {
     while uars.look(true, |_| ()) {}
 }
 
+#[test]
+fn one_ring_at_a_time_rings_no_other_queue() {
+    let region = Arc::new(UarRegion::new(1).unwrap());
+    let page = UarPage::new(region.clone(), 0).unwrap();
+    let mut uars = Uars::default();
+    (0..100).for_each(|qpn| uars.attach_send_queue(&page, Qpn(qpn)));
+    for turn in 0..1000u32 {
+        // Both registers of the page, each in turns of its halves.
+        let offset = WORDS[(turn % 4).reverse_bits() as usize >> 30];
+        region.word(0, offset).store(doorbell(1, (turn % 100) << 8), Ordering::Release);
+        let mut heard = Vec::new();
+        while heard.is_empty() {
+            assert!(!uars.look(false, |ring| heard.push(ring)));
+        }
+        assert_eq!(heard, [Ring::Send(Qpn(turn % 100))], "turn {turn}");
+    }
+    // Not even one of a program that does not write them in turn goes unheard in the end.
+    let mut unheard = BTreeSet::from_iter(0..100);
+    for _ in 0..10 {
+        uars.look(true, |ring| rung(ring, &mut unheard));
+    }
+    assert!(unheard.is_empty(), "{unheard:?}");
+}
+
+#[test]
+fn a_register_written_at_one_half_is_swept_at_once() {
+    let region = Arc::new(UarRegion::new(1).unwrap());
+    let page = UarPage::new(region.clone(), 0).unwrap();
+    let mut uars = Uars::default();
+    (0..3).for_each(|qpn| uars.attach_send_queue(&page, Qpn(qpn)));
+    for _ in 0..2 {
+        region.word(0, 0x900).store(doorbell(1, 1 << 8), Ordering::Release);
+        uars.look(false, |_| ());
+    }
+    let mut unheard = BTreeSet::from([0, 1, 2]);
+    take(&mut uars, &mut unheard);
+    assert!(unheard.is_empty(), "{unheard:?}");
+}
+
+/// The program rings between two words of a look, too.
+#[test]
+fn rings_during_a_look_are_heard() {
+    const QUEUES: u64 = 200;
+    let region = Arc::new(UarRegion::new(1).unwrap());
+    let page = UarPage::new(region.clone(), 0).unwrap();
+    let mut uars = Uars::default();
+    (0..QUEUES as u32).for_each(|qpn| uars.attach_send_queue(&page, Qpn(qpn)));
+    let mut prng = crate::prng::Prng::new(0xbe11);
+    let mut unheard = BTreeSet::new();
+    let mut half = BLUEFLAME_HALF_SIZE;
+    let mut silence = 0;
+    for look in 0..20_000 {
+        let rings_now = look % 1000 < 500;
+        let program = |prng: &mut crate::prng::Prng, unheard: &mut BTreeSet<u32>| {
+            for _ in 0..if rings_now { prng.below(4) } else { 0 } {
+                let qpn = prng.below(QUEUES) as u32;
+                half ^= BLUEFLAME_HALF_SIZE;
+                region.word(0, 0x800 + half).store(doorbell(1, qpn << 8), Ordering::Release);
+                unheard.insert(qpn);
+            }
+        };
+        let mut program = program;
+        if prng.chance(200_000) {
+            program(&mut prng, &mut unheard);
+        }
+        let more = uars.look(false, |ring| {
+            rung(ring, &mut unheard);
+            if prng.chance(50_000) {
+                program(&mut prng, &mut unheard);
+            }
+        });
+        silence = if more || rings_now { 0 } else { silence + 1 };
+        assert!(silence < 5 || unheard.is_empty(), "look {look}: {unheard:?}");
+    }
+}
+
 /// A look; how many queues it rang.
 fn take(uars: &mut Uars, unheard: &mut BTreeSet<u32>) -> usize {
     let mut rings = 0;
     uars.look(false, |ring| {
-        let Ring::Send(qpn) = ring else { panic!("nothing was armed") };
-        unheard.remove(&qpn.0);
+        rung(ring, unheard);
         rings += 1;
     });
     rings
+}
+
+fn rung(ring: Ring, unheard: &mut BTreeSet<u32>) {
+    let Ring::Send(qpn) = ring else { panic!("nothing was armed") };
+    unheard.remove(&qpn.0);
 }
 
 #[test]
 fn a_queue_that_comes_during_a_sweep_hides_no_other() {
     let mut sharers = Sharers::default();
     (10..100).for_each(|qpn| sharers.add(qpn));
-    sharers.heard();
+    sharers.heard(true);
     let mut seen = Vec::new();
     sharers.sweep(|qpn| seen.push(qpn));
     (100..200).for_each(|qpn| sharers.add(qpn));
