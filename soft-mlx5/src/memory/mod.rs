@@ -44,6 +44,49 @@ impl BusError {
     }
 }
 
+/// The methods of [`HostMemory`] for words of each size.
+macro_rules! words {
+    ($($with:ident $update:ident $number:ident $atomic:ident;)*) => {$(
+        /// Calls `access` with a word; `writes` says that the call may change it. A word whose
+        /// address is not a multiple of its size is an error.
+        fn $with(
+            &self,
+            address: u64,
+            writes: bool,
+            access: &mut dyn FnMut(&$atomic),
+        ) -> Result<(), BusError> {
+            const SIZE: usize = size_of::<$number>();
+            let mut aligned = false;
+            self.with(address, SIZE, writes, &mut |host| {
+                let word = host.cast::<$number>();
+                aligned = word.is_aligned();
+                if aligned {
+                    // SAFETY: aligned; `with` passes a pointer that is valid for a word, writable
+                    // if `access` writes, which other code accesses by atomics.
+                    access(unsafe { $atomic::from_ptr(word.as_ptr()) });
+                }
+            })?;
+            if aligned { Ok(()) } else { Err(BusError::new(address, SIZE)) }
+        }
+
+        /// Applies `change` to a word in one step and returns what was there before. It may be
+        /// called several times.
+        fn $update(
+            &self,
+            address: u64,
+            change: &mut dyn FnMut($number) -> $number,
+        ) -> Result<$number, BusError> {
+            let mut before = 0;
+            self.$with(address, true, &mut |word| {
+                before = word
+                    .fetch_update(Ordering::AcqRel, Ordering::Acquire, |value| Some(change(value)))
+                    .unwrap_or_else(|found| found);
+            })?;
+            Ok(before)
+        }
+    )*};
+}
+
 /// Memory of the host at bus addresses.
 ///
 /// Every method accepts any address and returns a [`BusError`] where there is no memory (or, for
@@ -144,43 +187,9 @@ pub unsafe trait HostMemory: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Calls `access` with a word of four bytes; `writes` says that the call may change it.
-    fn with_u32(
-        &self,
-        address: u64,
-        writes: bool,
-        access: &mut dyn FnMut(&AtomicU32),
-    ) -> Result<(), BusError> {
-        let mut aligned = false;
-        self.with(address, 4, writes, &mut |host| {
-            let word = host.cast::<u32>();
-            aligned = word.is_aligned();
-            if aligned {
-                // SAFETY: aligned; `with` passes a pointer that is valid for four bytes, writable
-                // if `access` writes, which other code accesses by atomics.
-                access(unsafe { AtomicU32::from_ptr(word.as_ptr()) });
-            }
-        })?;
-        if aligned { Ok(()) } else { Err(BusError::new(address, 4)) }
-    }
-
-    /// Calls `access` with a word of eight bytes; `writes` says that the call may change it.
-    fn with_u64(
-        &self,
-        address: u64,
-        writes: bool,
-        access: &mut dyn FnMut(&AtomicU64),
-    ) -> Result<(), BusError> {
-        let mut aligned = false;
-        self.with(address, 8, writes, &mut |host| {
-            let word = host.cast::<u64>();
-            aligned = word.is_aligned();
-            if aligned {
-                // SAFETY: as in `with_u32`.
-                access(unsafe { AtomicU64::from_ptr(word.as_ptr()) });
-            }
-        })?;
-        if aligned { Ok(()) } else { Err(BusError::new(address, 8)) }
+    words! {
+        with_u32 update_u32 u32 AtomicU32;
+        with_u64 update_u64 u64 AtomicU64;
     }
 
     /// Loads a word; what the host wrote before it stored this value is visible afterwards.
@@ -204,38 +213,6 @@ pub unsafe trait HostMemory: fmt::Debug + Send + Sync {
     /// Loads a doorbell record's word, which is big endian in memory.
     fn load_be32(&self, address: u64) -> Result<u32, BusError> {
         self.load_acquire_u32(address).map(u32::from_be)
-    }
-
-    /// Applies `change` to a word in one step and returns what was there before. It may be called
-    /// several times.
-    fn update_u64(
-        &self,
-        address: u64,
-        change: &mut dyn FnMut(u64) -> u64,
-    ) -> Result<u64, BusError> {
-        let mut before = 0;
-        self.with_u64(address, true, &mut |word| {
-            before = word
-                .fetch_update(Ordering::AcqRel, Ordering::Acquire, |value| Some(change(value)))
-                .unwrap_or_else(|found| found);
-        })?;
-        Ok(before)
-    }
-
-    /// Applies `change` to a word in one step and returns what was there before. It may be called
-    /// several times.
-    fn update_u32(
-        &self,
-        address: u64,
-        change: &mut dyn FnMut(u32) -> u32,
-    ) -> Result<u32, BusError> {
-        let mut before = 0;
-        self.with_u32(address, true, &mut |word| {
-            before = word
-                .fetch_update(Ordering::AcqRel, Ordering::Acquire, |value| Some(change(value)))
-                .unwrap_or_else(|found| found);
-        })?;
-        Ok(before)
     }
 }
 
