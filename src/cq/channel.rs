@@ -169,16 +169,11 @@ impl CqEvent {
     /// # Errors
     /// Gives the other one back if it is of another queue or was got by another thread.
     pub fn merge(&mut self, other: CqEvent) -> std::result::Result<(), CqEvent> {
-        let (mine, its) = (&mut self.inner, &other.inner);
-        let same_channel = Arc::ptr_eq(&mine.channel.inner, &its.channel.inner);
-        if !same_channel || mine.cq != its.cq || mine.holder != its.holder {
+        if self.inner.holder != other.inner.holder {
             return Err(other);
         }
-        mine.count += its.count;
-        let mut other = other;
-        // Its events are ours now: its drop acknowledges none.
-        other.inner.count = 0;
-        Ok(())
+        let merged = self.inner.merge(other.inner);
+        merged.map_err(|inner| CqEvent { inner, not_send: PhantomData })
     }
 
     /// Acknowledges; the same as dropping, by name.
@@ -213,6 +208,7 @@ impl DetachedCqEvent {
         if !Arc::ptr_eq(&self.channel.inner, &other.channel.inner) || self.cq != other.cq {
             return Err(other);
         }
+        // The other one acknowledges none when it is dropped here.
         self.count += std::mem::take(&mut other.count);
         Ok(())
     }
@@ -233,9 +229,7 @@ impl DetachedCqEvent {
 
 impl Drop for DetachedCqEvent {
     fn drop(&mut self) {
-        if self.count > 0 {
-            self.channel.registry().acknowledge(self.cq, self.holder, self.count);
-        }
+        self.acknowledge_some(self.count);
     }
 }
 

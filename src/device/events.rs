@@ -115,10 +115,6 @@ impl DetachedEvent {
     pub fn acknowledge_some(&mut self, count: u32) {
         let count = count.min(self.count);
         self.count -= count;
-        self.acknowledge_counted(count);
-    }
-
-    fn acknowledge_counted(&self, count: u32) {
         let Some(id) = self.source.object() else { return };
         if count > 0 {
             self.context.inner().events.registry().acknowledge(id, self.holder, count);
@@ -128,7 +124,7 @@ impl DetachedEvent {
 
 impl Drop for DetachedEvent {
     fn drop(&mut self) {
-        self.acknowledge_counted(self.count);
+        self.acknowledge_some(self.count);
     }
 }
 
