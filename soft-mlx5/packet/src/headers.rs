@@ -24,8 +24,6 @@ impl Bth {
     const SOLICITED: u8 = 0x80;
     const MIGRATED: u8 = 0x40;
     const ACK_REQUEST: u32 = 0x8000_0000;
-    const FECN: u32 = 0x8000_0000;
-    const BECN: u32 = 0x4000_0000;
 
     /// A header with the migration state "migrated" (the state of a QP without alternate path)
     /// and all flags clear. `destination` is a queue pair number of 24 bits.
@@ -88,16 +86,6 @@ impl Bth {
     /// Queue pair number of the receiver, 24 bits.
     pub fn destination(&self) -> u32 {
         self.destination.get() & LOW_24
-    }
-
-    /// Forward explicit congestion notification (annex A10).
-    pub fn fecn(&self) -> bool {
-        self.destination.get() & Self::FECN != 0
-    }
-
-    /// Backward explicit congestion notification (annex A10).
-    pub fn becn(&self) -> bool {
-        self.destination.get() & Self::BECN != 0
     }
 
     /// Whether the sender wants this packet acknowledged.

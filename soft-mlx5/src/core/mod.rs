@@ -192,12 +192,6 @@ impl Core {
         gids[index as usize] = gid;
     }
 
-    /// Sets the port's base LID and LID mask count (InfiniBand).
-    pub fn set_lid(&mut self, lid: u16, lmc: u8) {
-        self.env.config.lid = lid;
-        self.env.config.lmc = lmc & 7;
-    }
-
     /// The next packet for the wire. Give its buffer back with [`Core::recycle`].
     pub fn take_packet(&mut self) -> Option<Packet> {
         self.env.outgoing.pop_front()
