@@ -33,14 +33,14 @@ struct Listening {
 }
 
 /// The arguments of a listening end.
-pub(crate) struct Beginning<'a> {
+pub(crate) struct ListenOptions<'a> {
     /// The subcommand.
     pub(crate) service: &'static str,
     pub(crate) address: SocketAddr,
     pub(crate) options: &'a PairOptions,
 }
 
-impl Beginning<'_> {
+impl ListenOptions<'_> {
     /// Chooses the device, listens, and prints the lines of `about`, the code and the port.
     pub(crate) fn listen(
         &self,

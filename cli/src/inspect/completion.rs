@@ -13,7 +13,7 @@ use super::fields::{Hex, HexArray, Number};
 use super::{Answer, answer_lines, hexadecimal, members, number as shown};
 use crate::failure::Outcome;
 
-/// `enum ibv_wc_opcode` of a receive, and of one that an RDMA write with immediate took.
+/// `enum ibv_wc_opcode` of a receive, and of one that an RDMA write with immediate consumed.
 const RECV: u32 = 128;
 const RECV_RDMA_WITH_IMM: u32 = 129;
 /// `enum ibv_wc_flags`.
@@ -78,7 +78,7 @@ pub(crate) fn run_encode() -> Outcome {
     answer_lines(encode_line)
 }
 
-/// A completion, members as `cqe decode` prints them, and what a CQE has beside.
+/// A completion: the members that `cqe decode` prints, and more fields of the CQE.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Completion {
@@ -141,7 +141,7 @@ impl Completion {
         }))
     }
 
-    /// The CQE's opcode, and the WQE's that it repeats.
+    /// Opcodes of the CQE and of its WQE; the CQE has both.
     fn kinds(&self) -> Result<(CqeOpcode, Opcode), String> {
         let request = |opcode| Ok((CqeOpcode::REQUESTER, opcode));
         match self.opcode.0 {
@@ -166,8 +166,8 @@ impl Completion {
         }
     }
 
-    /// Immediate data travels as it is, an invalidated key most significant byte first; without
-    /// either the word has the P_Key's index.
+    /// The word of the CQE for immediate data, which keeps its bytes, or for an invalidated key,
+    /// which is big-endian there. Without either it has the index of the P_Key.
     fn immediate(&self) -> U32 {
         match self.imm_be {
             Some(HexArray(bytes)) if self.wc_flags.0 & WITH_INV != 0 => {

@@ -9,13 +9,13 @@ use crate::args::{Measure, Perf};
 use crate::device::Chosen;
 use crate::failure::{Failure, Outcome};
 use crate::output::print;
-use crate::pair::Beginning;
+use crate::pair::ListenOptions;
 use crate::rendezvous::Rendezvous;
 
 /// Runs the listening end for one client.
 pub(super) fn run(arguments: &Perf, address: IpAddr) -> Outcome {
     let address = SocketAddr::new(address, arguments.port);
-    let beginning = Beginning { service: SERVICE, address, options: &arguments.pair };
+    let beginning = ListenOptions { service: SERVICE, address, options: &arguments.pair };
     let (chosen, listener) =
         beginning.listen(|chosen| format!("device    {}", chosen.device_line()))?;
     serve(&chosen, listener.accept()?, arguments.pair.json)

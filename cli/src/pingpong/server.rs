@@ -11,14 +11,14 @@ use crate::args::{Op, Pingpong};
 use crate::device::Chosen;
 use crate::failure::{Context, Failure, Outcome};
 use crate::output::{print, print_json};
-use crate::pair::Beginning;
+use crate::pair::ListenOptions;
 use crate::pattern;
 use crate::rendezvous::Rendezvous;
 
 /// Runs the listening end.
 pub(super) fn run(arguments: &Pingpong, address: IpAddr) -> Outcome {
     let address = SocketAddr::new(address, arguments.port);
-    let beginning = Beginning { service: SERVICE, address, options: &arguments.pair };
+    let beginning = ListenOptions { service: SERVICE, address, options: &arguments.pair };
     let (chosen, listener) = beginning.listen(|chosen| {
         format!("device    {}\nlink      {}", chosen.device_line(), chosen.link_line())
     })?;

@@ -48,7 +48,6 @@ impl Sender {
                 None => self.idle()?,
             }
         };
-        slot.set_len(0);
         slot.write(frame)?;
         loop {
             let request = SlotRequest {

@@ -48,7 +48,7 @@ fn name(attribute: &AttrView) -> String {
     }
 }
 
-/// An attribute's value; `None` for one that the verb's name has told already.
+/// An attribute's value; `None` for the number of a write command, which the verb's name tells.
 fn value(
     view: &IoctlView<'_>,
     verb: &str,
