@@ -111,8 +111,8 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     head: u32,
     /// Ring counter up to which requests can be written on the fast path.
     limit: u32,
-    /// Whether a half of the register takes `publish::MOST_COPIED` bytes.
-    copies: bool,
+    /// All bits, if a half of the register takes `publish::MOST_COPIED` bytes; else none.
+    copies: u32,
     /// The block at the head and its work request id, while the head is before the limit.
     next: Next,
     /// What all control segments have: the queue's number and `mode`.
@@ -172,7 +172,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             ring,
             head: 0,
             limit: 0,
-            copies: config.register.copy_limit() == MOST_COPIED,
+            copies: if config.register.copy_limit() == MOST_COPIED { u32::MAX } else { 0 },
             base: wide([number.to_be(), mode]),
             limits,
             direct: config.register.copy_limit() / WQEBB_SIZE as u32,

@@ -161,45 +161,50 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     where
         T: Carries<O>,
     {
-        if !self.copies || !self.is_open(template.needed()) {
-            crate::hint::seldom();
-            if BLOCKS > MOST_DIRECT {
-                return self.post_image(wr_id, template.image(), template.fence_mask);
-            }
-            // A copy, so that a template that is in registers stays there otherwise.
-            return self.post_closed(wr_id, *template);
+        if BLOCKS > MOST_DIRECT {
+            return self.post_image(wr_id, template.image(), template.fence_mask);
         }
-        let mut image = template.image;
-        if let [[control, ..], ..] = &mut image[..] {
+        // A copy, so that a template that is in registers stays there.
+        let mut copy = *template;
+        if let [[control, ..], ..] = &mut copy.image[..] {
             *control = self.stamp(self.head, *control);
         }
-        // SAFETY: open so far.
-        unsafe { self.copy_at_once(wr_id, &image) };
+        if self.open_for_copies() < template.needed() {
+            crate::hint::seldom();
+            return self.post_closed(wr_id, copy);
+        }
+        // SAFETY: open so far, for copies.
+        unsafe { self.copy_at_once(wr_id, &copy.image) };
         Ok(())
     }
 
-    /// [`SendQueue::post_template`] where the request does not go to BlueFlame from registers.
+    /// Blocks that can be written and copied to BlueFlame at once.
+    #[inline(always)]
+    fn open_for_copies(&self) -> u32 {
+        self.limit.wrapping_sub(self.head) & self.copies
+    }
+
+    /// [`SendQueue::post_template`] where the request does not go to BlueFlame from registers. Its
+    /// control segment is that of a request at the head, which is where it goes in any case.
     #[inline(never)]
     fn post_closed<O: Operation, const BLOCKS: usize>(
         &mut self,
         wr_id: u64,
-        mut template: Template<O, BLOCKS>,
+        template: Template<O, BLOCKS>,
     ) -> Result<(), PostError> {
-        if !self.is_open(template.needed()) {
-            return self.post_image(wr_id, template.image(), template.fence_mask);
+        if self.is_open(template.needed()) {
+            // SAFETY: open so far.
+            unsafe { self.ring_at_once(wr_id, template.image) };
+            return Ok(());
         }
-        if let [[control, ..], ..] = &mut template.image[..] {
-            *control = self.stamp(self.head, *control);
-        }
-        // SAFETY: open so far.
-        unsafe { self.ring_at_once(wr_id, template.image) };
-        Ok(())
+        self.post_image(wr_id, template.image(), template.fence_mask)
     }
 
     /// A control segment that says `own` of its request, for one at counter `index`.
     #[inline(always)]
     fn stamp(&self, index: u32, own: Wide) -> Wide {
-        or(or(own, wide([first_word(place(index)), 0])), self.base)
+        // What is added shares no bits. The compiler would reorder three ors, and then need a copy.
+        or(own, wide::sum(wide([first_word(place(index)), 0]), self.base))
     }
 
     /// [`SendQueue::post_template`] of any length, and wherever space has to be looked for.
@@ -468,6 +473,19 @@ fn patched(lane: Wide, bytes: &[u8], offset: usize) -> Wide {
         (16.., _) => return wide::from_number(number(bytes)),
         (8, 8) => return wide::with_high(lane, load64(bytes, 0).to_le()),
         _ => {}
+    }
+    if offset / 8 == (offset + bytes.len() - 1) / 8 {
+        // Inside one half, which an integer register takes.
+        let shift = 8 * (offset % 8);
+        let mask = (((1_u128 << (8 * bytes.len())) - 1) as u64) << shift;
+        let change =
+            |was: u64| (u64::from_le(was) & !mask | (number(bytes) as u64) << shift).to_le();
+        let [low, high] = narrow(lane);
+        return if offset < 8 {
+            wide([change(low), high])
+        } else {
+            wide::with_high(lane, change(high))
+        };
     }
     let mask = ((1_u128 << (8 * bytes.len())) - 1) << shift;
     or(wide::and(lane, wide::from_number(!mask)), wide::from_number(number(bytes) << shift))

@@ -42,6 +42,17 @@ pub(super) fn or(one: Wide, other: Wide) -> Wide {
     [one[0] | other[0], one[1] | other[1]]
 }
 
+/// The sums of both halves, which wrap.
+#[inline(always)]
+#[allow(unused_unsafe, reason = "the newer compilers know that the intrinsic is always there")]
+pub(super) fn sum(one: Wide, other: Wide) -> Wide {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: part of SSE2, which every x86-64 processor has.
+    return unsafe { core::arch::x86_64::_mm_add_epi64(one, other) };
+    #[cfg(not(target_arch = "x86_64"))]
+    [one[0].wrapping_add(other[0]), one[1].wrapping_add(other[1])]
+}
+
 /// The bits that both have.
 #[inline(always)]
 #[allow(unused_unsafe, reason = "the newer compilers know that the intrinsic is always there")]
