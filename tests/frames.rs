@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::PATIENCE;
 use frames::{Wire, setup, udp_frame};
-use uverbs::ethernet::{Clock, FrameError, RealTime, RxBuilder, RxQueue, UtcClock};
+use uverbs::ethernet::{Clock, Frame, FrameError, RealTime, RxBuilder, RxQueue, UtcClock};
 use uverbs::flow::{Ethernet, FiveTuple, Port, Protocol, Sharing, UdpMulticast};
 use uverbs::qp::{
     EthChecksum, EthernetOffload, PostFlags, RunTimeDestination, RunTimeOperation, SendRequest,
@@ -75,6 +75,39 @@ impl<C: Clock> Line<C> {
         // SAFETY: the region outlives the request, and its start is written again only afterwards.
         unsafe { from.post_list([request]).unwrap() };
         common::success(&mut setup.cq);
+    }
+
+    /// Sends frames of consecutive numbers with one doorbell, and waits until they have left.
+    fn send_burst(&mut self, first: u32, lengths: &[usize]) {
+        let Wire { memory, from, setup, .. } = &mut self.wire;
+        let sges = (first..).zip(lengths).enumerate().map(|(i, (number, length))| {
+            let frame = quote(number, *length);
+            memory.view().write(1024 * i, &frame).unwrap();
+            [memory.sge(1024 * i, frame.len()).unwrap()]
+        });
+        let sges: Vec<_> = sges.collect();
+        let requests = sges.iter().map(|data| SendRequest {
+            wr_id: 1,
+            operation: RunTimeOperation::Packet(SUMS),
+            destination: RunTimeDestination::Connected,
+            data,
+            inline: false,
+            flags: PostFlags::SIGNALED,
+        });
+        // SAFETY: the region outlives the requests, and is written again only afterwards.
+        unsafe { from.post_list(requests).unwrap() };
+        for _ in lengths {
+            common::success(&mut setup.cq);
+        }
+    }
+
+    fn wait_for_frame(&mut self) -> Frame<'_, C> {
+        let start = Instant::now();
+        while self.rx.backlog() == 0 {
+            assert!(start.elapsed() < PATIENCE, "no frame came");
+            std::thread::yield_now();
+        }
+        self.rx.poll().unwrap()
     }
 
     /// Waits until all frames that have left are handled: one that is sent to another queue pair
@@ -407,4 +440,26 @@ fn queues_use_memory_of_the_programs_own() {
         let error = wire.setup.pd.create_rx_queue(depth).build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     }
+}
+
+/// The device may write what arrives close together as one completion; each frame is as without.
+#[test]
+fn compressed_completions_are_the_same_frames() {
+    let Some(mut line) = listen(256, |rx| rx.compressed()) else { return };
+    let (mut polled, mut sent) = (0, 0);
+    for burst in 0..60 {
+        let count = 1 + burst * 5 % 16;
+        let lengths: Vec<_> =
+            (0..count).map(|i| 60 + (burst * 31 + i * 7) as usize % 400).collect();
+        line.send_burst(sent, &lengths);
+        sent += count;
+        for length in lengths {
+            let frame = line.wait_for_frame();
+            assert_eq!((number(frame.bytes()), frame.bytes().len()), (polled, 42 + length));
+            assert_eq!((frame.flow_tag(), frame.is_ipv4(), frame.checksums_ok()), (7, true, true));
+            polled += 1;
+        }
+    }
+    let counters = line.rx.counters();
+    assert_eq!((counters.frames, counters.exhausted), (polled.into(), 0));
 }

@@ -12,19 +12,20 @@ use std::time::{Duration, Instant};
 
 use common::PATIENCE;
 use frames::{Wire, udp_frame};
-use uverbs::ErrorKind;
 use uverbs::ethernet::{
-    FrameError, StrideBytes, StridedFrame, StridesPerWqe, Striding, StridingBuilder, StridingQueue,
+    Clock, FrameError, FreeRunning, StrideBytes, StridedFrame, StridesPerWqe, Striding,
+    StridingBuilder, StridingQueue,
 };
 use uverbs::flow::{Ethernet, Port, Protocol};
 use uverbs::qp::{EthernetOffload, PostFlags, RunTimeDestination, RunTimeOperation, SendRequest};
+use uverbs::{ErrorKind, ProtectionDomain};
 
 /// 8 strides of 64 bytes.
 const SMALL: Striding = Striding::new(StrideBytes::B64, StridesPerWqe::N8);
 const TO: [u8; 6] = [2, 7, 7, 7, 7, 7];
 
-struct Line {
-    rx: StridingQueue,
+struct Line<C: Clock = FreeRunning> {
+    rx: StridingQueue<C>,
     _rule: uverbs::Flow,
     wire: Wire,
     sent: u8,
@@ -35,9 +36,14 @@ fn listen(
     striding: Striding,
     change: impl FnOnce(StridingBuilder) -> StridingBuilder,
 ) -> Option<Line> {
+    listen_by(|pd| change(pd.create_rx_queue(depth).striding(striding)))
+}
+
+fn listen_by<C: Clock>(
+    make: impl FnOnce(&ProtectionDomain) -> StridingBuilder<C>,
+) -> Option<Line<C>> {
     let wire = Wire::new(|builder| builder)?;
-    let striding = wire.setup.pd.create_rx_queue(depth).striding(striding);
-    let mut rx = match change(striding).build() {
+    let mut rx = match make(&wire.setup.pd).build() {
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             eprintln!("skipped: {error}");
             return None;
@@ -49,7 +55,7 @@ fn listen(
     Some(Line { rx, _rule: rule.unwrap(), wire, sent: 0 })
 }
 
-impl Line {
+impl<C: Clock> Line<C> {
     /// Sends a frame of so many bytes, all of the payload's with one number.
     fn send(&mut self, length: usize) -> Vec<u8> {
         self.sent += 1;
@@ -60,22 +66,33 @@ impl Line {
 
     /// Sends a frame and waits until it has left.
     fn send_frame(&mut self, frame: &[u8]) {
+        self.send_frames(&[frame]);
+    }
+
+    /// Sends up to 16 frames with one doorbell, and waits until they have left.
+    fn send_frames(&mut self, frames: &[&[u8]]) {
         let Wire { memory, from, setup, .. } = &mut self.wire;
-        memory.view().write(0, frame).unwrap();
-        let request = SendRequest {
+        let sges = frames.iter().enumerate().map(|(i, frame)| {
+            memory.view().write(2048 * i, frame).unwrap();
+            [memory.sge(2048 * i, frame.len()).unwrap()]
+        });
+        let sges: Vec<_> = sges.collect();
+        let requests = sges.iter().map(|data| SendRequest {
             wr_id: 1,
             operation: RunTimeOperation::Packet(EthernetOffload::default()),
             destination: RunTimeDestination::Connected,
-            data: &[memory.sge(0, frame.len()).unwrap()],
+            data,
             inline: false,
             flags: PostFlags::SIGNALED,
-        };
-        // SAFETY: the region outlives the request, and its start is written again only afterwards.
-        unsafe { from.post_list([request]).unwrap() };
-        common::success(&mut setup.cq);
+        });
+        // SAFETY: the region outlives the requests, and is written again only afterwards.
+        unsafe { from.post_list(requests).unwrap() };
+        for _ in frames {
+            common::success(&mut setup.cq);
+        }
     }
 
-    fn next(&mut self) -> StridedFrame {
+    fn next(&mut self) -> StridedFrame<C> {
         let start = Instant::now();
         loop {
             match self.rx.poll() {
@@ -219,4 +236,32 @@ fn strides_that_the_device_does_not_have_are_refused_in_words() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     let counted = pd.create_rx_queue(2).count_matches().striding(SMALL).build();
     assert_eq!(counted.unwrap_err().kind(), ErrorKind::InvalidInput);
+}
+
+/// The device may write what arrives close together as one completion; fillers are among them.
+#[test]
+fn compressed_completions_are_the_same_frames() {
+    let made = |pd: &ProtectionDomain| pd.create_rx_queue(64).compressed().striding(SMALL);
+    let Some(mut line) = listen_by(made) else { return };
+    let mut random = 5u32;
+    for _ in 0..60 {
+        let mut burst = Vec::new();
+        for _ in 0..12 {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            burst.push(udp_frame(
+                TO,
+                5,
+                &vec![(random >> 8) as u8; 18 + (random >> 16) as usize % 400],
+            ));
+        }
+        line.send_frames(&burst.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        for sent in &burst {
+            let frame = line.next();
+            assert_eq!(frame.bytes()[42..], sent[42..]);
+            assert_eq!((frame.bytes().len(), frame.flow_tag()), (sent.len(), 9));
+        }
+    }
+    let counters = line.rx.counters();
+    assert_eq!((counters.frames, counters.refused, counters.exhausted), (720, 0, 0));
+    assert!(counters.fillers > 0);
 }

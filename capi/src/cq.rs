@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use uverbs::Error;
 use uverbs::completion_channel::DetachedCqEvent;
+use uverbs::cq::Compression;
 use uverbs::events::DetachedEvent;
 use uverbs::raw::{Completion, CompletionQueue, CqHandle, CqLayout};
 
@@ -131,6 +132,7 @@ struct Wanted {
     one_thread: bool,
     /// Entries of 128 bytes.
     wide: bool,
+    compression: Option<Compression>,
     domain: *mut ibv_pd,
 }
 
@@ -160,6 +162,9 @@ unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> *mut Cq {
     }
     if wanted.wide {
         builder = builder.wide_entries();
+    }
+    if let Some(compression) = wanted.compression {
+        builder = builder.compressed(compression);
     }
     if !wanted.domain.is_null() {
         // SAFETY: the caller's parent domain.
@@ -254,6 +259,7 @@ pub(crate) unsafe extern "C" fn create_cq(
         ignore_overrun: false,
         one_thread: false,
         wide: is_wide_by_default(),
+        compression: None,
         domain: std::ptr::null_mut(),
     };
     // SAFETY: the caller's objects.
@@ -266,10 +272,10 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     attributes: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
     // SAFETY: the caller's objects.
-    unsafe { create_cq_of_mlx5(context, attributes, is_wide_by_default()) }
+    unsafe { create_cq_of_mlx5(context, attributes, is_wide_by_default(), None) }
 }
 
-/// `ibv_create_cq_ex`, with entries of 128 bytes if `wide`.
+/// `ibv_create_cq_ex`, with entries of 128 bytes if `wide`, and compressed.
 ///
 /// # Safety
 /// The caller's objects.
@@ -277,6 +283,7 @@ pub(crate) unsafe fn create_cq_of_mlx5(
     context: *mut ibv_context,
     attributes: *mut ibv_cq_init_attr_ex,
     wide: bool,
+    compression: Option<Compression>,
 ) -> *mut ibv_cq_ex {
     // SAFETY: the caller's struct.
     let attributes = unsafe { &*attributes };
@@ -302,6 +309,7 @@ pub(crate) unsafe fn create_cq_of_mlx5(
         ignore_overrun: flags & IGNORE_OVERRUN != 0,
         one_thread: flags & SINGLE_THREADED != 0 || of_one,
         wide,
+        compression,
         domain,
     };
     // SAFETY: the caller's objects.

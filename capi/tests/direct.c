@@ -88,6 +88,57 @@ static void work_queues(void)
 	CHECK(ibv_destroy_wq(wq) == 0 && ibv_destroy_cq(cq) == 0);
 }
 
+/* Twelve messages at once may come as one completion, and are polled like any others. */
+static void compressed_completions(void)
+{
+	struct ibv_cq_init_attr_ex init = { .cqe = 64 };
+	struct mlx5dv_cq_init_attr own = { .comp_mask = MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE };
+	struct mlx5dv_context caps = { .comp_mask = MLX5DV_CONTEXT_MASK_CQE_COMPRESION };
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+	struct ibv_wc wc;
+	uint32_t i, received = 0, sent = 0;
+
+	CHECK(mlx5dv_query_device(context, &caps) == 0 && caps.cqe_comp_caps.max_num > 0);
+	own.cqe_comp_res_format = 3;
+	CHECK(mlx5dv_create_cq(context, &init, &own) == NULL && errno == EINVAL);
+	own.cqe_comp_res_format = MLX5DV_CQE_RES_FORMAT_HASH;
+	cq = ibv_cq_ex_to_cq(mlx5dv_create_cq(context, &init, &own));
+	CHECK(cq);
+	qp = make_qp(cq, 16, 0);
+	connect_to_itself(qp);
+	for (i = 0; i < 12; i++) {
+		struct ibv_sge into = { (uintptr_t)buffer + 2048, 512, mr->lkey };
+		struct ibv_recv_wr wr = { .wr_id = i, .sg_list = &into, .num_sge = 1 }, *bad;
+		CHECK(ibv_post_recv(qp, &wr, &bad) == 0);
+	}
+	{
+		struct ibv_sge from[12];
+		struct ibv_send_wr wr[12], *bad;
+		for (i = 0; i < 12; i++) {
+			from[i] = (struct ibv_sge){ (uintptr_t)buffer, 100 + i, mr->lkey };
+			wr[i] = (struct ibv_send_wr){ .wr_id = 100 + i, .next = i < 11 ? &wr[i + 1] : NULL, .sg_list = &from[i],
+				.num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED };
+		}
+		CHECK(ibv_post_send(qp, wr, &bad) == 0);
+	}
+	while (received + sent < 24) {
+		int found = ibv_poll_cq(cq, 1, &wc);
+		CHECK(found >= 0);
+		if (found == 0)
+			continue;
+		CHECK(wc.status == IBV_WC_SUCCESS);
+		if (wc.opcode == IBV_WC_RECV) {
+			CHECK(wc.wr_id == received && wc.byte_len == 100 + received);
+			received++;
+		} else {
+			CHECK(wc.wr_id == 100 + sent);
+			sent++;
+		}
+	}
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
+}
+
 /* Receives of a striding queue begin with a link; what the device does not have is refused. */
 static void striding_work_queues(void)
 {
@@ -203,6 +254,7 @@ int main(void)
 	rings();
 	work_queues();
 	striding_work_queues();
+	compressed_completions();
 	shared_receives();
 	memory_and_addresses();
 	what_the_device_says();

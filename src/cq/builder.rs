@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use uverbs_mlx5::completion_queue::CqMonitor;
+use uverbs_mlx5::format::MiniCqeFormat;
 use uverbs_uapi::flags::CqCreateFlags;
-use uverbs_uapi::mlx5::flags::AllocUcontextRespMask;
+use uverbs_uapi::mlx5::flags::{AllocUcontextRespMask, CqeCompFormat};
 use uverbs_uapi::mlx5::{CqFlags, CreateCq as DriverRequest, CreateCqResp};
 use uverbs_uapi::objects::cq::create;
 use uverbs_uapi::write::cq::ExCreateCq;
@@ -37,6 +38,39 @@ pub enum TimestampFormat {
     RealTime,
 }
 
+/// What compressed completions of receives say each for itself, besides the length. Everything else
+/// of them is the first one's: timestamps, for instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Compression {
+    /// The receive hash.
+    Hash,
+    /// The checksum over the packet.
+    Checksum,
+    /// That checksum, and the stride: for striding receive queues.
+    ChecksumAndStride,
+}
+
+impl Compression {
+    /// As the kernel is asked for it.
+    fn asked(self) -> CqeCompFormat {
+        match self {
+            Self::Hash => CqeCompFormat::HASH,
+            Self::Checksum => CqeCompFormat::CSUM,
+            Self::ChecksumAndStride => CqeCompFormat::CSUM_STRIDX,
+        }
+    }
+
+    /// As the device numbers it.
+    pub(crate) fn format(self) -> MiniCqeFormat {
+        match self {
+            Self::Hash => MiniCqeFormat::HASH,
+            Self::Checksum => MiniCqeFormat::CHECKSUM,
+            Self::ChecksumAndStride => MiniCqeFormat::CHECKSUM_STRIDE_INDEX,
+        }
+    }
+}
+
 /// Makes a completion queue: from
 /// [`Context::create_cq`] or, of the raw layer, [`Context::create_raw_cq`].
 #[derive(Debug, Clone)]
@@ -49,6 +83,7 @@ pub struct CqBuilder<L: Layer = Safe> {
     vector: u32,
     ignore_overrun: bool,
     timestamps: TimestampFormat,
+    compression: Option<Compression>,
     memory: Option<QueueMemory>,
     layer: PhantomData<L>,
 }
@@ -86,6 +121,7 @@ impl<L: Layer> CqBuilder<L> {
             vector: 0,
             ignore_overrun: false,
             timestamps: TimestampFormat::Default,
+            compression: None,
             memory: None,
             layer: PhantomData,
         }
@@ -126,6 +162,20 @@ impl<L: Layer> CqBuilder<L> {
         self
     }
 
+    /// The device may write completions of receives that differ little as one and eight bytes for
+    /// each further: less traffic on the bus under load, at the price of latency and of what
+    /// [`Compression`] says. Polling is the same. Entries have 64 bytes.
+    pub fn compressed(mut self, compression: Compression) -> Self {
+        self.compression = Some(compression);
+        self
+    }
+
+    /// As [`CqBuilder::compressed`], if it is to be.
+    pub(crate) fn maybe_compressed(mut self, compression: Option<Compression>) -> Self {
+        self.compression = compression;
+        self
+    }
+
     /// Its ring comes from the program's own allocator, also when it is resized.
     pub fn queue_memory(mut self, memory: &QueueMemory) -> Self {
         self.memory = Some(memory.clone());
@@ -136,13 +186,14 @@ impl<L: Layer> CqBuilder<L> {
     ///
     /// # Errors
     /// `InvalidInput` for no entries, too many, or a channel of another context; `Unsupported` for
-    /// timestamps that the device does not make; ENOMEM, with the memlock limit where that is the
-    /// likely reason; other errors of the kernel.
+    /// timestamps or compression that the device does not make; ENOMEM, with the memlock limit
+    /// where that is the likely reason; other errors of the kernel.
     pub fn build(self) -> Result<CompletionQueue<L>> {
         let context = self.context.clone();
         context.commands().require_opener(CREATE)?;
         let entries = self.ring_entries()?;
         self.check_timestamps()?;
+        self.check_compression()?;
         if let Some(channel) = &self.channel {
             context.require_same(CREATE, channel.context(), "completion channel")?;
         }
@@ -182,7 +233,9 @@ impl<L: Layer> CqBuilder<L> {
 
     fn poller(&self, memory: Arc<CqMemory>) -> Result<Poller> {
         let inner = self.context.inner();
-        let made = Poller::new(memory, &inner.uars, inner.users(L::TAKES_SLOTS), inner.null_key());
+        let (users, null_key) = (inner.users(L::TAKES_SLOTS), inner.null_key());
+        let format = self.compression.map_or(MiniCqeFormat::HASH, Compression::format);
+        let made = Poller::new(memory, &inner.uars, users, null_key, format);
         made.map_err(|error| Error::invalid(CREATE, error.to_string()))
     }
 
@@ -203,6 +256,20 @@ impl<L: Layer> CqBuilder<L> {
             let cause = "the device makes no real-time timestamps";
             return Err(Error::unsupported(CREATE, cause)
                 .cure_with("set REAL_TIME_CLOCK_ENABLE in the firmware's configuration"));
+        }
+        Ok(())
+    }
+
+    /// The kernel asks the device only whether it compresses, not which formats.
+    fn check_compression(&self) -> Result<()> {
+        let Some(compression) = self.compression else { return Ok(()) };
+        if self.entry_bytes != 64 {
+            return Err(Error::invalid(CREATE, "compression needs entries of 64 bytes"));
+        }
+        let has = self.context.attributes()?.mlx5.cqe_comp_caps.supported_format;
+        if !has.contains(compression.asked()) {
+            let cause = "the device does not compress completions so";
+            return Err(Error::unsupported(CREATE, cause).asked(format!("{compression:?}")));
         }
         Ok(())
     }
@@ -276,6 +343,8 @@ impl<L: Layer> CqBuilder<L> {
             buf_addr: ring.memory.address(),
             db_addr: memory.record_address(),
             cqe_size: ring.entry_bytes,
+            cqe_comp_en: self.compression.is_some().into(),
+            cqe_comp_res_format: self.compression.map_or(0, |kind| kind.asked().bits() as u8),
             flags,
             uar_page_index: page.unwrap_or_default() as u16,
             ..DriverRequest::default()

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-pub use self::builder::TimestampFormat;
+pub use self::builder::{Compression, TimestampFormat};
 use uverbs_mlx5::completion_queue::{Arm, CqMonitor};
 pub use uverbs_mlx5::completion_queue::{CompletionOpcode, PollError, Status, WorkCompletion};
 pub use uverbs_mlx5::format::{

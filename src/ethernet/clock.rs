@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::cq::TimestampFormat;
+use crate::cq::{Compression, TimestampFormat};
 use crate::device::clock::{Conversion, DeviceClock};
 use crate::device::context::Context;
 use crate::error::Result;
@@ -12,11 +12,27 @@ use crate::error::Result;
 mod sealed {
     pub trait Sealed {
         const FORMAT: crate::cq::TimestampFormat;
+        /// Whether completions are compressed.
+        const COMPRESSED: bool = false;
     }
 }
 
-/// The clock of a queue's timestamps: [`FreeRunning`] or [`RealTime`].
+/// The clock of a queue's timestamps: [`FreeRunning`], [`RealTime`], or [`Untimed`] for none.
 pub trait Clock: sealed::Sealed + fmt::Debug + Copy + Send + Sync + 'static {}
+
+/// A clock of which each frame has a timestamp.
+pub trait Timed: Clock {}
+
+/// No timestamps: the queue's completions are compressed, and most of them have none.
+///
+/// ```compile_fail,E0599
+/// use uverbs::ethernet::{Frame, Untimed};
+/// fn wrong(frame: &Frame<'_, Untimed>) {
+///     frame.timestamp();
+/// }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Untimed {}
 
 /// Ticks of the device's core clock, which nothing sets. The kernel converts 41 bits of them
 /// (`MLX5_TIMER_MASK`, drivers/net/ethernet/mellanox/mlx5/core/lib/clock.c), so they come round
@@ -38,12 +54,26 @@ impl sealed::Sealed for RealTime {
     const FORMAT: TimestampFormat = TimestampFormat::RealTime;
 }
 
+impl sealed::Sealed for Untimed {
+    const FORMAT: TimestampFormat = TimestampFormat::Default;
+    const COMPRESSED: bool = true;
+}
+
 impl Clock for FreeRunning {}
 impl Clock for RealTime {}
+impl Clock for Untimed {}
+impl Timed for FreeRunning {}
+impl Timed for RealTime {}
 
 /// What a queue of clock `C` is asked for.
 pub(super) fn format<C: Clock>() -> TimestampFormat {
     C::FORMAT
+}
+
+/// How the completions of a queue of clock `C` are compressed, whose frames say each for itself what
+/// `compression` says.
+pub(super) fn compressed<C: Clock>(compression: Compression) -> Option<Compression> {
+    C::COMPRESSED.then_some(compression)
 }
 
 /// A timestamp of a queue with clock `C`, as the device wrote it.

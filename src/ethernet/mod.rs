@@ -49,7 +49,8 @@
 //!
 //! # Clocks
 //! The format of timestamps is part of a queue's type: [`FreeRunning`] ticks, which a
-//! [`UtcClock`] converts, or [`RealTime`], which is UTC already. See [`Timestamp`].
+//! [`UtcClock`] converts, or [`RealTime`], which is UTC already. See [`Timestamp`]. A queue whose
+//! completions are compressed is [`Untimed`].
 //!
 //! # Costs
 //! `docs/trading.md` says how many instructions a poll and a send take, and CI keeps them so. No
@@ -73,7 +74,7 @@ mod wait;
 
 pub use crate::qp::striding::{StrideBytes, StridesPerWqe, Striding};
 pub use checksum::fill_checksums;
-pub use clock::{Clock, FreeRunning, RealTime, Timestamp, UtcClock};
+pub use clock::{Clock, FreeRunning, RealTime, Timed, Timestamp, Untimed, UtcClock};
 pub use counters::RxCounters;
 pub use rx::{Frame, RxBatch, RxQueue};
 pub use rx_builder::RxBuilder;

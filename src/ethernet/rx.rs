@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use uverbs_mlx5::format::{CqeChecksum, CqeHeaderTypes, L3Type};
 
 use super::FrameError;
-use super::clock::{Clock, FreeRunning, Timestamp};
+use super::clock::{Clock, FreeRunning, Timed, Timestamp};
 use super::counters::RxCounters;
 use super::rings::{RingFrame, RxRing};
 use crate::cq::channel::CompletionChannel;
@@ -229,17 +229,19 @@ pub struct Frame<'q, C: Clock = FreeRunning> {
     clock: PhantomData<C>,
 }
 
+impl<C: Timed> Frame<'_, C> {
+    /// When it arrived.
+    #[inline(always)]
+    pub fn timestamp(&self) -> Timestamp<C> {
+        Timestamp::from_raw(self.frame.timestamp())
+    }
+}
+
 impl<C: Clock> Frame<'_, C> {
     /// From the destination address on, without the check sequence.
     #[inline(always)]
     pub fn bytes(&self) -> &[u8] {
         self.frame.bytes()
-    }
-
-    /// When it arrived.
-    #[inline(always)]
-    pub fn timestamp(&self) -> Timestamp<C> {
-        Timestamp::from_raw(self.frame.timestamp())
     }
 
     /// The tag of the steering rule that brought it; what a rule without a tag says is its first

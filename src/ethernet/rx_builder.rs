@@ -2,13 +2,13 @@
 
 use std::marker::PhantomData;
 
-use super::clock::{Clock, FreeRunning, RealTime, format};
+use super::clock::{Clock, FreeRunning, RealTime, Timed, Untimed, compressed, format};
 use super::receiver::Receiver;
 use super::rings::RxRing;
 use super::rx::RxQueue;
 use super::striding_builder::StridingBuilder;
-use crate::cq::CompletionQueue;
 use crate::cq::channel::CompletionChannel;
+use crate::cq::{CompletionQueue, Compression};
 use crate::device::layer::Raw;
 use crate::error::{Error, Result};
 use crate::flow::counters::{CounterPoint, Counters};
@@ -143,8 +143,7 @@ impl<C: Clock> RxBuilder<C> {
         StridingBuilder { rx: self, striding, spares: 2 }
     }
 
-    /// Timestamps are UTC, from the device's PTP hardware clock.
-    pub fn real_time(self) -> RxBuilder<RealTime> {
+    fn with_clock<D: Clock>(self) -> RxBuilder<D> {
         RxBuilder {
             pd: self.pd,
             depth: self.depth,
@@ -169,11 +168,14 @@ impl<C: Clock> RxBuilder<C> {
     pub fn build(self) -> Result<RxQueue<C>> {
         let depth = self.depth()?;
         self.check_spread()?;
-        let (cq, channel) = self.completion_queue(depth)?;
+        // Frames of one step differ in their hash at most; nothing asks for their checksum.
+        let compression = compressed::<C>(Compression::Hash);
+        let (cq, channel) = self.completion_queue(depth, compression)?;
         let matched = self.counters()?;
         let receiver = self.receiver(&cq, depth)?;
         let slab = self.slab(depth)?;
         let ring = RxRing::new(receiver, cq, self.take(&slab, depth)?, slab.slot_bytes())?;
+        let ring = ring.compressed(compression);
         Ok(RxQueue { ring, slab, rejected: 0, channel, matched, clock: PhantomData })
     }
 
@@ -181,10 +183,12 @@ impl<C: Clock> RxBuilder<C> {
     pub(super) fn completion_queue(
         &self,
         entries: u32,
+        compression: Option<Compression>,
     ) -> Result<(CompletionQueue<Raw>, Option<CompletionChannel>)> {
         let context = self.pd.context();
         let channel = self.events.then(|| context.create_completion_channel()).transpose()?;
         let cq = context.create_raw_cq(entries).vector(self.vector).timestamps(format::<C>());
+        let cq = cq.maybe_compressed(compression);
         let cq = match &channel {
             Some(channel) => cq.channel(channel),
             None => cq,
@@ -253,5 +257,26 @@ impl<C: Clock> RxBuilder<C> {
             return Err(Error::invalid(VERB, cause));
         }
         Ok(slots)
+    }
+}
+
+impl<C: Timed> RxBuilder<C> {
+    /// Timestamps are UTC, from the device's PTP hardware clock.
+    pub fn real_time(self) -> RxBuilder<RealTime> {
+        self.with_clock()
+    }
+
+    /// The device may write the completions of many frames as one and eight bytes for each further:
+    /// less traffic on the bus, at the price of latency and of timestamps. For recorders, where the
+    /// bus is what limits them.
+    ///
+    /// ```no_run
+    /// let context = uverbs::open_default()?;
+    /// let rx = context.alloc_pd()?.create_rx_queue(4096).compressed().build()?;
+    /// # Ok::<(), uverbs::Error>(())
+    /// ```
+    #[doc(alias = "mlx5dv_create_cq")]
+    pub fn compressed(self) -> RxBuilder<Untimed> {
+        self.with_clock()
     }
 }

@@ -7,7 +7,7 @@ use uverbs_mlx5::completion_queue::StrideCounters;
 use uverbs_mlx5::format::{CqeChecksum, CqeHeaderTypes};
 
 use super::FrameError;
-use super::clock::{Clock, FreeRunning, Timestamp};
+use super::clock::{Clock, FreeRunning, Timed, Timestamp};
 use super::rings::{SharedFrame, StridingRing};
 use crate::cq::channel::CompletionChannel;
 use crate::device::context::Context;
@@ -138,16 +138,24 @@ pub struct StridedFrame<C: Clock = FreeRunning> {
     clock: PhantomData<C>,
 }
 
+impl<C: Timed> StridedFrame<C> {
+    /// When it arrived.
+    pub fn timestamp(&self) -> Timestamp<C> {
+        Timestamp::from_raw(self.found.timestamp)
+    }
+
+    /// The receive hash, and what was hashed. (Compressed completions have it for the first frame
+    /// only.)
+    pub fn hash(&self) -> (u32, u8) {
+        self.found.hash
+    }
+}
+
 impl<C: Clock> StridedFrame<C> {
     /// From the destination address on, without the check sequence.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         self.found.bytes()
-    }
-
-    /// When it arrived.
-    pub fn timestamp(&self) -> Timestamp<C> {
-        Timestamp::from_raw(self.found.timestamp)
     }
 
     /// The tag of the steering rule that brought it.
@@ -173,11 +181,6 @@ impl<C: Clock> StridedFrame<C> {
     /// Types of its headers: IP version, protocol.
     pub fn header_types(&self) -> CqeHeaderTypes {
         self.found.header_types
-    }
-
-    /// The receive hash, and what was hashed.
-    pub fn hash(&self) -> (u32, u8) {
-        self.found.hash
     }
 
     /// Where it begins in its buffer, from 0: a multiple of a stride's bytes, two more with

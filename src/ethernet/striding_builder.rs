@@ -2,10 +2,11 @@
 
 use std::marker::PhantomData;
 
-use super::clock::{Clock, FreeRunning};
+use super::clock::{Clock, FreeRunning, compressed};
 use super::rings::StridingRing;
 use super::rx_builder::{RxBuilder, VERB};
 use super::striding::StridingQueue;
+use crate::cq::Compression;
 use crate::error::{Error, Result};
 use crate::memory::slab::Slab;
 use crate::qp::rss::{RssFields, RssOptions, RssTarget};
@@ -42,14 +43,15 @@ impl<C: Clock> StridingBuilder<C> {
             let cause = "a striding queue counts no matches";
             return Err(Error::invalid(VERB, cause).cure_with("count them in a rule of steer_by()"));
         }
-        let (cq, channel) = rx.completion_queue(completions(depth, striding)?)?;
+        let compression = compressed::<C>(Compression::ChecksumAndStride);
+        let (cq, channel) = rx.completion_queue(completions(depth, striding)?, compression)?;
         let wq = rx.pd.create_raw_wq(cq.handle(), depth).striding(striding);
         let wq = if rx.strips_vlan { wq.strip_vlan() } else { wq };
         let wq = wq.build()?;
         let target = (!rx.spread).then(|| target(&rx, wq.handle())).transpose()?;
         let slab = buffers(&rx, striding, depth + spares)?;
         let (slots, spares) = (rx.take(&slab, depth)?, rx.take(&slab, spares)?);
-        let ring = StridingRing::new(wq, cq, striding, slots, spares)?;
+        let ring = StridingRing::new(wq, cq, striding, slots, spares)?.compressed(compression);
         Ok(StridingQueue { target, ring, channel, clock: PhantomData })
     }
 }

@@ -166,6 +166,7 @@ impl Poller {
         uars: &Arc<Uars>,
         table: &UserIndexTable,
         null_lkey: Option<u32>,
+        mini_format: MiniCqeFormat,
     ) -> std::result::Result<Self, QueueError> {
         let mut rings = memory.rings();
         let Some(ring) = rings.used.last_mut() else { return Err(QueueError::BadMemory) };
@@ -184,7 +185,7 @@ impl Poller {
             arm,
             number: 0,
             table,
-            mini_format: MiniCqeFormat::HASH,
+            mini_format,
             null_lkey,
         };
         let queue = CompletionQueue::new(config)?;

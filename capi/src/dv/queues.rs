@@ -1,5 +1,6 @@
 //! Queues with attributes of mlx5's own.
 
+use uverbs::cq::Compression;
 use uverbs::ethernet::Striding;
 
 use crate::abi::*;
@@ -12,7 +13,8 @@ const MASK_CREATE_FLAGS: u64 = 1;
 const DISABLE_SCATTER: u32 = 1 << 3;
 const ALLOW_SCATTER: u32 = 1 << 4;
 
-/// `enum mlx5dv_cq_init_attr_mask`: the size of entries.
+/// `enum mlx5dv_cq_init_attr_mask`: compression, and the size of entries.
+const MASK_COMPRESSED: u64 = 1 << 0;
 const MASK_CQE_SIZE: u64 = 1 << 2;
 
 /// `struct mlx5dv_qp_init_attr`, as far as it is read.
@@ -55,7 +57,8 @@ pub(crate) unsafe extern "C" fn create_qp(
     unsafe { qp::create_qp_of_mlx5(context, attr, flags & DISABLE_SCATTER != 0) }
 }
 
-/// `mlx5dv_create_cq`: as `ibv_create_cq_ex`. Of mlx5's own attributes the size of entries.
+/// `mlx5dv_create_cq`: as `ibv_create_cq_ex`. Of mlx5's own attributes
+/// the size of entries and compression, which `ibv_poll_cq` undoes (libmlx5's does not).
 pub(crate) unsafe extern "C" fn create_cq(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
@@ -67,9 +70,17 @@ pub(crate) unsafe extern "C" fn create_cq(
         Some(own) => (own.comp_mask, 0),
         None => (0, 0),
     };
-    if mask & !MASK_CQE_SIZE != 0 {
+    if mask & !(MASK_CQE_SIZE | MASK_COMPRESSED) != 0 {
         return null(libc::EOPNOTSUPP);
     }
+    // SAFETY: as above.
+    let compression = match unsafe { own.as_ref() } {
+        Some(own) if mask & MASK_COMPRESSED != 0 => match compression(own.cqe_comp_res_format) {
+            None => return null(libc::EINVAL),
+            found => found,
+        },
+        _ => None,
+    };
     let is_wide = match size {
         0 => cq::is_wide_by_default(),
         64 => false,
@@ -77,7 +88,17 @@ pub(crate) unsafe extern "C" fn create_cq(
         _ => return null(libc::EINVAL),
     };
     // SAFETY: the caller's objects.
-    unsafe { cq::create_cq_of_mlx5(context, attr, is_wide) }
+    unsafe { cq::create_cq_of_mlx5(context, attr, is_wide, compression) }
+}
+
+/// A bit of `enum mlx5dv_cqe_comp_res_format`.
+fn compression(format: u8) -> Option<Compression> {
+    match format {
+        1 => Some(Compression::Hash),
+        2 => Some(Compression::Checksum),
+        4 => Some(Compression::ChecksumAndStride),
+        _ => None,
+    }
 }
 
 /// `struct mlx5dv_wq_init_attr`.

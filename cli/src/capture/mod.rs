@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use uverbs::ethernet::recording::Snapped;
-use uverbs::ethernet::{Clock, FrameError, RxBuilder, RxQueue};
+use uverbs::ethernet::{Clock, FrameError, RxBuilder, RxQueue, Timed};
 use uverbs::{Context, ErrorKind, Flow};
 
 use crate::args::Capture;
@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &Capture) -> Outcome {
     capture(arguments, &chosen, builder, (utc, Instant::now()), stop)
 }
 
-fn capture<C: Clock>(
+fn capture<C: Timed>(
     arguments: &Capture,
     chosen: &Chosen,
     builder: RxBuilder<C>,
@@ -84,7 +84,7 @@ impl<'a, U> Session<'a, U> {
         Self { arguments, clock, files, stop, began: Instant::now(), frames: 0, bytes: 0 }
     }
 
-    fn run<C: Clock>(&mut self, rx: &mut RxQueue<C>) -> Outcome
+    fn run<C: Timed>(&mut self, rx: &mut RxQueue<C>) -> Outcome
     where
         U: ToUtc<C>,
     {
@@ -119,7 +119,7 @@ impl<'a, U> Session<'a, U> {
     }
 
     /// Records what is there; returns how many frames that was.
-    fn turn<C: Clock>(&mut self, rx: &mut RxQueue<C>) -> Outcome<u32>
+    fn turn<C: Timed>(&mut self, rx: &mut RxQueue<C>) -> Outcome<u32>
     where
         U: ToUtc<C>,
     {

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use uverbs::ethernet::{Clock, FreeRunning, RealTime, Timestamp, UtcClock};
+use uverbs::ethernet::{FreeRunning, RealTime, Timed, Timestamp, UtcClock};
 
 /// Converts the timestamps of clock `C`.
-pub(super) trait ToUtc<C: Clock> {
+pub(super) trait ToUtc<C: Timed> {
     fn nanoseconds(&mut self, time: Timestamp<C>) -> u64;
 
     /// Between turns: takes a new copy of the clock if it is due.

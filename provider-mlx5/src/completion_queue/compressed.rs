@@ -11,6 +11,19 @@ use super::ring::{Ring, WORDS};
 use crate::format::{Cqe, CqeFormat, MINI_CQES_PER_SLOT, MiniCqeFormat, OpOwn};
 
 impl Ring {
+    /// Whether the CQE at a counter was the title of a session, which is decompressed now. Without
+    /// a format none is one.
+    #[inline]
+    pub(super) fn opens_session(
+        &self,
+        at: u32,
+        op_own: OpOwn,
+        format: Option<MiniCqeFormat>,
+    ) -> bool {
+        let format = format.filter(|_| op_own.format() == CqeFormat::COMPRESSED);
+        format.is_some_and(|format| self.decompress(at, format))
+    }
+
     /// Writes the CQEs of the session whose title is at counter `start`. False if it has none.
     pub(super) fn decompress(&self, start: u32, format: MiniCqeFormat) -> bool {
         let title = Title::new(self.cqe(start).words());

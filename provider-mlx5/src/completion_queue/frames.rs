@@ -25,7 +25,8 @@ use super::ring::{CqeView, OWNER, Ring};
 use super::{CompletionQueue, CqMonitor, PollError, Status};
 use crate::doorbell::DoorbellWord;
 use crate::format::{
-    CQE_SIZE, Cqe, CqeChecksum, CqeFormat, CqeHeaderTypes, CqeOpcode, ErrorCqe, OpOwn, Syndrome,
+    CQE_SIZE, Cqe, CqeChecksum, CqeFormat, CqeHeaderTypes, CqeOpcode, ErrorCqe, MiniCqeFormat,
+    OpOwn, Syndrome,
 };
 use crate::queue_error::QueueError;
 use crate::recv_queue::{Places, RecvQueue};
@@ -125,6 +126,8 @@ pub struct FrameQueue {
     bytes: u64,
     /// What `tail` lacks of the number of receives given back.
     wrapped: u64,
+    /// What mini-CQEs carry, if completions may be compressed.
+    mini_format: Option<MiniCqeFormat>,
     /// `tail` when the queue was found empty last.
     run_start: u32,
     /// `next` when the queue was found empty last.
@@ -186,6 +189,7 @@ impl FrameQueue {
             consumer_index: cq.consumer_index.again(),
             bytes: 0,
             wrapped: 0u64.wrapping_sub(tail.into()),
+            mini_format: None,
             run_start: tail,
             emptied: cq.next,
             deepest: 0,
@@ -200,6 +204,13 @@ impl FrameQueue {
         };
         queue.update_next();
         Ok(queue)
+    }
+
+    /// Takes compressed completions from now on, whose mini-CQEs carry what `format` says. The
+    /// device holds completions back then: what [`FrameCounters::lowest`] and `exhausted` say lacks
+    /// those.
+    pub fn compressed(&mut self, format: MiniCqeFormat) {
+        self.mini_format = Some(format);
     }
 
     /// What the next CQE is.
@@ -274,6 +285,9 @@ impl FrameQueue {
             let Some(op_own) = self.ring.written(self.consumed()) else {
                 return Err(self.nothing(cq));
             };
+            if self.ring.opens_session(self.consumed(), op_own, self.mini_format) {
+                continue;
+            }
             let is_next = self.next.u16(WQE_COUNTER) == self.tail as u16;
             if is_next && is_frame(op_own) {
                 return Ok(self.found());
@@ -341,13 +355,22 @@ impl FrameQueue {
         }
         self.update_next();
         self.publish_consumed();
-        let (consumed, part) = (self.consumed(), self.part);
+        let backlog = self.parts_waiting();
+        let run = self.tail.wrapping_sub(self.run_start).saturating_add(backlog);
+        self.note_lacking(run.min(backlog + self.part + self.unpublished()));
+    }
+
+    /// CQEs that wait, less than a part too few; all of them if they may be compressed.
+    fn parts_waiting(&self) -> u32 {
+        let consumed = self.consumed();
+        if self.mini_format.is_some() {
+            return self.ring.waiting(consumed, self.depth);
+        }
         let mut backlog = 0;
         while backlog < self.depth && self.ring.written(consumed.wrapping_add(backlog)).is_some() {
-            backlog += part;
+            backlog += self.part;
         }
-        let run = self.tail.wrapping_sub(self.run_start).saturating_add(backlog);
-        self.note_lacking(run.min(backlog + part + self.unpublished()));
+        backlog
     }
 
     /// The queue was found empty after some frames.
@@ -371,9 +394,12 @@ impl FrameQueue {
     }
 
     /// Frames that have arrived and were not polled, at most the queue's depth: by bisection, since
-    /// the device writes CQEs in order.
+    /// the device writes CQEs in order; one by one if they may be compressed.
     pub fn backlog(&self) -> u32 {
         let consumed = self.consumed();
+        if self.mini_format.is_some() {
+            return self.ring.waiting(consumed, self.depth);
+        }
         let (mut all, mut none) = (0, self.depth + 1);
         while none - all > 1 {
             let middle = all + (none - all) / 2;

@@ -109,6 +109,21 @@ impl Ring {
         Some(op_own)
     }
 
+    /// CQEs from counter `from` on that the device has written, at most `most`; all of a compressed
+    /// session count, which its title alone tells.
+    pub(super) fn waiting(&self, from: u32, most: u32) -> u32 {
+        let mut count = 0;
+        while count < most {
+            let at = from.wrapping_add(count);
+            let Some(op_own) = self.written(at) else { break };
+            let is_session = op_own.format() == CqeFormat::COMPRESSED;
+            let session = self.cqe(at).u32(offset_of!(Cqe, byte_count));
+            let more = if is_session { session.max(1) } else { 1 };
+            count = count.saturating_add(more);
+        }
+        count.min(most)
+    }
+
     /// Writes a CQE that the device has left to software, as words of its memory. The last of them
     /// comes last: another thread that finds it finds all, and what was written before.
     #[inline(always)]

@@ -18,7 +18,8 @@ use super::ring::{CqeView, Ring};
 use super::{CompletionQueue, CqMonitor, PollError};
 use crate::doorbell::DoorbellWord;
 use crate::format::{
-    CQE_SIZE, Cqe, CqeChecksum, CqeHeaderTypes, CqeOpcode, ErrorCqe, StrideByteCount, Syndrome,
+    CQE_SIZE, Cqe, CqeChecksum, CqeHeaderTypes, CqeOpcode, ErrorCqe, MiniCqeFormat,
+    StrideByteCount, Syndrome,
 };
 use crate::queue_error::QueueError;
 use crate::recv_queue::PostedRing;
@@ -121,6 +122,8 @@ pub struct StrideQueue {
     consumed: u32,
     consumer_index: DoorbellWord,
     counters: StrideCounters,
+    /// What mini-CQEs carry, if completions may be compressed.
+    mini_format: Option<MiniCqeFormat>,
     ring: Ring,
     monitor: CqMonitor,
     lap_request: u64,
@@ -153,10 +156,16 @@ impl StrideQueue {
             consumed: cq.consumed,
             consumer_index: cq.consumer_index.again(),
             counters: StrideCounters::default(),
+            mini_format: None,
             ring: cq.ring,
             monitor: cq.monitor(),
             lap_request: cq.lap_request,
         })
+    }
+
+    /// Takes compressed completions from now on, whose mini-CQEs carry what `format` says.
+    pub fn compressed(&mut self, format: MiniCqeFormat) {
+        self.mini_format = Some(format);
     }
 
     /// The next frame. Its bytes are the caller's until the buffer is posted again.
@@ -168,6 +177,9 @@ impl StrideQueue {
             let Some(op_own) = self.ring.written(self.consumed) else {
                 return Err(self.nothing(cq));
             };
+            if self.ring.opens_session(self.consumed, op_own, self.mini_format) {
+                continue;
+            }
             let cqe = self.ring.cqe(self.consumed);
             let is_frame = is_frame(op_own);
             let is_error = op_own.opcode() == CqeOpcode::RESPONDER_ERROR;
@@ -254,8 +266,8 @@ impl StrideQueue {
 
     /// Whether the device has consumed all WQEs that it has been told of: the last CQE says where
     /// it is.
-    fn has_device_none(&self) -> bool {
-        let waiting = self.backlog();
+    fn has_device_none(&mut self) -> bool {
+        let waiting = self.expand_waiting();
         if waiting == 0 {
             return self.receives.head() == self.tail;
         }
@@ -268,9 +280,28 @@ impl StrideQueue {
         is_last && end == self.shape.strides()
     }
 
+    /// As [`StrideQueue::backlog`]; afterwards none of them is compressed.
+    fn expand_waiting(&mut self) -> u32 {
+        if self.mini_format.is_none() {
+            return self.backlog();
+        }
+        let mut count = 0;
+        while count < self.ring.entries() {
+            let at = self.consumed.wrapping_add(count);
+            let Some(op_own) = self.ring.written(at) else { break };
+            if !self.ring.opens_session(at, op_own, self.mini_format) {
+                count += 1;
+            }
+        }
+        count
+    }
+
     /// CQEs that have arrived and were not polled, fillers among them: by bisection, since the
-    /// device writes CQEs in order.
+    /// device writes CQEs in order; one by one if they may be compressed.
     pub fn backlog(&self) -> u32 {
+        if self.mini_format.is_some() {
+            return self.ring.waiting(self.consumed, self.ring.entries());
+        }
         let (mut all, mut none) = (0, self.ring.entries() + 1);
         while none - all > 1 {
             let middle = all + (none - all) / 2;

@@ -1,7 +1,7 @@
 //! Queues that die while their completions are still in the CQ.
 
 use uverbs_mlx5::completion_queue::PollError;
-use uverbs_mlx5::format::CqeFormat;
+use uverbs_mlx5::format::{CqeFormat, MiniCqe};
 use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::request::{PostFlags, Sge};
 use uverbs_mlx5::send_queue::{Nop, Rc};
@@ -326,20 +326,6 @@ fn closing_and_reusing_while_another_thread_polls() {
     });
 }
 
-/// Writes a compressed session of receives: the title, and the arrays of mini-CQEs after it.
-fn produce_session(cq: &mut Cq, title: Cqe, byte_counts: &[u32]) {
-    let start = cq.produced;
-    for (i, array) in byte_counts.chunks(8).enumerate() {
-        let at = cq.place(start + if i == 0 { 1 } else { 8 * i as u32 });
-        for (place, bytes) in array.iter().enumerate() {
-            cq.ring.write(at + 8 * place + 4, &bytes.to_be_bytes());
-        }
-    }
-    let count = byte_counts.len() as u32;
-    cq.produce(Cqe { format: CqeFormat::COMPRESSED, byte_count: count, ..title });
-    cq.produced = start + count;
-}
-
 fn renew_recv(rq: &mut Rq) {
     rq.handle = rq.handle.renew();
     rq.queue.reset(rq.handle.clone());
@@ -361,7 +347,7 @@ fn the_rest_of_a_session_is_not_of_the_next_life() {
         let mut cq = Cq::new(32, 64);
         let mut rq = recv_queue(&cq, 16, 16, false);
         post_receives(&mut rq, 100..112);
-        produce_session(&mut cq, Cqe::recv(&rq.handle, 0), &[60; 12]);
+        cq.produce_session(Cqe::recv(&rq.handle, 0), &[MiniCqe::with_hash(0, 60); 12]);
         for id in 0..polled {
             assert_eq!(cq.queue.poll().expect("one").wr_id(), 100 + id);
         }

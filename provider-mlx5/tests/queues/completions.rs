@@ -13,7 +13,6 @@ use uverbs_mlx5::send_queue::{
     AtomicResult, FetchAdd, LocalInvalidate, Nop, Rc, Read, Send, UnbindWindow, WindowType,
 };
 use uverbs_mlx5::user_index::UserIndexTable;
-use zerocopy::IntoBytes;
 
 use crate::device::{
     Cq, Cqe, Memory, Random, busy_send_queue, recv_queue, send_queue, send_queue_with,
@@ -446,21 +445,6 @@ fn nonsense_is_dropped() {
     assert_eq!(cq.queue.dropped(), 6);
 }
 
-/// Writes a compressed session: the title at the next entry, arrays after it.
-fn produce_session(cq: &mut Cq, title: Cqe, minis: &[MiniCqe]) {
-    let start = cq.produced;
-    for (i, array) in minis.chunks(8).enumerate() {
-        let slot = if i == 0 { 1 } else { 8 * i as u32 };
-        let at = cq.place(start + slot);
-        for (place, mini) in array.iter().enumerate() {
-            cq.ring.write(at + 8 * place, mini.as_bytes());
-        }
-    }
-    let count = minis.len() as u32;
-    cq.produce(Cqe { format: CqeFormat::COMPRESSED, byte_count: count, ..title });
-    cq.produced = start + count;
-}
-
 #[test]
 fn compressed_sessions_over_several_laps() {
     let mut cq = Cq::with(32, 64, MiniCqeFormat::CHECKSUM);
@@ -478,7 +462,7 @@ fn compressed_sessions_over_several_laps() {
         let minis: Vec<MiniCqe> = (0..count)
             .map(|i| MiniCqe::with_checksum(next as u16 ^ i as u16, 0, 100 + i))
             .collect();
-        produce_session(&mut cq, Cqe::recv(&rq.handle, next), &minis);
+        cq.produce_session(Cqe::recv(&rq.handle, next), &minis);
         // An ordinary CQE behind the session.
         // SAFETY: no device writes to it.
         unsafe { rq.queue.build(u64::from(next + count), &[]) }.expect("room");
@@ -510,7 +494,7 @@ fn compressed_sends_and_the_other_formats() {
     }
     let opcode = uverbs_mlx5::format::Opcode::SEND;
     let minis = [0, 2, 8].map(|index| MiniCqe::requester(index, opcode));
-    produce_session(&mut cq, Cqe::send(&sq.handle, 0), &minis);
+    cq.produce_session(Cqe::send(&sq.handle, 0), &minis);
     let ids: Vec<u64> = (0..3).map(|_| cq.queue.poll().expect("one").wr_id()).collect();
     assert_eq!(ids, [0, 2, 8]);
     assert_eq!(sq.queue.free_blocks(), 32);
@@ -520,7 +504,7 @@ fn compressed_sends_and_the_other_formats() {
         rq.queue.publish();
     }
     let minis = [5u16, 7].map(|stride| MiniCqe::with_checksum(0xabcd, stride, 60));
-    produce_session(&mut cq, Cqe::recv(&rq.handle, 0), &minis);
+    cq.produce_session(Cqe::recv(&rq.handle, 0), &minis);
     let indices: Vec<u16> = (0..2).map(|_| cq.queue.poll().expect("one").wqe_index()).collect();
     assert_eq!(indices, [5, 7]);
 
@@ -529,7 +513,7 @@ fn compressed_sends_and_the_other_formats() {
     // SAFETY: no device writes to it.
     unsafe { rq.queue.build(1, &[]) }.expect("room");
     rq.queue.publish();
-    produce_session(&mut cq, Cqe::recv(&rq.handle, 0), &[MiniCqe::with_hash(0x1234_5678, 60)]);
+    cq.produce_session(Cqe::recv(&rq.handle, 0), &[MiniCqe::with_hash(0x1234_5678, 60)]);
     assert_eq!(cq.queue.poll().expect("one").receive_hash().0, 0x1234_5678);
 }
 

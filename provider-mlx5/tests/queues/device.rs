@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use uverbs_mlx5::completion_queue::{CompletionQueue, CompletionQueueConfig, CqMonitor};
 use uverbs_mlx5::doorbell::DoorbellWord;
-use uverbs_mlx5::format::{CqeFormat, CqeOpcode, MiniCqeFormat, OpOwn};
+use uverbs_mlx5::format::{CqeFormat, CqeOpcode, MiniCqe, MiniCqeFormat, OpOwn};
 use uverbs_mlx5::memory::DmaMemory;
 use uverbs_mlx5::mmio::{ArmRegister, BlueFlame, Register};
 use uverbs_mlx5::queue_state::{QpState, Shape};
@@ -14,6 +14,7 @@ use uverbs_mlx5::request::PostFlags;
 use uverbs_mlx5::send_queue::{Nop, Rc, SendQueue, SendQueueConfig, Transport};
 use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
 use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
+use zerocopy::IntoBytes;
 
 /// Leaked memory, zeroed.
 #[derive(Clone, Copy)]
@@ -127,6 +128,20 @@ impl Cq {
     /// Where the CQE proper of entry `index` is.
     pub(crate) fn place(&self, index: u32) -> usize {
         (index % self.entries) as usize * self.cqe_size + self.cqe_size - 64
+    }
+
+    /// Writes a compressed session: the title at the next entry, arrays after it.
+    pub(crate) fn produce_session(&mut self, title: Cqe, minis: &[MiniCqe]) {
+        let start = self.produced;
+        for (i, array) in minis.chunks(8).enumerate() {
+            let at = self.place(start + if i == 0 { 1 } else { 8 * i as u32 });
+            for (place, mini) in array.iter().enumerate() {
+                self.ring.write(at + 8 * place, mini.as_bytes());
+            }
+        }
+        let count = minis.len() as u32;
+        self.produce(Cqe { format: CqeFormat::COMPRESSED, byte_count: count, ..title });
+        self.produced = start + count;
     }
 
     /// Writes a CQE as the device does, the last byte last.

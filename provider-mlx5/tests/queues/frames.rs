@@ -1,6 +1,7 @@
 //! Queues of frames: many laps, what is no frame, lengths, buffers that are replaced.
 
 use uverbs_mlx5::completion_queue::{FrameError, FrameQueue, Look, Next, PollError, Status};
+use uverbs_mlx5::format::{MiniCqe, MiniCqeFormat};
 use uverbs_mlx5::queue_error::QueueError;
 use uverbs_mlx5::request::Sge;
 
@@ -49,6 +50,17 @@ impl Line {
         buffer.write(0, &self.arrived.to_be_bytes());
         self.cq.produce(Cqe::recv(&self.rq.handle, self.arrived));
         self.arrived += 1;
+    }
+
+    /// As many frames arrive as have hashes, in one compressed session.
+    fn arrive_compressed(&mut self, hashes: &[u32]) {
+        let title = Cqe::recv(&self.rq.handle, self.arrived);
+        for i in self.arrived..self.arrived + hashes.len() as u32 {
+            self.buffers[i as usize % self.buffers.len()].write(0, &i.to_be_bytes());
+        }
+        let minis: Vec<_> = hashes.iter().map(|hash| MiniCqe::with_hash(*hash, 64)).collect();
+        self.cq.produce_session(title, &minis);
+        self.arrived += hashes.len() as u32;
     }
 
     fn look(&mut self) -> Result<Next, FrameError> {
@@ -137,6 +149,69 @@ fn what_is_of_no_receive_is_refused_and_the_next_frame_comes() {
         assert_eq!(line.told(), [lap + 1 + DEPTH, 3 * (lap + 1)]);
     }
     assert_eq!((line.frames.counters().refused, line.frames.counters().frames), (80, 40));
+}
+
+/// Sessions of all lengths over many laps, among frames whose completions are not compressed.
+#[test]
+fn compressed_sessions_are_frames_with_their_own_hash() {
+    let (mut line, mut random) = (Line::deep(32), Random::new(12));
+    line.frames.compressed(MiniCqeFormat::HASH);
+    let (mut polled, mut hashes) = (0, Vec::new());
+    while polled < 100_000 {
+        let space = 32 - (line.arrived - polled) as usize;
+        let count = random.below(space + 1);
+        let new: Vec<u32> = (0..count).map(|_| random.below(1 << 30) as u32).collect();
+        match count {
+            0 => {}
+            1 => line.arrive(),
+            _ => line.arrive_compressed(&new),
+        }
+        hashes.extend(new.iter().map(|hash| (count > 1).then_some(*hash)));
+        assert_eq!(line.frames.backlog(), line.arrived - polled);
+        for _ in 0..random.below(40) {
+            if polled == line.arrived {
+                assert_eq!(line.poll(true), Err(FrameError::Empty));
+                break;
+            }
+            let next = line.look().expect("a frame");
+            // SAFETY: it was just found.
+            let frame = unsafe { line.frames.front(next, true) };
+            assert_eq!(frame.bytes()[..4], polled.to_be_bytes());
+            if let Some(hash) = hashes[polled as usize] {
+                assert_eq!(frame.hash().0, hash);
+            }
+            polled += 1;
+        }
+    }
+    let counters = line.frames.counters();
+    assert_eq!((counters.frames, counters.bytes), (polled.into(), u64::from(polled) * 64));
+    assert_eq!(counters.refused, 0);
+}
+
+/// A title that claims more completions than there are brings no more than the ring has entries. A
+/// queue that has not asked for compression takes none.
+#[test]
+fn forged_sessions_end_with_the_ring() {
+    let known = [FrameError::Queue(PollError::NotOutstanding), FrameError::Empty];
+    for count in [0, 1, 7, 9, 64, u32::MAX] {
+        for asked in [false, true] {
+            let mut line = Line::new();
+            if asked {
+                line.frames.compressed(MiniCqeFormat::CHECKSUM);
+            }
+            line.arrive_compressed(&[1, 2, 3]);
+            line.cq.ring.write(44, &u32::to_be_bytes(count));
+            let polled: Vec<_> = (0..100).map(|_| line.poll(false)).collect();
+            let frames = polled.iter().filter(|result| result.is_ok()).count();
+            let most = if asked { 2 * DEPTH as usize } else { 0 };
+            assert!(frames <= most, "{count}: {frames} frames");
+            assert!(
+                polled.iter().all(
+                    |result| result.is_ok() || known.iter().any(|error| *result == Err(*error))
+                )
+            );
+        }
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use uverbs_mlx5::completion_queue::{
     FrameError, PollError, Status, StrideFrame, StrideQueue, StrideShape,
 };
-use uverbs_mlx5::format::{CqeOpcode, StrideByteCount, Syndrome};
+use uverbs_mlx5::format::{CqeOpcode, MiniCqe, MiniCqeFormat, StrideByteCount, Syndrome};
 use uverbs_mlx5::queue_error::QueueError;
 use uverbs_mlx5::recv_queue::PostedRing;
 use uverbs_mlx5::request::Sge;
@@ -118,6 +118,40 @@ fn frames_are_where_the_strides_before_them_end() {
     let counters = line.strides.counters();
     assert_eq!((counters.frames, counters.bytes, counters.fillers), (3, 637, 1));
     assert_eq!((counters.refused, counters.exhausted), (0, 0));
+}
+
+/// Mini-CQEs say stride and strides of each frame; fillers are among them.
+#[test]
+fn compressed_sessions_name_the_strides_of_each_frame() {
+    let mut line = Line::new();
+    let mini = |stride, strides, bytes, filler| {
+        let count = StrideByteCount::new(strides, bytes, filler);
+        MiniCqe::with_checksum(7, stride, count.word())
+    };
+    let minis =
+        [mini(0, 1, 60, false), mini(1, 2, 65, false), mini(3, 1, 20, false), mini(4, 4, 0, true)];
+    let title = line.cqe(0, 0, 1, 60, false);
+    line.cq.produce_session(title, &minis);
+    line.arrive(1, 0, 8, 512);
+    line.strides.compressed(MiniCqeFormat::CHECKSUM_STRIDE_INDEX);
+    assert_eq!(line.strides.backlog(), 5);
+    assert_eq!([line.next(), line.next(), line.next()], [(0, 0, 60), (0, 64, 65), (0, 192, 20)]);
+    assert_eq!(line.next(), (1, 0, 512));
+    assert_eq!(line.poll(), Err(FrameError::Empty));
+    let counters = line.strides.counters();
+    assert_eq!((counters.frames, counters.fillers, counters.refused), (4, 1, 0));
+    assert_eq!(line.told(), [4, 5]);
+}
+
+/// Without having been asked for, a session is refused as a whole.
+#[test]
+fn a_session_that_nobody_asked_for_is_refused() {
+    let mut line = Line::new();
+    let title = line.cqe(0, 0, 1, 60, false);
+    let count = StrideByteCount::new(1, 60, false);
+    line.cq.produce_session(title, &[MiniCqe::with_checksum(7, 0, count.word()); 3]);
+    assert_eq!(line.poll(), REFUSED);
+    assert_eq!(line.strides.counters().frames, 0);
 }
 
 #[test]

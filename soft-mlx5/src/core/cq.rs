@@ -1,8 +1,9 @@
 //! Completion queues: writing CQEs, arming, overrun, resize, moderation.
 
-use uverbs_mlx5_format::{CQE_SIZE, CqArm, Cqe, CqeFormat, CqeOpcode, OpOwn};
+use uverbs_mlx5_format::{CQE_SIZE, CqArm, Cqe, CqeFormat, CqeOpcode, MiniCqeFormat, OpOwn};
 use zerocopy::IntoBytes;
 
+use super::compression::Session;
 use super::{AsyncKind, CoreError, Cqn, Event, EventObject};
 use crate::memory::{BusError, HostMemory, PageMap};
 
@@ -116,6 +117,8 @@ pub(super) struct Cq {
     ignore_overrun: bool,
     moderation: Moderation,
     stamps: Stamps,
+    /// Completions that are held back, if the CQ compresses them.
+    session: Option<Session>,
     producer: u32,
     consumer: u32,
     in_error: bool,
@@ -165,6 +168,13 @@ pub(super) enum Posted {
     Lost,
 }
 
+impl Posted {
+    /// What both lead to: at most one of them raises an event, since that disarms the CQ.
+    fn or(self, later: Self) -> Self {
+        if later == Self::NoEvent { self } else { later }
+    }
+}
+
 /// What the timestamps of a CQ are. Both numbers are the clock's value at the device's time 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stamps {
@@ -199,6 +209,7 @@ impl Cq {
             ignore_overrun: params.ignore_overrun,
             moderation: params.moderation,
             stamps: Stamps::Counter(0),
+            session: None,
             producer: 0,
             consumer: 0,
             in_error: false,
@@ -234,6 +245,16 @@ impl Cq {
         self.stamps = stamps;
     }
 
+    /// Compresses completions from now on. Only where entries have 64 bytes.
+    pub(super) fn compress(&mut self, format: MiniCqeFormat) {
+        self.session = Some(Session::new(format));
+    }
+
+    /// Whether completions are held back.
+    pub(super) fn is_holding(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| !session.held.is_empty())
+    }
+
     pub(super) fn completion_event(&self) -> Event {
         Event::Completion { cqn: self.number }
     }
@@ -242,7 +263,7 @@ impl Cq {
         Event::Async { kind: AsyncKind::CqError, object: EventObject::Cq(self.number) }
     }
 
-    /// Writes one CQE and says what it leads to.
+    /// Writes one CQE, or holds it back, and says what it leads to.
     pub(super) fn post(
         &mut self,
         memory: &dyn HostMemory,
@@ -252,9 +273,64 @@ impl Cq {
         if self.in_error {
             return Posted::Lost;
         }
-        if !self.has_space(memory) || self.write(memory, &done).is_err() {
+        let joins = self.session.as_ref().is_some_and(|session| session.joins(&done));
+        let before = if joins { Posted::NoEvent } else { self.flush(memory, now) };
+        if before == Posted::Failed {
+            return before;
+        }
+        if !self.has_space(memory) {
             return self.fail();
         }
+        match &mut self.session {
+            Some(session) if Session::can_hold(&done) => {
+                session.hold(&done);
+                before
+            }
+            _ => before.or(self.write_one(memory, now, &done)),
+        }
+    }
+
+    /// Writes what is held back.
+    pub(super) fn flush(&mut self, memory: &dyn HostMemory, now: u64) -> Posted {
+        let Some(mut session) = self.session.take_if(|session| !session.held.is_empty()) else {
+            return Posted::NoEvent;
+        };
+        let posted = self.write_session(memory, now, &session);
+        session.held.clear();
+        self.session = Some(session);
+        posted
+    }
+
+    fn write_session(&mut self, memory: &dyn HostMemory, now: u64, session: &Session) -> Posted {
+        let (opcode, solicited) = (session.opcode, session.solicited);
+        let Some(cqe) = session.held.first().copied() else { return Posted::NoEvent };
+        let mut title = Completion { cqe, opcode, solicited, inline: None };
+        if session.held.len() == 1 {
+            return self.write_one(memory, now, &title);
+        }
+        let count = session.held.len() as u32;
+        title.cqe.byte_count = count.into();
+        let arrays = session.arrays().try_for_each(|(place, array)| {
+            let at = self.place(self.producer.wrapping_add(place));
+            self.ring.buffer.write(memory, at, array.as_bytes())
+        });
+        // The title last: a host that sees it reads the arrays.
+        let written = arrays.and_then(|()| self.write(memory, &title, CqeFormat::COMPRESSED));
+        if written.is_err() {
+            return self.fail();
+        }
+        (0..count).fold(Posted::NoEvent, |posted, _| posted.or(self.advance(now, &title)))
+    }
+
+    fn write_one(&mut self, memory: &dyn HostMemory, now: u64, done: &Completion<'_>) -> Posted {
+        if self.write(memory, done, CqeFormat::NO_INLINE).is_err() {
+            return self.fail();
+        }
+        self.advance(now, done)
+    }
+
+    /// Moves on over one CQE.
+    fn advance(&mut self, now: u64, done: &Completion<'_>) -> Posted {
         self.producer = self.producer.wrapping_add(1) & INDEX_MASK;
         let wakes = done.solicited || is_error(done.opcode);
         if wakes {
@@ -278,23 +354,40 @@ impl Cq {
     }
 
     fn seems_full(&self) -> bool {
-        self.producer.wrapping_sub(self.consumer) & INDEX_MASK >= 1 << self.ring.log_entries
+        let held = self.session.as_ref().map_or(0, |session| session.held.len() as u32);
+        let unread = self.producer.wrapping_add(held).wrapping_sub(self.consumer) & INDEX_MASK;
+        unread >= 1 << self.ring.log_entries
     }
 
     fn fail(&mut self) -> Posted {
         self.in_error = true;
         self.armed = None;
         self.deadline = None;
+        self.session = None;
         Posted::Failed
     }
 
-    fn write(&self, memory: &dyn HostMemory, done: &Completion<'_>) -> Result<(), BusError> {
-        let slot = u64::from(self.producer & ((1 << self.ring.log_entries) - 1));
+    /// Where the CQE of an index is in the ring.
+    fn place(&self, index: u32) -> u64 {
+        let slot = u64::from(index & ((1 << self.ring.log_entries) - 1));
         let size = self.ring.cqe_size.bytes();
-        let at = slot * size + (size - CQE_SIZE as u64);
+        slot * size + (size - CQE_SIZE as u64)
+    }
+
+    /// Writes a CQE at the producer's index, of `format` unless it has inline data.
+    fn write(
+        &self,
+        memory: &dyn HostMemory,
+        done: &Completion<'_>,
+        format: CqeFormat,
+    ) -> Result<(), BusError> {
+        let at = self.place(self.producer);
         let mut cqe = done.cqe;
         cqe.timestamp = self.stamps.of(cqe.timestamp.get()).into();
-        let format = self.place_inline(memory, &mut cqe, at, done.inline)?;
+        let format = match done.inline {
+            Some(data) => self.place_inline(memory, &mut cqe, at, data)?,
+            None => format,
+        };
         let owner = self.producer >> self.ring.log_entries & 1 != 0;
         cqe.op_own = OpOwn::new(done.opcode, format, done.solicited, owner);
         self.publish(memory, &cqe, at)
@@ -305,9 +398,8 @@ impl Cq {
         memory: &dyn HostMemory,
         cqe: &mut Cqe,
         at: u64,
-        inline: Option<&[u8]>,
+        data: &[u8],
     ) -> Result<CqeFormat, BusError> {
-        let Some(data) = inline else { return Ok(CqeFormat::NO_INLINE) };
         if data.len() <= 32 {
             cqe.as_mut_bytes()[..data.len()].copy_from_slice(data);
             return Ok(CqeFormat::INLINE_32);
@@ -422,7 +514,8 @@ impl Cq {
         if unread + 1 > 1 << ring.log_entries {
             return Err(CoreError::bad("CQ size", 1 << ring.log_entries));
         }
-        self.write(memory, &Completion::new(Cqe::default(), CqeOpcode::RESIZE))?;
+        let marker = Completion::new(Cqe::default(), CqeOpcode::RESIZE);
+        self.write(memory, &marker, CqeFormat::NO_INLINE)?;
         self.producer = self.producer.wrapping_add(1) & INDEX_MASK;
         self.ring = ring;
         Ok(())

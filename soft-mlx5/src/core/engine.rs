@@ -32,6 +32,7 @@ impl Core {
             // A QP that had nothing to do counts too, so that the loop ends.
             left = left.saturating_sub(used.max(1));
         }
+        self.env.flush_completions();
         Step {
             did_work,
             more: !self.env.loopback.is_empty() || !self.env.ready.is_empty(),

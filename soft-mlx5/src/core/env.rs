@@ -34,6 +34,8 @@ pub(super) struct Env {
     pub(super) pds: Table<Counted>,
     pub(super) xrcds: Table<Counted>,
     pub(super) cqs: Table<Cq>,
+    /// CQs that hold completions back, to compress them.
+    pub(super) holding: Vec<Cqn>,
     pub(super) srqs: Table<Srq>,
     pub(super) groups: Groups,
     pub(super) flows: Flows,
@@ -65,6 +67,7 @@ impl Env {
             pds: Table::new(1, limits.pds),
             xrcds: Table::new(1, limits.xrcds),
             cqs: Table::new(1, limits.cqs),
+            holding: Vec::new(),
             srqs: Table::new(1, limits.srqs),
             groups: Groups::new(limits.multicast_members),
             flows: Flows::default(),
@@ -93,7 +96,20 @@ impl Env {
     pub(super) fn complete(&mut self, cqn: Cqn, done: Completion<'_>) -> bool {
         let Some(cq) = self.cqs.get_mut(cqn.0) else { return false };
         let posted = cq.post(&*self.memory, self.now, done);
+        if cq.is_holding() && self.holding.last() != Some(&cqn) {
+            self.holding.push(cqn);
+        }
         self.follow_up(cqn, posted)
+    }
+
+    /// Writes the completions that CQs hold back.
+    pub(super) fn flush_completions(&mut self) {
+        while let Some(cqn) = self.holding.pop() {
+            if let Some(cq) = self.cqs.get_mut(cqn.0) {
+                let posted = cq.flush(&*self.memory, self.now);
+                self.follow_up(cqn, posted);
+            }
+        }
     }
 
     /// Raises the events and sets the timers that a change of a CQ asks for. `false` if the CQ is

@@ -1,6 +1,8 @@
 //! Commands: create, change, query and destroy objects.
 
-use super::cq::{Cq, Stamps};
+use uverbs_mlx5_format::MiniCqeFormat;
+
+use super::cq::{Cq, CqeSize, Stamps};
 use super::env::{Counted, unused};
 use super::qp::Qp;
 use super::srq::Srq;
@@ -103,6 +105,7 @@ impl Core {
 
     /// Resizes a CQ, or changes its moderation or overrun behaviour.
     pub fn modify_cq(&mut self, cqn: Cqn, change: CqModify) -> Result<(), CoreError> {
+        self.env.flush_completions();
         let memory = self.env.memory.clone();
         self.cq_mut(cqn)?.modify(&*memory, change)
     }
@@ -110,6 +113,16 @@ impl Core {
     /// Sets what the timestamps of a CQ are; the device's time by default.
     pub fn stamp_by(&mut self, cqn: Cqn, stamps: Stamps) -> Result<(), CoreError> {
         self.cq_mut(cqn)?.stamp(stamps);
+        Ok(())
+    }
+
+    /// Compresses the CQ's completions. It has just been made, and its entries have 64 bytes.
+    pub fn compress(&mut self, cqn: Cqn, format: MiniCqeFormat) -> Result<(), CoreError> {
+        let cq = self.cq_mut(cqn)?;
+        if cq.cqe_size() != CqeSize::B64 {
+            return Err(CoreError::Unsupported("compression of completions of 128 bytes"));
+        }
+        cq.compress(format);
         Ok(())
     }
 
@@ -129,6 +142,7 @@ impl Core {
 
     /// The host rang the CQ's arm doorbell: reads the arm word of its doorbell record.
     pub fn arm_cq(&mut self, now: u64, cqn: Cqn) -> Result<(), CoreError> {
+        self.env.flush_completions();
         let memory = self.env.memory.clone();
         let posted = self.cq_mut(cqn)?.arm(&*memory, now);
         self.env.follow_up(cqn, posted);
@@ -218,6 +232,7 @@ impl Core {
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), CoreError> {
         let qp = self.qp_mut(qpn)?;
         unused(qpn.object(), qp.groups + qp.flows)?;
+        self.env.flush_completions();
         let Some(mut qp) = self.qps.remove(qpn.0) else { return Ok(()) };
         qp.send_promised(&mut self.env);
         if let Some(slot) = self.special_slot(qp.params.special) {

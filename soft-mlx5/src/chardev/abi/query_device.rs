@@ -6,9 +6,10 @@ use nix::errno::Errno;
 use uverbs_uapi::enums::{AtomicCap, QpType};
 use uverbs_uapi::flags::{DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, RawPacketCaps};
 use uverbs_uapi::mlx5::device::{
-    PacketPacingCaps, QueryDeviceResp as DriverResp, RssCaps as HashCaps, StridingRqCaps, TsoCaps,
+    CqeCompCaps, PacketPacingCaps, QueryDeviceResp as DriverResp, RssCaps as HashCaps,
+    StridingRqCaps, TsoCaps,
 };
-use uverbs_uapi::mlx5::flags::{RxHashFields, RxHashFunctions};
+use uverbs_uapi::mlx5::flags::{CqeCompFormat, RxHashFields, RxHashFunctions};
 use uverbs_uapi::write::device::{
     CqModerationCaps, ExQueryDevice, ExQueryDeviceResp, OdpCaps, QueryDevice, QueryDeviceResp,
     RssCaps,
@@ -19,7 +20,7 @@ use super::call::{Buffers, Call};
 use crate::chardev::device::options::Options;
 use crate::chardev::objects::cq::{MAX_COUNT, MAX_PERIOD};
 use crate::chardev::objects::work_queue::{LOG_STRIDE_BYTES, LOG_STRIDES};
-use crate::core::MAX_TSO;
+use crate::core::{MAX_TSO, MOST_COMPRESSED};
 
 const VENDOR_MELLANOX: u32 = 0x02c9;
 /// Bytes of a send WQE in the computation of `max_qp_wr`: the largest overhead of any type, XRC
@@ -187,8 +188,13 @@ fn strides(options: &Options) -> StridingRqCaps {
     }
 }
 
-/// Answers the driver's part. Of its capabilities segmentation, hashing, pacing and striding are
-/// modelled, the others are zero. The length counts whole members.
+/// Compressed completions.
+fn compression() -> CqeCompCaps {
+    CqeCompCaps { max_num: MOST_COMPRESSED as u32, supported_format: CqeCompFormat::all() }
+}
+
+/// Answers the driver's part. Of its capabilities segmentation, hashing, compression, pacing and
+/// striding are modelled, the others are zero. The length counts whole members.
 fn answer_driver(driver: &Buffers, options: &Options) -> Result<(), Errno> {
     let members = [8, 16, 32, 40, 56, 60, 64, 72, 96, 100, 104, 112];
     let fitting = members.into_iter().rev().find(|end| *end <= driver.output_length());
@@ -197,6 +203,7 @@ fn answer_driver(driver: &Buffers, options: &Options) -> Result<(), Errno> {
         response_length: response_length as u32,
         tso_caps: segmentation(options),
         rss_caps: hashing(options),
+        cqe_comp_caps: compression(),
         packet_pacing_caps: pacing(options),
         striding_rq_caps: strides(options),
         ..DriverResp::default()

@@ -55,7 +55,15 @@ fn completion_queues_in_write_form() {
         Err(Errno::EINVAL),
         "no default UAR"
     );
-    assert_eq!(with(mlx5::CreateCq { cqe_comp_en: 1, ..good }), Err(Errno::EOPNOTSUPP));
+    let compressed = |cqe_comp_res_format, cqe_size| {
+        with(mlx5::CreateCq { cqe_comp_en: 1, cqe_comp_res_format, cqe_size, ..good })
+    };
+    assert_eq!(compressed(0, 64), Err(Errno::EINVAL), "no format");
+    assert_eq!(compressed(3, 64), Err(Errno::EINVAL), "two formats");
+    assert_eq!(compressed(1, 128), Err(Errno::EOPNOTSUPP));
+    for format in [1, 2, 4] {
+        assert!(compressed(format, 64).is_ok());
+    }
     let short = client.write_driver(&base, &good.as_bytes()[..20], &mut [0; 8]);
     assert_eq!(short.unwrap_err(), Errno::EINVAL);
     let extended = ExCreateCq { cqe: 15, comp_channel: -1, ..ExCreateCq::default() };

@@ -19,6 +19,7 @@ impl Core {
         change: &QpAttributes,
     ) -> Result<(), CoreError> {
         self.qp_mut(qpn)?;
+        self.env.flush_completions();
         let Some(qp) = self.qps.get_mut(qpn.0) else { return Ok(()) };
         qp.modify(&mut self.env, state, change)
     }

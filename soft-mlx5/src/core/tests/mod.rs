@@ -1,6 +1,7 @@
 //! Tests of the engine over plain-buffer memory, driven step by step.
 
 mod completion;
+mod compression;
 mod datagram;
 mod errors;
 mod harness;

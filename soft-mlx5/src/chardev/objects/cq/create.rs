@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
+use uverbs_mlx5_format::MiniCqeFormat;
+use uverbs_uapi::mlx5::flags::CqeCompFormat;
 use uverbs_uapi::mlx5::{self, CqFlags, object::cq::create as driver_create};
 use uverbs_uapi::objects::cq::create;
 use uverbs_uapi::write::cq::{CreateCq, CreateCqResp, ExCreateCq, ExCreateCqResp};
@@ -20,7 +22,7 @@ use crate::chardev::device::events::Reporter;
 use crate::chardev::device::options::Options;
 use crate::chardev::objects::cq::{Cq, cqe_size, ring};
 use crate::chardev::objects::object::{Kind, Object};
-use crate::core::{CqParams, EventObject, Moderation, Stamps};
+use crate::core::{CqParams, CqeSize, EventObject, Moderation, Stamps};
 use crate::runtime;
 
 pub(crate) const CREATE: &[Attribute] = &[
@@ -134,10 +136,11 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
     let ring = ring(call, asked.buf_addr, entries, cqe_size)?;
     call.user.pin(asked.db_addr, 8, true)?;
     let uar = uar_index(call, &asked, request.uar)?;
-    if asked.cqe_comp_en == 1 || asked.flags.contains(CqFlags::CQE_128B_PAD) {
-        // This device has neither CQE compression nor padding of 128-byte CQEs.
+    if asked.flags.contains(CqFlags::CQE_128B_PAD) {
+        // This device has no padding of 128-byte CQEs.
         return Err(Errno::EOPNOTSUPP);
     }
+    let compression = compression(&asked, cqe_size)?;
     let stamps = stamps(&asked, device.options())?;
     let params = CqParams {
         ring,
@@ -155,6 +158,9 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
     let cqn = device.control(|machine| {
         let cqn = machine.core.create_cq(params).map_err(errno)?;
         machine.core.stamp_by(cqn, stamps).map_err(errno)?;
+        if let Some(format) = compression {
+            machine.core.compress(cqn, format).map_err(errno)?;
+        }
         machine.uars.attach_completion_queue(&page, cqn);
         let mut routes = device.routes();
         routes.add_completions(cqn.0, &completions);
@@ -171,6 +177,23 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
     }))?;
     driver.write(cqn.0.as_bytes())?;
     Ok(entries - 1)
+}
+
+/// How the CQ's completions are compressed (`create_cq_user` and `mini_cqe_res_format_to_hw` of
+/// drivers/infiniband/hw/mlx5/cq.c).
+fn compression(asked: &mlx5::CreateCq, cqe_size: CqeSize) -> Result<Option<MiniCqeFormat>, Errno> {
+    if asked.cqe_comp_en != 1 {
+        return Ok(None);
+    }
+    if cqe_size != CqeSize::B64 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    match CqeCompFormat::from_bits_retain(asked.cqe_comp_res_format.into()) {
+        CqeCompFormat::HASH => Ok(Some(MiniCqeFormat::HASH)),
+        CqeCompFormat::CSUM => Ok(Some(MiniCqeFormat::CHECKSUM)),
+        CqeCompFormat::CSUM_STRIDX => Ok(Some(MiniCqeFormat::CHECKSUM_STRIDE_INDEX)),
+        _ => Err(Errno::EINVAL),
+    }
 }
 
 /// What the timestamps of the CQ are.
