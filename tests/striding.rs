@@ -234,8 +234,44 @@ fn strides_that_the_device_does_not_have_are_refused_in_words() {
     let large = Striding::new(StrideBytes::B64, StridesPerWqe::N16384);
     let error = pd.create_rx_queue(32768).striding(large).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
-    let counted = pd.create_rx_queue(2).count_matches().striding(SMALL).build();
-    assert_eq!(counted.unwrap_err().kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn a_queue_that_is_full_knows_what_it_lost() {
+    let made =
+        |pd: &ProtectionDomain| pd.create_rx_queue(2).count_matches().striding(SMALL).spares(0);
+    let Some(mut line) = listen_by(made) else { return };
+    // Each takes all strides of a buffer.
+    (0..5).for_each(|_| drop(line.send(500)));
+    line.catch_up();
+    let kept = [line.next(), line.next()];
+    assert_eq!(line.rx.poll().unwrap_err(), FrameError::Empty);
+    assert_eq!((line.rx.matched().unwrap(), line.rx.lost().unwrap()), (5, 3));
+    drop(kept);
+    let Line { rx, _rule, .. } = line;
+    rx.destroy().unwrap();
+}
+
+/// Its rule ends with it, and a frame outlives it.
+#[test]
+fn a_queue_is_destroyed_with_its_target() {
+    let Some(mut line) = listen(2, SMALL, |queue| queue) else { return };
+    let sent = line.send(200);
+    let frame = line.next();
+    let Line { rx, _rule, wire, .. } = line;
+    let number = rx.number();
+    rx.destroy().unwrap();
+    assert_eq!(frame.bytes()[42..], sent[42..]);
+    let mut again = wire.setup.pd.create_rx_queue(2).striding(SMALL).build().unwrap();
+    assert_ne!(number, 0);
+    assert!(again.poll().is_err());
+    let spread = wire.setup.pd.create_rx_queue(2).spread().striding(SMALL).build().unwrap();
+    let table =
+        wire.setup.context.create_indirection_table(&[spread.work_queue().unwrap()]).unwrap();
+    let refused = spread.destroy().unwrap_err();
+    assert_eq!(refused.error.kind(), ErrorKind::Busy);
+    table.destroy().unwrap();
+    refused.object.destroy().unwrap();
 }
 
 /// The device may write what arrives close together as one completion; fillers are among them.

@@ -2,6 +2,11 @@
 
 use uverbs_mlx5::completion_queue::FrameCounters;
 
+use crate::device::context::Context;
+use crate::error::{Error, Result};
+use crate::flow::FlowBuilder;
+use crate::flow::counters::{CounterPoint, Counters};
+
 /// What an [`RxQueue`](super::RxQueue) has counted since it was made. Reading costs a few loads;
 /// the counters themselves cost a poll one addition.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -33,5 +38,44 @@ impl RxCounters {
     pub(super) fn new(counted: FrameCounters, depth: u32, rejected: u64) -> Self {
         let FrameCounters { frames, bytes, too_long, refused, lowest, exhausted, .. } = counted;
         Self { frames, bytes, rejected, too_long, refused, depth, lowest, exhausted }
+    }
+}
+
+/// The device's count of the frames that a queue's rules match, if it was asked for one.
+#[derive(Debug)]
+pub(super) struct Matches(Option<Counters>);
+
+impl Matches {
+    pub(super) fn new(context: &Context, counts: bool) -> Result<Self> {
+        if !counts {
+            return Ok(Self(None));
+        }
+        let counters = context.create_counters()?;
+        counters.attach(CounterPoint::Packets, 0)?;
+        Ok(Self(Some(counters)))
+    }
+
+    /// Counts what a rule matches.
+    pub(super) fn count<'q>(&self, rule: FlowBuilder<'q>) -> FlowBuilder<'q> {
+        match &self.0 {
+            Some(counters) => rule.count(counters),
+            None => rule,
+        }
+    }
+
+    pub(super) fn read(&self) -> Result<u64> {
+        let Some(counters) = &self.0 else {
+            let cause = "the queue counts no matches";
+            return Err(Error::invalid("read_counters", cause).cure_with("use count_matches()"));
+        };
+        let mut value = [0];
+        counters.read(&mut value)?;
+        let [matched] = value;
+        Ok(matched)
+    }
+
+    /// What was matched beyond the frames that were seen.
+    pub(super) fn lost(&self, seen: u64) -> Result<u64> {
+        self.read().map(|matched| matched.saturating_sub(seen))
     }
 }

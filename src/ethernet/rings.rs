@@ -26,6 +26,8 @@ use crate::device::context::Context;
 use crate::device::layer::Raw;
 use crate::error::{Error, Result};
 use crate::flow::FlowBuilder;
+use crate::host::events::Wait;
+use crate::host::lifetime::Destroy;
 use crate::memory::posting::Refused;
 use crate::memory::slot::Slot;
 use crate::qp::qp_type::RawPacket;
@@ -335,6 +337,11 @@ impl StridingRing {
     /// The queue that frames arrive at.
     pub(super) fn work_queue(&self) -> &WorkQueue<Raw> {
         &self.wq
+    }
+
+    /// Destroys the queue that frames arrive at.
+    pub(super) fn end(&mut self) -> Result<()> {
+        self.wq.destroy_in_place(Wait::Forever)
     }
 
     /// How its buffers are divided.

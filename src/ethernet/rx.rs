@@ -7,12 +7,11 @@ use uverbs_mlx5::format::{CqeChecksum, CqeHeaderTypes, L3Type};
 
 use super::FrameError;
 use super::clock::{Clock, FreeRunning, Timed, Timestamp};
-use super::counters::RxCounters;
+use super::counters::{Matches, RxCounters};
 use super::rings::{RingFrame, RxRing};
 use crate::cq::channel::CompletionChannel;
 use crate::device::context::Context;
-use crate::error::{DestroyError, Error, Result};
-use crate::flow::counters::Counters;
+use crate::error::{DestroyError, Result};
 use crate::flow::{Flow, FlowBuilder, Traffic};
 use crate::memory::slab::Slab;
 use crate::memory::slot::Slot;
@@ -28,7 +27,7 @@ pub struct RxQueue<C: Clock = FreeRunning> {
     pub(super) slab: Slab,
     pub(super) rejected: u64,
     pub(super) channel: Option<CompletionChannel>,
-    pub(super) matched: Option<Counters>,
+    pub(super) matched: Matches,
     pub(super) clock: PhantomData<C>,
 }
 
@@ -96,11 +95,7 @@ impl<C: Clock> RxQueue<C> {
         change: impl FnOnce(FlowBuilder<'_>) -> FlowBuilder<'_>,
     ) -> Result<Flow> {
         let builder = rule.describe(self.ring.create_flow()?)?;
-        let builder = match &self.matched {
-            Some(counters) => builder.count(counters),
-            None => builder,
-        };
-        change(builder).build()
+        change(self.matched.count(builder)).build()
     }
 
     /// What was counted so far.
@@ -121,14 +116,7 @@ impl<C: Clock> RxQueue<C> {
     /// [`RxBuilder::count_matches`](super::RxBuilder::count_matches); EINVAL before the first rule;
     /// other errors of the kernel.
     pub fn matched(&self) -> Result<u64> {
-        let Some(counters) = &self.matched else {
-            let cause = "the queue counts no matches";
-            return Err(Error::invalid("read_counters", cause).cure_with("use count_matches()"));
-        };
-        let mut value = [0];
-        counters.read(&mut value)?;
-        let [matched] = value;
-        Ok(matched)
+        self.matched.read()
     }
 
     /// Frames that the rules matched and that did not arrive here: the device had no receive for
@@ -138,10 +126,8 @@ impl<C: Clock> RxQueue<C> {
     /// # Errors
     /// Those of [`RxQueue::matched`].
     pub fn lost(&self) -> Result<u64> {
-        let matched = self.matched()?;
         let counters = self.counters();
-        let seen = counters.frames + counters.too_long + u64::from(self.backlog());
-        Ok(matched.saturating_sub(seen))
+        self.matched.lost(counters.frames + counters.too_long + u64::from(self.backlog()))
     }
 
     /// Memory for frames that are kept: its free slots can be given to [`Frame::take`].

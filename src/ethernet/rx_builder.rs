@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use super::clock::{Clock, FreeRunning, RealTime, Timed, Untimed, compressed, format};
+use super::counters::Matches;
 use super::receiver::Receiver;
 use super::rings::RxRing;
 use super::rx::RxQueue;
@@ -11,7 +12,6 @@ use crate::cq::channel::CompletionChannel;
 use crate::cq::{CompletionQueue, Compression};
 use crate::device::layer::Raw;
 use crate::error::{Error, Result};
-use crate::flow::counters::{CounterPoint, Counters};
 use crate::memory::pd::ProtectionDomain;
 use crate::memory::slab::Slab;
 use crate::memory::slot::Slot;
@@ -171,7 +171,7 @@ impl<C: Clock> RxBuilder<C> {
         // Frames of one step differ in their hash at most; nothing asks for their checksum.
         let compression = compressed::<C>(Compression::Hash);
         let (cq, channel) = self.completion_queue(depth, compression)?;
-        let matched = self.counters()?;
+        let matched = Matches::new(self.pd.context(), self.counts)?;
         let receiver = self.receiver(&cq, depth)?;
         let slab = self.slab(depth)?;
         let ring = RxRing::new(receiver, cq, self.take(&slab, depth)?, slab.slot_bytes())?;
@@ -212,15 +212,6 @@ impl<C: Clock> RxBuilder<C> {
                 Err(Error::invalid(VERB, cause).asked(format!("{} receives", self.depth)))
             }
         }
-    }
-
-    fn counters(&self) -> Result<Option<Counters>> {
-        if !self.counts {
-            return Ok(None);
-        }
-        let counters = self.pd.context().create_counters()?;
-        counters.attach(CounterPoint::Packets, 0)?;
-        Ok(Some(counters))
     }
 
     /// Without a send queue, and ready to receive.

@@ -8,10 +8,11 @@ use uverbs_mlx5::format::{CqeChecksum, CqeHeaderTypes};
 
 use super::FrameError;
 use super::clock::{Clock, FreeRunning, Timed, Timestamp};
+use super::counters::Matches;
 use super::rings::{SharedFrame, StridingRing};
 use crate::cq::channel::CompletionChannel;
 use crate::device::context::Context;
-use crate::error::Result;
+use crate::error::{DestroyError, Result};
 use crate::flow::{Flow, FlowBuilder, Traffic};
 use crate::qp::rss::RssTarget;
 use crate::qp::striding::Striding;
@@ -28,6 +29,7 @@ pub struct StridingQueue<C: Clock = FreeRunning> {
     pub(super) target: Option<RssTarget>,
     pub(super) ring: StridingRing,
     pub(super) channel: Option<CompletionChannel>,
+    pub(super) matched: Matches,
     pub(super) clock: PhantomData<C>,
 }
 
@@ -72,7 +74,26 @@ impl<C: Clock> StridingQueue<C> {
         change: impl FnOnce(FlowBuilder<'_>) -> FlowBuilder<'_>,
     ) -> Result<Flow> {
         let target = self.target.as_mut().ok_or_else(super::receiver::has_no_rules)?;
-        change(rule.describe(target.create_flow())?).build()
+        change(self.matched.count(rule.describe(target.create_flow())?)).build()
+    }
+
+    /// Frames that the rules of this queue matched: see
+    /// [`RxQueue::matched`](super::RxQueue::matched).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn matched(&self) -> Result<u64> {
+        self.matched.read()
+    }
+
+    /// Frames that the rules matched and that were not polled: see
+    /// [`RxQueue::lost`](super::RxQueue::lost). Those that wait to be polled are among them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn lost(&self) -> Result<u64> {
+        let counters = self.ring.strides().counters();
+        self.matched.lost(counters.frames + counters.too_long)
     }
 
     /// What was counted so far.
@@ -107,6 +128,20 @@ impl<C: Clock> StridingQueue<C> {
     /// The context that it belongs to.
     pub fn context(&self) -> &Context {
         self.ring.work_queue().context()
+    }
+
+    /// Destroys it; its rules end. Frames that are kept stay.
+    ///
+    /// # Errors
+    /// What the kernel says; `Busy` while an indirection table has it. It comes back, without its
+    /// rules.
+    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        if let Some(Err(error)) = self.target.as_mut().map(RssTarget::end) {
+            return Err(DestroyError::new(self, error));
+        }
+        // Its table holds the queue.
+        self.target = None;
+        self.ring.end().map_err(|error| DestroyError::new(self, error))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use super::clock::{Clock, FreeRunning, compressed};
+use super::counters::Matches;
 use super::rings::StridingRing;
 use super::rx_builder::{RxBuilder, VERB};
 use super::striding::StridingQueue;
@@ -39,10 +40,6 @@ impl<C: Clock> StridingBuilder<C> {
         let Self { rx, striding, spares } = self;
         let depth = rx.depth()?;
         rx.check_spread()?;
-        if rx.counts {
-            let cause = "a striding queue counts no matches";
-            return Err(Error::invalid(VERB, cause).cure_with("count them in a rule of steer_by()"));
-        }
         let compression = compressed::<C>(Compression::ChecksumAndStride);
         let (cq, channel) = rx.completion_queue(completions(depth, striding)?, compression)?;
         let wq = rx.pd.create_raw_wq(cq.handle(), depth).striding(striding);
@@ -52,7 +49,8 @@ impl<C: Clock> StridingBuilder<C> {
         let slab = buffers(&rx, striding, depth + spares)?;
         let (slots, spares) = (rx.take(&slab, depth)?, rx.take(&slab, spares)?);
         let ring = StridingRing::new(wq, cq, striding, slots, spares)?.compressed(compression);
-        Ok(StridingQueue { target, ring, channel, clock: PhantomData })
+        let matched = Matches::new(rx.pd.context(), rx.counts)?;
+        Ok(StridingQueue { target, ring, channel, matched, clock: PhantomData })
     }
 }
 

@@ -426,6 +426,11 @@ impl RssTarget {
         &mut self.core
     }
 
+    /// Destroys it as its `Drop` does, steering rules first. Does nothing the second time.
+    pub(crate) fn end(&mut self) -> Result<()> {
+        self.core.end()
+    }
+
     destroy_methods! {
         "`Deadlock` if this thread holds an event of it; `Busy` while steering rules lead to it; errors of the kernel. It \
          comes back unharmed."
