@@ -70,8 +70,8 @@ pub(super) fn format<C: Clock>() -> TimestampFormat {
     C::FORMAT
 }
 
-/// How the completions of a queue of clock `C` are compressed, whose frames say each for itself what
-/// `compression` says.
+/// How the completions of a queue of clock `C` are compressed, whose frames say each for itself
+/// what `compression` says.
 pub(super) fn compressed<C: Clock>(compression: Compression) -> Option<Compression> {
     C::COMPRESSED.then_some(compression)
 }

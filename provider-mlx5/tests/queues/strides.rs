@@ -145,7 +145,7 @@ fn compressed_sessions_name_the_strides_of_each_frame() {
 
 /// Without having been asked for, a session is refused as a whole.
 #[test]
-fn a_session_that_nobody_asked_for_is_refused() {
+fn an_unasked_session_is_refused() {
     let mut line = Line::new();
     let title = line.cqe(0, 0, 1, 60, false);
     let count = StrideByteCount::new(1, 60, false);

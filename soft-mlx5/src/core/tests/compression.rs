@@ -182,7 +182,7 @@ fn an_armed_queue_tells_once_for_a_session() {
 
 /// What is held back takes places of the ring.
 #[test]
-fn a_queue_that_nobody_polls_overruns_as_without_compression() {
+fn an_unpolled_queue_overruns_as_without_compression() {
     let mut queue = Queue::new(MiniCqeFormat::HASH);
     (0..256).for_each(|_| queue.deliver(60, 1));
     queue.step();
