@@ -1,60 +1,10 @@
 //! Copies between the kernel's structs and C's, which librdmacm asks for.
 
+use uverbs_uapi::write::ah::AhAttr;
+use uverbs_uapi::write::qp::QpAttr;
+
 use crate::abi::*;
 use crate::query::{gid_bytes, words};
-
-/// `struct ib_uverbs_ah_attr`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct KernelAh {
-    dgid: [u8; 16],
-    flow_label: u32,
-    sgid_index: u8,
-    hop_limit: u8,
-    traffic_class: u8,
-    _reserved: u8,
-    dlid: u16,
-    sl: u8,
-    src_path_bits: u8,
-    static_rate: u8,
-    is_global: u8,
-    port_num: u8,
-    _reserved2: u8,
-}
-
-/// `struct ib_uverbs_qp_attr`.
-#[repr(C)]
-pub(crate) struct KernelQp {
-    _qp_attr_mask: u32,
-    _qp_state: u32,
-    cur_qp_state: u32,
-    path_mtu: u32,
-    path_mig_state: u32,
-    qkey: u32,
-    rq_psn: u32,
-    sq_psn: u32,
-    dest_qp_num: u32,
-    qp_access_flags: u32,
-    ah_attr: KernelAh,
-    alt_ah_attr: KernelAh,
-    cap: ibv_qp_cap,
-    pkey_index: u16,
-    alt_pkey_index: u16,
-    en_sqd_async_notify: u8,
-    sq_draining: u8,
-    max_rd_atomic: u8,
-    max_dest_rd_atomic: u8,
-    min_rnr_timer: u8,
-    port_num: u8,
-    timeout: u8,
-    retry_cnt: u8,
-    rnr_retry: u8,
-    alt_port_num: u8,
-    alt_timeout: u8,
-    _reserved: [u8; 5],
-}
-
-const _: () = assert!(size_of::<KernelAh>() == 32 && size_of::<KernelQp>() == 144);
 
 /// `struct ib_user_path_rec`.
 #[repr(C)]
@@ -105,19 +55,19 @@ pub(crate) struct Path {
 }
 
 /// `ibv_copy_ah_attr_from_kern`.
-pub(crate) unsafe extern "C" fn ah_from_kernel(to: *mut ibv_ah_attr, from: *const KernelAh) {
+pub(crate) unsafe extern "C" fn ah_from_kernel(to: *mut ibv_ah_attr, from: *const AhAttr) {
     // SAFETY: the caller's structs.
     unsafe { *to = ah(&*from) };
 }
 
-fn ah(from: &KernelAh) -> ibv_ah_attr {
+fn ah(from: &AhAttr) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {
-            dgid: words(from.dgid),
-            flow_label: from.flow_label,
-            sgid_index: from.sgid_index,
-            hop_limit: from.hop_limit,
-            traffic_class: from.traffic_class,
+            dgid: words(from.grh.dgid),
+            flow_label: from.grh.flow_label,
+            sgid_index: from.grh.sgid_index,
+            hop_limit: from.grh.hop_limit,
+            traffic_class: from.grh.traffic_class,
         },
         dlid: from.dlid,
         sl: from.sl,
@@ -129,7 +79,7 @@ fn ah(from: &KernelAh) -> ibv_ah_attr {
 }
 
 /// `ibv_copy_qp_attr_from_kern`: as libibverbs, it leaves `qp_state` and `rate_limit` alone.
-pub(crate) unsafe extern "C" fn qp_from_kernel(to: *mut ibv_qp_attr, from: *const KernelQp) {
+pub(crate) unsafe extern "C" fn qp_from_kernel(to: *mut ibv_qp_attr, from: *const QpAttr) {
     // SAFETY: the caller's structs.
     let (to, from) = unsafe { (&mut *to, &*from) };
     to.cur_qp_state = from.cur_qp_state;
@@ -139,8 +89,14 @@ pub(crate) unsafe extern "C" fn qp_from_kernel(to: *mut ibv_qp_attr, from: *cons
     to.rq_psn = from.rq_psn;
     to.sq_psn = from.sq_psn;
     to.dest_qp_num = from.dest_qp_num;
-    to.qp_access_flags = from.qp_access_flags;
-    to.cap = from.cap;
+    to.qp_access_flags = from.qp_access_flags.bits();
+    to.cap = ibv_qp_cap {
+        max_send_wr: from.max_send_wr,
+        max_recv_wr: from.max_recv_wr,
+        max_send_sge: from.max_send_sge,
+        max_recv_sge: from.max_recv_sge,
+        max_inline_data: from.max_inline_data,
+    };
     to.ah_attr = ah(&from.ah_attr);
     to.alt_ah_attr = ah(&from.alt_ah_attr);
     to.pkey_index = from.pkey_index;
