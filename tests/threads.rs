@@ -7,7 +7,7 @@ use uverbs::clock::Conversion;
 use uverbs::cm;
 use uverbs::completion_channel::{CqEvent, DetachedCqEvent};
 use uverbs::counters::CounterPoint;
-use uverbs::cq::{TimestampFormat, WorkCompletion};
+use uverbs::cq::{Compression, TimestampFormat, WorkCompletion};
 use uverbs::devx::{
     CommandChannel, Devx, DevxObject, DevxUar, EventChannel, PacingEntry, UarKind, Umem,
     UmemOptions, VirtioDoorbell,
@@ -96,7 +96,7 @@ fn builders_and_plain_values_are_shared_freely() {
         ObjectId, PageSize, PathOptions, PollError, PortAttributes, PostError, QpAttributes, QpInfo, Raw, Safe,
         QueueUse, Refused, Remote, RnrTimer, Roots, Sge, SrqAttributes, Transition, TransitionError,
         QpType, WorkCompletion, CounterPoint, Ethernet, FlowKind, Ipv4, Ipv6, Masked<u16>, Ports,
-        RateLimit, Pacing, Limit, TimestampFormat, UarKind, UmemOptions<'static>,
+        RateLimit, Pacing, Limit, Compression, TimestampFormat, UarKind, UmemOptions<'static>,
     );
 }
 
@@ -126,7 +126,7 @@ fn queues_of_frames_belong_to_one_thread_at_a_time() {
     expect!(true, false: ethernet::StridingQueue);
     expect!(true, true: ethernet::StridingBuilder, ethernet::StridingCounters);
     expect!(true, true: ethernet::StridedFrame, ethernet::Striding);
-    expect!(true, true: ethernet::StrideBytes, ethernet::StridesPerWqe);
+    expect!(true, true: ethernet::StrideBytes, ethernet::StridesPerWqe, ethernet::Untimed);
     expect!(true, true: ethernet::RxBuilder, ethernet::TxBuilder, ethernet::RxCounters, ethernet::TxCounters);
     expect!(true, true: ethernet::Timestamp<FreeRunning>, ethernet::Timestamp<RealTime>, ethernet::UtcClock);
     expect!(true, true: ethernet::Sent<FreeRunning>, ethernet::Template<2>, ethernet::Field<u32, 4>);
