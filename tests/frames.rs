@@ -7,13 +7,16 @@ mod common;
 #[path = "common/frames.rs"]
 mod frames;
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use common::PATIENCE;
 use frames::{Wire, setup, udp_frame};
-use uverbs::ethernet::{Clock, Frame, FrameError, RealTime, RxBuilder, RxQueue, UtcClock};
-use uverbs::flow::{Ethernet, FiveTuple, Port, Protocol, Sharing, UdpMulticast};
+use uverbs::cq::CqeChecksum;
+use uverbs::ethernet::{
+    Clock, Frame, FrameError, RealTime, RxBuilder, RxQueue, Timestamp, UtcClock,
+};
+use uverbs::flow::{Ethernet, FiveTuple, FiveTupleV6, Port, Protocol, Sharing, UdpMulticast};
 use uverbs::qp::{
     EthChecksum, EthernetOffload, PostFlags, RunTimeDestination, RunTimeOperation, SendRequest,
 };
@@ -34,6 +37,17 @@ fn quote(number: u32, length: usize) -> Vec<u8> {
     payload.resize(length.max(4), number as u8);
     let mut frame = udp_frame(line().mac(), PORT, &payload);
     frame[30..34].copy_from_slice(&GROUP.octets());
+    frame
+}
+
+/// An IPv6 and UDP header with ten bytes behind, from [::1]:1 to [::2]:2.
+fn ipv6_frame() -> Vec<u8> {
+    let mut frame = vec![2, 7, 7, 7, 7, 7, 2, 0, 0, 0, 0, 2, 0x86, 0xdd];
+    frame.extend_from_slice(&[0x60, 0, 0, 0, 0, 18, 17, 64]);
+    frame.extend_from_slice(&Ipv6Addr::LOCALHOST.octets());
+    frame.extend_from_slice(&Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 2).octets());
+    frame.extend_from_slice(&[0, 1, 0, 2, 0, 18, 0xbb, 0xbb]);
+    frame.extend_from_slice(&[7; 10]);
     frame
 }
 
@@ -440,6 +454,50 @@ fn queues_use_memory_of_the_programs_own() {
         let error = wire.setup.pd.create_rx_queue(depth).build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     }
+}
+
+/// libmlx5 says that a time of 100 s and 5 ns is 429,496,729,605 ns (`ibv_wc_read_completion_ts`
+/// of a real-time queue, wallclock).
+#[test]
+fn real_time_stamps_are_nanoseconds() {
+    let time = Timestamp::<RealTime>::from_raw(100 << 32 | 5);
+    assert_eq!((time.nanoseconds(), time.seconds()), (100_000_000_005, 100));
+}
+
+/// libmlx5 has one bit for both layers, which only IPv4 sets.
+#[test]
+fn checksums_of_ipv6_and_of_each_layer_are_told() {
+    let Some(mut line) = listen(8, |rx| rx) else { return };
+    let [source, destination] = ["[::1]:1", "[::2]:2"].map(|end| end.parse().unwrap());
+    let connection = FiveTupleV6 { protocol: Protocol::Udp, source, destination, tag: None };
+    let _rule = line.rx.steer(&connection).unwrap();
+    line.send_frame(EthernetOffload { checksum: EthChecksum::L4, ..SUMS }, &ipv6_frame());
+    let found = line.wait_for_frame();
+    assert!(found.checksums_ok() && !found.is_ipv4(), "{:?}", found.checks());
+    drop(found);
+    // The IPv4 header's checksum is good, the datagram's is not.
+    line.send_frame(EthernetOffload { checksum: EthChecksum::L3, ..SUMS }, &quote(1, 60));
+    let found = line.wait_for_frame().checks().0;
+    assert_eq!(found & (CqeChecksum::L3_OK | CqeChecksum::L4_OK), CqeChecksum::L3_OK);
+}
+
+#[test]
+fn the_ports_counter_has_frames_without_a_receive() {
+    let Some(mut line) = listen(4, |rx| rx) else { return };
+    let context = line.rx.context().clone();
+    let Ok(before) = context.hw_counter(1, "out_of_buffer") else { return };
+    (0..7).for_each(|number| line.send(number, 60));
+    line.catch_up();
+    // The driver repeats a value for 10 ms.
+    let (start, mut lost) = (Instant::now(), 0);
+    while lost < 3 && start.elapsed() < PATIENCE {
+        lost = context.hw_counter(1, "out_of_buffer").unwrap() - before;
+    }
+    assert!(lost == 3 || !common::is_soft() && lost > 3, "{lost}");
+    let error = |port, name| context.hw_counter(port, name).unwrap_err().kind();
+    assert_eq!(error(9, "out_of_buffer"), ErrorKind::InvalidInput);
+    assert_eq!(error(1, "../../node_guid"), ErrorKind::InvalidInput);
+    assert_eq!(error(1, "of_no_driver"), ErrorKind::NotFound);
 }
 
 /// The device may write what arrives close together as one completion; each frame is as without.

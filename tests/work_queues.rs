@@ -329,6 +329,25 @@ fn frames_are_spread_over_receive_queues() {
     assert!(zero.frames > 0 && one.frames > 0, "{zero:?} {one:?}");
 }
 
+/// libmlx5 never says so of a work queue's frames.
+#[test]
+fn good_checksums_are_told_of_work_queues_too() {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let (pd, context) = (wire.setup.pd.clone(), wire.setup.context.clone());
+    let mut queue = pd.create_rx_queue(8).without_events().spread().build().unwrap();
+    let table = context.create_indirection_table(&[queue.work_queue().unwrap()]).unwrap();
+    let mut target = pd.create_rss_target(&table, &RssOptions::new(RssTraffic::Ipv4Udp)).unwrap();
+    let _rule = target.create_flow().ethernet(all_to(wire.mac)).build().unwrap();
+    let sums = EthernetOffload { checksum: EthChecksum::IP_CSUM, ..PLAIN };
+    wire.send(sums, &frames::udp_frame(wire.mac, 5, &[1; 30]));
+    let start = std::time::Instant::now();
+    while queue.backlog() == 0 {
+        assert!(start.elapsed() < common::PATIENCE, "nothing arrived");
+        context.poll_idle();
+    }
+    assert!(queue.poll().unwrap().checksums_ok());
+}
+
 #[test]
 fn a_spread_queue_leaves_its_rules_to_the_target() {
     let Some(wire) = Wire::new(|builder| builder) else { return };

@@ -156,6 +156,33 @@ impl Context {
             .map_err(|_| Error::invalid(VERB, format!("sysfs says {text:?}, which is no P_Key")))
     }
 
+    /// A counter of a port that the driver shows in sysfs (`hw_counters`): `out_of_buffer` for
+    /// instance, messages and frames of all programs for which no receive was posted. The driver
+    /// may repeat a value for 10 ms.
+    ///
+    /// ```no_run
+    /// let context = uverbs::open_default()?;
+    /// println!("{} were lost for want of receives", context.hw_counter(1, "out_of_buffer")?);
+    /// # Ok::<(), uverbs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidInput` for a port that the device lacks, or a name that is no file's; `NotFound` if
+    /// the driver shows no such counter.
+    pub fn hw_counter(&self, port: u8, name: &str) -> Result<u64> {
+        const VERB: &str = "hw_counter";
+        self.require_port(VERB, port)?;
+        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        {
+            return Err(Error::invalid(VERB, "counters have letters, digits and _ in their names"));
+        }
+        let path = format!("ports/{port}/hw_counters/{name}");
+        let text = self.commands().channel().attribute(&path).map_err(|error| {
+            Error::io(VERB, &error).asked(path.as_str()).with_kind(ErrorKind::NotFound)
+        })?;
+        text.trim().parse().map_err(|_| Error::invalid(VERB, format!("{path} says {text:?}")))
+    }
+
     fn require_port(&self, verb: &'static str, port: u8) -> Result<()> {
         let ports = self.attributes()?.ports();
         if port >= 1 && port <= ports {

@@ -133,6 +133,8 @@ pub struct Counters {
     pub duplicates: u64,
     /// RNR NAKs sent.
     pub rnr_naks: u64,
+    /// Messages, datagrams and frames for which no receive was posted (`out_of_buffer`).
+    pub out_of_buffer: u64,
     /// Datagrams dropped: no receive was posted, or the Q_Key was wrong.
     pub datagrams_lost: u64,
     /// Datagrams with a wrong Q_Key.

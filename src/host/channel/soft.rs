@@ -143,6 +143,11 @@ impl Channel for SoftChannel {
     }
 
     fn attribute(&self, name: &str) -> io::Result<String> {
+        // Counters have the values of now, everything else those of when it was opened.
+        if let Some(counter) = name.strip_prefix("ports/1/hw_counters/") {
+            let value = self.file.hw_counter(counter);
+            return value.map(|value| value.to_string()).ok_or(io::ErrorKind::NotFound.into());
+        }
         let text = self.sysfs.read(&format!("{}/{name}", self.directory));
         text.map(|text| text.trim_end().to_owned()).ok_or_else(|| io::ErrorKind::NotFound.into())
     }

@@ -33,7 +33,7 @@ use faults::Fault;
 use file::FileShared;
 use open_file::OpenFile;
 use options::GidEntry;
-use sysfs::{Sysfs, hw_counters};
+use sysfs::Sysfs;
 
 /// A software ConnectX with its kernel driver, running in this process.
 ///
@@ -113,8 +113,7 @@ impl SoftDevice {
     /// A counter of the port, by its name in the directory `hw_counters` of sysfs; `None` if it has
     /// none of that name.
     pub fn hw_counter(&self, name: &str) -> Option<u64> {
-        let counters = self.inspect(|core| core.counters()).unwrap_or_default();
-        hw_counters(&counters).into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+        self.shared.hw_counter(name)
     }
 
     /// The GUID of the device.

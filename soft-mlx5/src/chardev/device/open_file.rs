@@ -139,6 +139,11 @@ impl OpenFile {
         self.file.device.idle();
     }
 
+    /// A counter of the port: see [`SoftDevice::hw_counter`](super::SoftDevice::hw_counter).
+    pub fn hw_counter(&self, name: &str) -> Option<u64> {
+        self.file.device.hw_counter(name)
+    }
+
     /// `poll(2)` for reading: waits until one of `files` is readable, at most for `timeout`, and
     /// returns whether one is. Meant for a thread that sleeps until there is an event: it does the
     /// device's work meanwhile, so that a packet wakes this thread and no other one.

@@ -16,6 +16,7 @@ use super::file::FileShared;
 use super::management::Agent;
 use super::options::Options;
 use super::shared_pages::SharedPages;
+use super::sysfs::hw_counters;
 use crate::chardev::objects::dm::DeviceMemory;
 use crate::chardev::objects::uar::UarPages;
 use crate::chardev::objects::xrcd::XrcDomains;
@@ -261,6 +262,12 @@ impl DeviceShared {
         command: impl FnOnce(&mut Machine) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
         self.runtime.control(command).unwrap_or(Err(Errno::EIO))
+    }
+
+    /// A counter of the port, by its name in sysfs.
+    pub(crate) fn hw_counter(&self, name: &str) -> Option<u64> {
+        let counters = self.control(|machine| Ok(machine.core.counters())).unwrap_or_default();
+        hw_counters(&counters).into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
     }
 
     /// As [`control`](Self::control), for a command of the core alone.

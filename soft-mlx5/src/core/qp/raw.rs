@@ -150,6 +150,7 @@ impl Qp {
     fn receive_into_wqe(&mut self, env: &mut Env, arrived: &Arrived<'_>) -> bool {
         let Ok(mut wqe) = self.take_receive_wqe(env, None) else {
             env.counters.datagrams_lost += 1;
+            env.counters.out_of_buffer += 1;
             return false;
         };
         let stored = self.store_frame(env, &mut wqe, 0, arrived);
@@ -184,6 +185,7 @@ impl Qp {
             Some(Err(_)) => return false,
             None => {
                 env.counters.datagrams_lost += 1;
+                env.counters.out_of_buffer += 1;
                 return false;
             }
         };

@@ -460,6 +460,7 @@ impl Qp {
             Refusal::NotReady => {
                 self.responder.nak_sent = true;
                 env.counters.rnr_naks += 1;
+                env.counters.out_of_buffer += 1;
                 let timer = RnrTimer::new(self.settings.min_rnr_timer);
                 let syndrome = Syndrome::RnrNak(timer);
                 self.responder.answers.push_back(Answer::short(psn, syndrome));

@@ -75,6 +75,7 @@ impl Qp {
         // Without a receive WQE a datagram is lost.
         let Ok(mut wqe) = self.take_receive_wqe(env, None) else {
             env.counters.datagrams_lost += 1;
+            env.counters.out_of_buffer += 1;
             return;
         };
         let grh = global_route_header(env, from, packet);

@@ -6,12 +6,14 @@ use crate::chardev::device::options::Options;
 use crate::core::Counters;
 
 /// What the device counts of that which mlx5_ib shows, with the driver's names
-/// (`out_of_seq_q_cnts`, `retrans_q_cnts` and `extended_err_cnts` in mlx5/counters.c). No hardware
-/// has confirmed that `resp_local_length_error` has the frames of raw packet queue pairs.
-pub(crate) fn hw_counters(counters: &Counters) -> [(&'static str, u64); 4] {
+/// (`basic_q_cnts`, `out_of_seq_q_cnts`, `retrans_q_cnts` and `extended_err_cnts` in
+/// mlx5/counters.c). No hardware has confirmed that `resp_local_length_error` has the frames of raw
+/// packet queue pairs, nor that `out_of_buffer` has the RNR NAKs.
+pub(crate) fn hw_counters(counters: &Counters) -> [(&'static str, u64); 5] {
     [
         ("duplicate_request", counters.duplicates),
         ("local_ack_timeout_err", counters.timeouts),
+        ("out_of_buffer", counters.out_of_buffer),
         ("out_of_sequence", counters.out_of_sequence),
         ("resp_local_length_error", counters.receives_too_short),
     ]
