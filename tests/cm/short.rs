@@ -185,6 +185,31 @@ fn a_port_in_use_is_refused_unless_it_is_shared() {
     assert!(error.cure().contains("port"), "{error}");
 }
 
+/// As on one machine, though each device has ports of its own.
+#[test]
+fn an_address_of_the_machine_has_one_listener_at_a_port() {
+    let ends = crate::network::ends_of(crate::network::Medium::Memory, &Default::default());
+    let [one, two] = ends.map(|end| end.setup.context);
+    let bind =
+        |context: &Context, address: SocketAddr| Listener::builder().context(context).bind(address);
+    let first = bind(&one, ([127, 0, 0, 1], 0).into()).unwrap();
+    let taken = first.local_address().unwrap();
+    let error = bind(&two, taken).unwrap_err();
+    assert_eq!(error.errno(), 98, "{error}");
+    // Its own address is another one.
+    let own = SocketAddr::new(address_of(&two).ip(), taken.port());
+    drop(bind(&two, own).unwrap());
+    drop(first);
+    bind(&two, taken).unwrap();
+}
+
+#[test]
+fn a_loopback_address_of_no_device_is_not_listened_at() {
+    let (context, _) = place();
+    let error = Listener::builder().context(&context).bind("127.77.255.254:0").unwrap_err();
+    assert_eq!(error.errno(), 99, "{error}");
+}
+
 #[test]
 fn a_peer_that_does_not_answer_is_given_up() {
     let (context, address) = place();

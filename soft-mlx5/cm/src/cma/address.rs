@@ -164,6 +164,12 @@ pub struct Route {
 
 /// What rdma_cm asks of the IP stack.
 pub trait Addresses {
+    /// Whether an address that an id binds to stands for all of the machine. To the kernel those of
+    /// the loopback interface do, too; where devices have such addresses they stand for one.
+    fn is_wide(&self, address: IpAddr) -> bool {
+        is_any(address)
+    }
+
     /// The device that has an own address.
     ///
     /// # Errors

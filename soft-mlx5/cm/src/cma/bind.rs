@@ -139,16 +139,11 @@ fn interface_of(
         }
     }
     match source {
-        source if source.is_any() && !is_station(source, addresses) => Ok(None),
+        Address::Ip(ip) if addresses.is_wide(ip.ip()) => Ok(None),
         Address::Ip(ip) => addresses.own(ip.ip()).map(Some),
+        Address::Ib(_) if source.is_any() => Ok(None),
         Address::Ib(ib) => addresses.own(ip_of(ib)).map(Some),
     }
-}
-
-/// Software devices have addresses of the loopback network, which the kernel takes for wildcards:
-/// one that a device has stands for that device alone.
-fn is_station(source: &Address, addresses: &dyn Addresses) -> bool {
-    source.ip().is_some_and(|ip| !ip.ip().is_unspecified() && addresses.own(ip.ip()).is_ok())
 }
 
 fn ip_of(ib: &SockaddrIb) -> IpAddr {

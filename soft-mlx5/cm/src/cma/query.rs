@@ -8,7 +8,7 @@ use uverbs_uapi::cm::path::{PathFlags, PathRecData, QueryRouteResp, UserPathRec}
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::attributes::PORT;
-use super::{Address, Cma, CmaError, CmaId, CmaState};
+use super::{Address, Cma, CmaError, CmaId};
 use crate::ib_cm::Path;
 use uverbs_soft_packet::{Addressing, Gid};
 
@@ -58,9 +58,9 @@ impl Cma {
         Ok(answer)
     }
 
-    /// Space, address and port of an id that listens.
-    pub fn listens_at(&self, id: CmaId) -> Option<(PortSpace, SocketAddr)> {
-        let of = self.ids.get(&id).filter(|id| id.state == CmaState::Listen)?;
+    /// Space, address and port that an id is bound to.
+    pub fn bound_to(&self, id: CmaId) -> Option<(PortSpace, SocketAddr)> {
+        let of = self.ids.get(&id)?;
         Some((of.space, of.source?.ip()?))
     }
 

@@ -15,6 +15,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::commands::{Call, errno, ip, sized};
 use super::context::Member;
 use super::host::State;
+use super::stack::Stack;
 use uverbs_soft_cm::cma::Address;
 
 /// Longest queue of requests (the sysctl `net.rdma_ucm.max_backlog`).
@@ -53,9 +54,10 @@ impl Call<'_> {
         context.backlog = if is_given { backlog } else { MAX_BACKLOG };
         let id = context.id;
         let State { cma, stack, .. } = &mut *self.state;
+        let claim = Stack::claim(cma, id).map_err(errno)?;
         cma.listen(id, stack).map_err(errno)?;
-        let entry = stack.publish(cma, id);
-        self.context(number)?.entry = entry;
+        let entries = [claim, stack.publish(cma, id)];
+        self.context(number)?.entries = entries;
         Ok(())
     }
 

@@ -24,8 +24,8 @@ pub(super) struct Context {
     pub(super) backlog: u32,
     /// The device is gone: every command fails, except destroying the id.
     pub(super) is_closing: bool,
-    /// Lists a listener on all addresses for other processes.
-    pub(super) entry: Option<OwnedFd>,
+    /// Keep other processes' listeners from its address, and list it for their connections.
+    pub(super) entries: [Option<OwnedFd>; 2],
 }
 
 /// A membership in a multicast group.
@@ -83,8 +83,8 @@ pub(super) struct Contexts {
 
 impl Contexts {
     pub(super) fn add(&mut self, file: FileNumber, id: CmaId, uid: u64) -> u32 {
-        let context =
-            Context { file, id, uid, reported: 0, backlog: 0, is_closing: false, entry: None };
+        let (reported, backlog, is_closing, entries) = Default::default();
+        let context = Context { file, id, uid, reported, backlog, is_closing, entries };
         let number = self.ids.insert(context);
         self.numbers.insert(id, number);
         number

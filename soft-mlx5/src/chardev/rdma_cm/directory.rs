@@ -5,10 +5,12 @@
 //! name of a socket in the abstract namespace, which the system lists and removes with the process.
 #![forbid(unsafe_code)]
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket};
+use uverbs_soft_cm::cma::CmaError;
 use uverbs_uapi::cm::PortSpace;
 
 use crate::wire::Station;
@@ -19,12 +21,26 @@ fn prefix(space: PortSpace, port: u16) -> String {
 
 /// Lists a listener while the socket is open; `None` if that is impossible.
 pub(super) fn publish(space: PortSpace, port: u16, station: Station) -> Option<OwnedFd> {
-    let name = format!("{}{station}", prefix(space, port));
-    let address = UnixAddr::new_abstract(name.as_bytes()).ok()?;
+    named(&format!("{}{station}", prefix(space, port))).ok()
+}
+
+/// Has an address of the machine and its port while the socket is open; `None` if that is
+/// impossible.
+///
+/// # Errors
+/// EADDRINUSE if another listener has them.
+pub(super) fn claim(space: PortSpace, address: SocketAddr) -> Result<Option<OwnedFd>, CmaError> {
+    match named(&format!("{}at-{}", prefix(space, address.port()), address.ip())) {
+        Err(Errno::EADDRINUSE) => Err(CmaError(libc::EADDRINUSE)),
+        result => Ok(result.ok()),
+    }
+}
+
+fn named(name: &str) -> nix::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC;
-    let entry = socket(AddressFamily::Unix, SockType::Datagram, flags, None).ok()?;
-    bind(entry.as_raw_fd(), &address).ok()?;
-    Some(entry)
+    let entry = socket(AddressFamily::Unix, SockType::Datagram, flags, None)?;
+    bind(entry.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
+    Ok(entry)
 }
 
 /// The station of a listener of any process.

@@ -12,7 +12,7 @@ use crate::chardev::device::options::{GidType, Options};
 use crate::packet::{Addressing, Gid};
 use crate::wire::{Interface as NetInterface, Neighbours, Place, Station, gid_of as gid_at};
 use uverbs_soft_cm::cma::{
-    Addresses, Cma, CmaError, CmaId, DeviceInfo, DeviceNumber, GidSlot, Interface, Route,
+    Addresses, Cma, CmaError, CmaId, CmaState, DeviceInfo, DeviceNumber, GidSlot, Interface, Route,
 };
 
 const NOT_OWN: CmaError = CmaError(libc::EADDRNOTAVAIL);
@@ -47,10 +47,24 @@ impl Stack {
 
     /// Lists a listener that 127.0.0.1 leads to.
     pub(super) fn publish(&self, cma: &Cma, id: CmaId) -> Option<OwnedFd> {
-        let (space, address) = cma.listens_at(id)?;
+        let (space, address) = cma.bound_to(id)?;
         let port = is_machine(address.ip()).then(|| address.port())?;
         let station = self.devices.first()?.shared.options().station()?;
         directory::publish(space, port, station)
+    }
+
+    /// Keeps the listeners of other processes from an address that all of them have, as the
+    /// kernel does; `None` where each has its own.
+    ///
+    /// # Errors
+    /// EADDRINUSE if one of them listens there.
+    pub(super) fn claim(cma: &Cma, id: CmaId) -> Result<Option<OwnedFd>, CmaError> {
+        let bound = cma.bound_to(id).filter(|_| cma.state(id) == Some(CmaState::AddrBound));
+        let is_common = |address: IpAddr| address.is_loopback() && is_machine(address);
+        match bound.filter(|(_, address)| is_common(address.ip())) {
+            Some((space, address)) => directory::claim(space, address),
+            None => Ok(None),
+        }
     }
 
     fn find(&self, station: Station) -> Option<DeviceNumber> {
@@ -129,6 +143,11 @@ impl Stack {
 }
 
 impl Addresses for Stack {
+    /// Loopback addresses are those of software devices.
+    fn is_wide(&self, address: IpAddr) -> bool {
+        address.is_unspecified()
+    }
+
     fn own(&self, address: IpAddr) -> Result<Interface, CmaError> {
         if address.is_loopback() && is_machine(address) {
             // The devices' interface is the loopback interface, and this is its address.
