@@ -57,6 +57,15 @@ const NOTHING: Capacities = Capacities {
     max_inline_data: 0,
 };
 
+/// What `mlx5dv_create_qp` adds.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct OfMlx5 {
+    /// Short messages come inside no completion.
+    pub(crate) no_scatter: bool,
+    /// Requests are built with `mlx5dv_wr_…`, of any operation.
+    pub(crate) is_extended: bool,
+}
+
 /// What a program asks for, in one form for both verbs.
 struct Wanted<'a> {
     context: *mut ibv_context,
@@ -114,17 +123,17 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     // SAFETY: the caller's objects.
-    unsafe { create_qp_of_mlx5(context, attr, false) }
+    unsafe { create_qp_of_mlx5(context, attr, OfMlx5::default()) }
 }
 
-/// `ibv_create_qp_ex`; short messages come inside no completion if `no_scatter`.
+/// `ibv_create_qp_ex`, with attributes of mlx5's own.
 ///
 /// # Safety
 /// The caller's objects.
 pub(crate) unsafe fn create_qp_of_mlx5(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
-    no_scatter: bool,
+    own: OfMlx5,
 ) -> *mut ibv_qp {
     // SAFETY: the caller's struct. Programs of older releases have a shorter one, whose missing
     // fields no bit of the mask names; so it is read field by field.
@@ -138,8 +147,11 @@ pub(crate) unsafe fn create_qp_of_mlx5(
         context,
         attributes,
         pd: if has(MASK_PD) { attributes.pd } else { ptr::null_mut() },
-        operations: has(MASK_SEND_OPS).then_some(attributes.send_ops_flags),
-        no_scatter,
+        operations: match has(MASK_SEND_OPS) {
+            true => Some(attributes.send_ops_flags),
+            false => own.is_extended.then_some(OPS_KNOWN),
+        },
+        no_scatter: own.no_scatter,
         flags: if has(MASK_CREATE_FLAGS) { attributes.create_flags } else { 0 },
         tso_header: if has(MASK_TSO) { attributes.max_tso_header.into() } else { 0 },
     };

@@ -18,6 +18,7 @@ use uverbs_mlx5::send_queue::SendQueue;
 
 use crate::abi::*;
 use crate::ah::Ah;
+use crate::dv::DirectQp;
 use crate::qp::Qp;
 use crate::usual::{Posts, Usual};
 use crate::window;
@@ -34,6 +35,8 @@ pub(crate) struct SendTable {
     post: PostSend,
     /// The functions of `ibv_qp_ex`.
     pub(crate) wr: fn(ibv_qp) -> ibv_qp_ex,
+    /// The functions of `mlx5dv_qp_ex`.
+    pub(crate) direct: DirectQp,
     /// Gives up what is being built.
     pub(crate) abort: unsafe fn(&mut Building),
     /// Asks for all attributes, while other threads may post.
@@ -48,6 +51,7 @@ macro_rules! tables {
         pub(crate) static $name: SendTable = SendTable {
             post: post_list::<$type>,
             wr: wr::table::<$type>,
+            direct: DirectQp::of::<$type, true>(),
             abort: wr::abort::<$type>,
             query: query_of::<$type>,
             modify: modify_of::<$type>,
@@ -67,6 +71,7 @@ tables! {
 pub(crate) static NONE: SendTable = SendTable {
     post: post_nothing,
     wr: wr::table_of_none,
+    direct: DirectQp::of::<Rc, false>(),
     abort: |_| {},
     query: query_target,
     modify: modify_target,

@@ -15,6 +15,7 @@ use crate::abi::*;
 use crate::attributes;
 use crate::context::Context;
 use crate::cq::Cq;
+use crate::dv::DirectQp;
 use crate::held::{self, Held};
 use crate::lock::{Guard, Lock, Shared};
 use crate::post::SendTable;
@@ -54,6 +55,8 @@ pub(crate) struct Qp {
     /// Whether it was made with `send_ops_flags`, so that `ibv_qp_to_qp_ex` knows it.
     pub(crate) is_extended: bool,
     pub(crate) async_events: Held<DetachedEvent>,
+    /// What programs hold a pointer to as `mlx5dv_qp_ex`.
+    pub(crate) direct: UnsafeCell<DirectQp>,
     #[allow(dead_code, reason = "held for its lifetime")]
     user: Option<Arc<()>>,
 }
@@ -130,6 +133,7 @@ impl Qp {
         let receive = unsafe { C::receive(library) };
         Box::new(Self {
             ex: UnsafeCell::new(with.ex),
+            direct: UnsafeCell::new(send.direct),
             send,
             queue: Cell::new(library.cast()),
             receive: Cell::new(receive),

@@ -626,6 +626,35 @@ fn table_with<T: Posts, const SENDS: bool>(qp_base: ibv_qp) -> ibv_qp_ex {
     }
 }
 
+/// A request that the program has encoded itself, behind those before it.
+///
+/// # Safety
+/// As for [`of`], and the queue pair is of type `T`.
+pub(crate) unsafe fn encoded<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, wqe: &[u8]) {
+    // SAFETY: the caller's promise; what a program promises is what the batch asks for.
+    unsafe {
+        let (queue_pair, building) = of(qp);
+        if building.stage != Stage::None {
+            finish::<T, SENDS>(queue_pair, building);
+        } else if building.before == Before::None {
+            begin_batch::<T, SENDS>(queue_pair, building);
+        }
+        if building.before == Before::Batch {
+            let built = batch::<T>(building).build_encoded((*qp).wr_id, wqe);
+            built.unwrap_or_else(|reason| building.fail(errno(reason)));
+        }
+    }
+}
+
+/// What no device here has: nothing is posted, and `ibv_wr_complete` says EOPNOTSUPP.
+///
+/// # Safety
+/// As for [`of`].
+pub(crate) unsafe fn lacking(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's promise.
+    unsafe { of(qp) }.1.fail(libc::EOPNOTSUPP);
+}
+
 /// The operations that only note themselves.
 macro_rules! operations {
     ($( $(#[$meta:meta])* $name:ident($($argument:ident: $type:ty),*) = $operation:expr; )*) => {$(
@@ -743,13 +772,13 @@ unsafe extern "C" fn bind_mw<T: Posts, const SENDS: bool>(
 /// `ibv_wr_atomic_write`: no mlx5 has it.
 unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, _: u32, _: u64, _: *const c_void) {
     // SAFETY: the caller's queue pair, after start.
-    unsafe { of(qp) }.1.fail(libc::EOPNOTSUPP);
+    unsafe { lacking(qp) };
 }
 
 /// `ibv_wr_flush`: no mlx5 has it.
 unsafe extern "C" fn flush(qp: *mut ibv_qp_ex, _: u32, _: u64, _: usize, _: u8, _: u8) {
     // SAFETY: the caller's queue pair, after start.
-    unsafe { of(qp) }.1.fail(libc::EOPNOTSUPP);
+    unsafe { lacking(qp) };
 }
 
 /// `ibv_wr_set_ud_addr`.

@@ -247,6 +247,73 @@ static void what_is_not_there(void)
 	CHECK(reg(pd, 0, 0, 0, -1, 0, 1) == NULL && errno == EOPNOTSUPP);
 }
 
+/* A request that the program encodes itself, to write eight bytes. The index and the number in it are not the queue's. */
+static void encode_write(char *wqe, uint64_t from, uint64_t to)
+{
+	struct mlx5_wqe_ctrl_seg *control = (void *)wqe;
+	struct mlx5_wqe_raddr_seg *remote = (void *)(control + 1);
+	mlx5dv_set_ctrl_seg(control, 0x7777, MLX5_OPCODE_RDMA_WRITE, 0, 0x123456, MLX5_WQE_CTRL_CQ_UPDATE, 3, 0, 0);
+	remote->raddr = htobe64(to);
+	remote->rkey = htobe32(mr->rkey);
+	remote->reserved = 0;
+	mlx5dv_set_data_seg((void *)(remote + 1), 8, mr->lkey, from);
+}
+
+static void encoded_requests(void)
+{
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	struct ibv_qp_init_attr_ex attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .pd = pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE,
+		.cap = { .max_send_wr = 4, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
+	struct mlx5dv_qp_init_attr own = { .comp_mask = MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS,
+		.send_ops_flags = MLX5DV_QP_EX_WITH_RAW_WQE };
+	_Alignas(16) char wqe[64];
+	struct mlx5dv_qp_ex *direct;
+	struct ibv_qp_ex *ex;
+	struct ibv_qp *qp;
+	unsigned lap, i;
+
+	qp = mlx5dv_create_qp(context, &attr, &own);
+	CHECK(cq && qp);
+	connect_to_itself(qp);
+	ex = ibv_qp_to_qp_ex(qp);
+	direct = mlx5dv_qp_ex_from_ibv_qp_ex(ex);
+	CHECK(ex && direct);
+	for (lap = 0; lap < 40; lap++) {
+		memset(buffer, 0, 64);
+		memcpy(buffer, "encoded requests", 16);
+		ibv_wr_start(ex);
+		encode_write(wqe, (uintptr_t)buffer, (uintptr_t)buffer + 16);
+		ex->wr_id = 3 * lap;
+		mlx5dv_wr_raw_wqe(direct, wqe);
+		ex->wr_id = 3 * lap + 1;
+		ex->wr_flags = IBV_SEND_SIGNALED | IBV_SEND_FENCE;
+		ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)buffer + 32);
+		ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)buffer, 8);
+		encode_write(wqe, (uintptr_t)buffer + 8, (uintptr_t)buffer + 24);
+		ex->wr_id = 3 * lap + 2;
+		mlx5dv_wr_raw_wqe(direct, wqe);
+		CHECK(ibv_wr_complete(ex) == 0);
+		for (i = 0; i < 3; i++) {
+			struct ibv_wc wc = wait_for(cq);
+			CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 3 * lap + i && wc.opcode == IBV_WC_RDMA_WRITE);
+		}
+		CHECK(!memcmp(buffer + 16, "encoded requestsencoded ", 24));
+	}
+	/* One that is longer than it says cannot be known; one of no length is refused, and so is what needs memory keys. */
+	memset(wqe, 0, sizeof wqe);
+	ibv_wr_start(ex);
+	mlx5dv_wr_raw_wqe(direct, wqe);
+	CHECK(ibv_wr_complete(ex) == EINVAL);
+	ibv_wr_start(ex);
+	mlx5dv_wr_mr_list(direct, NULL, 0, 0, NULL);
+	CHECK(ibv_wr_complete(ex) == EOPNOTSUPP);
+	own.send_ops_flags = MLX5DV_QP_EX_WITH_MR_LIST;
+	CHECK(!mlx5dv_create_qp(context, &attr, &own) && errno == EOPNOTSUPP);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
+}
+
 int main(void)
 {
 	alarm(300);
@@ -259,6 +326,7 @@ int main(void)
 	memory_and_addresses();
 	what_the_device_says();
 	what_is_not_there();
+	encoded_requests();
 	close_soft();
 	puts("kept");
 	return 0;

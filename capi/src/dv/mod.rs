@@ -7,6 +7,7 @@
 //! need such commands of this library's making (steering in software, memory keys) answers
 //! EOPNOTSUPP; docs/drop-in.md lists it.
 
+mod build;
 mod channels;
 mod devx;
 mod objects;
@@ -23,6 +24,7 @@ use crate::context;
 use crate::context::Context;
 use crate::result::{code, null, refused};
 
+pub(crate) use build::DirectQp;
 pub(crate) use channels::{Answers, Events};
 pub(crate) use devx::{Memory, Object};
 pub(crate) use pages::{Pacing, Uar, Var};

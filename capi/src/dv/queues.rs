@@ -4,11 +4,15 @@ use uverbs::cq::Compression;
 use uverbs::ethernet::Striding;
 
 use crate::abi::*;
+use crate::create::OfMlx5;
 use crate::result::null;
 use crate::{cq, qp, wq};
 
-/// `enum mlx5dv_qp_init_attr_mask`: the flags below.
+/// `enum mlx5dv_qp_init_attr_mask`: the flags below, and operations of mlx5's own.
 const MASK_CREATE_FLAGS: u64 = 1;
+const MASK_SEND_OPS: u64 = 1 << 2;
+/// `MLX5DV_QP_EX_WITH_RAW_WQE`, the only one of them.
+const OPS_RAW_WQE: u64 = 1 << 3;
 /// `enum mlx5dv_qp_create_flags`.
 const DISABLE_SCATTER: u32 = 1 << 3;
 const ALLOW_SCATTER: u32 = 1 << 4;
@@ -22,6 +26,9 @@ const MASK_CQE_SIZE: u64 = 1 << 2;
 pub(crate) struct QpAttr {
     comp_mask: u64,
     create_flags: u32,
+    /// `struct mlx5dv_dc_init_attr`: a number, and a union of eight bytes.
+    dc: [u64; 2],
+    send_ops_flags: u64,
 }
 
 /// `struct mlx5dv_cq_init_attr`.
@@ -34,27 +41,33 @@ pub(crate) struct CqAttr {
 }
 
 /// `mlx5dv_create_qp`: as `ibv_create_qp_ex`. Of mlx5's own attributes those that say whether short
-/// messages may come inside completions.
+/// messages may come inside completions, and that requests come encoded (`mlx5dv_wr_raw_wqe`).
 pub(crate) unsafe extern "C" fn create_qp(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
     own: *const QpAttr,
 ) -> *mut ibv_qp {
-    // SAFETY: null, or the caller's struct, of which the mask says what is there.
-    let (mask, flags) = match unsafe { own.as_ref() } {
-        Some(own) if own.comp_mask & MASK_CREATE_FLAGS != 0 => (own.comp_mask, own.create_flags),
-        Some(own) => (own.comp_mask, 0),
-        None => (0, 0),
+    // SAFETY: null, or the caller's struct, whose first field is the mask.
+    let mask = if own.is_null() { 0 } else { unsafe { (*own).comp_mask } };
+    let has = |bit| mask & bit != 0;
+    // SAFETY: as above; the mask says what is there.
+    let (flags, operations) = unsafe {
+        let flags = if has(MASK_CREATE_FLAGS) { (*own).create_flags } else { 0 };
+        (flags, if has(MASK_SEND_OPS) { (*own).send_ops_flags } else { 0 })
     };
     let both = DISABLE_SCATTER | ALLOW_SCATTER;
-    if mask & !MASK_CREATE_FLAGS != 0 || flags & !both != 0 {
+    let is_known = mask & !(MASK_CREATE_FLAGS | MASK_SEND_OPS) == 0
+        && flags & !both == 0
+        && operations & !OPS_RAW_WQE == 0;
+    if !is_known {
         return null(libc::EOPNOTSUPP);
     }
     if flags & both == both {
         return null(libc::EINVAL);
     }
+    let own = OfMlx5 { no_scatter: flags & DISABLE_SCATTER != 0, is_extended: operations != 0 };
     // SAFETY: the caller's objects.
-    unsafe { qp::create_qp_of_mlx5(context, attr, flags & DISABLE_SCATTER != 0) }
+    unsafe { qp::create_qp_of_mlx5(context, attr, own) }
 }
 
 /// `mlx5dv_create_cq`: as `ibv_create_cq_ex`. Of mlx5's own attributes

@@ -2,12 +2,13 @@
 
 use std::ffi::{c_int, c_void};
 
+use super::build::DirectQp;
 use super::channels::{Answers, Events};
 use super::devx::{Memory, MemoryIn, Object};
 use super::objects::Objects;
 use super::pages::{Pacing, Uar, Var};
 use super::queues::{CqAttr, QpAttr, WqAttr};
-use super::{ClockInfo, ContextAttr, DeviceContext, channels, devx, objects, pages, queues};
+use super::{ClockInfo, ContextAttr, DeviceContext, build, channels, devx, objects, pages, queues};
 use crate::abi::*;
 use crate::dv;
 use crate::verbs::verbs;
@@ -36,6 +37,7 @@ verbs! {
     Makes "C" create_wq = queues(
         given context: *mut ibv_context, given attr: *mut ibv_wq_init_attr, at own: *const WqAttr
     ) -> *mut ibv_wq;
+    Uses "C" qp_ex_from_ibv_qp_ex = build(given qp: *mut ibv_qp_ex) -> *mut DirectQp;
     Makes "C" alloc_var = pages(given context: *mut ibv_context, given flags: u32) -> *mut Var;
     Destroys "C" free_var = pages(given var: *mut Var) -> ();
     Makes "C" pp_alloc = pages(

@@ -166,6 +166,7 @@ objects! {
     ibv_counters: Counters;
     ibv_flow: Flow;
     ibv_device: Device;
+    dv::DirectQp: DirectQp;
     dv::Object: FirmwareObject;
     dv::Memory: FirmwareMemory;
     dv::Uar: DoorbellPage;

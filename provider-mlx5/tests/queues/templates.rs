@@ -77,7 +77,34 @@ where
         let mut ids = Vec::new();
         sq.queue.for_each_outstanding(|id| ids.push(id));
         assert_eq!((ids, sq.queue.head()), (vec![3, 4], end));
+
+        let mut sq = queue_at::<T>(cq, head, half);
+        compare_encoded(&mut sq, head, &wanted);
     }
+}
+
+/// Posts a request that is encoded already, with an index and a number that are not the queue's.
+fn compare_encoded<T: Transport>(sq: &mut Sq<T>, head: u32, wanted: &[u8]) {
+    let length = usize::from(wanted[7] & 63) * 16;
+    let mut encoded = wanted[..length].to_vec();
+    encoded[1..3].fill(0xff);
+    encoded[4..7].fill(0xff);
+    let mut batch = sq.queue.batch().expect("ready");
+    // SAFETY: no device reads the data.
+    unsafe {
+        for wrong in [0, 7, 8, length - 16, length - 1] {
+            assert_eq!(batch.build_encoded(5, &encoded[..wrong]), Err(PostError::BadOpcode));
+        }
+        batch.build_encoded(6, &encoded).expect("space");
+    }
+    batch.publish();
+    let (written, _) = posted(sq, head);
+    assert_eq!((&written[..length], written.len()), (&wanted[..length], wanted.len()));
+    let number = sq.ring.read(head as usize % RING as usize * 64 + 4, 3);
+    assert_ne!(number, [0xff; 3]);
+    let mut ids = Vec::new();
+    sq.queue.for_each_outstanding(|id| ids.push(id));
+    assert_eq!(ids, [6]);
 }
 
 #[test]
