@@ -7,6 +7,7 @@
 //! cargo bench --bench vs_libmlx5 -- --chart       also draws docs/vs-libmlx5.svg
 //! cargo bench --bench vs_libmlx5 -- --grid        one object per point of the grid of posts
 //! cargo bench --bench vs_libmlx5 -- --grid --chart    also draws docs/vs-libmlx5-grid.svg
+//! cargo bench --bench vs_libmlx5 -- --scale       posts and polls over many queue pairs
 //! ```
 //!
 //! There is no device: queues and doorbell page are plain memory, and the benchmark writes the
@@ -42,6 +43,7 @@ mod polls;
 mod producer;
 mod report;
 mod safe;
+mod scale;
 mod sides;
 #[path = "../../provider-mlx5/benches/hot_path/valgrind.rs"]
 mod valgrind;
@@ -53,13 +55,20 @@ use sides::Sides;
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let has = |wanted: &str| args.iter().any(|arg| arg == wanted);
-    let known = ["--count", "--json", "--chart", "--grid", "--count-grid"];
+    let known =
+        ["--count", "--json", "--chart", "--grid", "--count-grid", "--scale", "--count-scale"];
     if let Some(unknown) = args.iter().find(|arg| !known.contains(&arg.as_str())) {
-        eprintln!("unknown argument {unknown}; there are --json, --chart and --grid");
+        eprintln!("unknown argument {unknown}; there are --json, --chart, --grid and --scale");
         std::process::exit(2);
     }
     if has("--count-grid") {
         sides::count_grid();
+    }
+    if has("--count-scale") {
+        scale::count();
+    }
+    if has("--scale") {
+        scale::table();
     }
     if has("--grid") {
         print_grid(&sides::grid(), has("--chart"));

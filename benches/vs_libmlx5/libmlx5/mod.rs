@@ -6,6 +6,7 @@
 
 pub(crate) mod cases;
 pub(crate) mod grid;
+pub(crate) mod many;
 
 use std::ffi::c_int;
 use std::ptr::null_mut;

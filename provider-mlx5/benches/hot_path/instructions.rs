@@ -26,6 +26,19 @@ pub(crate) fn count(name: &str, mut run: impl FnMut() -> u64) {
 /// # Errors
 /// What is missing, in words.
 pub(crate) fn run(argument: &str, directory: &Path) -> Result<BTreeMap<String, f64>, String> {
+    let counts = events(argument, directory, &[])?;
+    Ok(counts.into_iter().map(|(name, events)| (name, events[0])).collect())
+}
+
+/// [`run`] with more options of callgrind's: all events that it counts then, in its order.
+///
+/// # Errors
+/// As there.
+pub(crate) fn events(
+    argument: &str,
+    directory: &Path,
+    options: &[&str],
+) -> Result<BTreeMap<String, Vec<f64>>, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let _ = std::fs::remove_dir_all(directory);
     std::fs::create_dir_all(directory).map_err(|error| error.to_string())?;
@@ -33,6 +46,7 @@ pub(crate) fn run(argument: &str, directory: &Path) -> Result<BTreeMap<String, f
     out.push(directory.join("counts"));
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--collect-atstart=no"])
+        .args(options)
         .arg(out)
         .arg(program)
         .arg(argument)
@@ -51,10 +65,12 @@ pub(crate) fn run(argument: &str, directory: &Path) -> Result<BTreeMap<String, f
     Ok(counts)
 }
 
-/// Name and count of one dump.
-fn parse(text: &str) -> Option<(String, f64)> {
+/// Name and counts of one dump, per operation.
+fn parse(text: &str) -> Option<(String, Vec<f64>)> {
     let after = |start: &str| text.lines().find_map(|line| line.strip_prefix(start));
     let name = after("desc: Trigger: Client Request: ")?;
-    let total: f64 = after("totals: ").or_else(|| after("summary: "))?.trim().parse().ok()?;
-    Some((name.to_owned(), total / (BATCHES * super::OPERATIONS) as f64))
+    let totals = after("totals: ").or_else(|| after("summary: "))?.split_whitespace();
+    let each =
+        |total: &str| Some(total.parse::<f64>().ok()? / (BATCHES * super::OPERATIONS) as f64);
+    Some((name.to_owned(), totals.map(each).collect::<Option<_>>()?))
 }
