@@ -6,10 +6,11 @@
 //! post_list()                                           requests whose opcode is known at run time
 //! ```
 //!
-//! A request is composed block by block (64 bytes, a WQEBB) in registers and stored whole, so the copy to the BlueFlame
-//! register need not wait for narrower stores. Every check comes before the first store. Everything that is constant for an
-//! operation is folded at compile time. All requests are written by the same code, `encode.rs`, to consecutive blocks; one
-//! that would straddle the ring's end is written beside the ring first.
+//! A request that is rung at once is composed block by block (64 bytes, a WQEBB) in registers and stored whole, so the copy
+//! to the BlueFlame register need not wait for narrower stores. One of a batch is stored straight to the ring. Every check
+//! comes before the first store. Everything that is constant for an operation is folded at compile time. All requests are
+//! written by the same code, `encode.rs`, to consecutive blocks; one that would straddle the ring's end is written beside
+//! the ring first.
 //!
 //! The fast path compares with one counter, `limit`: up to there no request needs a look at the QP's state, no space
 //! is missing, the ring does not end, nothing built before waits to be published, and the register takes a copy. What

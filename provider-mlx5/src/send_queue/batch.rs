@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use super::encode::{Request, composed, first_word, short_blocks};
+use super::encode::{Request, Wqe, first_word, short_blocks};
 use super::payload::Payload;
 use super::ring::Next;
 use super::space::Place;
@@ -342,14 +342,34 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         let wqe = request.with_control(control, self.queue.number);
         // SAFETY: the caller vouches for the blocks.
         unsafe {
-            composed!(wqe, blocks, |composed| self.store(wr_id, &composed), {
-                wqe.store(self.front.block, blocks);
-                self.enter(wr_id, blocks);
-            });
+            match blocks {
+                1 => self.put(wr_id, wqe, 1),
+                2 => self.put(wr_id, wqe, 2),
+                3 => self.put(wr_id, wqe, 3),
+                4 => self.put(wr_id, wqe, 4),
+                _ => {
+                    crate::hint::seldom();
+                    wqe.store_long(self.front.block);
+                    self.enter(wr_id, blocks);
+                }
+            }
         }
     }
 
-    /// Stores a request's blocks, and moves on over them.
+    /// Stores a request of `blocks` blocks, a constant, and moves on over it.
+    ///
+    /// # Safety
+    /// It has so many. They are free, and behind each other.
+    #[inline(always)]
+    unsafe fn put<O: Operation, P: Payload>(&mut self, wr_id: u64, wqe: Wqe<O, P>, blocks: usize) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            wqe.store_blocks(self.front.block, blocks);
+            self.enter(wr_id, blocks);
+        }
+    }
+
+    /// Stores a template's blocks, and moves on over them.
     ///
     /// # Safety
     /// The blocks are free, and behind each other.

@@ -1,16 +1,17 @@
 //! How a request becomes blocks of 64 bytes.
 //!
-//! A WQE is a row of octowords: the control segment, what the operation puts behind it, then the data. A block is composed in
-//! vector registers and stored whole, so a copy to the register need not wait for narrower stores. The block in which the
+//! A WQE is a row of octowords: the control segment, what the operation puts behind it, then the data. There are two ways to
+//! store one. A request that is rung at once is composed in vector registers, block by block, and stored whole to the ring
+//! and to the register, so the copy to the register need not wait for narrower stores: [`composed`]. The block in which the
 //! header ends is a constant of the operation. The block in which the data ends often is one, too: then all of this becomes
-//! one straight line.
+//! one straight line. A request that goes to the ring alone is stored there as it comes: [`Wqe::store`].
 
 #![allow(unsafe_code)]
 
 use super::Block;
 use super::operation::Operation;
 use super::payload::Payload;
-use super::wide::{Wide, WideBlock, store_block, wide};
+use super::wide::{Wide, WideBlock, wide};
 use crate::format::{ControlSegment, MAX_DS, MAX_READ_SGE, Opcode};
 use crate::request::{Octoword, PostFlags};
 
@@ -80,15 +81,18 @@ impl<O: Operation, P: Payload> Request<O, P> {
     #[inline(always)]
     pub(super) fn is_too_long(&self) -> bool {
         // A queue's limits keep any one kind of data within a WQE; a header to segment by and SGEs may exceed it together.
-        let is_read = self.operation.opcode() == Opcode::RDMA_READ;
-        is_read && self.size > MAX_READ_SGE as usize || self.octowords() > MAX_DS as usize
+        self.reads_too_much() || self.octowords() > MAX_DS as usize
     }
 
     /// [`Request::is_too_long`] of usual data: a queue's limits keep it within a WQE, and packets
     /// compare their own.
     #[inline(always)]
     pub(super) fn reads_too_much(&self) -> bool {
-        self.operation.opcode() == Opcode::RDMA_READ && self.size > MAX_READ_SGE as usize
+        if !P::IS_READ_TO || self.size <= MAX_READ_SGE as usize {
+            return false;
+        }
+        crate::hint::seldom();
+        self.operation.opcode() == Opcode::RDMA_READ
     }
 
     /// Whether the data ends in the block in which it starts: in the first [`short_blocks`].
@@ -187,30 +191,52 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
         self.headed(index, |at| data[at & 3])
     }
 
-    /// Stores the WQE, which has `blocks` blocks.
+    /// Stores the WQE, of any length. What is behind its last octoword stays as it is, and so may
+    /// the bytes behind inline data: the device reads neither.
     ///
     /// # Safety
-    /// It has; `to` is valid for writes of them, and aligned to 16 bytes.
+    /// `to` is valid for writes of its blocks, and aligned to 16 bytes.
     #[cfg_attr(not(debug_assertions), inline(always))]
-    pub(super) unsafe fn store(&self, to: *mut Block, blocks: usize) {
-        let last = blocks - 1;
-        // SAFETY: the caller vouches for the blocks; each is asked for as what it is.
+    pub(super) unsafe fn store(&self, to: *mut Block) {
+        // SAFETY: passed on to the caller; a header may end a WQE, and there is no longer one.
+        unsafe { self.store_sized(to, header::<O>(), MAX_DS as usize) };
+    }
+
+    /// [`Wqe::store`] of a WQE that has `blocks` blocks, a constant.
+    ///
+    /// # Safety
+    /// It has. As for [`Wqe::store`].
+    #[inline(always)]
+    pub(super) unsafe fn store_blocks(&self, to: *mut Block, blocks: usize) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.store_sized(to, 4 * blocks - 3, 4 * blocks) };
+    }
+
+    /// [`Wqe::store`] of a WQE of more than four blocks.
+    ///
+    /// # Safety
+    /// It has. As for [`Wqe::store`].
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    pub(super) unsafe fn store_long(&self, to: *mut Block) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.store_sized(to, 17, MAX_DS as usize) };
+    }
+
+    /// [`Wqe::store`] of a WQE that has `least` octowords at least, and `most` at most.
+    ///
+    /// # Safety
+    /// It has. As for [`Wqe::store`].
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    unsafe fn store_sized(&self, to: *mut Block, least: usize, most: usize) {
+        let Request { operation, payload, size, .. } = self.request;
+        let (to, header) = (to.cast::<Wide>(), header::<O>());
+        // SAFETY: the caller vouches for the blocks, which have room for header and data.
         unsafe {
-            let mut index = 0;
-            while index < full_blocks::<O>().min(last) {
-                store_block(to.add(index), &self.inner(index));
-                index += 1;
+            to.write_volatile(self.control);
+            for index in 1..header {
+                to.add(index).write_volatile(wide(operation.octoword(index - 1, self.qpn)));
             }
-            if last <= full_blocks::<O>() {
-                return store_block(to.add(index), &self.end(index));
-            }
-            store_block(to.add(full_blocks::<O>()), &self.inner(full_blocks::<O>()));
-            index = full_blocks::<O>() + 1;
-            while index < last {
-                store_block(to.add(index), &self.inner(index));
-                index += 1;
-            }
-            store_block(to.add(last), &self.end(last));
+            payload.store(to.add(header), size, least.saturating_sub(header), most - header);
         }
     }
 }

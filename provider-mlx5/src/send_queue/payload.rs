@@ -5,10 +5,12 @@
 
 #![allow(unsafe_code)]
 
+use core::sync::atomic::{Ordering, compiler_fence};
+
 use super::encode::first_word;
 use super::ethernet::Segmented;
 use super::sealed::Sealed;
-use super::wide::{self, Wide, wide};
+use super::wide::{self, Wide, few_rounds, wide};
 use crate::format::{ETH_INLINE_START, INLINE_FLAG, MAX_DS};
 #[cfg(test)]
 use crate::request::Octoword;
@@ -24,6 +26,9 @@ pub struct Limits {
 
 /// The data of a request. Implemented by [`Sge`], lists of them, [`Inline`] and `()`; not for others to implement.
 pub trait Payload: Copy + Sealed {
+    /// Whether a read can have such data: the buffers that it reads to.
+    #[doc(hidden)]
+    const IS_READ_TO: bool = true;
     /// The same data for the slow path, which also takes what is not usual.
     #[doc(hidden)]
     type Any: Payload;
@@ -73,6 +78,34 @@ pub trait Payload: Copy + Sealed {
     /// `index + 1` is the size, which `usual` or `octowords` has given.
     #[doc(hidden)]
     unsafe fn last(&self, index: usize) -> Wide;
+    /// Stores all octowords. Of the last one there may be the data's bytes alone. `sure` is a
+    /// constant, and so is `most`.
+    ///
+    /// # Safety
+    /// `size` is the size, which `usual` or `octowords` has given, at least `sure` and at most
+    /// `most`; `to` is valid for writes of so many octowords, and aligned.
+    #[doc(hidden)]
+    #[inline(always)]
+    unsafe fn store(&self, to: *mut Wide, size: usize, sure: usize, most: usize) {
+        // SAFETY: the index is below the size. Only inline data ends within an octoword.
+        let store = |index| unsafe { to.add(index).write_volatile(self.full(index)) };
+        (0..sure).for_each(store);
+        // A block's worth in one straight line, of which an octoword costs a comparison.
+        let ends_at = |index| {
+            let is_end = index >= most || index == size;
+            if !is_end {
+                store(index);
+            }
+            is_end
+        };
+        if ends_at(sure) || ends_at(sure + 1) || ends_at(sure + 2) || ends_at(sure + 3) {
+            return;
+        }
+        for index in sure + 4..size {
+            few_rounds();
+            store(index);
+        }
+    }
 }
 
 impl Sealed for () {}
@@ -242,6 +275,9 @@ pub struct Inline<'a>(pub &'a [u8]);
 /// Bytes of an inline segment's first octoword, after the length.
 const FIRST: usize = 12;
 
+/// Bytes of its length.
+const LENGTH: usize = 16 - FIRST;
+
 impl Inline<'_> {
     /// The length, with the flag that says "inline", as it lies in memory.
     #[inline(always)]
@@ -273,6 +309,7 @@ impl Inline<'_> {
 
 impl Payload for Inline<'_> {
     type Any = Self;
+    const IS_READ_TO: bool = false;
     #[inline(always)]
     fn any(self) -> Self {
         Inline(self.0)
@@ -329,6 +366,92 @@ impl Payload for Inline<'_> {
     unsafe fn last(&self, index: usize) -> Wide {
         if index > 0 { partial(self.0, 16 * index - 4) } else { self.only() }
     }
+
+    #[inline(always)]
+    unsafe fn store(&self, to: *mut Wide, size: usize, sure: usize, most: usize) {
+        if size == 0 {
+            return;
+        }
+        let (to, length) = (to.cast::<u8>(), self.0.len());
+        // SAFETY: the caller vouches for octowords that hold the length and all data.
+        unsafe {
+            core::hint::assert_unchecked(length + 19 >= 16 * sure && length + LENGTH <= 16 * most);
+            to.cast::<u32>().write_volatile((length as u32 | INLINE_FLAG).to_be());
+            copy(to.add(LENGTH), self.0, (16 * sure).saturating_sub(19));
+        }
+    }
+}
+
+/// Copies data in loads and stores of up to 16 bytes, of which the last one may overlap the one
+/// before: so their number depends on the length alone, and nothing is read or written beyond it.
+/// `sure` is a constant.
+///
+/// # Safety
+/// The data has at least `sure` bytes; `to` is valid for writes of all of it.
+#[inline(always)]
+unsafe fn copy(to: *mut u8, data: &[u8], sure: usize) {
+    let (from, length) = (data.as_ptr(), data.len());
+    // SAFETY: within the data, as is sure, or was just compared.
+    unsafe {
+        if length < 16 {
+            return copy_short(to, data);
+        }
+        // What is sure; then a block's worth in one straight line; then any more.
+        let mut at = 0;
+        while at + 16 < sure {
+            // Otherwise the compiler calls `memcpy`.
+            compiler_fence(Ordering::SeqCst);
+            copy_part::<16>(to, from, at);
+            at += 16;
+        }
+        for _ in 0..5 {
+            if at + 16 >= length {
+                return copy_part::<16>(to, from, length - 16);
+            }
+            copy_part::<16>(to, from, at);
+            at += 16;
+        }
+        while at + 16 < length {
+            few_rounds();
+            copy_part::<16>(to, from, at);
+            at += 16;
+        }
+        copy_part::<16>(to, from, length - 16);
+    }
+}
+
+/// [`copy`] of fewer than 16 bytes.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn copy_short(to: *mut u8, data: &[u8]) {
+    let (from, length) = (data.as_ptr(), data.len());
+    // SAFETY: within the data, as just compared in each case.
+    unsafe {
+        if length >= 8 {
+            copy_part::<8>(to, from, 0);
+            copy_part::<8>(to, from, length - 8);
+        } else if length >= 4 {
+            copy_part::<4>(to, from, 0);
+            copy_part::<4>(to, from, length - 4);
+        } else if length > 0 {
+            // One to three bytes, some of them more than once.
+            copy_part::<1>(to, from, 0);
+            copy_part::<1>(to, from, length / 2);
+            copy_part::<1>(to, from, length - 1);
+        }
+    }
+}
+
+/// Copies the `N` bytes at `at`.
+///
+/// # Safety
+/// They are valid for reads and for writes, and apart.
+#[inline(always)]
+unsafe fn copy_part<const N: usize>(to: *mut u8, from: *const u8, at: usize) {
+    // SAFETY: the caller vouches for them.
+    unsafe { to.add(at).copy_from_nonoverlapping(from.add(at), N) };
 }
 
 /// Octowords of an inline segment of `length` bytes, at least one.
@@ -489,6 +612,45 @@ mod tests {
                     assert_eq!(usual, Some(size));
                     assert_eq!(bytes_of(&octowords_of(inline, size)), expected(&data), "{length}");
                 }
+            }
+        }
+    }
+
+    /// The bytes that a payload of a WQE with `header` octowords before it stores, and those behind.
+    fn stored(payload: impl Payload, size: usize, header: usize) -> Vec<u8> {
+        let mut octowords = [wide([!0; 2]); 40];
+        let to = octowords.as_mut_ptr();
+        let blocks = (header + size).div_ceil(4);
+        let (least, most) = if blocks > 4 { (17, 40) } else { (4 * blocks - 3, 4 * blocks) };
+        // SAFETY: the size is the payload's, within these bounds, and below 40 octowords.
+        unsafe { payload.store(to, size, least.saturating_sub(header), most - header) };
+        bytes_of(&octowords.map(wide::narrow))
+    }
+
+    #[test]
+    fn inline_data_is_stored_without_a_byte_more() {
+        let data: Vec<u8> = (1..=255).chain(1..=255).collect();
+        for length in 1..=500 {
+            let data: Box<[u8]> = data[..length].into();
+            let size = segment_octowords(length);
+            for header in 1..=5 {
+                let stored = stored(Inline(&data), size, header);
+                let (segment, behind) = stored.split_at(4 + length);
+                assert_eq!(segment, &expected(&data)[..4 + length], "{length} behind {header}");
+                assert!(behind.iter().all(|byte| *byte == 0xff), "{length} behind {header}");
+            }
+        }
+    }
+
+    #[test]
+    fn lists_are_stored_whole() {
+        let sges: [Sge; 30] = core::array::from_fn(|i| Sge::new(i as u64, 8, 1));
+        for header in 1..=5 {
+            for count in 0..=30 {
+                let stored = stored(&sges[..count], count, header);
+                let (list, behind) = stored.split_at(16 * count);
+                assert_eq!(list, bytes_of(&octowords_of(&sges[..count], count)));
+                assert!(behind.iter().all(|byte| *byte == 0xff), "{count} behind {header}");
             }
         }
     }

@@ -175,7 +175,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // SAFETY: each block is asked for as what it is; the queue is open so far.
         unsafe {
             composed!(wqe, blocks, |composed| self.ring_at_once(wr_id, composed), {
-                wqe.store(self.next.block, blocks);
+                wqe.store_long(self.next.block);
                 self.enter(wr_id, blocks);
                 let control = narrow(control)[0];
                 self.doorbell.ring(self.head, |register| register.doorbell(control));

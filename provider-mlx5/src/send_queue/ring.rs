@@ -8,7 +8,7 @@ use core::mem::MaybeUninit;
 use super::encode::{Request, Wqe, mode_word};
 use super::payload::Payload;
 use super::space::{Counted, Place};
-use super::wide::{copy_block, or, wide};
+use super::wide::{copy_block, few_rounds, or, wide};
 use super::{Block, Operation, RequestId, SendQueue, Transport, place};
 use crate::format::{Fence, MAX_DS, WQEBB_SIZE};
 use crate::memory::DmaMemory;
@@ -133,6 +133,7 @@ impl SendRing {
     #[inline(always)]
     pub(super) unsafe fn note_inner(&self, entry: *const AtomicU64, blocks: usize, end: u32) {
         for i in 1..blocks {
+            few_rounds();
             // SAFETY: the caller vouches for it.
             unsafe { (*entry.add(i)).store(NO_START, Ordering::Relaxed) };
         }
@@ -186,13 +187,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     unsafe fn store<O: Operation, P: Payload>(&self, start: u32, wqe: &Wqe<O, P>, blocks: u32) {
         if blocks <= self.ring.before_end(start) {
             // SAFETY: the blocks are free, and behind each other.
-            return unsafe { wqe.store(self.ring.block(start), blocks as usize) };
+            return unsafe { wqe.store(self.ring.block(start)) };
         }
-        let mut aside = MaybeUninit::<Aside>::uninit();
+        let mut aside = MaybeUninit::<Aside>::zeroed();
         let from = aside.as_mut_ptr().cast::<Block>();
-        // SAFETY: as many blocks as a WQE has at most; then as many as were written.
+        // SAFETY: as many blocks as a WQE has at most; all of them were written, at least by zeros.
         unsafe {
-            wqe.store(from, blocks as usize);
+            wqe.store(from);
             for i in 0..blocks {
                 copy_block(self.ring.block(start.wrapping_add(i)), from.add(i as usize));
             }

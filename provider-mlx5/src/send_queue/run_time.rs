@@ -477,8 +477,12 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
         operation: O,
         one: &Sge,
     ) -> Result<(), PostError> {
-        // Before a byte is read.
-        if one.length() > self.0.target().limits.max_inline {
+        // The length of a usual one is compared before a byte is read.
+        if QUICK && !one.is_usual() {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.0.build_any(request) };
+        }
+        if !QUICK && one.length() > self.0.target().limits.max_inline {
             return Err(PostError::InlineTooLong);
         }
         // SAFETY: the caller vouches that the memory is readable; passed on to the caller.

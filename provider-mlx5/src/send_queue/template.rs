@@ -132,7 +132,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let wqe = request.with_control(wide(request.control(0)), self.number);
         let mut image = [[wide([0; 2]); 4]; BLOCKS];
         // SAFETY: it is of no more blocks, as just asked.
-        unsafe { wqe.store(image.as_mut_ptr().cast::<Block>(), blocks) };
+        unsafe { wqe.store(image.as_mut_ptr().cast::<Block>()) };
         let own_fence = flags.contains(PostFlags::FENCE);
         Ok(Template {
             image,

@@ -133,3 +133,11 @@ pub(super) unsafe fn copy_block(target: *mut Block, source: *const Block) {
         unsafe { target.cast::<Wide>().add(i).write_volatile(source.cast::<Wide>().add(i).read()) };
     }
 }
+
+/// In a loop whose rounds are few: keeps the compiler from unrolling it, which pays for many rounds
+/// alone, unless it knows how many there are.
+#[inline(always)]
+pub(super) fn few_rounds() {
+    // SAFETY: no instruction.
+    unsafe { core::arch::asm!("", options(nomem, nostack, preserves_flags)) }
+}
