@@ -24,3 +24,27 @@ fn tables_and_figures_have_not_lost_their_marks() {
     let sends = docs("README.md").expect("README.md");
     assert!(sends.contains("<!-- send_sge -->") && sends.contains("<!-- libmlx5 send_sge -->"));
 }
+
+/// Registers that are shared, or take doorbells only, cost little more than one of the queue's own.
+#[test]
+fn no_register_costs_much_more_than_a_dedicated_one() {
+    const MORE: f64 = 12.0;
+    let grid = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let grid = std::fs::read_to_string(grid.join("provider-mlx5/benches/hot_path/grid.txt"));
+    let grid = grid.expect("the grid is checked in");
+    let points: std::collections::BTreeMap<&str, f64> = grid
+        .lines()
+        .filter_map(|line| line.rsplit_once(' '))
+        .filter_map(|(name, count)| Some((name.trim(), count.parse().ok()?)))
+        .collect();
+    let mut compared = 0;
+    for (name, count) in &points {
+        let prefixes = ["shared none ", "shared ", "none "];
+        let Some(own) = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix)) else {
+            continue;
+        };
+        assert!(*count <= points[own] + MORE, "{name}: {count}, and {} alone", points[own]);
+        compared += 1;
+    }
+    assert!(compared > 20, "only {compared} points");
+}

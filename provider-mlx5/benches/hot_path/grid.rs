@@ -204,6 +204,17 @@ fn fixed<const N: usize>(data: &[u8], i: usize) -> Inline<'_> {
     Inline(unsafe { &*data.as_ptr().add(8 * i).cast::<[u8; N]>() })
 }
 
+/// Inline data of a length that the compiler does not know.
+fn run_time(length: usize) -> impl Fn(&'static [u8], usize) -> Inline<'static> + Copy {
+    assert!(length <= MAX_INLINE as usize);
+    let length = black_box(length);
+    move |data, i| {
+        assert!(data.len() >= 8 * OPERATIONS + MAX_INLINE as usize);
+        // SAFETY: just compared.
+        Inline(unsafe { data.get_unchecked(8 * i..8 * i + length) })
+    }
+}
+
 fn constant<const N: usize>(points: &mut Vec<Point>) {
     point!(points, Rc, format!("write const {N}"), |rig, i| Write(remote(i)), fixed::<N>(rig.0, i));
     point!(
@@ -239,12 +250,7 @@ pub(crate) fn points() -> Vec<Point> {
         96 100 104 108 112 116 120 124 128 132 136 140 144 148 152 156 160 164 168 172 176 180 184
         188 192 196 200 204 208 212 216 220);
     for length in std::iter::once(1).chain((4..=MAX_INLINE as usize).step_by(4)) {
-        let length = black_box(length);
-        let run = move |data: &'static [u8], i: usize| {
-            assert!(data.len() >= 8 * OPERATIONS + MAX_INLINE as usize);
-            // SAFETY: just compared.
-            Inline(unsafe { data.get_unchecked(8 * i..8 * i + length) })
-        };
+        let run = run_time(length);
         point!(points, Rc, format!("write run {length}"), |rig, i| Write(remote(i)), run(rig.0, i));
         lists(&mut points, format!("write run {length}"), true, vec![length]);
     }
@@ -258,6 +264,7 @@ pub(crate) fn points() -> Vec<Point> {
     batches(&mut points);
     grid_more::templates(&mut points);
     grid_more::receives(&mut points);
+    other_registers(&mut points);
     points
 }
 
@@ -305,14 +312,42 @@ fn operations(points: &mut Vec<Point>) {
         rig.1[i % 16]
     );
     tso(points);
-    let none = || {
-        // SAFETY: leaked memory plays a register that takes doorbells only.
-        unsafe { BlueFlame::new(leak(4096), 0) }
-    };
+    registers!(points, doorbells(), "none ");
+    point!(points, Rc, doorbells(), "none ", "send sge 3", |rig, i| Send, &rig.1[..3]);
     let shared = || SharedBlueFlame::new(register());
-    registers!(points, none(), "none ");
-    point!(points, Rc, none(), "none ", "send sge 3", |rig, i| Send, &rig.1[..3]);
     registers!(points, shared(), "shared ");
+}
+
+/// A register that takes doorbells only.
+fn doorbells() -> BlueFlame {
+    // SAFETY: leaked memory plays it.
+    unsafe { BlueFlame::new(leak(4096), 0) }
+}
+
+/// What else is posted to registers that are shared, or take doorbells only, or both.
+fn other_registers(points: &mut Vec<Point>) {
+    let shared = || SharedBlueFlame::new(register());
+    let both = || SharedBlueFlame::new(doorbells());
+    let run = run_time(64);
+    point!(points, Rc, shared(), "shared ", "send sge 3", |rig, i| Send, &rig.1[..3]);
+    registers!(points, both(), "shared none ");
+    point!(points, Rc, both(), "shared none ", "send sge 3", |rig, i| Send, &rig.1[..3]);
+    macro_rules! of_run_time {
+        ($register:expr, $prefix:literal) => {
+            point!(
+                points,
+                Rc,
+                $register,
+                $prefix,
+                "write run 64",
+                |rig, i| Write(remote(i)),
+                run(rig.0, i)
+            );
+        };
+    }
+    of_run_time!(doorbells(), "none ");
+    of_run_time!(shared(), "shared ");
+    of_run_time!(both(), "shared none ");
 }
 
 /// Batches of 4 and of 32, of one SGE and of inline data of one block and of two.
