@@ -384,7 +384,7 @@ mod tests {
         let data = lengths.iter().sum::<u32>() as usize;
         match *inline && data > 0 {
             true => 16 + 16 + 4 + data,
-            false => 16 * usize::from(wqe.bytes[7] & MAX_DS as u8),
+            false => 16 * usize::from(wqe.bytes[7] & MAX_DS),
         }
     }
 
