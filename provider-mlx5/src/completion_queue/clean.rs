@@ -7,7 +7,7 @@ use super::CompletionQueue;
 use super::past::INDEX;
 use super::resize::is_mark;
 use super::slow::put_aside;
-use crate::format::{Cqe, CqeFormat};
+use crate::format::Cqe;
 
 impl CompletionQueue {
     /// Takes out what the ring holds of queues that were closed or reset, so that it takes up no
@@ -46,18 +46,8 @@ impl CompletionQueue {
 
     /// CQEs that the device has written and nothing has polled; afterwards none is compressed.
     fn written(&mut self) -> u32 {
-        let mut count = 0;
-        while count < self.ring.entries() {
-            let at = self.consumed.wrapping_add(count);
-            let Some(op_own) = self.ring.written(at).filter(|op_own| !is_mark(*op_own)) else {
-                break;
-            };
-            let is_session = op_own.format() == CqeFormat::COMPRESSED;
-            if !is_session || !self.ring.decompress(at, self.mini_format) {
-                count += 1;
-            }
-        }
-        count
+        let format = Some(self.mini_format);
+        self.ring.expand_waiting(self.consumed, format, |op_own| !is_mark(op_own))
     }
 
     /// Whether the CQE at a counter is of a queue that was closed, or of a life before the queue's

@@ -24,8 +24,27 @@ impl Ring {
         format.is_some_and(|format| self.decompress(at, format))
     }
 
+    /// CQEs from counter `from` on that the device has written, up to the first one that does not
+    /// count; afterwards none of them is compressed.
+    pub(super) fn expand_waiting(
+        &self,
+        from: u32,
+        format: Option<MiniCqeFormat>,
+        counts: impl Fn(OpOwn) -> bool,
+    ) -> u32 {
+        let mut count = 0;
+        while count < self.entries() {
+            let at = from.wrapping_add(count);
+            let Some(op_own) = self.written(at).filter(|op_own| counts(*op_own)) else { break };
+            if !self.opens_session(at, op_own, format) {
+                count += 1;
+            }
+        }
+        count
+    }
+
     /// Writes the CQEs of the session whose title is at counter `start`. False if it has none.
-    pub(super) fn decompress(&self, start: u32, format: MiniCqeFormat) -> bool {
+    fn decompress(&self, start: u32, format: MiniCqeFormat) -> bool {
         let title = Title::new(self.cqe(start).words());
         // A loop for each kind, so that none asks in each round what is replaced.
         match format {

@@ -285,15 +285,7 @@ impl StrideQueue {
         if self.mini_format.is_none() {
             return self.backlog();
         }
-        let mut count = 0;
-        while count < self.ring.entries() {
-            let at = self.consumed.wrapping_add(count);
-            let Some(op_own) = self.ring.written(at) else { break };
-            if !self.ring.opens_session(at, op_own, self.mini_format) {
-                count += 1;
-            }
-        }
-        count
+        self.ring.expand_waiting(self.consumed, self.mini_format, |_| true)
     }
 
     /// CQEs that have arrived and were not polled, fillers among them: by bisection, since the
