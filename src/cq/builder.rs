@@ -170,12 +170,6 @@ impl<L: Layer> CqBuilder<L> {
         self
     }
 
-    /// As [`CqBuilder::compressed`], if it is to be.
-    pub(crate) fn maybe_compressed(mut self, compression: Option<Compression>) -> Self {
-        self.compression = compression;
-        self
-    }
-
     /// Its ring comes from the program's own allocator, also when it is resized.
     pub fn queue_memory(mut self, memory: &QueueMemory) -> Self {
         self.memory = Some(memory.clone());

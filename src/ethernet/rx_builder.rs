@@ -188,7 +188,10 @@ impl<C: Clock> RxBuilder<C> {
         let context = self.pd.context();
         let channel = self.events.then(|| context.create_completion_channel()).transpose()?;
         let cq = context.create_raw_cq(entries).vector(self.vector).timestamps(format::<C>());
-        let cq = cq.maybe_compressed(compression);
+        let cq = match compression {
+            Some(compression) => cq.compressed(compression),
+            None => cq,
+        };
         let cq = match &channel {
             Some(channel) => cq.channel(channel),
             None => cq,
