@@ -74,6 +74,21 @@ impl Mailboxes {
         };
         run(&command, answer)
     }
+
+    /// Runs a command about an object; its errno.
+    ///
+    /// # Safety
+    /// As for [`Mailboxes::with`] and [`Object::of`].
+    unsafe fn about(
+        self,
+        object: *const Object,
+        run: impl FnOnce(&DevxObject, &[u8], &mut [u8]) -> uverbs::Result<()>,
+    ) -> c_int {
+        // SAFETY: the caller's promise.
+        let Some(library) = (unsafe { Object::of(object) }) else { return refused(libc::EINVAL) };
+        // SAFETY: as above.
+        code(unsafe { self.with(|command, answer| run(library, command, answer)) })
+    }
 }
 
 /// `mlx5dv_devx_general_cmd`.
@@ -118,10 +133,8 @@ pub(crate) unsafe extern "C" fn obj_query(
     output_length: usize,
 ) -> c_int {
     let mailboxes = Mailboxes { input, input_length, output, output_length };
-    // SAFETY: the caller's object.
-    let Some(library) = (unsafe { Object::of(object) }) else { return refused(libc::EINVAL) };
-    // SAFETY: the caller's memory.
-    code(unsafe { mailboxes.with(|command, answer| library.query(command, answer)) })
+    // SAFETY: the caller's object and memory.
+    unsafe { mailboxes.about(object, DevxObject::query) }
 }
 
 /// `mlx5dv_devx_obj_modify`.
@@ -133,10 +146,8 @@ pub(crate) unsafe extern "C" fn obj_modify(
     output_length: usize,
 ) -> c_int {
     let mailboxes = Mailboxes { input, input_length, output, output_length };
-    // SAFETY: the caller's object.
-    let Some(library) = (unsafe { Object::of(object) }) else { return refused(libc::EINVAL) };
-    // SAFETY: the caller's memory.
-    code(unsafe { mailboxes.with(|command, answer| library.modify(command, answer)) })
+    // SAFETY: the caller's object and memory.
+    unsafe { mailboxes.about(object, DevxObject::modify) }
 }
 
 /// `mlx5dv_devx_obj_destroy`.
