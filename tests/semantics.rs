@@ -23,6 +23,7 @@ fn texts(root: &Path) -> String {
         "provider-mlx5/tests",
         "provider-mlx5/inspect/tests",
         "provider-mlx5/src",
+        "soft-mlx5/adapter/src",
         "soft-mlx5/src",
     ];
     folders.iter().for_each(|folder| sources(&root.join(folder), &mut all));

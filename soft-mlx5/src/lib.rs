@@ -14,14 +14,10 @@
 //! marked as unconfirmed; it may differ from the hardware's.
 
 pub mod chardev;
-pub mod copy;
-pub mod core;
 pub mod fault;
 mod home;
 pub mod locking;
-pub mod memory;
 mod per_process;
-mod process_vm;
 pub mod replay;
 pub mod runtime;
 pub mod sealed;
@@ -30,5 +26,6 @@ pub mod sim;
 pub mod wire;
 
 pub use per_process::PerProcess;
+pub use uverbs_soft_adapter::{copy, core, memory};
 pub use uverbs_soft_packet as packet;
 pub use uverbs_soft_packet::prng;

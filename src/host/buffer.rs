@@ -195,7 +195,7 @@ pub struct MemoryView<'a> {
 // SAFETY: every access through a view is atomic, and of one size for each byte: of the word where
 // the word lies within the outermost view, else of the byte (`word_of`). No two accesses overlap in
 // part, so they race with none. The software device accesses memory with an rkey at these sizes as
-// well (`Margins` in soft-mlx5/src/memory).
+// well (`Margins` in soft-mlx5/adapter/src/memory).
 unsafe impl Send for MemoryView<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryView<'_> {}

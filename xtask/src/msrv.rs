@@ -33,12 +33,13 @@ const PACKAGES: [&str; 17] = [
     "libz3-4",
 ];
 /// The crates that support it, as `rust-version` of the workspace says.
-const LIBRARIES: [&str; 8] = [
+const LIBRARIES: [&str; 9] = [
     "uverbs-uapi",
     "uverbs-mlx5-format",
     "uverbs-mlx5",
     "uverbs-mlx5-inspect",
     "uverbs-soft",
+    "uverbs-soft-adapter",
     "uverbs-soft-pci",
     "uverbs",
     "uverbs-stream",

@@ -8,9 +8,8 @@
 #![allow(unsafe_code)]
 
 use nix::errno::Errno;
+use uverbs_soft_adapter::process_vm::{self, populate};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
-
-use crate::process_vm::{self, populate};
 
 /// The kernel's page size as far as this ABI is concerned.
 pub(crate) const PAGE_SIZE: u64 = 4096;

@@ -30,7 +30,7 @@ pub unsafe fn copy_in(from: *const u8, into: &mut [u8]) {
 ///
 /// # Safety
 /// As for [`copy_in`], with `len` for the length.
-pub(crate) unsafe fn append(from: *const u8, len: usize, into: &mut Vec<u8>) {
+pub unsafe fn append(from: *const u8, len: usize, into: &mut Vec<u8>) {
     into.reserve(len);
     // SAFETY: the caller's; `len` bytes behind those of the vector were reserved, and are all
     // written.

@@ -8,7 +8,7 @@
 use nix::errno::Errno;
 
 /// This process.
-pub(crate) fn own() -> libc::pid_t {
+pub fn own() -> libc::pid_t {
     // SAFETY: takes no arguments and cannot fail.
     unsafe { libc::getpid() }
 }
@@ -17,7 +17,7 @@ pub(crate) fn own() -> libc::pid_t {
 ///
 /// # Errors
 /// EFAULT if any of them is not readable; ENOSYS or EPERM where a sandbox forbids the call.
-pub(crate) fn read(process: libc::pid_t, address: u64, into: &mut [u8]) -> Result<(), Errno> {
+pub fn read(process: libc::pid_t, address: u64, into: &mut [u8]) -> Result<(), Errno> {
     if into.is_empty() {
         return Ok(());
     }
@@ -37,7 +37,7 @@ pub(crate) fn read(process: libc::pid_t, address: u64, into: &mut [u8]) -> Resul
 ///
 /// # Errors
 /// EFAULT if any of it is not writable; ENOSYS or EPERM where a sandbox forbids the call.
-pub(crate) unsafe fn write(process: libc::pid_t, address: u64, bytes: &[u8]) -> Result<(), Errno> {
+pub unsafe fn write(process: libc::pid_t, address: u64, bytes: &[u8]) -> Result<(), Errno> {
     if bytes.is_empty() {
         return Ok(());
     }
@@ -53,7 +53,7 @@ pub(crate) unsafe fn write(process: libc::pid_t, address: u64, bytes: &[u8]) -> 
 }
 
 /// Whether the copy itself was forbidden.
-pub(crate) fn is_forbidden(error: Errno) -> bool {
+pub fn is_forbidden(error: Errno) -> bool {
     matches!(error, Errno::ENOSYS | Errno::EPERM)
 }
 
@@ -69,7 +69,7 @@ fn whole(copied: isize, wanted: usize) -> Result<(), Errno> {
 ///
 /// # Errors
 /// EFAULT if any page is not mapped, or not writable though `writable` asks for it.
-pub(crate) fn populate(first: u64, length: usize, writable: bool) -> Result<(), Errno> {
+pub fn populate(first: u64, length: usize, writable: bool) -> Result<(), Errno> {
     let advice = if writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
     loop {
         // SAFETY: populating changes no byte of the range; the kernel checks the range.

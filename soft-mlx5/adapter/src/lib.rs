@@ -1,0 +1,14 @@
+//! The software ConnectX itself, whatever front end drives it.
+//!
+//! [`core`] is a state machine without I/O, threads or clock: objects, execution of work-queue
+//! entries, the RC, UC, UD and XRC transports, frames. [`memory`] is how it reaches the host's
+//! bytes. `uverbs-soft` has the character device in front of it, `uverbs-soft-pci` the PCI
+//! function.
+
+pub mod copy;
+pub mod core;
+pub mod memory;
+pub mod process_vm;
+
+use uverbs_soft_packet as packet;
+use uverbs_soft_packet::prng;
