@@ -12,6 +12,7 @@ mod network;
 mod process;
 mod short;
 mod tasks;
+mod unopened;
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::time::{Duration, Instant};

@@ -61,8 +61,10 @@ pub trait Host: Send + Sync {
     /// Something happened.
     fn event(&self, event: Event);
 
-    /// A management datagram arrived at QP1.
-    fn datagram(&self, _datagram: Datagram) {}
+    /// A management datagram arrived at QP1. Gives the answers to send at once.
+    fn datagram(&self, _datagram: Datagram) -> Vec<Datagram> {
+        Vec::new()
+    }
 
     /// The process with this station has ended. What arrived from it before has been passed on.
     fn peer_ended(&self, _station: Station) {}
@@ -333,7 +335,9 @@ impl Shared {
             any = true;
         }
         while let Some(datagram) = machine.core.take_datagram() {
-            self.host.datagram(datagram);
+            for answer in self.host.datagram(datagram) {
+                machine.core.send_datagram(answer.addressing, &answer.bytes);
+            }
             any = true;
         }
         any

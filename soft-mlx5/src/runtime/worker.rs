@@ -139,14 +139,14 @@ impl Worker {
             self.pool.give(core.empty_packet());
         }
         let step = core.step(now, BUDGET);
-        let mut outbox = lock(&shared.outbox);
+        let polling = !uars.is_empty();
+        let told = shared.pass_events(&mut machine);
+        let (core, mut outbox) = (&mut machine.core, lock(&shared.outbox));
         while let Some(packet) = core.take_packet() {
             outbox.push(packet);
             core.recycle(self.pool.take());
         }
         drop(outbox);
-        let polling = !uars.is_empty();
-        let told = shared.pass_events(&mut machine);
         let wish = shared.host.tick(now);
         let more = owed || step.more;
         let did_work = rang || more || step.did_work;

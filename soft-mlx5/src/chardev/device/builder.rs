@@ -286,6 +286,7 @@ impl DeviceBuilder {
         let memory = Arc::new(unsafe { ProcessMemory::new() });
         let mut core = Core::new(config, memory);
         let internal = Internal::create(&mut core)?;
+        core.open_management();
         let host = Arc::new(HostSide {
             routes: Mutex::default(),
             clock: ClockPages::new(runtime::now(), options.counter_start)?,

@@ -1,9 +1,13 @@
 //! Who takes the device's management datagrams.
 #![forbid(unsafe_code)]
 
+use std::iter;
 use std::sync::Arc;
 
-use crate::core::Datagram;
+use uverbs_soft_cm::ib_cm::{IbCm, IbCmConfig, Outgoing};
+use zerocopy::IntoBytes;
+
+use crate::core::{DATAGRAM_LEN, Datagram};
 use crate::wire::Station;
 
 /// Takes what arrives at QP1. It is called with the core or the device's worker locked: it must be
@@ -21,3 +25,21 @@ pub(crate) trait ManagementAgent: std::fmt::Debug + Send + Sync {
 
 /// The agent of a device, once there is one.
 pub(crate) type Agent = Arc<dyn ManagementAgent>;
+
+/// Answers a datagram for a device without agent. The kernel's ib_cm is there with the device, also
+/// while no program has opened rdma_cm: it refuses requests, since nothing listens, and agrees to
+/// disconnects of connections that it does not know.
+pub(crate) fn answer_without_agent(datagram: &Datagram) -> Vec<Datagram> {
+    // It makes no ids, so none can be guessed from the seed.
+    let mut engine = IbCm::new(IbCmConfig { seed: Some(0), ..IbCmConfig::default() });
+    engine.receive(0, &datagram.addressing, &datagram.bytes[..]);
+    iter::from_fn(|| engine.take_mad()).map(Datagram::from).collect()
+}
+
+impl From<Outgoing> for Datagram {
+    fn from(out: Outgoing) -> Self {
+        let mut bytes = Box::new([0; DATAGRAM_LEN]);
+        bytes.copy_from_slice(out.mad.as_bytes());
+        Self { addressing: out.addressing, bytes }
+    }
+}

@@ -13,7 +13,7 @@ use super::clock::ClockPages;
 use super::events::{self, Routes};
 use super::faults::Faults;
 use super::file::FileShared;
-use super::management::Agent;
+use super::management::{Agent, answer_without_agent};
 use super::options::Options;
 use super::shared_pages::SharedPages;
 use super::sysfs::hw_counters;
@@ -135,10 +135,11 @@ impl Host for HostSide {
         }
     }
 
-    fn datagram(&self, datagram: Datagram) {
-        if let Some(agent) = &*lock(&self.agent) {
-            agent.datagram(datagram);
-        }
+    fn datagram(&self, datagram: Datagram) -> Vec<Datagram> {
+        let agent = lock(&self.agent);
+        let Some(agent) = &*agent else { return answer_without_agent(&datagram) };
+        agent.datagram(datagram);
+        Vec::new()
     }
 
     fn peer_ended(&self, station: Station) {
@@ -303,18 +304,19 @@ impl DeviceShared {
     /// # Errors
     /// `AlreadyExists` if the device has one; EIO in a child process.
     pub(crate) fn open_management(&self, agent: Agent) -> io::Result<()> {
-        match &mut *lock(&self.host.agent) {
-            Some(_) => return Err(io::ErrorKind::AlreadyExists.into()),
-            none => *none = Some(agent),
+        if self.is_orphan() {
+            return Err(Errno::EIO.into());
         }
-        let opened = self.control(|machine| {
-            machine.core.open_management();
-            Ok(())
-        });
-        Ok(opened?)
+        match &mut *lock(&self.host.agent) {
+            Some(_) => Err(io::ErrorKind::AlreadyExists.into()),
+            none => {
+                *none = Some(agent);
+                Ok(())
+            }
+        }
     }
 
-    /// Ends that, unless another agent has come since. Datagrams are dropped then.
+    /// Ends that, unless another agent has come since.
     pub(crate) fn close_management(&self, agent: &Agent) {
         lock(&self.host.agent).take_if(|now| Arc::ptr_eq(now, agent));
     }

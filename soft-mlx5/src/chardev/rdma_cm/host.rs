@@ -17,14 +17,13 @@ use super::queue::{Queue, Queued};
 use super::stack::{Stack, info};
 use crate::chardev::SoftDevice;
 use crate::chardev::device::management::{Agent, ManagementAgent};
-use crate::core::{DATAGRAM_LEN, Datagram};
+use crate::core::Datagram;
 use crate::home::Home;
 use crate::locking::lock;
 use crate::packet::Addressing;
 use crate::runtime::{self, os_thread::OsThread};
 use crate::wire::Station;
 use uverbs_soft_cm::cma::{Cma, CmaConfig, CmaEvent, DeviceNumber, Payload};
-use zerocopy::IntoBytes;
 
 /// A host's connection manager. Clones are the same one.
 ///
@@ -279,11 +278,10 @@ impl State {
         }
         while let Some((device, out)) = self.cma.take_mad() {
             let Some(device) = self.stack.devices().get(device) else { continue };
-            let mut bytes = [0; DATAGRAM_LEN];
-            bytes.copy_from_slice(out.mad.as_bytes());
+            let datagram = Datagram::from(out);
             // Fails in a forked child only, which has no business here.
             let _ = device.shared.control(|machine| {
-                machine.core.send_datagram(out.addressing, &bytes);
+                machine.core.send_datagram(datagram.addressing, &datagram.bytes);
                 Ok(())
             });
         }
