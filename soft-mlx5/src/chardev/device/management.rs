@@ -33,13 +33,12 @@ pub(crate) fn answer_without_agent(datagram: &Datagram) -> Vec<Datagram> {
     // It makes no ids, so none can be guessed from the seed.
     let mut engine = IbCm::new(IbCmConfig { seed: Some(0), ..IbCmConfig::default() });
     engine.receive(0, &datagram.addressing, &datagram.bytes[..]);
-    iter::from_fn(|| engine.take_mad()).map(Datagram::from).collect()
+    iter::from_fn(|| engine.take_mad()).map(|out| outgoing(&out)).collect()
 }
 
-impl From<Outgoing> for Datagram {
-    fn from(out: Outgoing) -> Self {
-        let mut bytes = Box::new([0; DATAGRAM_LEN]);
-        bytes.copy_from_slice(out.mad.as_bytes());
-        Self { addressing: out.addressing, bytes }
-    }
+/// What connection management sends, as the core takes it.
+pub(crate) fn outgoing(out: &Outgoing) -> Datagram {
+    let mut bytes = Box::new([0; DATAGRAM_LEN]);
+    bytes.copy_from_slice(out.mad.as_bytes());
+    Datagram { addressing: out.addressing, bytes }
 }

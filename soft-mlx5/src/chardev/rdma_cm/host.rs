@@ -16,7 +16,7 @@ use super::file::CmFile;
 use super::queue::{Queue, Queued};
 use super::stack::{Stack, info};
 use crate::chardev::SoftDevice;
-use crate::chardev::device::management::{Agent, ManagementAgent};
+use crate::chardev::device::management::{Agent, ManagementAgent, outgoing};
 use crate::core::Datagram;
 use crate::home::Home;
 use crate::locking::lock;
@@ -278,7 +278,7 @@ impl State {
         }
         while let Some((device, out)) = self.cma.take_mad() {
             let Some(device) = self.stack.devices().get(device) else { continue };
-            let datagram = Datagram::from(out);
+            let datagram = outgoing(&out);
             // Fails in a forked child only, which has no business here.
             let _ = device.shared.control(|machine| {
                 machine.core.send_datagram(datagram.addressing, &datagram.bytes);
