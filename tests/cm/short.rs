@@ -8,7 +8,8 @@ use uverbs::cm::{Connection, Connector, Listener, Rejection, ReplyData, RequestD
 use uverbs::cq::Status;
 use uverbs::qp::{PostFlags, RnrTimer, State};
 use uverbs::qp_type::Rc;
-use uverbs::{AccessFlags, Context, ErrorKind, PollError, op};
+use uverbs::soft::SoftDevice;
+use uverbs::{AccessFlags, Context, Device, ErrorKind, PollError, op};
 
 use crate::{PATIENCE, address_of, finished, link_local_of, place};
 
@@ -188,19 +189,43 @@ fn a_port_in_use_is_refused_unless_it_is_shared() {
 /// As on one machine, though each device has ports of its own.
 #[test]
 fn an_address_of_the_machine_has_one_listener_at_a_port() {
-    let ends = crate::network::ends_of(crate::network::Medium::Memory, &Default::default());
-    let [one, two] = ends.map(|end| end.setup.context);
-    let bind =
-        |context: &Context, address: SocketAddr| Listener::builder().context(context).bind(address);
-    let first = bind(&one, ([127, 0, 0, 1], 0).into()).unwrap();
-    let taken = first.local_address().unwrap();
-    let error = bind(&two, taken).unwrap_err();
-    assert_eq!(error.errno(), 98, "{error}");
-    // Its own address is another one.
-    let own = SocketAddr::new(address_of(&two).ip(), taken.port());
-    drop(bind(&two, own).unwrap());
-    drop(first);
-    bind(&two, taken).unwrap();
+    const IN_USE: i32 = 98;
+    const NOT_AVAILABLE: i32 = 99;
+    let cases = [
+        ("127.0.0.1", "127.0.0.1", IN_USE),
+        ("0.0.0.0", "0.0.0.0", NOT_AVAILABLE),
+        ("127.0.0.1", "0.0.0.0", NOT_AVAILABLE),
+        ("0.0.0.0", "::", NOT_AVAILABLE),
+        ("::", "0.0.0.0", NOT_AVAILABLE),
+        ("::", "::1", IN_USE),
+    ];
+    let [one, two] = ["one", "two"].map(|name| {
+        let device = SoftDevice::builder(name).build().unwrap();
+        Device::from_soft(device).open().unwrap()
+    });
+    let bind = |context: &Context, ip: &str, port| {
+        Listener::builder().context(context).bind(SocketAddr::new(ip.parse().unwrap(), port))
+    };
+    for (its, ours, errno) in cases {
+        let first = bind(&one, its, 0).unwrap();
+        let port = first.local_address().unwrap().port();
+        let error = bind(&two, ours, port).unwrap_err();
+        assert_eq!(error.errno(), errno, "{its}, {ours}: {error}");
+        // Its own address is another one.
+        drop(bind(&two, &address_of(&two).ip().to_string(), port).unwrap());
+        drop(first);
+        bind(&two, ours, port).unwrap();
+    }
+}
+
+#[test]
+fn families_that_are_listened_at_apart_share_a_port() {
+    let device = SoftDevice::builder("one").build().unwrap();
+    let context = Device::from_soft(device).open().unwrap();
+    let ipv4 = Listener::builder().context(&context).bind("0.0.0.0:0").unwrap();
+    let port = ipv4.local_address().unwrap().port();
+    let address = SocketAddr::new([0u16; 8].into(), port);
+    Listener::builder().context(&context).ipv6_only().bind(address).unwrap();
 }
 
 #[test]

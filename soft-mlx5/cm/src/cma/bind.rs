@@ -52,6 +52,17 @@ impl Cma {
         Ok(())
     }
 
+    /// Gives the port of a bound id back, which is idle then.
+    ///
+    /// # Errors
+    /// EINVAL unless the id is bound and nothing else.
+    pub fn unbind(&mut self, id: CmaId) -> Result<(), CmaError> {
+        let of = self.advance(id, CmaState::AddrBound, CmaState::Idle)?;
+        (of.source, of.at) = (None, None);
+        self.ports.release(id);
+        Ok(())
+    }
+
     /// The address with its port (`cma_get_port`).
     fn take_port(&mut self, id: CmaId, wanted: Wanted, is_wide: bool) -> Result<Address, CmaError> {
         let of = self.id(id)?;

@@ -1,14 +1,12 @@
 //! What an id tells of its device, its addresses and its path.
 
-use std::net::SocketAddr;
-
 use uverbs_uapi::cm::PortSpace;
 use uverbs_uapi::cm::address::{AF_IB, QueryAddrResp, SockaddrIb, SockaddrIn6, SockaddrStorage};
 use uverbs_uapi::cm::path::{PathFlags, PathRecData, QueryRouteResp, UserPathRec};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::attributes::PORT;
-use super::{Address, Cma, CmaError, CmaId};
+use super::{Address, Binding, Cma, CmaError, CmaId};
 use crate::ib_cm::Path;
 use uverbs_soft_packet::{Addressing, Gid};
 
@@ -58,10 +56,11 @@ impl Cma {
         Ok(answer)
     }
 
-    /// Space, address and port that an id is bound to.
-    pub fn bound_to(&self, id: CmaId) -> Option<(PortSpace, SocketAddr)> {
+    /// Port space and binding of an id that has a port at an IP address.
+    pub fn binding(&self, id: CmaId) -> Option<(PortSpace, &Binding)> {
         let of = self.ids.get(&id)?;
-        Some((of.space, of.source?.ip()?))
+        of.source?.ip()?;
+        Some((of.space, self.ports.binding(id)?))
     }
 
     /// The path as the subnet administration's record, if there is one (`ucma_query_path`).

@@ -79,6 +79,11 @@ impl Reach {
             Self::Unknown => true,
         }
     }
+
+    /// Whether neighbours are other processes' devices, and not what a program's own wire leads to.
+    pub(crate) fn leads_to_processes(&self) -> bool {
+        matches!(self, Self::Network(_) | Self::Routed(_))
+    }
 }
 
 /// Objects that the driver creates for itself.

@@ -22,6 +22,8 @@ use uverbs_soft_cm::ib_cm::Path;
 const COMMANDS: u32 = 23;
 /// Longest value of an option (`KMALLOC_MAX_SIZE`).
 const MOST_OPTION: u32 = 4 << 20;
+/// How many ports there are to try.
+const PORTS: u32 = 1 << 16;
 /// The lengths that the kernel accepts begin before the newest fields.
 pub(super) const EVENT_LEN: usize = EventResp::LENGTHS[1];
 
@@ -171,11 +173,36 @@ impl Call<'_> {
         self.bind_to(id, address)
     }
 
-    fn bind_to(&mut self, number: u32, address: Address) -> Result<(), Errno> {
+    /// Binds an id. Its port is the machine's where all of the machine's addresses lead to it; any
+    /// port is then one that no other process has.
+    pub(super) fn bind_to(&mut self, number: u32, address: Address) -> Result<(), Errno> {
         let id = self.id(number)?;
         let privileged = nix::unistd::geteuid().is_root();
-        let State { cma, stack, .. } = &mut *self.state;
-        cma.bind(id, address, privileged, stack).map_err(errno)
+        for _ in 0..PORTS {
+            let State { cma, stack, .. } = &mut *self.state;
+            cma.bind(id, address, privileged, stack).map_err(errno)?;
+            // An id that shares its port does so until it listens.
+            let shares = cma.binding(id).is_some_and(|(_, binding)| binding.reuse);
+            let Err(taken) = (if shares { Ok(()) } else { self.claim_port(number) }) else {
+                return Ok(());
+            };
+            self.state.cma.unbind(id).map_err(errno)?;
+            if address.port() != 0 {
+                return Err(taken);
+            }
+        }
+        Err(Errno::EADDRNOTAVAIL)
+    }
+
+    /// Keeps other processes' ids from the port of a bound id.
+    pub(super) fn claim_port(&mut self, number: u32) -> Result<(), Errno> {
+        let context = self.context(number)?;
+        if context.claims.is_empty() {
+            let id = context.id;
+            let claims = self.state.stack.claim(&self.state.cma, id).map_err(errno)?;
+            self.context(number)?.claims = claims;
+        }
+        Ok(())
     }
 
     fn resolve_ip(&mut self) -> Result<(), Errno> {

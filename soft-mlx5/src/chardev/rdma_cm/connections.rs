@@ -15,8 +15,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::commands::{Call, errno, ip, sized};
 use super::context::Member;
 use super::host::State;
-use super::stack::Stack;
-use uverbs_soft_cm::cma::Address;
+use uverbs_soft_cm::cma::{Address, CmaState};
 
 /// Longest queue of requests (the sysctl `net.rdma_ucm.max_backlog`).
 const MAX_BACKLOG: u32 = 1024;
@@ -53,11 +52,14 @@ impl Call<'_> {
         let is_given = (1..=MAX_BACKLOG).contains(&backlog);
         context.backlog = if is_given { backlog } else { MAX_BACKLOG };
         let id = context.id;
+        if self.state.cma.state(id) == Some(CmaState::Idle) {
+            self.bind_to(number, Address::Ip(([0, 0, 0, 0], 0).into()))?;
+        }
+        self.claim_port(number)?;
         let State { cma, stack, .. } = &mut *self.state;
-        let claim = Stack::claim(cma, id).map_err(errno)?;
         cma.listen(id, stack).map_err(errno)?;
-        let entries = [claim, stack.publish(cma, id)];
-        self.context(number)?.entries = entries;
+        let listing = stack.publish(cma, id);
+        self.context(number)?.listing = listing;
         Ok(())
     }
 

@@ -24,8 +24,10 @@ pub(super) struct Context {
     pub(super) backlog: u32,
     /// The device is gone: every command fails, except destroying the id.
     pub(super) is_closing: bool,
-    /// Keep other processes' listeners from its address, and list it for their connections.
-    pub(super) entries: [Option<OwnedFd>; 2],
+    /// Keep other processes' ids from its port.
+    pub(super) claims: Vec<OwnedFd>,
+    /// List a listener for other processes' connections.
+    pub(super) listing: Vec<OwnedFd>,
 }
 
 /// A membership in a multicast group.
@@ -83,8 +85,8 @@ pub(super) struct Contexts {
 
 impl Contexts {
     pub(super) fn add(&mut self, file: FileNumber, id: CmaId, uid: u64) -> u32 {
-        let (reported, backlog, is_closing, entries) = Default::default();
-        let context = Context { file, id, uid, reported, backlog, is_closing, entries };
+        let (reported, backlog, is_closing, claims, listing) = Default::default();
+        let context = Context { file, id, uid, reported, backlog, is_closing, claims, listing };
         let number = self.ids.insert(context);
         self.numbers.insert(id, number);
         number

@@ -1,39 +1,59 @@
-//! Which process listens on all addresses at a port, for connections to 127.0.0.1.
+//! Which process has a port at 127.0.0.1 or ::1, the addresses that all processes' devices share.
 //!
-//! On one machine a kernel finds such a listener in its own tables. Each process has software
-//! devices and tables of its own, so a listener leaves its station where others find it: in the
-//! name of a socket in the abstract namespace, which the system lists and removes with the process.
+//! A kernel has one table of ports for a network namespace. Each process has software devices and
+//! tables of its own, so it leaves word where others find it: in the names of sockets in the
+//! abstract namespace, which is the network namespace's, too. The system lists them, and removes
+//! them with the process. One name is the port's, so that one process has it; another one says at
+//! which station that listens.
 #![forbid(unsafe_code)]
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket};
-use uverbs_soft_cm::cma::CmaError;
+use uverbs_soft_cm::cma::{Binding, CmaError};
 use uverbs_uapi::cm::PortSpace;
 
 use crate::wire::Station;
 
-fn prefix(space: PortSpace, port: u16) -> String {
-    format!("uverbs/rdma_cm/{:04x}/{port}/", space.0)
+/// The addresses that all processes' devices share.
+const SHARED: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+
+/// Those that lead to a binding.
+fn shared_of(binding: &Binding) -> impl Iterator<Item = SocketAddr> {
+    let Binding { source, family_only, .. } = *binding;
+    let leads = move |shared: &IpAddr| match source.ip() {
+        own if own.is_unspecified() => {
+            own.is_ipv6() && !family_only || own.is_ipv4() == shared.is_ipv4()
+        }
+        own => own == *shared,
+    };
+    SHARED.into_iter().filter(leads).map(move |shared| SocketAddr::new(shared, source.port()))
 }
 
-/// Lists a listener while the socket is open; `None` if that is impossible.
-pub(super) fn publish(space: PortSpace, port: u16, station: Station) -> Option<OwnedFd> {
-    named(&format!("{}{station}", prefix(space, port))).ok()
+fn prefix(space: PortSpace, at: SocketAddr) -> String {
+    format!("uverbs/rdma_cm/{:04x}/{}/{}/", space.0, at.port(), at.ip())
 }
 
-/// Has an address of the machine and its port while the socket is open; `None` if that is
-/// impossible.
+/// Lists a listener while the sockets are open, as far as that is possible.
+pub(super) fn publish(space: PortSpace, binding: &Binding, station: Station) -> Vec<OwnedFd> {
+    let entry = |at| named(&format!("{}{station}", prefix(space, at))).ok();
+    shared_of(binding).filter_map(entry).collect()
+}
+
+/// Keeps other processes from the port while the sockets are open, as far as that is possible.
 ///
 /// # Errors
-/// EADDRINUSE if another listener has them.
-pub(super) fn claim(space: PortSpace, address: SocketAddr) -> Result<Option<OwnedFd>, CmaError> {
-    match named(&format!("{}at-{}", prefix(space, address.port()), address.ip())) {
-        Err(Errno::EADDRINUSE) => Err(CmaError(libc::EADDRINUSE)),
-        result => Ok(result.ok()),
-    }
+/// That of the kernel's table if another process has it: EADDRNOTAVAIL to an id at all addresses,
+/// else EADDRINUSE.
+pub(super) fn claim(space: PortSpace, binding: &Binding) -> Result<Vec<OwnedFd>, CmaError> {
+    let taken = if binding.is_wide { libc::EADDRNOTAVAIL } else { libc::EADDRINUSE };
+    let claim = |at| match named(&format!("{}port", prefix(space, at))) {
+        Err(Errno::EADDRINUSE) => Some(Err(CmaError(taken))),
+        result => result.ok().map(Ok),
+    };
+    shared_of(binding).filter_map(claim).collect()
 }
 
 fn named(name: &str) -> nix::Result<OwnedFd> {
@@ -44,9 +64,11 @@ fn named(name: &str) -> nix::Result<OwnedFd> {
 }
 
 /// The station of a listener of any process.
-pub(super) fn find(space: PortSpace, port: u16) -> Option<Station> {
+pub(super) fn find(space: PortSpace, to: SocketAddr) -> Option<Station> {
     let sockets = std::fs::read_to_string("/proc/self/net/unix").ok()?;
-    station_in(&sockets, &prefix(space, port))
+    let is_one = |shared: &IpAddr| shared.is_ipv4() == to.is_ipv4();
+    let at = SHARED.into_iter().find(is_one).map(|shared| SocketAddr::new(shared, to.port()))?;
+    station_in(&sockets, &prefix(space, at))
 }
 
 /// The last column of /proc/net/unix is the name, with `@` for the abstract namespace.
@@ -60,26 +82,40 @@ fn station_in(sockets: &str, prefix: &str) -> Option<Station> {
 mod tests {
     use super::*;
 
+    fn at(address: &str) -> SocketAddr {
+        SocketAddr::new(address.parse().unwrap(), std::process::id() as u16)
+    }
+
     #[test]
     fn a_listener_is_found_while_it_is_listed() {
         let station = Station::new(Ipv4Addr::new(127, 21, 3, 4)).unwrap();
-        let port = std::process::id() as u16;
-        let entry = publish(PortSpace::IPOIB, port, station).unwrap();
-        assert_eq!(find(PortSpace::IPOIB, port), Some(station));
-        assert_eq!(find(PortSpace::TCP, port), None);
-        drop(entry);
-        assert_eq!(find(PortSpace::IPOIB, port), None);
+        let find = |space, address| super::find(space, at(address));
+        for (own, found) in [("0.0.0.0", [true, false]), ("::1", [false, true]), ("::", [true; 2])]
+        {
+            let entries = publish(PortSpace::IPOIB, &Binding::new(at(own)), station);
+            for (to, is_found) in ["127.0.0.1", "::1"].into_iter().zip(found) {
+                let expected = is_found.then_some(station);
+                assert_eq!(find(PortSpace::IPOIB, to), expected, "{own}, {to}");
+            }
+            assert_eq!(find(PortSpace::TCP, "127.0.0.1"), None);
+            drop(entries);
+            assert_eq!(find(PortSpace::IPOIB, "::1"), None);
+        }
     }
 
     #[test]
     fn other_names_are_not_listeners() {
         let table = |name: &str| format!("Num RefCount\n0: 2 0 10000 2 1 1234 {name}\n");
-        let found = |name: &str| station_in(&table(name), &prefix(PortSpace::TCP, 80));
-        assert!(found("@uverbs/rdma_cm/0106/80/127.18.0.1").is_some());
-        for name in ["uverbs/rdma_cm/0106/80/127.18.0.1", "@uverbs/rdma_cm/0106/80/10.0.0.1"] {
-            assert_eq!(found(name), None, "{name}");
+        let prefix = prefix(PortSpace::TCP, SocketAddr::new(SHARED[0], 80));
+        let found = |start: &str, end: &str| {
+            station_in(&table(&format!("{start}uverbs/rdma_cm/0106/80/127.0.0.1/{end}")), &prefix)
+        };
+        assert!(found("@", "127.18.0.1").is_some());
+        for (start, end) in
+            [("", "127.18.0.1"), ("@", "10.0.0.1"), ("@", "127.18.0.1x"), ("@", "port")]
+        {
+            assert_eq!(found(start, end), None, "{start}{end}");
         }
-        assert_eq!(found("@uverbs/rdma_cm/0106/80/127.18.0.1x"), None);
-        assert_eq!(station_in("", &prefix(PortSpace::TCP, 80)), None);
+        assert_eq!(station_in("", &prefix), None);
     }
 }

@@ -12,7 +12,7 @@ use crate::chardev::device::options::{GidType, Options};
 use crate::packet::{Addressing, Gid};
 use crate::wire::{Interface as NetInterface, Neighbours, Place, Station, gid_of as gid_at};
 use uverbs_soft_cm::cma::{
-    Addresses, Cma, CmaError, CmaId, CmaState, DeviceInfo, DeviceNumber, GidSlot, Interface, Route,
+    Addresses, Cma, CmaError, CmaId, DeviceInfo, DeviceNumber, GidSlot, Interface, Route,
 };
 
 const NOT_OWN: CmaError = CmaError(libc::EADDRNOTAVAIL);
@@ -45,26 +45,28 @@ impl Stack {
         Some(device.shared.options())
     }
 
-    /// Lists a listener that 127.0.0.1 leads to.
-    pub(super) fn publish(&self, cma: &Cma, id: CmaId) -> Option<OwnedFd> {
-        let (space, address) = cma.bound_to(id)?;
-        let port = is_machine(address.ip()).then(|| address.port())?;
-        let station = self.devices.first()?.shared.options().station()?;
-        directory::publish(space, port, station)
+    /// Lists a listener that 127.0.0.1 or ::1 leads to.
+    pub(super) fn publish(&self, cma: &Cma, id: CmaId) -> Vec<OwnedFd> {
+        let station = self.devices.first().and_then(|device| device.shared.options().station());
+        match (cma.binding(id).filter(|_| self.is_on_network()), station) {
+            (Some((space, binding)), Some(station)) => directory::publish(space, binding, station),
+            _ => Vec::new(),
+        }
     }
 
-    /// Keeps the listeners of other processes from an address that all of them have, as the
-    /// kernel does; `None` where each has its own.
+    /// Keeps other processes' ids from the port of a bound id, where 127.0.0.1 or ::1 leads to it.
     ///
     /// # Errors
-    /// EADDRINUSE if one of them listens there.
-    pub(super) fn claim(cma: &Cma, id: CmaId) -> Result<Option<OwnedFd>, CmaError> {
-        let bound = cma.bound_to(id).filter(|_| cma.state(id) == Some(CmaState::AddrBound));
-        let is_common = |address: IpAddr| address.is_loopback() && is_machine(address);
-        match bound.filter(|(_, address)| is_common(address.ip())) {
-            Some((space, address)) => directory::claim(space, address),
-            None => Ok(None),
+    /// See [`directory::claim`].
+    pub(super) fn claim(&self, cma: &Cma, id: CmaId) -> Result<Vec<OwnedFd>, CmaError> {
+        match cma.binding(id).filter(|_| self.is_on_network()) {
+            Some((space, binding)) => directory::claim(space, binding),
+            None => Ok(Vec::new()),
         }
+    }
+
+    fn is_on_network(&self) -> bool {
+        self.devices.iter().any(|device| device.shared.reach().leads_to_processes())
     }
 
     fn find(&self, station: Station) -> Option<DeviceNumber> {
@@ -182,7 +184,7 @@ impl Addresses for Stack {
         }
         let is_any = is_machine(to.ip());
         let destination = match is_any {
-            true => directory::find(space, to.port()),
+            true => directory::find(space, to),
             false => station_at(to.ip()),
         };
         if destination.is_none() && !is_any {

@@ -451,10 +451,12 @@ fn two_devices_of_a_network_connect() {
     let [(near, own), (far, other)] = two_hosts();
     let (server, client) = (Client::open(&near), Client::open(&far));
     let listener = server.create(PortSpace::TCP, 77);
-    server.bind(listener, [0; 4], 5300).unwrap();
+    // The port of all addresses is the machine's, where others may test at the same time.
+    let port = 30_000 + std::process::id() as u16 % 2_000;
+    server.bind(listener, [0; 4], port).unwrap();
     server.listen(listener, 8);
     let id = client.create(PortSpace::TCP, 88);
-    client.resolve_at(id, own, 5300);
+    client.resolve_at(id, own, port);
     client.connect(id, 1, 0).unwrap();
     let request = server.expect(EventType::CONNECT_REQUEST);
     let query = |response| Query { response, id: request.id, option: QueryOption::ADDR };
