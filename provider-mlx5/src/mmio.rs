@@ -87,10 +87,12 @@ impl BlueFlame {
     #[inline(always)]
     pub(crate) fn take_half_of(&mut self, half: usize) -> *mut u64 {
         // The register is aligned to its own size, so one bit of the address tells the halves apart.
-        self.last = self.last.map_addr(|address| address ^ half);
-        // Volatile: a load of its own, which lets the change be one instruction on memory.
+        let turn = self.last.map_addr(|address| address ^ half);
+        // Volatile: stored whole. Of a change of one bit the compiler makes a store of one byte, and
+        // a load of the address then waits until that has left the store buffer.
         // SAFETY: a field of this value.
-        unsafe { (&raw const self.last).read_volatile() }
+        unsafe { (&raw mut self.last).write_volatile(turn) };
+        turn
     }
 }
 
