@@ -171,7 +171,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
         if self.open_for_copies() < template.needed() {
             crate::hint::seldom();
-            return self.post_closed(wr_id, copy);
+            return self.post_closed(wr_id, copy.image, copy.blocks(), copy.fence_mask);
         }
         // SAFETY: open so far, for copies.
         unsafe { self.copy_at_once(wr_id, &copy.image) };
@@ -186,18 +186,23 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// [`SendQueue::post_template`] where the request does not go to BlueFlame from registers. Its
     /// control segment is that of a request at the head, which is where it goes in any case.
+    ///
+    /// It takes no [`Template::needed`] and no whole template: used in one place, a field is
+    /// compared where it lies.
     #[inline(never)]
-    fn post_closed<O: Operation, const BLOCKS: usize>(
+    fn post_closed<const BLOCKS: usize>(
         &mut self,
         wr_id: u64,
-        template: Template<O, BLOCKS>,
+        image: [WideBlock; BLOCKS],
+        blocks: usize,
+        fence_mask: u64,
     ) -> Result<(), PostError> {
-        if self.is_open(template.needed()) {
+        if self.is_open(needed::<BLOCKS>(blocks)) {
             // SAFETY: open so far.
-            unsafe { self.ring_at_once(wr_id, template.image) };
+            unsafe { self.ring_at_once(wr_id, image) };
             return Ok(());
         }
-        self.post_image(wr_id, template.image(), template.fence_mask)
+        self.post_image(wr_id, image.get(..blocks).unwrap_or(&image), fence_mask)
     }
 
     /// A control segment that says `own` of its request, for one at counter `index`.
