@@ -2,11 +2,12 @@
 //!
 //! [`core`] is a state machine without I/O, threads or clock: objects, execution of work-queue
 //! entries, the RC, UC, UD and XRC transports, frames. [`memory`] is how it reaches the host's
-//! bytes. `uverbs-soft` has the character device in front of it, `uverbs-soft-pci` the PCI
-//! function.
+//! bytes. [`firmware`] executes commands about its objects. `uverbs-soft` has the character device
+//! in front of it, `uverbs-soft-pci` the PCI function.
 
 pub mod copy;
 pub mod core;
+pub mod firmware;
 pub mod memory;
 pub mod process_vm;
 

@@ -10,7 +10,6 @@
 //! shared. An invalid command gets the firmware's error status and a warning, never a silent
 //! success.
 
-mod bits;
 mod blueflame;
 mod cable;
 mod command_queue;
@@ -20,12 +19,13 @@ mod firmware;
 mod guest_memory;
 mod init_segment;
 mod interrupts;
-mod layout;
 mod trace;
 mod vfio_user;
 
 #[cfg(test)]
 mod tests;
+
+pub(crate) use uverbs_soft_adapter::firmware::{bits, layout};
 
 pub use cable::{Cable, Fabric};
 pub use device::{PciDevice, Settings};

@@ -9,8 +9,8 @@ macro_rules! ids {
         pub struct $name(pub u32);
 
         impl $name {
-            /// The object with this number.
-            pub(super) const fn object(self) -> ObjectId {
+            /// Its kind and number.
+            pub const fn object(self) -> ObjectId {
                 (ObjectKind::$kind, self.0)
             }
         }
@@ -45,7 +45,7 @@ ids! {
 }
 
 /// Any object: its kind and its number.
-pub(super) type ObjectId = (ObjectKind, u32);
+pub type ObjectId = (ObjectKind, u32);
 
 /// A kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

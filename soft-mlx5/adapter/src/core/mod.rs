@@ -63,7 +63,7 @@ pub use error::CoreError;
 pub use event::{AsyncKind, Event, EventObject};
 pub use flow::{FlowFields, FlowHits, FlowId, FlowRule};
 pub use frame::Layout as FrameLayout;
-pub use ids::{Cqn, Mkey, ObjectKind, Pdn, Qpn, Srqn, Xrcdn};
+pub use ids::{Cqn, Mkey, ObjectId, ObjectKind, Pdn, Qpn, Srqn, Xrcdn};
 pub use management::{DATAGRAM_LEN, Datagram};
 pub use mkey::{ANY_QP, Access, KlmEntry, MkeyParams, Translation};
 pub use qp::{

@@ -37,6 +37,17 @@ impl PageMap {
         Self::Pages { shift: shift.min(63), frames: frames.into(), first }
     }
 
+    /// The same bytes without the first `bytes`.
+    pub fn skip(&self, bytes: u64) -> Self {
+        match self {
+            Self::Linear { base } => Self::linear(base.wrapping_add(bytes)),
+            Self::Pages { shift, frames, first } => {
+                let first = first.saturating_add(bytes);
+                Self::Pages { shift: *shift, frames: frames.clone(), first }
+            }
+        }
+    }
+
     /// The bus address of `offset`, and how many of the `len` bytes from there are contiguous (at
     /// least one if `len` is not 0). `None` after the end of the page list or of the address space.
     pub fn locate(&self, offset: u64, len: u64) -> Option<(u64, u64)> {

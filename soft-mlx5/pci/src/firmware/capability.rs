@@ -2,7 +2,6 @@
 
 use super::Firmware;
 use super::command::{Command, Reply};
-use super::counters::SETS;
 use super::nic_vport::ADDRESSES;
 use super::refusal::{Done, Refusal};
 use crate::bits::{Field, field};
@@ -10,26 +9,16 @@ use crate::layout::capability::{atomic, general, roce};
 use crate::layout::command::header;
 use crate::layout::ethernet::{ethernet_offloads, flow_table_properties};
 use uverbs_soft::core::LinkLayer;
-
-/// Bytes of a capability block, and where commands carry it, in bits.
-const BLOCK: usize = 4096;
-const POSITION: usize = 0x80;
-
-/// Capability types, `MLX5_CAP_*` in the kernel's `device.h`.
-const GENERAL: u16 = 0;
-const ETHERNET_OFFLOADS: u16 = 1;
-const ATOMIC: u16 = 3;
-const ROCE: u16 = 4;
-const FLOW_TABLE: u16 = 7;
-
-/// Free-running timestamps count nanoseconds.
-const FREQUENCY_KHZ: u64 = 1_000_000;
+use uverbs_soft_adapter::firmware::capability::{
+    ATOMIC, ATOMIC_VALUES, BLOCK, BLOCK_AT, COMMON_VALUES, ETHERNET_OFFLOADS, FLOW_TABLE, GENERAL,
+    ROCE, block,
+};
 
 const SUPPORTED: u64 = 1;
 
 #[derive(Debug)]
 struct Block {
-    kind: u16,
+    kind: u64,
     maximum: Vec<u8>,
     current: Vec<u8>,
     /// What the driver may change; in other fields it may set nothing that is not set already.
@@ -45,13 +34,13 @@ pub(super) struct Capabilities {
 impl Capabilities {
     pub(super) fn new(link: LinkLayer) -> Self {
         let mut blocks = vec![
-            block(GENERAL, &general_values(link), GENERAL_SETTABLE),
-            block(ATOMIC, ATOMIC_VALUES, &[atomic::ATOMIC_REQ_8B_ENDIANNESS_MODE]),
+            group(GENERAL, &general_values(link), GENERAL_SETTABLE),
+            group(ATOMIC, ATOMIC_VALUES, &[atomic::ATOMIC_REQ_8B_ENDIANNESS_MODE]),
         ];
         if link == LinkLayer::Ethernet {
-            blocks.push(block(ETHERNET_OFFLOADS, OFFLOAD_VALUES, &[]));
-            blocks.push(block(FLOW_TABLE, &flow_table_values(), &[]));
-            blocks.push(block(
+            blocks.push(group(ETHERNET_OFFLOADS, OFFLOAD_VALUES, &[]));
+            blocks.push(group(FLOW_TABLE, &flow_table_values(), &[]));
+            blocks.push(group(
                 ROCE,
                 ROCE_VALUES,
                 &[roce::SW_R_ROCE_SRC_UDP_PORT, roce::QP_OOO_TRANSMIT_DEFAULT],
@@ -61,17 +50,13 @@ impl Capabilities {
     }
 
     fn find(&mut self, kind: u64) -> Result<&mut Block, Refusal> {
-        let found = self.blocks.iter_mut().find(|block| u64::from(block.kind) == kind);
+        let found = self.blocks.iter_mut().find(|block| block.kind == kind);
         found.ok_or_else(|| Refusal::parameter("capability type", kind))
     }
 }
 
-fn block(kind: u16, values: &[(Field, u64)], settable: &'static [Field]) -> Block {
-    let mut maximum = vec![0; BLOCK];
-    for (field, value) in values {
-        debug_assert!(*value <= field.max());
-        field.set(&mut maximum, *value);
-    }
+fn group(kind: u64, values: &[(Field, u64)], settable: &'static [Field]) -> Block {
+    let maximum = block(values);
     Block { kind, current: maximum.clone(), maximum, settable }
 }
 
@@ -84,63 +69,6 @@ const GENERAL_SETTABLE: &[Field] = &[
     general::LOG_UAR_PAGE_SZ,
     general::ROCE,
     general::LOG_MAX_CURRENT_UC_LIST,
-];
-
-/// The fields that both links share. Unset means unsupported.
-const COMMON_VALUES: &[(Field, u64)] = &[
-    (general::PAGE_REQUEST_DISABLE, SUPPORTED),
-    (general::LOG_MAX_SRQ_SZ, 15),
-    (general::LOG_MAX_QP_SZ, 15),
-    (general::LOG_MAX_QP, 17),
-    (general::LOG_MAX_SRQ, 16),
-    (general::LOG_MAX_CQ_SZ, 22),
-    (general::LOG_MAX_CQ, 16),
-    (general::LOG_MAX_EQ_SZ, 20),
-    (general::LOG_MAX_EQ, 5),
-    (general::LOG_MAX_MKEY, 20),
-    (general::LOG_MAX_MRW_SZ, 64),
-    (general::LOG_MAX_KLM_LIST_SIZE, 16),
-    (general::MAX_INDIRECTION, 4),
-    (general::LOG_MAX_RA_REQ_QP, 4),
-    (general::LOG_MAX_RA_RES_QP, 4),
-    (general::LOG_MAX_MSG, 30),
-    (general::LOCAL_CA_ACK_DELAY, 16),
-    (general::MAX_QP_CNT, SETS as u64),
-    (general::OUT_OF_SEQ_CNT, SUPPORTED),
-    (general::RETRANSMISSION_Q_COUNTERS, SUPPORTED),
-    (general::VPORT_COUNTERS, SUPPORTED),
-    (general::NUM_PORTS, 1),
-    (general::CQE_VERSION, 1),
-    (general::SCTR_DATA_CQE, SUPPORTED),
-    (general::UMR_EXTENDED_TRANSLATION_OFFSET, SUPPORTED),
-    (general::ATOMIC, SUPPORTED),
-    (general::CQ_OI, SUPPORTED),
-    (general::CQ_RESIZE, SUPPORTED),
-    (general::CQ_MODERATION, SUPPORTED),
-    (general::IMAICL, SUPPORTED),
-    (general::BLOCK_LB_MC, SUPPORTED),
-    (general::PKV, SUPPORTED),
-    (general::QKV, SUPPORTED),
-    (general::XRC, SUPPORTED),
-    (general::UD, SUPPORTED),
-    (general::UC, SUPPORTED),
-    (general::RC, SUPPORTED),
-    (general::LOG_PG_SZ, 12),
-    (general::BF, SUPPORTED),
-    (general::LOG_BF_REG_SIZE, 9),
-    (general::DRIVER_VERSION, SUPPORTED),
-    (general::MAX_WQE_SZ_SQ, 1024),
-    (general::MAX_WQE_SZ_RQ, 512),
-    (general::MAX_QP_MCG, 240),
-    (general::LOG_MAX_MCG, 14),
-    (general::LOG_MAX_TRANSPORT_DOMAIN, 16),
-    (general::LOG_MAX_PD, 16),
-    (general::LOG_MAX_XRCD, 16),
-    (general::LOG_MAX_RMP, 16),
-    (general::LOG_MAX_SQ, 16),
-    (general::NUM_OF_UARS_PER_PAGE, 1),
-    (general::DEVICE_FREQUENCY_MHZ, FREQUENCY_KHZ / 1000),
-    (general::DEVICE_FREQUENCY_KHZ, FREQUENCY_KHZ),
 ];
 
 /// Port types, `MLX5_CAP_PORT_TYPE_*`.
@@ -181,14 +109,6 @@ fn general_values(link: LinkLayer) -> Vec<(Field, u64)> {
     }
     values
 }
-
-/// Compare and swap, fetch and add; 8 bytes; results in the host's byte order if the driver asks
-/// for it.
-const ATOMIC_VALUES: &[(Field, u64)] = &[
-    (atomic::SUPPORTED_ATOMIC_REQ_8B_ENDIANNESS_MODE_1, SUPPORTED),
-    (atomic::ATOMIC_OPERATIONS, 0b11),
-    (atomic::ATOMIC_SIZE_QP, 1 << 3),
-];
 
 /// RoCE v2 over IPv4 and IPv6.
 const ROCE_VALUES: &[(Field, u64)] = &[
@@ -236,14 +156,14 @@ fn flow_table_values() -> Vec<(Field, u64)> {
 pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
     let operation = command.get(header::OP_MOD);
     let block = firmware.capabilities.find(operation >> 1)?;
-    reply.put(POSITION, if operation & 1 == 1 { &block.current } else { &block.maximum });
+    reply.put(BLOCK_AT, if operation & 1 == 1 { &block.current } else { &block.maximum });
     Ok(())
 }
 
 /// SET_HCA_CAP: the operation is twice the type.
 pub(super) fn set(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let kind = command.get(header::OP_MOD) >> 1;
-    let wanted = command.structure(POSITION);
+    let wanted = command.structure(BLOCK_AT);
     let block = firmware.capabilities.find(kind)?;
     let mut current = block.current.clone();
     for field in block.settable {

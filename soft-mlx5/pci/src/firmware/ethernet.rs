@@ -7,7 +7,6 @@ use super::Firmware;
 use super::command::{Command, Reply};
 use super::flow::FlowTables;
 use super::page_list::{PAGES, QueuePages};
-use super::record::Records;
 use super::refusal::{Done, Refusal, Status};
 use super::steering::Traffic;
 use crate::layout::context::wq;
@@ -16,6 +15,7 @@ use uverbs_soft::core::{
     Cqn, Pdn, QpAttributes, QpParams, QpState, QpType, Qpn, ReceiveRing, ReceiveSource, SendRing,
 };
 use uverbs_soft::memory::PageMap;
+use uverbs_soft_adapter::firmware::Place;
 
 /// Where CREATE, MODIFY and QUERY have the context, and the work queue in it, in bits.
 const CONTEXT: usize = 0x100;
@@ -43,9 +43,6 @@ pub(super) type Queues = BTreeMap<u32, Vec<u8>>;
 /// Everything Ethernet.
 #[derive(Debug, Default)]
 pub(super) struct Ethernet {
-    pub(super) tis: Records,
-    pub(super) tir: Records,
-    pub(super) rqt: Records,
     pub(super) flows: FlowTables,
     pub(super) traffic: Traffic,
     send: Queues,
@@ -54,15 +51,8 @@ pub(super) struct Ethernet {
 
 impl Ethernet {
     /// Names and counts of the objects that still exist.
-    pub(super) fn counts(&self) -> [(&'static str, usize); 6] {
-        [
-            ("TISes", self.tis.len()),
-            ("TIRs", self.tir.len()),
-            ("RQTs", self.rqt.len()),
-            ("flow tables", self.flows.len()),
-            ("SQs", self.send.len()),
-            ("RQs", self.receive.len()),
-        ]
+    pub(super) fn counts(&self) -> [(&'static str, usize); 3] {
+        [("flow tables", self.flows.len()), ("SQs", self.send.len()), ("RQs", self.receive.len())]
     }
 }
 
@@ -71,8 +61,19 @@ fn context(command: &Command<'_>) -> Vec<u8> {
     context[..context.len().min(CONTEXT_BYTES)].to_vec()
 }
 
+/// Ring and doorbell record.
+const RING: Place =
+    Place { valid: wq::WQ_UMEM_VALID, id: wq::WQ_UMEM_ID, offset: wq::WQ_UMEM_OFFSET }.at(QUEUE);
+const RECORD: Place =
+    Place { valid: wq::DBR_UMEM_VALID, id: wq::DBR_UMEM_ID, offset: wq::DBR_ADDR }.at(QUEUE);
+
 /// The ring of a work queue whose entries take `1 << log_stride` bytes.
-fn ring(command: &Command<'_>, log_size: u32, log_stride: u32) -> Result<PageMap, Refusal> {
+fn ring(
+    firmware: &mut Firmware,
+    command: &Command<'_>,
+    log_size: u32,
+    log_stride: u32,
+) -> Result<PageMap, Refusal> {
     let queue = command.structure(QUEUE);
     let kind = wq::WQ_TYPE.get(queue);
     if kind != CYCLIC {
@@ -81,29 +82,34 @@ fn ring(command: &Command<'_>, log_size: u32, log_stride: u32) -> Result<PageMap
     if log_size > 15 {
         return Err(Refusal::parameter("log_wq_sz", u64::from(log_size)));
     }
-    QueuePages::of_work_queue(queue, 1 << (log_size + log_stride)).read(command, PAGES)
+    let pages = QueuePages::of_work_queue(queue, 1 << (log_size + log_stride));
+    firmware.about_objects().ring(command, &RING, pages, PAGES, false)
 }
 
 impl Firmware {
     /// A raw packet QP without queues.
-    fn raw_params(&self, command: &Command<'_>, cqn: u32, user_index: u32) -> QpParams {
+    fn raw_params(
+        &mut self,
+        command: &Command<'_>,
+        cqn: u32,
+        user_index: u32,
+    ) -> Result<QpParams, Refusal> {
         let queue = command.structure(QUEUE);
         // The driver's own queues for tests name no domain.
         let pd = match wq::PD.get32(queue) {
-            0 => self.privileged_pd,
+            0 => self.objects.privileged_pd(),
             pd => Pdn(pd),
         };
-        QpParams {
-            doorbell_record: wq::DBR_ADDR.get(queue),
+        Ok(QpParams {
+            doorbell_record: self.about_objects().doorbell_record(command, &RECORD)?,
             user_index,
             ..QpParams::new(QpType::RawPacket, pd, Cqn(cqn), Cqn(cqn))
-        }
+        })
     }
 
     /// Whether a queue is the kernel's own. Only their BlueFlame copies are used.
     pub(crate) fn is_kernels_queue(&self, number: u32) -> bool {
-        self.ethernet.send.contains_key(&number)
-            || self.services.get(&number).is_some_and(|service| service.kernels)
+        self.ethernet.send.contains_key(&number) || self.objects.is_kernels(number)
     }
 
     /// Copies a block from a BlueFlame register into the ring, if the ring has the same WQE at its
@@ -211,6 +217,7 @@ pub(super) fn destroy<K: Kind>(
     let (number, _) = find::<K>(firmware, command)?;
     firmware.core.destroy_qp(Qpn(number))?;
     K::queues(&mut firmware.ethernet).remove(&number);
+    firmware.objects.release(Qpn(number).object());
     Ok(())
 }
 
@@ -221,23 +228,24 @@ pub(super) fn create_send(
     reply: &mut Reply,
 ) -> Done {
     let (sq, queue) = (command.structure(CONTEXT), command.structure(QUEUE));
-    firmware.uars.check(wq::UAR_PAGE.get32(queue))?;
+    firmware.doorbells.uars.check(wq::UAR_PAGE.get32(queue))?;
     if sqc::TIS_LST_SZ.is_set(sq) {
-        firmware.ethernet.tis.get("TIS", sqc::TIS_NUM_0.get32(sq))?;
+        firmware.objects.tis.get("TIS", sqc::TIS_NUM_0.get32(sq))?;
     }
     let log_stride = wq::LOG_WQ_STRIDE.get32(queue);
     if log_stride != LOG_BLOCK {
         return Err(Refusal::parameter("log_wq_stride", u64::from(log_stride)));
     }
     let log_blocks = wq::LOG_WQ_SZ.get32(queue);
-    let buffer = ring(command, log_blocks, LOG_BLOCK)?;
+    let buffer = ring(firmware, command, log_blocks, LOG_BLOCK)?;
     let params = QpParams {
         send_ring: Some(SendRing { buffer, log_blocks: log_blocks as u8 }),
         reserved_lkey: sqc::RLKY.is_set(sq),
-        ..firmware.raw_params(command, sqc::CQN.get32(sq), sqc::USER_INDEX.get32(sq))
+        ..firmware.raw_params(command, sqc::CQN.get32(sq), sqc::USER_INDEX.get32(sq))?
     };
     let number = firmware.core.create_qp(params)?.0;
     firmware.ethernet.send.insert(number, context(command));
+    firmware.about_objects().created(command, Qpn(number).object(), &[&RING, &RECORD]);
     reply.set_number(number);
     Ok(())
 }
@@ -260,7 +268,7 @@ pub(super) fn create_receive(
         return Err(Refusal::parameter("mem_rq_type", rqc::MEM_RQ_TYPE.get(rq)));
     }
     let (log_wqes, log_stride) = (wq::LOG_WQ_SZ.get32(queue), wq::LOG_WQ_STRIDE.get32(queue));
-    let buffer = ring(command, log_wqes, log_stride)?;
+    let buffer = ring(firmware, command, log_wqes, log_stride)?;
     let params = QpParams {
         receive: ReceiveSource::Ring(ReceiveRing {
             buffer,
@@ -270,10 +278,11 @@ pub(super) fn create_receive(
         strip_vlan: !rqc::VSD.is_set(rq),
         scatter_check_sequence: rqc::SCATTER_FCS.is_set(rq),
         reserved_lkey: rqc::RLKY.is_set(rq),
-        ..firmware.raw_params(command, rqc::CQN.get32(rq), rqc::USER_INDEX.get32(rq))
+        ..firmware.raw_params(command, rqc::CQN.get32(rq), rqc::USER_INDEX.get32(rq))?
     };
     let number = firmware.core.create_qp(params)?.0;
     firmware.ethernet.receive.insert(number, context(command));
+    firmware.about_objects().created(command, Qpn(number).object(), &[&RING, &RECORD]);
     reply.set_number(number);
     Ok(())
 }

@@ -107,8 +107,9 @@ impl Firmware {
         subtype: u8,
         data: &[u8; 28],
     ) {
-        let queue =
-            u8::try_from(number).ok().and_then(|number| self.event_queues.queues.get_mut(&number));
+        let queue = u8::try_from(number)
+            .ok()
+            .and_then(|number| self.doorbells.event_queues.queues.get_mut(&number));
         let Some(queue) = queue else {
             self.warn(format_args!(
                 "event {kind:?} for event queue {number}, which does not exist"
@@ -131,7 +132,7 @@ impl Firmware {
 
     /// Writes an event to every queue that listens to its kind.
     pub(super) fn announce(&mut self, kind: EventType, subtype: u8, data: &[u8; 28]) {
-        for number in self.event_queues.listeners(kind) {
+        for number in self.doorbells.event_queues.listeners(kind) {
             self.post_event(number, kind, subtype, data);
         }
     }
@@ -140,7 +141,7 @@ impl Firmware {
     /// with `arm` the next event, or an unread one, raises an interrupt.
     pub(crate) fn event_queue_doorbell(&mut self, value: u32, arm: bool) {
         let number = (value >> 24) as u8;
-        let Some(queue) = self.event_queues.queues.get_mut(&number) else {
+        let Some(queue) = self.doorbells.event_queues.queues.get_mut(&number) else {
             self.warn(format_args!("doorbell for event queue {number}, which does not exist"));
             return;
         };
@@ -167,7 +168,7 @@ pub(super) fn create(firmware: &mut Firmware, command: &Command<'_>, reply: &mut
     if vector >= firmware.interrupts.count() {
         return Err(Refusal::parameter("intr", u64::from(vector)));
     }
-    firmware.uars.check(eqc::UAR_PAGE.get32(context))?;
+    firmware.doorbells.uars.check(eqc::UAR_PAGE.get32(context))?;
     let pages = QueuePages {
         log_page_size: eqc::LOG_PAGE_SIZE.get32(context),
         page_offset: eqc::PAGE_OFFSET.get(context),
@@ -175,8 +176,9 @@ pub(super) fn create(firmware: &mut Firmware, command: &Command<'_>, reply: &mut
     };
     let ring = pages.read(command, PAGES)?;
     let mask = [0, 1, 2, 3].map(|index| command.get(field(EVENT_MASK, 64).element(index, 64)));
-    let free =
-        NUMBERS.into_iter().find(|number| !firmware.event_queues.queues.contains_key(number));
+    let free = NUMBERS
+        .into_iter()
+        .find(|number| !firmware.doorbells.event_queues.queues.contains_key(number));
     let number = free.ok_or_else(|| Refusal::limit("event queue"))?;
     let context = context.get(..64).unwrap_or_default().to_vec();
     let queue = EventQueue {
@@ -189,7 +191,7 @@ pub(super) fn create(firmware: &mut Firmware, command: &Command<'_>, reply: &mut
         consumer: 0,
         armed: false,
     };
-    firmware.event_queues.queues.insert(number, queue);
+    firmware.doorbells.event_queues.queues.insert(number, queue);
     reply.set(create_eq_out::EQ_NUMBER, u64::from(number));
     Ok(())
 }
@@ -201,17 +203,17 @@ fn number(command: &Command<'_>) -> u8 {
 /// DESTROY_EQ.
 pub(super) fn destroy(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
     let number = number(command);
-    if firmware.completion_vectors.values().any(|used| *used == u32::from(number)) {
+    if firmware.objects.uses_event_queue(number.into()) {
         return Err(Refusal::busy("event queue", u32::from(number)));
     }
-    let removed = firmware.event_queues.queues.remove(&number);
+    let removed = firmware.doorbells.event_queues.queues.remove(&number);
     removed.map(|_| ()).ok_or_else(|| Refusal::no_such("event queue", u32::from(number)))
 }
 
 /// QUERY_EQ.
 pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
     let number = number(command);
-    let queue = firmware.event_queues.queues.get(&number);
+    let queue = firmware.doorbells.event_queues.queues.get(&number);
     let queue = queue.ok_or_else(|| Refusal::no_such("event queue", u32::from(number)))?;
     let mut context = queue.context.clone();
     eqc::STATUS.set(&mut context, STATUS_OK);

@@ -37,7 +37,7 @@ impl Firmware {
     }
 
     fn completion(&mut self, cqn: u32) {
-        let Some(queue) = self.completion_vectors.get(&cqn).copied() else { return };
+        let Some(queue) = self.objects.event_queue_of(cqn) else { return };
         self.post_event(queue, EventType::COMPLETION, 0, &with_number(24, cqn));
     }
 

@@ -301,7 +301,7 @@ fn destination(
     let number = command.get32(field(at + 8, 24));
     match command.get(field(at, 8)) {
         TO_TABLE => firmware.ethernet.flows.exists(number).map(Destination::Table),
-        TO_TIR => firmware.ethernet.tir.get("TIR", number).map(|_| Destination::Tir(number)),
+        TO_TIR => firmware.objects.tir.get("TIR", number).map(|_| Destination::Tir(number)),
         other => Err(Refusal::parameter("destination_type", other)),
     }
 }

@@ -1,10 +1,6 @@
 //! The firmware: commands, and the objects that only the firmware has.
 
-mod address_path;
 mod capability;
-mod command;
-mod completion_queue;
-mod counters;
 mod ethernet;
 mod event_queue;
 mod events;
@@ -12,20 +8,15 @@ mod flow;
 mod hca;
 mod mad;
 mod match_value;
-mod memory_key;
+mod multicast;
 mod nic_vport;
-mod numbers;
-mod page_list;
 mod pages;
 mod port;
-mod queue_pair;
-mod record;
-mod refusal;
 mod register;
-mod resource;
-mod shared_receive;
 mod steering;
 mod table;
+mod uar;
+mod vport_counter;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,7 +26,6 @@ use uverbs_mlx5_format::EventType;
 
 use self::capability::Capabilities;
 use self::command::{Command, Reply};
-use self::counters::QueueCounters;
 use self::ethernet::Ethernet;
 use self::event_queue::EventQueues;
 use self::nic_vport::NicVport;
@@ -50,8 +40,12 @@ use super::guest_memory::GuestMemory;
 use super::interrupts::Interrupts;
 use super::layout::command::{header, result};
 use super::trace::Trace;
-use uverbs_soft::core::{Core, CoreConfig, LinkLayer, Mtu, Pdn};
+use uverbs_soft::core::{Core, CoreConfig, LinkLayer, Mtu, ObjectKind};
 use uverbs_soft::packet::Gid;
+use uverbs_soft_adapter::firmware::table::{self as object_commands, Form};
+use uverbs_soft_adapter::firmware::{
+    FrontEnd, Objects, command, numbers, page_list, record, refusal,
+};
 
 /// Pages of BAR 0 that are UARs: behind the initialization segment and the MSI-X table.
 pub(super) const UARS: std::ops::Range<u32> = 16..8192;
@@ -112,13 +106,28 @@ impl Port {
 /// MTU of the network device in bytes, as it starts.
 const NETWORK_MTU: u16 = 1500;
 
-/// The firmware's data of a QP: its service type as the driver names it, whether it is the driver's
-/// own, and the port that it was initialized for.
-#[derive(Clone, Copy, Debug)]
-struct Service {
-    code: u64,
-    kernels: bool,
-    port: u8,
+/// What objects report to, and where they are rung.
+#[derive(Debug)]
+struct Doorbells {
+    event_queues: EventQueues,
+    uars: Numbers,
+}
+
+impl FrontEnd for Doorbells {
+    fn check_event_queue(&self, number: u32) -> Done {
+        let exists = self.event_queues.exists(number);
+        if exists { Ok(()) } else { Err(Refusal::no_such("event queue", number)) }
+    }
+
+    fn check_uar(&self, number: u32) -> Done {
+        self.uars.check(number)
+    }
+
+    /// mlx5_ib gives queues of programs some objects of its own (`c0`, `s1` of `create_user_qp`).
+    /// Which ones the firmware allows is not public.
+    fn check_use(&self, _: ObjectKind, _: u32) -> Done {
+        Ok(())
+    }
 }
 
 /// The firmware.
@@ -135,19 +144,11 @@ pub(super) struct Firmware {
     issi: u16,
     pages: PageSupply,
     capabilities: Capabilities,
-    event_queues: EventQueues,
-    uars: Numbers,
-    transport_domains: Numbers,
+    doorbells: Doorbells,
     port: Port,
     nic_vport: NicVport,
     ethernet: Ethernet,
-    queue_counters: QueueCounters,
-    /// Used for protection domain 0, that of the driver's own queue pairs for memory keys.
-    privileged_pd: Pdn,
-    /// Event queue of each CQ.
-    completion_vectors: BTreeMap<u32, u32>,
-    /// The firmware's data of each QP.
-    services: BTreeMap<u32, Service>,
+    objects: Objects,
     /// How often a QP has joined a multicast group.
     memberships: BTreeMap<(u32, Gid), u32>,
 }
@@ -155,11 +156,11 @@ pub(super) struct Firmware {
 impl Firmware {
     pub(super) fn new(settings: Settings, memory: GuestMemory, trace: Trace) -> Self {
         let port = Port::new(&settings);
-        let (core, privileged_pd) = new_core(&port, &memory);
+        let (core, objects) = new_core(&port, &memory);
         Self {
             interrupts: Interrupts::new(settings.vectors),
             core,
-            privileged_pd,
+            objects,
             now: 0,
             cable: Cable::default(),
             trace,
@@ -167,15 +168,13 @@ impl Firmware {
             issi: 0,
             pages: PageSupply::default(),
             capabilities: Capabilities::new(settings.link),
-            event_queues: EventQueues::default(),
-            uars: Numbers::new("UAR", UARS),
-            transport_domains: Numbers::new("transport domain", 1..1 << 16),
+            doorbells: Doorbells {
+                event_queues: EventQueues::default(),
+                uars: Numbers::new("UAR", UARS),
+            },
             nic_vport: NicVport::new(settings.guid, NETWORK_MTU),
             ethernet: Ethernet::default(),
-            queue_counters: QueueCounters::default(),
             port,
-            completion_vectors: BTreeMap::new(),
-            services: BTreeMap::new(),
             memberships: BTreeMap::new(),
             memory,
             settings,
@@ -214,7 +213,7 @@ impl Firmware {
     pub(super) fn command_doorbell(&mut self, queue: u64, mask: u32) {
         for index in (0..32).filter(|index| mask >> index & 1 == 1) {
             // The driver still polls for the command that creates the command event queue.
-            let listeners = self.event_queues.listeners(EventType::COMMAND);
+            let listeners = self.doorbells.event_queues.listeners(EventType::COMMAND);
             match command_queue::fetch(&self.memory, queue, index) {
                 Ok(Some(request)) => {
                     let output = self.execute(&request.input, request.output_length);
@@ -226,7 +225,7 @@ impl Firmware {
                 Err(delivery) => self.refuse_delivery(queue, index, delivery),
             }
             for queue in listeners {
-                if self.event_queues.exists(queue) {
+                if self.doorbells.event_queues.exists(queue) {
                     self.post_event(queue, EventType::COMMAND, 0, &completed(1 << index));
                 }
             }
@@ -243,42 +242,62 @@ impl Firmware {
         let command = Command { input };
         let mut reply = Reply::new(output_length);
         let opcode = command.get(header::OPCODE) as u16;
-        let spec = table::find(opcode);
-        let outcome = match spec {
-            None => Err(Refusal::unknown_opcode(opcode)),
-            Some(spec) => self
-                .check(spec, &command, &reply)
-                .and_then(|()| (spec.run)(self, &command, &mut reply)),
-        };
+        let (form, outcome) = self.run(opcode, &command, &mut reply);
+        let (name, fields) = form.map_or(("?", &[][..]), |form| (form.name, form.fields));
         if let Err(refusal) = &outcome {
             reply = Reply::new(output_length);
             reply.set(result::STATUS, refusal.status as u64);
             reply.set(result::SYNDROME, u64::from(refusal.syndrome));
-            tracing::warn!(opcode, command = spec.map_or("?", |spec| spec.name), %refusal, "command refused");
+            tracing::warn!(opcode, command = name, %refusal, "command refused");
         }
-        let fields = spec.map_or(&[][..], |spec| spec.fields);
-        self.trace.command(
-            opcode,
-            spec.map_or("?", |spec| spec.name),
-            fields,
-            input,
-            &reply.output,
-            outcome.err(),
-        );
+        self.trace.command(opcode, name, fields, input, &reply.output, outcome.err());
         reply.output
     }
 
-    fn check(&self, spec: &CommandSpec, command: &Command<'_>, reply: &Reply) -> Done {
-        if self.phase < spec.phase {
-            return Err(Refusal::wrong_state(format!("{} in state {:?}", spec.name, self.phase)));
+    /// Runs a command of this front end, or one about objects.
+    fn run(
+        &mut self,
+        opcode: u16,
+        command: &Command<'_>,
+        reply: &mut Reply,
+    ) -> (Option<&'static Form>, Done) {
+        if let Some(spec) = table::find(opcode) {
+            let checked = self.check(spec, command, reply);
+            let done = checked.and_then(|()| (spec.run)(self, command, reply));
+            return (Some(&spec.form), done);
         }
-        command.need(spec.input)?;
-        reply.need(spec.output)
+        let Some(spec) = object_commands::find(opcode) else {
+            return (None, Err(Refusal::unknown_opcode(opcode)));
+        };
+        let ready = self.check_phase(spec.form.name, Phase::Initialized);
+        (Some(&spec.form), ready.and_then(|()| self.about_objects().run(spec, command, reply)))
+    }
+
+    /// The part that executes commands about objects.
+    fn about_objects(&mut self) -> uverbs_soft_adapter::firmware::Firmware<'_> {
+        uverbs_soft_adapter::firmware::Firmware {
+            core: &mut self.core,
+            objects: &mut self.objects,
+            front: &self.doorbells,
+        }
+    }
+
+    fn check(&self, spec: &CommandSpec, command: &Command<'_>, reply: &Reply) -> Done {
+        self.check_phase(spec.form.name, spec.phase)?;
+        command.need(spec.form.input)?;
+        reply.need(spec.form.output)
+    }
+
+    fn check_phase(&self, name: &str, needed: Phase) -> Done {
+        if self.phase < needed {
+            return Err(Refusal::wrong_state(format!("{name} in state {:?}", self.phase)));
+        }
+        Ok(())
     }
 
     /// Whether UAR `number` has been allocated.
     pub(super) fn has_uar(&self, number: u32) -> bool {
-        self.uars.check(number).is_ok()
+        self.doorbells.uars.check(number).is_ok()
     }
 
     /// Warns about an error of the driver.
@@ -291,38 +310,31 @@ impl Firmware {
     pub(super) fn objects_left(&self) -> String {
         let core = self.core.counts();
         let counts = [
-            ("event queues", self.event_queues.count()),
-            ("UARs", self.uars.in_use()),
-            ("transport domains", self.transport_domains.in_use()),
+            ("event queues", self.doorbells.event_queues.count()),
+            ("UARs", self.doorbells.uars.in_use()),
             // One of them is the firmware's own.
             ("protection domains", core.pds - 1),
             ("XRC domains", core.xrcds),
             ("memory keys", core.mkeys),
             ("CQs", core.cqs),
-            ("QPs", self.services.len()),
             ("SRQs", core.srqs),
             ("multicast memberships", self.memberships.len()),
-            ("queue counters", self.queue_counters.in_use()),
         ];
-        let counts = counts.into_iter().chain(self.ethernet.counts());
+        let counts = counts.into_iter().chain(self.objects.counts()).chain(self.ethernet.counts());
         let left = counts.filter(|(_, count)| *count > 0);
         left.map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
     }
 
     fn drop_objects(&mut self) {
-        self.event_queues.clear();
-        self.uars.clear();
-        self.transport_domains.clear();
-        self.completion_vectors.clear();
-        self.services.clear();
+        self.doorbells.event_queues.clear();
+        self.doorbells.uars.clear();
         self.leave_all_groups();
         self.ethernet = Ethernet::default();
-        self.queue_counters = QueueCounters::default();
-        (self.core, self.privileged_pd) = new_core(&self.port, &self.memory);
+        (self.core, self.objects) = new_core(&self.port, &self.memory);
     }
 }
 
-fn new_core(port: &Port, memory: &GuestMemory) -> (Core, Pdn) {
+fn new_core(port: &Port, memory: &GuestMemory) -> (Core, Objects) {
     let config = CoreConfig {
         link: port.link,
         lid: port.lid,
@@ -333,7 +345,7 @@ fn new_core(port: &Port, memory: &GuestMemory) -> (Core, Pdn) {
     let mut core = Core::new(config, Arc::new(memory.clone()));
     // A new core can create a protection domain; it never has number 0.
     let privileged_pd = core.create_pd().unwrap_or_default();
-    (core, privileged_pd)
+    (core, Objects::new(privileged_pd))
 }
 
 /// The command event: a mask of completed descriptors.

@@ -97,11 +97,11 @@ impl Firmware {
 
     /// The receive queue of a TIR for a frame. What is not hashed goes to the first of the table.
     fn choose_queue(&self, tir: u32, frame: &[u8]) -> Option<(u32, Option<(u32, u8)>)> {
-        let tir = self.ethernet.tir.get("TIR", tir).ok()?;
+        let tir = self.objects.tir.get("TIR", tir).ok()?;
         if tirc::DISP_TYPE.get(tir) != INDIRECT {
             return Some((tirc::INLINE_RQN.get32(tir), None));
         }
-        let table = self.ethernet.rqt.get("RQT", tirc::INDIRECT_TABLE.get32(tir)).ok()?;
+        let table = self.objects.rqt.get("RQT", tirc::INDIRECT_TABLE.get32(tir)).ok()?;
         let size = rqtc::RQT_ACTUAL_SIZE.get32(table).max(1);
         let hash = rss_hash(tir).and_then(|hash| hash.of(frame));
         let index = hash.map_or(0, |(hash, _)| hash) % size;

@@ -6,4 +6,5 @@ mod driver;
 mod frames;
 mod queues;
 mod strictness;
+mod user_contexts;
 mod wires;

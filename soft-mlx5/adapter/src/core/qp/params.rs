@@ -206,7 +206,7 @@ impl QpParams {
     }
 
     /// The objects that the QP uses.
-    pub(in super::super) fn objects(&self) -> Vec<ObjectId> {
+    pub(crate) fn objects(&self) -> Vec<ObjectId> {
         let mut objects = vec![self.pd.object()];
         objects.extend(self.cqs().map(Cqn::object));
         if let ReceiveSource::Srq(srqn) = self.receive {

@@ -4,16 +4,15 @@ use super::address_path;
 use super::command::{Command, Reply};
 use super::page_list::{PAGES, QueuePages};
 use super::refusal::{Done, Refusal, Status};
-use super::{Firmware, Service};
-use crate::bits::Field;
-use crate::layout::command::{create_qp_in, modify_qp_in};
-use crate::layout::context::{ads, qpc};
-use uverbs_soft::core::{
+use super::umem::only_driver;
+use super::{Firmware, Place, Service};
+use crate::core::{
     Cqn, MigrationState, Mtu, Pdn, QpAttributes, QpParams, QpState, QpType, Qpn, ReceiveRing,
     ReceiveSource, RemoteRights, ScatterToCqe, SendRing, Srqn, Xrcdn,
 };
-use uverbs_soft::memory::PageMap;
-use uverbs_soft::packet::Gid;
+use crate::firmware::bits::Field;
+use crate::firmware::layout::command::{create_qp_in, modify_qp_in};
+use crate::firmware::layout::context::{ads, qpc};
 
 /// Where the QP context starts in inputs and outputs, in bits.
 const CONTEXT: usize = 0xc0;
@@ -51,29 +50,53 @@ mod optional {
 const NO_USER_INDEX: u32 = 0xff_ffff;
 
 /// CREATE_QP.
-pub(super) fn create(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn create(
+    firmware: &mut Firmware<'_>,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Done {
     let context = command.structure(CONTEXT);
     if !qpc::NO_SQ.is_set(context) {
-        firmware.uars.check(qpc::UAR_PAGE.get32(context))?;
+        firmware.front.check_uar(qpc::UAR_PAGE.get32(context))?;
     }
-    if command.is_set(create_qp_in::WQ_UMEM_VALID) {
-        return Err(Refusal::parameter("wq_umem_valid", 1));
+    if qpc::RLKY.is_set(context) || special(context).is_some() || reg_umr(context) {
+        only_driver(command, "reserved lkey or service type")?;
     }
-    let mut params = params(command, context)?;
+    let mut params = params(firmware, command, context)?;
+    firmware.check_uses(command, &params.objects())?;
     if params.qp_type == QpType::RegUmr && params.pd == Pdn(0) {
-        params.pd = firmware.privileged_pd;
+        params.pd = firmware.objects.privileged_pd;
     }
     let qpn = firmware.core.create_qp(params)?;
     let kernels = qpc::RLKY.is_set(context);
     let service = Service { code: qpc::ST.get(context), kernels, port: 0 };
-    firmware.services.insert(qpn.0, service);
+    firmware.objects.services.insert(qpn.0, service);
+    firmware.created(command, qpn.object(), &[&RINGS, &RECORD]);
     reply.set_number(qpn.0);
     Ok(())
 }
 
-fn params(command: &Command<'_>, context: &[u8]) -> Result<QpParams, Refusal> {
+/// Both rings, and the doorbell record.
+const RINGS: Place = Place {
+    valid: create_qp_in::WQ_UMEM_VALID,
+    id: create_qp_in::WQ_UMEM_ID,
+    offset: create_qp_in::WQ_UMEM_OFFSET,
+};
+const RECORD: Place =
+    Place { valid: qpc::DBR_UMEM_VALID, id: qpc::DBR_UMEM_ID, offset: qpc::DBR_ADDR }.at(CONTEXT);
+
+/// Whether it is a queue that changes memory keys, which only the driver has.
+fn reg_umr(context: &[u8]) -> bool {
+    qpc::ST.get(context) == SERVICE_REG_UMR
+}
+
+fn params(
+    firmware: &Firmware<'_>,
+    command: &Command<'_>,
+    context: &[u8],
+) -> Result<QpParams, Refusal> {
     let qp_type = qp_type(context)?;
-    let (send_ring, receive) = rings(command, context)?;
+    let (send_ring, receive) = rings(firmware, command, context)?;
     let user_index = qpc::USER_INDEX.get32(context);
     Ok(QpParams {
         qp_type,
@@ -83,7 +106,7 @@ fn params(command: &Command<'_>, context: &[u8]) -> Result<QpParams, Refusal> {
         send_ring,
         receive,
         xrcd: (qp_type == QpType::XrcTarget).then(|| Xrcdn(qpc::XRCD.get32(context))),
-        doorbell_record: qpc::DBR_ADDR.get(context),
+        doorbell_record: firmware.doorbell_record(command, &RECORD)?,
         user_index,
         // An XRC target has no user index; its CQEs have those of the SRQs.
         cqe_version_1: user_index != NO_USER_INDEX || qp_type == QpType::XrcTarget,
@@ -131,6 +154,7 @@ fn scatter(field: Field, context: &[u8]) -> Result<ScatterToCqe, Refusal> {
 
 /// One buffer holds the receive ring and, behind it, the send ring.
 fn rings(
+    firmware: &Firmware<'_>,
     command: &Command<'_>,
     context: &[u8],
 ) -> Result<(Option<SendRing>, ReceiveSource), Refusal> {
@@ -146,9 +170,9 @@ fn rings(
         page_offset: qpc::PAGE_OFFSET.get(context),
         length: receive_bytes + send_bytes,
     };
-    let buffer = pages.read(command, PAGES)?;
+    let buffer = firmware.ring(command, &RINGS, pages, PAGES, false)?;
     let send = has_send
-        .then(|| SendRing { buffer: skip(&buffer, receive_bytes), log_blocks: log_blocks as u8 });
+        .then(|| SendRing { buffer: buffer.skip(receive_bytes), log_blocks: log_blocks as u8 });
     let receive = match rq_type {
         OWN_RING => {
             let (log_wqes, log_stride) = (log_wqes as u8, log_stride as u8);
@@ -162,20 +186,12 @@ fn rings(
     Ok((send, receive))
 }
 
-fn skip(map: &PageMap, bytes: u64) -> PageMap {
-    match map {
-        PageMap::Linear { base } => PageMap::linear(base + bytes),
-        PageMap::Pages { shift, frames, first } => {
-            PageMap::pages(*shift, frames.clone(), first + bytes)
-        }
-    }
-}
-
 /// DESTROY_QP.
-pub(super) fn destroy(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut Reply) -> Done {
     let qpn = firmware.qp(command)?;
     firmware.core.destroy_qp(qpn)?;
-    firmware.services.remove(&command.number());
+    firmware.objects.services.remove(&command.number());
+    firmware.objects.release(qpn.object());
     Ok(())
 }
 
@@ -192,7 +208,7 @@ struct Transition<'a> {
 
 impl<'a> Transition<'a> {
     fn new(
-        firmware: &mut Firmware,
+        firmware: &mut Firmware<'_>,
         command: &Command<'a>,
         from: &[QpState],
     ) -> Result<Self, Refusal> {
@@ -262,7 +278,7 @@ impl<'a> Transition<'a> {
         }
     }
 
-    fn apply(&self, firmware: &mut Firmware, to: QpState, attributes: &QpAttributes) -> Done {
+    fn apply(&self, firmware: &mut Firmware<'_>, to: QpState, attributes: &QpAttributes) -> Done {
         Ok(firmware.core.modify_qp(self.qpn, to, attributes)?)
     }
 }
@@ -276,7 +292,11 @@ fn migration(code: u64) -> MigrationState {
 }
 
 /// RST2INIT_QP.
-pub(super) fn reset_to_init(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn reset_to_init(
+    firmware: &mut Firmware<'_>,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Done {
     let step = Transition::new(firmware, command, &[QpState::Reset])?;
     let attributes = QpAttributes {
         pkey_index: Some(address_path::pkey_index(step.primary())),
@@ -285,20 +305,28 @@ pub(super) fn reset_to_init(firmware: &mut Firmware, command: &Command<'_>, _: &
         ..QpAttributes::default()
     };
     step.apply(firmware, QpState::Init, &attributes)?;
-    if let Some(service) = firmware.services.get_mut(&step.qpn.0) {
+    if let Some(service) = firmware.objects.services.get_mut(&step.qpn.0) {
         service.port = ads::VHCA_PORT_NUM.get(step.primary()) as u8;
     }
     Ok(())
 }
 
 /// INIT2INIT_QP.
-pub(super) fn init_to_init(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn init_to_init(
+    firmware: &mut Firmware<'_>,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Done {
     let step = Transition::new(firmware, command, &[QpState::Init])?;
     step.apply(firmware, QpState::Init, &step.optional_attributes())
 }
 
 /// INIT2RTR_QP.
-pub(super) fn init_to_rtr(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn init_to_rtr(
+    firmware: &mut Firmware<'_>,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Done {
     let step = Transition::new(firmware, command, &[QpState::Init])?;
     let mut attributes = step.optional_attributes();
     if step.connected {
@@ -317,7 +345,11 @@ pub(super) fn init_to_rtr(firmware: &mut Firmware, command: &Command<'_>, _: &mu
 }
 
 /// RTR2RTS_QP.
-pub(super) fn rtr_to_rts(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn rtr_to_rts(
+    firmware: &mut Firmware<'_>,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Done {
     let step = Transition::new(firmware, command, &[QpState::ReadyToReceive])?;
     let mut attributes = step.optional_attributes();
     if step.connected || step.datagram {
@@ -334,7 +366,7 @@ pub(super) fn rtr_to_rts(firmware: &mut Firmware, command: &Command<'_>, _: &mut
 
 /// RTS2RTS_QP, SQERR2RTS_QP, SQD_RTS_QP: from one of these states to RTS.
 pub(super) fn to_ready_to_send(
-    firmware: &mut Firmware,
+    firmware: &mut Firmware<'_>,
     command: &Command<'_>,
     from: QpState,
 ) -> Done {
@@ -343,60 +375,19 @@ pub(super) fn to_ready_to_send(
 }
 
 /// 2ERR_QP, 2RST_QP: from any state.
-pub(super) fn stop(firmware: &mut Firmware, command: &Command<'_>, to: QpState) -> Done {
+pub(super) fn stop(firmware: &mut Firmware<'_>, command: &Command<'_>, to: QpState) -> Done {
     let qpn = firmware.qp(command)?;
     Ok(firmware.core.modify_qp(qpn, to, &QpAttributes::default())?)
 }
 
-/// ATTACH_TO_MCG. Memberships are counted, because the kernel joins a group once per LID that a
-/// program names with it, and leaves it as often. A queue pair that is still in a group cannot be
-/// destroyed.
-pub(super) fn attach(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
-    let (qpn, group) = (command.number(), group(command));
-    firmware.core.attach_multicast(Qpn(qpn), group)?;
-    let count = firmware.memberships.entry((qpn, group)).or_default();
-    *count += 1;
-    if *count == 1 {
-        let joined = firmware.cable.join(group);
-        joined.unwrap_or_else(|error| firmware.warn(format_args!("joining {group}: {error}")));
-    }
-    Ok(())
-}
-
-/// DETACH_FROM_MCG.
-pub(super) fn detach(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
-    let (qpn, group) = (command.number(), group(command));
-    if let Some(count @ 2..) = firmware.memberships.get_mut(&(qpn, group)) {
-        *count -= 1;
-        return Ok(());
-    }
-    if firmware.memberships.remove(&(qpn, group)).is_some() {
-        firmware.cable.leave(group);
-    }
-    Ok(firmware.core.detach_multicast(Qpn(qpn), group)?)
-}
-
-impl Firmware {
+impl Firmware<'_> {
     /// The QP that a command names. Ethernet queues share the numbers, but have commands of their
     /// own.
     fn qp(&self, command: &Command<'_>) -> Result<Qpn, Refusal> {
         let number = command.number();
-        let known = self.services.contains_key(&number);
+        let known = self.service(number).is_some();
         known.then_some(Qpn(number)).ok_or_else(|| Refusal::no_such("QP", number))
     }
-
-    pub(super) fn leave_all_groups(&mut self) {
-        for (_, group) in std::mem::take(&mut self.memberships).into_keys() {
-            self.cable.leave(group);
-        }
-    }
-}
-
-/// The multicast GID at bit 0x80.
-fn group(command: &Command<'_>) -> Gid {
-    let mut gid = Gid::default();
-    gid.0.iter_mut().zip(command.structure(0x80)).for_each(|(to, from)| *to = *from);
-    gid
 }
 
 fn state_code(state: QpState, draining: bool) -> u64 {
@@ -413,7 +404,7 @@ fn state_code(state: QpState, draining: bool) -> u64 {
 }
 
 /// QUERY_QP.
-pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn query(firmware: &mut Firmware<'_>, command: &Command<'_>, reply: &mut Reply) -> Done {
     let qpn = firmware.qp(command)?;
     let info = firmware.core.query_qp(qpn)?;
     let attributes = &info.attributes;
@@ -428,7 +419,7 @@ pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut 
     };
     let values = [
         (qpc::STATE, state_code(info.state, info.draining)),
-        (qpc::ST, firmware.services.get(&qpn.0).map_or(0, |service| service.code)),
+        (qpc::ST, firmware.service(qpn.0).map_or(0, |service| service.code)),
         (qpc::PM_STATE, migration),
         (qpc::PD, u64::from(info.params.pd.0)),
         (qpc::MTU, attributes.mtu.map_or(0, |mtu| u64::from(mtu.code()))),
@@ -458,7 +449,7 @@ pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut 
         let mut path = path.unwrap_or_default();
         if bit == PRIMARY_PATH && path.port == 0 {
             // RST2INIT_QP gives the port, before INIT2RTR_QP gives the rest of the path.
-            path.port = firmware.services.get(&qpn.0).map_or(0, |service| service.port);
+            path.port = firmware.service(qpn.0).map_or(0, |service| service.port);
         }
         address_path::write(&path, reply.structure_mut(CONTEXT + bit));
     }

@@ -1,4 +1,4 @@
-//! Counters: sets of queue counters, and those of the virtual port.
+//! Sets of queue counters.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,13 @@ use super::Firmware;
 use super::command::{Command, Reply};
 use super::numbers::Numbers;
 use super::refusal::{Done, Refusal};
-use crate::bits::field;
-use crate::layout::command::{alloc_q_counter_out, query_q_counter_in, query_q_counter_out};
-use uverbs_soft::core::Counters;
+use crate::core::Counters;
+use crate::firmware::layout::command::{
+    alloc_q_counter_out, query_q_counter_in, query_q_counter_out,
+};
 
 /// Most sets: the number has eight bits.
-pub(super) const SETS: u32 = 255;
+pub const SETS: u32 = 255;
 
 /// The sets of queue counters.
 ///
@@ -37,24 +38,24 @@ impl QueueCounters {
 }
 
 /// ALLOC_Q_COUNTER. The set's number is in the low byte of its word.
-pub(super) fn allocate(firmware: &mut Firmware, _: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn allocate(firmware: &mut Firmware<'_>, _: &Command<'_>, reply: &mut Reply) -> Done {
     let now = firmware.core.counters();
-    let number = firmware.queue_counters.numbers.allocate()?;
-    firmware.queue_counters.since.insert(number, now);
+    let number = firmware.objects.queue_counters.numbers.allocate()?;
+    firmware.objects.queue_counters.since.insert(number, now);
     reply.set(alloc_q_counter_out::COUNTER_SET_ID, u64::from(number));
     Ok(())
 }
 
 /// DEALLOC_Q_COUNTER.
-pub(super) fn free(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn free(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut Reply) -> Done {
     let number = command.get32(alloc_q_counter_out::COUNTER_SET_ID);
-    firmware.queue_counters.numbers.free(number)?;
-    firmware.queue_counters.since.remove(&number);
+    firmware.objects.queue_counters.numbers.free(number)?;
+    firmware.objects.queue_counters.since.remove(&number);
     Ok(())
 }
 
 /// QUERY_Q_COUNTER.
-pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn query(firmware: &mut Firmware<'_>, command: &Command<'_>, reply: &mut Reply) -> Done {
     for other in [query_q_counter_in::OTHER_VPORT, query_q_counter_in::AGGREGATE] {
         if command.is_set(other) {
             return Err(Refusal::parameter("other_vport or aggregate", 1));
@@ -62,7 +63,7 @@ pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut 
     }
     let number = command.get32(query_q_counter_in::COUNTER_SET_ID);
     let now = firmware.core.counters();
-    let since = firmware.queue_counters.since.get_mut(&number);
+    let since = firmware.objects.queue_counters.since.get_mut(&number);
     let since = since.ok_or_else(|| Refusal::no_such("queue counter", number))?;
     let lost = |counters: &Counters| counters.rnr_naks.wrapping_add(counters.datagrams_lost);
     let values = [
@@ -80,21 +81,5 @@ pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut 
     if command.is_set(query_q_counter_in::CLEAR) {
         *since = now;
     }
-    Ok(())
-}
-
-/// Where QUERY_VPORT_COUNTER has RDMA packets for one receiver: received, then sent; packets and
-/// octets of each; in bits.
-const RDMA: usize = 0x180;
-
-/// QUERY_VPORT_COUNTER: RDMA packets (those for groups among the others) and Ethernet frames.
-/// Errors are not counted.
-pub(super) fn query_vport(firmware: &mut Firmware, _: &Command<'_>, reply: &mut Reply) -> Done {
-    let counters = firmware.core.counters();
-    let rdma = [counters.received, counters.received_bytes, counters.sent, counters.sent_bytes];
-    for (index, value) in rdma.into_iter().enumerate() {
-        reply.set(field(RDMA + 64 * index, 64), value);
-    }
-    firmware.ethernet.traffic.fields().for_each(|(field, value)| reply.set(field, value));
     Ok(())
 }

@@ -1,14 +1,16 @@
 //! Memory keys: regions, windows, and the keys that every function has.
 
 use super::Firmware;
+use super::Place;
 use super::command::{Command, Reply};
 use super::page_list::{PAGES, page_list};
 use super::refusal::{Done, Refusal};
-use crate::bits::field;
-use crate::layout::command::{create_mkey_in, query_special_contexts_out};
-use crate::layout::context::mkc;
-use uverbs_soft::core::{Access, KlmEntry, Mkey, MkeyParams, Pdn, Translation};
-use uverbs_soft::memory::PageMap;
+use super::umem::only_driver;
+use crate::core::{Access, KlmEntry, Mkey, MkeyParams, Pdn, Translation};
+use crate::firmware::bits::field;
+use crate::firmware::layout::command::{create_mkey_in, query_special_contexts_out};
+use crate::firmware::layout::context::mkc;
+use crate::memory::PageMap;
 
 /// Where inputs and outputs have the context, in bits.
 const CONTEXT: usize = 0x80;
@@ -39,12 +41,12 @@ fn access(context: &[u8]) -> Access {
 }
 
 /// CREATE_MKEY.
-pub(super) fn create(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn create(
+    firmware: &mut Firmware<'_>,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Done {
     let context = command.structure(CONTEXT);
-    if command.is_set(create_mkey_in::PG_ACCESS) && command.is_set(create_mkey_in::MKEY_UMEM_VALID)
-    {
-        return Err(Refusal::parameter("mkey_umem_valid", 1));
-    }
     let params = MkeyParams {
         variant: mkc::MKEY_7_0.get(context) as u8,
         pd: Pdn(mkc::PD.get32(context)),
@@ -56,18 +58,40 @@ pub(super) fn create(firmware: &mut Firmware, command: &Command<'_>, reply: &mut
         length: mkc::LEN.get(context),
         whole_space: mkc::LENGTH64.is_set(context),
         on_demand: false,
-        translation: translation(command, context)?,
+        translation: translation(firmware, command, context)?,
         translation_octowords: mkc::TRANSLATIONS_OCTWORD_SIZE.get32(context),
     };
+    firmware.check_uses(command, &[params.pd.object()])?;
     let key = firmware.core.create_mkey(params)?;
+    firmware.created(command, Mkey(key.0 & !0xff).object(), &[&MEMORY]);
     reply.set_number(key.0 >> 8);
     Ok(())
 }
 
-fn translation(command: &Command<'_>, context: &[u8]) -> Result<Translation, Refusal> {
+/// The umem that a region is in.
+const MEMORY: Place = Place {
+    valid: create_mkey_in::MKEY_UMEM_VALID,
+    id: create_mkey_in::MKEY_UMEM_ID,
+    offset: create_mkey_in::MKEY_UMEM_OFFSET,
+};
+
+fn translation(
+    firmware: &Firmware<'_>,
+    command: &Command<'_>,
+    context: &[u8],
+) -> Result<Translation, Refusal> {
     let octowords = command.get(create_mkey_in::TRANSLATIONS_OCTWORD_ACTUAL_SIZE) as usize;
     match mode(context) {
-        PHYSICAL => Ok(Translation::Memory(PageMap::linear(mkc::START_ADDR.get(context)))),
+        PHYSICAL => {
+            only_driver(command, "physical addresses")?;
+            Ok(Translation::Memory(PageMap::linear(mkc::START_ADDR.get(context))))
+        }
+        MTT if command.is_set(MEMORY.valid) => {
+            let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+            let written = access(context).intersects(written);
+            let map = firmware.part(command, &MEMORY, mkc::LEN.get(context), written)?;
+            Ok(Translation::Memory(map))
+        }
         MTT if octowords == 0 => {
             let shift = mkc::LOG_PAGE_SIZE.get(context) as u8;
             Ok(Translation::Memory(PageMap::pages(shift, Vec::new(), 0)))
@@ -115,7 +139,7 @@ fn key(command: &Command<'_>) -> Mkey {
 }
 
 /// QUERY_MKEY.
-pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn query(firmware: &mut Firmware<'_>, command: &Command<'_>, reply: &mut Reply) -> Done {
     let params = firmware.core.query_mkey(key(command))?;
     let values = [
         (mkc::FREE, u64::from(params.free)),
@@ -139,13 +163,15 @@ pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut 
 }
 
 /// DESTROY_MKEY.
-pub(super) fn destroy(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
-    Ok(firmware.core.destroy_mkey(key(command))?)
+pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut Reply) -> Done {
+    firmware.core.destroy_mkey(key(command))?;
+    firmware.objects.release(key(command).object());
+    Ok(())
 }
 
 /// QUERY_SPECIAL_CONTEXTS.
 pub(super) fn query_special_contexts(
-    firmware: &mut Firmware,
+    firmware: &mut Firmware<'_>,
     _: &Command<'_>,
     reply: &mut Reply,
 ) -> Done {

@@ -1,6 +1,6 @@
 //! Contexts of the firmware objects behind verbs, as `mlx5_ifc.h` has them.
 
-use crate::bits::structure;
+use crate::firmware::bits::structure;
 
 structure! {
     /// Memory key context.
@@ -50,6 +50,7 @@ structure! {
         MINI_CQE_RES_FORMAT: 0x12, 2;
         ST: 0x14, 4;
         CQE_COMPRESSION_LAYOUT: 0x1e, 2;
+        DBR_UMEM_ID: 0x20, 32;
         PAGE_OFFSET: 0x54, 6;
         LOG_CQ_SIZE: 0x63, 5;
         UAR_PAGE: 0x68, 24;
@@ -200,6 +201,7 @@ structure! {
         CS_RES: 0x638, 8;
         DC_ACCESS_KEY: 0x640, 64;
         DBR_UMEM_VALID: 0x683, 1;
+        DBR_UMEM_ID: 0x720, 32;
     }
 }
 

@@ -2,33 +2,36 @@
 
 use super::command::Command;
 use super::refusal::Refusal;
-use crate::bits::field;
-use crate::layout::context::wq;
-use uverbs_soft::memory::PageMap;
+use crate::firmware::bits::field;
+use crate::firmware::layout::context::wq;
+use crate::memory::PageMap;
 
 /// Offset of the page list in the creation commands of queues and keys, in bits.
-pub(super) const PAGES: usize = 0x880;
+pub const PAGES: usize = 0x880;
 
 /// A queue's pages as its context describes them.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct QueuePages {
+pub struct QueuePages {
     /// log2 of the page size, minus 12.
-    pub(super) log_page_size: u32,
+    pub log_page_size: u32,
     /// Where the queue begins, in 64ths of a page.
-    pub(super) page_offset: u64,
+    pub page_offset: u64,
     /// Bytes of the queue.
-    pub(super) length: u64,
+    pub length: u64,
 }
 
 impl QueuePages {
     /// The pages of a work queue of `length` bytes.
-    pub(super) fn of_work_queue(queue: &[u8], length: u64) -> Self {
+    pub fn of_work_queue(queue: &[u8], length: u64) -> Self {
         let log_page_size = wq::LOG_WQ_PG_SZ.get32(queue);
         Self { log_page_size, page_offset: wq::PAGE_OFFSET.get(queue), length }
     }
 
     /// Reads the page list at `bit` bits into the input.
-    pub(super) fn read(self, command: &Command<'_>, bit: usize) -> Result<PageMap, Refusal> {
+    ///
+    /// # Errors
+    /// A refusal of what cannot be.
+    pub fn read(self, command: &Command<'_>, bit: usize) -> Result<PageMap, Refusal> {
         let shift = self.log_page_size + 12;
         page_list(command, bit, shift, self.page_offset << (shift - 6), self.length)
     }
@@ -36,7 +39,10 @@ impl QueuePages {
 
 /// The page list at `bit` bits into the input: pages of `1 << shift` bytes, the object beginning
 /// `first` bytes into the first of them and taking `length` bytes.
-pub(super) fn page_list(
+///
+/// # Errors
+/// A refusal of what cannot be.
+pub fn page_list(
     command: &Command<'_>,
     bit: usize,
     shift: u32,

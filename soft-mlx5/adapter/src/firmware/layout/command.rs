@@ -3,7 +3,7 @@
 //! Every input begins with [`header`], every output with [`result`]; only what follows is listed
 //! per command.
 
-use crate::bits::structure;
+use crate::firmware::bits::structure;
 
 structure! {
     /// How every input begins. `UID` is zero for the kernel's own objects.
@@ -103,6 +103,8 @@ structure! {
         MKEY_UMEM_VALID: 0x61, 1;
         DATA_DIRECT: 0x62, 1;
         TRANSLATIONS_OCTWORD_ACTUAL_SIZE: 0x300, 32;
+        MKEY_UMEM_ID: 0x320, 32;
+        MKEY_UMEM_OFFSET: 0x340, 64;
     }
 }
 
@@ -122,11 +124,38 @@ structure! {
 }
 
 structure! {
+    /// CREATE_CQ input; the context is at bit 0x80.
+    create_cq_in {
+        CQ_UMEM_OFFSET: 0x280, 64;
+        CQ_UMEM_ID: 0x2c0, 32;
+        CQ_UMEM_VALID: 0x2e0, 1;
+    }
+}
+
+structure! {
     /// MODIFY_CQ input; the context is at bit 0x80.
     modify_cq_in {
         CQN: 0x48, 24;
         MODIFY_FIELD_SELECT_RESIZE_FIELD_SELECT: 0x60, 32;
+        CQ_UMEM_OFFSET: 0x280, 64;
+        CQ_UMEM_ID: 0x2c0, 32;
         CQ_UMEM_VALID: 0x2e0, 1;
+    }
+}
+
+structure! {
+    /// What SET_PP_RATE_LIMIT sets.
+    set_pp_rate_limit_context {
+        RATE_LIMIT: 0x0, 32;
+        BURST_UPPER_BOUND: 0x20, 32;
+        TYPICAL_PACKET_SIZE: 0x50, 16;
+    }
+}
+
+structure! {
+    /// CREATE_XRC_SRQ input; the context is at bit 0x80.
+    create_xrc_srq_in {
+        XRC_SRQ_UMEM_VALID: 0x2e0, 1;
     }
 }
 

@@ -6,40 +6,40 @@
 
 /// A field of a firmware structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Field {
+pub struct Field {
     bit: usize,
     width: usize,
 }
 
 /// The field of `width` bits (at most 64) whose first, most significant bit is number `bit`.
-pub(crate) const fn field(bit: usize, width: usize) -> Field {
+pub const fn field(bit: usize, width: usize) -> Field {
     assert!(width >= 1 && width <= 64);
     Field { bit, width }
 }
 
 impl Field {
     /// The same field of a structure that itself starts `bit` bits into another one.
-    pub(crate) const fn at(self, bit: usize) -> Field {
+    pub const fn at(self, bit: usize) -> Field {
         Field { bit: self.bit + bit, width: self.width }
     }
 
     /// The same field of element `index` of an array whose elements take `stride` bits.
-    pub(crate) const fn element(self, index: usize, stride: usize) -> Field {
+    pub const fn element(self, index: usize, stride: usize) -> Field {
         self.at(index * stride)
     }
 
     /// The largest value that the field can hold.
-    pub(crate) const fn max(self) -> u64 {
+    pub const fn max(self) -> u64 {
         u64::MAX >> (64 - self.width)
     }
 
     /// Bytes that a structure must have to hold this field.
-    pub(crate) const fn end(self) -> usize {
+    pub const fn end(self) -> usize {
         (self.bit + self.width).div_ceil(8)
     }
 
     /// The field's value; bytes beyond the end of `bytes` read as zero.
-    pub(crate) fn get(self, bytes: &[u8]) -> u64 {
+    pub fn get(self, bytes: &[u8]) -> u64 {
         let mut value = 0u128;
         for index in self.bit / 8..self.end() {
             value = value << 8 | u128::from(bytes.get(index).copied().unwrap_or(0));
@@ -48,17 +48,17 @@ impl Field {
     }
 
     /// [`get`](Self::get) for fields of at most 32 bits.
-    pub(crate) fn get32(self, bytes: &[u8]) -> u32 {
+    pub fn get32(self, bytes: &[u8]) -> u32 {
         self.get(bytes) as u32
     }
 
     /// Whether the field is not zero.
-    pub(crate) fn is_set(self, bytes: &[u8]) -> bool {
+    pub fn is_set(self, bytes: &[u8]) -> bool {
         self.get(bytes) != 0
     }
 
     /// Stores `value`, cut to the field's width; bytes beyond the end of `bytes` are not written.
-    pub(crate) fn set(self, bytes: &mut [u8], value: u64) {
+    pub fn set(self, bytes: &mut [u8], value: u64) {
         let mask = u128::from(self.max()) << self.low_shift();
         let value = u128::from(value & self.max()) << self.low_shift();
         for (back, index) in (self.bit / 8..self.end()).rev().enumerate() {
@@ -78,11 +78,11 @@ impl Field {
 macro_rules! structure {
     ($(#[$meta:meta])* $name:ident { $($field:ident: $bit:literal, $width:literal;)* }) => {
         $(#[$meta])*
-        #[allow(dead_code)] // A structure has all of its fields, also unused ones.
-        pub(crate) mod $name {
-            use crate::bits::{Field, field};
-            $(pub(crate) const $field: Field = field($bit, $width);)*
-            pub(crate) const FIELDS: &[(&str, Field)] = &[$((stringify!($field), $field)),*];
+        #[allow(missing_docs)] // The names are those of the kernel's header.
+        pub mod $name {
+            use crate::firmware::bits::{Field, field};
+            $(pub const $field: Field = field($bit, $width);)*
+            pub const FIELDS: &[(&str, Field)] = &[$((stringify!($field), $field)),*];
         }
     };
 }

@@ -1,9 +1,9 @@
 //! The address path of a queue pair (`ads`).
 
-use crate::bits::field;
-use crate::layout::context::ads;
-use uverbs_soft::core::AddressPath;
-use uverbs_soft::packet::Gid;
+use crate::core::AddressPath;
+use crate::firmware::bits::field;
+use crate::firmware::layout::context::ads;
+use crate::packet::Gid;
 
 /// Offset of the peer's GID in a path, in bytes.
 const GID: usize = 0x10;
@@ -17,7 +17,7 @@ pub(super) fn ack_timeout(path: &[u8]) -> u8 {
 }
 
 pub(super) fn read(path: &[u8]) -> AddressPath {
-    let byte = |field: crate::bits::Field| field.get(path) as u8;
+    let byte = |field: crate::firmware::bits::Field| field.get(path) as u8;
     let mut gid = Gid::default();
     gid.0.iter_mut().zip(path.iter().skip(GID)).for_each(|(to, from)| *to = *from);
     let mut mac = [0; 6];

@@ -1,12 +1,13 @@
 //! Completion queues.
 
 use super::Firmware;
+use super::Place;
 use super::command::{Command, Reply};
 use super::page_list::{PAGES, QueuePages};
 use super::refusal::{Done, Refusal};
-use crate::layout::command::{header, modify_cq_in};
-use crate::layout::context::cqc;
-use uverbs_soft::core::{Armed, CqModify, CqParams, CqRing, CqeSize, Cqn, Moderation};
+use crate::core::{Armed, CqModify, CqParams, CqRing, CqeSize, Cqn, Moderation};
+use crate::firmware::layout::command::{create_cq_in, header, modify_cq_in};
+use crate::firmware::layout::context::cqc;
 
 /// Where inputs and outputs have the context, in bits.
 const CONTEXT: usize = 0x80;
@@ -23,7 +24,18 @@ const STATE_SOLICITED_ARMED: u64 = 0x6;
 const STATE_ARMED: u64 = 0x9;
 const STATE_FIRED: u64 = 0xa;
 
-fn ring(command: &Command<'_>, context: &[u8]) -> Result<CqRing, Refusal> {
+/// The ring, at the same place in CREATE_CQ and MODIFY_CQ.
+const RING: Place = Place {
+    valid: create_cq_in::CQ_UMEM_VALID,
+    id: create_cq_in::CQ_UMEM_ID,
+    offset: create_cq_in::CQ_UMEM_OFFSET,
+};
+/// The doorbell record.
+pub const RECORD: Place =
+    Place { valid: cqc::DBR_UMEM_VALID, id: cqc::DBR_UMEM_ID, offset: cqc::DBR_ADDR }.at(CONTEXT);
+
+fn ring(firmware: &Firmware<'_>, command: &Command<'_>) -> Result<CqRing, Refusal> {
+    let context = command.structure(CONTEXT);
     let cqe_size = match cqc::CQE_SZ.get(context) {
         0 => CqeSize::B64,
         1 | 2 => CqeSize::B128,
@@ -38,7 +50,8 @@ fn ring(command: &Command<'_>, context: &[u8]) -> Result<CqRing, Refusal> {
         page_offset: cqc::PAGE_OFFSET.get(context),
         length: cqe_size.bytes() << log_entries,
     };
-    Ok(CqRing { buffer: pages.read(command, PAGES)?, log_entries, cqe_size })
+    let buffer = firmware.ring(command, &RING, pages, PAGES, true)?;
+    Ok(CqRing { buffer, log_entries, cqe_size })
 }
 
 fn moderation(context: &[u8]) -> Moderation {
@@ -49,37 +62,41 @@ fn moderation(context: &[u8]) -> Moderation {
 }
 
 /// CREATE_CQ.
-pub(super) fn create(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn create(
+    firmware: &mut Firmware<'_>,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Done {
     let context = command.structure(CONTEXT);
     let vector = cqc::C_EQN_OR_APU_ELEMENT.get32(context);
-    if !firmware.event_queues.exists(vector) {
-        return Err(Refusal::no_such("event queue", vector));
-    }
+    firmware.front.check_event_queue(vector)?;
     if cqc::CQE_COMP_EN.is_set(context) {
         return Err(Refusal::parameter("cqe_comp_en", 1));
     }
-    firmware.uars.check(cqc::UAR_PAGE.get32(context))?;
+    firmware.front.check_uar(cqc::UAR_PAGE.get32(context))?;
     let params = CqParams {
-        ring: ring(command, context)?,
-        doorbell_record: cqc::DBR_ADDR.get(context),
+        ring: ring(firmware, command)?,
+        doorbell_record: firmware.doorbell_record(command, &RECORD)?,
         ignore_overrun: cqc::OI.is_set(context),
         moderation: moderation(context),
     };
     let cqn = firmware.core.create_cq(params)?;
-    firmware.completion_vectors.insert(cqn.0, vector);
+    firmware.objects.completion_vectors.insert(cqn.0, vector);
+    firmware.created(command, cqn.object(), &[&RING, &RECORD]);
     reply.set_number(cqn.0);
     Ok(())
 }
 
 /// DESTROY_CQ.
-pub(super) fn destroy(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut Reply) -> Done {
     firmware.core.destroy_cq(Cqn(command.number()))?;
-    firmware.completion_vectors.remove(&command.number());
+    firmware.objects.completion_vectors.remove(&command.number());
+    firmware.objects.release(Cqn(command.number()).object());
     Ok(())
 }
 
 /// QUERY_CQ.
-pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn query(firmware: &mut Firmware<'_>, command: &Command<'_>, reply: &mut Reply) -> Done {
     let cqn = command.number();
     let info = firmware.core.query_cq(Cqn(cqn))?;
     let state = match info.armed {
@@ -87,7 +104,7 @@ pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut 
         Some(Armed::Any) => STATE_ARMED,
         None => STATE_FIRED,
     };
-    let vector = firmware.completion_vectors.get(&cqn).copied().unwrap_or_default();
+    let vector = firmware.objects.completion_vectors.get(&cqn).copied().unwrap_or_default();
     let values = [
         (cqc::STATUS, if info.in_error { STATUS_OVERFLOW } else { 0 }),
         (cqc::CQE_SZ, u64::from(info.ring.cqe_size == CqeSize::B128)),
@@ -105,16 +122,21 @@ pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut 
 }
 
 /// MODIFY_CQ.
-pub(super) fn modify(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn modify(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut Reply) -> Done {
     let context = command.structure(CONTEXT);
     let cqn = Cqn(command.number());
     let select = command.get(modify_cq_in::MODIFY_FIELD_SELECT_RESIZE_FIELD_SELECT);
     let change = match command.get(header::OP_MOD) {
         MODIFY => changes(firmware.core.query_cq(cqn)?.moderation, select, context)?,
-        RESIZE => CqModify { ring: Some(ring(command, context)?), ..CqModify::default() },
+        RESIZE => CqModify { ring: Some(ring(firmware, command)?), ..CqModify::default() },
         other => return Err(Refusal::parameter("MODIFY_CQ operation", other)),
     };
-    Ok(firmware.core.modify_cq(cqn, change)?)
+    let resized = change.ring.is_some();
+    firmware.core.modify_cq(cqn, change)?;
+    if resized {
+        firmware.created(command, cqn.object(), &[&RING]);
+    }
+    Ok(())
 }
 
 fn changes(current: Moderation, select: u64, context: &[u8]) -> Result<CqModify, Refusal> {

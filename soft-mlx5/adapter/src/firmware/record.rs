@@ -1,5 +1,5 @@
 //! Objects that the firmware only stores: transport interfaces and receive queue tables.
-//! [`steering`](super::steering) applies them to frames.
+//! A front end that steers frames itself applies them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,14 +7,14 @@ use std::ops::Range;
 use super::Firmware;
 use super::command::{Command, Reply};
 use super::refusal::{Done, Refusal};
-use crate::bits::{Field, field};
+use crate::firmware::bits::{Field, field};
 
 /// A part of a context that MODIFY may change: its bit in the mask, its first bit, and its number
 /// of bits.
 type Change = (u64, usize, usize);
 
 /// Where a receive queue table's context has its list, in bits.
-pub(super) const LIST: usize = 0x780;
+pub const LIST: usize = 0x780;
 
 /// A kind of stored object.
 pub(super) trait Kind {
@@ -27,12 +27,12 @@ pub(super) trait Kind {
     /// What MODIFY may change.
     const CHANGES: &'static [Change];
     /// The firmware's objects of this kind.
-    fn records(firmware: &mut Firmware) -> &mut Records;
+    fn records<'a>(firmware: &'a mut Firmware<'_>) -> &'a mut Records;
 }
 
 /// All stored objects of one kind, by number.
 #[derive(Debug, Default)]
-pub(super) struct Records {
+pub struct Records {
     contexts: BTreeMap<u32, Vec<u8>>,
     last: u32,
 }
@@ -48,7 +48,11 @@ impl Records {
         self.last
     }
 
-    pub(super) fn get(&self, name: &str, number: u32) -> Result<&Vec<u8>, Refusal> {
+    /// The context of an object.
+    ///
+    /// # Errors
+    /// A refusal if there is none of this number.
+    pub fn get(&self, name: &str, number: u32) -> Result<&Vec<u8>, Refusal> {
         self.contexts.get(&number).ok_or_else(|| Refusal::no_such(name, number))
     }
 
@@ -68,7 +72,7 @@ fn context<K: Kind>(command: &Command<'_>) -> Vec<u8> {
 }
 
 pub(super) fn create<K: Kind>(
-    firmware: &mut Firmware,
+    firmware: &mut Firmware<'_>,
     command: &Command<'_>,
     reply: &mut Reply,
 ) -> Done {
@@ -79,7 +83,7 @@ pub(super) fn create<K: Kind>(
 
 /// Changes the parts that the command's mask selects.
 pub(super) fn modify<K: Kind>(
-    firmware: &mut Firmware,
+    firmware: &mut Firmware<'_>,
     command: &Command<'_>,
     _: &mut Reply,
 ) -> Done {
@@ -111,7 +115,7 @@ fn copy_bits(to: &mut [u8], from: &[u8], range: Range<usize>) {
 }
 
 pub(super) fn query<K: Kind>(
-    firmware: &mut Firmware,
+    firmware: &mut Firmware<'_>,
     command: &Command<'_>,
     reply: &mut Reply,
 ) -> Done {
@@ -121,7 +125,7 @@ pub(super) fn query<K: Kind>(
 }
 
 pub(super) fn destroy<K: Kind>(
-    firmware: &mut Firmware,
+    firmware: &mut Firmware<'_>,
     command: &Command<'_>,
     _: &mut Reply,
 ) -> Done {
@@ -137,8 +141,8 @@ impl Kind for Tis {
     const QUERY: usize = 0x80;
     /// `modify_tis_bitmask`: priority.
     const CHANGES: &'static [Change] = &[(1, 0xc, 4)];
-    fn records(firmware: &mut Firmware) -> &mut Records {
-        &mut firmware.ethernet.tis
+    fn records<'a>(firmware: &'a mut Firmware<'_>) -> &'a mut Records {
+        &mut firmware.objects.tis
     }
 }
 
@@ -157,8 +161,8 @@ impl Kind for Tir {
         (1 << 2, 0x140, 0x180),
         (1, 0x84, 28),
     ];
-    fn records(firmware: &mut Firmware) -> &mut Records {
-        &mut firmware.ethernet.tir
+    fn records<'a>(firmware: &'a mut Firmware<'_>) -> &'a mut Records {
+        &mut firmware.objects.tir
     }
 }
 
@@ -171,7 +175,7 @@ impl Kind for Rqt {
     const QUERY: usize = 0x100;
     /// `rqt_bitmask`: the list and its length.
     const CHANGES: &'static [Change] = &[(1, 0xd0, 16), (1, LIST, (1 << 19) - LIST)];
-    fn records(firmware: &mut Firmware) -> &mut Records {
-        &mut firmware.ethernet.rqt
+    fn records<'a>(firmware: &'a mut Firmware<'_>) -> &'a mut Records {
+        &mut firmware.objects.rqt
     }
 }

@@ -1,6 +1,6 @@
 //! Ports, virtual ports and access registers, as `mlx5_ifc.h` has them.
 
-use crate::bits::structure;
+use crate::firmware::bits::structure;
 
 structure! {
     /// InfiniBand virtual port.

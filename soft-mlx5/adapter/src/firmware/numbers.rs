@@ -7,7 +7,7 @@ use super::refusal::{Done, Refusal};
 
 /// A pool of object numbers of one kind.
 #[derive(Debug)]
-pub(super) struct Numbers {
+pub struct Numbers {
     kind: &'static str,
     range: Range<u32>,
     next: u32,
@@ -15,13 +15,17 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    pub(super) fn new(kind: &'static str, range: Range<u32>) -> Self {
+    /// Numbers of a range, all free.
+    pub fn new(kind: &'static str, range: Range<u32>) -> Self {
         Self { kind, next: range.start, range, used: BTreeSet::new() }
     }
 
     /// Allocates a free number. Freed numbers are reused as late as possible, so that stale uses
     /// fail.
-    pub(super) fn allocate(&mut self) -> Result<u32, Refusal> {
+    ///
+    /// # Errors
+    /// A refusal if none is free.
+    pub fn allocate(&mut self) -> Result<u32, Refusal> {
         let later = self.next..self.range.end;
         let earlier = self.range.start..self.next;
         let number = later.chain(earlier).find(|number| !self.used.contains(number));
@@ -31,19 +35,27 @@ impl Numbers {
         Ok(number)
     }
 
-    pub(super) fn free(&mut self, number: u32) -> Done {
+    /// Frees a number.
+    ///
+    /// # Errors
+    /// A refusal if it is free.
+    pub fn free(&mut self, number: u32) -> Done {
         if self.used.remove(&number) { Ok(()) } else { Err(Refusal::no_such(self.kind, number)) }
     }
 
-    pub(super) fn check(&self, number: u32) -> Done {
+    /// # Errors
+    /// A refusal if the number is free.
+    pub fn check(&self, number: u32) -> Done {
         if self.used.contains(&number) { Ok(()) } else { Err(Refusal::no_such(self.kind, number)) }
     }
 
-    pub(super) fn in_use(&self) -> usize {
+    /// How many are not free.
+    pub fn in_use(&self) -> usize {
         self.used.len()
     }
 
-    pub(super) fn clear(&mut self) {
+    /// Frees all.
+    pub fn clear(&mut self) {
         self.used.clear();
     }
 }

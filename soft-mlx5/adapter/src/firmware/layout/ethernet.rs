@@ -1,6 +1,6 @@
 //! Ethernet queues, their steering and the virtual port, as `mlx5_ifc.h` has them.
 
-use crate::bits::structure;
+use crate::firmware::bits::structure;
 
 structure! {
     /// Send queue context; a work queue follows at bit 0x180.

@@ -3,12 +3,12 @@
 
 use std::fmt;
 
-use uverbs_soft::core::CoreError;
+use crate::core::CoreError;
 
 /// Command status, `MLX5_CMD_STAT_*` in the kernel's `include/linux/mlx5/device.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub(crate) enum Status {
+pub enum Status {
     BadOpcode = 0x2,
     BadParameter = 0x3,
     BadSystemState = 0x4,
@@ -24,25 +24,30 @@ pub(crate) enum Status {
 /// A refused command. Real syndromes are not public. These are this device's own, one per kind of
 /// error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
-    pub(crate) status: Status,
-    pub(crate) syndrome: u32,
+pub struct Refusal {
+    /// What the driver makes an errno of.
+    pub status: Status,
+    /// Which error it is.
+    pub syndrome: u32,
     detail: String,
 }
 
 /// The outcome of a command.
-pub(super) type Done = Result<(), Refusal>;
+pub type Done = Result<(), Refusal>;
 
 impl Refusal {
-    pub(super) fn new(status: Status, syndrome: u32, detail: impl Into<String>) -> Self {
+    /// A refusal for a reason of its own.
+    pub fn new(status: Status, syndrome: u32, detail: impl Into<String>) -> Self {
         Self { status, syndrome, detail: detail.into() }
     }
 
-    pub(super) fn unknown_opcode(opcode: u16) -> Self {
+    /// No command has this opcode.
+    pub fn unknown_opcode(opcode: u16) -> Self {
         Self::new(Status::BadOpcode, 0x50_0001, format!("unknown opcode {opcode:#x}"))
     }
 
-    pub(super) fn short_input(have: usize, need: usize) -> Self {
+    /// The input is too short.
+    pub fn short_input(have: usize, need: usize) -> Self {
         Self::new(
             Status::BadInputLength,
             0x50_0002,
@@ -50,7 +55,8 @@ impl Refusal {
         )
     }
 
-    pub(super) fn short_output(have: usize, need: usize) -> Self {
+    /// The output has too little room.
+    pub fn short_output(have: usize, need: usize) -> Self {
         Self::new(
             Status::BadOutputLength,
             0x50_0003,
@@ -58,23 +64,28 @@ impl Refusal {
         )
     }
 
-    pub(super) fn parameter(what: &str, value: u64) -> Self {
+    /// A parameter has a value that cannot be.
+    pub fn parameter(what: &str, value: u64) -> Self {
         Self::new(Status::BadParameter, 0x50_0004, format!("bad {what}: {value:#x}"))
     }
 
-    pub(super) fn no_such(kind: &str, number: u32) -> Self {
+    /// There is no such object.
+    pub fn no_such(kind: &str, number: u32) -> Self {
         Self::new(Status::BadResource, 0x50_0005, format!("no {kind} {number:#x}"))
     }
 
-    pub(super) fn busy(kind: &str, number: u32) -> Self {
+    /// Something uses the object.
+    pub fn busy(kind: &str, number: u32) -> Self {
         Self::new(Status::Busy, 0x50_0006, format!("{kind} {number:#x} is in use"))
     }
 
-    pub(super) fn limit(kind: &str) -> Self {
+    /// There are as many as there can be.
+    pub fn limit(kind: &str) -> Self {
         Self::new(Status::LimitExceeded, 0x50_0007, format!("no {kind} left"))
     }
 
-    pub(super) fn wrong_state(detail: impl Into<String>) -> Self {
+    /// The adapter is in a state in which this cannot be.
+    pub fn wrong_state(detail: impl Into<String>) -> Self {
         Self::new(Status::BadSystemState, 0x50_0008, detail)
     }
 }

@@ -1,6 +1,6 @@
 //! Capability blocks, as `mlx5_ifc.h` has them.
 
-use crate::bits::structure;
+use crate::firmware::bits::structure;
 
 structure! {
     /// General capabilities; only fields that this device sets.
@@ -55,6 +55,7 @@ structure! {
         WQ_SIGNATURE: 0x214, 1;
         SCTR_DATA_CQE: 0x215, 1;
         DCT: 0x21a, 1;
+        QOS: 0x21b, 1;
         ETH_NET_OFFLOADS: 0x21c, 1;
         ROCE: 0x21d, 1;
         ATOMIC: 0x21e, 1;
@@ -112,6 +113,8 @@ structure! {
         LOG_MAX_CURRENT_UC_LIST: 0x3fb, 5;
         SQ_TS_FORMAT: 0x440, 2;
         RQ_TS_FORMAT: 0x442, 2;
+        LOG_MAX_UCTX: 0x463, 5;
+        LOG_MAX_UMEM: 0x46b, 5;
         LOG_MAX_L2_TABLE: 0x483, 5;
         LOG_UAR_PAGE_SZ: 0x490, 16;
         DEVICE_FREQUENCY_MHZ: 0x4c0, 32;
@@ -149,5 +152,18 @@ structure! {
         ATOMIC_OPERATIONS: 0x90, 16;
         ATOMIC_SIZE_QP: 0xb0, 16;
         ATOMIC_SIZE_DC: 0xd0, 16;
+    }
+}
+
+structure! {
+    /// Capabilities of quality of service.
+    qos {
+        PACKET_PACING: 0x0, 1;
+        PACKET_PACING_BURST_BOUND: 0x5, 1;
+        PACKET_PACING_TYPICAL_SIZE: 0x6, 1;
+        PACKET_PACING_UID: 0xb, 1;
+        PACKET_PACING_MAX_RATE: 0x40, 32;
+        PACKET_PACING_MIN_RATE: 0x60, 32;
+        PACKET_PACING_RATE_TABLE_SIZE: 0x90, 16;
     }
 }

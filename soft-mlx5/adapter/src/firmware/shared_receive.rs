@@ -1,12 +1,13 @@
 //! Shared receive queues: basic ones, which are receive memory pools, and XRC SRQs.
 
 use super::Firmware;
+use super::Place;
 use super::command::{Command, Reply};
 use super::page_list::{PAGES, QueuePages};
 use super::refusal::{Done, Refusal};
-use crate::layout::command::{arm_rq_in, modify_rmp_in, rmp_bitmask};
-use crate::layout::context::{rmpc, wq, xrc_srqc};
-use uverbs_soft::core::{Cqn, Pdn, SrqInfo, SrqParams, Srqn, XrcSrqParams, Xrcdn};
+use crate::core::{Cqn, Pdn, SrqInfo, SrqParams, Srqn, XrcSrqParams, Xrcdn};
+use crate::firmware::layout::command::{arm_rq_in, create_xrc_srq_in, modify_rmp_in, rmp_bitmask};
+use crate::firmware::layout::context::{rmpc, wq, xrc_srqc};
 
 /// Offsets in CREATE_RMP, QUERY_RMP and MODIFY_RMP of the context, its work queue, and the queue's
 /// page list, in bits.
@@ -18,6 +19,13 @@ const POOL_BITMASK: usize = 0x80;
 /// Offset of the context in the XRC SRQ commands.
 const XRC: usize = 0x80;
 
+/// Ring and doorbell record of a pool.
+const POOL_RING: Place =
+    Place { valid: wq::WQ_UMEM_VALID, id: wq::WQ_UMEM_ID, offset: wq::WQ_UMEM_OFFSET }
+        .at(POOL_QUEUE);
+const POOL_RECORD: Place =
+    Place { valid: wq::DBR_UMEM_VALID, id: wq::DBR_UMEM_ID, offset: wq::DBR_ADDR }.at(POOL_QUEUE);
+
 /// Pool states.
 const POOL_READY: u64 = 1;
 const POOL_ERROR: u64 = 3;
@@ -26,7 +34,7 @@ const POOL_ERROR: u64 = 3;
 const XRC_GOOD: u64 = 0;
 const XRC_ERROR: u64 = 1;
 
-impl Firmware {
+impl Firmware<'_> {
     /// The shared receive queue that a command names, of the kind that the command is for.
     fn shared_receive(
         &mut self,
@@ -44,7 +52,7 @@ impl Firmware {
 
 /// CREATE_RMP.
 pub(super) fn create_pool(
-    firmware: &mut Firmware,
+    firmware: &mut Firmware<'_>,
     command: &Command<'_>,
     reply: &mut Reply,
 ) -> Done {
@@ -57,19 +65,26 @@ pub(super) fn create_pool(
     let pages = QueuePages::of_work_queue(queue, 1 << (log_wqes + log_stride));
     let params = SrqParams {
         pd: Pdn(wq::PD.get32(queue)),
-        buffer: pages.read(command, POOL_PAGES)?,
+        buffer: firmware.ring(command, &POOL_RING, pages, POOL_PAGES, true)?,
         log_wqes: log_wqes as u8,
         log_stride: log_stride as u8,
-        doorbell_record: wq::DBR_ADDR.get(queue),
+        doorbell_record: firmware.doorbell_record(command, &POOL_RECORD)?,
         xrc: None,
         limit: wq::LWM.get(queue) as u16,
     };
-    reply.set_number(firmware.core.create_srq(params)?.0);
+    firmware.check_uses(command, &[params.pd.object()])?;
+    let number = firmware.core.create_srq(params)?;
+    firmware.created(command, number.object(), &[&POOL_RING, &POOL_RECORD]);
+    reply.set_number(number.0);
     Ok(())
 }
 
 /// MODIFY_RMP: arms the limit.
-pub(super) fn modify_pool(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn modify_pool(
+    firmware: &mut Firmware<'_>,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Done {
     let state = command.get(modify_rmp_in::RMP_STATE);
     if state != POOL_READY {
         return Err(Refusal::parameter("rmp_state", state));
@@ -84,7 +99,7 @@ pub(super) fn modify_pool(firmware: &mut Firmware, command: &Command<'_>, _: &mu
 
 /// QUERY_RMP.
 pub(super) fn query_pool(
-    firmware: &mut Firmware,
+    firmware: &mut Firmware<'_>,
     command: &Command<'_>,
     reply: &mut Reply,
 ) -> Done {
@@ -104,10 +119,14 @@ pub(super) fn query_pool(
 
 /// CREATE_XRC_SRQ.
 pub(super) fn create_xrc(
-    firmware: &mut Firmware,
+    firmware: &mut Firmware<'_>,
     command: &Command<'_>,
     reply: &mut Reply,
 ) -> Done {
+    // Where the command has the number of its umem is not public.
+    if command.is_set(create_xrc_srq_in::XRC_SRQ_UMEM_VALID) {
+        return Err(Refusal::parameter("xrc_srq_umem_valid", 1));
+    }
     let context = command.structure(XRC);
     let log_wqes = xrc_srqc::LOG_XRC_SRQ_SIZE.get32(context);
     let log_stride = xrc_srqc::LOG_RQ_STRIDE.get32(context) + 4;
@@ -140,7 +159,11 @@ fn xrc_doorbell_record(context: &[u8]) -> u64 {
 }
 
 /// QUERY_XRC_SRQ.
-pub(super) fn query_xrc(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn query_xrc(
+    firmware: &mut Firmware<'_>,
+    command: &Command<'_>,
+    reply: &mut Reply,
+) -> Done {
     let (_, info) = firmware.shared_receive(command, true)?;
     for (field, value) in xrc_values(&info) {
         reply.set(field.at(XRC), value);
@@ -148,7 +171,7 @@ pub(super) fn query_xrc(firmware: &mut Firmware, command: &Command<'_>, reply: &
     Ok(())
 }
 
-fn xrc_values(info: &SrqInfo) -> [(crate::bits::Field, u64); 7] {
+fn xrc_values(info: &SrqInfo) -> [(crate::firmware::bits::Field, u64); 7] {
     let params = &info.params;
     let xrcd = params.xrc.map_or(0, |xrc| xrc.xrcd.0);
     let cqn = params.xrc.map_or(0, |xrc| xrc.cq.0);
@@ -164,20 +187,30 @@ fn xrc_values(info: &SrqInfo) -> [(crate::bits::Field, u64); 7] {
 }
 
 /// ARM_XRC_SRQ.
-pub(super) fn arm_xrc(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn arm_xrc(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut Reply) -> Done {
     let limit = command.get(arm_rq_in::LWM) as u16;
     let (number, _) = firmware.shared_receive(command, true)?;
     Ok(firmware.core.arm_srq(number, limit)?)
 }
 
 /// DESTROY_RMP.
-pub(super) fn destroy_pool(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn destroy_pool(
+    firmware: &mut Firmware<'_>,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Done {
     let (number, _) = firmware.shared_receive(command, false)?;
-    Ok(firmware.core.destroy_srq(number)?)
+    firmware.core.destroy_srq(number)?;
+    firmware.objects.release(number.object());
+    Ok(())
 }
 
 /// DESTROY_XRC_SRQ.
-pub(super) fn destroy_xrc(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn destroy_xrc(
+    firmware: &mut Firmware<'_>,
+    command: &Command<'_>,
+    _: &mut Reply,
+) -> Done {
     let (number, _) = firmware.shared_receive(command, true)?;
     Ok(firmware.core.destroy_srq(number)?)
 }

@@ -1,0 +1,105 @@
+//! Capabilities that the device has behind every front end.
+
+use super::SETS;
+use super::bits::Field;
+use super::layout::capability::{atomic, general};
+
+/// Bytes of a block of capabilities.
+pub const BLOCK: usize = 4096;
+/// Where commands have it, in bits.
+pub const BLOCK_AT: usize = 0x80;
+
+/// Types of capabilities, `MLX5_CAP_*` in the kernel's `device.h`: general ones.
+pub const GENERAL: u64 = 0;
+/// Offloads of Ethernet.
+pub const ETHERNET_OFFLOADS: u64 = 1;
+/// Atomic operations.
+pub const ATOMIC: u64 = 3;
+/// RoCE.
+pub const ROCE: u64 = 4;
+/// Flow tables.
+pub const FLOW_TABLE: u64 = 7;
+/// Quality of service.
+pub const QOS: u64 = 0xc;
+
+const SUPPORTED: u64 = 1;
+
+/// Free-running timestamps count nanoseconds.
+const FREQUENCY_KHZ: u64 = 1_000_000;
+
+/// A block with these values; all others are zero.
+pub fn block(values: &[(Field, u64)]) -> Vec<u8> {
+    let mut block = vec![0; BLOCK];
+    for (field, value) in values {
+        debug_assert!(*value <= field.max());
+        field.set(&mut block, *value);
+    }
+    block
+}
+
+/// The fields that both links share. Unset means unsupported.
+pub const COMMON_VALUES: &[(Field, u64)] = &[
+    (general::PAGE_REQUEST_DISABLE, SUPPORTED),
+    (general::LOG_MAX_SRQ_SZ, 15),
+    (general::LOG_MAX_QP_SZ, 15),
+    (general::LOG_MAX_QP, 17),
+    (general::LOG_MAX_SRQ, 16),
+    (general::LOG_MAX_CQ_SZ, 22),
+    (general::LOG_MAX_CQ, 16),
+    (general::LOG_MAX_EQ_SZ, 20),
+    (general::LOG_MAX_EQ, 5),
+    (general::LOG_MAX_MKEY, 20),
+    (general::LOG_MAX_MRW_SZ, 64),
+    (general::LOG_MAX_KLM_LIST_SIZE, 16),
+    (general::MAX_INDIRECTION, 4),
+    (general::LOG_MAX_RA_REQ_QP, 4),
+    (general::LOG_MAX_RA_RES_QP, 4),
+    (general::LOG_MAX_MSG, 30),
+    (general::LOCAL_CA_ACK_DELAY, 16),
+    (general::MAX_QP_CNT, SETS as u64),
+    (general::OUT_OF_SEQ_CNT, SUPPORTED),
+    (general::RETRANSMISSION_Q_COUNTERS, SUPPORTED),
+    (general::VPORT_COUNTERS, SUPPORTED),
+    (general::NUM_PORTS, 1),
+    (general::CQE_VERSION, 1),
+    (general::SCTR_DATA_CQE, SUPPORTED),
+    (general::UMR_EXTENDED_TRANSLATION_OFFSET, SUPPORTED),
+    (general::ATOMIC, SUPPORTED),
+    (general::CQ_OI, SUPPORTED),
+    (general::CQ_RESIZE, SUPPORTED),
+    (general::CQ_MODERATION, SUPPORTED),
+    (general::IMAICL, SUPPORTED),
+    (general::BLOCK_LB_MC, SUPPORTED),
+    (general::PKV, SUPPORTED),
+    (general::QKV, SUPPORTED),
+    (general::XRC, SUPPORTED),
+    (general::UD, SUPPORTED),
+    (general::UC, SUPPORTED),
+    (general::RC, SUPPORTED),
+    (general::LOG_PG_SZ, 12),
+    (general::BF, SUPPORTED),
+    (general::LOG_BF_REG_SIZE, 9),
+    (general::DRIVER_VERSION, SUPPORTED),
+    (general::MAX_WQE_SZ_SQ, 1024),
+    (general::MAX_WQE_SZ_RQ, 512),
+    (general::MAX_QP_MCG, 240),
+    (general::LOG_MAX_MCG, 14),
+    (general::LOG_MAX_TRANSPORT_DOMAIN, 16),
+    (general::LOG_MAX_PD, 16),
+    (general::LOG_MAX_UCTX, 16),
+    (general::LOG_MAX_UMEM, 24),
+    (general::LOG_MAX_XRCD, 16),
+    (general::LOG_MAX_RMP, 16),
+    (general::LOG_MAX_SQ, 16),
+    (general::NUM_OF_UARS_PER_PAGE, 1),
+    (general::DEVICE_FREQUENCY_MHZ, FREQUENCY_KHZ / 1000),
+    (general::DEVICE_FREQUENCY_KHZ, FREQUENCY_KHZ),
+];
+
+/// Compare and swap, fetch and add; 8 bytes; results in the host's byte order if the driver asks
+/// for it.
+pub const ATOMIC_VALUES: &[(Field, u64)] = &[
+    (atomic::SUPPORTED_ATOMIC_REQ_8B_ENDIANNESS_MODE_1, SUPPORTED),
+    (atomic::ATOMIC_OPERATIONS, 0b11),
+    (atomic::ATOMIC_SIZE_QP, 1 << 3),
+];

@@ -1,0 +1,204 @@
+//! The firmware's commands about objects: mailboxes with an opcode in front.
+//!
+//! The kernel's driver sends them through the command queue of the PCI function, programs through
+//! DEVX of the character device. What differs between the two is behind [`FrontEnd`]; a front end
+//! has commands of its own besides, such as those about ports and event queues.
+
+mod address_path;
+pub mod bits;
+pub mod capability;
+pub mod command;
+mod completion_queue;
+mod counters;
+pub mod layout;
+mod memory_key;
+pub mod numbers;
+pub mod page_list;
+mod queue_pair;
+pub mod record;
+pub mod refusal;
+mod resource;
+mod shared_receive;
+pub mod table;
+mod umem;
+mod user_context;
+
+use std::collections::{BTreeMap, HashMap};
+
+pub use self::completion_queue::RECORD as CQ_RECORD;
+pub use self::counters::SETS;
+pub use self::umem::Place;
+
+use self::command::{Command, Reply};
+use self::counters::QueueCounters;
+use self::numbers::Numbers;
+use self::record::Records;
+use self::refusal::{Done, Refusal};
+use self::table::CommandSpec;
+use self::umem::Umems;
+use crate::core::{Core, ObjectId, ObjectKind, Pdn};
+
+/// What commands about objects ask the front end for.
+pub trait FrontEnd {
+    /// Whether this event queue exists.
+    ///
+    /// # Errors
+    /// A refusal if it does not.
+    fn check_event_queue(&self, number: u32) -> Done;
+
+    /// Whether this page of doorbell registers is allocated.
+    ///
+    /// # Errors
+    /// A refusal if it is not.
+    fn check_uar(&self, number: u32) -> Done;
+
+    /// Whether a user context may use an object that no command of a user context has created.
+    ///
+    /// # Errors
+    /// A refusal if it may not.
+    fn check_use(&self, kind: ObjectKind, number: u32) -> Done;
+
+    /// The service type of a QP that no command has created, if commands may name it.
+    fn service(&self, _qpn: u32) -> Option<u64> {
+        None
+    }
+}
+
+/// The firmware's data of a QP: its service type as the driver names it, whether it is the driver's
+/// own, and the port that it was initialized for.
+#[derive(Clone, Copy, Debug)]
+struct Service {
+    code: u64,
+    kernels: bool,
+    port: u8,
+}
+
+/// What the firmware knows of the core's objects, and the objects that the core does not have.
+#[derive(Debug)]
+pub struct Objects {
+    /// Used for protection domain 0, that of the driver's own queues.
+    privileged_pd: Pdn,
+    /// Event queue of each CQ.
+    completion_vectors: BTreeMap<u32, u32>,
+    services: BTreeMap<u32, Service>,
+    transport_domains: Numbers,
+    user_contexts: Numbers,
+    queue_counters: QueueCounters,
+    umems: Umems,
+    /// User contexts of the objects that their commands have created.
+    owners: HashMap<ObjectId, u16>,
+    /// Transport interfaces of senders.
+    pub tis: Records,
+    /// Transport interfaces of receivers.
+    pub tir: Records,
+    /// Receive queue tables.
+    pub rqt: Records,
+}
+
+impl Objects {
+    /// No objects yet. The driver's own queues name protection domain 0 and get this one.
+    pub fn new(privileged_pd: Pdn) -> Self {
+        Self {
+            privileged_pd,
+            completion_vectors: BTreeMap::new(),
+            services: BTreeMap::new(),
+            transport_domains: Numbers::new("transport domain", 1..1 << 16),
+            user_contexts: Numbers::new("user context", 1..1 << 16),
+            queue_counters: QueueCounters::default(),
+            umems: Umems::default(),
+            owners: HashMap::new(),
+            tis: Records::default(),
+            tir: Records::default(),
+            rqt: Records::default(),
+        }
+    }
+
+    /// The event queue that a CQ reports to, if a command created the CQ.
+    pub fn event_queue_of(&self, cqn: u32) -> Option<u32> {
+        self.completion_vectors.get(&cqn).copied()
+    }
+
+    /// Whether a CQ reports to this event queue.
+    pub fn uses_event_queue(&self, number: u32) -> bool {
+        self.completion_vectors.values().any(|used| *used == number)
+    }
+
+    /// Whether a QP is the kernel's own.
+    pub fn is_kernels(&self, qpn: u32) -> bool {
+        self.services.get(&qpn).is_some_and(|service| service.kernels)
+    }
+
+    /// The domain that protection domain 0 stands for.
+    pub fn privileged_pd(&self) -> Pdn {
+        self.privileged_pd
+    }
+
+    /// An object is gone: it has no owner, and uses no umem.
+    pub fn release(&mut self, object: ObjectId) {
+        self.owners.remove(&object);
+        self.umems.release(object);
+    }
+
+    /// Names and counts of the objects that still exist.
+    pub fn counts(&self) -> [(&'static str, usize); 8] {
+        [
+            ("transport domains", self.transport_domains.in_use()),
+            ("user contexts", self.user_contexts.in_use()),
+            ("QPs", self.services.len()),
+            ("queue counters", self.queue_counters.in_use()),
+            ("umems", self.umems.len()),
+            ("TISes", self.tis.len()),
+            ("TIRs", self.tir.len()),
+            ("RQTs", self.rqt.len()),
+        ]
+    }
+}
+
+/// The firmware while it runs a command.
+pub struct Firmware<'a> {
+    /// The core.
+    pub core: &'a mut Core,
+    /// The firmware's own data.
+    pub objects: &'a mut Objects,
+    /// Who sends the command.
+    pub front: &'a dyn FrontEnd,
+}
+
+impl Firmware<'_> {
+    /// Runs a command.
+    ///
+    /// # Errors
+    /// A refusal; nothing has changed then.
+    pub fn run(&mut self, spec: &CommandSpec, command: &Command<'_>, reply: &mut Reply) -> Done {
+        command.need(spec.form.input)?;
+        reply.need(spec.form.output)?;
+        (spec.run)(self, command, reply)
+    }
+
+    /// The firmware's data of a QP. One that no command has created has the device's one port.
+    fn service(&self, qpn: u32) -> Option<Service> {
+        let by_verbs = |code| Service { code, kernels: false, port: 1 };
+        let known = self.objects.services.get(&qpn).copied();
+        known.or_else(|| self.front.service(qpn).map(by_verbs))
+    }
+
+    /// Whether the command's user context may use these objects. The driver may use all.
+    fn check_uses(&self, command: &Command<'_>, objects: &[ObjectId]) -> Done {
+        if command.user_context() == 0 {
+            return Ok(());
+        }
+        objects.iter().try_for_each(|object| match self.objects.owners.get(object) {
+            Some(owner) if *owner == command.user_context() => Ok(()),
+            Some(_) => Err(Refusal::no_such(&object.0.to_string(), object.1)),
+            None => self.front.check_use(object.0, object.1),
+        })
+    }
+
+    /// A command has created an object, or moved one, with its rings and records in these places.
+    pub fn created(&mut self, command: &Command<'_>, object: ObjectId, places: &[&Place]) {
+        if command.user_context() != 0 {
+            self.objects.owners.insert(object, command.user_context());
+        }
+        self.objects.umems.hold(command, object, places);
+    }
+}

@@ -1,0 +1,171 @@
+//! The commands about objects. Opcodes and names: `MLX5_CMD_OP_*` in `mlx5_ifc.h`.
+
+use super::bits::Field;
+use super::command::{Command, Reply};
+use super::layout::{command as layout, context, ethernet as ethernet_layout};
+use super::queue_pair::to_ready_to_send;
+use super::record::{Rqt, Tir, Tis};
+use super::refusal::Done;
+use super::{
+    Firmware, completion_queue, counters, memory_key, queue_pair, record, resource, shared_receive,
+    umem, user_context,
+};
+use crate::core::QpState;
+
+type Handler = fn(&mut Firmware<'_>, &Command<'_>, &mut Reply) -> Done;
+
+/// Structures of an input, for the trace: position in bits and fields.
+pub type Structures = &'static [(usize, &'static [(&'static str, Field)])];
+
+/// What a command looks like.
+#[derive(Clone, Copy, Debug)]
+pub struct Form {
+    /// The opcode.
+    pub opcode: u16,
+    /// Its name, without `MLX5_CMD_OP_`.
+    pub name: &'static str,
+    /// Least bytes of input.
+    pub input: usize,
+    /// Smallest output in bytes.
+    pub output: usize,
+    /// What the trace shows of the input.
+    pub fields: Structures,
+}
+
+impl Form {
+    /// Listed fields that are behind the least input.
+    pub fn outside(&self) -> Vec<String> {
+        let listed = self.fields.iter();
+        let fields = listed.flat_map(|(bit, all)| all.iter().map(move |field| (bit, field)));
+        let ends = fields.map(|(bit, (name, field))| (name, field.at(*bit).end()));
+        let outside = ends.filter(|(_, end)| *end > self.input.max(16));
+        outside.map(|(name, end)| format!("{}: {name} ends at byte {end}", self.name)).collect()
+    }
+}
+
+/// A command about objects.
+#[derive(Debug)]
+pub struct CommandSpec {
+    /// What it looks like.
+    pub form: Form,
+    pub(super) run: Handler,
+}
+
+/// The command of an opcode, if it is about objects.
+pub fn find(opcode: u16) -> Option<&'static CommandSpec> {
+    let index = COMMANDS.binary_search_by_key(&opcode, |spec| spec.form.opcode).ok()?;
+    Some(&COMMANDS[index])
+}
+
+/// A row per command: opcode, name, smallest input and output in bytes, structures, handler.
+macro_rules! commands {
+    ($($opcode:literal $name:literal ($input:literal, $output:literal) $fields:ident $run:expr;)*) => {
+        &[$(CommandSpec {
+            form: Form {
+                opcode: $opcode,
+                name: $name,
+                input: $input,
+                output: $output,
+                fields: $fields,
+            },
+            run: $run,
+        },)*]
+    };
+}
+
+const COMMANDS: &[CommandSpec] = commands! {
+    0x200 "CREATE_MKEY" (272, 16) MKEY memory_key::create;
+    0x201 "QUERY_MKEY" (16, 304) OBJECT memory_key::query;
+    0x202 "DESTROY_MKEY" (16, 8) OBJECT memory_key::destroy;
+    0x203 "QUERY_SPECIAL_CONTEXTS" (8, 32) NONE memory_key::query_special_contexts;
+    0x400 "CREATE_CQ" (272, 16) CQ completion_queue::create;
+    0x401 "DESTROY_CQ" (16, 8) OBJECT completion_queue::destroy;
+    0x402 "QUERY_CQ" (16, 272) OBJECT completion_queue::query;
+    0x403 "MODIFY_CQ" (272, 8) CHANGE_CQ completion_queue::modify;
+    0x500 "CREATE_QP" (272, 16) CREATE_QP queue_pair::create;
+    0x501 "DESTROY_QP" (16, 8) OBJECT queue_pair::destroy;
+    0x502 "RST2INIT_QP" (256, 8) MODIFY_QP queue_pair::reset_to_init;
+    0x503 "INIT2RTR_QP" (256, 8) MODIFY_QP queue_pair::init_to_rtr;
+    0x504 "RTR2RTS_QP" (256, 8) MODIFY_QP queue_pair::rtr_to_rts;
+    0x505 "RTS2RTS_QP" (256, 8) MODIFY_QP
+        |firmware, command, _| to_ready_to_send(firmware, command, QpState::ReadyToSend);
+    0x506 "SQERR2RTS_QP" (256, 8) MODIFY_QP
+        |firmware, command, _| to_ready_to_send(firmware, command, QpState::SendQueueError);
+    0x507 "2ERR_QP" (16, 8) OBJECT
+        |firmware, command, _| queue_pair::stop(firmware, command, QpState::Error);
+    0x50a "2RST_QP" (16, 8) OBJECT
+        |firmware, command, _| queue_pair::stop(firmware, command, QpState::Reset);
+    0x50b "QUERY_QP" (16, 272) OBJECT queue_pair::query;
+    0x50c "SQD_RTS_QP" (256, 8) MODIFY_QP
+        |firmware, command, _| to_ready_to_send(firmware, command, QpState::SendQueueDrain);
+    0x50e "INIT2INIT_QP" (256, 8) MODIFY_QP queue_pair::init_to_init;
+    0x705 "CREATE_XRC_SRQ" (272, 16) XRC_SRQ shared_receive::create_xrc;
+    0x706 "DESTROY_XRC_SRQ" (16, 8) OBJECT shared_receive::destroy_xrc;
+    0x707 "QUERY_XRC_SRQ" (16, 80) OBJECT shared_receive::query_xrc;
+    0x708 "ARM_XRC_SRQ" (16, 8) ARM_RQ shared_receive::arm_xrc;
+    0x771 "ALLOC_Q_COUNTER" (8, 16) NONE counters::allocate;
+    0x772 "DEALLOC_Q_COUNTER" (16, 8) COUNTER counters::free;
+    0x773 "QUERY_Q_COUNTER" (32, 256) NONE counters::query;
+    0x800 "ALLOC_PD" (8, 16) NONE resource::alloc_pd;
+    0x801 "DEALLOC_PD" (16, 8) OBJECT resource::dealloc_pd;
+    0x80e "ALLOC_XRCD" (8, 16) NONE resource::alloc_xrcd;
+    0x80f "DEALLOC_XRCD" (16, 8) OBJECT resource::dealloc_xrcd;
+    0x816 "ALLOC_TRANSPORT_DOMAIN" (8, 16) NONE resource::alloc_transport_domain;
+    0x817 "DEALLOC_TRANSPORT_DOMAIN" (16, 8) OBJECT resource::dealloc_transport_domain;
+    0x900 "CREATE_TIR" (272, 16) TIR record::create::<Tir>;
+    0x901 "MODIFY_TIR" (272, 8) OBJECT record::modify::<Tir>;
+    0x902 "DESTROY_TIR" (16, 8) OBJECT record::destroy::<Tir>;
+    0x903 "QUERY_TIR" (16, 272) OBJECT record::query::<Tir>;
+    0x90c "CREATE_RMP" (272, 16) RMP shared_receive::create_pool;
+    0x90d "MODIFY_RMP" (272, 8) CHANGE_RMP shared_receive::modify_pool;
+    0x90e "DESTROY_RMP" (16, 8) OBJECT shared_receive::destroy_pool;
+    0x90f "QUERY_RMP" (16, 272) OBJECT shared_receive::query_pool;
+    0x912 "CREATE_TIS" (192, 16) TIS record::create::<Tis>;
+    0x913 "MODIFY_TIS" (192, 8) OBJECT record::modify::<Tis>;
+    0x914 "DESTROY_TIS" (16, 8) OBJECT record::destroy::<Tis>;
+    0x915 "QUERY_TIS" (16, 176) OBJECT record::query::<Tis>;
+    0x916 "CREATE_RQT" (272, 16) RQT record::create::<Rqt>;
+    0x917 "MODIFY_RQT" (272, 8) OBJECT record::modify::<Rqt>;
+    0x918 "DESTROY_RQT" (16, 8) OBJECT record::destroy::<Rqt>;
+    0x919 "QUERY_RQT" (16, 272) OBJECT record::query::<Rqt>;
+    0xa04 "CREATE_UCTX" (64, 16) NONE user_context::create;
+    0xa06 "DESTROY_UCTX" (16, 8) NONE user_context::destroy;
+    0xa08 "CREATE_UMEM" (48, 16) NONE umem::create;
+    0xa0a "DESTROY_UMEM" (16, 8) OBJECT umem::destroy;
+};
+
+const NONE: Structures = &[];
+const OBJECT: Structures = &[(0, layout::object::FIELDS)];
+const CQ: Structures = &[(0x80, context::cqc::FIELDS)];
+const ARM_RQ: Structures = &[(0, layout::arm_rq_in::FIELDS)];
+const TIR: Structures = &[(0x100, ethernet_layout::tirc::FIELDS)];
+const RMP: Structures = &[(0x280, context::wq::FIELDS)];
+const TIS: Structures = &[(0x100, context::tisc::FIELDS)];
+const RQT: Structures = &[(0x100, ethernet_layout::rqtc::FIELDS)];
+const COUNTER: Structures = &[(0, layout::alloc_q_counter_out::FIELDS)];
+const MKEY: Structures = &[(0, layout::create_mkey_in::FIELDS), (0x80, context::mkc::FIELDS)];
+const CHANGE_CQ: Structures = &[(0, layout::modify_cq_in::FIELDS), (0x80, context::cqc::FIELDS)];
+const CREATE_QP: Structures = &[(0, layout::create_qp_in::FIELDS), (0xc0, context::qpc::FIELDS)];
+const MODIFY_QP: Structures = &[
+    (0, layout::modify_qp_in::FIELDS),
+    (0xc0, context::qpc::FIELDS),
+    (0xc0 + 0xc0, context::ads::FIELDS),
+];
+const XRC_SRQ: Structures = &[(0x80, context::xrc_srqc::FIELDS)];
+const CHANGE_RMP: Structures = &[(0, layout::modify_rmp_in::FIELDS), (0x280, context::wq::FIELDS)];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_sorted_and_unique() {
+        assert!(COMMANDS.is_sorted_by(|a, b| a.form.opcode < b.form.opcode));
+    }
+
+    #[test]
+    fn every_input_holds_the_fields_that_are_listed_for_it() {
+        let outside: Vec<_> = COMMANDS.iter().flat_map(|spec| spec.form.outside()).collect();
+        assert!(outside.is_empty(), "{outside:#?}");
+    }
+}

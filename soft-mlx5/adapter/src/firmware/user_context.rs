@@ -1,0 +1,38 @@
+//! User contexts: who DEVX commands come from.
+
+use super::bits::{Field, field};
+use super::command::{Command, Reply};
+use super::refusal::{Done, Refusal};
+use super::{Firmware, Objects};
+
+/// Where CREATE_UCTX returns the number and DESTROY_UCTX names it; both are the driver's commands.
+const UID: Field = field(0x50, 16);
+
+impl Objects {
+    /// Makes a user context.
+    ///
+    /// # Errors
+    /// A refusal if there are too many.
+    pub fn create_user_context(&mut self) -> Result<u16, Refusal> {
+        Ok(self.user_contexts.allocate()? as u16)
+    }
+
+    /// Forgets a user context.
+    ///
+    /// # Errors
+    /// A refusal if there is none of this number.
+    pub fn destroy_user_context(&mut self, uid: u16) -> Done {
+        self.user_contexts.free(uid.into())
+    }
+}
+
+/// CREATE_UCTX.
+pub(super) fn create(firmware: &mut Firmware<'_>, _: &Command<'_>, reply: &mut Reply) -> Done {
+    reply.set(UID, firmware.objects.create_user_context()?.into());
+    Ok(())
+}
+
+/// DESTROY_UCTX.
+pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut Reply) -> Done {
+    firmware.objects.destroy_user_context(command.get(UID) as u16)
+}
