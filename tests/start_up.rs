@@ -31,5 +31,5 @@ fn no_phase_asks_more_of_the_kernel_than_the_docs_say() {
     drop((qp, cq, region, pd, context));
     let close = calls(&soft);
     let counted = [open, memory, completion_queue, queue_pair, connect, close];
-    assert_eq!(counted, [7, 2, 2, 6, 2, 4]);
+    assert_eq!(counted, [4, 2, 2, 6, 2, 4]);
 }

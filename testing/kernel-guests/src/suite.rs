@@ -1,6 +1,6 @@
 //! The tests that run in the guests: shell commands with names.
 
-use crate::programs::Program;
+use crate::programs::{PRELOAD, Program};
 use crate::script::Link;
 
 /// A test: a shell command that must succeed.
@@ -102,8 +102,10 @@ pub(crate) fn own_tests(programs: &[Program]) -> Vec<Test> {
         let script = format!("own_test {}", program.name);
         Test::new(&format!("uverbs: {}", program.name), &script, LONG)
     };
-    let is_test =
-        |program: &&Program| program.name != COMMAND && reason_to_stay(&program.name).is_none();
+    let is_test = |program: &&Program| {
+        let name = program.name.as_str();
+        ![COMMAND, PRELOAD].contains(&name) && reason_to_stay(name).is_none()
+    };
     std::iter::once(first_program()).chain(programs.iter().filter(is_test).map(test)).collect()
 }
 

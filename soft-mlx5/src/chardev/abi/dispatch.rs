@@ -146,6 +146,12 @@ fn check(
                 }
             }
         }
+        Form::AnyHandle => {
+            check_handle(raw)?;
+            let handle = u32::try_from(raw.data).map_err(|_| handle_error(raw.data))?;
+            let kind = call.state.handles.get(handle)?.object.kind();
+            call.state.lookup_live(call.file, kind, handle)
+        }
         Form::Descriptor(kind, access) => {
             check_handle(raw)?;
             if access == Access::New {

@@ -13,7 +13,7 @@ use crate::chardev::device::options::Options;
 use crate::chardev::device::{context, events};
 use crate::chardev::objects::{
     address_handle, counters, cq, devx, dm, flow, indirection_table, memory_region, memory_window,
-    prefetch, protection_domain, qp, srq, uar, work_queue, xrcd,
+    pacing, prefetch, protection_domain, qp, srq, uar, work_queue, xrcd,
 };
 
 type Run = fn(&mut Call<'_>) -> Result<(), Errno>;
@@ -68,7 +68,17 @@ const METHODS: &[Method] = methods! {
     Always generic::counters::read => counters::READ, counters::read;
     DynamicUar driver::uar::alloc => uar::ALLOC, uar::allocate;
     DynamicUar driver::uar::destroy => uar::DESTROY, uar::destroyed;
-    Always driver::devx::other => devx::OTHER, devx::command;
+    Devx driver::devx::other => devx::OTHER, devx::other;
+    Devx driver::devx::query_eqn => devx::QUERY_EQN, devx::query_eqn;
+    Devx driver::devx::query_uar => devx::QUERY_UAR, devx::query_uar;
+    Devx driver::devx_obj::create => devx::object::CREATE, devx::object::create;
+    Devx driver::devx_obj::destroy => devx::object::DESTROY, nothing_left;
+    Devx driver::devx_obj::modify => devx::object::MODIFY, devx::object::modify;
+    Devx driver::devx_obj::query => devx::object::QUERY, devx::object::query;
+    Devx driver::devx_umem::reg => devx::umem::REG, devx::umem::register;
+    Devx driver::devx_umem::dereg => devx::umem::DEREG, nothing_left;
+    Pacing driver::pp::alloc => pacing::ALLOC, pacing::allocate;
+    Pacing driver::pp::destroy => pacing::DESTROY, nothing_left;
 };
 
 /// A method of this kernel, if it has it.
@@ -82,6 +92,8 @@ pub(crate) fn find(
         Since::Always => true,
         Since::Native => options.kernel.native_methods,
         Since::DynamicUar => options.kernel.dynamic_uar,
+        Since::Devx => options.kernel.devx,
+        Since::Pacing => options.kernel.devx && options.rates().is_some(),
     };
     has.then_some(known)
 }

@@ -28,6 +28,10 @@ pub(crate) enum Since {
     Native,
     /// Kernels with dynamic UARs (5.7 up).
     DynamicUar,
+    /// Kernels with DEVX, where the device's firmware has user contexts (`devx_is_supported`).
+    Devx,
+    /// As for DEVX, where the device paces packets (`pp_is_supported`).
+    Pacing,
 }
 
 /// One attribute that a method knows.
@@ -47,6 +51,8 @@ pub(crate) enum Form {
     Out(Size),
     /// A handle.
     Handle(Kind, Access),
+    /// A handle of any kind of object, which the method uses.
+    AnyHandle,
     /// A descriptor of an event file of this kind.
     Descriptor(Kind, Access),
 }
@@ -113,6 +119,12 @@ impl Attribute {
         Self::mandatory(id.id(), Form::In(Size::at_least(min)))
     }
 
+    /// `UVERBS_ATTR_PTR_IN` of `min` to `max` bytes.
+    pub(crate) const fn input_between<M>(id: Attr<M, In>, min: usize, max: usize) -> Self {
+        let size = Size { min: min as u16, known: max as u16, zero_trailing: false };
+        Self::mandatory(id.id(), Form::In(size))
+    }
+
     /// `UVERBS_ATTR_PTR_OUT` of at least `min` bytes.
     pub(crate) const fn output_min<M>(id: Attr<M, Out>, min: usize) -> Self {
         Self::mandatory(id.id(), Form::Out(Size::at_least(min)))
@@ -135,6 +147,11 @@ impl Attribute {
     /// `UVERBS_ATTR_IDR` of an object that the method uses.
     pub(crate) const fn handle<M>(id: Attr<M, Handle>, kind: Kind) -> Self {
         Self::mandatory(id.id(), Form::Handle(kind, Access::Read))
+    }
+
+    /// `UVERBS_ATTR_IDR` of an object of any kind (`UVERBS_IDR_ANY_OBJECT`).
+    pub(crate) const fn any_handle<M>(id: Attr<M, Handle>) -> Self {
+        Self::mandatory(id.id(), Form::AnyHandle)
     }
 
     /// `UVERBS_ATTR_IDR` of the object that the method creates.

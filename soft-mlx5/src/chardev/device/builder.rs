@@ -287,6 +287,7 @@ impl DeviceBuilder {
         let mut core = Core::new(config, memory);
         let internal = Internal::create(&mut core)?;
         core.open_management();
+        let firmware = internal.firmware();
         let host = Arc::new(HostSide {
             routes: Mutex::default(),
             clock: ClockPages::new(runtime::now(), options.counter_start)?,
@@ -303,6 +304,8 @@ impl DeviceBuilder {
             uars: UarPages::new()?,
             device_memory: DeviceMemory::new()?,
             xrc_domains: XrcDomains::default(),
+            firmware: Mutex::new(firmware),
+            rates: Mutex::default(),
             reach,
             removed: AtomicBool::new(false),
             faults: Faults::default(),

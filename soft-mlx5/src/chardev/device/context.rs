@@ -47,8 +47,8 @@ pub(crate) struct Context {
     pub(crate) uars: ContextUars,
     /// Mappings besides the fixed pages, by page offset.
     pub(crate) mappings: BTreeMap<u32, Mapping>,
-    /// The DEVX capability was granted.
-    pub(crate) devx: bool,
+    /// The user id of the context's firmware commands, if it asked for DEVX.
+    pub(crate) devx: Option<u16>,
     /// It has mapped a page of the clock.
     pub(crate) watches_clock: bool,
 }
@@ -213,11 +213,16 @@ fn allocate(
         let version = if length == size_of::<AllocUcontextReq>() { 0 } else { 2 };
         ContextUars::Static(StaticUars::new(device, request, version)?)
     };
+    let devx = if request.flags.contains(AllocUcontextFlags::DEVX) {
+        Some(lock(&device.firmware).create_user_context().map_err(|_| Errno::ENOMEM)?)
+    } else {
+        None
+    };
     Ok(Context {
         cqe_version: request.max_cqe_version.min(1),
         uars,
         mappings: BTreeMap::new(),
-        devx: request.flags.contains(AllocUcontextFlags::DEVX),
+        devx,
         watches_clock: false,
     })
 }
@@ -257,6 +262,10 @@ impl Context {
     pub(crate) fn close(self, device: &DeviceShared) {
         if self.watches_clock {
             device.clock().unwatch();
+        }
+        if let Some(uid) = self.devx {
+            // It exists: this context has it.
+            let _ = lock(&device.firmware).destroy_user_context(uid);
         }
         if let ContextUars::Static(uars) = self.uars {
             uars.pages.into_iter().flatten().for_each(|index| device.uars.free(index));

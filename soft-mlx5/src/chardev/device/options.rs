@@ -106,14 +106,15 @@ pub struct Kernel {
     /// Known size of the driver's GET_CONTEXT request in bytes: 16, 24 or 32. A longer one is
     /// EINVAL.
     pub context_request: usize,
-    /// DEVX contexts are granted. Of DEVX only the capability query is modelled.
+    /// Contexts may send firmware commands of their own (DEVX, Linux 5.1): the device's firmware
+    /// has user contexts.
     pub devx: bool,
 }
 
 impl Kernel {
-    /// A current kernel, without DEVX (which needs CAP_NET_RAW on a real one).
+    /// A current kernel.
     pub const CURRENT: Self =
-        Self { dynamic_uar: true, native_methods: true, context_request: 32, devx: false };
+        Self { dynamic_uar: true, native_methods: true, context_request: 32, devx: true };
     /// Linux 5.4: no dynamic UARs.
     pub const STATIC_UAR: Self = Self { dynamic_uar: false, ..Self::CURRENT };
     /// Linux 4.20: no native creation either.

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use uverbs_soft_adapter::firmware::Objects;
 
 use super::clock::ClockPages;
 use super::events::{self, Routes};
@@ -18,6 +19,7 @@ use super::options::Options;
 use super::shared_pages::SharedPages;
 use super::sysfs::hw_counters;
 use crate::chardev::objects::dm::DeviceMemory;
+use crate::chardev::objects::pacing::Rates;
 use crate::chardev::objects::uar::UarPages;
 use crate::chardev::objects::xrcd::XrcDomains;
 use crate::chardev::rdma_cm::WeakRdmaCm;
@@ -46,6 +48,11 @@ pub(crate) struct DeviceShared {
     pub(crate) uars: UarPages,
     pub(crate) device_memory: DeviceMemory,
     pub(crate) xrc_domains: XrcDomains,
+    /// What the firmware knows of objects that commands of programs have made. Lock order: the
+    /// machine first, then this.
+    pub(crate) firmware: Mutex<Objects>,
+    /// The table of rates.
+    pub(crate) rates: Mutex<Rates>,
     pub(super) reach: Reach,
     pub(super) removed: AtomicBool,
     pub(super) faults: Faults,
@@ -97,6 +104,11 @@ pub(super) struct Internal {
 }
 
 impl Internal {
+    /// A firmware without objects. What would be the driver's own domain there is this one.
+    pub(super) fn firmware(&self) -> Objects {
+        Objects::new(self.pd)
+    }
+
     pub(super) fn create(core: &mut Core) -> io::Result<Self> {
         let memory = SharedPages::new(c"mlx5-internal", 1)?;
         let pd = core.create_pd().map_err(io::Error::other)?;

@@ -12,6 +12,7 @@ pub(crate) mod indirection_table;
 pub(crate) mod memory_region;
 pub(crate) mod memory_window;
 pub(crate) mod object;
+pub(crate) mod pacing;
 pub(crate) mod prefetch;
 pub(crate) mod protection_domain;
 pub(crate) mod qp;

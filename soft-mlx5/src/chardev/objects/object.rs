@@ -7,8 +7,8 @@ use nix::errno::Errno;
 use uverbs_uapi::objects::ObjectId;
 
 use super::{
-    counters, cq, dm, flow, indirection_table, memory_region, memory_window, protection_domain, qp,
-    srq, uar, work_queue, xrcd,
+    counters, cq, devx, dm, flow, indirection_table, memory_region, memory_window, pacing,
+    protection_domain, qp, srq, uar, work_queue, xrcd,
 };
 use crate::chardev::device::DeviceShared;
 use crate::chardev::device::event_queue::EventQueue;
@@ -47,6 +47,9 @@ kinds! {
     Dm = 14,
     Counters = 15,
     AsyncEvent = 16,
+    DevxObj = 0x1001,
+    DevxUmem = 0x1002,
+    Pp = 0x1007,
     Uar = 0x1008,
 }
 
@@ -67,6 +70,9 @@ pub(crate) enum Object {
     Wq(work_queue::Wq),
     RwqIndTbl(indirection_table::RwqIndTbl),
     Uar(uar::Uar),
+    Devx(devx::object::FirmwareObject),
+    DevxUmem(devx::umem::Umem),
+    Pp(pacing::PacingEntry),
 }
 
 /// An address handle. It has no object in the device and only uses its protection domain.
@@ -123,6 +129,9 @@ impl Object {
             Self::Wq(_) => Kind::Wq,
             Self::RwqIndTbl(_) => Kind::RwqIndTbl,
             Self::Uar(_) => Kind::Uar,
+            Self::Devx(_) => Kind::DevxObj,
+            Self::DevxUmem(_) => Kind::DevxUmem,
+            Self::Pp(_) => Kind::Pp,
         }
     }
 
@@ -142,7 +151,10 @@ impl Object {
             | Self::Xrcd(_)
             | Self::Dm(_)
             | Self::Counters(_)
-            | Self::Uar(_) => vec![],
+            | Self::Uar(_)
+            | Self::Devx(_)
+            | Self::DevxUmem(_)
+            | Self::Pp(_) => vec![],
         }
     }
 
@@ -155,7 +167,9 @@ impl Object {
             Self::Mr(_) | Self::Srq(_) | Self::Ah(_) | Self::RwqIndTbl(_) => 2,
             Self::Wq(_) => 3,
             Self::Cq(_) | Self::Xrcd(_) | Self::Dm(_) | Self::Counters(_) => 4,
-            Self::Pd(_) | Self::Uar(_) => 5,
+            Self::Pd(_) | Self::Uar(_) | Self::Pp(_) => 5,
+            Self::Devx(object) => object.destruction_rank(),
+            Self::DevxUmem(_) => 6,
         }
     }
 
@@ -172,6 +186,12 @@ impl Object {
             Self::Xrcd(xrcd) => xrcd.destroy(device),
             Self::Dm(dm) => dm.destroy(device),
             Self::Uar(uar) => uar.destroy(device),
+            Self::Devx(object) => object.destroy(device),
+            Self::DevxUmem(umem) => umem.destroy(device),
+            Self::Pp(entry) => {
+                entry.destroy(device);
+                Ok(())
+            }
             Self::Wq(wq) => wq.destroy(device),
             Self::Ah(_) | Self::Counters(_) | Self::RwqIndTbl(_) => Ok(()),
         }

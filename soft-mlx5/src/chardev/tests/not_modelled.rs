@@ -36,17 +36,9 @@ const METHODS: &[Group] = &[
             "MLX5_IB_METHOD_DEVX_ASYNC_CMD_FD_ALLOC",
             "MLX5_IB_METHOD_DEVX_ASYNC_EVENT_FD_ALLOC",
             "MLX5_IB_METHOD_DEVX_OBJ_ASYNC_QUERY",
-            "MLX5_IB_METHOD_DEVX_OBJ_CREATE",
-            "MLX5_IB_METHOD_DEVX_OBJ_DESTROY",
-            "MLX5_IB_METHOD_DEVX_OBJ_MODIFY",
-            "MLX5_IB_METHOD_DEVX_OBJ_QUERY",
-            "MLX5_IB_METHOD_DEVX_QUERY_EQN",
-            "MLX5_IB_METHOD_DEVX_QUERY_UAR",
             "MLX5_IB_METHOD_DEVX_SUBSCRIBE_EVENT",
-            "MLX5_IB_METHOD_DEVX_UMEM_DEREG",
-            "MLX5_IB_METHOD_DEVX_UMEM_REG",
         ],
-        "the firmware's own objects, by whatever command a program sends: this front end has no firmware",
+        "answers and events of the firmware through files of their own",
     ),
     (
         &[
@@ -68,13 +60,11 @@ const METHODS: &[Group] = &[
         &[
             "MLX5_IB_METHOD_DM_MAP_OP_ADDR",
             "MLX5_IB_METHOD_GET_DATA_DIRECT_SYSFS_PATH",
-            "MLX5_IB_METHOD_PP_OBJ_ALLOC",
-            "MLX5_IB_METHOD_PP_OBJ_DESTROY",
             "MLX5_IB_METHOD_QUERY_PORT",
             "MLX5_IB_METHOD_VAR_OBJ_ALLOC",
             "MLX5_IB_METHOD_VAR_OBJ_DESTROY",
         ],
-        "what only some adapters have: virtio doorbells, packet pacing, operations on device memory, data direct, switch representors",
+        "what only some adapters have: virtio doorbells, operations on device memory, data direct, switch representors",
     ),
 ];
 

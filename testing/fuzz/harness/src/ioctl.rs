@@ -55,7 +55,7 @@ fn devices() -> &'static [SoftDevice] {
             builder(),
             builder().infiniband().srq_resize(true).send_queue_drain(true),
             builder().kernel(Kernel::STATIC_UAR),
-            builder().kernel(Kernel { devx: true, ..Kernel::CURRENT }),
+            builder().kernel(Kernel { devx: false, ..Kernel::CURRENT }),
         ];
         devices.map(|builder| builder.build().expect("the device starts")).into()
     })

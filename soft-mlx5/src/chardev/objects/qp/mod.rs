@@ -156,6 +156,18 @@ pub(crate) fn open(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&CreateQpResp { qp_handle, qpn: request.qpn, ..CreateQpResp::default() })
 }
 
+/// What the firmware calls a service (`MLX5_QP_ST_*`). A queue pair of raw packets is none to it,
+/// but two queues.
+pub(crate) fn service_code(service: Service) -> Option<u64> {
+    match service {
+        Service::Rc => Some(0),
+        Service::Uc => Some(1),
+        Service::Ud => Some(2),
+        Service::XrcInitiator | Service::XrcTarget => Some(3),
+        Service::RawPacket => None,
+    }
+}
+
 /// The driver's state of a new QP: RESET, no attributes.
 pub(crate) fn fresh() -> Arc<DriverState> {
     let driver = DriverState::default();

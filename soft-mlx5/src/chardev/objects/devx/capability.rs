@@ -1,0 +1,62 @@
+//! QUERY_HCA_CAP. The driver of this device has changed no capability, so the largest values are
+//! the current ones.
+#![forbid(unsafe_code)]
+
+use uverbs_soft_adapter::firmware::bits::Field;
+use uverbs_soft_adapter::firmware::capability::{
+    ATOMIC, ATOMIC_VALUES, BLOCK_AT, COMMON_VALUES, GENERAL, QOS, block,
+};
+use uverbs_soft_adapter::firmware::command::{Command, Reply};
+use uverbs_soft_adapter::firmware::layout::capability::{general, qos};
+use uverbs_soft_adapter::firmware::layout::command::header;
+use uverbs_soft_adapter::firmware::refusal::{Done, Refusal};
+
+use crate::chardev::device::options::Options;
+use crate::chardev::objects::pacing;
+
+/// Port types, `MLX5_CAP_PORT_TYPE_*`.
+const INFINIBAND: u64 = 0;
+const ETHERNET: u64 = 1;
+
+const SUPPORTED: u64 = 1;
+
+/// Answers a query of one group of capabilities.
+pub(super) fn query(options: &Options, command: &Command<'_>, reply: &mut Reply) -> Done {
+    let values = match command.get(header::OP_MOD) >> 1 {
+        GENERAL => general_values(options),
+        ATOMIC => ATOMIC_VALUES.to_vec(),
+        QOS if options.rates().is_some() => qos_values(options),
+        kind => return Err(Refusal::parameter("capability type", kind)),
+    };
+    reply.put(BLOCK_AT, &block(&values));
+    Ok(())
+}
+
+fn general_values(options: &Options) -> Vec<(Field, u64)> {
+    let mut values = COMMON_VALUES.to_vec();
+    values.push((general::PG, SUPPORTED));
+    if options.is_roce() {
+        values.extend([
+            (general::PORT_TYPE, ETHERNET),
+            (general::ROCE, SUPPORTED),
+            (general::ETH_NET_OFFLOADS, SUPPORTED),
+            (general::QOS, u64::from(options.rates().is_some())),
+        ]);
+    } else {
+        values.push((general::PORT_TYPE, INFINIBAND));
+    }
+    values
+}
+
+fn qos_values(options: &Options) -> Vec<(Field, u64)> {
+    let Some(rates) = options.rates() else { return Vec::new() };
+    vec![
+        (qos::PACKET_PACING, SUPPORTED),
+        (qos::PACKET_PACING_UID, SUPPORTED),
+        (qos::PACKET_PACING_BURST_BOUND, SUPPORTED),
+        (qos::PACKET_PACING_TYPICAL_SIZE, SUPPORTED),
+        (qos::PACKET_PACING_MIN_RATE, (*rates.start()).into()),
+        (qos::PACKET_PACING_MAX_RATE, (*rates.end()).into()),
+        (qos::PACKET_PACING_RATE_TABLE_SIZE, pacing::ENTRIES as u64),
+    ]
+}

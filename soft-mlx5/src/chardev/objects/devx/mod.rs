@@ -1,0 +1,286 @@
+//! DEVX: firmware commands of the program's own.
+//!
+//! The kernel stamps the context's user id on a command and checks that the method that carries it
+//! is for commands of its kind; the firmware does the rest. Here that firmware is the one behind
+//! the PCI function, as far as commands are about objects. Kernel: hw/mlx5/devx.c.
+#![forbid(unsafe_code)]
+
+mod capability;
+mod general;
+pub(crate) mod object;
+mod rules;
+pub(crate) mod umem;
+
+use nix::errno::Errno;
+use uverbs_soft_adapter::firmware::command::{Command, Reply};
+use uverbs_soft_adapter::firmware::layout::command::{header, result};
+use uverbs_soft_adapter::firmware::layout::context::{cqc, qpc};
+use uverbs_soft_adapter::firmware::refusal::{Done, Refusal, Status};
+use uverbs_soft_adapter::firmware::{CQ_RECORD, Firmware, FrontEnd, table};
+use uverbs_uapi::mlx5::object::devx::{other, query_eqn, query_uar};
+use uverbs_uapi::objects::Attr;
+use uverbs_uapi::objects::kind::{In, Out};
+
+use crate::chardev::abi::call::Call;
+use crate::chardev::abi::spec::Attribute;
+use crate::chardev::abi::user_memory::UserMemory;
+use crate::chardev::device::DeviceShared;
+use crate::chardev::objects::object::Object;
+use crate::chardev::objects::qp::service_code;
+use crate::core::{Cqn, ObjectId, ObjectKind, Qpn, Stamps};
+use crate::locking::lock;
+use crate::runtime::{Machine, UarPage};
+
+/// Shortest command and shortest answer (`general_obj_in_cmd_hdr`, `general_obj_out_cmd_hdr`).
+const HEADER: usize = 16;
+
+pub(crate) const OTHER: &[Attribute] =
+    &[Attribute::input_min(other::CMD_IN, HEADER), Attribute::output_min(other::CMD_OUT, HEADER)];
+
+pub(crate) const QUERY_EQN: &[Attribute] =
+    &[Attribute::input(query_eqn::USER_VEC, 4), Attribute::output(query_eqn::DEV_EQN, 4)];
+
+pub(crate) const QUERY_UAR: &[Attribute] =
+    &[Attribute::input(query_uar::USER_IDX, 4), Attribute::output(query_uar::DEV_IDX, 4)];
+
+/// `MLX5_IB_METHOD_DEVX_OTHER`: a command that belongs to no object.
+pub(crate) fn other(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request = Request::read(call, other::CMD_IN, other::CMD_OUT)?;
+    if !rules::is_general(request.opcode()) {
+        return Err(Errno::EINVAL);
+    }
+    let mut reply = Reply::new(request.room);
+    let outcome = general::run(&call.file.device, &request.command(), &mut reply)?;
+    request.answer(call, other::CMD_OUT, reply, outcome)
+}
+
+/// `MLX5_IB_METHOD_DEVX_QUERY_EQN`.
+pub(crate) fn query_eqn(call: &mut Call<'_>) -> Result<(), Errno> {
+    let vector: u32 = call.input(query_eqn::USER_VEC)?;
+    call.context()?;
+    if vector >= call.file.device.options().completion_vectors {
+        return Err(Errno::ENOENT);
+    }
+    call.output(query_eqn::DEV_EQN, &event_queue(vector))
+}
+
+/// Number of the event queue behind a completion vector. The kernel's own have the first numbers.
+fn event_queue(vector: u32) -> u32 {
+    const KERNELS: u32 = 4;
+    KERNELS + vector
+}
+
+/// `MLX5_IB_METHOD_DEVX_QUERY_UAR`: the page of a register that the program allocated by mapping
+/// it.
+pub(crate) fn query_uar(call: &mut Call<'_>) -> Result<(), Errno> {
+    let register: u32 = call.input(query_uar::USER_IDX)?;
+    let page = call.context_mut()?.static_uars()?.dynamic_uar_of(register)?;
+    call.output(query_uar::DEV_IDX, &page)
+}
+
+/// A command that a program sends.
+struct Request {
+    input: Vec<u8>,
+    /// Bytes for the answer.
+    room: usize,
+}
+
+impl Request {
+    /// Reads the command, and stamps the context's user id on it (`devx_get_uid`).
+    fn read<M>(call: &Call<'_>, input: Attr<M, In>, output: Attr<M, Out>) -> Result<Self, Errno> {
+        let uid = call.context()?.devx.ok_or(Errno::EINVAL)?;
+        let mut input = call.bytes(input)?;
+        header::UID.set(&mut input, uid.into());
+        Ok(Self { input, room: call.given(output.id())?.length.into() })
+    }
+
+    fn command(&self) -> Command<'_> {
+        Command { input: &self.input }
+    }
+
+    fn opcode(&self) -> u16 {
+        self.command().get(header::OPCODE) as u16
+    }
+
+    /// Copies the answer to the program. If the firmware has refused the command, the errno is
+    /// EREMOTEIO and the answer says why.
+    fn answer<M>(
+        &self,
+        call: &Call<'_>,
+        to: Attr<M, Out>,
+        mut reply: Reply,
+        outcome: Done,
+    ) -> Result<(), Errno> {
+        if let Err(refusal) = &outcome {
+            reply = Reply::new(self.room);
+            reply.set(result::STATUS, refusal.status as u64);
+            reply.set(result::SYNDROME, refusal.syndrome.into());
+            tracing::debug!(opcode = self.opcode(), %refusal, "command refused");
+        }
+        call.output(to, reply.output.as_slice())?;
+        outcome.map_err(|_| Errno::EREMOTEIO)
+    }
+}
+
+/// The context that sends a command.
+struct Sender<'a> {
+    device: &'a DeviceShared,
+    /// What the context has made by verbs.
+    objects: Vec<ObjectId>,
+    /// Queue pairs that it has made by verbs, with the firmware's code of their service.
+    services: Vec<(u32, u64)>,
+}
+
+impl<'a> Sender<'a> {
+    fn of(call: &Call<'_>, device: &'a DeviceShared) -> Self {
+        let all = || call.state.handles.iter().map(|(_, entry)| &entry.object);
+        let service = |object: &Object| match object {
+            Object::Qp(qp) => service_code(qp.service).map(|code| (qp.qpn.0, code)),
+            _ => None,
+        };
+        Self {
+            device,
+            objects: all().filter_map(number).collect(),
+            services: all().filter_map(service).collect(),
+        }
+    }
+
+    fn nothing(device: &'a DeviceShared) -> Self {
+        Self { device, objects: Vec::new(), services: Vec::new() }
+    }
+}
+
+/// The object's number in commands.
+fn number(object: &Object) -> Option<ObjectId> {
+    match object {
+        Object::Pd(pd) => Some(pd.pdn.object()),
+        Object::Cq(cq) => Some(cq.cqn.object()),
+        Object::Srq(srq) => Some(srq.srqn.object()),
+        Object::Xrcd(xrcd) => Some(xrcd.domain.xrcdn.object()),
+        _ => None,
+    }
+}
+
+impl FrontEnd for Sender<'_> {
+    fn check_event_queue(&self, number: u32) -> Done {
+        let vectors = 0..self.device.options().completion_vectors;
+        let known = vectors.map(event_queue).any(|known| known == number);
+        if known { Ok(()) } else { Err(Refusal::no_such("event queue", number)) }
+    }
+
+    fn check_uar(&self, number: u32) -> Done {
+        self.device.uars.page(number).map(drop).map_err(|_| Refusal::no_such("UAR", number))
+    }
+
+    fn check_use(&self, kind: ObjectKind, number: u32) -> Done {
+        let own = self.objects.contains(&(kind, number));
+        if own { Ok(()) } else { Err(Refusal::no_such(&kind.to_string(), number)) }
+    }
+
+    fn service(&self, qpn: u32) -> Option<u64> {
+        self.services.iter().find(|(known, _)| *known == qpn).map(|(_, code)| *code)
+    }
+}
+
+/// Runs a command about an object.
+///
+/// # Errors
+/// EIO in a child process, where the device does not run. The firmware's own refusals are inside.
+fn execute(
+    sender: &Sender<'_>,
+    command: &Command<'_>,
+    reply: &mut Reply,
+    then: impl FnOnce(&mut Machine, &Reply) -> Result<(), Errno>,
+) -> Result<Done, Errno> {
+    let opcode = command.get(header::OPCODE) as u16;
+    let Some(spec) = table::find(opcode) else { return Ok(Err(Refusal::unknown_opcode(opcode))) };
+    sender.device.control(|machine| {
+        let mut objects = lock(&sender.device.firmware);
+        let core = &mut machine.core;
+        let mut firmware = Firmware { core, objects: &mut objects, front: sender };
+        let outcome = firmware.run(spec, command, reply);
+        if outcome.is_ok() {
+            then(machine, reply)?;
+        }
+        Ok(outcome)
+    })
+}
+
+/// The errno that mlx5 core makes of a refusal (`cmd_status_to_err` in its cmd.c).
+fn errno(refusal: &Refusal) -> Errno {
+    match refusal.status {
+        Status::Busy => Errno::EBUSY,
+        Status::LimitExceeded => Errno::ENOMEM,
+        Status::BadSystemState | Status::BadInputLength | Status::BadOutputLength => Errno::EIO,
+        Status::BadOpcode
+        | Status::BadParameter
+        | Status::BadResource
+        | Status::BadResourceState
+        | Status::BadQpState => Errno::EINVAL,
+    }
+}
+
+const CREATE_CQ: u16 = 0x400;
+const CREATE_QP: u16 = 0x500;
+const DESTROY_QP: u16 = 0x501;
+
+/// Where the contexts of CQs and of queue pairs are in commands, in bits.
+const CQ_CONTEXT: usize = 0x80;
+const QP_CONTEXT: usize = 0xc0;
+
+/// A queue with the page in which it is rung.
+#[derive(Clone, Debug)]
+enum Rung {
+    Cq(UarPage, Cqn),
+    Qp(UarPage, Qpn),
+}
+
+impl Rung {
+    /// The queue that a command has created, if it is rung.
+    fn created(device: &DeviceShared, command: &Command<'_>, number: u32) -> Option<Self> {
+        let page = |index| device.uars.page(index).ok();
+        match command.get(header::OPCODE) as u16 {
+            CREATE_CQ => {
+                let page = page(command.get32(cqc::UAR_PAGE.at(CQ_CONTEXT)))?;
+                Some(Self::Cq(page, Cqn(number)))
+            }
+            CREATE_QP if !command.is_set(qpc::NO_SQ.at(QP_CONTEXT)) => {
+                let page = page(command.get32(qpc::UAR_PAGE.at(QP_CONTEXT)))?;
+                Some(Self::Qp(page, Qpn(number)))
+            }
+            _ => None,
+        }
+    }
+
+    fn attach(&self, machine: &mut Machine) {
+        match self {
+            Self::Cq(page, cqn) => machine.uars.attach_completion_queue(page, *cqn),
+            Self::Qp(page, qpn) => machine.uars.attach_send_queue(page, *qpn),
+        }
+    }
+
+    fn detach(&self, machine: &mut Machine) {
+        match self {
+            Self::Cq(page, cqn) => machine.uars.detach_completion_queue(page, *cqn),
+            Self::Qp(page, qpn) => machine.uars.detach_send_queue(page, *qpn),
+        }
+    }
+}
+
+/// Gives a CQ of the program's own what CQs of verbs get: a clock, and an arm word that means
+/// nothing (see `create` of CQs).
+fn prepare_cq(
+    device: &DeviceShared,
+    user: UserMemory,
+    machine: &mut Machine,
+    command: &Command<'_>,
+    cqn: Cqn,
+) -> Result<(), Errno> {
+    let stamps = Stamps::Counter(device.options().counter_start);
+    machine.core.stamp_by(cqn, stamps).map_err(crate::chardev::device::errno)?;
+    let sender = Sender::nothing(device);
+    let mut objects = lock(&device.firmware);
+    let firmware = Firmware { core: &mut machine.core, objects: &mut objects, front: &sender };
+    let record = firmware.doorbell_record(command, &CQ_RECORD).map_err(|_| Errno::EINVAL)?;
+    user.write_value(record.wrapping_add(4), &u32::MAX)
+}

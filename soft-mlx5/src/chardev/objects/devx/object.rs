@@ -1,0 +1,161 @@
+//! Firmware objects that commands have made.
+#![forbid(unsafe_code)]
+
+use nix::errno::Errno;
+use uverbs_soft_adapter::firmware::command::{Command, Reply};
+use uverbs_soft_adapter::firmware::layout::command::header;
+use uverbs_uapi::mlx5::object::devx_obj::{create, destroy, modify, query};
+use uverbs_uapi::objects::Attr;
+use uverbs_uapi::objects::kind::{Handle, In, Out};
+
+use super::rules::{self, Act, Family};
+use super::{CREATE_CQ, DESTROY_QP, HEADER, Request, Rung, Sender, errno, execute, prepare_cq};
+use crate::chardev::abi::call::Call;
+use crate::chardev::abi::spec::Attribute;
+use crate::chardev::device::DeviceShared;
+use crate::chardev::objects::object::{Kind, Object};
+use crate::chardev::objects::qp::service_code;
+use crate::core::{Cqn, Qpn};
+use crate::runtime;
+
+/// A firmware object.
+#[derive(Debug)]
+pub(crate) struct FirmwareObject {
+    owner: u16,
+    family: &'static Family,
+    number: u32,
+    rung: Option<Rung>,
+}
+
+pub(crate) const CREATE: &[Attribute] = &[
+    Attribute::new_handle(create::HANDLE, Kind::DevxObj),
+    Attribute::input_min(create::CMD_IN, HEADER),
+    Attribute::output_min(create::CMD_OUT, HEADER),
+];
+
+pub(crate) const DESTROY: &[Attribute] = &[Attribute::destroy(destroy::HANDLE, Kind::DevxObj)];
+
+pub(crate) const MODIFY: &[Attribute] = &[
+    Attribute::any_handle(modify::HANDLE),
+    Attribute::input_min(modify::CMD_IN, HEADER),
+    Attribute::output_min(modify::CMD_OUT, HEADER),
+];
+
+pub(crate) const QUERY: &[Attribute] = &[
+    Attribute::any_handle(query::HANDLE),
+    Attribute::input_min(query::CMD_IN, HEADER),
+    Attribute::output_min(query::CMD_OUT, HEADER),
+];
+
+impl FirmwareObject {
+    /// Sends the command that destroys it (`devx_obj_build_destroy_cmd`).
+    pub(crate) fn destroy(&self, device: &DeviceShared) -> Result<(), Errno> {
+        let mut input = vec![0; HEADER];
+        header::OPCODE.set(&mut input, self.family.destroy.into());
+        header::UID.set(&mut input, self.owner.into());
+        self.family.number.set(&mut input, self.number.into());
+        if self.family.destroy == DESTROY_QP {
+            device.control(|machine| {
+                machine.catch_up(runtime::now(), Qpn(self.number));
+                Ok(())
+            })?;
+        }
+        let (command, mut reply) = (Command { input: &input }, Reply::new(HEADER));
+        let outcome = execute(&Sender::nothing(device), &command, &mut reply, |machine, _| {
+            if let Some(rung) = &self.rung {
+                rung.detach(machine);
+            }
+            Ok(())
+        })?;
+        outcome.map_err(|refusal| errno(&refusal))
+    }
+
+    /// Order of destruction when the file closes: users before the objects that they use.
+    pub(crate) fn destruction_rank(&self) -> u8 {
+        match self.family.create {
+            0x500 | 0x900 => 1,
+            0x200 | 0x705 | 0x90c | 0x916 => 2,
+            0x904 | 0x908 => 3,
+            0x400 | 0x80e | 0x912 => 4,
+            _ => 5,
+        }
+    }
+}
+
+/// `MLX5_IB_METHOD_DEVX_OBJ_CREATE`.
+pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
+    let mut request = Request::read(call, create::CMD_IN, create::CMD_OUT)?;
+    if !rules::is_creation(request.opcode()) {
+        return Err(Errno::EINVAL);
+    }
+    rules::set_umem_valid(&mut request.input);
+    let family = rules::family_of(request.opcode());
+    let mut reply = Reply::new(request.room);
+    let (device, user) = (call.file.device.clone(), call.user);
+    let command = request.command();
+    let mut made = None;
+    let sender = Sender::of(call, &device);
+    let outcome = execute(&sender, &command, &mut reply, |machine, reply| {
+        let Some(family) = family else { return Ok(()) };
+        let number = family.number.get32(&reply.output);
+        let rung = Rung::created(&device, &command, number);
+        if let Some(rung) = &rung {
+            rung.attach(machine);
+        }
+        made = Some(FirmwareObject { owner: command.user_context(), family, number, rung });
+        Ok(())
+    })?;
+    if let Some(object) = made {
+        let number = object.number;
+        call.commit(Object::Devx(object))?;
+        if request.opcode() == CREATE_CQ {
+            device.control(|machine| prepare_cq(&device, user, machine, &command, Cqn(number)))?;
+        }
+    }
+    request.answer(call, create::CMD_OUT, reply, outcome)
+}
+
+/// `MLX5_IB_METHOD_DEVX_OBJ_MODIFY`.
+pub(crate) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
+    about(call, Act::Modify, modify::HANDLE, modify::CMD_IN, modify::CMD_OUT)
+}
+
+/// `MLX5_IB_METHOD_DEVX_OBJ_QUERY`.
+pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
+    about(call, Act::Query, query::HANDLE, query::CMD_IN, query::CMD_OUT)
+}
+
+fn about<M>(
+    call: &mut Call<'_>,
+    act: Act,
+    handle: Attr<M, Handle>,
+    input: Attr<M, In>,
+    output: Attr<M, Out>,
+) -> Result<(), Errno> {
+    let mut request = Request::read(call, input, output)?;
+    let named = rules::subject(act, &request.command()).ok_or(Errno::EINVAL)?;
+    let object = &call.state.handles.get(call.handle(handle)?)?.object;
+    if !answers_to(object, named) {
+        return Err(Errno::EINVAL);
+    }
+    if act == Act::Modify {
+        rules::set_umem_valid(&mut request.input);
+    }
+    let mut reply = Reply::new(request.room);
+    let device = call.file.device.clone();
+    let sender = Sender::of(call, &device);
+    let outcome = execute(&sender, &request.command(), &mut reply, |_, _| Ok(()))?;
+    request.answer(call, output, reply, outcome)
+}
+
+/// Whether the object of a handle is the one that a command names (`devx_is_valid_obj_id`). Queues
+/// of raw packets, work queues and tables of verbs are no objects of the firmware here.
+fn answers_to(object: &Object, named: (u16, u32)) -> bool {
+    match object {
+        Object::Devx(object) => named == (object.family.create, object.number),
+        Object::Cq(cq) => named == (0x400, cq.cqn.0),
+        Object::Qp(qp) => named == (0x500, qp.qpn.0) && service_code(qp.service).is_some(),
+        Object::Srq(srq) => named == (if srq.is_xrc { 0x705 } else { 0x90c }, srq.srqn.0),
+        _ => false,
+    }
+}

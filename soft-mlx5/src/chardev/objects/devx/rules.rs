@@ -1,0 +1,127 @@
+//! Which methods carry which commands: the lists of hw/mlx5/devx.c.
+#![forbid(unsafe_code)]
+
+use uverbs_soft_adapter::firmware::bits::Field;
+use uverbs_soft_adapter::firmware::command::Command;
+use uverbs_soft_adapter::firmware::layout::command::{
+    alloc_q_counter_out, create_cq_in, create_mkey_in, create_qp_in, create_xrc_srq_in, header,
+    object, query_q_counter_in,
+};
+use uverbs_soft_adapter::firmware::layout::context::{cqc, mkc, qpc, wq, xrc_srqc};
+
+/// Objects of one kind: the command that creates them, and those about one of them.
+#[derive(Debug)]
+pub(super) struct Family {
+    pub(super) create: u16,
+    pub(super) destroy: u16,
+    modify: &'static [u16],
+    query: &'static [u16],
+    /// Where creation returns the number and destruction names it.
+    pub(super) number: Field,
+    /// Where the others name it.
+    subject: Field,
+}
+
+impl Family {
+    const fn new(create: u16, destroy: u16, modify: &'static [u16], query: &'static [u16]) -> Self {
+        Self { create, destroy, modify, query, number: object::NUMBER, subject: object::NUMBER }
+    }
+}
+
+/// Kinds of objects that the firmware here has.
+const FAMILIES: &[Family] = &[
+    Family::new(0x200, 0x202, &[], &[0x201]),
+    Family::new(0x400, 0x401, &[0x403], &[0x402]),
+    Family::new(0x500, 0x501, &[0x502, 0x503, 0x504, 0x505, 0x506, 0x507, 0x50a, 0x50e], &[0x50b]),
+    Family::new(0x705, 0x706, &[0x708], &[0x707]),
+    Family {
+        number: alloc_q_counter_out::COUNTER_SET_ID,
+        subject: query_q_counter_in::COUNTER_SET_ID,
+        ..Family::new(0x771, 0x772, &[], &[0x773])
+    },
+    Family::new(0x800, 0x801, &[], &[]),
+    Family::new(0x80e, 0x80f, &[], &[]),
+    Family::new(0x816, 0x817, &[], &[]),
+    Family::new(0x900, 0x902, &[0x901], &[0x903]),
+    Family::new(0x904, 0x906, &[0x905], &[0x907]),
+    Family::new(0x908, 0x90a, &[0x909], &[0x90b]),
+    Family::new(0x90c, 0x90e, &[0x90d], &[0x90f]),
+    Family::new(0x912, 0x914, &[0x913], &[0x915]),
+    Family::new(0x916, 0x918, &[0x917], &[0x919]),
+];
+
+/// Further commands that create objects, none of which the firmware here has: scheduling elements,
+/// PSVs, SRQs of old firmware, DCTs, XRQs, multicast memberships, VXLAN ports, entries of the table
+/// of addresses, flow tables and what belongs to them, general objects.
+const OTHER_CREATIONS: &[u16] = &[
+    0x600, 0x700, 0x710, 0x717, 0x782, 0x806, 0x827, 0x829, 0x930, 0x933, 0x936, 0x939, 0x93d,
+    0x940, 0xa00,
+];
+
+/// `devx_is_general_cmd`: queries of the adapter, of ports, of congestion and of LAG, NOP, and the
+/// range that is for general commands.
+pub(super) fn is_general(opcode: u16) -> bool {
+    const GENERAL: &[u16] = &[
+        0x100, 0x101, 0x10a, 0x750, 0x752, 0x754, 0x760, 0x762, 0x76f, 0x770, 0x80a, 0x80d, 0x822,
+        0x824, 0x826, 0x842,
+    ];
+    (0xb00..0xd00).contains(&opcode) || GENERAL.contains(&opcode)
+}
+
+/// `devx_is_obj_create_cmd`.
+pub(super) fn is_creation(opcode: u16) -> bool {
+    family_of(opcode).is_some() || OTHER_CREATIONS.contains(&opcode)
+}
+
+/// The kind of objects that a command creates.
+pub(super) fn family_of(creation: u16) -> Option<&'static Family> {
+    FAMILIES.iter().find(|family| family.create == creation)
+}
+
+/// What a command may do to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Act {
+    Modify,
+    Query,
+}
+
+/// The creation command and the number of the object that a command is about, if it is of this kind
+/// (`devx_is_obj_modify_cmd`, `devx_is_obj_query_cmd`, `devx_get_obj_id`).
+pub(super) fn subject(act: Act, command: &Command<'_>) -> Option<(u16, u32)> {
+    let opcode = command.get(header::OPCODE) as u16;
+    let opcodes = |family: &Family| match act {
+        Act::Modify => family.modify,
+        Act::Query => family.query,
+    };
+    let family = FAMILIES.iter().find(|family| opcodes(family).contains(&opcode))?;
+    Some((family.create, command.get32(family.subject)))
+}
+
+/// Says that rings, records and keys are in umems (`devx_set_umem_valid`,
+/// `devx_handle_mkey_create`).
+pub(super) fn set_umem_valid(input: &mut [u8]) {
+    const CONTEXT: usize = 0x80;
+    const QP_CONTEXT: usize = 0xc0;
+    /// The work queue in the contexts of SQs, RQs and RMPs.
+    const QUEUE: usize = 0x100 + 0x180;
+    let valid: &[Field] = match header::OPCODE.get(input) {
+        0x200 if !is_indirect(input) => &[create_mkey_in::MKEY_UMEM_VALID],
+        0x400 => &[create_cq_in::CQ_UMEM_VALID, cqc::DBR_UMEM_VALID.at(CONTEXT)],
+        0x403 => &[create_cq_in::CQ_UMEM_VALID],
+        0x500 => &[create_qp_in::WQ_UMEM_VALID, qpc::DBR_UMEM_VALID.at(QP_CONTEXT)],
+        0x705 => &[create_xrc_srq_in::XRC_SRQ_UMEM_VALID, xrc_srqc::DBR_UMEM_VALID.at(CONTEXT)],
+        0x904 | 0x908 | 0x90c => &[wq::WQ_UMEM_VALID.at(QUEUE), wq::DBR_UMEM_VALID.at(QUEUE)],
+        _ => &[],
+    };
+    valid.iter().for_each(|field| field.set(input, 1));
+}
+
+/// Whether a key is a list of keys.
+fn is_indirect(input: &[u8]) -> bool {
+    const CONTEXT: usize = 0x80;
+    const KLM: u64 = 2;
+    const KSM: u64 = 3;
+    let high = mkc::ACCESS_MODE_4_2.at(CONTEXT).get(input);
+    let mode = high << 2 | mkc::ACCESS_MODE_1_0.at(CONTEXT).get(input);
+    mode == KLM || mode == KSM
+}

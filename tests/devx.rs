@@ -1,0 +1,425 @@
+//! Firmware commands of the program's own: queues in memory of its own, next to those of verbs.
+
+mod common;
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+use std::time::Instant;
+
+use common::{PATIENCE, Setup};
+use uverbs::devx::{Devx, DevxObject, DevxUar, UarKind, Umem, UmemOptions};
+use uverbs::{AccessFlags, Context, ErrorKind, MemoryRegion};
+use uverbs_soft_adapter::firmware::bits::{Field, field};
+use uverbs_soft_adapter::firmware::layout::command::{
+    create_cq_in, create_mkey_in, create_qp_in, header, modify_qp_in, object, result,
+};
+use uverbs_soft_adapter::firmware::layout::context::{ads, cqc, mkc, qpc};
+
+/// Where commands about CQs and keys, and about queue pairs, have their contexts, in bits.
+const CONTEXT: usize = 0x80;
+const QP_CONTEXT: usize = 0xc0;
+const PATH: usize = QP_CONTEXT + 0xc0;
+const PATH_BYTES: usize = 44;
+
+const EREMOTEIO: i32 = 121;
+
+/// The commands of a context.
+fn commands(context: &Context) -> Devx {
+    // SAFETY: the objects that the tests make use registered memory, which outlives them.
+    unsafe { context.devx() }
+}
+
+/// A device whose contexts have DEVX; `None` where the kernel's has none.
+fn setup() -> Option<(Setup, Devx)> {
+    let setup = Setup::on(common::open());
+    if !setup.context.has_devx() {
+        assert!(!common::is_soft());
+        println!("skipped: the device grants no DEVX");
+        return None;
+    }
+    let devx = commands(&setup.context);
+    Some((setup, devx))
+}
+
+/// As `setup`, for commands that the firmware refuses. In the guests such a command counts as a
+/// mistake of the device or of the driver.
+fn setup_for_refusals() -> Option<(Setup, Devx)> {
+    if common::is_soft() { setup() } else { None }
+}
+
+struct Input(Vec<u8>);
+
+impl Input {
+    fn new(opcode: u64, length: usize) -> Self {
+        Self(vec![0; length]).set(header::OPCODE, opcode)
+    }
+
+    fn set(mut self, field: Field, value: impl Into<u64>) -> Self {
+        field.set(&mut self.0, value.into());
+        self
+    }
+}
+
+/// Page-aligned memory that a device writes: it is only touched through raw pointers.
+struct Memory {
+    base: NonNull<u8>,
+    umem: Umem,
+}
+
+const PAGE: Layout = match Layout::from_size_align(4096, 4096) {
+    Ok(layout) => layout,
+    Err(_) => panic!(),
+};
+
+impl Memory {
+    fn new(devx: &Devx) -> Self {
+        // SAFETY: the size is not zero.
+        let base = NonNull::new(unsafe { alloc_zeroed(PAGE) }).unwrap();
+        let umem = devx.register_umem(&UmemOptions {
+            start: base.as_ptr() as u64,
+            length: PAGE.size(),
+            access: AccessFlags::LOCAL_WRITE,
+            page_sizes: None,
+            dma_buf: None,
+        });
+        Self { base, umem: umem.unwrap() }
+    }
+
+    fn put(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= PAGE.size());
+        for (at, byte) in (offset..).zip(bytes) {
+            // SAFETY: inside the allocation; there are no references into it.
+            unsafe { self.base.as_ptr().add(at).write_volatile(*byte) };
+        }
+    }
+
+    fn byte(&self, offset: usize) -> u8 {
+        assert!(offset < PAGE.size());
+        // SAFETY: as in `put`.
+        unsafe { self.base.as_ptr().add(offset).read_volatile() }
+    }
+
+    /// Stores a big-endian word in one access, as the device reads doorbell records.
+    fn record(&self, offset: usize, value: u32) {
+        assert!(offset + 4 <= PAGE.size() && offset % 4 == 0);
+        // SAFETY: as in `put`, and aligned.
+        unsafe { self.base.as_ptr().add(offset).cast::<u32>().write_volatile(value.to_be()) };
+    }
+}
+
+/// Memory outlives its registration.
+fn free(memory: Memory) {
+    let Memory { base, umem } = memory;
+    umem.destroy().unwrap();
+    // SAFETY: allocated with this layout, and no longer registered.
+    unsafe { dealloc(base.as_ptr(), PAGE) };
+}
+
+const LOG_CQES: u64 = 4;
+const RECORD: usize = 2048;
+
+/// A completion queue: its ring, and the doorbell record in the same page.
+struct Cq {
+    object: DevxObject,
+    number: u32,
+    memory: Memory,
+    consumed: usize,
+}
+
+impl Cq {
+    fn input(devx: &Devx, uar: &DevxUar, memory: &Memory) -> Input {
+        Input::new(0x400, 272)
+            .set(create_cq_in::CQ_UMEM_ID, memory.umem.id())
+            .set(cqc::DBR_UMEM_ID.at(CONTEXT), memory.umem.id())
+            .set(cqc::DBR_ADDR.at(CONTEXT), RECORD as u64)
+            .set(cqc::LOG_CQ_SIZE.at(CONTEXT), LOG_CQES)
+            .set(cqc::UAR_PAGE.at(CONTEXT), uar.id())
+            .set(cqc::C_EQN_OR_APU_ELEMENT.at(CONTEXT), devx.event_queue(0).unwrap())
+    }
+
+    fn new(devx: &Devx, uar: &DevxUar) -> Self {
+        let memory = Memory::new(devx);
+        (0..1 << LOG_CQES).for_each(|slot| memory.put(slot * 64 + 63, &[0xf1]));
+        let mut answer = [0; 16];
+        let object = devx.create(&Self::input(devx, uar, &memory).0, &mut answer).unwrap();
+        Self { object, number: object::NUMBER.get32(&answer), memory, consumed: 0 }
+    }
+
+    /// The opcode of the next completion, waited for.
+    fn opcode(&mut self) -> u8 {
+        let start = Instant::now();
+        let slot = self.consumed & ((1 << LOG_CQES) - 1);
+        let owner = (self.consumed >> LOG_CQES & 1) as u8;
+        loop {
+            let op_own = self.memory.byte(slot * 64 + 63);
+            if op_own >> 4 != 0xf && op_own & 1 == owner {
+                self.consumed += 1;
+                self.memory.record(RECORD, self.consumed as u32);
+                return op_own >> 4;
+            }
+            assert!(start.elapsed() < PATIENCE, "no completion came");
+            std::thread::yield_now();
+        }
+    }
+}
+
+const LOG_WQES: u64 = 4;
+const SEND_RING: usize = 64 << LOG_WQES;
+
+/// A reliable connected queue pair: receive ring, send ring and doorbell record in one page.
+struct Qp {
+    object: DevxObject,
+    number: u32,
+    memory: Memory,
+}
+
+impl Qp {
+    fn input(uar: &DevxUar, memory: &Memory, pd: u32, cq: u32) -> Input {
+        let context = [
+            (qpc::PD, u64::from(pd)),
+            (qpc::PM_STATE, 3),
+            (qpc::LOG_RQ_SIZE, LOG_WQES),
+            (qpc::LOG_RQ_STRIDE, 2),
+            (qpc::LOG_SQ_SIZE, LOG_WQES),
+            (qpc::UAR_PAGE, uar.id().into()),
+            (qpc::CQN_SND, cq.into()),
+            (qpc::CQN_RCV, cq.into()),
+            (qpc::DBR_UMEM_ID, memory.umem.id().into()),
+            (qpc::DBR_ADDR, RECORD as u64),
+        ];
+        let input = Input::new(0x500, 272).set(create_qp_in::WQ_UMEM_ID, memory.umem.id());
+        context
+            .into_iter()
+            .fold(input, |input, (field, value)| input.set(field.at(QP_CONTEXT), value))
+    }
+
+    fn new(devx: &Devx, uar: &DevxUar, pd: u32, cq: &Cq) -> Self {
+        let memory = Memory::new(devx);
+        let mut answer = [0; 16];
+        let input = Self::input(uar, &memory, pd, cq.number);
+        let object = devx.create(&input.0, &mut answer).unwrap();
+        Self { object, number: object::NUMBER.get32(&answer), memory }
+    }
+
+    fn step(&self, opcode: u64, path: &[u8], fields: &[(Field, u64)]) {
+        let mut input = Input::new(opcode, 256).set(modify_qp_in::QPN, self.number);
+        input.0[PATH / 8..][..PATH_BYTES].copy_from_slice(path);
+        for (field, value) in fields {
+            input = input.set(field.at(QP_CONTEXT), *value);
+        }
+        self.object.modify(&input.0, &mut [0; 16]).unwrap();
+    }
+
+    /// Connects it to queue pair `remote`, by a path that another queue pair has.
+    fn connect(&self, remote: u32, path: &[u8]) {
+        self.step(0x502, path, &[(qpc::RRE, 1), (qpc::RWE, 1)]);
+        let receive = [
+            (qpc::MTU, 3),
+            (qpc::LOG_MSG_MAX, 20),
+            (qpc::REMOTE_QPN, remote.into()),
+            (qpc::MIN_RNR_NAK, 12),
+        ];
+        self.step(0x503, path, &receive);
+        self.step(0x504, path, &[(qpc::RETRY_COUNT, 7), (qpc::RNR_RETRY, 7)]);
+    }
+
+    fn state(&self) -> u64 {
+        let mut answer = [0; 272];
+        let query = Input::new(0x50b, 16).set(object::NUMBER, self.number);
+        self.object.query(&query.0, &mut answer).unwrap();
+        qpc::STATE.at(QP_CONTEXT).get(&answer)
+    }
+
+    fn receive(&self, index: usize, region: &MemoryRegion) {
+        self.memory.put((index & 15) * 64, &segment(region));
+        // The rest of the list is empty.
+        self.memory.put((index & 15) * 64 + 16, &[0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        self.memory.record(RECORD, index as u32 + 1);
+    }
+
+    fn send(&self, index: usize, region: &MemoryRegion, uar: &DevxUar) {
+        let mut control = [0; 16];
+        control[..4].copy_from_slice(&((index as u32 & 0xffff) << 8 | 0x0a).to_be_bytes());
+        control[4..8].copy_from_slice(&(self.number << 8 | 2).to_be_bytes());
+        control[11] = 8;
+        let at = SEND_RING + (index & 15) * 64;
+        self.memory.put(at, &control);
+        self.memory.put(at + 16, &segment(region));
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        self.memory.record(RECORD + 4, index as u32 + 1);
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        let doorbell = u64::from_ne_bytes(control[..8].try_into().unwrap());
+        // SAFETY: the register is mapped as long as the page is there.
+        unsafe { uar.register().cast::<u64>().write_volatile(doorbell) };
+    }
+}
+
+fn segment(region: &MemoryRegion) -> [u8; 16] {
+    let sge = region.sge(0, region.len()).unwrap();
+    let mut bytes = [0; 16];
+    bytes[..4].copy_from_slice(&(region.len() as u32).to_be_bytes());
+    bytes[4..8].copy_from_slice(&sge.lkey().to_be_bytes());
+    bytes[8..].copy_from_slice(&sge.address().to_be_bytes());
+    bytes
+}
+
+/// The path of a queue pair of verbs that is connected to another on the same device.
+fn path_of(devx: &Devx, setup: &Setup) -> Vec<u8> {
+    let (a, _b) = setup.rc_pair();
+    let mut answer = [0; 272];
+    let query = Input::new(0x50b, 16).set(object::NUMBER, a.number());
+    devx.query(a.kernel_handle(), &query.0, &mut answer).unwrap();
+    assert_eq!(qpc::STATE.at(QP_CONTEXT).get(&answer), 3);
+    let path = answer[PATH / 8..][..PATH_BYTES].to_vec();
+    assert_eq!(ads::VHCA_PORT_NUM.get(&path), 1);
+    path
+}
+
+/// The firmware's status, where a command was refused by it.
+fn refused<T>(result: uverbs::Result<T>, answer: &[u8]) -> u64 {
+    let error = result.err().expect("refused");
+    assert_eq!(error.errno(), EREMOTEIO, "{error}");
+    assert!(error.to_string().contains("the firmware refused the command"), "{error}");
+    result::STATUS.get(answer)
+}
+
+#[test]
+fn queues_made_by_commands_carry_messages() {
+    let Some((setup, devx)) = setup() else { return };
+    let path = path_of(&devx, &setup);
+    let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
+    let (mut cq_a, mut cq_b) = (Cq::new(&devx, &uar), Cq::new(&devx, &uar));
+    let pd = setup.pd.number();
+    let (a, b) = (Qp::new(&devx, &uar, pd, &cq_a), Qp::new(&devx, &uar, pd, &cq_b));
+    assert_eq!(a.state(), 0);
+    a.connect(b.number, &path);
+    b.connect(a.number, &path);
+    assert_eq!((a.state(), b.state()), (3, 3));
+    let (from, to) = (setup.region(64), setup.region(64));
+    for index in 0..40 {
+        let sent = common::pattern(64, index as u8);
+        from.view().write(0, &sent).unwrap();
+        b.receive(index, &to);
+        a.send(index, &from, &uar);
+        assert_eq!(cq_a.opcode(), 0, "a send is complete");
+        assert_eq!(cq_b.opcode(), 2, "a send has arrived");
+        let mut received = [0; 64];
+        to.view().read(0, &mut received).unwrap();
+        assert_eq!(received[..], sent);
+    }
+    for (queue, cq) in [(a, cq_a), (b, cq_b)] {
+        queue.object.destroy().unwrap();
+        cq.object.destroy().unwrap();
+        free(queue.memory);
+        free(cq.memory);
+    }
+}
+
+#[test]
+fn what_an_object_uses_stays_as_long_as_the_object() {
+    let Some((setup, devx)) = setup_for_refusals() else { return };
+    let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
+    let cq = Cq::new(&devx, &uar);
+    let queue = Qp::new(&devx, &uar, setup.pd.number(), &cq);
+    let Cq { object, memory: Memory { base, umem }, .. } = cq;
+    let object = object.destroy().unwrap_err().object;
+    let umem = umem.destroy().unwrap_err().object;
+    queue.object.destroy().unwrap();
+    free(queue.memory);
+    object.destroy().unwrap();
+    free(Memory { base, umem });
+}
+
+#[test]
+fn keys_are_made_over_registered_memory() {
+    let Some((setup, devx)) = setup() else { return };
+    let memory = Memory::new(&devx);
+    let input = |length: u64| {
+        Input::new(0x200, 272)
+            .set(create_mkey_in::PG_ACCESS, 1u64)
+            .set(create_mkey_in::MKEY_UMEM_ID, memory.umem.id())
+            .set(create_mkey_in::TRANSLATIONS_OCTWORD_ACTUAL_SIZE, 1u64)
+            .set(mkc::ACCESS_MODE_1_0.at(CONTEXT), 1u64)
+            .set(mkc::LR.at(CONTEXT), 1u64)
+            .set(mkc::LW.at(CONTEXT), 1u64)
+            .set(mkc::QPN.at(CONTEXT), 0xff_ffffu64)
+            .set(mkc::MKEY_7_0.at(CONTEXT), 0x5au64)
+            .set(mkc::PD.at(CONTEXT), setup.pd.number())
+            .set(mkc::START_ADDR.at(CONTEXT), memory.base.as_ptr() as u64)
+            .set(mkc::LEN.at(CONTEXT), length)
+            .set(mkc::TRANSLATIONS_OCTWORD_SIZE.at(CONTEXT), 1u64)
+    };
+    let mut answer = [0; 16];
+    let key = devx.create(&input(4096).0, &mut answer).unwrap();
+    let index = object::NUMBER.get32(&answer);
+    let mut shown = [0; 304];
+    let query = Input::new(0x201, 16).set(object::NUMBER, index);
+    key.query(&query.0, &mut shown).unwrap();
+    assert_eq!(mkc::LEN.at(CONTEXT).get(&shown), 4096);
+    assert_eq!(mkc::PD.at(CONTEXT).get32(&shown), setup.pd.number());
+    key.destroy().unwrap();
+    free(memory);
+}
+
+#[test]
+fn the_kernel_refuses_what_is_no_command_of_that_kind() {
+    let Some((setup, devx)) = setup() else { return };
+    let mut answer = [0; 272];
+    let invalid = |result: uverbs::Result<()>| {
+        let error = result.unwrap_err();
+        assert_eq!((error.errno(), error.kind()), (22, ErrorKind::Refused), "{error}");
+    };
+    // CREATE_CQ is no general command, QUERY_CQ creates nothing, and CREATE_CQ queries nothing.
+    invalid(devx.command(&Input::new(0x400, 272).0, &mut answer));
+    invalid(devx.create(&Input::new(0x402, 16).0, &mut answer).map(drop));
+    let cq = setup.cq.handle().kernel_handle();
+    let number = setup.cq.handle().number();
+    invalid(devx.query(cq, &Input::new(0x400, 272).set(object::NUMBER, number).0, &mut answer));
+    // The number in the command is not that of the handle.
+    invalid(devx.query(cq, &Input::new(0x402, 16).set(object::NUMBER, number + 1).0, &mut answer));
+    invalid(devx.modify(cq, &Input::new(0x402, 16).set(object::NUMBER, number).0, &mut answer));
+    devx.query(cq, &Input::new(0x402, 16).set(object::NUMBER, number).0, &mut answer).unwrap();
+    assert_eq!(cqc::LOG_CQ_SIZE.at(CONTEXT).get(&answer), 11);
+}
+
+#[test]
+fn the_firmware_refuses_what_another_context_owns() {
+    let Some((setup, devx)) = setup_for_refusals() else { return };
+    let other = another(&setup.context);
+    let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
+    let (memory, theirs) = (Memory::new(&devx), Memory::new(&commands(&other)));
+    let mut answer = [0; 16];
+    let input = Cq::input(&devx, &uar, &memory).set(create_cq_in::CQ_UMEM_ID, theirs.umem.id());
+    assert_ne!(refused(devx.create(&input.0, &mut answer), &answer), 0);
+    let input = Cq::input(&devx, &uar, &memory).set(create_cq_in::CQ_UMEM_OFFSET, 8192u64);
+    assert_ne!(refused(devx.create(&input.0, &mut answer), &answer), 0);
+    let pd = other.alloc_pd().unwrap();
+    let input = Qp::input(&uar, &memory, pd.number(), setup.cq.handle().number());
+    assert_ne!(refused(devx.create(&input.0, &mut answer), &answer), 0);
+    free(memory);
+    free(theirs);
+}
+
+/// Another context of the same device.
+fn another(context: &Context) -> Context {
+    context.device().open().unwrap()
+}
+
+#[test]
+fn capabilities_can_be_asked_for() {
+    let Some((_setup, devx)) = setup() else { return };
+    let mut answer = vec![0; 16 + 4096];
+    devx.command(&Input::new(0x100, 16).set(header::OP_MOD, 1u64).0, &mut answer).unwrap();
+    let general = |bit, width| field(CONTEXT + bit, width).get(&answer);
+    assert!(general(0x463, 5) > 0, "log_max_uctx");
+    assert_eq!(general(0x1b8, 8), 1, "num_ports");
+}
+
+#[test]
+fn unknown_capabilities_are_refused() {
+    let Some((_setup, devx)) = setup_for_refusals() else { return };
+    let mut answer = vec![0; 16 + 4096];
+    let unknown = Input::new(0x100, 16).set(header::OP_MOD, 0x7f01u64);
+    assert_ne!(refused(devx.command(&unknown.0, &mut answer), &answer), 0);
+}
