@@ -26,7 +26,7 @@ mod slow;
 mod strides;
 
 pub use completion::{Completion, CompletionOpcode, Status, WorkCompletion};
-pub use frames::{Frame, FrameCounters, FrameError, FrameQueue, Look, Next};
+pub use frames::{Frame, FrameCounters, FrameError, FrameQueue, Look, Next, PostedRing};
 pub use monitor::CqMonitor;
 use past::Place;
 pub(crate) use past::is_before;

@@ -1,8 +1,8 @@
-//! Doorbell records: words in ordinary memory where software leaves a queue's counter for the device; and a send queue's
-//! doorbell, which is a record and a register.
+//! Doorbell records: words in ordinary memory where software leaves a queue's counter for the
+//! device; and a send queue's doorbell, which is a record and a register.
 
 use crate::barrier;
-pub use crate::dma::DoorbellWord;
+pub use crate::mapped::DoorbellWord;
 use crate::mmio::{BlueFlame, Register};
 
 /// What makes a send queue's requests known to the device.
@@ -13,7 +13,8 @@ pub(crate) struct Doorbell<R> {
 }
 
 impl<R: Register> Doorbell<R> {
-    /// Announces what is in the ring up to counter `head`: the record first, then what `write` stores to the register.
+    /// Announces what is in the ring up to counter `head`: the record first, then what `write`
+    /// stores to the register.
     #[inline(always)]
     pub(crate) fn ring(&mut self, head: u32, write: impl FnOnce(&mut BlueFlame)) {
         barrier::to_device();

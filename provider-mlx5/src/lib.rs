@@ -2,13 +2,14 @@
 //! them, and the doorbells that announce them.
 //!
 //! The crate makes no system call and knows no device file: it is given memory, numbers and a
-//! register, and works the same over a NIC's queues, over a software device and over a plain buffer.
+//! register, and works the same over a NIC's queues, over a software device and over a plain
+//! buffer.
 //!
-//! - [`format`](mod@format) is the crate `uverbs-mlx5-format`: every structure and constant as bytes,
-//!   one definition for the queues, the inspector and the software device;
-//! - the queues are [`send_queue`], [`recv_queue`], [`shared_recv_queue`] and [`completion_queue`], on
-//!   [`memory`] shared with the device, with [`doorbell`] records and [`mmio`] registers, ordered by
-//!   [`barrier`]. Posting and polling a queue may be in different threads; they meet in
+//! - [`format`](mod@format) is the crate `uverbs-mlx5-format`: every structure and constant as
+//!   bytes, one definition for the queues, the inspector and the software device;
+//! - the queues are [`send_queue`], [`recv_queue`], [`shared_recv_queue`] and [`completion_queue`],
+//!   on [`memory`] shared with the device, with [`doorbell`] records and [`mmio`] registers,
+//!   ordered by [`barrier`]. Posting and polling a queue may be in different threads; they meet in
 //!   [`queue_state`], reached from a completion through the [`user_index`].
 //!
 //! The crate `uverbs-mlx5-inspect` decodes, checks, explains and encodes entries as values.
@@ -16,8 +17,8 @@
 //! # Sources
 //!
 //! NVIDIA's reference manual is not public in full. What stands here was taken as facts from the
-//! public headers and drivers (`infiniband/mlx5dv.h`, rdma-core's libmlx5, Linux's mlx5 drivers) and
-//! checked against them: layouts and constants through a C compiler, encodings against vectors
+//! public headers and drivers (`infiniband/mlx5dv.h`, rdma-core's libmlx5, Linux's mlx5 drivers)
+//! and checked against them: layouts and constants through a C compiler, encodings against vectors
 //! recorded from libmlx5. What nothing has confirmed is marked "unconfirmed" where it stands.
 
 #![deny(unsafe_code)]
@@ -26,10 +27,10 @@ pub use uverbs_mlx5_format as format;
 
 pub mod barrier;
 pub mod completion_queue;
-mod dma;
 pub mod doorbell;
 mod free_list;
 mod hint;
+mod mapped;
 pub mod memory;
 pub mod mmio;
 #[cfg(all(loom, test))]

@@ -1,3 +1,3 @@
 //! Memory that the device reads or writes while we hold it.
 
-pub use crate::dma::DmaMemory;
+pub use crate::mapped::DmaMemory;

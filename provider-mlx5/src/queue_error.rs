@@ -3,7 +3,8 @@
 /// Why a queue cannot be made of what was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
-    /// The memory is too small, not aligned to 64 bytes, or the number of entries is not a power of two.
+    /// The memory is too small, not aligned to 64 bytes, or the number of entries is not a power of
+    /// two.
     #[error(
         "the queue's memory is too small or not aligned to 64 bytes, or its size is no power of two"
     )]

@@ -1,10 +1,11 @@
-//! What requests are made of: memory pieces, remote addresses, flags; and why one is refused.
+//! What requests are made of: SGEs, remote addresses, flags; and why one is refused.
 
 #[cfg(test)]
 use crate::format::RemoteAddressSegment;
 pub use crate::sge::{MAX_SGE_LENGTH, Sge};
 
-/// Sixteen bytes of a WQE as they lie in memory: the unit in which segments are composed and stored.
+/// Sixteen bytes of a WQE as they are in memory: the unit in which segments are composed and
+/// stored.
 pub(crate) type Octoword = [u64; 2];
 
 /// The bytes of a 16-byte segment as machine words, to be composed in registers and stored whole.
@@ -79,13 +80,13 @@ bitflags::bitflags! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
-    /// No room: the requests posted so far fill the ring.
+    /// No space: the requests posted so far fill the ring.
     #[error(
         "the queue is full: poll its CQ (unsignaled sends are retired by the next signaled one), or ask for a deeper queue"
     )]
     Full,
-    /// More scatter/gather entries than the queue was created for, than an RDMA read can have (30), or than fit into a WQE
-    /// beside the header of a packet to be segmented.
+    /// More scatter/gather entries than the queue was created for, than an RDMA read can have (30),
+    /// or than fit into a WQE beside the header of a packet to be segmented.
     #[error(
         "more scatter/gather entries than the queue was created for, or than such a request can have"
     )]
@@ -110,24 +111,26 @@ pub enum PostError {
     /// Inline data with an operation that cannot carry it.
     #[error("only sends and RDMA writes can carry inline data")]
     InlineNotAllowed,
-    /// A remote address or a result buffer of an atomic is not aligned, or the buffer does not have the operand's size.
+    /// A remote address or a result buffer of an atomic is not aligned, or the buffer does not have
+    /// the operand's size.
     #[error(
         "atomics work on naturally aligned remote addresses and on a result buffer of exactly the operand's size"
     )]
     BadAtomic,
-    /// The device wants the first 18 bytes of each packet inside the WQE, and the request has none there: it is not an
-    /// `EthernetSendHeader`, or the packet is shorter.
+    /// The device wants the first 18 bytes of each packet inside the WQE, and the request has none
+    /// there: it is not an `EthernetSendHeader`, or the packet is shorter.
     #[error(
         "the device wants a packet's first 18 bytes inline: send it by EthernetSendHeader; shorter packets cannot be sent"
     )]
     BadHeader,
-    /// A VLAN tag to be inserted into a packet that has an inline header: the WQE has one field for both.
+    /// A VLAN tag to be inserted into a packet that has an inline header: the WQE has one field for
+    /// both.
     #[error(
         "the device inserts no VLAN tag into a packet with an inline header: put the tag into the header"
     )]
     VlanWithHeader,
-    /// A packet to be segmented (TSO) whose header is shorter than 14 bytes or longer than the queue's inline limit, or
-    /// that has an MSS of 0.
+    /// A packet to be segmented (TSO) whose header is shorter than 14 bytes or longer than the
+    /// queue's inline limit, or that has an MSS of 0.
     #[error(
         "a packet to be segmented needs an MSS of 1 or more and a header of 14 bytes up to the size that the queue was created for"
     )]
@@ -148,7 +151,8 @@ pub enum PostError {
     /// The memory belongs to another protection domain than the queue.
     #[error("the memory belongs to another protection domain than the queue pair")]
     ForeignMemory,
-    /// The queue pair was made without such a queue: with no sends, with no receives, or with a shared receive queue.
+    /// The queue pair was made without such a queue: with no sends, with no receives, or with a
+    /// shared receive queue.
     #[error(
         "the queue pair has no such queue: it was made without one, or receives through a shared one"
     )]

@@ -1,42 +1,44 @@
-//! Pieces of memory that requests name, kept in the form in which a WQE holds them.
+//! The buffers that requests name, kept in the form in which a WQE holds them.
 
 use core::fmt;
 
 use crate::request::Octoword;
 
-/// The longest piece of memory that one scatter/gather entry can name: 2 GiB - 1.
+/// The longest buffer that one scatter/gather entry can name: 2 GiB - 1.
 pub const MAX_SGE_LENGTH: u32 = (1 << 31) - 1;
 
-/// A scatter/gather entry: a piece of registered memory (`struct ibv_sge`).
+/// A scatter/gather entry (SGE): a span of registered memory (`struct ibv_sge`).
 ///
-/// It is kept as the data segment that the device reads, so that posting is a copy: what it takes to turn the fields
-/// around is paid once by who makes the piece, however often it is posted. A receive buffer that goes round in a ring, or
-/// the memory of a slot, has the same piece for ever.
+/// It is kept as the data segment that the device reads, so posting is a copy. The fields are
+/// swapped to big-endian order once, when the SGE is made, and not with each post: a receive buffer
+/// that is posted again and again keeps its SGE.
 ///
 /// ```
 /// use uverbs_mlx5::request::Sge;
 ///
-/// let piece = Sge::new(0x1000, 64, 7);
-/// assert_eq!((piece.address(), piece.length(), piece.lkey()), (0x1000, 64, 7));
+/// let sge = Sge::new(0x1000, 64, 7);
+/// assert_eq!((sge.address(), sge.length(), sge.lkey()), (0x1000, 64, 7));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Sge(Octoword);
 
-/// Bit 31 of the length as it lies in memory. The device does not know it; here it marks what must not get to it as it is.
+/// Bit 31 of the length as it is in memory. To the device it means nothing; here it marks an SGE
+/// that must not be written to a WQE as it is.
 const UNUSUAL: u32 = (1_u32 << 31).to_be();
 
-/// The length of an empty piece. Zero would be 2 GiB to the device.
+/// The length of an empty SGE. Zero would be 2 GiB to the device.
 const EMPTY: u32 = UNUSUAL;
 
 /// The length of all that is longer than [`MAX_SGE_LENGTH`].
 const TOO_LONG: u32 = u32::MAX;
 
 impl Sge {
-    /// `length` bytes at `address`, in the memory region's address space, under its local key `lkey`.
+    /// `length` bytes at `address`, in the memory region's address space, under its local key
+    /// `lkey`.
     ///
-    /// A length of 0 is allowed and means no entry. One above [`MAX_SGE_LENGTH`] is refused by whatever posts the piece
-    /// ([`PostError::SgeTooLong`](crate::request::PostError::SgeTooLong)).
+    /// A length of 0 is allowed and means no entry. One above [`MAX_SGE_LENGTH`] is refused when
+    /// the SGE is posted ([`PostError::SgeTooLong`](crate::request::PostError::SgeTooLong)).
     #[inline(always)]
     pub const fn new(address: u64, length: u32, lkey: u32) -> Self {
         Self([in_memory(encoded(length), lkey.to_be()), address.to_be()])
@@ -64,7 +66,7 @@ impl Sge {
         u32::from_be(lkey)
     }
 
-    /// The first `length` bytes of the piece's memory.
+    /// The first `length` bytes of its memory.
     #[inline(always)]
     #[must_use]
     pub const fn with_length(&self, length: u32) -> Self {
@@ -86,8 +88,7 @@ impl Sge {
         self.with_address(self.address().wrapping_add(length as u64)).with_length(rest)
     }
 
-    /// The sixteen bytes in two words, for keeping a piece where no struct can lie: in atomics, say. The first one depends
-    /// on length and key alone, the second one on the address.
+    /// The sixteen bytes as two words, for keeping an SGE in atomics. The first word depends on length and key alone, the second one on the address.
     #[inline(always)]
     pub const fn to_words(self) -> [u64; 2] {
         self.0
@@ -99,14 +100,14 @@ impl Sge {
         Self(words)
     }
 
-    /// The length as it lies in memory.
+    /// The length as it is in memory.
     #[inline(always)]
     const fn first(&self) -> u32 {
         let [length, _] = halves(self.0[0]);
         length
     }
 
-    /// Whether the piece can stand in a WQE as it is: neither empty nor too long.
+    /// Whether the SGE can be written to a WQE as it is: neither empty nor too long.
     #[inline(always)]
     pub(crate) fn is_usual(&self) -> bool {
         self.first() & UNUSUAL == 0
@@ -122,7 +123,7 @@ impl Sge {
         !self.is_usual() && !self.is_empty()
     }
 
-    /// The data segment. Only of a usual piece.
+    /// The data segment. Only of a usual SGE.
     #[inline(always)]
     pub(crate) fn octoword(&self) -> Octoword {
         debug_assert!(self.is_usual());
@@ -130,7 +131,7 @@ impl Sge {
     }
 }
 
-/// An empty piece.
+/// An empty SGE.
 impl Default for Sge {
     fn default() -> Self {
         Self::new(0, 0, 0)
@@ -147,7 +148,7 @@ impl fmt::Debug for Sge {
     }
 }
 
-/// A length as a piece holds it.
+/// A length as an SGE holds it.
 #[inline(always)]
 const fn encoded(length: u32) -> u32 {
     // Neither empty nor too long, in one comparison.
@@ -180,7 +181,7 @@ mod tests {
     use crate::request::octoword;
 
     #[test]
-    fn a_usual_piece_is_the_formats_segment() {
+    fn a_usual_sge_is_the_formats_segment() {
         for length in [1, 0x1122_3344, MAX_SGE_LENGTH] {
             let sge = Sge::new(0x0102_0304_0506_0708, length, 0x5566_7788);
             assert!(sge.is_usual() && !sge.is_empty() && !sge.is_too_long());
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_and_too_long_pieces_are_neither_usual_nor_each_other() {
+    fn empty_and_too_long_sges_are_neither_usual_nor_each_other() {
         let empty = Sge::new(5, 0, 6);
         assert!(empty.is_empty() && !empty.is_usual() && !empty.is_too_long());
         assert_eq!((empty.address(), empty.length(), empty.lkey()), (5, 0, 6));
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_can_be_cut_and_kept_in_words() {
+    fn an_sge_can_be_cut_and_kept_in_words() {
         let sge = Sge::new(0x1000, 64, 7);
         for length in [0, 1, 64, u32::MAX] {
             assert_eq!(sge.with_length(length), Sge::new(0x1000, length, 7));

@@ -1,8 +1,8 @@
 //! From what a program asks for to the size of its rings.
 //!
-//! A queue takes as many requests as were granted, each as large as its limits allow: its ring has room
-//! for that number of the longest ones. What a device cannot do is refused here, with the limit that
-//! stands against it.
+//! A queue takes as many requests as were granted, each as large as its limits allow: its ring has
+//! space for that number of the longest ones. What a device cannot do is refused here, with the
+//! limit that forbids it.
 
 use crate::format::{INLINE_LENGTH_MASK, MAX_DS, OCTOWORD, WQEBB_SIZE};
 use crate::send_queue::Service;
@@ -27,8 +27,9 @@ pub struct DeviceLimits {
 }
 
 bitflags::bitflags! {
-    /// Operations that a send queue has room for at its full depth, beside sends. Those left out can be posted all the
-    /// same where the service has them, and may then take more blocks each than were reckoned with.
+    /// Operations that a send queue has space for at its full depth, beside sends. Those left out
+    /// can be posted all the same where the service has them, and may then take more blocks each
+    /// than were reckoned with.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Operations: u8 {
         /// RDMA writes and reads.
@@ -224,7 +225,8 @@ fn fixed_octowords(service: Service, operations: Operations) -> u32 {
     u32::max(atomic, window)
 }
 
-/// The size of a receive queue. `head_octowords` precede the scatter entries (1 in a linked-list striding queue, else 0).
+/// The size of a receive queue. `head_octowords` precede the scatter entries (1 in a linked-list
+/// striding queue, else 0).
 ///
 /// # Errors
 /// [`SizeError`].
@@ -261,7 +263,8 @@ pub fn shared_recv_queue(
     Ok(RecvSize { entries, stride, requests: entries - 1, sge: stride / 16 - 1 })
 }
 
-/// Entries of a completion queue that holds `completions` at a time; it grants one less than it returns.
+/// Entries of a completion queue that holds `completions` at a time; it grants one less than it
+/// returns.
 ///
 /// # Errors
 /// [`SizeError::TooManyRequests`].
@@ -279,7 +282,8 @@ fn stride(head: u32, sge: u32, limits: &DeviceLimits) -> Result<u32, SizeError> 
     Ok(needed.next_power_of_two())
 }
 
-/// The power of two that holds `needed` entries, of which each request takes `each` and `free` stay free.
+/// The power of two that holds `needed` entries, of which each request takes `each` and `free` stay
+/// free.
 fn ring(needed: u64, limit: u32, each: u32, free: u32) -> Result<u32, SizeError> {
     let entries = needed.next_power_of_two();
     match u32::try_from(entries) {
@@ -409,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_makes_room_for_data_but_never_too_much() {
+    fn what_is_left_out_leaves_space_for_data_but_never_too_much() {
         let sends = Operations::empty();
         let size = send_queue(Service::Rc, wanted(64, 1, 44, sends), &LIMITS).expect("fits");
         assert_eq!((size.wqebbs, size.inline, size.sge), (64, 44, 3));

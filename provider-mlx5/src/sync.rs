@@ -1,4 +1,5 @@
-//! The atomics and locks of everything that two threads share, or their model-checked twins under `cfg(loom)`.
+//! The atomics and locks of everything that two threads share, or their model-checked twins under
+//! `cfg(loom)`.
 
 use std::sync::TryLockError;
 
@@ -14,8 +15,8 @@ pub(crate) use {
     std::sync::{Arc, Mutex},
 };
 
-/// Locks, and takes the data of a thread that panicked while holding the lock as it is: every critical section of
-/// this crate leaves its data consistent at each step.
+/// Locks, and takes the data of a thread that panicked while holding the lock as it is: every
+/// critical section of this crate leaves its data consistent at each step.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> impl core::ops::DerefMut<Target = T> + '_ {
     match mutex.lock() {
         Ok(guard) => guard,

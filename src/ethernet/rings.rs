@@ -9,10 +9,11 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use uverbs_mlx5::completion_queue::PostedRing;
 use uverbs_mlx5::completion_queue::{self as provider, FrameQueue, Look};
 use uverbs_mlx5::completion_queue::{StrideFrame, StrideQueue};
 use uverbs_mlx5::mmio::BlueFlame;
-use uverbs_mlx5::recv_queue::{PostedRing, RecvQueue};
+use uverbs_mlx5::recv_queue::RecvQueue;
 use uverbs_mlx5::send_queue::{
     self as provider_send, Batch, EthernetFrame, EthernetOffload, SendQueue, framed,
 };

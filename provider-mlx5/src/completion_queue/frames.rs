@@ -13,12 +13,13 @@
 //! Together with the frames polled in a row that bounds how few receives the device has had: see
 //! [`FrameCounters::lowest`].
 
-#![allow(unsafe_code)]
+mod buffers;
 
 use core::marker::PhantomData;
 use core::mem::offset_of;
 use core::sync::atomic::compiler_fence;
-use core::{ptr, slice};
+
+pub use buffers::PostedRing;
 
 use super::past::INDEX;
 use super::ring::{CqeView, OWNER, Ring};
@@ -28,9 +29,7 @@ use crate::format::{
     CQE_SIZE, Cqe, CqeChecksum, CqeFormat, CqeHeaderTypes, CqeOpcode, ErrorCqe, MiniCqeFormat,
     OpOwn, Syndrome,
 };
-use crate::queue_error::QueueError;
-use crate::recv_queue::{Places, RecvQueue};
-use crate::request::Sge;
+use crate::recv_queue::Places;
 use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::QueueHandle;
 
@@ -144,68 +143,7 @@ pub struct FrameQueue {
     lap_request: u64,
 }
 
-// SAFETY: as for the completion queue and the receive queue that it is made of.
-unsafe impl Send for FrameQueue {}
-
 impl FrameQueue {
-    /// Puts the two queues together; `buffer_bytes` is the length of each buffer.
-    ///
-    /// # Errors
-    /// `BadLimits` unless all receives are posted, or where the CQ does not hold a completion of 64
-    /// bytes for each receive.
-    ///
-    /// # Safety
-    /// As long as the result is used:
-    /// - both queues live where their memory is, are neither posted to nor polled, but by calls of
-    ///   the result, and no other queue completes to the CQ;
-    /// - each receive was posted with one SGE of `buffer_bytes` bytes, which is memory of this
-    ///   process at the address that is its work request id, initialized, and touched through the
-    ///   result alone until [`Frame::replace`] has taken it out.
-    pub unsafe fn new(
-        cq: &mut CompletionQueue,
-        receives: &mut RecvQueue,
-        buffer_bytes: u32,
-    ) -> Result<Self, QueueError> {
-        let places = receives.places();
-        let depth = places.mask + 1;
-        let fits = cq.entries() > depth && cq.stride == CQE_SIZE;
-        if receives.outstanding() != depth || !fits || cq.kept > 0 {
-            return Err(QueueError::BadLimits);
-        }
-        // This queue says from here on what was drained.
-        cq.known.clear();
-        let tail = receives.head().wrapping_sub(depth);
-        let mut queue = Self {
-            next: cq.next,
-            stop: cq.next,
-            tail,
-            expected: FRAME,
-            entry: places.ids,
-            places,
-            buffer_bytes: buffer_bytes as usize,
-            depth,
-            part: (depth / PARTS).max(1),
-            offset: cq.consumed.wrapping_sub(tail),
-            consumer_index: cq.consumer_index.again(),
-            bytes: 0,
-            wrapped: 0u64.wrapping_sub(tail.into()),
-            mini_format: None,
-            run_start: tail,
-            emptied: cq.next,
-            deepest: 0,
-            exhausted: 0,
-            too_long: 0,
-            failed: 0,
-            refused: 0,
-            ring: cq.ring,
-            monitor: cq.monitor(),
-            handle: receives.handle().clone(),
-            lap_request: cq.lap_request,
-        };
-        queue.update_next();
-        Ok(queue)
-    }
-
     /// Takes compressed completions from now on, whose mini-CQEs carry what `format` says. The
     /// device holds completions back then: what [`FrameCounters::lowest`] and `exhausted` say lacks
     /// those.
@@ -227,17 +165,6 @@ impl FrameQueue {
         }
         crate::hint::seldom();
         if difference & OWNER != 0 { Look::Nothing } else { Look::Other }
-    }
-
-    /// The next frame, which is given back when it is dropped. The device learns of that at once,
-    /// or with the next [`FrameQueue::publish`] where the frame `publishes` nothing.
-    ///
-    /// # Safety
-    /// `next` is what [`FrameQueue::look`] or [`FrameQueue::look_slow`] of this queue returned, and
-    /// no frame was given back since.
-    #[inline(always)]
-    pub unsafe fn front(&mut self, next: Next, publishes: bool) -> Frame<'_> {
-        Frame { next, publishes, queue: self, thread: PhantomData }
     }
 
     /// Tells the device of all buffers that were given back.
@@ -473,22 +400,6 @@ impl Frame<'_> {
         self.next.cqe
     }
 
-    /// Its bytes, without the check sequence.
-    #[inline(always)]
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the entry is that of the next receive, which this frame's is until it is dropped:
-        // `update_next` takes it from the table at the start of each part, no part goes beyond the
-        // table's end, and `advance` moves it with the counter. The table lives as long as the
-        // queue's handle. The entry is the address of a buffer of `buffer_bytes` bytes at least
-        // (`FrameQueue::new`), which the length does not exceed. The device has completed its
-        // receive and is not told of it again before this frame is dropped.
-        unsafe {
-            let address = (*self.queue.entry).load(Ordering::Relaxed);
-            let start = ptr::with_exposed_provenance(address as usize);
-            slice::from_raw_parts(start, self.next.length)
-        }
-    }
-
     /// Bytes that arrived.
     #[inline(always)]
     pub fn length(&self) -> usize {
@@ -543,23 +454,6 @@ impl Frame<'_> {
     #[inline(always)]
     pub fn place(&self) -> usize {
         (self.next.tail & self.queue.places.mask) as usize
-    }
-
-    /// Gives the queue another buffer in the place of the frame's, which is the caller's from now
-    /// on.
-    ///
-    /// # Safety
-    /// The buffer is as [`FrameQueue::new`] demands.
-    pub unsafe fn replace(self, buffer: Sge) {
-        let (place, places) = (self.place(), &self.queue.places);
-        // SAFETY: an entry of the table and one of the ring, which both have `mask + 1` of them;
-        // the device has completed the receive and was not told of it again.
-        unsafe {
-            (*places.ids.add(place)).store(buffer.address(), Ordering::Relaxed);
-            places.first.byte_add(place << places.shift).write(buffer.octoword());
-        }
-        // Before the record that tells the device of it.
-        crate::barrier::to_device();
     }
 }
 

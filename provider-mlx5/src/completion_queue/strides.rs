@@ -12,6 +12,7 @@
 
 use core::mem::offset_of;
 
+use super::frames::PostedRing;
 use super::frames::{FrameError, is_frame};
 use super::past::INDEX;
 use super::ring::{CqeView, Ring};
@@ -22,7 +23,6 @@ use crate::format::{
     StrideByteCount, Syndrome,
 };
 use crate::queue_error::QueueError;
-use crate::recv_queue::PostedRing;
 
 /// Into what the buffers of a queue are divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,11 @@
 //! Striding queues: strides of mixed sizes, fillers, laps, and CQEs that name other strides.
 
+use uverbs_mlx5::completion_queue::PostedRing;
 use uverbs_mlx5::completion_queue::{
     FrameError, PollError, Status, StrideFrame, StrideQueue, StrideShape,
 };
 use uverbs_mlx5::format::{CqeOpcode, MiniCqe, MiniCqeFormat, StrideByteCount, Syndrome};
 use uverbs_mlx5::queue_error::QueueError;
-use uverbs_mlx5::recv_queue::PostedRing;
 use uverbs_mlx5::request::Sge;
 
 use crate::device::{Cq, Cqe, Memory, Random, Rq, recv_queue_after};

@@ -1,0 +1,515 @@
+//! Posting receives: the entries of a receive queue's ring and of a shared one's, and their ids.
+//!
+//! All unsafe code of both queues is here. Their other files keep what the proofs rely on: that a
+//! front is in its ring and before its limit, and that the list of free entries names entries of
+//! the ring alone.
+
+#![allow(unsafe_code)]
+
+use super::{Front, RecvBatch, RecvQueue, RecvRequest, check_scatter};
+use crate::format::{DataSegment, SrqNextSegment};
+use crate::free_list::{FreeList, NONE};
+use crate::queue_state::QpState;
+use crate::request::{ListError, Octoword, PostError, Sge, each, octoword};
+use crate::shared_recv_queue::SharedRecvQueue;
+use crate::sync::{AtomicU64, Ordering};
+
+// SAFETY: a queue's pointers lead to its ring, which is its alone (contract of `DmaMemory::new`),
+// and to the block that its handle keeps, which threads may share.
+unsafe impl Send for RecvQueue {}
+// SAFETY: as above.
+unsafe impl Send for SharedRecvQueue {}
+
+impl Front {
+    /// Writes a receive of one SGE, and moves on by `stride` bytes.
+    ///
+    /// # Safety
+    /// The front is that of a queue that is alive, before its limit.
+    #[inline(always)]
+    unsafe fn write(&mut self, wr_id: u64, sge: Sge, stride: u32) {
+        // SAFETY: entry and id lie in the ring and in the table. Behind the last one they are not
+        // used until the slow path has moved them.
+        unsafe {
+            self.entry.write(sge.octoword());
+            self.enter(wr_id, stride);
+        }
+    }
+
+    /// Enters the request id of the receive that was written, and moves on by `stride` bytes.
+    ///
+    /// # Safety
+    /// As for [`Front::write`].
+    #[inline(always)]
+    unsafe fn enter(&mut self, wr_id: u64, stride: u32) {
+        // SAFETY: the caller's word.
+        unsafe { (*self.id).store(wr_id, Ordering::Relaxed) };
+        self.pass(stride);
+    }
+
+    /// Moves on by an entry of `stride` bytes.
+    #[inline(always)]
+    fn pass(&mut self, stride: u32) {
+        self.entry = self.entry.wrapping_byte_add(stride as usize);
+        self.id = self.id.wrapping_add(1);
+    }
+}
+
+impl RecvQueue {
+    /// Builds one receive behind those built before, to be published with them.
+    ///
+    /// # Errors
+    /// [`PostError::BadState`] in RESET; `TooManySge`, `SgeTooLong`, `Full`. Nothing has been
+    /// stored then.
+    ///
+    /// # Safety
+    /// The memory that `data` names stays registered and is not read or written by this process
+    /// until the receive has completed or the QP has been destroyed.
+    #[inline(always)]
+    pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        if let Some(sge) = only_sge(data) {
+            if self.front.id != self.limit {
+                // SAFETY: the queue's own; before the limit.
+                unsafe { self.front.write(wr_id, sge, self.stride) };
+                self.head = self.head.wrapping_add(1);
+                return Ok(());
+            }
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { self.build_list(wr_id, data) }
+    }
+
+    /// Builds a receive of any list. Out of line, so that posts of one SGE do not get longer.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::build`].
+    #[inline(never)]
+    unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        if self.front.id == self.open || data.len() > usize::from(self.max_sge) {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.build_slow(wr_id, data) };
+        }
+        // SAFETY: a free entry, with space for the list.
+        if !unsafe { write_list(self.front.entry, data, self.max_sge) } {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.build_slow(wr_id, data) };
+        }
+        // SAFETY: just written.
+        unsafe { self.front.enter(wr_id, self.stride) };
+        self.head = self.head.wrapping_add(1);
+        // A list of one came here because there had been others.
+        self.has_lists = true;
+        self.limit = self.front.id;
+        Ok(())
+    }
+
+    /// Builds one receive and publishes it, with what was built before.
+    ///
+    /// # Errors
+    /// As for [`RecvQueue::build`]; nothing has been published then.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::build`].
+    #[inline(always)]
+    pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.build(wr_id, data) }?;
+        self.publish();
+        Ok(())
+    }
+
+    /// Builds receives in order and publishes all that were built.
+    ///
+    /// # Errors
+    /// The first one that cannot be posted, with the reason; those before it are posted and
+    /// published.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::build`].
+    #[inline]
+    pub unsafe fn post_list<'a>(
+        &mut self,
+        requests: impl IntoIterator<Item = RecvRequest<'a>>,
+    ) -> Result<(), ListError> {
+        let mut batch = self.batch().map_err(ListError::first)?;
+        // SAFETY: passed on to the caller.
+        let result = each(requests, |request| unsafe { batch.build(request.wr_id, request.data) });
+        batch.publish();
+        result
+    }
+
+    /// Puts an unused queue where it would be after `head` receives that have all completed. For
+    /// tools that encode receives of a queue in the middle of its life.
+    ///
+    /// # Safety
+    /// Nothing was posted to the queue, and no device reads its ring.
+    #[doc(hidden)]
+    pub unsafe fn continue_at(&mut self, head: u32) {
+        self.tail = head;
+        self.head = head;
+        self.recheck_state();
+    }
+
+    /// Builds a receive of any list, wherever the head is.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::build`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        // Before anything is refused: SGEs may have been written over a terminator.
+        if data.len() > 1 {
+            self.has_lists = true;
+            self.limit = self.front.id;
+        }
+        if self.front.id == self.open && !self.state().can_receive() {
+            return Err(self.state().refusal());
+        }
+        check_scatter(data, self.max_sge)?;
+        if self.front.id == self.open {
+            self.find_space()?;
+        }
+        // SAFETY: there is a free entry, it holds `max_sge` SGEs, and the data was checked.
+        unsafe {
+            write_scatter(self.front.entry, data, self.max_sge);
+            self.front.enter(wr_id, self.stride);
+        }
+        self.head = self.head.wrapping_add(1);
+        self.limit = if self.has_lists { self.front.id } else { self.open };
+        Ok(())
+    }
+
+    /// Ends the list of one SGE in every entry. The device has been told of none yet.
+    pub(super) fn clear_ring(&self) {
+        for index in 0..=self.mask {
+            // SAFETY: an entry of the ring, which is this queue's alone.
+            unsafe { terminate(self.scatter_list(index), self.max_sge) };
+        }
+    }
+
+    /// The scatter list of entry `index`.
+    pub(super) fn scatter_list(&self, index: u32) -> *mut Octoword {
+        let offset = ((index & self.mask) as usize) << self.shift;
+        // SAFETY: the masked entry lies within the ring, and the head is shorter than an entry.
+        unsafe { self.ring.add(offset).cast::<Octoword>().add(self.head_octowords as usize) }
+    }
+}
+
+impl RecvBatch<'_> {
+    /// Builds one receive behind those built before.
+    ///
+    /// # Errors
+    /// `TooManySge`, `SgeTooLong`, `Full`. Nothing has been stored then.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::build`].
+    #[inline(always)]
+    pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        // Kept as two branches: joined, the compiler stores the answer in a register first.
+        if self.front.id == self.limit {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.build_list(wr_id, data) };
+        }
+        let Some(sge) = only_sge(data) else {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.build_list(wr_id, data) };
+        };
+        // SAFETY: the queue's own; before the limit.
+        unsafe { self.front.write(wr_id, sge, self.stride) };
+        Ok(())
+    }
+
+    /// [`RecvQueue::build_list`], and on from where that leaves the queue.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::build`].
+    #[inline(always)]
+    unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        self.write_back();
+        // SAFETY: passed on to the caller.
+        let posted = unsafe { self.queue.build_list(wr_id, data) };
+        // Field by field: a copy of the whole would go by way of memory.
+        self.front.entry = self.queue.front.entry;
+        self.front.id = self.queue.front.id;
+        self.limit = self.queue.limit;
+        posted
+    }
+
+    /// Tells the device of everything built so far.
+    #[inline(always)]
+    pub fn publish(mut self) {
+        self.write_back();
+        let queue = core::mem::ManuallyDrop::new(self);
+        // SAFETY: the borrow is moved out of a value that is not used or dropped again.
+        unsafe { core::ptr::read(&queue.queue) }.publish();
+    }
+
+    #[inline(always)]
+    pub(super) fn write_back(&mut self) {
+        let bytes = self.front.id.addr().wrapping_sub(self.queue.front.id.addr());
+        let built = bytes / size_of::<AtomicU64>();
+        self.queue.head = self.queue.head.wrapping_add(built as u32);
+        self.queue.front.entry = self.front.entry;
+        self.queue.front.id = self.front.id;
+        self.queue.limit = self.limit;
+    }
+}
+
+impl SharedRecvQueue {
+    /// Builds one receive behind those built before, to be published with them.
+    ///
+    /// # Errors
+    /// `TooManySge`, `SgeTooLong`, `Full`; `BadState` after an error of the queue was reported.
+    /// Nothing has been stored then.
+    ///
+    /// # Safety
+    /// The memory that `data` names stays registered and is not read or written by this process
+    /// until the receive has completed or the SRQ has been destroyed.
+    #[inline(always)]
+    pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: passed on to the caller.
+        if unsafe { self.build_usual(wr_id, data) } {
+            return Ok(());
+        }
+        crate::hint::seldom();
+        // SAFETY: passed on to the caller.
+        unsafe { self.build_list(wr_id, data) }
+    }
+
+    /// Builds a receive of one SGE. False, and nothing stored, if `build_list` has to do it.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::build`].
+    #[inline(always)]
+    unsafe fn build_usual(&mut self, wr_id: u64, data: &[Sge]) -> bool {
+        let [one] = data else { return false };
+        if !one.is_usual() {
+            return false;
+        }
+        // SAFETY: the free entries are part of the block that `handle` keeps alive.
+        let Some(next) = (unsafe { self.next.take_next(self.counter) }) else { return false };
+        let (head, entry) = self.moved(next);
+        // SAFETY: the entry holds an SGE.
+        unsafe { entry.write(one.octoword()) };
+        self.record(head, wr_id);
+        true
+    }
+
+    /// Builds one receive, and tells the device of everything built so far.
+    ///
+    /// # Errors
+    /// As for [`SharedRecvQueue::build`]; what was built before is the device's all the same.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::build`].
+    #[inline(always)]
+    pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: passed on to the caller.
+        if unsafe { self.build_usual(wr_id, data) } {
+            // The fast path is open only while nothing waits to be posted again.
+            self.ring();
+            return Ok(());
+        }
+        crate::hint::seldom();
+        // SAFETY: passed on to the caller.
+        unsafe { self.post_any(wr_id, data) }
+    }
+
+    /// [`SharedRecvQueue::post`] off the fast path. It rings here, so that the fast path does not
+    /// jump to a doorbell that both share.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::build`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn post_any(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: passed on to the caller.
+        let posted = unsafe { self.build_list(wr_id, data) };
+        self.publish();
+        posted
+    }
+
+    /// Builds a receive of any list.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::build`].
+    #[inline(never)]
+    unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        if self.state().state() == QpState::Err {
+            return Err(PostError::BadState);
+        }
+        check_scatter(data, self.max_sge)?;
+        if data.len() > 1 {
+            self.limit = NONE;
+        }
+        if self.free().has_unused() || self.free().limit_is_not(self.limit) {
+            self.repost();
+        }
+        if !self.free().has_grant(self.counter) {
+            return Err(PostError::Full);
+        }
+        let next = self.free().next(self.counter).ok_or(PostError::Full)?;
+        self.free().take(self.counter);
+        let (head, entry) = self.moved(next);
+        // SAFETY: the entry holds `max_sge` SGEs, and the data was checked.
+        unsafe { write_scatter(entry, data, self.max_sge) };
+        self.record(head, wr_id);
+        Ok(())
+    }
+
+    /// Makes every entry one that ends after one SGE and links to none. The device has been told of
+    /// none yet.
+    pub(crate) fn clear_ring(&self) {
+        for index in 0..self.handle().state().recv_wqes() {
+            // SAFETY: an entry of the ring, which is this queue's alone: the link, and `max_sge`
+            // octowords behind it.
+            unsafe {
+                self.octowords(index).write([0; 2]);
+                terminate(self.octowords(index).add(1), self.max_sge);
+            }
+        }
+    }
+
+    /// Posts the list of the entry `from`, which is this side's, in the next one: that is `next`
+    /// from then on.
+    pub(crate) fn post_copy(&mut self, from: u32, next: u32) {
+        let (head, to) = self.moved(next);
+        let list = self.octowords(from).wrapping_add(1);
+        // SAFETY: both lists are behind the links of entries of the ring; they are the same one at
+        // most if the device lies.
+        unsafe { to.copy_from(list, self.max_sge as usize) };
+        let wr_id = self.state().recv_entry(from).load(Ordering::Relaxed);
+        self.record(head, wr_id);
+    }
+
+    /// Makes `next` the head, and links the one that was it to it; returns that one's index and
+    /// scatter list.
+    #[inline(always)]
+    fn moved(&mut self, next: u32) -> (u32, *mut Octoword) {
+        let head = self.head;
+        self.head = next;
+        self.counter = self.counter.wrapping_add(1);
+        let entry = self.octowords(head);
+        // SAFETY: the link and at least one SGE are in the entry.
+        unsafe {
+            write_link(entry, next);
+            (head, entry.add(1))
+        }
+    }
+
+    /// Notes the id of a receive that has been written, and makes the entry the device's.
+    #[inline(always)]
+    fn record(&self, index: u32, wr_id: u64) {
+        // SAFETY: table and free list have as many entries as the ring; indices are below that.
+        unsafe {
+            (*self.entries.add(index as usize)).store(wr_id, Ordering::Relaxed);
+            self.next.mark(index);
+        }
+    }
+
+    /// Builds receives in order and publishes all that were built.
+    ///
+    /// # Errors
+    /// The first one that cannot be posted, with the reason; those before it are posted and
+    /// published.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::build`].
+    #[inline]
+    pub unsafe fn post_list<'a>(
+        &mut self,
+        requests: impl IntoIterator<Item = RecvRequest<'a>>,
+    ) -> Result<(), ListError> {
+        // SAFETY: passed on to the caller.
+        let result = each(requests, |request| unsafe { self.build(request.wr_id, request.data) });
+        self.publish();
+        result
+    }
+
+    #[inline(always)]
+    fn octowords(&self, index: u32) -> *mut Octoword {
+        // SAFETY: indices of the free list are below the ring's size.
+        unsafe { self.ring.add(index as usize * self.stride).cast() }
+    }
+
+    /// The entries that the device has given back.
+    #[inline(always)]
+    pub(crate) fn free(&self) -> &FreeList {
+        // SAFETY: the list is part of the block that `handle` keeps alive.
+        unsafe { &*self.free }
+    }
+}
+
+/// The SGE of a list of one, unless it is empty or too long.
+#[inline(always)]
+fn only_sge(data: &[Sge]) -> Option<Sge> {
+    match data {
+        [sge] if sge.is_usual() => Some(*sge),
+        _ => None,
+    }
+}
+
+/// Writes the terminator that a list of one SGE needs, if there is space for a second one.
+///
+/// # Safety
+/// `entry` is valid for `max_sge` octowords.
+unsafe fn terminate(entry: *mut Octoword, max_sge: u8) {
+    if max_sge > 1 {
+        // SAFETY: there is space for two.
+        unsafe { entry.add(1).write(octoword(DataSegment::TERMINATOR)) };
+    }
+}
+
+/// Writes a list whose SGEs are neither empty nor too long, and the end behind it; false if one of
+/// them is.
+///
+/// # Safety
+/// `entry` is valid for `max_sge` octowords; `data` has no more SGEs.
+#[inline(always)]
+unsafe fn write_list(entry: *mut Octoword, data: &[Sge], max_sge: u8) -> bool {
+    let mut place = entry;
+    for sge in data {
+        if !sge.is_usual() {
+            return false;
+        }
+        // SAFETY: at most `max_sge` SGEs.
+        place = unsafe {
+            place.write(sge.octoword());
+            place.add(1)
+        };
+    }
+    if data.len() < usize::from(max_sge) {
+        // SAFETY: there is space for one more.
+        unsafe { place.write(octoword(DataSegment::TERMINATOR)) };
+    }
+    true
+}
+
+/// Writes a scatter list: the SGEs that are not empty, and the end behind them. An empty SGE would
+/// mean 2 GiB to the device, so it is left out.
+///
+/// # Safety
+/// `entry` is valid for `max_sge` octowords; `data` was checked.
+unsafe fn write_scatter(entry: *mut Octoword, data: &[Sge], max_sge: u8) {
+    let mut count = 0;
+    for sge in data.iter().filter(|sge| !sge.is_empty()) {
+        // SAFETY: at most `max_sge` SGEs.
+        unsafe { entry.add(count).write(sge.octoword()) };
+        count += 1;
+    }
+    if count < usize::from(max_sge) {
+        // SAFETY: below `max_sge`.
+        unsafe { entry.add(count).write(octoword(DataSegment::TERMINATOR)) };
+    }
+}
+
+/// Writes the link to the entry that is posted next; the rest of the link's segment is zero since
+/// the beginning.
+///
+/// # Safety
+/// `entry` is valid for writes, and belongs to this side.
+#[inline(always)]
+unsafe fn write_link(entry: *mut Octoword, next: u32) {
+    const OFFSET: usize = core::mem::offset_of!(SrqNextSegment, next_wqe_index);
+    // SAFETY: within the segment, whose fields are aligned.
+    unsafe { entry.cast::<u8>().add(OFFSET).cast::<u16>().write((next as u16).to_be()) };
+}
