@@ -55,6 +55,7 @@ const CLEAN: &[&str] = &[
     "provider-mlx5/src/shown_ring.rs",
     "provider-mlx5/src/size.rs",
     "provider-mlx5/src/sync.rs",
+    "provider-mlx5/src/user_index",
     "provider-mlx5/src/user_index.rs",
     "provider-mlx5/tests",
     "soft-mlx5",

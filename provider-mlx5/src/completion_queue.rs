@@ -15,7 +15,6 @@ mod clean;
 mod completion;
 mod compressed;
 mod frames;
-mod known;
 mod monitor;
 mod past;
 mod poll;
@@ -39,9 +38,10 @@ use crate::format::{CqArm, MiniCqeFormat};
 use crate::memory::DmaMemory;
 use crate::mmio::ArmRegister;
 use crate::queue_error::QueueError;
-use crate::user_index::UserIndexTable;
-use known::KnownQueues;
-use ring::{CqeView, Ring};
+use crate::user_index::{KnownQueues, UserIndexTable};
+
+pub(crate) use ring::CqeView;
+use ring::Ring;
 
 /// What a CQ is made of.
 #[derive(Debug)]

@@ -10,18 +10,17 @@
 //! knows what was in the last one. libmlx5 follows links from one WQE to the next, where each post
 //! waits for what the one before has loaded.
 
-#![allow(unsafe_code)]
-
 use std::sync::Arc;
 
+use crate::queue_state::{ListTables, Shortcut};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Nothing in a place of the ring.
-const NO_INDEX: u32 = u32::MAX;
+pub(crate) const NO_INDEX: u32 = u32::MAX;
 /// State of an entry that the posting side holds, or that is in the ring.
 const FREE: u32 = u32::MAX;
 /// State of an entry that the device has.
-const POSTED: u32 = u32::MAX - 1;
+pub(crate) const POSTED: u32 = u32::MAX - 1;
 /// State of an entry that the device gave back unused; the other bits are the next such entry.
 const UNUSED: u32 = 1 << 30;
 /// No such entry.
@@ -39,24 +38,10 @@ pub(crate) struct FreeList {
     tail: AtomicU32,
     /// Entries to be posted again, as a stack.
     unused: AtomicU32,
-    states: Box<[AtomicU32]>,
-    /// Entries minus one.
-    mask: u32,
-    /// The work request id of each entry. A plain pointer, because a slice's length would be loaded
-    /// too.
-    ids: *const AtomicU64,
-    _ids: Arc<[AtomicU64]>,
     /// Entries that the device may have at a time.
     granted: AtomicU32,
-    /// First the limit: the posting side takes an index on its fast path if that is below it. Then
-    /// the ring, next to it, because the posting side reads both.
-    places: Box<[AtomicU32]>,
+    tables: ListTables,
 }
-
-// SAFETY: `ids` points at atomics of `_ids`.
-unsafe impl Send for FreeList {}
-// SAFETY: as above.
-unsafe impl Sync for FreeList {}
 
 impl FreeList {
     /// A list with an entry for each of `ids`, all of them free, in order. The head is entry 0.
@@ -69,22 +54,18 @@ impl FreeList {
         let list = Self {
             tail: AtomicU32::new(0),
             unused: AtomicU32::new(NO_ENTRY),
-            mask: count - 1,
-            ids: ids.as_ptr(),
-            _ids: ids,
-            states: (0..count).map(|_| AtomicU32::new(FREE)).collect(),
             granted: AtomicU32::new(count - 1),
-            places: (0..=count).map(|_| AtomicU32::new(ANY)).collect(),
+            tables: ListTables::new(ids),
         };
         list.reset();
         list
     }
 
     pub(crate) fn reset(&self) {
-        self.states.iter().for_each(|state| state.store(FREE, Ordering::Relaxed));
+        (0..=self.mask()).for_each(|index| self.state(index).store(FREE, Ordering::Relaxed));
         self.unused.store(NO_ENTRY, Ordering::Relaxed);
         self.limit().store(ANY, Ordering::Relaxed);
-        let last = self.mask;
+        let last = self.mask();
         self.granted.store(last, Ordering::Relaxed);
         for position in 0..=last {
             let index = if position < last { position + 1 } else { NO_INDEX };
@@ -109,13 +90,12 @@ impl FreeList {
     /// [`Shortcut::mark`].
     #[cfg(any(test, loom))]
     pub(crate) fn mark(&self, entry: u32) {
-        // SAFETY: the list is alive; all its states are there.
-        unsafe { self.shortcut().mark(entry & self.mask) };
+        self.state(entry).store(POSTED, Ordering::Release);
     }
 
     /// The posting side's way in.
     pub(crate) fn shortcut(&self) -> Shortcut {
-        Shortcut { places: self.places.as_ptr(), states: self.states.as_ptr(), mask: self.mask }
+        self.tables.shortcut()
     }
 
     /// Sets the limit of [`Shortcut::take_next`], to be followed by a look at the entries that wait
@@ -132,18 +112,18 @@ impl FreeList {
 
     /// How many entries the device may have from now on, if that is fewer than there are.
     pub(crate) fn set_granted(&self, entries: u32) {
-        self.granted.store(entries.min(self.mask), Ordering::Relaxed);
+        self.granted.store(entries.min(self.mask()), Ordering::Relaxed);
         self.post_slowly();
     }
 
     /// Whether the device may have all entries but the head, so that the ring itself is the bound.
     pub(crate) fn grants_all(&self) -> bool {
-        self.granted.load(Ordering::Relaxed) >= self.mask
+        self.granted.load(Ordering::Relaxed) >= self.mask()
     }
 
     /// Whether the device may have another entry, `taken` having been taken. Posting side only.
     pub(crate) fn has_grant(&self, taken: u32) -> bool {
-        let returned = self.tail.load(Ordering::Relaxed).wrapping_sub(self.mask);
+        let returned = self.tail.load(Ordering::Relaxed).wrapping_sub(self.mask());
         taken.wrapping_sub(returned) < self.granted.load(Ordering::Relaxed)
     }
 
@@ -157,14 +137,7 @@ impl FreeList {
     /// device, one of them gets the entry.
     #[inline(always)]
     pub(crate) fn claim(&self, index: u32) -> bool {
-        let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
-        if index > self.mask {
-            return false;
-        }
-        // SAFETY: there is a state for each index up to the mask.
-        let state = unsafe { self.states.get_unchecked(index as usize) };
-        // Acquire: see `Shortcut::mark`.
-        state.compare_exchange(POSTED, FREE, acquire, relaxed).is_ok()
+        self.tables.entry(index).is_some_and(|entry| claim(entry.state()))
     }
 
     /// Puts a claimed entry at the end of the ring.
@@ -180,12 +153,11 @@ impl FreeList {
     /// device did not have it.
     #[inline(always)]
     pub(crate) fn complete(&self, index: u32) -> Option<u64> {
-        if !self.claim(index) {
+        let entry = self.tables.entry(index)?;
+        if !claim(entry.state()) {
             return None;
         }
-        // SAFETY: claimed, so below the number of entries, of which each has an id. They live as
-        // long as the list (contract of `new`).
-        let wr_id = unsafe { &*self.ids.add(index as usize) }.load(Ordering::Relaxed);
+        let wr_id = entry.id().load(Ordering::Relaxed);
         self.release(index);
         Some(wr_id)
     }
@@ -193,9 +165,7 @@ impl FreeList {
     /// The work request id of an entry.
     #[inline(always)]
     pub(crate) fn id(&self, index: u32) -> &AtomicU64 {
-        // SAFETY: there is one for each state, and they live as long as the list (contract of
-        // `new`).
-        unsafe { &*self.ids.add((index & self.mask) as usize) }
+        self.tables.id(index)
     }
 
     /// Claims and releases an entry.
@@ -224,7 +194,7 @@ impl FreeList {
     /// off it.
     pub(crate) fn return_for_repost(&self, index: u32) -> bool {
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
-        if index > self.mask
+        if index > self.mask()
             || self.state(index).compare_exchange(POSTED, UNUSED, acquire, relaxed).is_err()
         {
             return false;
@@ -260,7 +230,7 @@ impl FreeList {
             match self.unused.compare_exchange(top, below, acquire, acquire) {
                 Ok(_) => {
                     self.state(top).store(FREE, Ordering::Relaxed);
-                    return Some(top & self.mask);
+                    return Some(top & self.mask());
                 }
                 Err(now) => top = now,
             }
@@ -270,60 +240,31 @@ impl FreeList {
 
     #[inline(always)]
     fn state(&self, index: u32) -> &AtomicU32 {
-        // SAFETY: the length is a power of two, so the masked index is below it.
-        unsafe { self.states.get_unchecked((index & self.mask) as usize) }
+        self.tables.state(index)
     }
 
     #[inline(always)]
     fn limit(&self) -> &AtomicU32 {
-        // SAFETY: the limit is there before the ring.
-        unsafe { self.places.get_unchecked(0) }
+        self.tables.limit()
     }
 
     #[inline(always)]
     fn place(&self, position: u32) -> &AtomicU32 {
-        // SAFETY: there is one place more than states, so one for each masked position behind the
-        // limit.
-        unsafe { self.places.get_unchecked(1 + (position & self.mask) as usize) }
+        self.tables.place(position)
+    }
+
+    /// Entries minus one.
+    #[inline(always)]
+    fn mask(&self) -> u32 {
+        self.tables.mask()
     }
 }
 
-/// Where a list's ring and states are, for the posting side to keep beside its own fields.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Shortcut {
-    places: *const AtomicU32,
-    states: *const AtomicU32,
-    mask: u32,
-}
-
-impl Shortcut {
-    /// [`FreeList::next`] and [`FreeList::take`] at once, if the next index is below the limit.
-    ///
-    /// # Safety
-    /// The list is alive.
-    #[inline(always)]
-    pub(crate) unsafe fn take_next(&self, position: u32) -> Option<u32> {
-        let place = 1 + (position & self.mask) as usize;
-        // SAFETY: the limit and as many places as there are entries.
-        let (limit, place) = unsafe { (&*self.places, &*self.places.add(place)) };
-        let next = place.load(Ordering::Acquire);
-        if next >= limit.load(Ordering::Relaxed) {
-            return None;
-        }
-        place.store(NO_INDEX, Ordering::Relaxed);
-        Some(next)
-    }
-
-    /// Marks a filled entry as the device's.
-    ///
-    /// # Safety
-    /// The list is alive, and `entry` is an index of it: 0, or what was taken.
-    #[inline(always)]
-    pub(crate) unsafe fn mark(&self, entry: u32) {
-        // SAFETY: the caller's promise. Release: a poller that finds it so finds what is in the
-        // entry, and the place empty that the entry came from.
-        unsafe { &*self.states.add(entry as usize) }.store(POSTED, Ordering::Release);
-    }
+/// Takes the entry with this state from the device, if that has it.
+#[inline(always)]
+fn claim(state: &AtomicU32) -> bool {
+    // Acquire: see `Shortcut::mark`.
+    state.compare_exchange(POSTED, FREE, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
 /// A list of its own, for tests.
@@ -400,6 +341,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(unsafe_code, reason = "the shortcut is used as the posting side does")]
     fn the_shortcut_takes_the_same_up_to_the_limit() {
         let list = list_of(4);
         let shortcut = list.shortcut();

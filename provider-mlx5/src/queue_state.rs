@@ -33,7 +33,7 @@ use crate::request::PostError;
 use crate::shown_ring::{LentRing, Ring, ShownRing};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering};
 pub use qp_state::QpState;
-pub(crate) use side::{NO_START, PolledReceives, PolledSends, Side};
+pub(crate) use side::{ListTables, NO_START, PolledReceives, PolledSends, Shortcut, Side};
 
 /// What a requester's CQE cannot say about its WQE: why an UMR or a NOP was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +166,7 @@ pub struct Shape {
 }
 
 impl QueueState {
-    pub(crate) fn new(shape: Shape) -> Box<Self> {
+    pub(crate) fn new(shape: Shape) -> Arc<Self> {
         let entries = |count: u32| 0..count.next_power_of_two().max(1);
         let table = |count| entries(count).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
         let ends = entries(shape.send_wqebbs).map(|_| AtomicU64::new(NO_END));
@@ -175,7 +175,7 @@ impl QueueState {
         let recv_entries = table(shape.recv_wqes.max(1 + u32::from(shape.shared_receive)));
         let recv_entries: Arc<[_]> = recv_entries.into_vec().into();
         let free_list = shape.shared_receive.then(|| FreeList::new(recv_entries.clone()));
-        Box::new(Self {
+        Arc::new(Self {
             sends: Side::new(&send_entries, send_entries.len() / 2),
             receives: Side::new(&recv_entries, recv_entries.len()),
             published_sends: CachePadded::new(AtomicU32::new(0)),

@@ -88,7 +88,8 @@ impl Sge {
         self.with_address(self.address().wrapping_add(length as u64)).with_length(rest)
     }
 
-    /// The sixteen bytes as two words, for keeping an SGE in atomics. The first word depends on length and key alone, the second one on the address.
+    /// The sixteen bytes as two words, for keeping an SGE in atomics. The first word depends on
+    /// length and key alone, the second one on the address.
     #[inline(always)]
     pub const fn to_words(self) -> [u64; 2] {
         self.0

@@ -13,10 +13,10 @@
 //! Requests are written in `recv_queue/post.rs`.
 
 use crate::doorbell::DoorbellWord;
-use crate::free_list::{ANY, FreeList, Shortcut};
+use crate::free_list::{ANY, FreeList};
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
-use crate::queue_state::{QpState, QueueState};
+use crate::queue_state::{QpState, QueueState, Shortcut};
 use crate::shown_ring::Ring;
 use crate::sync::AtomicU64;
 use crate::user_index::QueueHandle;

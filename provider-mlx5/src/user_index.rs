@@ -14,12 +14,21 @@
 
 #![allow(unsafe_code)]
 
-use core::ptr::NonNull;
+mod handle;
 
-use crate::completion_queue::CqMonitor;
-use crate::format::OpOwn;
-use crate::queue_state::{Past, QpState, QueueState, Shape};
-use crate::sync::{Arc, AtomicBool, AtomicPtr, AtomicU32, Mutex, Ordering, lock, try_lock};
+use core::array;
+use core::cell::Cell;
+use core::mem::offset_of;
+use core::ptr::NonNull;
+// Of blocks, which loom's models need not watch.
+use std::sync::Arc as Shared;
+
+use crate::completion_queue::{Completion, CqMonitor, CqeView};
+use crate::format::Cqe;
+use crate::queue_state::{PolledReceives, PolledSends, QueueState, Shape, Side};
+use crate::sync::{Arc, AtomicPtr, Mutex, Ordering, lock, try_lock};
+use handle::{Drains, Entry, Load, drained};
+pub(crate) use handle::{RECEIVES, SENDS};
 
 /// Entries of the first table: 2 KiB.
 const FIRST_SIZE: usize = 256;
@@ -54,129 +63,28 @@ struct Control {
     /// noticed yet. Boxed twice: the tables' addresses and lengths are pointed at.
     #[allow(clippy::vec_box, reason = "they are pointed at")]
     tables: Vec<Box<Table>>,
-    /// Every block there is. Boxed: they are pointed at.
-    blocks: Vec<(Shape, Box<QueueState>)>,
+    /// Every block there is.
+    blocks: Vec<Shared<QueueState>>,
     /// Blocks that no queue uses.
-    idle: Vec<(Shape, NonNull<QueueState>)>,
+    idle: Vec<(Shape, Shared<QueueState>)>,
     /// A closed block, to which the indices of no queue lead.
-    unused: NonNull<QueueState>,
+    unused: Shared<QueueState>,
     free_indices: Vec<u32>,
     next_index: u32,
     dying: Vec<Dying>,
 }
-
-// SAFETY: the pointers lead to blocks in `blocks`, which are `Sync` and live as long as the table.
-unsafe impl Send for Control {}
 
 #[derive(Debug)]
 struct Dying {
     /// `None` if another block has it.
     index: Option<u32>,
     shape: Shape,
-    block: NonNull<QueueState>,
+    block: Shared<QueueState>,
     drains: Drains,
     /// Completions that were not polled yet need their places.
     load: Arc<Mutex<Load>>,
     /// That of the SRQ whose receives the queue consumed, and the CQs where it did.
     consumed: Option<(Arc<Mutex<Load>>, Vec<CqMonitor>)>,
-}
-
-/// How many completions of a queue its CQs may have to hold.
-#[derive(Debug)]
-struct Load {
-    sends: u32,
-    receives: u32,
-    /// The queue was closed: nothing is added to what the CQs hold of it.
-    is_closed: bool,
-    /// The CQs that it was registered with: of its sends the first, of its receives the last.
-    cqs: Vec<CqMonitor>,
-    /// Of an SRQ: the CQs of the queues that consume it, where its receives complete, and by how
-    /// many of these queues each was named.
-    consumers: Vec<(CqMonitor, u32)>,
-}
-
-impl Load {
-    fn new(cqs: &[CqMonitor]) -> Arc<Mutex<Self>> {
-        Arc::new(Mutex::new(Self {
-            sends: 0,
-            receives: 0,
-            is_closed: false,
-            cqs: cqs.to_vec(),
-            consumers: Vec::new(),
-        }))
-    }
-
-    /// All CQs where completions of the queue may be.
-    fn all_cqs(&self) -> impl Iterator<Item = &CqMonitor> {
-        self.cqs.iter().chain(self.consumers.iter().map(|(cq, _)| cq))
-    }
-
-    /// Notes that the queue was closed.
-    fn close(&mut self) {
-        self.is_closed = true;
-        self.change_closing([0; 2], [self.sends, self.receives]);
-    }
-
-    fn change_closing(&self, before: [u32; 2], now: [u32; 2]) {
-        for side in [SENDS, RECEIVES] {
-            self.cq_of(side).inspect(|cq| cq.change_closing(before[side], now[side]));
-        }
-    }
-
-    /// The CQ that a side was registered with.
-    fn cq_of(&self, side: usize) -> Option<&CqMonitor> {
-        if side == SENDS { self.cqs.first() } else { self.cqs.last() }
-    }
-
-    /// Makes it so many sends and receives.
-    fn set(&mut self, [sends, receives]: [u32; 2]) {
-        if self.is_closed {
-            self.change_closing([self.sends, self.receives], [sends, receives]);
-        }
-        self.cqs.first().inspect(|cq| cq.change_load(self.sends, sends));
-        let of_receives =
-            self.cqs.last().into_iter().chain(self.consumers.iter().map(|(cq, _)| cq));
-        of_receives.for_each(|cq| cq.change_load(self.receives, receives));
-        (self.sends, self.receives) = (sends, receives);
-    }
-
-    /// Another queue consumes this SRQ, and completes receives to these CQs.
-    fn add_consumer(&mut self, cqs: &[CqMonitor]) {
-        self.consumers.retain(|(cq, _)| !cq.is_gone());
-        for cq in cqs {
-            match self.consumers.iter_mut().find(|(known, _)| known.is_same(cq)) {
-                Some((_, queues)) => *queues += 1,
-                None => {
-                    cq.change_load(0, self.receives);
-                    self.consumers.push((cq.clone(), 1));
-                }
-            }
-        }
-    }
-
-    /// A queue that consumed this SRQ is gone, and its completions have been polled.
-    fn remove_consumer(&mut self, cqs: &[CqMonitor]) {
-        for cq in cqs {
-            let known = self.consumers.iter().position(|(known, _)| known.is_same(cq));
-            let Some(at) = known else { continue };
-            self.consumers[at].1 -= 1;
-            if self.consumers[at].1 == 0 {
-                self.consumers.swap_remove(at);
-                cq.change_load(self.receives, 0);
-            }
-        }
-    }
-}
-
-/// The sides of a queue, where there is a number for each.
-pub(crate) const SENDS: usize = 0;
-pub(crate) const RECEIVES: usize = 1;
-
-/// CQs, and the drain of each that has to have happened.
-type Drains = Vec<(CqMonitor, u64)>;
-
-fn drained(drains: &Drains) -> bool {
-    drains.iter().all(|(cq, request)| cq.has_drained(*request))
 }
 
 /// Why a queue could not be registered.
@@ -193,38 +101,31 @@ pub enum RegisterError {
 /// A queue's entry in the table, and so its right to complete anything.
 ///
 /// Clones name the same entry. The entry closes with [`QueueHandle::close`] or with the last clone.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct QueueHandle {
     entry: Arc<Entry>,
+    /// The entry's, without the step from one to the other.
     block: NonNull<QueueState>,
 }
 
-// SAFETY: the block is `Sync`, and lives as long as the table that `entry` keeps.
+// SAFETY: the block is `Sync`, and `entry` keeps it.
 unsafe impl Send for QueueHandle {}
 // SAFETY: as above.
 unsafe impl Sync for QueueHandle {}
 
-#[derive(Debug)]
-struct Entry {
-    table: UserIndexTable,
-    index: u32,
-    shape: Shape,
-    block: NonNull<QueueState>,
-    load: Arc<Mutex<Load>>,
-    /// How many fewer requests than were granted may be outstanding of each side, because its CQ
-    /// holds completions of queues that were closed, or of this one's earlier lives.
-    held: [AtomicU32; 2],
-    closing: Mutex<Option<Drains>>,
-    /// The index is that of the queue's next life.
-    succeeded: AtomicBool,
-    /// The SRQ whose receives this queue consumes stays registered as long as the queue is.
-    receives: Option<QueueHandle>,
-}
+impl QueueHandle {
+    fn new(entry: Entry) -> Self {
+        let block = NonNull::from(&*entry.block);
+        Self { entry: Arc::new(entry), block }
+    }
 
-// SAFETY: as for `QueueHandle`.
-unsafe impl Send for Entry {}
-// SAFETY: as for `QueueHandle`.
-unsafe impl Sync for Entry {}
+    /// The shared block.
+    #[inline(always)]
+    pub fn state(&self) -> &QueueState {
+        // SAFETY: `entry` keeps the block.
+        unsafe { self.block.as_ref() }
+    }
+}
 
 impl UserIndexTable {
     /// An empty table.
@@ -257,21 +158,18 @@ impl UserIndexTable {
         let block = control.take_block(shape);
         drop(control);
 
-        // SAFETY: blocks live as long as the table.
-        let state = unsafe { block.as_ref() };
-        state.reset();
-        lock(state.past()).clear();
-        state.set_number(0);
+        block.reset();
+        lock(block.past()).clear();
+        block.set_number(0);
         let identity = |cq: Option<&CqMonitor>| cq.map_or(0, CqMonitor::identity);
         let completes_to = [cqs.first(), cqs.last()].map(identity);
-        state.start(block.as_ptr(), index, user_context, completes_to);
+        block.start(Shared::as_ptr(&block).cast_mut(), index, user_context, completes_to);
         // SAFETY: all blocks live as long as the table.
-        unsafe { state.set_receives(receives.map_or(block, |srq| srq.block).as_ptr()) };
-        state.open();
-        let entry = Entry::new(self, index, (shape, block), cqs, receives);
-        let handle = QueueHandle { entry: Arc::new(entry), block };
-        lock(&self.0.control).set(index, block.as_ptr());
-        Ok(handle)
+        unsafe { block.set_receives(&**receives.map_or(&block, |srq| &srq.entry.block)) };
+        block.open();
+        let entry = Entry::new(self, index, (shape, block.clone()), cqs, receives);
+        lock(&self.0.control).set(index, &block);
+        Ok(QueueHandle::new(entry))
     }
 
     /// Frees what closed queues leave until their CQs have been drained, unless another thread has
@@ -326,20 +224,19 @@ impl UserIndexTable {
 
 impl Control {
     fn new() -> Self {
-        let mut control = Self {
+        let shape = Shape { send_wqebbs: 0, recv_wqes: 0, shared_receive: false };
+        let unused = QueueState::new(shape);
+        // SAFETY: the block's own.
+        unsafe { unused.set_receives(&*unused) };
+        Self {
             tables: Vec::new(),
             blocks: Vec::new(),
             idle: Vec::new(),
-            unused: NonNull::dangling(),
+            unused,
             free_indices: Vec::new(),
             next_index: 0,
             dying: Vec::new(),
-        };
-        let shape = Shape { send_wqebbs: 0, recv_wqes: 0, shared_receive: false };
-        control.unused = control.take_block(shape);
-        // SAFETY: the block is its own, in `blocks`.
-        unsafe { control.unused.as_ref().set_receives(control.unused.as_ptr()) };
-        control
+        }
     }
 
     /// An index, and the table that it needed.
@@ -363,29 +260,28 @@ impl Control {
         let len = (old.len() * 2).max(FIRST_SIZE);
         let value = |i: usize| match old.get(i) {
             Some(entry) => entry.load(Ordering::Relaxed),
-            None => self.unused.as_ptr(),
+            None => Shared::as_ptr(&self.unused).cast_mut(),
         };
         let table: Table = (0..len).map(|i| AtomicPtr::new(value(i))).collect();
         self.tables.push(Box::new(table));
         self.tables.last_mut().map_or(core::ptr::null_mut(), |table| &raw mut **table)
     }
 
-    fn take_block(&mut self, shape: Shape) -> NonNull<QueueState> {
+    fn take_block(&mut self, shape: Shape) -> Shared<QueueState> {
         if let Some(at) = self.idle.iter().position(|(idle, _)| *idle == shape) {
             return self.idle.swap_remove(at).1;
         }
         let block = QueueState::new(shape);
-        let pointer = NonNull::from(&*block);
-        self.blocks.push((shape, block));
-        pointer
+        self.blocks.push(block.clone());
+        block
     }
 
     /// Writes an entry in every table that has it, so that a poller with an old one meets no stale
     /// pointer.
-    fn set(&mut self, index: u32, value: *mut QueueState) {
+    fn set(&mut self, index: u32, block: &Shared<QueueState>) {
         for table in &self.tables {
             if let Some(entry) = table.get(index as usize) {
-                entry.store(value, Ordering::Release);
+                entry.store(Shared::as_ptr(block).cast_mut(), Ordering::Release);
             }
         }
     }
@@ -398,7 +294,7 @@ impl Control {
         self.dying = dying;
         for dead in done {
             if let Some(index) = dead.index {
-                self.set(index, self.unused.as_ptr());
+                self.set(index, &self.unused.clone());
                 self.free_indices.push(index);
             }
             lock(&dead.load).set([0; 2]);
@@ -410,240 +306,10 @@ impl Control {
     }
 }
 
-impl QueueHandle {
-    /// The index to give to the kernel at creation, below 2^24.
-    pub fn user_index(&self) -> u32 {
-        self.entry.index
-    }
-
-    /// The shared block.
-    #[inline(always)]
-    pub fn state(&self) -> &QueueState {
-        // SAFETY: blocks live as long as the table, which `entry` keeps alive.
-        unsafe { self.block.as_ref() }
-    }
-
-    /// Records a state that the program set, or that an event told of. Posting looks at it where
-    /// space has to be looked for, the first time above all. For a state in which nothing can be
-    /// posted see [`SendQueue::recheck_state`](crate::send_queue::SendQueue::recheck_state) and its
-    /// like.
-    pub fn set_state(&self, state: QpState) {
-        self.state().set_state(state);
-    }
-
-    /// Records the number that the kernel gave.
-    pub fn set_number(&self, number: u32) {
-        self.state().set_number(number);
-    }
-
-    /// A failed send stops the sends alone (SQE), as on all services but the reliable ones. Holds
-    /// until the handle closes.
-    pub fn set_sends_fail_alone(&self) {
-        self.state().set_sends_fail_alone();
-    }
-
-    /// A receive that is too short fails alone, as on raw packet queue pairs. Holds until the
-    /// handle closes.
-    pub fn set_short_receives_fail_alone(&self) {
-        self.state().set_short_receives_fail_alone();
-    }
-
-    /// Records that the device reported an error of this SRQ (`IBV_EVENT_SRQ_ERR`): posts fail from
-    /// now on.
-    pub fn fail_shared_receives(&self) {
-        self.state().fail_shared_receives();
-    }
-
-    /// How many receives of this SRQ may be outstanding, after a resize; at most what its ring
-    /// holds.
-    pub fn set_granted_receives(&self, receives: u32) {
-        self.state().set_granted_receives(receives);
-    }
-
-    /// Says how many requests, and how many receives of its own, the queue may have outstanding. A
-    /// CQ to whose queues more are granted than it holds can overrun, and its polls look out for
-    /// that (see [`CompletionQueue::watch_events`]).
-    ///
-    /// [`CompletionQueue::watch_events`]: crate::completion_queue::CompletionQueue::watch_events
-    pub fn set_capacity(&self, sends: u32, receives: u32) {
-        self.entry.set_capacity([sends, receives]);
-    }
-
-    /// How many fewer requests than were granted may be outstanding of a side now: so completions
-    /// of closed queues that wait in its CQ never make that overrun. 0 once they were polled.
-    pub(crate) fn held(&self, side: usize) -> u32 {
-        let held = &self.entry.held[side];
-        let before = held.load(Ordering::Relaxed);
-        if before == 0 {
-            return 0;
-        }
-        let now = before.min(lock(&self.entry.load).cq_of(side).map_or(0, CqMonitor::excess));
-        held.store(now, Ordering::Relaxed);
-        now
-    }
-
-    /// Makes one request outstanding on either side, at this index. For the inspector, which has
-    /// completions and no queues.
-    ///
-    /// # Safety
-    /// The handle has no queues.
-    #[doc(hidden)]
-    pub unsafe fn expect(&self, index: u16) {
-        self.state().expect(index);
-    }
-
-    /// Makes the queue complete nothing any more: CQEs that are still in a CQ are dropped when the
-    /// poller meets them, and no data of theirs is written anywhere. To be called once the kernel
-    /// has destroyed or reset the queue, and before the memory of its rings is freed. Does nothing
-    /// the second time.
-    pub fn close(&self) {
-        self.entry.close();
-    }
-
-    /// Whether the queue was closed, and every CQ of it has since been polled past all that it held
-    /// then. A CQ that was dropped counts as polled.
-    pub fn has_drained(&self) -> bool {
-        lock(&self.entry.closing).as_ref().is_some_and(drained)
-    }
-
-    /// The queue's next life, to be called once the kernel has reset it: it has the same index and
-    /// user context, and counts from zero. Closes this handle; the posting sides go on with the new
-    /// one (`reset` of send and receive queue).
-    ///
-    /// It waits for no poller. CQEs from before that a CQ still holds are dropped when the poller
-    /// meets them.
-    #[must_use]
-    pub fn renew(&self) -> Self {
-        let drains = self.entry.close();
-        let Entry { table, index, shape, receives, .. } = &*self.entry;
-        let block = {
-            let mut control = lock(&table.0.control);
-            control.reap();
-            control.take_block(*shape)
-        };
-        // SAFETY: blocks live as long as the table.
-        let state = unsafe { block.as_ref() };
-        state.reset();
-        state.succeed(self.state(), block.as_ptr());
-        let (cqs, capacity) = {
-            let load = lock(&self.entry.load);
-            (load.cqs.clone(), [load.sends, load.receives])
-        };
-        let entry = Entry::new(table, *index, (*shape, block), &cqs, receives.as_ref());
-        entry.set_capacity(capacity);
-        self.entry.succeeded.store(true, Ordering::Release);
-        let mut past = lock(state.past());
-        *past = past_of(&drains, *index);
-        if past.is_empty() {
-            state.open();
-        }
-        lock(&table.0.control).set(*index, block.as_ptr());
-        drop(past);
-        Self { entry: Arc::new(entry), block }
-    }
-}
-
-/// Which CQs hold CQEs of a queue that was reset, and up to where. The drains were asked for after
-/// the reset.
-fn past_of(drains: &Drains, index: u32) -> Vec<Past> {
-    let mut past = Vec::<Past>::new();
-    for (cq, drain) in drains {
-        if past.iter().all(|other| !other.cq.is_same(cq)) {
-            let end = cq.end_of(index);
-            past.extend(end.map(|end| Past { cq: cq.clone(), end, drain: *drain }));
-        }
-    }
-    past
-}
-
-impl Clone for QueueHandle {
-    fn clone(&self) -> Self {
-        Self { entry: self.entry.clone(), block: self.block }
-    }
-}
-
-impl Entry {
-    fn new(
-        table: &UserIndexTable,
-        index: u32,
-        (shape, block): (Shape, NonNull<QueueState>),
-        cqs: &[CqMonitor],
-        receives: Option<&QueueHandle>,
-    ) -> Self {
-        // CQEs of a closed queue give entries of its SRQ back, so the SRQ's block is not reused
-        // before its consumers' CQs have been drained either.
-        receives.inspect(|srq| lock(&srq.entry.load).add_consumer(cqs));
-        Self {
-            table: table.clone(),
-            index,
-            shape,
-            block,
-            load: Load::new(cqs),
-            held: [AtomicU32::new(0), AtomicU32::new(0)],
-            closing: Mutex::new(None),
-            succeeded: AtomicBool::new(false),
-            receives: receives.cloned(),
-        }
-    }
-
-    fn set_capacity(&self, capacity: [u32; 2]) {
-        let mut load = lock(&self.load);
-        load.set(capacity);
-        let excess = |side| load.cq_of(side).map_or(0, CqMonitor::excess);
-        let sends = excess(SENDS).min(capacity[SENDS]);
-        let is_one = load.cqs.first().zip(load.cqs.last()).is_some_and(|(a, b)| a.is_same(b));
-        // In one CQ both sides together leave the places free that are needed.
-        let rest = if is_one { sends } else { 0 };
-        let receives = excess(RECEIVES).saturating_sub(rest).min(capacity[RECEIVES]);
-        self.held[SENDS].store(sends, Ordering::Relaxed);
-        self.held[RECEIVES].store(receives, Ordering::Relaxed);
-    }
-
-    fn close(&self) -> Drains {
-        let mut closing = lock(&self.closing);
-        if let Some(drains) = &*closing {
-            return drains.clone();
-        }
-        // SAFETY: blocks live as long as the table.
-        let state = unsafe { self.block.as_ref() };
-        // Held until the block is closed: a poller that finds no past to wait for would open it
-        // again.
-        let mut past = lock(state.past());
-        past.clear();
-        state.shut();
-        drop(past);
-        state.set_send_ring(None);
-        state.set_recv_ring(None);
-        let mut load = lock(&self.load);
-        let drains: Drains = load.all_cqs().map(|cq| (cq.clone(), cq.request_drain())).collect();
-        load.close();
-        // A receive of an SRQ is not posted again before its completion was polled.
-        let has_receives = self.receives.is_none();
-        for (cq, drain) in &drains {
-            let counts = |op_own: OpOwn| has_receives || op_own.opcode().is_requester();
-            cq.note_closed(self.index, *drain, counts);
-        }
-        *closing = Some(drains.clone());
-        drains
-    }
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        let drains = self.close();
-        let index = (!self.succeeded.load(Ordering::Acquire)).then_some(self.index);
-        let load = self.load.clone();
-        let cqs = lock(&load).cqs.clone();
-        let consumed = self.receives.as_ref().map(|srq| (srq.entry.load.clone(), cqs));
-        let dead = Dying { index, shape: self.shape, block: self.block, drains, load, consumed };
-        lock(&self.table.0.control).dying.push(dead);
-    }
-}
-
 /// A poller's view of the table, which it keeps alive: a pointer and a length. It may be out of
 /// date, then it lacks entries.
 #[derive(Debug)]
-pub(crate) struct TableView {
+struct TableView {
     table: UserIndexTable,
     entries: *const AtomicPtr<QueueState>,
     len: usize,
@@ -682,5 +348,137 @@ impl TableView {
             core::hint::assert_unchecked(!block.is_null());
             Some(&*block)
         }
+    }
+}
+
+/// One place for each low byte of a user index.
+const PLACES: usize = 1 << 8;
+const USER_INDEX: usize = offset_of!(Cqe, srqn_user_index);
+
+/// Where a queue is, or [`KnownQueues::none`].
+type Places = [Cell<*const QueueState>; PLACES];
+
+/// The queues that a CQ polls: the table, and a cache of those of its queues whose sends, or whose
+/// receives, this CQ's poller found to be its own.
+///
+/// A queue in the cache needs fewer comparisons than one that is looked up: its key tells at once
+/// whether the CQE is its own, and whether the queue is open. Up to 256 queues that were registered
+/// one after the other have places of their own.
+///
+/// A queue is in the place of its own index alone, and closed queues have a key with another low
+/// byte. So no CQE whose index leads to a place equals the key of a closed queue there.
+#[derive(Debug)]
+pub(crate) struct KnownQueues {
+    view: TableView,
+    /// [`CqMonitor::identity`].
+    identity: usize,
+    sends: Places,
+    receives: Places,
+    /// What is in a place without a queue. This CQ's own, since its poller may write to it: its key
+    /// is no queue's, and a device can say it all the same. It has no outstanding requests.
+    none: Shared<QueueState>,
+}
+
+// SAFETY: the places lead to `none`, and to blocks that live as long as the table, which `view`
+// keeps. Blocks are `Sync`.
+unsafe impl Send for KnownQueues {}
+
+impl KnownQueues {
+    /// The queues of `table` that complete to the CQ with this identity.
+    pub(crate) fn new(table: &UserIndexTable, identity: usize) -> Self {
+        let shape = Shape { send_wqebbs: 0, recv_wqes: 0, shared_receive: false };
+        let none = QueueState::new(shape);
+        let places = || array::from_fn(|_| Cell::new(Shared::as_ptr(&none)));
+        let view = TableView::new(table);
+        Self { view, identity, sends: places(), receives: places(), none }
+    }
+
+    /// Empties the cache. To be called before the CQ says that it was drained: then blocks of
+    /// closed queues may become those of queues that complete to other CQs.
+    pub(crate) fn clear(&self) {
+        let places = self.sends.iter().chain(&self.receives);
+        places.for_each(|place| place.set(Shared::as_ptr(&self.none)));
+    }
+
+    /// The table.
+    pub(crate) fn table(&self) -> &UserIndexTable {
+        self.view.table()
+    }
+
+    /// Has [`KnownQueues::any`] know all queues that are registered by now.
+    pub(crate) fn refresh(&mut self) {
+        self.view.refresh();
+    }
+
+    /// The queue that a user index leads to, open or not.
+    pub(crate) fn any(&self, index: u32) -> Option<&QueueState> {
+        self.view.block(index)
+    }
+
+    /// The identity of the CQ.
+    pub(crate) fn identity(&self) -> usize {
+        self.identity
+    }
+
+    /// The open queue that a CQE, which is ours, is of, if this CQ polls its sends.
+    #[inline(always)]
+    pub(crate) fn sends_of(&self, cqe: CqeView) -> Option<PolledSends<'_>> {
+        let queue = self.find(cqe, &self.sends, QueueState::send_side)?;
+        // SAFETY: as `find` says; the CQ's poller is this thread, since only its CQ has this value,
+        // which is not `Sync`.
+        Some(unsafe { PolledSends::new(queue) })
+    }
+
+    /// The open queue that a CQE, which is ours, is of, if this CQ polls its receives.
+    #[inline(always)]
+    pub(crate) fn receives_of(&self, cqe: CqeView) -> Option<PolledReceives<'_>> {
+        let queue = self.find(cqe, &self.receives, QueueState::recv_side)?;
+        // SAFETY: as in `sends_of`.
+        Some(unsafe { PolledReceives::new(queue) })
+    }
+
+    /// The open queue that the user index of a CQE leads to, if this CQ polls that `side` of it; or
+    /// `none`. The byte above the index counts segments of large receive offload; CQEs in which it
+    /// is not 0 find their queue on the slow path.
+    #[inline(always)]
+    fn find<'q>(
+        &'q self,
+        cqe: CqeView,
+        known: &'q Places,
+        side: fn(&QueueState) -> &Side,
+    ) -> Option<&'q QueueState> {
+        crate::barrier::from_device();
+        let place = &known[usize::from(cqe.u8(USER_INDEX + 3))];
+        // SAFETY: `none`, or a block of the table that `view` keeps.
+        let queue = unsafe { &*place.get() };
+        // The key first: so the load of the index is an operand of the comparison.
+        let key = side(queue).key();
+        if key == cqe.u32_in_memory(USER_INDEX) {
+            return Some(queue);
+        }
+        crate::hint::seldom();
+        let index = cqe.u32(USER_INDEX);
+        let queue = self.view.block(index)?;
+        if !side(queue).is_polled_by(self.identity) {
+            return None;
+        }
+        known[usize::from(index as u8)].set(queue);
+        Some(queue)
+    }
+}
+
+impl Completion<'_> {
+    /// What the QP's posting and polling sides share.
+    #[inline(always)]
+    pub fn state(&self) -> &QueueState {
+        // SAFETY: the side is that of a registered queue, whose block lives as long as it does.
+        unsafe { &*self.side().block() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn side(&self) -> &Side {
+        // SAFETY: blocks live as long as the user index table, which the CQ keeps alive, and the CQ
+        // is borrowed.
+        unsafe { &*self.raw_side() }
     }
 }

@@ -238,6 +238,12 @@ impl<'c> Completion<'c> {
         self.raw.cqe
     }
 
+    /// What [`Completion::side`] leads to.
+    #[inline(always)]
+    pub(crate) fn raw_side(&self) -> *const Side {
+        self.raw.side
+    }
+
     /// Whether a change of memory keys invalidated one.
     fn invalidates(&self) -> bool {
         self.state().send_kind(u32::from(self.wqe_index())) == Kind::LocalInvalidate

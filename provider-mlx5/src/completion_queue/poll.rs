@@ -3,8 +3,8 @@
 //! A completion that went well is looked at once: its last byte says that it is there and of which
 //! kind, its user index leads to the queue's block, the block says which requests are outstanding,
 //! and the id of the one that the CQE names goes to the caller. That touches the CQE, the queue's
-//! place among those that the CQ knows (`known.rs`) or the table's entry, the block's line of this
-//! direction, and the id. All other CQEs take the slow path (`slow.rs`).
+//! place among those that the CQ knows (`user_index.rs`) or the table's entry, the block's line of
+//! this direction, and the id. All other CQEs take the slow path (`slow.rs`).
 
 use core::marker::PhantomData;
 use core::mem::offset_of;

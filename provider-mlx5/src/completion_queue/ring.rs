@@ -176,7 +176,7 @@ impl Ring {
 /// orders what the device wrote before: all other fields are volatile loads. The compiler does not
 /// repeat these, and unlike atomic loads they may be an operand of another instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CqeView(*const u8);
+pub(crate) struct CqeView(*const u8);
 
 // SAFETY: as for `Ring`.
 unsafe impl Send for CqeView {}
@@ -185,7 +185,7 @@ macro_rules! field {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[inline(always)]
-        pub(super) fn $name(self, offset: usize) -> $name {
+        pub(crate) fn $name(self, offset: usize) -> $name {
             // SAFETY: callers pass field offsets of the 64-byte CQE, which is valid for reads and
             // aligned to 64 (it comes from `Ring::cqe`, or is `MARKER`), so the field is inside
             // and is aligned. The CQE is the poller's until its place is given back, so no other
@@ -215,7 +215,7 @@ impl CqeView {
 
     /// The four bytes at `offset` as they are in memory.
     #[inline(always)]
-    pub(super) fn u32_in_memory(self, offset: usize) -> u32 {
+    pub(crate) fn u32_in_memory(self, offset: usize) -> u32 {
         self.u32(offset).to_be()
     }
 

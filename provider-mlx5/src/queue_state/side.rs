@@ -1,15 +1,17 @@
-//! One direction of a queue, sends or receives, as the poller of its completions sees it; and what
-//! of a block only the caller can vouch for.
+//! One direction of a queue, sends or receives, as the poller of its completions sees it. Also what
+//! else of a block has to be unsafe: the tables of a list of free entries, and the links to other
+//! blocks.
 
 #![allow(unsafe_code)]
 
 use core::ops::Deref;
 use core::sync::atomic::AtomicUsize;
+use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 
 use super::QueueState;
-use crate::free_list::FreeList;
+use crate::free_list::{FreeList, NO_INDEX, POSTED};
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// In the table of work request ids: the place of a block in which no request starts. A program may
@@ -435,5 +437,141 @@ impl QueueState {
     pub unsafe fn set_side_contexts(&self, sends: u64, receives: u64) {
         self.sends.set_context(sends);
         self.receives.set_context(receives);
+    }
+}
+
+/// The tables of a list of free entries. Masked indices need no comparison with a length.
+#[derive(Debug)]
+pub(crate) struct ListTables {
+    /// What has become of each entry.
+    states: Box<[AtomicU32]>,
+    /// Entries minus one; they are a power of two.
+    mask: u32,
+    /// The work request id of each entry. A plain pointer, because a slice's length would be loaded
+    /// too.
+    ids: *const AtomicU64,
+    _ids: Arc<[AtomicU64]>,
+    /// First the limit: the posting side takes an index on its fast path if that is below it. Then
+    /// the ring, next to it, because the posting side reads both.
+    places: Box<[AtomicU32]>,
+}
+
+// SAFETY: `ids` points at atomics of `_ids`.
+unsafe impl Send for ListTables {}
+// SAFETY: as above.
+unsafe impl Sync for ListTables {}
+
+impl ListTables {
+    /// Tables for an entry for each of `ids`, all zero.
+    ///
+    /// # Panics
+    /// If the number of entries is not a power of two.
+    pub(crate) fn new(ids: Arc<[AtomicU64]>) -> Self {
+        let count = ids.len() as u32;
+        assert!(count.is_power_of_two(), "an SRQ has a power of two entries");
+        let zeros = |count| (0..count).map(|_| AtomicU32::new(0)).collect();
+        let (states, places) = (zeros(count), zeros(count + 1));
+        Self { states, mask: count - 1, ids: ids.as_ptr(), _ids: ids, places }
+    }
+
+    /// Entries minus one.
+    #[inline(always)]
+    pub(crate) fn mask(&self) -> u32 {
+        self.mask
+    }
+
+    /// An entry, if there is one with this index.
+    #[inline(always)]
+    pub(crate) fn entry(&self, index: u32) -> Option<ListEntry<'_>> {
+        (index <= self.mask).then_some(ListEntry { tables: self, index: index as usize })
+    }
+
+    #[inline(always)]
+    pub(crate) fn state(&self, index: u32) -> &AtomicU32 {
+        // SAFETY: there are `mask + 1`.
+        unsafe { self.states.get_unchecked((index & self.mask) as usize) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn id(&self, index: u32) -> &AtomicU64 {
+        // SAFETY: there are `mask + 1`, which live as long as this.
+        unsafe { &*self.ids.add((index & self.mask) as usize) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn limit(&self) -> &AtomicU32 {
+        // SAFETY: the limit is there before the ring.
+        unsafe { self.places.get_unchecked(0) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn place(&self, position: u32) -> &AtomicU32 {
+        // SAFETY: there is one place more than entries, so one for each masked position behind the
+        // limit.
+        unsafe { self.places.get_unchecked(1 + (position & self.mask) as usize) }
+    }
+
+    /// The posting side's way in.
+    pub(crate) fn shortcut(&self) -> Shortcut {
+        Shortcut { places: self.places.as_ptr(), states: self.states.as_ptr(), mask: self.mask }
+    }
+}
+
+/// An entry that there is.
+#[derive(Clone, Copy)]
+pub(crate) struct ListEntry<'t> {
+    tables: &'t ListTables,
+    index: usize,
+}
+
+impl<'t> ListEntry<'t> {
+    #[inline(always)]
+    pub(crate) fn state(self) -> &'t AtomicU32 {
+        // SAFETY: the index is at most `mask`, and there are `mask + 1` states.
+        unsafe { self.tables.states.get_unchecked(self.index) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn id(self) -> &'t AtomicU64 {
+        // SAFETY: there is one for each state, and they live as long as the tables.
+        unsafe { &*self.tables.ids.add(self.index) }
+    }
+}
+
+/// Where a list's ring and states are, for the posting side to keep beside its own fields.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shortcut {
+    places: *const AtomicU32,
+    states: *const AtomicU32,
+    mask: u32,
+}
+
+impl Shortcut {
+    /// [`FreeList::next`] and [`FreeList::take`] at once, if the next index is below the limit.
+    ///
+    /// # Safety
+    /// The list is alive.
+    #[inline(always)]
+    pub(crate) unsafe fn take_next(&self, position: u32) -> Option<u32> {
+        let place = 1 + (position & self.mask) as usize;
+        // SAFETY: the limit and as many places as there are entries.
+        let (limit, place) = unsafe { (&*self.places, &*self.places.add(place)) };
+        let next = place.load(Ordering::Acquire);
+        if next >= limit.load(Ordering::Relaxed) {
+            return None;
+        }
+        place.store(NO_INDEX, Ordering::Relaxed);
+        Some(next)
+    }
+
+    /// Marks a filled entry as the device's.
+    ///
+    /// # Safety
+    /// The list is alive, and `entry` is an index of it: 0, or what was taken.
+    #[inline(always)]
+    pub(crate) unsafe fn mark(&self, entry: u32) {
+        // SAFETY: the caller's promise. Release: a poller that finds it so finds what is in the
+        // entry, and the place empty that the entry came from.
+        unsafe { &*self.states.add(entry as usize) }.store(POSTED, Ordering::Release);
     }
 }
