@@ -60,8 +60,8 @@ pub struct CompletionQueueConfig<'t> {
     pub number: u32,
     /// The context's table.
     pub table: &'t UserIndexTable,
-    /// What mini-CQEs of receives carry, if compression was asked for.
-    pub mini_format: MiniCqeFormat,
+    /// What mini-CQEs of receives carry, if the CQ was created for compressed completions.
+    pub mini_format: Option<MiniCqeFormat>,
     /// The key of the null region (`dump_fill_mkey`), if the device has one: inline data for it
     /// goes nowhere.
     pub null_lkey: Option<u32>,
@@ -128,7 +128,7 @@ pub struct CompletionQueue {
     arm_sequence: u8,
     /// The drain request that had been made when the present lap began.
     lap_request: u64,
-    mini_format: MiniCqeFormat,
+    mini_format: Option<MiniCqeFormat>,
     null_lkey: Option<u32>,
     dropped: u64,
     refused: u64,

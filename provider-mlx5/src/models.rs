@@ -279,7 +279,7 @@ mod user_index {
             arm: unsafe { ArmRegister::new(lines().cast()) },
             number: 1,
             table,
-            mini_format: MiniCqeFormat::HASH,
+            mini_format: Some(MiniCqeFormat::HASH),
             null_lkey: None,
         });
         write_cqe(ring, 0);

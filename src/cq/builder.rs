@@ -228,7 +228,7 @@ impl<L: Layer> CqBuilder<L> {
     fn poller(&self, memory: Arc<CqMemory>) -> Result<Poller> {
         let inner = self.context.inner();
         let (users, null_key) = (inner.users(L::TAKES_SLOTS), inner.null_key());
-        let format = self.compression.map_or(MiniCqeFormat::HASH, Compression::format);
+        let format = self.compression.map(Compression::format);
         let made = Poller::new(memory, &inner.uars, users, null_key, format);
         made.map_err(|error| Error::invalid(CREATE, error.to_string()))
     }

@@ -22,7 +22,7 @@ use super::FrameError;
 use super::receiver::Receiver;
 use super::rx_builder::VERB;
 use super::template::{Tailed, Template};
-use crate::cq::{CompletionQueue, Compression};
+use crate::cq::CompletionQueue;
 use crate::device::context::Context;
 use crate::device::layer::Raw;
 use crate::error::{Error, Result};
@@ -100,14 +100,6 @@ impl RxRing {
         let frames = unsafe { FrameQueue::new(queue, receives, slot_bytes) };
         let frames = frames.map_err(|error| Error::invalid(VERB, error.to_string()))?;
         Ok(Self { frames, receiver, cq, slots })
-    }
-
-    /// Takes completions that are compressed, if they may be.
-    pub(super) fn compressed(mut self, compression: Option<Compression>) -> Self {
-        if let Some(compression) = compression {
-            self.frames.compressed(compression.format());
-        }
-        self
     }
 
     /// The next frame. Its buffer goes back to the device when it is dropped: at once if it
@@ -268,14 +260,6 @@ impl StridingRing {
         let posted = Vec::from(slots).into_iter().map(|slot| Some(Arc::new(slot))).collect();
         let done = strides.done();
         Ok(Self { wq, cq, strides, striding, posted, others, done })
-    }
-
-    /// Takes completions that are compressed, if they may be.
-    pub(super) fn compressed(mut self, compression: Option<Compression>) -> Self {
-        if let Some(compression) = compression {
-            self.strides.compressed(compression.format());
-        }
-        self
     }
 
     /// The next frame.

@@ -175,7 +175,6 @@ impl<C: Clock> RxBuilder<C> {
         let receiver = self.receiver(&cq, depth)?;
         let slab = self.slab(depth)?;
         let ring = RxRing::new(receiver, cq, self.take(&slab, depth)?, slab.slot_bytes())?;
-        let ring = ring.compressed(compression);
         Ok(RxQueue { ring, slab, rejected: 0, channel, matched, clock: PhantomData })
     }
 

@@ -48,7 +48,7 @@ impl<C: Clock> StridingBuilder<C> {
         let target = (!rx.spread).then(|| target(&rx, wq.handle())).transpose()?;
         let slab = buffers(&rx, striding, depth + spares)?;
         let (slots, spares) = (rx.take(&slab, depth)?, rx.take(&slab, spares)?);
-        let ring = StridingRing::new(wq, cq, striding, slots, spares)?.compressed(compression);
+        let ring = StridingRing::new(wq, cq, striding, slots, spares)?;
         let matched = Matches::new(rx.pd.context(), rx.counts)?;
         Ok(StridingQueue { target, ring, channel, matched, clock: PhantomData })
     }

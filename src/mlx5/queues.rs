@@ -166,7 +166,7 @@ impl Poller {
         uars: &Arc<Uars>,
         table: &UserIndexTable,
         null_lkey: Option<u32>,
-        mini_format: MiniCqeFormat,
+        mini_format: Option<MiniCqeFormat>,
     ) -> std::result::Result<Self, QueueError> {
         let mut rings = memory.rings();
         let Some(ring) = rings.used.last_mut() else { return Err(QueueError::BadMemory) };

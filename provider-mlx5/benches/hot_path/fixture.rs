@@ -168,6 +168,15 @@ pub(crate) fn completion_queue(
     table: &UserIndexTable,
     entries: u32,
 ) -> (CompletionQueue, Producer) {
+    completion_queue_of(table, entries, Some(MiniCqeFormat::HASH))
+}
+
+/// As [`completion_queue`], with what mini-CQEs carry if completions may be compressed.
+pub(crate) fn completion_queue_of(
+    table: &UserIndexTable,
+    entries: u32,
+    mini_format: Option<MiniCqeFormat>,
+) -> (CompletionQueue, Producer) {
     let (memory, ring) = dma(entries as usize * 64);
     let cq = CompletionQueue::new(CompletionQueueConfig {
         memory,
@@ -178,7 +187,7 @@ pub(crate) fn completion_queue(
         arm: unsafe { ArmRegister::new(leak(4096).cast()) },
         number: 5,
         table,
-        mini_format: MiniCqeFormat::HASH,
+        mini_format,
         null_lkey: None,
     });
     // SAFETY: the ring is leaked.

@@ -31,7 +31,7 @@ pub(crate) struct Frames {
 impl Frames {
     pub(crate) fn new() -> Self {
         let table = UserIndexTable::new();
-        let (mut cq, device) = fixture::completion_queue(&table, 2 * DEPTH);
+        let (mut cq, device) = fixture::completion_queue_of(&table, 2 * DEPTH, None);
         let handle = fixture::handle(&table, &[cq.monitor()], [0, DEPTH], None);
         let mut receives = fixture::recv_queue_of(&handle, DEPTH);
         let memory = fixture::leak((DEPTH * ROOM) as usize).as_ptr();

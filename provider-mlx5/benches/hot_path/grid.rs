@@ -60,7 +60,7 @@ impl<T: Transport, R: Register> Rig<T, R> {
             arm: unsafe { ArmRegister::new(leak(4096).cast()) },
             number: 5,
             table: &table,
-            mini_format: MiniCqeFormat::HASH,
+            mini_format: Some(MiniCqeFormat::HASH),
             null_lkey: None,
         })
         .expect("a queue");

@@ -83,7 +83,7 @@ pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
         arm,
         number: 0,
         table: &table,
-        mini_format: MiniCqeFormat::HASH,
+        mini_format: Some(MiniCqeFormat::HASH),
         null_lkey: None,
     })
     .ok()?;

@@ -264,7 +264,7 @@ fn d8_a_completion_of_an_unknown_queue_costs_no_other_completion() {
         arm,
         number: 1,
         table: &table,
-        mini_format: MiniCqeFormat::HASH,
+        mini_format: Some(MiniCqeFormat::HASH),
         null_lkey: None,
     })
     .unwrap();

@@ -46,8 +46,7 @@ impl CompletionQueue {
 
     /// CQEs that the device has written and nothing has polled; afterwards none is compressed.
     fn written(&mut self) -> u32 {
-        let format = Some(self.mini_format);
-        self.ring.expand_waiting(self.consumed, format, |op_own| !is_mark(op_own))
+        self.ring.expand_waiting(self.consumed, self.mini_format, |op_own| !is_mark(op_own))
     }
 
     /// Whether the CQE at a counter is of a queue that was closed, or of a life before the queue's

@@ -92,7 +92,8 @@ pub struct FrameCounters {
     pub too_long: u64,
     /// Completions that named another receive than the next one.
     pub refused: u64,
-    /// The device had at least this many receives at all times.
+    /// The device had at least this many receives at all times, those aside whose completions it
+    /// holds back to compress them.
     pub lowest: u32,
     /// Times at which the device may have had no receive, and so have lost frames.
     pub exhausted: u64,
@@ -144,13 +145,6 @@ pub struct FrameQueue {
 }
 
 impl FrameQueue {
-    /// Takes compressed completions from now on, whose mini-CQEs carry what `format` says. The
-    /// device holds completions back then: what [`FrameCounters::lowest`] and `exhausted` say lacks
-    /// those.
-    pub fn compressed(&mut self, format: MiniCqeFormat) {
-        self.mini_format = Some(format);
-    }
-
     /// What the next CQE is.
     #[inline(always)]
     pub fn look(&self) -> Look {

@@ -77,7 +77,7 @@ impl CompletionQueue {
                 }
                 break Err(self.found_nothing());
             }
-            if self.ring.opens_session(self.consumed, op_own, Some(self.mini_format)) {
+            if self.ring.opens_session(self.consumed, op_own, self.mini_format) {
                 continue;
             }
             let raw = self.report(self.ring.cqe(self.consumed), op_own);

@@ -156,16 +156,11 @@ impl StrideQueue {
             consumed: cq.consumed,
             consumer_index: cq.consumer_index.again(),
             counters: StrideCounters::default(),
-            mini_format: None,
+            mini_format: cq.mini_format,
             ring: cq.ring,
             monitor: cq.monitor(),
             lap_request: cq.lap_request,
         })
-    }
-
-    /// Takes compressed completions from now on, whose mini-CQEs carry what `format` says.
-    pub fn compressed(&mut self, format: MiniCqeFormat) {
-        self.mini_format = Some(format);
     }
 
     /// The next frame. Its bytes are the caller's until the buffer is posted again.

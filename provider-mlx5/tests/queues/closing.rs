@@ -1,7 +1,7 @@
 //! Queues that die while their completions are still in the CQ.
 
 use uverbs_mlx5::completion_queue::PollError;
-use uverbs_mlx5::format::{CqeFormat, MiniCqe};
+use uverbs_mlx5::format::{CqeFormat, MiniCqe, MiniCqeFormat};
 use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::request::{PostFlags, Sge};
 use uverbs_mlx5::send_queue::{Nop, Rc};
@@ -344,7 +344,7 @@ fn post_receives(rq: &mut Rq, ids: std::ops::Range<u64>) {
 #[test]
 fn the_rest_of_a_session_is_not_of_the_next_life() {
     for polled in 0..=12 {
-        let mut cq = Cq::new(32, 64);
+        let mut cq = Cq::with(32, 64, MiniCqeFormat::HASH);
         let mut rq = recv_queue(&cq, 16, 16, false);
         post_receives(&mut rq, 100..112);
         cq.produce_session(Cqe::recv(&rq.handle, 0), &[MiniCqe::with_hash(0, 60); 12]);

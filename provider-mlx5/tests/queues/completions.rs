@@ -519,7 +519,7 @@ fn compressed_sends_and_the_other_formats() {
 
 #[test]
 fn a_session_that_claims_too_much_ends_with_the_ring() {
-    let mut cq = Cq::new(8, 64);
+    let mut cq = Cq::with(8, 64, MiniCqeFormat::HASH);
     let sq = busy_send_queue(&cq, 8, 1);
     let title = Cqe { byte_count: u32::MAX, ..Cqe::send(&sq.handle, 0) };
     cq.produce(Cqe { format: CqeFormat::COMPRESSED, ..title });
@@ -545,7 +545,7 @@ fn a_ring_of_more_than_half_the_counter_is_refused() {
             arm: unsafe { ArmRegister::new(Memory::new(8).ptr().cast()) },
             number: 0,
             table: &UserIndexTable::new(),
-            mini_format: MiniCqeFormat::HASH,
+            mini_format: Some(MiniCqeFormat::HASH),
             null_lkey: None,
         })
         .map(drop)

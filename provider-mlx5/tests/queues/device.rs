@@ -76,23 +76,24 @@ pub(crate) struct Cq {
 
 impl Cq {
     pub(crate) fn new(entries: u32, cqe_size: usize) -> Self {
-        Self::with(entries, cqe_size, MiniCqeFormat::HASH)
+        Self::made(&UserIndexTable::new(), entries, cqe_size, None)
     }
 
+    /// One whose completions may be compressed.
     pub(crate) fn with(entries: u32, cqe_size: usize, mini_format: MiniCqeFormat) -> Self {
-        Self::made(&UserIndexTable::new(), entries, cqe_size, mini_format)
+        Self::made(&UserIndexTable::new(), entries, cqe_size, Some(mini_format))
     }
 
     /// One more of the same context.
     pub(crate) fn on(table: &UserIndexTable, entries: u32, cqe_size: usize) -> Self {
-        Self::made(table, entries, cqe_size, MiniCqeFormat::HASH)
+        Self::made(table, entries, cqe_size, None)
     }
 
     fn made(
         table: &UserIndexTable,
         entries: u32,
         cqe_size: usize,
-        mini_format: MiniCqeFormat,
+        mini_format: Option<MiniCqeFormat>,
     ) -> Self {
         let ring = Memory::new(entries as usize * cqe_size);
         let (record, arm) = (Memory::new(8), Memory::new(8));

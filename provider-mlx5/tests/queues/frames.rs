@@ -34,7 +34,15 @@ impl Line {
     }
 
     fn deep(depth: u32) -> Self {
-        let mut cq = Cq::new(2 * depth, 64);
+        Self::on(Cq::new(2 * depth, 64), depth)
+    }
+
+    /// One whose completions may be compressed.
+    fn compressed(depth: u32, format: MiniCqeFormat) -> Self {
+        Self::on(Cq::with(2 * depth, 64, format), depth)
+    }
+
+    fn on(mut cq: Cq, depth: u32) -> Self {
         let mut rq = recv_queue(&cq, depth, 16, false);
         rq.handle.set_short_receives_fail_alone();
         let buffers: Vec<_> = (0..depth).map(|_| Memory::new(BYTES as usize)).collect();
@@ -154,8 +162,7 @@ fn what_is_of_no_receive_is_refused_and_the_next_frame_comes() {
 /// Sessions of all lengths over many laps, among frames whose completions are not compressed.
 #[test]
 fn compressed_sessions_are_frames_with_their_own_hash() {
-    let (mut line, mut random) = (Line::deep(32), Random::new(12));
-    line.frames.compressed(MiniCqeFormat::HASH);
+    let (mut line, mut random) = (Line::compressed(32, MiniCqeFormat::HASH), Random::new(12));
     let (mut polled, mut hashes) = (0, Vec::new());
     while polled < 100_000 {
         let space = 32 - (line.arrived - polled) as usize;
@@ -195,10 +202,10 @@ fn forged_sessions_end_with_the_ring() {
     let known = [FrameError::Queue(PollError::NotOutstanding), FrameError::Empty];
     for count in [0, 1, 7, 9, 64, u32::MAX] {
         for asked in [false, true] {
-            let mut line = Line::new();
-            if asked {
-                line.frames.compressed(MiniCqeFormat::CHECKSUM);
-            }
+            let mut line = match asked {
+                true => Line::compressed(DEPTH, MiniCqeFormat::CHECKSUM),
+                false => Line::new(),
+            };
             line.arrive_compressed(&[1, 2, 3]);
             line.cq.ring.write(44, &u32::to_be_bytes(count));
             let polled: Vec<_> = (0..100).map(|_| line.poll(false)).collect();

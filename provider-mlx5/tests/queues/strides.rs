@@ -28,7 +28,10 @@ fn address(buffer: &Memory) -> u64 {
 
 /// The queues, of which all receives are posted.
 fn queues(entries: u32) -> (Cq, Rq, Memory) {
-    let cq = Cq::new(entries, 64);
+    queues_on(Cq::new(entries, 64))
+}
+
+fn queues_on(cq: Cq) -> (Cq, Rq, Memory) {
     let mut rq = recv_queue_after(&cq, DEPTH, 32, false, 1);
     rq.handle.set_short_receives_fail_alone();
     let buffer = Memory::new(512);
@@ -51,7 +54,15 @@ impl Line {
     }
 
     fn of(shape: StrideShape) -> Self {
-        let (mut cq, mut rq, buffer) = queues(64);
+        Self::on(queues(64), shape)
+    }
+
+    /// One whose completions may be compressed.
+    fn compressed() -> Self {
+        Self::on(queues_on(Cq::with(64, 64, MiniCqeFormat::CHECKSUM_STRIDE_INDEX)), SHAPE)
+    }
+
+    fn on((mut cq, mut rq, buffer): (Cq, Rq, Memory), shape: StrideShape) -> Self {
         let strides = StrideQueue::new(&mut cq.queue, ring(&mut rq), shape);
         Self { strides: strides.expect("they fit"), cq, rq, buffer }
     }
@@ -123,7 +134,7 @@ fn frames_are_where_the_strides_before_them_end() {
 /// Mini-CQEs say stride and strides of each frame; fillers are among them.
 #[test]
 fn compressed_sessions_name_the_strides_of_each_frame() {
-    let mut line = Line::new();
+    let mut line = Line::compressed();
     let mini = |stride, strides, bytes, filler| {
         let count = StrideByteCount::new(strides, bytes, filler);
         MiniCqe::with_checksum(7, stride, count.word())
@@ -133,7 +144,6 @@ fn compressed_sessions_name_the_strides_of_each_frame() {
     let title = line.cqe(0, 0, 1, 60, false);
     line.cq.produce_session(title, &minis);
     line.arrive(1, 0, 8, 512);
-    line.strides.compressed(MiniCqeFormat::CHECKSUM_STRIDE_INDEX);
     assert_eq!(line.strides.backlog(), 5);
     assert_eq!([line.next(), line.next(), line.next()], [(0, 0, 60), (0, 64, 65), (0, 192, 20)]);
     assert_eq!(line.next(), (1, 0, 512));

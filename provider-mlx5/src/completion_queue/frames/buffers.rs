@@ -60,7 +60,7 @@ impl FrameQueue {
             consumer_index: cq.consumer_index.again(),
             bytes: 0,
             wrapped: 0u64.wrapping_sub(tail.into()),
-            mini_format: None,
+            mini_format: cq.mini_format,
             run_start: tail,
             emptied: cq.next,
             deepest: 0,

@@ -144,7 +144,7 @@ impl Bench {
             arm: register,
             number: 7,
             table: &table,
-            mini_format: MiniCqeFormat(u.int_in_range(0..=3)?),
+            mini_format: Some(MiniCqeFormat(u.int_in_range(0..=3)?)),
             null_lkey: if null_key { Some(NULL_KEY) } else { None },
         })
         .expect("the ring fits");
