@@ -520,7 +520,7 @@ pub(crate) unsafe fn bytes<'a>(start: *const u8, length: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(start, length) }
 }
 
-/// Who a request goes to.
+/// The peer that a request goes to.
 ///
 /// # Safety
 /// As for [`with_request`].

@@ -110,7 +110,7 @@ pub(crate) trait Posts: QueuePairType {
     const IS_CONNECTED: bool;
     /// [`Kind`] by `enum ibv_wr_opcode`.
     const KINDS: &'static [Kind; KINDS];
-    /// Who a request goes to.
+    /// The peer that a request goes to.
     type Peer<'a>: Peer;
     /// The peer of a request in `ibv_send_wr`; `address` is a place for it. `None` if there is
     /// none.

@@ -26,12 +26,12 @@ use crate::qp::{QueuePair, State};
 ///
 /// Completions do not tell that the peer has ended it: a receive that waits stays as it is. A
 /// program that polls asks [`Connection::has_ended`] now and then; one that sleeps also waits for
-/// the descriptor of [`Link::channel`]. A peer that is gone without a word (a host that failed, a
-/// software device whose process was killed) is noticed by what is sent to it only
-/// (`RetryExceeded`).
+/// the descriptor of [`Link::channel`]. A peer that disappears without a message (its host failed)
+/// is noticed only by requests that are sent to it (`RetryExceeded`).
 #[derive(Debug)]
 pub struct Connection<L: Layer = Safe, X = Resources> {
-    /// The end that the peer hears of. It goes first: its id before the queue pair.
+    /// Ends the connection when it is dropped, and tells the peer. It is the first field, because
+    /// the kernel's id has to be destroyed before the queue pair.
     pub link: Link,
     /// The queue pair, in RTS.
     pub qp: QueuePair<Rc, L>,

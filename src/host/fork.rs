@@ -14,7 +14,7 @@
 //! # The child
 //! A child shares the open file, so a destroy there would destroy the parent's objects. Every
 //! handle therefore remembers who opened the device: in a child each verb fails with
-//! [`ErrorKind::ForkedChild`] and every `Drop` does nothing, so a child may exit or exec in peace.
+//! [`ErrorKind::ForkedChild`] and every `Drop` does nothing, so a child may exit or exec.
 //! Posting and polling ask for no process id (that would cost the parent a test per call). Instead
 //! a handler that runs in the child before `fork` returns (`pthread_atfork`) puts memory of its own
 //! in the place of doorbell pages, and closes the queues as posting sees them:
@@ -31,8 +31,8 @@
 //! `clone` system call is not covered. The software device's thread exists in the parent only. A
 //! child that wants RDMA opens the device anew.
 //!
-//! Of the parent's threads only the one that forked lives on in the child, but the locks that
-//! others held at that moment stay locked there for ever. No verb and no `Drop` in a child waits
+//! The child has only the thread that forked. Locks that other threads of the parent held at that
+//! moment stay locked in the child for ever. No verb and no `Drop` in a child waits
 //! for one: what the library keeps per context is behind a lock that a child gives up on, and what
 //! it keeps per process a child begins anew.
 
@@ -70,7 +70,7 @@ pub fn kernel_copies_pinned_pages() -> bool {
     answer
 }
 
-/// What a verb on an inherited handle says.
+/// The error of a verb on an inherited handle.
 pub(crate) fn forked(verb: &'static str) -> Error {
     let cause = "this process is a forked child of the one that opened the device";
     Error::new(verb, ErrorKind::ForkedChild, cause).cure_with("open the device anew in the child")

@@ -36,8 +36,8 @@ enum Memory {
 
 /// How memory is going to be registered: made by [`ProtectionDomain::registration`].
 ///
-/// Without further words the device may read and write locally, remote peers may do nothing, and
-/// work requests use the memory's own addresses.
+/// By default the device may read and write for local requests, peers have no access, and work
+/// requests use the memory's own addresses.
 ///
 /// ```no_run
 /// use uverbs::{AccessFlags, Buffer};
@@ -93,7 +93,7 @@ impl ProtectionDomain {
 }
 
 impl ProtectionDomain {
-    /// Says how the memory of on-demand regions is going to be used.
+    /// Tells the device how memory of on-demand regions is going to be used.
     /// `now`: only returns once it is done. For a single region [`MemoryRegion::prefetch`] is the
     /// checked form.
     ///
@@ -132,8 +132,9 @@ impl Registration {
     }
 
     /// Lets the device's writes to this memory overtake each other on PCIe, which can be faster.
-    /// Ignored where the kernel does not know it. Data is all there when its completion is; a byte
-    /// that is polled in place of that says nothing of the others any more (`docs/ordering.md`).
+    /// Kernels that do not know the flag ignore it. A completion still means that all data is
+    /// there. A program that polls a byte of the data instead learns nothing about the other bytes
+    /// (`docs/ordering.md`).
     pub fn relaxed_ordering(mut self) -> Self {
         self.access |= AccessFlags::RELAXED_ORDERING;
         self
@@ -343,7 +344,7 @@ struct Registered {
 ///
 /// It keeps its memory (if it owns it) and its protection domain, and is deregistered when dropped.
 /// Raw work requests name it by [`MemoryRegion::sge`], peers by [`MemoryRegion::remote`]; both are
-/// numbers that keep nothing alive.
+/// plain numbers and do not keep the region alive.
 pub struct MemoryRegion {
     pd: ProtectionDomain,
     registered: Registered,
@@ -458,7 +459,8 @@ impl MemoryRegion {
         Ok(Sge::new(self.registered.iova.wrapping_add(offset as u64), bytes, self.registered.lkey))
     }
 
-    /// What a peer needs to reach the byte at `offset`. Send it over; it keeps nothing alive.
+    /// What a peer needs to reach the byte at `offset`, to be sent to it. It does not keep the
+    /// region alive.
     ///
     /// # Errors
     /// `InvalidInput` if it does not lie within.

@@ -128,8 +128,7 @@ impl DerefMut for Slot {
 }
 
 impl Drop for Slot {
-    /// By value, out of line: where a slot may be dropped it can stay in a register, and what it
-    /// came with too.
+    /// By value and out of line, so that a slot that may be dropped can stay in a register.
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: `self` is being dropped, so this is the last use of its header.
@@ -168,7 +167,8 @@ impl fmt::Debug for Slot {
 pub(crate) struct Header {
     /// The [`Flight`] that it is in; 0 while it is held or free.
     flight: AtomicU64,
-    /// Always 0, so no flight: where the id of a request leads that only [`RELEASES`].
+    /// Always 0, as in no flight. Ids of requests that only release a chain ([`RELEASES`]) lead
+    /// here.
     nothing: AtomicU64,
     /// Its filled part and all of it, as requests name them: the first words of two
     /// [`Sge`]s, the second of both is `address`.
@@ -298,9 +298,9 @@ impl Header {
     }
 }
 
-/// What is added to a header's address in the id of a request that carries no slot itself, and
-/// releases the chain that ends in the header's: there lies a word that is no flight, so looking
-/// for one finds out.
+/// Added to a header's address in the id of a request that carries no slot and only releases the
+/// chain which ends in that header's slot. The sum is the address of a word that is no flight, by
+/// which such an id is told from others.
 const RELEASES: u64 = std::mem::offset_of!(Header, nothing) as u64;
 
 /// Slots in flight that were posted unsignaled one after the other, by the newest: each leads to
@@ -339,7 +339,8 @@ pub(crate) fn header_of(wr_id: u64) -> Option<NonNull<Header>> {
     NonNull::new(ptr::with_exposed_provenance_mut((wr_id & !RELEASES) as usize))
 }
 
-/// Puts a slot into flight once its request is sure to be posted; until then it is its holder's.
+/// Puts a slot into flight once its request is certain to be posted. Until then the slot belongs to
+/// its holder.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Launch {
     header: NonNull<Header>,
@@ -404,7 +405,8 @@ pub(crate) unsafe fn land_id(wr_id: u64, flight: Flight) -> Option<Slot> {
     Some(Slot(NonNull::from(word).cast()))
 }
 
-/// The slot of a send that [`land_id`] does not find: one that failed, or releases others too.
+/// The slot of a send that [`land_id`] does not find: the send failed, or releases other slots,
+/// too.
 ///
 /// # Safety
 /// The id is 0 or that of a [`Launch`] or of [`Chain::releasing_id`], the context of its header is

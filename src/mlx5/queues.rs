@@ -1,5 +1,5 @@
-//! The provider's queues on memory of this process. Each is kept together with what it works on,
-//! which goes after it.
+//! The provider's queues on memory of this process. Each is kept together with its memory, which
+//! is freed after it.
 //!
 //! No other code makes [`DmaMemory`], [`DoorbellWord`]s or registers, so the proofs that the memory
 //! outlives its queue, and that one queue alone uses it, are in this file.
@@ -24,7 +24,7 @@ use super::uar::{Register, Uars};
 use crate::error::{Error, Result};
 use crate::host::buffer::Buffer;
 
-/// A queue with what it works on. Nothing exchanges the queue with another one: only this crate has
+/// A queue with its memory. The queue is never swapped with another one: only this crate has
 /// `&mut` to it, and the raw layer's functions that lend it are `unsafe` for that reason.
 #[derive(Debug)]
 pub(crate) struct Anchored<Q, M> {

@@ -232,7 +232,8 @@ impl Core {
         commands.destroy(DESTROY, &mut request)
     }
 
-    /// As `destroy`, in a `Drop`: its steering rules go first. Does nothing the second time.
+    /// As `destroy`, for a `Drop`: steering rules to the queue pair are destroyed first. Does
+    /// nothing the second time.
     pub(super) fn end(&mut self) -> Result<()> {
         if !self.live {
             return Ok(());
@@ -242,9 +243,10 @@ impl Core {
     }
 
     /// Leaves the kernel's object, which a `Drop` could not destroy because of `error`, until the
-    /// context is closed. The device may go on to use the memory and to complete, so the user index
-    /// is no other queue's, and pollers go on looking into the rings of `queues`, the posting
-    /// sides. (In a forked child hiding the rings could wait for ever for the parent's poller.)
+    /// context is closed. The device may still use the memory and complete requests. So the user
+    /// index is not given to another queue, and the rings of `queues`, the posting sides, stay
+    /// where pollers can see them. (In a forked child, hiding the rings could wait for ever for the
+    /// parent's poller.)
     pub(super) fn keep(&mut self, error: &Error, queues: impl Send + 'static) {
         self.live = false;
         let kept = &self.context.inner().until_close;

@@ -440,9 +440,9 @@ impl<L> SrqHandle<L> {
 ///
 /// Dereferences to its [`SrqHandle`], which asks, arms and changes it. It may be dropped before its
 /// queue pairs, which then go on to consume what is posted; slots that are left go back to their
-/// slabs when the last of them is gone. A receive that a queue pair had taken when that was
-/// destroyed is posted again by the next [`SharedReceiveQueue::publish`], unless the device had
-/// begun to fill it: then it stays out until the queue is gone.
+/// slabs when the last of them is gone. If a queue pair is destroyed
+/// while it holds a receive, the next [`SharedReceiveQueue::publish`] posts that receive again. If
+/// the device had begun to fill it, it is only given back when the shared queue is gone.
 pub struct SharedReceiveQueue<L: Layer = Safe> {
     queue: ManuallyDrop<PostingSide>,
     slots: L::IfSafe<SlotReceives>,
@@ -469,7 +469,7 @@ impl<L: Layer> SharedReceiveQueue<L> {
         self.handle.0.granted.load(Ordering::Relaxed)
     }
 
-    /// Receives that were posted and whose completion was not polled. Counts them one by one;
+    /// Receives that were posted and whose completion was not polled. It counts them one by one;
     /// [`SrqHandle::arm_limit`] has the device watch instead.
     pub fn outstanding_receives(&self) -> u32 {
         let mut count = 0;

@@ -9,9 +9,9 @@ use uverbs::qp::AckTimeout;
 
 use crate::{Listener, Stream};
 
-/// Bytes of the largest ring: lengths travel in the 32 bits of immediate data.
+/// Bytes of the largest ring: lengths are sent as the 32 bits of immediate data.
 pub(crate) const MAX_RING: u32 = 1 << 30;
-/// Messages that carry data and that may be on their way to the peer.
+/// Most data messages in flight to the peer.
 const MESSAGES: u32 = 112;
 /// Receives for reports, beside those for data. A report tells of a quarter of the ring or of a
 /// quarter of the messages at least, so before the peer looks at one there can be 8 of them, one
@@ -90,20 +90,20 @@ impl Config {
     }
 
     /// Bytes that the peer may send before they are read here: 1 to 2^30, rounded up to whole
-    /// pages; 128 KiB if not said.
+    /// pages; 128 KiB by default.
     pub fn receive_ring(mut self, bytes: u32) -> Self {
         self.ring = bytes;
         self
     }
 
     /// Registered buffers that written bytes are sent from: `buffers` (at least 4) of `bytes` each
-    /// (1 byte to 16 MiB); 8 of 16 KiB if not said. One RDMA WRITE carries at most one buffer.
+    /// (1 byte to 16 MiB); by default 8 of 16 KiB. One RDMA WRITE carries at most one buffer.
     pub fn send_buffers(mut self, buffers: u32, bytes: u32) -> Self {
         (self.slots, self.slot_bytes) = (buffers, bytes);
         self
     }
 
-    /// How long a call that has to wait polls before it sleeps; it sleeps at once if not said.
+    /// How long a call that has to wait polls before it sleeps; the default is not to poll.
     /// Polling saves the wake-up and costs a processor. Tasks of tokio never poll.
     pub fn spin(mut self, time: Duration) -> Self {
         self.spin = time;
@@ -118,28 +118,28 @@ impl Config {
     }
 
     /// The local ACK timeout of the queue pair, and how often (0 to 7) a packet is sent again: a
-    /// peer that vanished is noticed by a write after about four times their product. If not
-    /// said, they are the connection manager's 1.07 s and 7.
+    /// peer that vanished is noticed by a write after about four times their product. The defaults
+    /// are the connection manager's 1.07 s and 7.
     pub fn acknowledgement(mut self, timeout: AckTimeout, retries: u8) -> Self {
         (self.ack_timeout, self.retries) = (Some(timeout), retries);
         self
     }
 
     /// How long dropping a stream waits at most until the peer's device has all that was written;
-    /// 10 seconds if not said. With zero, dropping aborts the connection: the peer gets
+    /// 10 seconds by default. With zero, dropping aborts the connection: the peer gets
     /// `ConnectionReset`.
     pub fn linger(mut self, time: Duration) -> Self {
         self.linger = time;
         self
     }
 
-    /// Connections that may wait to be accepted; the host's limit (1024) if not said.
+    /// Connections that may wait to be accepted; by default the host's limit (1024).
     pub fn backlog(mut self, connections: u32) -> Self {
         self.backlog = connections;
         self
     }
 
-    /// Others may listen at the same address, if they say so too.
+    /// Lets other listeners use the same address, if they set this too (SO_REUSEADDR).
     pub fn reuse_address(mut self) -> Self {
         self.reuse_address = true;
         self

@@ -14,21 +14,21 @@ use crate::gather::Gather;
 use crate::readiness::{Side, Waiting};
 use crate::window::{Incoming, Outgoing, Report};
 
-/// Sends without a completion of their own before one that has one.
+/// Most unsignaled sends in a row: the next one is signaled.
 const UNSIGNALED: u64 = 16;
-/// Send queue entries that data leaves to reports.
+/// Send queue entries that only reports may use.
 const REPORTS: u64 = 32;
 
-/// The end of what this side sends.
+/// Whether this side has ended its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Open,
-    /// To be told to the peer as soon as the send queue has space.
+    /// The peer is told as soon as the send queue has space.
     Wanted,
     Told,
 }
 
-/// A try at something: its result, or `None` if it has to wait.
+/// The result of a call that does not wait; `None` if it would have to.
 pub(crate) type Attempt<T> = io::Result<Option<T>>;
 
 #[derive(Debug)]
@@ -41,19 +41,20 @@ pub(crate) struct Core {
     end: End,
     is_read_shut: bool,
     broken: Option<Broken>,
-    /// The connection manager said that the connection is over.
+    /// The connection manager reported that the connection has ended.
     is_disconnected: bool,
-    /// An event follows the next completion.
+    /// The completion queue is armed: the next completion raises an event.
     is_armed: bool,
-    /// A thread sleeps until the device has something.
+    /// A thread sleeps until the device raises an event.
     pub(crate) is_watched: bool,
-    /// Sides that wait by themselves.
+    /// The sides whose program waits for the stream's file itself.
     pub(crate) waiting: Waiting,
-    /// Sends posted, those of them that completed, and the numbers of those that say so.
+    /// Sends posted, sends known to be complete, and the numbers of the signaled ones among the
+    /// rest.
     posted: u64,
     done: u64,
     signaled: VecDeque<u64>,
-    /// Sends without a completion of their own that may be posted in a row.
+    /// Most unsignaled sends in a row, for this number of send buffers.
     unsignaled: u64,
 }
 
@@ -63,7 +64,8 @@ impl Core {
         incoming: Incoming,
         outgoing: Outgoing,
     ) -> Self {
-        // Buffers come back with the next completion of a send: half of them may wait for it.
+        // Buffers of unsignaled sends come back with the next signaled one, so at most half of them
+        // may wait for that.
         let unsignaled = UNSIGNALED.min(slab.free() as u64 / 2);
         Self {
             qp,
@@ -85,7 +87,7 @@ impl Core {
         }
     }
 
-    /// Takes what completed, and tells the peer what is free again.
+    /// Polls all completions, and reports freed bytes of the ring to the peer.
     pub(crate) fn progress(&mut self) {
         loop {
             let (slot, kind, status) = match self.cq.poll() {
@@ -114,7 +116,7 @@ impl Core {
     ) -> Result<(), Broken> {
         match (status, opcode) {
             (Status::Success, CompletionOpcode::RecvWriteImmediate) => {
-                // Otherwise a reader would find what the ring held before.
+                // With a larger number a reader would get old bytes of the ring.
                 if said != bytes {
                     return Err(Broken::Protocol("a length that is not that of the data"));
                 }
@@ -131,7 +133,7 @@ impl Core {
                 self.done = self.signaled.pop_front().unwrap_or(self.done);
                 Ok(())
             }
-            // Flushed after the disconnect was heard of.
+            // Requests are flushed once the connection has ended.
             (Status::Flushed, _) if self.is_disconnected => Ok(()),
             (status, _) => Err(Broken::Failed(status)),
         }
@@ -142,13 +144,13 @@ impl Core {
         self.qp.post_receive(slot).map_err(|refused| Broken::Verb(refused.into()))
     }
 
-    /// The first failure stays the stream's.
+    /// Records a failure. The first one stays.
     fn fail(&mut self, broken: Broken) {
         tracing::debug!(%broken, "a stream broke");
         self.broken.get_or_insert(broken);
     }
 
-    /// The connection manager said that the connection is over.
+    /// The connection manager reported that the connection has ended.
     pub(crate) fn disconnected(&mut self) {
         self.progress();
         self.is_disconnected = true;
@@ -161,7 +163,7 @@ impl Core {
         self.fail(Broken::DeviceRemoved);
     }
 
-    /// Asks for an event at the next completion. What completed just before raises none.
+    /// Asks for an event at the next completion. A completion that is there already raises none.
     pub(crate) fn arm(&mut self) {
         if !self.is_armed {
             self.cq.arm();
@@ -178,7 +180,7 @@ impl Core {
         self.broken.as_ref().map_or(Ok(()), |broken| Err(broken.into()))
     }
 
-    /// What a reader finds: `Some(0)` is the end.
+    /// Bytes that a reader can take; `Some(0)` is the end of the stream.
     pub(crate) fn readable(&mut self) -> Attempt<usize> {
         if self.incoming.available() == 0 {
             self.progress();
@@ -190,7 +192,7 @@ impl Core {
         }
     }
 
-    /// Whether a side that found nothing might find something now.
+    /// Whether a side that had to wait may try again with success.
     pub(crate) fn may_go_on(&mut self, side: Side) -> bool {
         self.progress();
         self.broken.is_some()
@@ -198,12 +200,12 @@ impl Core {
                 Side::Read => {
                     self.incoming.available() > 0 || self.incoming.finished || self.is_read_shut
                 }
-                // One that has ended waits until the peer has all of it.
+                // After its end, this side waits until the peer's device has everything.
                 Side::Write => self.is_disconnected || self.end != End::Open || self.space() > 0,
             }
     }
 
-    /// Copies out what there is, and leaves it in the ring.
+    /// Copies arrived bytes out, and leaves them in the ring.
     pub(crate) fn peek(&mut self, ring: MemoryView<'_>, into: &mut [u8]) -> Attempt<usize> {
         match self.readable()? {
             None => Ok(None),
@@ -211,7 +213,7 @@ impl Core {
         }
     }
 
-    /// Copies out what there is.
+    /// Copies arrived bytes out and frees them.
     pub(crate) fn read(&mut self, ring: MemoryView<'_>, into: &mut [u8]) -> Attempt<usize> {
         let taken = self.peek(ring, into)?;
         self.consume(taken.unwrap_or_default());
@@ -224,7 +226,7 @@ impl Core {
         self.report_if_due();
     }
 
-    /// Whether this side may send: an error if it never may again.
+    /// An error if this side can never send again.
     fn check_writable(&self) -> io::Result<()> {
         if self.end != End::Open {
             let cause = "the stream was shut down for writing";
@@ -315,7 +317,8 @@ impl Core {
         self.count(flags);
     }
 
-    /// Every few sends one says that all up to it are done.
+    /// The flags of the next send: one in a few is signaled, and its completion retires all before
+    /// it.
     fn flags(&self) -> PostFlags {
         let last = self.signaled.back().copied().unwrap_or(self.done);
         match self.posted + 1 - last >= self.unsignaled {
@@ -346,7 +349,7 @@ impl Core {
         self.broken.is_some() || self.is_disconnected
     }
 
-    /// Whether the report was sent: a full send queue takes it later.
+    /// Sends a report; false if the send queue is full.
     fn send_report(&mut self, finished: bool, flags: PostFlags) -> bool {
         let report = self.incoming.report(finished);
         let sent = self.qp.post_inline(op::Send, &report.encode(), flags).is_ok();
@@ -363,7 +366,7 @@ impl Core {
         }
     }
 
-    /// Ends what this side sends.
+    /// Ends the data of this side.
     pub(crate) fn finish(&mut self) {
         if self.end == End::Open {
             self.end = End::Wanted;
@@ -371,15 +374,15 @@ impl Core {
         }
     }
 
-    /// Readers find the end once they have what arrived. The completion of a report wakes one that
-    /// sleeps.
+    /// Ends the reading side: readers get what has arrived, then the end. A report is sent because
+    /// its completion wakes a reader that sleeps.
     pub(crate) fn shut_read(&mut self) {
         if !std::mem::replace(&mut self.is_read_shut, true) && !self.is_over() {
             self.send_report(self.end == End::Told, PostFlags::SIGNALED);
         }
     }
 
-    /// Whether the peer's device has all that was written, and its end.
+    /// Ready once the peer's device has all written data and the end.
     pub(crate) fn finished(&mut self) -> Attempt<()> {
         self.progress();
         if self.is_disconnected {

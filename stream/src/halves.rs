@@ -159,7 +159,7 @@ impl BufRead for ReadHalf {
 #[derive(Debug)]
 pub struct WriteHalf {
     shared: Arc<Shared>,
-    /// Dropping it leaves the stream alone: it belongs to a task now.
+    /// Dropping it does not end the stream, which a task has taken over.
     #[cfg(feature = "tokio")]
     is_kept_open: bool,
 }

@@ -138,7 +138,7 @@ impl Listener {
         }
     }
 
-    /// An iterator over the streams that are accepted; it never ends.
+    /// An endless iterator over accepted streams.
     pub fn incoming(&self) -> impl Iterator<Item = io::Result<Stream>> + '_ {
         std::iter::repeat_with(|| self.accept().map(|(stream, _)| stream))
     }
@@ -174,7 +174,8 @@ impl Listener {
         }
     }
 
-    /// Accepts a request. A peer that has given up is forgotten, a stranger is refused.
+    /// Accepts a request. A peer that has given up is skipped; one with another protocol is
+    /// refused.
     fn take(&self, request: ConnectionRequest) -> io::Result<()> {
         let peer = match Offer::decode(request.private_data()) {
             Ok(peer) => peer,
@@ -191,7 +192,7 @@ impl Listener {
             qp: qp_options(&self.config),
             ..AcceptOptions::default()
         };
-        // Held while the peer is told: the event may come at once, to another thread.
+        // Locked while the peer is told, because another thread may get the event at once.
         let mut all = lock(&self.pending);
         match request.accept(&mut prepared.qp, &options) {
             Ok(id) => drop(all.insert(id.key(), Pending { id, prepared, peer })),

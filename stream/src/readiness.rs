@@ -1,4 +1,4 @@
-//! The file that programs and tasks wait on which wait by themselves.
+//! The file of a stream on which event loops and tasks wait.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,8 +22,8 @@ impl Side {
     }
 }
 
-/// An epoll file over the stream's event files, and over one that is readable while a side has to
-/// try again because the other one took an event.
+/// An epoll file over the stream's two event files and an eventfd. The eventfd is readable while a
+/// side has to try again because the other side took an event.
 #[derive(Debug)]
 pub(crate) struct Readiness {
     epoll: Epoll,
@@ -47,7 +47,7 @@ impl AsFd for Readiness {
     }
 }
 
-/// Which sides wait, and which of them have been told to try again.
+/// Which sides wait, and which of those were told to try again.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     waits: [bool; 2],
@@ -55,12 +55,12 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// A side found nothing.
+    /// A side has to wait.
     pub(crate) fn waits(&mut self, side: Side) {
         self.waits[side as usize] = true;
     }
 
-    /// A side tries: what it was told is done.
+    /// A side tries again: it needs to be told no longer.
     pub(crate) fn tries(&mut self, side: Side, readiness: Option<&Readiness>) {
         self.waits[side as usize] = false;
         let was_told = std::mem::replace(&mut self.told[side as usize], false);
@@ -70,7 +70,7 @@ impl Waiting {
         }
     }
 
-    /// Has a side try again, if it waits. Without a file it does not wait for this library.
+    /// Tells a side that waits to try again. Without the file, no program waits on it.
     pub(crate) fn tell(&mut self, side: Side, readiness: Option<&Readiness>) {
         let waits = self.waits[side as usize] && !self.told[side as usize];
         if let (true, Some(readiness)) = (waits, readiness) {

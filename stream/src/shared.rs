@@ -25,12 +25,12 @@ pub(crate) struct Shared {
     id: Id,
     manager: Channel,
     core: Mutex<Core>,
-    /// The thread that slept has looked at what the device had.
+    /// Notified when the sleeping thread has handled the device's events.
     looked: Condvar,
     completions: CompletionChannel,
     context: Context,
     ring: MemoryRegion,
-    /// For programs that wait by themselves.
+    /// For programs that wait for the stream's file themselves.
     readiness: OnceLock<Readiness>,
     pub(crate) local: SocketAddr,
     pub(crate) peer: SocketAddr,
@@ -205,7 +205,7 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the thread that watches has looked.
+    /// Sleeps until the thread that waits for the device has handled its events.
     fn follow<'a>(
         &'a self,
         core: MutexGuard<'a, Core>,
@@ -236,7 +236,7 @@ impl Shared {
         match waited {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             waited => {
-                // Of the manager's events there are few: they can wait for the next look.
+                // Events of the connection manager are rare: they are taken on the next call.
                 if waited? && !self.take_completion_event(&mut core) {
                     self.take_manager_event(&mut core);
                 }
@@ -287,7 +287,7 @@ impl Shared {
             let mut core = self.lock();
             let _ = self.readiness.set(made);
             core.arm();
-            // What completed before raises no event.
+            // Completions from before the arming raise no event.
             if core.may_go_on(Side::Read) {
                 core.waiting.waits(Side::Read);
                 core.waiting.tell(Side::Read, self.readiness.get());
@@ -315,7 +315,7 @@ impl Shared {
         self.linger.store(nanos(time), Ordering::Relaxed);
     }
 
-    /// Ends what this side sends, unless dropping the stream aborts it.
+    /// Ends the data of this side, unless dropping the stream aborts it.
     pub(crate) fn finish_unless_aborting(&self) {
         if !self.linger().is_zero() {
             self.lock().finish();

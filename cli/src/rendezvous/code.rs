@@ -2,10 +2,10 @@
 //!
 //! The code itself never crosses the wire. Each end draws a nonce; a proof is BLAKE3, keyed with a
 //! key derived from the code, over the prover's role, the service and both nonces. So a proof is
-//! good for one connection and one direction. A listener of another user on the same port, or one
-//! who records the exchange, can try codes against a proof at leisure: a code that the listening
-//! end makes up has 80 random bits, which that does not find. A proof says who may connect; it does
-//! not encrypt or authenticate what the ends say afterwards.
+//! good for one connection and one direction. A listener of another user on the same port, or an
+//! eavesdropper, can try codes against a recorded proof offline. That does not find a code which
+//! the listening end made up: it has 80 random bits. A proof says who may connect; it does not
+//! encrypt or authenticate what the ends say afterwards.
 
 use std::fs::File;
 use std::io::Read;

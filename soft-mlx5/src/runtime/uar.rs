@@ -149,28 +149,27 @@ impl Ring {
     }
 }
 
-/// Looks with a ring after which others that share the page are looked at, too; sooner if one hears
-/// nothing.
+/// After this many looks that found a doorbell, the other queues of the page are looked at, too. A
+/// look that finds none does so at once.
 const SWEEP_AFTER: u8 = 4;
 
-/// So many of them at a time.
+/// Queues of a page that are looked at in one look.
 const SWEEP: usize = 32;
 
-/// Looks without a ring after which a page is only looked at in turn with others.
+/// After this many looks without a doorbell, a page takes turns with others.
 const COOL_AFTER: u8 = 100;
 
-/// Looks at a page after its last arming during which the word of armings is looked at each time.
+/// For this many looks after a CQ was armed, the page's arm word is looked at each time.
 const ARMED_LATELY: u8 = 100;
 
-/// Pages that rang lately are so many to a look at most, those that have not rung for a while so
-/// many.
+/// Most pages in one look: of those with recent doorbells, and of the others.
 const PAGES: (usize, usize) = (64, 24);
 
 /// The pages with queues, and the queues that ring in each.
 ///
-/// A look at a page costs as much as handling a small packet does where its cache lines are not at
-/// hand, and all pages have theirs at the same offsets, so that few of them are. So not all words
-/// are looked at each time:
+/// A look at a page whose lines are not in the cache costs as much as handling a small packet. All
+/// pages have their words at the same offsets, so few of these lines stay in the cache. So not all
+/// words are looked at each time:
 /// - pages that rang lately are looked at each time, or in turn if they are very many, and a number
 ///   of the others in turn;
 /// - of a page's words, those of the register that rang last are looked at each time, and the
@@ -198,7 +197,7 @@ struct Page {
     uar: UarPage,
     send_queues: Sharers<Qpn>,
     completion_queues: Sharers<Cqn>,
-    /// Looks that heard a ring since queues were looked at.
+    /// Looks that found a doorbell since the other queues were looked at.
     unswept: u8,
     /// Looks since the last ring, while the page is a warm one.
     silent: u8,

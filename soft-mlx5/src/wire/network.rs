@@ -135,7 +135,7 @@ impl Network {
         udp.take_name().map(|name| Rings::new(name, station, link, users)).transpose()
     }
 
-    /// Who this is.
+    /// The address of this end.
     pub fn station(&self) -> Station {
         self.udp.station()
     }

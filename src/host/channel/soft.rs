@@ -14,7 +14,7 @@ use super::{Access, AtDrop, Channel};
 use crate::error::{Error, Result};
 use crate::host::system::{Call, Mapping};
 
-/// Name of the device that a process shares among all who ask for `soft`.
+/// Name of the one device that all callers of a process get when they open `soft`.
 const SHARED_NAME: &str = "soft0";
 
 /// Environment variable for the device that is opened by name:

@@ -26,8 +26,8 @@ pub(crate) enum Wait {
     Never,
 }
 
-/// Names an object of this process towards the kernel, which hands it back with the object's
-/// events. Never reused, so an event that comes too late belongs to no object.
+/// The name that this process gives an object. The kernel hands it back with the object's events.
+/// Never reused, so an event that comes too late belongs to no object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ObjectId(pub(crate) u64);
 
@@ -117,7 +117,7 @@ impl Registry {
         self.with(id, |target| target.observer = observer);
     }
 
-    /// Forgets an object without waiting: it was never created, or the device is beyond asking.
+    /// Forgets an object without waiting: it was never created, or its device is gone.
     pub(crate) fn unregister(&self, id: ObjectId) {
         if let Some(mut state) = self.lock() {
             state.targets.remove(&id.0);

@@ -8,7 +8,7 @@ use uverbs_uapi::cm::address::SockaddrIb;
 use super::address::Address;
 use super::{Addresses, Binding, Cma, CmaError, CmaId, CmaState, DeviceNumber, Interface};
 
-/// Who binds, and to what.
+/// The owner of a port, and the address that it is bound to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) source: Address,

@@ -108,12 +108,12 @@ impl BindError {
     }
 }
 
-/// The port spaces of one network namespace. `Id` names who binds.
+/// The port spaces of one network namespace. `Id` names the owner of a port.
 #[derive(Debug)]
 pub struct Ports<Id> {
     owners: HashMap<(PortSpace, u16), Vec<(Id, Binding)>>,
     bound: HashMap<Id, (PortSpace, u16)>,
-    /// Ports that are given to who does not ask for a certain one.
+    /// Ports for owners that bind to port 0.
     ephemeral: RangeInclusive<u16>,
     last_used: Option<u16>,
     chance: Chance,

@@ -47,7 +47,7 @@ pub enum State {
     SidrReqReceived,
 }
 
-/// Who listens to what.
+/// An id that listens, and the service that it listens for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Listener {
     pub(super) id: CmId,

@@ -96,7 +96,8 @@ impl IbCm {
         self.events.push_back((id, Event::RejReceived(Box::new(*rej))));
     }
 
-    /// Who gave up may not know this side's id, and who refuses a request has none of its own.
+    /// The id that a REJ is for. A peer that timed out may not know this side's id, and a peer that
+    /// refuses a request has no id of its own.
     fn find_rejected(&self, from: &Addressing, rej: &Rej) -> Option<CmId> {
         if rej.reason() == RejReason::TIMEOUT {
             let id = *self.remote_ids.get(&(rej.ca_guid(), rej.local_id()))?;

@@ -1,4 +1,4 @@
-//! Who takes the device's management datagrams.
+//! The receiver of the device's management datagrams.
 #![forbid(unsafe_code)]
 
 use std::iter;

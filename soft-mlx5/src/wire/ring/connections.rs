@@ -19,44 +19,42 @@ use super::{Lie, Users, socket};
 use crate::packet::{MAX_PACKET, Packet, PacketPool};
 use crate::wire::{Counters, Link, RECEIVE_BATCH, Station};
 
-/// Rings at most, in each direction: every one takes a descriptor. Who comes later is refused and
-/// uses UDP.
+/// Most rings, in each direction: each takes a descriptor. Later stations are refused and use UDP.
 const MOST_RINGS: usize = 128;
 
-/// Stations at most that are remembered to have no ring; packets to more of them go by UDP unasked.
+/// Most stations that are remembered to have no ring. Packets to more of them go by UDP, without an
+/// attempt to connect.
 const MOST_STATIONS: usize = 1024;
 
-/// Packets that wait for room in all rings together at most: some 70 MB. More are dropped.
+/// Most packets that wait for space in all rings together: some 70 MB. More are dropped.
 const MOST_WAITING: usize = 4 * WAITING;
 
-/// Nanoseconds after which a station without a ring is asked again; also one whose ring has ended,
-/// counted from when that was asked for.
+/// Nanoseconds after which a ring is asked for again from a station that had none, or whose ring
+/// has ended. They count from the last attempt.
 const ASK_AGAIN: u64 = 1_000_000_000;
 
-/// How long a connection may say nothing, if others want its place, in nanoseconds.
+/// How long a connection may stay without a hello while others wait for its place, in nanoseconds.
 const PATIENCE: u64 = 1_000_000_000;
 
-/// How long the socket is left alone after there was no descriptor even to refuse with, in
-/// nanoseconds.
+/// How long no connection is accepted after `accept` found no free descriptor, in nanoseconds.
 const DEAF: u64 = 100_000_000;
 
-/// How long one is left alone that took a connection and then ended it unheard: it has as many
-/// rings as it wants. What was sent to it until then is lost, so it is not asked often.
-/// Nanoseconds.
+/// Back-off, in nanoseconds, after a peer accepts a connection and closes it at once: it is at its
+/// limit of rings. Packets sent until then are lost, so it is asked rarely.
 const ASK_REFUSER: u64 = 60_000_000_000;
 
 /// The listener's number among the connections'.
 const LISTENER: u64 = 0;
 
-/// What the listener tells of.
+/// The listener's events.
 const LISTENING: EpollEvent = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
 
 /// Rings of shared memory between a station and those of other processes of the machine.
 ///
-/// Each ring goes one way, from the station that connects to the one whose name it connects to.
-/// Nothing is waited for: a packet to a station that listens is in the ring before the station has
-/// heard of it. It is asked when the first packet goes there, so that all packets to it go the same
-/// way, in order, until one of the two ends.
+/// Each ring goes one way, from the station that connects to the one whose name it connects to. A
+/// sender does not wait for the other side: it puts packets into the ring before that has accepted
+/// the connection. It connects with the first packet to a station, so that all packets to it go the
+/// same way, in order, until one of the two ends.
 pub struct Rings {
     station: Station,
     link: Link,

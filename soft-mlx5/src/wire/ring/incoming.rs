@@ -13,19 +13,19 @@ pub(super) struct Incoming {
     since: u64,
     number: u64,
     socket: OwnedFd,
-    /// Who sends, and his ring; nothing before he has said so.
+    /// The sending station and its ring; `None` until its hello has arrived.
     ring: Option<(Station, Consumer<Mapped>)>,
-    /// The other side has gone. What it has sent is still there.
+    /// The sender has closed its end. The packets that it sent are still in the ring.
     is_over: bool,
 }
 
 impl Incoming {
-    /// A connection on which nothing was said yet.
+    /// A connection on which no hello has arrived yet.
     pub(super) fn new(now: u64, number: u64, socket: OwnedFd) -> Self {
         Self { since: now, number, socket, ring: None, is_over: false }
     }
 
-    /// Since when there is a connection on which nothing was said.
+    /// When the connection was made, if no hello has arrived on it.
     pub(super) fn mute_since(&self) -> Option<u64> {
         self.ring.is_none().then_some(self.since)
     }
@@ -38,12 +38,12 @@ impl Incoming {
         &self.socket
     }
 
-    /// Who sends; `None` before it has said so, and once it has gone.
+    /// The sender; `None` before its hello, and after it has closed its end.
     pub(super) fn station(&self) -> Option<Station> {
         self.sender().filter(|_| !self.is_over)
     }
 
-    /// Who sends, or did before it went.
+    /// The sender, also after it has closed its end; `None` before its hello.
     pub(super) fn sender(&self) -> Option<Station> {
         self.ring.as_ref().map(|(station, _)| *station)
     }
@@ -52,15 +52,16 @@ impl Incoming {
         self.sender() == Some(party.station) && socket::process(&self.socket) == party.process
     }
 
-    /// Whether the other side has gone.
+    /// Whether the sender has closed its end.
     pub(super) fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// Hears what the other side says by the socket; whether it has opened its ring just now.
+    /// Reads the socket: first the hello, then the bytes that wake this side. Returns whether the
+    /// hello, which passes the ring on, arrived just now.
     ///
     /// # Errors
-    /// It has passed on no ring, or nothing that could be one.
+    /// The sender passed on no file, or one that is no ring.
     pub(super) fn heed(&mut self) -> io::Result<bool> {
         if self.ring.is_some() {
             self.is_over |= !socket::drain(&self.socket);
@@ -71,7 +72,7 @@ impl Incoming {
         Ok(true)
     }
 
-    /// Takes up to [`RECEIVE_BATCH`] packets, and says whether there were any.
+    /// Takes up to [`RECEIVE_BATCH`] packets; returns whether there were any.
     pub(super) fn take(
         &mut self,
         (to, link): (Station, Link),
@@ -92,12 +93,13 @@ impl Incoming {
         Ok(packets.len() > before)
     }
 
-    /// Says that this side goes to sleep; whether there is nothing to do before.
+    /// Tells the sender that this side is about to sleep. Returns whether it may: it may not if
+    /// there are packets.
     pub(super) fn prepare(&self) -> bool {
         !self.is_over && self.ring.as_ref().is_none_or(|(_, ring)| ring.prepare() == Ok(true))
     }
 
-    /// Takes that back.
+    /// Tells the sender that this side is awake.
     pub(super) fn awake(&self) {
         self.ring.iter().for_each(|(_, ring)| ring.awake());
     }

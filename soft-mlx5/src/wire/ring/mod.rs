@@ -41,9 +41,10 @@ use crate::packet::MAX_PACKET;
 /// Whose processes may share memory with a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::wire) enum Users {
-    /// The device's own user's. They trust each other: the kernel lets them trace each other.
+    /// Those of the device's own user. They trust each other: the kernel lets them trace each
+    /// other.
     Same,
-    /// Everybody's who can reach the network namespace.
+    /// Those of all users that can reach the network namespace.
     Any,
 }
 
@@ -107,7 +108,7 @@ trait Words {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lie;
 
-/// What a packet's addressing is made of, beside who has sent it.
+/// What a packet's addressing is made of, beside the sender's address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tag {
     class: u8,

@@ -28,7 +28,7 @@ use crate::wire::{Station, private};
 /// The first bytes on a connection: what follows is understood by this version of the ring alone.
 const MAGIC: [u8; 8] = *b"uvring\0\x01";
 
-/// The magic number and the address of who speaks.
+/// Length of a hello: the magic number and the sender's address.
 const HELLO: usize = 12;
 
 /// The name, with the version of what is spoken.
@@ -122,7 +122,7 @@ pub(in crate::wire) fn is_own(station: Station) -> bool {
     peer.is_ok_and(|peer| is_trusted(&peer, Users::Same))
 }
 
-/// Says who speaks, and passes the ring on.
+/// Sends the hello: the station's address, and the file of its ring.
 pub(super) fn say_hello(socket: &OwnedFd, station: Station, ring: &OwnedFd) -> io::Result<()> {
     let mut hello = [0; HELLO];
     hello[..8].copy_from_slice(&MAGIC);
@@ -134,7 +134,7 @@ pub(super) fn say_hello(socket: &OwnedFd, station: Station, ring: &OwnedFd) -> i
     if sent == HELLO { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Who has connected, and the ring that was passed on; `None` if nothing was said yet.
+/// Receives the hello: the connecting station and its ring. `None` if it has not arrived yet.
 ///
 /// # Errors
 /// `InvalidData` for anything but a hello with one file, also for the end.
@@ -209,9 +209,9 @@ pub(super) fn wake(socket: &OwnedFd) {
     let _ = socket::send(socket.as_raw_fd(), &[0], flags);
 }
 
-/// Takes what was sent to wake this side; whether the other one is still there.
+/// Takes the bytes that were sent to wake this side; returns whether the other side is open.
 pub(super) fn drain(socket: &OwnedFd) -> bool {
-    // Who sends more than this is looked at again at once.
+    // If there are more bytes, the socket stays readable and is read again.
     let mut bytes = [0; 256];
     match socket::recv(socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
         Ok(count) => count != 0,

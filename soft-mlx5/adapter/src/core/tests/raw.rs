@@ -461,7 +461,7 @@ fn a_rate_limit_keeps_frames_apart_and_is_lifted_at_once() {
     assert_eq!(leave(&mut host, 0), (vec![125], Some(1_000_000)));
     assert_eq!(leave(&mut host, 999_999), (vec![], Some(1_000_000)));
     assert_eq!(leave(&mut host, 1_000_000), (vec![125], Some(2_000_000)));
-    // Who is late catches nothing up.
+    // A late call sends no more than one on time.
     assert_eq!(leave(&mut host, 9_000_000), (vec![125], Some(10_000_000)));
     assert_eq!(leave(&mut host, 9_500_000).0, []);
     host.core.modify_qp(qp.qpn, QpState::ReadyToSend, &limit(0)).unwrap();
