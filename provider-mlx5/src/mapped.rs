@@ -217,11 +217,12 @@ impl BlueFlame {
     /// [`BlueFlame::take_half`] of a register whose halves have so many bytes.
     #[inline(always)]
     pub(crate) fn take_half_of(&mut self, half: usize) -> *mut u64 {
-        // The register is aligned to its own size, so one bit of the address tells the halves apart.
+        // The register is aligned to its own size, so one bit of the address tells the halves
+        // apart.
         let turn = self.last.map_addr(|address| address ^ half);
-        // Volatile: stored whole. Of a change of one bit the compiler makes a store of one byte, and
-        // a load of the address then waits until that has left the store buffer.
-        // SAFETY: a field of this value.
+        // Volatile: stored whole. Of a change of one bit the compiler makes a store of one byte,
+        // and a load of the address then waits until that has left the store buffer. SAFETY: a
+        // field of this value.
         unsafe { (&raw mut self.last).write_volatile(turn) };
         turn
     }
