@@ -8,7 +8,7 @@
 //!
 //! ```
 //! # #[cfg(feature = "soft")] {
-//! use uverbs::{AccessFlags, Buffer, PollError, op, qp::PostFlags, qp_type::Rc};
+//! use uverbs::{AccessFlags, Buffer, PollError, cq::Status, op, qp::PostFlags, qp_type::Rc};
 //!
 //! let context = uverbs::device("soft")?.open()?; // "mlx5_0" is a real one
 //! let pd = context.alloc_pd()?;
@@ -16,7 +16,9 @@
 //! let region = pd.register(Buffer::new(8192)?, rights)?;
 //! let mut cq = context.create_raw_cq(64).build()?;
 //! let mut near = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build()?;
-//! let mut far = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+//! let far = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle());
+//! // The rights of the region are not enough: the queue pair has to grant peers access, too.
+//! let mut far = far.access(AccessFlags::REMOTE_WRITE).build()?;
 //! near.connect(&far.endpoint())?;
 //! far.connect(&near.endpoint())?;
 //!
@@ -29,7 +31,10 @@
 //!     unsafe { near.post_send(wr_id, op::Write(to), from, PostFlags::SIGNALED) }?;
 //!     loop {
 //!         match cq.poll() {
-//!             Ok(done) => break assert!(done.is_success() && done.wr_id() == wr_id),
+//!             Ok(done) => {
+//!                 assert_eq!((done.status(), done.wr_id()), (Status::Success, wr_id));
+//!                 break;
+//!             }
 //!             Err(PollError::Empty) => context.poll_idle(),
 //!             Err(error) => return Err(error.into()),
 //!         }

@@ -460,7 +460,8 @@ impl MemoryRegion {
     }
 
     /// What a peer needs to reach the byte at `offset`, to be sent to it. It does not keep the
-    /// region alive.
+    /// region alive. The queue pair that the peer is connected to has to grant the access, too
+    /// ([`QpBuilder::access`](crate::QpBuilder::access)).
     ///
     /// # Errors
     /// `InvalidInput` if it does not lie within.

@@ -234,7 +234,9 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         self
     }
 
-    /// What remote operations may do.
+    /// What peers may do through this queue pair (`qp_access_flags`): nothing by default. A READ, a
+    /// WRITE or an atomic needs the right here and at the memory region, or it fails with
+    /// [`Status::RemoteInvalidRequest`](crate::cq::Status::RemoteInvalidRequest).
     pub fn access(mut self, access: AccessFlags) -> Self {
         self.path.access = access;
         self
