@@ -24,6 +24,8 @@ mod assembly;
 mod cases;
 #[path = "hot_path/fixture.rs"]
 mod fixture;
+#[path = "hot_path/forwarding.rs"]
+mod forwarding;
 #[path = "hot_path/frames.rs"]
 mod frames;
 #[path = "hot_path/grid.rs"]

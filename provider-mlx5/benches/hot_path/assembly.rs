@@ -2,6 +2,7 @@
 //!
 //! The program takes itself apart with objdump. Whatever compiler made it, the functions have no way to a panic, and call
 //! nothing but cold code; with the compiler that the texts are of, they are the texts, so that a change shows as a diff.
+//! And no load of the whole program waits for a narrower store: `forwarding.rs`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -213,6 +214,10 @@ pub(crate) fn check(write: bool) -> ExitCode {
             Ok(code) => good &= is_good(name, &code, write),
             Err(missing) => return skip(&missing),
         }
+    }
+    match objdump(&["-d", "--no-show-raw-insn", "--demangle"]) {
+        Ok(listing) => good &= super::forwarding::check(&listing),
+        Err(missing) => return skip(&missing),
     }
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
