@@ -48,5 +48,5 @@ fn every_rule_names_tests_that_exist() {
         }
         count += 1;
     }
-    assert_eq!(count, 16 + 6 + 7 + 25 + 9 + 12);
+    assert_eq!(count, 16 + 6 + 7 + 25 + 9 + 13);
 }

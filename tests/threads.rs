@@ -112,7 +112,7 @@ fn queues_belong_to_one_thread_at_a_time() {
 
 #[test]
 fn connections_and_their_events_move_to_other_threads() {
-    expect!(true, true: cm::Channel, cm::Id, cm::IdKey, cm::PortSpace, cm::Event, cm::EventKind, cm::Reply);
+    expect!(true, true: cm::Channel, cm::Id, cm::IdKey, cm::PortSpace, cm::IbAddress, cm::Event, cm::EventKind, cm::Reply);
     expect!(true, true: cm::DatagramPeer, cm::Group, cm::JoinMode, cm::Membership, cm::Rejection, cm::RejectReason);
     expect!(true, true: cm::PrivateData<56>, cm::QpOptions, cm::ConnectOptions, cm::AcceptOptions, cm::Peer);
     expect!(true, true: cm::ConnectionRequest, cm::Link, cm::ListenerBuilder, cm::Connector, AsyncCmChannel);

@@ -42,7 +42,7 @@ pub enum PortSpace {
 }
 
 impl PortSpace {
-    fn kernel(self) -> (KernelSpace, KernelQpType) {
+    pub(super) const fn kernel(self) -> (KernelSpace, KernelQpType) {
         match self {
             Self::Tcp => (KernelSpace::TCP, KernelQpType::RC),
             Self::Udp => (KernelSpace::UDP, KernelQpType::UD),
@@ -369,7 +369,7 @@ impl Id {
         channel.manager().run(VERB, body, value)
     }
 
-    fn query(&self) -> Result<QueryAddrResp> {
+    pub(super) fn query(&self) -> Result<QueryAddrResp> {
         let option = QueryOption::ADDR;
         self.handle.ask("query_addr", |id| Query { response: 0, id, option })
     }
@@ -424,6 +424,6 @@ fn require_device(found: &QueryAddrResp) -> Result<()> {
 }
 
 /// At least one: 0 is no timeout to the kernel, but an error.
-fn milliseconds(time: Duration) -> u32 {
+pub(super) fn milliseconds(time: Duration) -> u32 {
     time.as_nanos().div_ceil(1_000_000).clamp(1, i32::MAX as u128) as u32
 }

@@ -6,6 +6,7 @@ mod child;
 mod common;
 mod datagrams;
 mod ids;
+mod infiniband;
 mod long;
 #[path = "../faults_observed/network.rs"]
 mod network;

@@ -1,6 +1,6 @@
 //! Addresses of ids, and what rdma_cm asks of the IP stack.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use uverbs_uapi::cm::PortSpace;
 use uverbs_uapi::cm::address::{
@@ -9,6 +9,11 @@ use uverbs_uapi::cm::address::{
 
 use super::{CmaError, DeviceNumber, is_any, service_id};
 use uverbs_soft_packet::{Addressing, Gid};
+
+/// The partition that every port is in.
+const DEFAULT_PKEY: u16 = 0xffff;
+/// Its bit that says full member.
+const MEMBERSHIP: u16 = 0x8000;
 
 /// An address of a family that rdma_cm knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +81,7 @@ impl Address {
             }
             Self::Ip(SocketAddr::V6(v6)) => {
                 let scope = if v6.ip().is_unicast_link_local() { v6.scope_id() } else { 0 };
-                Self::Ip(SocketAddrV6::new(std::net::Ipv6Addr::UNSPECIFIED, 0, 0, scope).into())
+                Self::Ip(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 0, 0, scope).into())
             }
             Self::Ib(ib) => {
                 Self::Ib(SockaddrIb { family: AF_IB, pkey: ib.pkey, ..SockaddrIb::default() })
@@ -88,7 +93,7 @@ impl Address {
     pub fn is_any(&self) -> bool {
         match self {
             Self::Ip(ip) => is_any(ip.ip()),
-            Self::Ib(ib) => ib.addr == [0; 16],
+            Self::Ib(ib) => is_any(IpAddr::from(ib.addr)),
         }
     }
 
@@ -114,6 +119,23 @@ impl Address {
             Self::Ip(ip) => service_id(space, ip.port()),
             Self::Ib(ib) => ib.sid.get(),
         }
+    }
+
+    /// The address as an IP one: a GID is its IPv6 address, or the IPv4 address in it.
+    pub(super) fn as_ip(&self) -> SocketAddr {
+        match self {
+            Self::Ip(ip) => *ip,
+            Self::Ib(ib) => {
+                let v6 = Ipv6Addr::from(ib.addr);
+                let ip = v6.to_ipv4_mapped().map_or(v6.into(), IpAddr::from);
+                SocketAddr::new(ip, self.port())
+            }
+        }
+    }
+
+    /// Whether an InfiniBand address is of the default partition, by full or limited membership.
+    pub(super) fn has_default_pkey(&self) -> bool {
+        !matches!(self, Self::Ib(ib) if ib.pkey.get() | MEMBERSHIP != DEFAULT_PKEY)
     }
 
     pub(super) fn ip(&self) -> Option<SocketAddr> {

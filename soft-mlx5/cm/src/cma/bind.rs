@@ -1,6 +1,6 @@
 //! Binding and listening.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 
 use uverbs_uapi::cm::PortSpace;
 use uverbs_uapi::cm::address::SockaddrIb;
@@ -153,13 +153,8 @@ fn interface_of(
         Address::Ip(ip) if addresses.is_wide(ip.ip()) => Ok(None),
         Address::Ip(ip) => addresses.own(ip.ip()).map(Some),
         Address::Ib(_) if source.is_any() => Ok(None),
-        Address::Ib(ib) => addresses.own(ip_of(ib)).map(Some),
+        Address::Ib(_) => addresses.own(source.as_ip().ip()).map(Some),
     }
-}
-
-fn ip_of(ib: &SockaddrIb) -> IpAddr {
-    let v6 = Ipv6Addr::from(ib.addr);
-    v6.to_ipv4_mapped().map_or(v6.into(), IpAddr::from)
 }
 
 /// How the port table sees an address.

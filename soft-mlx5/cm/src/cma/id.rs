@@ -112,6 +112,11 @@ impl Id {
         self.destination.or_else(|| Some(self.source?.any()))
     }
 
+    /// Whether it has an InfiniBand address, and none of IP.
+    pub(super) fn has_ib_address(&self) -> bool {
+        matches!(self.source, Some(Address::Ib(_)))
+    }
+
     /// Bytes of private data that rdma_cm puts in front of the user's.
     pub(super) fn private_offset(&self) -> usize {
         match self.source {

@@ -83,12 +83,11 @@ impl Cma {
         addresses: &dyn Addresses,
     ) -> Result<Route, CmaError> {
         let of = self.id(id)?;
-        let Address::Ip(destination) = target.destination else {
-            // By GID alone: not offered.
+        if !target.destination.has_default_pkey() {
             return Err(CmaError::NO_DEVICE);
-        };
-        let source = of.at.and(of.source).and_then(|source| source.ip());
-        addresses.route(source.map(|source| source.ip()), destination, of.space)
+        }
+        let source = of.at.and(of.source).map(|source| source.as_ip().ip());
+        addresses.route(source, target.destination.as_ip(), of.space)
     }
 
     /// Looks for the neighbour of an id.
@@ -120,12 +119,18 @@ impl Cma {
     /// Finds the path to the peer; ROUTE_RESOLVED follows.
     ///
     /// # Errors
-    /// EINVAL unless the address is resolved, or for a timeout of 0.
+    /// EINVAL unless the address is resolved, or for a timeout of 0; ENODEV for an InfiniBand
+    /// address over Ethernet, where no network device is known (`cma_iboe_set_path_rec_l2_fields`).
     pub fn resolve_route(&mut self, id: CmaId, timeout_ms: u32) -> Result<(), CmaError> {
         if timeout_ms == 0 {
             return Err(CmaError::INVALID);
         }
-        let mtu = self.device_of(id)?.info.mtu;
+        let info = &self.device_of(id)?.info;
+        let (mtu, infiniband) = (info.mtu, info.infiniband);
+        let of = self.id(id)?;
+        if of.state == CmaState::AddrResolved && !infiniband && of.has_ib_address() {
+            return Err(CmaError::NO_DEVICE);
+        }
         let of = self.advance(id, CmaState::AddrResolved, CmaState::RouteResolved)?;
         of.path = of.route.map(|route| of.path_of(&route, mtu));
         self.events.push_back(CmaEvent::new(id, EventType::ROUTE_RESOLVED));
@@ -185,8 +190,10 @@ impl Id {
     fn note_route(&mut self, route: &Route) {
         self.state = CmaState::AddrResolved;
         self.at = Some(Interface { device: route.device, gid: route.addressing.source });
-        if let Some(Address::Ip(source)) = &mut self.source {
-            source.set_ip(route.source);
+        match &mut self.source {
+            Some(Address::Ip(source)) => source.set_ip(route.source),
+            Some(Address::Ib(source)) => source.addr = route.addressing.source.0,
+            None => {}
         }
     }
 
