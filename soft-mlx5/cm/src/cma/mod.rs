@@ -13,8 +13,8 @@
 //! Differences from the kernel:
 //! - events wait until they are taken, so a user that refuses a request with its event handler's
 //!   result calls [`Cma::forget`] or [`Cma::destroy`] instead;
-//! - an InfiniBand address is looked for as a neighbour when it is resolved, since no subnet manager
-//!   can be asked for its path;
+//! - an InfiniBand address is looked for as a neighbour when it is resolved, since there is no
+//!   subnet manager to ask for its path;
 //! - kernel-owned queue pairs do not exist: as user space does, the user moves its queue pair and
 //!   passes its number.
 
