@@ -206,7 +206,7 @@ structure! {
 }
 
 structure! {
-    /// Address path of a queue pair; inside [`qpc`] at [`PRIMARY_PATH`] and [`ALTERNATE_PATH`].
+    /// Address path of a queue pair: the primary one and the alternate one are in [`qpc`].
     ads {
         FL: 0x0, 1;
         FREE_AR: 0x1, 1;
