@@ -8,10 +8,9 @@
 use std::collections::BTreeMap;
 use std::hint::black_box;
 
-use uverbs::qp::{Inline, PostFlags};
+use uverbs::qp::{Inline, PostFlags, SharedBlueFlame};
 use uverbs::qp_type::Rc;
 use uverbs::{Context, Device, Remote, Result, op, raw};
-use uverbs_mlx5::mmio::SharedBlueFlame;
 
 use crate::halted::{self, Known};
 use crate::libmlx5::many::Many as Rivals;

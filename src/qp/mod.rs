@@ -142,6 +142,7 @@ pub use raw_packet::RateLimit;
 pub use sizes::Capacities;
 pub use transitions::{Transition, TransitionError, check, transition};
 pub use uverbs_mlx5::format::EthChecksum;
+pub use uverbs_mlx5::mmio::{BlueFlame, Register, SharedBlueFlame};
 pub use uverbs_mlx5::queue_state::QpState as State;
 pub use uverbs_mlx5::request::{Immediate, ListError, PostError, PostFlags};
 pub use uverbs_mlx5::send_queue::{
