@@ -8,7 +8,7 @@
 use super::encode::{Request, composed, short_blocks};
 use super::payload::Payload;
 use super::publish::MOST_COPIED;
-use super::wide::{WideBlock, copy_block, narrow, or, store_blocks, wide};
+use super::wide::{WideBlock, copy_block, narrow, or, store_blocks, store_composed, wide};
 use super::{Block, Carries, Operation, RequestId, SendQueue, Takes, Transport, place};
 use crate::mmio::Register;
 use crate::request::{PostError, PostFlags};
@@ -196,7 +196,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ) {
         // SAFETY: open so far.
         let head = unsafe {
-            store_blocks(self.next.block, &blocks);
+            store_composed(self.next.block, &blocks);
             self.enter(wr_id, N)
         };
         self.doorbell.ring(head, |register| {
@@ -205,7 +205,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
                 return register.doorbell(narrow(blocks[0][0])[0]);
             }
             // SAFETY: the half takes four blocks, or the queue would not be open.
-            unsafe { store_blocks(register.take_half().cast(), &blocks) };
+            unsafe { store_composed(register.take_half().cast(), &blocks) };
         });
         self.pass(N);
     }

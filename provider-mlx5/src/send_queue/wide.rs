@@ -1,4 +1,6 @@
-//! Sixteen bytes at a time: the widest store that every processor of the architecture has.
+//! Sixteen bytes at a time: the widest store that every processor of the architecture has. What is
+//! put together in registers goes out in 32 bytes where the compiler may use AVX
+//! (`-C target-cpu=x86-64-v3`).
 //!
 //! A request is stored twice, and stores are what a post waits for, so its octowords are put together in vector registers
 //! and each goes out in one store. Whatever is read back was stored in the same sixteen bytes, so the
@@ -13,6 +15,10 @@ use crate::request::Octoword;
 pub(super) type Wide = core::arch::x86_64::__m128i;
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) type Wide = Octoword;
+
+/// Two octowords in one register.
+#[cfg(all(target_arch = "x86_64", target_feature = "avx"))]
+type Pair = core::arch::x86_64::__m256i;
 
 /// One block in vector registers.
 pub(super) type WideBlock = [Wide; 4];
@@ -75,6 +81,15 @@ pub(super) fn with_high(value: Wide, high: u64) -> Wide {
     [value[0], high]
 }
 
+/// Two octowords in one register, the first one first in memory.
+#[cfg(all(target_arch = "x86_64", target_feature = "avx"))]
+#[inline(always)]
+#[allow(unused_unsafe, reason = "the newer compilers know that the intrinsic is always there")]
+fn pair(first: Wide, second: Wide) -> Pair {
+    // SAFETY: part of AVX, which the compiler may use.
+    unsafe { core::arch::x86_64::_mm256_set_m128i(second, first) }
+}
+
 /// An octoword whose first byte is the number's lowest.
 #[inline(always)]
 pub(super) fn from_number(value: u128) -> Wide {
@@ -119,6 +134,25 @@ pub(super) unsafe fn store_blocks<const N: usize>(target: *mut Block, blocks: &[
     for (i, block) in blocks.iter().enumerate() {
         // SAFETY: the caller vouches for them.
         unsafe { store_block(target.add(i), block) };
+    }
+}
+
+/// [`store_blocks`] of what was put together in registers: in pairs of octowords, if there are
+/// registers for them. (A template's octowords are loaded as they were stored, one at a time.)
+///
+/// # Safety
+/// As there, aligned to 64.
+#[inline(always)]
+pub(super) unsafe fn store_composed<const N: usize>(target: *mut Block, blocks: &[WideBlock; N]) {
+    #[cfg(all(target_arch = "x86_64", target_feature = "avx"))]
+    for (i, two) in blocks.as_flattened().chunks_exact(2).enumerate() {
+        // SAFETY: as many pairs as the blocks have.
+        unsafe { target.cast::<Pair>().add(i).write_volatile(pair(two[0], two[1])) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", target_feature = "avx")))]
+    // SAFETY: passed on to the caller.
+    unsafe {
+        store_blocks(target, blocks);
     }
 }
 
