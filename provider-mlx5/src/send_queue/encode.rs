@@ -38,7 +38,12 @@ pub(super) const fn room<O: Operation>() -> usize {
 /// The second word of a control segment, as stored: mode byte and immediate.
 #[inline(always)]
 pub(super) const fn mode_word(mode: u8, immediate: u32) -> u64 {
-    ((mode as u64) << 32 | immediate as u64).to_be()
+    // One number at a time: an immediate that came in this order is not turned around twice.
+    if cfg!(target_endian = "little") {
+        (immediate.to_be() as u64) << 32 | (mode as u64) << 24
+    } else {
+        (mode as u64) << 32 | immediate as u64
+    }
 }
 
 /// Where the id of a request comes from.
