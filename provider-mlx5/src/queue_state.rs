@@ -624,6 +624,12 @@ impl QueueState {
         self.fixed.send_ring.with(use_it)
     }
 
+    /// Whether there is a receive ring to run [`QueueState::with_recv_ring`] on.
+    #[inline(always)]
+    pub(crate) fn shows_recv_ring(&self) -> bool {
+        self.fixed.recv_ring.is_shown()
+    }
+
     /// Runs `use_it` on the receive ring while no other thread can take its memory away.
     pub(crate) fn with_recv_ring<R>(&self, use_it: impl FnOnce(LentRing<'_>) -> R) -> Option<R> {
         self.fixed.recv_ring.with(use_it)

@@ -81,11 +81,17 @@ impl ShownRing {
         self.users.fetch_and(!done, Ordering::Release);
     }
 
+    /// Whether there was a ring just now.
+    #[inline(always)]
+    pub(crate) fn is_shown(&self) -> bool {
+        self.users.load(Ordering::Relaxed) & GONE == 0
+    }
+
     /// Runs `use_it` on the ring, unless it is gone.
     #[inline(always)]
     pub(crate) fn with<T>(&self, use_it: impl FnOnce(LentRing<'_>) -> T) -> Option<T> {
         // Spares a queue that shows no ring the two exchanges below.
-        if self.users.load(Ordering::Relaxed) & GONE != 0 {
+        if !self.is_shown() {
             return None;
         }
         // Acquire: what was shown was written before.

@@ -7,7 +7,7 @@
 
 use core::mem::offset_of;
 
-use super::ring::{Ring, WORDS};
+use super::ring::{EntryWriter, Ring, WORDS};
 use crate::format::{Cqe, CqeFormat, MINI_CQES_PER_SLOT, MiniCqeFormat, OpOwn};
 
 impl Ring {
@@ -48,10 +48,10 @@ impl Ring {
         let title = Title::new(self.cqe(start).words());
         // A loop for each kind, so that none asks in each round what is replaced.
         match format {
-            _ if title.is_requester => self.expand(start, &title, Title::requester),
-            MiniCqeFormat::HASH => self.expand(start, &title, Title::hash),
-            MiniCqeFormat::CHECKSUM_STRIDE_INDEX => self.expand(start, &title, Title::stride_index),
-            _ => self.expand(start, &title, Title::checksum),
+            _ if title.is_requester => self.expand(start, &title, requester),
+            MiniCqeFormat::HASH => self.expand(start, &title, hash),
+            MiniCqeFormat::CHECKSUM_STRIDE_INDEX => self.expand(start, &title, stride_index),
+            _ => self.expand(start, &title, checksum),
         }
         title.count > 0
     }
@@ -59,85 +59,89 @@ impl Ring {
     /// The title last: until then another thread sees how many there are by it. An array is in one
     /// of the entries that it is for.
     #[inline(always)]
-    fn expand(&self, start: u32, title: &Title, replaced: impl Fn(&Title, &mut Words, u64, u32)) {
+    fn expand(
+        &self,
+        start: u32,
+        title: &Title,
+        replace: impl Fn(EntryWriter, [u8; 8]) -> Option<[u8; 2]>,
+    ) {
         let count = title.count.min(self.entries());
         let arrays = count.div_ceil(MINI_CQES_PER_SLOT as u32);
+        let mut entry = self.writer(start.wrapping_add(count.wrapping_sub(1)), title.end);
+        let mut counter = title.wqe_counter.wrapping_add(count as u16);
         for array in (0..arrays).rev() {
             let first = array * MINI_CQES_PER_SLOT as u32;
             let minis = self.cqe(start.wrapping_add(first.max(1))).words();
-            let last = count.min(first + MINI_CQES_PER_SLOT as u32);
-            for done in (first..last).rev() {
-                let index = start.wrapping_add(done);
-                let mut words = title.words;
-                replaced(title, &mut words, minis[done as usize % MINI_CQES_PER_SLOT], done);
-                words[WORDS - 1] |= u64::from_be(self.lap(index).into());
-                self.write(index, &words);
+            for at in (0..(count - first).min(MINI_CQES_PER_SLOT as u32)).rev() {
+                counter = counter.wrapping_sub(1);
+                entry.begin(&title.words);
+                let own = replace(entry, minis[at as usize % MINI_CQES_PER_SLOT].to_ne_bytes());
+                entry.finish(own.unwrap_or(counter.to_be_bytes()));
+                entry = self.writer_before(entry);
             }
         }
     }
 }
 
-type Words = [u64; WORDS];
-
 /// What all completions of a session have in common.
 struct Title {
-    /// Its memory, as that of a CQE that is not compressed, with owner bit 0.
-    words: Words,
+    /// Its memory.
+    words: [u64; WORDS],
     is_requester: bool,
     count: u32,
     wqe_counter: u16,
+    /// The last two bytes: those of a CQE that is not compressed, with owner bit 0.
+    end: [u8; 2],
 }
 
-/// What a mini-CQE replaces besides the owner: see [`MiniCqe`](crate::format::MiniCqe).
 impl Title {
-    fn new(mut words: Words) -> Self {
-        let [op_own] = field(&words, offset_of!(Cqe, op_own)).map(OpOwn);
+    fn new(words: [u64; WORDS]) -> Self {
+        let [signature, op_own] = field(&words, offset_of!(Cqe, signature));
+        let op_own = OpOwn(op_own);
         let (opcode, solicited) = (op_own.opcode(), op_own.is_solicited());
-        let plain = OpOwn::new(opcode, CqeFormat::NO_INLINE, solicited, false);
-        set(&mut words, offset_of!(Cqe, op_own), [plain.0]);
         Self {
-            words,
             is_requester: opcode.is_requester(),
             count: u32::from_be_bytes(field(&words, offset_of!(Cqe, byte_count))),
             wqe_counter: u16::from_be_bytes(field(&words, offset_of!(Cqe, wqe_counter))),
+            end: [signature, OpOwn::new(opcode, CqeFormat::NO_INLINE, solicited, false).0],
+            words,
         }
     }
+}
 
-    #[inline(always)]
-    fn requester(&self, words: &mut Words, mini: u64, _: u32) {
-        let [counter @ .., opcode, _, _, _, _, _] = mini.to_ne_bytes();
-        set(words, offset_of!(Cqe, opcode_qpn_flow_tag), [opcode]);
-        set(words, offset_of!(Cqe, wqe_counter), counter);
-    }
+/// Writes what a mini-CQE of a requester replaces: see [`MiniCqe`](crate::format::MiniCqe). Returns
+/// the WQE counter, if it has one.
+#[inline(always)]
+fn requester(entry: EntryWriter, mini: [u8; 8]) -> Option<[u8; 2]> {
+    let [counter @ .., opcode, _, _, _, _, _] = mini;
+    entry.set(offset_of!(Cqe, opcode_qpn_flow_tag), [opcode]);
+    Some(counter)
+}
 
-    #[inline(always)]
-    fn hash(&self, words: &mut Words, mini: u64, done: u32) {
-        let [a, b, c, d, byte_count @ ..] = mini.to_ne_bytes();
-        set(words, offset_of!(Cqe, rss_hash), [a, b, c, d]);
-        set(words, offset_of!(Cqe, byte_count), byte_count);
-        set(words, offset_of!(Cqe, wqe_counter), self.counted(done));
-    }
+/// [`requester`], for [`MiniCqeFormat::HASH`].
+#[inline(always)]
+fn hash(entry: EntryWriter, mini: [u8; 8]) -> Option<[u8; 2]> {
+    let [a, b, c, d, byte_count @ ..] = mini;
+    entry.set(offset_of!(Cqe, rss_hash), [a, b, c, d]);
+    entry.set(offset_of!(Cqe, byte_count), byte_count);
+    None
+}
 
-    #[inline(always)]
-    fn checksum(&self, words: &mut Words, mini: u64, done: u32) {
-        let [a, b, _, _, byte_count @ ..] = mini.to_ne_bytes();
-        set(words, offset_of!(Cqe, checksum), [a, b]);
-        set(words, offset_of!(Cqe, byte_count), byte_count);
-        set(words, offset_of!(Cqe, wqe_counter), self.counted(done));
-    }
+/// [`requester`], for [`MiniCqeFormat::CHECKSUM`].
+#[inline(always)]
+fn checksum(entry: EntryWriter, mini: [u8; 8]) -> Option<[u8; 2]> {
+    let [a, b, _, _, byte_count @ ..] = mini;
+    entry.set(offset_of!(Cqe, checksum), [a, b]);
+    entry.set(offset_of!(Cqe, byte_count), byte_count);
+    None
+}
 
-    #[inline(always)]
-    fn stride_index(&self, words: &mut Words, mini: u64, _: u32) {
-        let [a, b, c, d, byte_count @ ..] = mini.to_ne_bytes();
-        set(words, offset_of!(Cqe, checksum), [a, b]);
-        set(words, offset_of!(Cqe, byte_count), byte_count);
-        set(words, offset_of!(Cqe, wqe_counter), [c, d]);
-    }
-
-    #[inline(always)]
-    fn counted(&self, done: u32) -> [u8; 2] {
-        self.wqe_counter.wrapping_add(done as u16).to_be_bytes()
-    }
+/// [`requester`], for [`MiniCqeFormat::CHECKSUM_STRIDE_INDEX`].
+#[inline(always)]
+fn stride_index(entry: EntryWriter, mini: [u8; 8]) -> Option<[u8; 2]> {
+    checksum(entry, mini);
+    let [_, _, index @ .., _, _, _, _] = mini;
+    Some(index)
 }
 
 /// The bytes at `offset`, of one word.
@@ -147,14 +151,3 @@ fn field<const N: usize>(words: &[u64; WORDS], offset: usize) -> [u8; N] {
     bytes.copy_from_slice(&words[offset / 8].to_ne_bytes()[offset % 8..][..N]);
     bytes
 }
-
-/// Replaces the bytes at `offset`, of one word.
-#[inline(always)]
-fn set<const N: usize>(words: &mut [u64; WORDS], offset: usize, bytes: [u8; N]) {
-    let mut word = words[offset / 8].to_ne_bytes();
-    word[offset % 8..][..N].copy_from_slice(&bytes);
-    words[offset / 8] = u64::from_ne_bytes(word);
-}
-
-// `Ring::write` stores what says that a CQE is there last.
-const _: () = assert!(offset_of!(Cqe, op_own) == size_of::<Cqe>() - 1);

@@ -39,7 +39,7 @@ const _: () = {
 };
 
 /// What is in the place of a completion that the fast path takes.
-enum Other {
+pub(super) enum Other {
     Nothing,
     /// Something for the slow path.
     Slow,
@@ -148,7 +148,7 @@ impl CompletionQueue {
     /// outstanding request of an open queue. Otherwise nothing has changed. Where polls are
     /// `MOSTLY_EMPTY`, a CQE that is not there is told sooner than a receive.
     #[inline(always)]
-    fn complete<const MOSTLY_EMPTY: bool>(&self, cqe: CqeView) -> Result<Raw, Other> {
+    pub(super) fn complete<const MOSTLY_EMPTY: bool>(&self, cqe: CqeView) -> Result<Raw, Other> {
         let what = cqe.op_own() ^ self.owner;
         if what == 0 {
             return self.complete_send(cqe).ok_or(Other::Slow);
@@ -193,6 +193,27 @@ impl CompletionQueue {
             RECEIVE_ERROR => self.fail_receive(cqe),
             _ => None,
         }
+    }
+
+    /// [`CompletionQueue::complete_inline_or_error`], as far as it copies no data: a receive of a
+    /// queue that leaves the data in the CQE.
+    #[inline(always)]
+    pub(super) fn complete_left_inline(&self) -> Option<Raw> {
+        let cqe = self.next;
+        let what = cqe.op_own() ^ self.owner;
+        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE != INLINE {
+            return None;
+        }
+        let queue = self.known.receives_of(cqe)?;
+        if queue.shows_recv_ring() {
+            return None;
+        }
+        let side = queue.recv_side();
+        let index = cqe.u16_on_top(WQE_COUNTER);
+        let word = queue.outstanding(index)?;
+        let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
+        side.retire(word);
+        Some(Raw { format: CqeFormat::INLINE_32, ..good(cqe, side, wr_id) })
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::format::{CQE_SIZE, Cqe, CqeFormat, CqeOpcode, OpOwn};
 use crate::memory::DmaMemory;
@@ -136,6 +136,25 @@ impl Ring {
         }
     }
 
+    /// For writing a CQE field by field to the entry at counter `index`, which the device has left
+    /// to software. `end` has its signature and, with owner bit 0, its `op_own`.
+    pub(super) fn writer(&self, index: u32, [signature, op_own]: [u8; 2]) -> EntryWriter {
+        let end = u16::from_ne_bytes([signature, op_own | self.lap(index)]);
+        EntryWriter { entry: self.cqe(index), end }
+    }
+
+    /// The same for the entry before.
+    #[inline(always)]
+    pub(super) fn writer_before(&self, mut writer: EntryWriter) -> EntryWriter {
+        if writer.entry == self.cqe(0) {
+            crate::hint::seldom();
+            writer.entry = self.end();
+            writer.end ^= u16::from_ne_bytes([0, OWNER]);
+        }
+        writer.entry = CqeView(writer.entry.0.wrapping_sub(self.stride()));
+        writer
+    }
+
     /// Copies the entry at counter `from`, which the device has written, to the one at `to`.
     pub(super) fn copy(&self, from: u32, to: u32) {
         let mut words = self.cqe(from).words();
@@ -166,6 +185,67 @@ impl Ring {
         let byte = unsafe { self.cqe(index).0.add(offset_of!(Cqe, op_own)) };
         // SAFETY: valid; atomics may be shared with the device.
         unsafe { AtomicU8::from_ptr(byte.cast_mut()) }.store(value, Ordering::Relaxed);
+    }
+}
+
+/// An entry of a ring that its poller writes: [`EntryWriter::begin`], then what differs, then
+/// [`EntryWriter::finish`]. Another thread that finds the CQE finds all of it, and what was written
+/// before.
+#[derive(Clone, Copy)]
+pub(super) struct EntryWriter {
+    entry: CqeView,
+    /// The last two bytes as one number. The owner bit makes the CQE ours.
+    end: u16,
+}
+
+/// The last four bytes of a CQE: its WQE counter, its signature and `op_own`.
+const LAST: usize = offset_of!(Cqe, wqe_counter);
+const _: () = assert!(LAST == CQE_SIZE - 4 && offset_of!(Cqe, op_own) == CQE_SIZE - 1);
+
+impl EntryWriter {
+    /// Writes a CQE's memory, but for its last four bytes.
+    #[inline(always)]
+    pub(super) fn begin(self, words: &[u64; WORDS]) {
+        let [words @ .., last] = words;
+        for (word, offset) in words.iter().zip((0..).step_by(8)) {
+            self.set(offset, word.to_ne_bytes());
+        }
+        let [a, b, c, d, ..] = last.to_ne_bytes();
+        self.set(LAST - 4, [a, b, c, d]);
+    }
+
+    /// Writes the bytes at `offset`: one, two, four or eight.
+    #[inline(always)]
+    pub(super) fn set<const N: usize>(self, offset: usize, bytes: [u8; N]) {
+        self.store(offset, bytes, Ordering::Relaxed);
+    }
+
+    /// Writes the last four bytes, of which the WQE counter is given.
+    #[inline(always)]
+    pub(super) fn finish(self, counter: [u8; 2]) {
+        self.set(LAST, counter);
+        self.store(LAST + 2, self.end.to_ne_bytes(), Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn store<const N: usize>(self, offset: usize, bytes: [u8; N], ordering: Ordering) {
+        const { assert!(matches!(N, 1 | 2 | 4 | 8)) };
+        assert!(offset % N == 0 && offset + N <= CQE_SIZE);
+        let at = self.entry.0.wrapping_add(offset).cast_mut();
+        let mut word = [0; 8];
+        for (to, from) in word.iter_mut().zip(bytes) {
+            *to = from;
+        }
+        let word = u64::from_le_bytes(word);
+        // SAFETY: inside the entry and aligned, atomic as all accesses to it.
+        unsafe {
+            match N {
+                1 => AtomicU8::from_ptr(at).store(word as u8, ordering),
+                2 => AtomicU16::from_ptr(at.cast()).store((word as u16).to_le(), ordering),
+                4 => AtomicU32::from_ptr(at.cast()).store((word as u32).to_le(), ordering),
+                _ => AtomicU64::from_ptr(at.cast()).store(word.to_le(), ordering),
+            }
+        }
     }
 }
 
