@@ -2,7 +2,8 @@
 //!
 //! Ours are in `provider-mlx5/benches/hot_path/{limits,grid}.txt`, which the benchmark writes and
 //! CI compares. libmlx5's are in `docs/vs-libmlx5.json`, out of what
-//! `cargo bench --features soft --bench vs_libmlx5 -- --json` and `-- --grid` print.
+//! `cargo bench --features soft --bench vs_libmlx5 -- --json` and `-- --grid` print; both sides'
+//! counts over many queue pairs, too, out of what `-- --scale` prints.
 //!
 //! Tables are between marks. A figure in a sentence has its case behind it, which no reader of the
 //! rendered page sees: `48<!-- send_sge -->`, `33<!-- libmlx5 recv_32 -->`. It may be a difference,
@@ -115,10 +116,16 @@ const GRID: &[(&str, &str, &[u32])] = &[
     ("receive, 1 / 2 / 4 SGEs", "receive sges", &[1, 2, 4]),
 ];
 
+/// What begins a line of both sides' counts over many queue pairs, and how these are called there.
+const SCALE: &str = "{\"queue_pairs\":";
+const SCALED: [&str; 3] = ["instr", "l1_misses", "l2_misses"];
+
 /// What the benchmarks counted, by case.
 pub(crate) struct Counts {
     ours: BTreeMap<String, f64>,
     rival: BTreeMap<String, f64>,
+    /// The lines of [`SCALE`].
+    scale: Vec<String>,
     /// Points of the grid.
     points: f64,
 }
@@ -144,7 +151,8 @@ impl Counts {
         let (mut ours, grid) = (counted("limits.txt")?, counted("grid.txt")?);
         let points = grid.len() as f64;
         ours.extend(grid);
-        Ok(Self { ours, rival: counts_of(&read(RIVAL)?), points })
+        let rival = read(RIVAL)?;
+        Ok(Self { ours, rival: counts_of(&rival), scale: scale_of(&rival), points })
     }
 
     fn text(&self, count: &Count) -> String {
@@ -175,6 +183,19 @@ impl Counts {
         })
     }
 
+    /// Both sides over so many queue pairs.
+    fn scaled(&self) -> impl Iterator<Item = [String; 4]> {
+        self.scale.iter().map(|line| {
+            let cell = |what: &str| {
+                let side = |side: &str| number(line, &format!("{side}_{what}")).unwrap_or("—");
+                format!("{} / {}", side("ours"), side("libmlx5"))
+            };
+            let [instructions, first, second] = SCALED.map(cell);
+            let pairs = line.strip_prefix(SCALE).and_then(|rest| rest.split(',').next());
+            [thousands(pairs.unwrap_or_default()), instructions, first, second]
+        })
+    }
+
     /// The files with figures, as they are and as they have to be.
     ///
     /// # Errors
@@ -182,9 +203,16 @@ impl Counts {
     pub(crate) fn files(&self, root: &Path) -> Result<Vec<(&'static str, String, String)>> {
         let table = rows_below("| operation | ours | libmlx5 |\n", self.rows());
         let grid = rows_below("| case | alone | in a batch of 16 |\n", self.points());
+        let scale = "| queue pairs | instructions, ours / libmlx5 | first-level misses | \
+                     second-level misses |\n";
+        let scale = rows_below(scale, self.scaled());
+        let tables = [("table", table), ("grid", grid), ("scale", scale)];
         let both = |name: &&'static str| {
             let before = fs::read_to_string(root.join(name))?;
-            let after = filled(&filled(&before, "table", &table), "grid", &grid);
+            let mut after = before.clone();
+            for (name, table) in &tables {
+                after = filled(&after, name, table);
+            }
             Ok((*name, before, self.claimed(&after)))
         };
         FILES.iter().map(both).collect()
@@ -228,9 +256,9 @@ fn text_of(counts: &BTreeMap<String, f64>, case: &str) -> String {
 }
 
 /// A table with this head.
-fn rows_below(head: &str, rows: impl Iterator<Item = [String; 3]>) -> String {
+fn rows_below<const N: usize>(head: &str, rows: impl Iterator<Item = [String; N]>) -> String {
     let rows: String = rows.map(|cells| format!("| {} |\n", cells.join(" | "))).collect();
-    format!("{head}|---|---|---|\n{rows}")
+    format!("{head}{}|\n{rows}", "|---".repeat(N))
 }
 
 /// The text with this table where the marks with its name are, if it has them.
@@ -252,15 +280,40 @@ fn counts_of(text: &str) -> BTreeMap<String, f64> {
     text.lines().filter_map(count).collect()
 }
 
+/// The lines of [`SCALE`] in what the benchmark prints.
+fn scale_of(text: &str) -> Vec<String> {
+    text.lines().filter(|line| line.starts_with(SCALE)).map(str::to_owned).collect()
+}
+
+/// A line's number with this name, as it is written there.
+fn number<'l>(line: &'l str, name: &str) -> Option<&'l str> {
+    let (_, rest) = line.split_once(&format!("\"{name}\":"))?;
+    rest.split([',', '}']).next()
+}
+
+/// A number of at most six digits, with a comma.
+fn thousands(number: &str) -> String {
+    match number.split_at_checked(number.len().saturating_sub(3)) {
+        Some((thousands, rest)) if !thousands.is_empty() => format!("{thousands},{rest}"),
+        _ => number.to_owned(),
+    }
+}
+
 /// Takes libmlx5's counts of the tables out of what the benchmark printed to these files.
 ///
 /// # Errors
 /// A file cannot be read or written.
 #[allow(dead_code, reason = "the command's alone")]
 pub(crate) fn take(root: &Path, printed: &[std::path::PathBuf]) -> Result<()> {
-    let mut counts = counts_of(&fs::read_to_string(root.join(RIVAL)).unwrap_or_default());
+    let before = fs::read_to_string(root.join(RIVAL)).unwrap_or_default();
+    let (mut counts, mut scale) = (counts_of(&before), scale_of(&before));
     for file in printed {
-        counts.extend(counts_of(&fs::read_to_string(file)?));
+        let text = fs::read_to_string(file)?;
+        counts.extend(counts_of(&text));
+        let printed = scale_of(&text);
+        if !printed.is_empty() {
+            scale = printed;
+        }
     }
     let cells = TABLE.iter().flat_map(|(_, _, right)| *right);
     let cases: Vec<_> =
@@ -268,5 +321,13 @@ pub(crate) fn take(root: &Path, printed: &[std::path::PathBuf]) -> Result<()> {
     counts.retain(|case, _| cases.iter().any(|wanted| *wanted == case));
     let line =
         |(case, count): (&String, &f64)| format!("{{\"case\":\"{case}\",{COUNT}{count:.2}}}\n");
-    fs::write(root.join(RIVAL), counts.iter().map(line).collect::<String>())
+    let scaled = |line: &String| {
+        let count = |name: String| number(line, &name).map(|count| format!(",\"{name}\":{count}"));
+        let side = |side| SCALED.map(|what| count(format!("{side}_{what}")));
+        let counts = ["ours", "libmlx5"].into_iter().flat_map(side).flatten();
+        let (pairs, _) = line.split_once(',').unwrap_or((line, ""));
+        format!("{pairs}{}}}\n", counts.collect::<String>())
+    };
+    let lines = counts.iter().map(line).chain(scale.iter().map(scaled));
+    fs::write(root.join(RIVAL), lines.collect::<String>())
 }
