@@ -75,6 +75,8 @@ pub(crate) struct Inner {
     pub(crate) uars: Arc<Uars>,
     pub(crate) events: Arc<AsyncEvents>,
     pub(crate) attributes: OnceLock<DeviceAttributes>,
+    /// Entries of all ports' GID tables.
+    pub(crate) gid_capacity: OnceLock<usize>,
     pub(crate) kept: Kept,
     pub(crate) commands: Arc<Commands>,
     // Declared last: it is given back once all else, the open file above all, has been closed.
@@ -160,6 +162,7 @@ impl Context {
             uars,
             events,
             attributes: OnceLock::new(),
+            gid_capacity: OnceLock::new(),
             kept: Kept::default(),
             until_close: UntilClose::new(commands.shared_channel()),
             commands,

@@ -88,13 +88,9 @@ impl Context {
     fn query_gid_table(&self) -> Result<Vec<GidEntry>> {
         const VERB: &str = "query_gid_table";
         let mut length = 0u64;
-        let ports = self.attributes()?.ports();
-        let capacity = (1..=ports)
-            .map(|port| self.query_port(port).map(|port| port.gid_table_length() as usize))
-            .sum::<Result<usize>>()?;
         // An attribute carries at most 65535 bytes.
-        let mut entries =
-            vec![KernelGid::default(); capacity.clamp(1, 65535 / size_of::<KernelGid>())];
+        let capacity = self.gid_capacity()?.clamp(1, 65535 / size_of::<KernelGid>());
+        let mut entries = vec![KernelGid::default(); capacity];
         let mut request = self.commands().request::<query_gid_table::Call>();
         request.constant(query_gid_table::ENTRY_SIZE, size_of::<KernelGid>() as u64);
         request.flags(query_gid_table::FLAGS, 0u64).optional();
@@ -104,6 +100,19 @@ impl Context {
         request.output(query_gid_table::RESP_NUM_ENTRIES, &mut length);
         self.commands().send(VERB, &mut request)?;
         Ok(entries.iter().take(length as usize).map(gid_entry).collect())
+    }
+
+    /// Entries of all ports' GID tables, full or empty, asked once per context: the kernel fixes
+    /// the number when a device is registered (`gid_tbl_len` of `ib_port_immutable`).
+    fn gid_capacity(&self) -> Result<usize> {
+        let cell = &self.inner().gid_capacity;
+        if let Some(known) = cell.get() {
+            return Ok(*known);
+        }
+        let lengths = (1..=self.attributes()?.ports())
+            .map(|port| self.query_port(port).map(|port| port.gid_table_length() as usize));
+        let asked = lengths.sum::<Result<usize>>()?;
+        Ok(*cell.get_or_init(|| asked))
     }
 
     fn gid_table_from_sysfs(&self, port: u8) -> Result<Vec<GidEntry>> {
