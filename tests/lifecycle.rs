@@ -249,7 +249,7 @@ fn queue_pairs_share_a_register_once_there_are_no_more() {
 #[test]
 #[ignore = "takes long: .ci/slow/75-scale runs it"]
 fn queue_pairs_of_a_domain_are_more_than_the_device_has_registers() {
-    const COUNT: usize = 16_500;
+    const COUNT: usize = 100_000;
     let mut setup = Setup::new();
     let domains = [0, 1].map(|_| setup.context.alloc_thread_domain().unwrap());
     let make = |index: usize| {
