@@ -1,5 +1,5 @@
 //! Posting and polling over many queue pairs of one register and one CQ, in random order, with the
-//! cache misses that callgrind simulates.
+//! cache misses that callgrind simulates, and the memory that a queue pair takes.
 //!
 //! Both sides' objects are made by their libraries on devices that stand still, so that memory is
 //! laid out as in a program. Requests are RDMA writes of 8 inline bytes, each with a doorbell and a
@@ -18,7 +18,9 @@ use crate::producer::Producer;
 use crate::report::Timing;
 use crate::{OPERATIONS, instructions, measured};
 
-const COUNTS: [usize; 3] = [1, 100, 10_000];
+const COUNTS: [usize; 5] = [1, 100, 1_000, 10_000, 100_000];
+/// Callgrind would take many minutes to create more.
+const COUNTED: usize = 10_000;
 /// Requests that are posted before they are polled.
 pub(crate) const GROUP: usize = 16;
 /// Of each count, the first to warm up.
@@ -138,20 +140,35 @@ fn ours(context: &Context, device: &uverbs::soft::SoftDevice, count: usize) -> R
 struct Sides {
     ours: Rig<Ours>,
     libmlx5: std::result::Result<Rig<Rivals>, String>,
+    /// By how much the resident set grew with each side.
+    bytes: [u64; 2],
 }
 
-fn sides() -> impl Iterator<Item = (usize, Sides)> {
+/// Both sides with each number of queue pairs up to `most`.
+fn sides(most: usize) -> impl Iterator<Item = (usize, Sides)> {
     let device = halted::device("uverbs_scale").expect("the device starts");
     let context = Device::from_soft(device.clone()).open().expect("a context");
-    COUNTS.into_iter().map(move |count| {
+    COUNTS.into_iter().filter(move |count| *count <= most).map(move |count| {
+        let before = resident();
         let ours = ours(&context, &device, count).expect("queue pairs");
-        (count, Sides { ours, libmlx5: Rivals::rig(count) })
+        let between = resident();
+        let libmlx5 = Rivals::rig(count);
+        let bytes = [between.saturating_sub(before), resident().saturating_sub(between)];
+        (count, Sides { ours, libmlx5, bytes })
     })
+}
+
+/// Bytes of this process that are in memory (`VmRSS` of proc_pid_status(5)).
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
 }
 
 /// Counts both sides, for callgrind.
 pub(crate) fn count() -> ! {
-    for (count, Sides { mut ours, libmlx5 }) in sides() {
+    for (count, Sides { mut ours, libmlx5, .. }) in sides(COUNTED) {
         instructions::count(&format!("ours {count}"), || ours.run());
         if let Ok(mut rival) = libmlx5 {
             instructions::count(&format!("libmlx5 {count}"), || rival.run());
@@ -169,7 +186,7 @@ pub(crate) fn table() -> ! {
         eprintln!("instructions were not counted: {missing}");
         BTreeMap::new()
     });
-    for (count, Sides { mut ours, mut libmlx5 }) in sides() {
+    for (count, Sides { mut ours, mut libmlx5, bytes }) in sides(usize::MAX) {
         let (mut own, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..=RUNS {
             own.push(batches(|| ours.run()));
@@ -180,17 +197,21 @@ pub(crate) fn table() -> ! {
         if let Err(missing) = &libmlx5 {
             eprintln!("{missing}");
         }
-        let side = |name: &str, times: &[f64]| {
-            let time = Timing::of(times).map_or(f64::NAN, |timing| timing.median);
-            let events = counts.get(&format!("{name} {count}"));
-            let [instructions, first, second] = events.map_or([f64::NAN; 3], |all| misses(all));
-            format!(
-                "\"{name}_instr\":{instructions:.0},\"{name}_l1_misses\":{first:.1},\
-                 \"{name}_l2_misses\":{second:.1},\"{name}_ns\":{time:.0}"
-            )
+        let side = |name: &str, times: &[f64], bytes: u64| {
+            let events = counts.get(&format!("{name} {count}")).map(|all| misses(all));
+            let event = |at: usize| events.map(|events| events[at]);
+            let fields = [
+                ("instr", event(0)),
+                ("l1_misses", event(1)),
+                ("l2_misses", event(2)),
+                ("ns", Timing::of(times).map(|timing| timing.median)),
+                ("bytes", (!times.is_empty()).then_some(bytes as f64 / count as f64)),
+            ];
+            let text = |value: Option<f64>| value.map_or("null".to_owned(), |v| format!("{v:.1}"));
+            fields.map(|(field, value)| format!("\"{name}_{field}\":{}", text(value))).join(",")
         };
-        let (own, theirs) = (side("ours", &own), side("libmlx5", &theirs));
-        println!("{{\"queue_pairs\":{count},{own},{theirs}}}");
+        let (own, theirs) = (side("ours", &own, bytes[0]), side("libmlx5", &theirs, bytes[1]));
+        println!("{{\"case\":\"scale {count}\",{own},{theirs}}}");
         std::mem::forget(ours);
     }
     std::process::exit(0);

@@ -2,8 +2,8 @@
 //!
 //! Ours are in `provider-mlx5/benches/hot_path/{limits,grid}.txt`, which the benchmark writes and
 //! CI compares. libmlx5's are in `docs/vs-libmlx5.json`, out of what
-//! `cargo bench --features soft --bench vs_libmlx5 -- --json` and `-- --grid` print; both sides'
-//! counts over many queue pairs, too, out of what `-- --scale` prints.
+//! `cargo bench --features soft --bench vs_libmlx5 -- --json` and `-- --grid` print; those of many
+//! queue pairs in `docs/scale.json` (see `scale`).
 //!
 //! Tables are between marks. A figure in a sentence has its case behind it, which no reader of the
 //! rendered page sees: `48<!-- send_sge -->`, `33<!-- libmlx5 recv_32 -->`. It may be a difference,
@@ -17,9 +17,14 @@ use std::fs;
 use std::io::Result;
 use std::path::Path;
 
+#[path = "figures/lines.rs"]
+mod lines;
+#[path = "figures/scale.rs"]
+mod scale;
+
 /// libmlx5's counts, an object per line.
 const RIVAL: &str = "docs/vs-libmlx5.json";
-const COUNT: &str = "\"libmlx5_instr\":";
+const COUNT: &str = "libmlx5_instr";
 
 /// Around a table: this, its name and ` -->`, and then [`END`].
 const BEGIN: &str = "<!-- cargo xtask figures: ";
@@ -116,18 +121,14 @@ const GRID: &[(&str, &str, &[u32])] = &[
     ("receive, 1 / 2 / 4 SGEs", "receive sges", &[1, 2, 4]),
 ];
 
-/// What begins a line of both sides' counts over many queue pairs, and how these are called there.
-const SCALE: &str = "{\"queue_pairs\":";
-const SCALED: [&str; 3] = ["instr", "l1_misses", "l2_misses"];
-
 /// What the benchmarks counted, by case.
 pub(crate) struct Counts {
     ours: BTreeMap<String, f64>,
     rival: BTreeMap<String, f64>,
-    /// The lines of [`SCALE`].
-    scale: Vec<String>,
     /// Points of the grid.
     points: f64,
+    /// What many queue pairs cost, an object per line.
+    scale: String,
 }
 
 /// The files with figures.
@@ -151,8 +152,7 @@ impl Counts {
         let (mut ours, grid) = (counted("limits.txt")?, counted("grid.txt")?);
         let points = grid.len() as f64;
         ours.extend(grid);
-        let rival = read(RIVAL)?;
-        Ok(Self { ours, rival: counts_of(&rival), scale: scale_of(&rival), points })
+        Ok(Self { ours, rival: counts_of(&read(RIVAL)?), points, scale: read(scale::FILE)? })
     }
 
     fn text(&self, count: &Count) -> String {
@@ -183,36 +183,24 @@ impl Counts {
         })
     }
 
-    /// Both sides over so many queue pairs.
-    fn scaled(&self) -> impl Iterator<Item = [String; 4]> {
-        self.scale.iter().map(|line| {
-            let cell = |what: &str| {
-                let side = |side: &str| number(line, &format!("{side}_{what}")).unwrap_or("—");
-                format!("{} / {}", side("ours"), side("libmlx5"))
-            };
-            let [instructions, first, second] = SCALED.map(cell);
-            let pairs = line.strip_prefix(SCALE).and_then(|rest| rest.split(',').next());
-            [thousands(pairs.unwrap_or_default()), instructions, first, second]
-        })
-    }
-
     /// The files with figures, as they are and as they have to be.
     ///
     /// # Errors
     /// A file cannot be read.
     pub(crate) fn files(&self, root: &Path) -> Result<Vec<(&'static str, String, String)>> {
-        let table = rows_below("| operation | ours | libmlx5 |\n", self.rows());
-        let grid = rows_below("| case | alone | in a batch of 16 |\n", self.points());
-        let scale = "| queue pairs | instructions, ours / libmlx5 | first-level misses | \
-                     second-level misses |\n";
-        let scale = rows_below(scale, self.scaled());
-        let tables = [("table", table), ("grid", grid), ("scale", scale)];
+        let tables = [
+            ("table", rows_below("| operation | ours | libmlx5 |\n", self.rows())),
+            ("grid", rows_below("| case | alone | in a batch of 16 |\n", self.points())),
+            ("lines", lines::above(&self.ours)),
+            ("steps", lines::steps(&self.ours)),
+            ("near", lines::near(&self.ours, &self.rival)),
+            ("scale", scale::posts(&self.scale)),
+            ("lives", scale::lives(&self.scale)),
+        ];
         let both = |name: &&'static str| {
             let before = fs::read_to_string(root.join(name))?;
-            let mut after = before.clone();
-            for (name, table) in &tables {
-                after = filled(&after, name, table);
-            }
+            let fill = |text: String, (name, table): &(&str, String)| filled(&text, name, table);
+            let after = tables.iter().fold(before.clone(), fill);
             Ok((*name, before, self.claimed(&after)))
         };
         FILES.iter().map(both).collect()
@@ -256,9 +244,9 @@ fn text_of(counts: &BTreeMap<String, f64>, case: &str) -> String {
 }
 
 /// A table with this head.
-fn rows_below<const N: usize>(head: &str, rows: impl Iterator<Item = [String; N]>) -> String {
+fn rows_below(head: &str, rows: impl Iterator<Item = [String; 3]>) -> String {
     let rows: String = rows.map(|cells| format!("| {} |\n", cells.join(" | "))).collect();
-    format!("{head}{}|\n{rows}", "|---".repeat(N))
+    format!("{head}|---|---|---|\n{rows}")
 }
 
 /// The text with this table where the marks with its name are, if it has them.
@@ -269,65 +257,49 @@ fn filled(text: &str, name: &str, table: &str) -> String {
     format!("{before}{begin}{table}{END}{after}")
 }
 
+/// A number in an object; `None` for `null` as well.
+fn field(line: &str, name: &str) -> Option<f64> {
+    let (_, value) = line.split_once(&format!("\"{name}\":"))?;
+    value[..value.find([',', '}'])?].parse().ok()
+}
+
+/// The case of an object.
+fn case_of(line: &str) -> Option<&str> {
+    line.strip_prefix("{\"case\":\"")?.split('"').next()
+}
+
+/// The objects whose case begins so, and what follows there.
+fn lines_of<'a>(text: &'a str, case: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    text.lines().filter_map(move |line| Some((case_of(line)?.strip_prefix(case)?, line)))
+}
+
 /// libmlx5's counts in what the benchmark prints: an object per line, `null` where there is none.
 fn counts_of(text: &str) -> BTreeMap<String, f64> {
-    let count = |line: &str| {
-        let case = line.strip_prefix("{\"case\":\"")?.split('"').next()?;
-        let (_, count) = line.split_once(COUNT)?;
-        let end = count.find([',', '}'])?;
-        Some((case.to_owned(), count[..end].parse().ok()?))
-    };
+    let count = |line| Some((case_of(line)?.to_owned(), field(line, COUNT)?));
     text.lines().filter_map(count).collect()
 }
 
-/// The lines of [`SCALE`] in what the benchmark prints.
-fn scale_of(text: &str) -> Vec<String> {
-    text.lines().filter(|line| line.starts_with(SCALE)).map(str::to_owned).collect()
-}
-
-/// A line's number with this name, as it is written there.
-fn number<'l>(line: &'l str, name: &str) -> Option<&'l str> {
-    let (_, rest) = line.split_once(&format!("\"{name}\":"))?;
-    rest.split([',', '}']).next()
-}
-
-/// A number of at most six digits, with a comma.
-fn thousands(number: &str) -> String {
-    match number.split_at_checked(number.len().saturating_sub(3)) {
-        Some((thousands, rest)) if !thousands.is_empty() => format!("{thousands},{rest}"),
-        _ => number.to_owned(),
-    }
-}
-
-/// Takes libmlx5's counts of the tables out of what the benchmark printed to these files.
+/// Takes libmlx5's counts of our cases out of what the benchmarks printed to these files, and what
+/// many queue pairs cost.
 ///
 /// # Errors
 /// A file cannot be read or written.
 #[allow(dead_code, reason = "the command's alone")]
 pub(crate) fn take(root: &Path, printed: &[std::path::PathBuf]) -> Result<()> {
-    let before = fs::read_to_string(root.join(RIVAL)).unwrap_or_default();
-    let (mut counts, mut scale) = (counts_of(&before), scale_of(&before));
+    let Counts { ours, rival: mut counts, mut scale, .. } = Counts::read(root)?;
     for file in printed {
         let text = fs::read_to_string(file)?;
         counts.extend(counts_of(&text));
-        let printed = scale_of(&text);
-        if !printed.is_empty() {
-            scale = printed;
-        }
+        scale = scale::merged(&scale, &text);
     }
     let cells = TABLE.iter().flat_map(|(_, _, right)| *right);
-    let cases: Vec<_> =
-        cells.filter_map(|count| if let Rival(case) = count { Some(case) } else { None }).collect();
-    counts.retain(|case, _| cases.iter().any(|wanted| *wanted == case));
-    let line =
-        |(case, count): (&String, &f64)| format!("{{\"case\":\"{case}\",{COUNT}{count:.2}}}\n");
-    let scaled = |line: &String| {
-        let count = |name: String| number(line, &name).map(|count| format!(",\"{name}\":{count}"));
-        let side = |side| SCALED.map(|what| count(format!("{side}_{what}")));
-        let counts = ["ours", "libmlx5"].into_iter().flat_map(side).flatten();
-        let (pairs, _) = line.split_once(',').unwrap_or((line, ""));
-        format!("{pairs}{}}}\n", counts.collect::<String>())
+    let named: Vec<_> = cells
+        .filter_map(|count| if let Rival(case) = count { Some(*case) } else { None })
+        .collect();
+    counts.retain(|case, _| ours.contains_key(case) || named.contains(&case.as_str()));
+    let line = |(case, count): (&String, &f64)| {
+        format!("{{\"case\":\"{case}\",\"{COUNT}\":{count:.2}}}\n")
     };
-    let lines = counts.iter().map(line).chain(scale.iter().map(scaled));
-    fs::write(root.join(RIVAL), lines.collect::<String>())
+    fs::write(root.join(RIVAL), counts.iter().map(line).collect::<String>())?;
+    fs::write(root.join(scale::FILE), scale)
 }

@@ -24,8 +24,8 @@ enum Task {
     /// Puts libibverbs.so.1, its other names and pkg-config files into a directory.
     DropIn(drop_in::Options),
     /// Writes the benchmarks' figures into README and docs; libmlx5's out of the JSON in FILES, if
-    /// there are any (`cargo bench --features soft --bench vs_libmlx5 -- --json`, `-- --grid`, and
-    /// `-- --scale`).
+    /// there are any (`cargo bench --features soft --bench vs_libmlx5 -- --json`, `-- --grid` and
+    /// `-- --scale`, and benches/scale/count).
     Figures { files: Vec<PathBuf> },
     /// Checks that the libraries build with the oldest supported Rust, from Debian's packages.
     Msrv,

@@ -1,0 +1,101 @@
+//! What many queue pairs cost: time and memory of creating and destroying them.
+//!
+//! `cargo bench --features soft --bench scale -- [--json] [--device NAME] [COUNT …]`: without a
+//! count 1,000, 10,000 and 100,000; without a name on a software device in this process, whose own
+//! memory is included. Queue pairs share the register of a thread domain, because a device has
+//! fewer registers. `libibverbs.c` does the same with libibverbs, and `count` compares the two.
+
+use std::fs;
+use std::time::Instant;
+
+use uverbs::qp_type::Rc;
+use uverbs::soft::SoftDevice;
+use uverbs::{Context, Device, Result};
+
+const DEFAULT: [usize; 3] = [1_000, 10_000, 100_000];
+
+/// Per queue pair.
+struct Cost {
+    create_ns: u128,
+    destroy_ns: u128,
+    /// Growth of the resident set.
+    bytes: u64,
+}
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let (mut counts, mut json, mut device) = (Vec::new(), false, None);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--json" => json = true,
+            "--device" => device = arguments.next(),
+            count => counts.extend(count.parse::<usize>()),
+        }
+    }
+    if counts.is_empty() {
+        counts = DEFAULT.to_vec();
+    }
+    if !json {
+        println!("{:>11} {:>12} {:>12} {:>12}", "queue pairs", "create ns", "destroy ns", "bytes");
+    }
+    for count in counts {
+        let Cost { create_ns, destroy_ns, bytes } = measure(&open(device.as_deref())?, count)?;
+        if json {
+            println!(
+                "{{\"queue_pairs\":{count},\"create_ns\":{create_ns},\
+                 \"destroy_ns\":{destroy_ns},\"bytes\":{bytes}}}"
+            );
+        } else {
+            println!("{count:>11} {create_ns:>12} {destroy_ns:>12} {bytes:>12}");
+        }
+    }
+    Ok(())
+}
+
+/// The device of this name, or a software device of its own.
+fn open(name: Option<&str>) -> Result<Context> {
+    match name {
+        Some(name) => uverbs::device(name)?.open(),
+        None => {
+            let soft = SoftDevice::builder("soft0").without_wire().build();
+            Device::from_soft(soft.expect("the device starts")).open()
+        }
+    }
+}
+
+/// Shows in a trace of system calls as a look for a file of this name.
+fn phase(name: &str) {
+    let _ = fs::metadata(name);
+}
+
+/// Creates `count` queue pairs, and destroys them in the same order.
+fn measure(context: &Context, count: usize) -> Result<Cost> {
+    let pd = context.alloc_pd()?;
+    let cq = context.create_raw_cq(1023).build()?;
+    let domain = context.alloc_thread_domain()?;
+    let make = |_| {
+        let builder = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle());
+        builder.max_send_wr(4).max_recv_wr(4).max_inline_data(0).build_in(&domain)
+    };
+    let before = resident();
+    phase("/phase/create");
+    let start = Instant::now();
+    let all = (0..count).map(make).collect::<Result<Vec<_>>>()?;
+    let create_ns = start.elapsed().as_nanos() / count.max(1) as u128;
+    phase("/phase/created");
+    let bytes = resident().saturating_sub(before) / count.max(1) as u64;
+    phase("/phase/destroy");
+    let start = Instant::now();
+    drop(all);
+    let destroy_ns = start.elapsed().as_nanos() / count.max(1) as u128;
+    phase("/phase/end");
+    Ok(Cost { create_ns, destroy_ns, bytes })
+}
+
+/// Bytes of this process that are in memory (`VmRSS` of proc_pid_status(5)).
+fn resident() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
