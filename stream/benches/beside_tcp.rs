@@ -1,13 +1,16 @@
 //! Streams over the software device beside TCP over loopback, in one process and one run.
 //!
-//! `cargo bench -p uverbs-stream --bench beside_tcp [-- MESSAGES]`. Ratios are of the medians of
-//! runs that alternate; absolute numbers are this machine's alone.
+//! `cargo bench -p uverbs-stream --bench beside_tcp [-- MESSAGES] [-- --json]`. Runs of the two
+//! alternate, and a ratio is the median of the runs' own ratios; absolute numbers are this
+//! machine's alone. What `--json` prints is for `cargo xtask figures FILE`.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::{TimeVal, TimeValLike};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use uverbs_stream::{Config, Listener, Stream};
 
@@ -15,6 +18,37 @@ use uverbs_stream::{Config, Listener, Stream};
 const MESSAGE: usize = 64;
 /// Runs of which the median counts.
 const RUNS: usize = 5;
+
+/// Wall clock and processor time of the whole process.
+#[derive(Clone, Copy)]
+struct Times {
+    wall: Duration,
+    processor: Duration,
+}
+
+struct Stopwatch {
+    start: Instant,
+    used: Duration,
+}
+
+impl Stopwatch {
+    fn start() -> Self {
+        Self { start: Instant::now(), used: processor_time() }
+    }
+
+    /// Per message of so many.
+    fn stop(&self, messages: usize) -> Times {
+        let (wall, processor) = (self.start.elapsed(), processor_time() - self.used);
+        let per = |time: Duration| time.div_f64(messages as f64);
+        Times { wall: per(wall), processor: per(processor) }
+    }
+}
+
+fn processor_time() -> Duration {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("the system counts");
+    let duration = |time: TimeVal| Duration::from_micros(time.num_microseconds() as u64);
+    duration(usage.user_time()) + duration(usage.system_time())
+}
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -55,7 +89,7 @@ fn tcp_pair() -> io::Result<(TcpStream, TcpStream)> {
 }
 
 /// Time of a round trip between two threads.
-fn round_trip<S>((mut server, mut client): (S, S), messages: usize) -> io::Result<Duration>
+fn round_trip<S>((mut server, mut client): (S, S), messages: usize) -> io::Result<Times>
 where
     S: Read + Write + Send + 'static,
 {
@@ -68,22 +102,22 @@ where
         Ok(())
     });
     let mut message = [7; MESSAGE];
-    let start = Instant::now();
+    let watch = Stopwatch::start();
     for _ in 0..messages {
         client.write_all(&message)?;
         client.read_exact(&mut message)?;
     }
-    let elapsed = start.elapsed();
+    let times = watch.stop(messages);
     echo.join().expect("no panic")?;
-    Ok(elapsed / messages as u32)
+    Ok(times)
 }
 
 /// Time of `bytes` in one direction, by writes of 64 KiB.
-fn transfer<S>((mut server, mut client): (S, S), bytes: usize) -> io::Result<Duration>
+fn transfer<S>((mut server, mut client): (S, S), bytes: usize) -> io::Result<Times>
 where
     S: Read + Write + Send + 'static,
 {
-    let start = Instant::now();
+    let watch = Stopwatch::start();
     let writing = thread::spawn(move || -> io::Result<()> {
         let chunk = vec![7; 64 << 10];
         (0..bytes / chunk.len()).try_for_each(|_| server.write_all(&chunk))
@@ -91,18 +125,18 @@ where
     let mut chunk = vec![0; 64 << 10];
     while client.read(&mut chunk)? > 0 {}
     writing.join().expect("no panic")?;
-    Ok(start.elapsed())
+    Ok(watch.stop(1))
 }
 
 /// Time of round trips on many streams at once, per round trip, in tasks on two threads.
-fn crowd<S>(pairs: Vec<(S, S)>, messages: usize) -> io::Result<Duration>
+fn crowd<S>(pairs: Vec<(S, S)>, messages: usize) -> io::Result<Times>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let rounds = messages.div_ceil(pairs.len());
     let total = rounds * pairs.len();
     let run = async move {
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         let tasks: Vec<_> = pairs
             .into_iter()
             .flat_map(|(server, client)| {
@@ -114,7 +148,7 @@ where
         for task in tasks {
             streams.push(task.await??);
         }
-        Ok(start.elapsed() / total as u32)
+        Ok(watch.stop(total))
     };
     tokio::runtime::Handle::current().block_on(run)
 }
@@ -156,26 +190,53 @@ fn tasks_of_tcp(streams: usize) -> io::Result<Vec<(tokio::net::TcpStream, tokio:
         .collect()
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort();
-    times[times.len() / 2]
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
-/// A row: both networks in alternating runs.
-fn compare(
-    name: &str,
-    mut rdma: impl FnMut() -> io::Result<Duration>,
-    mut tcp: impl FnMut() -> io::Result<Duration>,
-) -> io::Result<()> {
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for _ in 0..RUNS {
-        ours.push(rdma()?);
-        theirs.push(tcp()?);
+/// Prints a row: both networks in alternating runs.
+struct Table {
+    is_json: bool,
+}
+
+impl Table {
+    fn head(&self) {
+        if !self.is_json {
+            println!("| | streams, us | TCP, us | ratio | lowest to highest | of processor time |");
+            println!("|---|---|---|---|---|---|");
+        }
     }
-    let (ours, theirs) = (median(ours), median(theirs));
-    let ratio = ours.as_secs_f64() / theirs.as_secs_f64();
-    println!("| {name} | {ours:.1?} | {theirs:.1?} | {ratio:.2} |");
-    Ok(())
+
+    fn compare(
+        &self,
+        case: &str,
+        mut rdma: impl FnMut() -> io::Result<Times>,
+        mut tcp: impl FnMut() -> io::Result<Times>,
+    ) -> io::Result<()> {
+        let runs = (0..RUNS).map(|_| Ok((rdma()?, tcp()?))).collect::<io::Result<Vec<_>>>()?;
+        let all = |of: fn(&(Times, Times)) -> f64| runs.iter().map(of).collect::<Vec<f64>>();
+        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+        let ours = median(runs.iter().map(|(ours, _)| micros(ours.wall)).collect());
+        let tcp = median(runs.iter().map(|(_, tcp)| micros(tcp.wall)).collect());
+        let ratios = all(|(ours, tcp)| ours.wall.as_secs_f64() / tcp.wall.as_secs_f64());
+        let processor =
+            median(all(|(ours, tcp)| ours.processor.as_secs_f64() / tcp.processor.as_secs_f64()));
+        let lowest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+        let (highest, ratio) = (ratios.iter().copied().fold(0.0, f64::max), median(ratios));
+        match self.is_json {
+            true => println!(
+                "{{\"table\":\"streams\",\"case\":\"{case}\",\"ours_us\":{ours:.1},\"tcp_us\":{tcp:.1},\
+                 \"ratio\":{ratio:.2},\"lowest\":{lowest:.2},\"highest\":{highest:.2},\
+                 \"processor_ratio\":{processor:.2}}}"
+            ),
+            false => println!(
+                "| {case} | {ours:.1} | {tcp:.1} | {ratio:.2} | {lowest:.2} to {highest:.2} \
+                 | {processor:.2} |"
+            ),
+        }
+        Ok(())
+    }
 }
 
 /// Each stream has three files at each end, and tokio another one.
@@ -192,19 +253,20 @@ fn main() -> Result<(), Failure> {
     let place = Place::new()?;
     let spin = place.config.clone().spin(Duration::from_millis(1));
     let spinning = Place { config: spin, address: place.address };
-    println!("| | streams | TCP | ratio of times |\n|---|---|---|---|");
-    compare(
+    let table = Table { is_json: std::env::args().any(|word| word == "--json") };
+    table.head();
+    table.compare(
         "round trip of 64 bytes, threads that sleep",
         || round_trip(place.pair()?, messages),
         || round_trip(tcp_pair()?, messages),
     )?;
-    compare(
+    table.compare(
         "round trip of 64 bytes, threads that poll",
         || round_trip(spinning.pair()?, messages),
         || round_trip(tcp_pair()?, messages),
     )?;
-    compare(
-        "64 MiB one way",
+    table.compare(
+        "64 MiB one way, writes of 64 KiB",
         || transfer(place.pair()?, 64 << 20),
         || transfer(tcp_pair()?, 64 << 20),
     )?;
@@ -212,7 +274,7 @@ fn main() -> Result<(), Failure> {
     let runtime = runtime.worker_threads(2).enable_all().build()?;
     let _entered = runtime.enter();
     for streams in [1, 10, 100, 1000] {
-        compare(
+        table.compare(
             &format!("round trip of 64 bytes, tasks, {streams} streams at once"),
             || crowd(tasks_of_rdma(&place, streams)?, messages),
             || crowd(tasks_of_tcp(streams)?, messages),

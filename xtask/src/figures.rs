@@ -10,7 +10,10 @@
 //! and a share of one: `7<!-- alone receive sges 4 - alone receive sges 2 / 2 -->`. `points` is how
 //! many points the grid has.
 //!
-//! `tests/figures.rs` includes this file to compare.
+//! Tables of times are `measured.rs`'s. `tests/figures.rs` includes this file to compare.
+
+#[path = "measured.rs"]
+mod measured;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -203,7 +206,8 @@ impl Counts {
             let after = tables.iter().fold(before.clone(), fill);
             Ok((*name, before, self.claimed(&after)))
         };
-        FILES.iter().map(both).collect()
+        let counted = FILES.iter().map(both).collect::<Result<Vec<_>>>()?;
+        Ok(counted.into_iter().chain(measured::files(root)?).collect())
     }
 
     /// The text with the figures in its sentences.
@@ -279,13 +283,14 @@ fn counts_of(text: &str) -> BTreeMap<String, f64> {
     text.lines().filter_map(count).collect()
 }
 
-/// Takes libmlx5's counts of our cases out of what the benchmarks printed to these files, and what
-/// many queue pairs cost.
+/// Takes libmlx5's counts of our cases out of what the benchmarks printed to these files, what many
+/// queue pairs cost, and measured times.
 ///
 /// # Errors
 /// A file cannot be read or written.
 #[allow(dead_code, reason = "the command's alone")]
 pub(crate) fn take(root: &Path, printed: &[std::path::PathBuf]) -> Result<()> {
+    measured::take(root, printed)?;
     let Counts { ours, rival: mut counts, mut scale, .. } = Counts::read(root)?;
     for file in printed {
         let text = fs::read_to_string(file)?;

@@ -23,9 +23,10 @@ enum Task {
     KernelTest(uverbs_kernel_guests::Options),
     /// Puts libibverbs.so.1, its other names and pkg-config files into a directory.
     DropIn(drop_in::Options),
-    /// Writes the benchmarks' figures into README and docs; libmlx5's out of the JSON in FILES, if
-    /// there are any (`cargo bench --features soft --bench vs_libmlx5 -- --json`, `-- --grid` and
-    /// `-- --scale`, and benches/scale/count).
+    /// Writes the benchmarks' figures into README and docs; libmlx5's and measured times out of the
+    /// JSON in FILES, if there are any (`cargo bench --features soft --bench vs_libmlx5 -- --json`,
+    /// `-- --grid` and `-- --scale`, benches/scale/count, and `cargo bench -p uverbs-stream --bench
+    /// beside_tcp -- --json`).
     Figures { files: Vec<PathBuf> },
     /// Checks that the libraries build with the oldest supported Rust, from Debian's packages.
     Msrv,

@@ -1,0 +1,103 @@
+//! Tables of times that a benchmark measured against something else in one run. They are out of
+//! `docs/measured.json`, which has an object per line as the benchmarks print it with `--json`.
+
+use std::fs;
+use std::io::Result;
+use std::path::{Path, PathBuf};
+
+use super::filled;
+
+/// The benchmarks' lines.
+const FILE: &str = "docs/measured.json";
+
+struct Table {
+    /// In the document's marks, and the field `table` of its lines.
+    name: &'static str,
+    document: &'static str,
+    /// A column's head and its fields, of which there are several for a range.
+    columns: &'static [(&'static str, &'static [&'static str])],
+}
+
+const TABLES: &[Table] = &[
+    Table {
+        name: "streams",
+        document: "docs/streams.md",
+        columns: &[
+            ("", &["case"]),
+            ("streams, µs", &["ours_us"]),
+            ("TCP, µs", &["tcp_us"]),
+            ("ratio", &["ratio"]),
+            ("lowest to highest", &["lowest", "highest"]),
+            ("of processor time", &["processor_ratio"]),
+        ],
+    },
+    Table {
+        name: "rdma-io",
+        document: "docs/streams.md",
+        columns: &[
+            ("", &["case"]),
+            ("µs", &["us"]),
+            ("over uverbs-stream's", &["ratio"]),
+            ("lowest to highest", &["lowest", "highest"]),
+            ("of processor time", &["processor_ratio"]),
+        ],
+    },
+];
+
+impl Table {
+    fn text(&self, lines: &str) -> String {
+        let row = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+        let head = row(self.columns.iter().map(|(head, _)| (*head).to_owned()).collect());
+        let rule = format!("|{}\n", "---|".repeat(self.columns.len()));
+        let own = lines.lines().filter(|line| field(line, "table").as_deref() == Some(self.name));
+        let rows = own.map(|line| {
+            let value = |name: &&str| field(line, name).unwrap_or_else(|| format!("no `{name}`"));
+            let cell = |fields: &[&str]| fields.iter().map(value).collect::<Vec<_>>().join(" to ");
+            row(self.columns.iter().map(|(_, fields)| cell(fields)).collect())
+        });
+        head + &rule + &rows.collect::<String>()
+    }
+}
+
+/// A field's value in a line, without the quotes of a text.
+fn field(line: &str, name: &str) -> Option<String> {
+    let (_, value) = line.split_once(&format!("\"{name}\":"))?;
+    let end = match value.strip_prefix('"') {
+        Some(text) => return text.split_once('"').map(|(text, _)| text.to_owned()),
+        None => value.find([',', '}'])?,
+    };
+    Some(value[..end].to_owned())
+}
+
+/// The documents with such tables, as they are and as they have to be.
+///
+/// # Errors
+/// A file cannot be read.
+pub(super) fn files(root: &Path) -> Result<Vec<(&'static str, String, String)>> {
+    let lines = fs::read_to_string(root.join(FILE))?;
+    let both = |table: &Table| {
+        let before = fs::read_to_string(root.join(table.document))?;
+        let after = filled(&before, table.name, &table.text(&lines));
+        Ok((table.document, before, after))
+    };
+    TABLES.iter().map(both).collect()
+}
+
+/// Replaces the lines of each table that these files have.
+///
+/// # Errors
+/// A file cannot be read or written.
+#[allow(dead_code, reason = "the command's alone")]
+pub(super) fn take(root: &Path, printed: &[PathBuf]) -> Result<()> {
+    let mut kept: Vec<String> =
+        fs::read_to_string(root.join(FILE))?.lines().map(str::to_owned).collect();
+    for file in printed {
+        let text = fs::read_to_string(file)?;
+        let new: Vec<&str> = text.lines().filter(|line| field(line, "table").is_some()).collect();
+        let is_old =
+            |line: &String| new.iter().any(|new| field(new, "table") == field(line, "table"));
+        kept.retain(|line| !is_old(line));
+        kept.extend(new.into_iter().map(str::to_owned));
+    }
+    fs::write(root.join(FILE), kept.iter().map(|line| format!("{line}\n")).collect::<String>())
+}
