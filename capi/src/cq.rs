@@ -12,6 +12,7 @@ use uverbs::completion_channel::DetachedCqEvent;
 use uverbs::cq::Compression;
 use uverbs::events::DetachedEvent;
 use uverbs::raw::{Completion, CompletionQueue, CqHandle, CqLayout};
+use uverbs_mlx5::completion_queue as provider;
 
 use crate::abi::*;
 use crate::channel::Channel;
@@ -71,6 +72,17 @@ impl Cq {
     pub(crate) fn ex(&self) -> &ibv_cq_ex {
         // SAFETY: the fields that are read through this reference do not change after creation.
         unsafe { &*self.ex.get() }
+    }
+
+    /// The queue, for polls.
+    ///
+    /// # Safety
+    /// The lock is held, or the program polls in one thread at a time.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref, reason = "the lock is what makes it the only one")]
+    pub(crate) unsafe fn provider(&self) -> &mut provider::CompletionQueue {
+        // SAFETY: the caller's promise; polls do not exchange it with another one.
+        unsafe { (*self.queue.get()).provider() }
     }
 
     /// What queue pairs hold.

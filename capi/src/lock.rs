@@ -48,17 +48,23 @@ impl Lock {
     /// Takes the lock.
     #[inline(always)]
     pub(crate) fn acquire(&self) {
-        if self.needed && self.taken.swap(true, Ordering::Acquire) {
+        if !self.try_acquire() {
             self.wait();
         }
+    }
+
+    /// Takes the lock if it is free. Callers that wait in a function that they call last save no
+    /// registers for that.
+    #[inline(always)]
+    pub(crate) fn try_acquire(&self) -> bool {
+        !self.needed || !self.taken.swap(true, Ordering::Acquire)
     }
 
     /// Gives the lock back.
     #[inline(always)]
     pub(crate) fn release(&self) {
-        if self.needed {
-            self.taken.store(false, Ordering::Release);
-        }
+        // One that is not needed is never taken: to ask would cost more than the store.
+        self.taken.store(false, Ordering::Release);
     }
 
     /// Notes that this thread, which holds the lock, keeps it when the program's call returns.
@@ -91,9 +97,10 @@ impl Lock {
         Guard(self)
     }
 
+    /// Takes the lock, which was not free.
     #[cold]
     #[inline(never)]
-    fn wait(&self) {
+    pub(crate) fn wait(&self) {
         let mut rounds = 0;
         while !self.spin() {
             if self.process.is_parent() {

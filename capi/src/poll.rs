@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 
 use uverbs::PollError;
 use uverbs::cq::{CompletionOpcode, CqeOpcode};
-use uverbs::raw::{Completion, CompletionQueue};
-use uverbs_mlx5::completion_queue::{Good, Missed};
+use uverbs::raw::Completion;
+use uverbs_mlx5::completion_queue::{Good, Requested};
 use uverbs_mlx5::format::Opcode;
 
 use crate::abi::*;
@@ -20,54 +20,161 @@ use crate::events::uncancelled;
 const NOTHING: c_int = libc::ENOENT;
 
 /// `ibv_poll_cq`: how many completions there were; −1 after a catastrophic error of the queue.
+///
+/// All other functions are called last, so this one saves no registers for them.
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
-    // SAFETY: the caller's queue.
-    let queue = unsafe { Cq::of(cq) };
-    queue.lock.acquire();
-    // SAFETY: the lock is held, or the program polls in one thread at a time; the caller's array
-    // has `most` places.
-    let (count, missed) = unsafe { poll_good(&mut *queue.queue.get(), most, into) };
-    if missed == Some(Missed::Other) {
-        // SAFETY: as above.
-        return unsafe { poll_rest(queue, most, into, count) };
+    // SAFETY: the caller's queue, whose lock is held, or the program polls in one thread at a time;
+    // the caller's array has `most` places.
+    unsafe {
+        let queue = Cq::of(cq);
+        if !queue.lock.try_acquire() {
+            return poll_waiting(queue, most, into);
+        }
+        if most != 1 {
+            return poll_several(queue, most, into);
+        }
+        let library = queue.provider();
+        match library.take_sent(sent) {
+            Some((completion, sent)) => into.write(of_send(&completion, sent)),
+            None => return poll_received(queue, into),
+        }
+        polled_one(queue, into)
     }
-    queue.lock.release();
-    if count == 0 && queue.is_soft {
-        return idle(queue);
-    }
-    count
 }
 
-/// Polls until there is nothing, or something other than a request that went well. How many there
-/// were, and why there are not `most`.
+/// [`poll_cq`] of one, where there is no send that went well.
 ///
 /// # Safety
-/// `into` has `most` places.
+/// As for [`poll_rest`].
+#[inline(never)]
+unsafe fn poll_received(queue: &Cq, into: *mut ibv_wc) -> c_int {
+    // SAFETY: the lock is held, or the program polls in one thread at a time.
+    unsafe {
+        match queue.provider().take_received() {
+            Some(completion) => into.write(of_receive(&completion)),
+            None => return poll_first(queue, 1, into),
+        }
+        polled_one(queue, into)
+    }
+}
+
+/// Gives back the place of the only completion that was asked for, and the lock.
+///
+/// # Safety
+/// As for [`poll_rest`].
 #[inline(always)]
-unsafe fn poll_good(
-    library: &mut CompletionQueue,
+unsafe fn polled_one(queue: &Cq, into: *mut ibv_wc) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let library = queue.provider();
+        if library.is_lap_over() {
+            return poll_given_back(queue, 1, into, 1);
+        }
+        library.publish();
+    }
+    queue.lock.release();
+    1
+}
+
+/// [`poll_cq`] of several. The lock is held.
+///
+/// # Safety
+/// As for [`poll_rest`].
+#[inline(never)]
+unsafe fn poll_several(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
+    // SAFETY: the lock is held, or the program polls in one thread at a time; the caller's array
+    // has `most` places.
+    unsafe {
+        let mut batch = queue.provider().good_batch(most.max(0) as u32);
+        let mut place = into;
+        while !batch.is_over() {
+            match batch.next(sent) {
+                Some(Good::Sent(completion, sent)) => place.write(of_send(&completion, sent)),
+                Some(Good::Received(completion)) => place.write(of_receive(&completion)),
+                None if place == into => return poll_first(queue, most, into),
+                None => return poll_after(queue, most, into, batch.finish()),
+            }
+            place = place.wrapping_add(1);
+        }
+        match batch.finish() {
+            Ok(count) => {
+                queue.lock.release();
+                count as c_int
+            }
+            Err(count) => poll_given_back(queue, most, into, count),
+        }
+    }
+}
+
+/// [`poll_cq`] while another thread polls.
+///
+/// # Safety
+/// As for [`poll_rest`], but that the lock is not held.
+#[cold]
+#[inline(never)]
+unsafe fn poll_waiting(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
+    queue.lock.wait();
+    // SAFETY: the caller's promise; the lock is held.
+    unsafe { poll_rest(queue, most, into, 0) }
+}
+
+/// [`poll_cq`] where the fast path has nothing.
+///
+/// # Safety
+/// As for [`poll_rest`].
+#[inline(never)]
+unsafe fn poll_first(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !queue.provider().has_nothing() {
+            return poll_rest(queue, most, into, 0);
+        }
+    }
+    queue.lock.release();
+    if queue.is_soft {
+        return idle(queue);
+    }
+    0
+}
+
+/// [`poll_cq`] behind what the fast path has polled, as [`GoodBatch::finish`] says it.
+///
+/// [`GoodBatch::finish`]: uverbs_mlx5::completion_queue::GoodBatch::finish
+///
+/// # Safety
+/// As for [`poll_rest`].
+#[inline(never)]
+unsafe fn poll_after(
+    queue: &Cq,
     most: c_int,
     into: *mut ibv_wc,
-) -> (c_int, Option<Missed>) {
-    let (mut place, mut count, mut missed) = (into, 0, None);
-    while count < most {
-        match library.take_good() {
-            // SAFETY: the caller's place.
-            Ok(Good::Sent(completion)) => unsafe { write_sent(completion, place) },
-            // SAFETY: the caller's place.
-            Ok(Good::Received(completion)) => unsafe { write_received(completion, place) },
-            Err(why) => {
-                missed = Some(why);
-                break;
+    polled: Result<u32, u32>,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match polled {
+            Err(count) => poll_given_back(queue, most, into, count),
+            Ok(count) if queue.provider().has_nothing() => {
+                queue.lock.release();
+                count as c_int
             }
+            Ok(count) => poll_rest(queue, most, into, count as c_int),
         }
-        place = place.wrapping_add(1);
-        count += 1;
     }
-    if count != 0 {
-        library.give_back(count as u32);
+}
+
+/// Gives back what was polled where that is rare work, and polls what is left of `most`.
+///
+/// # Safety
+/// As for [`poll_rest`].
+#[cold]
+#[inline(never)]
+unsafe fn poll_given_back(queue: &Cq, most: c_int, into: *mut ibv_wc, before: u32) -> c_int {
+    // SAFETY: the lock is held, or the program polls in one thread at a time.
+    unsafe {
+        queue.provider().give_back(before);
+        poll_rest(queue, most, into, before as c_int)
     }
-    (count, missed)
 }
 
 /// Polls what is left of `most`, behind those before; gives the lock back.
@@ -132,19 +239,34 @@ unsafe fn write(completion: Completion<'_>, into: *mut ibv_wc) {
     }
 }
 
+/// What a send's completion says of its request.
+#[derive(Clone, Copy)]
+struct Sent {
+    opcode: u8,
+    qp_num: u32,
+}
+
+/// `None` if the opcode alone does not say what the request was.
+#[inline(always)]
+fn sent(requested: Requested) -> Option<Sent> {
+    let (opcode, qp_num) = requested.opcode_and_number();
+    let opcode = SENT[usize::from(opcode.0)];
+    (opcode != UNUSUAL).then_some(Sent { opcode, qp_num })
+}
+
 /// Writes a send that went well.
 ///
 /// # Safety
 /// As for [`write`].
 #[inline(always)]
 unsafe fn write_sent(completion: Completion<'_>, into: *mut ibv_wc) {
-    let opcode = sent(&completion);
+    let (opcode, qp_num) = (SENT[usize::from(completion.wqe_opcode().0)], completion.qp_num());
     // SAFETY: the caller's place.
     unsafe {
         if opcode == UNUSUAL {
             return write_unusual(completion.again(), into);
         }
-        into.write(of_send(&completion, opcode.into()));
+        into.write(of_send(&completion, Sent { opcode, qp_num }));
     }
 }
 
@@ -165,15 +287,15 @@ unsafe fn write_received(completion: Completion<'_>, into: *mut ibv_wc) {
 
 /// A send that went well.
 #[inline(always)]
-fn of_send(completion: &Completion<'_>, opcode: c_uint) -> ibv_wc {
+fn of_send(completion: &Completion<'_>, sent: Sent) -> ibv_wc {
     ibv_wc {
         wr_id: completion.wr_id(),
         status: 0,
-        opcode,
+        opcode: sent.opcode.into(),
         vendor_err: 0,
         byte_len: completion.byte_len(),
         imm_data: 0,
-        qp_num: completion.qp_num(),
+        qp_num: sent.qp_num,
         src_qp: 0,
         wc_flags: 0,
         pkey_index: 0,
@@ -187,7 +309,7 @@ fn of_send(completion: &Completion<'_>, opcode: c_uint) -> ibv_wc {
 #[inline(always)]
 fn of_receive(completion: &Completion<'_>) -> ibv_wc {
     let remote = completion.remote();
-    let grh = if completion.has_grh() { wc_flags::GRH } else { 0 };
+    let grh = if remote.grh() != 0 { wc_flags::GRH } else { 0 };
     ibv_wc {
         wr_id: completion.wr_id(),
         status: 0,
@@ -255,24 +377,25 @@ static SENT: [u8; 256] = {
 };
 
 #[inline(always)]
-fn sent(completion: &Completion<'_>) -> u8 {
-    SENT[usize::from(completion.wqe_opcode().0)]
-}
-
-#[inline(always)]
 fn opcode(completion: &Completion<'_>) -> c_uint {
     if completion.is_send() {
-        return match sent(completion) {
-            UNUSUAL if completion.opcode() == CompletionOpcode::LocalInvalidate => {
-                wc_opcode::LOCAL_INV
-            }
-            UNUSUAL => wc_opcode::BIND_MW,
+        return match SENT[usize::from(completion.wqe_opcode().0)] {
+            UNUSUAL => opcode_of_keys(completion),
             opcode => opcode.into(),
         };
     }
     match completion.cqe_opcode() {
         CqeOpcode::RESPONDER_WRITE_IMMEDIATE => wc_opcode::RECV_RDMA_WITH_IMM,
         _ => wc_opcode::RECV,
+    }
+}
+
+/// What changed keys.
+#[inline(never)]
+fn opcode_of_keys(completion: &Completion<'_>) -> c_uint {
+    match completion.opcode() {
+        CompletionOpcode::LocalInvalidate => wc_opcode::LOCAL_INV,
+        _ => wc_opcode::BIND_MW,
     }
 }
 
@@ -329,26 +452,26 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int)
     0
 }
 
-/// Moves an extended poll to the next completion.
+/// Moves an extended poll to the next completion, if the fast path has it; whether it does.
 ///
 /// # Safety
 /// The caller holds the lock, or polls in one thread at a time.
 #[inline(always)]
-unsafe fn advance(queue: &Cq) -> c_int {
+unsafe fn advance(queue: &Cq) -> bool {
     // SAFETY: the caller's promise.
-    let library = unsafe { &mut *queue.queue.get() };
-    match library.poll_good() {
-        Ok(Good::Sent(completion) | Good::Received(completion)) => {
-            // SAFETY: the caller's promise.
-            unsafe { show(queue, completion, 0) };
-            0
+    unsafe {
+        match queue.provider().take_good() {
+            Some(Good::Sent(completion, ()) | Good::Received(completion)) => {
+                show(queue, completion, 0);
+                true
+            }
+            None => false,
         }
-        Err(Missed::Empty) => NOTHING,
-        // SAFETY: the caller's promise.
-        Err(Missed::Other) => unsafe { advance_any(queue) },
     }
 }
 
+/// Moves an extended poll to the next completion, of whatever kind.
+///
 /// # Safety
 /// As for [`advance`].
 #[inline(never)]
@@ -373,8 +496,9 @@ unsafe fn advance_any(queue: &Cq) -> c_int {
 /// As for [`advance`], of whose queue the completion is.
 #[inline(always)]
 unsafe fn show(queue: &Cq, completion: Completion<'_>, status: c_uint) {
-    // SAFETY: the caller's promise. The completion is lent until the next call that polls, arms or
-    // resizes, which happens after `end_poll` or replaces it here.
+    // SAFETY: the caller's promise. The completion is lent until its place is given back, by
+    // `end_poll` or a call that polls, arms or resizes, which happens after that or replaces it
+    // here.
     unsafe {
         let ex = &mut *queue.ex.get();
         (ex.wr_id, ex.status) = (completion.wr_id(), status);
@@ -386,14 +510,42 @@ unsafe fn show(queue: &Cq, completion: Completion<'_>, status: c_uint) {
 /// `ibv_start_poll`: holds the queue's lock until `ibv_end_poll`, unless it fails.
 pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut c_void) -> c_int {
     // SAFETY: the caller's queue; null or the caller's struct, which begins with a mask.
-    let (queue, mask) =
-        unsafe { (Cq::of(cq.cast()), attributes.cast::<u32>().as_ref().copied().unwrap_or(0)) };
-    if mask != 0 {
-        return libc::EINVAL;
+    unsafe {
+        let queue = Cq::of(cq.cast());
+        if attributes.cast::<u32>().as_ref().is_some_and(|mask| *mask != 0) {
+            return libc::EINVAL;
+        }
+        if !queue.lock.try_acquire() {
+            return start_waiting(queue);
+        }
+        if !advance(queue) {
+            return start_other(queue);
+        }
+        queue.lock.keep();
+        if queue.provider().is_lap_over() { next_lap(queue) } else { 0 }
     }
-    queue.lock.acquire();
+}
+
+/// [`start_poll`] while another thread polls.
+///
+/// # Safety
+/// As there.
+#[cold]
+#[inline(never)]
+unsafe fn start_waiting(queue: &Cq) -> c_int {
+    queue.lock.wait();
+    // SAFETY: the caller's promise; the lock is held.
+    unsafe { start_other(queue) }
+}
+
+/// [`start_poll`] where the fast path has nothing. The lock is held.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe fn start_other(queue: &Cq) -> c_int {
     // SAFETY: the lock is held.
-    let errno = unsafe { advance(queue) };
+    let errno = unsafe { advance_any(queue) };
     if errno == 0 {
         queue.lock.keep();
         return 0;
@@ -405,10 +557,28 @@ pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut 
     errno
 }
 
+/// Goes on at the ring's beginning, behind a completion that was shown.
+///
+/// # Safety
+/// As for [`advance`].
+#[cold]
+#[inline(never)]
+unsafe fn next_lap(queue: &Cq) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { queue.provider().begin_lap() };
+    0
+}
+
 /// `ibv_next_poll`.
 pub(crate) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: between start and end, so the lock is held.
-    unsafe { advance(Cq::of(cq.cast())) }
+    unsafe {
+        let queue = Cq::of(cq.cast());
+        if !advance(queue) {
+            return advance_any(queue);
+        }
+        if queue.provider().is_lap_over() { next_lap(queue) } else { 0 }
+    }
 }
 
 /// `ibv_end_poll`.

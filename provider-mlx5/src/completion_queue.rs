@@ -29,7 +29,7 @@ pub use frames::{Frame, FrameCounters, FrameError, FrameQueue, Look, Next, Poste
 pub use monitor::CqMonitor;
 use past::Place;
 pub(crate) use past::is_before;
-pub use poll::{Good, Missed, PollBatch};
+pub use poll::{Good, GoodBatch, PollBatch, Requested};
 pub use resize::ResizeError;
 pub use strides::{StrideCounters, StrideFrame, StrideQueue, StrideShape};
 

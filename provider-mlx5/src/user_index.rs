@@ -437,6 +437,45 @@ impl KnownQueues {
         Some(unsafe { PolledReceives::new(queue) })
     }
 
+    /// [`KnownQueues::sends_of`] of a queue that is in its place.
+    #[inline(always)]
+    pub(crate) fn known_sends_of(&self, cqe: CqeView) -> Option<PolledSends<'_>> {
+        let (queue, is_known) = self.in_place(cqe, &self.sends, QueueState::send_side);
+        if !is_known {
+            return None;
+        }
+        // SAFETY: as in `sends_of`.
+        Some(unsafe { PolledSends::new(queue) })
+    }
+
+    /// [`KnownQueues::receives_of`] of a queue that is in its place.
+    #[inline(always)]
+    pub(crate) fn known_receives_of(&self, cqe: CqeView) -> Option<PolledReceives<'_>> {
+        let (queue, is_known) = self.in_place(cqe, &self.receives, QueueState::recv_side);
+        if !is_known {
+            return None;
+        }
+        // SAFETY: as in `sends_of`.
+        Some(unsafe { PolledReceives::new(queue) })
+    }
+
+    /// What is in the place of the queue that a CQE is of, and whether it is that queue.
+    #[inline(always)]
+    fn in_place<'q>(
+        &'q self,
+        cqe: CqeView,
+        known: &'q Places,
+        side: fn(&QueueState) -> &Side,
+    ) -> (&'q QueueState, bool) {
+        crate::barrier::from_device();
+        let place = &known[usize::from(cqe.u8(USER_INDEX + 3))];
+        // SAFETY: `none`, or a block of the table that `view` keeps.
+        let queue = unsafe { &*place.get() };
+        // The key first: so the load of the index is an operand of the comparison.
+        let key = side(queue).key();
+        (queue, key == cqe.u32_in_memory(USER_INDEX))
+    }
+
     /// The open queue that the user index of a CQE leads to, if this CQ polls that `side` of it; or
     /// `none`. The byte above the index counts segments of large receive offload; CQEs in which it
     /// is not 0 find their queue on the slow path.
@@ -447,13 +486,8 @@ impl KnownQueues {
         known: &'q Places,
         side: fn(&QueueState) -> &Side,
     ) -> Option<&'q QueueState> {
-        crate::barrier::from_device();
-        let place = &known[usize::from(cqe.u8(USER_INDEX + 3))];
-        // SAFETY: `none`, or a block of the table that `view` keeps.
-        let queue = unsafe { &*place.get() };
-        // The key first: so the load of the index is an operand of the comparison.
-        let key = side(queue).key();
-        if key == cqe.u32_in_memory(USER_INDEX) {
+        let (queue, is_known) = self.in_place(cqe, known, side);
+        if is_known {
             return Some(queue);
         }
         crate::hint::seldom();

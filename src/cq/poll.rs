@@ -80,34 +80,6 @@ impl CompletionQueue<Raw> {
         self.queue.poll()
     }
 
-    /// [`CompletionQueue::poll`], as far as it is the fast path; nothing has changed otherwise.
-    ///
-    /// # Errors
-    /// [`Missed::Other`](provider::Missed::Other) if `poll` has to be called.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn poll_good(&mut self) -> Result<provider::Good<'_>, provider::Missed> {
-        self.queue.poll_good()
-    }
-
-    /// [`CompletionQueue::poll_good`], but that the places of what was polled stay lent until
-    /// [`CompletionQueue::give_back`].
-    ///
-    /// # Errors
-    /// As there.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn take_good(&mut self) -> Result<provider::Good<'_>, provider::Missed> {
-        self.queue.take_good()
-    }
-
-    /// Gives the places of the last `count` completions back to the device.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn give_back(&mut self, count: u32) {
-        self.queue.give_back(count);
-    }
-
     /// Starts polling several completions, whose places are given back to the device together.
     #[inline(always)]
     pub fn batch(&mut self) -> PollBatch<'_> {
@@ -164,6 +136,7 @@ impl CompletionQueue<Raw> {
     /// # Safety
     /// It stays where it is: it is not exchanged with another one (by
     /// `mem::swap` and the like), since it works on memory that `self` frees when it goes.
+    #[inline]
     pub unsafe fn provider(&mut self) -> &mut provider::CompletionQueue {
         &mut self.queue
     }

@@ -13,8 +13,8 @@ use super::completion::{Completion, Raw, Status, WorkCompletion};
 use super::ring::{CqeView, OWNER};
 use super::slow::error_status;
 use super::{CompletionQueue, PollError};
-use crate::format::{Cqe, CqeFormat, CqeOpcode};
-use crate::queue_state::Side;
+use crate::format::{Cqe, CqeFormat, CqeOpcode, Opcode};
+use crate::queue_state::{PolledReceives, PolledSends, Side};
 use crate::sync::Ordering;
 
 const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
@@ -49,77 +49,149 @@ pub(super) enum Other {
 /// do not look at the opcode and the status again.
 #[doc(hidden)]
 #[derive(Debug)]
-pub enum Good<'c> {
-    /// Of a send that went well.
-    Sent(Completion<'c>),
+pub enum Good<'c, S> {
+    /// Of a send that went well, and what the caller made of its opcode and queue pair.
+    Sent(Completion<'c>, S),
     /// Of a receive that went well.
     Received(Completion<'c>),
 }
 
-/// Why the fast path took nothing.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Missed {
-    /// There is nothing, and no other thread waits for that.
-    Empty,
-    /// What there is needs the other calls.
-    Other,
-}
-
 impl CompletionQueue {
     /// [`CompletionQueue::poll`], as far as it is the fast path; nothing has changed otherwise.
-    ///
-    /// # Errors
-    /// [`Missed::Other`] if `poll` has to be called.
+    /// What was lent before is given back. If [`CompletionQueue::is_lap_over`] then, the caller
+    /// calls [`CompletionQueue::begin_lap`] before anything else.
     #[doc(hidden)]
     #[inline(always)]
-    pub fn poll_good(&mut self) -> Result<Good<'_>, Missed> {
-        // What was lent is given back, also where there is nothing new.
+    pub fn take_good(&mut self) -> Option<Good<'_, ()>> {
         self.publish_up_to(self.consumed);
-        self.take_good()
+        let cqe = self.next;
+        let (raw, sent) = self.good_at::<false, _>(cqe, |_| Some(()))?;
+        self.pass(cqe);
+        Some(good_of(raw, sent))
     }
 
-    /// [`CompletionQueue::poll_good`], but that the places of what was polled stay lent until
-    /// [`CompletionQueue::give_back`].
-    ///
-    /// # Errors
-    /// [`Missed::Other`] if `poll` has to be called.
+    /// [`CompletionQueue::take_good`] of sends that a [`GoodBatch`] takes, but that nothing is
+    /// given back.
     #[doc(hidden)]
     #[inline(always)]
-    pub fn take_good(&mut self) -> Result<Good<'_>, Missed> {
+    pub fn take_sent<S>(
+        &mut self,
+        sent: impl FnOnce(Requested) -> Option<S>,
+    ) -> Option<(Completion<'_>, S)> {
         let cqe = self.next;
-        let what = cqe.op_own() ^ self.owner;
-        let raw = self.good_at(cqe, what)?;
+        if cqe.op_own() != self.owner {
+            return None;
+        }
+        let (raw, sent) = self.good_send(cqe, sent)?;
+        self.pass(cqe);
+        Some((Completion::new(raw), sent))
+    }
+
+    /// [`CompletionQueue::take_sent`] of receives.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn take_received(&mut self) -> Option<Completion<'_>> {
+        let cqe = self.next;
+        let raw = self.good_receive::<true>(cqe, cqe.op_own() ^ self.owner)?;
+        self.pass(cqe);
+        Some(Completion::new(raw))
+    }
+
+    /// Counts the CQE at `cqe`, which is the next, as polled.
+    #[inline(always)]
+    fn pass(&mut self, cqe: CqeView) {
         self.consumed = self.consumed.wrapping_add(1);
         self.next = cqe.after(self.stride);
-        if self.next == self.end {
-            self.next_lap();
-        }
-        let completion = Completion::new(raw);
-        Ok(if what == 0 { Good::Sent(completion) } else { Good::Received(completion) })
+    }
+
+    /// Whether a poll would find nothing, and no other thread waits for that.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn has_nothing(&self) -> bool {
+        let what = self.next.op_own() ^ self.owner;
+        what & OWNER != 0 && self.monitor.requested() == self.answered
+    }
+
+    /// Whether what was taken last was at the ring's end: nothing can be polled before
+    /// [`CompletionQueue::begin_lap`] or [`CompletionQueue::give_back`].
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn is_lap_over(&self) -> bool {
+        self.next == self.end
+    }
+
+    /// Goes on at the ring's beginning.
+    #[doc(hidden)]
+    #[cold]
+    #[inline(never)]
+    pub fn begin_lap(&mut self) {
+        self.next_lap();
+    }
+
+    /// Starts taking several completions that went well, at most `most`.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn good_batch(&mut self, most: u32) -> GoodBatch<'_> {
+        let stop = self.ring.stop(self.next, most, self.end);
+        GoodBatch { next: self.next, stop, queue: self }
     }
 
     /// Gives the places of the last `count` completions back to the device.
     #[doc(hidden)]
-    #[inline(always)]
+    #[cold]
+    #[inline(never)]
     pub fn give_back(&mut self, count: u32) {
+        if self.is_lap_over() {
+            self.next_lap();
+        }
         if count > self.lent {
             self.lend_more(count);
         }
         self.publish();
     }
 
-    /// Completes the request of the CQE at `cqe`, whose last byte is `what`.
+    /// Completes the request of the CQE at `cqe`, if its queue is among those that the CQ knows. Of
+    /// sends `sent` says by the request's opcode and the queue pair's number whether they are for
+    /// the fast path; of receives only messages are, without immediate data and keys, if they are
+    /// to be `PLAIN`.
     #[inline(always)]
-    fn good_at(&self, cqe: CqeView, what: u8) -> Result<Raw, Missed> {
+    fn good_at<const PLAIN: bool, S>(
+        &self,
+        cqe: CqeView,
+        sent: impl FnOnce(Requested) -> Option<S>,
+    ) -> Option<(Raw, Option<S>)> {
+        let what = cqe.op_own() ^ self.owner;
         if what == 0 {
-            return self.complete_send(cqe).ok_or(Missed::Other);
+            let (raw, sent) = self.good_send(cqe, sent)?;
+            return Some((raw, Some(sent)));
         }
-        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == 0 {
-            return self.complete_receive(cqe).ok_or(Missed::Other);
+        Some((self.good_receive::<PLAIN>(cqe, what)?, None))
+    }
+
+    /// [`CompletionQueue::good_at`] of a receive, if `what` says that it is one.
+    #[inline(always)]
+    fn good_receive<const PLAIN: bool>(&self, cqe: CqeView, what: u8) -> Option<Raw> {
+        let is_receive = match PLAIN {
+            true => what & !SOLICITED == CqeOpcode::RESPONDER_SEND.0 << 4,
+            false => what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == 0,
+        };
+        if !is_receive {
+            return None;
         }
-        let is_empty = what & OWNER != 0 && self.monitor.requested() == self.answered;
-        Err(if is_empty { Missed::Empty } else { Missed::Other })
+        let queue = self.known.known_receives_of(cqe)?;
+        complete_receive(queue, cqe)
+    }
+
+    /// [`CompletionQueue::good_at`] of a send.
+    #[inline(always)]
+    fn good_send<S>(
+        &self,
+        cqe: CqeView,
+        sent: impl FnOnce(Requested) -> Option<S>,
+    ) -> Option<(Raw, S)> {
+        let queue = self.known.known_sends_of(cqe)?;
+        let sent = sent(Requested(cqe))?;
+        Some((complete_send(queue, cqe)?, sent))
     }
 
     /// The next completion, lent until the next call.
@@ -164,18 +236,12 @@ impl CompletionQueue {
 
     #[inline(always)]
     fn complete_send(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.known.sends_of(cqe)?;
-        let side = queue.send_side();
-        let (word, wr_id) = queue.outstanding(cqe.u16_on_top(WQE_COUNTER))?;
-        side.retire(word);
-        Some(good(cqe, side, wr_id))
+        complete_send(self.known.sends_of(cqe)?, cqe)
     }
 
     #[inline(always)]
     fn complete_receive(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.known.receives_of(cqe)?;
-        let wr_id = queue.complete(cqe.u16_on_top(WQE_COUNTER))?;
-        Some(good(cqe, queue.recv_side(), wr_id))
+        complete_receive(self.known.receives_of(cqe)?, cqe)
     }
 
     /// The next completion, if it is of a receive of a queue pair's own that went well and whose
@@ -289,8 +355,98 @@ impl CompletionQueue {
 }
 
 #[inline(always)]
+fn complete_send(queue: PolledSends<'_>, cqe: CqeView) -> Option<Raw> {
+    let side = queue.send_side();
+    let (word, wr_id) = queue.outstanding(cqe.u16_on_top(WQE_COUNTER))?;
+    side.retire(word);
+    Some(good(cqe, side, wr_id))
+}
+
+#[inline(always)]
+fn complete_receive(queue: PolledReceives<'_>, cqe: CqeView) -> Option<Raw> {
+    let wr_id = queue.complete(cqe.u16_on_top(WQE_COUNTER))?;
+    Some(good(cqe, queue.recv_side(), wr_id))
+}
+
+#[inline(always)]
 fn good(cqe: CqeView, side: &Side, wr_id: u64) -> Raw {
     Raw { cqe, side, wr_id, status: Status::Success, format: CqeFormat::NO_INLINE }
+}
+
+#[inline(always)]
+fn good_of<'c, S>(raw: Raw, sent: Option<S>) -> Good<'c, S> {
+    match sent {
+        Some(sent) => Good::Sent(Completion::new(raw), sent),
+        None => Good::Received(Completion::new(raw)),
+    }
+}
+
+/// Takes completions that went well, one after the other, for a caller that takes all others by the
+/// other calls. What it took counts as polled with [`GoodBatch::finish`].
+#[doc(hidden)]
+#[derive(Debug)]
+#[must_use = "completions that are taken have to be counted"]
+pub struct GoodBatch<'q> {
+    queue: &'q mut CompletionQueue,
+    /// As in [`PollBatch`].
+    next: CqeView,
+    /// Where enough were taken, or the lap ends.
+    stop: CqeView,
+}
+
+/// What a send's CQE says of the request.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Requested(CqeView);
+
+impl Requested {
+    /// The request's opcode, and the queue pair's number.
+    #[inline(always)]
+    pub fn opcode_and_number(self) -> (Opcode, u32) {
+        let both = self.0.u32(offset_of!(Cqe, opcode_qpn_flow_tag));
+        (Opcode((both >> 24) as u8), both & 0xff_ffff)
+    }
+}
+
+impl GoodBatch<'_> {
+    /// Whether nothing was taken.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.next == self.queue.next
+    }
+
+    /// Whether nothing more is taken: there were enough, or [`GoodBatch::finish`] tells.
+    #[inline(always)]
+    pub fn is_over(&self) -> bool {
+        self.next == self.stop
+    }
+
+    /// The next completion, unless [`GoodBatch::is_over`]. Of sends `sent` says whether they are
+    /// for the fast path; of receives only messages are, without immediate data and keys. `None` if
+    /// the other calls have to be used, after [`GoodBatch::finish`].
+    #[inline(always)]
+    #[allow(clippy::should_implement_trait, reason = "an iterator cannot lend")]
+    pub fn next<S>(&mut self, sent: impl FnOnce(Requested) -> Option<S>) -> Option<Good<'_, S>> {
+        let cqe = self.next;
+        let (raw, sent) = self.queue.good_at::<true, _>(cqe, sent)?;
+        self.next = cqe.after(self.queue.stride);
+        Some(good_of(raw, sent))
+    }
+
+    /// Gives the places of what was taken back to the device; how many. `Err` if that is left to
+    /// [`CompletionQueue::give_back`].
+    #[inline(always)]
+    pub fn finish(self) -> Result<u32, u32> {
+        let queue = self.queue;
+        let taken = queue.ring.distance(queue.next, self.next);
+        queue.consumed = queue.consumed.wrapping_add(taken);
+        queue.next = self.next;
+        if queue.is_lap_over() || taken > queue.lent {
+            return Err(taken);
+        }
+        queue.publish();
+        Ok(taken)
+    }
 }
 
 /// Polls completions one after the other; their places are given back when it is dropped.

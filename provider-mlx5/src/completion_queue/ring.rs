@@ -68,6 +68,15 @@ impl Ring {
         ((to.0.addr() - from.0.addr()) >> self.shift) as u32
     }
 
+    /// `most` entries behind the CQE at `from`, or `end` if that comes before.
+    #[inline(always)]
+    pub(super) fn stop(&self, from: CqeView, most: u32, end: CqeView) -> CqeView {
+        // Of the marker this is any number: it lets nothing be taken.
+        let left = end.0.addr().wrapping_sub(from.0.addr());
+        let asked = u64::from(most) << self.shift;
+        if asked < left as u64 { from.after(asked as usize) } else { end }
+    }
+
     /// Whether entries hold 64 bytes of inline data.
     pub(super) fn is_wide(&self) -> bool {
         self.stride() > CQE_SIZE
