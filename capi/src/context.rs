@@ -14,7 +14,7 @@ use uverbs::events::ObjectId;
 use crate::abi::{EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::lock::Shared;
 use crate::result::{failed, null};
-use crate::{cq, device, observe, poll, post, qp, srq, verbs, window, wq};
+use crate::{cq, device, observe, poll, post, qp, receive, srq, verbs, window, wq};
 
 /// A context as programs are given it: they hold a pointer to `base.context`.
 #[repr(C)]
@@ -142,7 +142,7 @@ const OPERATIONS: ibv_context_ops = ibv_context_ops {
     _compat_modify_qp: NONE,
     _compat_destroy_qp: NONE,
     post_send: post::post_send,
-    post_recv: post::post_recv,
+    post_recv: receive::post_recv,
     _compat_create_ah: NONE,
     _compat_destroy_ah: NONE,
     _compat_attach_mcast: NONE,

@@ -58,6 +58,7 @@ mod private;
 mod qp;
 mod query;
 mod rates;
+mod receive;
 mod result;
 mod soft;
 mod srq;

@@ -1,4 +1,4 @@
-//! Posting: `ibv_post_send` and `ibv_post_recv`.
+//! Posting sends: `ibv_post_send`.
 //!
 //! A request is turned into the library's form and handed to the queue's own run-time entry;
 //! nothing is encoded here.
@@ -11,7 +11,7 @@ use uverbs::qp::{
     RunTimeDestination, RunTimeOperation, SendRequest, XrcReceiver,
 };
 use uverbs::qp_type::{QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
-use uverbs::raw::{QueuePair, ReceiveBatch as RecvBatch};
+use uverbs::raw::QueuePair;
 use uverbs::{DatagramAddress, Error, Remote, Sge};
 use uverbs_mlx5::mmio::BlueFlame;
 use uverbs_mlx5::send_queue::SendQueue;
@@ -32,7 +32,12 @@ type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ib
 
 /// The functions of a transport's send queue.
 pub(crate) struct SendTable {
-    post: PostSend,
+    /// Posts a list of one whose data is not copied.
+    one: PostSend,
+    /// Posts a list of one whose data is copied.
+    inline: PostSend,
+    /// Posts any list.
+    list: PostSend,
     /// The functions of `ibv_qp_ex`.
     pub(crate) wr: fn(ibv_qp) -> ibv_qp_ex,
     /// The functions of `mlx5dv_qp_ex`.
@@ -49,7 +54,9 @@ macro_rules! tables {
     ($($name:ident: $type:ty;)*) => {$(
         /// The functions of this type of queue pair.
         pub(crate) static $name: SendTable = SendTable {
-            post: post_list::<$type>,
+            one: post_one::<$type>,
+            inline: post_inline::<$type>,
+            list: post_list::<$type>,
             wr: wr::table::<$type>,
             direct: DirectQp::of::<$type, true>(),
             abort: wr::abort::<$type>,
@@ -69,7 +76,9 @@ tables! {
 
 /// The functions of a queue pair that cannot send: an XRC target.
 pub(crate) static NONE: SendTable = SendTable {
-    post: post_nothing,
+    one: post_nothing,
+    inline: post_nothing,
+    list: post_nothing,
     wr: wr::table_of_none,
     direct: DirectQp::of::<Rc, false>(),
     abort: |_| {},
@@ -94,7 +103,7 @@ unsafe fn query_of<T: QueuePairType>(queue: *mut ()) -> Result<QpInfo, Error> {
 /// # Safety
 /// The queue pair is of type `T`, and no other thread changes it meanwhile.
 unsafe fn modify_of<T: QueuePairType>(qp: &Qp, attributes: &QpAttributes) -> Result<(), Error> {
-    let queue = qp.queue.get().cast::<QueuePair<T>>();
+    let queue = qp.queue.get().as_ptr().cast::<QueuePair<T>>();
     // SAFETY: the caller's promise; posting takes the locks.
     unsafe { QueuePair::modify_beside(queue, attributes, || qp.exclude()) }
 }
@@ -110,7 +119,7 @@ unsafe fn query_target(queue: *mut ()) -> Result<QpInfo, Error> {
 /// The queue pair is an XRC target, which no other thread uses meanwhile.
 unsafe fn modify_target(qp: &Qp, attributes: &QpAttributes) -> Result<(), Error> {
     // SAFETY: the caller's promise.
-    unsafe { &mut *qp.queue.get().cast::<XrcReceiver>() }.modify(attributes)
+    unsafe { qp.queue.get().cast::<XrcReceiver>().as_mut() }.modify(attributes)
 }
 
 unsafe extern "C" fn post_nothing(
@@ -122,14 +131,24 @@ unsafe extern "C" fn post_nothing(
     unsafe { refuse(wr, bad, libc::EINVAL) }
 }
 
-/// `ibv_post_send`.
+/// `ibv_post_send`. What the list looks like at first sight says which function posts it: each
+/// saves no more registers than it needs.
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: the caller's queue pair and list.
-    unsafe { (Qp::of(qp).send.post)(qp, wr, bad) }
+    unsafe {
+        let table = Qp::of(qp).send;
+        if wr.is_null() || !(*wr).next.is_null() {
+            return (table.list)(qp, wr, bad);
+        }
+        if (*wr).send_flags & send_flags::INLINE != 0 {
+            return (table.inline)(qp, wr, bad);
+        }
+        (table.one)(qp, wr, bad)
+    }
 }
 
 /// The send queue of a queue pair.
@@ -141,75 +160,88 @@ pub(crate) unsafe extern "C" fn post_send(
 #[allow(clippy::mut_from_ref, reason = "the lock of the sends is what makes it the only one")]
 pub(crate) unsafe fn sends<T: Posts>(qp: &Qp) -> Option<&mut SendQueue<T, BlueFlame>> {
     // SAFETY: the caller's promise: nothing else uses the place as long as the lock is held.
-    unsafe { (*QueuePair::sides(qp.queue.get().cast::<QueuePair<T>>()).0).as_mut() }
+    unsafe { (*QueuePair::sides(qp.queue.get().as_ptr().cast::<QueuePair<T>>()).0).as_mut() }
 }
 
-/// Posts a list in order, rings once for all, and names the first request that cannot be posted.
-/// What needs more than a look at the request is left to functions that are called last, so this
-/// one keeps little.
+/// A list of one whose data is not copied.
 ///
 /// # Safety
 /// As for `ibv_post_send`, and the queue pair is of type `T`.
-unsafe extern "C" fn post_list<T: Posts>(
+unsafe extern "C" fn post_one<T: Posts>(
     qp: *mut ibv_qp,
-    first: *mut ibv_send_wr,
+    wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { post_usual::<T>(qp, wr, bad, false) }
+}
+
+/// A list of one whose data is copied.
+///
+/// # Safety
+/// As for [`post_one`].
+unsafe extern "C" fn post_inline<T: Posts>(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { post_usual::<T>(qp, wr, bad, true) }
+}
+
+/// A list of one. What needs more than a look at the request is left to a function that is called
+/// last, so this one keeps little. `inline` is a constant.
+///
+/// # Safety
+/// As for [`post_one`].
+#[inline(always)]
+unsafe fn post_usual<T: Posts>(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+    inline: bool,
 ) -> c_int {
     // SAFETY: the caller's queue pair and list; the lock is held, or the program posts in one
     // thread at a time.
     unsafe {
-        if first.is_null() || !(*first).next.is_null() {
-            return several::<T>(qp, first, bad);
-        }
-        if (*first).send_flags & send_flags::INLINE != 0 {
-            return one_inline::<T>(qp, first, bad);
-        }
         let queue_pair = Qp::of(qp);
-        queue_pair.send_lock.acquire();
-        if let (Some(queue), Some((usual, false))) =
-            (sends::<T>(queue_pair), Usual::of_request::<T>(&*first))
-        {
-            if usual.build_request::<T>(queue, &*first, false) {
+        if !queue_pair.send_lock.try_acquire() {
+            return post_waiting::<T>(qp, wr, bad);
+        }
+        if let Some(queue) = sends::<T>(queue_pair) {
+            if Usual::post::<T>(queue, &*wr, inline) {
                 queue_pair.send_lock.release();
                 return 0;
             }
         }
-        one::<T>(qp, first, bad)
+        post_any::<T>(qp, wr, bad)
     }
 }
 
-/// A list of one whose data is copied: the code for data of any length takes registers.
+/// A list of one, while another thread posts.
 ///
 /// # Safety
-/// As for [`post_list`].
+/// As for [`post_one`].
+#[cold]
 #[inline(never)]
-unsafe extern "C" fn one_inline<T: Posts>(
+unsafe fn post_waiting<T: Posts>(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        let queue_pair = Qp::of(qp);
-        queue_pair.send_lock.acquire();
-        if let (Some(queue), Some((usual, true))) =
-            (sends::<T>(queue_pair), Usual::of_request::<T>(&*wr))
-        {
-            if usual.build_request::<T>(queue, &*wr, true) {
-                queue_pair.send_lock.release();
-                return 0;
-            }
-        }
-        one::<T>(qp, wr, bad)
+        Qp::of(qp).send_lock.wait();
+        post_any::<T>(qp, wr, bad)
     }
 }
 
 /// A list of one, of any form.
 ///
 /// # Safety
-/// As for [`post_list`]; the lock is held, and is given back.
+/// As for [`post_one`]; the lock is held, and is given back.
 #[inline(never)]
-unsafe extern "C" fn one<T: Posts>(
+unsafe extern "C" fn post_any<T: Posts>(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
@@ -226,12 +258,11 @@ unsafe extern "C" fn one<T: Posts>(
     }
 }
 
-/// A list of several, or of none.
+/// Posts a list in order, rings once for all, and names the first request that cannot be posted.
 ///
 /// # Safety
-/// As for [`post_list`].
-#[inline(never)]
-unsafe extern "C" fn several<T: Posts>(
+/// As for [`post_one`].
+unsafe extern "C" fn post_list<T: Posts>(
     qp: *mut ibv_qp,
     first: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
@@ -252,7 +283,7 @@ type Refused = (*mut ibv_send_wr, PostError);
 /// Posts requests up to the first that needs another way, and those from there on that way.
 ///
 /// # Safety
-/// As for [`several`], whose caller holds the lock.
+/// As for [`post_list`], whose caller holds the lock.
 #[inline(always)]
 unsafe fn post_several<T: Posts>(qp: &Qp, first: *mut ibv_send_wr) -> Result<(), Refused> {
     let refused = |reason| (first, reason);
@@ -263,9 +294,10 @@ unsafe fn post_several<T: Posts>(qp: &Qp, first: *mut ibv_send_wr) -> Result<(),
     // SAFETY: the caller's list; as promised by the program for each of them.
     unsafe {
         while let Some(request) = wr.as_ref() {
-            let built = match Usual::of_request::<T>(request) {
-                Some((usual, inline)) => usual.build_request::<T>(&mut batch, request, inline),
-                None => false,
+            // Each with its own code: what is inline is asked once.
+            let built = match request.send_flags & send_flags::INLINE {
+                0 => Usual::post::<T>(&mut batch, request, false),
+                _ => Usual::post::<T>(&mut batch, request, true),
             };
             if !built {
                 // What was built is rung with the rest.
@@ -282,7 +314,7 @@ unsafe fn post_several<T: Posts>(qp: &Qp, first: *mut ibv_send_wr) -> Result<(),
 /// Posts the requests of a list from `wr` on, whatever their form, with what was built before.
 ///
 /// # Safety
-/// As for [`several`].
+/// As for [`post_list`].
 #[inline(never)]
 unsafe fn post_rest<T: Posts>(qp: &Qp, mut wr: *mut ibv_send_wr) -> Result<(), Refused> {
     // SAFETY: the lock is held.
@@ -292,10 +324,8 @@ unsafe fn post_rest<T: Posts>(qp: &Qp, mut wr: *mut ibv_send_wr) -> Result<(), R
     // SAFETY: the caller's list; as promised by the program for each of them.
     unsafe {
         while let Some(request) = wr.as_ref() {
-            let built = match Usual::of_request::<T>(request) {
-                Some((usual, inline)) => usual.build_request::<T>(&mut batch, request, inline),
-                None => false,
-            };
+            let inline = request.send_flags & send_flags::INLINE != 0;
+            let built = Usual::post::<T>(&mut batch, request, inline);
             if !built {
                 result = with_request::<T>(request, |request| batch.build_request(request));
             }
@@ -336,15 +366,6 @@ pub(crate) fn send_errno(reason: PostError) -> c_int {
         | PostError::BadState
         | PostError::NoQueue => libc::ENOMEM,
         PostError::WindowTooLong => libc::EOPNOTSUPP,
-        PostError::ForkedChild => libc::EPERM,
-        _ => libc::EINVAL,
-    }
-}
-
-/// The errno that libmlx5 has for a refused receive.
-fn receive_errno(reason: PostError) -> c_int {
-    match reason {
-        PostError::Full | PostError::NoQueue => libc::ENOMEM,
         PostError::ForkedChild => libc::EPERM,
         _ => libc::EINVAL,
     }
@@ -545,76 +566,4 @@ unsafe fn destination<'a, T: Posts>(
         QpType::XrcSend => Ok(RunTimeDestination::Xrc(wr.qp_type)),
         _ => Ok(RunTimeDestination::Connected),
     }
-}
-
-/// `ibv_post_recv`.
-pub(crate) unsafe extern "C" fn post_recv(
-    qp: *mut ibv_qp,
-    first: *mut ibv_recv_wr,
-    bad: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: the caller's queue pair.
-    let queue_pair = unsafe { Qp::of(qp) };
-    let _guard = queue_pair.recv_lock.guard();
-    // SAFETY: null, or the receive side, which the lock, or the program, keeps for this thread.
-    let place = unsafe { queue_pair.receive.get().as_mut() };
-    let Some(queue) = place.and_then(Option::as_mut) else {
-        // SAFETY: the caller's place, to be written.
-        return unsafe { refuse(first, bad, libc::ENOMEM) };
-    };
-    // SAFETY: the caller's list.
-    unsafe { receive_list(queue.batch(), first, bad) }
-}
-
-/// Posts a list of receives in `batch`.
-///
-/// # Safety
-/// The list and what it points to are a program's.
-#[inline(always)]
-pub(crate) unsafe fn receive_list(
-    batch: Result<RecvBatch<'_>, PostError>,
-    first: *mut ibv_recv_wr,
-    bad: *mut *mut ibv_recv_wr,
-) -> c_int {
-    let mut batch = match batch {
-        Ok(batch) => batch,
-        // SAFETY: the caller's place, to be written.
-        Err(reason) => return unsafe { refuse(first, bad, receive_errno(reason)) },
-    };
-    // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
-    let errno = unsafe { receives(first, bad, |wr_id, data| batch.build(wr_id, data)) };
-    batch.publish();
-    errno
-}
-
-/// Shows `post` a list of receives in the library's form, up to the first that cannot be posted.
-///
-/// # Safety
-/// The list and what it points to are a program's.
-#[inline(always)]
-pub(crate) unsafe fn receives(
-    first: *mut ibv_recv_wr,
-    bad: *mut *mut ibv_recv_wr,
-    mut post: impl FnMut(u64, &[Sge]) -> Result<(), PostError>,
-) -> c_int {
-    let mut wr = first;
-    // SAFETY: the caller's list.
-    while let Some(request) = unsafe { wr.as_ref() } {
-        let posted = if request.num_sge == 1 {
-            // SAFETY: the caller's list of one.
-            let sge = unsafe { *request.sg_list };
-            post(request.wr_id, &[Sge::new(sge.addr, sge.length, sge.lkey)])
-        } else {
-            let mut list = [Sge::default(); MOST_SGE];
-            // SAFETY: the caller's list.
-            let data = unsafe { converted(&mut list, request.sg_list, request.num_sge) };
-            data.and_then(|data| post(request.wr_id, data))
-        };
-        if let Err(reason) = posted {
-            // SAFETY: the caller's place, to be written.
-            return unsafe { refuse(wr, bad, receive_errno(reason)) };
-        }
-        wr = request.next;
-    }
-    0
 }

@@ -3,6 +3,7 @@
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_int;
 use std::mem::offset_of;
+use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use uverbs::events::{DetachedEvent, ObjectId};
@@ -41,7 +42,7 @@ pub(crate) struct Qp {
     /// The functions of its transport's send queue.
     pub(crate) send: &'static SendTable,
     /// The library's queue pair, of the type that `send` knows: the address that `control` has.
-    pub(crate) queue: Cell<*mut ()>,
+    pub(crate) queue: Cell<NonNull<()>>,
     pub(crate) receive: Cell<*mut Option<RecvQueue>>,
     pub(crate) send_lock: Lock,
     pub(crate) recv_lock: Lock,
@@ -128,9 +129,9 @@ impl Qp {
         with: With,
     ) -> Box<Self> {
         let granted = library.capacities().unwrap_or(with.capacities);
-        let library = Box::into_raw(Box::new(library));
+        let library = NonNull::from(Box::leak(Box::new(library)));
         // SAFETY: just made.
-        let receive = unsafe { C::receive(library) };
+        let receive = unsafe { C::receive(library.as_ptr()) };
         Box::new(Self {
             ex: UnsafeCell::new(with.ex),
             direct: UnsafeCell::new(send.direct),
@@ -140,7 +141,7 @@ impl Qp {
             send_lock: Lock::new(!with.one_thread),
             recv_lock: Lock::new(!with.one_thread),
             building: UnsafeCell::default(),
-            control: Cell::new(library),
+            control: Cell::new(library.as_ptr()),
             changing: Shared::default(),
             capacities: granted,
             signal_all: with.signal_all,
@@ -179,7 +180,7 @@ impl Qp {
     fn query(&self) -> Result<QpInfo, Error> {
         let _changing = self.changing.lock();
         // SAFETY: as for `modify`.
-        unsafe { (self.send.query)(self.queue.get()) }
+        unsafe { (self.send.query)(self.queue.get().as_ptr()) }
     }
 
     /// What events call it.

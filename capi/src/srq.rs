@@ -16,8 +16,8 @@ use crate::cq::Cq;
 use crate::held::{self, Held};
 use crate::lock::{Lock, Shared};
 use crate::pd::Pd;
-use crate::post;
 use crate::qp::is_single_threaded;
+use crate::receive;
 use crate::result::{code, null, pointer, refused};
 use crate::xrc::Xrcd;
 
@@ -239,14 +239,47 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: the caller's queue.
-    let queue = unsafe { Srq::of(srq) };
-    let _guard = queue.lock.guard();
+    // SAFETY: the caller's queue and list; the lock is held, or the program posts in one thread at
+    // a time. What the program promises of the memory is what the queue asks for.
+    unsafe {
+        let queue = Srq::of(srq);
+        if !queue.lock.try_acquire() {
+            return post_waiting(queue, first, bad);
+        }
+        let library = &mut *queue.queue.get();
+        let alone = receive::alone(first);
+        if !alone.is_some_and(|(wr_id, piece)| library.post_fast(wr_id, piece)) {
+            return post_held(queue, first, bad);
+        }
+        queue.lock.release();
+    }
+    0
+}
+
+/// [`post_srq_recv`] while another thread posts.
+///
+/// # Safety
+/// As for `ibv_post_srq_recv`.
+#[cold]
+#[inline(never)]
+unsafe fn post_waiting(queue: &Srq, first: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+    queue.lock.wait();
+    // SAFETY: the caller's promise.
+    unsafe { post_held(queue, first, bad) }
+}
+
+/// Posts a list of any length, and gives the lock back, which is held.
+///
+/// # Safety
+/// As for `ibv_post_srq_recv`.
+#[inline(never)]
+unsafe fn post_held(queue: &Srq, first: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
     // SAFETY: the lock is held, or the program posts in one thread at a time.
     let library = unsafe { &mut *queue.queue.get() };
     let mut batch = library.batch();
     // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
-    let errno = unsafe { post::receives(first, bad, |wr_id, data| batch.build(wr_id, data)) };
+    let errno = unsafe { receive::post_any(first, bad, |wr_id, data| batch.build(wr_id, data)) };
     batch.publish();
+    queue.lock.release();
     errno
 }

@@ -4,6 +4,8 @@
 //! A table says what the device calls such a request and which of two forms it has. The provider
 //! writes each form with the opcode as a value, so there is no jump on the operation.
 
+use std::slice;
+
 use uverbs::DatagramAddress;
 use uverbs::qp::{PostFlags, RunTimeOperation};
 use uverbs::qp_type::{QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
@@ -15,35 +17,33 @@ use uverbs_mlx5::send_queue::{
     AnyAccess, AnySend, Datagram, Inline, Operation, Payload, SendQueue, To, XrcTarget,
 };
 
-use crate::abi::{ibv_send_wr, send_flags, wr_opcode};
+use crate::abi::{ibv_send_wr, wr_opcode};
 use crate::ah::Ah;
-use crate::post::{self, bytes, immediate};
+use crate::post::{self, immediate};
 
-/// What a request of one opcode is: the form, the device's opcode in the second byte, and in the
-/// upper half which bits of the immediate field count. A number, so that noting it is one store.
+/// What a request of one opcode is: the device's opcode, in the second byte what there is to its
+/// form, and in the upper half which bits of the immediate field count. A number, so that noting it
+/// is one store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kind(u64);
 
-/// The segments of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-enum Form {
-    /// None of these, or not on this type of queue pair.
-    Unusual,
-    /// The data alone.
-    Message,
-    /// A remote address and data, which may be inline.
-    Write,
-    /// A remote address and the place of what is read.
-    Read,
-}
+/// Bits of a [`Kind`]: it is one of those that are built here.
+const USUAL: u64 = 1 << 8;
+/// There is a remote address before the data.
+const ACCESS: u64 = 1 << 9;
+/// The data may be inline.
+const INLINE: u64 = 1 << 10;
+/// Messages, writes, and reads.
+const MESSAGE: u64 = USUAL | INLINE;
+const WRITE: u64 = USUAL | INLINE | ACCESS;
+const READ: u64 = USUAL | ACCESS;
 
 /// How many opcodes of C the table has: those from `IBV_WR_RDMA_WRITE` to `IBV_WR_RDMA_READ`.
 const KINDS: usize = 5;
 
 impl Kind {
     /// Not of the usual kind.
-    pub(crate) const UNUSUAL: Self = Self(Form::Unusual as u64);
+    pub(crate) const UNUSUAL: Self = Self(0);
 
     /// What requests of an opcode of `enum ibv_wr_opcode` are on a queue pair of type `T`.
     pub(crate) const fn of<T: QueuePairType>(opcode: u32) -> Self {
@@ -51,18 +51,16 @@ impl Kind {
         let has_writes = has_messages && !matches!(T::TYPE, QpType::Ud);
         let has_reads = has_writes && !matches!(T::TYPE, QpType::Uc);
         let (form, opcode, immediate) = match opcode {
-            wr_opcode::SEND if has_messages => (Form::Message, Opcode::SEND, 0_u32),
-            wr_opcode::SEND_WITH_IMM if has_messages => {
-                (Form::Message, Opcode::SEND_IMMEDIATE, u32::MAX)
-            }
-            wr_opcode::RDMA_WRITE if has_writes => (Form::Write, Opcode::RDMA_WRITE, 0),
+            wr_opcode::SEND if has_messages => (MESSAGE, Opcode::SEND, 0_u32),
+            wr_opcode::SEND_WITH_IMM if has_messages => (MESSAGE, Opcode::SEND_IMMEDIATE, u32::MAX),
+            wr_opcode::RDMA_WRITE if has_writes => (WRITE, Opcode::RDMA_WRITE, 0),
             wr_opcode::RDMA_WRITE_WITH_IMM if has_writes => {
-                (Form::Write, Opcode::RDMA_WRITE_IMMEDIATE, u32::MAX)
+                (WRITE, Opcode::RDMA_WRITE_IMMEDIATE, u32::MAX)
             }
-            wr_opcode::RDMA_READ if has_reads => (Form::Read, Opcode::RDMA_READ, 0),
+            wr_opcode::RDMA_READ if has_reads => (READ, Opcode::RDMA_READ, 0),
             _ => return Self::UNUSUAL,
         };
-        Self(form as u64 | (opcode.0 as u64) << 8 | (immediate as u64) << 32)
+        Self(form | opcode.0 as u64 | (immediate as u64) << 32)
     }
 
     const fn table<T: QueuePairType>() -> [Self; KINDS] {
@@ -78,23 +76,18 @@ impl Kind {
     /// Whether requests of this kind are built here.
     #[inline(always)]
     pub(crate) fn is_usual(self) -> bool {
-        !self.is(Form::Unusual)
+        self.0 & USUAL != 0
     }
 
     /// Whether they can be, with data inside.
     #[inline(always)]
     pub(crate) fn takes_inline(self) -> bool {
-        self.is(Form::Message) || self.is(Form::Write)
-    }
-
-    #[inline(always)]
-    fn is(self, form: Form) -> bool {
-        self.0 as u8 == form as u8
+        self.0 & INLINE != 0
     }
 
     #[inline(always)]
     fn opcode(self) -> Opcode {
-        Opcode((self.0 >> 8) as u8)
+        Opcode(self.0 as u8)
     }
 
     /// The immediate field, given as it travels.
@@ -286,24 +279,31 @@ impl Usual {
         flags: PostFlags::empty(),
     };
 
-    /// A request in C's form, if it is of the usual kind; and whether its data is copied.
+    /// Builds a request in C's form, if it is of the usual kind and can be built at once. Its data
+    /// is copied if `inline`.
     ///
     /// # Safety
     /// It is a program's, for a queue pair of type `T`.
     #[inline(always)]
-    pub(crate) unsafe fn of_request<T: Posts>(wr: &ibv_send_wr) -> Option<(Self, bool)> {
-        let kind = *T::KINDS.get(wr.opcode as usize)?;
-        if wr.num_sge != 1 || !kind.is_usual() {
-            return None;
+    pub(crate) unsafe fn post<T: Posts>(
+        to: &mut impl Target,
+        wr: &ibv_send_wr,
+        inline: bool,
+    ) -> bool {
+        let Some(kind) = T::KINDS.get(wr.opcode as usize) else { return false };
+        let is_usual = if inline { kind.takes_inline() } else { kind.is_usual() };
+        if wr.num_sge != 1 || !is_usual {
+            return false;
         }
-        let inline = wr.send_flags & send_flags::INLINE != 0;
-        if inline && !kind.takes_inline() {
-            return None;
-        }
-        // SAFETY: every value is valid here; messages do not use it.
-        let remote = unsafe { Remote::new(wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) };
         let flags = post::flags(wr.send_flags);
-        Some((Self { kind, wr_id: wr.wr_id, remote, immediate: wr.imm_data, flags }, inline))
+        // SAFETY: every value is valid for the remote address; messages do not use it. What the
+        // program promises is what building asks for.
+        unsafe {
+            let remote = Remote::new(wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
+            let (wr_id, immediate) = (wr.wr_id, wr.imm_data);
+            let usual = Self { kind: *kind, wr_id, remote, immediate, flags };
+            usual.build_request::<T>(to, wr, inline)
+        }
     }
 
     /// Builds the request if it can be built at once.
@@ -320,7 +320,7 @@ impl Usual {
         let (opcode, immediate) = (self.kind.opcode(), self.kind.immediate(self.immediate));
         // SAFETY: the caller's promise.
         unsafe {
-            if self.kind.is(Form::Message) {
+            if self.kind.0 & ACCESS == 0 {
                 let operation = peer.with(AnySend { opcode, immediate });
                 return to.put(self.wr_id, operation, payload, self.flags);
             }
@@ -334,7 +334,7 @@ impl Usual {
     /// # Safety
     /// As for [`Usual::build`]; `wr` is a program's, for a queue pair of type `T`.
     #[inline(always)]
-    pub(crate) unsafe fn build_request<T: Posts>(
+    unsafe fn build_request<T: Posts>(
         self,
         to: &mut impl Target,
         wr: &ibv_send_wr,
@@ -350,11 +350,11 @@ impl Usual {
                 let is_usual = sge.length as i32 > 0;
                 return is_usual && self.build(to, peer, Sge::new(sge.addr, sge.length, sge.lkey));
             }
-            if sge.length as usize > MOST_INLINE {
+            if sge.addr == 0 || sge.length as usize > MOST_INLINE {
                 return false;
             }
             let start = std::ptr::with_exposed_provenance(sge.addr as usize);
-            self.build(to, peer, Inline(bytes(start, sge.length as usize)))
+            self.build(to, peer, Inline(slice::from_raw_parts(start, sge.length as usize)))
         }
     }
 

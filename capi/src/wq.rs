@@ -18,8 +18,8 @@ use crate::held::{self, Held};
 use crate::lock::Lock;
 use crate::observe;
 use crate::pd::Pd;
-use crate::post;
 use crate::qp::is_single_threaded;
+use crate::receive;
 use crate::result::{code, destroy, null, pointer, refused};
 
 /// `IBV_WQT_RQ`.
@@ -232,7 +232,7 @@ pub(crate) unsafe extern "C" fn post_wq_recv(
     // SAFETY: the lock is held, or the program posts in one thread at a time.
     let library = unsafe { &mut *queue.queue.get() };
     // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
-    unsafe { post::receive_list(library.receive_batch(), first, bad) }
+    unsafe { receive::post_list(library.receive_batch(), first, bad) }
 }
 
 /// An indirection table.

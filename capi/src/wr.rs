@@ -82,7 +82,7 @@ pub(crate) struct Building {
 }
 
 #[repr(align(64))]
-struct Aligned(#[allow(dead_code, reason = "room")] Space);
+struct Aligned(#[allow(dead_code, reason = "its size is that of the largest batch")] Space);
 
 impl Default for Building {
     fn default() -> Self {

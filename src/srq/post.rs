@@ -36,6 +36,18 @@ impl SharedReceiveQueue<Raw> {
         unsafe { self.queue.post(wr_id, data) }
     }
 
+    /// [`SharedReceiveQueue::post`] of one SGE, as far as it is the fast path. `false`, and nothing
+    /// has changed, if that has to be called.
+    ///
+    /// # Safety
+    /// As for [`SharedReceiveQueue::post`].
+    #[doc(hidden)]
+    #[inline(always)]
+    pub unsafe fn post_fast(&mut self, wr_id: u64, piece: Sge) -> bool {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.queue.post_fast(wr_id, piece) }
+    }
+
     /// Starts building receives, to be published together.
     #[inline(always)]
     pub fn batch(&mut self) -> RawSharedReceiveBatch<'_> {

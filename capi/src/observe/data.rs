@@ -10,7 +10,7 @@ use super::words::{completion, lkeys, request, show_data};
 use super::{sees_data, wanted};
 use crate::abi::*;
 use crate::qp::Qp;
-use crate::{poll, post, srq, wq};
+use crate::{poll, post, receive, srq, wq};
 
 /// `ibv_post_wq_recv`.
 type PostWorkQueue =
@@ -317,7 +317,7 @@ unsafe extern "C" fn post_recv(
     let target = Seen { address: qp.expose_provenance(), kind: Kind::Qp };
     // SAFETY: the caller's.
     unsafe {
-        let plain = |bad| post::post_recv(qp, first, bad);
+        let plain = |bad| receive::post_recv(qp, first, bad);
         receives("ibv_post_recv", target, || of_qp(qp), first, bad, plain)
     }
 }

@@ -117,6 +117,24 @@ impl RecvQueue {
         Ok(())
     }
 
+    /// [`RecvQueue::post`] of one SGE, as far as it is the fast path and the QP's state lets
+    /// receives be posted. `false`, and nothing has changed, if others have to be called.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::build`].
+    #[doc(hidden)]
+    #[inline(always)]
+    pub unsafe fn post_fast(&mut self, wr_id: u64, sge: Sge) -> bool {
+        if self.front.id == self.limit || !sge.is_usual() || !self.state().can_receive() {
+            return false;
+        }
+        // SAFETY: the queue's own; before the limit.
+        unsafe { self.front.write(wr_id, sge, self.stride) };
+        self.head = self.head.wrapping_add(1);
+        self.publish();
+        true
+    }
+
     /// Builds receives in order and publishes all that were built.
     ///
     /// # Errors
@@ -218,6 +236,22 @@ impl RecvBatch<'_> {
         Ok(())
     }
 
+    /// [`RecvBatch::build`] of one SGE, as far as it is the fast path. `false`, and nothing has
+    /// changed, if that has to be called.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::build`].
+    #[doc(hidden)]
+    #[inline(always)]
+    pub unsafe fn build_fast(&mut self, wr_id: u64, sge: Sge) -> bool {
+        if self.front.id == self.limit || !sge.is_usual() {
+            return false;
+        }
+        // SAFETY: the queue's own; before the limit.
+        unsafe { self.front.write(wr_id, sge, self.stride) };
+        true
+    }
+
     /// [`RecvQueue::build_list`], and on from where that leaves the queue.
     ///
     /// # Safety
@@ -282,6 +316,17 @@ impl SharedRecvQueue {
     #[inline(always)]
     unsafe fn build_usual(&mut self, wr_id: u64, data: &[Sge]) -> bool {
         let [one] = data else { return false };
+        // SAFETY: passed on to the caller.
+        unsafe { self.build_fast(wr_id, *one) }
+    }
+
+    /// Builds a receive of one SGE. False, and nothing stored, if [`SharedRecvQueue::build`] has
+    /// to do it.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::build`].
+    #[inline(always)]
+    unsafe fn build_fast(&mut self, wr_id: u64, one: Sge) -> bool {
         if !one.is_usual() {
             return false;
         }
@@ -312,6 +357,22 @@ impl SharedRecvQueue {
         crate::hint::seldom();
         // SAFETY: passed on to the caller.
         unsafe { self.post_any(wr_id, data) }
+    }
+
+    /// [`SharedRecvQueue::post`] of one SGE, as far as it is the fast path. `false`, and nothing
+    /// has changed, if that has to be called.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::build`].
+    #[doc(hidden)]
+    #[inline(always)]
+    pub unsafe fn post_fast(&mut self, wr_id: u64, one: Sge) -> bool {
+        // SAFETY: passed on to the caller.
+        let built = unsafe { self.build_fast(wr_id, one) };
+        if built {
+            self.ring();
+        }
+        built
     }
 
     /// [`SharedRecvQueue::post`] off the fast path. It rings here, so that the fast path does not

@@ -1,0 +1,183 @@
+//! Posting receives: `ibv_post_recv`, and lists of any queue's.
+
+use std::ffi::c_int;
+
+use uverbs::Sge;
+use uverbs::qp::PostError;
+use uverbs::raw::ReceiveBatch as RecvBatch;
+
+use crate::abi::*;
+use crate::post::{MOST_SGE, converted, refuse};
+use crate::qp::Qp;
+
+/// `ibv_post_recv`.
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller's queue pair and list.
+    unsafe {
+        let queue_pair = Qp::of(qp);
+        if !queue_pair.recv_lock.try_acquire() {
+            return post_waiting(queue_pair, first, bad);
+        }
+        if post_alone(queue_pair, first).is_none() {
+            return post_held(queue_pair, first, bad);
+        }
+        queue_pair.recv_lock.release();
+    }
+    0
+}
+
+/// Posts a list of one that has one SGE, if it can be posted at once.
+///
+/// # Safety
+/// As for `ibv_post_recv`; the lock of the receives is held.
+#[inline(always)]
+unsafe fn post_alone(queue_pair: &Qp, first: *mut ibv_recv_wr) -> Option<()> {
+    // SAFETY: the caller's promise: the receive side is this thread's, and what the program
+    // promises of the memory is what the queue asks for.
+    unsafe {
+        let queue = queue_pair.receive.get().as_mut()?.as_mut()?;
+        let (wr_id, piece) = alone(first)?;
+        queue.post_fast(wr_id, piece).then_some(())
+    }
+}
+
+/// [`post_recv`] while another thread posts.
+///
+/// # Safety
+/// As for `ibv_post_recv`.
+#[cold]
+#[inline(never)]
+unsafe fn post_waiting(
+    queue_pair: &Qp,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    queue_pair.recv_lock.wait();
+    // SAFETY: the caller's promise.
+    unsafe { post_held(queue_pair, first, bad) }
+}
+
+/// Posts a list of any length, and gives the lock back, which is held.
+///
+/// # Safety
+/// As for `ibv_post_recv`.
+#[inline(never)]
+unsafe fn post_held(queue_pair: &Qp, first: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: null, or the receive side, which the lock, or the program, keeps for this thread.
+    let place = unsafe { queue_pair.receive.get().as_mut() };
+    // SAFETY: the caller's list and place.
+    let errno = unsafe {
+        match place.and_then(Option::as_mut) {
+            Some(queue) => post_list(queue.batch(), first, bad),
+            None => refuse(first, bad, libc::ENOMEM),
+        }
+    };
+    queue_pair.recv_lock.release();
+    errno
+}
+
+/// The id and the SGE of a list of one that has one SGE, which is neither empty nor too long.
+///
+/// # Safety
+/// A program's list.
+#[inline(always)]
+pub(crate) unsafe fn alone(first: *mut ibv_recv_wr) -> Option<(u64, Sge)> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let request = first.as_ref()?;
+        if !request.next.is_null() {
+            return None;
+        }
+        Some((request.wr_id, only_sge(request)?))
+    }
+}
+
+/// The SGE of a request that has one, which is neither empty nor too long.
+///
+/// # Safety
+/// A program's request.
+#[inline(always)]
+unsafe fn only_sge(request: &ibv_recv_wr) -> Option<Sge> {
+    if request.num_sge != 1 {
+        return None;
+    }
+    // SAFETY: a list of one.
+    let sge = unsafe { *request.sg_list };
+    (sge.length as i32 > 0).then(|| Sge::new(sge.addr, sge.length, sge.lkey))
+}
+
+/// Posts a list of receives in `batch`.
+///
+/// # Safety
+/// The list and what it points to are a program's.
+#[inline(always)]
+pub(crate) unsafe fn post_list(
+    batch: Result<RecvBatch<'_>, PostError>,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let mut batch = match batch {
+        Ok(batch) => batch,
+        // SAFETY: the caller's place, to be written.
+        Err(reason) => return unsafe { refuse(first, bad, errno(reason)) },
+    };
+    let mut wr = first;
+    // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
+    unsafe {
+        while let Some(request) = wr.as_ref() {
+            let piece = only_sge(request);
+            if !piece.is_some_and(|piece| batch.build_fast(request.wr_id, piece)) {
+                break;
+            }
+            wr = request.next;
+        }
+        let errno = post_any(wr, bad, |wr_id, data| batch.build(wr_id, data));
+        batch.publish();
+        errno
+    }
+}
+
+/// Shows `post` a list of receives in the library's form, up to the first that cannot be posted.
+///
+/// # Safety
+/// The list and what it points to are a program's.
+#[inline(always)]
+pub(crate) unsafe fn post_any(
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+    mut post: impl FnMut(u64, &[Sge]) -> Result<(), PostError>,
+) -> c_int {
+    let mut wr = first;
+    // SAFETY: the caller's list.
+    while let Some(request) = unsafe { wr.as_ref() } {
+        let posted = if request.num_sge == 1 {
+            // SAFETY: the caller's list of one.
+            let sge = unsafe { *request.sg_list };
+            post(request.wr_id, &[Sge::new(sge.addr, sge.length, sge.lkey)])
+        } else {
+            let mut list = [Sge::default(); MOST_SGE];
+            // SAFETY: the caller's list.
+            let data = unsafe { converted(&mut list, request.sg_list, request.num_sge) };
+            data.and_then(|data| post(request.wr_id, data))
+        };
+        if let Err(reason) = posted {
+            // SAFETY: the caller's place, to be written.
+            return unsafe { refuse(wr, bad, errno(reason)) };
+        }
+        wr = request.next;
+    }
+    0
+}
+
+/// The errno that libmlx5 has for a refused receive.
+fn errno(reason: PostError) -> c_int {
+    match reason {
+        PostError::Full | PostError::NoQueue => libc::ENOMEM,
+        PostError::ForkedChild => libc::EPERM,
+        _ => libc::EINVAL,
+    }
+}
