@@ -268,25 +268,25 @@ static const struct {
 	int limit, libmlx5;
 } cases[] = {
 	{ "nothing: the loop and an indirect call", empty, 16, 13 },
-	{ "post_send, inline 16 B", inline_16, 214, 338 },
-	{ "post_send, inline 64 B", inline_64, 265, 363 },
-	{ "post_send, 1 SGE", one_sge, 158, 318 },
-	{ "post_send, list of 32, 1 SGE", list_of_sges, 90, 177 },
-	{ "post_send, list of 32, inline 16 B", list_of_inline, 125, 201 },
-	{ "ibv_wr, inline 16 B", calls_inline_16, 244, 300 },
-	{ "ibv_wr, inline 64 B", calls_inline_64, 318, 325 },
-	{ "ibv_wr, 1 SGE", calls_sge, 179, 270 },
-	{ "ibv_wr, batch of 32, 1 SGE", calls_batch, 119, 137 },
-	{ "ibv_wr, batch of 32, inline 16 B", calls_batch_inline, 167, 171 },
-	{ "post_recv", receive_one, 117, 134 },
-	{ "post_recv, list of 32", receive_list, 38, 66 },
-	{ "post_srq_recv", receive_shared, 111, 105 },
-	{ "poll_cq(1), send", poll_send, 126, 193 },
-	{ "poll_cq(16), send", poll_many_sends, 68, 109 },
-	{ "poll_cq(1), receive", poll_receive, 152, 0 },
-	{ "poll_cq(16), receive", poll_many_receives, 94, 142 },
-	{ "start_poll/end_poll, send", poll_fields, 121, 202 },
-	{ "start_poll and 15 next_poll, send", poll_many_fields, 91, 160 },
+	{ "post_send, inline 16 B", inline_16, 171, 338 },
+	{ "post_send, inline 64 B", inline_64, 219, 363 },
+	{ "post_send, 1 SGE", one_sge, 136, 318 },
+	{ "post_send, list of 32, 1 SGE", list_of_sges, 77, 177 },
+	{ "post_send, list of 32, inline 16 B", list_of_inline, 97, 201 },
+	{ "ibv_wr, inline 16 B", calls_inline_16, 237, 300 },
+	{ "ibv_wr, inline 64 B", calls_inline_64, 299, 325 },
+	{ "ibv_wr, 1 SGE", calls_sge, 174, 270 },
+	{ "ibv_wr, batch of 32, 1 SGE", calls_batch, 114, 137 },
+	{ "ibv_wr, batch of 32, inline 16 B", calls_batch_inline, 148, 171 },
+	{ "post_recv", receive_one, 74, 134 },
+	{ "post_recv, list of 32", receive_list, 28, 66 },
+	{ "post_srq_recv", receive_shared, 73, 105 },
+	{ "poll_cq(1), send", poll_send, 85, 193 },
+	{ "poll_cq(16), send", poll_many_sends, 56, 109 },
+	{ "poll_cq(1), receive", poll_receive, 119, 0 },
+	{ "poll_cq(16), receive", poll_many_receives, 76, 142 },
+	{ "start_poll/end_poll, send", poll_fields, 106, 202 },
+	{ "start_poll and 15 next_poll, send", poll_many_fields, 85, 160 },
 };
 
 int main(int argc, char **argv)
@@ -314,7 +314,9 @@ int main(int argc, char **argv)
 	qp = make_qp(plain.cq, 1);
 	qx = ibv_qp_to_qp_ex(qp);
 	qp_extended = make_qp(extended.cq, 0);
-	/* Twice: the first time brings lazy binding, and sees what the poller does not know yet. */
+	/* The first time brings lazy binding, and sees what the poller does not know yet. In the second the poller knows how
+	 * many completions the program takes at once, which makes it look its queues up anew. */
+	cases[chosen].run();
 	cases[chosen].run();
 	CALLGRIND_ZERO_STATS;
 	cases[chosen].run();
