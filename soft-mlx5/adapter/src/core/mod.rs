@@ -8,8 +8,8 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use uverbs_soft::core::{Core, CoreConfig, CqParams, CqRing, CqeSize, Moderation};
-//! use uverbs_soft::memory::{BufferMemory, PageMap};
+//! use uverbs_soft_adapter::core::{Core, CoreConfig, CqParams, CqRing, CqeSize, Moderation};
+//! use uverbs_soft_adapter::memory::{BufferMemory, PageMap};
 //!
 //! let memory = Arc::new(BufferMemory::new(0x10_0000, 1 << 16));
 //! let mut core = Core::new(CoreConfig::default(), memory);
@@ -23,7 +23,7 @@
 //! assert!(!core.step(0, 64).did_work);
 //! core.destroy_cq(cq)?;
 //! core.destroy_pd(pd)?;
-//! # Ok::<(), uverbs_soft::core::CoreError>(())
+//! # Ok::<(), uverbs_soft_adapter::core::CoreError>(())
 //! ```
 //!
 //! Everything that the host writes (rings, doorbell records) and everything that arrives from a

@@ -12,7 +12,7 @@ use super::{BusError, HostMemory};
 /// checked.
 ///
 /// ```
-/// use uverbs_soft::memory::{BufferMemory, HostMemory};
+/// use uverbs_soft_adapter::memory::{BufferMemory, HostMemory};
 /// let memory = BufferMemory::new(0x10_0000, 4096);
 /// memory.write(0x10_0010, b"hello").unwrap();
 /// assert!(memory.write(0x10_0fff, b"too long").is_err());
