@@ -8,7 +8,7 @@ use core::fmt;
 use zerocopy::FromBytes;
 
 use crate::enums::DriverId;
-use crate::ioctl::{AttrFlags, IoctlAttr, IoctlHdr};
+use crate::ioctl::{IoctlAttr, IoctlHdr};
 use crate::objects::device::{self, invoke_write};
 use crate::objects::{self, Attr, AttrId, AttrInfo, AttrKind, MethodId, ObjectId};
 use crate::write::WriteCmd;
@@ -243,11 +243,6 @@ impl AttrView {
     /// The data word: a pointer, inline bytes, a handle or a file descriptor.
     pub fn data(&self) -> u64 {
         self.raw.data
-    }
-
-    /// Whether the receiver must know the attribute.
-    pub fn is_mandatory(&self) -> bool {
-        self.raw.flags.contains(AttrFlags::MANDATORY)
     }
 
     /// The element that an enum attribute selects.

@@ -190,16 +190,6 @@ wire! {
 }
 
 wire! {
-    /// A CQE of 128 bytes: 64 bytes of inline data or GRH, then the CQE proper.
-    pub struct Cqe128: 128 {
-        /// Up to 64 bytes of scattered data.
-        0 => pub inline: [u8; 64],
-        /// The CQE proper.
-        64 => pub cqe: Cqe,
-    }
-}
-
-wire! {
     /// How a striding receive queue's CQE uses the byte count.
     pub struct StrideByteCount: 4 {
         /// 15 filler (the strides hold no packet), 14:0 strides consumed.

@@ -99,12 +99,6 @@ impl RemoteQpFlags {
         (self.0.get() >> 24) as u8 & 0xf
     }
 
-    /// The kind of L3 header (RoCE).
-    #[inline(always)]
-    pub const fn roce_header(self) -> RoceHeader {
-        RoceHeader((self.0.get() >> 24) as u8 & 3)
-    }
-
     /// The two GRH bits; anything but 0 means that a routing header was received (`IBV_WC_GRH`).
     #[inline(always)]
     pub const fn grh(self) -> u8 {

@@ -1,7 +1,5 @@
 //! Doorbell records in memory, and doorbell registers in the UAR page.
 
-use super::U32;
-
 /// Size in bytes of one user access region (UAR), the page of doorbell registers that a program
 /// maps.
 pub const UAR_SIZE: usize = 4096;
@@ -32,26 +30,6 @@ pub const EQ_ARM_OFFSET: usize = 0x40;
 
 /// Offset in the UAR of the word that updates an EQ's consumer index without arming it.
 pub const EQ_UPDATE_OFFSET: usize = EQ_ARM_OFFSET + 8;
-
-wire! {
-    /// The doorbell record of a QP: two counters that software writes and the device reads.
-    pub struct QpDoorbellRecord: 8 {
-        /// Receive WQEs posted, modulo 2^16 (`MLX5_RCV_DBR`). An SRQ's record has this word alone.
-        0 => pub receive: U32,
-        /// Send queue blocks posted, modulo 2^16 (`MLX5_SND_DBR`).
-        4 => pub send: U32,
-    }
-}
-
-wire! {
-    /// The doorbell record of a CQ.
-    pub struct CqDoorbellRecord: 8 {
-        /// CQEs consumed, modulo 2^24 (`MLX5_CQ_SET_CI`).
-        0 => pub consumer_index: U32,
-        /// What was armed last, see [`CqArm`] (`MLX5_CQ_ARM_DB`).
-        4 => pub arm: U32,
-    }
-}
 
 /// The arm word of a CQ: in its doorbell record, and as the upper half of the doorbell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -36,13 +36,6 @@ macro_rules! id {
         )]
         #[repr(transparent)]
         pub struct $name(pub u16);
-
-        impl $name {
-            /// Whether the id belongs to the driver's namespace.
-            pub const fn is_driver(self) -> bool {
-                self.0 & crate::ioctl::ID_NS_MASK != 0
-            }
-        }
     };
 }
 
