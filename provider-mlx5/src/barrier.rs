@@ -24,27 +24,16 @@
 //! use), and `dsb st` around the doorbell, which waits until the stores have left the core and
 //! drains its merging buffers (Linux's `wmb`, rdma-core's `mmio_flush_writes`).
 
-#![allow(unsafe_code)]
-
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", loom)))]
 compile_error!("the device barriers of this processor have not been written down; see barrier.rs");
 
 use core::sync::atomic::{Ordering, compiler_fence};
 
-macro_rules! aarch64_barrier {
-    ($instruction:literal) => {
-        #[cfg(all(target_arch = "aarch64", not(loom)))]
-        // SAFETY: a barrier instruction reads and writes nothing, and leaves stack and flags alone.
-        unsafe {
-            core::arch::asm!($instruction, options(nostack, preserves_flags))
-        }
-    };
-}
-
 /// Between the stores of a WQE and the doorbell record that announces it.
 #[inline(always)]
 pub fn to_device() {
-    aarch64_barrier!("dmb oshst");
+    #[cfg(all(target_arch = "aarch64", not(loom)))]
+    crate::mapped::dmb_oshst();
     #[cfg(loom)]
     loom::sync::atomic::fence(loom::sync::atomic::Ordering::Release);
     #[cfg(all(target_arch = "x86_64", not(loom)))]
@@ -55,7 +44,8 @@ pub fn to_device() {
 /// Between the load of a CQE's owner bit and the loads of its other bytes.
 #[inline(always)]
 pub fn from_device() {
-    aarch64_barrier!("dmb oshld");
+    #[cfg(all(target_arch = "aarch64", not(loom)))]
+    crate::mapped::dmb_oshld();
     #[cfg(loom)]
     loom::sync::atomic::fence(loom::sync::atomic::Ordering::Acquire);
     #[cfg(all(target_arch = "x86_64", not(loom)))]
@@ -80,12 +70,9 @@ pub fn flush_doorbell() {
 fn push_stores() {
     #[cfg(loom)]
     loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
-    aarch64_barrier!("dsb st");
+    #[cfg(all(target_arch = "aarch64", not(loom)))]
+    crate::mapped::dsb_st();
     #[cfg(all(target_arch = "x86_64", not(loom)))]
-    // SAFETY: `sfence` is part of SSE, which every x86-64 processor has; it reads and writes
-    // nothing.
-    unsafe {
-        core::arch::x86_64::_mm_sfence()
-    }
+    crate::mapped::sfence();
     compiler_fence(Ordering::SeqCst);
 }

@@ -11,6 +11,7 @@
 //! it ends. So the ring has to have at least one entry more than the completions that may be
 //! outstanding, see [`crate::size`].
 
+mod buffers;
 mod clean;
 mod completion;
 mod compressed;
@@ -20,12 +21,12 @@ mod past;
 mod poll;
 mod resize;
 mod ring;
-mod scatter;
 mod slow;
 mod strides;
 
+pub use buffers::PostedRing;
 pub use completion::{Completion, CompletionOpcode, Status, WorkCompletion};
-pub use frames::{Frame, FrameCounters, FrameError, FrameQueue, Look, Next, PostedRing};
+pub use frames::{Frame, FrameCounters, FrameError, FrameQueue, Look, Next};
 pub use monitor::CqMonitor;
 use past::Place;
 pub(crate) use past::is_before;

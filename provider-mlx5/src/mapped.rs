@@ -1,8 +1,9 @@
 //! What this process and the device both access: the bytes of queues, doorbell records, and the
-//! doorbell registers of a user access region (UAR), the page of the NIC that a program maps.
+//! doorbell registers of a user access region (UAR), the page of the NIC that a program maps. Also
+//! the instructions that order these accesses.
 //!
-//! Users find it as [`memory`](crate::memory), [`doorbell`](crate::doorbell) and
-//! [`mmio`](crate::mmio).
+//! Users find it as [`memory`](crate::memory), [`doorbell`](crate::doorbell), [`mmio`](crate::mmio)
+//! and [`barrier`](crate::barrier).
 
 #![allow(unsafe_code)]
 
@@ -319,4 +320,29 @@ impl ArmRegister {
         // SAFETY: valid and aligned by the contract of `new`.
         unsafe { self.0.as_ptr().write_volatile(doorbell.to_be()) };
     }
+}
+
+/// Orders all earlier stores before all later ones, and empties the write-combining buffers.
+#[cfg(all(target_arch = "x86_64", not(loom)))]
+#[inline(always)]
+pub(crate) fn sfence() {
+    // SAFETY: part of SSE, which every x86-64 processor has; it reads and writes nothing.
+    unsafe { core::arch::x86_64::_mm_sfence() }
+}
+
+macro_rules! aarch64_barriers {
+    ($($name:ident = $instruction:literal;)*) => {$(
+        #[cfg(all(target_arch = "aarch64", not(loom)))]
+        #[inline(always)]
+        pub(crate) fn $name() {
+            // SAFETY: a barrier reads and writes nothing, and leaves stack and flags alone.
+            unsafe { core::arch::asm!($instruction, options(nostack, preserves_flags)) }
+        }
+    )*};
+}
+
+aarch64_barriers! {
+    dmb_oshst = "dmb oshst";
+    dmb_oshld = "dmb oshld";
+    dsb_st = "dsb st";
 }

@@ -13,13 +13,9 @@
 //! Together with the frames polled in a row that bounds how few receives the device has had: see
 //! [`FrameCounters::lowest`].
 
-mod buffers;
-
 use core::marker::PhantomData;
 use core::mem::offset_of;
 use core::sync::atomic::compiler_fence;
-
-pub use buffers::PostedRing;
 
 use super::past::INDEX;
 use super::ring::{CqeView, OWNER, Ring};
@@ -29,7 +25,8 @@ use crate::format::{
     CQE_SIZE, Cqe, CqeChecksum, CqeFormat, CqeHeaderTypes, CqeOpcode, ErrorCqe, MiniCqeFormat,
     OpOwn, Syndrome,
 };
-use crate::recv_queue::Places;
+use crate::queue_error::QueueError;
+use crate::recv_queue::{Places, RecvQueue};
 use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::QueueHandle;
 
@@ -145,6 +142,52 @@ pub struct FrameQueue {
 }
 
 impl FrameQueue {
+    /// [`FrameQueue::new`].
+    pub(super) fn of(
+        cq: &mut CompletionQueue,
+        receives: &mut RecvQueue,
+        buffer_bytes: u32,
+    ) -> Result<Self, QueueError> {
+        let places = receives.places();
+        let depth = places.mask + 1;
+        let fits = cq.entries() > depth && cq.stride == CQE_SIZE;
+        if receives.outstanding() != depth || !fits || cq.kept > 0 {
+            return Err(QueueError::BadLimits);
+        }
+        // This queue says from here on what was drained.
+        cq.known.clear();
+        let tail = receives.head().wrapping_sub(depth);
+        let mut queue = Self {
+            next: cq.next,
+            stop: cq.next,
+            tail,
+            expected: FRAME,
+            entry: places.ids,
+            places,
+            buffer_bytes: buffer_bytes as usize,
+            depth,
+            part: (depth / PARTS).max(1),
+            offset: cq.consumed.wrapping_sub(tail),
+            consumer_index: cq.consumer_index.again(),
+            bytes: 0,
+            wrapped: 0u64.wrapping_sub(tail.into()),
+            mini_format: cq.mini_format,
+            run_start: tail,
+            emptied: cq.next,
+            deepest: 0,
+            exhausted: 0,
+            too_long: 0,
+            failed: 0,
+            refused: 0,
+            ring: cq.ring,
+            monitor: cq.monitor(),
+            handle: receives.handle().clone(),
+            lap_request: cq.lap_request,
+        };
+        queue.update_next();
+        Ok(queue)
+    }
+
     /// What the next CQE is.
     #[inline(always)]
     pub fn look(&self) -> Look {
@@ -388,7 +431,23 @@ pub struct Frame<'q> {
     thread: PhantomData<*const ()>,
 }
 
-impl Frame<'_> {
+impl<'q> Frame<'q> {
+    /// [`FrameQueue::front`].
+    #[inline(always)]
+    pub(super) fn of(queue: &'q mut FrameQueue, next: Next, publishes: bool) -> Self {
+        Self { queue, next, publishes, thread: PhantomData }
+    }
+
+    /// The work request id of its receive, which is the address of its buffer.
+    #[inline(always)]
+    pub(super) fn entry(&self) -> *const AtomicU64 {
+        self.queue.entry
+    }
+
+    pub(super) fn places(&self) -> &Places {
+        &self.queue.places
+    }
+
     #[inline(always)]
     fn cqe(&self) -> CqeView {
         self.next.cqe

@@ -12,7 +12,7 @@
 
 use core::mem::offset_of;
 
-use super::frames::PostedRing;
+use super::buffers::PostedRing;
 use super::frames::{FrameError, is_frame};
 use super::past::INDEX;
 use super::ring::{CqeView, Ring};
