@@ -125,6 +125,16 @@ impl QueueHandle {
         // SAFETY: `entry` keeps the block.
         unsafe { self.block.as_ref() }
     }
+
+    /// Makes one request outstanding on either side, at this index. For the inspector, which has
+    /// completions and no queues.
+    ///
+    /// # Safety
+    /// The handle has no queues.
+    #[doc(hidden)]
+    pub unsafe fn expect(&self, index: u16) {
+        self.state().expect(index);
+    }
 }
 
 impl UserIndexTable {

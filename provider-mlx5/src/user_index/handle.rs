@@ -1,6 +1,8 @@
 //! A queue's place in the table: what it may complete, and what its CQs hold of it once it is
 //! closed.
 
+#![deny(unsafe_code)]
+
 use std::sync::Arc as Shared;
 
 use super::{Dying, QueueHandle, UserIndexTable};
@@ -187,16 +189,6 @@ impl QueueHandle {
         let now = before.min(lock(&self.entry.load).cq_of(side).map_or(0, CqMonitor::excess));
         held.store(now, Ordering::Relaxed);
         now
-    }
-
-    /// Makes one request outstanding on either side, at this index. For the inspector, which has
-    /// completions and no queues.
-    ///
-    /// # Safety
-    /// The handle has no queues.
-    #[doc(hidden)]
-    pub unsafe fn expect(&self, index: u16) {
-        self.state().expect(index);
     }
 
     /// Makes the queue complete nothing any more: CQEs that are still in a CQ are dropped when the
