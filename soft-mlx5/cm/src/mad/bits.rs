@@ -133,9 +133,32 @@ macro_rules! body {
     };
 }
 
+/// Declares the accessors of bodies that name both ends of a connection.
+macro_rules! both_ids {
+    ($($name:ident)*) => {$(
+        impl $name {
+            /// The sender's communication id.
+            pub fn local_id(&self) -> CommId {
+                CommId(self.local_id.get())
+            }
+
+            /// The receiver's communication id.
+            pub fn remote_id(&self) -> CommId {
+                CommId(self.remote_id.get())
+            }
+
+            /// Sets both communication ids.
+            pub fn set_ids(&mut self, local: CommId, remote: CommId) -> &mut Self {
+                (self.local_id, self.remote_id) = (local.0.into(), remote.0.into());
+                self
+            }
+        }
+    )*};
+}
+
 /// The offset of the last field, which is the private data in every body.
 pub(super) const fn last_offset(offsets: &[usize]) -> usize {
     offsets[offsets.len() - 1]
 }
 
-pub(super) use {bit_fields, body};
+pub(super) use {bit_fields, body, both_ids};

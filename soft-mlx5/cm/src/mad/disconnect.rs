@@ -3,7 +3,7 @@
 use zerocopy::big_endian::U32;
 
 use super::CommId;
-use super::bits::{bit_fields, body};
+use super::bits::{bit_fields, body, both_ids};
 
 body! {
     /// A request for disconnection.
@@ -24,20 +24,7 @@ bit_fields! { Dreq {
 impl Dreq {
     /// A request between these, about the receiver's queue pair.
     pub fn new(local: CommId, remote: CommId, remote_qpn: u32) -> Self {
-        let (local_id, remote_id) = (local.0.into(), remote.0.into());
-        let mut dreq = Self { local_id, remote_id, ..Self::default() };
-        dreq.set_remote_qpn(remote_qpn);
-        dreq
-    }
-
-    /// The sender's communication id.
-    pub fn local_id(&self) -> CommId {
-        CommId(self.local_id.get())
-    }
-
-    /// The receiver's communication id.
-    pub fn remote_id(&self) -> CommId {
-        CommId(self.remote_id.get())
+        *Self::default().set_ids(local, remote).set_remote_qpn(remote_qpn)
     }
 }
 
@@ -54,16 +41,8 @@ body! {
 impl Drep {
     /// A reply between these.
     pub fn new(local: CommId, remote: CommId) -> Self {
-        Self { local_id: local.0.into(), remote_id: remote.0.into(), ..Self::default() }
-    }
-
-    /// The sender's communication id.
-    pub fn local_id(&self) -> CommId {
-        CommId(self.local_id.get())
-    }
-
-    /// The receiver's communication id.
-    pub fn remote_id(&self) -> CommId {
-        CommId(self.remote_id.get())
+        *Self::default().set_ids(local, remote)
     }
 }
+
+both_ids! { Dreq Drep }

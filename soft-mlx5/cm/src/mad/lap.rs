@@ -4,7 +4,7 @@
 use zerocopy::big_endian::{U16, U32};
 
 use super::CommId;
-use super::bits::{bit_fields, body};
+use super::bits::{bit_fields, body, both_ids};
 
 uverbs_soft_packet::wire_struct! {
     /// A path as LAP describes it: "local" is the sender. Rate and traffic class are elsewhere than
@@ -67,18 +67,7 @@ bit_fields! { Lap {
 impl Lap {
     /// A message between these.
     pub fn new(local: CommId, remote: CommId, path: LapPath) -> Self {
-        let (local_id, remote_id) = (local.0.into(), remote.0.into());
-        Self { local_id, remote_id, path, ..Self::default() }
-    }
-
-    /// The sender's communication id.
-    pub fn local_id(&self) -> CommId {
-        CommId(self.local_id.get())
-    }
-
-    /// The receiver's communication id.
-    pub fn remote_id(&self) -> CommId {
-        CommId(self.remote_id.get())
+        Self { path, ..*Self::default().set_ids(local, remote) }
     }
 }
 
@@ -103,18 +92,7 @@ impl Apr {
 
     /// A message between these.
     pub fn new(local: CommId, remote: CommId, status: u8) -> Self {
-        let (local_id, remote_id) = (local.0.into(), remote.0.into());
-        Self { local_id, remote_id, status, ..Self::default() }
-    }
-
-    /// The sender's communication id.
-    pub fn local_id(&self) -> CommId {
-        CommId(self.local_id.get())
-    }
-
-    /// The receiver's communication id.
-    pub fn remote_id(&self) -> CommId {
-        CommId(self.remote_id.get())
+        Self { status, ..*Self::default().set_ids(local, remote) }
     }
 
     /// Additional information, never more than the field holds.
@@ -122,3 +100,5 @@ impl Apr {
         &self.info[..usize::from(self.info_length).min(Self::INFO_LEN)]
     }
 }
+
+both_ids! { Lap Apr }

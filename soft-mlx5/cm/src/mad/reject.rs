@@ -3,7 +3,7 @@
 use zerocopy::big_endian::{U16, U32};
 
 use super::CommId;
-use super::bits::{bit_fields, body};
+use super::bits::{bit_fields, body, both_ids};
 
 /// Which message REJ refuses or MRA acknowledges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -62,7 +62,10 @@ impl RejReason {
 body! {
     /// Refuses a message, or ends an attempt to connect.
     Rej Rej {
+        /// 0 if the sender has none. A refusal of a request that no id took has bytes 28..32 of the
+        /// request here.
         @24 local_id: U32,
+        /// 0 if the sender does not know it.
         @28 remote_id: U32,
         @32 message_byte: u8,
         @33 length_byte: u8,
@@ -85,21 +88,8 @@ impl Rej {
 
     /// A refusal without further information.
     pub fn new(local: CommId, remote: CommId, rejected: Rejected, reason: RejReason) -> Self {
-        let (local_id, remote_id) = (local.0.into(), remote.0.into());
-        let mut rej = Self { local_id, remote_id, reason: reason.0.into(), ..Self::default() };
-        rej.set_rejected_number(rejected.0);
-        rej
-    }
-
-    /// The sender's communication id, 0 if it has none. A refusal of a request that no id took has
-    /// bytes 28..32 of the request here.
-    pub fn local_id(&self) -> CommId {
-        CommId(self.local_id.get())
-    }
-
-    /// The receiver's communication id, 0 if the sender does not know it.
-    pub fn remote_id(&self) -> CommId {
-        CommId(self.remote_id.get())
+        let mut rej = Self { reason: reason.0.into(), ..Self::default() };
+        *rej.set_ids(local, remote).set_rejected_number(rejected.0)
     }
 
     /// Which message is refused.
@@ -155,20 +145,9 @@ bit_fields! { Mra {
 impl Mra {
     /// An acknowledgement that asks for `4.096 us << service_timeout` of patience.
     pub fn new(local: CommId, remote: CommId, message: Rejected, service_timeout: u8) -> Self {
-        let (local_id, remote_id) = (local.0.into(), remote.0.into());
-        let mut mra = Self { local_id, remote_id, ..Self::default() };
-        mra.set_acknowledged_number(message.0).set_service_timeout(service_timeout);
-        mra
-    }
-
-    /// The sender's communication id.
-    pub fn local_id(&self) -> CommId {
-        CommId(self.local_id.get())
-    }
-
-    /// The receiver's communication id.
-    pub fn remote_id(&self) -> CommId {
-        CommId(self.remote_id.get())
+        let mut mra = Self::default();
+        mra.set_ids(local, remote).set_acknowledged_number(message.0);
+        *mra.set_service_timeout(service_timeout)
     }
 
     /// Which message is acknowledged.
@@ -176,3 +155,5 @@ impl Mra {
         Rejected(self.acknowledged_number())
     }
 }
+
+both_ids! { Rej Mra }

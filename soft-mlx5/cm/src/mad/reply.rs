@@ -3,7 +3,7 @@
 use zerocopy::big_endian::{U32, U64};
 
 use super::CommId;
-use super::bits::{bit_fields, body};
+use super::bits::{bit_fields, body, both_ids};
 
 body! {
     /// A reply to a request for communication.
@@ -51,22 +51,6 @@ bit_fields! { Rep {
 } }
 
 impl Rep {
-    /// The sender's communication id.
-    pub fn local_id(&self) -> CommId {
-        CommId(self.local_id.get())
-    }
-
-    /// The receiver's communication id.
-    pub fn remote_id(&self) -> CommId {
-        CommId(self.remote_id.get())
-    }
-
-    /// Sets both communication ids.
-    pub fn set_ids(&mut self, local: CommId, remote: CommId) -> &mut Self {
-        (self.local_id, self.remote_id) = (local.0.into(), remote.0.into());
-        self
-    }
-
     /// Vendor id of enhanced connection establishment, 24 bits in three places.
     pub fn vendor_id(&self) -> u32 {
         self.vendor_high() << 16 | self.vendor_middle() << 8 | self.vendor_low()
@@ -91,16 +75,8 @@ body! {
 impl Rtu {
     /// A message between these.
     pub fn new(local: CommId, remote: CommId) -> Self {
-        Self { local_id: local.0.into(), remote_id: remote.0.into(), ..Self::default() }
-    }
-
-    /// The sender's communication id.
-    pub fn local_id(&self) -> CommId {
-        CommId(self.local_id.get())
-    }
-
-    /// The receiver's communication id.
-    pub fn remote_id(&self) -> CommId {
-        CommId(self.remote_id.get())
+        *Self::default().set_ids(local, remote)
     }
 }
+
+both_ids! { Rep Rtu }
