@@ -1,0 +1,322 @@
+//! Making a receive work queue.
+
+use std::sync::{Arc, Mutex};
+
+use uverbs_mlx5::queue_state::Shape;
+use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
+use uverbs_mlx5::size::{self, RecvSize};
+use uverbs_mlx5::user_index::QueueHandle;
+use uverbs_uapi::enums::WqType;
+use uverbs_uapi::flags::{QpCreateFlags, WqFlags};
+use uverbs_uapi::mlx5::wq::{CreateWq as DriverRequest, CreateWqResp as DriverAnswer};
+use uverbs_uapi::objects::wq::create;
+use uverbs_uapi::write::wq::ExCreateWq;
+use zerocopy::IntoBytes;
+
+use super::{Now, Receives, Shared, WorkQueue, WqHandle, WqState};
+use crate::cq::CqHandle;
+use crate::device::context::Context;
+use crate::device::kept::ReleaseOnDrop;
+use crate::device::layer::{Layer, Raw, Safe};
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::command::or_older;
+use crate::host::events::{ObjectId, Observer, Registered};
+use crate::host::queue_memory::{self, QueueUse};
+use crate::memory::flight::Serial;
+use crate::memory::pd::ProtectionDomain;
+use crate::mlx5::queues::{Anchored, RingMemory};
+use crate::mlx5::sizes;
+use crate::qp::queue_pair::Queues;
+use crate::qp::raw_packet::{self, RawOptions};
+use crate::qp::safe::Slots;
+use crate::qp::striding::Striding;
+
+const CREATE: &str = "create_wq";
+
+/// Makes a receive work queue: from [`ProtectionDomain::create_wq`] or, of the raw layer,
+/// [`ProtectionDomain::create_raw_wq`].
+#[derive(Debug, Clone)]
+#[must_use = "nothing is created until build() is called"]
+pub struct WqBuilder<L: Layer = Safe> {
+    pd: ProtectionDomain,
+    cq: CqHandle<L>,
+    receives: u32,
+    sge: u32,
+    flags: WqFlags,
+    striding: Option<Striding>,
+    user_context: u64,
+}
+
+impl ProtectionDomain {
+    /// Begins to make a receive work queue for at least `receives` slots at a time, which complete
+    /// to `cq`.
+    #[doc(alias = "ibv_create_wq")]
+    pub fn create_wq(&self, cq: &CqHandle, receives: u32) -> WqBuilder {
+        WqBuilder::new(self, cq, receives)
+    }
+
+    /// Begins to make a receive work queue of the raw layer, for at least `receives` outstanding
+    /// receives, which complete to `cq`.
+    #[doc(alias = "ibv_create_wq")]
+    pub fn create_raw_wq(&self, cq: &CqHandle<Raw>, receives: u32) -> WqBuilder<Raw> {
+        WqBuilder::new(self, cq, receives)
+    }
+}
+
+impl WqBuilder<Raw> {
+    /// SGEs per receive, 1 if not said.
+    pub fn max_sge(mut self, sge: u32) -> Self {
+        self.sge = sge;
+        self
+    }
+
+    /// Each receive is a buffer of strides that many frames fill, of
+    /// [`Striding::wqe_bytes`] bytes.
+    ///
+    /// Its completions count strides and not receives, which
+    /// [`CompletionQueue::poll`](crate::raw::CompletionQueue::poll) does not understand: poll with
+    /// a [`StridingQueue`](crate::ethernet::StridingQueue), or read the ring yourself.
+    #[doc(alias = "mlx5dv_create_wq")]
+    pub fn striding(mut self, striding: Striding) -> Self {
+        self.striding = Some(striding);
+        self
+    }
+
+    /// A value that completions of this queue hand back.
+    pub fn user_context(mut self, value: u64) -> Self {
+        self.user_context = value;
+        self
+    }
+}
+
+impl<L: Layer> WqBuilder<L> {
+    fn new(pd: &ProtectionDomain, cq: &CqHandle<L>, receives: u32) -> Self {
+        let (pd, cq) = (pd.clone(), cq.clone());
+        let (flags, striding) = (WqFlags::empty(), None);
+        Self { pd, cq, receives, sge: 1, flags, striding, user_context: 0 }
+    }
+
+    /// VLAN tags go into the completion instead of into memory.
+    pub fn strip_vlan(mut self) -> Self {
+        self.flags |= WqFlags::CVLAN_STRIPPING;
+        self
+    }
+
+    /// Frames are delivered with their check sequence of four bytes.
+    pub fn keep_check_sequence(mut self) -> Self {
+        self.flags |= WqFlags::SCATTER_FCS;
+        self
+    }
+
+    /// Creates it in RDY: receives may be posted, and it takes frames as soon as a target leads to
+    /// it.
+    ///
+    /// # Errors
+    /// `InvalidInput` beyond what the device can; `Unsupported` where it has no Ethernet port, or
+    /// lacks what was asked for; ENOMEM, with the memlock limit where that is the likely reason;
+    /// other errors of the kernel.
+    pub fn build(self) -> Result<WorkQueue<L>> {
+        let mut queue = self.build_in_reset()?;
+        queue.modify(WqState::Rdy)?;
+        Ok(queue)
+    }
+
+    /// As [`WqBuilder::build`], in RESET: it takes neither receives nor frames before
+    /// [`WorkQueue::modify`] took it to RDY.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn build_in_reset(self) -> Result<WorkQueue<L>> {
+        let context = self.pd.context().clone();
+        context.commands().require_opener(CREATE)?;
+        context.require_same(CREATE, self.cq.context(), "completion queue")?;
+        self.check_flags(&context)?;
+        let ring = self.ring()?;
+        let serial = Serial::new(CREATE)?;
+        let cqs = [self.cq.number(); 2];
+        let mut slots = L::if_safe(|| Slots::new(serial, &self.pd, cqs, false));
+        let user_context = L::get(&mut slots).map_or(self.user_context, |_| serial.get());
+        let from = self.pd.queue_memory();
+        let rings = queue_memory::allocate(CREATE, from, ring.bytes(), QueueUse::WorkRequests)?;
+        let memory = RingMemory::new(rings, context.inner().records.allocate(CREATE, from)?);
+        let user = self.register(&context, ring, user_context)?;
+        if let Some(slots) = L::get(&mut slots) {
+            slots.mark(&user);
+        }
+        let queue = posting_side(ring, self.head_octowords(), &memory, user.clone())?;
+        let registry = context.inner().events.registry().clone();
+        let events = Registered::new([(registry, Observer::Queue(user.clone()))]);
+        let (handle, number) = self.create(&context, ring, &memory, &user, events.id())?;
+        events.set_name(&format!("WQ {number:#x}"));
+        user.set_number(number);
+        user.set_capacity(0, ring.entries);
+        let shared = Shared {
+            pd: self.pd,
+            cq: self.cq.into_shared(),
+            handle,
+            number,
+            events: Arc::new(events),
+            now: Mutex::new(Now { state: WqState::Reset, user }),
+            receives: ring.requests,
+            sge: ring.sge,
+            left: Mutex::new(None),
+            buffers: Mutex::default(),
+            memory,
+            live: true,
+            context: context.clone(),
+        };
+        let handle = WqHandle(Arc::new(shared));
+        let releases = ReleaseOnDrop(context);
+        Ok(WorkQueue { queue, slots, handle, releases })
+    }
+
+    fn check_flags(&self, context: &Context) -> Result<()> {
+        let mut flags = QpCreateFlags::empty();
+        flags.set(QpCreateFlags::CVLAN_STRIPPING, self.flags.contains(WqFlags::CVLAN_STRIPPING));
+        flags.set(QpCreateFlags::SCATTER_FCS, self.flags.contains(WqFlags::SCATTER_FCS));
+        let options = RawOptions { flags, tso_header: 0 };
+        raw_packet::check_capabilities(CREATE, context, options)?;
+        self.striding.map_or(Ok(()), |striding| striding.check(CREATE, context))
+    }
+
+    fn ring(&self) -> Result<RecvSize> {
+        let asked = format!("{} receives of {} SGEs", self.receives, self.sge);
+        if self.receives == 0 {
+            return Err(Error::invalid(CREATE, "a work queue holds at least one receive"));
+        }
+        let limits = self.pd.context().queue_limits()?;
+        size::recv_queue(self.receives, self.sge, self.head_octowords(), &limits)
+            .map_err(|error| sizes::refused(CREATE, error, asked))
+    }
+
+    /// The link that a striding queue's WQEs begin with.
+    fn head_octowords(&self) -> u32 {
+        u32::from(self.striding.is_some())
+    }
+
+    fn register(
+        &self,
+        context: &Context,
+        ring: RecvSize,
+        user_context: u64,
+    ) -> Result<QueueHandle> {
+        let shape = Shape { send_wqebbs: 0, recv_wqes: ring.entries, shared_receive: false };
+        let monitors = [self.cq.monitor()];
+        let users = context.inner().users(L::TAKES_SLOTS);
+        let user = users
+            .register(shape, &monitors, None, user_context)
+            .map_err(|error| Error::new(CREATE, ErrorKind::Refused, error.to_string()))?;
+        user.set_short_receives_fail_alone();
+        Ok(user)
+    }
+
+    /// Sends the command; the kernel's handle and the device's number.
+    fn create(
+        &self,
+        context: &Context,
+        ring: RecvSize,
+        memory: &RingMemory,
+        user: &QueueHandle,
+        id: ObjectId,
+    ) -> Result<(u32, u32)> {
+        let mut driver = DriverRequest {
+            buf_addr: memory.address(),
+            db_addr: memory.record_address(),
+            rq_wqe_count: ring.entries,
+            rq_wqe_shift: ring.stride.checked_ilog2().unwrap_or_default(),
+            user_index: user.user_index(),
+            ..DriverRequest::default()
+        };
+        if let Some(striding) = self.striding {
+            striding.describe(&mut driver);
+        }
+        let made = or_older(
+            || self.create_native(context, ring, &driver, id),
+            || self.create_write(context, ring, &driver, id),
+        );
+        made.map_err(|error| {
+            let error = error.pinning(memory.len() as u64);
+            explain(error).asked(format!("{} receives of {} SGEs", self.receives, self.sge))
+        })
+    }
+
+    fn create_native(
+        &self,
+        context: &Context,
+        ring: RecvSize,
+        driver: &DriverRequest,
+        id: ObjectId,
+    ) -> Result<(u32, u32)> {
+        let (mut receives, mut sge, mut number) = (0u32, 0u32, 0u32);
+        let mut answer = DriverAnswer::default();
+        let mut request = context.commands().request::<create::Call>();
+        request.new_handle(create::HANDLE);
+        request.handle(create::PD_HANDLE, self.pd.kernel_handle());
+        request.handle(create::CQ_HANDLE, self.cq.kernel_handle());
+        request.value(create::USER_HANDLE, id.0);
+        request.constant(create::TYPE, WqType::RQ.0);
+        request.value(create::MAX_WR, ring.requests);
+        request.value(create::MAX_SGE, ring.sge);
+        request.flags(create::FLAGS, self.flags.bits());
+        request.output(create::RESP_MAX_WR, &mut receives);
+        request.output(create::RESP_MAX_SGE, &mut sge);
+        request.output(create::RESP_WQ_NUM, &mut number);
+        let stored = request.driver_data(driver.as_bytes(), answer.as_mut_bytes());
+        stored.map_err(|error| Error::invalid(CREATE, error.to_string()))?;
+        context.commands().send(CREATE, &mut request)?;
+        let handle = request.created(create::HANDLE).unwrap_or_default();
+        Ok((handle, number))
+    }
+
+    /// For kernels before 5.9, where work queues are created by a write command.
+    fn create_write(
+        &self,
+        context: &Context,
+        ring: RecvSize,
+        driver: &DriverRequest,
+        id: ObjectId,
+    ) -> Result<(u32, u32)> {
+        let command = ExCreateWq {
+            wq_type: WqType::RQ,
+            user_handle: id.0,
+            pd_handle: self.pd.kernel_handle(),
+            cq_handle: self.cq.kernel_handle(),
+            max_wr: ring.requests,
+            max_sge: ring.sge,
+            create_flags: self.flags,
+            ..ExCreateWq::default()
+        };
+        let (made, _): (_, DriverAnswer) =
+            context.commands().write_driver(CREATE, &command, driver)?;
+        Ok((made.wq_handle, made.wqn))
+    }
+}
+
+fn explain(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Unsupported => {
+            error.because("work queues are for Ethernet ports of devices that receive raw packets")
+        }
+        _ => error,
+    }
+}
+
+fn posting_side(
+    ring: RecvSize,
+    head_octowords: u32,
+    memory: &Arc<RingMemory>,
+    handle: QueueHandle,
+) -> Result<Anchored<Receives, (Arc<RingMemory>, ())>> {
+    memory.queues(CREATE, (), |memory, (doorbell, _)| {
+        let receive = RecvQueue::new(RecvQueueConfig {
+            memory,
+            doorbell,
+            handle,
+            stride: ring.stride,
+            head_octowords,
+            scatter_to_cqe: false,
+        });
+        let receive = receive.map_err(|error| Error::invalid(CREATE, error.to_string()))?;
+        Ok(Queues { send: None, receive: Some(receive) })
+    })
+}
