@@ -166,9 +166,22 @@ pub use srq::{SrqBuilder, SrqHandle};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// [`SoftDevice::inject`](soft::SoftDevice::inject) has commands and mappings fail,
-/// [`raise`](soft::SoftDevice::raise) raises events, [`remove`](soft::SoftDevice::remove) pulls the
-/// device out.
+/// A verb that fails once, an event, and a device that is pulled out:
+///
+/// ```
+/// use uverbs::soft::{AsyncKind, Errno, EventObject, Fault, Moment, SoftDevice};
+///
+/// let soft = SoftDevice::builder("soft0").without_wire().build()?;
+/// let context = uverbs::Device::from_soft(soft.clone()).open()?;
+/// soft.inject(Fault { moment: Moment::Call(0), errno: Errno::ENOMEM });
+/// assert!(context.alloc_pd().is_err());
+/// context.alloc_pd()?;
+/// soft.raise(AsyncKind::PortError, EventObject::Port(1))?;
+/// println!("{}", context.get_event()?.kind());
+/// soft.remove();
+/// assert!(context.alloc_pd().is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[cfg(feature = "soft")]
 pub mod soft {
     pub use uverbs_soft::chardev::{

@@ -37,7 +37,8 @@ use sysfs::Sysfs;
 
 /// A software ConnectX with its kernel driver, running in this process.
 ///
-/// The device exists until this handle and all open files are dropped.
+/// The device exists until this handle and all open files are dropped. A program of the crate
+/// `uverbs` opens it with `Device::from_soft`; below is what a kernel's user would do:
 ///
 /// ```
 /// use uverbs_soft::chardev::SoftDevice;
@@ -159,7 +160,23 @@ impl SoftDevice {
         })
     }
 
-    /// Makes an ioctl or mmap fail.
+    /// Makes an ioctl or mmap fail, once. Any number of faults may wait for their moment.
+    ///
+    /// ```
+    /// use nix::errno::Errno;
+    /// use nix::libc::{MAP_SHARED, PROT_WRITE};
+    /// use uverbs_soft::chardev::{Fault, Moment, SoftDevice};
+    ///
+    /// let device = SoftDevice::builder("soft0").without_wire().build()?;
+    /// let file = device.open();
+    /// device.inject(Fault { moment: Moment::Mapping(0), errno: Errno::ENOMEM });
+    /// assert_eq!(file.backing(4096, PROT_WRITE, MAP_SHARED, 0), Err(Errno::ENOMEM));
+    /// assert_eq!(device.clear_faults(), 0, "it has struck");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// A program of the crate `uverbs` opens the device with `Device::from_soft`. With
+    /// `Moment::Call(0)` the verb that it calls next fails, for most verbs are one ioctl.
     pub fn inject(&self, fault: Fault) {
         self.shared.faults.order(fault);
     }
