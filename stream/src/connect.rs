@@ -16,8 +16,7 @@ use crate::shared::Shared;
 /// How long a neighbour may take to answer, if the caller has no shorter time.
 const RESOLVE: Duration = Duration::from_secs(2);
 
-/// A connection that is on its way: each event takes it one step further. Dropped, it withdraws the
-/// request.
+/// An attempt to connect. Each event takes it one step further; dropping it withdraws the request.
 #[derive(Debug)]
 pub(crate) struct Connecting<'c> {
     id: Id,

@@ -23,8 +23,8 @@ use crate::stream::Stream;
 
 /// Listens for streams, as [`TcpListener`](std::net::TcpListener) does.
 ///
-/// Any thread may accept. Dropping or [closing](Listener::close) it refuses the peers that are not
-/// accepted; streams that are stay.
+/// Any thread may accept. Dropping or [closing](Listener::close) it refuses peers that have not
+/// been accepted; accepted streams stay open.
 #[derive(Debug)]
 pub struct Listener {
     /// Gone once it is closed.
@@ -83,7 +83,7 @@ impl Listener {
     /// The address that it listens at, with the port that was chosen.
     ///
     /// # Errors
-    /// None; a `Result` as that of [`TcpListener`](std::net::TcpListener).
+    /// None: it is a `Result` because [`TcpListener`](std::net::TcpListener) returns one.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         Ok(self.address)
     }
@@ -92,7 +92,7 @@ impl Listener {
     /// readable ([`AsFd`]) when it may succeed.
     ///
     /// # Errors
-    /// None; a `Result` as that of [`TcpListener`](std::net::TcpListener).
+    /// None: it is a `Result` because [`TcpListener`](std::net::TcpListener) returns one.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
         Ok(())
@@ -143,8 +143,8 @@ impl Listener {
         std::iter::repeat_with(|| self.accept().map(|(stream, _)| stream))
     }
 
-    /// Stops listening: peers are refused, and calls of [`Listener::accept`] fail, those that wait
-    /// too.
+    /// Stops listening: peers are refused, and calls of [`Listener::accept`] fail, including those
+    /// that wait.
     pub fn close(&self) {
         drop(lock(&self.id).take());
         lock(&self.pending).clear();

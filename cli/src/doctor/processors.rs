@@ -42,10 +42,10 @@ fn is_listed(tree: &Tree, path: &str, cpu: usize) -> bool {
 fn isolated(tree: &Tree, subject: &str, cpu: usize) -> Check {
     let path = "sys/devices/system/cpu/isolated";
     let why = "the scheduler moves other programs to a processor that is not isolated";
-    let is = is_listed(tree, path, cpu);
+    let is_isolated = is_listed(tree, path, cpu);
     Check::new(subject, "isolation", format!("/{path}"), why).judge(
-        is,
-        if is { "isolated" } else { "not isolated" },
+        is_isolated,
+        if is_isolated { "isolated" } else { "not isolated" },
         format!("kernel parameter isolcpus=domain,managed_irq,{cpu}, or a cpuset partition"),
     )
 }
@@ -53,10 +53,10 @@ fn isolated(tree: &Tree, subject: &str, cpu: usize) -> Check {
 fn tickless(tree: &Tree, subject: &str, cpu: usize) -> Check {
     let path = "sys/devices/system/cpu/nohz_full";
     let why = "the timer interrupts a busy processor 100 to 1000 times per second";
-    let is = is_listed(tree, path, cpu);
+    let is_tickless = is_listed(tree, path, cpu);
     Check::new(subject, "timer tick", format!("/{path}"), why).judge(
-        is,
-        if is { "stops while one thread runs" } else { "never stops" },
+        is_tickless,
+        if is_tickless { "stops while one thread runs" } else { "never stops" },
         format!("kernel parameter nohz_full={cpu}"),
     )
 }
@@ -68,10 +68,10 @@ fn callbacks(tree: &Tree, subject: &str, cpu: usize) -> Check {
     let parameter = line.split_whitespace().find_map(|word| word.strip_prefix("rcu_nocbs="));
     let all = parameter == Some("all");
     let named = parameter.and_then(members).is_some_and(|members| members.contains(&cpu));
-    let is = all || named || is_listed(tree, "sys/devices/system/cpu/nohz_full", cpu);
+    let run_elsewhere = all || named || is_listed(tree, "sys/devices/system/cpu/nohz_full", cpu);
     Check::new(subject, "RCU callbacks", "/proc/cmdline", why).judge(
-        is,
-        if is { "run elsewhere" } else { "run here" },
+        run_elsewhere,
+        if run_elsewhere { "run elsewhere" } else { "run here" },
         format!("kernel parameter rcu_nocbs={cpu} (nohz_full={cpu} implies it)"),
     )
 }

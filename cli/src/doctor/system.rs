@@ -123,7 +123,7 @@ fn time_daemons(tree: &Tree) -> Check {
         SUBJECT,
         "time synchronisation",
         "/proc/*/comm",
-        "times of different machines compare only if their clocks are synchronised",
+        "times of different machines can be compared only if their clocks are synchronised",
     );
     let known = ["ptp4l", "phc2sys", "chronyd", "ntpd", "systemd-timesyn", "timemaster", "sfptpd"];
     let running = daemons(tree, &known);

@@ -21,7 +21,7 @@ use crate::output::remark;
 use crate::pair::Server;
 use crate::rendezvous::{Code, Rendezvous, SIGN_OF_LIFE};
 
-/// Requests per doorbell at most.
+/// Most requests per doorbell.
 const BATCH: u32 = 16;
 /// Bandwidth: polls of each lane between two readings of the clock.
 const ROUNDS_PER_CLOCK: u32 = 1024;

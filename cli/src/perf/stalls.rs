@@ -15,8 +15,8 @@ pub(super) struct Stall {
     pub(super) length_us: f64,
     /// Seconds from the beginning of the size's measurement to the message's end.
     pub(super) at_s: f64,
-    /// Microseconds of them that this program lost, where that was looked at: the rest is the
-    /// device's and the network's.
+    /// How many of them this program itself lost, where that was measured. The rest is the device's
+    /// and the network's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) program_us: Option<f64>,
 }

@@ -153,8 +153,8 @@ impl End {
         self.link.connect_to(peer)
     }
 
-    /// A failure, with what is likeliest where the peer ended in the middle: the numbers of rounds
-    /// are not exchanged.
+    /// Adds the likeliest cause to a failure in the middle of the game: the ends do not tell each
+    /// other how many round trips they want.
     fn rounds_of(&self, failure: Failure) -> Failure {
         let Game { iters, .. } = self.game;
         match failure {

@@ -1,5 +1,5 @@
 //! Time that this program lost: gaps between two readings of the clock in a loop that reads it all
-//! the time. What a frame took beyond them is the device's and the network's.
+//! the time. The rest of a frame's time is the device's and the network's.
 
 use std::time::{Duration, Instant};
 

@@ -15,11 +15,11 @@ use crate::perf::stalls::Stalls;
 const WITHOUT_TRAFFIC: Duration = Duration::from_millis(100);
 /// How long nothing is sent before a cold send.
 const COLD: Duration = Duration::from_millis(1);
-/// Cold and warm sends, and steering rules, at most.
+/// Most cold and warm sends, and most steering rules.
 const SAMPLES: u64 = 500;
-/// Quiet for so long, no more answers come.
+/// After this long without an answer, none is expected any more.
 const QUIET: Duration = Duration::from_millis(100);
-/// Sends without a record, before round trips are measured.
+/// Round trips that are not recorded, before the measured ones.
 const FIRST: u64 = 500;
 
 /// How much of everything.
@@ -135,7 +135,8 @@ impl<const BLOCKS: usize> Client<'_, BLOCKS> {
         })
     }
 
-    /// One frame after the other: half of each round trip; and answers that did not come.
+    /// Sends one frame after the other. Returns half of each round trip, and how many answers did
+    /// not come.
     fn round_trips(&mut self, iters: u64) -> Outcome<(Times, u64)> {
         for _ in 0..FIRST.min(iters) {
             self.trip()?;
@@ -153,8 +154,8 @@ impl<const BLOCKS: usize> Client<'_, BLOCKS> {
         Ok((times("half_round_trip", latency, &stalls), missing))
     }
 
-    /// Sends each frame when it is due, whether others have been answered or not, and counts from
-    /// that time on: what waits behind a late one is late too.
+    /// Sends each frame when it is due, even if earlier ones have not been answered. Times count
+    /// from when the frame was due, so frames that wait behind a late one are late too.
     fn fixed_rate(&mut self, settings: &Settings) -> Outcome<(Times, Times, u64)> {
         let (mut latency, mut late) = (Latency::new(), Latency::new());
         let mut stalls = Stalls::default();
@@ -220,8 +221,8 @@ impl<const BLOCKS: usize> Client<'_, BLOCKS> {
         })
     }
 
-    /// Half round trips after a time without sending, and after as much time in which sends were
-    /// gone through without the doorbell.
+    /// Half round trips after a pause, and after as much time in which sends were executed except
+    /// for the doorbell.
     fn cold_and_warm(&mut self, samples: u64) -> Outcome<(Times, Times)> {
         let [mut cold, mut warm] = [Latency::new(), Latency::new()];
         for _ in 0..samples {

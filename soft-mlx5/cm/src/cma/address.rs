@@ -186,9 +186,9 @@ pub struct Route {
 
 /// What rdma_cm asks of the IP stack.
 pub trait Addresses {
-    /// Whether an address that an id binds to stands for all of the machine. To the kernel those of
-    /// the loopback interface do, too; where devices have such addresses they stand for one.
-    fn is_wide(&self, address: IpAddr) -> bool {
+    /// Whether an address that an id binds to is a wildcard. To the kernel those of the loopback
+    /// interface are, too; where devices have such addresses, each stands for its device.
+    fn is_wildcard(&self, address: IpAddr) -> bool {
         is_any(address)
     }
 

@@ -64,7 +64,12 @@ impl Cma {
     }
 
     /// The address with its port (`cma_get_port`).
-    fn take_port(&mut self, id: CmaId, wanted: Wanted, is_wide: bool) -> Result<Address, CmaError> {
+    fn take_port(
+        &mut self,
+        id: CmaId,
+        wanted: Wanted,
+        is_wildcard: bool,
+    ) -> Result<Address, CmaError> {
         let of = self.id(id)?;
         let settings = of.settings;
         let (space, mut source) = match wanted.source {
@@ -73,7 +78,7 @@ impl Cma {
         };
         let mut binding = Binding::new(socket_address(&source));
         binding.destination = wanted.destination.and_then(|address| address.ip());
-        (binding.reuse, binding.is_wide) = (settings.reuse, is_wide);
+        (binding.reuse, binding.is_wildcard) = (settings.reuse, is_wildcard);
         if let Some(only) = settings.family_only {
             binding.family_only = only;
         }
@@ -139,7 +144,7 @@ impl Cma {
     }
 }
 
-/// The device of an address; none for an address that stands for all.
+/// The device of an address; none for a wildcard.
 fn interface_of(
     source: &Address,
     addresses: &dyn Addresses,
@@ -150,7 +155,7 @@ fn interface_of(
         }
     }
     match source {
-        Address::Ip(ip) if addresses.is_wide(ip.ip()) => Ok(None),
+        Address::Ip(ip) if addresses.is_wildcard(ip.ip()) => Ok(None),
         Address::Ip(ip) => addresses.own(ip.ip()).map(Some),
         Address::Ib(_) if source.is_any() => Ok(None),
         Address::Ib(_) => addresses.own(source.as_ip().ip()).map(Some),

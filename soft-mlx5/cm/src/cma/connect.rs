@@ -35,8 +35,8 @@ impl Cma {
     ///
     /// # Errors
     /// EINVAL unless the route is resolved, and for more private data than the message holds; the
-    /// id is unchanged then. Errors of [`Addresses::route`] for an address that stands for all of
-    /// the machine: another device may listen there since it was resolved.
+    /// id is unchanged then. Errors of [`Addresses::route`] for a wildcard address: another device
+    /// may listen there since it was resolved.
     pub fn connect(
         &mut self,
         now: u64,

@@ -281,9 +281,9 @@ impl Id {
 
     fn takes(&self, own: IpAddr, to: IpAddr) -> bool {
         let is_family = own.is_ipv4() == to.is_ipv4();
-        let is_wide = own.is_unspecified() || super::is_any(own) && self.at.is_none();
+        let is_wildcard = own.is_unspecified() || super::is_any(own) && self.at.is_none();
         let is_both = own.is_ipv6() && !self.settings.family_only.unwrap_or(false);
-        (is_wide && (is_family || is_both)) || own == to
+        (is_wildcard && (is_family || is_both)) || own == to
     }
 }
 

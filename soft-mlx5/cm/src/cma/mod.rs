@@ -65,8 +65,8 @@ pub const fn flow_label(source_port: u16, destination_port: u16) -> u32 {
     (source_port as u32 * 31 + destination_port as u32) & 0xf_ffff
 }
 
-/// Whether an address stands for all of the machine: the unspecified ones, and to rdma_cm those of
-/// the loopback interface too (`cma_any_addr`).
+/// Whether an address is a wildcard, which stands for every address of the machine: the unspecified
+/// ones, and to rdma_cm those of the loopback interface too (`cma_any_addr`).
 pub fn is_any(address: IpAddr) -> bool {
     address.is_unspecified() || address.is_loopback()
 }

@@ -16,17 +16,17 @@ const UNPRIVILEGED: u16 = 1024;
 /// What an id wants to be bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// The own address; port 0 for any that is free.
+    /// The id's own address; port 0 for any that is free.
     pub source: SocketAddr,
     /// The peer's address, of an id that connects.
     pub destination: Option<SocketAddr>,
-    /// Other ids that say so too may bind to the same address (`RDMA_OPTION_ID_REUSEADDR`).
+    /// Other ids with this option may bind to the same address (`RDMA_OPTION_ID_REUSEADDR`).
     pub reuse: bool,
     /// The binding is for addresses of its own family only: always for IPv4, for IPv6 by
     /// `RDMA_OPTION_ID_AFONLY`.
     pub family_only: bool,
-    /// The address stands for all of the machine.
-    pub is_wide: bool,
+    /// The address is a wildcard: it stands for every address of the machine.
+    pub is_wildcard: bool,
 }
 
 impl Binding {
@@ -37,7 +37,7 @@ impl Binding {
             destination: None,
             reuse: false,
             family_only: source.is_ipv4(),
-            is_wide: is_any(source.ip()),
+            is_wildcard: is_any(source.ip()),
         }
     }
 
@@ -50,7 +50,7 @@ impl Binding {
         if self.family_only && other.family_only && !same_family {
             return Ok(());
         }
-        if self.is_wide || other.is_wide {
+        if self.is_wildcard || other.is_wildcard {
             return Err(BindError::NotAvailable);
         }
         if self.same_source(other) { Err(BindError::InUse) } else { Ok(()) }
@@ -69,7 +69,8 @@ impl Binding {
     /// Whether connections of both can be told apart though their ports are the same
     /// (`cma_port_is_unique`).
     fn is_apart(&self, other: &Self) -> bool {
-        let sources = self.source.ip() != other.source.ip() && !self.is_wide && !other.is_wide;
+        let sources =
+            self.source.ip() != other.source.ip() && !self.is_wildcard && !other.is_wildcard;
         let (Some(one), Some(two)) = (self.destination, other.destination) else {
             return sources;
         };
@@ -85,8 +86,8 @@ pub enum BindError {
     /// Another id has exactly this address and port.
     #[error("another id is bound to this address and port")]
     InUse,
-    /// Another id's binding overlaps through an address that stands for all, or no port is free.
-    #[error("the port is taken for an address that stands for all, or no port is free")]
+    /// Another id has the port, and one of the two addresses is a wildcard; or no port is free.
+    #[error("the port is taken for a wildcard address, or no port is free")]
     NotAvailable,
     /// A port below 1024, without the privilege for it.
     #[error("ports below 1024 need CAP_NET_BIND_SERVICE")]
@@ -120,8 +121,8 @@ pub struct Ports<Id> {
 }
 
 impl<Id: Copy + Eq + Hash> Ports<Id> {
-    /// No bindings. `ephemeral` is the host's `ip_local_port_range`; the seed is of the ports that
-    /// are given from it, none for ports that cannot be guessed.
+    /// No bindings. `ephemeral` is the host's `ip_local_port_range`. Ports out of it follow from
+    /// the seed; without one they cannot be guessed.
     pub fn new(ephemeral: RangeInclusive<u16>, seed: Option<u64>) -> Self {
         let (owners, bound) = Default::default();
         Self { owners, bound, ephemeral, last_used: None, chance: Chance::new(seed) }
@@ -159,8 +160,8 @@ impl<Id: Copy + Eq + Hash> Ports<Id> {
         Ok(port)
     }
 
-    /// From a random port on, the first that is not the last one given and whose connections would
-    /// be told apart from the new one's.
+    /// Searches upwards from a random port, for one that was not given out last and whose
+    /// connections can be told apart from the new one's.
     fn free_port(&mut self, space: PortSpace, binding: &Binding) -> Result<u16, BindError> {
         let (low, high) = (u32::from(*self.ephemeral.start()), u32::from(*self.ephemeral.end()));
         let count = (high + 1).saturating_sub(low).max(1);
@@ -175,8 +176,8 @@ impl<Id: Copy + Eq + Hash> Ports<Id> {
         free.ok_or(BindError::NotAvailable)
     }
 
-    /// A bound id listens: it needs its port for itself, also if it was bound with others
-    /// (`cma_bind_listen`).
+    /// Lets a bound id listen. It needs its port for itself then, even if it was allowed to share
+    /// it when it was bound (`cma_bind_listen`).
     ///
     /// # Errors
     /// See [`BindError`].

@@ -137,7 +137,7 @@ impl Cma {
         Ok(())
     }
 
-    /// Finds the way to an address again that stands for all of the machine.
+    /// Finds the way to a wildcard address again.
     pub(super) fn route_anew(
         &mut self,
         id: CmaId,

@@ -48,7 +48,7 @@ pub(super) fn publish(space: PortSpace, binding: &Binding, station: Station) -> 
 /// That of the kernel's table if another process has it: EADDRNOTAVAIL to an id at all addresses,
 /// else EADDRINUSE.
 pub(super) fn claim(space: PortSpace, binding: &Binding) -> Result<Vec<OwnedFd>, CmaError> {
-    let taken = if binding.is_wide { libc::EADDRNOTAVAIL } else { libc::EADDRINUSE };
+    let taken = if binding.is_wildcard { libc::EADDRNOTAVAIL } else { libc::EADDRINUSE };
     let claim = |at| match named(&format!("{}port", prefix(space, at))) {
         Err(Errno::EADDRINUSE) => Some(Err(CmaError(taken))),
         result => result.ok().map(Ok),

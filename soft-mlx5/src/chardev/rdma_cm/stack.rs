@@ -146,7 +146,7 @@ impl Stack {
 
 impl Addresses for Stack {
     /// Loopback addresses are those of software devices.
-    fn is_wide(&self, address: IpAddr) -> bool {
+    fn is_wildcard(&self, address: IpAddr) -> bool {
         address.is_unspecified()
     }
 
@@ -231,7 +231,7 @@ fn source_towards(to: IpAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// Whether an address stands for all of the machine, whatever stations there are.
+/// Whether an address is a wildcard, whatever stations there are.
 fn is_machine(address: IpAddr) -> bool {
     let v4 = IpAddr::from(Ipv4Addr::LOCALHOST);
     address.is_unspecified() || address == v4 || address == IpAddr::from(Ipv6Addr::LOCALHOST)

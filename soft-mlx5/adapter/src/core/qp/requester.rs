@@ -25,9 +25,9 @@ use crate::packet::{
 pub(super) struct Requester {
     /// Counter of the next block to read from the ring.
     next: u16,
-    /// Counter of blocks posted, as the doorbell record said last.
+    /// Counter of blocks posted, as last read from the doorbell record.
     posted: u16,
-    /// The doorbell rang since the record was read last.
+    /// The doorbell rang after the record was last read.
     rung: bool,
     /// Begun and not completed, oldest first.
     pub(super) begun: VecDeque<Box<SendWqe>>,
@@ -41,7 +41,7 @@ pub(super) struct Requester {
     pub(super) packet: u32,
     /// PSN of the next WQE's first packet.
     next_psn: Psn,
-    /// PSN after the last that ever was sent.
+    /// The PSN after the highest one that was ever sent.
     pub(super) sent_psn: Psn,
     /// READs and atomics begun and not completed.
     pub(super) reads: u8,

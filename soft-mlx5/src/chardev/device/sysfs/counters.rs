@@ -5,10 +5,10 @@ use super::layout::infiniband_device;
 use crate::chardev::device::options::Options;
 use crate::core::Counters;
 
-/// What the device counts of that which mlx5_ib shows, with the driver's names
-/// (`basic_q_cnts`, `out_of_seq_q_cnts`, `retrans_q_cnts` and `extended_err_cnts` in
-/// mlx5/counters.c). No hardware has confirmed that `resp_local_length_error` has the frames of raw
-/// packet queue pairs, nor that `out_of_buffer` has the RNR NAKs.
+/// The counters of mlx5_ib that this device keeps, by the driver's names (`basic_q_cnts`,
+/// `out_of_seq_q_cnts`, `retrans_q_cnts` and `extended_err_cnts` in mlx5/counters.c). No hardware
+/// has confirmed that `resp_local_length_error` has the frames of raw packet queue pairs, nor that
+/// `out_of_buffer` has the RNR NAKs.
 pub(crate) fn hw_counters(counters: &Counters) -> [(&'static str, u64); 5] {
     [
         ("duplicate_request", counters.duplicates),

@@ -1,4 +1,4 @@
-//! Which methods carry which commands: the lists of hw/mlx5/devx.c.
+//! Which DEVX methods carry which firmware commands, as the lists in hw/mlx5/devx.c say.
 #![forbid(unsafe_code)]
 
 use uverbs_soft_adapter::firmware::bits::Field;
@@ -28,8 +28,9 @@ impl Family {
     }
 }
 
-/// Kinds of objects that the firmware here has.
+/// Kinds of objects that this firmware has. `firmware/table.rs` has the commands' names.
 const FAMILIES: &[Family] = &[
+    // Memory keys, CQs, QPs, XRC SRQs, counter sets.
     Family::new(0x200, 0x202, &[], &[0x201]),
     Family::new(0x400, 0x401, &[0x403], &[0x402]),
     Family::new(0x500, 0x501, &[0x502, 0x503, 0x504, 0x505, 0x506, 0x507, 0x50a, 0x50e], &[0x50b]),
@@ -39,9 +40,11 @@ const FAMILIES: &[Family] = &[
         subject: query_q_counter_in::COUNTER_SET_ID,
         ..Family::new(0x771, 0x772, &[], &[0x773])
     },
+    // PDs, XRC domains, transport domains.
     Family::new(0x800, 0x801, &[], &[]),
     Family::new(0x80e, 0x80f, &[], &[]),
     Family::new(0x816, 0x817, &[], &[]),
+    // TIRs, SQs, RQs, RMPs, TISs, RQTs.
     Family::new(0x900, 0x902, &[0x901], &[0x903]),
     Family::new(0x904, 0x906, &[0x905], &[0x907]),
     Family::new(0x908, 0x90a, &[0x909], &[0x90b]),
@@ -50,7 +53,7 @@ const FAMILIES: &[Family] = &[
     Family::new(0x916, 0x918, &[0x917], &[0x919]),
 ];
 
-/// Further commands that create objects, none of which the firmware here has: scheduling elements,
+/// Further commands that create objects. This firmware has none of them: scheduling elements,
 /// PSVs, SRQs of old firmware, DCTs, XRQs, multicast memberships, VXLAN ports, entries of the table
 /// of addresses, flow tables and what belongs to them, general objects.
 const OTHER_CREATIONS: &[u16] = &[
@@ -97,7 +100,7 @@ pub(super) fn subject(act: Act, command: &Command<'_>) -> Option<(u16, u32)> {
     Some((family.create, command.get32(family.subject)))
 }
 
-/// Says that rings, records and keys are in umems (`devx_set_umem_valid`,
+/// Marks rings, doorbell records and keys as being in umems (`devx_set_umem_valid`,
 /// `devx_handle_mkey_create`).
 pub(super) fn set_umem_valid(input: &mut [u8]) {
     const CONTEXT: usize = 0x80;
@@ -116,7 +119,7 @@ pub(super) fn set_umem_valid(input: &mut [u8]) {
     valid.iter().for_each(|field| field.set(input, 1));
 }
 
-/// Whether a key is a list of keys.
+/// Whether a key is indirect: a list of other keys.
 fn is_indirect(input: &[u8]) -> bool {
     const CONTEXT: usize = 0x80;
     const KLM: u64 = 2;
