@@ -72,8 +72,7 @@ impl Call<'_> {
         };
         let result = call.dispatch(header.cmd);
         state.pump();
-        drop(state);
-        shared.look();
+        shared.unlock(state);
         result
     }
 

@@ -94,8 +94,9 @@ fn wait(descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
 impl Drop for CmFile {
     fn drop(&mut self) {
         if self.host.shared.is_here() {
-            self.host.shared.lock().close(self.number);
-            self.host.shared.look();
+            let mut state = self.host.shared.lock();
+            state.close(self.number);
+            self.host.shared.unlock(state);
         }
     }
 }

@@ -70,6 +70,8 @@ pub(super) struct State {
     pub(super) contexts: Contexts,
     pub(super) queues: BTreeMap<FileNumber, Queue>,
     pub(super) stack: Stack,
+    /// When the thread goes on by itself.
+    until: Option<u64>,
 }
 
 /// What arrives from the devices' threads. Locked last.
@@ -180,6 +182,7 @@ impl RdmaCm {
             contexts: Contexts::default(),
             queues: BTreeMap::new(),
             stack: Stack::new(devices),
+            until: None,
         };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
@@ -232,9 +235,14 @@ impl Shared {
         self.home.is_here()
     }
 
-    /// Tells the thread that there may be a new deadline.
-    pub(super) fn look(&self) {
-        self.inbox.push(0, Notice::Look);
+    /// Unlocks the state after a command. The thread is woken only for a deadline that it does not
+    /// know: programs also fetch events to see that there are none.
+    pub(super) fn unlock(&self, state: MutexGuard<'_, State>) {
+        let is_earlier = state.has_earlier_deadline();
+        drop(state);
+        if is_earlier {
+            self.inbox.push(0, Notice::Look);
+        }
     }
 
     fn run(&self) {
@@ -250,6 +258,7 @@ impl Shared {
             cma.step(now, stack);
             state.pump();
             until = state.cma.next_wake();
+            state.until = until;
         }
     }
 }
@@ -269,6 +278,12 @@ impl State {
             Notice::Look => {}
         }
         self.pump();
+    }
+
+    /// Whether the state machine has to go on before the thread does by itself.
+    pub(super) fn has_earlier_deadline(&self) -> bool {
+        let next = self.cma.next_wake();
+        next.is_some_and(|next| self.until.is_none_or(|until| next < until))
     }
 
     /// Passes on what the state machine has to say: events to the files, datagrams to the devices.

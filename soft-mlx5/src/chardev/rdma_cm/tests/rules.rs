@@ -545,3 +545,13 @@ fn messages_of_every_length_and_type_are_survived() {
     }
     assert_eq!(client.create(PortSpace::TCP, 1), id, "the zeros destroyed it");
 }
+
+/// Programs fetch events to see that there are none, some for each message.
+#[test]
+fn a_command_without_a_timer_leaves_the_thread_asleep() {
+    let (host, _device) = host(ADDRESS);
+    let client = Client::open(&host);
+    client.set_nonblocking();
+    assert_eq!(client.event().unwrap_err(), Errno::EAGAIN);
+    assert!(!host.shared.lock().has_earlier_deadline());
+}
