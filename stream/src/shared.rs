@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use uverbs::cm::{Channel, EventKind, Id};
 use uverbs::{CompletionChannel, Context, ErrorKind, MemoryRegion, MemoryView};
 
@@ -147,12 +148,9 @@ impl Shared {
     ) -> Attempt<T> {
         let mut core = self.lock();
         core.waiting.tries(side, self.readiness.get());
-        let mut taken = false;
         // A thread that sleeps takes the events itself.
+        let taken = !core.is_watched && self.take_events(&mut core);
         if !core.is_watched {
-            while self.take_completion_event(&mut core) || self.take_manager_event(&mut core) {
-                taken = true;
-            }
             core.arm();
         }
         let result = attempt(&mut core)?;
@@ -243,6 +241,26 @@ impl Shared {
             }
         }
         Ok(core)
+    }
+
+    /// Takes the events that there are; whether there were any.
+    ///
+    /// One system call asks both files, most often in vain. Fetching an event from the connection
+    /// manager is a command, which takes longer than that.
+    fn take_events(&self, core: &mut Core) -> bool {
+        let files = [self.completions.as_fd(), self.manager.as_fd()];
+        let mut files = files.map(|file| PollFd::new(file, PollFlags::POLLIN));
+        // After a signal the files are still readable, and so the caller's next try finds out.
+        if poll(&mut files, PollTimeout::ZERO).unwrap_or(0) == 0 {
+            return false;
+        }
+        let [completion, manager] = files.map(|file| file.any().unwrap_or(true));
+        // Of completions there is one event at most: the queue is armed once it was taken.
+        let mut taken = completion && self.take_completion_event(core);
+        while manager && self.take_manager_event(core) {
+            taken = true;
+        }
+        taken
     }
 
     fn take_completion_event(&self, core: &mut Core) -> bool {

@@ -57,7 +57,8 @@ impl Reactor {
     /// Tries; if it has to wait, the task is woken when another try may succeed.
     ///
     /// An event is asked for before the last try, so that what arrives after it wakes the task.
-    /// Readiness is forgotten only after a try that came later than it and found nothing.
+    /// Readiness is forgotten only after a try that came later than it and found nothing. What
+    /// arrived since then makes the file ready anew.
     pub(super) fn poll<T>(
         &self,
         task: &mut Context<'_>,
@@ -70,18 +71,19 @@ impl Reactor {
         self.wakers.set(side, task.waker());
         let both = Waker::from(self.wakers.clone());
         let mut both = Context::from_waker(&both);
-        if let Some(result) = self.shared.look_once(side, &mut attempt).transpose() {
-            return Poll::Ready(result);
-        }
+        let mut ready = self.events.poll_readable(&mut both);
         loop {
-            let Poll::Ready(ready) = self.events.poll_readable(&mut both) else {
-                return Poll::Pending;
-            };
-            let ready = ready?;
             if let Some(result) = self.shared.look_once(side, &mut attempt).transpose() {
                 return Poll::Ready(result);
             }
-            ready.clear();
+            match ready {
+                Poll::Ready(found) => found?.clear(),
+                Poll::Pending => return Poll::Pending,
+            }
+            ready = self.events.poll_readable(&mut both);
+            if ready.is_pending() {
+                return Poll::Pending;
+            }
         }
     }
 }
