@@ -328,7 +328,7 @@ impl<L: Layer, X> AsyncListener<L, X> {
 /// # Panics
 /// Outside a tokio runtime with I/O enabled.
 pub async fn connect(connector: &Connector, address: SocketAddr) -> Result<Connection> {
-    let mut connecting = connector.begin(address)?;
+    let mut connecting = connector.begin(address.into())?;
     let channel = AsyncCmChannel::new(connecting.channel.clone())?;
     let mut make = connector.maker();
     loop {

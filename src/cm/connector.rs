@@ -1,5 +1,6 @@
 //! The short way to connect.
 
+use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,7 @@ use super::channel::Channel;
 use super::connection::{Connection, Link, Resources};
 use super::event::{Event, EventKind, Reply};
 use super::id::{Id, PortSpace};
+use super::infiniband::IbAddress;
 use super::params::{ConnectOptions, QpOptions};
 use super::private_data::RequestData;
 use crate::device::context::Context;
@@ -165,6 +167,15 @@ impl Connector {
         self.connect_with(address, move |id| depths.make(id))
     }
 
+    /// As [`Connector::connect`], to a GID. [`Connector::source`] is for IP addresses alone.
+    ///
+    /// # Errors
+    /// As there; ENODEV over RoCE.
+    pub fn connect_ib(&self, address: IbAddress) -> Result<Connection> {
+        let depths = self.depths;
+        self.connect_to(address.into(), self.deadline(), &mut move |id| depths.make(id))
+    }
+
     /// As [`Connector::connect`], with a queue pair that `make` makes: on the device of the id it
     /// is given ([`Id::context`], [`Id::device_port`]), in RESET or INIT. What it returns beside it
     /// is in [`Connection::resources`].
@@ -176,10 +187,10 @@ impl Connector {
         address: impl ToSocketAddrs,
         mut make: impl FnMut(&Id) -> Result<(QueuePair<Rc, L>, X)>,
     ) -> Result<Connection<L, X>> {
-        let deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let deadline = self.deadline();
         let mut failed = Error::invalid("connect", "the name has no address");
         for address in addresses(address)? {
-            match self.connect_to(address, deadline, &mut make) {
+            match self.connect_to(address.into(), deadline, &mut make) {
                 Ok(connection) => return Ok(connection),
                 Err(error) => failed = error,
             }
@@ -187,9 +198,13 @@ impl Connector {
         Err(failed)
     }
 
+    fn deadline(&self) -> Option<Instant> {
+        self.timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+    }
+
     fn connect_to<L: Layer, X>(
         &self,
-        address: SocketAddr,
+        address: Destination,
         deadline: Option<Instant>,
         make: &mut impl FnMut(&Id) -> Result<(QueuePair<Rc, L>, X)>,
     ) -> Result<Connection<L, X>> {
@@ -214,7 +229,7 @@ impl Connector {
     }
 
     /// Begins to connect.
-    pub(crate) fn begin<L: Layer, X>(&self, address: SocketAddr) -> Result<Connecting<L, X>> {
+    pub(crate) fn begin<L: Layer, X>(&self, address: Destination) -> Result<Connecting<L, X>> {
         let channel = match &self.context {
             Some(context) => Channel::of(context)?,
             None => Channel::open()?,
@@ -224,7 +239,10 @@ impl Connector {
             id.set_type_of_service(tos)?;
         }
         let resolve = self.timeout.unwrap_or(RESOLVE).min(RESOLVE);
-        id.resolve_address(self.source, address, resolve)?;
+        match address {
+            Destination::Ip(address) => id.resolve_address(self.source, address, resolve)?,
+            Destination::InfiniBand(address) => id.resolve_ib_address(address, resolve)?,
+        }
         let (options, qp) = (self.options, self.qp);
         Ok(Connecting { id, channel, address, resolve, options, qp, made: None })
     }
@@ -245,12 +263,42 @@ pub(super) fn addresses(address: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> 
     Ok(found.collect())
 }
 
+/// Where to connect.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Destination {
+    Ip(SocketAddr),
+    InfiniBand(IbAddress),
+}
+
+impl From<SocketAddr> for Destination {
+    fn from(address: SocketAddr) -> Self {
+        Self::Ip(address)
+    }
+}
+
+impl From<IbAddress> for Destination {
+    fn from(address: IbAddress) -> Self {
+        Self::InfiniBand(address)
+    }
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(address) => address.fmt(f),
+            Self::InfiniBand(address) => {
+                write!(f, "{}, service {:#x}", address.gid, address.service_id)
+            }
+        }
+    }
+}
+
 /// A connection that is on its way: each event takes it one step further.
 #[derive(Debug)]
 pub(crate) struct Connecting<L: Layer, X> {
     id: Id,
     pub(crate) channel: Channel,
-    address: SocketAddr,
+    address: Destination,
     resolve: Duration,
     options: ConnectOptions,
     qp: QpOptions,

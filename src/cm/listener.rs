@@ -11,6 +11,7 @@ use super::connection::{Connection, Link, Resources};
 use super::connector::{Depths, addresses};
 use super::event::{Event, EventKind};
 use super::id::{Id, IdKey, PortSpace};
+use super::infiniband::IbAddress;
 use super::params::AcceptOptions;
 use super::private_data::ReplyData;
 use super::request::ConnectionRequest;
@@ -134,6 +135,16 @@ impl ListenerBuilder {
         self.bind_with(address, move |request| depths.make(request.id()))
     }
 
+    /// As [`ListenerBuilder::bind`], at a GID.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bind_ib(self, address: IbAddress) -> Result<Listener> {
+        let (channel, depths) = (self.channel()?, self.depths);
+        let id = self.listen_at(&channel, |id| id.bind_ib(address))?;
+        Ok(self.listening(id, channel, move |request| depths.make(request.id())))
+    }
+
     /// As [`ListenerBuilder::bind`], with queue pairs that `make` makes: on the device of the
     /// request ([`ConnectionRequest::context`]), in RESET or INIT. What it returns beside one is in
     /// [`Connection::resources`]. An error refuses the peer and is returned by
@@ -146,19 +157,32 @@ impl ListenerBuilder {
         address: impl ToSocketAddrs,
         make: impl FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, L>, X)> + Send + 'static,
     ) -> Result<Listener<L, X>> {
-        let channel = match &self.context {
-            Some(context) => Channel::of(context)?,
-            None => Channel::open()?,
-        };
+        let channel = self.channel()?;
         let id = self.listen(&channel, addresses(address)?)?;
+        Ok(self.listening(id, channel, make))
+    }
+
+    fn channel(&self) -> Result<Channel> {
+        match &self.context {
+            Some(context) => Channel::of(context),
+            None => Channel::open(),
+        }
+    }
+
+    fn listening<L: Layer, X>(
+        self,
+        id: Id,
+        channel: Channel,
+        make: impl FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, L>, X)> + Send + 'static,
+    ) -> Listener<L, X> {
         let (options, make) = (self.options, Box::new(make));
-        Ok(Listener { id, channel, options, make, pending: HashMap::new() })
+        Listener { id, channel, options, make, pending: HashMap::new() }
     }
 
     fn listen(&self, channel: &Channel, addresses: Vec<SocketAddr>) -> Result<Id> {
         let mut failed = Error::invalid("bind_addr", "the name has no address");
         for address in addresses {
-            match self.listen_at(channel, address) {
+            match self.listen_at(channel, |id| id.bind(address)) {
                 Ok(id) => return Ok(id),
                 Err(error) => failed = error,
             }
@@ -166,7 +190,7 @@ impl ListenerBuilder {
         Err(failed)
     }
 
-    fn listen_at(&self, channel: &Channel, address: SocketAddr) -> Result<Id> {
+    fn listen_at(&self, channel: &Channel, bind: impl FnOnce(&Id) -> Result<()>) -> Result<Id> {
         let id = channel.create_id(PortSpace::Tcp)?;
         if self.reuse_address {
             id.set_reuse_address(true)?;
@@ -174,7 +198,7 @@ impl ListenerBuilder {
         if self.ipv6_only {
             id.set_ipv6_only(true)?;
         }
-        id.bind(address)?;
+        bind(&id)?;
         id.listen(self.backlog)?;
         Ok(id)
     }

@@ -1,11 +1,13 @@
 //! Connections by GID and service id, without IP addresses.
 
+use std::time::Instant;
+
 use uverbs::cm::{
-    AcceptOptions, Channel, ConnectOptions, EventKind, IbAddress, Id, LookupData, LookupReplyData,
-    PortSpace, QpOptions, RequestData,
+    AcceptOptions, Channel, ConnectOptions, Connector, EventKind, IbAddress, Id, Listener,
+    LookupData, LookupReplyData, PortSpace, QpOptions, RequestData,
 };
 use uverbs::qp::State;
-use uverbs::{Context, Gid};
+use uverbs::{Context, ErrorKind, Gid};
 
 use crate::long::queue_pair;
 use crate::{PATIENCE, common, next};
@@ -64,6 +66,22 @@ fn two_ends_connect_by_gid() {
 }
 
 #[test]
+fn the_short_ways_connect_by_gid() {
+    let (context, gid) = infiniband();
+    let builder = Listener::builder().context(&context);
+    let mut listener = builder.bind_ib(IbAddress::new(gid, PortSpace::Tcp, 0)).unwrap();
+    let to = listener.id().local_ib_address().unwrap().expect("an InfiniBand address");
+    assert_eq!(listener.local_address().unwrap_err().kind(), ErrorKind::InvalidInput);
+    let connector = Connector::new().context(&context).timeout(PATIENCE);
+    let client = std::thread::spawn(move || connector.connect_ib(to).unwrap());
+    let server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
+    let client = client.join().unwrap();
+    assert_eq!(client.link.id().peer_ib_address().unwrap(), Some(to));
+    assert_eq!(server.link.id().peer_ib_address().unwrap().unwrap().gid, gid);
+    assert_eq!([client.qp.state(), server.qp.state()], [State::Rts; 2]);
+}
+
+#[test]
 fn a_datagram_service_is_found_by_gid() {
     let (context, gid) = infiniband();
     let (at, _listening, to) = listener(&context, gid, PortSpace::Udp);
@@ -91,6 +109,8 @@ fn over_ethernet_there_is_no_path_to_a_gid() {
     id.resolve_ib_address(to, PATIENCE).unwrap();
     assert!(matches!(next(&channel).kind, EventKind::AddressResolved));
     assert_eq!(id.resolve_route(PATIENCE).unwrap_err().errno(), 19);
+    let error = Connector::new().context(&context).connect_ib(to).unwrap_err();
+    assert_eq!(error.errno(), 19, "{error}");
 }
 
 #[test]
