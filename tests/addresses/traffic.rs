@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use nix::net::if_::InterfaceFlags;
 use uverbs::ah::GRH_BYTES;
 use uverbs::cq::CompletionOpcode;
 use uverbs::qp::{AtomicResult, Datagram, Immediate, Inline, PostFlags};
@@ -164,6 +165,21 @@ fn a_device_shows_its_address_and_its_interface() {
         assert_eq!(read("device/net/near/address").trim(), "02:00:00:00:09:01");
         assert_eq!(read("node_guid").trim(), "0200:0901:0a09:0001");
     });
+}
+
+/// Before that the kernel drops what is sent, and with it the search for the first neighbour.
+#[test]
+fn a_device_waits_until_its_interface_has_started() {
+    inside("traffic::a_device_waits_until_its_interface_has_started", || {
+        let ends = Ends::across([1500, 1500], "fd09::1", "fd09::2");
+        assert!(is_running("near"));
+        assert!(ends.far.unwrap().run(|| is_running("far")));
+    });
+}
+
+fn is_running(name: &str) -> bool {
+    let mut all = nix::ifaddrs::getifaddrs().unwrap();
+    all.any(|one| one.interface_name == name && one.flags.contains(InterfaceFlags::IFF_RUNNING))
 }
 
 #[test]

@@ -8,6 +8,8 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::AsFd;
 use std::str::FromStr;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::InterfaceFlags;
@@ -106,36 +108,30 @@ const HEADER_BYTES: u32 = 40 + 8 + 12 + 4 + 28 + 4;
 /// Bytes of the smallest path MTU.
 const SMALLEST: u32 = Mtu::M256.bytes();
 
+/// How long an interface may take to start: the kernel looks after carriers once a second.
+const STARTING: Duration = Duration::from_secs(2);
+
+/// Time between two looks at an interface that starts.
+const LOOK: Duration = Duration::from_millis(2);
+
 impl Interface {
-    /// Looks for the interface with this address in the calling thread's network namespace.
+    /// Looks for the interface with this address in the calling thread's network namespace. If the
+    /// interface has just got its carrier, waits until the kernel sends by it.
     ///
     /// # Errors
     /// `AddrNotAvailable` if no interface has the address, `NetworkDown` if its interface is down,
     /// `InvalidInput` if several have it or its MTU is too small. The text says which, and the
     /// cure.
     pub fn find(asked: &HostAddress) -> io::Result<Self> {
-        let all: Vec<InterfaceAddress> = getifaddrs()?.collect();
-        let names = names_of(&all, asked);
-        let name = match names.as_slice() {
-            [name] => name,
-            [] => return Err(not_here(asked, &all)),
-            [first, ..] => {
-                let text = format!(
-                    "several interfaces have {asked} ({}): write {}%{first}",
-                    names.join(", "),
-                    asked.ip
-                );
-                return Err(io::Error::new(ErrorKind::InvalidInput, text));
+        let deadline = Instant::now() + STARTING;
+        loop {
+            let all: Vec<InterfaceAddress> = getifaddrs()?.collect();
+            let name = name_of(&all, asked)?;
+            if !is_starting(&all, &name) || Instant::now() >= deadline {
+                return Self::describe(asked, &name, &all);
             }
-        };
-        let is_up = |entry: &InterfaceAddress| {
-            entry.interface_name == *name && entry.flags.contains(InterfaceFlags::IFF_UP)
-        };
-        if !all.iter().any(is_up) {
-            let text = format!("interface {name} of {asked} is down: ip link set {name} up");
-            return Err(io::Error::new(ErrorKind::NetworkDown, text));
+            thread::sleep(LOOK);
         }
-        Self::describe(asked, name, &all)
     }
 
     fn describe(asked: &HostAddress, name: &str, all: &[InterfaceAddress]) -> io::Result<Self> {
@@ -293,6 +289,40 @@ fn names_of(all: &[InterfaceAddress], asked: &HostAddress) -> Vec<String> {
     names.sort();
     names.dedup();
     names
+}
+
+/// The interface that has the address, which is up.
+fn name_of(all: &[InterfaceAddress], asked: &HostAddress) -> io::Result<String> {
+    let name = match names_of(all, asked).as_slice() {
+        [name] => name.clone(),
+        [] => return Err(not_here(asked, all)),
+        [first, others @ ..] => {
+            let text = format!(
+                "several interfaces have {asked} ({first}, {}): write {}%{first}",
+                others.join(", "),
+                asked.ip
+            );
+            return Err(io::Error::new(ErrorKind::InvalidInput, text));
+        }
+    };
+    if !flags_of(all, &name).contains(InterfaceFlags::IFF_UP) {
+        let text = format!("interface {name} of {asked} is down: ip link set {name} up");
+        return Err(io::Error::new(ErrorKind::NetworkDown, text));
+    }
+    Ok(name)
+}
+
+fn flags_of(all: &[InterfaceAddress], name: &str) -> InterfaceFlags {
+    let mut own = all.iter().filter(|entry| entry.interface_name == name);
+    own.next().map_or(InterfaceFlags::empty(), |entry| entry.flags)
+}
+
+/// Whether the interface has a carrier that the kernel has not acted on yet. Until then it drops
+/// all that is sent, and with it the first search for a neighbour, which is repeated after a second
+/// (`linkwatch_do_dev` in net/core/link_watch.c).
+fn is_starting(all: &[InterfaceAddress], name: &str) -> bool {
+    let flags = flags_of(all, name);
+    flags.contains(InterfaceFlags::IFF_LOWER_UP) && !flags.contains(InterfaceFlags::IFF_RUNNING)
 }
 
 /// Whether what follows the `%` of an address is this interface: its name or its number.
