@@ -275,7 +275,7 @@ fn main() -> Result<(), Failure> {
     let _entered = runtime.enter();
     for streams in [1, 10, 100, 1000] {
         table.compare(
-            &format!("round trip of 64 bytes, tasks, {streams} streams at once"),
+            &format!("round trip of 64 bytes, tasks, streams at once: {streams}"),
             || crowd(tasks_of_rdma(&place, streams)?, messages),
             || crowd(tasks_of_tcp(streams)?, messages),
         )?;

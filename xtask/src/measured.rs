@@ -1,6 +1,7 @@
 //! Tables of times that a benchmark measured against something else in one run. They are out of
 //! `docs/measured.json`, which has an object per line as the benchmarks print it with `--json`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Result;
 use std::path::{Path, PathBuf};
@@ -75,12 +76,15 @@ fn field(line: &str, name: &str) -> Option<String> {
 /// A file cannot be read.
 pub(super) fn files(root: &Path) -> Result<Vec<(&'static str, String, String)>> {
     let lines = fs::read_to_string(root.join(FILE))?;
-    let both = |table: &Table| {
-        let before = fs::read_to_string(root.join(table.document))?;
-        let after = filled(&before, table.name, &table.text(&lines));
-        Ok((table.document, before, after))
+    let documents: BTreeSet<&str> = TABLES.iter().map(|table| table.document).collect();
+    let both = |document| {
+        let before = fs::read_to_string(root.join(document))?;
+        let tables = TABLES.iter().filter(|table| table.document == document);
+        let fill = |text: String, table: &Table| filled(&text, table.name, &table.text(&lines));
+        let after = tables.fold(before.clone(), fill);
+        Ok((document, before, after))
     };
-    TABLES.iter().map(both).collect()
+    documents.into_iter().map(both).collect()
 }
 
 /// Replaces the lines of each table that these files have.
