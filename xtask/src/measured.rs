@@ -33,6 +33,17 @@ const TABLES: &[Table] = &[
         ],
     },
     Table {
+        name: "connect",
+        document: "docs/network.md",
+        columns: &[
+            ("", &["case"]),
+            ("uverbs::cm, µs", &["ours_us"]),
+            ("librdmacm, µs", &["librdmacm_us"]),
+            ("ratio", &["ratio"]),
+            ("lowest to highest", &["lowest", "highest"]),
+        ],
+    },
+    Table {
         name: "rdma-io",
         document: "docs/streams.md",
         columns: &[
