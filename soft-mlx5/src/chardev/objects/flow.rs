@@ -21,8 +21,7 @@ use super::object::{Kind, Object};
 use crate::chardev::abi::call::Call;
 use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::DeviceShared;
-use crate::chardev::objects::qp::transitions::Service;
-use crate::core::{Core, CoreError, FlowFields, FlowId, FlowRule, Qpn};
+use crate::core::{Core, CoreError, FlowFields, FlowId, FlowRule, QpType, Qpn};
 use crate::packet::ETHERNET_GROUP;
 
 /// A rule.
@@ -96,11 +95,11 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
         return Err(Errno::EINVAL);
     }
     let qp = call.object(Kind::Qp, request.qp_handle)?.qp()?;
-    let (qpn, service) = (qp.qpn, qp.service);
-    match service {
-        Service::RawPacket => {}
+    let (qpn, qp_type) = (qp.qpn, qp.qp_type);
+    match qp_type {
+        QpType::RawPacket => {}
         // Underlay QPs of IPoIB.
-        Service::Ud => return Err(Errno::EOPNOTSUPP),
+        QpType::Ud => return Err(Errno::EOPNOTSUPP),
         _ => return Err(Errno::EINVAL),
     }
     let parsed = parse(&attr, specs, qpn)?;

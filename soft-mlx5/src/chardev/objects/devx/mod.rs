@@ -135,7 +135,7 @@ impl<'a> Sender<'a> {
     fn of(call: &Call<'_>, device: &'a DeviceShared) -> Self {
         let all = || call.state.handles.iter().map(|(_, entry)| &entry.object);
         let service = |object: &Object| match object {
-            Object::Qp(qp) => service_code(qp.service).map(|code| (qp.qpn.0, code)),
+            Object::Qp(qp) => service_code(qp.qp_type).map(|code| (qp.qpn.0, code)),
             _ => None,
         };
         Self {

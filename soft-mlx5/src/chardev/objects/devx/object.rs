@@ -154,7 +154,7 @@ fn answers_to(object: &Object, named: (u16, u32)) -> bool {
     match object {
         Object::Devx(object) => named == (object.family.create, object.number),
         Object::Cq(cq) => named == (0x400, cq.cqn.0),
-        Object::Qp(qp) => named == (0x500, qp.qpn.0) && service_code(qp.service).is_some(),
+        Object::Qp(qp) => named == (0x500, qp.qpn.0) && service_code(qp.qp_type).is_some(),
         Object::Srq(srq) => named == (if srq.is_xrc { 0x705 } else { 0x90c }, srq.srqn.0),
         _ => false,
     }

@@ -14,7 +14,6 @@ use uverbs_uapi::write::qp::{CreateQp, CreateQpResp, ExCreateQp, ExCreateQpResp,
 use zerocopy::IntoBytes;
 
 use super::rss;
-use super::transitions::Service;
 use crate::chardev::abi::call::{Buffers, Call};
 use crate::chardev::abi::query_device::MAX_QP_WR;
 use crate::chardev::abi::spec::Attribute;
@@ -70,7 +69,7 @@ const NO_USER_INDEX: u32 = 0xff_ffff;
 
 /// The parameters that all forms have in common. The objects of the handles have been checked.
 struct Request {
-    service: Service,
+    qp_type: QpType,
     pd: Option<u32>,
     send_cq: Option<u32>,
     receive_cq: Option<u32>,
@@ -87,21 +86,21 @@ struct Request {
 pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     let cap = call.input(create::CAP)?;
     let user_handle = call.input(create::USER_HANDLE)?;
-    let service = service(call.constant(create::TYPE, u32::MAX.into())?)?;
-    if service != Service::XrcTarget && call.has(create::IND_TABLE_HANDLE.id()) {
-        return rss::create(call, service);
+    let qp_type = qp_type(call.constant(create::TYPE, u32::MAX.into())?)?;
+    if qp_type != QpType::XrcTarget && call.has(create::IND_TABLE_HANDLE.id()) {
+        return rss::create(call, qp_type);
     }
-    let (pd, send_cq, receive_cq) = native_handles(call, service)?;
+    let (pd, send_cq, receive_cq) = native_handles(call, qp_type)?;
     let flags = call.flags(create::FLAGS, NATIVE_FLAGS)?;
-    check_native_flags(service, flags & !SIGNAL_ALL)?;
+    check_native_flags(qp_type, flags & !SIGNAL_ALL)?;
     if call.has(create::SOURCE_QPN.id()) {
         // Underlay QPs of IPoIB.
         return Err(Errno::EOPNOTSUPP);
     }
     let srq = call.optional_handle(create::SRQ_HANDLE);
-    check_srq(call, srq, service)?;
+    check_srq(call, srq, qp_type)?;
     let mut request = Request {
-        service,
+        qp_type,
         pd,
         send_cq,
         receive_cq,
@@ -119,14 +118,14 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 /// The QP type of the request. The driver's own types (DC) are not modelled.
-fn service(qp_type: u64) -> Result<Service, Errno> {
-    match UserQpType(u8::try_from(qp_type).map_err(|_| Errno::EINVAL)?) {
-        UserQpType::RC => Ok(Service::Rc),
-        UserQpType::UC => Ok(Service::Uc),
-        UserQpType::UD => Ok(Service::Ud),
-        UserQpType::XRC_INI => Ok(Service::XrcInitiator),
-        UserQpType::XRC_TGT => Ok(Service::XrcTarget),
-        UserQpType::RAW_PACKET => Ok(Service::RawPacket),
+fn qp_type(number: u64) -> Result<QpType, Errno> {
+    match UserQpType(u8::try_from(number).map_err(|_| Errno::EINVAL)?) {
+        UserQpType::RC => Ok(QpType::Rc),
+        UserQpType::UC => Ok(QpType::Uc),
+        UserQpType::UD => Ok(QpType::Ud),
+        UserQpType::XRC_INI => Ok(QpType::XrcInitiator),
+        UserQpType::XRC_TGT => Ok(QpType::XrcTarget),
+        UserQpType::RAW_PACKET => Ok(QpType::RawPacket),
         UserQpType::DRIVER => Err(Errno::EOPNOTSUPP),
         _ => Err(Errno::EINVAL),
     }
@@ -135,9 +134,9 @@ fn service(qp_type: u64) -> Result<Service, Errno> {
 type Handles = (Option<u32>, Option<u32>, Option<u32>);
 
 /// The handles of PD, send CQ and receive CQ, as each type requires or refuses them.
-fn native_handles(call: &Call<'_>, service: Service) -> Result<Handles, Errno> {
+fn native_handles(call: &Call<'_>, qp_type: QpType) -> Result<Handles, Errno> {
     let given = |id| call.has(id);
-    if service == Service::XrcTarget {
+    if qp_type == QpType::XrcTarget {
         let refused = [
             create::RECV_CQ_HANDLE,
             create::SEND_CQ_HANDLE,
@@ -150,34 +149,34 @@ fn native_handles(call: &Call<'_>, service: Service) -> Result<Handles, Errno> {
         call.handle(create::XRCD_HANDLE)?;
         return Ok((None, None, None));
     }
-    let srq_of_initiator = service == Service::XrcInitiator && given(create::SRQ_HANDLE.id());
+    let srq_of_initiator = qp_type == QpType::XrcInitiator && given(create::SRQ_HANDLE.id());
     if given(create::XRCD_HANDLE.id()) || srq_of_initiator {
         return Err(Errno::EINVAL);
     }
     let pd = call.handle(create::PD_HANDLE)?;
     let send_cq = call.handle(create::SEND_CQ_HANDLE)?;
-    let receive_cq = match service {
-        Service::XrcInitiator => None,
+    let receive_cq = match qp_type {
+        QpType::XrcInitiator => None,
         _ => Some(call.handle(create::RECV_CQ_HANDLE)?),
     };
     Ok((Some(pd), Some(send_cq), receive_cq))
 }
 
 /// `check_creation_flags`.
-fn check_native_flags(service: Service, flags: u32) -> Result<(), Errno> {
-    let allowed = match service {
-        Service::RawPacket => true,
-        Service::Ud => flags & RAW_ONLY == 0,
+fn check_native_flags(qp_type: QpType, flags: u32) -> Result<(), Errno> {
+    let allowed = match qp_type {
+        QpType::RawPacket => true,
+        QpType::Ud => flags & RAW_ONLY == 0,
         _ => flags == 0,
     };
     if allowed { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 /// An XRC SRQ is for XRC targets only, a basic SRQ for all other types.
-fn check_srq(call: &Call<'_>, srq: Option<u32>, service: Service) -> Result<(), Errno> {
+fn check_srq(call: &Call<'_>, srq: Option<u32>, qp_type: QpType) -> Result<(), Errno> {
     let Some(srq) = srq else { return Ok(()) };
     let is_xrc = call.state.handles.get(srq)?.object.srq()?.is_xrc;
-    if is_xrc != (service == Service::XrcTarget) { Err(Errno::EINVAL) } else { Ok(()) }
+    if is_xrc != (qp_type == QpType::XrcTarget) { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
 /// `IB_USER_VERBS_CMD_CREATE_QP`.
@@ -210,7 +209,7 @@ pub(crate) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
         return Err(Errno::EINVAL);
     }
     if request.comp_mask.bits() != 0 {
-        return rss::create_by_write(call, &request, service(request.qp_type.0.into())?);
+        return rss::create_by_write(call, &request, qp_type(request.qp_type.0.into())?);
     }
     let base = write_form(call, &request)?;
     let response_length = call.response_length::<ExCreateQpResp>();
@@ -218,7 +217,7 @@ pub(crate) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 fn write_form(call: &mut Call<'_>, asked: &ExCreateQp) -> Result<CreateQpResp, Errno> {
-    let service = service(asked.qp_type.0.into())?;
+    let qp_type = qp_type(asked.qp_type.0.into())?;
     let qp_handle = call.reserve()?;
     let mut cap = QpCap {
         max_send_wr: asked.max_send_wr,
@@ -228,7 +227,7 @@ fn write_form(call: &mut Call<'_>, asked: &ExCreateQp) -> Result<CreateQpResp, E
         max_inline_data: asked.max_inline_data,
     };
     let mut request = Request {
-        service,
+        qp_type,
         pd: None,
         send_cq: None,
         receive_cq: None,
@@ -260,18 +259,18 @@ fn write_form(call: &mut Call<'_>, asked: &ExCreateQp) -> Result<CreateQpResp, E
 
 /// In the write form the PD's field has the domain of an XRC target.
 fn write_handles(call: &Call<'_>, asked: &ExCreateQp, request: &mut Request) -> Result<(), Errno> {
-    if request.service == Service::XrcTarget {
+    if request.qp_type == QpType::XrcTarget {
         let found = call.state.lookup_live(call.file, Kind::Xrcd, asked.pd_handle);
         request.xrcd = Some(asked.pd_handle);
         return found.map_err(|_| Errno::EINVAL);
     }
-    if request.service == Service::XrcInitiator {
+    if request.qp_type == QpType::XrcInitiator {
         (request.cap.max_recv_wr, request.cap.max_recv_sge) = (0, 0);
     } else {
         if asked.is_srq != 0 {
             call.state.lookup_live(call.file, Kind::Srq, asked.srq_handle)?;
             request.srq = Some(asked.srq_handle);
-            check_srq(call, request.srq, request.service)?;
+            check_srq(call, request.srq, request.qp_type)?;
         }
         call.cqn(asked.recv_cq_handle)?;
         request.receive_cq = Some(asked.recv_cq_handle);
@@ -284,8 +283,8 @@ fn write_handles(call: &Call<'_>, asked: &ExCreateQp, request: &mut Request) -> 
 }
 
 fn build(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, Errno> {
-    match request.service {
-        Service::XrcTarget => build_target(call, request),
+    match request.qp_type {
+        QpType::XrcTarget => build_target(call, request),
         _ => build_user(call, request),
     }
 }
@@ -330,7 +329,7 @@ fn build_user(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, Errno> 
 /// `process_create_flags`. A raw packet QP also needs an Ethernet port and CQEs of version 1,
 /// because its receive queue is found by user index (`check_valid_flow`).
 fn check_service(call: &Call<'_>, request: &Request, cqe_version: u8) -> Result<(), Errno> {
-    let raw = request.service == Service::RawPacket;
+    let raw = request.qp_type == QpType::RawPacket;
     let known = BLOCK_MULTICAST_LOOPBACK | if raw { RAW_ONLY } else { 0 };
     if request.flags & !known != 0 {
         return Err(Errno::EOPNOTSUPP);
@@ -379,7 +378,7 @@ fn check_receive_ring(request: &mut Request, asked: &mlx5::CreateQp) -> Result<(
     if request.cap.max_recv_wr > MAX_QP_WR || asked.sq_wqe_count > max {
         return Err(Errno::EINVAL);
     }
-    let has_ring = request.service != Service::XrcInitiator
+    let has_ring = request.qp_type != QpType::XrcInitiator
         && request.srq.is_none()
         && request.cap.max_recv_wr != 0;
     if !has_ring {
@@ -426,7 +425,7 @@ fn params(
     let (send_ring, receive_ring) = rings(call, request, asked)?;
     call.user.pin(asked.db_addr, 8, true)?;
     let scatter = |handle| scatter_size(call, handle, asked.flags);
-    let connected = matches!(request.service, Service::Rc | Service::Uc);
+    let connected = matches!(request.qp_type, QpType::Rc | QpType::Uc);
     Ok(QpParams {
         send_ring,
         receive: receive_source(call, request, receive_ring)?,
@@ -439,19 +438,8 @@ fn params(
         block_multicast_loopback: request.flags & BLOCK_MULTICAST_LOOPBACK != 0,
         strip_vlan: request.flags & CVLAN_STRIPPING != 0,
         scatter_check_sequence: request.flags & SCATTER_FCS != 0,
-        ..QpParams::new(core_type(request.service), pd, send_cq, receive_cq)
+        ..QpParams::new(request.qp_type, pd, send_cq, receive_cq)
     })
-}
-
-fn core_type(service: Service) -> QpType {
-    match service {
-        Service::Uc => QpType::Uc,
-        Service::Ud => QpType::Ud,
-        Service::XrcInitiator => QpType::XrcInitiator,
-        Service::XrcTarget => QpType::XrcTarget,
-        Service::Rc => QpType::Rc,
-        Service::RawPacket => QpType::RawPacket,
-    }
 }
 
 /// Both rings are in one buffer, the receive ring first. A raw packet QP's send ring has its own
@@ -469,7 +457,7 @@ fn rings(
     if receive_size + send_size > i32::MAX as u64 {
         return Err(Errno::EINVAL);
     }
-    let raw = request.service == Service::RawPacket;
+    let raw = request.qp_type == QpType::RawPacket;
     if raw && receive_size + send_size == 0 {
         return Err(Errno::EINVAL);
     }
@@ -547,7 +535,7 @@ fn scatter_size(call: &Call<'_>, cq: u32, flags: QpFlags) -> Result<ScatterToCqe
 /// for it.
 fn requester_scatter(request: &Request, flags: QpFlags, size: ScatterToCqe) -> ScatterToCqe {
     let allowed = request.signal_all || flags.contains(QpFlags::ALLOW_SCATTER_CQE);
-    if request.service == Service::Rc && allowed { size } else { ScatterToCqe::Off }
+    if request.qp_type == QpType::Rc && allowed { size } else { ScatterToCqe::Off }
 }
 
 /// Creates the QP in the device, connects its doorbell and events, and stores it under its handle.
@@ -579,7 +567,7 @@ fn finish(
         qpn,
         uar: page,
         parents,
-        service: request.service,
+        qp_type: request.qp_type,
         events,
         receives,
         signal_all: request.signal_all,

@@ -24,11 +24,11 @@ use crate::chardev::device::events::Reporter;
 use crate::chardev::device::{DeviceShared, errno};
 use crate::chardev::objects::object::{Kind, Object};
 use crate::chardev::objects::xrcd::{Domain, Target};
-use crate::core::{EventObject, Qpn};
+use crate::core::{EventObject, QpType, Qpn};
 use crate::locking::lock;
 use crate::packet::Gid;
 use crate::runtime::{self, UarPage};
-use transitions::{Service, state};
+use transitions::state;
 
 /// A queue pair.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub(crate) struct Qp {
     /// The page in which its send queue rings, if it has one.
     pub(crate) uar: Option<UarPage>,
     pub(crate) parents: Vec<u32>,
-    pub(crate) service: Service,
+    pub(crate) qp_type: QpType,
     pub(crate) events: Reporter,
     /// Receive WQEs in the ring, and scatter entries in each.
     pub(crate) receives: (u32, u32),
@@ -143,7 +143,7 @@ pub(crate) fn open(call: &mut Call<'_>) -> Result<(), Errno> {
         qpn: Qpn(request.qpn),
         uar: None,
         parents: vec![request.pd_handle],
-        service: Service::XrcTarget,
+        qp_type: QpType::XrcTarget,
         events,
         receives: (0, 0),
         signal_all: false,
@@ -158,13 +158,13 @@ pub(crate) fn open(call: &mut Call<'_>) -> Result<(), Errno> {
 
 /// What the firmware calls a service (`MLX5_QP_ST_*`). A queue pair of raw packets is none to it,
 /// but two queues.
-pub(crate) fn service_code(service: Service) -> Option<u64> {
-    match service {
-        Service::Rc => Some(0),
-        Service::Uc => Some(1),
-        Service::Ud => Some(2),
-        Service::XrcInitiator | Service::XrcTarget => Some(3),
-        Service::RawPacket => None,
+pub(crate) fn service_code(qp_type: QpType) -> Option<u64> {
+    match qp_type {
+        QpType::Rc => Some(0),
+        QpType::Uc => Some(1),
+        QpType::Ud => Some(2),
+        QpType::XrcInitiator | QpType::XrcTarget => Some(3),
+        QpType::RawPacket | QpType::RegUmr => None,
     }
 }
 

@@ -9,14 +9,14 @@ use uverbs_uapi::mlx5;
 use uverbs_uapi::write::qp::{ExModifyQp, ExModifyQpResp, ModifyQp, QpDest};
 use zerocopy::IntoBytes;
 
-use super::transitions::{Service, allowed, mask, state};
+use super::transitions::{allowed, mask, state};
 use crate::chardev::abi::call::Call;
 use crate::chardev::device::DeviceShared;
 use crate::chardev::device::options::Options;
 use crate::chardev::objects::address_handle::{check_rate, check_route, mac_of, require_neighbour};
 use crate::chardev::objects::object::Kind;
 use crate::chardev::objects::qp::Remembered;
-use crate::core::{AddressPath, MigrationState, Mtu, QpAttributes, QpState, RemoteRights};
+use crate::core::{AddressPath, MigrationState, Mtu, QpAttributes, QpState, QpType, RemoteRights};
 use crate::packet::Gid;
 
 /// `IB_USER_VERBS_CMD_MODIFY_QP`.
@@ -47,16 +47,16 @@ fn change(call: &mut Call<'_>, request: &mut ModifyQp, rate: u32) -> Result<(), 
         // `mlx5_ib_modify_qp`.
         return Err(Errno::ENOSYS);
     }
-    let (qpn, service, driver) = (qp.qpn, qp.service, qp.driver.clone());
+    let (qpn, qp_type, driver) = (qp.qpn, qp.qp_type, qp.driver.clone());
     let before = driver.get();
     check_ports(request, before)?;
     check_states(request)?;
-    let given = relevant(service, request.attr_mask.bits());
-    check_paths(call, service, request, given)?;
+    let given = relevant(qp_type, request.attr_mask.bits());
+    check_paths(call, qp_type, request, given)?;
     let asked = read_driver_request(call)?;
     let (current, next) = states(request, given, before);
-    check_transition(&device, service, current, next, given)?;
-    check_values(&device, request, service, given)?;
+    check_transition(&device, qp_type, current, next, given)?;
+    check_values(&device, request, qp_type, given)?;
     check_limit(&device, given, rate)?;
     if (current, next) == (state::RESET, state::RESET) {
         return Ok(());
@@ -67,7 +67,7 @@ fn change(call: &mut Call<'_>, request: &mut ModifyQp, rate: u32) -> Result<(), 
     }
     let after = remember(request, given, next, before);
     let rate_limit = (given & mask::RATE_LIMIT != 0).then_some(rate);
-    let attributes = QpAttributes { rate_limit, ..attributes(request, service, given, after)? };
+    let attributes = QpAttributes { rate_limit, ..attributes(request, qp_type, given, after)? };
     device.core(|core| core.modify_qp(qpn, core_state(next), &attributes))?;
     driver.set(after);
     answer_driver(call, asked)
@@ -106,10 +106,10 @@ fn check_states(request: &ModifyQp) -> Result<(), Errno> {
 }
 
 /// Attributes that an XRC initiator or target does not use are ignored (`modify_qp_mask`).
-fn relevant(service: Service, given: u32) -> u32 {
-    match service {
-        Service::XrcInitiator => given & !(mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER),
-        Service::XrcTarget => given & !(mask::MAX_QP_RD_ATOMIC | mask::RETRY_CNT | mask::RNR_RETRY),
+fn relevant(qp_type: QpType, given: u32) -> u32 {
+    match qp_type {
+        QpType::XrcInitiator => given & !(mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER),
+        QpType::XrcTarget => given & !(mask::MAX_QP_RD_ATOMIC | mask::RETRY_CNT | mask::RNR_RETRY),
         _ => given,
     }
 }
@@ -117,7 +117,7 @@ fn relevant(service: Service, given: u32) -> u32 {
 /// `_ib_modify_qp`: routes must be complete; alternate paths are for InfiniBand only.
 fn check_paths(
     call: &mut Call<'_>,
-    service: Service,
+    qp_type: QpType,
     request: &ModifyQp,
     given: u32,
 ) -> Result<(), Errno> {
@@ -126,7 +126,7 @@ fn check_paths(
     if given & mask::AV != 0 {
         let dest = &request.dest;
         let source = check_route(options, dest.is_global != 0, dest.sgid_index)?;
-        if service.is_connected() {
+        if qp_type.is_connected() {
             require_neighbour(call, source, Gid(dest.dgid))?;
         }
     }
@@ -186,12 +186,12 @@ fn states(request: &ModifyQp, given: u32, before: Remembered) -> (u8, u8) {
 /// SQD.
 fn check_transition(
     device: &DeviceShared,
-    service: Service,
+    qp_type: QpType,
     current: u8,
     next: u8,
     given: u32,
 ) -> Result<(), Errno> {
-    if !allowed(current, next, service, given) {
+    if !allowed(current, next, qp_type, given) {
         return Err(Errno::EINVAL);
     }
     if next == state::SQD && !device.options().send_queue_drain {
@@ -204,7 +204,7 @@ fn check_transition(
 fn check_values(
     device: &DeviceShared,
     request: &ModifyQp,
-    service: Service,
+    qp_type: QpType,
     given: u32,
 ) -> Result<(), Errno> {
     let options = device.options();
@@ -215,7 +215,7 @@ fn check_values(
         given & mask::MAX_DEST_RD_ATOMIC != 0
             && request.max_dest_rd_atomic > Options::MAX_READ_ATOMIC,
         given & mask::PATH_MTU != 0
-            && service != Service::Ud
+            && qp_type != QpType::Ud
             && Mtu::from_code(request.path_mtu.0).is_none(),
     ];
     if bad.contains(&true) {
@@ -253,15 +253,15 @@ fn remember(request: &ModifyQp, given: u32, next: u8, before: Remembered) -> Rem
 
 fn attributes(
     request: &ModifyQp,
-    service: Service,
+    qp_type: QpType,
     given: u32,
     after: Remembered,
 ) -> Result<QpAttributes, Errno> {
     let has = |bit| given & bit != 0;
     // The device stores depths as logarithms, so 0 becomes 1 (`__mlx5_ib_modify_qp`).
     let depth = |bit, value: u8| has(bit).then(|| value.next_power_of_two());
-    let mtu = match service {
-        Service::Ud => Some(Mtu::M4096),
+    let mtu = match qp_type {
+        QpType::Ud => Some(Mtu::M4096),
         _ if has(mask::PATH_MTU) => Mtu::from_code(request.path_mtu.0),
         _ => None,
     };

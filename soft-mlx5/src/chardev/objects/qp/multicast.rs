@@ -5,9 +5,9 @@
 use nix::errno::Errno;
 use uverbs_uapi::write::qp::{AttachMcast, DetachMcast};
 
-use super::transitions::Service;
 use crate::chardev::abi::call::Call;
 use crate::chardev::objects::object::Kind;
+use crate::core::QpType;
 use crate::packet::Gid;
 
 /// Lowest multicast LID (`IB_MULTICAST_LID_BASE`).
@@ -25,7 +25,7 @@ pub(crate) fn attach(call: &mut Call<'_>) -> Result<(), Errno> {
         return Ok(());
     }
     let lid_fits = device.options().is_roce() || (FIRST_LID..PERMISSIVE_LID).contains(&lid);
-    if !group.is_multicast() || qp.service != Service::Ud || !lid_fits {
+    if !group.is_multicast() || qp.qp_type != QpType::Ud || !lid_fits {
         return Err(Errno::EINVAL);
     }
     device.core(|core| core.attach_multicast(qp.qpn, group))?;

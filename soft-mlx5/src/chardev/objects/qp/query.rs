@@ -7,11 +7,11 @@ use uverbs_uapi::enums::{MigState, Mtu as UserMtu, QpState as UserQpState};
 use uverbs_uapi::flags::AccessFlags;
 use uverbs_uapi::write::qp::{QpDest, QueryQp, QueryQpResp};
 
-use super::transitions::{Service, state};
+use super::transitions::state;
 use crate::chardev::abi::call::Call;
 use crate::chardev::objects::object::Kind;
 use crate::chardev::objects::qp::{Qp, Remembered};
-use crate::core::{AddressPath, MigrationState, QpInfo, QpState, RemoteRights};
+use crate::core::{AddressPath, MigrationState, QpInfo, QpState, QpType, RemoteRights};
 
 /// `IB_USER_VERBS_CMD_QUERY_QP`. The mask is ignored: the response has all attributes.
 pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
@@ -36,7 +36,7 @@ fn response(qp: &Qp, info: &QpInfo, number: u8, global: bool) -> QueryQpResp {
     let nowhere = AddressPath { port: qp.driver.get().port, global, ..AddressPath::default() };
     let path = attributes.path.filter(|path| path.port != 0).unwrap_or(nowhere);
     let alternate = attributes.alternate_path.unwrap_or_default();
-    let connected = !matches!(qp.service, Service::Ud | Service::RawPacket);
+    let connected = !matches!(qp.qp_type, QpType::Ud | QpType::RawPacket);
     let dest = |path: &AddressPath| if connected { destination(path) } else { QpDest::default() };
     QueryQpResp {
         dest: dest(&path),

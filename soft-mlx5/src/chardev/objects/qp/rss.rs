@@ -14,7 +14,6 @@ use zerocopy::IntoBytes;
 
 use super::Qp;
 use super::create::{NATIVE_FLAGS, SIGNAL_ALL};
-use super::transitions::Service;
 use crate::chardev::abi::call::{Buffers, Call};
 use crate::chardev::abi::query_device::HASHED_FIELDS;
 use crate::chardev::device::errno;
@@ -39,7 +38,7 @@ struct Request {
 }
 
 /// `UVERBS_METHOD_QP_CREATE` with an indirection table.
-pub(super) fn create(call: &mut Call<'_>, service: Service) -> Result<(), Errno> {
+pub(super) fn create(call: &mut Call<'_>, qp_type: QpType) -> Result<(), Errno> {
     let cap: QpCap = call.input(create::CAP)?;
     let other = [create::XRCD_HANDLE, create::SRQ_HANDLE, create::RECV_CQ_HANDLE];
     let flags = call.flags(create::FLAGS, NATIVE_FLAGS)? & !SIGNAL_ALL;
@@ -55,7 +54,7 @@ pub(super) fn create(call: &mut Call<'_>, service: Service) -> Result<(), Errno>
         user_handle: call.input(create::USER_HANDLE)?,
         events: call.async_queue(create::EVENT_FD)?,
     };
-    build(call, &request, service)?;
+    build(call, &request, qp_type)?;
     call.output_struct(create::RESP_CAP, &cap)?;
     call.output(create::RESP_QP_NUM, &0u32)
 }
@@ -64,7 +63,7 @@ pub(super) fn create(call: &mut Call<'_>, service: Service) -> Result<(), Errno>
 pub(super) fn create_by_write(
     call: &mut Call<'_>,
     asked: &ExCreateQp,
-    service: Service,
+    qp_type: QpType,
 ) -> Result<(), Errno> {
     let qp_handle = call.reserve()?;
     let table = asked.rwq_ind_tbl_handle;
@@ -78,7 +77,7 @@ pub(super) fn create_by_write(
         user_handle: asked.user_handle,
         events: call.state.default_async.clone(),
     };
-    build(call, &request, service)?;
+    build(call, &request, qp_type)?;
     let base = CreateQpResp { qp_handle, ..CreateQpResp::default() };
     let response_length = call.response_length::<ExCreateQpResp>();
     call.response(&ExCreateQpResp { base, comp_mask: 0, response_length })
@@ -86,10 +85,10 @@ pub(super) fn create_by_write(
 
 /// It has no queues, so that it names neither sizes nor completion queues, and its number is 0.
 /// With sends it would have a completion queue for them, which the driver refuses.
-fn build(call: &mut Call<'_>, request: &Request, service: Service) -> Result<(), Errno> {
+fn build(call: &mut Call<'_>, request: &Request, qp_type: QpType) -> Result<(), Errno> {
     let device = call.file.device.clone();
     let fits = call.context()?.cqe_version != 0 && device.options().is_roce();
-    if request.has_queues || service != Service::RawPacket || !fits {
+    if request.has_queues || qp_type != QpType::RawPacket || !fits {
         return Err(Errno::EINVAL);
     }
     let table = call.object(Kind::RwqIndTbl, request.table)?.indirection_table()?.queues.clone();
@@ -103,7 +102,7 @@ fn build(call: &mut Call<'_>, request: &Request, service: Service) -> Result<(),
         qpn,
         uar: None,
         parents: vec![request.pd, request.table],
-        service,
+        qp_type,
         events: Reporter::new(request.events.clone(), request.user_handle),
         receives: (0, 0),
         signal_all: false,

@@ -2,6 +2,8 @@
 //! (core/verbs.c).
 #![forbid(unsafe_code)]
 
+use crate::core::QpType::{self, RawPacket, Rc, RegUmr, Uc, Ud, XrcInitiator, XrcTarget};
+
 /// Queue pair states, numbered as `enum ib_qp_state`.
 pub(crate) mod state {
     pub(crate) const RESET: u8 = 0;
@@ -41,102 +43,83 @@ pub(crate) mod mask {
     pub(crate) const STANDARD: u32 = (1 << 21) - 1;
 }
 
-/// QP types that the transition table distinguishes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Service {
-    Rc,
-    Uc,
-    Ud,
-    XrcInitiator,
-    XrcTarget,
-    RawPacket,
-}
-
-impl Service {
-    /// Whether QPs have a peer of their own (`is_qp_type_connected` in core/verbs.c).
-    pub(crate) fn is_connected(self) -> bool {
-        matches!(self, Self::Rc | Self::Uc | Self::XrcInitiator | Self::XrcTarget)
-    }
-}
-
-use Service::{RawPacket, Rc, Uc, Ud, XrcInitiator, XrcTarget};
 use mask::*;
 
 /// Whether `mask` may accompany the change from `current` to `next`.
-pub(crate) fn allowed(current: u8, next: u8, service: Service, given: u32) -> bool {
+pub(crate) fn allowed(current: u8, next: u8, qp_type: QpType, given: u32) -> bool {
     use state::{RTR, RTS, SQD, SQE};
     if given & CUR_STATE != 0 && !matches!(current, RTR | RTS | SQD | SQE) {
         return false;
     }
-    transition(current, next, service).is_some_and(|(required, optional)| {
+    transition(current, next, qp_type).is_some_and(|(required, optional)| {
         given & required == required && given & !(required | optional | STATE) == 0
     })
 }
 
 /// Required and optional attributes; `None` if there is no such transition.
-fn transition(current: u8, next: u8, service: Service) -> Option<(u32, u32)> {
+fn transition(current: u8, next: u8, qp_type: QpType) -> Option<(u32, u32)> {
     use state::{ERR, INIT, RESET, RTR, RTS, SQD, SQE};
     match (current, next) {
         (RESET..=ERR, RESET) | (INIT..=ERR, ERR) => Some((0, 0)),
-        (RESET, INIT) => Some((init(service), 0)),
-        (INIT, INIT) => Some((0, if service == RawPacket { 0 } else { init(service) })),
-        (INIT, RTR) => Some(to_rtr(service)),
-        (RTR, RTS) => Some(to_rts(service)),
-        (RTS, RTS) => Some((0, in_rts(service))),
-        (RTS, SQD) => Some((0, if service == RawPacket { 0 } else { EN_SQD_ASYNC_NOTIFY })),
-        (SQD, RTS) => Some((0, from_sqd_to_rts(service))),
-        (SQD, SQD) => Some((0, in_sqd(service))),
-        (SQE, RTS) => Some((0, from_sqe_to_rts(service))),
+        (RESET, INIT) => Some((init(qp_type), 0)),
+        (INIT, INIT) => Some((0, if qp_type == RawPacket { 0 } else { init(qp_type) })),
+        (INIT, RTR) => Some(to_rtr(qp_type)),
+        (RTR, RTS) => Some(to_rts(qp_type)),
+        (RTS, RTS) => Some((0, in_rts(qp_type))),
+        (RTS, SQD) => Some((0, if qp_type == RawPacket { 0 } else { EN_SQD_ASYNC_NOTIFY })),
+        (SQD, RTS) => Some((0, from_sqd_to_rts(qp_type))),
+        (SQD, SQD) => Some((0, in_sqd(qp_type))),
+        (SQE, RTS) => Some((0, from_sqe_to_rts(qp_type))),
         _ => None,
     }
 }
 
-fn init(service: Service) -> u32 {
-    match service {
+fn init(qp_type: QpType) -> u32 {
+    match qp_type {
         Ud => PKEY_INDEX | PORT | QKEY,
-        RawPacket => PORT,
+        RawPacket | RegUmr => PORT,
         Rc | Uc | XrcInitiator | XrcTarget => PKEY_INDEX | PORT | ACCESS_FLAGS,
     }
 }
 
-fn to_rtr(service: Service) -> (u32, u32) {
+fn to_rtr(qp_type: QpType) -> (u32, u32) {
     let path = AV | PATH_MTU | DEST_QPN | RQ_PSN;
     let connected = ALT_PATH | ACCESS_FLAGS | PKEY_INDEX;
-    match service {
+    match qp_type {
         Ud => (0, PKEY_INDEX | QKEY),
         Uc | XrcInitiator => (path, connected),
         Rc | XrcTarget => (path | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER, connected),
-        RawPacket => (0, 0),
+        RawPacket | RegUmr => (0, 0),
     }
 }
 
-fn to_rts(service: Service) -> (u32, u32) {
-    let required = match service {
+fn to_rts(qp_type: QpType) -> (u32, u32) {
+    let required = match qp_type {
         Ud | Uc => SQ_PSN,
         Rc | XrcInitiator => TIMEOUT | RETRY_CNT | RNR_RETRY | SQ_PSN | MAX_QP_RD_ATOMIC,
         XrcTarget => TIMEOUT | SQ_PSN,
-        RawPacket => 0,
+        RawPacket | RegUmr => 0,
     };
-    (required, in_rts(service))
+    (required, in_rts(qp_type))
 }
 
-fn in_rts(service: Service) -> u32 {
+fn in_rts(qp_type: QpType) -> u32 {
     let connected = CUR_STATE | ALT_PATH | ACCESS_FLAGS | PATH_MIG_STATE;
-    match service {
+    match qp_type {
         Ud => CUR_STATE | QKEY,
         Uc | XrcInitiator => connected,
         Rc | XrcTarget => connected | MIN_RNR_TIMER,
-        RawPacket => RATE_LIMIT,
+        RawPacket | RegUmr => RATE_LIMIT,
     }
 }
 
-fn from_sqd_to_rts(service: Service) -> u32 {
-    if service == RawPacket { 0 } else { in_rts(service) }
+fn from_sqd_to_rts(qp_type: QpType) -> u32 {
+    if qp_type == RawPacket { 0 } else { in_rts(qp_type) }
 }
 
-fn in_sqd(service: Service) -> u32 {
+fn in_sqd(qp_type: QpType) -> u32 {
     let connected = AV | ALT_PATH | ACCESS_FLAGS | PKEY_INDEX | PATH_MIG_STATE;
-    match service {
+    match qp_type {
         Ud => PKEY_INDEX | QKEY,
         Uc => connected,
         Rc => {
@@ -151,12 +134,12 @@ fn in_sqd(service: Service) -> u32 {
         }
         XrcInitiator => connected | PORT | TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC,
         XrcTarget => connected | PORT | TIMEOUT | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
-        RawPacket => 0,
+        RawPacket | RegUmr => 0,
     }
 }
 
-fn from_sqe_to_rts(service: Service) -> u32 {
-    match service {
+fn from_sqe_to_rts(qp_type: QpType) -> u32 {
+    match qp_type {
         Ud => CUR_STATE | QKEY,
         Uc => CUR_STATE | ACCESS_FLAGS,
         _ => 0,
