@@ -10,7 +10,7 @@ use uverbs_uapi::enums::AdviseMrAdvice;
 use uverbs_uapi::flags::{AccessFlags, AdviseMrFlags, CoreSupport, OdpGeneralCaps, ReregMrFlags};
 use uverbs_uapi::objects::mr::{advise, destroy, reg_dm, reg_dmabuf};
 use uverbs_uapi::write::mr::{RegMr, ReregMr};
-use uverbs_uapi::write::post::Sge as KernelSge;
+use uverbs_uapi::write::mr::Sge as KernelSge;
 use zerocopy::IntoBytes;
 
 use super::device_memory::{ALLOWED_ACCESS, DeviceMemory};

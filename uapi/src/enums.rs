@@ -31,17 +31,6 @@ crate::macros::abi_enums! {
         IONIC = 21 RDMA_DRIVER_IONIC,
     }
 
-    /// Kind of node, as sysfs `node_type` gives it.
-    enum NodeType: u32 {
-        CA = 1 IBV_NODE_CA,
-        SWITCH = 2 IBV_NODE_SWITCH,
-        ROUTER = 3 IBV_NODE_ROUTER,
-        RNIC = 4 IBV_NODE_RNIC,
-        USNIC = 5 IBV_NODE_USNIC,
-        USNIC_UDP = 6 IBV_NODE_USNIC_UDP,
-        UNSPECIFIED = 7 IBV_NODE_UNSPECIFIED,
-    }
-
     /// What a GID table entry is for.
     enum GidType: u32 {
         /// InfiniBand.
@@ -219,70 +208,6 @@ crate::macros::abi_enums! {
         WQ_FATAL = 19 IBV_EVENT_WQ_FATAL,
     }
 
-    /// How a work request ended.
-    enum WcStatus: u32 {
-        SUCCESS = 0 IBV_WC_SUCCESS,
-        LOC_LEN_ERR = 1 IBV_WC_LOC_LEN_ERR,
-        LOC_QP_OP_ERR = 2 IBV_WC_LOC_QP_OP_ERR,
-        LOC_EEC_OP_ERR = 3 IBV_WC_LOC_EEC_OP_ERR,
-        LOC_PROT_ERR = 4 IBV_WC_LOC_PROT_ERR,
-        WR_FLUSH_ERR = 5 IBV_WC_WR_FLUSH_ERR,
-        MW_BIND_ERR = 6 IBV_WC_MW_BIND_ERR,
-        BAD_RESP_ERR = 7 IBV_WC_BAD_RESP_ERR,
-        LOC_ACCESS_ERR = 8 IBV_WC_LOC_ACCESS_ERR,
-        REM_INV_REQ_ERR = 9 IBV_WC_REM_INV_REQ_ERR,
-        REM_ACCESS_ERR = 10 IBV_WC_REM_ACCESS_ERR,
-        REM_OP_ERR = 11 IBV_WC_REM_OP_ERR,
-        RETRY_EXC_ERR = 12 IBV_WC_RETRY_EXC_ERR,
-        RNR_RETRY_EXC_ERR = 13 IBV_WC_RNR_RETRY_EXC_ERR,
-        LOC_RDD_VIOL_ERR = 14 IBV_WC_LOC_RDD_VIOL_ERR,
-        REM_INV_RD_REQ_ERR = 15 IBV_WC_REM_INV_RD_REQ_ERR,
-        REM_ABORT_ERR = 16 IBV_WC_REM_ABORT_ERR,
-        INV_EECN_ERR = 17 IBV_WC_INV_EECN_ERR,
-        INV_EEC_STATE_ERR = 18 IBV_WC_INV_EEC_STATE_ERR,
-        FATAL_ERR = 19 IBV_WC_FATAL_ERR,
-        RESP_TIMEOUT_ERR = 20 IBV_WC_RESP_TIMEOUT_ERR,
-        GENERAL_ERR = 21 IBV_WC_GENERAL_ERR,
-        TM_ERR = 22 IBV_WC_TM_ERR,
-        TM_RNDV_INCOMPLETE = 23 IBV_WC_TM_RNDV_INCOMPLETE,
-    }
-
-    /// What a work completion completes.
-    enum WcOpcode: u32 {
-        SEND = 0 IB_UVERBS_WC_SEND,
-        RDMA_WRITE = 1 IB_UVERBS_WC_RDMA_WRITE,
-        RDMA_READ = 2 IB_UVERBS_WC_RDMA_READ,
-        COMP_SWAP = 3 IB_UVERBS_WC_COMP_SWAP,
-        FETCH_ADD = 4 IB_UVERBS_WC_FETCH_ADD,
-        BIND_MW = 5 IB_UVERBS_WC_BIND_MW,
-        LOCAL_INV = 6 IB_UVERBS_WC_LOCAL_INV,
-        TSO = 7 IB_UVERBS_WC_TSO,
-        FLUSH = 8 IB_UVERBS_WC_FLUSH,
-        ATOMIC_WRITE = 9 IB_UVERBS_WC_ATOMIC_WRITE,
-        RECV = 128 IBV_WC_RECV,
-        RECV_RDMA_WITH_IMM = 129 IBV_WC_RECV_RDMA_WITH_IMM,
-    }
-
-    /// What a send work request asks for.
-    enum WrOpcode: u32 {
-        RDMA_WRITE = 0 IB_UVERBS_WR_RDMA_WRITE,
-        RDMA_WRITE_WITH_IMM = 1 IB_UVERBS_WR_RDMA_WRITE_WITH_IMM,
-        SEND = 2 IB_UVERBS_WR_SEND,
-        SEND_WITH_IMM = 3 IB_UVERBS_WR_SEND_WITH_IMM,
-        RDMA_READ = 4 IB_UVERBS_WR_RDMA_READ,
-        ATOMIC_CMP_AND_SWP = 5 IB_UVERBS_WR_ATOMIC_CMP_AND_SWP,
-        ATOMIC_FETCH_AND_ADD = 6 IB_UVERBS_WR_ATOMIC_FETCH_AND_ADD,
-        LOCAL_INV = 7 IB_UVERBS_WR_LOCAL_INV,
-        BIND_MW = 8 IB_UVERBS_WR_BIND_MW,
-        SEND_WITH_INV = 9 IB_UVERBS_WR_SEND_WITH_INV,
-        TSO = 10 IB_UVERBS_WR_TSO,
-        RDMA_READ_WITH_INV = 11 IB_UVERBS_WR_RDMA_READ_WITH_INV,
-        MASKED_ATOMIC_CMP_AND_SWP = 12 IB_UVERBS_WR_MASKED_ATOMIC_CMP_AND_SWP,
-        MASKED_ATOMIC_FETCH_AND_ADD = 13 IB_UVERBS_WR_MASKED_ATOMIC_FETCH_AND_ADD,
-        FLUSH = 14 IB_UVERBS_WR_FLUSH,
-        ATOMIC_WRITE = 15 IB_UVERBS_WR_ATOMIC_WRITE,
-    }
-
     /// Static rate of an address vector, in Gbit/s.
     enum Rate: u8 {
         MAX = 0 IBV_RATE_MAX,
@@ -318,12 +243,6 @@ crate::macros::abi_enums! {
         PREFETCH_NO_FAULT = 2 IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
     }
 
-    /// What a [`BufferDesc`](crate::buffer::BufferDesc) describes.
-    enum BufferType: u32 {
-        DMABUF = 0 IB_UVERBS_BUFFER_TYPE_DMABUF,
-        VA = 1 IB_UVERBS_BUFFER_TYPE_VA,
-    }
-
     /// Kind of flow rule.
     enum FlowAttrType: u32 {
         NORMAL = 0 IBV_FLOW_ATTR_NORMAL,
@@ -349,40 +268,6 @@ crate::macros::abi_enums! {
         ACTION_DROP = 0x1001 IBV_FLOW_SPEC_ACTION_DROP,
         ACTION_HANDLE = 0x1002 IBV_FLOW_SPEC_ACTION_HANDLE,
         ACTION_COUNT = 0x1003 IBV_FLOW_SPEC_ACTION_COUNT,
-    }
-
-    /// Which half of a completion counter.
-    enum CompCntrEntry: u32 {
-        COMP = 0 IB_UVERBS_COMP_CNTR_ENTRY_COMP,
-        ERR = 1 IB_UVERBS_COMP_CNTR_ENTRY_ERR,
-    }
-
-    /// How to change a completion counter.
-    enum CompCntrModifyOp: u32 {
-        SET = 0 IB_UVERBS_COMP_CNTR_MODIFY_OP_SET,
-        INC = 1 IB_UVERBS_COMP_CNTR_MODIFY_OP_INC,
-    }
-
-    /// Key material of an ESP action.
-    enum EspKeymat: u32 {
-        AES_GCM = 0 IB_UVERBS_FLOW_ACTION_ESP_KEYMAT_AES_GCM,
-    }
-
-    /// How an ESP action makes its initialisation vectors.
-    enum EspIvAlgo: u32 {
-        SEQ = 0 IB_UVERBS_FLOW_ACTION_IV_ALGO_SEQ,
-    }
-
-    /// Replay protection of an ESP action.
-    enum EspReplay: u32 {
-        NONE = 0 IB_UVERBS_FLOW_ACTION_ESP_REPLAY_NONE,
-        BMP = 1 IB_UVERBS_FLOW_ACTION_ESP_REPLAY_BMP,
-    }
-
-    /// What an RDMA FLUSH covers (IBA A19.4.1.2).
-    enum SelectivityLevel: u32 {
-        RANGE = 0 IB_FLUSH_RANGE,
-        MR = 1 IB_FLUSH_MR,
     }
 }
 

@@ -122,26 +122,6 @@ crate::macros::abi_flags! {
         PREFER_CACHED = 1 << 0 => IB_UVERBS_READ_COUNTERS_PREFER_CACHED,
     }
 
-    /// Flags of a send work request.
-    flags SendFlags: u32 {
-        FENCE = 1 << 0 => IBV_SEND_FENCE,
-        SIGNALED = 1 << 1 => IBV_SEND_SIGNALED,
-        SOLICITED = 1 << 2 => IBV_SEND_SOLICITED,
-        INLINE = 1 << 3 => IBV_SEND_INLINE,
-        IP_CSUM = 1 << 4 => IBV_SEND_IP_CSUM,
-    }
-
-    /// Flags of a work completion.
-    flags WcFlags: u32 {
-        GRH = 1 << 0 => IBV_WC_GRH,
-        WITH_IMM = 1 << 1 => IBV_WC_WITH_IMM,
-        IP_CSUM_OK = 1 << 2 => IBV_WC_IP_CSUM_OK,
-        WITH_INV = 1 << 3 => IBV_WC_WITH_INV,
-        TM_SYNC_REQ = 1 << 4 => IBV_WC_TM_SYNC_REQ,
-        TM_MATCH = 1 << 5 => IBV_WC_TM_MATCH,
-        TM_DATA_VALID = 1 << 6 => IBV_WC_TM_DATA_VALID,
-    }
-
     /// Flags of a flow rule.
     flags FlowFlags: u32 {
         DONT_TRAP = 1 << 1 => IBV_FLOW_ATTR_FLAGS_DONT_TRAP,
@@ -276,13 +256,5 @@ crate::macros::abi_flags! {
         REMOTE_RDMA_READ = 1 << 3 => IB_UVERBS_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_READ,
         RDMA_WRITE = 1 << 4 => IB_UVERBS_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE,
         REMOTE_RDMA_WRITE = 1 << 5 => IB_UVERBS_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_WRITE,
-    }
-
-    /// Flags of an ESP action; the opposite of each is the default.
-    flags EspFlags: u32 {
-        FULL_OFFLOAD = 1 << 0 => IB_UVERBS_FLOW_ACTION_ESP_FLAGS_FULL_OFFLOAD,
-        TRANSPORT = 1 << 1 => IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TRANSPORT,
-        ENCRYPT = 1 << 2 => IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT,
-        ESN_NEW_WINDOW = 1 << 3 => IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW,
     }
 }

@@ -24,21 +24,4 @@ crate::macros::abi_structs! {
         /// Zero.
         @4 reserved: u32,
     }
-
-    /// Match values or masks in the device format.
-    struct MatchParams = "struct mlx5_ib_match_params", 640 {
-        @0 match_params: [u32; 160],
-    }
-
-    /// Head of an asynchronous answer.
-    struct DevxAsyncCmdHdr = "struct mlx5_ib_uapi_devx_async_cmd_hdr", 8 {
-        /// The user's own value.
-        @0 wr_id: u64,
-    }
-
-    /// Head of a firmware event.
-    struct DevxAsyncEventHdr = "struct mlx5_ib_uapi_devx_async_event_hdr", 8 {
-        /// What the subscription gave.
-        @0 cookie: u64,
-    }
 }

@@ -35,12 +35,4 @@ crate::macros::abi_structs! {
         /// Zero.
         @4 reserved: u32,
     }
-
-    /// Driver part of an indirection table's answer.
-    struct CreateRwqIndTblResp = "struct mlx5_ib_create_rwq_ind_tbl_resp", 8 {
-        /// Bytes of the answer that the kernel filled in.
-        @0 response_length: u32,
-        /// Zero.
-        @4 reserved: u32,
-    }
 }

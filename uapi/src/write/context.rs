@@ -13,18 +13,6 @@ crate::macros::abi_structs! {
         @6 out_words: u16,
     }
 
-    /// Second head of an extended `write(2)` command; not used with the ioctl.
-    struct ExCmdHdr = "struct ib_uverbs_ex_cmd_hdr", 16 {
-        /// Where the answer goes.
-        @0 response: u64,
-        /// Driver request length in words of eight bytes.
-        @8 provider_in_words: u16,
-        /// Driver answer length in words of eight bytes.
-        @10 provider_out_words: u16,
-        /// Zero.
-        @12 cmd_hdr_reserved: u32,
-    }
-
     /// Creates the user context.
     struct GetContext = "struct ib_uverbs_get_context", 8 {
         /// Where `write(2)` would put the answer; zero through the ioctl.

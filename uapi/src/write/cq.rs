@@ -1,7 +1,6 @@
 //! Completion queues.
 
-use crate::enums::{WcOpcode, WcStatus};
-use crate::flags::{CqAttrMask, CqCreateFlags, WcFlags};
+use crate::flags::{CqAttrMask, CqCreateFlags};
 
 crate::macros::abi_structs! {
     /// Creates a queue.
@@ -71,48 +70,6 @@ crate::macros::abi_structs! {
         @0 cqe: u32,
         /// Zero.
         @4 reserved: u32,
-    }
-
-    /// Polls through the kernel (drivers without user queues).
-    struct PollCq = "struct ib_uverbs_poll_cq", 16 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
-        @0 response: u64,
-        /// Handle of the completion queue.
-        @8 cq_handle: u32,
-        /// Completions asked for.
-        @12 ne: u32,
-    }
-
-    /// Head of the answer; [`Wc`] entries follow.
-    struct PollCqResp = "struct ib_uverbs_poll_cq_resp", 8 {
-        /// How many.
-        @0 count: u32,
-        /// Zero.
-        @4 reserved: u32,
-    }
-
-    /// A work completion, as the kernel gives it.
-    struct Wc = "struct ib_uverbs_wc", 48 {
-        /// The user's own value.
-        @0 wr_id: u64,
-        @8 status: WcStatus,
-        @12 opcode: WcOpcode,
-        @16 vendor_err: u32,
-        @20 byte_len: u32,
-        /// Immediate data (network order) or the invalidated rkey.
-        @24 ex: [u8; 4],
-        @28 qp_num: u32,
-        @32 src_qp: u32,
-        @36 wc_flags: WcFlags,
-        @40 pkey_index: u16,
-        @42 slid: u16,
-        /// Service level.
-        @44 sl: u8,
-        @45 dlid_path_bits: u8,
-        /// Port, from 1.
-        @46 port_num: u8,
-        /// Zero.
-        @47 reserved: u8,
     }
 
     /// Arms through the kernel (drivers without user queues).

@@ -101,14 +101,6 @@ crate::macros::abi_structs! {
         @0 hdr: FlowSpecHdr,
     }
 
-    /// Applies a flow action object.
-    struct FlowSpecActionHandle = "struct ib_uverbs_flow_spec_action_handle", 16 {
-        @0 hdr: FlowSpecHdr,
-        @8 handle: u32,
-        /// Zero.
-        @12 reserved1: u32,
-    }
-
     /// Counts matching packets in a counters object.
     struct FlowSpecActionCount = "struct ib_uverbs_flow_spec_action_count", 16 {
         @0 hdr: FlowSpecHdr,
@@ -122,28 +114,10 @@ crate::macros::abi_structs! {
         @0 tunnel_id: U32,
     }
 
-    /// Matches VXLAN.
-    struct FlowSpecTunnel = "struct ib_uverbs_flow_spec_tunnel", 16 {
-        @0 hdr: FlowSpecHdr,
-        /// Values to match.
-        @8 val: FlowTunnelFilter,
-        /// Which bits to match.
-        @12 mask: FlowTunnelFilter,
-    }
-
     /// ESP fields.
     struct FlowSpecEspFilter = "struct ib_uverbs_flow_spec_esp_filter", 8 {
         @0 spi: u32,
         @4 seq: u32,
-    }
-
-    /// Matches ESP.
-    struct FlowSpecEsp = "struct ib_uverbs_flow_spec_esp", 24 {
-        @0 hdr: FlowSpecHdr,
-        /// Values to match.
-        @8 val: FlowSpecEspFilter,
-        /// Which bits to match.
-        @16 mask: FlowSpecEspFilter,
     }
 
     /// GRE fields.
@@ -154,28 +128,10 @@ crate::macros::abi_structs! {
         @4 key: U32,
     }
 
-    /// Matches GRE.
-    struct FlowSpecGre = "struct ib_uverbs_flow_spec_gre", 24 {
-        @0 hdr: FlowSpecHdr,
-        /// Values to match.
-        @8 val: FlowGreFilter,
-        /// Which bits to match.
-        @16 mask: FlowGreFilter,
-    }
-
     /// MPLS fields.
     struct FlowMplsFilter = "struct ib_uverbs_flow_mpls_filter", 4 {
         /// The whole label stack entry: label, traffic class, bottom of stack, TTL.
         @0 label: U32,
-    }
-
-    /// Matches MPLS.
-    struct FlowSpecMpls = "struct ib_uverbs_flow_spec_mpls", 16 {
-        @0 hdr: FlowSpecHdr,
-        /// Values to match.
-        @8 val: FlowMplsFilter,
-        /// Which bits to match.
-        @12 mask: FlowMplsFilter,
     }
 
     /// Head of a rule; its parts follow.

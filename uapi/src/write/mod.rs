@@ -18,7 +18,6 @@ pub mod flow;
 pub mod mr;
 pub mod mw;
 pub mod pd;
-pub mod post;
 pub mod qp;
 pub mod srq;
 pub mod wq;

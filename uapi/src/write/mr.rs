@@ -59,4 +59,14 @@ crate::macros::abi_structs! {
         /// Handle of the memory region.
         @0 mr_handle: u32,
     }
+
+    /// A scatter or gather entry, as [`advise`](crate::objects::mr::advise) takes them.
+    struct Sge = "struct ib_uverbs_sge", 16 {
+        /// Address.
+        @0 addr: u64,
+        /// Bytes.
+        @8 length: u32,
+        /// Local key.
+        @12 lkey: u32,
+    }
 }

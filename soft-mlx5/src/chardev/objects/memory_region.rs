@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
-use uverbs_uapi::flags::AccessFlags;
+use uverbs_uapi::flags::{AccessFlags, ReregMrFlags as Change};
 use uverbs_uapi::objects::mr::{destroy, query, reg_dmabuf};
 use uverbs_uapi::write::mr::{DeregMr, RegMr, RegMrResp, ReregMr, ReregMrResp};
 
@@ -52,14 +52,6 @@ impl Mr {
             pages_of(self.start, self.length)
         }
     }
-}
-
-/// Flags of `rereg_user_mr`.
-mod change {
-    pub(super) const TRANSLATION: u32 = 1;
-    pub(super) const PD: u32 = 2;
-    pub(super) const ACCESS: u32 = 4;
-    pub(super) const ALL: u32 = 7;
 }
 
 const PAGE_MASK: u64 = PAGE_SIZE - 1;
@@ -229,26 +221,29 @@ pub(crate) fn region(
 /// place.
 pub(crate) fn reregister(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: ReregMr = call.request()?;
-    let flags = request.flags.bits();
-    if flags == 0 {
+    let flags = request.flags;
+    if flags.is_empty() {
         return Err(Errno::EINVAL);
     }
-    if flags & !change::ALL != 0 {
+    if !Change::all().contains(flags) {
         return Err(Errno::EOPNOTSUPP);
     }
-    if flags & change::TRANSLATION != 0 && request.start & PAGE_MASK != request.hca_va & PAGE_MASK {
+    if flags.contains(Change::CHANGE_TRANSLATION)
+        && request.start & PAGE_MASK != request.hca_va & PAGE_MASK
+    {
         return Err(Errno::EINVAL);
     }
     let before = call.object(Kind::Mr, request.mr_handle)?.mr()?;
     if before.dm.is_some() {
         return Err(Errno::EINVAL);
     }
-    let access = if flags & change::ACCESS != 0 { request.access_flags } else { before.access };
-    if flags & change::ACCESS != 0 {
+    let access =
+        if flags.contains(Change::CHANGE_ACCESS) { request.access_flags } else { before.access };
+    if flags.contains(Change::CHANGE_ACCESS) {
         check_access(access)?;
     }
-    let pd = if flags & change::PD != 0 { request.pd_handle } else { before.pd };
-    let place = if flags & change::TRANSLATION != 0 {
+    let pd = if flags.contains(Change::CHANGE_PD) { request.pd_handle } else { before.pd };
+    let place = if flags.contains(Change::CHANGE_TRANSLATION) {
         (request.start, request.length, request.hca_va)
     } else {
         (before.start, before.length, before.iova)
@@ -264,10 +259,10 @@ fn change(
     pd: u32,
     access: AccessFlags,
     (start, length, iova): (u64, u64, u64),
-    flags: u32,
+    flags: Change,
 ) -> Result<(), Errno> {
     let pdn = call.pdn(pd)?;
-    let new_pages = flags & change::TRANSLATION != 0;
+    let new_pages = flags.contains(Change::CHANGE_TRANSLATION);
     let (mkey, old_pd, old_pinned, was_on_demand) = {
         let mr = call.state.handles.get(handle)?.object.mr()?;
         (mr.mkey, mr.pd, mr.pinned(), mr.is_on_demand())

@@ -3,9 +3,11 @@
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
-use uverbs_uapi::flags::AccessFlags;
+use uverbs_uapi::enums::AdviseMrAdvice as Advice;
+use uverbs_uapi::flags::{AccessFlags, AdviseMrFlags};
 use uverbs_uapi::objects::mr::advise;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use uverbs_uapi::write::mr::Sge;
+use zerocopy::FromBytes;
 
 use super::memory_region::{Mr, is_writable};
 use super::object::{Kind, Object};
@@ -20,32 +22,18 @@ pub(crate) const ADVISE: &[Attribute] = &[
     Attribute::input_min(advise::SGE_LIST, 16),
 ];
 
-/// `struct ib_uverbs_sge`.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct Sge {
-    address: u64,
-    length: u32,
-    lkey: u32,
-}
-
-/// Values of `enum ib_uverbs_advise_mr_advice`.
-const PREFETCH: u64 = 0;
-const PREFETCH_WRITE: u64 = 1;
-const PREFETCH_NO_FAULT: u64 = 2;
-/// `IB_UVERBS_ADVISE_MR_FLAG_FLUSH`: the pages are present when the call returns, and a failure is
-/// reported.
-const FLUSH: u32 = 1;
+/// With this flag the pages are present when the call returns, and a failure is reported.
+const FLUSH: u32 = AdviseMrFlags::FLUSH.bits();
 
 /// `UVERBS_METHOD_ADVISE_MR`.
 pub(crate) fn advise(call: &mut Call<'_>) -> Result<(), Errno> {
-    let advice = call.constant(advise::ADVICE, u32::MAX.into())?;
+    let advice = Advice(call.constant(advise::ADVICE, u32::MAX.into())? as u32);
     let flags = call.flags(advise::FLAGS, FLUSH)?;
     let list = call.bytes(advise::SGE_LIST)?;
     if list.len() % size_of::<Sge>() != 0 {
         return Err(Errno::EINVAL);
     }
-    if advice > PREFETCH_NO_FAULT {
+    if advice > Advice::PREFETCH_NO_FAULT {
         return Err(Errno::EOPNOTSUPP);
     }
     let pd = call.handle(advise::PD_HANDLE)?;
@@ -63,19 +51,19 @@ pub(crate) fn advise(call: &mut Call<'_>) -> Result<(), Errno> {
 
 /// `get_prefetchable_mr`, and the range check of `pagefault_mr`: the range's address in the
 /// process, and whether the region is writable.
-fn prefetchable(call: &Call<'_>, pd: u32, advice: u64, sge: &Sge) -> Result<(u64, bool), Errno> {
+fn prefetchable(call: &Call<'_>, pd: u32, advice: Advice, sge: &Sge) -> Result<(u64, bool), Errno> {
     let mut regions = call.state.handles.iter().filter_map(|(_, entry)| match &entry.object {
         Object::Mr(mr) if !entry.gone && mr.mkey.0 == sge.lkey => Some(mr),
         _ => None,
     });
     let on_demand = |mr: &&Mr| mr.access.contains(AccessFlags::ON_DEMAND);
     let mr = regions.next().filter(on_demand).ok_or(Errno::ENOENT)?;
-    if mr.pd != pd || advice == PREFETCH_WRITE && !is_writable(mr.access) {
+    if mr.pd != pd || advice == Advice::PREFETCH_WRITE && !is_writable(mr.access) {
         return Err(Errno::EPERM);
     }
-    let end = sge.address.checked_add(sge.length.into()).ok_or(Errno::EFAULT)?;
-    let inside = sge.address >= mr.iova && end - mr.iova <= mr.length;
-    let address = mr.start + sge.address.saturating_sub(mr.iova);
+    let end = sge.addr.checked_add(sge.length.into()).ok_or(Errno::EFAULT)?;
+    let inside = sge.addr >= mr.iova && end - mr.iova <= mr.length;
+    let address = mr.start + sge.addr.saturating_sub(mr.iova);
     if inside { Ok((address, is_writable(mr.access))) } else { Err(Errno::EFAULT) }
 }
 
@@ -83,16 +71,16 @@ fn prefetchable(call: &Call<'_>, pd: u32, advice: u64, sge: &Sge) -> Result<(u64
 /// present, so there is nothing to do.
 fn prefetch(
     call: &Call<'_>,
-    advice: u64,
+    advice: Advice,
     address: u64,
     length: u32,
     writable: bool,
 ) -> Result<(), Errno> {
-    if advice == PREFETCH_NO_FAULT || length == 0 {
+    if advice == Advice::PREFETCH_NO_FAULT || length == 0 {
         return Ok(());
     }
     if address < PAGE_SIZE {
         return Err(Errno::EFAULT);
     }
-    call.user.pin(address, length.into(), writable && advice != PREFETCH)
+    call.user.pin(address, length.into(), writable && advice != Advice::PREFETCH)
 }

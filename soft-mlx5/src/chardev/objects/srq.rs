@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use uverbs_uapi::enums::SrqType;
+use uverbs_uapi::flags::SrqAttrMask;
 use uverbs_uapi::mlx5::{self, SrqFlags};
 use uverbs_uapi::objects::srq::{create, destroy};
 use uverbs_uapi::write::srq::{
@@ -275,21 +276,16 @@ pub(crate) fn destroy_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&DestroySrqResp { events_reported })
 }
 
-/// Bits of `enum ib_srq_attr_mask`.
-const MAX_WR: u32 = 1;
-const LIMIT: u32 = 2;
-
 /// `IB_USER_VERBS_CMD_MODIFY_SRQ`. Unknown bits of the mask are ignored, as the kernel does.
 pub(crate) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: ModifySrq = call.request()?;
     let device = call.file.device.clone();
     let srq = call.object_mut(Kind::Srq, request.srq_handle)?.srq_mut()?;
-    let given = request.attr_mask.bits();
-    let resize = given & MAX_WR != 0;
+    let resize = request.attr_mask.contains(SrqAttrMask::MAX_WR);
     if resize {
         check_resize(&device, srq, request.max_wr)?;
     }
-    if given & LIMIT != 0 {
+    if request.attr_mask.contains(SrqAttrMask::LIMIT) {
         if request.srq_limit >= srq.ring {
             return Err(Errno::EINVAL);
         }

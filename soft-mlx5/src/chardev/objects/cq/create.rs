@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use uverbs_mlx5_format::MiniCqeFormat;
+use uverbs_uapi::flags::CqCreateFlags;
 use uverbs_uapi::mlx5::flags::CqeCompFormat;
 use uverbs_uapi::mlx5::{self, CqFlags, object::cq::create as driver_create};
 use uverbs_uapi::objects::cq::create;
@@ -39,15 +40,11 @@ pub(crate) const CREATE: &[Attribute] = &[
     Attribute::driver_out(),
 ];
 
-/// Flags of `enum ib_uverbs_ex_create_cq_flags`.
-const TIMESTAMP: u32 = 1 << 0;
-const IGNORE_OVERRUN: u32 = 1 << 1;
-
 /// The parameters that all forms have in common.
 struct Request {
     entries: u32,
     vector: u32,
-    flags: u32,
+    flags: CqCreateFlags,
     user_handle: u64,
     channel: Option<Arc<EventQueue>>,
     events: Option<Arc<EventQueue>>,
@@ -60,7 +57,9 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
         vector: call.input(create::COMP_VECTOR)?,
         entries: call.input(create::CQE)?,
         user_handle: call.input(create::USER_HANDLE)?,
-        flags: call.flags(create::FLAGS, TIMESTAMP | IGNORE_OVERRUN)?,
+        flags: CqCreateFlags::from_bits_retain(
+            call.flags(create::FLAGS, CqCreateFlags::all().bits())?,
+        ),
         channel: call.event_queue(create::COMP_CHANNEL, Kind::CompChannel)?,
         events: call.async_queue(create::EVENT_FD)?,
         uar: call.input(driver_create::UAR_INDEX).ok(),
@@ -111,7 +110,7 @@ fn write_form(call: &mut Call<'_>, request: &ExCreateCq) -> Result<(u32, u32), E
     let request = Request {
         entries: request.cqe,
         vector: request.comp_vector,
-        flags: request.flags.bits(),
+        flags: request.flags,
         user_handle: request.user_handle,
         channel,
         events: call.state.default_async.clone(),
@@ -128,7 +127,7 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
         return Err(Errno::EINVAL);
     }
     let entries = ring_entries(request.entries)?;
-    if request.flags & !(TIMESTAMP | IGNORE_OVERRUN) != 0 {
+    if !CqCreateFlags::all().contains(request.flags) {
         return Err(Errno::EOPNOTSUPP);
     }
     let asked = read_driver_request(&driver)?;
@@ -145,7 +144,7 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
     let params = CqParams {
         ring,
         doorbell_record: asked.db_addr,
-        ignore_overrun: request.flags & IGNORE_OVERRUN != 0,
+        ignore_overrun: request.flags.contains(CqCreateFlags::IGNORE_OVERRUN),
         moderation: Moderation::default(),
     };
     let page = device.uars.page(uar)?;

@@ -5,6 +5,7 @@
 pub(crate) mod create;
 
 use nix::errno::Errno;
+use uverbs_uapi::flags::CqAttrMask;
 use uverbs_uapi::mlx5;
 use uverbs_uapi::objects::cq::destroy;
 use uverbs_uapi::write::cq::{DestroyCq, DestroyCqResp, ExModifyCq, ResizeCq, ResizeCqResp};
@@ -132,8 +133,6 @@ pub(crate) fn resize(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&ResizeCqResp { cqe, ..ResizeCqResp::default() })
 }
 
-/// Attribute mask bit of the moderation, the only attribute that can change (`IB_CQ_MODERATE`).
-const MODERATE: u32 = 1;
 /// Longest moderation period in microseconds (`MLX5_MAX_CQ_PERIOD`).
 pub(crate) const MAX_PERIOD: u16 = 0xfff;
 /// Largest moderation count (`MLX5_MAX_CQ_COUNT`).
@@ -142,10 +141,11 @@ pub(crate) const MAX_COUNT: u16 = 0xffff;
 /// `IB_USER_VERBS_EX_CMD_MODIFY_CQ`.
 pub(crate) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: ExModifyCq = call.request()?;
-    if request.attr_mask.bits() == 0 || request.reserved != 0 {
+    if request.attr_mask.is_empty() || request.reserved != 0 {
         return Err(Errno::EINVAL);
     }
-    if request.attr_mask.bits() > MODERATE {
+    // The moderation is the only attribute that can change.
+    if request.attr_mask != CqAttrMask::MODERATE {
         return Err(Errno::EOPNOTSUPP);
     }
     let cqn = call.cqn(request.cq_handle)?;
