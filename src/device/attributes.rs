@@ -11,6 +11,16 @@ use uverbs_uapi::write::device::{ExQueryDeviceResp, QueryPortRespEx};
 
 use super::address::{LinkLayer, Mtu};
 
+/// Methods that give a field of the kernel's answer.
+macro_rules! fields {
+    ($($(#[$meta:meta])* $name:ident: $type:ty = $($field:ident).+;)*) => {$(
+        $(#[$meta])*
+        pub fn $name(&self) -> $type {
+            self.$($field).+
+        }
+    )*};
+}
+
 /// Attributes of a device; [`Context::limits`](crate::Context::limits) lists every limit by name.
 ///
 /// Limits are what the device admits at most; several at once may be more than it can give.
@@ -28,6 +38,39 @@ pub struct DeviceAttributes {
 }
 
 impl DeviceAttributes {
+    fields! {
+        /// PCI vendor of the board (0x2c9 is Mellanox's OUI).
+        vendor_id: u32 = kernel.base.vendor_id;
+        /// PCI device id.
+        vendor_part_id: u32 = kernel.base.vendor_part_id;
+        /// Hardware revision.
+        hardware_version: u32 = kernel.base.hw_ver;
+        /// Number of physical ports.
+        ports: u8 = kernel.base.phys_port_cnt;
+        /// Most queue pairs.
+        max_qp: u32 = kernel.base.max_qp;
+        /// Most work requests per queue.
+        max_qp_wr: u32 = kernel.base.max_qp_wr;
+        /// Most scatter/gather entries per work request.
+        max_sge: u32 = kernel.base.max_sge;
+        /// Most completion queues.
+        max_cq: u32 = kernel.base.max_cq;
+        /// Most entries per completion queue.
+        max_cqe: u32 = kernel.base.max_cqe;
+        /// Largest memory region in bytes.
+        max_mr_size: u64 = kernel.base.max_mr_size;
+        /// Most work requests per shared receive queue.
+        max_srq_wr: u32 = kernel.base.max_srq_wr;
+        /// Most scatter entries per shared receive.
+        max_srq_sge: u32 = kernel.base.max_srq_sge;
+        /// Against what atomics are atomic.
+        atomics: AtomicCap = kernel.base.atomic_cap;
+        /// What raw packet queue pairs can do with received frames, beyond delivering them.
+        raw_packets: RawPacketCaps = kernel.raw_packet_caps;
+        /// Frequency of the clock that timestamps completions in kHz, 0 where there is none.
+        clock_khz: u64 = kernel.hca_core_clock;
+    }
+
     /// Firmware version: major, minor, sub-minor.
     pub fn firmware(&self) -> (u16, u16, u16) {
         let version = self.kernel.base.fw_ver;
@@ -44,56 +87,6 @@ impl DeviceAttributes {
         Guid(self.kernel.base.sys_image_guid.get())
     }
 
-    /// PCI vendor of the board (0x2c9 is Mellanox's OUI).
-    pub fn vendor_id(&self) -> u32 {
-        self.kernel.base.vendor_id
-    }
-
-    /// PCI device id.
-    pub fn vendor_part_id(&self) -> u32 {
-        self.kernel.base.vendor_part_id
-    }
-
-    /// Hardware revision.
-    pub fn hardware_version(&self) -> u32 {
-        self.kernel.base.hw_ver
-    }
-
-    /// Number of physical ports.
-    pub fn ports(&self) -> u8 {
-        self.kernel.base.phys_port_cnt
-    }
-
-    /// Most queue pairs.
-    pub fn max_qp(&self) -> u32 {
-        self.kernel.base.max_qp
-    }
-
-    /// Most work requests per queue.
-    pub fn max_qp_wr(&self) -> u32 {
-        self.kernel.base.max_qp_wr
-    }
-
-    /// Most scatter/gather entries per work request.
-    pub fn max_sge(&self) -> u32 {
-        self.kernel.base.max_sge
-    }
-
-    /// Most completion queues.
-    pub fn max_cq(&self) -> u32 {
-        self.kernel.base.max_cq
-    }
-
-    /// Most entries per completion queue.
-    pub fn max_cqe(&self) -> u32 {
-        self.kernel.base.max_cqe
-    }
-
-    /// Largest memory region in bytes.
-    pub fn max_mr_size(&self) -> u64 {
-        self.kernel.base.max_mr_size
-    }
-
     /// READs and atomics that a queue pair answers at a time.
     pub fn max_responder_reads(&self) -> u8 {
         self.kernel.base.max_qp_rd_atom.min(255) as u8
@@ -102,21 +95,6 @@ impl DeviceAttributes {
     /// READs and atomics that a queue pair may have in flight.
     pub fn max_initiator_reads(&self) -> u8 {
         self.kernel.base.max_qp_init_rd_atom.min(255) as u8
-    }
-
-    /// Most work requests per shared receive queue.
-    pub fn max_srq_wr(&self) -> u32 {
-        self.kernel.base.max_srq_wr
-    }
-
-    /// Most scatter entries per shared receive.
-    pub fn max_srq_sge(&self) -> u32 {
-        self.kernel.base.max_srq_sge
-    }
-
-    /// Against what atomics are atomic.
-    pub fn atomics(&self) -> AtomicCap {
-        self.kernel.base.atomic_cap
     }
 
     /// Capability flags.
@@ -139,16 +117,6 @@ impl DeviceAttributes {
     pub fn max_segmented_packet(&self) -> Option<u32> {
         let segments = &self.mlx5.tso_caps;
         (segments.supported_qpts & RAW_PACKET != 0).then_some(segments.max_tso)
-    }
-
-    /// What raw packet queue pairs can do with received frames, beyond delivering them.
-    pub fn raw_packets(&self) -> RawPacketCaps {
-        self.kernel.raw_packet_caps
-    }
-
-    /// Frequency of the clock that timestamps completions in kHz, 0 where there is none.
-    pub fn clock_khz(&self) -> u64 {
-        self.kernel.hca_core_clock
     }
 }
 
@@ -191,19 +159,28 @@ pub struct PortAttributes {
 }
 
 impl PortAttributes {
-    /// Logical state; messages flow in `ACTIVE` only.
-    pub fn state(&self) -> PortState {
-        self.kernel.legacy_resp.state
+    fields! {
+        /// Logical state; messages flow in `ACTIVE` only.
+        state: PortState = kernel.legacy_resp.state;
+        /// Physical state.
+        physical_state: PhysState = kernel.legacy_resp.phys_state;
+        /// LID on InfiniBand; 0 on Ethernet.
+        lid: u16 = kernel.legacy_resp.lid;
+        /// LID of the subnet manager.
+        sm_lid: u16 = kernel.legacy_resp.sm_lid;
+        /// Largest message in bytes.
+        max_message: u32 = kernel.legacy_resp.max_msg_sz;
+        /// Entries of the GID table, empty ones included.
+        gid_table_length: u32 = kernel.legacy_resp.gid_tbl_len;
+        /// Entries of the partition table.
+        pkey_table_length: u16 = kernel.legacy_resp.pkey_tbl_len;
+        /// Datagrams that were dropped because of a wrong Q_Key, where the device counts them.
+        q_key_violations: u32 = kernel.legacy_resp.qkey_viol_cntr;
     }
 
     /// Whether messages flow.
     pub fn is_active(&self) -> bool {
         self.state() == PortState::ACTIVE
-    }
-
-    /// Physical state.
-    pub fn physical_state(&self) -> PhysState {
-        self.kernel.legacy_resp.phys_state
     }
 
     /// Kind of link.
@@ -219,36 +196,6 @@ impl PortAttributes {
     /// Largest MTU of the hardware; 256 bytes where the device gives no sensible code.
     pub fn max_mtu(&self) -> Mtu {
         Mtu::from_code(self.kernel.legacy_resp.max_mtu.0).unwrap_or(Mtu::B256)
-    }
-
-    /// LID on InfiniBand; 0 on Ethernet.
-    pub fn lid(&self) -> u16 {
-        self.kernel.legacy_resp.lid
-    }
-
-    /// LID of the subnet manager.
-    pub fn sm_lid(&self) -> u16 {
-        self.kernel.legacy_resp.sm_lid
-    }
-
-    /// Largest message in bytes.
-    pub fn max_message(&self) -> u32 {
-        self.kernel.legacy_resp.max_msg_sz
-    }
-
-    /// Entries of the GID table, empty ones included.
-    pub fn gid_table_length(&self) -> u32 {
-        self.kernel.legacy_resp.gid_tbl_len
-    }
-
-    /// Entries of the partition table.
-    pub fn pkey_table_length(&self) -> u16 {
-        self.kernel.legacy_resp.pkey_tbl_len
-    }
-
-    /// Datagrams that were dropped because of a wrong Q_Key, where the device counts them.
-    pub fn q_key_violations(&self) -> u32 {
-        self.kernel.legacy_resp.qkey_viol_cntr
     }
 
     /// Link speed in Gbit/s (width times lane speed), `None` where the device gives no known code.
