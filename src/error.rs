@@ -301,15 +301,15 @@ impl From<Error> for io::Error {
 /// Converts into [`Error`] (which drops the object, so its `Drop` tries once more) so that `?`
 /// works.
 pub struct DestroyError<T> {
-    /// The object, unharmed.
-    pub object: T,
+    /// The object, unharmed. It is in a box, so that a destroy which succeeds moves nothing.
+    pub object: Box<T>,
     /// Why it could not be destroyed.
     pub error: Error,
 }
 
 impl<T> DestroyError<T> {
     pub(crate) fn new(object: T, error: Error) -> Self {
-        Self { object, error }
+        Self { object: Box::new(object), error }
     }
 }
 

@@ -63,10 +63,6 @@
 
 // Few files allow it: see `tests/rooms.rs`.
 #![deny(unsafe_code)]
-#![allow(
-    clippy::result_large_err,
-    reason = "a destroy that fails gives the object back by value, and only then is it moved"
-)]
 
 pub mod cm;
 pub mod cq;

@@ -2,8 +2,6 @@
 //! is given back before the context is closed. Kept apart from tests that fork: a process that has
 //! forked cannot tell when an open file ends.
 
-#![allow(clippy::result_large_err, reason = "a destroy that fails gives the object back by value")]
-
 mod common;
 
 use std::alloc::Layout;

@@ -324,7 +324,7 @@ fn what_an_object_uses_stays_as_long_as_the_object() {
     let queue = Qp::new(&devx, &uar, setup.pd.number(), &cq);
     let Cq { object, memory: Memory { base, umem }, .. } = cq;
     let object = object.destroy().unwrap_err().object;
-    let umem = umem.destroy().unwrap_err().object;
+    let umem = *umem.destroy().unwrap_err().object;
     queue.object.destroy().unwrap();
     free(queue.memory);
     object.destroy().unwrap();

@@ -223,7 +223,7 @@ fn a_region_with_bound_windows_is_not_deregistered() {
         let held = region.deregister().unwrap_err();
         assert_eq!(held.error.errno(), libc::EBUSY, "{}", held.error);
         assert!(held.error.cause().contains("memory windows are bound"), "{}", held.error);
-        region = held.object;
+        region = *held.object;
         if kind == WindowType::Type2 {
             // SAFETY: as above.
             unsafe {

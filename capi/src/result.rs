@@ -52,7 +52,7 @@ pub(crate) fn destroy<T, R>(
     match destroy(object) {
         Ok(_) => 0,
         Err(DestroyError { object, error, .. }) => {
-            *slot = Some(object);
+            *slot = Some(*object);
             failed(&error)
         }
     }

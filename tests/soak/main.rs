@@ -6,8 +6,6 @@
 //! `UVERBS_SOAK_SECONDS` is how long each link is soaked (1 if not set), `UVERBS_FAULT_SEED` the
 //! seed of all choices.
 
-#![allow(clippy::result_large_err, reason = "a destroy that fails gives the object back by value")]
-
 #[path = "../common/mod.rs"]
 mod common;
 mod heap;
