@@ -1,5 +1,6 @@
 //! What a user names: no public signature of the library has a type of the kernel's ABI, of `nix`
-//! or of the software device that the library does not offer under a path of its own.
+//! or of the software device that the library does not offer under a path of its own. And the
+//! documentation finds by its name in C what docs/from-libibverbs.md names.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,6 +23,30 @@ fn public_signatures_name_the_librarys_own_types() {
         })
         .collect();
     assert!(found.is_empty(), "{} signatures\n{}", found.len(), found.join("\n"));
+}
+
+#[test]
+fn each_name_in_c_finds_its_counterpart() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut sources = files(&root.join("src"));
+    sources.extend(files(&root.join("provider-mlx5/src")));
+    let text: String =
+        sources.iter().map(|file| fs::read_to_string(file).expect("UTF-8")).collect();
+    let page = fs::read_to_string(root.join("docs/from-libibverbs.md")).expect("a page");
+    let cells = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
+    let names: BTreeSet<_> = cells
+        .flat_map(|cell| cell.split(|c: char| !c.is_alphanumeric() && c != '_'))
+        .filter(|name| name.starts_with("ibv_") || name.starts_with("rdma_"))
+        .filter(|name| !name.ends_with('_'))
+        .collect();
+    assert!(names.len() > 100, "{} names", names.len());
+    // A macro takes the names of `destroy` as its first argument.
+    let finds = |name: &&str| {
+        text.contains(&format!("alias = \"{name}\""))
+            || text.contains(&format!("    \"{name}\",\n"))
+    };
+    let missing: Vec<_> = names.into_iter().filter(|name| !finds(name)).collect();
+    assert!(missing.is_empty(), "no #[doc(alias)] for {missing:?}");
 }
 
 #[test]

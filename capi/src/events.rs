@@ -141,7 +141,8 @@ fn told(context: &Context, event: AsyncEvent) -> Option<ibv_async_event> {
             hold(object, event)
         }
         EventSource::Port(port) => port.into(),
-        EventSource::Device => 0,
+        // The device as a whole.
+        _ => 0,
     };
     Some(ibv_async_event { element, event_type })
 }

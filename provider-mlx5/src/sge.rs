@@ -21,6 +21,7 @@ pub const MAX_SGE_LENGTH: u32 = (1 << 31) - 1;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
+#[doc(alias = "ibv_sge")]
 pub struct Sge(Octoword);
 
 /// Bit 31 of the length as it is in memory. To the device it means nothing; here it marks an SGE

@@ -115,6 +115,7 @@ impl Channel {
     /// # Errors
     /// Errors of the kernel.
     #[doc(alias = "rdma_create_id")]
+    #[doc(alias = "rdma_destroy_id")]
     pub fn create_id(&self, port_space: PortSpace) -> Result<Id> {
         Id::create(self, port_space)
     }
@@ -124,6 +125,7 @@ impl Channel {
     /// # Errors
     /// `Interrupted` by a signal; errors of the kernel.
     #[doc(alias = "rdma_get_cm_event")]
+    #[doc(alias = "rdma_ack_cm_event")]
     pub fn next_event(&self) -> Result<Event> {
         loop {
             self.manager().wait(GET_EVENT, None)?;

@@ -26,6 +26,8 @@ const RESOLVE: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// As [`Connector::connect`].
+#[doc(alias = "rdma_create_ep")]
+#[doc(alias = "rdma_getaddrinfo")]
 pub fn connect(address: impl ToSocketAddrs) -> Result<Connection> {
     Connector::new().connect(address)
 }

@@ -25,6 +25,7 @@ use crate::qp::{AccessFlags, QueuePair};
 ///
 /// # Errors
 /// As [`ListenerBuilder::bind`].
+#[doc(alias = "rdma_create_ep")]
 pub fn listen(address: impl ToSocketAddrs) -> Result<Listener> {
     Listener::builder().bind(address)
 }
@@ -238,6 +239,7 @@ impl<L: Layer, X> Listener<L, X> {
     /// # Errors
     /// What making the queue pair says, of a peer that is refused then; `DeviceGone` once the
     /// listener's device is removed; `Interrupted` by a signal. Another call goes on.
+    #[doc(alias = "rdma_get_request")]
     pub fn accept(&mut self) -> Result<Connection<L, X>> {
         loop {
             let event = self.channel.next_event()?;

@@ -26,6 +26,7 @@ pub enum JoinMode {
 /// Queue pairs that receive have to be attached too, with the group's GID and LID:
 /// [`QueuePair::attach_multicast`](crate::QueuePair::attach_multicast).
 #[derive(Debug)]
+#[doc(alias = "rdma_leave_multicast")]
 pub struct Membership {
     number: u32,
     key: IdKey,

@@ -114,8 +114,8 @@ impl<L> CqHandle<L> {
     /// whichever comes first. Zero for both: one for each.
     ///
     /// # Errors
-    /// `Unsupported` where the device cannot; `InvalidInput` beyond what it can; what the kernel
-    /// says.
+    /// `Unsupported` where the device cannot; `InvalidInput` beyond what it can; errors of the
+    /// kernel.
     #[doc(alias = "ibv_modify_cq")]
     pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
         const VERB: &str = "modify_cq";
@@ -274,6 +274,7 @@ impl<L: Layer> CompletionQueue<L> {
     }
 
     destroy_methods! {
+        "ibv_destroy_cq",
         "`Busy` while queue pairs or other handles hold it; `Deadlock` if this thread holds an event of it; \
          errors of the kernel. It comes back unharmed."
     }

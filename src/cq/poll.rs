@@ -94,6 +94,8 @@ impl CompletionQueue<Raw> {
     /// # Errors
     /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
     #[inline(always)]
+    #[doc(alias = "ibv_next_poll")]
+    #[doc(alias = "ibv_end_poll")]
     pub fn poll_up_to(
         &mut self,
         most: usize,
@@ -194,6 +196,8 @@ impl CompletionQueue<Safe> {
     /// # Errors
     /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
     #[inline(always)]
+    #[doc(alias = "ibv_next_poll")]
+    #[doc(alias = "ibv_end_poll")]
     pub fn poll_up_to(
         &mut self,
         most: usize,

@@ -144,6 +144,7 @@ impl fmt::Display for LinkLayer {
 
 /// Which headers carry packets that use a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum GidKind {
     /// An InfiniBand GID.
     InfiniBand,

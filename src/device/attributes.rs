@@ -78,6 +78,7 @@ impl DeviceAttributes {
     }
 
     /// GUID of the node.
+    #[doc(alias = "ibv_get_device_guid")]
     pub fn node_guid(&self) -> Guid {
         Guid(self.kernel.base.node_guid.get())
     }

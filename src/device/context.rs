@@ -48,6 +48,7 @@ const REQUEST_LENGTHS: [usize; 3] = [32, 24, 16];
 /// # Ok::<(), uverbs::Error>(())
 /// ```
 #[derive(Clone)]
+#[doc(alias = "ibv_close_device")]
 pub struct Context {
     inner: Arc<Inner>,
 }

@@ -97,8 +97,8 @@ impl DetachedEvent {
         self.count
     }
 
-    /// Joins another event of the same object: this one stands for both then, and tells what it
-    /// told before.
+    /// Joins another event of the same object. This one then stands for both; its kind and source
+    /// stay as they are.
     ///
     /// # Errors
     /// Gives the other one back if it is of another object.
@@ -146,8 +146,8 @@ impl Context {
     ///
     /// # Errors
     /// `Interrupted` by a signal; `DeviceGone` with EIO once the device is gone and its last event,
-    /// [`EventType::DEVICE_FATAL`], was taken, by whichever thread. None is taken then. The kernel
-    /// itself would have a reader wait for ever.
+    /// [`EventType::DEVICE_FATAL`], was taken, by whichever thread. In C a reader waits for ever
+    /// then.
     #[doc(alias = "ibv_get_async_event")]
     pub fn get_event(&self) -> Result<AsyncEvent> {
         self.inner().events.take().map(|event| self.event(event))
@@ -163,7 +163,7 @@ impl Context {
 
     /// The file of asynchronous events, for poll, epoll and the like: when it is readable,
     /// [`Context::try_get_event`] gives one, unless another thread was faster. It stays readable
-    /// once the last event was taken. Not to be read itself.
+    /// after the last event of a lost device was taken. Do not read from it.
     ///
     /// `O_NONBLOCK` on this descriptor changes nothing, unlike in ibv_get_async_event(3), whose
     /// example sets it: [`Context::get_event`] always waits, and [`Context::try_get_event`] never

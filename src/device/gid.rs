@@ -31,6 +31,7 @@ pub struct GidChoice {
 
 /// Why a GID was chosen, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum GidReason {
     /// The program named its index.
     Asked,

@@ -49,14 +49,14 @@ impl Kept {
     pub(crate) fn defer(&self, last: impl Deferred + 'static) {
         match self.deferred.lock() {
             Some(mut deferred) => deferred.push(Box::new(last)),
-            // In a forked child that finds them locked: what it holds is the parent's.
+            // A forked child found the list locked: what it holds is the parent's.
             None => std::mem::forget(last),
         }
         self.release_ready();
     }
 
-    /// Releases what is ready. Nothing in a forked child, where a queue's own locks could be held
-    /// for ever.
+    /// Releases what is ready. Does nothing in a forked child, where a queue's own locks could be
+    /// held for ever.
     pub(crate) fn release_ready(&self) {
         if self.deferred.is_inherited() {
             return;

@@ -55,6 +55,7 @@ enum Source {
 ///
 /// The software device is never among them: a program asks for it by name.
 #[doc(alias = "ibv_get_device_list")]
+#[doc(alias = "ibv_free_device_list")]
 pub fn devices() -> Vec<Device> {
     devices_below(&Roots::system())
 }

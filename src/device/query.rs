@@ -75,6 +75,7 @@ impl Context {
     /// `InvalidInput` for a port that does not exist; errors of the kernel.
     #[doc(alias = "ibv_query_gid_table")]
     #[doc(alias = "ibv_query_gid")]
+    #[doc(alias = "ibv_query_gid_ex")]
     pub fn gid_table(&self, port: u8) -> Result<Vec<GidEntry>> {
         self.require_port("query_gid_table", port)?;
         match self.query_gid_table() {
@@ -154,6 +155,7 @@ impl Context {
     /// # Errors
     /// `NotFound` where there is no such entry.
     #[doc(alias = "ibv_query_pkey")]
+    #[doc(alias = "ibv_get_pkey_index")]
     pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
         const VERB: &str = "query_pkey";
         let name = format!("ports/{port}/pkeys/{index}");

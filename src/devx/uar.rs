@@ -10,12 +10,13 @@ use crate::mlx5::uar::Page;
 
 /// How stores to a page's registers travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum UarKind {
     /// Write-combined: for doorbells, and for copies of WQEs (BlueFlame).
     BlueFlame,
     /// Not cached: for doorbells of eight bytes.
     NonCached,
-    /// The page of the second kind that the context has in any case. Others ring there, too.
+    /// The non-cached page that every context has. Other queues of the context ring there, too.
     SharedNonCached,
 }
 
@@ -72,12 +73,12 @@ impl DevxUar {
         self.base().wrapping_add(BLUEFLAME_OFFSET)
     }
 
-    /// What commands call the page.
+    /// The number by which commands name the page.
     pub fn id(&self) -> u32 {
         self.page().id()
     }
 
-    /// Where `mmap(2)` of the open device finds it.
+    /// The offset at which `mmap(2)` of the open device maps it.
     pub fn mmap_offset(&self) -> u64 {
         self.page().offset()
     }

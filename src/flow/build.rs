@@ -33,6 +33,7 @@ const LAST_PRIORITY: u16 = 15;
 
 /// Which frames a rule is about, beside its parts (`enum ibv_flow_attr_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum FlowKind {
     /// Those that its parts name.
     #[default]

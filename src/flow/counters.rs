@@ -50,6 +50,7 @@ struct Binding {
 /// What can be counted of the frames that a rule takes (`enum ibv_counter_description`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
+#[non_exhaustive]
 pub enum CounterPoint {
     /// Frames.
     Packets = 0,
@@ -201,7 +202,7 @@ impl Bound<'_> {
     }
 }
 
-/// What mlx5 is told with a rule; zeros mean nothing.
+/// What mlx5 gets along with a rule. All zeros: no counters.
 #[derive(IntoBytes, Immutable, Default)]
 #[repr(C)]
 pub(crate) struct DriverRequest {

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 
 /// The size of a [`Buffer`]'s pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum PageSize {
     /// The kernel's ordinary pages.
     #[default]
@@ -301,7 +302,7 @@ impl<'a> MemoryView<'a> {
         }
     }
 
-    /// Copies in bytes of one word, whose other bytes keep what anybody else writes.
+    /// Copies in bytes of one word. Its other bytes keep what other threads and the device write.
     fn write_edge(&self, offset: usize, from: &[u8]) {
         if from.is_empty() {
             return;

@@ -57,6 +57,8 @@ const HEADER: usize = 16;
 ///
 /// The RDMA core says so over netlink; where it cannot be asked (no RDMA in the kernel, or no
 /// netlink in a container) the kernel's version decides: 5.12 is the first that copies.
+#[doc(alias = "ibv_fork_init")]
+#[doc(alias = "ibv_is_fork_initialized")]
 pub fn kernel_copies_pinned_pages() -> bool {
     const UNKNOWN: u8 = 2;
     // Not a lock: a child could find it held. Two threads may ask at once, and get the same answer.

@@ -91,13 +91,14 @@ impl<P: Parent> Drop for Object<P> {
     }
 }
 
-/// The three ways to destroy an object with events; the argument says what can go wrong.
+/// The three ways to destroy an object with events: the verb's name in C, and what can go wrong.
 macro_rules! destroy_methods {
-    ($errors:literal) => {
+    ($verb:literal, $errors:literal) => {
         /// Destroys it, waiting until every event got for it has been acknowledged.
         ///
         /// # Errors
         #[doc = $errors]
+        #[doc(alias = $verb)]
         pub fn destroy(self) -> std::result::Result<(), $crate::error::DestroyError<Self>> {
             $crate::host::lifetime::destroy(self, $crate::host::events::Wait::Forever)
         }

@@ -112,6 +112,7 @@ pub struct AlternatePath {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 #[allow(missing_docs)] // each field has the documented setter of the same name
+#[doc(alias = "ibv_qp_attr")]
 pub struct QpAttributes {
     pub state: Option<State>,
     pub current_state: Option<State>,

@@ -47,6 +47,7 @@ const PAGE: usize = 4096;
 /// GID, no remote access.
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
+#[doc(alias = "ibv_qp_init_attr")]
 pub struct QpBuilder<T, L: Layer = Safe> {
     pd: ProtectionDomain,
     send_cq: CqHandle<L>,
@@ -88,6 +89,7 @@ impl ProtectionDomain {
     /// ```
     #[doc(alias = "ibv_create_qp")]
     #[doc(alias = "ibv_create_qp_ex")]
+    #[doc(alias = "rdma_create_qp")]
     pub fn create_qp<T: QueuePairType>(
         &self,
         send_cq: &CqHandle,

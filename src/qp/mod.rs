@@ -115,6 +115,17 @@ mod ece;
 pub mod endpoint;
 mod modify;
 mod multicast;
+#[doc(alias = "ibv_wr_send")]
+#[doc(alias = "ibv_wr_send_imm")]
+#[doc(alias = "ibv_wr_send_inv")]
+#[doc(alias = "ibv_wr_send_tso")]
+#[doc(alias = "ibv_wr_rdma_read")]
+#[doc(alias = "ibv_wr_rdma_write")]
+#[doc(alias = "ibv_wr_rdma_write_imm")]
+#[doc(alias = "ibv_wr_atomic_cmp_swp")]
+#[doc(alias = "ibv_wr_atomic_fetch_add")]
+#[doc(alias = "ibv_wr_bind_mw")]
+#[doc(alias = "ibv_wr_local_inv")]
 pub mod op;
 mod path;
 pub mod qp_type;

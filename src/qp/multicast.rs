@@ -19,8 +19,8 @@ impl<L: Layer, R: Register> QueuePair<Ud, L, R> {
     /// On InfiniBand a subnet manager has to know the group already.
     ///
     /// # Errors
-    /// `InvalidInput` for a GID or an InfiniBand LID that is no multicast one; what the kernel
-    /// says.
+    /// `InvalidInput` for a GID or an InfiniBand LID that is no multicast one; errors of the
+    /// kernel.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_multicast(&mut self, group: Gid, lid: u16) -> Result<()> {
         const VERB: &str = "attach_mcast";

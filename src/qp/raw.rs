@@ -100,8 +100,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     /// acknowledged: for programs that cannot move it, since other threads hold its address.
     ///
     /// # Errors
-    /// `TimedOut` while events are held; `Busy` while steering rules lead to it; what the kernel
-    /// says. Nothing has changed then.
+    /// `TimedOut` while events are held; `Busy` while steering rules lead to it; errors of the
+    /// kernel. Nothing has changed then.
     ///
     /// # Safety
     /// After `Ok` the value is only posted to or dropped: its handles may belong to another object.
@@ -381,8 +381,8 @@ impl RssTarget {
     /// acknowledged: for programs that cannot move it, since other threads hold its address.
     ///
     /// # Errors
-    /// `TimedOut` while events are held; `Busy` while steering rules lead to it; what the kernel
-    /// says. Nothing has changed then.
+    /// `TimedOut` while events are held; `Busy` while steering rules lead to it; errors of the
+    /// kernel. Nothing has changed then.
     ///
     /// # Safety
     /// After `Ok` the value is only dropped: its handles may belong to another object.

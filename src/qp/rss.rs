@@ -432,6 +432,7 @@ impl RssTarget {
     }
 
     destroy_methods! {
+        "ibv_destroy_qp",
         "`Deadlock` if this thread holds an event of it; `Busy` while steering rules lead to it; errors of the kernel. It \
          comes back unharmed."
     }

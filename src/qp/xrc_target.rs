@@ -193,6 +193,7 @@ impl XrcReceiver {
     }
 
     destroy_methods! {
+        "ibv_destroy_qp",
         "`Deadlock` if this thread holds an event of it; errors of the kernel. It comes back unharmed."
     }
 }

@@ -144,6 +144,7 @@ pub struct Completion<'c> {
 /// A completion, copied out of the queue: everything that a [`Completion`] tells, but for data
 /// inside the CQE and the queue's state.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "ibv_wc")]
 pub struct WorkCompletion {
     /// The id given at posting.
     pub wr_id: u64,

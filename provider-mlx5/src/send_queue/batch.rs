@@ -394,6 +394,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     }
 
     /// Forgets the requests of this batch: the queue is as it was before.
+    #[doc(alias = "ibv_wr_abort")]
     pub fn abort(self) {
         let this = core::mem::ManuallyDrop::new(self);
         // SAFETY: `this` is never used or dropped again, so the borrow is moved out of it once.

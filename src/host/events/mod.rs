@@ -112,7 +112,7 @@ impl AsyncEvents {
     }
 }
 
-/// Readable when there is an event, and once the last one was taken.
+/// Readable when there is an event, and, of a lost device, after the last one was taken.
 impl AsFd for AsyncEvents {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.end.as_fd()
@@ -127,6 +127,7 @@ impl Removal for AsyncEvents {
 
 /// The object or port that an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum EventSource {
     /// The completion queue with this id.
     CompletionQueue(ObjectId),
