@@ -263,10 +263,10 @@ pub(crate) struct Perf {
     /// Messages of at most this many bytes are sent inline, in the work request
     #[arg(long, allow_negative_numbers = true, default_value_t = 60, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=828))]
     pub(crate) inline: u32,
-    /// Frames: so many per second at the fixed rate
+    /// Frames: the fixed rate, in frames per second
     #[arg(long, allow_negative_numbers = true, value_name = "FRAMES", default_value_t = 10_000.0, value_parser = positive)]
     pub(crate) rate: f64,
-    /// Frames: so many in a burst
+    /// Frames: the length of a burst
     #[arg(long, allow_negative_numbers = true, value_name = "FRAMES", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) burst: u32,
     /// Latency: sleep until a completion event instead of polling
@@ -308,19 +308,19 @@ pub(crate) struct Capture {
     /// Join the rule's group on the network device with this address (IGMP)
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) join: Option<IpAddr>,
-    /// End after so many frames
+    /// End after this many frames
     #[arg(long, allow_negative_numbers = true, value_name = "N")]
     pub(crate) count: Option<u64>,
-    /// End after so much time
+    /// End after this time
     #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", value_parser = positive)]
     pub(crate) seconds: Option<f64>,
     /// Record the first BYTES of each frame
     #[arg(long, allow_negative_numbers = true, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) snap: Option<u32>,
-    /// Begin another file after so many MiB
+    /// Begin another file after this many MiB
     #[arg(long, allow_negative_numbers = true, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub(crate) rotate_mib: Option<u64>,
-    /// Begin another file after so much time
+    /// Begin another file after this time
     #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", value_parser = positive)]
     pub(crate) rotate_seconds: Option<f64>,
     /// Keep the last N files alone
@@ -358,19 +358,19 @@ pub(crate) struct Capture {
 pub(crate) struct Replay {
     /// The recording
     pub(crate) file: PathBuf,
-    /// Send so many frames per second, instead of at their times
+    /// Send this many frames per second, instead of at their times
     #[arg(long, allow_negative_numbers = true, value_name = "FRAMES", value_parser = positive, conflicts_with_all = ["speed", "fast"])]
     pub(crate) rate: Option<f64>,
-    /// Send so many times faster than recorded
+    /// Send this many times faster than recorded
     #[arg(long, allow_negative_numbers = true, value_name = "FACTOR", default_value_t = 1.0, value_parser = positive, conflicts_with = "fast")]
     pub(crate) speed: f64,
     /// Send as fast as the device takes frames
     #[arg(long)]
     pub(crate) fast: bool,
-    /// Send the recording so many times
+    /// Send the recording this many times
     #[arg(long = "loop", allow_negative_numbers = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) loops: u64,
-    /// End after so many frames
+    /// End after this many frames
     #[arg(long, allow_negative_numbers = true, value_name = "N")]
     pub(crate) count: Option<u64>,
     /// Frames that may be under way

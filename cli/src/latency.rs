@@ -39,13 +39,13 @@ impl Latency {
         self.nanoseconds.saturating_record(time.as_nanos().max(1) as u64);
     }
 
-    /// How often each time was recorded, in nanoseconds: [`Latency::of`] makes the same of it.
+    /// How often each time, in nanoseconds, was recorded. [`Latency::of`] is the inverse.
     pub(crate) fn counts(&self) -> Vec<(u64, u64)> {
         let recorded = self.nanoseconds.iter_recorded();
         recorded.map(|value| (value.value_iterated_to(), value.count_at_value())).collect()
     }
 
-    /// Times that were recorded so often.
+    /// From times and how often each was recorded.
     pub(crate) fn of(counts: &[(u64, u64)]) -> Self {
         let mut latency = Self::new();
         for (nanoseconds, count) in counts {

@@ -62,7 +62,7 @@ impl CommandChannel {
     }
 
     /// Reads one answer: the number of the query in eight bytes, and the firmware's answer behind
-    /// it. Waits for one, unless the file is not blocking. Says how many bytes it has.
+    /// it. Waits for one, unless the file is non-blocking. Returns the length in bytes.
     ///
     /// # Errors
     /// ENOSPC if `into` is too small for it.
@@ -117,8 +117,8 @@ impl EventChannel {
     }
 
     /// Reads one event: its cookie in eight bytes, and the event queue's entry behind it, unless
-    /// the channel omits it. Waits for one, unless the file is not blocking. Says how many bytes it
-    /// has.
+    /// the channel omits it. Waits for one, unless the file is non-blocking. Returns the length in
+    /// bytes.
     ///
     /// # Errors
     /// `EOVERFLOW` once after events were lost; EIO once the device is gone.

@@ -59,8 +59,8 @@ impl Devx {
     /// Runs a command that makes no object and belongs to none.
     ///
     /// # Errors
-    /// EREMOTEIO if the firmware refuses the command: `answer` has its status and syndrome. What
-    /// else the kernel says: nothing was sent then.
+    /// EREMOTEIO if the firmware refuses the command: `answer` has its status and syndrome. After
+    /// other errors of the kernel nothing was sent.
     #[doc(alias = "mlx5dv_devx_general_cmd")]
     pub fn command(&self, command: &[u8], answer: &mut [u8]) -> Result<()> {
         let (input, output) = ((other::CMD_IN, command), (other::CMD_OUT, answer));
@@ -104,8 +104,8 @@ impl Devx {
         self.run("devx_obj_modify", subject, (CMD_IN, command), (CMD_OUT, answer)).map(drop)
     }
 
-    /// Runs a command; the handle of what it has made. Of a refusal it says what the firmware's
-    /// answer says.
+    /// Runs a command and returns the handle of the object that it has made, if any. If the firmware
+    /// refuses, the error has the status and syndrome of its answer.
     fn run<M: Method>(
         &self,
         verb: &'static str,

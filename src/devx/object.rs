@@ -66,8 +66,7 @@ impl DevxObject {
     /// Begins a query of it. The answer of `length` bytes comes through `channel`, behind `wr_id`.
     ///
     /// # Errors
-    /// `WouldBlock` while the answers that nothing has read are too many; what else the kernel
-    /// says.
+    /// `WouldBlock` while too many answers are unread; other errors of the kernel.
     #[doc(alias = "mlx5dv_devx_obj_query_async")]
     pub fn query_async(
         &self,
@@ -93,9 +92,6 @@ impl DevxObject {
     /// Errors of the kernel. It comes back unharmed.
     #[doc(alias = "mlx5dv_devx_obj_destroy")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
-        match self.object.destroy() {
-            Ok(()) => Ok(()),
-            Err(error) => Err(DestroyError::new(self, error)),
-        }
+        self.object.destroy().map_err(|error| DestroyError::new(self, error))
     }
 }

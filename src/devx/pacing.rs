@@ -45,7 +45,7 @@ impl Devx {
 }
 
 impl PacingEntry {
-    /// What send queues call it.
+    /// The index by which send queues name it.
     pub fn index(&self) -> u16 {
         self.index
     }

@@ -10,7 +10,7 @@ use crate::device::context::Context;
 use crate::error::{DestroyError, Result};
 use crate::host::lifetime::{Kind, Object};
 
-/// Sizes of pages where none are given: from the adapter's on.
+/// The page sizes where none are given: from the adapter's smallest page on.
 const ANY_PAGE: u64 = !0xfff;
 
 /// What is registered, and how.
@@ -18,14 +18,14 @@ const ANY_PAGE: u64 = !0xfff;
 pub struct UmemOptions<'a> {
     /// Address of its first byte.
     pub start: u64,
-    /// Its bytes.
+    /// Its length in bytes.
     pub length: usize,
     /// What the device may do with it.
     pub access: AccessFlags,
-    /// Sizes of pages that the device may use, as a mask; any, if it is not given. Older kernels
-    /// refuse a mask and take its absence for any.
+    /// The page sizes that the device may use, as a mask; `None` for any. Older kernels refuse a
+    /// mask.
     pub page_sizes: Option<u64>,
-    /// The memory is part of this dma-buf, from `start` on, which then counts from 0.
+    /// The memory is part of this dma-buf, in which `start` is an offset.
     pub dma_buf: Option<BorrowedFd<'a>>,
 }
 
@@ -72,7 +72,7 @@ impl Devx {
 }
 
 impl Umem {
-    /// What commands call it.
+    /// The number by which commands name it.
     pub fn id(&self) -> u32 {
         self.id
     }
@@ -88,9 +88,6 @@ impl Umem {
     /// Errors of the kernel: EBUSY while a firmware object uses it. It comes back unharmed.
     #[doc(alias = "mlx5dv_devx_umem_dereg")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
-        match self.object.destroy() {
-            Ok(()) => Ok(()),
-            Err(error) => Err(DestroyError::new(self, error)),
-        }
+        self.object.destroy().map_err(|error| DestroyError::new(self, error))
     }
 }

@@ -47,17 +47,17 @@ impl Devx {
 }
 
 impl VirtioDoorbell {
-    /// What commands call the page.
+    /// The number by which commands name the page.
     pub fn id(&self) -> u32 {
         self.id
     }
 
-    /// Bytes of it.
+    /// Its length in bytes.
     pub fn length(&self) -> u32 {
         self.length
     }
 
-    /// Where `mmap(2)` of the open device finds it.
+    /// The offset at which `mmap(2)` of the open device maps it.
     pub fn mmap_offset(&self) -> u64 {
         self.offset
     }

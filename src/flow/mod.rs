@@ -44,7 +44,7 @@
 //! what they are named after ([`Traffic`]).
 //!
 //! A rule lives as long as its [`Flow`], and no longer than its queue pair: destroying that is
-//! refused while rules lead to it, and dropping it takes them along. Rules want CAP_NET_RAW.
+//! refused while rules lead to it, and dropping it takes them along. Rules need CAP_NET_RAW.
 
 mod build;
 pub mod counters;
@@ -94,8 +94,7 @@ struct State {
 }
 
 impl Flow {
-    /// Whether the rule is still in force: not once its queue pair is gone, and not for a forked
-    /// child.
+    /// Whether the rule is still in force: false once its queue pair is gone, and in a forked child.
     pub fn is_live(&self) -> bool {
         self.rule.is_live()
     }
@@ -121,7 +120,7 @@ impl Rule {
         Self { context, handle, state: Mutex::new(State { live: true, counters }) }
     }
 
-    /// Not for a forked child, whose rule it is not, and where another thread may have held the
+    /// Does nothing in a forked child: the rule is the parent's, and another thread may have held the
     /// lock.
     fn state(&self) -> Result<MutexGuard<'_, State>> {
         self.context.commands().require_opener(DESTROY)?;
@@ -159,7 +158,7 @@ impl SteeringRule for Rule {
 
 #[cfg(test)]
 impl Flow {
-    /// Keeps everybody else waiting.
+    /// Keeps all other threads waiting.
     pub(crate) fn hold(&self) -> impl Sized + '_ {
         self.rule.state.lock()
     }

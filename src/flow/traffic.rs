@@ -1,7 +1,8 @@
 //! Kinds of traffic: rules that have the right parts by themselves.
 //!
-//! Each says what it is about in the program's words; the parts follow. What cannot work, or would
-//! take frames that the kernel needs, is refused in words before the kernel is asked.
+//! A program says which traffic it wants, and the parts of the rule follow from that. A rule that
+//! cannot work, or that would take frames that the kernel needs, is refused with the reason before
+//! the kernel is asked.
 
 use std::net::{Ipv4Addr, SocketAddrV4, SocketAddrV6};
 
@@ -19,7 +20,7 @@ pub trait Traffic {
     /// Adds the parts to a rule.
     ///
     /// # Errors
-    /// `InvalidInput` for what cannot be matched, or had better not be.
+    /// `InvalidInput` for what cannot be matched, or should not be.
     fn describe<'q>(&self, rule: FlowBuilder<'q>) -> Result<FlowBuilder<'q>>;
 }
 
@@ -79,7 +80,7 @@ impl UdpMulticast {
         self
     }
 
-    /// Frames say `tag`.
+    /// The frames carry `tag`.
     pub const fn tag(mut self, tag: u32) -> Self {
         self.tag = Some(tag);
         self
@@ -136,8 +137,7 @@ pub enum Protocol {
 
 /// The packets of one IPv4 connection towards this machine: an order session, or a unicast feed.
 ///
-/// The kernel sees nothing of them any more: of a TCP connection that the kernel opened, it gets no
-/// answer.
+/// They no longer reach the kernel: a TCP connection that the kernel opened gets no answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FiveTuple {
     /// UDP or TCP.

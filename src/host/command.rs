@@ -77,12 +77,13 @@ impl Commands {
         self.send_raw(request).map_err(|errno| self.explain(verb, errno))
     }
 
-    /// Sends a request that destroys an object. Of a device that is gone every object is gone, so
-    /// that is a success: the request is sent once more then, which waits for the kernel to have
+    /// Sends a request that destroys an object. Once the device is gone so are all its objects, and
+    /// that is a success. The request is then sent once more, which waits until the kernel has
     /// destroyed them (see `events/end.rs`).
     ///
     /// # Errors
-    /// As the kernel says. The device may still use the object's memory then, whatever the errno.
+    /// Errors of the kernel. After one, whatever its errno, the device may still use the object's
+    /// memory.
     pub(crate) fn destroy<M>(
         &self,
         verb: &'static str,

@@ -17,10 +17,10 @@ use crate::host::system::Mapping;
 
 const ALLOC: &str = "alloc_dm";
 const COPY: &str = "memcpy_dm";
-/// What lengths are rounded up to (`MLX5_DM_ALLOWED_ALIGNMENT` of libmlx5, `MLX5_MEMIC_BASE_SIZE`
+/// Lengths are rounded up to a multiple of this (`MLX5_DM_ALLOWED_ALIGNMENT` of libmlx5, `MLX5_MEMIC_BASE_SIZE`
 /// of the kernel).
 const GRANULE: usize = 64;
-/// What the processor's accesses are made of: the device takes whole words of four bytes only.
+/// The processor accesses the memory in these: the device takes whole words of four bytes only.
 const WORD: usize = 4;
 
 /// Memory of the device itself (ibv_alloc_dm), mapped into this process.
@@ -50,7 +50,7 @@ const KIND: Kind = Kind {
 };
 
 impl Context {
-    /// Bytes of device memory that the device has for everybody; 0 where it has none.
+    /// Bytes of device memory that the device has in all; 0 where it has none.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -63,8 +63,8 @@ impl Context {
     ///
     /// # Errors
     /// `Unsupported` where the device has none; `InvalidInput` for no bytes, more than there are,
-    /// or an alignment that is no power of two; ENOMEM where others hold too much; what else the
-    /// kernel says.
+    /// or an alignment that is no power of two; ENOMEM where others hold too much; other
+    /// errors of the kernel.
     #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_device_memory(&self, length: usize, alignment: usize) -> Result<DeviceMemory> {
         let most = self.device_memory_bytes()?;

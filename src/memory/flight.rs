@@ -11,8 +11,8 @@ const KIND_SHIFT: u32 = 24;
 const CQ_MASK: u64 = (1 << KIND_SHIFT) - 1;
 const KINDS: u64 = (1 << SERIAL_SHIFT) - (1 << KIND_SHIFT);
 
-/// What kind of request carries a slot; none of these: a signaled send that no unsignaled one waits
-/// for.
+/// What kind of request carries a slot. A signaled send that no unsignaled one waits for is none of
+/// these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub(super) enum Kind {
@@ -53,7 +53,7 @@ impl Serial {
         Ok(Self(id << SERIAL_SHIFT))
     }
 
-    /// Of the shared receive queue that a completion names, which was registered with
+    /// The serial number of the shared receive queue that a completion names. It was registered with
     /// [`Serial::get`].
     #[inline(always)]
     pub(crate) fn of(user_context: u64) -> Self {
@@ -110,9 +110,9 @@ impl Flight {
         Self(self.0 & !KINDS | kind.bits())
     }
 
-    /// In which a request of its own may have been that completed to `cq`, on a queue that was
-    /// given
-    /// [`Serial::side_contexts`]: a receive, or a signaled send that releases nothing else.
+    /// The flight of a request that completed to `cq`, on a queue that was given
+    /// [`Serial::side_contexts`]: a receive of its own, or a signaled send that releases nothing
+    /// else.
     #[inline(always)]
     pub(crate) fn of_completion(side_context: u64, cq: CqBits) -> Self {
         Self(side_context | cq.0)

@@ -80,7 +80,7 @@ impl ProtectionDomain {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// What no other domain has as long as a handle to this one exists.
+    /// A number that no other domain has as long as a handle to this one exists.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.inner).addr()
     }
@@ -113,8 +113,8 @@ impl ProtectionDomain {
     /// Frees the domain.
     ///
     /// # Errors
-    /// `Busy` while other handles exist (every object made from it holds one); what the kernel
-    /// says. The domain comes back unharmed.
+    /// `Busy` while other handles exist (every object made from it holds one); errors of the
+    /// kernel. The domain comes back unharmed.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let destroy = |inner: &mut Inner| inner.object.destroy();

@@ -125,7 +125,7 @@ impl Sends {
         Ok(())
     }
 
-    /// Posts a send without a slot: `post` is told its id.
+    /// Posts a send without a slot: `post` gets its id.
     #[inline(always)]
     pub(crate) fn send_without_slot(
         &mut self,

@@ -9,8 +9,8 @@ use uverbs_mlx5::request::{MAX_SGE_LENGTH, Remote, Sge};
 use uverbs_uapi::enums::AdviseMrAdvice;
 use uverbs_uapi::flags::{AccessFlags, AdviseMrFlags, CoreSupport, OdpGeneralCaps, ReregMrFlags};
 use uverbs_uapi::objects::mr::{advise, destroy, reg_dm, reg_dmabuf};
-use uverbs_uapi::write::mr::{RegMr, ReregMr};
 use uverbs_uapi::write::mr::Sge as KernelSge;
+use uverbs_uapi::write::mr::{RegMr, ReregMr};
 use zerocopy::IntoBytes;
 
 use super::device_memory::{ALLOWED_ACCESS, DeviceMemory};

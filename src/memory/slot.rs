@@ -353,8 +353,8 @@ impl Launch {
         Self { header: slot.header_pointer(), flight }
     }
 
-    /// Of a send, on a queue with `pending` unsignaled ones: a signaled one releases, when it
-    /// completes, the chain of those before it.
+    /// For a send on a queue whose unsignaled sends so far are `pending`. The completion of a
+    /// signaled send releases the chain of those before it.
     #[inline(always)]
     pub(crate) fn send(slot: &Slot, sends: Flight, pending: Chain, is_unsignaled: bool) -> Self {
         if pending.0.is_null() && !is_unsignaled {

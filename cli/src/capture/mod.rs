@@ -22,16 +22,16 @@ pub(crate) use rule::Rule;
 pub(crate) use stop::Stop;
 use utc::{Ptp, ToUtc};
 
-/// Frames that are recorded under one look at the clock and at signals.
+/// Frames recorded between two looks at the clock and at signals.
 const TURN: u32 = 256;
-/// Looks at the queue before sleeping.
+/// How often the queue is polled before sleeping.
 const SPINS: u32 = 1000;
 /// How long a sleep may be, since a signal does not end it.
 const SLEEP: Duration = Duration::from_millis(50);
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Capture) -> Outcome {
-    // Before the device has threads, which take over what signals are blocked.
+    // Before the device has threads: they inherit which signals are blocked.
     let stop = Stop::new()?;
     let chosen = choose(&arguments.choice)?;
     let builder = chosen.context.alloc_pd()?.create_rx_queue(arguments.depth);
@@ -52,7 +52,7 @@ fn capture<C: Timed>(
     stop: Stop,
 ) -> Outcome {
     let mut rx = builder.build()?;
-    // What is refused leaves no file.
+    // A capture that is refused leaves no file.
     let _rule: Flow = arguments.rule.steer(&mut rx)?;
     let _member = arguments.join.map(|address| arguments.rule.join(address)).transpose()?;
     let files = Files::create(arguments, chosen.context.device().name())?;
@@ -118,7 +118,7 @@ impl<'a, U> Session<'a, U> {
         self.left().map_or(SLEEP, |left| left.min(SLEEP))
     }
 
-    /// Records what is there; returns how many frames that was.
+    /// Records the frames that have arrived; returns how many.
     fn turn<C: Timed>(&mut self, rx: &mut RxQueue<C>) -> Outcome<u32>
     where
         U: ToUtc<C>,
@@ -153,7 +153,7 @@ impl<'a, U> Session<'a, U> {
             bytes: self.bytes,
             seconds,
             received: counters.frames,
-            // What came after the last frame that was asked for is not lost.
+            // Frames after the last one that was asked for do not count as lost.
             lost: rx.lost().ok(),
             too_long: counters.too_long,
             exhausted: counters.exhausted,
@@ -179,7 +179,7 @@ struct Report {
     lost: Option<u64>,
     /// Frames longer than a buffer.
     too_long: u64,
-    /// Times at which the queue may have had no receive.
+    /// How often the queue may have had no receive.
     exhausted: u64,
     /// Receives that the queue had at all times.
     lowest: u32,

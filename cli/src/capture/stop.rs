@@ -1,4 +1,4 @@
-//! Ending at a signal, in order: files are complete then.
+//! Ending at a signal in good order, so that files are complete.
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -12,8 +12,8 @@ pub(crate) struct Stop {
 }
 
 impl Stop {
-    /// From now on the signals end nothing by themselves. Threads that are made later have them
-    /// blocked too.
+    /// Blocks the signals from now on: they no longer end the process. Threads that are started
+    /// later inherit that.
     pub(crate) fn new() -> Outcome<Self> {
         let signals = [Signal::SIGINT, Signal::SIGTERM].into_iter().collect::<SigSet>();
         let made = signals.thread_block().and_then(|()| {
@@ -22,7 +22,7 @@ impl Stop {
         Ok(Self { signals: made.context(|| "cannot wait for signals".to_owned())? })
     }
 
-    /// Whether one has come.
+    /// Whether a signal has come.
     pub(crate) fn is_asked(&self) -> Outcome<bool> {
         let signal = self.signals.read_signal().context(|| "cannot wait for signals".to_owned())?;
         Ok(signal.is_some())

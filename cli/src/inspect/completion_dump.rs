@@ -187,8 +187,8 @@ impl Mini {
     }
 }
 
-/// The owner bit of what the device writes next at this place of a queue of so many entries (a
-/// power of two), from which `consumed` CQEs have been taken.
+/// The owner bit of the CQE that the device next writes at `place`, in a queue of `entries` (a
+/// power of two) of which `consumed` CQEs have been taken.
 fn owner_when_new(consumed: u32, place: usize, entries: usize) -> bool {
     let consumed = consumed as usize;
     let distance = place.wrapping_sub(consumed) % entries;

@@ -74,8 +74,8 @@ impl Lane {
         Ok(self.link.memory().write(self.half + self.size - 1, &[0])?)
     }
 
-    /// Posts receives for the next `count` messages, where the operation has receives and so many
-    /// are still to come.
+    /// Posts receives for the next `count` messages, or for fewer if fewer are still to come; none
+    /// if the operation has no receives.
     pub(super) fn receive(&mut self, count: u32) -> Outcome {
         let count = self.receives.min(count.into());
         self.receives -= count;

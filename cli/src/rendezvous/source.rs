@@ -1,5 +1,5 @@
-//! Where a client comes from, as far as strangers have to be told apart: what one of them does must
-//! not keep the others waiting.
+//! Where a client comes from. Strangers are told apart by that, so that what one of them does keeps
+//! no other one waiting.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 

@@ -59,8 +59,8 @@ fn lock(path: &Path) -> std::io::Result<Flock<File>> {
         .map_err(|(_, errno)| errno.into())
 }
 
-/// Removes the directories of commands that were killed. It looks at no others than those named
-/// like one: every start would pay for all that is in `/tmp` otherwise.
+/// Removes the directories of commands that were killed. It looks only at names of that form, so
+/// that a start takes no longer because `/tmp` is full of other files.
 fn sweep(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     let of_the_gone = |entry: &DirEntry| owner(&entry.file_name()).is_some_and(is_gone);

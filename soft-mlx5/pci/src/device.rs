@@ -191,7 +191,7 @@ impl PciDevice {
     }
 }
 
-/// Whether a WQE that begins like this does nothing, as those of the kernel's tests of its
+/// Whether a WQE that begins with `head` is a NOP. The kernel's driver posts NOPs to test its
 /// registers.
 fn is_nop(head: [u8; 8]) -> bool {
     Opcode(head[3]) == Opcode::NOP

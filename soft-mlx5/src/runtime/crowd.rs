@@ -14,11 +14,11 @@ use super::clock;
 /// away.
 const LONG_YIELD: u64 = 60_000;
 
-/// No yield is tried for so many times as long as a long one took: one thirty-second of the time is
-/// lost at most.
+/// After a long yield none is tried for 32 times as long as it took, so yields cost one
+/// thirty-second of the time at most.
 const TIMES: u64 = 32;
 
-/// But one is tried after so many nanoseconds.
+/// The longest time, in nanoseconds, for which no yield is tried.
 const LONGEST: u64 = 640_000_000;
 
 /// What the last long yield of the device's threads, its own and those of programs, has shown.

@@ -35,8 +35,8 @@ const NAP: (u64, u64) = (25_000, 250_000);
 /// may be a peer's.
 const NAP_IN_CROWD: u64 = 1_000_000;
 
-/// A program's thread that sleeps in the device's stead says until when; the thread believes it for
-/// so many nanoseconds. It is as long as the device's own thread sleeps at most.
+/// A program's thread that sleeps in the device's stead says until when. The device's thread relies
+/// on that for at most this time, in nanoseconds: its own longest sleep.
 const ASLEEP: u64 = 8_000_000;
 
 /// What lenders and the thread know of each other.
@@ -81,7 +81,7 @@ impl Lending {
         now < self.last.load(Ordering::Relaxed).saturating_add(GONE)
     }
 
-    /// The thread naps for so many nanoseconds, or until [`Lending::end`].
+    /// The thread naps for this many nanoseconds, or until [`Lending::end`].
     pub(super) fn nap(&self, nanoseconds: u64) {
         let over = lock(&self.over);
         if !*over {

@@ -136,7 +136,7 @@ struct Shared {
 }
 
 impl Runtime {
-    /// A device without a thread, which only goes on where it is lent time. `waker` is the one that
+    /// A device without a thread: it runs only in threads that lend it time. `waker` is the one that
     /// the wire wakes.
     pub fn new(core: Core, wire: Box<dyn Wire>, waker: Arc<Waker>, host: Arc<dyn Host>) -> Self {
         let shared = Arc::new(Shared {

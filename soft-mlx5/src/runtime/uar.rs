@@ -7,8 +7,8 @@
 //!
 //! Programs write the halves of a register in turn. So if just one half was written since the last
 //! look, there was one ring, and no other queue has to be looked at. A program that always writes
-//! the same half shows that by doing it twice. Should one write as it likes, all queues of the page
-//! are looked at before the device sleeps.
+//! the same half is recognized when it writes that half twice running. In case a program follows
+//! neither rule, all queues of the page are looked at before the device sleeps.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;

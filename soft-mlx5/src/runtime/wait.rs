@@ -103,7 +103,7 @@ impl Wait<'_> {
         Ok(true)
     }
 
-    /// One look of the device's, and a pause; whether a file is readable, as far as known.
+    /// Runs the device once, then pauses. Returns whether a file is known to be readable.
     fn turn(&mut self, shared: &Shared) -> nix::Result<bool> {
         let now = clock::now();
         if shared.lending.is_polled(now) {
@@ -114,8 +114,8 @@ impl Wait<'_> {
             Ok(worker) => worker,
             Err(TryLockError::Poisoned(_)) => return self.without_device(None),
             Err(TryLockError::WouldBlock) => {
-                // It may be asleep: it is told to look at what this thread rang, and, if it is the
-                // device's own, to leave the device to this thread then.
+                // The thread that has it may be asleep. It is woken to see what this thread rang;
+                // if it is the device's own thread, it then leaves the device to this one.
                 shared.lending.note_wait(now.saturating_add(self.apart));
                 shared.waker.wake();
                 return self.stay_apart();

@@ -1,10 +1,10 @@
 //! Faults in words: `SEED[,NAME=VALUE]…`.
 //!
 //! `drop`, `duplicate`, `corrupt`, `reorder` and `delay` are percentages of packets;
-//! `ioctl=N:ERRNO` fails the Nth ioctl; `port=MS` takes the port down after so many milliseconds
-//! and brings it back after as many; `remove=MS` removes the device. Both times start when the
-//! program first opens the device. A seed alone injects every fault that the transport repairs, at
-//! low rates.
+//! `ioctl=N:ERRNO` fails the Nth ioctl; `port=MS` takes the port down after MS milliseconds and
+//! brings it back MS milliseconds later; `remove=MS` removes the device after MS milliseconds. Both
+//! times start when the program first opens the device. A seed alone injects, at low rates, every
+//! fault that the transport repairs.
 
 use std::time::Duration;
 

@@ -125,8 +125,7 @@ impl Registry {
     }
 
     /// Reads one record by `read` with the registry locked, counts it for the object that `whose`
-    /// finds, and shows `learn` that object's observer. `read` is told which objects are
-    /// registered.
+    /// finds, and shows `learn` that object's observer. `read` gets the registered objects.
     pub(crate) fn take<R>(
         &self,
         verb: &'static str,

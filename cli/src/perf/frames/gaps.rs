@@ -21,7 +21,7 @@ pub(super) struct Gaps {
 /// What is reported of them.
 #[derive(Debug, Serialize)]
 pub(super) struct Stalled {
-    /// Gaps of at least so much.
+    /// The shortest gap that is counted.
     threshold_us: f64,
     count: u64,
     total_us: f64,

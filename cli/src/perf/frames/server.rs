@@ -18,7 +18,7 @@ const POLLS_PER_LOOK: u32 = 4096;
 const QUIET: Duration = Duration::from_millis(50);
 /// Frames whose arrival is remembered until they have left.
 const REMEMBERED: usize = 1024;
-/// The free-running clock has so many bits that count (`MLX5_TIMER_MASK`).
+/// The bits of the free-running clock that count (`MLX5_TIMER_MASK`).
 const CLOCK: u64 = (1 << 41) - 1;
 
 /// Answers until the peer says goodbye.

@@ -50,7 +50,7 @@ pub(super) struct Ethernet {
 }
 
 impl Ethernet {
-    /// Names and counts of the objects that still exist.
+    /// The kinds of objects that still exist, and how many there are of each.
     pub(super) fn counts(&self) -> [(&'static str, usize); 3] {
         [("flow tables", self.flows.len()), ("SQs", self.send.len()), ("RQs", self.receive.len())]
     }

@@ -104,12 +104,12 @@ impl Call<'_> {
         }
     }
 
-    /// The whole body, whatever the header says of its length: the kernel copies so much.
+    /// The whole body, whatever length the header gives: the kernel copies as much as this.
     pub(super) fn read<T: FromBytes + IntoBytes>(&self) -> Result<T, Errno> {
         self.memory.read_value(self.body)
     }
 
-    /// ENOSPC unless the answer's buffer has so many bytes.
+    /// ENOSPC if the answer's buffer is smaller than `bytes`.
     pub(super) fn need(&self, bytes: usize) -> Result<(), Errno> {
         if self.output < bytes { Err(Errno::ENOSPC) } else { Ok(()) }
     }

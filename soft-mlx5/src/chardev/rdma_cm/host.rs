@@ -70,7 +70,7 @@ pub(super) struct State {
     pub(super) contexts: Contexts,
     pub(super) queues: BTreeMap<FileNumber, Queue>,
     pub(super) stack: Stack,
-    /// When the thread goes on by itself.
+    /// When the thread next wakes up by itself.
     until: Option<u64>,
 }
 
@@ -280,7 +280,7 @@ impl State {
         self.pump();
     }
 
-    /// Whether the state machine has to go on before the thread does by itself.
+    /// Whether the state machine has something to do before the thread wakes up by itself.
     pub(super) fn has_earlier_deadline(&self) -> bool {
         let next = self.cma.next_wake();
         next.is_some_and(|next| self.until.is_none_or(|until| next < until))

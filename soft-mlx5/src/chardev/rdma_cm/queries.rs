@@ -1,4 +1,4 @@
-//! The commands that ask.
+//! The commands that query an id.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;

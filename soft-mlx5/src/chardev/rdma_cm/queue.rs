@@ -18,10 +18,10 @@ use crate::chardev::device::event_queue;
 #[derive(Debug)]
 pub(super) struct Queued {
     pub(super) response: EventResp,
-    /// The id that counts it: of a connection request the one that listens.
+    /// The id that counts it: for a connection request, the one that listens.
     pub(super) context: u32,
     pub(super) membership: Option<u32>,
-    /// Of a connection request: the new id.
+    /// For a connection request: the new id.
     pub(super) request: Option<u32>,
 }
 
@@ -76,7 +76,7 @@ impl Queue {
         event
     }
 
-    /// Takes out the events that are so.
+    /// Takes out the events that `is_one` is true of.
     pub(super) fn extract(&mut self, is_one: impl Fn(&Queued) -> bool) -> Vec<Queued> {
         let (taken, kept): (Vec<Queued>, Vec<Queued>) =
             std::mem::take(&mut self.events).into_iter().partition(|event| is_one(event));
