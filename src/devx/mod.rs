@@ -104,8 +104,8 @@ impl Devx {
         self.run("devx_obj_modify", subject, (CMD_IN, command), (CMD_OUT, answer)).map(drop)
     }
 
-    /// Runs a command and returns the handle of the object that it has made, if any. If the firmware
-    /// refuses, the error has the status and syndrome of its answer.
+    /// Runs a command and returns the handle of the object that it has made, if any. If the
+    /// firmware refuses, the error has the status and syndrome of its answer.
     fn run<M: Method>(
         &self,
         verb: &'static str,

@@ -13,8 +13,8 @@ const VERB: &str = "join";
 /// A membership of a multicast group, held by a socket of the operating system: the kernel tells
 /// the network (IGMP, MLD) and puts the group's MAC address into the port's filter.
 ///
-/// Dropping it leaves the group. What the rules of raw packet queues take never reaches the kernel's
-/// stack, so the socket receives nothing.
+/// Dropping it leaves the group. What the rules of raw packet queues take never reaches the
+/// kernel's stack, so the socket receives nothing.
 ///
 /// Add the rule first and join then, so that no frame of the line reaches the kernel's stack. A
 /// switch needs a moment to learn of the membership: the first frames may be missing.

@@ -94,7 +94,8 @@ struct State {
 }
 
 impl Flow {
-    /// Whether the rule is still in force: false once its queue pair is gone, and in a forked child.
+    /// Whether the rule is still in force: false once its queue pair is gone, and in a forked
+    /// child.
     pub fn is_live(&self) -> bool {
         self.rule.is_live()
     }
@@ -120,8 +121,8 @@ impl Rule {
         Self { context, handle, state: Mutex::new(State { live: true, counters }) }
     }
 
-    /// Does nothing in a forked child: the rule is the parent's, and another thread may have held the
-    /// lock.
+    /// Does nothing in a forked child: the rule is the parent's, and another thread may have held
+    /// the lock.
     fn state(&self) -> Result<MutexGuard<'_, State>> {
         self.context.commands().require_opener(DESTROY)?;
         Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))

@@ -17,8 +17,8 @@ use crate::host::system::Mapping;
 
 const ALLOC: &str = "alloc_dm";
 const COPY: &str = "memcpy_dm";
-/// Lengths are rounded up to a multiple of this (`MLX5_DM_ALLOWED_ALIGNMENT` of libmlx5, `MLX5_MEMIC_BASE_SIZE`
-/// of the kernel).
+/// Lengths are rounded up to a multiple of this (`MLX5_DM_ALLOWED_ALIGNMENT` of libmlx5,
+/// `MLX5_MEMIC_BASE_SIZE` of the kernel).
 const GRANULE: usize = 64;
 /// The processor accesses the memory in these: the device takes whole words of four bytes only.
 const WORD: usize = 4;

@@ -53,8 +53,8 @@ impl Serial {
         Ok(Self(id << SERIAL_SHIFT))
     }
 
-    /// The serial number of the shared receive queue that a completion names. It was registered with
-    /// [`Serial::get`].
+    /// The serial number of the shared receive queue that a completion names. It was registered
+    /// with [`Serial::get`].
     #[inline(always)]
     pub(crate) fn of(user_context: u64) -> Self {
         Self(user_context)

@@ -136,8 +136,8 @@ struct Shared {
 }
 
 impl Runtime {
-    /// A device without a thread: it runs only in threads that lend it time. `waker` is the one that
-    /// the wire wakes.
+    /// A device without a thread: it runs only in threads that lend it time. `waker` is the one
+    /// that the wire wakes.
     pub fn new(core: Core, wire: Box<dyn Wire>, waker: Arc<Waker>, host: Arc<dyn Host>) -> Self {
         let shared = Arc::new(Shared {
             worker: Mutex::new(Worker::new()),
