@@ -3,7 +3,7 @@
 
 use crate::barrier;
 pub use crate::mapped::DoorbellWord;
-use crate::mmio::{BlueFlame, Register};
+use crate::mmio::{BlueFlame, Register, Ring};
 
 /// What makes a send queue's requests known to the device.
 #[derive(Debug)]
@@ -16,13 +16,31 @@ impl<R: Register> Doorbell<R> {
     /// Announces what is in the ring up to counter `head`: the record first, then what `write`
     /// stores to the register.
     #[inline(always)]
-    pub(crate) fn ring(&mut self, head: u32, write: impl FnOnce(&mut BlueFlame)) {
+    pub(crate) fn ring(&mut self, head: u32, write: impl Ring) {
         barrier::to_device();
         self.record.store(head & 0xffff);
         barrier::before_doorbell();
-        self.register.with(|register| {
-            write(register);
-            barrier::flush_doorbell();
-        });
+        self.register.with(Flushed(write));
+    }
+}
+
+/// A store, and what makes it leave the processor.
+struct Flushed<W>(W);
+
+impl<W: Ring> Ring for Flushed<W> {
+    #[inline(always)]
+    fn ring(self, register: &mut BlueFlame) {
+        self.0.ring(register);
+        barrier::flush_doorbell();
+    }
+}
+
+/// A doorbell without a request: the first half of the last control segment, as it is in memory.
+pub(crate) struct Plain(pub(crate) u64);
+
+impl Ring for Plain {
+    #[inline(always)]
+    fn ring(self, register: &mut BlueFlame) {
+        register.doorbell(self.0);
     }
 }

@@ -139,11 +139,26 @@ impl DoorbellWord {
     }
 }
 
+pub(crate) use sealed::Ring;
+
 pub(crate) mod sealed {
     /// Sealed: access to the inner register would let callers swap it with another queue's.
     pub trait Sealed {
         /// Runs `ring` with exclusive access to the register.
-        fn with(&mut self, ring: impl FnOnce(&mut super::BlueFlame));
+        fn with(&mut self, ring: impl Ring);
+    }
+
+    /// What is stored to a register. The hot path has types for it: closures that are not always
+    /// inlined would keep a request in memory.
+    pub trait Ring {
+        fn ring(self, register: &mut super::BlueFlame);
+    }
+
+    impl<F: FnOnce(&mut super::BlueFlame)> Ring for F {
+        #[inline(always)]
+        fn ring(self, register: &mut super::BlueFlame) {
+            self(register);
+        }
     }
 }
 
@@ -212,15 +227,9 @@ impl BlueFlame {
     /// The half that is to be written now.
     #[inline(always)]
     pub(crate) fn take_half(&mut self) -> *mut u64 {
-        self.take_half_of(self.half)
-    }
-
-    /// [`BlueFlame::take_half`] of a register whose halves have so many bytes.
-    #[inline(always)]
-    pub(crate) fn take_half_of(&mut self, half: usize) -> *mut u64 {
         // The register is aligned to its own size, so one bit of the address tells the halves
         // apart.
-        let turn = self.last.map_addr(|address| address ^ half);
+        let turn = self.last.map_addr(|address| address ^ self.half);
         // Volatile: stored whole. Of a change of one bit the compiler makes a store of one byte,
         // and a load of the address then waits until that has left the store buffer. SAFETY: a
         // field of this value.
@@ -238,8 +247,8 @@ impl Register for BlueFlame {
 
 impl sealed::Sealed for BlueFlame {
     #[inline(always)]
-    fn with(&mut self, ring: impl FnOnce(&mut BlueFlame)) {
-        ring(self);
+    fn with(&mut self, ring: impl Ring) {
+        ring.ring(self);
     }
 }
 
@@ -280,12 +289,12 @@ impl Register for SharedBlueFlame {
 
 impl sealed::Sealed for SharedBlueFlame {
     #[inline(always)]
-    fn with(&mut self, ring: impl FnOnce(&mut BlueFlame)) {
+    fn with(&mut self, ring: impl Ring) {
         while self.0.held.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             spin();
         }
         // SAFETY: the lock is held, so this is the only access.
-        ring(unsafe { &mut *self.0.register.get() });
+        ring.ring(unsafe { &mut *self.0.register.get() });
         self.0.held.store(0, Ordering::Release);
     }
 }

@@ -424,8 +424,9 @@ mod shared_register {
             let cell = Arc::new(UnsafeCell::new(()));
             let (mut other, seen) = (register.clone(), cell.clone());
             let mut register = register;
-            let queue = thread::spawn(move || other.with(|_| seen.with_mut(|_| ())));
-            register.with(|_| cell.with_mut(|_| ()));
+            let queue =
+                thread::spawn(move || other.with(|_: &mut BlueFlame| seen.with_mut(|_| ())));
+            register.with(|_: &mut BlueFlame| cell.with_mut(|_| ()));
             queue.join().unwrap();
         });
     }

@@ -12,7 +12,7 @@
 //! written by the same code, `encode.rs`, to consecutive blocks; one that would straddle the ring's end is written beside
 //! the ring first.
 //!
-//! The fast path compares with one counter, `limit`: up to there no request needs a look at the QP's state, no space
+//! The fast path compares with one limit, `Next::limit`: up to there no request needs a look at the QP's state, no space
 //! is missing, the ring does not end, nothing built before waits to be published, and the register takes a copy. What
 //! decides this is looked at where it changes (`space.rs`).
 
@@ -65,7 +65,6 @@ use crate::user_index::QueueHandle;
 pub use encode::RequestId;
 use encode::mode_word;
 use payload::Limits;
-use publish::MOST_COPIED;
 use ring::{Next, SendRing};
 use space::{Counted, Place};
 use wide::{Wide, wide};
@@ -110,11 +109,7 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     ring: SendRing,
     /// See [`Place`].
     head: u32,
-    /// Ring counter up to which requests can be written on the fast path.
-    limit: u32,
-    /// All bits, if a half of the register takes `publish::MOST_COPIED` bytes; else none.
-    copies: u32,
-    /// The block at the head and its work request id, while the head is before the limit.
+    /// The fast path from the head on.
     next: Next,
     /// What all control segments have: the queue's number and `mode`.
     base: Wide,
@@ -169,11 +164,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let number = u64::from(ControlSegment::second_word(config.number, 0));
         let mode = if config.signal_all { mode_word(signaled, 0) } else { 0 };
         let queue = Self {
-            next: ring.at(0),
+            next: ring.next(0, 0),
             ring,
             head: 0,
-            limit: 0,
-            copies: if config.register.copy_limit() == MOST_COPIED { u32::MAX } else { 0 },
             base: wide([number.to_be(), mode]),
             limits,
             direct: config.register.copy_limit() / WQEBB_SIZE as u32,

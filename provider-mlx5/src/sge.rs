@@ -26,7 +26,7 @@ pub struct Sge(Octoword);
 
 /// Bit 31 of the length as it is in memory. To the device it means nothing; here it marks an SGE
 /// that must not be written to a WQE as it is.
-const UNUSUAL: u32 = (1_u32 << 31).to_be();
+pub(crate) const UNUSUAL: u32 = (1_u32 << 31).to_be();
 
 /// The length of an empty SGE. Zero would be 2 GiB to the device.
 const EMPTY: u32 = UNUSUAL;
@@ -104,7 +104,7 @@ impl Sge {
 
     /// The length as it is in memory.
     #[inline(always)]
-    const fn first(&self) -> u32 {
+    pub(crate) const fn first(&self) -> u32 {
         let [length, _] = halves(self.0[0]);
         length
     }

@@ -8,10 +8,12 @@
 
 #![allow(unsafe_code)]
 
+use core::array::from_fn;
+
 use super::Block;
 use super::operation::Operation;
 use super::payload::Payload;
-use super::wide::{Wide, WideBlock, wide};
+use super::wide::{Wide, WideBlock, store_composed, store_octowords, wide};
 use crate::format::{ControlSegment, MAX_DS, MAX_READ_SGE, Opcode};
 use crate::request::{Octoword, PostFlags};
 
@@ -72,12 +74,12 @@ pub(super) const fn second_word(word: u32) -> u64 {
     if cfg!(target_endian = "little") { (word as u64) << 56 } else { word as u64 }
 }
 
-/// A request with data of `size` octowords.
+/// A request, and how many octowords its WQE has.
 #[derive(Clone, Copy)]
 pub(super) struct Request<O, P> {
     pub(super) operation: O,
     pub(super) payload: P,
-    pub(super) size: usize,
+    pub(super) octowords: usize,
     pub(super) flags: PostFlags,
 }
 
@@ -86,14 +88,14 @@ impl<O: Operation, P: Payload> Request<O, P> {
     #[inline(always)]
     pub(super) fn is_too_long(&self) -> bool {
         // A queue's limits keep any one kind of data within a WQE; a header to segment by and SGEs may exceed it together.
-        self.reads_too_much() || self.octowords() > MAX_DS as usize
+        self.reads_too_much() || self.octowords > MAX_DS as usize
     }
 
     /// [`Request::is_too_long`] of usual data: a queue's limits keep it within a WQE, and packets
     /// compare their own.
     #[inline(always)]
     pub(super) fn reads_too_much(&self) -> bool {
-        if !P::IS_READ_TO || self.size <= MAX_READ_SGE as usize {
+        if !P::IS_READ_TO || self.octowords <= header::<O>() + MAX_READ_SGE as usize {
             return false;
         }
         crate::hint::seldom();
@@ -103,19 +105,14 @@ impl<O: Operation, P: Payload> Request<O, P> {
     /// Whether the data ends in the block in which it starts: in the first [`short_blocks`].
     #[inline(always)]
     pub(super) fn is_short(&self) -> bool {
-        self.size <= room::<O>() && (room::<O>() < 4 || self.size > 0)
-    }
-
-    /// Octowords of the whole WQE.
-    #[inline(always)]
-    pub(super) fn octowords(&self) -> usize {
-        header::<O>() + self.size
+        let has_data = room::<O>() < 4 || self.octowords > header::<O>();
+        has_data && self.octowords <= 4 * short_blocks::<O>()
     }
 
     /// Blocks of the whole WQE.
     #[inline(always)]
     pub(super) fn blocks(&self) -> usize {
-        self.octowords().wrapping_add(3) / 4
+        self.octowords.wrapping_add(3) / 4
     }
 
     /// What the request says in a control segment at `place`, which is the counter where the first word has it: all but
@@ -124,7 +121,7 @@ impl<O: Operation, P: Payload> Request<O, P> {
     pub(super) fn control(&self, place: u32) -> Octoword {
         let operation = &self.operation;
         let first = ControlSegment::first_word(operation.modifier(), 0, operation.opcode());
-        let fixed = first_word(first | place) | second_word(self.octowords() as u32);
+        let fixed = first_word(first.wrapping_add(place)) | second_word(self.octowords as u32);
         [fixed, mode_word(self.flags.bits(), operation.immediate().get())]
     }
 
@@ -156,12 +153,26 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
         [octoword(at), octoword(at + 1), octoword(at + 2), octoword(at + 3)]
     }
 
+    /// Composes block `index`, which is not the last, and stores it in its place of the WQE at `to`.
+    ///
+    /// # Safety
+    /// The WQE is longer than that, and as for [`Wqe::store`].
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    pub(super) unsafe fn put_inner(&self, to: *mut Block, index: usize) -> WideBlock {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            let block = self.inner(index);
+            store_composed(to.add(index), &[block]);
+            block
+        }
+    }
+
     /// Block `index`, which is not the last.
     ///
     /// # Safety
     /// The WQE is longer than that.
     #[cfg_attr(not(debug_assertions), inline(always))]
-    pub(super) unsafe fn inner(&self, index: usize) -> WideBlock {
+    unsafe fn inner(&self, index: usize) -> WideBlock {
         // SAFETY: data follows each of the block's octowords.
         let full = |at| unsafe { self.request.payload.full(at) };
         if index <= full_blocks::<O>() {
@@ -177,23 +188,28 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
         [full(at), full(at + 1), full(at + 2), full(at + 3)]
     }
 
-    /// Block `index`, which is the last.
+    /// [`Wqe::put_inner`] of block `index`, which is the last: of this one only the octowords that
+    /// belong to the WQE are stored.
     ///
     /// # Safety
-    /// The WQE ends in that block.
+    /// The WQE ends in that block, and as for [`Wqe::store`].
     #[cfg_attr(not(debug_assertions), inline(always))]
-    pub(super) unsafe fn end(&self, index: usize) -> WideBlock {
-        if index > full_blocks::<O>() {
-            let start = 4 * index - header::<O>();
-            // SAFETY: the data starts in an earlier block, and ends in this one.
-            return unsafe {
-                core::hint::assert_unchecked(start > 0 && self.request.size > start);
-                ending::<P, 4>(self.request.payload, self.request.size, start)
-            };
+    pub(super) unsafe fn put_end(&self, to: *mut Block, index: usize) -> WideBlock {
+        let Request { payload, octowords, .. } = self.request;
+        // SAFETY: the data ends in this block, and starts in it or in an earlier one.
+        unsafe {
+            let to = to.add(index).cast::<Wide>();
+            if index > full_blocks::<O>() {
+                let start = 4 * index - header::<O>();
+                core::hint::assert_unchecked(start > 0 && octowords > 4 * index);
+                return ending::<P, 4>(payload, octowords - 4 * index, start, Some(to));
+            }
+            let (head, headed) = (self.headed(index, |_| wide([0; 2])), header::<O>() % 4);
+            store_octowords(to, &head, headed);
+            let size = octowords - header::<O>();
+            let data = short::<O, P>(payload, size, Some(to.add(headed)));
+            from_fn(|at| if at < headed { head[at] } else { data[(at - headed) & 3] })
         }
-        // SAFETY: the data ends in the block in which it starts.
-        let data = unsafe { short::<O, P>(self.request.payload, self.request.size) };
-        self.headed(index, |at| data[at & 3])
     }
 
     /// Stores the WQE, of any length. What is behind its last octoword stays as it is, and so may
@@ -233,7 +249,7 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
     /// It has. As for [`Wqe::store`].
     #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn store_sized(&self, to: *mut Block, least: usize, most: usize) {
-        let Request { operation, payload, size, .. } = self.request;
+        let Request { operation, payload, octowords, .. } = self.request;
         let (to, header) = (to.cast::<Wide>(), header::<O>());
         // SAFETY: the caller vouches for the blocks, which have room for header and data.
         unsafe {
@@ -241,31 +257,39 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
             for index in 1..header {
                 to.add(index).write_volatile(wide(operation.octoword(index - 1, self.qpn)));
             }
+            let size = octowords - header;
             payload.store(to.add(header), size, least.saturating_sub(header), most - header);
         }
     }
 }
 
-/// Composes a WQE of one to four blocks in registers and hands them to `$use`; `$longer` is for more.
+/// Composes a WQE of one to four blocks in registers, stores them at `$to`, and hands them to
+/// `$use`; `$longer` is for more.
 ///
 /// Each length has its own copy of `$use`, in which the blocks' number is a constant.
 macro_rules! composed {
-    ($wqe:expr, $blocks:expr, |$composed:ident| $use:expr, $longer:expr) => {
+    ($wqe:expr, $blocks:expr, $to:ident, |$composed:ident| $use:expr, $longer:expr) => {
         match $blocks {
             1 => {
-                let $composed = [$wqe.end(0)];
+                let $composed = [$wqe.put_end($to, 0)];
                 $use
             }
             2 => {
-                let $composed = [$wqe.inner(0), $wqe.end(1)];
+                let $composed = [$wqe.put_inner($to, 0), $wqe.put_end($to, 1)];
                 $use
             }
             3 => {
-                let $composed = [$wqe.inner(0), $wqe.inner(1), $wqe.end(2)];
+                let $composed =
+                    [$wqe.put_inner($to, 0), $wqe.put_inner($to, 1), $wqe.put_end($to, 2)];
                 $use
             }
             4 => {
-                let $composed = [$wqe.inner(0), $wqe.inner(1), $wqe.inner(2), $wqe.end(3)];
+                let $composed = [
+                    $wqe.put_inner($to, 0),
+                    $wqe.put_inner($to, 1),
+                    $wqe.put_inner($to, 2),
+                    $wqe.put_end($to, 3),
+                ];
                 $use
             }
             _ => {
@@ -277,34 +301,39 @@ macro_rules! composed {
 }
 pub(super) use composed;
 
-/// The octowords of data that ends in the block in which it starts, and zeros behind them.
+/// [`ending`] of data that ends in the block in which it starts.
 ///
 /// # Safety
-/// It does, behind the header of an `O`.
+/// It does, behind the header of an `O`. `to` as for [`ending`].
 #[cfg_attr(not(debug_assertions), inline(always))]
-pub(super) unsafe fn short<O: Operation, P: Payload>(payload: P, size: usize) -> WideBlock {
+pub(super) unsafe fn short<O: Operation, P: Payload>(
+    payload: P,
+    size: usize,
+    to: Option<*mut Wide>,
+) -> WideBlock {
     // SAFETY: the caller vouches for it.
     unsafe {
         match room::<O>() {
-            1 => ending::<P, 1>(payload, size, 0),
-            2 => ending::<P, 2>(payload, size, 0),
-            3 => ending::<P, 3>(payload, size, 0),
-            _ => ending::<P, 4>(payload, size, 0),
+            1 => ending::<P, 1>(payload, size, 0, to),
+            2 => ending::<P, 2>(payload, size, 0, to),
+            3 => ending::<P, 3>(payload, size, 0, to),
+            _ => ending::<P, 4>(payload, size, 0, to),
         }
     }
 }
 
-/// The octowords of data from `start` on, and zeros behind them.
+/// The last `count` octowords of data, from `start` on, and zeros behind them. Stores the octowords,
+/// without the zeros, at `to`.
 ///
 /// # Safety
-/// There are at most `MOST`.
+/// There are at most `MOST`. `to` is valid for writes of them, and aligned to 16.
 #[cfg_attr(not(debug_assertions), inline(always))]
 unsafe fn ending<P: Payload, const MOST: usize>(
     payload: P,
-    size: usize,
+    count: usize,
     start: usize,
+    to: Option<*mut Wide>,
 ) -> WideBlock {
-    let count = size - start;
     let zero = wide([0; 2]);
     // SAFETY: the caller vouches for the count, and that says which octoword is the last.
     unsafe {
@@ -312,10 +341,23 @@ unsafe fn ending<P: Payload, const MOST: usize>(
         let (full, last) = (|i| payload.full(start + i), |i| payload.last(start + i));
         match count {
             0 => [zero; 4],
-            1 => [last(0), zero, zero, zero],
-            2 => [full(0), last(1), zero, zero],
-            3 => [full(0), full(1), last(2), zero],
-            _ => [full(0), full(1), full(2), last(3)],
+            1 => stored(to, [last(0), zero, zero, zero], 1),
+            2 => stored(to, [full(0), last(1), zero, zero], 2),
+            3 => stored(to, [full(0), full(1), last(2), zero], 3),
+            _ => stored(to, [full(0), full(1), full(2), last(3)], 4),
         }
     }
+}
+
+/// Octowords, of which the first `count` were stored at `to`.
+///
+/// # Safety
+/// As for [`ending`].
+#[inline(always)]
+unsafe fn stored(to: Option<*mut Wide>, data: WideBlock, count: usize) -> WideBlock {
+    if let Some(to) = to {
+        // SAFETY: passed on to the caller.
+        unsafe { store_octowords(to, &data, count) };
+    }
+    data
 }

@@ -15,6 +15,7 @@ use crate::format::{ETH_INLINE_START, INLINE_FLAG, MAX_DS};
 #[cfg(test)]
 use crate::request::Octoword;
 use crate::request::{PostError, Sge, word};
+use crate::sge::UNUSUAL;
 
 /// What a queue was created for.
 #[derive(Clone, Copy, Debug)]
@@ -34,10 +35,10 @@ pub trait Payload: Copy + Sealed {
     type Any: Payload;
     #[doc(hidden)]
     fn any(self) -> Self::Any;
-    /// Size in the WQE in octowords. `None` if [`Payload::octowords`] has to decide: the data is empty, has an empty SGE, or
-    /// is refused.
+    /// Octowords of the WQE behind whose `header` octowords it is. `None` if [`Payload::octowords`]
+    /// has to decide: the data is empty, has an empty SGE, or is refused.
     #[doc(hidden)]
-    fn usual(&self, limits: &Limits) -> Option<usize>;
+    fn usual(&self, limits: &Limits, header: usize) -> Option<usize>;
     /// Size in the WQE in octowords of any data, if the queue can take it.
     #[doc(hidden)]
     fn octowords(&self, limits: &Limits) -> Result<usize, PostError>;
@@ -121,8 +122,8 @@ impl Payload for () {
     #[inline(always)]
     fn any(self) {}
     #[inline(always)]
-    fn usual(&self, _: &Limits) -> Option<usize> {
-        Some(0)
+    fn usual(&self, _: &Limits, header: usize) -> Option<usize> {
+        Some(header)
     }
     #[inline(always)]
     fn octowords(&self, _: &Limits) -> Result<usize, PostError> {
@@ -150,8 +151,8 @@ impl Payload for Sge {
         self
     }
     #[inline(always)]
-    fn usual(&self, _: &Limits) -> Option<usize> {
-        self.is_usual().then_some(1)
+    fn usual(&self, _: &Limits, header: usize) -> Option<usize> {
+        self.is_usual().then_some(header + 1)
     }
     #[inline(always)]
     fn octowords(&self, _: &Limits) -> Result<usize, PostError> {
@@ -183,9 +184,9 @@ impl<'a> Payload for &'a [Sge] {
         (self.len() == 1).then_some(0)
     }
     #[inline(always)]
-    fn usual(&self, limits: &Limits) -> Option<usize> {
-        let usual = self.len() <= limits.max_sge as usize && self.iter().all(Sge::is_usual);
-        usual.then_some(self.len())
+    fn usual(&self, limits: &Limits, header: usize) -> Option<usize> {
+        let usual = self.len() <= limits.max_sge as usize && are_usual(self);
+        usual.then_some(header + self.len())
     }
     #[inline(always)]
     fn octowords(&self, limits: &Limits) -> Result<usize, PostError> {
@@ -203,6 +204,17 @@ impl<'a> Payload for &'a [Sge] {
     }
 }
 
+/// Whether all SGEs can be written as they are. In a list of a constant length this is one branch.
+#[inline(always)]
+fn are_usual(list: &[Sge]) -> bool {
+    let mut bits = 0;
+    for sge in list {
+        few_rounds();
+        bits |= sge.first();
+    }
+    bits & UNUSUAL == 0
+}
+
 /// SGEs, some of which may be empty. These are left out: a length of zero can mean 2 GiB to the device.
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
@@ -213,7 +225,7 @@ impl Payload for Sparse<'_> {
     fn any(self) -> Self {
         self
     }
-    fn usual(&self, _: &Limits) -> Option<usize> {
+    fn usual(&self, _: &Limits, _: usize) -> Option<usize> {
         None
     }
     fn octowords(&self, limits: &Limits) -> Result<usize, PostError> {
@@ -248,8 +260,8 @@ impl Payload for AtomicResult {
         self
     }
     #[inline(always)]
-    fn usual(&self, _: &Limits) -> Option<usize> {
-        Some(1)
+    fn usual(&self, _: &Limits, header: usize) -> Option<usize> {
+        Some(header + 1)
     }
     #[inline(always)]
     fn octowords(&self, _: &Limits) -> Result<usize, PostError> {
@@ -282,8 +294,8 @@ impl Inline<'_> {
     /// The length, with the flag that says "inline", as it lies in memory.
     #[inline(always)]
     fn header(&self) -> u64 {
-        // No queue's limit is above what the field holds.
-        first_word(self.0.len() as u32 | INLINE_FLAG)
+        // No queue's limit is above what the field holds. A sum takes an instruction less.
+        first_word((self.0.len() as u32).wrapping_add(INLINE_FLAG))
     }
 
     /// The first octoword of a segment of no more than that: of 1 to 12 bytes.
@@ -321,14 +333,15 @@ impl Payload for Inline<'_> {
     }
 
     #[inline(always)]
-    fn usual(&self, limits: &Limits) -> Option<usize> {
+    fn usual(&self, limits: &Limits, header: usize) -> Option<usize> {
         let length = self.0.len();
         // Neither empty nor too long, in one comparison.
         let usual = length.wrapping_sub(1) < limits.max_inline as usize;
-        let size = segment_octowords(length);
+        // In one sum.
+        let octowords = segment_octowords(16 * header + length);
         // SAFETY: the length and the sum are at least 4, so rounded up to one.
-        unsafe { core::hint::assert_unchecked(size > 0) };
-        usual.then_some(size)
+        unsafe { core::hint::assert_unchecked(octowords > header) };
+        usual.then_some(octowords)
     }
 
     #[inline(always)]
@@ -376,7 +389,7 @@ impl Payload for Inline<'_> {
         // SAFETY: the caller vouches for octowords that hold the length and all data.
         unsafe {
             core::hint::assert_unchecked(length + 19 >= 16 * sure && length + LENGTH <= 16 * most);
-            to.cast::<u32>().write_volatile((length as u32 | INLINE_FLAG).to_be());
+            to.cast::<u32>().write_volatile((length as u32).wrapping_add(INLINE_FLAG).to_be());
             copy(to.add(LENGTH), self.0, (16 * sure).saturating_sub(19));
         }
     }
@@ -461,10 +474,10 @@ pub(super) const fn segment_octowords(length: usize) -> usize {
     (length + 4 + 15) >> 4
 }
 
-/// Bits of so many bytes, for a shift of fewer than eight.
+/// Bits of so many bytes, but for whole words, for a shift.
 #[inline(always)]
 const fn bits(bytes: usize) -> u32 {
-    (8 * bytes) as u32 & 63
+    bytes.wrapping_mul(8) as u32 & 63
 }
 
 #[inline(always)]
@@ -493,13 +506,13 @@ fn load_wide(bytes: &[u8], at: usize) -> Wide {
 /// Only whole loads within the data, the last one shifted into place, so that nothing is read back from narrower stores.
 #[inline(always)]
 pub(super) fn partial(data: &[u8], start: usize) -> Wide {
-    let (length, rest) = (data.len(), data.len() - start);
-    let end = load64(data, length - 8);
-    if rest > 8 {
-        let end = end >> bits(16 - rest);
+    let length = data.len();
+    // By what is missing in one half of the octoword, or the other.
+    let end = load64(data, length - 8) >> bits(start.wrapping_sub(length));
+    if length - start > 8 {
         return wide([load64(data, start).to_le(), end.to_le()]);
     }
-    wide([(end >> bits(8 - rest)).to_le(), 0])
+    wide([end.to_le(), 0])
 }
 
 impl<D: Payload> Segmented<'_, D> {
@@ -511,7 +524,8 @@ impl<D: Payload> Segmented<'_, D> {
         self.header.len() <= limits.max_inline as usize
     }
 
-    /// Header and data each keep to their limit, but a WQE may be too short for both.
+    /// Header and data each keep to their limit, but a WQE may be too short for both: behind the
+    /// control segment and the Ethernet segment.
     fn fits_wqe(size: usize) -> bool {
         size <= usize::from(MAX_DS) - 2
     }
@@ -532,9 +546,9 @@ impl<'a, D: Payload> Payload for Segmented<'a, D> {
         Some(self.header_octowords() + self.data.only_sge()?)
     }
     #[inline(always)]
-    fn usual(&self, limits: &Limits) -> Option<usize> {
-        let size = self.header_octowords() + self.data.usual(limits)?;
-        (self.fits(limits) && Self::fits_wqe(size)).then_some(size)
+    fn usual(&self, limits: &Limits, header: usize) -> Option<usize> {
+        let octowords = self.data.usual(limits, header + self.header_octowords())?;
+        (self.fits(limits) && Self::fits_wqe(octowords - header)).then_some(octowords)
     }
     fn octowords(&self, limits: &Limits) -> Result<usize, PostError> {
         if !self.fits(limits) {
@@ -603,7 +617,7 @@ mod tests {
             // Of exactly that length, so that a byte too many is found.
             let data: Box<[u8]> = data[..length].into();
             let inline = Inline(&data);
-            let usual = inline.usual(&LIMITS);
+            let usual = inline.usual(&LIMITS, 0);
             assert_eq!(usual.is_some(), (1..=500).contains(&length));
             match inline.octowords(&LIMITS) {
                 Err(error) => assert_eq!((error, length > 500), (PostError::InlineTooLong, true)),
@@ -660,18 +674,18 @@ mod tests {
         let sge = |i| Sge::new(i, 8, 1);
         let (empty, long) = (Sge::new(9, 0, 1), Sge::new(9, u32::MAX, 1));
         let full = [sge(1), sge(2), sge(3), sge(4)];
-        assert_eq!(full.as_slice().usual(&LIMITS), Some(4));
+        assert_eq!(full.as_slice().usual(&LIMITS, 0), Some(4));
         assert_eq!(octowords_of(full.as_slice(), 4), full.map(|sge| sge.octoword()));
         let gaps = [empty, sge(1), empty, sge(2)];
-        assert_eq!(gaps.as_slice().usual(&LIMITS), None);
+        assert_eq!(gaps.as_slice().usual(&LIMITS, 0), None);
         let any = gaps.as_slice().any();
         assert_eq!(any.octowords(&LIMITS), Ok(2));
         assert_eq!(octowords_of(any, 2), [sge(1), sge(2)].map(|sge| sge.octoword()));
         let refused = [sge(1), long];
-        assert_eq!(refused.as_slice().usual(&LIMITS), None);
+        assert_eq!(refused.as_slice().usual(&LIMITS, 0), None);
         assert_eq!(refused.as_slice().any().octowords(&LIMITS), Err(PostError::SgeTooLong));
         let many = [sge(1); 5];
-        assert_eq!(many.as_slice().usual(&LIMITS), None);
+        assert_eq!(many.as_slice().usual(&LIMITS, 0), None);
         assert_eq!(many.as_slice().any().octowords(&LIMITS), Err(PostError::TooManySge));
         assert_eq!([empty; 4].as_slice().any().octowords(&LIMITS), Ok(0));
     }

@@ -5,14 +5,32 @@
 
 #![allow(unsafe_code)]
 
-use super::encode::{Request, composed, short_blocks};
+use super::encode::{Request, composed, header, short_blocks};
 use super::payload::Payload;
-use super::publish::MOST_COPIED;
 use super::wide::{WideBlock, copy_block, narrow, or, store_blocks, store_composed, wide};
-use super::{Block, Carries, Operation, RequestId, SendQueue, Takes, Transport, place};
-use crate::mmio::Register;
+use super::{Block, Carries, Operation, RequestId, SendQueue, Takes, Transport};
+use crate::doorbell::Plain;
+use crate::format::WQEBB_SIZE;
+use crate::mmio::{BlueFlame, Register, Ring};
 use crate::request::{PostError, PostFlags};
 use crate::sync::Ordering;
+
+/// A request's blocks, for a register that takes four blocks, or doorbells only. `COMPOSED` says that
+/// they were put together in registers.
+struct Copied<'b, const N: usize, const COMPOSED: bool>(&'b [WideBlock; N]);
+
+impl<const N: usize, const COMPOSED: bool> Ring for Copied<'_, N, COMPOSED> {
+    #[inline(always)]
+    fn ring(self, register: &mut BlueFlame) {
+        if !register.takes_copies() {
+            crate::hint::seldom();
+            return register.doorbell(narrow(self.0[0][0])[0]);
+        }
+        let half = register.take_half().cast();
+        // SAFETY: the half takes four blocks, or the queue would not be open.
+        unsafe { if COMPOSED { store_composed(half, self.0) } else { store_blocks(half, self.0) } };
+    }
+}
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Builds one request and rings the doorbell for it, and for whatever was built before and not yet published.
@@ -83,28 +101,28 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         flags: PostFlags,
     ) -> Result<(), PostError> {
         self.check(operation)?;
-        let Some(size) = payload.usual(&self.limits) else {
+        let Some(octowords) = payload.usual(&self.limits, header::<O>()) else {
             crate::hint::seldom();
             // SAFETY: the caller's promise is the same.
             return unsafe { self.post_unusual(wr_id, operation, payload.any(), flags) };
         };
         // Not by `try_direct`: to look at its answer costs two instructions here.
-        let request = Request { operation, payload, size, flags };
+        let request = Request { operation, payload, octowords, flags };
         let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
         if request.is_short() {
-            if is_direct && self.is_open(short_blocks::<O>() as u32) {
+            if is_direct && self.next.has(short_blocks::<O>()) {
                 // SAFETY: open so far.
                 unsafe { self.post_direct(wr_id, request, short_blocks::<O>()) };
                 return Ok(());
             }
-        } else if is_direct && self.is_open(request.blocks() as u32) {
+        } else if is_direct && self.next.has(request.blocks()) {
             // SAFETY: open so far.
             unsafe { self.post_direct(wr_id, request, request.blocks()) };
             return Ok(());
         }
         crate::hint::seldom();
         // SAFETY: the caller's promise is the same.
-        unsafe { self.post_general(wr_id, operation, payload.again(), size, flags) }
+        unsafe { self.post_general(wr_id, operation, payload.again(), octowords, flags) }
     }
 
     /// [`SendQueue::post_any`], as far as it is the fast path. `false`, and nothing has changed, if
@@ -121,10 +139,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         payload: P,
         flags: PostFlags,
     ) -> bool {
-        let size = payload.usual(&self.limits);
-        let (Some(size), Ok(())) = (size, self.check(operation)) else { return false };
+        let octowords = payload.usual(&self.limits, header::<O>());
+        let (Some(octowords), Ok(())) = (octowords, self.check(operation)) else { return false };
         // SAFETY: the caller's promise is the same.
-        unsafe { self.try_direct(wr_id, Request { operation, payload, size, flags }) }
+        unsafe { self.try_direct(wr_id, Request { operation, payload, octowords, flags }) }
     }
 
     /// Posts a request for which nothing has to be looked up; whether it is one.
@@ -139,23 +157,17 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ) -> bool {
         let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
         if request.is_short() {
-            if is_direct && self.is_open(short_blocks::<O>() as u32) {
+            if is_direct && self.next.has(short_blocks::<O>()) {
                 // SAFETY: open so far.
                 unsafe { self.post_direct(wr_id, request, short_blocks::<O>()) };
                 return true;
             }
-        } else if is_direct && self.is_open(request.blocks() as u32) {
+        } else if is_direct && self.next.has(request.blocks()) {
             // SAFETY: open so far.
             unsafe { self.post_direct(wr_id, request, request.blocks()) };
             return true;
         }
         false
-    }
-
-    /// Whether `blocks` blocks can be written and rung at once.
-    #[inline(always)]
-    pub(super) fn is_open(&self, blocks: u32) -> bool {
-        self.limit.wrapping_sub(self.head) >= blocks
     }
 
     /// Builds a request of `blocks` blocks and rings for it. One to four are composed in registers
@@ -170,65 +182,41 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         O: Operation,
         P: Payload,
     {
-        let control = or(wide(request.control(place(self.head))), self.base);
+        let control = or(wide(request.control(self.next.place())), self.base);
         let wqe = request.with_control(control, self.number);
         // SAFETY: each block is asked for as what it is; the queue is open so far.
         unsafe {
-            composed!(wqe, blocks, |composed| self.ring_at_once(wr_id, composed), {
-                wqe.store_long(self.next.block);
-                self.enter(wr_id, blocks);
-                let control = narrow(control)[0];
-                self.doorbell.ring(self.head, |register| register.doorbell(control));
-                self.pass(blocks);
-            });
+            let to = self.next.block();
+            composed!(
+                wqe,
+                blocks,
+                to,
+                |composed| self.ring_copied::<_, _, true>(wr_id, &composed),
+                {
+                    wqe.store_long(to);
+                    self.enter(wr_id, blocks);
+                    let control = narrow(control)[0];
+                    self.doorbell.ring(self.head, Plain(control));
+                    self.pass(blocks);
+                }
+            );
         }
     }
 
-    /// Stores a request's blocks at the head, and publishes it: to BlueFlame, if the register takes copies.
+    /// Rings for a request whose blocks are in the ring, at the head: with a copy, if the register
+    /// takes any.
     ///
     /// # Safety
     /// The queue is open so far.
     #[inline(always)]
-    pub(super) unsafe fn ring_at_once<I: RequestId, const N: usize>(
+    pub(super) unsafe fn ring_copied<I: RequestId, const N: usize, const COMPOSED: bool>(
         &mut self,
         wr_id: I,
-        blocks: [WideBlock; N],
-    ) {
-        // SAFETY: open so far.
-        let head = unsafe {
-            store_composed(self.next.block, &blocks);
-            self.enter(wr_id, N)
-        };
-        self.doorbell.ring(head, |register| {
-            if !register.takes_copies() {
-                crate::hint::seldom();
-                return register.doorbell(narrow(blocks[0][0])[0]);
-            }
-            // SAFETY: the half takes four blocks, or the queue would not be open.
-            unsafe { store_composed(register.take_half().cast(), &blocks) };
-        });
-        self.pass(N);
-    }
-
-    /// As [`SendQueue::ring_at_once`], to BlueFlame.
-    ///
-    /// # Safety
-    /// The queue is open so far, and its register takes copies.
-    #[inline(always)]
-    pub(super) unsafe fn copy_at_once<const N: usize>(
-        &mut self,
-        wr_id: u64,
         blocks: &[WideBlock; N],
     ) {
         // SAFETY: open so far.
-        let head = unsafe {
-            store_blocks(self.next.block, blocks);
-            self.enter(wr_id, N)
-        };
-        // SAFETY: the half takes four blocks, or the queue would not be open.
-        self.doorbell.ring(head, |register| unsafe {
-            store_blocks(register.take_half_of(MOST_COPIED as usize).cast(), blocks);
-        });
+        let head = unsafe { self.enter(wr_id, N) };
+        self.doorbell.ring(head, Copied::<N, COMPOSED>(blocks));
         self.pass(N);
     }
 
@@ -236,7 +224,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// the compiler makes one instruction on memory of it.
     #[inline(always)]
     fn pass(&mut self, blocks: usize) {
-        self.next.block = self.next.block.wrapping_add(blocks);
+        self.next.at = self.next.at.wrapping_add(blocks * WQEBB_SIZE);
     }
 
     /// Enters a request of `blocks` blocks that was written at the head, and lets pollers know of
@@ -274,9 +262,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         payload: P,
         flags: PostFlags,
     ) -> Result<(), PostError> {
-        let size = payload.octowords(&self.limits)?;
+        let octowords = header::<O>() + payload.octowords(&self.limits)?;
         // SAFETY: the caller's promise is the same.
-        unsafe { self.post_general(wr_id, operation, payload, size, flags) }
+        unsafe { self.post_general(wr_id, operation, payload, octowords, flags) }
     }
 
     /// [`SendQueue::post`] of requests that do not go to BlueFlame from registers, and wherever space has to be looked for.
@@ -289,11 +277,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         wr_id: I,
         operation: O,
         payload: P,
-        size: usize,
+        octowords: usize,
         flags: PostFlags,
     ) -> Result<(), PostError> {
         self.end_batch();
-        let (start, request) = (self.head, Request { operation, payload, size, flags });
+        let (start, request) = (self.head, Request { operation, payload, octowords, flags });
         // SAFETY: the caller's promise is the same.
         let next = unsafe { self.build(self.place(), wr_id, request) }?;
         self.move_to(next);
@@ -309,7 +297,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let (blocks, control) = (head.wrapping_sub(start), ring.control_at(start));
         let copies = blocks <= self.direct;
         self.state().publish_sends(head);
-        self.doorbell.ring(head, |register| {
+        self.doorbell.ring(head, |register: &mut BlueFlame| {
             if !copies {
                 return register.doorbell(control);
             }

@@ -1,6 +1,7 @@
 //! How what was built is made known to the device.
 
 use super::{SendQueue, Transport};
+use crate::doorbell::Plain;
 use crate::format::WQEBB_SIZE;
 use crate::mmio::Register;
 
@@ -43,10 +44,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Works out anew how far the fast path may go.
     #[inline(always)]
     pub(super) fn settle(&mut self) {
-        self.limit = self.head;
+        self.next.limit = 0;
         if self.unpublished == 0 && self.posts_directly() {
-            self.limit = self.open_until(self.place());
-            self.next = self.ring.at(self.head);
+            self.next = self.next_at(self.place());
         }
     }
 
@@ -55,7 +55,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     pub(super) fn ring_last(&mut self) {
         let control = self.last_control;
         self.state().publish_sends(self.head);
-        self.doorbell.ring(self.head, |register| register.doorbell(control));
+        self.doorbell.ring(self.head, Plain(control));
         self.note_published();
     }
 
@@ -66,7 +66,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.last_control =
             self.ring.control_at(self.state().send_start(self.head.wrapping_sub(1)));
         self.direct = 0;
-        self.limit = self.head;
+        self.next.limit = 0;
     }
 
     #[inline(always)]

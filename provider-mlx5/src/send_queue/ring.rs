@@ -39,11 +39,55 @@ pub(super) struct SendRing {
     handle: QueueHandle,
 }
 
-/// The block where the next request goes, and the place of its id.
+/// Where the next request goes on the fast path, and how far that reaches. A batch has a copy, never
+/// lent by reference, so that it can stay in registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Next {
-    pub(super) block: *mut Block,
+    /// Where a block would be whose counter's 16 bits are 0. It need not be within the ring.
+    pub(super) base: *mut Block,
+    /// The id of the next request.
     pub(super) entry: *const AtomicU64,
+    /// The counter's 16 bits, in bytes of the ring: both the block and what the control segment says
+    /// of the counter are one step from it.
+    pub(super) at: usize,
+    /// Up to here requests can be written: no state or space check is needed, and the ring does not
+    /// end. 0 where there is no fast path.
+    pub(super) limit: usize,
+}
+
+impl Next {
+    /// The block.
+    #[inline(always)]
+    pub(super) fn block(&self) -> *mut Block {
+        self.base.wrapping_byte_add(self.at)
+    }
+
+    /// The counter, where a control segment's first word has it. Within the limit it does not
+    /// overflow.
+    #[inline(always)]
+    pub(super) fn place(&self) -> u32 {
+        (self.at as u32).wrapping_mul(place(1) / WQEBB_SIZE as u32)
+    }
+
+    /// Whether requests of so many bytes can be written.
+    #[inline(always)]
+    pub(super) fn has_bytes(&self, bytes: usize) -> bool {
+        self.at + bytes <= self.limit
+    }
+
+    /// Whether so many blocks can be written.
+    #[inline(always)]
+    pub(super) fn has(&self, blocks: usize) -> bool {
+        // Both are whole blocks, and for one block this takes an instruction less.
+        if blocks == 1 { self.at < self.limit } else { self.has_bytes(blocks * WQEBB_SIZE) }
+    }
+
+    /// Moves on over so many blocks.
+    #[inline(always)]
+    pub(super) fn pass(&mut self, blocks: usize) {
+        self.entry = self.entry.wrapping_add(blocks);
+        self.at = self.at.wrapping_add(blocks * WQEBB_SIZE);
+    }
 }
 
 // SAFETY: the ring is the queue's own memory (contract of `DmaMemory::new`); the table is atomic and
@@ -98,11 +142,13 @@ impl SendRing {
         self.base.wrapping_add((index & self.mask) as usize)
     }
 
-    /// The block at counter `index`, and the place of its id.
+    /// The fast path from counter `index` on, over `open` blocks that are behind each other.
     #[inline(always)]
-    pub(super) fn at(&self, index: u32) -> Next {
-        let place = (index & self.mask) as usize;
-        Next { block: self.base.wrapping_add(place), entry: self.entries.wrapping_add(place) }
+    pub(super) fn next(&self, index: u32, open: u32) -> Next {
+        let at = usize::from(index as u16) * WQEBB_SIZE;
+        let entry = self.entries.wrapping_add((index & self.mask) as usize);
+        let base = self.block(index).wrapping_byte_sub(at);
+        Next { base, entry, at, limit: at + open as usize * WQEBB_SIZE }
     }
 
     /// Blocks from a counter to the ring's end.

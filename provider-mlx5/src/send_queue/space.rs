@@ -1,9 +1,10 @@
 //! How far the ring may be filled: blocks that are free, and requests that may be outstanding.
 //!
-//! The fast path compares with one counter, `limit`. It is worked out here from the tail, which in turn is worked out from
+//! The fast path compares with one limit, [`Next::limit`]. It is worked out here from the tail, which in turn is worked out from
 //! what the poller published.
 
 use super::encode::mode_word;
+use super::ring::Next;
 use super::{SendQueue, Transport};
 use crate::mmio::Register;
 use crate::queue_state::{NO_START, completed_counter};
@@ -36,15 +37,14 @@ impl Counted {
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// Up to this counter requests may be built at `at` without looking at the state or for more
-    /// space.
+    /// The fast path from `at` on: as far as requests may be built without looking at the state or
+    /// for more space.
     #[inline(always)]
-    pub(super) fn open_until(&self, at: Place) -> u32 {
-        if self.stale | (at.fence != 0) {
-            return at.head;
-        }
+    pub(super) fn next_at(&self, at: Place) -> Next {
+        let is_closed = self.stale | (at.fence != 0);
         let blocks = self.free_at(at.head).min(self.ring.before_end(at.head));
-        at.head.wrapping_add(blocks.min(self.requests_open(at.head)))
+        let open = if is_closed { 0 } else { blocks.min(self.requests_open(at.head)) };
+        self.ring.next(at.head, open)
     }
 
     /// Free blocks at a counter, as far as the tail is known.

@@ -11,13 +11,14 @@ use core::mem::offset_of;
 
 use super::encode::{Request, first_word, header, mode_word, second_word, short, short_blocks};
 use super::payload::{Payload, load32, load64, segment_octowords};
+use super::ring::Next;
 use super::space::Place;
-use super::wide::{self, Wide, WideBlock, narrow, or, store_block, wide};
+use super::wide::{self, Wide, WideBlock, narrow, or, store_block, store_blocks, wide};
 use super::{
     Batch, Block, Carries, EthernetFrame, Inline, Operation, Read, SendQueue, Takes, Transport,
     Write, WriteImmediate, place,
 };
-use crate::format::{ETH_INLINE_L2, EthSegment, Fence};
+use crate::format::{ETH_INLINE_L2, EthSegment, Fence, WQEBB_SIZE};
 use crate::mmio::Register;
 use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
 use crate::sync::Ordering;
@@ -34,9 +35,9 @@ pub struct Template<O: Operation, const BLOCKS: usize = 1> {
     image: [WideBlock; BLOCKS],
     /// Blocks that the request takes, at least one.
     blocks: u32,
-    /// Blocks that the fast path needs: as many, or more than any ring has where it is not for this
+    /// Bytes of the ring that the fast path needs: more than any ring has where it is not for this
     /// request.
-    needed: u32,
+    needed: usize,
     /// Bytes that are copied into the WQE, from [`Operation::DATA_START`] on.
     copied: usize,
     /// The octoword of the only SGE; 0 if there is none, or if there are several.
@@ -79,9 +80,12 @@ pub const fn template_blocks<O: Operation>(bytes: usize) -> usize {
 /// Blocks that go to a BlueFlame register at most.
 const MOST_DIRECT: usize = 4;
 
+/// More bytes than any ring has, and no sum with these overflows.
+const NEVER: usize = 1 << 24;
+
 /// [`Template::needed`] of a request that takes `blocks` of `BLOCKS` blocks.
-fn needed<const BLOCKS: usize>(blocks: usize) -> u32 {
-    if blocks == BLOCKS && BLOCKS <= MOST_DIRECT { blocks as u32 } else { u32::MAX }
+fn needed<const BLOCKS: usize>(blocks: usize) -> usize {
+    if blocks == BLOCKS && BLOCKS <= MOST_DIRECT { blocks * WQEBB_SIZE } else { NEVER }
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
@@ -120,13 +124,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         P: Payload,
     {
         self.check(operation)?;
-        let size = payload.octowords(&self.limits)?;
-        let request = Request { operation, payload, size, flags };
+        let octowords = header::<O>() + payload.octowords(&self.limits)?;
+        let request = Request { operation, payload, octowords, flags };
         if request.is_too_long() {
             return Err(PostError::TooManySge);
         }
         let blocks = request.blocks();
-        if O::FENCES_NEXT || payload.usual(&self.limits).is_none() || blocks > BLOCKS {
+        if O::FENCES_NEXT || payload.usual(&self.limits, header::<O>()).is_none() || blocks > BLOCKS
+        {
             return Err(PostError::NotATemplate);
         }
         let wqe = request.with_control(wide(request.control(0)), self.number);
@@ -167,28 +172,24 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // A copy, so that a template that is in registers stays there.
         let mut copy = *template;
         if let [[control, ..], ..] = &mut copy.image[..] {
-            *control = self.stamp(self.head, *control);
+            *control = self.stamp(self.next.place(), *control);
         }
-        if self.open_for_copies() < template.needed() {
+        if !template.fits(&self.next) {
             crate::hint::seldom();
             return self.post_closed(wr_id, copy.image, copy.blocks(), copy.fence_mask);
         }
-        // SAFETY: open so far, for copies.
-        unsafe { self.copy_at_once(wr_id, &copy.image) };
+        // SAFETY: open so far.
+        unsafe {
+            store_blocks(self.next.block(), &copy.image);
+            self.ring_copied::<_, _, false>(wr_id, &copy.image);
+        }
         Ok(())
-    }
-
-    /// Blocks that can be written and copied to BlueFlame at once.
-    #[inline(always)]
-    fn open_for_copies(&self) -> u32 {
-        self.limit.wrapping_sub(self.head) & self.copies
     }
 
     /// [`SendQueue::post_template`] where the request does not go to BlueFlame from registers. Its
     /// control segment is that of a request at the head, which is where it goes in any case.
     ///
-    /// It takes no [`Template::needed`] and no whole template: used in one place, a field is
-    /// compared where it lies.
+    /// It takes no whole template: used in one place, a field is compared where it lies.
     #[inline(never)]
     fn post_closed<const BLOCKS: usize>(
         &mut self,
@@ -197,19 +198,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         blocks: usize,
         fence_mask: u64,
     ) -> Result<(), PostError> {
-        if self.is_open(needed::<BLOCKS>(blocks)) {
-            // SAFETY: open so far.
-            unsafe { self.ring_at_once(wr_id, image) };
-            return Ok(());
-        }
         self.post_image(wr_id, image.get(..blocks).unwrap_or(&image), fence_mask)
     }
 
-    /// A control segment that says `own` of its request, for one at counter `index`.
+    /// A control segment that says `own` of its request, for one whose counter is at `place` in it.
     #[inline(always)]
-    fn stamp(&self, index: u32, own: Wide) -> Wide {
+    fn stamp(&self, place: u32, own: Wide) -> Wide {
         // What is added shares no bits. The compiler would reorder three ors, and then need a copy.
-        or(own, wide::sum(wide([first_word(place(index)), 0]), self.base))
+        or(own, wide::sum(wide([first_word(place), 0]), self.base))
     }
 
     /// [`SendQueue::post_template`] of any length, and wherever space has to be looked for.
@@ -243,7 +239,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         };
         let blocks = image.len() as u32;
         let mode = self.claim(at, blocks)?;
-        let control = or(self.stamp(at.head, *control), wide([0, mode & fence_mask]));
+        let control = or(self.stamp(place(at.head), *control), wide([0, mode & fence_mask]));
         // SAFETY: the blocks are free.
         unsafe {
             store_block(self.ring.block(at.head), &[control, rest[0], rest[1], rest[2]]);
@@ -274,9 +270,7 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     where
         T: Carries<O>,
     {
-        let needed = template.needed() as usize;
-        let is_open = if BLOCKS == 1 { self.has(1) } else { self.has_many(needed) };
-        if !is_open {
+        if !template.fits(self.next()) {
             crate::hint::seldom();
             return self.build_image(wr_id, template.image(), template.fence_mask);
         }
@@ -344,14 +338,14 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
         if BLOCKS == 1 { 1 } else { self.blocks as usize }
     }
 
-    /// See the field. Of one block the compiler knows it, and the image is not copied where the
-    /// fast path is for none.
+    /// Whether the fast path takes the request, from `next` on. Of one block the compiler knows how
+    /// many bytes are needed, and the image is not copied where the fast path is for none.
     #[inline(always)]
-    fn needed(&self) -> u32 {
+    fn fits(&self, next: &Next) -> bool {
         match BLOCKS {
-            1 => 1,
-            2..=MOST_DIRECT => self.needed,
-            _ => u32::MAX,
+            1 => next.has(1),
+            2..=MOST_DIRECT => next.has_bytes(self.needed),
+            _ => false,
         }
     }
 
@@ -452,7 +446,7 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
         if BLOCKS == short_blocks::<O>() {
             // SAFETY: data of this length ended in the block in which it starts when the template
             // was made.
-            let new = unsafe { short::<O, _>(data, size) };
+            let new = unsafe { short::<O, _>(data, size, None) };
             lanes.iter_mut().skip(header::<O>()).zip(new).for_each(|(lane, new)| *lane = new);
             return true;
         }

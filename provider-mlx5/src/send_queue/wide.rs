@@ -156,6 +156,28 @@ pub(super) unsafe fn store_composed<const N: usize>(target: *mut Block, blocks: 
     }
 }
 
+/// Stores the first `count` octowords, which is a constant: in pairs, if there are registers for
+/// them. To ordinary memory.
+///
+/// # Safety
+/// `target` is valid for writes of them, aligned to 16.
+#[inline(always)]
+pub(super) unsafe fn store_octowords(target: *mut Wide, octowords: &WideBlock, count: usize) {
+    let mut at = 0;
+    #[cfg(all(target_arch = "x86_64", target_feature = "avx"))]
+    while at + 2 <= count {
+        let two = pair(octowords[at & 3], octowords[(at + 1) & 3]);
+        // SAFETY: within the octowords.
+        unsafe { target.add(at).cast::<Pair>().write_unaligned(two) };
+        at += 2;
+    }
+    while at < count {
+        // SAFETY: within the octowords.
+        unsafe { target.add(at).write_volatile(octowords[at & 3]) };
+        at += 1;
+    }
+}
+
 /// Copies a block from ordinary memory, each octoword in exactly one store: the target may be device memory.
 ///
 /// # Safety
