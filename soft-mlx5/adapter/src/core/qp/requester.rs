@@ -49,6 +49,8 @@ pub(super) struct Requester {
     pub(super) rnr_retries_left: u8,
     /// Nothing is sent until the RNR timer expires.
     pub(super) rnr_wait: bool,
+    /// The PSN that the peer was not ready for, until it says the same by a sequence error.
+    pub(super) not_ready: Option<Psn>,
     /// The PSN of the missing response that was requested again. It is requested once.
     pub(super) missed: Option<Psn>,
     draining: bool,
@@ -116,6 +118,7 @@ impl Requester {
         self.reads = 0;
         self.rnr_wait = false;
         self.missed = None;
+        self.not_ready = None;
         self.sent_psn = self.next_psn;
         self.begun.drain(..).chain(self.waiting.take()).collect()
     }

@@ -55,7 +55,7 @@ impl Qp {
             Syndrome::RnrNak(timer) => self.not_ready(env, psn, timer),
             Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => {
                 if self.confirm_or_ask_again_before(env, psn) {
-                    self.retry_from(env, psn);
+                    self.out_of_sequence(env, psn);
                 }
             }
             Syndrome::Nak(code) => self.refused(env, psn, code),
@@ -111,6 +111,7 @@ impl Qp {
     fn progress(&mut self, env: &mut Env) {
         self.requester.set_retries(self.settings.retry_count, self.settings.rnr_retry);
         self.requester.missed = None;
+        self.requester.not_ready = None;
         if !self.requester.rnr_wait {
             self.deadline.clear();
             if self.requester.is_outstanding() {
@@ -199,9 +200,24 @@ impl Qp {
         }
         self.go_back_to(psn);
         self.requester.rnr_wait = true;
+        self.requester.not_ready = Some(psn);
         let owner = self.timer();
         self.deadline.clear();
         self.deadline.set(env.now.saturating_add(timer.nanoseconds()), owner, &mut env.timers);
+    }
+
+    /// The peer misses the packet with this PSN. Some peers send this once behind an RNR NAK, for
+    /// the next packet that they drop (`check_psn` in drivers/infiniband/sw/rxe/rxe_resp.c). That
+    /// is no second failure, and so it costs no retry.
+    fn out_of_sequence(&mut self, env: &mut Env, psn: Psn) {
+        if self.requester.not_ready != Some(psn) {
+            return self.retry_from(env, psn);
+        }
+        self.requester.not_ready = None;
+        if !self.requester.rnr_wait {
+            self.go_back_to(psn);
+            self.schedule(env);
+        }
     }
 
     fn refused(&mut self, env: &mut Env, psn: Psn, code: NakCode) {

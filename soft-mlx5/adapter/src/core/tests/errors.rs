@@ -4,6 +4,7 @@ use uverbs_mlx5_format::{CqeOpcode, Opcode, Syndrome};
 
 use super::harness::*;
 use crate::core::*;
+use crate::packet;
 
 /// Asserts that a side's oldest completion failed like this and that its QP stopped.
 fn failed(pair: &mut Pair, side: usize, syndrome: Syndrome) -> Done {
@@ -266,6 +267,49 @@ fn seven_rnr_retries_are_for_ever_and_a_late_receive_ends_them() {
         assert_eq!(pair.one(1).bytes, 2000);
         assert!(pair.host(1).bytes(to.address, 2000) == data);
     }
+}
+
+/// A NAK of side 1: it misses the packet with the first PSN.
+fn sequence_error(pair: &mut Pair) {
+    let (gid, qpn) = (pair.world.hosts[1].gid, pair.qps[0].qpn);
+    let from = packet::Addressing {
+        source_lid: 2,
+        ..packet::Addressing::roce(gid, packet::Gid::default())
+    };
+    let psn = pair.host(0).attributes(gid, qpn).send_psn.unwrap();
+    let mut nak = packet::Packet::new();
+    let opcode = packet::Opcode::RC_ACKNOWLEDGE;
+    nak.start(from, packet::Bth::new(opcode, 0xffff, qpn.0, packet::Psn::new(psn)));
+    let syndrome = packet::Syndrome::Nak(packet::NakCode::PSN_SEQUENCE_ERROR);
+    nak.push(packet::Aeth::new(syndrome, 0));
+    pair.host(0).core.receive(0, nak);
+}
+
+/// rxe sends both: an RNR NAK, and a NAK for the packet behind the one that it had no receive for.
+#[test]
+fn a_sequence_error_after_an_rnr_nak_costs_no_retry() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.post(0, &Wr::send());
+    for _ in 0..20 {
+        pair.world.pass(100_000, &mut |_| Fate::Pass);
+        sequence_error(&mut pair);
+    }
+    let to = pair.host(1).region(64, ALL);
+    pair.post_receive(1, to);
+    pair.world.pass(100_000, &mut |_| Fate::Pass);
+    assert_eq!(pair.one(0).syndrome, None);
+}
+
+#[test]
+fn sequence_errors_without_an_rnr_nak_between_them_use_up_the_retries() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.post(0, &Wr::send());
+    pair.world.pass(100_000, &mut |_| Fate::Pass);
+    for _ in 0..20 {
+        sequence_error(&mut pair);
+        pair.world.pass(1, &mut |_| Fate::Drop);
+    }
+    failed(&mut pair, 0, Syndrome::TRANSPORT_RETRY_EXCEEDED);
 }
 
 #[test]
