@@ -8,6 +8,7 @@ mod datagrams;
 mod ids;
 mod infiniband;
 mod long;
+mod many;
 #[path = "../faults_observed/network.rs"]
 mod network;
 mod process;

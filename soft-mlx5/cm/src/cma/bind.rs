@@ -1,12 +1,16 @@
 //! Binding and listening.
 
+use std::collections::BTreeSet;
 use std::net::{Ipv6Addr, SocketAddr};
 
 use uverbs_uapi::cm::PortSpace;
 use uverbs_uapi::cm::address::SockaddrIb;
 
 use super::address::Address;
-use super::{Addresses, Binding, Cma, CmaError, CmaId, CmaState, DeviceNumber, Interface};
+use super::{
+    Addresses, Binding, Cma, CmaError, CmaId, CmaState, DeviceNumber, Interface, Listening,
+};
+use crate::ib_cm::CmId;
 
 /// The owner of a port, and the address that it is bound to.
 #[derive(Clone, Copy, Debug)]
@@ -118,27 +122,37 @@ impl Cma {
         if self.devices[device].is_removed {
             return Ok(());
         }
-        if !self.listening.contains_key(&(device, service)) {
-            let engine = &mut self.devices[device].engine;
-            let cm = engine.create();
-            engine.listen(cm, service, 0).inspect_err(|_| {
-                let _ = engine.forget(cm);
-            })?;
-            self.listening.insert((device, service), cm);
+        let key = (device, service);
+        if !self.listening.contains_key(&key) {
+            let cm = self.listen_with_engine(key)?;
+            self.listening.insert(key, Listening { cm, ids: BTreeSet::new() });
         }
-        self.id_mut(id)?.listeners.push((device, service));
+        self.listening.get_mut(&key).map(|listening| listening.ids.insert(id));
+        self.id_mut(id)?.listeners.push(key);
         Ok(())
+    }
+
+    fn listen_with_engine(
+        &mut self,
+        (device, service): (DeviceNumber, u64),
+    ) -> Result<CmId, CmaError> {
+        let engine = &mut self.devices[device].engine;
+        let cm = engine.create();
+        engine.listen(cm, service, 0).inspect_err(|_| {
+            let _ = engine.forget(cm);
+        })?;
+        Ok(cm)
     }
 
     /// Takes an id's listeners away; an engine stops when no other id listens to the service id.
     pub(super) fn stop_listening(&mut self, now: u64, id: CmaId) {
         let Ok(of) = self.id_mut(id) else { return };
         for key in std::mem::take(&mut of.listeners) {
-            if self.ids.values().any(|other| other.listeners.contains(&key)) {
-                continue;
-            }
-            if let Some(cm) = self.listening.remove(&key) {
-                let _ = self.devices[key.0].engine.destroy(now, cm);
+            let Some(listening) = self.listening.get_mut(&key) else { continue };
+            listening.ids.remove(&id);
+            if listening.ids.is_empty() {
+                let _ = self.devices[key.0].engine.destroy(now, listening.cm);
+                self.listening.remove(&key);
             }
         }
     }

@@ -67,6 +67,8 @@ pub(super) struct Id {
     pub(super) qkey: u32,
     /// When the search for a neighbour ends.
     pub(super) deadline: u64,
+    /// When it goes on.
+    pub(super) lookup: Option<u64>,
     pub(super) memberships: Vec<Membership>,
 }
 
@@ -89,6 +91,7 @@ impl Id {
             psn,
             qkey: 0,
             deadline: 0,
+            lookup: None,
             memberships,
         }
     }

@@ -96,12 +96,10 @@ impl Cma {
         request: &Request<'_>,
     ) -> Option<(CmaId, (Address, Address))> {
         let header = request.header();
-        let listeners = self.ids_where(|id| {
-            id.listeners.contains(&(device, request.service_id)) && id.qp_type == request.qp_type
-        });
-        listeners.into_iter().find_map(|number| {
-            let of = self.ids.get(&number)?;
-            Some((number, of.addresses_of(request, header.as_ref())?))
+        let listening = self.listening.get(&(device, request.service_id))?;
+        listening.ids.iter().find_map(|number| {
+            let of = self.ids.get(number).filter(|id| id.qp_type == request.qp_type)?;
+            Some((*number, of.addresses_of(request, header.as_ref())?))
         })
     }
 

@@ -196,6 +196,13 @@ impl Default for CmaConfig {
     }
 }
 
+/// The engine's id that listens to a service id, and the ids that share it.
+#[derive(Debug)]
+struct Listening {
+    cm: CmId,
+    ids: BTreeSet<CmaId>,
+}
+
 /// rdma_cm of one host.
 #[derive(Debug)]
 pub struct Cma {
@@ -205,8 +212,8 @@ pub struct Cma {
     next_membership: u32,
     /// Ids by the engine's.
     of_engine: HashMap<(DeviceNumber, CmId), CmaId>,
-    /// The engines' listening ids by service id; several ids may share one.
-    listening: HashMap<(DeviceNumber, u64), CmId>,
+    /// Who listens, by service id.
+    listening: HashMap<(DeviceNumber, u64), Listening>,
     ports: Ports<CmaId>,
     events: VecDeque<CmaEvent>,
     /// When to look for neighbours again.
@@ -315,8 +322,8 @@ impl Cma {
     fn drop_id(&mut self, id: CmaId) {
         self.ports.release(id);
         self.events.retain(|event| event.id != id);
-        self.lookups.retain(|(_, of)| *of != id);
-        self.ids.remove(&id);
+        let lookup = self.ids.remove(&id).and_then(|of| of.lookup);
+        lookup.map(|at| self.lookups.remove(&(at, id)));
     }
 
     /// Takes an id's conversation and its listeners out of the engines.

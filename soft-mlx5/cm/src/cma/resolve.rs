@@ -105,7 +105,9 @@ impl Cma {
             event.status = -libc::ETIMEDOUT;
             self.events.push_back(event);
         } else {
-            self.lookups.insert((of.deadline.min(now + LOOK_AGAIN), id));
+            let at = of.deadline.min(now + LOOK_AGAIN);
+            of.lookup = Some(at);
+            self.lookups.insert((at, id));
         }
     }
 

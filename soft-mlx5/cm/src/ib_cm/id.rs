@@ -47,24 +47,6 @@ pub enum State {
     SidrReqReceived,
 }
 
-/// An id that listens, and the service that it listens for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Listener {
-    pub(super) id: CmId,
-    pub(super) service_id: u64,
-    pub(super) mask: u64,
-}
-
-impl Listener {
-    pub(super) fn takes(&self, service_id: u64) -> bool {
-        service_id & self.mask == self.service_id
-    }
-
-    pub(super) fn overlaps(&self, other: &Self) -> bool {
-        self.mask & other.service_id == other.mask & self.service_id
-    }
-}
-
 /// What goes into a queue pair's attributes, and what answers repeat.
 #[derive(Debug, Default)]
 pub(super) struct Id {

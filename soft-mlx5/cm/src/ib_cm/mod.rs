@@ -20,6 +20,7 @@ mod counters;
 mod disconnect;
 mod event;
 mod id;
+mod listeners;
 mod lost;
 mod param;
 mod passive;
@@ -35,7 +36,8 @@ pub use param::{Ece, MraTiming, Path, RepParam, ReqParam, SidrRepParam, SidrReqP
 
 use std::collections::{HashMap, VecDeque};
 
-use self::id::{Id, Listener};
+use self::id::Id;
+use self::listeners::{Listener, Listeners};
 use self::timer::Timers;
 use crate::mad::{
     Attribute, Body, CommId, Drep, Dreq, Mad, Mra, Rej, RejReason, Rejected, Rep, Req, Rtu,
@@ -109,7 +111,7 @@ pub struct IbCm {
     next: u32,
     /// Communication ids are an id's number and this word, exclusive or.
     operand: u32,
-    listeners: Vec<Listener>,
+    listeners: Listeners,
     /// Ids by the peer's CA GUID and communication id, from REQ or REP to timewait.
     remote_ids: HashMap<(u64, CommId), CmId>,
     /// Ids by the peer's CA GUID and queue pair, likewise.
@@ -129,7 +131,7 @@ impl IbCm {
     pub fn new(config: IbCmConfig) -> Self {
         let mut chance = Chance::new(config.seed);
         let (operand, agent) = (chance.draw() as u32, 1);
-        let (ids, next, listeners) = (HashMap::new(), 0, Vec::new());
+        let (ids, next, listeners) = (HashMap::new(), 0, Listeners::default());
         let (remote_ids, remote_qpns, remote_sidr) = Default::default();
         let (timers, outgoing, events, counters) = Default::default();
         Self {
@@ -202,17 +204,15 @@ impl IbCm {
         self.expect_state(id, &[State::Idle])?;
         let mask = if mask == 0 { u64::MAX } else { mask };
         let listener = Listener { id, service_id: service_id & mask, mask };
-        if self.listeners.iter().any(|other| other.overlaps(&listener)) {
+        if !self.listeners.add(listener) {
             return Err(CmError::Busy);
         }
-        self.listeners.push(listener);
         self.id_mut(id)?.state = State::Listen;
         Ok(())
     }
 
     fn listener(&self, service_id: u64) -> Option<CmId> {
-        let listener = self.listeners.iter().find(|listener| listener.takes(service_id))?;
-        Some(listener.id)
+        self.listeners.find(service_id)
     }
 
     /// A datagram has arrived, addressed as its packet was. What is no communication management is
@@ -278,7 +278,7 @@ impl IbCm {
 
     fn take_leave(&mut self, now: u64, id: CmId) -> Result<(), CmError> {
         match self.id(id)?.state {
-            State::Listen => self.listeners.retain(|listener| listener.id != id),
+            State::Listen => self.listeners.remove(id),
             State::SidrReqReceived => self.refuse_sidr(id),
             State::ReqSent | State::MraReqReceived => {
                 let guid = self.config.node_guid.to_be_bytes();
@@ -305,7 +305,7 @@ impl IbCm {
 
     fn remove(&mut self, id: CmId) {
         self.forget_remote(id);
-        self.listeners.retain(|listener| listener.id != id);
+        self.listeners.remove(id);
         self.forget_sidr(id);
         self.events.retain(|(of, _)| *of != id);
         self.ids.remove(&id);

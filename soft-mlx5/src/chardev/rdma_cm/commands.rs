@@ -251,13 +251,13 @@ impl Call<'_> {
     fn note_fetched(&mut self) {
         let queue = self.state.queues.get_mut(&self.file);
         let Some(event) = queue.and_then(|queue| queue.pop()) else { return };
-        if let Some(context) = self.state.contexts.ids.get_mut(event.context) {
+        if let Some(context) = self.state.contexts.get_mut(event.context) {
             context.reported += 1;
             let is_request = event.response.event == EventType::CONNECT_REQUEST;
             context.backlog += u32::from(is_request);
         }
-        let members = &mut self.state.contexts.members;
-        if let Some(member) = event.membership.and_then(|number| members.get_mut(number)) {
+        let contexts = &mut self.state.contexts;
+        if let Some(member) = event.membership.and_then(|number| contexts.member_mut(number)) {
             member.reported += 1;
         }
     }
@@ -267,14 +267,9 @@ impl Call<'_> {
         self.need(size_of::<MigrateResp>())?;
         let MigrateId { response, id: number, fd } = self.read()?;
         let from = self.state.file_of(fd as i32)?;
-        let context = self.state.contexts.find(from, number)?;
-        context.file = self.file;
-        let events_reported = context.reported;
-        let moved = self
-            .state
-            .queues
-            .get_mut(&from)
-            .map(|queue| queue.extract(|event| event.context == number));
+        let events_reported = self.state.contexts.find(from, number)?.reported;
+        self.state.contexts.migrate(number, self.file);
+        let moved = self.state.queues.get_mut(&from).map(|queue| queue.extract(number, |_| true));
         if let Some(queue) = self.state.queues.get_mut(&self.file) {
             moved.into_iter().flatten().for_each(|event| queue.push(event));
         }

@@ -136,9 +136,9 @@ impl Call<'_> {
         let id = self.bound_id(number)?;
         let membership = self.state.cma.join(id, group, flags).map_err(errno)?;
         let member = Member { context: number, id: membership, uid, reported: 0 };
-        let joined = self.state.contexts.members.insert(member);
+        let joined = self.state.contexts.add_member(member);
         self.answer(response, &CreateIdResp { id: joined }).inspect_err(|_| {
-            self.state.contexts.members.remove(joined);
+            self.state.contexts.remove_member(joined);
             self.state.cma.leave(id, membership);
         })
     }
@@ -146,15 +146,15 @@ impl Call<'_> {
     pub(super) fn leave(&mut self) -> Result<(), Errno> {
         self.need(size_of::<DestroyIdResp>())?;
         let LeaveMcast { response, id: number, .. } = self.read()?;
-        let member = self.state.contexts.members.get(number).ok_or(Errno::ENOENT)?;
+        let member = self.state.contexts.member(number).ok_or(Errno::ENOENT)?;
         let context = member.context;
         let id = self.state.contexts.of_file(self.file, context)?.id;
-        let Some(member) = self.state.contexts.members.remove(number) else {
+        let Some(member) = self.state.contexts.remove_member(number) else {
             return Err(Errno::ENOENT);
         };
         self.state.cma.leave(id, member.id);
         if let Some(queue) = self.state.queues.get_mut(&self.file) {
-            queue.extract(|event| event.membership == Some(number));
+            queue.extract(context, |event| event.membership == Some(number));
         }
         self.answer(response, &DestroyIdResp { events_reported: member.reported })
     }

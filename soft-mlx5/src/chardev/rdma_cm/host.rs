@@ -1,6 +1,6 @@
 //! The host: ids of all files, the state machine, and the thread that lets it go on.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -69,6 +69,8 @@ pub(super) struct State {
     pub(super) cma: Cma,
     pub(super) contexts: Contexts,
     pub(super) queues: BTreeMap<FileNumber, Queue>,
+    /// Files by device and inode of the program's descriptor.
+    files: HashMap<(u64, u64), FileNumber>,
     pub(super) stack: Stack,
     /// When the thread next wakes up by itself.
     until: Option<u64>,
@@ -181,6 +183,7 @@ impl RdmaCm {
             cma,
             contexts: Contexts::default(),
             queues: BTreeMap::new(),
+            files: HashMap::new(),
             stack: Stack::new(devices),
             until: None,
         };
@@ -221,7 +224,10 @@ impl RdmaCm {
         let (queue, descriptor) = Queue::new(close_on_exec)?;
         let number = self.shared.next_file.fetch_add(1, Ordering::Relaxed);
         let identity = queue.identity();
-        self.shared.lock().queues.insert(number, queue);
+        let mut state = self.shared.lock();
+        state.files.insert(identity, number);
+        state.queues.insert(number, queue);
+        drop(state);
         Ok((CmFile::new(self.clone(), number, identity), descriptor))
     }
 }
@@ -308,19 +314,17 @@ impl State {
             return self.queue_request(event);
         }
         let Some(number) = self.contexts.number(event.id) else { return };
-        let Some(context) = self.contexts.ids.get_mut(number) else { return };
+        let Some(context) = self.contexts.get_mut(number) else { return };
         context.is_closing |= event.event == EventType::DEVICE_REMOVAL;
         let (file, uid) = (context.file, context.uid);
         if uid == 0 {
             return;
         }
         let mut response = self.response(event, uid, number);
-        let member = event.membership.and_then(|wanted| {
-            self.contexts.members.numbers(|member| member.id == wanted).first().copied()
-        });
+        let member = event.membership.and_then(|wanted| self.contexts.member_number(wanted));
         if let Some(at) = member {
             response.id = at;
-            response.uid = self.contexts.members.get(at).map_or(0, |member| member.uid);
+            response.uid = self.contexts.member(at).map_or(0, |member| member.uid);
         }
         let queued = Queued { response, context: number, membership: member, request: None };
         self.push(file, queued);
@@ -330,7 +334,7 @@ impl State {
     /// (`ucma_connect_event_handler`).
     fn queue_request(&mut self, event: &CmaEvent) {
         let listener = event.listener.and_then(|listener| self.contexts.number(listener));
-        let context = listener.and_then(|number| self.contexts.ids.get_mut(number));
+        let context = listener.and_then(|number| self.contexts.get_mut(number));
         let Some(context) = context.filter(|context| context.backlog > 0) else {
             return self.cma.forget(event.id);
         };
@@ -371,12 +375,9 @@ impl State {
     pub(super) fn destroy(&mut self, number: u32) -> u32 {
         let Some(context) = self.contexts.remove(number) else { return 0 };
         let queue = self.queues.get_mut(&context.file);
-        let dropped = queue.map(|queue| queue.extract(|event| event.context == number));
+        let dropped = queue.map(|queue| queue.extract(number, |_| true));
         for new in dropped.into_iter().flatten().filter_map(|event| event.request) {
             self.destroy(new);
-        }
-        for member in self.contexts.members.numbers(|member| member.context == number) {
-            self.contexts.members.remove(member);
         }
         self.cma.destroy(runtime::now(), context.id);
         context.reported
@@ -384,10 +385,12 @@ impl State {
 
     /// Closes a file: its ids are destroyed.
     pub(super) fn close(&mut self, file: FileNumber) {
-        for number in self.contexts.ids.numbers(|context| context.file == file) {
+        while let Some(number) = self.contexts.any_of_file(file) {
             self.destroy(number);
         }
-        self.queues.remove(&file);
+        if let Some(queue) = self.queues.remove(&file) {
+            self.files.remove(&queue.identity());
+        }
         self.pump();
     }
 
@@ -395,8 +398,6 @@ impl State {
     pub(super) fn file_of(&self, descriptor: RawFd) -> Result<FileNumber, Errno> {
         let identity = crate::chardev::device::event_queue::identity(descriptor.as_raw_fd())
             .map_err(|_| Errno::ENOENT)?;
-        let mut files = self.queues.iter();
-        let found = files.find(|(_, queue)| queue.identity() == identity);
-        found.map(|(file, _)| *file).ok_or(Errno::EINVAL)
+        self.files.get(&identity).copied().ok_or(Errno::EINVAL)
     }
 }

@@ -1,7 +1,7 @@
 //! An open file's queue of events, and the descriptor that is readable while one waits.
 #![forbid(unsafe_code)]
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -31,7 +31,11 @@ pub(super) struct Queued {
 pub(super) struct Queue {
     pipe: File,
     identity: (u64, u64),
-    events: VecDeque<Queued>,
+    /// By their numbers, in the order of arrival.
+    events: BTreeMap<u64, Queued>,
+    next: u64,
+    /// The contexts' events, so that an id of many finds its own.
+    of_contexts: BTreeSet<(u32, u64)>,
     is_ready: bool,
 }
 
@@ -43,7 +47,8 @@ impl Queue {
         let pipe = File::from(write.try_clone().map_err(|_| Errno::EMFILE)?);
         drop(write);
         let identity = event_queue::identity(read.as_raw_fd())?;
-        Ok((Self { pipe, identity, events: VecDeque::new(), is_ready: false }, read))
+        let (events, of_contexts) = Default::default();
+        Ok((Self { pipe, identity, events, next: 0, of_contexts, is_ready: false }, read))
     }
 
     /// Device and inode of the program's descriptor.
@@ -62,25 +67,38 @@ impl Queue {
     }
 
     pub(super) fn push(&mut self, event: Queued) {
-        self.events.push_back(event);
+        self.of_contexts.insert((event.context, self.next));
+        self.events.insert(self.next, event);
+        self.next += 1;
         self.show();
     }
 
     pub(super) fn first(&self) -> Option<&Queued> {
-        self.events.front()
+        self.events.first_key_value().map(|(_, event)| event)
     }
 
     pub(super) fn pop(&mut self) -> Option<Queued> {
-        let event = self.events.pop_front();
+        let (number, event) = self.events.pop_first()?;
+        self.of_contexts.remove(&(event.context, number));
         self.show();
-        event
+        Some(event)
     }
 
-    /// Takes out the events that `is_one` is true of.
-    pub(super) fn extract(&mut self, is_one: impl Fn(&Queued) -> bool) -> Vec<Queued> {
-        let (taken, kept): (Vec<Queued>, Vec<Queued>) =
-            std::mem::take(&mut self.events).into_iter().partition(|event| is_one(event));
-        self.events = kept.into();
+    /// Takes out the events of a context that `is_one` is true of.
+    pub(super) fn extract(
+        &mut self,
+        context: u32,
+        is_one: impl Fn(&Queued) -> bool,
+    ) -> Vec<Queued> {
+        let own = self.of_contexts.range((context, 0)..=(context, u64::MAX));
+        let numbers: Vec<u64> = own.map(|(_, number)| *number).collect();
+        let mut taken = Vec::new();
+        for number in numbers {
+            if self.events.get(&number).is_some_and(&is_one) {
+                self.of_contexts.remove(&(context, number));
+                taken.extend(self.events.remove(&number));
+            }
+        }
         self.show();
         taken
     }

@@ -1,0 +1,145 @@
+//! Many connections whose ids share two channels.
+
+use std::collections::HashMap;
+
+use uverbs::cm::{
+    AcceptOptions, Channel, ConnectOptions, Event, EventKind, Id, IdKey, PortSpace, QpOptions,
+};
+use uverbs::qp_type::Rc;
+use uverbs::{CompletionQueue, ProtectionDomain, QueuePair};
+
+use crate::{PATIENCE, listener, next, place};
+
+/// Attempts that may be under way, below the longest backlog.
+const AT_ONCE: usize = 500;
+
+/// What queue pairs are made of.
+struct Factory {
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+}
+
+impl Factory {
+    fn queue_pair(&self) -> QueuePair<Rc> {
+        let builder = self.pd.create_qp::<Rc>(self.cq.handle(), self.cq.handle());
+        builder.max_send_wr(1).max_recv_wr(1).build().unwrap()
+    }
+}
+
+/// One end of all connections: all of its ids are on one channel.
+struct End {
+    channel: Channel,
+    factory: Factory,
+    ids: HashMap<IdKey, (Id, Option<QueuePair<Rc>>)>,
+    established: usize,
+}
+
+impl End {
+    fn new(channel: Channel, factory: Factory) -> Self {
+        Self { channel, factory, ids: HashMap::new(), established: 0 }
+    }
+
+    fn begin(&mut self, to: std::net::SocketAddr) {
+        let id = self.channel.create_id(PortSpace::Tcp).unwrap();
+        id.resolve_address(None, to, PATIENCE).unwrap();
+        self.ids.insert(id.key(), (id, None));
+    }
+
+    fn step(&mut self, event: Event) {
+        let key = event.id;
+        match event.kind {
+            EventKind::AddressResolved => self.ids[&key].0.resolve_route(PATIENCE).unwrap(),
+            EventKind::RouteResolved => {
+                let qp = self.factory.queue_pair();
+                let own = self.ids.get_mut(&key).unwrap();
+                own.0.connect(&qp, &ConnectOptions::default()).unwrap();
+                own.1 = Some(qp);
+            }
+            EventKind::ConnectResponse(_) => {
+                let (id, qp) = self.ids.get_mut(&key).unwrap();
+                id.establish(qp.as_mut().unwrap(), &QpOptions::default()).unwrap();
+                self.established += 1;
+            }
+            EventKind::ConnectRequest(request) => {
+                let mut qp = self.factory.queue_pair();
+                let id = request.accept(&mut qp, &AcceptOptions::default()).unwrap();
+                self.ids.insert(id.key(), (id, Some(qp)));
+            }
+            EventKind::Established => self.established += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Takes the events that have come.
+    fn go_on(&mut self) {
+        while let Ok(event) = self.channel.try_next_event() {
+            self.step(event);
+        }
+    }
+}
+
+/// Connects so many pairs of queue pairs of one device.
+fn connect(count: usize) -> [End; 2] {
+    let (context, address) = place();
+    let (at, listening, to) = listener(&context, address, PortSpace::Tcp);
+    let factory = || {
+        let cq = context.create_cq(16).build().unwrap();
+        Factory { pd: context.alloc_pd().unwrap(), cq }
+    };
+    let mut client = End::new(Channel::of(&context).unwrap(), factory());
+    let mut server = End::new(at, factory());
+    while server.established < count {
+        while client.ids.len() < count.min(server.established + AT_ONCE) {
+            client.begin(to);
+        }
+        client.go_on();
+        match client.established {
+            done if done == count => server.step(next(&server.channel)),
+            _ => server.go_on(),
+        }
+    }
+    assert_eq!((client.established, server.established), (count, count));
+    drop(listening);
+    [client, server]
+}
+
+#[test]
+fn ids_of_one_channel_connect_at_once() {
+    let [client, server] = connect(200);
+    let peer = |id: &Id| id.peer_address().unwrap();
+    let own = |id: &Id| id.local_address().unwrap();
+    let mut there: Vec<_> = server.ids.values().map(|(id, _)| peer(id)).collect();
+    let mut here: Vec<_> = client.ids.values().map(|(id, _)| own(id)).collect();
+    there.sort();
+    here.sort();
+    assert_eq!(here, there);
+}
+
+/// What dropping an id costs does not depend on how many others have events that nobody takes.
+#[test]
+fn ids_go_while_the_events_of_others_wait() {
+    let (context, address) = place();
+    let (_at, _listening, to) = listener(&context, address, PortSpace::Tcp);
+    let channel = Channel::of(&context).unwrap();
+    let begin = |_| {
+        let id = channel.create_id(PortSpace::Tcp).unwrap();
+        id.resolve_address(None, to, PATIENCE).unwrap();
+        id
+    };
+    let mut ids: Vec<Id> = (0..100).map(begin).collect();
+    let kept = ids.split_off(50);
+    drop(ids);
+    for id in &kept {
+        let event = next(&channel);
+        assert_eq!(event.id, id.key(), "the events of those that are left, in their order");
+        assert!(matches!(event.kind, EventKind::AddressResolved));
+    }
+    assert!(channel.try_next_event().is_err());
+}
+
+#[test]
+#[ignore = "takes a minute"]
+fn ten_thousand_connections_on_two_channels() {
+    let ends = connect(10_000);
+    assert!(ends.iter().all(|end| end.ids.len() == 10_000));
+}
