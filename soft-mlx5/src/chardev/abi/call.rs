@@ -376,7 +376,10 @@ impl<'a> Call<'a> {
         self.context()?;
         // The descriptor would be of this process, not of the child.
         self.user.in_reach()?;
-        let (queue, fd) = EventQueue::new()?;
+        let (queue, fd) = EventQueue::new().or_else(|_| {
+            self.state.event_files.sweep();
+            EventQueue::new()
+        })?;
         let number = fd.as_raw_fd();
         self.created_queue = Some((EventFile { kind, queue }, fd));
         Ok(number)
@@ -397,7 +400,7 @@ impl<'a> Call<'a> {
     /// The event file that an object created by this call reports to: the one that the program
     /// names, or the first one of the device file.
     pub(crate) fn async_queue<M>(&self, id: Attr<M, Fd>) -> Result<Option<Arc<EventQueue>>, Errno> {
-        Ok(self.event_queue(id, Kind::AsyncEvent)?.or_else(|| self.state.default_async.clone()))
+        Ok(self.event_queue(id, Kind::AsyncEvent)?.or_else(|| self.state.default_async()))
     }
 
     /// Destroys an object on the program's request. Fails with ENOENT, EINVAL (object of another

@@ -78,9 +78,9 @@ impl EventQueue {
         Ok((Arc::new(Self { identity, inner: Mutex::new(inner) }), read))
     }
 
-    /// Whether `fd` is (a duplicate of) this queue's read end.
-    pub(crate) fn is(&self, fd: RawFd) -> bool {
-        identity(fd) == Ok(self.identity)
+    /// Device and inode of the read end, which its duplicates share.
+    pub(crate) fn identity(&self) -> (u64, u64) {
+        self.identity
     }
 
     /// Appends a record; true if the pipe was not full before and is now.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use nix::errno::Errno;
 
 use super::context::Context;
+use super::event_files::EventFiles;
 use super::event_queue::EventQueue;
 use super::events;
 use crate::chardev::device::DeviceShared;
@@ -26,9 +27,7 @@ pub(crate) struct FileShared {
 pub(crate) struct FileState {
     pub(crate) context: Option<Context>,
     pub(crate) handles: Handles<Entry>,
-    event_files: Vec<EventFile>,
-    /// The first asynchronous event file. Objects report to it if they name no other.
-    pub(crate) default_async: Option<Arc<EventQueue>>,
+    pub(crate) event_files: EventFiles,
     /// Bytes of pinned memory.
     pub(crate) pinned: u64,
 }
@@ -50,10 +49,7 @@ impl FileShared {
         let mut state = self.lock();
         state.take_down(&self.device);
         state.drop_handles();
-        for file in state.event_files.drain(..) {
-            file.queue.close();
-        }
-        state.default_async = None;
+        state.event_files.close();
         if let Some(context) = state.context.take() {
             context.close(&self.device);
         }
@@ -66,7 +62,7 @@ impl FileShared {
     pub(crate) fn disassociate(&self) {
         let mut state = self.lock();
         state.take_down(&self.device);
-        for file in &state.event_files {
+        for file in state.event_files.iter() {
             if file.kind == Kind::AsyncEvent {
                 self.device.routes().remove_file(&file.queue);
                 file.queue.push(&events::device_fatal(), None);
@@ -141,25 +137,20 @@ impl FileState {
 
     /// The queue of an event descriptor; EBADF if this file has no event file of that kind with it.
     pub(crate) fn event_queue(&self, fd: RawFd, kind: Kind) -> Result<Arc<EventQueue>, Errno> {
-        let mut files = self.event_files.iter().filter(|file| file.kind == kind);
-        files.find(|file| file.queue.is(fd)).map(|file| file.queue.clone()).ok_or(Errno::EBADF)
+        self.event_files.find(fd, kind)
     }
 
-    /// Registers an event file, and drops those that the program has closed.
+    /// The first asynchronous event file. Objects report to it if they name no other.
+    pub(crate) fn default_async(&self) -> Option<Arc<EventQueue>> {
+        self.event_files.default_async().cloned()
+    }
+
+    /// Registers an event file.
     pub(crate) fn add_event_file(&mut self, device: &DeviceShared, file: EventFile) {
         if file.kind == Kind::AsyncEvent {
             device.routes().add_file(&file.queue);
         }
-        let default = self.default_async.clone();
-        self.event_files.retain(|known| {
-            // The kernel keeps the first asynchronous event file until the device file is closed.
-            default.as_ref().is_some_and(|queue| Arc::ptr_eq(queue, &known.queue))
-                || !known.queue.abandoned()
-        });
-        if file.kind == Kind::AsyncEvent && self.default_async.is_none() {
-            self.default_async = Some(file.queue.clone());
-        }
-        self.event_files.push(file);
+        self.event_files.add(file);
     }
 
     /// Charges memory that is to be pinned; ENOMEM above the device's limit (RLIMIT_MEMLOCK on a

@@ -3,6 +3,7 @@
 mod builder;
 pub(crate) mod clock;
 pub(crate) mod context;
+mod event_files;
 pub(crate) mod event_queue;
 pub(crate) mod events;
 pub(crate) mod faults;

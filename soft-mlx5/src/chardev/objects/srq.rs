@@ -167,7 +167,7 @@ fn write_form(call: &mut Call<'_>, asked: &CreateXsrq) -> Result<(), Errno> {
         max_wr: asked.max_wr,
         max_sge: asked.max_sge,
         user_handle: asked.user_handle,
-        events: call.state.default_async.clone(),
+        events: call.state.default_async(),
     };
     let created = build(call, &request)?;
     let srqn = if is_xrc { created.srqn.0 } else { 0 };

@@ -128,7 +128,7 @@ pub(crate) fn create_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
         max_wr: asked.max_wr,
         flags: asked.create_flags,
         user_handle: asked.user_handle,
-        events: call.state.default_async.clone(),
+        events: call.state.default_async(),
     };
     let qpn = build(call, &request)?;
     let response_length = call.response_length::<ExCreateWqResp>();

@@ -70,7 +70,7 @@ fn the_end_comes_after_the_last_record() {
 #[test]
 fn a_closed_reader_is_noticed_and_harmless() {
     let (queue, file) = queue();
-    assert!(queue.is(file.as_raw_fd()) && !queue.abandoned());
+    assert!(identity(file.as_raw_fd()) == Ok(queue.identity()) && !queue.abandoned());
     drop(file);
     assert!(queue.abandoned());
     queue.push(&[1; 8], None);

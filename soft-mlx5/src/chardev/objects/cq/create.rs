@@ -113,7 +113,7 @@ fn write_form(call: &mut Call<'_>, request: &ExCreateCq) -> Result<(u32, u32), E
         flags: request.flags,
         user_handle: request.user_handle,
         channel,
-        events: call.state.default_async.clone(),
+        events: call.state.default_async(),
         uar: None,
     };
     Ok((handle, build(call, request)?))

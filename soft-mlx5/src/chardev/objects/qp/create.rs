@@ -237,7 +237,7 @@ fn write_form(call: &mut Call<'_>, asked: &ExCreateQp) -> Result<CreateQpResp, E
         flags: asked.create_flags.bits(),
         signal_all: asked.sq_sig_all != 0,
         user_handle: asked.user_handle,
-        events: call.state.default_async.clone(),
+        events: call.state.default_async(),
     };
     write_handles(call, asked, &mut request)?;
     if request.flags & !EXTENDED_FLAGS != 0 {

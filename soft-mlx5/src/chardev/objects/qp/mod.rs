@@ -137,7 +137,7 @@ pub(crate) fn open(call: &mut Call<'_>) -> Result<(), Errno> {
         return Err(Errno::EINVAL);
     }
     let driver = domain.open_target(Qpn(request.qpn)).ok_or(Errno::EINVAL)?;
-    let events = Reporter::new(call.state.default_async.clone(), request.user_handle);
+    let events = Reporter::new(call.state.default_async(), request.user_handle);
     call.file.device.routes().add(EventObject::Qp(Qpn(request.qpn)), &events);
     call.commit(Object::Qp(Qp {
         qpn: Qpn(request.qpn),

@@ -75,7 +75,7 @@ pub(super) fn create_by_write(
         table,
         has_queues: receives || asked.max_send_wr != 0 || asked.create_flags.bits() != 0,
         user_handle: asked.user_handle,
-        events: call.state.default_async.clone(),
+        events: call.state.default_async(),
     };
     build(call, &request, qp_type)?;
     let base = CreateQpResp { qp_handle, ..CreateQpResp::default() };

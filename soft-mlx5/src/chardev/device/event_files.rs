@@ -1,0 +1,127 @@
+//! The event files of an open device file: found by their descriptor, dropped once the program has
+//! closed them.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use super::event_queue::{EventQueue, identity};
+use crate::chardev::objects::object::{EventFile, Kind};
+
+/// Fewer files than this are not searched for closed ones.
+const FEW: usize = 64;
+
+/// Event files by device and inode of their descriptors. The inode of a file that is here is no
+/// other one's, because this side holds the other end of the pipe.
+#[derive(Debug, Default)]
+pub(crate) struct EventFiles {
+    files: BTreeMap<(u64, u64), EventFile>,
+    /// So many files are searched for closed ones.
+    sweep_at: usize,
+    /// The first asynchronous one, which the kernel keeps until the device file is closed.
+    first_async: Option<Arc<EventQueue>>,
+    /// How many files were asked whether they are closed.
+    #[cfg(test)]
+    asked: usize,
+}
+
+impl EventFiles {
+    /// The first asynchronous event file. Objects report to it if they name no other.
+    pub(crate) fn default_async(&self) -> Option<&Arc<EventQueue>> {
+        self.first_async.as_ref()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &EventFile> {
+        self.files.values()
+    }
+
+    /// The queue of a descriptor; EBADF if there is no event file of that kind with it.
+    pub(crate) fn find(&self, fd: RawFd, kind: Kind) -> Result<Arc<EventQueue>, Errno> {
+        let file = self.files.get(&identity(fd)?).filter(|file| file.kind == kind);
+        file.map(|file| file.queue.clone()).ok_or(Errno::EBADF)
+    }
+
+    /// Adds a file. Closed ones are looked for when there are twice as many as the last search
+    /// left, so that each new one costs a constant number of looks.
+    pub(crate) fn add(&mut self, file: EventFile) {
+        if self.files.len() >= self.sweep_at.max(FEW) {
+            self.sweep();
+        }
+        if file.kind == Kind::AsyncEvent && self.first_async.is_none() {
+            self.first_async = Some(file.queue.clone());
+        }
+        self.files.insert(file.queue.identity(), file);
+    }
+
+    /// Drops the files that the program has closed.
+    pub(crate) fn sweep(&mut self) {
+        #[cfg(test)]
+        {
+            self.asked += self.files.len();
+        }
+        let first = self.first_async.as_ref().map(|queue| queue.identity());
+        self.files.retain(|own, file| Some(*own) == first || !file.queue.abandoned());
+        self.sweep_at = 2 * self.files.len();
+    }
+
+    /// Ends all files.
+    pub(crate) fn close(&mut self) {
+        std::mem::take(&mut self.files).values().for_each(|file| file.queue.close());
+        self.first_async = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::{AsRawFd, OwnedFd};
+
+    fn file(kind: Kind) -> (EventFile, OwnedFd) {
+        let (queue, fd) = EventQueue::new().unwrap();
+        (EventFile { kind, queue }, fd)
+    }
+
+    #[test]
+    fn a_file_is_found_by_its_descriptor_and_kind() {
+        let (mut files, (one, fd)) = (EventFiles::default(), file(Kind::CompChannel));
+        let queue = one.queue.clone();
+        files.add(one);
+        let found = files.find(fd.as_raw_fd(), Kind::CompChannel);
+        assert!(found.is_ok_and(|found| Arc::ptr_eq(&found, &queue)));
+        assert_eq!(files.find(fd.as_raw_fd(), Kind::AsyncEvent).err(), Some(Errno::EBADF));
+        let (_, other) = file(Kind::CompChannel);
+        assert_eq!(files.find(other.as_raw_fd(), Kind::CompChannel).err(), Some(Errno::EBADF));
+    }
+
+    #[test]
+    fn many_files_cost_a_constant_number_of_looks_each() {
+        let (mut files, mut kept) = (EventFiles::default(), Vec::new());
+        for _ in 0..400 {
+            let (one, fd) = file(Kind::CompChannel);
+            files.add(one);
+            kept.push(fd);
+        }
+        assert!(files.asked <= 2 * kept.len(), "{} looks", files.asked);
+    }
+
+    #[test]
+    fn closed_files_do_not_pile_up() {
+        let mut files = EventFiles::default();
+        let (first, async_fd) = file(Kind::AsyncEvent);
+        let (kept, fd) = file(Kind::CompChannel);
+        files.add(first);
+        files.add(kept);
+        drop(async_fd);
+        for _ in 0..10 * FEW {
+            files.add(file(Kind::CompChannel).0);
+            assert!(files.files.len() <= FEW + 1);
+        }
+        files.sweep();
+        assert_eq!(files.files.len(), 2, "the open one, and the first asynchronous one");
+        assert!(files.find(fd.as_raw_fd(), Kind::CompChannel).is_ok());
+        assert!(files.default_async().is_some());
+    }
+}
