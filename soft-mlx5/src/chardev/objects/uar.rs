@@ -24,7 +24,15 @@ const FIRST_COMMAND: u32 = 9;
 #[derive(Debug)]
 pub(crate) struct UarPages {
     region: Arc<UarRegion>,
-    used: Mutex<Vec<bool>>,
+    used: Mutex<Used>,
+}
+
+/// Which pages are in use.
+#[derive(Debug)]
+struct Used {
+    pages: Vec<bool>,
+    /// All pages before this one are in use.
+    first_free: usize,
 }
 
 impl UarPages {
@@ -33,36 +41,41 @@ impl UarPages {
 
     pub(crate) fn new() -> std::io::Result<Self> {
         // Page 0 is never allocated, because index 0 could be mistaken for "none".
-        Ok(Self { region: Arc::new(UarRegion::new(Self::COUNT)?), used: Mutex::new(vec![true]) })
+        let used = Used { pages: vec![true], first_free: 1 };
+        Ok(Self { region: Arc::new(UarRegion::new(Self::COUNT)?), used: Mutex::new(used) })
     }
 
     /// Takes a page.
     pub(crate) fn allocate(&self) -> Result<u32, Errno> {
         let mut used = lock(&self.used);
-        let index = used.iter().position(|used| !used).unwrap_or(used.len());
-        if index >= Self::COUNT {
+        let Used { pages, first_free } = &mut *used;
+        let later = pages[*first_free..].iter().position(|used| !used);
+        *first_free = later.map_or(pages.len(), |later| *first_free + later);
+        if *first_free >= Self::COUNT {
             return Err(Errno::ENOMEM);
         }
-        if index == used.len() {
-            used.push(true);
+        if *first_free == pages.len() {
+            pages.push(true);
         }
-        used[index] = true;
-        Ok(index as u32)
+        pages[*first_free] = true;
+        *first_free += 1;
+        Ok(*first_free as u32 - 1)
     }
 
     /// Frees a page. The program's mapping stays and then shows the page of the next owner. A
     /// doorbell rung there only makes the device check queues that have no work.
     pub(crate) fn free(&self, index: u32) {
         let mut used = lock(&self.used);
-        if let Some(slot) = used.get_mut(index as usize) {
+        if let Some(slot) = used.pages.get_mut(index as usize) {
             *slot = false;
+            used.first_free = used.first_free.min(index as usize);
         }
     }
 
     /// A page for the doorbells of queues; EINVAL if it is not allocated.
     pub(crate) fn page(&self, index: u32) -> Result<UarPage, Errno> {
         let used = lock(&self.used);
-        let is_used = index != 0 && used.get(index as usize).copied().unwrap_or(false);
+        let is_used = index != 0 && used.pages.get(index as usize).copied().unwrap_or(false);
         let page = UarPage::new(self.region.clone(), index as usize);
         page.filter(|_| is_used).ok_or(Errno::EINVAL)
     }
@@ -125,4 +138,26 @@ pub(crate) fn destroyed(call: &mut Call<'_>) -> Result<(), Errno> {
 /// mmap offset in bytes of the entry `command << 16 | index` (`mlx5_entry_to_mmap_offset`).
 pub(crate) const fn offset_of(entry: u32) -> u64 {
     MmapCommand(entry >> 16).offset((entry & 0xffff) as u16, PAGE_SIZE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_free_page_is_given() {
+        let pages = UarPages::new().unwrap();
+        assert_eq!([(); 4].map(|()| pages.allocate().unwrap()), [1, 2, 3, 4]);
+        [3, 2].into_iter().for_each(|page| pages.free(page));
+        assert_eq!([(); 3].map(|()| pages.allocate().unwrap()), [2, 3, 5]);
+    }
+
+    #[test]
+    fn there_are_only_so_many() {
+        let pages = UarPages::new().unwrap();
+        let given = std::iter::from_fn(|| pages.allocate().ok()).count();
+        assert_eq!(given, UarPages::COUNT - 1);
+        pages.free(4000);
+        assert_eq!((pages.allocate(), pages.allocate()), (Ok(4000), Err(Errno::ENOMEM)));
+    }
 }
