@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, RawFd};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use nix::errno::Errno;
 use uverbs_uapi::RDMA_VERBS_IOCTL;
@@ -392,7 +392,7 @@ type Action = unsafe fn(usize, usize);
 /// the list.
 #[derive(Debug)]
 struct Place {
-    /// Address; [`FREE`] or [`CLAIMED`] while there is nothing.
+    /// Address; [`FREE`] while there is nothing.
     start: AtomicUsize,
     length: AtomicUsize,
     /// An [`Action`].
@@ -401,7 +401,8 @@ struct Place {
 }
 
 const FREE: usize = 0;
-const CLAIMED: usize = 1;
+/// Free entries. The handler in children does without it.
+static SPARE: Mutex<Vec<&'static Place>> = Mutex::new(Vec::new());
 static LIST: AtomicPtr<Place> = AtomicPtr::new(ptr::null_mut());
 static FORKS: AtomicU64 = AtomicU64::new(0);
 static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -442,7 +443,7 @@ extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     for place in Place::all() {
         let start = place.start.load(Ordering::Acquire);
-        if start > CLAIMED {
+        if start != FREE {
             let action = place.action.load(Ordering::Relaxed);
             // SAFETY: an `Action`, stored before `start` was. What it is called for is taken off
             // the list before it goes, so it was there when the parent forked.
@@ -452,6 +453,14 @@ extern "C" fn in_child() {
             }
         }
     }
+}
+
+/// The free entries; `None` in a forked child that finds them locked, perhaps for ever.
+fn spare() -> Option<MutexGuard<'static, Vec<&'static Place>>> {
+    if GENERATION.load(Ordering::Relaxed) == 0 {
+        return Some(SPARE.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+    SPARE.try_lock().ok()
 }
 
 impl Place {
@@ -464,12 +473,7 @@ impl Place {
 
     fn list(start: usize, length: usize, action: Action) -> &'static Self {
         watch_forks();
-        let is_claimed = |place: &&Self| {
-            let claimed =
-                place.start.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed);
-            claimed.is_ok()
-        };
-        let place = Self::all().find(is_claimed).unwrap_or_else(Self::grow);
+        let place = spare().and_then(|mut spare| spare.pop()).unwrap_or_else(Self::grow);
         place.length.store(length, Ordering::Relaxed);
         place.action.store(action as *mut (), Ordering::Relaxed);
         place.start.store(start, Ordering::Release);
@@ -477,12 +481,15 @@ impl Place {
     }
 
     /// Takes it off the list, before what it leads to goes.
-    fn free(&self) {
+    fn free(&'static self) {
         self.start.store(FREE, Ordering::Release);
+        if let Some(mut spare) = spare() {
+            spare.push(self);
+        }
     }
 
     fn grow() -> &'static Self {
-        let (start, length) = (AtomicUsize::new(CLAIMED), AtomicUsize::new(0));
+        let (start, length) = (AtomicUsize::new(FREE), AtomicUsize::new(0));
         let (action, next) = (AtomicPtr::default(), AtomicPtr::default());
         let place: &Self = Box::leak(Box::new(Self { start, length, action, next }));
         let mut first = LIST.load(Ordering::Acquire);
