@@ -1,6 +1,7 @@
 //! What a context keeps for the objects made from it until it ends.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -19,29 +20,70 @@ pub(crate) trait Deferred: fmt::Debug + Send {
 /// Blocks that outlive their users and are used again, and releases that wait until they are safe.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    blocks: Lock<Vec<Arc<dyn Any + Send + Sync>>>,
+    blocks: Lock<HashMap<(TypeId, usize), Blocks>>,
     deferred: Lock<Vec<Box<dyn Deferred>>>,
 }
 
+type Block = Arc<dyn Any + Send + Sync>;
+
+/// Blocks of a type and size.
+#[derive(Debug, Default)]
+struct Blocks {
+    all: Vec<Block>,
+    /// Places of those that the last search found without a user and that still have none.
+    unused: Vec<usize>,
+    /// Blocks to be made before the next search. It is as many as the last search found in use, so
+    /// that a block costs a constant number of looks, however many there are.
+    until_search: usize,
+    /// How many blocks were looked at.
+    #[cfg(test)]
+    looks: usize,
+}
+
+impl Blocks {
+    fn take(&mut self, is_unused: impl Fn(&Block) -> bool) -> Option<&Block> {
+        if self.unused.is_empty() && self.until_search == 0 {
+            self.search(is_unused);
+        }
+        let Some(place) = self.unused.pop() else {
+            self.until_search = self.until_search.saturating_sub(1);
+            return None;
+        };
+        self.all.get(place)
+    }
+
+    fn search(&mut self, is_unused: impl Fn(&Block) -> bool) {
+        #[cfg(test)]
+        {
+            self.looks += self.all.len();
+        }
+        let places = (0..).zip(&self.all).filter(|(_, block)| is_unused(block));
+        self.unused = places.map(|(place, _)| place).collect();
+        self.until_search = self.all.len() - self.unused.len();
+    }
+}
+
 impl Kept {
-    /// A block for which `fits` holds and that has no user, else a new one. `None` in a forked
-    /// child that finds the list locked.
+    /// A block of this size for which `is_unused` holds and that has no user, else a new one.
+    /// `None` in a forked child that finds the list locked.
     pub(crate) fn block<T: Send + Sync + 'static>(
         &self,
-        fits: impl Fn(&T) -> bool,
+        size: usize,
+        is_unused: impl Fn(&T) -> bool,
         make: impl FnOnce() -> T,
     ) -> Option<Arc<T>> {
-        let mut all = self.blocks.lock()?;
-        let unused = |block: &&Arc<dyn Any + Send + Sync>| {
-            Arc::strong_count(block) == 1 && block.downcast_ref().is_some_and(&fits)
+        let mut blocks = self.blocks.lock()?;
+        let own = blocks.entry((TypeId::of::<T>(), size)).or_default();
+        let unused = |block: &Block| {
+            Arc::strong_count(block) == 1 && block.downcast_ref().is_some_and(&is_unused)
         };
-        if let Some(block) = all.iter().find(unused) {
+        if let Some(block) = own.take(unused) {
             // What the last user did comes before what the next one does, as in `Arc::get_mut`.
             fence(Ordering::Acquire);
             return block.clone().downcast().ok();
         }
         let block = Arc::new(make());
-        all.push(block.clone());
+        own.all.push(block.clone());
         Some(block)
     }
 
@@ -86,5 +128,48 @@ impl Kept {
     /// Keeps all other threads waiting.
     pub(crate) fn hold(&self) -> impl Sized + '_ {
         (self.deferred.lock(), self.blocks.lock())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Kept {
+        fn number(&self, size: usize) -> Arc<usize> {
+            self.block(size, |_| true, || size).expect("no fork")
+        }
+
+        fn count(&self, of: fn(&Blocks) -> usize) -> usize {
+            self.blocks.lock().expect("no fork").values().map(of).sum()
+        }
+    }
+
+    #[test]
+    fn a_block_without_a_user_is_used_again_by_one_of_its_size() {
+        let kept = Kept::default();
+        let first = kept.number(4);
+        let place = Arc::as_ptr(&first);
+        assert_ne!(Arc::as_ptr(&kept.number(4)), place, "it has a user");
+        drop(first);
+        assert_eq!(*kept.number(5), 5);
+        let all = [(); 3].map(|()| kept.number(4));
+        assert!(all.iter().any(|block| Arc::as_ptr(block) == place));
+    }
+
+    #[test]
+    fn many_users_cost_a_constant_number_of_looks_each() {
+        let kept = Kept::default();
+        let users: Vec<_> = (0..1000).map(|_| kept.number(4)).collect();
+        assert!(kept.count(|own| own.looks) <= 2 * users.len());
+    }
+
+    #[test]
+    fn blocks_do_not_pile_up_beside_many_users() {
+        let kept = Kept::default();
+        let _users: Vec<_> = (0..100).map(|_| kept.number(4)).collect();
+        (0..10_000).for_each(|_| drop(kept.number(4)));
+        assert!(kept.count(|own| own.all.len()) <= 202);
+        assert!(kept.count(|own| own.looks) <= 30_000);
     }
 }

@@ -505,11 +505,9 @@ impl Headers {
     /// locked.
     pub(crate) fn allocate(context: &Context, count: u32) -> Option<Arc<[Header]>> {
         let kept = &context.inner().kept;
-        let fits = |headers: &Self| {
-            headers.0.len() == count as usize && Arc::strong_count(&headers.0) == 1
-        };
+        let is_unused = |headers: &Self| Arc::strong_count(&headers.0) == 1;
         let make = || Self((0..count).map(Header::new).collect());
-        Some(kept.block(fits, make)?.0.clone())
+        Some(kept.block(count as usize, is_unused, make)?.0.clone())
     }
 }
 
