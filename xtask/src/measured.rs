@@ -44,6 +44,18 @@ const TABLES: &[Table] = &[
         ],
     },
     Table {
+        name: "rxe",
+        document: "docs/network.md",
+        columns: &[
+            ("", &["case"]),
+            ("software devices", &["ours"]),
+            ("rxe", &["rxe"]),
+            ("ratio", &["ratio"]),
+            ("lowest to highest", &["lowest", "highest"]),
+            ("software device to rxe", &["mixed"]),
+        ],
+    },
+    Table {
         name: "rdma-io",
         document: "docs/streams.md",
         columns: &[

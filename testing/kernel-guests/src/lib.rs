@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod figures;
 mod guest;
 mod initramfs;
 mod kernel;

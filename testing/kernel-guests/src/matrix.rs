@@ -13,6 +13,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use uverbs_soft::wire::Station;
 use uverbs_soft_pci::Fabric;
 
+use crate::figures;
 use crate::guest::{self, Boot, Card, Device, Network, Qemu};
 use crate::initramfs::Initramfs;
 use crate::kernel::{Flavour, Kernel};
@@ -161,7 +162,13 @@ impl Bench {
         let tests = suite::soft_roce();
         let mut plan = Plan::new(kernel, PortChoice::Roce, Place::SoftRoce, "-rxe", &tests);
         plan.devices.clear();
-        Ok(self.guest(&plan)?.results)
+        let guest = self.guest(&plan)?;
+        let (file, lines) = (self.root.join(FIGURES), figures::lines(&guest.console));
+        if !lines.is_empty() {
+            fs::write(&file, lines)?;
+            println!("  figures for `cargo xtask figures`: {}", file.display());
+        }
+        Ok(guest.results)
     }
 
     /// Runs two guests at the same time, connected over UDP.
@@ -331,6 +338,9 @@ impl<'a> Plan<'a> {
     }
 }
 
+/// What the guest with rdma_rxe measured.
+const FIGURES: &str = "rxe.json";
+
 /// The socket of a guest's network card.
 const CARD: &str = "card.sock";
 
@@ -399,7 +409,7 @@ fn build(options: &Options) -> Result<Vec<Program>> {
         built.extend(programs::build_command_tests(workspace)?);
     }
     if options.wants_command() {
-        built.extend(programs::build_command(workspace)?);
+        built.extend(programs::build_command(workspace, options.wants(Group::SoftRoce))?);
     }
     Ok(built)
 }

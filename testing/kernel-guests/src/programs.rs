@@ -33,13 +33,19 @@ pub(crate) fn build_command_tests(workspace: &Path) -> Result<Vec<Program>> {
     cargo(workspace, &COMMAND_TESTS, "test")
 }
 
-/// Builds the command, and the library with which it runs other programs.
-pub(crate) fn build_command(workspace: &Path) -> Result<Vec<Program>> {
-    let mut built = cargo(workspace, &["build", "--package", "uverbs-cli", "--bins"], "bin")?;
+/// Builds the command, and the library with which it runs other programs; optimized if what they
+/// take is measured.
+pub(crate) fn build_command(workspace: &Path, optimized: bool) -> Result<Vec<Program>> {
+    let build = |arguments: &[&'static str]| {
+        let release = optimized.then_some("--release");
+        let all: Vec<&str> = ["build"].iter().chain(&release).chain(arguments).copied().collect();
+        cargo(workspace, &all, "bin")
+    };
+    let mut built = build(&["--package", "uverbs-cli", "--bins"])?;
     let command = built.first().context("no command was built")?;
     // Cargo puts the library beside the command.
     let path = command.path.with_file_name(PRELOAD);
-    cargo(workspace, &["build", "--package", "uverbs-preload"], "bin")?;
+    build(&["--package", "uverbs-preload"])?;
     ensure!(path.is_file(), "{} was not built", path.display());
     built.push(Program { name: PRELOAD.to_owned(), path });
     Ok(built)

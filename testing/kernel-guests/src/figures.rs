@@ -1,0 +1,102 @@
+//! What programs measured in the guest with rdma_rxe, as lines for `cargo xtask figures`.
+
+use std::collections::BTreeMap;
+
+/// A case that the guest measured.
+struct Case {
+    /// In the guest's lines.
+    word: &'static str,
+    name: &'static str,
+    /// Its figure, times this, is in the unit that the name says.
+    scale: f64,
+}
+
+/// Bytes by which the two runs of the case "processor" differ.
+const MORE_BYTES: f64 = 200.0 * 65536.0;
+/// Nanoseconds of a tick of /proc/stat (`USER_HZ` is 100).
+const TICK: f64 = 1e7;
+
+const CASES: [Case; 4] = [
+    Case { word: "latency", name: "one way of 64 bytes, SEND, µs", scale: 1.0 },
+    Case { word: "rate", name: "SENDs of 64 bytes, thousands per second", scale: 1e3 },
+    Case { word: "bandwidth", name: "WRITEs of 64 KiB, MB per second", scale: 1.0 },
+    Case {
+        word: "processor",
+        name: "SENDs of 64 KiB, processor time per byte at both ends, ns",
+        scale: TICK / MORE_BYTES,
+    },
+];
+
+/// Devices at both ends.
+const OURS: &str = "uverbs_soft";
+const RXE: &str = "rxe";
+const MIXED: &str = "mixed";
+
+/// Figures by case and devices, in the order of the runs.
+type Figures<'a> = BTreeMap<(&'a str, &'a str), Vec<f64>>;
+
+/// The lines "@@ figure CASE DEVICES NUMBER" of a console.
+fn read(console: &str) -> Figures<'_> {
+    let mut all = Figures::new();
+    for line in console.lines() {
+        let Some((_, rest)) = line.split_once("@@ figure ") else { continue };
+        let words: Vec<&str> = rest.split_whitespace().collect();
+        let [case, devices, number] = words[..] else { continue };
+        let Ok(number) = number.parse() else { continue };
+        all.entry((case, devices)).or_default().push(number);
+    }
+    all
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+impl Case {
+    fn line(&self, all: &Figures<'_>) -> Option<String> {
+        let of = |devices| all.get(&(self.word, devices));
+        let figure = |devices| Some(median(of(devices)?.clone())? * self.scale);
+        let pairs = of(OURS)?.iter().zip(of(RXE)?);
+        let ratios: Vec<f64> = pairs.map(|(ours, rxe)| ours / rxe).collect();
+        let lowest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+        let highest = ratios.iter().copied().fold(0.0, f64::max);
+        Some(format!(
+            "{{\"table\":\"rxe\",\"case\":\"{}\",\"ours\":{:.1},\"rxe\":{:.1},\"mixed\":{:.1},\
+             \"ratio\":{:.2},\"lowest\":{lowest:.2},\"highest\":{highest:.2}}}\n",
+            self.name,
+            figure(OURS)?,
+            figure(RXE)?,
+            figure(MIXED)?,
+            median(ratios.clone())?,
+        ))
+    }
+}
+
+/// A line for each case that was measured.
+pub(crate) fn lines(console: &str) -> String {
+    let all = read(console);
+    CASES.iter().filter_map(|case| case.line(&all)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_those_of_each_run() {
+        let mut console = String::from("@@ begin 38\n");
+        for (ours, rxe) in [(30, 10), (10, 10), (40, 20)] {
+            let figures = [(OURS, ours), (RXE, rxe), (MIXED, 7)];
+            for (devices, figure) in figures {
+                console.push_str(&format!("@@ figure latency {devices} {figure}.0\n"));
+            }
+        }
+        console.push_str("@@ figure rate rxe \n@@ end 38 0\n");
+        assert_eq!(
+            lines(&console),
+            "{\"table\":\"rxe\",\"case\":\"one way of 64 bytes, SEND, µs\",\"ours\":30.0,\
+             \"rxe\":10.0,\"mixed\":7.0,\"ratio\":2.00,\"lowest\":1.00,\"highest\":3.00}\n"
+        );
+    }
+}
