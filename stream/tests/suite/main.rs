@@ -8,6 +8,7 @@ mod lending;
 mod network;
 mod peers;
 mod random;
+mod storms;
 mod tasks;
 
 /// Runs each function over both networks.
