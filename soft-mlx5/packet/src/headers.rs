@@ -259,8 +259,62 @@ impl XrcEth {
     }
 }
 
+wire_struct! {
+    /// Extended transport header of all DC packets, 16 bytes.
+    ///
+    /// What ConnectX devices send for DC is not public. This format is the software device's own,
+    /// and only software devices understand it: an initiator sends CONNECT with the target's access
+    /// key; the target answers with a random session number, which all later packets of both ends
+    /// name. So a packet that was delayed from an earlier session is no part of a later one, and a
+    /// host that does not know the key gets no session.
+    pub struct DcEth {
+        /// Requests: the target's access key. Answers: the number of the attempt that the CONNECT
+        /// carried, which the initiator chose at random.
+        pub key: U64,
+        sender: U32,
+        /// Number of the session; 0 as long as there is none.
+        pub session: U32,
+    }
+}
+
+impl DcEth {
+    /// A header of these values in host order, and the low 24 bits of the sender's number.
+    pub fn new(key: u64, sender: u32, session: u32) -> Self {
+        Self { key: key.into(), sender: (sender & LOW_24).into(), session: session.into() }
+    }
+
+    /// Number of the initiator or target that sends, 24 bits.
+    pub fn sender(&self) -> u32 {
+        self.sender.get() & LOW_24
+    }
+}
+
+wire_struct! {
+    /// Extended transport header of a DC CONNECT, 8 bytes: the software device's own.
+    pub struct DcConnectEth {
+        /// A number that the initiator chose at random when it was made.
+        pub incarnation: U32,
+        /// Counts its attempts to connect.
+        pub attempt: U32,
+    }
+}
+
+impl DcConnectEth {
+    /// A header of the number that [`DcConnectEth::number`] gives.
+    pub fn new(number: u64) -> Self {
+        Self { incarnation: ((number >> 32) as u32).into(), attempt: (number as u32).into() }
+    }
+
+    /// Both parts as one number, which answers repeat.
+    pub fn number(&self) -> u64 {
+        u64::from(self.incarnation.get()) << 32 | u64::from(self.attempt.get())
+    }
+}
+
 const _: () = {
     assert!(size_of::<Bth>() == 12);
+    assert!(size_of::<DcEth>() == 16);
+    assert!(size_of::<DcConnectEth>() == 8);
     assert!(size_of::<Reth>() == 16);
     assert!(size_of::<AtomicEth>() == 28);
     assert!(size_of::<MaskedAtomicEth>() == 48);

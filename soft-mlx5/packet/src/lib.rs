@@ -27,7 +27,8 @@ mod view;
 pub use address::{Addressing, Gid};
 pub use frame::{ETHERNET_GROUP, LONGEST_FRAME, frame_destination};
 pub use headers::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ieth, ImmDt, MaskedAtomicEth, Reth, XrcEth,
+    Aeth, AtomicAckEth, AtomicEth, Bth, DcConnectEth, DcEth, Deth, Ieth, ImmDt, MaskedAtomicEth,
+    Reth, XrcEth,
 };
 pub use opcode::{Headers, Opcode, Operation, Position, Transport};
 pub use psn::Psn;
@@ -39,7 +40,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The largest payload of one packet in bytes (path MTU 4096).
 pub const MAX_PAYLOAD: usize = 4096;
 
-/// Upper bound of all transport headers of one packet in bytes.
+/// Upper bound of all transport headers of one packet with a payload in bytes. (Those of a masked
+/// atomic over DC are longer, without a payload.)
 pub const MAX_HEADERS: usize = 64;
 
 /// Upper bound of a packet's transport bytes: headers and a padded payload.

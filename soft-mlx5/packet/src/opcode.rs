@@ -1,5 +1,6 @@
 //! Transport opcodes and the headers that follow each (specification 9.2.1, table "OpCode
-//! field", and annex A14.3.1 for XRC).
+//! field", and annex A14.3.1 for XRC). The opcodes of DC are this device's own choice, among those
+//! that the specification leaves to manufacturers.
 
 use std::fmt;
 
@@ -9,31 +10,37 @@ bitflags! {
     /// The extension headers of a packet. The order in the packet is the order here.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Headers: u16 {
+        /// [`DcEth`](super::DcEth)
+        const DCETH = 0x01;
+        /// [`DcConnectEth`](super::DcConnectEth)
+        const DC_CONNECT = 0x02;
         /// [`XrcEth`](super::XrcEth)
-        const XRCETH = 0x01;
+        const XRCETH = 0x04;
         /// [`Deth`](super::Deth)
-        const DETH = 0x02;
+        const DETH = 0x08;
         /// [`Reth`](super::Reth)
-        const RETH = 0x04;
+        const RETH = 0x10;
         /// [`AtomicEth`](super::AtomicEth)
-        const ATOMIC = 0x08;
+        const ATOMIC = 0x20;
         /// [`Aeth`](super::Aeth)
-        const AETH = 0x10;
+        const AETH = 0x40;
         /// [`AtomicAckEth`](super::AtomicAckEth)
-        const ATOMIC_ACK = 0x20;
+        const ATOMIC_ACK = 0x80;
         /// [`ImmDt`](super::ImmDt)
-        const IMMEDIATE = 0x40;
+        const IMMEDIATE = 0x100;
         /// [`Ieth`](super::Ieth)
-        const INVALIDATE = 0x80;
+        const INVALIDATE = 0x200;
         /// [`MaskedAtomicEth`](super::MaskedAtomicEth)
-        const MASKED_ATOMIC = 0x100;
+        const MASKED_ATOMIC = 0x400;
     }
 }
 
 impl Headers {
     /// Bytes of base transport header and these extension headers together.
     pub const fn size(self) -> usize {
-        const SIZES: [(Headers, usize); 9] = [
+        const SIZES: [(Headers, usize); 11] = [
+            (Headers::DCETH, 16),
+            (Headers::DC_CONNECT, 8),
             (Headers::XRCETH, 4),
             (Headers::DETH, 8),
             (Headers::RETH, 16),
@@ -67,6 +74,9 @@ pub enum Transport {
     Ud,
     /// Extended reliable connection.
     Xrc,
+    /// Dynamically connected. How it travels is not public: the format is the software device's
+    /// own, and only software devices understand it (see [`DcEth`](super::DcEth)).
+    Dc,
 }
 
 impl Transport {
@@ -77,6 +87,7 @@ impl Transport {
             Self::Uc => 0x20,
             Self::Ud => 0x60,
             Self::Xrc => 0xa0,
+            Self::Dc => 0xe0,
         }
     }
 
@@ -86,6 +97,7 @@ impl Transport {
             0x20 => Some(Self::Uc),
             0x60 => Some(Self::Ud),
             0xa0 => Some(Self::Xrc),
+            0xe0 => Some(Self::Dc),
             _ => None,
         }
     }
@@ -114,6 +126,10 @@ pub enum Operation {
     MaskedCompareSwap,
     /// Masked fetch-and-add request.
     MaskedFetchAdd,
+    /// A DC initiator begins to talk to a target.
+    Connect,
+    /// A DC initiator has nothing more for a target.
+    Disconnect,
 }
 
 impl Operation {
@@ -204,6 +220,9 @@ const fn kinds() -> [Option<Kind>; 32] {
     // a header of our own.
     kinds[0x18] = Some((MaskedCompareSwap, Only, Headers::MASKED_ATOMIC));
     kinds[0x19] = Some((MaskedFetchAdd, Only, Headers::MASKED_ATOMIC));
+    // Only DC has these.
+    kinds[0x1a] = Some((Connect, Only, Headers::DC_CONNECT));
+    kinds[0x1b] = Some((Disconnect, Only, NONE));
     kinds
 }
 
@@ -235,6 +254,8 @@ const fn layout(opcode: u8) -> Option<Layout> {
         return None;
     };
     let extra = match transport {
+        Transport::Dc => Headers::DCETH,
+        _ if matches!(operation, Operation::Connect | Operation::Disconnect) => return None,
         Transport::Rc => Headers::empty(),
         Transport::Uc if opcode & 0x1f <= 0x0b => Headers::empty(),
         Transport::Ud if opcode & 0x1f == 4 || opcode & 0x1f == 5 => Headers::DETH,
@@ -257,6 +278,12 @@ impl Opcode {
     pub const RC_COMPARE_SWAP: Self = Self(0x13);
     /// RC fetch-and-add.
     pub const RC_FETCH_ADD: Self = Self(0x14);
+    /// A DC initiator begins to talk to a target.
+    pub const DC_CONNECT: Self = Self(0xfa);
+    /// DC acknowledgement.
+    pub const DC_ACKNOWLEDGE: Self = Self(0xf1);
+    /// A DC initiator has nothing more for a target.
+    pub const DC_DISCONNECT: Self = Self(0xfb);
     /// RC masked compare-and-swap (this device's own choice, see
     /// [`MaskedAtomicEth`](super::MaskedAtomicEth)).
     pub const RC_MASKED_COMPARE_SWAP: Self = Self(0x18);

@@ -4,8 +4,9 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::opcode::Layout;
 use super::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Headers, Ieth, ImmDt, MAX_PAYLOAD, MaskedAtomicEth,
-    Opcode, Operation, PacketError, Position, Reth, Transport, XrcEth,
+    Aeth, AtomicAckEth, AtomicEth, Bth, DcConnectEth, DcEth, Deth, Headers, Ieth, ImmDt,
+    MAX_PAYLOAD, MaskedAtomicEth, Opcode, Operation, PacketError, Position, Reth, Transport,
+    XrcEth,
 };
 
 /// The headers of one packet, found by its opcode, and its payload without pad.
@@ -21,6 +22,10 @@ pub struct View<'a> {
     pub position: Position,
     /// Base transport header.
     pub bth: &'a Bth,
+    /// DC extended transport header.
+    pub dceth: Option<&'a DcEth>,
+    /// Extended transport header of a DC CONNECT.
+    pub dc_connect: Option<&'a DcConnectEth>,
     /// XRC extended transport header.
     pub xrceth: Option<&'a XrcEth>,
     /// Datagram extended transport header.
@@ -61,6 +66,8 @@ impl<'a> View<'a> {
             operation: layout.operation,
             position: layout.position,
             bth,
+            dceth: cursor.take(Headers::DCETH),
+            dc_connect: cursor.take(Headers::DC_CONNECT),
             xrceth: cursor.take(Headers::XRCETH),
             deth: cursor.take(Headers::DETH),
             reth: cursor.take(Headers::RETH),

@@ -53,6 +53,8 @@ pub(super) struct Env {
     /// The delay until the next check of them, in nanoseconds; `None` while none is due.
     pub(super) error_watch: Option<u64>,
     pub(super) counters: Counters,
+    /// Numbers of DC sessions, which other hosts cannot guess.
+    pub(super) connections: Chance,
     /// QP1, where the front end has no queue pair for it.
     pub(super) management: Management,
     /// The time of the call that is running.
@@ -62,6 +64,8 @@ pub(super) struct Env {
 impl Env {
     pub(super) fn new(config: CoreConfig, memory: Arc<dyn HostMemory>, chance: Chance) -> Self {
         let limits = config.limits;
+        // A seed of its own, beside those of the other numbers.
+        let connections = config.seed.map(|seed| !seed);
         Self {
             mkeys: Mkeys::new(limits.mkeys, chance),
             pds: Table::new(1, limits.pds),
@@ -83,6 +87,7 @@ impl Env {
             errored: Vec::new(),
             error_watch: None,
             counters: Counters::default(),
+            connections: Chance::new(connections),
             management: Management::default(),
             now: 0,
         }

@@ -214,7 +214,8 @@ impl Core {
             return Err(full(ObjectKind::Qp));
         }
         self.env.hold(&objects)?;
-        let number = self.qps.insert_with(|number| Box::new(Qp::new(number, params)));
+        let number =
+            self.qps.insert_with(|number| Box::new(Qp::new(number, params, &mut self.env)));
         let number = number.ok_or(full(ObjectKind::Qp));
         let qpn = number.map(Qpn).inspect_err(|_| self.env.release(&objects))?;
         if let Some(slot) = self.special_slot(special) {
@@ -235,6 +236,7 @@ impl Core {
         self.env.flush_completions();
         let Some(mut qp) = self.qps.remove(qpn.0) else { return Ok(()) };
         qp.send_promised(&mut self.env);
+        qp.disconnect(&mut self.env);
         if let Some(slot) = self.special_slot(qp.params.special) {
             *slot = None;
         }

@@ -2,11 +2,15 @@
 
 use arbitrary::{Result, Unstructured};
 use uverbs_soft::core::{QpState, QpType};
-use uverbs_soft::packet::{Addressing, Headers, Opcode, Packet, Psn, Transport};
+use uverbs_soft::packet::{
+    Addressing, DcConnectEth, DcEth, Headers, Opcode, Packet, Psn, Transport,
+};
+
+use zerocopy::IntoBytes;
 
 use crate::frame;
 use crate::ring_execute::receive;
-use crate::world::World;
+use crate::world::{ACCESS_KEY, World};
 
 /// The input chooses packets, and the host's actions between them.
 pub fn run(data: &[u8]) {
@@ -76,6 +80,7 @@ fn packet(u: &mut Unstructured<'_>, world: &World, index: usize) -> Result<Packe
         QpType::Uc => Transport::Uc,
         QpType::Ud => Transport::Ud,
         QpType::XrcInitiator | QpType::XrcTarget => Transport::Xrc,
+        QpType::DcInitiator | QpType::DcTarget => Transport::Dc,
         QpType::Rc | QpType::RegUmr | QpType::RawPacket => Transport::Rc,
     };
     let opcode = transport.base() | u.int_in_range(0..=0x1f)?;
@@ -129,6 +134,15 @@ fn extension(
     let rkey = if u.ratio(1, 16)? { u.arbitrary()? } else { key.mkey.0 };
     for header in headers.iter() {
         match header {
+            Headers::DCETH => {
+                let key = if u.ratio(1, 16)? { u.arbitrary()? } else { ACCESS_KEY };
+                let session = if u.ratio(1, 8)? { u.arbitrary()? } else { world.session };
+                let sender = u.int_in_range(1..=3)?;
+                bytes.extend(DcEth::new(key, sender, session).as_bytes());
+            }
+            Headers::DC_CONNECT => {
+                bytes.extend(DcConnectEth::new(u.int_in_range(0..=3)?).as_bytes());
+            }
             Headers::XRCETH => {
                 let srqn = world.srqs[u.choose_index(world.srqs.len())?].srqn.0;
                 bytes.extend(srqn.to_be_bytes());

@@ -7,7 +7,7 @@ use uverbs_soft::core::{QpAttributes, QpState, QpType};
 use zerocopy::IntoBytes;
 
 use crate::generate::OPCODES;
-use crate::world::{Key, LOG_BLOCKS, LOG_RECEIVES, LOG_STRIDE, World};
+use crate::world::{ACCESS_KEY, Key, LOG_BLOCKS, LOG_RECEIVES, LOG_STRIDE, World};
 
 /// The input chooses what the host does, step by step.
 pub fn run(data: &[u8]) {
@@ -103,7 +103,12 @@ fn wqe(u: &mut Unstructured<'_>, world: &World, index: usize, head: u16) -> Resu
             body.extend(XrcSegment::new(srqn.0).as_bytes());
         }
         QpType::RawPacket => ethernet(u, &mut body)?,
-        QpType::Rc | QpType::Uc | QpType::XrcTarget | QpType::RegUmr => {}
+        QpType::DcInitiator => {
+            let av = AddressVector { remote_gid: world.gid.0, hop_limit: 1, ..Default::default() };
+            let key = if u.ratio(1, 8)? { u.arbitrary()? } else { ACCESS_KEY };
+            body.extend(av.for_dc(qp.peer, key).as_bytes());
+        }
+        QpType::Rc | QpType::Uc | QpType::XrcTarget | QpType::DcTarget | QpType::RegUmr => {}
     }
     let key = key(u, world)?;
     if opcode.has_remote_address() {

@@ -24,6 +24,8 @@ pub(crate) const LOG_STRIDE: u8 = 6;
 const GAP: u64 = 256;
 const MARK: u8 = 0x5a;
 const QKEY: u32 = 0x1111;
+/// Of the DC target.
+pub(crate) const ACCESS_KEY: u64 = 0x2222;
 
 pub(crate) struct Qp {
     pub(crate) qpn: Qpn,
@@ -75,6 +77,8 @@ pub(crate) struct World {
     privileged: bool,
     /// Packets that left.
     pub(crate) sent: Vec<Packet>,
+    /// The DC session that was made last.
+    pub(crate) session: u32,
 }
 
 fn refused<T>(result: std::result::Result<T, CoreError>) -> T {
@@ -115,6 +119,7 @@ impl World {
             flows: Vec::new(),
             privileged: u.ratio(1, 8)?,
             sent: Vec::new(),
+            session: 0,
         };
         world.alloc(64);
         world.add_cq(5, CqeSize::B64, u.arbitrary()?);
@@ -225,7 +230,7 @@ impl World {
         use QpType as T;
         let connected = [T::Rc, T::Rc, T::Uc, T::Uc];
         let others = [T::Ud, T::Ud, T::XrcInitiator, T::XrcTarget, T::RawPacket, T::RawPacket];
-        let types = connected.into_iter().chain(others);
+        let types = connected.into_iter().chain(others).chain([T::DcInitiator, T::DcTarget]);
         for (index, qp_type) in types.enumerate() {
             self.add_qp(qp_type, index % 2, index == 1 || index == 5, scatter);
         }
@@ -249,7 +254,8 @@ impl World {
         params.send_ring =
             Some(SendRing { buffer: PageMap::linear(send_ring), log_blocks: LOG_BLOCKS });
         params.receive = match qp_type {
-            QpType::XrcInitiator | QpType::XrcTarget => ReceiveSource::None,
+            QpType::XrcInitiator | QpType::XrcTarget | QpType::DcInitiator => ReceiveSource::None,
+            QpType::DcTarget => ReceiveSource::Srq(self.srqs[0].srqn),
             QpType::Rc | QpType::Uc | QpType::Ud if shared => ReceiveSource::Srq(self.srqs[0].srqn),
             QpType::Rc | QpType::Uc | QpType::Ud | QpType::RegUmr | QpType::RawPacket => {
                 ReceiveSource::Ring(ReceiveRing {
@@ -260,6 +266,7 @@ impl World {
             }
         };
         params.xrcd = (qp_type == QpType::XrcTarget).then_some(self.xrcd);
+        params.access_key = ACCESS_KEY;
         params.doorbell_record = record;
         params.user_index = self.qps.len() as u32;
         params.reserved_lkey = qp_type == QpType::RegUmr;
@@ -370,6 +377,9 @@ impl World {
             while let Some(packet) = self.core.take_packet() {
                 let is_whole = packet.frame().is_some() || packet.view().is_ok();
                 assert!(is_whole, "a malformed packet: {packet:?}");
+                if let Some(dceth) = packet.view().ok().and_then(|view| view.dceth) {
+                    self.session = dceth.session.get();
+                }
                 match self.sent.len() < 64 {
                     true => self.sent.push(packet),
                     false => self.core.recycle(packet),

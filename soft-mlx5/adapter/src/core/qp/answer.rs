@@ -100,6 +100,13 @@ impl Qp {
 
     /// Sends at most `budget` packets of answers.
     pub(super) fn run_responder(&mut self, env: &mut Env, budget: u32) -> u32 {
+        if self.is_target() {
+            return self.run_sessions(env, budget);
+        }
+        self.send_answers(env, budget)
+    }
+
+    pub(super) fn send_answers(&mut self, env: &mut Env, budget: u32) -> u32 {
         let mut sent = 0;
         while sent < budget {
             let Some(answer) = self.responder.answers.pop_front() else { break };
@@ -113,6 +120,7 @@ impl Qp {
     /// completions of these messages and may destroy the QP at once; a ConnectX would have sent the
     /// acknowledgements by then.
     pub(in crate::core) fn send_promised(&mut self, env: &mut Env) {
+        self.send_promised_of_sessions(env);
         for answer in std::mem::take(&mut self.responder.answers) {
             if !matches!(answer.body, Body::Read(_)) {
                 self.send_answer(env, answer);
@@ -154,6 +162,7 @@ impl Qp {
         syndrome: Option<Syndrome>,
     ) {
         packet.start(self.route(env), self.bth(env, opcode.on(self.transport()), psn));
+        self.answer_header().into_iter().for_each(|header| _ = packet.push(header));
         if let Some(syndrome) = syndrome {
             packet.push(Aeth::new(syndrome, self.responder.msn));
         }

@@ -74,7 +74,13 @@ impl Qp {
 
     /// The oldest WQE failed: reports it, and the queue goes into error.
     pub(super) fn fail_first(&mut self, env: &mut Env, failure: Failure) {
-        let Some(wqe) = self.requester.pop() else { return };
+        let Some(mut wqe) = self.requester.pop() else { return };
+        if wqe.connects {
+            // What fails is the WQE that waits for the connection.
+            self.requester.give_back(wqe);
+            let Some(waiting) = self.requester.take_waiting() else { return };
+            wqe = waiting;
+        }
         let completed = self.complete_send_badly(env, &wqe, failure);
         self.requester.give_back(wqe);
         let unreliable = matches!(self.transport(), Transport::Uc | Transport::Ud);
@@ -105,6 +111,7 @@ impl Qp {
         let was_reset = self.state == QpState::Reset;
         self.state = QpState::Error;
         self.deadline.clear();
+        self.disconnect(env);
         self.responder.stop();
         self.flush_send_queue(env);
         if let Some(wqe) = self.responder.take_receive() {
@@ -121,7 +128,7 @@ impl Qp {
     /// A QP with an SRQ takes nothing from it any more (`ibv_get_async_event(3)`).
     fn last_wqe_reached(&mut self, env: &mut Env, was_reset: bool) {
         let shared = matches!(self.params.receive, ReceiveSource::Srq(_))
-            && self.params.qp_type != QpType::XrcTarget;
+            && !matches!(self.params.qp_type, QpType::XrcTarget | QpType::DcTarget);
         if shared && !was_reset {
             env.raise(AsyncKind::LastWqeReached, EventObject::Qp(self.number));
         }

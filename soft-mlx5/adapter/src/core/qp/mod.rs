@@ -6,6 +6,8 @@
 
 mod answer;
 mod atomic;
+mod dc_initiator;
+mod dc_target;
 mod flush;
 mod gather;
 mod params;
@@ -36,6 +38,8 @@ use super::mkey::Accessor;
 use super::timer::{Deadline, Owner};
 use super::{AsyncKind, EventObject, LinkLayer, Mtu, Qpn};
 use crate::packet::{Addressing, Bth, Opcode, Psn, Transport, View};
+use dc_initiator::Initiator;
+use dc_target::Target;
 use requester::Requester;
 use responder::Responder;
 
@@ -72,6 +76,10 @@ pub(super) struct Qp {
     settings: Settings,
     requester: Requester,
     responder: Responder,
+    /// What only a DC initiator has.
+    initiator: Option<Initiator>,
+    /// What only a DC target has.
+    target: Option<Box<Target>>,
     deadline: Deadline,
     /// In [`Env::ready`].
     scheduled: bool,
@@ -79,8 +87,12 @@ pub(super) struct Qp {
 }
 
 impl Qp {
-    pub(super) fn new(number: u32, params: QpParams) -> Self {
+    pub(super) fn new(number: u32, params: QpParams, env: &mut Env) -> Self {
+        let initiator = params.qp_type == QpType::DcInitiator;
+        let target = params.qp_type == QpType::DcTarget;
         Self {
+            initiator: initiator.then(|| Initiator::new(env.connections.draw())),
+            target: target.then(|| Box::new(Target::new())),
             number: Qpn(number),
             params,
             groups: 0,
@@ -128,7 +140,14 @@ impl Qp {
         if self.transport() == Transport::Ud {
             return self.receive_datagram(env, from, packet);
         }
+        if self.is_target() {
+            return self.receive_for_target(env, from, packet);
+        }
         if packet.operation.is_response() {
+            if self.is_initiator() && !self.is_of_session(env, packet) {
+                env.counters.dropped += 1;
+                return;
+            }
             return self.receive_response(env, packet);
         }
         self.establish(env);
@@ -145,8 +164,20 @@ impl Qp {
         ready
             && !self.is_raw()
             && packet.transport == self.transport()
+            && self.is_of_direction(packet)
             && pkeys_match(packet.bth.pkey(), self.pkey(env))
-            && (self.transport() == Transport::Ud || self.is_peer(env, from))
+            && (self.has_no_peer() || self.is_peer(env, from))
+    }
+
+    /// Initiators take answers only, targets requests only.
+    fn is_of_direction(&self, packet: &View<'_>) -> bool {
+        let answers = packet.operation.is_response();
+        !(self.is_initiator() && !answers || self.is_target() && answers)
+    }
+
+    /// Whether any port may send to it. (A target knows initiators by its access key.)
+    fn has_no_peer(&self) -> bool {
+        self.transport() == Transport::Ud || self.is_target()
     }
 
     /// Whether a packet comes from the end of the connection's path, or of its alternate path if
@@ -176,12 +207,13 @@ impl Qp {
             // No transport packet reaches a raw packet QP, and its frames are not acknowledged.
             QpType::Ud | QpType::RawPacket => Transport::Ud,
             QpType::XrcInitiator | QpType::XrcTarget => Transport::Xrc,
+            QpType::DcInitiator | QpType::DcTarget => Transport::Dc,
         }
     }
 
     /// Whether the transport acknowledges.
     fn is_reliable(&self) -> bool {
-        matches!(self.transport(), Transport::Rc | Transport::Xrc)
+        matches!(self.transport(), Transport::Rc | Transport::Xrc | Transport::Dc)
     }
 
     fn accessor(&self) -> Accessor {

@@ -23,6 +23,12 @@ pub enum QpType {
     XrcTarget,
     /// Local operations only (UMR), as the kernel's driver uses it.
     RegUmr,
+    /// Sender of a dynamically connected transport: has a send queue only, each request of which
+    /// names its target.
+    DcInitiator,
+    /// Receiver of a dynamically connected transport: an SRQ and a CQ that any initiator reaches
+    /// who knows the access key.
+    DcTarget,
     /// Ethernet frames: WQEs with an Ethernet segment out, frames that steering gives to it in. May
     /// have either queue alone.
     RawPacket,
@@ -34,6 +40,7 @@ impl QpType {
         match self {
             Self::Rc | Self::Uc | Self::XrcInitiator | Self::XrcTarget => true,
             Self::Ud | Self::RegUmr | Self::RawPacket => false,
+            Self::DcInitiator | Self::DcTarget => false,
         }
     }
 
@@ -41,6 +48,7 @@ impl QpType {
     pub const fn is_reliable(self) -> bool {
         match self {
             Self::Rc | Self::XrcInitiator | Self::XrcTarget => true,
+            Self::DcInitiator | Self::DcTarget => true,
             Self::Uc | Self::Ud | Self::RegUmr | Self::RawPacket => false,
         }
     }
@@ -139,6 +147,8 @@ pub struct QpParams {
     pub receive: ReceiveSource,
     /// XRC domain of an XRC target.
     pub xrcd: Option<Xrcdn>,
+    /// What initiators have to know to reach a DC target.
+    pub access_key: u64,
     /// Bus address of the doorbell record, a multiple of 8: receive counter, then send counter.
     pub doorbell_record: u64,
     /// User index for CQEs of version 1, 24 bits.
@@ -178,6 +188,7 @@ impl QpParams {
             send_ring: None,
             receive: ReceiveSource::None,
             xrcd: None,
+            access_key: 0,
             doorbell_record: 0,
             user_index: 0,
             cqe_version_1: true,
@@ -197,7 +208,10 @@ impl QpParams {
     fn cqs(&self) -> impl Iterator<Item = Cqn> {
         let (send, receive) = match self.qp_type {
             QpType::XrcTarget => (None, None),
-            QpType::XrcInitiator | QpType::RegUmr => (Some(self.send_cq), None),
+            QpType::XrcInitiator | QpType::RegUmr | QpType::DcInitiator => {
+                (Some(self.send_cq), None)
+            }
+            QpType::DcTarget => (None, Some(self.receive_cq)),
             QpType::Rc | QpType::Uc | QpType::Ud | QpType::RawPacket => {
                 (Some(self.send_cq), Some(self.receive_cq))
             }
@@ -231,6 +245,9 @@ impl QpParams {
         }
         if self.qp_type == QpType::XrcTarget && self.xrcd.is_none() {
             return Err(CoreError::bad("XRC domain of an XRC target", 0));
+        }
+        if self.qp_type == QpType::DcTarget && !matches!(self.receive, ReceiveSource::Srq(_)) {
+            return Err(CoreError::bad("shared receive queue of a DC target", 0));
         }
         if self.user_index > 0xff_ffff {
             return Err(CoreError::bad("user index", u64::from(self.user_index)));

@@ -145,7 +145,7 @@ impl Qp {
         if offset + data.len() as u64 > wqe.capacity {
             return Err(Failure::BUFFER_TOO_SHORT);
         }
-        let limit = if self.params.qp_type.is_connected() && whole {
+        let limit = if (self.params.qp_type.is_connected() || self.is_target()) && whole {
             inline_limit(env, self.params.scatter_responder, self.receive_cq(env, wqe).0)
         } else {
             0

@@ -81,6 +81,14 @@ impl Requester {
         self.waiting.as_ref().map_or(self.next, |wqe| wqe.index)
     }
 
+    /// Puts the request that connects an initiator before the WQE that waits for it.
+    pub(super) fn begin_connecting(&mut self, index: u16) {
+        let mut wqe = self.spare.pop().unwrap_or_default();
+        wqe.connect(index, self.next_psn);
+        self.next_psn += wqe.packets;
+        self.begun.push_back(wqe);
+    }
+
     pub(super) fn begin_drain(&mut self) {
         self.draining = true;
     }
@@ -120,7 +128,8 @@ impl Requester {
         self.missed = None;
         self.not_ready = None;
         self.sent_psn = self.next_psn;
-        self.begun.drain(..).chain(self.waiting.take()).collect()
+        let begun = self.begun.drain(..).filter(|wqe| !wqe.connects);
+        begun.chain(self.waiting.take()).collect()
     }
 
     /// Takes out the oldest WQE, which has completed.
@@ -196,10 +205,20 @@ impl Qp {
         if self.requester.waiting.is_none() && !self.read_next(env) {
             return false;
         }
-        let Some(wqe) = self.requester.waiting.take() else { return false };
+        let Some(mut wqe) = self.requester.waiting.take() else { return false };
         if self.must_wait(&wqe) {
             self.requester.waiting = Some(wqe);
             return false;
+        }
+        if self.needs_connection(env, &wqe) {
+            let idle = self.requester.is_drained();
+            match if idle { self.connect(env, &wqe) } else { Ok(()) } {
+                Err(failure) => wqe.outcome = Some(Err(failure)),
+                Ok(()) => {
+                    self.requester.waiting = Some(wqe);
+                    return idle;
+                }
+            }
         }
         self.begin(env, wqe);
         true
@@ -311,6 +330,10 @@ impl Qp {
         }
         let mut packet = env.pool.take();
         let built = match self.transport() {
+            Transport::Dc if wqe.connects => {
+                self.build_connect(env, wqe, &mut packet);
+                Ok(())
+            }
             Transport::Ud => self.build_datagram(env, wqe, &mut packet),
             _ => self.build_packet(env, wqe, self.requester.packet, &mut packet),
         };
@@ -394,6 +417,9 @@ impl Qp {
 
     fn push_headers(&self, wqe: &SendWqe, opcode: Wire, packet: &mut Packet) {
         let headers = opcode.describe().map_or(Headers::empty(), |(_, _, _, headers)| headers);
+        if headers.contains(Headers::DCETH) {
+            self.request_header().into_iter().for_each(|header| _ = packet.push(header));
+        }
         if headers.contains(Headers::XRCETH) {
             packet.push(XrcEth::new(wqe.srqn));
         }
@@ -422,8 +448,12 @@ impl Qp {
         let mut bth = self.bth(env, opcode, wqe.first_psn + wqe.confirmed);
         bth.set_ack_request(true);
         packet.start(self.route(env), bth);
-        if self.transport() == Transport::Xrc {
-            packet.push(XrcEth::new(wqe.srqn));
+        match self.transport() {
+            Transport::Xrc => _ = packet.push(XrcEth::new(wqe.srqn)),
+            Transport::Dc => {
+                self.request_header().into_iter().for_each(|header| _ = packet.push(header));
+            }
+            _ => {}
         }
         if wqe.opcode == Opcode::RDMA_READ {
             let done = u64::from(wqe.confirmed) * u64::from(self.mtu(env));

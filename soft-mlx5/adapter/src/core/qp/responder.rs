@@ -46,6 +46,8 @@ pub(super) struct Responder {
     pub(super) open: Option<OpenWqe>,
     pub(super) answers: VecDeque<Answer>,
     executed: VecDeque<Executed>,
+    /// The session was refused, and takes nothing more (DC).
+    refused: bool,
     /// READs and atomics whose answer is not sent yet.
     pub(super) reads: u8,
     /// Counters of the QP's receive ring.
@@ -68,6 +70,21 @@ impl Responder {
 
     pub(super) fn take_receive(&mut self) -> Option<Box<ReceiveWqe>> {
         self.receive.take()
+    }
+
+    pub(super) fn has_receive(&self) -> bool {
+        self.receive.is_some()
+    }
+
+    /// A NAK ends the session.
+    pub(super) fn refuse(&mut self, psn: Psn, code: NakCode) {
+        self.message = None;
+        self.answers.push_back(Answer::short(psn, Syndrome::Nak(code)));
+        self.refused = true;
+    }
+
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused
     }
 
     /// The QP is in error: nothing is answered any more.
@@ -259,11 +276,16 @@ impl Qp {
     fn need_receive(&mut self, env: &mut Env, packet: &View<'_>) -> Result<(), Refusal> {
         if self.responder.receive.is_none() {
             let srqn = packet.xrceth.map(|xrceth| xrceth.srqn());
-            let wqe = self.take_receive_wqe(env, srqn).map_err(|reason| match reason {
-                NoReceive::Empty => Refusal::NotReady,
-                NoReceive::Foreign => Refusal::Invalid,
-                NoReceive::Broken => Refusal::Fatal,
-            })?;
+            let wqe = match self.take_unused_receive() {
+                Some(unused) => unused,
+                None => self.take_receive_wqe(env, srqn).or_else(|reason| {
+                    self.reclaim_receive(env).ok_or(match reason {
+                        NoReceive::Empty => Refusal::NotReady,
+                        NoReceive::Foreign => Refusal::Invalid,
+                        NoReceive::Broken => Refusal::Fatal,
+                    })
+                })?,
+            };
             self.responder.receive = Some(wqe);
         }
         Ok(())
@@ -468,11 +490,11 @@ impl Qp {
             }
             Refusal::Invalid => {
                 self.fail_responder(env, psn, NakCode::INVALID_REQUEST);
-                env.raise(AsyncKind::QpRequestError, EventObject::Qp(self.number));
+                self.report_request(env, AsyncKind::QpRequestError);
             }
             Refusal::Access => {
                 self.fail_responder(env, psn, NakCode::REMOTE_ACCESS_ERROR);
-                env.raise(AsyncKind::QpAccessError, EventObject::Qp(self.number));
+                self.report_request(env, AsyncKind::QpAccessError);
             }
             Refusal::Receive(failure, code) => {
                 let wqe = self.responder.receive.take();
@@ -493,6 +515,9 @@ impl Qp {
     /// Refuses a request finally: a NAK follows the answers that are due, and the QP enters the
     /// error state.
     fn fail_responder(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
+        if self.is_target() {
+            return self.refuse_session(env, psn, code);
+        }
         let mut answers = std::mem::take(&mut self.responder.answers);
         let reads = self.responder.reads;
         self.enter_error(env);
@@ -511,7 +536,15 @@ impl Qp {
         }
         self.responder.answers.clear();
         self.fail_responder(env, psn, NakCode::REMOTE_ACCESS_ERROR);
-        env.raise(AsyncKind::QpAccessError, EventObject::Qp(self.number));
+        self.report_request(env, AsyncKind::QpAccessError);
+    }
+
+    /// Raises an event about a request that was refused. A DC target has none that the kernel
+    /// passes on.
+    fn report_request(&self, env: &mut Env, kind: AsyncKind) {
+        if !self.is_target() {
+            env.raise(kind, EventObject::Qp(self.number));
+        }
     }
 }
 

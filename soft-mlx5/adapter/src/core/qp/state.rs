@@ -1,6 +1,7 @@
 //! The state machine of a QP: modify and query.
 
 use super::super::{AsyncKind, Core, CoreError, EventObject, Qpn};
+use super::dc_target::Target;
 use super::{AddressPath, MigrationState, Qp, QpAttributes, QpInfo, QpState, QpType, Settings};
 use crate::core::env::Env;
 use crate::packet::Psn;
@@ -121,7 +122,7 @@ impl Qp {
             self.send_promised(env);
         }
         match to {
-            QpState::Reset => self.reset(),
+            QpState::Reset => self.reset(env),
             QpState::Error => self.enter_error(env),
             QpState::ReadyToSend => self.start_sending(env, from),
             QpState::SendQueueDrain if from == QpState::ReadyToSend => {
@@ -169,7 +170,9 @@ impl Qp {
         env.raise(AsyncKind::PathMigrated, EventObject::Qp(self.number));
     }
 
-    fn reset(&mut self) {
+    fn reset(&mut self, env: &mut Env) {
+        self.disconnect(env);
+        self.target.iter_mut().for_each(|target| **target = Target::new());
         self.state = QpState::Reset;
         self.settings = Settings::default();
         self.requester = Default::default();

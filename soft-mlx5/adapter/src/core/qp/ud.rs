@@ -112,7 +112,7 @@ impl Qp {
 }
 
 /// Addressing from an address vector.
-fn datagram_route(env: &Env, to: &AddressVector) -> Result<Addressing, Failure> {
+pub(super) fn datagram_route(env: &Env, to: &AddressVector) -> Result<Addressing, Failure> {
     let source = env.config.gids.get(usize::from(to.source_gid_index())).copied();
     let infiniband = env.config.link == LinkLayer::InfiniBand;
     let global = !infiniband || to.has_grh();

@@ -69,6 +69,8 @@ pub(super) struct SendWqe {
     /// PSNs from the first on that are acknowledged, or whose responses came in order.
     pub(super) confirmed: u32,
     pub(super) outcome: Option<Result<(), Failure>>,
+    /// No WQE of the host: it connects a DC initiator to the target of the next one.
+    pub(super) connects: bool,
 }
 
 impl SendWqe {
@@ -150,9 +152,9 @@ impl SendWqe {
             QpType::XrcInitiator => {
                 self.srqn = segments.take::<XrcSegment>()?.srqn.get() & 0xff_ffff;
             }
-            QpType::Ud => self.address_vector = segments.address_vector()?,
+            QpType::Ud | QpType::DcInitiator => self.address_vector = segments.address_vector()?,
             QpType::RawPacket => self.ethernet = segments.ethernet(&mut self.header)?,
-            QpType::Rc | QpType::Uc | QpType::XrcTarget | QpType::RegUmr => {}
+            QpType::Rc | QpType::Uc | QpType::XrcTarget | QpType::DcTarget | QpType::RegUmr => {}
         }
         if self.opcode.has_remote_address() {
             let remote = segments.take::<RemoteAddressSegment>()?;
@@ -221,14 +223,14 @@ fn is_allowed(opcode: Opcode, qp_type: QpType) -> bool {
         Opcode::SEND | Opcode::SEND_IMMEDIATE | Opcode::RDMA_WRITE | Opcode::RDMA_WRITE_IMMEDIATE
     );
     match qp_type {
-        QpType::Rc | QpType::XrcInitiator => {
+        QpType::Rc | QpType::XrcInitiator | QpType::DcInitiator => {
             local || unreliable || opcode.has_remote_address() || opcode.is_send()
         }
         QpType::Uc => local || unreliable,
         QpType::Ud => matches!(opcode, Opcode::NOP | Opcode::SEND | Opcode::SEND_IMMEDIATE),
         QpType::RegUmr => local,
         QpType::RawPacket => matches!(opcode, Opcode::NOP | Opcode::SEND | Opcode::TSO),
-        QpType::XrcTarget => false,
+        QpType::XrcTarget | QpType::DcTarget => false,
     }
 }
 

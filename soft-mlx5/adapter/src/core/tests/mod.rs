@@ -3,6 +3,7 @@
 mod completion;
 mod compression;
 mod datagram;
+mod dc;
 mod errors;
 mod harness;
 mod hostile;

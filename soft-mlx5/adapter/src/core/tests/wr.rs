@@ -57,6 +57,10 @@ impl Wr {
         self
     }
 
+    pub(super) fn to(self, vector: AddressVector) -> Self {
+        Self { address_vector: Some(vector), ..self }
+    }
+
     pub(super) fn all_of(self, region: Region) -> Self {
         self.from(region, 0, region.len as u32)
     }
