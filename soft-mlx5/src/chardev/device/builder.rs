@@ -136,6 +136,13 @@ impl DeviceBuilder {
         self
     }
 
+    /// Whether there are dynamically connected (DC) queue pairs, as by default. Without, their
+    /// creation is EOPNOTSUPP, as on adapters whose firmware does not have them.
+    pub fn dynamically_connected(mut self, offered: bool) -> Self {
+        self.options.dynamically_connected = offered;
+        self
+    }
+
     /// The device requires the first 18 bytes of each Ethernet packet inside the WQE, as some early
     /// ConnectX-4 did (`eth_min_inline` of the context, `mlx5_query_min_inline` in the kernel).
     pub fn inline_headers(mut self) -> Self {

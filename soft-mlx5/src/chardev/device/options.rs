@@ -185,6 +185,8 @@ pub(crate) struct Options {
     /// Options of enhanced connection establishment that the device has; 0: it has none.
     pub(crate) connection_options: u32,
     pub(crate) send_queue_drain: bool,
+    /// There are dynamically connected queue pairs.
+    pub(crate) dynamically_connected: bool,
     /// Each Ethernet packet's first 18 bytes have to be inside the WQE.
     pub(crate) inline_headers: bool,
     /// Rates in kbit/s that raw packet QPs can be limited to.
@@ -286,6 +288,7 @@ impl Default for Options {
             srq_resize: false,
             connection_options: 0,
             send_queue_drain: false,
+            dynamically_connected: true,
             inline_headers: false,
             packet_pacing: PacketPacing::Port,
             real_time_clock: false,

@@ -4,6 +4,7 @@
 mod bench;
 mod contexts;
 mod dispatcher;
+mod dynamic;
 mod event_files;
 mod memory;
 mod not_modelled;

@@ -86,7 +86,7 @@ struct Request {
 pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     let cap = call.input(create::CAP)?;
     let user_handle = call.input(create::USER_HANDLE)?;
-    let qp_type = qp_type(call.constant(create::TYPE, u32::MAX.into())?)?;
+    let qp_type = qp_type(call, call.constant(create::TYPE, u32::MAX.into())?)?;
     if qp_type != QpType::XrcTarget && call.has(create::IND_TABLE_HANDLE.id()) {
         return rss::create(call, qp_type);
     }
@@ -114,11 +114,16 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     };
     let qpn = build(call, &mut request)?;
     call.output_struct(create::RESP_CAP, &request.cap)?;
-    call.output(create::RESP_QP_NUM, &qpn.0)
+    call.output(create::RESP_QP_NUM, &told_number(qp_type, qpn))
 }
 
-/// The QP type of the request. The driver's own types (DC) are not modelled.
-fn qp_type(number: u64) -> Result<QpType, Errno> {
+/// The number that creation tells. A DC target has none before RTR.
+fn told_number(qp_type: QpType, qpn: Qpn) -> u32 {
+    if qp_type == QpType::DcTarget { 0 } else { qpn.0 }
+}
+
+/// The QP type of the request.
+fn qp_type(call: &Call<'_>, number: u64) -> Result<QpType, Errno> {
     match UserQpType(u8::try_from(number).map_err(|_| Errno::EINVAL)?) {
         UserQpType::RC => Ok(QpType::Rc),
         UserQpType::UC => Ok(QpType::Uc),
@@ -126,7 +131,20 @@ fn qp_type(number: u64) -> Result<QpType, Errno> {
         UserQpType::XRC_INI => Ok(QpType::XrcInitiator),
         UserQpType::XRC_TGT => Ok(QpType::XrcTarget),
         UserQpType::RAW_PACKET => Ok(QpType::RawPacket),
-        UserQpType::DRIVER => Err(Errno::EOPNOTSUPP),
+        UserQpType::DRIVER => driver_type(call),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Which of the driver's own types: `check_qp_type` and `process_vendor_flags`.
+fn driver_type(call: &Call<'_>) -> Result<QpType, Errno> {
+    if !call.file.device.options().dynamically_connected {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let flags = read_driver_request(&call.driver())?.flags;
+    match flags & (QpFlags::TYPE_DCI | QpFlags::TYPE_DCT) {
+        QpFlags::TYPE_DCI => Ok(QpType::DcInitiator),
+        QpFlags::TYPE_DCT => Ok(QpType::DcTarget),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -165,7 +183,7 @@ fn native_handles(call: &Call<'_>, qp_type: QpType) -> Result<Handles, Errno> {
 /// `check_creation_flags`.
 fn check_native_flags(qp_type: QpType, flags: u32) -> Result<(), Errno> {
     let allowed = match qp_type {
-        QpType::RawPacket => true,
+        QpType::RawPacket | QpType::DcInitiator | QpType::DcTarget => true,
         QpType::Ud => flags & RAW_ONLY == 0,
         _ => flags == 0,
     };
@@ -209,7 +227,7 @@ pub(crate) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
         return Err(Errno::EINVAL);
     }
     if request.comp_mask.bits() != 0 {
-        return rss::create_by_write(call, &request, qp_type(request.qp_type.0.into())?);
+        return rss::create_by_write(call, &request, qp_type(call, request.qp_type.0.into())?);
     }
     let base = write_form(call, &request)?;
     let response_length = call.response_length::<ExCreateQpResp>();
@@ -217,7 +235,7 @@ pub(crate) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 fn write_form(call: &mut Call<'_>, asked: &ExCreateQp) -> Result<CreateQpResp, Errno> {
-    let qp_type = qp_type(asked.qp_type.0.into())?;
+    let qp_type = qp_type(call, asked.qp_type.0.into())?;
     let qp_handle = call.reserve()?;
     let mut cap = QpCap {
         max_send_wr: asked.max_send_wr,
@@ -247,7 +265,7 @@ fn write_form(call: &mut Call<'_>, asked: &ExCreateQp) -> Result<CreateQpResp, E
     cap = request.cap;
     Ok(CreateQpResp {
         qp_handle,
-        qpn: qpn.0,
+        qpn: told_number(qp_type, qpn),
         max_send_wr: cap.max_send_wr,
         max_recv_wr: cap.max_recv_wr,
         max_send_sge: cap.max_send_sge,
@@ -285,6 +303,7 @@ fn write_handles(call: &Call<'_>, asked: &ExCreateQp, request: &mut Request) -> 
 fn build(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, Errno> {
     match request.qp_type {
         QpType::XrcTarget => build_target(call, request),
+        QpType::DcTarget => build_dc_target(call, request),
         _ => build_user(call, request),
     }
 }
@@ -302,11 +321,49 @@ fn build_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno> {
     finish(call, request, params, None, (0, 0), parents, Some(domain))
 }
 
-/// `create_user_qp`.
+/// `create_dct`, as which the target is only noted: RTR makes it. Here its number is chosen now and
+/// told then.
+fn build_dc_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno> {
+    let driver = call.driver();
+    let asked = read_driver_request(&driver)?;
+    let known = QpFlags::TYPE_DCT | QpFlags::SCATTER_CQE | QpFlags::ALLOW_SCATTER_CQE;
+    if !known.contains(asked.flags) {
+        return Err(Errno::EINVAL);
+    }
+    let cqe_version = call.context()?.cqe_version;
+    let user_index = user_index(cqe_version, asked.uidx)?;
+    let (Some(srq), Some(receive_cq)) = (request.srq, request.receive_cq) else {
+        return Err(Errno::EINVAL);
+    };
+    if request.flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (pd, cqn) = (call.pdn(request.pd.ok_or(Errno::EINVAL)?)?, call.cqn(receive_cq)?);
+    let scatter = scatter_size(call, receive_cq, asked.flags)?;
+    let params = QpParams {
+        receive: ReceiveSource::Srq(srqn(call, srq)?),
+        access_key: asked.sq_buf_addr,
+        user_index,
+        cqe_version_1: cqe_version != 0,
+        // Only for CQEs of 128 bytes.
+        scatter_responder: match scatter {
+            ScatterToCqe::B64 => scatter,
+            _ => ScatterToCqe::Off,
+        },
+        ..QpParams::new(QpType::DcTarget, pd, cqn, cqn)
+    };
+    let parents = [request.pd, request.send_cq, request.receive_cq, request.srq];
+    let parents = parents.into_iter().flatten().collect();
+    let qpn = finish(call, request, params, None, (0, 0), parents, None)?;
+    driver.write_fitting(DriverResponse::default().as_bytes())?;
+    Ok(qpn)
+}
+
+/// `create_user_qp` and `create_dci`.
 fn build_user(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, Errno> {
     let driver = call.driver();
     let asked = read_driver_request(&driver)?;
-    check_vendor_flags(asked.flags)?;
+    check_vendor_flags(request, asked.flags)?;
     let cqe_version = call.context()?.cqe_version;
     let user_index = user_index(cqe_version, asked.uidx)?;
     check_service(call, request, cqe_version)?;
@@ -330,6 +387,10 @@ fn build_user(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, Errno> 
 /// because its receive queue is found by user index (`check_valid_flow`).
 fn check_service(call: &Call<'_>, request: &Request, cqe_version: u8) -> Result<(), Errno> {
     let raw = request.qp_type == QpType::RawPacket;
+    let cap = &request.cap;
+    if request.qp_type == QpType::DcInitiator && (cap.max_recv_wr != 0 || cap.max_recv_sge != 0) {
+        return Err(Errno::EINVAL);
+    }
     let known = BLOCK_MULTICAST_LOOPBACK | if raw { RAW_ONLY } else { 0 };
     if request.flags & !known != 0 {
         return Err(Errno::EOPNOTSUPP);
@@ -350,9 +411,15 @@ fn read_driver_request(driver: &Buffers) -> Result<mlx5::CreateQp, Errno> {
     driver.read()
 }
 
-/// `process_vendor_flags`, for a device without DC and without packet-based credits.
-fn check_vendor_flags(flags: QpFlags) -> Result<(), Errno> {
-    let known = QpFlags::SIGNATURE
+/// `process_vendor_flags`, for a device without streams of DC initiators and without packet-based
+/// credits.
+fn check_vendor_flags(request: &Request, flags: QpFlags) -> Result<(), Errno> {
+    let own = match request.qp_type {
+        QpType::DcInitiator => QpFlags::TYPE_DCI,
+        _ => QpFlags::empty(),
+    };
+    let known = own
+        | QpFlags::SIGNATURE
         | QpFlags::SCATTER_CQE
         | QpFlags::ALLOW_SCATTER_CQE
         | QpFlags::BFREG_INDEX
@@ -378,7 +445,7 @@ fn check_receive_ring(request: &mut Request, asked: &mlx5::CreateQp) -> Result<(
     if request.cap.max_recv_wr > MAX_QP_WR || asked.sq_wqe_count > max {
         return Err(Errno::EINVAL);
     }
-    let has_ring = request.qp_type != QpType::XrcInitiator
+    let has_ring = !matches!(request.qp_type, QpType::XrcInitiator | QpType::DcInitiator)
         && request.srq.is_none()
         && request.cap.max_recv_wr != 0;
     if !has_ring {

@@ -8,6 +8,7 @@ pub(crate) mod modify;
 pub(crate) mod multicast;
 pub(crate) mod query;
 mod rss;
+mod target;
 pub(crate) mod transitions;
 
 use std::sync::Arc;
@@ -165,6 +166,8 @@ pub(crate) fn service_code(qp_type: QpType) -> Option<u64> {
         QpType::Ud => Some(2),
         QpType::XrcInitiator | QpType::XrcTarget => Some(3),
         QpType::RawPacket | QpType::RegUmr => None,
+        // Commands of a program's own about them are not modelled.
+        QpType::DcInitiator | QpType::DcTarget => None,
     }
 }
 

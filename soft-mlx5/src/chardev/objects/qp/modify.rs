@@ -9,6 +9,7 @@ use uverbs_uapi::mlx5;
 use uverbs_uapi::write::qp::{ExModifyQp, ExModifyQpResp, ModifyQp, QpDest};
 use zerocopy::IntoBytes;
 
+use super::target;
 use super::transitions::{allowed, mask, state};
 use crate::chardev::abi::call::Call;
 use crate::chardev::device::DeviceShared;
@@ -47,6 +48,9 @@ fn change(call: &mut Call<'_>, request: &mut ModifyQp, rate: u32) -> Result<(), 
         // `mlx5_ib_modify_qp`.
         return Err(Errno::ENOSYS);
     }
+    if qp.qp_type == QpType::DcTarget {
+        return target::change(call, request);
+    }
     let (qpn, qp_type, driver) = (qp.qpn, qp.qp_type, qp.driver.clone());
     let before = driver.get();
     check_ports(request, before)?;
@@ -74,7 +78,7 @@ fn change(call: &mut Call<'_>, request: &mut ModifyQp, rate: u32) -> Result<(), 
 }
 
 /// The port has to be 1, and the path's port that of the QP (`modify_qp` in uverbs_cmd.c).
-fn check_ports(request: &mut ModifyQp, before: Remembered) -> Result<(), Errno> {
+pub(super) fn check_ports(request: &mut ModifyQp, before: Remembered) -> Result<(), Errno> {
     let given = request.attr_mask.bits();
     let bad_port = given & mask::PORT != 0 && request.port_num != 1;
     let bad_path = given & mask::AV != 0 && request.dest.port_num != 1;
@@ -96,7 +100,7 @@ fn check_ports(request: &mut ModifyQp, before: Remembered) -> Result<(), Errno> 
     if given & mask::ALT_PATH != 0 && alternate != (1, 1) { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-fn check_states(request: &ModifyQp) -> Result<(), Errno> {
+pub(super) fn check_states(request: &ModifyQp) -> Result<(), Errno> {
     let given = request.attr_mask.bits();
     let bad = |bit, value| given & bit != 0 && value > state::ERR;
     if bad(mask::CUR_STATE, request.cur_qp_state.0) || bad(mask::STATE, request.qp_state.0) {
@@ -115,7 +119,7 @@ fn relevant(qp_type: QpType, given: u32) -> u32 {
 }
 
 /// `_ib_modify_qp`: routes must be complete; alternate paths are for InfiniBand only.
-fn check_paths(
+pub(super) fn check_paths(
     call: &mut Call<'_>,
     qp_type: QpType,
     request: &ModifyQp,
@@ -141,7 +145,7 @@ fn check_paths(
 
 /// The driver's part of the request: options of connection establishment, and burst sizes, which
 /// are not modelled.
-fn read_driver_request(call: &Call<'_>) -> Result<Option<mlx5::ModifyQp>, Errno> {
+pub(super) fn read_driver_request(call: &Call<'_>) -> Result<Option<mlx5::ModifyQp>, Errno> {
     let driver = call.driver();
     if driver.input_length() == 0 {
         return Ok(None);
@@ -309,7 +313,7 @@ fn remote_rights(after: Remembered) -> RemoteRights {
     rights
 }
 
-fn path(dest: &QpDest, port: u8, pkey_index: u16, timeout: u8) -> AddressPath {
+pub(super) fn path(dest: &QpDest, port: u8, pkey_index: u16, timeout: u8) -> AddressPath {
     AddressPath {
         source_gid_index: dest.sgid_index,
         global: dest.is_global != 0,
@@ -337,7 +341,7 @@ fn migration(state: u8) -> MigrationState {
     }
 }
 
-fn core_state(number: u8) -> QpState {
+pub(super) fn core_state(number: u8) -> QpState {
     match number {
         state::RESET => QpState::Reset,
         state::INIT => QpState::Init,

@@ -7,6 +7,7 @@ use uverbs_uapi::enums::{MigState, Mtu as UserMtu, QpState as UserQpState};
 use uverbs_uapi::flags::AccessFlags;
 use uverbs_uapi::write::qp::{QpDest, QueryQp, QueryQpResp};
 
+use super::target;
 use super::transitions::state;
 use crate::chardev::abi::call::Call;
 use crate::chardev::objects::object::Kind;
@@ -20,6 +21,10 @@ pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
     if qp.spreads {
         // `mlx5_ib_query_qp`.
         return Err(Errno::ENOSYS);
+    }
+    if qp.qp_type == QpType::DcTarget {
+        let response = target::query(call, qp, request.attr_mask)?;
+        return call.response(&response);
     }
     let info = call.file.device.core(|core| core.query_qp(qp.qpn))?;
     let number = state_number(info.state);
@@ -36,7 +41,7 @@ fn response(qp: &Qp, info: &QpInfo, number: u8, global: bool) -> QueryQpResp {
     let nowhere = AddressPath { port: qp.driver.get().port, global, ..AddressPath::default() };
     let path = attributes.path.filter(|path| path.port != 0).unwrap_or(nowhere);
     let alternate = attributes.alternate_path.unwrap_or_default();
-    let connected = !matches!(qp.qp_type, QpType::Ud | QpType::RawPacket);
+    let connected = !matches!(qp.qp_type, QpType::Ud | QpType::RawPacket | QpType::DcInitiator);
     let dest = |path: &AddressPath| if connected { destination(path) } else { QpDest::default() };
     QueryQpResp {
         dest: dest(&path),
@@ -94,7 +99,7 @@ fn destination(path: &AddressPath) -> QpDest {
     dest
 }
 
-fn access(rights: RemoteRights) -> AccessFlags {
+pub(super) fn access(rights: RemoteRights) -> AccessFlags {
     let mut access = AccessFlags::empty();
     access.set(AccessFlags::REMOTE_READ, rights.contains(RemoteRights::READ));
     access.set(AccessFlags::REMOTE_WRITE, rights.contains(RemoteRights::WRITE));

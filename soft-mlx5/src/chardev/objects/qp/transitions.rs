@@ -2,7 +2,9 @@
 //! (core/verbs.c).
 #![forbid(unsafe_code)]
 
-use crate::core::QpType::{self, RawPacket, Rc, RegUmr, Uc, Ud, XrcInitiator, XrcTarget};
+use crate::core::QpType::{
+    self, DcInitiator, DcTarget, RawPacket, Rc, RegUmr, Uc, Ud, XrcInitiator, XrcTarget,
+};
 
 /// Queue pair states, numbered as `enum ib_qp_state`.
 pub(crate) mod state {
@@ -48,12 +50,48 @@ use mask::*;
 /// Whether `mask` may accompany the change from `current` to `next`.
 pub(crate) fn allowed(current: u8, next: u8, qp_type: QpType, given: u32) -> bool {
     use state::{RTR, RTS, SQD, SQE};
+    if qp_type == DcInitiator {
+        return allowed_for_initiator(current, next, given);
+    }
     if given & CUR_STATE != 0 && !matches!(current, RTR | RTS | SQD | SQE) {
         return false;
     }
     transition(current, next, qp_type).is_some_and(|(required, optional)| {
         given & required == required && given & !(required | optional | STATE) == 0
     })
+}
+
+/// A DC initiator has rules of the driver's own (`modify_dci_qp_is_ok` in hw/mlx5/qp.c), which name
+/// the state among the attributes that must be given.
+fn allowed_for_initiator(current: u8, next: u8, given: u32) -> bool {
+    use state::{ERR, INIT, RESET, RTR, RTS};
+    let (required, optional) = match (current, next) {
+        (_, RESET) | (INIT..=ERR, ERR) => (0, 0),
+        (RESET, INIT) => (PKEY_INDEX | PORT, 0),
+        (INIT, INIT) => (0, PKEY_INDEX | PORT),
+        (INIT, RTR) => (PATH_MTU, PKEY_INDEX | AV),
+        (RTR, RTS) => (TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC | SQ_PSN, MIN_RNR_TIMER),
+        (RTS, RTS) => (0, MIN_RNR_TIMER),
+        _ => return false,
+    };
+    is_exactly(given, required, optional)
+}
+
+/// A DC target has two changes of state (`mlx5_ib_modify_dct`).
+pub(crate) fn allowed_for_target(current: u8, next: u8, given: u32) -> bool {
+    use state::{INIT, RESET, RTR};
+    let required = match (current, next) {
+        (RESET, INIT) => ACCESS_FLAGS | PKEY_INDEX | PORT,
+        (INIT, RTR) => MIN_RNR_TIMER | AV | PATH_MTU,
+        _ => return false,
+    };
+    is_exactly(given, required, 0)
+}
+
+/// `is_valid_mask`; STATE is always required.
+fn is_exactly(given: u32, required: u32, optional: u32) -> bool {
+    let required = required | STATE;
+    given & required == required && given & !(required | optional) == 0
 }
 
 /// Required and optional attributes; `None` if there is no such transition.
@@ -79,6 +117,7 @@ fn init(qp_type: QpType) -> u32 {
         Ud => PKEY_INDEX | PORT | QKEY,
         RawPacket | RegUmr => PORT,
         Rc | Uc | XrcInitiator | XrcTarget => PKEY_INDEX | PORT | ACCESS_FLAGS,
+        DcInitiator | DcTarget => 0,
     }
 }
 
@@ -89,7 +128,7 @@ fn to_rtr(qp_type: QpType) -> (u32, u32) {
         Ud => (0, PKEY_INDEX | QKEY),
         Uc | XrcInitiator => (path, connected),
         Rc | XrcTarget => (path | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER, connected),
-        RawPacket | RegUmr => (0, 0),
+        RawPacket | RegUmr | DcInitiator | DcTarget => (0, 0),
     }
 }
 
@@ -98,7 +137,7 @@ fn to_rts(qp_type: QpType) -> (u32, u32) {
         Ud | Uc => SQ_PSN,
         Rc | XrcInitiator => TIMEOUT | RETRY_CNT | RNR_RETRY | SQ_PSN | MAX_QP_RD_ATOMIC,
         XrcTarget => TIMEOUT | SQ_PSN,
-        RawPacket | RegUmr => 0,
+        RawPacket | RegUmr | DcInitiator | DcTarget => 0,
     };
     (required, in_rts(qp_type))
 }
@@ -110,6 +149,7 @@ fn in_rts(qp_type: QpType) -> u32 {
         Uc | XrcInitiator => connected,
         Rc | XrcTarget => connected | MIN_RNR_TIMER,
         RawPacket | RegUmr => RATE_LIMIT,
+        DcInitiator | DcTarget => 0,
     }
 }
 
@@ -134,7 +174,7 @@ fn in_sqd(qp_type: QpType) -> u32 {
         }
         XrcInitiator => connected | PORT | TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC,
         XrcTarget => connected | PORT | TIMEOUT | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
-        RawPacket | RegUmr => 0,
+        RawPacket | RegUmr | DcInitiator | DcTarget => 0,
     }
 }
 
