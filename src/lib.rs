@@ -106,12 +106,13 @@ pub use memory::device_memory::DeviceMemory;
 pub use memory::mw::MemoryWindow;
 pub use memory::pd::ProtectionDomain;
 pub use memory::{AccessFlags, Buffer, MemoryRegion, MemoryView, PageSize, Remote, Sge};
-pub use qp::ah::{AddressHandle, DatagramAddress};
+pub use qp::ah::{AddressHandle, DatagramAddress, DcAddress};
 pub use qp::builder::QpBuilder;
 pub use qp::endpoint::Endpoint;
 pub use qp::rss::{IndirectionTable, RssTarget};
 pub use qp::thread_domain::ThreadDomain;
 pub use qp::work_queue::{WorkQueue, WqBuilder, WqHandle, WqState};
+pub use qp::{DcEndpoint, DcReceiver};
 pub use safe::{
     Batch, Completion, CompletionQueue, InlineTemplate, QueuePair, ReceiveBatch, Refused,
     SharedReceiveBatch, SharedReceiveQueue, Slab, Slot, SlotRequest,

@@ -20,7 +20,7 @@ use uverbs::layer::{Raw, Safe};
 use uverbs::memory::{QueueMemory, QueueUse, Registration};
 use uverbs::qp::rss::{RssFields, RssOptions, RssTraffic};
 use uverbs::qp::{
-    AckTimeout, AlternatePath, Capacities, Ece, MigrationState, PathOptions, PostError,
+    AckTimeout, AlternatePath, Capacities, DcReceiver, Ece, MigrationState, PathOptions, PostError,
     QpAttributes, QpInfo, RateLimit, RnrTimer, Transition, TransitionError, XrcReceiver,
 };
 use uverbs::qp_type::{QpType, RawPacket, Rc, Ud};
@@ -82,7 +82,7 @@ fn handles_and_parents_are_shared_freely() {
         Device, Context, ProtectionDomain, ThreadDomain, XrcDomain, raw::CqHandle, raw::SrqHandle, CqHandle,
         CompletionChannel, AsyncCompletionChannel, AsyncEvents, MemoryRegion, MemoryView<'static>,
         MemoryWindow, Buffer, AddressHandle, DeviceMemory, DeviceClock, Counters,
-        Flow, XrcReceiver, QueueMemory, Slab, Slot,
+        Flow, XrcReceiver, DcReceiver, QueueMemory, Slab, Slot,
     );
 }
 

@@ -8,6 +8,7 @@ use uverbs_uapi::mlx5::CreateAhResp as DriverAnswer;
 use uverbs_uapi::objects::ah::destroy;
 use uverbs_uapi::write::ah::{AhAttr, CreateAh, GlobalRoute as KernelRoute};
 
+use super::dc_receiver::DcEndpoint;
 use super::endpoint::Endpoint;
 use crate::device::address::{AddressVector, Gid, GidKind, GlobalRoute, LinkLayer};
 use crate::error::{DestroyError, Error, ErrorKind, Result};
@@ -46,6 +47,10 @@ const KIND: Kind = Kind {
 /// pointer, to be kept beside the queue pair. It stays usable while its [`AddressHandle`] lives; a
 /// device may refuse it afterwards.
 pub type DatagramAddress = WireVector;
+
+/// An address handle with a DC target filled in: as [`DatagramAddress`], for
+/// [`DcTarget`](crate::qp::DcTarget).
+pub type DcAddress = WireVector;
 
 impl ProtectionDomain {
     /// Makes an address handle. On RoCE the kernel resolves the destination's MAC address.
@@ -245,6 +250,18 @@ impl AddressHandle {
     /// The address of the queue pair at `peer`.
     pub fn datagram_to(&self, peer: &Endpoint) -> DatagramAddress {
         self.datagram(peer.qpn, peer.qkey)
+    }
+
+    /// The address with a DC target at the other end: what a request of an initiator wants
+    /// (`mlx5dv_wr_set_dc_addr`).
+    #[doc(alias = "mlx5dv_wr_set_dc_addr")]
+    pub fn dc_target(&self, number: u32, access_key: u64) -> DcAddress {
+        self.inner.vector.for_dc(number, access_key)
+    }
+
+    /// The address of the DC target at `peer`.
+    pub fn dc_target_at(&self, peer: &DcEndpoint) -> DcAddress {
+        self.dc_target(peer.endpoint.qpn, peer.access_key)
     }
 
     /// The domain it belongs to.

@@ -10,7 +10,6 @@ use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
 use uverbs_mlx5::send_queue::{SendQueue, SendQueueConfig};
 use uverbs_mlx5::size::Operations;
 use uverbs_mlx5::user_index::QueueHandle;
-use uverbs_uapi::enums::QpType as KernelQpType;
 use uverbs_uapi::mlx5::{CreateQp as DriverRequest, QpFlags};
 
 use super::core::{Core, Parents};
@@ -365,14 +364,19 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
                 let cause = "raw packet queue pairs take no shared receive queue";
                 Err(Error::unsupported(VERB, cause))
             }
+            Some(_) if T::TYPE == QpType::DcInitiator => {
+                Err(Error::unsupported(VERB, "DC initiators receive nothing"))
+            }
             Some(srq) => context.require_same(VERB, srq.context(), "shared receive queue"),
             None => Ok(()),
         }
     }
 
     fn rings(&self, context: &Context) -> Result<Rings> {
-        let receives = if T::HAS_RECEIVES { self.wanted.max_recv_wr } else { 0 };
-        let wanted = Capacities { max_recv_wr: receives, ..self.wanted };
+        let mut wanted = self.wanted;
+        if !T::HAS_RECEIVES {
+            (wanted.max_recv_wr, wanted.max_recv_sge) = (0, 0);
+        }
         let service = <T as uverbs_mlx5::send_queue::Transport>::SERVICE;
         Rings::new(service, self.operations, &wanted, self.raw.tso_header, &context.queue_limits()?)
     }
@@ -418,13 +422,15 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         // refuse it.
         flags.set(QpFlags::ALLOW_SCATTER_CQE, scatter.reads && !self.signal_all);
         flags.set(QpFlags::UAR_PAGE_INDEX, register.is_some());
+        flags.set(QpFlags::TYPE_DCI, T::TYPE == QpType::DcInitiator);
         Creation {
             id,
-            kind: KernelQpType(T::TYPE as u8),
+            kind: T::TYPE.of_kernel(),
             parents: Handles {
                 pd: Some(self.pd.kernel_handle()),
                 send_cq: Some(self.send_cq.kernel_handle()),
-                receive_cq: T::HAS_RECEIVES.then_some(self.receive_cq.kernel_handle()),
+                // The kernel wants one for all other types, whether they receive or not.
+                receive_cq: (T::TYPE != QpType::XrcSend).then_some(self.receive_cq.kernel_handle()),
                 srq: self.srq.as_ref().map(SrqHandle::kernel_handle),
                 xrcd: None,
             },

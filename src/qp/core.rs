@@ -161,8 +161,13 @@ impl Core {
             ece: self.ece.wanted,
             burst,
         };
-        if let Some(granted) = modify::modify(&self.context, target, attributes)? {
+        let told = modify::modify(&self.context, target, attributes)?;
+        if let Some(granted) = told.ece {
             self.ece = EceState { wanted: None, granted };
+        }
+        if let Some(number) = told.target_number {
+            self.number = number;
+            self.queue.iter().for_each(|queue| queue.set_number(number));
         }
         if let Some(state) = attributes.state {
             self.note_state(state);
@@ -178,7 +183,7 @@ impl Core {
     }
 
     pub(super) fn query(&self) -> Result<QpInfo> {
-        modify::query(&self.context, self.handle, self.capacities)
+        modify::query(&self.context, (self.handle, self.transport), self.capacities)
     }
 
     /// Takes the queue pair from where it is to RTS.

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 
 use super::sizes::Capacities;
 use crate::device::context::Context;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::host::command::or_older;
 use crate::host::events::ObjectId;
 use crate::host::privilege;
@@ -140,8 +140,12 @@ impl Creation {
     }
 }
 
-/// `UVERBS_METHOD_QP_CREATE` refuses raw packets without CAP_NET_RAW.
+/// `UVERBS_METHOD_QP_CREATE` refuses raw packets without CAP_NET_RAW, and mlx5_ib types of its own
+/// that the firmware does not have (`check_qp_type` in drivers/infiniband/hw/mlx5/qp.c).
 pub(super) fn explain(error: Error, kind: KernelQpType) -> Error {
+    if kind == KernelQpType::DRIVER && error.kind() == ErrorKind::Unsupported {
+        return error.because("the device has no dynamically connected (DC) queue pairs");
+    }
     if kind != KernelQpType::RAW_PACKET || error.errno() != libc::EPERM {
         return error;
     }

@@ -111,6 +111,7 @@ mod attributes;
 pub(crate) mod builder;
 mod core;
 mod create;
+mod dc_receiver;
 mod ece;
 pub mod endpoint;
 mod modify;
@@ -145,6 +146,7 @@ pub use attributes::{
     AccessFlags, AckTimeout, AlternatePath, MigrationState, QpAttrMask, QpAttributes, RnrTimer,
 };
 pub(crate) use core::{SteeringRule, SteeringTarget};
+pub use dc_receiver::{DcEndpoint, DcReceiver};
 pub use ece::Ece;
 pub use modify::QpInfo;
 pub use path::PathOptions;
@@ -157,7 +159,7 @@ pub use uverbs_mlx5::mmio::{BlueFlame, Register, SharedBlueFlame};
 pub use uverbs_mlx5::queue_state::QpState as State;
 pub use uverbs_mlx5::request::{Immediate, ListError, PostError, PostFlags};
 pub use uverbs_mlx5::send_queue::{
-    AtomicResult, Datagram, EthernetOffload, Field, Inline, Payload, RunTimeDestination,
+    AtomicResult, Datagram, DcTarget, EthernetOffload, Field, Inline, Payload, RunTimeDestination,
     RunTimeOperation, Segmented, SendRequest, XrcTarget, framed, segmented, template_blocks,
 };
 pub use uverbs_mlx5::size::Operations;

@@ -19,6 +19,14 @@ use crate::error::{Error, ErrorKind, Result};
 const MODIFY: &str = "modify_qp";
 /// Every attribute that a query may ask for.
 const EVERYTHING: QpAttrMask = QpAttrMask::all().difference(QpAttrMask::RATE_LIMIT);
+/// What a DC target can be asked for (`mlx5_ib_dct_query_qp` in drivers/infiniband/hw/mlx5/qp.c).
+const OF_A_TARGET: QpAttrMask = QpAttrMask::STATE
+    .union(QpAttrMask::ACCESS_FLAGS)
+    .union(QpAttrMask::PORT)
+    .union(QpAttrMask::MIN_RNR_TIMER)
+    .union(QpAttrMask::AV)
+    .union(QpAttrMask::PATH_MTU)
+    .union(QpAttrMask::PKEY_INDEX);
 
 /// The queue pair to change.
 #[derive(Debug, Clone, Copy)]
@@ -32,14 +40,17 @@ pub(super) struct Target {
     pub(super) burst: BurstInfo,
 }
 
+/// What the driver tells of a change.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Told {
+    /// Options of connection establishment that were granted, if some were asked for.
+    pub(super) ece: Option<u32>,
+    /// The number of a DC target that has become ready.
+    pub(super) target_number: Option<u32>,
+}
+
 /// Sends a change, after the table of transitions has agreed.
-///
-/// Returns the options of connection establishment that were granted, if some were asked for.
-pub(super) fn modify(
-    context: &Context,
-    target: Target,
-    attributes: &QpAttributes,
-) -> Result<Option<u32>> {
+pub(super) fn modify(context: &Context, target: Target, attributes: &QpAttributes) -> Result<Told> {
     let Target { handle, transport, current, ece, burst } = target;
     let from = attributes.current_state.unwrap_or(current);
     let to = attributes.state.unwrap_or(from);
@@ -49,12 +60,15 @@ pub(super) fn modify(
         Error::new(MODIFY, ErrorKind::InvalidInput, wrong.to_string()).asked(transport.to_string())
     })?;
     let command = command(handle, attributes);
+    let becomes_target = transport == QpType::DcTarget && to == State::Rtr;
     let sent = match (attributes.rate_limit, ece) {
-        (None, None) => context.commands().write(MODIFY, &command).map(|()| None),
+        (None, None) if !becomes_target => {
+            context.commands().write(MODIFY, &command).map(|()| Told::default())
+        }
         (rate_limit, ece) => {
             let rate_limit = rate_limit.unwrap_or_default();
             let extended = ExModifyQp { base: command, rate_limit, reserved: 0 };
-            send_extended(context, &extended, burst, ece)
+            send_extended(context, &extended, burst, ece, becomes_target)
         }
     };
     sent.map_err(|error| explain(error, from, to, attributes))
@@ -66,16 +80,20 @@ fn send_extended(
     extended: &ExModifyQp,
     burst_info: BurstInfo,
     ece: Option<u32>,
-) -> Result<Option<u32>> {
+    becomes_target: bool,
+) -> Result<Told> {
     let ece_options = ece.unwrap_or_default();
     let driver = DriverRequest { burst_info, ece_options, ..DriverRequest::default() };
-    if driver == DriverRequest::default() && ece.is_none() {
-        return context.commands().write(MODIFY, extended).map(|_| None);
+    if driver == DriverRequest::default() && ece.is_none() && !becomes_target {
+        return context.commands().write(MODIFY, extended).map(|_| Told::default());
     }
     let mut answer = DriverAnswer::default();
     let (asked, room) = (driver.as_bytes(), answer.as_mut_bytes());
     context.commands().write_with(MODIFY, extended, asked, room)?;
-    Ok(ece.map(|_| answer.ece_options))
+    Ok(Told {
+        ece: ece.map(|_| answer.ece_options),
+        target_number: becomes_target.then_some(answer.dctn),
+    })
 }
 
 /// Values that do not fit the bits they travel in.
@@ -112,7 +130,8 @@ fn check_device(context: &Context, transport: QpType, wanted: &QpAttributes) -> 
     }
     let Some(rate) = wanted.rate_limit else { return Ok(()) };
     let pacing = context.attributes()?.mlx5.packet_pacing_caps;
-    if pacing.supported_qpts & (1 << transport as u32) == 0 {
+    let bit = 1u32.checked_shl(transport as u32).unwrap_or(0);
+    if pacing.supported_qpts & bit == 0 {
         let cause = format!("the device has no packet pacing for {transport} queue pairs");
         return Err(Error::unsupported(MODIFY, cause).asked(format!("rate_limit {rate} kbit/s")));
     }
@@ -270,9 +289,14 @@ pub struct QpInfo {
 }
 
 /// Asks the device. The capacities are those granted here: the kernel does not know them all.
-pub(super) fn query(context: &Context, handle: u32, capacities: Capacities) -> Result<QpInfo> {
+pub(super) fn query(
+    context: &Context,
+    (handle, transport): (u32, QpType),
+    capacities: Capacities,
+) -> Result<QpInfo> {
     const VERB: &str = "query_qp";
-    let command = QueryQp { response: 0, qp_handle: handle, attr_mask: EVERYTHING };
+    let attr_mask = if transport == QpType::DcTarget { OF_A_TARGET } else { EVERYTHING };
+    let command = QueryQp { response: 0, qp_handle: handle, attr_mask };
     let answer: QueryQpResp = context.commands().write(VERB, &command)?;
     let code = answer.qp_state.0;
     let state = State::from_code(code)

@@ -164,6 +164,10 @@ impl LocalPath {
             QpType::Rc | QpType::Uc | QpType::XrcSend | QpType::XrcReceive => {
                 init.pkey_index(self.options.pkey_index).access(self.options.access)
             }
+            QpType::DcInitiator => init.pkey_index(self.options.pkey_index),
+            QpType::DcTarget => {
+                init.pkey_index(self.options.pkey_index).access(self.options.access)
+            }
         }
     }
 
@@ -179,6 +183,12 @@ impl LocalPath {
         match transport {
             QpType::Ud | QpType::RawPacket => Ok(rtr),
             QpType::Uc | QpType::XrcSend => connected(),
+            QpType::DcInitiator => Ok(rtr.path_mtu(self.mtu)),
+            // Its answers go from its own address.
+            QpType::DcTarget => Ok(rtr
+                .address(self.address_of(peer)?)
+                .path_mtu(self.mtu)
+                .min_rnr_timer(self.options.min_rnr_timer)),
             QpType::Rc | QpType::XrcReceive => Ok(connected()?
                 .max_responder_reads(self.responder_reads.min(peer.initiator_reads))
                 .min_rnr_timer(self.options.min_rnr_timer)),
@@ -192,7 +202,8 @@ impl LocalPath {
             QpType::RawPacket => rts,
             QpType::Uc | QpType::Ud => rts.send_psn(self.psn),
             QpType::XrcReceive => rts.send_psn(self.psn).timeout(self.options.timeout),
-            QpType::Rc | QpType::XrcSend => rts
+            QpType::DcTarget => rts,
+            QpType::Rc | QpType::XrcSend | QpType::DcInitiator => rts
                 .send_psn(self.psn)
                 .timeout(self.options.timeout)
                 .retry_count(self.options.retry_count)

@@ -2,13 +2,15 @@
 
 use std::fmt;
 
-pub use uverbs_mlx5::send_queue::{RawEthernet as RawPacket, Rc, Uc, Ud, Xrc};
+pub use uverbs_mlx5::send_queue::{Dci, RawEthernet as RawPacket, Rc, Uc, Ud, Xrc};
+use uverbs_uapi::enums::QpType as KernelQpType;
 
 mod sealed {
     pub trait Sealed {}
 }
 
-/// The type of a queue pair: [`Rc`], [`Uc`], [`Ud`], [`Xrc`] (the initiator) or [`RawPacket`].
+/// The type of a queue pair: [`Rc`], [`Uc`], [`Ud`], [`Xrc`] and [`Dci`] (the initiators) or
+/// [`RawPacket`].
 pub trait QueuePairType: sealed::Sealed + uverbs_mlx5::send_queue::Transport + 'static {
     /// The same as a value.
     const TYPE: QpType;
@@ -19,7 +21,8 @@ pub trait QueuePairType: sealed::Sealed + uverbs_mlx5::send_queue::Transport + '
 /// A type that is connected to one peer.
 pub trait Connected: QueuePairType {}
 
-/// A type that has no peer of its own: datagrams and raw packets.
+/// A type that has no peer of its own: datagrams, raw packets, and initiators of dynamic
+/// connections.
 pub trait Unconnected: QueuePairType {}
 
 macro_rules! kinds {
@@ -38,6 +41,7 @@ kinds! {
     Ud: Ud, true;
     Xrc: XrcSend, false;
     RawPacket: RawPacket, true;
+    Dci: DcInitiator, false;
 }
 
 impl Connected for Rc {}
@@ -45,8 +49,10 @@ impl Connected for Uc {}
 impl Connected for Xrc {}
 impl Unconnected for Ud {}
 impl Unconnected for RawPacket {}
+impl Unconnected for Dci {}
 
-/// What a queue pair is, as a value, numbered as `enum ibv_qp_type`.
+/// What a queue pair is, as a value, numbered as `enum ibv_qp_type`; the two types of dynamic
+/// connections, which C calls `IBV_QPT_DRIVER`, have numbers of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum QpType {
@@ -62,15 +68,28 @@ pub enum QpType {
     XrcSend = 9,
     /// Extended reliable connection, target.
     XrcReceive = 10,
+    /// Dynamically connected, target.
+    DcTarget = 0xfe,
+    /// Dynamically connected, initiator.
+    DcInitiator = 0xff,
 }
 
 impl QpType {
+    /// What the kernel calls it.
+    pub(crate) fn of_kernel(self) -> KernelQpType {
+        match self {
+            Self::DcInitiator | Self::DcTarget => KernelQpType::DRIVER,
+            other => KernelQpType(other as u8),
+        }
+    }
+
     /// Whether a failed send leads to SQE instead of ERR (IBTA volume 1, section 10.3.1; for raw
     /// packets `sqrq_state_to_qp_state` of drivers/infiniband/hw/mlx5/qp.c).
     pub(crate) fn sends_fail_alone(self) -> bool {
         match self {
             Self::Uc | Self::Ud | Self::RawPacket => true,
             Self::Rc | Self::XrcSend | Self::XrcReceive => false,
+            Self::DcInitiator | Self::DcTarget => false,
         }
     }
 }
@@ -84,6 +103,8 @@ impl fmt::Display for QpType {
             Self::RawPacket => "raw packet",
             Self::XrcSend => "XRC initiator",
             Self::XrcReceive => "XRC target",
+            Self::DcInitiator => "DC initiator",
+            Self::DcTarget => "DC target",
         })
     }
 }

@@ -13,6 +13,7 @@ use uverbs_mlx5::send_queue::{
 };
 
 use super::attributes::QpAttributes;
+use super::dc_receiver::DcReceiver;
 use super::modify::QpInfo;
 use super::queue_pair::{QueuePair, Queues};
 use super::rss::RssTarget;
@@ -383,6 +384,19 @@ impl RssTarget {
     /// # Errors
     /// `TimedOut` while events are held; `Busy` while steering rules lead to it; errors of the
     /// kernel. Nothing has changed then.
+    ///
+    /// # Safety
+    /// After `Ok` the value is only dropped: its handles may belong to another object.
+    pub unsafe fn destroy_in_place_within(&mut self, bound: Duration) -> Result<(), Error> {
+        self.destroy_in_place(Wait::AtMost(bound))
+    }
+}
+
+impl DcReceiver {
+    /// As [`XrcReceiver::destroy_in_place_within`].
+    ///
+    /// # Errors
+    /// `TimedOut` while events are held; errors of the kernel. Nothing has changed then.
     ///
     /// # Safety
     /// After `Ok` the value is only dropped: its handles may belong to another object.

@@ -1,8 +1,10 @@
 //! Which attributes a queue pair needs, and may have, in each change of state.
 //!
 //! The facts are those of the kernel's table (`qp_state_table` in drivers/infiniband/core/verbs.c),
-//! which follows IBTA volume 1, section 11.2.5.2. Asking it before the kernel is asked turns a bare
-//! EINVAL into the names of what is missing and what is too much.
+//! which follows IBTA volume 1, section 11.2.5.2; for dynamic connections those of the driver
+//! (`modify_dci_qp_is_ok` and `mlx5_ib_modify_dct` in drivers/infiniband/hw/mlx5/qp.c). Asking it
+//! before the kernel is asked turns a bare EINVAL into the names of what is missing and what is too
+//! much.
 
 use std::fmt;
 
@@ -69,6 +71,8 @@ impl std::error::Error for TransitionError {}
 /// What a queue pair of type `qp_type` needs to go from `from` to `to`; `None` where it cannot.
 pub fn transition(qp_type: QpType, from: State, to: State) -> Option<Transition> {
     let (required, optional) = match (from, to) {
+        _ if qp_type == QpType::DcInitiator => initiator(from, to)?,
+        _ if qp_type == QpType::DcTarget => target(from, to)?,
         (_, State::Reset | State::Err) if from != State::Reset || to == State::Reset => {
             (Mask::empty(), Mask::empty())
         }
@@ -107,6 +111,30 @@ pub fn check(
     Err(TransitionError::Attributes { from, to, missing, unexpected })
 }
 
+fn initiator(from: State, to: State) -> Option<(Mask, Mask)> {
+    let port = Mask::PKEY_INDEX | Mask::PORT;
+    let retries = Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
+    Some(match (from, to) {
+        (_, State::Reset) => (Mask::empty(), Mask::empty()),
+        (State::Reset, State::Init) => (port, Mask::empty()),
+        (State::Init, State::Init) => (Mask::empty(), port),
+        (State::Init, State::Rtr) => (Mask::PATH_MTU, Mask::PKEY_INDEX | Mask::AV),
+        (State::Rtr, State::Rts) => (retries | Mask::SQ_PSN, Mask::MIN_RNR_TIMER),
+        (State::Rts, State::Rts) => (Mask::empty(), Mask::MIN_RNR_TIMER),
+        (from, State::Err) if from != State::Reset => (Mask::empty(), Mask::empty()),
+        _ => return None,
+    })
+}
+
+fn target(from: State, to: State) -> Option<(Mask, Mask)> {
+    let required = match (from, to) {
+        (State::Reset, State::Init) => Mask::ACCESS_FLAGS | Mask::PKEY_INDEX | Mask::PORT,
+        (State::Init, State::Rtr) => Mask::AV | Mask::PATH_MTU | Mask::MIN_RNR_TIMER,
+        _ => return None,
+    };
+    Some((required, Mask::empty()))
+}
+
 fn init(qp_type: QpType) -> Mask {
     match qp_type {
         QpType::Ud => Mask::PKEY_INDEX | Mask::PORT | Mask::QKEY,
@@ -114,6 +142,7 @@ fn init(qp_type: QpType) -> Mask {
         QpType::Rc | QpType::Uc | QpType::XrcSend | QpType::XrcReceive => {
             Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS
         }
+        QpType::DcInitiator | QpType::DcTarget => Mask::empty(),
     }
 }
 
@@ -125,7 +154,9 @@ fn init_to_rtr(qp_type: QpType) -> (Mask, Mask) {
         QpType::Rc | QpType::XrcReceive => (path | responder, optional),
         QpType::Uc | QpType::XrcSend => (path, optional),
         QpType::Ud => (Mask::empty(), Mask::PKEY_INDEX | Mask::QKEY),
-        QpType::RawPacket => (Mask::empty(), Mask::empty()),
+        QpType::RawPacket | QpType::DcInitiator | QpType::DcTarget => {
+            (Mask::empty(), Mask::empty())
+        }
     }
 }
 
@@ -135,7 +166,7 @@ fn rtr_to_rts(qp_type: QpType) -> (Mask, Mask) {
         QpType::Rc | QpType::XrcSend => Mask::TIMEOUT | Mask::SQ_PSN | retries,
         QpType::XrcReceive => Mask::TIMEOUT | Mask::SQ_PSN,
         QpType::Uc | QpType::Ud => Mask::SQ_PSN,
-        QpType::RawPacket => Mask::empty(),
+        QpType::RawPacket | QpType::DcInitiator | QpType::DcTarget => Mask::empty(),
     };
     (required, in_rts(qp_type))
 }
@@ -147,12 +178,13 @@ fn in_rts(qp_type: QpType) -> Mask {
         QpType::Uc | QpType::XrcSend => connected,
         QpType::Ud => Mask::CUR_STATE | Mask::QKEY,
         QpType::RawPacket => Mask::RATE_LIMIT,
+        QpType::DcInitiator | QpType::DcTarget => Mask::empty(),
     }
 }
 
 fn drain(qp_type: QpType) -> Mask {
     match qp_type {
-        QpType::RawPacket => Mask::empty(),
+        QpType::RawPacket | QpType::DcInitiator | QpType::DcTarget => Mask::empty(),
         QpType::Rc | QpType::Uc | QpType::Ud | QpType::XrcSend | QpType::XrcReceive => {
             Mask::EN_SQD_ASYNC_NOTIFY
         }
@@ -171,7 +203,7 @@ fn in_sqd(qp_type: QpType) -> Mask {
         QpType::XrcReceive => path | Mask::PORT | Mask::TIMEOUT | responder,
         QpType::Uc => path,
         QpType::Ud => Mask::PKEY_INDEX | Mask::QKEY,
-        QpType::RawPacket => Mask::empty(),
+        QpType::RawPacket | QpType::DcInitiator | QpType::DcTarget => Mask::empty(),
     }
 }
 
@@ -180,6 +212,7 @@ fn sqe_to_rts(qp_type: QpType) -> Mask {
         QpType::Ud => Mask::CUR_STATE | Mask::QKEY,
         QpType::Uc => Mask::CUR_STATE | Mask::ACCESS_FLAGS,
         QpType::Rc | QpType::XrcSend | QpType::XrcReceive | QpType::RawPacket => Mask::empty(),
+        QpType::DcInitiator | QpType::DcTarget => Mask::empty(),
     }
 }
 
