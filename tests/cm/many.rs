@@ -115,7 +115,7 @@ fn ids_of_one_channel_connect_at_once() {
     assert_eq!(here, there);
 }
 
-/// What dropping an id costs does not depend on how many others have events that nobody takes.
+/// Dropping an id costs the same however many events of others were not taken.
 #[test]
 fn ids_go_while_the_events_of_others_wait() {
     let (context, address) = place();

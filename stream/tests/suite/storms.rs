@@ -41,7 +41,7 @@ fn a_storm_on_a_short_backlog_is_served() {
     all.into_iter().for_each(|peer| assert_eq!(&peer.join().unwrap(), b"pong"));
 }
 
-/// Nobody accepts them, and the listener goes with their requests in its queue.
+/// No thread accepts them, and the listener goes with their requests in its queue.
 #[test]
 fn peers_that_wait_are_refused_when_the_listener_goes() {
     let listener = config().bind(address()).unwrap();
