@@ -49,6 +49,9 @@ fn the_lean_library_stays_lean() {
     }
     assert_eq!(versions(&lean, "syn"), 1, "{lean:#?}");
     assert!(lean.len() <= 25, "{} crates: {lean:#?}", lean.len());
+    let readme = include_str!("../README.md");
+    let stated = format!("a program compiles {} crates for the library", lean.len());
+    assert!(readme.contains(&stated), "README.md says another number than {}", lean.len());
 }
 
 /// Streams add nothing to the library but what they are asked for.

@@ -167,7 +167,7 @@ mod tests {
         let work = Work::default();
         let seen = work.done();
         work.note();
-        // For ever, were the limit the only end.
+        // This takes for ever if only the limit ends it.
         work.wait_beyond(seen);
         assert_eq!(work.done(), seen + 1);
     }

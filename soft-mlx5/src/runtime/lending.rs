@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use super::lock;
 
-/// How long after a lent look the thread takes over, in nanoseconds: less than a program's next
-/// poll takes where it has to wait for a processor, more than one that works on what it has polled.
+/// How long after a lent look the thread takes over, in nanoseconds. A program that works on what
+/// it has polled lends again sooner; one that has to wait for a processor does so later.
 const GONE: u64 = 50_000;
 
 /// Shortest and longest nap in nanoseconds. Waking up for nothing takes some 5 us, and a program
@@ -70,7 +70,8 @@ impl Lending {
         self.waits.load(Ordering::Relaxed)
     }
 
-    /// When a program did either last, if ever; in the future if its thread sleeps.
+    /// When a program last lent or waited, if ever. It is in the future while a program's thread
+    /// sleeps.
     pub(super) fn last(&self) -> Option<u64> {
         let last = self.last.load(Ordering::Relaxed).max(self.waits.load(Ordering::Relaxed));
         Some(last).filter(|last| *last != 0)
@@ -147,7 +148,7 @@ mod tests {
         lending.note(5);
         assert_eq!(lending.last(), Some(7));
         lending.end();
-        // Days, were it not for the end.
+        // This takes days if `end` does not end it.
         lending.nap(u64::MAX / 1024);
     }
 }

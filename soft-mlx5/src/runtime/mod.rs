@@ -87,7 +87,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Work of a [`catch_up`](Self::catch_up) at most, in packets.
+    /// The most packets that a [`catch_up`](Self::catch_up) handles.
     const CATCH_UP: u32 = 1 << 12;
 
     /// Executes what the program has rung for on a queue. A NIC does so within microseconds of the

@@ -14,8 +14,8 @@ const SHORTEST: u64 = 25_000;
 /// well.
 const LONGEST: (u64, u64) = (1_000_000, 8_000_000);
 
-/// How long to sleep after `quiet` nanoseconds without work: what is noticed late is late by a
-/// fraction of the time that nothing was wanted.
+/// How long to sleep after `quiet` nanoseconds without work. It is a fraction of that time, so that
+/// the next work is not noticed late by more.
 fn nap(quiet: u64) -> u64 {
     (quiet / 8).clamp(SHORTEST, LONGEST.0).max(quiet / 256).min(LONGEST.1)
 }

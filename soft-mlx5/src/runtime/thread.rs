@@ -57,7 +57,7 @@ fn run(shared: &Shared) {
                 shared.lending.note_wait(now);
                 continue;
             }
-            // A lent look has panicked and told of it.
+            // A lent look has panicked and reported that.
             Err(TryLockError::Poisoned(_)) => return,
         };
         let yields = worker.turn(shared);
@@ -89,7 +89,7 @@ pub(super) enum Slept {
 }
 
 impl Worker {
-    /// One look, and a sleep if it is time for one; whether to let other threads run now.
+    /// Looks once, and sleeps if it is time to. Returns whether to let other threads run now.
     fn turn(&mut self, shared: &Shared) -> bool {
         let now = clock::now();
         match self.pacing.plan(now, shared.crowd.is_there(now)) {

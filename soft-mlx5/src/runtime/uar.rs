@@ -207,7 +207,7 @@ struct Page {
     last: u8,
     /// Looks for which armings are expected.
     armed: u8,
-    /// Whose turn it was: a register's, or that of the word for armings.
+    /// What had its turn last: a register, or the word that arms CQs.
     turn: u8,
 }
 
@@ -215,16 +215,16 @@ struct Page {
 #[derive(Debug, Default)]
 struct Sharers<T> {
     queues: BTreeSet<T>,
-    /// How many after `last`, in a circle, may have rung unheard.
+    /// How many of the queues that follow `last`, cyclically, may have rung unnoticed.
     owed: usize,
-    /// Whether that is likely.
+    /// Whether one of them is likely to have.
     urgent: bool,
     last: T,
 }
 
 impl<T: Copy + Ord> Sharers<T> {
     fn add(&mut self, queue: T) {
-        // It may come before those that are owed.
+        // It may stand among those that are owed.
         self.owed += usize::from(self.queues.insert(queue) && self.owed != 0);
     }
 
@@ -280,8 +280,8 @@ impl Page {
         self.send_queues.is_urgent() || self.completion_queues.is_urgent()
     }
 
-    /// Rings what the words name, all or those that are likely to have been written; whether one
-    /// was written.
+    /// Rings the queues that the written words name. Looks at all words, or at those that are
+    /// likely to have been written. Returns whether one was.
     fn named(&mut self, all: bool, ring: &mut impl FnMut(Ring)) -> bool {
         let mut words = if all { ALL } else { self.likely() };
         self.silent = self.silent.saturating_add(1);
@@ -318,7 +318,7 @@ impl Page {
         self.register | TURNS[usize::from(self.turn)] | u8::from(self.armed > 0) << ARM
     }
 
-    /// Rings what the word names, if it was written; whether it was.
+    /// Rings the queue that the word names, if it was written. Returns whether it was.
     fn take(&mut self, word: usize, ring: &mut impl FnMut(Ring)) -> bool {
         let Some(value) = self.uar.region.take(self.uar.page, WORDS[word]) else { return false };
         self.silent = 0;

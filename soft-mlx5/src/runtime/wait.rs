@@ -22,8 +22,8 @@ use super::{Runtime, Shared, clock};
 /// meanwhile; what others ring may wait as long as after a lent look.
 const SHORTEST: u64 = 250_000;
 
-/// How long this thread leaves the device alone that another one works for, in nanoseconds: at
-/// first, and in the end.
+/// How long this thread leaves the device to another thread that works for it, in nanoseconds: at
+/// first, and at most.
 const APART: (u64, u64) = (100_000, 8_000_000);
 
 /// How long the device's own thread keeps out of the way of a sleep without end, in nanoseconds.

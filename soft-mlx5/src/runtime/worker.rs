@@ -15,7 +15,7 @@ const BUDGET: u32 = 16;
 pub(super) struct Worker {
     pub(super) pacing: Pacing,
     incoming: Vec<Packet>,
-    /// The last look has sent acknowledgements to which the next one wakes the receivers.
+    /// The last look sent acknowledgements and woke no receivers; the next one wakes them.
     pub(super) left_asleep: bool,
     /// The wire's files may have something that no look has taken: the last sleep ended with it, or
     /// by its time.
@@ -44,11 +44,11 @@ pub(super) struct Look {
 /// Whose time a look takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
-    /// The thread's, which pauses so if there is nothing to do.
+    /// The device's thread, which then pauses like this if there was nothing to do.
     Own(Pause),
-    /// A program's, which polls.
+    /// A program's thread, which polls.
     Lent,
-    /// A program's, which sleeps if there is nothing to do.
+    /// A program's thread, which then sleeps if there was nothing to do.
     Waiting,
 }
 
@@ -93,8 +93,8 @@ impl Worker {
         look
     }
 
-    /// Sends what the core has sent. If receivers `may_wait`, the next look wakes them, but not a
-    /// look after that.
+    /// Puts on the wire what the core has sent. If receivers `may_wait`, waking them is left to the
+    /// next look, and not to a later one.
     fn send(&mut self, shared: &Shared, now: u64, wire: &mut dyn Wire, may_wait: bool) {
         let (was_left, sends) = (self.left_asleep, shared.take_outbox(&mut self.outgoing));
         self.left_asleep = may_wait && !was_left && sends;
@@ -107,7 +107,7 @@ impl Worker {
         shared.has_sent();
     }
 
-    /// Takes what has arrived; the stations of processes that have ended.
+    /// Takes what has arrived. Returns the stations of processes that have ended.
     fn receive(&mut self, shared: &Shared, now: u64, whose: Whose) -> Vec<Station> {
         // Not held over the step: a command that holds the core may want the wire as well.
         let mut wire = lock(&shared.wire);
@@ -155,8 +155,8 @@ impl Worker {
     }
 }
 
-/// Nanoseconds after which the device's thread looks at the latest if a program that worked in its
-/// stead does not call again, for receivers to be left asleep until then.
+/// Receivers are left asleep only if the device's thread looks again within this many nanoseconds,
+/// should the program that worked in its stead not call again.
 const SOON: u64 = 1_000_000;
 
 /// Whether receivers that sleep may be woken by the next look and not by this one, because all that

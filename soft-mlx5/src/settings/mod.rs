@@ -16,7 +16,7 @@ pub use faults::Faults;
 pub struct Variables {
     /// What their names begin with.
     pub prefix: &'static str,
-    /// How a message calls the variable with this rest of its name.
+    /// What messages call a variable, from its name without the prefix.
     pub shown: fn(&str) -> String,
 }
 
@@ -26,13 +26,13 @@ const MOST_DEVICES: u32 = 32;
 /// The devices to make.
 #[derive(Debug)]
 pub struct Settings {
-    /// How many there are.
+    /// How many devices there are.
     pub devices: u32,
-    /// Whether its link is InfiniBand, not Ethernet.
+    /// Whether their links are InfiniBand, not Ethernet.
     pub is_infiniband: bool,
     model: Model,
     kernel: Kernel,
-    /// The devices' addresses as a list; the last one's followers are those of further devices.
+    /// The devices' addresses as a list. Further devices have the addresses that follow the last.
     pub addresses: Option<String>,
     carrier: Carrier,
     /// What goes wrong.
@@ -85,7 +85,7 @@ impl Settings {
     /// place on the network.
     ///
     /// # Errors
-    /// Says why it cannot be made, or not have the address, or not record.
+    /// The reason why it cannot be made, have the address, or record.
     pub fn build(
         &self,
         name: &str,

@@ -220,10 +220,6 @@ fn errno(refusal: &Refusal) -> Errno {
     }
 }
 
-const CREATE_CQ: u16 = 0x400;
-const CREATE_QP: u16 = 0x500;
-const DESTROY_QP: u16 = 0x501;
-
 /// Where the contexts of CQs and of queue pairs are in commands, in bits.
 const CQ_CONTEXT: usize = 0x80;
 const QP_CONTEXT: usize = 0xc0;
@@ -240,11 +236,11 @@ impl Rung {
     fn created(device: &DeviceShared, command: &Command<'_>, number: u32) -> Option<Self> {
         let page = |index| device.uars.page(index).ok();
         match command.get(header::OPCODE) as u16 {
-            CREATE_CQ => {
+            rules::opcode::CREATE_CQ => {
                 let page = page(command.get32(cqc::UAR_PAGE.at(CQ_CONTEXT)))?;
                 Some(Self::Cq(page, Cqn(number)))
             }
-            CREATE_QP if !command.is_set(qpc::NO_SQ.at(QP_CONTEXT)) => {
+            rules::opcode::CREATE_QP if !command.is_set(qpc::NO_SQ.at(QP_CONTEXT)) => {
                 let page = page(command.get32(qpc::UAR_PAGE.at(QP_CONTEXT)))?;
                 Some(Self::Qp(page, Qpn(number)))
             }

@@ -8,8 +8,8 @@ use uverbs_uapi::mlx5::object::devx_obj::{create, destroy, modify, query};
 use uverbs_uapi::objects::Attr;
 use uverbs_uapi::objects::kind::{Handle, In, Out};
 
-use super::rules::{self, Act, Family};
-use super::{CREATE_CQ, DESTROY_QP, HEADER, Request, Rung, Sender, errno, execute, prepare_cq};
+use super::rules::{self, Act, Family, opcode};
+use super::{HEADER, Request, Rung, Sender, errno, execute, prepare_cq};
 use crate::chardev::abi::call::Call;
 use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::DeviceShared;
@@ -54,7 +54,7 @@ impl FirmwareObject {
         header::OPCODE.set(&mut input, self.family.destroy.into());
         header::UID.set(&mut input, self.owner.into());
         self.family.number.set(&mut input, self.number.into());
-        if self.family.destroy == DESTROY_QP {
+        if self.family.create == opcode::CREATE_QP {
             device.control(|machine| {
                 machine.catch_up(runtime::now(), Qpn(self.number));
                 Ok(())
@@ -70,15 +70,9 @@ impl FirmwareObject {
         outcome.map_err(|refusal| errno(&refusal))
     }
 
-    /// Order of destruction when the file closes: users before the objects that they use.
+    /// Order of destruction when the file closes.
     pub(crate) fn destruction_rank(&self) -> u8 {
-        match self.family.create {
-            0x500 | 0x900 => 1,
-            0x200 | 0x705 | 0x90c | 0x916 => 2,
-            0x904 | 0x908 => 3,
-            0x400 | 0x80e | 0x912 => 4,
-            _ => 5,
-        }
+        self.family.rank
     }
 }
 
@@ -108,7 +102,7 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     if let Some(object) = made {
         let number = object.number;
         call.commit(Object::Devx(object))?;
-        if request.opcode() == CREATE_CQ {
+        if request.opcode() == opcode::CREATE_CQ {
             device.control(|machine| prepare_cq(&device, user, machine, &command, Cqn(number)))?;
         }
     }
@@ -153,9 +147,12 @@ fn about<M>(
 fn answers_to(object: &Object, named: (u16, u32)) -> bool {
     match object {
         Object::Devx(object) => named == (object.family.create, object.number),
-        Object::Cq(cq) => named == (0x400, cq.cqn.0),
-        Object::Qp(qp) => named == (0x500, qp.qpn.0) && service_code(qp.qp_type).is_some(),
-        Object::Srq(srq) => named == (if srq.is_xrc { 0x705 } else { 0x90c }, srq.srqn.0),
+        Object::Cq(cq) => named == (opcode::CREATE_CQ, cq.cqn.0),
+        Object::Qp(qp) => {
+            named == (opcode::CREATE_QP, qp.qpn.0) && service_code(qp.qp_type).is_some()
+        }
+        Object::Srq(srq) if srq.is_xrc => named == (opcode::CREATE_XRC_SRQ, srq.srqn.0),
+        Object::Srq(srq) => named == (opcode::CREATE_RMP, srq.srqn.0),
         _ => false,
     }
 }

@@ -9,6 +9,21 @@ use uverbs_soft_adapter::firmware::layout::command::{
 };
 use uverbs_soft_adapter::firmware::layout::context::{cqc, mkc, qpc, wq, xrc_srqc};
 
+/// Commands that create objects, of which more is known here than their family.
+pub(crate) mod opcode {
+    pub(crate) const CREATE_MKEY: u16 = 0x200;
+    pub(crate) const CREATE_CQ: u16 = 0x400;
+    pub(crate) const MODIFY_CQ: u16 = 0x403;
+    pub(crate) const CREATE_QP: u16 = 0x500;
+    pub(crate) const CREATE_XRC_SRQ: u16 = 0x705;
+    pub(crate) const CREATE_SQ: u16 = 0x904;
+    pub(crate) const CREATE_RQ: u16 = 0x908;
+    pub(crate) const CREATE_RMP: u16 = 0x90c;
+}
+use opcode::{
+    CREATE_CQ, CREATE_MKEY, CREATE_QP, CREATE_RMP, CREATE_RQ, CREATE_SQ, CREATE_XRC_SRQ, MODIFY_CQ,
+};
+
 /// Objects of one kind: the command that creates them, and those about one of them.
 #[derive(Debug)]
 pub(super) struct Family {
@@ -16,6 +31,8 @@ pub(super) struct Family {
     pub(super) destroy: u16,
     modify: &'static [u16],
     query: &'static [u16],
+    /// Order of destruction when the file closes: users before the objects that they use.
+    pub(super) rank: u8,
     /// Where creation returns the number and destruction names it.
     pub(super) number: Field,
     /// Where the others name it.
@@ -23,34 +40,46 @@ pub(super) struct Family {
 }
 
 impl Family {
-    const fn new(create: u16, destroy: u16, modify: &'static [u16], query: &'static [u16]) -> Self {
-        Self { create, destroy, modify, query, number: object::NUMBER, subject: object::NUMBER }
+    const fn new(
+        rank: u8,
+        (create, destroy): (u16, u16),
+        modify: &'static [u16],
+        query: &'static [u16],
+    ) -> Self {
+        let (number, subject) = (object::NUMBER, object::NUMBER);
+        Self { create, destroy, modify, query, rank, number, subject }
     }
 }
 
 /// Kinds of objects that this firmware has. `firmware/table.rs` has the commands' names.
 const FAMILIES: &[Family] = &[
-    // Memory keys, CQs, QPs, XRC SRQs, counter sets.
-    Family::new(0x200, 0x202, &[], &[0x201]),
-    Family::new(0x400, 0x401, &[0x403], &[0x402]),
-    Family::new(0x500, 0x501, &[0x502, 0x503, 0x504, 0x505, 0x506, 0x507, 0x50a, 0x50e], &[0x50b]),
-    Family::new(0x705, 0x706, &[0x708], &[0x707]),
+    Family::new(2, (CREATE_MKEY, 0x202), &[], &[0x201]),
+    Family::new(4, (CREATE_CQ, 0x401), &[MODIFY_CQ], &[0x402]),
+    Family::new(
+        1,
+        (CREATE_QP, 0x501),
+        &[0x502, 0x503, 0x504, 0x505, 0x506, 0x507, 0x50a, 0x50e],
+        &[0x50b],
+    ),
+    Family::new(2, (CREATE_XRC_SRQ, 0x706), &[0x708], &[0x707]),
+    // Counter sets.
     Family {
         number: alloc_q_counter_out::COUNTER_SET_ID,
         subject: query_q_counter_in::COUNTER_SET_ID,
-        ..Family::new(0x771, 0x772, &[], &[0x773])
+        ..Family::new(5, (0x771, 0x772), &[], &[0x773])
     },
     // PDs, XRC domains, transport domains.
-    Family::new(0x800, 0x801, &[], &[]),
-    Family::new(0x80e, 0x80f, &[], &[]),
-    Family::new(0x816, 0x817, &[], &[]),
-    // TIRs, SQs, RQs, RMPs, TISs, RQTs.
-    Family::new(0x900, 0x902, &[0x901], &[0x903]),
-    Family::new(0x904, 0x906, &[0x905], &[0x907]),
-    Family::new(0x908, 0x90a, &[0x909], &[0x90b]),
-    Family::new(0x90c, 0x90e, &[0x90d], &[0x90f]),
-    Family::new(0x912, 0x914, &[0x913], &[0x915]),
-    Family::new(0x916, 0x918, &[0x917], &[0x919]),
+    Family::new(5, (0x800, 0x801), &[], &[]),
+    Family::new(4, (0x80e, 0x80f), &[], &[]),
+    Family::new(5, (0x816, 0x817), &[], &[]),
+    // TIRs.
+    Family::new(1, (0x900, 0x902), &[0x901], &[0x903]),
+    Family::new(3, (CREATE_SQ, 0x906), &[0x905], &[0x907]),
+    Family::new(3, (CREATE_RQ, 0x90a), &[0x909], &[0x90b]),
+    Family::new(2, (CREATE_RMP, 0x90e), &[0x90d], &[0x90f]),
+    // TISs, RQTs.
+    Family::new(4, (0x912, 0x914), &[0x913], &[0x915]),
+    Family::new(2, (0x916, 0x918), &[0x917], &[0x919]),
 ];
 
 /// Further commands that create objects. This firmware has none of them: scheduling elements,
@@ -107,13 +136,17 @@ pub(super) fn set_umem_valid(input: &mut [u8]) {
     const QP_CONTEXT: usize = 0xc0;
     /// The work queue in the contexts of SQs, RQs and RMPs.
     const QUEUE: usize = 0x100 + 0x180;
-    let valid: &[Field] = match header::OPCODE.get(input) {
-        0x200 if !is_indirect(input) => &[create_mkey_in::MKEY_UMEM_VALID],
-        0x400 => &[create_cq_in::CQ_UMEM_VALID, cqc::DBR_UMEM_VALID.at(CONTEXT)],
-        0x403 => &[create_cq_in::CQ_UMEM_VALID],
-        0x500 => &[create_qp_in::WQ_UMEM_VALID, qpc::DBR_UMEM_VALID.at(QP_CONTEXT)],
-        0x705 => &[create_xrc_srq_in::XRC_SRQ_UMEM_VALID, xrc_srqc::DBR_UMEM_VALID.at(CONTEXT)],
-        0x904 | 0x908 | 0x90c => &[wq::WQ_UMEM_VALID.at(QUEUE), wq::DBR_UMEM_VALID.at(QUEUE)],
+    let valid: &[Field] = match header::OPCODE.get(input) as u16 {
+        CREATE_MKEY if !is_indirect(input) => &[create_mkey_in::MKEY_UMEM_VALID],
+        CREATE_CQ => &[create_cq_in::CQ_UMEM_VALID, cqc::DBR_UMEM_VALID.at(CONTEXT)],
+        MODIFY_CQ => &[create_cq_in::CQ_UMEM_VALID],
+        CREATE_QP => &[create_qp_in::WQ_UMEM_VALID, qpc::DBR_UMEM_VALID.at(QP_CONTEXT)],
+        CREATE_XRC_SRQ => {
+            &[create_xrc_srq_in::XRC_SRQ_UMEM_VALID, xrc_srqc::DBR_UMEM_VALID.at(CONTEXT)]
+        }
+        CREATE_SQ | CREATE_RQ | CREATE_RMP => {
+            &[wq::WQ_UMEM_VALID.at(QUEUE), wq::DBR_UMEM_VALID.at(QUEUE)]
+        }
         _ => &[],
     };
     valid.iter().for_each(|field| field.set(input, 1));
