@@ -300,6 +300,19 @@ impl From<Error> for io::Error {
 ///
 /// Converts into [`Error`] (which drops the object, so its `Drop` tries once more) so that `?`
 /// works.
+///
+/// ```no_run
+/// let context = uverbs::open_default()?;
+/// let cq = context.create_cq(16).build()?;
+/// let qp = context.alloc_pd()?.create_qp::<uverbs::qp_type::Rc>(cq.handle(), cq.handle());
+/// let qp = qp.build()?;
+/// if let Err(refused) = cq.destroy() {
+///     eprintln!("{}", refused.error); // the queue pair completes to it
+///     drop(qp);
+///     refused.object.destroy()?;
+/// }
+/// # Ok::<(), uverbs::Error>(())
+/// ```
 pub struct DestroyError<T> {
     /// The object, unharmed. It is in a box, so that a destroy which succeeds moves nothing.
     pub object: Box<T>,

@@ -147,6 +147,21 @@ impl<L> CqHandle<L> {
 ///
 /// It may be dropped before the queue pairs that complete to it; the kernel's object then lives
 /// until the last of those is gone.
+///
+/// ```no_run
+/// use uverbs::PollError;
+/// let context = uverbs::open_default()?;
+/// let mut cq = context.create_cq(256).build()?;
+/// loop {
+///     match cq.poll() {
+///         Ok(done) => println!("{:?}: {:?}", done.completion.status(), done.slot),
+///         Err(PollError::Empty) => context.poll_idle(),
+///         Err(error) => return Err(error.into()),
+///     }
+/// }
+/// # #[allow(unreachable_code)]
+/// # Ok::<(), uverbs::Error>(())
+/// ```
 pub struct CompletionQueue<L: Layer = Safe> {
     // Declared first: with the poller gone, no thread can be taking slots that queue pairs left in
     // flight.

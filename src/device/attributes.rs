@@ -24,6 +24,13 @@ macro_rules! fields {
 /// Attributes of a device; [`Context::limits`](crate::Context::limits) lists every limit by name.
 ///
 /// Limits are what the device admits at most; several at once may be more than it can give.
+///
+/// ```no_run
+/// let context = uverbs::open_default()?;
+/// let attributes = context.attributes()?;
+/// println!("{} queue pairs at most", attributes.max_qp());
+/// # Ok::<(), uverbs::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct DeviceAttributes {
     /// Extended device attributes as the kernel gave them; what an older kernel does not know is
@@ -152,6 +159,12 @@ impl fmt::Debug for Guid {
 }
 
 /// Attributes of a port.
+///
+/// ```no_run
+/// let port = uverbs::open_default()?.query_port(1)?;
+/// println!("{}, {:?} Gbit/s", port.state(), port.gigabits());
+/// # Ok::<(), uverbs::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct PortAttributes {
     /// Port attributes as the kernel gave them. For the C library: no part of the stable interface.

@@ -34,6 +34,15 @@ impl fmt::Display for DeviceKind {
 }
 
 /// An RDMA device, whether or not it can be opened.
+///
+/// ```no_run
+/// for device in uverbs::devices() {
+///     match device.check() {
+///         Ok(()) => println!("{} can be opened", device.name()),
+///         Err(reason) => println!("{}: {reason}", device.name()),
+///     }
+/// }
+/// ```
 #[derive(Clone)]
 pub struct Device(Source);
 

@@ -23,6 +23,21 @@ const MOST_POINTS: usize = 8191;
 /// [`read`](Self::read).
 ///
 /// Clones are handles to the same set; rules that count into it hold one.
+///
+/// ```no_run
+/// # use uverbs::{Context, QueuePair, qp_type::RawPacket};
+/// # fn count(context: &Context, qp: &mut QueuePair<RawPacket>) -> uverbs::Result<()> {
+/// use uverbs::counters::CounterPoint;
+/// let counters = context.create_counters()?;
+/// counters.attach(CounterPoint::Packets, 0)?;
+/// let rule = qp.create_flow().count(&counters).build()?;
+/// let mut values = [0];
+/// counters.read(&mut values)?;
+/// println!("{} frames", values[0]);
+/// # drop(rule);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Counters {
     inner: Arc<Inner>,

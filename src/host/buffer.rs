@@ -45,6 +45,13 @@ impl PageSize {
 /// is what a program registers if it has no memory of its own in mind.
 ///
 /// It lends views, never slices, since a device may write to it at any time.
+///
+/// ```
+/// let buffer = uverbs::Buffer::new(4096)?;
+/// buffer.view().write(100, b"hello")?;
+/// assert_eq!(buffer.view().part(100, 5)?.to_vec(), b"hello");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Buffer(Pages);
 

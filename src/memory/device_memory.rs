@@ -29,6 +29,18 @@ const WORD: usize = 4;
 /// atomics work on.
 /// [`Registration::register_device_memory`](crate::memory::Registration::register_device_memory)
 /// makes a memory region of it. Clones are handles to the same memory; regions over it hold one.
+///
+/// ```no_run
+/// use uverbs::AccessFlags;
+/// let context = uverbs::open_default()?;
+/// let memory = context.alloc_device_memory(64, 64)?;
+/// memory.write(0, &7_u64.to_ne_bytes())?;
+/// let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_ATOMIC;
+/// let pd = context.alloc_pd()?;
+/// let counter = pd.registration().access(access).register_device_memory(&memory, 0, 64)?;
+/// # let _ = counter;
+/// # Ok::<(), uverbs::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct DeviceMemory {
     inner: Arc<Inner>,

@@ -16,6 +16,20 @@ use crate::host::lifetime::{Kind, Object};
 /// It grants nothing until a request binds it: [`MemoryWindow::bind`] makes the operation for
 /// [`QueuePair::post_send`](crate::raw::QueuePair::post_send). Each bind gives it a new key, which
 /// is valid for peers once the request has completed; invalidating takes it back.
+///
+/// ```no_run
+/// # use uverbs::{MemoryRegion, ProtectionDomain, qp::PostFlags, qp_type::Rc, raw::QueuePair};
+/// # fn grant(pd: &ProtectionDomain, region: &MemoryRegion, qp: &mut QueuePair<Rc>)
+/// # -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::mw::{WindowAccess, WindowType};
+/// let mut window = pd.alloc_mw(WindowType::Type2)?;
+/// let bind = window.bind(region, 0, 4096, WindowAccess::REMOTE_WRITE)?;
+/// // SAFETY: the region outlives the window.
+/// unsafe { qp.post_send(1, bind, (), PostFlags::SIGNALED)? };
+/// println!("once it has completed, peers may use key {:#x}", window.rkey());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct MemoryWindow {
     object: Object<ProtectionDomain>,

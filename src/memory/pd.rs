@@ -17,6 +17,16 @@ use crate::host::lifetime::{Kind, Object, Parent, destroy_unshared};
 /// work together only within one.
 ///
 /// Clones are handles to the same domain; objects made from it hold one.
+///
+/// ```no_run
+/// let pd = uverbs::open_default()?.alloc_pd()?;
+/// let handle = pd.clone();
+/// // A domain that something still uses comes back unharmed.
+/// let pd = pd.destroy().unwrap_err().object;
+/// drop(handle);
+/// pd.destroy()?;
+/// # Ok::<(), uverbs::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct ProtectionDomain {
     inner: Arc<Inner>,

@@ -345,6 +345,17 @@ struct Registered {
 /// It keeps its memory (if it owns it) and its protection domain, and is deregistered when dropped.
 /// Raw work requests name it by [`MemoryRegion::sge`], peers by [`MemoryRegion::remote`]; both are
 /// plain numbers and do not keep the region alive.
+///
+/// ```no_run
+/// use uverbs::{AccessFlags, Buffer};
+/// let pd = uverbs::open_default()?.alloc_pd()?;
+/// let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
+/// let region = pd.register(Buffer::new(1 << 20)?, access)?;
+/// region.view().write(64, b"hello")?;
+/// let peers_use = region.remote(64)?; // an address and a key, to be told to them
+/// # let _ = peers_use;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct MemoryRegion {
     pd: ProtectionDomain,
     registered: Registered,

@@ -25,6 +25,18 @@ pub const GRH_BYTES: usize = 40;
 /// A place that datagrams can be sent to.
 ///
 /// Clones are handles to the same address handle.
+///
+/// ```no_run
+/// # use uverbs::{Endpoint, ProtectionDomain, QueuePair, Slot, op, qp_type::Ud};
+/// use uverbs::qp::{Datagram, PostFlags};
+/// # fn send(pd: &ProtectionDomain, qp: &mut QueuePair<Ud>, peer: &Endpoint, slot: Slot)
+/// # -> Result<(), Box<dyn std::error::Error>> {
+/// let handle = pd.create_ah(&qp.address_of(peer)?)?;
+/// let to = handle.datagram_to(peer);
+/// qp.post_send(op::To(Datagram(&to), op::Send), slot, PostFlags::SIGNALED)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct AddressHandle {
     inner: Arc<Inner>,

@@ -28,6 +28,19 @@ const VERSION: u8 = 1;
 /// | 36 | 4 | Q_Key (datagrams), else 0 |
 /// | 40 | 4 | shared receive queue number (XRC), else 0 |
 /// | 44 | 4 | zero |
+///
+/// ```no_run
+/// use std::io::{Read, Write};
+/// # use uverbs::{Endpoint, QueuePair, qp_type::Rc};
+/// # fn meet(qp: &mut QueuePair<Rc>, peer: &mut std::net::TcpStream)
+/// # -> Result<(), Box<dyn std::error::Error>> {
+/// peer.write_all(&qp.endpoint().to_bytes())?;
+/// let mut bytes = [0; Endpoint::BYTES];
+/// peer.read_exact(&mut bytes)?;
+/// qp.connect(&Endpoint::from_bytes(&bytes)?)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint {
     /// Kind of link of the port.

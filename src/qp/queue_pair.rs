@@ -36,6 +36,17 @@ use crate::mlx5::uar::Register as Page;
 /// group; the dropping thread holds an event of it; a command that fails) it lives on, with its own
 /// memory, until the context is closed: only [`QueuePair::destroy`] tells. A program that uses such
 /// memory again at once has to call that. Steering rules that lead to it go with it.
+///
+/// ```no_run
+/// use uverbs::qp_type::Rc;
+/// let context = uverbs::open_default()?;
+/// let (pd, cq) = (context.alloc_pd()?, context.create_cq(256).build()?);
+/// let mut a = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+/// let mut b = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+/// a.connect(&b.endpoint())?;
+/// b.connect(&a.endpoint())?;
+/// # Ok::<(), uverbs::Error>(())
+/// ```
 pub struct QueuePair<T: QueuePairType, L: Layer = Safe, R: Register = BlueFlame> {
     pub(super) queues: Anchored<Queues<T, R>, (Arc<RingMemory>, Arc<Page>)>,
     pub(super) core: Core,

@@ -18,6 +18,18 @@ const VERB: &str = "alloc_td";
 /// uncontended spin lock per doorbell where one thread uses all queue pairs of the domain, and
 /// waiting where several threads do. So a program chooses: a domain for each thread, one for all
 /// queue pairs of a context, or none and registers of their own.
+///
+/// ```no_run
+/// use uverbs::qp_type::Rc;
+/// let context = uverbs::open_default()?;
+/// let (pd, cq) = (context.alloc_pd()?, context.create_cq(256).build()?);
+/// let domain = context.alloc_thread_domain()?;
+/// let builder = || pd.create_qp::<Rc>(cq.handle(), cq.handle());
+/// let a = builder().build_in(&domain)?;
+/// let b = builder().build_in(&domain)?;
+/// # let _ = (a, b);
+/// # Ok::<(), uverbs::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct ThreadDomain {
     doorbell: Doorbell<SharedBlueFlame>,

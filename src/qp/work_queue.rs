@@ -188,6 +188,19 @@ impl Now {
 /// may be dropped before the tables that name it: frames then go on to fill what is posted, and it
 /// is destroyed with the last table. Slots that are left go back to their slabs then; the memory
 /// that raw receives name is in use until then.
+///
+/// ```no_run
+/// let context = uverbs::open_default()?;
+/// let (pd, cq) = (context.alloc_pd()?, context.create_cq(256).build()?);
+/// let mut wq = pd.create_wq(cq.handle(), 128).build()?;
+/// let slab = pd.create_slab(128, 2048)?;
+/// while let Some(slot) = slab.take() {
+///     wq.post_receive(slot)?;
+/// }
+/// let table = context.create_indirection_table(&[wq.handle()])?;
+/// # let _ = table;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct WorkQueue<L: Layer = Safe> {
     pub(super) queue: Anchored<Receives, (Arc<RingMemory>, ())>,
     pub(super) slots: L::IfSafe<Slots>,

@@ -443,6 +443,22 @@ impl<L> SrqHandle<L> {
 /// slabs when the last of them is gone. If a queue pair is destroyed
 /// while it holds a receive, the next [`SharedReceiveQueue::publish`] posts that receive again. If
 /// the device had begun to fill it, it is only given back when the shared queue is gone.
+///
+/// ```no_run
+/// use uverbs::qp_type::Rc;
+/// let context = uverbs::open_default()?;
+/// let (pd, cq) = (context.alloc_pd()?, context.create_cq(256).build()?);
+/// let mut srq = pd.create_srq(128).build()?;
+/// let builder = || pd.create_qp::<Rc>(cq.handle(), cq.handle());
+/// let a = builder().shared_receive_queue(srq.handle()).build()?;
+/// let b = builder().shared_receive_queue(srq.handle()).build()?;
+/// let slab = pd.create_slab(128, 2048)?;
+/// while let Some(slot) = slab.take() {
+///     srq.post(slot)?;
+/// }
+/// # let _ = (a, b);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct SharedReceiveQueue<L: Layer = Safe> {
     queue: ManuallyDrop<PostingSide>,
     slots: L::IfSafe<SlotReceives>,

@@ -12,6 +12,17 @@ use crate::error::{DestroyError, Result};
 use crate::host::lifetime::{Kind, Object, destroy_unshared};
 
 /// An XRC domain. Clones are handles to the same domain; objects made from it hold one.
+///
+/// ```no_run
+/// let context = uverbs::open_default()?;
+/// let (pd, cq) = (context.alloc_pd()?, context.create_cq(256).build()?);
+/// let domain = context.open_xrcd()?;
+/// let srq = pd.create_srq(128).xrc(&domain, cq.handle()).build()?;
+/// let receiver = domain.create_receiver(Default::default())?;
+/// let told_to_the_peer = receiver.endpoint(srq.handle());
+/// # let _ = told_to_the_peer;
+/// # Ok::<(), uverbs::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct XrcDomain {
     object: Arc<Object<Context>>,
