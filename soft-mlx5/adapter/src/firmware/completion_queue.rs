@@ -1,5 +1,7 @@
 //! Completion queues.
 
+use uverbs_mlx5_format::MiniCqeFormat;
+
 use super::Firmware;
 use super::Place;
 use super::command::{Command, Reply};
@@ -18,6 +20,11 @@ const RESIZE: u64 = 1;
 const CHANGE_PERIOD: u64 = 1;
 const CHANGE_COUNT: u64 = 2;
 const CHANGE_OVERRUN: u64 = 4;
+
+/// `cqe_compression_layout`: title and arrays. Its other value is the enhanced layout.
+const BASIC_LAYOUT: u64 = 0;
+const FORMATS: [MiniCqeFormat; 3] =
+    [MiniCqeFormat::HASH, MiniCqeFormat::CHECKSUM, MiniCqeFormat::CHECKSUM_STRIDE_INDEX];
 
 const STATUS_OVERFLOW: u64 = 0x9;
 const STATE_SOLICITED_ARMED: u64 = 0x6;
@@ -61,6 +68,22 @@ fn moderation(context: &[u8]) -> Moderation {
     }
 }
 
+/// How completions are compressed, in the basic layout. `MLX5_CQE_FORMAT_*` number the formats as
+/// mini-CQEs have them.
+fn compression(context: &[u8]) -> Result<Option<MiniCqeFormat>, Refusal> {
+    if !cqc::CQE_COMP_EN.is_set(context) {
+        return Ok(None);
+    }
+    let layout = cqc::CQE_COMPRESSION_LAYOUT.get(context);
+    if layout != BASIC_LAYOUT {
+        return Err(Refusal::parameter("cqe_compression_layout", layout));
+    }
+    match MiniCqeFormat(cqc::MINI_CQE_RES_FORMAT.get(context) as u8) {
+        format if FORMATS.contains(&format) => Ok(Some(format)),
+        format => Err(Refusal::parameter("mini_cqe_res_format", u64::from(format.0))),
+    }
+}
+
 /// CREATE_CQ.
 pub(super) fn create(
     firmware: &mut Firmware<'_>,
@@ -70,9 +93,7 @@ pub(super) fn create(
     let context = command.structure(CONTEXT);
     let vector = cqc::C_EQN_OR_APU_ELEMENT.get32(context);
     firmware.front.check_event_queue(vector)?;
-    if cqc::CQE_COMP_EN.is_set(context) {
-        return Err(Refusal::parameter("cqe_comp_en", 1));
-    }
+    let compression = compression(context)?;
     firmware.front.check_uar(cqc::UAR_PAGE.get32(context))?;
     let params = CqParams {
         ring: ring(firmware, command)?,
@@ -80,7 +101,13 @@ pub(super) fn create(
         ignore_overrun: cqc::OI.is_set(context),
         moderation: moderation(context),
     };
+    if compression.is_some() && params.ring.cqe_size != CqeSize::B64 {
+        return Err(Refusal::parameter("cqe_comp_en with cqe_sz", 1));
+    }
     let cqn = firmware.core.create_cq(params)?;
+    if let Some(format) = compression {
+        firmware.core.compress(cqn, format)?;
+    }
     firmware.objects.completion_vectors.insert(cqn.0, vector);
     firmware.created(command, cqn.object(), &[&RING, &RECORD]);
     reply.set_number(cqn.0);

@@ -100,6 +100,8 @@ fn general_values(link: LinkLayer) -> Vec<(Field, u64)> {
             (general::LOG_MIN_STRIDE_SZ_SQ, 6),
             (general::LOG_MAX_WQ_SZ, 15),
             (general::MAX_TC, 8),
+            (general::STRIDING_RQ, SUPPORTED),
+            (general::EXT_STRIDE_NUM_RANGE, SUPPORTED),
             (general::LOG_MAX_VLAN_LIST, 9),
             (general::LOG_MAX_CURRENT_MC_LIST, 7),
             (general::LOG_MAX_CURRENT_UC_LIST, 7),

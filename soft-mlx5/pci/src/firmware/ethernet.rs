@@ -13,6 +13,7 @@ use crate::layout::context::wq;
 use crate::layout::ethernet::{modify_rq_in, modify_sq_in, rqc, sqc};
 use uverbs_soft::core::{
     Cqn, Pdn, QpAttributes, QpParams, QpState, QpType, Qpn, ReceiveRing, ReceiveSource, SendRing,
+    Striding,
 };
 use uverbs_soft::memory::PageMap;
 use uverbs_soft_adapter::firmware::Place;
@@ -30,6 +31,8 @@ const ERROR: u8 = 3;
 
 /// `MLX5_WQ_TYPE_CYCLIC`.
 const CYCLIC: u64 = 1;
+/// `MLX5_WQ_TYPE_CYCLIC_STRIDING_RQ`.
+const CYCLIC_STRIDING: u64 = 3;
 /// log2 of a send queue's basic block.
 const LOG_BLOCK: u32 = 6;
 
@@ -67,6 +70,35 @@ const RING: Place =
 const RECORD: Place =
     Place { valid: wq::DBR_UMEM_VALID, id: wq::DBR_UMEM_ID, offset: wq::DBR_ADDR }.at(QUEUE);
 
+/// Refuses what is no ring of WQEs of one receive or send each.
+fn check_cyclic(queue: &[u8]) -> Done {
+    match wq::WQ_TYPE.get(queue) {
+        CYCLIC => Ok(()),
+        kind => Err(Refusal::parameter("wq_type", kind)),
+    }
+}
+
+/// Into what the WQEs of a receive queue are divided. The number of strides is that of 512, and
+/// wraps at 16: 10 to 15 are 8 to 256 (`create_rq` of drivers/infiniband/hw/mlx5/qp.c).
+fn striding(queue: &[u8]) -> Result<Option<Striding>, Refusal> {
+    if wq::WQ_TYPE.get(queue) != CYCLIC_STRIDING {
+        return check_cyclic(queue).map(|()| None);
+    }
+    let log_strides = match wq::LOG_WQE_NUM_OF_STRIDES.get(queue) as u8 {
+        few @ 10.. => few - 7,
+        many => many + 9,
+    };
+    // A CQE cannot say that it consumed more than 2^14.
+    if log_strides > 14 {
+        return Err(Refusal::parameter("log_wqe_num_of_strides", u64::from(log_strides) - 9));
+    }
+    Ok(Some(Striding {
+        log_bytes: wq::LOG_WQE_STRIDE_SIZE.get(queue) as u8 + 6,
+        log_strides,
+        two_byte_shift: wq::TWO_BYTE_SHIFT_EN.is_set(queue),
+    }))
+}
+
 /// The ring of a work queue whose entries take `1 << log_stride` bytes.
 fn ring(
     firmware: &mut Firmware,
@@ -75,10 +107,6 @@ fn ring(
     log_stride: u32,
 ) -> Result<PageMap, Refusal> {
     let queue = command.structure(QUEUE);
-    let kind = wq::WQ_TYPE.get(queue);
-    if kind != CYCLIC {
-        return Err(Refusal::parameter("wq_type", kind));
-    }
     if log_size > 15 {
         return Err(Refusal::parameter("log_wq_sz", u64::from(log_size)));
     }
@@ -236,6 +264,7 @@ pub(super) fn create_send(
     if log_stride != LOG_BLOCK {
         return Err(Refusal::parameter("log_wq_stride", u64::from(log_stride)));
     }
+    check_cyclic(queue)?;
     let log_blocks = wq::LOG_WQ_SZ.get32(queue);
     let buffer = ring(firmware, command, log_blocks, LOG_BLOCK)?;
     let params = QpParams {
@@ -275,6 +304,7 @@ pub(super) fn create_receive(
             log_wqes: log_wqes as u8,
             log_stride: log_stride as u8,
         }),
+        striding: striding(queue)?,
         strip_vlan: !rqc::VSD.is_set(rq),
         scatter_check_sequence: rqc::SCATTER_FCS.is_set(rq),
         reserved_lkey: rqc::RLKY.is_set(rq),

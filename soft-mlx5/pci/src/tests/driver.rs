@@ -56,7 +56,7 @@ pub(super) type Refused = (u64, u64);
 #[derive(Debug)]
 pub(super) struct Cq {
     pub(super) number: u32,
-    ring: u64,
+    pub(super) ring: u64,
     record: u64,
     consumer: u32,
 }
@@ -216,6 +216,11 @@ impl Driver {
     }
 
     pub(super) fn create_cq(&mut self) -> Cq {
+        self.create_cq_with(|input| input)
+    }
+
+    /// A CQ whose context has what `change` sets.
+    pub(super) fn create_cq_with(&mut self, change: impl FnOnce(Input) -> Input) -> Cq {
         let ring = self.alloc(64 << LOG_CQES);
         for slot in 0..1 << LOG_CQES {
             self.memory.write(ring + slot * 64, Cqe::unwritten().as_bytes()).unwrap();
@@ -227,7 +232,7 @@ impl Driver {
             .set(cqc::C_EQN_OR_APU_ELEMENT.at(0x80), self.eq.into())
             .set(cqc::DBR_ADDR.at(0x80), record)
             .pages(ring, 64 << LOG_CQES);
-        Cq { number: self.create(input), ring, record, consumer: 0 }
+        Cq { number: self.create(change(input)), ring, record, consumer: 0 }
     }
 
     pub(super) fn poll(&self, cq: &mut Cq) -> Option<Cqe> {

@@ -5,13 +5,14 @@ use std::os::unix::fs::FileExt;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use uverbs_mlx5_format::{
-    ControlFlags, ControlSegment, Cqe, DataSegment, EthSegment, INLINE_FLAG, Opcode, U32,
+    ControlFlags, ControlSegment, Cqe, CqeFormat, DataSegment, EthSegment, INLINE_FLAG, MiniCqe,
+    Opcode, U32,
 };
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::driver::{Cq, Driver, Input, run};
 use crate::bits::field;
-use crate::layout::context::wq;
+use crate::layout::context::{cqc, wq};
 use crate::layout::ethernet::{
     create_flow_group_in, flow_context, flow_table_context, modify_flow_table_in, modify_sq_in,
     rqc, rqtc, set_fte_in, sqc, tirc,
@@ -107,6 +108,10 @@ impl Receiver {
     /// A receive queue with all its entries posted.
     fn new(driver: &mut Driver) -> Self {
         let cq = driver.create_cq();
+        Self::with(driver, cq)
+    }
+
+    fn with(driver: &mut Driver, cq: Cq) -> Self {
         let input = Input::new(0x908, 272).set(rqc::CQN.at(CONTEXT), cq.number.into());
         let (input, ring, record) = work_queue(driver, input, 4);
         let number = driver.create(input);
@@ -227,6 +232,127 @@ fn a_hash_chooses_among_queues() {
         counts[0] + counts[1] == 8
     });
     assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
+}
+
+/// Brings frames for the second station to the queue `number` of its device.
+fn steer_to(drivers: &mut [Driver], number: u32) {
+    let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), number.into());
+    let tir = drivers[1].create(tir);
+    steer(&mut drivers[1], station(2).mac(), tir);
+}
+
+/// A CQ that compresses in the format that `MLX5_CQE_FORMAT_*` numbers so.
+fn compressing(format: u64) -> impl Fn(Input) -> Input {
+    move |input| {
+        let input = input.set(cqc::CQE_COMP_EN.at(0x80), 1);
+        input.set(cqc::MINI_CQE_RES_FORMAT.at(0x80), format)
+    }
+}
+
+#[test]
+fn completions_share_a_title_where_the_queue_asks() {
+    let mut drivers = pair();
+    let mut sender = Sender::new(&mut drivers[0]);
+    let cq = drivers[1].create_cq_with(compressing(0));
+    let mut receiver = Receiver::with(&mut drivers[1], cq);
+    steer_to(&mut drivers, receiver.number);
+    let frames: Vec<_> = (0..3).map(|port| frame(station(2).mac(), port)).collect();
+    frames.iter().for_each(|frame| sender.send(&mut drivers[0], frame));
+    let (mut title, mut sent) = (None, 0);
+    run(&mut drivers, |drivers| {
+        sent += usize::from(drivers[0].poll(&mut sender.cq).is_some());
+        title = title.or(drivers[1].poll(&mut receiver.cq));
+        title.is_some() && sent == 3
+    });
+    let title = title.unwrap();
+    assert_eq!(title.op_own.format(), CqeFormat::COMPRESSED);
+    assert_eq!(title.byte_count.get(), 3, "completions of the title");
+    let array = drivers[1].bytes(receiver.cq.ring + 64, 64);
+    for (index, frame) in frames.iter().enumerate() {
+        let mini = MiniCqe::read_from_bytes(&array[index * 8..][..8]).unwrap();
+        assert_eq!(mini.byte_count.get() as usize, frame.len());
+        let at = receiver.buffers + index as u64 * BUFFER;
+        assert_eq!(drivers[1].bytes(at, frame.len() as u64), *frame);
+    }
+}
+
+#[test]
+fn compressions_that_the_device_lacks_are_refused() {
+    let mut driver = pair().into_iter().next().unwrap();
+    let refused = |driver: &mut Driver, change: &dyn Fn(Input) -> Input| {
+        let input = change(Input::new(0x400, 272).set(cqc::LOG_CQ_SIZE.at(0x80), 4));
+        let input = input.set(cqc::C_EQN_OR_APU_ELEMENT.at(0x80), driver.eq.into());
+        let input = input.set(cqc::UAR_PAGE.at(0x80), driver.uar.into());
+        let (ring, record) = (driver.alloc(16 << 7), driver.alloc(8));
+        let input = input.set(cqc::DBR_ADDR.at(0x80), record).pages(ring, 16 << 7);
+        driver.command(input, 16).err().map(|refused| refused.0)
+    };
+    const PARAMETER: Option<u64> = Some(3);
+    assert_eq!(refused(&mut driver, &compressing(1)), None);
+    assert_eq!(refused(&mut driver, &compressing(2)), PARAMETER, "no such format");
+    let enhanced = |input| compressing(0)(input).set(cqc::CQE_COMPRESSION_LAYOUT.at(0x80), 1);
+    assert_eq!(refused(&mut driver, &enhanced), PARAMETER, "another layout");
+    let long = |input| compressing(0)(input).set(cqc::CQE_SZ.at(0x80), 1);
+    assert_eq!(refused(&mut driver, &long), PARAMETER, "entries of 128 bytes");
+}
+
+/// A receive queue of two WQEs, each of `strides` (as CREATE_RQ has them) strides of 64 bytes.
+fn strides(driver: &mut Driver, strides: u64) -> (Input, u64, u64) {
+    let input = Input::new(0x908, 272);
+    let (input, ring, record) = work_queue(driver, input, 5);
+    let input = input
+        .set(wq::WQ_TYPE.at(QUEUE), 3)
+        .set(wq::LOG_WQE_NUM_OF_STRIDES.at(QUEUE), strides)
+        .set(wq::TWO_BYTE_SHIFT_EN.at(QUEUE), 1);
+    (input, ring, record)
+}
+
+#[test]
+fn frames_share_the_strides_of_a_receive() {
+    let mut drivers = pair();
+    let mut sender = Sender::new(&mut drivers[0]);
+    let mut cq = drivers[1].create_cq();
+    // Ten stands for eight.
+    let (input, ring, record) = strides(&mut drivers[1], 10);
+    let number = drivers[1].create(input.set(rqc::CQN.at(CONTEXT), cq.number.into()));
+    make_ready(&mut drivers[1], 0x909, number);
+    let buffers = drivers[1].alloc(2 * 512);
+    for slot in 0..2 {
+        let data = DataSegment::new(buffers + slot * 512, 512, drivers[1].lkey);
+        drivers[1].memory.write(ring + slot * 32 + 16, data.as_bytes()).unwrap();
+    }
+    drivers[1].memory.write(record, &2u32.to_be_bytes()).unwrap();
+    steer_to(&mut drivers, number);
+    // 64 bytes and the shift take two strides.
+    let frames: Vec<_> = (0..5).map(|port| frame(station(2).mac(), port)).collect();
+    assert_eq!(frames[0].len(), 64);
+    frames.iter().for_each(|frame| sender.send(&mut drivers[0], frame));
+    let (mut done, mut sent) = (Vec::new(), 0);
+    run(&mut drivers, |drivers| {
+        sent += usize::from(drivers[0].poll(&mut sender.cq).is_some());
+        done.extend(drivers[1].poll(&mut cq));
+        (done.len(), sent) == (5, 5)
+    });
+    for (index, (cqe, frame)) in done.iter().zip(&frames).enumerate() {
+        let places = (cqe.wqe_id.get(), cqe.wqe_counter.get());
+        assert_eq!(places, (index as u16 / 4, index as u16 % 4 * 2));
+        assert_eq!(cqe.byte_count.get(), 2 << 16 | 64);
+        assert_eq!(drivers[1].bytes(buffers + index as u64 * 128 + 2, 64), *frame);
+    }
+}
+
+#[test]
+fn strides_that_no_completion_can_count_are_refused() {
+    let mut driver = pair().into_iter().next().unwrap();
+    let cq = driver.create_cq().number;
+    let mut answer = |number, kind| {
+        let (input, _, _) = strides(&mut driver, number);
+        let input = input.set(rqc::CQN.at(CONTEXT), cq.into()).set(wq::WQ_TYPE.at(QUEUE), kind);
+        driver.command(input, 16).err().map(|refused| refused.0)
+    };
+    assert_eq!((answer(5, 3), answer(15, 3)), (None, None), "16384 and 256");
+    assert_eq!(answer(6, 3), Some(3), "32768");
+    assert_eq!((answer(0, 2), answer(0, 0)), (Some(3), Some(3)), "lists of receives");
 }
 
 #[test]

@@ -46,6 +46,7 @@ structure! {
         STAT_RATE_SUPPORT: 0x1e0, 16;
         CQE_VERSION: 0x1fc, 4;
         COMPACT_ADDRESS_VECTOR: 0x200, 1;
+        STRIDING_RQ: 0x201, 1;
         UMR_MODIFY_ENTITY_SIZE_DISABLED: 0x207, 1;
         UMR_MODIFY_ATOMIC_DISABLED: 0x208, 1;
         UMR_INDIRECT_MKEY_DISABLED: 0x209, 1;
@@ -120,7 +121,10 @@ structure! {
         DEVICE_FREQUENCY_MHZ: 0x4c0, 32;
         DEVICE_FREQUENCY_KHZ: 0x4e0, 32;
         NUM_OF_UARS_PER_PAGE: 0x520, 32;
+        MINI_CQE_RESP_STRIDE_INDEX: 0x5bc, 1;
         CQE_128_ALWAYS: 0x5bd, 1;
+        CQE_COMPRESSION: 0x5bf, 1;
+        CQE_COMPRESSION_MAX_NUM: 0x5d0, 16;
         NATIVE_PORT_NUM: 0x608, 8;
     }
 }
