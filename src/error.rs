@@ -279,7 +279,7 @@ impl From<PollError> for Error {
 impl From<PostError> for Error {
     fn from(error: PostError) -> Self {
         let (kind, errno) = match error {
-            PostError::BadState => (ErrorKind::BadState, Errno::EINVAL),
+            PostError::BadState | PostError::QueueFailed => (ErrorKind::BadState, Errno::EINVAL),
             PostError::ForkedChild => (ErrorKind::ForkedChild, Errno::EPERM),
             PostError::Full => (ErrorKind::Refused, Errno::ENOMEM),
             _ => (ErrorKind::InvalidInput, Errno::EINVAL),

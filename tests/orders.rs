@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use common::{PATIENCE, Setup};
 use frames::{Wire, udp_frame};
+use uverbs::cq::Status;
 use uverbs::ethernet::{
     Clock, Field, FrameError, RxQueue, Sum, Tailed, Template, TxBuilder, TxQueue, blocks,
     blocks_with_tail, fill_checksums,
@@ -358,6 +359,72 @@ fn a_long_frame_ends_in_memory() {
     assert_eq!(slab.free(), 3);
     drop(desk.tx);
     assert_eq!(slab.free(), 4);
+}
+
+/// Frames of another queue's templates take more space than this queue has for each of its own.
+#[test]
+fn a_template_that_is_too_long_for_the_queue_is_refused_and_others_never_block_it() {
+    let Some(setup) = setup() else { return };
+    let pd = setup.pd.clone();
+    let mut roomy = pd.create_tx_queue(16).frame_bytes(900).build().unwrap();
+    let long = roomy.template::<{ blocks(900) }>(&[2; 900], SUMS).unwrap();
+    let usual = roomy.template::<{ blocks(226) }>(&[2; 226], SUMS).unwrap();
+    // The frame is short, whatever the type says.
+    let short = roomy.template::<{ blocks(900) }>(&[2; 60], SUMS).unwrap();
+    for (depth, bytes) in [(1, 0), (2, 18), (8, 18), (8, 60), (100, 60), (8, 300)] {
+        let mut tx = pd.create_tx_queue(depth).frame_bytes(bytes).build().unwrap();
+        assert_eq!(tx.send(1, &long), Err(PostError::InlineTooLong), "{depth} of {bytes}");
+        assert_eq!(tx.stage(1, &long).map(drop), Err(PostError::InlineTooLong));
+        let start = Instant::now();
+        for sent in 0..300 {
+            let send = |tx: &mut TxQueue| match sent % 2 {
+                0 => tx.send(sent, &usual),
+                _ => tx.send(sent, &short),
+            };
+            while let Err(error) = send(&mut tx) {
+                assert_eq!(error, PostError::Full);
+                assert!(start.elapsed() < PATIENCE, "{depth} of {bytes} bytes stays full");
+                tx.reap();
+                setup.context.poll_idle();
+            }
+        }
+    }
+    assert_eq!(roomy.send(1, &long), Ok(()));
+}
+
+#[test]
+fn a_queue_that_failed_sends_nothing_more_and_says_so() {
+    let Some(setup) = setup() else { return };
+    let mut desk = desk(setup, 16, |tx| tx);
+    let slab = desk.pd().create_slab(1, 1 << 16).unwrap();
+    let mut tail = slab.take().unwrap();
+    // No port sends a frame that long.
+    tail.set_len(1 << 16);
+    let order = desk.order();
+    let start = desk.frame[..42].to_vec();
+    let long: Tailed<{ blocks_with_tail(42) }> =
+        desk.tx.template_with_tail(&start, tail, SUMS).unwrap();
+    desk.tx.send(1, &order).unwrap();
+    desk.tx.send_tailed(2, &long).unwrap();
+    let start = Instant::now();
+    let failed = loop {
+        match desk.tx.poll() {
+            Ok(sent) => break sent,
+            Err(error) => assert_eq!(error, PollError::Empty),
+        }
+        assert!(start.elapsed() < PATIENCE, "no completion came");
+        std::thread::yield_now();
+    };
+    assert_eq!((failed.id, failed.status == Status::Success), (2, false));
+    for _ in 0..3 {
+        assert_eq!(desk.tx.send(3, &order), Err(PostError::QueueFailed));
+        assert_eq!(desk.tx.send_timed(3, &order), Err(PostError::QueueFailed));
+        assert_eq!(desk.tx.send_tailed(3, &long), Err(PostError::QueueFailed));
+        assert_eq!(desk.tx.stage(3, &order).map(drop), Err(PostError::QueueFailed));
+        assert_eq!(desk.tx.warm(&order), Err(PostError::QueueFailed));
+    }
+    assert_eq!((desk.tx.counters().sent, desk.tx.counters().failed), (2, 1));
+    desk.tx.destroy().unwrap();
 }
 
 #[test]

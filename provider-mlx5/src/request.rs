@@ -157,6 +157,9 @@ pub enum PostError {
         "the queue pair has no such queue: it was made without one, or receives through a shared one"
     )]
     NoQueue,
+    /// An earlier request failed, and the queue sends nothing any more.
+    #[error("an earlier request failed, and the queue sends nothing any more: make another one")]
+    QueueFailed,
 }
 
 /// Which request of a list was refused, and why. All before it have been posted, none after it.

@@ -21,7 +21,7 @@ use uverbs_mlx5::send_queue::{
 use super::FrameError;
 use super::receiver::Receiver;
 use super::rx_builder::VERB;
-use super::template::{Tailed, Template};
+use super::template::{Tailed, Template, blocks};
 use crate::cq::CompletionQueue;
 use crate::device::context::Context;
 use crate::device::layer::Raw;
@@ -430,18 +430,24 @@ pub(super) struct TxRing {
     identity: u64,
     /// The protection domain's identity.
     domain: usize,
+    /// Blocks of the longest request: at least [`ALWAYS_BLOCKS`].
+    blocks: usize,
     /// Ends of frames that the device may read as long as the queue exists.
     tails: Vec<Slot>,
 }
+
+/// Blocks that the requests of every ring may have.
+pub(super) const ALWAYS_BLOCKS: usize = 4;
 
 /// The next ring's identity.
 static IDENTITIES: AtomicU64 = AtomicU64::new(0);
 
 impl TxRing {
-    /// The ring of a queue pair in the protection domain with the identity `domain`.
-    pub(super) fn new(qp: QueuePair<RawPacket, Raw>, domain: usize) -> Self {
+    /// The ring of a queue pair in the protection domain with the identity `domain`, which has
+    /// space for requests of `blocks` blocks.
+    pub(super) fn new(qp: QueuePair<RawPacket, Raw>, domain: usize, blocks: usize) -> Self {
         let identity = IDENTITIES.fetch_add(1, Ordering::Relaxed);
-        Self { qp, identity, domain, tails: Vec::new() }
+        Self { qp, identity, domain, blocks, tails: Vec::new() }
     }
 
     /// The queue pair.
@@ -531,7 +537,8 @@ impl TxRing {
     /// Starts building frames that the device is not told of yet.
     #[inline(always)]
     pub(super) fn stage(&mut self) -> Posted<StagedFrames<'_>> {
-        Ok(StagedFrames { batch: ManuallyDrop::new(self.queue()?.batch()?) })
+        let blocks = self.blocks;
+        Ok(StagedFrames { batch: ManuallyDrop::new(self.queue()?.batch()?), blocks })
     }
 
     /// Destroys the queue pair.
@@ -569,7 +576,8 @@ pub(super) trait Sendable<const BLOCKS: usize> {
 
 impl<const BLOCKS: usize> Sendable<BLOCKS> for Template<BLOCKS> {
     #[inline(always)]
-    fn request(&self, _: &TxRing) -> Posted<&Request<BLOCKS>> {
+    fn request(&self, ring: &TxRing) -> Posted<&Request<BLOCKS>> {
+        check_length(self, ring.blocks)?;
         Ok(&self.request)
     }
 }
@@ -584,11 +592,23 @@ impl<const BLOCKS: usize> Sendable<BLOCKS> for Tailed<BLOCKS> {
     }
 }
 
+/// Refuses a template that is longer than a ring's requests, of `most` blocks. Such frames would
+/// fill the ring before the turn of one that makes a completion, and so for ever.
+#[inline(always)]
+fn check_length<const BLOCKS: usize>(template: &Template<BLOCKS>, most: usize) -> Posted {
+    if BLOCKS > ALWAYS_BLOCKS && blocks(template.longest) > most {
+        return Err(PostError::InlineTooLong);
+    }
+    Ok(())
+}
+
 /// Frames in the ring that the device has not been told of. Dropping it takes them back.
 #[derive(Debug)]
 pub(super) struct StagedFrames<'q> {
     /// Never dropped, which leaves the queue as it was.
     batch: ManuallyDrop<Batch<'q, RawPacket, BlueFlame>>,
+    /// As the ring has it.
+    blocks: usize,
 }
 
 impl StagedFrames<'_> {
@@ -600,6 +620,7 @@ impl StagedFrames<'_> {
         template: &Template<BLOCKS>,
         flags: PostFlags,
     ) -> Posted {
+        check_length(template, self.blocks)?;
         let request = template.request.with_flags(flags);
         // SAFETY: all of the frame is in the request, which names no memory.
         unsafe { self.batch.build_template(id, &request) }

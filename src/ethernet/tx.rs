@@ -14,8 +14,7 @@ use crate::device::layer::Raw;
 use crate::error::{DestroyError, Result};
 use crate::memory::posting::Refused;
 use crate::memory::slot::Slot;
-use crate::qp::qp_type::RawPacket;
-use crate::qp::{PostError, PostFlags, QueuePair};
+use crate::qp::{PostError, PostFlags};
 
 /// A queue of frames to send: from
 /// [`ProtectionDomain::create_tx_queue`](crate::ProtectionDomain::create_tx_queue).
@@ -26,7 +25,7 @@ pub struct TxQueue<C: Clock = FreeRunning> {
     cq: CompletionQueue<Raw>,
     /// One of so many frames makes a completion.
     every: u32,
-    /// Frames until the next one that does.
+    /// Frames until the next one that does; 0 once a frame has failed.
     left: u32,
     counters: TxCounters,
     clock: PhantomData<C>,
@@ -65,13 +64,8 @@ impl<C: Clock> fmt::Debug for TxQueue<C> {
 
 impl<C: Clock> TxQueue<C> {
     /// A queue whose pair is ready to send.
-    pub(super) fn new(
-        qp: QueuePair<RawPacket, Raw>,
-        cq: CompletionQueue<Raw>,
-        every: u32,
-        domain: usize,
-    ) -> Self {
-        let (ring, counters) = (TxRing::new(qp, domain), TxCounters::default());
+    pub(super) fn new(ring: TxRing, cq: CompletionQueue<Raw>, every: u32) -> Self {
+        let counters = TxCounters::default();
         Self { ring, cq, every, left: every, counters, clock: PhantomData }
     }
 
@@ -127,7 +121,9 @@ impl<C: Clock> TxQueue<C> {
     ///
     /// # Errors
     /// [`PostError::Full`] while too many frames are under way: [`TxQueue::poll`] or
-    /// [`TxQueue::reap`] make space.
+    /// [`TxQueue::reap`] make space. `QueueFailed` once one of them has found that a frame failed:
+    /// nothing leaves any more. `InlineTooLong` for a template of another queue that is longer than
+    /// this one's may be.
     #[inline(always)]
     pub fn send<const BLOCKS: usize>(
         &mut self,
@@ -184,6 +180,9 @@ impl<C: Clock> TxQueue<C> {
         id: u64,
         frame: &impl Sendable<BLOCKS>,
     ) -> std::result::Result<(), PostError> {
+        if self.left == 0 {
+            return Err(PostError::QueueFailed);
+        }
         self.ring.post_signaled(id, frame)?;
         self.left = self.every;
         self.counters.sent += 1;
@@ -215,6 +214,9 @@ impl<C: Clock> TxQueue<C> {
         id: u64,
         template: &Template<BLOCKS>,
     ) -> std::result::Result<Staged<'_>, PostError> {
+        if self.left == 0 {
+            return Err(PostError::QueueFailed);
+        }
         let (every, left, sent) = (self.every, &mut self.left, &mut self.counters.sent);
         let plan = Plan { every, left: *left, staged: 0 };
         let mut staged = Staged { frames: self.ring.stage()?, plan, left, sent };
@@ -244,13 +246,17 @@ impl<C: Clock> TxQueue<C> {
         let done = self.cq.poll()?;
         let (id, status) = (done.wr_id(), done.status());
         let sent = Sent { id, timestamp: Timestamp::from_raw(done.timestamp()), status };
-        let good = status == Status::Success;
-        *(if good { &mut self.counters.completed } else { &mut self.counters.failed }) += 1;
+        if status == Status::Success {
+            self.counters.completed += 1;
+        } else {
+            self.counters.failed += 1;
+            self.left = 0;
+        }
         Ok(sent)
     }
 
-    /// Polls all completions that are there, and only counts them; returns how many frames can be
-    /// sent now.
+    /// Polls all completions that are there, and only counts them; returns how many frames there is
+    /// space for. Of a queue that failed too, which sends none: see [`TxCounters::failed`].
     pub fn reap(&mut self) -> u32 {
         while self.poll().is_ok() {}
         self.ring.free_requests()

@@ -3,6 +3,8 @@
 use std::marker::PhantomData;
 
 use super::clock::{Clock, FreeRunning, RealTime, format};
+use super::rings::{ALWAYS_BLOCKS, TxRing};
+use super::template::blocks;
 use super::tx::TxQueue;
 use crate::error::{Error, Result};
 use crate::memory::pd::ProtectionDomain;
@@ -11,6 +13,11 @@ use crate::qp::qp_type::RawPacket;
 const VERB: &str = "create_tx_queue";
 /// Bytes of a frame that are beside its inline data, in the Ethernet segment.
 const BESIDE: u32 = 2;
+/// Bytes of the longest frame of a template of [`ALWAYS_BLOCKS`]. Each queue has space for those,
+/// so that sending one asks nothing.
+const ALWAYS: u32 = 226;
+const _: () = assert!(blocks(ALWAYS as usize) == ALWAYS_BLOCKS);
+const _: () = assert!(blocks(ALWAYS as usize + 1) > ALWAYS_BLOCKS);
 
 /// Makes a [`TxQueue`]: from [`ProtectionDomain::create_tx_queue`].
 ///
@@ -32,14 +39,22 @@ impl ProtectionDomain {
     /// Begins to make a queue for frames to send, of which at least `depth` may be under way.
     pub fn create_tx_queue(&self, depth: u32) -> TxBuilder {
         let every = (depth / 2).clamp(1, 64);
-        TxBuilder { pd: self.clone(), depth, frame_bytes: 226, every, port: 1, clock: PhantomData }
+        TxBuilder {
+            pd: self.clone(),
+            depth,
+            frame_bytes: ALWAYS,
+            every,
+            port: 1,
+            clock: PhantomData,
+        }
     }
 }
 
 impl<C: Clock> TxBuilder<C> {
-    /// Bytes of the longest frame of a template.
+    /// Bytes of the longest frame of a template, 226 at least. Longer frames end in memory:
+    /// [`TxQueue::template_with_tail`].
     pub fn frame_bytes(mut self, bytes: u32) -> Self {
-        self.frame_bytes = bytes;
+        self.frame_bytes = bytes.max(ALWAYS);
         self
     }
 
@@ -75,6 +90,9 @@ impl<C: Clock> TxBuilder<C> {
     /// for a port that is no Ethernet port, or for what the device lacks; EPERM without
     /// CAP_NET_RAW; other errors of the kernel.
     pub fn build(self) -> Result<TxQueue<C>> {
+        if self.depth == 0 {
+            return Err(Error::invalid(VERB, "a queue has at least one frame under way"));
+        }
         if self.every == 0 || self.every > (self.depth / 2).max(1) {
             let cause = "a completion comes for every frame to every half of the queue";
             return Err(Error::invalid(VERB, cause).asked(format!("every {} frames", self.every)));
@@ -84,8 +102,9 @@ impl<C: Clock> TxBuilder<C> {
         let cq = self.pd.context().create_raw_cq(entries).timestamps(format::<C>()).build()?;
         let builder = self.pd.create_raw_qp::<RawPacket>(cq.handle(), cq.handle());
         let builder = builder.max_send_wr(self.depth).max_recv_wr(0).port(self.port);
-        let mut qp = builder.max_inline_data(self.frame_bytes.saturating_sub(BESIDE)).build()?;
+        let mut qp = builder.max_inline_data(self.frame_bytes - BESIDE).build()?;
         qp.activate()?;
-        Ok(TxQueue::new(qp, cq, self.every, self.pd.identity()))
+        let ring = TxRing::new(qp, self.pd.identity(), blocks(self.frame_bytes as usize));
+        Ok(TxQueue::new(ring, cq, self.every))
     }
 }
