@@ -260,6 +260,19 @@ fn a_frame_that_is_too_long_is_counted_and_skipped() {
 }
 
 #[test]
+fn the_shortest_queues_go_round_for_many_laps() {
+    for depth in 1..=5 {
+        let Some(mut line) = listen(depth, |rx| rx) else { return };
+        assert_eq!(line.rx.counters().depth, if depth < 5 { 4 } else { 8 });
+        for number in 0..100 {
+            line.send(number, 50);
+            assert_eq!(line.next(), number);
+        }
+        assert_eq!(line.rx.counters().exhausted, 0);
+    }
+}
+
+#[test]
 fn an_exhausted_queue_says_so_and_how_much_was_lost() {
     let Some(mut line) = listen(16, RxBuilder::count_matches) else { return };
     for i in 0..40 {
@@ -333,7 +346,8 @@ fn typed_rules_bring_what_they_name_and_refuse_what_harms() {
     };
     refused(&mut rx, UdpMulticast::new(Ipv4Addr::new(10, 0, 0, 1), 1), "224.0.0.0");
     refused(&mut rx, UdpMulticast::new(Ipv4Addr::new(224, 0, 1, 129), 319), "PTP");
-    refused(&mut rx, line().vlan(4095), "VLAN");
+    refused(&mut rx, line().vlan(4095), "VLAN 4095");
+    refused(&mut rx, UdpMulticast::new(line().group, 0), "port 0");
     refused(&mut rx, line().tag(1 << 24), "24 bits");
     assert_eq!(line().sharing(), Sharing::Shared);
     let tuple = FiveTuple {
@@ -342,6 +356,15 @@ fn typed_rules_bring_what_they_name_and_refuse_what_harms() {
         destination: "10.0.0.2:99".parse().unwrap(),
         tag: Some(3),
     };
+    for wrong in [
+        FiveTuple { source: "0.0.0.0:1".parse().unwrap(), ..tuple },
+        FiveTuple { source: "239.1.2.3:1".parse().unwrap(), ..tuple },
+        FiveTuple { destination: "0.0.0.0:1".parse().unwrap(), ..tuple },
+        FiveTuple { destination: "10.0.0.2:0".parse().unwrap(), ..tuple },
+        FiveTuple { protocol: Protocol::Tcp, destination: "10.0.0.2:0".parse().unwrap(), ..tuple },
+    ] {
+        assert_eq!(rx.steer(&wrong).unwrap_err().kind(), ErrorKind::InvalidInput, "{wrong:?}");
+    }
     let mut line = Line { _rule: rx.steer(&tuple).unwrap(), rx, wire };
     let port = Port { protocol: Protocol::Tcp, port: 80, tag: Some(4) };
     let _port = line.rx.steer(&port).unwrap();

@@ -22,7 +22,6 @@ use uverbs::{ErrorKind, ProtectionDomain};
 
 /// 8 strides of 64 bytes.
 const SMALL: Striding = Striding::new(StrideBytes::B64, StridesPerWqe::N8);
-const TO: [u8; 6] = [2, 7, 7, 7, 7, 7];
 
 struct Line<C: Clock = FreeRunning> {
     rx: StridingQueue<C>,
@@ -59,7 +58,7 @@ impl<C: Clock> Line<C> {
     /// Sends a frame of so many bytes, all of the payload's with one number.
     fn send(&mut self, length: usize) -> Vec<u8> {
         self.sent += 1;
-        let frame = udp_frame(TO, 5, &vec![self.sent; length - 42]);
+        let frame = udp_frame(self.wire.mac, 5, &vec![self.sent; length - 42]);
         self.send_frame(&frame);
         frame
     }
@@ -238,6 +237,11 @@ fn strides_that_the_device_does_not_have_are_refused_in_words() {
 
 #[test]
 fn a_queue_that_is_full_knows_what_it_lost() {
+    // Behind PCI the device has no flow counters, and Linux 6.12 does not survive the end of a
+    // counter set that the device refused (`mlx5_ib_destroy_counters`).
+    if !common::is_soft() {
+        return;
+    }
     let made =
         |pd: &ProtectionDomain| pd.create_rx_queue(2).count_matches().striding(SMALL).spares(0);
     let Some(mut line) = listen_by(made) else { return };
@@ -285,7 +289,7 @@ fn compressed_completions_are_the_same_frames() {
         for _ in 0..12 {
             random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             burst.push(udp_frame(
-                TO,
+                line.wire.mac,
                 5,
                 &vec![(random >> 8) as u8; 18 + (random >> 16) as usize % 400],
             ));

@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use common::Setup;
-use frames::Wire;
+use frames::{Wire, udp_frame};
 use nix::errno::Errno;
 use uverbs::cq::Status;
 use uverbs::ethernet::{FrameError, RxQueue};
@@ -189,6 +189,36 @@ fn new_rules_move_frames_to_a_new_table_without_a_gap() {
     old.1.destroy().unwrap();
 }
 
+/// Rules for multicast alone have no priorities: both bring the frame.
+#[test]
+fn a_multicast_line_moves_to_a_new_table_with_copies_in_between() {
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    let (mut old, mut new) = (lane(&wire, 4), lane(&wire, 4));
+    let context = wire.setup.context.clone();
+    let options = RssOptions::new(RssTraffic::Ipv4Udp);
+    let make = |queue: &WorkQueue| {
+        let table = context.create_indirection_table(&[queue.handle()]).unwrap();
+        wire.setup.pd.create_rss_target(&table, &options).unwrap()
+    };
+    let (mut first, mut second) = (make(&old.1), make(&new.1));
+    let line = UdpMulticast::new([239, 1, 2, 3].into(), 14310).tag(5);
+    let mut frame = udp_frame(line.mac(), line.port, &[1; 60]);
+    frame[30..34].copy_from_slice(&line.group.octets());
+    let rule = first.steer(&line).unwrap();
+    wire.send(PLAIN, &frame);
+    assert_eq!(arrived(&context, &mut old.0).0, frame);
+    let _moved = second.steer(&line).unwrap();
+    wire.send(PLAIN, &frame);
+    assert_eq!(arrived(&context, &mut old.0).0, frame);
+    assert_eq!(arrived(&context, &mut new.0).0, frame);
+    rule.destroy().unwrap();
+    wire.send(PLAIN, &frame);
+    assert_eq!(arrived(&context, &mut new.0).0, frame);
+    assert!(old.0.poll().is_err());
+    let error = second.steer(&UdpMulticast::new([10, 0, 0, 1].into(), 1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+}
+
 #[test]
 fn a_work_queue_in_error_flushes_and_starts_over_after_a_reset() {
     let Some(wire) = Wire::new(|builder| builder) else { return };
@@ -359,6 +389,8 @@ fn a_spread_queue_leaves_its_rules_to_the_target() {
     let rule = UdpMulticast::new(Ipv4Addr::new(239, 1, 1, 1), 5000);
     let refused = spread.steer(&rule).unwrap_err().to_string();
     assert!(refused.contains("RssTarget"), "{refused}");
+    let refused = spread.lost().unwrap_err().to_string();
+    assert!(refused.contains("FlowBuilder::count"), "{refused}");
     let refused = builder.spread().count_matches().build().unwrap_err().to_string();
     assert!(refused.contains("target"), "{refused}");
 }

@@ -302,7 +302,8 @@ pub(crate) struct Perf {
 pub(crate) struct Capture {
     /// The file. With --rotate-mib or --rotate-seconds a number goes in front of its extension
     pub(crate) file: PathBuf,
-    /// Which frames
+    /// Which frames: sniffer (copies of all), GROUP:PORT[@VLAN] (a multicast line), udp:PORT or
+    /// tcp:PORT (taken from the kernel), leftovers (what nothing else takes)
     #[arg(long, value_name = "RULE", default_value = "sniffer")]
     pub(crate) rule: crate::capture::Rule,
     /// Join the rule's group on the network device with this address (IGMP)

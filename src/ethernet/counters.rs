@@ -73,9 +73,4 @@ impl Matches {
         let [matched] = value;
         Ok(matched)
     }
-
-    /// What was matched beyond the frames that were seen.
-    pub(super) fn lost(&self, seen: u64) -> Result<u64> {
-        self.read().map(|matched| matched.saturating_sub(seen))
-    }
 }

@@ -26,6 +26,13 @@ pub(super) fn has_no_rules() -> Error {
     Error::invalid("create_flow", cause).cure_with("use create_flow() of the RssTarget")
 }
 
+/// Why a queue that frames are spread to does not know how many were meant for it.
+pub(super) fn counts_no_matches() -> Error {
+    let cause = "the rules are the target's, and which queue gets what they match is its choice";
+    let cure = "count with a counter set at the target's rules: FlowBuilder::count";
+    Error::invalid("read_counters", cause).cure_with(cure)
+}
+
 impl Receiver {
     pub(super) fn create_flow(&mut self) -> Result<FlowBuilder<'_>> {
         match self {

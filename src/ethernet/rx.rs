@@ -116,6 +116,9 @@ impl<C: Clock> RxQueue<C> {
     /// [`RxBuilder::count_matches`](super::RxBuilder::count_matches); EINVAL before the first rule;
     /// other errors of the kernel.
     pub fn matched(&self) -> Result<u64> {
+        if self.work_queue().is_some() {
+            return Err(super::receiver::counts_no_matches());
+        }
         self.matched.read()
     }
 
@@ -127,7 +130,8 @@ impl<C: Clock> RxQueue<C> {
     /// Those of [`RxQueue::matched`].
     pub fn lost(&self) -> Result<u64> {
         let counters = self.counters();
-        self.matched.lost(counters.frames + counters.too_long + u64::from(self.backlog()))
+        let seen = counters.frames + counters.too_long + u64::from(self.backlog());
+        self.matched().map(|matched| matched.saturating_sub(seen))
     }
 
     /// Memory for frames that are kept: its free slots can be given to [`Frame::take`].
@@ -150,7 +154,7 @@ impl<C: Clock> RxQueue<C> {
     /// let places: Vec<_> = queues.iter().filter_map(RxQueue::work_queue).collect();
     /// let table = context.create_indirection_table(&places)?;
     /// let mut target = pd.create_rss_target(&table, &RssOptions::new(RssTraffic::Ipv4Udp))?;
-    /// let rule = target.create_flow().udp(uverbs::flow::Ports::default()).build()?;
+    /// let rule = target.steer(&uverbs::flow::UdpMulticast::new([239, 1, 2, 3].into(), 14310))?;
     /// // Each queue goes to a thread of its own.
     /// # drop((rule, queues));
     /// # Ok::<(), uverbs::Error>(())

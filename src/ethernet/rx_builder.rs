@@ -22,6 +22,10 @@ pub(super) const VERB: &str = "create_rx_queue";
 
 /// Spare buffers beside those of the receives, where the queue makes its own.
 const SPARES: u32 = 64;
+/// A ring has at least so many bytes.
+const SHORTEST: u32 = 64;
+/// Bytes of a receive.
+const RECEIVE: u32 = 16;
 /// The most receives: a device counts 16 bits.
 const MOST: u32 = 1 << 15;
 
@@ -47,7 +51,7 @@ pub struct RxBuilder<C: Clock = FreeRunning> {
 
 impl ProtectionDomain {
     /// Begins to make a queue for frames that arrive, with at least `depth` receives: rounded up to
-    /// a power of two, at most 32768. A burst that is longer than the depth, and that the program
+    /// a power of two from 4 to 32768. A burst that is longer than the depth, and that the program
     /// does not keep up with, loses frames.
     pub fn create_rx_queue(&self, depth: u32) -> RxBuilder {
         RxBuilder {
@@ -123,7 +127,8 @@ impl<C: Clock> RxBuilder<C> {
 
     /// Many frames share a buffer: the depth is the number of buffers that the device has, each of
     /// [`Striding::wqe_bytes`] bytes, and [`RxBuilder::frame_bytes`] means nothing. The queue is a
-    /// receive work queue with a target of its own.
+    /// receive work queue with a target of its own. Say everything else before: what this returns
+    /// has the number of spare buffers alone to set.
     ///
     /// ```no_run
     /// use uverbs::ethernet::{StrideBytes, Striding, StridesPerWqe};
@@ -166,7 +171,7 @@ impl<C: Clock> RxBuilder<C> {
     /// Ethernet port, or for what the device lacks, real-time timestamps for instance; EPERM
     /// without CAP_NET_RAW; other errors of the kernel.
     pub fn build(self) -> Result<RxQueue<C>> {
-        let depth = self.depth()?;
+        let depth = self.depth(RECEIVE)?;
         self.check_spread()?;
         // Frames of one step differ in their hash at most; nothing asks for their checksum.
         let compression = compressed::<C>(Compression::Hash);
@@ -201,14 +206,16 @@ impl<C: Clock> RxBuilder<C> {
     pub(super) fn check_spread(&self) -> Result<()> {
         if self.spread && (self.counts || self.port != 1) {
             let cause = "a queue that frames are spread to has no rules, and so no port or counts";
-            return Err(Error::invalid(VERB, cause).cure_with("say them to the target"));
+            let cure = "say the port to RssOptions, and count at the target's rules";
+            return Err(Error::invalid(VERB, cause).cure_with(cure));
         }
         Ok(())
     }
 
-    pub(super) fn depth(&self) -> Result<u32> {
+    /// Receives of a ring where each takes `bytes` bytes.
+    pub(super) fn depth(&self, bytes: u32) -> Result<u32> {
         match self.depth {
-            1..=MOST => Ok(self.depth.next_power_of_two()),
+            1..=MOST => Ok(self.depth.next_power_of_two().max(SHORTEST / bytes)),
             _ => {
                 let cause = "a queue has 1 to 32768 receives";
                 Err(Error::invalid(VERB, cause).asked(format!("{} receives", self.depth)))

@@ -83,6 +83,9 @@ impl<C: Clock> StridingQueue<C> {
     /// # Errors
     /// As there.
     pub fn matched(&self) -> Result<u64> {
+        if self.target.is_none() {
+            return Err(super::receiver::counts_no_matches());
+        }
         self.matched.read()
     }
 
@@ -93,7 +96,8 @@ impl<C: Clock> StridingQueue<C> {
     /// As there.
     pub fn lost(&self) -> Result<u64> {
         let counters = self.ring.strides().counters();
-        self.matched.lost(counters.frames + counters.too_long)
+        let seen = counters.frames + counters.too_long;
+        self.matched().map(|matched| matched.saturating_sub(seen))
     }
 
     /// What was counted so far.

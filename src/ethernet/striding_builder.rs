@@ -14,6 +14,9 @@ use crate::qp::rss::{RssFields, RssOptions, RssTarget};
 use crate::qp::striding::Striding;
 use crate::qp::work_queue::WqHandle;
 
+/// Bytes of a receive: one that names the next, and a buffer.
+const RECEIVE: u32 = 32;
+
 /// Makes a [`StridingQueue`]: from [`RxBuilder::striding`].
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
@@ -38,7 +41,7 @@ impl<C: Clock> StridingBuilder<C> {
     /// more of them than a completion queue has entries; `Unsupported` without striding queues.
     pub fn build(self) -> Result<StridingQueue<C>> {
         let Self { rx, striding, spares } = self;
-        let depth = rx.depth()?;
+        let depth = rx.depth(RECEIVE)?;
         rx.check_spread()?;
         let compression = compressed::<C>(Compression::ChecksumAndStride);
         let (cq, channel) = rx.completion_queue(completions(depth, striding)?, compression)?;

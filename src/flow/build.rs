@@ -16,7 +16,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::counters::{Bound, Counters};
 use super::matches::{Ethernet, Ipv4, Ipv6, Ports, head};
-use super::{Flow, Rule};
+use super::{Flow, Rule, Traffic};
 use crate::device::layer::Layer;
 use crate::error::{Error, Result};
 use crate::host::privilege;
@@ -74,6 +74,16 @@ impl RssTarget {
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self) -> FlowBuilder<'_> {
         FlowBuilder::new(self.port(), self.steering_target())
+    }
+
+    /// Adds a steering rule: the frames that it is about are spread over the table's queues. It
+    /// ends when the result is dropped. [`Traffic::describe`] gives the rule as a builder, for a
+    /// priority or counters.
+    ///
+    /// # Errors
+    /// Those of [`FlowBuilder::build`], and what the rule itself refuses.
+    pub fn steer(&mut self, rule: &impl Traffic) -> Result<Flow> {
+        rule.describe(self.create_flow())?.build()
     }
 }
 

@@ -4,7 +4,7 @@
 //! cannot work, or that would take frames that the kernel needs, is refused with the reason before
 //! the kernel is asked.
 
-use std::net::{Ipv4Addr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, SocketAddrV6};
 
 use super::build::{FlowBuilder, FlowKind, VERB};
 use super::matches::{Ethernet, Ipv4, Ipv6, Masked, Ports};
@@ -153,6 +153,7 @@ pub struct FiveTuple {
 impl Traffic for FiveTuple {
     fn describe<'q>(&self, rule: FlowBuilder<'q>) -> Result<FlowBuilder<'q>> {
         let [from, to] = [self.source, self.destination];
+        check_ends((*from.ip()).into(), (*to.ip()).into())?;
         // An Ethernet part in front keeps a rule out of the table of multicast rules.
         let rule = rule.ethernet(Ethernet { ether_type: 0x0800.into(), ..Ethernet::default() });
         let (source, destination) = ((*from.ip()).into(), (*to.ip()).into());
@@ -178,6 +179,7 @@ pub struct FiveTupleV6 {
 impl Traffic for FiveTupleV6 {
     fn describe<'q>(&self, rule: FlowBuilder<'q>) -> Result<FlowBuilder<'q>> {
         let [from, to] = [self.source, self.destination];
+        check_ends((*from.ip()).into(), (*to.ip()).into())?;
         let rule = rule.ethernet(Ethernet { ether_type: 0x86dd.into(), ..Ethernet::default() });
         let (source, destination) = ((*from.ip()).into(), (*to.ip()).into());
         let rule = rule.ipv6(Ipv6 { source, destination, ..Ipv6::default() });
@@ -234,7 +236,10 @@ fn with_ports<'q>(
     ports: Ports,
 ) -> Result<FlowBuilder<'q>> {
     match protocol {
-        Protocol::Tcp => Ok(rule.tcp(ports)),
+        Protocol::Tcp => {
+            check_nonzero(ports.destination.value)?;
+            Ok(rule.tcp(ports))
+        }
         Protocol::Udp => {
             check_port(ports.destination.value)?;
             Ok(rule.udp(ports))
@@ -256,13 +261,36 @@ fn vlan_number(vlan: Option<u16>) -> Masked<u16> {
 fn check_vlan(vlan: Option<u16>) -> Result<()> {
     match vlan {
         Some(VLAN_NUMBER..) => {
-            Err(Error::invalid(VERB, "VLAN numbers are 0 to 4094").asked(format!("{vlan:?}")))
+            let asked = format!("VLAN {}", vlan.unwrap_or_default());
+            Err(Error::invalid(VERB, "VLAN numbers are 0 to 4094").asked(asked))
         }
         _ => Ok(()),
     }
 }
 
+/// Refuses an end of a connection that no packet has.
+fn check_ends(source: IpAddr, destination: IpAddr) -> Result<()> {
+    for (end, address) in [("source", source), ("destination", destination)] {
+        let cause = match address {
+            _ if address.is_unspecified() => "no packet has this address",
+            _ if address.is_multicast() && end == "source" => "a group sends nothing",
+            _ => continue,
+        };
+        return Err(Error::invalid(VERB, cause).asked(format!("{end} {address}")));
+    }
+    Ok(())
+}
+
+fn check_nonzero(port: u16) -> Result<()> {
+    if port == 0 {
+        let cause = "0 is no port: the rule would match what no program sends";
+        return Err(Error::invalid(VERB, cause).asked("port 0"));
+    }
+    Ok(())
+}
+
 fn check_port(port: u16) -> Result<()> {
+    check_nonzero(port)?;
     if PTP.contains(&port) {
         let cause = "the rule would take PTP's messages from the kernel, whose clock they set";
         let cure = "use FlowBuilder with parts of your own if that is what you want";

@@ -14,7 +14,9 @@
 //! The kernel changes neither tables nor targets. To rebalance, make a new table and a new target,
 //! make the new rules with a smaller priority number than the old ones, and end the old rules: the
 //! new ones win from the moment that they are made, so no frame is lost in between. Frames of one
-//! connection may arrive at both queues while both are in force.
+//! connection may arrive at both queues while both are in force. Rules for multicast alone
+//! ([`UdpMulticast`](crate::flow::UdpMulticast)) have no priorities: while both are in force each
+//! frame arrives by both, and the program drops the second copy as it does on redundant lines.
 //!
 //! ```no_run
 //! use uverbs::qp::rss::{RssOptions, RssTraffic};
@@ -25,7 +27,7 @@
 //! let two = pd.create_wq(cqs[1].handle(), 512).build()?;
 //! let table = context.create_indirection_table(&[one.handle(), two.handle()])?;
 //! let mut target = pd.create_rss_target(&table, &RssOptions::new(RssTraffic::Ipv4Udp))?;
-//! let rule = target.create_flow().udp(uverbs::flow::Ports::default()).build()?;
+//! let rule = target.steer(&uverbs::flow::UdpMulticast::new([239, 1, 2, 3].into(), 14310))?;
 //! # drop(rule);
 //! # Ok::<(), uverbs::Error>(())
 //! ```

@@ -8,6 +8,9 @@ use uverbs::Flow;
 use uverbs::ethernet::{Clock, RxQueue};
 use uverbs::flow::{Leftovers, Membership, Port, Protocol, Sniffer, UdpMulticast};
 
+/// 4095 is reserved (IEEE 802.1Q).
+const LAST_VLAN: u16 = 4094;
+
 /// A steering rule, as it is typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
@@ -38,8 +41,16 @@ impl FromStr for Rule {
                 let group: Ipv4Addr = group.parse().map_err(|_| wrong())?;
                 let (number, vlan) =
                     rest.split_once('@').map_or((rest, None), |(a, b)| (a, Some(b)));
+                if !group.is_multicast() {
+                    return Err(format!(
+                        "{group} is no group: those are 224.0.0.0 to 239.255.255.255"
+                    ));
+                }
                 let line = UdpMulticast::new(group, port(number)?);
                 let vlan: Option<u16> = vlan.map(|v| v.parse().map_err(|_| wrong())).transpose()?;
+                if vlan.is_some_and(|vlan| vlan > LAST_VLAN) {
+                    return Err(format!("VLAN numbers are 0 to {LAST_VLAN}"));
+                }
                 Ok(Self::Line(vlan.map_or(line, |vlan| line.vlan(vlan))))
             }
             None => Err(wrong()),
@@ -103,6 +114,9 @@ mod tests {
         for text in ["", "sniff", "udp:", "udp:0", "udp:70000", "1.2.3:4", "239.1.2.3:1@x", "a:b:c"]
         {
             assert!(text.parse::<Rule>().expect_err(text).contains("GROUP:PORT"));
+        }
+        for (text, cause) in [("10.0.0.1:5", "no group"), ("239.1.2.3:5@4095", "0 to 4094")] {
+            assert!(text.parse::<Rule>().expect_err(text).contains(cause));
         }
     }
 }
