@@ -11,7 +11,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use uverbs_uapi::ioctl::AttrFlags;
 use uverbs_uapi::objects::device::invoke_write;
-use uverbs_uapi::objects::kind::{Const, Fd, Flags, Handle, In, Out};
+use uverbs_uapi::objects::kind::{Const, Enum, Fd, Flags, Handle, In, Out};
 use uverbs_uapi::objects::{Attr, AttrId};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -51,6 +51,8 @@ pub(crate) struct Given {
     pub(crate) length: u16,
     pub(crate) flags: AttrFlags,
     pub(crate) data: u64,
+    /// Which element of an enumeration.
+    pub(crate) element: u8,
     /// Address of the attribute itself.
     pub(crate) address: u64,
 }
@@ -165,6 +167,11 @@ impl<'a> Call<'a> {
         let mut bytes = vec![0; given.length.into()];
         self.user.read(given.bytes_at(), &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Which element an enumeration names, and its data of up to eight bytes.
+    pub(crate) fn choice<M>(&self, id: Attr<M, Enum>) -> Result<(u8, u64), Errno> {
+        self.given(id.id()).map(|given| (given.element, given.data))
     }
 
     /// A constant of at most `max`; EINVAL above (`uverbs_get_const`).

@@ -105,8 +105,14 @@ fn set(
     if call.has(raw.attr_id) {
         return Err(Errno::EINVAL);
     }
-    let mut given =
-        Given { id: raw.attr_id, length: raw.len, flags: raw.flags, data: raw.data, address };
+    let mut given = Given {
+        id: raw.attr_id,
+        length: raw.len,
+        flags: raw.flags,
+        data: raw.data,
+        address,
+        element: 0,
+    };
     check(call, known, raw, &mut given, doomed)?;
     call.add(given);
     Ok(())
@@ -129,6 +135,12 @@ fn check(
                 return Err(Errno::EOPNOTSUPP);
             }
             check_length(size, raw)
+        }
+        Form::Choice(elements) => {
+            let [element, reserved] = raw.enum_id.to_ne_bytes();
+            let known = elements.get(usize::from(element)).ok_or(Errno::EOPNOTSUPP)?;
+            given.element = element;
+            if reserved != 0 || raw.len != *known { Err(Errno::EINVAL) } else { Ok(()) }
         }
         Form::Out(size) => check_length(size, raw),
         Form::Handle(kind, access) => {

@@ -12,8 +12,8 @@ use super::{query, write};
 use crate::chardev::device::options::Options;
 use crate::chardev::device::{context, events};
 use crate::chardev::objects::{
-    address_handle, counters, cq, devx, dm, flow, indirection_table, memory_region, memory_window,
-    pacing, prefetch, protection_domain, qp, srq, uar, work_queue, xrcd,
+    address_handle, counters, cq, devx, dm, flow, indirection_table, matcher, memory_region,
+    memory_window, pacing, prefetch, protection_domain, qp, srq, uar, work_queue, xrcd,
 };
 
 type Run = fn(&mut Call<'_>) -> Result<(), Errno>;
@@ -61,6 +61,10 @@ const METHODS: &[Method] = methods! {
     Always generic::wq::destroy => work_queue::DESTROY, work_queue::destroyed;
     Always generic::rwq_ind_tbl::destroy => indirection_table::DESTROY, nothing_left;
     Always generic::flow::destroy => flow::DESTROY, nothing_left;
+    Always driver::flow::create => matcher::CREATE_FLOW, matcher::create_flow;
+    Always driver::flow::destroy => matcher::DESTROY_FLOW, nothing_left;
+    Always driver::flow_matcher::create => matcher::CREATE, matcher::create;
+    Always driver::flow_matcher::destroy => matcher::DESTROY, nothing_left;
     Always generic::ah::destroy => address_handle::DESTROY, nothing_left;
     Always generic::xrcd::destroy => xrcd::DESTROY, nothing_left;
     Always generic::counters::create => counters::CREATE, counters::create;

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
-use uverbs_uapi::objects::kind::{Const, Fd, Flags, Handle, In, NewFd, NewHandle, Out};
+use uverbs_uapi::objects::kind::{Const, Enum, Fd, Flags, Handle, In, NewFd, NewHandle, Out};
 use uverbs_uapi::objects::{Attr, AttrId, MethodId, ObjectId};
 
 use super::call::Call;
@@ -47,6 +47,8 @@ pub(crate) struct Attribute {
 pub(crate) enum Form {
     /// Bytes for the kernel, inline up to 8.
     In(Size),
+    /// The number of an element, and bytes of so many as that element has, inline up to 8.
+    Choice(&'static [u16]),
     /// A buffer for bytes from the kernel.
     Out(Size),
     /// A handle.
@@ -128,6 +130,11 @@ impl Attribute {
     /// `UVERBS_ATTR_PTR_OUT` of at least `min` bytes.
     pub(crate) const fn output_min<M>(id: Attr<M, Out>, min: usize) -> Self {
         Self::mandatory(id.id(), Form::Out(Size::at_least(min)))
+    }
+
+    /// `UVERBS_ATTR_ENUM_IN`, with the bytes of each element.
+    pub(crate) const fn choice<M>(id: Attr<M, Enum>, elements: &'static [u16]) -> Self {
+        Self::mandatory(id.id(), Form::Choice(elements))
     }
 
     /// `UVERBS_ATTR_CONST_IN`: always 8 bytes.

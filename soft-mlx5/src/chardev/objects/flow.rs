@@ -27,7 +27,8 @@ use crate::packet::ETHERNET_GROUP;
 /// A rule.
 #[derive(Debug)]
 pub(crate) struct Flow {
-    qp: u32,
+    /// Its queue pair, and its matcher if it has one.
+    parents: Vec<u32>,
     /// One, or two for [`FlowAttrType::ALL_DEFAULT`].
     rules: Vec<FlowId>,
     /// Handle and counter set that count its frames.
@@ -37,7 +38,7 @@ pub(crate) struct Flow {
 impl Flow {
     pub(crate) fn parents(&self) -> Vec<u32> {
         let counters = self.counters.as_ref().map(|(handle, _)| *handle);
-        std::iter::once(self.qp).chain(counters).collect()
+        self.parents.iter().copied().chain(counters).collect()
     }
 
     pub(crate) fn destroy(&self, device: &DeviceShared) -> Result<(), Errno> {
@@ -56,7 +57,7 @@ impl Flow {
 }
 
 /// `MLX5_IB_FLOW_LAST_PRIO`.
-const LAST_PRIORITY: u16 = 15;
+pub(super) const LAST_PRIORITY: u16 = 15;
 /// `IB_FLOW_SPEC_SUPPORT_LAYERS`.
 const MAX_SPECS: u8 = 10;
 /// Sniffers get copies before all other rules look (namespaces of their own in the kernel,
@@ -78,8 +79,8 @@ const ETHER_TYPE_IPV6: u16 = 0x86dd;
 const ETHER_TYPE_MPLS: u16 = 0x8847;
 const ETHER_TYPE_MPLS_GROUP: u16 = 0x8848;
 
-const TCP: u8 = 6;
-const UDP: u8 = 17;
+pub(super) const TCP: u8 = 6;
+pub(super) const UDP: u8 = 17;
 
 pub(crate) const DESTROY: &[Attribute] = &[Attribute::destroy(destroy::HANDLE, Kind::Flow)];
 
@@ -109,8 +110,24 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     if let Some((_, counters)) = &counters {
         counters.check(&points)?;
     }
-    let device = call.file.device.clone();
-    let rules = device.core(|core| add(core, &rules))?;
+    let rules = enter(call, &rules)?;
+    if let (Some((_, counters)), [rule]) = (&counters, &*rules) {
+        counters.bind(*rule, points);
+    }
+    call.commit(Object::Flow(Flow { parents: vec![request.qp_handle], rules, counters }))?;
+    call.response(&CreateFlowResp { comp_mask: 0, flow_handle })
+}
+
+/// A rule in mlx5's own form.
+pub(super) fn commit(call: &mut Call<'_>, parents: Vec<u32>, rule: FlowRule) -> Result<(), Errno> {
+    let rules = enter(call, &[rule])?;
+    call.commit(Object::Flow(Flow { parents, rules, counters: None })).map(drop)
+}
+
+/// Adds the rules to the device, and the port to the group of those that want frames.
+fn enter(call: &Call<'_>, rules: &[FlowRule]) -> Result<Vec<FlowId>, Errno> {
+    let device = &call.file.device;
+    let rules = device.core(|core| add(core, rules))?;
     // If joining fails, the rules are removed here. After `commit` a failing call destroys the
     // object, with rules and membership.
     let joined = device.join(ETHERNET_GROUP);
@@ -118,11 +135,7 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
         rules.iter().try_for_each(|rule| device.core(|core| core.remove_flow(*rule)))?;
         return Err(error);
     }
-    if let (Some((_, counters)), [rule]) = (&counters, &*rules) {
-        counters.bind(*rule, points);
-    }
-    call.commit(Object::Flow(Flow { qp: request.qp_handle, rules, counters }))?;
-    call.response(&CreateFlowResp { comp_mask: 0, flow_handle })
+    Ok(rules)
 }
 
 /// Adds all of the rules, or none.
@@ -169,14 +182,21 @@ fn place(attr: &FlowAttr, parsed: Parsed) -> Result<(Vec<FlowRule>, Option<u32>)
         FlowAttrType::SNIFFER => Ok((vec![sniffer(qpn)], None)),
         FlowAttrType::NORMAL => {
             check_ether_type(&rule)?;
-            let named = FIRST + u32::from(attr.priority) * 2 + u32::from(!passes_on);
-            let priority = if multicast && !passes_on { MULTICAST } else { named };
+            let priority = table(attr.priority, multicast, passes_on);
             let passes_on = passes_on && rule.target.is_some();
             Ok((vec![FlowRule { priority, passes_on, ..rule }], counters))
         }
         FlowAttrType::ALL_DEFAULT => Ok((vec![leftovers(qpn, 1), leftovers(qpn, 0)], None)),
         FlowAttrType::MC_DEFAULT => Ok((vec![leftovers(qpn, 1)], None)),
         _ => Err(Errno::EINVAL),
+    }
+}
+
+/// The number of the table of a normal rule.
+pub(super) fn table(priority: u16, multicast: bool, passes_on: bool) -> u32 {
+    match multicast && !passes_on {
+        true => MULTICAST,
+        false => FIRST + u32::from(priority) * 2 + u32::from(!passes_on),
     }
 }
 

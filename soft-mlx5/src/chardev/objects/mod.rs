@@ -9,6 +9,7 @@ pub(crate) mod dm;
 pub(crate) mod flow;
 pub(crate) mod handles;
 pub(crate) mod indirection_table;
+pub(crate) mod matcher;
 pub(crate) mod memory_region;
 pub(crate) mod memory_window;
 pub(crate) mod object;

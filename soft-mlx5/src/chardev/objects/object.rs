@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use uverbs_uapi::objects::ObjectId;
 
 use super::{
-    counters, cq, devx, dm, flow, indirection_table, memory_region, memory_window, pacing,
+    counters, cq, devx, dm, flow, indirection_table, matcher, memory_region, memory_window, pacing,
     protection_domain, qp, srq, uar, work_queue, xrcd,
 };
 use crate::chardev::device::DeviceShared;
@@ -49,6 +49,7 @@ kinds! {
     AsyncEvent = 16,
     DevxObj = 0x1001,
     DevxUmem = 0x1002,
+    FlowMatcher = 0x1003,
     Pp = 0x1007,
     Uar = 0x1008,
 }
@@ -73,6 +74,7 @@ pub(crate) enum Object {
     Devx(devx::object::FirmwareObject),
     DevxUmem(devx::umem::Umem),
     Pp(pacing::PacingEntry),
+    FlowMatcher(matcher::Matcher),
 }
 
 /// An address handle. It has no object in the device and only uses its protection domain.
@@ -132,6 +134,7 @@ impl Object {
             Self::Devx(_) => Kind::DevxObj,
             Self::DevxUmem(_) => Kind::DevxUmem,
             Self::Pp(_) => Kind::Pp,
+            Self::FlowMatcher(_) => Kind::FlowMatcher,
         }
     }
 
@@ -154,7 +157,8 @@ impl Object {
             | Self::Uar(_)
             | Self::Devx(_)
             | Self::DevxUmem(_)
-            | Self::Pp(_) => vec![],
+            | Self::Pp(_)
+            | Self::FlowMatcher(_) => vec![],
         }
     }
 
@@ -167,7 +171,7 @@ impl Object {
             Self::Mr(_) | Self::Srq(_) | Self::Ah(_) | Self::RwqIndTbl(_) => 2,
             Self::Wq(_) => 3,
             Self::Cq(_) | Self::Xrcd(_) | Self::Dm(_) | Self::Counters(_) => 4,
-            Self::Pd(_) | Self::Uar(_) | Self::Pp(_) => 5,
+            Self::Pd(_) | Self::Uar(_) | Self::Pp(_) | Self::FlowMatcher(_) => 5,
             Self::Devx(object) => object.destruction_rank(),
             Self::DevxUmem(_) => 6,
         }
@@ -193,7 +197,7 @@ impl Object {
                 Ok(())
             }
             Self::Wq(wq) => wq.destroy(device),
-            Self::Ah(_) | Self::Counters(_) | Self::RwqIndTbl(_) => Ok(()),
+            Self::Ah(_) | Self::Counters(_) | Self::RwqIndTbl(_) | Self::FlowMatcher(_) => Ok(()),
         }
     }
 
@@ -243,6 +247,7 @@ views! {
     dm dm_mut Dm dm::Dm;
     counters counters_mut Counters counters::Counters;
     wq wq_mut Wq work_queue::Wq;
+    matcher matcher_mut FlowMatcher matcher::Matcher;
     indirection_table indirection_table_mut RwqIndTbl indirection_table::RwqIndTbl;
 }
 

@@ -6,6 +6,7 @@ mod contexts;
 mod dispatcher;
 mod dynamic;
 mod event_files;
+mod matchers;
 mod memory;
 mod not_modelled;
 mod objects;

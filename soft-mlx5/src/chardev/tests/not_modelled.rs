@@ -42,19 +42,15 @@ const METHODS: &[Group] = &[
     ),
     (
         &[
-            "MLX5_IB_METHOD_CREATE_FLOW",
-            "MLX5_IB_METHOD_DESTROY_FLOW",
             "MLX5_IB_METHOD_FLOW_ACTION_CREATE_MODIFY_HEADER",
             "MLX5_IB_METHOD_FLOW_ACTION_CREATE_PACKET_REFORMAT",
-            "MLX5_IB_METHOD_FLOW_MATCHER_CREATE",
-            "MLX5_IB_METHOD_FLOW_MATCHER_DESTROY",
             "MLX5_IB_METHOD_STEERING_ANCHOR_CREATE",
             "MLX5_IB_METHOD_STEERING_ANCHOR_DESTROY",
             "UVERBS_METHOD_FLOW_ACTION_DESTROY",
             "UVERBS_METHOD_FLOW_ACTION_ESP_CREATE",
             "UVERBS_METHOD_FLOW_ACTION_ESP_MODIFY",
         ],
-        "steering by raw match parameters, and actions on packets; rules of the verbs' own form are modelled",
+        "actions on packets, and tables that programs steer to by their firmware commands",
     ),
     (
         &[

@@ -45,14 +45,14 @@ fn ethernet() -> [u8; 40] {
     spec.as_bytes().try_into().unwrap()
 }
 
-struct Setting {
-    client: Client,
-    qp: u32,
+pub(super) struct Setting {
+    pub(super) client: Client,
+    pub(super) qp: u32,
     _memory: [Memory; 2],
     _uar: Uar,
 }
 
-fn setting(device: &super::super::SoftDevice) -> (Setting, u32) {
+pub(super) fn setting(device: &super::super::SoftDevice) -> (Setting, u32) {
     let client = Client::open(device);
     let (uar, ring, cq_memory) = (client.uar(), Memory::pages(1), Memory::pages(2));
     let pd = client.alloc_pd();
@@ -65,6 +65,11 @@ fn setting(device: &super::super::SoftDevice) -> (Setting, u32) {
     let send = info.params.send_ring.unwrap().buffer.locate(0, 1).unwrap().0;
     assert_eq!(send, ring.at(1024), "rings of their own");
     (Setting { client, qp: qp.handle, _memory: [ring, cq_memory], _uar: uar }, ud)
+}
+
+/// A rule for frames to all stations.
+pub(super) fn rule_for_broadcast(client: &Client, qp: u32) -> Result<CreateFlowResp, Errno> {
+    client.write(&Rule { head: head(qp, 40), part: ethernet() })
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use uverbs_soft_adapter::firmware::bits::Field;
 use uverbs_soft_adapter::firmware::capability::{
-    ATOMIC, ATOMIC_VALUES, BLOCK_AT, COMMON_VALUES, GENERAL, QOS, block,
+    ATOMIC, ATOMIC_VALUES, BLOCK_AT, COMMON_VALUES, FLOW_TABLE, GENERAL, QOS, block,
 };
 use uverbs_soft_adapter::firmware::command::{Command, Reply};
 use uverbs_soft_adapter::firmware::layout::capability::{general, qos};
@@ -25,6 +25,8 @@ pub(super) fn query(options: &Options, command: &Command<'_>, reply: &mut Reply)
     let values = match command.get(header::OP_MOD) >> 1 {
         GENERAL => general_values(options),
         ATOMIC => ATOMIC_VALUES.to_vec(),
+        // Programs make no flow tables by these commands: nothing is supported.
+        FLOW_TABLE if options.is_roce() => Vec::new(),
         QOS if options.rates().is_some() => qos_values(options),
         kind => return Err(Refusal::parameter("capability type", kind)),
     };
