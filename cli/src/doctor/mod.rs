@@ -1,9 +1,11 @@
 //! `uverbs doctor`: settings of this machine that cost a busy-polling program time, each with its
 //! value, the reason why it matters and the command that changes it.
 //!
-//! Everything is read from files below one root (sysfs and procfs); nothing is changed.
+//! Settings are read from files below one root (sysfs and procfs), and what an adapter offers is
+//! asked of the adapter, unless the root is another machine's; nothing is changed.
 
 mod device;
+mod features;
 mod memory;
 mod process;
 mod processors;
@@ -101,10 +103,22 @@ struct Report {
     changes: usize,
 }
 
+impl Report {
+    fn of(checks: Vec<Check>) -> Self {
+        let changes = checks.iter().filter(|check| check.verdict == Verdict::Change).count();
+        Self { checks, changes }
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(arguments: &args::Doctor) -> Outcome {
     let tree = Tree::new(arguments.root.as_deref().unwrap_or(Path::new("/")));
-    let report = examine(&tree, arguments)?;
+    let mut report = examine(&tree, arguments)?;
+    if arguments.root.is_none() {
+        let devices = device::chosen(&tree, arguments.device.as_deref())?;
+        report.checks.extend(devices.iter().flat_map(features::of));
+        report = Report::of(report.checks);
+    }
     if arguments.json {
         print_pretty_json(&report)?;
     } else {
@@ -126,8 +140,7 @@ fn examine(tree: &Tree, arguments: &args::Doctor) -> Outcome<Report> {
     checks.extend(process::checks(tree));
     checks.extend(polling.iter().flat_map(|&cpu| processors::checks(tree, cpu, &devices)));
     checks.extend(devices.iter().flat_map(|device| device::checks(tree, device, &polling)));
-    let changes = checks.iter().filter(|check| check.verdict == Verdict::Change).count();
-    Ok(Report { checks, changes })
+    Ok(Report::of(checks))
 }
 
 /// The processors that poll: those asked for, else the isolated ones.

@@ -1,0 +1,123 @@
+//! What an adapter offers to programs of frames: asked of the device itself.
+
+use uverbs::cq::TimestampFormat;
+use uverbs::{Context, Error, ErrorKind, Limit};
+
+use super::Check;
+use super::device::Examined;
+
+/// Checks of a device that the kernel announces.
+pub(super) fn of(device: &Examined) -> Vec<Check> {
+    match uverbs::device(&device.name).and_then(|device| device.open()) {
+        Ok(context) => checks(&device.name, &context),
+        Err(error) => {
+            let why = "nothing can be used before it is opened";
+            let check = Check::new(&device.name, "opening", "/dev/infiniband", why);
+            vec![refused(check, &error)]
+        }
+    }
+}
+
+pub(super) fn checks(subject: &str, context: &Context) -> Vec<Check> {
+    let limits = context.limits().unwrap_or_default();
+    let limit = |wanted: &str| match limits.iter().find(|(name, _)| *name == wanted) {
+        Some((_, Limit::Number(number))) => *number,
+        _ => 0,
+    };
+    let offered = |name, wanted, why, what: &str| {
+        let check = Check::new(subject, name, wanted, why);
+        match limit(wanted) {
+            0 => check.note("none"),
+            most => check.note(what.replace("{}", &most.to_string())),
+        }
+    };
+    vec![
+        frames(subject, context),
+        clock(subject, context),
+        offered(
+            "compressed completions",
+            "max_cqe_compression",
+            "they spare the bus for recorders, and cost latency and timestamps",
+            "offered, up to {} as one: a queue has them only where it asks",
+        ),
+        offered(
+            "striding queues",
+            "max_single_wqe_log_num_of_strides",
+            "recorders need no buffer and no receive for each frame",
+            "offered, up to 2^{} strides in a buffer",
+        ),
+        offered(
+            "pacing",
+            "qp_rate_limit_max",
+            "limits how fast a send queue sends, for exchanges that want it",
+            "offered, up to {} kbit/s",
+        ),
+    ]
+}
+
+/// Whether queues of frames can be made: not on InfiniBand, in multi-port mode, or without the
+/// right to.
+fn frames(subject: &str, context: &Context) -> Check {
+    let why = "market data and orders need raw packet queue pairs";
+    let check = Check::new(subject, "queues of frames", "create_qp", why);
+    match context.alloc_pd().and_then(|pd| pd.create_tx_queue(1).build()) {
+        Ok(_) => check.ok("can be made"),
+        Err(error) if error.kind() == ErrorKind::Unsupported => check.note(error.to_string()),
+        Err(error) => refused(check, &error),
+    }
+}
+
+fn clock(subject: &str, context: &Context) -> Check {
+    let why = "frames have UTC, and no program converts it";
+    let check = Check::new(subject, "real-time timestamps", "create_cq", why);
+    match context.create_cq(1).timestamps(TimestampFormat::RealTime).build() {
+        Ok(_) => check.ok("offered"),
+        Err(error) if error.kind() == ErrorKind::Unsupported => check.note(
+            "none: timestamps count ticks (REAL_TIME_CLOCK_ENABLE of the firmware's configuration)",
+        ),
+        Err(error) => refused(check, &error),
+    }
+}
+
+fn refused(check: Check, error: &Error) -> Check {
+    let cure = error.cure();
+    let cure = if cure.is_empty() { "uverbs info tells more" } else { cure };
+    check.change(error.to_string(), cure)
+}
+
+#[cfg(test)]
+mod tests {
+    use uverbs::Device;
+    use uverbs::soft::{DeviceBuilder, SoftDevice};
+
+    use super::*;
+    use crate::doctor::Verdict;
+
+    /// Verdicts and values of the checks on such a software device, by name.
+    fn found(change: impl FnOnce(DeviceBuilder) -> DeviceBuilder) -> Vec<(Verdict, String)> {
+        let builder = change(SoftDevice::builder("soft0").without_wire());
+        let device = builder.build().expect("a software device");
+        let context = Device::from_soft(device).open().expect("it opens");
+        let checks = checks("soft0", &context);
+        checks.into_iter().map(|check| (check.verdict, check.value)).collect()
+    }
+
+    #[test]
+    fn a_device_says_what_it_offers() {
+        let all = found(|builder| builder.real_time_clock());
+        let verdicts: Vec<_> = all.iter().map(|(verdict, _)| *verdict).collect();
+        use Verdict::{Note, Ok};
+        assert_eq!(verdicts, [Ok, Ok, Note, Note, Note]);
+        assert!(all[2].1.contains("up to 64 as one"), "{}", all[2].1);
+        assert!(all[3].1.contains("up to 2^14"), "{}", all[3].1);
+    }
+
+    #[test]
+    fn a_device_says_what_it_lacks() {
+        let all = found(DeviceBuilder::without_packet_pacing);
+        assert!(all[1].1.contains("REAL_TIME_CLOCK_ENABLE"), "{}", all[1].1);
+        assert_eq!(all[4], (Verdict::Note, "none".to_owned()));
+        let infiniband = found(DeviceBuilder::infiniband);
+        assert_eq!(infiniband[0].0, Verdict::Note, "{}", infiniband[0].1);
+    }
+}
