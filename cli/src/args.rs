@@ -43,8 +43,34 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Transfer(Transfer),
     /// Record the frames of an Ethernet port in pcapng files, with the device's timestamps
+    ///
+    /// The times are those at which the device received the frames, in nanoseconds. Nothing is
+    /// taken from programs beside it: they keep getting their frames, with the rule `sniffer`, or
+    /// with the same GROUP:PORT as theirs. It needs CAP_NET_RAW on a kernel's device.
+    ///
+    /// The rules:
+    ///   sniffer           copies of all frames, received and sent
+    ///   GROUP:PORT        a multicast line; GROUP:PORT@VLAN with this VLAN tag
+    ///   udp:PORT          packets to a port, which the kernel gets no more
+    ///   tcp:PORT
+    ///   leftovers         frames that neither a rule nor the kernel takes
+    ///
+    /// SIGINT and SIGTERM end the recording: the file is complete then. The end of the file says
+    /// how many frames came and how many were dropped. A full disk ends it with status 1; what was
+    /// written before stays.
+    #[command(verbatim_doc_comment)]
     Capture(Capture),
     /// Send the frames of a recording, at their times or at a rate
+    ///
+    /// The recording is pcap or pcapng, of either byte order, as `uverbs capture`, tcpdump and
+    /// Wireshark write them. Frames leave as they were recorded, so their checksums and addresses
+    /// must be what the receiver wants. It needs CAP_NET_RAW on a kernel's device.
+    ///
+    /// Each frame is due at its own time: one that is late does not delay those behind it. The
+    /// report says how late frames were. Frames that were not recorded whole are skipped, and
+    /// counted.
+    ///
+    /// Exit status: 0; 1 if the device failed; 2 if the file is no recording.
     Replay(Replay),
     /// Run an unmodified libibverbs program on the software ConnectX
     Run(Run),
@@ -282,28 +308,11 @@ pub(crate) struct Perf {
     pub(crate) pair: PairOptions,
 }
 
-/// Records the frames of an Ethernet port in pcapng files, with the times at which the device
-/// received them, in nanoseconds. It takes nothing from programs beside it: they keep getting their
-/// frames, with the rule `sniffer`, or with the same GROUP:PORT as theirs. It needs CAP_NET_RAW on
-/// a kernel's device.
-///
-/// The rules:
-///   sniffer           copies of all frames, received and sent
-///   GROUP:PORT        a multicast line; GROUP:PORT@VLAN with this VLAN tag
-///   udp:PORT          packets to a port, which the kernel gets no more
-///   tcp:PORT
-///   leftovers         frames that neither a rule nor the kernel takes
-///
-/// SIGINT and SIGTERM end the recording: the file is complete then. The end of the file says how
-/// many frames came and how many were dropped. A full disk ends it with status 1; what was written
-/// before stays.
 #[derive(Debug, Args)]
-#[command(verbatim_doc_comment)]
 pub(crate) struct Capture {
     /// The file. With --rotate-mib or --rotate-seconds a number goes in front of its extension
     pub(crate) file: PathBuf,
-    /// Which frames: sniffer (copies of all), GROUP:PORT[@VLAN] (a multicast line), udp:PORT or
-    /// tcp:PORT (taken from the kernel), leftovers (what nothing else takes)
+    /// Which frames: sniffer, GROUP:PORT[@VLAN], udp:PORT, tcp:PORT or leftovers
     #[arg(long, value_name = "RULE", default_value = "sniffer")]
     pub(crate) rule: crate::capture::Rule,
     /// Join the rule's group on the network device with this address (IGMP)
@@ -347,14 +356,6 @@ pub(crate) struct Capture {
     pub(crate) json: bool,
 }
 
-/// Sends the frames of a recording: pcap or pcapng, of either byte order, as `uverbs capture`,
-/// tcpdump and Wireshark write them. Frames leave as they were recorded, so their checksums and
-/// addresses must be what the receiver wants. It needs CAP_NET_RAW on a kernel's device.
-///
-/// Each frame is due at its own time: one that is late does not delay those behind it. The report
-/// says how late frames were. Frames that were not recorded whole are skipped, and counted.
-///
-/// Exit status: 0; 1 if the device failed; 2 if the file is no recording.
 #[derive(Debug, Args)]
 pub(crate) struct Replay {
     /// The recording

@@ -77,6 +77,29 @@ fn replay(file: &Path, more: &[&str]) -> Ended {
 }
 
 #[test]
+fn help_tells_what_errors_refer_to() {
+    let help = |command: &str| run(&[command, "--help"]).success().stdout;
+    for rule in ["GROUP:PORT@VLAN", "udp:PORT", "leftovers", "SIGINT"] {
+        assert!(help("capture").contains(rule), "{rule}");
+    }
+    assert!(help("replay").contains("2 if the file is no recording"));
+}
+
+#[test]
+fn rules_that_cannot_be_are_typed_wrong() {
+    let rules = [
+        ("10.0.0.1:5", "no group"),
+        ("239.1.2.3:5@4095", "0 to 4094"),
+        ("239.1.2.3:0", "GROUP:PORT"),
+        ("feed", "GROUP:PORT"),
+    ];
+    for (rule, words) in rules {
+        run(&["capture", "none.pcapng", "--rule", rule, "--device", "soft"]).failure(2, words);
+        assert!(!Path::new("none.pcapng").exists());
+    }
+}
+
+#[test]
 fn a_recording_goes_out_and_is_captured_again() {
     let (scratch, line) = (Scratch::new("captured"), line(1));
     let [from, to] = ["from.pcapng", "to.pcapng"].map(|name| scratch.path().join(name));
