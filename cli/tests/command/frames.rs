@@ -151,7 +151,6 @@ fn a_capture_that_is_refused_leaves_no_file() {
     let to_path = to.to_str().expect("UTF-8");
     let rule = rule(&line);
     run(&["capture", to_path, "--rule", "udp:319"]).failure(1, "PTP");
-    run(&["capture", to_path, "--rule", "10.1.2.3:9"]).failure(1, "not a multicast group");
     let nowhere = ["capture", to_path, "--rule", &rule, "--join", "203.0.113.9"];
     run(&nowhere).failure(1, "no network device");
     run(&["capture", to_path, "--rule", &rule, "--real-time"]).failure(1, "REAL_TIME_CLOCK");
