@@ -4,11 +4,12 @@
 //! ```text
 //! cargo bench --bench vs_libmlx5                  table: times, ratios, instructions
 //! cargo bench --bench vs_libmlx5 -- --json        one object per case
-//! cargo bench --bench vs_libmlx5 -- --chart       also draws docs/vs-libmlx5.svg
 //! cargo bench --bench vs_libmlx5 -- --grid        one object per point of the grid of posts
-//! cargo bench --bench vs_libmlx5 -- --grid --chart    also draws docs/vs-libmlx5-grid.svg
 //! cargo bench --bench vs_libmlx5 -- --scale       posts and polls over many queue pairs
 //! ```
+//!
+//! `cargo xtask figures FILE` takes libmlx5's side out of what this prints, and draws the pictures
+//! in docs.
 //!
 //! There is no device: queues and doorbell page are plain memory, and the benchmark writes the
 //! completions. The sides take turns in each run, so that what else the machine does falls on both.
@@ -20,7 +21,6 @@ use std::path::{Path, PathBuf};
 
 #[path = "../../provider-mlx5/benches/hot_path/cases.rs"]
 mod cases;
-mod chart;
 #[path = "../../provider-mlx5/benches/hot_path/fixture.rs"]
 mod fixture;
 #[allow(dead_code, reason = "for the fixture")]
@@ -31,7 +31,6 @@ mod grid;
 #[path = "../../provider-mlx5/benches/hot_path/grid_more.rs"]
 mod grid_more;
 mod halted;
-mod heat;
 #[path = "../../provider-mlx5/benches/hot_path/instructions.rs"]
 mod instructions;
 mod libmlx5;
@@ -55,10 +54,9 @@ use sides::Sides;
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let has = |wanted: &str| args.iter().any(|arg| arg == wanted);
-    let known =
-        ["--count", "--json", "--chart", "--grid", "--count-grid", "--scale", "--count-scale"];
+    let known = ["--count", "--json", "--grid", "--count-grid", "--scale", "--count-scale"];
     if let Some(unknown) = args.iter().find(|arg| !known.contains(&arg.as_str())) {
-        eprintln!("unknown argument {unknown}; there are --json, --chart, --grid and --scale");
+        eprintln!("unknown argument {unknown}; there are --json, --grid and --scale");
         std::process::exit(2);
     }
     if has("--count-grid") {
@@ -71,7 +69,9 @@ fn main() {
         scale::table();
     }
     if has("--grid") {
-        print_grid(&sides::grid(), has("--chart"));
+        sides::grid().iter().for_each(|square| println!("{}", square.json()));
+        // The device's thread stands still, so nothing waits for it.
+        std::process::exit(0);
     }
     let mut sides = Sides::new();
     if has("--count") {
@@ -90,25 +90,7 @@ fn main() {
             println!("instructions were not counted: {missing}");
         }
     }
-    if has("--chart") {
-        write_picture("vs-libmlx5.svg", &chart::draw(&rows));
-    }
     std::process::exit(0);
-}
-
-/// One object per point; the picture, too, if it was asked for.
-fn print_grid(squares: &[report::Square], draws: bool) -> ! {
-    squares.iter().for_each(|square| println!("{}", square.json()));
-    if draws {
-        write_picture("vs-libmlx5-grid.svg", &heat::draw(squares));
-    }
-    // The device's thread stands still, so nothing waits for it.
-    std::process::exit(0);
-}
-
-fn write_picture(name: &str, picture: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(name);
-    std::fs::write(&path, picture).expect("docs/ is writable");
 }
 
 /// A directory for what callgrind writes.

@@ -5,10 +5,11 @@
 //! `cargo bench --features soft --bench vs_libmlx5 -- --json` and `-- --grid` print; those of many
 //! queue pairs in `docs/scale.json` (see `scale`).
 //!
-//! Tables are between marks. A figure in a sentence has its case behind it, which no reader of the
-//! rendered page sees: `48<!-- send_sge -->`, `33<!-- libmlx5 recv_32 -->`. It may be a difference,
-//! and a share of one: `7<!-- alone receive sges 4 - alone receive sges 2 / 2 -->`. `points` is how
-//! many points the grid has.
+//! The pictures are drawn out of the same counts. Tables are between marks. A figure in a sentence
+//! has its case behind it, which no reader of the rendered page sees: `48<!-- send_sge -->`,
+//! `33<!-- libmlx5 recv_32 -->`. It may be a difference, and a share of one:
+//! `7<!-- alone receive sges 4 - alone receive sges 2 / 2 -->`. `points` is how many points the
+//! grid has.
 //!
 //! Tables of times are `measured.rs`'s. `tests/figures.rs` includes this file to compare.
 
@@ -20,6 +21,10 @@ use std::fs;
 use std::io::Result;
 use std::path::Path;
 
+#[path = "figures/chart.rs"]
+mod chart;
+#[path = "figures/heat.rs"]
+mod heat;
 #[path = "figures/lines.rs"]
 mod lines;
 #[path = "figures/scale.rs"]
@@ -128,10 +133,17 @@ const GRID: &[(&str, &str, &[u32])] = &[
 pub(crate) struct Counts {
     ours: BTreeMap<String, f64>,
     rival: BTreeMap<String, f64>,
-    /// Points of the grid.
-    points: f64,
+    /// Points of the grid, neighbours behind each other.
+    points: Vec<String>,
     /// What many queue pairs cost, an object per line.
     scale: String,
+}
+
+/// A case or point in a picture: instructions of one operation.
+struct Square<'c> {
+    case: &'c str,
+    ours: f64,
+    libmlx5: Option<f64>,
 }
 
 /// The files with figures.
@@ -144,7 +156,7 @@ impl Counts {
     /// A file cannot be read.
     pub(crate) fn read(root: &Path) -> Result<Self> {
         let read = |name: &str| fs::read_to_string(root.join(name));
-        let counted = |name: &str| -> Result<BTreeMap<String, f64>> {
+        let counted = |name: &str| -> Result<Vec<(String, f64)>> {
             let text = read(&format!("provider-mlx5/benches/hot_path/{name}"))?;
             let count = |line: &str| {
                 let (case, count) = line.trim_end().rsplit_once(' ')?;
@@ -152,10 +164,36 @@ impl Counts {
             };
             Ok(text.lines().filter_map(count).collect())
         };
-        let (mut ours, grid) = (counted("limits.txt")?, counted("grid.txt")?);
-        let points = grid.len() as f64;
-        ours.extend(grid);
+        let (cases, grid) = (counted("limits.txt")?, counted("grid.txt")?);
+        let points = grid.iter().map(|(point, _)| point.clone()).collect();
+        let ours = cases.into_iter().chain(grid).collect();
         Ok(Self { ours, rival: counts_of(&read(RIVAL)?), points, scale: read(scale::FILE)? })
+    }
+
+    /// Those of the cases that were counted.
+    fn squares<'c>(&self, cases: impl Iterator<Item = &'c str>) -> Vec<Square<'c>> {
+        let rival = |case: &str| self.rival.get(case).copied();
+        let square = |case| {
+            let ours = *self.ours.get(case)?;
+            Some(Square { case, ours, libmlx5: rival(case) })
+        };
+        cases.filter_map(square).collect()
+    }
+
+    /// The pictures: the table's cases, and the grid.
+    fn pictures(&self) -> [(&'static str, String); 2] {
+        let mut cases: Vec<&str> = Vec::new();
+        for count in TABLE.iter().flat_map(|(_, ours, _)| *ours) {
+            match count {
+                Ours(case) if !cases.contains(case) => cases.push(case),
+                _ => {}
+            }
+        }
+        let points = self.points.iter().map(String::as_str);
+        [
+            ("docs/vs-libmlx5.svg", chart::draw(&self.squares(cases.into_iter()))),
+            ("docs/vs-libmlx5-grid.svg", heat::draw(&self.squares(points))),
+        ]
     }
 
     fn text(&self, count: &Count) -> String {
@@ -206,7 +244,11 @@ impl Counts {
             let after = tables.iter().fold(before.clone(), fill);
             Ok((*name, before, self.claimed(&after)))
         };
-        let counted = FILES.iter().map(both).collect::<Result<Vec<_>>>()?;
+        let drawn = |(name, after): (&'static str, String)| {
+            Ok((name, fs::read_to_string(root.join(name))?, after))
+        };
+        let counted = FILES.iter().map(both).chain(self.pictures().into_iter().map(drawn));
+        let counted = counted.collect::<Result<Vec<_>>>()?;
         Ok(counted.into_iter().chain(measured::files(root)?).collect())
     }
 
@@ -231,7 +273,7 @@ impl Counts {
         let (cases, share) = cases.rsplit_once(" / ").unwrap_or((cases, "1"));
         let count = |case: &str| match case.strip_prefix("libmlx5 ") {
             Some(case) => self.rival.get(case).copied(),
-            None if case == "points" => Some(self.points),
+            None if case == "points" => Some(self.points.len() as f64),
             None => self.ours.get(case).copied(),
         };
         let (first, less) = cases.split_once(" - ").map_or((cases, None), |(a, b)| (a, Some(b)));

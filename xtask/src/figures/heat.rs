@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::report::Square;
+use super::Square;
 
 const LEFT: f64 = 210.0;
 const SIDE: f64 = 24.0;
@@ -22,8 +22,8 @@ const SCALE: [(f64, &str); 7] = [
 /// The colour of squares that libmlx5 has no counterpart of here.
 const OURS_ALONE: &str = "#e6e6e6";
 
-/// An SVG of all points that were counted.
-pub(crate) fn draw(squares: &[Square]) -> String {
+/// An SVG of all points.
+pub(super) fn draw(squares: &[Square<'_>]) -> String {
     let rows = rows(squares);
     let columns = rows.iter().map(|(_, row)| row.len()).max().unwrap_or(0);
     let (width, height) =
@@ -46,16 +46,16 @@ pub(crate) fn draw(squares: &[Square]) -> String {
 }
 
 /// Points that differ in their last number alone, in one row.
-fn rows(squares: &[Square]) -> Vec<(String, Vec<&Square>)> {
-    let mut rows: Vec<(String, Vec<&Square>)> = Vec::new();
+fn rows<'s>(squares: &'s [Square<'s>]) -> Vec<(&'s str, Vec<&'s Square<'s>>)> {
+    let mut rows: Vec<(&str, Vec<&Square<'_>>)> = Vec::new();
     for square in squares {
         let label = match square.case.rsplit_once(' ') {
             Some((label, number)) if number.parse::<u32>().is_ok() => label,
-            _ => &square.case,
+            _ => square.case,
         };
-        match rows.iter_mut().find(|(known, _)| known == label) {
+        match rows.iter_mut().find(|(known, _)| *known == label) {
             Some((_, row)) => row.push(square),
-            None => rows.push((label.to_owned(), vec![square])),
+            None => rows.push((label, vec![square])),
         }
     }
     rows
@@ -82,14 +82,13 @@ fn entry(svg: &mut String, i: usize, colour: &str, text: &str) {
     );
 }
 
-fn cell(svg: &mut String, column: usize, y: f64, square: &Square) {
-    let Some(ours) = square.ours_instructions else { return };
-    let ratio = square.libmlx5_instructions.map(|theirs| theirs / ours);
+fn cell(svg: &mut String, column: usize, y: f64, square: &Square<'_>) {
+    let ours = square.ours;
+    let ratio = square.libmlx5.map(|theirs| theirs / ours);
     let colour = ratio.and_then(|ratio| SCALE.iter().find(|(below, _)| ratio < *below));
     let colour = colour.map_or(OURS_ALONE, |(_, colour)| *colour);
     let x = LEFT + SIDE * column as f64;
-    let theirs =
-        square.libmlx5_instructions.map_or(String::new(), |count| format!(", libmlx5 {count:.0}"));
+    let theirs = square.libmlx5.map_or(String::new(), |count| format!(", libmlx5 {count:.0}"));
     let _ = writeln!(
         svg,
         "<rect x=\"{x}\" y=\"{y}\" width=\"{}\" height=\"{}\" fill=\"{colour}\">\

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::report::Row;
+use super::Square;
 
 const LEFT: f64 = 210.0;
 const WIDTH: f64 = 620.0;
@@ -10,10 +10,9 @@ const BAR: f64 = 11.0;
 const GROUP: f64 = 32.0;
 const TOP: f64 = 56.0;
 
-/// An SVG of all cases that have counts.
-pub(crate) fn draw(rows: &[Row]) -> String {
-    let rows: Vec<&Row> = rows.iter().filter(|row| row.ours_instructions.is_some()).collect();
-    let counts = rows.iter().flat_map(|row| [row.ours_instructions, row.libmlx5_instructions]);
+/// An SVG of these cases.
+pub(super) fn draw(rows: &[Square<'_>]) -> String {
+    let counts = rows.iter().flat_map(|row| [Some(row.ours), row.libmlx5]);
     let most = counts.flatten().fold(1.0, f64::max);
     let height = TOP + GROUP * rows.len() as f64 + 12.0;
     let mut svg = format!(
@@ -28,8 +27,8 @@ pub(crate) fn draw(rows: &[Row]) -> String {
         let y = TOP + GROUP * i as f64;
         // Writing to a String cannot fail.
         let _ = writeln!(svg, "<text x=\"12\" y=\"{:.0}\">{}</text>", y + 15.0, row.case);
-        bar(&mut svg, y, row.ours_instructions, most, "#2a6f97");
-        bar(&mut svg, y + BAR + 1.0, row.libmlx5_instructions, most, "#c9a227");
+        bar(&mut svg, y, Some(row.ours), most, "#2a6f97");
+        bar(&mut svg, y + BAR + 1.0, row.libmlx5, most, "#c9a227");
     }
     svg + "</svg>\n"
 }
