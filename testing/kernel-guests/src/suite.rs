@@ -422,8 +422,8 @@ const RXE_PINGPONGS: &[&str] = &[
     "ibv_srq_pingpong -n 200 -r 16",
 ];
 
-/// READs and atomics ask for 16 at a time. perftest asks for as many as the peer's device has, which
-/// is 128 for rxe: more than an mlx5 device may have under way.
+/// READs and atomics ask for 16 at a time. perftest asks for as many as the peer's device allows,
+/// which is 128 for rxe: more than an mlx5 device may have under way.
 const RXE_PERFTESTS: &[&str] = &[
     "ib_send_lat -n 100",
     "ib_send_lat -n 100 -c UD -s 1000",
