@@ -1,6 +1,6 @@
 //! What is rung when, and with which bytes.
 
-use uverbs_mlx5::completion_queue::Arm;
+use uverbs_mlx5::completion_queue::{Arm, PollError};
 use uverbs_mlx5::mmio::SharedBlueFlame;
 use uverbs_mlx5::request::{PostFlags, Sge};
 use uverbs_mlx5::send_queue::{Inline, Nop, Rc, Send};
@@ -168,5 +168,50 @@ fn a_shared_register_is_one_register() {
         let data = memory.read(half, 64);
         let index = u32::from(u16::from_be_bytes([data[1], data[2]]));
         assert_eq!(data[20..24], index.to_ne_bytes());
+    }
+}
+
+/// A lap of the ring that ends where the counter's 16 bits do: the next request has index 0, and the
+/// queue's counter goes on. By batches and by posts, of requests of one block and of two, some with
+/// the id that marks blocks in which no request starts.
+#[test]
+fn a_lap_may_end_where_the_counters_16_bits_do() {
+    const RING: u32 = 8;
+    const END: u32 = 0x6_0000;
+    for blocks in [1, 2] {
+        for in_batches in [true, false] {
+            let mut cq = Cq::new(64, 64);
+            let mut sq = send_queue::<Rc>(&cq, RING);
+            // SAFETY: nothing was posted.
+            unsafe { sq.queue.continue_at(END - 2 * RING, false) };
+            for counter in (END - 2 * RING..END + RING).step_by(blocks as usize) {
+                let data = [counter as u8; 60];
+                let data = Inline(if blocks == 1 { &data[..8] } else { &data });
+                let id = 0xffff_ffff_9d3a_c571_u64.wrapping_add(u64::from(counter % 2));
+                // SAFETY: inline data demands nothing.
+                let posted = unsafe {
+                    if in_batches {
+                        let mut batch = sq.queue.batch().expect("ready");
+                        let posted = batch.build(id, Send, data, PostFlags::SIGNALED);
+                        assert_eq!(batch.head(), counter + blocks);
+                        batch.publish();
+                        posted
+                    } else {
+                        sq.queue.post(id, Send, data, PostFlags::SIGNALED)
+                    }
+                };
+                assert_eq!((posted, sq.queue.head()), (Ok(()), counter + blocks));
+                let first = sq.ring.read((counter % RING) as usize * 64, 4);
+                assert_eq!(first[1..3], (counter as u16).to_be_bytes());
+                assert_eq!(sq.record.word(4), (counter + blocks) & 0xffff);
+                if blocks == 2 {
+                    cq.produce(Cqe::send(&sq.handle, counter + 1));
+                    let lie = cq.queue.poll().map(|done| done.wr_id());
+                    assert_eq!(lie, Err(PollError::NotOutstanding), "{counter:#x}");
+                }
+                cq.produce(Cqe::send(&sq.handle, counter));
+                assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Ok(id), "{counter:#x}");
+            }
+        }
     }
 }
