@@ -51,7 +51,7 @@ pub(crate) enum Command {
     /// The rules:
     ///   sniffer           copies of all frames, received and sent
     ///   GROUP:PORT        a multicast line; GROUP:PORT@VLAN with this VLAN tag
-    ///   udp:PORT          packets to a port, which the kernel gets no more
+    ///   udp:PORT          packets to a port, which then no longer reach the kernel
     ///   tcp:PORT
     ///   leftovers         frames that neither a rule nor the kernel takes
     ///

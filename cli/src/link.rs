@@ -263,7 +263,7 @@ impl Link {
     }
 
     /// Waits until the byte at `offset` is `value`: the last byte of an RDMA WRITE, which makes no
-    /// completion here. Completions of own requests that arrive meanwhile go to `completed`.
+    /// completion here. Completions of this end's requests that arrive meanwhile go to `completed`.
     pub(crate) fn next_write(
         &mut self,
         peer: &mut Rendezvous,

@@ -79,7 +79,7 @@ impl Link {
         &self.private_data
     }
 
-    /// The own address.
+    /// The local address.
     ///
     /// # Errors
     /// As [`Id::local_address`].

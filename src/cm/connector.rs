@@ -107,7 +107,7 @@ impl Connector {
         self
     }
 
-    /// The own address to leave from; its port may be 0.
+    /// The local address to leave from; its port may be 0.
     pub fn source(mut self, source: SocketAddr) -> Self {
         self.source = Some(source);
         self

@@ -61,7 +61,7 @@ pub enum EventKind {
     Joined(Group),
     /// It could not be joined, or is lost.
     MulticastError(Error),
-    /// The own interface's hardware address changed: connect anew.
+    /// The local interface's hardware address changed: connect anew.
     AddressChange,
     /// The queue pair may be used for another connection.
     TimewaitExit,

@@ -173,7 +173,7 @@ impl Id {
         self.handle.channel.lock().map(|channel| channel.clone()).ok_or_else(|| forked("channel"))
     }
 
-    /// Binds it to an own address. Port 0 is any free one.
+    /// Binds it to a local address. Port 0 is any free one.
     ///
     /// # Errors
     /// `NotFound` if no RDMA device has the address; EADDRINUSE; EINVAL if it is bound already.
@@ -374,7 +374,7 @@ impl Id {
         self.handle.ask("query_addr", |id| Query { response: 0, id, option })
     }
 
-    /// The own address, once bound or resolved.
+    /// The local address, once bound or resolved.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -402,7 +402,7 @@ impl Id {
         Ok(found.port_num)
     }
 
-    /// The device that it is bound to, by listening at an own address, by resolving one, or by a
+    /// The device that it is bound to, by listening at a local address, by resolving one, or by a
     /// peer's request. The channel opens it at the first call and keeps it open.
     ///
     /// # Errors

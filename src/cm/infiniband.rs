@@ -84,7 +84,7 @@ impl Id {
         resolving.map_err(|error| explain(error, None))
     }
 
-    /// The own address, if it is one of InfiniBand.
+    /// The local address, if it is one of InfiniBand.
     ///
     /// # Errors
     /// Errors of the kernel.

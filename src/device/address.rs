@@ -169,7 +169,7 @@ impl fmt::Display for GidKind {
 pub struct GlobalRoute {
     /// GID of the remote port, or a multicast GID.
     pub destination: Gid,
-    /// Index of the own GID in the port's table.
+    /// Index of the local GID in the port's table.
     pub source_index: u8,
     /// 20 bits; RoCE v2 derives the UDP source port from it.
     pub flow_label: u32,
@@ -182,7 +182,7 @@ pub struct GlobalRoute {
 /// Where packets go: what `ibv_ah_attr` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct AddressVector {
-    /// Own port, from 1.
+    /// The local port, from 1.
     pub port: u8,
     /// LID of the remote port; 0 on RoCE.
     pub lid: u16,

@@ -170,7 +170,7 @@ setters! {
     access: AccessFlags, ACCESS_FLAGS;
     /// Index into the port's partition table.
     pkey_index: u16, PKEY_INDEX;
-    /// Own port, from 1.
+    /// The local port, from 1.
     port: u8, PORT;
     /// Q_Key of a datagram queue pair.
     qkey: u32, QKEY;

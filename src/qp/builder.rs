@@ -223,7 +223,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         self
     }
 
-    /// Own port, from 1.
+    /// The local port, from 1.
     pub fn port(mut self, port: u8) -> Self {
         self.path.port = port;
         self

@@ -256,7 +256,7 @@ pub struct QpInfo {
     pub path_mtu: Option<Mtu>,
     /// The primary path.
     pub address: AddressVector,
-    /// Own port.
+    /// The local port.
     pub port: u8,
     /// Index into the partition table.
     pub pkey_index: u16,

@@ -17,7 +17,7 @@ const VERB: &str = "connect";
 /// device can.
 #[derive(Debug, Clone, Copy)]
 pub struct PathOptions {
-    /// Own port, from 1.
+    /// The local port, from 1.
     pub port: u8,
     /// Index of the GID to use; chosen if not given.
     pub gid_index: Option<u32>,

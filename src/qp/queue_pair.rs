@@ -99,7 +99,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.core.path.link
     }
 
-    /// Own port, from 1.
+    /// The local port, from 1.
     pub fn port(&self) -> u8 {
         self.core.path.options.port
     }

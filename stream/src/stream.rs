@@ -73,7 +73,7 @@ impl Stream {
         self.read.shared()
     }
 
-    /// The own address.
+    /// The local address.
     ///
     /// # Errors
     /// None; a `Result` as that of [`TcpStream`](std::net::TcpStream), as those below.

@@ -352,7 +352,7 @@ fn a_thousand_clients_share_a_receive_queue() {
     drop(connections);
 }
 
-/// The own address of a second device is not this one's.
+/// The local address of a second device is not this one's.
 #[test]
 fn two_devices_of_a_process_connect() {
     let ends = crate::network::ends_of(crate::network::Medium::Memory, &Default::default());

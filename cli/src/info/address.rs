@@ -38,7 +38,7 @@ pub(super) enum AddressState {
 #[derive(Debug, Clone)]
 struct Facts {
     to: IpAddr,
-    /// The own address that the routing table chooses.
+    /// The local address that the routing table chooses.
     source: Result<IpAddr, Errno>,
     /// The interface that has it.
     interface: Option<String>,
@@ -118,7 +118,7 @@ fn reason(to: SocketAddr, contexts: &[Context], error: &Error) -> Outcome<Missin
     Ok(problem.unwrap_or_else(|| unanswered(&facts, error)))
 }
 
-/// The own address that packets to `to` leave from. Nothing is sent.
+/// The local address that packets to `to` leave from. Nothing is sent.
 fn route(to: SocketAddr) -> Result<IpAddr, Errno> {
     let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let errno = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or_default());

@@ -118,7 +118,8 @@ impl Lane {
         self.send(1)
     }
 
-    /// Latency: waits for the peer's message `number`, and polls the completions of own messages.
+    /// Latency: waits for the peer's message `number`, and polls the completions of this end's
+    /// messages.
     pub(super) fn arrival(&mut self, number: u64, peer: &mut Rendezvous) -> Outcome {
         if self.op != Op::Write {
             while !self.next(peer)? {}

@@ -19,8 +19,8 @@ use crate::link::{Link, LocalRange, Shape, USUAL_INLINE};
 use crate::pattern;
 use crate::rendezvous::Rendezvous;
 
-/// One send in so many, a quarter of the queue, asks for a completion, which retires the others
-/// too.
+/// One send in this many, a quarter of the queue, asks for a completion, which retires those before
+/// it too.
 const SIGNAL_EVERY: u64 = 16;
 const SENDS: u32 = 64;
 /// Two of each kind: while the contents of one are verified the next may arrive.

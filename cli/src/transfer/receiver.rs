@@ -18,7 +18,7 @@ use crate::output::{print, print_json};
 use crate::pair::{listening, listening_json};
 use crate::rendezvous::{Code, Listener, Rendezvous, require_version};
 
-/// One credit in so many asks for a completion, which retires the others.
+/// One credit in this many asks for a completion, which retires those before it too.
 const SIGNAL_EVERY: u64 = SLOTS as u64 / 2;
 
 /// Runs `uverbs transfer recv`.

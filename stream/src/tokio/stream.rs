@@ -118,7 +118,7 @@ impl Stream {
         }
     }
 
-    /// The own address.
+    /// The local address.
     ///
     /// # Errors
     /// None; a `Result` as that of [`TcpStream`](tokio::net::TcpStream).

@@ -69,7 +69,7 @@ crate::macros::abi_structs! {
 
     /// Resolves an IP address to a device, a port and a peer.
     struct ResolveIp = "struct rdma_ucm_resolve_ip", 64 {
-        /// The own address; family 0 for none.
+        /// The local address; family 0 for none.
         @0 src_addr: SockaddrIn6,
         @28 dst_addr: SockaddrIn6,
         /// The id.
@@ -84,7 +84,7 @@ crate::macros::abi_structs! {
         @0 id: u32,
         /// How long a neighbour may take to answer.
         @4 timeout_ms: u32,
-        /// Length of the own address; 0 for none.
+        /// Length of the local address; 0 for none.
         @8 src_size: u16,
         /// Length of the peer's address.
         @10 dst_size: u16,
@@ -122,7 +122,7 @@ crate::macros::abi_structs! {
         @9 reserved: u8,
         /// P_Key; 0 on RoCE.
         @10 pkey: U16,
-        /// Length of the own address.
+        /// Length of the local address.
         @12 src_size: u16,
         /// Length of the peer's address.
         @14 dst_size: u16,

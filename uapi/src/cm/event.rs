@@ -29,7 +29,7 @@ crate::macros::abi_enums! {
         DEVICE_REMOVAL = 11 RDMA_CM_EVENT_DEVICE_REMOVAL,
         MULTICAST_JOIN = 12 RDMA_CM_EVENT_MULTICAST_JOIN,
         MULTICAST_ERROR = 13 RDMA_CM_EVENT_MULTICAST_ERROR,
-        /// The hardware address of the own interface changed.
+        /// The hardware address of the local interface changed.
         ADDR_CHANGE = 14 RDMA_CM_EVENT_ADDR_CHANGE,
         /// The queue pair may be used again.
         TIMEWAIT_EXIT = 15 RDMA_CM_EVENT_TIMEWAIT_EXIT,

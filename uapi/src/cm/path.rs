@@ -34,11 +34,11 @@ crate::macros::abi_structs! {
     struct UserPathRec = "struct ib_user_path_rec", 64 {
         /// The peer's GID.
         @0 dgid: [u8; 16],
-        /// The own GID.
+        /// The local GID.
         @16 sgid: [u8; 16],
         /// The peer's LID; 0 on RoCE.
         @32 dlid: U16,
-        /// The own LID; 0 on RoCE.
+        /// The local LID; 0 on RoCE.
         @34 slid: U16,
         /// Zero.
         @36 raw_traffic: u32,

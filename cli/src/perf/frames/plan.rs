@@ -43,7 +43,7 @@ impl Plan {
         Ok(Self { bytes, group: Ipv4Addr::new(239, 192, a, b), depth: arguments.depth.max(512) })
     }
 
-    /// Whether a peer's plan is one.
+    /// Checks a plan that a peer sent.
     pub(in crate::perf) fn check(&self) -> Outcome {
         let is_group = self.group.octets()[..2] == [239, 192];
         match is_length(self.bytes) && is_group && (1..=8192).contains(&self.depth) {

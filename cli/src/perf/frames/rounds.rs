@@ -22,7 +22,7 @@ const QUIET: Duration = Duration::from_millis(100);
 /// Round trips that are not recorded, before the measured ones.
 const FIRST: u64 = 500;
 
-/// How much of everything.
+/// How many frames each round sends, and how fast.
 #[derive(Debug)]
 pub(super) struct Settings {
     iters: u64,

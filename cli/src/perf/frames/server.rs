@@ -14,7 +14,7 @@ use crate::rendezvous::{PATIENCE, Rendezvous};
 
 /// Empty polls between two looks at the peer.
 const POLLS_PER_LOOK: u32 = 4096;
-/// Quiet for so long after the end of a round, nothing more is under way.
+/// After a silence of this length at the end of a round, nothing more is under way.
 const QUIET: Duration = Duration::from_millis(50);
 /// Frames whose arrival is remembered until they have left.
 const REMEMBERED: usize = 1024;

@@ -192,7 +192,7 @@ pub trait Addresses {
         is_any(address)
     }
 
-    /// The device that has an own address.
+    /// The device that has a local address.
     ///
     /// # Errors
     /// EADDRNOTAVAIL if the address is not the machine's, ENODEV if no device has it.

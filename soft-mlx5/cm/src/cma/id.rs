@@ -110,7 +110,7 @@ impl Id {
         self.qp_type == QpType::UD
     }
 
-    /// The peer's address; before there is one, the wildcard of the own address's family.
+    /// The peer's address; before there is one, the wildcard of the local address's family.
     pub(super) fn destination(&self) -> Option<Address> {
         self.destination.or_else(|| Some(self.source?.any()))
     }

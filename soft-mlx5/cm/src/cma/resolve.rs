@@ -21,7 +21,7 @@ const ROCE_LIFE: u8 = 16;
 /// What [`Cma::resolve_addr`] resolves.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// The own address, if the user gives one.
+    /// The local address, if the user gives one.
     pub source: Option<Address>,
     /// The peer's address.
     pub destination: Address,
@@ -188,7 +188,7 @@ impl Cma {
 }
 
 impl Id {
-    /// The address is resolved (`addr_handler`): the own one is that of the route.
+    /// The address is resolved (`addr_handler`): the local one is that of the route.
     fn note_route(&mut self, route: &Route) {
         self.state = CmaState::AddrResolved;
         self.at = Some(Interface { device: route.device, gid: route.addressing.source });

@@ -57,7 +57,7 @@ pub(super) struct Id {
     pub(super) tid: u64,
     pub(super) service_id: u64,
     pub(super) transport: Option<TransportService>,
-    /// The own side is the receiving half of an XRC connection.
+    /// This side is the receiving half of an XRC connection.
     pub(super) xrc_target: bool,
     pub(super) local_qpn: u32,
     pub(super) remote_qpn: u32,

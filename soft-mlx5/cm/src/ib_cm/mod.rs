@@ -97,7 +97,7 @@ impl CmError {
 /// A datagram to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outgoing {
-    /// Where to, and from which of the own GIDs.
+    /// Where to, and from which of the local GIDs.
     pub addressing: Addressing,
     /// The datagram, from QP1 to QP1.
     pub mad: Mad,

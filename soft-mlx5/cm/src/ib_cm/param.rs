@@ -36,9 +36,9 @@ pub struct ReqParam<'a> {
     pub path: Path,
     /// Type of the queue pair.
     pub transport: TransportService,
-    /// The own queue pair.
+    /// The local queue pair.
     pub qpn: u32,
-    /// First PSN that the own queue pair expects.
+    /// First PSN that the local queue pair expects.
     pub starting_psn: u32,
     /// RDMA reads and atomics that the peer may have in flight here.
     pub responder_resources: u8,
@@ -67,9 +67,9 @@ pub struct ReqParam<'a> {
 /// An acceptance (`struct ib_cm_rep_param`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RepParam<'a> {
-    /// The own queue pair.
+    /// The local queue pair.
     pub qpn: u32,
-    /// First PSN that the own queue pair expects.
+    /// First PSN that the local queue pair expects.
     pub starting_psn: u32,
     /// RDMA reads and atomics that the peer may have in flight here.
     pub responder_resources: u8,

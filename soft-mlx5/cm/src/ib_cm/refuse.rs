@@ -16,7 +16,7 @@ fn rejected_in(state: State) -> Rejected {
 }
 
 impl IbCm {
-    /// Refuses REQ or REP, or gives up the own REQ or REP. The id is idle then, or in timewait if
+    /// Refuses REQ or REP, or gives up its own REQ or REP. The id is idle then, or in timewait if
     /// REP was sent.
     ///
     /// # Errors

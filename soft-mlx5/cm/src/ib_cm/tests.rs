@@ -314,7 +314,7 @@ fn patience_is_asked_for_on_repetition_only() {
     assert_eq!((pair.deliver_to_server(), pair.deliver_to_client()), (1, 1));
     let Some((_, Event::MraReceived(mra))) = pair.client.take_event() else { panic!() };
     assert_eq!((mra.service_timeout(), pair.client.state(id)), (24, Some(State::MraReqReceived)));
-    // 2^16 ms that MRA asks for, and 2^9 of the own side: 16 for the lifetime, one more for both
+    // 2^16 ms that MRA asks for, and 2^9 of this side: 16 for the lifetime, one more for both
     // ways.
     let silent = pair.now + 65_536 * MILLISECOND + 512 * MILLISECOND;
     pair.client.step(silent - 1);
