@@ -223,10 +223,13 @@ fn waiting_finds_a_frame_and_frames_outlive_their_queue() {
 fn strides_that_the_device_does_not_have_are_refused_in_words() {
     let Some(line) = listen(2, SMALL, |queue| queue) else { return };
     let pd = &line.wire.setup.pd;
-    let many = Striding::new(StrideBytes::B64, StridesPerWqe::N65536);
-    let error = pd.create_rx_queue(2).striding(many).build().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    assert!(error.to_string().contains("strides in a work request"), "{error}");
+    // A kernel announces 2^16 strides of every device.
+    if common::is_soft() {
+        let many = Striding::new(StrideBytes::B64, StridesPerWqe::N65536);
+        let error = pd.create_rx_queue(2).striding(many).build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("strides in a work request"), "{error}");
+    }
     let slab = pd.create_slab(8, 500).unwrap();
     let error = pd.create_rx_queue(2).buffers(&slab).striding(SMALL).build().unwrap_err();
     assert!(error.to_string().contains("the slab's slots have 500 bytes"), "{error}");
