@@ -32,7 +32,7 @@ struct Blocks {
     all: Vec<Block>,
     /// Places of those that the last search found without a user and that still have none.
     unused: Vec<usize>,
-    /// Blocks to be made before the next search. It is as many as the last search found in use, so
+    /// Blocks to be given before the next search. It is as many as the last search found in use, so
     /// that a block costs a constant number of looks, however many there are.
     until_search: usize,
     /// How many blocks were looked at.
@@ -45,10 +45,8 @@ impl Blocks {
         if self.unused.is_empty() && self.until_search == 0 {
             self.search(is_unused);
         }
-        let Some(place) = self.unused.pop() else {
-            self.until_search = self.until_search.saturating_sub(1);
-            return None;
-        };
+        self.until_search = self.until_search.saturating_sub(1);
+        let place = self.unused.pop()?;
         self.all.get(place)
     }
 
