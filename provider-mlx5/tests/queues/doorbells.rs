@@ -171,9 +171,9 @@ fn a_shared_register_is_one_register() {
     }
 }
 
-/// A lap of the ring that ends where the counter's 16 bits do: the next request has index 0, and the
-/// queue's counter goes on. By batches and by posts, of requests of one block and of two, some with
-/// the id that marks blocks in which no request starts.
+/// A lap of the ring that ends where the counter's 16 bits do: the next request has index 0, and
+/// the queue's counter goes on. By batches and by posts, of requests of one block and of two, some
+/// with the id that marks blocks in which no request starts.
 #[test]
 fn a_lap_may_end_where_the_counters_16_bits_do() {
     const RING: u32 = 8;
