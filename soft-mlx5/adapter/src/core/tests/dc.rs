@@ -76,9 +76,8 @@ impl Net {
 
     fn vector(&self, target: usize, key: u64) -> AddressVector {
         let (at, target) = &self.targets[target];
-        let mut vector = AddressVector::default();
-        vector.remote_gid = self.world.hosts[*at].gid.0;
-        vector.hop_limit = 64;
+        let remote_gid = self.world.hosts[*at].gid.0;
+        let vector = AddressVector { remote_gid, hop_limit: 64, ..AddressVector::default() };
         vector.for_dc(target.qpn.0, key)
     }
 

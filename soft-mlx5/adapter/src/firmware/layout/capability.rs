@@ -23,6 +23,8 @@ structure! {
         UMR_EXTENDED_TRANSLATION_OFFSET: 0x118, 1;
         NULL_MKEY: 0x119, 1;
         LOG_MAX_KLM_LIST_SIZE: 0x11a, 6;
+        LOG_MAX_RA_REQ_DC: 0x12a, 6;
+        LOG_MAX_RA_RES_DC: 0x13a, 6;
         LOG_MAX_RA_REQ_QP: 0x14a, 6;
         LOG_MAX_RA_RES_QP: 0x15a, 6;
         END_PAD: 0x160, 1;

@@ -37,6 +37,14 @@ pub(super) fn query(options: &Options, command: &Command<'_>, reply: &mut Reply)
 fn general_values(options: &Options) -> Vec<(Field, u64)> {
     let mut values = COMMON_VALUES.to_vec();
     values.push((general::PG, SUPPORTED));
+    if options.dynamically_connected {
+        // 16 READs and atomics, as `Options::MAX_READ_ATOMIC` says.
+        values.extend([
+            (general::DCT, SUPPORTED),
+            (general::LOG_MAX_RA_REQ_DC, 4),
+            (general::LOG_MAX_RA_RES_DC, 4),
+        ]);
+    }
     if options.is_roce() {
         values.extend([
             (general::PORT_TYPE, ETHERNET),
