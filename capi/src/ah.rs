@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use uverbs::{AddressHandle, DatagramAddress, GidKind, LinkLayer};
+use uverbs::{AddressHandle, DatagramAddress, DcAddress, GidKind, LinkLayer};
 
 use crate::abi::*;
 use crate::attributes;
@@ -33,6 +33,17 @@ impl Ah {
         // SAFETY: `base` is at offset 0.
         let ah = unsafe { ah.cast::<Self>().as_ref() }?;
         Some(ah.wire.for_datagram(qpn, qkey))
+    }
+
+    /// The address of a DC target behind the handle; `None` for a null pointer.
+    ///
+    /// # Safety
+    /// As for [`Ah::datagram`].
+    #[inline(always)]
+    pub(crate) unsafe fn dc_target(ah: *mut ibv_ah, number: u32, key: u64) -> Option<DcAddress> {
+        // SAFETY: the caller's promise.
+        let ah = unsafe { ah.cast::<Self>().as_ref() }?;
+        Some(ah.wire.for_dc(number, key))
     }
 
     /// Where the address is as requests have it; `None` for a null pointer.

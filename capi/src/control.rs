@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use uverbs::events::ObjectId;
 use uverbs::flow::FlowBuilder;
-use uverbs::qp::{Capacities, Ece, RateLimit, XrcReceiver};
-use uverbs::qp_type::{RawPacket, Rc, Uc, Ud, Xrc};
+use uverbs::qp::{Capacities, DcReceiver, Ece, RateLimit, XrcReceiver};
+use uverbs::qp_type::{Dci, RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::raw::{QpLayout, QueuePair};
 use uverbs::{Error, Gid, RssTarget};
 use uverbs_mlx5::recv_queue::RecvQueue;
@@ -60,6 +60,7 @@ macro_rules! queue_pair {
 queue_pair!(Rc {});
 queue_pair!(Uc {});
 queue_pair!(Xrc {});
+queue_pair!(Dci {});
 queue_pair!(Ud {
     fn multicast(&mut self, group: Gid, lid: u16, attach: bool) -> Result<(), c_int> {
         let done = match attach {
@@ -85,6 +86,22 @@ impl Control for XrcReceiver {
     }
     unsafe fn receive(_: *mut Self) -> *mut Option<RecvQueue> {
         std::ptr::null_mut()
+    }
+}
+
+impl Control for DcReceiver {
+    common!();
+    fn capacities(&self) -> Option<Capacities> {
+        None
+    }
+    unsafe fn receive(_: *mut Self) -> *mut Option<RecvQueue> {
+        std::ptr::null_mut()
+    }
+    fn query_ece(&self) -> Result<Ece, c_int> {
+        self.query_ece().map_err(|error| failed(&error))
+    }
+    fn set_ece(&mut self, ece: Ece) -> Result<(), c_int> {
+        self.set_ece(ece).map_err(|error| failed(&error))
     }
 }
 

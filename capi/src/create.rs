@@ -7,8 +7,8 @@ use std::sync::Arc;
 use uverbs::Error;
 use uverbs::RssTarget;
 use uverbs::qp::rss::{RSS_KEY_BYTES, RssFields, RssOptions};
-use uverbs::qp::{Capacities, Operations, XrcReceiver};
-use uverbs::qp_type::{QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
+use uverbs::qp::{Capacities, DcReceiver, Operations, XrcReceiver};
+use uverbs::qp_type::{Dci, QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::raw::{QpBuilder, QueuePair};
 
 use crate::abi::*;
@@ -64,6 +64,19 @@ pub(crate) struct OfMlx5 {
     pub(crate) no_scatter: bool,
     /// Requests are built with `mlx5dv_wr_…`, of any operation.
     pub(crate) is_extended: bool,
+    pub(crate) dynamic: Option<Dynamic>,
+}
+
+/// An end of dynamic connections.
+#[derive(Clone, Copy)]
+pub(crate) enum Dynamic {
+    /// Sends.
+    Initiator,
+    /// Receives from those that know the key.
+    Target {
+        /// The key.
+        access_key: u64,
+    },
 }
 
 /// What a program asks for, in one form for both verbs.
@@ -76,6 +89,7 @@ struct Wanted<'a> {
     flags: u32,
     /// Short messages come inside no completion.
     no_scatter: bool,
+    dynamic: Option<Dynamic>,
     tso_header: u32,
 }
 
@@ -152,6 +166,7 @@ pub(crate) unsafe fn create_qp_of_mlx5(
             false => own.is_extended.then_some(OPS_KNOWN),
         },
         no_scatter: own.no_scatter,
+        dynamic: own.dynamic,
         flags: if has(MASK_CREATE_FLAGS) { attributes.create_flags } else { 0 },
         tso_header: if has(MASK_TSO) { attributes.max_tso_header.into() } else { 0 },
     };
@@ -203,10 +218,14 @@ unsafe fn make(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_int> {
     const RAW: u32 = QpType::RawPacket as u32;
     const XRC_SEND: u32 = QpType::XrcSend as u32;
     const XRC_RECEIVE: u32 = QpType::XrcReceive as u32;
+    const DRIVER: u32 = QpType::DcInitiator as u32;
     let kind = wanted.attributes.qp_type;
     if wanted.attributes.comp_mask & MASK_SPREADS != 0 {
         // SAFETY: the caller's promise.
         return unsafe { rss_target(wanted) };
+    }
+    if wanted.dynamic.is_some() && kind != DRIVER {
+        return Err(libc::EINVAL);
     }
     if kind != RAW && (wanted.flags != 0 || wanted.tso_header != 0) {
         return Err(libc::EOPNOTSUPP);
@@ -223,6 +242,11 @@ unsafe fn make(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_int> {
             XRC_SEND => typed::<Xrc>(wanted, &post::XRC, Ok),
             RAW => typed::<RawPacket>(wanted, &post::RAW, |builder| raw_packet(wanted, builder)),
             XRC_RECEIVE => xrc_receiver(wanted),
+            DRIVER => match wanted.dynamic {
+                Some(Dynamic::Initiator) => typed::<Dci>(wanted, &post::DCI, Ok),
+                Some(Dynamic::Target { access_key }) => dc_receiver(wanted, access_key),
+                None => Err(libc::EINVAL),
+            },
             _ => Err(libc::EOPNOTSUPP),
         }
     }
@@ -379,6 +403,34 @@ unsafe fn xrc_receiver(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_
         // What a program names here all the same is not used: it may go before the queue pair.
         (base.send_cq, base.recv_cq) = (ptr::null_mut(), ptr::null_mut());
         xrc_target(base, library)
+    }))
+}
+
+/// What the kernel's driver and libmlx5 refuse of a DC target is refused here: it has no requests,
+/// and needs a shared receive queue.
+///
+/// # Safety
+/// As for [`make`].
+unsafe fn dc_receiver(
+    wanted: &Wanted<'_>,
+    access_key: u64,
+) -> Result<Result<Box<Qp>, Error>, c_int> {
+    let attributes = wanted.attributes;
+    let has_others = attributes.comp_mask & !MASK_PD != 0;
+    let lacks = wanted.pd.is_null() || attributes.recv_cq.is_null() || attributes.srq.is_null();
+    if has_others || lacks || wanted.operations.is_some() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller's objects.
+    let (pd, cq, srq) =
+        unsafe { (Pd::of(wanted.pd), Cq::of(attributes.recv_cq), Srq::of(attributes.srq)) };
+    let (Some(domain), Some(cq), Some(srq)) = (pd.domain(), cq.handle(), srq.handle()) else {
+        return Err(libc::EINVAL);
+    };
+    let made = domain.create_dc_receiver_in_reset(&cq, &srq, access_key);
+    Ok(made.map(|library: DcReceiver| {
+        let with = with(wanted, &library, &post::DCT, false, Some(pd.users.clone()));
+        Qp::new(library, &post::DCT, with)
     }))
 }
 

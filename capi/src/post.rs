@@ -7,10 +7,10 @@ use std::ffi::c_int;
 
 use uverbs::op::{CompareSwap, FetchAdd};
 use uverbs::qp::{
-    EthChecksum, EthernetOffload, Immediate, PostError, PostFlags, QpAttributes, QpInfo,
-    RunTimeDestination, RunTimeOperation, SendRequest, XrcReceiver,
+    DcReceiver, EthChecksum, EthernetOffload, Immediate, PostError, PostFlags, QpAttributes,
+    QpInfo, RunTimeDestination, RunTimeOperation, SendRequest, XrcReceiver,
 };
-use uverbs::qp_type::{QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
+use uverbs::qp_type::{Dci, QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::raw::QueuePair;
 use uverbs::{DatagramAddress, Error, Remote, Sge};
 use uverbs_mlx5::mmio::BlueFlame;
@@ -71,6 +71,7 @@ tables! {
     UC: Uc;
     UD: Ud;
     XRC: Xrc;
+    DCI: Dci;
     RAW: RawPacket;
 }
 
@@ -85,6 +86,24 @@ pub(crate) static NONE: SendTable = SendTable {
     query: query_target,
     modify: modify_target,
 };
+
+/// The functions of a DC target, which cannot send.
+pub(crate) static DCT: SendTable =
+    SendTable { query: query_dc_target, modify: modify_dc_target, ..NONE };
+
+/// # Safety
+/// `queue` is a DC target, which no other thread changes meanwhile.
+unsafe fn query_dc_target(queue: *mut ()) -> Result<QpInfo, Error> {
+    // SAFETY: the caller's promise.
+    unsafe { &*queue.cast::<DcReceiver>() }.query()
+}
+
+/// # Safety
+/// The queue pair is a DC target, which no other thread uses meanwhile.
+unsafe fn modify_dc_target(qp: &Qp, attributes: &QpAttributes) -> Result<(), Error> {
+    // SAFETY: the caller's promise.
+    unsafe { qp.queue.get().cast::<DcReceiver>().as_mut() }.modify(attributes)
+}
 
 /// The functions of a queue pair that has neither queues nor states: an RSS target.
 pub(crate) static SPREADS: SendTable = SendTable {
@@ -564,6 +583,8 @@ unsafe fn destination<'a, T: Posts>(
             Ok(RunTimeDestination::Datagram(place.insert(address)))
         }
         QpType::XrcSend => Ok(RunTimeDestination::Xrc(wr.qp_type)),
+        // C's requests have no place for a target: only `ibv_wr_…` names one.
+        QpType::DcInitiator => Err(PostError::BadDestination),
         _ => Ok(RunTimeDestination::Connected),
     }
 }

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use uverbs::events::{DetachedEvent, ObjectId};
-use uverbs::qp::{Capacities, Ece, QpAttributes, QpInfo, RateLimit, State};
+use uverbs::qp::{Capacities, Ece, QpAttrMask, QpAttributes, QpInfo, RateLimit, State};
 use uverbs::raw::QpLayout;
 use uverbs::{Error, Gid};
 use uverbs_mlx5::recv_queue::RecvQueue;
@@ -19,12 +19,22 @@ use crate::cq::Cq;
 use crate::dv::DirectQp;
 use crate::held::{self, Held};
 use crate::lock::{Guard, Lock, Shared};
-use crate::post::SendTable;
+use crate::post::{self, SendTable};
 use crate::result::{code, null, refused};
 use crate::wr::{self, Building};
 
 /// `IBV_QP_DEST_QPN`: the kernel's query knows no attribute behind it.
 const LAST_OF_QUERY: c_int = 1 << 20;
+
+/// What a DC target can be asked for (`mlx5_ib_dct_query_qp` in drivers/infiniband/hw/mlx5/qp.c).
+const OF_A_DC_TARGET: c_int = QpAttrMask::STATE
+    .union(QpAttrMask::ACCESS_FLAGS)
+    .union(QpAttrMask::PORT)
+    .union(QpAttrMask::MIN_RNR_TIMER)
+    .union(QpAttrMask::AV)
+    .union(QpAttrMask::PATH_MTU)
+    .union(QpAttrMask::PKEY_INDEX)
+    .bits() as c_int;
 
 pub(crate) use crate::create::{create_qp, create_qp_ex, create_qp_of_mlx5};
 
@@ -163,6 +173,11 @@ impl Qp {
         change(unsafe { &mut *self.control.get() })
     }
 
+    /// Whether it is a DC target, which has few attributes and gets its number late.
+    fn is_dc_target(&self) -> bool {
+        std::ptr::eq(self.send, &raw const post::DCT)
+    }
+
     /// Keeps other threads from posting.
     pub(crate) fn exclude(&self) -> (Option<Guard<'_>>, Guard<'_>) {
         (self.send_lock.guard_unless_kept(), self.recv_lock.guard())
@@ -267,6 +282,11 @@ pub(crate) unsafe extern "C" fn modify_qp(
         if let Some(state) = wanted.state {
             // SAFETY: the caller's struct; libibverbs writes the state there too.
             unsafe { (*qp).state = state as u32 };
+            if state == State::Rtr && queue_pair.is_dc_target() {
+                let number = queue_pair.with(|library| library.number());
+                // SAFETY: as above. The device has chosen the number now.
+                unsafe { (*qp).qp_num = number };
+            }
             if state == State::Reset {
                 // SAFETY: its CQs live as long as it.
                 unsafe { queue_pair.remove_completions() };
@@ -287,6 +307,9 @@ pub(crate) unsafe extern "C" fn query_qp(
     }
     // SAFETY: the caller's queue pair.
     let queue_pair = unsafe { Qp::of(qp) };
+    if queue_pair.is_dc_target() && mask & !OF_A_DC_TARGET != 0 {
+        return refused(libc::EINVAL);
+    }
     let asked = queue_pair.query();
     code(asked.map(|info| {
         let base = queue_pair.base();

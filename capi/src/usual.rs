@@ -8,13 +8,13 @@ use std::slice;
 
 use uverbs::DatagramAddress;
 use uverbs::qp::{PostFlags, RunTimeOperation};
-use uverbs::qp_type::{QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
+use uverbs::qp_type::{Dci, QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::raw::Batch;
 use uverbs::{Remote, Sge};
 use uverbs_mlx5::format::{Opcode, U32};
 use uverbs_mlx5::mmio::BlueFlame;
 use uverbs_mlx5::send_queue::{
-    AnyAccess, AnySend, Datagram, Inline, Operation, Payload, SendQueue, To, XrcTarget,
+    AnyAccess, AnySend, Datagram, DcTarget, Inline, Operation, Payload, SendQueue, To, XrcTarget,
 };
 
 use crate::abi::{ibv_send_wr, wr_opcode};
@@ -114,7 +114,7 @@ pub(crate) trait Posts: QueuePairType {
         wr: &ibv_send_wr,
         address: &'a mut Option<DatagramAddress>,
     ) -> Option<Self::Peer<'a>>;
-    /// The peer that `ibv_wr_set_ud_addr` or `ibv_wr_set_xrc_srqn` named.
+    /// The peer that `ibv_wr_set_ud_addr`, `ibv_wr_set_xrc_srqn` or `mlx5dv_wr_set_dc_addr` named.
     fn of_setters(address: &Option<DatagramAddress>, srqn: u32) -> Option<Self::Peer<'_>>;
 }
 
@@ -176,6 +176,23 @@ impl Posts for Xrc {
     }
 }
 
+impl Posts for Dci {
+    const IS_CONNECTED: bool = false;
+    const KINDS: &'static [Kind; KINDS] = &Kind::table::<Self>();
+    type Peer<'a> = DcTarget<'a>;
+    #[inline(always)]
+    unsafe fn of_request<'a>(
+        _: &ibv_send_wr,
+        _: &'a mut Option<DatagramAddress>,
+    ) -> Option<DcTarget<'a>> {
+        None
+    }
+    #[inline(always)]
+    fn of_setters(address: &Option<DatagramAddress>, _: u32) -> Option<DcTarget<'_>> {
+        address.as_ref().map(DcTarget)
+    }
+}
+
 /// No shared receive queue was named: numbers have 24 bits.
 pub(crate) const NO_SRQ: u32 = u32::MAX;
 
@@ -211,7 +228,7 @@ macro_rules! named {
     )*};
 }
 
-named!(Datagram<'_>, XrcTarget);
+named!(Datagram<'_>, XrcTarget, DcTarget<'_>);
 
 /// What takes requests: a send queue, which rings for each, or a batch.
 pub(crate) trait Target {

@@ -145,6 +145,7 @@ impl Building {
     ) -> Option<RunTimeDestination<'_>> {
         match T::TYPE {
             QpType::Ud => self.address.as_ref().map(RunTimeDestination::Datagram),
+            QpType::DcInitiator => self.address.as_ref().map(RunTimeDestination::Dc),
             QpType::XrcSend if self.srqn != NO_SRQ => Some(RunTimeDestination::Xrc(self.srqn)),
             // Windows belong to this side.
             QpType::XrcSend if is_of_windows(operation) => Some(RunTimeDestination::Connected),
@@ -323,7 +324,7 @@ unsafe fn note<T: Posts>(qp: *mut ibv_qp_ex, kind: Kind, immediate: u32, remote:
     }
     building.stage = if kind.is_usual() { Stage::Named } else { Stage::Other };
     match T::TYPE {
-        QpType::Ud => building.address = None,
+        QpType::Ud | QpType::DcInitiator => building.address = None,
         QpType::XrcSend => building.srqn = NO_SRQ,
         _ => {}
     }
@@ -785,6 +786,15 @@ unsafe extern "C" fn flush(qp: *mut ibv_qp_ex, _: u32, _: u64, _: usize, _: u8, 
 unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
     // SAFETY: the caller's queue pair, after start, and its address handle.
     unsafe { of(qp).1.address = Ah::datagram(ah, qpn, qkey) };
+}
+
+/// `mlx5dv_wr_set_dc_addr`.
+///
+/// # Safety
+/// The caller's queue pair, after start, and its address handle.
+pub(crate) unsafe fn set_dc_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, dctn: u32, key: u64) {
+    // SAFETY: the caller's promise.
+    unsafe { of(qp).1.address = Ah::dc_target(ah, dctn, key) };
 }
 
 /// `ibv_wr_set_xrc_srqn`.

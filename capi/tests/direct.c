@@ -316,6 +316,115 @@ static void encoded_requests(void)
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
 }
 
+/* Both ends of dynamic connections: masks and errnos as mlx5_ib has them, the target's late number, requests that
+ * name it. */
+static void dynamic_connections(void)
+{
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	struct ibv_srq_init_attr shared = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &shared);
+	struct ibv_qp_init_attr_ex attr = { .send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = IBV_QPT_DRIVER, .pd = pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD };
+	struct mlx5dv_qp_init_attr own = { .comp_mask = MLX5DV_QP_INIT_ATTR_MASK_DC,
+		.dc_init_attr = { .dc_type = MLX5DV_DCTYPE_DCT, .dct_access_key = 0x1122334455667788 } };
+	struct ibv_qp_attr to = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+	struct ibv_sge sge = { .addr = (uintptr_t)buffer + 64, .length = 64, .lkey = mr->lkey };
+	struct ibv_recv_wr receive = { .wr_id = 77, .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_send_wr send = { .opcode = IBV_WR_SEND }, *unsent;
+	struct ibv_qp_init_attr granted;
+	struct mlx5dv_qp_ex *direct;
+	struct ibv_qp *dct, *dci;
+	struct ibv_qp_ex *ex;
+	struct ibv_ah *ah;
+	struct ibv_wc wc;
+	unsigned key;
+
+	attr.srq = NULL;
+	CHECK(!mlx5dv_create_qp(context, &attr, &own) && errno == EINVAL);
+	attr.srq = srq;
+	attr.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	CHECK(!mlx5dv_create_qp(context, &attr, &own) && errno == EINVAL);
+	attr.comp_mask = IBV_QP_INIT_ATTR_PD;
+	attr.qp_type = IBV_QPT_RC;
+	CHECK(!mlx5dv_create_qp(context, &attr, &own) && errno == EINVAL);
+	attr.qp_type = IBV_QPT_DRIVER;
+	dct = mlx5dv_create_qp(context, &attr, &own);
+	CHECK(cq && srq && dct && dct->qp_num == 0);
+	CHECK(ibv_query_qp(dct, &to, IBV_QP_STATE, &granted) == EINVAL);
+	CHECK(ibv_modify_qp(dct, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT) == EINVAL);
+	CHECK(ibv_modify_qp(dct, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	memset(&to, 0, sizeof to);
+	to.qp_state = IBV_QPS_RTR;
+	to.path_mtu = IBV_MTU_1024;
+	to.min_rnr_timer = 1;
+	to.ah_attr.port_num = 1;
+	to.ah_attr.is_global = 1;
+	to.ah_attr.grh.sgid_index = 3;
+	to.ah_attr.grh.hop_limit = 1;
+	CHECK(ibv_query_gid(context, 1, 3, &to.ah_attr.grh.dgid) == 0);
+	ah = ibv_create_ah(pd, &to.ah_attr);
+	CHECK(ah && ibv_modify_qp(dct, &to, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_MIN_RNR_TIMER) == 0);
+	CHECK(dct->qp_num != 0 && dct->state == IBV_QPS_RTR);
+	CHECK(ibv_query_qp(dct, &to, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS, &granted) == 0);
+	CHECK(to.qp_state == IBV_QPS_RTR && to.qp_access_flags == IBV_ACCESS_REMOTE_WRITE);
+	CHECK(ibv_query_qp(dct, &to, IBV_QP_SQ_PSN, &granted) == EINVAL);
+	to.qp_state = IBV_QPS_ERR;
+	CHECK(ibv_modify_qp(dct, &to, IBV_QP_STATE) == EINVAL);
+
+	own.dc_init_attr.dc_type = MLX5DV_DCTYPE_DCI;
+	attr.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	attr.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE;
+	attr.cap.max_send_wr = 4;
+	attr.cap.max_send_sge = 1;
+	dci = mlx5dv_create_qp(context, &attr, &own);
+	CHECK(dci);
+	memset(&to, 0, sizeof to);
+	to.qp_state = IBV_QPS_INIT;
+	to.port_num = 1;
+	CHECK(ibv_modify_qp(dci, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == EINVAL);
+	CHECK(ibv_modify_qp(dci, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT) == 0);
+	to.qp_state = IBV_QPS_RTR;
+	to.path_mtu = IBV_MTU_1024;
+	CHECK(ibv_modify_qp(dci, &to, IBV_QP_STATE | IBV_QP_PATH_MTU) == 0);
+	to.qp_state = IBV_QPS_RTS;
+	to.timeout = 10;
+	to.retry_cnt = 1;
+	to.rnr_retry = 7;
+	to.max_rd_atomic = 1;
+	CHECK(ibv_modify_qp(dci, &to, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+		IBV_QP_MAX_QP_RD_ATOMIC) == 0);
+	/* The old way to post has no place for a target. */
+	CHECK(ibv_post_send(dci, &send, &unsent) == EINVAL && unsent == &send);
+
+	ex = ibv_qp_to_qp_ex(dci);
+	direct = mlx5dv_qp_ex_from_ibv_qp_ex(ex);
+	CHECK(ibv_post_srq_recv(srq, &receive, &bad) == 0);
+	memcpy(buffer, "to a target", 12);
+	/* With the key, without a target, with another key. */
+	for (key = 0; key < 3; key++) {
+		ibv_wr_start(ex);
+		ex->wr_id = key;
+		ex->wr_flags = IBV_SEND_SIGNALED;
+		ibv_wr_send(ex);
+		if (key != 1)
+			mlx5dv_wr_set_dc_addr(direct, ah, dct->qp_num, 0x1122334455667788 + key);
+		ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)buffer, 12);
+		CHECK(ibv_wr_complete(ex) == (key == 1 ? EINVAL : 0));
+		if (key == 0) {
+			wc = wait_for(cq);
+			if (wc.wr_id == 77)
+				CHECK(wc.src_qp == dci->qp_num && wc.qp_num == dct->qp_num && wc.byte_len == 12);
+			wc = wait_for(cq);
+			CHECK(wc.status == IBV_WC_SUCCESS && !strcmp(buffer + 64, "to a target"));
+		}
+	}
+	wc = wait_for(cq);
+	CHECK(wc.wr_id == 2 && wc.status == IBV_WC_RETRY_EXC_ERR);
+	CHECK(ibv_destroy_srq(srq) == EBUSY);
+	CHECK(ibv_destroy_qp(dci) == 0 && ibv_destroy_qp(dct) == 0 && ibv_destroy_ah(ah) == 0);
+	CHECK(ibv_destroy_srq(srq) == 0 && ibv_destroy_cq(cq) == 0);
+}
+
 int main(void)
 {
 	alarm(300);
@@ -329,6 +438,7 @@ int main(void)
 	what_the_device_says();
 	what_is_not_there();
 	encoded_requests();
+	dynamic_connections();
 	close_soft();
 	puts("kept");
 	return 0;

@@ -1,8 +1,11 @@
 //! `mlx5dv_wr_…`: requests of mlx5's own between `ibv_wr_start` and `ibv_wr_complete`. Those that
-//! the program encodes itself can be posted; the others need memory keys of mlx5's own or DC.
+//! the program encodes itself can be posted, and DC targets be named; the others need memory keys
+//! of mlx5's own.
 
 use std::ffi::c_void;
 use std::mem::offset_of;
+
+use uverbs::qp_type::QpType;
 
 use crate::abi::*;
 use crate::post::bytes;
@@ -18,7 +21,7 @@ type Lacking = unsafe extern "C" fn(*mut DirectQp);
 #[repr(C)]
 pub(crate) struct DirectQp {
     comp_mask: u64,
-    set_dc_addr: Lacking,
+    set_dc_addr: unsafe extern "C" fn(*mut DirectQp, *mut ibv_ah, u32, u64),
     mr_interleaved: Lacking,
     mr_list: Lacking,
     mkey_configure: Lacking,
@@ -37,7 +40,10 @@ impl DirectQp {
     pub(crate) const fn of<T: Posts, const SENDS: bool>() -> Self {
         Self {
             comp_mask: 0,
-            set_dc_addr: lacking,
+            set_dc_addr: match T::TYPE {
+                QpType::DcInitiator => set_dc_addr,
+                _ => no_dc_addr,
+            },
             mr_interleaved: lacking,
             mr_list: lacking,
             mkey_configure: lacking,
@@ -64,6 +70,18 @@ fn whole(direct: *mut DirectQp) -> *mut ibv_qp_ex {
 }
 
 unsafe extern "C" fn lacking(direct: *mut DirectQp) {
+    // SAFETY: the caller's queue pair, after start.
+    unsafe { wr::lacking(whole(direct)) };
+}
+
+/// `mlx5dv_wr_set_dc_addr`.
+unsafe extern "C" fn set_dc_addr(direct: *mut DirectQp, ah: *mut ibv_ah, dctn: u32, key: u64) {
+    // SAFETY: the caller's queue pair, after start, and its address handle.
+    unsafe { wr::set_dc_addr(whole(direct), ah, dctn, key) };
+}
+
+/// The same where no request names a target.
+unsafe extern "C" fn no_dc_addr(direct: *mut DirectQp, _: *mut ibv_ah, _: u32, _: u64) {
     // SAFETY: the caller's queue pair, after start.
     unsafe { wr::lacking(whole(direct)) };
 }

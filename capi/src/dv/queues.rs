@@ -1,21 +1,28 @@
 //! Queues with attributes of mlx5's own.
 
+use std::mem::offset_of;
+
 use uverbs::cq::Compression;
 use uverbs::ethernet::Striding;
 
 use crate::abi::*;
-use crate::create::OfMlx5;
+use crate::create::{Dynamic, OfMlx5};
 use crate::result::null;
 use crate::{cq, qp, wq};
 
 /// `enum mlx5dv_qp_init_attr_mask`: the flags below, and operations of mlx5's own.
 const MASK_CREATE_FLAGS: u64 = 1;
+const MASK_DC: u64 = 1 << 1;
 const MASK_SEND_OPS: u64 = 1 << 2;
 /// `MLX5DV_QP_EX_WITH_RAW_WQE`, the only one of them.
 const OPS_RAW_WQE: u64 = 1 << 3;
 /// `enum mlx5dv_qp_create_flags`.
 const DISABLE_SCATTER: u32 = 1 << 3;
 const ALLOW_SCATTER: u32 = 1 << 4;
+
+/// `enum mlx5dv_dc_type`.
+const TYPE_DCT: u32 = 1;
+const TYPE_DCI: u32 = 2;
 
 /// `enum mlx5dv_cq_init_attr_mask`: compression, and the size of entries.
 const MASK_COMPRESSED: u64 = 1 << 0;
@@ -26,10 +33,22 @@ const MASK_CQE_SIZE: u64 = 1 << 2;
 pub(crate) struct QpAttr {
     comp_mask: u64,
     create_flags: u32,
-    /// `struct mlx5dv_dc_init_attr`: a number, and a union of eight bytes.
-    dc: [u64; 2],
+    dc: DcAttr,
     send_ops_flags: u64,
 }
+
+/// `struct mlx5dv_dc_init_attr`.
+#[repr(C)]
+struct DcAttr {
+    dc_type: u32,
+    /// In a union with the numbers of streams of an initiator.
+    dct_access_key: u64,
+}
+
+const _: () = {
+    assert!(offset_of!(QpAttr, dc) == 16 && offset_of!(QpAttr, send_ops_flags) == 32);
+    assert!(offset_of!(DcAttr, dct_access_key) == 8);
+};
 
 /// `struct mlx5dv_cq_init_attr`.
 #[repr(C)]
@@ -41,7 +60,8 @@ pub(crate) struct CqAttr {
 }
 
 /// `mlx5dv_create_qp`: as `ibv_create_qp_ex`. Of mlx5's own attributes those that say whether short
-/// messages may come inside completions, and that requests come encoded (`mlx5dv_wr_raw_wqe`).
+/// messages may come inside completions, that requests come encoded (`mlx5dv_wr_raw_wqe`), and
+/// which end of dynamic connections it is.
 pub(crate) unsafe extern "C" fn create_qp(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
@@ -55,8 +75,16 @@ pub(crate) unsafe extern "C" fn create_qp(
         let flags = if has(MASK_CREATE_FLAGS) { (*own).create_flags } else { 0 };
         (flags, if has(MASK_SEND_OPS) { (*own).send_ops_flags } else { 0 })
     };
+    // SAFETY: as above.
+    let dynamic =
+        match has(MASK_DC).then(|| unsafe { ((*own).dc.dc_type, (*own).dc.dct_access_key) }) {
+            None => None,
+            Some((TYPE_DCT, access_key)) => Some(Dynamic::Target { access_key }),
+            Some((TYPE_DCI, _)) => Some(Dynamic::Initiator),
+            Some(_) => return null(libc::EINVAL),
+        };
     let both = DISABLE_SCATTER | ALLOW_SCATTER;
-    let is_known = mask & !(MASK_CREATE_FLAGS | MASK_SEND_OPS) == 0
+    let is_known = mask & !(MASK_CREATE_FLAGS | MASK_SEND_OPS | MASK_DC) == 0
         && flags & !both == 0
         && operations & !OPS_RAW_WQE == 0;
     if !is_known {
@@ -65,7 +93,8 @@ pub(crate) unsafe extern "C" fn create_qp(
     if flags & both == both {
         return null(libc::EINVAL);
     }
-    let own = OfMlx5 { no_scatter: flags & DISABLE_SCATTER != 0, is_extended: operations != 0 };
+    let no_scatter = flags & DISABLE_SCATTER != 0;
+    let own = OfMlx5 { no_scatter, is_extended: operations != 0, dynamic };
     // SAFETY: the caller's objects.
     unsafe { qp::create_qp_of_mlx5(context, attr, own) }
 }
