@@ -29,14 +29,16 @@ fn every_defined_opcode_round_trips() {
         );
         assert_eq!(view.xrceth.is_some(), headers.contains(Headers::XRCETH));
         assert_eq!(view.deth.is_some(), headers.contains(Headers::DETH));
+        assert_eq!(view.dceth.is_some(), transport == Transport::Dc);
+        assert_eq!(view.dc_connect.is_some(), headers.contains(Headers::DC_CONNECT));
         assert_eq!(view.invalidate.is_some(), headers.contains(Headers::INVALIDATE));
         assert_eq!(view.payload, if operation.has_payload() { b"hello" } else { &b""[..] });
         assert_eq!(view.bth.pad(), if operation.has_payload() { 3 } else { 0 });
         let (prefix, _) = packet.bytes().split_at(headers.size() - 1);
         assert!(matches!(View::parse(prefix), Err(PacketError::TooShort { .. })));
     }
-    // RC and XRC 25 each (two of them our own), UC 12, UD 2.
-    assert_eq!(defined, 64);
+    // RC and XRC 25 each (two of them our own), UC 12, UD 2; DC, all our own, 27.
+    assert_eq!(defined, 91);
 }
 
 #[test]
