@@ -68,7 +68,7 @@ fn peers_that_leave_at_once_keep_no_other_waiting() {
             }
         }
     });
-    peers(6, to, |stream| drop(stream)).into_iter().for_each(|peer| peer.join().unwrap());
+    peers(6, to, drop).into_iter().for_each(|peer| peer.join().unwrap());
     let mut last = config().connect(to).unwrap();
     last.write_all(b"the last").unwrap();
     drop(last);
