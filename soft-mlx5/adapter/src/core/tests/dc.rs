@@ -598,6 +598,31 @@ fn local_requests_need_no_target_and_bad_ones_fail_alone() {
 }
 
 #[test]
+fn ports_of_infiniband_are_told_apart_by_lid() {
+    let mut net = Net { world: World::new(0), initiators: Vec::new(), targets: Vec::new() };
+    let config = CoreConfig { link: LinkLayer::InfiniBand, ..CoreConfig::default() };
+    net.world.hosts = (1..=3).map(|number| Host::with(number, config.clone())).collect();
+    for host in 0..2 {
+        net.initiator(host, &|_| {});
+    }
+    net.target(2, KEY, RemoteRights::all());
+    let inbox = net.region(2, 4096);
+    let mut vector = net.vector(0, KEY);
+    (vector.remote_gid, vector.remote_lid_udp_port) = ([0; 16], 3.into());
+    for from in [0, 1, 0] {
+        net.post_receive(0, inbox);
+        let here = net.region(from, 3000);
+        let data = net.world.hosts[from].fill(here, from as u8);
+        net.post_to(from, vector, Wr::send().all_of(here));
+        net.world.run_until_idle();
+        let [got] = net.received(0).try_into().unwrap();
+        assert_eq!((got.bytes, got.remote_qpn), (3000, net.initiators[from].1.qpn.0));
+        assert_eq!(net.world.hosts[2].bytes(inbox.address, 3000), data);
+        assert_eq!(net.sent(from)[0].syndrome, None);
+    }
+}
+
+#[test]
 fn a_target_needs_a_shared_queue_and_goes_in_any_order() {
     let mut net = Net::new(1, 1);
     let host = &mut net.world.hosts[1];
