@@ -8,7 +8,7 @@
 //! Of a parent's threads a forked child has only the one that called `fork`. A lock that another
 //! thread held then is free to take there.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -22,22 +22,26 @@ const YIELDS: u32 = 20;
 /// How long it sleeps before it looks again.
 const SLEEP: Duration = Duration::from_micros(50);
 
+/// Nobody has the lock.
+const FREE: usize = 0;
+/// A thread has it, for one call of the program. No thread pointer is that number.
+const HELD: usize = 1;
+
 /// A spin lock that may be switched off when it is made.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    taken: AtomicBool,
+    /// [`FREE`], [`HELD`], or the thread that keeps the lock from one call of the program to
+    /// another.
+    holder: AtomicUsize,
     needed: bool,
     /// The process that made it.
     process: Process,
-    /// The thread that keeps the lock from one call of the program to another, or 0.
-    keeper: AtomicUsize,
 }
 
 impl Lock {
     /// A lock, or none if `needed` is false.
     pub(crate) fn new(needed: bool) -> Self {
-        let (taken, keeper) = (AtomicBool::new(false), AtomicUsize::new(0));
-        Self { taken, needed, process: fork::process(), keeper }
+        Self { holder: AtomicUsize::new(FREE), needed, process: fork::process() }
     }
 
     /// Whether it was made to keep threads apart.
@@ -57,32 +61,40 @@ impl Lock {
     /// registers for that.
     #[inline(always)]
     pub(crate) fn try_acquire(&self) -> bool {
-        !self.needed || !self.taken.swap(true, Ordering::Acquire)
+        !self.needed || self.take(HELD)
     }
 
-    /// Gives the lock back.
+    #[inline(always)]
+    fn take(&self, holder: usize) -> bool {
+        self.holder.compare_exchange(FREE, holder, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Gives the lock back, kept or not.
     #[inline(always)]
     pub(crate) fn release(&self) {
         // One that is not needed is never taken: to ask would cost more than the store.
-        self.taken.store(false, Ordering::Release);
+        self.holder.store(FREE, Ordering::Release);
+    }
+
+    /// Takes the lock if it is free, and keeps it when the program's call returns.
+    #[inline(always)]
+    pub(crate) fn try_keep(&self) -> bool {
+        if self.needed {
+            return self.take(this_thread());
+        }
+        self.keep();
+        true
     }
 
     /// Notes that this thread, which holds the lock, keeps it when the program's call returns.
     #[inline(always)]
     pub(crate) fn keep(&self) {
-        self.keeper.store(this_thread(), Ordering::Relaxed);
-    }
-
-    /// Gives back a lock that was kept.
-    #[inline(always)]
-    pub(crate) fn release_kept(&self) {
-        self.keeper.store(0, Ordering::Relaxed);
-        self.release();
+        self.holder.store(this_thread(), Ordering::Relaxed);
     }
 
     /// Whether this thread keeps the lock, as it does between `ibv_wr_start` and `ibv_wr_complete`.
     pub(crate) fn is_kept_here(&self) -> bool {
-        self.keeper.load(Ordering::Relaxed) == this_thread()
+        self.holder.load(Ordering::Relaxed) == this_thread()
     }
 
     /// Takes the lock until the guard goes, unless this thread keeps it already.
@@ -119,7 +131,7 @@ impl Lock {
     /// Looks for a while whether the lock is free, and takes it then.
     fn spin(&self) -> bool {
         for _ in 0..SPINS {
-            if !self.taken.load(Ordering::Relaxed) && !self.taken.swap(true, Ordering::Acquire) {
+            if self.holder.load(Ordering::Relaxed) == FREE && self.take(HELD) {
                 return true;
             }
             std::hint::spin_loop();

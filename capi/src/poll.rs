@@ -35,10 +35,12 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut
         }
         let library = queue.provider();
         match library.take_sent(sent) {
-            Some((completion, sent)) => into.write(of_send(&completion, sent)),
-            None => return poll_received(queue, into),
+            Some((completion, sent)) => {
+                let wc = of_send(&completion, sent);
+                polled_one(queue, into, wc)
+            }
+            None => poll_received(queue, into),
         }
-        polled_one(queue, into)
     }
 }
 
@@ -47,30 +49,34 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut
 /// # Safety
 /// As for [`poll_rest`].
 #[inline(never)]
-unsafe fn poll_received(queue: &Cq, into: *mut ibv_wc) -> c_int {
+unsafe extern "C" fn poll_received(queue: &Cq, into: *mut ibv_wc) -> c_int {
     // SAFETY: the lock is held, or the program polls in one thread at a time.
     unsafe {
         match queue.provider().take_received() {
-            Some(completion) => into.write(of_receive(&completion)),
-            None => return poll_first(queue, 1, into),
+            Some(completion) => {
+                let wc = of_receive(&completion);
+                polled_one(queue, into, wc)
+            }
+            None => poll_first(queue, 1, into),
         }
-        polled_one(queue, into)
     }
 }
 
-/// Gives back the place of the only completion that was asked for, and the lock.
+/// Gives back the place of the only completion that was asked for, which `wc` is, and the lock.
 ///
 /// # Safety
 /// As for [`poll_rest`].
 #[inline(always)]
-unsafe fn polled_one(queue: &Cq, into: *mut ibv_wc) -> c_int {
+unsafe fn polled_one(queue: &Cq, into: *mut ibv_wc, wc: ibv_wc) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         let library = queue.provider();
         if library.is_lap_over() {
+            into.write(wc);
             return poll_given_back(queue, 1, into, 1);
         }
         library.publish();
+        into.write(wc);
     }
     queue.lock.release();
     1
@@ -81,7 +87,7 @@ unsafe fn polled_one(queue: &Cq, into: *mut ibv_wc) -> c_int {
 /// # Safety
 /// As for [`poll_rest`].
 #[inline(never)]
-unsafe fn poll_several(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
+unsafe extern "C" fn poll_several(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
     // SAFETY: the lock is held, or the program polls in one thread at a time; the caller's array
     // has `most` places.
     unsafe {
@@ -92,7 +98,12 @@ unsafe fn poll_several(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
                 Some(Good::Sent(completion, sent)) => place.write(of_send(&completion, sent)),
                 Some(Good::Received(completion)) => place.write(of_receive(&completion)),
                 None if place == into => return poll_first(queue, most, into),
-                None => return poll_after(queue, most, into, batch.finish()),
+                None => {
+                    return match batch.finish() {
+                        Ok(count) => poll_after(queue, most, into, count),
+                        Err(count) => poll_given_back(queue, most, into, count),
+                    };
+                }
             }
             place = place.wrapping_add(1);
         }
@@ -112,7 +123,7 @@ unsafe fn poll_several(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
 /// As for [`poll_rest`], but that the lock is not held.
 #[cold]
 #[inline(never)]
-unsafe fn poll_waiting(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
+unsafe extern "C" fn poll_waiting(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
     queue.lock.wait();
     // SAFETY: the caller's promise; the lock is held.
     unsafe { poll_rest(queue, most, into, 0) }
@@ -123,7 +134,7 @@ unsafe fn poll_waiting(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
 /// # Safety
 /// As for [`poll_rest`].
 #[inline(never)]
-unsafe fn poll_first(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
+unsafe extern "C" fn poll_first(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         if !queue.provider().has_nothing() {
@@ -137,29 +148,19 @@ unsafe fn poll_first(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
     0
 }
 
-/// [`poll_cq`] behind what the fast path has polled, as [`GoodBatch::finish`] says it.
-///
-/// [`GoodBatch::finish`]: uverbs_mlx5::completion_queue::GoodBatch::finish
+/// [`poll_cq`] behind what the fast path has polled.
 ///
 /// # Safety
 /// As for [`poll_rest`].
 #[inline(never)]
-unsafe fn poll_after(
-    queue: &Cq,
-    most: c_int,
-    into: *mut ibv_wc,
-    polled: Result<u32, u32>,
-) -> c_int {
+unsafe extern "C" fn poll_after(queue: &Cq, most: c_int, into: *mut ibv_wc, count: u32) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        match polled {
-            Err(count) => poll_given_back(queue, most, into, count),
-            Ok(count) if queue.provider().has_nothing() => {
-                queue.lock.release();
-                count as c_int
-            }
-            Ok(count) => poll_rest(queue, most, into, count as c_int),
+        if queue.provider().has_nothing() {
+            queue.lock.release();
+            return count as c_int;
         }
+        poll_rest(queue, most, into, count as c_int)
     }
 }
 
@@ -169,7 +170,12 @@ unsafe fn poll_after(
 /// As for [`poll_rest`].
 #[cold]
 #[inline(never)]
-unsafe fn poll_given_back(queue: &Cq, most: c_int, into: *mut ibv_wc, before: u32) -> c_int {
+unsafe extern "C" fn poll_given_back(
+    queue: &Cq,
+    most: c_int,
+    into: *mut ibv_wc,
+    before: u32,
+) -> c_int {
     // SAFETY: the lock is held, or the program polls in one thread at a time.
     unsafe {
         queue.provider().give_back(before);
@@ -182,7 +188,7 @@ unsafe fn poll_given_back(queue: &Cq, most: c_int, into: *mut ibv_wc, before: u3
 /// # Safety
 /// As for [`poll_cq`], which has filled the places before; the lock is held.
 #[inline(never)]
-unsafe fn poll_rest(queue: &Cq, most: c_int, into: *mut ibv_wc, before: c_int) -> c_int {
+unsafe extern "C" fn poll_rest(queue: &Cq, most: c_int, into: *mut ibv_wc, before: c_int) -> c_int {
     let (mut place, mut count) = (into.wrapping_add(before as usize), before);
     // SAFETY: the lock is held, or the program polls in one thread at a time.
     let library = unsafe { &mut *queue.queue.get() };
@@ -217,7 +223,7 @@ unsafe fn poll_rest(queue: &Cq, most: c_int, into: *mut ibv_wc, before: c_int) -
 
 /// Nothing was there: a software device gets the caller's time. Answers 0.
 #[inline(never)]
-fn idle(queue: &Cq) -> c_int {
+extern "C" fn idle(queue: &Cq) -> c_int {
     // The device's locks are held in there.
     uncancelled(|| queue.context().library.poll_idle());
     0
@@ -392,7 +398,7 @@ fn opcode(completion: &Completion<'_>) -> c_uint {
 
 /// What changed keys.
 #[inline(never)]
-fn opcode_of_keys(completion: &Completion<'_>) -> c_uint {
+extern "C" fn opcode_of_keys(completion: &Completion<'_>) -> c_uint {
     match completion.opcode() {
         CompletionOpcode::LocalInvalidate => wc_opcode::LOCAL_INV,
         _ => wc_opcode::BIND_MW,
@@ -475,7 +481,7 @@ unsafe fn advance(queue: &Cq) -> bool {
 /// # Safety
 /// As for [`advance`].
 #[inline(never)]
-unsafe fn advance_any(queue: &Cq) -> c_int {
+unsafe extern "C" fn advance_any(queue: &Cq) -> c_int {
     // SAFETY: the caller's promise.
     let library = unsafe { &mut *queue.queue.get() };
     match library.poll() {
@@ -515,13 +521,12 @@ pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut 
         if attributes.cast::<u32>().as_ref().is_some_and(|mask| *mask != 0) {
             return libc::EINVAL;
         }
-        if !queue.lock.try_acquire() {
+        if !queue.lock.try_keep() {
             return start_waiting(queue);
         }
         if !advance(queue) {
             return start_other(queue);
         }
-        queue.lock.keep();
         if queue.provider().is_lap_over() { next_lap(queue) } else { 0 }
     }
 }
@@ -532,7 +537,7 @@ pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut 
 /// As there.
 #[cold]
 #[inline(never)]
-unsafe fn start_waiting(queue: &Cq) -> c_int {
+unsafe extern "C" fn start_waiting(queue: &Cq) -> c_int {
     queue.lock.wait();
     // SAFETY: the caller's promise; the lock is held.
     unsafe { start_other(queue) }
@@ -543,7 +548,7 @@ unsafe fn start_waiting(queue: &Cq) -> c_int {
 /// # Safety
 /// As there.
 #[inline(never)]
-unsafe fn start_other(queue: &Cq) -> c_int {
+unsafe extern "C" fn start_other(queue: &Cq) -> c_int {
     // SAFETY: the lock is held.
     let errno = unsafe { advance_any(queue) };
     if errno == 0 {
@@ -563,7 +568,7 @@ unsafe fn start_other(queue: &Cq) -> c_int {
 /// As for [`advance`].
 #[cold]
 #[inline(never)]
-unsafe fn next_lap(queue: &Cq) -> c_int {
+unsafe extern "C" fn next_lap(queue: &Cq) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { queue.provider().begin_lap() };
     0
@@ -587,7 +592,7 @@ pub(crate) unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     let queue = unsafe { Cq::of(cq.cast()) };
     // SAFETY: between start and end, so the lock is held.
     unsafe { *queue.current.get() = None };
-    queue.lock.release_kept();
+    queue.lock.release();
 }
 
 /// The completion that an extended poll is at.

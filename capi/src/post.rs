@@ -14,7 +14,7 @@ use uverbs::qp_type::{Dci, QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::raw::QueuePair;
 use uverbs::{DatagramAddress, Error, Remote, Sge};
 use uverbs_mlx5::mmio::BlueFlame;
-use uverbs_mlx5::send_queue::SendQueue;
+use uverbs_mlx5::send_queue::{SendQueue, Steps};
 
 use crate::abi::*;
 use crate::ah::Ah;
@@ -34,8 +34,10 @@ type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ib
 pub(crate) struct SendTable {
     /// Posts a list of one whose data is not copied.
     one: PostSend,
-    /// Posts a list of one whose data is copied.
+    /// Posts a list of one whose data is copied, and is short.
     inline: PostSend,
+    /// The same of data that may be longer.
+    long: PostSend,
     /// Posts any list.
     list: PostSend,
     /// The functions of `ibv_qp_ex`.
@@ -43,7 +45,7 @@ pub(crate) struct SendTable {
     /// The functions of `mlx5dv_qp_ex`.
     pub(crate) direct: DirectQp,
     /// Gives up what is being built.
-    pub(crate) abort: unsafe fn(&mut Building),
+    pub(crate) abort: unsafe fn(&Qp, &mut Building),
     /// Asks for all attributes, while other threads may post.
     pub(crate) query: unsafe fn(*mut ()) -> Result<QpInfo, Error>,
     /// Changes attributes, while other threads may post.
@@ -56,10 +58,11 @@ macro_rules! tables {
         pub(crate) static $name: SendTable = SendTable {
             one: post_one::<$type>,
             inline: post_inline::<$type>,
+            long: post_long::<$type>,
             list: post_list::<$type>,
             wr: wr::table::<$type>,
             direct: DirectQp::of::<$type, true>(),
-            abort: wr::abort::<$type>,
+            abort: wr::abort::<$type, true>,
             query: query_of::<$type>,
             modify: modify_of::<$type>,
         };
@@ -79,10 +82,11 @@ tables! {
 pub(crate) static NONE: SendTable = SendTable {
     one: post_nothing,
     inline: post_nothing,
+    long: post_nothing,
     list: post_nothing,
     wr: wr::table_of_none,
     direct: DirectQp::of::<Rc, false>(),
-    abort: |_| {},
+    abort: |_, _| {},
     query: query_target,
     modify: modify_target,
 };
@@ -164,7 +168,10 @@ pub(crate) unsafe extern "C" fn post_send(
             return (table.list)(qp, wr, bad);
         }
         if (*wr).send_flags & send_flags::INLINE != 0 {
-            return (table.inline)(qp, wr, bad);
+            if (*wr).num_sge == 1 && (*(*wr).sg_list).length as usize <= MOST_SHORT {
+                return (table.inline)(qp, wr, bad);
+            }
+            return (table.long)(qp, wr, bad);
         }
         (table.one)(qp, wr, bad)
     }
@@ -192,10 +199,13 @@ unsafe extern "C" fn post_one<T: Posts>(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { post_usual::<T>(qp, wr, bad, false) }
+    unsafe { post_usual::<T, 1>(qp, wr, bad, false) }
 }
 
-/// A list of one whose data is copied.
+/// Most bytes of data in a request of one block, whatever its header.
+pub(crate) const MOST_SHORT: usize = 64 - 32 - 4;
+
+/// A list of one whose data is copied, and needs one block.
 ///
 /// # Safety
 /// As for [`post_one`].
@@ -205,16 +215,29 @@ unsafe extern "C" fn post_inline<T: Posts>(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { post_usual::<T>(qp, wr, bad, true) }
+    unsafe { post_usual::<T, 1>(qp, wr, bad, true) }
+}
+
+/// A list of one whose data is copied, and may need more than one block.
+///
+/// # Safety
+/// As for [`post_one`].
+unsafe extern "C" fn post_long<T: Posts>(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { post_usual::<T, 4>(qp, wr, bad, true) }
 }
 
 /// A list of one. What needs more than a look at the request is left to a function that is called
-/// last, so this one keeps little. `inline` is a constant.
+/// last, so this one keeps little. `inline` is a constant; `BLOCKS` is for inline data.
 ///
 /// # Safety
 /// As for [`post_one`].
 #[inline(always)]
-unsafe fn post_usual<T: Posts>(
+unsafe fn post_usual<T: Posts, const BLOCKS: usize>(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
@@ -227,7 +250,15 @@ unsafe fn post_usual<T: Posts>(
         if !queue_pair.send_lock.try_acquire() {
             return post_waiting::<T>(qp, wr, bad);
         }
-        if let Some(queue) = sends::<T>(queue_pair) {
+        // Not in closures, which the compiler would not inline.
+        if T::IS_CONNECTED {
+            if let Some((queue, common)) = wr::ready::<T>(&mut *queue_pair.building.get()) {
+                if Usual::post_ring::<T, BLOCKS>(queue, common, &*wr, inline) {
+                    queue_pair.send_lock.release();
+                    return 0;
+                }
+            }
+        } else if let Some(queue) = sends::<T>(queue_pair) {
             if Usual::post::<T>(queue, &*wr, inline) {
                 queue_pair.send_lock.release();
                 return 0;
@@ -243,7 +274,7 @@ unsafe fn post_usual<T: Posts>(
 /// As for [`post_one`].
 #[cold]
 #[inline(never)]
-unsafe fn post_waiting<T: Posts>(
+unsafe extern "C" fn post_waiting<T: Posts>(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
@@ -269,7 +300,10 @@ unsafe extern "C" fn post_any<T: Posts>(
     unsafe {
         let queue_pair = Qp::of(qp);
         let posted = match sends::<T>(queue_pair) {
-            Some(queue) => with_request::<T>(&*wr, |request| queue.post_request(request)),
+            Some(queue) => {
+                wr::make_ready(&mut *queue_pair.building.get(), queue);
+                with_request::<T>(&*wr, |request| queue.post_request(request))
+            }
             None => Err(PostError::NoQueue),
         };
         queue_pair.send_lock.release();
@@ -305,28 +339,33 @@ type Refused = (*mut ibv_send_wr, PostError);
 /// As for [`post_list`], whose caller holds the lock.
 #[inline(always)]
 unsafe fn post_several<T: Posts>(qp: &Qp, first: *mut ibv_send_wr) -> Result<(), Refused> {
-    let refused = |reason| (first, reason);
-    // SAFETY: the lock is held.
-    let queue = unsafe { sends::<T>(qp) }.ok_or(refused(PostError::NoQueue))?;
-    let mut batch = queue.batch().map_err(refused)?;
+    if !T::IS_CONNECTED {
+        // SAFETY: the caller's promise.
+        return unsafe { post_rest::<T>(qp, first, Steps::NONE) };
+    }
+    // SAFETY: the caller's promise; nothing is being built meanwhile.
+    let Some((queue, common)) = (unsafe { wr::ready::<T>(&mut *qp.building.get()) }) else {
+        // SAFETY: as above.
+        return unsafe { post_rest::<T>(qp, first, Steps::NONE) };
+    };
+    let mut steps = queue.new_steps();
     let mut wr = first;
     // SAFETY: the caller's list; as promised by the program for each of them.
     unsafe {
         while let Some(request) = wr.as_ref() {
             // Each with its own code: what is inline is asked once.
             let built = match request.send_flags & send_flags::INLINE {
-                0 => Usual::post::<T>(&mut batch, request, false),
-                _ => Usual::post::<T>(&mut batch, request, true),
+                0 => Usual::build_steps::<T>(queue, common, &mut steps, request, false),
+                _ => Usual::build_steps::<T>(queue, common, &mut steps, request, true),
             };
             if !built {
-                // What was built is rung with the rest.
-                drop(batch);
-                return post_rest::<T>(qp, wr);
+                // By value: what is lent would be in memory for all requests.
+                return post_rest::<T>(qp, wr, steps.again());
             }
             wr = request.next;
         }
+        queue.publish_steps(&steps);
     }
-    batch.publish();
     Ok(())
 }
 
@@ -335,10 +374,23 @@ unsafe fn post_several<T: Posts>(qp: &Qp, first: *mut ibv_send_wr) -> Result<(),
 /// # Safety
 /// As for [`post_list`].
 #[inline(never)]
-unsafe fn post_rest<T: Posts>(qp: &Qp, mut wr: *mut ibv_send_wr) -> Result<(), Refused> {
+unsafe fn post_rest<T: Posts>(
+    qp: &Qp,
+    mut wr: *mut ibv_send_wr,
+    mut steps: Steps,
+) -> Result<(), Refused> {
     // SAFETY: the lock is held.
     let queue = unsafe { sends::<T>(qp) }.ok_or((wr, PostError::NoQueue))?;
-    let mut batch = queue.batch().map_err(|reason| (wr, reason))?;
+    // SAFETY: as above; nothing is being built meanwhile.
+    wr::make_ready(unsafe { &mut *qp.building.get() }, queue);
+    // The request has a header already, if it is its data that is unusual.
+    steps.take_back();
+    let batch = match steps.is_straight() {
+        // SAFETY: the steps are of this queue.
+        true => unsafe { queue.batch_from(&steps) },
+        false => queue.batch(),
+    };
+    let mut batch = batch.map_err(|reason| (wr, reason))?;
     let mut result = Ok(());
     // SAFETY: the caller's list; as promised by the program for each of them.
     unsafe {

@@ -180,7 +180,12 @@ impl Qp {
 
     /// Keeps other threads from posting.
     pub(crate) fn exclude(&self) -> (Option<Guard<'_>>, Guard<'_>) {
-        (self.send_lock.guard_unless_kept(), self.recv_lock.guard())
+        let sends = self.send_lock.guard_unless_kept();
+        if sends.is_none() {
+            // SAFETY: this thread keeps the lock, so it is between start and complete.
+            unsafe { wr::leave_straight_way(self) };
+        }
+        (sends, self.recv_lock.guard())
     }
 
     /// Changes attributes. Other threads may post, but for the moment in which a reset empties the

@@ -51,7 +51,7 @@ unsafe fn post_alone(queue_pair: &Qp, first: *mut ibv_recv_wr) -> Option<()> {
 /// As for `ibv_post_recv`.
 #[cold]
 #[inline(never)]
-unsafe fn post_waiting(
+unsafe extern "C" fn post_waiting(
     queue_pair: &Qp,
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
@@ -66,7 +66,11 @@ unsafe fn post_waiting(
 /// # Safety
 /// As for `ibv_post_recv`.
 #[inline(never)]
-unsafe fn post_held(queue_pair: &Qp, first: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+unsafe extern "C" fn post_held(
+    queue_pair: &Qp,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
     // SAFETY: null, or the receive side, which the lock, or the program, keeps for this thread.
     let place = unsafe { queue_pair.receive.get().as_mut() };
     // SAFETY: the caller's list and place.

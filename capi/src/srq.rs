@@ -262,7 +262,11 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
 /// As for `ibv_post_srq_recv`.
 #[cold]
 #[inline(never)]
-unsafe fn post_waiting(queue: &Srq, first: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+unsafe extern "C" fn post_waiting(
+    queue: &Srq,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
     queue.lock.wait();
     // SAFETY: the caller's promise.
     unsafe { post_held(queue, first, bad) }
@@ -273,7 +277,11 @@ unsafe fn post_waiting(queue: &Srq, first: *mut ibv_recv_wr, bad: *mut *mut ibv_
 /// # Safety
 /// As for `ibv_post_srq_recv`.
 #[inline(never)]
-unsafe fn post_held(queue: &Srq, first: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+unsafe extern "C" fn post_held(
+    queue: &Srq,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
     // SAFETY: the lock is held, or the program posts in one thread at a time.
     let library = unsafe { &mut *queue.queue.get() };
     let mut batch = library.batch();

@@ -14,10 +14,11 @@ use uverbs::{Remote, Sge};
 use uverbs_mlx5::format::{Opcode, U32};
 use uverbs_mlx5::mmio::BlueFlame;
 use uverbs_mlx5::send_queue::{
-    AnyAccess, AnySend, Datagram, DcTarget, Inline, Operation, Payload, SendQueue, To, XrcTarget,
+    AnyAccess, AnySend, Common, Datagram, DcTarget, Header, Inline, Operation, Payload, SendQueue,
+    Steps, To, XrcTarget,
 };
 
-use crate::abi::{ibv_send_wr, wr_opcode};
+use crate::abi::{ibv_send_wr, ibv_sge, wr_opcode};
 use crate::ah::Ah;
 use crate::post::{self, immediate};
 
@@ -37,6 +38,8 @@ const INLINE: u64 = 1 << 10;
 const MESSAGE: u64 = USUAL | INLINE;
 const WRITE: u64 = USUAL | INLINE | ACCESS;
 const READ: u64 = USUAL | ACCESS;
+/// Where the octowords of the header are.
+const OCTOWORDS: u32 = 16;
 
 /// How many opcodes of C the table has: those from `IBV_WR_RDMA_WRITE` to `IBV_WR_RDMA_READ`.
 const KINDS: usize = 5;
@@ -60,7 +63,8 @@ impl Kind {
             wr_opcode::RDMA_READ if has_reads => (READ, Opcode::RDMA_READ, 0),
             _ => return Self::UNUSUAL,
         };
-        Self(form | opcode.0 as u64 | (immediate as u64) << 32)
+        let octowords = if form & ACCESS == 0 { 1_u64 } else { 2 };
+        Self(form | opcode.0 as u64 | octowords << OCTOWORDS | (immediate as u64) << 32)
     }
 
     const fn table<T: QueuePairType>() -> [Self; KINDS] {
@@ -85,14 +89,26 @@ impl Kind {
         self.0 & INLINE != 0
     }
 
+    /// Whether there is a remote address before the data.
+    pub(crate) fn is_access(self) -> bool {
+        self.0 & ACCESS != 0
+    }
+
+    /// What the device calls such requests.
     #[inline(always)]
-    fn opcode(self) -> Opcode {
+    pub(crate) const fn opcode(self) -> Opcode {
         Opcode(self.0 as u8)
+    }
+
+    /// The kind that the device calls `opcode`.
+    pub(crate) fn named<T: Posts>(opcode: Opcode) -> Self {
+        let named = T::KINDS.iter().find(|kind| kind.is_usual() && kind.opcode() == opcode);
+        named.copied().unwrap_or(Self::UNUSUAL)
     }
 
     /// The immediate field, given as it travels.
     #[inline(always)]
-    fn immediate(self, data: u32) -> U32 {
+    pub(crate) fn immediate(self, data: u32) -> U32 {
         U32::from_bytes((data & (self.0 >> 32) as u32).to_ne_bytes())
     }
 }
@@ -286,6 +302,41 @@ pub(crate) struct Usual {
     pub(crate) flags: PostFlags,
 }
 
+/// A request in C's form, of a usual kind.
+struct InC<'w> {
+    wr: &'w ibv_send_wr,
+    kind: Kind,
+}
+
+impl Header for InC<'_> {
+    #[inline(always)]
+    fn octowords(&self) -> usize {
+        (self.kind.0 >> OCTOWORDS) as usize & 3
+    }
+    #[inline(always)]
+    fn opcode(&self) -> Opcode {
+        self.kind.opcode()
+    }
+    #[inline(always)]
+    fn immediate(&self) -> U32 {
+        self.kind.immediate(self.wr.imm_data)
+    }
+    #[inline(always)]
+    fn remote(&self) -> Remote {
+        // SAFETY: every value is valid for these; messages do not use them.
+        let rdma = unsafe { &self.wr.wr.rdma };
+        Remote::new(rdma.remote_addr, rdma.rkey)
+    }
+    #[inline(always)]
+    fn wr_id(&self) -> u64 {
+        self.wr.wr_id
+    }
+    #[inline(always)]
+    fn mode(&self) -> u32 {
+        self.wr.send_flags
+    }
+}
+
 impl Usual {
     /// Nothing.
     pub(crate) const NONE: Self = Self {
@@ -320,6 +371,84 @@ impl Usual {
             let (wr_id, immediate) = (wr.wr_id, wr.imm_data);
             let usual = Self { kind: *kind, wr_id, remote, immediate, flags };
             usual.build_request::<T>(to, wr, inline)
+        }
+    }
+
+    /// Builds a request in C's form step by step, if it is of the usual kind and nothing has to be
+    /// looked for. Its data is copied if `inline`. After `false` it may have been named.
+    ///
+    /// # Safety
+    /// It is a program's, for a queue pair of type `T`, which is connected; the steps are of its
+    /// queue.
+    #[inline(always)]
+    pub(crate) unsafe fn build_steps<T: Posts>(
+        queue: &SendQueue<T, BlueFlame>,
+        common: &Common,
+        steps: &mut Steps,
+        wr: &ibv_send_wr,
+        inline: bool,
+    ) -> bool {
+        let Some(kind) = T::KINDS.get(wr.opcode as usize) else { return false };
+        let is_usual = if inline { kind.takes_inline() } else { kind.is_usual() };
+        if wr.num_sge != 1 || !is_usual {
+            return false;
+        }
+        let (opcode, immediate) = (kind.opcode(), kind.immediate(wr.imm_data));
+        // SAFETY: every value is valid for the remote address; messages do not use it. What the
+        // program promises is what building asks for.
+        unsafe {
+            let named = if kind.0 & ACCESS == 0 {
+                steps.name(common, wr.wr_id, AnySend { opcode, immediate }, wr.send_flags)
+            } else {
+                let remote = Remote::new(wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
+                let access = AnyAccess { opcode, immediate, remote };
+                steps.name(common, wr.wr_id, access, wr.send_flags)
+            };
+            if !named {
+                return false;
+            }
+            let ibv_sge { addr, length, lkey } = *wr.sg_list;
+            if !inline {
+                return steps.add(addr, length, lkey);
+            }
+            let start = std::ptr::with_exposed_provenance(addr as usize);
+            queue.add_inline::<16>(common, steps, start, length as usize)
+        }
+    }
+
+    /// Posts a request in C's form by way of the ring, if it is of the usual kind and nothing has to
+    /// be looked for. Its data is copied if `inline`; more than `BLOCKS` blocks are not taken then.
+    ///
+    /// # Safety
+    /// It is a program's, for a queue pair of type `T`, which is connected; `common` is of its
+    /// queue.
+    #[inline(always)]
+    pub(crate) unsafe fn post_ring<T: Posts, const BLOCKS: usize>(
+        queue: &mut SendQueue<T, BlueFlame>,
+        common: &Common,
+        wr: &ibv_send_wr,
+        inline: bool,
+    ) -> bool {
+        // Reads are the last of the table, and have no inline data.
+        let kinds = if inline { KINDS - 1 } else { KINDS };
+        if wr.opcode as usize >= kinds || wr.num_sge != 1 {
+            return false;
+        }
+        let kind = T::KINDS[wr.opcode as usize];
+        let is_usual = if inline { kind.takes_inline() } else { kind.is_usual() };
+        if !is_usual {
+            return false;
+        }
+        let header = InC { wr, kind };
+        // SAFETY: the caller's list of one. What the program promises is what posting asks for.
+        unsafe {
+            let sge = &*wr.sg_list;
+            if !inline {
+                let rest = || (sge.addr, sge.lkey);
+                return queue.post_sge(common, header, sge.length, rest);
+            }
+            let start = || std::ptr::with_exposed_provenance(sge.addr as usize);
+            queue.post_inline::<BLOCKS>(common, header, sge.length as usize, start)
         }
     }
 

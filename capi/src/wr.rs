@@ -1,16 +1,20 @@
 //! `ibv_wr_…`: requests built by calls and posted together.
 //!
-//! The first request is noted as the program's calls name it. If the program completes then, it is
-//! posted as `ibv_post_send` posts it, with one doorbell that may carry it. Where a second one
-//! begins, the first goes into a batch; the data of requests behind it goes from the call that sets
-//! it into the ring, unless they name a peer or are unusual. A failure is kept until
-//! `ibv_wr_complete`, which then posts nothing: the batch is given up as a whole, and nothing that
-//! was posted before is touched.
+//! Each call stores its part of a request where that belongs in the ring: the operation its header,
+//! the setter the data ([`Steps`]). `ibv_wr_complete` publishes what was built; a single request
+//! goes to the doorbell register from the ring.
+//!
+//! A request that needs more than that is noted as the calls name it: one to a peer of its own, of
+//! an unusual operation, with unusual data, or where space has to be looked for. It is built when
+//! the next one begins, in a batch that goes on where the steps are, or by `ibv_wr_complete`. A
+//! failure is kept until `ibv_wr_complete`, which then posts nothing: what was built is given up as
+//! a whole, and nothing that was posted before is touched.
 //!
 //! The functions are made for each type of queue pair: no call looks its type up.
 
 use std::ffi::{c_int, c_void};
-use std::mem::{MaybeUninit, transmute};
+use std::mem::replace;
+use std::ptr::null_mut;
 
 use uverbs::op::{CompareSwap, FetchAdd};
 use uverbs::qp::{PostError, RunTimeDestination, RunTimeOperation, SendRequest};
@@ -18,19 +22,16 @@ use uverbs::qp_type::{QpType, Rc};
 use uverbs::raw::Batch;
 use uverbs::{DatagramAddress, Remote, Sge};
 use uverbs_mlx5::mmio::BlueFlame;
-use uverbs_mlx5::send_queue::{Inline, Payload, SendQueue};
+use uverbs_mlx5::send_queue::{AnyAccess, AnySend, Common, Inline, SendQueue, Steps};
 
 use crate::abi::*;
 use crate::ah::Ah;
-use crate::post::{self, MOST_SGE, bytes, immediate, offload};
+use crate::post::{self, MOST_SGE, MOST_SHORT, bytes, immediate, offload};
 use crate::qp::Qp;
 use crate::usual::{Kind, MOST_INLINE, NO_SRQ, Posts, Usual};
 use crate::window;
 
-/// Space for a `Batch` of any transport.
-type Space = [MaybeUninit<u64>; 32];
-
-/// How much of a request was named.
+/// How much of a request was noted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Stage {
@@ -48,26 +49,23 @@ enum Stage {
     List,
 }
 
-/// What became of the requests before the one that is being named.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-enum Before {
-    /// There are none.
-    None,
-    /// They are in the batch.
-    Batch,
-    /// One could not be built.
-    Failed,
-}
-
 /// Requests that are being built between start and complete or abort.
 #[repr(C)]
 pub(crate) struct Building {
+    /// What was built so far.
+    steps: Steps,
+    /// The `SendQueue` of the queue pair's type. Null before the first request, and if the queue
+    /// pair does not send: the steps are closed and not straight then.
+    sends: *mut (),
+    common: Common,
+    /// All that follows is good once the steps have made a detour.
     error: c_int,
     stage: Stage,
-    before: Before,
-    has_batch: bool,
-    /// The request; `kind` says if it is `operation` instead.
+    /// Whether a request could not be built.
+    has_failed: bool,
+    /// Whether what was built is gone, because the queue pair was reset.
+    is_gone: bool,
+    /// The request that was noted; `kind` says if it is `operation` instead.
     usual: Usual,
     srqn: u32,
     count: usize,
@@ -76,21 +74,18 @@ pub(crate) struct Building {
     sges: [Sge; MOST_SGE],
     /// Inline data, or the header of packets to be cut up: the program may use its buffers again.
     copied: [u8; MOST_INLINE],
-    /// A `Batch` of the queue pair's type, if `has_batch`. It borrows the send queue, whose lock is
-    /// held.
-    batch: MaybeUninit<Aligned>,
 }
-
-#[repr(align(64))]
-struct Aligned(#[allow(dead_code, reason = "its size is that of the largest batch")] Space);
 
 impl Default for Building {
     fn default() -> Self {
         Self {
+            steps: Steps::NONE,
+            sends: null_mut(),
+            common: Common::NONE,
             error: 0,
             stage: Stage::None,
-            before: Before::None,
-            has_batch: false,
+            has_failed: false,
+            is_gone: false,
             usual: Usual::NONE,
             srqn: NO_SRQ,
             count: 0,
@@ -98,25 +93,33 @@ impl Default for Building {
             address: None,
             sges: [Sge::default(); MOST_SGE],
             copied: [0; MOST_INLINE],
-            batch: MaybeUninit::uninit(),
         }
     }
 }
 
 impl Building {
+    /// Leaves the straight way: from here on there may be a request that was noted, or an error.
+    fn detour(&mut self) {
+        if self.steps.detour() {
+            self.forget();
+        }
+    }
+
+    /// Nothing is noted, and nothing has failed.
+    fn forget(&mut self) {
+        (self.error, self.stage) = (0, Stage::None);
+        (self.has_failed, self.is_gone) = (false, false);
+    }
+
     /// Notes the first error.
     #[cold]
     fn fail(&mut self, errno: c_int) {
+        self.detour();
         if self.error == 0 {
             self.error = errno;
         }
-        self.before = Before::Failed;
-    }
-
-    /// Whether the request that was named goes into the batch as soon as its data is known.
-    #[inline(always)]
-    fn is_direct<T: Posts>(&self) -> bool {
-        T::IS_CONNECTED && (self.before, self.stage) == (Before::Batch, Stage::Named)
+        self.has_failed = true;
+        self.steps.close();
     }
 
     /// Copies inline data, and notes where it is now. `false` if it is more than any request has.
@@ -267,7 +270,7 @@ unsafe fn queue<T: Posts, const SENDS: bool>(qp: &Qp) -> Option<&mut SendQueue<T
     unsafe { post::sends::<T>(qp) }
 }
 
-/// Notes a request of the usual kind, with what the program wrote into the `ibv_qp_ex`.
+/// Begins a request of the usual kind, with what the program wrote into the `ibv_qp_ex`.
 ///
 /// # Safety
 /// As for [`of`].
@@ -280,31 +283,67 @@ unsafe fn begin_usual<T: Posts, const SENDS: bool>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        if of(qp).1.stage != Stage::None {
-            let Remote { address, rkey } = remote.unwrap_or_default();
-            return begin_later::<T, SENDS>(qp, opcode, immediate, rkey, address);
+        if T::IS_CONNECTED && SENDS && name::<T>(qp, opcode, immediate, remote) {
+            return;
         }
-        note::<T>(qp, Kind::of::<T>(opcode), immediate, remote);
+        let Remote { address, rkey } = remote.unwrap_or_default();
+        begin_noted::<T, SENDS>(qp, opcode, immediate, rkey, address);
     }
 }
 
-/// [`begin_usual`] behind a request that is not in the batch yet.
+/// Stores the header of a request of the usual kind, if that needs no more.
+///
+/// # Safety
+/// As for [`of`], and the queue pair is of type `T`, which is connected and sends.
+#[inline(always)]
+unsafe fn name<T: Posts>(
+    qp: *mut ibv_qp_ex,
+    opcode: u32,
+    immediate: u32,
+    remote: Option<Remote>,
+) -> bool {
+    let kind = Kind::of::<T>(opcode);
+    let (opcode, immediate) = (kind.opcode(), kind.immediate(immediate));
+    // SAFETY: the caller's promise: the steps were begun. Kinds are of the queue's service.
+    unsafe {
+        let (wr_id, flags) = ((*qp).wr_id, (*qp).wr_flags);
+        let Building { steps, common, .. } = of(qp).1;
+        match remote {
+            Some(remote) => {
+                steps.name(common, wr_id, AnyAccess { opcode, immediate, remote }, flags)
+            }
+            None => steps.name(common, wr_id, AnySend { opcode, immediate }, flags),
+        }
+    }
+}
+
+/// [`begin_usual`] where the request has to be noted, or one before it was.
 ///
 /// # Safety
 /// As for [`of`].
 #[inline(never)]
-unsafe extern "C" fn begin_later<T: Posts, const SENDS: bool>(
+unsafe extern "C" fn begin_noted<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     opcode: u32,
     immediate: u32,
     rkey: u32,
     address: u64,
 ) {
+    let remote = Some(Remote::new(address, rkey));
     // SAFETY: the caller's promise.
     unsafe {
         let (queue_pair, building) = of(qp);
-        finish::<T, SENDS>(queue_pair, building);
-        note::<T>(qp, Kind::of::<T>(opcode), immediate, Some(Remote::new(address, rkey)));
+        building.detour();
+        if building.stage != Stage::None {
+            finish::<T, SENDS>(queue_pair, building);
+            // A batch has looked for space.
+            let remote = remote.filter(|_| Kind::of::<T>(opcode).is_access());
+            let is_open = T::IS_CONNECTED && SENDS && !building.has_failed;
+            if is_open && name::<T>(qp, opcode, immediate, remote) {
+                return;
+            }
+        }
+        note::<T>(qp, Kind::of::<T>(opcode), immediate, remote);
     }
 }
 
@@ -323,6 +362,7 @@ unsafe fn note<T: Posts>(qp: *mut ibv_qp_ex, kind: Kind, immediate: u32, remote:
         usual.remote = remote;
     }
     building.stage = if kind.is_usual() { Stage::Named } else { Stage::Other };
+    building.steps.close();
     match T::TYPE {
         QpType::Ud | QpType::DcInitiator => building.address = None,
         QpType::XrcSend => building.srqn = NO_SRQ,
@@ -341,6 +381,7 @@ unsafe fn begin<T: Posts, const SENDS: bool>(
     // SAFETY: the caller's promise.
     unsafe {
         let (queue_pair, building) = of(qp);
+        building.detour();
         if building.stage != Stage::None {
             finish::<T, SENDS>(queue_pair, building);
         }
@@ -349,102 +390,98 @@ unsafe fn begin<T: Posts, const SENDS: bool>(
     }
 }
 
-/// The batch that is being built.
-///
-/// # Safety
-/// There is one, of type `T`, and nothing else uses it.
-#[inline(always)]
-unsafe fn batch<T: Posts>(building: &mut Building) -> &mut Batch<'static, T, BlueFlame> {
-    // SAFETY: the caller's promise.
-    unsafe { &mut *building.batch.as_mut_ptr().cast() }
+/// Makes a noted request of the one that is in the ring, if that has no data yet: its data is
+/// unusual.
+fn note_named<T: Posts>(building: &mut Building) {
+    building.detour();
+    let Some(named) = building.steps.take_back() else { return };
+    building.steps.close();
+    building.usual = Usual {
+        kind: Kind::named::<T>(named.opcode),
+        wr_id: named.wr_id,
+        remote: named.remote,
+        immediate: u32::from_ne_bytes(named.immediate.to_bytes()),
+        flags: named.flags,
+    };
+    building.stage = Stage::Named;
 }
 
-/// Builds the request that was named behind those before it.
+/// Builds the request that was noted behind those before it.
 ///
 /// # Safety
 /// As for [`of`], and the queue pair is of type `T`.
 #[inline(never)]
 unsafe fn finish<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building) {
-    if building.before == Before::None {
-        // SAFETY: the caller's promise. An error is noted if it cannot begin.
-        unsafe { begin_batch::<T, SENDS>(qp, building) };
+    let stage = replace(&mut building.stage, Stage::None);
+    // SAFETY: the caller's promise; what a program promises is what the batch asks for.
+    unsafe {
+        in_batch::<T, SENDS>(qp, building, |building, batch| {
+            if stage == Stage::One && building.usual.kind.is_usual() {
+                let (usual, sge) = (building.usual, building.sges[0]);
+                if let Some(peer) = T::of_setters(&building.address, building.srqn) {
+                    if usual.build(batch, peer, sge) {
+                        return Ok(());
+                    }
+                }
+            }
+            let request = building.any_request::<T>(stage)?;
+            batch.build_request(&request)
+        });
     }
-    let stage = std::mem::replace(&mut building.stage, Stage::None);
-    if building.before == Before::Failed {
+}
+
+/// Runs `build` on a batch behind what was built, unless a request has failed. What fails is noted.
+///
+/// # Safety
+/// As for [`finish`].
+unsafe fn in_batch<T: Posts, const SENDS: bool>(
+    qp: &Qp,
+    building: &mut Building,
+    build: impl FnOnce(&mut Building, &mut Batch<'_, T, BlueFlame>) -> Result<(), PostError>,
+) {
+    if building.has_failed {
         return;
     }
-    if stage == Stage::One && building.usual.kind.is_usual() {
-        let (usual, sge) = (building.usual, building.sges[0]);
-        let batch = building.batch.as_mut_ptr().cast::<Batch<'static, T, BlueFlame>>();
-        if let Some(peer) = T::of_setters(&building.address, building.srqn) {
-            // SAFETY: there is a batch of this type, of which the peer is no part; what a program
-            // promises is what it asks for.
-            if unsafe { usual.build(&mut *batch, peer, sge) } {
-                return;
-            }
-        }
-    }
-    // SAFETY: there is a batch of this type.
-    if let Err(reason) = unsafe { finish_any::<T>(building, stage) } {
+    // SAFETY: the caller's promise; the queue is used as `of` says.
+    let begun = unsafe { batch::<T, SENDS>(qp, building) };
+    let Some(mut batch) = begun else { return building.fail(libc::EINVAL) };
+    let built = build(building, &mut batch);
+    batch.pause(&mut building.steps);
+    if let Err(reason) = built {
         building.fail(errno(reason));
     }
 }
 
-/// # Safety
-/// As for [`finish`]; there is a batch.
-#[inline(never)]
-unsafe fn finish_any<T: Posts>(building: &mut Building, stage: Stage) -> Result<(), PostError> {
-    let batch = building.batch.as_mut_ptr().cast::<Batch<'static, T, BlueFlame>>();
-    let request = building.any_request::<T>(stage)?;
-    // SAFETY: the caller's promise; the request is read from other parts than the batch.
-    unsafe { (*batch).build_request(&request) }
-}
-
-/// Begins a batch. `false`, and an error is noted, if the queue pair cannot send now.
+/// A batch behind what was built; `None` if the queue pair cannot send now.
 ///
 /// # Safety
 /// As for [`finish`].
-unsafe fn begin_batch<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building) -> bool {
-    const {
-        assert!(size_of::<Batch<'static, T, BlueFlame>>() <= size_of::<Aligned>());
-        assert!(align_of::<Batch<'static, T, BlueFlame>>() <= align_of::<Aligned>());
-    }
-    // SAFETY: the caller's promise.
-    let batch = unsafe { queue::<T, SENDS>(qp) }.map(SendQueue::batch);
-    let Some(Ok(batch)) = batch else {
-        building.fail(libc::EINVAL);
-        return false;
-    };
-    // SAFETY: the batch borrows the send queue, which lives as long as the queue pair; the lock is
-    // held until the batch is published or given up. The room was checked above.
-    unsafe {
-        let batch = transmute::<Batch<'_, T, BlueFlame>, Batch<'static, T, BlueFlame>>(batch);
-        building.batch.as_mut_ptr().cast::<Batch<'static, T, BlueFlame>>().write(batch);
-    }
-    building.has_batch = true;
-    building.before = Before::Batch;
-    true
-}
-
-/// Takes the batch, if there is one.
-///
-/// # Safety
-/// What is being built is for a queue pair of type `T`.
-unsafe fn take<T: Posts>(building: &mut Building) -> Option<Batch<'static, T, BlueFlame>> {
-    // SAFETY: there is a batch of this type, which is not used again.
-    std::mem::take(&mut building.has_batch)
-        .then(|| unsafe { building.batch.as_ptr().cast::<Batch<'static, T, BlueFlame>>().read() })
+unsafe fn batch<'a, T: Posts, const SENDS: bool>(
+    qp: &'a Qp,
+    building: &Building,
+) -> Option<Batch<'a, T, BlueFlame>> {
+    // SAFETY: the caller's promise: since start this thread has the queue, and used it for what is
+    // being built alone.
+    unsafe { queue::<T, SENDS>(qp)?.batch_from(&building.steps).ok() }
 }
 
 /// Gives up what was built.
 ///
 /// # Safety
-/// As for [`take`].
-pub(crate) unsafe fn abort<T: Posts>(building: &mut Building) {
+/// As for [`finish`].
+pub(crate) unsafe fn abort<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building) {
+    building.detour();
     building.stage = Stage::None;
+    if building.is_gone {
+        return;
+    }
     // SAFETY: the caller's promise.
-    if let Some(batch) = unsafe { take::<T>(building) } {
-        batch.abort();
+    unsafe {
+        if !is_alone::<T, SENDS>(qp, building) {
+            if let Some(batch) = batch::<T, SENDS>(qp, building) {
+                batch.abort();
+            }
+        }
     }
 }
 
@@ -457,24 +494,89 @@ pub(crate) unsafe fn give_up_for_reset(queue_pair: &Qp) {
     // SAFETY: the caller's promise: no other thread builds requests.
     unsafe {
         let building = &mut *queue_pair.building.get();
-        (queue_pair.send.abort)(building);
+        (queue_pair.send.abort)(queue_pair, building);
+        building.fail(libc::EINVAL);
         building.error = libc::EINVAL;
-        building.before = Before::Failed;
+        building.is_gone = true;
     }
 }
 
+/// The queue pair is used by other verbs while this thread is building.
+///
+/// # Safety
+/// The calling thread is between start and complete.
+pub(crate) unsafe fn leave_straight_way(queue_pair: &Qp) {
+    // SAFETY: the caller's promise: no other thread builds requests.
+    unsafe { &mut *queue_pair.building.get() }.detour();
+}
+
 /// `ibv_wr_start`: holds the lock of the sends until complete or abort.
-unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
+unsafe extern "C" fn start<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's queue pair; the lock is held.
+    unsafe {
+        if !Qp::of(qp.cast()).send_lock.try_keep() {
+            return start_waiting::<T, SENDS>(qp);
+        }
+        let (_, building) = of(qp);
+        match ready::<T>(building) {
+            Some((queue, _)) => queue.begin_steps(&mut building.steps),
+            None => start_first::<T, SENDS>(qp),
+        }
+    }
+}
+
+/// [`start`] while another thread posts.
+///
+/// # Safety
+/// As there.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn start_waiting<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's queue pair.
-    let queue_pair = unsafe { Qp::of(qp.cast()) };
-    queue_pair.send_lock.acquire();
-    queue_pair.send_lock.keep();
+    unsafe {
+        Qp::of(qp.cast()).send_lock.wait();
+        start_first::<T, SENDS>(qp);
+    }
+}
+
+/// [`start`] for the first time, or of a queue pair that does not send, once the lock is held.
+///
+/// # Safety
+/// As there.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn start_first<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
     // SAFETY: the lock is held.
-    let building = unsafe { &mut *queue_pair.building.get() };
-    building.error = 0;
-    building.stage = Stage::None;
-    building.before = Before::None;
-    building.has_batch = false;
+    let (queue_pair, building) = unsafe { of(qp) };
+    queue_pair.send_lock.keep();
+    building.forget();
+    // SAFETY: as above.
+    let Some(queue) = (unsafe { queue::<T, SENDS>(queue_pair) }) else { return };
+    make_ready(building, queue);
+    queue.begin_steps(&mut building.steps);
+}
+
+/// Notes what requests of the queue pair have in common, for the first one.
+pub(crate) fn make_ready<T: Posts>(building: &mut Building, queue: &mut SendQueue<T, BlueFlame>) {
+    if building.sends.is_null() {
+        building.common = queue.common(std::array::from_fn(|flags| post::flags(flags as u32)));
+        building.sends = std::ptr::from_mut(queue).cast();
+    }
+}
+
+/// The send queue, and what its requests have in common; `None` before the first request.
+///
+/// # Safety
+/// The lock of the sends is held, or the program posts in one thread at a time; the queue pair is
+/// of type `T`.
+#[inline(always)]
+pub(crate) unsafe fn ready<T: Posts>(
+    building: &mut Building,
+) -> Option<(&'static mut SendQueue<T, BlueFlame>, &Common)> {
+    // SAFETY: null, or the queue, which is where it is as long as the queue pair lives. This thread
+    // has it.
+    let queue = unsafe { building.sends.cast::<SendQueue<T, BlueFlame>>().as_mut() };
+    queue.map(|queue| (queue, &building.common))
 }
 
 /// `ibv_wr_complete`: posts everything, or nothing and the first error.
@@ -482,51 +584,60 @@ unsafe extern "C" fn complete<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -
     // SAFETY: the caller's queue pair, after start.
     unsafe {
         let (queue_pair, building) = of(qp);
-        let kind = building.usual.kind;
-        if (building.before, building.stage) == (Before::None, Stage::One) && kind.is_usual() {
-            if post_one::<T, SENDS>(queue_pair, building.sges[0]) {
-                queue_pair.send_lock.release_kept();
-                return 0;
-            }
-        } else if (building.before, building.stage) == (Before::None, Stage::Copied)
-            && kind.takes_inline()
-        {
-            return complete_copied::<T, SENDS>(qp);
+        if !T::IS_CONNECTED || !SENDS || !building.steps.is_straight() {
+            return complete_any::<T, SENDS>(qp);
         }
-        complete_any::<T, SENDS>(qp)
+        if !straight_queue::<T>(building).publish_one(&building.steps) {
+            return complete_straight::<T, SENDS>(qp);
+        }
+        queue_pair.send_lock.release();
+        0
     }
 }
 
-/// [`complete`] of one request, whose data was copied.
+/// [`complete`] of requests that were all built step by step.
 ///
 /// # Safety
 /// As for [`complete`].
 #[inline(never)]
-unsafe extern "C" fn complete_copied<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> c_int {
-    // SAFETY: the caller's promise; as many bytes were copied, into a place that holds them.
+unsafe extern "C" fn complete_straight<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: the caller's promise.
     unsafe {
         let (queue_pair, building) = of(qp);
-        let data = building.copied.get_unchecked(..building.count);
-        if post_one::<T, SENDS>(queue_pair, Inline(data)) {
-            queue_pair.send_lock.release_kept();
+        if straight_queue::<T>(building).publish_long(&building.steps) {
+            queue_pair.send_lock.release();
+            return 0;
+        }
+        complete_several::<T, SENDS>(qp)
+    }
+}
+
+/// [`complete`] of several requests that were all built step by step.
+///
+/// # Safety
+/// As for [`complete`].
+#[inline(never)]
+unsafe extern "C" fn complete_several<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (queue_pair, building) = of(qp);
+        if straight_queue::<T>(building).publish_steps(&building.steps) {
+            queue_pair.send_lock.release();
             return 0;
         }
         complete_any::<T, SENDS>(qp)
     }
 }
 
-/// Posts the only request, if it can be posted at once.
+/// The send queue, where something is being built step by step.
 ///
 /// # Safety
-/// As for [`complete`].
+/// As for [`of`]; the steps are straight, or a request was named and has no data yet.
 #[inline(always)]
-unsafe fn post_one<T: Posts, const SENDS: bool>(qp: &Qp, payload: impl Payload) -> bool {
-    // SAFETY: the caller's promise; what is being built is no part of the queue.
-    let (queue, building) = unsafe { (queue::<T, SENDS>(qp), &*qp.building.get()) };
-    let peer = T::of_setters(&building.address, building.srqn);
-    let (Some(queue), Some(peer)) = (queue, peer) else { return false };
-    // SAFETY: what a program promises is what it asks for.
-    unsafe { building.usual.build(queue, peer, payload) }
+unsafe fn straight_queue<'a, T: Posts>(building: &Building) -> &'a mut SendQueue<T, BlueFlame> {
+    // SAFETY: the steps were begun, hence with this queue, which stays where it is as long as the
+    // queue pair lives. This thread has it.
+    unsafe { &mut *building.sends.cast() }
 }
 
 /// [`complete`] of a batch, a request of another form, or nothing.
@@ -539,7 +650,7 @@ unsafe extern "C" fn complete_any<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_e
     unsafe {
         let (queue_pair, building) = of(qp);
         let errno = post_all::<T, SENDS>(queue_pair, building);
-        queue_pair.send_lock.release_kept();
+        queue_pair.send_lock.release();
         errno
     }
 }
@@ -550,39 +661,76 @@ unsafe extern "C" fn complete_any<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_e
 /// As for [`finish`].
 #[inline(always)]
 unsafe fn post_all<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building) -> c_int {
+    building.detour();
     // SAFETY: the caller's promise.
     unsafe {
-        if building.before == Before::None && building.stage != Stage::None {
-            let stage = std::mem::replace(&mut building.stage, Stage::None);
-            let Some(queue) = queue::<T, SENDS>(qp) else { return libc::EINVAL };
-            let posted = building.any_request::<T>(stage);
-            let posted = posted.and_then(|request| queue.post_request(&request));
-            return posted.map_or_else(errno, |()| 0);
-        }
-        if building.stage != Stage::None {
-            finish::<T, SENDS>(qp, building);
-        } else if building.before == Before::None {
-            // Nothing to post; a queue pair that cannot send says so all the same.
-            begin_batch::<T, SENDS>(qp, building);
-        }
-        if let Some(batch) = take::<T>(building) {
-            if building.before == Before::Batch {
-                batch.publish();
-            } else {
-                batch.abort();
+        if building.stage != Stage::None && !building.has_failed {
+            if is_alone::<T, SENDS>(qp, building) {
+                return post_alone::<T, SENDS>(qp, building);
             }
+            finish::<T, SENDS>(qp, building);
+        }
+        if building.has_failed {
+            abort::<T, SENDS>(qp, building);
+            return building.error;
+        }
+        // With nothing to post: a queue pair that cannot send says so all the same.
+        match batch::<T, SENDS>(qp, building) {
+            Some(batch) => batch.publish(),
+            None => return libc::EINVAL,
         }
     }
     building.error
 }
 
+/// Whether nothing was built before the request that was noted.
+///
+/// # Safety
+/// As for [`finish`].
+unsafe fn is_alone<T: Posts, const SENDS: bool>(qp: &Qp, building: &Building) -> bool {
+    // SAFETY: the caller's promise.
+    let queue = unsafe { queue::<T, SENDS>(qp) };
+    queue.is_none_or(|queue| queue.has_no_steps(&building.steps) && !building.steps.has_batch())
+}
+
+/// Posts the only request, which was noted.
+///
+/// # Safety
+/// As for [`finish`].
+unsafe fn post_alone<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building) -> c_int {
+    let stage = replace(&mut building.stage, Stage::None);
+    let is_usual = building.usual.kind.is_usual();
+    // SAFETY: the caller's promise; what is being built is no part of the queue, and as many bytes
+    // were copied. What a program promises is what building asks for.
+    unsafe {
+        let Some(queue) = queue::<T, SENDS>(qp) else { return libc::EINVAL };
+        if let Some(peer) = T::of_setters(&building.address, building.srqn) {
+            let usual = building.usual;
+            let data = building.copied.get(..building.count).unwrap_or_default();
+            let posted = match stage {
+                Stage::One if is_usual => usual.build(queue, peer, building.sges[0]),
+                Stage::Copied if usual.kind.takes_inline() => {
+                    usual.build(queue, peer, Inline(data))
+                }
+                _ => false,
+            };
+            if posted {
+                return 0;
+            }
+        }
+        let posted = building.any_request::<T>(stage);
+        let posted = posted.and_then(|request| queue.post_request(&request));
+        posted.map_or_else(errno, |()| 0)
+    }
+}
+
 /// `ibv_wr_abort`.
-unsafe extern "C" fn give_up<T: Posts>(qp: *mut ibv_qp_ex) {
+unsafe extern "C" fn give_up<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's queue pair, after start.
     unsafe {
         let (queue_pair, building) = of(qp);
-        abort::<T>(building);
-        queue_pair.send_lock.release_kept();
+        abort::<T, SENDS>(queue_pair, building);
+        queue_pair.send_lock.release();
     }
 }
 
@@ -616,12 +764,12 @@ fn table_with<T: Posts, const SENDS: bool>(qp_base: ibv_qp) -> ibv_qp_ex {
         wr_set_ud_addr: set_ud_addr,
         wr_set_xrc_srqn: set_xrc_srqn,
         wr_set_inline_data: set_inline_data::<T, SENDS>,
-        wr_set_inline_data_list: set_inline_data_list,
+        wr_set_inline_data_list: set_inline_data_list::<T>,
         wr_set_sge: set_sge::<T, SENDS>,
-        wr_set_sge_list: set_sge_list,
-        wr_start: start,
+        wr_set_sge_list: set_sge_list::<T, SENDS>,
+        wr_start: start::<T, SENDS>,
         wr_complete: complete::<T, SENDS>,
-        wr_abort: give_up::<T>,
+        wr_abort: give_up::<T, SENDS>,
         wr_atomic_write: atomic_write,
         wr_flush: flush,
     }
@@ -635,15 +783,12 @@ pub(crate) unsafe fn encoded<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, wq
     // SAFETY: the caller's promise; what a program promises is what the batch asks for.
     unsafe {
         let (queue_pair, building) = of(qp);
+        building.detour();
         if building.stage != Stage::None {
             finish::<T, SENDS>(queue_pair, building);
-        } else if building.before == Before::None {
-            begin_batch::<T, SENDS>(queue_pair, building);
         }
-        if building.before == Before::Batch {
-            let built = batch::<T>(building).build_encoded((*qp).wr_id, wqe);
-            built.unwrap_or_else(|reason| building.fail(errno(reason)));
-        }
+        let wr_id = (*qp).wr_id;
+        in_batch::<T, SENDS>(queue_pair, building, |_, batch| batch.build_encoded(wr_id, wqe));
     }
 }
 
@@ -810,38 +955,68 @@ unsafe extern "C" fn set_sge<T: Posts, const SENDS: bool>(
     address: u64,
     length: u32,
 ) {
-    // SAFETY: the caller's queue pair, after start.
-    let (_, building) = unsafe { of(qp) };
-    let sge = Sge::new(address, length, lkey);
-    // SAFETY: there is a batch; what a program promises is what it asks for.
-    if SENDS && building.is_direct::<T>() && unsafe { build_now::<T>(building, sge) } {
-        return;
+    // SAFETY: the caller's queue pair, after start; what a program promises is what it asks for.
+    unsafe {
+        let is_direct = T::IS_CONNECTED && SENDS;
+        if !is_direct || !of(qp).1.steps.add(address, length, lkey) {
+            note_sge::<T>(qp, lkey, address, length);
+        }
     }
-    building.sges[0] = sge;
-    building.count = 1;
-    building.stage = Stage::One;
 }
 
-/// Builds the request that was named behind those in the batch, if it can be built at once.
-///
 /// # Safety
-/// As for [`of`]; [`Building::is_direct`].
-#[inline(always)]
-unsafe fn build_now<T: Posts>(building: &mut Building, payload: impl Payload) -> bool {
-    let usual = building.usual;
-    let Some(peer) = T::of_setters(&None, NO_SRQ) else { return false };
-    // SAFETY: the caller's promise; `peer` is that of a connected queue pair, which holds nothing.
-    let built = unsafe { usual.build(batch::<T>(building), peer, payload) };
-    if built {
-        building.stage = Stage::None;
+/// As for [`set_sge`].
+#[inline(never)]
+unsafe extern "C" fn note_sge<T: Posts>(qp: *mut ibv_qp_ex, lkey: u32, address: u64, length: u32) {
+    // SAFETY: the caller's queue pair, after start.
+    let (_, building) = unsafe { of(qp) };
+    if takes_data::<T>(building) {
+        building.sges[0] = Sge::new(address, length, lkey);
+        building.count = 1;
+        building.stage = Stage::One;
     }
-    built
+}
+
+/// Whether there is a request for data, which is noted then.
+fn takes_data<T: Posts>(building: &mut Building) -> bool {
+    note_named::<T>(building);
+    if building.stage == Stage::None {
+        building.fail(libc::EINVAL);
+    }
+    building.stage != Stage::None
 }
 
 /// `ibv_wr_set_sge_list`.
-unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
-    // SAFETY: the caller's queue pair, after start.
-    let (_, building) = unsafe { of(qp) };
+unsafe extern "C" fn set_sge_list<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    count: usize,
+    list: *const ibv_sge,
+) {
+    // SAFETY: the caller's queue pair, after start, and its list; what a program promises is what
+    // it asks for.
+    unsafe {
+        let (_, building) = of(qp);
+        let sge = |place| {
+            let sge = *list.add(place);
+            Sge::new(sge.addr, sge.length, sge.lkey)
+        };
+        if T::IS_CONNECTED && SENDS && building.steps.is_named() {
+            let queue = straight_queue::<T>(building);
+            if queue.add_list(&building.common, &mut building.steps, count, sge) {
+                return;
+            }
+        }
+        note_list::<T>(building, count, list);
+    }
+}
+
+/// # Safety
+/// As for [`set_sge_list`].
+#[inline(never)]
+unsafe fn note_list<T: Posts>(building: &mut Building, count: usize, list: *const ibv_sge) {
+    if !takes_data::<T>(building) {
+        return;
+    }
     let length = count.min(c_int::MAX as usize) as c_int;
     // SAFETY: the caller's list.
     match unsafe { post::converted(&mut building.sges, list, length) } {
@@ -857,9 +1032,15 @@ unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const
 /// # Safety
 /// As for [`of`]; the buffers are readable.
 #[inline(always)]
-unsafe fn set_inline(qp: *mut ibv_qp_ex, buffers: impl Iterator<Item = (*const u8, usize)>) {
+unsafe fn set_inline<T: Posts>(
+    qp: *mut ibv_qp_ex,
+    buffers: impl Iterator<Item = (*const u8, usize)>,
+) {
     // SAFETY: the caller's promise.
     let (_, building) = unsafe { of(qp) };
+    if !takes_data::<T>(building) {
+        return;
+    }
     let is_usual = building.usual.kind.is_usual();
     if !is_usual && matches!(building.operation, RunTimeOperation::Segmented { .. }) {
         return building.fail(libc::EINVAL);
@@ -881,24 +1062,49 @@ unsafe extern "C" fn set_inline_data<T: Posts, const SENDS: bool>(
     // SAFETY: the caller's queue pair, after start; the bytes are the program's.
     unsafe {
         let (_, building) = of(qp);
-        let is_direct = SENDS && building.is_direct::<T>() && building.usual.kind.takes_inline();
-        let is_direct = is_direct && length <= MOST_INLINE;
-        if !(is_direct && build_now::<T>(building, Inline(bytes(start, length)))) {
-            note_inline(qp, start, length);
+        if T::IS_CONNECTED && SENDS && length <= MOST_SHORT && building.steps.is_named() {
+            let queue = straight_queue::<T>(building);
+            if queue.add_inline::<1>(&building.common, &mut building.steps, start, length) {
+                return;
+            }
         }
+        set_long::<T, SENDS>(qp, start, length);
+    }
+}
+
+/// [`set_inline_data`] of data that needs more than one block.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe extern "C" fn set_long<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    start: *const u8,
+    length: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (_, building) = of(qp);
+        if T::IS_CONNECTED && SENDS && building.steps.is_named() {
+            let queue = straight_queue::<T>(building);
+            if queue.add_inline::<16>(&building.common, &mut building.steps, start, length) {
+                return;
+            }
+        }
+        note_inline::<T>(qp, start, length);
     }
 }
 
 /// # Safety
 /// As for [`set_inline`].
 #[inline(never)]
-unsafe extern "C" fn note_inline(qp: *mut ibv_qp_ex, start: *const u8, length: usize) {
+unsafe extern "C" fn note_inline<T: Posts>(qp: *mut ibv_qp_ex, start: *const u8, length: usize) {
     // SAFETY: the caller's promise.
-    unsafe { set_inline(qp, std::iter::once((start, length))) };
+    unsafe { set_inline::<T>(qp, std::iter::once((start, length))) };
 }
 
 /// `ibv_wr_set_inline_data_list`.
-unsafe extern "C" fn set_inline_data_list(
+unsafe extern "C" fn set_inline_data_list<T: Posts>(
     qp: *mut ibv_qp_ex,
     count: usize,
     list: *const ibv_data_buf,
@@ -909,6 +1115,6 @@ unsafe extern "C" fn set_inline_data_list(
             let buffer = *list.add(place);
             (buffer.addr.cast_const().cast(), buffer.length)
         });
-        set_inline(qp, buffers);
+        set_inline::<T>(qp, buffers);
     }
 }

@@ -47,6 +47,11 @@ fn programs_write_requests_and_read_completions_themselves() {
     runs("direct.c", &["-libverbs", "-lmlx5"]);
 }
 
+#[test]
+fn requests_are_in_the_ring_as_they_were_asked_for() {
+    runs("requests.c", &["-libverbs", "-lmlx5"]);
+}
+
 /// `dlopen` of `libibverbs.so`, and `dlvsym` of each name with its version, as NCCL's loader does.
 #[test]
 fn nccl_finds_what_it_looks_for() {

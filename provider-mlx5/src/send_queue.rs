@@ -23,10 +23,10 @@ mod operation;
 mod payload;
 mod post;
 mod publish;
-mod ring;
 mod run_time;
 mod service;
 mod space;
+mod steps;
 mod template;
 mod transport;
 mod wide;
@@ -48,6 +48,8 @@ pub use ethernet::{
 pub use operation::*;
 pub use payload::{AtomicResult, Inline, Payload};
 pub use run_time::{RunTimeDestination, RunTimeOperation, SendRequest};
+#[doc(hidden)]
+pub use steps::{Common, Header, Named, Steps};
 pub use template::{Field, Template, template_blocks};
 pub use transport::*;
 pub use window::{BindWindow, LocalInvalidate, UnbindWindow, WindowAccess, WindowType};
@@ -65,7 +67,7 @@ use crate::user_index::QueueHandle;
 pub use encode::RequestId;
 use encode::mode_word;
 use payload::Limits;
-use ring::{Next, SendRing};
+use post::{Next, SendRing};
 use space::{Counted, Place};
 use wide::{Wide, wide};
 

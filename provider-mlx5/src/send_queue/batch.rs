@@ -4,7 +4,7 @@
 
 use super::encode::{Request, Wqe, first_word, header, short_blocks};
 use super::payload::Payload;
-use super::ring::Next;
+use super::post::Next;
 use super::space::Place;
 use super::wide::{Wide, WideBlock, or, store_blocks, wide};
 use super::{Carries, Operation, SendQueue, Takes, Transport};
@@ -171,6 +171,24 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         let next = queue.begin();
         let base = queue.base;
         Self { queue, next, base }
+    }
+
+    /// A batch that goes on at `next`, as one that was paused, or else behind requests that were
+    /// built step by step from the head on.
+    pub(super) fn behind(queue: &'q mut SendQueue<T, R>, next: Next, was_paused: bool) -> Self {
+        if !was_paused {
+            // As `begin` does.
+            queue.ahead.is_open = true;
+            queue.next.limit = 0;
+            queue.go_ahead(Place { head: queue.head, fence: 0 });
+        }
+        let base = queue.base;
+        Self { queue, next, base }
+    }
+
+    /// Where the next request goes.
+    pub(super) fn position(&self) -> Next {
+        self.next
     }
 
     /// Builds one request behind those built before.

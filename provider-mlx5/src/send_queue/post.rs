@@ -1,19 +1,29 @@
-//! The path of one request, from the call to the doorbell.
+//! The ring of a send queue, and the path of one request from the call to the doorbell.
 //!
 //! A request that the queue is open for is composed in registers and stored twice: to the ring and to
-//! the register. Every check comes before the first store.
+//! the register. Every check comes before the first store. Any other is written by the general
+//! writer, wherever it has to go. The ring has the table of work request ids beside it.
 
 #![allow(unsafe_code)]
 
-use super::encode::{Request, composed, header, short_blocks};
+use core::mem::MaybeUninit;
+
+use super::encode::{Request, Wqe, composed, header, mode_word, short_blocks};
 use super::payload::Payload;
-use super::wide::{WideBlock, copy_block, narrow, or, store_blocks, store_composed, wide};
-use super::{Block, Carries, Operation, RequestId, SendQueue, Takes, Transport};
+use super::space::{Counted, Place};
+use super::wide::{
+    WideBlock, copy_block, few_rounds, narrow, or, store_blocks, store_composed, wide,
+};
+use super::{Block, Carries, Operation, RequestId, SendQueue, Takes, Transport, place};
 use crate::doorbell::Plain;
-use crate::format::WQEBB_SIZE;
+use crate::format::{Fence, MAX_DS, WQEBB_SIZE};
+use crate::memory::DmaMemory;
 use crate::mmio::{BlueFlame, Register, Ring};
+use crate::queue_error::QueueError;
+use crate::queue_state::{NO_START, QueueState};
 use crate::request::{PostError, PostFlags};
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
+use crate::user_index::QueueHandle;
 
 /// A request's blocks, for a register that takes four blocks, or doorbells only. `COMPOSED` says that
 /// they were put together in registers.
@@ -308,6 +318,252 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             }
         });
         self.note_published();
+        self.settle();
+    }
+}
+
+/// The longest WQE.
+#[repr(align(64))]
+struct Aside(#[allow(dead_code, reason = "only its size is used")] [Block; 16]);
+
+/// The blocks of a send queue, which this process alone writes, and the part of the queue's state
+/// that goes with them.
+///
+/// Everything here takes counters, which it masks: so no access leaves the ring or the table.
+#[derive(Debug)]
+pub(super) struct SendRing {
+    base: *mut Block,
+    /// The work request ids, one per block; then where requests end, see
+    /// [`QueueState::set_send_end`].
+    entries: *const AtomicU64,
+    /// Blocks minus one.
+    mask: u32,
+    /// Keeps the table.
+    handle: QueueHandle,
+}
+
+/// Where the next request goes on the fast path, and how far that reaches. A batch has a copy, never
+/// lent by reference, so that it can stay in registers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Next {
+    /// Where a block would be whose counter's 16 bits are 0. It need not be within the ring.
+    pub(super) base: *mut Block,
+    /// The id of the next request.
+    pub(super) entry: *const AtomicU64,
+    /// The counter's 16 bits, in bytes of the ring: both the block and what the control segment says
+    /// of the counter are one step from it.
+    pub(super) at: usize,
+    /// Up to here requests can be written: no state or space check is needed, and the ring does not
+    /// end. 0 where there is no fast path.
+    pub(super) limit: usize,
+}
+
+impl Next {
+    /// The block.
+    #[inline(always)]
+    pub(super) fn block(&self) -> *mut Block {
+        self.base.wrapping_byte_add(self.at)
+    }
+
+    /// The counter, where a control segment's first word has it. Within the limit it does not
+    /// overflow.
+    #[inline(always)]
+    pub(super) fn place(&self) -> u32 {
+        (self.at as u32).wrapping_mul(place(1) / WQEBB_SIZE as u32)
+    }
+
+    /// Whether requests of so many bytes can be written.
+    #[inline(always)]
+    pub(super) fn has_bytes(&self, bytes: usize) -> bool {
+        self.at + bytes <= self.limit
+    }
+
+    /// Whether so many blocks can be written.
+    #[inline(always)]
+    pub(super) fn has(&self, blocks: usize) -> bool {
+        // Both are whole blocks, and for one block this takes an instruction less.
+        if blocks == 1 { self.at < self.limit } else { self.has_bytes(blocks * WQEBB_SIZE) }
+    }
+
+    /// Moves on over so many blocks.
+    #[inline(always)]
+    pub(super) fn pass(&mut self, blocks: usize) {
+        self.entry = self.entry.wrapping_add(blocks);
+        self.at = self.at.wrapping_add(blocks * WQEBB_SIZE);
+    }
+}
+
+// SAFETY: the ring is the queue's own memory (contract of `DmaMemory::new`); the table is atomic and
+// lives as long as `handle`.
+unsafe impl Send for SendRing {}
+// SAFETY: two places in the `SendRing` of the same queue.
+unsafe impl Send for Next {}
+
+impl SendRing {
+    /// The ring of a queue with this handle.
+    pub(super) fn new(memory: &DmaMemory, handle: QueueHandle) -> Result<Self, QueueError> {
+        let blocks = handle.state().send_wqebbs();
+        if blocks > 1 << 15 || !memory.holds(blocks, WQEBB_SIZE) {
+            return Err(QueueError::BadMemory);
+        }
+        let (base, entries) = (memory.as_ptr().cast(), handle.state().send_table().0);
+        Ok(Self { base, entries, mask: blocks - 1, handle })
+    }
+
+    /// Goes on with the handle of the queue's next life.
+    ///
+    /// # Panics
+    /// If it is of another queue.
+    pub(super) fn renew(&mut self, handle: QueueHandle) {
+        assert_eq!(handle.user_index(), self.handle.user_index(), "another queue's handle");
+        self.entries = handle.state().send_table().0;
+        self.handle = handle;
+    }
+
+    pub(super) fn handle(&self) -> &QueueHandle {
+        &self.handle
+    }
+
+    #[inline(always)]
+    pub(super) fn state(&self) -> &QueueState {
+        self.handle.state()
+    }
+
+    pub(super) fn base(&self) -> *mut u8 {
+        self.base.cast()
+    }
+
+    /// How many blocks there are.
+    #[inline(always)]
+    pub(super) fn blocks(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// The block at counter `index`.
+    #[inline(always)]
+    pub(super) fn block(&self, index: u32) -> *mut Block {
+        self.base.wrapping_add((index & self.mask) as usize)
+    }
+
+    /// The fast path from counter `index` on, over `open` blocks that are behind each other.
+    #[inline(always)]
+    pub(super) fn next(&self, index: u32, open: u32) -> Next {
+        let at = usize::from(index as u16) * WQEBB_SIZE;
+        let entry = self.entries.wrapping_add((index & self.mask) as usize);
+        let base = self.block(index).wrapping_byte_sub(at);
+        Next { base, entry, at, limit: at + open as usize * WQEBB_SIZE }
+    }
+
+    /// Blocks from a counter to the ring's end.
+    #[inline(always)]
+    pub(super) fn before_end(&self, counter: u32) -> u32 {
+        self.mask + 1 - (counter & self.mask)
+    }
+
+    /// The first eight bytes of the request at counter `index`, which was built there.
+    #[inline(always)]
+    pub(super) fn control_at(&self, index: u32) -> u64 {
+        // SAFETY: the masked block lies within the ring, which this queue alone writes.
+        unsafe { self.block(index).cast::<u64>().read() }
+    }
+
+    /// Length in blocks of the request at counter `index`, from its control segment.
+    pub(super) fn blocks_at(&self, index: u32) -> u32 {
+        // SAFETY: as in `control_at`.
+        let ds = unsafe { self.block(index).cast::<u8>().add(7).read() } & MAX_DS;
+        u32::from(ds).div_ceil(4)
+    }
+
+    /// [`SendQueue::note_blocks`] of a request that does not straddle the ring's end, and whose id
+    /// is at `entry`; it ends at counter `end`.
+    ///
+    /// # Safety
+    /// The entries of the request's blocks are in this queue's table.
+    #[inline(always)]
+    pub(super) unsafe fn note_inner(&self, entry: *const AtomicU64, blocks: usize, end: u32) {
+        for i in 1..blocks {
+            few_rounds();
+            // SAFETY: the caller vouches for it.
+            unsafe { (*entry.add(i)).store(NO_START, Ordering::Relaxed) };
+        }
+        if blocks > 1 {
+            // SAFETY: the table has the ends behind the ids; this is the second block's.
+            let second = unsafe { &*entry.add(self.mask as usize + 2) };
+            second.store(end.into(), Ordering::Relaxed);
+        }
+    }
+}
+
+impl<T: Transport, R: Register> SendQueue<T, R> {
+    /// Builds any request at `at`, and returns what follows it. The queue itself stays where it is: nothing of this counts
+    /// before the caller moves it there.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post`].
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    pub(super) unsafe fn build<I: RequestId, O: Operation, P: Payload>(
+        &mut self,
+        at: Place,
+        wr_id: I,
+        request: Request<O, P>,
+    ) -> Result<Place, PostError> {
+        if request.is_too_long() {
+            return Err(PostError::TooManySge);
+        }
+        let blocks = request.blocks() as u32;
+        let mode = self.claim(at, blocks)?;
+        // A fence that was asked for is the stronger one, and is the only one.
+        let asks = request.flags.contains(PostFlags::FENCE);
+        let mode = if asks { mode & !mode_word(Fence::MASK, 0) } else { mode };
+        let control = or(wide(request.control(place(at.head))), or(self.base, wide([0, mode])));
+        let wqe = request.with_control(control, self.number);
+        // SAFETY: the blocks are free.
+        unsafe { self.store(at.head, &wqe, blocks) };
+        self.state().send_entry(at.head).store(wr_id.take(), Ordering::Relaxed);
+        self.note_blocks(at.head, blocks);
+        if O::FENCES_NEXT {
+            self.state().set_send_kind(at.head, request.operation.kind());
+        }
+        let fence = if O::FENCES_NEXT { Fence::SMALL.0 } else { 0 };
+        Ok(Place { head: at.head.wrapping_add(blocks), fence })
+    }
+
+    /// Stores a request of `blocks` blocks at counter `start`, around the ring's end if need be.
+    ///
+    /// # Safety
+    /// The blocks are free.
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    unsafe fn store<O: Operation, P: Payload>(&self, start: u32, wqe: &Wqe<O, P>, blocks: u32) {
+        if blocks <= self.ring.before_end(start) {
+            // SAFETY: the blocks are free, and behind each other.
+            return unsafe { wqe.store(self.ring.block(start)) };
+        }
+        let mut aside = MaybeUninit::<Aside>::zeroed();
+        let from = aside.as_mut_ptr().cast::<Block>();
+        // SAFETY: as many blocks as a WQE has at most; all of them were written, at least by zeros.
+        unsafe {
+            wqe.store(from);
+            for i in 0..blocks {
+                copy_block(self.ring.block(start.wrapping_add(i)), from.add(i as usize));
+            }
+        }
+    }
+
+    /// Puts an unused queue where it would be after `head` blocks that have all completed, the last
+    /// request a change of memory keys if `small_fence`. For tools that encode requests of a queue
+    /// in the middle of its life.
+    ///
+    /// # Safety
+    /// Nothing was posted to the queue, and no device reads its ring.
+    #[doc(hidden)]
+    pub unsafe fn continue_at(&mut self, head: u32, small_fence: bool) {
+        self.head = head;
+        self.tail = head;
+        self.counted = Counted::up_to(head);
+        self.max_requests = self.granted;
+        self.bound = head.wrapping_add(self.granted.min(self.ring.blocks()));
+        self.stale = false;
+        self.fence = if small_fence { Fence::SMALL.0 } else { 0 };
         self.settle();
     }
 }

@@ -4,7 +4,7 @@
 //! what the poller published.
 
 use super::encode::mode_word;
-use super::ring::Next;
+use super::post::Next;
 use super::{SendQueue, Transport};
 use crate::mmio::Register;
 use crate::queue_state::{NO_START, completed_counter};

@@ -11,7 +11,7 @@ use core::mem::offset_of;
 
 use super::encode::{Request, first_word, header, mode_word, second_word, short, short_blocks};
 use super::payload::{Payload, load32, load64, segment_octowords};
-use super::ring::Next;
+use super::post::Next;
 use super::space::Place;
 use super::wide::{self, Wide, WideBlock, narrow, or, store_block, store_blocks, wide};
 use super::{

@@ -1,0 +1,316 @@
+/* Random requests by ibv_wr_* and by ibv_post_send, on a queue pair that is its own peer and in error, so that they are only
+ * flushed. After each batch the ring is compared with what an encoder of this file makes of the same requests. */
+#include "common.h"
+#include <infiniband/mlx5dv.h>
+#include <endian.h>
+
+#define DEPTH 24
+#define MOST 6
+#define SGES 2
+
+struct request {
+	enum ibv_wr_opcode opcode;
+	uint64_t wr_id;
+	unsigned flags;
+	uint32_t imm;
+	uint64_t remote;
+	int is_inline, count; /* pieces of data */
+	struct ibv_sge sges[SGES];
+};
+
+static struct ibv_qp *qp;
+static struct ibv_qp_ex *qx;
+static struct ibv_cq *cq;
+static struct mlx5dv_qp ring;
+static uint32_t most_inline;
+static uint16_t head; /* blocks posted */
+static uint64_t posted, polled, waiting[4 * DEPTH]; /* ids that have to come back */
+static uint64_t state = 1;
+
+static uint32_t any(uint32_t below)
+{
+	state = state * 6364136223846793005u + 1442695040888963407u;
+	return (uint32_t)(state >> 33) % below;
+}
+
+static void make(struct request *r)
+{
+	static const enum ibv_wr_opcode opcodes[] = { IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE,
+		IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD };
+	int i;
+
+	memset(r, 0, sizeof *r);
+	r->opcode = opcodes[any(6)];
+	r->wr_id = any(8) ? posted : 0xffffffff9d3ac571u; /* an id that the library uses itself, too */
+	r->flags = any(8); /* fence, signaled, solicited */
+	r->imm = any(1 << 30);
+	r->remote = (uintptr_t)buffer + 8 * any(64);
+	r->is_inline = r->opcode != IBV_WR_RDMA_READ && r->opcode != IBV_WR_ATOMIC_FETCH_AND_ADD && any(2);
+	r->count = r->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD ? 1 : any(SGES + 1);
+	for (i = 0; i < r->count; i++) {
+		uint32_t length = any(6) ? 1 + any(r->is_inline ? most_inline / r->count : 1 << 20) : 0;
+		r->sges[i] = (struct ibv_sge){ (uintptr_t)buffer + any(1000), length, mr->lkey + any(7) };
+		if (r->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
+			r->sges[i].length = 8;
+	}
+}
+
+/* The request as mlx5 wants it; returns the octowords. */
+static int encode(const struct request *r, uint16_t index, uint8_t *to)
+{
+	static const uint8_t opcodes[] = { [IBV_WR_SEND] = MLX5_OPCODE_SEND, [IBV_WR_SEND_WITH_IMM] = MLX5_OPCODE_SEND_IMM,
+		[IBV_WR_RDMA_WRITE] = MLX5_OPCODE_RDMA_WRITE, [IBV_WR_RDMA_WRITE_WITH_IMM] = MLX5_OPCODE_RDMA_WRITE_IMM,
+		[IBV_WR_RDMA_READ] = MLX5_OPCODE_RDMA_READ, [IBV_WR_ATOMIC_FETCH_AND_ADD] = MLX5_OPCODE_ATOMIC_FA };
+	struct mlx5_wqe_ctrl_seg *control = (void *)to;
+	int octowords = 1, i, has_imm = r->opcode == IBV_WR_SEND_WITH_IMM || r->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+	uint8_t mode = (r->flags & IBV_SEND_FENCE ? 0x80 : 0) | (r->flags & IBV_SEND_SOLICITED ? 2 : 0) | 8; /* all are signaled */
+	uint32_t length = 0;
+
+	memset(to, 0, 1024);
+	if (r->opcode != IBV_WR_SEND && r->opcode != IBV_WR_SEND_WITH_IMM) {
+		struct mlx5_wqe_raddr_seg *remote = (void *)(to + 16);
+		remote->raddr = htobe64(r->remote);
+		remote->rkey = htobe32(mr->rkey);
+		octowords++;
+	}
+	if (r->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+		*(uint64_t *)(to + 16 * octowords) = htobe64(r->imm);
+		octowords++;
+	}
+	if (r->is_inline) {
+		for (i = 0; i < r->count; i++) {
+			memcpy(to + 16 * octowords + 4 + length, (void *)(uintptr_t)r->sges[i].addr, r->sges[i].length);
+			length += r->sges[i].length;
+		}
+		if (length) {
+			*(uint32_t *)(to + 16 * octowords) = htobe32(length | 0x80000000u);
+			octowords += (length + 4 + 15) / 16;
+		}
+	} else {
+		for (i = 0; i < r->count; i++) {
+			if (!r->sges[i].length)
+				continue;
+			mlx5dv_set_data_seg((void *)(to + 16 * octowords), r->sges[i].length, r->sges[i].lkey, r->sges[i].addr);
+			octowords++;
+		}
+	}
+	mlx5dv_set_ctrl_seg(control, index, opcodes[r->opcode], 0, qp->qp_num, mode, octowords, 0, has_imm ? r->imm : 0);
+	return octowords;
+}
+
+/* How many bytes of the request count: behind inline data there may be anything. */
+static int bytes(const struct request *r, int octowords)
+{
+	int i, length = 0;
+
+	for (i = 0; i < r->count; i++)
+		length += r->sges[i].length;
+	return r->is_inline && length ? 16 * octowords - (16 - (length + 4) % 16) % 16 : 16 * octowords;
+}
+
+static void compare(const struct request *list, int count)
+{
+	uint8_t expected[1024], found[1024];
+	int i, block, octowords;
+
+	for (i = 0; i < count; i++) {
+		octowords = encode(&list[i], head, expected);
+		for (block = 0; block < (octowords + 3) / 4; block++)
+			memcpy(found + 64 * block, (char *)ring.sq.buf + ((head + block) & (ring.sq.wqe_cnt - 1)) * 64, 64);
+		CHECK(memcmp(expected, found, bytes(&list[i], octowords)) == 0);
+		head += (octowords + 3) / 4;
+		waiting[posted++ % (4 * DEPTH)] = list[i].wr_id;
+	}
+	CHECK(ring.dbrec[MLX5_SND_DBR] == htobe32(head));
+}
+
+static void set_data(const struct request *r)
+{
+	struct ibv_data_buf parts[SGES];
+	int i;
+
+	for (i = 0; i < r->count; i++)
+		parts[i] = (struct ibv_data_buf){ (void *)(uintptr_t)r->sges[i].addr, r->sges[i].length };
+	if (r->is_inline && r->count == 1 && any(4))
+		ibv_wr_set_inline_data(qx, parts[0].addr, parts[0].length);
+	else if (r->is_inline)
+		ibv_wr_set_inline_data_list(qx, r->count, parts);
+	else if (r->count == 1 && any(4))
+		ibv_wr_set_sge(qx, r->sges[0].lkey, r->sges[0].addr, r->sges[0].length);
+	else if (r->count || any(2)) /* an operation alone is a request without data */
+		ibv_wr_set_sge_list(qx, r->count, r->sges);
+}
+
+static void call(const struct request *r)
+{
+	qx->wr_id = r->wr_id;
+	qx->wr_flags = r->flags;
+	switch (r->opcode) {
+	case IBV_WR_SEND: ibv_wr_send(qx); break;
+	case IBV_WR_SEND_WITH_IMM: ibv_wr_send_imm(qx, r->imm); break;
+	case IBV_WR_RDMA_WRITE: ibv_wr_rdma_write(qx, mr->rkey, r->remote); break;
+	case IBV_WR_RDMA_WRITE_WITH_IMM: ibv_wr_rdma_write_imm(qx, mr->rkey, r->remote, r->imm); break;
+	case IBV_WR_RDMA_READ: ibv_wr_rdma_read(qx, mr->rkey, r->remote); break;
+	default: ibv_wr_atomic_fetch_add(qx, mr->rkey, r->remote, r->imm);
+	}
+	set_data(r);
+}
+
+static int post(struct request *list, int count)
+{
+	struct ibv_send_wr wrs[MOST], *bad;
+	int i;
+
+	for (i = 0; i < count; i++) {
+		struct request *r = &list[i];
+		wrs[i] = (struct ibv_send_wr){ .wr_id = r->wr_id, .next = i + 1 < count ? &wrs[i + 1] : NULL, .sg_list = r->sges,
+			.num_sge = r->count, .opcode = r->opcode, .send_flags = r->flags | (r->is_inline ? IBV_SEND_INLINE : 0),
+			.imm_data = r->imm, .wr.rdma = { r->remote, mr->rkey } };
+		if (r->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+			wrs[i].wr.atomic.remote_addr = r->remote;
+			wrs[i].wr.atomic.compare_add = r->imm;
+			wrs[i].wr.atomic.rkey = mr->rkey;
+		}
+	}
+	return ibv_post_send(qp, wrs, &bad);
+}
+
+/* A request that is refused, and the errno. */
+static int spoil(struct request *r)
+{
+	make(r);
+	switch (any(4)) {
+	case 0: /* an SGE of 2 GiB */
+		*r = (struct request){ .opcode = IBV_WR_RDMA_WRITE, .count = 1, .sges = { { 0, 0x80000000u, 0 } } };
+		return EINVAL;
+	case 1: /* more inline data than asked for */
+		*r = (struct request){ .opcode = IBV_WR_SEND, .is_inline = 1, .count = 1, .sges = { { (uintptr_t)buffer, most_inline + 1, 0 } } };
+		return ENOMEM;
+	case 2: /* a read has none */
+		*r = (struct request){ .opcode = IBV_WR_RDMA_READ, .is_inline = 1, .count = 1, .sges = { { (uintptr_t)buffer, 8, 0 } } };
+		return EINVAL;
+	default: /* an atomic's address is a multiple of eight */
+		*r = (struct request){ .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .count = 1, .remote = (uintptr_t)buffer | 1,
+			.sges = { { (uintptr_t)buffer, 8, 0 } } };
+		return EINVAL;
+	}
+}
+
+static void poll_some(uint64_t until)
+{
+	struct ibv_wc wc[8];
+	int i, n;
+
+	while (posted - polled > until) {
+		n = ibv_poll_cq(cq, 1 + any(8), wc);
+		CHECK(n >= 0);
+		for (i = 0; i < n; i++) {
+			CHECK(wc[i].status == IBV_WC_WR_FLUSH_ERR && polled < posted);
+			CHECK(wc[i].wr_id == waiting[polled % (4 * DEPTH)]);
+			polled++;
+		}
+	}
+}
+
+static void round_of(int by_calls)
+{
+	struct request list[MOST];
+	int i, errno_of, count = 1 + any(3) * any(3), wrong = any(12) ? -1 : (int)any(count);
+
+	for (i = 0; i < count; i++)
+		make(&list[i]);
+	if (by_calls) {
+		ibv_wr_start(qx);
+		for (i = 0; i < count; i++) {
+			if (i == wrong) {
+				errno_of = spoil(&list[i]);
+				call(&list[i]);
+				for (i++; i < count; i++)
+					call(&list[i]);
+				CHECK(ibv_wr_complete(qx) == errno_of);
+				return compare(list, 0);
+			}
+			call(&list[i]);
+		}
+		if (!any(8)) {
+			ibv_wr_abort(qx);
+			return compare(list, 0);
+		}
+		CHECK(ibv_wr_complete(qx) == 0);
+	} else {
+		if (wrong >= 0) {
+			errno_of = spoil(&list[wrong]);
+			CHECK(post(list, count) == errno_of);
+			return compare(list, wrong);
+		}
+		CHECK(post(list, count) == 0);
+	}
+	compare(list, count);
+}
+
+/* More than the queue takes: nothing of it is posted. */
+static void overfull(void)
+{
+	struct request list[2 * DEPTH];
+	int i, room;
+
+	for (room = (int)(DEPTH - (posted - polled)), i = 0; i < 2 * DEPTH; i++) {
+		make(&list[i]);
+		list[i].is_inline = list[i].count = 0;
+		if (list[i].opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
+			list[i].opcode = IBV_WR_SEND;
+	}
+	ibv_wr_start(qx);
+	for (i = 0; i < 2 * DEPTH; i++)
+		call(&list[i]);
+	CHECK(ibv_wr_complete(qx) == ENOMEM);
+	compare(list, 0);
+	/* As many as fit are posted. */
+	ibv_wr_start(qx);
+	for (i = 0; i < room; i++)
+		call(&list[i]);
+	CHECK(ibv_wr_complete(qx) == 0);
+	compare(list, room);
+}
+
+int main(void)
+{
+	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
+	struct mlx5dv_obj obj = { .qp = { .out = &ring } };
+	int i;
+
+	open_soft();
+	for (i = 0; i < (int)sizeof buffer; i++)
+		buffer[i] = (char)(i * 31 + i / 256);
+	cq = ibv_create_cq(context, 128, NULL, NULL, 0);
+	CHECK(cq);
+	struct ibv_qp_init_attr_ex attr = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .pd = pd, .sq_sig_all = 1,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE |
+			IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = 1, .max_send_sge = SGES, .max_recv_sge = 1, .max_inline_data = 300 },
+	};
+	qp = ibv_create_qp_ex(context, &attr);
+	CHECK(qp);
+	most_inline = attr.cap.max_inline_data;
+	qx = ibv_qp_to_qp_ex(qp);
+	connect_to_itself(qp);
+	CHECK(ibv_modify_qp(qp, &error, IBV_QP_STATE) == 0);
+	obj.qp.in = qp;
+	CHECK(mlx5dv_init_obj(&obj, MLX5DV_OBJ_QP) == 0 && ring.sq.stride == 64);
+	for (i = 0; i < 40000; i++) {
+		round_of(any(3) != 0);
+		poll_some(posted - polled > DEPTH - MOST ? any(DEPTH - MOST) : DEPTH);
+		if (!any(100)) {
+			poll_some(any(4));
+			overfull();
+			poll_some(DEPTH - MOST);
+		}
+	}
+	poll_some(0);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
+	close_soft();
+	puts("kept");
+	return 0;
+}
