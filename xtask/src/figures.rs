@@ -11,7 +11,7 @@
 //! `7<!-- alone receive sges 4 - alone receive sges 2 / 2 -->`. `points` is how many points the
 //! grid has.
 //!
-//! Tables of times are `measured.rs`'s. `tests/figures.rs` includes this file to compare.
+//! Tables of times, and that of the C ABI, are `measured.rs`'s; the latter's cases are `c-abi CALL`. `tests/figures.rs` includes this file to compare.
 
 #[path = "measured.rs"]
 mod measured;
@@ -133,6 +133,8 @@ const GRID: &[(&str, &str, &[u32])] = &[
 pub(crate) struct Counts {
     ours: BTreeMap<String, f64>,
     rival: BTreeMap<String, f64>,
+    /// Both sides' at the C ABI.
+    calls: [BTreeMap<String, f64>; 2],
     /// Points of the grid, neighbours behind each other.
     points: Vec<String>,
     /// What many queue pairs cost, an object per line.
@@ -167,7 +169,9 @@ impl Counts {
         let (cases, grid) = (counted("limits.txt")?, counted("grid.txt")?);
         let points = grid.iter().map(|(point, _)| point.clone()).collect();
         let ours = cases.into_iter().chain(grid).collect();
-        Ok(Self { ours, rival: counts_of(&read(RIVAL)?), points, scale: read(scale::FILE)? })
+        let calls = |name| measured::numbers(root, "c-abi", name);
+        let calls = [calls("ours")?, calls("libmlx5")?].map(|side| side.into_iter().collect());
+        Ok(Self { ours, rival: counts_of(&read(RIVAL)?), calls, points, scale: read(scale::FILE)? })
     }
 
     /// Those of the cases that were counted.
@@ -272,9 +276,9 @@ impl Counts {
     fn figure(&self, cases: &str) -> String {
         let (cases, share) = cases.rsplit_once(" / ").unwrap_or((cases, "1"));
         let count = |case: &str| match case.strip_prefix("libmlx5 ") {
-            Some(case) => self.rival.get(case).copied(),
+            Some(case) => self.rival.get(case).or(self.calls[1].get(case)).copied(),
             None if case == "points" => Some(self.points.len() as f64),
-            None => self.ours.get(case).copied(),
+            None => self.ours.get(case).or(self.calls[0].get(case)).copied(),
         };
         let (first, less) = cases.split_once(" - ").map_or((cases, None), |(a, b)| (a, Some(b)));
         let less = less.map_or(Some(0.0), count);

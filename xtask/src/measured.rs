@@ -33,6 +33,18 @@ const TABLES: &[Table] = &[
         ],
     },
     Table {
+        name: "c-abi",
+        document: "docs/drop-in.md",
+        columns: &[
+            ("call", &["case"]),
+            ("here", &["ours"]),
+            ("libmlx5", &["libmlx5"]),
+            ("ratio", &["ratio"]),
+            ("of times", &["time_ratio"]),
+            ("of times without locks", &["time_ratio_free"]),
+        ],
+    },
+    Table {
         name: "connect",
         document: "docs/network.md",
         columns: &[
@@ -91,6 +103,20 @@ fn field(line: &str, name: &str) -> Option<String> {
         None => value.find([',', '}'])?,
     };
     Some(value[..end].to_owned())
+}
+
+/// A number in each line of a table, by `TABLE CASE` without the marks of code.
+///
+/// # Errors
+/// The file cannot be read.
+pub(super) fn numbers(root: &Path, table: &str, name: &str) -> Result<Vec<(String, f64)>> {
+    let lines = fs::read_to_string(root.join(FILE))?;
+    let own = lines.lines().filter(|line| field(line, "table").as_deref() == Some(table));
+    let number = |line| {
+        let case = field(line, "case")?.replace('`', "");
+        Some((format!("{table} {case}"), field(line, name)?.parse().ok()?))
+    };
+    Ok(own.filter_map(number).collect())
 }
 
 /// The documents with such tables, as they are and as they have to be.
