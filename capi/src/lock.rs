@@ -22,7 +22,7 @@ const YIELDS: u32 = 20;
 /// How long it sleeps before it looks again.
 const SLEEP: Duration = Duration::from_micros(50);
 
-/// Nobody has the lock.
+/// No thread has the lock.
 const FREE: usize = 0;
 /// A thread has it, for one call of the program. No thread pointer is that number.
 const HELD: usize = 1;

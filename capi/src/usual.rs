@@ -416,8 +416,8 @@ impl Usual {
         }
     }
 
-    /// Posts a request in C's form by way of the ring, if it is of the usual kind and nothing has to
-    /// be looked for. Its data is copied if `inline`; more than `BLOCKS` blocks are not taken then.
+    /// Posts a request in C's form by way of the ring, if it is of the usual kind and nothing has
+    /// to be looked for. Its data is copied if `inline`, up to `BLOCKS` blocks.
     ///
     /// # Safety
     /// It is a program's, for a queue pair of type `T`, which is connected; `common` is of its

@@ -11,7 +11,8 @@
 //! `7<!-- alone receive sges 4 - alone receive sges 2 / 2 -->`. `points` is how many points the
 //! grid has.
 //!
-//! Tables of times, and that of the C ABI, are `measured.rs`'s; the latter's cases are `c-abi CALL`. `tests/figures.rs` includes this file to compare.
+//! Tables of times, and that of the C ABI, are `measured.rs`'s; the latter's cases are
+//! `c-abi CALL`. `tests/figures.rs` includes this file to compare.
 
 #[path = "measured.rs"]
 mod measured;
