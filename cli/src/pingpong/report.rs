@@ -72,7 +72,7 @@ impl Report {
             ("link", self.device.link.clone()),
             ("peer", self.peer.clone()),
             (
-                "game",
+                "test",
                 format!("{name}, {} bytes, {} round trips, {}", self.size, self.iters, self.mode),
             ),
             ("verified", format!("{} bytes, all as expected", self.bytes_verified)),

@@ -54,7 +54,7 @@ fn the_report_tells_device_link_bytes_rate_and_percentiles() {
     for expected in [
         "device    soft0 (built-in software ConnectX; asked for by UVERBS_DEVICE)",
         "link      port 1, Ethernet",
-        "game      send, 64 bytes, 50 round trips, poll",
+        "test      send, 64 bytes, 50 round trips, poll",
         "verified  6400 bytes",
         "round trips/s",
         "p50 ",
