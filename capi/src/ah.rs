@@ -46,7 +46,7 @@ impl Ah {
         Some(ah.wire.for_dc(number, key))
     }
 
-    /// Where the address is as requests have it; `None` for a null pointer.
+    /// A pointer to the address in the form that requests have; `None` for a null pointer.
     ///
     /// # Safety
     /// As for [`Ah::datagram`].
@@ -117,7 +117,8 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
     0
 }
 
-/// The way back of a datagram: IPv6, or IPv4 in the last 20 bytes of the 40.
+/// The route back to the sender of a datagram. The 40 bytes hold a GRH or IPv6 header, or an IPv4
+/// header in the last 20.
 ///
 /// # Safety
 /// `grh` is null or has 40 bytes.
@@ -130,7 +131,7 @@ unsafe fn route(context: &Context, port: u8, grh: *const ibv_grh) -> Option<ibv_
     };
     let flow = u32::from_be(header.version_tclass_flow);
     let table = context.library.gid_table(port).ok()?;
-    // A packet to a group names no GID of this port: there is nothing to answer from.
+    // A multicast packet names no GID of this port, so no GID is the source of an answer.
     let of_own = || table.iter().filter(|entry| entry.gid.0 == gid_bytes(destination));
     let own = of_own().find(|entry| entry.kind != GidKind::RoceV1).or_else(|| of_own().next())?;
     Some(ibv_global_route {
@@ -143,8 +144,7 @@ unsafe fn route(context: &Context, port: u8, grh: *const ibv_grh) -> Option<ibv_
 }
 
 fn ipv4(header: &ibv_grh) -> Option<([u64; 2], [u64; 2])> {
-    // The IPv4 header is behind 20 bytes that mean nothing; its addresses are the last eight of
-    // all.
+    // The IPv4 header follows 20 undefined bytes; its addresses are the last eight bytes.
     let words = gid_bytes(header.dgid);
     let [.., a, b, c, d] = words;
     let [_, _, _, _, _, _, _, _, e, f, g, h, ..] = words;

@@ -24,8 +24,8 @@ pub(crate) struct Context {
     /// Objects that asynchronous events may be about.
     objects: Shared<HashMap<ObjectId, Object>>,
     clock: OnceLock<Option<DeviceClock>>,
-    /// What programs get as `cmd_fd` of a software device: a file that stands for nothing, so that
-    /// it can be duplicated.
+    /// The `cmd_fd` of a software device: an empty file, which exists because programs duplicate
+    /// the descriptor.
     #[allow(dead_code, reason = "held for its lifetime")]
     placeholder: Option<OwnedFd>,
 }

@@ -85,7 +85,7 @@ impl Cq {
         unsafe { (*self.queue.get()).provider() }
     }
 
-    /// What queue pairs hold.
+    /// The handle with which queue pairs are created.
     pub(crate) fn handle(&self) -> Option<CqHandle> {
         self.handle.lock()?.clone()
     }

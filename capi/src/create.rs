@@ -177,7 +177,8 @@ pub(crate) unsafe fn create_qp_of_mlx5(
     }
 }
 
-/// Hands a queue pair over: lets events find it, and writes back what was granted.
+/// Gives a queue pair to the program: registers it for events, and writes the granted capacities
+/// back.
 fn give(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
@@ -193,7 +194,7 @@ fn give(
     made.cast()
 }
 
-/// Lets events find a queue pair. Null, with errno, if none was made.
+/// Registers a queue pair for events. Returns null with errno if making it failed.
 pub(crate) fn announce(context: *mut ibv_context, made: Result<Box<Qp>, Error>) -> *mut Qp {
     let made: *mut Qp = pointer(made);
     // SAFETY: null, or just made; the caller's context.
@@ -345,8 +346,9 @@ fn operations(flags: u64) -> Operations {
     operations
 }
 
-/// A queue pair without queues, whose flows go to the work queues of a table. libmlx5's driver data
-/// has the key and the fields; what the kernel refuses of them is refused here.
+/// A queue pair without queues, whose flows go to the work queues of a table. The hash key and
+/// fields go into the driver's part of the request, as libmlx5 writes them. Values that the kernel
+/// refuses are refused here.
 ///
 /// # Safety
 /// As for [`make`].
@@ -400,14 +402,15 @@ unsafe fn xrc_receiver(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_
     let Some(domain) = domain.library() else { return Err(libc::EINVAL) };
     Ok(domain.create_receiver_in_reset().map(|library| {
         let mut base = base(wanted, &library);
-        // What a program names here all the same is not used: it may go before the queue pair.
+        // CQs that a program names anyway are not stored, because it may destroy them before the
+        // queue pair.
         (base.send_cq, base.recv_cq) = (ptr::null_mut(), ptr::null_mut());
         xrc_target(base, library)
     }))
 }
 
-/// What the kernel's driver and libmlx5 refuse of a DC target is refused here: it has no requests,
-/// and needs a shared receive queue.
+/// Makes a DC target. Refuses what the kernel's driver and libmlx5 refuse: a target has no send
+/// requests, and needs a shared receive queue.
 ///
 /// # Safety
 /// As for [`make`].

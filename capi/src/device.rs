@@ -31,7 +31,7 @@ pub(crate) struct Device {
     index: c_int,
 }
 
-/// Addresses of devices are only read once they are made.
+/// Devices do not change after they are made.
 // SAFETY: nothing writes a device after it was made, and what it holds is `Send` and `Sync` but for
 // null pointers.
 unsafe impl Send for Device {}
@@ -177,8 +177,8 @@ pub(crate) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *con
     unsafe { (&raw const (*device).name).cast() }
 }
 
-/// `ibv_get_device_index`: the number of a software device; the kernel's is told by RDMA netlink
-/// only, so −1.
+/// `ibv_get_device_index`: the number of a software device; −1 for devices of the kernel, which
+/// tells their index by RDMA netlink only.
 pub(crate) unsafe extern "C" fn get_device_index(device: *mut ibv_device) -> c_int {
     // SAFETY: the caller's device.
     unsafe { of(device) }.index

@@ -13,7 +13,7 @@ use crate::result::{failed, refused};
 use crate::srq::Srq;
 use crate::wq::Wq;
 
-/// `enum ibv_event_type`: what is about which kind of object.
+/// `enum ibv_event_type`, by the kind of object that an event is about.
 const CQ_ERR: u32 = 0;
 const QP_FATAL: u32 = 1;
 const PATH_MIG_ERR: u32 = 7;
@@ -48,7 +48,7 @@ unsafe extern "C-unwind" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
-/// Runs `call`, in which the thread is not cancelled: locks are held in there.
+/// Runs `call` with cancellation of the thread disabled, because `call` holds locks.
 pub(crate) fn uncancelled<R>(call: impl FnOnce() -> R) -> R {
     let mut before = 0;
     // SAFETY: changes this thread's state and writes the one before.
@@ -100,7 +100,7 @@ pub(crate) unsafe extern "C-unwind" fn get_async_event(
     }
 }
 
-/// What taking an event came to.
+/// The result of taking an event.
 pub(crate) enum Taken<E> {
     Event(E),
     /// An event of an object that is gone.
@@ -111,7 +111,7 @@ pub(crate) enum Taken<E> {
 }
 
 impl<E> Taken<E> {
-    /// A failure, or that there is no event.
+    /// The result for an error: a failure, or no event.
     pub(crate) fn without(error: &uverbs::Error) -> Self {
         if error.kind() == ErrorKind::WouldBlock {
             return Self::Nothing;

@@ -12,7 +12,7 @@ use crate::result::{code, destroy, null, pointer, refused};
 
 /// `IBV_ACCESS_ZERO_BASED`: regions over device memory always are.
 const ZERO_BASED: c_uint = 1 << 5;
-/// Most that an alignment may be, as a power of two.
+/// log2 of the largest alignment.
 const MOST_ALIGNMENT: u32 = 30;
 
 /// Memory of the device's own.

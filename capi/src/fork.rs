@@ -37,9 +37,9 @@ unsafe extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// `ibv_fork_init`: nothing is to do where the kernel copies pinned pages (5.12 and later). On an
-/// older kernel the memory of queues is left out of children by the library itself, and registered
-/// memory is the program's affair, so it is ENOSYS there rather than a promise that is not kept.
+/// `ibv_fork_init`: does nothing where the kernel copies pinned pages at fork (5.12 and later). On
+/// an older kernel it is ENOSYS, because only the memory of queues is protected (the library keeps
+/// it out of children) and registered memory is not.
 pub(crate) unsafe extern "C" fn fork_init() -> c_int {
     if kernel_copies_pinned_pages() { 0 } else { refused(libc::ENOSYS) }
 }

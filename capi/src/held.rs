@@ -12,14 +12,15 @@ use std::ffi::c_int;
 use crate::lock::Shared;
 use crate::result::failed;
 
-/// How long a destroy waits before it looks again, at most: an event may be between two lists.
+/// The longest time after which a waiting destroy looks again. An event that moves from one list to
+/// another is in neither for a moment.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// An event that can stand for several of its kind.
 pub(crate) trait Counted: Sized {
     /// Joins another one of the same object.
     fn join(&mut self, other: Self);
-    /// Acknowledges some; whether there are more.
+    /// Acknowledges `count` of them. Returns whether any are left.
     fn acknowledge(&mut self, count: u32) -> bool;
 }
 
@@ -27,7 +28,8 @@ macro_rules! counted {
     ($($type:ty),*) => {$(
         impl Counted for $type {
             fn join(&mut self, other: Self) {
-                // Refused for another object's alone; its drop acknowledges it.
+                // This fails only for an event of another object, which is then acknowledged by its
+                // drop.
                 let _ = self.merge(other);
             }
             fn acknowledge(&mut self, count: u32) -> bool {

@@ -51,7 +51,8 @@ pub(crate) struct Qp {
     pub(crate) ex: UnsafeCell<ibv_qp_ex>,
     /// The functions of its transport's send queue.
     pub(crate) send: &'static SendTable,
-    /// The library's queue pair, of the type that `send` knows: the address that `control` has.
+    /// The library's queue pair, at the same address as `control`. The functions in `send` know its
+    /// type.
     pub(crate) queue: Cell<NonNull<()>>,
     pub(crate) receive: Cell<*mut Option<RecvQueue>>,
     pub(crate) send_lock: Lock,
@@ -109,7 +110,7 @@ pub(crate) trait Control {
     fn rate_limit(&mut self, _: RateLimit) -> Result<(), c_int> {
         Err(libc::EOPNOTSUPP)
     }
-    /// A command of the program's own has changed its state.
+    /// A DEVX command of the program has changed its state.
     fn changed_to(&mut self, _: State) -> Result<(), Error> {
         Ok(())
     }
@@ -132,7 +133,7 @@ impl Qp {
         unsafe { &*qp.cast() }
     }
 
-    /// A queue pair that a program is given.
+    /// Wraps the library's queue pair for the program.
     pub(crate) fn new<C: Control + 'static>(
         library: C,
         send: &'static SendTable,
@@ -161,8 +162,8 @@ impl Qp {
         })
     }
 
-    /// Runs `change` on the library's queue pair while no other thread posts. This thread may be
-    /// building requests.
+    /// Runs `change` on the library's queue pair, while the locks keep other threads from posting.
+    /// This thread may be building requests.
     pub(crate) fn with<R>(&self, change: impl FnOnce(&mut dyn Control) -> R) -> R {
         let _changing = self.changing.lock();
         let _guards = self.exclude();
@@ -188,7 +189,7 @@ impl Qp {
         (sends, self.recv_lock.guard())
     }
 
-    /// Changes attributes. Other threads may post, but for the moment in which a reset empties the
+    /// Changes attributes. Other threads may post meanwhile, except while a reset empties the
     /// queues.
     fn modify(&self, attributes: &QpAttributes) -> Result<(), Error> {
         let _changing = self.changing.lock();
@@ -229,7 +230,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Takes its completions out of its CQs: it was reset or destroyed.
+    /// Removes its completions from its CQs, after a reset or a destroy.
     ///
     /// # Safety
     /// The CQs are there.
@@ -258,7 +259,7 @@ impl Drop for Qp {
     }
 }
 
-/// What a queue pair is made of besides the library's.
+/// What a queue pair has besides the library's queue pair.
 pub(crate) struct With {
     pub(crate) ex: ibv_qp_ex,
     pub(crate) capacities: Capacities,

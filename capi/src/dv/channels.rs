@@ -1,4 +1,5 @@
-//! Files that answers of asynchronous queries, and events of the firmware, are read from.
+//! DEVX channels: files from which programs read the answers of asynchronous queries, and firmware
+//! events.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -11,17 +12,17 @@ use crate::abi::*;
 use crate::post::bytes;
 use crate::result::{code, failed, null, refused};
 
-/// Bytes in front of an answer, and of an event: the number of the query, or the cookie.
+/// Bytes before an answer or an event: the query's `wr_id`, or the subscription's cookie.
 const HEADER: usize = 8;
 
-/// `struct mlx5dv_devx_cmd_comp`, and the library's part behind it.
+/// `struct mlx5dv_devx_cmd_comp`, followed by the library's channel.
 #[repr(C)]
 pub(crate) struct Answers {
     fd: c_int,
     library: CommandChannel,
 }
 
-/// `struct mlx5dv_devx_event_channel`, and the library's part behind it.
+/// `struct mlx5dv_devx_event_channel`, followed by the library's channel.
 #[repr(C)]
 pub(crate) struct Events {
     fd: c_int,
@@ -61,7 +62,8 @@ pub(crate) unsafe extern "C" fn obj_query_async(
     code(object.query_async(command, output_length as u64, wr_id, &channel.library))
 }
 
-/// `mlx5dv_devx_get_async_cmd_comp`: waits, unless the program's descriptor does not.
+/// `mlx5dv_devx_get_async_cmd_comp`: waits, unless the program has set O_NONBLOCK on the
+/// descriptor.
 pub(crate) unsafe extern "C" fn get_async_cmd_comp(
     channel: *mut Answers,
     into: *mut c_void,

@@ -3,9 +3,9 @@
 //!
 //! Programs learn what the device can do, make queues with attributes of mlx5's own, and get the
 //! addresses of rings, doorbell records and registers, to write requests and read completions
-//! themselves. Firmware commands of a program's own (DEVX) go to the kernel as they are. What would
-//! need such commands of this library's making (steering in software, memory keys) answers
-//! EOPNOTSUPP; docs/drop-in.md lists it.
+//! themselves. Firmware commands of a program's own (DEVX) go to the kernel unchanged. Functions
+//! for which the library would have to compose firmware commands (software steering, memory keys)
+//! fail with EOPNOTSUPP; docs/drop-in.md lists them.
 
 mod build;
 mod channels;
@@ -58,7 +58,7 @@ pub(crate) struct DeviceContext {
     crypto_caps: [u32; 3],
 }
 
-/// `enum mlx5dv_context_comp_mask`: what is told where a program asks for it.
+/// `enum mlx5dv_context_comp_mask`: fields that are filled in only if the program asks for them.
 mod asks {
     pub(super) const CQE_COMPRESSION: u64 = 1;
     pub(super) const SOFTWARE_PARSING: u64 = 1 << 1;
@@ -110,8 +110,8 @@ pub(crate) unsafe extern "C" fn open_device(
     null(libc::EOPNOTSUPP)
 }
 
-/// `mlx5dv_query_device`: fields are told as the caller's mask asks; bits of what is not told are
-/// taken away.
+/// `mlx5dv_query_device`: fills in the fields that the caller's mask names, and clears the bits of
+/// those that it leaves out.
 pub(crate) unsafe extern "C" fn query_device(
     context: *mut ibv_context,
     into: *mut DeviceContext,
@@ -213,8 +213,8 @@ pub(crate) unsafe extern "C" fn get_clock_info(
     }))
 }
 
-/// `mlx5dv_reg_dmabuf_mr`: as `ibv_reg_dmabuf_mr`, but for access of mlx5's own, which no device
-/// here has.
+/// `mlx5dv_reg_dmabuf_mr`: as `ibv_reg_dmabuf_mr`. mlx5's own access flags (data direct) are
+/// refused.
 pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut ibv_pd,
     offset: u64,
