@@ -26,8 +26,8 @@ struct Inbox {
 #[derive(Debug, Default)]
 struct Queue {
     packets: VecDeque<Packet>,
-    /// Buffers that the receiver gives for those that it gets. Packets travel with theirs, and
-    /// mostly one way.
+    /// Empty buffers that the receiver returns to senders. A packet moves with its buffer, so a
+    /// sender that receives little would have to allocate one for each packet.
     empty: PacketPool,
     groups: Vec<Gid>,
 }
@@ -75,8 +75,8 @@ impl Inbox {
         lock(&self.queue).groups.contains(&group)
     }
 
-    /// Queues a packet, for which there is an empty one if there is any; whether there was space
-    /// for it.
+    /// Queues a packet, and moves an empty buffer to the sender's `pool` in exchange if there is
+    /// one. Returns false if the queue is full.
     fn push(&self, packet: Packet, pool: &mut PacketPool) -> bool {
         let mut queue = lock(&self.queue);
         if queue.packets.len() >= QUEUE_LIMIT {
@@ -100,7 +100,7 @@ impl Inbox {
 pub struct SwitchPort {
     station: Station,
     inbox: Arc<Inbox>,
-    /// Ports found before, most recent first; a packet to a peer costs no look at the switch.
+    /// Ports found before, most recent first, so that packets to them need no lookup in the switch.
     peers: Vec<(Station, Weak<Inbox>)>,
     switch: Switch,
     counters: Arc<Counters>,

@@ -81,8 +81,8 @@ pub(crate) fn check_route(
 /// How often a silent neighbour is looked for.
 const NEIGHBOUR_LOOK: Duration = Duration::from_millis(20);
 
-/// Fails if no neighbour has the destination of a RoCE path. The first time that none answers the
-/// call is given up and run again after the wait, in which other commands of the file go on.
+/// Fails if no neighbour has the destination of a RoCE path. If none answers at first, the call is
+/// suspended and run again after the wait, so that other commands of the file can run meanwhile.
 pub(crate) fn require_neighbour(
     call: &mut Call<'_>,
     source: Option<GidEntry>,

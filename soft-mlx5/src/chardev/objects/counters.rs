@@ -30,7 +30,8 @@ pub(crate) struct Counters(Arc<Mutex<Set>>);
 
 #[derive(Debug, Default)]
 struct Set {
-    /// Which value shows which count. Empty while no rule uses the set.
+    /// For each count of a rule, the index under which a read returns it. Empty while no rule uses
+    /// the set.
     points: Vec<FlowCountersDesc>,
     rules: Vec<FlowId>,
     /// Counts of destroyed rules: the hardware's counter exists as long as the set.

@@ -124,7 +124,8 @@ pub(super) fn commit(call: &mut Call<'_>, parents: Vec<u32>, rule: FlowRule) -> 
     call.commit(Object::Flow(Flow { parents, rules, counters: None })).map(drop)
 }
 
-/// Adds the rules to the device, and the port to the group of those that want frames.
+/// Adds the rules to the device, and joins the port to the group of the ports that receive Ethernet
+/// frames.
 fn enter(call: &Call<'_>, rules: &[FlowRule]) -> Result<Vec<FlowId>, Errno> {
     let device = &call.file.device;
     let rules = device.core(|core| add(core, rules))?;

@@ -3,8 +3,8 @@
 //! `MLX5_IB_METHOD_CREATE_FLOW`, `get_dests`, `raw_fs_is_multicast` and `_create_raw_flow_rule` of
 //! hw/mlx5/fs.c.
 //!
-//! Modelled are frames that arrive, by their outer headers. Other tables, other headers and what
-//! these fields cannot say is EOPNOTSUPP.
+//! Only received frames are modelled, and only their outer headers. Other tables, other headers and
+//! fields that [`FlowFields`] lacks are EOPNOTSUPP.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -111,7 +111,7 @@ pub(crate) fn create_flow(call: &mut Call<'_>) -> Result<(), Errno> {
     let flags = call.flags(flow::create::FLAGS, known.bits())?;
     let flags = CreateFlowFlags::from_bits_retain(flags);
     let qp = call.optional_handle(flow::create::DEST_QP);
-    // One way for the frames, and no two.
+    // Frames go to a queue pair or to what the flag says, and not to both.
     if flags == known || qp.is_some() != flags.is_empty() {
         return Err(Errno::EINVAL);
     }
@@ -149,7 +149,7 @@ const VERSION: u8 = 0xf << 1;
 const FIRST_FLAG: u8 = 1;
 
 impl Outer {
-    /// What the program did not give is zero.
+    /// Bytes that the program did not pass are zero.
     fn new(given: &[u8]) -> Self {
         let mut outer = [0; OUTER_BYTES];
         let length = given.len().min(OUTER_BYTES);

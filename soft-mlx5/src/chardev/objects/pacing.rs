@@ -13,7 +13,7 @@ use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::DeviceShared;
 use crate::locking::lock;
 
-/// Size of the table. How large a ConnectX's is, is unconfirmed; entry 0 means no limit.
+/// Size of the table; that of a real ConnectX is unconfirmed. Entry 0 means no limit.
 pub(crate) const ENTRIES: usize = 128;
 /// Bytes of an entry's parameters.
 const CONTEXT: usize = 48;
@@ -22,7 +22,7 @@ const CONTEXT: usize = 48;
 #[derive(Debug)]
 struct Rate {
     context: [u8; CONTEXT],
-    /// One object has it alone.
+    /// Only one object uses it.
     dedicated: bool,
     users: u32,
 }

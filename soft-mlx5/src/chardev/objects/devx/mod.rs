@@ -49,7 +49,7 @@ pub(crate) fn other(call: &mut Call<'_>) -> Result<(), Errno> {
     if !rules::is_general(request.opcode()) {
         return Err(Errno::EINVAL);
     }
-    let mut reply = Reply::new(request.room);
+    let mut reply = Reply::new(request.output_length);
     let outcome = general::run(&call.file.device, &request.command(), &mut reply)?;
     request.answer(call, other::CMD_OUT, reply, outcome)
 }
@@ -82,7 +82,7 @@ pub(crate) fn query_uar(call: &mut Call<'_>) -> Result<(), Errno> {
 struct Request {
     input: Vec<u8>,
     /// Bytes for the answer.
-    room: usize,
+    output_length: usize,
 }
 
 impl Request {
@@ -91,7 +91,7 @@ impl Request {
         let uid = call.context()?.devx.ok_or(Errno::EINVAL)?;
         let mut input = call.bytes(input)?;
         header::UID.set(&mut input, uid.into());
-        Ok(Self { input, room: call.given(output.id())?.length.into() })
+        Ok(Self { input, output_length: call.given(output.id())?.length.into() })
     }
 
     fn command(&self) -> Command<'_> {
@@ -112,7 +112,7 @@ impl Request {
         outcome: Done,
     ) -> Result<(), Errno> {
         if let Err(refusal) = &outcome {
-            reply = Reply::new(self.room);
+            reply = Reply::new(self.output_length);
             reply.set(result::STATUS, refusal.status as u64);
             reply.set(result::SYNDROME, refusal.syndrome.into());
             tracing::debug!(opcode = self.opcode(), %refusal, "command refused");
@@ -125,7 +125,7 @@ impl Request {
 /// The context that sends a command.
 struct Sender<'a> {
     device: &'a DeviceShared,
-    /// What the context has made by verbs.
+    /// Objects that the context has created by verbs.
     objects: Vec<ObjectId>,
     /// Queue pairs that it has made by verbs, with the firmware's code of their service.
     services: Vec<(u32, u64)>,

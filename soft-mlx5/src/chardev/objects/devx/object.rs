@@ -84,7 +84,7 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     }
     rules::set_umem_valid(&mut request.input);
     let family = rules::family_of(request.opcode());
-    let mut reply = Reply::new(request.room);
+    let mut reply = Reply::new(request.output_length);
     let (device, user) = (call.file.device.clone(), call.user);
     let command = request.command();
     let mut made = None;
@@ -135,15 +135,16 @@ fn about<M>(
     if act == Act::Modify {
         rules::set_umem_valid(&mut request.input);
     }
-    let mut reply = Reply::new(request.room);
+    let mut reply = Reply::new(request.output_length);
     let device = call.file.device.clone();
     let sender = Sender::of(call, &device);
     let outcome = execute(&sender, &request.command(), &mut reply, |_, _| Ok(()))?;
     request.answer(call, output, reply, outcome)
 }
 
-/// Whether the object of a handle is the one that a command names (`devx_is_valid_obj_id`). Queues
-/// of raw packets, work queues and tables of verbs are no objects of the firmware here.
+/// Whether the object of a handle is the one that a command names (`devx_is_valid_obj_id`). Raw
+/// packet QPs, work queues and indirection tables that verbs created are not firmware objects of
+/// this device.
 fn answers_to(object: &Object, named: (u16, u32)) -> bool {
     match object {
         Object::Devx(object) => named == (object.family.create, object.number),

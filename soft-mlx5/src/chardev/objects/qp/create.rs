@@ -117,7 +117,7 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     call.output(create::RESP_QP_NUM, &told_number(qp_type, qpn))
 }
 
-/// The number that creation tells. A DC target has none before RTR.
+/// The number in the response to creation: 0 for a DC target, which gets its number at RTR.
 fn told_number(qp_type: QpType, qpn: Qpn) -> u32 {
     if qp_type == QpType::DcTarget { 0 } else { qpn.0 }
 }
@@ -321,8 +321,8 @@ fn build_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno> {
     finish(call, request, params, None, (0, 0), parents, Some(domain))
 }
 
-/// `create_dct`, as which the target is only noted: RTR makes it. Here its number is chosen now and
-/// told then.
+/// As in `create_dct`, creation only records the parameters, because the firmware makes the target
+/// at RTR. This device chooses the number now and returns it at RTR.
 fn build_dc_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno> {
     let driver = call.driver();
     let asked = read_driver_request(&driver)?;

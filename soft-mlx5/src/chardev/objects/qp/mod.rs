@@ -157,8 +157,8 @@ pub(crate) fn open(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&CreateQpResp { qp_handle, qpn: request.qpn, ..CreateQpResp::default() })
 }
 
-/// What the firmware calls a service (`MLX5_QP_ST_*`). A queue pair of raw packets is none to it,
-/// but two queues.
+/// What the firmware calls a service (`MLX5_QP_ST_*`). The firmware has no raw packet QPs: such a
+/// QP is an SQ and an RQ to it.
 pub(crate) fn service_code(qp_type: QpType) -> Option<u64> {
     match qp_type {
         QpType::Rc => Some(0),
@@ -166,7 +166,7 @@ pub(crate) fn service_code(qp_type: QpType) -> Option<u64> {
         QpType::Ud => Some(2),
         QpType::XrcInitiator | QpType::XrcTarget => Some(3),
         QpType::RawPacket | QpType::RegUmr => None,
-        // Commands of a program's own about them are not modelled.
+        // DEVX commands about them are not modelled.
         QpType::DcInitiator | QpType::DcTarget => None,
     }
 }

@@ -31,7 +31,7 @@ const UDP: RxHashFields = RxHashFields::SRC_PORT_UDP.union(RxHashFields::DST_POR
 struct Request {
     pd: u32,
     table: u32,
-    /// It names a size of a queue or another thing that only queue pairs with queues have.
+    /// The request sets a queue size, or something else that only queue pairs with queues have.
     has_queues: bool,
     user_handle: u64,
     events: Option<Arc<EventQueue>>,
@@ -83,8 +83,8 @@ pub(super) fn create_by_write(
     call.response(&ExCreateQpResp { base, comp_mask: 0, response_length })
 }
 
-/// It has no queues, so that it names neither sizes nor completion queues, and its number is 0.
-/// With sends it would have a completion queue for them, which the driver refuses.
+/// Such a QP has no queues, so the request must name neither sizes nor completion queues (the
+/// driver refuses one for sends as well), and the QP's number is 0.
 fn build(call: &mut Call<'_>, request: &Request, qp_type: QpType) -> Result<(), Errno> {
     let device = call.file.device.clone();
     let fits = call.context()?.cqe_version != 0 && device.options().is_roce();

@@ -18,7 +18,8 @@ use crate::chardev::device::options::Options;
 use crate::chardev::objects::object::Kind;
 use crate::core::{Mtu, QpAttributes, QpType, RemoteRights};
 
-/// The part of a driver's answer without which a target cannot become ready.
+/// Shortest driver response that holds the target's number. A program with less space for it cannot
+/// move the target to RTR.
 const SHORTEST_ANSWER: usize = 8;
 
 /// MODIFY_QP of a target.
@@ -64,8 +65,8 @@ fn to_init(call: &Call<'_>, request: &ModifyQp) -> Result<QpAttributes, Errno> {
     })
 }
 
-/// Of the path a target has what its answers need: traffic class, flow label, GID, hop limit and
-/// priority.
+/// A target keeps only the parts of the path that its responses need: traffic class, flow label,
+/// GID, hop limit and priority.
 fn to_rtr(request: &ModifyQp, before: Remembered) -> Result<QpAttributes, Errno> {
     let mtu = Mtu::from_code(request.path_mtu.0).ok_or(Errno::EINVAL)?;
     let own = QpDest {
@@ -86,7 +87,7 @@ fn to_rtr(request: &ModifyQp, before: Remembered) -> Result<QpAttributes, Errno>
     })
 }
 
-/// The driver's answer, which has the target's number.
+/// Writes the driver's response, which holds the target's number.
 fn tell_number(call: &Call<'_>, dctn: u32) -> Result<(), Errno> {
     let driver = call.driver();
     let whole = size_of::<mlx5::ModifyQpResp>();
