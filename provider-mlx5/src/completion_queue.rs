@@ -133,10 +133,11 @@ pub struct CompletionQueue {
     null_lkey: Option<u32>,
     dropped: u64,
     refused: u64,
-    /// Of them, those that a call had to leave to the next one, because it has completions to
-    /// return.
+    /// How many of `refused` the next call has to report, because the call that found them had
+    /// completions to return.
     kept: u32,
-    /// The most completions whose places a batch held at a time. The ring holds fewer others then.
+    /// The most completions that a batch has lent at a time. Their entries stay occupied meanwhile,
+    /// so the ring has space for fewer others.
     lent: u32,
     /// Rings of resizes, in the order of their commands.
     pending: Vec<resize::Pending>,
@@ -189,7 +190,7 @@ impl CompletionQueue {
 
     /// Asks for an event at the next completion that is not in the queue yet.
     ///
-    /// Poll once more after arming: what came just before raises no event.
+    /// Poll once more after arming: a completion that arrived just before raises no event.
     pub fn arm(&mut self, which: Arm) {
         self.publish();
         let arm = CqArm {
@@ -204,8 +205,8 @@ impl CompletionQueue {
         crate::barrier::flush_doorbell();
     }
 
-    /// Goes to where the doorbell record says that polling is: something else polls the ring, and
-    /// this queue arms only. Completions up to there are taken for polled.
+    /// Moves to the consumer index in the doorbell record. This is for a ring that the program
+    /// polls itself, while this queue only arms it. Completions before that index count as polled.
     pub fn follow_record(&mut self) {
         let told = self.consumer_index.load() & past::INDEX;
         let ahead = told.wrapping_sub(self.consumed) & past::INDEX;
@@ -225,10 +226,10 @@ impl CompletionQueue {
         self.arm_sequence = self.arm_sequence.wrapping_add(1) & 3;
     }
 
-    /// Has `look` called by every 1024th poll that finds nothing, as long as more completions can
-    /// be outstanding than the ring holds (see [`QueueHandle::set_capacity`]): it reads what events
-    /// there are, without waiting, and calls [`CqMonitor::set_overrun`] if this CQ's error is among
-    /// them. So the poll itself tells of an overrun.
+    /// Calls `look` on every 1024th poll that finds nothing, as long as more completions can be
+    /// outstanding than the ring holds (see [`QueueHandle::set_capacity`]). `look` has to read the
+    /// pending events without waiting, and to call [`CqMonitor::set_overrun`] if this CQ's error is
+    /// among them, so that the next poll reports the overrun.
     ///
     /// [`QueueHandle::set_capacity`]: crate::user_index::QueueHandle::set_capacity
     pub fn watch_events(&mut self, look: impl FnMut() + Send + 'static) {
@@ -271,7 +272,8 @@ impl CompletionQueue {
         self.refused
     }
 
-    /// Leaves an error to the next call. All but one last in any case.
+    /// Saves an error for the next call. Only `NotOutstanding` has to be saved: the next poll finds
+    /// the others again.
     fn keep(&mut self, error: PollError) {
         if error == PollError::NotOutstanding {
             self.kept += 1;
