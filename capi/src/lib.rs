@@ -1,16 +1,17 @@
 //! `libibverbs.so.1` over the raw layer of [`uverbs`]: the C ABI of the verbs for programs that
 //! were built for rdma-core.
 //!
-//! C's structs stand in front of the library's objects, and nothing of the library is repeated
-//! here: no queue, encoder or command. Objects never move once a program has their address.
-//! `exports.txt` lists every exported name with its versions and the function behind it; `build.rs`
-//! makes the linker's version script and the symbols of it.
+//! C's structs wrap the library's objects. This crate has no queue, encoder or command of its own.
+//! Objects never move once a program has their address. `exports.txt` lists every exported name
+//! with its versions and the function behind it; `build.rs` makes the linker's version script and
+//! the symbols of it.
 //!
 //! # Threads
 //! The verbs are thread-safe. A queue's sends, its receives and its polls have a spin lock each,
 //! unless the program declared the queue to be of one thread (a thread domain,
-//! `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, `MLX5_SINGLE_THREADED`). Verbs that change or ask a queue
-//! pair take the locks of both its sides.
+//! `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, `MLX5_SINGLE_THREADED`). `ibv_query_qp` takes neither lock
+//! of the queue pair, and `ibv_modify_qp` only while a reset empties the queues; other verbs that
+//! change a queue pair take both.
 //!
 //! # Panics
 //! A panic in an `extern "C"` function aborts the process: nothing unwinds into C. The library does

@@ -2,11 +2,11 @@
 //! one thread has no lock.
 //!
 //! A queue's lock is held while something is posted or polled, and from a program's call to its
-//! next one where the verbs say so. A thread that finds it held spins, then gives its processor
-//! away, then sleeps: the holder may have a lower priority and no other processor.
+//! next one where the verbs say so. A thread that finds it held spins, then yields, then sleeps,
+//! because the holder may have a lower priority and need the same processor.
 //!
-//! Of a parent's threads a forked child has only the one that called `fork`. A lock that another
-//! thread held then is free to take there.
+//! A forked child has only the thread that called `fork`. It may take a lock that another thread
+//! held at that time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -15,9 +15,9 @@ use std::time::Duration;
 use crate::events::uncancelled;
 use crate::fork::{self, Process};
 
-/// How often a thread looks again before it lets others run.
+/// How often a thread looks again before it yields.
 const SPINS: u32 = 100;
-/// How often it lets others run before it sleeps.
+/// How often it yields before it sleeps.
 const YIELDS: u32 = 20;
 /// How long it sleeps before it looks again.
 const SLEEP: Duration = Duration::from_micros(50);
@@ -44,7 +44,7 @@ impl Lock {
         Self { holder: AtomicUsize::new(FREE), needed, process: fork::process() }
     }
 
-    /// Whether it was made to keep threads apart.
+    /// Whether it is needed.
     pub(crate) fn is_needed(&self) -> bool {
         self.needed
     }
@@ -57,8 +57,8 @@ impl Lock {
         }
     }
 
-    /// Takes the lock if it is free. Callers that wait in a function that they call last save no
-    /// registers for that.
+    /// Takes the lock if it is free. Callers wait in a function that they call in tail position, so
+    /// they save no registers for waiting.
     #[inline(always)]
     pub(crate) fn try_acquire(&self) -> bool {
         !self.needed || self.take(HELD)
@@ -72,7 +72,8 @@ impl Lock {
     /// Gives the lock back, kept or not.
     #[inline(always)]
     pub(crate) fn release(&self) {
-        // One that is not needed is never taken: to ask would cost more than the store.
+        // A lock that is not needed is never taken. Testing for that would cost more than the
+        // store.
         self.holder.store(FREE, Ordering::Release);
     }
 
@@ -140,8 +141,8 @@ impl Lock {
     }
 }
 
-/// The thread pointer: an address that no other live thread has. A variable of the thread would be
-/// reached by a call, in a shared object.
+/// The thread pointer: an address that no other live thread has. Reading a thread-local variable
+/// would take a call in a shared object.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn this_thread() -> usize {

@@ -16,12 +16,12 @@ use crate::cq::status;
 use crate::create::CHECKS_IP;
 use crate::events::uncancelled;
 
-/// What an extended poll answers where there is nothing, as libmlx5 does.
+/// What an extended poll returns if there is no completion, as libmlx5 does.
 const NOTHING: c_int = libc::ENOENT;
 
 /// `ibv_poll_cq`: how many completions there were; −1 after a catastrophic error of the queue.
 ///
-/// All other functions are called last, so this one saves no registers for them.
+/// All other functions are called in tail position, so this one saves no registers for them.
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's queue, whose lock is held, or the program polls in one thread at a time;
     // the caller's array has `most` places.
@@ -44,7 +44,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut
     }
 }
 
-/// [`poll_cq`] of one, where there is no send that went well.
+/// [`poll_cq`] of one completion that is not a successful send.
 ///
 /// # Safety
 /// As for [`poll_rest`].
@@ -82,7 +82,7 @@ unsafe fn polled_one(queue: &Cq, into: *mut ibv_wc, wc: ibv_wc) -> c_int {
     1
 }
 
-/// [`poll_cq`] of several. The lock is held.
+/// [`poll_cq`] of several completions. The lock is held.
 ///
 /// # Safety
 /// As for [`poll_rest`].
@@ -117,7 +117,7 @@ unsafe extern "C" fn poll_several(queue: &Cq, most: c_int, into: *mut ibv_wc) ->
     }
 }
 
-/// [`poll_cq`] while another thread polls.
+/// [`poll_cq`] after waiting for the thread that polls.
 ///
 /// # Safety
 /// As for [`poll_rest`], but that the lock is not held.
@@ -129,7 +129,7 @@ unsafe extern "C" fn poll_waiting(queue: &Cq, most: c_int, into: *mut ibv_wc) ->
     unsafe { poll_rest(queue, most, into, 0) }
 }
 
-/// [`poll_cq`] where the fast path has nothing.
+/// [`poll_cq`] if the fast path finds no completion.
 ///
 /// # Safety
 /// As for [`poll_rest`].
@@ -183,7 +183,8 @@ unsafe extern "C" fn poll_given_back(
     }
 }
 
-/// Polls what is left of `most`, behind those before; gives the lock back.
+/// Polls the rest of `most` completions after the `before` that are there already; releases the
+/// lock.
 ///
 /// # Safety
 /// As for [`poll_cq`], which has filled the places before; the lock is held.
@@ -221,10 +222,10 @@ unsafe extern "C" fn poll_rest(queue: &Cq, most: c_int, into: *mut ibv_wc, befor
     }
 }
 
-/// Nothing was there: a software device gets the caller's time. Answers 0.
+/// No completion was there: lets a software device make progress in the calling thread. Returns 0.
 #[inline(never)]
 extern "C" fn idle(queue: &Cq) -> c_int {
-    // The device's locks are held in there.
+    // `poll_idle` holds locks of the device, so the thread must not be cancelled in it.
     uncancelled(|| queue.context().library.poll_idle());
     0
 }
@@ -239,7 +240,8 @@ unsafe fn write(completion: Completion<'_>, into: *mut ibv_wc) {
         match completion.is_success() {
             true if completion.is_send() => write_sent(completion, into),
             true => write_received(completion, into),
-            // By value: what is lent out of line would be in memory for all completions.
+            // By value: a reference passed to a function out of line would force all completions
+            // into memory.
             false => write_unusual(completion, into),
         }
     }
@@ -252,7 +254,7 @@ struct Sent {
     qp_num: u32,
 }
 
-/// `None` if the opcode alone does not say what the request was.
+/// `None` if the opcode alone does not tell which operation the request was.
 #[inline(always)]
 fn sent(requested: Requested) -> Option<Sent> {
     let (opcode, qp_num) = requested.opcode_and_number();
@@ -333,7 +335,8 @@ fn of_receive(completion: &Completion<'_>) -> ibv_wc {
     }
 }
 
-/// Errors, immediate data, keys that became invalid, and what changed keys.
+/// Writes the rarer completions: errors, immediate data, invalidated keys, and requests that
+/// changed keys.
 ///
 /// # Safety
 /// As for [`write`].
@@ -396,7 +399,7 @@ fn opcode(completion: &Completion<'_>) -> c_uint {
     }
 }
 
-/// What changed keys.
+/// Requests that changed keys.
 #[inline(never)]
 extern "C" fn opcode_of_keys(completion: &Completion<'_>) -> c_uint {
     match completion.opcode() {
@@ -410,7 +413,7 @@ fn vendor_err(completion: &Completion<'_>) -> u32 {
     if completion.is_success() { 0 } else { completion.vendor_syndrome().0.into() }
 }
 
-/// Immediate data as it travelled, or the key that became invalid.
+/// Immediate data in network byte order, or the key that was invalidated.
 #[inline(always)]
 fn imm_data(completion: &Completion<'_>) -> u32 {
     match completion.immediate() {
@@ -531,7 +534,7 @@ pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut 
     }
 }
 
-/// [`start_poll`] while another thread polls.
+/// [`start_poll`] after waiting for the thread that polls.
 ///
 /// # Safety
 /// As there.
@@ -543,7 +546,7 @@ unsafe extern "C" fn start_waiting(queue: &Cq) -> c_int {
     unsafe { start_other(queue) }
 }
 
-/// [`start_poll`] where the fast path has nothing. The lock is held.
+/// [`start_poll`] if the fast path finds no completion. The lock is held.
 ///
 /// # Safety
 /// As there.

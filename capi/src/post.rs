@@ -44,11 +44,11 @@ pub(crate) struct SendTable {
     pub(crate) wr: fn(ibv_qp) -> ibv_qp_ex,
     /// The functions of `mlx5dv_qp_ex`.
     pub(crate) direct: DirectQp,
-    /// Gives up what is being built.
+    /// Aborts the requests that are being built.
     pub(crate) abort: unsafe fn(&Qp, &mut Building),
-    /// Asks for all attributes, while other threads may post.
+    /// Queries all attributes. Other threads may post meanwhile.
     pub(crate) query: unsafe fn(*mut ()) -> Result<QpInfo, Error>,
-    /// Changes attributes, while other threads may post.
+    /// Changes attributes. Other threads may post meanwhile.
     pub(crate) modify: unsafe fn(&Qp, &QpAttributes) -> Result<(), Error>,
 }
 
@@ -154,8 +154,8 @@ unsafe extern "C" fn post_nothing(
     unsafe { refuse(wr, bad, libc::EINVAL) }
 }
 
-/// `ibv_post_send`. What the list looks like at first sight says which function posts it: each
-/// saves no more registers than it needs.
+/// `ibv_post_send`. It only chooses the function that posts the list: one request, one inline
+/// request, or any list. So each of them saves only the registers that it needs.
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
@@ -268,7 +268,7 @@ unsafe fn post_usual<T: Posts, const BLOCKS: usize>(
     }
 }
 
-/// A list of one, while another thread posts.
+/// Posts a list of one after waiting for the thread that holds the lock.
 ///
 /// # Safety
 /// As for [`post_one`].
@@ -286,7 +286,7 @@ unsafe extern "C" fn post_waiting<T: Posts>(
     }
 }
 
-/// A list of one, of any form.
+/// Posts a list of one request of any form.
 ///
 /// # Safety
 /// As for [`post_one`]; the lock is held, and is given back.
@@ -333,7 +333,8 @@ unsafe extern "C" fn post_list<T: Posts>(
 /// Why a request of a list was refused, and which.
 type Refused = (*mut ibv_send_wr, PostError);
 
-/// Posts requests up to the first that needs another way, and those from there on that way.
+/// Posts the requests of the usual kind at the head of the list here, and the rest of the list by
+/// [`post_rest`].
 ///
 /// # Safety
 /// As for [`post_list`], whose caller holds the lock.
@@ -353,7 +354,7 @@ unsafe fn post_several<T: Posts>(qp: &Qp, first: *mut ibv_send_wr) -> Result<(),
     // SAFETY: the caller's list; as promised by the program for each of them.
     unsafe {
         while let Some(request) = wr.as_ref() {
-            // Each with its own code: what is inline is asked once.
+            // Two calls, because `inline` is a constant in each: the code asks for the flag once.
             let built = match request.send_flags & send_flags::INLINE {
                 0 => Usual::build_steps::<T>(queue, common, &mut steps, request, false),
                 _ => Usual::build_steps::<T>(queue, common, &mut steps, request, true),
@@ -442,7 +443,7 @@ pub(crate) fn send_errno(reason: PostError) -> c_int {
     }
 }
 
-/// Shows `run` a request in the library's form.
+/// Calls `run` with a request in the library's form.
 ///
 /// # Safety
 /// The request and what it points to are a program's, and it is for a queue pair of type `T`.
@@ -566,7 +567,7 @@ unsafe fn operation<T: Posts>(wr: &ibv_send_wr) -> Result<RunTimeOperation<'_>, 
     }
 }
 
-/// Immediate data, which programs give as it travels.
+/// Immediate data; programs give it in network byte order.
 #[inline(always)]
 pub(crate) fn immediate(data: u32) -> Immediate {
     Immediate(data.to_ne_bytes())
@@ -623,7 +624,8 @@ unsafe fn destination<'a, T: Posts>(
 ) -> Result<RunTimeDestination<'a>, PostError> {
     match T::TYPE {
         QpType::Ud => {
-            // In requests of other operations, which no datagram has, that place is an address.
+            // Other operations, which UD queue pairs do not have, use that part of the union for an
+            // address.
             if !matches!(wr.opcode, wr_opcode::SEND | wr_opcode::SEND_WITH_IMM) {
                 return Err(PostError::BadOpcode);
             }
@@ -635,7 +637,7 @@ unsafe fn destination<'a, T: Posts>(
             Ok(RunTimeDestination::Datagram(place.insert(address)))
         }
         QpType::XrcSend => Ok(RunTimeDestination::Xrc(wr.qp_type)),
-        // C's requests have no place for a target: only `ibv_wr_…` names one.
+        // `ibv_send_wr` has no field for a DC target: only `mlx5dv_wr_set_dc_addr` names one.
         QpType::DcInitiator => Err(PostError::BadDestination),
         _ => Ok(RunTimeDestination::Connected),
     }

@@ -11,7 +11,7 @@ use crate::result::refused;
 /// `verbs_register_driver_…` and `ibv_register_driver`: no driver is loaded, so none is registered.
 pub(crate) unsafe extern "C" fn register_driver(_: *const c_void) {}
 
-/// `__verbs_log`: providers have nothing to say.
+/// `__verbs_log`: messages of providers are dropped.
 pub(crate) unsafe extern "C" fn log(_: *mut c_void, _: u32, _: *const std::ffi::c_char) {}
 
 /// All others: ENOSYS, for functions that return a code. Those that return a pointer are not called

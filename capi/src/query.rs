@@ -12,7 +12,7 @@ use crate::result::{code, failed, refused, set_errno};
 
 /// `IBV_VALUES_MASK_RAW_CLOCK`.
 const RAW_CLOCK: u32 = 1;
-/// What the port struct of libibverbs 1.1 has of ours: everything up to the kind of link.
+/// The size of the port struct of libibverbs 1.1, which ends with the link layer.
 const OLD_PORT_BYTES: usize = std::mem::offset_of!(ibv_port_attr, flags);
 
 /// `ibv_query_device`.
@@ -127,7 +127,7 @@ fn extended(attributes: &DeviceAttributes) -> ibv_device_attr_ex {
             supported_qpts: pacing.supported_qpts,
         },
         raw_packet_caps: kernel.raw_packet_caps.bits(),
-        // Tag matching is not built, so none is announced.
+        // Tag matching is not implemented, so none is announced.
         tm_caps: ibv_tm_caps {
             max_rndv_hdr_size: 0,
             max_num_tags: 0,
@@ -146,8 +146,8 @@ fn extended(attributes: &DeviceAttributes) -> ibv_device_attr_ex {
     }
 }
 
-/// Copies the first `size` bytes of a struct that grew over the years. What a newer program's
-/// struct has behind ours is set to zero.
+/// Copies the first `size` bytes of a struct that grew between releases. Fields of a newer
+/// program's struct that this one lacks are set to zero.
 ///
 /// # Safety
 /// `into` has `size` bytes.
@@ -231,7 +231,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     }))
 }
 
-/// What there is at `index` of the GID table of `port`: an entry, an empty one, or an errno.
+/// The entry at `index` of the GID table of `port`, which may be empty, or an errno.
 fn gid_at(context: &Context, port: u8, index: u32) -> Result<Option<GidEntry>, c_int> {
     let library = &context.library;
     let length = library.query_port(port).map_err(|error| failed(&error))?.gid_table_length();

@@ -45,7 +45,7 @@ unsafe fn post_alone(queue_pair: &Qp, first: *mut ibv_recv_wr) -> Option<()> {
     }
 }
 
-/// [`post_recv`] while another thread posts.
+/// [`post_recv`] after waiting for the thread that posts.
 ///
 /// # Safety
 /// As for `ibv_post_recv`.
@@ -61,7 +61,7 @@ unsafe extern "C" fn post_waiting(
     unsafe { post_held(queue_pair, first, bad) }
 }
 
-/// Posts a list of any length, and gives the lock back, which is held.
+/// Posts a list of any length, and releases the lock, which the caller holds.
 ///
 /// # Safety
 /// As for `ibv_post_recv`.
@@ -145,7 +145,8 @@ pub(crate) unsafe fn post_list(
     }
 }
 
-/// Shows `post` a list of receives in the library's form, up to the first that cannot be posted.
+/// Calls `post` with each receive of a list in the library's form, up to the first that cannot be
+/// posted.
 ///
 /// # Safety
 /// The list and what it points to are a program's.

@@ -54,7 +54,7 @@ impl Srq {
         unsafe { &*srq.cast() }
     }
 
-    /// What queue pairs hold.
+    /// The handle with which queue pairs are created.
     pub(crate) fn handle(&self) -> Option<SrqHandle> {
         self.handle.lock()?.clone()
     }
@@ -256,7 +256,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     0
 }
 
-/// [`post_srq_recv`] while another thread posts.
+/// [`post_srq_recv`] after waiting for the thread that posts.
 ///
 /// # Safety
 /// As for `ibv_post_srq_recv`.
@@ -272,7 +272,7 @@ unsafe extern "C" fn post_waiting(
     unsafe { post_held(queue, first, bad) }
 }
 
-/// Posts a list of any length, and gives the lock back, which is held.
+/// Posts a list of any length, and releases the lock, which the caller holds.
 ///
 /// # Safety
 /// As for `ibv_post_srq_recv`.

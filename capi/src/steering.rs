@@ -1,4 +1,5 @@
-//! The parts of a steering rule: what `ibv_create_flow` is given behind an `ibv_flow_attr`.
+//! The flow specifications of a steering rule, which follow the `ibv_flow_attr` of
+//! `ibv_create_flow`.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -23,10 +24,10 @@ const ACTION_COUNT: u32 = 0x1003;
 /// `enum ibv_flow_flags`.
 const DONT_TRAP: u32 = 1 << 1;
 const EGRESS: u32 = 1 << 2;
-/// Bytes of a part's type and size.
+/// Bytes of the type and size at the head of a specification.
 const HEAD: usize = 6;
 
-/// A part, with its fields turned around.
+/// A flow specification, with its fields in the processor's byte order.
 enum Part {
     Ethernet(Ethernet),
     Ipv4(Ipv4),
@@ -107,7 +108,7 @@ fn kind(code: u32) -> Option<FlowKind> {
     })
 }
 
-/// A part of a rule; `None` if it is not known, or too short.
+/// Reads a specification; `None` if its type is unknown or it is too short.
 fn part(bytes: &[u8]) -> Option<Part> {
     let kind = u32::from_ne_bytes(*bytes.first_chunk()?);
     Some(match kind {

@@ -22,15 +22,15 @@ use crate::abi::{ibv_send_wr, ibv_sge, wr_opcode};
 use crate::ah::Ah;
 use crate::post::{self, immediate};
 
-/// What a request of one opcode is: the device's opcode, in the second byte what there is to its
-/// form, and in the upper half which bits of the immediate field count. A number, so that noting it
-/// is one store.
+/// What a request of one opcode needs. The lowest byte is the device's opcode, the second byte the
+/// flags below, and the upper half a mask of the immediate field. It is one number, so that storing
+/// it is one store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kind(u64);
 
-/// Bits of a [`Kind`]: it is one of those that are built here.
+/// Flags of a [`Kind`]: requests of this opcode are built in this file.
 const USUAL: u64 = 1 << 8;
-/// There is a remote address before the data.
+/// The WQE has a remote address segment before the data.
 const ACCESS: u64 = 1 << 9;
 /// The data may be inline.
 const INLINE: u64 = 1 << 10;
@@ -106,23 +106,22 @@ impl Kind {
         named.copied().unwrap_or(Self::UNUSUAL)
     }
 
-    /// The immediate field, given as it travels.
+    /// The immediate field, from data in network byte order.
     #[inline(always)]
     pub(crate) fn immediate(self, data: u32) -> U32 {
         U32::from_bytes((data & (self.0 >> 32) as u32).to_ne_bytes())
     }
 }
 
-/// The types of queue pairs, with the way in which C names a request's peer.
+/// The types of queue pairs, and how C's requests name the peer.
 pub(crate) trait Posts: QueuePairType {
-    /// Whether requests name no peer: the queue pair has one, or none is needed.
+    /// Whether requests name no peer, because the queue pair is connected or needs none.
     const IS_CONNECTED: bool;
     /// [`Kind`] by `enum ibv_wr_opcode`.
     const KINDS: &'static [Kind; KINDS];
     /// The peer that a request goes to.
     type Peer<'a>: Peer;
-    /// The peer of a request in `ibv_send_wr`; `address` is a place for it. `None` if there is
-    /// none.
+    /// The peer that an `ibv_send_wr` names, which is stored in `address`. `None` if it names none.
     ///
     /// # Safety
     /// The request is a program's, for a queue pair of this type.
@@ -212,7 +211,7 @@ impl Posts for Dci {
 /// No shared receive queue was named: numbers have 24 bits.
 pub(crate) const NO_SRQ: u32 = u32::MAX;
 
-/// Makes of an operation one that names its peer.
+/// Adds the peer to an operation.
 pub(crate) trait Peer: Copy {
     /// The operation with its peer.
     type Of<O: Operation>: Operation;
@@ -246,7 +245,7 @@ macro_rules! named {
 
 named!(Datagram<'_>, XrcTarget, DcTarget<'_>);
 
-/// What takes requests: a send queue, which rings for each, or a batch.
+/// Where requests are built: a send queue, which rings the doorbell for each, or a batch.
 pub(crate) trait Target {
     /// Builds one request if it can be built at once. `false`, and nothing has changed, otherwise:
     /// the run-time entry decides then.
@@ -297,7 +296,7 @@ pub(crate) struct Usual {
     pub(crate) kind: Kind,
     pub(crate) wr_id: u64,
     pub(crate) remote: Remote,
-    /// As it travels.
+    /// In network byte order.
     pub(crate) immediate: u32,
     pub(crate) flags: PostFlags,
 }
@@ -492,7 +491,7 @@ impl Usual {
             let Some(peer) = T::of_request(wr, &mut address) else { return false };
             let sge = *wr.sg_list;
             if !inline {
-                // Others are refused or left out, on the other path.
+                // An empty or over-long SGE is handled on the other path.
                 let is_usual = sge.length as i32 > 0;
                 return is_usual && self.build(to, peer, Sge::new(sge.addr, sge.length, sge.lkey));
             }

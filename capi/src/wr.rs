@@ -10,7 +10,7 @@
 //! failure is kept until `ibv_wr_complete`, which then posts nothing: what was built is given up as
 //! a whole, and nothing that was posted before is touched.
 //!
-//! The functions are made for each type of queue pair: no call looks its type up.
+//! The functions are generic over the type of queue pair, so no call looks it up.
 
 use std::ffi::{c_int, c_void};
 use std::mem::replace;
@@ -37,9 +37,9 @@ use crate::window;
 enum Stage {
     /// Nothing.
     None,
-    /// The operation, which is of the usual kind.
+    /// The operation, of a kind that `usual.rs` builds.
     Named,
-    /// The operation, which is not.
+    /// The operation, of another kind.
     Other,
     /// The operation and one SGE.
     One,
@@ -72,7 +72,8 @@ pub(crate) struct Building {
     operation: RunTimeOperation<'static>,
     address: Option<DatagramAddress>,
     sges: [Sge; MOST_SGE],
-    /// Inline data, or the header of packets to be cut up: the program may use its buffers again.
+    /// Inline data, or the header of packets to be segmented. It is copied, because the program may
+    /// reuse its buffers.
     copied: [u8; MOST_INLINE],
 }
 
@@ -111,7 +112,7 @@ impl Building {
         (self.has_failed, self.is_gone) = (false, false);
     }
 
-    /// Notes the first error.
+    /// Records the first error.
     #[cold]
     fn fail(&mut self, errno: c_int) {
         self.detour();
@@ -122,7 +123,7 @@ impl Building {
         self.steps.close();
     }
 
-    /// Copies inline data, and notes where it is now. `false` if it is more than any request has.
+    /// Copies inline data into `copied`. `false` if it is longer than any request may have.
     ///
     /// # Safety
     /// The buffers are readable.
@@ -141,7 +142,7 @@ impl Building {
         true
     }
 
-    /// Where the request goes; `None` if the program did not say.
+    /// The request's peer; `None` if the program did not set it.
     fn destination<T: Posts>(
         &self,
         operation: &RunTimeOperation<'_>,
@@ -150,14 +151,14 @@ impl Building {
             QpType::Ud => self.address.as_ref().map(RunTimeDestination::Datagram),
             QpType::DcInitiator => self.address.as_ref().map(RunTimeDestination::Dc),
             QpType::XrcSend if self.srqn != NO_SRQ => Some(RunTimeDestination::Xrc(self.srqn)),
-            // Windows belong to this side.
+            // A bind goes to this device, so it names no peer.
             QpType::XrcSend if is_of_windows(operation) => Some(RunTimeDestination::Connected),
             QpType::XrcSend => None,
             _ => Some(RunTimeDestination::Connected),
         }
     }
 
-    /// The request that was named, of whatever form.
+    /// The current request, of any kind.
     fn any_request<T: Posts>(&mut self, stage: Stage) -> Result<SendRequest<'_>, PostError> {
         let operation = match self.usual.kind.is_usual() {
             true => self.usual.operation(),
@@ -183,8 +184,8 @@ impl Building {
     }
 }
 
-/// Copies bytes: few of them by loads and stores of which the last two may overlap, since a call
-/// would cost more than the copy.
+/// Copies bytes. Short copies are loads and stores of which the last two may overlap, because
+/// calling `memcpy` would cost more than the copy.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `length` bytes, and they do not overlap.
@@ -370,7 +371,7 @@ unsafe fn note<T: Posts>(qp: *mut ibv_qp_ex, kind: Kind, immediate: u32, remote:
     }
 }
 
-/// Notes any other operation.
+/// Records any other operation.
 ///
 /// # Safety
 /// As for [`of`].
@@ -465,7 +466,7 @@ unsafe fn batch<'a, T: Posts, const SENDS: bool>(
     unsafe { queue::<T, SENDS>(qp)?.batch_from(&building.steps).ok() }
 }
 
-/// Gives up what was built.
+/// Aborts the batch.
 ///
 /// # Safety
 /// As for [`finish`].
@@ -485,8 +486,8 @@ pub(crate) unsafe fn abort<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut 
     }
 }
 
-/// Gives up what this thread is building because the queue pair is reset: `ibv_wr_complete` will
-/// say EINVAL.
+/// Aborts what this thread is building, because the queue pair is reset. Its `ibv_wr_complete` will
+/// return EINVAL.
 ///
 /// # Safety
 /// The calling thread is between start and complete.
@@ -775,7 +776,7 @@ fn table_with<T: Posts, const SENDS: bool>(qp_base: ibv_qp) -> ibv_qp_ex {
     }
 }
 
-/// A request that the program has encoded itself, behind those before it.
+/// Adds a request that the program has encoded itself.
 ///
 /// # Safety
 /// As for [`of`], and the queue pair is of type `T`.
@@ -792,7 +793,7 @@ pub(crate) unsafe fn encoded<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, wq
     }
 }
 
-/// What no device here has: nothing is posted, and `ibv_wr_complete` says EOPNOTSUPP.
+/// An operation that no device here has: `ibv_wr_complete` posts nothing and returns EOPNOTSUPP.
 ///
 /// # Safety
 /// As for [`of`].
@@ -801,7 +802,7 @@ pub(crate) unsafe fn lacking(qp: *mut ibv_qp_ex) {
     unsafe { of(qp) }.1.fail(libc::EOPNOTSUPP);
 }
 
-/// The operations that only note themselves.
+/// Operations that are only recorded.
 macro_rules! operations {
     ($( $(#[$meta:meta])* $name:ident($($argument:ident: $type:ty),*) = $operation:expr; )*) => {$(
         $(#[$meta])*
@@ -831,8 +832,8 @@ operations! {
     local_inv(rkey: u32) = RunTimeOperation::LocalInvalidate(rkey);
 }
 
-/// Operations of the usual kind, but where the type of queue pair does not have them: they are
-/// noted as they are then, and refused when the request is built.
+/// Operations of the usual kind. On a type of queue pair that does not have them they are recorded
+/// as another operation, and refused when the request is built.
 macro_rules! usual_operations {
     ($( $(#[$meta:meta])* $name:ident($($argument:ident: $type:ty),*) =
         $opcode:ident, $immediate:expr, $remote:expr, $operation:expr; )*) => {$(
@@ -1027,7 +1028,7 @@ unsafe fn note_list<T: Posts>(building: &mut Building, count: usize, list: *cons
     }
 }
 
-/// Notes data that is copied.
+/// Copies inline data and records it.
 ///
 /// # Safety
 /// As for [`of`]; the buffers are readable.

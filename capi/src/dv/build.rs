@@ -13,7 +13,7 @@ use crate::qp::Qp;
 use crate::usual::Posts;
 use crate::wr;
 
-/// A function of [`DirectQp`] that takes what it does not look at.
+/// A function of [`DirectQp`] that ignores its arguments.
 type Lacking = unsafe extern "C" fn(*mut DirectQp);
 
 /// `struct mlx5dv_qp_ex`, which is a part of the queue pair.
@@ -80,7 +80,7 @@ unsafe extern "C" fn set_dc_addr(direct: *mut DirectQp, ah: *mut ibv_ah, dctn: u
     unsafe { wr::set_dc_addr(whole(direct), ah, dctn, key) };
 }
 
-/// The same where no request names a target.
+/// The same for types of queue pairs whose requests name no target.
 unsafe extern "C" fn no_dc_addr(direct: *mut DirectQp, _: *mut ibv_ah, _: u32, _: u64) {
     // SAFETY: the caller's queue pair, after start.
     unsafe { wr::lacking(whole(direct)) };

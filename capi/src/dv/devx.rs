@@ -39,7 +39,7 @@ impl Object {
     }
 }
 
-/// The way to the firmware.
+/// The library's handle for firmware commands.
 ///
 /// # Safety
 /// The program keeps to what its commands do: to memory, and to objects of the verbs.
@@ -48,7 +48,7 @@ pub(super) unsafe fn devx(context: *mut ibv_context) -> Devx {
     unsafe { Context::of(context).library.devx() }
 }
 
-/// A command and the place for its answer, as programs give them.
+/// A command and the buffer for its answer, as programs pass them.
 #[derive(Clone, Copy)]
 struct Mailboxes {
     input: *const c_void,
@@ -58,8 +58,8 @@ struct Mailboxes {
 }
 
 impl Mailboxes {
-    /// Runs with the bytes of both. The command is copied: a program may have its answer written
-    /// over it.
+    /// Calls `run` with the bytes of both. The command is copied, because a program may pass one
+    /// buffer for both.
     ///
     /// # Safety
     /// The caller's memory, of these lengths.
@@ -237,7 +237,7 @@ pub(crate) unsafe extern "C" fn qp_modify(
     code(unsafe { Qp::changed_to(qp, state) })
 }
 
-/// Where a command that changes a queue pair leads (`MLX5_CMD_OP_*` of the PRM).
+/// The state to which a command moves a queue pair (`MLX5_CMD_OP_*` of the PRM).
 fn state_after(command: &[u8]) -> Option<State> {
     let opcode = u16::from_be_bytes(command.get(..2)?.try_into().ok()?);
     Some(match opcode {
@@ -250,7 +250,7 @@ fn state_after(command: &[u8]) -> Option<State> {
     })
 }
 
-/// `struct mlx5dv_devx_umem`, and the library's part behind it.
+/// `struct mlx5dv_devx_umem`, followed by the library's handle.
 #[repr(C)]
 pub(crate) struct Memory {
     umem_id: u32,

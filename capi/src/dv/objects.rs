@@ -26,7 +26,7 @@ const KNOWN: u64 = QP | CQ | SRQ | RWQ | DM | AH | PD;
 /// `MLX5DV_SRQ_MASK_SRQN` and `MLX5DV_DM_MASK_REMOTE_VA`: fields that programs ask for.
 const SRQ_NUMBER: u64 = 1;
 
-/// An object, and where to tell of it.
+/// An object, and the struct that describes it.
 #[repr(C)]
 struct Pair<I, O> {
     object: *mut I,
@@ -119,7 +119,7 @@ struct PdParts {
     comp_mask: u64,
 }
 
-/// `mlx5dv_init_obj`. Masks come back with the bits of what was told.
+/// `mlx5dv_init_obj`. On return each mask has the bits of the fields that were filled in.
 pub(crate) unsafe extern "C" fn init_obj(objects: *mut Objects, kinds: u64) -> c_int {
     if kinds & !KNOWN != 0 {
         return refused(libc::EOPNOTSUPP);
@@ -149,7 +149,8 @@ fn ring(ring: Option<uverbs::raw::RingLayout>) -> Ring {
 }
 
 /// # Safety
-/// A program's queue pair, and a place for it; so for those below.
+/// A program's queue pair, and a struct of its own to be filled in. The same holds for the
+/// functions below.
 unsafe fn tell_qp(pair: &Pair<ibv_qp, QpParts>) -> bool {
     // SAFETY: the caller's promise.
     let Some(layout) = unsafe { Qp::of(pair.object) }.with(|library| library.layout()) else {

@@ -14,7 +14,7 @@ use crate::result::{failed, null};
 const SHARED_NON_CACHED: u32 = 1;
 const NON_CACHED: u32 = 1 << 31;
 
-/// `struct mlx5dv_devx_uar`, and the library's part behind it.
+/// `struct mlx5dv_devx_uar`, followed by the library's handle.
 #[repr(C)]
 pub(crate) struct Uar {
     reg_addr: *mut c_void,
@@ -26,7 +26,7 @@ pub(crate) struct Uar {
     library: DevxUar,
 }
 
-/// `struct mlx5dv_var`, and the library's part behind it.
+/// `struct mlx5dv_var`, followed by the library's handle.
 #[repr(C)]
 pub(crate) struct Var {
     page_id: u32,
@@ -37,7 +37,7 @@ pub(crate) struct Var {
     library: VirtioDoorbell,
 }
 
-/// `struct mlx5dv_pp`, and the library's part behind it.
+/// `struct mlx5dv_pp`, followed by the library's handle.
 #[repr(C)]
 pub(crate) struct Pacing {
     index: u16,

@@ -1,4 +1,4 @@
-//! Posts and polls that are observed: the functions that take the places of the plain ones.
+//! Observed posts and polls: functions that replace the plain ones.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_void};
@@ -71,7 +71,8 @@ fn locked<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Notes that this thread posts to a queue pair; complains if another one does now.
+/// Records that this thread posts to a queue pair, and reports if another thread is posting to it
+/// now.
 fn enter(verb: &str, qp: *mut ibv_qp) {
     // SAFETY: a queue pair that is alive.
     if !wanted().check || unsafe { Qp::of(qp) }.send_lock.is_needed() {
@@ -94,8 +95,8 @@ fn leave(qp: *mut ibv_qp) {
     }
 }
 
-/// Complains if a memory region goes while a request uses it; forgets the requests of a queue that
-/// goes.
+/// Reports a memory region that is deregistered while a request uses it, and forgets the requests
+/// of a queue that is destroyed.
 pub(super) fn going(verb: &str, seen: Seen) {
     let mut queues = locked(&QUEUES);
     let queues = queues.get_or_insert_default();
@@ -151,7 +152,7 @@ pub(super) fn modified(seen: Seen) {
     }
 }
 
-/// Enters a list of requests; returns how many.
+/// Records a list of requests, and returns how many there are.
 fn entered(address: usize, queue: Queue, sends: bool, posted: Vec<Posted>) {
     let mut queues = locked(&QUEUES);
     let queue = queues.get_or_insert_default().entry(address).or_insert(queue);

@@ -85,7 +85,8 @@ struct Known {
     gone: Option<&'static str>,
 }
 
-/// Objects by address, as the observed verbs made them. What is not in here is believed.
+/// Objects by address, as the observed verbs made them. An address that is not in here is taken to
+/// be valid.
 static OBJECTS: Mutex<Option<HashMap<usize, Known>>> = Mutex::new(None);
 
 fn objects() -> MutexGuard<'static, Option<HashMap<usize, Known>>> {
@@ -119,7 +120,7 @@ pub(super) fn begin(verb: &'static str, role: Role, arguments: &[Named<'_>]) -> 
     }
     if let (Role::Destroys, Some((_, first))) = (role, seen.first()) {
         super::data::going(verb, *first);
-        // Before the call: its address may be another object's right after it.
+        // Before the call, because right after it another object may get the same address.
         if let Some(known) = objects.get_mut(&first.address) {
             known.gone = Some(verb);
         }
@@ -168,7 +169,7 @@ fn wrong_together(
     ))
 }
 
-/// Notes what a call has made, or that it has not destroyed what it was to.
+/// Records the object that a call has made, or that a destroy has failed.
 pub(super) fn end(
     verb: &'static str,
     role: Role,

@@ -1,8 +1,8 @@
 //! What a program's calls look like from outside: a trace (`UVERBS_TRACE`), and misuse in words
 //! (`UVERBS_CHECK`).
 //!
-//! Control verbs ask one flag whether they are observed. The functions that post and poll are
-//! chosen when a device is opened and when a queue pair is made, so they pay nothing otherwise.
+//! Control verbs test one flag to learn whether they are observed. The functions that post and poll
+//! are chosen when a device is opened and when a queue pair is made, so they pay nothing otherwise.
 
 mod argument;
 mod data;
@@ -60,8 +60,8 @@ pub(crate) enum Role {
     Destroys,
 }
 
-/// An argument, its name, and whether the program gives what it points to. The rest is told by the
-/// verb.
+/// An argument, its name, and whether it is an input. What an output points to is shown after the
+/// verb has filled it in.
 pub(crate) type Named<'a> = (&'static str, bool, &'a dyn Argument);
 
 /// A call that is going on.
@@ -73,7 +73,7 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Begins a call; `None` if it is a misuse, which standard error has got a sentence about.
+    /// Begins a call; `None` if it is a misuse, which is then reported on standard error.
     pub(crate) fn begin(
         verb: &'static str,
         role: Role,
