@@ -1,10 +1,10 @@
 //! Compressed completions: receives that differ in few fields share a title, and take eight bytes
 //! each. See [`MiniCqe`] for the layout.
 //!
-//! The device holds completions back until one does not fit, or the step ends. What no mini-CQE
-//! carries is the title's for all: timestamps, and the one of hash and checksum that the format
-//! leaves out. Sends are not compressed. Which completions share a session on hardware, and how
-//! long it waits for more, is not documented.
+//! The device holds completions back until one does not fit, or the step ends. Fields that a
+//! mini-CQE lacks have the title's value for all: the timestamp, and the hash or the checksum,
+//! whichever the format leaves out. Sends are not compressed. Which completions share a session on
+//! hardware, and how long it waits for more, is not documented.
 
 use uverbs_mlx5_format::{
     Cqe, CqeOpcode, MINI_CQES_PER_SLOT, MiniCqe, MiniCqeArray, MiniCqeFormat,

@@ -102,8 +102,8 @@ pub struct FlowRule {
     pub mask: FlowFields,
     /// The raw packet QP that gets the frame; `None` drops it.
     pub target: Option<Qpn>,
-    /// Told in the CQE, 24 bits. All rules of a priority with the same match have one tag: a rule
-    /// without any gets the tag of the first.
+    /// Flow tag in the CQE, 24 bits. All rules of a priority with the same match have one tag: a
+    /// rule without any gets the tag of the first.
     pub flow_tag: Option<u32>,
     /// Rules of later priorities see the frame as well (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`).
     pub passes_on: bool,

@@ -55,7 +55,7 @@ impl Refusal {
         )
     }
 
-    /// The output has too little room.
+    /// The output is too short.
     pub fn short_output(have: usize, need: usize) -> Self {
         Self::new(
             Status::BadOutputLength,

@@ -70,7 +70,7 @@ const RING: Place =
 const RECORD: Place =
     Place { valid: wq::DBR_UMEM_VALID, id: wq::DBR_UMEM_ID, offset: wq::DBR_ADDR }.at(QUEUE);
 
-/// Refuses what is no ring of WQEs of one receive or send each.
+/// Refuses every type of work queue but cyclic ones, whose WQEs are one send or receive each.
 fn check_cyclic(queue: &[u8]) -> Done {
     match wq::WQ_TYPE.get(queue) {
         CYCLIC => Ok(()),

@@ -17,8 +17,8 @@ use crate::packet::{
     Addressing, DcConnectEth, DcEth, Opcode as Wire, Operation, Packet, Psn, Syndrome, View,
 };
 
-/// An initiator connects anew when it has heard nothing from its target for as long, in
-/// nanoseconds. A target keeps a session for at least twice the time.
+/// Nanoseconds without a packet from its target after which an initiator connects again. A target
+/// keeps a session for at least twice the time.
 pub(super) const FRESH: u64 = 500_000_000;
 
 /// What an initiator knows beside its send queue.
@@ -85,8 +85,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Tells the target that nothing more comes. Whether it hears that does not matter: it gives
-    /// sessions up that are not used.
+    /// Tells the target that the session ends. The packet may be lost, because a target ends unused
+    /// sessions by itself.
     pub(in crate::core) fn disconnect(&mut self, env: &mut Env) {
         let Some(link) = self.initiator.as_mut().and_then(|initiator| initiator.link.take()) else {
             return;
