@@ -169,14 +169,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if BLOCKS > MOST_DIRECT {
             return self.post_image(wr_id, template.image(), template.fence_mask);
         }
+        if !template.fits(&self.next) {
+            crate::hint::seldom();
+            return self.post_closed(wr_id, template.image, template.blocks(), template.fence_mask);
+        }
         // A copy, so that a template that is in registers stays there.
         let mut copy = *template;
         if let [[control, ..], ..] = &mut copy.image[..] {
             *control = self.stamp(self.next.place(), *control);
-        }
-        if !template.fits(&self.next) {
-            crate::hint::seldom();
-            return self.post_closed(wr_id, copy.image, copy.blocks(), copy.fence_mask);
         }
         // SAFETY: open so far.
         unsafe {
@@ -186,8 +186,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         Ok(())
     }
 
-    /// [`SendQueue::post_template`] where the request does not go to BlueFlame from registers. Its
-    /// control segment is that of a request at the head, which is where it goes in any case.
+    /// [`SendQueue::post_template`] where the request does not go to BlueFlame from registers.
+    /// Nothing is in its control segment yet: where the queue is closed, [`Next::place`] may be
+    /// another one than the head's.
     ///
     /// It takes no whole template: used in one place, a field is compared where it lies.
     #[inline(never)]

@@ -9,7 +9,7 @@ use uverbs_mlx5::send_queue::{
     Transport, Ud, Write, framed, template_blocks,
 };
 
-use crate::device::{Cq, Random, Sq, send_queue_with};
+use crate::device::{Cq, Cqe, Random, Sq, send_queue, send_queue_with};
 
 const NONE: PostFlags = PostFlags::empty();
 const RING: u32 = 64;
@@ -263,4 +263,42 @@ fn what_cannot_be_a_template_is_refused() {
     let (long, data) = frame(EthernetOffload::default(), &[0; 203]);
     let refused = raw.queue.long_template::<4, _, _>(long, data, NONE).map(drop);
     assert_eq!(refused, Err(PostError::InlineTooLong));
+}
+
+/// A template's control segment has the counter of its place and nothing else beside its own,
+/// wherever the fast path was before: at the end of the counter's 16 bits, behind batches that were
+/// dropped or forgotten, behind a change of memory keys.
+#[test]
+fn a_template_has_the_counter_of_its_place() {
+    const RING: u32 = 16;
+    const END: u32 = 0x6_0000;
+    let mut cq = Cq::new(64, 64);
+    let mut sq = send_queue::<Rc>(&cq, RING);
+    // SAFETY: nothing was posted.
+    unsafe { sq.queue.continue_at(END - 3 * RING, false) };
+    let data = Inline(&[7; 8][..]);
+    let template = sq.queue.template(Send, data, PostFlags::SIGNALED).expect("one block");
+    for turn in 0..120_u32 {
+        let ahead = turn % 5;
+        // SAFETY: inline data demands nothing.
+        unsafe {
+            let mut batch = sq.queue.batch().expect("ready");
+            for _ in 0..ahead {
+                batch.build(1, Send, data, PostFlags::SIGNALED).expect("space");
+            }
+            match turn % 3 {
+                0 => drop(batch),
+                1 => std::mem::forget(batch),
+                _ => batch.publish(),
+            }
+            let at = sq.queue.head();
+            sq.queue.post_template(2, &template).expect("space");
+            let first = sq.ring.read((at % RING) as usize * 64, 4);
+            let [high, low] = (at as u16).to_be_bytes();
+            assert_eq!(first, [0, high, low, 0x0a], "turn {turn} at {at:#x}");
+        }
+        cq.produce(Cqe::send(&sq.handle, sq.queue.head() - 1));
+        cq.queue.poll().expect("the last one completes all");
+    }
+    assert!(sq.queue.head() > END + RING);
 }
