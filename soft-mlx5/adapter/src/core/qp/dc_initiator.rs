@@ -115,9 +115,10 @@ impl Qp {
     }
 
     /// Whether an answer belongs to the session, or to the attempt to get one. The acknowledgement
-    /// of a CONNECT tells the session's number.
+    /// of a CONNECT, which is the only request outstanding then, tells the session's number.
     pub(super) fn is_of_session(&mut self, env: &Env, packet: &View<'_>) -> bool {
         let Some(dceth) = packet.dceth else { return false };
+        let of_oldest = packet.bth.psn() == self.requester.oldest_psn();
         let Some(initiator) = &mut self.initiator else { return false };
         let Some(link) = &mut initiator.link else { return false };
         let session = dceth.session.get();
@@ -129,7 +130,7 @@ impl Qp {
         let syndrome = packet.aeth.map(|aeth| aeth.syndrome());
         let acknowledges = packet.operation == Operation::Acknowledge
             && matches!(syndrome, Some(Syndrome::Ack { .. }));
-        if link.session.is_none() && acknowledges {
+        if link.session.is_none() && acknowledges && of_oldest {
             link.session = Some(session);
         }
         link.heard = env.now;

@@ -37,8 +37,9 @@ type Peer = (Gid, u16, u32);
 #[derive(Debug)]
 pub(super) struct Target {
     sessions: BTreeMap<Peer, Box<Session>>,
-    /// Sessions with answers to send, each at most once.
-    ready: VecDeque<Peer>,
+    /// Sessions with answers to send, each at most once, with their numbers: what is left of one
+    /// that has ended is no turn of its peer's next one.
+    ready: VecDeque<(Peer, u32)>,
     /// The session whose packet is being handled, or whose answers are being sent.
     current: Option<Current>,
     /// Receives that were taken for messages that never ended.
@@ -242,7 +243,7 @@ impl Qp {
         std::mem::swap(&mut self.responder, &mut session.responder);
         if !session.responder.answers.is_empty() && !std::mem::replace(&mut session.is_queued, true)
         {
-            target.ready.push_back(peer);
+            target.ready.push_back((peer, session.answers.number));
         }
         Some(done)
     }
@@ -252,10 +253,12 @@ impl Qp {
         let mut sent = 0;
         while sent < budget {
             let Some(target) = &mut self.target else { break };
-            let Some(peer) = target.ready.pop_front() else { break };
-            if let Some(session) = target.sessions.get_mut(&peer) {
-                session.is_queued = false;
-            }
+            let Some((peer, number)) = target.ready.pop_front() else { break };
+            let session = target.sessions.get_mut(&peer);
+            let Some(session) = session.filter(|session| session.answers.number == number) else {
+                continue;
+            };
+            session.is_queued = false;
             let turn = (budget - sent).min(env.config.turn.max(1));
             let answered = self.in_session(env, peer, |qp, env| qp.send_answers(env, turn));
             sent += answered.unwrap_or(0);
@@ -266,7 +269,7 @@ impl Qp {
     /// As `send_promised`, for all sessions.
     pub(super) fn send_promised_of_sessions(&mut self, env: &mut Env) {
         let ready = self.target.as_mut().map(|target| std::mem::take(&mut target.ready));
-        for peer in ready.unwrap_or_default() {
+        for (peer, _) in ready.unwrap_or_default() {
             self.in_session(env, peer, |qp, env| qp.send_promised(env));
         }
     }

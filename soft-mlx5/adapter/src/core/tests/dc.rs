@@ -6,7 +6,10 @@ use uverbs_mlx5_format::{AddressVector, CqeOpcode, Opcode, Syndrome};
 
 use super::harness::*;
 use crate::core::*;
-use crate::packet::{Bth, DcConnectEth, DcEth, Opcode as Wire, Packet, Psn, Transport};
+use crate::packet::{
+    Addressing, Aeth, Bth, DcConnectEth, DcEth, Opcode as Wire, Packet, Psn, Reth, Transport,
+};
+use crate::packet::{Operation, Syndrome as Answer};
 use crate::prng::Prng;
 
 const KEY: u64 = 0x1234_5678_9abc_def0;
@@ -644,4 +647,67 @@ fn a_target_needs_a_shared_queue_and_goes_in_any_order() {
     net.world.pass(10_000_000_000, &mut |_| Fate::Pass);
     let done = net.sent(0);
     assert_eq!(done[1].syndrome, Some(Syndrome::TRANSPORT_RETRY_EXCEEDED));
+}
+
+/// An acknowledgement of something else than the CONNECT makes no session: the request that waits
+/// fails when the target is not heard, and the queue does not stand still.
+#[test]
+fn only_the_acknowledgement_of_a_connect_makes_a_session() {
+    for other in [-1, 1, 5] {
+        let mut net = Net::with(1, 1, |attributes| attributes.retry_count = Some(2));
+        net.post(0, 0, Wr::send().inline(b"lost"));
+        let mut connect = None;
+        net.world.run_until_idle_with(&mut |packet| {
+            connect.get_or_insert_with(|| packet.clone());
+            Fate::Drop
+        });
+        let connect = connect.unwrap();
+        let view = connect.view().unwrap();
+        let (attempt, psn) = (view.dc_connect.unwrap().number(), view.bth.psn().get() as i32);
+        let (initiator, target) = (net.initiators[0].1.qpn.0, net.targets[0].1.qpn.0);
+        let mut lie = Packet::new();
+        let way = Addressing::roce(net_gid(1), net_gid(0));
+        let psn = Psn::new((psn + other) as u32 & 0xff_ffff);
+        lie.start(way, Bth::new(Wire::DC_ACKNOWLEDGE, 0xffff, initiator, psn));
+        lie.push(DcEth::new(attempt, target, 9));
+        lie.push(Aeth::new(Answer::ACK, 0));
+        net.world.hosts[0].core.receive(net.world.now, lie);
+        net.world.pass(60_000_000_000, &mut |_| Fate::Drop);
+        let [done] = net.sent(0).try_into().unwrap();
+        assert_eq!(done.syndrome, Some(Syndrome::TRANSPORT_RETRY_EXCEEDED));
+        assert_eq!(net.state(0), QpState::Error);
+    }
+}
+
+/// Connecting again and again gives an initiator no more turns than another one has.
+#[test]
+fn sessions_take_turns_however_often_one_begins_anew() {
+    let mut net = Net::new(1, 1);
+    let data = net.region(1, 1 << 20);
+    let read = |net: &mut Net, number: u32, attempt| {
+        let packet = connect(net, number, KEY, attempt);
+        net.world.hosts[1].core.receive(0, packet);
+        let session = loop {
+            let sent = std::iter::from_fn(|| net.world.hosts[1].core.take_packet());
+            let mut headers = sent.map(|packet| *packet.view().unwrap().dceth.unwrap());
+            if let Some(header) = headers.find(|header| header.key.get() == attempt) {
+                break header.session.get();
+            }
+        };
+        let mut packet = forged(net, Wire(Transport::Dc.base() | 0x0c), number, KEY, session);
+        packet.bth_mut().unwrap().set_psn(Psn::new(number + 1));
+        packet.push(Reth::new(data.address, data.key.0, data.len as u32));
+        net.world.hosts[1].core.receive(0, packet);
+    };
+    (1..=30).for_each(|attempt| read(&mut net, 77, attempt));
+    read(&mut net, 78, 1 << 40);
+    let mut shares = [0; 2];
+    for _ in 0..10 {
+        for packet in answers(&mut net) {
+            let view = packet.view().unwrap();
+            assert_eq!(view.operation, Operation::ReadResponse);
+            shares[usize::from(view.dceth.unwrap().key.get() == 1 << 40)] += 1;
+        }
+    }
+    assert!(shares[1] * 3 > shares[0], "{shares:?}");
 }
