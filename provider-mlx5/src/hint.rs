@@ -1,7 +1,7 @@
-//! What the compiler cannot know of the program.
+//! Hints to the compiler about what it cannot know of the program.
 
-/// Says that what follows is seldom reached: it is laid out elsewhere, and what it needs takes no
-/// registers from the rest. The compiler takes this from the attribute, before the empty function
-/// is gone.
+/// Marks the branch that calls it as rarely taken: the compiler moves the branch out of line, and
+/// keeps registers for the other one. The `#[cold]` attribute has that effect before the empty
+/// function is inlined.
 #[cold]
-pub(crate) fn seldom() {}
+pub(crate) fn cold_path() {}

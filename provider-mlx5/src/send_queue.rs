@@ -39,8 +39,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-use batch::Ahead;
 pub use batch::Batch;
+use batch::BatchStart;
 pub use ethernet::{
     EthernetFrame, EthernetOffload, EthernetSend, EthernetSendHeader, EthernetTso, Segmented,
     framed, segmented,
@@ -133,8 +133,8 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     mode: u64,
     /// The first eight bytes of the request built last: what a plain doorbell stores.
     last_control: u64,
-    /// Where the batch began, see [`batch::Ahead`].
-    ahead: Ahead,
+    /// Where the batch began, see [`batch::BatchStart`].
+    batch_start: BatchStart,
     /// Blocks known to be retired.
     tail: u32,
     /// Requests that can be outstanding now: 0 until the first look for space.
@@ -181,7 +181,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             number: config.number & 0xff_ffff,
             mode,
             last_control: 0,
-            ahead: Ahead::default(),
+            batch_start: BatchStart::default(),
             tail: 0,
             max_requests: 0,
             granted: config.max_requests,
@@ -305,10 +305,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.fence = 0;
         self.stale = true;
         self.max_requests = 0;
-        self.ahead.is_open = false;
+        self.batch_start.is_open = false;
         self.seen = u16::MAX;
         self.note_published();
-        self.settle();
+        self.recompute_fast_limit();
         self.doorbell.record.store(0);
         self.show_ring();
     }
@@ -317,7 +317,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// posted, unless [`SendQueue::reset`] comes before the next post: otherwise it may be noticed a lap later only.
     pub fn recheck_state(&mut self) {
         self.stale = true;
-        self.settle();
+        self.recompute_fast_limit();
     }
 
     /// Lets the poller look into the ring, if it may have to.

@@ -109,7 +109,7 @@ impl SharedRecvQueue {
     #[inline(always)]
     pub fn publish(&mut self) {
         if self.free().has_unused() {
-            crate::hint::seldom();
+            crate::hint::cold_path();
             self.repost();
         }
         self.ring();

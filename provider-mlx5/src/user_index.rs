@@ -500,7 +500,7 @@ impl KnownQueues {
         if is_known {
             return Some(queue);
         }
-        crate::hint::seldom();
+        crate::hint::cold_path();
         let index = cqe.u32(USER_INDEX);
         let queue = self.view.block(index)?;
         if !side(queue).is_polled_by(self.identity) {

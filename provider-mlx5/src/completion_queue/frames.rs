@@ -200,7 +200,7 @@ impl FrameQueue {
             let is_good = cqe.u16(WQE_COUNTER) == tail as u16 && length <= self.buffer_bytes;
             return if is_good { Look::Frame(Next { cqe, tail, length }) } else { Look::Other };
         }
-        crate::hint::seldom();
+        crate::hint::cold_path();
         if difference & OWNER != 0 { Look::Nothing } else { Look::Other }
     }
 

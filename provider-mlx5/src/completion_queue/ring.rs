@@ -156,7 +156,7 @@ impl Ring {
     #[inline(always)]
     pub(super) fn writer_before(&self, mut writer: EntryWriter) -> EntryWriter {
         if writer.entry == self.cqe(0) {
-            crate::hint::seldom();
+            crate::hint::cold_path();
             writer.entry = self.end();
             writer.end ^= u16::from_ne_bytes([0, OWNER]);
         }

@@ -222,7 +222,7 @@ impl Side {
         // SAFETY: passed on to the caller.
         let (mut word, last) = unsafe { self.compared(index) };
         if word <= last {
-            crate::hint::seldom();
+            crate::hint::cold_path();
             // SAFETY: `set_shared` named the list while the queue was closed and its CQs were
             // drained. It is in a block, and those live as long as the table.
             if let Some(list) = unsafe { self.shared.load(Ordering::Relaxed).as_ref() } {
@@ -253,7 +253,7 @@ impl Side {
         if word > last {
             return Some(word);
         }
-        crate::hint::seldom();
+        crate::hint::cold_path();
         if MAY_SHARE && !self.shared.load(Ordering::Relaxed).is_null() {
             return None;
         }

@@ -304,7 +304,7 @@ impl SharedRecvQueue {
         if unsafe { self.build_usual(wr_id, data) } {
             return Ok(());
         }
-        crate::hint::seldom();
+        crate::hint::cold_path();
         // SAFETY: passed on to the caller.
         unsafe { self.build_list(wr_id, data) }
     }
@@ -354,7 +354,7 @@ impl SharedRecvQueue {
             self.ring();
             return Ok(());
         }
-        crate::hint::seldom();
+        crate::hint::cold_path();
         // SAFETY: passed on to the caller.
         unsafe { self.post_any(wr_id, data) }
     }

@@ -28,7 +28,7 @@ pub struct Batch<'q, T: Transport, R: Register> {
 
 /// Where a batch began. It is in the queue, where it does not compete for registers.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Ahead {
+pub(super) struct BatchStart {
     /// The place of the first request since [`Next`] was made.
     from: Place,
     /// The upper half of the counter.
@@ -44,24 +44,24 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     fn begin(&mut self) -> Next {
         let next = self.next;
         if !next.has(1) {
-            crate::hint::seldom();
+            crate::hint::cold_path();
             return self.resume(self.place());
         }
         self.next.limit = 0;
-        self.go_ahead(Place { head: self.head, fence: 0 });
+        self.set_batch_start(Place { head: self.head, fence: 0 });
         next
     }
 
     /// Notes where a batch begins, or goes on.
     #[inline(always)]
-    fn go_ahead(&mut self, from: Place) {
-        self.ahead.from = from;
-        self.ahead.high = from.head & !u32::from(u16::MAX);
+    fn set_batch_start(&mut self, from: Place) {
+        self.batch_start.from = from;
+        self.batch_start.high = from.head & !u32::from(u16::MAX);
     }
 
-    /// [`SendQueue::settle`] behind a batch that was published: what it has left is open for posts.
+    /// [`SendQueue::recompute_fast_limit`] behind a batch that was published: what it has left is open for posts.
     #[inline(always)]
-    fn settle_at(&mut self, next: Next) {
+    fn set_fast_limit(&mut self, next: Next) {
         self.next.limit = 0;
         if self.posts_directly() {
             self.next = next;
@@ -71,20 +71,20 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Where a batch goes on.
     #[inline(always)]
     fn resume(&mut self, from: Place) -> Next {
-        self.go_ahead(from);
+        self.set_batch_start(from);
         self.next_at(from)
     }
 
     /// The counter of a batch that is at [`Next::at`].
     #[inline(always)]
     fn counter_at(&self, at: usize) -> u32 {
-        self.ahead.high.wrapping_add((at / WQEBB_SIZE) as u32)
+        self.batch_start.high.wrapping_add((at / WQEBB_SIZE) as u32)
     }
 
     /// Where a batch is that is at [`Next::at`].
     #[inline(always)]
-    fn ahead_at(&self, at: usize) -> Place {
-        let (head, from) = (self.counter_at(at), self.ahead.from);
+    fn place_at(&self, at: usize) -> Place {
+        let (head, from) = (self.counter_at(at), self.batch_start.from);
         // A fence is for the request at `from`.
         Place { head, fence: if head == from.head { from.fence } else { 0 } }
     }
@@ -92,10 +92,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Makes what a batch has built the queue's own.
     #[inline(always)]
     fn take_over(&mut self, at: usize) {
-        let (start, next) = (self.head, self.ahead_at(at));
-        self.ahead.is_open = false;
+        let (start, next) = (self.head, self.place_at(at));
+        self.batch_start.is_open = false;
         if next.head == start {
-            return self.settle();
+            return self.recompute_fast_limit();
         }
         self.move_to(next);
         self.note_unpublished(start);
@@ -121,7 +121,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         octowords: usize,
         flags: PostFlags,
     ) -> Result<Next, PostError> {
-        let at = self.ahead_at(at);
+        let at = self.place_at(at);
         let request = Request { operation, payload, octowords, flags };
         // SAFETY: the caller's promise is the same.
         let next = unsafe { self.build(at, wr_id, request) }?;
@@ -137,7 +137,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         image: &[WideBlock],
         fence_mask: u64,
     ) -> Result<Next, PostError> {
-        let at = self.ahead_at(at);
+        let at = self.place_at(at);
         let next = self.build_image(at, wr_id, image, fence_mask)?;
         Ok(self.resume(next))
     }
@@ -167,7 +167,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     pub(super) fn new(queue: &'q mut SendQueue<T, R>) -> Self {
         queue.end_batch();
         // If the batch is forgotten, the next request has to take back what it noted.
-        queue.ahead.is_open = true;
+        queue.batch_start.is_open = true;
         let next = queue.begin();
         let base = queue.base;
         Self { queue, next, base }
@@ -175,12 +175,16 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
 
     /// A batch that goes on at `next`, as one that was paused, or else behind requests that were
     /// built step by step from the head on.
-    pub(super) fn behind(queue: &'q mut SendQueue<T, R>, next: Next, was_paused: bool) -> Self {
+    pub(super) fn after_steps(
+        queue: &'q mut SendQueue<T, R>,
+        next: Next,
+        was_paused: bool,
+    ) -> Self {
         if !was_paused {
             // As `begin` does.
-            queue.ahead.is_open = true;
+            queue.batch_start.is_open = true;
             queue.next.limit = 0;
-            queue.go_ahead(Place { head: queue.head, fence: 0 });
+            queue.set_batch_start(Place { head: queue.head, fence: 0 });
         }
         let base = queue.base;
         Self { queue, next, base }
@@ -233,7 +237,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         self.queue.check(operation)?;
         let at = self.next.at;
         let Some(octowords) = payload.usual(&self.queue.limits, header::<O>()) else {
-            crate::hint::seldom();
+            crate::hint::cold_path();
             let (queue, payload) = (&mut *self.queue, payload.any());
             // SAFETY: passed on to the caller.
             let next = unsafe { queue.build_unusual(at, wr_id, operation, payload, flags) }?;
@@ -254,7 +258,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
             unsafe { self.write(wr_id, request, request.blocks()) };
             return Ok(());
         }
-        crate::hint::seldom();
+        crate::hint::cold_path();
         // SAFETY: passed on to the caller.
         let next = unsafe {
             self.queue.build_general(at, wr_id, operation, payload.again(), octowords, flags)
@@ -331,7 +335,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
                 3 => self.put(wr_id, wqe, 3),
                 4 => self.put(wr_id, wqe, 4),
                 _ => {
-                    crate::hint::seldom();
+                    crate::hint::cold_path();
                     wqe.store_long(self.next.block());
                     self.enter(wr_id, blocks);
                 }
@@ -372,7 +376,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         let queue = self.commit();
         if queue.has_unpublished() {
             queue.ring_last();
-            queue.settle_at(next);
+            queue.set_fast_limit(next);
         }
     }
 
@@ -384,13 +388,13 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         let queue = unsafe { core::ptr::read(&this.queue) };
         let built = queue.counter_at(this.next.at).wrapping_sub(queue.head);
         queue.forget_batch(built);
-        queue.settle();
+        queue.recompute_fast_limit();
     }
 
     /// The queue's counter behind the requests built so far.
     #[inline(always)]
     pub fn head(&self) -> u32 {
-        self.queue.ahead_at(self.next.at).head
+        self.queue.place_at(self.next.at).head
     }
 
     #[inline(always)]

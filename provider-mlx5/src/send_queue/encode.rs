@@ -33,7 +33,7 @@ pub(super) const fn short_blocks<O: Operation>() -> usize {
 }
 
 /// Octowords for data in the block in which the data starts.
-pub(super) const fn room<O: Operation>() -> usize {
+pub(super) const fn data_space<O: Operation>() -> usize {
     4 - header::<O>() % 4
 }
 
@@ -98,14 +98,14 @@ impl<O: Operation, P: Payload> Request<O, P> {
         if !P::IS_READ_TO || self.octowords <= header::<O>() + MAX_READ_SGE as usize {
             return false;
         }
-        crate::hint::seldom();
+        crate::hint::cold_path();
         self.operation.opcode() == Opcode::RDMA_READ
     }
 
     /// Whether the data ends in the block in which it starts: in the first [`short_blocks`].
     #[inline(always)]
     pub(super) fn is_short(&self) -> bool {
-        let has_data = room::<O>() < 4 || self.octowords > header::<O>();
+        let has_data = data_space::<O>() < 4 || self.octowords > header::<O>();
         has_data && self.octowords <= 4 * short_blocks::<O>()
     }
 
@@ -178,7 +178,7 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
         if index <= full_blocks::<O>() {
             if index == full_blocks::<O>() {
                 // SAFETY: the block is full of data, and more follows.
-                unsafe { self.request.payload.assume(room::<O>() + 1) };
+                unsafe { self.request.payload.assume(data_space::<O>() + 1) };
             }
             return self.headed(index, full);
         }
@@ -293,7 +293,7 @@ macro_rules! composed {
                 $use
             }
             _ => {
-                crate::hint::seldom();
+                crate::hint::cold_path();
                 $longer
             }
         }
@@ -313,7 +313,7 @@ pub(super) unsafe fn short<O: Operation, P: Payload>(
 ) -> WideBlock {
     // SAFETY: the caller vouches for it.
     unsafe {
-        match room::<O>() {
+        match data_space::<O>() {
             1 => ending::<P, 1>(payload, size, 0, to),
             2 => ending::<P, 2>(payload, size, 0, to),
             3 => ending::<P, 3>(payload, size, 0, to),

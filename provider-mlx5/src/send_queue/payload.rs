@@ -367,7 +367,7 @@ impl Payload for Inline<'_> {
             return load_wide(data, 16 * index - 4);
         }
         match data.first_chunk() {
-            Some(start) => wide::behind_length(self.header(), start),
+            Some(start) => wide::after_length(self.header(), start),
             None => {
                 let start = u64::from(load32(data, 0)) << 32;
                 wide([self.header() | start.to_le(), load64(data, 4).to_le()])

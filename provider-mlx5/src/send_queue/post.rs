@@ -33,7 +33,7 @@ impl<const N: usize, const COMPOSED: bool> Ring for Copied<'_, N, COMPOSED> {
     #[inline(always)]
     fn ring(self, register: &mut BlueFlame) {
         if !register.takes_copies() {
-            crate::hint::seldom();
+            crate::hint::cold_path();
             return register.doorbell(narrow(self.0[0][0])[0]);
         }
         let half = register.take_half().cast();
@@ -112,7 +112,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ) -> Result<(), PostError> {
         self.check(operation)?;
         let Some(octowords) = payload.usual(&self.limits, header::<O>()) else {
-            crate::hint::seldom();
+            crate::hint::cold_path();
             // SAFETY: the caller's promise is the same.
             return unsafe { self.post_unusual(wr_id, operation, payload.any(), flags) };
         };
@@ -130,7 +130,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             unsafe { self.post_direct(wr_id, request, request.blocks()) };
             return Ok(());
         }
-        crate::hint::seldom();
+        crate::hint::cold_path();
         // SAFETY: the caller's promise is the same.
         unsafe { self.post_general(wr_id, operation, payload.again(), octowords, flags) }
     }
@@ -318,7 +318,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             }
         });
         self.note_published();
-        self.settle();
+        self.recompute_fast_limit();
     }
 }
 
@@ -564,6 +564,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.bound = head.wrapping_add(self.granted.min(self.ring.blocks()));
         self.stale = false;
         self.fence = if small_fence { Fence::SMALL.0 } else { 0 };
-        self.settle();
+        self.recompute_fast_limit();
     }
 }

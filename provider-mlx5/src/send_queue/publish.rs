@@ -23,7 +23,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     pub(super) fn publish_built(&mut self) {
         if self.has_unpublished() {
             self.ring_last();
-            self.settle();
+            self.recompute_fast_limit();
         }
     }
 
@@ -43,7 +43,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// Works out anew how far the fast path may go.
     #[inline(always)]
-    pub(super) fn settle(&mut self) {
+    pub(super) fn recompute_fast_limit(&mut self) {
         self.next.limit = 0;
         if self.unpublished == 0 && self.posts_directly() {
             self.next = self.next_at(self.place());

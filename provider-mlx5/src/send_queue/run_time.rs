@@ -486,7 +486,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
             return Err(PostError::InlineTooLong);
         }
         // SAFETY: the caller vouches that the memory is readable; passed on to the caller.
-        unsafe { self.built(request, operation, Inline(piece(one))) }
+        unsafe { self.built(request, operation, Inline(bytes_of(one))) }
     }
 
     /// Several buffers copied into the request. Out of line: the place where they are joined would make every call's frame
@@ -598,7 +598,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
             if self.0.build_fast(request, operation, payload) {
                 return Ok(());
             }
-            crate::hint::seldom();
+            crate::hint::cold_path();
             self.0.build_any(request)
         }
     }
@@ -609,7 +609,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
 /// # Safety
 /// The piece is readable, and nothing writes it meanwhile.
 #[inline(always)]
-unsafe fn piece<'a>(sge: &Sge) -> &'a [u8] {
+unsafe fn bytes_of<'a>(sge: &Sge) -> &'a [u8] {
     if sge.is_empty() {
         return &[];
     }
@@ -626,7 +626,7 @@ unsafe fn joined<'a>(data: &[Sge], buffer: &'a mut [MaybeUninit<u8>]) -> &'a [u8
     let mut length = 0;
     for sge in data {
         // SAFETY: the caller vouches for it.
-        let bytes = unsafe { piece(sge) };
+        let bytes = unsafe { bytes_of(sge) };
         // SAFETY: the sum of all lengths is at most the buffer's.
         unsafe {
             let to = buffer.as_mut_ptr().add(length).cast::<u8>();
@@ -648,7 +648,7 @@ unsafe fn take_header(data: &mut [Sge]) -> Option<[u8; ETH_INLINE_L2]> {
     for sge in data {
         let length = left.len().min(sge.length() as usize);
         // SAFETY: the caller vouches for it; these are the first bytes of the piece.
-        let bytes = unsafe { piece(&sge.with_length(length as u32)) };
+        let bytes = unsafe { bytes_of(&sge.with_length(length as u32)) };
         let (now, later) = left.split_at_mut_checked(length)?;
         now.copy_from_slice(bytes);
         left = later;

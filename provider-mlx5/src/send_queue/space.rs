@@ -148,7 +148,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[cold]
     #[inline(never)]
     pub(super) fn forget_batch(&mut self, blocks: u32) {
-        self.ahead.is_open = false;
+        self.batch_start.is_open = false;
         self.bound = self.tail.wrapping_add(self.max_requests);
         for block in 0..blocks {
             self.state().set_send_end(self.head.wrapping_add(block), None);
@@ -158,7 +158,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Takes back what was noted by a batch that was forgotten, if there was one.
     #[inline(always)]
     pub(super) fn end_batch(&mut self) {
-        if self.ahead.is_open {
+        if self.batch_start.is_open {
             self.forget_batch(self.free_at(self.head));
         }
     }

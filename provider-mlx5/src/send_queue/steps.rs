@@ -207,11 +207,11 @@ impl Steps {
         let size = self.named as usize;
         if size == 0 {
             // Kept as two branches: joined, the compiler makes numbers of both answers first.
-            crate::hint::seldom();
+            crate::hint::cold_path();
             return false;
         }
         if length as i32 <= 0 {
-            crate::hint::seldom();
+            crate::hint::cold_path();
             return false;
         }
         // SAFETY: the block that was named has four octowords, of which two are taken at most.
@@ -294,7 +294,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     #[inline(always)]
     pub fn begin_steps(&mut self, steps: &mut Steps) {
         if !self.next.has(1) {
-            crate::hint::seldom();
+            crate::hint::cold_path();
             // Without a fast path it may be somewhere else.
             self.next = self.ring.next(self.head, 0);
         }
@@ -448,11 +448,11 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         address_and_lkey: impl FnOnce() -> (u64, u32),
     ) -> bool {
         if length as i32 <= 0 {
-            crate::hint::seldom();
+            crate::hint::cold_path();
             return false;
         }
         if !self.next.has(1) {
-            crate::hint::seldom();
+            crate::hint::cold_path();
             return false;
         }
         // SAFETY: the block at the head is free, and has room for two octowords and an SGE.
@@ -562,7 +562,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         // SAFETY: the caller's promise.
         unsafe {
             if !register.takes_copies() {
-                crate::hint::seldom();
+                crate::hint::cold_path();
                 register.doorbell(from.cast::<u64>().read());
                 return barrier::flush_doorbell();
             }
@@ -655,7 +655,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         if steps.is_closed {
             next.limit = steps.open;
         }
-        Ok(Batch::behind(self, next, steps.has_batch))
+        Ok(Batch::after_steps(self, next, steps.has_batch))
     }
 }
 

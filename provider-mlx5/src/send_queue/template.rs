@@ -170,7 +170,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             return self.post_image(wr_id, template.image(), template.fence_mask);
         }
         if !template.fits(&self.next) {
-            crate::hint::seldom();
+            crate::hint::cold_path();
             return self.post_closed(wr_id, template.image, template.blocks(), template.fence_mask);
         }
         // A copy, so that a template that is in registers stays there.
@@ -272,7 +272,7 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         T: Carries<O>,
     {
         if !template.fits(self.next()) {
-            crate::hint::seldom();
+            crate::hint::cold_path();
             return self.build_image(wr_id, template.image(), template.fence_mask);
         }
         let mut image = template.image;

@@ -99,7 +99,7 @@ pub(super) fn from_number(value: u128) -> Wide {
 /// An inline segment's first octoword: its length, as it lies in memory, and the first twelve of sixteen bytes of data.
 #[inline(always)]
 #[allow(unused_unsafe, reason = "the newer compilers know that the intrinsics are always there")]
-pub(super) fn behind_length(length: u64, data: &[u8; 16]) -> Wide {
+pub(super) fn after_length(length: u64, data: &[u8; 16]) -> Wide {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: part of SSE2; both have sixteen bytes, and every value is valid in both.
     let moved = unsafe {
