@@ -1,20 +1,21 @@
 //! The send queue: requests are built into the ring, then published with one doorbell.
 //!
 //! ```text
-//! batch()  -> post() post() post() ... -> publish()     many requests, one doorbell
-//! post()                                              one request, built in registers, stored twice
-//! post_list()                                           requests whose opcode is known at run time
+//! batch()  -> post() post() post() ... -> publish()     many requests, one doorbell post()
+//! one request, built in registers, stored twice post_list()
+//! requests whose opcode is known at run time
 //! ```
 //!
-//! A request that is rung at once is composed block by block (64 bytes, a WQEBB) in registers and stored whole, so the copy
-//! to the BlueFlame register need not wait for narrower stores. One of a batch is stored straight to the ring. Every check
-//! comes before the first store. Everything that is constant for an operation is folded at compile time. All requests are
-//! written by the same code, `encode.rs`, to consecutive blocks; one that would straddle the ring's end is written beside
-//! the ring first.
+//! A request that is posted alone is composed in registers, block by block (64 bytes, a WQEBB), and
+//! each block is stored whole, so that the copy to the BlueFlame register need not wait for
+//! narrower stores. A request of a batch is stored straight to the ring. Every check comes before
+//! the first store. Everything that is constant for an operation is folded at compile time. The
+//! same code, `encode.rs`, writes all requests to consecutive blocks. A request that would straddle
+//! the ring's end is written to a buffer first.
 //!
-//! The fast path compares with one limit, `Next::limit`: up to there no request needs a look at the QP's state, no space
-//! is missing, the ring does not end, nothing built before waits to be published, and the register takes a copy. What
-//! decides this is looked at where it changes (`space.rs`).
+//! The fast path compares with one limit, `Next::limit`. Up to that limit the QP's state lets
+//! requests be posted, the ring has space and does not end, nothing is built but unpublished, and
+//! the register takes a copy. The limit is recomputed where one of these changes (`space.rs`).
 
 mod batch;
 mod encode;
@@ -34,7 +35,8 @@ mod window;
 
 use core::marker::PhantomData;
 
-/// What operations, data and destinations are is this module's to say: their sizes are relied upon.
+/// Operations, data and destinations can be implemented in this module only, because unsafe code
+/// relies on their sizes.
 mod sealed {
     pub trait Sealed {}
 }
@@ -87,7 +89,8 @@ pub struct SendQueueConfig<R = BlueFlame> {
     pub handle: QueueHandle,
     /// The QP's number (raw Ethernet: the send queue's).
     pub number: u32,
-    /// Most requests that can be outstanding at a time (`max_send_wr`), however small they are: at least 1.
+    /// Most requests that can be outstanding at a time (`max_send_wr`), however small they are: at
+    /// least 1.
     pub max_requests: u32,
     /// Most scatter/gather entries per request, at least 1.
     pub max_sge: u32,
@@ -97,8 +100,8 @@ pub struct SendQueueConfig<R = BlueFlame> {
     pub signal_all: bool,
     /// Raw Ethernet: header bytes that the device wants in the WQE, 0 or 18.
     pub min_inline_header: u8,
-    /// Whether the QP was created to deliver short results of reads and atomics inside the CQE. The poller copies them to
-    /// the request's buffers then, whose addresses must be this process's.
+    /// Whether the QP was created to deliver short results of reads and atomics inside the CQE. The
+    /// poller copies them to the request's buffers then, whose addresses must be this process's.
     pub scatter_to_cqe: bool,
 }
 
@@ -113,11 +116,12 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     head: u32,
     /// The fast path from the head on.
     next: Next,
-    /// What all control segments have: the queue's number and `mode`.
+    /// The constant part of all control segments: the queue's number and `mode`.
     base: Wide,
     limits: Limits,
     doorbell: Doorbell<R>,
-    /// Blocks that one request may have to go to BlueFlame now: none while others wait to be published.
+    /// Blocks that one request may have to go to BlueFlame now: none while others wait to be
+    /// published.
     direct: u32,
     /// Blocks filled and not published.
     unpublished: u32,
@@ -197,14 +201,15 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Starts building requests, to be published together.
     ///
     /// # Errors
-    /// [`PostError::BadState`] before RTS. In ERR and SQE requests are taken, and the device flushes them.
+    /// [`PostError::BadState`] before RTS. In ERR and SQE requests are taken, and the device
+    /// flushes them.
     #[inline(always)]
     pub fn batch(&mut self) -> Result<Batch<'_, T, R>, PostError> {
         self.look_at_state()?;
         Ok(Batch::new(self))
     }
 
-    /// Makes a batch's or a request's end the queue's own.
+    /// Moves the queue to the end of a batch or a request.
     #[inline(always)]
     fn move_to(&mut self, next: Place) {
         self.head = next.head;
@@ -217,7 +222,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         Place { head: self.head, fence: self.fence }
     }
 
-    /// What can be wrong with an operation, other than its data.
+    /// Checks an operation, apart from its data.
     #[inline(always)]
     fn check<O: Operation>(&self, operation: O) -> Result<(), PostError> {
         operation.check()?;
@@ -235,8 +240,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.ring.blocks() - self.head.wrapping_sub(self.tail)
     }
 
-    /// Requests that can be posted now, as far as completions have been polled and if they are small enough for the blocks
-    /// that are free.
+    /// Requests that can be posted now, as far as completions have been polled and if they are
+    /// small enough for the blocks that are free.
     pub fn free_requests(&mut self) -> u32 {
         self.retire();
         self.follow_grant();
@@ -254,14 +259,16 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.unpublished
     }
 
-    /// The ids of requests that are not known to be retired, oldest first: those whose completion was not polled, and
-    /// unsignaled ones behind the last that was. For cleaning up after [`QueueHandle::close`].
+    /// The ids of requests that are not known to be retired, oldest first: those whose completion
+    /// was not polled, and unsignaled ones behind the last that was. For cleaning up after
+    /// [`QueueHandle::close`].
     pub fn for_each_outstanding(&mut self, mut visit: impl FnMut(u64)) {
         self.retire();
         let mut index = self.tail;
         while (self.head.wrapping_sub(index) as i32) > 0 {
             visit(self.state().send_entry(index).load(Ordering::Relaxed));
-            // What is in the ring was built here, and so has at least one block; a foreign writer's may lie.
+            // A request that was built here has at least one block. One that another writer put
+            // into the ring may claim none.
             index = index.wrapping_add(self.ring.blocks_at(index).max(1));
         }
     }
@@ -292,7 +299,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.ring.handle()
     }
 
-    /// Starts over, after the QP was reset: `handle` is the renewed one ([`QueueHandle::renew`]). What was not published is lost.
+    /// Starts over, after the QP was reset: `handle` is the renewed one ([`QueueHandle::renew`]).
+    /// What was not published is lost.
     ///
     /// # Panics
     /// If it is not of this queue.
@@ -313,8 +321,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.show_ring();
     }
 
-    /// Makes the next post look at the QP's state. To be called when that goes back to one in which nothing can be
-    /// posted, unless [`SendQueue::reset`] comes before the next post: otherwise it may be noticed a lap later only.
+    /// Makes the next post check the QP's state. Call it when the state goes back to one in which
+    /// nothing can be posted, unless [`SendQueue::reset`] comes before the next post. Otherwise
+    /// posts may notice the change only a lap later.
     pub fn recheck_state(&mut self) {
         self.stale = true;
         self.recompute_fast_limit();

@@ -15,9 +15,10 @@ use crate::sync::Ordering;
 
 /// Requests being built into a send queue, published together.
 ///
-/// Dropping it leaves what was built in the queue, unpublished: a later [`SendQueue::publish`], batch or post rings
-/// for it. Nothing of it reaches the queue before that: `mem::forget` of a batch has the
-/// effect of [`Batch::abort`].
+/// Dropping a batch leaves its requests in the queue, unpublished: the doorbell of a later
+/// [`SendQueue::publish`], batch or post announces them. The queue takes the requests over only
+/// when the batch is published or dropped, so `mem::forget` of a batch has the effect of
+/// [`Batch::abort`].
 #[derive(Debug)]
 #[must_use = "requests reach the device when they are published"]
 pub struct Batch<'q, T: Transport, R: Register> {
@@ -26,15 +27,15 @@ pub struct Batch<'q, T: Transport, R: Register> {
     base: Wide,
 }
 
-/// Where a batch began. It is in the queue, where it does not compete for registers.
+/// Where a batch began. It is stored in the queue, so that it takes no registers of the batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct BatchStart {
     /// The place of the first request since [`Next`] was made.
     from: Place,
     /// The upper half of the counter.
     high: u32,
-    /// Whether there is a batch, or one was forgotten: then blocks behind the head may be noted as
-    /// inner ones.
+    /// Whether there is a batch, or one was forgotten. Then blocks after the head may be marked as
+    /// not the first of a request.
     pub(super) is_open: bool,
 }
 
@@ -52,14 +53,15 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         next
     }
 
-    /// Notes where a batch begins, or goes on.
+    /// Records where a batch begins or continues.
     #[inline(always)]
     fn set_batch_start(&mut self, from: Place) {
         self.batch_start.from = from;
         self.batch_start.high = from.head & !u32::from(u16::MAX);
     }
 
-    /// [`SendQueue::recompute_fast_limit`] behind a batch that was published: what it has left is open for posts.
+    /// [`SendQueue::recompute_fast_limit`] behind a batch that was published: what it has left is
+    /// open for posts.
     #[inline(always)]
     fn set_fast_limit(&mut self, next: Next) {
         self.next.limit = 0;
@@ -89,7 +91,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         Place { head, fence: if head == from.head { from.fence } else { 0 } }
     }
 
-    /// Makes what a batch has built the queue's own.
+    /// Takes the requests of a batch over into the queue.
     #[inline(always)]
     fn take_over(&mut self, at: usize) {
         let (start, next) = (self.head, self.place_at(at));
@@ -101,7 +103,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.note_unpublished(start);
     }
 
-    /// [`SendQueue::take_over`], out of line: where a batch is dropped its place has to stay in registers, too.
+    /// [`SendQueue::take_over`], out of line, so that the place of a batch that is dropped stays in
+    /// registers.
     #[inline(never)]
     fn take_over_dropped(&mut self, at: usize) {
         self.take_over(at);
@@ -166,14 +169,14 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     #[inline(always)]
     pub(super) fn new(queue: &'q mut SendQueue<T, R>) -> Self {
         queue.end_batch();
-        // If the batch is forgotten, the next request has to take back what it noted.
+        // If the batch is forgotten, the next request has to undo the marks that it made.
         queue.batch_start.is_open = true;
         let next = queue.begin();
         let base = queue.base;
         Self { queue, next, base }
     }
 
-    /// A batch that goes on at `next`, as one that was paused, or else behind requests that were
+    /// A batch that continues at `next`: one that was paused, or a new one after requests that were
     /// built step by step from the head on.
     pub(super) fn after_steps(
         queue: &'q mut SendQueue<T, R>,
@@ -195,15 +198,16 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         self.next
     }
 
-    /// Builds one request behind those built before.
+    /// Builds one request after those built before.
     ///
     /// # Errors
-    /// Any [`PostError`] but `BadState`. Nothing has been stored then, and the requests built before stand.
+    /// Any [`PostError`] but `BadState`. Then nothing has been stored, and the requests built
+    /// before remain.
     ///
     /// # Safety
-    /// The memory that `payload` names stays registered, and is not used against the device's reading (or, for reads and
-    /// atomics, writing) it, until the request has completed or the QP has been destroyed. Inline data and `()` demand
-    /// nothing.
+    /// Until the request has completed or the QP has been destroyed, the memory that `payload`
+    /// names stays registered; no code writes it meanwhile, nor, for reads and atomics, accesses it
+    /// at all. Inline data and `()` demand nothing.
     #[inline(always)]
     pub unsafe fn build<O, P>(
         &mut self,
@@ -244,7 +248,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
             self.go_on(next);
             return Ok(());
         };
-        // Not by `try_direct`: to look at its answer costs two instructions here.
+        // Does not call `try_direct`, because testing its result costs two instructions here.
         let request = Request { operation, payload, octowords, flags };
         let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
         if request.is_short() {
@@ -289,7 +293,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         unsafe { self.try_direct(wr_id, Request { operation, payload, octowords, flags }) }
     }
 
-    /// Builds a request for which nothing has to be looked up; whether it is one.
+    /// Builds the request if the fast path can; returns whether it did.
     ///
     /// # Safety
     /// As for [`Batch::build`].
@@ -420,7 +424,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         Ok(())
     }
 
-    /// A control segment that says `own` of its request, for the next one.
+    /// The control segment of the next request, with `own` as the request's part of it.
     #[inline(always)]
     pub(super) fn stamp(&self, own: Wide) -> Wide {
         or(or(own, wide([first_word(self.next.place()), 0])), self.base)
@@ -441,10 +445,11 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         }
     }
 
-    /// Runs `call` on a copy of the batch, and goes on where that is then.
+    /// Runs `call` on a copy of the batch, and continues where the copy ends.
     #[inline(always)]
     pub(super) fn lend<X>(&mut self, call: impl FnOnce(&mut Self) -> X) -> X {
-        // SAFETY: the exclusive borrow is used through the copy alone while `call` runs, and the copy is not dropped.
+        // SAFETY: the exclusive borrow is used through the copy alone while `call` runs, and the
+        // copy is not dropped.
         let queue = unsafe { core::ptr::read(&self.queue) };
         let copy = Self { queue, next: self.next, base: self.base };
         let mut copy = core::mem::ManuallyDrop::new(copy);
@@ -453,7 +458,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         result
     }
 
-    /// Field by field: a copy of the whole would go by way of memory.
+    /// Field by field, because copying the struct would go through memory.
     #[inline(always)]
     fn go_on(&mut self, next: Next) {
         self.next.base = next.base;

@@ -1,10 +1,12 @@
 //! How a request becomes blocks of 64 bytes.
 //!
-//! A WQE is a row of octowords: the control segment, what the operation puts behind it, then the data. There are two ways to
-//! store one. A request that is rung at once is composed in vector registers, block by block, and stored whole to the ring
-//! and to the register, so the copy to the register need not wait for narrower stores: [`composed`]. The block in which the
-//! header ends is a constant of the operation. The block in which the data ends often is one, too: then all of this becomes
-//! one straight line. A request that goes to the ring alone is stored there as it comes: [`Wqe::store`].
+//! A WQE is a sequence of octowords (16 bytes): the control segment, the operation's segments, then
+//! the data. There are two ways to store one. A request that is posted alone is composed in vector
+//! registers, block by block, and each block is stored whole to the ring and to the register, so
+//! that the copy to the register need not wait for narrower stores: [`composed`]. The block in
+//! which the header ends is a constant of the operation. If the block in which the data ends is a
+//! constant, too, all of this is code without branches. A request that only goes to the ring is
+//! stored there octoword by octoword: [`Wqe::store`].
 
 #![allow(unsafe_code)]
 
@@ -40,7 +42,8 @@ pub(super) const fn data_space<O: Operation>() -> usize {
 /// The second word of a control segment, as stored: mode byte and immediate.
 #[inline(always)]
 pub(super) const fn mode_word(mode: u8, immediate: u32) -> u64 {
-    // One number at a time: an immediate that came in this order is not turned around twice.
+    // Each part is byte-swapped alone, so that the compiler drops both swaps of an immediate that
+    // is in network byte order already.
     if cfg!(target_endian = "little") {
         (immediate.to_be() as u64) << 32 | (mode as u64) << 24
     } else {
@@ -50,8 +53,8 @@ pub(super) const fn mode_word(mode: u8, immediate: u32) -> u64 {
 
 /// Where the id of a request comes from.
 pub trait RequestId: Copy {
-    /// The id. Asked for once, when nothing can keep the request from being posted any more and before the device
-    /// can see it: what has to be so from the moment of posting on can be made so here.
+    /// The id. Called once, when the request can no longer fail and before the device can see it.
+    /// So an implementation can change here what has to change at the moment of posting.
     fn take(self) -> u64;
 }
 
@@ -62,13 +65,14 @@ impl RequestId for u64 {
     }
 }
 
-/// A control segment's first eight bytes with nothing but their first word, as they lie in memory.
+/// The first eight bytes of a control segment in memory order, with only the first word set.
 #[inline(always)]
 pub(super) const fn first_word(word: u32) -> u64 {
     if cfg!(target_endian = "little") { word.to_be() as u64 } else { (word as u64) << 32 }
 }
 
-/// A control segment's first eight bytes with nothing but their second word, as they lie in memory: at most a byte's worth.
+/// The first eight bytes of a control segment in memory order, with only the second word set, to at
+/// most 255.
 #[inline(always)]
 pub(super) const fn second_word(word: u32) -> u64 {
     if cfg!(target_endian = "little") { (word as u64) << 56 } else { word as u64 }
@@ -87,7 +91,8 @@ impl<O: Operation, P: Payload> Request<O, P> {
     /// Whether the WQE, or a limit of its operation's, is exceeded.
     #[inline(always)]
     pub(super) fn is_too_long(&self) -> bool {
-        // A queue's limits keep any one kind of data within a WQE; a header to segment by and SGEs may exceed it together.
+        // The queue's limits keep SGEs and inline data within a WQE. A TSO header and SGEs together
+        // may exceed it.
         self.reads_too_much() || self.octowords > MAX_DS as usize
     }
 
@@ -115,8 +120,8 @@ impl<O: Operation, P: Payload> Request<O, P> {
         self.octowords.wrapping_add(3) / 4
     }
 
-    /// What the request says in a control segment at `place`, which is the counter where the first word has it: all but
-    /// the queue's number and the mode of all requests.
+    /// The request's part of its control segment: everything but the queue's number and mode, which
+    /// all requests share. `place` is the counter at its bits in the first word.
     #[inline(always)]
     pub(super) fn control(&self, place: u32) -> Octoword {
         let operation = &self.operation;
@@ -132,7 +137,7 @@ impl<O: Operation, P: Payload> Request<O, P> {
     }
 }
 
-/// A request to be laid out in blocks.
+/// A request that is to be written.
 #[derive(Clone, Copy)]
 pub(super) struct Wqe<O, P> {
     request: Request<O, P>,
@@ -141,7 +146,7 @@ pub(super) struct Wqe<O, P> {
 }
 
 impl<O: Operation, P: Payload> Wqe<O, P> {
-    /// A block with some of the header in it: `data` gives what is behind the header.
+    /// A block that contains a part of the header; `data` gives the octowords after the header.
     #[cfg_attr(not(debug_assertions), inline(always))]
     fn headed(&self, index: usize, data: impl Fn(usize) -> Wide) -> WideBlock {
         let octoword = |at: usize| match at {
@@ -153,7 +158,8 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
         [octoword(at), octoword(at + 1), octoword(at + 2), octoword(at + 3)]
     }
 
-    /// Composes block `index`, which is not the last, and stores it in its place of the WQE at `to`.
+    /// Composes block `index`, which is not the last, and stores it in its place of the WQE at
+    /// `to`.
     ///
     /// # Safety
     /// The WQE is longer than that, and as for [`Wqe::store`].
@@ -212,8 +218,8 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
         }
     }
 
-    /// Stores the WQE, of any length. What is behind its last octoword stays as it is, and so may
-    /// the bytes behind inline data: the device reads neither.
+    /// Stores the WQE, of any length. Bytes after its last octoword keep their value, and bytes
+    /// after inline data may: the device reads neither.
     ///
     /// # Safety
     /// `to` is valid for writes of its blocks, and aligned to 16 bytes.
@@ -251,7 +257,7 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
     unsafe fn store_sized(&self, to: *mut Block, least: usize, most: usize) {
         let Request { operation, payload, octowords, .. } = self.request;
         let (to, header) = (to.cast::<Wide>(), header::<O>());
-        // SAFETY: the caller vouches for the blocks, which have room for header and data.
+        // SAFETY: the caller vouches for the blocks, which hold header and data.
         unsafe {
             to.write_volatile(self.control);
             for index in 1..header {
@@ -322,8 +328,8 @@ pub(super) unsafe fn short<O: Operation, P: Payload>(
     }
 }
 
-/// The last `count` octowords of data, from `start` on, and zeros behind them. Stores the octowords,
-/// without the zeros, at `to`.
+/// The last `count` octowords of data, from `start` on, and zeros behind them. Stores the
+/// octowords, without the zeros, at `to`.
 ///
 /// # Safety
 /// There are at most `MOST`. `to` is valid for writes of them, and aligned to 16.

@@ -1,8 +1,8 @@
 //! Raw Ethernet packets: checksum offload, VLAN insertion, segmentation offload (TSO).
 //!
-//! Some devices want the first 18 bytes of each packet inside the WQE (`eth_min_inline`, see the kernel's
-//! `mlx5_ib_create_qp_resp` and rdma-core's `MLX5_ETH_L2_INLINE_HEADER_SIZE`): then a plain [`EthernetSend`] is refused and
-//! [`EthernetSendHeader`] carries them.
+//! Some devices want the first 18 bytes of each packet inside the WQE (`eth_min_inline`, see the
+//! kernel's `mlx5_ib_create_qp_resp` and rdma-core's `MLX5_ETH_L2_INLINE_HEADER_SIZE`): then a
+//! plain [`EthernetSend`] is refused and [`EthernetSendHeader`] carries them.
 
 use super::operation::Operation;
 use super::payload::Payload;
@@ -157,8 +157,9 @@ impl Operation for EthernetFrame<'_> {
     }
 }
 
-/// A packet of `header` (which each segment gets a copy of) and `data`, cut so that each segment carries `mss` bytes of
-/// data. The header has at least 14 bytes, and as many as the queue's inline limit at most.
+/// A packet of `header` (which each segment gets a copy of) and `data`, cut so that each segment
+/// carries `mss` bytes of data. The header has at least 14 bytes, and as many as the queue's inline
+/// limit at most.
 pub fn segmented<'a>(
     offload: EthernetOffload,
     mss: u16,

@@ -1,14 +1,15 @@
-//! The operations of a send queue, one type each: what stands in the WQE between the control segment and the data.
+//! The operations of a send queue, one type each: the segments of a WQE between the control segment
+//! and the data.
 //!
-//! An operation hands out its segments octoword by octoword, on request. All of it is inlined with constant indices, so a
-//! WQE is composed in registers, its constant parts folded at compile time.
+//! An operation returns any octoword of its segments by index. The calls are inlined with constant
+//! indices, so a WQE is composed in registers and its constant parts are folded at compile time.
 
 use super::sealed::Sealed;
 use crate::format::{self, AddressVector, AtomicSegment, Opcode, U32, XrcSegment};
 use crate::queue_state::Kind;
 use crate::request::{Immediate, Octoword, PostError, Remote, octoword};
 
-/// An operation that a WQE can describe. Implemented by the types of this module; not for others to implement.
+/// An operation that a WQE can describe. The types of this module implement it; it is sealed.
 pub trait Operation: Copy + Sealed {
     /// The same operation with nothing borrowed: a template's, which holds a copy of all of it.
     #[doc(hidden)]
@@ -37,7 +38,7 @@ pub trait Operation: Copy + Sealed {
     fn modifier(&self) -> u8 {
         0
     }
-    /// The control segment's last word, as it lies in memory.
+    /// The control segment's last word, in memory order.
     #[doc(hidden)]
     #[inline(always)]
     fn immediate(&self) -> U32 {
@@ -46,7 +47,7 @@ pub trait Operation: Copy + Sealed {
     /// Octoword `index`, below `OCTOWORDS`. `qpn` is the queue's own number.
     #[doc(hidden)]
     fn octoword(&self, index: usize, qpn: u32) -> Octoword;
-    /// What is wrong with the operation in itself.
+    /// Why the operation is refused, apart from its data.
     #[doc(hidden)]
     #[inline(always)]
     fn check(&self) -> Result<(), PostError> {
@@ -57,7 +58,7 @@ pub trait Operation: Copy + Sealed {
     fn kind(&self) -> u8 {
         Kind::Plain as u8
     }
-    /// Packets: how many bytes of header stand in the WQE.
+    /// Bytes of a packet's header in the WQE.
     #[doc(hidden)]
     #[inline(always)]
     fn inline_header(&self) -> Option<usize> {
@@ -92,7 +93,8 @@ pub struct WriteImmediate(pub Remote, pub Immediate);
 #[derive(Clone, Copy, Debug)]
 pub struct Read(pub Remote);
 
-/// If the 8 bytes at the remote address equal `compare`, replaces them by `swap`. Delivers what was there.
+/// If the 8 bytes at the remote address equal `compare`, replaces them by `swap`. Delivers what was
+/// there.
 #[derive(Clone, Copy, Debug)]
 pub struct CompareSwap {
     /// Address, a multiple of 8.
@@ -351,7 +353,7 @@ impl Operation for AnyAccess {
     }
 }
 
-/// An operation and who it goes to, for services whose queue pairs talk to many.
+/// An operation and its destination, for services whose queue pairs have no fixed peer.
 #[derive(Clone, Copy, Debug)]
 pub struct To<D, O>(
     /// The destination.
@@ -360,7 +362,7 @@ pub struct To<D, O>(
     pub O,
 );
 
-/// Who a message goes to. Implemented by the types of this module; not for others to implement.
+/// The destination of a message. The types of this module implement it; it is sealed.
 pub trait Destination: Copy + Sealed {
     /// See [`Operation::Held`].
     #[doc(hidden)]
@@ -372,11 +374,12 @@ pub trait Destination: Copy + Sealed {
 }
 
 /// A UD destination: the address vector with the remote QP number and Q_Key filled in
-/// ([`AddressVector::for_datagram`]). A reference: it is 48 bytes that seldom change.
+/// ([`AddressVector::for_datagram`]). A reference, because it is 48 bytes that rarely change.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a>(pub &'a AddressVector);
 
-/// A DC target: the address vector with the target's number and access key filled in ([`AddressVector::for_dc`]).
+/// A DC target: the address vector with the target's number and access key filled in
+/// ([`AddressVector::for_dc`]).
 #[derive(Clone, Copy, Debug)]
 pub struct DcTarget<'a>(pub &'a AddressVector);
 

@@ -1,7 +1,7 @@
 //! What a request carries: SGEs, or the bytes themselves.
 //!
-//! Data is a row of octowords. Each is read from where it is and composed in a register, so the writer of a WQE asks for any
-//! of them by its index, as often as it likes.
+//! Data is a sequence of octowords (16 bytes). Each is read from its source and composed in a
+//! register, so the writer of a WQE may ask for any of them by index, more than once.
 
 #![allow(unsafe_code)]
 
@@ -25,9 +25,9 @@ pub struct Limits {
     pub(crate) max_inline: u32,
 }
 
-/// The data of a request. Implemented by [`Sge`], lists of them, [`Inline`] and `()`; not for others to implement.
+/// The data of a request. [`Sge`], lists of it, [`Inline`] and `()` implement it; it is sealed.
 pub trait Payload: Copy + Sealed {
-    /// Whether a read can have such data: the buffers that it reads to.
+    /// Whether a READ can have such data, which then are the buffers that it fills.
     #[doc(hidden)]
     const IS_READ_TO: bool = true;
     /// The same data for the slow path, which also takes what is not usual.
@@ -35,8 +35,8 @@ pub trait Payload: Copy + Sealed {
     type Any: Payload;
     #[doc(hidden)]
     fn any(self) -> Self::Any;
-    /// Octowords of the WQE behind whose `header` octowords it is. `None` if [`Payload::octowords`]
-    /// has to decide: the data is empty, has an empty SGE, or is refused.
+    /// Octowords of the whole WQE, whose header has `header`. `None` if [`Payload::octowords`] has
+    /// to decide, because the data is empty, has an empty SGE, or is to be refused.
     #[doc(hidden)]
     fn usual(&self, limits: &Limits, header: usize) -> Option<usize>;
     /// Size in the WQE in octowords of any data, if the queue can take it.
@@ -54,13 +54,14 @@ pub trait Payload: Copy + Sealed {
     fn only_sge(&self) -> Option<usize> {
         None
     }
-    /// The same data, put together anew: for calls out of line, which would keep the original in memory otherwise.
+    /// A copy, field by field, to pass to functions out of line. Passing the original would force
+    /// it into memory.
     #[doc(hidden)]
     #[inline(always)]
     fn again(&self) -> Self {
         *self
     }
-    /// Tells the compiler what follows from a size of at least `size`.
+    /// Tells the compiler that the data has at least `size` octowords.
     ///
     /// # Safety
     /// It is that.
@@ -91,7 +92,7 @@ pub trait Payload: Copy + Sealed {
         // SAFETY: the index is below the size. Only inline data ends within an octoword.
         let store = |index| unsafe { to.add(index).write_volatile(self.full(index)) };
         (0..sure).for_each(store);
-        // A block's worth in one straight line, of which an octoword costs a comparison.
+        // The octowords of one block without a loop: each costs one comparison.
         let ends_at = |index| {
             let is_end = index >= most || index == size;
             if !is_end {
@@ -215,7 +216,8 @@ fn are_usual(list: &[Sge]) -> bool {
     bits & UNUSUAL == 0
 }
 
-/// SGEs, some of which may be empty. These are left out: a length of zero can mean 2 GiB to the device.
+/// SGEs, some of which may be empty. Empty ones are left out, because the device reads a length of
+/// zero as 2 GiB.
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
 pub struct Sparse<'a>(&'a [Sge]);
@@ -278,9 +280,11 @@ impl Payload for AtomicResult {
     }
 }
 
-/// Data that is copied into the WQE at posting; the buffer can be reused at once and needs no registration.
+/// Data that is copied into the WQE at posting; the buffer can be reused at once and needs no
+/// registration.
 ///
-/// Its segment is four bytes of length, then the data. So octoword `i` has the bytes from `16 i - 4` on.
+/// Its segment is four bytes of length, then the data. So octoword `i` has the bytes from `16 i -
+/// 4` on.
 #[derive(Clone, Copy, Debug)]
 pub struct Inline<'a>(pub &'a [u8]);
 
@@ -291,10 +295,11 @@ const FIRST: usize = 12;
 const LENGTH: usize = 16 - FIRST;
 
 impl Inline<'_> {
-    /// The length, with the flag that says "inline", as it lies in memory.
+    /// The length with the inline flag, in memory order.
     #[inline(always)]
     fn header(&self) -> u64 {
-        // No queue's limit is above what the field holds. A sum takes an instruction less.
+        // The length fits the field, because no queue's limit is higher. So `+` can replace `|`,
+        // which takes an instruction more.
         first_word((self.0.len() as u32).wrapping_add(INLINE_FLAG))
     }
 
@@ -395,9 +400,9 @@ impl Payload for Inline<'_> {
     }
 }
 
-/// Copies data in loads and stores of up to 16 bytes, of which the last one may overlap the one
-/// before: so their number depends on the length alone, and nothing is read or written beyond it.
-/// `sure` is a constant.
+/// Copies data by loads and stores of up to 16 bytes. The last one may overlap the one before, so
+/// their number depends only on the length, and nothing beyond the data is read or written. `sure`
+/// is a constant.
 ///
 /// # Safety
 /// The data has at least `sure` bytes; `to` is valid for writes of all of it.
@@ -409,7 +414,7 @@ unsafe fn copy(to: *mut u8, data: &[u8], sure: usize) {
         if length < 16 {
             return copy_short(to, data);
         }
-        // What is sure; then a block's worth in one straight line; then any more.
+        // First the `sure` bytes, then up to a block without a loop, then the rest.
         let mut at = 0;
         while at + 16 < sure {
             // Otherwise the compiler calls `memcpy`.
@@ -501,9 +506,11 @@ fn load_wide(bytes: &[u8], at: usize) -> Wide {
     unsafe { bytes.as_ptr().add(at).cast::<Wide>().read_unaligned() }
 }
 
-/// The 1 to 16 bytes from `start` to the end of the data, which has 8 at least, and zeros behind them.
+/// The 1 to 16 bytes from `start` to the end of the data, which has 8 at least, and zeros behind
+/// them.
 ///
-/// Only whole loads within the data, the last one shifted into place, so that nothing is read back from narrower stores.
+/// Uses only whole loads within the data and shifts the last one into place, so that no load has to
+/// wait for narrower stores.
 #[inline(always)]
 pub(super) fn partial(data: &[u8], start: usize) -> Wide {
     let length = data.len();
@@ -630,7 +637,8 @@ mod tests {
         }
     }
 
-    /// The bytes that a payload of a WQE with `header` octowords before it stores, and those behind.
+    /// The bytes that a payload of a WQE with `header` octowords before it stores, and those
+    /// behind.
     fn stored(payload: impl Payload, size: usize, header: usize) -> Vec<u8> {
         let mut octowords = [wide([!0; 2]); 40];
         let to = octowords.as_mut_ptr();

@@ -1,8 +1,8 @@
 //! The ring of a send queue, and the path of one request from the call to the doorbell.
 //!
-//! A request that the queue is open for is composed in registers and stored twice: to the ring and to
-//! the register. Every check comes before the first store. Any other is written by the general
-//! writer, wherever it has to go. The ring has the table of work request ids beside it.
+//! On the fast path a request is composed in registers and stored twice: to the ring and to the
+//! register. Every check comes before the first store. The general writer writes all other
+//! requests. The ring comes with a table of work request ids.
 
 #![allow(unsafe_code)]
 
@@ -25,8 +25,8 @@ use crate::request::{PostError, PostFlags};
 use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::QueueHandle;
 
-/// A request's blocks, for a register that takes four blocks, or doorbells only. `COMPOSED` says that
-/// they were put together in registers.
+/// A request's blocks, for a register that takes copies of up to four blocks, or doorbells only.
+/// `COMPOSED` says that they were composed in registers.
 struct Copied<'b, const N: usize, const COMPOSED: bool>(&'b [WideBlock; N]);
 
 impl<const N: usize, const COMPOSED: bool> Ring for Copied<'_, N, COMPOSED> {
@@ -43,15 +43,16 @@ impl<const N: usize, const COMPOSED: bool> Ring for Copied<'_, N, COMPOSED> {
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// Builds one request and rings the doorbell for it, and for whatever was built before and not yet published.
+    /// Builds one request and rings the doorbell for it, and for all requests that were built
+    /// before and are unpublished.
     ///
     /// # Errors
     /// Any [`PostError`]; then nothing has been stored and nothing rung.
     ///
     /// # Safety
-    /// The memory that `payload` names stays registered, and is not used against the device's reading (or, for reads and
-    /// atomics, writing) it, until the request has completed or the QP has been destroyed. Inline data and `()` demand
-    /// nothing.
+    /// Until the request has completed or the QP has been destroyed, the memory that `payload`
+    /// names stays registered; no code writes it meanwhile, nor, for reads and atomics, accesses it
+    /// at all. Inline data and `()` demand nothing.
     #[inline(always)]
     pub unsafe fn post<O, P>(
         &mut self,
@@ -69,10 +70,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         unsafe { self.post_as(wr_id, operation, payload, flags) }
     }
 
-    /// [`SendQueue::post`] with an id that is asked for once nothing can fail any more.
+    /// [`SendQueue::post`] with an id that is only taken when the request can no longer fail.
     ///
     /// # Errors
-    /// As for [`SendQueue::post`]; the id has not been asked for then.
+    /// As for [`SendQueue::post`]; then the id has not been taken.
     ///
     /// # Safety
     /// As for [`SendQueue::post`].
@@ -116,7 +117,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             // SAFETY: the caller's promise is the same.
             return unsafe { self.post_unusual(wr_id, operation, payload.any(), flags) };
         };
-        // Not by `try_direct`: to look at its answer costs two instructions here.
+        // Does not call `try_direct`, because testing its result costs two instructions here.
         let request = Request { operation, payload, octowords, flags };
         let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
         if request.is_short() {
@@ -155,7 +156,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         unsafe { self.try_direct(wr_id, Request { operation, payload, octowords, flags }) }
     }
 
-    /// Posts a request for which nothing has to be looked up; whether it is one.
+    /// Posts the request if the fast path can; returns whether it did.
     ///
     /// # Safety
     /// As for [`SendQueue::post`].
@@ -230,8 +231,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.pass(N);
     }
 
-    /// Moves on over a request of `blocks` blocks that was rung for. Behind the doorbell's barrier
-    /// the compiler makes one instruction on memory of it.
+    /// Advances past a request of `blocks` blocks whose doorbell was rung. After the doorbell's
+    /// barrier the compiler does this by one instruction on memory.
     #[inline(always)]
     fn pass(&mut self, blocks: usize) {
         self.next.at = self.next.at.wrapping_add(blocks * WQEBB_SIZE);
@@ -277,7 +278,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         unsafe { self.post_general(wr_id, operation, payload, octowords, flags) }
     }
 
-    /// [`SendQueue::post`] of requests that do not go to BlueFlame from registers, and wherever space has to be looked for.
+    /// [`SendQueue::post`] of requests that do not go to BlueFlame from registers, and of all
+    /// requests while the fast path has no space.
     ///
     /// # Safety
     /// As for [`SendQueue::post`].
@@ -299,8 +301,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         Ok(())
     }
 
-    /// Publishes the request from `start` to the head, which is in the ring: to BlueFlame, unless others wait to be
-    /// published or the register does not take so much.
+    /// Publishes the request from `start` to the head, which is in the ring. It is copied to
+    /// BlueFlame, unless others are unpublished or the register does not take so many blocks.
     #[inline(always)]
     pub(super) fn ring_from_ring(&mut self, start: u32) {
         let (ring, head) = (&self.ring, self.head);
@@ -326,10 +328,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 #[repr(align(64))]
 struct Aside(#[allow(dead_code, reason = "only its size is used")] [Block; 16]);
 
-/// The blocks of a send queue, which this process alone writes, and the part of the queue's state
-/// that goes with them.
+/// The blocks of a send queue, which only this process writes, and the table of their ids.
 ///
-/// Everything here takes counters, which it masks: so no access leaves the ring or the table.
+/// All functions mask the counters that they are given, so no access leaves the ring or the table.
 #[derive(Debug)]
 pub(super) struct SendRing {
     base: *mut Block,
@@ -342,16 +343,16 @@ pub(super) struct SendRing {
     handle: QueueHandle,
 }
 
-/// Where the next request goes on the fast path, and how far that reaches. A batch has a copy, never
-/// lent by reference, so that it can stay in registers.
+/// Where the fast path writes the next request, and how far it may go. A batch has a copy, to which
+/// no reference is passed, so that it can stay in registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Next {
     /// Where a block would be whose counter's 16 bits are 0. It need not be within the ring.
     pub(super) base: *mut Block,
     /// The id of the next request.
     pub(super) entry: *const AtomicU64,
-    /// The counter's 16 bits, in bytes of the ring: both the block and what the control segment says
-    /// of the counter are one step from it.
+    /// The counter's 16 bits, in bytes of the ring: both the block and what the control segment
+    /// says of the counter are one step from it.
     pub(super) at: usize,
     /// Up to here requests can be written: no state or space check is needed, and the ring does not
     /// end. 0 where there is no fast path.
@@ -393,8 +394,8 @@ impl Next {
     }
 }
 
-// SAFETY: the ring is the queue's own memory (contract of `DmaMemory::new`); the table is atomic and
-// lives as long as `handle`.
+// SAFETY: the ring is the queue's own memory (contract of `DmaMemory::new`); the table is atomic
+// and lives as long as `handle`.
 unsafe impl Send for SendRing {}
 // SAFETY: two places in the `SendRing` of the same queue.
 unsafe impl Send for Next {}
@@ -495,8 +496,8 @@ impl SendRing {
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// Builds any request at `at`, and returns what follows it. The queue itself stays where it is: nothing of this counts
-    /// before the caller moves it there.
+    /// Builds any request at `at`, and returns the place after it. The queue's head does not move:
+    /// the caller moves it.
     ///
     /// # Safety
     /// As for [`SendQueue::post`].
@@ -512,7 +513,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
         let blocks = request.blocks() as u32;
         let mode = self.claim(at, blocks)?;
-        // A fence that was asked for is the stronger one, and is the only one.
+        // A fence that the caller asked for is stronger, and replaces the small one.
         let asks = request.flags.contains(PostFlags::FENCE);
         let mode = if asks { mode & !mode_word(Fence::MASK, 0) } else { mode };
         let control = or(wide(request.control(place(at.head))), or(self.base, wide([0, mode])));

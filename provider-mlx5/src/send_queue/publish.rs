@@ -1,4 +1,4 @@
-//! How what was built is made known to the device.
+//! Announcing built requests to the device.
 
 use super::{SendQueue, Transport};
 use crate::doorbell::Plain;
@@ -13,7 +13,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// nothing.
     #[inline(always)]
     pub fn publish(&mut self) {
-        // What a forgotten batch was granted, and what it noted, must not count any more.
+        // The space granted to a forgotten batch, and the marks that it made, must not count any
+        // more.
         self.end_batch();
         self.publish_built();
     }
@@ -27,21 +28,21 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
     }
 
-    /// Whether something was built that the device does not know of.
+    /// Whether requests are built but unpublished.
     #[inline(always)]
     pub(super) fn has_unpublished(&self) -> bool {
         self.unpublished != 0
     }
 
-    /// Whether a post of what fits is stored to the register as it is: it takes all such requests,
-    /// or none.
+    /// Whether the fast path may post to this register: it takes copies of all requests that the
+    /// fast path composes, or no copies at all.
     #[inline(always)]
     pub(super) fn posts_directly(&self) -> bool {
         let copies = self.doorbell.register.copy_limit();
         copies == 0 || copies >= MOST_COPIED
     }
 
-    /// Works out anew how far the fast path may go.
+    /// Recomputes how far the fast path may go.
     #[inline(always)]
     pub(super) fn recompute_fast_limit(&mut self) {
         self.next.limit = 0;
@@ -50,7 +51,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
     }
 
-    /// Publishes up to `head`, with an 8-byte doorbell. The queue has to be settled then.
+    /// Publishes up to `head`, with an 8-byte doorbell. The caller recomputes the fast limit
+    /// afterwards.
     #[inline(always)]
     pub(super) fn ring_last(&mut self) {
         let control = self.last_control;
@@ -59,7 +61,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.note_published();
     }
 
-    /// Notes that the requests from `start` to the head were built and not published.
+    /// Records that the requests from `start` to the head are unpublished.
     #[inline(always)]
     pub(super) fn note_unpublished(&mut self, start: u32) {
         self.unpublished = self.unpublished.wrapping_add(self.head.wrapping_sub(start));

@@ -1,13 +1,13 @@
 //! Requests whose operation is known at run time only, in lists.
 //!
-//! The same encoder as the typed fronts; the service is a constant of the queue's type, so what is
-//! left at run time is one jump on the operation. What the typed layer refuses at compile time
-//! comes back as a [`PostError`] here.
+//! They use the encoder of the typed functions. The service is a constant of the queue's type, so
+//! one jump on the operation is left at run time. Requests that the typed functions refuse at
+//! compile time are a [`PostError`] here.
 //!
-//! A request is decided on in two ways by the same code: in line for what most programs post, a
-//! message or an access with one SGE or one buffer to be copied; out of line for anything else, and
-//! for the usual where space has to be looked for. Nothing that was found out in line is handed on:
-//! it can stay in registers.
+//! The same code decides on a request in two copies. The inline copy takes what most programs post:
+//! a message or an access with one SGE or one inline buffer. The copy out of line takes everything
+//! else, and all requests while the fast path has no space. It starts over, so the results of the
+//! inline copy can stay in registers.
 //!
 //! Each operation and payload has its own copy of the encoder. With optimisation all copies are in
 //! one function. Without it they are functions of their own (`debug_assertions`): in one, their
@@ -48,7 +48,7 @@ pub enum RunTimeOperation<'a> {
     LocalInvalidate(u32),
     /// A raw Ethernet packet.
     Packet(EthernetOffload),
-    /// A raw Ethernet packet for the device to cut up; header and segment size as in [`segmented`].
+    /// A raw Ethernet packet that the device segments; header and segment size as in [`segmented`].
     Segmented {
         offload: EthernetOffload,
         mss: u16,
@@ -56,10 +56,10 @@ pub enum RunTimeOperation<'a> {
     },
 }
 
-/// Who a [`SendRequest`] goes to.
+/// The destination of a [`SendRequest`].
 #[derive(Clone, Copy, Debug)]
 pub enum RunTimeDestination<'a> {
-    /// Whoever the queue is connected to (RC, UC, raw Ethernet).
+    /// The peer of the queue pair (RC, UC), or none (raw Ethernet).
     Connected,
     /// A UD address, as in [`Datagram`].
     Datagram(&'a AddressVector),
@@ -74,9 +74,9 @@ pub enum RunTimeDestination<'a> {
 pub struct SendRequest<'a> {
     /// Comes back in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub operation: RunTimeOperation<'a>,
-    /// Who it goes to.
+    /// The destination.
     pub destination: RunTimeDestination<'a>,
     /// How it completes and is ordered.
     pub flags: PostFlags,
@@ -90,12 +90,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Posts requests in order and rings the doorbell once for all that were posted.
     ///
     /// # Errors
-    /// The first request that cannot be posted, with the reason; those before it are posted and rung.
+    /// The first request that cannot be posted, with the reason; those before it are posted and
+    /// rung.
     ///
     /// # Safety
-    /// The memory that the requests' `data` names stays registered, and is not used against the device's reading (or,
-    /// for reads and atomics, writing) it, until the request has completed or the QP has been destroyed. The data of
-    /// inline requests, and of packets on a queue that wants headers inline, is readable by this process now.
+    /// The memory that the requests' `data` names stays registered, and is not used against the
+    /// device's reading (or, for reads and atomics, writing) it, until the request has completed or
+    /// the QP has been destroyed. The data of inline requests, and of packets on a queue that wants
+    /// headers inline, is readable by this process now.
     #[inline(always)]
     pub unsafe fn post_list<'a>(
         &mut self,
@@ -186,12 +188,12 @@ impl<D: Destination> Addressing for Via<D> {
     }
 }
 
-/// What builds a request once its operation is known: a batch, or a queue that rings at once.
+/// Builds a request whose operation is known: a batch, or a queue that rings at once.
 trait Builder<T: Transport> {
     type Register: Register;
     /// The queue that it builds for.
     fn target(&self) -> &SendQueue<T, Self::Register>;
-    /// Builds a request for which nothing has to be looked up; whether it is one.
+    /// Builds the request if the fast path can; returns whether it did.
     ///
     /// # Safety
     /// As for [`SendQueue::post_list`].
@@ -321,8 +323,8 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     }
 }
 
-/// Finds out what a request is, and has it built: a `QUICK` one what is usual, and it leaves all
-/// else to [`Builder::build_any`].
+/// Matches a request's operation and data, and builds it. With `QUICK` it builds only the usual
+/// ones, and leaves all others to [`Builder::build_any`].
 struct Decide<'b, T, B, const QUICK: bool>(&'b mut B, PhantomData<T>);
 
 impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
@@ -338,7 +340,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
                 (Service::Dci, D::Dc(av)) => self.addressed(request, Via(DcTarget(av))),
                 (Service::RawEthernet, D::Connected) => self.packet(request),
                 _ if QUICK => self.0.build_any(request),
-                // Windows belong to this side: nobody is addressed.
+                // Operations on windows are local, so they have no destination.
                 (Service::Xrc, D::Connected) => self.window(request),
                 _ if matches!(request.operation, RunTimeOperation::Nop) => self.bare(request, Nop),
                 _ => Err(PostError::BadDestination),
@@ -372,7 +374,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
         unsafe { self.with_data(request, to.address(send)) }
     }
 
-    /// An access to remote memory, or what addresses no peer.
+    /// An access to remote memory, or an operation without a peer.
     #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn access<A: Addressing>(
         &mut self,
@@ -477,7 +479,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
         operation: O,
         one: &Sge,
     ) -> Result<(), PostError> {
-        // The length of a usual one is compared before a byte is read.
+        // On the fast path the length is compared before a byte is read.
         if QUICK && !one.is_usual() {
             // SAFETY: passed on to the caller.
             return unsafe { self.0.build_any(request) };
@@ -489,8 +491,9 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
         unsafe { self.built(request, operation, Inline(bytes_of(one))) }
     }
 
-    /// Several buffers copied into the request. Out of line: the place where they are joined would make every call's frame
-    /// larger than a page. The total is summed without overflow and compared before a byte is read.
+    /// Several buffers copied into the request. Out of line, because the buffer in which they are
+    /// joined would make every caller's frame larger than a page. The total is summed without
+    /// overflow and compared before a byte is read.
     #[inline(never)]
     unsafe fn inline_several<O: Operation>(
         &mut self,
@@ -503,7 +506,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
             return Err(PostError::InlineTooLong);
         }
         let mut buffer = [MaybeUninit::uninit(); INLINE_LENGTH_MASK as usize];
-        // SAFETY: the caller vouches that the pieces are readable; passed on to the caller.
+        // SAFETY: the caller vouches that the buffers are readable; passed on to the caller.
         unsafe { self.built(request, operation, Inline(joined(data, &mut buffer))) }
     }
 
@@ -527,7 +530,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
         }
     }
 
-    /// An operation without data; what `data` says is ignored.
+    /// An operation without data; `data` is ignored.
     #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn bare<O: Operation>(
         &mut self,
@@ -538,7 +541,8 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
         unsafe { self.built(request, operation, ()) }
     }
 
-    /// A raw Ethernet packet; on a queue that wants the headers inline, the first 18 bytes of the data go there.
+    /// A raw Ethernet packet; on a queue that wants the headers inline, the first 18 bytes of the
+    /// data go there.
     #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn packet(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let takes_all = self.0.target().min_inline_header == 0;
@@ -604,24 +608,24 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
     }
 }
 
-/// The bytes of a piece of memory.
+/// The bytes that an SGE names.
 ///
 /// # Safety
-/// The piece is readable, and nothing writes it meanwhile.
+/// They are readable, and nothing writes them meanwhile.
 #[inline(always)]
 unsafe fn bytes_of<'a>(sge: &Sge) -> &'a [u8] {
     if sge.is_empty() {
         return &[];
     }
     let start = core::ptr::with_exposed_provenance(sge.address() as usize);
-    // SAFETY: the caller vouches for it; a piece of memory that exists does not wrap around.
+    // SAFETY: the caller vouches for it; memory that exists does not wrap around.
     unsafe { core::slice::from_raw_parts(start, sge.length() as usize) }
 }
 
-/// Several pieces behind each other, in `buffer`.
+/// Joins the bytes of several SGEs in `buffer`.
 ///
 /// # Safety
-/// The pieces are readable, and together fit into `buffer`.
+/// The SGEs' bytes are readable, and together fit into `buffer`.
 unsafe fn joined<'a>(data: &[Sge], buffer: &'a mut [MaybeUninit<u8>]) -> &'a [u8] {
     let mut length = 0;
     for sge in data {
@@ -638,16 +642,16 @@ unsafe fn joined<'a>(data: &[Sge], buffer: &'a mut [MaybeUninit<u8>]) -> &'a [u8
     unsafe { core::slice::from_raw_parts(buffer.as_ptr().cast(), length) }
 }
 
-/// Takes the first 18 bytes off the pieces. `None` if they hold fewer.
+/// Takes the first 18 bytes off the SGEs. `None` if they have fewer.
 ///
 /// # Safety
-/// The pieces are readable.
+/// The SGEs' bytes are readable.
 unsafe fn take_header(data: &mut [Sge]) -> Option<[u8; ETH_INLINE_L2]> {
     let mut header = [0; ETH_INLINE_L2];
     let mut left = &mut header[..];
     for sge in data {
         let length = left.len().min(sge.length() as usize);
-        // SAFETY: the caller vouches for it; these are the first bytes of the piece.
+        // SAFETY: the caller vouches for it; these are the first bytes of the SGE.
         let bytes = unsafe { bytes_of(&sge.with_length(length as u32)) };
         let (now, later) = left.split_at_mut_checked(length)?;
         now.copy_from_slice(bytes);

@@ -28,7 +28,8 @@ impl Service {
         matches!(self, Self::Ud | Self::Dci)
     }
 
-    /// Whether a message may name remote memory; a datagram has no place for it, whatever the opcode says.
+    /// Whether a message may name remote memory. A datagram has no segment for it, whatever the
+    /// opcode.
     pub const fn has_remote_memory(self) -> bool {
         match self {
             Self::Rc | Self::Uc | Self::Xrc | Self::Dci | Self::RawEthernet => true,
@@ -41,8 +42,8 @@ impl Service {
         matches!(self, Self::Rc | Self::Xrc | Self::Dci)
     }
 
-    /// Whether a WQE with this opcode belongs on a queue of this service. Opcodes outside of verbs are
-    /// let through: nothing public says where they are refused.
+    /// Whether a WQE with this opcode belongs on a queue of this service. Opcodes outside of verbs
+    /// are let through: nothing public says where they are refused.
     pub const fn allows(self, opcode: Opcode) -> bool {
         let connected = self.is_reliable() || matches!(self, Self::Uc);
         match opcode {

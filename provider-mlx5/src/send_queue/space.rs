@@ -1,7 +1,7 @@
 //! How far the ring may be filled: blocks that are free, and requests that may be outstanding.
 //!
-//! The fast path compares with one limit, [`Next::limit`]. It is worked out here from the tail, which in turn is worked out from
-//! what the poller published.
+//! The fast path compares with one limit, [`Next::limit`]. It is computed here from the tail, which
+//! in turn is computed from the poller's published progress.
 
 use super::encode::mode_word;
 use super::post::Next;
@@ -12,7 +12,7 @@ use crate::request::PostError;
 use crate::sync::Ordering;
 use crate::user_index::SENDS;
 
-/// Where the next request goes, and what the one before it leaves to it.
+/// Where the next request goes, and the fence that the request before it requires.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place {
     /// Blocks filled so far. All counters wrap.
@@ -21,7 +21,7 @@ pub(super) struct Place {
     pub(super) fence: u8,
 }
 
-/// Outstanding requests from the tail up to a counter, as far as they had to be counted.
+/// A cache of how many requests are outstanding from the tail to a counter.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counted {
     requests: u32,
@@ -88,8 +88,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         requests
     }
 
-    /// Makes sure of `blocks` blocks for a request; returns the mode bits that every request carries.
-    /// The queue stays where it is: a batch may be forgotten.
+    /// Makes sure that `blocks` blocks are free for a request; returns the mode bits that every
+    /// request carries. The head does not move, because a batch may be forgotten.
     #[inline(always)]
     pub(super) fn claim(&mut self, at: Place, blocks: u32) -> Result<u64, PostError> {
         self.retire();
@@ -106,7 +106,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.free_at(at.head) >= blocks && self.has_request(at.head)
     }
 
-    /// Works out how many requests may be outstanding. Only ever more, until the queue is reset.
+    /// Computes how many requests may be outstanding. The number only grows until the queue is
+    /// reset.
     pub(super) fn follow_grant(&mut self) {
         let granted = self.granted.saturating_sub(self.ring.handle().held(SENDS));
         // A request has a block at least.
@@ -131,8 +132,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         Ok(())
     }
 
-    /// Notes that the request at counter `start` has `blocks` blocks, so that no other request
-    /// starts within it.
+    /// Marks the blocks of the request at counter `start` but the first, so that no other request
+    /// is taken to start there.
     #[inline(always)]
     pub(super) fn note_blocks(&self, start: u32, blocks: u32) {
         let end = start.wrapping_add(blocks);
@@ -144,7 +145,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
     }
 
-    /// Takes back what was noted of `blocks` blocks from the head on, of a batch that is gone.
+    /// Removes the marks of `blocks` blocks from the head on, which a batch that is gone has made.
     #[cold]
     #[inline(never)]
     pub(super) fn forget_batch(&mut self, blocks: u32) {
@@ -155,7 +156,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
     }
 
-    /// Takes back what was noted by a batch that was forgotten, if there was one.
+    /// Removes the marks of a batch that was forgotten, if there was one.
     #[inline(always)]
     pub(super) fn end_batch(&mut self) {
         if self.batch_start.is_open {
@@ -163,8 +164,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
     }
 
-    /// Works out the tail from what the poller published. Of what a batch has built behind the head nothing can have
-    /// completed, whatever the device says.
+    /// Computes the tail from the poller's published progress. Requests that a batch has built
+    /// after the head cannot have completed, whatever the device says.
     pub(super) fn retire(&mut self) {
         let completed = self.state().completed_send();
         if completed == self.seen {
@@ -172,7 +173,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
         self.seen = completed;
         let outstanding = self.head.wrapping_sub(self.tail);
-        // The ring still holds what is outstanding as it was built, so the length can be read there.
+        // Outstanding requests are still in the ring as they were built, so their length can be
+        // read there.
         let Some(start) = completed_counter(completed, self.head, outstanding) else { return };
         let end = start.wrapping_add(self.ring.blocks_at(start));
         if end.wrapping_sub(self.tail) <= outstanding {

@@ -1,13 +1,13 @@
-//! Requests that are built step by step, as a program's calls come: first what a request does, then
-//! its data.
+//! Requests that are built step by step, one step per call of the program: first the operation,
+//! then its data.
 //!
-//! Each step is stored where it belongs in the ring. A header says from the first moment on how
-//! long its request is, so a request without data needs no further step. The queue learns of the
-//! requests when they are published. Until then [`Steps`] has all there is to know: a copy of where
-//! the queue is, as far as its fast path is open.
+//! Each step is stored at its place in the ring. The header that the first step stores has the
+//! length of a request without data, so such a request needs no further step. The queue's head
+//! moves when the requests are published. Until then [`Steps`] holds the position: a copy of the
+//! queue's, up to its fast limit.
 //!
-//! What this path does not take is built by a [`Batch`], which goes on where the steps are
-//! ([`SendQueue::batch_from`]) and gives that place back ([`Batch::pause`]).
+//! Requests that this path cannot build are built by a [`Batch`], which continues where the steps
+//! end ([`SendQueue::batch_from`]) and gives the position back ([`Batch::pause`]).
 
 #![allow(unsafe_code)]
 
@@ -34,7 +34,7 @@ const FLAGS: usize = 11;
 /// Blocks that a register takes at most.
 const MOST_COPIED: usize = super::publish::MOST_COPIED as usize / WQEBB_SIZE;
 
-/// What all requests of a queue have, as control segments say it. Made by [`SendQueue::common`].
+/// The parts of control segments that all requests of a queue share. Made by [`SendQueue::common`].
 #[derive(Debug)]
 pub struct Common {
     /// Second words of control segments, for headers of one and of two octowords.
@@ -73,16 +73,16 @@ pub struct Steps {
 // together with that queue only.
 unsafe impl Send for Steps {}
 
-/// What a request does: a message, or an access to remote memory. Each part is asked for where it
+/// The operation of a request: a message, or an access to remote memory. Each part is read where it
 /// is stored, so that few of them need a register at a time.
 pub trait Header {
     /// Octowords: 1, or 2 with a remote address. No other number is written.
     fn octowords(&self) -> usize;
-    /// What the device calls it.
+    /// The device's opcode.
     fn opcode(&self) -> Opcode;
     /// The control segment's last word.
     fn immediate(&self) -> U32;
-    /// The memory; anything, if the header has one octoword.
+    /// The remote memory; ignored if the header has one octoword.
     fn remote(&self) -> Remote;
     /// Comes back in the completion.
     fn wr_id(&self) -> u64;
@@ -90,7 +90,7 @@ pub trait Header {
     fn mode(&self) -> u32;
 }
 
-/// A request that was named, taken back.
+/// A request whose operation was set, and which was then removed from the ring.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the parts of a request")]
 pub struct Named {
@@ -112,8 +112,8 @@ impl Steps {
         has_batch: false,
     };
 
-    /// The same, put together anew: for calls out of line, which would keep the original in memory
-    /// otherwise.
+    /// A copy, field by field, to pass to functions out of line. Passing the original would force
+    /// it into memory.
     #[inline(always)]
     #[must_use]
     pub fn again(&self) -> Self {
@@ -133,8 +133,8 @@ impl Steps {
         self.detour == 0
     }
 
-    /// Notes that the queue is used otherwise, too. Whether this is the first time since the
-    /// beginning.
+    /// Records that requests are built in another way, too. Returns whether this is the first time
+    /// since the beginning.
     #[inline(always)]
     pub fn detour(&mut self) -> bool {
         let is_first = replace(&mut self.detour, 1) == 0;
@@ -149,7 +149,7 @@ impl Steps {
         self.has_batch
     }
 
-    /// Builds nothing here until a batch gives its place back.
+    /// Closes this path until a batch gives its place back.
     pub fn close(&mut self) {
         if !self.is_closed {
             self.open = self.next.limit;
@@ -206,7 +206,8 @@ impl Steps {
     pub unsafe fn add(&mut self, address: u64, length: u32, lkey: u32) -> bool {
         let size = self.named as usize;
         if size == 0 {
-            // Kept as two branches: joined, the compiler makes numbers of both answers first.
+            // Two branches, because the compiler would first turn both answers into numbers if they
+            // were joined.
             crate::hint::cold_path();
             return false;
         }
@@ -237,7 +238,7 @@ impl Steps {
         unsafe { block.cast::<u8>().add(LENGTH).write(octowords as u8) };
     }
 
-    /// Takes the request back that was named and has no data yet.
+    /// Removes the request whose operation was set and that has no data yet.
     pub fn take_back(&mut self) -> Option<Named> {
         if take(&mut self.named) == 0 {
             return None;
@@ -266,8 +267,8 @@ impl Steps {
 /// `to` is valid for writes, and aligned.
 #[inline(always)]
 unsafe fn write_sge(to: *mut Wide, address: u64, length: u32, lkey: u32) {
-    // Not as an octoword: to join the words would take two instructions.
-    // SAFETY: the caller's promise.
+    // Not as one octoword, because joining the words would take two instructions. SAFETY: the
+    // caller's promise.
     unsafe {
         to.cast::<u32>().write(length.to_be());
         to.cast::<u32>().add(1).write(lkey.to_be());
@@ -276,8 +277,8 @@ unsafe fn write_sge(to: *mut Wide, address: u64, length: u32, lkey: u32) {
 }
 
 impl<T: Transport> SendQueue<T, BlueFlame> {
-    /// What requests that are built step by step have in common. `flags` are what
-    /// [`Steps::name`]'s modes stand for.
+    /// The common part of requests that are built step by step. `flags` are the flags that each
+    /// `mode` of [`Steps::name`] selects.
     pub fn common(&self, flags: [PostFlags; 8]) -> Common {
         let word = |octowords| ControlSegment::second_word(self.number, octowords).to_be();
         Common {
@@ -289,8 +290,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         }
     }
 
-    /// Begins to build requests where the queue is. What was begun before and not published is
-    /// forgotten, which has to be the case for nothing.
+    /// Begins to build requests where the queue is. There must be no unpublished steps: they would
+    /// be forgotten.
     #[inline(always)]
     pub fn begin_steps(&mut self, steps: &mut Steps) {
         if !self.next.has(1) {
@@ -315,7 +316,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     #[inline(always)]
     fn built(&self, steps: &Steps) -> u32 {
         let built = ((steps.next.at / WQEBB_SIZE) as u32).wrapping_sub(self.head) & 0xffff;
-        // More than there are: a program has used the queue otherwise, by two threads without locks.
+        // More blocks than the ring has: two threads of the program use the queue without a lock.
         if built > self.ring.blocks() { 0 } else { built }
     }
 
@@ -397,7 +398,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         true
     }
 
-    /// Makes room for a request of `octowords` octowords, of which one block is there.
+    /// Extends the request that was built last, which has one block, to `octowords` octowords.
+    /// `false`, and nothing has changed, if that is beyond the fast limit.
     ///
     /// # Safety
     /// As for [`SendQueue::add_inline`].
@@ -455,7 +457,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             crate::hint::cold_path();
             return false;
         }
-        // SAFETY: the block at the head is free, and has room for two octowords and an SGE.
+        // SAFETY: the block at the head is free, and holds two octowords and an SGE.
         unsafe {
             let block = self.write_header(common, &header, header.octowords() + 1);
             let (address, lkey) = address_and_lkey();
@@ -491,7 +493,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         if octowords > 4 * MOST || !self.next.has(blocks) {
             return false;
         }
-        // SAFETY: so many blocks at the head are free, and have room for all data.
+        // SAFETY: so many blocks at the head are free, and hold all data.
         unsafe {
             let block = self.write_header(common, &header, octowords);
             let data = core::slice::from_raw_parts(start(), length);

@@ -1,5 +1,5 @@
-//! The services of a send queue, and which operations and data each takes: a request that its service does not have does
-//! not compile.
+//! The services of a send queue, and the operations and data that each takes. A request that the
+//! service does not have does not compile.
 //!
 //! ```compile_fail,E0277
 //! use uverbs_mlx5::send_queue::{Carries, Read, Uc};
@@ -36,7 +36,8 @@ pub trait Transport: sealed::Sealed {
 }
 
 impl Service {
-    /// Octowords that name the destination, between control segment and operation: an address vector, a remote SRQ.
+    /// Octowords that name the destination, between control segment and operation: an address
+    /// vector, a remote SRQ.
     pub const fn address_octowords(self) -> usize {
         match self {
             Self::Rc | Self::Uc | Self::RawEthernet => 0,
@@ -118,7 +119,8 @@ macro_rules! carries {
 
 carries!(Rc: Nop, Send, SendImmediate, SendInvalidate, Write, WriteImmediate, Read, CompareSwap, FetchAdd,
     MaskedCompareSwap, MaskedFetchAdd, BindWindow, UnbindWindow, LocalInvalidate);
-// No send with invalidate: the unconnected service has no packet opcode for it (IBTA, table of BTH opcodes).
+// No send with invalidate: the unconnected service has no packet opcode for it (IBTA, table of BTH
+// opcodes).
 carries!(Uc: Nop, Send, SendImmediate, Write, WriteImmediate, BindWindow, UnbindWindow, LocalInvalidate);
 carries!(Ud: Nop, To<Datagram<'_>, Send>, To<Datagram<'_>, SendImmediate>);
 carries!(Xrc: Nop, To<XrcTarget, Send>, To<XrcTarget, SendImmediate>, To<XrcTarget, SendInvalidate>,

@@ -1,10 +1,10 @@
-//! Sixteen bytes at a time: the widest store that every processor of the architecture has. What is
-//! put together in registers goes out in 32 bytes where the compiler may use AVX
-//! (`-C target-cpu=x86-64-v3`).
+//! Vector registers of 16 bytes: the widest store that every processor of the architecture has.
+//! Requests that are composed in registers are stored 32 bytes at a time where the compiler may use
+//! AVX (`-C target-cpu=x86-64-v3`).
 //!
-//! A request is stored twice, and stores are what a post waits for, so its octowords are put together in vector registers
-//! and each goes out in one store. Whatever is read back was stored in the same sixteen bytes, so the
-//! processor forwards it.
+//! A request is stored twice, and a post mostly waits for stores. So octowords are composed in
+//! vector registers, and each is one store. A load that follows reads exactly 16 bytes of one
+//! store, so the processor can forward it.
 
 #![allow(unsafe_code)]
 
@@ -96,7 +96,8 @@ pub(super) fn from_number(value: u128) -> Wide {
     wide([(value as u64).to_le(), ((value >> 64) as u64).to_le()])
 }
 
-/// An inline segment's first octoword: its length, as it lies in memory, and the first twelve of sixteen bytes of data.
+/// An inline segment's first octoword: its length, in memory order, and the first twelve of sixteen
+/// bytes of data.
 #[inline(always)]
 #[allow(unused_unsafe, reason = "the newer compilers know that the intrinsics are always there")]
 pub(super) fn after_length(length: u64, data: &[u8; 16]) -> Wide {
@@ -178,7 +179,8 @@ pub(super) unsafe fn store_octowords(target: *mut Wide, octowords: &WideBlock, c
     }
 }
 
-/// Copies a block from ordinary memory, each octoword in exactly one store: the target may be device memory.
+/// Copies a block from ordinary memory, each octoword in exactly one store: the target may be
+/// device memory.
 ///
 /// # Safety
 /// `source` is valid for 64 bytes of reads and `target` for as many of writes, both aligned to 16.
@@ -190,8 +192,8 @@ pub(super) unsafe fn copy_block(target: *mut Block, source: *const Block) {
     }
 }
 
-/// In a loop whose rounds are few: keeps the compiler from unrolling it, which pays for many rounds
-/// alone, unless it knows how many there are.
+/// Keeps the compiler from unrolling a loop of few rounds, unless it knows their number. Unrolling
+/// pays only for many rounds.
 #[inline(always)]
 pub(super) fn few_rounds() {
     // SAFETY: no instruction.

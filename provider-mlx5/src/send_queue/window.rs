@@ -1,7 +1,8 @@
-//! Memory windows: binding, unbinding, and invalidating keys, as user-mode memory registration (UMR) requests.
+//! Memory windows: binding, unbinding, and invalidating keys, as user-mode memory registration
+//! (UMR) requests.
 //!
-//! Whatever follows such a request may use the key that it changes, so the next request, in this call or a later one,
-//! carries the small fence.
+//! The next request may use the key that such a request changes. So it carries the small fence,
+//! whether it is posted by the same call or a later one.
 
 use super::operation::Operation;
 use super::sealed::Sealed;
@@ -35,7 +36,7 @@ bitflags::bitflags! {
     }
 }
 
-/// Opens a window on a piece of a memory region.
+/// Binds a window to a range of a memory region.
 #[derive(Clone, Copy, Debug)]
 pub struct BindWindow {
     /// The window's present key.
@@ -56,7 +57,7 @@ pub struct BindWindow {
     pub zero_based: bool,
 }
 
-/// Closes a window: a bind of no bytes.
+/// Unbinds a window: a bind of no bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct UnbindWindow {
     /// The window's present key.
@@ -79,7 +80,7 @@ const CONTROL: usize = 3;
 const MKEY: usize = 4;
 const TRANSLATION: usize = 4;
 
-/// The largest piece that one translation entry covers.
+/// The most bytes that one translation entry covers.
 const MAX_LENGTH: u64 = 1 << 31;
 
 fn control(window_type: WindowType, entries: u16, flags: u8, mask: u64) -> Umr {
