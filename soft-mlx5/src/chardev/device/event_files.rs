@@ -11,8 +11,8 @@ use nix::errno::Errno;
 use super::event_queue::{EventQueue, identity};
 use crate::chardev::objects::object::{EventFile, Kind};
 
-/// Fewer files than this are not searched for closed ones.
-const FEW: usize = 64;
+/// Up to this many files are searched for closed ones whenever one is added.
+const FEW: usize = 16;
 
 /// Event files by device and inode of their descriptors. The inode of a file that is here is no
 /// other one's, because this side holds the other end of the pipe.
@@ -44,10 +44,10 @@ impl EventFiles {
         file.map(|file| file.queue.clone()).ok_or(Errno::EBADF)
     }
 
-    /// Adds a file. Closed ones are looked for when there are twice as many as the last search
-    /// left, so that each new one costs a constant number of looks.
+    /// Adds a file. Where there are many, closed ones are looked for when there are twice as many
+    /// as the last search left, so that each new one costs a constant number of looks.
     pub(crate) fn add(&mut self, file: EventFile) {
-        if self.files.len() >= self.sweep_at.max(FEW) {
+        if self.files.len() <= FEW || self.files.len() >= self.sweep_at {
             self.sweep();
         }
         if file.kind == Kind::AsyncEvent && self.first_async.is_none() {
@@ -104,7 +104,7 @@ mod tests {
             files.add(one);
             kept.push(fd);
         }
-        assert!(files.asked <= 2 * kept.len(), "{} looks", files.asked);
+        assert!(files.asked <= FEW * FEW + 2 * kept.len(), "{} looks", files.asked);
     }
 
     #[test]
