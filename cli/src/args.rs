@@ -312,8 +312,9 @@ pub(crate) struct Perf {
 pub(crate) struct Capture {
     /// The file. With --rotate-mib or --rotate-seconds a number goes in front of its extension
     pub(crate) file: PathBuf,
-    /// Which frames: sniffer, GROUP:PORT[@VLAN], udp:PORT, tcp:PORT or leftovers
+    // No doc comment: rustdoc would take the brackets for a link.
     #[arg(long, value_name = "RULE", default_value = "sniffer")]
+    #[arg(help = "Which frames: sniffer, GROUP:PORT[@VLAN], udp:PORT, tcp:PORT or leftovers")]
     pub(crate) rule: crate::capture::Rule,
     /// Join the rule's group on the network device with this address (IGMP)
     #[arg(long, value_name = "ADDRESS")]
