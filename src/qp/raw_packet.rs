@@ -4,9 +4,9 @@
 //! device adds the check sequence and, where asked, checksums
 //! ([`EthernetOffload`](super::EthernetOffload)), a VLAN tag, or cuts a large packet into segments
 //! ([`segmented`](super::segmented)). A frame arrives only if a steering rule sends it here
-//! ([`crate::flow`]); it lands in one receive, and its completion tells what the device found out
-//! about it: [`ip_checksum_ok`], [`vlan`], [`flow_tag`]. A frame for which no receive is posted is
-//! lost without a trace.
+//! ([`crate::flow`]); it fills one receive, and its completion has the device's findings:
+//! [`ip_checksum_ok`], [`vlan`], [`flow_tag`]. A frame for which no receive is posted is dropped,
+//! and only the port's counter `out_of_buffer` shows it.
 //!
 //! Such queue pairs need an Ethernet port and CAP_NET_RAW. They go from RESET to RTS with nothing
 //! but the port ([`QueuePair::activate`]). Their hardware receive queue works from INIT on
@@ -35,7 +35,7 @@ use crate::error::{Error, Result};
 const VERB: &str = "create_qp";
 const RATE: &str = "modify_qp_rate_limit";
 
-/// What only raw packet queue pairs are asked for.
+/// Options that only raw packet queue pairs have.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct RawOptions {
     pub(super) flags: QpCreateFlags,
@@ -51,7 +51,7 @@ impl<L: Layer> QpBuilder<RawEthernet, L> {
         self
     }
 
-    /// A frame's check sequence, 4 bytes, is delivered behind it (`IBV_QP_CREATE_SCATTER_FCS`).
+    /// A frame's check sequence, 4 bytes, is delivered after it (`IBV_QP_CREATE_SCATTER_FCS`).
     pub fn keep_check_sequence(mut self) -> Self {
         self.raw.flags |= QpCreateFlags::SCATTER_FCS;
         self
@@ -67,7 +67,7 @@ impl<L: Layer> QpBuilder<RawEthernet, L> {
     }
 }
 
-/// Refuses in words what the device or the port cannot do.
+/// Refuses options that the device or the port does not have, and says why.
 pub(super) fn check(context: &Context, link: LinkLayer, options: RawOptions) -> Result<()> {
     if link != LinkLayer::Ethernet {
         let cause = format!("raw packet queue pairs are for Ethernet ports, not for {link}");
@@ -76,7 +76,7 @@ pub(super) fn check(context: &Context, link: LinkLayer, options: RawOptions) -> 
     check_capabilities(VERB, context, options)
 }
 
-/// Refuses in words what the device cannot do for a queue of raw packets.
+/// Refuses options that the device does not have for raw packets, and says why.
 pub(super) fn check_capabilities(
     verb: &'static str,
     context: &Context,

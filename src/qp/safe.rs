@@ -23,10 +23,10 @@ use crate::memory::pd::ProtectionDomain;
 use crate::memory::posting::{Admission, Refused, Sends, for_atomic};
 use crate::memory::slot::{Abandoned, Chain, Slot};
 
-/// What a queue pair of the safe layer knows of its slots.
+/// The safe layer's part of a queue pair: what it needs to post slots and get them back.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    /// What its slots in flight are known by; its completions name it.
+    /// Identifies the slots that are in flight on this queue pair. Its completions carry it.
     serial: Serial,
     cqs: [CqBits; 2],
     sends: Sends,
@@ -49,21 +49,21 @@ impl Slots {
         Self { serial, cqs, sends, receives: admit(serial.receives(cqs[1])), low_water_mark: 0 }
     }
 
-    /// Has completions of the queue hand back what its slots in flight are known by.
+    /// Makes the completions of the queue carry the serial of its slots.
     pub(super) fn mark(&self, user: &QueueHandle) {
         let [sends, receives] = self.serial.side_contexts();
-        // SAFETY: this is the layer that knows its requests by these values; nothing of the queue
-        // is in flight yet.
+        // SAFETY: this layer identifies its requests by these values; nothing of the queue is in
+        // flight yet.
         unsafe { user.state().set_side_contexts(sends, receives) };
     }
 
-    /// What receives are posted with.
+    /// The values with which receives are posted.
     #[inline(always)]
     pub(super) fn receives(&self) -> Admission {
         self.receives
     }
 
-    /// The same for another owner; this one posts nothing any more.
+    /// Moves the state to another owner. This one must not post any more.
     pub(super) fn move_out(&mut self) -> Self {
         let pending = std::mem::replace(&mut self.sends.pending, Chain::EMPTY);
         let Sends { admission, signal_all, .. } = self.sends;
@@ -72,7 +72,8 @@ impl Slots {
         Self { serial, cqs, sends, receives, low_water_mark }
     }
 
-    /// After a reset: slots are known by another number from now on. What was in flight before.
+    /// Starts a new life after a reset, with a new serial. Returns the slots that were in flight
+    /// before.
     pub(super) fn start_over<T: QueuePairType, R: Register>(
         &mut self,
         old: &QueueHandle,
@@ -89,9 +90,8 @@ impl Slots {
         Ok(left)
     }
 
-    /// What is in flight at the end. The queue pair was destroyed or reset, and `user` is closed,
-    /// so the device completes nothing more; a poller may still be taking what had completed
-    /// before.
+    /// The slots that are in flight when the queue pair was destroyed or reset. `user` is closed,
+    /// so the device completes nothing more. A poller may still be taking completions from before.
     pub(super) fn left<T: QueuePairType, R: Register>(
         &self,
         user: Option<QueueHandle>,
@@ -183,8 +183,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     /// again with other data or another address ([`InlineTemplate`]).
     ///
     /// # Errors
-    /// What posting it would say but `Full` and `BadState`; `NotATemplate` if it takes more than
-    /// one block (more than 44 bytes of data, or 28 with a remote address).
+    /// Those of posting the request, but for `Full` and `BadState`; `NotATemplate` if it takes more
+    /// than one block (more than 44 bytes of data, or 28 with a remote address).
     pub fn template<'a, O>(
         &mut self,
         operation: O,
@@ -309,8 +309,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         self.slots.low_water_mark = receives;
     }
 
-    /// Whether fewer receives are outstanding than the low-water mark: to be asked now and then in
-    /// the loop that polls.
+    /// Whether fewer receives are outstanding than the low-water mark. Call it now and then in the
+    /// loop that polls.
     pub fn receives_run_low(&mut self) -> bool {
         self.outstanding_receives() < self.slots.low_water_mark
     }
@@ -330,11 +330,11 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
 /// [`QueuePair::post_list`].
 #[derive(Debug)]
 pub struct SlotRequest<'a> {
-    /// What to do.
+    /// The operation.
     pub operation: RunTimeOperation<'a>,
-    /// Where it goes.
+    /// The destination.
     pub destination: RunTimeDestination<'a>,
-    /// How it completes and is ordered.
+    /// Flags for its completion and its order.
     pub flags: PostFlags,
     /// The data: the filled part, or the first 8 bytes for the result of an atomic.
     pub slot: Slot,
@@ -537,12 +537,12 @@ impl<T: QueuePairType, R: Register> Drop for Batch<'_, T, R> {
     }
 }
 
-/// What of a slot an operation takes.
+/// The part of a slot that an operation uses.
 enum RunTimePayload {
     Filled,
     /// The first 8 bytes.
     Atomic,
-    /// Nothing: it is not for slots.
+    /// None: the operation takes no slot.
     NoSlot,
 }
 
@@ -566,7 +566,7 @@ fn run_time_payload(operation: RunTimeOperation<'_>) -> RunTimePayload {
     }
 }
 
-/// Out of line, for a copy: so the batch itself stays in registers.
+/// Out of line, and by value, so that the batch of the caller stays in registers.
 #[inline(never)]
 fn publish_dropped<T: QueuePairType, R: Register>(batch: RawBatch<'_, T, R>) {
     batch.publish();

@@ -103,8 +103,8 @@ impl Striding {
         Some(Self::new(bytes, strides))
     }
 
-    /// Frames begin two bytes behind the start of a stride, so that the IP header behind the 14
-    /// bytes of Ethernet is aligned to 4.
+    /// Frames begin two bytes after the start of a stride, so that the IP header after the 14 bytes
+    /// of Ethernet is aligned to 4.
     pub const fn two_byte_shift(mut self) -> Self {
         self.two_byte_shift = true;
         self
@@ -138,7 +138,7 @@ impl Striding {
         }
     }
 
-    /// What the kernel is told.
+    /// The values for the kernel's command.
     pub(super) fn describe(self, request: &mut CreateWq) {
         request.comp_mask |= CreateWqMask::STRIDING_RQ;
         request.single_stride_log_num_of_bytes = self.bytes as u32;
@@ -146,7 +146,7 @@ impl Striding {
         request.two_byte_shift_en = u32::from(self.two_byte_shift);
     }
 
-    /// Compares it with what the device says that it can.
+    /// Compares it with the device's limits.
     pub(super) fn check(self, verb: &'static str, context: &Context) -> Result<()> {
         let caps = context.attributes()?.mlx5.striding_rq_caps;
         if caps.supported_qpts & RAW_PACKET == 0 {

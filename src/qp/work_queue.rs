@@ -63,9 +63,9 @@ pub(super) struct Shared {
     now: Mutex<Now>,
     receives: u32,
     sge: u32,
-    /// What its owner left: the posting side, and what the safe layer knows of its slots.
+    /// The posting side and the safe layer's state, once the owner has dropped them.
     left: Mutex<Option<(Receives, Option<Slots>)>>,
-    /// What a queue of frames had posted when it was dropped.
+    /// The buffers that a queue of frames had posted when it was dropped.
     buffers: Mutex<Option<Box<dyn Buffers>>>,
     memory: Arc<RingMemory>,
     live: bool,
@@ -76,7 +76,7 @@ pub(crate) trait Buffers: fmt::Debug + Send {}
 
 impl<T: fmt::Debug + Send> Buffers for T {}
 
-/// What a change of state replaces.
+/// The fields that a change of state replaces.
 #[derive(Debug)]
 struct Now {
     state: WqState,
@@ -86,7 +86,7 @@ struct Now {
 /// States of a work queue (`enum ibv_wq_state`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WqState {
-    /// It takes nothing, and has forgotten what was posted.
+    /// It takes no receives and no frames, and its posted receives are gone.
     Reset,
     /// It takes receives and frames.
     Rdy,

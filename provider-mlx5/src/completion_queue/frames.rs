@@ -78,10 +78,10 @@ impl From<PollError> for FrameError {
     }
 }
 
-/// What a [`FrameQueue`] has counted.
+/// The counters of a [`FrameQueue`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameCounters {
-    /// Frames given back, those that were too long not counted.
+    /// Frames given back, without those that were too long.
     pub frames: u64,
     /// Bytes of those frames.
     pub bytes: u64,
@@ -89,8 +89,8 @@ pub struct FrameCounters {
     pub too_long: u64,
     /// Completions that named another receive than the next one.
     pub refused: u64,
-    /// The device had at least this many receives at all times, those aside whose completions it
-    /// holds back to compress them.
+    /// The device had at least this many receives at all times, not counting receives whose
+    /// completions it holds back to compress them.
     pub lowest: u32,
     /// Times at which the device may have had no receive, and so have lost frames.
     pub exhausted: u64,
@@ -113,7 +113,7 @@ pub struct FrameQueue {
     places: Places,
     /// Bytes of each buffer.
     buffer_bytes: usize,
-    /// From `tail` to the counter behind the receives that the device may use.
+    /// The number of receives that the device may use: from `tail` on.
     depth: u32,
     /// Receives of a part of the queue: a power of two.
     part: u32,
@@ -121,9 +121,9 @@ pub struct FrameQueue {
     offset: u32,
     consumer_index: DoorbellWord,
     bytes: u64,
-    /// What `tail` lacks of the number of receives given back.
+    /// The number of receives given back minus `tail`, which wraps.
     wrapped: u64,
-    /// What mini-CQEs carry, if completions may be compressed.
+    /// The format of mini-CQEs, if completions may be compressed.
     mini_format: Option<MiniCqeFormat>,
     /// `tail` when the queue was found empty last.
     run_start: u32,
@@ -389,7 +389,7 @@ impl FrameQueue {
         self.stop = self.next.after(left.min(before_end) as usize * CQE_SIZE);
     }
 
-    /// Brings the CQ to where this queue is, for what it does itself: arming, looking at events.
+    /// Moves the CQ to this queue's position, before the CQ is armed or reads events.
     pub fn write_back(&self, cq: &mut CompletionQueue) {
         cq.consumed = self.consumed();
         cq.lap_request = self.lap_request;

@@ -38,21 +38,22 @@ const _: () = {
     assert!(NO_GOOD_RECEIVE & (OWNER | FORMAT) == OWNER | FORMAT);
 };
 
-/// What is in the place of a completion that the fast path takes.
+/// Why the fast path takes no completion.
 pub(super) enum Other {
     Nothing,
-    /// Something for the slow path.
+    /// The next CQE is for the slow path.
     Slow,
 }
 
-/// A completion that the fast path took, by its direction: for callers that have code for each and
-/// do not look at the opcode and the status again.
+/// A completion that the fast path took, by direction, for callers with code for each that need not
+/// test opcode and status again.
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum Good<'c, S> {
-    /// Of a send that went well, and what the caller made of its opcode and queue pair.
+    /// A successful send, and the value that the caller's function returned for its opcode and
+    /// queue pair.
     Sent(Completion<'c>, S),
-    /// Of a receive that went well.
+    /// A successful receive.
     Received(Completion<'c>),
 }
 
@@ -332,7 +333,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Nothing to poll: the moment to see whether another thread waits for that.
+    /// Nothing to poll: checks whether another thread waits for the queue to be empty.
     #[inline(always)]
     pub(super) fn nothing(&mut self) -> PollError {
         if self.monitor.requested() == self.answered {
@@ -341,13 +342,13 @@ impl CompletionQueue {
         self.answer_requests()
     }
 
-    /// Gives the places of all completions polled so far back to the device.
+    /// Gives the entries of all completions polled so far back to the device.
     #[inline(always)]
     pub fn publish(&mut self) {
         self.publish_up_to(self.consumed);
     }
 
-    /// Says that all before CQE `index` has been consumed.
+    /// Tells the device that all CQEs before `index` are consumed.
     #[inline(always)]
     pub(super) fn publish_up_to(&mut self, index: u32) {
         self.consumer_index.store_release(index & super::past::INDEX);
@@ -503,7 +504,7 @@ impl PollBatch<'_> {
         self.next = self.queue.next_lap();
     }
 
-    /// Makes the queue be where the batch is.
+    /// Moves the queue to the position of the batch.
     #[inline(always)]
     fn store(&mut self) {
         let moved = self.queue.ring.distance(self.queue.next, self.next);
@@ -511,7 +512,7 @@ impl PollBatch<'_> {
         self.queue.next = self.next;
     }
 
-    /// Has a later poll return an error that came behind completions.
+    /// Makes a later poll return an error that was found after completions.
     #[doc(hidden)]
     pub fn keep(&mut self, error: PollError) {
         self.store();
@@ -541,10 +542,10 @@ impl CompletionQueue {
         PollBatch { next: self.next, before: self.consumed, queue: self, thread: PhantomData }
     }
 
-    /// Shows `visit` as many completions as there are, `most` of them if there are more; returns
-    /// how many. Their places are given back to the device together, when the last was shown, so it
-    /// costs less than polling one after the other. A program that posts inside `visit` needs a
-    /// queue that holds all that is outstanding and `most` besides.
+    /// Calls `visit` with each completion that is there, at most `most`; returns how many. Their
+    /// places are given back to the device together, when the last was shown, so it costs less than
+    /// polling one after the other. A program that posts inside `visit` needs a queue that holds
+    /// all that is outstanding and `most` besides.
     ///
     /// If `visit` panics the completion that it was shown counts as polled.
     ///

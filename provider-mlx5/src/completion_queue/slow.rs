@@ -122,7 +122,8 @@ impl CompletionQueue {
         result
     }
 
-    /// Nothing is lent. The places of what was dropped must not wait for the next completion.
+    /// No completion is lent. Entries of dropped CQEs are given back now, not with the next
+    /// completion.
     fn found_nothing(&mut self) -> PollError {
         self.publish_up_to(self.consumed);
         self.nothing()

@@ -92,7 +92,7 @@ impl StrideFrame {
     }
 }
 
-/// What a [`StrideQueue`] has counted.
+/// The counters of a [`StrideQueue`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StrideCounters {
     /// Frames polled.
@@ -122,7 +122,7 @@ pub struct StrideQueue {
     consumed: u32,
     consumer_index: DoorbellWord,
     counters: StrideCounters,
-    /// What mini-CQEs carry, if completions may be compressed.
+    /// The format of mini-CQEs, if completions may be compressed.
     mini_format: Option<MiniCqeFormat>,
     ring: Ring,
     monitor: CqMonitor,
@@ -298,7 +298,7 @@ impl StrideQueue {
         all
     }
 
-    /// Takes note that there was nothing: why.
+    /// Called when nothing was found; returns the reason.
     pub fn nothing(&mut self, cq: &mut CompletionQueue) -> FrameError {
         self.publish_consumed();
         if self.monitor.requested() == cq.answered {
@@ -313,7 +313,7 @@ impl StrideQueue {
         self.ring.written(self.consumed).is_some()
     }
 
-    /// Brings the CQ to where this queue is, for what it does itself: arming, looking at events.
+    /// Moves the CQ to this queue's position, before the CQ is armed or reads events.
     pub fn write_back(&self, cq: &mut CompletionQueue) {
         cq.consumed = self.consumed;
         cq.lap_request = self.lap_request;
