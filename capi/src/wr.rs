@@ -4,11 +4,11 @@
 //! the setter the data ([`Steps`]). `ibv_wr_complete` publishes what was built; a single request
 //! goes to the doorbell register from the ring.
 //!
-//! A request that needs more than that is noted as the calls name it: one to a peer of its own, of
-//! an unusual operation, with unusual data, or where space has to be looked for. It is built when
-//! the next one begins, in a batch that goes on where the steps are, or by `ibv_wr_complete`. A
-//! failure is kept until `ibv_wr_complete`, which then posts nothing: what was built is given up as
-//! a whole, and nothing that was posted before is touched.
+//! Other requests are recorded instead, call by call: a request with a peer of its own, with an
+//! unusual operation or data, or beyond the fast limit. A recorded request is built when the next
+//! one begins, in a batch that continues where the steps end, or by `ibv_wr_complete`. A failure is
+//! kept until `ibv_wr_complete`, which then discards all requests since `ibv_wr_start` and posts
+//! nothing. Requests that were posted before are not affected.
 //!
 //! The functions are generic over the type of queue pair, so no call looks it up.
 
@@ -31,7 +31,7 @@ use crate::qp::Qp;
 use crate::usual::{Kind, MOST_INLINE, NO_SRQ, Posts, Usual};
 use crate::window;
 
-/// How much of a request was noted.
+/// How much of a request is recorded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Stage {
@@ -55,17 +55,17 @@ pub(crate) struct Building {
     /// What was built so far.
     steps: Steps,
     /// The `SendQueue` of the queue pair's type. Null before the first request, and if the queue
-    /// pair does not send: the steps are closed and not straight then.
+    /// pair does not send. Then the steps are closed, and marked as a detour.
     sends: *mut (),
     common: Common,
-    /// All that follows is good once the steps have made a detour.
+    /// The fields from here on are valid only after [`Building::detour`].
     error: c_int,
     stage: Stage,
     /// Whether a request could not be built.
     has_failed: bool,
-    /// Whether what was built is gone, because the queue pair was reset.
+    /// Whether the requests are lost, because the queue pair was reset.
     is_gone: bool,
-    /// The request that was noted; `kind` says if it is `operation` instead.
+    /// The recorded request; its `kind` says whether `operation` replaces it.
     usual: Usual,
     srqn: u32,
     count: usize,
@@ -99,14 +99,14 @@ impl Default for Building {
 }
 
 impl Building {
-    /// Leaves the straight way: from here on there may be a request that was noted, or an error.
+    /// Leaves the fast path: from here on there may be a recorded request, or an error.
     fn detour(&mut self) {
         if self.steps.detour() {
             self.forget();
         }
     }
 
-    /// Nothing is noted, and nothing has failed.
+    /// Discards the recorded request and the error.
     fn forget(&mut self) {
         (self.error, self.stage) = (0, Stage::None);
         (self.has_failed, self.is_gone) = (false, false);
@@ -318,7 +318,7 @@ unsafe fn name<T: Posts>(
     }
 }
 
-/// [`begin_usual`] where the request has to be noted, or one before it was.
+/// [`begin_usual`] if this request has to be recorded, or an earlier one was.
 ///
 /// # Safety
 /// As for [`of`].
@@ -407,7 +407,7 @@ fn note_named<T: Posts>(building: &mut Building) {
     building.stage = Stage::Named;
 }
 
-/// Builds the request that was noted behind those before it.
+/// Builds the recorded request after those before it.
 ///
 /// # Safety
 /// As for [`of`], and the queue pair is of type `T`.
@@ -431,7 +431,8 @@ unsafe fn finish<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building) 
     }
 }
 
-/// Runs `build` on a batch behind what was built, unless a request has failed. What fails is noted.
+/// Runs `build` on a batch after the requests built so far, unless one has failed. Records a
+/// failure.
 ///
 /// # Safety
 /// As for [`finish`].
@@ -453,7 +454,7 @@ unsafe fn in_batch<T: Posts, const SENDS: bool>(
     }
 }
 
-/// A batch behind what was built; `None` if the queue pair cannot send now.
+/// A batch after the requests built so far; `None` if the queue pair cannot send now.
 ///
 /// # Safety
 /// As for [`finish`].
@@ -557,7 +558,7 @@ unsafe extern "C" fn start_first<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex
     queue.begin_steps(&mut building.steps);
 }
 
-/// Notes what requests of the queue pair have in common, for the first one.
+/// Before the first request: stores the common part of the queue pair's requests.
 pub(crate) fn make_ready<T: Posts>(building: &mut Building, queue: &mut SendQueue<T, BlueFlame>) {
     if building.sends.is_null() {
         building.common = queue.common(std::array::from_fn(|flags| post::flags(flags as u32)));
@@ -684,7 +685,7 @@ unsafe fn post_all<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building
     building.error
 }
 
-/// Whether nothing was built before the request that was noted.
+/// Whether the recorded request is the first one.
 ///
 /// # Safety
 /// As for [`finish`].
@@ -694,7 +695,7 @@ unsafe fn is_alone<T: Posts, const SENDS: bool>(qp: &Qp, building: &Building) ->
     queue.is_none_or(|queue| queue.has_no_steps(&building.steps) && !building.steps.has_batch())
 }
 
-/// Posts the only request, which was noted.
+/// Posts the only request, which is recorded.
 ///
 /// # Safety
 /// As for [`finish`].
@@ -894,7 +895,7 @@ unsafe extern "C" fn send_tso<T: Posts, const SENDS: bool>(
         if !building.copy(std::iter::once((header.cast_const().cast(), length.into()))) {
             return building.fail(libc::EINVAL);
         }
-        // What is being built stays where it is as long as the queue pair lives.
+        // `Building` stays at its address as long as the queue pair lives.
         let header = std::slice::from_raw_parts(building.copied.as_ptr(), length.into());
         building.operation = RunTimeOperation::Segmented { offload, mss, header };
     }
@@ -978,7 +979,7 @@ unsafe extern "C" fn note_sge<T: Posts>(qp: *mut ibv_qp_ex, lkey: u32, address: 
     }
 }
 
-/// Whether there is a request for data, which is noted then.
+/// Whether a recorded request waits for data; records EINVAL if none does.
 fn takes_data<T: Posts>(building: &mut Building) -> bool {
     note_named::<T>(building);
     if building.stage == Stage::None {
