@@ -1,4 +1,4 @@
-//! What a program's thread does for its device while it has nothing to do itself.
+//! The device's work in a program's thread that has nothing to do itself.
 //!
 //! It looks in the device's stead ([`Runtime::lend`]). If there is nothing to do, it lets other
 //! threads run: by `sched_yield` while that returns soon, else by waiting in the kernel for the
@@ -67,7 +67,7 @@ thread_local! {
     static SEEN: Cell<Seen> = const { Cell::new(Seen([(ptr::null(), 0); DEVICES])) };
 }
 
-/// Devices of which a thread remembers what it has seen.
+/// Most devices whose work counters a thread remembers.
 const DEVICES: usize = 4;
 
 /// The devices that a thread was idle on last, and how much each had done by then.

@@ -39,7 +39,7 @@ const NAP_IN_CROWD: u64 = 1_000_000;
 /// on that for at most this time, in nanoseconds: its own longest sleep.
 const ASLEEP: u64 = 8_000_000;
 
-/// What lenders and the thread know of each other.
+/// State that programs' threads and the device's thread share.
 #[derive(Debug, Default)]
 pub(super) struct Lending {
     /// When a program lent its time last, or wanted to; 0 if never.

@@ -53,7 +53,7 @@ use crate::locking::lock;
 use crate::packet::{Gid, Packet, PacketPool};
 use crate::wire::{Station, Waker, Wire};
 
-/// Takes what a device tells its host.
+/// Receives a device's events.
 ///
 /// All are called with the core locked, so that no event of an object comes after the command
 /// that destroyed it. They must be quick and must not call [`Runtime::control`].
@@ -77,7 +77,7 @@ pub trait Host: Send + Sync {
     }
 }
 
-/// What commands work on: the core, and which of its queues ring where.
+/// The state that commands change: the core, and the doorbell register of each of its queues.
 #[derive(Debug)]
 pub struct Machine {
     /// The state machine.
@@ -90,8 +90,9 @@ impl Machine {
     /// The most packets that a [`catch_up`](Self::catch_up) handles.
     const CATCH_UP: u32 = 1 << 12;
 
-    /// Executes what the program has rung for on a queue. A NIC does so within microseconds of the
-    /// doorbell; here the thread may not have come to it when a command ends the queue.
+    /// Executes the requests of a queue whose doorbell the program has rung. A NIC does so within
+    /// microseconds of the doorbell; here the thread may not have come to it when a command ends
+    /// the queue.
     pub(crate) fn catch_up(&mut self, now: u64, qpn: Qpn) {
         Ring::Send(qpn).tell(&mut self.core, now);
         self.core.step(now, Self::CATCH_UP);
@@ -110,7 +111,7 @@ pub struct Runtime {
     home: Home,
 }
 
-/// What device thread and commands share.
+/// State that the device's thread and commands share.
 struct Shared {
     /// The thread that looks holds it from beginning to end, and before all other locks. Commands
     /// do without.
@@ -291,7 +292,7 @@ impl Shared {
         !packets.is_empty()
     }
 
-    /// What was taken out of the outbox is on the wire.
+    /// The packets that were taken out of the outbox are on the wire.
     fn has_sent(&self) {
         self.sending.store(false, Ordering::SeqCst);
     }
@@ -302,7 +303,7 @@ impl Shared {
         !outbox.is_empty() || self.sending.load(Ordering::SeqCst)
     }
 
-    /// Moves what a command had the core send to the outbox.
+    /// Moves packets that the core has sent during a command to the outbox.
     fn collect(&self, machine: &mut Machine) {
         let mut outbox = lock(&self.outbox);
         outbox.extend(std::iter::from_fn(|| machine.core.take_packet()));

@@ -20,7 +20,7 @@ fn nap(quiet: u64) -> u64 {
     (quiet / 8).clamp(SHORTEST, LONGEST.0).max(quiet / 256).min(LONGEST.1)
 }
 
-/// What to do if there is no work now.
+/// How the device's thread pauses if there is no work now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pause {
     /// Let other threads run, if any want to.
@@ -29,7 +29,7 @@ pub(super) enum Pause {
     Sleep,
 }
 
-/// What the last looks found.
+/// A summary of the last looks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pacing {
     last_work: u64,
@@ -53,7 +53,7 @@ impl Pacing {
         self.last_work = now;
     }
 
-    /// Notes what a look found.
+    /// Records the result of a look.
     pub(super) fn looked(&mut self, now: u64, did_work: bool, polling: bool) {
         self.polling = polling;
         if did_work {

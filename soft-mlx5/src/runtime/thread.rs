@@ -79,7 +79,7 @@ fn give_way(shared: &Shared) {
     }
 }
 
-/// What became of a sleep.
+/// How a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slept {
     /// There was something to do first.

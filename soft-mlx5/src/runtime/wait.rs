@@ -1,4 +1,4 @@
-//! What a program's thread does for its device while it sleeps until a file is readable.
+//! The device's work in a program's thread that sleeps until a file is readable.
 //!
 //! A program that sleeps on a completion channel would be woken by the device's thread, which a
 //! packet has woken: two switches of threads for a message, and one more to have its doorbell

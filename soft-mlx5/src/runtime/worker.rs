@@ -1,5 +1,5 @@
-//! A look of the device: at the wire, the doorbells and the clock. The device's thread does it, and
-//! programs in their calls.
+//! A look: one pass of the device over the wire, the doorbells and the clock. The device's thread
+//! does looks, and programs do in their calls.
 
 use super::pacing::{Pacing, Pause};
 use super::{Machine, Shared, clock, lock};
@@ -10,7 +10,7 @@ use crate::wire::{Station, Wire};
 /// much of a long message has left before the other side can begin with it.
 const BUDGET: u32 = 16;
 
-/// What is kept from one look to the next.
+/// State from one look to the next.
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) pacing: Pacing,
@@ -41,7 +41,7 @@ pub(super) struct Look {
     pub(super) deadline: Option<u64>,
 }
 
-/// Whose time a look takes.
+/// Which thread does a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
     /// The device's thread, which then pauses like this if there was nothing to do.
@@ -93,8 +93,8 @@ impl Worker {
         look
     }
 
-    /// Puts on the wire what the core has sent. If receivers `may_wait`, waking them is left to the
-    /// next look, and not to a later one.
+    /// Sends the core's packets on the wire. If receivers `may_wait`, the next look wakes them, at
+    /// the latest.
     fn send(&mut self, shared: &Shared, now: u64, wire: &mut dyn Wire, may_wait: bool) {
         let (was_left, sends) = (self.left_asleep, shared.take_outbox(&mut self.outgoing));
         self.left_asleep = may_wait && !was_left && sends;
@@ -107,7 +107,7 @@ impl Worker {
         shared.has_sent();
     }
 
-    /// Takes what has arrived. Returns the stations of processes that have ended.
+    /// Takes the packets that have arrived. Returns the stations of processes that have ended.
     fn receive(&mut self, shared: &Shared, now: u64, whose: Whose) -> Vec<Station> {
         // Not held over the step: a command that holds the core may want the wire as well.
         let mut wire = lock(&shared.wire);
@@ -125,7 +125,8 @@ impl Worker {
         self.files_ready |= ready;
     }
 
-    /// Gives the core what arrived, rings what rang, lets it run and takes what it wants to send.
+    /// Passes arrived packets and doorbells to the core, runs it, and takes the packets that it
+    /// sends.
     fn step(&mut self, shared: &Shared, now: u64, whose: Whose) -> Look {
         let mut machine = lock(&shared.machine);
         let Machine { core, uars } = &mut *machine;
@@ -159,9 +160,9 @@ impl Worker {
 /// should the program that worked in its stead not call again.
 const SOON: u64 = 1_000_000;
 
-/// Whether receivers that sleep may be woken by the next look and not by this one, because all that
-/// is to be sent are acknowledgements. The program that waits for what they acknowledge runs first,
-/// and its answer wakes the peer that sleeps: once, and not twice.
+/// Whether waking sleeping receivers may be left to the next look, because only acknowledgements
+/// are to be sent. Then the program that received the message runs first, and its answer wakes the
+/// sleeping peer once instead of twice.
 fn may_wait(shared: &Shared, now: u64, whose: Whose, told: bool) -> bool {
     let looks_again = match whose {
         Whose::Own(pause) => pause == Pause::Yield,

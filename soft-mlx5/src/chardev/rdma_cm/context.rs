@@ -1,4 +1,4 @@
-//! What ucma knows of ids and memberships (`struct ucma_context`, `struct ucma_multicast`).
+//! Ids and memberships as ucma has them (`struct ucma_context`, `struct ucma_multicast`).
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;

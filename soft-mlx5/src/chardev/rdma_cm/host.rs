@@ -292,7 +292,7 @@ impl State {
         next.is_some_and(|next| self.until.is_none_or(|until| next < until))
     }
 
-    /// Passes on what the state machine has to say: events to the files, datagrams to the devices.
+    /// Passes on the state machine's output: events to the files, datagrams to the devices.
     pub(super) fn pump(&mut self) {
         while let Some(event) = self.cma.take_event() {
             self.queue(&event);

@@ -38,7 +38,7 @@ use std::sync::atomic::Ordering;
 
 use crate::packet::MAX_PACKET;
 
-/// Whose processes may share memory with a device.
+/// Users whose processes may share memory with a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::wire) enum Users {
     /// Those of the device's own user. They trust each other: the kernel lets them trace each
@@ -250,7 +250,8 @@ impl<W: Words> Consumer<W> {
         used(&self.words, head, self.tail).map(|_| head)
     }
 
-    /// Shows the producer what room there is again; whether it has to be woken.
+    /// Publishes the space that is free again to the producer. Returns whether the producer has to
+    /// be woken.
     fn give_back(&mut self) -> bool {
         if self.shown == self.tail {
             return false;
@@ -274,7 +275,7 @@ impl<W: Words> Consumer<W> {
     }
 }
 
-/// Whether the other side sleeps; says so once.
+/// Whether the other side sleeps. Returns true once per sleep.
 fn sleeps(words: &impl Words, who: Control) -> bool {
     words.fence();
     words.control(who, Ordering::Relaxed) != 0 && words.take_control(who) != 0
