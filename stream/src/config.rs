@@ -26,6 +26,8 @@ pub(crate) const INLINE: u32 = 128;
 
 const MAX_SLOT: u32 = 16 << 20;
 const MIN_SLOTS: u32 = 4;
+/// The kernel's limit of a backlog unless it was changed (`net.rdma_ucm.max_backlog`).
+const MOST_WAITING: u32 = 1024;
 
 /// Options of streams and of listeners, in the manner of a builder. [`Stream::connect`] and
 /// [`Listener::bind`] have the defaults.
@@ -55,6 +57,7 @@ pub struct Config {
     pub(crate) retries: u8,
     pub(crate) linger: Duration,
     pub(crate) backlog: u32,
+    pub(crate) half_open: u32,
     pub(crate) reuse_address: bool,
 }
 
@@ -71,6 +74,7 @@ impl Default for Config {
             retries: 7,
             linger: Duration::from_secs(10),
             backlog: 0,
+            half_open: 256,
             reuse_address: false,
         }
     }
@@ -139,6 +143,21 @@ impl Config {
         self
     }
 
+    /// Peers at most that a listener has queues, a ring and send buffers for before they have
+    /// confirmed their connection; 256 by default. A peer that never does keeps its place for a
+    /// minute or so, until the connection manager gives it up. Others wait meanwhile without any
+    /// of that, as many as the [backlog](Self::backlog) says; more are refused.
+    pub fn half_open(mut self, peers: u32) -> Self {
+        self.half_open = peers;
+        self
+    }
+
+    /// Requests that a listener keeps without queues at most.
+    pub(crate) fn most_waiting(&self) -> usize {
+        let most = if self.backlog == 0 { MOST_WAITING } else { self.backlog };
+        most as usize
+    }
+
     /// Lets other listeners use the same address, if they set this too (SO_REUSEADDR).
     pub fn reuse_address(mut self) -> Self {
         self.reuse_address = true;
@@ -180,6 +199,7 @@ impl Config {
             Self { retries, .. } if *retries > 7 => {
                 refuse("a packet is sent again at most 7 times")
             }
+            Self { half_open: 0, .. } => refuse("a listener has one half-open peer at least"),
             _ => Ok(self),
         }
     }

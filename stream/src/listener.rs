@@ -1,6 +1,6 @@
 //! Listening for streams.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -29,14 +29,25 @@ use crate::stream::Stream;
 pub struct Listener {
     /// Gone once it is closed.
     id: Mutex<Option<Id>>,
-    /// Accepted, but not confirmed by the peer.
-    pending: Mutex<HashMap<IdKey, Pending>>,
+    half_open: Mutex<HalfOpen>,
     channel: Channel,
     /// Readable once it is closed.
     closed: EventFd,
     is_nonblocking: AtomicBool,
     address: SocketAddr,
     config: Config,
+}
+
+/// Peers whose connection is on its way.
+#[derive(Debug, Default)]
+struct HalfOpen {
+    /// Accepted, but not confirmed by the peer.
+    pending: HashMap<IdKey, Pending>,
+    /// Those that threads are making queues for. They count as `pending`.
+    preparing: usize,
+    /// Requests that wait until there are fewer of these. That a peer has given up meanwhile is
+    /// noticed when it is accepted: before, the kernel reports nothing of it.
+    waiting: VecDeque<(ConnectionRequest, Offer)>,
 }
 
 #[derive(Debug)]
@@ -71,7 +82,7 @@ impl Listener {
         let address = id.local_address()?.ok_or(io::ErrorKind::AddrNotAvailable)?;
         Ok(Self {
             id: Mutex::new(Some(id)),
-            pending: Mutex::default(),
+            half_open: Mutex::default(),
             channel,
             closed: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             is_nonblocking: AtomicBool::new(false),
@@ -132,6 +143,7 @@ impl Listener {
             if lock(&self.id).is_none() {
                 return Err(Errno::EINVAL.into());
             }
+            self.take_waiting()?;
             if let Some(shared) = self.step(self.channel.try_next_event()?)? {
                 return Ok(shared);
             }
@@ -147,7 +159,9 @@ impl Listener {
     /// that wait.
     pub fn close(&self) {
         drop(lock(&self.id).take());
-        lock(&self.pending).clear();
+        let HalfOpen { pending, waiting, .. } = &mut *lock(&self.half_open);
+        pending.clear();
+        waiting.clear();
         if let Err(error) = self.closed.write(1) {
             tracing::warn!(%error, "a thread that accepts may not hear that the listener is closed");
         }
@@ -156,10 +170,19 @@ impl Listener {
     /// Takes an event; gives the connection that it establishes.
     fn step(&self, event: Event) -> io::Result<Option<Shared>> {
         match event.kind {
-            EventKind::ConnectRequest(request) => self.take(request).map(|()| None),
+            EventKind::ConnectRequest(request) => {
+                self.take(request);
+                Ok(None)
+            }
             EventKind::Established => {
-                let pending = lock(&self.pending).remove(&event.id);
-                pending.map(|pending| self.finish(pending)).transpose()
+                let Some(pending) = lock(&self.half_open).pending.remove(&event.id) else {
+                    return Ok(None);
+                };
+                // Now, because there may be no event that has the next call do it.
+                if let Err(error) = self.take_waiting() {
+                    tracing::warn!(%error, "a peer that waited was not accepted");
+                }
+                self.finish(pending).map(Some)
             }
             EventKind::DeviceRemoval if lock(&self.id).as_ref().map(Id::key) == Some(event.id) => {
                 Err(io::Error::new(io::ErrorKind::NotConnected, "the device was removed"))
@@ -167,38 +190,40 @@ impl Listener {
             other => {
                 if let Some(error) = other.into_failure() {
                     tracing::debug!(%error, "a peer gave up");
-                    lock(&self.pending).remove(&event.id);
+                    lock(&self.half_open).pending.remove(&event.id);
                 }
                 Ok(None)
             }
         }
     }
 
-    /// Accepts a request. A peer that has given up is skipped; one with another protocol is
-    /// refused.
-    fn take(&self, request: ConnectionRequest) -> io::Result<()> {
+    /// Has a request wait for a place, perhaps for no time. One with another protocol is refused.
+    fn take(&self, request: ConnectionRequest) {
         let peer = match Offer::decode(request.private_data()) {
             Ok(peer) => peer,
-            Err(cause) => {
-                tracing::warn!(cause, "a peer was refused");
-                let told = request.reject(&RejectData::new(cause.as_bytes()).unwrap_or_default());
-                tracing::debug!(?told, "the peer was told why");
-                return Ok(());
-            }
+            Err(cause) => return refuse(request, cause),
         };
-        let mut prepared = Prepared::new(request.id(), &self.config)?;
-        let options = AcceptOptions {
-            private_data: prepared.offer.reply(),
-            qp: qp_options(&self.config),
-            ..AcceptOptions::default()
-        };
-        // Locked while the peer is told, because another thread may get the event at once.
-        let mut all = lock(&self.pending);
-        match request.accept(&mut prepared.qp, &options) {
-            Ok(id) => drop(all.insert(id.key(), Pending { id, prepared, peer })),
-            Err(error) => tracing::warn!(%error, "a peer was not accepted"),
+        let mut half_open = lock(&self.half_open);
+        if half_open.waiting.len() < self.config.most_waiting() {
+            return half_open.waiting.push_back((request, peer));
         }
-        Ok(())
+        drop(half_open);
+        refuse(request, "too many peers wait");
+    }
+
+    /// Accepts those of the requests that wait for which there is a place.
+    fn take_waiting(&self) -> io::Result<()> {
+        let most = self.config.half_open as usize;
+        loop {
+            // A statement of its own: the lock is not held longer.
+            let next = lock(&self.half_open).next(most);
+            let Some((request, peer)) = next else { return Ok(()) };
+            let prepared = Prepared::new(request.id(), &self.config);
+            // Locked while the peer is told, because another thread may get the event at once.
+            let mut half_open = lock(&self.half_open);
+            half_open.preparing -= 1;
+            half_open.accept(request, prepared?, peer, &self.config);
+        }
     }
 
     /// Gives the connection an event channel of its own.
@@ -208,6 +233,43 @@ impl Listener {
         id.migrate(&channel)?;
         Shared::new((id, channel), prepared, &peer, &self.config)
     }
+}
+
+impl HalfOpen {
+    /// The next request that waits, if there is a place for it.
+    fn next(&mut self, most: usize) -> Option<(ConnectionRequest, Offer)> {
+        if self.pending.len() + self.preparing >= most {
+            return None;
+        }
+        let next = self.waiting.pop_front()?;
+        self.preparing += 1;
+        Some(next)
+    }
+
+    /// Accepts a request. A peer that has given up is skipped.
+    fn accept(
+        &mut self,
+        request: ConnectionRequest,
+        mut prepared: Prepared,
+        peer: Offer,
+        config: &Config,
+    ) {
+        let options = AcceptOptions {
+            private_data: prepared.offer.reply(),
+            qp: qp_options(config),
+            ..AcceptOptions::default()
+        };
+        match request.accept(&mut prepared.qp, &options) {
+            Ok(id) => drop(self.pending.insert(id.key(), Pending { id, prepared, peer })),
+            Err(error) => tracing::warn!(%error, "a peer was not accepted"),
+        }
+    }
+}
+
+fn refuse(request: ConnectionRequest, cause: &str) {
+    tracing::warn!(cause, "a peer was refused");
+    let told = request.reject(&RejectData::new(cause.as_bytes()).unwrap_or_default());
+    tracing::debug!(?told, "the peer was told why");
 }
 
 fn listen(channel: &Channel, config: &Config, address: SocketAddr) -> uverbs::Result<Id> {

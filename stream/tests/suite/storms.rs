@@ -4,11 +4,15 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, poll};
+use uverbs::QueuePair;
+use uverbs::cm::{Channel, ConnectOptions, EventKind, Id, PortSpace, RequestData};
+use uverbs::qp_type::Rc;
 use uverbs_stream::Stream;
 
-use crate::network::{address, config};
+use crate::network::{address, config, context};
 
 /// Peers that connect at the same time.
 fn peers<T: Send + 'static>(
@@ -73,4 +77,73 @@ fn peers_that_leave_at_once_keep_no_other_waiting() {
     last.write_all(b"the last").unwrap();
     drop(last);
     accepting.join().unwrap();
+}
+
+/// A peer that asks for a connection and never confirms one.
+struct HalfOpen {
+    _id: Id,
+    channel: Channel,
+    _qp: QueuePair<Rc>,
+}
+
+impl HalfOpen {
+    fn new(to: SocketAddr) -> Self {
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let channel = Channel::of(&context()).unwrap();
+        let id = channel.create_id(PortSpace::Tcp).unwrap();
+        id.resolve_address(None, to, PATIENCE).unwrap();
+        assert!(matches!(channel.next_event().unwrap().kind, EventKind::AddressResolved));
+        id.resolve_route(PATIENCE).unwrap();
+        assert!(matches!(channel.next_event().unwrap().kind, EventKind::RouteResolved));
+        let context = id.context().unwrap();
+        let cq = context.create_cq(4).build().unwrap();
+        let qp = context.alloc_pd().unwrap().create_qp::<Rc>(cq.handle(), cq.handle());
+        let qp = qp.build().unwrap();
+        let offer = [&b"uvst"[..], &[0, 1, 0, 128, 0, 1, 0, 0], &[0; 12]].concat();
+        let private_data = RequestData::new(&offer).unwrap();
+        id.connect(&qp, &ConnectOptions { private_data, ..ConnectOptions::default() }).unwrap();
+        Self { _id: id, channel, _qp: qp }
+    }
+
+    /// What the listener says, if it says anything soon.
+    fn answer(&self, within: Duration) -> Option<EventKind> {
+        self.channel.next_event_until(Instant::now() + within).ok().map(|event| event.kind)
+    }
+}
+
+/// Peers that never confirm are answered up to the bound. The others wait for one of those to go,
+/// as many as the backlog says.
+#[test]
+fn half_open_peers_are_bounded() {
+    const SOON: Duration = Duration::from_millis(300);
+    const LATE: Duration = Duration::from_secs(30);
+    let listener = config().half_open(2).backlog(2).bind(address()).unwrap();
+    let to = listener.local_addr().unwrap();
+    let accepting = thread::spawn(move || listener.accept().unwrap());
+    let mut answered: Vec<_> = (0..2)
+        .map(|_| {
+            let peer = HalfOpen::new(to);
+            assert!(matches!(peer.answer(LATE), Some(EventKind::ConnectResponse(_))));
+            peer
+        })
+        .collect();
+    let waits = HalfOpen::new(to);
+    assert!(waits.answer(SOON).is_none(), "there is no place");
+    let whole = thread::spawn(move || config().connect(to).unwrap());
+    // It waits, too; then no more may.
+    thread::sleep(SOON);
+    let refused = HalfOpen::new(to).answer(LATE);
+    assert!(matches!(refused, Some(EventKind::Rejected(_))), "{refused:?}");
+    assert!(waits.answer(SOON).is_none());
+    // The first that waits gives up, and the second one gets the place of a peer that leaves.
+    drop(waits);
+    drop(answered.pop());
+    accepting.join().unwrap();
+    drop(whole.join().unwrap());
+}
+
+#[test]
+fn a_listener_without_half_open_peers_is_refused() {
+    let error = config().half_open(0).bind(address()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
 }
