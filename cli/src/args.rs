@@ -527,7 +527,7 @@ pub(crate) enum RunKernel {
     Current,
     /// Doorbell pages are not objects yet (Linux 5.4)
     StaticUar,
-    /// Queues are created by write commands (Linux 4.20)
+    /// Queues are created by write commands (Linux 5.0)
     WriteCommands,
     /// Knows only the shortest request for a context
     ShortContext,

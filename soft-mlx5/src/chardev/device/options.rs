@@ -117,7 +117,7 @@ impl Kernel {
         Self { dynamic_uar: true, native_methods: true, context_request: 32, devx: true };
     /// Linux 5.4: no dynamic UARs.
     pub const STATIC_UAR: Self = Self { dynamic_uar: false, ..Self::CURRENT };
-    /// Linux 4.20: no native creation either.
+    /// Linux 5.0: no native creation either.
     pub const WRITE_COMMANDS: Self =
         Self { dynamic_uar: false, native_methods: false, context_request: 32, devx: false };
     /// A kernel that knows only the shortest second version of the context request.
