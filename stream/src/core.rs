@@ -341,7 +341,16 @@ impl Core {
         if self.end == End::Wanted {
             self.tell_end();
         } else if self.incoming.is_report_due() {
-            self.send_report(self.end == End::Told, self.flags());
+            self.send_report(self.end == End::Told, self.report_flags());
+        }
+    }
+
+    /// The flags of a report. Behind the end there may be no other send that retires it, and
+    /// [`Core::finished`] waits for all.
+    fn report_flags(&self) -> PostFlags {
+        match self.end {
+            End::Told => PostFlags::SIGNALED,
+            End::Open | End::Wanted => self.flags(),
         }
     }
 

@@ -83,6 +83,7 @@ macro_rules! both_in_tasks {
 both_in_tasks!(
     echo_in_one_task,
     halves_work_at_the_same_time,
+    an_end_that_was_told_stays_told_while_reading_goes_on,
     many_streams_share_a_runtime,
     shutdown_ends_the_stream,
     vectored_writes,
@@ -130,6 +131,25 @@ async fn halves_work_at_the_same_time<N: Tasks>() {
     for task in run(server, seed).into_iter().chain(run(client, !seed)) {
         timeout(PATIENCE, task).await.unwrap().unwrap();
     }
+}
+
+/// Reading makes reports to the peer, which have to be complete for the end to be.
+async fn an_end_that_was_told_stays_told_while_reading_goes_on<N: Tasks>() {
+    const BYTES: usize = 300_000;
+    let (mut server, mut client) = N::pair().await;
+    client.shutdown().await.unwrap();
+    let writing = tokio::spawn(async move {
+        server.write_all(&pattern(0, BYTES)).await.unwrap();
+        server
+    });
+    let (mut at, mut found) = (0, vec![0; 10_000]);
+    while at < BYTES {
+        client.read_exact(&mut found).await.unwrap();
+        assert!(found == pattern(at, found.len()));
+        at += found.len();
+        timeout(PATIENCE, client.shutdown()).await.unwrap().unwrap();
+    }
+    drop(writing.await.unwrap());
 }
 
 async fn many_streams_share_a_runtime<N: Tasks>() {
