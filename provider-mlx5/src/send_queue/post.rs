@@ -27,7 +27,21 @@ use crate::user_index::QueueHandle;
 
 /// A request's blocks, for a register that takes copies of up to four blocks, or doorbells only.
 /// `COMPOSED` says that they were composed in registers.
-struct Copied<'b, const N: usize, const COMPOSED: bool>(&'b [WideBlock; N]);
+pub(super) struct Copied<'b, const N: usize, const COMPOSED: bool>(&'b [WideBlock; N]);
+
+impl<'b, const N: usize> Copied<'b, N, true> {
+    #[inline(always)]
+    fn composed(blocks: &'b [WideBlock; N]) -> Self {
+        Self(blocks)
+    }
+}
+
+impl<'b, const N: usize> Copied<'b, N, false> {
+    #[inline(always)]
+    pub(super) fn stored(blocks: &'b [WideBlock; N]) -> Self {
+        Self(blocks)
+    }
+}
 
 impl<const N: usize, const COMPOSED: bool> Ring for Copied<'_, N, COMPOSED> {
     #[inline(always)]
@@ -202,7 +216,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
                 wqe,
                 blocks,
                 to,
-                |composed| self.ring_copied::<_, _, true>(wr_id, &composed),
+                |composed| self.ring_copied(wr_id, Copied::composed(&composed)),
                 {
                     wqe.store_long(to);
                     self.enter(wr_id, blocks);
@@ -223,11 +237,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     pub(super) unsafe fn ring_copied<I: RequestId, const N: usize, const COMPOSED: bool>(
         &mut self,
         wr_id: I,
-        blocks: &[WideBlock; N],
+        blocks: Copied<'_, N, COMPOSED>,
     ) {
         // SAFETY: open so far.
         let head = unsafe { self.enter(wr_id, N) };
-        self.doorbell.ring(head, Copied::<N, COMPOSED>(blocks));
+        self.doorbell.ring(head, blocks);
         self.pass(N);
     }
 

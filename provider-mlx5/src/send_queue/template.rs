@@ -11,7 +11,7 @@ use core::mem::offset_of;
 
 use super::encode::{Request, first_word, header, mode_word, second_word, short, short_blocks};
 use super::payload::{Payload, load32, load64, segment_octowords};
-use super::post::Next;
+use super::post::{Copied, Next};
 use super::space::Place;
 use super::wide::{self, Wide, WideBlock, narrow, or, store_block, store_blocks, wide};
 use super::{
@@ -181,7 +181,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // SAFETY: open so far.
         unsafe {
             store_blocks(self.next.block(), &copy.image);
-            self.ring_copied::<_, _, false>(wr_id, &copy.image);
+            self.ring_copied(wr_id, Copied::stored(&copy.image));
         }
         Ok(())
     }
