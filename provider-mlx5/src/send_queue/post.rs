@@ -411,7 +411,8 @@ impl Next {
 // SAFETY: the ring is the queue's own memory (contract of `DmaMemory::new`); the table is atomic
 // and lives as long as `handle`.
 unsafe impl Send for SendRing {}
-// SAFETY: two places in the `SendRing` of the same queue.
+// SAFETY: two places in the `SendRing` of the same queue. The copy in a batch is used with that
+// queue only, which the batch borrows exclusively.
 unsafe impl Send for Next {}
 
 impl SendRing {

@@ -149,7 +149,7 @@ impl Steps {
         self.has_batch
     }
 
-    /// Closes this path until a batch gives its place back.
+    /// Closes this path until a batch has said where it ended.
     pub fn close(&mut self) {
         if !self.is_closed {
             self.open = self.next.limit;
