@@ -10,8 +10,6 @@
 
 #![allow(unsafe_code)]
 
-use core::array::from_fn;
-
 use super::Block;
 use super::operation::Operation;
 use super::payload::Payload;
@@ -146,16 +144,41 @@ pub(super) struct Wqe<O, P> {
 }
 
 impl<O: Operation, P: Payload> Wqe<O, P> {
-    /// A block that contains a part of the header; `data` gives the octowords after the header.
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    fn headed(&self, index: usize, data: impl Fn(usize) -> Wide) -> WideBlock {
-        let octoword = |at: usize| match at {
+    /// Octoword `at` of the header.
+    #[inline(always)]
+    fn head(&self, at: usize) -> Wide {
+        match at {
             0 => self.control,
-            _ if at < header::<O>() => wide(self.request.operation.octoword(at - 1, self.qpn)),
-            _ => data(at - header::<O>()),
-        };
-        let at = 4 * index;
-        [octoword(at), octoword(at + 1), octoword(at + 2), octoword(at + 3)]
+            _ => wide(self.request.operation.octoword(at - 1, self.qpn)),
+        }
+    }
+
+    /// The block in which the header ends, with `data` behind it.
+    #[inline(always)]
+    fn headed(&self, data: &WideBlock) -> WideBlock {
+        [self.head_or(0, data), self.head_or(1, data), self.head_or(2, data), self.head_or(3, data)]
+    }
+
+    #[inline(always)]
+    fn head_or(&self, index: usize, data: &WideBlock) -> Wide {
+        let headed = header::<O>() % 4;
+        if index < headed {
+            return self.head(4 * full_blocks::<O>() + index);
+        }
+        data[index - headed]
+    }
+
+    /// Octoword `at`.
+    ///
+    /// # Safety
+    /// Another one follows.
+    #[inline(always)]
+    unsafe fn octoword(&self, at: usize) -> Wide {
+        if at < header::<O>() {
+            return self.head(at);
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { self.request.payload.full(at - header::<O>()) }
     }
 
     /// Composes block `index`, which is not the last, and stores it in its place of the WQE at
@@ -179,19 +202,14 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
     /// The WQE is longer than that.
     #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn inner(&self, index: usize) -> WideBlock {
-        // SAFETY: data follows each of the block's octowords.
-        let full = |at| unsafe { self.request.payload.full(at) };
-        if index <= full_blocks::<O>() {
+        let at = 4 * index;
+        // SAFETY: another octoword follows each of the block's.
+        unsafe {
             if index == full_blocks::<O>() {
-                // SAFETY: the block is full of data, and more follows.
-                unsafe { self.request.payload.assume(data_space::<O>() + 1) };
+                self.request.payload.assume(data_space::<O>() + 1);
             }
-            return self.headed(index, full);
+            [self.octoword(at), self.octoword(at + 1), self.octoword(at + 2), self.octoword(at + 3)]
         }
-        let at = 4 * index - header::<O>();
-        // SAFETY: the data starts in an earlier block.
-        unsafe { core::hint::assert_unchecked(at > 0) };
-        [full(at), full(at + 1), full(at + 2), full(at + 3)]
     }
 
     /// [`Wqe::put_inner`] of block `index`, which is the last: of this one only the octowords that
@@ -210,11 +228,10 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
                 core::hint::assert_unchecked(start > 0 && octowords > 4 * index);
                 return ending::<P, 4>(payload, octowords - 4 * index, start, Some(to));
             }
-            let (head, headed) = (self.headed(index, |_| wide([0; 2])), header::<O>() % 4);
-            store_octowords(to, &head, headed);
+            let headed = header::<O>() % 4;
+            store_octowords(to, &self.headed(&[wide([0; 2]); 4]), headed);
             let size = octowords - header::<O>();
-            let data = short::<O, P>(payload, size, Some(to.add(headed)));
-            from_fn(|at| if at < headed { head[at] } else { data[(at - headed) & 3] })
+            self.headed(&short::<O, P>(payload, size, Some(to.add(headed))))
         }
     }
 
