@@ -270,7 +270,7 @@ pub(crate) struct Perf {
     /// TCP port for the exchange of addresses; 0 lets the listening end choose one, which it prints
     #[arg(long, allow_negative_numbers = true, default_value_t = PERF_PORT)]
     pub(crate) port: u16,
-    /// The operation; atomic is fetch-and-add
+    /// Latency and bandwidth: the operation; atomic is fetch-and-add
     #[arg(long, value_enum, default_value_t = Op::Send)]
     pub(crate) op: Op,
     /// Bytes in a message, several with commas, or `all` for the powers of two from 2 to 8 MiB
@@ -283,10 +283,11 @@ pub(crate) struct Perf {
     /// Bandwidth: queue pairs, each with its own completion queue
     #[arg(long, allow_negative_numbers = true, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) qps: u32,
-    /// Bandwidth: messages outstanding per queue pair
-    #[arg(long, allow_negative_numbers = true, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub(crate) depth: u32,
-    /// Messages of at most this many bytes are sent inline, in the work request
+    /// Bandwidth: messages outstanding per queue pair [default: 64]. Frames: receives of each queue
+    /// [default: 512]
+    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) depth: Option<u32>,
+    /// Latency and bandwidth: messages of at most this many bytes are sent inline, in the work request
     #[arg(long, allow_negative_numbers = true, default_value_t = 60, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=828))]
     pub(crate) inline: u32,
     /// Frames: the fixed rate, in frames per second

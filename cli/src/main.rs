@@ -6,8 +6,8 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches};
 
 mod args;
 mod by_address;
@@ -32,6 +32,7 @@ mod run;
 #[cfg(test)]
 mod scratch;
 mod transfer;
+mod unused;
 
 use args::{Cli, Command};
 use failure::{Failure, Outcome};
@@ -68,8 +69,11 @@ fn run(command: &Command) -> Outcome {
 
 /// The command line, or nothing if help or the version was asked for and printed.
 fn parse() -> Outcome<Option<Cli>> {
-    match Cli::try_parse() {
-        Ok(cli) => Ok(Some(cli)),
+    match Cli::command().try_get_matches().and_then(|matches| {
+        let cli = Cli::from_arg_matches(&matches)?;
+        Ok((cli, matches))
+    }) {
+        Ok((cli, matches)) => unused::check(&cli.command, &matches).map(|()| Some(cli)),
         Err(error)
             if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) =>
         {

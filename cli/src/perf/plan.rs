@@ -13,6 +13,8 @@ const VERSION: u32 = 3;
 /// All messages of one size together have no more bytes than this, so that `--sizes all` ends.
 const BYTES_PER_SIZE: u64 = 4 << 30;
 const LARGEST: u32 = 1 << 30;
+/// Messages outstanding per queue pair unless something else is asked for.
+const DEPTH: u32 = 64;
 const ATOMIC: u32 = 8;
 
 /// What is measured, agreed between the ends.
@@ -100,16 +102,10 @@ impl Plan {
     pub(super) fn new(arguments: &Perf) -> Outcome<Self> {
         let measure = arguments.measure.unwrap_or(Measure::Lat);
         let is_latency = measure == Measure::Lat;
-        if arguments.events && !is_latency {
-            return Err(Failure::usage("--events goes with lat only"));
-        }
         if arguments.events && arguments.op == Op::Write {
             return Err(Failure::usage(
                 "a write makes no event where it arrives; --events goes with --op write-imm",
             ));
-        }
-        if is_latency && arguments.qps > 1 {
-            return Err(Failure::usage("--qps goes with bw only"));
         }
         Ok(Self {
             measure,
@@ -117,7 +113,7 @@ impl Plan {
             sizes: sizes(arguments.op, arguments.sizes.as_deref())?,
             iters: arguments.iters,
             qps: arguments.qps,
-            depth: if is_latency { 8 } else { arguments.depth },
+            depth: if is_latency { 8 } else { arguments.depth.unwrap_or(DEPTH) },
             inline: arguments.inline,
             events: arguments.events,
         })

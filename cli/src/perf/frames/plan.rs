@@ -12,6 +12,8 @@ use crate::failure::{Failure, Outcome};
 pub(super) const SHORTEST: u32 = 60;
 /// Bytes of the longest frame that is whole in a work request of four blocks.
 pub(super) const LONGEST: u32 = 226;
+/// Receives of each queue unless something else is asked for.
+const DEPTH: u32 = 512;
 
 /// Frames of one length on two multicast lines: one to the answering end, one back.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -40,7 +42,8 @@ impl Plan {
         // Runs beside each other have groups of their own, of the administratively scoped ones
         // (RFC 2365).
         let [.., a, b] = std::process::id().to_be_bytes();
-        Ok(Self { bytes, group: Ipv4Addr::new(239, 192, a, b), depth: arguments.depth.max(512) })
+        let (group, depth) = (Ipv4Addr::new(239, 192, a, b), arguments.depth.unwrap_or(DEPTH));
+        Ok(Self { bytes, group, depth })
     }
 
     /// Checks a plan that a peer sent.
