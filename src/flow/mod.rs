@@ -50,6 +50,7 @@ mod build;
 pub mod counters;
 mod matches;
 mod membership;
+mod spread;
 mod traffic;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -59,6 +60,7 @@ use uverbs_uapi::objects::flow::destroy;
 pub use build::{FlowBuilder, FlowKind};
 pub use matches::{Ethernet, Ipv4, Ipv6, Masked, Ports};
 pub use membership::Membership;
+pub use spread::Spread;
 pub use traffic::{
     FiveTuple, FiveTupleV6, Leftovers, Port, Protocol, Sharing, Sniffer, Traffic, UdpMulticast,
 };

@@ -11,12 +11,8 @@
 //! match what its target hashes: the software device puts frames of another kind in the first
 //! place, and what hardware does with them nothing has confirmed.
 //!
-//! The kernel changes neither tables nor targets. To rebalance, make a new table and a new target,
-//! make the new rules with a smaller priority number than the old ones, and end the old rules: the
-//! new ones win from the moment that they are made, so no frame is lost in between. Frames of one
-//! connection may arrive at both queues while both are in force. Rules for multicast alone
-//! ([`UdpMulticast`](crate::flow::UdpMulticast)) have no priorities: while both are in force each
-//! frame arrives by both, and the program drops the second copy as it does on redundant lines.
+//! The kernel changes neither tables nor targets. [`Spread`](crate::flow::Spread) has rules, target
+//! and table together, and gives the places to other queues in one call without losing a frame.
 //!
 //! ```no_run
 //! use uverbs::qp::rss::{RssOptions, RssTraffic};
