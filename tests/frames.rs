@@ -8,19 +8,22 @@ mod common;
 mod frames;
 
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::PATIENCE;
 use frames::{Wire, setup, udp_frame};
 use uverbs::cq::CqeChecksum;
 use uverbs::ethernet::{
-    Clock, Frame, FrameError, RealTime, RxBuilder, RxQueue, Timestamp, UtcClock,
+    Clock, Frame, FrameError, RealTime, RxBuilder, RxQueue, StrideBytes, StridesPerWqe, Striding,
+    Timestamp, UtcClock,
 };
 use uverbs::flow::{Ethernet, FiveTuple, FiveTupleV6, Port, Protocol, Sharing, UdpMulticast};
+use uverbs::memory::{QueueMemory, QueueUse};
 use uverbs::qp::{
     EthChecksum, EthernetOffload, PostFlags, RunTimeDestination, RunTimeOperation, SendRequest,
 };
-use uverbs::{Buffer, ErrorKind};
+use uverbs::{Buffer, ErrorKind, PageSize};
 
 const GROUP: Ipv4Addr = Ipv4Addr::new(239, 1, 2, 3);
 const PORT: u16 = 14310;
@@ -479,17 +482,80 @@ fn queues_use_memory_of_the_programs_own() {
     }
 }
 
-/// libmlx5 says that a time of 100 s and 5 ns is 429,496,729,605 ns (`ibv_wc_read_completion_ts`
-/// of a real-time queue, wallclock).
 #[test]
-fn real_time_stamps_are_nanoseconds() {
+fn all_memory_of_a_queue_is_where_the_program_wants_it() {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let note = asked.clone();
+    let memory = QueueMemory::new(move |length, purpose| {
+        note.lock().unwrap().push(purpose);
+        Buffer::new(length)
+    });
+    let Some(mut line) = listen(16, |rx| rx.memory(&memory)) else { return };
+    let times =
+        |purpose: QueueUse| asked.lock().unwrap().iter().filter(|asked| **asked == purpose).count();
+    use QueueUse::{Completions, DoorbellRecord, Frames, WorkRequests};
+    let all = || [Completions, WorkRequests, DoorbellRecord, Frames].map(times);
+    assert_eq!(all(), [1, 1, 2, 1]);
+    line.send(1, 50);
+    assert_eq!(line.next(), 1);
+    let pd = &line.wire.setup.pd;
+    let _tx = pd.create_tx_queue(16).memory(&memory).build().unwrap();
+    assert_eq!(all(), [2, 2, 4, 1]);
+    let strides = Striding::new(StrideBytes::B64, StridesPerWqe::N512);
+    let _rx = pd.create_rx_queue(4).memory(&memory).striding(strides).build().unwrap();
+    assert_eq!(all(), [3, 3, 6, 2]);
+    // Buffers that the program has already are not asked for.
+    let slab = pd.create_slab(16, 2048).unwrap();
+    let _rx = pd.create_rx_queue(16).memory(&memory).buffers(&slab).build().unwrap();
+    assert_eq!(all(), [4, 4, 8, 2]);
+}
+
+/// Frames arrive in memory of node 0. Where the kernel has no NUMA, or a container forbids it, the
+/// queue is refused and the reason said.
+#[test]
+fn queues_are_on_the_node_that_was_asked_for() {
+    let Some(wire) = Wire::new(|builder| builder) else { return };
+    let near = QueueMemory::on_node(PageSize::Normal, 0);
+    match wire.setup.pd.create_rx_queue(16).memory(&near).build() {
+        Ok(mut rx) => {
+            let mut line = Line { _rule: rx.steer(&line()).unwrap(), rx, wire };
+            line.send(1, 50);
+            assert_eq!(line.next(), 1);
+        }
+        Err(error) => {
+            let refused = [libc::ENOSYS, libc::EPERM].contains(&error.errno());
+            assert!(refused, "{error}");
+        }
+    }
+}
+
+#[test]
+fn memory_that_there_is_not_is_an_error() {
+    let Some(wire) = Wire::new(|builder| builder) else { return };
+    let nowhere = QueueMemory::on_node(PageSize::Normal, 1023);
+    for made in [
+        wire.setup.pd.create_rx_queue(16).memory(&nowhere).build().map(drop),
+        wire.setup.pd.create_tx_queue(16).memory(&nowhere).build().map(drop),
+    ] {
+        assert!(made.unwrap_err().errno() != 0);
+    }
+    // More huge pages than any machine has.
+    let huge = QueueMemory::pages(PageSize::Huge1G);
+    let made = wire.setup.pd.create_rx_queue(16).frame_bytes(1 << 30).memory(&huge).build();
+    assert!(made.is_err());
+}
+
+/// libmlx5 says that a time of 100 s and 5 ns is 429,496,729,605 ns
+/// (`ibv_wc_read_completion_wallclock_ns` of a real-time queue).
+#[test]
+fn unlike_libmlx5_real_time_stamps_are_nanoseconds() {
     let time = Timestamp::<RealTime>::from_raw(100 << 32 | 5);
     assert_eq!((time.nanoseconds(), time.seconds()), (100_000_000_005, 100));
 }
 
 /// libmlx5 has one bit for both layers, which only IPv4 sets.
 #[test]
-fn checksums_of_ipv6_and_of_each_layer_are_told() {
+fn unlike_libmlx5_checksums_of_ipv6_and_of_each_layer_are_told() {
     let Some(mut line) = listen(8, |rx| rx) else { return };
     let [source, destination] = ["[::1]:1", "[::2]:2"].map(|end| end.parse().unwrap());
     let connection = FiveTupleV6 { protocol: Protocol::Udp, source, destination, tag: None };

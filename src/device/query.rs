@@ -194,6 +194,13 @@ impl Context {
         text.trim().parse().map_err(|_| Error::invalid(VERB, format!("{path} says {text:?}")))
     }
 
+    /// The NUMA node that the device is attached to, where the kernel knows one.
+    pub fn numa_node(&self) -> Option<u32> {
+        let text = self.commands().channel().attribute("device/numa_node").ok()?;
+        // -1 where there is none.
+        text.trim().parse().ok()
+    }
+
     fn require_port(&self, verb: &'static str, port: u8) -> Result<()> {
         let ports = self.attributes()?.ports();
         if port >= 1 && port <= ports {

@@ -8,12 +8,14 @@ use super::receiver::Receiver;
 use super::rings::RxRing;
 use super::rx::RxQueue;
 use super::striding_builder::StridingBuilder;
+use crate::cq::builder::CqBuilder;
 use crate::cq::channel::CompletionChannel;
 use crate::cq::{CompletionQueue, Compression};
 use crate::device::layer::Raw;
 use crate::error::{Error, Result};
+use crate::host::queue_memory::{self, QueueMemory, QueueUse};
 use crate::memory::pd::ProtectionDomain;
-use crate::memory::slab::Slab;
+use crate::memory::slab::{self, Slab};
 use crate::memory::slot::Slot;
 use crate::qp::qp_type::RawPacket;
 use crate::qp::striding::Striding;
@@ -78,7 +80,16 @@ impl<C: Clock> RxBuilder<C> {
         self
     }
 
-    /// Buffers are slots of `slab`: memory of the program's own, huge pages, or of one NUMA node
+    /// All memory that the device reads or writes for the queue comes from `memory`: rings,
+    /// doorbell records, and the buffers unless [`RxBuilder::buffers`] has others. Huge pages, one
+    /// NUMA node ([`QueueMemory::on_node`]), or memory of the program's own. The same as the memory
+    /// of the protection domain ([`ProtectionDomain::with_queue_memory`]).
+    pub fn memory(mut self, memory: &QueueMemory) -> Self {
+        self.pd = self.pd.with_queue_memory(memory);
+        self
+    }
+
+    /// Buffers are slots of `slab`, which may be memory of the program's own
     /// ([`ProtectionDomain::create_slab_with`]). It has a free slot for each receive; what else is
     /// free in it serves [`Frame::take`](super::Frame::take).
     pub fn buffers(mut self, slab: &Slab) -> Self {
@@ -200,7 +211,7 @@ impl<C: Clock> RxBuilder<C> {
             Some(channel) => cq.channel(channel),
             None => cq,
         };
-        Ok((cq.build()?, channel))
+        Ok((in_memory_of(&self.pd, cq).build()?, channel))
     }
 
     pub(super) fn check_spread(&self) -> Result<()> {
@@ -241,7 +252,7 @@ impl<C: Clock> RxBuilder<C> {
     fn slab(&self, depth: u32) -> Result<Slab> {
         match &self.slab {
             Some(slab) => Ok(slab.clone()),
-            None => self.pd.create_slab(depth + SPARES, self.frame_bytes),
+            None => make_slab(&self.pd, depth + SPARES, self.frame_bytes),
         }
     }
 
@@ -257,6 +268,22 @@ impl<C: Clock> RxBuilder<C> {
             return Err(Error::invalid(VERB, cause));
         }
         Ok(slots)
+    }
+}
+
+/// A slab in memory of the domain's allocator, if it has one.
+pub(super) fn make_slab(pd: &ProtectionDomain, slots: u32, bytes: u32) -> Result<Slab> {
+    let Some(memory) = pd.queue_memory() else { return pd.create_slab(slots, bytes) };
+    let length = slab::bytes(slots, bytes)?;
+    let buffer = queue_memory::allocate(VERB, Some(memory), length, QueueUse::Frames)?;
+    pd.create_slab_with(buffer, bytes)
+}
+
+/// The ring of a completion queue is where those of the domain's other queues are.
+pub(super) fn in_memory_of(pd: &ProtectionDomain, cq: CqBuilder<Raw>) -> CqBuilder<Raw> {
+    match pd.queue_memory() {
+        Some(memory) => cq.queue_memory(memory),
+        None => cq,
     }
 }
 

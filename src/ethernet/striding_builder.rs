@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::clock::{Clock, FreeRunning, compressed};
 use super::counters::Matches;
 use super::rings::StridingRing;
-use super::rx_builder::{RxBuilder, VERB};
+use super::rx_builder::{RxBuilder, VERB, make_slab};
 use super::striding::StridingQueue;
 use crate::cq::Compression;
 use crate::error::{Error, Result};
@@ -75,7 +75,7 @@ fn target<C: Clock>(rx: &RxBuilder<C>, wq: &WqHandle) -> Result<RssTarget> {
 
 fn buffers<C: Clock>(rx: &RxBuilder<C>, striding: Striding, count: u32) -> Result<Slab> {
     let Some(slab) = &rx.slab else {
-        return rx.pd.create_slab(count, striding.wqe_bytes());
+        return make_slab(&rx.pd, count, striding.wqe_bytes());
     };
     if slab.slot_bytes() < striding.wqe_bytes() {
         let cause = format!("the slab's slots have {} bytes", slab.slot_bytes());

@@ -4,9 +4,11 @@ use std::marker::PhantomData;
 
 use super::clock::{Clock, FreeRunning, RealTime, format};
 use super::rings::{ALWAYS_BLOCKS, TxRing};
+use super::rx_builder::in_memory_of;
 use super::template::blocks;
 use super::tx::TxQueue;
 use crate::error::{Error, Result};
+use crate::host::queue_memory::QueueMemory;
 use crate::memory::pd::ProtectionDomain;
 use crate::qp::qp_type::RawPacket;
 
@@ -65,6 +67,13 @@ impl<C: Clock> TxBuilder<C> {
         self
     }
 
+    /// Its rings and doorbell records are in `memory`: see
+    /// [`RxBuilder::memory`](super::RxBuilder::memory).
+    pub fn memory(mut self, memory: &QueueMemory) -> Self {
+        self.pd = self.pd.with_queue_memory(memory);
+        self
+    }
+
     /// The port, from 1.
     pub fn port(mut self, port: u8) -> Self {
         self.port = port;
@@ -99,7 +108,8 @@ impl<C: Clock> TxBuilder<C> {
         }
         // The ring is rounded up, so up to twice as many frames may be granted.
         let entries = self.depth.saturating_mul(2);
-        let cq = self.pd.context().create_raw_cq(entries).timestamps(format::<C>()).build()?;
+        let cq = self.pd.context().create_raw_cq(entries).timestamps(format::<C>());
+        let cq = in_memory_of(&self.pd, cq).build()?;
         let builder = self.pd.create_raw_qp::<RawPacket>(cq.handle(), cq.handle());
         let builder = builder.max_send_wr(self.depth).max_recv_wr(0).port(self.port);
         let mut qp = builder.max_inline_data(self.frame_bytes - BESIDE).build()?;

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
@@ -59,6 +60,15 @@ pub struct Buffer(Pages);
 enum Pages {
     Mapped(MmapRaw),
     Given(Given),
+    Part(Part),
+}
+
+/// Bytes of pages that several buffers have parts of, each other ones.
+#[derive(Debug)]
+struct Part {
+    whole: Arc<Buffer>,
+    offset: usize,
+    length: usize,
 }
 
 /// Memory of the program's own, and how it goes back.
@@ -118,6 +128,39 @@ impl Buffer {
         Ok(buffer)
     }
 
+    /// As [`Buffer::with_pages`], in memory of the NUMA node `node` alone, which is taken at once:
+    /// nothing comes from another node later, when this one has too little.
+    ///
+    /// # Errors
+    /// Errors of `mmap(2)` and `mbind(2)`: `InvalidInput` for a node that has no memory, or that
+    /// the process may not use (`cpuset(7)`); `OutOfMemory` where the node has too few such pages;
+    /// `PermissionDenied` where a container forbids the call; `Unsupported` on a kernel without
+    /// NUMA. (Kernels before 5.14 cannot take the pages at once: there a pool of huge pages that
+    /// has too few of this node shows when the memory is registered.)
+    pub fn on_node(length: usize, size: PageSize, node: u32) -> io::Result<Self> {
+        let buffer = Self::with_pages(length, size)?;
+        bind(&buffer, node)?;
+        if let Pages::Mapped(pages) = &buffer.0 {
+            populate(pages)?;
+        }
+        Ok(buffer)
+    }
+
+    /// The first `at` bytes, and the rest. The memory goes back when both have been dropped.
+    pub(super) fn split(self, at: usize) -> (Self, Self) {
+        let (at, end) = (at.min(self.len()), self.len());
+        let (whole, offset) = match self.0 {
+            Pages::Part(part) => (part.whole, part.offset),
+            pages => (Arc::new(Self(pages)), 0),
+        };
+        let part = |from: usize, to: usize| Part {
+            whole: whole.clone(),
+            offset: offset + from,
+            length: to - from,
+        };
+        (Self(Pages::Part(part(0, at))), Self(Pages::Part(part(at, end))))
+    }
+
     /// Memory of the program's own: an arena, shared memory, pages of one NUMA node. `give_back` is
     /// called once, when the buffer is dropped.
     ///
@@ -137,6 +180,7 @@ impl Buffer {
         match &self.0 {
             Pages::Mapped(pages) => pages.as_mut_ptr(),
             Pages::Given(given) => given.start,
+            Pages::Part(part) => part.whole.as_ptr().wrapping_add(part.offset),
         }
     }
 
@@ -149,6 +193,7 @@ impl Buffer {
         match &self.0 {
             Pages::Mapped(pages) => pages.len(),
             Pages::Given(given) => given.length,
+            Pages::Part(part) => part.length,
         }
     }
 
@@ -167,8 +212,47 @@ impl Buffer {
     fn leave_out_of_children(&self) -> io::Result<()> {
         match &self.0 {
             Pages::Mapped(pages) => pages.advise(Advice::DontFork),
-            Pages::Given(_) => Ok(()),
+            Pages::Given(_) | Pages::Part(_) => Ok(()),
         }
+    }
+}
+
+/// Nodes that a mask names: the most that a kernel can be built for (CONFIG_NODES_SHIFT).
+const NODES: usize = 1 << 10;
+
+/// Lets the kernel take the pages of `buffer`, which nothing has touched, from one node alone.
+fn bind(buffer: &Buffer, node: u32) -> io::Result<()> {
+    const BITS: usize = libc::c_ulong::BITS as usize;
+    let mut mask: [libc::c_ulong; NODES / BITS] = [0; NODES / BITS];
+    let word = mask.get_mut(node as usize / BITS).ok_or(io::ErrorKind::InvalidInput)?;
+    *word = 1 << (node as usize % BITS);
+    let (start, length) = (buffer.as_ptr(), buffer.len());
+    // SAFETY: it changes where pages come from, of a mapping that is the buffer's alone, and reads
+    // the mask: the kernel looks at one bit less than it is told (`get_nodes` of mm/mempolicy.c).
+    let bound = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            start,
+            length,
+            libc::MPOL_BIND,
+            &raw const mask,
+            NODES + 1,
+            0,
+        )
+    };
+    if bound == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Takes all pages now.
+fn populate(pages: &MmapRaw) -> io::Result<()> {
+    match pages.advise(Advice::PopulateWrite) {
+        // Before Linux 5.14.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+        // The pool has no page of the node: an access would be SIGBUS.
+        Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+            Err(io::ErrorKind::OutOfMemory.into())
+        }
+        populated => populated,
     }
 }
 

@@ -4,8 +4,12 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, PageSize};
+use super::fork::Lock;
 use crate::error::{Error, Result};
+
+/// What rings begin at a multiple of.
+const PAGE: usize = 4096;
 
 /// What memory of a queue is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,14 +23,16 @@ pub enum QueueUse {
     SharedReceives,
     /// The doorbell record of a queue, 64 bytes: the device reads it.
     DoorbellRecord,
+    /// The buffers of an [`RxQueue`](crate::ethernet::RxQueue): the device writes them.
+    Frames,
 }
 
 impl QueueUse {
     /// What its memory begins at a multiple of: rings with a page, records with a cache line.
     fn alignment(self) -> usize {
         match self {
-            Self::Completions | Self::WorkRequests | Self::SharedReceives => 4096,
-            Self::DoorbellRecord => 64,
+            Self::Completions | Self::WorkRequests | Self::SharedReceives => PAGE,
+            Self::DoorbellRecord | Self::Frames => 64,
         }
     }
 }
@@ -39,12 +45,13 @@ type Allocator = dyn Fn(usize, QueueUse) -> io::Result<Buffer> + Send + Sync;
 ///
 /// Give it to a protection domain for what is made of that
 /// ([`ProtectionDomain::with_queue_memory`]) and to completion queues
-/// ([`CqBuilder::queue_memory`](crate::CqBuilder::queue_memory)). The [`Buffer`] that it returns
-/// goes back the way buffers go, when the queue is destroyed.
+/// ([`CqBuilder::queue_memory`](crate::CqBuilder::queue_memory)); queues of frames
+/// ([`uverbs::ethernet`](crate::ethernet)) have all of theirs from it, their buffers too. The
+/// [`Buffer`] that it returns goes back the way buffers go, when the queue is destroyed.
 ///
 /// ```no_run
-/// use uverbs::memory::{Buffer, PageSize, QueueMemory};
-/// let huge = QueueMemory::new(|length, _| Buffer::with_pages(length, PageSize::Huge2M));
+/// use uverbs::memory::{PageSize, QueueMemory};
+/// let huge = QueueMemory::pages(PageSize::Huge2M);
 /// let context = uverbs::open_default()?;
 /// let pd = context.alloc_pd()?.with_queue_memory(&huge);
 /// let cq = context.create_cq(1 << 16).queue_memory(&huge).build()?;
@@ -69,6 +76,48 @@ impl QueueMemory {
         allocate: impl Fn(usize, QueueUse) -> io::Result<Buffer> + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(allocate))
+    }
+
+    /// Pages of `size`. What queues ask for is cut from them one behind the other, so rings,
+    /// doorbell records and buffers share huge pages. A page goes back when all that was cut from
+    /// it has.
+    ///
+    /// A queue that does not get them is an error of its creation (ENOMEM where the kernel's pool
+    /// of huge pages has too few): nothing falls back to other pages.
+    pub fn pages(size: PageSize) -> Self {
+        Self::cut_from(size, move |length| Buffer::with_pages(length, size))
+    }
+
+    /// Pages of `size` of one NUMA node: see [`Buffer::on_node`], whose errors are those of the
+    /// queue's creation. [`Context::numa_node`](crate::Context::numa_node) is the device's.
+    ///
+    /// ```no_run
+    /// use uverbs::memory::{PageSize, QueueMemory};
+    /// let context = uverbs::open_default()?;
+    /// let near = QueueMemory::on_node(PageSize::Huge2M, context.numa_node().unwrap_or(0));
+    /// let mut rx = context.alloc_pd()?.create_rx_queue(4096).memory(&near).build()?;
+    /// # Ok::<(), uverbs::Error>(())
+    /// ```
+    pub fn on_node(size: PageSize, node: u32) -> Self {
+        Self::cut_from(size, move |length| Buffer::on_node(length, size, node))
+    }
+
+    fn cut_from(
+        size: PageSize,
+        pages: impl Fn(usize) -> io::Result<Buffer> + Send + Sync + 'static,
+    ) -> Self {
+        let rest = Lock::new(None);
+        Self::new(move |length, _| {
+            let length = length.next_multiple_of(PAGE);
+            let mut rest = rest.lock().ok_or(io::ErrorKind::Deadlock)?;
+            let from = match rest.take() {
+                Some(rest) if Buffer::len(&rest) >= length => rest,
+                _ => pages(length.next_multiple_of(size.bytes()))?,
+            };
+            let (piece, left) = from.split(length);
+            *rest = Some(left).filter(|left| !left.is_empty());
+            Ok(piece)
+        })
     }
 }
 

@@ -43,15 +43,9 @@ impl ProtectionDomain {
     /// `InvalidInput` for no slots or more than 2 GiB in one; ENOMEM, with the memlock limit where
     /// that is the likely reason; other errors of the kernel.
     pub fn create_slab(&self, slots: u32, bytes: u32) -> Result<Slab> {
-        let asked = || format!("{slots} of {bytes} bytes");
-        let stride = stride(bytes).map_err(|error| error.asked(asked()))?;
-        if slots == 0 {
-            return Err(Error::invalid(VERB, "a slab has at least one slot").asked(asked()));
-        }
-        let length = stride.checked_mul(slots as usize);
-        let length = length.ok_or_else(|| Error::invalid(VERB, "more memory than there is"))?;
+        let length = self::bytes(slots, bytes)?;
         let buffer = Buffer::new(length).map_err(|error| Error::io(VERB, &error))?;
-        self.cut(buffer, slots, bytes, stride)
+        self.cut(buffer, slots, bytes, stride(bytes)?)
     }
 
     /// Registers `buffer` and cuts it into as many slots of `bytes` each as it holds: huge pages,
@@ -95,6 +89,16 @@ impl ProtectionDomain {
         }
         Ok(Slab(inner))
     }
+}
+
+/// Bytes of a slab's memory.
+pub(crate) fn bytes(slots: u32, slot_bytes: u32) -> Result<usize> {
+    let asked = |error: Error| error.asked(format!("{slots} of {slot_bytes} bytes"));
+    if slots == 0 {
+        return Err(asked(Error::invalid(VERB, "a slab has at least one slot")));
+    }
+    let length = stride(slot_bytes).map_err(asked)?.checked_mul(slots as usize);
+    length.ok_or_else(|| Error::invalid(VERB, "more memory than there is"))
 }
 
 /// Bytes from the start of one slot to the start of the next.
