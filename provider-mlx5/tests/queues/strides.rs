@@ -4,9 +4,13 @@ use uverbs_mlx5::completion_queue::PostedRing;
 use uverbs_mlx5::completion_queue::{
     FrameError, PollError, Status, StrideFrame, StrideQueue, StrideShape,
 };
-use uverbs_mlx5::format::{CqeOpcode, MiniCqe, MiniCqeFormat, StrideByteCount, Syndrome};
+use uverbs_mlx5::format::{
+    CqeOpcode, DataSegment, MiniCqe, MiniCqeFormat, StrideByteCount, Syndrome,
+};
 use uverbs_mlx5::queue_error::QueueError;
 use uverbs_mlx5::request::Sge;
+
+use zerocopy::IntoBytes;
 
 use crate::device::{Cq, Cqe, Memory, Random, Rq, recv_queue_after};
 
@@ -107,6 +111,19 @@ impl Line {
     /// Receives that the device has been told of, and CQEs that were consumed.
     fn told(&self) -> [u32; 2] {
         [self.rq.record.word(0), self.cq.record.word(0)]
+    }
+}
+
+/// `ibv_post_wq_recv` of libmlx5 writes the data segment over the link, in bytes 0 to 15
+/// (`mlx5_post_wq_recv` of providers/mlx5/qp.c knows nothing of striding; rdma-core#1381).
+#[test]
+fn unlike_libmlx5_a_striding_receive_has_its_buffer_behind_the_link() {
+    let line = Line::new();
+    for wqe in 0..DEPTH as usize {
+        let at = line.rq.ring.read(32 * wqe, 32);
+        assert_eq!(at[..16], [0; 16], "WQE {wqe}");
+        let expected = DataSegment::new(address(&line.buffer), 512, 7);
+        assert_eq!(at[16..], *expected.as_bytes(), "WQE {wqe}");
     }
 }
 
