@@ -287,7 +287,8 @@ pub(crate) struct Perf {
     /// [default: 512]
     #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) depth: Option<u32>,
-    /// Latency and bandwidth: messages of at most this many bytes are sent inline, in the work request
+    /// Latency and bandwidth: messages of at most this many bytes are sent inline, in the work
+    /// request
     #[arg(long, allow_negative_numbers = true, default_value_t = 60, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=828))]
     pub(crate) inline: u32,
     /// Frames: the fixed rate, in frames per second

@@ -117,7 +117,7 @@ impl Line {
 /// `ibv_post_wq_recv` of libmlx5 writes the data segment over the link, in bytes 0 to 15
 /// (`mlx5_post_wq_recv` of providers/mlx5/qp.c knows nothing of striding; rdma-core#1381).
 #[test]
-fn unlike_libmlx5_a_striding_receive_has_its_buffer_behind_the_link() {
+fn unlike_libmlx5_a_striding_receive_has_its_buffer_after_the_link() {
     let line = Line::new();
     for wqe in 0..DEPTH as usize {
         let at = line.rq.ring.read(32 * wqe, 32);
