@@ -21,7 +21,26 @@ pub(crate) trait Deferred: fmt::Debug + Send {
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     blocks: Lock<HashMap<(TypeId, usize), Blocks>>,
-    deferred: Lock<Vec<Box<dyn Deferred>>>,
+    deferred: Lock<Releases>,
+}
+
+/// Releases that wait.
+#[derive(Debug, Default)]
+struct Releases {
+    waiting: Vec<Box<dyn Deferred>>,
+    /// Calls of [`Kept::release_some`] to be left out before the next search. It is as many as the
+    /// last search found waiting, so that a call costs a constant number of looks.
+    until_search: usize,
+}
+
+impl Releases {
+    fn search(&mut self) -> Vec<Box<dyn Deferred>> {
+        let all = std::mem::take(&mut self.waiting).into_iter();
+        let (ready, waiting) = all.partition(|deferred| deferred.is_ready());
+        self.waiting = waiting;
+        self.until_search = self.waiting.len();
+        ready
+    }
 }
 
 type Block = Arc<dyn Any + Send + Sync>;
@@ -85,35 +104,55 @@ impl Kept {
         Some(block)
     }
 
-    /// Releases `last` as soon as it is ready.
+    /// Releases `last` in a search that finds it ready.
     pub(crate) fn defer(&self, last: impl Deferred + 'static) {
         match self.deferred.lock() {
-            Some(mut deferred) => deferred.push(Box::new(last)),
+            Some(mut deferred) => deferred.waiting.push(Box::new(last)),
             // A forked child found the list locked: what it holds is the parent's.
             None => std::mem::forget(last),
         }
-        self.release_ready();
+        self.release_some();
+    }
+
+    /// As [`release_ready`](Self::release_ready), but not every time if many wait. For what happens
+    /// to each of many queues.
+    fn release_some(&self) {
+        self.release(|deferred| {
+            let left_out = deferred.until_search > 0;
+            deferred.until_search = deferred.until_search.saturating_sub(1);
+            if left_out { Vec::new() } else { deferred.search() }
+        });
     }
 
     /// Releases what is ready. Does nothing in a forked child, where a queue's own locks could be
     /// held for ever.
     pub(crate) fn release_ready(&self) {
+        self.release(Releases::search);
+    }
+
+    fn release(&self, find: impl FnOnce(&mut Releases) -> Vec<Box<dyn Deferred>>) {
         if self.deferred.is_inherited() {
             return;
         }
-        let Some(mut deferred) = self.deferred.lock() else { return };
-        let (ready, waiting) = std::mem::take(&mut *deferred)
-            .into_iter()
-            .partition::<Vec<_>, _>(|deferred| deferred.is_ready());
-        *deferred = waiting;
-        drop(deferred);
-        ready.into_iter().for_each(Deferred::release);
+        let ready = self.deferred.lock().map(|mut deferred| find(&mut deferred));
+        ready.into_iter().flatten().for_each(Deferred::release);
     }
 }
 
 /// Releases what is ready when it is dropped: the last field of objects that releases wait for.
 #[derive(Debug)]
 pub(crate) struct ReleaseOnDrop(pub(crate) Context);
+
+/// As [`ReleaseOnDrop`], for objects that there may be many of: not every time if many releases
+/// wait.
+#[derive(Debug)]
+pub(crate) struct ReleaseSomeOnDrop(pub(crate) Context);
+
+impl Drop for ReleaseSomeOnDrop {
+    fn drop(&mut self) {
+        self.0.inner().kept.release_some();
+    }
+}
 
 impl Drop for ReleaseOnDrop {
     fn drop(&mut self) {
@@ -160,6 +199,29 @@ mod tests {
         let kept = Kept::default();
         let users: Vec<_> = (0..1000).map(|_| kept.number(4)).collect();
         assert!(kept.count(|own| own.looks) <= 2 * users.len());
+    }
+
+    /// Never ready.
+    #[derive(Debug, Default)]
+    struct Waits(Arc<std::sync::atomic::AtomicUsize>);
+
+    impl Deferred for Waits {
+        fn is_ready(&self) -> bool {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            false
+        }
+
+        fn release(self: Box<Self>) {}
+    }
+
+    #[test]
+    fn many_releases_that_wait_cost_a_constant_number_of_looks_each() {
+        let (kept, looks) = (Kept::default(), Waits::default());
+        (0..1000).for_each(|_| kept.defer(Waits(looks.0.clone())));
+        assert!(looks.0.load(Ordering::Relaxed) <= 2 * 1000);
+        looks.0.store(0, Ordering::Relaxed);
+        kept.release_ready();
+        assert_eq!(looks.0.load(Ordering::Relaxed), 1000, "all of them, if they are needed");
     }
 
     #[test]
