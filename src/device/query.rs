@@ -201,7 +201,7 @@ impl Context {
         text.trim().parse().ok()
     }
 
-    fn require_port(&self, verb: &'static str, port: u8) -> Result<()> {
+    pub(crate) fn require_port(&self, verb: &'static str, port: u8) -> Result<()> {
         let ports = self.attributes()?.ports();
         if port >= 1 && port <= ports {
             return Ok(());

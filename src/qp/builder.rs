@@ -88,7 +88,6 @@ impl ProtectionDomain {
     /// ```
     #[doc(alias = "ibv_create_qp")]
     #[doc(alias = "ibv_create_qp_ex")]
-    #[doc(alias = "rdma_create_qp")]
     pub fn create_qp<T: QueuePairType>(
         &self,
         send_cq: &CqHandle,
@@ -110,7 +109,11 @@ impl ProtectionDomain {
 }
 
 impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
-    fn new(pd: &ProtectionDomain, send_cq: &CqHandle<L>, receive_cq: &CqHandle<L>) -> Self {
+    pub(crate) fn new(
+        pd: &ProtectionDomain,
+        send_cq: &CqHandle<L>,
+        receive_cq: &CqHandle<L>,
+    ) -> Self {
         Self {
             pd: pd.clone(),
             send_cq: send_cq.clone(),
@@ -223,6 +226,13 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         self
     }
 
+    /// Leaves the path to what gives its attributes: nothing of it is looked up before it is asked
+    /// for.
+    pub(crate) fn given_path(mut self) -> Self {
+        self.gid = Requirement::Optional;
+        self
+    }
+
     /// The local port, from 1.
     pub fn port(mut self, port: u8) -> Self {
         self.path.port = port;
@@ -303,7 +313,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         let rings = self.rings(&context)?;
         let path = LocalPath::resolve(&context, T::TYPE, self.path, self.gid)?;
         if T::TYPE == QpType::RawPacket {
-            raw_packet::check(&context, path.link, self.raw)?;
+            raw_packet::check(&context, path.found(&context)?.link, self.raw)?;
         }
         let serial = Serial::new(VERB)?;
         let mut slots = L::if_safe(|| self.slots(serial));
@@ -483,9 +493,8 @@ impl<T: QueuePairType> QpBuilder<T, Raw> {
 
     /// Creates it also where its port has no usable GID: for a program that gives every address
     /// itself, by [`QueuePair::modify`].
-    pub fn without_gid(mut self) -> Self {
-        self.gid = Requirement::Optional;
-        self
+    pub fn without_gid(self) -> Self {
+        self.given_path()
     }
 }
 

@@ -12,13 +12,13 @@ use super::attributes::QpAttributes;
 use super::ece::EceState;
 use super::endpoint::Endpoint;
 use super::modify::{self, QpInfo};
-use super::path::LocalPath;
+use super::path::{Found, LocalPath};
 use super::sizes::Capacities;
 use super::xrc_target::NOTHING;
 use super::{QpType, State};
 use crate::cq::CqHandle;
 use crate::device::context::Context;
-use crate::device::kept::ReleaseOnDrop;
+use crate::device::kept::ReleaseSomeOnDrop;
 use crate::device::layer::Raw;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::events::{Registered, Wait};
@@ -85,7 +85,7 @@ pub(super) struct Core {
     #[allow(dead_code, reason = "held for their lifetime")]
     pub(super) parents: Parents,
     #[allow(dead_code, reason = "for its drop")]
-    pub(super) releases: ReleaseOnDrop,
+    pub(super) releases: ReleaseSomeOnDrop,
 }
 
 /// Parents, kept alive.
@@ -125,13 +125,18 @@ impl Core {
             register: None,
             rules: Vec::new(),
             parents,
-            releases: ReleaseOnDrop(context.clone()),
+            releases: ReleaseSomeOnDrop(context.clone()),
             context,
         }
     }
 
+    /// What is known of its port; little where the port cannot be asked.
+    pub(super) fn found(&self) -> &Found {
+        self.path.found_or_nothing(&self.context)
+    }
+
     pub(super) fn endpoint(&self) -> Endpoint {
-        self.path.endpoint(self.number, self.transport)
+        self.path.endpoint(&self.context, self.number)
     }
 
     /// The state as far as this process knows: what it asked for, or what an event or a completion
@@ -203,13 +208,13 @@ impl Core {
         if needs_peer && peer.is_none() {
             return Err(Error::invalid("modify_qp", "a connected queue pair needs a peer"));
         }
-        let own = self.endpoint();
-        let attributes = self.path.to_rtr(self.transport, peer.unwrap_or(&own))?;
+        let peer = peer.copied().unwrap_or_else(|| self.endpoint());
+        let attributes = self.path.to_rtr(&self.context, &peer)?;
         self.modify(&attributes)
     }
 
     pub(super) fn move_to_rts(&mut self, peer: Option<&Endpoint>) -> Result<()> {
-        self.modify(&self.path.to_rts(self.transport, peer))
+        self.modify(&self.path.to_rts(&self.context, peer)?)
     }
 
     /// Destroys the kernel's object and cuts its completions off. On failure nothing has changed.

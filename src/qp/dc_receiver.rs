@@ -121,7 +121,7 @@ impl ProtectionDomain {
     ) -> Result<DcReceiver> {
         let mut made = self.make_dc_receiver(cq, srq, access_key, path, Requirement::Needed)?;
         let core = &mut made.core;
-        core.modify(&core.path.to_init(QpType::DcTarget))?;
+        core.modify(&core.path.to_init())?;
         core.move_to_rtr(None)?;
         Ok(made)
     }

@@ -1,6 +1,7 @@
 //! What a queue pair brings into a connection: its port, GID and timings.
 
 use std::hash::{BuildHasher, Hasher};
+use std::sync::OnceLock;
 
 use super::attributes::{AccessFlags, AckTimeout, QpAttributes, RnrTimer};
 use super::endpoint::Endpoint;
@@ -79,24 +80,47 @@ impl Default for PathOptions {
     }
 }
 
-/// Whether a port without a usable GID is an error.
+/// Whether a port without a usable GID is an error, and when the path is looked up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Requirement {
+    /// The GID is needed, and looked up at once.
     Needed,
+    /// The program, or the connection manager, gives every address. The path is looked up when it
+    /// is asked for nevertheless.
     Optional,
 }
 
-/// The options with everything looked up that they left open.
-#[derive(Debug, Clone, Copy)]
+/// The options, and what was looked up of what they left open.
+#[derive(Debug, Clone)]
 pub(super) struct LocalPath {
     pub(super) options: PathOptions,
+    transport: QpType,
+    requirement: Requirement,
+    psn: u32,
+    found: OnceLock<Found>,
+}
+
+/// What was looked up.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Found {
     pub(super) link: LinkLayer,
     lid: u16,
-    gid: Option<GidChoice>,
+    pub(super) gid: Option<GidChoice>,
     mtu: Mtu,
-    pub(super) psn: u32,
     initiator_reads: u8,
     responder_reads: u8,
+}
+
+impl Found {
+    /// Of a port that cannot be asked.
+    const NOTHING: Self = Self {
+        link: LinkLayer::Unspecified,
+        lid: 0,
+        gid: None,
+        mtu: Mtu::B256,
+        initiator_reads: 0,
+        responder_reads: 0,
+    };
 }
 
 impl LocalPath {
@@ -106,13 +130,41 @@ impl LocalPath {
         options: PathOptions,
         requirement: Requirement,
     ) -> Result<Self> {
+        let psn = options.psn.unwrap_or_else(random_psn) & 0xff_ffff;
+        let found = OnceLock::new();
+        let path = Self { options, transport, requirement, psn, found };
+        match requirement {
+            Requirement::Needed => path.found(context).map(drop)?,
+            Requirement::Optional => context.require_port(VERB, options.port)?,
+        }
+        Ok(path)
+    }
+
+    /// What the options left open. The port is asked the first time.
+    pub(super) fn found(&self, context: &Context) -> Result<&Found> {
+        match self.found.get() {
+            Some(found) => Ok(found),
+            None => self.look_up(context).map(|found| self.found.get_or_init(|| found)),
+        }
+    }
+
+    /// As [`found`](Self::found), for what cannot fail.
+    pub(super) fn found_or_nothing(&self, context: &Context) -> &Found {
+        self.found(context).unwrap_or_else(|error| {
+            tracing::warn!(%error, port = self.options.port, "the port cannot be asked");
+            &Found::NOTHING
+        })
+    }
+
+    fn look_up(&self, context: &Context) -> Result<Found> {
+        let options = &self.options;
         let port = context.query_port(options.port)?;
         let device = context.attributes()?;
         let link = port.link_layer();
         // InfiniBand within a subnet does without, and frames have no GIDs; RoCE cannot.
         let optional = link == LinkLayer::InfiniBand
-            || transport == QpType::RawPacket
-            || requirement == Requirement::Optional;
+            || self.transport == QpType::RawPacket
+            || self.requirement == Requirement::Optional;
         let found = match options.gid_index {
             None => context.best_gid(options.port, link),
             index => context.choose_gid(options.port, index),
@@ -122,43 +174,37 @@ impl LocalPath {
             Err(_) if optional && options.gid_index.is_none() => None,
             Err(error) => return Err(error),
         };
-        let most = device.max_responder_reads();
-        Ok(Self {
-            options,
+        Ok(Found {
             link,
             lid: port.lid(),
             gid,
             mtu: options.mtu.unwrap_or(port.active_mtu()),
-            psn: options.psn.unwrap_or_else(random_psn) & 0xff_ffff,
             initiator_reads: options.initiator_reads.unwrap_or(device.max_initiator_reads()),
-            responder_reads: options.responder_reads.unwrap_or(most),
+            responder_reads: options.responder_reads.unwrap_or(device.max_responder_reads()),
         })
     }
 
-    pub(super) fn gid(&self) -> Option<&GidChoice> {
-        self.gid.as_ref()
-    }
-
-    pub(super) fn endpoint(&self, qpn: u32, transport: QpType) -> Endpoint {
-        let datagram = transport == QpType::Ud;
+    pub(super) fn endpoint(&self, context: &Context, qpn: u32) -> Endpoint {
+        let found = self.found_or_nothing(context);
+        let datagram = self.transport == QpType::Ud;
         Endpoint {
-            link_layer: self.link,
-            lid: self.lid,
-            gid: self.gid.map(|choice| choice.entry.gid),
-            gid_kind: self.gid.map_or(GidKind::InfiniBand, |choice| choice.entry.kind),
+            link_layer: found.link,
+            lid: found.lid,
+            gid: found.gid.map(|choice| choice.entry.gid),
+            gid_kind: found.gid.map_or(GidKind::InfiniBand, |choice| choice.entry.kind),
             qpn,
             psn: self.psn,
-            mtu: self.mtu,
-            responder_reads: self.responder_reads,
-            initiator_reads: self.initiator_reads,
+            mtu: found.mtu,
+            responder_reads: found.responder_reads,
+            initiator_reads: found.initiator_reads,
             qkey: if datagram { self.options.qkey } else { 0 },
             srqn: 0,
         }
     }
 
-    pub(super) fn to_init(self, transport: QpType) -> QpAttributes {
+    pub(super) fn to_init(&self) -> QpAttributes {
         let init = QpAttributes::to(State::Init).port(self.options.port);
-        match transport {
+        match self.transport {
             QpType::RawPacket => init,
             QpType::Ud => init.pkey_index(self.options.pkey_index).qkey(self.options.qkey),
             QpType::Rc | QpType::Uc | QpType::XrcSend | QpType::XrcReceive => {
@@ -171,34 +217,39 @@ impl LocalPath {
         }
     }
 
-    pub(super) fn to_rtr(self, transport: QpType, peer: &Endpoint) -> Result<QpAttributes> {
+    pub(super) fn to_rtr(&self, context: &Context, peer: &Endpoint) -> Result<QpAttributes> {
         let rtr = QpAttributes::to(State::Rtr);
+        let found = self.found(context)?;
         let connected = || -> Result<QpAttributes> {
             Ok(rtr
-                .address(self.address_of(peer)?)
-                .path_mtu(self.mtu.min(peer.mtu))
+                .address(self.address_of(context, peer)?)
+                .path_mtu(found.mtu.min(peer.mtu))
                 .remote_qpn(peer.qpn)
                 .receive_psn(peer.psn))
         };
-        match transport {
+        match self.transport {
             QpType::Ud | QpType::RawPacket => Ok(rtr),
             QpType::Uc | QpType::XrcSend => connected(),
-            QpType::DcInitiator => Ok(rtr.path_mtu(self.mtu)),
+            QpType::DcInitiator => Ok(rtr.path_mtu(found.mtu)),
             // Its answers go from its own address.
             QpType::DcTarget => Ok(rtr
-                .address(self.address_of(peer)?)
-                .path_mtu(self.mtu)
+                .address(self.address_of(context, peer)?)
+                .path_mtu(found.mtu)
                 .min_rnr_timer(self.options.min_rnr_timer)),
             QpType::Rc | QpType::XrcReceive => Ok(connected()?
-                .max_responder_reads(self.responder_reads.min(peer.initiator_reads))
+                .max_responder_reads(found.responder_reads.min(peer.initiator_reads))
                 .min_rnr_timer(self.options.min_rnr_timer)),
         }
     }
 
-    pub(super) fn to_rts(self, transport: QpType, peer: Option<&Endpoint>) -> QpAttributes {
+    pub(super) fn to_rts(
+        &self,
+        context: &Context,
+        peer: Option<&Endpoint>,
+    ) -> Result<QpAttributes> {
         let rts = QpAttributes::to(State::Rts);
         let reads = peer.map_or(u8::MAX, |peer| peer.responder_reads);
-        match transport {
+        Ok(match self.transport {
             QpType::RawPacket => rts,
             QpType::Uc | QpType::Ud => rts.send_psn(self.psn),
             QpType::XrcReceive => rts.send_psn(self.psn).timeout(self.options.timeout),
@@ -208,14 +259,15 @@ impl LocalPath {
                 .timeout(self.options.timeout)
                 .retry_count(self.options.retry_count)
                 .rnr_retry(self.options.rnr_retry)
-                .max_initiator_reads(self.initiator_reads.min(reads)),
-        }
+                .max_initiator_reads(self.found(context)?.initiator_reads.min(reads)),
+        })
     }
 
     /// The address vector that leads to `peer`.
-    pub(super) fn address_of(&self, peer: &Endpoint) -> Result<AddressVector> {
-        if peer.link_layer != self.link {
-            let cause = format!("this end is on {}, the peer on {}", self.link, peer.link_layer);
+    pub(super) fn address_of(&self, context: &Context, peer: &Endpoint) -> Result<AddressVector> {
+        let found = self.found(context)?;
+        if peer.link_layer != found.link {
+            let cause = format!("this end is on {}, the peer on {}", found.link, peer.link_layer);
             return Err(Error::invalid(VERB, cause));
         }
         Ok(AddressVector {
@@ -224,19 +276,19 @@ impl LocalPath {
             service_level: self.options.service_level,
             source_path_bits: 0,
             static_rate: 0,
-            global: self.route_to(peer)?,
+            global: self.route_to(found, peer)?,
         })
     }
 
-    fn route_to(&self, peer: &Endpoint) -> Result<Option<GlobalRoute>> {
-        let (Some(own), Some(destination)) = (self.gid, peer.gid) else {
-            return match self.link {
+    fn route_to(&self, found: &Found, peer: &Endpoint) -> Result<Option<GlobalRoute>> {
+        let (Some(own), Some(destination)) = (found.gid, peer.gid) else {
+            return match found.link {
                 LinkLayer::InfiniBand => Ok(None),
                 _ => Err(Error::invalid(VERB, "RoCE needs a GID at both ends")),
             };
         };
         let same_subnet = own.entry.gid.prefix() == destination.prefix();
-        if self.link == LinkLayer::InfiniBand && same_subnet && peer.lid != 0 {
+        if found.link == LinkLayer::InfiniBand && same_subnet && peer.lid != 0 {
             return Ok(None);
         }
         if own.entry.kind != peer.gid_kind {

@@ -96,7 +96,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
 
     /// Kind of link of its port.
     pub fn link_layer(&self) -> LinkLayer {
-        self.core.path.link
+        self.core.found().link
     }
 
     /// The local port, from 1.
@@ -137,7 +137,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
 
     /// The GID in use, and why; `None` where InfiniBand does without.
     pub fn gid(&self) -> Option<&GidChoice> {
-        self.core.path.gid()
+        self.core.found().gid.as_ref()
     }
 
     /// The address vector that leads from this queue pair's port to `peer`.
@@ -145,7 +145,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     /// # Errors
     /// `InvalidInput` where the two cannot talk: different kinds of link or of GID.
     pub fn address_of(&self, peer: &Endpoint) -> Result<AddressVector> {
-        self.core.path.address_of(peer)
+        self.core.path.address_of(&self.core.context, peer)
     }
 
     /// Changes attributes, one step at a time (ibv_modify_qp).
@@ -186,7 +186,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     /// # Errors
     /// `InvalidInput` from another state than RESET or INIT; errors of the kernel.
     pub fn to_init(&mut self) -> Result<()> {
-        let attributes = self.core.path.to_init(T::TYPE);
+        let attributes = self.core.path.to_init();
         self.modify(&attributes)
     }
 

@@ -53,7 +53,7 @@ impl XrcDomain {
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_receiver(&self, options: PathOptions) -> Result<XrcReceiver> {
         let mut receiver = self.create(options, Requirement::Needed)?;
-        receiver.core.modify(&receiver.core.path.to_init(QpType::XrcReceive))?;
+        receiver.core.modify(&receiver.core.path.to_init())?;
         Ok(receiver)
     }
 
