@@ -32,6 +32,7 @@ use crate::device::events::DetachedEvent;
 use crate::device::layer::{Layer, Raw};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::system::Watched;
+use crate::qp::Register;
 
 /// A context's event file, as the reactor watches it.
 #[derive(Debug)]
@@ -281,12 +282,16 @@ impl AsyncCmChannel {
 
 /// A listener for tasks.
 #[derive(Debug)]
-pub struct AsyncListener<L: Layer = crate::layer::Safe, X = crate::cm::Resources> {
-    listener: Listener<L, X>,
+pub struct AsyncListener<
+    L: Layer = crate::layer::Safe,
+    X = crate::cm::Resources,
+    R: Register = crate::qp::BlueFlame,
+> {
+    listener: Listener<L, X, R>,
     channel: AsyncCmChannel,
 }
 
-impl<L: Layer, X> AsyncListener<L, X> {
+impl<L: Layer, X, R: Register> AsyncListener<L, X, R> {
     /// Watches `listener`.
     ///
     /// # Errors
@@ -294,13 +299,13 @@ impl<L: Layer, X> AsyncListener<L, X> {
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O enabled.
-    pub fn new(listener: Listener<L, X>) -> Result<Self> {
+    pub fn new(listener: Listener<L, X, R>) -> Result<Self> {
         let channel = AsyncCmChannel::new(listener.channel().clone())?;
         Ok(Self { listener, channel })
     }
 
     /// The listener, to be asked for its address.
-    pub fn listener(&self) -> &Listener<L, X> {
+    pub fn listener(&self) -> &Listener<L, X, R> {
         &self.listener
     }
 
@@ -309,7 +314,7 @@ impl<L: Layer, X> AsyncListener<L, X> {
     ///
     /// # Errors
     /// As [`Listener::accept`].
-    pub async fn accept(&mut self) -> Result<Connection<L, X>> {
+    pub async fn accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
             let event = self.channel.event().await?;
             if let Some(connection) = self.listener.step(event)? {

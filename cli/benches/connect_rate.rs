@@ -230,8 +230,8 @@ fn share(id: &Id) -> uverbs::Result<Shared> {
 }
 
 fn queue_pair((pd, [(send, _), (receive, _)]): &Shared, id: &Id) -> uverbs::Result<QueuePair<Rc>> {
-    let qp = pd.create_qp::<Rc>(send.handle(), receive.handle()).max_inline_data(0);
-    qp.max_send_wr(1).max_recv_wr(1).port(id.device_port()?).build()
+    let qp = id.create_qp::<Rc, _>(pd, send.handle(), receive.handle())?.max_inline_data(0);
+    qp.max_send_wr(1).max_recv_wr(1).build()
 }
 
 fn timed(

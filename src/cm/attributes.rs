@@ -9,11 +9,16 @@ use super::address::address_vector;
 use super::id::Id;
 use super::params::{QpOptions, Reads};
 use super::private_data::RejectData;
+use crate::cq::CqHandle;
 use crate::device::address::Mtu;
 use crate::device::layer::Layer;
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::pd::ProtectionDomain;
+use crate::qp::builder::QpBuilder;
 use crate::qp::qp_type::Ud;
-use crate::qp::{AckTimeout, Connected, QpAttrMask, QpAttributes, QueuePair, RnrTimer, State};
+use crate::qp::{
+    AckTimeout, Connected, QpAttrMask, QpAttributes, QueuePair, QueuePairType, RnrTimer, State,
+};
 
 const VERB: &str = "init_qp_attr";
 
@@ -35,6 +40,23 @@ impl Id {
             return Err(Error::new(VERB, ErrorKind::BadState, cause));
         }
         Ok(attributes(state, &found))
+    }
+
+    /// A queue pair for this id: at its port, and with the path that the connection manager finds.
+    /// [`ProtectionDomain::create_qp`] makes one for every other way to connect, and asks the port
+    /// for the path at once: two system calls more.
+    ///
+    /// # Errors
+    /// As [`Id::device_port`].
+    #[doc(alias = "rdma_create_qp")]
+    pub fn create_qp<T: QueuePairType, L: Layer>(
+        &self,
+        pd: &ProtectionDomain,
+        send_cq: &CqHandle<L>,
+        receive_cq: &CqHandle<L>,
+    ) -> Result<QpBuilder<T, L>> {
+        let port = self.device_port()?;
+        Ok(QpBuilder::new(pd, send_cq, receive_cq).port(port).given_path())
     }
 
     /// Takes a queue pair of a connection to INIT, with the port and partition of the id.

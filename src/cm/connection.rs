@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use uverbs_mlx5::mmio::{BlueFlame, Register};
+
 use super::channel::Channel;
 use super::event::{Event, EventKind};
 use super::id::Id;
@@ -22,6 +24,11 @@ use crate::qp::{QueuePair, State};
 /// ([`ListenerBuilder::bind_with`](super::ListenerBuilder::bind_with),
 /// [`Connector::connect_with`](super::Connector::connect_with)).
 ///
+/// `R` is the doorbell register of the queue pair:
+/// [`SharedBlueFlame`](crate::qp::SharedBlueFlame) for queue pairs that share one
+/// ([`QpBuilder::build_in`](crate::qp::builder::QpBuilder::build_in)), as there may be more
+/// connections than a device has registers.
+///
 /// Dropping it ends the connection at once: the peer is told, what is in flight is lost.
 ///
 /// Completions do not tell that the peer has ended it: a receive that waits stays as it is. A
@@ -29,12 +36,12 @@ use crate::qp::{QueuePair, State};
 /// the descriptor of [`Link::channel`]. A peer that disappears without a message (its host failed)
 /// is noticed only by requests that are sent to it (`RetryExceeded`).
 #[derive(Debug)]
-pub struct Connection<L: Layer = Safe, X = Resources> {
+pub struct Connection<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     /// Ends the connection when it is dropped, and tells the peer. It is the first field, because
     /// the kernel's id has to be destroyed before the queue pair.
     pub link: Link,
     /// The queue pair, in RTS.
-    pub qp: QueuePair<Rc, L>,
+    pub qp: QueuePair<Rc, L, R>,
     /// What was made along with it.
     pub resources: X,
 }
@@ -147,7 +154,7 @@ fn removed() -> Error {
     Error::new("disconnect", ErrorKind::DeviceGone, "the device was removed")
 }
 
-impl<L: Layer, X> Connection<L, X> {
+impl<L: Layer, X, R: Register> Connection<L, X, R> {
     /// The context of the queue pair.
     pub fn context(&self) -> &Context {
         self.qp.context()

@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use uverbs_mlx5::mmio::Register;
+
 use super::channel::Channel;
 use super::connection::{Connection, Link, Resources};
 use super::event::{Event, EventKind, Reply};
@@ -51,12 +53,8 @@ impl Depths {
         let context = id.context()?;
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(self.send.saturating_add(self.receive)).build()?;
-        let qp = pd
-            .create_qp::<Rc>(cq.handle(), cq.handle())
-            .max_send_wr(self.send)
-            .max_recv_wr(self.receive)
-            .port(id.device_port()?)
-            .build()?;
+        let qp = id.create_qp::<Rc, _>(&pd, cq.handle(), cq.handle())?;
+        let qp = qp.max_send_wr(self.send).max_recv_wr(self.receive).build()?;
         Ok((qp, Resources { cq, pd }))
     }
 }
@@ -184,11 +182,11 @@ impl Connector {
     ///
     /// # Errors
     /// As there; what `make` says.
-    pub fn connect_with<L: Layer, X>(
+    pub fn connect_with<L: Layer, X, R: Register>(
         &self,
         address: impl ToSocketAddrs,
-        mut make: impl FnMut(&Id) -> Result<(QueuePair<Rc, L>, X)>,
-    ) -> Result<Connection<L, X>> {
+        mut make: impl FnMut(&Id) -> Result<(QueuePair<Rc, L, R>, X)>,
+    ) -> Result<Connection<L, X, R>> {
         let deadline = self.deadline();
         let mut failed = Error::invalid("connect", "the name has no address");
         for address in addresses(address)? {
@@ -204,12 +202,12 @@ impl Connector {
         self.timeout.and_then(|timeout| Instant::now().checked_add(timeout))
     }
 
-    fn connect_to<L: Layer, X>(
+    fn connect_to<L: Layer, X, R: Register>(
         &self,
         address: Destination,
         deadline: Option<Instant>,
-        make: &mut impl FnMut(&Id) -> Result<(QueuePair<Rc, L>, X)>,
-    ) -> Result<Connection<L, X>> {
+        make: &mut impl FnMut(&Id) -> Result<(QueuePair<Rc, L, R>, X)>,
+    ) -> Result<Connection<L, X, R>> {
         let mut connecting = self.begin(address)?;
         loop {
             let event = match deadline {
@@ -231,7 +229,10 @@ impl Connector {
     }
 
     /// Begins to connect.
-    pub(crate) fn begin<L: Layer, X>(&self, address: Destination) -> Result<Connecting<L, X>> {
+    pub(crate) fn begin<L: Layer, X, R: Register>(
+        &self,
+        address: Destination,
+    ) -> Result<Connecting<L, X, R>> {
         let channel = match &self.context {
             Some(context) => Channel::of(context)?,
             None => Channel::open()?,
@@ -297,22 +298,22 @@ impl fmt::Display for Destination {
 
 /// A connection that is on its way: each event takes it one step further.
 #[derive(Debug)]
-pub(crate) struct Connecting<L: Layer, X> {
+pub(crate) struct Connecting<L: Layer, X, R: Register> {
     id: Id,
     pub(crate) channel: Channel,
     address: Destination,
     resolve: Duration,
     options: ConnectOptions,
     qp: QpOptions,
-    made: Option<(QueuePair<Rc, L>, X)>,
+    made: Option<(QueuePair<Rc, L, R>, X)>,
 }
 
-impl<L: Layer, X> Connecting<L, X> {
+impl<L: Layer, X, R: Register> Connecting<L, X, R> {
     /// Takes the next step; gives the peer's reply once there is one.
     pub(crate) fn step(
         &mut self,
         event: Event,
-        make: &mut impl FnMut(&Id) -> Result<(QueuePair<Rc, L>, X)>,
+        make: &mut impl FnMut(&Id) -> Result<(QueuePair<Rc, L, R>, X)>,
     ) -> Result<Option<Reply>> {
         match event.kind {
             EventKind::AddressResolved => self.id.resolve_route(self.resolve).map(|()| None),
@@ -327,7 +328,7 @@ impl<L: Layer, X> Connecting<L, X> {
 
     fn request(
         &mut self,
-        make: &mut impl FnMut(&Id) -> Result<(QueuePair<Rc, L>, X)>,
+        make: &mut impl FnMut(&Id) -> Result<(QueuePair<Rc, L, R>, X)>,
     ) -> Result<()> {
         let made = make(&self.id)?;
         self.id.connect(&made.0, &self.options)?;
@@ -336,7 +337,7 @@ impl<L: Layer, X> Connecting<L, X> {
     }
 
     /// Establishes the connection.
-    pub(crate) fn finish(self, reply: Reply) -> Result<Connection<L, X>> {
+    pub(crate) fn finish(self, reply: Reply) -> Result<Connection<L, X, R>> {
         let Some((mut qp, resources)) = self.made else {
             return Err(Error::invalid("connect", "a response to no request"));
         };

@@ -6,6 +6,8 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
+use uverbs_mlx5::mmio::{BlueFlame, Register};
+
 use super::channel::Channel;
 use super::connection::{Connection, Link, Resources};
 use super::connector::{Depths, addresses};
@@ -31,7 +33,7 @@ pub fn listen(address: impl ToSocketAddrs) -> Result<Listener> {
 }
 
 /// Makes the queue pair of a request.
-type Make<L, X> = Box<dyn FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, L>, X)> + Send>;
+type Make<L, X, R> = Box<dyn FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, L, R>, X)> + Send>;
 
 /// A listener for reliable connections.
 ///
@@ -39,25 +41,25 @@ type Make<L, X> = Box<dyn FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, L>,
 /// waiting: [`Listener::accept`] gives the connections in the order in which they are established.
 ///
 /// It is readable ([`AsFd`]) while there is something for [`Listener::try_accept`] to do.
-pub struct Listener<L: Layer = Safe, X = Resources> {
+pub struct Listener<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     id: Id,
     channel: Channel,
     options: AcceptOptions,
-    make: Make<L, X>,
+    make: Make<L, X, R>,
     /// Accepted, but not confirmed by the peer.
-    pending: HashMap<IdKey, Pending<L, X>>,
+    pending: HashMap<IdKey, Pending<L, X, R>>,
 }
 
-impl<L: Layer, X> fmt::Debug for Listener<L, X> {
+impl<L: Layer, X, R: Register> fmt::Debug for Listener<L, X, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = f.debug_struct("Listener");
         parts.field("id", &self.id).field("pending", &self.pending.len()).finish_non_exhaustive()
     }
 }
 
-struct Pending<L: Layer, X> {
+struct Pending<L: Layer, X, R: Register> {
     id: Id,
-    qp: QueuePair<Rc, L>,
+    qp: QueuePair<Rc, L, R>,
     resources: X,
     private_data: Vec<u8>,
 }
@@ -153,11 +155,11 @@ impl ListenerBuilder {
     ///
     /// # Errors
     /// As there.
-    pub fn bind_with<L: Layer, X>(
+    pub fn bind_with<L: Layer, X, R: Register>(
         self,
         address: impl ToSocketAddrs,
-        make: impl FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, L>, X)> + Send + 'static,
-    ) -> Result<Listener<L, X>> {
+        make: impl FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, L, R>, X)> + Send + 'static,
+    ) -> Result<Listener<L, X, R>> {
         let channel = self.channel()?;
         let id = self.listen(&channel, addresses(address)?)?;
         Ok(self.listening(id, channel, make))
@@ -170,12 +172,12 @@ impl ListenerBuilder {
         }
     }
 
-    fn listening<L: Layer, X>(
+    fn listening<L: Layer, X, R: Register>(
         self,
         id: Id,
         channel: Channel,
-        make: impl FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, L>, X)> + Send + 'static,
-    ) -> Listener<L, X> {
+        make: impl FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, L, R>, X)> + Send + 'static,
+    ) -> Listener<L, X, R> {
         let (options, make) = (self.options, Box::new(make));
         Listener { id, channel, options, make, pending: HashMap::new() }
     }
@@ -212,7 +214,7 @@ impl Listener {
     }
 }
 
-impl<L: Layer, X> Listener<L, X> {
+impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// The address that it listens at, with the port that was chosen.
     ///
     /// # Errors
@@ -240,7 +242,7 @@ impl<L: Layer, X> Listener<L, X> {
     /// What making the queue pair says, of a peer that is refused then; `DeviceGone` once the
     /// listener's device is removed; `Interrupted` by a signal. Another call goes on.
     #[doc(alias = "rdma_get_request")]
-    pub fn accept(&mut self) -> Result<Connection<L, X>> {
+    pub fn accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
             let event = self.channel.next_event()?;
             if let Some(connection) = self.step(event)? {
@@ -253,7 +255,7 @@ impl<L: Layer, X> Listener<L, X> {
     ///
     /// # Errors
     /// `TimedOut`; as there.
-    pub fn accept_until(&mut self, deadline: Instant) -> Result<Connection<L, X>> {
+    pub fn accept_until(&mut self, deadline: Instant) -> Result<Connection<L, X, R>> {
         loop {
             let event = self.channel.next_event_until(deadline)?;
             if let Some(connection) = self.step(event)? {
@@ -266,7 +268,7 @@ impl<L: Layer, X> Listener<L, X> {
     ///
     /// # Errors
     /// `WouldBlock` if no connection is established; as there.
-    pub fn try_accept(&mut self) -> Result<Connection<L, X>> {
+    pub fn try_accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
             let event = self.channel.try_next_event()?;
             if let Some(connection) = self.step(event)? {
@@ -276,7 +278,7 @@ impl<L: Layer, X> Listener<L, X> {
     }
 
     /// Takes an event; gives the connection that it establishes.
-    pub(crate) fn step(&mut self, event: Event) -> Result<Option<Connection<L, X>>> {
+    pub(crate) fn step(&mut self, event: Event) -> Result<Option<Connection<L, X, R>>> {
         match event.kind {
             EventKind::ConnectRequest(request) => self.take(request).map(|()| None),
             EventKind::Established => match self.pending.remove(&event.id) {
@@ -311,12 +313,12 @@ impl<L: Layer, X> Listener<L, X> {
         Ok(())
     }
 
-    fn agree(&self, request: ConnectionRequest, qp: &mut QueuePair<Rc, L>) -> Result<Id> {
+    fn agree(&self, request: ConnectionRequest, qp: &mut QueuePair<Rc, L, R>) -> Result<Id> {
         request.accept(qp, &self.options)
     }
 
     /// Gives the connection a channel of its own.
-    fn finish(&self, pending: Pending<L, X>) -> Result<Connection<L, X>> {
+    fn finish(&self, pending: Pending<L, X, R>) -> Result<Connection<L, X, R>> {
         let Pending { id, qp, resources, private_data } = pending;
         let channel = self.channel.open_another()?;
         id.migrate(&channel)?;
@@ -326,7 +328,7 @@ impl<L: Layer, X> Listener<L, X> {
 }
 
 /// Readable while there may be a connection to accept.
-impl<L: Layer, X> AsFd for Listener<L, X> {
+impl<L: Layer, X, R: Register> AsFd for Listener<L, X, R> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }

@@ -30,12 +30,11 @@ impl Prepared {
         let pd = context.alloc_pd()?;
         let completions = context.create_completion_channel()?;
         let cq = context.create_cq(SENDS + RECEIVES).channel(&completions).build()?;
-        let mut qp = pd
-            .create_qp::<Rc>(cq.handle(), cq.handle())
+        let mut qp = id
+            .create_qp::<Rc, _>(&pd, cq.handle(), cq.handle())?
             .max_send_wr(SENDS)
             .max_recv_wr(RECEIVES)
             .max_inline_data(INLINE)
-            .port(id.device_port()?)
             .build()?;
         post_receives(&mut qp, &pd.create_slab(RECEIVES, Report::BYTES as u32)?)?;
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;

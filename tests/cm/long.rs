@@ -1,6 +1,7 @@
 //! Every step and event by hand.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,9 @@ use uverbs::cm::{
 };
 use uverbs::qp::{Ece, QpAttrMask, State};
 use uverbs::qp_type::{Rc, Uc};
-use uverbs::{Context, ErrorKind, QueuePair};
+use uverbs::soft::{Errno, Fault, Moment, SoftDevice};
+use uverbs::{Context, Device, ErrorKind, QueuePair};
+use uverbs_uapi::objects::device as uapi;
 
 use crate::network::{Medium, ends_of};
 use crate::{PATIENCE, address_of, listener, next, place, resolved};
@@ -215,6 +218,40 @@ fn attributes_come_from_the_connection_manager() {
     assert_eq!(rtr.mask().bits(), 0x12_9181);
     let rts = request.id().qp_attributes(State::Rts).unwrap();
     assert_eq!(rts.mask().bits(), 0x1_2e01);
+}
+
+/// The connection manager has the path, so the port is not asked for it: here it cannot be.
+#[test]
+fn a_queue_pair_of_an_id_does_without_its_port() {
+    let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
+    let context = Device::from_shared_soft(soft.clone()).open().unwrap();
+    let to_device = address_of(&context);
+    let (at, _listening, to) = listener(&context, to_device, PortSpace::Tcp);
+    let channel = Channel::of(&context).unwrap();
+    let id = resolved(&channel, to, PortSpace::Tcp);
+    let (cq, pd) = (context.create_cq(8).build().unwrap(), context.alloc_pd().unwrap());
+    let make = |id: &Id| id.create_qp::<Rc, _>(&pd, cq.handle(), cq.handle()).unwrap().build();
+    let fault =
+        |method| Fault { moment: Moment::Method(uapi::OBJECT, method, 0), errno: Errno::EIO };
+    soft.inject(fault(uapi::query_port::METHOD));
+    soft.inject(fault(uapi::query_gid_table::METHOD));
+    let mut mine = make(&id).unwrap();
+    id.connect(&mine, &ConnectOptions::default()).unwrap();
+    let request = request(&at);
+    let mut theirs = make(request.id()).unwrap();
+    let _accepted = request.accept(&mut theirs, &AcceptOptions::default()).unwrap();
+    assert!(matches!(next(&channel).kind, EventKind::ConnectResponse(_)));
+    id.establish(&mut mine, &QpOptions::default()).unwrap();
+    assert_eq!((mine.state(), theirs.state()), (State::Rts, State::Rts));
+    assert_eq!(soft.clear_faults(), 2, "neither was called");
+    // Connecting by hand asks, and says what the port says.
+    let peer = queue_pair(&context).0.endpoint();
+    let mut by_hand = make(&id).unwrap();
+    soft.inject(fault(uapi::query_port::METHOD));
+    let refused = by_hand.connect(&peer).unwrap_err();
+    assert_eq!((refused.verb(), refused.errno()), ("query_port", Errno::EIO as i32), "{refused}");
+    by_hand.connect(&peer).unwrap();
+    assert_eq!(by_hand.endpoint().gid, peer.gid);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use uverbs::cm::{Connection, Connector, Listener, Rejection, ReplyData, RequestData};
+use uverbs::cm::{Connection, Connector, Id, Listener, Rejection, ReplyData, RequestData};
 use uverbs::cq::Status;
 use uverbs::qp::{PostFlags, RnrTimer, State};
 use uverbs::qp_type::Rc;
@@ -301,6 +301,26 @@ fn queue_pairs_of_the_raw_layer_connect_too() {
     let client = connector(&context).connect_with(to, |id| make(&id.context()?)).unwrap();
     assert_eq!(server.join().unwrap().qp.state(), State::Rts);
     assert_eq!(client.qp.state(), State::Rts);
+}
+
+#[test]
+fn connections_may_share_a_doorbell_register() {
+    let (context, address) = place();
+    let domain = context.alloc_thread_domain().unwrap();
+    let cq = context.create_cq(1024).build().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let queue = cq.handle().clone();
+    let make = move |id: &Id| {
+        let builder = id.create_qp::<Rc, _>(&pd, &queue, &queue)?;
+        Ok((builder.max_send_wr(1).max_recv_wr(1).build_in(&domain)?, ()))
+    };
+    let (builder, theirs) = (Listener::builder().context(&context), make.clone());
+    let mut listener = builder.bind_with(address, move |request| theirs(request.id())).unwrap();
+    let to = listener.local_address().unwrap();
+    let server = std::thread::spawn(move || [(); 3].map(|()| listener.accept().unwrap()));
+    let clients = [(); 3].map(|()| connector(&context).connect_with(to, &make).unwrap());
+    let servers = server.join().unwrap();
+    assert!(clients.iter().chain(&servers).all(|end| end.qp.state() == State::Rts));
 }
 
 /// One listener, one completion queue and one shared receive queue for all.
