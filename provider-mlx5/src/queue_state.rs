@@ -362,6 +362,18 @@ impl QueueState {
         self.published_receives.store(head, Ordering::Release);
     }
 
+    /// The next send is at this counter, and all before it have completed. Before the first post.
+    pub(crate) fn continue_sends(&self, head: u32) {
+        self.sends.expect(head as u16);
+        self.publish_sends(head);
+    }
+
+    /// As [`QueueState::continue_sends`].
+    pub(crate) fn continue_receives(&self, head: u32) {
+        self.receives.expect(head as u16);
+        self.publish_receives(head);
+    }
+
     /// Makes a request outstanding that starts at this index of either queue. For the inspector,
     /// which has completions and no queues.
     pub(crate) fn expect(&self, index: u16) {

@@ -164,6 +164,7 @@ impl RecvQueue {
     pub unsafe fn continue_at(&mut self, head: u32) {
         self.tail = head;
         self.head = head;
+        self.state().continue_receives(head);
         self.recheck_state();
     }
 

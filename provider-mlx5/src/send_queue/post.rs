@@ -575,6 +575,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     pub unsafe fn continue_at(&mut self, head: u32, small_fence: bool) {
         self.head = head;
         self.tail = head;
+        self.state().continue_sends(head);
+        self.seen = self.state().completed_send();
         self.counted = Counted::up_to(head);
         self.max_requests = self.granted;
         self.bound = head.wrapping_add(self.granted.min(self.ring.blocks()));

@@ -37,7 +37,7 @@ fn every_completion_once_over_many_laps_polled_in_every_way() {
                 let rq = [&mut a, &mut b].into_iter().nth(which).expect("two");
                 let id = u64::from(counters[which]) << 1 | which as u64;
                 // SAFETY: no device writes to it.
-                unsafe { rq.queue.build(id, &[]) }.expect("room");
+                unsafe { rq.queue.build(id, &[]) }.expect("space");
                 rq.queue.publish();
                 cq.produce(Cqe::recv(&rq.handle, counters[which]));
                 counters[which] += 1;
@@ -107,7 +107,7 @@ fn a_forgotten_batch_does_not_go_back_a_lap() {
     let mut sq = send_queue::<Rc>(&cq, 32);
     for id in 0..10 {
         // SAFETY: there is no data.
-        unsafe { sq.queue.post(id, Nop, (), PostFlags::SIGNALED) }.expect("room");
+        unsafe { sq.queue.post(id, Nop, (), PostFlags::SIGNALED) }.expect("space");
     }
     (0..8).for_each(|i| cq.produce(Cqe::send(&sq.handle, i)));
     let mut batch = cq.queue.batch();
@@ -130,7 +130,7 @@ fn a_completion_at_which_the_program_panicked_counts_as_polled() {
     let mut sq = send_queue::<Rc>(&cq, 8);
     for id in 0..2 {
         // SAFETY: there is no data.
-        unsafe { sq.queue.post(id, Nop, (), PostFlags::SIGNALED) }.expect("room");
+        unsafe { sq.queue.post(id, Nop, (), PostFlags::SIGNALED) }.expect("space");
         cq.produce(Cqe::send(&sq.handle, id as u32));
     }
     let poll = std::panic::AssertUnwindSafe(|| cq.queue.poll_up_to(2, |_| panic!("at the first")));
@@ -161,7 +161,7 @@ fn fields() {
     ];
     for (index, (opcode, expected, immediate, rkey)) in wanted.into_iter().enumerate() {
         // SAFETY: no device writes to it.
-        unsafe { rq.queue.build(5, &[]) }.expect("room");
+        unsafe { rq.queue.build(5, &[]) }.expect("space");
         rq.queue.publish();
         cq.produce(Cqe { opcode, immediate: 7, ..Cqe::recv(&rq.handle, index as u32) });
         let completion = cq.queue.poll().expect("a completion");
@@ -182,7 +182,7 @@ fn copies_keep_every_field() {
     let mut copies = [WorkCompletion::default(); 1];
     for index in 0..9 {
         // SAFETY: no device writes to it.
-        unsafe { rq.queue.build(u64::from(index), &[]) }.expect("room");
+        unsafe { rq.queue.build(u64::from(index), &[]) }.expect("space");
         rq.queue.publish();
         let at = cq.place(index);
         cq.produce(Cqe { opcode, immediate: 0x700 + index, ..Cqe::recv(&rq.handle, index) });
@@ -206,7 +206,7 @@ fn copies_keep_every_field() {
         copies[0] = copy;
     }
     // SAFETY: no device writes to it.
-    unsafe { rq.queue.build(9, &[]) }.expect("room");
+    unsafe { rq.queue.build(9, &[]) }.expect("space");
     rq.queue.publish();
     cq.produce(Cqe { opcode, immediate: 5, ..Cqe::recv(&rq.handle, 9) });
     assert_eq!(cq.queue.poll_into(&mut copies), Ok(1));
@@ -221,8 +221,8 @@ fn changes_of_keys_are_told_apart() {
     let starts = [0, 2];
     // SAFETY: there is no data.
     unsafe {
-        sq.queue.post(1, LocalInvalidate(5), (), NONE).expect("room");
-        sq.queue.post(2, unbind, (), NONE).expect("room");
+        sq.queue.post(1, LocalInvalidate(5), (), NONE).expect("space");
+        sq.queue.post(2, unbind, (), NONE).expect("space");
     }
     let wanted = [CompletionOpcode::LocalInvalidate, CompletionOpcode::BindWindow];
     for (start, opcode) in starts.into_iter().zip(wanted) {
@@ -240,9 +240,9 @@ fn errors_carry_their_syndromes_and_move_the_state() {
     let mut rq = recv_queue(&cq, 8, 16, false);
     // SAFETY: there is no data.
     unsafe {
-        sq.queue.post(1, Nop, (), NONE).expect("room");
-        sq.queue.post(2, Nop, (), NONE).expect("room");
-        rq.queue.build(3, &[]).expect("room");
+        sq.queue.post(1, Nop, (), NONE).expect("space");
+        sq.queue.post(2, Nop, (), NONE).expect("space");
+        rq.queue.build(3, &[]).expect("space");
     }
     rq.queue.publish();
     cq.produce(Cqe::send(&sq.handle, 0).failed(0x88, Syndrome::REMOTE_ACCESS.0));
@@ -262,7 +262,7 @@ fn errors_carry_their_syndromes_and_move_the_state() {
     assert_eq!(sq.queue.free_blocks(), 8);
     // Requests are still taken, to be flushed.
     // SAFETY: there is no data.
-    unsafe { sq.queue.post(4, Nop, (), NONE) }.expect("room");
+    unsafe { sq.queue.post(4, Nop, (), NONE) }.expect("space");
 }
 
 #[test]
@@ -278,19 +278,19 @@ fn inline_data_reaches_the_receives_buffers() {
             let data: Vec<u8> = (1..=length).collect();
             let address =
                 |offset: usize| target.ptr().as_ptr().expose_provenance() as u64 + offset as u64;
-            let pieces = [Sge::new(address(0), 10, 7), Sge::new(address(100), 100, 7)];
+            let sges = [Sge::new(address(0), 10, 7), Sge::new(address(100), 100, 7)];
             // SAFETY: leaked memory, which this test's device and poller alone write to.
             let cqe = unsafe {
                 if shared {
                     let mut srq = shared_recv_queue(&cq, 4, 64, true);
-                    srq.queue.build(9, &pieces).expect("room");
+                    srq.queue.build(9, &sges).expect("space");
                     srq.queue.publish();
                     let cqe = Cqe::recv(&srq.qp, 0).inline(format, &data);
                     std::mem::forget(srq);
                     cqe
                 } else {
                     let mut rq = recv_queue(&cq, 4, 64, true);
-                    rq.queue.build(9, &pieces).expect("room");
+                    rq.queue.build(9, &sges).expect("space");
                     rq.queue.publish();
                     rq.queue.publish();
                     let cqe = Cqe::recv(&rq.handle, 0).inline(format, &data);
@@ -325,7 +325,7 @@ fn inline_data_over_many_laps() {
         let count = if first == 32 { 1 } else { 2 };
         memory.write(0, &[0; 64]);
         // SAFETY: leaked memory.
-        unsafe { rq.queue.build(u64::from(index), &sges[..count]) }.expect("room");
+        unsafe { rq.queue.build(u64::from(index), &sges[..count]) }.expect("space");
         rq.queue.publish();
         let length = random.below(33);
         let data: Vec<u8> = (0..length).map(|at| (at as u32 + index) as u8 | 1).collect();
@@ -353,7 +353,7 @@ fn inline_data_that_does_not_fit_is_a_length_error_and_stays_within_the_buffers(
     let mut rq = recv_queue(&cq, 4, 16, true);
     let address = target.ptr().as_ptr().expose_provenance() as u64;
     // SAFETY: leaked memory.
-    unsafe { rq.queue.build(9, &[Sge::new(address, 10, 7)]) }.expect("room");
+    unsafe { rq.queue.build(9, &[Sge::new(address, 10, 7)]) }.expect("space");
     rq.queue.publish();
     cq.produce(Cqe::recv(&rq.handle, 0).inline(CqeFormat::INLINE_32, &[5; 20]));
     assert_eq!(cq.queue.poll().expect("a completion").status(), Status::LocalLength);
@@ -365,7 +365,7 @@ fn inline_data_of_a_null_region_goes_nowhere() {
     let mut cq = Cq::new(8, 64);
     let mut rq = recv_queue(&cq, 4, 16, true);
     // SAFETY: the region swallows what is written to it.
-    unsafe { rq.queue.build(9, &[Sge::new(0x10, 100, 0xdead)]) }.expect("room");
+    unsafe { rq.queue.build(9, &[Sge::new(0x10, 100, 0xdead)]) }.expect("space");
     rq.queue.publish();
     cq.produce(Cqe::recv(&rq.handle, 0).inline(CqeFormat::INLINE_32, &[5; 20]));
     assert_eq!(cq.queue.poll().expect("a completion").status(), Status::Success);
@@ -378,11 +378,11 @@ fn results_of_reads_and_atomics_that_came_inline() {
         let mut sq = send_queue_with::<Rc>(&cq, 4, 256, true);
         let target = Memory::new(256);
         let address = target.ptr().as_ptr().expose_provenance() as u64;
-        let pieces: Vec<Sge> = (0..4).map(|i| Sge::new(address + 20 * i, 6, 7)).collect();
+        let sges: Vec<Sge> = (0..4).map(|i| Sge::new(address + 20 * i, 6, 7)).collect();
         // So that the read wraps around the ring's end.
         for start in 0..3 {
             // SAFETY: there is no data.
-            unsafe { sq.queue.post(0, Nop, (), NONE) }.expect("room");
+            unsafe { sq.queue.post(0, Nop, (), NONE) }.expect("space");
             cq.produce(Cqe::send(&sq.handle, start));
             cq.queue.poll().expect("a completion");
         }
@@ -391,8 +391,8 @@ fn results_of_reads_and_atomics_that_came_inline() {
         let add = FetchAdd { remote, add: 1 };
         // SAFETY: leaked memory.
         unsafe {
-            sq.queue.post(1, Read(remote), pieces.as_slice(), NONE).expect("room");
-            sq.queue.post(2, add, result, NONE).expect("room");
+            sq.queue.post(1, Read(remote), sges.as_slice(), NONE).expect("space");
+            sq.queue.post(2, add, result, NONE).expect("space");
         }
         let data: Vec<u8> = (1..=24).collect();
         let read = Cqe { wqe_opcode: 0x10, ..Cqe::send(&sq.handle, 3) };
@@ -416,7 +416,7 @@ fn without_consent_inline_data_stays_in_the_cqe() {
     let mut cq = Cq::new(8, 64);
     let mut rq = recv_queue(&cq, 4, 16, false);
     // SAFETY: no device writes to it.
-    unsafe { rq.queue.build(9, &[Sge::new(0x10, 100, 7)]) }.expect("room");
+    unsafe { rq.queue.build(9, &[Sge::new(0x10, 100, 7)]) }.expect("space");
     rq.queue.publish();
     cq.produce(Cqe::recv(&rq.handle, 0).inline(CqeFormat::INLINE_32, &[5; 20]));
     let completion = cq.queue.poll().expect("a completion");
@@ -456,7 +456,7 @@ fn compressed_sessions_over_several_laps() {
         let ids: Vec<u64> = (0..count).map(|i| u64::from(next + i)).collect();
         for id in &ids {
             // SAFETY: no device writes to it.
-            unsafe { rq.queue.build(*id, &[]) }.expect("room");
+            unsafe { rq.queue.build(*id, &[]) }.expect("space");
             rq.queue.publish();
         }
         let minis: Vec<MiniCqe> = (0..count)
@@ -465,7 +465,7 @@ fn compressed_sessions_over_several_laps() {
         cq.produce_session(Cqe::recv(&rq.handle, next), &minis);
         // An ordinary CQE behind the session.
         // SAFETY: no device writes to it.
-        unsafe { rq.queue.build(u64::from(next + count), &[]) }.expect("room");
+        unsafe { rq.queue.build(u64::from(next + count), &[]) }.expect("space");
         rq.queue.publish();
         cq.produce(Cqe::recv(&rq.handle, next + count));
         let mut batch = cq.queue.batch();
@@ -490,7 +490,7 @@ fn compressed_sends_and_the_other_formats() {
     let mut rq = recv_queue(&cq, 8, 16, false);
     for id in 0..9 {
         // SAFETY: there is no data.
-        unsafe { sq.queue.post(id, Send, (), NONE) }.expect("room");
+        unsafe { sq.queue.post(id, Send, (), NONE) }.expect("space");
     }
     let opcode = uverbs_mlx5::format::Opcode::SEND;
     let minis = [0, 2, 8].map(|index| MiniCqe::requester(index, opcode));
@@ -500,7 +500,7 @@ fn compressed_sends_and_the_other_formats() {
     assert_eq!(sq.queue.free_blocks(), 32);
     for id in 0..8 {
         // SAFETY: no device writes to it.
-        unsafe { rq.queue.build(id, &[]) }.expect("room");
+        unsafe { rq.queue.build(id, &[]) }.expect("space");
         rq.queue.publish();
     }
     let minis = [5u16, 7].map(|stride| MiniCqe::with_checksum(0xabcd, stride, 60));
@@ -511,7 +511,7 @@ fn compressed_sends_and_the_other_formats() {
     let mut cq = Cq::with(32, 64, MiniCqeFormat::HASH);
     let mut rq = recv_queue(&cq, 8, 16, false);
     // SAFETY: no device writes to it.
-    unsafe { rq.queue.build(1, &[]) }.expect("room");
+    unsafe { rq.queue.build(1, &[]) }.expect("space");
     rq.queue.publish();
     cq.produce_session(Cqe::recv(&rq.handle, 0), &[MiniCqe::with_hash(0x1234_5678, 60)]);
     assert_eq!(cq.queue.poll().expect("one").receive_hash().0, 0x1234_5678);

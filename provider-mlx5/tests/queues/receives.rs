@@ -6,7 +6,7 @@ use uverbs_mlx5::queue_state::QpState;
 use uverbs_mlx5::recv_queue::RecvRequest;
 use uverbs_mlx5::request::{ListError, MAX_SGE_LENGTH, PostError, Sge};
 
-use crate::device::{Cq, Cqe, Memory, Random, recv_queue, recv_queue_after, shared_recv_queue};
+use crate::device::{Cq, Cqe, Memory, Random, Rq, recv_queue, recv_queue_after, shared_recv_queue};
 
 const ONE: [Sge; 1] = [Sge::new(0x1000, 64, 7)];
 const TERMINATOR: [u8; 16] = [0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -24,7 +24,7 @@ fn laps_of_a_receive_queue() {
         if posted - completed == 8 {
             assert_eq!(result, Err(PostError::Full));
         } else {
-            result.expect("room");
+            result.expect("space");
             posted += 1;
         }
         while posted > completed && random.below(2) == 0 {
@@ -40,18 +40,38 @@ fn laps_of_a_receive_queue() {
     assert_eq!(ids, (u64::from(completed)..u64::from(posted)).collect::<Vec<_>>());
 }
 
+/// As for sends: `a_queue_in_the_middle_of_its_life_waits_for_its_completions`.
+#[test]
+fn a_receive_queue_in_the_middle_of_its_life_waits_for_its_completions() {
+    let mut cq = Cq::new(64, 64);
+    let mut rq = recv_queue(&cq, 16, 64, false);
+    // SAFETY: nothing was posted.
+    unsafe { rq.queue.continue_at(0x1_fff8) };
+    // SAFETY: no device writes to it.
+    let post = |rq: &mut Rq| unsafe { rq.queue.post(1, &ONE) };
+    for _ in 0..16 {
+        assert_eq!(post(&mut rq), Ok(()));
+    }
+    assert_eq!(post(&mut rq), Err(PostError::Full));
+    for completed in 0x1_fff8..=0x1_ffff {
+        cq.produce(Cqe::recv(&rq.handle, completed));
+        assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Ok(1));
+        assert_eq!((post(&mut rq), post(&mut rq)), (Ok(()), Err(PostError::Full)));
+    }
+}
+
 #[test]
 fn scatter_lists_end_where_they_must() {
     let cq = Cq::new(16, 64);
     let mut rq = recv_queue(&cq, 8, 64, false);
-    let piece = |i: u64| Sge::new(i, 16, 9);
+    let sge = |i: u64| Sge::new(i, 16, 9);
     let empty = Sge::new(5, 0, 9);
     let lists = [
         vec![],
-        vec![piece(1)],
+        vec![sge(1)],
         vec![empty],
-        vec![piece(1), empty, piece(2)],
-        vec![piece(1), piece(2), piece(3), piece(4)],
+        vec![sge(1), empty, sge(2)],
+        vec![sge(1), sge(2), sge(3), sge(4)],
     ];
     for (index, list) in lists.iter().chain(lists.iter().take(3)).enumerate() {
         if index >= lists.len() {
@@ -59,7 +79,7 @@ fn scatter_lists_end_where_they_must() {
             rq.ring.write(index * 64, &[0xcc; 64]);
         }
         // SAFETY: no device writes to it.
-        unsafe { rq.queue.build(0, list) }.expect("room");
+        unsafe { rq.queue.build(0, list) }.expect("space");
         rq.queue.publish();
         let entry = rq.ring.read(index * 64, 64);
         let real: Vec<&Sge> = list.iter().filter(|sge| sge.length() != 0).collect();
@@ -83,7 +103,7 @@ fn a_list_ends_in_an_entry_that_had_an_empty_one() {
     let lists: [&[Sge]; 6] = [&[], &[], &ONE, &ONE, &[], &ONE];
     for (index, list) in lists.into_iter().enumerate() {
         // SAFETY: no device writes to it.
-        unsafe { rq.queue.build(0, list) }.expect("room");
+        unsafe { rq.queue.build(0, list) }.expect("space");
         assert_eq!(rq.ring.read(index % 2 * 64 + 16 * list.len(), 16), TERMINATOR, "{index}");
         rq.queue.publish();
         cq.produce(Cqe::recv(&rq.handle, index as u32));
@@ -99,7 +119,7 @@ fn a_shared_list_ends_in_an_entry_that_had_an_empty_one() {
     for index in 0..16 {
         let list: &[Sge] = if index < 5 { &[] } else { &ONE };
         // SAFETY: no device writes to it.
-        unsafe { srq.queue.build(0, list) }.expect("room");
+        unsafe { srq.queue.build(0, list) }.expect("space");
         let end = entry as usize * 64 + 16 + 16 * list.len();
         assert_eq!(srq.ring.read(end, 16), TERMINATOR, "{index}");
         srq.queue.publish();
@@ -121,7 +141,7 @@ fn striding_entries_begin_after_their_link() {
     let lists = [vec![], vec![Sge::new(address, 32, 9)], vec![Sge::new(1, 2, 3); 3]];
     for list in &lists {
         // SAFETY: leaked memory.
-        unsafe { rq.queue.build(7, list) }.expect("room");
+        unsafe { rq.queue.build(7, list) }.expect("space");
         rq.queue.publish();
     }
     let entries = rq.ring.read(0, 192);
@@ -215,7 +235,7 @@ fn an_entry_that_was_not_posted_completes_nothing() {
     let mut cq = Cq::new(16, 64);
     let mut srq = shared_recv_queue(&cq, 4, 32, false);
     // SAFETY: no device writes to it.
-    unsafe { srq.queue.build(42, &ONE) }.expect("room");
+    unsafe { srq.queue.build(42, &ONE) }.expect("space");
     for index in [3, 0, 0, 1, 4] {
         cq.produce(Cqe::recv(&srq.qp, index));
     }
@@ -262,7 +282,7 @@ fn nothing_is_posted_to_a_shared_receive_queue_that_failed() {
     let mut srq = shared_recv_queue(&cq, 8, 64, false);
     for data in [&ONE[..], &[ONE[0]; 2]] {
         // SAFETY: no device writes to it.
-        unsafe { srq.queue.post(1, data) }.expect("room");
+        unsafe { srq.queue.post(1, data) }.expect("space");
     }
     srq.handle.fail_shared_receives();
     // Also once what the device gave back unused was posted again, which raises the limit of the
@@ -285,7 +305,7 @@ fn an_xrc_srq_is_found_by_its_own_index() {
     let mut cq = Cq::new(16, 64);
     let mut srq = shared_recv_queue(&cq, 4, 32, false);
     // SAFETY: no device writes to it.
-    unsafe { srq.queue.build(42, &ONE) }.expect("room");
+    unsafe { srq.queue.build(42, &ONE) }.expect("space");
     cq.produce(Cqe::recv(&srq.handle, 0));
     let completion = cq.queue.poll().expect("a completion");
     assert_eq!((completion.wr_id(), completion.user_context()), (42, 1));
@@ -296,7 +316,7 @@ fn a_page_fault_posts_the_receive_again() {
     let mut cq = Cq::new(16, 64);
     let mut srq = shared_recv_queue(&cq, 4, 32, false);
     // SAFETY: no device writes to it.
-    unsafe { srq.queue.post_list([RecvRequest { wr_id: 42, data: &ONE }]) }.expect("room");
+    unsafe { srq.queue.post_list([RecvRequest { wr_id: 42, data: &ONE }]) }.expect("space");
     // Syndrome "remote aborted", vendor syndrome "ODP page fault".
     cq.produce(Cqe::recv(&srq.qp, 0).failed(0x93, 0x22));
     assert!(cq.queue.poll().is_err(), "not a completion");
@@ -311,7 +331,7 @@ fn a_page_fault_posts_the_receive_again() {
     // All three entries are free again.
     for id in 0..3 {
         // SAFETY: no device writes to it.
-        unsafe { srq.queue.build(id, &ONE) }.expect("room");
+        unsafe { srq.queue.build(id, &ONE) }.expect("space");
     }
 }
 
@@ -321,7 +341,7 @@ fn receives_are_posted_again_although_all_of_the_ring_hit_a_page_fault() {
     let mut srq = shared_recv_queue(&cq, 4, 32, false);
     for wr_id in 40..43 {
         // SAFETY: no device writes to it.
-        unsafe { srq.queue.build(wr_id, &ONE) }.expect("room");
+        unsafe { srq.queue.build(wr_id, &ONE) }.expect("space");
     }
     srq.queue.publish();
     for index in 0..3 {

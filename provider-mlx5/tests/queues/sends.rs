@@ -1,4 +1,4 @@
-//! The send queue over many laps: room, wr_ids, and that nothing posted is ever touched.
+//! The send queue over many laps: space, wr_ids, and that nothing posted is ever touched.
 
 use std::collections::VecDeque;
 
@@ -121,7 +121,7 @@ fn a_full_queue_has_all_its_space_back_after_completions() {
     for lap in 0..40_000u32 {
         for i in 0..8 {
             // SAFETY: there is no data.
-            unsafe { sq.queue.post(i, Nop, (), NONE) }.expect("room");
+            unsafe { sq.queue.post(i, Nop, (), NONE) }.expect("space");
         }
         // SAFETY: there is no data.
         let refused = unsafe { sq.queue.post(9, Nop, (), NONE) };
@@ -139,7 +139,7 @@ fn outstanding_requests_are_listed() {
         let data = [0; 100];
         let inline = Inline(&data[..if i % 2 == 0 { 8 } else { 80 }]);
         // SAFETY: inline data demands nothing.
-        unsafe { sq.queue.post(i, Send, inline, NONE) }.expect("room");
+        unsafe { sq.queue.post(i, Send, inline, NONE) }.expect("space");
     }
     cq.produce(Cqe::send(&sq.handle, 1));
     assert_eq!(cq.queue.poll().expect("a completion").wr_id(), 1);
@@ -153,6 +153,32 @@ fn outstanding_requests_are_listed() {
 #[test]
 fn max_requests_is_the_bound_exactly() {
     bound_is_exact(0, &[0, 1, 2, 3, 4, 5, 6]);
+}
+
+/// A queue that continues near the end of what 16 bits count: nothing of what it posts has
+/// completed yet, and the request whose index is 0xffff frees its block as the others do.
+#[test]
+fn a_queue_in_the_middle_of_its_life_waits_for_its_completions() {
+    let mut cq = Cq::new(64, 64);
+    let mut sq = send_queue::<Rc>(&cq, 16);
+    // SAFETY: nothing was posted.
+    unsafe { sq.queue.continue_at(0x1_fff8, false) };
+    let post = |sq: &mut Sq<Rc>| {
+        // SAFETY: inline data demands nothing.
+        unsafe { sq.queue.post(1, Send, Inline(&[1; 8]), PostFlags::SIGNALED) }
+    };
+    for _ in 0..16 {
+        assert_eq!(post(&mut sq), Ok(()));
+    }
+    assert_eq!(post(&mut sq), Err(PostError::Full));
+    for completed in [0x1_ffff, 0x2_0007] {
+        cq.produce(Cqe::send(&sq.handle, completed));
+        assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Ok(1));
+        for _ in 0..8 {
+            assert_eq!(post(&mut sq), Ok(()), "after {completed:#x}");
+        }
+        assert_eq!(post(&mut sq), Err(PostError::Full));
+    }
 }
 
 /// A queue that never posts in batches or lists, and has posted half of what its counter counts.
@@ -260,12 +286,12 @@ fn ringing_after_a_forgotten_batch_grants_no_more() {
         let mut sq = send_queue_for::<Rc>(&cq, 64, 4);
         let mut batch = sq.queue.batch().expect("ready");
         // SAFETY: there is no data, or it is inline, here and below.
-        unsafe { batch.build(0, Nop, (), NONE) }.expect("room");
+        unsafe { batch.build(0, Nop, (), NONE) }.expect("space");
         drop(batch);
         let mut batch = sq.queue.batch().expect("ready");
         for i in 1..4 {
             // SAFETY: as above.
-            unsafe { batch.build(i, Send, Inline(&[0; 200]), NONE) }.expect("room");
+            unsafe { batch.build(i, Send, Inline(&[0; 200]), NONE) }.expect("space");
         }
         std::mem::forget(batch);
         match way {
@@ -285,7 +311,7 @@ fn an_index_that_names_nothing_outstanding_is_not_believed() {
     let mut sq = send_queue::<Rc>(&cq, 8);
     for i in 0..8 {
         // SAFETY: there is no data.
-        unsafe { sq.queue.post(i, Nop, (), NONE) }.expect("room");
+        unsafe { sq.queue.post(i, Nop, (), NONE) }.expect("space");
     }
     for lie in [8, 100, 0x8000, 0xffff] {
         cq.produce(Cqe::send(&sq.handle, lie));
@@ -344,7 +370,7 @@ fn a_list_that_is_refused_for_the_state_rings_nothing() {
     let mut sq = send_queue::<Rc>(&cq, 8);
     let mut batch = sq.queue.batch().expect("ready");
     // SAFETY: there is no data.
-    unsafe { batch.build(1, Nop, (), NONE) }.expect("room");
+    unsafe { batch.build(1, Nop, (), NONE) }.expect("space");
     drop(batch);
     sq.handle.set_state(QpState::Reset);
     sq.queue.recheck_state();
@@ -368,16 +394,16 @@ fn a_list_that_is_refused_for_the_state_rings_nothing() {
 #[test]
 fn the_doorbell_says_the_last_request_of_a_batch() {
     let cq = Cq::new(16, 64);
-    let pieces = [Sge::new(1, 2, 3); 4];
+    let sges = [Sge::new(1, 2, 3); 4];
     for longer_last in [false, true] {
         let mut sq = send_queue::<Rc>(&cq, 16);
         let mut batch = sq.queue.batch().expect("ready");
         // SAFETY: no device reads the data.
         unsafe {
-            batch.build(1, Send, Sge::new(1, 2, 3), NONE).expect("room");
-            batch.build(2, Send, &pieces[..], NONE).expect("room");
+            batch.build(1, Send, Sge::new(1, 2, 3), NONE).expect("space");
+            batch.build(2, Send, &sges[..], NONE).expect("space");
             if !longer_last {
-                batch.build(3, Nop, (), NONE).expect("room");
+                batch.build(3, Nop, (), NONE).expect("space");
             }
         }
         batch.publish();
@@ -393,19 +419,19 @@ fn a_changed_key_fences_the_next_request_across_calls() {
     let mode = |sq: &Sq<Rc>, index: u32| sq.ring.read(index as usize * 64 + 11, 1)[0];
     // SAFETY: there is no data, now and below.
     unsafe {
-        sq.queue.post(0, LocalInvalidate(5), (), NONE).expect("room");
+        sq.queue.post(0, LocalInvalidate(5), (), NONE).expect("space");
         let next = sq.queue.head();
-        sq.queue.post(1, Nop, (), NONE).expect("room");
-        sq.queue.post(2, Nop, (), NONE).expect("room");
+        sq.queue.post(1, Nop, (), NONE).expect("space");
+        sq.queue.post(2, Nop, (), NONE).expect("space");
         assert_eq!((mode(&sq, next), mode(&sq, next + 1)), (0x20, 0));
 
         let mut batch = sq.queue.batch().expect("the state allows it");
-        batch.build(3, LocalInvalidate(6), (), NONE).expect("room");
+        batch.build(3, LocalInvalidate(6), (), NONE).expect("space");
         batch.publish();
         let next = sq.queue.head();
         let mut batch = sq.queue.batch().expect("the state allows it");
-        batch.build(4, Nop, (), PostFlags::FENCE).expect("room");
-        batch.build(5, Nop, (), NONE).expect("room");
+        batch.build(4, Nop, (), PostFlags::FENCE).expect("space");
+        batch.build(5, Nop, (), NONE).expect("space");
         batch.publish();
         assert_eq!((mode(&sq, next), mode(&sq, next + 1)), (0x80, 0));
     }
@@ -419,13 +445,13 @@ fn a_forgotten_batch_takes_no_fence_along() {
     let mode = |sq: &Sq<Rc>, index: u32| sq.ring.read(index as usize * 64 + 11, 1)[0];
     // SAFETY: there is no data, now and below.
     unsafe {
-        sq.queue.post(0, LocalInvalidate(5), (), NONE).expect("room");
+        sq.queue.post(0, LocalInvalidate(5), (), NONE).expect("space");
         let next = sq.queue.head();
         for abort in [false, true] {
             let mut batch = sq.queue.batch().expect("the state allows it");
-            batch.build(1, Nop, (), NONE).expect("room");
-            batch.build(2, LocalInvalidate(6), (), NONE).expect("room");
-            batch.build(3, Nop, (), NONE).expect("room");
+            batch.build(1, Nop, (), NONE).expect("space");
+            batch.build(2, LocalInvalidate(6), (), NONE).expect("space");
+            batch.build(3, Nop, (), NONE).expect("space");
             if abort {
                 batch.abort()
             } else {
@@ -433,9 +459,9 @@ fn a_forgotten_batch_takes_no_fence_along() {
             }
             assert_eq!((sq.queue.head(), sq.queue.unpublished_blocks()), (next, 0));
         }
-        sq.queue.post(4, Nop, (), NONE).expect("room");
+        sq.queue.post(4, Nop, (), NONE).expect("space");
         let mut batch = sq.queue.batch().expect("the state allows it");
-        batch.build(5, Nop, (), NONE).expect("room");
+        batch.build(5, Nop, (), NONE).expect("space");
         batch.publish();
         assert_eq!((mode(&sq, next), mode(&sq, next + 1)), (0x20, 0));
     }
@@ -458,8 +484,8 @@ fn batches_count_as_single_requests_do() {
             let operation = Write(Remote::new(id, 7));
             // SAFETY: inline data demands nothing.
             unsafe {
-                one.queue.post(id, operation, Inline(&data), NONE).expect("room");
-                batch.build(id, operation, Inline(&data), NONE).expect("room");
+                one.queue.post(id, operation, Inline(&data), NONE).expect("space");
+                batch.build(id, operation, Inline(&data), NONE).expect("space");
             }
         }
         batch.publish();
@@ -475,7 +501,7 @@ fn batches_count_as_single_requests_do() {
         for sq in [&mut one, &mut many] {
             // A last request of a known length, whose completion retires all.
             // SAFETY: there is no data.
-            unsafe { sq.queue.post(0, Nop, (), NONE) }.expect("room");
+            unsafe { sq.queue.post(0, Nop, (), NONE) }.expect("space");
             let last = sq.queue.head() - 1;
             cq.produce(Cqe::send(&sq.handle, last));
             cq.queue.poll().expect("a completion");
@@ -490,11 +516,11 @@ fn an_aborted_batch_leaves_nothing() {
     // SAFETY: there is no data, now and below.
     unsafe {
         let mut batch = sq.queue.batch().expect("the state allows it");
-        batch.build(1, Nop, (), NONE).expect("room");
+        batch.build(1, Nop, (), NONE).expect("space");
         batch.abort();
         assert_eq!((sq.queue.head(), sq.queue.unpublished_blocks()), (0, 0));
         assert_eq!(sq.record.word(4), 0);
-        sq.queue.post(2, Nop, (), NONE).expect("room");
+        sq.queue.post(2, Nop, (), NONE).expect("space");
     }
     assert_eq!((sq.queue.head(), sq.record.word(4)), (1, 1));
 }
@@ -514,10 +540,10 @@ fn templates_are_the_requests_that_they_were_made_of() {
     assert!(!gather.set_inline(&new) && !gather.set_sge(Sge::new(4, 0, 6)));
     // SAFETY: no device reads the data.
     unsafe {
-        sq.queue.post(1, Write(to), Inline(&new), NONE).expect("room");
-        sq.queue.post_template(2, &inline).expect("room");
-        sq.queue.post(3, Send, Sge::new(4, 5, 6), NONE).expect("room");
-        sq.queue.post_template(4, &gather).expect("room");
+        sq.queue.post(1, Write(to), Inline(&new), NONE).expect("space");
+        sq.queue.post_template(2, &inline).expect("space");
+        sq.queue.post(3, Send, Sge::new(4, 5, 6), NONE).expect("space");
+        sq.queue.post_template(4, &gather).expect("space");
     }
     for at in [0, 128] {
         let (mut made, mut of) = (sq.ring.read(at + 64, 64), sq.ring.read(at, 64));
