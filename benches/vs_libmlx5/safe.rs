@@ -54,7 +54,7 @@ impl Safe {
         for i in 0..OPERATIONS {
             let Some(slot) = self.slots.pop() else { break };
             let remote = Remote::new(0x1000 + 64 * i as u64, 0x1234);
-            assert!(self.qp.post_send(op::Write(remote), slot, flags).is_ok(), "room");
+            assert!(self.qp.post_send(op::Write(remote), slot, flags).is_ok(), "space");
         }
     }
 
@@ -89,7 +89,7 @@ pub(crate) fn recv(safe: &mut Safe) -> u64 {
     let time = measured(|| {
         for _ in 0..OPERATIONS {
             let Some(slot) = safe.slots.pop() else { break };
-            assert!(safe.qp.post_receive(slot).is_ok(), "room");
+            assert!(safe.qp.post_receive(slot).is_ok(), "space");
         }
     });
     for _ in 0..OPERATIONS {

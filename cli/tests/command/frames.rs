@@ -36,9 +36,9 @@ fn record(path: &Path, line: &UdpMulticast, frames: u32) -> Vec<Vec<u8>> {
     let mut recorder = Recorder::new(std::io::BufWriter::new(file), "test").expect("a recording");
     let frames: Vec<_> = (0..frames).map(|number| frame(line, number)).collect();
     for (time, frame) in (0..).step_by(20_000).zip(&frames) {
-        recorder.write(1_700_000_000_000_000_000 + time, frame).expect("room");
+        recorder.write(1_700_000_000_000_000_000 + time, frame).expect("space");
     }
-    recorder.flush().expect("room");
+    recorder.flush().expect("space");
     frames
 }
 
@@ -190,8 +190,8 @@ fn a_signal_ends_a_replay_that_sends_nothing() {
     for frames in [0, 10] {
         let file = fs::File::create(&from).expect("a file");
         let mut recorder = Recorder::new(file, "test").expect("a recording");
-        (0..frames).for_each(|time| recorder.write(time, &[1; 13]).expect("room"));
-        recorder.flush().expect("room");
+        (0..frames).for_each(|time| recorder.write(time, &[1; 13]).expect("space"));
+        recorder.flush().expect("space");
         let file = from.to_str().expect("UTF-8");
         let rounds = "1000000000000";
         let replaying = Running::start(&mut uverbs(&["replay", file, "--loop", rounds]));

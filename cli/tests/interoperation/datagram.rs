@@ -64,7 +64,7 @@ impl Game {
         let piece = self.setup.memory.sge(INCOMING, GRH_BYTES + DATAGRAM).expect("inside");
         // SAFETY: the memory lives as long as the queue pair and is only looked at after the
         // completion.
-        unsafe { self.qp.post_receive(RECEIVE, &[piece]).expect("room") };
+        unsafe { self.qp.post_receive(RECEIVE, &[piece]).expect("space") };
     }
 
     fn send(&mut self, there: Datagram<'_>, number: u64) {
@@ -74,7 +74,7 @@ impl Game {
         unsafe {
             self.qp
                 .post_send(SEND, op::To(there, op::Send), piece, PostFlags::SIGNALED)
-                .expect("room")
+                .expect("space")
         };
         while self.setup.completion().wr_id != SEND {
             self.arrived += 1;

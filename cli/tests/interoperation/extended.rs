@@ -118,7 +118,7 @@ impl Game {
     fn receive(&mut self) {
         let piece = self.setup.memory.sge(INCOMING, SIZE).expect("inside");
         // SAFETY: the memory lives as long as the queue and is only looked at after the completion.
-        unsafe { self.srq.post(1, &[piece]).expect("room") };
+        unsafe { self.srq.post(1, &[piece]).expect("space") };
     }
 
     fn send(&mut self, queue: u32, number: u64) {
@@ -127,7 +127,7 @@ impl Game {
         let operation = op::To(XrcTarget(queue), op::Send);
         // SAFETY: as above; the next message is written after this one's completion.
         unsafe {
-            self.initiator.post_send(1, operation, piece, PostFlags::SIGNALED).expect("room")
+            self.initiator.post_send(1, operation, piece, PostFlags::SIGNALED).expect("space")
         };
         self.setup.completion();
     }

@@ -83,7 +83,7 @@ impl Game {
     fn receive(&mut self, slot: u64) {
         let piece = self.setup.memory.sge((1 + slot as usize) * SIZE, SIZE).expect("inside");
         // SAFETY: the memory lives as long as the queue; no reference to it exists.
-        unsafe { self.srq.post(slot, &[piece]).expect("room") };
+        unsafe { self.srq.post(slot, &[piece]).expect("space") };
     }
 
     fn send(&mut self, index: usize) {
@@ -91,7 +91,7 @@ impl Game {
         let connection = &mut self.connections[index];
         // SAFETY: the memory lives as long as the queue pair and does not change.
         unsafe {
-            connection.qp.post_send(RECEIVES, op::Send, piece, PostFlags::SIGNALED).expect("room")
+            connection.qp.post_send(RECEIVES, op::Send, piece, PostFlags::SIGNALED).expect("space")
         };
         (connection.sending, connection.receiving) = (true, true);
     }

@@ -103,7 +103,7 @@ fn write_inline_16(bench: &mut Bench) -> u64 {
         for (i, data) in bench.short.iter().enumerate() {
             // SAFETY: inline data demands nothing.
             let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
-            posted.expect("room");
+            posted.expect("space");
         }
     });
     bench.retire_rc(1);
@@ -117,7 +117,7 @@ fn write_inline_16_fixed(bench: &mut Bench) -> u64 {
             let data: &[u8; 16] = data;
             // SAFETY: inline data demands nothing.
             let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
-            posted.expect("room");
+            posted.expect("space");
         }
     });
     bench.retire_rc(1);
@@ -129,7 +129,7 @@ fn write_inline_64(bench: &mut Bench) -> u64 {
         for (i, data) in bench.long.iter().enumerate() {
             // SAFETY: inline data demands nothing.
             let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
-            posted.expect("room");
+            posted.expect("space");
         }
     });
     bench.retire_rc(2);
@@ -142,7 +142,7 @@ fn write_inline_64_fixed(bench: &mut Bench) -> u64 {
             let data: &[u8; 64] = data;
             // SAFETY: inline data demands nothing.
             let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
-            posted.expect("room");
+            posted.expect("space");
         }
     });
     bench.retire_rc(2);
@@ -154,7 +154,7 @@ fn write_sge(bench: &mut Bench) -> u64 {
         for (i, [sge]) in bench.sges.iter().enumerate() {
             // SAFETY: no device reads it.
             let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), *sge, NONE) };
-            posted.expect("room");
+            posted.expect("space");
         }
     });
     bench.retire_rc(1);
@@ -168,7 +168,7 @@ fn write_sge_made(bench: &mut Bench) -> u64 {
             let sge = Sge::new(address, length, lkey);
             // SAFETY: no device reads it.
             let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), sge, NONE) };
-            posted.expect("room");
+            posted.expect("space");
         }
     });
     bench.retire_rc(1);
@@ -181,7 +181,7 @@ fn write_sge_shared_register(bench: &mut Bench) -> u64 {
         for (i, [sge]) in bench.sges.iter().enumerate() {
             // SAFETY: no device reads it.
             let posted = unsafe { bench.shared.post(i as u64, Write(remote(i)), *sge, NONE) };
-            posted.expect("room");
+            posted.expect("space");
         }
     });
     bench.retire_shared();
@@ -193,7 +193,7 @@ fn send_sge(bench: &mut Bench) -> u64 {
         for (i, [sge]) in bench.sges.iter().enumerate() {
             // SAFETY: no device reads it.
             let posted = unsafe { bench.rc.post(i as u64, Send, *sge, NONE) };
-            posted.expect("room");
+            posted.expect("space");
         }
     });
     bench.retire_rc(1);
@@ -208,7 +208,7 @@ fn write_sge_32(bench: &mut Bench) -> u64 {
                 let i = list * 32 + i;
                 // SAFETY: no device reads it.
                 let posted = unsafe { batch.build(i as u64, Write(remote(i)), *sge, NONE) };
-                posted.expect("room");
+                posted.expect("space");
             }
             batch.publish();
         }
@@ -225,7 +225,7 @@ fn write_sge_made_32(bench: &mut Bench) -> u64 {
                 let (i, sge) = (list * 32 + i, Sge::new(address, length, lkey));
                 // SAFETY: no device reads it.
                 let posted = unsafe { batch.build(i as u64, Write(remote(i)), sge, NONE) };
-                posted.expect("room");
+                posted.expect("space");
             }
             batch.publish();
         }
@@ -242,7 +242,7 @@ fn write_inline_16_32(bench: &mut Bench) -> u64 {
                 let i = list * 32 + i;
                 // SAFETY: inline data demands nothing.
                 let posted = unsafe { batch.build(i as u64, Write(remote(i)), Inline(data), NONE) };
-                posted.expect("room");
+                posted.expect("space");
             }
             batch.publish();
         }
@@ -259,7 +259,7 @@ fn write_inline_16_fixed_32(bench: &mut Bench) -> u64 {
                 let (i, data): (_, &[u8; 16]) = (list * 32 + i, data);
                 // SAFETY: inline data demands nothing.
                 let posted = unsafe { batch.build(i as u64, Write(remote(i)), Inline(data), NONE) };
-                posted.expect("room");
+                posted.expect("space");
             }
             batch.publish();
         }
@@ -286,7 +286,7 @@ fn post_lists(bench: &mut Bench, length: usize) -> u64 {
     let time = measured(|| {
         for list in requests.chunks(length) {
             // SAFETY: no device reads the data.
-            unsafe { bench.rc.post_list(list) }.expect("room");
+            unsafe { bench.rc.post_list(list) }.expect("space");
         }
     });
     bench.retire_rc(1);
@@ -306,7 +306,7 @@ fn ud_send_inline_16(bench: &mut Bench) -> u64 {
         for (i, data) in bench.short.iter().enumerate() {
             let to = To(Datagram(&bench.address), Send);
             // SAFETY: inline data demands nothing.
-            unsafe { bench.ud.post(i as u64, to, Inline(data), NONE) }.expect("room");
+            unsafe { bench.ud.post(i as u64, to, Inline(data), NONE) }.expect("space");
         }
     });
     bench.retire_ud(2);
@@ -323,7 +323,7 @@ fn template_payload(bench: &mut Bench) -> u64 {
         for (i, data) in bench.short.iter().enumerate() {
             assert!(template.set_inline(data));
             // SAFETY: inline data demands nothing.
-            unsafe { bench.rc.post_template(i as u64, &template) }.expect("room");
+            unsafe { bench.rc.post_template(i as u64, &template) }.expect("space");
         }
     });
     bench.retire_rc(1);
@@ -337,7 +337,7 @@ fn template_payload_fixed(bench: &mut Bench) -> u64 {
             let data: &[u8; 16] = data;
             assert!(template.set_inline(data));
             // SAFETY: inline data demands nothing.
-            unsafe { bench.rc.post_template(i as u64, &template) }.expect("room");
+            unsafe { bench.rc.post_template(i as u64, &template) }.expect("space");
         }
     });
     bench.retire_rc(1);
@@ -350,7 +350,7 @@ fn template_address(bench: &mut Bench) -> u64 {
         for i in 0..OPERATIONS {
             template.set_remote(remote(i));
             // SAFETY: inline data demands nothing.
-            unsafe { bench.rc.post_template(i as u64, &template) }.expect("room");
+            unsafe { bench.rc.post_template(i as u64, &template) }.expect("space");
         }
     });
     bench.retire_rc(1);
@@ -361,7 +361,7 @@ fn recv(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, sges) in bench.sges.iter().enumerate() {
             // SAFETY: no device writes to it.
-            unsafe { bench.rq.build(i as u64, sges) }.expect("room");
+            unsafe { bench.rq.build(i as u64, sges) }.expect("space");
             bench.rq.publish();
         }
     });
@@ -375,7 +375,7 @@ fn recv_32(bench: &mut Bench) -> u64 {
             let mut batch = bench.rq.batch().expect("the state allows it");
             for (i, sges) in list.iter().enumerate() {
                 // SAFETY: no device writes to it.
-                unsafe { batch.build(i as u64, sges) }.expect("room");
+                unsafe { batch.build(i as u64, sges) }.expect("space");
             }
             batch.publish();
         }
@@ -388,7 +388,7 @@ fn srq_recv(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, sges) in bench.sges.iter().enumerate() {
             // SAFETY: no device writes to it.
-            unsafe { bench.srq.post(i as u64, sges) }.expect("room");
+            unsafe { bench.srq.post(i as u64, sges) }.expect("space");
         }
     });
     bench.retire_srq();
@@ -401,7 +401,7 @@ fn complete_writes(bench: &mut Bench) {
     for (i, [sge]) in bench.sges.iter().enumerate() {
         // SAFETY: no device reads it.
         unsafe { batch.build(i as u64, Write(remote(i)), *sge, PostFlags::SIGNALED) }
-            .expect("room");
+            .expect("space");
     }
     batch.publish();
     (0..OPERATIONS as u32).for_each(|i| bench.complete_write(start.wrapping_add(i)));
@@ -448,7 +448,7 @@ fn poll_recv_16(bench: &mut Bench) -> u64 {
     let start = bench.rq.head();
     for (i, sges) in bench.sges.iter().enumerate() {
         // SAFETY: no device writes to it.
-        unsafe { bench.rq.build(i as u64, sges) }.expect("room");
+        unsafe { bench.rq.build(i as u64, sges) }.expect("space");
     }
     bench.rq.publish();
     (0..OPERATIONS as u32).for_each(|i| bench.complete_recv(start.wrapping_add(i)));
@@ -474,8 +474,8 @@ fn poll_mixed_16(bench: &mut Bench) -> u64 {
     for (i, sges) in bench.sges.iter().take(OPERATIONS / 2).enumerate() {
         // SAFETY: no device reads or writes it.
         unsafe {
-            bench.rc.post(i as u64, Send, sges[0], PostFlags::SIGNALED).expect("room");
-            bench.rq.build(i as u64, sges).expect("room");
+            bench.rc.post(i as u64, Send, sges[0], PostFlags::SIGNALED).expect("space");
+            bench.rq.build(i as u64, sges).expect("space");
         }
     }
     bench.rq.publish();

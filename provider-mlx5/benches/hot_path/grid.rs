@@ -107,7 +107,7 @@ pub(super) fn alone<T: Transport, R: Register>(
     let start = rig.queue.head();
     let time = measured(|| {
         for i in 0..OPERATIONS {
-            post(&mut rig.queue, i).expect("room");
+            post(&mut rig.queue, i).expect("space");
         }
     });
     rig.retire(start);
@@ -125,7 +125,7 @@ pub(super) fn batch<const N: usize, T: Transport, R: Register>(
         for list in 0..OPERATIONS / N {
             let mut batch = rig.queue.batch().expect("the state allows it");
             for i in 0..N {
-                post(&mut batch, list * N + i).expect("room");
+                post(&mut batch, list * N + i).expect("space");
             }
             batch.publish();
         }
@@ -417,7 +417,7 @@ fn lists(points: &mut Vec<Point>, name: String, inline: bool, lengths: Vec<usize
                 let time = measured(|| {
                     for list in requests.chunks(count) {
                         // SAFETY: no device reads the data; what is inline is readable.
-                        unsafe { rig.queue.post_list(list) }.expect("room");
+                        unsafe { rig.queue.post_list(list) }.expect("space");
                     }
                 });
                 rig.retire(start);

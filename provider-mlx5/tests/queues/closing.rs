@@ -52,7 +52,7 @@ fn data_for_a_closed_queue_goes_nowhere() {
     let mut rq = recv_queue(&cq, 4, 16, true);
     let address = target.ptr().as_ptr().expose_provenance() as u64;
     // SAFETY: leaked memory.
-    unsafe { rq.queue.build(9, &[Sge::new(address, 64, 7)]) }.expect("room");
+    unsafe { rq.queue.build(9, &[Sge::new(address, 64, 7)]) }.expect("space");
     rq.queue.publish();
     cq.produce(Cqe::recv(&rq.handle, 0).inline(CqeFormat::INLINE_32, &[5; 20]));
     rq.handle.close();
@@ -66,7 +66,7 @@ fn what_a_closed_queue_took_of_its_srq_is_posted_again() {
     let mut srq = shared_recv_queue(&cq, 4, 32, false);
     for id in 0..3 {
         // SAFETY: no device writes to it.
-        unsafe { srq.queue.build(id, &[]) }.expect("room");
+        unsafe { srq.queue.build(id, &[]) }.expect("space");
     }
     let other = cq.table.register(SHAPE, &cq.monitors(), Some(&srq.handle), 0).expect("an index");
     // All of them, so that none is free, and one of them twice, as a device that lies would.
@@ -102,7 +102,7 @@ fn late_completions_give_nothing_back_to_the_next_srq() {
     let mut next = shared_recv_queue(&cq, 4, 32, false);
     for id in 0..3 {
         // SAFETY: no device writes to it.
-        unsafe { next.queue.build(id, &[]) }.expect("room");
+        unsafe { next.queue.build(id, &[]) }.expect("space");
     }
     assert!(cq.queue.poll().is_err(), "its queue is gone");
     let mut posted = 0;
@@ -173,7 +173,7 @@ fn a_reset_queue_starts_over_at_once_and_its_past_is_dropped() {
         sq.handle.set_state(QpState::Rts);
         for id in 0..4 {
             // SAFETY: there is no data.
-            unsafe { sq.queue.post(100 * lap + id, Nop, (), NONE) }.expect("room");
+            unsafe { sq.queue.post(100 * lap + id, Nop, (), NONE) }.expect("space");
         }
         cq.produce(Cqe::send(&sq.handle, 0));
         cq.produce(Cqe::send(&other.handle, lap as u32));
@@ -183,7 +183,7 @@ fn a_reset_queue_starts_over_at_once_and_its_past_is_dropped() {
         sq.handle.set_state(QpState::Rts);
         assert_eq!(sq.record.word(4), 0);
         // SAFETY: there is no data.
-        unsafe { sq.queue.post(77, Nop, (), NONE) }.expect("room");
+        unsafe { sq.queue.post(77, Nop, (), NONE) }.expect("space");
         cq.produce(Cqe::send(&sq.handle, 0));
         assert_eq!(cq.queue.poll().expect("one").qp_num(), other.handle.state().number());
         assert_eq!(cq.queue.poll().expect("one").wr_id(), 77, "lap {lap}");
@@ -255,7 +255,7 @@ fn what_a_reset_queue_left_is_removed_in_place() {
 fn complete_one(cq: &mut Cq, sq: &mut Sq<Rc>, wr_id: u64) {
     let index = sq.queue.head();
     // SAFETY: there is no data.
-    unsafe { sq.queue.post(wr_id, Nop, (), PostFlags::SIGNALED) }.expect("room");
+    unsafe { sq.queue.post(wr_id, Nop, (), PostFlags::SIGNALED) }.expect("space");
     cq.produce(Cqe::send(&sq.handle, index));
 }
 

@@ -274,7 +274,7 @@ impl Sq<Rc> {
         for _ in 0..requests {
             let wr_id = u64::from(self.queue.head());
             // SAFETY: there is no data.
-            unsafe { self.queue.post(wr_id, Nop, (), PostFlags::SIGNALED) }.expect("room");
+            unsafe { self.queue.post(wr_id, Nop, (), PostFlags::SIGNALED) }.expect("space");
         }
     }
 }

@@ -14,7 +14,7 @@ const NONE: PostFlags = PostFlags::empty();
 fn submit(sq: &mut Sq<Rc>, length: usize) {
     let data: Vec<u8> = (0..length).map(|i| i as u8).collect();
     // SAFETY: inline data demands nothing.
-    unsafe { sq.queue.post(0, Send, Inline(&data), NONE) }.expect("room");
+    unsafe { sq.queue.post(0, Send, Inline(&data), NONE) }.expect("space");
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn several_requests_share_one_doorbell() {
     let mut batch = sq.queue.batch().expect("the state allows it");
     for i in 0..5 {
         // SAFETY: no device reads the data.
-        unsafe { batch.build(i, Send, Sge::new(1, 2, 3), NONE) }.expect("room");
+        unsafe { batch.build(i, Send, Sge::new(1, 2, 3), NONE) }.expect("space");
     }
     batch.publish();
     assert_eq!(sq.record.word(4), 5);
@@ -72,7 +72,7 @@ fn what_was_left_unpublished_is_rung_with_the_next() {
     let mut sq = send_queue::<Rc>(&cq, 64);
     let mut batch = sq.queue.batch().expect("the state allows it");
     // SAFETY: there is no data.
-    unsafe { batch.build(1, Nop, (), NONE) }.expect("room");
+    unsafe { batch.build(1, Nop, (), NONE) }.expect("space");
     drop(batch);
     assert_eq!((sq.queue.unpublished_blocks(), sq.record.word(4)), (1, 0));
     submit(&mut sq, 8);
@@ -110,7 +110,7 @@ fn receive_records_count_to_16_bits() {
     let mut rq = recv_queue(&cq, 4, 16, false);
     for i in 0..70_000u32 {
         // SAFETY: no device writes to it.
-        unsafe { rq.queue.build(1, &[Sge::new(1, 2, 3)]) }.expect("room");
+        unsafe { rq.queue.build(1, &[Sge::new(1, 2, 3)]) }.expect("space");
         rq.queue.publish();
         assert_eq!((rq.record.word(0), rq.record.word(4)), ((i + 1) & 0xffff, 0));
         cq.produce(Cqe::recv(&rq.handle, i));
@@ -118,7 +118,7 @@ fn receive_records_count_to_16_bits() {
     }
     let mut srq = shared_recv_queue(&cq, 4, 32, false);
     // SAFETY: no device writes to it.
-    unsafe { srq.queue.build(1, &[]) }.expect("room");
+    unsafe { srq.queue.build(1, &[]) }.expect("space");
     assert_eq!(srq.record.word(0), 0);
     srq.queue.publish();
     assert_eq!(srq.record.word(0), 1);
@@ -157,7 +157,7 @@ fn a_shared_register_is_one_register() {
             scope.spawn(move || {
                 for i in 0..1000u32 {
                     // SAFETY: inline data demands nothing.
-                    unsafe { queue.post(0, Send, Inline(&i.to_ne_bytes()), NONE) }.expect("room");
+                    unsafe { queue.post(0, Send, Inline(&i.to_ne_bytes()), NONE) }.expect("space");
                 }
                 assert_eq!(ring.read(999 * 64 + 20, 4), 999u32.to_ne_bytes());
             });

@@ -40,7 +40,7 @@ fn a_lent_completion_cannot_be_made_to_lead_outside_the_ring() {
     let mut cq = Cq::new(8, 64);
     let mut rq = recv_queue(&cq, 4, 16, false);
     // SAFETY: no data.
-    unsafe { rq.queue.build(1, &[]) }.expect("room");
+    unsafe { rq.queue.build(1, &[]) }.expect("space");
     rq.queue.publish();
     cq.produce(Cqe::recv(&rq.handle, 0));
     let ring = cq.ring;
@@ -58,7 +58,7 @@ fn a_receive_completed_twice_is_written_once() {
     let mut rq = recv_queue(&cq, 4, 16, true);
     let (memory, sge) = target();
     // SAFETY: leaked memory.
-    unsafe { rq.queue.build(1, &[sge]) }.expect("room");
+    unsafe { rq.queue.build(1, &[sge]) }.expect("space");
     rq.queue.publish();
     let cqe = Cqe::recv(&rq.handle, 0).inline(CqeFormat::INLINE_32, &DATA);
     cq.produce(cqe.clone());
@@ -78,7 +78,7 @@ fn a_receive_of_the_last_lap_is_not_written() {
     let (memory, sge) = target();
     for index in 0..4 {
         // SAFETY: leaked memory.
-        unsafe { rq.queue.build(1, &[sge]) }.expect("room");
+        unsafe { rq.queue.build(1, &[sge]) }.expect("space");
         rq.queue.publish();
         cq.produce(Cqe::recv(&rq.handle, index));
         assert_eq!(status(&mut cq.queue), Status::Success);
@@ -96,7 +96,7 @@ fn a_read_completed_twice_is_written_once() {
     let (memory, sge) = target();
     let read = Read(Remote::new(0, 0));
     // SAFETY: leaked memory.
-    unsafe { sq.queue.post(1, read, sge, PostFlags::SIGNALED) }.expect("room");
+    unsafe { sq.queue.post(1, read, sge, PostFlags::SIGNALED) }.expect("space");
     let cqe = Cqe { wqe_opcode: 0x10, ..Cqe::send(&sq.handle, 0) };
     let cqe = cqe.inline(CqeFormat::INLINE_32, &DATA);
     cq.produce(cqe.clone());
@@ -130,7 +130,7 @@ fn an_atomic_completed_twice_is_written_once() {
                 _ => sq.queue.post(1, swap, result, flags),
             }
         }
-        .expect("room");
+        .expect("space");
         let opcode = [0x12, 0x11, 0x15, 0x14][kind];
         let cqe = Cqe { wqe_opcode: opcode, ..Cqe::send(&sq.handle, 0) };
         let cqe = cqe.inline(CqeFormat::INLINE_32, &[7; 8]);
@@ -158,7 +158,7 @@ fn the_middle_of_a_request_is_no_request() {
     forged[40..48].copy_from_slice(&sge.address().to_be_bytes());
     let write = Write(Remote::new(0, 0));
     // SAFETY: inline data.
-    unsafe { sq.queue.post(1, write, Inline(&data), PostFlags::SIGNALED) }.expect("room");
+    unsafe { sq.queue.post(1, write, Inline(&data), PostFlags::SIGNALED) }.expect("space");
     assert_eq!(sq.ring.read(64, 8), [0, 0, 0, 0x10, 0, 0, 0, 3]);
     cq.produce(Cqe::send(&sq.handle, 1).inline(CqeFormat::INLINE_32, &DATA));
     refused(&mut cq.queue);
@@ -173,7 +173,7 @@ fn a_completion_of_what_was_never_rung_frees_no_space() {
     let mut batch = sq.queue.batch().expect("ready");
     for i in 0..4 {
         // SAFETY: there is no data.
-        unsafe { batch.build(i, Nop, (), PostFlags::SIGNALED) }.expect("room");
+        unsafe { batch.build(i, Nop, (), PostFlags::SIGNALED) }.expect("space");
     }
     cq.produce(Cqe::send(&sq.handle, 2));
     refused(&mut cq.queue);
@@ -230,7 +230,7 @@ fn a_send_that_is_not_outstanding_completes_nothing() {
                 let (refused, room) = (cq.queue.refused(), sq.queue.free_blocks());
                 let mut batch = sq.queue.batch().expect("ready");
                 // SAFETY: there is no data.
-                unsafe { batch.build(9, Nop, (), PostFlags::SIGNALED) }.expect("room");
+                unsafe { batch.build(9, Nop, (), PostFlags::SIGNALED) }.expect("space");
                 for lie in [0, 1, 2, 5, 6, 8, 10, 100, 0x7fff, 0x8002, 0xffff, 0xfffe] {
                     let cqe = forms(&Cqe::send(&sq.handle, lap.wrapping_add(lie)))[form].clone();
                     cq.produce(cqe);
@@ -259,7 +259,7 @@ fn a_receive_that_is_not_outstanding_completes_nothing() {
             let (memory, sge) = target();
             for id in 0..3 {
                 // SAFETY: leaked memory.
-                unsafe { rq.queue.build(id, &[sge]) }.expect("room");
+                unsafe { rq.queue.build(id, &[sge]) }.expect("space");
             }
             cq.produce(forms(&Cqe::recv(&rq.handle, 0))[form].clone());
             assert_eq!(poll(&mut cq.queue), Err(PollError::NotOutstanding), "never published");
@@ -287,7 +287,7 @@ fn a_shared_receive_completes_once_whichever_poller_finds_it() {
         let mut srq = shared_recv_queue(&cqs[0], 4, 64, true);
         let (memory, sge) = target();
         // SAFETY: leaked memory.
-        unsafe { srq.queue.post(7, &[sge]) }.expect("room");
+        unsafe { srq.queue.post(7, &[sge]) }.expect("space");
         let shape = Shape { send_wqebbs: 1, recv_wqes: 0, shared_receive: false };
         // Both CQs are polled with the same table, as those of a context are.
         let table = cqs[0].table.clone();
@@ -361,7 +361,7 @@ fn queues_whose_indices_end_in_the_same_byte_are_told_apart() {
         let sq = &mut queues[at];
         let id = 100 * round as u64;
         // SAFETY: there is no data.
-        unsafe { sq.queue.post(id, Nop, (), PostFlags::SIGNALED) }.expect("room");
+        unsafe { sq.queue.post(id, Nop, (), PostFlags::SIGNALED) }.expect("space");
         let counter = sq.queue.head().wrapping_sub(1);
         let done = Cqe::send(&sq.handle, counter);
         let stray = Cqe { user_index: done.user_index ^ 0xff, ..done.clone() };
@@ -384,8 +384,8 @@ fn any_number_may_be_an_id() {
     for lap in 0..3 {
         // SAFETY: inline data demands nothing.
         unsafe {
-            sq.queue.post(MARK, write, Inline(&[0; 80]), PostFlags::SIGNALED).expect("room");
-            sq.queue.post(MARK, Nop, (), PostFlags::SIGNALED).expect("room");
+            sq.queue.post(MARK, write, Inline(&[0; 80]), PostFlags::SIGNALED).expect("space");
+            sq.queue.post(MARK, Nop, (), PostFlags::SIGNALED).expect("space");
         }
         let start = lap * 3;
         cq.produce(Cqe::send(&sq.handle, start + 1));
@@ -414,7 +414,7 @@ fn any_number_may_be_an_id_after_a_batch_that_was_aborted() {
         }
         let mut batch = sq.queue.batch().expect("ready");
         // SAFETY: inline data demands nothing.
-        unsafe { batch.build(1, write, Inline(&[0; 80]), PostFlags::SIGNALED) }.expect("room");
+        unsafe { batch.build(1, write, Inline(&[0; 80]), PostFlags::SIGNALED) }.expect("space");
         if aborts {
             batch.abort()
         } else {
@@ -425,10 +425,10 @@ fn any_number_may_be_an_id_after_a_batch_that_was_aborted() {
             unsafe {
                 if in_a_batch {
                     let mut batch = sq.queue.batch().expect("ready");
-                    batch.build(MARK, Nop, (), PostFlags::SIGNALED).expect("room");
+                    batch.build(MARK, Nop, (), PostFlags::SIGNALED).expect("space");
                     batch.publish();
                 } else {
-                    sq.queue.post(MARK, Nop, (), PostFlags::SIGNALED).expect("room");
+                    sq.queue.post(MARK, Nop, (), PostFlags::SIGNALED).expect("space");
                 }
             }
             cq.produce(Cqe::send(&sq.handle, skipped + index));

@@ -13,7 +13,7 @@ fn resizing_follows_the_device_to_the_new_ring() {
         let mut next = 0u32;
         let mut produce = |cq: &mut Cq| {
             // SAFETY: no device writes to it.
-            unsafe { rq.queue.build(u64::from(next), &[]) }.expect("room");
+            unsafe { rq.queue.build(u64::from(next), &[]) }.expect("space");
             rq.queue.publish();
             cq.produce(Cqe::recv(&rq.handle, next));
             next += 1;
@@ -182,7 +182,7 @@ fn a_reset_finds_completions_in_the_ring_of_a_resize_that_failed() {
     let sq = busy_send_queue(&cq, 8, 1);
     let Rq { mut queue, handle, .. } = recv_queue(&cq, 8, 16, false);
     // SAFETY: no memory is named.
-    unsafe { queue.build(1, &[]) }.expect("room");
+    unsafe { queue.build(1, &[]) }.expect("space");
     queue.publish();
     let ring = refused(&mut cq, 16);
     move_to(&mut cq, ring, 16, &sq);
@@ -191,7 +191,7 @@ fn a_reset_finds_completions_in_the_ring_of_a_resize_that_failed() {
     queue.reset(next.clone());
     next.set_state(uverbs_mlx5::queue_state::QpState::Init);
     // SAFETY: no memory is named.
-    unsafe { queue.build(2, &[]) }.expect("room");
+    unsafe { queue.build(2, &[]) }.expect("space");
     queue.publish();
     cq.produce(Cqe::recv(&next, 0));
     assert_eq!(polled(&mut cq.queue), Ok(2), "the next life's");

@@ -46,11 +46,11 @@ fn what_is_written_is_read() {
     let mut file = Vec::new();
     let mut recorder = Recorder::new(&mut file, "mlx5_0").expect("a file");
     for length in 0..70usize {
-        recorder.write(length as u64 * 7_000_000_003, &vec![length as u8; length]).expect("room");
+        recorder.write(length as u64 * 7_000_000_003, &vec![length as u8; length]).expect("space");
     }
     let snapped = Snapped { start: &[1; 5], length: 1500 };
-    recorder.write_start(u64::MAX, snapped).expect("room");
-    recorder.statistics(1, 71, 3).expect("room");
+    recorder.write_start(u64::MAX, snapped).expect("space");
+    recorder.statistics(1, 71, 3).expect("space");
     let bytes = recorder.bytes();
     assert_eq!(bytes, file.len() as u64);
     let frames = read(&file).expect("a recording");
