@@ -1,18 +1,25 @@
-//! A command's input and output.
+//! A command: its input, and the output that it fills.
 
 use super::refusal::{Done, Refusal};
 use crate::firmware::bits::Field;
-use crate::firmware::layout::command::{self as layout, header};
+use crate::firmware::layout::command::{self as layout, header, result};
 
-/// A command's input.
-#[derive(Clone, Copy, Debug)]
+/// A command under way.
+#[derive(Debug)]
 pub struct Command<'a> {
     /// Its bytes.
     pub input: &'a [u8],
+    /// What the sender gets.
+    pub reply: Reply,
 }
 
 impl<'a> Command<'a> {
-    /// A field of it.
+    /// A command whose sender has a buffer of so many bytes for the output.
+    pub fn new(input: &'a [u8], output_length: usize) -> Self {
+        Self { input, reply: Reply::new(output_length) }
+    }
+
+    /// A field of its input.
     pub fn get(&self, field: Field) -> u64 {
         field.get(self.input)
     }
@@ -43,10 +50,17 @@ impl<'a> Command<'a> {
     }
 
     /// # Errors
-    /// A refusal if it is shorter than this.
+    /// A refusal if the input is shorter than this.
     pub fn need(&self, bytes: usize) -> Done {
         let have = self.input.len();
         if have < bytes { Err(Refusal::short_input(have, bytes)) } else { Ok(()) }
+    }
+
+    /// Makes the output say why the command was refused, and nothing else.
+    pub fn refuse(&mut self, refusal: &Refusal) {
+        self.reply = Reply::new(self.reply.output.len());
+        self.reply.set(result::STATUS, refusal.status as u64);
+        self.reply.set(result::SYNDROME, refusal.syndrome.into());
     }
 }
 
@@ -59,7 +73,7 @@ pub struct Reply {
 
 impl Reply {
     /// An output of zeros.
-    pub fn new(length: usize) -> Self {
+    fn new(length: usize) -> Self {
         Self { output: vec![0; length] }
     }
 

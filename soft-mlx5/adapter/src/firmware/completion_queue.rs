@@ -4,7 +4,7 @@ use uverbs_mlx5_format::MiniCqeFormat;
 
 use super::Firmware;
 use super::Place;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::page_list::{PAGES, QueuePages};
 use super::refusal::{Done, Refusal};
 use crate::core::{Armed, CqModify, CqParams, CqRing, CqeSize, Cqn, Moderation};
@@ -85,11 +85,7 @@ fn compression(context: &[u8]) -> Result<Option<MiniCqeFormat>, Refusal> {
 }
 
 /// CREATE_CQ.
-pub(super) fn create(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn create(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let context = command.structure(CONTEXT);
     let vector = cqc::C_EQN_OR_APU_ELEMENT.get32(context);
     firmware.front.check_event_queue(vector)?;
@@ -110,12 +106,12 @@ pub(super) fn create(
     }
     firmware.objects.completion_vectors.insert(cqn.0, vector);
     firmware.created(command, cqn.object(), &[&RING, &RECORD]);
-    reply.set_number(cqn.0);
+    command.reply.set_number(cqn.0);
     Ok(())
 }
 
 /// DESTROY_CQ.
-pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     firmware.core.destroy_cq(Cqn(command.number()))?;
     firmware.objects.completion_vectors.remove(&command.number());
     firmware.objects.release(Cqn(command.number()).object());
@@ -123,7 +119,7 @@ pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mu
 }
 
 /// QUERY_CQ.
-pub(super) fn query(firmware: &mut Firmware<'_>, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn query(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let cqn = command.number();
     let info = firmware.core.query_cq(Cqn(cqn))?;
     let state = match info.armed {
@@ -144,12 +140,12 @@ pub(super) fn query(firmware: &mut Firmware<'_>, command: &Command<'_>, reply: &
         (cqc::CONSUMER_COUNTER, u64::from(info.consumer_index)),
         (cqc::PRODUCER_COUNTER, u64::from(info.producer_index)),
     ];
-    values.into_iter().for_each(|(field, value)| reply.set(field.at(CONTEXT), value));
+    values.into_iter().for_each(|(field, value)| command.reply.set(field.at(CONTEXT), value));
     Ok(())
 }
 
 /// MODIFY_CQ.
-pub(super) fn modify(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn modify(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let context = command.structure(CONTEXT);
     let cqn = Cqn(command.number());
     let select = command.get(modify_cq_in::MODIFY_FIELD_SELECT_RESIZE_FIELD_SELECT);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Firmware;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::numbers::Numbers;
 use super::refusal::{Done, Refusal};
 use crate::core::Counters;
@@ -38,16 +38,16 @@ impl QueueCounters {
 }
 
 /// ALLOC_Q_COUNTER. The set's number is in the low byte of its word.
-pub(super) fn allocate(firmware: &mut Firmware<'_>, _: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn allocate(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let now = firmware.core.counters();
     let number = firmware.objects.queue_counters.numbers.allocate()?;
     firmware.objects.queue_counters.since.insert(number, now);
-    reply.set(alloc_q_counter_out::COUNTER_SET_ID, u64::from(number));
+    command.reply.set(alloc_q_counter_out::COUNTER_SET_ID, u64::from(number));
     Ok(())
 }
 
 /// DEALLOC_Q_COUNTER.
-pub(super) fn free(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn free(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let number = command.get32(alloc_q_counter_out::COUNTER_SET_ID);
     firmware.objects.queue_counters.numbers.free(number)?;
     firmware.objects.queue_counters.since.remove(&number);
@@ -55,7 +55,7 @@ pub(super) fn free(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut R
 }
 
 /// QUERY_Q_COUNTER.
-pub(super) fn query(firmware: &mut Firmware<'_>, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn query(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     for other in [query_q_counter_in::OTHER_VPORT, query_q_counter_in::AGGREGATE] {
         if command.is_set(other) {
             return Err(Refusal::parameter("other_vport or aggregate", 1));
@@ -77,7 +77,9 @@ pub(super) fn query(firmware: &mut Firmware<'_>, command: &Command<'_>, reply: &
             since.receives_too_short,
         ),
     ];
-    values.into_iter().for_each(|(field, now, since)| reply.set(field, now.wrapping_sub(since)));
+    values
+        .into_iter()
+        .for_each(|(field, now, since)| command.reply.set(field, now.wrapping_sub(since)));
     if command.is_set(query_q_counter_in::CLEAR) {
         *since = now;
     }

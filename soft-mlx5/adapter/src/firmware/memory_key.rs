@@ -2,7 +2,7 @@
 
 use super::Firmware;
 use super::Place;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::page_list::{PAGES, page_list};
 use super::refusal::{Done, Refusal};
 use super::umem::only_driver;
@@ -41,11 +41,7 @@ fn access(context: &[u8]) -> Access {
 }
 
 /// CREATE_MKEY.
-pub(super) fn create(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn create(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let context = command.structure(CONTEXT);
     let params = MkeyParams {
         variant: mkc::MKEY_7_0.get(context) as u8,
@@ -64,7 +60,7 @@ pub(super) fn create(
     firmware.check_uses(command, &[params.pd.object()])?;
     let key = firmware.core.create_mkey(params)?;
     firmware.created(command, Mkey(key.0 & !0xff).object(), &[&MEMORY]);
-    reply.set_number(key.0 >> 8);
+    command.reply.set_number(key.0 >> 8);
     Ok(())
 }
 
@@ -139,7 +135,7 @@ fn key(command: &Command<'_>) -> Mkey {
 }
 
 /// QUERY_MKEY.
-pub(super) fn query(firmware: &mut Firmware<'_>, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn query(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let params = firmware.core.query_mkey(key(command))?;
     let values = [
         (mkc::FREE, u64::from(params.free)),
@@ -158,12 +154,12 @@ pub(super) fn query(firmware: &mut Firmware<'_>, command: &Command<'_>, reply: &
         (mkc::LEN, params.length),
         (mkc::TRANSLATIONS_OCTWORD_SIZE, u64::from(params.translation_octowords)),
     ];
-    values.into_iter().for_each(|(field, value)| reply.set(field.at(CONTEXT), value));
+    values.into_iter().for_each(|(field, value)| command.reply.set(field.at(CONTEXT), value));
     Ok(())
 }
 
 /// DESTROY_MKEY.
-pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     firmware.core.destroy_mkey(key(command))?;
     firmware.objects.release(key(command).object());
     Ok(())
@@ -172,9 +168,10 @@ pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mu
 /// QUERY_SPECIAL_CONTEXTS.
 pub(super) fn query_special_contexts(
     firmware: &mut Firmware<'_>,
-    _: &Command<'_>,
-    reply: &mut Reply,
+    command: &mut Command<'_>,
 ) -> Done {
-    reply.set(query_special_contexts_out::RESD_LKEY, u64::from(firmware.core.reserved_lkey().0));
+    command
+        .reply
+        .set(query_special_contexts_out::RESD_LKEY, u64::from(firmware.core.reserved_lkey().0));
     Ok(())
 }

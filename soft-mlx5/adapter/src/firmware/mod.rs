@@ -29,7 +29,7 @@ pub use self::completion_queue::RECORD as CQ_RECORD;
 pub use self::counters::SETS;
 pub use self::umem::Place;
 
-use self::command::{Command, Reply};
+use self::command::Command;
 use self::counters::QueueCounters;
 use self::numbers::Numbers;
 use self::record::Records;
@@ -169,10 +169,10 @@ impl Firmware<'_> {
     ///
     /// # Errors
     /// A refusal; nothing has changed then.
-    pub fn run(&mut self, spec: &CommandSpec, command: &Command<'_>, reply: &mut Reply) -> Done {
+    pub fn run(&mut self, spec: &CommandSpec, command: &mut Command<'_>) -> Done {
         command.need(spec.form.input)?;
-        reply.need(spec.form.output)?;
-        (spec.run)(self, command, reply)
+        command.reply.need(spec.form.output)?;
+        (spec.run)(self, command)
     }
 
     /// The firmware's data of a QP. One that no command has created has the device's one port.

@@ -1,7 +1,7 @@
 //! Queue pairs: creation, the state machine's commands, queries.
 
 use super::address_path;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::page_list::{PAGES, QueuePages};
 use super::refusal::{Done, Refusal, Status};
 use super::umem::only_driver;
@@ -50,11 +50,7 @@ mod optional {
 const NO_USER_INDEX: u32 = 0xff_ffff;
 
 /// CREATE_QP.
-pub(super) fn create(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn create(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let context = command.structure(CONTEXT);
     if !qpc::NO_SQ.is_set(context) {
         firmware.front.check_uar(qpc::UAR_PAGE.get32(context))?;
@@ -72,7 +68,7 @@ pub(super) fn create(
     let service = Service { code: qpc::ST.get(context), kernels, port: 0 };
     firmware.objects.services.insert(qpn.0, service);
     firmware.created(command, qpn.object(), &[&RINGS, &RECORD]);
-    reply.set_number(qpn.0);
+    command.reply.set_number(qpn.0);
     Ok(())
 }
 
@@ -187,7 +183,7 @@ fn rings(
 }
 
 /// DESTROY_QP.
-pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let qpn = firmware.qp(command)?;
     firmware.core.destroy_qp(qpn)?;
     firmware.objects.services.remove(&command.number());
@@ -292,11 +288,7 @@ fn migration(code: u64) -> MigrationState {
 }
 
 /// RST2INIT_QP.
-pub(super) fn reset_to_init(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
+pub(super) fn reset_to_init(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let step = Transition::new(firmware, command, &[QpState::Reset])?;
     let attributes = QpAttributes {
         pkey_index: Some(address_path::pkey_index(step.primary())),
@@ -312,21 +304,13 @@ pub(super) fn reset_to_init(
 }
 
 /// INIT2INIT_QP.
-pub(super) fn init_to_init(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
+pub(super) fn init_to_init(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let step = Transition::new(firmware, command, &[QpState::Init])?;
     step.apply(firmware, QpState::Init, &step.optional_attributes())
 }
 
 /// INIT2RTR_QP.
-pub(super) fn init_to_rtr(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
+pub(super) fn init_to_rtr(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let step = Transition::new(firmware, command, &[QpState::Init])?;
     let mut attributes = step.optional_attributes();
     if step.connected {
@@ -345,11 +329,7 @@ pub(super) fn init_to_rtr(
 }
 
 /// RTR2RTS_QP.
-pub(super) fn rtr_to_rts(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
+pub(super) fn rtr_to_rts(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let step = Transition::new(firmware, command, &[QpState::ReadyToReceive])?;
     let mut attributes = step.optional_attributes();
     if step.connected || step.datagram {
@@ -404,7 +384,7 @@ fn state_code(state: QpState, draining: bool) -> u64 {
 }
 
 /// QUERY_QP.
-pub(super) fn query(firmware: &mut Firmware<'_>, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn query(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let qpn = firmware.qp(command)?;
     let info = firmware.core.query_qp(qpn)?;
     let attributes = &info.attributes;
@@ -442,7 +422,7 @@ pub(super) fn query(firmware: &mut Firmware<'_>, command: &Command<'_>, reply: &
         (qpc::HW_SQ_WQEBB_COUNTER, u64::from(info.send_counter)),
         (qpc::HW_RQ_COUNTER, u64::from(info.receive_counter)),
     ];
-    values.into_iter().for_each(|(field, value)| reply.set(field.at(CONTEXT), value));
+    values.into_iter().for_each(|(field, value)| command.reply.set(field.at(CONTEXT), value));
     for (path, bit) in
         [(attributes.path, PRIMARY_PATH), (attributes.alternate_path, ALTERNATE_PATH)]
     {
@@ -451,7 +431,7 @@ pub(super) fn query(firmware: &mut Firmware<'_>, command: &Command<'_>, reply: &
             // RST2INIT_QP gives the port, before INIT2RTR_QP gives the rest of the path.
             path.port = firmware.service(qpn.0).map_or(0, |service| service.port);
         }
-        address_path::write(&path, reply.structure_mut(CONTEXT + bit));
+        address_path::write(&path, command.reply.structure_mut(CONTEXT + bit));
     }
     Ok(())
 }

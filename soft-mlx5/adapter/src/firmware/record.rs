@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::Firmware;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::refusal::{Done, Refusal};
 use crate::firmware::bits::{Field, field};
 
@@ -71,22 +71,14 @@ fn context<K: Kind>(command: &Command<'_>) -> Vec<u8> {
     all[..bytes.min(all.len())].to_vec()
 }
 
-pub(super) fn create<K: Kind>(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn create<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let number = K::records(firmware).insert(context::<K>(command));
-    reply.set_number(number);
+    command.reply.set_number(number);
     Ok(())
 }
 
 /// Changes the parts that the command's mask selects.
-pub(super) fn modify<K: Kind>(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
+pub(super) fn modify<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let mask = command.get(BITMASK);
     let known = K::CHANGES.iter().fold(0, |known, (bit, ..)| known | bit);
     if mask & !known != 0 {
@@ -114,21 +106,13 @@ fn copy_bits(to: &mut [u8], from: &[u8], range: Range<usize>) {
     }
 }
 
-pub(super) fn query<K: Kind>(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn query<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let context = K::records(firmware).get(K::NAME, command.number())?.clone();
-    reply.put(K::QUERY, &context);
+    command.reply.put(K::QUERY, &context);
     Ok(())
 }
 
-pub(super) fn destroy<K: Kind>(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
+pub(super) fn destroy<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     K::records(firmware).remove(K::NAME, command.number())
 }
 

@@ -1,47 +1,31 @@
 //! Resources without a context: protection, XRC and transport domains.
 
 use super::Firmware;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::refusal::Done;
 use crate::core::{Pdn, Xrcdn};
 
-pub(super) fn alloc_pd(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn alloc_pd(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let pdn = firmware.core.create_pd()?;
     firmware.created(command, pdn.object(), &[]);
-    reply.set_number(pdn.0);
+    command.reply.set_number(pdn.0);
     Ok(())
 }
 
-pub(super) fn dealloc_pd(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
+pub(super) fn dealloc_pd(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     firmware.core.destroy_pd(Pdn(command.number()))?;
     firmware.objects.release(Pdn(command.number()).object());
     Ok(())
 }
 
-pub(super) fn alloc_xrcd(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn alloc_xrcd(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let xrcdn = firmware.core.create_xrcd()?;
     firmware.created(command, xrcdn.object(), &[]);
-    reply.set_number(xrcdn.0);
+    command.reply.set_number(xrcdn.0);
     Ok(())
 }
 
-pub(super) fn dealloc_xrcd(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
+pub(super) fn dealloc_xrcd(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     firmware.core.destroy_xrcd(Xrcdn(command.number()))?;
     firmware.objects.release(Xrcdn(command.number()).object());
     Ok(())
@@ -49,17 +33,15 @@ pub(super) fn dealloc_xrcd(
 
 pub(super) fn alloc_transport_domain(
     firmware: &mut Firmware<'_>,
-    _: &Command<'_>,
-    reply: &mut Reply,
+    command: &mut Command<'_>,
 ) -> Done {
-    reply.set_number(firmware.objects.transport_domains.allocate()?);
+    command.reply.set_number(firmware.objects.transport_domains.allocate()?);
     Ok(())
 }
 
 pub(super) fn dealloc_transport_domain(
     firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    _: &mut Reply,
+    command: &mut Command<'_>,
 ) -> Done {
     firmware.objects.transport_domains.free(command.number())
 }

@@ -2,7 +2,7 @@
 
 use super::Firmware;
 use super::Place;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::page_list::{PAGES, QueuePages};
 use super::refusal::{Done, Refusal};
 use crate::core::{Cqn, Pdn, SrqInfo, SrqParams, Srqn, XrcSrqParams, Xrcdn};
@@ -51,11 +51,7 @@ impl Firmware<'_> {
 }
 
 /// CREATE_RMP.
-pub(super) fn create_pool(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn create_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let state = rmpc::STATE.get(command.structure(POOL));
     if state != POOL_READY {
         return Err(Refusal::parameter("state", state));
@@ -75,16 +71,12 @@ pub(super) fn create_pool(
     firmware.check_uses(command, &[params.pd.object()])?;
     let number = firmware.core.create_srq(params)?;
     firmware.created(command, number.object(), &[&POOL_RING, &POOL_RECORD]);
-    reply.set_number(number.0);
+    command.reply.set_number(number.0);
     Ok(())
 }
 
 /// MODIFY_RMP: arms the limit.
-pub(super) fn modify_pool(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
+pub(super) fn modify_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let state = command.get(modify_rmp_in::RMP_STATE);
     if state != POOL_READY {
         return Err(Refusal::parameter("rmp_state", state));
@@ -98,11 +90,7 @@ pub(super) fn modify_pool(
 }
 
 /// QUERY_RMP.
-pub(super) fn query_pool(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn query_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let (_, info) = firmware.shared_receive(command, false)?;
     let params = &info.params;
     let values = [
@@ -113,16 +101,12 @@ pub(super) fn query_pool(
         (wq::LOG_WQ_STRIDE.at(POOL_QUEUE), u64::from(params.log_stride)),
         (wq::LOG_WQ_SZ.at(POOL_QUEUE), u64::from(params.log_wqes)),
     ];
-    values.into_iter().for_each(|(field, value)| reply.set(field, value));
+    values.into_iter().for_each(|(field, value)| command.reply.set(field, value));
     Ok(())
 }
 
 /// CREATE_XRC_SRQ.
-pub(super) fn create_xrc(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn create_xrc(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     // Where the command has the number of its umem is not public.
     if command.is_set(create_xrc_srq_in::XRC_SRQ_UMEM_VALID) {
         return Err(Refusal::parameter("xrc_srq_umem_valid", 1));
@@ -149,7 +133,7 @@ pub(super) fn create_xrc(
         xrc: Some(xrc),
         limit: xrc_srqc::LWM.get(context) as u16,
     };
-    reply.set_number(firmware.core.create_srq(params)?.0);
+    command.reply.set_number(firmware.core.create_srq(params)?.0);
     Ok(())
 }
 
@@ -159,14 +143,10 @@ fn xrc_doorbell_record(context: &[u8]) -> u64 {
 }
 
 /// QUERY_XRC_SRQ.
-pub(super) fn query_xrc(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn query_xrc(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let (_, info) = firmware.shared_receive(command, true)?;
     for (field, value) in xrc_values(&info) {
-        reply.set(field.at(XRC), value);
+        command.reply.set(field.at(XRC), value);
     }
     Ok(())
 }
@@ -187,18 +167,14 @@ fn xrc_values(info: &SrqInfo) -> [(crate::firmware::bits::Field, u64); 7] {
 }
 
 /// ARM_XRC_SRQ.
-pub(super) fn arm_xrc(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn arm_xrc(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let limit = command.get(arm_rq_in::LWM) as u16;
     let (number, _) = firmware.shared_receive(command, true)?;
     Ok(firmware.core.arm_srq(number, limit)?)
 }
 
 /// DESTROY_RMP.
-pub(super) fn destroy_pool(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
+pub(super) fn destroy_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let (number, _) = firmware.shared_receive(command, false)?;
     firmware.core.destroy_srq(number)?;
     firmware.objects.release(number.object());
@@ -206,11 +182,7 @@ pub(super) fn destroy_pool(
 }
 
 /// DESTROY_XRC_SRQ.
-pub(super) fn destroy_xrc(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
+pub(super) fn destroy_xrc(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let (number, _) = firmware.shared_receive(command, true)?;
     Ok(firmware.core.destroy_srq(number)?)
 }

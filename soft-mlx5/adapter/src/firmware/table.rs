@@ -1,7 +1,7 @@
 //! The commands about objects. Opcodes and names: `MLX5_CMD_OP_*` in `mlx5_ifc.h`.
 
 use super::bits::Field;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::layout::{command as layout, context, ethernet as ethernet_layout};
 use super::queue_pair::to_ready_to_send;
 use super::record::{Rqt, Tir, Tis};
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::core::QpState;
 
-type Handler = fn(&mut Firmware<'_>, &Command<'_>, &mut Reply) -> Done;
+type Handler = fn(&mut Firmware<'_>, &mut Command<'_>) -> Done;
 
 /// Structures of an input, for the trace: position in bits and fields.
 pub type Structures = &'static [(usize, &'static [(&'static str, Field)])];
@@ -88,16 +88,16 @@ const COMMANDS: &[CommandSpec] = commands! {
     0x503 "INIT2RTR_QP" (256, 8) MODIFY_QP queue_pair::init_to_rtr;
     0x504 "RTR2RTS_QP" (256, 8) MODIFY_QP queue_pair::rtr_to_rts;
     0x505 "RTS2RTS_QP" (256, 8) MODIFY_QP
-        |firmware, command, _| to_ready_to_send(firmware, command, QpState::ReadyToSend);
+        |firmware, command| to_ready_to_send(firmware, command, QpState::ReadyToSend);
     0x506 "SQERR2RTS_QP" (256, 8) MODIFY_QP
-        |firmware, command, _| to_ready_to_send(firmware, command, QpState::SendQueueError);
+        |firmware, command| to_ready_to_send(firmware, command, QpState::SendQueueError);
     0x507 "2ERR_QP" (16, 8) OBJECT
-        |firmware, command, _| queue_pair::stop(firmware, command, QpState::Error);
+        |firmware, command| queue_pair::stop(firmware, command, QpState::Error);
     0x50a "2RST_QP" (16, 8) OBJECT
-        |firmware, command, _| queue_pair::stop(firmware, command, QpState::Reset);
+        |firmware, command| queue_pair::stop(firmware, command, QpState::Reset);
     0x50b "QUERY_QP" (16, 272) OBJECT queue_pair::query;
     0x50c "SQD_RTS_QP" (256, 8) MODIFY_QP
-        |firmware, command, _| to_ready_to_send(firmware, command, QpState::SendQueueDrain);
+        |firmware, command| to_ready_to_send(firmware, command, QpState::SendQueueDrain);
     0x50e "INIT2INIT_QP" (256, 8) MODIFY_QP queue_pair::init_to_init;
     0x705 "CREATE_XRC_SRQ" (272, 16) XRC_SRQ shared_receive::create_xrc;
     0x706 "DESTROY_XRC_SRQ" (16, 8) OBJECT shared_receive::destroy_xrc;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::bits::{Field, field};
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::numbers::Numbers;
 use super::page_list::{QueuePages, page_list};
 use super::refusal::{Done, Refusal};
@@ -201,11 +201,7 @@ pub(super) fn only_driver(command: &Command<'_>, what: &str) -> Done {
 }
 
 /// CREATE_UMEM.
-pub(super) fn create(
-    firmware: &mut Firmware<'_>,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn create(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let count = command.get(NUM_OF_MTT);
     let shift = command.get32(LOG_PAGE_SIZE) + 12;
     let first = command.get(PAGE_OFFSET);
@@ -216,11 +212,11 @@ pub(super) fn create(
     let writable = command.get(field(PAGES, 64)) & WRITABLE != 0;
     let number =
         firmware.objects.register_umem(command.user_context(), memory, length, writable)?;
-    reply.set_number(number);
+    command.reply.set_number(number);
     Ok(())
 }
 
 /// DESTROY_UMEM.
-pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     firmware.objects.release_umem(command.number())
 }

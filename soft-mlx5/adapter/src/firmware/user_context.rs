@@ -1,7 +1,7 @@
 //! User contexts: who DEVX commands come from.
 
 use super::bits::{Field, field};
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::refusal::{Done, Refusal};
 use super::{Firmware, Objects};
 
@@ -27,12 +27,12 @@ impl Objects {
 }
 
 /// CREATE_UCTX.
-pub(super) fn create(firmware: &mut Firmware<'_>, _: &Command<'_>, reply: &mut Reply) -> Done {
-    reply.set(UID, firmware.objects.create_user_context()?.into());
+pub(super) fn create(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
+    command.reply.set(UID, firmware.objects.create_user_context()?.into());
     Ok(())
 }
 
 /// DESTROY_UCTX.
-pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     firmware.objects.destroy_user_context(command.get(UID) as u16)
 }

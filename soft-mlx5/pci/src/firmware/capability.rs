@@ -1,7 +1,7 @@
 //! Capabilities: those of the device (maximum) and those that the driver has chosen (current).
 
 use super::Firmware;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::nic_vport::ADDRESSES;
 use super::refusal::{Done, Refusal};
 use crate::bits::{Field, field};
@@ -155,15 +155,15 @@ fn flow_table_values() -> Vec<(Field, u64)> {
 }
 
 /// QUERY_HCA_CAP: bit 0 of the operation chooses the current values, the rest the type.
-pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn query(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let operation = command.get(header::OP_MOD);
     let block = firmware.capabilities.find(operation >> 1)?;
-    reply.put(BLOCK_AT, if operation & 1 == 1 { &block.current } else { &block.maximum });
+    command.reply.put(BLOCK_AT, if operation & 1 == 1 { &block.current } else { &block.maximum });
     Ok(())
 }
 
 /// SET_HCA_CAP: the operation is twice the type.
-pub(super) fn set(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn set(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let kind = command.get(header::OP_MOD) >> 1;
     let wanted = command.structure(BLOCK_AT);
     let block = firmware.capabilities.find(kind)?;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::Firmware;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::flow::FlowTables;
 use super::page_list::{PAGES, QueuePages};
 use super::refusal::{Done, Refusal, Status};
@@ -224,24 +224,16 @@ fn find<'a, K: Kind>(
 }
 
 /// QUERY_SQ, QUERY_RQ.
-pub(super) fn query<K: Kind>(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn query<K: Kind>(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let (number, context) = find::<K>(firmware, command)?;
-    reply.put(CONTEXT, context);
+    command.reply.put(CONTEXT, context);
     // Both kinds of context have the state at the same place.
-    reply.set(sqc::STATE.at(CONTEXT), u64::from(firmware.queue_state(number)?));
+    command.reply.set(sqc::STATE.at(CONTEXT), u64::from(firmware.queue_state(number)?));
     Ok(())
 }
 
 /// DESTROY_SQ, DESTROY_RQ.
-pub(super) fn destroy<K: Kind>(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
+pub(super) fn destroy<K: Kind>(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let (number, _) = find::<K>(firmware, command)?;
     firmware.core.destroy_qp(Qpn(number))?;
     K::queues(&mut firmware.ethernet).remove(&number);
@@ -250,11 +242,7 @@ pub(super) fn destroy<K: Kind>(
 }
 
 /// CREATE_SQ.
-pub(super) fn create_send(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn create_send(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let (sq, queue) = (command.structure(CONTEXT), command.structure(QUEUE));
     firmware.doorbells.uars.check(wq::UAR_PAGE.get32(queue))?;
     if sqc::TIS_LST_SZ.is_set(sq) {
@@ -275,23 +263,19 @@ pub(super) fn create_send(
     let number = firmware.core.create_qp(params)?.0;
     firmware.ethernet.send.insert(number, context(command));
     firmware.about_objects().created(command, Qpn(number).object(), &[&RING, &RECORD]);
-    reply.set_number(number);
+    command.reply.set_number(number);
     Ok(())
 }
 
 /// MODIFY_SQ: the state.
-pub(super) fn modify_send(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn modify_send(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let (number, _) = find::<Sq>(firmware, command)?;
     let from = command.get(modify_sq_in::SQ_STATE) as u8;
     firmware.change_state(number, from, sqc::STATE.get(command.structure(CONTEXT)) as u8)
 }
 
 /// CREATE_RQ.
-pub(super) fn create_receive(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn create_receive(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let (rq, queue) = (command.structure(CONTEXT), command.structure(QUEUE));
     if rqc::MEM_RQ_TYPE.is_set(rq) {
         return Err(Refusal::parameter("mem_rq_type", rqc::MEM_RQ_TYPE.get(rq)));
@@ -313,16 +297,12 @@ pub(super) fn create_receive(
     let number = firmware.core.create_qp(params)?.0;
     firmware.ethernet.receive.insert(number, context(command));
     firmware.about_objects().created(command, Qpn(number).object(), &[&RING, &RECORD]);
-    reply.set_number(number);
+    command.reply.set_number(number);
     Ok(())
 }
 
 /// MODIFY_RQ: the state, and whether VLAN tags are stripped.
-pub(super) fn modify_receive(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
+pub(super) fn modify_receive(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let (number, _) = find::<Rq>(firmware, command)?;
     let mask = command.get(modify_rq_in::MODIFY_BITMASK);
     if mask & !(CHANGE_VLAN_STRIPPING | CHANGE_COUNTER_SET) != 0 {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use uverbs_mlx5_format::{EQE_SIZE, EventType};
 
 use super::Firmware;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::page_list::{PAGES, QueuePages};
 use super::refusal::{Done, Refusal};
 use crate::bits::field;
@@ -158,7 +158,7 @@ impl Firmware {
 }
 
 /// CREATE_EQ.
-pub(super) fn create(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn create(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let context = command.structure(CONTEXT);
     let log_size = eqc::LOG_EQ_SIZE.get32(context);
     let vector = eqc::INTR.get32(context);
@@ -192,7 +192,7 @@ pub(super) fn create(firmware: &mut Firmware, command: &Command<'_>, reply: &mut
         armed: false,
     };
     firmware.doorbells.event_queues.queues.insert(number, queue);
-    reply.set(create_eq_out::EQ_NUMBER, u64::from(number));
+    command.reply.set(create_eq_out::EQ_NUMBER, u64::from(number));
     Ok(())
 }
 
@@ -201,7 +201,7 @@ fn number(command: &Command<'_>) -> u8 {
 }
 
 /// DESTROY_EQ.
-pub(super) fn destroy(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn destroy(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let number = number(command);
     if firmware.objects.uses_event_queue(number.into()) {
         return Err(Refusal::busy("event queue", u32::from(number)));
@@ -211,7 +211,7 @@ pub(super) fn destroy(firmware: &mut Firmware, command: &Command<'_>, _: &mut Re
 }
 
 /// QUERY_EQ.
-pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn query(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let number = number(command);
     let queue = firmware.doorbells.event_queues.queues.get(&number);
     let queue = queue.ok_or_else(|| Refusal::no_such("event queue", u32::from(number)))?;
@@ -220,6 +220,6 @@ pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut 
     eqc::ST.set(&mut context, if queue.armed { STATE_ARMED } else { STATE_FIRED });
     eqc::CONSUMER_COUNTER.set(&mut context, u64::from(queue.consumer));
     eqc::PRODUCER_COUNTER.set(&mut context, u64::from(queue.producer));
-    reply.put(CONTEXT, &context);
+    command.reply.put(CONTEXT, &context);
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use super::Firmware;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::match_value::{MATCH_BYTES, MatchValue, SECTION};
 use super::refusal::{Done, Refusal};
 use crate::bits::field;
@@ -164,11 +164,7 @@ fn miss(flows: &FlowTables, command: &Command<'_>) -> Result<Option<u32>, Refusa
 }
 
 /// CREATE_FLOW_TABLE.
-pub(super) fn create_table(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn create_table(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let kind = command.get(create_flow_table_in::TABLE_TYPE) as u8;
     if kind != NIC_RECEIVE {
         return Err(Refusal::parameter("table_type", u64::from(kind)));
@@ -183,12 +179,12 @@ pub(super) fn create_table(
     let (groups, entries) = Default::default();
     let table = Table { kind, size: 1 << log_size, miss, groups, entries };
     flows.tables.insert(flows.last_table, table);
-    reply.set_number(flows.last_table);
+    command.reply.set_number(flows.last_table);
     Ok(())
 }
 
 /// DESTROY_FLOW_TABLE. The driver destroys the root table without resetting the root first.
-pub(super) fn destroy_table(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn destroy_table(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let number = command.get32(create_flow_group_in::TABLE_ID);
     let flows = &mut firmware.ethernet.flows;
     let holds = !flows.find(command)?.groups.is_empty();
@@ -203,7 +199,7 @@ pub(super) fn destroy_table(firmware: &mut Firmware, command: &Command<'_>, _: &
 }
 
 /// MODIFY_FLOW_TABLE: sets the miss table.
-pub(super) fn modify_table(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn modify_table(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let select = command.get(modify_flow_table_in::MODIFY_FIELD_SELECT);
     if select != 1 {
         return Err(Refusal::parameter("modify_field_select", select));
@@ -215,7 +211,7 @@ pub(super) fn modify_table(firmware: &mut Firmware, command: &Command<'_>, _: &m
 }
 
 /// SET_FLOW_TABLE_ROOT.
-pub(super) fn set_root(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn set_root(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let flows = &mut firmware.ethernet.flows;
     let number = command.get32(set_flow_table_root_in::TABLE_ID);
     if command.get(header::OP_MOD) == RESET_ROOT || number == 0 {
@@ -241,11 +237,7 @@ fn match_parameter(command: &Command<'_>, bit: usize, enabled: u64) -> MatchValu
 }
 
 /// CREATE_FLOW_GROUP.
-pub(super) fn create_group(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn create_group(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let first = command.get(create_flow_group_in::START_FLOW_INDEX);
     let last = command.get(create_flow_group_in::END_FLOW_INDEX);
     let enabled = command.get(create_flow_group_in::MATCH_CRITERIA_ENABLE);
@@ -262,12 +254,12 @@ pub(super) fn create_group(
     let mask = match_parameter(command, CRITERIA, enabled);
     table.groups.insert(number, Group { range: first..=last, mask });
     flows.last_group = number;
-    reply.set_number(number);
+    command.reply.set_number(number);
     Ok(())
 }
 
 /// DESTROY_FLOW_GROUP.
-pub(super) fn destroy_group(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn destroy_group(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let number = command.get32(destroy_flow_group_in::GROUP_ID);
     let table = firmware.ethernet.flows.find(command)?;
     let group = table.groups.get(&number).ok_or_else(|| Refusal::no_such("flow group", number))?;
@@ -307,7 +299,7 @@ fn destination(
 }
 
 /// SET_FLOW_TABLE_ENTRY: a new entry, or new properties for one that is there.
-pub(super) fn set_entry(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn set_entry(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let index = command.get(set_fte_in::FLOW_INDEX);
     let number = command.get32(flow_context::GROUP_ID.at(ENTRY_CONTEXT));
     let destinations = destinations(firmware, command)?;
@@ -341,7 +333,7 @@ fn change(entry: &mut Entry, mask: u64, tag: u32, destinations: Vec<Destination>
 }
 
 /// DELETE_FLOW_TABLE_ENTRY.
-pub(super) fn delete_entry(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn delete_entry(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let index = command.get(set_fte_in::FLOW_INDEX);
     let removed = firmware.ethernet.flows.find(command)?.entries.remove(&index);
     removed.map(|_| ()).ok_or_else(|| Refusal::no_such("flow table entry", index as u32))

@@ -1,7 +1,7 @@
 //! Commands about the adapter as a whole.
 
 use super::Firmware;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::refusal::{Done, Refusal};
 use super::table::Phase;
 use crate::bits::field;
@@ -14,7 +14,7 @@ const IEEE_VENDOR: u64 = 0x2c9;
 /// Board identification; a real one names an NVIDIA part.
 const PSID: &[u8; 16] = b"SOFT_CX\0\0\0\0\0\0\0\0\0";
 
-pub(super) fn enable(firmware: &mut Firmware, _: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn enable(firmware: &mut Firmware, _: &mut Command<'_>) -> Done {
     if firmware.phase != Phase::Disabled {
         return Err(Refusal::wrong_state("ENABLE_HCA on an enabled adapter"));
     }
@@ -22,7 +22,7 @@ pub(super) fn enable(firmware: &mut Firmware, _: &Command<'_>, _: &mut Reply) ->
     Ok(())
 }
 
-pub(super) fn disable(firmware: &mut Firmware, _: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn disable(firmware: &mut Firmware, _: &mut Command<'_>) -> Done {
     if firmware.phase == Phase::Initialized {
         return Err(Refusal::wrong_state("DISABLE_HCA before TEARDOWN_HCA"));
     }
@@ -36,7 +36,7 @@ pub(super) fn disable(firmware: &mut Firmware, _: &Command<'_>, _: &mut Reply) -
     Ok(())
 }
 
-pub(super) fn init(firmware: &mut Firmware, _: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn init(firmware: &mut Firmware, _: &mut Command<'_>) -> Done {
     if firmware.phase != Phase::Enabled {
         return Err(Refusal::wrong_state("INIT_HCA on an initialized adapter"));
     }
@@ -44,7 +44,7 @@ pub(super) fn init(firmware: &mut Firmware, _: &Command<'_>, _: &mut Reply) -> D
     Ok(())
 }
 
-pub(super) fn teardown(firmware: &mut Firmware, _: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn teardown(firmware: &mut Firmware, _: &mut Command<'_>) -> Done {
     let left = firmware.objects_left();
     if !left.is_empty() {
         firmware.warn(format_args!("TEARDOWN_HCA with objects left: {left}"));
@@ -54,13 +54,13 @@ pub(super) fn teardown(firmware: &mut Firmware, _: &Command<'_>, _: &mut Reply) 
     Ok(())
 }
 
-pub(super) fn query_issi(firmware: &mut Firmware, _: &Command<'_>, reply: &mut Reply) -> Done {
-    reply.set(query_issi_out::CURRENT_ISSI, u64::from(firmware.issi));
-    reply.set(query_issi_out::SUPPORTED_ISSI_DW0, 1 << ISSI | 1);
+pub(super) fn query_issi(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
+    command.reply.set(query_issi_out::CURRENT_ISSI, u64::from(firmware.issi));
+    command.reply.set(query_issi_out::SUPPORTED_ISSI_DW0, 1 << ISSI | 1);
     Ok(())
 }
 
-pub(super) fn set_issi(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn set_issi(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let wanted = command.get(set_issi_in::CURRENT_ISSI);
     if wanted > u64::from(ISSI) {
         return Err(Refusal::parameter("ISSI", wanted));
@@ -70,19 +70,19 @@ pub(super) fn set_issi(firmware: &mut Firmware, command: &Command<'_>, _: &mut R
 }
 
 /// The output's adapter block begins at bit 0x80.
-pub(super) fn query_adapter(_: &mut Firmware, _: &Command<'_>, reply: &mut Reply) -> Done {
-    reply.set(field(0x80 + 0xc8, 24), IEEE_VENDOR);
-    reply.put(0x80 + 0x780, PSID);
+pub(super) fn query_adapter(_: &mut Firmware, command: &mut Command<'_>) -> Done {
+    command.reply.set(field(0x80 + 0xc8, 24), IEEE_VENDOR);
+    command.reply.put(0x80 + 0x780, PSID);
     Ok(())
 }
 
-pub(super) fn set_driver_version(_: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn set_driver_version(_: &mut Firmware, command: &mut Command<'_>) -> Done {
     let version = command.structure(0x80);
     let text = version.split(|byte| *byte == 0).next().unwrap_or_default();
     tracing::info!(driver = %String::from_utf8_lossy(text), "driver");
     Ok(())
 }
 
-pub(super) fn nop(_: &mut Firmware, _: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn nop(_: &mut Firmware, _: &mut Command<'_>) -> Done {
     Ok(())
 }

@@ -6,7 +6,7 @@
 //! (13.4.7).
 
 use super::Firmware;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::refusal::Done;
 
 /// Where input and output have the datagram, in bits, and its bytes.
@@ -25,12 +25,12 @@ const UNSUPPORTED: u16 = 3 << 2;
 const DIRECTION: u16 = 1 << 15;
 
 /// MAD_IFC.
-pub(super) fn process(_: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn process(_: &mut Firmware, command: &mut Command<'_>) -> Done {
     command.need(MAD / 8 + LENGTH)?;
     let mut mad = command.structure(MAD)[..LENGTH].to_vec();
     let direction = if mad[CLASS] == DIRECTED_ROUTE { DIRECTION } else { 0 };
     mad[METHOD] = GET_RESPONSE;
     mad[STATUS..STATUS + 2].copy_from_slice(&(UNSUPPORTED | direction).to_be_bytes());
-    reply.put(MAD, &mad);
+    command.reply.put(MAD, &mad);
     Ok(())
 }

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use uverbs_mlx5_format::EventType;
 
 use self::capability::Capabilities;
-use self::command::{Command, Reply};
+use self::command::Command;
 use self::ethernet::Ethernet;
 use self::event_queue::EventQueues;
 use self::nic_vport::NicVport;
@@ -38,7 +38,7 @@ use super::cable::Cable;
 use super::command_queue::{self, Delivery};
 use super::guest_memory::GuestMemory;
 use super::interrupts::Interrupts;
-use super::layout::command::{header, result};
+use super::layout::command::header;
 use super::trace::Trace;
 use uverbs_soft::core::{Core, CoreConfig, LinkLayer, Mtu, ObjectKind};
 use uverbs_soft::packet::Gid;
@@ -239,38 +239,31 @@ impl Firmware {
 
     /// Executes one command and returns its output.
     pub(super) fn execute(&mut self, input: &[u8], output_length: usize) -> Vec<u8> {
-        let command = Command { input };
-        let mut reply = Reply::new(output_length);
+        let mut command = Command::new(input, output_length);
         let opcode = command.get(header::OPCODE) as u16;
-        let (form, outcome) = self.run(opcode, &command, &mut reply);
+        let (form, outcome) = self.run(opcode, &mut command);
         let (name, fields) = form.map_or(("?", &[][..]), |form| (form.name, form.fields));
         if let Err(refusal) = &outcome {
-            reply = Reply::new(output_length);
-            reply.set(result::STATUS, refusal.status as u64);
-            reply.set(result::SYNDROME, u64::from(refusal.syndrome));
+            command.refuse(refusal);
             tracing::warn!(opcode, command = name, %refusal, "command refused");
         }
-        self.trace.command(opcode, name, fields, input, &reply.output, outcome.err());
-        reply.output
+        let output = command.reply.output;
+        self.trace.command(opcode, name, fields, input, &output, outcome.err());
+        output
     }
 
     /// Runs a command of this front end, or one about objects.
-    fn run(
-        &mut self,
-        opcode: u16,
-        command: &Command<'_>,
-        reply: &mut Reply,
-    ) -> (Option<&'static Form>, Done) {
+    fn run(&mut self, opcode: u16, command: &mut Command<'_>) -> (Option<&'static Form>, Done) {
         if let Some(spec) = table::find(opcode) {
-            let checked = self.check(spec, command, reply);
-            let done = checked.and_then(|()| (spec.run)(self, command, reply));
+            let checked = self.check(spec, command);
+            let done = checked.and_then(|()| (spec.run)(self, command));
             return (Some(&spec.form), done);
         }
         let Some(spec) = object_commands::find(opcode) else {
             return (None, Err(Refusal::unknown_opcode(opcode)));
         };
         let ready = self.check_phase(spec.form.name, Phase::Initialized);
-        (Some(&spec.form), ready.and_then(|()| self.about_objects().run(spec, command, reply)))
+        (Some(&spec.form), ready.and_then(|()| self.about_objects().run(spec, command)))
     }
 
     /// The part that executes commands about objects.
@@ -282,10 +275,10 @@ impl Firmware {
         }
     }
 
-    fn check(&self, spec: &CommandSpec, command: &Command<'_>, reply: &Reply) -> Done {
+    fn check(&self, spec: &CommandSpec, command: &Command<'_>) -> Done {
         self.check_phase(spec.form.name, spec.phase)?;
         command.need(spec.form.input)?;
-        reply.need(spec.form.output)
+        command.reply.need(spec.form.output)
     }
 
     fn check_phase(&self, name: &str, needed: Phase) -> Done {

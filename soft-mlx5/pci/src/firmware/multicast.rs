@@ -1,7 +1,7 @@
 //! Multicast memberships of queue pairs.
 
 use super::Firmware;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::refusal::Done;
 use uverbs_soft::core::Qpn;
 use uverbs_soft::packet::Gid;
@@ -9,7 +9,7 @@ use uverbs_soft::packet::Gid;
 /// ATTACH_TO_MCG. Memberships are counted, because the kernel joins a group once per LID that a
 /// program names with it, and leaves it as often. A queue pair that is still in a group cannot be
 /// destroyed.
-pub(super) fn attach(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn attach(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let (qpn, group) = (command.number(), group(command));
     firmware.core.attach_multicast(Qpn(qpn), group)?;
     let count = firmware.memberships.entry((qpn, group)).or_default();
@@ -22,7 +22,7 @@ pub(super) fn attach(firmware: &mut Firmware, command: &Command<'_>, _: &mut Rep
 }
 
 /// DETACH_FROM_MCG.
-pub(super) fn detach(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn detach(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let (qpn, group) = (command.number(), group(command));
     if let Some(count @ 2..) = firmware.memberships.get_mut(&(qpn, group)) {
         *count -= 1;

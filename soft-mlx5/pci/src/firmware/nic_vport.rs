@@ -1,7 +1,7 @@
 //! The Ethernet port: context of its virtual port, RoCE addresses.
 
 use super::Firmware;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::refusal::{Done, Refusal};
 use crate::bits::{Field, field};
 use crate::cable::Mac;
@@ -87,26 +87,26 @@ fn mac(guid: u64) -> u64 {
 }
 
 /// QUERY_NIC_VPORT_CONTEXT.
-pub(super) fn query(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn query(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let kind = command.get(query_nic_vport_context_in::ALLOWED_LIST_TYPE);
     let vport = &firmware.nic_vport;
     let list = vport
         .lists
         .get(kind as usize)
         .ok_or_else(|| Refusal::parameter("allowed_list_type", kind))?;
-    reply.put(QUERY, &vport.context);
+    command.reply.put(QUERY, &vport.context);
     let violations = firmware.core.counters().qkey_violations.min(u16::MAX.into());
-    reply.set(layout::QKEY_VIOLATION_COUNTER.at(QUERY), violations);
-    reply.set(layout::ALLOWED_LIST_TYPE.at(QUERY), kind);
-    reply.set(layout::ALLOWED_LIST_SIZE.at(QUERY), list.len() as u64);
+    command.reply.set(layout::QKEY_VIOLATION_COUNTER.at(QUERY), violations);
+    command.reply.set(layout::ALLOWED_LIST_TYPE.at(QUERY), kind);
+    command.reply.set(layout::ALLOWED_LIST_SIZE.at(QUERY), list.len() as u64);
     for (index, entry) in list.iter().enumerate() {
-        reply.set(field(QUERY + LIST, 64).element(index, 64), *entry);
+        command.reply.set(field(QUERY + LIST, 64).element(index, 64), *entry);
     }
     Ok(())
 }
 
 /// MODIFY_NIC_VPORT_CONTEXT.
-pub(super) fn modify(firmware: &mut Firmware, command: &Command<'_>, _: &mut Reply) -> Done {
+pub(super) fn modify(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let select = command.get32(modify_nic_vport_context_in::FIELD_SELECT);
     let known = SETTABLE.iter().fold(LISTS, |known, (bit, _)| known | bit);
     if select & !known != 0 {
@@ -137,11 +137,7 @@ fn set_list(vport: &mut NicVport, command: &Command<'_>, wanted: &[u8]) -> Done 
 }
 
 /// SET_ROCE_ADDRESS: an entry of the GID table, unused if it is all zero.
-pub(super) fn set_roce_address(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
+pub(super) fn set_roce_address(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let index = command.get(set_roce_address_in::ROCE_ADDRESS_INDEX);
     let entry = u8::try_from(index).map_err(|_| Refusal::parameter("roce_address_index", index))?;
     let address = command.structure(ADDRESS);

@@ -30,25 +30,25 @@ impl PageSupply {
 
 /// QUERY_PAGES: how many pages the firmware wants; operation 1 at boot, 2 for INIT_HCA, 3 at any
 /// time.
-pub(super) fn query(_: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn query(_: &mut Firmware, command: &mut Command<'_>) -> Done {
     let wanted = match command.get(header::OP_MOD) {
         1 => BOOT_PAGES,
         2 => INIT_PAGES,
         3 => 0,
         other => return Err(Refusal::parameter("QUERY_PAGES operation", other)),
     };
-    reply.set(query_pages_out::NUM_PAGES, u64::from(wanted));
+    command.reply.set(query_pages_out::NUM_PAGES, u64::from(wanted));
     Ok(())
 }
 
 /// MANAGE_PAGES: with operation 0 the driver has no pages, with 1 it gives pages, with 2 it takes
 /// pages back.
-pub(super) fn manage(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn manage(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let count = command.get(manage_pages_in::INPUT_NUM_ENTRIES) as usize;
     match command.get(header::OP_MOD) {
         0 => Err(Refusal::wrong_state("the driver has no pages to give")),
         1 => give(&mut firmware.pages, command, count),
-        2 => take(&mut firmware.pages, count, reply),
+        2 => take(&mut firmware.pages, count, &mut command.reply),
         other => Err(Refusal::parameter("MANAGE_PAGES operation", other)),
     }
 }

@@ -1,7 +1,7 @@
 //! The InfiniBand port, as in the context of its virtual port.
 
 use super::Firmware;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::refusal::{Done, Refusal};
 use crate::bits::field;
 use crate::layout::command::{
@@ -32,22 +32,14 @@ pub(super) const PKEYS: usize = 128;
 const CONNECTION_MANAGEMENT: u32 = 1 << 16;
 pub(super) const CAPABILITY_MASK: u32 = 1 << 25;
 
-pub(super) fn query_vport_state(
-    firmware: &mut Firmware,
-    _: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn query_vport_state(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let state = if firmware.port.is_up() { VPORT_UP } else { VPORT_DOWN };
-    reply.set(query_vport_state_out::STATE, state);
-    reply.set(query_vport_state_out::ADMIN_STATE, VPORT_UP);
+    command.reply.set(query_vport_state_out::STATE, state);
+    command.reply.set(query_vport_state_out::ADMIN_STATE, VPORT_UP);
     Ok(())
 }
 
-pub(super) fn query_hca_vport_context(
-    firmware: &mut Firmware,
-    _: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn query_hca_vport_context(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let port = &firmware.port;
     let values = [
         (hca_vport_context::PORT_PHYSICAL_STATE, LINK_UP),
@@ -63,17 +55,13 @@ pub(super) fn query_hca_vport_context(
         (hca_vport_context::SUBNET_TIMEOUT, 18),
     ];
     for (field, value) in values {
-        reply.set(field.at(PAYLOAD), value);
+        command.reply.set(field.at(PAYLOAD), value);
     }
     Ok(())
 }
 
 /// MODIFY_HCA_VPORT_CONTEXT: changes the capability mask.
-pub(super) fn modify_hca_vport_context(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    _: &mut Reply,
-) -> Done {
+pub(super) fn modify_hca_vport_context(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let fields = command.get(hca_vport_context::FIELD_SELECT.at(PAYLOAD));
     if fields != 0 {
         return Err(Refusal::parameter("field_select", fields));
@@ -88,30 +76,22 @@ pub(super) fn modify_hca_vport_context(
     Ok(())
 }
 
-pub(super) fn query_hca_vport_gid(
-    firmware: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn query_hca_vport_gid(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let wanted = entries(command.get(query_hca_vport_gid_in::GID_INDEX), GIDS, "GID index")?;
-    reply.need(PAYLOAD / 8 + 16 * wanted.len())?;
-    reply.set(query_hca_vport_gid_out::GIDS_NUM, wanted.len() as u64);
+    command.reply.need(PAYLOAD / 8 + 16 * wanted.len())?;
+    command.reply.set(query_hca_vport_gid_out::GIDS_NUM, wanted.len() as u64);
     for (position, index) in wanted.enumerate() {
-        reply.put(PAYLOAD + 128 * position, &firmware.port.gid(index));
+        command.reply.put(PAYLOAD + 128 * position, &firmware.port.gid(index));
     }
     Ok(())
 }
 
-pub(super) fn query_hca_vport_pkey(
-    _: &mut Firmware,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Done {
+pub(super) fn query_hca_vport_pkey(_: &mut Firmware, command: &mut Command<'_>) -> Done {
     let wanted = entries(command.get(query_hca_vport_pkey_in::PKEY_INDEX), PKEYS, "P_Key index")?;
-    reply.need(PAYLOAD / 8 + 4 * wanted.len())?;
+    command.reply.need(PAYLOAD / 8 + 4 * wanted.len())?;
     for (position, index) in wanted.enumerate() {
         let pkey = if index == 0 { 0xffff } else { 0 };
-        reply.set(field(PAYLOAD + 16, 16).element(position, 32), pkey);
+        command.reply.set(field(PAYLOAD + 16, 16).element(position, 32), pkey);
     }
     Ok(())
 }

@@ -24,20 +24,20 @@ const HOST_ENDIANNESS: u64 = 0x7004;
 pub(super) const DESCRIPTION: usize = 64;
 
 /// ACCESS_REG: operation 0 writes, 1 reads.
-pub(super) fn access(firmware: &mut Firmware, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn access(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let register = command.get(access_register_in::REGISTER_ID);
     match (register, command.get(header::OP_MOD)) {
-        (PMTU, 1) => port_mtu(firmware, reply),
-        (PTYS, 1) => port_type_and_speed(firmware, reply),
+        (PMTU, 1) => port_mtu(firmware, &mut command.reply),
+        (PTYS, 1) => port_type_and_speed(firmware, &mut command.reply),
         (PMTU, 0) => set_port_mtu(firmware, command),
         (PAOS, 0) => set_port_status(firmware, command),
-        (PAOS, 1) => port_status(firmware, reply),
+        (PAOS, 1) => port_status(firmware, &mut command.reply),
         (PFCC, 0) => command.structure(REGISTER).clone_into(&mut firmware.port.flow_control),
-        (PFCC, 1) => reply.put(REGISTER, &firmware.port.flow_control),
+        (PFCC, 1) => command.reply.put(REGISTER, &firmware.port.flow_control),
         // Every physical counter is zero: there is no wire.
         (PPCNT, 1) => {}
-        (PVLC, 1) => virtual_lanes(reply),
-        (NODE_DESCRIPTION, 1) => reply.put(REGISTER, &firmware.port.description),
+        (PVLC, 1) => virtual_lanes(&mut command.reply),
+        (NODE_DESCRIPTION, 1) => command.reply.put(REGISTER, &firmware.port.description),
         (NODE_DESCRIPTION, 0) => set_description(firmware, command)?,
         (HOST_ENDIANNESS, 0) => host_endianness(command)?,
         (_, 0 | 1) => return Err(Refusal::parameter("register", register)),

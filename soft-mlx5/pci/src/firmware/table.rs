@@ -1,6 +1,6 @@
 //! The commands that the firmware knows. Opcodes and names: `MLX5_CMD_OP_*` in `mlx5_ifc.h`.
 
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::ethernet::{Rq, Sq};
 use super::refusal::Done;
 use super::{
@@ -22,7 +22,7 @@ pub(super) enum Phase {
     Initialized,
 }
 
-type Handler = fn(&mut Firmware, &Command<'_>, &mut Reply) -> Done;
+type Handler = fn(&mut Firmware, &mut Command<'_>) -> Done;
 
 /// A command that only this front end has.
 pub(super) struct CommandSpec {

@@ -1,7 +1,7 @@
 //! Counters of the virtual port.
 
 use super::Firmware;
-use super::command::{Command, Reply};
+use super::command::Command;
 use super::refusal::Done;
 use crate::bits::field;
 
@@ -11,12 +11,12 @@ const RDMA: usize = 0x180;
 
 /// QUERY_VPORT_COUNTER: RDMA packets (those for groups among the others) and Ethernet frames.
 /// Errors are not counted.
-pub(super) fn query(firmware: &mut Firmware, _: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn query(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let counters = firmware.core.counters();
     let rdma = [counters.received, counters.received_bytes, counters.sent, counters.sent_bytes];
     for (index, value) in rdma.into_iter().enumerate() {
-        reply.set(field(RDMA + 64 * index, 64), value);
+        command.reply.set(field(RDMA + 64 * index, 64), value);
     }
-    firmware.ethernet.traffic.fields().for_each(|(field, value)| reply.set(field, value));
+    firmware.ethernet.traffic.fields().for_each(|(field, value)| command.reply.set(field, value));
     Ok(())
 }

@@ -6,7 +6,7 @@ use uverbs_soft_adapter::firmware::bits::Field;
 use uverbs_soft_adapter::firmware::capability::{
     ATOMIC, ATOMIC_VALUES, BLOCK_AT, COMMON_VALUES, FLOW_TABLE, GENERAL, QOS, block,
 };
-use uverbs_soft_adapter::firmware::command::{Command, Reply};
+use uverbs_soft_adapter::firmware::command::Command;
 use uverbs_soft_adapter::firmware::layout::capability::{general, qos};
 use uverbs_soft_adapter::firmware::layout::command::header;
 use uverbs_soft_adapter::firmware::refusal::{Done, Refusal};
@@ -21,7 +21,7 @@ const ETHERNET: u64 = 1;
 const SUPPORTED: u64 = 1;
 
 /// Answers a query of one group of capabilities.
-pub(super) fn query(options: &Options, command: &Command<'_>, reply: &mut Reply) -> Done {
+pub(super) fn query(options: &Options, command: &mut Command<'_>) -> Done {
     let values = match command.get(header::OP_MOD) >> 1 {
         GENERAL => general_values(options),
         ATOMIC => ATOMIC_VALUES.to_vec(),
@@ -30,7 +30,7 @@ pub(super) fn query(options: &Options, command: &Command<'_>, reply: &mut Reply)
         QOS if options.rates().is_some() => qos_values(options),
         kind => return Err(Refusal::parameter("capability type", kind)),
     };
-    reply.put(BLOCK_AT, &block(&values));
+    command.reply.put(BLOCK_AT, &block(&values));
     Ok(())
 }
 

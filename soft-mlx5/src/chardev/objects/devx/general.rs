@@ -25,23 +25,19 @@ const DOWN: u64 = 1;
 const PAYLOAD: usize = 0x80;
 
 /// Runs a command. The inner result is the firmware's.
-pub(super) fn run(
-    device: &DeviceShared,
-    command: &Command<'_>,
-    reply: &mut Reply,
-) -> Result<Done, Errno> {
+pub(super) fn run(device: &DeviceShared, command: &mut Command<'_>) -> Result<Done, Errno> {
     // A child process has no device.
     device.control(|_| Ok(()))?;
     let options = device.options();
     Ok(match command.get(header::OPCODE) as u16 {
-        QUERY_HCA_CAP => capability::query(options, command, reply),
+        QUERY_HCA_CAP => capability::query(options, command),
         QUERY_VPORT_STATE => {
-            reply.set(query_vport_state_out::STATE, u64::from(!device.is_port_down()));
-            reply.set(query_vport_state_out::ADMIN_STATE, VPORT_UP);
+            command.reply.set(query_vport_state_out::STATE, u64::from(!device.is_port_down()));
+            command.reply.set(query_vport_state_out::ADMIN_STATE, VPORT_UP);
             Ok(())
         }
         QUERY_HCA_VPORT_CONTEXT if !options.is_roce() => {
-            port(options, device.is_port_down(), reply);
+            port(options, device.is_port_down(), &mut command.reply);
             Ok(())
         }
         NOP => Ok(()),

@@ -12,8 +12,8 @@ mod rules;
 pub(crate) mod umem;
 
 use nix::errno::Errno;
-use uverbs_soft_adapter::firmware::command::{Command, Reply};
-use uverbs_soft_adapter::firmware::layout::command::{header, result};
+use uverbs_soft_adapter::firmware::command::Command;
+use uverbs_soft_adapter::firmware::layout::command::header;
 use uverbs_soft_adapter::firmware::layout::context::{cqc, qpc};
 use uverbs_soft_adapter::firmware::refusal::{Done, Refusal, Status};
 use uverbs_soft_adapter::firmware::{CQ_RECORD, Firmware, FrontEnd, table};
@@ -49,9 +49,9 @@ pub(crate) fn other(call: &mut Call<'_>) -> Result<(), Errno> {
     if !rules::is_general(request.opcode()) {
         return Err(Errno::EINVAL);
     }
-    let mut reply = Reply::new(request.output_length);
-    let outcome = general::run(&call.file.device, &request.command(), &mut reply)?;
-    request.answer(call, other::CMD_OUT, reply, outcome)
+    let mut command = request.command();
+    let outcome = general::run(&call.file.device, &mut command)?;
+    answer(call, other::CMD_OUT, command, outcome)
 }
 
 /// `MLX5_IB_METHOD_DEVX_QUERY_EQN`.
@@ -95,31 +95,29 @@ impl Request {
     }
 
     fn command(&self) -> Command<'_> {
-        Command { input: &self.input }
+        Command::new(&self.input, self.output_length)
     }
 
     fn opcode(&self) -> u16 {
-        self.command().get(header::OPCODE) as u16
+        header::OPCODE.get(&self.input) as u16
     }
+}
 
-    /// Copies the answer to the program. If the firmware has refused the command, the errno is
-    /// EREMOTEIO and the answer says why.
-    fn answer<M>(
-        &self,
-        call: &Call<'_>,
-        to: Attr<M, Out>,
-        mut reply: Reply,
-        outcome: Done,
-    ) -> Result<(), Errno> {
-        if let Err(refusal) = &outcome {
-            reply = Reply::new(self.output_length);
-            reply.set(result::STATUS, refusal.status as u64);
-            reply.set(result::SYNDROME, refusal.syndrome.into());
-            tracing::debug!(opcode = self.opcode(), %refusal, "command refused");
-        }
-        call.output(to, reply.output.as_slice())?;
-        outcome.map_err(|_| Errno::EREMOTEIO)
+/// Copies the answer to the program. If the firmware has refused the command, the errno is
+/// EREMOTEIO and the answer says why.
+fn answer<M>(
+    call: &Call<'_>,
+    to: Attr<M, Out>,
+    mut command: Command<'_>,
+    outcome: Done,
+) -> Result<(), Errno> {
+    if let Err(refusal) = &outcome {
+        command.refuse(refusal);
+        let opcode = command.get(header::OPCODE);
+        tracing::debug!(opcode, %refusal, "command refused");
     }
+    call.output(to, command.reply.output.as_slice())?;
+    outcome.map_err(|_| Errno::EREMOTEIO)
 }
 
 /// The context that sends a command.
@@ -188,9 +186,8 @@ impl FrontEnd for Sender<'_> {
 /// EIO in a child process, where the device does not run. The firmware's own refusals are inside.
 fn execute(
     sender: &Sender<'_>,
-    command: &Command<'_>,
-    reply: &mut Reply,
-    then: impl FnOnce(&mut Machine, &Reply) -> Result<(), Errno>,
+    command: &mut Command<'_>,
+    then: impl FnOnce(&mut Machine, &Command<'_>) -> Result<(), Errno>,
 ) -> Result<Done, Errno> {
     let opcode = command.get(header::OPCODE) as u16;
     let Some(spec) = table::find(opcode) else { return Ok(Err(Refusal::unknown_opcode(opcode))) };
@@ -198,9 +195,9 @@ fn execute(
         let mut objects = lock(&sender.device.firmware);
         let core = &mut machine.core;
         let mut firmware = Firmware { core, objects: &mut objects, front: sender };
-        let outcome = firmware.run(spec, command, reply);
+        let outcome = firmware.run(spec, command);
         if outcome.is_ok() {
-            then(machine, reply)?;
+            then(machine, command)?;
         }
         Ok(outcome)
     })

@@ -2,14 +2,14 @@
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
-use uverbs_soft_adapter::firmware::command::{Command, Reply};
+use uverbs_soft_adapter::firmware::command::Command;
 use uverbs_soft_adapter::firmware::layout::command::header;
 use uverbs_uapi::mlx5::object::devx_obj::{create, destroy, modify, query};
 use uverbs_uapi::objects::Attr;
 use uverbs_uapi::objects::kind::{Handle, In, Out};
 
 use super::rules::{self, Act, Family, opcode};
-use super::{HEADER, Request, Rung, Sender, errno, execute, prepare_cq};
+use super::{HEADER, Request, Rung, Sender, answer, errno, execute, prepare_cq};
 use crate::chardev::abi::call::Call;
 use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::DeviceShared;
@@ -60,8 +60,8 @@ impl FirmwareObject {
                 Ok(())
             })?;
         }
-        let (command, mut reply) = (Command { input: &input }, Reply::new(HEADER));
-        let outcome = execute(&Sender::nothing(device), &command, &mut reply, |machine, _| {
+        let mut command = Command::new(&input, HEADER);
+        let outcome = execute(&Sender::nothing(device), &mut command, |machine, _| {
             if let Some(rung) = &self.rung {
                 rung.detach(machine);
             }
@@ -84,15 +84,14 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     }
     rules::set_umem_valid(&mut request.input);
     let family = rules::family_of(request.opcode());
-    let mut reply = Reply::new(request.output_length);
     let (device, user) = (call.file.device.clone(), call.user);
-    let command = request.command();
+    let mut command = request.command();
     let mut made = None;
     let sender = Sender::of(call, &device);
-    let outcome = execute(&sender, &command, &mut reply, |machine, reply| {
+    let outcome = execute(&sender, &mut command, |machine, command| {
         let Some(family) = family else { return Ok(()) };
-        let number = family.number.get32(&reply.output);
-        let rung = Rung::created(&device, &command, number);
+        let number = family.number.get32(&command.reply.output);
+        let rung = Rung::created(&device, command, number);
         if let Some(rung) = &rung {
             rung.attach(machine);
         }
@@ -106,7 +105,7 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
             device.control(|machine| prepare_cq(&device, user, machine, &command, Cqn(number)))?;
         }
     }
-    request.answer(call, create::CMD_OUT, reply, outcome)
+    answer(call, create::CMD_OUT, command, outcome)
 }
 
 /// `MLX5_IB_METHOD_DEVX_OBJ_MODIFY`.
@@ -135,11 +134,11 @@ fn about<M>(
     if act == Act::Modify {
         rules::set_umem_valid(&mut request.input);
     }
-    let mut reply = Reply::new(request.output_length);
     let device = call.file.device.clone();
     let sender = Sender::of(call, &device);
-    let outcome = execute(&sender, &request.command(), &mut reply, |_, _| Ok(()))?;
-    request.answer(call, output, reply, outcome)
+    let mut command = request.command();
+    let outcome = execute(&sender, &mut command, |_, _| Ok(()))?;
+    answer(call, output, command, outcome)
 }
 
 /// Whether the object of a handle is the one that a command names (`devx_is_valid_obj_id`). Raw
