@@ -23,7 +23,7 @@ use crate::chardev::device::event_queue::EventQueue;
 use crate::chardev::device::events::Reporter;
 use crate::chardev::device::options::Options;
 use crate::chardev::device::{DeviceShared, errno};
-use crate::chardev::objects::qp::create::user_index;
+use crate::chardev::objects::qp::driver_request::user_index;
 use crate::core::{EventObject, SrqParams, Srqn, XrcSrqParams};
 use crate::memory::PageMap;
 

@@ -18,7 +18,7 @@ use uverbs_uapi::write::wq::{
 use zerocopy::IntoBytes;
 
 use super::object::{Kind, Object};
-use super::qp::create::{check_offset, pin_ring, user_index};
+use super::qp::driver_request::{check_offset, pin_ring, user_index};
 use crate::chardev::abi::call::{Buffers, Call};
 use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::event_queue::EventQueue;

@@ -3,7 +3,9 @@
 //! (core/verbs.c).
 #![forbid(unsafe_code)]
 
+mod build;
 pub(crate) mod create;
+pub(crate) mod driver_request;
 pub(crate) mod modify;
 pub(crate) mod multicast;
 pub(crate) mod query;
