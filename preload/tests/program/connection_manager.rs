@@ -1,0 +1,101 @@
+//! The connection manager's node.
+
+use super::*;
+
+#[test]
+fn the_connection_managers_node_takes_commands_only() {
+    let trace = succeeds("connection_manager::part_connection_manager");
+    assert!(trace.contains("rdma_cm CREATE_ID") && trace.contains("rdma_cm close"), "{trace}");
+}
+
+/// `RDMA_USER_CM_CMD_CREATE_ID`: header, and a body with the answer's address.
+fn create_id(into: &mut u32) -> Vec<u8> {
+    let body = CreateId { uid: 1, response: into as *mut u32 as u64, ..CreateId::default() };
+    Message::new(&CreateId { ps: PortSpace::TCP, ..body }).as_bytes().to_vec()
+}
+
+#[test]
+#[ignore = "a part of the program"]
+fn part_connection_manager() {
+    let version = fs::read_to_string("/sys/class/misc/rdma_cm/abi_version").expect("the ABI");
+    assert_eq!(version, "4\n");
+    let open = || fs::File::options().read(true).write(true).open("/dev/infiniband/rdma_cm");
+    let mut file = open().expect("the node opens");
+    assert!(file.metadata().expect("its kind").file_type().is_char_device());
+    let mut id = u32::MAX;
+    file.write_all(&create_id(&mut id)).expect("an id");
+    assert_eq!(id, 0);
+    let mut second = file.try_clone().expect("a duplicate");
+    second.write_all(&create_id(&mut id)).expect("another id of the same file");
+    assert_eq!(id, 1);
+    let refused = |error: io::Error| error.raw_os_error();
+    assert_eq!(file.read(&mut [0; 8]).map_err(refused), Err(Some(libc::EINVAL)));
+    assert_eq!(file.write(&[0; 4]).map_err(refused), Err(Some(libc::EINVAL)));
+    let fd: OwnedFd = second.into();
+    assert_eq!(ioctl(&fd, std::ptr::null_mut()), Err(Errno::ENOTTY));
+    let mut poll =
+        libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN | libc::POLLOUT, revents: 0 };
+    // SAFETY: one valid pollfd.
+    assert_eq!(unsafe { libc::poll(&mut poll, 1, 0) }, 0, "neither readable nor writable");
+    drop((fd, file));
+    let trace = PathBuf::from(env::var_os("UVERBS_RUN_TRACE").expect("a trace"));
+    let begin = Instant::now();
+    while !fs::read_to_string(&trace).expect("the trace").contains("rdma_cm close\n") {
+        assert!(begin.elapsed() < PATIENCE, "the last close went unnoticed");
+        std::thread::yield_now();
+    }
+    open().expect("again").write_all(&create_id(&mut id)).expect("an id");
+    assert_eq!(id, 0, "the numbers were given back");
+}
+
+/// `RDMA_USER_CM_CMD_BIND_IP`: any address, and a port.
+fn bind_port(id: u32, port: u16) -> Vec<u8> {
+    let addr = SockaddrIn6 { family: AF_INET6, port: port.into(), ..SockaddrIn6::default() };
+    Message::new(&BindIp { addr, id, ..BindIp::default() }).as_bytes().to_vec()
+}
+
+fn open_cm() -> fs::File {
+    let node = "/dev/infiniband/rdma_cm";
+    fs::File::options().read(true).write(true).open(node).expect("the node opens")
+}
+
+/// An id of the file, bound to a port that no other id may have.
+fn bind_new(file: &mut fs::File, port: u16) -> u32 {
+    let mut id = u32::MAX;
+    file.write_all(&create_id(&mut id)).expect("an id");
+    file.write_all(&bind_port(id, port)).expect("the port is free");
+    id
+}
+
+#[test]
+fn a_close_of_the_connection_managers_node_is_done_when_it_returns() {
+    let trace = succeeds("connection_manager::part_closing");
+    let [opened, closed] = ["rdma_cm open", "rdma_cm close\n"].map(|l| trace.matches(l).count());
+    assert!(opened - closed <= 1, "each but the last is closed once: {opened} {closed}");
+}
+
+#[test]
+#[ignore = "a part of the program"]
+fn part_closing() {
+    // Each open closes what is abandoned.
+    for _ in 0..2000 {
+        assert_eq!(bind_new(&mut open_cm(), 4791), 0, "ids were given back");
+    }
+    // So does each call on a file that was open already.
+    let opened: Vec<fs::File> = (0..100).map(|_| open_cm()).collect();
+    for mut file in opened {
+        bind_new(&mut file, 4791);
+    }
+    // Several threads that close and open find each other's work done.
+    let ports = [4801, 4802, 4803, 4804];
+    let threads = ports.map(|port| {
+        std::thread::spawn(move || {
+            (0..300).for_each(|_| {
+                bind_new(&mut open_cm(), port);
+            });
+        })
+    });
+    for thread in threads {
+        thread.join().expect("each port is free again at once");
+    }
+}
