@@ -1,9 +1,14 @@
 //! The command line of `uverbs`.
 
+mod inspect;
+mod run;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+pub(crate) use inspect::{Cqe, DecodeCqe, DecodeWqe, Mini, Queue, Wqe};
+pub(crate) use run::Run;
 use uverbs::soft::wire::HostAddress;
 
 /// TCP port of the out-of-band connection of `pingpong`.
@@ -13,11 +18,6 @@ pub(crate) const TRANSFER_PORT: u16 = 18516;
 
 /// TCP port of the out-of-band connection of `perf`.
 pub(crate) const PERF_PORT: u16 = 18517;
-
-/// The meaning of `decode`'s exit status.
-const DECODE_STATUS: &str = "Exit status: 0 if the bytes have the size of entries, even if a NIC would refuse them (the \
-    output says so). 2 if they do not, or are not hexadecimal. JSON lines: always 0; the answer to a line that cannot be \
-    decoded is its \"error\".";
 
 /// RDMA verbs on NVIDIA ConnectX (mlx5) devices, or on the software ConnectX that is built in.
 #[derive(Debug, Parser)]
@@ -140,11 +140,6 @@ pub(crate) struct DeviceChoice {
     /// free one of 127.18.0.0/16, for programs of this machine]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) address: Option<HostAddress>,
-}
-
-/// Checks a list of addresses, which is used as it is.
-fn addresses(list: &str) -> Result<String, String> {
-    HostAddress::of_list(list, 0).map(|_| list.to_owned())
 }
 
 /// The code that both ends must have.
@@ -444,219 +439,6 @@ pub(crate) struct TransferSend {
     /// Print a JSON object per line: each file that is sent
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// Runs an unmodified program that was built for libibverbs: its own libibverbs and libmlx5 find a
-/// software ConnectX in the program's own process. No RDMA hardware, kernel module or privilege is
-/// needed. Programs run so reach each other, and those that use the uverbs crate, at loopback
-/// addresses 127.18.y.z.
-///
-/// The exit status is the program's (128 and the signal's number if a signal ended it).
-///
-/// It does not work for statically linked programs, and for programs that make system calls without
-/// the C library.
-#[derive(Debug, Args)]
-pub(crate) struct Run {
-    /// Number of devices: /dev/infiniband/uverbs0, uverbs1 …
-    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=32))]
-    pub(crate) devices: u32,
-    /// The ports' link layer
-    #[arg(long, value_enum, default_value_t = RunLink::Roce)]
-    pub(crate) link: RunLink,
-    /// The model of the devices
-    #[arg(long, value_enum, default_value_t = RunModel::Cx6dx)]
-    pub(crate) model: RunModel,
-    /// The kernel that programs see
-    #[arg(long, value_enum, default_value_t = RunKernel::Current)]
-    pub(crate) kernel: RunKernel,
-    /// The devices' addresses, with commas between them; further devices have those behind the
-    /// last one. Each is an address of this machine, of any interface (IPv6 link-local:
-    /// fe80::1%eth0); packets travel as RoCE v2 over UDP [default: UVERBS_SOFT_ADDRESS, else free
-    /// ones of 127.18.0.0/16, for programs of this machine]
-    #[arg(long, value_name = "ADDRESS[,…]", value_parser = addresses)]
-    pub(crate) address: Option<String>,
-    /// What carries packets between processes
-    #[arg(long, value_enum, default_value_t = RunWire::Memory)]
-    pub(crate) wire: RunWire,
-    /// Faults to inject, from a seed. SEED alone: every fault that the transport repairs, at low
-    /// rates. Else
-    /// SEED,drop=%,duplicate=%,corrupt=%,reorder=%,delay=%,ioctl=N:ERRNO,port=MS,remove=MS
-    #[arg(long, value_name = "SEED[,FAULT=…]")]
-    pub(crate) faults: Option<String>,
-    /// Record the packets of the wire; every process but the first adds its number to the name
-    #[arg(long, value_name = "FILE")]
-    pub(crate) pcap: Option<PathBuf>,
-    /// Write a line for every call on the devices [default: to standard error]
-    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
-    pub(crate) trace: Option<PathBuf>,
-    /// The program and its arguments
-    #[arg(trailing_var_arg = true, required = true, allow_hyphen_values = true, value_names = ["PROGRAM", "ARGS"])]
-    pub(crate) command: Vec<std::ffi::OsString>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RunWire {
-    /// Memory shared with processes of the same user that offer it, RoCEv2 over UDP to others
-    Memory,
-    /// Memory shared with processes of any user that have this option too, RoCEv2 over UDP to
-    /// others
-    MemoryOfAnyUser,
-    /// RoCEv2 over UDP alone, for tcpdump and Wireshark on the loopback interface
-    Udp,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RunLink {
-    /// RoCE
-    Roce,
-    /// InfiniBand
-    Ib,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RunModel {
-    /// ConnectX-5
-    Cx5,
-    /// ConnectX-6 Dx
-    Cx6dx,
-    /// ConnectX-7
-    Cx7,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RunKernel {
-    /// A current one
-    Current,
-    /// Doorbell pages are not objects yet (Linux 5.4)
-    StaticUar,
-    /// Queues are created by write commands (Linux 5.0)
-    WriteCommands,
-    /// Knows only the shortest request for a context
-    ShortContext,
-}
-
-const ENCODE_WQE: &str = r#"A line is a queue and the list that is posted to it. A write, a send with inline data, a receive:
-
-{"qp": {"type": "rc", "qpn": "0x100", "sq_wqebbs": 64, "max_send_sge": 2, "max_inline_data": 64}, "wrs": [{"opcode": "RDMA_WRITE", "flags": 2, "raddr": "0x1000", "rkey": "0x1234", "sge": [{"addr": "0x2000", "len": 64, "lkey": 7}]}]}
-{"qp": {"type": "rc", "qpn": "0x100", "sq_wqebbs": 64, "max_send_sge": 2, "max_inline_data": 64}, "wrs": [{"opcode": "SEND", "flags": 10, "sge": [{"addr": 0, "len": 4, "lkey": 0, "data": "01020304"}]}]}
-{"stride": 32, "start": 0, "wrs": [{"sge": [{"addr": "0x2000", "len": 64, "lkey": 7}]}]}
-
-Members are named as those of struct ibv_send_wr and ibv_sge; flags are enum ibv_send_flags
-(2 signaled, 8 inline). Others: imm_be, inv_rkey, compare_add, swap, av (48 bytes), remote_qpn,
-remote_qkey, remote_srqn, mw_rkey, mw_type, new_rkey, bind_addr, bind_len, bind_flags, bind_lkey,
-mss, hdr; of the queue sq_sig_all and min_inline_header; of the line start. A line that cannot be
-read is answered by one with an error, and the status stays 0."#;
-
-const ENCODE_CQE: &str = r#"A line is a completion. A receive of 64 bytes, and an error:
-
-{"opcode": 128, "qp_num": "0x100", "user_index": 5, "wqe_counter": 3, "byte_len": 64}
-{"status": 12, "vendor_err": 129, "qp_num": "0x100", "user_index": 5, "wqe_counter": 3}
-
-opcode is enum ibv_wc_opcode, status enum ibv_wc_status. Others: imm_be, src_qp, wc_flags,
-pkey_index, slid, sl, dlid_path_bits, timestamp, solicited, owner, inline (32 bytes at most). A line
-that cannot be read is answered by one with an error, and the status stays 0."#;
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Wqe {
-    /// Work requests (JSON lines on standard input) to work-queue bytes (JSON lines)
-    #[command(after_long_help = ENCODE_WQE, term_width = 0)]
-    Encode,
-    /// Work-queue bytes to words; JSON lines to JSON lines
-    Decode(DecodeWqe),
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Cqe {
-    /// Completions (JSON lines on standard input) to completion-queue bytes (JSON lines)
-    #[command(after_long_help = ENCODE_CQE, term_width = 0)]
-    Encode,
-    /// Completion-queue bytes to words; JSON lines to JSON lines
-    Decode(DecodeCqe),
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = DECODE_STATUS)]
-pub(crate) struct DecodeWqe {
-    /// The bytes: plain hex, or a dump of xxd, hexdump -C or gdb's x [default: standard input, also
-    /// JSON lines]
-    pub(crate) hex: Vec<String>,
-    /// The queue that they are from
-    #[arg(long, value_enum, default_value_t = Queue::Send)]
-    pub(crate) queue: Queue,
-    /// Kind of send queue: rc, uc, ud, xrc_send, dci, raw_packet [default: what fits the bytes
-    /// best]
-    #[arg(long = "type", value_name = "TYPE")]
-    pub(crate) service: Option<String>,
-    /// The bytes are a whole send queue, so that each WQE must be where its index says
-    #[arg(long)]
-    pub(crate) ring: bool,
-    /// Bytes per entry of a receive queue [default: all of them are one]
-    #[arg(long, allow_negative_numbers = true, value_name = "BYTES")]
-    pub(crate) stride: Option<usize>,
-    /// Also explain what the NIC would do
-    #[arg(long)]
-    pub(crate) explain: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Queue {
-    /// A send queue
-    Send,
-    /// A receive queue
-    Recv,
-    /// A shared receive queue
-    Srq,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = DECODE_STATUS)]
-pub(crate) struct DecodeCqe {
-    /// The bytes: plain hex, or a dump of xxd, hexdump -C or gdb's x [default: standard input, also
-    /// JSON lines]
-    pub(crate) hex: Vec<String>,
-    /// Bytes per CQE
-    #[arg(long, value_enum, default_value_t = CqeSize::B64)]
-    pub(crate) size: CqeSize,
-    /// The bytes are a whole completion queue, from which COUNT CQEs have been polled: also mark
-    /// the new ones
-    #[arg(long, value_name = "COUNT")]
-    pub(crate) consumed: Option<u32>,
-    /// What the compressed completions of a receive queue carry
-    #[arg(long, value_enum, default_value_t = Mini::Hash)]
-    pub(crate) mini: Mini,
-    /// Also explain what happened, and the likely causes of an error
-    #[arg(long)]
-    pub(crate) explain: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CqeSize {
-    /// 64 bytes
-    #[value(name = "64")]
-    B64,
-    /// 128 bytes
-    #[value(name = "128")]
-    B128,
-}
-
-/// The format of mini-CQEs, which the queue was created with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Mini {
-    /// The receive hash
-    Hash,
-    /// The checksum
-    Checksum,
-    /// The checksum and the stride index
-    StrideIndex,
-}
-
-impl CqeSize {
-    pub(crate) fn bytes(self) -> usize {
-        match self {
-            Self::B64 => 64,
-            Self::B128 => 128,
-        }
-    }
 }
 
 #[cfg(test)]

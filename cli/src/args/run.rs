@@ -1,0 +1,100 @@
+//! The options of `uverbs run`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use uverbs::soft::wire::HostAddress;
+
+/// Checks a list of addresses, which is used as it is.
+fn addresses(list: &str) -> Result<String, String> {
+    HostAddress::of_list(list, 0).map(|_| list.to_owned())
+}
+
+/// Runs an unmodified program that was built for libibverbs: its own libibverbs and libmlx5 find a
+/// software ConnectX in the program's own process. No RDMA hardware, kernel module or privilege is
+/// needed. Programs run so reach each other, and those that use the uverbs crate, at loopback
+/// addresses 127.18.y.z.
+///
+/// The exit status is the program's (128 and the signal's number if a signal ended it).
+///
+/// It does not work for statically linked programs, and for programs that make system calls without
+/// the C library.
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// Number of devices: /dev/infiniband/uverbs0, uverbs1 …
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=32))]
+    pub(crate) devices: u32,
+    /// The ports' link layer
+    #[arg(long, value_enum, default_value_t = RunLink::Roce)]
+    pub(crate) link: RunLink,
+    /// The model of the devices
+    #[arg(long, value_enum, default_value_t = RunModel::Cx6dx)]
+    pub(crate) model: RunModel,
+    /// The kernel that programs see
+    #[arg(long, value_enum, default_value_t = RunKernel::Current)]
+    pub(crate) kernel: RunKernel,
+    /// The devices' addresses, with commas between them; further devices have those behind the
+    /// last one. Each is an address of this machine, of any interface (IPv6 link-local:
+    /// fe80::1%eth0); packets travel as RoCE v2 over UDP [default: UVERBS_SOFT_ADDRESS, else free
+    /// ones of 127.18.0.0/16, for programs of this machine]
+    #[arg(long, value_name = "ADDRESS[,…]", value_parser = addresses)]
+    pub(crate) address: Option<String>,
+    /// What carries packets between processes
+    #[arg(long, value_enum, default_value_t = RunWire::Memory)]
+    pub(crate) wire: RunWire,
+    /// Faults to inject, from a seed. SEED alone: every fault that the transport repairs, at low
+    /// rates. Else
+    /// SEED,drop=%,duplicate=%,corrupt=%,reorder=%,delay=%,ioctl=N:ERRNO,port=MS,remove=MS
+    #[arg(long, value_name = "SEED[,FAULT=…]")]
+    pub(crate) faults: Option<String>,
+    /// Record the packets of the wire; every process but the first adds its number to the name
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
+    /// Write a line for every call on the devices [default: to standard error]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
+    pub(crate) trace: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, required = true, allow_hyphen_values = true, value_names = ["PROGRAM", "ARGS"])]
+    pub(crate) command: Vec<std::ffi::OsString>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RunWire {
+    /// Memory shared with processes of the same user that offer it, RoCEv2 over UDP to others
+    Memory,
+    /// Memory shared with processes of any user that have this option too, RoCEv2 over UDP to
+    /// others
+    MemoryOfAnyUser,
+    /// RoCEv2 over UDP alone, for tcpdump and Wireshark on the loopback interface
+    Udp,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RunLink {
+    /// RoCE
+    Roce,
+    /// InfiniBand
+    Ib,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RunModel {
+    /// ConnectX-5
+    Cx5,
+    /// ConnectX-6 Dx
+    Cx6dx,
+    /// ConnectX-7
+    Cx7,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RunKernel {
+    /// A current one
+    Current,
+    /// Doorbell pages are not objects yet (Linux 5.4)
+    StaticUar,
+    /// Queues are created by write commands (Linux 5.0)
+    WriteCommands,
+    /// Knows only the shortest request for a context
+    ShortContext,
+}
