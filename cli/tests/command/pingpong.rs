@@ -48,6 +48,18 @@ fn all_sizes_cross() {
     }
 }
 
+/// A report without its numbers and units, and without the reason for the device.
+fn shape(report: &str) -> Vec<String> {
+    let shape = |line: &str| {
+        let line = line.split(" (built-in").next().unwrap_or_default();
+        let words = line.split(' ').map(|word| word.trim_end_matches(','));
+        let words = words.filter(|word| !["ns", "µs", "ms", "s"].contains(word));
+        let words = words.map(|word| word.replace(|c: char| c.is_ascii_digit(), ""));
+        words.collect::<Vec<_>>().join(" ")
+    };
+    report.trim_end().lines().map(shape).collect()
+}
+
 #[test]
 fn the_report_tells_device_link_bytes_rate_and_percentiles() {
     let text = run(&["pingpong", "--iters", "50"]).success().stdout;
@@ -64,6 +76,10 @@ fn the_report_tells_device_link_bytes_rate_and_percentiles() {
     ] {
         assert!(text.contains(expected), "{expected} is missing in {text}");
     }
+    let readme = include_str!("../../../README.md");
+    let (_, sample) = readme.split_once("```text\ndevice ").expect("a report in the README");
+    let (sample, _) = sample.split_once("```").expect("its end");
+    assert_eq!(shape(&text), shape(&format!("device {sample}")), "README.md shows another report");
     let report = play(&["--iters", "50"]);
     let latency = &report["latency"];
     let at = |name: &str| latency[name].as_f64().expect("a time");
