@@ -11,7 +11,23 @@
 //! is `unsafe`. With the cargo feature `soft` a software ConnectX is built in, opened by name
 //! (`soft`) or by `UVERBS_DEVICE=soft`, never by itself.
 //!
-//! Programs that find each other by address connect through the connection manager ([`cm`]).
+//! # What to use for what
+//! Each of these has an example. A search for a C name (`ibv_post_send`) finds its counterpart
+//! here; [`from_libibverbs`] lists them all, with the differences that matter.
+//!
+//! | for | use |
+//! |---|---|
+//! | a server and clients that meet by address | [`cm::listen`], [`cm::connect`] |
+//! | ends that exchange 48 bytes themselves | [`QueuePair::endpoint`], [`QueuePair::connect`] |
+//! | messages without `unsafe` | [`Slab`], [`QueuePair`], [`CompletionQueue`] |
+//! | the fewest instructions, addresses and keys | [`raw`] |
+//! | memory that peers read and write | [`MemoryRegion`], [`MemoryView`], [`op::Write`] |
+//! | one receive queue for many peers | [`ProtectionDomain::create_srq`] |
+//! | datagrams, multicast | [`qp_type::Ud`], [`ProtectionDomain::create_ah`] |
+//! | Ethernet frames past the kernel | [`ethernet`], [`flow`] |
+//! | sleeping until a completion | [`CompletionChannel`]; in tasks of tokio `uverbs::tokio` |
+//! | byte streams like `TcpStream` | the crate `uverbs-stream` |
+//! | tests without an adapter, faults on purpose | `uverbs::soft` |
 //!
 //! # Threads
 //! Nothing is bound to the thread that made it, and no call takes a lock on a queue: `&mut` is the
@@ -119,6 +135,10 @@ pub use safe::{
 };
 pub use srq::xrcd::XrcDomain;
 pub use srq::{SrqBuilder, SrqHandle};
+
+#[cfg(doc)]
+#[doc = include_str!("../docs/from-libibverbs.md")]
+pub mod from_libibverbs {}
 
 /// The software ConnectX: building one, breaking one on purpose.
 ///
