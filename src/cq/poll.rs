@@ -2,8 +2,6 @@
 
 #![allow(unsafe_code)]
 
-use std::time::Duration;
-
 use uverbs_mlx5::completion_queue as provider;
 use uverbs_mlx5::completion_queue::PollBatch;
 use uverbs_mlx5::format::CqeOpcode;
@@ -12,9 +10,7 @@ use uverbs_mlx5::queue_state::QueueState;
 use super::builder::CqBuilder;
 use super::{CompletionQueue, PollError, Status, WorkCompletion};
 use crate::device::layer::{Layer, Raw, Safe};
-use crate::error::Error;
-use crate::host::events::Wait;
-use crate::host::lifetime::Destroy;
+use crate::host::lifetime::{Destroy, destroy_in_place_method};
 use crate::memory::flight::{CqBits, Flight, Serial};
 use crate::memory::slot::{Slot, header_of, land, land_id, land_other, land_shared};
 use crate::mlx5::RingLayout;
@@ -120,17 +116,8 @@ impl CompletionQueue<Raw> {
         self.queue.remove_closed();
     }
 
-    /// Destroys it where it is, waiting for at most `bound` until every event got for it has been
-    /// acknowledged: for programs that cannot move it, since other threads hold its address.
-    ///
-    /// # Errors
-    /// `TimedOut` while events are held; `Busy` while queue pairs or other handles hold it; what
-    /// the kernel says. Nothing has changed then.
-    ///
-    /// # Safety
-    /// After `Ok` the value is only polled or dropped: its handles may belong to another object.
-    pub unsafe fn destroy_in_place_within(&mut self, bound: Duration) -> Result<(), Error> {
-        self.destroy_in_place(Wait::AtMost(bound))
+    destroy_in_place_method! {
+        "`Busy` while queue pairs or other handles hold it; errors of the kernel."
     }
 
     /// The provider's own queue, for everything that this type does not offer.

@@ -126,3 +126,28 @@ macro_rules! destroy_methods {
     };
 }
 pub(crate) use destroy_methods;
+
+/// Destruction of an object of the raw layer that its owner cannot move, and what can go wrong.
+macro_rules! destroy_in_place_method {
+    ($errors:literal) => {
+        /// Destroys it where it is, waiting for at most `bound` until every event got for it has
+        /// been acknowledged: for programs that cannot move it, since other threads hold its
+        /// address.
+        ///
+        /// # Errors
+        /// `TimedOut` while events are held;
+        #[doc = $errors]
+        /// Nothing has changed then.
+        ///
+        /// # Safety
+        /// After `Ok` the value is only posted to, polled or dropped: its handles may belong to
+        /// another object.
+        pub unsafe fn destroy_in_place_within(
+            &mut self,
+            bound: std::time::Duration,
+        ) -> $crate::error::Result<()> {
+            self.destroy_in_place($crate::host::events::Wait::AtMost(bound))
+        }
+    };
+}
+pub(crate) use destroy_in_place_method;

@@ -3,7 +3,6 @@
 #![allow(unsafe_code)]
 
 use std::borrow::Borrow;
-use std::time::Duration;
 
 use uverbs_mlx5::mmio::Register;
 use uverbs_mlx5::recv_queue::{RecvBatch, RecvQueue};
@@ -24,8 +23,7 @@ use crate::device::context::Context;
 use crate::device::layer::Raw;
 use crate::devx::Devx;
 use crate::error::Error;
-use crate::host::events::Wait;
-use crate::host::lifetime::Destroy;
+use crate::host::lifetime::{Destroy, destroy_in_place_method};
 use crate::mlx5::RingLayout;
 
 /// Where the parts of a queue pair are: for programs that write requests themselves, as those of
@@ -97,18 +95,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         unsafe { (&raw mut (*this).queues.queue.send, &raw mut (*this).queues.queue.receive) }
     }
 
-    /// Destroys it where it is, waiting for at most `bound` until every event got for it has been
-    /// acknowledged: for programs that cannot move it, since other threads hold its address.
-    ///
-    /// # Errors
-    /// `TimedOut` while events are held; `Busy` while steering rules lead to it; errors of the
-    /// kernel. Nothing has changed then.
-    ///
-    /// # Safety
-    /// After `Ok` the value is only posted to or dropped: its handles may belong to another object.
-    pub unsafe fn destroy_in_place_within(&mut self, bound: Duration) -> Result<(), Error> {
-        self.destroy_in_place(Wait::AtMost(bound))
-    }
+    destroy_in_place_method! { "`Busy` while steering rules lead to it; errors of the kernel." }
 
     /// [`QueuePair::query`] while other threads may use the posting sides.
     ///
@@ -363,58 +350,19 @@ impl WorkQueue<Raw> {
         (ring, std::ptr::with_exposed_provenance_mut(record as usize))
     }
 
-    /// Destroys it where it is, waiting for at most `bound` until every event got for it has been
-    /// acknowledged: for programs that cannot move it, since other threads hold its address.
-    ///
-    /// # Errors
-    /// `TimedOut` while events are held; `Busy` while tables or other handles hold it; what the
-    /// kernel says. Nothing has changed then.
-    ///
-    /// # Safety
-    /// After `Ok` the value is only posted to or dropped: its handles may belong to another object.
-    pub unsafe fn destroy_in_place_within(&mut self, bound: Duration) -> Result<(), Error> {
-        self.destroy_in_place(Wait::AtMost(bound))
+    destroy_in_place_method! {
+        "`Busy` while tables or other handles hold it; errors of the kernel."
     }
 }
 
 impl RssTarget {
-    /// Destroys it where it is, waiting for at most `bound` until every event got for it has been
-    /// acknowledged: for programs that cannot move it, since other threads hold its address.
-    ///
-    /// # Errors
-    /// `TimedOut` while events are held; `Busy` while steering rules lead to it; errors of the
-    /// kernel. Nothing has changed then.
-    ///
-    /// # Safety
-    /// After `Ok` the value is only dropped: its handles may belong to another object.
-    pub unsafe fn destroy_in_place_within(&mut self, bound: Duration) -> Result<(), Error> {
-        self.destroy_in_place(Wait::AtMost(bound))
-    }
+    destroy_in_place_method! { "`Busy` while steering rules lead to it; errors of the kernel." }
 }
 
 impl DcReceiver {
-    /// As [`XrcReceiver::destroy_in_place_within`].
-    ///
-    /// # Errors
-    /// `TimedOut` while events are held; errors of the kernel. Nothing has changed then.
-    ///
-    /// # Safety
-    /// After `Ok` the value is only dropped: its handles may belong to another object.
-    pub unsafe fn destroy_in_place_within(&mut self, bound: Duration) -> Result<(), Error> {
-        self.destroy_in_place(Wait::AtMost(bound))
-    }
+    destroy_in_place_method! { "errors of the kernel." }
 }
 
 impl XrcReceiver {
-    /// Destroys it where it is, waiting for at most `bound` until every event got for it has been
-    /// acknowledged: for programs that cannot move it, since other threads hold its address.
-    ///
-    /// # Errors
-    /// `TimedOut` while events are held; errors of the kernel. Nothing has changed then.
-    ///
-    /// # Safety
-    /// After `Ok` the value is only dropped: its handles may belong to another object.
-    pub unsafe fn destroy_in_place_within(&mut self, bound: Duration) -> Result<(), Error> {
-        self.destroy_in_place(Wait::AtMost(bound))
-    }
+    destroy_in_place_method! { "errors of the kernel." }
 }

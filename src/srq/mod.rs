@@ -41,13 +41,13 @@ const CREATE: &str = "create_srq";
 const MODIFY: &str = "modify_srq";
 const DESTROY: &str = "destroy_srq";
 
-/// The posting side, with the memory that it posts to.
 impl<L: Layer> fmt::Debug for SharedReceiveQueue<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedReceiveQueue").field("handle", &self.handle).finish_non_exhaustive()
     }
 }
 
+/// The posting side, with the memory that it posts to.
 type PostingSide = Anchored<SharedRecvQueue, (Arc<RingMemory>, ())>;
 
 /// Makes a shared receive queue: from [`ProtectionDomain::create_srq`] or, of the raw layer,

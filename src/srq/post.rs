@@ -3,16 +3,13 @@
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
-use std::time::Duration;
 
 use uverbs_mlx5::request::{PostError, Sge};
 use uverbs_mlx5::shared_recv_queue::SharedRecvQueue;
 
 use super::SharedReceiveQueue;
 use crate::device::layer::{Layer, Raw, Safe};
-use crate::error::Error;
-use crate::host::events::Wait;
-use crate::host::lifetime::Destroy;
+use crate::host::lifetime::{Destroy, destroy_in_place_method};
 use crate::memory::flight::Serial;
 use crate::memory::pd::ProtectionDomain;
 use crate::memory::posting::{Admission, Refused};
@@ -63,17 +60,8 @@ impl SharedReceiveQueue<Raw> {
         (RingLayout { start, entries, stride }, record, head)
     }
 
-    /// Destroys it where it is, waiting for at most `bound` until every event got for it has been
-    /// acknowledged: for programs that cannot move it, since other threads hold its address.
-    ///
-    /// # Errors
-    /// `TimedOut` while events are held; `Busy` while queue pairs or other handles hold it; what
-    /// the kernel says. Nothing has changed then.
-    ///
-    /// # Safety
-    /// After `Ok` the value is only posted to or dropped: its handles may belong to another object.
-    pub unsafe fn destroy_in_place_within(&mut self, bound: Duration) -> Result<(), Error> {
-        self.destroy_in_place(Wait::AtMost(bound))
+    destroy_in_place_method! {
+        "`Busy` while queue pairs or other handles hold it; errors of the kernel."
     }
 
     /// The provider's own queue.
