@@ -3,15 +3,15 @@
 //! changed, and their data path makes no system call.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
-use std::slice::from_raw_parts_mut;
+use std::slice::from_raw_parts;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use uverbs_soft::chardev::OpenFile;
-use uverbs_uapi::enums::{QpState, QpType};
+use uverbs_uapi::enums::QpState;
 use uverbs_uapi::flags::QpAttrMask;
 use uverbs_uapi::ioctl::{IoctlAttr, IoctlHdr};
-use uverbs_uapi::mlx5::{CreateQp, QpFlags};
+use uverbs_uapi::mlx5::CreateQp;
 use uverbs_uapi::objects::device::{self, invoke_write};
 use uverbs_uapi::objects::{MethodId, ObjectId, qp};
 use uverbs_uapi::write::WriteCmd;
@@ -94,17 +94,16 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
 ///
 /// # Safety
 /// `header` is that of a request, its attributes follow it, and no other code uses them meanwhile.
-unsafe fn parts<'a>(header: *mut IoctlHdr) -> (ObjectId, MethodId, &'a mut [IoctlAttr]) {
+unsafe fn parts<'a>(header: *mut IoctlHdr) -> (ObjectId, MethodId, &'a [IoctlAttr]) {
     // SAFETY: the caller vouches for the header, and as many attributes follow it.
     unsafe {
         let IoctlHdr { object_id, method_id, num_attrs, .. } = header.read_unaligned();
-        let attributes = from_raw_parts_mut(header.add(1).cast::<IoctlAttr>(), num_attrs.into());
+        let attributes = from_raw_parts(header.add(1).cast::<IoctlAttr>(), num_attrs.into());
         (object_id, method_id, attributes)
     }
 }
 
-/// Notes the user index of a new queue pair; the driver's own type becomes one that the software
-/// device has.
+/// Notes the user index of a new queue pair.
 ///
 /// # Safety
 /// As for [`parts`].
@@ -114,18 +113,10 @@ unsafe fn note_creation(header: *mut IoctlHdr) {
     if (object, method) != (qp::OBJECT, qp::create::METHOD) {
         return;
     }
-    for attribute in attributes {
-        if attribute.attr_id == qp::create::TYPE.id()
-            && attribute.data == u64::from(QpType::DRIVER.0)
-        {
-            attribute.data = QpType::XRC_INI.0.into();
-        }
-        if attribute.attr_id == qp::create::UHW_IN.id() {
-            // SAFETY: libmlx5 passes a whole `struct mlx5_ib_create_qp` there, of its own memory.
-            let request = unsafe { &mut *(attribute.data as *mut CreateQp) };
-            USER_INDEX.store(request.uidx, Ordering::Relaxed);
-            request.flags.remove(QpFlags::TYPE_DCI);
-        }
+    for attribute in attributes.iter().filter(|given| given.attr_id == qp::create::UHW_IN.id()) {
+        // SAFETY: libmlx5 passes a whole `struct mlx5_ib_create_qp` there, of its own memory.
+        let request = unsafe { (attribute.data as *const CreateQp).read_unaligned() };
+        USER_INDEX.store(request.uidx, Ordering::Relaxed);
     }
 }
 

@@ -19,8 +19,7 @@ pub enum Service {
     RawPacket = 8,
     /// The sending end of an extended reliable connection.
     XrcSend = 9,
-    /// The initiator of dynamically connected messages. The software device has none: it makes an
-    /// [`Service::XrcSend`] instead, of which libmlx5 hears nothing.
+    /// The initiator of dynamically connected messages.
     Dci = 0xff,
 }
 
@@ -312,6 +311,7 @@ impl QueuePair {
         match self.service {
             Service::RawPacket => STATE | 1 << 5,
             Service::Ud => STATE | 1 << 4 | 1 << 5 | 1 << 6,
+            Service::Dci => STATE | 1 << 4 | 1 << 5,
             _ => STATE | 1 << 4 | 1 << 5 | 1 << 3,
         }
     }
@@ -322,7 +322,8 @@ impl QueuePair {
         let connected = STATE | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 20;
         match self.service {
             Service::Ud | Service::RawPacket => STATE,
-            Service::Uc | Service::XrcSend | Service::Dci => connected,
+            Service::Dci => STATE | 1 << 8,
+            Service::Uc | Service::XrcSend => connected,
             Service::Rc => connected | 1 << 15 | 1 << 17,
         }
     }
