@@ -98,6 +98,15 @@ type Source = Arc<dyn std::error::Error + Send + Sync>;
 ///
 /// `Display` gives one sentence: the verb, the errno, what was asked, the likely cause and the
 /// cure, as far as they are known. One pointer wide.
+///
+/// ```
+/// # #[cfg(feature = "soft")] {
+/// use uverbs::ErrorKind;
+/// let error = uverbs::device("mlx5_77").expect_err("no machine has so many");
+/// assert_eq!(error.kind(), ErrorKind::NotFound);
+/// eprintln!("{error}");
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Error(Box<Details>);
 

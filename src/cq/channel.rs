@@ -38,7 +38,8 @@ const RECORD: usize = size_of::<CompEventDesc>();
 
 /// A file from which completion events of any number of completion queues are read.
 ///
-/// Clones are handles to the same channel. Completion queues made with it keep it.
+/// Clones are handles to the same channel. Completion queues made with it keep it. How to wait
+/// without missing a completion: [`crate::completion_channel`].
 #[derive(Clone)]
 pub struct CompletionChannel {
     inner: Arc<Inner>,

@@ -275,6 +275,19 @@ pub(crate) fn page_size() -> usize {
 /// device accesses what peers can reach at the same sizes, so a view and a peer's operation never
 /// make mixed-size accesses, which `std::sync::atomic` forbids (`docs/ordering.md`, "Sizes of
 /// accesses"). Nothing here orders accesses against the device; a completion does.
+///
+/// ```no_run
+/// use uverbs::{AccessFlags, Buffer};
+/// # fn example(pd: &uverbs::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
+/// let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+/// let region = pd.register(Buffer::new(4096)?, rights)?;
+/// let view = region.view();
+/// view.write(64, b"for peers to read")?;
+/// let mut bytes = [0; 8];
+/// view.read(0, &mut bytes)?; // what peers have written
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy)]
 pub struct MemoryView<'a> {
     start: *mut u8,

@@ -16,6 +16,17 @@ const VERB: &str = "create_slab";
 const ALIGNMENT: usize = 64;
 
 /// Registered memory, cut into slots of one size. Clones are handles to the same memory.
+///
+/// ```no_run
+/// # fn example(pd: &uverbs::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
+/// let slab = pd.create_slab(64, 4096)?;
+/// let mut slot = slab.take().ok_or("all 64 slots are in use")?;
+/// slot.write(b"hello")?; // a send takes these five bytes, a receive all 4096
+/// assert_eq!(&slot[..], b"hello");
+/// drop(slot); // it is free again
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Slab(Arc<Inner>);
 

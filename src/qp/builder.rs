@@ -44,6 +44,20 @@ const PAGE: usize = 4096;
 /// The defaults suit a first program: 128 sends and 128 receives of one SGE each, small messages
 /// inline (60 bytes at least), a doorbell register of its own, port 1, the most widely routable
 /// GID, no remote access.
+///
+/// ```no_run
+/// use uverbs::{AccessFlags, qp::AckTimeout, qp_type::Rc};
+/// # fn example(pd: &uverbs::ProtectionDomain, cq: &uverbs::CqHandle) -> uverbs::Result<()> {
+/// let qp = pd.create_qp::<Rc>(cq, cq)
+///     .max_send_wr(16)
+///     .max_inline_data(128)
+///     .access(AccessFlags::REMOTE_READ) // what the peer may do
+///     .path(|path| path.timeout = AckTimeout::from_code(16))
+///     .build()?;
+/// println!("{:?}", qp.capacities());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
 #[doc(alias = "ibv_qp_init_attr")]
