@@ -80,11 +80,11 @@ fn main() {
         }
     }
     let has = |wanted: &str| args.iter().any(|arg| arg == wanted);
-    let known = ["--json", "--chart", "--quick"];
-    if let Some(unknown) = args.iter().find(|arg| !known.contains(&arg.as_str())) {
+    let options = ["--json", "--chart", "--quick"];
+    if let Some(unknown) = args.iter().find(|arg| !options.contains(&arg.as_str())) {
         eprintln!(
             "unknown argument {unknown}; there are {}, and --only with words",
-            known.join(", ")
+            options.join(", ")
         );
         std::process::exit(2);
     }

@@ -49,21 +49,21 @@ impl Control {
         Self { reader: BufReader::new(stream) }
     }
 
-    fn tell(&mut self, line: &str) {
+    fn send_line(&mut self, line: &str) {
         writeln!(self.reader.get_mut(), "{line}").expect("the other end listens");
     }
 
     /// The next line; `None` at the end.
-    fn hear(&mut self) -> Option<String> {
+    fn read_line(&mut self) -> Option<String> {
         let mut line = String::new();
-        let count = self.reader.read_line(&mut line).expect("the other end speaks");
+        let count = self.reader.read_line(&mut line).expect("a line of the other end");
         (count > 0).then(|| line.trim_end().to_owned())
     }
 
     fn exchange(&mut self, own: &Endpoint) -> Endpoint {
         let text: String = own.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        self.tell(&text);
-        let peer = self.hear().expect("an endpoint");
+        self.send_line(&text);
+        let peer = self.read_line().expect("an endpoint");
         let byte =
             |at: usize| u8::from_str_radix(&peer[2 * at..2 * at + 2], 16).expect("hexadecimal");
         Endpoint::from_bytes(&std::array::from_fn(byte)).expect("an endpoint")
@@ -74,8 +74,8 @@ impl Control {
         let peer = self.exchange(&link.endpoint());
         link.connect(&peer).expect("connected");
         // Both ends are connected before either sends.
-        self.tell("ready");
-        self.hear().expect("readiness");
+        self.send_line("ready");
+        self.read_line().expect("readiness");
         Box::new(link)
     }
 }
@@ -98,19 +98,19 @@ fn connect(port: u16) -> TcpStream {
 /// Does what the client at `port` says, until it hangs up.
 fn serve(port: u16, context: &Context) {
     let mut control = Control::new(connect(port));
-    while let Some(line) = control.hear() {
+    while let Some(line) = control.read_line() {
         let case: Case = line.parse().expect("a case");
         let mut link: Box<dyn Link> = match case.transport {
             Transport::Rdma => control.rdma(context, case),
             Transport::Tcp => {
                 let (listener, port) = listen();
-                control.tell(&port.to_string());
+                control.send_line(&port.to_string());
                 Box::new(Tcp::new(listener.accept().expect("a client").0, case))
             }
         };
         case.follow(&mut *link);
         // The client says that what this end sent last has arrived.
-        control.hear();
+        control.read_line();
     }
 }
 
@@ -159,16 +159,16 @@ impl Client {
     /// Nanoseconds, see [`Case::lead`].
     pub(crate) fn run(&mut self, case: Case) -> f64 {
         let control = self.control.as_mut().expect("not dropped");
-        control.tell(&case.to_string());
+        control.send_line(&case.to_string());
         let mut link: Box<dyn Link> = match case.transport {
             Transport::Rdma => control.rdma(&self.context, case),
             Transport::Tcp => {
-                let port = control.hear().expect("a port").parse().expect("a port");
+                let port = control.read_line().expect("a port").parse().expect("a port");
                 Box::new(Tcp::new(connect(port), case))
             }
         };
         let time = case.lead(&mut *link);
-        control.tell("over");
+        control.send_line("over");
         time
     }
 }

@@ -74,9 +74,9 @@ impl Rdma {
     }
 
     fn post_receive(&mut self) {
-        let room = self.memory.sge(self.size, self.size).expect("inside");
+        let buffer = self.memory.sge(self.size, self.size).expect("inside");
         // SAFETY: the region outlives the queue pair and no other code accesses it.
-        unsafe { self.qp.post_receive(0, &[room]) }.expect("space for a receive");
+        unsafe { self.qp.post_receive(0, &[buffer]) }.expect("space for a receive");
     }
 
     fn post(&mut self, length: usize) {

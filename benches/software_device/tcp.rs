@@ -7,23 +7,23 @@ use std::thread;
 use crate::link::{Case, Link, Wait};
 
 /// Bytes that one `read` takes at most where many messages come.
-const GULP: usize = 256 << 10;
+const LARGEST_READ: usize = 256 << 10;
 
 pub(crate) struct Tcp {
     stream: TcpStream,
     message: Vec<u8>,
-    room: Vec<u8>,
+    received: Vec<u8>,
 }
 
 impl Tcp {
     pub(crate) fn new(stream: TcpStream, case: Case) -> Self {
         stream.set_nodelay(true).expect("TCP_NODELAY");
         stream.set_nonblocking(case.wait == Wait::Poll).expect("O_NONBLOCK");
-        Self { stream, message: vec![7; case.size], room: vec![0; GULP] }
+        Self { stream, message: vec![7; case.size], received: vec![0; LARGEST_READ] }
     }
 }
 
-/// Until it works or fails in earnest.
+/// Repeats the call until it succeeds or fails for good.
 fn retry(mut call: impl FnMut() -> std::io::Result<usize>) -> usize {
     loop {
         match call() {
@@ -47,8 +47,8 @@ impl Link for Tcp {
     fn receive(&mut self, count: u64) {
         let mut left = count as usize * self.message.len();
         while left > 0 {
-            let room = left.min(self.room.len());
-            left -= retry(|| self.stream.read(&mut self.room[..room]));
+            let most = left.min(self.received.len());
+            left -= retry(|| self.stream.read(&mut self.received[..most]));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A software device whose thread stands still: it answers commands, and its memory is as it was
+//! A software device whose thread is halted: it answers commands, and its memory is as it was
 //! left. Doorbells reach no thread, so the benchmark has both sides' queues to itself and plays the
 //! device.
 
@@ -32,13 +32,13 @@ impl Wire for Halt {
 
 /// What the benchmark has to know of a QP to complete its requests.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Known {
+pub(crate) struct QpNumbers {
     pub(crate) number: u32,
     pub(crate) user_index: u32,
     cqn: u32,
 }
 
-/// A device that stands still, for as long as the process runs.
+/// A device that is halted, for as long as the process runs.
 pub(crate) fn device(name: &str) -> io::Result<SoftDevice> {
     let waker = Arc::new(Waker::new()?);
     let builder = SoftDevice::builder(name).infiniband();
@@ -49,19 +49,19 @@ pub(crate) fn device(name: &str) -> io::Result<SoftDevice> {
 }
 
 /// Looks a QP up, as the kernel was told of it.
-pub(crate) fn known(device: &SoftDevice, number: u32) -> Known {
+pub(crate) fn numbers_of(device: &SoftDevice, number: u32) -> QpNumbers {
     let info = device.inspect(|core| core.query_qp(Qpn(number))).expect("the same process");
     let params = info.expect("a QP").params;
-    Known { number, user_index: params.user_index, cqn: params.send_cq.0 }
+    QpNumbers { number, user_index: params.user_index, cqn: params.send_cq.0 }
 }
 
 /// The device's part of the CQ that a QP's sends complete to.
-pub(crate) fn producer(device: &SoftDevice, qp: Known) -> Producer {
+pub(crate) fn producer(device: &SoftDevice, qp: QpNumbers) -> Producer {
     let cqn = uverbs::soft::Cqn(qp.cqn);
     let info = device.inspect(|core| core.query_cq(cqn)).expect("the same process");
     let ring = info.expect("a CQ").ring;
     let (address, _) = ring.buffer.locate(0, 64).expect("a ring");
     let address = std::ptr::with_exposed_provenance_mut(address as usize);
-    // SAFETY: the device stands still, and its CQs live as long as the process.
+    // SAFETY: the device is halted, and its CQs live as long as the process.
     unsafe { Producer::new(address, 1 << ring.log_entries) }
 }

@@ -54,8 +54,8 @@ use sides::Sides;
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let has = |wanted: &str| args.iter().any(|arg| arg == wanted);
-    let known = ["--count", "--json", "--grid", "--count-grid", "--scale", "--count-scale"];
-    if let Some(unknown) = args.iter().find(|arg| !known.contains(&arg.as_str())) {
+    let options = ["--count", "--json", "--grid", "--count-grid", "--scale", "--count-scale"];
+    if let Some(unknown) = args.iter().find(|arg| !options.contains(&arg.as_str())) {
         eprintln!("unknown argument {unknown}; there are --json, --grid and --scale");
         std::process::exit(2);
     }
@@ -70,13 +70,13 @@ fn main() {
     }
     if has("--grid") {
         sides::grid().iter().for_each(|square| println!("{}", square.json()));
-        // The device's thread stands still, so nothing waits for it.
+        // The device's thread is halted, so nothing waits for it.
         std::process::exit(0);
     }
     let mut sides = Sides::new();
     if has("--count") {
         sides.count();
-        // The device's thread stands still, so nothing waits for it.
+        // The device's thread is halted, so nothing waits for it.
         std::process::exit(0);
     }
     let counts = instructions::run("--count", &scratch());

@@ -6,7 +6,7 @@ use uverbs::qp::PostFlags;
 use uverbs::qp_type::Rc;
 use uverbs::{AccessFlags, CompletionQueue, Device, QueuePair, Remote, Slab, Slot, op};
 
-use crate::halted::{self, Known};
+use crate::halted::{self, QpNumbers};
 use crate::producer::Producer;
 use crate::{OPERATIONS, measured};
 
@@ -14,7 +14,7 @@ use crate::{OPERATIONS, measured};
 pub(crate) struct Safe {
     cq: CompletionQueue,
     qp: QueuePair<Rc>,
-    known: Known,
+    numbers: QpNumbers,
     cqe: Producer,
     slots: Vec<Slot>,
     sent: u32,
@@ -37,14 +37,14 @@ impl Safe {
         let slab = pd.create_slab(OPERATIONS as u32, 64)?;
         let mut slots: Vec<Slot> = std::iter::from_fn(|| slab.take()).collect();
         slots.iter_mut().for_each(|slot| slot.set_len(64));
-        let known = halted::known(&device, qp.number());
-        let cqe = halted::producer(&device, known);
-        Ok(Self { cq, qp, known, cqe, slots, sent: 0, received: 0, _slab: slab })
+        let numbers = halted::numbers_of(&device, qp.number());
+        let cqe = halted::producer(&device, numbers);
+        Ok(Self { cq, qp, numbers, cqe, slots, sent: 0, received: 0, _slab: slab })
     }
 
     fn complete_sends(&mut self) {
         for _ in 0..OPERATIONS {
-            self.cqe.send(self.known.user_index, 8 << 24 | self.known.number, self.sent);
+            self.cqe.send(self.numbers.user_index, 8 << 24 | self.numbers.number, self.sent);
             self.sent += 1;
         }
     }
@@ -93,7 +93,7 @@ pub(crate) fn recv(safe: &mut Safe) -> u64 {
         }
     });
     for _ in 0..OPERATIONS {
-        safe.cqe.receive(safe.known.user_index, safe.known.number, safe.received);
+        safe.cqe.receive(safe.numbers.user_index, safe.numbers.number, safe.received);
         safe.received += 1;
     }
     black_box(safe.poll());

@@ -1,7 +1,7 @@
 //! Posting and polling over many queue pairs of one register and one CQ, in random order, with the
 //! cache misses that callgrind simulates, and the memory that a queue pair takes.
 //!
-//! Both sides' objects are made by their libraries on devices that stand still, so that memory is
+//! Both sides' objects are made by their libraries on devices that are halted, so that memory is
 //! laid out as in a program. Requests are RDMA writes of 8 inline bytes, each with a doorbell and a
 //! completion; 16 are posted, then completed, then polled.
 
@@ -12,7 +12,7 @@ use uverbs::qp::{Inline, PostFlags, SharedBlueFlame};
 use uverbs::qp_type::Rc;
 use uverbs::{Context, Device, Remote, Result, op, raw};
 
-use crate::halted::{self, Known};
+use crate::halted::{self, QpNumbers};
 use crate::libmlx5::many::Many as Rivals;
 use crate::producer::Producer;
 use crate::report::Timing;
@@ -42,18 +42,18 @@ pub(crate) trait Side {
 /// Queue pairs of a side, and the device's part of them.
 pub(crate) struct Rig<S> {
     side: S,
-    known: Vec<Known>,
+    numbers: Vec<QpNumbers>,
     sent: Vec<u32>,
     cqe: Producer,
     random: u64,
 }
 
 impl<S: Side> Rig<S> {
-    pub(crate) fn new(side: S, known: Vec<Known>, cqe: Producer) -> Self {
-        let sent = vec![0; known.len()];
-        let mut rig = Self { side, known, sent, cqe, random: 0x9e37_79b9_7f4a_7c15 };
+    pub(crate) fn new(side: S, numbers: Vec<QpNumbers>, cqe: Producer) -> Self {
+        let sent = vec![0; numbers.len()];
+        let mut rig = Self { side, numbers, sent, cqe, random: 0x9e37_79b9_7f4a_7c15 };
         // The first request of a queue may cost more.
-        for at in 0..rig.known.len() {
+        for at in 0..rig.numbers.len() {
             rig.group([at; GROUP]);
         }
         rig
@@ -64,7 +64,7 @@ impl<S: Side> Rig<S> {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        (self.random >> 33) as usize % self.known.len()
+        (self.random >> 33) as usize % self.numbers.len()
     }
 
     /// Posts and polls [`OPERATIONS`] requests; nanoseconds.
@@ -81,7 +81,7 @@ impl<S: Side> Rig<S> {
     fn group(&mut self, chosen: [usize; GROUP]) -> u64 {
         let posts = measured(|| chosen.iter().for_each(|&at| self.side.post(at)));
         for at in chosen {
-            let Known { user_index, number, .. } = self.known[at];
+            let QpNumbers { user_index, number, .. } = self.numbers[at];
             self.cqe.send(user_index, 8 << 24 | number, self.sent[at]);
             self.sent[at] += 1;
         }
@@ -131,12 +131,12 @@ fn ours(context: &Context, device: &uverbs::soft::SoftDevice, count: usize) -> R
         Ok(qp)
     };
     let pairs = (0..count).map(make).collect::<Result<Vec<_>>>()?;
-    let known: Vec<_> = pairs.iter().map(|qp| halted::known(device, qp.number())).collect();
-    let cqe = halted::producer(device, known[0]);
-    Ok(Rig::new(Ours { pairs, cq }, known, cqe))
+    let numbers: Vec<_> = pairs.iter().map(|qp| halted::numbers_of(device, qp.number())).collect();
+    let cqe = halted::producer(device, numbers[0]);
+    Ok(Rig::new(Ours { pairs, cq }, numbers, cqe))
 }
 
-/// Both sides with so many queue pairs.
+/// Both sides with the same number of queue pairs.
 struct Sides {
     ours: Rig<Ours>,
     libmlx5: std::result::Result<Rig<Rivals>, String>,
@@ -175,7 +175,7 @@ pub(crate) fn count() -> ! {
         }
         std::mem::forget(ours);
     }
-    // The device's thread stands still, so nothing waits for it.
+    // The device's thread is halted, so nothing waits for it.
     std::process::exit(0);
 }
 

@@ -138,7 +138,7 @@ pub(crate) fn count_grid() {
             instructions::count(&format!("libmlx5 {name}"), run);
         }
     }
-    // The device's thread stands still, so nothing waits for it.
+    // The device's thread is halted, so nothing waits for it.
     std::process::exit(0);
 }
 

@@ -1,13 +1,14 @@
-//! Instructions and time of the hot path, on plain memory: no device, completions written by the benchmark.
+//! Instructions and time of the hot path, on plain memory: no device, completions written by the
+//! benchmark.
 //!
 //! ```text
-//! cargo bench -p uverbs-mlx5 --bench hot_path                       times, medians of many runs
-//! cargo bench -p uverbs-mlx5 --bench hot_path -- CASE               the same of cases whose name contains CASE
-//! cargo bench -p uverbs-mlx5 --bench hot_path -- --instructions     exact counts, by callgrind, beside their limits
-//! cargo bench -p uverbs-mlx5 --bench hot_path -- --grid             every operation, payload and form against their limits
-//! cargo bench -p uverbs-mlx5 --bench hot_path -- --grid POINT       counts of points whose name contains POINT
-//! cargo bench -p uverbs-mlx5 --bench hot_path -- --assembly         the hottest functions' code, beside the texts checked in
-//! cargo bench -p uverbs-mlx5 --bench hot_path -- --threads          one thread, then two, each with queues of its own
+//! cargo bench -p uverbs-mlx5 --bench hot_path       times, medians of many runs
+//!   -- CASE             the same of cases whose name contains CASE
+//!   -- --instructions   exact counts, by callgrind, beside their limits
+//!   -- --grid           every operation, payload and form against their limits
+//!   -- --grid POINT     counts of points whose name contains POINT
+//!   -- --assembly       the hottest functions' code, beside the texts checked in
+//!   -- --threads        one thread, then two, each with queues of its own
 //!
 //! --set-limits, --set-grid and --set-assembly make what is now what is checked in.
 //! ```
@@ -114,7 +115,8 @@ fn scratch() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hot_path-{}", std::process::id()))
 }
 
-/// Nanoseconds per operation of each of `threads` threads that run a case at the same time, on queues of their own.
+/// Nanoseconds per operation of each of `threads` threads that run a case at the same time, on
+/// queues of their own.
 fn run_threads(case: &cases::Case, threads: usize) -> f64 {
     let start = Barrier::new(threads);
     let run = || {
@@ -133,7 +135,7 @@ fn run_threads(case: &cases::Case, threads: usize) -> f64 {
     })
 }
 
-/// One thread and two by turns: queues that share nothing cost the same.
+/// One thread and two alternating: queues that share nothing cost the same.
 fn scale(case: &cases::Case) {
     let mut ratios: Vec<f64> =
         (0..RUNS).map(|_| run_threads(case, 2) / run_threads(case, 1)).collect();

@@ -1,9 +1,10 @@
 //! Model-checked: what two threads, or a thread and the device, do to the same words.
 //!
-//! Each test runs the crate's own code (or, where the words lie in a ring, the same steps on words of the model) under
-//! every interleaving and every reordering that the memory model allows, up to a few preemptions. Beside each stands the
-//! same with one order weakened, which must fail: so it is known that the model would see the mistake. The other party's
-//! accesses are loom cells, in which a race is an error.
+//! Each test runs the crate's own code (or, where the words are in a ring, the same steps on words
+//! of the model) under every interleaving and every reordering that the memory model allows, up to
+//! a few preemptions. Beside each is the same with one order weakened, which must fail: so it is
+//! known that the model would see the mistake. The other party's accesses are loom cells, in which
+//! a race is an error.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p uverbs-mlx5 --lib --release models`
 
@@ -50,7 +51,8 @@ fn lines() -> NonNull<u8> {
 /// A word of the model in the place of a doorbell record's.
 fn word() -> (&'static AtomicU32, DoorbellWord) {
     let word: &'static AtomicU32 = Box::leak(Box::new(AtomicU32::new(0)));
-    // SAFETY: under the model checker a doorbell word is one of its atomics, which this is; it is never freed.
+    // SAFETY: under the model checker a doorbell word is one of its atomics, which this is; it is
+    // never freed.
     (word, unsafe { DoorbellWord::new(NonNull::from(word).cast()) })
 }
 
@@ -175,18 +177,19 @@ mod doorbell_record {
 mod tail {
     use super::*;
 
-    /// The poller reads an entry and retires it; the posting side, when it sees that, fills it anew.
+    /// The poller reads an entry and retires it; the posting side, when it sees that, fills it
+    /// anew.
     fn entry(publish: fn(&QueueState), retire: fn(&QueueState), retired: fn(&QueueState) -> bool) {
         let shared = Arc::new((QueueState::new(RECEIVES), UnsafeCell::new(1)));
         publish(&shared.0);
         let poller = shared.clone();
         let poller = thread::spawn(move || {
-            // SAFETY: the loom cell itself checks that nobody writes meanwhile.
+            // SAFETY: the loom cell itself checks that no thread writes meanwhile.
             assert_eq!(poller.1.with(|id| unsafe { *id }), 1);
             retire(&poller.0);
         });
         if retired(&shared.0) {
-            // SAFETY: the loom cell itself checks that nobody reads meanwhile.
+            // SAFETY: the loom cell itself checks that no thread reads meanwhile.
             shared.1.with_mut(|id| unsafe { *id = 2 });
         }
         poller.join().unwrap();
@@ -210,8 +213,8 @@ mod tail {
         });
     }
 
-    /// A device completes what is only being published, so the poller does not know the request's id
-    /// by the CQE.
+    /// A device completes what is only being published, so the poller does not know the request's
+    /// id by the CQE.
     fn own_id(poll: fn(&QueueState) -> Option<u64>) {
         let table = UserIndexTable::new();
         let handle = table.register(RECEIVES, &[], None, 0).unwrap();
@@ -246,7 +249,7 @@ mod tail {
     #[test]
     #[should_panic]
     fn a_relaxed_tail_lets_the_poster_overtake() {
-        // The number has no order of its own; it stands in for a tail without one.
+        // The number has no order of its own. It is in the tail's place here.
         let retired = |state: &QueueState| state.number() == 1;
         check(move || entry(|_| (), |state| state.set_number(1), retired));
     }
@@ -515,8 +518,8 @@ mod shared_queues {
         });
     }
 
-    /// A poller puts an entry aside while the posting side looks for such: either it finds it, or its next post does not
-    /// go the short way.
+    /// A poller puts an entry aside while the posting side looks for such: either it finds it, or
+    /// its next post does not go the short way.
     #[test]
     fn an_unused_entry_is_found_or_stops_the_next_post() {
         check(|| {

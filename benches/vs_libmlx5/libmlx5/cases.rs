@@ -7,7 +7,7 @@ use std::ptr::{null, null_mut};
 use uverbs_libmlx5_harness::abi::{Context, QpEx, RecvWr, SendWr, SendWrTail, Sge, TsoWr};
 
 use super::{OPERATIONS, Rival};
-use crate::halted::Known;
+use crate::halted::QpNumbers;
 use crate::measured;
 
 pub(super) const WRITE: u32 = 0;
@@ -169,11 +169,11 @@ pub(crate) fn recv_32(rival: &mut Rival) -> u64 {
 }
 
 fn drain_receives(rival: &mut Rival) {
-    drain(rival, rival.known, std::iter::repeat_n(0, OPERATIONS));
+    drain(rival, rival.numbers, std::iter::repeat_n(0, OPERATIONS));
 }
 
 /// Completes receives of a QP and polls them: in entries of its SRQ, if it has one.
-pub(super) fn drain(rival: &mut Rival, qp: Known, entries: impl Iterator<Item = u32>) {
+pub(super) fn drain(rival: &mut Rival, qp: QpNumbers, entries: impl Iterator<Item = u32>) {
     for entry in entries {
         rival.cqe.receive(qp.user_index, qp.number, entry);
         rival.poll_one();
@@ -198,7 +198,7 @@ pub(crate) fn srq_recv(rival: &mut Rival) -> u64 {
     prepare(rival, SEND, 0, 64, 1);
     let order = shared_order(rival);
     let time = post!(rival, post_srq_recv, rival.srq, receives, 1, measured);
-    drain(rival, rival.srq_qp, order.into_iter());
+    drain(rival, rival.srq_numbers, order.into_iter());
     time
 }
 
@@ -207,7 +207,7 @@ fn complete_sends(rival: &mut Rival) {
     prepare(rival, WRITE, SIGNALED, 64, 1);
     post!(rival, post_send, rival.qp, sends, 1, plainly);
     for _ in 0..OPERATIONS {
-        rival.cqe.send(rival.known.user_index, 8 << 24 | rival.known.number, rival.posted);
+        rival.cqe.send(rival.numbers.user_index, 8 << 24 | rival.numbers.number, rival.posted);
         rival.posted += 1;
     }
 }
@@ -241,7 +241,7 @@ pub(crate) fn poll_recv_16(rival: &mut Rival) -> u64 {
     prepare(rival, SEND, 0, 64, 32);
     post!(rival, post_recv, rival.qp, receives, 32, plainly);
     for _ in 0..OPERATIONS {
-        rival.cqe.receive(rival.known.user_index, rival.known.number, 0);
+        rival.cqe.receive(rival.numbers.user_index, rival.numbers.number, 0);
     }
     poll(rival, 16)
 }
@@ -250,7 +250,7 @@ pub(crate) fn poll_recv_16(rival: &mut Rival) -> u64 {
 pub(crate) fn poll_send_1(rival: &mut Rival) -> u64 {
     prepare(rival, WRITE, SIGNALED, 64, 1);
     post!(rival, post_send, rival.lazy, sends, 1, plainly);
-    let (index, word) = (rival.lazy_known.user_index, 8 << 24 | rival.lazy_known.number);
+    let (index, word) = (rival.lazy_numbers.user_index, 8 << 24 | rival.lazy_numbers.number);
     for _ in 0..OPERATIONS {
         rival.cqe_ex.send(index, word, rival.lazy_posted);
         rival.lazy_posted += 1;

@@ -231,7 +231,7 @@ macro_rules! post_receives {
 fn receive(rival: &mut Rival, count: usize, sges: usize) -> u64 {
     prepare_receives(rival, count, sges);
     let time = post_receives!(rival, count, post_recv, rival.wide.cast::<super::Qp>());
-    drain(rival, rival.wide_known, std::iter::repeat_n(0, OPERATIONS));
+    drain(rival, rival.wide_numbers, std::iter::repeat_n(0, OPERATIONS));
     time
 }
 
@@ -239,6 +239,6 @@ fn shared_receive(rival: &mut Rival, count: usize) -> u64 {
     prepare_receives(rival, count, 1);
     let order = shared_order(rival);
     let time = post_receives!(rival, count, post_srq_recv, rival.srq);
-    drain(rival, rival.srq_qp, order.into_iter());
+    drain(rival, rival.srq_numbers, order.into_iter());
     time
 }

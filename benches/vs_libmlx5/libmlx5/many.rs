@@ -18,12 +18,12 @@ pub(crate) struct Many {
 }
 
 impl Many {
-    /// So many of them, and the device's part.
+    /// Makes `count` of them, with what completes their requests.
     ///
     /// # Errors
     /// What is missing, in words.
     pub(crate) fn rig(count: usize) -> Result<Rig<Self>, String> {
-        // The other threads are the devices', which stand still, so no thread reads the
+        // The other threads are the devices', which are halted, so no thread reads the
         // environment.
         let libmlx5 = Libmlx5::load_on(|| halted::device("uverbs_rival"))
             .map_err(|missing| format!("{missing} ({INSTALL})"))?;
@@ -71,10 +71,11 @@ unsafe fn make(libmlx5: &Libmlx5, count: usize) -> Result<Rig<Many>, String> {
         };
         let pairs = (0..count).map(pair).collect::<Result<Vec<_>, String>>()?;
         let number = |qp: &*mut QpEx| (*qp.cast::<Qp>()).number;
-        let known: Vec<_> = pairs.iter().map(|qp| halted::known(device, number(qp))).collect();
-        let cqe = halted::producer(device, known[0]);
+        let numbers: Vec<_> =
+            pairs.iter().map(|qp| halted::numbers_of(device, number(qp))).collect();
+        let cqe = halted::producer(device, numbers[0]);
         let completions = vec![WorkCompletion::default(); GROUP];
-        Ok(Rig::new(Many { context: *context, cq, pairs, completions }, known, cqe))
+        Ok(Rig::new(Many { context: *context, cq, pairs, completions }, numbers, cqe))
     }
 }
 

@@ -1,5 +1,5 @@
 //! Debian's libibverbs and libmlx5, unmodified, opened at run time and brought up on a software
-//! device that stands still.
+//! device that is halted.
 //!
 //! The fastest configuration that they have: a thread domain, so that no lock is taken, and a CQ
 //! for a single thread.
@@ -15,7 +15,7 @@ use uverbs_libmlx5_harness::Libmlx5;
 use uverbs_libmlx5_harness::abi::*;
 
 use crate::OPERATIONS;
-use crate::halted::{self, Known};
+use crate::halted::{self, QpNumbers};
 use crate::producer::Producer;
 
 /// How to get what is compared with.
@@ -36,21 +36,21 @@ pub(crate) struct Rival {
     /// On `cq`.
     qp: *mut Qp,
     qp_ex: *mut QpEx,
-    known: Known,
+    numbers: QpNumbers,
     posted: u32,
     /// On `cq`, with space for the longest requests of the grid and all their operations.
     wide: *mut QpEx,
-    wide_known: Known,
+    wide_numbers: QpNumbers,
     wide_posted: u32,
     /// On `cq_ex`.
     lazy: *mut Qp,
-    lazy_known: Known,
+    lazy_numbers: QpNumbers,
     lazy_posted: u32,
     ud: *mut Qp,
-    ud_known: Known,
+    ud_numbers: QpNumbers,
     ud_posted: u32,
     srq: *mut Srq,
-    srq_qp: Known,
+    srq_numbers: QpNumbers,
     srq_direct: DirectSrq,
     ah: *mut Ah,
     lkey: u32,
@@ -67,7 +67,7 @@ impl Rival {
     /// # Errors
     /// What is missing, in words.
     pub(crate) fn new() -> Result<Self, String> {
-        // The only other thread is the device's, which stands still, so no thread reads the
+        // The only other thread is the device's, which is halted, so no thread reads the
         // environment.
         let libmlx5 = Libmlx5::load_on(|| halted::device("uverbs_rival"))
             .map_err(|missing| format!("{missing} ({INSTALL})"))?;
@@ -79,7 +79,7 @@ impl Rival {
     fn retire(&mut self, blocks: u32) {
         self.posted += OPERATIONS as u32 * blocks;
         let last = self.posted.wrapping_sub(blocks);
-        self.cqe.send(self.known.user_index, 8 << 24 | self.known.number, last);
+        self.cqe.send(self.numbers.user_index, 8 << 24 | self.numbers.number, last);
         self.poll_one();
     }
 
@@ -87,7 +87,7 @@ impl Rival {
     fn retire_wide(&mut self, blocks: usize) {
         self.wide_posted += (OPERATIONS * blocks) as u32;
         let last = self.wide_posted.wrapping_sub(blocks as u32);
-        self.cqe.send(self.wide_known.user_index, 8 << 24 | self.wide_known.number, last);
+        self.cqe.send(self.wide_numbers.user_index, 8 << 24 | self.wide_numbers.number, last);
         self.poll_one();
     }
 
@@ -95,7 +95,7 @@ impl Rival {
     fn retire_ud(&mut self, blocks: u32) {
         self.ud_posted += OPERATIONS as u32 * blocks;
         let last = self.ud_posted.wrapping_sub(blocks);
-        self.cqe.send(self.ud_known.user_index, 10 << 24 | self.ud_known.number, last);
+        self.cqe.send(self.ud_numbers.user_index, 10 << 24 | self.ud_numbers.number, last);
         self.poll_one();
     }
 
@@ -157,19 +157,19 @@ unsafe fn make(libmlx5: &Libmlx5) -> Result<Rival, String> {
             };
             let qp = check((extended.create_qp_ex)(context, &mut attr), "ibv_create_qp_ex")?;
             to_rts(libmlx5, qp, kind)?;
-            Ok::<_, String>((qp, halted::known(device, (*qp).number)))
+            Ok::<_, String>((qp, halted::numbers_of(device, (*qp).number)))
         };
         let make_qp = |kind: u32, cq: *mut Cq, srq: *mut Srq| {
             let receives = if srq.is_null() { 512 } else { 0 };
             // Write and send.
             make_qp_of(kind, cq, srq, [512, receives, 1, receives.min(1), 64], 1 | 4)
         };
-        let (qp, known) = make_qp(RC, cq, null_mut())?;
+        let (qp, numbers) = make_qp(RC, cq, null_mut())?;
         // Writes, sends, reads and atomics.
-        let (wide, wide_known) = make_qp_of(RC, cq, null_mut(), [1024, 512, 16, 4, 220], 127)?;
-        let (lazy, lazy_known) = make_qp(RC, cq_ex.cast(), null_mut())?;
-        let (ud, ud_known) = make_qp(UD, cq, null_mut())?;
-        let (_, srq_qp) = make_qp(RC, cq, srq)?;
+        let (wide, wide_numbers) = make_qp_of(RC, cq, null_mut(), [1024, 512, 16, 4, 220], 127)?;
+        let (lazy, lazy_numbers) = make_qp(RC, cq_ex.cast(), null_mut())?;
+        let (ud, ud_numbers) = make_qp(UD, cq, null_mut())?;
+        let (_, srq_numbers) = make_qp(RC, cq, srq)?;
 
         let mut srq_direct = DirectSrq::default();
         let srq_object = [srq as usize, (&raw mut srq_direct) as usize];
@@ -183,25 +183,25 @@ unsafe fn make(libmlx5: &Libmlx5) -> Result<Rival, String> {
         Ok(Rival {
             context,
             cq,
-            cqe: halted::producer(device, known),
+            cqe: halted::producer(device, numbers),
             cq_ex,
-            cqe_ex: halted::producer(device, lazy_known),
+            cqe_ex: halted::producer(device, lazy_numbers),
             qp,
             // `ibv_qp_to_qp_ex`: an extended QP is one that begins with a QP.
             qp_ex: qp.cast(),
-            known,
+            numbers,
             posted: 0,
             wide: wide.cast(),
-            wide_known,
+            wide_numbers,
             wide_posted: 0,
             lazy,
-            lazy_known,
+            lazy_numbers,
             lazy_posted: 0,
             ud,
-            ud_known,
+            ud_numbers,
             ud_posted: 0,
             srq,
-            srq_qp,
+            srq_numbers,
             srq_direct,
             ah,
             lkey,

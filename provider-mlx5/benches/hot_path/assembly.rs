@@ -1,8 +1,10 @@
-//! The code that the compiler makes of the five hottest functions, against the texts checked in beside this file.
+//! The code that the compiler makes of the five hottest functions, against the texts checked in
+//! beside this file.
 //!
-//! The program takes itself apart with objdump. Whatever compiler made it, the functions have no way to a panic, and call
-//! nothing but cold code; with the compiler that the texts are of, they are the texts, so that a change shows as a diff.
-//! And no load of the whole program waits for a narrower store: `forwarding.rs`.
+//! The program takes itself apart with objdump. Whatever compiler made it, the functions have no
+//! way to a panic, and call nothing but cold code; with the compiler that the texts are of, they
+//! are the texts, so that a change shows as a diff. And no load of the whole program waits for a
+//! narrower store: `forwarding.rs`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -41,17 +43,17 @@ fn hot_write_inline(
     unsafe { queue.post(wr_id, Write(*remote), Inline(data), PostFlags::empty()) }
 }
 
-/// An RDMA write of one piece of memory, built and rung.
+/// An RDMA write of one SGE, built and rung.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn hot_write_sge(
     queue: &mut SendQueue<Rc>,
     wr_id: u64,
     remote: &Remote,
-    piece: &Sge,
+    sge: &Sge,
 ) -> Result<(), PostError> {
     // SAFETY: never called.
-    unsafe { queue.post(wr_id, Write(*remote), *piece, PostFlags::SIGNALED) }
+    unsafe { queue.post(wr_id, Write(*remote), *sge, PostFlags::SIGNALED) }
 }
 
 /// A template's request, rung.
@@ -66,12 +68,12 @@ fn hot_template(
     unsafe { queue.post_template(wr_id, template) }
 }
 
-/// A receive of one piece of memory, published.
+/// A receive of one SGE, published.
 #[unsafe(no_mangle)]
 #[inline(never)]
-fn hot_recv(queue: &mut RecvQueue, wr_id: u64, piece: &[Sge; 1]) -> Result<(), PostError> {
+fn hot_recv(queue: &mut RecvQueue, wr_id: u64, sge: &[Sge; 1]) -> Result<(), PostError> {
     // SAFETY: never called.
-    let posted = unsafe { queue.build(wr_id, piece) };
+    let posted = unsafe { queue.build(wr_id, sge) };
     queue.publish();
     posted
 }
@@ -151,7 +153,8 @@ fn code(name: &str, runtime: usize, symbols: &BTreeMap<usize, String>) -> Result
         let words: Vec<&str> = bare.split_whitespace().collect();
         let offset = start.map_or(0, |start| address - start);
         let shown = match words[..] {
-            // A table of a match's arms: nothing in these functions ends in a call through a register.
+            // A table of a match's arms: nothing in these functions ends in a call through a
+            // register.
             ["jmp", target] if target.starts_with("*%") => bare.trim().to_owned(),
             ["call" | "jmp", target] if target.starts_with('*') || comment.contains('<') => {
                 let callee = indirect(comment, base, symbols);

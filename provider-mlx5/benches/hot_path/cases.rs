@@ -161,7 +161,7 @@ fn write_sge(bench: &mut Bench) -> u64 {
     time
 }
 
-/// The piece is made for each request.
+/// The SGE is made for each request.
 fn write_sge_made(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, &(address, length, lkey)) in bench.fields.iter().enumerate() {
@@ -175,7 +175,7 @@ fn write_sge_made(bench: &mut Bench) -> u64 {
     time
 }
 
-/// What it costs that other queues may ring the same register: nobody does here.
+/// What it costs that other queues may ring the same register, although none does here.
 fn write_sge_shared_register(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, [sge]) in bench.sges.iter().enumerate() {
@@ -468,7 +468,7 @@ fn poll_recv_16(bench: &mut Bench) -> u64 {
     time
 }
 
-/// Sends and receives by turns: no two completions in a row are of one kind.
+/// Sends and receives alternating: no two completions in a row are of one kind.
 fn poll_mixed_16(bench: &mut Bench) -> u64 {
     let (sends, receives) = (bench.rc.head(), bench.rq.head());
     for (i, sges) in bench.sges.iter().take(OPERATIONS / 2).enumerate() {

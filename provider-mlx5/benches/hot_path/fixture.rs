@@ -21,7 +21,8 @@ use super::polls::Many;
 use super::producer::Producer;
 
 const ENTRIES: u32 = 1024;
-/// As many as libmlx5's in the comparison: entries come back in order, so a post walks through all of them.
+/// As many as libmlx5's in the comparison: entries come back in order, so a post walks through all
+/// of them.
 pub(crate) const SRQ_ENTRIES: u32 = 512;
 
 /// Zeroed memory that is never freed.
@@ -283,8 +284,8 @@ impl Bench {
         self.poll_all();
     }
 
-    /// Completes the posted entries in the order in which they were posted: entries come back in that order too, so the
-    /// list stays what it was at first, a ring.
+    /// Completes the posted entries in the order in which they were posted: entries come back in
+    /// that order too, so the list stays what it was at first, a ring.
     pub(crate) fn retire_srq(&mut self) {
         for _ in 0..OPERATIONS {
             self.device.receive(self.srq_handle.user_index(), 0x103, self.srq_completed);

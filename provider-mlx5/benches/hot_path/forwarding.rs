@@ -3,8 +3,8 @@
 //! optimisation, "store forwarding"). Instructions do not show it: one such load doubled the time
 //! of a template's post.
 //!
-//! The program's whole text is read as objdump prints it, each function from top to bottom, as if no
-//! jump were taken.
+//! The program's whole text is read as objdump prints it, each function from top to bottom, as if
+//! no jump were taken.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ const HOT: [&str; 9] = [
 ];
 
 /// Functions that may: they build templates, or store to memory what they post, as a program may
-/// that keeps its pieces or headers there.
+/// that keeps its SGEs or headers there.
 const ALLOWED: [&str; 3] = ["::long_template", "grid_more::written", "grid::tso"];
 
 /// Bytes of memory: from `base` (a register) plus `start` on.

@@ -16,7 +16,7 @@ use super::producer::Producer;
 use super::{OPERATIONS, measured};
 
 const DEPTH: u32 = 1024;
-const ROOM: u32 = 2048;
+const BUFFER_BYTES: u32 = 2048;
 
 /// A queue of frames and its device.
 pub(crate) struct Frames {
@@ -34,15 +34,18 @@ impl Frames {
         let (mut cq, device) = fixture::completion_queue_of(&table, 2 * DEPTH, None);
         let handle = fixture::handle(&table, &[cq.monitor()], [0, DEPTH], None);
         let mut receives = fixture::recv_queue_of(&handle, DEPTH);
-        let memory = fixture::leak((DEPTH * ROOM) as usize).as_ptr();
+        let memory = fixture::leak((DEPTH * BUFFER_BYTES) as usize).as_ptr();
         for i in 0..DEPTH {
-            let buffer = memory.wrapping_add((i * ROOM) as usize).expose_provenance() as u64;
+            let buffer =
+                memory.wrapping_add((i * BUFFER_BYTES) as usize).expose_provenance() as u64;
             // SAFETY: leaked, and used by this queue alone.
-            unsafe { receives.build(buffer, &[Sge::new(buffer, ROOM, 0x1000)]) }.expect("space");
+            unsafe { receives.build(buffer, &[Sge::new(buffer, BUFFER_BYTES, 0x1000)]) }
+                .expect("space");
         }
         receives.publish();
         // SAFETY: the queues are used through the result alone; buffers as just posted.
-        let queue = unsafe { FrameQueue::new(&mut cq, &mut receives, ROOM) }.expect("they fit");
+        let queue =
+            unsafe { FrameQueue::new(&mut cq, &mut receives, BUFFER_BYTES) }.expect("they fit");
         Self { queue, cq, _receives: receives, handle, device, arrived: 0 }
     }
 

@@ -1,7 +1,8 @@
 //! The surface: operation by payload by form, each point counted.
 //!
-//! Points are named `form operation payload`: `alone write const 64`, `batch16 send sge 3`. `const` is inline data of a length
-//! known at compile time, `run` of one known at run time; `sge` is an array of SGEs, `sges` a slice of them.
+//! Points are named `form operation payload`: `alone write const 64`, `batch16 send sge 3`. `const`
+//! is inline data of a length known at compile time, `run` of one known at run time; `sge` is an
+//! array of SGEs, `sges` a slice of them.
 
 use std::hint::black_box;
 
@@ -23,7 +24,7 @@ use super::grid_more;
 use super::producer::Producer;
 use super::{OPERATIONS, measured};
 
-/// Blocks of the ring: room for the longest requests of one run, twice.
+/// Blocks of the ring: space for the longest requests of one run, twice.
 const BLOCKS: u32 = 8192;
 const MAX_SGE: u32 = 16;
 /// As many bytes as a request of four blocks takes behind a remote address.
@@ -395,7 +396,8 @@ fn tso(points: &mut Vec<Point>) {
     });
 }
 
-/// Requests whose operation is known at run time, one and 16 in a list; with one SGE for each of these lengths.
+/// Requests whose operation is known at run time, one and 16 in a list; with one SGE for each of
+/// these lengths.
 fn lists(points: &mut Vec<Point>, name: String, inline: bool, lengths: Vec<usize>) {
     for count in [1, 16] {
         let mut rig = Rig::<Rc>::new(register());

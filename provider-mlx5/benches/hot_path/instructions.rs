@@ -21,7 +21,8 @@ pub(crate) fn count(name: &str, mut run: impl FnMut() -> u64) {
     valgrind::dump(&name);
 }
 
-/// Runs this program with `argument` under callgrind; instructions per operation by the name given to [`count`].
+/// Runs this program with `argument` under callgrind; instructions per operation by the name given
+/// to [`count`].
 ///
 /// # Errors
 /// What is missing, in words.

@@ -1,7 +1,8 @@
 //! Instruction counts against the limits that are checked in.
 //!
-//! Callgrind counts the same instructions each time, so a limit is what was reached when it was set, and a few percent.
-//! Another compiler makes other code: then the limits are generous, and the answer says so.
+//! Callgrind counts the same instructions each time, so a limit is what was reached when it was
+//! set, and a few percent. Another compiler makes other code: then the limits are generous, and the
+//! answer says so.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -48,14 +49,14 @@ impl Limits {
         };
         let text = std::fs::read_to_string(self.path()).expect("the limits are checked in");
         let set_by = text.lines().next().and_then(|line| line.strip_prefix("# "));
-        let room = self.room(set_by.unwrap_or_default());
+        let factor = self.factor(set_by.unwrap_or_default());
         let (mut good, mut checked) = (true, 0);
         println!("{:<34} {:>8} {:>8}", "instructions", "now", "set");
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let Some((name, limit)) = line.rsplit_once(' ') else { continue };
             let (name, limit): (_, f64) = (name.trim(), limit.parse().expect("a number"));
             let now = counts.get(name).copied().unwrap_or(f64::INFINITY);
-            let exceeded = now > limit * room;
+            let exceeded = now > limit * factor;
             (good, checked) = (good && !exceeded, checked + 1);
             if exceeded || self.shows_all {
                 let mark = if exceeded { "  EXCEEDED" } else { "" };
@@ -67,7 +68,7 @@ impl Limits {
     }
 
     /// What a count may be, as a multiple of its limit.
-    fn room(&self, set_by: &str) -> f64 {
+    fn factor(&self, set_by: &str) -> f64 {
         let here = compiler();
         if here == set_by {
             return self.same_compiler;

@@ -1,4 +1,5 @@
-//! Polls of completions that come in no convenient order: of many queues, in both directions, and of every form.
+//! Polls of completions that come in no convenient order: of many queues, in both directions, and
+//! of every form.
 
 use std::hint::black_box;
 
@@ -240,7 +241,7 @@ pub(crate) fn compressed_16(bench: &mut Bench) -> u64 {
     many.poll(16, |_| 0)
 }
 
-/// A post and its completion by turns: the poller learns of each request with its completion.
+/// A post and its completion alternating: the poller learns of each request with its completion.
 pub(crate) fn post_poll_1(bench: &mut Bench) -> u64 {
     let Many { cq, device, pairs, .. } = &mut bench.many;
     let Pair { sends, handle, sent, .. } = &mut pairs[0];

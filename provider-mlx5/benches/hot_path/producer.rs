@@ -1,6 +1,6 @@
 //! The device's part of a completion queue, played by the benchmark.
 
-/// Writes CQEs into a ring of 64-byte entries, whoever polls it.
+/// Writes CQEs into a ring of 64-byte entries, as the device does.
 #[derive(Debug)]
 pub(crate) struct Producer {
     ring: *mut u8,
@@ -12,7 +12,8 @@ pub(crate) struct Producer {
 /// `op_own` of a requester's and of a responder's (send without immediate) CQE.
 const REQUESTER: u8 = 0x00;
 const RESPONDER: u8 = 0x20;
-/// Of a responder's with immediate, with 32 bytes of data, that failed, and that opens a compressed session.
+/// Of a responder's with immediate, with 32 bytes of data, that failed, and that opens a compressed
+/// session.
 const IMMEDIATE: u8 = 0x30;
 const INLINE: u8 = 0x24;
 const ERROR: u8 = 0xe0;
@@ -20,7 +21,8 @@ const COMPRESSED: u8 = 0x2c;
 
 impl Producer {
     /// # Safety
-    /// `ring` is the ring of a CQ that lives as long as this value, polled by the thread that uses it.
+    /// `ring` is the ring of a CQ that lives as long as this value, polled by the thread that uses
+    /// it.
     pub(crate) unsafe fn new(ring: *mut u8, entries: u32) -> Self {
         Self { ring, entries, produced: 0 }
     }
