@@ -16,7 +16,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::counters::{Bound, Counters};
 use super::matches::{Ethernet, Ipv4, Ipv6, Ports, head};
-use super::{Flow, Rule, Traffic};
+use super::{Flow, Parts, Rule, Traffic};
 use crate::device::layer::Layer;
 use crate::error::{Error, Result};
 use crate::host::privilege;
@@ -206,7 +206,8 @@ impl<'q> FlowBuilder<'q> {
             bound.keep();
         }
         drop(bound);
-        let rule = Arc::new(Rule::new(context, made.flow_handle, self.counters));
+        let parts = Parts { counters: self.counters, ..Parts::default() };
+        let rule = Arc::new(Rule::new(context, made.flow_handle, parts));
         self.target.keep_rule(rule.clone());
         Ok(Flow { rule })
     }

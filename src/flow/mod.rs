@@ -43,11 +43,16 @@
 //! [`UdpMulticast`], [`FiveTuple`], [`Port`] and [`Sniffer`] are rules whose parts are right for
 //! what they are named after ([`Traffic`]).
 //!
+//! A [`Matcher`] and its rules say the same in the device's own form, in which more fields and
+//! actions can be named.
+//!
 //! A rule lives as long as its [`Flow`], and no longer than its queue pair: destroying that is
 //! refused while rules lead to it, and dropping it takes them along. Rules need CAP_NET_RAW.
 
+mod action;
 mod build;
 pub mod counters;
+mod matcher;
 mod matches;
 mod membership;
 mod spread;
@@ -57,13 +62,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uverbs_uapi::objects::flow::destroy;
 
+pub use action::FlowAction;
 pub use build::{FlowBuilder, FlowKind};
+pub use matcher::{MatchedFlowBuilder, Matcher, MatcherOptions};
 pub use matches::{Ethernet, Ipv4, Ipv6, Masked, Ports};
 pub use membership::Membership;
 pub use spread::Spread;
 pub use traffic::{
     FiveTuple, FiveTupleV6, Leftovers, Port, Protocol, Sharing, Sniffer, Traffic, UdpMulticast,
 };
+pub use uverbs_uapi::flags::FlowFlags;
+pub use uverbs_uapi::mlx5::enums::{FlowTableType, PacketReformatType};
 
 use self::counters::Counters;
 use crate::device::context::Context;
@@ -85,14 +94,23 @@ pub struct Flow {
 pub(super) struct Rule {
     context: Context,
     handle: u32,
-    /// What it counts into, held as long as the rule is there.
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
     live: bool,
+    parts: Parts,
+}
+
+/// What a rule consists of, kept as long as it is there.
+#[derive(Debug, Default)]
+struct Parts {
     counters: Option<Counters>,
+    #[allow(dead_code, reason = "held for their lifetime")]
+    matcher: Option<Matcher>,
+    #[allow(dead_code, reason = "held for their lifetime")]
+    actions: Vec<FlowAction>,
 }
 
 impl Flow {
@@ -119,8 +137,8 @@ impl Drop for Flow {
 }
 
 impl Rule {
-    fn new(context: Context, handle: u32, counters: Option<Counters>) -> Self {
-        Self { context, handle, state: Mutex::new(State { live: true, counters }) }
+    fn new(context: Context, handle: u32, parts: Parts) -> Self {
+        Self { context, handle, state: Mutex::new(State { live: true, parts }) }
     }
 
     /// Does nothing in a forked child: the rule is the parent's, and another thread may have held
@@ -140,7 +158,7 @@ impl Rule {
         request.handle(destroy::HANDLE, self.handle);
         commands.destroy(DESTROY, &mut request)?;
         state.live = false;
-        if let Some(counters) = state.counters.take() {
+        if let Some(counters) = std::mem::take(&mut state.parts).counters {
             counters.unbind();
         }
         Ok(())

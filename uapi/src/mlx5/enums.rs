@@ -42,6 +42,28 @@ crate::macros::abi_enums! {
         HEADER_MODIFY_PATTERN_SW_ICM = 3 MLX5_IB_UAPI_DM_TYPE_HEADER_MODIFY_PATTERN_SW_ICM,
         ENCAP_SW_ICM = 4 MLX5_IB_UAPI_DM_TYPE_ENCAP_SW_ICM,
     }
+
+    /// Table of steering rules in the device's form.
+    enum FlowTableType: u32 {
+        /// Frames that the port receives.
+        NIC_RX = 0 MLX5_IB_UAPI_FLOW_TABLE_TYPE_NIC_RX,
+        /// Frames that the port sends.
+        NIC_TX = 1 MLX5_IB_UAPI_FLOW_TABLE_TYPE_NIC_TX,
+        /// The embedded switch.
+        FDB = 2 MLX5_IB_UAPI_FLOW_TABLE_TYPE_FDB,
+        /// RoCE packets that are received.
+        RDMA_RX = 3 MLX5_IB_UAPI_FLOW_TABLE_TYPE_RDMA_RX,
+        /// RoCE packets that are sent.
+        RDMA_TX = 4 MLX5_IB_UAPI_FLOW_TABLE_TYPE_RDMA_TX,
+    }
+
+    /// How a flow action changes a frame's headers.
+    enum PacketReformatType: u32 {
+        L2_TUNNEL_TO_L2 = 0 MLX5_IB_UAPI_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TUNNEL_TO_L2,
+        L2_TO_L2_TUNNEL = 1 MLX5_IB_UAPI_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TO_L2_TUNNEL,
+        L3_TUNNEL_TO_L2 = 2 MLX5_IB_UAPI_FLOW_ACTION_PACKET_REFORMAT_TYPE_L3_TUNNEL_TO_L2,
+        L2_TO_L3_TUNNEL = 3 MLX5_IB_UAPI_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TO_L3_TUNNEL,
+    }
 }
 
 impl MmapCommand {

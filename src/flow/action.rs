@@ -1,0 +1,100 @@
+//! What steering rules in the device's own form do to a frame's headers.
+//!
+//! No software device has these, and nothing here has been tried on an adapter: unconfirmed beyond
+//! the commands, which are compared with libmlx5's.
+
+use std::sync::Arc;
+
+use uverbs_uapi::mlx5::enums::{FlowTableType, PacketReformatType};
+use uverbs_uapi::mlx5::object::flow_action::{create_modify_header, create_packet_reformat};
+use uverbs_uapi::objects::flow_action::destroy;
+
+use crate::device::context::Context;
+use crate::error::{DestroyError, Error, Result};
+use crate::host::lifetime::{Kind, Object, destroy_unshared};
+
+const KIND: Kind = Kind {
+    verb: "destroy_flow_action",
+    name: "flow action",
+    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
+};
+
+/// A change of headers. Copies are handles of the same action.
+#[derive(Debug, Clone)]
+pub struct FlowAction {
+    object: Arc<Object<Context>>,
+}
+
+impl Context {
+    /// Makes an action that rewrites header fields: `actions` are in the device's form
+    /// (`set_add_copy_action_in_auto` of the PRM), for rules of `table`.
+    ///
+    /// # Errors
+    /// `Unsupported` for what the device lacks; other errors of the kernel.
+    #[doc(alias = "mlx5dv_create_flow_action_modify_header")]
+    pub fn create_modify_header(&self, actions: &[u8], table: FlowTableType) -> Result<FlowAction> {
+        use create_modify_header::{ACTIONS_PRM, Call, FT_TYPE, HANDLE};
+        const VERB: &str = "create_flow_action_modify_header";
+        let mut request = self.commands().request::<Call>();
+        request.new_handle(HANDLE);
+        let stored = request.input_bytes(ACTIONS_PRM, actions).map(drop);
+        stored.map_err(|error| Error::invalid(VERB, error.to_string()))?;
+        request.constant(FT_TYPE, table.0);
+        self.commands().send(VERB, &mut request)?;
+        Ok(FlowAction::new(self, request.created(HANDLE)))
+    }
+
+    /// Makes an action that puts `header` in front of frames, or takes a tunnel's off, for rules of
+    /// `table`.
+    ///
+    /// # Errors
+    /// `Unsupported` for what the device lacks; other errors of the kernel.
+    #[doc(alias = "mlx5dv_create_flow_action_packet_reformat")]
+    pub fn create_packet_reformat(
+        &self,
+        kind: PacketReformatType,
+        header: Option<&[u8]>,
+        table: FlowTableType,
+    ) -> Result<FlowAction> {
+        use create_packet_reformat::{Call, DATA_BUF, FT_TYPE, HANDLE, TYPE};
+        const VERB: &str = "create_flow_action_packet_reformat";
+        let mut request = self.commands().request::<Call>();
+        request.new_handle(HANDLE);
+        if let Some(header) = header {
+            let stored = request.input_bytes(DATA_BUF, header).map(drop);
+            stored.map_err(|error| Error::invalid(VERB, error.to_string()))?;
+        }
+        request.constant(TYPE, kind.0);
+        request.constant(FT_TYPE, table.0);
+        self.commands().send(VERB, &mut request)?;
+        Ok(FlowAction::new(self, request.created(HANDLE)))
+    }
+}
+
+impl FlowAction {
+    fn new(context: &Context, handle: Option<u32>) -> Self {
+        let object = Object::new(context.clone(), handle.unwrap_or_default(), &KIND);
+        Self { object: Arc::new(object) }
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.object.parent
+    }
+
+    /// The kernel's handle.
+    pub fn kernel_handle(&self) -> u32 {
+        self.object.handle
+    }
+
+    /// Destroys it.
+    ///
+    /// # Errors
+    /// `Busy` while rules or handles of it are there; errors of the kernel. It comes back unharmed.
+    #[doc(alias = "ibv_destroy_flow_action")]
+    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        let users = ("rule", "this action");
+        destroy_unshared(&mut self.object, KIND.verb, users, Object::destroy)
+            .map_err(|error| DestroyError::new(self, error))
+    }
+}

@@ -1,0 +1,285 @@
+//! Steering rules in the device's own form: a matcher has the mask and the priority, each of its
+//! rules a value, both in the layout of `fte_match_param` (PRM, and
+//! `struct mlx5_ifc_fte_match_param_bits` of `include/linux/mlx5/mlx5_ifc.h`).
+//!
+//! What the kernel checks is in `drivers/infiniband/hw/mlx5/fs.c`.
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use uverbs_mlx5::mmio::Register;
+use uverbs_mlx5::send_queue::RawEthernet;
+use uverbs_uapi::enums::FlowAttrType;
+use uverbs_uapi::flags::FlowFlags;
+use uverbs_uapi::mlx5::enums::FlowTableType;
+use uverbs_uapi::mlx5::flags::CreateFlowFlags;
+use uverbs_uapi::mlx5::object::{flow, flow_matcher};
+use uverbs_uapi::request::TooLong;
+
+use super::action::FlowAction;
+use super::build::VERB;
+use super::{Flow, Parts, Rule};
+use crate::device::context::Context;
+use crate::device::layer::Layer;
+use crate::devx::DevxObject;
+use crate::error::{DestroyError, Error, Result};
+use crate::host::lifetime::{Kind, Object, destroy_unshared};
+use crate::host::privilege;
+use crate::qp::rss::RssTarget;
+use crate::qp::{QueuePair, SteeringTarget};
+
+const CREATE: &str = "create_flow_matcher";
+const KIND: Kind = Kind {
+    verb: "destroy_flow_matcher",
+    name: "flow matcher",
+    destroy: |commands, verb, handle| {
+        commands.destroy_handle(verb, flow_matcher::destroy::HANDLE, handle)
+    },
+};
+
+/// What the rules of a matcher compare, and in which table they are.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MatcherOptions<'a> {
+    /// The bits that count, as in `fte_match_param`. What is left out at its end is 0.
+    pub mask: &'a [u8],
+    /// Which parts of the mask count (`match_criteria_enable`): bit 0 the outer headers, bit 1
+    /// miscellaneous parameters, bit 2 inner headers, and so on.
+    pub criteria: u8,
+    /// Of several rules that take a frame the one with the smallest number wins.
+    pub priority: u16,
+    /// The table; without it, the one of received frames, or of sent ones with
+    /// [`FlowFlags::EGRESS`].
+    pub table: Option<FlowTableType>,
+    /// The port, for tables of RDMA transport.
+    pub port: Option<u32>,
+    /// [`FlowFlags::EGRESS`], or none.
+    pub flags: FlowFlags,
+}
+
+/// The mask and priority that rules share: from [`Context::create_flow_matcher`]. Copies are
+/// handles of the same matcher.
+#[derive(Debug, Clone)]
+pub struct Matcher {
+    object: Arc<Object<Context>>,
+}
+
+impl Context {
+    /// Makes a matcher. Its rules are those of [`QueuePair::create_flow_by`],
+    /// [`RssTarget::create_flow_by`] and [`Matcher::create_flow`].
+    ///
+    /// # Errors
+    /// `Unsupported` for a table or fields that the device lacks; EPERM without CAP_NET_RAW; other
+    /// errors of the kernel.
+    #[doc(alias = "mlx5dv_create_flow_matcher")]
+    pub fn create_flow_matcher(&self, options: &MatcherOptions<'_>) -> Result<Matcher> {
+        use flow_matcher::create::*;
+        let mut request = self.commands().request::<Call>();
+        request.new_handle(HANDLE);
+        let stored = request.input_bytes(MATCH_MASK, options.mask).map(drop);
+        stored.map_err(|error| too_long(CREATE, &error))?;
+        request.select(FLOW_TYPE, FlowAttrType::NORMAL.0 as u8, &options.priority);
+        request.value(MATCH_CRITERIA, options.criteria);
+        if let Some(table) = options.table {
+            request.constant(FT_TYPE, table.0);
+        }
+        if let Some(port) = options.port {
+            request.value(IB_PORT, port);
+        }
+        if !options.flags.is_empty() {
+            request.flags(FLOW_FLAGS, options.flags.bits());
+        }
+        let sent = self.commands().send(CREATE, &mut request);
+        sent.map_err(|error| match Errno::from_raw(error.errno()) {
+            Errno::EPERM => error.because(privilege::lacking()),
+            Errno::EOPNOTSUPP => error.because("the device has no such table or match"),
+            _ => error,
+        })?;
+        let handle = request.created(HANDLE).unwrap_or_default();
+        Ok(Matcher { object: Arc::new(Object::new(self.clone(), handle, &KIND)) })
+    }
+}
+
+impl Matcher {
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.object.parent
+    }
+
+    /// Begins to make a rule that leads to no queue pair: one that drops, that leads to a firmware
+    /// object, or whose actions are all that happens.
+    #[doc(alias = "mlx5dv_create_flow")]
+    pub fn create_flow(&self, value: &[u8]) -> MatchedFlowBuilder<'static> {
+        MatchedFlowBuilder::new(self, value, Way::Unsaid)
+    }
+
+    /// Destroys it.
+    ///
+    /// # Errors
+    /// `Busy` while rules or handles of it are there; errors of the kernel. It comes back unharmed.
+    #[doc(alias = "mlx5dv_destroy_flow_matcher")]
+    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        let users = ("rule", "this matcher");
+        destroy_unshared(&mut self.object, KIND.verb, users, Object::destroy)
+            .map_err(|error| DestroyError::new(self, error))
+    }
+}
+
+impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
+    /// Begins to make a rule of `matcher` that brings frames here.
+    #[doc(alias = "mlx5dv_create_flow")]
+    pub fn create_flow_by(&mut self, matcher: &Matcher, value: &[u8]) -> MatchedFlowBuilder<'_> {
+        MatchedFlowBuilder::new(matcher, value, Way::To(self.steering_target()))
+    }
+}
+
+impl RssTarget {
+    /// Begins to make a rule of `matcher` that brings frames here.
+    #[doc(alias = "mlx5dv_create_flow")]
+    pub fn create_flow_by(&mut self, matcher: &Matcher, value: &[u8]) -> MatchedFlowBuilder<'_> {
+        MatchedFlowBuilder::new(matcher, value, Way::To(self.steering_target()))
+    }
+}
+
+/// Where the frames of a rule go.
+#[derive(Debug)]
+enum Way<'q> {
+    Unsaid,
+    To(&'q mut dyn SteeringTarget),
+    /// To a firmware object with this handle.
+    Object(u32),
+    Flag(CreateFlowFlags),
+}
+
+/// A counter made by a firmware command, and for a bulk of counters which of them.
+#[derive(Debug, Clone, Copy)]
+struct Counter {
+    handle: u32,
+    offset: Option<u32>,
+}
+
+/// Makes a rule of a matcher.
+#[derive(Debug)]
+#[must_use = "nothing is created until build() is called"]
+pub struct MatchedFlowBuilder<'q> {
+    matcher: Matcher,
+    value: Vec<u8>,
+    way: Way<'q>,
+    tag: Option<u32>,
+    counter: Option<Counter>,
+    actions: Vec<FlowAction>,
+}
+
+impl<'q> MatchedFlowBuilder<'q> {
+    fn new(matcher: &Matcher, value: &[u8], way: Way<'q>) -> Self {
+        let (matcher, value) = (matcher.clone(), value.to_vec());
+        Self { matcher, value, way, tag: None, counter: None, actions: Vec::new() }
+    }
+
+    /// The frames go to a firmware object: a flow table, or the receiving end (TIR) of queues.
+    pub fn to_object(mut self, object: &DevxObject) -> Self {
+        self.way = Way::Object(object.kernel_handle());
+        self
+    }
+
+    /// The frames are dropped.
+    pub fn drop_frames(mut self) -> Self {
+        self.way = Way::Flag(CreateFlowFlags::DROP);
+        self
+    }
+
+    /// The frames take the way of those that no rule of this table takes.
+    pub fn default_miss(mut self) -> Self {
+        self.way = Way::Flag(CreateFlowFlags::DEFAULT_MISS);
+        self
+    }
+
+    /// Completions of the frames say `tag`, 24 bits.
+    pub fn tag(mut self, tag: u32) -> Self {
+        self.tag = Some(tag);
+        self
+    }
+
+    /// The frames are counted by a firmware object: a flow counter, or counter `offset` of a bulk.
+    pub fn count(mut self, counter: &DevxObject, offset: Option<u32>) -> Self {
+        self.counter = Some(Counter { handle: counter.kernel_handle(), offset });
+        self
+    }
+
+    /// Changes the headers of the frames.
+    pub fn action(mut self, action: &FlowAction) -> Self {
+        self.actions.push(action.clone());
+        self
+    }
+
+    /// Adds the rule.
+    ///
+    /// # Errors
+    /// EINVAL for a way that the table does not have, or a tag of more than 24 bits; EEXIST if a
+    /// rule of the same match and priority excludes it, see the [module](super); `Unsupported` for
+    /// what the device lacks; EPERM without CAP_NET_RAW; other errors of the kernel.
+    pub fn build(self) -> Result<Flow> {
+        use flow::create::*;
+        let Self { matcher, value, way, tag, counter, actions } = self;
+        let context = matcher.context().clone();
+        for action in &actions {
+            context.require_same(VERB, action.context(), "flow action")?;
+        }
+        let handles: Vec<_> = actions.iter().map(FlowAction::kernel_handle).collect();
+        let counters: Vec<_> = counter.iter().map(|counter| counter.handle).collect();
+        let offset = counter.and_then(|counter| counter.offset).map(u32::to_ne_bytes);
+        let mut request = context.commands().request::<Call>();
+        request.new_handle(HANDLE);
+        request.handle(MATCHER, matcher.object.handle);
+        let stored = request.input_bytes(MATCH_VALUE, &value).map(drop);
+        stored.map_err(|error| too_long(VERB, &error))?;
+        match &way {
+            Way::Unsaid => {}
+            Way::To(target) => {
+                context.require_same(VERB, target.context(), "queue pair")?;
+                request.handle(DEST_QP, target.kernel_handle());
+            }
+            Way::Object(handle) => drop(request.handle(DEST_DEVX, *handle)),
+            Way::Flag(flag) => drop(request.flags(FLAGS, flag.bits())),
+        }
+        if let Some(tag) = tag {
+            request.value(TAG, tag);
+        }
+        let lists = [(ARR_COUNTERS_DEVX, &counters), (ARR_FLOW_ACTIONS, &handles)];
+        for (attribute, handles) in lists.into_iter().filter(|(_, list)| !list.is_empty()) {
+            let stored = request.handles(attribute, handles).map(drop);
+            stored.map_err(|error| too_long(VERB, &error))?;
+        }
+        if let Some(offset) = &offset {
+            request.input(ARR_COUNTERS_DEVX_OFFSET, offset);
+        }
+        context.commands().send(VERB, &mut request).map_err(explain)?;
+        let handle = request.created(HANDLE).unwrap_or_default();
+        let parts = Parts { matcher: Some(matcher), actions, ..Parts::default() };
+        let rule = Arc::new(Rule::new(context, handle, parts));
+        if let Way::To(target) = way {
+            target.keep_rule(rule.clone());
+        }
+        Ok(Flow { rule })
+    }
+}
+
+fn too_long(verb: &'static str, error: &TooLong) -> Error {
+    Error::invalid(verb, error.to_string())
+}
+
+/// What the refusal means: `MLX5_IB_METHOD_CREATE_FLOW` and `get_dests` of
+/// drivers/infiniband/hw/mlx5/fs.c.
+fn explain(error: Error) -> Error {
+    match Errno::from_raw(error.errno()) {
+        Errno::EPERM => error.because(privilege::lacking()),
+        Errno::EOPNOTSUPP => error.because("the device has no such match, action or destination"),
+        Errno::EEXIST => error.because(
+            "a rule of the same match and priority has another flow tag, or one drops the frames that the other \
+             delivers",
+        ),
+        Errno::EINVAL => error.because(
+            "the rule says no way for its frames, or several; or the flow tag has more than 24 bits",
+        ),
+        _ => error,
+    }
+}
