@@ -387,6 +387,17 @@ fn a_device_without_dynamic_connections_says_so() {
 }
 
 #[test]
+fn a_target_takes_no_queue_of_an_xrc_domain() {
+    let setup = Setup::new();
+    let (domain, cq) = (setup.context.open_xrcd().unwrap(), setup.cq.handle());
+    let srq = setup.pd.create_raw_srq(4).xrc(&domain, cq).build().unwrap();
+    let made = setup.pd.create_dc_receiver(cq, srq.handle(), KEY, PathOptions::default());
+    assert_eq!(made.unwrap_err().kind(), ErrorKind::InvalidInput);
+    let made = setup.pd.create_dc_receiver_in_reset(cq, srq.handle(), KEY);
+    assert_eq!(made.unwrap_err().kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
 fn endpoints_are_read_as_they_were_written() {
     let setup = Setup::new();
     let server = Server::new(&setup, REMOTE);

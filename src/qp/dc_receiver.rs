@@ -153,6 +153,10 @@ impl ProtectionDomain {
         context.commands().require_opener(VERB)?;
         context.require_same(VERB, cq.context(), "completion queue")?;
         context.require_same(VERB, srq.context(), "shared receive queue")?;
+        if srq.is_xrc() {
+            let cause = "an XRC shared receive queue has a completion queue of its own";
+            return Err(Error::invalid(VERB, cause));
+        }
         let path = LocalPath::resolve(&context, QpType::DcTarget, path, gid)?;
         let user = register(self, &context, cq, srq)?;
         let registry = context.inner().events.registry().clone();

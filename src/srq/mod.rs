@@ -343,6 +343,11 @@ impl<L> SrqHandle<L> {
         self.0.handle
     }
 
+    /// Whether it is one of an XRC domain, with a completion queue of its own.
+    pub(crate) fn is_xrc(&self) -> bool {
+        self.0.xrc.is_some()
+    }
+
     pub(crate) fn user(&self) -> &QueueHandle {
         &self.0.user
     }

@@ -197,7 +197,9 @@ impl Qp {
     }
 
     /// The CQ that a receive WQE completes to, and the user index (version 1) or SRQ number
-    /// (version 0) in its CQE.
+    /// (version 0) in its CQE. Those of a DC target have the target's own user index: libmlx5
+    /// finds it by that (`create_dct` and `get_resp_ctx_v1` in providers/mlx5). No adapter has
+    /// confirmed it.
     pub(super) fn receive_cq(&self, env: &Env, wqe: &ReceiveWqe) -> (Cqn, u32) {
         let srq = wqe.srq.and_then(|srqn| env.srqs.get(srqn.0));
         let xrc = srq.and_then(|srq| srq.params.xrc);
