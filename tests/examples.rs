@@ -35,6 +35,8 @@ fn every_example_does_what_it_says() {
     let server = run("srq_server");
     assert!(server.contains("1600 requests of 32 clients answered"), "{server}");
     assert!(!server.contains(", 0 refills"), "{server}");
+    let dynamic = run("dynamic");
+    assert!(dynamic.contains("reached 24 servers; their numbers add up to 114960"), "{dynamic}");
     let window = run("memory_window");
     assert!(window.contains("written through the window: borrowed"), "{window}");
     assert!(window.contains("taken back: RemoteAccess"), "{window}");
@@ -86,6 +88,7 @@ fn every_example_says_what_was_wrong_with_its_input() {
         "chat",
         "cm_reconnect",
         "cm_server",
+        "dynamic",
         "market_data",
         "replay",
         "srq_server",
