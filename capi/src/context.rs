@@ -170,7 +170,7 @@ fn table(context: ibv_context) -> verbs_context {
         alloc_dm: verbs::alloc_dm,
         free_dm: verbs::free_dm,
         modify_flow_action_esp: NONE,
-        destroy_flow_action: NONE,
+        destroy_flow_action: verbs::destroy_flow_action,
         create_flow_action_esp: NONE,
         modify_qp_rate_limit: verbs::modify_qp_rate_limit,
         alloc_parent_domain: verbs::alloc_parent_domain,

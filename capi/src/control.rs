@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::time::Duration;
 
 use uverbs::events::ObjectId;
-use uverbs::flow::FlowBuilder;
+use uverbs::flow::{FlowBuilder, MatchedFlowBuilder, Matcher};
 use uverbs::qp::{Capacities, DcReceiver, Ece, RateLimit, XrcReceiver};
 use uverbs::qp_type::{Dci, RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::raw::{QpLayout, QueuePair};
@@ -77,6 +77,9 @@ queue_pair!(RawPacket {
     fn create_flow(&mut self) -> Option<FlowBuilder<'_>> {
         Some(self.create_flow())
     }
+    fn create_flow_by(&mut self, matcher: &Matcher, value: &[u8]) -> Option<MatchedFlowBuilder<'_>> {
+        Some(self.create_flow_by(matcher, value))
+    }
 });
 
 impl Control for XrcReceiver {
@@ -124,6 +127,13 @@ impl Control for RssTarget {
     }
     fn create_flow(&mut self) -> Option<FlowBuilder<'_>> {
         Some(self.create_flow())
+    }
+    fn create_flow_by(
+        &mut self,
+        matcher: &Matcher,
+        value: &[u8],
+    ) -> Option<MatchedFlowBuilder<'_>> {
+        Some(self.create_flow_by(matcher, value))
     }
     fn try_destroy(&mut self) -> Result<(), Error> {
         // SAFETY: after a success it is dropped only.

@@ -91,9 +91,17 @@ pub(crate) unsafe extern "C" fn read_counters(
 
 /// A steering rule.
 #[repr(C)]
-struct Rule {
+pub(crate) struct Rule {
     base: ibv_flow,
     library: Option<Flow>,
+}
+
+impl Rule {
+    /// The library's rule, for the program.
+    pub(crate) fn for_program(context: *mut ibv_context, flow: Flow) -> *mut ibv_flow {
+        let base = ibv_flow { comp_mask: 0, context, handle: 0 };
+        Box::into_raw(Box::new(Self { base, library: Some(flow) })).cast()
+    }
 }
 
 /// `ibv_create_flow`: rules lead to raw packet queue pairs.
@@ -111,10 +119,7 @@ pub(crate) unsafe extern "C" fn create_flow(
         wanted.build(builder).map_err(|error| failed(&error))
     });
     match made {
-        Ok(flow) => {
-            let base = ibv_flow { comp_mask: 0, context, handle: 0 };
-            Box::into_raw(Box::new(Rule { base, library: Some(flow) })).cast()
-        }
+        Ok(flow) => Rule::for_program(context, flow),
         Err(errno) => null(errno),
     }
 }

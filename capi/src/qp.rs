@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use uverbs::events::{DetachedEvent, ObjectId};
+use uverbs::flow::{FlowBuilder, MatchedFlowBuilder, Matcher};
 use uverbs::qp::{Capacities, Ece, QpAttrMask, QpAttributes, QpInfo, RateLimit, State};
 use uverbs::raw::QpLayout;
 use uverbs::{Error, Gid};
@@ -23,8 +24,9 @@ use crate::post::{self, SendTable};
 use crate::result::{code, null, refused};
 use crate::wr::{self, Building};
 
-/// `IBV_QP_DEST_QPN`: the kernel's query knows no attribute behind it.
-const LAST_OF_QUERY: c_int = 1 << 20;
+/// `IBV_QP_RATE_LIMIT`: the query knows neither it nor attributes behind it. libibverbs lets bits
+/// before it pass that mean nothing (`ibv_cmd_query_qp` of rdma-core 44 and 65).
+const BEHIND_QUERY: c_int = 1 << 25;
 
 /// What a DC target can be asked for (`mlx5_ib_dct_query_qp` in drivers/infiniband/hw/mlx5/qp.c).
 const OF_A_DC_TARGET: c_int = QpAttrMask::STATE
@@ -115,7 +117,11 @@ pub(crate) trait Control {
         Ok(())
     }
     /// Begins to make a steering rule that leads to it, if rules can.
-    fn create_flow(&mut self) -> Option<uverbs::flow::FlowBuilder<'_>> {
+    fn create_flow(&mut self) -> Option<FlowBuilder<'_>> {
+        None
+    }
+    /// Begins to make a rule of a matcher that leads to it, if rules can.
+    fn create_flow_by(&mut self, _: &Matcher, _value: &[u8]) -> Option<MatchedFlowBuilder<'_>> {
         None
     }
     /// `ibv_destroy_qp`: `TimedOut` while events are held. After a success it is dropped only.
@@ -308,7 +314,7 @@ pub(crate) unsafe extern "C" fn query_qp(
     mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    if mask > LAST_OF_QUERY {
+    if mask & !(BEHIND_QUERY - 1) != 0 {
         return refused(libc::EOPNOTSUPP);
     }
     // SAFETY: the caller's queue pair.

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::*;
 use crate::{
-    ah, channel, context, cq, events, extras, flow, memory, pd, qp, query, srq, window, wq, xrc,
+    ah, channel, context, cq, dv, events, extras, flow, memory, pd, qp, query, srq, window, wq, xrc,
 };
 
 /// Each row is a verb: what it does to objects, and which function it is. Arguments are `given` by
@@ -180,6 +180,7 @@ verbs! {
     Makes "C" create_flow =
         flow(given qp: *mut ibv_qp, given attr: *mut ibv_flow_attr) -> *mut ibv_flow;
     Destroys "C" destroy_flow = flow(given flow: *mut ibv_flow) -> c_int;
+    Destroys "C" destroy_flow_action = dv(given action: *mut ibv_flow_action) -> c_int;
     Makes "C" create_counters =
         flow(given context: *mut ibv_context, given attr: *mut c_void) -> *mut ibv_counters;
     Destroys "C" destroy_counters = flow(given counters: *mut ibv_counters) -> c_int;

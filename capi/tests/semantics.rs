@@ -48,6 +48,11 @@ fn programs_write_requests_and_read_completions_themselves() {
 }
 
 #[test]
+fn matchers_and_their_rules_bring_frames() {
+    runs("matchers.c", &["-libverbs", "-lmlx5"]);
+}
+
+#[test]
 fn requests_are_in_the_ring_as_they_were_asked_for() {
     runs("requests.c", &["-libverbs", "-lmlx5"]);
 }

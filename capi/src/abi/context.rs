@@ -94,7 +94,7 @@ super::c_structs! {
         alloc_dm: unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm,
         free_dm: unsafe extern "C" fn(*mut ibv_dm) -> c_int,
         modify_flow_action_esp: Unused,
-        destroy_flow_action: Unused,
+        destroy_flow_action: unsafe extern "C" fn(*mut ibv_flow_action) -> c_int,
         create_flow_action_esp: Unused,
         modify_qp_rate_limit: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_rate_limit_attr) -> c_int,
         alloc_parent_domain:

@@ -63,6 +63,10 @@ super::c_structs! {
         context: *mut ibv_context,
     }
 
+    struct ibv_flow_action {
+        context: *mut ibv_context,
+    }
+
     struct ibv_flow {
         comp_mask: u32,
         context: *mut ibv_context,

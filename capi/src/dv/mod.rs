@@ -10,6 +10,7 @@
 mod build;
 mod channels;
 mod devx;
+mod matchers;
 mod objects;
 mod pages;
 mod queues;
@@ -27,6 +28,7 @@ use crate::result::{code, null, refused};
 pub(crate) use build::DirectQp;
 pub(crate) use channels::{Answers, Events};
 pub(crate) use devx::{Memory, Object};
+pub(crate) use matchers::{Matcher, destroy_flow_action};
 pub(crate) use pages::{Pacing, Uar, Var};
 
 /// `struct mlx5dv_context_attr`, as far as all releases have it.

@@ -5,10 +5,13 @@ use std::ffi::{c_int, c_void};
 use super::build::DirectQp;
 use super::channels::{Answers, Events};
 use super::devx::{Memory, MemoryIn, Object};
+use super::matchers::{Action, Matcher, MatcherAttr, Parameters};
 use super::objects::Objects;
 use super::pages::{Pacing, Uar, Var};
 use super::queues::{CqAttr, QpAttr, WqAttr};
-use super::{ClockInfo, ContextAttr, DeviceContext, build, channels, devx, objects, pages, queues};
+use super::{
+    ClockInfo, ContextAttr, DeviceContext, build, channels, devx, matchers, objects, pages, queues,
+};
 use crate::abi::*;
 use crate::dv;
 use crate::verbs::verbs;
@@ -45,6 +48,30 @@ verbs! {
         given flags: u32
     ) -> *mut Pacing;
     Destroys "C" pp_free = pages(given entry: *mut Pacing) -> ();
+    Makes "C" create_flow_matcher = matchers(
+        given context: *mut ibv_context, at attr: *const MatcherAttr
+    ) -> *mut Matcher;
+    Destroys "C" destroy_flow_matcher = matchers(given matcher: *mut Matcher) -> c_int;
+    Makes "C" create_flow = matchers(
+        given matcher: *mut Matcher, at value: *const Parameters, given count: usize,
+        at actions: *const Action
+    ) -> *mut ibv_flow;
+    Makes "C" create_flow_action_modify_header = matchers(
+        given context: *mut ibv_context, given length: usize, at actions: *const c_void,
+        given table: u32
+    ) -> *mut ibv_flow_action;
+    Makes "C" create_flow_action_packet_reformat = matchers(
+        given context: *mut ibv_context, given length: usize, at data: *const c_void,
+        given kind: u32, given table: u32
+    ) -> *mut ibv_flow_action;
+}
+
+verbs! {
+    "";
+    Makes "C" __mlx5dv_create_flow = matchers(
+        given matcher: *mut Matcher, at value: *const Parameters, given count: usize,
+        at actions: *const Action, given size: usize
+    ) -> *mut ibv_flow;
 }
 
 verbs! {

@@ -165,7 +165,9 @@ objects! {
     ibv_dm: DeviceMemory;
     ibv_counters: Counters;
     ibv_flow: Flow;
+    ibv_flow_action: FlowAction;
     ibv_device: Device;
+    dv::Matcher: FlowMatcher;
     dv::DirectQp: DirectQp;
     dv::Object: FirmwareObject;
     dv::Memory: FirmwareMemory;
