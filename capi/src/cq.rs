@@ -148,9 +148,14 @@ struct Wanted {
     domain: *mut ibv_pd,
 }
 
-/// Whether `MLX5_CQE_SIZE` asks for entries of 128 bytes.
-pub(crate) fn is_wide_by_default() -> bool {
-    std::env::var("MLX5_CQE_SIZE").is_ok_and(|size| size == "128")
+/// Whether `MLX5_CQE_SIZE` asks for entries of 128 bytes; `None` for a size that no CQ has, with
+/// which libmlx5 makes none (`get_cqe_size`).
+pub(crate) fn is_wide_by_default() -> Option<bool> {
+    match std::env::var("MLX5_CQE_SIZE").as_deref() {
+        Err(_) | Ok("64") => Some(false),
+        Ok("128") => Some(true),
+        Ok(_) => None,
+    }
 }
 
 /// Makes a completion queue.
@@ -263,6 +268,7 @@ pub(crate) unsafe extern "C" fn create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
+    let Some(wide) = is_wide_by_default() else { return null(libc::EINVAL) };
     let wanted = Wanted {
         cqe: cqe.max(0) as u32,
         cq_context,
@@ -270,7 +276,7 @@ pub(crate) unsafe extern "C" fn create_cq(
         vector: comp_vector as u32,
         ignore_overrun: false,
         one_thread: false,
-        wide: is_wide_by_default(),
+        wide,
         compression: None,
         domain: std::ptr::null_mut(),
     };
@@ -283,8 +289,9 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attributes: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
+    let Some(wide) = is_wide_by_default() else { return null(libc::EINVAL) };
     // SAFETY: the caller's objects.
-    unsafe { create_cq_of_mlx5(context, attributes, is_wide_by_default(), None) }
+    unsafe { create_cq_of_mlx5(context, attributes, wide, None) }
 }
 
 /// `ibv_create_cq_ex`, with entries of 128 bytes if `wide`, and compressed.

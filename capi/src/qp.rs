@@ -26,7 +26,7 @@ use crate::wr::{self, Building};
 
 /// `IBV_QP_RATE_LIMIT`: the query knows neither it nor attributes behind it. libibverbs lets bits
 /// before it pass that mean nothing (`ibv_cmd_query_qp` of rdma-core 44 and 65).
-const BEHIND_QUERY: c_int = 1 << 25;
+const FIRST_NOT_QUERIED: c_int = 1 << 25;
 
 /// What a DC target can be asked for (`mlx5_ib_dct_query_qp` in drivers/infiniband/hw/mlx5/qp.c).
 const OF_A_DC_TARGET: c_int = QpAttrMask::STATE
@@ -314,7 +314,7 @@ pub(crate) unsafe extern "C" fn query_qp(
     mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    if mask & !(BEHIND_QUERY - 1) != 0 {
+    if mask & !(FIRST_NOT_QUERIED - 1) != 0 {
         return refused(libc::EOPNOTSUPP);
     }
     // SAFETY: the caller's queue pair.

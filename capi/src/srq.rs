@@ -128,7 +128,9 @@ unsafe fn create(
     xrc: Option<(&Xrcd, &Cq)>,
 ) -> *mut ibv_srq {
     let Some(library) = domain.domain() else { return null(libc::EINVAL) };
-    let mut builder = library.create_raw_srq(attr.attr.max_wr).max_sge(attr.attr.max_sge.max(1));
+    // libibverbs takes queues without receives.
+    let (receives, sges) = (attr.attr.max_wr.max(1), attr.attr.max_sge.max(1));
+    let mut builder = library.create_raw_srq(receives).max_sge(sges);
     if let Some((xrcd, cq)) = xrc {
         let (Some(xrcd), Some(cq)) = (xrcd.library(), cq.handle()) else {
             return null(libc::EINVAL);

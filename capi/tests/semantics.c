@@ -231,6 +231,9 @@ static void short_attributes(struct ibv_cq *cq)
 	CHECK(ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_RESET);
 	CHECK(attr.rate_limit == 0xa5a5a5a5);
 	CHECK(ibv_query_qp(qp, &attr, IBV_QP_STATE | IBV_QP_RATE_LIMIT, &init) == EOPNOTSUPP);
+	/* Bits that mean nothing, as pyverbs passes them. */
+	CHECK(ibv_query_qp(qp, &attr, IBV_QP_RATE_LIMIT - 1, &init) == 0 && attr.qp_state == IBV_QPS_RESET);
+	CHECK(ibv_query_qp(qp, &attr, -1, &init) == EOPNOTSUPP);
 	CHECK(ibv_destroy_qp(qp) == 0);
 }
 
@@ -329,6 +332,7 @@ static void depths(struct ibv_cq *cq)
 	struct ibv_device_attr device;
 	struct ibv_qp_init_attr attr;
 	struct ibv_srq_init_attr srq = { .attr = { .max_sge = 1 } };
+	struct ibv_srq *made;
 	int side;
 
 	CHECK(ibv_query_device(context, &device) == 0);
@@ -345,6 +349,31 @@ static void depths(struct ibv_cq *cq)
 	srq.attr.max_wr = device.max_srq_wr + 1;
 	errno = 0;
 	CHECK(ibv_create_srq(pd, &srq) == NULL && errno == EINVAL);
+	/* One without receives, as pyverbs makes it. */
+	memset(&srq, 0, sizeof srq);
+	made = ibv_create_srq(pd, &srq);
+	CHECK(made && ibv_destroy_srq(made) == 0);
+}
+
+/* As in libmlx5, a variable that asks for entries of a size that there is not is not passed over. */
+static void sizes_of_entries(void)
+{
+	static const char *const sizes[] = { "64", "128", "100" };
+	struct ibv_cq_init_attr_ex attr = { .cqe = 4 };
+	struct ibv_cq_ex *extended;
+	struct ibv_cq *cq;
+	int i;
+
+	for (i = 0; i < 3; i++) {
+		setenv("MLX5_CQE_SIZE", sizes[i], 1);
+		errno = 0;
+		cq = ibv_create_cq(context, 4, NULL, NULL, 0);
+		CHECK(i < 2 ? cq && ibv_destroy_cq(cq) == 0 : !cq && errno == EINVAL);
+		errno = 0;
+		extended = ibv_create_cq_ex(context, &attr);
+		CHECK(i < 2 ? extended && ibv_destroy_cq(ibv_cq_ex_to_cq(extended)) == 0 : !extended && errno == EINVAL);
+	}
+	unsetenv("MLX5_CQE_SIZE");
 }
 
 /* The receiving end of XRC has no completion queue, whatever a program names: that one may go first. */
@@ -565,6 +594,7 @@ int main(void)
 	calls_within_calls();
 	resets();
 	depths(cq);
+	sizes_of_entries();
 	parent_domains();
 	receivers_of_xrc();
 	no_counters();

@@ -125,10 +125,11 @@ pub(crate) unsafe extern "C" fn create_cq(
     };
     let is_wide = match size {
         0 => cq::is_wide_by_default(),
-        64 => false,
-        128 => true,
-        _ => return null(libc::EINVAL),
+        64 => Some(false),
+        128 => Some(true),
+        _ => None,
     };
+    let Some(is_wide) = is_wide else { return null(libc::EINVAL) };
     // SAFETY: the caller's objects.
     unsafe { cq::create_cq_of_mlx5(context, attr, is_wide, compression) }
 }
