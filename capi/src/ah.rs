@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     let errno = destroy(unsafe { &mut (*ah.cast::<Ah>()).library }, AddressHandle::destroy);
     if errno == 0 {
         // SAFETY: from `pointer`, and freed once.
-        drop(unsafe { Box::from_raw(ah.cast::<Ah>()) });
+        unsafe { crate::observe::free(ah.cast::<Ah>()) };
     }
     errno
 }

@@ -100,7 +100,7 @@ pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_chan
         return refused(libc::EBUSY);
     }
     // SAFETY: from `create_comp_channel`, and freed once.
-    drop(unsafe { Box::from_raw(channel.cast::<Channel>()) });
+    unsafe { crate::observe::free(channel.cast::<Channel>()) };
     0
 }
 

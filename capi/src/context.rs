@@ -219,9 +219,10 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
 /// `ibv_close_device`. Objects that are left hold the open file until they go.
 pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: from `into_raw`, and closed once.
-    drop(unsafe {
-        Box::from_raw(context.byte_sub(offset_of!(verbs_context, context)).cast::<Context>())
-    });
+    unsafe {
+        let whole = context.byte_sub(offset_of!(verbs_context, context));
+        crate::observe::free(whole.cast::<Context>());
+    }
     0
 }
 

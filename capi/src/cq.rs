@@ -357,7 +357,7 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         channel.remove(id);
     }
     // SAFETY: from `create`, and freed once.
-    drop(unsafe { Box::from_raw(cq.cast::<Cq>()) });
+    unsafe { crate::observe::free(cq.cast::<Cq>()) };
     0
 }
 

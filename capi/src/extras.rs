@@ -67,7 +67,7 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     let errno = destroy(unsafe { &mut (*dm.cast::<Dm>()).library }, DeviceMemory::free);
     if errno == 0 {
         // SAFETY: from `pointer`, and freed once.
-        drop(unsafe { Box::from_raw(dm.cast::<Dm>()) });
+        unsafe { crate::observe::free(dm.cast::<Dm>()) };
     }
     errno
 }

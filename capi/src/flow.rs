@@ -48,7 +48,7 @@ pub(crate) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) ->
         destroy(unsafe { &mut (*counters.cast::<CounterSet>()).library }, Counters::destroy);
     if errno == 0 {
         // SAFETY: from `pointer`, and freed once.
-        drop(unsafe { Box::from_raw(counters.cast::<CounterSet>()) });
+        unsafe { crate::observe::free(counters.cast::<CounterSet>()) };
     }
     errno
 }
@@ -130,7 +130,7 @@ pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
     let errno = destroy(unsafe { &mut (*flow.cast::<Rule>()).library }, Flow::destroy);
     if errno == 0 {
         // SAFETY: from `create_flow`, and freed once.
-        drop(unsafe { Box::from_raw(flow.cast::<Rule>()) });
+        unsafe { crate::observe::free(flow.cast::<Rule>()) };
     }
     errno
 }

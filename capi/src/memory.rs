@@ -145,7 +145,7 @@ pub(crate) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut 
 /// `ibv_unimport_mr`.
 pub(crate) unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
     // SAFETY: from `import_mr`, and freed once.
-    drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
+    unsafe { crate::observe::free(mr.cast::<Mr>()) };
 }
 
 /// `ibv_dereg_mr`.
@@ -154,7 +154,7 @@ pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     let errno = destroy(unsafe { &mut (*mr.cast::<Mr>()).region }, MemoryRegion::deregister);
     if errno == 0 {
         // SAFETY: from `pointer`, and freed once.
-        drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
+        unsafe { crate::observe::free(mr.cast::<Mr>()) };
     }
     errno
 }

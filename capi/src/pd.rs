@@ -95,7 +95,7 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         }
     }
     // SAFETY: from `pointer`, and freed once.
-    drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
+    unsafe { crate::observe::free(pd.cast::<Pd>()) };
     0
 }
 
@@ -109,7 +109,7 @@ pub(crate) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32
 /// `ibv_unimport_pd`.
 pub(crate) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
     // SAFETY: from `import_pd`, and freed once.
-    drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
+    unsafe { crate::observe::free(pd.cast::<Pd>()) };
 }
 
 /// `ibv_alloc_td`.
@@ -131,7 +131,7 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
         return refused(libc::EBUSY);
     }
     // SAFETY: from `alloc_td`, and freed once.
-    drop(unsafe { Box::from_raw(td.cast::<Td>()) });
+    unsafe { crate::observe::free(td.cast::<Td>()) };
     0
 }
 

@@ -364,7 +364,7 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
             objects.remove(&id);
         }
         queue_pair.remove_completions();
-        drop(Box::from_raw(qp.cast::<Qp>()));
+        crate::observe::free_queue_pair(qp.cast::<Qp>());
     }
     0
 }

@@ -194,7 +194,7 @@ pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
         if let Some(mut objects) = Context::of((*srq).context).objects() {
             objects.remove(&id);
         }
-        drop(Box::from_raw(srq.cast::<Srq>()));
+        crate::observe::free(srq.cast::<Srq>());
     }
     0
 }

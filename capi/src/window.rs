@@ -61,7 +61,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     let errno = destroy(unsafe { &mut (*mw.cast::<Mw>()).window }, MemoryWindow::dealloc);
     if errno == 0 {
         // SAFETY: from `pointer`, and freed once.
-        drop(unsafe { Box::from_raw(mw.cast::<Mw>()) });
+        unsafe { crate::observe::free(mw.cast::<Mw>()) };
     }
     errno
 }

@@ -215,7 +215,7 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
             objects.remove(&queue.id);
         }
         Cq::remove_closed((*wq).cq);
-        drop(Box::from_raw(wq.cast::<Wq>()));
+        crate::observe::free(wq.cast::<Wq>());
     }
     0
 }
@@ -295,7 +295,7 @@ pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(table: *mut ibv_rwq_ind_ta
         destroy(unsafe { &mut (*table.cast::<Table>()).library }, IndirectionTable::destroy);
     if errno == 0 {
         // SAFETY: from `pointer`, and freed once.
-        drop(unsafe { Box::from_raw(table.cast::<Table>()) });
+        unsafe { crate::observe::free(table.cast::<Table>()) };
     }
     errno
 }

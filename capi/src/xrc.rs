@@ -74,7 +74,7 @@ pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     let errno = destroy(unsafe { &mut (*xrcd.cast::<Xrcd>()).library }, XrcDomain::close);
     if errno == 0 {
         // SAFETY: from `pointer`, and freed once.
-        drop(unsafe { Box::from_raw(xrcd.cast::<Xrcd>()) });
+        unsafe { crate::observe::free(xrcd.cast::<Xrcd>()) };
     }
     errno
 }

@@ -67,6 +67,56 @@ static void lose_memory(void)
 	CHECK(ibv_dereg_mr(lost) == 0);
 }
 
+/* Inline functions of the header read an object before the library sees the call. */
+static void use_queues_that_are_gone(void)
+{
+	struct ibv_cq *gone_cq = ibv_create_cq(context, 4, NULL, NULL, 0);
+	struct ibv_qp *gone = make_qp(gone_cq, 4, IBV_QP_EX_WITH_SEND);
+	struct ibv_qp_ex *qx = ibv_qp_to_qp_ex(gone);
+	struct ibv_sge sge = { (uintptr_t)buffer, 8, mr->lkey };
+	struct ibv_send_wr send = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad_send = NULL;
+	struct ibv_recv_wr receive = { .sg_list = &sge, .num_sge = 1 }, *bad_receive = NULL;
+	struct ibv_wc wc;
+
+	CHECK(ibv_destroy_qp(gone) == 0 && ibv_destroy_cq(gone_cq) == 0);
+	CHECK(ibv_post_send(gone, &send, &bad_send) == EINVAL && bad_send == &send);
+	CHECK(ibv_post_recv(gone, &receive, &bad_receive) == EINVAL && bad_receive == &receive);
+	ibv_wr_start(qx);
+	ibv_wr_send(qx);
+	ibv_wr_set_sge(qx, mr->lkey, (uintptr_t)buffer, 8);
+	CHECK(ibv_wr_complete(qx) == EINVAL);
+	CHECK(ibv_poll_cq(gone_cq, 1, &wc) == -1);
+}
+
+static void build_wrongly(void)
+{
+	struct ibv_qp_ex *qx = ibv_qp_to_qp_ex(qp);
+	CHECK(ibv_wr_complete(qx) == EINVAL);
+	ibv_wr_start(qx);
+	ibv_wr_start(qx);
+	ibv_wr_abort(qx);
+}
+
+static void lose_memory_of_calls(void)
+{
+	struct ibv_qp_ex *qx = ibv_qp_to_qp_ex(qp);
+	struct ibv_mr *lost = ibv_reg_mr(pd, buffer, 64, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_wc wc;
+
+	ibv_wr_start(qx);
+	qx->wr_id = 4;
+	qx->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_write(qx, mr->rkey, (uintptr_t)buffer + 64);
+	ibv_wr_set_sge(qx, lost->lkey, (uintptr_t)buffer, 8);
+	CHECK(ibv_wr_complete(qx) == 0);
+	CHECK(ibv_dereg_mr(lost) == 0);
+	while (ibv_poll_cq(cq, 1, &wc) == 0)
+		;
+	/* The request has completed, however it ended, and uses no memory any more. */
+	lost = ibv_reg_mr(pd, buffer, 64, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(wc.wr_id == 4 && ibv_dereg_mr(lost) == 0);
+}
+
 /* The allocator gives addresses of objects that are gone to new ones, whichever verb makes them. */
 static void use_addresses_again(void)
 {
@@ -116,6 +166,9 @@ int main(int argc, char **argv)
 		destroy_twice();
 		mix_contexts(list[0]);
 		use_two_threads();
+		use_queues_that_are_gone();
+		build_wrongly();
+		lose_memory_of_calls();
 		lose_memory();
 	}
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0 && ibv_dereg_mr(mr) == 0);

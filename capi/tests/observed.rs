@@ -73,6 +73,13 @@ fn misuse_is_named() {
         "ibv_reg_mr_iova2: use after destroy: pd was a protection domain",
         "ibv_create_cq: wrong context: the completion channel (channel) belongs to another context",
         "ibv_post_send: posting from two threads: this queue pair has no lock",
+        "ibv_post_send: use after destroy: the argument was a queue pair, which ibv_destroy_qp has",
+        "ibv_post_recv: use after destroy",
+        "ibv_wr_start: use after destroy",
+        "ibv_poll_cq: use after destroy: the argument was a completion queue",
+        "ibv_wr_complete: nothing was begun",
+        "ibv_wr_start: this thread builds requests of this queue pair already",
+        "in flight, the first with wr_id 0x4",
         "in flight, the first with wr_id 0x3",
     ];
     let lines: Vec<_> = said.lines().collect();

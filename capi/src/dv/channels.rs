@@ -43,7 +43,7 @@ pub(crate) unsafe extern "C" fn create_cmd_comp(context: *mut ibv_context) -> *m
 /// `mlx5dv_devx_destroy_cmd_comp`.
 pub(crate) unsafe extern "C" fn destroy_cmd_comp(channel: *mut Answers) {
     // SAFETY: from `create_cmd_comp`, and freed once.
-    drop(unsafe { Box::from_raw(channel) });
+    unsafe { crate::observe::free(channel) };
 }
 
 /// `mlx5dv_devx_obj_query_async`.
@@ -95,7 +95,7 @@ pub(crate) unsafe extern "C" fn create_event_channel(
 /// `mlx5dv_devx_destroy_event_channel`.
 pub(crate) unsafe extern "C" fn destroy_event_channel(channel: *mut Events) {
     // SAFETY: from `create_event_channel`, and freed once.
-    drop(unsafe { Box::from_raw(channel) });
+    unsafe { crate::observe::free(channel) };
 }
 
 /// `mlx5dv_devx_subscribe_devx_event`. The size of the list is in bytes.

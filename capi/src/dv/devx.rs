@@ -156,7 +156,7 @@ pub(crate) unsafe extern "C" fn obj_destroy(object: *mut Object) -> c_int {
     let errno = destroy(unsafe { &mut (*object).library }, DevxObject::destroy);
     if errno == 0 {
         // SAFETY: from `pointer`, and freed once.
-        drop(unsafe { Box::from_raw(object) });
+        unsafe { crate::observe::free(object) };
     }
     errno
 }
@@ -341,7 +341,7 @@ pub(crate) unsafe extern "C" fn umem_dereg(memory: *mut Memory) -> c_int {
     let errno = destroy(unsafe { &mut (*memory).library }, Umem::destroy);
     if errno == 0 {
         // SAFETY: from `register`, and freed once.
-        drop(unsafe { Box::from_raw(memory) });
+        unsafe { crate::observe::free(memory) };
     }
     errno
 }

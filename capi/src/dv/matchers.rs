@@ -148,7 +148,7 @@ pub(crate) unsafe extern "C" fn destroy_flow_matcher(matcher: *mut Matcher) -> c
     let errno = destroy(unsafe { &mut (*matcher).library }, flow::Matcher::destroy);
     if errno == 0 {
         // SAFETY: from `pointer`, and freed once.
-        drop(unsafe { Box::from_raw(matcher) });
+        unsafe { crate::observe::free(matcher) };
     }
     errno
 }
@@ -354,7 +354,7 @@ pub(crate) unsafe extern "C" fn destroy_flow_action(action: *mut ibv_flow_action
     let errno = destroy(unsafe { &mut (*action).library }, FlowAction::destroy);
     if errno == 0 {
         // SAFETY: from `pointer`, and freed once.
-        drop(unsafe { Box::from_raw(action) });
+        unsafe { crate::observe::free(action) };
     }
     errno
 }

@@ -70,7 +70,7 @@ pub(crate) unsafe extern "C" fn alloc_uar(context: *mut ibv_context, flags: u32)
 /// `mlx5dv_devx_free_uar`.
 pub(crate) unsafe extern "C" fn free_uar(uar: *mut Uar) {
     // SAFETY: from `alloc_uar`, and freed once.
-    drop(unsafe { Box::from_raw(uar) });
+    unsafe { crate::observe::free(uar) };
 }
 
 /// `mlx5dv_alloc_var`.
@@ -92,7 +92,7 @@ pub(crate) unsafe extern "C" fn alloc_var(context: *mut ibv_context, flags: u32)
 /// `mlx5dv_free_var`.
 pub(crate) unsafe extern "C" fn free_var(var: *mut Var) {
     // SAFETY: from `alloc_var`, and freed once.
-    drop(unsafe { Box::from_raw(var) });
+    unsafe { crate::observe::free(var) };
 }
 
 /// `mlx5dv_pp_alloc`.
@@ -117,5 +117,5 @@ pub(crate) unsafe extern "C" fn pp_alloc(
 /// `mlx5dv_pp_free`.
 pub(crate) unsafe extern "C" fn pp_free(entry: *mut Pacing) {
     // SAFETY: from `pp_alloc`, and freed once.
-    drop(unsafe { Box::from_raw(entry) });
+    unsafe { crate::observe::free(entry) };
 }

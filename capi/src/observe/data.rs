@@ -28,15 +28,6 @@ pub(crate) fn operations(plain: ibv_context_ops) -> ibv_context_ops {
     ibv_context_ops { poll_cq, post_srq_recv, post_send, post_recv, ..plain }
 }
 
-/// Observes the functions of a queue pair that build requests, if that is asked for.
-pub(crate) fn building(ex: &mut ibv_qp_ex) {
-    if sees_data() {
-        ex.wr_start = wr_start;
-        ex.wr_complete = wr_complete;
-        ex.wr_abort = wr_abort;
-    }
-}
-
 /// Observes the functions of a completion queue that poll, if that is asked for.
 pub(crate) fn polling(ex: &mut ibv_cq_ex) {
     if sees_data() {
@@ -47,14 +38,14 @@ pub(crate) fn polling(ex: &mut ibv_cq_ex) {
 
 /// A request that has not completed.
 #[derive(Debug)]
-struct Posted {
-    wr_id: u64,
-    lkeys: Vec<u32>,
+pub(super) struct Posted {
+    pub(super) wr_id: u64,
+    pub(super) lkeys: Vec<u32>,
 }
 
 /// What was posted to a queue pair, or to a shared receive queue.
 #[derive(Debug)]
-struct Queue {
+pub(super) struct Queue {
     context: usize,
     /// The queue pair's number; `None` for a shared receive queue or a work queue.
     number: Option<u32>,
@@ -67,13 +58,13 @@ static QUEUES: Mutex<Option<HashMap<usize, Queue>>> = Mutex::new(None);
 /// Queue pairs without locks, and the threads that post to them now.
 static BUSY: Mutex<Option<HashMap<usize, ThreadId>>> = Mutex::new(None);
 
-fn locked<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
+pub(super) fn locked<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Records that this thread posts to a queue pair, and reports if another thread is posting to it
 /// now.
-fn enter(verb: &str, qp: *mut ibv_qp) {
+pub(super) fn enter(verb: &str, qp: *mut ibv_qp) {
     // SAFETY: a queue pair that is alive.
     if !wanted().check || unsafe { Qp::of(qp) }.send_lock.is_needed() {
         return;
@@ -89,7 +80,7 @@ fn enter(verb: &str, qp: *mut ibv_qp) {
     }
 }
 
-fn leave(qp: *mut ibv_qp) {
+pub(super) fn leave(qp: *mut ibv_qp) {
     if wanted().check {
         locked(&BUSY).get_or_insert_default().remove(&qp.addr());
     }
@@ -153,21 +144,21 @@ pub(super) fn modified(seen: Seen) {
 }
 
 /// Records a list of requests, and returns how many there are.
-fn entered(address: usize, queue: Queue, sends: bool, posted: Vec<Posted>) {
+pub(super) fn entered(address: usize, queue: Queue, sends: bool, posted: Vec<Posted>) {
     let mut queues = locked(&QUEUES);
     let queue = queues.get_or_insert_default().entry(address).or_insert(queue);
     if sends { queue.sends.extend(posted) } else { queue.receives.extend(posted) }
 }
 
 /// Takes back the last requests, which were refused.
-fn take_back(address: usize, sends: bool, count: usize) {
+pub(super) fn take_back(address: usize, sends: bool, count: usize) {
     let mut queues = locked(&QUEUES);
     let Some(queue) = queues.get_or_insert_default().get_mut(&address) else { return };
     let list = if sends { &mut queue.sends } else { &mut queue.receives };
     list.truncate(list.len().saturating_sub(count));
 }
 
-fn of_qp(qp: *mut ibv_qp) -> Queue {
+pub(super) fn of_qp(qp: *mut ibv_qp) -> Queue {
     // SAFETY: a queue pair that is alive.
     let (context, number) = unsafe { ((*qp).context.addr(), (*qp).qp_num) };
     let (sends, receives) = (VecDeque::new(), VecDeque::new());
@@ -256,7 +247,7 @@ unsafe fn length<W>(first: *mut W, next: impl Fn(&W) -> *mut W) -> usize {
     count
 }
 
-fn trace(verb: &str, what: &str) {
+pub(super) fn trace(verb: &str, what: &str) {
     if let (Some(trace), true) = (&wanted().trace, wanted().trace_data) {
         trace.line(verb, what);
     }
@@ -380,6 +371,12 @@ fn completed(context: usize, number: u32, wr_id: u64, is_send: bool) {
             list.drain(if is_send { 0 } else { place }..=place);
             return;
         }
+        if is_send {
+            // It was posted without any data, so that nothing is known of it. Those before it have
+            // completed; those behind it are forgotten, too.
+            list.clear();
+            return;
+        }
     }
     let shared = |queue: &&mut Queue| queue.context == context && queue.number.is_none();
     for queue in queues.values_mut().filter(shared).filter(|_| !is_send) {
@@ -413,43 +410,6 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) ->
         trace(VERB, &format!("cq={cq:p} -> {count}"));
     }
     count
-}
-
-/// The plain functions of a queue pair that build requests.
-///
-/// # Safety
-/// A queue pair that is alive.
-unsafe fn plain(qp: *mut ibv_qp_ex) -> ibv_qp_ex {
-    // SAFETY: the caller's promise; the copy is used for its functions only.
-    unsafe { (Qp::of(qp.cast()).send.wr)((&raw const (*qp).qp_base).read()) }
-}
-
-/// Observed `ibv_wr_start`.
-unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
-    let seen = Seen { address: qp.expose_provenance(), kind: Kind::Qp };
-    if wanted().check {
-        let _ = misuse::is_alive("ibv_wr_start", seen);
-    }
-    enter("ibv_wr_start", qp.cast());
-    // SAFETY: the caller's queue pair.
-    unsafe { (plain(qp).wr_start)(qp) };
-}
-
-/// Observed `ibv_wr_complete`.
-unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
-    // SAFETY: the caller's queue pair, after start.
-    let errno = unsafe { (plain(qp).wr_complete)(qp) };
-    leave(qp.cast());
-    trace("ibv_wr_complete", &format!("qp={qp:p} -> {errno}"));
-    errno
-}
-
-/// Observed `ibv_wr_abort`.
-unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller's queue pair, after start.
-    unsafe { (plain(qp).wr_abort)(qp) };
-    leave(qp.cast());
-    trace("ibv_wr_abort", &format!("qp={qp:p}"));
 }
 
 /// Observed `ibv_start_poll`.

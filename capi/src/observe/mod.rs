@@ -5,7 +5,9 @@
 //! are chosen when a device is opened and when a queue pair is made, so they pay nothing otherwise.
 
 mod argument;
+mod building;
 mod data;
+mod gone;
 mod misuse;
 mod trace;
 mod words;
@@ -13,7 +15,9 @@ mod words;
 use std::sync::OnceLock;
 
 pub(crate) use argument::{Answer, Argument, Count, MinusOne};
-pub(crate) use data::{building, operations, polling, work_queue_receives};
+pub(crate) use building::building;
+pub(crate) use data::{operations, polling, work_queue_receives};
+pub(crate) use gone::{free, free_queue_pair};
 
 /// What the environment asks for.
 #[derive(Debug)]
