@@ -144,6 +144,44 @@ fn the_smaller_of_two_mtus_counts() {
     });
 }
 
+/// Packets of one way leave as one message. The kernel refuses to cut it if one of them is longer
+/// than the interface carries by now. The others are sent nevertheless.
+#[test]
+fn packets_that_became_too_long_are_lost_alone() {
+    inside("traffic::packets_that_became_too_long_are_lost_alone", || {
+        let mut ends = Ends::across([1500, 1500], "10.9.0.1", "10.9.0.2");
+        let mut a = ends.near.setup.builder::<Ud>().build().unwrap();
+        let mut b = ends.there.setup.builder::<Ud>().build().unwrap();
+        a.activate().unwrap();
+        b.activate().unwrap();
+        let [from, to] = [&ends.near, &ends.there].map(|end| end.setup.region(1 << 15));
+        from.view().write(0, &pattern(1 << 15, 3)).unwrap();
+        let there = ends.near.setup.pd.create_ah(&a.address_of(&b.endpoint()).unwrap()).unwrap();
+        let address = there.datagram_to(&b.endpoint());
+        run("ip link set near mtu 600");
+        // SAFETY: both regions outlive the requests and are not touched meanwhile.
+        unsafe {
+            for n in 0..8 {
+                b.post_receive(n, &[to.sge(n as usize * 4096, 4096).unwrap()]).unwrap();
+            }
+            let mut batch = a.batch().unwrap();
+            for (n, len) in [1000, 1000, 1000, 300, 300, 200].into_iter().enumerate() {
+                let data = from.sge(n * 1000, len).unwrap();
+                let operation = op::To(Datagram(&address), op::Send);
+                batch.build(n as u64, operation, data, SIGNALED).unwrap();
+            }
+            batch.publish();
+        }
+        for (n, (at, len)) in [(3000, 300), (4000, 300), (5000, 200)].into_iter().enumerate() {
+            let got = success(&mut ends.there.setup.cq);
+            assert_eq!((got.wr_id, got.byte_len() as usize), (n as u64, GRH_BYTES + len));
+            let bytes = to.view().to_vec();
+            let sent = &pattern(1 << 15, 3)[at..][..len];
+            assert_eq!(bytes[n * 4096 + GRH_BYTES..][..len], *sent);
+        }
+    });
+}
+
 #[test]
 fn a_device_shows_its_address_and_its_interface() {
     inside("traffic::a_device_shows_its_address_and_its_interface", || {

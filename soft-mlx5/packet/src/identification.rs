@@ -59,8 +59,8 @@ fn product(a: u32, mut b: u32) -> u32 {
 }
 
 /// The framing that explains the CRC `found` of a packet of `len` transport bytes, where `expected`
-/// is its CRC with this source port, identification 0 and "don't fragment"; `None` if none does.
-pub(super) fn explain(expected: u32, found: u32, len: usize, source_port: u16) -> Option<Framing> {
+/// is its CRC with the framing `guess`; `None` if none with that source port does.
+pub(super) fn explain(expected: u32, found: u32, len: usize, guess: Framing) -> Option<Framing> {
     // The four bytes' difference, first byte lowest.
     let difference = product(*BACK.get(HEADER_BYTES_AFTER + len + 4)?, expected ^ found);
     let [high, low, flags, offset] = difference.to_le_bytes();
@@ -68,8 +68,9 @@ pub(super) fn explain(expected: u32, found: u32, len: usize, source_port: u16) -
     if offset != 0 || flags & !0x40 != 0 {
         return None;
     }
-    let identification = u16::from_be_bytes([high, low]);
-    Some(Framing { source_port, identification, dont_fragment: flags == 0 })
+    let identification = guess.identification ^ u16::from_be_bytes([high, low]);
+    let dont_fragment = guess.dont_fragment ^ (flags != 0);
+    Some(Framing { identification, dont_fragment, ..guess })
 }
 
 #[cfg(test)]
@@ -80,6 +81,8 @@ mod tests {
     use crate::rocev2::{explain_icrc_v4, icrc_v4};
 
     const ENDS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)];
+
+    const GUESS: Framing = Framing { source_port: 49_152, identification: 0, dont_fragment: true };
 
     /// The byte of the transport header that the CRC does not cover.
     const CONGESTION: usize = 4;
@@ -96,8 +99,11 @@ mod tests {
                 for dont_fragment in [true, false] {
                     let framing = Framing { source_port: 49_152, identification, dont_fragment };
                     let crc = icrc_v4(ENDS[0], ENDS[1], &packet, framing);
-                    let explained = explain_icrc_v4(ENDS[0], ENDS[1], &packet, 49_152, crc);
-                    assert_eq!(explained, Some(framing), "{len}");
+                    for guessed in [0, 3, identification] {
+                        let guess = Framing { identification: guessed, ..GUESS };
+                        let explained = explain_icrc_v4(ENDS[0], ENDS[1], &packet, guess, crc);
+                        assert_eq!(explained, Some(framing), "{len}");
+                    }
                 }
             }
         }
@@ -108,7 +114,7 @@ mod tests {
         let mut packet = bytes(300);
         let framing = Framing { source_port: 49_152, identification: 77, dont_fragment: true };
         let crc = icrc_v4(ENDS[0], ENDS[1], &packet, framing);
-        let explain = |packet: &[u8], crc| explain_icrc_v4(ENDS[0], ENDS[1], packet, 49_152, crc);
+        let explain = |packet: &[u8], crc| explain_icrc_v4(ENDS[0], ENDS[1], packet, GUESS, crc);
         let mut passed = 0;
         for bit in (0..300 * 8).filter(|bit| bit / 8 != CONGESTION) {
             packet[bit / 8] ^= 1 << (bit % 8);

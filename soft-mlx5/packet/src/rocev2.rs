@@ -7,7 +7,7 @@ use crc32fast::Hasher;
 use zerocopy::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Addressing, Gid, Packet, PacketError, identification};
+use super::{Addressing, Bth, Gid, Packet, PacketError, identification};
 
 /// The UDP destination port that IANA gave RoCEv2.
 pub const UDP_PORT: u16 = 4791;
@@ -136,22 +136,21 @@ pub fn icrc_v4(source: Ipv4Addr, destination: Ipv4Addr, packet: &[u8], framing: 
     icrc(masked.as_bytes(), packet, framing)
 }
 
-/// The framing with this source port for which `found` is the CRC of an IPv4 frame of these
-/// transport bytes, whatever its identification and "don't fragment"; `None` if it is wrong for
-/// all.
+/// The framing for which `found` is the CRC of an IPv4 frame of these transport bytes: that of
+/// `guess`, or one with its source port, whatever its identification and "don't fragment"; `None`
+/// if the CRC is wrong for all.
 pub fn explain_icrc_v4(
     source: Ipv4Addr,
     destination: Ipv4Addr,
     packet: &[u8],
-    source_port: u16,
+    guess: Framing,
     found: u32,
 ) -> Option<Framing> {
-    let framing = Framing { source_port, ..Framing::default() };
-    let expected = icrc_v4(source, destination, packet, framing);
+    let expected = icrc_v4(source, destination, packet, guess);
     if expected == found {
-        return Some(framing);
+        return Some(guess);
     }
-    identification::explain(expected, found, packet.len(), source_port)
+    identification::explain(expected, found, packet.len(), guess)
 }
 
 /// As [`icrc_v4`], for IPv6: traffic class, flow label and hop limit are replaced by ones.
@@ -170,18 +169,26 @@ pub fn icrc_v6(source: Ipv6Addr, destination: Ipv6Addr, packet: &[u8], framing: 
 /// Offset in the base transport header of the byte with FECN, BECN and reserved bits ("Resv8a").
 const CONGESTION_BYTE: usize = 4;
 
+/// Bytes that the CRC covers before the payload at most: the local route header's, IPv6, UDP and
+/// the base transport header.
+const MOST_MASKED: usize = 8 + size_of::<Ipv6>() + size_of::<Udp>() + size_of::<Bth>();
+
+/// The headers are gathered first: a CRC over a few bytes takes as long as one over many.
 fn icrc(masked_ip: &[u8], packet: &[u8], framing: Framing) -> u32 {
     let masked_udp = Udp { checksum: 0xffff.into(), ..udp(packet, framing) };
-    let (before, after) = packet.split_at(CONGESTION_BYTE.min(packet.len()));
-    let mut crc = Hasher::new();
-    crc.update(&[0xff; 8]);
-    crc.update(masked_ip);
-    crc.update(masked_udp.as_bytes());
-    crc.update(before);
-    if let Some((_, rest)) = after.split_first() {
-        crc.update(&[0xff]);
-        crc.update(rest);
+    let (head, rest) = packet.split_at(size_of::<Bth>().min(packet.len()));
+    let mut masked = [0xff; MOST_MASKED];
+    let mut end = 8;
+    for part in [masked_ip, masked_udp.as_bytes(), head] {
+        masked[end..end + part.len()].copy_from_slice(part);
+        end += part.len();
     }
+    if let Some(byte) = masked[..end][end - head.len()..].get_mut(CONGESTION_BYTE) {
+        *byte = 0xff;
+    }
+    let mut crc = Hasher::new();
+    crc.update(&masked[..end]);
+    crc.update(rest);
     crc.finalize()
 }
 

@@ -1,5 +1,6 @@
-//! `sendmmsg` and `recvmmsg` with type of service and time to live per datagram, and the socket
-//! options that the standard library lacks. The only module of the wires with unsafe code.
+//! `sendmmsg` and `recvmmsg` with type of service and time to live per datagram, datagrams that the
+//! kernel cuts and joins (`UDP_SEGMENT`, `UDP_GRO`), and the socket options that the standard
+//! library lacks. The only module of the wires with unsafe code.
 
 use std::fmt;
 use std::io;
@@ -9,32 +10,36 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use super::RECEIVE_BATCH;
-use crate::packet::MAX_PACKET;
 use crate::packet::rocev2::ICRC_LEN;
+use crate::packet::{MAX_PACKET, Packet};
 
-/// Datagrams sent by one system call at most.
-pub(super) const BATCH: usize = 32;
+/// Packets sent by one system call at most.
+pub(super) const BATCH: usize = 64;
 
 /// Time to live of a unicast datagram without a control message (`net.ipv4.ip_default_ttl`; sent
 /// explicitly if that was changed, which is why only this value skips the message).
 const DEFAULT_TTL: u8 = 64;
 
-/// One datagram to be sent.
-pub(super) struct Outgoing<'a> {
-    pub(super) bytes: &'a [u8],
+/// Packets that leave as one message. If there are several, the kernel cuts the message into
+/// datagrams: all are as long as the first one, except for the last one, which may be shorter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) packets: usize,
     pub(super) destination: SocketAddr,
     pub(super) class: u8,
     pub(super) hop_limit: u8,
 }
 
-/// What is known of a datagram that has arrived, beside its bytes.
+/// What is known of a message that has arrived, beside its bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Arrived {
-    pub(super) source: SocketAddr,
-    pub(super) class: u8,
-    pub(super) hop_limit: u8,
-    pub(super) truncated: bool,
+struct Arrived {
+    source: SocketAddr,
+    class: u8,
+    hop_limit: u8,
+    truncated: bool,
     len: usize,
+    /// Bytes of each of its datagrams but the last. The kernel joins those of one sender.
+    segment: usize,
 }
 
 impl Default for Arrived {
@@ -45,78 +50,136 @@ impl Default for Arrived {
             hop_limit: 0,
             truncated: false,
             len: 0,
+            segment: 0,
         }
     }
 }
 
-type Datagram = [u8; MAX_PACKET + ICRC_LEN];
+/// A datagram that has arrived.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Datagram<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) source: SocketAddr,
+    pub(super) class: u8,
+    pub(super) hop_limit: u8,
+    /// It was longer than any packet.
+    pub(super) truncated: bool,
+    /// How many datagrams of the same message came before it.
+    pub(super) index: usize,
+}
 
-/// Where `recvmmsg` puts datagrams, with its headers linked once. All of [`RECEIVE_BATCH`]
-/// elements.
+/// Bytes of the longest packet with its CRC.
+const LONGEST: usize = MAX_PACKET + ICRC_LEN;
+
+/// Where `recvmmsg` puts messages, with its headers linked once, and the datagrams of the last call
+/// that were not taken yet.
 pub(super) struct Receiver {
     headers: Box<[libc::mmsghdr]>,
     vectors: Box<[libc::iovec]>,
     names: Box<[Name]>,
     controls: Box<[Control]>,
-    datagrams: Box<[Datagram]>,
+    arrived: Box<[Arrived]>,
+    /// One after the other, of `size` bytes each.
+    buffers: Box<[u8]>,
+    size: usize,
     /// Headers that the last call changed.
     used: usize,
+    /// The message of the next datagram, and how much of it was taken.
+    next: usize,
+    offset: usize,
+    index: usize,
 }
 
 // SAFETY: the raw pointers in headers and vectors point into the other boxes of the same Receiver,
 // which nothing else refers to.
 unsafe impl Send for Receiver {}
-// SAFETY: a shared Receiver gives no access to the pointers; `bytes` reads plain memory that only
-// `receive` changes, through a unique borrow.
+// SAFETY: a shared Receiver gives no access to the pointers; its methods need a unique borrow.
 unsafe impl Sync for Receiver {}
 
 impl Receiver {
+    /// Messages that one call takes if the kernel joins datagrams.
+    const JOINED: usize = 8;
+    /// Bytes of a buffer for joined datagrams. It is no multiple of a page, so that the beginnings
+    /// of the buffers do not compete for the same lines of the cache.
+    const JOINED_SIZE: usize = (1 << 16) + 192;
+
+    /// For sockets on which each message is a datagram. One call takes [`RECEIVE_BATCH`] of them.
     pub(super) fn new() -> Self {
+        Self::of(RECEIVE_BATCH, LONGEST)
+    }
+
+    /// For sockets on which the kernel may join datagrams, see [`join_datagrams`].
+    pub(super) fn of_joined() -> Self {
+        Self::of(Self::JOINED, Self::JOINED_SIZE)
+    }
+
+    fn of(messages: usize, size: usize) -> Self {
         // SAFETY: all-zero bytes are valid values of these C structs of integers and pointers.
         let (header, vector) = unsafe { (zeroed::<libc::mmsghdr>(), zeroed::<libc::iovec>()) };
         // SAFETY: as before, and every byte of a zeroed union is initialised.
         let name = unsafe { zeroed::<Name>() };
-        Self {
-            headers: vec![header; RECEIVE_BATCH].into(),
-            vectors: vec![vector; RECEIVE_BATCH].into(),
-            names: vec![name; RECEIVE_BATCH].into(),
-            controls: vec![Control([0; 64]); RECEIVE_BATCH].into(),
-            datagrams: vec![[0; MAX_PACKET + ICRC_LEN]; RECEIVE_BATCH].into(),
-            used: RECEIVE_BATCH,
-        }
+        let mut receiver = Self {
+            headers: vec![header; messages].into(),
+            vectors: vec![vector; messages].into(),
+            names: vec![name; messages].into(),
+            controls: vec![Control([0; CONTROL]); messages].into(),
+            arrived: vec![Arrived::default(); messages].into(),
+            buffers: vec![0; messages * size].into(),
+            size,
+            used: 0,
+            next: 0,
+            offset: 0,
+            index: 0,
+        };
+        (0..messages).for_each(|i| receiver.link(i));
+        receiver
     }
 
-    /// The bytes of datagram `index` of the last [`Receiver::receive`].
-    pub(super) fn bytes(&self, index: usize, arrived: &Arrived) -> &[u8] {
-        &self.datagrams[index][..arrived.len]
+    /// Whether all datagrams were taken.
+    pub(super) fn is_empty(&self) -> bool {
+        self.next == self.used
     }
 
-    /// Receives what is there, without waiting; says how many datagrams.
-    pub(super) fn receive(
-        &mut self,
-        socket: BorrowedFd<'_>,
-        arrived: &mut [Arrived; RECEIVE_BATCH],
-    ) -> usize {
+    /// Receives what is there, without waiting. Datagrams that were not taken are lost.
+    pub(super) fn receive(&mut self, socket: BorrowedFd<'_>) {
         (0..self.used).for_each(|i| self.link(i));
         let (socket, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT);
-        let (headers, count) = (self.headers.as_mut_ptr(), RECEIVE_BATCH as u32);
-        // SAFETY: every header is linked to its own name, control and datagram buffer
-        // (by this call or by an earlier one that left it unused), with their lengths. All are
-        // borrowed uniquely and do not move while in their boxes. (musl's flags are unsigned.)
+        let (headers, count) = (self.headers.as_mut_ptr(), self.headers.len() as u32);
+        // SAFETY: every header is linked to its own name, control and buffer (by this call or by an
+        // earlier one that left it unused), with their lengths. All are borrowed uniquely and do
+        // not move while in their boxes. (musl's flags are unsigned.)
         let received =
             unsafe { libc::recvmmsg(socket, headers, count, flags as _, ptr::null_mut()) };
         self.used = usize::try_from(received).unwrap_or(0);
-        for (i, arrived) in arrived.iter_mut().take(self.used).enumerate() {
-            *arrived = describe(&self.headers[i], &self.names[i]);
+        for i in 0..self.used {
+            self.arrived[i] = describe(&self.headers[i], &self.names[i], self.size);
         }
-        self.used
+        (self.next, self.offset, self.index) = (0, 0, 0);
+    }
+
+    /// Takes the next datagram of those that the last call received.
+    pub(super) fn take(&mut self) -> Option<Datagram<'_>> {
+        if self.is_empty() {
+            return None;
+        }
+        let (message, begin, index) = (self.next, self.offset, self.index);
+        let arrived = self.arrived[message];
+        let end = arrived.len.min(begin + arrived.segment);
+        (self.offset, self.index) = (end, index + 1);
+        if end == arrived.len {
+            (self.next, self.offset, self.index) = (message + 1, 0, 0);
+        }
+        let bytes = &self.buffers[message * self.size..][begin..end];
+        let Arrived { source, class, hop_limit, .. } = arrived;
+        let truncated = arrived.truncated || bytes.len() > LONGEST;
+        Some(Datagram { bytes, source, class, hop_limit, truncated, index })
     }
 
     /// Points header `i` at its buffers. `recvmmsg` changes lengths, so this is done anew for each
-    /// datagram received.
+    /// message received.
     fn link(&mut self, i: usize) {
-        let datagram = &raw mut self.datagrams[i];
-        self.vectors[i] = libc::iovec { iov_base: datagram.cast(), iov_len: size_of::<Datagram>() };
+        let buffer = &mut self.buffers[i * self.size..][..self.size];
+        self.vectors[i] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: self.size };
         let header = &mut self.headers[i].msg_hdr;
         header.msg_name = (&raw mut self.names[i]).cast();
         header.msg_namelen = size_of::<Name>() as u32;
@@ -133,10 +196,13 @@ impl fmt::Debug for Receiver {
     }
 }
 
-/// Space for two control messages of one `int`, aligned as `cmsghdr` must be.
+/// Bytes of three control messages of at most one `int`.
+const CONTROL: usize = 96;
+
+/// Space for control messages, aligned as `cmsghdr` must be.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-struct Control([u8; 64]);
+struct Control([u8; CONTROL]);
 
 const _: () = assert!(align_of::<libc::cmsghdr>() <= align_of::<Control>());
 
@@ -188,86 +254,109 @@ impl Name {
     }
 }
 
-/// Sends `count` datagrams, at most [`BATCH`]; says how many went out.
+/// Sends the packets of `runs`, as far as they are no more than [`BATCH`]; says how many runs went
+/// out. One run has no more packets than that.
 ///
 /// # Errors
-/// What the first datagram met, if none went out.
-pub(super) fn send<'a>(
-    socket: BorrowedFd<'_>,
-    count: usize,
-    datagram: impl Fn(usize) -> Outgoing<'a>,
-) -> io::Result<usize> {
-    let count = count.min(BATCH);
+/// What the first run met, if none went out.
+pub(super) fn send(socket: BorrowedFd<'_>, packets: &[Packet], runs: &[Run]) -> io::Result<usize> {
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
     let mut slots = [const { MaybeUninit::<SendSlot>::uninit() }; BATCH];
-    for i in 0..count {
-        let out = datagram(i);
-        let (name, length) = Name::of(out.destination);
-        let slot = slots[i].write(SendSlot {
-            name,
-            vector: libc::iovec {
-                iov_base: out.bytes.as_ptr().cast_mut().cast(),
-                iov_len: out.bytes.len(),
-            },
-            control: Control([0; 64]),
-        });
+    let mut vectors = [const { MaybeUninit::<libc::iovec>::uninit() }; BATCH];
+    let (mut count, mut rest, mut free) = (0, packets, &mut vectors[..]);
+    for (run, (header, slot)) in runs.iter().zip(headers.iter_mut().zip(&mut slots)) {
+        if run.packets > free.len() || run.packets > rest.len() {
+            break;
+        }
+        let (own, others) = rest.split_at(run.packets);
+        let (vectors, left) = std::mem::take(&mut free).split_at_mut(run.packets);
+        (rest, free) = (others, left);
+        for (vector, packet) in vectors.iter_mut().zip(own) {
+            let bytes = packet.bytes();
+            let iov_base = bytes.as_ptr().cast_mut().cast();
+            vector.write(libc::iovec { iov_base, iov_len: bytes.len() });
+        }
+        let (name, length) = Name::of(run.destination);
+        let slot = slot.write(SendSlot { name, control: Control([0; CONTROL]) });
         // SAFETY: all-zero bytes are a valid value of this C struct of integers and pointers.
-        let header = headers[i].write(unsafe { zeroed() });
+        let header = header.write(unsafe { zeroed() });
         header.msg_hdr.msg_name = (&raw mut slot.name).cast();
         header.msg_hdr.msg_namelen = length;
-        header.msg_hdr.msg_iov = &raw mut slot.vector;
-        header.msg_hdr.msg_iovlen = 1;
-        if out.class != 0 || out.hop_limit != DEFAULT_TTL || out.destination.ip().is_multicast() {
-            write_control(&mut header.msg_hdr, &mut slot.control, &out);
-        }
+        header.msg_hdr.msg_iov = vectors.as_mut_ptr().cast();
+        header.msg_hdr.msg_iovlen = vectors.len() as _;
+        let segment = own.first().filter(|_| own.len() > 1).map(|packet| packet.bytes().len());
+        write_control(&mut header.msg_hdr, &mut slot.control, run, segment);
+        count += 1;
     }
-    // SAFETY: the first `count` headers are initialised and point at slots of this frame and at
-    // bytes borrowed for 'a, which outlive the call; sendmmsg only reads them, apart from the
-    // headers' msg_len.
-    let sent =
-        unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, 0) };
+    // SAFETY: the first `count` headers are initialised and point at slots and vectors of this
+    // frame and at bytes of `packets`, which outlive the call; sendmmsg only reads them, apart from
+    // the headers' msg_len.
+    let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count, 0) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// What the header of one datagram points at.
+/// What the header of one message points at.
 struct SendSlot {
     name: Name,
-    vector: libc::iovec,
     control: Control,
 }
 
-/// Attaches type of service and time to live, which IPv6 calls traffic class and hop limit.
-fn write_control(header: &mut libc::msghdr, control: &mut Control, out: &Outgoing<'_>) {
-    header.msg_control = control.0.as_mut_ptr().cast();
-    header.msg_controllen = size_of::<Control>() as _;
-    let mut used = 0;
-    let (level, class, hops) = match out.destination {
+/// Attaches type of service and time to live, which IPv6 calls traffic class and hop limit, if they
+/// are not those that a datagram has without, and the length of segments.
+fn write_control(
+    header: &mut libc::msghdr,
+    control: &mut Control,
+    run: &Run,
+    segment: Option<usize>,
+) {
+    let is_plain =
+        run.class == 0 && run.hop_limit == DEFAULT_TTL && !run.destination.ip().is_multicast();
+    let (level, class, hops) = match run.destination {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
         SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
     };
-    // SAFETY: msg_control points at 64 zeroed, aligned bytes and msg_controllen says so. Two
-    // messages of one int take 2 * CMSG_SPACE(4) = 48 bytes, so that both headers and their data
-    // are inside.
+    let both = [(class, run.class), (hops, run.hop_limit)].map(|(kind, value)| {
+        let value = i32::from(value).to_ne_bytes();
+        (level, kind, value, value.len())
+    });
+    // The kernel reads two bytes (`__udp_cmsg_send` in net/ipv4/udp.c).
+    let segment = segment.map(|len| {
+        let [low, high] = (len as u16).to_ne_bytes();
+        (libc::SOL_UDP, libc::UDP_SEGMENT, [low, high, 0, 0], 2)
+    });
+    header.msg_control = control.0.as_mut_ptr().cast();
+    header.msg_controllen = size_of::<Control>() as _;
+    let mut used = 0;
+    // SAFETY: msg_control points at 96 zeroed, aligned bytes and msg_controllen says so. Three
+    // messages of four bytes at most take 3 * CMSG_SPACE(4) = 72 bytes, so that all headers and
+    // their data are inside.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(header);
-        for (kind, value) in [(class, out.class), (hops, out.hop_limit)] {
+        let both = both.into_iter().filter(|_| !is_plain);
+        for (level, kind, value, len) in both.chain(segment) {
             (*message).cmsg_level = level;
             (*message).cmsg_type = kind;
-            (*message).cmsg_len = libc::CMSG_LEN(size_of::<i32>() as u32) as _;
-            libc::CMSG_DATA(message).cast::<i32>().write_unaligned(value.into());
-            used += libc::CMSG_SPACE(size_of::<i32>() as u32) as usize;
+            (*message).cmsg_len = libc::CMSG_LEN(len as u32) as _;
+            ptr::copy_nonoverlapping(value.as_ptr(), libc::CMSG_DATA(message), len);
+            used += libc::CMSG_SPACE(len as u32) as usize;
             message = libc::CMSG_NXTHDR(header, message);
         }
     }
     header.msg_controllen = used as _;
+    if used == 0 {
+        header.msg_control = ptr::null_mut();
+    }
 }
 
-fn describe(message: &libc::mmsghdr, name: &Name) -> Arrived {
+/// What the kernel says of a message in a buffer of `size` bytes.
+fn describe(message: &libc::mmsghdr, name: &Name, size: usize) -> Arrived {
     let header = &message.msg_hdr;
+    let len = (message.msg_len as usize).min(size);
     let mut arrived = Arrived {
         source: name.address(),
         truncated: header.msg_flags & libc::MSG_TRUNC != 0,
-        len: (message.msg_len as usize).min(MAX_PACKET + ICRC_LEN),
+        len,
+        segment: len,
         ..Arrived::default()
     };
     // SAFETY: the kernel filled msg_control and msg_controllen; the CMSG walk stays within them.
@@ -289,12 +378,36 @@ fn describe(message: &libc::mmsghdr, name: &Name) -> Arrived {
                 (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if whole => {
                     arrived.class = data.cast::<i32>().read_unaligned() as u8;
                 }
+                (libc::SOL_UDP, libc::UDP_GRO) if whole => {
+                    let segment = data.cast::<i32>().read_unaligned();
+                    arrived.segment = usize::try_from(segment).unwrap_or(0).max(1);
+                }
                 _ => {}
             }
             control = libc::CMSG_NXTHDR(header, control);
         }
     }
     arrived
+}
+
+/// Has the kernel join datagrams of one sender on this socket, if it can (Linux 5.0). Without that
+/// each is a message of its own.
+pub(super) fn join_datagrams(socket: BorrowedFd<'_>) {
+    let _ = set_option(socket, libc::SOL_UDP, libc::UDP_GRO, 1);
+}
+
+/// Whether the kernel cuts messages on request (Linux 4.18).
+pub(super) fn can_cut(socket: BorrowedFd<'_>) -> bool {
+    // No length for messages that ask for none themselves, as before.
+    set_option(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok()
+}
+
+/// Whether an error says that the kernel does not cut messages on their way, or not to this length:
+/// the interface computes no checksums (EIO), or its MTU is smaller (EINVAL, EMSGSIZE;
+/// `udp_send_skb` in net/ipv4/udp.c).
+pub(super) fn refuses_to_cut(error: &io::Error) -> bool {
+    let refusals = [libc::EIO, libc::EINVAL, libc::EMSGSIZE, libc::EOPNOTSUPP];
+    error.raw_os_error().is_some_and(|errno| refusals.contains(&errno))
 }
 
 /// Sets an `int` option of one level.
@@ -348,8 +461,8 @@ pub(super) fn interface_mtu(socket: BorrowedFd<'_>, name: &str) -> io::Result<u3
     // SAFETY: all-zero bytes are a valid value of this C struct of integers and a union of them.
     let mut request = unsafe { zeroed::<libc::ifreq>() };
     // The last byte stays zero: names have IFNAMSIZ - 1 bytes at most.
-    let room = request.ifr_name.len() - 1;
-    for (to, byte) in request.ifr_name[..room].iter_mut().zip(name.bytes()) {
+    let size = request.ifr_name.len() - 1;
+    for (to, byte) in request.ifr_name[..size].iter_mut().zip(name.bytes()) {
         *to = byte as libc::c_char;
     }
     // SAFETY: SIOCGIFMTU reads the name and writes the MTU of a live ifreq.
@@ -360,3 +473,6 @@ pub(super) fn interface_mtu(socket: BorrowedFd<'_>, name: &str) -> io::Result<u3
     // SAFETY: the kernel wrote this member; any bytes are a valid int.
     Ok(unsafe { request.ifr_ifru.ifru_mtu } as u32)
 }
+
+#[cfg(test)]
+mod tests;

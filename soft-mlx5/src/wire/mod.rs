@@ -19,6 +19,7 @@ mod port_holder;
 mod private;
 mod ring;
 mod routed;
+mod segments;
 mod station;
 mod switch;
 mod udp;

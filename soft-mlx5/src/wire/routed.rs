@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::host::{HostAddress, Interface, address_of, gid_of};
-use super::mmsg::{self, Arrived, Outgoing, Receiver};
+use super::host::{HostAddress, Interface, gid_of};
+use super::mmsg::{self, Datagram, Receiver, Run};
 use super::multicast::{GroupInterface, receive_headers};
+use super::segments::run_length;
 use super::udp::{drain, enlarge, send_sealed};
 use super::{Counters, Groups, Link, Wire, port_holder};
 use crate::packet::rocev2::{self, Framing, UDP_PORT};
@@ -27,6 +28,10 @@ use crate::packet::{Addressing, ETHERNET_GROUP, Gid, Packet, PacketPool};
 /// Linux sends these packets with identification 0 and "don't fragment", and ignores what routers
 /// say about their MTU (`IP_PMTUDISC_PROBE`), as an adapter does: no forged message can
 /// make packets smaller.
+///
+/// Packets of one way and length leave as one message, which the kernel cuts as late as it can; the
+/// identification then counts from 0 (`inet_gso_segment` in net/ipv4/af_inet.c). What it has joined
+/// of one sender's arrives as one message.
 #[derive(Debug)]
 pub struct RoutedWire {
     interface: Interface,
@@ -35,6 +40,12 @@ pub struct RoutedWire {
     groups: Groups,
     /// Always there, but taken out while it is used.
     receiver: Option<Receiver>,
+    /// The groups' one. Their datagrams are not joined, so it is empty between two calls.
+    group_receiver: Option<Receiver>,
+    /// Whether the kernel cuts messages into packets.
+    cuts: bool,
+    /// Empty between two sends; kept for its allocation.
+    runs: Vec<Run>,
     counters: Arc<Counters>,
 }
 
@@ -91,16 +102,20 @@ impl RoutedWire {
         let socket = open(&interface, UDP_PORT).map_err(|error| explain(&interface, error))?;
         receive_headers(&socket)?;
         enlarge(&socket);
+        mmsg::join_datagrams(socket.as_fd());
         let groups = Groups::on(match interface.ip() {
             IpAddr::V4(v4) => GroupInterface::V4(v4),
             IpAddr::V6(_) => GroupInterface::V6(interface.index()),
         });
         Ok(Self {
             interface,
+            cuts: mmsg::can_cut(socket.as_fd()),
             socket,
             outlets: Outlets::default(),
             groups,
-            receiver: Some(Receiver::new()),
+            receiver: Some(Receiver::of_joined()),
+            group_receiver: Some(Receiver::new()),
+            runs: Vec::new(),
             counters: Counters::new(),
         })
     }
@@ -122,12 +137,14 @@ impl RoutedWire {
         self.interface.towards(route.destination, UDP_PORT)
     }
 
-    fn outgoing<'a>(&self, packet: &'a Packet) -> Outgoing<'a> {
-        let route = &packet.addressing;
+    /// The first of the packets, which have no CRC yet, as one message.
+    fn run(&self, packets: &[Packet]) -> Option<Run> {
+        let route = &packets.first()?.addressing;
         // Packets without one were dropped before.
         let destination = self.destination(route).unwrap_or((self.interface.ip(), 0).into());
         let hop_limit = route.hop_limit.max(1);
-        Outgoing { bytes: packet.bytes(), destination, class: route.traffic_class, hop_limit }
+        let packets = if self.cuts { run_length(packets) } else { 1 };
+        Some(Run { packets, destination, class: route.traffic_class, hop_limit })
     }
 
     /// Drops packets that cannot leave by this wire: of the other family of addresses, and frames
@@ -145,16 +162,20 @@ impl RoutedWire {
         }
     }
 
-    /// Appends the CRC.
-    fn seal(&self, packet: &mut Packet, source_port: u16) {
-        let (to, framing) = (&packet.addressing, Framing { source_port, ..Framing::default() });
-        let group = groups_of(&self.interface).group(to.destination);
-        let destination = match (to.is_multicast(), group) {
-            (true, Some(group)) => group.ip(),
-            _ => address_of(to.destination),
-        };
-        let crc = icrc(self.interface.ip(), destination, packet.bytes(), framing);
-        packet.bytes_mut().extend_from_slice(&crc.to_le_bytes());
+    /// Appends the CRCs to packets of one flow and says in `runs` how they leave.
+    fn seal(&mut self, packets: &mut [Packet], source_port: u16) {
+        let (own, mut rest) = (self.interface.ip(), packets);
+        self.runs.clear();
+        while let Some(run) = self.run(rest) {
+            let (now, later) = rest.split_at_mut(run.packets);
+            for (index, packet) in now.iter_mut().enumerate() {
+                let framing = nth_of_message(index, source_port);
+                let crc = icrc(own, run.destination.ip(), packet.bytes(), framing);
+                packet.bytes_mut().extend_from_slice(&crc.to_le_bytes());
+            }
+            self.runs.push(run);
+            rest = later;
+        }
     }
 
     /// Sends packets of one flow.
@@ -163,14 +184,27 @@ impl RoutedWire {
         let port = first.addressing.source_port();
         let outlet = self.outlets.find(&self.interface, port);
         let port = if self.outlets.get(outlet).is_some() { port } else { UDP_PORT };
-        packets.iter_mut().for_each(|packet| self.seal(packet, port));
+        self.seal(packets, port);
+        let left = self.send_runs(outlet, packets);
+        if left != 0 {
+            let rest = packets.len() - left;
+            let packets = &mut packets[rest..];
+            packets.iter_mut().for_each(unseal);
+            self.cuts = false;
+            self.seal(packets, port);
+            self.send_runs(outlet, packets);
+        }
+    }
+
+    /// Sends what was sealed; how many packets are left, because the kernel does not cut messages.
+    fn send_runs(&self, outlet: Option<usize>, packets: &[Packet]) -> usize {
         let socket = self.outlets.get(outlet).unwrap_or(&self.socket);
-        send_sealed(socket, packets, &self.counters, |packet| self.outgoing(packet));
+        send_sealed(socket, packets, &self.runs, &self.counters)
     }
 
     /// The addressing of a good datagram; `None` counts a bad one.
-    fn check(&self, bytes: &[u8], datagram: &Arrived, group: Option<Gid>) -> Option<Addressing> {
-        let parts = rocev2::split_icrc(bytes).ok().filter(|_| !datagram.truncated);
+    fn check(&self, datagram: &Datagram<'_>, group: Option<Gid>) -> Option<Addressing> {
+        let parts = rocev2::split_icrc(datagram.bytes).ok().filter(|_| !datagram.truncated);
         let Some((transport, crc)) = parts else {
             Counters::add(&self.counters.malformed, 1);
             return None;
@@ -181,7 +215,8 @@ impl RoutedWire {
         }
         let to = group.and_then(|group| groups_of(&self.interface).group(group));
         let to = to.map_or(own, |group| group.ip());
-        if !is_sound(source, to, transport, datagram.source.port(), crc) {
+        let guess = nth_of_message(datagram.index, datagram.source.port());
+        if !is_sound(source, to, transport, guess, crc) {
             Counters::add(&self.counters.bad_icrc, 1);
             return None;
         }
@@ -225,13 +260,24 @@ fn icrc(source: IpAddr, destination: IpAddr, packet: &[u8], framing: Framing) ->
 }
 
 /// Whether the CRC is that of the packet, whatever its sender's identification.
-fn is_sound(source: IpAddr, to: IpAddr, packet: &[u8], source_port: u16, crc: u32) -> bool {
+fn is_sound(source: IpAddr, to: IpAddr, packet: &[u8], guess: Framing, crc: u32) -> bool {
     match (source, to) {
         (IpAddr::V4(source), IpAddr::V4(to)) => {
-            rocev2::explain_icrc_v4(source, to, packet, source_port, crc).is_some()
+            rocev2::explain_icrc_v4(source, to, packet, guess, crc).is_some()
         }
-        _ => icrc(source, to, packet, Framing { source_port, ..Framing::default() }) == crc,
+        _ => icrc(source, to, packet, guess) == crc,
     }
+}
+
+/// The framing that Linux gives the packet with this index of a message that it cuts.
+fn nth_of_message(index: usize, source_port: u16) -> Framing {
+    Framing { source_port, identification: index as u16, ..Framing::default() }
+}
+
+/// Takes the CRC away.
+fn unseal(packet: &mut Packet) {
+    let bytes = packet.bytes_mut();
+    bytes.truncate(bytes.len() - rocev2::ICRC_LEN);
 }
 
 /// A socket at this port of the address.
@@ -293,18 +339,30 @@ impl Wire for RoutedWire {
     }
 
     fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
-        let Some(mut receiver) = self.receiver.take() else { return };
         let first = packets.len();
-        let groups = (0..self.groups.len()).map(|index| self.groups.get(index));
-        let groups = groups.map(|(socket, group)| (socket, Some(group)));
-        for (socket, group) in std::iter::once((self.socket.as_fd(), None)).chain(groups) {
-            let into = (&mut *packets, &mut *pool);
-            drain(socket, &mut receiver, &self.counters, into, |bytes, datagram| {
-                self.check(bytes, datagram, group)
+        if let Some(mut receiver) = self.receiver.take() {
+            let (socket, into) = (self.socket.as_fd(), (&mut *packets, &mut *pool));
+            drain(socket, &mut receiver, &self.counters, into, |datagram| {
+                self.check(datagram, None)
             });
+            self.receiver = Some(receiver);
         }
-        self.receiver = Some(receiver);
+        if let Some(mut receiver) = self.group_receiver.take() {
+            for (socket, group) in (0..self.groups.len()).map(|index| self.groups.get(index)) {
+                let into = (&mut *packets, &mut *pool);
+                drain(socket, &mut receiver, &self.counters, into, |datagram| {
+                    self.check(datagram, Some(group))
+                });
+            }
+            self.group_receiver = Some(receiver);
+        }
         self.drop_frames(first, packets, pool);
+    }
+
+    /// At once if a message has arrived of which not all packets were taken: no file tells of them.
+    fn next_wake(&self) -> Option<u64> {
+        let is_empty = self.receiver.as_ref().is_none_or(Receiver::is_empty);
+        (!is_empty).then_some(0)
     }
 
     fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use nix::sys::socket::{self, sockopt};
 
-use super::mmsg::{self, Arrived, BATCH, Outgoing, Receiver};
+use super::mmsg::{self, Datagram, Receiver, Run};
 use super::multicast::{GroupInterface, group_address, receive_headers};
 use super::private::PrivateName;
 use super::ring;
@@ -34,6 +34,8 @@ pub struct UdpWire {
     _private: Option<PrivateName>,
     /// Always there, but taken out while it is used.
     receiver: Option<Receiver>,
+    /// Empty between two sends; kept for its allocation.
+    runs: Vec<Run>,
     counters: Arc<Counters>,
 }
 
@@ -90,6 +92,7 @@ impl UdpWire {
             name,
             _private: None,
             receiver: Some(Receiver::new()),
+            runs: Vec::new(),
             counters: Counters::new(),
         })
     }
@@ -160,12 +163,12 @@ impl UdpWire {
     }
 
     /// The addressing of a good datagram; `None` counts a bad one.
-    fn check(&self, bytes: &[u8], datagram: &Arrived, group: Option<Gid>) -> Option<Addressing> {
+    fn check(&self, datagram: &Datagram<'_>, group: Option<Gid>) -> Option<Addressing> {
         let source = match datagram.source.ip() {
             IpAddr::V4(source) => Station::new(source),
             IpAddr::V6(_) => None,
         };
-        let parts = rocev2::split_icrc(bytes).ok().filter(|_| !datagram.truncated);
+        let parts = rocev2::split_icrc(datagram.bytes).ok().filter(|_| !datagram.truncated);
         let (Some(source), Some((transport, crc))) = (source, parts) else {
             Counters::add(&self.counters.malformed, 1);
             return None;
@@ -219,30 +222,35 @@ fn seal(packet: &mut Packet, source: Ipv4Addr, destination: Ipv4Addr) {
     packet.bytes_mut().extend_from_slice(&crc.to_le_bytes());
 }
 
-fn outgoing(packet: &Packet) -> Outgoing<'_> {
+fn run(packet: &Packet) -> Run {
     let (class, hop_limit) = class_and_ttl(&packet.addressing);
     let destination = destination(&packet.addressing).unwrap_or(Ipv4Addr::UNSPECIFIED);
-    let destination = (destination, UDP_PORT).into();
-    Outgoing { bytes: packet.bytes(), destination, class, hop_limit }
+    Run { packets: 1, destination: (destination, UDP_PORT).into(), class, hop_limit }
 }
 
-/// Sends packets that have their CRC. What the operating system refuses is dropped and counted.
+/// Sends packets that have their CRC, as `runs` says. What the operating system refuses is dropped
+/// and counted. If it refuses to cut a message, this ends; how many packets are left then.
 pub(super) fn send_sealed(
     socket: &UdpSocket,
     packets: &[Packet],
+    runs: &[Run],
     counters: &Counters,
-    outgoing: impl Fn(&Packet) -> Outgoing<'_>,
-) {
-    let mut rest = packets;
-    while !rest.is_empty() {
-        let batch = &rest[..rest.len().min(BATCH)];
-        let sent = mmsg::send(socket.as_fd(), batch.len(), |i| outgoing(&batch[i]));
-        // An error belongs to the first message; it is dropped and the rest goes on.
-        let (sent, refused) = sent.map_or((0, 1), |sent| (sent, 0));
-        Counters::add(&counters.sent, sent);
-        Counters::add(&counters.refused, refused);
-        rest = &rest[sent + refused..];
+) -> usize {
+    let (mut packets, mut runs) = (packets, runs);
+    while let Some(first) = runs.first() {
+        let sent = mmsg::send(socket.as_fd(), packets, runs);
+        // An error belongs to the first run; it is dropped and the rest goes on.
+        let (done, counter) = match sent {
+            Ok(sent) => (sent, &counters.sent),
+            Err(error) if first.packets > 1 && mmsg::refuses_to_cut(&error) => break,
+            Err(_) => (1, &counters.refused),
+        };
+        let (over, left) = runs.split_at(done);
+        let count = over.iter().map(|run| run.packets).sum();
+        Counters::add(counter, count);
+        (packets, runs) = (&packets[count..], left);
     }
+    packets.len()
 }
 
 /// Takes what one socket has, up to [`RECEIVE_BATCH`] datagrams; `check` says where a good one came
@@ -252,24 +260,29 @@ pub(super) fn drain(
     receiver: &mut Receiver,
     counters: &Counters,
     (packets, pool): (&mut Vec<Packet>, &mut PacketPool),
-    check: impl Fn(&[u8], &Arrived) -> Option<Addressing>,
+    check: impl Fn(&Datagram<'_>) -> Option<Addressing>,
 ) {
-    let mut arrived = [Arrived::default(); RECEIVE_BATCH];
-    let count = receiver.receive(socket, &mut arrived);
-    for (index, datagram) in arrived[..count].iter().enumerate() {
-        let bytes = receiver.bytes(index, datagram);
-        let Some(route) = check(bytes, datagram) else { continue };
-        let mut packet = pool.take();
-        packet.fill(route, &bytes[..bytes.len() - rocev2::ICRC_LEN]);
-        packets.push(packet);
-        Counters::add(&counters.received, 1);
+    if receiver.is_empty() {
+        receiver.receive(socket);
     }
+    let mut received = 0;
+    for _ in 0..RECEIVE_BATCH {
+        let Some(datagram) = receiver.take() else { break };
+        let Some(route) = check(&datagram) else { continue };
+        let mut packet = pool.take();
+        packet.fill(route, &datagram.bytes[..datagram.bytes.len() - rocev2::ICRC_LEN]);
+        packets.push(packet);
+        received += 1;
+    }
+    Counters::add(&counters.received, received);
 }
 
 impl Wire for UdpWire {
     fn send(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         self.seal(packets);
-        send_sealed(&self.socket, packets, &self.counters, outgoing);
+        self.runs.extend(packets.iter().map(run));
+        send_sealed(&self.socket, packets, &self.runs, &self.counters);
+        self.runs.clear();
         packets.drain(..).for_each(|packet| pool.give(packet));
     }
 
@@ -279,8 +292,8 @@ impl Wire for UdpWire {
         let sockets = sockets.map(|(socket, group)| (socket, Some(group)));
         for (socket, group) in std::iter::once((self.socket.as_fd(), None)).chain(sockets) {
             let into = (&mut *packets, &mut *pool);
-            drain(socket, &mut receiver, &self.counters, into, |bytes, datagram| {
-                self.check(bytes, datagram, group)
+            drain(socket, &mut receiver, &self.counters, into, |datagram| {
+                self.check(datagram, group)
             });
         }
         self.receiver = Some(receiver);

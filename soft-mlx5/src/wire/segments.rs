@@ -1,0 +1,81 @@
+//! Which packets leave together, as one message that the kernel cuts into datagrams
+//! (`UDP_SEGMENT`).
+
+#![forbid(unsafe_code)]
+
+use super::mmsg::BATCH;
+use crate::packet::Packet;
+use crate::packet::rocev2::ICRC_LEN;
+
+/// Datagrams of a message at most: `UDP_MAX_SEGMENTS` of include/linux/udp.h, which was 64 before
+/// Linux 6.9 and is 128 since.
+const MOST_SEGMENTS: usize = 64;
+
+/// Bytes of a message at most: those of a UDP datagram over IPv4. Over IPv6 it could have 20 more.
+const MOST_BYTES: usize = 65_507;
+
+const _: () = assert!(MOST_SEGMENTS <= BATCH);
+
+/// How many of these packets, which have no CRC yet, can be one message: they have the same way,
+/// and all are as long as the first, except for the last, which may be shorter.
+pub(super) fn run_length(packets: &[Packet]) -> usize {
+    let Some((first, rest)) = packets.split_first() else { return 0 };
+    let len = first.bytes().len();
+    let most = if first.addressing.is_multicast() {
+        1
+    } else {
+        MOST_SEGMENTS.min(MOST_BYTES / (len + ICRC_LEN))
+    };
+    let mut count = 1;
+    for packet in rest.iter().take(most.saturating_sub(1)) {
+        if packet.addressing != first.addressing || packet.bytes().len() > len {
+            break;
+        }
+        count += 1;
+        if packet.bytes().len() < len {
+            break;
+        }
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::{Addressing, Gid};
+
+    fn route(last: u8) -> Addressing {
+        let [a, b] = [1, last].map(|last| Gid::from_ipv4([10, 0, 0, last].into()));
+        Addressing::roce(a, b)
+    }
+
+    fn packets(route: Addressing, lengths: &[usize]) -> Vec<Packet> {
+        lengths.iter().map(|len| Packet::from_bytes(route, &vec![7; *len])).collect()
+    }
+
+    #[test]
+    fn a_run_ends_with_a_shorter_packet_and_before_a_longer_one() {
+        let of = |lengths: &[usize]| run_length(&packets(route(2), lengths));
+        assert_eq!(of(&[]), 0);
+        assert_eq!(of(&[80]), 1);
+        assert_eq!(of(&[80, 80, 80]), 3);
+        assert_eq!(of(&[80, 80, 76, 80]), 3);
+        assert_eq!(of(&[1052, 1036, 1036]), 2);
+        assert_eq!(of(&[80, 84, 84]), 1);
+    }
+
+    #[test]
+    fn a_run_fits_into_a_message() {
+        assert_eq!(run_length(&packets(route(2), &[16; 100])), MOST_SEGMENTS);
+        assert_eq!(run_length(&packets(route(2), &[4108; 100])), 15);
+    }
+
+    #[test]
+    fn a_run_has_one_way_and_is_for_one_receiver() {
+        let mut two = packets(route(2), &[80, 80]);
+        two.extend(packets(route(3), &[80, 80]));
+        assert_eq!(run_length(&two), 2);
+        let group = Addressing::roce(route(2).source, Gid::from_ipv4([239, 1, 2, 3].into()));
+        assert_eq!(run_length(&packets(group, &[80, 80])), 1);
+    }
+}
