@@ -419,6 +419,8 @@ const RXE_PINGPONGS: &[&str] = &[
     "ibv_rc_pingpong -n 100 -e",
     "ibv_uc_pingpong -n 200",
     "ibv_ud_pingpong -n 200 -s 1000",
+    "ibv_srq_pingpong -n 200",
+    "ibv_srq_pingpong -n 100 -e",
 ];
 
 /// READs and atomics ask for 16 at a time. perftest asks for as many as the peer's device allows,
