@@ -2,6 +2,7 @@
 //! beyond sockets.
 
 mod behaviour;
+mod grpc;
 mod hostile;
 mod http;
 mod lending;

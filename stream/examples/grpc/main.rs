@@ -1,0 +1,70 @@
+//! gRPC by tonic over RDMA: a server, and a client that calls it.
+//!
+//! `cargo run -p uverbs-stream --features soft,tokio --example grpc [ADDRESS]`; without an address
+//! both ends are on the software device.
+
+mod text;
+
+use std::net::{IpAddr, SocketAddr};
+
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tonic::client::Grpc;
+use tonic::transport::{Channel, Endpoint};
+use uverbs_stream::Config;
+use uverbs_stream::tokio::{Listener, Stream};
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Serves each connection in a task.
+async fn serve(listener: Listener) -> Result<(), Failure> {
+    loop {
+        let (stream, peer) = listener.accept().await?;
+        tokio::spawn(async move {
+            let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            let answers = service_fn(text::answer);
+            let served = server.serve_connection(TokioIo::new(stream), answers).await;
+            println!("{peer} is served: {served:?}");
+        });
+    }
+}
+
+/// A channel of tonic whose connections are streams over RDMA.
+async fn channel(config: Config, address: SocketAddr) -> Result<Channel, Failure> {
+    let connector = tower::service_fn(move |_| {
+        let config = config.clone();
+        async move { Stream::connect_with(&config, address).await.map(TokioIo::new) }
+    });
+    Ok(Endpoint::from_static("http://peer").connect_with_connector(connector).await?)
+}
+
+async fn ask(config: Config, address: SocketAddr) -> Result<(), Failure> {
+    let mut client = Grpc::new(channel(config, address).await?);
+    client.ready().await?;
+    let request = tonic::Request::new("!AMDR revo olleh".to_owned());
+    let answer = client.unary(request, text::PATH.parse()?, text::TextCodec).await?;
+    println!("{address} answers: {}", answer.into_inner());
+    Ok(())
+}
+
+/// The software device, and its address with any port.
+fn software_device() -> Result<(Config, SocketAddr), Failure> {
+    let context = uverbs::device("soft")?.open()?;
+    let gids = context.gid_table(1)?;
+    let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).ok_or("no IPv4 address")?;
+    Ok((Config::new().context(&context), SocketAddr::new(IpAddr::from(ipv4), 0)))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Failure> {
+    let (config, address) = match std::env::args().nth(1) {
+        Some(address) => (Config::new(), address.parse()?),
+        None => software_device()?,
+    };
+    let listener = Listener::bind_with(&config, address).await?;
+    let to = listener.local_addr()?;
+    let serving = tokio::spawn(serve(listener));
+    ask(config, to).await?;
+    serving.abort();
+    Ok(())
+}
