@@ -14,6 +14,9 @@ use uverbs_soft_adapter::firmware::refusal::{Done, Refusal};
 use crate::chardev::device::options::Options;
 use crate::chardev::objects::pacing;
 
+/// `MLX5_CAP_DEV_MEM`.
+const DEVICE_MEMORY: u64 = 0xf;
+
 /// Port types, `MLX5_CAP_PORT_TYPE_*`.
 const INFINIBAND: u64 = 0;
 const ETHERNET: u64 = 1;
@@ -27,6 +30,8 @@ pub(super) fn query(options: &Options, command: &mut Command<'_>) -> Done {
         ATOMIC => ATOMIC_VALUES.to_vec(),
         // Programs make no flow tables by these commands: nothing is supported.
         FLOW_TABLE if options.is_roce() => Vec::new(),
+        // Device memory has no operations of its own, and no encapsulation is kept there.
+        DEVICE_MEMORY => Vec::new(),
         QOS if options.rates().is_some() => qos_values(options),
         kind => return Err(Refusal::parameter("capability type", kind)),
     };
