@@ -11,6 +11,7 @@ mod build;
 mod channels;
 mod devx;
 mod matchers;
+mod newer;
 mod objects;
 mod pages;
 mod queues;
@@ -118,9 +119,14 @@ pub(crate) unsafe extern "C" fn query_device(
     context: *mut ibv_context,
     into: *mut DeviceContext,
 ) -> c_int {
-    // SAFETY: the caller's context and struct.
-    let (context, into) = unsafe { (Context::of(context), &mut *into) };
-    code(context.library.attributes().map(|attributes| tell(context, attributes, into)))
+    // SAFETY: the caller's context and struct, which has the fields that its mask names.
+    unsafe {
+        let (library, asked) = (Context::of(context), (*into).comp_mask);
+        code(library.library.attributes().map(|attributes| {
+            tell(library, attributes, &mut *into);
+            newer::tell(context, into, asked);
+        }))
+    }
 }
 
 fn tell(context: &Context, attributes: &DeviceAttributes, into: &mut DeviceContext) {
