@@ -15,6 +15,9 @@ use crate::result::{destroy, null, pointer, refused};
 /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS` and `_PD_CONTEXT`.
 const ALLOCATORS: u32 = 1;
 const PD_CONTEXT: u32 = 2;
+/// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC` of rdma-core 65: rings in memory that a
+/// confidential guest shares with its host.
+const UNPROTECTED: u32 = 4;
 /// `IBV_ALLOCATOR_USE_DEFAULT`.
 const USE_DEFAULT: *mut c_void = usize::MAX as *mut c_void;
 
@@ -142,6 +145,9 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
 ) -> *mut ibv_pd {
     // SAFETY: the caller's struct and context.
     let attributes = unsafe { &*attributes };
+    if attributes.comp_mask & UNPROTECTED != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
     if attributes.comp_mask & !(ALLOCATORS | PD_CONTEXT) != 0 || attributes.pd.is_null() {
         return null(libc::EINVAL);
     }

@@ -412,6 +412,11 @@ static void parent_domains(void)
 	CHECK(parent && cq);
 	CHECK(ibv_dealloc_pd(parent) == EBUSY);
 	CHECK(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == 0 && ibv_dealloc_pd(parent) == 0);
+	/* Memory that a confidential guest shares (rdma-core 65) is something that is known and not there. */
+	attr.comp_mask = 1 << 2;
+	CHECK(!ibv_alloc_parent_domain(context, &attr) && errno == EOPNOTSUPP);
+	attr.comp_mask = 1 << 9;
+	CHECK(!ibv_alloc_parent_domain(context, &attr) && errno == EINVAL);
 }
 
 static void *wait_for_completions(void *channel)
