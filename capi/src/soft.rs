@@ -5,7 +5,7 @@
 //! words of `uverbs run`'s options.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 
 use uverbs::Device;
 use uverbs::soft::SoftDevice;
@@ -31,7 +31,24 @@ pub(crate) fn shown() -> Shown {
     match std::env::var(uverbs::DEVICE_VARIABLE).as_deref() {
         Ok("soft" | "soft0") => Shown::Soft,
         Ok("soft,all") => Shown::Both,
-        _ => Shown::Kernel,
+        Ok("") | Err(_) => Shown::Kernel,
+        Ok(other) => {
+            static COMPLAINT: Once = Once::new();
+            COMPLAINT.call_once(|| complain_of(other));
+            Shown::Kernel
+        }
+    }
+}
+
+/// Says that a value is not understood. The name of one of the kernel's devices is: it is what
+/// programs of the `uverbs` crate open.
+fn complain_of(value: &str) {
+    if uverbs::devices().iter().all(|device| device.name() != value) {
+        let variable = uverbs::DEVICE_VARIABLE;
+        eprintln!(
+            "uverbs: {variable} {value} is not understood: it is soft, or soft,all, or a device's \
+             name; the kernel's devices are shown"
+        );
     }
 }
 

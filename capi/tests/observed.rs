@@ -105,3 +105,15 @@ fn faults_that_are_not_understood_are_named() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("UVERBS_SOFT_FAULTS 7,jam=1 is not understood"), "{said}");
 }
+
+#[test]
+fn devices_that_are_not_understood_are_named() {
+    let drop_in = DropIn::new("misspelled");
+    let Some(mut program) = drop_in.command("ibv_devices") else { return skip("no ibverbs-utils") };
+    for (value, is_named) in [("sfot", true), ("soft,al", true), ("", false), ("soft", false)] {
+        let output = program.env("UVERBS_DEVICE", value).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let complaint = format!("UVERBS_DEVICE {value} is not understood");
+        assert_eq!(said.contains(&complaint), is_named, "{value}: {said}");
+    }
+}
