@@ -128,7 +128,8 @@ int main(void)
 	struct ibv_cq *cq;
 	struct mlx5dv_cq dv_cq = { 0 };
 	struct mlx5dv_obj obj = { 0 };
-	uint8_t in[16] = { 0x04, 0x02 }, out[512];
+	/* Zeroed, because valgrind does not see what process_vm_writev writes. */
+	uint8_t in[16] = { 0x04, 0x02 }, out[512] = { 0 };
 
 	open_soft();
 	doorbell_pages();
