@@ -213,6 +213,7 @@ fn object(context: *mut ibv_context, wanted: &Wanted, queue: CompletionQueue) ->
     let handle = queue.handle().clone();
     // SAFETY: null, or the caller's parent domain.
     let domain = (!wanted.domain.is_null()).then(|| unsafe { Pd::of(wanted.domain) }.users.clone());
+    let lock = Lock::new(!wanted.one_thread && !crate::qp::is_single_threaded());
     let mut ex = ibv_cq_ex {
         context,
         channel: wanted.channel,
@@ -226,7 +227,7 @@ fn object(context: *mut ibv_context, wanted: &Wanted, queue: CompletionQueue) ->
         comp_mask: 0,
         status: 0,
         wr_id: 0,
-        start_poll: poll::start_poll,
+        start_poll: poll::start_poll_of(&lock),
         next_poll: poll::next_poll,
         end_poll: poll::end_poll,
         read_opcode: poll::read_opcode,
@@ -248,7 +249,7 @@ fn object(context: *mut ibv_context, wanted: &Wanted, queue: CompletionQueue) ->
     observe::polling(&mut ex);
     Box::new(Cq {
         ex: UnsafeCell::new(ex),
-        lock: Lock::new(!wanted.one_thread && !crate::qp::is_single_threaded()),
+        lock,
         is_shown: AtomicBool::new(false),
         is_soft: queue.context().kind() == uverbs::DeviceKind::Software,
         queue: UnsafeCell::new(queue),

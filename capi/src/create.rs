@@ -439,7 +439,7 @@ unsafe fn dc_receiver(
 
 /// The receiving end of XRC, made or opened.
 pub(crate) fn xrc_target(base: ibv_qp, library: XrcReceiver) -> Box<Qp> {
-    let mut ex = (post::NONE.wr)(base);
+    let mut ex = (post::NONE.wr)(base, true);
     observe::building(&mut ex);
     let with = With {
         ex,
@@ -459,7 +459,7 @@ fn with(
     one_thread: bool,
     user: Option<Arc<()>>,
 ) -> With {
-    let mut ex = (table.wr)(base(wanted, library));
+    let mut ex = (table.wr)(base(wanted, library), !one_thread);
     observe::building(&mut ex);
     With {
         ex,

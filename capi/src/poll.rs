@@ -15,6 +15,7 @@ use crate::cq::Cq;
 use crate::cq::status;
 use crate::create::CHECKS_IP;
 use crate::events::uncancelled;
+use crate::lock::Lock;
 
 /// What an extended poll returns if there is no completion, as libmlx5 does.
 const NOTHING: c_int = libc::ENOENT;
@@ -516,15 +517,26 @@ unsafe fn show(queue: &Cq, completion: Completion<'_>, status: c_uint) {
     }
 }
 
+/// `ibv_start_poll` of a queue that has a lock, or none.
+type StartPoll = unsafe extern "C" fn(*mut ibv_cq_ex, *mut c_void) -> c_int;
+
+/// The `ibv_start_poll` of a queue.
+pub(crate) fn start_poll_of(lock: &Lock) -> StartPoll {
+    if lock.is_needed() { start_poll::<true> } else { start_poll::<false> }
+}
+
 /// `ibv_start_poll`: holds the queue's lock until `ibv_end_poll`, unless it fails.
-pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut c_void) -> c_int {
+unsafe extern "C" fn start_poll<const LOCKS: bool>(
+    cq: *mut ibv_cq_ex,
+    attributes: *mut c_void,
+) -> c_int {
     // SAFETY: the caller's queue; null or the caller's struct, which begins with a mask.
     unsafe {
         let queue = Cq::of(cq.cast());
         if attributes.cast::<u32>().as_ref().is_some_and(|mask| *mask != 0) {
             return libc::EINVAL;
         }
-        if !queue.lock.try_keep() {
+        if !queue.lock.try_keep::<LOCKS>() {
             return start_waiting(queue);
         }
         if !advance(queue) {

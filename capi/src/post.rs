@@ -40,8 +40,8 @@ pub(crate) struct SendTable {
     long: PostSend,
     /// Posts any list.
     list: PostSend,
-    /// The functions of `ibv_qp_ex`.
-    pub(crate) wr: fn(ibv_qp) -> ibv_qp_ex,
+    /// The functions of `ibv_qp_ex`, of a queue pair whose sends have a lock, or none.
+    pub(crate) wr: fn(ibv_qp, bool) -> ibv_qp_ex,
     /// The functions of `mlx5dv_qp_ex`.
     pub(crate) direct: DirectQp,
     /// Aborts the requests that are being built.
@@ -384,11 +384,9 @@ unsafe fn post_rest<T: Posts>(
     let queue = unsafe { sends::<T>(qp) }.ok_or((wr, PostError::NoQueue))?;
     // SAFETY: as above; nothing is being built meanwhile.
     wr::make_ready(unsafe { &mut *qp.building.get() }, queue);
-    // The request has a header already, if it is its data that is unusual.
-    steps.take_back();
     let batch = match steps.is_straight() {
         // SAFETY: the steps are of this queue.
-        true => unsafe { queue.batch_from(&steps) },
+        true => unsafe { queue.batch_from(&mut steps) },
         false => queue.batch(),
     };
     let mut batch = batch.map_err(|reason| (wr, reason))?;

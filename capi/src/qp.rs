@@ -56,7 +56,8 @@ pub(crate) struct Qp {
     /// The library's queue pair, at the same address as `control`. The functions in `send` know its
     /// type.
     pub(crate) queue: Cell<NonNull<()>>,
-    pub(crate) receive: Cell<*mut Option<RecvQueue>>,
+    /// The receive queue, which is there as long as the queue pair; null if it has none.
+    pub(crate) receive: *mut RecvQueue,
     pub(crate) send_lock: Lock,
     pub(crate) recv_lock: Lock,
     /// Requests of `ibv_wr_…` that are being built.
@@ -147,14 +148,15 @@ impl Qp {
     ) -> Box<Self> {
         let granted = library.capacities().unwrap_or(with.capacities);
         let library = NonNull::from(Box::leak(Box::new(library)));
-        // SAFETY: just made.
-        let receive = unsafe { C::receive(library.as_ptr()) };
+        // SAFETY: just made; null, or a place in it.
+        let receive = unsafe { C::receive(library.as_ptr()).as_mut() };
+        let receive = receive.and_then(Option::as_mut).map_or(std::ptr::null_mut(), |queue| queue);
         Box::new(Self {
             ex: UnsafeCell::new(with.ex),
             direct: UnsafeCell::new(send.direct),
             send,
             queue: Cell::new(library.cast()),
-            receive: Cell::new(receive),
+            receive,
             send_lock: Lock::new(!with.one_thread),
             recv_lock: Lock::new(!with.one_thread),
             building: UnsafeCell::default(),

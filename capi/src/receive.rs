@@ -39,7 +39,7 @@ unsafe fn post_alone(queue_pair: &Qp, first: *mut ibv_recv_wr) -> Option<()> {
     // SAFETY: the caller's promise: the receive side is this thread's, and what the program
     // promises of the memory is what the queue asks for.
     unsafe {
-        let queue = queue_pair.receive.get().as_mut()?.as_mut()?;
+        let queue = queue_pair.receive.as_mut()?;
         let (wr_id, piece) = alone(first)?;
         queue.post_fast(wr_id, piece).then_some(())
     }
@@ -71,11 +71,10 @@ unsafe extern "C" fn post_held(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: null, or the receive side, which the lock, or the program, keeps for this thread.
-    let place = unsafe { queue_pair.receive.get().as_mut() };
-    // SAFETY: the caller's list and place.
+    // SAFETY: null, or the receive side, which the lock, or the program, keeps for this thread; the
+    // caller's list and place.
     let errno = unsafe {
-        match place.and_then(Option::as_mut) {
+        match queue_pair.receive.as_mut() {
             Some(queue) => post_list(queue.batch(), first, bad),
             None => refuse(first, bad, libc::ENOMEM),
         }

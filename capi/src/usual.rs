@@ -18,7 +18,7 @@ use uverbs_mlx5::send_queue::{
     Steps, To, XrcTarget,
 };
 
-use crate::abi::{ibv_send_wr, ibv_sge, wr_opcode};
+use crate::abi::{ibv_send_wr, wr_opcode};
 use crate::ah::Ah;
 use crate::post::{self, immediate};
 
@@ -90,8 +90,15 @@ impl Kind {
     }
 
     /// Whether there is a remote address before the data.
+    #[inline(always)]
     pub(crate) fn is_access(self) -> bool {
         self.0 & ACCESS != 0
+    }
+
+    /// Octowords of the header.
+    #[inline(always)]
+    pub(crate) const fn octowords(self) -> usize {
+        (self.0 >> OCTOWORDS) as usize & 3
     }
 
     /// What the device calls such requests.
@@ -307,10 +314,26 @@ struct InC<'w> {
     kind: Kind,
 }
 
+impl<'w> InC<'w> {
+    /// A request with one buffer, if it is of the usual kind on a queue pair of type `T`. Its data
+    /// is copied if `inline`, a constant.
+    #[inline(always)]
+    fn of<T: Posts>(wr: &'w ibv_send_wr, inline: bool) -> Option<Self> {
+        // Reads are the last of the table, and have no inline data.
+        let kinds = if inline { KINDS - 1 } else { KINDS };
+        if wr.opcode as usize >= kinds || wr.num_sge != 1 {
+            return None;
+        }
+        let kind = T::KINDS[wr.opcode as usize];
+        let is_usual = if inline { kind.takes_inline() } else { kind.is_usual() };
+        is_usual.then_some(Self { wr, kind })
+    }
+}
+
 impl Header for InC<'_> {
     #[inline(always)]
     fn octowords(&self) -> usize {
-        (self.kind.0 >> OCTOWORDS) as usize & 3
+        self.kind.octowords()
     }
     #[inline(always)]
     fn opcode(&self) -> Opcode {
@@ -373,12 +396,13 @@ impl Usual {
         }
     }
 
-    /// Builds a request in C's form step by step, if it is of the usual kind and nothing has to be
-    /// looked for. Its data is copied if `inline`. After `false` it may have been named.
+    /// Builds a request in C's form behind those before, if it is of the usual kind and nothing has
+    /// to be looked for. Its data is copied if `inline`. `false`, and nothing has changed,
+    /// otherwise.
     ///
     /// # Safety
-    /// It is a program's, for a queue pair of type `T`, which is connected; the steps are of its
-    /// queue.
+    /// It is a program's, for a queue pair of type `T`, which is connected; the steps and `common`
+    /// are of its queue.
     #[inline(always)]
     pub(crate) unsafe fn build_steps<T: Posts>(
         queue: &SendQueue<T, BlueFlame>,
@@ -387,31 +411,16 @@ impl Usual {
         wr: &ibv_send_wr,
         inline: bool,
     ) -> bool {
-        let Some(kind) = T::KINDS.get(wr.opcode as usize) else { return false };
-        let is_usual = if inline { kind.takes_inline() } else { kind.is_usual() };
-        if wr.num_sge != 1 || !is_usual {
-            return false;
-        }
-        let (opcode, immediate) = (kind.opcode(), kind.immediate(wr.imm_data));
-        // SAFETY: every value is valid for the remote address; messages do not use it. What the
-        // program promises is what building asks for.
+        let Some(header) = InC::of::<T>(wr, inline) else { return false };
+        // SAFETY: the caller's list of one. What the program promises is what building asks for.
         unsafe {
-            let named = if kind.0 & ACCESS == 0 {
-                steps.name(common, wr.wr_id, AnySend { opcode, immediate }, wr.send_flags)
-            } else {
-                let remote = Remote::new(wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
-                let access = AnyAccess { opcode, immediate, remote };
-                steps.name(common, wr.wr_id, access, wr.send_flags)
-            };
-            if !named {
-                return false;
-            }
-            let ibv_sge { addr, length, lkey } = *wr.sg_list;
+            let sge = &*wr.sg_list;
             if !inline {
-                return steps.add(addr, length, lkey);
+                let rest = || (sge.addr, sge.lkey);
+                return queue.build_sge(common, steps, header, sge.length, rest);
             }
-            let start = std::ptr::with_exposed_provenance(addr as usize);
-            queue.add_inline::<16>(common, steps, start, length as usize)
+            let start = || std::ptr::with_exposed_provenance(sge.addr as usize);
+            queue.build_inline(common, steps, header, sge.length as usize, start)
         }
     }
 
@@ -428,17 +437,7 @@ impl Usual {
         wr: &ibv_send_wr,
         inline: bool,
     ) -> bool {
-        // Reads are the last of the table, and have no inline data.
-        let kinds = if inline { KINDS - 1 } else { KINDS };
-        if wr.opcode as usize >= kinds || wr.num_sge != 1 {
-            return false;
-        }
-        let kind = T::KINDS[wr.opcode as usize];
-        let is_usual = if inline { kind.takes_inline() } else { kind.is_usual() };
-        if !is_usual {
-            return false;
-        }
-        let header = InC { wr, kind };
+        let Some(header) = InC::of::<T>(wr, inline) else { return false };
         // SAFETY: the caller's list of one. What the program promises is what posting asks for.
         unsafe {
             let sge = &*wr.sg_list;

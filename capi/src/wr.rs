@@ -21,12 +21,13 @@ use uverbs::qp::{PostError, RunTimeDestination, RunTimeOperation, SendRequest};
 use uverbs::qp_type::{QpType, Rc};
 use uverbs::raw::Batch;
 use uverbs::{DatagramAddress, Remote, Sge};
+use uverbs_mlx5::format::{Opcode, U32};
 use uverbs_mlx5::mmio::BlueFlame;
-use uverbs_mlx5::send_queue::{AnyAccess, AnySend, Common, Inline, SendQueue, Steps};
+use uverbs_mlx5::send_queue::{Common, Header, Inline, SendQueue, Steps};
 
 use crate::abi::*;
 use crate::ah::Ah;
-use crate::post::{self, MOST_SGE, MOST_SHORT, bytes, immediate, offload};
+use crate::post::{self, MOST_SGE, bytes, immediate, offload};
 use crate::qp::Qp;
 use crate::usual::{Kind, MOST_INLINE, NO_SRQ, Posts, Usual};
 use crate::window;
@@ -288,7 +289,49 @@ unsafe fn begin_usual<T: Posts, const SENDS: bool>(
             return;
         }
         let Remote { address, rkey } = remote.unwrap_or_default();
-        begin_noted::<T, SENDS>(qp, opcode, immediate, rkey, address);
+        begin_noted::<T, SENDS>(qp, rkey, address, opcode, immediate);
+    }
+}
+
+/// The header of a request of a usual kind. The rest of it is what the program wrote into the
+/// `ibv_qp_ex`.
+struct InCalls {
+    qp: *const ibv_qp_ex,
+    kind: Kind,
+    immediate: u32,
+    remote: Remote,
+}
+
+impl Header for InCalls {
+    #[inline(always)]
+    fn octowords(&self) -> usize {
+        self.kind.octowords()
+    }
+    #[inline(always)]
+    fn may_have_remote(&self) -> bool {
+        self.kind.is_access()
+    }
+    #[inline(always)]
+    fn opcode(&self) -> Opcode {
+        self.kind.opcode()
+    }
+    #[inline(always)]
+    fn immediate(&self) -> U32 {
+        self.kind.immediate(self.immediate)
+    }
+    #[inline(always)]
+    fn remote(&self) -> Remote {
+        self.remote
+    }
+    #[inline(always)]
+    fn wr_id(&self) -> u64 {
+        // SAFETY: a program's queue pair.
+        unsafe { (*self.qp).wr_id }
+    }
+    #[inline(always)]
+    fn mode(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (*self.qp).wr_flags }
     }
 }
 
@@ -303,42 +346,38 @@ unsafe fn name<T: Posts>(
     immediate: u32,
     remote: Option<Remote>,
 ) -> bool {
-    let kind = Kind::of::<T>(opcode);
-    let (opcode, immediate) = (kind.opcode(), kind.immediate(immediate));
+    let (kind, remote) = (Kind::of::<T>(opcode), remote.unwrap_or_default());
     // SAFETY: the caller's promise: the steps were begun. Kinds are of the queue's service.
     unsafe {
-        let (wr_id, flags) = ((*qp).wr_id, (*qp).wr_flags);
         let Building { steps, common, .. } = of(qp).1;
-        match remote {
-            Some(remote) => {
-                steps.name(common, wr_id, AnyAccess { opcode, immediate, remote }, flags)
-            }
-            None => steps.name(common, wr_id, AnySend { opcode, immediate }, flags),
-        }
+        steps.name(common, InCalls { qp, kind, immediate, remote })
     }
 }
 
-/// [`begin_usual`] if this request has to be recorded, or an earlier one was.
+/// [`begin_usual`] if this request has to be recorded, an earlier one was, or the one before has no
+/// data. The parameters are in the order of the program's call, so that they stay where they are.
 ///
 /// # Safety
 /// As for [`of`].
 #[inline(never)]
 unsafe extern "C" fn begin_noted<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
-    opcode: u32,
-    immediate: u32,
     rkey: u32,
     address: u64,
+    opcode: u32,
+    immediate: u32,
 ) {
     let remote = Some(Remote::new(address, rkey));
     // SAFETY: the caller's promise.
     unsafe {
         let (queue_pair, building) = of(qp);
+        if building.steps.end_named() && name::<T>(qp, opcode, immediate, remote) {
+            return;
+        }
         building.detour();
         if building.stage != Stage::None {
             finish::<T, SENDS>(queue_pair, building);
             // A batch has looked for space.
-            let remote = remote.filter(|_| Kind::of::<T>(opcode).is_access());
             let is_open = T::IS_CONNECTED && SENDS && !building.has_failed;
             if is_open && name::<T>(qp, opcode, immediate, remote) {
                 return;
@@ -460,11 +499,11 @@ unsafe fn in_batch<T: Posts, const SENDS: bool>(
 /// As for [`finish`].
 unsafe fn batch<'a, T: Posts, const SENDS: bool>(
     qp: &'a Qp,
-    building: &Building,
+    building: &mut Building,
 ) -> Option<Batch<'a, T, BlueFlame>> {
     // SAFETY: the caller's promise: since start this thread has the queue, and used it for what is
     // being built alone.
-    unsafe { queue::<T, SENDS>(qp)?.batch_from(&building.steps).ok() }
+    unsafe { queue::<T, SENDS>(qp)?.batch_from(&mut building.steps).ok() }
 }
 
 /// Aborts the batch.
@@ -513,10 +552,10 @@ pub(crate) unsafe fn leave_straight_way(queue_pair: &Qp) {
 }
 
 /// `ibv_wr_start`: holds the lock of the sends until complete or abort.
-unsafe extern "C" fn start<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
+unsafe extern "C" fn start<T: Posts, const SENDS: bool, const LOCKS: bool>(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's queue pair; the lock is held.
     unsafe {
-        if !Qp::of(qp.cast()).send_lock.try_keep() {
+        if !Qp::of(qp.cast()).send_lock.try_keep::<LOCKS>() {
             return start_waiting::<T, SENDS>(qp);
         }
         let (_, building) = of(qp);
@@ -561,7 +600,7 @@ unsafe extern "C" fn start_first<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex
 /// Before the first request: stores the common part of the queue pair's requests.
 pub(crate) fn make_ready<T: Posts>(building: &mut Building, queue: &mut SendQueue<T, BlueFlame>) {
     if building.sends.is_null() {
-        building.common = queue.common(std::array::from_fn(|flags| post::flags(flags as u32)));
+        building.common = queue.common(|flags| post::flags(flags.into()));
         building.sends = std::ptr::from_mut(queue).cast();
     }
 }
@@ -606,7 +645,7 @@ unsafe extern "C" fn complete_straight<T: Posts, const SENDS: bool>(qp: *mut ibv
     // SAFETY: the caller's promise.
     unsafe {
         let (queue_pair, building) = of(qp);
-        if straight_queue::<T>(building).publish_long(&building.steps) {
+        if straight_queue::<T>(building).publish_long(&mut building.steps) {
             queue_pair.send_lock.release();
             return 0;
         }
@@ -736,17 +775,18 @@ unsafe extern "C" fn give_up<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
     }
 }
 
-/// The part of an `ibv_qp_ex` that programs call, all of it.
-pub(crate) fn table<T: Posts>(base: ibv_qp) -> ibv_qp_ex {
-    table_with::<T, true>(base)
+/// The part of an `ibv_qp_ex` that programs call, all of it. `locks` says whether the queue pair's
+/// sends have a lock.
+pub(crate) fn table<T: Posts>(base: ibv_qp, locks: bool) -> ibv_qp_ex {
+    table_with::<T, true>(base, locks)
 }
 
 /// That of a queue pair that does not send.
-pub(crate) fn table_of_none(base: ibv_qp) -> ibv_qp_ex {
-    table_with::<Rc, false>(base)
+pub(crate) fn table_of_none(base: ibv_qp, locks: bool) -> ibv_qp_ex {
+    table_with::<Rc, false>(base, locks)
 }
 
-fn table_with<T: Posts, const SENDS: bool>(qp_base: ibv_qp) -> ibv_qp_ex {
+fn table_with<T: Posts, const SENDS: bool>(qp_base: ibv_qp, locks: bool) -> ibv_qp_ex {
     ibv_qp_ex {
         qp_base,
         comp_mask: 0,
@@ -769,7 +809,7 @@ fn table_with<T: Posts, const SENDS: bool>(qp_base: ibv_qp) -> ibv_qp_ex {
         wr_set_inline_data_list: set_inline_data_list::<T>,
         wr_set_sge: set_sge::<T, SENDS>,
         wr_set_sge_list: set_sge_list::<T, SENDS>,
-        wr_start: start::<T, SENDS>,
+        wr_start: if locks { start::<T, SENDS, true> } else { start::<T, SENDS, false> },
         wr_complete: complete::<T, SENDS>,
         wr_abort: give_up::<T, SENDS>,
         wr_atomic_write: atomic_write,
@@ -1063,14 +1103,10 @@ unsafe extern "C" fn set_inline_data<T: Posts, const SENDS: bool>(
     let start = address.cast_const().cast();
     // SAFETY: the caller's queue pair, after start; the bytes are the program's.
     unsafe {
-        let (_, building) = of(qp);
-        if T::IS_CONNECTED && SENDS && length <= MOST_SHORT && building.steps.is_named() {
-            let queue = straight_queue::<T>(building);
-            if queue.add_inline::<1>(&building.common, &mut building.steps, start, length) {
-                return;
-            }
+        let Building { steps, common, .. } = of(qp).1;
+        if !(T::IS_CONNECTED && SENDS && steps.add_short(common, start, length)) {
+            set_long::<T, SENDS>(qp, start, length);
         }
-        set_long::<T, SENDS>(qp, start, length);
     }
 }
 
@@ -1089,7 +1125,7 @@ unsafe extern "C" fn set_long<T: Posts, const SENDS: bool>(
         let (_, building) = of(qp);
         if T::IS_CONNECTED && SENDS && building.steps.is_named() {
             let queue = straight_queue::<T>(building);
-            if queue.add_inline::<16>(&building.common, &mut building.steps, start, length) {
+            if queue.add_inline(&building.common, &mut building.steps, start, length) {
                 return;
             }
         }

@@ -73,7 +73,10 @@ unsafe fn note(qp: *mut ibv_qp_ex, lkeys: Vec<u32>) {
 /// A queue pair that is alive.
 unsafe fn plain(qp: *mut ibv_qp_ex) -> ibv_qp_ex {
     // SAFETY: the caller's promise; the copy is used for its functions only.
-    unsafe { (Qp::of(qp.cast()).send.wr)((&raw const (*qp).qp_base).read()) }
+    unsafe {
+        let queue_pair = Qp::of(qp.cast());
+        (queue_pair.send.wr)((&raw const (*qp).qp_base).read(), queue_pair.send_lock.is_needed())
+    }
 }
 
 /// Observed `ibv_wr_start`.

@@ -9,6 +9,7 @@ use super::misuse::{self, Kind, Seen, complain};
 use super::words::{completion, lkeys, request, show_data};
 use super::{sees_data, wanted};
 use crate::abi::*;
+use crate::cq::Cq;
 use crate::qp::Qp;
 use crate::{poll, post, receive, srq, wq};
 
@@ -419,7 +420,10 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut c_void) -> 
         return libc::EINVAL;
     }
     // SAFETY: the caller's.
-    let errno = unsafe { poll::start_poll(cq, attributes) };
+    let errno = unsafe {
+        let start_poll = poll::start_poll_of(&Cq::of(cq.cast()).lock);
+        start_poll(cq, attributes)
+    };
     // SAFETY: between start and end, if it is 0.
     unsafe { shown("ibv_start_poll", cq, errno) }
 }

@@ -1,27 +1,27 @@
 //! Requests that are built step by step, one step per call of the program: first the operation,
-//! then its data.
+//! then its data. And requests in a form of the program's own, which are built in one step.
 //!
-//! Each step is stored at its place in the ring. The header that the first step stores has the
-//! length of a request without data, so such a request needs no further step. The queue's head
-//! moves when the requests are published. Until then [`Steps`] holds the position: a copy of the
-//! queue's, up to its fast limit.
+//! Each step is stored at its place in the ring. The header that the first step stores says that
+//! one SGE follows, which is the usual case: a second step that adds an SGE does not write the
+//! header again. The queue's head moves when the requests are published. Until then [`Steps`]
+//! holds the position: a copy of the queue's, up to its fast limit.
 //!
 //! Requests that this path cannot build are built by a [`Batch`], which continues where the steps
 //! end ([`SendQueue::batch_from`]) and gives the position back ([`Batch::pause`]).
 
 #![allow(unsafe_code)]
 
-use core::mem::{replace, take};
+use core::mem::replace;
 use core::ptr::{null, null_mut};
 
-use super::encode::{header, mode_word};
+use super::encode::{first_word, mode_word, second_word};
 use super::payload::{Inline, Payload, segment_octowords};
 use super::post::Next;
-use super::wide::{Wide, copy_block, wide};
-use super::{Batch, Block, Operation, SendQueue, Transport};
+use super::wide::{Wide, copy_block, narrow, wide};
+use super::{Batch, Block, SendQueue, Transport};
 use crate::barrier;
 use crate::doorbell::Plain;
-use crate::format::{ControlSegment, MAX_READ_SGE, Opcode, U32, WQEBB_SIZE};
+use crate::format::{ControlSegment, MAX_DS, MAX_READ_SGE, Opcode, U32, WQEBB_SIZE};
 use crate::mmio::BlueFlame;
 use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
 use crate::sync::Ordering;
@@ -34,39 +34,65 @@ const FLAGS: usize = 11;
 /// Blocks that a register takes at most.
 const MOST_COPIED: usize = super::publish::MOST_COPIED as usize / WQEBB_SIZE;
 
+/// Flag of [`Next::at`] while a request was named and has no data yet. It is above every limit, so
+/// no other request is named meanwhile. The bits below [`WQEBB_SIZE`] are the length of the header
+/// then, in bytes, and the rest is the place behind the request's block.
+const NAMED: usize = 1 << 30;
+/// What is left of [`Next::at`] when the request has data.
+const PLACE: usize = (NAMED - 1) & !(WQEBB_SIZE - 1);
+
+/// Most bytes of inline data for which a block is sure to have space behind a header of two
+/// octowords.
+const MOST_SHORT: usize = WQEBB_SIZE - 32 - 4;
+
 /// The parts of control segments that all requests of a queue share. Made by [`SendQueue::common`].
 #[derive(Debug)]
 pub struct Common {
-    /// Second words of control segments, for headers of one and of two octowords.
-    words: [u32; 2],
-    /// One for no header.
-    number: u32,
-    max_inline: u32,
+    /// The first half of a control segment, without its first word: for requests of one SGE behind
+    /// headers of so many octowords.
+    halves: [u64; 4],
+    /// The same of no length.
+    number: u64,
+    max_inline: usize,
+    /// The least of that and [`MOST_SHORT`].
+    max_short: usize,
     max_sge: u32,
-    /// The control segment's second half for each combination of the caller's flags.
-    modes: [u64; 8],
+    /// The control segment's second half for each combination of the caller's flags. As long as a
+    /// byte can tell, so that no other bits have to be removed.
+    modes: [u64; 256],
 }
 
 impl Common {
     /// That of no queue.
-    pub const NONE: Self =
-        Self { words: [0; 2], number: 0, max_inline: 0, max_sge: 0, modes: [0; 8] };
+    pub const NONE: Self = Self {
+        halves: [0; 4],
+        number: 0,
+        max_inline: 0,
+        max_short: 0,
+        max_sge: 0,
+        modes: [0; 256],
+    };
+
+    /// The second half of a request's control segment.
+    #[inline(always)]
+    fn mode(&self, header: &impl Header) -> u64 {
+        self.modes[usize::from(header.mode() as u8)] | mode_word(0, header.immediate().get())
+    }
 }
 
 /// Requests of a send queue that are built step by step, from [`SendQueue::begin_steps`] on.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Steps {
+    /// Its `at` has flags while a request has no data yet: [`NAMED`].
     next: Next,
-    /// Octowords of the request built last, if it has no data yet; else 0.
-    named: u32,
     /// Whether something was built elsewhere, or is to be: see [`Steps::detour`].
     detour: u32,
-    /// What the limit was before the steps were closed.
-    open: usize,
     is_closed: bool,
     /// Whether a batch has built some of the requests.
     has_batch: bool,
+    /// What the limit was before the steps were closed.
+    open: usize,
 }
 
 // SAFETY: pointers into the ring of a queue and into the table that its handle keeps; they are used
@@ -78,6 +104,10 @@ unsafe impl Send for Steps {}
 pub trait Header {
     /// Octowords: 1, or 2 with a remote address. No other number is written.
     fn octowords(&self) -> usize;
+    /// Whether there may be a remote address.
+    fn may_have_remote(&self) -> bool {
+        true
+    }
     /// The device's opcode.
     fn opcode(&self) -> Opcode;
     /// The control segment's last word.
@@ -86,7 +116,7 @@ pub trait Header {
     fn remote(&self) -> Remote;
     /// Comes back in the completion.
     fn wr_id(&self) -> u64;
-    /// See [`SendQueue::common`].
+    /// An index of the flags that [`SendQueue::common`] was given; the lowest byte counts.
     fn mode(&self) -> u32;
 }
 
@@ -101,15 +131,117 @@ pub struct Named {
     pub remote: Remote,
 }
 
+impl Next {
+    /// Writes the header of a request to the next block, and enters its id. `half` is the first
+    /// half of the control segment, but for the first word. Returns the block.
+    ///
+    /// # Safety
+    /// The block is free.
+    #[inline(always)]
+    unsafe fn write_header(&self, common: &Common, header: &impl Header, half: u64) -> *mut Wide {
+        let block = self.block().cast::<u64>();
+        // A sum, because one instruction makes it.
+        let word = ControlSegment::first_word(0, 0, header.opcode()).wrapping_add(self.place());
+        // SAFETY: the caller's promise. What is no part of the header is written over.
+        unsafe {
+            block.write(first_word(word) | half);
+            block.add(1).write(common.mode(header));
+            if header.may_have_remote() {
+                block.cast::<Octoword>().add(1).write(header.remote().octoword());
+            }
+        }
+        block.cast()
+    }
+
+    /// Enters the id of the next request.
+    ///
+    /// # Safety
+    /// Its block is free.
+    #[inline(always)]
+    unsafe fn enter(&self, header: &impl Header) {
+        // SAFETY: the table has an entry for each block.
+        unsafe { (*self.entry).store(header.wr_id(), Ordering::Relaxed) };
+    }
+
+    /// Writes a request of one SGE, which has one block. `None`, and nothing has changed, if the
+    /// SGE is empty or too long, or there is no block.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_sge`].
+    #[inline(always)]
+    unsafe fn write_with_sge(
+        &self,
+        common: &Common,
+        header: &impl Header,
+        length: u32,
+        address_and_lkey: impl FnOnce() -> (u64, u32),
+    ) -> Option<*mut Wide> {
+        // Two branches, because the compiler would first turn both answers into numbers if they
+        // were joined.
+        if length as i32 <= 0 {
+            crate::hint::cold_path();
+            return None;
+        }
+        if !self.has(1) {
+            crate::hint::cold_path();
+            return None;
+        }
+        let octowords = header.octowords() & 3;
+        // SAFETY: the block is free, and holds two octowords and an SGE.
+        unsafe {
+            let block = self.write_header(common, header, common.halves[octowords]);
+            self.enter(header);
+            let (address, lkey) = address_and_lkey();
+            write_sge(block.add(octowords), address, length, lkey);
+            Some(block)
+        }
+    }
+
+    /// Writes a request with data that is copied, of up to `MOST` blocks. Returns its first block
+    /// and how many there are; `None`, and nothing has changed, if it needs more, the data is empty
+    /// or too long, or there are no blocks.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_inline`].
+    #[inline(always)]
+    unsafe fn write_with_inline<const MOST: usize>(
+        &self,
+        common: &Common,
+        header: &impl Header,
+        length: usize,
+        start: impl FnOnce() -> *const u8,
+    ) -> Option<(*mut Wide, usize)> {
+        // Neither empty nor too long, in one comparison.
+        let most = if MOST == 1 { common.max_short } else { common.max_inline };
+        if length.wrapping_sub(1) >= most {
+            return None;
+        }
+        let size = segment_octowords(length);
+        let octowords = header.octowords() + size;
+        let blocks = if MOST == 1 { 1 } else { octowords.div_ceil(4) };
+        if (MOST > 1 && octowords > 4 * MOST) || !self.has(blocks) {
+            return None;
+        }
+        // SAFETY: so many blocks are free, and hold all data.
+        unsafe {
+            let half = common.number | second_word(octowords as u32);
+            let block = self.write_header(common, header, half);
+            self.enter(header);
+            let data = core::slice::from_raw_parts(start(), length);
+            Inline(data).store(block.add(header.octowords() & 3), size, 1, 4 * MOST);
+            Some((block, blocks))
+        }
+    }
+}
+
 impl Steps {
     /// Those of no queue: closed, and not straight.
     pub const NONE: Self = Self {
         next: Next { base: null_mut(), entry: null(), at: 0, limit: 0 },
-        named: 0,
         detour: 1,
-        open: 0,
         is_closed: false,
         has_batch: false,
+        open: 0,
     };
 
     /// A copy, field by field, to pass to functions out of line. Passing the original would force
@@ -123,7 +255,7 @@ impl Steps {
     /// Whether a request was named and has no data yet.
     #[inline(always)]
     pub fn is_named(&self) -> bool {
-        self.named != 0
+        self.next.at & NAMED != 0
     }
 
     /// Whether all requests were built here, so that [`SendQueue::publish_one`] and
@@ -149,51 +281,41 @@ impl Steps {
         self.has_batch
     }
 
-    /// Closes this path until a batch has said where it ended.
+    /// Closes this path until a batch has said where it ended. A request that was named has no data
+    /// then.
     pub fn close(&mut self) {
+        self.end_named();
         if !self.is_closed {
             self.open = self.next.limit;
             self.is_closed = true;
         }
         self.next.limit = 0;
-        self.named = 0;
     }
 
-    /// Builds a request without data behind those before. `false`, and nothing has changed, if a
-    /// batch has to do it. `mode` is an index of the flags that [`SendQueue::common`] was given.
+    /// Builds a request whose data follows, behind those before. `false`, and nothing has changed,
+    /// if there is one already that has no data yet ([`Steps::end_named`]), or a batch has to do
+    /// it.
     ///
     /// # Safety
     /// Since [`SendQueue::begin_steps`] the queue was used as [`SendQueue::batch_from`] says. Its
-    /// service has the operation, which demands nothing of its data, and of which the table says
-    /// all.
+    /// service has the operation, which demands nothing of its data, and of which the header says
+    /// all. `common` is the queue's.
     #[inline(always)]
-    pub unsafe fn name<O: Operation>(
-        &mut self,
-        common: &Common,
-        wr_id: u64,
-        operation: O,
-        mode: u32,
-    ) -> bool {
-        const { assert!(O::OCTOWORDS < 2 && !O::FENCES_NEXT) };
-        if !self.next.has(1) {
+    pub unsafe fn name(&mut self, common: &Common, header: impl Header) -> bool {
+        let next = &mut self.next;
+        if !next.has(1) {
             return false;
         }
-        let first = ControlSegment::first_word(operation.modifier(), 0, operation.opcode());
-        let mode = common.modes[(mode & 7) as usize];
-        let block = self.next.block().cast::<u32>();
-        // SAFETY: the block before the limit is free.
+        let octowords = header.octowords() & 3;
+        // SAFETY: the block before the limit is free. The load of the entry is volatile, so that
+        // the change before it is one instruction on memory.
         unsafe {
-            block.write((first | self.next.place()).to_be());
-            block.add(1).write(common.words[O::OCTOWORDS]);
-            let second = mode | mode_word(0, operation.immediate().get());
-            block.cast::<u64>().add(1).write(second);
-            for index in 0..O::OCTOWORDS {
-                block.cast::<Octoword>().add(1 + index).write(operation.octoword(index, 0));
-            }
-            (*self.next.entry).store(wr_id, Ordering::Relaxed);
+            next.write_header(common, &header, common.halves[octowords]);
+            next.entry = next.entry.wrapping_add(1);
+            let entry = (&raw const next.entry).read_volatile().wrapping_sub(1);
+            (*entry).store(header.wr_id(), Ordering::Relaxed);
         }
-        self.named = header::<O>() as u32;
-        self.next.pass(1);
+        next.at = next.at.wrapping_add(NAMED + WQEBB_SIZE + 16 * octowords);
         true
     }
 
@@ -204,46 +326,83 @@ impl Steps {
     /// As for [`SendQueue::post`].
     #[inline(always)]
     pub unsafe fn add(&mut self, address: u64, length: u32, lkey: u32) -> bool {
-        let size = self.named as usize;
-        if size == 0 {
-            // Two branches, because the compiler would first turn both answers into numbers if they
-            // were joined.
+        if length as i32 <= 0 {
+            // Two branches, see `write_with_sge`.
             crate::hint::cold_path();
             return false;
         }
-        if length as i32 <= 0 {
+        let at = self.next.at;
+        if at & NAMED == 0 {
             crate::hint::cold_path();
             return false;
         }
         // SAFETY: the block that was named has four octowords, of which two are taken at most.
-        unsafe {
-            write_sge(self.last().add(size), address, length, lkey);
-            self.set_length(self.last(), size + 1);
-        }
-        self.named = 0;
+        unsafe { write_sge(self.data(at), address, length, lkey) };
+        self.next.at = at & PLACE;
         true
     }
 
-    /// The block of the request that was named.
+    /// Gives the request that was named data that is copied, if it fits into one block. `false`,
+    /// and nothing has changed, if there is none, or another function has to do it.
+    ///
+    /// # Safety
+    /// As for [`Steps::name`]. Of `length` bytes at `start` all are readable, if there are any.
     #[inline(always)]
-    fn last(&self) -> *mut Wide {
-        self.next.block().wrapping_sub(1).cast()
+    pub unsafe fn add_short(&mut self, common: &Common, start: *const u8, length: usize) -> bool {
+        // Neither empty nor too long, in one comparison.
+        if length.wrapping_sub(1) >= common.max_short {
+            return false;
+        }
+        let at = self.next.at;
+        if at & NAMED == 0 {
+            return false;
+        }
+        let octowords = segment_octowords(at % WQEBB_SIZE + length);
+        // SAFETY: the block that was named has space for all data.
+        unsafe {
+            let block = self.block(at);
+            if is_read(block) {
+                return false;
+            }
+            let data = core::slice::from_raw_parts(start, length);
+            Inline(data).store(self.data(at), segment_octowords(length), 1, 2);
+            set_length(block, octowords);
+        }
+        self.next.at = at & PLACE;
+        true
     }
 
-    /// # Safety
-    /// `block` is of the ring, and begins a request that was built here.
+    /// Where the data of the request that was named goes. `at` is [`Next::at`].
     #[inline(always)]
-    unsafe fn set_length(&self, block: *mut Wide, octowords: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { block.cast::<u8>().add(LENGTH).write(octowords as u8) };
+    fn data(&self, at: usize) -> *mut Wide {
+        self.next.base.wrapping_byte_add(at).wrapping_byte_sub(NAMED + WQEBB_SIZE).cast()
+    }
+
+    /// The block of the request that was named, or before `at`.
+    #[inline(always)]
+    fn block(&self, at: usize) -> *mut Wide {
+        self.next.base.wrapping_byte_add(at & PLACE).wrapping_sub(1).cast()
+    }
+
+    /// Makes the request that was named one without data; whether there was one.
+    #[inline(never)]
+    pub fn end_named(&mut self) -> bool {
+        let at = self.next.at;
+        if at & NAMED == 0 {
+            return false;
+        }
+        self.next.at = at & PLACE;
+        // SAFETY: the request was named in that block.
+        unsafe { set_length(self.block(at), at % WQEBB_SIZE / 16) };
+        true
     }
 
     /// Removes the request whose operation was set and that has no data yet.
     pub fn take_back(&mut self) -> Option<Named> {
-        if take(&mut self.named) == 0 {
+        if !self.end_named() {
             return None;
         }
-        let block = self.last().cast::<u8>();
+        let block = self.block(self.next.at).cast::<u8>();
         self.next.entry = self.next.entry.wrapping_sub(1);
         self.next.at -= WQEBB_SIZE;
         // SAFETY: the request was written here, and nothing else writes the ring or the table's
@@ -259,6 +418,26 @@ impl Steps {
             Some(Named { wr_id, opcode, flags, immediate, remote })
         }
     }
+}
+
+/// Whether a request reads, so that it takes no data that is copied.
+///
+/// # Safety
+/// As for [`set_length`].
+#[inline(always)]
+unsafe fn is_read(block: *const Wide) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { block.cast::<u8>().add(OPCODE).read() == Opcode::RDMA_READ.0 }
+}
+
+/// Sets the length of a request.
+///
+/// # Safety
+/// `block` is of the ring, and begins a request that was built here.
+#[inline(always)]
+unsafe fn set_length(block: *mut Wide, octowords: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { block.cast::<u8>().add(LENGTH).write(octowords as u8) };
 }
 
 /// Writes the data segment of an SGE that is neither empty nor too long.
@@ -277,16 +456,20 @@ unsafe fn write_sge(to: *mut Wide, address: u64, length: u32, lkey: u32) {
 }
 
 impl<T: Transport> SendQueue<T, BlueFlame> {
-    /// The common part of requests that are built step by step. `flags` are the flags that each
-    /// `mode` of [`Steps::name`] selects.
-    pub fn common(&self, flags: [PostFlags; 8]) -> Common {
-        let word = |octowords| ControlSegment::second_word(self.number, octowords).to_be();
+    /// The common part of requests that are built step by step. `flags` says which flags the
+    /// caller's number for them selects, see [`Header::mode`].
+    pub fn common(&self, flags: impl Fn(u8) -> PostFlags) -> Common {
+        let [number, _] = narrow(self.base);
+        let max_inline = self.limits.max_inline as usize;
         Common {
-            words: [word(1), word(2)],
-            number: word(0),
-            max_inline: self.limits.max_inline,
+            halves: core::array::from_fn(|header| number | second_word(header as u32 + 1)),
+            number,
+            max_inline,
+            max_short: max_inline.min(MOST_SHORT),
             max_sge: self.limits.max_sge.min(MAX_READ_SGE),
-            modes: flags.map(|flags| mode_word(flags.bits(), 0) | self.mode),
+            modes: core::array::from_fn(|number| {
+                mode_word(flags(number as u8).bits(), 0) | self.mode
+            }),
         }
     }
 
@@ -300,7 +483,6 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             self.next = self.ring.next(self.head, 0);
         }
         steps.next = self.next;
-        steps.named = 0;
         steps.detour = 0;
     }
 
@@ -315,7 +497,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// How many blocks were built.
     #[inline(always)]
     fn built(&self, steps: &Steps) -> u32 {
-        let built = ((steps.next.at / WQEBB_SIZE) as u32).wrapping_sub(self.head) & 0xffff;
+        let at = steps.next.at & PLACE;
+        let built = ((at / WQEBB_SIZE) as u32).wrapping_sub(self.head) & 0xffff;
         // More blocks than the ring has: two threads of the program use the queue without a lock.
         if built > self.ring.blocks() { 0 } else { built }
     }
@@ -327,39 +510,36 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     }
 
     /// Gives the request that was named data that is copied. `false`, and nothing has changed, if
-    /// there is none, a batch has to do it, or it needs more than `MOST` blocks.
+    /// there is none, or a batch has to do it.
     ///
     /// # Safety
     /// As for [`Steps::name`], of this queue. Of `length` bytes at `start` all are readable, if
     /// there are any.
     #[inline(always)]
-    pub unsafe fn add_inline<const MOST: usize>(
+    pub unsafe fn add_inline(
         &self,
         common: &Common,
         steps: &mut Steps,
         start: *const u8,
         length: usize,
     ) -> bool {
-        let (before, last) = (steps.named as usize, steps.last());
+        let at = steps.next.at;
         // Neither empty nor too long, in one comparison.
-        if before == 0 || length.wrapping_sub(1) >= common.max_inline as usize {
+        if at & NAMED == 0 || length.wrapping_sub(1) >= common.max_inline {
             return false;
         }
-        let size = segment_octowords(length);
+        let (block, octowords) = (steps.block(at), segment_octowords(at % WQEBB_SIZE + length));
         // SAFETY: the request was built here; the length was compared, so there are free blocks for
         // all data.
         unsafe {
-            if last.cast::<u8>().add(OPCODE).read() == Opcode::RDMA_READ.0
-                || before + size > 4 * MOST
-                || (MOST > 1 && !self.extend(steps, before + size))
-            {
+            if is_read(block) || !self.extend(steps, octowords) {
                 return false;
             }
             let data = core::slice::from_raw_parts(start, length);
-            Inline(data).store(last.add(before), size, 1, 4 * MOST);
-            steps.set_length(last, before + size);
+            let to = block.byte_add(at % WQEBB_SIZE);
+            Inline(data).store(to, segment_octowords(length), 1, MAX_DS as usize);
+            set_length(block, octowords);
         }
-        steps.named = 0;
         true
     }
 
@@ -377,46 +557,104 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         count: usize,
         sge: impl Fn(usize) -> Sge,
     ) -> bool {
-        let (before, last) = (steps.named as usize, steps.last());
-        if before == 0 || count.wrapping_sub(1) >= common.max_sge as usize {
+        let at = steps.next.at;
+        if at & NAMED == 0 || count.wrapping_sub(1) >= common.max_sge as usize {
             return false;
         }
         if !(0..count).all(|place| sge(place).is_usual()) {
             return false;
         }
+        let (block, before) = (steps.block(at), at % WQEBB_SIZE / 16);
         // SAFETY: the request was built here; so there are free blocks for all SGEs.
         unsafe {
             if !self.extend(steps, before + count) {
                 return false;
             }
             for place in 0..count {
-                last.add(before + place).write(wide(sge(place).octoword()));
+                block.add(before + place).write(wide(sge(place).octoword()));
             }
-            steps.set_length(last, before + count);
+            set_length(block, before + count);
         }
-        steps.named = 0;
         true
     }
 
-    /// Extends the request that was built last, which has one block, to `octowords` octowords.
-    /// `false`, and nothing has changed, if that is beyond the fast limit.
+    /// Ends the request that was named, which has one block, at `octowords` octowords. `false`, and
+    /// nothing has changed, if that is beyond the fast limit.
     ///
     /// # Safety
     /// As for [`SendQueue::add_inline`].
     #[inline(always)]
     unsafe fn extend(&self, steps: &mut Steps, octowords: usize) -> bool {
-        if octowords <= 4 {
-            return true;
+        let at = steps.next.at & PLACE;
+        if octowords > 4 {
+            let blocks = octowords.div_ceil(4);
+            let behind = at + (blocks - 1) * WQEBB_SIZE;
+            if behind > steps.next.limit {
+                return false;
+            }
+            let entry = steps.next.entry.wrapping_sub(1);
+            steps.next.entry = entry.wrapping_add(blocks);
+            steps.next.at = behind;
+            let end = self.head.wrapping_add(self.built(steps));
+            // SAFETY: before the limit, so within ring and table.
+            unsafe { self.ring.note_inner(entry, blocks, end) };
+        } else {
+            steps.next.at = at;
         }
-        let blocks = octowords.div_ceil(4);
-        if !steps.next.has_bytes((blocks - 1) * WQEBB_SIZE) {
+        true
+    }
+
+    /// Builds a request of one SGE behind those before. `false`, and nothing has changed, if a
+    /// batch has to do it.
+    ///
+    /// # Safety
+    /// As for [`Steps::name`], of this queue, and as for [`SendQueue::post`].
+    #[inline(always)]
+    pub unsafe fn build_sge(
+        &self,
+        common: &Common,
+        steps: &mut Steps,
+        header: impl Header,
+        length: u32,
+        address_and_lkey: impl FnOnce() -> (u64, u32),
+    ) -> bool {
+        // SAFETY: the caller's promise.
+        let written =
+            unsafe { steps.next.write_with_sge(common, &header, length, address_and_lkey) };
+        if written.is_none() {
             return false;
         }
-        let entry = steps.next.entry.wrapping_sub(1);
-        steps.next.pass(blocks - 1);
-        let end = self.head.wrapping_add(self.built(steps));
-        // SAFETY: before the limit, so within ring and table.
-        unsafe { self.ring.note_inner(entry, blocks, end) };
+        steps.next.pass(1);
+        true
+    }
+
+    /// Builds a request with data that is copied behind those before. `false`, and nothing has
+    /// changed, if a batch has to do it.
+    ///
+    /// # Safety
+    /// As for [`Steps::name`], of this queue. Of `length` bytes at `start` all are readable, if
+    /// there are any.
+    #[inline(always)]
+    pub unsafe fn build_inline(
+        &self,
+        common: &Common,
+        steps: &mut Steps,
+        header: impl Header,
+        length: usize,
+        start: impl FnOnce() -> *const u8,
+    ) -> bool {
+        // SAFETY: the caller's promise.
+        let written = unsafe {
+            steps.next.write_with_inline::<{ MAX_DS as usize / 4 }>(common, &header, length, start)
+        };
+        let Some((_, blocks)) = written else { return false };
+        let entry = steps.next.entry;
+        steps.next.pass(blocks);
+        if blocks > 1 {
+            let end = self.head.wrapping_add(self.built(steps));
+            // SAFETY: before the limit, so within ring and table.
+            unsafe { self.ring.note_inner(entry, blocks, end) };
+        }
         true
     }
 
@@ -431,7 +669,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             return false;
         }
         // SAFETY: one block was built.
-        unsafe { self.publish_alone::<1>(steps, 1) };
+        unsafe { self.publish_alone::<1>(1) };
         true
     }
 
@@ -449,19 +687,10 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         length: u32,
         address_and_lkey: impl FnOnce() -> (u64, u32),
     ) -> bool {
-        if length as i32 <= 0 {
-            crate::hint::cold_path();
-            return false;
-        }
-        if !self.next.has(1) {
-            crate::hint::cold_path();
-            return false;
-        }
-        // SAFETY: the block at the head is free, and holds two octowords and an SGE.
+        // SAFETY: the caller's promise; a block was written.
         unsafe {
-            let block = self.write_header(common, &header, header.octowords() + 1);
-            let (address, lkey) = address_and_lkey();
-            write_sge(block.add(header.octowords() & 3), address, length, lkey);
+            let written = self.next.write_with_sge(common, &header, length, address_and_lkey);
+            let Some(block) = written else { return false };
             self.publish_next::<1>(block.cast(), 1);
         }
         true
@@ -483,21 +712,10 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         start: impl FnOnce() -> *const u8,
     ) -> bool {
         const { assert!(MOST <= MOST_COPIED) };
-        // Neither empty nor too long, in one comparison.
-        if length.wrapping_sub(1) >= common.max_inline as usize {
-            return false;
-        }
-        let size = segment_octowords(length);
-        let octowords = header.octowords() + size;
-        let blocks = if MOST == 1 { 1 } else { octowords.div_ceil(4) };
-        if octowords > 4 * MOST || !self.next.has(blocks) {
-            return false;
-        }
-        // SAFETY: so many blocks at the head are free, and hold all data.
+        // SAFETY: the caller's promise; so many blocks were written.
         unsafe {
-            let block = self.write_header(common, &header, octowords);
-            let data = core::slice::from_raw_parts(start(), length);
-            Inline(data).store(block.add(header.octowords() & 3), size, 1, 4 * MOST);
+            let written = self.next.write_with_inline::<MOST>(common, &header, length, start);
+            let Some((block, blocks)) = written else { return false };
             if MOST > 1 {
                 let end = self.head.wrapping_add(blocks as u32);
                 self.ring.note_inner(self.next.entry, blocks, end);
@@ -505,34 +723,6 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             self.publish_next::<MOST>(block.cast(), blocks);
         }
         true
-    }
-
-    /// Writes the header of a request of `octowords` octowords to the block at the head, and enters
-    /// its id. Returns the block.
-    ///
-    /// # Safety
-    /// The block is free.
-    #[inline(always)]
-    unsafe fn write_header(
-        &mut self,
-        common: &Common,
-        header: &impl Header,
-        octowords: usize,
-    ) -> *mut Wide {
-        let block = self.next.block().cast::<u32>();
-        // SAFETY: the caller's promise. What is no part of the header is written over.
-        unsafe {
-            let first = ControlSegment::first_word(0, 0, header.opcode());
-            block.write((first | self.next.place()).to_be());
-            let second = ControlSegment::second_word(0, octowords as u8).to_be() | common.number;
-            block.add(1).write(second);
-            let mode = common.modes[(header.mode() & 7) as usize];
-            let mode = mode | mode_word(0, header.immediate().get());
-            block.cast::<u64>().add(1).write(mode);
-            block.cast::<Octoword>().add(1).write(header.remote().octoword());
-            (*self.next.entry).store(header.wr_id(), Ordering::Relaxed);
-        }
-        block.cast()
     }
 
     /// Publishes the request of `blocks` blocks at the head, at most `MOST`.
@@ -585,7 +775,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// # Safety
     /// As for [`SendQueue::publish_one`].
     #[inline(always)]
-    pub unsafe fn publish_long(&mut self, steps: &Steps) -> bool {
+    pub unsafe fn publish_long(&mut self, steps: &mut Steps) -> bool {
+        steps.end_named();
         let blocks = steps.next.at.wrapping_sub(self.next.at) / WQEBB_SIZE;
         if blocks.wrapping_sub(1) >= MOST_COPIED {
             return false;
@@ -596,7 +787,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             return false;
         }
         // SAFETY: as compared.
-        unsafe { self.publish_alone::<MOST_COPIED>(steps, blocks) };
+        unsafe { self.publish_alone::<MOST_COPIED>(blocks) };
         true
     }
 
@@ -630,10 +821,10 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// # Safety
     /// It was built, and a half of the register takes it, if it takes any.
     #[inline(always)]
-    unsafe fn publish_alone<const MOST: usize>(&mut self, steps: &Steps, blocks: usize) {
+    unsafe fn publish_alone<const MOST: usize>(&mut self, blocks: usize) {
         // SAFETY: the caller's promise.
         unsafe { self.copy_request::<MOST>(self.next.block(), blocks) };
-        self.next = steps.next;
+        self.next.pass(blocks);
     }
 
     /// A batch behind what was built, of whatever form its requests are. [`Batch::pause`] gives the
@@ -647,8 +838,9 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// but by such steps and batches.
     pub unsafe fn batch_from(
         &mut self,
-        steps: &Steps,
+        steps: &mut Steps,
     ) -> Result<Batch<'_, T, BlueFlame>, PostError> {
+        steps.end_named();
         let built = self.built(steps);
         if built == 0 && !steps.has_batch {
             return self.batch();
