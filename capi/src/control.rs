@@ -10,7 +10,9 @@ use uverbs::qp_type::{Dci, RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::raw::{QpLayout, QueuePair};
 use uverbs::{Error, Gid, RssTarget};
 use uverbs_mlx5::recv_queue::RecvQueue;
+use uverbs_mlx5::send_queue::Common;
 
+use crate::post;
 use crate::qp::Control;
 use crate::result::failed;
 
@@ -42,6 +44,11 @@ macro_rules! queue_pair {
             unsafe fn receive(this: *mut Self) -> *mut Option<RecvQueue> {
                 // SAFETY: the caller's promise.
                 unsafe { QueuePair::sides(this) }.1
+            }
+            unsafe fn common(this: *mut Self) -> Option<Common> {
+                // SAFETY: the caller's promise; nothing is posted yet.
+                let queue = unsafe { (*QueuePair::sides(this).0).as_ref() };
+                queue.map(|queue| queue.common(|flags| post::flags(flags.into())))
             }
             fn layout(&self) -> Option<QpLayout> {
                 Some(self.layout())

@@ -18,7 +18,7 @@ use crate::observe;
 use crate::pd::Pd;
 use crate::post::{self, SendTable};
 use crate::qp::{Control, Qp, With, is_single_threaded};
-use crate::result::{null, pointer};
+use crate::result::{failed, null};
 use crate::srq::Srq;
 use crate::wq::Table;
 use crate::xrc::Xrcd;
@@ -182,7 +182,7 @@ pub(crate) unsafe fn create_qp_of_mlx5(
 fn give(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
-    made: Result<Box<Qp>, Error>,
+    made: Result<*mut Qp, Error>,
 ) -> *mut ibv_qp {
     let made = announce(context, made);
     // SAFETY: null, or just made; the caller's struct.
@@ -195,8 +195,8 @@ fn give(
 }
 
 /// Registers a queue pair for events. Returns null with errno if making it failed.
-pub(crate) fn announce(context: *mut ibv_context, made: Result<Box<Qp>, Error>) -> *mut Qp {
-    let made: *mut Qp = pointer(made);
+pub(crate) fn announce(context: *mut ibv_context, made: Result<*mut Qp, Error>) -> *mut Qp {
+    let made = made.unwrap_or_else(|error| null(failed(&error)));
     // SAFETY: null, or just made; the caller's context.
     unsafe {
         if let Some(queue_pair) = made.as_ref() {
@@ -212,7 +212,7 @@ pub(crate) fn announce(context: *mut ibv_context, made: Result<Box<Qp>, Error>) 
 ///
 /// # Safety
 /// Its objects are a program's.
-unsafe fn make(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_int> {
+unsafe fn make(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_int> {
     const RC: u32 = QpType::Rc as u32;
     const UC: u32 = QpType::Uc as u32;
     const UD: u32 = QpType::Ud as u32;
@@ -277,9 +277,9 @@ fn raw_packet(
 /// As for [`make`].
 unsafe fn typed<T>(
     wanted: &Wanted<'_>,
-    table: &'static SendTable,
+    tables: &'static [SendTable; 2],
     own: impl FnOnce(QpBuilder<T>) -> Result<QpBuilder<T>, c_int>,
-) -> Result<Result<Box<Qp>, Error>, c_int>
+) -> Result<Result<*mut Qp, Error>, c_int>
 where
     T: QueuePairType,
     QueuePair<T>: Control,
@@ -311,6 +311,7 @@ where
     let one_thread = pd.is_of_one_thread() || is_single_threaded();
     let user = Some(pd.users.clone());
     Ok(builder.build_in_reset().map(|library| {
+        let table = &tables[usize::from(library.layout().send.is_some())];
         let with = with(wanted, &library, table, one_thread, user);
         Qp::new(library, table, with)
     }))
@@ -352,7 +353,7 @@ fn operations(flags: u64) -> Operations {
 ///
 /// # Safety
 /// As for [`make`].
-unsafe fn rss_target(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_int> {
+unsafe fn rss_target(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_int> {
     let attributes = wanted.attributes;
     let hash = &attributes.rx_hash_conf;
     let has_queues = !attributes.send_cq.is_null()
@@ -393,7 +394,7 @@ unsafe fn rss_target(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_in
 
 /// # Safety
 /// As for [`make`].
-unsafe fn xrc_receiver(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_int> {
+unsafe fn xrc_receiver(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_int> {
     if wanted.attributes.comp_mask & MASK_XRCD == 0 || wanted.attributes.xrcd.is_null() {
         return Err(libc::EINVAL);
     }
@@ -417,7 +418,7 @@ unsafe fn xrc_receiver(wanted: &Wanted<'_>) -> Result<Result<Box<Qp>, Error>, c_
 unsafe fn dc_receiver(
     wanted: &Wanted<'_>,
     access_key: u64,
-) -> Result<Result<Box<Qp>, Error>, c_int> {
+) -> Result<Result<*mut Qp, Error>, c_int> {
     let attributes = wanted.attributes;
     let has_others = attributes.comp_mask & !MASK_PD != 0;
     let lacks = wanted.pd.is_null() || attributes.recv_cq.is_null() || attributes.srq.is_null();
@@ -438,7 +439,7 @@ unsafe fn dc_receiver(
 }
 
 /// The receiving end of XRC, made or opened.
-pub(crate) fn xrc_target(base: ibv_qp, library: XrcReceiver) -> Box<Qp> {
+pub(crate) fn xrc_target(base: ibv_qp, library: XrcReceiver) -> *mut Qp {
     let mut ex = (post::NONE.wr)(base, true);
     observe::building(&mut ex);
     let with = With {

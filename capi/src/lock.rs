@@ -25,8 +25,6 @@ const SLEEP: Duration = Duration::from_micros(50);
 /// No thread has the lock. This is a bit that no thread pointer has, so taking the lock is to clear
 /// it: one instruction on x86 (`btr`).
 const FREE: usize = 1;
-/// A thread has it, for one call of the program. No thread pointer is that number.
-const HELD: usize = 0;
 
 /// A spin lock that may be switched off when it is made.
 #[derive(Debug)]

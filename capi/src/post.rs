@@ -14,7 +14,7 @@ use uverbs::qp_type::{Dci, QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::raw::QueuePair;
 use uverbs::{DatagramAddress, Error, Remote, Sge};
 use uverbs_mlx5::mmio::BlueFlame;
-use uverbs_mlx5::send_queue::{SendQueue, Steps};
+use uverbs_mlx5::send_queue::{Common, SendQueue, Steps};
 
 use crate::abi::*;
 use crate::ah::Ah;
@@ -45,27 +45,39 @@ pub(crate) struct SendTable {
     /// The functions of `mlx5dv_qp_ex`.
     pub(crate) direct: DirectQp,
     /// Aborts the requests that are being built.
-    pub(crate) abort: unsafe fn(&Qp, &mut Building),
+    pub(crate) abort: unsafe fn(*mut ibv_qp_ex, &mut Building),
     /// Queries all attributes. Other threads may post meanwhile.
-    pub(crate) query: unsafe fn(*mut ()) -> Result<QpInfo, Error>,
+    pub(crate) query: unsafe fn(*mut ibv_qp) -> Result<QpInfo, Error>,
     /// Changes attributes. Other threads may post meanwhile.
     pub(crate) modify: unsafe fn(&Qp, &QpAttributes) -> Result<(), Error>,
 }
 
 macro_rules! tables {
     ($($name:ident: $type:ty;)*) => {$(
-        /// The functions of this type of queue pair.
-        pub(crate) static $name: SendTable = SendTable {
-            one: post_one::<$type>,
-            inline: post_inline::<$type>,
-            long: post_long::<$type>,
-            list: post_list::<$type>,
-            wr: wr::table::<$type>,
-            direct: DirectQp::of::<$type, true>(),
-            abort: wr::abort::<$type, true>,
-            query: query_of::<$type>,
-            modify: modify_of::<$type>,
-        };
+        /// The functions of this type of queue pair: of one without a send queue, and of one that
+        /// has it.
+        pub(crate) static $name: [SendTable; 2] = [
+            SendTable {
+                one: post_full,
+                inline: post_full,
+                long: post_full,
+                list: post_full,
+                query: query_of::<$type>,
+                modify: modify_of::<$type>,
+                ..NONE
+            },
+            SendTable {
+                one: post_one::<$type>,
+                inline: post_inline::<$type>,
+                long: post_long::<$type>,
+                list: post_list::<$type>,
+                wr: wr::table::<$type>,
+                direct: DirectQp::of::<$type, true>(),
+                abort: wr::abort::<$type, true>,
+                query: query_of::<$type>,
+                modify: modify_of::<$type>,
+            },
+        ];
     )*};
 }
 
@@ -96,17 +108,17 @@ pub(crate) static DCT: SendTable =
     SendTable { query: query_dc_target, modify: modify_dc_target, ..NONE };
 
 /// # Safety
-/// `queue` is a DC target, which no other thread changes meanwhile.
-unsafe fn query_dc_target(queue: *mut ()) -> Result<QpInfo, Error> {
+/// `qp` is a DC target, which no other thread changes meanwhile.
+unsafe fn query_dc_target(qp: *mut ibv_qp) -> Result<QpInfo, Error> {
     // SAFETY: the caller's promise.
-    unsafe { &*queue.cast::<DcReceiver>() }.query()
+    unsafe { &*Qp::library::<DcReceiver>(qp) }.query()
 }
 
 /// # Safety
 /// The queue pair is a DC target, which no other thread uses meanwhile.
 unsafe fn modify_dc_target(qp: &Qp, attributes: &QpAttributes) -> Result<(), Error> {
     // SAFETY: the caller's promise.
-    unsafe { qp.queue.get().cast::<DcReceiver>().as_mut() }.modify(attributes)
+    unsafe { &mut *Qp::library::<DcReceiver>(qp.pointer()) }.modify(attributes)
 }
 
 /// The functions of a queue pair that has neither queues nor states: an RSS target.
@@ -117,32 +129,34 @@ pub(crate) static SPREADS: SendTable = SendTable {
 };
 
 /// # Safety
-/// `queue` is a queue pair of type `T`, which no other thread changes meanwhile.
-unsafe fn query_of<T: QueuePairType>(queue: *mut ()) -> Result<QpInfo, Error> {
+/// `qp` is of type `T`, and no other thread changes it meanwhile.
+unsafe fn query_of<T: QueuePairType>(qp: *mut ibv_qp) -> Result<QpInfo, Error> {
     // SAFETY: the caller's promise.
-    unsafe { QueuePair::query_beside(queue.cast::<QueuePair<T>>()) }
+    unsafe { QueuePair::query_beside(Qp::library::<QueuePair<T>>(qp)) }
 }
 
 /// # Safety
 /// The queue pair is of type `T`, and no other thread changes it meanwhile.
 unsafe fn modify_of<T: QueuePairType>(qp: &Qp, attributes: &QpAttributes) -> Result<(), Error> {
-    let queue = qp.queue.get().as_ptr().cast::<QueuePair<T>>();
     // SAFETY: the caller's promise; posting takes the locks.
-    unsafe { QueuePair::modify_beside(queue, attributes, || qp.exclude()) }
+    unsafe {
+        let queue = Qp::library::<QueuePair<T>>(qp.pointer());
+        QueuePair::modify_beside(queue, attributes, || qp.exclude())
+    }
 }
 
 /// # Safety
-/// `queue` is an XRC target, which no other thread changes meanwhile.
-unsafe fn query_target(queue: *mut ()) -> Result<QpInfo, Error> {
+/// `qp` is an XRC target, which no other thread changes meanwhile.
+unsafe fn query_target(qp: *mut ibv_qp) -> Result<QpInfo, Error> {
     // SAFETY: the caller's promise.
-    unsafe { &*queue.cast::<XrcReceiver>() }.query()
+    unsafe { &*Qp::library::<XrcReceiver>(qp) }.query()
 }
 
 /// # Safety
 /// The queue pair is an XRC target, which no other thread uses meanwhile.
 unsafe fn modify_target(qp: &Qp, attributes: &QpAttributes) -> Result<(), Error> {
     // SAFETY: the caller's promise.
-    unsafe { qp.queue.get().cast::<XrcReceiver>().as_mut() }.modify(attributes)
+    unsafe { &mut *Qp::library::<XrcReceiver>(qp.pointer()) }.modify(attributes)
 }
 
 unsafe extern "C" fn post_nothing(
@@ -152,6 +166,16 @@ unsafe extern "C" fn post_nothing(
 ) -> c_int {
     // SAFETY: null, or the caller's place, to be written.
     unsafe { refuse(wr, bad, libc::EINVAL) }
+}
+
+/// Refuses a list, for want of a send queue.
+unsafe extern "C" fn post_full(
+    _: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: null, or the caller's place, to be written.
+    unsafe { refuse(wr, bad, send_errno(PostError::NoQueue)) }
 }
 
 /// `ibv_post_send`. It only chooses the function that posts the list: one request, one inline
@@ -180,13 +204,23 @@ pub(crate) unsafe extern "C" fn post_send(
 /// The send queue of a queue pair.
 ///
 /// # Safety
-/// The queue pair is of type `T`; the caller holds the lock of its sends, or is the only thread
-/// that posts.
+/// The queue pair is of type `T` and has a send queue; the caller holds the lock of its sends, or
+/// is the only thread that posts.
 #[inline(always)]
-#[allow(clippy::mut_from_ref, reason = "the lock of the sends is what makes it the only one")]
-pub(crate) unsafe fn sends<T: Posts>(qp: &Qp) -> Option<&mut SendQueue<T, BlueFlame>> {
-    // SAFETY: the caller's promise: nothing else uses the place as long as the lock is held.
-    unsafe { (*QueuePair::sides(qp.queue.get().as_ptr().cast::<QueuePair<T>>()).0).as_mut() }
+pub(crate) unsafe fn sends<'a, T: Posts>(qp: *mut ibv_qp) -> &'a mut SendQueue<T, BlueFlame> {
+    // SAFETY: the caller's promise: nothing else uses the place as long as the lock is held. What
+    // is there at creation stays until the queue pair is destroyed.
+    unsafe { (*QueuePair::sides(Qp::library::<QueuePair<T>>(qp)).0).as_mut().unwrap_unchecked() }
+}
+
+/// What the requests of a queue pair have in common.
+///
+/// # Safety
+/// It is a program's.
+#[inline(always)]
+unsafe fn common<'a>(qp: *mut ibv_qp) -> &'a Common {
+    // SAFETY: written at creation alone.
+    unsafe { &(*Qp::of(qp).building.get()).common }
 }
 
 /// A list of one whose data is not copied.
@@ -250,21 +284,16 @@ unsafe fn post_usual<T: Posts, const BLOCKS: usize>(
         if !queue_pair.send_lock.try_acquire() {
             return post_waiting::<T>(qp, wr, bad);
         }
-        // Not in closures, which the compiler would not inline.
-        if T::IS_CONNECTED {
-            if let Some((queue, common)) = wr::ready::<T>(&mut *queue_pair.building.get()) {
-                if Usual::post_ring::<T, BLOCKS>(queue, common, &*wr, inline) {
-                    queue_pair.send_lock.release();
-                    return 0;
-                }
-            }
-        } else if let Some(queue) = sends::<T>(queue_pair) {
-            if Usual::post::<T>(queue, &*wr, inline) {
-                queue_pair.send_lock.release();
-                return 0;
-            }
+        let queue = sends::<T>(qp);
+        let posted = match T::IS_CONNECTED {
+            true => Usual::post_ring::<T, BLOCKS>(queue, common(qp), &*wr, inline),
+            false => Usual::post::<T>(queue, &*wr, inline),
+        };
+        if !posted {
+            return post_any::<T>(qp, wr, bad);
         }
-        post_any::<T>(qp, wr, bad)
+        queue_pair.send_lock.release();
+        0
     }
 }
 
@@ -298,15 +327,9 @@ unsafe extern "C" fn post_any<T: Posts>(
 ) -> c_int {
     // SAFETY: the caller's promise; a list of one rings for itself.
     unsafe {
-        let queue_pair = Qp::of(qp);
-        let posted = match sends::<T>(queue_pair) {
-            Some(queue) => {
-                wr::make_ready(&mut *queue_pair.building.get(), queue);
-                with_request::<T>(&*wr, |request| queue.post_request(request))
-            }
-            None => Err(PostError::NoQueue),
-        };
-        queue_pair.send_lock.release();
+        let queue = sends::<T>(qp);
+        let posted = with_request::<T>(&*wr, |request| queue.post_request(request));
+        Qp::of(qp).send_lock.release();
         posted.map_or_else(|reason| refuse(wr, bad, send_errno(reason)), |()| 0)
     }
 }
@@ -324,7 +347,7 @@ unsafe extern "C" fn post_list<T: Posts>(
     let queue_pair = unsafe { Qp::of(qp) };
     queue_pair.send_lock.acquire();
     // SAFETY: the caller's promise; the lock is held.
-    let posted = unsafe { post_several::<T>(queue_pair, first) };
+    let posted = unsafe { post_several::<T>(qp, first) };
     queue_pair.send_lock.release();
     // SAFETY: the caller's place, to be written.
     posted.map_or_else(|(wr, reason)| unsafe { refuse(wr, bad, send_errno(reason)) }, |()| 0)
@@ -339,33 +362,27 @@ type Refused = (*mut ibv_send_wr, PostError);
 /// # Safety
 /// As for [`post_list`], whose caller holds the lock.
 #[inline(always)]
-unsafe fn post_several<T: Posts>(qp: &Qp, first: *mut ibv_send_wr) -> Result<(), Refused> {
-    if !T::IS_CONNECTED {
-        // SAFETY: the caller's promise.
-        return unsafe { post_rest::<T>(qp, first, Steps::NONE) };
-    }
-    // SAFETY: the caller's promise; nothing is being built meanwhile.
-    let Some((queue, common)) = (unsafe { wr::ready::<T>(&mut *qp.building.get()) }) else {
-        // SAFETY: as above.
-        return unsafe { post_rest::<T>(qp, first, Steps::NONE) };
-    };
-    let mut steps = queue.new_steps();
-    let mut wr = first;
-    // SAFETY: the caller's list; as promised by the program for each of them.
+unsafe fn post_several<T: Posts>(qp: *mut ibv_qp, first: *mut ibv_send_wr) -> Result<(), Refused> {
+    // SAFETY: the caller's promise, and that of the program for each request of its list.
     unsafe {
+        if !T::IS_CONNECTED {
+            return post_rest::<T>(qp, first);
+        }
+        let (queue, common) = (sends::<T>(qp), common(qp));
+        queue.find_place();
+        let mut wr = first;
         while let Some(request) = wr.as_ref() {
             // Two calls, because `inline` is a constant in each: the code asks for the flag once.
             let built = match request.send_flags & send_flags::INLINE {
-                0 => Usual::build_steps::<T>(queue, common, &mut steps, request, false),
-                _ => Usual::build_steps::<T>(queue, common, &mut steps, request, true),
+                0 => Usual::build_ring::<T>(queue, common, request, false),
+                _ => Usual::build_ring::<T>(queue, common, request, true),
             };
             if !built {
-                // By value: what is lent would be in memory for all requests.
-                return post_rest::<T>(qp, wr, steps.again());
+                return post_rest::<T>(qp, wr);
             }
             wr = request.next;
         }
-        queue.publish_steps(&steps);
+        queue.publish_steps();
     }
     Ok(())
 }
@@ -375,17 +392,12 @@ unsafe fn post_several<T: Posts>(qp: &Qp, first: *mut ibv_send_wr) -> Result<(),
 /// # Safety
 /// As for [`post_list`].
 #[inline(never)]
-unsafe fn post_rest<T: Posts>(
-    qp: &Qp,
-    mut wr: *mut ibv_send_wr,
-    mut steps: Steps,
-) -> Result<(), Refused> {
+unsafe fn post_rest<T: Posts>(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr) -> Result<(), Refused> {
     // SAFETY: the lock is held.
-    let queue = unsafe { sends::<T>(qp) }.ok_or((wr, PostError::NoQueue))?;
-    // SAFETY: as above; nothing is being built meanwhile.
-    wr::make_ready(unsafe { &mut *qp.building.get() }, queue);
-    let batch = match steps.is_straight() {
-        // SAFETY: the steps are of this queue.
+    let queue = unsafe { sends::<T>(qp) };
+    let mut steps = Steps::NONE;
+    let batch = match T::IS_CONNECTED {
+        // SAFETY: what was built is what the list asks for.
         true => unsafe { queue.batch_from(&mut steps) },
         false => queue.batch(),
     };

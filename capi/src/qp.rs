@@ -3,7 +3,7 @@
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_int;
 use std::mem::offset_of;
-use std::ptr::NonNull;
+use std::ptr::{null, null_mut};
 use std::sync::{Arc, OnceLock};
 
 use uverbs::events::{DetachedEvent, ObjectId};
@@ -12,6 +12,7 @@ use uverbs::qp::{Capacities, Ece, QpAttrMask, QpAttributes, QpInfo, RateLimit, S
 use uverbs::raw::QpLayout;
 use uverbs::{Error, Gid};
 use uverbs_mlx5::recv_queue::RecvQueue;
+use uverbs_mlx5::send_queue::Common;
 
 use crate::abi::*;
 use crate::attributes;
@@ -21,7 +22,7 @@ use crate::dv::DirectQp;
 use crate::held::{self, Held};
 use crate::lock::{Guard, Lock, Shared};
 use crate::post::{self, SendTable};
-use crate::result::{code, null, refused};
+use crate::result::{self, code, refused};
 use crate::wr::{self, Building};
 
 /// `IBV_QP_RATE_LIMIT`: the query knows neither it nor attributes behind it. libibverbs lets bits
@@ -53,16 +54,14 @@ pub(crate) struct Qp {
     pub(crate) ex: UnsafeCell<ibv_qp_ex>,
     /// The functions of its transport's send queue.
     pub(crate) send: &'static SendTable,
-    /// The library's queue pair, at the same address as `control`. The functions in `send` know its
-    /// type.
-    pub(crate) queue: Cell<NonNull<()>>,
     /// The receive queue, which is there as long as the queue pair; null if it has none.
-    pub(crate) receive: *mut RecvQueue,
+    pub(crate) receive: Cell<*mut RecvQueue>,
     pub(crate) send_lock: Lock,
     pub(crate) recv_lock: Lock,
     /// Requests of `ibv_wr_…` that are being built.
     pub(crate) building: UnsafeCell<Building>,
-    control: Cell<*mut dyn Control>,
+    /// The object that this is a part of.
+    whole: Cell<*const Whole>,
     /// Held by verbs that change the queue pair.
     changing: Shared<()>,
     pub(crate) capacities: Capacities,
@@ -74,6 +73,14 @@ pub(crate) struct Qp {
     pub(crate) direct: UnsafeCell<DirectQp>,
     #[allow(dead_code, reason = "held for its lifetime")]
     user: Option<Arc<()>>,
+}
+
+/// A queue pair with the library's queue pair, so that both have one address: the functions in
+/// [`Qp::send`], which know the type, find the queues without a load.
+#[repr(C)]
+pub(crate) struct Whole<C: ?Sized = dyn Control> {
+    qp: Qp,
+    library: UnsafeCell<C>,
 }
 
 /// A queue pair of the library, whatever its type.
@@ -93,6 +100,16 @@ pub(crate) trait Control {
     unsafe fn receive(this: *mut Self) -> *mut Option<RecvQueue>
     where
         Self: Sized;
+    /// What the requests of its send queue have in common; `None` if it has no send queue.
+    ///
+    /// # Safety
+    /// `this` is alive.
+    unsafe fn common(_: *mut Self) -> Option<Common>
+    where
+        Self: Sized,
+    {
+        None
+    }
     /// Where its parts are, if it has any.
     fn layout(&self) -> Option<QpLayout> {
         None
@@ -145,29 +162,54 @@ impl Qp {
         library: C,
         send: &'static SendTable,
         with: With,
-    ) -> Box<Self> {
+    ) -> *mut Self {
         let granted = library.capacities().unwrap_or(with.capacities);
-        let library = NonNull::from(Box::leak(Box::new(library)));
-        // SAFETY: just made; null, or a place in it.
-        let receive = unsafe { C::receive(library.as_ptr()).as_mut() };
-        let receive = receive.and_then(Option::as_mut).map_or(std::ptr::null_mut(), |queue| queue);
-        Box::new(Self {
+        let qp = Self {
             ex: UnsafeCell::new(with.ex),
             direct: UnsafeCell::new(send.direct),
             send,
-            queue: Cell::new(library.cast()),
-            receive,
+            receive: Cell::new(null_mut()),
             send_lock: Lock::new(!with.one_thread),
             recv_lock: Lock::new(!with.one_thread),
             building: UnsafeCell::default(),
-            control: Cell::new(library.as_ptr()),
+            whole: Cell::new(null::<Whole<C>>()),
             changing: Shared::default(),
             capacities: granted,
             signal_all: with.signal_all,
             is_extended: with.is_extended,
             async_events: Held::default(),
             user: with.user,
-        })
+        };
+        let whole = Box::into_raw(Box::new(Whole { qp, library: UnsafeCell::new(library) }));
+        // SAFETY: just made, so nothing else uses it.
+        unsafe { find_queues(whole) };
+        whole.cast()
+    }
+
+    /// The library's queue pair, which is of type `C`.
+    ///
+    /// # Safety
+    /// `qp` is from this module, not destroyed, and made of a `C`.
+    #[inline(always)]
+    pub(crate) unsafe fn library<C>(qp: *mut ibv_qp) -> *mut C {
+        // SAFETY: the caller's promise.
+        UnsafeCell::raw_get(unsafe { &raw const (*qp.cast::<Whole<C>>()).library })
+    }
+
+    /// What programs have of it.
+    pub(crate) fn pointer(&self) -> *mut ibv_qp {
+        self.whole.get().cast_mut().cast()
+    }
+
+    /// The object that it is a part of.
+    pub(crate) fn whole(&self) -> *mut Whole {
+        self.whole.get().cast_mut()
+    }
+
+    /// The library's queue pair.
+    fn control(&self) -> *mut dyn Control {
+        // SAFETY: this is a part of it.
+        UnsafeCell::raw_get(unsafe { &raw const (*self.whole.get()).library })
     }
 
     /// Runs `change` on the library's queue pair, while the locks keep other threads from posting.
@@ -179,7 +221,7 @@ impl Qp {
         // by this call or by this thread's `ibv_wr_start`: no use of the queue pair's sides is
         // going on. A batch that is being built is used by this thread's next call only, and a
         // change that replaces the queues gives it up before.
-        change(unsafe { &mut *self.control.get() })
+        change(unsafe { &mut *self.control() })
     }
 
     /// Whether it is a DC target, which has few attributes and gets its number late.
@@ -209,7 +251,7 @@ impl Qp {
     fn query(&self) -> Result<QpInfo, Error> {
         let _changing = self.changing.lock();
         // SAFETY: as for `modify`.
-        unsafe { (self.send.query)(self.queue.get().as_ptr()) }
+        unsafe { (self.send.query)(self.pointer()) }
     }
 
     /// What events call it.
@@ -217,7 +259,7 @@ impl Qp {
         let _changing = self.changing.lock();
         // SAFETY: the pointer is good until the queue pair is destroyed; nothing changes it now,
         // and the posting sides are not looked at.
-        unsafe { (*self.control.get()).id() }
+        unsafe { (*self.control()).id() }
     }
 
     /// A command of the program's own has changed its state.
@@ -260,10 +302,21 @@ impl Qp {
     }
 }
 
-impl Drop for Qp {
-    fn drop(&mut self) {
-        // SAFETY: from `Box::into_raw` in `Qp::new`, and freed once.
-        drop(unsafe { Box::from_raw(self.control.get()) });
+/// Notes where a queue pair is, where its receive queue is, and what its sends have in common.
+///
+/// # Safety
+/// It was just made, and stays where it is.
+unsafe fn find_queues<C: Control + 'static>(whole: *mut Whole<C>) {
+    // SAFETY: the caller's promise. The receive queue is there as long as the queue pair.
+    unsafe {
+        let (qp, library) = (&(*whole).qp, (*whole).library.get());
+        qp.whole.set(whole);
+        if let Some(queue) = C::receive(library).as_mut().and_then(Option::as_mut) {
+            qp.receive.set(queue);
+        }
+        if let Some(common) = C::common(library) {
+            (*qp.building.get()).common = common;
+        }
     }
 }
 
@@ -437,7 +490,7 @@ pub(crate) unsafe extern "C" fn set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c
 /// `ibv_qp_to_qp_ex`: null unless the queue pair was made with `send_ops_flags`.
 pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     // SAFETY: the caller's queue pair.
-    if unsafe { Qp::of(qp) }.is_extended { qp.cast() } else { null(libc::EINVAL) }
+    if unsafe { Qp::of(qp) }.is_extended { qp.cast() } else { result::null(libc::EINVAL) }
 }
 
 /// `ibv_query_qp_data_in_order`: the device promises nothing.

@@ -39,7 +39,7 @@ unsafe fn post_alone(queue_pair: &Qp, first: *mut ibv_recv_wr) -> Option<()> {
     // SAFETY: the caller's promise: the receive side is this thread's, and what the program
     // promises of the memory is what the queue asks for.
     unsafe {
-        let queue = queue_pair.receive.as_mut()?;
+        let queue = queue_pair.receive.get().as_mut()?;
         let (wr_id, piece) = alone(first)?;
         queue.post_fast(wr_id, piece).then_some(())
     }
@@ -74,7 +74,7 @@ unsafe extern "C" fn post_held(
     // SAFETY: null, or the receive side, which the lock, or the program, keeps for this thread; the
     // caller's list and place.
     let errno = unsafe {
-        match queue_pair.receive.as_mut() {
+        match queue_pair.receive.get().as_mut() {
             Some(queue) => post_list(queue.batch(), first, bad),
             None => refuse(first, bad, libc::ENOMEM),
         }

@@ -15,7 +15,7 @@ use uverbs_mlx5::format::{Opcode, U32};
 use uverbs_mlx5::mmio::BlueFlame;
 use uverbs_mlx5::send_queue::{
     AnyAccess, AnySend, Common, Datagram, DcTarget, Header, Inline, Operation, Payload, SendQueue,
-    Steps, To, XrcTarget,
+    To, XrcTarget,
 };
 
 use crate::abi::{ibv_send_wr, wr_opcode};
@@ -401,13 +401,12 @@ impl Usual {
     /// otherwise.
     ///
     /// # Safety
-    /// It is a program's, for a queue pair of type `T`, which is connected; the steps and `common`
-    /// are of its queue.
+    /// It is a program's, for a queue pair of type `T`, which is connected; `common` is of its
+    /// queue.
     #[inline(always)]
-    pub(crate) unsafe fn build_steps<T: Posts>(
-        queue: &SendQueue<T, BlueFlame>,
+    pub(crate) unsafe fn build_ring<T: Posts>(
+        queue: &mut SendQueue<T, BlueFlame>,
         common: &Common,
-        steps: &mut Steps,
         wr: &ibv_send_wr,
         inline: bool,
     ) -> bool {
@@ -417,10 +416,10 @@ impl Usual {
             let sge = &*wr.sg_list;
             if !inline {
                 let rest = || (sge.addr, sge.lkey);
-                return queue.build_sge(common, steps, header, sge.length, rest);
+                return queue.build_sge(common, header, sge.length, rest);
             }
             let start = || std::ptr::with_exposed_provenance(sge.addr as usize);
-            queue.build_inline(common, steps, header, sge.length as usize, start)
+            queue.build_inline(common, header, sge.length as usize, start)
         }
     }
 

@@ -14,7 +14,6 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::replace;
-use std::ptr::null_mut;
 
 use uverbs::op::{CompareSwap, FetchAdd};
 use uverbs::qp::{PostError, RunTimeDestination, RunTimeOperation, SendRequest};
@@ -53,12 +52,10 @@ enum Stage {
 /// Requests that are being built between start and complete or abort.
 #[repr(C)]
 pub(crate) struct Building {
-    /// What was built so far.
+    /// What became of the requests so far. Not straight if the queue pair does not send.
     steps: Steps,
-    /// The `SendQueue` of the queue pair's type. Null before the first request, and if the queue
-    /// pair does not send. Then the steps are closed, and marked as a detour.
-    sends: *mut (),
-    common: Common,
+    /// What the queue pair's requests have in common.
+    pub(crate) common: Common,
     /// The fields from here on are valid only after [`Building::detour`].
     error: c_int,
     stage: Stage,
@@ -82,7 +79,6 @@ impl Default for Building {
     fn default() -> Self {
         Self {
             steps: Steps::NONE,
-            sends: null_mut(),
             common: Common::NONE,
             error: 0,
             stage: Stage::None,
@@ -121,7 +117,6 @@ impl Building {
             self.error = errno;
         }
         self.has_failed = true;
-        self.steps.close();
     }
 
     /// Copies inline data into `copied`. `false` if it is longer than any request may have.
@@ -263,13 +258,23 @@ unsafe fn of<'a>(qp: *mut ibv_qp_ex) -> (&'a Qp, &'a mut Building) {
 /// # Safety
 /// As for [`post::sends`], if `SENDS`.
 #[inline(always)]
-#[allow(clippy::mut_from_ref, reason = "the lock of the sends is what makes it the only one")]
-unsafe fn queue<T: Posts, const SENDS: bool>(qp: &Qp) -> Option<&mut SendQueue<T, BlueFlame>> {
-    if !SENDS {
-        return None;
-    }
+unsafe fn queue<'a, T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+) -> Option<&'a mut SendQueue<T, BlueFlame>> {
     // SAFETY: the caller's promise.
-    unsafe { post::sends::<T>(qp) }
+    SENDS.then(|| unsafe { post::sends::<T>(qp.cast()) })
+}
+
+/// The send queue, if requests are built there step by step: not where they name a peer.
+///
+/// # Safety
+/// As for [`queue`].
+#[inline(always)]
+unsafe fn straight<'a, T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+) -> Option<&'a mut SendQueue<T, BlueFlame>> {
+    // SAFETY: the caller's promise.
+    if T::IS_CONNECTED { unsafe { queue::<T, SENDS>(qp) } } else { None }
 }
 
 /// Begins a request of the usual kind, with what the program wrote into the `ibv_qp_ex`.
@@ -285,7 +290,7 @@ unsafe fn begin_usual<T: Posts, const SENDS: bool>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        if T::IS_CONNECTED && SENDS && name::<T>(qp, opcode, immediate, remote) {
+        if name::<T, SENDS>(qp, opcode, immediate, remote) {
             return;
         }
         let Remote { address, rkey } = remote.unwrap_or_default();
@@ -338,9 +343,9 @@ impl Header for InCalls {
 /// Stores the header of a request of the usual kind, if that needs no more.
 ///
 /// # Safety
-/// As for [`of`], and the queue pair is of type `T`, which is connected and sends.
+/// As for [`of`], and the queue pair is of type `T`.
 #[inline(always)]
-unsafe fn name<T: Posts>(
+unsafe fn name<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     opcode: u32,
     immediate: u32,
@@ -349,8 +354,8 @@ unsafe fn name<T: Posts>(
     let (kind, remote) = (Kind::of::<T>(opcode), remote.unwrap_or_default());
     // SAFETY: the caller's promise: the steps were begun. Kinds are of the queue's service.
     unsafe {
-        let Building { steps, common, .. } = of(qp).1;
-        steps.name(common, InCalls { qp, kind, immediate, remote })
+        let Some(queue) = straight::<T, SENDS>(qp) else { return false };
+        queue.name(&of(qp).1.common, InCalls { qp, kind, immediate, remote })
     }
 }
 
@@ -370,27 +375,32 @@ unsafe extern "C" fn begin_noted<T: Posts, const SENDS: bool>(
     let remote = Some(Remote::new(address, rkey));
     // SAFETY: the caller's promise.
     unsafe {
-        let (queue_pair, building) = of(qp);
-        if building.steps.end_named() && name::<T>(qp, opcode, immediate, remote) {
+        let building = of(qp).1;
+        let was_named = straight::<T, SENDS>(qp).is_some_and(|queue| queue.end_named());
+        if was_named && name::<T, SENDS>(qp, opcode, immediate, remote) {
             return;
         }
         building.detour();
         if building.stage != Stage::None {
-            finish::<T, SENDS>(queue_pair, building);
+            finish::<T, SENDS>(qp, building);
             // A batch has looked for space.
-            let is_open = T::IS_CONNECTED && SENDS && !building.has_failed;
-            if is_open && name::<T>(qp, opcode, immediate, remote) {
+            if !building.has_failed && name::<T, SENDS>(qp, opcode, immediate, remote) {
                 return;
             }
         }
-        note::<T>(qp, Kind::of::<T>(opcode), immediate, remote);
+        note::<T, SENDS>(qp, Kind::of::<T>(opcode), immediate, remote);
     }
 }
 
 /// # Safety
 /// As for [`of`].
 #[inline(always)]
-unsafe fn note<T: Posts>(qp: *mut ibv_qp_ex, kind: Kind, immediate: u32, remote: Option<Remote>) {
+unsafe fn note<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    kind: Kind,
+    immediate: u32,
+    remote: Option<Remote>,
+) {
     // SAFETY: the caller's promise.
     let (_, building) = unsafe { of(qp) };
     let usual = &mut building.usual;
@@ -402,7 +412,10 @@ unsafe fn note<T: Posts>(qp: *mut ibv_qp_ex, kind: Kind, immediate: u32, remote:
         usual.remote = remote;
     }
     building.stage = if kind.is_usual() { Stage::Named } else { Stage::Other };
-    building.steps.close();
+    // SAFETY: as above.
+    if let Some(queue) = unsafe { straight::<T, SENDS>(qp) } {
+        queue.close_steps(&mut building.steps);
+    }
     match T::TYPE {
         QpType::Ud | QpType::DcInitiator => building.address = None,
         QpType::XrcSend => building.srqn = NO_SRQ,
@@ -420,22 +433,28 @@ unsafe fn begin<T: Posts, const SENDS: bool>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let (queue_pair, building) = of(qp);
+        let building = of(qp).1;
         building.detour();
         if building.stage != Stage::None {
-            finish::<T, SENDS>(queue_pair, building);
+            finish::<T, SENDS>(qp, building);
         }
-        note::<T>(qp, Kind::UNUSUAL, 0, None);
+        note::<T, SENDS>(qp, Kind::UNUSUAL, 0, None);
         of(qp).1.operation = operation;
     }
 }
 
 /// Makes a noted request of the one that is in the ring, if that has no data yet: its data is
 /// unusual.
-fn note_named<T: Posts>(building: &mut Building) {
+///
+/// # Safety
+/// As for [`of`].
+unsafe fn note_named<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's promise.
+    let (building, queue) = unsafe { (of(qp).1, straight::<T, SENDS>(qp)) };
     building.detour();
-    let Some(named) = building.steps.take_back() else { return };
-    building.steps.close();
+    let Some(queue) = queue else { return };
+    let Some(named) = queue.take_back() else { return };
+    queue.close_steps(&mut building.steps);
     building.usual = Usual {
         kind: Kind::named::<T>(named.opcode),
         wr_id: named.wr_id,
@@ -451,7 +470,7 @@ fn note_named<T: Posts>(building: &mut Building) {
 /// # Safety
 /// As for [`of`], and the queue pair is of type `T`.
 #[inline(never)]
-unsafe fn finish<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building) {
+unsafe fn finish<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, building: &mut Building) {
     let stage = replace(&mut building.stage, Stage::None);
     // SAFETY: the caller's promise; what a program promises is what the batch asks for.
     unsafe {
@@ -476,7 +495,7 @@ unsafe fn finish<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building) 
 /// # Safety
 /// As for [`finish`].
 unsafe fn in_batch<T: Posts, const SENDS: bool>(
-    qp: &Qp,
+    qp: *mut ibv_qp_ex,
     building: &mut Building,
     build: impl FnOnce(&mut Building, &mut Batch<'_, T, BlueFlame>) -> Result<(), PostError>,
 ) {
@@ -498,7 +517,7 @@ unsafe fn in_batch<T: Posts, const SENDS: bool>(
 /// # Safety
 /// As for [`finish`].
 unsafe fn batch<'a, T: Posts, const SENDS: bool>(
-    qp: &'a Qp,
+    qp: *mut ibv_qp_ex,
     building: &mut Building,
 ) -> Option<Batch<'a, T, BlueFlame>> {
     // SAFETY: the caller's promise: since start this thread has the queue, and used it for what is
@@ -510,7 +529,10 @@ unsafe fn batch<'a, T: Posts, const SENDS: bool>(
 ///
 /// # Safety
 /// As for [`finish`].
-pub(crate) unsafe fn abort<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building) {
+pub(crate) unsafe fn abort<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    building: &mut Building,
+) {
     building.detour();
     building.stage = Stage::None;
     if building.is_gone {
@@ -522,6 +544,8 @@ pub(crate) unsafe fn abort<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut 
             if let Some(batch) = batch::<T, SENDS>(qp, building) {
                 batch.abort();
             }
+        } else if let Some(queue) = straight::<T, SENDS>(qp) {
+            queue.reopen_steps(&mut building.steps);
         }
     }
 }
@@ -535,7 +559,7 @@ pub(crate) unsafe fn give_up_for_reset(queue_pair: &Qp) {
     // SAFETY: the caller's promise: no other thread builds requests.
     unsafe {
         let building = &mut *queue_pair.building.get();
-        (queue_pair.send.abort)(queue_pair, building);
+        (queue_pair.send.abort)(queue_pair.pointer().cast(), building);
         building.fail(libc::EINVAL);
         building.error = libc::EINVAL;
         building.is_gone = true;
@@ -558,10 +582,22 @@ unsafe extern "C" fn start<T: Posts, const SENDS: bool, const LOCKS: bool>(qp: *
         if !Qp::of(qp.cast()).send_lock.try_keep::<LOCKS>() {
             return start_waiting::<T, SENDS>(qp);
         }
-        let (_, building) = of(qp);
-        match ready::<T>(building) {
-            Some((queue, _)) => queue.begin_steps(&mut building.steps),
-            None => start_first::<T, SENDS>(qp),
+        begin_all::<T, SENDS>(qp);
+    }
+}
+
+/// Begins to build requests.
+///
+/// # Safety
+/// As for [`of`].
+#[inline(always)]
+unsafe fn begin_all<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let building = of(qp).1;
+        match queue::<T, SENDS>(qp) {
+            Some(queue) => queue.begin_steps(&mut building.steps),
+            None => building.forget(),
         }
     }
 }
@@ -575,49 +611,11 @@ unsafe extern "C" fn start<T: Posts, const SENDS: bool, const LOCKS: bool>(qp: *
 unsafe extern "C" fn start_waiting<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's queue pair.
     unsafe {
-        Qp::of(qp.cast()).send_lock.wait();
-        start_first::<T, SENDS>(qp);
+        let lock = &Qp::of(qp.cast()).send_lock;
+        lock.wait();
+        lock.keep();
+        begin_all::<T, SENDS>(qp);
     }
-}
-
-/// [`start`] for the first time, or of a queue pair that does not send, once the lock is held.
-///
-/// # Safety
-/// As there.
-#[cold]
-#[inline(never)]
-unsafe extern "C" fn start_first<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
-    // SAFETY: the lock is held.
-    let (queue_pair, building) = unsafe { of(qp) };
-    queue_pair.send_lock.keep();
-    building.forget();
-    // SAFETY: as above.
-    let Some(queue) = (unsafe { queue::<T, SENDS>(queue_pair) }) else { return };
-    make_ready(building, queue);
-    queue.begin_steps(&mut building.steps);
-}
-
-/// Before the first request: stores the common part of the queue pair's requests.
-pub(crate) fn make_ready<T: Posts>(building: &mut Building, queue: &mut SendQueue<T, BlueFlame>) {
-    if building.sends.is_null() {
-        building.common = queue.common(|flags| post::flags(flags.into()));
-        building.sends = std::ptr::from_mut(queue).cast();
-    }
-}
-
-/// The send queue, and what its requests have in common; `None` before the first request.
-///
-/// # Safety
-/// The lock of the sends is held, or the program posts in one thread at a time; the queue pair is
-/// of type `T`.
-#[inline(always)]
-pub(crate) unsafe fn ready<T: Posts>(
-    building: &mut Building,
-) -> Option<(&'static mut SendQueue<T, BlueFlame>, &Common)> {
-    // SAFETY: null, or the queue, which is where it is as long as the queue pair lives. This thread
-    // has it.
-    let queue = unsafe { building.sends.cast::<SendQueue<T, BlueFlame>>().as_mut() };
-    queue.map(|queue| (queue, &building.common))
 }
 
 /// `ibv_wr_complete`: posts everything, or nothing and the first error.
@@ -625,10 +623,11 @@ unsafe extern "C" fn complete<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -
     // SAFETY: the caller's queue pair, after start.
     unsafe {
         let (queue_pair, building) = of(qp);
-        if !T::IS_CONNECTED || !SENDS || !building.steps.is_straight() {
+        let Some(queue) = straight::<T, SENDS>(qp) else { return complete_any::<T, SENDS>(qp) };
+        if !building.steps.is_straight() {
             return complete_any::<T, SENDS>(qp);
         }
-        if !straight_queue::<T>(building).publish_one(&building.steps) {
+        if !queue.publish_one() {
             return complete_straight::<T, SENDS>(qp);
         }
         queue_pair.send_lock.release();
@@ -644,9 +643,8 @@ unsafe extern "C" fn complete<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -
 unsafe extern "C" fn complete_straight<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        let (queue_pair, building) = of(qp);
-        if straight_queue::<T>(building).publish_long(&mut building.steps) {
-            queue_pair.send_lock.release();
+        if post::sends::<T>(qp.cast()).publish_long() {
+            Qp::of(qp.cast()).send_lock.release();
             return 0;
         }
         complete_several::<T, SENDS>(qp)
@@ -661,24 +659,12 @@ unsafe extern "C" fn complete_straight<T: Posts, const SENDS: bool>(qp: *mut ibv
 unsafe extern "C" fn complete_several<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        let (queue_pair, building) = of(qp);
-        if straight_queue::<T>(building).publish_steps(&building.steps) {
-            queue_pair.send_lock.release();
+        if post::sends::<T>(qp.cast()).publish_steps() {
+            Qp::of(qp.cast()).send_lock.release();
             return 0;
         }
         complete_any::<T, SENDS>(qp)
     }
-}
-
-/// The send queue, where something is being built step by step.
-///
-/// # Safety
-/// As for [`of`]; the steps are straight, or a request was named and has no data yet.
-#[inline(always)]
-unsafe fn straight_queue<'a, T: Posts>(building: &Building) -> &'a mut SendQueue<T, BlueFlame> {
-    // SAFETY: the steps were begun, hence with this queue, which stays where it is as long as the
-    // queue pair lives. This thread has it.
-    unsafe { &mut *building.sends.cast() }
 }
 
 /// [`complete`] of a batch, a request of another form, or nothing.
@@ -690,7 +676,7 @@ unsafe extern "C" fn complete_any<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_e
     // SAFETY: the caller's promise.
     unsafe {
         let (queue_pair, building) = of(qp);
-        let errno = post_all::<T, SENDS>(queue_pair, building);
+        let errno = post_all::<T, SENDS>(qp, building);
         queue_pair.send_lock.release();
         errno
     }
@@ -701,7 +687,10 @@ unsafe extern "C" fn complete_any<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_e
 /// # Safety
 /// As for [`finish`].
 #[inline(always)]
-unsafe fn post_all<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building) -> c_int {
+unsafe fn post_all<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    building: &mut Building,
+) -> c_int {
     building.detour();
     // SAFETY: the caller's promise.
     unsafe {
@@ -728,23 +717,27 @@ unsafe fn post_all<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building
 ///
 /// # Safety
 /// As for [`finish`].
-unsafe fn is_alone<T: Posts, const SENDS: bool>(qp: &Qp, building: &Building) -> bool {
+unsafe fn is_alone<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, building: &Building) -> bool {
     // SAFETY: the caller's promise.
     let queue = unsafe { queue::<T, SENDS>(qp) };
-    queue.is_none_or(|queue| queue.has_no_steps(&building.steps) && !building.steps.has_batch())
+    queue.is_none_or(|queue| queue.has_no_steps() && !building.steps.has_batch())
 }
 
 /// Posts the only request, which is recorded.
 ///
 /// # Safety
 /// As for [`finish`].
-unsafe fn post_alone<T: Posts, const SENDS: bool>(qp: &Qp, building: &mut Building) -> c_int {
+unsafe fn post_alone<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    building: &mut Building,
+) -> c_int {
     let stage = replace(&mut building.stage, Stage::None);
     let is_usual = building.usual.kind.is_usual();
     // SAFETY: the caller's promise; what is being built is no part of the queue, and as many bytes
     // were copied. What a program promises is what building asks for.
     unsafe {
         let Some(queue) = queue::<T, SENDS>(qp) else { return libc::EINVAL };
+        queue.reopen_steps(&mut building.steps);
         if let Some(peer) = T::of_setters(&building.address, building.srqn) {
             let usual = building.usual;
             let data = building.copied.get(..building.count).unwrap_or_default();
@@ -770,7 +763,7 @@ unsafe extern "C" fn give_up<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's queue pair, after start.
     unsafe {
         let (queue_pair, building) = of(qp);
-        abort::<T, SENDS>(queue_pair, building);
+        abort::<T, SENDS>(qp, building);
         queue_pair.send_lock.release();
     }
 }
@@ -806,7 +799,7 @@ fn table_with<T: Posts, const SENDS: bool>(qp_base: ibv_qp, locks: bool) -> ibv_
         wr_set_ud_addr: set_ud_addr,
         wr_set_xrc_srqn: set_xrc_srqn,
         wr_set_inline_data: set_inline_data::<T, SENDS>,
-        wr_set_inline_data_list: set_inline_data_list::<T>,
+        wr_set_inline_data_list: set_inline_data_list::<T, SENDS>,
         wr_set_sge: set_sge::<T, SENDS>,
         wr_set_sge_list: set_sge_list::<T, SENDS>,
         wr_start: if locks { start::<T, SENDS, true> } else { start::<T, SENDS, false> },
@@ -824,13 +817,13 @@ fn table_with<T: Posts, const SENDS: bool>(qp_base: ibv_qp, locks: bool) -> ibv_
 pub(crate) unsafe fn encoded<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, wqe: &[u8]) {
     // SAFETY: the caller's promise; what a program promises is what the batch asks for.
     unsafe {
-        let (queue_pair, building) = of(qp);
+        let building = of(qp).1;
         building.detour();
         if building.stage != Stage::None {
-            finish::<T, SENDS>(queue_pair, building);
+            finish::<T, SENDS>(qp, building);
         }
         let wr_id = (*qp).wr_id;
-        in_batch::<T, SENDS>(queue_pair, building, |_, batch| batch.build_encoded(wr_id, wqe));
+        in_batch::<T, SENDS>(qp, building, |_, batch| batch.build_encoded(wr_id, wqe));
     }
 }
 
@@ -999,9 +992,9 @@ unsafe extern "C" fn set_sge<T: Posts, const SENDS: bool>(
 ) {
     // SAFETY: the caller's queue pair, after start; what a program promises is what it asks for.
     unsafe {
-        let is_direct = T::IS_CONNECTED && SENDS;
-        if !is_direct || !of(qp).1.steps.add(address, length, lkey) {
-            note_sge::<T>(qp, lkey, address, length);
+        let queue = straight::<T, SENDS>(qp);
+        if !queue.is_some_and(|queue| queue.add(address, length, lkey)) {
+            note_sge::<T, SENDS>(qp, lkey, address, length);
         }
     }
 }
@@ -1009,10 +1002,15 @@ unsafe extern "C" fn set_sge<T: Posts, const SENDS: bool>(
 /// # Safety
 /// As for [`set_sge`].
 #[inline(never)]
-unsafe extern "C" fn note_sge<T: Posts>(qp: *mut ibv_qp_ex, lkey: u32, address: u64, length: u32) {
+unsafe extern "C" fn note_sge<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    lkey: u32,
+    address: u64,
+    length: u32,
+) {
     // SAFETY: the caller's queue pair, after start.
-    let (_, building) = unsafe { of(qp) };
-    if takes_data::<T>(building) {
+    let (takes_data, building) = unsafe { (takes_data::<T, SENDS>(qp), of(qp).1) };
+    if takes_data {
         building.sges[0] = Sge::new(address, length, lkey);
         building.count = 1;
         building.stage = Stage::One;
@@ -1020,8 +1018,15 @@ unsafe extern "C" fn note_sge<T: Posts>(qp: *mut ibv_qp_ex, lkey: u32, address: 
 }
 
 /// Whether a recorded request waits for data; records EINVAL if none does.
-fn takes_data<T: Posts>(building: &mut Building) -> bool {
-    note_named::<T>(building);
+///
+/// # Safety
+/// As for [`of`].
+unsafe fn takes_data<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> bool {
+    // SAFETY: the caller's promise.
+    let building = unsafe {
+        note_named::<T, SENDS>(qp);
+        of(qp).1
+    };
     if building.stage == Stage::None {
         building.fail(libc::EINVAL);
     }
@@ -1037,26 +1042,28 @@ unsafe extern "C" fn set_sge_list<T: Posts, const SENDS: bool>(
     // SAFETY: the caller's queue pair, after start, and its list; what a program promises is what
     // it asks for.
     unsafe {
-        let (_, building) = of(qp);
         let sge = |place| {
             let sge = *list.add(place);
             Sge::new(sge.addr, sge.length, sge.lkey)
         };
-        if T::IS_CONNECTED && SENDS && building.steps.is_named() {
-            let queue = straight_queue::<T>(building);
-            if queue.add_list(&building.common, &mut building.steps, count, sge) {
-                return;
-            }
+        let queue = straight::<T, SENDS>(qp);
+        if !queue.is_some_and(|queue| queue.add_list(&of(qp).1.common, count, sge)) {
+            note_list::<T, SENDS>(qp, count, list);
         }
-        note_list::<T>(building, count, list);
     }
 }
 
 /// # Safety
 /// As for [`set_sge_list`].
 #[inline(never)]
-unsafe fn note_list<T: Posts>(building: &mut Building, count: usize, list: *const ibv_sge) {
-    if !takes_data::<T>(building) {
+unsafe fn note_list<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    count: usize,
+    list: *const ibv_sge,
+) {
+    // SAFETY: the caller's queue pair, after start.
+    let (takes_data, building) = unsafe { (takes_data::<T, SENDS>(qp), of(qp).1) };
+    if !takes_data {
         return;
     }
     let length = count.min(c_int::MAX as usize) as c_int;
@@ -1074,13 +1081,13 @@ unsafe fn note_list<T: Posts>(building: &mut Building, count: usize, list: *cons
 /// # Safety
 /// As for [`of`]; the buffers are readable.
 #[inline(always)]
-unsafe fn set_inline<T: Posts>(
+unsafe fn set_inline<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     buffers: impl Iterator<Item = (*const u8, usize)>,
 ) {
     // SAFETY: the caller's promise.
-    let (_, building) = unsafe { of(qp) };
-    if !takes_data::<T>(building) {
+    let (takes_data, building) = unsafe { (takes_data::<T, SENDS>(qp), of(qp).1) };
+    if !takes_data {
         return;
     }
     let is_usual = building.usual.kind.is_usual();
@@ -1103,8 +1110,8 @@ unsafe extern "C" fn set_inline_data<T: Posts, const SENDS: bool>(
     let start = address.cast_const().cast();
     // SAFETY: the caller's queue pair, after start; the bytes are the program's.
     unsafe {
-        let Building { steps, common, .. } = of(qp).1;
-        if !(T::IS_CONNECTED && SENDS && steps.add_short(common, start, length)) {
+        let queue = straight::<T, SENDS>(qp);
+        if !queue.is_some_and(|queue| queue.add_short(&of(qp).1.common, start, length)) {
             set_long::<T, SENDS>(qp, start, length);
         }
     }
@@ -1122,27 +1129,27 @@ unsafe extern "C" fn set_long<T: Posts, const SENDS: bool>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let (_, building) = of(qp);
-        if T::IS_CONNECTED && SENDS && building.steps.is_named() {
-            let queue = straight_queue::<T>(building);
-            if queue.add_inline(&building.common, &mut building.steps, start, length) {
-                return;
-            }
+        let queue = straight::<T, SENDS>(qp);
+        if !queue.is_some_and(|queue| queue.add_inline(&of(qp).1.common, start, length)) {
+            note_inline::<T, SENDS>(qp, start, length);
         }
-        note_inline::<T>(qp, start, length);
     }
 }
 
 /// # Safety
 /// As for [`set_inline`].
 #[inline(never)]
-unsafe extern "C" fn note_inline<T: Posts>(qp: *mut ibv_qp_ex, start: *const u8, length: usize) {
+unsafe extern "C" fn note_inline<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    start: *const u8,
+    length: usize,
+) {
     // SAFETY: the caller's promise.
-    unsafe { set_inline::<T>(qp, std::iter::once((start, length))) };
+    unsafe { set_inline::<T, SENDS>(qp, std::iter::once((start, length))) };
 }
 
 /// `ibv_wr_set_inline_data_list`.
-unsafe extern "C" fn set_inline_data_list<T: Posts>(
+unsafe extern "C" fn set_inline_data_list<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     count: usize,
     list: *const ibv_data_buf,
@@ -1153,6 +1160,6 @@ unsafe extern "C" fn set_inline_data_list<T: Posts>(
             let buffer = *list.add(place);
             (buffer.addr.cast_const().cast(), buffer.length)
         });
-        set_inline::<T>(qp, buffers);
+        set_inline::<T, SENDS>(qp, buffers);
     }
 }

@@ -15,7 +15,7 @@ use crate::qp::Qp;
 ///
 /// # Safety
 /// From `Box::into_raw`, and freed once.
-pub(crate) unsafe fn free<T>(object: *mut T) {
+pub(crate) unsafe fn free<T: ?Sized>(object: *mut T) {
     if wanted().check {
         // SAFETY: the caller's promise. The memory stays, and the C structs in it have no drop.
         unsafe { object.drop_in_place() };
@@ -34,7 +34,7 @@ type Slot = unsafe extern "C" fn(*mut ibv_qp_ex);
 /// As for [`free`].
 pub(crate) unsafe fn free_queue_pair(qp: *mut Qp) {
     // SAFETY: the caller's promise.
-    unsafe { free(qp) };
+    unsafe { free((*qp).whole()) };
     if !wanted().check {
         return;
     }

@@ -193,9 +193,13 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         Self { queue, next, base }
     }
 
-    /// Where the next request goes.
-    pub(super) fn position(&self) -> Next {
-        self.next
+    /// Ends the batch, and opens the queue's fast path behind it. The queue does not take the
+    /// requests over.
+    pub(super) fn suspend(self) {
+        let this = core::mem::ManuallyDrop::new(self);
+        // SAFETY: `this` is never used or dropped again, so the borrow is moved out of it once.
+        let queue = unsafe { core::ptr::read(&this.queue) };
+        queue.next = this.next;
     }
 
     /// Builds one request after those built before.

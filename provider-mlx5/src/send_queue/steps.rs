@@ -3,8 +3,8 @@
 //!
 //! Each step is stored at its place in the ring. The header that the first step stores says that
 //! one SGE follows, which is the usual case: a second step that adds an SGE does not write the
-//! header again. The queue's head moves when the requests are published. Until then [`Steps`]
-//! holds the position: a copy of the queue's, up to its fast limit.
+//! header again. The queue's fast path moves on with each request, its head when the requests are
+//! published: what is between is what was built and not published.
 //!
 //! Requests that this path cannot build are built by a [`Batch`], which continues where the steps
 //! end ([`SendQueue::batch_from`]) and gives the position back ([`Batch::pause`]).
@@ -12,7 +12,6 @@
 #![allow(unsafe_code)]
 
 use core::mem::replace;
-use core::ptr::{null, null_mut};
 
 use super::encode::{first_word, mode_word, second_word};
 use super::payload::{Inline, Payload, segment_octowords};
@@ -80,12 +79,11 @@ impl Common {
     }
 }
 
-/// Requests of a send queue that are built step by step, from [`SendQueue::begin_steps`] on.
+/// Whether all requests of a send queue that are being built were built step by step, from
+/// [`SendQueue::begin_steps`] on.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Steps {
-    /// Its `at` has flags while a request has no data yet: [`NAMED`].
-    next: Next,
     /// Whether something was built elsewhere, or is to be: see [`Steps::detour`].
     detour: u32,
     is_closed: bool,
@@ -94,10 +92,6 @@ pub struct Steps {
     /// What the limit was before the steps were closed.
     open: usize,
 }
-
-// SAFETY: pointers into the ring of a queue and into the table that its handle keeps; they are used
-// together with that queue only.
-unsafe impl Send for Steps {}
 
 /// The operation of a request: a message, or an access to remote memory. Each part is read where it
 /// is stored, so that few of them need a register at a time.
@@ -151,6 +145,18 @@ impl Next {
             }
         }
         block.cast()
+    }
+
+    /// Where the data of the request that was named goes. `at` is [`Next::at`].
+    #[inline(always)]
+    fn data(&self, at: usize) -> *mut Wide {
+        self.base.wrapping_byte_add(at).wrapping_byte_sub(NAMED + WQEBB_SIZE).cast()
+    }
+
+    /// The block of the request that was named, or the block before `at`.
+    #[inline(always)]
+    fn named(&self, at: usize) -> *mut Wide {
+        self.base.wrapping_byte_add(at & PLACE).wrapping_sub(1).cast()
     }
 
     /// Enters the id of the next request.
@@ -235,28 +241,8 @@ impl Next {
 }
 
 impl Steps {
-    /// Those of no queue: closed, and not straight.
-    pub const NONE: Self = Self {
-        next: Next { base: null_mut(), entry: null(), at: 0, limit: 0 },
-        detour: 1,
-        is_closed: false,
-        has_batch: false,
-        open: 0,
-    };
-
-    /// A copy, field by field, to pass to functions out of line. Passing the original would force
-    /// it into memory.
-    #[inline(always)]
-    #[must_use]
-    pub fn again(&self) -> Self {
-        Self { ..*self }
-    }
-
-    /// Whether a request was named and has no data yet.
-    #[inline(always)]
-    pub fn is_named(&self) -> bool {
-        self.next.at & NAMED != 0
-    }
+    /// Those of no queue: not straight.
+    pub const NONE: Self = Self { detour: 1, is_closed: false, has_batch: false, open: 0 };
 
     /// Whether all requests were built here, so that [`SendQueue::publish_one`] and
     /// [`SendQueue::publish_steps`] know of all.
@@ -279,144 +265,6 @@ impl Steps {
     /// Whether a batch has built some of the requests. Of use once there is a detour.
     pub fn has_batch(&self) -> bool {
         self.has_batch
-    }
-
-    /// Closes this path until a batch has said where it ended. A request that was named has no data
-    /// then.
-    pub fn close(&mut self) {
-        self.end_named();
-        if !self.is_closed {
-            self.open = self.next.limit;
-            self.is_closed = true;
-        }
-        self.next.limit = 0;
-    }
-
-    /// Builds a request whose data follows, behind those before. `false`, and nothing has changed,
-    /// if there is one already that has no data yet ([`Steps::end_named`]), or a batch has to do
-    /// it.
-    ///
-    /// # Safety
-    /// Since [`SendQueue::begin_steps`] the queue was used as [`SendQueue::batch_from`] says. Its
-    /// service has the operation, which demands nothing of its data, and of which the header says
-    /// all. `common` is the queue's.
-    #[inline(always)]
-    pub unsafe fn name(&mut self, common: &Common, header: impl Header) -> bool {
-        let next = &mut self.next;
-        if !next.has(1) {
-            return false;
-        }
-        let octowords = header.octowords() & 3;
-        // SAFETY: the block before the limit is free. The load of the entry is volatile, so that
-        // the change before it is one instruction on memory.
-        unsafe {
-            next.write_header(common, &header, common.halves[octowords]);
-            next.entry = next.entry.wrapping_add(1);
-            let entry = (&raw const next.entry).read_volatile().wrapping_sub(1);
-            (*entry).store(header.wr_id(), Ordering::Relaxed);
-        }
-        next.at = next.at.wrapping_add(NAMED + WQEBB_SIZE + 16 * octowords);
-        true
-    }
-
-    /// Gives the request that was named one SGE. `false`, and nothing has changed, if there is
-    /// none, or a batch has to do it.
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post`].
-    #[inline(always)]
-    pub unsafe fn add(&mut self, address: u64, length: u32, lkey: u32) -> bool {
-        if length as i32 <= 0 {
-            // Two branches, see `write_with_sge`.
-            crate::hint::cold_path();
-            return false;
-        }
-        let at = self.next.at;
-        if at & NAMED == 0 {
-            crate::hint::cold_path();
-            return false;
-        }
-        // SAFETY: the block that was named has four octowords, of which two are taken at most.
-        unsafe { write_sge(self.data(at), address, length, lkey) };
-        self.next.at = at & PLACE;
-        true
-    }
-
-    /// Gives the request that was named data that is copied, if it fits into one block. `false`,
-    /// and nothing has changed, if there is none, or another function has to do it.
-    ///
-    /// # Safety
-    /// As for [`Steps::name`]. Of `length` bytes at `start` all are readable, if there are any.
-    #[inline(always)]
-    pub unsafe fn add_short(&mut self, common: &Common, start: *const u8, length: usize) -> bool {
-        // Neither empty nor too long, in one comparison.
-        if length.wrapping_sub(1) >= common.max_short {
-            return false;
-        }
-        let at = self.next.at;
-        if at & NAMED == 0 {
-            return false;
-        }
-        let octowords = segment_octowords(at % WQEBB_SIZE + length);
-        // SAFETY: the block that was named has space for all data.
-        unsafe {
-            let block = self.block(at);
-            if is_read(block) {
-                return false;
-            }
-            let data = core::slice::from_raw_parts(start, length);
-            Inline(data).store(self.data(at), segment_octowords(length), 1, 2);
-            set_length(block, octowords);
-        }
-        self.next.at = at & PLACE;
-        true
-    }
-
-    /// Where the data of the request that was named goes. `at` is [`Next::at`].
-    #[inline(always)]
-    fn data(&self, at: usize) -> *mut Wide {
-        self.next.base.wrapping_byte_add(at).wrapping_byte_sub(NAMED + WQEBB_SIZE).cast()
-    }
-
-    /// The block of the request that was named, or before `at`.
-    #[inline(always)]
-    fn block(&self, at: usize) -> *mut Wide {
-        self.next.base.wrapping_byte_add(at & PLACE).wrapping_sub(1).cast()
-    }
-
-    /// Makes the request that was named one without data; whether there was one.
-    #[inline(never)]
-    pub fn end_named(&mut self) -> bool {
-        let at = self.next.at;
-        if at & NAMED == 0 {
-            return false;
-        }
-        self.next.at = at & PLACE;
-        // SAFETY: the request was named in that block.
-        unsafe { set_length(self.block(at), at % WQEBB_SIZE / 16) };
-        true
-    }
-
-    /// Removes the request whose operation was set and that has no data yet.
-    pub fn take_back(&mut self) -> Option<Named> {
-        if !self.end_named() {
-            return None;
-        }
-        let block = self.block(self.next.at).cast::<u8>();
-        self.next.entry = self.next.entry.wrapping_sub(1);
-        self.next.at -= WQEBB_SIZE;
-        // SAFETY: the request was written here, and nothing else writes the ring or the table's
-        // entry.
-        unsafe {
-            let wr_id = (*self.next.entry).load(Ordering::Relaxed);
-            let opcode = Opcode(block.add(OPCODE).read());
-            let flags = PostFlags::from_bits_retain(block.add(FLAGS).read());
-            let immediate = U32::from_bytes(block.add(FLAGS + 1).cast::<[u8; 4]>().read());
-            let [address, rkey] = block.add(16).cast::<Octoword>().read();
-            let rkey = u32::from_be(rkey.to_le() as u32);
-            let remote = Remote::new(u64::from_be(address), rkey);
-            Some(Named { wr_id, opcode, flags, immediate, remote })
-        }
     }
 }
 
@@ -473,31 +321,27 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         }
     }
 
-    /// Begins to build requests where the queue is. There must be no unpublished steps: they would
-    /// be forgotten.
+    /// Begins to build requests where the queue is. Those that were built before and not published
+    /// are forgotten.
     #[inline(always)]
     pub fn begin_steps(&mut self, steps: &mut Steps) {
-        if !self.next.has(1) {
-            crate::hint::cold_path();
-            // Without a fast path it may be somewhere else.
-            self.next = self.ring.next(self.head, 0);
-        }
-        steps.next = self.next;
+        self.find_place();
         steps.detour = 0;
     }
 
-    /// [`SendQueue::begin_steps`], for requests that are published before anything else happens.
+    /// Moves the fast path to the head, if it is not open: it may be somewhere else then.
     #[inline(always)]
-    pub fn new_steps(&mut self) -> Steps {
-        let mut steps = Steps::NONE;
-        self.begin_steps(&mut steps);
-        steps
+    pub fn find_place(&mut self) {
+        if !self.next.has(1) {
+            crate::hint::cold_path();
+            self.next = self.ring.next(self.head, 0);
+        }
     }
 
     /// How many blocks were built.
     #[inline(always)]
-    fn built(&self, steps: &Steps) -> u32 {
-        let at = steps.next.at & PLACE;
+    fn built(&self) -> u32 {
+        let at = self.next.at & PLACE;
         let built = ((at / WQEBB_SIZE) as u32).wrapping_sub(self.head) & 0xffff;
         // More blocks than the ring has: two threads of the program use the queue without a lock.
         if built > self.ring.blocks() { 0 } else { built }
@@ -505,34 +349,125 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
 
     /// Whether nothing was built.
     #[inline(always)]
-    pub fn has_no_steps(&self, steps: &Steps) -> bool {
-        self.built(steps) == 0
+    pub fn has_no_steps(&self) -> bool {
+        self.built() == 0
+    }
+
+    /// Closes this path until a batch has said where it ended. A request that was named has no data
+    /// then.
+    pub fn close_steps(&mut self, steps: &mut Steps) {
+        self.end_named();
+        if !steps.is_closed {
+            steps.open = self.next.limit;
+            steps.is_closed = true;
+        }
+        self.next.limit = 0;
+    }
+
+    /// Opens this path again where it was closed, if nothing was built since.
+    pub fn reopen_steps(&mut self, steps: &mut Steps) {
+        if replace(&mut steps.is_closed, false) {
+            self.next.limit = steps.open;
+        }
+    }
+
+    /// Builds a request whose data follows, behind those before. `false`, and nothing has changed,
+    /// if there is one already that has no data yet ([`SendQueue::end_named`]), or a batch has to
+    /// do it.
+    ///
+    /// # Safety
+    /// Since [`SendQueue::begin_steps`] the queue was used as [`SendQueue::batch_from`] says. Its
+    /// service has the operation, which demands nothing of its data, and of which the header says
+    /// all. `common` is the queue's.
+    #[inline(always)]
+    pub unsafe fn name(&mut self, common: &Common, header: impl Header) -> bool {
+        let next = &mut self.next;
+        if !next.has(1) {
+            return false;
+        }
+        let octowords = header.octowords() & 3;
+        // SAFETY: the block before the limit is free. The load of the entry is volatile, so that
+        // the change before it is one instruction on memory.
+        unsafe {
+            next.write_header(common, &header, common.halves[octowords]);
+            next.entry = next.entry.wrapping_add(1);
+            let entry = (&raw const next.entry).read_volatile().wrapping_sub(1);
+            (*entry).store(header.wr_id(), Ordering::Relaxed);
+        }
+        next.at = next.at.wrapping_add(NAMED + WQEBB_SIZE + 16 * octowords);
+        true
+    }
+
+    /// Gives the request that was named one SGE. `false`, and nothing has changed, if there is
+    /// none, or a batch has to do it.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post`].
+    #[inline(always)]
+    pub unsafe fn add(&mut self, address: u64, length: u32, lkey: u32) -> bool {
+        if length as i32 <= 0 {
+            // Two branches, see `write_with_sge`.
+            crate::hint::cold_path();
+            return false;
+        }
+        let at = self.next.at;
+        if at & NAMED == 0 {
+            crate::hint::cold_path();
+            return false;
+        }
+        // SAFETY: the block that was named has four octowords, of which two are taken at most.
+        unsafe { write_sge(self.next.data(at), address, length, lkey) };
+        self.next.at = at & PLACE;
+        true
+    }
+
+    /// Gives the request that was named data that is copied, if it fits into one block. `false`,
+    /// and nothing has changed, if there is none, or another function has to do it.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::name`]. Of `length` bytes at `start` all are readable, if there are any.
+    #[inline(always)]
+    pub unsafe fn add_short(&mut self, common: &Common, start: *const u8, length: usize) -> bool {
+        // Neither empty nor too long, in one comparison.
+        if length.wrapping_sub(1) >= common.max_short {
+            return false;
+        }
+        let at = self.next.at;
+        if at & NAMED == 0 {
+            return false;
+        }
+        let octowords = segment_octowords(at % WQEBB_SIZE + length);
+        // SAFETY: the block that was named has space for all data.
+        unsafe {
+            let block = self.next.named(at);
+            if is_read(block) {
+                return false;
+            }
+            let data = core::slice::from_raw_parts(start, length);
+            Inline(data).store(self.next.data(at), segment_octowords(length), 1, 2);
+            set_length(block, octowords);
+        }
+        self.next.at = at & PLACE;
+        true
     }
 
     /// Gives the request that was named data that is copied. `false`, and nothing has changed, if
     /// there is none, or a batch has to do it.
     ///
     /// # Safety
-    /// As for [`Steps::name`], of this queue. Of `length` bytes at `start` all are readable, if
-    /// there are any.
+    /// As for [`SendQueue::add_short`].
     #[inline(always)]
-    pub unsafe fn add_inline(
-        &self,
-        common: &Common,
-        steps: &mut Steps,
-        start: *const u8,
-        length: usize,
-    ) -> bool {
-        let at = steps.next.at;
+    pub unsafe fn add_inline(&mut self, common: &Common, start: *const u8, length: usize) -> bool {
+        let at = self.next.at;
         // Neither empty nor too long, in one comparison.
         if at & NAMED == 0 || length.wrapping_sub(1) >= common.max_inline {
             return false;
         }
-        let (block, octowords) = (steps.block(at), segment_octowords(at % WQEBB_SIZE + length));
+        let (block, octowords) = (self.next.named(at), segment_octowords(at % WQEBB_SIZE + length));
         // SAFETY: the request was built here; the length was compared, so there are free blocks for
         // all data.
         unsafe {
-            if is_read(block) || !self.extend(steps, octowords) {
+            if is_read(block) || !self.extend(octowords) {
                 return false;
             }
             let data = core::slice::from_raw_parts(start, length);
@@ -548,26 +483,25 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// batch has to do it.
     ///
     /// # Safety
-    /// As for [`Steps::name`], of this queue, and as for [`SendQueue::post`].
+    /// As for [`SendQueue::name`], and as for [`SendQueue::post`].
     #[inline(always)]
     pub unsafe fn add_list(
-        &self,
+        &mut self,
         common: &Common,
-        steps: &mut Steps,
         count: usize,
         sge: impl Fn(usize) -> Sge,
     ) -> bool {
-        let at = steps.next.at;
+        let at = self.next.at;
         if at & NAMED == 0 || count.wrapping_sub(1) >= common.max_sge as usize {
             return false;
         }
         if !(0..count).all(|place| sge(place).is_usual()) {
             return false;
         }
-        let (block, before) = (steps.block(at), at % WQEBB_SIZE / 16);
+        let (block, before) = (self.next.named(at), at % WQEBB_SIZE / 16);
         // SAFETY: the request was built here; so there are free blocks for all SGEs.
         unsafe {
-            if !self.extend(steps, before + count) {
+            if !self.extend(before + count) {
                 return false;
             }
             for place in 0..count {
@@ -582,49 +516,82 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// nothing has changed, if that is beyond the fast limit.
     ///
     /// # Safety
-    /// As for [`SendQueue::add_inline`].
+    /// As for [`SendQueue::add_short`].
     #[inline(always)]
-    unsafe fn extend(&self, steps: &mut Steps, octowords: usize) -> bool {
-        let at = steps.next.at & PLACE;
-        if octowords > 4 {
-            let blocks = octowords.div_ceil(4);
-            let behind = at + (blocks - 1) * WQEBB_SIZE;
-            if behind > steps.next.limit {
-                return false;
-            }
-            let entry = steps.next.entry.wrapping_sub(1);
-            steps.next.entry = entry.wrapping_add(blocks);
-            steps.next.at = behind;
-            let end = self.head.wrapping_add(self.built(steps));
-            // SAFETY: before the limit, so within ring and table.
-            unsafe { self.ring.note_inner(entry, blocks, end) };
-        } else {
-            steps.next.at = at;
+    unsafe fn extend(&mut self, octowords: usize) -> bool {
+        let at = self.next.at & PLACE;
+        if octowords <= 4 {
+            self.next.at = at;
+            return true;
         }
+        let blocks = octowords.div_ceil(4);
+        let behind = at + (blocks - 1) * WQEBB_SIZE;
+        if behind > self.next.limit {
+            return false;
+        }
+        let entry = self.next.entry.wrapping_sub(1);
+        self.next.entry = entry.wrapping_add(blocks);
+        self.next.at = behind;
+        // SAFETY: before the limit, so within ring and table.
+        unsafe { self.ring.note_inner(entry, blocks, self.head.wrapping_add(self.built())) };
         true
+    }
+
+    /// Makes the request that was named one without data; whether there was one.
+    #[inline(never)]
+    pub fn end_named(&mut self) -> bool {
+        let at = self.next.at;
+        if at & NAMED == 0 {
+            return false;
+        }
+        self.next.at = at & PLACE;
+        // SAFETY: the request was named in that block.
+        unsafe { set_length(self.next.named(at), at % WQEBB_SIZE / 16) };
+        true
+    }
+
+    /// Removes the request whose operation was set and that has no data yet.
+    pub fn take_back(&mut self) -> Option<Named> {
+        if !self.end_named() {
+            return None;
+        }
+        let block = self.next.named(self.next.at).cast::<u8>();
+        self.next.entry = self.next.entry.wrapping_sub(1);
+        self.next.at -= WQEBB_SIZE;
+        // SAFETY: the request was written here, and nothing else writes the ring or the table's
+        // entry.
+        unsafe {
+            let wr_id = (*self.next.entry).load(Ordering::Relaxed);
+            let opcode = Opcode(block.add(OPCODE).read());
+            let flags = PostFlags::from_bits_retain(block.add(FLAGS).read());
+            let immediate = U32::from_bytes(block.add(FLAGS + 1).cast::<[u8; 4]>().read());
+            let [address, rkey] = block.add(16).cast::<Octoword>().read();
+            let rkey = u32::from_be(rkey.to_le() as u32);
+            let remote = Remote::new(u64::from_be(address), rkey);
+            Some(Named { wr_id, opcode, flags, immediate, remote })
+        }
     }
 
     /// Builds a request of one SGE behind those before. `false`, and nothing has changed, if a
     /// batch has to do it.
     ///
     /// # Safety
-    /// As for [`Steps::name`], of this queue, and as for [`SendQueue::post`].
+    /// As for [`SendQueue::name`] and [`SendQueue::post`].
     #[inline(always)]
     pub unsafe fn build_sge(
-        &self,
+        &mut self,
         common: &Common,
-        steps: &mut Steps,
         header: impl Header,
         length: u32,
         address_and_lkey: impl FnOnce() -> (u64, u32),
     ) -> bool {
         // SAFETY: the caller's promise.
         let written =
-            unsafe { steps.next.write_with_sge(common, &header, length, address_and_lkey) };
+            unsafe { self.next.write_with_sge(common, &header, length, address_and_lkey) };
         if written.is_none() {
             return false;
         }
-        steps.next.pass(1);
+        self.next.pass(1);
         true
     }
 
@@ -632,28 +599,25 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// changed, if a batch has to do it.
     ///
     /// # Safety
-    /// As for [`Steps::name`], of this queue. Of `length` bytes at `start` all are readable, if
-    /// there are any.
+    /// As for [`SendQueue::name`]. Of `length` bytes at `start` all are readable, if there are any.
     #[inline(always)]
     pub unsafe fn build_inline(
-        &self,
+        &mut self,
         common: &Common,
-        steps: &mut Steps,
         header: impl Header,
         length: usize,
         start: impl FnOnce() -> *const u8,
     ) -> bool {
+        const MOST: usize = MAX_DS as usize / 4;
         // SAFETY: the caller's promise.
-        let written = unsafe {
-            steps.next.write_with_inline::<{ MAX_DS as usize / 4 }>(common, &header, length, start)
-        };
+        let written =
+            unsafe { self.next.write_with_inline::<MOST>(common, &header, length, start) };
         let Some((_, blocks)) = written else { return false };
-        let entry = steps.next.entry;
-        steps.next.pass(blocks);
+        let entry = self.next.entry;
+        self.next.pass(blocks);
         if blocks > 1 {
-            let end = self.head.wrapping_add(self.built(steps));
             // SAFETY: before the limit, so within ring and table.
-            unsafe { self.ring.note_inner(entry, blocks, end) };
+            unsafe { self.ring.note_inner(entry, blocks, self.head.wrapping_add(self.built())) };
         }
         true
     }
@@ -662,14 +626,17 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// `false`, and nothing has changed, otherwise.
     ///
     /// # Safety
-    /// As for [`Steps::name`], of this queue; [`Steps::is_straight`].
+    /// As for [`SendQueue::name`]; [`Steps::is_straight`].
     #[inline(always)]
-    pub unsafe fn publish_one(&mut self, steps: &Steps) -> bool {
-        if steps.next.at != self.next.at + WQEBB_SIZE {
+    pub unsafe fn publish_one(&mut self) -> bool {
+        // The counter's 16 bits, as `Next::at` has them. Where they overflow between the two, the
+        // caller goes on by `publish_long`.
+        let start = usize::from(self.head as u16) * WQEBB_SIZE;
+        if self.next.at != start + WQEBB_SIZE {
             return false;
         }
         // SAFETY: one block was built.
-        unsafe { self.publish_alone::<1>(1) };
+        unsafe { self.copy_request::<1>(self.next.base.wrapping_byte_add(start), 1) };
         true
     }
 
@@ -770,61 +737,45 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     }
 
     /// Publishes what was built, if it is one request that the register takes, if it takes any.
-    /// `false`, and nothing has changed, otherwise.
+    /// `false`, and nothing is published, otherwise. A request that was named has no data then.
     ///
     /// # Safety
     /// As for [`SendQueue::publish_one`].
     #[inline(always)]
-    pub unsafe fn publish_long(&mut self, steps: &mut Steps) -> bool {
-        steps.end_named();
-        let blocks = steps.next.at.wrapping_sub(self.next.at) / WQEBB_SIZE;
+    pub unsafe fn publish_long(&mut self) -> bool {
+        self.end_named();
+        let blocks = self.built() as usize;
         if blocks.wrapping_sub(1) >= MOST_COPIED {
             return false;
         }
+        let block = self.next.block().wrapping_sub(blocks);
         // SAFETY: it was built here.
-        let octowords = unsafe { self.next.block().cast::<u8>().add(LENGTH).read() };
+        let octowords = unsafe { block.cast::<u8>().add(LENGTH).read() };
         if usize::from(octowords).div_ceil(4) != blocks {
             return false;
         }
         // SAFETY: as compared.
-        unsafe { self.publish_alone::<MOST_COPIED>(blocks) };
+        unsafe { self.copy_request::<MOST_COPIED>(block, blocks) };
         true
     }
 
     /// Publishes what was built. `false` if that is nothing.
     ///
     /// # Safety
-    /// As for [`SendQueue::publish_one`].
+    /// As for [`SendQueue::publish_one`]; no request was named that has no data yet.
     #[inline(always)]
-    pub unsafe fn publish_steps(&mut self, steps: &Steps) -> bool {
-        let built = self.built(steps);
+    pub unsafe fn publish_steps(&mut self) -> bool {
+        let built = self.built();
         if built == 0 {
             return false;
         }
-        self.publish_by_doorbell(steps, built);
-        true
-    }
-
-    /// Publishes what was built, `built` blocks, by the first bytes of the last request.
-    #[inline(always)]
-    fn publish_by_doorbell(&mut self, steps: &Steps, built: u32) {
+        // By the first bytes of the last request.
         let head = self.head.wrapping_add(built);
         let control = self.ring.control_at(self.state().send_start(head.wrapping_sub(1)));
         self.head = head;
         self.state().publish_sends(head);
         self.doorbell.ring(head, Plain(control));
-        self.next = steps.next;
-    }
-
-    /// Publishes one request of `blocks` blocks, from the ring to the register.
-    ///
-    /// # Safety
-    /// It was built, and a half of the register takes it, if it takes any.
-    #[inline(always)]
-    unsafe fn publish_alone<const MOST: usize>(&mut self, blocks: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { self.copy_request::<MOST>(self.next.block(), blocks) };
-        self.next.pass(blocks);
+        true
     }
 
     /// A batch behind what was built, of whatever form its requests are. [`Batch::pause`] gives the
@@ -840,24 +791,19 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         &mut self,
         steps: &mut Steps,
     ) -> Result<Batch<'_, T, BlueFlame>, PostError> {
-        steps.end_named();
-        let built = self.built(steps);
-        if built == 0 && !steps.has_batch {
+        self.end_named();
+        self.reopen_steps(steps);
+        if self.has_no_steps() && !steps.has_batch {
             return self.batch();
         }
-        let mut next = steps.next;
-        if steps.is_closed {
-            next.limit = steps.open;
-        }
-        Ok(Batch::after_steps(self, next, steps.has_batch))
+        Ok(Batch::after_steps(self, self.next, steps.has_batch))
     }
 }
 
 impl<T: Transport> Batch<'_, T, BlueFlame> {
     /// Goes on step by step where this batch is.
     pub fn pause(self, steps: &mut Steps) {
-        steps.next = self.position();
-        core::mem::forget(self);
+        self.suspend();
         (steps.is_closed, steps.has_batch) = (false, true);
         steps.detour = 1;
     }
