@@ -1,0 +1,285 @@
+//! The calls that complete a request: its data, and the peer that it goes to.
+//!
+//! A buffer or data that is copied is stored behind the header that the operation has stored in the
+//! ring. If the operation was recorded, so is the data.
+
+use std::ffi::c_void;
+
+use super::operations::note_named;
+use super::*;
+use crate::ah::Ah;
+use crate::post::bytes;
+
+impl Building {
+    /// Copies inline data into `copied`. `false` if it is longer than any request may have.
+    ///
+    /// # Safety
+    /// The buffers are readable.
+    #[inline(always)]
+    pub(super) unsafe fn copy(
+        &mut self,
+        buffers: impl Iterator<Item = (*const u8, usize)>,
+    ) -> bool {
+        let mut length = 0;
+        for (start, size) in buffers {
+            if size > MOST_INLINE - length {
+                return false;
+            }
+            // SAFETY: the caller's promise; just compared with the room that is left.
+            unsafe { copy_bytes(start, self.copied.as_mut_ptr().add(length), size) };
+            length += size;
+        }
+        self.count = length;
+        true
+    }
+}
+
+/// Copies bytes. Short copies are loads and stores of which the last two may overlap, because
+/// calling `memcpy` would cost more than the copy.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `length` bytes, and they do not overlap.
+#[inline(always)]
+unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: within the `length` bytes of both.
+    unsafe {
+        match length {
+            16..=32 => copy_ends::<u128>(from, to, length),
+            8..=15 => copy_ends::<u64>(from, to, length),
+            33..=64 => {
+                copy_ends::<[u128; 2]>(from, to, length);
+            }
+            _ => copy_others(from, to, length),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`copy_bytes`].
+#[inline(never)]
+unsafe fn copy_others(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: the caller's promise; a null pointer may come with no bytes.
+    unsafe { to.copy_from_nonoverlapping(bytes(from, length).as_ptr(), length) };
+}
+
+/// Copies the first and the last bytes that a `U` holds.
+///
+/// # Safety
+/// As for [`copy_bytes`], and the length is one to two times a `U`'s.
+#[inline(always)]
+unsafe fn copy_ends<U: Copy>(from: *const u8, to: *mut u8, length: usize) {
+    let last = length - size_of::<U>();
+    // SAFETY: both are within the bytes.
+    unsafe {
+        let ends = (from.cast::<U>().read_unaligned(), from.add(last).cast::<U>().read_unaligned());
+        to.cast::<U>().write_unaligned(ends.0);
+        to.add(last).cast::<U>().write_unaligned(ends.1);
+    }
+}
+
+/// `ibv_wr_set_ud_addr`.
+pub(super) unsafe extern "C" fn set_ud_addr(
+    qp: *mut ibv_qp_ex,
+    ah: *mut ibv_ah,
+    qpn: u32,
+    qkey: u32,
+) {
+    // SAFETY: the caller's queue pair, after start, and its address handle.
+    unsafe { of(qp).1.address = Ah::datagram(ah, qpn, qkey) };
+}
+
+/// `mlx5dv_wr_set_dc_addr`.
+///
+/// # Safety
+/// The caller's queue pair, after start, and its address handle.
+pub(crate) unsafe fn set_dc_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, dctn: u32, key: u64) {
+    // SAFETY: the caller's promise.
+    unsafe { of(qp).1.address = Ah::dc_target(ah, dctn, key) };
+}
+
+/// `ibv_wr_set_xrc_srqn`.
+pub(super) unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
+    // SAFETY: the caller's queue pair, after start.
+    unsafe { of(qp) }.1.srqn = srqn;
+}
+
+/// `ibv_wr_set_sge`.
+pub(super) unsafe extern "C" fn set_sge<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    lkey: u32,
+    address: u64,
+    length: u32,
+) {
+    // SAFETY: the caller's queue pair, after start; what a program promises is what it asks for.
+    unsafe {
+        let queue = straight::<T, SENDS>(qp);
+        if !queue.is_some_and(|queue| queue.add(address, length, lkey)) {
+            note_sge::<T, SENDS>(qp, lkey, address, length);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`set_sge`].
+#[inline(never)]
+unsafe extern "C" fn note_sge<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    lkey: u32,
+    address: u64,
+    length: u32,
+) {
+    // SAFETY: the caller's queue pair, after start.
+    let (takes_data, building) = unsafe { (takes_data::<T, SENDS>(qp), of(qp).1) };
+    if takes_data {
+        building.sges[0] = Sge::new(address, length, lkey);
+        building.count = 1;
+        building.stage = Stage::One;
+    }
+}
+
+/// Whether a recorded request waits for data; records EINVAL if none does.
+///
+/// # Safety
+/// As for [`of`].
+unsafe fn takes_data<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> bool {
+    // SAFETY: the caller's promise.
+    let building = unsafe {
+        note_named::<T, SENDS>(qp);
+        of(qp).1
+    };
+    if building.stage == Stage::None {
+        building.fail(libc::EINVAL);
+    }
+    building.stage != Stage::None
+}
+
+/// `ibv_wr_set_sge_list`.
+pub(super) unsafe extern "C" fn set_sge_list<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    count: usize,
+    list: *const ibv_sge,
+) {
+    // SAFETY: the caller's queue pair, after start, and its list; what a program promises is what
+    // it asks for.
+    unsafe {
+        let sge = |place| {
+            let sge = *list.add(place);
+            Sge::new(sge.addr, sge.length, sge.lkey)
+        };
+        let queue = straight::<T, SENDS>(qp);
+        if !queue.is_some_and(|queue| queue.add_list(&of(qp).1.common, count, sge)) {
+            note_list::<T, SENDS>(qp, count, list);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`set_sge_list`].
+#[inline(never)]
+unsafe fn note_list<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    count: usize,
+    list: *const ibv_sge,
+) {
+    // SAFETY: the caller's queue pair, after start.
+    let (takes_data, building) = unsafe { (takes_data::<T, SENDS>(qp), of(qp).1) };
+    if !takes_data {
+        return;
+    }
+    let length = count.min(c_int::MAX as usize) as c_int;
+    // SAFETY: the caller's list.
+    match unsafe { post::converted(&mut building.sges, list, length) } {
+        Ok(_) => {
+            (building.count, building.stage) = (count, Stage::List);
+        }
+        Err(reason) => building.fail(errno(reason)),
+    }
+}
+
+/// Copies inline data and records it.
+///
+/// # Safety
+/// As for [`of`]; the buffers are readable.
+#[inline(always)]
+unsafe fn set_inline<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    buffers: impl Iterator<Item = (*const u8, usize)>,
+) {
+    // SAFETY: the caller's promise.
+    let (takes_data, building) = unsafe { (takes_data::<T, SENDS>(qp), of(qp).1) };
+    if !takes_data {
+        return;
+    }
+    let is_usual = building.usual.kind.is_usual();
+    if !is_usual && matches!(building.operation, RunTimeOperation::Segmented { .. }) {
+        return building.fail(libc::EINVAL);
+    }
+    // SAFETY: the caller's promise.
+    if !unsafe { building.copy(buffers) } {
+        return building.fail(libc::ENOMEM);
+    }
+    building.stage = Stage::Copied;
+}
+
+/// `ibv_wr_set_inline_data`.
+pub(super) unsafe extern "C" fn set_inline_data<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    address: *mut c_void,
+    length: usize,
+) {
+    let start = address.cast_const().cast();
+    // SAFETY: the caller's queue pair, after start; the bytes are the program's.
+    unsafe {
+        let queue = straight::<T, SENDS>(qp);
+        if !queue.is_some_and(|queue| queue.add_short(&of(qp).1.common, start, length)) {
+            set_long::<T, SENDS>(qp, start, length);
+        }
+    }
+}
+
+/// [`set_inline_data`] of data that needs more than one block.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe extern "C" fn set_long<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    start: *const u8,
+    length: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let queue = straight::<T, SENDS>(qp);
+        if !queue.is_some_and(|queue| queue.add_inline(&of(qp).1.common, start, length)) {
+            note_inline::<T, SENDS>(qp, start, length);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`set_inline`].
+#[inline(never)]
+unsafe extern "C" fn note_inline<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    start: *const u8,
+    length: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { set_inline::<T, SENDS>(qp, std::iter::once((start, length))) };
+}
+
+/// `ibv_wr_set_inline_data_list`.
+pub(super) unsafe extern "C" fn set_inline_data_list<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    count: usize,
+    list: *const ibv_data_buf,
+) {
+    // SAFETY: the caller's queue pair, after start, its list, and the bytes that it names.
+    unsafe {
+        let buffers = (0..count).map(|place| {
+            let buffer = *list.add(place);
+            (buffer.addr.cast_const().cast(), buffer.length)
+        });
+        set_inline::<T, SENDS>(qp, buffers);
+    }
+}
