@@ -29,7 +29,7 @@ const FREE: usize = 1;
 /// A spin lock that may be switched off when it is made.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    /// [`FREE`], [`HELD`], or the thread that keeps the lock from one call of the program to
+    /// [`FREE`], 0 during a call of the program, or the thread that keeps the lock from one call to
     /// another.
     holder: AtomicUsize,
     needed: bool,

@@ -40,8 +40,8 @@ unsafe fn post_alone(queue_pair: &Qp, first: *mut ibv_recv_wr) -> Option<()> {
     // promises of the memory is what the queue asks for.
     unsafe {
         let queue = queue_pair.receive.get().as_mut()?;
-        let (wr_id, piece) = alone(first)?;
-        queue.post_fast(wr_id, piece).then_some(())
+        let request = alone(first)?;
+        queue.post_fast(|| parts(request)).then_some(())
     }
 }
 
@@ -83,34 +83,35 @@ unsafe extern "C" fn post_held(
     errno
 }
 
-/// The id and the SGE of a list of one that has one SGE, which is neither empty nor too long.
+/// The request of a list of one, if it is usual.
 ///
 /// # Safety
 /// A program's list.
 #[inline(always)]
-pub(crate) unsafe fn alone(first: *mut ibv_recv_wr) -> Option<(u64, Sge)> {
+pub(crate) unsafe fn alone<'a>(first: *mut ibv_recv_wr) -> Option<&'a ibv_recv_wr> {
     // SAFETY: the caller's promise.
-    unsafe {
-        let request = first.as_ref()?;
-        if !request.next.is_null() {
-            return None;
-        }
-        Some((request.wr_id, only_sge(request)?))
-    }
+    unsafe { first.as_ref().filter(|request| request.next.is_null() && is_usual(request)) }
 }
 
-/// The SGE of a request that has one, which is neither empty nor too long.
+/// Whether a request has one SGE, which is neither empty nor too long.
 ///
 /// # Safety
 /// A program's request.
 #[inline(always)]
-unsafe fn only_sge(request: &ibv_recv_wr) -> Option<Sge> {
-    if request.num_sge != 1 {
-        return None;
-    }
+unsafe fn is_usual(request: &ibv_recv_wr) -> bool {
     // SAFETY: a list of one.
-    let sge = unsafe { *request.sg_list };
-    (sge.length as i32 > 0).then(|| Sge::new(sge.addr, sge.length, sge.lkey))
+    request.num_sge == 1 && unsafe { (*request.sg_list).length as i32 > 0 }
+}
+
+/// The id of a request, and its SGE.
+///
+/// # Safety
+/// A program's request, which has one.
+#[inline(always)]
+pub(crate) unsafe fn parts(request: &ibv_recv_wr) -> (u64, Sge) {
+    // SAFETY: a list of one.
+    let sge = unsafe { &*request.sg_list };
+    (request.wr_id, Sge::new(sge.addr, sge.length, sge.lkey))
 }
 
 /// Posts a list of receives in `batch`.
@@ -132,8 +133,11 @@ pub(crate) unsafe fn post_list(
     // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
     unsafe {
         while let Some(request) = wr.as_ref() {
-            let piece = only_sge(request);
-            if !piece.is_some_and(|piece| batch.build_fast(request.wr_id, piece)) {
+            if !is_usual(request) {
+                break;
+            }
+            let (wr_id, sge) = parts(request);
+            if !batch.build_fast(wr_id, sge) {
                 break;
             }
             wr = request.next;

@@ -250,7 +250,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         }
         let library = &mut *queue.queue.get();
         let alone = receive::alone(first);
-        if !alone.is_some_and(|(wr_id, piece)| library.post_fast(wr_id, piece)) {
+        if !alone.is_some_and(|request| library.post_fast(|| receive::parts(request))) {
             return post_held(queue, first, bad);
         }
         queue.lock.release();

@@ -34,15 +34,15 @@ impl SharedReceiveQueue<Raw> {
     }
 
     /// [`SharedReceiveQueue::post`] of one SGE, as far as it is the fast path. `false`, and nothing
-    /// has changed, if that has to be called.
+    /// has changed, if that has to be called. `request` gives the id and the SGE.
     ///
     /// # Safety
-    /// As for [`SharedReceiveQueue::post`].
+    /// As for [`SharedReceiveQueue::post`]. The SGE is neither empty nor too long.
     #[doc(hidden)]
     #[inline(always)]
-    pub unsafe fn post_fast(&mut self, wr_id: u64, piece: Sge) -> bool {
+    pub unsafe fn post_fast(&mut self, request: impl FnOnce() -> (u64, Sge)) -> bool {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.queue.post_fast(wr_id, piece) }
+        unsafe { self.queue.post_fast(request) }
     }
 
     /// Starts building receives, to be published together.

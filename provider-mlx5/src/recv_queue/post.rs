@@ -117,17 +117,20 @@ impl RecvQueue {
         Ok(())
     }
 
-    /// [`RecvQueue::post`] of one SGE, as far as it is the fast path and the QP's state lets
-    /// receives be posted. `false`, and nothing has changed, if others have to be called.
+    /// [`RecvQueue::post`] of one SGE, as far as it is the fast path, which is closed in a state in
+    /// which no receives can be posted. `false`, and nothing has changed, if others have to be
+    /// called. `request` gives the id and the SGE, once it is clear that they are needed: that takes
+    /// fewer registers.
     ///
     /// # Safety
-    /// As for [`RecvQueue::build`].
+    /// As for [`RecvQueue::build`]. The SGE is neither empty nor too long.
     #[doc(hidden)]
     #[inline(always)]
-    pub unsafe fn post_fast(&mut self, wr_id: u64, sge: Sge) -> bool {
-        if self.front.id == self.limit || !sge.is_usual() || !self.state().can_receive() {
+    pub unsafe fn post_fast(&mut self, request: impl FnOnce() -> (u64, Sge)) -> bool {
+        if self.front.id == self.limit {
             return false;
         }
+        let (wr_id, sge) = request();
         // SAFETY: the queue's own; before the limit.
         unsafe { self.front.write(wr_id, sge, self.stride) };
         self.head = self.head.wrapping_add(1);
@@ -328,11 +331,20 @@ impl SharedRecvQueue {
     /// As for [`SharedRecvQueue::build`].
     #[inline(always)]
     unsafe fn build_fast(&mut self, wr_id: u64, one: Sge) -> bool {
-        if !one.is_usual() {
-            return false;
-        }
+        // SAFETY: passed on to the caller.
+        one.is_usual() && unsafe { self.build_one(|| (wr_id, one)) }
+    }
+
+    /// Builds a receive of one SGE, which is neither empty nor too long. False, and nothing stored,
+    /// if [`SharedRecvQueue::build`] has to do it.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::build`].
+    #[inline(always)]
+    unsafe fn build_one(&mut self, request: impl FnOnce() -> (u64, Sge)) -> bool {
         // SAFETY: the free entries are part of the block that `handle` keeps alive.
         let Some(next) = (unsafe { self.next.take_next(self.counter) }) else { return false };
+        let (wr_id, one) = request();
         let (head, entry) = self.moved(next);
         // SAFETY: the entry holds an SGE.
         unsafe { entry.write(one.octoword()) };
@@ -361,15 +373,15 @@ impl SharedRecvQueue {
     }
 
     /// [`SharedRecvQueue::post`] of one SGE, as far as it is the fast path. `false`, and nothing
-    /// has changed, if that has to be called.
+    /// has changed, if that has to be called. `request` as for [`RecvQueue::post_fast`].
     ///
     /// # Safety
-    /// As for [`SharedRecvQueue::build`].
+    /// As for [`SharedRecvQueue::build`]. The SGE is neither empty nor too long.
     #[doc(hidden)]
     #[inline(always)]
-    pub unsafe fn post_fast(&mut self, wr_id: u64, one: Sge) -> bool {
+    pub unsafe fn post_fast(&mut self, request: impl FnOnce() -> (u64, Sge)) -> bool {
         // SAFETY: passed on to the caller.
-        let built = unsafe { self.build_fast(wr_id, one) };
+        let built = unsafe { self.build_one(request) };
         if built {
             self.ring();
         }

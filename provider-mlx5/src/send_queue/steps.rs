@@ -46,6 +46,7 @@ const MOST_SHORT: usize = WQEBB_SIZE - 32 - 4;
 
 /// The parts of control segments that all requests of a queue share. Made by [`SendQueue::common`].
 #[derive(Debug)]
+#[repr(C)]
 pub struct Common {
     /// The first half of a control segment, without its first word: for requests of one SGE behind
     /// headers of so many octowords.
@@ -443,8 +444,10 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             if is_read(block) {
                 return false;
             }
-            let data = core::slice::from_raw_parts(start, length);
-            Inline(data).store(self.next.data(at), segment_octowords(length), 1, 2);
+            let (data, size) =
+                (core::slice::from_raw_parts(start, length), segment_octowords(length));
+            core::hint::assert_unchecked(size > 0);
+            Inline(data).store(self.next.data(at), size, 1, 2);
             set_length(block, octowords);
         }
         self.next.at = at & PLACE;
