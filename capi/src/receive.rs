@@ -106,11 +106,16 @@ unsafe fn is_usual(request: &ibv_recv_wr) -> bool {
 /// The id of a request, and its SGE.
 ///
 /// # Safety
-/// A program's request, which has one.
+/// A program's request, which is usual.
 #[inline(always)]
 pub(crate) unsafe fn parts(request: &ibv_recv_wr) -> (u64, Sge) {
-    // SAFETY: a list of one.
-    let sge = unsafe { &*request.sg_list };
+    // SAFETY: a list of one, whose length the caller has looked at. Otherwise the length would be
+    // looked at again.
+    let sge = unsafe {
+        let sge = &*request.sg_list;
+        std::hint::assert_unchecked(sge.length as i32 > 0);
+        sge
+    };
     (request.wr_id, Sge::new(sge.addr, sge.length, sge.lkey))
 }
 
