@@ -234,7 +234,7 @@ impl Qp {
         let sends = self.send_lock.guard_unless_kept();
         if sends.is_none() {
             // SAFETY: this thread keeps the lock, so it is between start and complete.
-            unsafe { wr::leave_straight_way(self) };
+            unsafe { wr::leave_fast_path(self) };
         }
         (sends, self.recv_lock.guard())
     }

@@ -1,16 +1,19 @@
 //! `ibv_wr_…`: requests built by calls and posted together.
 //!
-//! Each call stores its part of a request where that belongs in the ring: the operation its header,
-//! the setter the data ([`Steps`]). `ibv_wr_complete` publishes what was built; a single request
-//! goes to the doorbell register from the ring.
+//! Each call stores its part of a request where it belongs in the ring: the operation its header,
+//! the setter the data ([`SendQueue::name`]). `ibv_wr_complete` publishes what was built, a single
+//! request by a copy from the ring to the doorbell register.
 //!
-//! Other requests are recorded instead, call by call: a request with a peer of its own, with an
-//! unusual operation or data, or beyond the fast limit. A recorded request is built when the next
-//! one begins, in a batch that continues where the steps end, or by `ibv_wr_complete`. A failure is
-//! kept until `ibv_wr_complete`, which then discards all requests since `ibv_wr_start` and posts
-//! nothing. Requests that were posted before are not affected.
+//! Other requests are recorded, call by call: those to a peer of their own (UD, XRC, DC), those of
+//! an unusual operation or with unusual data, and those beyond the fast limit. A recorded request
+//! is built when the next one begins, or by `ibv_wr_complete`, in a batch that continues where the
+//! requests before it end. A failure is kept until `ibv_wr_complete`, which then discards all
+//! requests since `ibv_wr_start` and posts nothing. Requests that were posted before are not
+//! affected.
 //!
-//! The functions are generic over the type of queue pair, so no call looks it up.
+//! The calls are in two files: the operations, each of which begins a request, and the setters of
+//! its data and peer. This file starts, completes and aborts. All are generic over the type of
+//! queue pair, so no call looks it up.
 
 mod operations;
 mod setters;
@@ -211,7 +214,7 @@ unsafe fn queue<'a, T: Posts, const SENDS: bool>(
 /// # Safety
 /// As for [`queue`].
 #[inline(always)]
-unsafe fn straight<'a, T: Posts, const SENDS: bool>(
+unsafe fn step_queue<'a, T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
 ) -> Option<&'a mut SendQueue<T, BlueFlame>> {
     // SAFETY: the caller's promise.
@@ -297,7 +300,7 @@ pub(crate) unsafe fn abort<T: Posts, const SENDS: bool>(
             if let Some(batch) = batch::<T, SENDS>(qp, building) {
                 batch.abort();
             }
-        } else if let Some(queue) = straight::<T, SENDS>(qp) {
+        } else if let Some(queue) = step_queue::<T, SENDS>(qp) {
             queue.reopen_steps(&mut building.steps);
         }
     }
@@ -323,7 +326,7 @@ pub(crate) unsafe fn give_up_for_reset(queue_pair: &Qp) {
 ///
 /// # Safety
 /// The calling thread is between start and complete.
-pub(crate) unsafe fn leave_straight_way(queue_pair: &Qp) {
+pub(crate) unsafe fn leave_fast_path(queue_pair: &Qp) {
     // SAFETY: the caller's promise: no other thread builds requests.
     unsafe { &mut *queue_pair.building.get() }.detour();
 }
@@ -335,7 +338,7 @@ unsafe extern "C" fn start<T: Posts, const SENDS: bool, const LOCKS: bool>(qp: *
         if !Qp::of(qp.cast()).send_lock.try_keep::<LOCKS>() {
             return start_waiting::<T, SENDS>(qp);
         }
-        begin_all::<T, SENDS>(qp);
+        begin_requests::<T, SENDS>(qp);
     }
 }
 
@@ -344,7 +347,7 @@ unsafe extern "C" fn start<T: Posts, const SENDS: bool, const LOCKS: bool>(qp: *
 /// # Safety
 /// As for [`of`].
 #[inline(always)]
-unsafe fn begin_all<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
+unsafe fn begin_requests<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's promise.
     unsafe {
         let building = of(qp).1;
@@ -367,7 +370,7 @@ unsafe extern "C" fn start_waiting<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_
         let lock = &Qp::of(qp.cast()).send_lock;
         lock.wait();
         lock.keep();
-        begin_all::<T, SENDS>(qp);
+        begin_requests::<T, SENDS>(qp);
     }
 }
 
@@ -376,7 +379,7 @@ unsafe extern "C" fn complete<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -
     // SAFETY: the caller's queue pair, after start.
     unsafe {
         let (queue_pair, building) = of(qp);
-        let Some(queue) = straight::<T, SENDS>(qp) else { return complete_any::<T, SENDS>(qp) };
+        let Some(queue) = step_queue::<T, SENDS>(qp) else { return complete_any::<T, SENDS>(qp) };
         if !building.steps.is_straight() {
             return complete_any::<T, SENDS>(qp);
         }
@@ -512,7 +515,7 @@ unsafe fn post_alone<T: Posts, const SENDS: bool>(
 }
 
 /// `ibv_wr_abort`.
-unsafe extern "C" fn give_up<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
+unsafe extern "C" fn abort_and_release<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's queue pair, after start.
     unsafe {
         let (queue_pair, building) = of(qp);
@@ -557,7 +560,7 @@ fn table_with<T: Posts, const SENDS: bool>(qp_base: ibv_qp, locks: bool) -> ibv_
         wr_set_sge_list: set_sge_list::<T, SENDS>,
         wr_start: if locks { start::<T, SENDS, true> } else { start::<T, SENDS, false> },
         wr_complete: complete::<T, SENDS>,
-        wr_abort: give_up::<T, SENDS>,
+        wr_abort: abort_and_release::<T, SENDS>,
         wr_atomic_write: atomic_write,
         wr_flush: flush,
     }

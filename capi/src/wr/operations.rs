@@ -34,7 +34,7 @@ unsafe fn begin_usual<T: Posts, const SENDS: bool>(
             return;
         }
         let Remote { address, rkey } = remote.unwrap_or_default();
-        begin_noted::<T, SENDS>(qp, rkey, address, opcode, immediate);
+        begin_recorded::<T, SENDS>(qp, rkey, address, opcode, immediate);
     }
 }
 
@@ -94,7 +94,7 @@ unsafe fn name<T: Posts, const SENDS: bool>(
     let (kind, remote) = (Kind::of::<T>(opcode), remote.unwrap_or_default());
     // SAFETY: the caller's promise: the steps were begun. Kinds are of the queue's service.
     unsafe {
-        let Some(queue) = straight::<T, SENDS>(qp) else { return false };
+        let Some(queue) = step_queue::<T, SENDS>(qp) else { return false };
         queue.name(&of(qp).1.common, InCalls { qp, kind, immediate, remote })
     }
 }
@@ -105,7 +105,7 @@ unsafe fn name<T: Posts, const SENDS: bool>(
 /// # Safety
 /// As for [`of`].
 #[inline(never)]
-unsafe extern "C" fn begin_noted<T: Posts, const SENDS: bool>(
+unsafe extern "C" fn begin_recorded<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     rkey: u32,
     address: u64,
@@ -116,7 +116,7 @@ unsafe extern "C" fn begin_noted<T: Posts, const SENDS: bool>(
     // SAFETY: the caller's promise.
     unsafe {
         let building = of(qp).1;
-        let was_named = straight::<T, SENDS>(qp).is_some_and(|queue| queue.end_named());
+        let was_named = step_queue::<T, SENDS>(qp).is_some_and(|queue| queue.end_named());
         if was_named && name::<T, SENDS>(qp, opcode, immediate, remote) {
             return;
         }
@@ -128,14 +128,14 @@ unsafe extern "C" fn begin_noted<T: Posts, const SENDS: bool>(
                 return;
             }
         }
-        note::<T, SENDS>(qp, Kind::of::<T>(opcode), immediate, remote);
+        record::<T, SENDS>(qp, Kind::of::<T>(opcode), immediate, remote);
     }
 }
 
 /// # Safety
 /// As for [`of`].
 #[inline(always)]
-unsafe fn note<T: Posts, const SENDS: bool>(
+unsafe fn record<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     kind: Kind,
     immediate: u32,
@@ -153,7 +153,7 @@ unsafe fn note<T: Posts, const SENDS: bool>(
     }
     building.stage = if kind.is_usual() { Stage::Named } else { Stage::Other };
     // SAFETY: as above.
-    if let Some(queue) = unsafe { straight::<T, SENDS>(qp) } {
+    if let Some(queue) = unsafe { step_queue::<T, SENDS>(qp) } {
         queue.close_steps(&mut building.steps);
     }
     match T::TYPE {
@@ -178,7 +178,7 @@ unsafe fn begin<T: Posts, const SENDS: bool>(
         if building.stage != Stage::None {
             finish::<T, SENDS>(qp, building);
         }
-        note::<T, SENDS>(qp, Kind::UNUSUAL, 0, None);
+        record::<T, SENDS>(qp, Kind::UNUSUAL, 0, None);
         of(qp).1.operation = operation;
     }
 }
@@ -188,9 +188,9 @@ unsafe fn begin<T: Posts, const SENDS: bool>(
 ///
 /// # Safety
 /// As for [`of`].
-pub(super) unsafe fn note_named<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
+pub(super) unsafe fn record_named<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's promise.
-    let (building, queue) = unsafe { (of(qp).1, straight::<T, SENDS>(qp)) };
+    let (building, queue) = unsafe { (of(qp).1, step_queue::<T, SENDS>(qp)) };
     building.detour();
     let Some(queue) = queue else { return };
     let Some(named) = queue.take_back() else { return };

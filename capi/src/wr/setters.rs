@@ -5,7 +5,7 @@
 
 use std::ffi::c_void;
 
-use super::operations::note_named;
+use super::operations::record_named;
 use super::*;
 use crate::ah::Ah;
 use crate::post::bytes;
@@ -112,9 +112,9 @@ pub(super) unsafe extern "C" fn set_sge<T: Posts, const SENDS: bool>(
 ) {
     // SAFETY: the caller's queue pair, after start; what a program promises is what it asks for.
     unsafe {
-        let queue = straight::<T, SENDS>(qp);
+        let queue = step_queue::<T, SENDS>(qp);
         if !queue.is_some_and(|queue| queue.add(address, length, lkey)) {
-            note_sge::<T, SENDS>(qp, lkey, address, length);
+            record_sge::<T, SENDS>(qp, lkey, address, length);
         }
     }
 }
@@ -122,7 +122,7 @@ pub(super) unsafe extern "C" fn set_sge<T: Posts, const SENDS: bool>(
 /// # Safety
 /// As for [`set_sge`].
 #[inline(never)]
-unsafe extern "C" fn note_sge<T: Posts, const SENDS: bool>(
+unsafe extern "C" fn record_sge<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     lkey: u32,
     address: u64,
@@ -144,7 +144,7 @@ unsafe extern "C" fn note_sge<T: Posts, const SENDS: bool>(
 unsafe fn takes_data<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> bool {
     // SAFETY: the caller's promise.
     let building = unsafe {
-        note_named::<T, SENDS>(qp);
+        record_named::<T, SENDS>(qp);
         of(qp).1
     };
     if building.stage == Stage::None {
@@ -166,9 +166,9 @@ pub(super) unsafe extern "C" fn set_sge_list<T: Posts, const SENDS: bool>(
             let sge = *list.add(place);
             Sge::new(sge.addr, sge.length, sge.lkey)
         };
-        let queue = straight::<T, SENDS>(qp);
+        let queue = step_queue::<T, SENDS>(qp);
         if !queue.is_some_and(|queue| queue.add_list(&of(qp).1.common, count, sge)) {
-            note_list::<T, SENDS>(qp, count, list);
+            record_list::<T, SENDS>(qp, count, list);
         }
     }
 }
@@ -176,7 +176,7 @@ pub(super) unsafe extern "C" fn set_sge_list<T: Posts, const SENDS: bool>(
 /// # Safety
 /// As for [`set_sge_list`].
 #[inline(never)]
-unsafe fn note_list<T: Posts, const SENDS: bool>(
+unsafe fn record_list<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     count: usize,
     list: *const ibv_sge,
@@ -230,7 +230,7 @@ pub(super) unsafe extern "C" fn set_inline_data<T: Posts, const SENDS: bool>(
     let start = address.cast_const().cast();
     // SAFETY: the caller's queue pair, after start; the bytes are the program's.
     unsafe {
-        let queue = straight::<T, SENDS>(qp);
+        let queue = step_queue::<T, SENDS>(qp);
         if !queue.is_some_and(|queue| queue.add_short(&of(qp).1.common, start, length)) {
             set_long::<T, SENDS>(qp, start, length);
         }
@@ -249,9 +249,9 @@ unsafe extern "C" fn set_long<T: Posts, const SENDS: bool>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let queue = straight::<T, SENDS>(qp);
+        let queue = step_queue::<T, SENDS>(qp);
         if !queue.is_some_and(|queue| queue.add_inline(&of(qp).1.common, start, length)) {
-            note_inline::<T, SENDS>(qp, start, length);
+            record_inline::<T, SENDS>(qp, start, length);
         }
     }
 }
@@ -259,7 +259,7 @@ unsafe extern "C" fn set_long<T: Posts, const SENDS: bool>(
 /// # Safety
 /// As for [`set_inline`].
 #[inline(never)]
-unsafe extern "C" fn note_inline<T: Posts, const SENDS: bool>(
+unsafe extern "C" fn record_inline<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     start: *const u8,
     length: usize,
