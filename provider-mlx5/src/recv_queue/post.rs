@@ -119,8 +119,8 @@ impl RecvQueue {
 
     /// [`RecvQueue::post`] of one SGE, as far as it is the fast path, which is closed in a state in
     /// which no receives can be posted. `false`, and nothing has changed, if others have to be
-    /// called. `request` gives the id and the SGE, once it is clear that they are needed: that takes
-    /// fewer registers.
+    /// called. `request` gives the id and the SGE: after the checks, so that fewer registers are
+    /// taken at a time.
     ///
     /// # Safety
     /// As for [`RecvQueue::build`]. The SGE is neither empty nor too long.
