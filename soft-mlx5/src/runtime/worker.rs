@@ -7,8 +7,9 @@ use crate::packet::{Opcode, Packet, PacketPool, Transport};
 use crate::wire::{Station, Wire};
 
 /// How much the core may do between two looks at doorbells, wire and waiting commands. Also how
-/// much of a long message has left before the other side can begin with it.
-const BUDGET: u32 = 16;
+/// much of a long message has left before the other side can begin with it. As many packets of the
+/// largest MTU fit into one UDP message that the kernel cuts.
+const BUDGET: u32 = 15;
 
 /// State from one look to the next.
 #[derive(Debug)]
