@@ -12,7 +12,7 @@ struct Case {
 }
 
 /// Bytes by which the two runs of the case "processor" differ.
-const MORE_BYTES: f64 = 200.0 * 65536.0;
+const MORE_BYTES: f64 = 500.0 * 65536.0;
 /// Nanoseconds of a tick of /proc/stat (`USER_HZ` is 100).
 const TICK: f64 = 1e7;
 
@@ -53,27 +53,39 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
+/// A figure with three digits that count.
+fn short(figure: f64) -> String {
+    let digits = if figure < 10.0 { 2 } else { 1 };
+    format!("{figure:.digits$}")
+}
+
 impl Case {
     fn line(&self, all: &Figures<'_>) -> Option<String> {
         let of = |devices| all.get(&(self.word, devices));
-        let figure = |devices| Some(median(of(devices)?.clone())? * self.scale);
+        let is_figure = |figure: &&f64| **figure > 0.0;
+        let figure = |devices| {
+            let valid = of(devices)?.iter().filter(is_figure).copied().collect();
+            Some(median(valid)? * self.scale)
+        };
         let pairs = of(OURS)?.iter().zip(of(RXE)?);
+        let pairs = pairs.filter(|(ours, rxe)| is_figure(ours) && is_figure(rxe));
         let ratios: Vec<f64> = pairs.map(|(ours, rxe)| ours / rxe).collect();
         let lowest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
         let highest = ratios.iter().copied().fold(0.0, f64::max);
         Some(format!(
-            "{{\"table\":\"rxe\",\"case\":\"{}\",\"ours\":{:.1},\"rxe\":{:.1},\"mixed\":{:.1},\
+            "{{\"table\":\"rxe\",\"case\":\"{}\",\"ours\":{},\"rxe\":{},\"mixed\":{},\
              \"ratio\":{:.2},\"lowest\":{lowest:.2},\"highest\":{highest:.2}}}\n",
             self.name,
-            figure(OURS)?,
-            figure(RXE)?,
-            figure(MIXED)?,
+            short(figure(OURS)?),
+            short(figure(RXE)?),
+            short(figure(MIXED)?),
             median(ratios.clone())?,
         ))
     }
 }
 
-/// A line for each case that was measured.
+/// A line for each case that was measured. A difference of two runs that is not positive, because
+/// the machine was busy during the shorter one, is left out.
 pub(crate) fn lines(console: &str) -> String {
     let all = read(console);
     CASES.iter().filter_map(|case| case.line(&all)).collect()
@@ -92,11 +104,12 @@ mod tests {
                 console.push_str(&format!("@@ figure latency {devices} {figure}.0\n"));
             }
         }
+        console.push_str("@@ figure latency uverbs_soft 30\n@@ figure latency rxe -1\n");
         console.push_str("@@ figure rate rxe \n@@ end 38 0\n");
         assert_eq!(
             lines(&console),
             "{\"table\":\"rxe\",\"case\":\"one way of 64 bytes, SEND, µs\",\"ours\":30.0,\
-             \"rxe\":10.0,\"mixed\":7.0,\"ratio\":2.00,\"lowest\":1.00,\"highest\":3.00}\n"
+             \"rxe\":10.0,\"mixed\":7.00,\"ratio\":2.00,\"lowest\":1.00,\"highest\":3.00}\n"
         );
     }
 }

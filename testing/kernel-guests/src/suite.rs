@@ -454,7 +454,7 @@ const REPAIR: &str = "; status=$?
 /sbin/tc qdisc del dev v0 root; soft /sbin/tc qdisc del dev v1 root
 [ $status = 0 ]";
 
-/// What [`crate::figures`] reads: three runs of each case, in turn. Between two software devices
+/// What [`crate::figures`] reads: five runs of each case, in turn. Between two software devices
 /// packets take the way through the loopback interface of their network namespace. Within rxe they
 /// do not leave its module: it is at the initial namespace's addresses only, and between two of
 /// those it finds no neighbour.
@@ -473,16 +473,16 @@ timed() {
     $1 "ib_send_bw -e -s 65536 -n $2" > /tmp/timed || { cat /tmp/timed; return 1; }
     ticks=$(($(busy) - before))
 }
-for turn in 1 2 3; do
+for turn in 1 2 3 4 5; do
     for who in rxe uverbs_soft mixed; do
         $who "ib_send_lat -n 300 -s 64" > /tmp/out || { cat /tmp/out; exit 1; }
         echo "@@ figure latency $who $(column 5)"
-        $who "ib_send_bw -n 1000 -s 64" > /tmp/out || { cat /tmp/out; exit 1; }
+        $who "ib_send_bw -n 2000 -s 64" > /tmp/out || { cat /tmp/out; exit 1; }
         echo "@@ figure rate $who $(column 5)"
-        $who "ib_write_bw -n 200 -s 65536" > /tmp/out || { cat /tmp/out; exit 1; }
+        $who "ib_write_bw -n 500 -s 65536" > /tmp/out || { cat /tmp/out; exit 1; }
         echo "@@ figure bandwidth $who $(column 4)"
         timed $who 100 || exit 1; few=$ticks
-        timed $who 300 || exit 1
+        timed $who 600 || exit 1
         echo "@@ figure processor $who $((ticks - few))"
     done
 done
