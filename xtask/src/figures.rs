@@ -28,6 +28,8 @@ mod chart;
 mod heat;
 #[path = "figures/lines.rs"]
 mod lines;
+#[path = "figures/rivals.rs"]
+mod rivals;
 #[path = "figures/scale.rs"]
 mod scale;
 

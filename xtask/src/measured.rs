@@ -6,7 +6,7 @@ use std::fs;
 use std::io::Result;
 use std::path::{Path, PathBuf};
 
-use super::filled;
+use super::{filled, rivals};
 
 /// The benchmarks' lines.
 const FILE: &str = "docs/measured.json";
@@ -133,7 +133,23 @@ pub(super) fn files(root: &Path) -> Result<Vec<(&'static str, String, String)>> 
         let after = tables.fold(before.clone(), fill);
         Ok((document, before, after))
     };
-    documents.into_iter().map(both).collect()
+    let drawn = [(PICTURE, fs::read_to_string(root.join(PICTURE))?, rivals::draw(&groups(root)?))];
+    documents.into_iter().map(both).chain(drawn.map(Ok)).collect()
+}
+
+/// The picture of the table "rxe".
+const PICTURE: &str = "docs/network-rxe.svg";
+
+/// The cases of the picture.
+fn groups(root: &Path) -> Result<Vec<rivals::Group>> {
+    let ours = numbers(root, "rxe", "ours")?;
+    let [rxe, mixed] = ["rxe", "mixed"].map(|name| numbers(root, "rxe", name));
+    let others = rxe?.into_iter().zip(mixed?).map(|((_, rxe), (_, mixed))| [rxe, mixed]);
+    let group = |((name, ours), [rxe, mixed]): ((String, f64), [f64; 2])| rivals::Group {
+        case: name.trim_start_matches("rxe ").to_owned(),
+        figures: [ours, rxe, mixed],
+    };
+    Ok(ours.into_iter().zip(others).map(group).collect())
 }
 
 /// Replaces the lines of each table that these files have.
