@@ -4,9 +4,9 @@ use core::fmt::{self, Display, Formatter, Write};
 
 use super::{EthData, InlineData, Segment, Wqe};
 use uverbs_mlx5::format::{
-    AddressVector, ControlSegment, DataSegment, EthChecksum, Klm, MkeyContextSegment, OCTOWORD,
-    RepeatBlock, RepeatEntry, SetPsvSegment, SignatureInline, SignatureSegment, TagMatchingSegment,
-    UmrControlSegment,
+    AddressVector, AtomicSegment, ControlSegment, DataSegment, EthChecksum, Klm,
+    MkeyContextSegment, OCTOWORD, RemoteAddressSegment, RepeatBlock, RepeatEntry, SetPsvSegment,
+    SignatureInline, SignatureSegment, TagMatchingSegment, UmrControlSegment,
 };
 
 impl Display for Wqe {
@@ -53,12 +53,9 @@ impl Display for Segment {
             Self::Xrc(xrc) => write!(f, "xrc: srqn={:#x}", xrc.srqn.get()),
             Self::Address(av) => address(f, av),
             Self::ShortAddress(bytes) => write!(f, "address, short form: {}", Hex(bytes)),
-            Self::RemoteAddress(remote) => write!(
-                f,
-                "remote address: addr={:#018x} rkey={:#010x}",
-                remote.address.get(),
-                remote.rkey.get()
-            ),
+            Self::RemoteAddress(RemoteAddressSegment { address, rkey, .. }) => {
+                write!(f, "remote address: addr={address:#018x} rkey={rkey:#010x}")
+            }
             Self::Data(data) => data_segment(f, data),
             Self::Inline(data) => inline(f, data),
             Self::Eth(data) => eth(f, data),
@@ -78,44 +75,35 @@ impl Display for Segment {
 
 fn operands(f: &mut Formatter<'_>, segment: &Segment) -> fmt::Result {
     match segment {
-        Segment::Atomic(atomic) => write!(
-            f,
-            "atomic: swap_add={:#x} compare={:#x}",
-            atomic.swap_add.get(),
-            atomic.compare.get()
-        ),
-        Segment::MaskedCompareSwap32(atomic) => write!(
-            f,
-            "masked compare and swap, 4 bytes: swap={:#x} compare={:#x} swap_mask={:#x} \
-             compare_mask={:#x}",
-            atomic.swap.get(),
-            atomic.compare.get(),
-            atomic.swap_mask.get(),
-            atomic.compare_mask.get()
-        ),
-        Segment::MaskedCompareSwap64(atomic) => write!(
-            f,
-            "masked compare and swap, 8 bytes: swap={:#x} compare={:#x} swap_mask={:#x} \
-             compare_mask={:#x}",
-            atomic.swap.get(),
-            atomic.compare.get(),
-            atomic.swap_mask.get(),
-            atomic.compare_mask.get()
-        ),
-        Segment::MaskedFetchAdd32(atomic) => write!(
-            f,
-            "masked fetch and add, 4 bytes: add={:#x} field_boundary={:#x}",
-            atomic.add.get(),
-            atomic.field_boundary.get()
-        ),
-        Segment::MaskedFetchAdd64(atomic) => write!(
-            f,
-            "masked fetch and add, 8 bytes: add={:#x} field_boundary={:#x}",
-            atomic.add.get(),
-            atomic.field_boundary.get()
-        ),
+        Segment::Atomic(AtomicSegment { swap_add, compare }) => {
+            write!(f, "atomic: swap_add={swap_add:#x} compare={compare:#x}")
+        }
+        Segment::MaskedCompareSwap32(atomic) => {
+            let values = [atomic.swap, atomic.compare, atomic.swap_mask, atomic.compare_mask];
+            compare_swap(f, 4, values.map(|value| value.get().into()))
+        }
+        Segment::MaskedCompareSwap64(atomic) => {
+            let values = [atomic.swap, atomic.compare, atomic.swap_mask, atomic.compare_mask];
+            compare_swap(f, 8, values.map(|value| value.get()))
+        }
+        Segment::MaskedFetchAdd32(atomic) => {
+            fetch_add(f, 4, atomic.add.get().into(), atomic.field_boundary.get().into())
+        }
+        Segment::MaskedFetchAdd64(atomic) => {
+            fetch_add(f, 8, atomic.add.get(), atomic.field_boundary.get())
+        }
         _ => Ok(()),
     }
+}
+
+fn compare_swap(f: &mut Formatter<'_>, bytes: u8, values: [u64; 4]) -> fmt::Result {
+    let [swap, compare, swap_mask, compare_mask] = values;
+    write!(f, "masked compare and swap, {bytes} bytes: swap={swap:#x} compare={compare:#x}")?;
+    write!(f, " swap_mask={swap_mask:#x} compare_mask={compare_mask:#x}")
+}
+
+fn fetch_add(f: &mut Formatter<'_>, bytes: u8, add: u64, boundary: u64) -> fmt::Result {
+    write!(f, "masked fetch and add, {bytes} bytes: add={add:#x} field_boundary={boundary:#x}")
 }
 
 fn address(f: &mut Formatter<'_>, av: &AddressVector) -> fmt::Result {
@@ -146,23 +134,13 @@ pub(super) fn data_segment(f: &mut Formatter<'_>, data: &DataSegment) -> fmt::Re
     if data.is_terminator() {
         return f.write_str("data: end of the list (lkey 0x100)");
     }
-    write!(
-        f,
-        "data: byte_count={} lkey={:#010x} addr={:#018x}",
-        data.byte_count.get(),
-        data.lkey.get(),
-        data.address.get()
-    )
+    let DataSegment { byte_count, lkey, address } = data;
+    write!(f, "data: byte_count={byte_count} lkey={lkey:#010x} addr={address:#018x}")
 }
 
 fn inline(f: &mut Formatter<'_>, inline: &InlineData) -> fmt::Result {
-    write!(
-        f,
-        "inline: header={:#010x} length={} data={}",
-        inline.header.byte_count.get(),
-        inline.header.length(),
-        Hex(inline.data())
-    )
+    let (header, length) = (inline.header.byte_count, inline.header.length());
+    write!(f, "inline: header={header:#010x} length={length} data={}", Hex(inline.data()))
 }
 
 fn eth(f: &mut Formatter<'_>, eth: &EthData) -> fmt::Result {
@@ -184,64 +162,40 @@ fn eth(f: &mut Formatter<'_>, eth: &EthData) -> fmt::Result {
 }
 
 fn umr_control(f: &mut Formatter<'_>, umr: &UmrControlSegment) -> fmt::Result {
-    write!(
-        f,
-        "umr control: flags={:#04x} klm_octowords={} translation_offset={} mkey_mask={:#x}",
-        umr.flags,
-        umr.klm_octowords,
-        u64::from(umr.translation_offset_high.get()) << 16
-            | u64::from(umr.translation_offset.get()),
-        umr.mkey_mask.get()
-    )
+    let UmrControlSegment { flags, klm_octowords, mkey_mask, .. } = umr;
+    let high = u64::from(umr.translation_offset_high.get()) << 16;
+    let offset = high | u64::from(umr.translation_offset.get());
+    write!(f, "umr control: flags={flags:#04x} klm_octowords={klm_octowords}")?;
+    write!(f, " translation_offset={offset} mkey_mask={mkey_mask:#x}")
 }
 
 fn mkey_context(f: &mut Formatter<'_>, mkey: &MkeyContextSegment) -> fmt::Result {
-    write!(
-        f,
-        "mkey context: free={} access={:#04x} qpn={:#x} key={:#04x} flags_pd={:#x} \
-         start={:#018x} length={:#x} bsf_octowords={} translation_octowords={} log_page_size={}",
-        u8::from(mkey.free & MkeyContextSegment::FREE != 0),
-        mkey.access_flags,
-        mkey.qpn_mkey.get() >> 8,
-        mkey.qpn_mkey.get() & 0xff,
-        mkey.flags_pd.get(),
-        mkey.start_address.get(),
-        mkey.length.get(),
-        mkey.bsf_octowords.get(),
-        mkey.translation_octowords.get(),
-        mkey.log_page_size,
-    )
+    let MkeyContextSegment { flags_pd, start_address, length, log_page_size, .. } = mkey;
+    let free = u8::from(mkey.free & MkeyContextSegment::FREE != 0);
+    let (qpn, key) = (mkey.qpn_mkey.get() >> 8, mkey.qpn_mkey.get() & 0xff);
+    let (access, bsf) = (mkey.access_flags, mkey.bsf_octowords);
+    let octowords = mkey.translation_octowords;
+    write!(f, "mkey context: free={free} access={access:#04x} qpn={qpn:#x} key={key:#04x}")?;
+    write!(f, " flags_pd={flags_pd:#x} start={start_address:#018x} length={length:#x}")?;
+    write!(f, " bsf_octowords={bsf} translation_octowords={octowords}")?;
+    write!(f, " log_page_size={log_page_size}")
 }
 
 fn translation(f: &mut Formatter<'_>, klm: &Klm) -> fmt::Result {
-    write!(
-        f,
-        "translation: byte_count={} mkey={:#010x} addr={:#018x}",
-        klm.byte_count.get(),
-        klm.mkey.get(),
-        klm.address.get()
-    )
+    let Klm { byte_count, mkey, address } = klm;
+    write!(f, "translation: byte_count={byte_count} mkey={mkey:#010x} addr={address:#018x}")
 }
 
 fn repeat(f: &mut Formatter<'_>, block: &RepeatBlock) -> fmt::Result {
-    write!(
-        f,
-        "interleaved translation: bytes_per_cycle={} cycles={} entries={}",
-        block.byte_count.get(),
-        block.repeat_count.get(),
-        block.entries
-    )
+    let RepeatBlock { byte_count, repeat_count, entries, .. } = block;
+    write!(f, "interleaved translation: bytes_per_cycle={byte_count}")?;
+    write!(f, " cycles={repeat_count} entries={entries}")
 }
 
 fn repeat_entry(f: &mut Formatter<'_>, entry: &RepeatEntry) -> fmt::Result {
-    write!(
-        f,
-        "interleaved entry: stride={} byte_count={} mkey={:#010x} addr={:#018x}",
-        entry.stride,
-        entry.byte_count,
-        entry.mkey.get(),
-        entry.address.get()
-    )
+    let RepeatEntry { stride, byte_count, mkey, address, .. } = entry;
+    write!(f, "interleaved entry: stride={stride} byte_count={byte_count}")?;
+    write!(f, " mkey={mkey:#010x} addr={address:#018x}")
 }
 
 fn signature(f: &mut Formatter<'_>, segment: &SignatureSegment) -> fmt::Result {
@@ -266,28 +220,21 @@ fn signature(f: &mut Formatter<'_>, segment: &SignatureSegment) -> fmt::Result {
 }
 
 fn signature_inline(f: &mut Formatter<'_>, of: &str, inline: &SignatureInline) -> fmt::Result {
+    let (valid, kind, check) =
+        (inline.valid_refresh, inline.signature_type, inline.increment_check);
+    let (app, reference, mask) = (inline.app_tag, inline.reference_tag, inline.app_tag_mask);
+    let seed = inline.repeat_invert_seed;
+    write!(f, " {of}_inline[valid_refresh={valid:#06x} type={kind} app_tag={app:#06x}")?;
     write!(
         f,
-        " {of}_inline[valid_refresh={:#06x} type={} app_tag={:#06x} ref_tag={:#010x} seed={:#04x} check={:#04x} \
-         app_mask={:#06x}]",
-        inline.valid_refresh.get(),
-        inline.signature_type,
-        inline.app_tag.get(),
-        inline.reference_tag.get(),
-        inline.repeat_invert_seed,
-        inline.increment_check,
-        inline.app_tag_mask.get()
+        " ref_tag={reference:#010x} seed={seed:#04x} check={check:#04x} app_mask={mask:#06x}]"
     )
 }
 
 fn set_psv(f: &mut Formatter<'_>, psv: &SetPsvSegment) -> fmt::Result {
-    write!(
-        f,
-        "set psv: psv={:#x} syndrome={:#06x} transient_signature={:#018x}",
-        psv.psv_index.get(),
-        psv.syndrome.get(),
-        psv.transient_signature.get()
-    )
+    let SetPsvSegment { psv_index, syndrome, transient_signature, .. } = psv;
+    write!(f, "set psv: psv={psv_index:#x} syndrome={syndrome:#06x}")?;
+    write!(f, " transient_signature={transient_signature:#018x}")
 }
 
 fn tag_matching(f: &mut Formatter<'_>, tag: &TagMatchingSegment) -> fmt::Result {
@@ -297,17 +244,9 @@ fn tag_matching(f: &mut Formatter<'_>, tag: &TagMatchingSegment) -> fmt::Result 
         TagMatchingSegment::OPERATION_REMOVE => "remove",
         _ => "unknown",
     };
-    write!(
-        f,
-        "tag matching: operation={operation} ({:#04x}) flags={:#04x} index={} software_count={} tag={:#018x} \
-         mask={:#018x}",
-        tag.operation,
-        tag.flags,
-        tag.index,
-        tag.software_count,
-        tag.tag.get(),
-        tag.mask.get()
-    )
+    let TagMatchingSegment { operation: code, flags, index, software_count, tag, mask, .. } = tag;
+    write!(f, "tag matching: operation={operation} ({code:#04x}) flags={flags:#04x}")?;
+    write!(f, " index={index} software_count={software_count} tag={tag:#018x} mask={mask:#018x}")
 }
 
 /// Bytes as hexadecimal digits.
