@@ -4,7 +4,7 @@
 
 use std::error::Error;
 
-use uverbs::cq::{CompletionOpcode, Status};
+use uverbs::cq::Status;
 use uverbs::qp::PostFlags;
 use uverbs::qp_type::Rc;
 use uverbs::{CompletionQueue, PollError, QueuePair, Slot, op};
@@ -54,9 +54,9 @@ fn wait(cq: &mut CompletionQueue) -> Result<Slot, Box<dyn Error>> {
             Err(PollError::Empty) => context.poll_idle(),
             Err(error) => return Err(error.into()),
             Ok(done) if done.completion.status() != Status::Success => {
-                return Err(format!("{:?}", done.completion.status()).into());
+                return Err(done.completion.status().text().into());
             }
-            Ok(done) if done.completion.opcode() == CompletionOpcode::Recv => {
+            Ok(done) if !done.completion.is_send() => {
                 return done.slot.ok_or_else(|| "a receive has a slot".into());
             }
             Ok(_) => {}

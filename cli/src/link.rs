@@ -17,7 +17,7 @@ use uverbs::{
     AccessFlags, Buffer, CompletionChannel, DeviceKind, Endpoint, ErrorKind, MemoryRegion,
     MemoryView, PollError, Remote, raw,
 };
-use uverbs_mlx5::completion_queue::{CompletionOpcode, WorkCompletion};
+use uverbs_mlx5::completion_queue::WorkCompletion;
 use uverbs_mlx5::request::Sge;
 use uverbs_mlx5::send_queue::{Carries, RunTimeDestination, RunTimeOperation, SendRequest, Takes};
 use uverbs_mlx5_inspect::{Cqe, CqeBody, ErrorText, parse_hex};
@@ -328,7 +328,7 @@ impl Link {
     pub(crate) fn next_receive(&mut self, peer: &mut Rendezvous) -> Outcome<WorkCompletion> {
         loop {
             let completion = self.next(peer)?;
-            if is_receive(&completion) {
+            if !completion.is_send() {
                 return Ok(completion);
             }
         }
@@ -388,11 +388,6 @@ fn ack_timeout(kind: DeviceKind) -> AckTimeout {
 fn qp_options(qp: &raw::QueuePair<Rc>) -> QpOptions {
     let timeout = Some(ack_timeout(qp.context().kind()));
     QpOptions { access: ACCESS, timeout, ..QpOptions::default() }
-}
-
-/// Whether a completion is of a receive.
-pub(crate) fn is_receive(completion: &WorkCompletion) -> bool {
-    matches!(completion.opcode(), CompletionOpcode::Recv | CompletionOpcode::RecvWriteImmediate)
 }
 
 /// An error completion: what failed and what that means.

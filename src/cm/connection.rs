@@ -186,10 +186,11 @@ impl<L: Layer, X, R: Register> Connection<L, X, R> {
     }
 
     /// Whether the connection has ended, without waiting: [`Link::has_ended`]. What is outstanding
-    /// completes as flushed then. It is a system call as long as the connection stands.
+    /// completes as flushed then. It is a system call as long as the connection exists.
     ///
     /// # Errors
     /// As there.
+    #[doc(alias = "is_disconnected")]
     pub fn has_ended(&mut self) -> Result<bool> {
         let ended = self.link.has_ended()?;
         if ended {

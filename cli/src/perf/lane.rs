@@ -10,7 +10,7 @@ use super::plan::{End, Plan};
 use crate::args::Op;
 use crate::device::Chosen;
 use crate::failure::Outcome;
-use crate::link::{Link, LocalRange, Shape, is_receive};
+use crate::link::{Link, LocalRange, Shape};
 use crate::pattern;
 use crate::rendezvous::Rendezvous;
 
@@ -152,8 +152,7 @@ impl Lane {
     }
 
     fn account(&mut self, completion: &WorkCompletion) -> bool {
-        let is_receive = is_receive(completion);
-        self.uncompleted -= u64::from(!is_receive);
-        is_receive
+        self.uncompleted -= u64::from(completion.is_send());
+        !completion.is_send()
     }
 }

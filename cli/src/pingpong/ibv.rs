@@ -21,7 +21,7 @@ use crate::args::{Op, Pingpong};
 use crate::device::{self, Chosen};
 use crate::failure::{Context, Failure, Outcome};
 use crate::latency::Latency;
-use crate::link::{Link, LocalRange, Shape, USUAL_INLINE, is_receive};
+use crate::link::{Link, LocalRange, Shape, USUAL_INLINE};
 use crate::output::{print, remark};
 use crate::pattern;
 use crate::rendezvous::{PATIENCE, listen};
@@ -214,9 +214,8 @@ impl End {
         let began = Instant::now();
         loop {
             if let Some(completion) = self.link.try_next()? {
-                let is_receive = is_receive(&completion);
-                self.sending -= u64::from(!is_receive);
-                return Ok(is_receive);
+                self.sending -= u64::from(completion.is_send());
+                return Ok(!completion.is_send());
             }
             if began.elapsed() > SILENCE {
                 return Err(Failure::failed("ibv_rc_pingpong has fallen silent"));

@@ -15,7 +15,7 @@ use super::{SERVICE, patience_to_store, shape};
 use crate::args::TransferSend;
 use crate::device;
 use crate::failure::{Context, Failure, Outcome};
-use crate::link::{Link, LocalRange, is_receive};
+use crate::link::{Link, LocalRange};
 use crate::output::{print, print_json};
 use crate::rendezvous::{Code, Rendezvous};
 
@@ -216,7 +216,7 @@ impl Sender {
     /// returns.
     fn next_completion(&mut self) -> Outcome {
         let completion = self.link.next(&mut self.peer)?;
-        if !is_receive(&completion) {
+        if completion.is_send() {
             self.unacknowledged -= 1;
             return Ok(());
         }

@@ -1,5 +1,6 @@
 //! A completion, as lent by the poller: fields are read out of the CQE when they are asked for.
 
+use core::fmt;
 use core::marker::PhantomData;
 use core::mem::offset_of;
 
@@ -68,6 +69,12 @@ impl Status {
             Self::RemoteAborted => "aborted error",
             Self::General => "general error",
         }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.text())
     }
 }
 
@@ -354,7 +361,7 @@ macro_rules! accessors {
                 }
             }
 
-            /// Whether this is a completion of the send queue.
+            /// Whether this is a completion of the send queue; else it is of a receive.
             #[inline(always)]
             pub fn is_send(&self) -> bool {
                 self.cqe_opcode().is_requester()

@@ -170,6 +170,7 @@ fn fields() {
         assert_eq!(completion.invalidated_rkey(), rkey);
         assert_eq!((completion.byte_len(), completion.user_context()), (64, 0xbeef));
         assert!(!completion.is_send() && completion.is_success());
+        assert_eq!(completion.status().to_string(), "success");
     }
 }
 
