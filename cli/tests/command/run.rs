@@ -178,3 +178,17 @@ fn recordings_have_one_file_per_process() {
     let magic = fs::read(file).expect("a file");
     assert_eq!(magic[..4], 0xa1b2_3c4d_u32.to_le_bytes());
 }
+
+#[test]
+fn the_page_about_c_programs_lists_every_option() {
+    let help = run(&["run", "--help"]).success().stdout;
+    let options = help.split_whitespace().filter_map(|word| word.strip_prefix("--"));
+    let options = options.map(|option| option.split(['[', '=']).next().unwrap_or_default());
+    let page = include_str!("../../../docs/c-programs.md");
+    let mut listed = 0;
+    for option in options.filter(|option| !["", "help", "version"].contains(option)) {
+        assert!(page.contains(&format!("| `--{option}")), "--{option}");
+        listed += 1;
+    }
+    assert!(listed >= 9, "{help}");
+}
