@@ -8,9 +8,9 @@ use std::time::Instant;
 pub(crate) enum Measure {
     /// One message there and back, again and again.
     Latency,
-    /// The same, of which the mean counts and not the median.
+    /// The same; the result is the mean instead of the median.
     RoundTrips,
-    /// As many as go.
+    /// As many messages as the queues take.
     Rate,
 }
 

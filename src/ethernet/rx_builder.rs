@@ -256,7 +256,7 @@ impl<C: Clock> RxBuilder<C> {
         }
     }
 
-    /// As many slots as there are receives.
+    /// A slot for each receive.
     pub(super) fn take(&self, slab: &Slab, depth: u32) -> Result<Box<[Slot]>> {
         let slots: Box<[Slot]> = std::iter::from_fn(|| slab.take()).take(depth as usize).collect();
         if slots.len() < depth as usize {

@@ -28,7 +28,7 @@ impl Progress {
         Self { bar, began: Instant::now(), bytes }
     }
 
-    /// So many bytes more have been handled.
+    /// Counts bytes as handled.
     pub(super) fn advance(&self, bytes: u64) {
         self.bar.inc(bytes);
     }

@@ -107,7 +107,7 @@ impl<R: Read> Source<R> {
         self.header(of)?.ok_or_else(|| self.truncated(of))
     }
 
-    /// So many bytes. Memory is taken as they come, not as a length claims.
+    /// Reads `count` bytes. Memory grows as they arrive: the count may be wrong.
     pub(super) fn bytes(&mut self, count: u32, of: &str) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let read = (&mut self.from).take(count.into()).read_to_end(&mut bytes);

@@ -160,7 +160,7 @@ pub struct Firmware<'a> {
     pub core: &'a mut Core,
     /// The firmware's own data.
     pub objects: &'a mut Objects,
-    /// Who sends the command.
+    /// The front end that the command came through.
     pub front: &'a dyn FrontEnd,
 }
 

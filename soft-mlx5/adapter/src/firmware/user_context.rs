@@ -1,4 +1,4 @@
-//! User contexts: who DEVX commands come from.
+//! User contexts: each program that sends commands by DEVX has one.
 
 use super::bits::{Field, field};
 use super::command::Command;

@@ -19,7 +19,7 @@ const FEW: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct EventFiles {
     files: BTreeMap<(u64, u64), EventFile>,
-    /// So many files are searched for closed ones.
+    /// The number of files at which closed ones are searched for.
     sweep_at: usize,
     /// The first asynchronous one, which the kernel keeps until the device file is closed.
     first_async: Option<Arc<EventQueue>>,

@@ -18,7 +18,7 @@ use super::receive::ReceiveWqe;
 use super::syndrome::Failure;
 use super::{Qp, QpState};
 
-/// Into what the buffers of a receive queue are divided.
+/// The strides that the buffers of a receive queue consist of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Striding {
     /// log2 of a stride's bytes, 6..=13.

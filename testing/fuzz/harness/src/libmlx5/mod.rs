@@ -73,7 +73,7 @@ struct Rival {
     /// The first 18 bytes of each packet go into the WQE.
     wants_headers: bool,
     pairs: Vec<(Service, bool, QueuePair)>,
-    /// As many as a list has requests, at most.
+    /// One for each request that a list may have.
     own: Vec<Own>,
 }
 
