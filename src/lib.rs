@@ -187,16 +187,17 @@ pub mod from_libibverbs {}
 ///
 /// ```
 /// use uverbs::soft::{AsyncKind, Errno, EventObject, Fault, Moment, SoftDevice};
+/// use uverbs::{ErrorKind, events::EventType};
 ///
 /// let soft = SoftDevice::builder("soft0").without_wire().build()?;
 /// let context = uverbs::Device::from_soft(soft.clone()).open()?;
 /// soft.inject(Fault { moment: Moment::Call(0), errno: Errno::ENOMEM });
-/// assert!(context.alloc_pd().is_err());
+/// assert_eq!(context.alloc_pd().unwrap_err().errno(), Errno::ENOMEM as i32);
 /// context.alloc_pd()?;
 /// soft.raise(AsyncKind::PortError, EventObject::Port(1))?;
-/// println!("{}", context.get_event()?.kind());
+/// assert_eq!(context.get_event()?.kind(), EventType::PORT_ERR);
 /// soft.remove();
-/// assert!(context.alloc_pd().is_err());
+/// assert_eq!(context.alloc_pd().unwrap_err().kind(), ErrorKind::DeviceGone);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[cfg(feature = "soft")]
