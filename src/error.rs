@@ -17,7 +17,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The kernel (or the software device) refused the command; see [`Error::errno`].
+    /// The kernel (or the software device) refused the command; see [`Error::errno`], which is
+    /// ENOMEM for instance.
     Refused,
     /// An argument cannot be right, whatever the device; nothing was sent.
     InvalidInput,
@@ -107,12 +108,20 @@ type Source = Arc<dyn std::error::Error + Send + Sync>;
 /// eprintln!("{error}");
 /// # }
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Error(Box<Details>);
+
+/// The sentence, because `unwrap` and a `main` that returns an error print this; `{:#?}` has the
+/// parts.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if f.alternate() { fmt::Debug::fmt(&self.0, f) } else { fmt::Display::fmt(self, f) }
+    }
+}
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        fmt::Display::fmt(&self.0, f)
     }
 }
 
@@ -481,6 +490,8 @@ mod tests {
         assert!(text.contains("ENOMEM, errno 12"), "{text}");
         assert!(text.ends_with("cure: ask for less"), "{text}");
         assert_eq!((error.errno(), error.verb()), (12, "create_cq"));
+        assert_eq!(format!("{error:?}"), text, "a main that returns an error prints this");
+        assert!(format!("{error:#?}").contains("cure: \"ask for less\""));
     }
 
     /// Only the system's own EIO says that the device is gone.
