@@ -79,7 +79,8 @@ fn check_cyclic(queue: &[u8]) -> Done {
 }
 
 /// The strides of a receive queue's WQEs, if it has them. The field counts powers of two from 512
-/// strides on and wraps at 16: 10 to 15 are 8 to 256 (`create_rq` of drivers/infiniband/hw/mlx5/qp.c).
+/// strides on and wraps at 16: 10 to 15 are 8 to 256 (`create_rq` of
+/// drivers/infiniband/hw/mlx5/qp.c).
 fn striding(queue: &[u8]) -> Result<Option<Striding>, Refusal> {
     if wq::WQ_TYPE.get(queue) != CYCLIC_STRIDING {
         return check_cyclic(queue).map(|()| None);
