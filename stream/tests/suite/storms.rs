@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, poll};
 use uverbs::QueuePair;
-use uverbs::cm::{Channel, ConnectOptions, EventKind, Id, PortSpace, RequestData};
+use uverbs::cm::{Channel, ConnectOptions, EventKind, Id, PortSpace, QpOptions, RequestData};
 use uverbs::qp_type::Rc;
 use uverbs_stream::Stream;
 
@@ -79,11 +79,11 @@ fn peers_that_leave_at_once_keep_no_other_waiting() {
     accepting.join().unwrap();
 }
 
-/// A peer that asks for a connection and never confirms one.
+/// A peer that asks for a connection and confirms none, unless told to.
 struct HalfOpen {
-    _id: Id,
+    id: Id,
     channel: Channel,
-    _qp: QueuePair<Rc>,
+    qp: QueuePair<Rc>,
 }
 
 impl HalfOpen {
@@ -102,7 +102,11 @@ impl HalfOpen {
         let offer = [&b"uvst"[..], &[0, 1, 0, 128, 0, 1, 0, 0], &[0; 12]].concat();
         let private_data = RequestData::new(&offer).unwrap();
         id.connect(&qp, &ConnectOptions { private_data, ..ConnectOptions::default() }).unwrap();
-        Self { _id: id, channel, _qp: qp }
+        Self { id, channel, qp }
+    }
+
+    fn confirm(&mut self) {
+        self.id.establish(&mut self.qp, &QpOptions::default()).unwrap();
     }
 
     /// What the listener says, if it says anything soon.
@@ -129,17 +133,20 @@ fn half_open_peers_are_bounded() {
         .collect();
     let waits = HalfOpen::new(to);
     assert!(waits.answer(SOON).is_none(), "there is no place");
-    let whole = thread::spawn(move || config().connect(to).unwrap());
-    // It waits, too; then no more may.
-    thread::sleep(SOON);
+    // The second one waits, too; then no more may. Requests arrive in this order.
+    let mut second = HalfOpen::new(to);
     let refused = HalfOpen::new(to).answer(LATE);
     assert!(matches!(refused, Some(EventKind::Rejected(_))), "{refused:?}");
     assert!(waits.answer(SOON).is_none());
     // The first that waits gives up, and the second one gets the place of a peer that leaves.
     drop(waits);
     drop(answered.pop());
-    accepting.join().unwrap();
-    drop(whole.join().unwrap());
+    assert!(matches!(second.answer(LATE), Some(EventKind::ConnectResponse(_))));
+    second.confirm();
+    let accepted = accepting.join().unwrap();
+    // Before the stream, which would wait for it to take the end.
+    drop(second);
+    drop(accepted);
 }
 
 #[test]
