@@ -7,8 +7,8 @@
 //! their formats follow the InfiniBand Architecture Specification volume 1, chapter 12
 //! ("Communication Management"). [`ib_cm`] is the protocol engine on them, which does what Linux's
 //! `drivers/infiniband/core/cm.c` does. Both are checked against recordings of two Linux 6.12
-//! kernels that connect to each other. [`cma`] has rdma_cm's port spaces, the beginning of what
-//! stands on the engine.
+//! kernels that connect to each other. [`cma`] is rdma_cm itself, on top of the engine: port
+//! spaces, ids, addresses and routes.
 
 #![forbid(unsafe_code)]
 

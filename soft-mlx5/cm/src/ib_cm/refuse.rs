@@ -6,7 +6,7 @@ use super::{CmError, CmId, IbCm, MraTiming, State, private};
 use crate::mad::{Attribute, CommId, Mad, Mra, Rej, RejReason, Rejected};
 use uverbs_soft_packet::Addressing;
 
-/// What REJ calls the message that an id in this state answers by it.
+/// The message that an id in this state refuses, as REJ names it.
 fn rejected_in(state: State) -> Rejected {
     match state {
         State::ReqReceived | State::MraReqSent => Rejected::REQ,

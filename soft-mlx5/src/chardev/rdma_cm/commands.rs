@@ -172,8 +172,8 @@ impl Call<'_> {
         self.bind_to(id, address)
     }
 
-    /// Binds an id. Its port is the machine's where all of the machine's addresses lead to it; any
-    /// port is then one that no other process has.
+    /// Binds an id. At an address that all processes share, no other process may have its port, and
+    /// port 0 is any port that none has.
     pub(super) fn bind_to(&mut self, number: u32, address: Address) -> Result<(), Errno> {
         let id = self.id(number)?;
         let privileged = nix::unistd::geteuid().is_root();

@@ -1,10 +1,10 @@
 //! Which process has a port at 127.0.0.1 or ::1, the addresses that all processes' devices share.
 //!
 //! A kernel has one table of ports for a network namespace. Each process has software devices and
-//! tables of its own, so it leaves word where others find it: in the names of sockets in the
-//! abstract namespace, which is the network namespace's, too. The system lists them, and removes
-//! them with the process. One name is the port's, so that one process has it; another one says at
-//! which station that listens.
+//! tables of its own, so it announces its ports in the names of sockets in the abstract namespace,
+//! which the processes of a network namespace share. The system lists these names, and removes them
+//! with the process. One name claims the port for one process. Another one says at which station
+//! that process listens.
 #![forbid(unsafe_code)]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,4 +1,4 @@
-//! The host: ids of all files, the state machine, and the thread that lets it go on.
+//! The host: ids of all files, the state machine, and the thread that gives it datagrams and time.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -370,7 +370,7 @@ impl State {
         }
     }
 
-    /// Destroys an id with all that hangs on it; gives how many of its events were fetched
+    /// Destroys an id with its memberships and events; gives how many of its events were fetched
     /// (`ucma_destroy_private_ctx`).
     pub(super) fn destroy(&mut self, number: u32) -> u32 {
         let Some(context) = self.contexts.remove(number) else { return 0 };

@@ -15,10 +15,10 @@
 //! Differences from the kernel:
 //! - ids are the process's, not the machine's, and so are ports at a device's own address. A port
 //!   at all addresses or at 127.0.0.1 is the machine's, as in the kernel, see `directory.rs`;
-//! - an address is a software device's if it is that of its station, though it is a loopback one,
-//!   which the kernel takes for a wildcard. 127.0.0.1 is the first device's when an id binds to it,
-//!   and leads to the process that listens to the port there or on all addresses. Other loopback
-//!   addresses are not own;
+//! - the loopback address of a device's station is that device's; the kernel takes every loopback
+//!   address for a wildcard. 127.0.0.1 is the first device's for an id that binds to it. For an id
+//!   that connects, it leads to the process that listens to the port there or on all addresses.
+//!   Other loopback addresses are no device's;
 //! - a caller whose credentials changed since open is not refused, and ports below 1024 are root's;
 //! - a signal ends the wait for an event with EINTR, also one with `SA_RESTART`.
 //!
