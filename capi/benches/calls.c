@@ -308,7 +308,7 @@ static const struct {
 	{ "`ibv_wr_*`, batch of 32, inline 16 B", calls_batch_inline, 74, 171 },
 	{ "`ibv_post_recv`", receive_one, 64, 134 },
 	{ "`ibv_post_recv`, list of 32", receive_list, 28, 66 },
-	{ "`ibv_post_srq_recv`", receive_shared, 70, 105 },
+	{ "`ibv_post_srq_recv`", receive_shared, 66, 105 },
 	{ "`ibv_poll_cq` of 1, send", poll_send, 80, 193 },
 	{ "`ibv_poll_cq` of 16, send", poll_many_sends, 55, 109 },
 	{ "`ibv_poll_cq` of 1, receive", poll_receive, 113, 0 },
