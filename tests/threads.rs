@@ -139,6 +139,8 @@ fn queues_of_frames_belong_to_one_thread_at_a_time() {
     expect!(false, false: ethernet::Frame<'static>);
     expect!(true, true: flow::Sharing, flow::UdpMulticast, flow::Protocol, flow::FiveTuple, flow::FiveTupleV6);
     expect!(true, true: flow::Port, flow::Sniffer, flow::Leftovers, flow::Membership);
+    expect!(true, true: flow::Matcher, flow::MatcherOptions<'static>, flow::FlowAction, flow::Spread);
+    expect!(true, false: flow::MatchedFlowBuilder<'static>);
 }
 
 #[test]
