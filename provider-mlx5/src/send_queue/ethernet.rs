@@ -125,6 +125,7 @@ pub struct EthernetFrame<'a>(EthernetTso<'a>);
 /// Every device takes such packets, those too that want headers inline. `start` has at least 14
 /// bytes (18 on a device that wants those inline), and two more than the queue's inline limit at
 /// most. This is the layout of DPDK's mlx5 driver (`mlx5_tx_eseg_data`).
+#[inline(always)]
 pub fn framed<D: Payload>(
     offload: EthernetOffload,
     start: &[u8],
@@ -141,10 +142,12 @@ impl Operation for EthernetFrame<'_> {
     const OCTOWORDS: usize = 1;
     const DATA_START: usize = PACKET_START;
 
+    #[inline(always)]
     fn octoword(&self, index: usize, qpn: u32) -> Octoword {
         self.0.octoword(index, qpn)
     }
 
+    #[inline(always)]
     fn check(&self) -> Result<(), PostError> {
         if self.0.header.len() < ETH_MIN_HEADER {
             return Err(PostError::BadHeader);
@@ -160,6 +163,7 @@ impl Operation for EthernetFrame<'_> {
 /// A packet of `header` (which each segment gets a copy of) and `data`, cut so that each segment
 /// carries `mss` bytes of data. The header has at least 14 bytes, and as many as the queue's inline
 /// limit at most.
+#[inline(always)]
 pub fn segmented<'a>(
     offload: EthernetOffload,
     mss: u16,
@@ -179,6 +183,7 @@ impl Operation for EthernetTso<'_> {
     const OCTOWORDS: usize = 1;
     const DATA_START: usize = PACKET_START;
 
+    #[inline(always)]
     fn octoword(&self, _: usize, _: u32) -> Octoword {
         octoword(EthSegment {
             mss: U16::new(self.mss),
@@ -188,6 +193,7 @@ impl Operation for EthernetTso<'_> {
         })
     }
 
+    #[inline(always)]
     fn check(&self) -> Result<(), PostError> {
         if self.header.len() < ETH_MIN_HEADER || self.mss == 0 {
             return Err(PostError::BadSegmentation);

@@ -30,6 +30,10 @@ pub trait Payload: Copy + Sealed {
     /// Whether a READ can have such data, which then are the buffers that it fills.
     #[doc(hidden)]
     const IS_READ_TO: bool = true;
+    /// Whether requests with such data are composed in registers where they are posted alone.
+    /// Otherwise they are stored to the ring, by octowords, and copied from there.
+    #[doc(hidden)]
+    const IS_COMPOSED: bool = true;
     /// The same data for the slow path, which also takes what is not usual.
     #[doc(hidden)]
     type Any: Payload;
@@ -540,6 +544,8 @@ impl<D: Payload> Segmented<'_, D> {
 
 impl<'a, D: Payload> Payload for Segmented<'a, D> {
     type Any = Segmented<'a, D::Any>;
+    // Where the header ends is not known to the compiler, so each octoword would be a choice.
+    const IS_COMPOSED: bool = false;
     #[inline(always)]
     fn any(self) -> Self::Any {
         Segmented { header: self.header, data: self.data.any(), too_long: self.too_long }
@@ -577,6 +583,22 @@ impl<'a, D: Payload> Payload for Segmented<'a, D> {
     unsafe fn last(&self, index: usize) -> Wide {
         // SAFETY: the last SGE is as any.
         unsafe { self.full(index) }
+    }
+    #[inline(always)]
+    unsafe fn store(&self, to: *mut Wide, size: usize, _: usize, most: usize) {
+        let (header, data) = (self.header_octowords(), self.header);
+        // SAFETY: the header has so many octowords, and the data the others.
+        unsafe {
+            let whole = data.len() / 16;
+            for index in 0..whole {
+                few_rounds();
+                to.add(index).write_volatile(load_wide(data, 16 * index));
+            }
+            if whole < header {
+                to.add(whole).write_volatile(header_octoword(data, 16 * whole));
+            }
+            self.data.store(to.add(header), size - header, 0, most);
+        }
     }
 }
 

@@ -196,7 +196,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     }
 
     /// Builds a request of `blocks` blocks and rings for it. One to four are composed in registers
-    /// and stored twice, to the ring and to BlueFlame; more go to the ring alone.
+    /// and stored twice, to the ring and to BlueFlame; more go to the ring alone. What is not
+    /// composed goes to the ring, and is copied from there.
     ///
     /// # Safety
     /// The queue is open so far.
@@ -212,6 +213,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // SAFETY: each block is asked for as what it is; the queue is open so far.
         unsafe {
             let to = self.next.block();
+            if !P::IS_COMPOSED {
+                wqe.store(to);
+                let head = self.enter(wr_id, blocks);
+                self.ring_blocks(head, blocks as u32, |i| to.wrapping_add(i as usize));
+                return self.pass(blocks);
+            }
             composed!(
                 wqe,
                 blocks,
@@ -319,22 +326,33 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// BlueFlame, unless others are unpublished or the register does not take so many blocks.
     #[inline(always)]
     pub(super) fn ring_from_ring(&mut self, start: u32) {
-        let (ring, head) = (&self.ring, self.head);
-        let (blocks, control) = (head.wrapping_sub(start), ring.control_at(start));
-        let copies = blocks <= self.direct;
+        let (head, base, mask) = (self.head, self.ring.base, self.ring.mask);
         self.state().publish_sends(head);
-        self.doorbell.ring(head, |register: &mut BlueFlame| {
-            if !copies {
-                return register.doorbell(control);
-            }
-            let half = register.take_half().cast::<Block>();
-            for i in 0..blocks {
-                // SAFETY: the half takes `blocks` blocks.
-                unsafe { copy_block(half.add(i as usize), ring.block(start.wrapping_add(i))) };
-            }
+        self.ring_blocks(head, head.wrapping_sub(start), |i| {
+            base.wrapping_add((start.wrapping_add(i) & mask) as usize)
         });
         self.note_published();
         self.recompute_fast_limit();
+    }
+
+    /// Rings for a request of `blocks` blocks before counter `head`. They are in the ring, each
+    /// where `block` says.
+    #[inline(always)]
+    fn ring_blocks(&mut self, head: u32, blocks: u32, block: impl Fn(u32) -> *mut Block) {
+        let copies = blocks <= self.direct;
+        self.doorbell.ring(head, |register: &mut BlueFlame| {
+            // SAFETY: blocks of the ring, which this queue alone writes; the half takes so many.
+            unsafe {
+                if !copies {
+                    return register.doorbell(block(0).cast::<u64>().read());
+                }
+                let half = register.take_half().cast::<Block>();
+                for i in 0..blocks {
+                    few_rounds();
+                    copy_block(half.add(i as usize), block(i));
+                }
+            }
+        });
     }
 }
 
