@@ -161,7 +161,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// [`QueueError`] if memory, handle and limits do not fit together.
     pub fn new(config: SendQueueConfig<R>) -> Result<Self, QueueError> {
         let ring = SendRing::new(&config.memory, config.handle)?;
-        let limits = Limits { max_sge: config.max_sge, max_inline: config.max_inline };
+        let max_inline = config.max_inline as usize;
+        let limits = Limits { max_sge: config.max_sge, max_inline };
         check_limits(T::SERVICE, limits)?;
         if config.max_requests == 0 {
             return Err(QueueError::BadLimits);
@@ -281,7 +282,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// Most bytes of inline data per request.
     pub fn max_inline(&self) -> u32 {
-        self.limits.max_inline
+        self.limits.max_inline as u32
     }
 
     /// Most scatter/gather entries per request.
@@ -357,10 +358,10 @@ impl<T: Transport, R: Register> Drop for SendQueue<T, R> {
 }
 
 fn check_limits(service: Service, limits: Limits) -> Result<(), QueueError> {
-    let inline = (limits.max_inline as usize + 4).div_ceil(16);
+    let inline = (limits.max_inline + 4).div_ceil(16);
     let data = inline.max(limits.max_sge as usize);
     let octowords = 1 + service.data_overhead() + data;
-    let inline_fits = limits.max_inline <= crate::format::INLINE_LENGTH_MASK;
+    let inline_fits = limits.max_inline <= crate::format::INLINE_LENGTH_MASK as usize;
     let fits = octowords <= MAX_DS as usize;
     if limits.max_sge >= 1 && inline_fits && fits { Ok(()) } else { Err(QueueError::BadLimits) }
 }

@@ -22,7 +22,8 @@ use crate::sge::UNUSUAL;
 #[doc(hidden)]
 pub struct Limits {
     pub(crate) max_sge: u32,
-    pub(crate) max_inline: u32,
+    /// As lengths are: one instruction compares with it.
+    pub(crate) max_inline: usize,
 }
 
 /// The data of a request. [`Sge`], lists of it, [`Inline`] and `()` implement it; it is sealed.
@@ -345,7 +346,7 @@ impl Payload for Inline<'_> {
     fn usual(&self, limits: &Limits, header: usize) -> Option<usize> {
         let length = self.0.len();
         // Neither empty nor too long, in one comparison.
-        let usual = length.wrapping_sub(1) < limits.max_inline as usize;
+        let usual = length.wrapping_sub(1) < limits.max_inline;
         // In one sum.
         let octowords = segment_octowords(16 * header + length);
         // SAFETY: the length and the sum are at least 4, so rounded up to one.
@@ -356,7 +357,7 @@ impl Payload for Inline<'_> {
     #[inline(always)]
     fn octowords(&self, limits: &Limits) -> Result<usize, PostError> {
         let length = self.0.len();
-        if length > limits.max_inline as usize {
+        if length > limits.max_inline {
             return Err(PostError::InlineTooLong);
         }
         // A segment of no bytes is left out, like an empty SGE.
@@ -532,7 +533,7 @@ impl<D: Payload> Segmented<'_, D> {
     }
 
     fn fits(&self, limits: &Limits) -> bool {
-        self.header.len() <= limits.max_inline as usize
+        self.header.len() <= limits.max_inline
     }
 
     /// Header and data each keep to their limit, but a WQE may be too short for both: behind the

@@ -484,7 +484,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
             // SAFETY: passed on to the caller.
             return unsafe { self.0.build_any(request) };
         }
-        if !QUICK && one.length() > self.0.target().limits.max_inline {
+        if !QUICK && one.length() as usize > self.0.target().limits.max_inline {
             return Err(PostError::InlineTooLong);
         }
         // SAFETY: the caller vouches that the memory is readable; passed on to the caller.
@@ -501,7 +501,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
         operation: O,
         data: &[Sge],
     ) -> Result<(), PostError> {
-        let limit = u64::from(self.0.target().limits.max_inline);
+        let limit = self.0.target().limits.max_inline as u64;
         if data.iter().map(|sge| u64::from(sge.length())).sum::<u64>() > limit {
             return Err(PostError::InlineTooLong);
         }

@@ -309,7 +309,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// caller's number for them selects, see [`Header::mode`].
     pub fn common(&self, flags: impl Fn(u8) -> PostFlags) -> Common {
         let [number, _] = narrow(self.base);
-        let max_inline = self.limits.max_inline as usize;
+        let max_inline = self.limits.max_inline;
         Common {
             halves: core::array::from_fn(|header| number | second_word(header as u32 + 1)),
             number,
