@@ -91,16 +91,35 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         Place { head, fence: if head == from.head { from.fence } else { 0 } }
     }
 
-    /// Takes the requests of a batch over into the queue.
+    /// Takes the requests of a batch over into the queue, to be published later.
     #[inline(always)]
     fn take_over(&mut self, at: usize) {
-        let (start, next) = (self.head, self.place_at(at));
-        self.batch_start.is_open = false;
-        if next.head == start {
-            return self.recompute_fast_limit();
+        let start = self.head;
+        if self.end_batch_at(at) {
+            self.note_unpublished(start);
+        } else {
+            self.recompute_fast_limit();
         }
-        self.move_to(next);
-        self.note_unpublished(start);
+    }
+
+    /// Ends a batch, and moves the queue to its end. Returns whether it has built anything.
+    #[inline(always)]
+    fn end_batch_at(&mut self, at: usize) -> bool {
+        let next = self.place_at(at);
+        self.batch_start.is_open = false;
+        let has_built = next.head != self.head;
+        if has_built {
+            self.move_to(next);
+        }
+        has_built
+    }
+
+    /// Publishes a batch that ended at the head. What it has left is open for posts.
+    #[inline(always)]
+    fn publish_batch(&mut self, next: Next) {
+        self.last_control = self.last_control();
+        self.ring_last();
+        self.set_fast_limit(next);
     }
 
     /// [`SendQueue::take_over`], out of line, so that the place of a batch that is dropped stays in
@@ -381,20 +400,21 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     #[inline(always)]
     pub fn publish(self) {
         let next = self.next;
-        let queue = self.commit();
-        if queue.has_unpublished() {
-            queue.ring_last();
-            queue.set_fast_limit(next);
+        let queue = self.into_queue();
+        if queue.end_batch_at(next.at) {
+            queue.publish_batch(next);
+        } else {
+            queue.recompute_fast_limit();
+            queue.publish_built();
         }
     }
 
     /// Forgets the requests of this batch: the queue is as it was before.
     #[doc(alias = "ibv_wr_abort")]
     pub fn abort(self) {
-        let this = core::mem::ManuallyDrop::new(self);
-        // SAFETY: `this` is never used or dropped again, so the borrow is moved out of it once.
-        let queue = unsafe { core::ptr::read(&this.queue) };
-        let built = queue.counter_at(this.next.at).wrapping_sub(queue.head);
+        let at = self.next.at;
+        let queue = self.into_queue();
+        let built = queue.counter_at(at).wrapping_sub(queue.head);
         queue.forget_batch(built);
         queue.recompute_fast_limit();
     }
@@ -471,15 +491,12 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         self.next.limit = next.limit;
     }
 
-    /// Leaves what was built to the queue.
+    /// The queue, where what was built is still the batch's.
     #[inline(always)]
-    fn commit(self) -> &'q mut SendQueue<T, R> {
-        let at = self.next.at;
+    fn into_queue(self) -> &'q mut SendQueue<T, R> {
         let this = core::mem::ManuallyDrop::new(self);
         // SAFETY: `this` is never used or dropped again, so the borrow is moved out of it once.
-        let queue = unsafe { core::ptr::read(&this.queue) };
-        queue.take_over(at);
-        queue
+        unsafe { core::ptr::read(&this.queue) }
     }
 }
 

@@ -58,19 +58,27 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let control = self.last_control;
         self.state().publish_sends(self.head);
         self.doorbell.ring(self.head, Plain(control));
-        self.note_published();
+        if self.has_unpublished() {
+            self.note_published();
+        }
     }
 
     /// Records that the requests from `start` to the head are unpublished.
     #[inline(always)]
     pub(super) fn note_unpublished(&mut self, start: u32) {
         self.unpublished = self.unpublished.wrapping_add(self.head.wrapping_sub(start));
-        self.last_control =
-            self.ring.control_at(self.state().send_start(self.head.wrapping_sub(1)));
+        self.last_control = self.last_control();
         self.direct = 0;
         self.next.limit = 0;
     }
 
+    /// The first eight bytes of the request before the head, which is in the ring.
+    #[inline(always)]
+    pub(super) fn last_control(&self) -> u64 {
+        self.ring.control_at(self.state().send_start(self.head.wrapping_sub(1)))
+    }
+
+    /// Records that nothing is unpublished.
     #[inline(always)]
     pub(super) fn note_published(&mut self) {
         self.unpublished = 0;
