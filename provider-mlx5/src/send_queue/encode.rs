@@ -32,9 +32,14 @@ pub(super) const fn short_blocks<O: Operation>() -> usize {
     full_blocks::<O>() + 1
 }
 
+/// Octowords of the header in the block in which the data starts.
+const fn headed<O: Operation>() -> usize {
+    header::<O>() % 4
+}
+
 /// Octowords for data in the block in which the data starts.
 pub(super) const fn data_space<O: Operation>() -> usize {
-    4 - header::<O>() % 4
+    4 - headed::<O>()
 }
 
 /// The second word of a control segment, as stored: mode byte and immediate.
@@ -153,19 +158,15 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
         }
     }
 
-    /// The block in which the header ends, with `data` behind it.
+    /// The part of the header that is in the block in which it ends.
     #[inline(always)]
-    fn headed(&self, data: &WideBlock) -> WideBlock {
-        [self.head_or(0, data), self.head_or(1, data), self.head_or(2, data), self.head_or(3, data)]
+    fn header_end(&self) -> WideBlock {
+        [self.header_end_at(0), self.header_end_at(1), self.header_end_at(2), wide([0; 2])]
     }
 
     #[inline(always)]
-    fn head_or(&self, index: usize, data: &WideBlock) -> Wide {
-        let headed = header::<O>() % 4;
-        if index < headed {
-            return self.head(4 * full_blocks::<O>() + index);
-        }
-        data[index - headed]
+    fn header_end_at(&self, index: usize) -> Wide {
+        if index < headed::<O>() { self.head(4 * full_blocks::<O>() + index) } else { wide([0; 2]) }
     }
 
     /// Octoword `at`.
@@ -228,10 +229,10 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
                 core::hint::assert_unchecked(start > 0 && octowords > 4 * index);
                 return ending::<P, 4>(payload, octowords - 4 * index, start, Some(to));
             }
-            let headed = header::<O>() % 4;
-            store_octowords(to, &self.headed(&[wide([0; 2]); 4]), headed);
+            let head = self.header_end();
+            store_octowords(to, &head, headed::<O>());
             let size = octowords - header::<O>();
-            self.headed(&short::<O, P>(payload, size, Some(to.add(headed))))
+            joined::<O>(&head, &short::<O, P>(payload, size, Some(to.add(headed::<O>()))))
         }
     }
 
@@ -323,6 +324,18 @@ macro_rules! composed {
     };
 }
 pub(super) use composed;
+
+/// A block with the end of a header of an `O`, and then data. No closures, here and above: in
+/// large functions the compiler would call them.
+#[inline(always)]
+fn joined<O: Operation>(head: &WideBlock, data: &WideBlock) -> WideBlock {
+    match headed::<O>() {
+        0 => *data,
+        1 => [head[0], data[0], data[1], data[2]],
+        2 => [head[0], head[1], data[0], data[1]],
+        _ => [head[0], head[1], head[2], data[0]],
+    }
+}
 
 /// [`ending`] of data that ends in the block in which it starts.
 ///
