@@ -430,7 +430,7 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
         let (from, to) = (start.max(16 * index), (start + bytes.len()).min(16 * index + 16));
         let Some(lane) = self.image.as_flattened_mut().get_mut(index) else { return };
         if let Some(bytes) = bytes.get(from.wrapping_sub(start)..to.wrapping_sub(start)) {
-            *lane = patched(*lane, bytes, from % 16);
+            *lane = wide::whole(patched(*lane, bytes, from % 16));
         }
     }
 
@@ -517,6 +517,7 @@ fn patched(lane: Wide, bytes: &[u8], offset: usize) -> Wide {
     let shift = 8 * offset;
     match (bytes.len(), offset) {
         (16.., _) => return wide::from_number(number(bytes)),
+        (8, 0) => return wide::with_low(lane, load64(bytes, 0).to_le()),
         (8, 8) => return wide::with_high(lane, load64(bytes, 0).to_le()),
         _ => {}
     }
@@ -528,7 +529,7 @@ fn patched(lane: Wide, bytes: &[u8], offset: usize) -> Wide {
             |was: u64| (u64::from_le(was) & !mask | (number(bytes) as u64) << shift).to_le();
         let [low, high] = narrow(lane);
         return if offset < 8 {
-            wide([change(low), high])
+            wide::with_low(lane, change(low))
         } else {
             wide::with_high(lane, change(high))
         };

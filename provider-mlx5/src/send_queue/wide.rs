@@ -81,6 +81,21 @@ pub(super) fn with_high(value: Wide, high: u64) -> Wide {
     [value[0], high]
 }
 
+/// An octoword with another first half.
+#[inline(always)]
+#[allow(unused_unsafe, reason = "the newer compilers know that the intrinsics are always there")]
+pub(super) fn with_low(value: Wide, low: u64) -> Wide {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: part of SSE2, which every x86-64 processor has.
+    return unsafe {
+        use core::arch::x86_64::{_mm_castpd_si128, _mm_castsi128_pd, _mm_move_sd};
+        let (value, low) = (_mm_castsi128_pd(value), _mm_castsi128_pd(wide([low, 0])));
+        _mm_castpd_si128(_mm_move_sd(value, low))
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    [low, value[1]]
+}
+
 /// Two octowords in one register, the first one first in memory.
 #[cfg(all(target_arch = "x86_64", target_feature = "avx"))]
 #[inline(always)]
@@ -190,6 +205,19 @@ pub(super) unsafe fn copy_block(target: *mut Block, source: *const Block) {
         // SAFETY: `i` is below 4.
         unsafe { target.cast::<Wide>().add(i).write_volatile(source.cast::<Wide>().add(i).read()) };
     }
+}
+
+/// The same octoword, which the compiler keeps in one register: of a change of one half it would
+/// make a store of that half, if the octoword is in memory, and a load of all of it would wait.
+#[inline(always)]
+#[allow(unused_mut, reason = "processors without such registers have none to name")]
+pub(super) fn whole(mut value: Wide) -> Wide {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: no instruction.
+    unsafe {
+        core::arch::asm!("/* {0} */", inout(xmm_reg) value, options(nomem, nostack, preserves_flags));
+    }
+    value
 }
 
 /// Keeps the compiler from unrolling a loop of few rounds, unless it knows their number. Unrolling
