@@ -12,6 +12,21 @@ use uverbs::qp::{Inline, PostFlags};
 use uverbs::soft::{Fault, Kernel, Moment, SoftDevice};
 use uverbs::{Device, ErrorKind, op};
 
+/// The kernel refuses BlueFlame pages where its test found that writes are not combined.
+#[test]
+fn a_machine_without_write_combining_says_so() {
+    use uverbs_uapi::mlx5::object::uar;
+    let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
+    let context = Device::from_shared_soft(soft.clone()).open().unwrap();
+    assert!(context.combines_writes().unwrap());
+    let moment = Moment::Method(uar::OBJECT, uar::alloc::METHOD, 0);
+    soft.inject(Fault { moment, errno: Errno::EOPNOTSUPP });
+    assert!(!context.combines_writes().unwrap());
+    soft.inject(Fault { moment, errno: Errno::ENOMEM });
+    assert_eq!(context.combines_writes().unwrap_err().errno(), libc::ENOMEM);
+    assert!(context.combines_writes().unwrap());
+}
+
 #[test]
 fn the_same_program_runs_on_kernels_of_all_ages() {
     let shorter = Kernel { context_request: 24, ..Kernel::WRITE_COMMANDS };

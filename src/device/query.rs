@@ -194,6 +194,16 @@ impl Context {
         text.trim().parse().map_err(|_| Error::invalid(VERB, format!("{path} says {text:?}")))
     }
 
+    /// Whether the machine combines writes to the device's doorbell pages: then short requests go to
+    /// the device by one copy of the request (BlueFlame). Elsewhere, as in many virtual machines,
+    /// queues ring a doorbell, and the device fetches the request.
+    ///
+    /// # Errors
+    /// Errors of the kernel, which is asked for such a page.
+    pub fn combines_writes(&self) -> Result<bool> {
+        self.inner().uars.combines_writes()
+    }
+
     /// The NUMA node that the device is attached to, where the kernel knows one.
     pub fn numa_node(&self) -> Option<u32> {
         let text = self.commands().channel().attribute("device/numa_node").ok()?;

@@ -111,6 +111,19 @@ impl Uars {
         matches!(self.kind, Kind::Dynamic(_))
     }
 
+    /// Whether the machine combines writes to registers, as BlueFlame needs: the kernel has tested
+    /// it, and says so when it is asked for such a page.
+    pub(crate) fn combines_writes(&self) -> Result<bool> {
+        if !self.is_dynamic() {
+            return Ok(self.register_bytes > 0);
+        }
+        match Page::allocate(&self.commands, UarAllocType::BF) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Address of the register that arms completion queues, a multiple of 8.
     pub(super) fn arm_address(&self) -> *mut u64 {
         self.arm_page().wrapping_add(CQ_ARM_OFFSET).cast()

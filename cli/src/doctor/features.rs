@@ -32,6 +32,7 @@ pub(super) fn checks(subject: &str, context: &Context) -> Vec<Check> {
         }
     };
     vec![
+        combining(subject, context.combines_writes()),
         frames(subject, context),
         clock(subject, context),
         offered(
@@ -63,6 +64,22 @@ fn frames(subject: &str, context: &Context) -> Check {
     match context.alloc_pd().and_then(|pd| pd.create_tx_queue(1).build()) {
         Ok(_) => check.ok("can be made"),
         Err(error) if error.kind() == ErrorKind::Unsupported => check.note(error.to_string()),
+        Err(error) => refused(check, &error),
+    }
+}
+
+/// Whether the kernel found that writes to the device's pages are combined.
+fn combining(subject: &str, combines: uverbs::Result<bool>) -> Check {
+    let why = "short requests reach the device by one copy; without it the device fetches each of \
+        them, one trip over PCIe more";
+    let check = Check::new(subject, "write combining", "alloc_uar (BlueFlame)", why);
+    match combines {
+        Ok(true) => check.ok("works: requests are copied into the device (BlueFlame)"),
+        Ok(false) => check.change(
+            "does not work: queues ring doorbells alone",
+            "a kernel with PAT (no `nopat`); in a guest, a hypervisor that leaves write combining \
+                of the device's pages to the guest",
+        ),
         Err(error) => refused(check, &error),
     }
 }
@@ -107,17 +124,24 @@ mod tests {
         let all = found(|builder| builder.real_time_clock());
         let verdicts: Vec<_> = all.iter().map(|(verdict, _)| *verdict).collect();
         use Verdict::{Note, Ok};
-        assert_eq!(verdicts, [Ok, Ok, Note, Note, Note]);
-        assert!(all[2].1.contains("up to 64 as one"), "{}", all[2].1);
-        assert!(all[3].1.contains("up to 2^14"), "{}", all[3].1);
+        assert_eq!(verdicts, [Ok, Ok, Ok, Note, Note, Note]);
+        assert!(all[3].1.contains("up to 64 as one"), "{}", all[3].1);
+        assert!(all[4].1.contains("up to 2^14"), "{}", all[4].1);
+    }
+
+    #[test]
+    fn a_machine_without_write_combining_is_told() {
+        let check = combining("mlx5_0", Result::Ok(false));
+        assert_eq!(check.verdict, Verdict::Change);
+        assert!(check.cure.is_some_and(|cure| cure.contains("nopat")));
     }
 
     #[test]
     fn a_device_says_what_it_lacks() {
         let all = found(DeviceBuilder::without_packet_pacing);
-        assert!(all[1].1.contains("REAL_TIME_CLOCK_ENABLE"), "{}", all[1].1);
-        assert_eq!(all[4], (Verdict::Note, "none".to_owned()));
+        assert!(all[2].1.contains("REAL_TIME_CLOCK_ENABLE"), "{}", all[2].1);
+        assert_eq!(all[5], (Verdict::Note, "none".to_owned()));
         let infiniband = found(DeviceBuilder::infiniband);
-        assert_eq!(infiniband[0].0, Verdict::Note, "{}", infiniband[0].1);
+        assert_eq!(infiniband[1].0, Verdict::Note, "{}", infiniband[1].1);
     }
 }

@@ -3,19 +3,31 @@
 use nix::sys::resource::{Resource, getrlimit};
 
 use super::Check;
+use super::system::version;
 use super::tree::Tree;
 use crate::diagnosis::{CAP_IPC_LOCK, has_capability};
 
 const SUBJECT: &str = "rights of a program started here";
 /// Bits of linux/capability.h.
+const CAP_NET_ADMIN: u32 = 12;
 const CAP_NET_RAW: u32 = 13;
 const CAP_SYS_NICE: u32 = 23;
 /// What `/proc/self/uid_map` holds in the first user namespace.
 const ALL_IDS: &str = "4294967295";
+/// The last kernel that was read to ask for CAP_NET_RAW in the first user namespace (`capable` in
+/// drivers/infiniband/core), and the first one that asks in the namespace that owns the device's
+/// network namespace (`rdma_uattrs_has_raw_cap`). What those between do nothing has confirmed.
+const GATES: [(u32, u32); 2] = [(6, 12), (6, 17)];
 
 pub(super) fn checks(tree: &Tree) -> Vec<Check> {
     let status = tree.read("proc/self/status").unwrap_or_default();
-    vec![memlock(&status), raw_packets(tree, &status), priority(&status)]
+    vec![
+        memlock(&status),
+        raw_packets(tree, &status),
+        administration(&status),
+        network_namespaces(tree),
+        priority(&status),
+    ]
 }
 
 fn memlock(status: &str) -> Check {
@@ -46,16 +58,64 @@ fn raw_packets(tree: &Tree, status: &str) -> Check {
     );
     let cure = "setcap cap_net_raw+ep PROGRAM, AmbientCapabilities=CAP_NET_RAW in a systemd unit, \
         or --cap-add NET_RAW for a container";
+    let Some(has) = has_capability(status, CAP_NET_RAW) else { return check };
     let is_first = tree
         .read("proc/self/uid_map")
         .is_some_and(|map| map.split_whitespace().last() == Some(ALL_IDS));
-    match (has_capability(status, CAP_NET_RAW), is_first) {
-        (None, _) => check,
-        (Some(true), true) => check.ok("yes"),
-        (Some(true), false) => check.note(
+    match (has, is_first) {
+        (true, true) => check.ok("yes"),
+        (true, false) => in_user_namespace(tree, check),
+        (false, _) => check.change("no", cure),
+    }
+}
+
+/// The capability in a user namespace that is not the first one: the kernel decides what it is
+/// worth.
+fn in_user_namespace(tree: &Tree, check: Check) -> Check {
+    let release = tree.read("proc/sys/kernel/osrelease").unwrap_or_default();
+    let [last, first] = GATES;
+    match version(&release) {
+        Some(version) if version >= first => check.note(format!(
+            "yes, in a user namespace: Linux {release} asks for it in the one that owns the \
+             device's network namespace"
+        )),
+        Some(version) if version <= last => check.change(
+            format!(
+                "yes, in a user namespace, and Linux {release} asks for it in the first one: \
+                 refused"
+            ),
+            "start the program outside the user namespace (a container that is not rootless), or \
+                a kernel from 6.17 on",
+        ),
+        _ => check.note(
             "yes, in a user namespace: kernels that ask for it in the first namespace refuse",
         ),
-        (Some(false), _) => check.change("no", cure),
+    }
+}
+
+fn administration(status: &str) -> Check {
+    let check = Check::new(
+        SUBJECT,
+        "administration (CAP_NET_ADMIN)",
+        "/proc/self/status",
+        "counters of single queues (rdma statistic qp) and settings of interfaces need it, frames \
+            do not",
+    );
+    match has_capability(status, CAP_NET_ADMIN) {
+        Some(has) => check.note(if has { "yes" } else { "no" }),
+        None => check,
+    }
+}
+
+/// Whether devices are seen in all network namespaces, or in one each.
+fn network_namespaces(tree: &Tree) -> Check {
+    let path = "sys/module/ib_core/parameters/netns_mode";
+    let why = "an exclusive device is there only in the network namespace that it was moved to";
+    let check = Check::new(SUBJECT, "network namespaces of devices", format!("/{path}"), why);
+    match tree.read(path).as_deref() {
+        Some("Y" | "1") => check.note("shared: every device is seen in each of them"),
+        Some(_) => check.note("exclusive: rdma dev set DEVICE netns NAME moves a device"),
+        None => check.unknown("the kernel has no RDMA"),
     }
 }
 

@@ -64,7 +64,7 @@ fn kernel(tree: &Tree) -> Check {
 }
 
 /// The first two numbers of a release: `6.12.95+deb13-amd64`.
-fn version(release: &str) -> Option<(u32, u32)> {
+pub(super) fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }

@@ -216,6 +216,31 @@ fn read_request_sizes_are_read_from_configuration_space() {
     assert_eq!(value("PCIe relaxed ordering"), (Verdict::Note, "allowed".to_owned()));
 }
 
+/// The same right counts or not, by the kernel's version.
+#[test]
+fn what_a_right_in_a_user_namespace_is_worth_depends_on_the_kernel() {
+    for (release, verdict, words) in [
+        ("6.12.95", Verdict::Change, "refused"),
+        ("6.14.0", Verdict::Note, "kernels that ask"),
+        ("6.17.1-rc2", Verdict::Note, "device's network namespace"),
+    ] {
+        let changes = [
+            ("proc/self/uid_map", "         0       1000          1\n"),
+            ("proc/sys/kernel/osrelease", release),
+            ("sys/module/ib_core/parameters/netns_mode", "N\n"),
+        ];
+        let (_scratch, tree) = machine("rights", &changes);
+        let report = report(&tree, None, None).expect("a report");
+        let of = |name: &str| report.checks.iter().find(|check| check.name == name);
+        let raw = of("raw packets (CAP_NET_RAW)").expect("the check");
+        assert_eq!(raw.verdict, verdict, "{release}: {}", raw.value);
+        assert!(raw.value.contains(words), "{}", raw.value);
+        assert_eq!(of("administration (CAP_NET_ADMIN)").expect("the check").value, "yes");
+        let namespaces = of("network namespaces of devices").expect("the check");
+        assert!(namespaces.value.starts_with("exclusive"), "{}", namespaces.value);
+    }
+}
+
 #[test]
 fn lists_and_masks_are_the_kernels() {
     let all = members("0-2, 8").expect("a list");
