@@ -19,8 +19,8 @@ pub struct RxCounters {
     pub rejected: u64,
     /// Frames longer than a buffer: the device dropped them, the queue skipped them.
     pub too_long: u64,
-    /// Completions of no receive that was outstanding: not 0 means that the device is broken, or
-    /// that something else writes to the queue.
+    /// Completions of no receive that was outstanding, or of more bytes than a buffer has: not 0
+    /// means that the device is broken, or that something else writes to the queue.
     pub refused: u64,
     /// Receives that the device has while no frame waits.
     pub depth: u32,

@@ -63,6 +63,8 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "frame_empty", run: frames::empty },
     Case { name: "tick_to_trade_64", run: |bench| bench.trade_64.run() },
     Case { name: "tick_to_trade_128", run: |bench| bench.trade_128.run() },
+    Case { name: "tick_to_trade_floor_64", run: frames::floor::<2> },
+    Case { name: "tick_to_trade_floor_128", run: frames::floor::<3> },
 ];
 
 const NONE: PostFlags = PostFlags::empty();

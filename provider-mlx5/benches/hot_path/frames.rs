@@ -25,6 +25,7 @@ pub(crate) struct Frames {
     _receives: RecvQueue,
     handle: QueueHandle,
     device: Producer,
+    memory: *mut u8,
     arrived: u32,
 }
 
@@ -46,7 +47,7 @@ impl Frames {
         // SAFETY: the queues are used through the result alone; buffers as just posted.
         let queue =
             unsafe { FrameQueue::new(&mut cq, &mut receives, BUFFER_BYTES) }.expect("they fit");
-        Self { queue, cq, _receives: receives, handle, device, arrived: 0 }
+        Self { queue, cq, _receives: receives, handle, device, memory, arrived: 0 }
     }
 
     /// As many frames as a case has operations arrive.
@@ -166,6 +167,45 @@ impl<const BLOCKS: usize> Trade<BLOCKS> {
             unsafe { queue.post_template(i as u64, &order) }
         })
     }
+}
+
+/// What any program has to do from a tick to a trade whose request has `BLOCKS` blocks: read the
+/// CQE and the frame, write the receives' doorbell record, the request, its record, two fences, the
+/// copy to the register. Nothing is checked, counted or remembered.
+pub(crate) fn floor<const BLOCKS: usize>(bench: &mut Bench) -> u64 {
+    // Ring, records and register: as many bytes as the cases beside it go through.
+    thread_local!(static MEMORY: *mut u8 = fixture::leak(64 * 1024 + 8192).as_ptr());
+    let base = MEMORY.with(|memory| *memory);
+    let frames = &mut bench.frames;
+    frames.arrive();
+    #[cfg(not(target_arch = "x86_64"))]
+    let time = 0 * base as u64;
+    #[cfg(target_arch = "x86_64")]
+    let time = measured(|| {
+        use std::arch::x86_64::*;
+        for i in 0..OPERATIONS {
+            let number = frames.arrived - OPERATIONS as u32 + i as u32;
+            let cqe = frames.device.entry(number).cast::<__m128i>();
+            let buffer = frames.memory.wrapping_add((number % DEPTH * BUFFER_BYTES) as usize + 32);
+            // SAFETY: a CQE, a frame's buffer, and memory that was leaked here.
+            unsafe {
+                let quote = buffer.cast::<__m128i>().read_volatile();
+                let tick = _mm_add_epi32(cqe.add(3).read_volatile(), quote);
+                let records = base.add(64 * 1024).cast::<u32>();
+                records.write_volatile((i as u32).to_be());
+                let value = _mm_add_epi32(tick, _mm_set1_epi32(i as i32));
+                let request = base.add(64 * BLOCKS * i % (64 * 1024)).cast::<__m128i>();
+                (0..4 * BLOCKS).for_each(|lane| request.add(lane).write_volatile(value));
+                records.add(16).write_volatile((i as u32).to_be());
+                _mm_sfence();
+                let register = base.add(64 * 1024 + 4096 + ((i & 1) << 8)).cast::<__m128i>();
+                (0..4 * BLOCKS).for_each(|lane| register.add(lane).write_volatile(value));
+                _mm_sfence();
+            }
+        }
+    });
+    while frames.poll(true).is_some() {}
+    time
 }
 
 /// Two numbers behind Ethernet, IPv4 and UDP headers.

@@ -70,7 +70,7 @@ impl Producer {
         self.produced = start + count;
     }
 
-    fn entry(&self, index: u32) -> *mut u8 {
+    pub(crate) fn entry(&self, index: u32) -> *mut u8 {
         self.ring.wrapping_add((index % self.entries) as usize * 64)
     }
 

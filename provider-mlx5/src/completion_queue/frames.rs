@@ -87,7 +87,7 @@ pub struct FrameCounters {
     pub bytes: u64,
     /// Frames that were longer than their buffer; they are skipped.
     pub too_long: u64,
-    /// Completions that named another receive than the next one.
+    /// Completions that named another receive than the next one, or more bytes than a buffer has.
     pub refused: u64,
     /// The device had at least this many receives at all times, not counting receives whose
     /// completions it holds back to compress them.
@@ -254,7 +254,7 @@ impl FrameQueue {
             }
             let is_next = self.next.u16(WQE_COUNTER) == self.tail as u16;
             if is_next && is_frame(op_own) {
-                return Ok(self.found());
+                return self.found();
             }
             if !is_next || op_own.opcode() != CqeOpcode::RESPONDER_ERROR {
                 return Err(self.refuse());
@@ -263,10 +263,19 @@ impl FrameQueue {
         }
     }
 
-    /// The next CQE, which is a frame's. A length beyond the buffer is cut.
-    fn found(&self) -> Next {
-        let length = (self.next.u32(BYTE_COUNT) as usize).min(self.buffer_bytes);
-        Next { cqe: self.next, tail: self.tail, length }
+    /// The next CQE, which is a frame's. One that says more bytes than the buffer has is refused, and
+    /// its receive given back: the true length is unknown.
+    fn found(&mut self) -> Result<Next, FrameError> {
+        let length = self.next.u32(BYTE_COUNT) as usize;
+        let next = Next { cqe: self.next, tail: self.tail, length };
+        if length <= self.buffer_bytes {
+            return Ok(next);
+        }
+        self.refused += 1;
+        self.failed += 1;
+        self.advance(Next { length: 0, ..next });
+        self.publish();
+        Err(FrameError::Queue(PollError::NotOutstanding))
     }
 
     /// Gives back the receive whose completion is an error.

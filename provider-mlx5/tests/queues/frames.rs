@@ -222,14 +222,19 @@ fn forged_sessions_end_with_the_ring() {
 }
 
 #[test]
-fn a_length_beyond_the_buffer_is_cut() {
+fn a_length_beyond_the_buffer_is_refused_and_the_receive_given_back() {
     let mut line = Line::new();
-    let endless = Cqe { byte_count: u32::MAX, ..Cqe::recv(&line.rq.handle, 0) };
-    line.cq.produce(endless);
-    let next = line.look().expect("a frame");
-    // SAFETY: it was just found.
-    let frame = unsafe { line.frames.front(next, true) };
-    assert_eq!((frame.length(), frame.bytes().len()), (BYTES as usize, BYTES as usize));
+    for length in [BYTES + 1, u32::MAX] {
+        let cqe = Cqe::recv(&line.rq.handle, line.arrived);
+        line.cq.produce(Cqe { byte_count: length, ..cqe });
+        line.arrived += 1;
+        assert_eq!(line.poll(true), Err(FrameError::Queue(PollError::NotOutstanding)));
+    }
+    assert_eq!(line.told()[0], DEPTH + 2);
+    line.arrive();
+    assert_eq!(line.poll(true), Ok(2));
+    let counters = line.frames.counters();
+    assert_eq!((counters.frames, counters.refused, counters.too_long), (1, 2, 0));
 }
 
 #[test]

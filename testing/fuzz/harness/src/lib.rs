@@ -11,6 +11,7 @@
 pub mod capi;
 pub mod corpus;
 pub mod cqe_poll;
+pub mod frames;
 pub mod ioctl;
 pub mod libmlx5;
 pub mod packet;

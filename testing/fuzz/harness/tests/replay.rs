@@ -26,6 +26,7 @@ targets! {
     ring_decode: 3000,
     post: 3000,
     cqe_poll: 3000,
+    frames: 3000,
     ring_execute: 300,
     packet: 300,
 }
