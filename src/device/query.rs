@@ -194,9 +194,9 @@ impl Context {
         text.trim().parse().map_err(|_| Error::invalid(VERB, format!("{path} says {text:?}")))
     }
 
-    /// Whether the machine combines writes to the device's doorbell pages: then short requests go to
-    /// the device by one copy of the request (BlueFlame). Elsewhere, as in many virtual machines,
-    /// queues ring a doorbell, and the device fetches the request.
+    /// Whether the machine combines writes to the device's doorbell pages: then short requests go
+    /// to the device by one copy of the request (BlueFlame). Elsewhere, as in many virtual
+    /// machines, queues ring a doorbell, and the device fetches the request.
     ///
     /// # Errors
     /// Errors of the kernel, which is asked for such a page.

@@ -263,8 +263,8 @@ impl FrameQueue {
         }
     }
 
-    /// The next CQE, which is a frame's. One that says more bytes than the buffer has is refused, and
-    /// its receive given back: the true length is unknown.
+    /// The next CQE, which is a frame's. One that says more bytes than the buffer has is refused,
+    /// and its receive given back: the true length is unknown.
     fn found(&mut self) -> Result<Next, FrameError> {
         let length = self.next.u32(BYTE_COUNT) as usize;
         let next = Next { cqe: self.next, tail: self.tail, length };
