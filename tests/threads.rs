@@ -15,6 +15,7 @@ use uverbs::devx::{
 use uverbs::ethernet::{self, FreeRunning, RealTime};
 use uverbs::events::{AsyncEvent, DetachedEvent, EventSource, EventType, ObjectId};
 use uverbs::flow::{self, Ethernet, FlowBuilder, FlowKind, Ipv4, Ipv6, Masked, Ports};
+use uverbs::flow::{FlowAction, MatchedFlowBuilder, Matcher, MatcherOptions, Spread};
 use uverbs::gid::{GidChoice, GidEntry, GidReason};
 use uverbs::layer::{Raw, Safe};
 use uverbs::memory::{QueueMemory, QueueUse, Registration};
@@ -83,7 +84,7 @@ fn handles_and_parents_are_shared_freely() {
         Device, Context, ProtectionDomain, ThreadDomain, XrcDomain, raw::CqHandle, raw::SrqHandle, CqHandle,
         CompletionChannel, AsyncCompletionChannel, AsyncEvents, MemoryRegion, MemoryView<'static>,
         MemoryWindow, Buffer, AddressHandle, DeviceMemory, DeviceClock, Counters,
-        Flow, XrcReceiver, DcReceiver, QueueMemory, Slab, Slot,
+        Flow, FlowAction, Matcher, Spread, XrcReceiver, DcReceiver, QueueMemory, Slab, Slot,
     );
 }
 
@@ -97,7 +98,7 @@ fn builders_and_plain_values_are_shared_freely() {
         ObjectId, PageSize, PathOptions, PollError, PortAttributes, PostError, QpAttributes, QpInfo, Raw, Safe,
         QueueUse, Refused, Remote, RnrTimer, Roots, Sge, SrqAttributes, Transition, TransitionError,
         QpType, WorkCompletion, CounterPoint, Ethernet, FlowKind, Ipv4, Ipv6, Masked<u16>, Ports,
-        RateLimit, Pacing, Limit, Compression, TimestampFormat, UarKind, UmemOptions<'static>,
+        MatcherOptions<'static>, RateLimit, Pacing, Limit, Compression, TimestampFormat, UarKind, UmemOptions<'static>,
     );
 }
 
@@ -109,7 +110,7 @@ fn queues_belong_to_one_thread_at_a_time() {
     expect!(true, false: CompletionQueue, QueuePair<Rc>, SharedReceiveQueue);
     // `raw::SharedReceiveBatch` is `RawSharedReceiveBatch` where it is declared.
     expect!(true, false: AsyncCompletionQueue, raw::SharedReceiveBatch<'static>, SharedReceiveBatch<'static>);
-    expect!(true, false: Batch<'static, Rc>);
+    expect!(true, false: Batch<'static, Rc>, MatchedFlowBuilder<'static>);
 }
 
 #[test]
