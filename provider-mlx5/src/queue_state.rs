@@ -628,18 +628,19 @@ impl QueueState {
     }
 
     pub(crate) fn set_recv_ring(&self, ring: Option<Ring>) {
+        // `true` as long as there is a ring.
+        if ring.is_some() {
+            self.receives.set_copies_inline(true);
+        }
         self.fixed.recv_ring.set(ring);
+        if ring.is_none() {
+            self.receives.set_copies_inline(false);
+        }
     }
 
     /// Runs `use_it` on the send ring while no other thread can take its memory away.
     pub(crate) fn with_send_ring<R>(&self, use_it: impl FnOnce(LentRing<'_>) -> R) -> Option<R> {
         self.fixed.send_ring.with(use_it)
-    }
-
-    /// Whether there is a receive ring to run [`QueueState::with_recv_ring`] on.
-    #[inline(always)]
-    pub(crate) fn shows_recv_ring(&self) -> bool {
-        self.fixed.recv_ring.is_shown()
     }
 
     /// Runs `use_it` on the receive ring while no other thread can take its memory away.

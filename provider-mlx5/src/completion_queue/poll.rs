@@ -232,6 +232,11 @@ impl CompletionQueue {
         if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == 0 {
             return self.complete_receive(cqe).ok_or(Other::Slow);
         }
+        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == INLINE {
+            // Keeps it apart from other receives, which would get longer.
+            crate::hint::cold_path();
+            return self.complete_left_inline(cqe).ok_or(Other::Slow);
+        }
         Err(if what & OWNER != 0 { Other::Nothing } else { Other::Slow })
     }
 
@@ -262,20 +267,14 @@ impl CompletionQueue {
         }
     }
 
-    /// [`CompletionQueue::complete_inline_or_error`], as far as it copies no data: a receive of a
-    /// queue that leaves the data in the CQE.
+    /// A receive that went well, of a queue that leaves data in the CQE.
     #[inline(always)]
-    pub(super) fn complete_left_inline(&self) -> Option<Raw> {
-        let cqe = self.next;
-        let what = cqe.op_own() ^ self.owner;
-        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE != INLINE {
-            return None;
-        }
+    fn complete_left_inline(&self, cqe: CqeView) -> Option<Raw> {
         let queue = self.known.receives_of(cqe)?;
-        if queue.shows_recv_ring() {
+        let side = queue.recv_side();
+        if side.copies_inline() {
             return None;
         }
-        let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
         let word = queue.outstanding(index)?;
         let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);

@@ -41,26 +41,12 @@ impl core::fmt::Debug for EventSource {
 }
 
 impl CompletionQueue {
-    /// Polls what the fast path leaves. Inline data that stays where it is comes first: it takes no
-    /// more registers than a function may use without saving them, and no call.
+    /// Polls what the fast path leaves. Inline data that goes to its buffers, errors and titles of
+    /// sessions come first: with a function of few registers they cost little more than other
+    /// completions.
     #[cold]
     #[inline(never)]
     pub(super) fn poll_slow(&mut self) -> Result<Raw, PollError> {
-        let next = self.next.after(self.stride);
-        if next != self.end {
-            if let Some(raw) = self.complete_left_inline() {
-                self.consumed = self.consumed.wrapping_add(1);
-                self.next = next;
-                return Ok(raw);
-            }
-        }
-        self.poll_other_forms()
-    }
-
-    /// The rest of [`CompletionQueue::poll_slow`]. Other inline data, errors and titles of sessions
-    /// come first: with a function of few registers they cost little more than other completions.
-    #[inline(never)]
-    fn poll_other_forms(&mut self) -> Result<Raw, PollError> {
         match self.complete_inline_or_error().or_else(|| self.complete_title()) {
             Some(raw) => {
                 self.consumed = self.consumed.wrapping_add(1);

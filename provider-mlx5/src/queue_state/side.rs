@@ -12,7 +12,7 @@ use crossbeam_utils::CachePadded;
 
 use super::QueueState;
 use crate::free_list::{FreeList, NO_INDEX, POSTED};
-use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// In the table of work request ids: the place of a block in which no request starts. A program may
 /// use this number as an id all the same, so the slow path looks into another table before it
@@ -44,6 +44,8 @@ pub(crate) struct Side {
     entries: *const AtomicU64,
     /// Entries of the table of work request ids, minus one.
     mask: u32,
+    /// Whether data that comes inside a CQE goes to the receive's buffers.
+    copies_inline: AtomicBool,
     /// The SRQ's entries, if the receives are an SRQ's.
     shared: AtomicPtr<FreeList>,
     /// What completions hand back, see [`QueueState::set_side_contexts`].
@@ -176,6 +178,7 @@ impl Side {
             cq: AtomicUsize::new(0),
             entries: entries.as_ptr(),
             mask: count as u32 - 1,
+            copies_inline: AtomicBool::new(false),
             shared: AtomicPtr::new(core::ptr::null_mut()),
             context: AtomicU64::new(0),
             block: AtomicPtr::new(core::ptr::null_mut()),
@@ -346,6 +349,17 @@ impl Side {
     /// Says what this is a part of.
     pub(super) fn set_block(&self, block: *mut QueueState) {
         self.block.store(block, Ordering::Relaxed);
+    }
+
+    /// Whether data that comes inside a CQE goes to the receive's buffers, as far as those are a
+    /// queue pair's own.
+    #[inline(always)]
+    pub(crate) fn copies_inline(&self) -> bool {
+        self.copies_inline.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_copies_inline(&self, copies: bool) {
+        self.copies_inline.store(copies, Ordering::Relaxed);
     }
 
     #[inline(always)]
