@@ -15,8 +15,8 @@ use std::sync::Arc;
 use crate::queue_state::{ListTables, Shortcut};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Nothing in a place of the ring.
-pub(crate) const NO_INDEX: u32 = u32::MAX;
+/// Nothing in a place of the ring: no limit is above it.
+pub(crate) const NO_INDEX: u32 = i32::MAX as u32;
 /// State of an entry that the posting side holds, or that is in the ring.
 const FREE: u32 = u32::MAX;
 /// State of an entry that the device has.
@@ -26,10 +26,13 @@ const UNUSED: u32 = 1 << 30;
 /// No such entry.
 const NO_ENTRY: u32 = UNUSED - 1;
 
-/// The limit of [`Shortcut::take_next`] that every index is below.
+/// The limit of [`Shortcut::take_next`] that every index is below. Limits and indices are compared
+/// as signed numbers.
 pub(crate) const ANY: u32 = UNUSED;
-/// The limit that no index is below.
-pub(crate) const NONE: u32 = 0;
+/// The limit that no index is below, but [`Shortcut::next_of_lists`] finds one.
+pub(crate) const WITH_LISTS: u32 = -1_i32 as u32;
+/// The limit with which all posts take the slow path.
+const NONE: u32 = -2_i32 as u32;
 
 /// The free entries, and what became of the others.
 #[derive(Debug)]

@@ -52,8 +52,8 @@ pub struct RecvQueue {
     front: Front,
     /// Entries built so far; wraps.
     head: u32,
-    /// The id up to which a list of one SGE needs no end written: `open`, or the front's once there
-    /// were other lists.
+    /// The id up to which a list of one SGE needs no terminator written: `open`, as long as all
+    /// entries have one where a second SGE would be; [`WITH_LISTS`] once there were longer lists.
     limit: *const AtomicU64,
     /// The id up to which entries are free and before the ring's end.
     open: *const AtomicU64,
@@ -70,12 +70,12 @@ pub struct RecvQueue {
     mask: u32,
     /// Entries known to be retired.
     tail: u32,
-    /// Whether there may have been lists of several SGEs. As long as there were none, all entries
-    /// have a terminator where a second SGE would be.
-    has_lists: bool,
     scatter_to_cqe: bool,
     handle: QueueHandle,
 }
+
+/// The limit that no id is below.
+const WITH_LISTS: *const AtomicU64 = core::ptr::null();
 
 /// Where the next receive goes: its scatter list, and its work request id.
 #[derive(Clone, Copy, Debug)]
@@ -115,11 +115,13 @@ impl RecvQueue {
         if !stride_fits || config.head_octowords >= octowords {
             return Err(QueueError::BadLimits);
         }
+        // The first receive finds nothing open, and looks for space.
+        let id = state.recv_table().0;
         let queue = Self {
-            front: Front { entry: core::ptr::null_mut(), id: core::ptr::null() },
+            front: Front { entry: core::ptr::null_mut(), id },
             head: 0,
-            limit: core::ptr::null(),
-            open: core::ptr::null(),
+            limit: id,
+            open: id,
             stride,
             doorbell: config.doorbell,
             ring: config.memory.as_ptr(),
@@ -128,7 +130,6 @@ impl RecvQueue {
             head_octowords: config.head_octowords,
             mask: entries - 1,
             tail: 0,
-            has_lists: false,
             scatter_to_cqe: config.scatter_to_cqe,
             handle: config.handle,
         };
@@ -146,7 +147,7 @@ impl RecvQueue {
         if !self.state().can_receive() {
             return Err(self.state().refusal());
         }
-        Ok(RecvBatch { front: self.front, limit: self.limit, stride: self.stride, queue: self })
+        Ok(RecvBatch { front: self.front, stride: self.stride, queue: self })
     }
 
     /// Tells the device of everything built so far.
@@ -236,8 +237,15 @@ impl RecvQueue {
     /// which nothing can be posted, unless [`RecvQueue::reset`] comes before the next receive:
     /// otherwise it may be noticed a lap later only.
     pub fn recheck_state(&mut self) {
-        self.limit = self.front.id;
         self.open = self.front.id;
+        if !self.has_lists() {
+            self.limit = self.open;
+        }
+    }
+
+    /// Whether there may have been lists of several SGEs.
+    fn has_lists(&self) -> bool {
+        self.limit == WITH_LISTS
     }
 
     fn show_ring(&self) {
@@ -261,7 +269,6 @@ impl RecvQueue {
         self.front.entry = self.scatter_list(slot);
         self.front.id = self.state().recv_table().0.wrapping_add(slot as usize);
         self.open = self.front.id.wrapping_add(free.min(entries - slot) as usize);
-        self.limit = self.front.id;
         Ok(())
     }
 }
@@ -273,7 +280,6 @@ impl RecvQueue {
 pub struct RecvBatch<'q> {
     queue: &'q mut RecvQueue,
     front: Front,
-    limit: *const AtomicU64,
     stride: u32,
 }
 

@@ -50,7 +50,7 @@ pub struct SharedRecvQueue {
     pub(crate) stride: usize,
     /// The limit of what is taken on the fast path, as far as this side is concerned: [`ANY`] as
     /// long as a list of one SGE needs no terminator written, because all entries have one where a
-    /// second SGE would be; then [`NONE`](crate::free_list::NONE).
+    /// second SGE would be; then [`WITH_LISTS`](crate::free_list::WITH_LISTS).
     pub(crate) limit: u32,
     pub(crate) max_sge: u8,
     /// The entry that is posted next.

@@ -155,10 +155,10 @@ pub(crate) fn shared_recv_queue(
     let shape = Shape { send_wqebbs: 0, recv_wqes: SRQ_ENTRIES, shared_receive: true };
     let handle = table.register(shape, cqs, None, 9).expect("an index");
     let queue = SharedRecvQueue::new(SharedRecvQueueConfig {
-        memory: dma(SRQ_ENTRIES as usize * 32).0,
+        memory: dma(SRQ_ENTRIES as usize * 64).0,
         doorbell: record().0,
         handle: handle.clone(),
-        stride: 32,
+        stride: 64,
         scatter_to_cqe: false,
     });
     (queue.expect("a queue"), handle)

@@ -146,11 +146,11 @@ fn receiver(count: usize) -> Receiver<RecvQueue> {
     Receiver { queue, handle, cq, device, completed: 0, entries: 1 << 16, sges }
 }
 
-fn shared_receiver() -> Receiver<SharedRecvQueue> {
+fn shared_receiver(count: usize) -> Receiver<SharedRecvQueue> {
     let table = UserIndexTable::new();
     let (cq, device) = completion_queue(&table, 1024);
     let (queue, handle) = shared_recv_queue(&table, &[cq.monitor()]);
-    let sges = sges(1);
+    let sges = sges(count);
     Receiver { queue, handle, cq, device, completed: 0, entries: SRQ_ENTRIES, sges }
 }
 
@@ -195,10 +195,10 @@ fn received(points: &mut Vec<Point>, count: usize) {
 }
 
 /// Receives of an SRQ, so many for one publication.
-fn shared(points: &mut Vec<Point>, length: usize) {
-    let mut rig = shared_receiver();
+fn shared(points: &mut Vec<Point>, length: usize, count: usize) {
+    let mut rig = shared_receiver(count);
     points.push(Point {
-        name: format!("batch{length} srq receive sges 1"),
+        name: format!("batch{length} srq receive sges {count}"),
         run: Box::new(move || {
             let time = measured(|| {
                 for list in 0..OPERATIONS / length {
@@ -219,5 +219,7 @@ fn shared(points: &mut Vec<Point>, length: usize) {
 /// All receives.
 pub(super) fn receives(points: &mut Vec<Point>) {
     [1, 2, 4].into_iter().for_each(|count| received(points, count));
-    [1, 4, 16, 32].into_iter().for_each(|length| shared(points, length));
+    let lengths = [1, 4, 16, 32];
+    lengths.into_iter().for_each(|length| shared(points, length, 1));
+    lengths.into_iter().for_each(|length| shared(points, length, 3));
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crossbeam_utils::CachePadded;
 
 use super::QueueState;
-use crate::free_list::{FreeList, NO_INDEX, POSTED};
+use crate::free_list::{ANY, FreeList, NO_INDEX, POSTED, WITH_LISTS};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// In the table of work request ids: the place of a block in which no request starts. A program may
@@ -567,15 +567,42 @@ impl Shortcut {
     /// The list is alive.
     #[inline(always)]
     pub(crate) unsafe fn take_next(&self, position: u32) -> Option<u32> {
-        let place = 1 + (position & self.mask) as usize;
         // SAFETY: the limit and as many places as there are entries.
-        let (limit, place) = unsafe { (&*self.places, &*self.places.add(place)) };
+        let (limit, place) = unsafe { (&*self.places, &*self.places.add(self.place(position))) };
         let next = place.load(Ordering::Acquire);
-        if next >= limit.load(Ordering::Relaxed) {
+        if next as i32 >= limit.load(Ordering::Relaxed) as i32 {
             return None;
         }
         place.store(NO_INDEX, Ordering::Relaxed);
         Some(next)
+    }
+
+    /// The next index, if the limit says that lists of any length are posted on the fast path. To
+    /// be followed by [`Shortcut::take`].
+    ///
+    /// # Safety
+    /// The list is alive.
+    #[inline(always)]
+    pub(crate) unsafe fn next_of_lists(&self, position: u32) -> Option<u32> {
+        // SAFETY: the limit and as many places as there are entries.
+        let (limit, place) = unsafe { (&*self.places, &*self.places.add(self.place(position))) };
+        let next = place.load(Ordering::Acquire);
+        (limit.load(Ordering::Relaxed) == WITH_LISTS && next < ANY).then_some(next)
+    }
+
+    /// [`FreeList::take`].
+    ///
+    /// # Safety
+    /// The list is alive.
+    #[inline(always)]
+    pub(crate) unsafe fn take(&self, position: u32) {
+        // SAFETY: as many places as there are entries, behind the limit.
+        unsafe { &*self.places.add(self.place(position)) }.store(NO_INDEX, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    fn place(&self, position: u32) -> usize {
+        1 + (position & self.mask) as usize
     }
 
     /// Marks a filled entry as the device's.

@@ -8,7 +8,7 @@
 
 use super::{Front, RecvBatch, RecvQueue, RecvRequest, check_scatter};
 use crate::format::{DataSegment, SrqNextSegment};
-use crate::free_list::{FreeList, NONE};
+use crate::free_list::{FreeList, WITH_LISTS};
 use crate::queue_state::QpState;
 use crate::request::{ListError, Octoword, PostError, Sge, each, octoword};
 use crate::shared_recv_queue::SharedRecvQueue;
@@ -33,6 +33,23 @@ impl Front {
             self.entry.write(sge.octoword());
             self.enter(wr_id, stride);
         }
+    }
+
+    /// Writes a receive of any list, and moves on by `stride` bytes. False if the list is longer
+    /// than `max_sge`, or an SGE is empty or too long: then SGEs may have been written, and the
+    /// front is where it was.
+    ///
+    /// # Safety
+    /// As for [`Front::write`]. The entry is valid for `max_sge` octowords.
+    #[inline(always)]
+    unsafe fn write_list(&mut self, wr_id: u64, data: &[Sge], max_sge: u8, stride: u32) -> bool {
+        // SAFETY: the caller's word.
+        let is_written = unsafe { write_list(self.entry, data, max_sge) };
+        if is_written {
+            // SAFETY: just written.
+            unsafe { self.enter(wr_id, stride) };
+        }
+        is_written
     }
 
     /// Enters the request id of the receive that was written, and moves on by `stride` bytes.
@@ -66,40 +83,28 @@ impl RecvQueue {
     /// until the receive has completed or the QP has been destroyed.
     #[inline(always)]
     pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        if let Some(sge) = only_sge(data) {
-            if self.front.id != self.limit {
+        if self.front.id < self.limit {
+            if let [sge] = data {
+                if !sge.is_usual() {
+                    // SAFETY: passed on to the caller.
+                    return unsafe { self.build_slow(wr_id, data) };
+                }
                 // SAFETY: the queue's own; before the limit.
-                unsafe { self.front.write(wr_id, sge, self.stride) };
+                unsafe { self.front.write(wr_id, *sge, self.stride) };
+                self.head = self.head.wrapping_add(1);
+                return Ok(());
+            }
+        }
+        if self.front.id < self.open {
+            self.limit = super::WITH_LISTS;
+            // SAFETY: the queue's own; before `open`.
+            if unsafe { self.front.write_list(wr_id, data, self.max_sge, self.stride) } {
                 self.head = self.head.wrapping_add(1);
                 return Ok(());
             }
         }
         // SAFETY: passed on to the caller.
-        unsafe { self.build_list(wr_id, data) }
-    }
-
-    /// Builds a receive of any list. Out of line, so that posts of one SGE do not get longer.
-    ///
-    /// # Safety
-    /// As for [`RecvQueue::build`].
-    #[inline(never)]
-    unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        if self.front.id == self.open || data.len() > usize::from(self.max_sge) {
-            // SAFETY: passed on to the caller.
-            return unsafe { self.build_slow(wr_id, data) };
-        }
-        // SAFETY: a free entry, with space for the list.
-        if !unsafe { write_list(self.front.entry, data, self.max_sge) } {
-            // SAFETY: passed on to the caller.
-            return unsafe { self.build_slow(wr_id, data) };
-        }
-        // SAFETY: just written.
-        unsafe { self.front.enter(wr_id, self.stride) };
-        self.head = self.head.wrapping_add(1);
-        // A list of one came here because there had been others.
-        self.has_lists = true;
-        self.limit = self.front.id;
-        Ok(())
+        unsafe { self.build_slow(wr_id, data) }
     }
 
     /// Builds one receive and publishes it, with what was built before.
@@ -127,7 +132,7 @@ impl RecvQueue {
     #[doc(hidden)]
     #[inline(always)]
     pub unsafe fn post_fast(&mut self, request: impl FnOnce() -> (u64, Sge)) -> bool {
-        if self.front.id == self.limit {
+        if self.front.id >= self.limit {
             return false;
         }
         let (wr_id, sge) = request();
@@ -180,8 +185,7 @@ impl RecvQueue {
     unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         // Before anything is refused: SGEs may have been written over a terminator.
         if data.len() > 1 {
-            self.has_lists = true;
-            self.limit = self.front.id;
+            self.limit = super::WITH_LISTS;
         }
         if self.front.id == self.open && !self.state().can_receive() {
             return Err(self.state().refusal());
@@ -196,7 +200,9 @@ impl RecvQueue {
             self.front.enter(wr_id, self.stride);
         }
         self.head = self.head.wrapping_add(1);
-        self.limit = if self.has_lists { self.front.id } else { self.open };
+        if !self.has_lists() {
+            self.limit = self.open;
+        }
         Ok(())
     }
 
@@ -226,18 +232,22 @@ impl RecvBatch<'_> {
     /// As for [`RecvQueue::build`].
     #[inline(always)]
     pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        // Kept as two branches: joined, the compiler stores the answer in a register first.
-        if self.front.id == self.limit {
-            // SAFETY: passed on to the caller.
-            return unsafe { self.build_list(wr_id, data) };
+        if let Some(sge) = only_sge(data) {
+            if self.front.id < self.queue.limit {
+                // SAFETY: the queue's own; before the limit.
+                unsafe { self.front.write(wr_id, sge, self.stride) };
+                return Ok(());
+            }
         }
-        let Some(sge) = only_sge(data) else {
-            // SAFETY: passed on to the caller.
-            return unsafe { self.build_list(wr_id, data) };
-        };
-        // SAFETY: the queue's own; before the limit.
-        unsafe { self.front.write(wr_id, sge, self.stride) };
-        Ok(())
+        if self.front.id < self.queue.open {
+            self.queue.limit = super::WITH_LISTS;
+            // SAFETY: the queue's own; before `open`.
+            if unsafe { self.front.write_list(wr_id, data, self.queue.max_sge, self.stride) } {
+                return Ok(());
+            }
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { self.build_slow(wr_id, data) }
     }
 
     /// [`RecvBatch::build`] of one SGE, as far as it is the fast path. `false`, and nothing has
@@ -248,7 +258,7 @@ impl RecvBatch<'_> {
     #[doc(hidden)]
     #[inline(always)]
     pub unsafe fn build_fast(&mut self, wr_id: u64, sge: Sge) -> bool {
-        if self.front.id == self.limit || !sge.is_usual() {
+        if self.front.id >= self.queue.limit || !sge.is_usual() {
             return false;
         }
         // SAFETY: the queue's own; before the limit.
@@ -256,19 +266,18 @@ impl RecvBatch<'_> {
         true
     }
 
-    /// [`RecvQueue::build_list`], and on from where that leaves the queue.
+    /// [`RecvQueue::build_slow`], and on from where that leaves the queue.
     ///
     /// # Safety
     /// As for [`RecvQueue::build`].
     #[inline(always)]
-    unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+    unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         self.write_back();
         // SAFETY: passed on to the caller.
-        let posted = unsafe { self.queue.build_list(wr_id, data) };
+        let posted = unsafe { self.queue.build_slow(wr_id, data) };
         // Field by field: a copy of the whole would go by way of memory.
         self.front.entry = self.queue.front.entry;
         self.front.id = self.queue.front.id;
-        self.limit = self.queue.limit;
         posted
     }
 
@@ -288,7 +297,6 @@ impl RecvBatch<'_> {
         self.queue.head = self.queue.head.wrapping_add(built as u32);
         self.queue.front.entry = self.front.entry;
         self.queue.front.id = self.front.id;
-        self.queue.limit = self.limit;
     }
 }
 
@@ -310,18 +318,44 @@ impl SharedRecvQueue {
         }
         crate::hint::cold_path();
         // SAFETY: passed on to the caller.
-        unsafe { self.build_list(wr_id, data) }
+        unsafe { self.build_slow(wr_id, data) }
     }
 
-    /// Builds a receive of one SGE. False, and nothing stored, if `build_list` has to do it.
+    /// Builds a receive, unless `build_slow` has to do it: then false, and nothing is posted.
     ///
     /// # Safety
     /// As for [`SharedRecvQueue::build`].
     #[inline(always)]
     unsafe fn build_usual(&mut self, wr_id: u64, data: &[Sge]) -> bool {
-        let [one] = data else { return false };
+        if let [one] = data {
+            // SAFETY: passed on to the caller.
+            if unsafe { self.build_fast(wr_id, *one) } {
+                return true;
+            }
+        }
         // SAFETY: passed on to the caller.
-        unsafe { self.build_fast(wr_id, *one) }
+        unsafe { self.build_list(wr_id, data) }
+    }
+
+    /// Builds a receive of any list, once no entry is believed to have a terminator. False, and
+    /// nothing is posted, if `build_slow` has to do it.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::build`].
+    #[inline(always)]
+    unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> bool {
+        // SAFETY: the free entries are part of the block that `handle` keeps alive.
+        let Some(next) = (unsafe { self.next.next_of_lists(self.counter) }) else { return false };
+        let list = self.octowords(self.head).wrapping_add(1);
+        // SAFETY: the head is this side's, and holds `max_sge` SGEs behind the link.
+        if !unsafe { write_list(list, data, self.max_sge) } {
+            return false;
+        }
+        // SAFETY: as for `next_of_lists`.
+        unsafe { self.next.take(self.counter) };
+        let (head, _) = self.moved(next);
+        self.record(head, wr_id);
+        true
     }
 
     /// Builds a receive of one SGE. False, and nothing stored, if [`SharedRecvQueue::build`] has
@@ -397,23 +431,24 @@ impl SharedRecvQueue {
     #[inline(never)]
     unsafe fn post_any(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
-        let posted = unsafe { self.build_list(wr_id, data) };
+        let posted = unsafe { self.build_slow(wr_id, data) };
         self.publish();
         posted
     }
 
-    /// Builds a receive of any list.
+    /// Builds a receive of any list, wherever the head is.
     ///
     /// # Safety
     /// As for [`SharedRecvQueue::build`].
+    #[cold]
     #[inline(never)]
-    unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+    unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         if self.state().state() == QpState::Err {
             return Err(PostError::BadState);
         }
         check_scatter(data, self.max_sge)?;
         if data.len() > 1 {
-            self.limit = NONE;
+            self.limit = WITH_LISTS;
         }
         if self.free().has_unused() || self.free().limit_is_not(self.limit) {
             self.repost();
@@ -533,27 +568,27 @@ unsafe fn terminate(entry: *mut Octoword, max_sge: u8) {
     }
 }
 
-/// Writes a list whose SGEs are neither empty nor too long, and the end behind it; false if one of
-/// them is.
+/// Writes a list and the end behind it. False if that does not fit, or an SGE is empty or too long:
+/// then SGEs may have been written.
 ///
 /// # Safety
-/// `entry` is valid for `max_sge` octowords; `data` has no more SGEs.
+/// `entry` is valid for `max_sge` octowords.
 #[inline(always)]
 unsafe fn write_list(entry: *mut Octoword, data: &[Sge], max_sge: u8) -> bool {
-    let mut place = entry;
-    for sge in data {
+    let space = usize::from(max_sge);
+    if data.len() > space {
+        return false;
+    }
+    for (at, sge) in data.iter().enumerate() {
         if !sge.is_usual() {
             return false;
         }
-        // SAFETY: at most `max_sge` SGEs.
-        place = unsafe {
-            place.write(sge.octoword());
-            place.add(1)
-        };
+        // SAFETY: there are no more SGEs than octowords.
+        unsafe { entry.add(at).write(sge.octoword()) };
     }
-    if data.len() < usize::from(max_sge) {
+    if data.len() < space {
         // SAFETY: there is space for one more.
-        unsafe { place.write(octoword(DataSegment::TERMINATOR)) };
+        unsafe { entry.add(data.len()).write(octoword(DataSegment::TERMINATOR)) };
     }
     true
 }

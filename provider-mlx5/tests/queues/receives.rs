@@ -129,6 +129,73 @@ fn a_shared_list_ends_in_an_entry_that_had_an_empty_one() {
     }
 }
 
+/// Lists of all lengths take turns in the entries of a queue and of a batch of it: each ends where
+/// it must, whatever the entry held before.
+#[test]
+fn lists_of_any_length_end_in_entries_that_had_others() {
+    const SGES: [Sge; 5] = [Sge::new(0x1000, 64, 7); 5];
+    let mut cq = Cq::new(64, 64);
+    let mut rq = recv_queue(&cq, 8, 64, false);
+    let mut random = Random::new(7);
+    for index in 0..4000 {
+        let length = random.below(6) as usize;
+        // SAFETY: no device writes to it.
+        let posted = unsafe {
+            if random.below(2) == 0 {
+                rq.queue.build(0, &SGES[..length])
+            } else {
+                rq.queue.batch().expect("a state for it").build(0, &SGES[..length])
+            }
+        };
+        if length == 5 {
+            assert_eq!(posted, Err(PostError::TooManySge));
+            continue;
+        }
+        posted.expect("room");
+        let head = rq.queue.head().wrapping_sub(1);
+        let entry = rq.ring.read(head as usize % 8 * 64, 64);
+        let (list, rest) = entry.split_at(16 * length);
+        assert!(list.chunks(16).all(|sge| sge[..4] == 64u32.to_be_bytes()), "{index}");
+        assert!(rest.is_empty() || rest[..16] == TERMINATOR, "{index}: {length}");
+        rq.queue.publish();
+        cq.produce(Cqe::recv(&rq.handle, head));
+        cq.queue.poll().expect("a completion");
+    }
+}
+
+/// The same on a shared queue.
+#[test]
+fn shared_lists_of_any_length_end_in_entries_that_had_others() {
+    const SGES: [Sge; 4] = [Sge::new(0x1000, 64, 7); 4];
+    let empty = [Sge::new(0x1000, 64, 7), Sge::new(5, 0, 9)];
+    let mut cq = Cq::new(64, 64);
+    let mut srq = shared_recv_queue(&cq, 4, 64, false);
+    let mut random = Random::new(8);
+    let mut entry = 0;
+    for index in 0..4000 {
+        let list = match random.below(6) as usize {
+            5 => &empty[..],
+            length => &SGES[..length],
+        };
+        // SAFETY: no device writes to it.
+        let posted = unsafe { srq.queue.build(0, list) };
+        if list.len() == 4 {
+            assert_eq!(posted, Err(PostError::TooManySge));
+            continue;
+        }
+        posted.expect("room");
+        let held = srq.ring.read(entry as usize * 64 + 16, 48);
+        let real = list.iter().filter(|sge| sge.length() != 0).count();
+        let (sges, rest) = held.split_at(16 * real);
+        assert!(sges.chunks(16).all(|sge| sge[..4] == 64u32.to_be_bytes()), "{index}");
+        assert!(rest.is_empty() || rest[..16] == TERMINATOR, "{index}: {real}");
+        srq.queue.publish();
+        cq.produce(Cqe::recv(&srq.qp, entry));
+        cq.queue.poll().expect("a completion");
+        entry = srq.next(entry);
+    }
+}
+
 /// The entries of a striding queue whose WQEs are linked begin with the link, which the program
 /// leaves to the device; the data of short messages is looked for behind it, too.
 #[test]
