@@ -98,14 +98,14 @@ fn hottest() -> [(&'static str, usize); 6] {
     ]
 }
 
-/// What may be called: all of it cold, or for lists of several SGEs, and out of line.
+/// What may be called: all of it cold, and out of line.
 const COLD: [&str; 8] = [
     "::answer_requests",
     "::post_general",
     "::post_unusual",
     "::post_image",
     "::post_closed",
-    "::build_list",
+    "::build_slow",
     "::poll_slow",
     "::next_lap",
 ];

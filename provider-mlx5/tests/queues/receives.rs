@@ -138,7 +138,7 @@ fn lists_of_any_length_end_in_entries_that_had_others() {
     let mut rq = recv_queue(&cq, 8, 64, false);
     let mut random = Random::new(7);
     for index in 0..4000 {
-        let length = random.below(6) as usize;
+        let length = random.below(6);
         // SAFETY: no device writes to it.
         let posted = unsafe {
             if random.below(2) == 0 {
@@ -173,7 +173,7 @@ fn shared_lists_of_any_length_end_in_entries_that_had_others() {
     let mut random = Random::new(8);
     let mut entry = 0;
     for index in 0..4000 {
-        let list = match random.below(6) as usize {
+        let list = match random.below(6) {
             5 => &empty[..],
             length => &SGES[..length],
         };
