@@ -1,19 +1,18 @@
-//! What the posting side and the polling side of a queue have in common: one block per QP or SRQ.
+//! The state that the posting side and the polling side of a queue share: one block per QP or SRQ.
 //!
 //! Posting and polling may happen in different threads. The posting thread owns the head of its
-//! ring and everything else in its queue structure; the polling thread retires what was posted and
-//! owns the tails. They meet in a [`QueueState`], which the poller reaches from a CQE through the
-//! user index:
+//! ring and everything else in its queue structure. The polling thread retires requests and owns
+//! the tails. Both use a [`QueueState`], which the poller finds by the user index of a CQE:
 //!
-//! - the tails, each written by its poller alone, on cache lines of their own; the posting side
+//! - the tails, each written by its poller alone, on cache lines of their own. The posting side
 //!   re-reads them only when its cached copy says that the ring is full, so in the steady state
-//!   neither writes a line that the other one needs;
+//!   neither thread writes a line that the other one reads;
 //! - the table of work request ids: an entry is written before the doorbell that publishes its WQE
-//!   and read after the CQE that retires it. The entries are relaxed atomics, which the counters of
-//!   published requests order;
-//! - how many requests were published. The poller compares a completion with it before it believes
-//!   the completion, and keeps a copy, which it reads again when a completion is beyond it;
-//! - what rarely changes: the QP's state and number, and the user's context value.
+//!   and read after the CQE that retires it. The entries are relaxed atomics; the counters of
+//!   published requests order them;
+//! - the number of published requests. The poller checks each completion against its own copy of
+//!   that number, and reads it again when a completion is beyond the copy;
+//! - rarely changed data: the QP's state and number, and the user's context value.
 //!
 //! A block is never freed while the [`UserIndexTable`](crate::user_index::UserIndexTable) lives; it
 //! is reused for later queues of the same size.
@@ -35,11 +34,11 @@ use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, 
 pub use qp_state::QpState;
 pub(crate) use side::{ListTables, NO_START, PolledReceives, PolledSends, Shortcut, Side};
 
-/// What a requester's CQE cannot say about its WQE: why an UMR or a NOP was posted.
+/// Why a UMR or NOP was posted, which the requester's CQE does not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// The CQE's own opcode says it.
+    /// Neither: the opcode in the CQE is enough.
     Plain = 0,
     /// A memory window bind.
     Bind = 1,
@@ -60,45 +59,45 @@ impl Kind {
 /// The counter of the request that completed last, given `head` and how many requests (or blocks)
 /// before it are `outstanding`.
 ///
-/// The 16-bit index is the device's word: it counts only if it names something outstanding. Rings
-/// have at most 2^15 entries, so it is unambiguous.
+/// `completed` comes from the device, so it counts only if it names an outstanding request. Rings
+/// have at most 2^15 entries, so 16 bits identify one.
 pub(crate) fn completed_counter(completed: u16, head: u32, outstanding: u32) -> Option<u32> {
     let back = u32::from((head as u16).wrapping_sub(completed));
     (1..=outstanding).contains(&back).then(|| head.wrapping_sub(back))
 }
 
-/// Blocks of a WQE behind its first one, at most.
+/// Most blocks that a WQE has after its first one.
 const MAX_INNER_BLOCKS: u32 = 15;
 
-/// An entry of [`QueueState::send_end`] where no request of several blocks has its second one.
+/// A [`QueueState::send_end`] entry whose block is not the second one of a request.
 const NO_END: u64 = u64::MAX;
 
 /// The block that the two sides of a QP or SRQ share. Opaque: the queues and the poller use it.
 #[derive(Debug)]
 pub struct QueueState {
-    /// What the pollers write, each on cache lines of its own: sends and receives may complete to
+    /// Written by the pollers, each side on its own cache lines: sends and receives may complete to
     /// different CQs.
     sends: CachePadded<Side>,
     receives: CachePadded<Side>,
-    /// What the posting sides write: blocks and receives that were published; both wrap.
+    /// Written by the posting sides: the numbers of blocks and of receives published. Both wrap.
     published_sends: CachePadded<AtomicU32>,
     published_receives: CachePadded<AtomicU32>,
-    /// Read by both sides, hardly ever written.
+    /// Read by both sides, rarely written.
     fixed: CachePadded<Fixed>,
 }
 
-/// A CQ that held CQEs of a queue's life before its last reset.
+/// A CQ that held CQEs from before a queue's last reset.
 #[derive(Debug)]
 pub(crate) struct Past {
     pub(crate) cq: CqMonitor,
-    /// The counter behind the last of them.
+    /// The counter after the last of these CQEs.
     pub(crate) end: u32,
     /// The drain after which none of them is left.
     pub(crate) drain: u64,
 }
 
 impl Past {
-    /// Whether the CQE at counter `at` of `cq` is of that life.
+    /// Whether the CQE at counter `at` of `cq` is from before the reset.
     pub(crate) fn is_left(&self, cq: &CqMonitor, at: u32) -> bool {
         self.cq.is_same(cq) && !cq.has_drained(self.drain) && is_before(at, self.end)
     }
@@ -108,35 +107,35 @@ impl Past {
 struct Fixed {
     state: AtomicU32,
     qpn: AtomicU32,
-    /// The user index in its CQEs.
+    /// The user index in the queue's CQEs.
     user_index: AtomicU32,
     /// The block whose receives this queue consumes: its own, or its SRQ's.
     receives: AtomicPtr<QueueState>,
     user_context: AtomicU64,
-    /// The state that a failed send leads to.
+    /// The QP's state after a failed send.
     failed_send: AtomicU32,
-    /// Whether this process is a forked child, and the queue its parent's.
+    /// Whether this process is a forked child, and the queue belongs to its parent.
     inherited: AtomicBool,
-    /// Whether a receive that is too short leaves the queue as it is.
+    /// Whether a receive that is too short leaves the QP's state as it is.
     short_receives_fail_alone: AtomicBool,
     free_list: Option<FreeList>,
-    /// Of a QP that was reset: its CQs that held CQEs of before.
+    /// Of a QP that was reset: the CQs that held CQEs from before the reset.
     past: Mutex<Vec<Past>>,
-    /// The CQs that sends and receives complete to, see [`CqMonitor`]; 0 for any.
+    /// [Identities](CqMonitor::identity) of the CQs that sends and receives complete to; 0 for any.
     cqs: [AtomicUsize; 2],
-    /// Whether completions are reported; otherwise pollers drop them.
+    /// Whether pollers report completions; otherwise they drop them.
     is_open: AtomicBool,
-    // Counted in by pollers: on lines of their own.
+    // Pollers count themselves in here, so these are on lines of their own.
     send_ring: CachePadded<ShownRing>,
     recv_ring: CachePadded<ShownRing>,
-    /// The ids of send requests, then [`QueueState::send_end`] of each block.
+    /// The ids of send requests, followed by the [`QueueState::send_end`] entry of each block.
     send_entries: Box<[AtomicU64]>,
     _recv_entries: Arc<[AtomicU64]>,
     /// [`Kind`] of each UMR request, at the index of its first block.
     send_kinds: Box<[AtomicU8]>,
 }
 
-/// An SRQ's entry whose completion is being polled: this poller's alone until it is given back.
+/// An SRQ entry whose completion is being polled. Only this poller uses it until it is given back.
 #[must_use = "an entry that is not given back is lost"]
 pub(crate) struct Claimed<'q> {
     free: &'q FreeList,
@@ -148,20 +147,20 @@ impl Claimed<'_> {
         self.free.id(self.index).load(Ordering::Relaxed)
     }
 
-    /// Makes it free: the posting side may fill it from now on.
+    /// Makes the entry free, so that the posting side may fill it.
     pub(crate) fn give_back(self) {
         self.free.release(self.index);
     }
 }
 
-/// How large a block is: blocks are reused for queues of the same shape.
+/// The sizes of a block. Blocks are reused for queues of the same shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Blocks (WQEBBs) of the send queue, a power of two; 0 without one.
+    /// Blocks (WQEBBs) of the send queue, a power of two; 0 if there is none.
     pub send_wqebbs: u32,
-    /// Entries of the receive queue or SRQ, a power of two; 0 without one.
+    /// Entries of the receive queue or SRQ, a power of two; 0 if there is none.
     pub recv_wqes: u32,
-    /// Whether the receives are an SRQ, whose entries complete in any order.
+    /// Whether the receives are those of an SRQ, whose entries complete in any order.
     pub shared_receive: bool,
 }
 
@@ -171,7 +170,7 @@ impl QueueState {
         let table = |count| entries(count).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
         let ends = entries(shape.send_wqebbs).map(|_| AtomicU64::new(NO_END));
         let send_entries = table(shape.send_wqebbs).into_iter().chain(ends).collect::<Box<[_]>>();
-        // The list of an SRQ has at least two.
+        // An SRQ's list has at least two entries.
         let recv_entries = table(shape.recv_wqes.max(1 + u32::from(shape.shared_receive)));
         let recv_entries: Arc<[_]> = recv_entries.into_vec().into();
         let free_list = shape.shared_receive.then(|| FreeList::new(recv_entries.clone()));
@@ -202,19 +201,19 @@ impl QueueState {
         })
     }
 
-    /// Records that the device reported an error of this SRQ: nothing can be posted to it any more.
+    /// Records that the device reported an error of this SRQ: later posts fail.
     pub(crate) fn fail_shared_receives(&self) {
         self.set_state(QpState::Err);
         self.free_list().inspect(|free| free.post_slowly());
     }
 
-    /// How many receives of an SRQ may be outstanding, if that is fewer than its ring holds. It
-    /// has no effect on other queues.
+    /// Sets how many receives of an SRQ may be outstanding, if that is fewer than its ring holds.
+    /// No effect on other queues.
     pub(crate) fn set_granted_receives(&self, receives: u32) {
         self.free_list().inspect(|free| free.set_granted(receives));
     }
 
-    /// Makes the block as good as new, for the next queue of its shape.
+    /// Resets the block for the next queue of its shape.
     pub(crate) fn reset(&self) {
         self.sends.reset();
         self.receives.reset();
@@ -231,7 +230,7 @@ impl QueueState {
         &self.fixed.past
     }
 
-    /// Hands a QP's settings from its old block `before` to this one, whose address is `own`.
+    /// Copies a QP's settings from its old block `before` to this one, whose address is `own`.
     pub(crate) fn succeed(&self, before: &Self, own: *mut Self) {
         let cqs = before.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
         let index = before.fixed.user_index.load(Ordering::Relaxed);
@@ -279,16 +278,16 @@ impl QueueState {
         self.receives.entry(index)
     }
 
-    /// Publishes that the send WQE with this 16-bit index, and all before it, are complete, if
-    /// [`QueueState::has_send`] found it so. Poller only.
+    /// Publishes that the send WQE with this 16-bit index and all earlier ones are complete.
+    /// [`QueueState::has_send`] must have returned true for it. Poller only.
     pub(crate) fn complete_sends(&self, index: u16) {
         self.sends.complete(index);
     }
 
-    /// Whether a published request starts at this 16-bit index of the send queue and has not
-    /// completed. Poller only.
+    /// Whether a published, not yet completed request starts at this 16-bit index of the send
+    /// queue. Poller only.
     pub(crate) fn has_send(&self, index: u16) -> bool {
-        // Acquire: what was written before it was published.
+        // Acquire: the data written before publication is visible.
         let published = self.published_sends.load(Ordering::Acquire);
         self.sends.is_outstanding(index, published) && {
             let back = (published as u16).wrapping_sub(index);
@@ -296,27 +295,29 @@ impl QueueState {
         }
     }
 
-    /// Whether a request starts at this counter of the send queue.
+    /// Whether a request starts at this counter of the send queue. A block that is noted as a later
+    /// one of a request does not start one.
     fn is_start(&self, counter: u32) -> bool {
         self.send_start(counter) == counter
     }
 
-    /// The counter at which the request starts that has the block at this one.
+    /// The counter of the first block of the request that the block at `counter` belongs to.
     #[inline(always)]
     pub(crate) fn send_start(&self, counter: u32) -> u32 {
         if self.send_entry(counter).load(Ordering::Relaxed) != NO_START {
             return counter;
         }
-        // An id may be that number, too.
+        // A program's id may equal that number, so the second table decides.
         self.noted_start(counter).unwrap_or(counter)
     }
 
-    /// Where the request starts of which this block was noted as one behind the first.
+    /// The start of the request of which this block was noted as a later one.
     #[cold]
     #[inline(never)]
     fn noted_start(&self, counter: u32) -> Option<u32> {
         let most = (self.sends.len() - 1).min(MAX_INNER_BLOCKS);
-        // An end noted in an earlier lap lies before its slot: no request is longer than the ring.
+        // An end noted in an earlier lap is before its slot, because no request is longer than the
+        // ring.
         let has_block = |second: &u32| {
             self.send_end(*second).is_some_and(|end| {
                 [*second, counter].iter().all(|at| (1..=most).contains(&end.wrapping_sub(*at)))
@@ -326,12 +327,11 @@ impl QueueState {
         Some(second.wrapping_sub(1))
     }
 
-    /// The end of the request of several blocks whose second block is at `second`. The
-    /// entries follow the ids, see [`QueueState::send_table`]: that of slot `i` is at
-    /// `i + send_wqebbs()`.
+    /// The end of the request of several blocks whose second block is at `second`. The entry of
+    /// slot `i` is at `i + send_wqebbs()`, after the ids (see [`QueueState::send_table`]).
     ///
-    /// The ids of all blocks but the first are [`NO_START`]; this tells them from a program's id
-    /// that is that number.
+    /// All blocks of a request but the first have the id [`NO_START`]. This entry tells them from a
+    /// request whose id happens to be that number.
     fn send_end(&self, second: u32) -> Option<u32> {
         self.send_end_entry(second)?.load(Ordering::Relaxed).try_into().ok()
     }
@@ -341,41 +341,42 @@ impl QueueState {
         self.fixed.send_entries.get((self.sends.len() + slot) as usize)
     }
 
-    /// Notes that the request whose second block is at this counter ends at `end`, or that there is
-    /// none.
+    /// Notes where the request whose second block is at this counter ends; `None` if there is no
+    /// such request.
     pub(crate) fn set_send_end(&self, second: u32, end: Option<u32>) {
         if let Some(entry) = self.send_end_entry(second) {
             entry.store(end.map_or(NO_END, u64::from), Ordering::Relaxed);
         }
     }
 
-    /// Lets pollers know of all requests before this counter. To be called before the device is
-    /// told of them.
+    /// Tells pollers of all requests before this counter. Called before the doorbell that tells the
+    /// device of them.
     #[inline(always)]
     pub(crate) fn publish_sends(&self, head: u32) {
         self.published_sends.store(head, Ordering::Release);
     }
 
-    /// As [`QueueState::publish_sends`].
+    /// [`QueueState::publish_sends`] for receives.
     #[inline(always)]
     pub(crate) fn publish_receives(&self, head: u32) {
         self.published_receives.store(head, Ordering::Release);
     }
 
-    /// The next send is at this counter, and all before it have completed. Before the first post.
+    /// Sets the counter of the next send, as if all before it had completed. Only before the first
+    /// post.
     pub(crate) fn continue_sends(&self, head: u32) {
         self.sends.expect(head as u16);
         self.publish_sends(head);
     }
 
-    /// As [`QueueState::continue_sends`].
+    /// [`QueueState::continue_sends`] for receives.
     pub(crate) fn continue_receives(&self, head: u32) {
         self.receives.expect(head as u16);
         self.publish_receives(head);
     }
 
-    /// Makes a request outstanding that starts at this index of either queue. For the inspector,
-    /// which has completions and no queues.
+    /// Makes the request that starts at this index outstanding, on both sides. For the inspector,
+    /// which decodes completions and has no queues.
     pub(crate) fn expect(&self, index: u16) {
         self.sends.expect(index);
         self.receives.expect(index);
@@ -388,14 +389,14 @@ impl QueueState {
         self.sends.completed()
     }
 
-    /// Publishes that the receive with this index, and all before it, are complete, if
-    /// [`QueueState::has_receive`] found it so. Poller only; not of an SRQ.
+    /// Publishes that the receive with this index and all earlier ones are complete.
+    /// [`QueueState::has_receive`] must have returned true for it. Poller only; not for an SRQ.
     pub(crate) fn complete_receives(&self, index: u16) {
         self.receives.complete(index);
     }
 
-    /// Whether the receive with this index was published and has not completed. Poller only; not of
-    /// an SRQ.
+    /// Whether the receive with this index was published and has not completed. Poller only; not
+    /// for an SRQ.
     pub(crate) fn has_receive(&self, index: u16) -> bool {
         let published = self.published_receives.load(Ordering::Acquire);
         self.receives.is_outstanding(index, published)
@@ -418,15 +419,15 @@ impl QueueState {
         &self.receives
     }
 
-    /// Whether the receives are an SRQ.
+    /// Whether the receives are those of an SRQ.
     #[inline(always)]
     pub(crate) fn is_shared(&self) -> bool {
         self.fixed.free_list.is_some()
     }
 
-    /// Takes an SRQ's entry out of the device's hands. `None` if it has no such entry, or the queue
-    /// is no SRQ: then there is nothing that the completion could be of. Of several pollers one
-    /// gets it.
+    /// Takes an SRQ entry back from the device. `None` if the entry is not posted, or the queue is
+    /// no SRQ: then the completion names no request. If several pollers claim an entry, one gets
+    /// it.
     #[inline(always)]
     pub(crate) fn claim(&self, index: u16) -> Option<Claimed<'_>> {
         let free = self.free_list()?;
@@ -455,7 +456,7 @@ impl QueueState {
     /// Lets pollers report the queue's completions.
     pub(crate) fn open(&self) {
         let [sends, receives] = self.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
-        // Release: what pollers find in the block was written before.
+        // Release: publishes the contents of the block to pollers.
         self.fixed.is_open.store(true, Ordering::Release);
         let index = self.fixed.user_index.load(Ordering::Relaxed);
         self.sends.set_cq(sends, index);
@@ -475,7 +476,7 @@ impl QueueState {
         self.fixed.is_open.load(Ordering::Acquire)
     }
 
-    /// Whether the queue's sends, or its receives, may complete to this CQ.
+    /// Whether the queue's sends, or its receives, may complete to the CQ with this identity.
     pub(crate) fn completes_to(&self, cq: usize, is_send: bool) -> bool {
         let [sends, receives] = self.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
         let own = if is_send { sends } else { receives };
@@ -500,21 +501,22 @@ impl QueueState {
         self.fixed.state.load(Ordering::Relaxed) >= QpState::Init as u32
     }
 
-    /// Records a state that the program set, or that a completion or an event told of. Posting
-    /// reads it only where it looks for space. A change to a state that forbids posting must also
-    /// call the queues' `recheck_state`
-    /// ([`SendQueue::recheck_state`](crate::send_queue::SendQueue::recheck_state) and its like).
+    /// Records a state that the program set, or that a completion or an event reported. Posting
+    /// reads it only when it looks for space. After a change to a state that forbids posting, the
+    /// queues' `recheck_state` must be called as well
+    /// ([`SendQueue::recheck_state`](crate::send_queue::SendQueue::recheck_state) and its
+    /// counterparts).
     pub(crate) fn set_state(&self, state: QpState) {
         self.fixed.state.store(state as u32, Ordering::Relaxed);
     }
 
-    /// In a forked child: nothing can be posted from here on, as far as posting looks at the state.
+    /// Called in a forked child: posting fails from the next check of the state on.
     pub(crate) fn disown(&self) {
         self.fixed.inherited.store(true, Ordering::Relaxed);
         self.set_state(QpState::Reset);
     }
 
-    /// Why nothing can be posted in this state.
+    /// The error of a post in this state.
     pub(crate) fn refusal(&self) -> PostError {
         if self.fixed.inherited.load(Ordering::Relaxed) {
             PostError::ForkedChild
@@ -523,35 +525,35 @@ impl QueueState {
         }
     }
 
-    /// Records that the device moved the QP to ERR, unless it is being reset anyway.
+    /// Records that the device moved the QP to ERR, unless the QP is in RESET.
     pub(crate) fn device_failed(&self) {
         self.device_moved(QpState::Init..=QpState::Err, QpState::Err);
     }
 
-    /// A failed send stops the sends alone (SQE): so on all services but the reliable ones. From
-    /// here on until the block is another queue's.
+    /// Makes a failed send move the QP to SQE, in which only the send queue has stopped. The device
+    /// does so for all services but the reliable ones. Holds until the block is reused.
     pub(crate) fn set_sends_fail_alone(&self) {
         self.fixed.failed_send.store(QpState::Sqe as u32, Ordering::Relaxed);
     }
 
-    /// A receive that is too short for its frame fails, and the queue goes on: raw packet queues,
-    /// where mlx5e recovers a receive queue after other errors only (`cqe_syndrome_needs_recover`
-    /// of mlx5/core/en/health.h, since Linux commit 187a9830c921). From here on until the block is
-    /// another queue's.
+    /// Makes a receive that is too short for its frame fail without moving the queue to ERR. Raw
+    /// packet queues behave so: mlx5e recovers a receive queue only after other errors
+    /// (`cqe_syndrome_needs_recover` of mlx5/core/en/health.h, since Linux commit 187a9830c921).
+    /// Holds until the block is reused.
     pub(crate) fn set_short_receives_fail_alone(&self) {
         self.fixed.short_receives_fail_alone.store(true, Ordering::Relaxed);
     }
 
-    /// Records what a failed receive did to the QP.
+    /// Sets the QP's state after a failed receive.
     pub(crate) fn receive_failed(&self, too_short: bool) {
         if !too_short || !self.fixed.short_receives_fail_alone.load(Ordering::Relaxed) {
             self.device_failed();
         }
     }
 
-    /// Records what a failed send did to the QP. Where sends fail alone, one that was merely
-    /// flushed tells nothing new: the one that failed before it did, and the program may have gone
-    /// back to RTS since.
+    /// Sets the QP's state after a failed send. In a QP that goes to SQE a flushed send changes
+    /// nothing: the failed send before it already did, and the program may have returned to RTS
+    /// since.
     pub(crate) fn send_failed(&self, flushed: bool) {
         if self.fixed.failed_send.load(Ordering::Relaxed) == QpState::Err as u32 {
             self.device_failed();
@@ -560,12 +562,13 @@ impl QueueState {
         }
     }
 
-    /// Records a move of the device's own, if it is from one of these states.
+    /// Records a state change that the device made by itself, if the QP is in one of the states
+    /// `from`.
     fn device_moved(&self, from: RangeInclusive<QpState>, to: QpState) {
         let state = &self.fixed.state;
         let current = state.load(Ordering::Relaxed);
         if from.contains(&QpState::from_u32(current)) {
-            // A lost race means that the program changed the state meanwhile, and its word is
+            // If the exchange fails, the program has changed the state meanwhile, and that is
             // newer.
             let _ =
                 state.compare_exchange(current, to as u32, Ordering::Relaxed, Ordering::Relaxed);
@@ -577,12 +580,12 @@ impl QueueState {
         self.fixed.qpn.load(Ordering::Relaxed)
     }
 
-    /// Records the number that the kernel gave.
+    /// Records the number that the kernel assigned.
     pub(crate) fn set_number(&self, number: u32) {
         self.fixed.qpn.store(number, Ordering::Relaxed);
     }
 
-    /// The value given at registration.
+    /// The value that the queue was registered with.
     #[inline(always)]
     pub fn user_context(&self) -> u64 {
         self.fixed.user_context.load(Ordering::Relaxed)
@@ -596,8 +599,8 @@ impl QueueState {
         receives.is_shared().then(|| receives.user_context())
     }
 
-    /// The ids of an SRQ's receives that the device has, in no order; of other queues, none. For
-    /// cleaning up after [`QueueHandle::close`](crate::user_index::QueueHandle::close).
+    /// Visits the ids of an SRQ's posted receives, in no order; none for other queues. For cleaning
+    /// up after [`QueueHandle::close`](crate::user_index::QueueHandle::close).
     pub fn for_each_shared_receive(&self, mut visit: impl FnMut(u64)) {
         let Some(free) = self.free_list() else { return };
         for index in (0..self.recv_wqes()).filter(|&index| free.is_taken(index)) {
@@ -605,8 +608,8 @@ impl QueueState {
         }
     }
 
-    /// Makes the block, which is at `own`, that of a new queue with this user index whose sends and
-    /// receives complete to these CQs. It is closed until [`QueueState::open`].
+    /// Prepares the block, which is at address `own`, for a new queue with this user index whose
+    /// sends and receives complete to `cqs`. It stays closed until [`QueueState::open`].
     pub(crate) fn start(&self, own: *mut Self, user_index: u32, context: u64, cqs: [usize; 2]) {
         self.fixed.user_index.store(user_index, Ordering::Relaxed);
         self.shut();
@@ -638,12 +641,12 @@ impl QueueState {
         }
     }
 
-    /// Runs `use_it` on the send ring while no other thread can take its memory away.
+    /// Runs `use_it` on the send ring. Other threads cannot free its memory meanwhile.
     pub(crate) fn with_send_ring<R>(&self, use_it: impl FnOnce(LentRing<'_>) -> R) -> Option<R> {
         self.fixed.send_ring.with(use_it)
     }
 
-    /// Runs `use_it` on the receive ring while no other thread can take its memory away.
+    /// Runs `use_it` on the receive ring. Other threads cannot free its memory meanwhile.
     pub(crate) fn with_recv_ring<R>(&self, use_it: impl FnOnce(LentRing<'_>) -> R) -> Option<R> {
         self.fixed.recv_ring.with(use_it)
     }
@@ -659,11 +662,11 @@ mod tests {
     use crate::send_queue::{Rc, SendQueue};
     use crate::shared_recv_queue::SharedRecvQueue;
 
-    /// Processors fetch lines of 64 bytes in pairs.
+    /// Processors prefetch lines of 64 bytes in pairs.
     const LINES: usize = 128;
 
-    /// A thread that uses its own queues writes no cache line that belongs to another's, wherever
-    /// the queues lie.
+    /// A thread that uses its own queues writes no cache line of another thread's queues, wherever
+    /// in memory the queues are.
     #[test]
     fn queues_share_no_cache_line() {
         assert_eq!(align_of::<SendQueue<Rc>>() % LINES, 0);
@@ -673,7 +676,8 @@ mod tests {
         assert_eq!(align_of::<QueueState>() % LINES, 0);
     }
 
-    /// Nor do the two pollers of a queue, and neither writes what the posting side reads.
+    /// The two pollers of a queue write different lines, and neither writes a line that the posting
+    /// side reads on its fast path.
     #[test]
     fn each_poller_writes_lines_of_its_own() {
         let sends = offset_of!(QueueState, sends) / LINES;

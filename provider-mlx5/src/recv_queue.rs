@@ -1,7 +1,8 @@
 //! The receive queue of a QP (or a work queue): a ring of fixed entries, consumed in order.
 //!
-//! Posting fills entries, publishing tells the device how many; there is no doorbell register, the
-//! device reads the record when a message arrives. Requests are written in `post.rs`.
+//! Posting fills entries, and publishing writes their number to the doorbell record. There is no
+//! doorbell register: the device reads the record when a message arrives. `recv_queue/post.rs`
+//! writes the entries.
 
 mod post;
 
@@ -14,7 +15,7 @@ use crate::shown_ring::Ring;
 use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::{QueueHandle, RECEIVES};
 
-/// What a receive queue is made of.
+/// Configuration of a receive queue.
 #[derive(Debug)]
 pub struct RecvQueueConfig {
     /// The ring: as many entries as the handle was registered with, of `stride` bytes.
@@ -27,15 +28,15 @@ pub struct RecvQueueConfig {
     pub stride: u32,
     /// Octowords before the first scatter entry: 1 for a linked-list striding queue, else 0.
     pub head_octowords: u32,
-    /// Whether the QP was created to deliver short messages inside the CQE. The poller copies them
-    /// to the receive's buffers then, whose addresses must be this process's.
+    /// Whether the QP was created to deliver short messages inside the CQE. The poller then copies
+    /// them to the receive's buffers, so the buffers' addresses must be valid in this process.
     pub scatter_to_cqe: bool,
 }
 
-/// A request to receive: where a message goes, and what its completion hands back.
+/// A receive request: where a message goes, and the id that its completion returns.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvRequest<'a> {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
     /// The buffers that the message fills, in order.
     pub data: &'a [Sge],
@@ -43,19 +44,20 @@ pub struct RecvRequest<'a> {
 
 /// The receive queue of a QP.
 ///
-/// A receive of one SGE is written at the front, as long as that is before `limit`; any other list
-/// up to `open`. There the slow path looks for space: at the ring's end, in a queue that seems
-/// full, and for the first receive after the QP's state may have changed.
+/// A receive of one SGE is written at `front` while `front` is before `limit`; any other list while
+/// it is before `open`. Otherwise the slow path looks for space: at the ring's end, in a queue that
+/// seems full, and for the first receive after the QP's state may have changed.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct RecvQueue {
     front: Front,
     /// Entries built so far; wraps.
     head: u32,
-    /// The id up to which a list of one SGE needs no terminator written: `open`, as long as all
-    /// entries have one where a second SGE would be; [`WITH_LISTS`] once there were longer lists.
+    /// The address of an id: before it, a list of one SGE needs no terminator written. Equal to
+    /// `open` as long as every entry has a terminator in the place of a second SGE;
+    /// [`WITH_LISTS`] after a longer list was posted.
     limit: *const AtomicU64,
-    /// The id up to which entries are free and before the ring's end.
+    /// The address of an id: before it, entries are free and the ring has not ended.
     open: *const AtomicU64,
     /// Bytes per entry.
     stride: u32,
@@ -63,28 +65,28 @@ pub struct RecvQueue {
     ring: *mut u8,
     /// log2 of the bytes per entry.
     shift: u8,
-    /// Most scatter entries.
+    /// Most scatter entries of a receive.
     max_sge: u8,
     head_octowords: u32,
     /// Entries minus one.
     mask: u32,
-    /// Entries known to be retired.
+    /// Entries known to be completed.
     tail: u32,
     scatter_to_cqe: bool,
     handle: QueueHandle,
 }
 
-/// The limit that no id is below.
+/// A limit that no id is before.
 const WITH_LISTS: *const AtomicU64 = core::ptr::null();
 
-/// Where the next receive goes: its scatter list, and its work request id.
+/// Where the next receive is written: its scatter list, and its work request id.
 #[derive(Clone, Copy, Debug)]
 struct Front {
     entry: *mut Octoword,
     id: *const AtomicU64,
 }
 
-/// Where a queue's receives are, for a poller that gives them back at the places that they had.
+/// Where a queue's receives are, for a poller that posts each buffer again in the same entry.
 #[derive(Debug)]
 pub(crate) struct Places {
     /// The scatter list of the first entry of the ring.
@@ -115,7 +117,7 @@ impl RecvQueue {
         if !stride_fits || config.head_octowords >= octowords {
             return Err(QueueError::BadLimits);
         }
-        // The first receive finds nothing open, and looks for space.
+        // Nothing is open yet, so that the first receive looks for space.
         let id = state.recv_table().0;
         let queue = Self {
             front: Front { entry: core::ptr::null_mut(), id },
@@ -158,14 +160,14 @@ impl RecvQueue {
         self.doorbell.store(self.head & 0xffff);
     }
 
-    /// Entries that are free now, as far as completions have been polled.
+    /// Free entries, as far as completions have been polled.
     pub fn free_entries(&mut self) -> u32 {
         let outstanding = self.outstanding();
-        // As long as the CQ holds completions of closed queues in their place, some stay empty.
+        // Some entries stay free while the CQ holds completions of closed queues in their place.
         (self.mask + 1 - outstanding).saturating_sub(self.handle.held(RECEIVES))
     }
 
-    /// Receives that were built and whose completion was not polled.
+    /// Receives that were built and whose completions were not polled.
     pub fn outstanding(&mut self) -> u32 {
         let head = self.head;
         let outstanding = head.wrapping_sub(self.tail);
@@ -176,8 +178,8 @@ impl RecvQueue {
         head.wrapping_sub(self.tail)
     }
 
-    /// The ids of receives whose completion was not polled, oldest first. For cleaning up after
-    /// [`QueueHandle::close`].
+    /// Visits the ids of receives whose completions were not polled, oldest first. For cleaning up
+    /// after [`QueueHandle::close`].
     pub fn for_each_outstanding(&mut self, mut visit: impl FnMut(u64)) {
         for back in (1..=self.outstanding()).rev() {
             let index = self.head.wrapping_sub(back);
@@ -196,13 +198,13 @@ impl RecvQueue {
         self.head
     }
 
-    /// Address of the ring, its entries, and the bytes of each: for programs that write receives
+    /// Address of the ring, number of entries, and bytes of each: for programs that write receives
     /// themselves.
     pub fn ring(&self) -> (*mut u8, u32, u32) {
         (self.ring, self.mask + 1, 1 << self.shift)
     }
 
-    /// Where its receives are. They live as long as this queue's memory and its handle.
+    /// Where the receives are. The pointers are valid as long as the queue's memory and its handle.
     pub(crate) fn places(&self) -> Places {
         Places {
             first: self.scatter_list(0),
@@ -218,11 +220,12 @@ impl RecvQueue {
         &self.handle
     }
 
-    /// Starts over, after the QP was reset: `handle` is the renewed one ([`QueueHandle::renew`]).
-    /// What was not published is lost.
+    /// Starts over after a reset of the QP. `handle` is the one that [`QueueHandle::renew`]
+    /// returned. Receives that were not published are lost.
     ///
     /// # Panics
-    /// If it is not of this queue.
+    ///
+    /// If the handle is another queue's.
     pub fn reset(&mut self, handle: QueueHandle) {
         assert_eq!(handle.user_index(), self.handle.user_index(), "another queue's handle");
         self.handle = handle;
@@ -233,9 +236,9 @@ impl RecvQueue {
         self.show_ring();
     }
 
-    /// Makes the next receive look at the QP's state. To be called when that goes back to one in
-    /// which nothing can be posted, unless [`RecvQueue::reset`] comes before the next receive:
-    /// otherwise it may be noticed a lap later only.
+    /// Makes the next receive check the QP's state. Call it when the QP returns to a state in which
+    /// nothing can be posted, unless [`RecvQueue::reset`] follows before the next receive.
+    /// Otherwise the change may go unnoticed for a lap of the ring.
     pub fn recheck_state(&mut self) {
         self.open = self.front.id;
         if !self.has_lists() {
@@ -273,7 +276,7 @@ impl RecvQueue {
     }
 }
 
-/// Receives being built into a queue, published together. Dropping it leaves what was built
+/// Receives that are built into a queue and published together. Dropping the batch leaves them
 /// unpublished.
 #[derive(Debug)]
 #[must_use = "receives reach the device when they are published"]

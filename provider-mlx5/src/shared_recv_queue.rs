@@ -1,16 +1,18 @@
 //! The shared receive queue: a linked list of entries that many QPs consume, in any order.
 //!
-//! The device follows the link in each posted entry to the next one, so the link is written when
-//! the entry is posted, out of software's own ring of free entries (see `free_list.rs`).
-//! Completions give entries back to that ring in the poller's thread; this side takes them.
+//! The device follows the link in each posted entry to the next one. The link is written when the
+//! entry is posted, and names the next entry of software's own ring of free entries (see
+//! `free_list.rs`). The poller's thread returns completed entries to that ring; the posting side
+//! takes them.
 //!
-//! A receive that hit a page fault on memory registered for on-demand paging comes back as an error
-//! completion although nothing was wrong with it. The poller puts it aside, and the next call that
-//! posts or publishes posts it again, in another entry, so that the faulted one rests meanwhile;
-//! libmlx5 does so in the poller (`mlx5_complete_odp_fault`). So is a receive whose completion the
-//! poller drops because its QP is closed: the program still counts on it.
+//! A receive that hit a page fault on memory registered for on-demand paging completes with an
+//! error although nothing was wrong with it. The poller puts it aside, and the next call that posts
+//! or publishes posts it again. It does so in another entry, so that the entry that faulted is not
+//! used again at once; libmlx5 posts it in the poller (`mlx5_complete_odp_fault`). A receive whose
+//! completion is dropped because its QP is closed is posted again in the same way, since the
+//! program still expects it.
 //!
-//! Requests are written in `recv_queue/post.rs`.
+//! `recv_queue/post.rs` writes the entries.
 
 use crate::doorbell::DoorbellWord;
 use crate::free_list::{ANY, FreeList};
@@ -21,7 +23,7 @@ use crate::shown_ring::Ring;
 use crate::sync::AtomicU64;
 use crate::user_index::QueueHandle;
 
-/// What a shared receive queue is made of.
+/// Configuration of a shared receive queue.
 #[derive(Debug)]
 pub struct SharedRecvQueueConfig {
     /// The ring: as many entries as the handle was registered with, of `stride` bytes.
@@ -34,7 +36,8 @@ pub struct SharedRecvQueueConfig {
     /// entries.
     pub stride: u32,
     /// Whether QPs of this SRQ were created to deliver short messages inside the CQE. The poller
-    /// copies them to the receive's buffers then, whose addresses must be this process's.
+    /// then copies them to the receive's buffers, so the buffers' addresses must be valid in this
+    /// process.
     pub scatter_to_cqe: bool,
 }
 
@@ -48,9 +51,9 @@ pub struct SharedRecvQueue {
     pub(crate) next: Shortcut,
     /// Bytes per entry.
     pub(crate) stride: usize,
-    /// The limit of what is taken on the fast path, as far as this side is concerned: [`ANY`] as
-    /// long as a list of one SGE needs no terminator written, because all entries have one where a
-    /// second SGE would be; then [`WITH_LISTS`](crate::free_list::WITH_LISTS).
+    /// The limit for the fast path that this side allows: [`ANY`] as long as every entry has a
+    /// terminator in the place of a second SGE, so that a list of one SGE needs none written; then
+    /// [`WITH_LISTS`](crate::free_list::WITH_LISTS).
     pub(crate) limit: u32,
     pub(crate) max_sge: u8,
     /// The entry that is posted next.
@@ -99,13 +102,13 @@ impl SharedRecvQueue {
         Ok(queue)
     }
 
-    /// Address of the ring, its entries, and the bytes of each; and the entry that is posted next:
+    /// Address of the ring, number of entries, bytes of each, and the entry that is posted next:
     /// for programs that write receives themselves.
     pub fn layout(&self) -> (*mut u8, u32, u32, u32) {
         (self.ring, self.state().recv_wqes(), self.stride as u32, self.head)
     }
 
-    /// Tells the device of everything built so far, and of what it gave back unused.
+    /// Publishes everything built so far, and posts again the receives that were put aside.
     #[inline(always)]
     pub fn publish(&mut self) {
         if self.free().has_unused() {
@@ -121,15 +124,16 @@ impl SharedRecvQueue {
         self.doorbell.store(self.counter & 0xffff);
     }
 
-    /// Posts again what the device gave back unused. Each such entry joins the free ones before its
-    /// content goes to the next one to be posted, so that there is one even if all others are the
-    /// device's; only this side takes free entries, so the content stays meanwhile.
+    /// Posts again the receives that were put aside. Each of their entries joins the free entries
+    /// before its content is copied to the entry that is posted next, so that there is such an
+    /// entry even if the device has all others. Only this side takes free entries, so the content
+    /// stays intact meanwhile.
     #[inline(never)]
     pub(crate) fn repost(&mut self) {
-        // In this order: see there.
+        // First, before the checks below: see `FreeList::set_limit`.
         self.free().set_limit(self.limit);
-        // What makes posts go the slow way was recorded before the limit was lowered, and the limit
-        // is raised here.
+        // The causes that send posts to the slow path were recorded before the limit was lowered,
+        // and this raises the limit first. So a cause that is missed here lowers the limit again.
         if self.state().state() == QpState::Err || !self.free().grants_all() {
             self.free().post_slowly();
         }
@@ -141,8 +145,8 @@ impl SharedRecvQueue {
         }
     }
 
-    /// The entry behind the head, where one has been given back: at most a poller that was faster
-    /// has yet to fill its place.
+    /// The entry after the head, which has been given back. Its position in the ring may be empty
+    /// for a moment, while another poller is filling it.
     fn next_free(&self) -> u32 {
         loop {
             match self.free().next(self.counter) {
@@ -152,7 +156,7 @@ impl SharedRecvQueue {
         }
     }
 
-    /// The ids of receives that the device has, in no order. For cleaning up after
+    /// Visits the ids of posted receives, in no order. For cleaning up after
     /// [`QueueHandle::close`].
     pub fn for_each_outstanding(&self, visit: impl FnMut(u64)) {
         self.state().for_each_shared_receive(visit);

@@ -4,13 +4,13 @@
 //! every CQE (CQE version 1, `MLX5_CQE_VERSION_V1`). Here it is the index of a flat table that
 //! grows by doubling, so finding a queue is one load.
 //!
-//! A queue that dies may still have CQEs in its CQ. libmlx5 takes both CQs' locks and scrubs them.
-//! Here nothing is scrubbed: the block is marked closed, so that the poller drops those CQEs when
-//! it meets them, and index and block are reused once every CQ of the queue has been drained of
-//! what it held at that time. A QP that is reset keeps its index and gets another block at once;
-//! what a CQ still holds of its past is told by its place in the ring. Blocks are never freed while
-//! the table lives, so a poller that has just looked one up, or a device that names a wrong index,
-//! meets a block in any case.
+//! A closed queue may still have CQEs in its CQs. libmlx5 takes the locks of both CQs and removes
+//! them. This library marks the queue's block as closed, and the poller drops the CQEs when it
+//! reaches them. The index and the block are reused once each CQ of the queue has been polled past
+//! the CQEs that it held at that time. A QP that is reset keeps its index and gets another block at
+//! once; the poller recognises CQEs from before the reset by their position in the CQ. Blocks are
+//! never freed while the table exists. So every index leads to a valid block, also for a poller
+//! that has just looked one up, and for an index that the device got wrong.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ use core::array;
 use core::cell::Cell;
 use core::mem::offset_of;
 use core::ptr::NonNull;
-// Of blocks, which loom's models need not watch.
+// Blocks use `std`'s `Arc` under loom too: loom's models need not track references to them.
 use std::sync::Arc as Shared;
 
 use crate::completion_queue::{Completion, CqMonitor, CqeView};
@@ -43,7 +43,7 @@ pub struct UserIndexTable(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     control: Mutex<Control>,
-    /// The current table, which pollers look at without a lock.
+    /// The current table. Pollers read it without a lock.
     current: AtomicPtr<Table>,
 }
 
@@ -59,15 +59,15 @@ impl Default for UserIndexTable {
 
 #[derive(Debug)]
 struct Control {
-    /// All tables so far, the current one last. The older ones stay for pollers that have not
-    /// noticed yet. Boxed twice: the tables' addresses and lengths are pointed at.
+    /// All tables so far, the current one last. Old tables are kept, because pollers may still use
+    /// them. Boxed, because `current` points at a table, that is at an address and a length.
     #[allow(clippy::vec_box, reason = "they are pointed at")]
     tables: Vec<Box<Table>>,
-    /// Every block there is.
+    /// All blocks, used and idle.
     blocks: Vec<Shared<QueueState>>,
     /// Blocks that no queue uses.
     idle: Vec<(Shape, Shared<QueueState>)>,
-    /// A closed block, to which the indices of no queue lead.
+    /// A closed block: the entries of unused indices point to it.
     unused: Shared<QueueState>,
     free_indices: Vec<u32>,
     next_index: u32,
@@ -76,14 +76,14 @@ struct Control {
 
 #[derive(Debug)]
 struct Dying {
-    /// `None` if another block has it.
+    /// `None` if the queue was reset and its new block has taken the index over.
     index: Option<u32>,
     shape: Shape,
     block: Shared<QueueState>,
     drains: Drains,
-    /// Completions that were not polled yet need their places.
+    /// The queue's completions that may still be in its CQs.
     load: Arc<Mutex<Load>>,
-    /// That of the SRQ whose receives the queue consumed, and the CQs where it did.
+    /// The load of the SRQ that the queue consumed, and the CQs to which those receives completed.
     consumed: Option<(Arc<Mutex<Load>>, Vec<CqMonitor>)>,
 }
 
@@ -98,17 +98,17 @@ pub enum RegisterError {
     NoIndexLeft,
 }
 
-/// A queue's entry in the table, and so its right to complete anything.
+/// A queue's entry in the table. Only a queue with an entry can complete requests.
 ///
 /// Clones name the same entry. The entry closes with [`QueueHandle::close`] or with the last clone.
 #[derive(Clone, Debug)]
 pub struct QueueHandle {
     entry: Arc<Entry>,
-    /// The entry's, without the step from one to the other.
+    /// The block of `entry`, so that reading it costs no second pointer.
     block: NonNull<QueueState>,
 }
 
-// SAFETY: the block is `Sync`, and `entry` keeps it.
+// SAFETY: the block is `Sync`, and `entry` keeps it alive.
 unsafe impl Send for QueueHandle {}
 // SAFETY: as above.
 unsafe impl Sync for QueueHandle {}
@@ -122,12 +122,12 @@ impl QueueHandle {
     /// The shared block.
     #[inline(always)]
     pub fn state(&self) -> &QueueState {
-        // SAFETY: `entry` keeps the block.
+        // SAFETY: `entry` keeps the block alive.
         unsafe { self.block.as_ref() }
     }
 
-    /// Makes one request outstanding on either side, at this index. For the inspector, which has
-    /// completions and no queues.
+    /// Makes the request at this index outstanding on both sides. For the inspector, which decodes
+    /// completions and has no queues.
     ///
     /// # Safety
     /// The handle has no queues.
@@ -145,9 +145,9 @@ impl UserIndexTable {
 
     /// Gives a queue a user index and a block.
     ///
-    /// `cqs` are the CQs that it completes to: its sends to the first, its receives to the last.
-    /// (To any, if there is none.) They outlive the queue. `receives` is its SRQ if it has one, and
-    /// `user_context` a value that its completions hand back.
+    /// `cqs` are the CQs that the queue completes to: its sends to the first, its receives to the
+    /// last. If `cqs` is empty, any CQ may report them. The CQs outlive the queue. `receives` is
+    /// its SRQ if it has one, and `user_context` a value that its completions return.
     ///
     /// # Errors
     /// [`RegisterError::NoIndexLeft`].
@@ -162,7 +162,7 @@ impl UserIndexTable {
         control.reap();
         let (index, grown) = control.take_index()?;
         if let Some(grown) = grown {
-            // Release: what is in it was written before.
+            // Release: publishes the contents of the new table.
             self.0.current.store(grown, Ordering::Release);
         }
         let block = control.take_block(shape);
@@ -182,17 +182,17 @@ impl UserIndexTable {
         Ok(QueueHandle::new(entry))
     }
 
-    /// Frees what closed queues leave until their CQs have been drained, unless another thread has
-    /// the lock: a poller does not wait.
+    /// Frees the indices and blocks of closed queues whose CQs have been drained. Does nothing if
+    /// another thread holds the lock: a poller does not wait.
     pub(crate) fn reap(&self) {
         if let Some(mut control) = try_lock(&self.0.control) {
             control.reap();
         }
     }
 
-    /// In a forked child: the queues are the parent's, and posting to them fails with
-    /// [`ForkedChild`](crate::request::PostError::ForkedChild) as soon as it looks at their state.
-    /// Takes no lock and allocates nothing, so it may be called before `fork` returns.
+    /// Called in a forked child, whose queues belong to the parent: posting fails with
+    /// [`ForkedChild`](crate::request::PostError::ForkedChild) the next time that it checks the
+    /// state. Takes no lock and allocates nothing, so it may be called before `fork` returns.
     pub fn disown(&self) {
         for entry in self.current() {
             // SAFETY: a block, all of which live as long as the table.
@@ -200,9 +200,9 @@ impl UserIndexTable {
         }
     }
 
-    /// Opens a QP that was reset, if the CQE at counter `consumed` of `cq` is of its new life, as
-    /// are all that its other CQs hold: it comes behind all that the CQ held of the old one. Says
-    /// whether the CQE is.
+    /// Opens a QP that was reset, if no CQ holds CQEs from before the reset any more. `consumed` is
+    /// the counter of the CQE of `cq` that is being polled. Returns whether that CQE is from after
+    /// the reset.
     pub(crate) fn has_begun_anew(&self, state: &QueueState, cq: &CqMonitor, consumed: u32) -> bool {
         let mut past = lock(state.past());
         if past.is_empty() || past.iter().any(|past| past.is_left(cq, consumed)) {
@@ -215,8 +215,8 @@ impl UserIndexTable {
         true
     }
 
-    /// Whether the CQE at counter `at` of `cq` is of a queue that was closed, or of its life before
-    /// a reset.
+    /// Whether the CQE at counter `at` of `cq` belongs to a closed queue, or is from before the
+    /// reset of its queue.
     pub(crate) fn is_over(&self, state: &QueueState, cq: &CqMonitor, at: u32) -> bool {
         if state.is_open() {
             return false;
@@ -227,7 +227,7 @@ impl UserIndexTable {
 
     /// The current table.
     fn current(&self) -> &Table {
-        // SAFETY: a table of `control`, all of which live as long as this.
+        // SAFETY: `current` points to a table of `control`, whose tables live as long as `self`.
         unsafe { &*self.0.current.load(Ordering::Acquire) }
     }
 }
@@ -236,7 +236,7 @@ impl Control {
     fn new() -> Self {
         let shape = Shape { send_wqebbs: 0, recv_wqes: 0, shared_receive: false };
         let unused = QueueState::new(shape);
-        // SAFETY: the block's own.
+        // SAFETY: the block is its own receive block, so it lives long enough.
         unsafe { unused.set_receives(&*unused) };
         Self {
             tables: Vec::new(),
@@ -249,12 +249,12 @@ impl Control {
         }
     }
 
-    /// An index, and the table that it needed.
+    /// Takes an unused index. Also returns the new table, if the old one was too small for it.
     fn take_index(&mut self) -> Result<(u32, Option<*mut Table>), RegisterError> {
         if let Some(index) = self.free_indices.pop() {
             return Ok((index, None));
         }
-        // Index 0 is left out: it is what a CQE that was never written would say.
+        // Index 0 is never used, because a CQE that was never written has index 0.
         let index = self.next_index.max(1);
         if index as usize >= MAX_ENTRIES - 1 {
             return Err(RegisterError::NoIndexLeft);
@@ -286,8 +286,8 @@ impl Control {
         block
     }
 
-    /// Writes an entry in every table that has it, so that a poller with an old one meets no stale
-    /// pointer.
+    /// Writes an entry in every table that is large enough, so that pollers with an old table find
+    /// the current block as well.
     fn set(&mut self, index: u32, block: &Shared<QueueState>) {
         for table in &self.tables {
             if let Some(entry) = table.get(index as usize) {
@@ -316,8 +316,8 @@ impl Control {
     }
 }
 
-/// A poller's view of the table, which it keeps alive: a pointer and a length. It may be out of
-/// date, then it lacks entries.
+/// A poller's pointer into the current table, which it keeps alive. If the table has grown since,
+/// the newest indices are missing.
 #[derive(Debug)]
 struct TableView {
     table: UserIndexTable,
@@ -325,7 +325,7 @@ struct TableView {
     len: usize,
 }
 
-// SAFETY: it points at atomics that live as long as the table, which is in it.
+// SAFETY: `entries` points at atomics that live as long as the table, and `table` keeps it alive.
 unsafe impl Send for TableView {}
 
 impl TableView {
@@ -338,21 +338,21 @@ impl TableView {
         &self.table
     }
 
-    /// Follows the table, which may have grown.
+    /// Switches to the current table, which may be larger.
     pub(crate) fn refresh(&mut self) {
         let current = self.table.current();
         (self.entries, self.len) = (current.as_ptr(), current.len());
     }
 
-    /// The block that an index leads to, open or not; `None` if the view does not have the index.
+    /// The block of an index, open or not; `None` if the index is beyond the view's length.
     #[inline(always)]
     pub(crate) fn block(&self, index: u32) -> Option<&QueueState> {
         let index = index as usize;
         if index >= self.len {
             return None;
         }
-        // SAFETY: `index` is below the length of a table of `table`, which keeps it and the blocks
-        // that it leads to. The compiler is told that there is one, so that it does not look.
+        // SAFETY: `index` is below the length of one of `table`'s tables, which keeps its blocks
+        // alive. The entry is never null, and the compiler may rely on that.
         unsafe {
             let block = (*self.entries.add(index)).load(Ordering::Acquire);
             core::hint::assert_unchecked(!block.is_null());
@@ -361,22 +361,22 @@ impl TableView {
     }
 }
 
-/// One place for each low byte of a user index.
+/// One cache slot for each low byte of a user index.
 const PLACES: usize = 1 << 8;
 const USER_INDEX: usize = offset_of!(Cqe, srqn_user_index);
 
-/// Where a queue is, or [`KnownQueues::none`].
+/// The block in each slot, or [`KnownQueues::none`].
 type Places = [Cell<*const QueueState>; PLACES];
 
-/// The queues that a CQ polls: the table, and a cache of those of its queues whose sends, or whose
-/// receives, this CQ's poller found to be its own.
+/// The queues that a CQ polls: the table, and a cache of the queues whose sends or receives
+/// complete to this CQ.
 ///
-/// A queue in the cache needs fewer comparisons than one that is looked up: its key tells at once
-/// whether the CQE is its own, and whether the queue is open. Up to 256 queues that were registered
-/// one after the other have places of their own.
+/// A cached queue is found with fewer comparisons: its key says at once whether the CQE belongs to
+/// it and whether the queue is open. Up to 256 queues with consecutive user indices have slots of
+/// their own.
 ///
-/// A queue is in the place of its own index alone, and closed queues have a key with another low
-/// byte. So no CQE whose index leads to a place equals the key of a closed queue there.
+/// A queue is only ever in the slot of its own index, and the key of a closed queue has another low
+/// byte. So the key of a closed queue equals the index of no CQE that leads to its slot.
 #[derive(Debug)]
 pub(crate) struct KnownQueues {
     view: TableView,
@@ -384,13 +384,14 @@ pub(crate) struct KnownQueues {
     identity: usize,
     sends: Places,
     receives: Places,
-    /// What is in a place without a queue. This CQ's own, since its poller may write to it: its key
-    /// is no queue's, and a device can say it all the same. It has no outstanding requests.
+    /// The block in an empty slot. Each CQ has its own, because its poller may write to it. It has
+    /// no outstanding requests, so it completes nothing even if a broken device writes its key into
+    /// a CQE.
     none: Shared<QueueState>,
 }
 
-// SAFETY: the places lead to `none`, and to blocks that live as long as the table, which `view`
-// keeps. Blocks are `Sync`.
+// SAFETY: the slots point to `none`, and to blocks that live as long as the table, which `view`
+// keeps alive. Blocks are `Sync`.
 unsafe impl Send for KnownQueues {}
 
 impl KnownQueues {
@@ -403,8 +404,8 @@ impl KnownQueues {
         Self { view, identity, sends: places(), receives: places(), none }
     }
 
-    /// Empties the cache. To be called before the CQ says that it was drained: then blocks of
-    /// closed queues may become those of queues that complete to other CQs.
+    /// Empties the cache. Called before the CQ reports that it was drained, because from then on
+    /// the blocks of closed queues may be reused for queues that complete to other CQs.
     pub(crate) fn clear(&self) {
         let places = self.sends.iter().chain(&self.receives);
         places.for_each(|place| place.set(Shared::as_ptr(&self.none)));
@@ -415,12 +416,12 @@ impl KnownQueues {
         self.view.table()
     }
 
-    /// Has [`KnownQueues::any`] know all queues that are registered by now.
+    /// Makes [`KnownQueues::any`] find all queues that are registered by now.
     pub(crate) fn refresh(&mut self) {
         self.view.refresh();
     }
 
-    /// The queue that a user index leads to, open or not.
+    /// The queue with this user index, open or not.
     pub(crate) fn any(&self, index: u32) -> Option<&QueueState> {
         self.view.block(index)
     }
@@ -430,16 +431,16 @@ impl KnownQueues {
         self.identity
     }
 
-    /// The open queue that a CQE, which is ours, is of, if this CQ polls its sends.
+    /// The open queue of a send CQE that software owns, if its sends complete to this CQ.
     #[inline(always)]
     pub(crate) fn sends_of(&self, cqe: CqeView) -> Option<PolledSends<'_>> {
         let queue = self.find(cqe, &self.sends, QueueState::send_side)?;
-        // SAFETY: as `find` says; the CQ's poller is this thread, since only its CQ has this value,
-        // which is not `Sync`.
+        // SAFETY: `find` checked the side; this thread is the CQ's poller, because only the CQ has
+        // this value, which is not `Sync`.
         Some(unsafe { PolledSends::new(queue) })
     }
 
-    /// The open queue that a CQE, which is ours, is of, if this CQ polls its receives.
+    /// The open queue of a receive CQE that software owns, if its receives complete to this CQ.
     #[inline(always)]
     pub(crate) fn receives_of(&self, cqe: CqeView) -> Option<PolledReceives<'_>> {
         let queue = self.find(cqe, &self.receives, QueueState::recv_side)?;
@@ -447,7 +448,7 @@ impl KnownQueues {
         Some(unsafe { PolledReceives::new(queue) })
     }
 
-    /// [`KnownQueues::sends_of`] of a queue that is in its place.
+    /// [`KnownQueues::sends_of`], only from the cache.
     #[inline(always)]
     pub(crate) fn known_sends_of(&self, cqe: CqeView) -> Option<PolledSends<'_>> {
         let (queue, is_known) = self.in_place(cqe, &self.sends, QueueState::send_side);
@@ -458,7 +459,7 @@ impl KnownQueues {
         Some(unsafe { PolledSends::new(queue) })
     }
 
-    /// [`KnownQueues::receives_of`] of a queue that is in its place.
+    /// [`KnownQueues::receives_of`], only from the cache.
     #[inline(always)]
     pub(crate) fn known_receives_of(&self, cqe: CqeView) -> Option<PolledReceives<'_>> {
         let (queue, is_known) = self.in_place(cqe, &self.receives, QueueState::recv_side);
@@ -469,7 +470,7 @@ impl KnownQueues {
         Some(unsafe { PolledReceives::new(queue) })
     }
 
-    /// What is in the place of the queue that a CQE is of, and whether it is that queue.
+    /// The block in the slot of a CQE's user index, and whether it is the queue that the CQE names.
     #[inline(always)]
     fn in_place<'q>(
         &'q self,
@@ -479,16 +480,16 @@ impl KnownQueues {
     ) -> (&'q QueueState, bool) {
         crate::barrier::from_device();
         let place = &known[usize::from(cqe.u8(USER_INDEX + 3))];
-        // SAFETY: `none`, or a block of the table that `view` keeps.
+        // SAFETY: slots point to `none`, or to a block of the table that `view` keeps alive.
         let queue = unsafe { &*place.get() };
-        // The key first: so the load of the index is an operand of the comparison.
+        // Loads the key first, so that the load of the index becomes an operand of the comparison.
         let key = side(queue).key();
         (queue, key == cqe.u32_in_memory(USER_INDEX))
     }
 
-    /// The open queue that the user index of a CQE leads to, if this CQ polls that `side` of it; or
-    /// `none`. The byte above the index counts segments of large receive offload; CQEs in which it
-    /// is not 0 find their queue on the slow path.
+    /// The open queue with the user index of a CQE, if this CQ polls that `side` of it; otherwise
+    /// `none`. The byte above the index counts the segments of large receive offload. If it is not
+    /// 0, the slow path finds the queue.
     #[inline(always)]
     fn find<'q>(
         &'q self,
@@ -515,14 +516,14 @@ impl Completion<'_> {
     /// What the QP's posting and polling sides share.
     #[inline(always)]
     pub fn state(&self) -> &QueueState {
-        // SAFETY: the side is that of a registered queue, whose block lives as long as it does.
+        // SAFETY: the side belongs to a registered queue, and is part of that queue's block.
         unsafe { &*self.side().block() }
     }
 
     #[inline(always)]
     pub(crate) fn side(&self) -> &Side {
-        // SAFETY: blocks live as long as the user index table, which the CQ keeps alive, and the CQ
-        // is borrowed.
+        // SAFETY: blocks live as long as the user index table. The CQ keeps the table alive, and
+        // the completion borrows the CQ.
         unsafe { &*self.raw_side() }
     }
 }

@@ -1,6 +1,5 @@
-//! One direction of a queue, sends or receives, as the poller of its completions sees it. Also what
-//! else of a block has to be unsafe: the tables of a list of free entries, and the links to other
-//! blocks.
+//! One direction of a queue, sends or receives, as its poller sees it. This file also has the other
+//! unsafe code of a block: the tables of an SRQ's free list, and the pointers to other blocks.
 
 #![allow(unsafe_code)]
 
@@ -14,47 +13,46 @@ use super::QueueState;
 use crate::free_list::{ANY, FreeList, NO_INDEX, POSTED, WITH_LISTS};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// In the table of work request ids: the place of a block in which no request starts. A program may
-/// use this number as an id all the same, so the slow path looks into another table before it
-/// believes it. It has 32 significant bits, sign-extended, so that a comparison with it takes one
-/// instruction.
+/// The id in the work request id table for a block in which no request starts. A program may use
+/// this number as an id, so when the slow path finds it, it checks a second table. It has 32
+/// significant bits, sign-extended, so that one instruction compares with it.
 pub(crate) const NO_START: u64 = 0xffff_ffff_9d3a_c571;
 
-/// One direction of a queue: all that the poller reads and writes for a completion that went well,
-/// on one cache line.
+/// One direction of a queue: everything that the poller reads and writes for a successful
+/// completion, on one cache line.
 ///
-/// The poller compares each completion with the range of outstanding requests, and retires it, with
-/// one subtraction, one comparison and one store. It keeps the index that completed last in the
-/// form that [`last_word`] describes.
+/// The poller checks with one subtraction and one comparison that a completion names an outstanding
+/// request, and retires the request with one store. It keeps the index that completed last in the
+/// form of a [`last_word`].
 #[derive(Debug)]
 pub(crate) struct Side {
-    /// The WQE that completed last, as [`last_word`]. From it the posting side works out its tail
-    /// when it needs to know: it alone knows how long its WQEs are. Not used by an SRQ, whose WQEs
-    /// come back in any order.
+    /// The WQE that completed last, as a [`last_word`]. The posting side computes its tail from it,
+    /// because only the posting side knows the length of its WQEs. Not used by an SRQ, whose WQEs
+    /// complete in any order.
     last: AtomicU32,
-    /// [`base_of`] the index behind the last published request that the poller knows of.
+    /// [`base_of`] the index after the last published request that the poller has seen.
     base: AtomicU32,
-    /// What the user index in a CQE of this side is in memory, while `cq` is not 0: see
+    /// The user index in the CQEs of this side, in big-endian order, while `cq` is not 0; see
     /// [`Side::key`].
     key: AtomicU32,
     /// The CQ whose poller may complete requests on the fast path: its
-    /// [identity](crate::completion_queue::CqMonitor). 0, the identity of no CQ, while the queue is
-    /// closed or may complete to any CQ.
+    /// [identity](crate::completion_queue::CqMonitor). 0, which identifies no CQ, while the queue
+    /// is closed or may complete to any CQ.
     cq: AtomicUsize,
     entries: *const AtomicU64,
     /// Entries of the table of work request ids, minus one.
     mask: u32,
-    /// Whether data that comes inside a CQE goes to the receive's buffers.
+    /// Whether inline data of a CQE is copied to the receive's buffers.
     copies_inline: AtomicBool,
     /// The SRQ's entries, if the receives are an SRQ's.
     shared: AtomicPtr<FreeList>,
-    /// What completions hand back, see [`QueueState::set_side_contexts`].
+    /// The value that completions return, see [`QueueState::set_side_contexts`].
     context: AtomicU64,
-    /// The block that this is a part of.
+    /// The block that this side is part of.
     block: AtomicPtr<QueueState>,
 }
 
-// SAFETY: `entries` points into a box of the same block, which is never replaced; all that it
+// SAFETY: `entries` points into a box of the same block, which is never replaced; everything it
 // points at is atomic.
 unsafe impl Send for Side {}
 // SAFETY: as above.
@@ -70,8 +68,8 @@ pub(crate) struct PolledReceives<'q>(&'q QueueState);
 
 impl<'q> PolledSends<'q> {
     /// # Safety
-    /// The send side is [polled by](Side::is_polled_by) the CQ that this thread polls. This value
-    /// is gone before that poll returns.
+    /// The send side is [polled by](Side::is_polled_by) the CQ that this thread polls. The value is
+    /// dropped before that poll returns.
     #[inline(always)]
     pub(crate) unsafe fn new(queue: &'q QueueState) -> Self {
         Self(queue)
@@ -87,7 +85,7 @@ impl<'q> PolledSends<'q> {
 
 impl<'q> PolledReceives<'q> {
     /// # Safety
-    /// As for [`PolledSends::new`], the receive side.
+    /// As for [`PolledSends::new`], for the receive side.
     #[inline(always)]
     pub(crate) unsafe fn new(queue: &'q QueueState) -> Self {
         Self(queue)
@@ -126,22 +124,22 @@ impl Deref for PolledReceives<'_> {
     }
 }
 
-/// The index behind the requests that the poller knows of, prepared for [`last_word`].
+/// Prepares the index after the last known published request for [`last_word`].
 const fn base_of(end: u16) -> u32 {
     ((end as u32) << 16).wrapping_sub(end as u32)
 }
 
-/// `index - end` in the upper half, `end` in the lower one. With the same `end` these words have
-/// the order of completion: indices from `end` on are the smallest, then those completed long ago,
-/// then those that are outstanding. So an index is outstanding if its word is greater than that of
-/// the index that completed last. (Rings have at most 2^15 entries.) With another base the words of
-/// an index differ by as much as the bases.
+/// `index - end` in the upper half, `end` in the lower half. For the same `end`, these words sort
+/// in order of completion: indices from `end` on come first, then those completed long ago, then
+/// the outstanding ones. So an index is outstanding if its word is greater than that of the index
+/// that completed last. (Rings have at most 2^15 entries.) Two words of the same index differ by as
+/// much as their bases.
 #[inline(always)]
 const fn last_word(index: u16, base: u32) -> u32 {
     ((index as u32) << 16).wrapping_sub(base)
 }
 
-/// The index that a [`last_word`] was made of.
+/// The index in a [`last_word`].
 const fn index_of(word: u32) -> u16 {
     ((word >> 16) as u16).wrapping_add(word as u16)
 }
@@ -149,27 +147,30 @@ const fn index_of(word: u32) -> u16 {
 /// The greatest word: no index is outstanding.
 const NONE_OUTSTANDING: u32 = u32::MAX;
 
-/// A key that is in no CQE: the index is none that a queue has.
+/// A key that is in no CQE, because no queue has this index.
 const NO_KEY: u32 = u32::MAX;
 
-/// Nothing has been published or completed: the last index is the one before the first.
+/// Nothing was published or completed yet: the last index is the one before the first.
 const UNUSED: u32 = last_word(u16::MAX, base_of(0));
 
-/// A word that no other thread writes. Compilers fold an atomic load into no other instruction.
+/// A word that no other thread writes. A plain load, because compilers do not fold atomic loads
+/// into other instructions.
 ///
 /// # Safety
-/// No other thread writes it meanwhile.
+///
+/// No other thread writes the word during the call.
 #[inline(always)]
 unsafe fn own_word(word: &AtomicU32) -> u32 {
     #[cfg(loom)]
     return word.load(Ordering::Relaxed);
     #[cfg(not(loom))]
-    // SAFETY: valid and aligned; others only read it, so this races with nothing.
+    // SAFETY: the pointer is valid and aligned; other threads only read the word, so there is no
+    // data race.
     return unsafe { *word.as_ptr() };
 }
 
 impl Side {
-    /// A side of `count` entries, the first ones of a table.
+    /// A side whose work request ids are the first `count` of `entries`.
     pub(super) fn new(entries: &[AtomicU64], count: usize) -> CachePadded<Self> {
         CachePadded::new(Self {
             last: AtomicU32::new(UNUSED),
@@ -186,26 +187,27 @@ impl Side {
     }
 
     /// Whether the poller of this CQ may complete requests on the fast path: the queue is open, and
-    /// its requests complete to this CQ and to no other.
+    /// its requests complete to this CQ only.
     #[inline(always)]
     pub(crate) fn is_polled_by(&self, cq: usize) -> bool {
         self.cq.load(Ordering::Acquire) == cq
     }
 
-    /// The user index in the CQEs of this side as it is in memory, while the side is
-    /// [polled by](Side::is_polled_by) a CQ; otherwise an index with another low byte.
+    /// The user index in the CQEs of this side, in big-endian order, while the side is [polled
+    /// by](Side::is_polled_by) a CQ; otherwise an index with another low byte.
     #[inline(always)]
     pub(crate) fn key(&self) -> u32 {
         self.key.load(Ordering::Acquire)
     }
 
-    /// [`last_word`] of the send at the 16-bit index in the upper half of `index`, to be given to
-    /// [`Side::retire`], and its id. `None`, and nothing that counts has changed, unless it is
-    /// outstanding and a request starts there for sure: the slow path finds out. `published` is the
-    /// counter behind the requests that were published.
+    /// [`last_word`] of the send at the 16-bit index in the upper half of `index`, for
+    /// [`Side::retire`], and its id. `None` if the send is not outstanding, or its id alone does
+    /// not say that a request starts there; then the slow path decides, and no observable state has
+    /// changed. `published` is the counter after the last published request.
     ///
     /// # Safety
-    /// It is [polled by](Side::is_polled_by) the CQ that the caller polls.
+    ///
+    /// The side is [polled by](Side::is_polled_by) the CQ that the caller polls.
     #[inline(always)]
     unsafe fn outstanding_send(&self, index: u32, published: &AtomicU32) -> Option<(u32, u64)> {
         // SAFETY: passed on to the caller.
@@ -215,8 +217,8 @@ impl Side {
     }
 
     /// Completes the receive at the 16-bit index in the upper half of `index`, and all before it;
-    /// of an SRQ's, that of this entry alone. Returns its id; `None`, and nothing that counts has
-    /// changed, if it is not outstanding.
+    /// for an SRQ, only this entry. Returns its id; `None`, with no observable state changed, if it
+    /// is not outstanding.
     ///
     /// # Safety
     /// As for [`Side::outstanding_send`].
@@ -226,8 +228,8 @@ impl Side {
         let (mut word, last) = unsafe { self.compared(index) };
         if word <= last {
             crate::hint::cold_path();
-            // SAFETY: `set_shared` named the list while the queue was closed and its CQs were
-            // drained. It is in a block, and those live as long as the table.
+            // SAFETY: `set_shared` set the list while the queue was closed and its CQs were
+            // drained. The list is part of a block, and blocks live as long as the table.
             if let Some(list) = unsafe { self.shared.load(Ordering::Relaxed).as_ref() } {
                 return list.complete(index >> 16);
             }
@@ -239,9 +241,9 @@ impl Side {
         Some(wr_id)
     }
 
-    /// [`last_word`] of the 16-bit index in the upper half of `index`, to be given to
-    /// [`Side::retire`]; `None` if it is not outstanding, or an SRQ's. What was written before it
-    /// was published is seen from here on, above all its id.
+    /// [`last_word`] of the 16-bit index in the upper half of `index`, for [`Side::retire`]; `None`
+    /// if it is not outstanding, or the receives are those of an SRQ. The acquire load makes the
+    /// request visible, in particular its id.
     ///
     /// # Safety
     /// As for [`Side::outstanding_send`].
@@ -264,40 +266,40 @@ impl Side {
         unsafe { self.outstanding_by_now(word, published) }
     }
 
-    /// [`last_word`] of the 16-bit index in the upper half of `index`, and the greatest one that is
-    /// not known to be outstanding.
+    /// [`last_word`] of the 16-bit index in the upper half of `index`, and the word above which an
+    /// index is outstanding.
     ///
     /// # Safety
     /// As for [`Side::outstanding_send`].
     #[inline(always)]
     unsafe fn compared(&self, index: u32) -> (u32, u32) {
-        // SAFETY: both words are written by pollers of the CQ that this side completes to, of which
-        // there is one, this thread; by the slow path of pollers of any CQ where `cq` is 0; and by
-        // `set_shared`, `reset` and `expect`. `cq` becomes 0 when the queue is closed, which no
-        // slow path completes for, and the block is `reset` when it is taken for another queue,
-        // which is after the CQ was drained, and not within the poll that found the CQ to be its
-        // own. `expect` is for a queue without a CQ.
+        // SAFETY: while `cq` is set, both words are written only by the poller of that CQ, which is
+        // this thread. While `cq` is 0, the slow path of any CQ's poller may write them, and so may
+        // `set_shared`, `reset` and `expect`. `cq` becomes 0 when the queue is closed, and no slow
+        // path completes requests of a closed queue. The block is `reset` when another queue takes
+        // it. That happens after the CQ was drained, and not during the poll that read `cq`.
+        // `expect` is for queues without a CQ.
         unsafe { (index.wrapping_sub(own_word(&self.base)), own_word(&self.last)) }
     }
 
-    /// What has become of a word of an index that was not outstanding when the poller last looked
-    /// at what was published, if it is outstanding now. Not of an SRQ's receives.
+    /// The current [`last_word`] for `word`, if its index was published since the poller last read
+    /// the counter; else `None`. Not for receives of an SRQ.
     ///
     /// # Safety
     /// As for [`Side::outstanding_send`].
     #[inline(always)]
     unsafe fn outstanding_by_now(&self, word: u32, published: &AtomicU32) -> Option<u32> {
         let published = published.load(Ordering::Acquire);
-        // SAFETY: as in `compared`. Loaded again, so that the fast path needs no registers for
-        // them.
-        let known = unsafe { (own_word(&self.base), own_word(&self.last)) };
-        let (difference, last) = self.look(published, known);
+        // SAFETY: as in `compared`. Loads both words again, so that the fast path needs no
+        // registers for them.
+        let words = unsafe { (own_word(&self.base), own_word(&self.last)) };
+        let (difference, last) = self.look(published, words);
         let word = word.wrapping_add(difference);
         (word > last).then_some(word)
     }
 
-    /// Takes note of what was published, given base and last word; returns by how much the words
-    /// have changed, and the one of the index that completed last. Poller only.
+    /// Updates the base to `published`, given base and last word. Returns by how much the words
+    /// have changed, and the new word of the index that completed last. Poller only.
     #[inline(always)]
     fn look(&self, published: u32, (before, last): (u32, u32)) -> (u32, u32) {
         let base = base_of(published as u16);
@@ -308,24 +310,24 @@ impl Side {
         (difference, last)
     }
 
-    /// Publishes that the WQE with this [`last_word`], and all before it, are complete. Release:
-    /// what the poller read of the WQE and its entry comes before the posting side overwrites them.
+    /// Publishes that the WQE with this [`last_word`] and all earlier ones are complete. Release:
+    /// the poller's reads of the WQE and its entry come before the posting side overwrites them.
     /// Poller only.
     #[inline(always)]
     pub(crate) fn retire(&self, word: u32) {
         self.last.store(word, Ordering::Release);
     }
 
-    /// Completes the index that [`Side::is_outstanding`] has found so.
+    /// Completes an index that is outstanding according to [`Side::is_outstanding`].
     pub(super) fn complete(&self, index: u16) {
         self.retire(last_word(index, self.base.load(Ordering::Relaxed)));
     }
 
-    /// Whether an index is behind the one that completed last, and before `published`, which it
-    /// takes note of.
+    /// Whether an index is after the one that completed last and before `published`. Updates the
+    /// base to `published`.
     pub(super) fn is_outstanding(&self, index: u16, published: u32) -> bool {
-        let known = (self.base.load(Ordering::Relaxed), self.last.load(Ordering::Relaxed));
-        let (_, last) = self.look(published, known);
+        let words = (self.base.load(Ordering::Relaxed), self.last.load(Ordering::Relaxed));
+        let (_, last) = self.look(published, words);
         last_word(index, self.base.load(Ordering::Relaxed)) > last
     }
 
@@ -340,19 +342,19 @@ impl Side {
         self.mask + 1
     }
 
-    /// The block that this is a part of, once that was registered.
+    /// The block that this side is part of; null before it was registered.
     #[inline(always)]
     pub(crate) fn block(&self) -> *const QueueState {
         self.block.load(Ordering::Relaxed)
     }
 
-    /// Says what this is a part of.
+    /// Sets the block that this side is part of.
     pub(super) fn set_block(&self, block: *mut QueueState) {
         self.block.store(block, Ordering::Relaxed);
     }
 
-    /// Whether data that comes inside a CQE goes to the receive's buffers, as far as those are a
-    /// queue pair's own.
+    /// Whether inline data of a CQE is copied to the receive's buffers, if the receives are the
+    /// QP's own.
     #[inline(always)]
     pub(crate) fn copies_inline(&self) -> bool {
         self.copies_inline.load(Ordering::Relaxed)
@@ -371,8 +373,8 @@ impl Side {
         self.context.store(context, Ordering::Relaxed);
     }
 
-    /// Names the SRQ whose receives are consumed, if there is one: then the side has no outstanding
-    /// requests of its own. Before the queue is opened.
+    /// Sets the SRQ that the queue consumes, if any; the side then has no outstanding requests of
+    /// its own. Called before the queue is opened.
     pub(super) fn set_shared(&self, list: Option<&FreeList>) {
         if list.is_some() {
             self.last.store(NONE_OUTSTANDING, Ordering::Relaxed);
@@ -381,11 +383,11 @@ impl Side {
         self.shared.store(list.cast_mut(), Ordering::Relaxed);
     }
 
-    /// Lets the poller of a CQ complete requests on its fast path, those of CQEs with this user
+    /// Sets the CQ whose poller may complete requests on its fast path, for CQEs with this user
     /// index; 0 for none.
     pub(super) fn set_cq(&self, cq: usize, user_index: u32) {
         let index = if cq == 0 { user_index ^ 0xff } else { user_index };
-        // Release: what the poller finds by these was written before.
+        // Release: publishes the key and the other fields to the poller that reads `cq`.
         self.cq.store(cq, Ordering::Release);
         self.key.store(index.to_be(), Ordering::Release);
     }
@@ -408,7 +410,7 @@ impl Side {
         self.base.store(base_of(0), Ordering::Relaxed);
     }
 
-    /// Makes one request outstanding, at this index.
+    /// Makes the request at this index outstanding.
     pub(super) fn expect(&self, index: u16) {
         self.base.store(base_of(index), Ordering::Relaxed);
         self.last.store(last_word(index.wrapping_sub(1), base_of(index)), Ordering::Relaxed);
@@ -419,30 +421,32 @@ impl QueueState {
     /// The block whose receives this queue consumes.
     #[inline(always)]
     pub(crate) fn receives(&self) -> &QueueState {
-        // SAFETY: null, or what `set_receives` was given, which lives as long as this block.
+        // SAFETY: null, or the block given to `set_receives`, which lives as long as this one.
         unsafe { self.fixed.receives.load(Ordering::Relaxed).as_ref() }.unwrap_or(self)
     }
 
-    /// Names the block whose receives this queue consumes: its own, or its SRQ's.
+    /// Sets the block whose receives this queue consumes: its own, or its SRQ's.
     ///
     /// # Safety
-    /// It lives as long as this one.
+    ///
+    /// `block` lives as long as this one.
     pub(crate) unsafe fn set_receives(&self, block: *const QueueState) {
         self.fixed.receives.store(block.cast_mut(), Ordering::Relaxed);
         // SAFETY: the caller's promise.
         self.receives.set_shared(unsafe { &*block }.free_list());
     }
 
-    /// Names what `before` does, which is the queue's life before this one: its SRQ, or this block.
+    /// Takes over the receives of `before`, the QP's block before its reset: its SRQ, or else this
+    /// block's own.
     pub(super) fn follow_receives(&self, before: &Self) {
         let receives = before.receives();
         let receives = if core::ptr::eq(receives, before) { self } else { receives };
-        // SAFETY: all blocks of the table that both are in live as long as it.
+        // SAFETY: both blocks belong to one table, which keeps its blocks until it is dropped.
         unsafe { self.set_receives(receives) };
     }
 
-    /// Gives the queue's sends and its receives a value each beside the user's context. It is
-    /// beside what a poller writes in any case, so asking a completion for it
+    /// Sets a value for the queue's sends and one for its receives, beside the user's context. It
+    /// is on a cache line that the poller writes in any case, so reading it from a completion
     /// ([`Completion::side_context`](crate::completion_queue::Completion::side_context)) touches no
     /// other memory.
     ///
@@ -454,19 +458,19 @@ impl QueueState {
     }
 }
 
-/// The tables of a list of free entries. Masked indices need no comparison with a length.
+/// The tables of an SRQ's free list. Masked indices need no comparison with a length.
 #[derive(Debug)]
 pub(crate) struct ListTables {
-    /// What has become of each entry.
+    /// The state of each entry.
     states: Box<[AtomicU32]>,
-    /// Entries minus one; they are a power of two.
+    /// Number of entries, a power of two, minus one.
     mask: u32,
-    /// The work request id of each entry. A plain pointer, because a slice's length would be loaded
-    /// too.
+    /// The work request id of each entry. A plain pointer, because a slice would need a load of its
+    /// length.
     ids: *const AtomicU64,
     _ids: Arc<[AtomicU64]>,
-    /// First the limit: the posting side takes an index on its fast path if that is below it. Then
-    /// the ring, next to it, because the posting side reads both.
+    /// First the limit: the posting side takes an index on its fast path if the index is below it.
+    /// Then the ring of free indices, next to the limit, because the posting side reads both.
     places: Box<[AtomicU32]>,
 }
 
@@ -476,7 +480,7 @@ unsafe impl Send for ListTables {}
 unsafe impl Sync for ListTables {}
 
 impl ListTables {
-    /// Tables for an entry for each of `ids`, all zero.
+    /// Tables for as many entries as there are `ids`, all zero.
     ///
     /// # Panics
     /// If the number of entries is not a power of two.
@@ -494,7 +498,7 @@ impl ListTables {
         self.mask
     }
 
-    /// An entry, if there is one with this index.
+    /// The entry with this index, if it exists.
     #[inline(always)]
     pub(crate) fn entry(&self, index: u32) -> Option<ListEntry<'_>> {
         (index <= self.mask).then_some(ListEntry { tables: self, index: index as usize })
@@ -502,36 +506,35 @@ impl ListTables {
 
     #[inline(always)]
     pub(crate) fn state(&self, index: u32) -> &AtomicU32 {
-        // SAFETY: there are `mask + 1`.
+        // SAFETY: the table has `mask + 1` elements.
         unsafe { self.states.get_unchecked((index & self.mask) as usize) }
     }
 
     #[inline(always)]
     pub(crate) fn id(&self, index: u32) -> &AtomicU64 {
-        // SAFETY: there are `mask + 1`, which live as long as this.
+        // SAFETY: the table has `mask + 1` elements, which live as long as `self`.
         unsafe { &*self.ids.add((index & self.mask) as usize) }
     }
 
     #[inline(always)]
     pub(crate) fn limit(&self) -> &AtomicU32 {
-        // SAFETY: the limit is there before the ring.
+        // SAFETY: `places` has the limit and at least one position.
         unsafe { self.places.get_unchecked(0) }
     }
 
     #[inline(always)]
     pub(crate) fn place(&self, position: u32) -> &AtomicU32 {
-        // SAFETY: there is one place more than entries, so one for each masked position behind the
-        // limit.
+        // SAFETY: `places` has the limit and one element for each masked position.
         unsafe { self.places.get_unchecked(1 + (position & self.mask) as usize) }
     }
 
-    /// The posting side's way in.
+    /// Pointers for the posting side's fast path.
     pub(crate) fn shortcut(&self) -> Shortcut {
         Shortcut { places: self.places.as_ptr(), states: self.states.as_ptr(), mask: self.mask }
     }
 }
 
-/// An entry that there is.
+/// An entry whose index was checked.
 #[derive(Clone, Copy)]
 pub(crate) struct ListEntry<'t> {
     tables: &'t ListTables,
@@ -547,12 +550,12 @@ impl<'t> ListEntry<'t> {
 
     #[inline(always)]
     pub(crate) fn id(self) -> &'t AtomicU64 {
-        // SAFETY: there is one for each state, and they live as long as the tables.
+        // SAFETY: there is an id for each state, and they live as long as the tables.
         unsafe { &*self.tables.ids.add(self.index) }
     }
 }
 
-/// Where a list's ring and states are, for the posting side to keep beside its own fields.
+/// Pointers to a list's ring and states, which the posting side keeps beside its own fields.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shortcut {
     places: *const AtomicU32,
@@ -561,13 +564,13 @@ pub(crate) struct Shortcut {
 }
 
 impl Shortcut {
-    /// [`FreeList::next`] and [`FreeList::take`] at once, if the next index is below the limit.
+    /// [`FreeList::next`] and [`FreeList::take`] in one, if the next index is below the limit.
     ///
     /// # Safety
     /// The list is alive.
     #[inline(always)]
     pub(crate) unsafe fn take_next(&self, position: u32) -> Option<u32> {
-        // SAFETY: the limit and as many places as there are entries.
+        // SAFETY: `places` has the limit and as many positions as there are entries.
         let (limit, place) = unsafe { (&*self.places, &*self.places.add(self.place(position))) };
         let next = place.load(Ordering::Acquire);
         if next as i32 >= limit.load(Ordering::Relaxed) as i32 {
@@ -577,14 +580,14 @@ impl Shortcut {
         Some(next)
     }
 
-    /// The next index, if the limit says that lists of any length are posted on the fast path. To
-    /// be followed by [`Shortcut::take`].
+    /// The next index, if the limit allows lists of any length on the fast path. To be followed by
+    /// [`Shortcut::take`].
     ///
     /// # Safety
     /// The list is alive.
     #[inline(always)]
     pub(crate) unsafe fn next_of_lists(&self, position: u32) -> Option<u32> {
-        // SAFETY: the limit and as many places as there are entries.
+        // SAFETY: `places` has the limit and as many positions as there are entries.
         let (limit, place) = unsafe { (&*self.places, &*self.places.add(self.place(position))) };
         let next = place.load(Ordering::Acquire);
         (limit.load(Ordering::Relaxed) == WITH_LISTS && next < ANY).then_some(next)
@@ -596,7 +599,7 @@ impl Shortcut {
     /// The list is alive.
     #[inline(always)]
     pub(crate) unsafe fn take(&self, position: u32) {
-        // SAFETY: as many places as there are entries, behind the limit.
+        // SAFETY: `places` has as many positions as there are entries, after the limit.
         unsafe { &*self.places.add(self.place(position)) }.store(NO_INDEX, Ordering::Relaxed);
     }
 
@@ -605,14 +608,14 @@ impl Shortcut {
         1 + (position & self.mask) as usize
     }
 
-    /// Marks a filled entry as the device's.
+    /// Marks a filled entry as posted to the device.
     ///
     /// # Safety
-    /// The list is alive, and `entry` is an index of it: 0, or what was taken.
+    /// The list is alive, and `entry` is an index of it: 0, or one that was taken.
     #[inline(always)]
     pub(crate) unsafe fn mark(&self, entry: u32) {
-        // SAFETY: the caller's promise. Release: a poller that finds it so finds what is in the
-        // entry, and the place empty that the entry came from.
+        // SAFETY: the caller's promise. Release: a poller that sees the mark also sees the entry's
+        // contents, and that the index was taken from the ring.
         unsafe { &*self.states.add(entry as usize) }.store(POSTED, Ordering::Release);
     }
 }

@@ -1,8 +1,7 @@
-//! Posting receives: the entries of a receive queue's ring and of a shared one's, and their ids.
+//! Posting receives: writes the entries of receive queues and shared receive queues, and their ids.
 //!
-//! All unsafe code of both queues is here. Their other files keep what the proofs rely on: that a
-//! front is in its ring and before its limit, and that the list of free entries names entries of
-//! the ring alone.
+//! All unsafe code of both queues is here. Their other files keep the invariants that it relies on:
+//! a front is in its ring and before its limit, and the free list names only entries of the ring.
 
 #![allow(unsafe_code)]
 
@@ -14,8 +13,8 @@ use crate::request::{ListError, Octoword, PostError, Sge, each, octoword};
 use crate::shared_recv_queue::SharedRecvQueue;
 use crate::sync::{AtomicU64, Ordering};
 
-// SAFETY: a queue's pointers lead to its ring, which is its alone (contract of `DmaMemory::new`),
-// and to the block that its handle keeps, which threads may share.
+// SAFETY: a queue's pointers lead to its ring, which no other value uses (contract of
+// `DmaMemory::new`), and to the block that its handle keeps alive, which threads may share.
 unsafe impl Send for RecvQueue {}
 // SAFETY: as above.
 unsafe impl Send for SharedRecvQueue {}
@@ -24,10 +23,10 @@ impl Front {
     /// Writes a receive of one SGE, and moves on by `stride` bytes.
     ///
     /// # Safety
-    /// The front is that of a queue that is alive, before its limit.
+    /// The front is that of a live queue, before its limit.
     #[inline(always)]
     unsafe fn write(&mut self, wr_id: u64, sge: Sge, stride: u32) {
-        // SAFETY: entry and id lie in the ring and in the table. Behind the last one they are not
+        // SAFETY: entry and id are in the ring and in the table. After the last entry they are not
         // used until the slow path has moved them.
         unsafe {
             self.entry.write(sge.octoword());
@@ -35,15 +34,15 @@ impl Front {
         }
     }
 
-    /// Writes a receive of any list, and moves on by `stride` bytes. False if the list is longer
-    /// than `max_sge`, or an SGE is empty or too long: then SGEs may have been written, and the
-    /// front is where it was.
+    /// Writes a receive of any list, and moves on by `stride` bytes. Returns false if the list is
+    /// longer than `max_sge`, or an SGE is empty or too long: then SGEs may have been written, and
+    /// the front has not moved.
     ///
     /// # Safety
     /// As for [`Front::write`]. The entry is valid for `max_sge` octowords.
     #[inline(always)]
     unsafe fn write_list(&mut self, wr_id: u64, data: &[Sge], max_sge: u8, stride: u32) -> bool {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         let is_written = unsafe { write_list(self.entry, data, max_sge) };
         if is_written {
             // SAFETY: just written.
@@ -52,18 +51,18 @@ impl Front {
         is_written
     }
 
-    /// Enters the request id of the receive that was written, and moves on by `stride` bytes.
+    /// Writes the request id of a receive whose list was written, and moves on by `stride` bytes.
     ///
     /// # Safety
     /// As for [`Front::write`].
     #[inline(always)]
     unsafe fn enter(&mut self, wr_id: u64, stride: u32) {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         unsafe { (*self.id).store(wr_id, Ordering::Relaxed) };
         self.pass(stride);
     }
 
-    /// Moves on by an entry of `stride` bytes.
+    /// Moves on by one entry of `stride` bytes.
     #[inline(always)]
     fn pass(&mut self, stride: u32) {
         self.entry = self.entry.wrapping_byte_add(stride as usize);
@@ -72,7 +71,7 @@ impl Front {
 }
 
 impl RecvQueue {
-    /// Builds one receive behind those built before, to be published with them.
+    /// Builds one receive after those built before. It is published with them.
     ///
     /// # Errors
     /// [`PostError::BadState`] in RESET; `TooManySge`, `SgeTooLong`, `Full`. Nothing has been
@@ -89,7 +88,7 @@ impl RecvQueue {
                     // SAFETY: passed on to the caller.
                     return unsafe { self.build_slow(wr_id, data) };
                 }
-                // SAFETY: the queue's own; before the limit.
+                // SAFETY: the front is this queue's, and before the limit.
                 unsafe { self.front.write(wr_id, *sge, self.stride) };
                 self.head = self.head.wrapping_add(1);
                 return Ok(());
@@ -97,7 +96,7 @@ impl RecvQueue {
         }
         if self.front.id < self.open {
             self.limit = super::WITH_LISTS;
-            // SAFETY: the queue's own; before `open`.
+            // SAFETY: the front is this queue's, and before `open`.
             if unsafe { self.front.write_list(wr_id, data, self.max_sge, self.stride) } {
                 self.head = self.head.wrapping_add(1);
                 return Ok(());
@@ -122,10 +121,10 @@ impl RecvQueue {
         Ok(())
     }
 
-    /// [`RecvQueue::post`] of one SGE, as far as it is the fast path, which is closed in a state in
-    /// which no receives can be posted. `false`, and nothing has changed, if others have to be
-    /// called. `request` gives the id and the SGE: after the checks, so that fewer registers are
-    /// taken at a time.
+    /// The fast path of [`RecvQueue::post`] of one SGE, which is closed in a state in which no
+    /// receives can be posted. Returns `false`, with nothing changed, if the caller has to call
+    /// `post` instead. `request` returns the id and the SGE; it is called after the checks, so that
+    /// fewer registers are in use at a time.
     ///
     /// # Safety
     /// As for [`RecvQueue::build`]. The SGE is neither empty nor too long.
@@ -136,18 +135,18 @@ impl RecvQueue {
             return false;
         }
         let (wr_id, sge) = request();
-        // SAFETY: the queue's own; before the limit.
+        // SAFETY: the front is this queue's, and before the limit.
         unsafe { self.front.write(wr_id, sge, self.stride) };
         self.head = self.head.wrapping_add(1);
         self.publish();
         true
     }
 
-    /// Builds receives in order and publishes all that were built.
+    /// Builds receives in order and publishes them, with those built before.
     ///
     /// # Errors
-    /// The first one that cannot be posted, with the reason; those before it are posted and
-    /// published.
+    /// The index and the error of the first receive that cannot be posted; those before it are
+    /// posted and published.
     ///
     /// # Safety
     /// As for [`RecvQueue::build`].
@@ -163,8 +162,8 @@ impl RecvQueue {
         result
     }
 
-    /// Puts an unused queue where it would be after `head` receives that have all completed. For
-    /// tools that encode receives of a queue in the middle of its life.
+    /// Moves an unused queue to where it would be after `head` receives that have all completed.
+    /// For tools that encode receives of a queue in the middle of its life.
     ///
     /// # Safety
     /// Nothing was posted to the queue, and no device reads its ring.
@@ -176,14 +175,15 @@ impl RecvQueue {
         self.recheck_state();
     }
 
-    /// Builds a receive of any list, wherever the head is.
+    /// Builds a receive of any list at any position.
     ///
     /// # Safety
     /// As for [`RecvQueue::build`].
     #[cold]
     #[inline(never)]
     unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        // Before anything is refused: SGEs may have been written over a terminator.
+        // Before the checks, because SGEs may have been written over a terminator even if the list
+        // is refused.
         if data.len() > 1 {
             self.limit = super::WITH_LISTS;
         }
@@ -206,7 +206,7 @@ impl RecvQueue {
         Ok(())
     }
 
-    /// Ends the list of one SGE in every entry. The device has been told of none yet.
+    /// Writes a terminator after the first SGE of every entry. The device knows of no entry yet.
     pub(super) fn clear_ring(&self) {
         for index in 0..=self.mask {
             // SAFETY: an entry of the ring, which is this queue's alone.
@@ -217,13 +217,13 @@ impl RecvQueue {
     /// The scatter list of entry `index`.
     pub(super) fn scatter_list(&self, index: u32) -> *mut Octoword {
         let offset = ((index & self.mask) as usize) << self.shift;
-        // SAFETY: the masked entry lies within the ring, and the head is shorter than an entry.
+        // SAFETY: the masked entry is in the ring, and the head is shorter than an entry.
         unsafe { self.ring.add(offset).cast::<Octoword>().add(self.head_octowords as usize) }
     }
 }
 
 impl RecvBatch<'_> {
-    /// Builds one receive behind those built before.
+    /// Builds one receive after those built before.
     ///
     /// # Errors
     /// `TooManySge`, `SgeTooLong`, `Full`. Nothing has been stored then.
@@ -234,14 +234,14 @@ impl RecvBatch<'_> {
     pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         if let Some(sge) = only_sge(data) {
             if self.front.id < self.queue.limit {
-                // SAFETY: the queue's own; before the limit.
+                // SAFETY: the front is this queue's, and before the limit.
                 unsafe { self.front.write(wr_id, sge, self.stride) };
                 return Ok(());
             }
         }
         if self.front.id < self.queue.open {
             self.queue.limit = super::WITH_LISTS;
-            // SAFETY: the queue's own; before `open`.
+            // SAFETY: the front is this queue's, and before `open`.
             if unsafe { self.front.write_list(wr_id, data, self.queue.max_sge, self.stride) } {
                 return Ok(());
             }
@@ -250,8 +250,8 @@ impl RecvBatch<'_> {
         unsafe { self.build_slow(wr_id, data) }
     }
 
-    /// [`RecvBatch::build`] of one SGE, as far as it is the fast path. `false`, and nothing has
-    /// changed, if that has to be called.
+    /// The fast path of [`RecvBatch::build`] of one SGE. Returns `false`, with nothing changed, if
+    /// the caller has to call `build` instead.
     ///
     /// # Safety
     /// As for [`RecvQueue::build`].
@@ -266,7 +266,7 @@ impl RecvBatch<'_> {
         true
     }
 
-    /// [`RecvQueue::build_slow`], and on from where that leaves the queue.
+    /// [`RecvQueue::build_slow`], after which the batch continues at the queue's new front.
     ///
     /// # Safety
     /// As for [`RecvQueue::build`].
@@ -275,7 +275,7 @@ impl RecvBatch<'_> {
         self.write_back();
         // SAFETY: passed on to the caller.
         let posted = unsafe { self.queue.build_slow(wr_id, data) };
-        // Field by field: a copy of the whole would go by way of memory.
+        // Field by field, because a copy of the whole struct would go through memory.
         self.front.entry = self.queue.front.entry;
         self.front.id = self.queue.front.id;
         posted
@@ -286,7 +286,8 @@ impl RecvBatch<'_> {
     pub fn publish(mut self) {
         self.write_back();
         let queue = core::mem::ManuallyDrop::new(self);
-        // SAFETY: the borrow is moved out of a value that is not used or dropped again.
+        // SAFETY: `ManuallyDrop` keeps the borrow from being used or dropped again after it was
+        // moved out.
         unsafe { core::ptr::read(&queue.queue) }.publish();
     }
 
@@ -301,7 +302,7 @@ impl RecvBatch<'_> {
 }
 
 impl SharedRecvQueue {
-    /// Builds one receive behind those built before, to be published with them.
+    /// Builds one receive after those built before. It is published with them.
     ///
     /// # Errors
     /// `TooManySge`, `SgeTooLong`, `Full`; `BadState` after an error of the queue was reported.
@@ -321,7 +322,8 @@ impl SharedRecvQueue {
         unsafe { self.build_slow(wr_id, data) }
     }
 
-    /// Builds a receive, unless `build_slow` has to do it: then false, and nothing is posted.
+    /// Builds a receive on the fast path. Returns false, with nothing posted, if `build_slow` has
+    /// to do it.
     ///
     /// # Safety
     /// As for [`SharedRecvQueue::build`].
@@ -337,17 +339,18 @@ impl SharedRecvQueue {
         unsafe { self.build_list(wr_id, data) }
     }
 
-    /// Builds a receive of any list, once no entry is believed to have a terminator. False, and
-    /// nothing is posted, if `build_slow` has to do it.
+    /// Builds a receive of any list, in a queue whose entries need not have terminators any more.
+    /// Returns false, with nothing posted, if `build_slow` has to do it.
     ///
     /// # Safety
     /// As for [`SharedRecvQueue::build`].
     #[inline(always)]
     unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> bool {
-        // SAFETY: the free entries are part of the block that `handle` keeps alive.
+        // SAFETY: the free list is part of the block that `handle` keeps alive.
         let Some(next) = (unsafe { self.next.next_of_lists(self.counter) }) else { return false };
         let list = self.octowords(self.head).wrapping_add(1);
-        // SAFETY: the head is this side's, and holds `max_sge` SGEs behind the link.
+        // SAFETY: the head belongs to the posting side, and has space for `max_sge` SGEs after the
+        // link.
         if !unsafe { write_list(list, data, self.max_sge) } {
             return false;
         }
@@ -358,8 +361,8 @@ impl SharedRecvQueue {
         true
     }
 
-    /// Builds a receive of one SGE. False, and nothing stored, if [`SharedRecvQueue::build`] has
-    /// to do it.
+    /// Builds a receive of one SGE. Returns false, with nothing stored, if
+    /// [`SharedRecvQueue::build`] has to do it.
     ///
     /// # Safety
     /// As for [`SharedRecvQueue::build`].
@@ -369,27 +372,27 @@ impl SharedRecvQueue {
         one.is_usual() && unsafe { self.build_one(|| (wr_id, one)) }
     }
 
-    /// Builds a receive of one SGE, which is neither empty nor too long. False, and nothing stored,
-    /// if [`SharedRecvQueue::build`] has to do it.
+    /// Builds a receive of one SGE, which is neither empty nor too long. Returns false, with
+    /// nothing stored, if [`SharedRecvQueue::build`] has to do it.
     ///
     /// # Safety
     /// As for [`SharedRecvQueue::build`].
     #[inline(always)]
     unsafe fn build_one(&mut self, request: impl FnOnce() -> (u64, Sge)) -> bool {
-        // SAFETY: the free entries are part of the block that `handle` keeps alive.
+        // SAFETY: the free list is part of the block that `handle` keeps alive.
         let Some(next) = (unsafe { self.next.take_next(self.counter) }) else { return false };
         let (wr_id, one) = request();
         let (head, entry) = self.moved(next);
-        // SAFETY: the entry holds an SGE.
+        // SAFETY: the entry has space for an SGE.
         unsafe { entry.write(one.octoword()) };
         self.record(head, wr_id);
         true
     }
 
-    /// Builds one receive, and tells the device of everything built so far.
+    /// Builds one receive, and publishes it with those built before.
     ///
     /// # Errors
-    /// As for [`SharedRecvQueue::build`]; what was built before is the device's all the same.
+    /// As for [`SharedRecvQueue::build`]; the receives built before are published all the same.
     ///
     /// # Safety
     /// As for [`SharedRecvQueue::build`].
@@ -397,7 +400,7 @@ impl SharedRecvQueue {
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
         if unsafe { self.build_usual(wr_id, data) } {
-            // The fast path is open only while nothing waits to be posted again.
+            // The fast path is open only while no receive waits to be posted again.
             self.ring();
             return Ok(());
         }
@@ -406,8 +409,9 @@ impl SharedRecvQueue {
         unsafe { self.post_any(wr_id, data) }
     }
 
-    /// [`SharedRecvQueue::post`] of one SGE, as far as it is the fast path. `false`, and nothing
-    /// has changed, if that has to be called. `request` as for [`RecvQueue::post_fast`].
+    /// The fast path of [`SharedRecvQueue::post`] of one SGE. Returns `false`, with nothing
+    /// changed, if the caller has to call `post` instead. `request` is as for
+    /// [`RecvQueue::post_fast`].
     ///
     /// # Safety
     /// As for [`SharedRecvQueue::build`]. The SGE is neither empty nor too long.
@@ -422,8 +426,8 @@ impl SharedRecvQueue {
         built
     }
 
-    /// [`SharedRecvQueue::post`] off the fast path. It rings here, so that the fast path does not
-    /// jump to a doorbell that both share.
+    /// The slow path of [`SharedRecvQueue::post`]. It writes the doorbell record itself, so that
+    /// the fast path needs no jump to a shared doorbell.
     ///
     /// # Safety
     /// As for [`SharedRecvQueue::build`].
@@ -436,7 +440,7 @@ impl SharedRecvQueue {
         posted
     }
 
-    /// Builds a receive of any list, wherever the head is.
+    /// Builds a receive of any list at any position.
     ///
     /// # Safety
     /// As for [`SharedRecvQueue::build`].
@@ -465,8 +469,7 @@ impl SharedRecvQueue {
         Ok(())
     }
 
-    /// Makes every entry one that ends after one SGE and links to none. The device has been told of
-    /// none yet.
+    /// Makes every entry end after one SGE and link to no entry. The device knows of no entry yet.
     pub(crate) fn clear_ring(&self) {
         for index in 0..self.handle().state().recv_wqes() {
             // SAFETY: an entry of the ring, which is this queue's alone: the link, and `max_sge`
@@ -478,34 +481,34 @@ impl SharedRecvQueue {
         }
     }
 
-    /// Posts the list of the entry `from`, which is this side's, in the next one: that is `next`
-    /// from then on.
+    /// Posts the scatter list of the entry `from`, which belongs to the posting side, in the entry
+    /// that is posted next. `next` is the head afterwards.
     pub(crate) fn post_copy(&mut self, from: u32, next: u32) {
         let (head, to) = self.moved(next);
         let list = self.octowords(from).wrapping_add(1);
-        // SAFETY: both lists are behind the links of entries of the ring; they are the same one at
-        // most if the device lies.
+        // SAFETY: both lists follow the links of entries of the ring. They overlap only if the
+        // device reported a wrong entry, and then they are the same list.
         unsafe { to.copy_from(list, self.max_sge as usize) };
         let wr_id = self.state().recv_entry(from).load(Ordering::Relaxed);
         self.record(head, wr_id);
     }
 
-    /// Makes `next` the head, and links the one that was it to it; returns that one's index and
-    /// scatter list.
+    /// Makes `next` the head and links the old head to it. Returns the index and scatter list of
+    /// the old head.
     #[inline(always)]
     fn moved(&mut self, next: u32) -> (u32, *mut Octoword) {
         let head = self.head;
         self.head = next;
         self.counter = self.counter.wrapping_add(1);
         let entry = self.octowords(head);
-        // SAFETY: the link and at least one SGE are in the entry.
+        // SAFETY: the entry has the link and at least one SGE.
         unsafe {
             write_link(entry, next);
             (head, entry.add(1))
         }
     }
 
-    /// Notes the id of a receive that has been written, and makes the entry the device's.
+    /// Writes the id of a receive whose list was written, and marks the entry as posted.
     #[inline(always)]
     fn record(&self, index: u32, wr_id: u64) {
         // SAFETY: table and free list have as many entries as the ring; indices are below that.
@@ -515,11 +518,11 @@ impl SharedRecvQueue {
         }
     }
 
-    /// Builds receives in order and publishes all that were built.
+    /// Builds receives in order and publishes them, with those built before.
     ///
     /// # Errors
-    /// The first one that cannot be posted, with the reason; those before it are posted and
-    /// published.
+    /// The index and the error of the first receive that cannot be posted; those before it are
+    /// posted and published.
     ///
     /// # Safety
     /// As for [`SharedRecvQueue::build`].
@@ -540,7 +543,7 @@ impl SharedRecvQueue {
         unsafe { self.ring.add(index as usize * self.stride).cast() }
     }
 
-    /// The entries that the device has given back.
+    /// The list of the entries that the device has given back.
     #[inline(always)]
     pub(crate) fn free(&self) -> &FreeList {
         // SAFETY: the list is part of the block that `handle` keeps alive.
@@ -548,7 +551,7 @@ impl SharedRecvQueue {
     }
 }
 
-/// The SGE of a list of one, unless it is empty or too long.
+/// The SGE of a list of one; `None` for other lists, and if it is empty or too long.
 #[inline(always)]
 fn only_sge(data: &[Sge]) -> Option<Sge> {
     match data {
@@ -557,19 +560,19 @@ fn only_sge(data: &[Sge]) -> Option<Sge> {
     }
 }
 
-/// Writes the terminator that a list of one SGE needs, if there is space for a second one.
+/// Writes the terminator after a list of one SGE, if the entry has space for it.
 ///
 /// # Safety
 /// `entry` is valid for `max_sge` octowords.
 unsafe fn terminate(entry: *mut Octoword, max_sge: u8) {
     if max_sge > 1 {
-        // SAFETY: there is space for two.
+        // SAFETY: the entry has space for two.
         unsafe { entry.add(1).write(octoword(DataSegment::TERMINATOR)) };
     }
 }
 
-/// Writes a list and the end behind it. False if that does not fit, or an SGE is empty or too long:
-/// then SGEs may have been written.
+/// Writes a list and its terminator. Returns false if the list does not fit, or an SGE is empty or
+/// too long: then SGEs may have been written.
 ///
 /// # Safety
 /// `entry` is valid for `max_sge` octowords.
@@ -593,8 +596,8 @@ unsafe fn write_list(entry: *mut Octoword, data: &[Sge], max_sge: u8) -> bool {
     true
 }
 
-/// Writes a scatter list: the SGEs that are not empty, and the end behind them. An empty SGE would
-/// mean 2 GiB to the device, so it is left out.
+/// Writes the SGEs that are not empty, and a terminator. An empty SGE is left out, because it would
+/// mean 2 GiB to the device.
 ///
 /// # Safety
 /// `entry` is valid for `max_sge` octowords; `data` was checked.
@@ -606,16 +609,16 @@ unsafe fn write_scatter(entry: *mut Octoword, data: &[Sge], max_sge: u8) {
         count += 1;
     }
     if count < usize::from(max_sge) {
-        // SAFETY: below `max_sge`.
+        // SAFETY: `count` is below `max_sge`.
         unsafe { entry.add(count).write(octoword(DataSegment::TERMINATOR)) };
     }
 }
 
-/// Writes the link to the entry that is posted next; the rest of the link's segment is zero since
-/// the beginning.
+/// Writes the link to the entry that is posted next. The rest of the link's segment has been zero
+/// since the ring was cleared.
 ///
 /// # Safety
-/// `entry` is valid for writes, and belongs to this side.
+/// `entry` is valid for writes, and belongs to the posting side.
 #[inline(always)]
 unsafe fn write_link(entry: *mut Octoword, next: u32) {
     const OFFSET: usize = core::mem::offset_of!(SrqNextSegment, next_wqe_index);

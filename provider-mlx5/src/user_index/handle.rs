@@ -1,5 +1,5 @@
-//! A queue's place in the table: what it may complete, and what its CQs hold of it once it is
-//! closed.
+//! A queue's entry in the table: which requests it may complete, and which CQs still hold its CQEs
+//! after it is closed.
 
 #![deny(unsafe_code)]
 
@@ -11,28 +11,29 @@ use crate::format::OpOwn;
 use crate::queue_state::{Past, QpState, QueueState, Shape};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, lock};
 
-/// The sides of a queue, where there is a number for each.
+/// Index of each side of a queue in arrays.
 pub(crate) const SENDS: usize = 0;
 pub(crate) const RECEIVES: usize = 1;
 
-/// CQs, and the drain of each that has to have happened.
+/// CQs, each with the number of the drain that must have happened.
 pub(super) type Drains = Vec<(CqMonitor, u64)>;
 
 pub(super) fn drained(drains: &Drains) -> bool {
     drains.iter().all(|(cq, request)| cq.has_drained(*request))
 }
 
-/// How many completions of a queue its CQs may have to hold.
+/// How many completions of a queue its CQs must have space for.
 #[derive(Debug)]
 pub(super) struct Load {
     sends: u32,
     receives: u32,
-    /// The queue was closed: nothing is added to what the CQs hold of it.
+    /// Whether the queue was closed. Then the load is not raised any more.
     is_closed: bool,
-    /// The CQs that it was registered with: of its sends the first, of its receives the last.
+    /// The CQs that the queue was registered with: of its sends the first, of its receives the
+    /// last.
     cqs: Vec<CqMonitor>,
-    /// Of an SRQ: the CQs of the queues that consume it, where its receives complete, and by how
-    /// many of these queues each was named.
+    /// Of an SRQ: the CQs of the QPs that consume it, to which its receives complete, each with the
+    /// number of times that these QPs name it.
     consumers: Vec<(CqMonitor, u32)>,
 }
 
@@ -47,12 +48,12 @@ impl Load {
         }))
     }
 
-    /// All CQs where completions of the queue may be.
+    /// All CQs that may hold completions of the queue.
     fn all_cqs(&self) -> impl Iterator<Item = &CqMonitor> {
         self.cqs.iter().chain(self.consumers.iter().map(|(cq, _)| cq))
     }
 
-    /// Notes that the queue was closed.
+    /// Marks the queue as closed.
     fn close(&mut self) {
         self.is_closed = true;
         self.change_closing([0; 2], [self.sends, self.receives]);
@@ -69,7 +70,7 @@ impl Load {
         if side == SENDS { self.cqs.first() } else { self.cqs.last() }
     }
 
-    /// Makes it so many sends and receives.
+    /// Sets the capacities of sends and receives.
     pub(super) fn set(&mut self, [sends, receives]: [u32; 2]) {
         if self.is_closed {
             self.change_closing([self.sends, self.receives], [sends, receives]);
@@ -81,7 +82,7 @@ impl Load {
         (self.sends, self.receives) = (sends, receives);
     }
 
-    /// Another queue consumes this SRQ, and completes receives to these CQs.
+    /// Adds a QP that consumes this SRQ and completes its receives to `cqs`.
     fn add_consumer(&mut self, cqs: &[CqMonitor]) {
         self.consumers.retain(|(cq, _)| !cq.is_gone());
         for cq in cqs {
@@ -95,7 +96,7 @@ impl Load {
         }
     }
 
-    /// A queue that consumed this SRQ is gone, and its completions have been polled.
+    /// Removes a QP that consumed this SRQ, once its completions have been polled.
     pub(super) fn remove_consumer(&mut self, cqs: &[CqMonitor]) {
         for cq in cqs {
             let known = self.consumers.iter().position(|(known, _)| known.is_same(cq));
@@ -116,13 +117,14 @@ pub(super) struct Entry {
     shape: Shape,
     pub(super) block: Shared<QueueState>,
     load: Arc<Mutex<Load>>,
-    /// How many fewer requests than were granted may be outstanding of each side, because its CQ
-    /// holds completions of queues that were closed, or of this one's earlier lives.
+    /// For each side, by how much the requests that may be outstanding are fewer than the granted
+    /// capacity: the CQ still holds completions of closed queues, or of this QP from before its
+    /// reset.
     held: [AtomicU32; 2],
     closing: Mutex<Option<Drains>>,
-    /// The index is that of the queue's next life.
+    /// The queue was reset, and a new entry has taken the index over.
     succeeded: AtomicBool,
-    /// The SRQ whose receives this queue consumes stays registered as long as the queue is.
+    /// Keeps the SRQ that this queue consumes registered as long as the queue is.
     receives: Option<QueueHandle>,
 }
 
@@ -132,10 +134,11 @@ impl QueueHandle {
         self.entry.index
     }
 
-    /// Records a state that the program set, or that an event told of. Posting looks at it where
-    /// space has to be looked for, the first time above all. For a state in which nothing can be
-    /// posted see [`SendQueue::recheck_state`](crate::send_queue::SendQueue::recheck_state) and its
-    /// like.
+    /// Records a state that the program set or an event reported. Posting checks it only when it
+    /// looks for space, in particular for the first request. After a change to a state in which
+    /// nothing can be posted, also call
+    /// [`SendQueue::recheck_state`](crate::send_queue::SendQueue::recheck_state) and its
+    /// counterparts.
     pub fn set_state(&self, state: QpState) {
         self.state().set_state(state);
     }
@@ -145,14 +148,14 @@ impl QueueHandle {
         self.state().set_number(number);
     }
 
-    /// A failed send stops the sends alone (SQE), as on all services but the reliable ones. Holds
-    /// until the handle closes.
+    /// Makes a failed send move the QP to SQE, in which only the send queue has stopped. The device
+    /// does so for all services but the reliable ones. Holds until the handle closes.
     pub fn set_sends_fail_alone(&self) {
         self.state().set_sends_fail_alone();
     }
 
-    /// A receive that is too short fails alone, as on raw packet queue pairs. Holds until the
-    /// handle closes.
+    /// Makes a receive that is too short fail without moving the QP to ERR, as on raw packet QPs.
+    /// Holds until the handle closes.
     pub fn set_short_receives_fail_alone(&self) {
         self.state().set_short_receives_fail_alone();
     }
@@ -163,14 +166,14 @@ impl QueueHandle {
         self.state().fail_shared_receives();
     }
 
-    /// How many receives of this SRQ may be outstanding, after a resize; at most what its ring
-    /// holds.
+    /// Sets how many receives of this SRQ may be outstanding, after a resize; at most the entries
+    /// of its ring.
     pub fn set_granted_receives(&self, receives: u32) {
         self.state().set_granted_receives(receives);
     }
 
-    /// Says how many requests, and how many receives of its own, the queue may have outstanding. A
-    /// CQ to whose queues more are granted than it holds can overrun, and its polls look out for
+    /// Sets how many sends, and how many receives of its own, the queue may have outstanding. If
+    /// the capacities of a CQ's queues exceed its ring, the CQ can overrun, and its polls watch for
     /// that (see [`CompletionQueue::watch_events`]).
     ///
     /// [`CompletionQueue::watch_events`]: crate::completion_queue::CompletionQueue::watch_events
@@ -178,8 +181,9 @@ impl QueueHandle {
         self.entry.set_capacity([sends, receives]);
     }
 
-    /// How many fewer requests than were granted may be outstanding of a side now: so completions
-    /// of closed queues that wait in its CQ never make that overrun. 0 once they were polled.
+    /// By how much a side's outstanding requests must stay below the granted capacity for now, so
+    /// that the completions of closed queues that are still in its CQ cannot make the CQ overrun. 0
+    /// once those were polled.
     pub(crate) fn held(&self, side: usize) -> u32 {
         let held = &self.entry.held[side];
         let before = held.load(Ordering::Relaxed);
@@ -191,26 +195,25 @@ impl QueueHandle {
         now
     }
 
-    /// Makes the queue complete nothing any more: CQEs that are still in a CQ are dropped when the
-    /// poller meets them, and no data of theirs is written anywhere. To be called once the kernel
-    /// has destroyed or reset the queue, and before the memory of its rings is freed. Does nothing
-    /// the second time.
+    /// Stops all completions of the queue: the poller drops its CQEs that are still in a CQ, and
+    /// copies none of their data. Call it after the kernel has destroyed or reset the queue, and
+    /// before the memory of its rings is freed. The second call has no effect.
     pub fn close(&self) {
         self.entry.close();
     }
 
-    /// Whether the queue was closed, and every CQ of it has since been polled past all that it held
-    /// then. A CQ that was dropped counts as polled.
+    /// Whether the queue was closed, and each of its CQs has since been polled past the CQEs that
+    /// it held at that time. A CQ that was dropped counts as polled.
     pub fn has_drained(&self) -> bool {
         lock(&self.entry.closing).as_ref().is_some_and(drained)
     }
 
-    /// The queue's next life, to be called once the kernel has reset it: it has the same index and
-    /// user context, and counts from zero. Closes this handle; the posting sides go on with the new
-    /// one (`reset` of send and receive queue).
+    /// The handle for the QP after a reset. Call it after the kernel has reset the QP: it keeps
+    /// index and user context, and its counters start at zero. Closes this handle; `reset` of the
+    /// send and receive queue takes the new one.
     ///
-    /// It waits for no poller. CQEs from before that a CQ still holds are dropped when the poller
-    /// meets them.
+    /// It does not wait for a poller. The poller drops CQEs from before the reset when it reaches
+    /// them.
     #[must_use]
     pub fn renew(&self) -> Self {
         let drains = self.entry.close();
@@ -240,8 +243,8 @@ impl QueueHandle {
     }
 }
 
-/// Which CQs hold CQEs of a queue that was reset, and up to where. The drains were asked for after
-/// the reset.
+/// The CQs that hold CQEs from before a queue's reset, and the counter after the last one in each.
+/// `drains` were requested after the reset.
 fn past_of(drains: &Drains, index: u32) -> Vec<Past> {
     let mut past = Vec::<Past>::new();
     for (cq, drain) in drains {
@@ -261,8 +264,8 @@ impl Entry {
         cqs: &[CqMonitor],
         receives: Option<&QueueHandle>,
     ) -> Self {
-        // CQEs of a closed queue give entries of its SRQ back, so the SRQ's block is not reused
-        // before its consumers' CQs have been drained either.
+        // CQEs of a closed QP return entries to its SRQ. So the SRQ's block is not reused before
+        // the CQs of the QPs that consume it have been drained.
         receives.inspect(|srq| lock(&srq.entry.load).add_consumer(cqs));
         Self {
             table: table.clone(),
@@ -283,7 +286,7 @@ impl Entry {
         let excess = |side| load.cq_of(side).map_or(0, CqMonitor::excess);
         let sends = excess(SENDS).min(capacity[SENDS]);
         let is_one = load.cqs.first().zip(load.cqs.last()).is_some_and(|(a, b)| a.is_same(b));
-        // In one CQ both sides together leave the places free that are needed.
+        // If both sides complete to one CQ, together they leave the needed entries free.
         let rest = if is_one { sends } else { 0 };
         let receives = excess(RECEIVES).saturating_sub(rest).min(capacity[RECEIVES]);
         self.held[SENDS].store(sends, Ordering::Relaxed);
@@ -296,7 +299,7 @@ impl Entry {
             return drains.clone();
         }
         let state = &self.block;
-        // Held until the block is closed: a poller that finds no past to wait for would open it
+        // Held until the block is closed: otherwise a poller that finds no older CQEs would open it
         // again.
         let mut past = lock(state.past());
         past.clear();
@@ -307,7 +310,7 @@ impl Entry {
         let mut load = lock(&self.load);
         let drains: Drains = load.all_cqs().map(|cq| (cq.clone(), cq.request_drain())).collect();
         load.close();
-        // A receive of an SRQ is not posted again before its completion was polled.
+        // A receive of an SRQ is not posted again before its completion is polled.
         let has_receives = self.receives.is_none();
         for (cq, drain) in &drains {
             let counts = |op_own: OpOwn| has_receives || op_own.opcode().is_requester();
