@@ -1,15 +1,15 @@
 //! The completion queue: entries that the device writes and one thread polls.
 //!
-//! The last byte of an entry (CQE) holds its opcode and an owner bit that changes with each lap, so
-//! that byte alone tells whether the entry is ours and what to do with it. The two common cases, a
-//! send and a receive that went well, are handled in line; everything else (errors, inline data,
-//! compression, resizing, queues that were closed) takes the slow path in `slow.rs`. Fields are
-//! read out of the CQE when asked for.
+//! The last byte of an entry (CQE) holds its opcode and an owner bit that changes with each lap. So
+//! that byte alone says whether software owns the entry, and what it reports. The two common cases,
+//! a send and a receive that succeeded, are handled in line. Everything else (errors, inline data,
+//! compression, resizing, closed queues) takes the slow path in `slow.rs`. Fields are read out of
+//! the CQE when the program asks for them.
 //!
-//! A CQE may be overwritten once the consumer index is published. [`CompletionQueue::poll`]
-//! publishes what was consumed before the completion that it lends; a [`PollBatch`] publishes when
-//! it ends. So the ring has to have at least one entry more than the completions that may be
-//! outstanding, see [`crate::size`].
+//! The device may overwrite a CQE once the consumer index is published. [`CompletionQueue::poll`]
+//! publishes the CQEs before the one that it lends; a [`PollBatch`] publishes when it ends. So the
+//! ring must have at least one entry more than the completions that may be outstanding, see
+//! [`crate::size`].
 
 mod buffers;
 mod clean;
@@ -44,7 +44,7 @@ use crate::user_index::{KnownQueues, UserIndexTable};
 pub(crate) use ring::CqeView;
 use ring::Ring;
 
-/// What a CQ is made of.
+/// Configuration of a CQ.
 #[derive(Debug)]
 pub struct CompletionQueueConfig<'t> {
     /// The ring: `entries * cqe_size` bytes.
@@ -59,36 +59,35 @@ pub struct CompletionQueueConfig<'t> {
     pub arm: ArmRegister,
     /// The CQ's number.
     pub number: u32,
-    /// The context's table.
+    /// The context's user index table.
     pub table: &'t UserIndexTable,
     /// What mini-CQEs of receives carry, if the CQ was created for compressed completions.
     pub mini_format: Option<MiniCqeFormat>,
-    /// The key of the null region (`dump_fill_mkey`), if the device has one: inline data for it
-    /// goes nowhere.
+    /// The key of the null region (`dump_fill_mkey`), if the device has one. Inline data for that
+    /// region is discarded.
     pub null_lkey: Option<u32>,
 }
 
 /// Which completions raise an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arm {
-    /// Any.
+    /// Any completion.
     Any,
     /// Receives that the sender marked as solicited, and errors.
     Solicited,
 }
 
-/// Why there is no completion.
+/// Why a poll returns no completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PollError {
-    /// Nothing there now.
+    /// The CQ is empty.
     #[error("no completion")]
     Empty,
-    /// The device completed a request that is not outstanding: one that was never posted, or whose
-    /// completion was polled before; or it wrote the completion into a CQ that the queue does not
-    /// complete to. Nothing has changed, and the next call goes on behind it; see
-    /// [`CompletionQueue::refused`]. The device is broken, or something else writes to its memory
-    /// or to the CQ's.
+    /// The device completed a request that is not outstanding. The request was never posted, or its
+    /// completion was polled before, or its queue does not complete to this CQ. No queue has
+    /// changed, and the next call continues after that CQE; see [`CompletionQueue::refused`]. The
+    /// device is broken, or something else writes to its memory or to the CQ's.
     #[error(
         "a completion names a request that is not outstanding: the device is broken, or something \
          else writes to the queue"
@@ -108,18 +107,19 @@ pub enum PollError {
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct CompletionQueue {
-    /// Where to look next: the CQE at `consumed`, or one that leads to the slow path.
+    /// The CQE that the next poll looks at: the one at `consumed`, or one that leads to the slow
+    /// path.
     next: CqeView,
     end: CqeView,
     stride: usize,
     consumer_index: DoorbellWord,
-    /// CQEs consumed; wraps. Everything about the position follows from it.
+    /// CQEs consumed; wraps. The position in the ring follows from it.
     consumed: u32,
-    /// The owner bit that makes the CQE at `next` ours.
+    /// The owner bit with which software owns the CQE at `next`.
     owner: u8,
-    /// The drain request that was seen last.
+    /// The latest drain request that an empty poll has seen.
     answered: u64,
-    /// The drain request that was reported last.
+    /// The latest drain request that was reported as done.
     reported: u64,
     monitor: CqMonitor,
     ring: Ring,
@@ -127,27 +127,26 @@ pub struct CompletionQueue {
     arm_register: ArmRegister,
     number: u32,
     arm_sequence: u8,
-    /// The drain request that had been made when the present lap began.
+    /// The latest drain request at the start of the current lap.
     lap_request: u64,
     mini_format: Option<MiniCqeFormat>,
     null_lkey: Option<u32>,
     dropped: u64,
     refused: u64,
-    /// How many of `refused` the next call has to report, because the call that found them had
-    /// completions to return.
+    /// How many of `refused` the next call must report, because the call that found them returned
+    /// completions.
     kept: u32,
     /// The most completions that a batch has lent at a time. Their entries stay occupied meanwhile,
-    /// so the ring has space for fewer others.
+    /// so the ring has fewer for others.
     lent: u32,
-    /// Rings of resizes, in the order of their commands.
+    /// New rings of resizes, in the order of their commands.
     pending: Vec<resize::Pending>,
     events: Option<slow::EventSource>,
     known: KnownQueues,
 }
 
 impl CompletionQueue {
-    /// A CQ on a ring that the device has not been told of yet: every entry is marked as not
-    /// written.
+    /// A CQ on a ring that the device does not know yet. Marks every entry as not written.
     ///
     /// # Errors
     /// [`QueueError`] if memory, entries and entry size do not fit together.
@@ -157,7 +156,7 @@ impl CompletionQueue {
         config.doorbell.1.store(0);
         let place = Place { rings: vec![ring], consumed: config.doorbell.0.again() };
         let monitor = CqMonitor::new(place);
-        // One is lent at a time.
+        // `poll` lends one completion at a time.
         let lent = 1;
         monitor.change_capacity(lent, ring.entries());
         Ok(Self {
@@ -205,11 +204,11 @@ impl CompletionQueue {
         crate::barrier::flush_doorbell();
     }
 
-    /// Moves to the consumer index in the doorbell record. This is for a ring that the program
-    /// polls itself, while this queue only arms it. Completions before that index count as polled.
+    /// Moves to the consumer index in the doorbell record. For a ring that the program polls
+    /// itself, while this queue only arms it. Completions before that index count as polled.
     pub fn follow_record(&mut self) {
-        let told = self.consumer_index.load() & past::INDEX;
-        let ahead = told.wrapping_sub(self.consumed) & past::INDEX;
+        let published = self.consumer_index.load() & past::INDEX;
+        let ahead = published.wrapping_sub(self.consumed) & past::INDEX;
         for _ in 0..ahead {
             self.consumed = self.consumed.wrapping_add(1);
             self.next = self.next.after(self.stride);
@@ -219,17 +218,17 @@ impl CompletionQueue {
         }
     }
 
-    /// Notes that an event of this CQ was read from its completion channel. The device takes an arm
-    /// request only with the number of events that it has sent, so this comes before the next
-    /// [`CompletionQueue::arm`].
+    /// Notes that the program read an event of this CQ from its completion channel. The device
+    /// accepts an arm request only with the number of events that it has sent, so call this before
+    /// the next [`CompletionQueue::arm`].
     pub fn acknowledge_event(&mut self) {
         self.arm_sequence = self.arm_sequence.wrapping_add(1) & 3;
     }
 
-    /// Calls `look` on every 1024th poll that finds nothing, as long as more completions can be
-    /// outstanding than the ring holds (see [`QueueHandle::set_capacity`]). `look` has to read the
-    /// pending events without waiting, and to call [`CqMonitor::set_overrun`] if this CQ's error is
-    /// among them, so that the next poll reports the overrun.
+    /// Calls `look` on every 1024th poll that finds the CQ empty, as long as more completions can
+    /// be outstanding than the ring holds (see [`QueueHandle::set_capacity`]). `look` must read the
+    /// pending events without waiting, and call [`CqMonitor::set_overrun`] if this CQ's error is
+    /// among them. The next poll then reports the overrun.
     ///
     /// [`QueueHandle::set_capacity`]: crate::user_index::QueueHandle::set_capacity
     pub fn watch_events(&mut self, look: impl FnMut() + Send + 'static) {
@@ -261,19 +260,19 @@ impl CompletionQueue {
         self.consumed
     }
 
-    /// CQEs that belonged to no open queue, or made no sense, and were dropped.
+    /// CQEs that were dropped, because they named no open queue or were malformed.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// CQEs that named no outstanding request: [`PollError::NotOutstanding`] was returned for each,
-    /// or will be by the next call.
+    /// CQEs that named no outstanding request. A poll has returned [`PollError::NotOutstanding`]
+    /// for each, or the next one will.
     pub fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// Saves an error for the next call. Only `NotOutstanding` has to be saved: the next poll finds
-    /// the others again.
+    /// Saves an error for the next call. Only `NotOutstanding` must be saved: the next poll finds
+    /// the other errors again.
     fn keep(&mut self, error: PollError) {
         if error == PollError::NotOutstanding {
             self.kept += 1;

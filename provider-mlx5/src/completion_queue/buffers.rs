@@ -1,5 +1,5 @@
-//! The buffers of requests, as pollers reach them: data that came inside a CQE goes to where its
-//! request wanted it, frames are read out of their buffers, and other buffers take their places.
+//! Access of pollers to the buffers of requests: copying inline data of a CQE to them, reading
+//! frames out of them, and replacing them.
 
 #![allow(unsafe_code)]
 
@@ -24,10 +24,10 @@ use crate::sync::Ordering;
 use crate::user_index::QueueHandle;
 
 impl CompletionQueue {
-    /// Brings the data inside a CQE of [`CqeFormat::INLINE_32`] to the first buffer of the receive
-    /// at the 16-bit index in the upper half of `index`. Returns the receive's word for
-    /// [`Side::retire`]; `None`, and nothing that counts has changed, if it is not outstanding, or
-    /// the data is longer than that buffer or than can be.
+    /// Copies the inline data of a CQE of [`CqeFormat::INLINE_32`] to the first buffer of the
+    /// receive at the 16-bit index in the upper half of `index`. Returns the receive's word for
+    /// [`Side::retire`]; `None`, with no observable state changed, if the receive is not
+    /// outstanding, or the data is longer than that buffer or than 32 bytes.
     ///
     /// [`Side::retire`]: crate::queue_state::Side::retire
     #[inline(always)]
@@ -39,15 +39,16 @@ impl CompletionQueue {
     ) -> Option<u32> {
         let word = queue.outstanding(index)?;
         let filled = queue.with_recv_ring(|ring| {
-            // SAFETY: the ring is live while it is lent out. The receive was published and has not
-            // completed, and this thread alone completes it: it polls the CQ that the queue
-            // completes to. So the ring still holds it, and its memory is lent.
+            // SAFETY: the ring is live while it is lent. The receive was published and has not
+            // completed, and only this thread can complete it, since it polls the CQ that the queue
+            // completes to. So the ring still holds the receive, and its buffers are lent to the
+            // device.
             unsafe { to_first_buffer(ring, index >> 16, cqe, self.null_lkey) }
         });
         (filled != Some(false)).then_some(word)
     }
 
-    /// A request of a send queue that completes to this CQ.
+    /// Completes a request of a send queue that completes to this CQ.
     pub(super) fn finish_send(
         &self,
         cqe: CqeView,
@@ -65,9 +66,10 @@ impl CompletionQueue {
         } else {
             let fill = |data: &[u8]| {
                 state.with_send_ring(|ring| {
-                    // SAFETY: the ring is live while it is lent out. The request starts there, was
-                    // published and has not completed; this thread alone polls the CQ that it
-                    // completes to. So the ring still holds it, and its memory is lent.
+                    // SAFETY: the ring is live while it is lent. The request starts there, was
+                    // published and has not completed, and only this thread polls the CQ that it
+                    // completes to. So the ring still holds the request, and its buffers are lent
+                    // to the device.
                     unsafe { to_send(ring, index, data, self.null_lkey) }
                 })
             };
@@ -78,7 +80,7 @@ impl CompletionQueue {
         Ok(Raw { cqe, side: state.send_side(), wr_id, status, format: op_own.format() })
     }
 
-    /// A receive of a queue pair's own.
+    /// Completes a receive of a QP's own receive queue.
     pub(super) fn finish_receive(
         &self,
         cqe: CqeView,
@@ -95,7 +97,7 @@ impl CompletionQueue {
         Ok(Raw { cqe, side: state.recv_side(), wr_id, status, format: op_own.format() })
     }
 
-    /// A receive of an SRQ; `None` if it is to be posted again.
+    /// Completes a receive of an SRQ; `None` if it is to be posted again.
     pub(super) fn finish_shared_receive(
         &self,
         cqe: CqeView,
@@ -116,8 +118,8 @@ impl CompletionQueue {
         Ok(Some(Raw { cqe, side: state.recv_side(), wr_id, status, format: op_own.format() }))
     }
 
-    /// How a receive ended that was outstanding until now: a queue pair's, out of the queue that is
-    /// named second.
+    /// The status of an outstanding receive of the QP `state`. It was posted to `receives`, which
+    /// is the QP or its SRQ.
     fn received(
         &self,
         cqe: CqeView,
@@ -132,10 +134,10 @@ impl CompletionQueue {
         }
         let fill = |data: &[u8]| {
             receives.with_recv_ring(|ring| {
-                // SAFETY: the ring is live while it is lent out. The receive was published and has
-                // not completed, and this thread alone completes it: it polls the CQ that the queue
-                // completes to, or has claimed the SRQ's entry. So the ring still holds it, and its
-                // memory is lent.
+                // SAFETY: the ring is live while it is lent. The receive was published and has not
+                // completed. Only this thread can complete it: it polls the CQ that the queue
+                // completes to, or has claimed the SRQ's entry. So the ring still holds the
+                // receive, and its buffers are lent to the device.
                 unsafe { to_receive(ring, u32::from(index), data, self.null_lkey) }
             })
         };
@@ -143,39 +145,39 @@ impl CompletionQueue {
     }
 }
 
-/// Brings inline data to its buffers with `fill`, which says whether it fitted, or nothing if the
-/// queue leaves the data in the CQE.
+/// Copies inline data to its buffers with `fill`, which returns whether the data fitted, or `None`
+/// if the queue leaves inline data in the CQE.
 fn deliver(cqe: CqeView, op_own: OpOwn, fill: impl FnOnce(&[u8]) -> Option<bool>) -> Status {
     // SAFETY: `report` checked that this format fits the entry's size.
-    let Some((bytes, room)) = (unsafe { inline_data(cqe, op_own.format()) }) else {
+    let Some((bytes, most)) = (unsafe { inline_data(cqe, op_own.format()) }) else {
         return Status::Success;
     };
     let length = cqe.u32(offset_of!(Cqe, byte_count)) as usize;
-    let Some(data) = bytes.get(..length.min(room)) else { return Status::Success };
+    let Some(data) = bytes.get(..length.min(most)) else { return Status::Success };
     match fill(data) {
         Some(false) => Status::LocalLength,
         _ => Status::Success,
     }
 }
 
-/// Whether a receive on an SRQ failed only because its memory was not there yet (on-demand paging).
+/// Whether a receive of an SRQ failed only because of a page fault (on-demand paging).
 fn is_page_fault(cqe: CqeView) -> bool {
     cqe.u8(offset_of!(ErrorCqe, syndrome)) == Syndrome::REMOTE_ABORTED.0
         && cqe.u8(offset_of!(ErrorCqe, vendor_syndrome)) == VendorSyndrome::ODP_PAGE_FAULT.0
 }
 
 impl Completion<'_> {
-    /// Copies data that came inside the CQE into `out`, as much as fits; returns how many bytes
-    /// there were. `None` if there are none. On a queue that was made for it the poller has put
-    /// them into the receive's buffers already.
+    /// Copies inline data of the CQE into `out`, as much as fits. Returns the length of the data;
+    /// `None` if there is none. If the queue was created to deliver inline data, the poller has
+    /// already copied it to the receive's buffers.
     pub fn copy_inline(&self, out: &mut [u8]) -> Option<usize> {
         // SAFETY: the CQE is lent, and the poller checked that this format fits its size.
-        let (bytes, length) = unsafe { inline_data(self.raw.cqe, self.raw.format)? };
-        let wanted = (self.byte_len() as usize).min(length);
-        for (to, from) in out.iter_mut().zip(bytes.iter().take(wanted)) {
+        let (bytes, most) = unsafe { inline_data(self.raw.cqe, self.raw.format)? };
+        let length = (self.byte_len() as usize).min(most);
+        for (to, from) in out.iter_mut().zip(bytes.iter().take(length)) {
             *to = *from;
         }
-        Some(wanted)
+        Some(length)
     }
 }
 
@@ -183,11 +185,11 @@ impl Completion<'_> {
 const SHORT: usize = 32;
 const LONG: usize = 64;
 
-/// The data inside a CQE and how long it can be. `None` if there is none.
+/// The inline data of a CQE and the most bytes that it can have. `None` if there is none.
 ///
-/// 32 bytes are in the CQE's own first half; 64 bytes in the 64 before it, which only 128-byte
-/// CQEs have. The format is the one that was checked, not read again: a device may write the CQE at
-/// any time.
+/// 32 bytes are in the CQE's own first half; 64 bytes are in the 64 bytes before it, which only
+/// 128-byte CQEs have. The caller passes the format that the poller checked. It is not read again,
+/// because a broken device may write the CQE at any time.
 ///
 /// # Safety
 /// If the format says 64, the 64 bytes before the CQE are valid for reads.
@@ -195,7 +197,8 @@ unsafe fn inline_data(cqe: CqeView, format: CqeFormat) -> Option<([u8; LONG], us
     match format {
         CqeFormat::INLINE_32 => Some((cqe.bytes(), SHORT)),
         CqeFormat::INLINE_64 => {
-            // SAFETY: the caller vouches for the bytes before the CQE, aligned like it.
+            // SAFETY: the caller guarantees that the bytes before the CQE are valid, and they are
+            // aligned like it.
             let before = unsafe { cqe.first_half() };
             Some((before.bytes(), LONG))
         }
@@ -213,7 +216,7 @@ struct Entry {
 /// # Safety
 /// `entry` is valid for reads of 16 bytes.
 unsafe fn entry_at(entry: *const u8) -> Entry {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller guarantees it.
     let segment = unsafe { entry.cast::<DataSegment>().read() };
     Entry {
         length: segment.byte_count.get() as usize,
@@ -222,10 +225,11 @@ unsafe fn entry_at(entry: *const u8) -> Entry {
     }
 }
 
-/// Copies `data` to the buffers of scatter entries, in order. False if they do not hold all of it.
+/// Copies `data` to the buffers of scatter entries, in order. Returns false if they do not hold all
+/// of it.
 ///
 /// # Safety
-/// The program gave the buffers to the device to write to, with a request that is outstanding.
+/// The program lent the buffers to the device for writing, with a request that is outstanding.
 unsafe fn fill(
     entries: impl Iterator<Item = Entry>,
     mut data: &[u8],
@@ -236,11 +240,11 @@ unsafe fn fill(
             break;
         }
         let (now, later) = data.split_at(entry.length.min(data.len()));
-        // A null region swallows what is written to it; its addresses mean nothing.
+        // The device discards data for the null region; its addresses have no meaning.
         if Some(entry.lkey) != null_lkey {
             let target = ptr::with_exposed_provenance_mut::<u8>(entry.address as usize);
-            // SAFETY: the buffer is memory lent for writing until the request completes, which
-            // it does after this, and `now` is no longer than it.
+            // SAFETY: the buffer is lent for writing until the request completes, which is after
+            // this, and `now` is not longer than the buffer.
             unsafe { target.copy_from_nonoverlapping(now.as_ptr(), now.len()) };
         }
         data = later;
@@ -248,8 +252,9 @@ unsafe fn fill(
     data.is_empty()
 }
 
-/// Brings the data inside a CQE of [`CqeFormat::INLINE_32`] to the first buffer of receive WQE
-/// `index`. False, and nothing has been written, if it is longer than that buffer or than can be.
+/// Copies inline data of a CQE of [`CqeFormat::INLINE_32`] to the first buffer of receive WQE
+/// `index`. Returns false, with nothing written, if the data is longer than that buffer or than 32
+/// bytes.
 ///
 /// # Safety
 /// As for [`to_receive`].
@@ -265,25 +270,25 @@ unsafe fn to_first_buffer(
         return false;
     }
     let start = ((index & ring.mask()) as usize) << ring.shift();
-    // SAFETY: `ShownRing::set` checked that entries hold a head and an SGE. So the first one of the
-    // masked entry is in it, and in the ring.
+    // SAFETY: `ShownRing::set` checked that entries hold a head and an SGE. So the first SGE of the
+    // masked entry is within the entry and the ring.
     let first = unsafe { entry_at(ring.first().add(start)) };
     if length > first.length || Some(first.lkey) == null_lkey {
         return false;
     }
     let data: [u8; SHORT] = cqe.first_bytes();
     let target = ptr::with_exposed_provenance_mut::<u8>(first.address as usize);
-    // SAFETY: the buffer is memory lent for writing until the request completes, which it does
-    // after this, and `length` is at most its and that of `data`.
+    // SAFETY: the buffer is lent for writing until the request completes, which is after this, and
+    // `length` is at most the length of the buffer and of `data`.
     unsafe { target.copy_from_nonoverlapping(data.as_ptr(), length) };
     true
 }
 
-/// Brings `data` to the buffers of receive WQE `index`.
+/// Copies `data` to the buffers of receive WQE `index`.
 ///
 /// # Safety
 /// `ring` is a live receive ring. Its WQE `index` was published, the caller has seen that, and no
-/// thread completes it before this returns: so no thread writes the WQE either.
+/// thread completes it before this returns. So no thread writes the WQE either.
 unsafe fn to_receive(ring: LentRing<'_>, index: u32, data: &[u8], null_lkey: Option<u32>) -> bool {
     let start = ((index & ring.mask()) as usize) << ring.shift();
     let entries = (start + ring.head() as usize..start + (1 << ring.shift())).step_by(16);
@@ -293,19 +298,19 @@ unsafe fn to_receive(ring: LentRing<'_>, index: u32, data: &[u8], null_lkey: Opt
     unsafe { fill(entries, data, null_lkey) }
 }
 
-/// Brings `data` to the buffers of the RDMA read or atomic at `index` of a send queue. False if it
-/// is neither.
+/// Copies `data` to the buffers of the RDMA read or atomic at `index` of a send queue. Returns
+/// false if the request is neither.
 ///
 /// # Safety
 /// `ring` is a live send ring. A request starts at `index`, it was published, the caller has seen
-/// that, and no thread completes it before this returns: so no thread writes its WQE either.
+/// that, and no thread completes it before this returns. So no thread writes its WQE either.
 unsafe fn to_send(ring: LentRing<'_>, index: u16, data: &[u8], null_lkey: Option<u32>) -> bool {
     let start = (u32::from(index) & ring.mask()) as usize * WQEBB_SIZE;
     let bytes = (ring.mask() as usize + 1) * WQEBB_SIZE;
     // SAFETY: the masked WQE is within the ring, and no thread writes it now.
     let control = unsafe { ring.base().add(start).cast::<ControlSegment>().read() };
     if control.index() != index {
-        // The middle of a request.
+        // `index` is in the middle of a request.
         return false;
     }
     let segments = match control.opcode() {
@@ -325,23 +330,23 @@ unsafe fn to_send(ring: LentRing<'_>, index: u16, data: &[u8], null_lkey: Option
     unsafe { fill(entries, data, null_lkey) }
 }
 
-// SAFETY: as for the completion queue and the receive queue that it is made of.
+// SAFETY: as for the completion queue and the receive queue that it consists of.
 unsafe impl Send for FrameQueue {}
 
 impl FrameQueue {
-    /// Puts the two queues together; `buffer_bytes` is the length of each buffer.
+    /// Joins the two queues; `buffer_bytes` is the length of each buffer.
     ///
     /// # Errors
-    /// `BadLimits` unless all receives are posted, or where the CQ does not hold a completion of 64
-    /// bytes for each receive.
+    /// `BadLimits` unless all receives are posted, or if the CQ cannot hold a 64-byte CQE for each
+    /// receive.
     ///
     /// # Safety
     /// As long as the result is used:
-    /// - both queues live where their memory is, are neither posted to nor polled, but by calls of
-    ///   the result, and no other queue completes to the CQ;
-    /// - each receive was posted with one SGE of `buffer_bytes` bytes, which is memory of this
-    ///   process at the address that is its work request id, initialized, and touched through the
-    ///   result alone until [`Frame::replace`] has taken it out.
+    /// - both queues stay alive with their memory, only the result posts to them or polls them, and
+    ///   no other queue completes to the CQ;
+    /// - each receive was posted with one SGE of `buffer_bytes` bytes of initialized memory of this
+    ///   process, at the address that is its work request id. Only the result accesses that memory
+    ///   until [`Frame::replace`] has taken it out.
     pub unsafe fn new(
         cq: &mut CompletionQueue,
         receives: &mut RecvQueue,
@@ -350,12 +355,12 @@ impl FrameQueue {
         Self::of(cq, receives, buffer_bytes)
     }
 
-    /// The next frame, which is given back when it is dropped. The device learns of that at once,
-    /// or with the next [`FrameQueue::publish`] where the frame `publishes` nothing.
+    /// The next frame, whose buffer is given back when the frame is dropped. If `publishes` is
+    /// true, the device learns of that at once; otherwise with the next [`FrameQueue::publish`].
     ///
     /// # Safety
-    /// `next` is what [`FrameQueue::look`] or [`FrameQueue::look_slow`] of this queue returned, and
-    /// no frame was given back since.
+    /// `next` is the value that the last [`FrameQueue::look`] or [`FrameQueue::look_slow`] of this
+    /// queue returned, and no frame was given back since.
     #[inline(always)]
     pub unsafe fn front(&mut self, next: Next, publishes: bool) -> Frame<'_> {
         Frame::of(self, next, publishes)
@@ -363,15 +368,15 @@ impl FrameQueue {
 }
 
 impl Frame<'_> {
-    /// Its bytes, without the check sequence.
+    /// The frame's bytes, without the check sequence.
     #[inline(always)]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the entry is that of the next receive, which this frame's is until it is dropped:
-        // `update_next` takes it from the table at the start of each part, no part goes beyond the
-        // table's end, and `advance` moves it with the counter. The table lives as long as the
-        // queue's handle. The entry is the address of a buffer of `buffer_bytes` bytes at least
-        // (`FrameQueue::new`), which the length does not exceed. The device has completed its
-        // receive and is not told of it again before this frame is dropped.
+        // SAFETY: `entry` is the id of the next receive, which belongs to this frame until it is
+        // dropped. `update_next` sets `entry` from the table at the start of each part, no part
+        // goes beyond the table's end, and `advance` moves it with the counter. The table lives as
+        // long as the queue's handle. The id is the address of a buffer of at least `buffer_bytes`
+        // bytes (`FrameQueue::new`), and the length does not exceed that. The device has completed
+        // the receive and gets it back only after this frame is dropped.
         unsafe {
             let address = (*self.entry()).load(Ordering::Relaxed);
             let start = ptr::with_exposed_provenance(address as usize);
@@ -379,25 +384,24 @@ impl Frame<'_> {
         }
     }
 
-    /// Gives the queue another buffer in the place of the frame's, which is the caller's from now
-    /// on.
+    /// Replaces the frame's buffer by another one. The caller owns the frame's buffer from now on.
     ///
     /// # Safety
-    /// The buffer is as [`FrameQueue::new`] demands.
+    /// The buffer meets the requirements of [`FrameQueue::new`].
     pub unsafe fn replace(self, buffer: Sge) {
         let (place, places) = (self.place(), self.places());
-        // SAFETY: an entry of the table and one of the ring, which both have `mask + 1` of them;
-        // the device has completed the receive and was not told of it again.
+        // SAFETY: the table and the ring have `mask + 1` entries each. The device has completed the
+        // receive and has not got it back.
         unsafe {
             (*places.ids.add(place)).store(buffer.address(), Ordering::Relaxed);
             places.first.byte_add(place << places.shift).write(buffer.octoword());
         }
-        // Before the record that tells the device of it.
+        // Before the doorbell record that tells the device of the entry.
         crate::barrier::to_device();
     }
 }
 
-/// A ring whose receives are all posted: a poller of its own gives its places new buffers, in
+/// A ring whose receives are all posted. A special poller posts new buffers to its entries in
 /// order.
 #[derive(Debug)]
 pub struct PostedRing {
@@ -406,7 +410,7 @@ pub struct PostedRing {
     handle: QueueHandle,
 }
 
-// SAFETY: as for the receive queue that it is of.
+// SAFETY: as for the receive queue that it was made from.
 unsafe impl Send for PostedRing {}
 
 impl PostedRing {
@@ -417,10 +421,10 @@ impl PostedRing {
     ///
     /// # Safety
     /// As long as the result is used, or a [`StrideQueue`](crate::completion_queue::StrideQueue)
-    /// that was made of it: this queue and the CQ that it completes to live where their memory is,
-    /// are neither posted to nor polled but by calls of the result, and no other queue completes to
-    /// the CQ, which is the one that the `StrideQueue` is made of. The receives are as
-    /// [`PostedRing::post`] demands.
+    /// that was made from it: this queue and the CQ that it completes to stay alive with their
+    /// memory, only the result posts to them or polls them, and no other queue completes to the CQ.
+    /// The `StrideQueue` is made with that CQ. The receives meet the requirements of
+    /// [`PostedRing::post`].
     pub unsafe fn new(receives: &mut RecvQueue) -> Result<Self, QueueError> {
         let places = receives.places();
         if receives.outstanding() != places.mask + 1 {
@@ -429,17 +433,17 @@ impl PostedRing {
         Ok(Self { places, head: receives.head(), handle: receives.handle().clone() })
     }
 
-    /// Posts a buffer of one SGE at the next place. The device learns of it with
+    /// Posts a buffer of one SGE in the next entry. The device learns of it with
     /// [`PostedRing::publish`].
     ///
     /// # Safety
-    /// The device has completed the receive that was there. The buffer is memory that stays
-    /// registered, and of which no byte is read or written before the device has completed it, or
-    /// until the queue is gone.
+    /// The device has completed the receive that was in the entry. The buffer stays registered, and
+    /// none of its bytes is read or written before the device has completed it or the queue is
+    /// destroyed.
     pub unsafe fn post(&mut self, buffer: Sge) {
         let place = self.place(self.head) as usize;
-        // SAFETY: an entry of the ring, which has `mask + 1` of them, and which the device does not
-        // read before it is told of it.
+        // SAFETY: the ring has `mask + 1` entries, and the device does not read this one before it
+        // knows of it.
         unsafe {
             let entry = self.places.first.byte_add(place << self.places.shift);
             entry.write(buffer.octoword());
@@ -463,12 +467,12 @@ impl PostedRing {
         self.places.mask + 1
     }
 
-    /// The place of a receive by its counter.
+    /// The index in the ring of the receive with this counter.
     pub fn place(&self, counter: u32) -> u32 {
         counter & self.places.mask
     }
 
-    /// The device failed a receive.
+    /// Records that the device failed a receive.
     pub(crate) fn failed(&self, too_long: bool) {
         self.handle.state().receive_failed(too_long);
     }

@@ -1,5 +1,5 @@
-//! Taking the completions of closed queues out of the ring, for a caller that keeps every poller of
-//! the CQ out meanwhile.
+//! Removing the completions of closed queues from the ring, for a caller that excludes all pollers
+//! of the CQ meanwhile.
 
 use core::mem::offset_of;
 
@@ -10,24 +10,24 @@ use super::slow::put_aside;
 use crate::format::Cqe;
 
 impl CompletionQueue {
-    /// Takes out what the ring holds of queues that were closed or reset, so that it takes up no
-    /// places until it is polled. What remains stays in order. libmlx5 does the same when it resets
-    /// or destroys a QP (`mlx5_cq_clean`).
+    /// Removes the CQEs of queues that were closed or reset, so that they occupy no entries until
+    /// they are polled. The other CQEs stay in order. libmlx5 does the same when it resets or
+    /// destroys a QP (`mlx5_cq_clean`).
     ///
-    /// Nothing happens while a resize is going on.
+    /// Does nothing during a resize.
     pub fn remove_closed(&mut self) {
         if !self.pending.is_empty() || self.kept > 0 {
             return;
         }
-        // Before the ring is looked at: queues that are closed later are not drained by this.
+        // Read before the ring, because CQEs of queues that are closed later stay in it.
         let requested = self.monitor.requested();
         let monitor = self.monitor.clone();
-        // The threads that look for a queue's CQEs would miss those that move.
+        // Holds the lock: another thread that looks for a queue's CQEs would miss those that move.
         monitor.set_place(|_| self.move_up());
         self.report_drained(requested);
     }
 
-    /// Moves what remains to the end, and the consumer index to where that begins.
+    /// Moves the other CQEs to the end, and the consumer index to the first of them.
     fn move_up(&mut self) {
         let mut removed = 0;
         for ahead in (0..self.written()).rev() {
@@ -44,13 +44,14 @@ impl CompletionQueue {
         self.update_next();
     }
 
-    /// CQEs that the device has written and nothing has polled; afterwards none is compressed.
+    /// The number of CQEs that the device has written and no poll has consumed. Decompresses all of
+    /// them.
     fn written(&mut self) -> u32 {
         self.ring.expand_waiting(self.consumed, self.mini_format, |op_own| !is_mark(op_own))
     }
 
-    /// Whether the CQE at a counter is of a queue that was closed, or of a life before the queue's
-    /// reset. The receive of an SRQ that it holds is posted again then.
+    /// Whether the CQE at a counter belongs to a closed queue, or is from before its queue's reset.
+    /// If so and it holds an SRQ's receive, the receive is posted again.
     fn is_of_closed(&mut self, at: u32) -> bool {
         let cqe = self.ring.cqe(at);
         let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX;

@@ -1,4 +1,5 @@
-//! A completion, as lent by the poller: fields are read out of the CQE when they are asked for.
+//! A completion, as the poller lends it: fields are read out of the CQE when the program asks for
+//! them.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -17,7 +18,7 @@ use crate::request::Immediate;
 #[non_exhaustive]
 #[repr(u8)]
 pub enum Status {
-    /// Done.
+    /// Success.
     Success = 0,
     /// A message did not fit its buffer, or was longer than the service allows.
     LocalLength = 1,
@@ -99,7 +100,7 @@ impl From<Syndrome> for Status {
     }
 }
 
-/// What completed.
+/// The operation that completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names are those of the operations")]
@@ -121,46 +122,46 @@ pub enum CompletionOpcode {
     Other(Opcode),
 }
 
-/// What the poller found, without the borrow.
+/// The poller's result, without the borrow.
 ///
-/// In this order: where a completion may be an error instead, that is told by a status that is
-/// none, and which error by the byte behind it. So it shares its place with no pointer, which would
-/// be taken apart and put together again for that.
+/// The order of the fields matters. In a `Result`, an error is marked by an otherwise unused value
+/// of `status`, and the error itself is stored in the byte after it. That byte must not be part of
+/// a pointer, which the compiler would take apart and put together again.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct Raw {
     pub(super) status: Status,
-    /// As it was when the poller checked that it fits the entry's size.
+    /// The format with which the poller checked that the inline data fits the entry.
     pub(super) format: CqeFormat,
     pub(super) cqe: CqeView,
-    /// The queue's own sends or receives, as the CQE's opcode has it.
+    /// The side of the queue, sends or receives, according to the CQE's opcode.
     pub(super) side: *const Side,
     pub(super) wr_id: u64,
 }
 
 /// A completion, lent until the next poll.
 ///
-/// Of an error completion only `wr_id`, `status`, `qp_num`, `user_context`, the syndromes and the
-/// send opcode mean anything (as ibv_poll_cq(3) says).
+/// In an error completion only `wr_id`, `status`, `qp_num`, `user_context`, the syndromes and the
+/// send opcode are valid (ibv_poll_cq(3)).
 #[repr(transparent)]
 pub struct Completion<'c> {
     pub(super) raw: Raw,
     queue: PhantomData<&'c mut super::CompletionQueue>,
 }
 
-/// A completion, copied out of the queue: everything that a [`Completion`] tells, but for data
+/// A completion, copied out of the queue. It has everything that a [`Completion`] has, except data
 /// inside the CQE and the queue's state.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "ibv_wc")]
 pub struct WorkCompletion {
-    /// The id given at posting.
+    /// The id of the request.
     pub wr_id: u64,
-    /// The value that the QP (of XRC: the SRQ) was registered with.
+    /// The value that the QP (for XRC, the SRQ) was registered with.
     pub user_context: u64,
     cqe: Copied,
     /// How the request ended.
     pub status: Status,
-    /// What the CQE does not say of a change of memory keys.
+    /// Whether the request was a local invalidate: its CQE does not tell it from other UMRs.
     invalidates: bool,
 }
 
@@ -192,7 +193,7 @@ impl Copied {
 }
 
 impl Default for WorkCompletion {
-    /// Of no request: for the places that
+    /// A completion of no request, for arrays that
     /// [`CompletionQueue::poll_into`](super::CompletionQueue::poll_into) fills.
     fn default() -> Self {
         Self {
@@ -216,7 +217,7 @@ impl WorkCompletion {
         self.invalidates
     }
 
-    /// The id given at posting.
+    /// The id of the request.
     #[inline(always)]
     pub fn wr_id(&self) -> u64 {
         self.wr_id
@@ -228,7 +229,7 @@ impl WorkCompletion {
         self.status
     }
 
-    /// The value that the QP (of XRC: the SRQ) was registered with.
+    /// The value that the QP (for XRC, the SRQ) was registered with.
     #[inline(always)]
     pub fn user_context(&self) -> u64 {
         self.user_context
@@ -246,18 +247,18 @@ impl<'c> Completion<'c> {
         self.raw.cqe
     }
 
-    /// What [`Completion::side`] leads to.
+    /// The pointer from which [`Completion::side`] is made.
     #[inline(always)]
     pub(crate) fn raw_side(&self) -> *const Side {
         self.raw.side
     }
 
-    /// Whether a change of memory keys invalidated one.
+    /// Whether the request was a local invalidate.
     fn invalidates(&self) -> bool {
         self.state().send_kind(u32::from(self.wqe_index())) == Kind::LocalInvalidate
     }
 
-    /// The id given at posting.
+    /// The id of the request.
     #[inline(always)]
     pub fn wr_id(&self) -> u64 {
         self.raw.wr_id
@@ -269,21 +270,21 @@ impl<'c> Completion<'c> {
         self.raw.status
     }
 
-    /// The value that the QP (of XRC: the SRQ) was registered with.
+    /// The value that the QP (for XRC, the SRQ) was registered with.
     #[inline(always)]
     pub fn user_context(&self) -> u64 {
         self.state().user_context()
     }
 
-    /// The value that the queue's sends, or its receives, were given with
-    /// [`set_side_contexts`](crate::queue_state::QueueState::set_side_contexts).
+    /// The value of the queue's sends or receives that
+    /// [`set_side_contexts`](crate::queue_state::QueueState::set_side_contexts) set.
     #[inline(always)]
     pub fn side_context(&self) -> u64 {
         self.side().context()
     }
 
-    /// The same completion, put together anew: for calls out of line, which would keep the original
-    /// in memory otherwise.
+    /// An equal value made field by field. Passed to functions that are not inlined, it lets the
+    /// compiler keep the original in registers.
     #[doc(hidden)]
     #[inline(always)]
     pub fn again(self) -> Self {
@@ -296,7 +297,7 @@ impl<'c> Completion<'c> {
         self.raw.format
     }
 
-    /// A copy that stays.
+    /// An owned copy.
     #[inline(always)]
     pub fn to_work_completion(&self) -> WorkCompletion {
         WorkCompletion {
@@ -309,7 +310,7 @@ impl<'c> Completion<'c> {
     }
 }
 
-/// What both tell. A macro, not a trait: reading a completion should need no import.
+/// The accessors of both types. A macro instead of a trait, so that callers need no import.
 macro_rules! accessors {
     ($completion:ident $(<$lifetime:lifetime>)?) => {
         impl core::fmt::Debug for $completion $(<$lifetime>)? {
@@ -331,7 +332,7 @@ macro_rules! accessors {
                 self.status() == Status::Success
             }
 
-            /// What completed. Of an error on the receive side it says [`CompletionOpcode::Recv`].
+            /// The operation that completed; [`CompletionOpcode::Recv`] for an error of a receive.
             pub fn opcode(&self) -> CompletionOpcode {
                 match self.cqe_opcode() {
                     CqeOpcode::REQUESTER | CqeOpcode::REQUESTER_ERROR => self.send_opcode(),
@@ -361,23 +362,24 @@ macro_rules! accessors {
                 }
             }
 
-            /// Whether this is a completion of the send queue; else it is of a receive.
+            /// Whether this is a completion of the send queue; otherwise it is a receive.
             #[inline(always)]
             pub fn is_send(&self) -> bool {
                 self.cqe_opcode().is_requester()
             }
 
-            /// Bytes received, or read; 8 for an atomic; on a striding queue see
-            /// `format::StrideByteCount`. Means nothing for other sends.
+            /// Bytes received or read; 8 for an atomic. For a striding queue see
+            /// `format::StrideByteCount`. Undefined for other sends.
             #[inline(always)]
             pub fn byte_len(&self) -> u32 {
                 self.u32(offset_of!(Cqe, byte_count))
             }
 
-            /// Immediate data, of a receive that brought some.
+            /// Immediate data, if the received message carried some.
             #[inline(always)]
             pub fn immediate(&self) -> Option<Immediate> {
-                // The two opcodes that bring some differ in one bit, so one comparison tells.
+                // The two opcodes with immediate data differ in one bit, so one comparison finds
+                // both.
                 const SEND: u8 = CqeOpcode::RESPONDER_SEND_IMMEDIATE.0 << 4;
                 const WRITE: u8 = CqeOpcode::RESPONDER_WRITE_IMMEDIATE.0 << 4;
                 const { assert!((SEND ^ WRITE).count_ones() == 1) };
@@ -385,7 +387,7 @@ macro_rules! accessors {
                     .then(|| Immediate::from_u32(self.u32(offset_of!(Cqe, immediate))))
             }
 
-            /// The key that a send with invalidate made unusable here.
+            /// The local key that a received send with invalidate invalidated.
             #[inline(always)]
             pub fn invalidated_rkey(&self) -> Option<u32> {
                 (self.cqe_opcode() == CqeOpcode::RESPONDER_SEND_INVALIDATE)
@@ -404,15 +406,15 @@ macro_rules! accessors {
                 self.qp_num()
             }
 
-            /// The WQE's index in its queue, modulo 2^16; of a striding queue, see the device's
+            /// The WQE's index in its queue, modulo 2^16. For a striding queue see the device's
             /// format.
             #[inline(always)]
             pub fn wqe_index(&self) -> u16 {
                 self.cqe().u16(offset_of!(Cqe, wqe_counter))
             }
 
-            /// The device's clock when the completion was written; see the clock of the context for
-            /// its unit.
+            /// The device's clock when it wrote the completion. The context's clock defines the
+            /// unit.
             #[inline(always)]
             pub fn timestamp(&self) -> u64 {
                 self.cqe().u64(offset_of!(Cqe, timestamp))
@@ -424,8 +426,8 @@ macro_rules! accessors {
                 RemoteQpFlags(U32::new(self.u32(offset_of!(Cqe, flags_remote_qpn))))
             }
 
-            /// Whether the message came with a global routing header: the first 40 bytes of a UD
-            /// receive buffer.
+            /// Whether the message had a global routing header, which is in the first 40 bytes of a
+            /// UD receive buffer.
             #[inline(always)]
             pub fn has_grh(&self) -> bool {
                 self.remote().grh() != 0
@@ -474,7 +476,7 @@ macro_rules! accessors {
                 is_stripped.then(|| self.cqe().u16(offset_of!(Cqe, vlan_info)))
             }
 
-            /// The receive hash, and what was hashed.
+            /// The receive hash, and which fields were hashed.
             #[inline(always)]
             pub fn receive_hash(&self) -> (u32, u8) {
                 (self.u32(offset_of!(Cqe, rss_hash)), self.cqe().u8(offset_of!(Cqe, rss_hash_type)))
@@ -501,7 +503,7 @@ macro_rules! accessors {
                 self.cqe().bytes()
             }
 
-            /// What the CQE reports.
+            /// The kind of event that the CQE reports.
             #[inline(always)]
             pub fn cqe_opcode(&self) -> CqeOpcode {
                 self.op_own().opcode()

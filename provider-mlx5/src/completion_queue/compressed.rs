@@ -1,9 +1,9 @@
 //! Compressed completions: one title CQE stands for many, each with a mini-CQE of eight bytes.
 //!
-//! See [`MiniCqe`] for the layout. A session is decompressed where it is: the entries that it
-//! covers are the CQ's own until their places are given back, so each gets the CQE that it stands
-//! for, and is polled like any other. (Linux's mlx5e does so for its receive queues,
-//! `mlx5e_decompress_cqe` of en_rx.c.)
+//! See [`MiniCqe`] for the layout. A session is decompressed in place: the entries that it covers
+//! belong to software until they are given back, so each gets its own CQE, which is then polled
+//! like any other. (Linux's mlx5e does so for its receive queues, `mlx5e_decompress_cqe` of
+//! en_rx.c.)
 
 use core::mem::offset_of;
 
@@ -11,8 +11,8 @@ use super::ring::{EntryWriter, Ring, WORDS};
 use crate::format::{Cqe, CqeFormat, MINI_CQES_PER_SLOT, MiniCqeFormat, OpOwn};
 
 impl Ring {
-    /// Whether the CQE at a counter was the title of a session, which is decompressed now. Without
-    /// a format none is one.
+    /// Whether the CQE at a counter is the title of a session; if so, decompresses the session.
+    /// Always false for a CQ without a mini-CQE format.
     #[inline]
     pub(super) fn opens_session(
         &self,
@@ -24,8 +24,8 @@ impl Ring {
         format.is_some_and(|format| self.decompress(at, format))
     }
 
-    /// CQEs from counter `from` on that the device has written, up to the first one that does not
-    /// count; afterwards none of them is compressed.
+    /// Counts the CQEs from counter `from` on that the device has written, up to the first one that
+    /// does not count. Decompresses all of them.
     pub(super) fn expand_waiting(
         &self,
         from: u32,
@@ -43,10 +43,11 @@ impl Ring {
         count
     }
 
-    /// Writes the CQEs of the session whose title is at counter `start`. False if it has none.
+    /// Writes the CQEs of the session whose title is at counter `start`. Returns false if there is
+    /// no session.
     fn decompress(&self, start: u32, format: MiniCqeFormat) -> bool {
         let title = Title::new(self.cqe(start).words());
-        // A loop for each kind, so that none asks in each round what is replaced.
+        // One loop for each format, so that no loop tests the format in each iteration.
         match format {
             _ if title.is_requester => self.expand(start, &title, requester),
             MiniCqeFormat::HASH => self.expand(start, &title, hash),
@@ -56,8 +57,8 @@ impl Ring {
         title.count > 0
     }
 
-    /// The title last: until then another thread sees how many there are by it. An array is in one
-    /// of the entries that it is for.
+    /// Writes the title last, because until then another thread reads the session's length from it.
+    /// Each array of mini-CQEs is in one of the entries that it expands to.
     #[inline(always)]
     fn expand(
         &self,
@@ -83,14 +84,14 @@ impl Ring {
     }
 }
 
-/// What all completions of a session have in common.
+/// The fields that all completions of a session share.
 struct Title {
-    /// Its memory.
+    /// The title CQE as words of memory.
     words: [u64; WORDS],
     is_requester: bool,
     count: u32,
     wqe_counter: u16,
-    /// The last two bytes: those of a CQE that is not compressed, with owner bit 0.
+    /// The last two bytes of a CQE that is not compressed, with owner bit 0.
     end: [u8; 2],
 }
 
@@ -109,8 +110,8 @@ impl Title {
     }
 }
 
-/// Writes what a mini-CQE of a requester replaces: see [`MiniCqe`](crate::format::MiniCqe). Returns
-/// the WQE counter, if it has one.
+/// Writes the fields that a requester's mini-CQE replaces: see [`MiniCqe`](crate::format::MiniCqe).
+/// Returns the WQE counter, if the mini-CQE has one.
 #[inline(always)]
 fn requester(entry: EntryWriter, mini: [u8; 8]) -> Option<[u8; 2]> {
     let [counter @ .., opcode, _, _, _, _, _] = mini;
@@ -144,7 +145,7 @@ fn stride_index(entry: EntryWriter, mini: [u8; 8]) -> Option<[u8; 2]> {
     Some(index)
 }
 
-/// The bytes at `offset`, of one word.
+/// The bytes at `offset`, which are in one word.
 #[inline(always)]
 fn field<const N: usize>(words: &[u64; WORDS], offset: usize) -> [u8; N] {
     let mut bytes = [0; N];

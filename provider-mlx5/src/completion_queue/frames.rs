@@ -1,17 +1,17 @@
-//! Frames: a receive queue and the completion queue that belongs to it alone, polled as one.
+//! Frames: a receive queue and a completion queue used only by it, polled as one.
 //!
-//! The receives of such a queue complete in the order of their ring, and each is posted again at
-//! the place that it had. So a poll needs neither the user index table nor the ring of receives: it
-//! compares the last byte of the CQE, and its WQE counter, with those of the receive that is next.
-//! Giving a buffer back moves one counter, which the receives' doorbell record follows.
+//! The receives of such a queue complete in the order of the ring, and each buffer is posted again
+//! in the same entry. So a poll needs neither the user index table nor the ring of receives. It
+//! compares the last byte of the CQE and its WQE counter with those of the next receive. Giving a
+//! buffer back increments one counter, which is written to the receives' doorbell record.
 //!
-//! The consumer index is told at the end of each eighth of the queue. Until then the CQ lacks as
-//! many places as the eighth has receives at most. The device has no more receives than the queue
-//! is deep, and the CQ has at least twice as many entries, so it cannot overrun.
+//! The consumer index is published at the end of each eighth of the queue. Until then at most as
+//! many CQ entries stay occupied as an eighth has receives. The device has at most as many receives
+//! as the queue is deep, and the CQ has at least twice as many entries, so it cannot overrun.
 //!
-//! At the end of each eighth the poller also counts the CQEs that wait, outside the fast path.
-//! Together with the frames polled in a row that bounds how few receives the device has had: see
-//! [`FrameCounters::lowest`].
+//! At the end of each eighth the poller also counts the CQEs that wait, outside the fast path. That
+//! count and the number of frames polled in a row give a bound for how few receives the device has
+//! had: see [`FrameCounters::lowest`].
 
 use core::marker::PhantomData;
 use core::mem::offset_of;
@@ -32,42 +32,42 @@ use crate::user_index::QueueHandle;
 
 const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
 const BYTE_COUNT: usize = offset_of!(Cqe, byte_count);
-/// `op_own` of a frame that arrived, but for the owner bit.
+/// `op_own` of a frame that arrived, without the owner bit.
 const FRAME: u8 = CqeOpcode::RESPONDER_SEND.0 << 4;
-/// Parts of the queue at whose ends the CQEs that wait are counted.
+/// Parts of the queue. At the end of each the poller counts the CQEs that wait.
 const PARTS: u32 = 8;
 
-/// Where the next frame of a [`FrameQueue`] is.
+/// The position of the next frame of a [`FrameQueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Next {
     cqe: CqeView,
     tail: u32,
-    /// Bytes that arrived, at most those of a buffer.
+    /// Bytes that arrived, at most the length of a buffer.
     length: usize,
 }
 
-/// What the next CQE of a [`FrameQueue`] is.
+/// The kind of the next CQE of a [`FrameQueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// A frame: [`FrameQueue::front`] lends it.
+    /// A frame. [`FrameQueue::front`] lends it.
     Frame(Next),
-    /// Nothing yet: [`FrameQueue::nothing`].
+    /// None yet. [`FrameQueue::nothing`] returns the reason.
     Nothing,
-    /// Something that [`FrameQueue::look_slow`] has to decide.
+    /// Any other CQE. [`FrameQueue::look_slow`] handles it.
     Other,
 }
 
-/// Why there is no frame.
+/// Why a poll returns no frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// Nothing there now.
+    /// No frame has arrived.
     #[error("no frame")]
     Empty,
-    /// A receive failed, and the queue with it: it receives nothing any more.
+    /// A receive failed and the queue is in error: it receives nothing any more.
     #[error("the receive queue failed: {}", .0.text())]
     Failed(Status),
-    /// As [`PollError`] says; never its `Empty`.
+    /// An error of [`PollError`] other than `Empty`.
     #[error(transparent)]
     Queue(PollError),
 }
@@ -81,7 +81,7 @@ impl From<PollError> for FrameError {
 /// The counters of a [`FrameQueue`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameCounters {
-    /// Frames given back, without those that were too long.
+    /// Frames given back, without those that were longer than their buffer.
     pub frames: u64,
     /// Bytes of those frames.
     pub bytes: u64,
@@ -102,22 +102,22 @@ pub struct FrameCounters {
 pub struct FrameQueue {
     /// The CQE of the next frame.
     next: CqeView,
-    /// Where the fast path ends: a part's end, or the ring's.
+    /// The end of the fast path: the end of a part, or of the ring.
     stop: CqeView,
-    /// Frames given back, and so the counter of the receive that is next. Wraps.
+    /// Frames given back, which is also the counter of the next receive. Wraps.
     tail: u32,
     /// `op_own` of a frame in this lap.
     expected: u8,
-    /// The work request id of the receive that is next: where its buffer is.
+    /// The work request id of the next receive, which is the address of its buffer.
     entry: *const AtomicU64,
     places: Places,
     /// Bytes of each buffer.
     buffer_bytes: usize,
-    /// The number of receives that the device may use: from `tail` on.
+    /// The number of receives that the device may use, counted from `tail`.
     depth: u32,
-    /// Receives of a part of the queue: a power of two.
+    /// Receives of a part of the queue, a power of two.
     part: u32,
-    /// From `tail` to the CQ's consumer index.
+    /// The CQ's consumer index minus `tail`.
     offset: u32,
     consumer_index: DoorbellWord,
     bytes: u64,
@@ -125,11 +125,11 @@ pub struct FrameQueue {
     wrapped: u64,
     /// The format of mini-CQEs, if completions may be compressed.
     mini_format: Option<MiniCqeFormat>,
-    /// `tail` when the queue was found empty last.
+    /// `tail` when the queue was last found empty.
     run_start: u32,
-    /// `next` when the queue was found empty last.
+    /// `next` when the queue was last found empty.
     emptied: CqeView,
-    /// The most receives at a time that the device can have lacked.
+    /// The most receives that the device can have lacked at one time.
     deepest: u32,
     exhausted: u64,
     too_long: u64,
@@ -154,7 +154,7 @@ impl FrameQueue {
         if receives.outstanding() != depth || !fits || cq.kept > 0 {
             return Err(QueueError::BadLimits);
         }
-        // This queue says from here on what was drained.
+        // From now on this queue reports drains, instead of the CQ.
         cq.known.clear();
         let tail = receives.head().wrapping_sub(depth);
         let mut queue = Self {
@@ -188,11 +188,11 @@ impl FrameQueue {
         Ok(queue)
     }
 
-    /// What the next CQE is.
+    /// The kind of the next CQE.
     #[inline(always)]
     pub fn look(&self) -> Look {
         let cqe = self.next;
-        // The lowest bit, the owner's, is that of the exclusive or.
+        // The lowest bit of the difference, the owner bit, is that of the exclusive or.
         let difference = cqe.op_own().wrapping_sub(self.expected);
         if difference == 0 {
             crate::barrier::from_device();
@@ -216,10 +216,11 @@ impl FrameQueue {
         self.consumer_index.store_release(self.consumed() & INDEX);
     }
 
-    /// Takes note that there was nothing: why.
+    /// Called when there was no frame; returns the reason.
     #[inline(always)]
     pub fn nothing(&mut self, cq: &mut CompletionQueue) -> FrameError {
-        // A run of as many frames as the ring has entries ends where a part does, which notes it.
+        // If a run has as many frames as the ring has entries, it ends where a part ends, which is
+        // noted there.
         if self.next != self.emptied {
             self.end_run();
         }
@@ -229,7 +230,8 @@ impl FrameQueue {
         self.answer(cq)
     }
 
-    /// Another thread waits for the CQ to be drained, or reported its failure.
+    /// Handles requests of other threads: one waits for the CQ to be drained, or reported its
+    /// failure.
     #[cold]
     #[inline(never)]
     fn answer(&mut self, cq: &mut CompletionQueue) -> FrameError {
@@ -237,11 +239,11 @@ impl FrameQueue {
         cq.answer_requests().into()
     }
 
-    /// Looks at what the fast path leaves: skips frames that were too long, and what is of no
-    /// receive.
+    /// Handles CQEs that the fast path leaves: skips frames that were too long, and CQEs that name
+    /// no receive.
     ///
     /// # Errors
-    /// [`FrameError`]; the queue goes on behind what it is about.
+    /// [`FrameError`]; the next call continues after the CQE that caused it.
     #[cold]
     #[inline(never)]
     pub fn look_slow(&mut self, cq: &mut CompletionQueue) -> Result<Next, FrameError> {
@@ -263,8 +265,8 @@ impl FrameQueue {
         }
     }
 
-    /// The next CQE, which is a frame's. One that says more bytes than the buffer has is refused,
-    /// and its receive given back: the true length is unknown.
+    /// The next CQE, which is a frame's. If it says more bytes than the buffer has, it is refused,
+    /// and its receive is given back: the true length is unknown.
     fn found(&mut self) -> Result<Next, FrameError> {
         let length = self.next.u32(BYTE_COUNT) as usize;
         let next = Next { cqe: self.next, tail: self.tail, length };
@@ -278,7 +280,7 @@ impl FrameQueue {
         Err(FrameError::Queue(PollError::NotOutstanding))
     }
 
-    /// Gives back the receive whose completion is an error.
+    /// Gives back the receive of an error CQE.
     fn skip_failed(&mut self) -> Result<(), FrameError> {
         let syndrome = Syndrome(self.next.u8(offset_of!(ErrorCqe, syndrome)));
         let too_long = syndrome == Syndrome::LOCAL_LENGTH;
@@ -289,7 +291,7 @@ impl FrameQueue {
         if too_long { Ok(()) } else { Err(FrameError::Failed(syndrome.into())) }
     }
 
-    /// Passes over a CQE that is of no receive.
+    /// Skips a CQE that names no receive.
     fn refuse(&mut self) -> FrameError {
         self.refused += 1;
         self.offset = self.offset.wrapping_add(1);
@@ -299,11 +301,11 @@ impl FrameQueue {
         FrameError::Queue(PollError::NotOutstanding)
     }
 
-    /// Passes over the next CQE and gives its receive back.
+    /// Moves past the next CQE and gives its receive back.
     #[inline(always)]
     fn advance(&mut self, next: Next) {
         self.bytes = self.bytes.wrapping_add(next.length as u64);
-        // Behind the fence the compiler makes one instruction on memory of the change.
+        // The fence makes the compiler change the counter in memory with one instruction.
         compiler_fence(Ordering::SeqCst);
         self.entry = self.entry.wrapping_add(1);
         self.tail = next.tail.wrapping_add(1);
@@ -318,12 +320,12 @@ impl FrameQueue {
         self.tail.wrapping_add(self.offset)
     }
 
-    /// The end of a part of the queue: counts what waits.
+    /// Handles the end of a part of the queue: counts the CQEs that wait.
     #[cold]
     #[inline(never)]
     fn end_part(&mut self) {
         if self.tail == 0 {
-            // Always the end of a part, since parts are powers of two.
+            // The counter wraps only at the end of a part, since parts are powers of two.
             self.wrapped = self.wrapped.wrapping_add(1 << 32);
         }
         self.update_next();
@@ -333,7 +335,8 @@ impl FrameQueue {
         self.note_lacking(run.min(backlog + self.part + self.unpublished()));
     }
 
-    /// CQEs that wait, less than a part too few; all of them if they may be compressed.
+    /// A lower bound of the CQEs that wait, too low by less than a part; exact if they may be
+    /// compressed.
     fn parts_waiting(&self) -> u32 {
         let consumed = self.consumed();
         if self.mini_format.is_some() {
@@ -346,7 +349,7 @@ impl FrameQueue {
         backlog
     }
 
-    /// The queue was found empty after some frames.
+    /// Called when the queue was found empty after at least one frame.
     #[inline(never)]
     fn end_run(&mut self) {
         let run = self.tail.wrapping_sub(self.run_start);
@@ -360,14 +363,14 @@ impl FrameQueue {
         self.exhausted += u64::from(receives >= self.depth);
     }
 
-    /// Buffers given back of which the device has not been told.
+    /// Buffers given back that the device does not know of yet.
     fn unpublished(&self) -> u32 {
-        let told = self.places.doorbell.load();
-        u32::from((self.tail.wrapping_add(self.depth) as u16).wrapping_sub(told as u16))
+        let published = self.places.doorbell.load();
+        u32::from((self.tail.wrapping_add(self.depth) as u16).wrapping_sub(published as u16))
     }
 
-    /// Frames that have arrived and were not polled, at most the queue's depth: by bisection, since
-    /// the device writes CQEs in order; one by one if they may be compressed.
+    /// Frames that have arrived and were not polled, at most the queue's depth. Found by bisection,
+    /// since the device writes CQEs in order; counted one by one if they may be compressed.
     pub fn backlog(&self) -> u32 {
         let consumed = self.consumed();
         if self.mini_format.is_some() {
@@ -382,7 +385,7 @@ impl FrameQueue {
         all
     }
 
-    /// Makes the fast path's place follow from the counters.
+    /// Computes the fast path's position from the counters.
     fn update_next(&mut self) {
         let consumed = self.consumed();
         if self.ring.starts_lap(consumed) {
@@ -398,14 +401,14 @@ impl FrameQueue {
         self.stop = self.next.after(left.min(before_end) as usize * CQE_SIZE);
     }
 
-    /// Moves the CQ to this queue's position, before the CQ is armed or reads events.
+    /// Moves the CQ to this queue's position. Called before the CQ is armed or reads events.
     pub fn write_back(&self, cq: &mut CompletionQueue) {
         cq.consumed = self.consumed();
         cq.lap_request = self.lap_request;
         cq.update_next();
     }
 
-    /// What was counted so far.
+    /// The counters so far.
     pub fn counters(&self) -> FrameCounters {
         let given_back = self.wrapped.wrapping_add(self.tail.into());
         FrameCounters {
@@ -428,15 +431,15 @@ pub(super) fn is_frame(op_own: OpOwn) -> bool {
     op_own.opcode() == CqeOpcode::RESPONDER_SEND && op_own.format() == CqeFormat::NO_INLINE
 }
 
-/// A frame that has arrived, lent until it is dropped: then its buffer is given back.
+/// A frame that has arrived, lent until it is dropped, which gives its buffer back.
 ///
-/// One that is leaked is not given back: the next poll lends it again.
+/// If it is leaked, its buffer is not given back, and the next poll lends the frame again.
 #[derive(Debug)]
 pub struct Frame<'q> {
     queue: &'q mut FrameQueue,
     next: Next,
     publishes: bool,
-    /// It stays in this thread.
+    /// The frame stays in this thread.
     thread: PhantomData<*const ()>,
 }
 
@@ -480,19 +483,19 @@ impl<'q> Frame<'q> {
         self.cqe().u64(offset_of!(Cqe, timestamp))
     }
 
-    /// The tag of the steering rule that brought it, 24 bits.
+    /// The tag of the steering rule that delivered the frame, 24 bits.
     #[inline(always)]
     pub fn flow_tag(&self) -> u32 {
         self.cqe().u32(offset_of!(Cqe, opcode_qpn_flow_tag)) & 0xff_ffff
     }
 
-    /// Which checks the device made of it and found good.
+    /// The checks that the device made and that succeeded.
     #[inline(always)]
     pub fn checks(&self) -> CqeChecksum {
         CqeChecksum(self.cqe().u8(offset_of!(Cqe, checks)))
     }
 
-    /// The types of its headers, and whether a VLAN tag was stripped.
+    /// The types of the frame's headers, and whether a VLAN tag was stripped.
     #[inline(always)]
     pub fn header_types(&self) -> CqeHeaderTypes {
         CqeHeaderTypes(self.cqe().u8(offset_of!(Cqe, header_types)))
@@ -504,15 +507,15 @@ impl<'q> Frame<'q> {
         self.header_types().vlan_stripped().then(|| self.cqe().u16(offset_of!(Cqe, vlan_info)))
     }
 
-    /// The receive hash, and what was hashed.
+    /// The receive hash, and which fields were hashed.
     #[inline(always)]
     pub fn hash(&self) -> (u32, u8) {
         let cqe = self.cqe();
         (cqe.u32(offset_of!(Cqe, rss_hash)), cqe.u8(offset_of!(Cqe, rss_hash_type)))
     }
 
-    /// Which of the queue's buffers it is in, counted from 0 in the order in which they were posted
-    /// first.
+    /// The index of the frame's buffer, counted from 0 in the order in which the queue's buffers
+    /// were first posted.
     #[inline(always)]
     pub fn place(&self) -> usize {
         (self.next.tail & self.queue.places.mask) as usize

@@ -1,4 +1,4 @@
-//! What others than its poller know about a CQ, and ask of it.
+//! What other threads than the poller know about a CQ, and what they request of it.
 
 use crossbeam_utils::CachePadded;
 
@@ -7,36 +7,37 @@ use super::past::{Left, Place};
 use crate::format::OpOwn;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 
-/// A handle to a CQ for other threads than the one that polls it. Clones name the same CQ.
+/// A handle to a CQ for threads that do not poll it. Clones refer to the same CQ.
 #[derive(Clone, Debug)]
 pub struct CqMonitor(Arc<CachePadded<Shared>>);
 
 #[derive(Debug)]
 struct Shared {
-    /// Drains asked for so far. The poller compares it with what it has seen when the CQ is empty.
+    /// The number of drains requested. The poller compares it with the last number it saw when the
+    /// CQ is empty.
     requested: AtomicU64,
-    /// Drains that have happened.
+    /// The latest drain that has happened.
     drained: AtomicU64,
     status: AtomicU32,
-    /// How many more completions can be outstanding (the capacities of the queues that complete
-    /// here) than fit into the ring, less those lent to the program. An `i64`.
+    /// The capacities of the queues that complete here, minus the entries of the ring, plus those
+    /// lent to the program. If it is positive, the CQ can overrun. An `i64`.
     surplus: AtomicU64,
-    /// Any counter of the poller's present lap.
+    /// Any counter of the poller's current lap.
     lap: AtomicU32,
-    /// `None` once the poller is gone.
+    /// `None` after the CQ was dropped.
     place: Mutex<Option<Place>>,
-    /// The part of `surplus` that closed queues account for.
+    /// The part of `surplus` that belongs to closed queues.
     closing: AtomicU64,
-    /// Closed queues of which the ring held CQEs.
+    /// Closed queues whose CQEs the ring may still hold.
     closed: Mutex<Vec<Closed>>,
 }
 
-/// What the CQ held of a queue when that was closed.
+/// The CQEs of a queue that the CQ held when the queue was closed.
 #[derive(Debug)]
 struct Closed {
     user_index: u32,
     left: Left,
-    /// The drain after which nothing is left.
+    /// The drain after which none is left.
     drain: u64,
 }
 
@@ -59,14 +60,14 @@ impl CqMonitor {
     }
 
     /// Tells the poller that the device reported an error of this CQ (`IBV_EVENT_CQ_ERR`):
-    /// completions were lost. What is left can be polled, then polling ends in
+    /// completions were lost. The remaining CQEs can be polled, after which polling returns
     /// [`PollError::Overrun`].
     pub fn set_overrun(&self) {
         self.set_status(OVERRUN);
     }
 
-    /// Tells the poller that the device is gone (`IBV_EVENT_DEVICE_FATAL`). What is left can be
-    /// polled, then polling ends in [`PollError::DeviceRemoved`].
+    /// Tells the poller that the device is gone (`IBV_EVENT_DEVICE_FATAL`). The remaining CQEs can
+    /// be polled, after which polling returns [`PollError::DeviceRemoved`].
     pub fn set_device_removed(&self) {
         self.set_status(REMOVED);
     }
@@ -84,7 +85,7 @@ impl CqMonitor {
         }
     }
 
-    /// Asks for a drain: all that is in the CQ now has to be polled. Returns the number of the
+    /// Requests a drain: everything in the CQ now has to be polled. Returns the number of the
     /// request.
     pub(crate) fn request_drain(&self) -> u64 {
         self.0.requested.fetch_add(1, Ordering::AcqRel) + 1
@@ -95,12 +96,12 @@ impl CqMonitor {
         self.0.drained.load(Ordering::Acquire) >= request
     }
 
-    /// Changes how many completions can be outstanding, from `before` to `now`.
+    /// Replaces `before` by `now` in the number of completions that can be outstanding.
     pub(crate) fn change_load(&self, before: u32, now: u32) {
         self.change_surplus(i64::from(now) - i64::from(before));
     }
 
-    /// Changes how many completions the ring can hold, from `before` to `now`. Poller only.
+    /// Replaces `before` by `now` in the number of completions that the ring holds. Poller only.
     pub(super) fn change_capacity(&self, before: u32, now: u32) {
         self.change_surplus(i64::from(before) - i64::from(now));
     }
@@ -108,39 +109,39 @@ impl CqMonitor {
     fn change_surplus(&self, change: i64) {
         let before = self.0.surplus.fetch_add(change as u64, Ordering::Relaxed) as i64;
         if before + change > 0 {
-            // Makes empty polls take the slow path, which looks for the event then.
+            // Sends empty polls to the slow path, which then looks for the event.
             self.request_drain();
         }
     }
 
-    /// Changes how many of the completions that can be outstanding are of closed queues, from
-    /// `before` to `now`.
+    /// Replaces `before` by `now` in the number of completions that can be outstanding of closed
+    /// queues.
     pub(crate) fn change_closing(&self, before: u32, now: u32) {
         let change = i64::from(now) - i64::from(before);
         self.0.closing.fetch_add(change as u64, Ordering::Relaxed);
     }
 
-    /// Notes what the CQ holds of a queue that was closed: the device writes no more CQEs with this
-    /// user index. Only those count whose opcode `counts` takes; all are gone after `drain`.
+    /// Notes the CQEs that the CQ holds of a closed queue, after the device has written its last
+    /// one. Counts only the CQEs whose opcode `counts` accepts. None is left after `drain`.
     pub(crate) fn note_closed(&self, user_index: u32, drain: u64, counts: impl Fn(OpOwn) -> bool) {
         let place = lock(&self.0.place);
         let left = place.as_ref().and_then(|p| p.left_of(user_index, &self.0.lap, counts));
         drop(place);
         let mut closed = self.closed();
-        // The new count includes what an earlier life of this index left.
+        // The new count includes CQEs from before an earlier reset of the same queue.
         closed.retain(|closed| closed.user_index != user_index);
         closed.extend(left.map(|left| Closed { user_index, left, drain }));
     }
 
-    /// What is still there of closed queues.
+    /// The closed queues that have CQEs left.
     fn closed(&self) -> impl core::ops::DerefMut<Target = Vec<Closed>> + '_ {
         let mut closed = lock(&self.0.closed);
         closed.retain(|closed| !self.has_drained(closed.drain));
         closed
     }
 
-    /// CQEs of closed queues that occupy places the open queues need. A new queue may have that
-    /// many fewer requests outstanding.
+    /// CQEs of closed queues that occupy entries which the open queues need. A new queue may have
+    /// that many fewer requests outstanding.
     pub(crate) fn excess(&self) -> u32 {
         let left: u32 = self.closed().iter().map(|closed| closed.left.count).sum();
         let open = self.surplus().wrapping_sub(self.0.closing.load(Ordering::Relaxed) as i64);
@@ -156,18 +157,18 @@ impl CqMonitor {
         self.surplus() > 0
     }
 
-    /// Says where the CQ is from now on; `None`: nowhere. Poller only, before a ring that it was in
-    /// is freed.
+    /// Changes the rings and the consumer index that other threads see; `None` for a CQ that was
+    /// dropped. Poller only. Called before a ring is freed.
     pub(super) fn set_place(&self, change: impl FnOnce(&mut Option<Place>)) {
         change(&mut lock(&self.0.place));
     }
 
-    /// Says in which lap the poller is. Poller only.
+    /// Publishes the poller's lap. Poller only.
     pub(super) fn set_lap(&self, consumed: u32) {
         self.0.lap.store(consumed, Ordering::Release);
     }
 
-    /// The counter behind the last CQE that is left of a closed queue; `None` if there is none.
+    /// The counter after the last CQE left of a closed queue; `None` if there is none.
     pub(crate) fn end_of(&self, user_index: u32) -> Option<u32> {
         let closed = self.closed();
         closed.iter().find(|closed| closed.user_index == user_index).map(|closed| closed.left.end)
@@ -178,12 +179,12 @@ impl CqMonitor {
         self.has_drained(u64::MAX)
     }
 
-    /// Whether both name the same CQ.
+    /// Whether both handles refer to the same CQ.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// A number that no other CQ has as long as this handle, or a clone of it, is there; never 0.
+    /// A number that no other CQ has while this handle or a clone of it exists; never 0.
     pub(crate) fn identity(&self) -> usize {
         core::ptr::from_ref::<Shared>(&self.0).addr()
     }
@@ -193,7 +194,7 @@ impl CqMonitor {
         self.0.requested.load(Ordering::Acquire)
     }
 
-    /// Says that everything has been polled that was in the CQ when `request` was made. Poller
+    /// Records that everything that was in the CQ at the time of `request` has been polled. Poller
     /// only.
     pub(super) fn set_drained(&self, request: u64) {
         if self.0.drained.load(Ordering::Relaxed) < request {

@@ -1,9 +1,8 @@
-//! Where the completions of a queue end that a CQ holds now, for the thread that resets the queue.
+//! Finds the end of a queue's completions in a CQ, for the thread that resets the queue.
 //!
 //! The kernel's reset (MODIFY_QP to RESET) returns once the device writes no more CQEs of the
-//! queue. So every CQE of the queue's past is between the consumer index and the last one that is
-//! found in the ring by then, and the poller can tell it by its place from those of the queue's
-//! next life.
+//! queue. So all its CQEs from before the reset are between the consumer index and the last one
+//! that is in the ring by then. The poller recognises them by their position.
 
 use core::mem::offset_of;
 
@@ -15,30 +14,30 @@ use crate::sync::{AtomicU32, Ordering};
 /// Consumer indices and user indices have 24 bits.
 pub(super) const INDEX: u32 = 0xff_ffff;
 
-/// The rings of a CQ and how far it has been polled, as other threads than the poller see them.
+/// The rings of a CQ and its consumer index, as threads other than the poller see them.
 #[derive(Debug)]
 pub(super) struct Place {
     /// The ring in use, and those that the poller may move to.
     pub(super) rings: Vec<Ring>,
-    /// The consumer index of the doorbell record: all before it has been polled. As the rings, it
-    /// is there until the CQ's poller takes this away (`CqMonitor::set_place`).
+    /// The consumer index in the doorbell record: everything before it has been polled. Like the
+    /// rings, the record is valid until the CQ's poller removes it (`CqMonitor::set_place`).
     pub(super) consumed: DoorbellWord,
 }
 
-/// What a CQ holds of a queue of which the device writes no more CQEs.
+/// The CQEs that a CQ holds of a queue, after the device has written the last one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Left {
-    /// The counter behind the last CQE.
+    /// The counter after the last CQE.
     pub(super) end: u32,
-    /// CQEs.
+    /// The number of CQEs.
     pub(super) count: u32,
 }
 
 impl Place {
-    /// What there is of the queue with this user index; `None` if nothing is left. `lap` is where
-    /// the poller's lap begins; `counts` says which CQEs are to be counted, by their opcode.
+    /// The CQEs of the queue with this user index; `None` if there are none. `lap` is the start of
+    /// the poller's lap. `counts` says by opcode which CQEs are counted.
     ///
-    /// Entries that were polled since the consumer index was published count as well, which does no
+    /// CQEs that were polled since the consumer index was published count as well, which does no
     /// harm.
     pub(super) fn left_of(
         &self,
@@ -61,15 +60,15 @@ impl Place {
         };
         let is_only = self.rings.len() == 1;
         for ring in &self.rings {
-            // The device fills the one ring from the consumer index on. Of several it may have
-            // begun at another place in each.
+            // With one ring, the device fills it from the consumer index on. With several, it may
+            // have begun at a different position in each.
             let may_end = |at| is_only && !is_before(at, self.counter(lap));
             each_written(ring, consumed, may_end, &mut visit);
         }
         left
     }
 
-    /// The consumer index as the poller counts: with 32 bits.
+    /// The consumer index with the 32 bits that the poller counts.
     fn counter(&self, lap: &AtomicU32) -> u32 {
         loop {
             let before = lap.load(Ordering::Acquire);
@@ -81,17 +80,18 @@ impl Place {
     }
 }
 
-/// The counter with these lower 24 bits that is nearest to `lap`. It is at most a ring's entries
-/// away, 2^23, and on the lower side fewer: the device writes no entry before its place was given
-/// back.
+/// The counter with these lower 24 bits that is nearest to `lap`. They differ by at most a ring's
+/// entries, 2^23, and by fewer if the counter is smaller, because the device writes no entry before
+/// it was given back.
 fn nearest(published: u32, lap: u32) -> u32 {
     let ahead = published.wrapping_sub(lap) << 8;
     lap.wrapping_add_signed(ahead as i32 >> 8)
 }
 
-/// Visits the CQEs that the device has written, from a counter on, each with the entries that it
-/// stands for. `may_end` says whether an entry that was not written ends the search: not if the
-/// poller has passed it, because then the device may have written it in the next lap.
+/// Visits the CQEs that the device has written, from a counter on, each with the number of entries
+/// that it covers. `may_end` says whether an entry that was not written ends the search. It does
+/// not if the poller has passed the entry, because then the device may already have written it in
+/// the next lap.
 fn each_written(
     ring: &Ring,
     from: u32,
@@ -113,9 +113,9 @@ fn each_written(
     }
 }
 
-/// How many entries the CQE at `index` stands for. The title of a compressed session says it, of
-/// which the device does not write all. The poller writes them anew, the title last: so either that
-/// is found, or all that it stood for.
+/// How many entries the CQE at `index` covers. Only the title of a compressed session covers
+/// several, and the device does not write all of them. The poller decompresses them and writes the
+/// title last. So a reader finds either the title, or all CQEs of the session.
 fn entries_of(ring: &Ring, index: u32, op_own: OpOwn) -> u32 {
     let is_session = op_own.format() == CqeFormat::COMPRESSED;
     let entries =
@@ -132,7 +132,7 @@ pub(crate) fn is_before(consumed: u32, end: u32) -> bool {
 mod tests {
     use super::*;
 
-    /// Wherever the poller is, the 24 bits of the record lead to its counter.
+    /// Wherever the poller is, its counter is found from the 24 bits of the record.
     #[test]
     fn a_published_index_is_a_counter_near_the_lap() {
         for entries in [2u32, 1 << 10, 1 << 22, 1 << 23] {
@@ -152,7 +152,7 @@ mod tests {
             assert!(
                 is_before(end.wrapping_sub(1), end) && is_before(end.wrapping_sub(1 << 23), end)
             );
-            // Also where the 24 bits of the consumer index have come round.
+            // Also where the 24 bits of the consumer index have wrapped.
             for after in [0, 1, (1 << 23) + 1, (1 << 24) - 1, 1 << 24] {
                 assert!(!is_before(end.wrapping_add(after), end));
             }

@@ -1,10 +1,10 @@
 //! Polling, from the call to the consumer index: the fast path.
 //!
-//! A completion that went well is looked at once: its last byte says that it is there and of which
-//! kind, its user index leads to the queue's block, the block says which requests are outstanding,
-//! and the id of the one that the CQE names goes to the caller. That touches the CQE, the queue's
-//! place among those that the CQ knows (`user_index.rs`) or the table's entry, the block's line of
-//! this direction, and the id. All other CQEs take the slow path (`slow.rs`).
+//! A successful completion takes these steps: the last byte of the CQE says that software owns it,
+//! and its kind; its user index leads to the queue's block; the block says which requests are
+//! outstanding; the id of the request that the CQE names goes to the caller. They touch the CQE,
+//! the queue's slot in the CQ's cache (`user_index.rs`) or its entry in the table, the line of the
+//! block for this direction, and the id. All other CQEs take the slow path (`slow.rs`).
 
 use core::marker::PhantomData;
 use core::mem::offset_of;
@@ -19,12 +19,12 @@ use crate::sync::Ordering;
 
 const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
 
-/// Bit of `op_own` that says "solicited".
+/// The bit of `op_own` that says "solicited".
 const SOLICITED: u8 = 1 << 1;
-/// `op_own` of a receive that went well, minus this, has none of [`NO_GOOD_RECEIVE`].
+/// `op_own` of a successful receive, minus this, has none of the bits [`NO_GOOD_RECEIVE`].
 const FIRST_RECEIVE: u8 = CqeOpcode::RESPONDER_WRITE_IMMEDIATE.0 << 4;
 const NO_GOOD_RECEIVE: u8 = !(SOLICITED | 3 << 4);
-/// What is left of it if up to 32 bytes of data are inside.
+/// The bits that remain if up to 32 bytes of data are inside.
 const INLINE: u8 = CqeFormat::INLINE_32.0 << 2;
 /// `op_own` of an error, without the bit that says "solicited".
 const SEND_ERROR: u8 = CqeOpcode::REQUESTER_ERROR.0 << 4;
@@ -45,8 +45,8 @@ pub(super) enum Other {
     Slow,
 }
 
-/// A completion that the fast path took, by direction, for callers with code for each that need not
-/// test opcode and status again.
+/// A completion that the fast path took, by direction. Callers with separate code for each
+/// direction need not test opcode and status again.
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum Good<'c, S> {
@@ -58,9 +58,10 @@ pub enum Good<'c, S> {
 }
 
 impl CompletionQueue {
-    /// [`CompletionQueue::poll`], as far as it is the fast path; nothing has changed otherwise.
-    /// What was lent before is given back. If [`CompletionQueue::is_lap_over`] then, the caller
-    /// calls [`CompletionQueue::begin_lap`] before anything else.
+    /// The fast path of [`CompletionQueue::poll`]; `None`, with nothing changed, if it does not
+    /// take the next CQE. Gives back the entry that was lent before. If
+    /// [`CompletionQueue::is_lap_over`] afterwards, the caller calls [`CompletionQueue::begin_lap`]
+    /// before anything else.
     #[doc(hidden)]
     #[inline(always)]
     pub fn take_good(&mut self) -> Option<Good<'_, ()>> {
@@ -71,8 +72,8 @@ impl CompletionQueue {
         Some(good_of(raw, sent))
     }
 
-    /// [`CompletionQueue::take_good`] of sends that a [`GoodBatch`] takes, but that nothing is
-    /// given back.
+    /// [`CompletionQueue::take_good`] for sends that a [`GoodBatch`] accepts, without giving back
+    /// an entry.
     #[doc(hidden)]
     #[inline(always)]
     pub fn take_sent<S>(
@@ -88,7 +89,7 @@ impl CompletionQueue {
         Some((Completion::new(raw), sent))
     }
 
-    /// [`CompletionQueue::take_sent`] of receives.
+    /// [`CompletionQueue::take_sent`] for receives.
     #[doc(hidden)]
     #[inline(always)]
     pub fn take_received(&mut self) -> Option<Completion<'_>> {
@@ -98,14 +99,14 @@ impl CompletionQueue {
         Some(Completion::new(raw))
     }
 
-    /// Counts the CQE at `cqe`, which is the next, as polled.
+    /// Counts the CQE at `cqe`, which is the next one, as polled.
     #[inline(always)]
     fn pass(&mut self, cqe: CqeView) {
         self.consumed = self.consumed.wrapping_add(1);
         self.next = cqe.after(self.stride);
     }
 
-    /// Whether a poll would find nothing, and no other thread waits for that.
+    /// Whether a poll would find the CQ empty, and no other thread waits for that.
     #[doc(hidden)]
     #[inline(always)]
     pub fn has_nothing(&self) -> bool {
@@ -113,7 +114,7 @@ impl CompletionQueue {
         what & OWNER != 0 && self.monitor.requested() == self.answered
     }
 
-    /// Whether what was taken last was at the ring's end: nothing can be polled before
+    /// Whether the last CQE taken was at the ring's end. Then nothing can be polled before
     /// [`CompletionQueue::begin_lap`] or [`CompletionQueue::give_back`].
     #[doc(hidden)]
     #[inline(always)]
@@ -121,7 +122,7 @@ impl CompletionQueue {
         self.next == self.end
     }
 
-    /// Goes on at the ring's beginning.
+    /// Continues at the start of the ring.
     #[doc(hidden)]
     #[cold]
     #[inline(never)]
@@ -129,7 +130,7 @@ impl CompletionQueue {
         self.next_lap();
     }
 
-    /// Starts taking several completions that went well, at most `most`.
+    /// Starts taking several successful completions, at most `most`.
     #[doc(hidden)]
     #[inline(always)]
     pub fn good_batch(&mut self, most: u32) -> GoodBatch<'_> {
@@ -137,7 +138,7 @@ impl CompletionQueue {
         GoodBatch { next: self.next, stop, queue: self }
     }
 
-    /// Gives the places of the last `count` completions back to the device.
+    /// Gives the entries of the last `count` completions back to the device.
     #[doc(hidden)]
     #[cold]
     #[inline(never)]
@@ -151,10 +152,9 @@ impl CompletionQueue {
         self.publish();
     }
 
-    /// Completes the request of the CQE at `cqe`, if its queue is among those that the CQ knows. Of
-    /// sends `sent` says by the request's opcode and the queue pair's number whether they are for
-    /// the fast path; of receives only messages are, without immediate data and keys, if they are
-    /// to be `PLAIN`.
+    /// Completes the request of the CQE at `cqe`, if its queue is in the CQ's cache. For a send,
+    /// `sent` decides by the request's opcode and the QP number whether the fast path takes it. If
+    /// `PLAIN`, the only receives taken are messages without immediate data and invalidated keys.
     #[inline(always)]
     fn good_at<const PLAIN: bool, S>(
         &self,
@@ -169,7 +169,7 @@ impl CompletionQueue {
         Some((self.good_receive::<PLAIN>(cqe, what)?, None))
     }
 
-    /// [`CompletionQueue::good_at`] of a receive, if `what` says that it is one.
+    /// [`CompletionQueue::good_at`] for a receive, if `what` says that the CQE is one.
     #[inline(always)]
     fn good_receive<const PLAIN: bool>(&self, cqe: CqeView, what: u8) -> Option<Raw> {
         let is_receive = match PLAIN {
@@ -183,7 +183,7 @@ impl CompletionQueue {
         complete_receive(queue, cqe)
     }
 
-    /// [`CompletionQueue::good_at`] of a send.
+    /// [`CompletionQueue::good_at`] for a send.
     #[inline(always)]
     fn good_send<S>(
         &self,
@@ -198,8 +198,8 @@ impl CompletionQueue {
     /// The next completion, lent until the next call.
     ///
     /// # Errors
-    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of
-    /// no request; the other errors when there will not be any more.
+    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for a CQE that
+    /// names no outstanding request. After any other error no completion will follow.
     #[inline(always)]
     pub fn poll(&mut self) -> Result<Completion<'_>, PollError> {
         let cqe = self.next;
@@ -207,7 +207,7 @@ impl CompletionQueue {
             Ok(raw) => raw,
             Err(why) => return self.poll_other(why).map(Completion::new),
         };
-        // What is lent now is given back by the next call.
+        // The next call gives back the entry that is lent now.
         self.publish_up_to(self.consumed);
         self.consumed = self.consumed.wrapping_add(1);
         self.next = cqe.after(self.stride);
@@ -217,9 +217,9 @@ impl CompletionQueue {
         Ok(Completion::new(raw))
     }
 
-    /// Completes the request of the CQE at `cqe`, if that is there, went well, and names an
-    /// outstanding request of an open queue. Otherwise nothing has changed. Where polls are
-    /// `MOSTLY_EMPTY`, a CQE that is not there is told sooner than a receive.
+    /// Completes the request of the CQE at `cqe`, if software owns the CQE, it succeeded, and it
+    /// names an outstanding request of an open queue. Otherwise nothing has changed. If polls are
+    /// `MOSTLY_EMPTY`, the code is laid out so that an empty CQ is found sooner than a receive.
     #[inline(always)]
     pub(super) fn complete<const MOSTLY_EMPTY: bool>(&self, cqe: CqeView) -> Result<Raw, Other> {
         let what = cqe.op_own() ^ self.owner;
@@ -233,7 +233,7 @@ impl CompletionQueue {
             return self.complete_receive(cqe).ok_or(Other::Slow);
         }
         if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == INLINE {
-            // Keeps it apart from other receives, which would get longer.
+            // Keeps this separate from other receives, whose code would become longer.
             crate::hint::cold_path();
             return self.complete_left_inline(cqe).ok_or(Other::Slow);
         }
@@ -250,9 +250,9 @@ impl CompletionQueue {
         complete_receive(self.known.receives_of(cqe)?, cqe)
     }
 
-    /// The next completion, if it is of a receive of a queue pair's own that went well and whose
-    /// data is inside the CQE: brings that to its buffer. Or if it is an error, and not of an SRQ's
-    /// receive. `None`, and nothing has changed, for all others.
+    /// The next completion, if it is one of two kinds: a successful receive of a QP's own receive
+    /// queue whose data is inside the CQE, which is copied to its buffer; or an error, unless it is
+    /// of an SRQ's receive. `None`, with nothing changed, for all others.
     #[inline(always)]
     pub(super) fn complete_inline_or_error(&self) -> Option<Raw> {
         let cqe = self.next;
@@ -267,7 +267,7 @@ impl CompletionQueue {
         }
     }
 
-    /// A receive that went well, of a queue that leaves data in the CQE.
+    /// Completes a successful receive of a queue that leaves data in the CQE.
     #[inline(always)]
     fn complete_left_inline(&self, cqe: CqeView) -> Option<Raw> {
         let queue = self.known.receives_of(cqe)?;
@@ -317,22 +317,23 @@ impl CompletionQueue {
         Some(Raw { status, ..good(cqe, side, wr_id) })
     }
 
-    /// Polls what the fast path leaves, and gives back the places of all before what is lent.
+    /// Polls a CQE that the fast path leaves, and gives back all entries before the one that is
+    /// lent.
     #[inline(always)]
     fn poll_other(&mut self, other: Other) -> Result<Raw, PollError> {
         match other {
             Other::Nothing => Err(self.nothing()),
             Other::Slow => {
                 let raw = self.poll_slow()?;
-                // The last that was consumed is what is lent: those before it, if any, were
-                // dropped.
+                // The last CQE consumed is the one that is lent. If there were others before it,
+                // they were dropped.
                 self.publish_up_to(self.consumed.wrapping_sub(1));
                 Ok(raw)
             }
         }
     }
 
-    /// Nothing to poll: checks whether another thread waits for the queue to be empty.
+    /// Called when the CQ is empty: checks whether another thread waits for that.
     #[inline(always)]
     pub(super) fn nothing(&mut self) -> PollError {
         if self.monitor.requested() == self.answered {
@@ -381,8 +382,8 @@ fn good_of<'c, S>(raw: Raw, sent: Option<S>) -> Good<'c, S> {
     }
 }
 
-/// Takes completions that went well, one after the other, for a caller that takes all others by the
-/// other calls. What it took counts as polled with [`GoodBatch::finish`].
+/// Takes successful completions one after the other, for a caller that uses other calls for all
+/// others. The completions count as polled with [`GoodBatch::finish`].
 #[doc(hidden)]
 #[derive(Debug)]
 #[must_use = "completions that are taken have to be counted"]
@@ -390,17 +391,17 @@ pub struct GoodBatch<'q> {
     queue: &'q mut CompletionQueue,
     /// As in [`PollBatch`].
     next: CqeView,
-    /// Where enough were taken, or the lap ends.
+    /// The position at which enough were taken, or the lap ends.
     stop: CqeView,
 }
 
-/// What a send's CQE says of the request.
+/// A send's CQE, from which the request is identified.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct Requested(CqeView);
 
 impl Requested {
-    /// The request's opcode, and the queue pair's number.
+    /// The request's opcode, and the QP number.
     #[inline(always)]
     pub fn opcode_and_number(self) -> (Opcode, u32) {
         let both = self.0.u32(offset_of!(Cqe, opcode_qpn_flow_tag));
@@ -415,15 +416,17 @@ impl GoodBatch<'_> {
         self.next == self.queue.next
     }
 
-    /// Whether nothing more is taken: there were enough, or [`GoodBatch::finish`] tells.
+    /// Whether nothing more is taken, because enough were, or the lap is over; see
+    /// [`GoodBatch::finish`].
     #[inline(always)]
     pub fn is_over(&self) -> bool {
         self.next == self.stop
     }
 
-    /// The next completion, unless [`GoodBatch::is_over`]. Of sends `sent` says whether they are
-    /// for the fast path; of receives only messages are, without immediate data and keys. `None` if
-    /// the other calls have to be used, after [`GoodBatch::finish`].
+    /// The next completion, unless [`GoodBatch::is_over`]. For a send, `sent` decides whether the
+    /// fast path takes it; the only receives taken are messages without immediate data and
+    /// invalidated keys. After `None` the caller calls [`GoodBatch::finish`], and then the other
+    /// calls.
     #[inline(always)]
     #[allow(clippy::should_implement_trait, reason = "an iterator cannot lend")]
     pub fn next<S>(&mut self, sent: impl FnOnce(Requested) -> Option<S>) -> Option<Good<'_, S>> {
@@ -433,8 +436,8 @@ impl GoodBatch<'_> {
         Some(good_of(raw, sent))
     }
 
-    /// Gives the places of what was taken back to the device; how many. `Err` if that is left to
-    /// [`CompletionQueue::give_back`].
+    /// Gives the entries of the completions back to the device, and returns their number. Returns
+    /// `Err` with the number if the caller has to call [`CompletionQueue::give_back`].
     #[inline(always)]
     pub fn finish(self) -> Result<u32, u32> {
         let queue = self.queue;
@@ -449,15 +452,15 @@ impl GoodBatch<'_> {
     }
 }
 
-/// Polls completions one after the other; their places are given back when it is dropped.
+/// Polls completions one after the other. Dropping it gives their entries back to the device.
 #[derive(Debug)]
 pub struct PollBatch<'q> {
     queue: &'q mut CompletionQueue,
-    /// The queue's own, kept in a register. The queue's counter follows from how far it has moved.
+    /// The queue's `next`, kept in a register. The queue's counter is computed from the distance.
     next: CqeView,
     /// CQEs consumed before the batch.
     before: u32,
-    /// What it lends stays in this thread.
+    /// Completions that it lends stay in this thread.
     thread: PhantomData<*const ()>,
 }
 
@@ -496,7 +499,7 @@ impl PollBatch<'_> {
         raw
     }
 
-    /// What a lap's end reports as drained stays polled, also if the batch is forgotten.
+    /// A drain that is reported at a lap's end stays valid, even if the batch is leaked.
     #[inline(always)]
     fn next_lap(&mut self) {
         self.store();
@@ -511,7 +514,7 @@ impl PollBatch<'_> {
         self.queue.next = self.next;
     }
 
-    /// Makes a later poll return an error that was found after completions.
+    /// Saves an error that was found after completions, so that a later poll returns it.
     #[doc(hidden)]
     pub fn keep(&mut self, error: PollError) {
         self.store();
@@ -535,21 +538,21 @@ impl Drop for PollBatch<'_> {
 }
 
 impl CompletionQueue {
-    /// Starts polling several completions, whose places are given back to the device together.
+    /// Starts polling several completions, whose entries are given back to the device together.
     #[inline(always)]
     pub fn batch(&mut self) -> PollBatch<'_> {
         PollBatch { next: self.next, before: self.consumed, queue: self, thread: PhantomData }
     }
 
     /// Calls `visit` with each completion that is there, at most `most`; returns how many. Their
-    /// places are given back to the device together, when the last was shown, so it costs less than
-    /// polling one after the other. A program that posts inside `visit` needs a queue that holds
-    /// all that is outstanding and `most` besides.
+    /// entries are given back to the device together after the last one, so it costs less than
+    /// single polls. A program that posts inside `visit` needs a CQ that holds all outstanding
+    /// completions and `most` more.
     ///
-    /// If `visit` panics the completion that it was shown counts as polled.
+    /// If `visit` panics, its completion counts as polled.
     ///
     /// # Errors
-    /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
+    /// Those of [`CompletionQueue::poll`] but `Empty`, if there was no completion.
     #[inline(always)]
     pub fn poll_up_to(
         &mut self,
@@ -571,11 +574,10 @@ impl CompletionQueue {
         Ok(most)
     }
 
-    /// Copies as many completions as there are, up to the length of `out`; returns how many.
+    /// Copies the completions that are there, up to the length of `out`; returns how many.
     ///
     /// # Errors
-    /// As for [`CompletionQueue::poll`], if there was not a single one; for an empty CQ that is
-    /// `Ok(0)`.
+    /// As for [`CompletionQueue::poll`], if there was no completion; an empty CQ returns `Ok(0)`.
     pub fn poll_into(&mut self, out: &mut [WorkCompletion]) -> Result<usize, PollError> {
         let mut places = out.iter_mut();
         self.poll_up_to(places.len(), |completion| {

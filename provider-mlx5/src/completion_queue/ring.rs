@@ -1,4 +1,4 @@
-//! The ring of a CQ, entry by entry. Everything above it has no pointers.
+//! The ring of a CQ, entry by entry. The modules that use it have no pointers to CQEs.
 
 #![allow(unsafe_code)]
 
@@ -15,12 +15,12 @@ pub(super) const OWNER: u8 = 1;
 /// Words of 8 bytes in a CQE.
 pub(super) const WORDS: usize = CQE_SIZE / 8;
 
-/// Most entries. The device counts 24 bits, of which one is the lap's, so that a thread that sees
-/// the consumer index alone can tell this lap's entries from the last one's (see `past.rs`).
+/// Most entries. The device counts 24 bits, one of which is the lap's. So a thread that sees only
+/// the consumer index can tell entries of this lap from those of the last one (see `past.rs`).
 const MAX_ENTRIES: u32 = 1 << 23;
 
-/// The entries of a CQ: memory that the device writes, and that this CQ's poller and monitor alone
-/// look at.
+/// The entries of a CQ: memory that the device writes, and that only this CQ's poller and monitor
+/// read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ring {
     base: *mut u8,
@@ -30,13 +30,12 @@ pub(super) struct Ring {
     shift: u32,
 }
 
-// SAFETY: the ring is the CQ's own memory, or its alone with its monitor (contract of
-// `DmaMemory::new`); both access it atomically, or as `CqeView` says.
+// SAFETY: only the CQ and its monitor use the ring's memory (contract of `DmaMemory::new`). Both
+// access it atomically, or as `CqeView` describes.
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// The ring in `memory`, of which the device has not been told yet: every entry is marked as
-    /// not written.
+    /// A ring in `memory` that the device does not know yet. Marks every entry as not written.
     pub(super) fn new(memory: &DmaMemory, entries: u32, cqe_size: u32) -> Result<Self, QueueError> {
         if !matches!(cqe_size, 64 | 128) || entries > MAX_ENTRIES {
             return Err(QueueError::BadLimits);
@@ -47,7 +46,7 @@ impl Ring {
         let shift = cqe_size.trailing_zeros();
         let ring = Self { base: memory.as_ptr(), mask: entries - 1, shift };
         for index in 0..entries {
-            // The owner bit alone says so, so that polling need not look at the opcode.
+            // The owner bit says that too, so that polling need not look at the opcode.
             ring.set_op_own(index, CqeOpcode::INVALID.0 << 4 | ring.lap(index) ^ OWNER);
         }
         Ok(ring)
@@ -68,16 +67,17 @@ impl Ring {
         ((to.0.addr() - from.0.addr()) >> self.shift) as u32
     }
 
-    /// `most` entries behind the CQE at `from`, or `end` if that comes before.
+    /// The CQE `most` entries after the one at `from`, but at most `end`.
     #[inline(always)]
     pub(super) fn stop(&self, from: CqeView, most: u32, end: CqeView) -> CqeView {
-        // Of the marker this is any number: it lets nothing be taken.
+        // If `from` is the marker, this is an arbitrary number. That is harmless, because nothing
+        // is taken from the marker.
         let left = end.0.addr().wrapping_sub(from.0.addr());
         let asked = u64::from(most) << self.shift;
         if asked < left as u64 { from.after(asked as usize) } else { end }
     }
 
-    /// Whether entries hold 64 bytes of inline data.
+    /// Whether entries can hold 64 bytes of inline data.
     pub(super) fn is_wide(&self) -> bool {
         self.stride() > CQE_SIZE
     }
@@ -87,7 +87,7 @@ impl Ring {
         index & self.mask == 0
     }
 
-    /// The CQE proper of the entry at counter `index`: in an entry of 128 bytes the second half.
+    /// The CQE of the entry at counter `index`; in an entry of 128 bytes it is the second half.
     pub(super) fn cqe(&self, index: u32) -> CqeView {
         let inside = self.stride() - CQE_SIZE;
         let offset = ((index & self.mask) as usize) << self.shift;
@@ -96,18 +96,18 @@ impl Ring {
         CqeView(unsafe { self.base.add(offset + inside) })
     }
 
-    /// One past the last entry, in the measure of [`Ring::cqe`]. Never read.
+    /// One past the last CQE, in the same units as [`Ring::cqe`]. Never read.
     pub(super) fn end(&self) -> CqeView {
         CqeView(self.cqe(0).0.wrapping_add((self.mask as usize + 1) << self.shift))
     }
 
-    /// The owner bit that the entry at counter `index` has once it is ours.
+    /// The owner bit with which software owns the entry at counter `index`.
     pub(super) fn lap(&self, index: u32) -> u8 {
         u8::from(index & self.entries() != 0)
     }
 
-    /// `op_own` of the CQE at counter `index`, if the device has written it in this lap. What else
-    /// it wrote can be read then.
+    /// `op_own` of the CQE at counter `index`, if the device has written it in this lap. The rest
+    /// of the CQE can then be read.
     pub(super) fn written(&self, index: u32) -> Option<OpOwn> {
         let op_own = OpOwn(self.cqe(index).op_own());
         let is_ours = op_own.0 & OWNER == self.lap(index);
@@ -118,8 +118,8 @@ impl Ring {
         Some(op_own)
     }
 
-    /// CQEs from counter `from` on that the device has written, at most `most`; all of a compressed
-    /// session count, which its title alone tells.
+    /// The number of CQEs from counter `from` on that the device has written, at most `most`. All
+    /// CQEs of a compressed session count, whose number its title holds.
     pub(super) fn waiting(&self, from: u32, most: u32) -> u32 {
         let mut count = 0;
         while count < most {
@@ -133,8 +133,8 @@ impl Ring {
         count.min(most)
     }
 
-    /// Writes a CQE that the device has left to software, as words of its memory. The last of them
-    /// comes last: another thread that finds it finds all, and what was written before.
+    /// Writes a whole CQE to an entry that software owns. Writes the last word last: another thread
+    /// that sees it sees the whole CQE and earlier writes.
     #[inline(always)]
     pub(super) fn write(&self, index: u32, words: &[u64; WORDS]) {
         let to = self.cqe(index);
@@ -145,14 +145,14 @@ impl Ring {
         }
     }
 
-    /// For writing a CQE field by field to the entry at counter `index`, which the device has left
-    /// to software. `end` has its signature and, with owner bit 0, its `op_own`.
+    /// Starts writing a CQE field by field to the entry at counter `index`, which software owns.
+    /// `end` is its signature and its `op_own` with owner bit 0.
     pub(super) fn writer(&self, index: u32, [signature, op_own]: [u8; 2]) -> EntryWriter {
         let end = u16::from_ne_bytes([signature, op_own | self.lap(index)]);
         EntryWriter { entry: self.cqe(index), end }
     }
 
-    /// The same for the entry before.
+    /// The writer for the entry before that of `writer`.
     #[inline(always)]
     pub(super) fn writer_before(&self, mut writer: EntryWriter) -> EntryWriter {
         if writer.entry == self.cqe(0) {
@@ -164,12 +164,12 @@ impl Ring {
         writer
     }
 
-    /// Copies the entry at counter `from`, which the device has written, to the one at `to`.
+    /// Copies the CQE at counter `from`, which the device has written, to the entry at `to`.
     pub(super) fn copy(&self, from: u32, to: u32) {
         let mut words = self.cqe(from).words();
         let last = &mut words[WORDS - 1];
         let mut bytes = last.to_ne_bytes();
-        // Ours in the lap of the place where it goes.
+        // Software owns it in the lap of its new position.
         bytes[7] = bytes[7] & !OWNER | self.lap(to);
         *last = u64::from_ne_bytes(bytes);
         if self.stride() > CQE_SIZE {
@@ -180,7 +180,7 @@ impl Ring {
 
     /// Copies the inline data before a CQE, in a ring with entries of 128 bytes.
     fn copy_first_half(&self, from: u32, to: u32) {
-        // SAFETY: the caller's entries are that long.
+        // SAFETY: the entries of this ring are that long.
         let [from, to] = [from, to].map(|at| unsafe { self.cqe(at).first_half() });
         for (word, offset) in from.words().iter().zip((0..).step_by(8)) {
             // SAFETY: eight aligned bytes of the entry, atomic as all accesses to it.
@@ -197,13 +197,12 @@ impl Ring {
     }
 }
 
-/// An entry of a ring that its poller writes: [`EntryWriter::begin`], then what differs, then
-/// [`EntryWriter::finish`]. Another thread that finds the CQE finds all of it, and what was written
-/// before.
+/// An entry that the poller writes: [`EntryWriter::begin`], then the fields that differ, then
+/// [`EntryWriter::finish`]. Another thread that sees the CQE sees all of it, and earlier writes.
 #[derive(Clone, Copy)]
 pub(super) struct EntryWriter {
     entry: CqeView,
-    /// The last two bytes as one number. The owner bit makes the CQE ours.
+    /// The last two bytes as one number, with the owner bit with which software owns the CQE.
     end: u16,
 }
 
@@ -212,7 +211,7 @@ const LAST: usize = offset_of!(Cqe, wqe_counter);
 const _: () = assert!(LAST == CQE_SIZE - 4 && offset_of!(Cqe, op_own) == CQE_SIZE - 1);
 
 impl EntryWriter {
-    /// Writes a CQE's memory, but for its last four bytes.
+    /// Writes all of a CQE but its last four bytes.
     #[inline(always)]
     pub(super) fn begin(self, words: &[u64; WORDS]) {
         let [words @ .., last] = words;
@@ -223,13 +222,13 @@ impl EntryWriter {
         self.set(LAST - 4, [a, b, c, d]);
     }
 
-    /// Writes the bytes at `offset`: one, two, four or eight.
+    /// Writes one, two, four or eight bytes at `offset`.
     #[inline(always)]
     pub(super) fn set<const N: usize>(self, offset: usize, bytes: [u8; N]) {
         self.store(offset, bytes, Ordering::Relaxed);
     }
 
-    /// Writes the last four bytes, of which the WQE counter is given.
+    /// Writes the last four bytes, with this WQE counter.
     #[inline(always)]
     pub(super) fn finish(self, counter: [u8; 2]) {
         self.set(LAST, counter);
@@ -258,12 +257,13 @@ impl EntryWriter {
     }
 }
 
-/// A place in a ring: the 64 bytes of a CQE that software owns.
+/// The position of a CQE in a ring: 64 bytes that software owns.
 ///
-/// No Rust reference to the bytes is ever made, because the device wrote them and will again. The
-/// byte with the owner bit is loaded atomically, since the device may write it meanwhile. That load
-/// orders what the device wrote before: all other fields are volatile loads. The compiler does not
-/// repeat these, and unlike atomic loads they may be an operand of another instruction.
+/// No Rust reference to the bytes is ever made, because the device wrote them and will write them
+/// again. The byte with the owner bit is loaded atomically, since the device may write it at the
+/// same time. That load orders the device's earlier writes, so all other fields are volatile loads.
+/// The compiler does not repeat volatile loads, and unlike atomic loads they can be an operand of
+/// another instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CqeView(*const u8);
 
@@ -276,9 +276,9 @@ macro_rules! field {
         #[inline(always)]
         pub(crate) fn $name(self, offset: usize) -> $name {
             // SAFETY: callers pass field offsets of the 64-byte CQE, which is valid for reads and
-            // aligned to 64 (it comes from `Ring::cqe`, or is `MARKER`), so the field is inside
-            // and is aligned. The CQE is the poller's until its place is given back, so no other
-            // thread writes the field.
+            // aligned to 64 (it comes from `Ring::cqe`, or is `MARKER`), so the field is inside it
+            // and aligned. The CQE belongs to the poller until it is given back, so no other thread
+            // writes the field.
             $name::from_be(unsafe { self.0.add(offset).cast::<$name>().read_volatile() })
         }
     };
@@ -308,8 +308,8 @@ impl CqeView {
         self.u32(offset).to_be()
     }
 
-    /// The big-endian 16-bit number at `offset`, in the upper half of a word. Fewer instructions
-    /// than a shift of the number.
+    /// The big-endian 16-bit number at `offset`, in the upper half of a word. This takes fewer
+    /// instructions than shifting the number.
     #[inline(always)]
     pub(super) fn u16_on_top(self, offset: usize) -> u32 {
         // SAFETY: as for the fields above.
@@ -320,12 +320,13 @@ impl CqeView {
     /// Opcode, format and owner.
     #[inline(always)]
     pub(super) fn op_own(self) -> u8 {
-        // SAFETY: as for the fields above, but for the last sentence: so the load is atomic.
+        // SAFETY: as for the fields above, except that the device may write the byte: so the load
+        // is atomic.
         let byte = unsafe { AtomicU8::from_ptr(self.0.add(offset_of!(Cqe, op_own)).cast_mut()) };
         byte.load(Ordering::Relaxed)
     }
 
-    /// The big-endian number at `offset`, for another thread than the poller, which may be writing
+    /// The big-endian number at `offset`, for threads other than the poller, which may be writing
     /// it (see [`Ring::write`]).
     pub(super) fn shared_u32(self, offset: usize) -> u32 {
         // SAFETY: as for the fields above.
@@ -333,7 +334,7 @@ impl CqeView {
         u32::from_be(field.load(Ordering::Relaxed))
     }
 
-    /// The CQE of the next entry, `stride` bytes on: it may be the ring's [end](Ring::end).
+    /// The CQE of the next entry, `stride` bytes later; it may be the ring's [end](Ring::end).
     #[inline(always)]
     pub(super) fn after(self, stride: usize) -> Self {
         Self(self.0.wrapping_add(stride))
@@ -345,12 +346,14 @@ impl CqeView {
         core::array::from_fn(|at| self.u64(8 * at).to_be())
     }
 
-    /// The 64 bytes before the CQE, which an entry of 128 bytes has.
+    /// The 64 bytes before the CQE, in an entry of 128 bytes.
     ///
     /// # Safety
-    /// The CQE is of a ring with such entries.
+    ///
+    /// The ring has such entries.
     pub(super) unsafe fn first_half(self) -> Self {
-        // SAFETY: the caller vouches for the bytes before the CQE, aligned like it.
+        // SAFETY: the caller guarantees that the bytes before the CQE are valid, and they are
+        // aligned like it.
         Self(unsafe { self.0.sub(CQE_SIZE) })
     }
 
@@ -372,8 +375,8 @@ impl CqeView {
     }
 }
 
-/// What is in the place of the next CQE while the next poll has to take the slow path: ours with
-/// owner bit 0, and none of the CQEs that the fast path takes.
+/// A CQE that takes the place of the next one while the next poll has to take the slow path.
+/// Software owns it with owner bit 0, and the fast path does not accept it.
 #[repr(C, align(64))]
 struct Marker([u8; CQE_SIZE]);
 
@@ -384,7 +387,7 @@ static MARKER: Marker = {
     Marker(bytes)
 };
 
-/// [`Marker`]'s place.
+/// The position of the [`Marker`].
 pub(super) fn marker() -> CqeView {
     CqeView(MARKER.0.as_ptr())
 }

@@ -1,4 +1,4 @@
-//! The poller's slow path: everything but a send or receive that went well on an open queue.
+//! The poller's slow path: everything but a successful send or receive of an open queue.
 
 use core::mem::offset_of;
 
@@ -10,13 +10,13 @@ use super::{CompletionQueue, PollError, Status};
 use crate::format::{Cqe, CqeFormat, CqeOpcode, ErrorCqe, OpOwn, Syndrome};
 use crate::queue_state::QueueState;
 
-/// Where the error of a CQ that overran is reported.
+/// Reads pending events, to find the error of a CQ that overran.
 pub(super) struct EventSource {
     look: Box<dyn FnMut() + Send>,
     polls: u32,
 }
 
-/// Empty polls for each look at the events: a look may be a system call.
+/// Empty polls for each read of the events, because a read may be a system call.
 const POLLS_PER_LOOK: u32 = 1024;
 
 impl EventSource {
@@ -24,7 +24,7 @@ impl EventSource {
         Self { look: Box::new(look), polls: 0 }
     }
 
-    /// Looks, if enough polls have passed since the last time; says whether it did.
+    /// Reads the events if enough polls have passed since the last time. Returns whether it did.
     fn look(&mut self) -> bool {
         self.polls = (self.polls + 1) % POLLS_PER_LOOK;
         if self.polls == 0 {
@@ -41,9 +41,9 @@ impl core::fmt::Debug for EventSource {
 }
 
 impl CompletionQueue {
-    /// Polls what the fast path leaves. Inline data that goes to its buffers, errors and titles of
-    /// sessions come first: with a function of few registers they cost little more than other
-    /// completions.
+    /// Polls the CQEs that the fast path leaves. Inline data that is copied to buffers, errors and
+    /// titles of sessions come first: handled by a function that uses few registers, they cost
+    /// little more than other completions.
     #[cold]
     #[inline(never)]
     pub(super) fn poll_slow(&mut self) -> Result<Raw, PollError> {
@@ -60,8 +60,8 @@ impl CompletionQueue {
         }
     }
 
-    /// The next completion, if it is a title that the fast path takes once its session is written
-    /// out.
+    /// Decompresses the session whose title is the next CQE, and returns its first completion if
+    /// the fast path can take it then.
     fn complete_title(&self) -> Option<Raw> {
         if self.kept > 0 {
             return None;
@@ -101,15 +101,15 @@ impl CompletionQueue {
         };
         if matches!(result, Err(PollError::NotOutstanding)) {
             self.refused += 1;
-            // As above: nothing is lent.
+            // As above: no completion is lent.
             self.publish_up_to(self.consumed);
         }
         self.update_next();
         result
     }
 
-    /// No completion is lent. Entries of dropped CQEs are given back now, not with the next
-    /// completion.
+    /// Called when no completion is lent. Gives back the entries of dropped CQEs now instead of
+    /// with the next completion.
     fn found_nothing(&mut self) -> PollError {
         self.publish_up_to(self.consumed);
         self.nothing()
@@ -122,7 +122,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Makes the fast path's place follow from the counter.
+    /// Computes the fast path's position from the counter.
     pub(super) fn update_next(&mut self) {
         if self.kept > 0 {
             self.next = marker();
@@ -135,8 +135,8 @@ impl CompletionQueue {
         self.stride = self.ring.stride();
     }
 
-    /// A lap ends: what was in the ring when the last one ended has been polled. Goes on at the
-    /// ring's first CQE, and returns it.
+    /// Starts the next lap: everything that was in the ring when the last lap began has been
+    /// polled. Returns the first CQE of the ring.
     #[cold]
     #[inline(never)]
     pub(super) fn next_lap(&mut self) -> CqeView {
@@ -148,7 +148,7 @@ impl CompletionQueue {
         self.next
     }
 
-    /// All that was in the ring when this request was made has been polled.
+    /// Records that everything that was in the ring at the time of this request has been polled.
     pub(super) fn report_drained(&mut self, request: u64) {
         if request != self.reported {
             self.known.clear();
@@ -157,20 +157,20 @@ impl CompletionQueue {
         self.monitor.set_drained(request);
     }
 
-    /// Another thread waits for the CQ to be drained, or reported its failure; or the CQ can
-    /// overrun.
+    /// Handles requests of other threads, when the CQ is empty: one waits for the CQ to be drained,
+    /// or reported its failure. Also looks for an overrun, if one is possible.
     #[cold]
     #[inline(never)]
     pub(super) fn answer_requests(&mut self) -> PollError {
         let requested = self.monitor.requested();
-        // The CQ was found empty before the request was seen: look again.
+        // The CQ was found empty before the request was read, so look again.
         if self.has_next() {
             return PollError::Empty;
         }
         self.report_drained(requested);
         let watches = self.look_for_overrun();
         if let Some(failure) = self.monitor.failure() {
-            // Not answered: every poll comes here from now on.
+            // The request stays unanswered, so that every later poll comes here.
             return failure;
         }
         if !watches {
@@ -179,8 +179,8 @@ impl CompletionQueue {
         PollError::Empty
     }
 
-    /// A batch held the places of so many completions, more than any before it. A program that
-    /// posts in the meantime has that many more in the ring.
+    /// Records that a batch held this many entries, more than any before it. A program that posts
+    /// in the meantime has that many more completions in the ring.
     #[cold]
     #[inline(never)]
     pub(super) fn lend_more(&mut self, lent: u32) {
@@ -188,20 +188,20 @@ impl CompletionQueue {
         self.lent = lent;
     }
 
-    /// Looks for the event of an overrun from time to time. Says whether that is necessary.
+    /// Looks for the event of an overrun from time to time. Returns whether the CQ can overrun.
     fn look_for_overrun(&mut self) -> bool {
         let Some(events) = &mut self.events else { return false };
         if !self.monitor.can_overrun() {
             return false;
         }
         if events.look() {
-            // Queues that were closed have completions here no longer.
+            // Closed queues have no completions here any more.
             self.known.table().reap();
         }
         true
     }
 
-    /// Takes one CQE to its queue. `None` if it is to be dropped.
+    /// Finds the queue of a CQE and completes its request. `None` if the CQE is to be dropped.
     fn report(&mut self, cqe: CqeView, op_own: OpOwn) -> Option<Result<Raw, PollError>> {
         let long_data_in_short_entry =
             op_own.format() == CqeFormat::INLINE_64 && !self.ring.is_wide();
@@ -226,9 +226,9 @@ impl CompletionQueue {
         }
     }
 
-    /// The open queue that a CQE belongs to, or the one that was reset since, if the CQE is of its
-    /// new life. If it was closed, the SRQ's receive that the CQE holds is put aside, to be posted
-    /// again: no completion of it was reported.
+    /// The open queue of a CQE. A QP that was reset counts as open if the CQE is from after the
+    /// reset. If the queue was closed, an SRQ's receive that the CQE holds is put aside and posted
+    /// again, because no completion of it was reported.
     fn find(&self, cqe: CqeView, opcode: CqeOpcode) -> Option<&QueueState> {
         let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX;
         let state = self.known.any(index)?;
@@ -241,8 +241,7 @@ impl CompletionQueue {
     }
 }
 
-/// Has the receive of an SRQ posted again whose completion is dropped. `state` is the queue that
-/// consumed it.
+/// Has the SRQ's receive of a dropped completion posted again. `state` is the QP that consumed it.
 pub(super) fn put_aside(cqe: CqeView, opcode: CqeOpcode, state: &QueueState) {
     if let (true, Some(free)) = (opcode.is_responder(), state.receives().free_list()) {
         free.return_for_repost(cqe.u16(offset_of!(Cqe, wqe_counter)).into());

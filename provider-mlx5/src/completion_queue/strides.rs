@@ -1,13 +1,13 @@
-//! Striding receive queues: many frames fill the strides of one WQE. The queue and the completion
-//! queue that belongs to it alone, polled as one.
+//! Striding receive queues: many frames fill the strides of one WQE. The receive queue and a
+//! completion queue used only by it are polled as one.
 //!
-//! The device fills the strides of a WQE in order, and the WQEs in the order of their ring, so each
-//! CQE has to name the stride that is next: what names another one is refused, and moves nothing. A
-//! filler CQE consumes strides without a frame. A WQE is done when all its strides are consumed;
-//! then its place in the ring takes another buffer ([`PostedRing::post`]).
+//! The device fills the strides of a WQE in order, and the WQEs in the order of the ring. So each
+//! CQE must name the next stride; a CQE that names another one is refused, and changes nothing. A
+//! filler CQE consumes strides without a frame. A WQE is done when all its strides are consumed.
+//! Then another buffer can be posted in its entry ([`PostedRing::post`]).
 //!
-//! The consumer index is told at the end of each WQE, before the place is posted again. A CQE
-//! consumes one stride at least, so a CQ with more entries than the queue has strides cannot
+//! The consumer index is published at the end of each WQE, before its entry is posted again. A CQE
+//! consumes at least one stride. So a CQ with more entries than the queue has strides cannot
 //! overrun.
 
 use core::mem::offset_of;
@@ -24,14 +24,14 @@ use crate::format::{
 };
 use crate::queue_error::QueueError;
 
-/// Into what the buffers of a queue are divided.
+/// How the buffers of a queue are divided into strides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StrideShape {
     /// log2 of a stride's bytes, at most 13.
     pub log_bytes: u8,
     /// log2 of a WQE's strides, at most 16.
     pub log_strides: u8,
-    /// Frames begin two bytes behind the start of a stride.
+    /// Frames begin two bytes after the start of a stride.
     pub two_byte_shift: bool,
 }
 
@@ -51,24 +51,24 @@ impl StrideShape {
     }
 }
 
-/// A frame that has arrived: where it is, and what its CQE says.
+/// A frame that has arrived: its position, and the contents of its CQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StrideFrame {
-    /// The place in the ring of its WQE.
+    /// The index in the ring of its WQE.
     pub place: u32,
-    /// Where it begins in the WQE's buffer.
+    /// The offset in the WQE's buffer at which it begins.
     pub offset: u32,
-    /// Its bytes, which are within the buffer.
+    /// Its length. The frame is within the buffer.
     pub length: u32,
     /// The device's clock when it arrived, in the format of the CQ.
     pub timestamp: u64,
-    /// The tag of the steering rule that brought it, 24 bits.
+    /// The tag of the steering rule that delivered it, 24 bits.
     pub flow_tag: u32,
-    /// The receive hash, and what was hashed.
+    /// The receive hash, and which fields were hashed.
     pub hash: (u32, u8),
     /// The control information of the VLAN tag, if the device stripped one.
     pub vlan: Option<u16>,
-    /// Which checks the device made of it and found good.
+    /// The checks that the device made and that succeeded.
     pub checks: CqeChecksum,
     /// The types of its headers.
     pub header_types: CqeHeaderTypes,
@@ -99,13 +99,13 @@ pub struct StrideCounters {
     pub frames: u64,
     /// Bytes of those frames.
     pub bytes: u64,
-    /// Fillers: rests of WQEs that were too small for the next frame.
+    /// Fillers: ends of WQEs that were too small for the next frame.
     pub fillers: u64,
     /// Frames that were longer than a WQE's buffer; they are skipped.
     pub too_long: u64,
     /// Completions that named other strides than the next ones.
     pub refused: u64,
-    /// Times at which the device had no WQE left when one was done.
+    /// Times at which the device had no WQE left when a WQE was done.
     pub exhausted: u64,
 }
 
@@ -130,11 +130,10 @@ pub struct StrideQueue {
 }
 
 impl StrideQueue {
-    /// Puts the two queues together. The contract of [`PostedRing::new`] says what may be done with
-    /// them from then on.
+    /// Joins the two queues. The contract of [`PostedRing::new`] restricts their use from then on.
     ///
     /// # Errors
-    /// `BadLimits` where the CQ does not hold a completion of 64 bytes for each stride.
+    /// `BadLimits` if the CQ cannot hold a 64-byte CQE for each stride.
     pub fn new(
         cq: &mut CompletionQueue,
         receives: PostedRing,
@@ -146,7 +145,7 @@ impl StrideQueue {
         if !fits || !holds || cq.kept > 0 {
             return Err(QueueError::BadLimits);
         }
-        // This queue says from here on what was drained.
+        // From now on this queue reports drains, instead of the CQ.
         cq.known.clear();
         Ok(Self {
             shape,
@@ -163,10 +162,10 @@ impl StrideQueue {
         })
     }
 
-    /// The next frame. Its bytes are the caller's until the buffer is posted again.
+    /// The next frame. The caller may read its bytes until the buffer is posted again.
     ///
     /// # Errors
-    /// [`FrameError`]; the queue goes on behind what it is about.
+    /// [`FrameError`]; the next call continues after the CQE that caused it.
     pub fn poll(&mut self, cq: &mut CompletionQueue) -> Result<StrideFrame, FrameError> {
         loop {
             let Some(op_own) = self.ring.written(self.consumed) else {
@@ -192,7 +191,7 @@ impl StrideQueue {
         }
     }
 
-    /// What a CQE consumes, if it is about the strides that are next.
+    /// The strides that a CQE consumes, if they are the next ones.
     fn next_strides(&self, cqe: CqeView) -> Option<StrideByteCount> {
         let count = StrideByteCount::from_word(cqe.u32(offset_of!(Cqe, byte_count)));
         let wqe = u32::from(cqe.u16(offset_of!(Cqe, wqe_id)));
@@ -216,7 +215,7 @@ impl StrideQueue {
         frame
     }
 
-    /// Passes over the next CQE and its strides.
+    /// Moves past the next CQE and its strides.
     fn consume(&mut self, count: StrideByteCount) {
         self.used += u32::from(count.strides());
         self.pass();
@@ -228,7 +227,7 @@ impl StrideQueue {
         }
     }
 
-    /// A frame that was longer than a WQE is skipped; another failure is the queue's.
+    /// Skips a frame that was longer than a WQE; any other failure fails the queue.
     fn skip_failed(&mut self, cqe: CqeView, count: StrideByteCount) -> Result<(), FrameError> {
         let syndrome = Syndrome(cqe.u8(offset_of!(ErrorCqe, syndrome)));
         let too_long = syndrome == Syndrome::LOCAL_LENGTH;
@@ -238,7 +237,7 @@ impl StrideQueue {
         if too_long { Ok(()) } else { Err(FrameError::Failed(syndrome.into())) }
     }
 
-    /// Passes over a CQE that is not about the next strides.
+    /// Skips a CQE that does not name the next strides.
     fn refuse(&mut self) -> FrameError {
         self.counters.refused += 1;
         self.pass();
@@ -259,8 +258,8 @@ impl StrideQueue {
         self.consumer_index.store_release(self.consumed & INDEX);
     }
 
-    /// Whether the device has consumed all WQEs that it has been told of: the last CQE says where
-    /// it is.
+    /// Whether the device has consumed all WQEs that it knows of. The last CQE that it wrote says
+    /// so.
     fn has_device_none(&mut self) -> bool {
         let waiting = self.expand_waiting();
         if waiting == 0 {
@@ -275,7 +274,7 @@ impl StrideQueue {
         is_last && end == self.shape.strides()
     }
 
-    /// As [`StrideQueue::backlog`]; afterwards none of them is compressed.
+    /// [`StrideQueue::backlog`], which also decompresses these CQEs.
     fn expand_waiting(&mut self) -> u32 {
         if self.mini_format.is_none() {
             return self.backlog();
@@ -283,8 +282,8 @@ impl StrideQueue {
         self.ring.expand_waiting(self.consumed, self.mini_format, |_| true)
     }
 
-    /// CQEs that have arrived and were not polled, fillers among them: by bisection, since the
-    /// device writes CQEs in order; one by one if they may be compressed.
+    /// CQEs that have arrived and were not polled, including fillers. Found by bisection, since the
+    /// device writes CQEs in order; counted one by one if they may be compressed.
     pub fn backlog(&self) -> u32 {
         if self.mini_format.is_some() {
             return self.ring.waiting(self.consumed, self.ring.entries());
@@ -298,7 +297,7 @@ impl StrideQueue {
         all
     }
 
-    /// Called when nothing was found; returns the reason.
+    /// Called when there was no frame; returns the reason.
     pub fn nothing(&mut self, cq: &mut CompletionQueue) -> FrameError {
         self.publish_consumed();
         if self.monitor.requested() == cq.answered {
@@ -308,30 +307,30 @@ impl StrideQueue {
         cq.answer_requests().into()
     }
 
-    /// Whether there is something to poll.
+    /// Whether a CQE waits to be polled.
     pub fn has_something(&self) -> bool {
         self.ring.written(self.consumed).is_some()
     }
 
-    /// Moves the CQ to this queue's position, before the CQ is armed or reads events.
+    /// Moves the CQ to this queue's position. Called before the CQ is armed or reads events.
     pub fn write_back(&self, cq: &mut CompletionQueue) {
         cq.consumed = self.consumed;
         cq.lap_request = self.lap_request;
         cq.update_next();
     }
 
-    /// WQEs whose strides are all consumed, modulo 2^32: the place of WQE `n` is `n` modulo the
-    /// depth.
+    /// WQEs whose strides are all consumed, modulo 2^32. The index of WQE `n` in the ring is `n`
+    /// modulo the depth.
     pub fn done(&self) -> u32 {
         self.tail
     }
 
-    /// Places that no buffer is posted at.
+    /// Entries without a posted buffer.
     pub fn missing(&self) -> u32 {
         self.receives.depth() - self.receives.head().wrapping_sub(self.tail)
     }
 
-    /// The place that [`PostedRing::post`] fills next; `None` if all are posted.
+    /// The index of the entry that [`PostedRing::post`] fills next; `None` if all are posted.
     pub fn free_place(&self) -> Option<u32> {
         (self.missing() > 0).then(|| self.receives.place(self.receives.head()))
     }
@@ -341,7 +340,7 @@ impl StrideQueue {
         &mut self.receives
     }
 
-    /// What was counted so far.
+    /// The counters so far.
     pub fn counters(&self) -> StrideCounters {
         self.counters
     }
