@@ -1,6 +1,6 @@
 //! The short way to accept.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,7 +15,7 @@ use super::event::{Event, EventKind};
 use super::id::{Id, IdKey, PortSpace};
 use super::infiniband::IbAddress;
 use super::params::AcceptOptions;
-use super::private_data::ReplyData;
+use super::private_data::{RejectData, ReplyData};
 use super::request::ConnectionRequest;
 use crate::device::context::Context;
 use crate::device::layer::{Layer, Safe};
@@ -48,6 +48,10 @@ pub struct Listener<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     make: Make<L, X, R>,
     /// Accepted, but not confirmed by the peer.
     pending: HashMap<IdKey, Pending<L, X, R>>,
+    /// Requests that wait until fewer peers are pending: none while there is a place. The kernel
+    /// does not report that one of these has given up; accepting it fails then.
+    waiting: VecDeque<ConnectionRequest>,
+    bounds: Bounds,
 }
 
 impl<L: Layer, X, R: Register> fmt::Debug for Listener<L, X, R> {
@@ -64,16 +68,39 @@ struct Pending<L: Layer, X, R: Register> {
     private_data: Vec<u8>,
 }
 
+/// How many peers a listener remembers at most.
+#[derive(Debug, Clone, Copy)]
+struct Bounds {
+    pending: usize,
+    waiting: usize,
+}
+
 /// Options of a listener.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 #[must_use = "nothing listens until bind() is called"]
 pub struct ListenerBuilder {
     options: AcceptOptions,
     depths: Depths,
     backlog: u32,
+    half_open: u32,
     context: Option<Context>,
     reuse_address: bool,
     ipv6_only: bool,
+}
+
+/// Requests that wait at most if the program does not say: as many as in the kernel (the sysctl
+/// `net.rdma_ucm.max_backlog`).
+const MOST_WAITING: u32 = 1024;
+
+/// Peers at most that have not confirmed, if the program does not say.
+const HALF_OPEN: u32 = 256;
+
+impl Default for ListenerBuilder {
+    fn default() -> Self {
+        let (options, depths, backlog, context, reuse_address, ipv6_only) = Default::default();
+        let half_open = HALF_OPEN;
+        Self { options, depths, backlog, half_open, context, reuse_address, ipv6_only }
+    }
 }
 
 impl ListenerBuilder {
@@ -87,6 +114,17 @@ impl ListenerBuilder {
     /// Requests that may wait for [`Listener::accept`]; the host's limit (1024) if not said.
     pub fn backlog(mut self, requests: u32) -> Self {
         self.backlog = requests;
+        self
+    }
+
+    /// Peers at most that have a queue pair before they have confirmed the connection; 256 if not
+    /// said. A peer that never confirms keeps its place for a minute or so, until the connection
+    /// manager gives it up. Other requests wait meanwhile without a queue pair, as many as the
+    /// [backlog](Self::backlog) says. More are refused
+    /// ([`RejectReason::BY_PROGRAM`](super::RejectReason::BY_PROGRAM)), with private data that say
+    /// "too many peers wait".
+    pub fn half_open(mut self, peers: u32) -> Self {
+        self.half_open = peers;
         self
     }
 
@@ -132,7 +170,7 @@ impl ListenerBuilder {
     /// # Errors
     /// `NotFound` if no RDMA device has the address, or there is no connection manager; EADDRINUSE
     /// (software devices of several processes do not know each other's ports: the first gets all);
-    /// errors of the kernel.
+    /// `InvalidInput` if no peer may be [half open](Self::half_open); errors of the kernel.
     pub fn bind(self, address: impl ToSocketAddrs) -> Result<Listener> {
         let depths = self.depths;
         self.bind_with(address, move |request| depths.make(request.id()))
@@ -151,7 +189,7 @@ impl ListenerBuilder {
     /// As [`ListenerBuilder::bind`], with queue pairs that `make` makes: on the device of the
     /// request ([`ConnectionRequest::context`]), in RESET or INIT. What it returns beside one is in
     /// [`Connection::resources`]. An error refuses the peer and is returned by
-    /// [`Listener::accept`].
+    /// [`Listener::accept`]; for a peer that waited ([`half_open`](Self::half_open)) it is logged.
     ///
     /// # Errors
     /// As there.
@@ -166,6 +204,10 @@ impl ListenerBuilder {
     }
 
     fn channel(&self) -> Result<Channel> {
+        if self.half_open == 0 {
+            return Err(Error::invalid("listen", "no peer may be half open")
+                .cure_with("give half_open at least 1"));
+        }
         match &self.context {
             Some(context) => Channel::of(context),
             None => Channel::open(),
@@ -178,8 +220,15 @@ impl ListenerBuilder {
         channel: Channel,
         make: impl FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, L, R>, X)> + Send + 'static,
     ) -> Listener<L, X, R> {
+        let bounds = self.bounds();
         let (options, make) = (self.options, Box::new(make));
-        Listener { id, channel, options, make, pending: HashMap::new() }
+        let (pending, waiting) = Default::default();
+        Listener { id, channel, options, make, pending, waiting, bounds }
+    }
+
+    fn bounds(&self) -> Bounds {
+        let waiting = if self.backlog == 0 { MOST_WAITING } else { self.backlog };
+        Bounds { pending: self.half_open as usize, waiting: waiting as usize }
     }
 
     fn listen(&self, channel: &Channel, addresses: Vec<SocketAddr>) -> Result<Id> {
@@ -280,9 +329,12 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// Takes an event; gives the connection that it establishes.
     pub(crate) fn step(&mut self, event: Event) -> Result<Option<Connection<L, X, R>>> {
         match event.kind {
-            EventKind::ConnectRequest(request) => self.take(request).map(|()| None),
+            EventKind::ConnectRequest(request) => self.place(request).map(|()| None),
             EventKind::Established => match self.pending.remove(&event.id) {
-                Some(pending) => self.finish(pending).map(Some),
+                Some(pending) => {
+                    self.take_waiting();
+                    self.finish(pending).map(Some)
+                }
                 None => Ok(None),
             },
             EventKind::DeviceRemoval if event.id == self.id.key() => {
@@ -293,8 +345,37 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
                 if let Some(error) = other.into_failure() {
                     tracing::debug!(%error, "a peer gave up");
                     self.pending.remove(&event.id);
+                    self.take_waiting();
                 }
                 Ok(None)
+            }
+        }
+    }
+
+    /// Accepts a request if there is a place. Otherwise it waits for one, or is refused.
+    fn place(&mut self, request: ConnectionRequest) -> Result<()> {
+        if self.has_place() {
+            return self.take(request);
+        }
+        if self.waiting.len() < self.bounds.waiting {
+            self.waiting.push_back(request);
+        } else {
+            refuse(request);
+        }
+        Ok(())
+    }
+
+    fn has_place(&self) -> bool {
+        self.pending.len() < self.bounds.pending
+    }
+
+    /// Accepts requests that wait, as far as there are places. It does so when a place becomes
+    /// free, because no event may follow that would have a later call do it.
+    fn take_waiting(&mut self) {
+        while self.has_place() {
+            let Some(request) = self.waiting.pop_front() else { return };
+            if let Err(error) = self.take(request) {
+                tracing::warn!(%error, "a peer that waited was not accepted");
             }
         }
     }
@@ -325,6 +406,13 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         let link = Link::new(id, channel, private_data);
         Ok(Connection { link, qp, resources })
     }
+}
+
+fn refuse(request: ConnectionRequest) {
+    const CAUSE: &[u8] = b"too many peers wait";
+    tracing::warn!("a peer was refused: too many wait");
+    let told = request.reject(&RejectData::new(CAUSE).unwrap_or_default());
+    tracing::debug!(?told, "the peer was told why");
 }
 
 /// Readable while there may be a connection to accept.

@@ -5,6 +5,7 @@ mod child;
 #[path = "../common/mod.rs"]
 mod common;
 mod datagrams;
+mod floods;
 mod ids;
 mod infiniband;
 mod long;

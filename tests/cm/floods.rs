@@ -1,0 +1,170 @@
+//! Peers that ask for connections and say no more.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use uverbs::cm::{
+    Channel, ConnectOptions, EventKind, Id, Listener, ListenerBuilder, PortSpace, QpOptions,
+    RejectReason, Rejection,
+};
+use uverbs::qp_type::Rc;
+use uverbs::tokio::AsyncListener;
+use uverbs::{Context, ErrorKind, QueuePair};
+
+use crate::long::queue_pair;
+use crate::{PATIENCE, next, place, resolved};
+
+/// A client that confirms only when it is told to.
+struct Peer {
+    id: Id,
+    channel: Channel,
+    qp: QueuePair<Rc>,
+}
+
+impl Peer {
+    fn asking(context: &Context, to: SocketAddr) -> Self {
+        let channel = Channel::of(context).unwrap();
+        let id = resolved(&channel, to, PortSpace::Tcp);
+        let (qp, _) = queue_pair(context);
+        id.connect(&qp, &ConnectOptions::default()).unwrap();
+        Self { id, channel, qp }
+    }
+
+    fn was_accepted(&self) -> bool {
+        matches!(next(&self.channel).kind, EventKind::ConnectResponse(_))
+    }
+
+    fn refusal(&self) -> Rejection {
+        match next(&self.channel).kind {
+            EventKind::Rejected(rejection) => rejection,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn has_no_answer(&self) -> bool {
+        let error = self.channel.try_next_event().unwrap_err();
+        error.kind() == ErrorKind::WouldBlock
+    }
+
+    fn confirm(&mut self) {
+        self.id.establish(&mut self.qp, &QpOptions::default()).unwrap();
+    }
+}
+
+/// A listener at which two peers may be half open and two wait, and how many queue pairs it made.
+fn narrow(context: &Context, address: SocketAddr) -> (Listener, SocketAddr, Arc<AtomicUsize>) {
+    let made = Arc::new(AtomicUsize::new(0));
+    let counted = made.clone();
+    let builder = Listener::builder().context(context).half_open(2).backlog(2);
+    let listener = builder.bind_with(address, move |request| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        let context = request.context()?;
+        let cq = context.create_cq(8).build()?;
+        let pd = context.alloc_pd()?;
+        let qp = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+        Ok((qp, uverbs::cm::Resources { cq, pd }))
+    });
+    let listener = listener.unwrap();
+    let to = listener.local_address().unwrap();
+    (listener, to, made)
+}
+
+/// Has the listener take one event at least, which establishes nothing.
+fn takes(listener: &mut Listener) {
+    let mut files = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut files, PollTimeout::from(60_000_u16)), Ok(1), "nothing came");
+    let error = listener.try_accept().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+}
+
+#[test]
+fn peers_that_do_not_confirm_are_bounded() {
+    let (context, address) = place();
+    let (mut listener, to, made) = narrow(&context, address);
+    let mut ask = || {
+        let peer = Peer::asking(&context, to);
+        takes(&mut listener);
+        peer
+    };
+    let mut open = [ask(), ask()];
+    assert!(open.iter().all(Peer::was_accepted));
+    let (mut first, second) = (ask(), ask());
+    for _ in 0..5 {
+        let refusal = ask().refusal();
+        assert_eq!(refusal.reason, RejectReason::BY_PROGRAM);
+        assert!(refusal.private_data.starts_with(b"too many peers wait"), "{refusal:?}");
+    }
+    assert!(first.has_no_answer() && second.has_no_answer());
+    assert_eq!(made.load(Ordering::Relaxed), 2, "a peer that waits costs no queue pair");
+
+    // A place that becomes free is the first one's that waits, without another event.
+    open[0].confirm();
+    let server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
+    assert!(first.was_accepted());
+    assert!(second.has_no_answer());
+    first.confirm();
+    drop(listener.accept_until(Instant::now() + PATIENCE).unwrap());
+    assert!(second.was_accepted());
+    assert_eq!(made.load(Ordering::Relaxed), 4);
+    drop(server);
+}
+
+#[tokio::test]
+async fn tasks_have_the_same_bound() {
+    let (context, address) = place();
+    let (listener, to, made) = narrow(&context, address);
+    let mut listener = AsyncListener::new(listener).unwrap();
+    let accepting = tokio::spawn(async move { listener.accept().await.unwrap() });
+    let asking = tokio::task::spawn_blocking(move || {
+        let mut peers: Vec<Peer> = (0..2).map(|_| Peer::asking(&context, to)).collect();
+        assert!(peers.iter().all(Peer::was_accepted));
+        peers.extend((0..2).map(|_| Peer::asking(&context, to)));
+        // Requests arrive in order: those two wait when this one is refused.
+        let refusal = Peer::asking(&context, to).refusal();
+        assert_eq!(refusal.reason, RejectReason::BY_PROGRAM);
+        assert!(peers[2].has_no_answer() && peers[3].has_no_answer());
+        peers[0].confirm();
+        assert!(peers[2].was_accepted());
+        peers
+    });
+    let peers = asking.await.unwrap();
+    drop(accepting.await.unwrap());
+    assert_eq!(made.load(Ordering::Relaxed), 3);
+    drop(peers);
+}
+
+/// A peer that withdraws gives its place to one that waits; one that withdrew while it waited gets
+/// none.
+#[test]
+fn peers_that_withdraw_give_their_place_away() {
+    let (context, address) = place();
+    let (mut listener, to, _) = narrow(&context, address);
+    let mut ask = || {
+        let peer = Peer::asking(&context, to);
+        takes(&mut listener);
+        peer
+    };
+    let ([keeps, leaves], [gone, mut waits]) = ([ask(), ask()], [ask(), ask()]);
+    drop(gone);
+    drop(leaves);
+    let server = std::thread::spawn(move || {
+        listener.accept_until(Instant::now() + PATIENCE).map(drop).unwrap();
+    });
+    assert!(waits.was_accepted());
+    waits.confirm();
+    server.join().unwrap();
+    drop(keeps);
+}
+
+#[test]
+fn a_listener_without_places_is_refused() {
+    let (context, address) = place();
+    let builder: ListenerBuilder = Listener::builder().context(&context).half_open(0);
+    let error = builder.bind(address).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(error.to_string().contains("half open"), "{error}");
+}
