@@ -17,7 +17,7 @@
 //! ```
 
 use std::mem::offset_of;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use uverbs_uapi::clock::ClockInfo;
@@ -103,37 +103,51 @@ impl DeviceClock {
     /// # Errors
     /// `Busy` if the kernel was writing at every one of very many tries.
     pub fn conversion(&self) -> Result<Conversion> {
-        let tries = (0..TRIES).find_map(|_| {
-            let copy = self.copy();
-            if copy.is_none() {
-                std::thread::yield_now();
-            }
-            copy
-        });
-        tries.ok_or_else(|| {
-            Error::new(VERB, ErrorKind::Busy, "the kernel is always writing the page")
-        })
+        first_whole(|| self.copy())
     }
 
     /// The page as it was between two updates; `None` if the kernel wrote meanwhile.
     fn copy(&self) -> Option<Conversion> {
-        let half = |offset| self.info.atomic_u32(offset);
+        let sign = self.info.atomic_u32(offset_of!(ClockInfo, sign))?;
+        between_updates(sign, || self.fields())
+    }
+
+    /// The page's fields, which may be of two updates.
+    fn fields(&self) -> Option<Conversion> {
+        let half = |offset| Some(self.info.atomic_u32(offset)?.load(Ordering::Relaxed));
         let word = |offset| Some(self.info.atomic_u64(offset)?.load(Ordering::Relaxed));
-        let before = half(offset_of!(ClockInfo, sign))?.load(Ordering::Acquire);
-        let copy = Conversion {
+        Some(Conversion {
             nanoseconds: word(offset_of!(ClockInfo, nsec))?,
             ticks: word(offset_of!(ClockInfo, cycles))?,
             fraction: word(offset_of!(ClockInfo, frac))?,
-            multiplier: half(offset_of!(ClockInfo, mult))?.load(Ordering::Relaxed),
-            shift: half(offset_of!(ClockInfo, shift))?.load(Ordering::Relaxed) & 63,
+            multiplier: half(offset_of!(ClockInfo, mult))?,
+            shift: half(offset_of!(ClockInfo, shift))? & 63,
             mask: word(offset_of!(ClockInfo, mask))?,
             update_period: Duration::from_nanos(word(offset_of!(ClockInfo, overflow_period))?),
-        };
-        // The fields are read before the counter is read again.
-        fence(Ordering::Acquire);
-        let after = half(offset_of!(ClockInfo, sign))?.load(Ordering::Relaxed);
-        (before & UPDATING == 0 && before == after).then_some(copy)
+        })
     }
+}
+
+/// What `read` gives, unless the kernel wrote meanwhile, as the page's sequence counter says.
+fn between_updates<T>(sign: &AtomicU32, read: impl FnOnce() -> Option<T>) -> Option<T> {
+    let before = sign.load(Ordering::Acquire);
+    let fields = read()?;
+    // The fields are read before the counter is read again.
+    fence(Ordering::Acquire);
+    let after = sign.load(Ordering::Relaxed);
+    (before & UPDATING == 0 && before == after).then_some(fields)
+}
+
+/// The first copy that no update of the kernel's fell into.
+fn first_whole<T>(mut copy: impl FnMut() -> Option<T>) -> Result<T> {
+    let tries = (0..TRIES).find_map(|_| {
+        let copy = copy();
+        if copy.is_none() {
+            std::thread::yield_now();
+        }
+        copy
+    });
+    tries.ok_or_else(|| Error::new(VERB, ErrorKind::Busy, "the kernel is always writing the page"))
 }
 
 impl Counter {

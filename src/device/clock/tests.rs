@@ -35,3 +35,30 @@ fn large_distances_do_not_overflow() {
     let conversion = Conversion { mask: u64::MAX >> 1, ticks: 0, ..half_gigahertz() };
     assert_eq!(conversion.nanoseconds(1 << 61), 1_000_000 + (2 << 61) + 1);
 }
+
+#[test]
+fn a_copy_that_an_update_falls_into_is_none() {
+    let sign = AtomicU32::new(6);
+    assert_eq!(between_updates(&sign, || Some(1)), Some(1));
+    let begun = between_updates(&sign, || Some(sign.fetch_add(1, Ordering::Relaxed)));
+    assert_eq!(begun, None, "the kernel began to write");
+    assert_eq!(between_updates(&sign, || Some(1)), None, "it is writing");
+    let ended = between_updates(&sign, || Some(sign.fetch_add(1, Ordering::Relaxed)));
+    assert_eq!(ended, None, "it ended");
+    let whole = between_updates(&sign, || Some(sign.fetch_add(2, Ordering::Relaxed)));
+    assert_eq!(whole, None, "it wrote all");
+    assert_eq!(between_updates(&sign, || Some(1)), Some(1));
+    assert_eq!(between_updates::<()>(&sign, || None), None, "the page is too short");
+}
+
+#[test]
+fn copies_are_begun_again_until_one_is_whole() {
+    let mut tries = 0;
+    let copy = first_whole(|| {
+        tries += 1;
+        (tries == TRIES).then_some(half_gigahertz())
+    });
+    assert_eq!((copy.unwrap(), tries), (half_gigahertz(), TRIES));
+    let never = first_whole::<()>(|| None).unwrap_err();
+    assert_eq!((never.kind(), never.errno()), (ErrorKind::Busy, libc::EBUSY));
+}
