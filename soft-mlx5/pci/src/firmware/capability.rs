@@ -2,6 +2,7 @@
 
 use super::Firmware;
 use super::command::Command;
+use super::flow_counter::{LOG_BULK, LOG_COUNTERS};
 use super::nic_vport::ADDRESSES;
 use super::refusal::{Done, Refusal};
 use crate::bits::{Field, field};
@@ -88,6 +89,8 @@ fn general_values(link: LinkLayer) -> Vec<(Field, u64)> {
             (general::ROCE, SUPPORTED),
             (general::ETH_NET_OFFLOADS, SUPPORTED),
             (general::NIC_FLOW_TABLE, SUPPORTED),
+            (general::MAX_FLOW_COUNTER_15_0, (1 << LOG_COUNTERS) - 1),
+            (general::LOG_MAX_FLOW_COUNTER_BULK, LOG_BULK.into()),
             (general::LOG_MAX_RQ, 16),
             (general::LOG_MAX_TIR, 16),
             (general::LOG_MAX_TIS, 16),
@@ -141,6 +144,7 @@ const RECEIVE_TABLES: usize = 0x200;
 fn flow_table_values() -> Vec<(Field, u64)> {
     let values = [
         (flow_table_properties::FT_SUPPORT, SUPPORTED),
+        (flow_table_properties::FLOW_COUNTER, SUPPORTED),
         (flow_table_properties::FLOW_MODIFY_EN, SUPPORTED),
         (flow_table_properties::MODIFY_ROOT, SUPPORTED),
         (flow_table_properties::IDENTIFIED_MISS_TABLE_MODE, SUPPORTED),
@@ -148,6 +152,7 @@ fn flow_table_values() -> Vec<(Field, u64)> {
         (flow_table_properties::LOG_MAX_FT_SIZE, 20),
         (flow_table_properties::MAX_FT_LEVEL, 128),
         (flow_table_properties::LOG_MAX_FT_NUM, 16),
+        (flow_table_properties::LOG_MAX_FLOW_COUNTER, 6),
         (flow_table_properties::LOG_MAX_DESTINATION, 6),
         (flow_table_properties::LOG_MAX_FLOW, 16),
     ];

@@ -54,8 +54,13 @@ pub(super) struct Ethernet {
 
 impl Ethernet {
     /// The kinds of objects that still exist, and how many there are of each.
-    pub(super) fn counts(&self) -> [(&'static str, usize); 3] {
-        [("flow tables", self.flows.len()), ("SQs", self.send.len()), ("RQs", self.receive.len())]
+    pub(super) fn counts(&self) -> [(&'static str, usize); 4] {
+        [
+            ("flow tables", self.flows.len()),
+            ("flow counters", self.flows.counters.in_use()),
+            ("SQs", self.send.len()),
+            ("RQs", self.receive.len()),
+        ]
     }
 }
 

@@ -5,9 +5,10 @@ use std::ops::RangeInclusive;
 
 use super::Firmware;
 use super::command::Command;
+use super::flow_counter::FlowCounters;
 use super::match_value::{MATCH_BYTES, MatchValue, SECTION};
 use super::refusal::{Done, Refusal};
-use crate::bits::field;
+use crate::bits::{Field, field};
 use crate::layout::command::header;
 use crate::layout::ethernet::{
     create_flow_group_in, create_flow_table_in, destroy_flow_group_in, flow_context,
@@ -33,6 +34,7 @@ const MISS_FORWARD: u64 = 1;
 const ALLOW: u16 = 1;
 const DROP: u16 = 2;
 const FORWARD: u16 = 4;
+const COUNT: u16 = 8;
 
 /// Kinds of destination, `MLX5_IFC_FLOW_DESTINATION_TYPE_*`.
 const TO_TABLE: u64 = 1;
@@ -46,6 +48,7 @@ const MODIFY_ENTRY: u64 = 1;
 const CHANGE_ACTION: u64 = 1;
 const CHANGE_TAG: u64 = 2;
 const CHANGE_DESTINATIONS: u64 = 4;
+const CHANGE_COUNTERS: u64 = 8;
 
 /// Most tables on a frame's route. Levels only increase, so this is more than the possible number.
 const MOST_TABLES: usize = 256;
@@ -67,7 +70,20 @@ struct Entry {
     group: u32,
     value: MatchValue,
     tag: u32,
+    targets: Targets,
+}
+
+impl Entry {
+    fn leads_to(&self, table: u32) -> bool {
+        self.targets.destinations.contains(&Destination::Table(table))
+    }
+}
+
+/// Where an entry sends a frame, and what counts it.
+#[derive(Debug)]
+struct Targets {
     destinations: Vec<Destination>,
+    counters: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -97,6 +113,7 @@ pub(super) struct FlowTables {
     root: Option<u32>,
     last_table: u32,
     last_group: u32,
+    pub(super) counters: FlowCounters,
 }
 
 impl FlowTables {
@@ -122,26 +139,32 @@ impl FlowTables {
     /// Whether the root or another table leads to this table.
     fn is_used(&self, number: u32) -> bool {
         let leads = |table: &Table| {
-            let mut entries = table.entries.values();
-            table.miss == Some(number)
-                || entries.any(|entry| entry.destinations.contains(&Destination::Table(number)))
+            table.miss == Some(number) || table.entries.values().any(|entry| entry.leads_to(number))
         };
         self.root == Some(number) || self.tables.values().any(leads)
     }
 
-    /// The TIRs that a frame goes to, each with its flow tag.
-    pub(super) fn route(&self, frame: &MatchValue) -> Vec<(u32, u32)> {
+    /// Whether an entry counts with this counter.
+    pub(super) fn is_counting(&self, number: u32) -> bool {
+        let mut entries = self.tables.values().flat_map(|table| table.entries.values());
+        entries.any(|entry| entry.targets.counters.contains(&number))
+    }
+
+    /// The TIRs that a frame goes to, each with its flow tag; counts it on the way.
+    pub(super) fn route(&mut self, frame: &[u8]) -> Vec<(u32, u32)> {
+        let value = MatchValue::of(frame);
         let mut tirs = Vec::new();
         let mut pending: Vec<(u32, u32)> = self.root.map(|root| (root, 0)).into_iter().collect();
         for _ in 0..MOST_TABLES {
             let Some((number, tag)) = pending.pop() else { break };
             let Some(table) = self.tables.get(&number) else { continue };
-            let Some(entry) = table.find(frame) else {
+            let Some(entry) = table.find(&value) else {
                 pending.extend(table.miss.map(|miss| (miss, tag)));
                 continue;
             };
             let tag = if entry.tag == 0 { tag } else { entry.tag };
-            for destination in &entry.destinations {
+            self.counters.count(&entry.targets.counters, frame.len() as u64);
+            for destination in &entry.targets.destinations {
                 match *destination {
                     Destination::Table(next) => pending.push((next, tag)),
                     Destination::Tir(tir) => tirs.push((tir, tag)),
@@ -270,18 +293,25 @@ pub(super) fn destroy_group(firmware: &mut Firmware, command: &mut Command<'_>) 
     Ok(())
 }
 
-/// The destinations of an entry, all of which have to exist.
-fn destinations(firmware: &Firmware, command: &Command<'_>) -> Result<Vec<Destination>, Refusal> {
+/// The destinations and counters of an entry, all of which have to exist.
+fn targets(firmware: &Firmware, command: &Command<'_>) -> Result<Targets, Refusal> {
     let action = command.get(flow_context::ACTION.at(ENTRY_CONTEXT)) as u16;
-    if action & !(ALLOW | DROP | FORWARD) != 0 {
+    if action & !(ALLOW | DROP | FORWARD | COUNT) != 0 {
         return Err(Refusal::parameter("action", u64::from(action)));
     }
-    if action & FORWARD == 0 {
-        return Ok(Vec::new());
-    }
-    let count = command.get(flow_context::DESTINATION_LIST_SIZE.at(ENTRY_CONTEXT)) as usize;
-    command.need((DESTINATIONS + count.saturating_mul(DESTINATION_BITS)) / 8)?;
-    (0..count).map(|index| destination(firmware, command, index)).collect()
+    let listed = |with: u16, size: Field| match action & with {
+        0 => 0,
+        _ => command.get(size.at(ENTRY_CONTEXT)) as usize,
+    };
+    let forward = listed(FORWARD, flow_context::DESTINATION_LIST_SIZE);
+    let all = forward.saturating_add(listed(COUNT, flow_context::FLOW_COUNTER_LIST_SIZE));
+    command.need((DESTINATIONS + all.saturating_mul(DESTINATION_BITS)) / 8)?;
+    let destinations = (0..forward).map(|index| destination(firmware, command, index));
+    let counters = (forward..all).map(|index| counter(firmware, command, index));
+    Ok(Targets {
+        destinations: destinations.collect::<Result<_, _>>()?,
+        counters: counters.collect::<Result<_, _>>()?,
+    })
 }
 
 fn destination(
@@ -298,36 +328,46 @@ fn destination(
     }
 }
 
+/// Counters follow the destinations in the same list (`mlx5_cmd_set_fte`,
+/// drivers/net/ethernet/mellanox/mlx5/core/fs_cmd.c).
+fn counter(firmware: &Firmware, command: &Command<'_>, index: usize) -> Result<u32, Refusal> {
+    let number = command.get32(field(DESTINATIONS + index * DESTINATION_BITS, 32));
+    firmware.ethernet.flows.counters.check(number).map(|()| number)
+}
+
 /// SET_FLOW_TABLE_ENTRY: a new entry, or new properties for one that is there.
 pub(super) fn set_entry(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let index = command.get(set_fte_in::FLOW_INDEX);
     let number = command.get32(flow_context::GROUP_ID.at(ENTRY_CONTEXT));
-    let destinations = destinations(firmware, command)?;
+    let targets = targets(firmware, command)?;
     let tag = command.get32(flow_context::FLOW_TAG.at(ENTRY_CONTEXT));
     let table = firmware.ethernet.flows.find(command)?;
     if command.get(header::OP_MOD) == MODIFY_ENTRY {
         let entry = table.entries.get_mut(&index);
         let entry = entry.ok_or_else(|| Refusal::no_such("flow table entry", index as u32))?;
-        return change(entry, command.get(set_fte_in::MODIFY_ENABLE_MASK), tag, destinations);
+        return change(entry, command.get(set_fte_in::MODIFY_ENABLE_MASK), tag, targets);
     }
     let group = table.groups.get(&number).ok_or_else(|| Refusal::no_such("flow group", number))?;
     if !group.range.contains(&index) {
         return Err(Refusal::parameter("flow_index", index));
     }
     let value = match_parameter(command, VALUE, u64::MAX);
-    table.entries.insert(index, Entry { group: number, value, tag, destinations });
+    table.entries.insert(index, Entry { group: number, value, tag, targets });
     Ok(())
 }
 
-fn change(entry: &mut Entry, mask: u64, tag: u32, destinations: Vec<Destination>) -> Done {
-    if mask & !(CHANGE_ACTION | CHANGE_TAG | CHANGE_DESTINATIONS) != 0 {
+fn change(entry: &mut Entry, mask: u64, tag: u32, targets: Targets) -> Done {
+    if mask & !(CHANGE_ACTION | CHANGE_TAG | CHANGE_DESTINATIONS | CHANGE_COUNTERS) != 0 {
         return Err(Refusal::parameter("modify_enable_mask", mask));
     }
     if mask & CHANGE_TAG != 0 {
         entry.tag = tag;
     }
     if mask & (CHANGE_DESTINATIONS | CHANGE_ACTION) != 0 {
-        entry.destinations = destinations;
+        entry.targets.destinations = targets.destinations;
+    }
+    if mask & (CHANGE_COUNTERS | CHANGE_ACTION) != 0 {
+        entry.targets.counters = targets.counters;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ mod ethernet;
 mod event_queue;
 mod events;
 mod flow;
+mod flow_counter;
 mod hca;
 mod mad;
 mod match_value;

@@ -2,7 +2,6 @@
 //! receive queues.
 
 use super::Firmware;
-use super::match_value::MatchValue;
 use super::record::LIST;
 use crate::bits::{Field, field};
 use crate::layout::ethernet::{rqtc, tirc};
@@ -84,8 +83,7 @@ impl Firmware {
 
     /// Gives a frame to the receive queues that the flow tables choose.
     pub(super) fn receive_frame(&mut self, frame: &[u8]) {
-        let value = MatchValue::of(frame);
-        let tirs = self.ethernet.flows.route(&value);
+        let tirs = self.ethernet.flows.route(frame);
         if !tirs.is_empty() {
             Traffic::count(&mut self.ethernet.traffic.received, frame);
         }

@@ -26,11 +26,11 @@ const CONTEXT: usize = 0x100;
 const QUEUE: usize = CONTEXT + 0x180;
 const TAG: u64 = 0x51;
 
-fn station(n: u32) -> Station {
+pub(super) fn station(n: u32) -> Station {
     Station::candidate(n)
 }
 
-fn pair() -> [Driver; 2] {
+pub(super) fn pair() -> [Driver; 2] {
     let fabric = Fabric::new();
     [1, 2].map(|n| {
         let settings = Settings::at(station(n), LinkLayer::Ethernet);
@@ -58,16 +58,16 @@ fn make_ready(driver: &mut Driver, opcode: u64, number: u32) {
     driver.done(input.set(modify_sq_in::SQ_STATE, 0), 8);
 }
 
-struct Sender {
+pub(super) struct Sender {
     number: u32,
-    cq: Cq,
+    pub(super) cq: Cq,
     ring: u64,
     record: u64,
     sent: u16,
 }
 
 impl Sender {
-    fn new(driver: &mut Driver) -> Self {
+    pub(super) fn new(driver: &mut Driver) -> Self {
         let tis = driver.create(Input::new(0x912, 192));
         let cq = driver.create_cq();
         let input = Input::new(0x904, 272)
@@ -80,7 +80,7 @@ impl Sender {
         Self { number, cq, ring, record, sent: 0 }
     }
 
-    fn send(&mut self, driver: &mut Driver, frame: &[u8]) {
+    pub(super) fn send(&mut self, driver: &mut Driver, frame: &[u8]) {
         let at = driver.alloc(frame.len() as u64);
         driver.memory.write(at, frame).unwrap();
         let (flags, number) = (ControlFlags::COMPLETION, self.number);
@@ -96,9 +96,9 @@ impl Sender {
     }
 }
 
-struct Receiver {
-    number: u32,
-    cq: Cq,
+pub(super) struct Receiver {
+    pub(super) number: u32,
+    pub(super) cq: Cq,
     buffers: u64,
 }
 
@@ -106,7 +106,7 @@ const BUFFER: u64 = 2048;
 
 impl Receiver {
     /// A receive queue with all its entries posted.
-    fn new(driver: &mut Driver) -> Self {
+    pub(super) fn new(driver: &mut Driver) -> Self {
         let cq = driver.create_cq();
         Self::with(driver, cq)
     }
@@ -135,6 +135,16 @@ impl Receiver {
 
 /// A table in which frames for `mac` go to `tir`. The table's number.
 fn steer(driver: &mut Driver, mac: [u8; 6], tir: u32) -> u32 {
+    steer_with(driver, mac, tir, |entry| entry)
+}
+
+/// [`steer`] with an entry that `change` makes of the usual one.
+pub(super) fn steer_with(
+    driver: &mut Driver,
+    mac: [u8; 6],
+    tir: u32,
+    change: impl FnOnce(Input) -> Input,
+) -> u32 {
     let table = driver.create(Input::new(0x930, 64).set(field(0xc0 + 0x18, 8), 4));
     let named = |input: Input| input.set(create_flow_group_in::TABLE_ID, table.into());
     let mac_field = |at: usize| field(at + 0x40, 48);
@@ -144,7 +154,7 @@ fn steer(driver: &mut Driver, mac: [u8; 6], tir: u32) -> u32 {
         .set(mac_field(0x200), (1 << 48) - 1);
     let group = driver.create(group);
     let [a, b, c, d, e, f] = mac;
-    let entry = named(Input::new(0x936, 840))
+    let entry = named(Input::new(0x936, 848))
         .set(set_fte_in::FLOW_INDEX, 2)
         .set(flow_context::GROUP_ID.at(0x200), group.into())
         .set(flow_context::FLOW_TAG.at(0x200), TAG)
@@ -153,13 +163,13 @@ fn steer(driver: &mut Driver, mac: [u8; 6], tir: u32) -> u32 {
         .set(mac_field(0x400), u64::from_be_bytes([0, 0, a, b, c, d, e, f]))
         .set(field(0x1a00, 8), 2)
         .set(field(0x1a08, 24), tir.into());
-    driver.done(entry, 8);
+    driver.done(change(entry), 8);
     driver.done(named(Input::new(0x92f, 64)), 8);
     table
 }
 
 /// An UDP datagram on IPv4 in a frame.
-fn frame(to: [u8; 6], port: u16) -> Vec<u8> {
+pub(super) fn frame(to: [u8; 6], port: u16) -> Vec<u8> {
     let mut frame = to.to_vec();
     frame.extend(station(1).mac());
     frame.extend([8, 0]);

@@ -3,6 +3,7 @@
 
 mod counters;
 mod driver;
+mod flow_counters;
 mod frames;
 mod queues;
 mod strictness;

@@ -93,6 +93,7 @@ structure! {
         LOG_MAX_TRANSPORT_DOMAIN: 0x323, 5;
         LOG_MAX_PD: 0x32b, 5;
         LOG_MAX_XRCD: 0x33b, 5;
+        LOG_MAX_FLOW_COUNTER_BULK: 0x348, 8;
         MAX_FLOW_COUNTER_15_0: 0x350, 16;
         LOG_MAX_RQ: 0x363, 5;
         LOG_MAX_SQ: 0x36b, 5;

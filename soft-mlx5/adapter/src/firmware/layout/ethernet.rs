@@ -180,6 +180,33 @@ structure! {
 }
 
 structure! {
+    /// ALLOC_FLOW_COUNTER and DEALLOC_FLOW_COUNTER: what is allocated, and the counter's number in
+    /// the output of the one and the input of the other.
+    flow_counter {
+        ID: 0x40, 32;
+        BULK_LOG_SIZE: 0x73, 5;
+        BULK: 0x78, 8;
+    }
+}
+
+structure! {
+    /// QUERY_FLOW_COUNTER input.
+    query_flow_counter_in {
+        CLEAR: 0xc0, 1;
+        NUM_OF_COUNTERS: 0xd0, 16;
+        FLOW_COUNTER_ID: 0xe0, 32;
+    }
+}
+
+structure! {
+    /// A counter in QUERY_FLOW_COUNTER's output; the first one is at bit 0x80.
+    traffic_counter {
+        PACKETS: 0x0, 64;
+        OCTETS: 0x40, 64;
+    }
+}
+
+structure! {
     /// SET_FLOW_TABLE_ROOT input.
     set_flow_table_root_in {
         OTHER_VPORT: 0x40, 1;
@@ -210,6 +237,7 @@ structure! {
     /// Properties of flow tables; those for reception are at bit 0x200 of the capability block.
     flow_table_properties {
         FT_SUPPORT: 0x0, 1;
+        FLOW_COUNTER: 0x2, 1;
         FLOW_MODIFY_EN: 0x3, 1;
         MODIFY_ROOT: 0x4, 1;
         IDENTIFIED_MISS_TABLE_MODE: 0x5, 1;
@@ -217,6 +245,7 @@ structure! {
         LOG_MAX_FT_SIZE: 0x22, 6;
         MAX_FT_LEVEL: 0x38, 8;
         LOG_MAX_FT_NUM: 0x78, 8;
+        LOG_MAX_FLOW_COUNTER: 0x90, 8;
         LOG_MAX_DESTINATION: 0x98, 8;
         LOG_MAX_FLOW: 0xb8, 8;
     }
