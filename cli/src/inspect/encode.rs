@@ -122,7 +122,8 @@ fn receives(parsed: serde_json::Result<Receives>) -> Answer {
         receives.wrs.iter().map(|receive| receive.sge.iter().map(Entry::sge).collect()).collect();
     let lists: Vec<&[Sge]> = lists.iter().map(Vec::as_slice).collect();
     let entries = (lists.len().max(16) as u32).next_power_of_two();
-    let spec = RecvQueueSpec { entries, stride: receives.stride.0, start: receives.start.0 };
+    let (stride, start) = (receives.stride.0, receives.start.0);
+    let spec = RecvQueueSpec { entries, stride, start, striding: false };
     let posted = post_receives(&spec, &lists).map_err(|error| error.to_string())?;
     let mut answer = refusal(&posted, receive_errno);
     let wqes =

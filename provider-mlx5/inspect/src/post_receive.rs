@@ -20,6 +20,9 @@ pub struct RecvQueueSpec {
     pub stride: u32,
     /// The queue's counter before; all before it has completed.
     pub start: u32,
+    /// Whether many frames share an entry: its buffers follow 16 bytes that are zero (`struct
+    /// mlx5_wqe_srq_next_seg`).
+    pub striding: bool,
 }
 
 /// A shared receive queue to post to: a new one, whose entries are taken in order.
@@ -36,12 +39,12 @@ pub struct SharedRecvQueueSpec {
 /// # Errors
 /// See [`SpecError`]. A request that the queue refuses is no error: see [`Posted::refused`].
 pub fn post_receives(spec: &RecvQueueSpec, lists: &[&[Sge]]) -> Result<Posted, SpecError> {
-    let RecvQueueSpec { entries, stride, start } = *spec;
+    let RecvQueueSpec { entries, stride, start, striding } = *spec;
     let (ring, record) = memory(entries, stride)?;
     // SAFETY: both stay, and are used by the queue alone, until it has been dropped.
     let (memory, doorbell) = unsafe { (ring.dma(), DoorbellWord::new(record.start())) };
     let handle = handle(Shape { send_wqebbs: 0, recv_wqes: entries, shared_receive: false })?;
-    let (head_octowords, scatter_to_cqe) = (0, false);
+    let (head_octowords, scatter_to_cqe) = (striding.into(), false);
     let config =
         RecvQueueConfig { memory, doorbell, handle, stride, head_octowords, scatter_to_cqe };
     let mut queue = RecvQueue::new(config)?;

@@ -30,7 +30,9 @@ pub struct VerbsContext {
     pub alloc_parent_domain: unsafe extern "C" fn(*mut Context, *const ParentDomainAttr) -> Opaque,
     dealloc_td: usize,
     pub alloc_td: unsafe extern "C" fn(*mut Context, *const u32) -> Opaque,
-    between: [usize; 8],
+    between: [usize; 4],
+    pub destroy_wq: unsafe extern "C" fn(*mut Wq) -> c_int,
+    between_wqs: [usize; 3],
     pub create_cq_ex: unsafe extern "C" fn(*mut Context, *mut CqAttrEx) -> *mut CqEx,
     between2: [usize; 7],
     pub create_qp_ex: unsafe extern "C" fn(*mut Context, *mut QpAttrEx) -> *mut Qp,
@@ -328,6 +330,37 @@ pub struct SrqAttr {
     pub limit: u32,
 }
 
+/// `struct ibv_wq`.
+#[repr(C)]
+pub struct Wq {
+    before: [usize; 4],
+    numbers: [u32; 4],
+    pub post_recv: unsafe extern "C" fn(*mut Wq, *mut RecvWr, *mut *mut RecvWr) -> c_int,
+}
+
+/// `struct ibv_wq_init_attr`.
+#[repr(C)]
+pub struct WqAttr {
+    pub user: Opaque,
+    pub kind: u32,
+    pub max_wr: u32,
+    pub max_sge: u32,
+    pub pd: *mut Pd,
+    pub cq: *mut Cq,
+    pub mask: u32,
+    pub create_flags: u32,
+}
+
+/// `struct mlx5dv_wq_init_attr`.
+#[repr(C)]
+#[derive(Default)]
+pub struct DirectWqAttr {
+    pub mask: u64,
+    pub log_stride: u32,
+    pub log_strides: u32,
+    pub two_byte_shift: u8,
+}
+
 /// `struct mlx5dv_qp`.
 #[repr(C)]
 #[derive(Default)]
@@ -375,6 +408,17 @@ pub struct DirectSrq {
     pub number: u32,
 }
 
+/// `struct mlx5dv_rwq`.
+#[repr(C)]
+#[derive(Default)]
+pub struct DirectWq {
+    pub buffer: usize,
+    pub record: usize,
+    pub entries: u32,
+    pub stride: u32,
+    pub mask: u64,
+}
+
 /// `struct mlx5dv_ah`.
 #[repr(C)]
 #[derive(Default)]
@@ -403,6 +447,8 @@ pub const DIRECT_CQ: u64 = 2;
 /// `enum mlx5dv_obj_type`.
 pub const DIRECT_SRQ: u64 = 4;
 /// `enum mlx5dv_obj_type`.
+pub const DIRECT_RWQ: u64 = 8;
+/// `enum mlx5dv_obj_type`.
 pub const DIRECT_AH: u64 = 32;
 
 const _: () = {
@@ -429,6 +475,9 @@ const _: () = {
     assert!(size_of::<QpAttr>() == 144 && offset_of!(QpAttr, port) == 129);
     assert!(offset_of!(QpAttr, path) == 56 && offset_of!(QpAttr, reads) == 126);
     assert!(size_of::<SrqAttr>() == 24);
+    assert!(offset_of!(VerbsContext, destroy_wq) == 168 && offset_of!(Wq, post_recv) == 48);
+    assert!(size_of::<WqAttr>() == 48 && offset_of!(WqAttr, pd) == 24);
+    assert!(size_of::<DirectWqAttr>() == 24 && size_of::<DirectWq>() == 32);
     assert!(offset_of!(Context, alloc_mw) == 64);
     assert!(offset_of!(QpEx, compare_swap) == 184 && offset_of!(QpEx, complete) == 328);
     assert!(offset_of!(SendWr, target) == 40 && offset_of!(SendWr, remote_srqn) == 72);

@@ -20,10 +20,10 @@ use uverbs_soft::chardev::SoftDevice;
 
 use crate::abi::{
     Ah, AhAttr, Context, Cq, DirectObjects, DirectQpAttr, DirectQpEx, Mr, Opaque, Pd, Qp, QpAttr,
-    QpAttrEx, QpEx, Srq,
+    QpAttrEx, QpEx, Srq, Wq,
 };
 
-pub use objects::{MAX_TSO_HEADER, QueuePair, QueuePairSpec, Service, SharedQueue};
+pub use objects::{MAX_TSO_HEADER, QueuePair, QueuePairSpec, Service, SharedQueue, WorkQueue};
 
 macro_rules! functions {
     ($($(#[$meta:meta])* $name:ident: $library:ident $symbol:literal ($($argument:ty),*) -> $result:ty,)*) => {
@@ -67,6 +67,8 @@ functions! {
     reg_mr: verbs c"ibv_reg_mr" (*mut Pd, *mut c_void, usize, c_int) -> *mut Mr,
     /// `ibv_create_cq`.
     create_cq: verbs c"ibv_create_cq" (*mut Context, c_int, Opaque, Opaque, c_int) -> *mut Cq,
+    /// `ibv_destroy_cq`.
+    destroy_cq: verbs c"ibv_destroy_cq" (*mut Cq) -> c_int,
     /// `ibv_create_srq`.
     create_srq: verbs c"ibv_create_srq" (*mut Pd, *mut abi::SrqAttr) -> *mut Srq,
     /// `ibv_destroy_srq`.
@@ -81,6 +83,8 @@ functions! {
     create_direct_qp: mlx5 c"mlx5dv_create_qp" (*mut Context, *mut QpAttrEx, *mut DirectQpAttr) -> *mut Qp,
     /// `mlx5dv_qp_ex_from_ibv_qp_ex`.
     direct_qp_ex: mlx5 c"mlx5dv_qp_ex_from_ibv_qp_ex" (*mut QpEx) -> *mut DirectQpEx,
+    /// `mlx5dv_create_wq`.
+    create_direct_wq: mlx5 c"mlx5dv_create_wq" (*mut Context, *mut abi::WqAttr, *mut abi::DirectWqAttr) -> *mut Wq,
     /// `mlx5dv_init_obj`.
     init_obj: mlx5 c"mlx5dv_init_obj" (*mut DirectObjects, u64) -> c_int,
 }

@@ -294,6 +294,71 @@ impl Libmlx5 {
     }
 }
 
+/// A receive work queue of libmlx5's, with a completion queue of its own.
+pub struct WorkQueue {
+    /// The object.
+    pub wq: *mut Wq,
+    /// Its ring and record.
+    pub direct: DirectWq,
+    cq: *mut Cq,
+}
+
+/// The smallest strides that the device has: 512 of 64 bytes (`MLX5_MIN_SINGLE_*` in mlx5_ib).
+const STRIDES: DirectWqAttr =
+    DirectWqAttr { mask: 1, log_stride: 6, log_strides: 9, two_byte_shift: 0 };
+
+impl Libmlx5 {
+    /// Makes a receive work queue, whose WQEs many frames share if it is striding.
+    ///
+    /// # Errors
+    /// libmlx5 or the device refuses it.
+    pub fn create_wq(
+        &self,
+        max_wr: u32,
+        max_sge: u32,
+        striding: bool,
+    ) -> Result<WorkQueue, String> {
+        // SAFETY: libibverbs' contract; no channel, no user's pointer.
+        let cq = unsafe {
+            (self.functions.create_cq)(self.context, max_wr as c_int, null_mut(), null_mut(), 0)
+        };
+        if cq.is_null() {
+            return Err(last_error("no completion queue"));
+        }
+        let (user, pd) = (null_mut(), self.pd);
+        let mut attributes =
+            WqAttr { user, kind: 0, max_wr, max_sge, pd, cq, mask: 0, create_flags: 0 };
+        let mut strides = if striding { STRIDES } else { DirectWqAttr::default() };
+        // SAFETY: whole attributes.
+        let wq = unsafe {
+            let create = self.functions.create_direct_wq;
+            create(self.context, &raw mut attributes, &raw mut strides)
+        };
+        if wq.is_null() {
+            return Err(last_error("no work queue"));
+        }
+        let mut direct = DirectWq::default();
+        let mut objects = DirectObjects {
+            rwq: [wq as usize, &raw mut direct as usize],
+            ..DirectObjects::default()
+        };
+        // SAFETY: the object is there, with a place for its answer.
+        match unsafe { (self.functions.init_obj)(&raw mut objects, DIRECT_RWQ) } {
+            0 => Ok(WorkQueue { wq, direct, cq }),
+            errno => Err(format!("mlx5dv_init_obj: errno {errno}")),
+        }
+    }
+
+    /// Destroys a receive work queue and its completion queue.
+    pub fn destroy_wq(&self, queue: WorkQueue) {
+        // SAFETY: the objects are given up, the user of the other first.
+        let errno = unsafe {
+            [(self.verbs_context().destroy_wq)(queue.wq), (self.functions.destroy_cq)(queue.cq)]
+        };
+        assert_eq!(errno, [0, 0], "no queue pair uses them");
+    }
+}
+
 impl QueuePair {
     /// What it is for.
     pub fn service(&self) -> Service {

@@ -19,7 +19,7 @@ fn receive_queue() {
         // The vectors do not say where the queue stood before: it follows from the first index.
         let start = json::word(&wqes[0]["idx"]);
         let stride = json::word(&vector["stride"]);
-        let spec = RecvQueueSpec { entries: 64, stride, start };
+        let spec = RecvQueueSpec { entries: 64, stride, start, striding: false };
         let posted = post_receives(&spec, &lists).expect("the queue can be made");
         same("refused", posted.refused, None)?;
         same("WQEs", posted.wqes.len(), wqes.len())?;

@@ -347,8 +347,8 @@ fn segments(
 
 fn receives(u: &mut Unstructured<'_>) -> Result<()> {
     let (log_entries, log_stride) = (u.int_in_range(0..=6)?, u.int_in_range(4..=9)?);
-    let spec =
-        RecvQueueSpec { entries: 1 << log_entries, stride: 1 << log_stride, start: u.arbitrary()? };
+    let (entries, stride) = (1 << log_entries, 1 << log_stride);
+    let spec = RecvQueueSpec { entries, stride, start: u.arbitrary()?, striding: false };
     let entry = |u: &mut Unstructured<'_>| {
         let length = if u.ratio(1, 4)? { u.arbitrary()? } else { u.int_in_range(0..=9)? };
         Ok(Sge::new(u.arbitrary()?, length, u.arbitrary()?))

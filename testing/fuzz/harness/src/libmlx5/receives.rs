@@ -1,4 +1,4 @@
-//! Receive requests, of a queue pair and of a shared receive queue.
+//! Receive requests, of a queue pair, of a shared receive queue and of a work queue.
 
 use std::ptr::null_mut;
 
@@ -77,7 +77,8 @@ pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
     };
     let mut lists = lists(u, 0)?;
     let ring = &pair.direct.recv;
-    let spec = RecvQueueSpec { entries: ring.entries, stride: ring.stride, start: 0 };
+    let (entries, stride) = (ring.entries, ring.stride);
+    let spec = RecvQueueSpec { entries, stride, start: 0, striding: false };
     let (buffer, length) = (ring.buffer as *mut u8, (ring.entries * ring.stride) as usize);
     let ours = ours(&lists);
     let borrowed: Vec<_> = ours.iter().map(Vec::as_slice).collect();
@@ -133,5 +134,43 @@ pub(super) fn run_shared(rival: &Rival, u: &mut Unstructured<'_>) -> Result<()> 
     }
     assert_eq!(record, posted.doorbell_record);
     rival.libmlx5.destroy_srq(srq);
+    Ok(())
+}
+
+/// A receive work queue of its own for each input.
+pub(super) fn run_work_queue(rival: &Rival, u: &mut Unstructured<'_>) -> Result<()> {
+    let mut lists = lists(u, 0)?;
+    let striding: bool = u.arbitrary()?;
+    let wq = rival.libmlx5.create_wq(u.int_in_range(4..=20)?, u.int_in_range(1..=6)?, striding);
+    let wq = wq.expect("a work queue");
+    let (entries, stride) = (wq.direct.entries, wq.direct.stride);
+    let spec = RecvQueueSpec { entries, stride, start: 0, striding };
+    let ours = ours(&lists);
+    let borrowed: Vec<_> = ours.iter().map(Vec::as_slice).collect();
+    let posted = post_receives(&spec, &borrowed).expect("libmlx5 made such a queue");
+
+    let mut requests = linked(&mut lists);
+    let mut bad = null_mut();
+    let (buffer, length) = (wq.direct.buffer as *mut u8, (entries * stride) as usize);
+    // SAFETY: the ring, which only libmlx5 writes, in this thread; whole requests with their lists;
+    // the record.
+    let (errno, theirs, record) = unsafe {
+        buffer.write_bytes(UNWRITTEN, length);
+        let errno = ((*wq.wq).post_recv)(wq.wq, requests.as_mut_ptr(), &raw mut bad);
+        let ring = std::slice::from_raw_parts(buffer, length).to_vec();
+        (errno, ring, (wq.direct.record as *const [u8; 4]).read())
+    };
+    assert_eq!(outcome(&posted, lists.len()), (errno, index_of(bad, &requests)));
+    // libmlx5 knows nothing of the link, and has the list in its place.
+    let head = usize::from(striding);
+    for wqe in &posted.wqes {
+        let (link, list) = wqe.bytes.split_at(head * OCTOWORD);
+        assert_eq!(link, &[0; OCTOWORD][..link.len()]);
+        let place = &theirs[(wqe.slot * stride) as usize..][..list.len()];
+        let used = used(list, 0);
+        assert_same(&list[..used], &place[..used], "a WQE of a work queue");
+    }
+    assert_eq!(record, posted.doorbell_record);
+    rival.libmlx5.destroy_wq(wq);
     Ok(())
 }
