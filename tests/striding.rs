@@ -240,11 +240,6 @@ fn strides_that_the_device_does_not_have_are_refused_in_words() {
 
 #[test]
 fn a_queue_that_is_full_knows_what_it_lost() {
-    // Behind PCI the device has no flow counters, and Linux 6.12 does not survive the end of a
-    // counter set that the device refused (`mlx5_ib_destroy_counters`).
-    if !common::is_soft() {
-        return;
-    }
     let made =
         |pd: &ProtectionDomain| pd.create_rx_queue(2).count_matches().striding(SMALL).spares(0);
     let Some(mut line) = listen_by(made) else { return };
