@@ -36,18 +36,18 @@ const MODERATE: u32 = 1;
 /// Most entries, as libmlx5 has it.
 const MOST: u32 = (1 << 24) - 1;
 
-/// A completion queue. Programs hold a pointer to it as `ibv_cq` or `ibv_cq_ex`, of which the first
-/// is a prefix.
+/// A completion queue. Programs hold a pointer to it as `ibv_cq` or `ibv_cq_ex`; the first is a
+/// prefix of the second.
 #[repr(C)]
 pub(crate) struct Cq {
     pub(crate) ex: UnsafeCell<ibv_cq_ex>,
     pub(crate) lock: Lock,
     pub(crate) is_soft: bool,
-    /// A program may poll the ring itself.
+    /// Whether the program may poll the ring itself.
     pub(crate) is_shown: AtomicBool,
     pub(crate) queue: UnsafeCell<CompletionQueue>,
-    /// The completion that an extended poll is at. It is of `queue`, and used between start and end
-    /// only.
+    /// The current completion of an extended poll. It belongs to `queue`, and is used only between
+    /// start and end of the poll.
     pub(crate) current: UnsafeCell<Option<ManuallyDrop<Completion<'static>>>>,
     /// `None` once it is destroyed.
     handle: Shared<Option<CqHandle>>,
@@ -61,7 +61,7 @@ impl Cq {
     /// The queue behind a program's pointer.
     ///
     /// # Safety
-    /// `cq` is from this module, and not destroyed.
+    /// `cq` was made by this module, and is not destroyed.
     #[inline(always)]
     pub(crate) unsafe fn of<'a>(cq: *mut ibv_cq) -> &'a Self {
         // SAFETY: `ex` is at offset 0.
@@ -81,7 +81,7 @@ impl Cq {
     #[inline(always)]
     #[allow(clippy::mut_from_ref, reason = "the lock is what makes it the only one")]
     pub(crate) unsafe fn provider(&self) -> &mut provider::CompletionQueue {
-        // SAFETY: the caller's promise; polls do not exchange it with another one.
+        // SAFETY: the caller's promise; polls do not replace the queue.
         unsafe { (*self.queue.get()).provider() }
     }
 
@@ -92,12 +92,12 @@ impl Cq {
 
     /// The context it belongs to.
     pub(crate) fn context(&self) -> &Context {
-        // SAFETY: a context outlives its objects, or the program is broken.
+        // SAFETY: a context outlives its objects, as libibverbs requires.
         unsafe { Context::of(self.ex().context) }
     }
 
-    /// Where its parts are, and its number, for a program that polls it itself: verbs that arm
-    /// follow it from now on.
+    /// The memory layout and number of the queue, for a program that polls it itself. From now on
+    /// the verbs that arm it follow the program's consumer index.
     pub(crate) fn show(&self) -> Option<(CqLayout, u32)> {
         let _guard = self.lock.guard_unless_kept();
         // SAFETY: the lock is held.
@@ -107,9 +107,10 @@ impl Cq {
         Some((layout, library.number()))
     }
 
-    /// Takes out the completions of queue pairs that were reset or destroyed, as libmlx5 does
-    /// (`mlx5_cq_clean`). Not while this thread is between `ibv_start_poll` and `ibv_end_poll`, and
-    /// not from a ring that the program polls itself: there they are dropped when they are polled.
+    /// Removes the completions of queue pairs that were reset or destroyed, as libmlx5 does
+    /// (`mlx5_cq_clean`). Does nothing while this thread is between `ibv_start_poll` and
+    /// `ibv_end_poll`, or if the program polls the ring itself: such completions are dropped when
+    /// they are polled.
     ///
     /// # Safety
     /// `cq` is null or a program's.
@@ -134,7 +135,7 @@ impl Cq {
     }
 }
 
-/// What a completion queue is made of.
+/// The attributes of a completion queue to create.
 struct Wanted {
     cqe: u32,
     cq_context: *mut c_void,
@@ -148,8 +149,8 @@ struct Wanted {
     domain: *mut ibv_pd,
 }
 
-/// Whether `MLX5_CQE_SIZE` asks for entries of 128 bytes; `None` for a size that no CQ has, with
-/// which libmlx5 makes none (`get_cqe_size`).
+/// Whether `MLX5_CQE_SIZE` asks for entries of 128 bytes. `None` for any other size, with which
+/// libmlx5 creates no CQ (`get_cqe_size`).
 pub(crate) fn is_wide_by_default() -> Option<bool> {
     match std::env::var("MLX5_CQE_SIZE").as_deref() {
         Err(_) | Ok("64") => Some(false),
@@ -198,7 +199,7 @@ unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> *mut Cq {
     made
 }
 
-/// Lets events find the queue.
+/// Registers the queue, so that events find it.
 fn enlist(context: &Context, queue: &Cq) {
     let Some(handle) = queue.handle() else { return };
     if let Some(mut objects) = context.objects() {
@@ -363,13 +364,13 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
 }
 
 impl Cq {
-    /// Destroys the queue where it is if no event of it is held: `TimedOut` otherwise.
+    /// Destroys the queue in place, if the program holds no event of it; `TimedOut` otherwise.
     fn try_destroy(&self) -> Result<(), Error> {
         let mut handle = self.handle.lock();
         let _guard = self.lock.guard_unless_kept();
         // SAFETY: the lock is held, or the program polls in one thread at a time.
         let library = unsafe { &mut *self.queue.get() };
-        // The library destroys what has no other handle.
+        // The library destroys the queue only if no other handle exists.
         if let Some(handle) = &mut handle {
             **handle = None;
         }
@@ -385,7 +386,7 @@ impl Cq {
 /// `ibv_resize_cq`.
 pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     let Ok(wanted @ 1..=MOST) = u32::try_from(cqe) else { return refused(libc::EINVAL) };
-    // SAFETY: the caller's queue; the lock keeps pollers out.
+    // SAFETY: the caller's queue; the lock excludes pollers.
     let queue = unsafe { Cq::of(cq) };
     let _guard = queue.lock.guard();
     // SAFETY: the lock is held.

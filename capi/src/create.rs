@@ -45,8 +45,8 @@ const OPS_KNOWN: u64 = (1 << 11) - 1;
 /// `IBV_RX_HASH_FUNC_TOEPLITZ`.
 const TOEPLITZ: u8 = 1;
 
-/// The context value of queue pairs whose receives say whether checksums are good: completions of
-/// others have other things in that place.
+/// The context value of queue pairs whose receive completions report good checksums. Completions of
+/// other queue pairs have other data in that field.
 pub(crate) const CHECKS_IP: u64 = 1;
 
 const NOTHING: Capacities = Capacities {
@@ -57,37 +57,37 @@ const NOTHING: Capacities = Capacities {
     max_inline_data: 0,
 };
 
-/// What `mlx5dv_create_qp` adds.
+/// The additional attributes of `mlx5dv_create_qp`.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct OfMlx5 {
-    /// Short messages come inside no completion.
+    /// Never deliver short messages inside the CQE.
     pub(crate) no_scatter: bool,
-    /// Requests are built with `mlx5dv_wr_…`, of any operation.
+    /// The program builds requests with `mlx5dv_wr_…`, of any operation.
     pub(crate) is_extended: bool,
     pub(crate) dynamic: Option<Dynamic>,
 }
 
-/// An end of dynamic connections.
+/// One end of a dynamic connection.
 #[derive(Clone, Copy)]
 pub(crate) enum Dynamic {
     /// Sends.
     Initiator,
-    /// Receives from those that know the key.
+    /// Receives from initiators that know the access key.
     Target {
         /// The key.
         access_key: u64,
     },
 }
 
-/// What a program asks for, in one form for both verbs.
+/// The attributes of a queue pair to create, in one form for both verbs.
 struct Wanted<'a> {
     context: *mut ibv_context,
     attributes: &'a ibv_qp_init_attr_ex,
     pd: *mut ibv_pd,
-    /// Operations of `ibv_wr_…` that were asked for.
+    /// Operations of `ibv_wr_…` that the program asks for.
     operations: Option<u64>,
     flags: u32,
-    /// Short messages come inside no completion.
+    /// Never deliver short messages inside the CQE.
     no_scatter: bool,
     dynamic: Option<Dynamic>,
     tso_header: u32,
@@ -123,7 +123,7 @@ pub(crate) unsafe extern "C" fn create_qp(
         source_qpn: 0,
         send_ops_flags: 0,
     };
-    // SAFETY: a struct of ours over the caller's objects.
+    // SAFETY: a local struct over the caller's objects.
     let made = unsafe { create_qp_ex(context, &raw mut extended) };
     if !made.is_null() {
         attr.cap = extended.cap;
@@ -140,7 +140,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     unsafe { create_qp_of_mlx5(context, attr, OfMlx5::default()) }
 }
 
-/// `ibv_create_qp_ex`, with attributes of mlx5's own.
+/// `ibv_create_qp_ex` with mlx5's additional attributes.
 ///
 /// # Safety
 /// The caller's objects.
@@ -177,8 +177,8 @@ pub(crate) unsafe fn create_qp_of_mlx5(
     }
 }
 
-/// Gives a queue pair to the program: registers it for events, and writes the granted capacities
-/// back.
+/// Registers a queue pair for events, and writes the granted capacities back to the program's
+/// struct.
 fn give(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
@@ -208,7 +208,7 @@ pub(crate) fn announce(context: *mut ibv_context, made: Result<*mut Qp, Error>) 
     made
 }
 
-/// Makes a queue pair of the type that is asked for; an errno if none is.
+/// Makes a queue pair of the requested type; an errno if there is no such type.
 ///
 /// # Safety
 /// Its objects are a program's.
@@ -347,9 +347,9 @@ fn operations(flags: u64) -> Operations {
     operations
 }
 
-/// A queue pair without queues, whose flows go to the work queues of a table. The hash key and
-/// fields go into the driver's part of the request, as libmlx5 writes them. Values that the kernel
-/// refuses are refused here.
+/// Makes a queue pair without queues, which spreads its flows over the work queues of a table. The
+/// hash key and fields go into the driver's part of the request, as libmlx5 writes them. Refuses
+/// values that the kernel would refuse.
 ///
 /// # Safety
 /// As for [`make`].
@@ -403,8 +403,8 @@ unsafe fn xrc_receiver(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_
     let Some(domain) = domain.library() else { return Err(libc::EINVAL) };
     Ok(domain.create_receiver_in_reset().map(|library| {
         let mut base = base(wanted, &library);
-        // CQs that a program names anyway are not stored, because it may destroy them before the
-        // queue pair.
+        // CQs that a program names needlessly are not stored, because it may destroy them before
+        // the queue pair.
         (base.send_cq, base.recv_cq) = (ptr::null_mut(), ptr::null_mut());
         xrc_target(base, library)
     }))
@@ -438,7 +438,7 @@ unsafe fn dc_receiver(
     }))
 }
 
-/// The receiving end of XRC, made or opened.
+/// The receiving end of an XRC connection, created or opened.
 pub(crate) fn xrc_target(base: ibv_qp, library: XrcReceiver) -> *mut Qp {
     let mut ex = (post::NONE.wr)(base, true);
     observe::building(&mut ex);

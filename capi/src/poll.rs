@@ -17,12 +17,12 @@ use crate::create::CHECKS_IP;
 use crate::events::uncancelled;
 use crate::lock::Lock;
 
-/// What an extended poll returns if there is no completion, as libmlx5 does.
+/// The result of an extended poll without a completion, as in libmlx5.
 const NOTHING: c_int = libc::ENOENT;
 
-/// `ibv_poll_cq`: how many completions there were; −1 after a catastrophic error of the queue.
+/// `ibv_poll_cq`: returns the number of completions; −1 after a catastrophic error of the queue.
 ///
-/// All other functions are called in tail position, so this one saves no registers for them.
+/// Calls all other functions in tail position, so it saves no registers for them.
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's queue, whose lock is held, or the program polls in one thread at a time;
     // the caller's array has `most` places.
@@ -45,7 +45,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut
     }
 }
 
-/// [`poll_cq`] of one completion that is not a successful send.
+/// [`poll_cq`] for one completion that is not a successful send.
 ///
 /// # Safety
 /// As for [`poll_rest`].
@@ -63,7 +63,8 @@ unsafe extern "C" fn poll_received(queue: &Cq, into: *mut ibv_wc) -> c_int {
     }
 }
 
-/// Gives back the place of the only completion that was asked for, which `wc` is, and the lock.
+/// Writes `wc`, the only completion that the caller asked for, gives back its CQE, and releases the
+/// lock.
 ///
 /// # Safety
 /// As for [`poll_rest`].
@@ -83,7 +84,7 @@ unsafe fn polled_one(queue: &Cq, into: *mut ibv_wc, wc: ibv_wc) -> c_int {
     1
 }
 
-/// [`poll_cq`] of several completions. The lock is held.
+/// [`poll_cq`] for several completions. The lock is held.
 ///
 /// # Safety
 /// As for [`poll_rest`].
@@ -118,10 +119,10 @@ unsafe extern "C" fn poll_several(queue: &Cq, most: c_int, into: *mut ibv_wc) ->
     }
 }
 
-/// [`poll_cq`] after waiting for the thread that polls.
+/// [`poll_cq`] after waiting for the thread that holds the lock.
 ///
 /// # Safety
-/// As for [`poll_rest`], but that the lock is not held.
+/// As for [`poll_rest`], except that the lock is not held.
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn poll_waiting(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
@@ -130,7 +131,7 @@ unsafe extern "C" fn poll_waiting(queue: &Cq, most: c_int, into: *mut ibv_wc) ->
     unsafe { poll_rest(queue, most, into, 0) }
 }
 
-/// [`poll_cq`] if the fast path finds no completion.
+/// [`poll_cq`] when the fast path finds no completion.
 ///
 /// # Safety
 /// As for [`poll_rest`].
@@ -149,7 +150,7 @@ unsafe extern "C" fn poll_first(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c
     0
 }
 
-/// [`poll_cq`] behind what the fast path has polled.
+/// [`poll_cq`] after the completions that the fast path has polled.
 ///
 /// # Safety
 /// As for [`poll_rest`].
@@ -165,7 +166,7 @@ unsafe extern "C" fn poll_after(queue: &Cq, most: c_int, into: *mut ibv_wc, coun
     }
 }
 
-/// Gives back what was polled where that is rare work, and polls what is left of `most`.
+/// Gives back the polled CQEs, outside the fast path, and polls the rest of `most`.
 ///
 /// # Safety
 /// As for [`poll_rest`].
@@ -184,8 +185,8 @@ unsafe extern "C" fn poll_given_back(
     }
 }
 
-/// Polls the rest of `most` completions after the `before` that are there already; releases the
-/// lock.
+/// Polls the rest of `most` completions after the `before` that are already in the array, and
+/// releases the lock.
 ///
 /// # Safety
 /// As for [`poll_cq`], which has filled the places before; the lock is held.
@@ -223,7 +224,8 @@ unsafe extern "C" fn poll_rest(queue: &Cq, most: c_int, into: *mut ibv_wc, befor
     }
 }
 
-/// No completion was there: lets a software device make progress in the calling thread. Returns 0.
+/// Called when there was no completion: lets a software device make progress in the calling thread.
+/// Returns 0.
 #[inline(never)]
 extern "C" fn idle(queue: &Cq) -> c_int {
     // `poll_idle` holds locks of the device, so the thread must not be cancelled in it.
@@ -248,14 +250,14 @@ unsafe fn write(completion: Completion<'_>, into: *mut ibv_wc) {
     }
 }
 
-/// What a send's completion says of its request.
+/// What a successful send's CQE says about its request.
 #[derive(Clone, Copy)]
 struct Sent {
     opcode: u8,
     qp_num: u32,
 }
 
-/// `None` if the opcode alone does not tell which operation the request was.
+/// `None` if the opcode alone does not identify the operation.
 #[inline(always)]
 fn sent(requested: Requested) -> Option<Sent> {
     let (opcode, qp_num) = requested.opcode_and_number();
@@ -365,7 +367,7 @@ unsafe fn write_unusual(completion: Completion<'_>, into: *mut ibv_wc) {
     unsafe { into.write(wc) };
 }
 
-/// In [`SENT`]: the opcode of the request does not say what it was.
+/// Value in [`SENT`]: the opcode does not identify the operation.
 const UNUSUAL: u8 = u8::MAX;
 
 /// `enum ibv_wc_opcode` by the opcode of a send's work request.
@@ -400,7 +402,7 @@ fn opcode(completion: &Completion<'_>) -> c_uint {
     }
 }
 
-/// Requests that changed keys.
+/// The `ibv_wc_opcode` of a request that changed memory keys.
 #[inline(never)]
 extern "C" fn opcode_of_keys(completion: &Completion<'_>) -> c_uint {
     match completion.opcode() {
@@ -434,7 +436,7 @@ fn flags(completion: &Completion<'_>) -> c_uint {
         | checksum_flag(completion)
 }
 
-/// Whether checksums are good, on a queue pair that asks for that.
+/// The flag for good checksums, on a queue pair that asks for it.
 #[inline(always)]
 fn checksum_flag(completion: &Completion<'_>) -> c_uint {
     if completion.ip_checksum_ok() && completion.user_context() == CHECKS_IP {
@@ -462,7 +464,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int)
     0
 }
 
-/// Moves an extended poll to the next completion, if the fast path has it; whether it does.
+/// Moves an extended poll to the next completion if the fast path can; returns whether it did.
 ///
 /// # Safety
 /// The caller holds the lock, or polls in one thread at a time.
@@ -480,7 +482,7 @@ unsafe fn advance(queue: &Cq) -> bool {
     }
 }
 
-/// Moves an extended poll to the next completion, of whatever kind.
+/// Moves an extended poll to the next completion of any kind.
 ///
 /// # Safety
 /// As for [`advance`].
@@ -503,12 +505,12 @@ unsafe extern "C" fn advance_any(queue: &Cq) -> c_int {
 /// Makes a completion the one that the program reads.
 ///
 /// # Safety
-/// As for [`advance`], of whose queue the completion is.
+/// As for [`advance`]; the completion is of that queue.
 #[inline(always)]
 unsafe fn show(queue: &Cq, completion: Completion<'_>, status: c_uint) {
-    // SAFETY: the caller's promise. The completion is lent until its place is given back, by
-    // `end_poll` or a call that polls, arms or resizes, which happens after that or replaces it
-    // here.
+    // SAFETY: the caller's promise. The completion is lent until its CQE is given back, by
+    // `end_poll` or a call that polls, arms or resizes. That happens after the program has read it,
+    // or replaces it here.
     unsafe {
         let ex = &mut *queue.ex.get();
         (ex.wr_id, ex.status) = (completion.wr_id(), status);
@@ -517,7 +519,7 @@ unsafe fn show(queue: &Cq, completion: Completion<'_>, status: c_uint) {
     }
 }
 
-/// `ibv_start_poll` of a queue that has a lock, or none.
+/// `ibv_start_poll` of a queue, with or without a lock.
 type StartPoll = unsafe extern "C" fn(*mut ibv_cq_ex, *mut c_void) -> c_int;
 
 /// The `ibv_start_poll` of a queue.
@@ -558,7 +560,7 @@ unsafe extern "C" fn start_waiting(queue: &Cq) -> c_int {
     unsafe { start_other(queue) }
 }
 
-/// [`start_poll`] if the fast path finds no completion. The lock is held.
+/// [`start_poll`] when the fast path finds no completion. The lock is held.
 ///
 /// # Safety
 /// As there.
@@ -577,7 +579,7 @@ unsafe extern "C" fn start_other(queue: &Cq) -> c_int {
     errno
 }
 
-/// Goes on at the ring's beginning, behind a completion that was shown.
+/// Continues at the start of the ring, after a completion that was read.
 ///
 /// # Safety
 /// As for [`advance`].
@@ -610,7 +612,7 @@ pub(crate) unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     queue.lock.release();
 }
 
-/// The completion that an extended poll is at.
+/// The current completion of an extended poll.
 ///
 /// # Safety
 /// Between start and end of an extended poll.

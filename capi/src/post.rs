@@ -1,7 +1,7 @@
 //! Posting sends: `ibv_post_send`.
 //!
-//! A request is turned into the library's form and handed to the queue's own run-time entry;
-//! nothing is encoded here.
+//! Converts a request to the library's form and passes it to the queue's run-time entry point. This
+//! file encodes nothing.
 
 use std::ffi::c_int;
 
@@ -32,15 +32,15 @@ type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ib
 
 /// The functions of a transport's send queue.
 pub(crate) struct SendTable {
-    /// Posts a list of one whose data is not copied.
+    /// Posts a list of one request whose data is not inline.
     one: PostSend,
-    /// Posts a list of one whose data is copied, and is short.
+    /// Posts a list of one request with short inline data.
     inline: PostSend,
-    /// The same of data that may be longer.
+    /// Posts a list of one request with inline data of any length.
     long: PostSend,
     /// Posts any list.
     list: PostSend,
-    /// The functions of `ibv_qp_ex`, of a queue pair whose sends have a lock, or none.
+    /// The functions of `ibv_qp_ex`, for a queue pair whose sends have a lock, or not.
     pub(crate) wr: fn(ibv_qp, bool) -> ibv_qp_ex,
     /// The functions of `mlx5dv_qp_ex`.
     pub(crate) direct: DirectQp,
@@ -54,8 +54,8 @@ pub(crate) struct SendTable {
 
 macro_rules! tables {
     ($($name:ident: $type:ty;)*) => {$(
-        /// The functions of this type of queue pair: of one without a send queue, and of one that
-        /// has it.
+        /// The functions for this type of queue pair: first for one without a send queue, then for
+        /// one with it.
         pub(crate) static $name: [SendTable; 2] = [
             SendTable {
                 one: post_full,
@@ -168,7 +168,7 @@ unsafe extern "C" fn post_nothing(
     unsafe { refuse(wr, bad, libc::EINVAL) }
 }
 
-/// Refuses a list, for want of a send queue.
+/// Refuses a list because the queue pair has no send queue.
 unsafe extern "C" fn post_full(
     _: *mut ibv_qp,
     wr: *mut ibv_send_wr,
@@ -178,8 +178,8 @@ unsafe extern "C" fn post_full(
     unsafe { refuse(wr, bad, send_errno(PostError::NoQueue)) }
 }
 
-/// `ibv_post_send`. It only chooses the function that posts the list: one request, one inline
-/// request, or any list. So each of them saves only the registers that it needs.
+/// `ibv_post_send`. Chooses the function that posts the list: for one request, for one inline
+/// request, or for any list. So each of them saves only the registers that it needs.
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
@@ -208,22 +208,23 @@ pub(crate) unsafe extern "C" fn post_send(
 /// is the only thread that posts.
 #[inline(always)]
 pub(crate) unsafe fn sends<'a, T: Posts>(qp: *mut ibv_qp) -> &'a mut SendQueue<T, BlueFlame> {
-    // SAFETY: the caller's promise: nothing else uses the place as long as the lock is held. What
-    // is there at creation stays until the queue pair is destroyed.
+    // SAFETY: the caller's promise: no other code uses the send queue while the lock is held. A
+    // send queue that exists at creation exists until the queue pair is destroyed.
     unsafe { (*QueuePair::sides(Qp::library::<QueuePair<T>>(qp)).0).as_mut().unwrap_unchecked() }
 }
 
-/// What the requests of a queue pair have in common.
+/// The parts of control segments that all requests of a queue pair share.
 ///
 /// # Safety
-/// It is a program's.
+///
+/// `qp` is a queue pair of this library.
 #[inline(always)]
 unsafe fn common<'a>(qp: *mut ibv_qp) -> &'a Common {
-    // SAFETY: written at creation alone.
+    // SAFETY: written only at creation.
     unsafe { &(*Qp::of(qp).building.get()).common }
 }
 
-/// A list of one whose data is not copied.
+/// Posts a list of one request whose data is not inline.
 ///
 /// # Safety
 /// As for `ibv_post_send`, and the queue pair is of type `T`.
@@ -239,7 +240,7 @@ unsafe extern "C" fn post_one<T: Posts>(
 /// Most bytes of data in a request of one block, whatever its header.
 pub(crate) const MOST_SHORT: usize = 64 - 32 - 4;
 
-/// A list of one whose data is copied, and needs one block.
+/// Posts a list of one request with inline data that fits into one block.
 ///
 /// # Safety
 /// As for [`post_one`].
@@ -252,7 +253,7 @@ unsafe extern "C" fn post_inline<T: Posts>(
     unsafe { post_usual::<T, 1>(qp, wr, bad, true) }
 }
 
-/// A list of one whose data is copied, and may need more than one block.
+/// Posts a list of one request with inline data that may need several blocks.
 ///
 /// # Safety
 /// As for [`post_one`].
@@ -265,8 +266,9 @@ unsafe extern "C" fn post_long<T: Posts>(
     unsafe { post_usual::<T, 4>(qp, wr, bad, true) }
 }
 
-/// A list of one. What needs more than a look at the request is left to a function that is called
-/// last, so this one keeps little. `inline` is a constant; `BLOCKS` is for inline data.
+/// Posts a list of one request. Requests that need more checks are left to a function in tail
+/// position, so this function saves few registers. `inline` is a constant; `BLOCKS` is for inline
+/// data.
 ///
 /// # Safety
 /// As for [`post_one`].
@@ -334,7 +336,8 @@ unsafe extern "C" fn post_any<T: Posts>(
     }
 }
 
-/// Posts a list in order, rings once for all, and names the first request that cannot be posted.
+/// Posts a list in order, rings the doorbell once, and reports the first request that cannot be
+/// posted.
 ///
 /// # Safety
 /// As for [`post_one`].
@@ -353,10 +356,10 @@ unsafe extern "C" fn post_list<T: Posts>(
     posted.map_or_else(|(wr, reason)| unsafe { refuse(wr, bad, send_errno(reason)) }, |()| 0)
 }
 
-/// Why a request of a list was refused, and which.
+/// The refused request of a list, and the reason.
 type Refused = (*mut ibv_send_wr, PostError);
 
-/// Posts the requests of the usual kind at the head of the list here, and the rest of the list by
+/// Posts the usual requests at the head of the list, and leaves the rest of the list to
 /// [`post_rest`].
 ///
 /// # Safety
@@ -372,7 +375,8 @@ unsafe fn post_several<T: Posts>(qp: *mut ibv_qp, first: *mut ibv_send_wr) -> Re
         queue.find_place();
         let mut wr = first;
         while let Some(request) = wr.as_ref() {
-            // Two calls, because `inline` is a constant in each: the code asks for the flag once.
+            // Two calls, in each of which `inline` is a constant, so that the code tests the flag
+            // once.
             let built = match request.send_flags & send_flags::INLINE {
                 0 => Usual::build_ring::<T>(queue, common, request, false),
                 _ => Usual::build_ring::<T>(queue, common, request, true),
@@ -387,7 +391,8 @@ unsafe fn post_several<T: Posts>(qp: *mut ibv_qp, first: *mut ibv_send_wr) -> Re
     Ok(())
 }
 
-/// Posts the requests of a list from `wr` on, whatever their form, with what was built before.
+/// Builds the requests of a list from `wr` on, of any form, and publishes them with those built
+/// before.
 ///
 /// # Safety
 /// As for [`post_list`].
@@ -397,7 +402,7 @@ unsafe fn post_rest<T: Posts>(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr) -> Resu
     let queue = unsafe { sends::<T>(qp) };
     let mut steps = Steps::NONE;
     let batch = match T::IS_CONNECTED {
-        // SAFETY: what was built is what the list asks for.
+        // SAFETY: the requests built so far are those at the head of the list.
         true => unsafe { queue.batch_from(&mut steps) },
         false => queue.batch(),
     };
@@ -422,7 +427,7 @@ unsafe fn post_rest<T: Posts>(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr) -> Resu
     result.map_err(|reason| (wr, reason))
 }
 
-/// Names the request that was refused.
+/// Stores the refused request in `bad`, and returns the errno.
 ///
 /// # Safety
 /// `bad` is null or a place to write to.
@@ -438,8 +443,8 @@ pub(crate) unsafe fn refuse<W>(wr: *mut W, bad: *mut *mut W, errno: c_int) -> c_
     errno
 }
 
-/// The errno that libmlx5 has for a refused send. A queue pair before RTS takes no SGE at all
-/// there, hence ENOMEM.
+/// The errno of libmlx5 for a refused send. In libmlx5 a queue pair before RTS has space for no
+/// SGE, hence ENOMEM.
 pub(crate) fn send_errno(reason: PostError) -> c_int {
     match reason {
         PostError::Full
@@ -538,7 +543,7 @@ pub(crate) fn flags(flags: u32) -> PostFlags {
     PostFlags::from_bits_retain(TABLE[flags as usize % TABLE.len()])
 }
 
-/// What a request asks for.
+/// The operation of a request.
 ///
 /// # Safety
 /// As for [`with_request`].
@@ -577,13 +582,13 @@ unsafe fn operation<T: Posts>(wr: &ibv_send_wr) -> Result<RunTimeOperation<'_>, 
     }
 }
 
-/// Immediate data; programs give it in network byte order.
+/// Immediate data, which programs pass in network byte order.
 #[inline(always)]
 pub(crate) fn immediate(data: u32) -> Immediate {
     Immediate(data.to_ne_bytes())
 }
 
-/// What a request of a raw packet queue pair asks for.
+/// The operation of a request of a raw packet queue pair.
 ///
 /// # Safety
 /// As for [`with_request`].
@@ -604,7 +609,7 @@ unsafe fn packet(wr: &ibv_send_wr) -> Result<RunTimeOperation<'_>, PostError> {
     }
 }
 
-/// What the device does to a packet.
+/// The offloads that the flags ask for.
 pub(crate) fn offload(flags: u32) -> EthernetOffload {
     let checksum = match flags & send_flags::IP_CSUM {
         0 => EthChecksum::NONE,
@@ -614,7 +619,7 @@ pub(crate) fn offload(flags: u32) -> EthernetOffload {
 }
 
 /// # Safety
-/// `start` is null or has `length` bytes, which stay as they are for as long as the result is used.
+/// `start` is null or points to `length` bytes, which do not change while the result is used.
 pub(crate) unsafe fn bytes<'a>(start: *const u8, length: usize) -> &'a [u8] {
     if start.is_null() || length == 0 {
         return &[];
@@ -634,8 +639,8 @@ unsafe fn destination<'a, T: Posts>(
 ) -> Result<RunTimeDestination<'a>, PostError> {
     match T::TYPE {
         QpType::Ud => {
-            // Other operations, which UD queue pairs do not have, use that part of the union for an
-            // address.
+            // Other operations, which UD queue pairs do not have, use that part of the union for a
+            // remote address.
             if !matches!(wr.opcode, wr_opcode::SEND | wr_opcode::SEND_WITH_IMM) {
                 return Err(PostError::BadOpcode);
             }

@@ -1,8 +1,7 @@
-//! Requests of the usual kind: messages, and accesses to remote memory, with one SGE or inline
-//! data.
+//! The usual requests: messages, and accesses to remote memory, with one SGE or inline data.
 //!
-//! A table says what the device calls such a request and which of two forms it has. The provider
-//! writes each form with the opcode as a value, so there is no jump on the operation.
+//! A table gives the device's opcode of such a request, and which of two forms its WQE has. The
+//! provider writes each form with the opcode as a value, so no code branches on the operation.
 
 use std::slice;
 
@@ -22,33 +21,33 @@ use crate::abi::{ibv_send_wr, wr_opcode};
 use crate::ah::Ah;
 use crate::post::{self, immediate};
 
-/// What a request of one opcode needs. The lowest byte is the device's opcode, the second byte the
-/// flags below, and the upper half a mask of the immediate field. It is one number, so that storing
-/// it is one store.
+/// The properties of an opcode's requests. The lowest byte is the device's opcode, the second byte
+/// the flags below, and the upper half a mask of the immediate field. All are in one number, so
+/// that one store writes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kind(u64);
 
-/// Flags of a [`Kind`]: requests of this opcode are built in this file.
+/// Flag of a [`Kind`]: this file builds requests of this opcode.
 const USUAL: u64 = 1 << 8;
 /// The WQE has a remote address segment before the data.
 const ACCESS: u64 = 1 << 9;
 /// The data may be inline.
 const INLINE: u64 = 1 << 10;
-/// Messages, writes, and reads.
+/// The flags of messages, writes, and reads.
 const MESSAGE: u64 = USUAL | INLINE;
 const WRITE: u64 = USUAL | INLINE | ACCESS;
 const READ: u64 = USUAL | ACCESS;
-/// Where the octowords of the header are.
+/// The lowest bit of the header's number of octowords.
 const OCTOWORDS: u32 = 16;
 
-/// How many opcodes of C the table has: those from `IBV_WR_RDMA_WRITE` to `IBV_WR_RDMA_READ`.
+/// Opcodes of `enum ibv_wr_opcode` in the table: from `IBV_WR_RDMA_WRITE` to `IBV_WR_RDMA_READ`.
 const KINDS: usize = 5;
 
 impl Kind {
-    /// Not of the usual kind.
+    /// Requests that this file does not build.
     pub(crate) const UNUSUAL: Self = Self(0);
 
-    /// What requests of an opcode of `enum ibv_wr_opcode` are on a queue pair of type `T`.
+    /// The kind of an opcode of `enum ibv_wr_opcode` on a queue pair of type `T`.
     pub(crate) const fn of<T: QueuePairType>(opcode: u32) -> Self {
         let has_messages = !matches!(T::TYPE, QpType::RawPacket);
         let has_writes = has_messages && !matches!(T::TYPE, QpType::Ud);
@@ -77,19 +76,19 @@ impl Kind {
         table
     }
 
-    /// Whether requests of this kind are built here.
+    /// Whether this file builds requests of this kind.
     #[inline(always)]
     pub(crate) fn is_usual(self) -> bool {
         self.0 & USUAL != 0
     }
 
-    /// Whether they can be, with data inside.
+    /// Whether this file builds them with inline data.
     #[inline(always)]
     pub(crate) fn takes_inline(self) -> bool {
         self.0 & INLINE != 0
     }
 
-    /// Whether there is a remote address before the data.
+    /// Whether the WQE has a remote address before the data.
     #[inline(always)]
     pub(crate) fn is_access(self) -> bool {
         self.0 & ACCESS != 0
@@ -101,13 +100,13 @@ impl Kind {
         (self.0 >> OCTOWORDS) as usize & 3
     }
 
-    /// What the device calls such requests.
+    /// The device's opcode.
     #[inline(always)]
     pub(crate) const fn opcode(self) -> Opcode {
         Opcode(self.0 as u8)
     }
 
-    /// The kind that the device calls `opcode`.
+    /// The kind with this opcode of the device.
     pub(crate) fn named<T: Posts>(opcode: Opcode) -> Self {
         let named = T::KINDS.iter().find(|kind| kind.is_usual() && kind.opcode() == opcode);
         named.copied().unwrap_or(Self::UNUSUAL)
@@ -120,7 +119,7 @@ impl Kind {
     }
 }
 
-/// The types of queue pairs, and how C's requests name the peer.
+/// The types of queue pairs, and how `ibv_send_wr` names the peer on each.
 pub(crate) trait Posts: QueuePairType {
     /// Whether requests name no peer, because the queue pair is connected or needs none.
     const IS_CONNECTED: bool;
@@ -215,7 +214,7 @@ impl Posts for Dci {
     }
 }
 
-/// No shared receive queue was named: numbers have 24 bits.
+/// The value for "no SRQ was named": numbers have 24 bits.
 pub(crate) const NO_SRQ: u32 = u32::MAX;
 
 /// Adds the peer to an operation.
@@ -252,10 +251,10 @@ macro_rules! named {
 
 named!(Datagram<'_>, XrcTarget, DcTarget<'_>);
 
-/// Where requests are built: a send queue, which rings the doorbell for each, or a batch.
+/// Where requests are built: in a send queue, which rings the doorbell for each, or in a batch.
 pub(crate) trait Target {
-    /// Builds one request if it can be built at once. `false`, and nothing has changed, otherwise:
-    /// the run-time entry decides then.
+    /// Builds one request on the fast path. Returns `false`, with nothing changed, if it cannot;
+    /// the caller then uses the run-time entry point.
     ///
     /// # Safety
     /// As for `ibv_post_send`; the queue's service has the operation.
@@ -296,7 +295,7 @@ impl<T: Posts> Target for Batch<'_, T, BlueFlame> {
     }
 }
 
-/// A request, but for its peer and its data.
+/// A request without its peer and its data.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Usual {
@@ -308,18 +307,18 @@ pub(crate) struct Usual {
     pub(crate) flags: PostFlags,
 }
 
-/// A request in C's form, of a usual kind.
+/// A usual request as `ibv_send_wr`.
 struct InC<'w> {
     wr: &'w ibv_send_wr,
     kind: Kind,
 }
 
 impl<'w> InC<'w> {
-    /// A request with one buffer, if it is of the usual kind on a queue pair of type `T`. Its data
-    /// is copied if `inline`, a constant.
+    /// The request, if it has one buffer and is usual on a queue pair of type `T`. `inline`, a
+    /// constant, says whether its data is inline.
     #[inline(always)]
     fn of<T: Posts>(wr: &'w ibv_send_wr, inline: bool) -> Option<Self> {
-        // Reads are the last of the table, and have no inline data.
+        // Reads are last in the table, and have no inline data.
         let kinds = if inline { KINDS - 1 } else { KINDS };
         if wr.opcode as usize >= kinds || wr.num_sge != 1 {
             return None;
@@ -360,7 +359,7 @@ impl Header for InC<'_> {
 }
 
 impl Usual {
-    /// Nothing.
+    /// No request.
     pub(crate) const NONE: Self = Self {
         kind: Kind::UNUSUAL,
         wr_id: 0,
@@ -369,11 +368,11 @@ impl Usual {
         flags: PostFlags::empty(),
     };
 
-    /// Builds a request in C's form, if it is of the usual kind and can be built at once. Its data
-    /// is copied if `inline`.
+    /// Builds an `ibv_send_wr` on the fast path, if it is usual. Its data is inline if `inline`.
     ///
     /// # Safety
-    /// It is a program's, for a queue pair of type `T`.
+    ///
+    /// The request is the program's, for a queue pair of type `T`.
     #[inline(always)]
     pub(crate) unsafe fn post<T: Posts>(
         to: &mut impl Target,
@@ -386,8 +385,8 @@ impl Usual {
             return false;
         }
         let flags = post::flags(wr.send_flags);
-        // SAFETY: every value is valid for the remote address; messages do not use it. What the
-        // program promises is what building asks for.
+        // SAFETY: every value is valid for the remote address, which messages do not use. The
+        // program's promise covers what building requires.
         unsafe {
             let remote = Remote::new(wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
             let (wr_id, immediate) = (wr.wr_id, wr.imm_data);
@@ -396,13 +395,14 @@ impl Usual {
         }
     }
 
-    /// Builds a request in C's form behind those before, if it is of the usual kind and nothing has
-    /// to be looked for. Its data is copied if `inline`. `false`, and nothing has changed,
-    /// otherwise.
+    /// Builds an `ibv_send_wr` in the ring after those before it, if it is usual and the fast path
+    /// has space. Its data is inline if `inline`. Returns `false`, with nothing changed, if it
+    /// cannot.
     ///
     /// # Safety
-    /// It is a program's, for a queue pair of type `T`, which is connected; `common` is of its
-    /// queue.
+    ///
+    /// The request is the program's, for a queue pair of type `T`, which is connected; `common`
+    /// belongs to its queue.
     #[inline(always)]
     pub(crate) unsafe fn build_ring<T: Posts>(
         queue: &mut SendQueue<T, BlueFlame>,
@@ -411,7 +411,7 @@ impl Usual {
         inline: bool,
     ) -> bool {
         let Some(header) = InC::of::<T>(wr, inline) else { return false };
-        // SAFETY: the caller's list of one. What the program promises is what building asks for.
+        // SAFETY: the caller's list of one. The program's promise covers what building requires.
         unsafe {
             let sge = &*wr.sg_list;
             if !inline {
@@ -423,12 +423,13 @@ impl Usual {
         }
     }
 
-    /// Posts a request in C's form by way of the ring, if it is of the usual kind and nothing has
-    /// to be looked for. Its data is copied if `inline`, up to `BLOCKS` blocks.
+    /// Posts an `ibv_send_wr` by way of the ring, if it is usual and the fast path has space. Its
+    /// data is inline if `inline`, in at most `BLOCKS` blocks.
     ///
     /// # Safety
-    /// It is a program's, for a queue pair of type `T`, which is connected; `common` is of its
-    /// queue.
+    ///
+    /// The request is the program's, for a queue pair of type `T`, which is connected; `common`
+    /// belongs to its queue.
     #[inline(always)]
     pub(crate) unsafe fn post_ring<T: Posts, const BLOCKS: usize>(
         queue: &mut SendQueue<T, BlueFlame>,
@@ -437,7 +438,7 @@ impl Usual {
         inline: bool,
     ) -> bool {
         let Some(header) = InC::of::<T>(wr, inline) else { return false };
-        // SAFETY: the caller's list of one. What the program promises is what posting asks for.
+        // SAFETY: the caller's list of one. The program's promise covers what posting requires.
         unsafe {
             let sge = &*wr.sg_list;
             if !inline {
@@ -449,10 +450,10 @@ impl Usual {
         }
     }
 
-    /// Builds the request if it can be built at once.
+    /// Builds the request if the fast path can.
     ///
     /// # Safety
-    /// As for `ibv_post_send`; `to` is of the type that the kind was looked up for.
+    /// As for `ibv_post_send`; `to` is of the type for which the kind was looked up.
     #[inline(always)]
     pub(crate) unsafe fn build(
         self,
@@ -472,10 +473,11 @@ impl Usual {
         }
     }
 
-    /// Builds a request in C's form, of which this is the rest, if it can be built at once.
+    /// Builds the `ibv_send_wr` of which `self` is the header, if the fast path can.
     ///
     /// # Safety
-    /// As for [`Usual::build`]; `wr` is a program's, for a queue pair of type `T`.
+    ///
+    /// As for [`Usual::build`]; `wr` is the program's, for a queue pair of type `T`.
     #[inline(always)]
     unsafe fn build_request<T: Posts>(
         self,
@@ -489,7 +491,7 @@ impl Usual {
             let Some(peer) = T::of_request(wr, &mut address) else { return false };
             let sge = *wr.sg_list;
             if !inline {
-                // An empty or over-long SGE is handled on the other path.
+                // The run-time entry point handles an empty or too long SGE.
                 let is_usual = sge.length as i32 > 0;
                 return is_usual && self.build(to, peer, Sge::new(sge.addr, sge.length, sge.lkey));
             }
@@ -501,7 +503,7 @@ impl Usual {
         }
     }
 
-    /// The same as an operation of the library.
+    /// The same request as an operation of the library.
     pub(crate) fn operation(&self) -> RunTimeOperation<'static> {
         use RunTimeOperation as O;
         let immediate = immediate(self.immediate);

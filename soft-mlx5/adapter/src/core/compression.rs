@@ -2,9 +2,9 @@
 //! each. See [`MiniCqe`] for the layout.
 //!
 //! The device holds completions back until one does not fit, or the step ends. Fields that a
-//! mini-CQE lacks have the title's value for all: the timestamp, and the hash or the checksum,
-//! whichever the format leaves out. Sends are not compressed. Which completions share a session on
-//! hardware, and how long it waits for more, is not documented.
+//! mini-CQE lacks get the title's value: the timestamp, and either the hash or the checksum,
+//! depending on the format. Sends are not compressed. NVIDIA does not document which completions
+//! share a session on hardware, or how long it waits for more.
 
 use uverbs_mlx5_format::{
     Cqe, CqeOpcode, MINI_CQES_PER_SLOT, MiniCqe, MiniCqeArray, MiniCqeFormat,
@@ -29,7 +29,7 @@ impl Session {
         Self { format, held: Vec::new(), opcode: CqeOpcode::INVALID, solicited: false }
     }
 
-    /// Whether a completion can be the next of this session.
+    /// Whether a completion can be the next one of this session.
     pub(super) fn joins(&self, done: &Completion<'_>) -> bool {
         let Some(title) = self.held.first() else { return false };
         let counter = title.wqe_counter.get().wrapping_add(self.held.len() as u16);
@@ -42,7 +42,7 @@ impl Session {
             && common(title) == common(&done.cqe)
     }
 
-    /// Whether a session can begin with a completion.
+    /// Whether a completion can begin a session.
     pub(super) fn can_hold(done: &Completion<'_>) -> bool {
         let receives = [
             CqeOpcode::RESPONDER_SEND,
@@ -57,7 +57,7 @@ impl Session {
         self.held.push(done.cqe);
     }
 
-    /// The arrays of mini-CQEs, each with the place in the session of the slot that it takes.
+    /// The arrays of mini-CQEs, each with the index in the session of the entry that holds it.
     pub(super) fn arrays(&self) -> impl Iterator<Item = (u32, MiniCqeArray)> {
         self.held.chunks(MINI_CQES_PER_SLOT).enumerate().map(|(array, cqes)| {
             let mut entries = [MiniCqe::default(); MINI_CQES_PER_SLOT];
@@ -79,7 +79,7 @@ impl Session {
     }
 }
 
-/// A completion without what its mini-CQE says, and without what is lost.
+/// The fields of a completion that all completions of a session share.
 fn common(cqe: &Cqe) -> Cqe {
     let mut cqe = *cqe;
     cqe.timestamp = 0.into();

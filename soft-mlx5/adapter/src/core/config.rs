@@ -89,7 +89,7 @@ impl Default for Limits {
     }
 }
 
-/// The device's properties that its behaviour depends on.
+/// The properties on which the device's behaviour depends.
 #[derive(Clone, Debug)]
 pub struct CoreConfig {
     /// The port's link.
@@ -108,7 +108,7 @@ pub struct CoreConfig {
     pub limits: Limits,
     /// How many packets a connection may have on the way without acknowledgement, at least 1.
     ///
-    /// A ConnectX has no such bound. It keeps senders from flooding a wire whose buffers are small.
+    /// A ConnectX has no such bound. It keeps senders from overrunning a wire with small buffers.
     pub window: u32,
     /// How many packets a QP may send before others get their turn, at least 1.
     pub turn: u32,
@@ -118,8 +118,8 @@ pub struct CoreConfig {
     /// Frames that leave raw packet QPs wait for [`Core::take_frame`](super::Core::take_frame)
     /// instead of going to the wire: the front end steers and carries frames itself.
     pub frames_by_front_end: bool,
-    /// What the numbers of queue pairs and memory keys follow from. `None`: from the operating
-    /// system, so that a stranger cannot guess them.
+    /// The seed of the numbers of queue pairs and memory keys. `None` uses the operating system's
+    /// randomness, so that strangers cannot guess them.
     pub seed: Option<u64>,
     /// The GID under which the wire shows the owner of a GID. A wire over IPv4 carries only an IPv4
     /// address, whichever of its GIDs a port sends from.
@@ -127,7 +127,7 @@ pub struct CoreConfig {
 }
 
 impl CoreConfig {
-    /// Brings what has bounds into them.
+    /// Limits values to their ranges.
     pub(super) fn within_bounds(mut self) -> Self {
         self.window = self.window.clamp(1, 1 << 20);
         self.turn = self.turn.max(1);

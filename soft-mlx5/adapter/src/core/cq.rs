@@ -61,7 +61,7 @@ pub struct CqParams {
     pub moderation: Moderation,
 }
 
-/// What a CQ is asked to change.
+/// The changes of a modify command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CqModify {
     /// Another ring; the host reads a "resized" CQE in the old one and goes on in the new one.
@@ -105,7 +105,7 @@ pub enum Armed {
 
 const INDEX_MASK: u32 = 0xff_ffff;
 
-/// Bits of an arm word that no arming sets.
+/// Bits of an arm word that the driver never sets.
 const NEVER_ARMED: u32 = 0xce00_0000;
 
 /// A completion queue.
@@ -153,7 +153,7 @@ impl Completion<'_> {
     }
 }
 
-/// What follows a change of a CQ.
+/// The result of a change of a CQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Posted {
     /// No event.
@@ -169,13 +169,14 @@ pub(super) enum Posted {
 }
 
 impl Posted {
-    /// What both lead to: at most one of them raises an event, since that disarms the CQ.
+    /// The combined result of two changes. At most one of them raises an event, since that disarms
+    /// the CQ.
     fn or(self, later: Self) -> Self {
         if later == Self::NoEvent { self } else { later }
     }
 }
 
-/// What the timestamps of a CQ are. Both numbers are the clock's value at the device's time 0.
+/// The clock behind a CQ's timestamps. Both numbers are the clock's value at the device's time 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stamps {
     /// A counter of nanoseconds.
@@ -263,7 +264,7 @@ impl Cq {
         Event::Async { kind: AsyncKind::CqError, object: EventObject::Cq(self.number) }
     }
 
-    /// Writes one CQE, or holds it back, and says what it leads to.
+    /// Writes one CQE or holds it back. Returns whether an event is due.
     pub(super) fn post(
         &mut self,
         memory: &dyn HostMemory,
@@ -290,7 +291,7 @@ impl Cq {
         }
     }
 
-    /// Writes what is held back.
+    /// Writes the completions that are held back.
     pub(super) fn flush(&mut self, memory: &dyn HostMemory, now: u64) -> Posted {
         let Some(mut session) = self.session.take_if(|session| !session.held.is_empty()) else {
             return Posted::NoEvent;
@@ -329,7 +330,7 @@ impl Cq {
         self.advance(now, done)
     }
 
-    /// Moves on over one CQE.
+    /// Advances the producer index by one CQE.
     fn advance(&mut self, now: u64, done: &Completion<'_>) -> Posted {
         self.producer = self.producer.wrapping_add(1) & INDEX_MASK;
         let wakes = done.solicited || is_error(done.opcode);
@@ -367,7 +368,7 @@ impl Cq {
         Posted::Failed
     }
 
-    /// Where the CQE of an index is in the ring.
+    /// The address of the CQE with this index.
     fn place(&self, index: u32) -> u64 {
         let slot = u64::from(index & ((1 << self.ring.log_entries) - 1));
         let size = self.ring.cqe_size.bytes();
@@ -449,8 +450,9 @@ impl Cq {
             Armed::Any => self.producer,
             Armed::Solicited => self.last_solicited,
         };
-        // Programs arm between an event and the poll that it asks for (rdma-core's pingpongs,
-        // perftest): what that event announced is unread then, and must not raise another one.
+        // Programs arm between an event and the poll that follows it (rdma-core's pingpongs,
+        // perftest). The completions that the event announced are unread then, and must not raise
+        // another one.
         if is_after(unread, arm.consumer_index) && is_after(unread, self.announced) {
             self.moderate(now)
         } else {
@@ -505,9 +507,8 @@ impl Cq {
         Ok(())
     }
 
-    /// The old ring ends with a "resized" CQE, which counts as an index; the host copies what it
-    /// has not read yet to the new ring, shifted by that one (`mlx5_cq_resize_copy_cqes` in
-    /// libmlx5).
+    /// The old ring ends with a "resized" CQE, which takes an index. The host copies the CQEs that
+    /// it has not read to the new ring, one index later (`mlx5_cq_resize_copy_cqes` in libmlx5).
     fn resize(&mut self, memory: &dyn HostMemory, ring: CqRing) -> Result<(), CoreError> {
         self.consumer = memory.load_be32(self.doorbell_record)? & INDEX_MASK;
         let unread = self.producer.wrapping_sub(self.consumer) & INDEX_MASK;

@@ -1,4 +1,4 @@
-//! The device without its QPs: what a QP works with while it runs.
+//! The device without its QPs: the state that a running QP uses.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(super) struct Env {
     pub(super) pds: Table<Counted>,
     pub(super) xrcds: Table<Counted>,
     pub(super) cqs: Table<Cq>,
-    /// CQs that hold completions back, to compress them.
+    /// CQs that hold completions back to compress them.
     pub(super) holding: Vec<Cqn>,
     pub(super) srqs: Table<Srq>,
     pub(super) groups: Groups,
@@ -43,19 +43,19 @@ pub(super) struct Env {
     pub(super) pool: PacketPool,
     pub(super) outgoing: VecDeque<Packet>,
     pub(super) loopback: VecDeque<Packet>,
-    /// Frames for the front end.
+    /// Frames that wait for the front end.
     pub(super) frames: VecDeque<Vec<u8>>,
     pub(super) events: VecDeque<Event>,
     /// QPs with something to do, each at most once.
     pub(super) ready: VecDeque<Qpn>,
     /// QPs in error, in which receives may be posted without a doorbell.
     pub(super) errored: Vec<Qpn>,
-    /// The delay until the next check of them, in nanoseconds; `None` while none is due.
+    /// The delay until the next check of QPs in error, in nanoseconds; `None` while none is due.
     pub(super) error_watch: Option<u64>,
     pub(super) counters: Counters,
-    /// Numbers of DC sessions, which other hosts cannot guess.
+    /// The source of DC session numbers, which other hosts cannot guess.
     pub(super) connections: Chance,
-    /// QP1, where the front end has no queue pair for it.
+    /// The port for management datagrams, when no queue pair serves as QP1.
     pub(super) management: Management,
     /// The time of the call that is running.
     pub(super) now: u64,
@@ -64,7 +64,7 @@ pub(super) struct Env {
 impl Env {
     pub(super) fn new(config: CoreConfig, memory: Arc<dyn HostMemory>, chance: Chance) -> Self {
         let limits = config.limits;
-        // A seed of its own, beside those of the other numbers.
+        // A seed different from that of the other numbers.
         let connections = config.seed.map(|seed| !seed);
         Self {
             mkeys: Mkeys::new(limits.mkeys, chance),
@@ -117,8 +117,8 @@ impl Env {
         }
     }
 
-    /// Raises the events and sets the timers that a change of a CQ asks for. `false` if the CQ is
-    /// in error.
+    /// Raises the events and sets the timers that follow from a change of a CQ. Returns `false` if
+    /// the CQ is in error.
     pub(super) fn follow_up(&mut self, cqn: Cqn, posted: Posted) -> bool {
         let Some(cq) = self.cqs.get(cqn.0) else { return false };
         match posted {

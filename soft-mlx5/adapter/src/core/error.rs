@@ -7,7 +7,7 @@ use crate::memory::BusError;
 /// Why a command was refused. A refused command has changed nothing.
 ///
 /// The character device turns these into errno values, the PCI front end into firmware status and
-/// syndrome; the variants are as many as either needs to tell apart.
+/// syndrome. There are as many variants as either needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CoreError {
     /// No object of this kind has this number.

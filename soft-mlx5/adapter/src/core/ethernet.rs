@@ -41,7 +41,7 @@ impl Core {
         Ok(())
     }
 
-    /// How often a rule took a frame.
+    /// Number of frames that a rule took.
     ///
     /// # Errors
     /// [`CoreError::NotFound`] without such a rule.
@@ -56,8 +56,9 @@ impl Core {
         self.env.frames.pop_front()
     }
 
-    /// Gives a frame to a raw packet QP, whatever the rules say. `false` if it is lost there: no
-    /// such QP, not ready, no receive posted, or one that does not fit.
+    /// Gives a frame to a raw packet QP, regardless of the rules. Returns `false` if the frame is
+    /// lost: the QP does not exist or is not ready, no receive is posted, or the frame does not
+    /// fit.
     pub fn deliver_frame(&mut self, now: u64, qpn: Qpn, frame: &[u8], steered: Steered) -> bool {
         self.env.now = now;
         match self.qps.get_mut(qpn.0) {
@@ -66,9 +67,8 @@ impl Core {
         }
     }
 
-    /// Has the port receive a frame as if the wire had brought it: it goes to the raw packet QPs
-    /// whose rules take it, and their completions say that it came at `at`. A frame longer than a
-    /// port takes is dropped.
+    /// Receives a frame as if it came from the wire. It goes to the raw packet QPs whose rules take
+    /// it, with the completion time `at`. A frame that is too long for a port is dropped.
     pub fn receive_frame(&mut self, at: u64, bytes: &[u8]) {
         let now = std::mem::replace(&mut self.env.now, at);
         if bytes.len() > frame::LONGEST {
@@ -91,7 +91,7 @@ impl Core {
         Ok(())
     }
 
-    /// Gives a frame to the QPs whose rules take it.
+    /// Delivers a frame to the QPs whose rules take it.
     pub(super) fn steer_frame(&mut self, frame: &[u8]) {
         for (target, flow_tag) in self.env.flows.steer(frame) {
             let Some((qpn, hash)) = self.choose_queue(target, frame) else { continue };
@@ -100,7 +100,7 @@ impl Core {
         }
     }
 
-    /// The QP whose receive queue takes a frame that a rule gives to this one.
+    /// The QP whose receive queue takes a frame that a rule gives to `qpn`.
     fn choose_queue(&self, qpn: Qpn, frame: &[u8]) -> Option<(Qpn, Option<(u32, u8)>)> {
         match &self.qps.get(qpn.0)?.params.receive {
             ReceiveSource::Spread(spread) => spread.choose(frame),
@@ -114,14 +114,14 @@ fn missing(id: FlowId) -> CoreError {
 }
 
 impl Env {
-    /// A frame leaves a raw packet QP: to the front end, or like any packet to the wire and back to
-    /// ourselves.
+    /// Sends a frame of a raw packet QP: to the front end, or like any packet to the wire and back
+    /// to this port.
     pub(super) fn send_frame(&mut self, frame: Vec<u8>) {
         if self.config.frames_by_front_end {
             self.counters.sent += 1;
             return self.frames.push_back(frame);
         }
-        // The port's MTU; what is longer ends here (unconfirmed for a real port).
+        // The port's MTU: longer frames are dropped (unconfirmed for a real port).
         if frame.len() > LONGEST_FRAME {
             self.counters.dropped += 1;
             return;

@@ -1,11 +1,11 @@
-//! What the core tells its front end: completions to announce and asynchronous events.
+//! Events from the core to its front end: completions of armed CQs, and asynchronous events.
 
 use super::{Cqn, Qpn, Srqn};
 
-/// Something to pass on to the host's program.
+/// An event for the host's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// An armed CQ got what it was armed for. The CQ is not armed any more.
+    /// An armed CQ got a completion of the kind that it was armed for, and is disarmed.
     Completion {
         /// The CQ.
         cqn: Cqn,

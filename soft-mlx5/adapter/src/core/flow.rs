@@ -47,7 +47,7 @@ uverbs_soft_packet::wire_struct! {
 }
 
 impl FlowFields {
-    /// The fields of a frame; what it does not have is zero.
+    /// The fields of a frame; missing fields are zero.
     pub fn of(frame: &[u8]) -> Self {
         let layout = Layout::of(frame);
         let mut fields = Self { ether_type: U16::new(layout.ether_type), ..Self::default() };
@@ -94,11 +94,11 @@ impl FlowFields {
 /// A rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowRule {
-    /// Rules of the lowest number win.
+    /// Rules with the lowest number win.
     pub priority: u32,
-    /// What the fields must be. Bits outside the mask are refused.
+    /// The required values. Bits outside the mask are refused.
     pub value: FlowFields,
-    /// Which bits of them count.
+    /// The bits of the fields that count.
     pub mask: FlowFields,
     /// The raw packet QP that gets the frame; `None` drops it.
     pub target: Option<Qpn>,
@@ -125,7 +125,7 @@ impl FlowRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub u64);
 
-/// How often a rule took a frame.
+/// How many frames a rule took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowHits {
     /// Frames.

@@ -11,15 +11,15 @@ use super::{CoreError, Qpn};
 
 /// Entries of a table (`MLX5_FS_MAX_ENTRIES` of mlx5_ib).
 const TABLE_SIZE: u32 = 1 << 16;
-/// Groups that get a share of the table (`MLX5_FS_MAX_TYPES`); each one after them has one entry.
+/// Groups that get an equal share of the table (`MLX5_FS_MAX_TYPES`); later groups have one entry.
 const LARGE_GROUPS: usize = 6;
-/// The share; another one stays for the groups of one entry.
+/// The size of a share. One more share is left for the groups of one entry.
 const LARGE_GROUP: u32 = TABLE_SIZE / (LARGE_GROUPS as u32 + 1);
 
 /// The rules of one priority.
 #[derive(Debug, Default)]
 pub(super) struct FlowTable {
-    /// By index of their first entry. Of several that match a frame the lowest wins.
+    /// By index of their first entry. If several match a frame, the lowest index wins.
     groups: BTreeMap<u32, Group>,
 }
 
@@ -30,7 +30,7 @@ struct Group {
     entries: Vec<Entry>,
 }
 
-/// What happens to the frames of one match.
+/// An entry: what happens to frames with this match.
 #[derive(Debug)]
 pub(super) struct Entry {
     value: FlowFields,
@@ -83,7 +83,7 @@ impl FlowTable {
         Ok(())
     }
 
-    /// Removes a rule. The last one of a match takes the entry along, the last entry its group.
+    /// Removes a rule. An entry without rules is removed, and so is a group without entries.
     pub(super) fn remove(&mut self, id: FlowId, rule: &FlowRule) {
         let same_mask = self.groups.values_mut().filter(|group| group.mask == rule.mask);
         for group in same_mask {
@@ -118,8 +118,8 @@ impl Entry {
         }
     }
 
-    /// A rule may be without a tag and gets the entry's; it may not have another one, nor drop what
-    /// the entry delivers or the other way round (`check_conflicting_ftes`).
+    /// A rule without a tag gets the entry's tag. Refuses a rule with a different tag, and one that
+    /// drops frames which the entry delivers, or the reverse (`check_conflicting_ftes`).
     fn join(&mut self, id: FlowId, rule: &FlowRule) -> Result<(), CoreError> {
         if self.drops != rule.target.is_none() {
             return Err(CoreError::FlowConflict("one drops the frames that the other delivers"));
@@ -140,8 +140,8 @@ impl Entry {
         self.rules.iter().map(|rule| rule.0)
     }
 
-    /// The QPs that get a frame, each once however many rules lead there (`find_flow_rule`), with
-    /// the flow tag for it.
+    /// The QPs that get a frame, each once even if several rules name it (`find_flow_rule`), with
+    /// the flow tag.
     pub(super) fn receivers(&self) -> impl Iterator<Item = (Qpn, u32)> + '_ {
         let targets = self.rules.iter().enumerate().filter_map(|(at, rule)| {
             let first = self.rules[..at].iter().all(|earlier| earlier.1 != rule.1);

@@ -8,7 +8,7 @@ use uverbs_mlx5_format::{CqeChecksum, CqeHeaderTypes, EthChecksum, L3Type, L4Typ
 pub(super) const HEADER: usize = 14;
 /// A VLAN tag.
 const TAG: usize = 4;
-/// What a port pads short frames to (IEEE 802.3 3.2.8, without the check sequence).
+/// The length to which a port pads short frames (IEEE 802.3 3.2.8, without the check sequence).
 const SHORTEST: usize = 60;
 /// The longest frame: the largest MTU of an mlx5 network device (9978), Ethernet header and tag.
 pub(super) const LONGEST: usize = 9978 + HEADER + TAG;
@@ -50,12 +50,12 @@ pub struct Layout {
     pub protocol: u8,
     /// Offset of the transport header; `None` in later fragments and without IP.
     pub transport: Option<usize>,
-    /// End of the IP packet: what follows is padding.
+    /// End of the IP packet; the rest is padding.
     pub end: usize,
 }
 
 impl Layout {
-    /// Finds the headers. Frames that end early have as many as fit.
+    /// Finds the headers. A frame that ends early has only those that fit.
     pub fn of(frame: &[u8]) -> Self {
         let mut layout = Self { end: frame.len(), ..Self::default() };
         let mut at = ETHERTYPE;
@@ -89,7 +89,7 @@ impl Layout {
         self.transport = (fragment == 0).then_some(self.network + size);
     }
 
-    /// Extension headers are not followed.
+    /// Does not follow extension headers.
     fn find_ipv6(&mut self, frame: &[u8]) {
         let header = frame.get(self.network..).unwrap_or_default();
         if header.len() < IPV6_HEADER || header[0] >> 4 != 6 {
@@ -102,7 +102,7 @@ impl Layout {
         self.end = (self.network + IPV6_HEADER + payload).min(frame.len());
     }
 
-    /// Offset of the transport header if it is TCP or UDP and whole.
+    /// Offset of the transport header, if it is a complete TCP or UDP header.
     pub fn ports(&self, frame: &[u8]) -> Option<usize> {
         let at = self.transport?;
         let size = match self.protocol {
@@ -203,8 +203,8 @@ pub(super) fn check_sequence(frame: &[u8]) -> [u8; 4] {
     crc32fast::hash(frame).to_le_bytes()
 }
 
-/// Makes the copy of a large send's headers those of one segment: lengths, identification, sequence
-/// number, flags. `offset` is that of the segment's bytes in the whole payload.
+/// Turns a copy of a large send's headers into those of one segment: lengths, identification,
+/// sequence number, flags. `offset` is the segment's offset in the whole payload.
 pub(super) fn cut_segment(frame: &mut [u8], index: u16, offset: u32, last: bool) {
     let layout = Layout::of(frame);
     let length = frame.len() - layout.network.min(frame.len());
@@ -239,7 +239,7 @@ fn cut_tcp(header: &mut [u8], offset: u32, last: bool) {
     }
 }
 
-/// What the CQE of a received frame tells about it.
+/// The properties of a received frame that its CQE reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Findings {
     pub(super) checks: CqeChecksum,

@@ -1,8 +1,8 @@
-//! QP1 as a port for management datagrams, for a front end that has no queue pair for it.
+//! The port's management datagrams, for a front end that has no queue pair for QP1.
 //!
-//! A front end behind which a kernel driver runs makes a queue pair that stands for QP1, and gets
-//! the datagrams there. One whose program has no such queue pair opens this port instead
-//! ([`Core::open_management`]). A queue pair that stands for QP1 takes precedence.
+//! With a kernel driver, the driver makes a queue pair that serves as QP1 and receives the
+//! datagrams. Without one, the front end opens this port instead ([`Core::open_management`]). A
+//! queue pair that serves as QP1 takes precedence.
 
 use std::collections::VecDeque;
 
@@ -41,7 +41,7 @@ pub(super) struct Management {
 }
 
 impl Core {
-    /// From now on QP1 takes datagrams.
+    /// Makes QP1 accept datagrams from now on.
     pub fn open_management(&mut self) {
         self.env.management.arrived.get_or_insert_default();
     }
@@ -65,7 +65,7 @@ impl Core {
 }
 
 impl Env {
-    /// A packet arrived for QP1, and no queue pair stands for it.
+    /// Handles a packet for QP1 when no queue pair serves as QP1.
     pub(super) fn receive_datagram(&mut self, from: &Addressing, view: &View<'_>) {
         if view.bth.destination() != QP1 || !self.take_datagram(from, view) {
             self.counters.dropped += 1;

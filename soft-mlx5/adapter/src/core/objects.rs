@@ -55,8 +55,8 @@ impl Core {
         self.env.mkeys.create(params).inspect_err(|_| self.env.release(&[pd]))
     }
 
-    /// A random variant for a key to be created. The device chooses indices at random; with the
-    /// variant all 32 bits of a key are.
+    /// A random variant for a key to be created. The device chooses indices at random too, so all
+    /// 32 bits of a key are random.
     pub fn mkey_variant(&mut self) -> u8 {
         self.env.mkeys.variant()
     }
@@ -72,7 +72,7 @@ impl Core {
         self.env.replace_key(mkey, params)
     }
 
-    /// Destroys a key. Accesses under way fail from here on.
+    /// Destroys a key. Accesses in progress fail from now on.
     pub fn destroy_mkey(&mut self, mkey: Mkey) -> Result<(), CoreError> {
         let params = self.env.mkeys.destroy(mkey)?;
         self.env.release(&[params.pd.object()]);
@@ -110,13 +110,13 @@ impl Core {
         self.cq_mut(cqn)?.modify(&*memory, change)
     }
 
-    /// Sets what the timestamps of a CQ are; the device's time by default.
+    /// Sets the clock behind a CQ's timestamps; by default it is the device's time.
     pub fn stamp_by(&mut self, cqn: Cqn, stamps: Stamps) -> Result<(), CoreError> {
         self.cq_mut(cqn)?.stamp(stamps);
         Ok(())
     }
 
-    /// Compresses the CQ's completions. It has just been made, and its entries have 64 bytes.
+    /// Compresses the CQ's completions. Called right after creation, for 64-byte entries only.
     pub fn compress(&mut self, cqn: Cqn, format: MiniCqeFormat) -> Result<(), CoreError> {
         let cq = self.cq_mut(cqn)?;
         if cq.cqe_size() != CqeSize::B64 {
@@ -131,8 +131,8 @@ impl Core {
         self.env.cqs.get(cqn.0).map(Cq::info).ok_or(CoreError::missing(cqn.object()))
     }
 
-    /// Destroys a CQ; [`CoreError::InUse`] while QPs or SRQs complete there. Events not taken yet
-    /// vanish.
+    /// Destroys a CQ; [`CoreError::InUse`] while QPs or SRQs complete there. Its pending events are
+    /// discarded.
     pub fn destroy_cq(&mut self, cqn: Cqn) -> Result<(), CoreError> {
         self.env.check_unused(cqn.object())?;
         self.env.cqs.remove(cqn.0);
@@ -188,8 +188,8 @@ impl Core {
         self.srq_mut(srqn)?.info(&*memory)
     }
 
-    /// Destroys an SRQ; [`CoreError::InUse`] while QPs receive from it. Events not taken yet
-    /// vanish.
+    /// Destroys an SRQ; [`CoreError::InUse`] while QPs receive from it. Its pending events are
+    /// discarded.
     pub fn destroy_srq(&mut self, srqn: Srqn) -> Result<(), CoreError> {
         self.env.check_unused(srqn.object())?;
         if let Some(srq) = self.env.srqs.remove(srqn.0) {
@@ -228,7 +228,7 @@ impl Core {
         self.special.get_mut(usize::from(special?))
     }
 
-    /// Destroys a QP in any state. What is under way is forgotten, events not taken yet vanish.
+    /// Destroys a QP in any state. Its requests in progress and pending events are discarded.
     /// [`CoreError::InUse`] while it is attached to a multicast group or has a flow rule.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), CoreError> {
         let qp = self.qp_mut(qpn)?;
@@ -245,7 +245,7 @@ impl Core {
         Ok(())
     }
 
-    /// Attaches a UD QP to a multicast group. Doing it twice is like doing it once.
+    /// Attaches a UD QP to a multicast group. A second attach has no effect.
     pub fn attach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), CoreError> {
         let qp = self.qps.get_mut(qpn.0).ok_or(CoreError::missing(qpn.object()))?;
         if qp.params.qp_type != QpType::Ud {

@@ -89,14 +89,15 @@ fn toeplitz(key: &[u8; RSS_KEY], input: &[u8]) -> u32 {
 /// Receive queues that share the frames of one flow rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spread {
-    /// The raw packet QPs whose receive queues they are, one for each place of the table.
+    /// The raw packet QPs that own the receive queues, one for each index of the table.
     pub table: Arc<[Qpn]>,
-    /// What chooses the place; without it every frame goes to the first.
+    /// The hash that selects the index; without it every frame goes to the first queue.
     pub hash: Option<RssHash>,
 }
 
 impl Spread {
-    /// The queue for a frame, and its hash. What is not hashed goes to the first of the table.
+    /// The queue for a frame, and its hash. Frames that are not hashed go to the first queue of the
+    /// table.
     pub fn choose(&self, frame: &[u8]) -> Option<(Qpn, Option<(u32, u8)>)> {
         let hash = self.hash.as_ref().and_then(|hash| hash.of(frame));
         let place = hash.map_or(0, |(hash, _)| hash as usize) % self.table.len().max(1);

@@ -12,7 +12,7 @@ use crate::memory::{HostMemory, PageMap};
 pub struct XrcSrqParams {
     /// The XRC domain.
     pub xrcd: Xrcdn,
-    /// The CQ of everything that is received here.
+    /// The CQ to which all receives of the SRQ complete.
     pub cq: Cqn,
     /// User index for its CQEs, 24 bits.
     pub user_index: u32,
@@ -48,7 +48,7 @@ pub struct SrqInfo {
     pub outstanding: u16,
     /// Whether the SRQ is in error.
     pub in_error: bool,
-    /// QPs that receive from it.
+    /// Number of QPs that receive from it.
     pub users: u32,
 }
 
@@ -112,7 +112,7 @@ impl Srq {
         Ok(())
     }
 
-    /// Takes the first WQE of the list and reads its scatter list (what follows the link) into
+    /// Takes the first WQE of the list and reads its scatter list (the bytes after the link) into
     /// `into`.
     pub(super) fn take(
         &mut self,
@@ -161,7 +161,8 @@ impl Srq {
         Err(NoReceive::Broken)
     }
 
-    /// Arms the limit (0 disarms). `true` if fewer WQEs are left already: then it has fired.
+    /// Arms the limit (0 disarms). Returns `true` if fewer WQEs are left already: then the event is
+    /// due at once.
     pub(super) fn arm(&mut self, memory: &dyn HostMemory, limit: u16) -> Result<bool, CoreError> {
         if self.in_error {
             return Err(CoreError::InError { kind: ObjectKind::Srq, number: self.number.0 });
@@ -174,7 +175,7 @@ impl Srq {
         Ok(self.is_undercut(memory))
     }
 
-    /// Whether fewer WQEs than the limit are left; `true` once per arming.
+    /// Whether fewer WQEs than the limit are left. Returns `true` once per arming.
     pub(super) fn is_undercut(&mut self, memory: &dyn HostMemory) -> bool {
         if self.limit == 0 || self.posted.wrapping_sub(self.taken) >= self.limit {
             return false;

@@ -1,4 +1,4 @@
-//! Objects by number.
+//! Tables of objects by number.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -7,9 +7,8 @@ use std::ops::Range;
 use crate::prng::Chance;
 
 /// Numbered objects: lookup by index, numbers reused as late as possible.
-///
-/// A number that was freed comes back only after [`Table::REST`] others were freed, so that a stale
-/// number (in a packet under way, or in a WQE with an old key) rarely names a new object.
+/// A freed number is reused only after [`Table::REST`] others were freed. So a stale number (in a
+/// packet in transit, or in a WQE with an old key) rarely names a new object.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     base: u32,
@@ -21,7 +20,7 @@ pub(super) struct Table<T> {
 impl<T> Table<T> {
     const REST: usize = 64;
 
-    /// Numbers from `base` up, at most `limit` objects.
+    /// A table for at most `limit` objects, with numbers from `base` up.
     pub(super) const fn new(base: u32, limit: usize) -> Self {
         Self { base, limit, slots: Vec::new(), free: VecDeque::new() }
     }
@@ -68,7 +67,8 @@ impl<T> Table<T> {
     }
 }
 
-/// Objects by numbers that other hosts cannot guess, because packets name them.
+/// Objects by random numbers. Packets name these objects, so other hosts must not be able to guess
+/// them.
 #[derive(Debug)]
 pub(super) struct RandomTable<T> {
     range: Range<u32>,
@@ -78,7 +78,7 @@ pub(super) struct RandomTable<T> {
 }
 
 impl<T> RandomTable<T> {
-    /// Numbers of `range`, at most `limit` objects and at most as many as half of the range.
+    /// Numbers in `range`, for at most `limit` objects and at most half as many as the range has.
     pub(super) fn new(range: Range<u32>, limit: usize, chance: Chance) -> Self {
         // A draw finds a free number in two attempts on average, even when the table is full.
         let limit = limit.min(range.len() / 2);
@@ -118,8 +118,8 @@ impl<T> RandomTable<T> {
     }
 }
 
-/// Spreads a number over 64 bits. The numbers in a table are the device's own random ones, so that
-/// peers cannot choose ones that collide.
+/// Spreads a number over 64 bits. The numbers in a table are random ones of the device, so peers
+/// cannot choose colliding ones.
 #[derive(Debug, Default)]
 pub(super) struct NumberHasher(u64);
 

@@ -1,4 +1,4 @@
-//! Deadlines of objects, without a clock of their own.
+//! Deadlines of objects. The caller provides the time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,13 +12,12 @@ pub(super) enum Owner {
     Qp(Qpn),
     /// Moderation period of a CQ.
     Cq(Cqn),
-    /// Time to look for receives posted to QPs in error.
+    /// The next check for receives posted to QPs in error.
     ErrorWatch,
 }
 
-/// Entries in time order. An entry only says "look at this owner now": owners keep their true
-/// deadline and come back with a new entry if it has moved on, so that moving a deadline costs
-/// nothing.
+/// Entries in time order. An entry only says that its owner has to be checked now. Owners keep
+/// their true deadline, and add a new entry if it has moved on. So moving a deadline costs nothing.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     heap: BinaryHeap<Reverse<(u64, Owner)>>,
@@ -44,7 +43,7 @@ impl Timers {
     }
 }
 
-/// A deadline that has at most one useful entry in [`Timers`].
+/// A deadline with at most one valid entry in [`Timers`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Deadline {
     due: Option<u64>,
@@ -72,7 +71,7 @@ impl Deadline {
         self.due = None;
     }
 
-    /// An entry came up: whether the deadline has passed. It is cleared then.
+    /// Called when an entry is due: returns whether the deadline has passed, and if so clears it.
     pub(super) fn expired(
         &mut self,
         entry: u64,

@@ -1,4 +1,4 @@
-//! Accesses through memory keys: what a key allows, and the memory that it leads to.
+//! Accesses through memory keys: the checks, and the memory that a key leads to.
 
 use super::{ANY_QP, Access, KlmEntry, MkeyParams, Mkeys, RESERVED_LKEY, Translation};
 use crate::core::{Mkey, Pdn};
@@ -30,11 +30,12 @@ impl From<BusError> for AccessError {
 pub(in crate::core) struct Accessor {
     pub(in crate::core) pd: Pdn,
     pub(in crate::core) qpn: u32,
-    /// The reserved lkey (physical addresses) may be used.
+    /// Whether the reserved lkey (physical addresses) may be used.
     pub(in crate::core) reserved_lkey: bool,
 }
 
-/// What one part of an access reaches: a bus address and the extent of its region, or the null key.
+/// The memory that one part of an access reaches: a bus address and the extent of its region, or
+/// the null key.
 #[derive(Clone, Copy, Debug)]
 enum Target {
     Memory(u64, Margins),
@@ -50,8 +51,8 @@ pub(in crate::core) struct Operand {
     pub(in crate::core) in_word: bool,
 }
 
-/// Whether the program may read the memory at the same time, as it may while peers access it.
-/// The buffers of its own requests belong to the device until they complete.
+/// Whether the program may read the memory at the same time. It may while peers access it. The
+/// buffers of its own requests belong to the device until they complete.
 fn is_shared(need: Access) -> bool {
     need.intersects(Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
 }
@@ -61,12 +62,12 @@ fn margins_for(need: Access, region: Margins) -> Margins {
     if is_shared(need) { region } else { Margins::NONE }
 }
 
-/// How deep indirect keys may point at indirect keys. The limit of mlx5 is not public; this one is
-/// our choice.
+/// Most levels of indirect keys that point at indirect keys. The limit of mlx5 is not public; this
+/// one is a choice of this device.
 const MAX_DEPTH: u32 = 4;
 
 impl Mkeys {
-    /// Checks that `who` may do `need` with `len` bytes from `address` of `key`.
+    /// Checks that `who` may access `len` bytes from `address` of `key` with the rights `need`.
     pub(in crate::core) fn check(
         &self,
         who: Accessor,
@@ -138,7 +139,7 @@ impl Mkeys {
         self.walk(who, need, &mut visit).key(key, address, all)
     }
 
-    /// The place of an aligned operand of `len` bytes, for atomics. `None` in the null key.
+    /// The memory of an aligned operand of `len` bytes, for atomics. `None` in the null key.
     pub(in crate::core) fn word(
         &self,
         memory: &dyn HostMemory,
@@ -173,7 +174,7 @@ impl Mkeys {
 
 type Visit<'a> = dyn FnMut(Target, u64) -> Result<(), AccessError> + 'a;
 
-/// An access on its way from a key to memory, through the keys that indirect keys point at.
+/// A walk from a key to memory, through the keys that indirect keys point at.
 struct Walk<'a> {
     keys: &'a Mkeys,
     who: Accessor,
@@ -184,7 +185,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Visits, in order, what `len` bytes from `address` of a key reach.
+    /// Visits, in order, the memory behind `len` bytes from `address` of a key.
     fn key(&mut self, key: Mkey, address: u64, len: u64) -> Result<(), AccessError> {
         if key == RESERVED_LKEY && self.who.reserved_lkey && self.depth == 0 {
             return (self.visit)(Target::Memory(address, Margins::EVERYWHERE), len);
@@ -255,7 +256,7 @@ impl Translation {
 }
 
 impl MkeyParams {
-    /// Checks one access against this key and returns the offset in its space.
+    /// Checks one access against this key and returns the offset in its address space.
     fn check_access(
         &self,
         who: Accessor,
@@ -285,9 +286,9 @@ impl MkeyParams {
     }
 }
 
-/// The rights that an indirect key needs in the keys it points at: a window grants remotely what
-/// its region only has to allow locally (`ibv_bind_mw(3)`: remote write needs a region with local
-/// write).
+/// The rights that an indirect key needs in the keys it points at. A remote right of a window
+/// requires only the local right in its region (`ibv_bind_mw(3)`: remote write needs a region with
+/// local write).
 fn locally(need: Access) -> Access {
     let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     if need.intersects(writes) { Access::LOCAL_WRITE } else { Access::LOCAL_READ }

@@ -15,7 +15,7 @@ use crate::memory::PageMap;
 use crate::prng::Chance;
 
 bitflags! {
-    /// What a key allows, as the mkey context names it.
+    /// The rights of a key, with the bits of the mkey context.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Access: u8 {
         /// The device may read on behalf of local WQEs.
@@ -58,7 +58,7 @@ pub enum Translation {
         /// Key and address of each.
         entries: Vec<(Mkey, u64)>,
     },
-    /// Nowhere: reads give zeros, writes are dropped (`ibv_alloc_null_mr(3)`).
+    /// No memory: reads give zeros, writes are dropped (`ibv_alloc_null_mr(3)`).
     Null,
 }
 
@@ -75,20 +75,19 @@ pub struct MkeyParams {
     pub pd: Pdn,
     /// The only QP that may use the key, or [`ANY_QP`].
     pub qpn: u32,
-    /// Created, but to be bound by a WQE before it can be used.
+    /// Whether the key was created free: a WQE must bind it before it can be used.
     pub free: bool,
-    /// What it allows.
+    /// Its rights.
     pub access: Access,
     /// Whether SEND with invalidate may free it.
     pub remote_invalidate: bool,
     /// First address of its space; 0 for a zero-based key.
     pub start: u64,
-    /// Length in bytes. With `whole_space` it does not count.
+    /// Length in bytes; ignored with `whole_space`.
     pub length: u64,
-    /// All addresses are inside (`length64`), as for a key over all of memory.
+    /// Whether all addresses are inside (`length64`), as for a key over all of memory.
     pub whole_space: bool,
-    /// On-demand paging: the memory may be unmapped or never have been touched, and each access
-    /// finds out.
+    /// On-demand paging: pages may be unmapped or never touched, so each access checks that.
     pub on_demand: bool,
     /// Where the bytes are.
     pub translation: Translation,
@@ -221,7 +220,7 @@ impl Mkeys {
         Ok(key)
     }
 
-    /// Makes a key useless until it is bound or registered again.
+    /// Makes a key unusable until it is bound or registered again.
     pub(super) fn invalidate(&mut self, mkey: Mkey) {
         if let Some(key) = self.table.get_mut(mkey.0 >> 8) {
             count_window(&mut self.windows, key, -1);

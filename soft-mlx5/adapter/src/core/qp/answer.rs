@@ -6,12 +6,12 @@ use super::super::{Access, Mkey};
 use super::Qp;
 use crate::packet::{Aeth, AtomicAckEth, Opcode, Packet, Position, Psn, Syndrome};
 
-/// What the responder still has to send for a request.
+/// The packets that the responder still has to send for a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
     /// PSN of its first packet.
     pub(super) psn: Psn,
-    /// It answers a duplicate request.
+    /// Whether it answers a duplicate request.
     again: bool,
     body: Body,
 }
@@ -28,7 +28,7 @@ enum Body {
 /// The data of a READ.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadAnswer {
-    /// The domain and QP that read.
+    /// The protection domain and QP of the requester.
     pub(super) who: Accessor,
     pub(super) address: u64,
     pub(super) rkey: u32,
@@ -116,9 +116,9 @@ impl Qp {
         sent
     }
 
-    /// Sends the acknowledgements that are due before the QP goes away. The host has seen the
-    /// completions of these messages and may destroy the QP at once; a ConnectX would have sent the
-    /// acknowledgements by then.
+    /// Sends the acknowledgements that are due before the QP is destroyed. The host has seen the
+    /// completions of these messages and may destroy the QP at once; by then a ConnectX would have
+    /// sent the acknowledgements.
     pub(in crate::core) fn send_promised(&mut self, env: &mut Env) {
         self.send_promised_of_sessions(env);
         for answer in std::mem::take(&mut self.responder.answers) {
@@ -128,7 +128,7 @@ impl Qp {
         }
     }
 
-    /// Sends one packet of an answer; puts the rest back.
+    /// Sends one packet of an answer, and puts the rest back in the queue.
     fn send_answer(&mut self, env: &mut Env, answer: Answer) {
         let psn = answer.psn;
         let done = match answer.body {
@@ -168,7 +168,7 @@ impl Qp {
         }
     }
 
-    /// Sends the next packet of a READ's data; whether it was the last one.
+    /// Sends the next packet of a READ's data. Returns whether it was the last one.
     fn send_read_data(&mut self, env: &mut Env, answer: Answer, read: ReadAnswer) -> bool {
         let mtu = self.mtu(env);
         let position = Position::of(read.sent, read.packets);

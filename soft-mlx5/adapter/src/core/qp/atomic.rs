@@ -1,4 +1,4 @@
-//! Atomic operations: what they compute, and the headers that carry them.
+//! Atomic operations: their results, and the headers that carry them.
 
 use super::super::mkey::Operand;
 use crate::memory::{BusError, HostMemory};
@@ -9,7 +9,7 @@ use crate::packet::{AtomicEth, MaskedAtomicEth};
 pub(super) struct AtomicRequest {
     /// Operand size in bytes, 4 or 8.
     pub(super) size: u8,
-    /// Compare and swap, else fetch and add.
+    /// Whether it is a compare-and-swap; otherwise a fetch-and-add.
     pub(super) swaps: bool,
     pub(super) swap_add: u64,
     pub(super) compare: u64,
@@ -17,7 +17,7 @@ pub(super) struct AtomicRequest {
     pub(super) swap_mask: u64,
     /// Bits that a swap compares.
     pub(super) compare_mask: u64,
-    /// Bits out of which an addition does not carry.
+    /// The highest bit of each field: an addition carries out of none of them.
     pub(super) boundary: u64,
 }
 

@@ -1,9 +1,9 @@
-//! A DC initiator: connects to the target of its next request, after all requests to the one
-//! before have ended.
+//! A DC initiator: connects to the target of its next request, after all requests to the previous
+//! target have completed.
 //!
-//! CONNECT is a request with a PSN of its own that no WQE asked for. So a lost one is sent again, a
-//! target that is not ready is asked again, and an initiator that gets no answer fails, all as for
-//! other requests. What it fails with is reported for the WQE that waits for it.
+//! CONNECT is a request with a PSN of its own that belongs to no WQE. It is retransmitted and
+//! retried like other requests if it is lost or the target is not ready. If the initiator gets no
+//! answer, the WQE that waits for the connection fails with that error.
 
 use uverbs_mlx5_format::{AddressVector, Opcode};
 
@@ -18,10 +18,10 @@ use crate::packet::{
 };
 
 /// Nanoseconds without a packet from its target after which an initiator connects again. A target
-/// keeps a session for at least twice the time.
+/// keeps a session for at least twice this time.
 pub(super) const FRESH: u64 = 500_000_000;
 
-/// What an initiator knows beside its send queue.
+/// The state of an initiator in addition to its send queue.
 #[derive(Debug)]
 pub(super) struct Initiator {
     /// Number of the last attempt to connect: the upper half is random, the lower half counts.
@@ -33,9 +33,9 @@ pub(super) struct Initiator {
 #[derive(Debug)]
 struct Link {
     to: AddressVector,
-    /// The session's number, once the target has told it.
+    /// The session's number, once the target has sent it.
     session: Option<u32>,
-    /// When the target was last heard.
+    /// When the last packet from the target arrived.
     heard: u64,
 }
 
@@ -85,8 +85,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Tells the target that the session ends. The packet may be lost, because a target ends unused
-    /// sessions by itself.
+    /// Tells the target that the session ends. The packet may be lost, because a target also ends
+    /// unused sessions without it.
     pub(in crate::core) fn disconnect(&mut self, env: &mut Env) {
         let Some(link) = self.initiator.as_mut().and_then(|initiator| initiator.link.take()) else {
             return;
@@ -114,8 +114,8 @@ impl Qp {
         packet.push(DcConnectEth::new(attempt));
     }
 
-    /// Whether an answer belongs to the session, or to the attempt to get one. The acknowledgement
-    /// of a CONNECT, which is the only request outstanding then, tells the session's number.
+    /// Whether an answer belongs to the session, or to the attempt to connect. The acknowledgement
+    /// of a CONNECT, which is then the only outstanding request, carries the session's number.
     pub(super) fn is_of_session(&mut self, env: &Env, packet: &View<'_>) -> bool {
         let Some(dceth) = packet.dceth else { return false };
         let of_oldest = packet.bth.psn() == self.requester.oldest_psn();
@@ -139,7 +139,7 @@ impl Qp {
 }
 
 impl SendWqe {
-    /// The request that connects, for the WQE at `index`.
+    /// Adds the CONNECT request for the WQE at `index`.
     pub(super) fn connect(&mut self, index: u16, psn: Psn) {
         self.clear();
         (self.index, self.first_psn) = (index, psn);
@@ -147,7 +147,7 @@ impl SendWqe {
     }
 }
 
-/// The path to a WQE's target; P_Key, port and timeout stay.
+/// The path to a WQE's target; P_Key, port and timeout stay the same.
 fn path_of(own: &AddressPath, to: &AddressVector, route: &Addressing) -> AddressPath {
     AddressPath {
         source_gid_index: to.source_gid_index(),

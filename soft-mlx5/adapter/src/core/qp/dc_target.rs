@@ -1,12 +1,12 @@
 //! A DC target: answers any initiator that knows its access key.
 //!
-//! Each initiator gets a session, with a responder of its own; the sessions have the shared receive
-//! queue, the completion queue and the rights in common. A refused request ends its session only:
-//! the target goes on. The number of sessions is bounded.
+//! Each initiator gets a session with a responder of its own. The sessions share the receive queue,
+//! the completion queue and the rights. A refused request ends only its own session. The number of
+//! sessions is bounded.
 //!
-//! What a ConnectX does where the key is wrong or the bound is reached is unconfirmed. This device
-//! drops packets with a wrong key, so that the initiator's retries run out; without a place for a
-//! session it says that it is not ready.
+//! It is unconfirmed what a ConnectX does when the key is wrong or the bound is reached. This
+//! device drops packets with a wrong key, so that the initiator's retries run out. When no session
+//! is free, it answers "receiver not ready".
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,53 +19,53 @@ use crate::packet::{
     Addressing, Aeth, DcEth, Gid, NakCode, Opcode, Operation, Psn, RnrTimer, Syndrome, View,
 };
 
-/// Most sessions at a time. With as many, the one that was not used for the longest time ends for a
-/// new one, if it was not used for [`KEPT`].
+/// Most sessions at a time. When all are in use, a new one replaces the one that has been idle
+/// longest, if it was idle for at least [`KEPT`].
 const SESSIONS: usize = 1024;
 
-/// How long an unused session is kept at least, in nanoseconds.
+/// The shortest time that an idle session is kept, in nanoseconds.
 const KEPT: u64 = 2 * FRESH;
 
-/// How long a message may pause before another session may have its receive, if there is no other,
-/// in nanoseconds.
+/// The time in nanoseconds that a message may pause before another session may take its receive, if
+/// no other receive is posted.
 const ABANDONED: u64 = 4 * FRESH;
 
 /// An initiator, as packets name it: its GID or LID, and its number.
 type Peer = (Gid, u16, u32);
 
-/// What a target knows beside its settings.
+/// The state of a target in addition to its settings.
 #[derive(Debug)]
 pub(super) struct Target {
     sessions: BTreeMap<Peer, Box<Session>>,
-    /// Sessions with answers to send, each at most once, with their numbers: what is left of one
-    /// that has ended is no turn of its peer's next one.
+    /// Sessions with answers to send, each at most once, with their numbers. The number keeps an
+    /// entry of an ended session from counting for its peer's next session.
     ready: VecDeque<(Peer, u32)>,
     /// The session whose packet is being handled, or whose answers are being sent.
     current: Option<Current>,
-    /// Receives that were taken for messages that never ended.
+    /// Receives that were taken for messages which then never ended.
     #[allow(clippy::vec_box, reason = "they come and go in their boxes")]
     unused: Vec<Box<ReceiveWqe>>,
 }
 
-/// What answers of a session name.
+/// The fields that a session's answers carry.
 #[derive(Clone, Copy, Debug)]
 struct Current {
     attempt: u64,
     number: u32,
 }
 
-/// What a target knows of one initiator.
+/// A session with one initiator.
 #[derive(Debug)]
 struct Session {
     answers: Current,
-    /// PSN of the CONNECT that made it.
+    /// PSN of the CONNECT that began it.
     connected: Psn,
     responder: Responder,
-    /// The way back.
+    /// The path back to the initiator.
     path: AddressPath,
-    /// When the initiator was last heard.
+    /// When the last packet from the initiator arrived.
     heard: u64,
-    /// It is in `ready`.
+    /// Whether it is in `ready`.
     is_queued: bool,
 }
 
@@ -85,7 +85,8 @@ impl Target {
         }
     }
 
-    /// Ends a session if there is no place for another one. `false` if there still is none.
+    /// Makes space for a session, if necessary by ending another one. Returns `false` if there is
+    /// none.
     fn reserve_session(&mut self, now: u64) -> bool {
         if self.sessions.len() < SESSIONS {
             return true;
@@ -99,7 +100,7 @@ impl Target {
         unused
     }
 
-    /// Ends a session whose message has paused for too long, for the sake of its receive.
+    /// Ends a session whose message has paused for too long, to reuse its receive.
     fn reclaim(&mut self, now: u64) {
         let abandoned = self.sessions.iter().find(|(_, session)| {
             session.responder.has_receive() && now.saturating_sub(session.heard) >= ABANDONED
@@ -115,7 +116,7 @@ impl Qp {
         self.params.qp_type == QpType::DcTarget
     }
 
-    /// A packet for a target arrived.
+    /// Handles a packet for a target.
     pub(super) fn receive_for_target(
         &mut self,
         env: &mut Env,
@@ -145,7 +146,7 @@ impl Qp {
         }
     }
 
-    /// A CONNECT: begins a session, or repeats the answer to a CONNECT that came before.
+    /// Handles a CONNECT: begins a session, or repeats the answer to an earlier CONNECT.
     fn accept(&mut self, env: &mut Env, from: &Addressing, packet: &View<'_>, peer: Peer) {
         let Some(attempt) = packet.dc_connect.map(|connect| connect.number()) else { return };
         let psn = packet.bth.psn();
@@ -156,7 +157,7 @@ impl Qp {
             match session.order(attempt) {
                 Order::Older => return,
                 Order::Same => {
-                    // Once a request has come, the initiator has heard the answer.
+                    // The arrival of a request shows that the initiator received the answer.
                     let number = session.answers.number;
                     if session.is_unused() {
                         let answers = Current { attempt, number };
@@ -202,8 +203,7 @@ impl Qp {
         env.send(packet);
     }
 
-    /// The way to the sender of a packet. The answer has the address as its source that the packet
-    /// was sent to.
+    /// The path to the sender of a packet. An answer's source address is the packet's destination.
     fn path_back(&self, env: &Env, from: &Addressing) -> AddressPath {
         let gids = &env.config.gids;
         let own = gids.iter().position(|gid| env.is_same_port(*gid, from.destination));
@@ -248,7 +248,7 @@ impl Qp {
         Some(done)
     }
 
-    /// Sends at most `budget` packets of answers, the sessions in turn.
+    /// Sends at most `budget` packets of answers, alternating between the sessions.
     pub(super) fn run_sessions(&mut self, env: &mut Env, budget: u32) -> u32 {
         let mut sent = 0;
         while sent < budget {
@@ -274,14 +274,14 @@ impl Qp {
         }
     }
 
-    /// The header of the answers of the session that is at work.
+    /// The header of the current session's answers.
     pub(super) fn answer_header(&self) -> Option<DcEth> {
         let Current { attempt, number } = self.target.as_ref()?.current?;
         Some(DcEth::new(attempt, self.number.0, number))
     }
 
-    /// Refuses a request finally: a NAK follows the answers that are due, and the session takes
-    /// nothing more. (What an error at one initiator means for a ConnectX's target is unconfirmed.)
+    /// Refuses a request: a NAK follows the answers that are due, and the session accepts nothing
+    /// more. (How a ConnectX's target treats an error of one initiator is unconfirmed.)
     pub(super) fn refuse_session(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
         let unused = self.responder.take_receive();
         self.target.iter_mut().zip(unused).for_each(|(target, wqe)| target.unused.push(wqe));
@@ -289,7 +289,7 @@ impl Qp {
         self.schedule(env);
     }
 
-    /// A receive that was taken for a message that never ended.
+    /// A receive that was taken for a message which then never ended.
     pub(super) fn take_unused_receive(&mut self) -> Option<Box<ReceiveWqe>> {
         self.target.as_mut()?.unused.pop()
     }
@@ -308,7 +308,7 @@ impl Target {
     }
 }
 
-/// How an attempt to connect relates to the one that made a session.
+/// How an attempt to connect relates to the one that began a session.
 enum Order {
     Older,
     Same,
@@ -316,8 +316,8 @@ enum Order {
 }
 
 impl Session {
-    /// Attempts of one incarnation are counted. Another incarnation is another initiator, which
-    /// has the number of one that is gone.
+    /// The initiator counts its attempts. If the random half differs, it is another initiator that
+    /// was given the number of a destroyed one.
     fn order(&self, attempt: u64) -> Order {
         let own = self.answers.attempt;
         if own >> 32 != attempt >> 32 {

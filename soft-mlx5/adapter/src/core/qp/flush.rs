@@ -13,7 +13,7 @@ use super::{Qp, QpState, QpType, ReceiveSource};
 use crate::packet::Transport;
 
 impl Qp {
-    /// Writes a good CQE of a send WQE; `false` if the CQ is in error.
+    /// Writes the CQE of a successful send WQE; `false` if the CQ is in error.
     pub(super) fn complete_send(&self, env: &mut Env, wqe: &SendWqe, opcode: CqeOpcode) -> bool {
         let cqe = Cqe {
             srqn_user_index: U32::new(self.send_user_index()),
@@ -72,11 +72,11 @@ impl Qp {
         if self.params.cqe_version_1 { self.params.user_index } else { 0 }
     }
 
-    /// The oldest WQE failed: reports it, and the queue goes into error.
+    /// Reports the failure of the oldest WQE, and moves the queue to its error state.
     pub(super) fn fail_first(&mut self, env: &mut Env, failure: Failure) {
         let Some(mut wqe) = self.requester.pop() else { return };
         if wqe.connects {
-            // What fails is the WQE that waits for the connection.
+            // The WQE that waits for the connection fails.
             self.requester.give_back(wqe);
             let Some(waiting) = self.requester.take_waiting() else { return };
             wqe = waiting;
@@ -95,7 +95,7 @@ impl Qp {
         }
     }
 
-    /// The QP failed in a way that no completion can report.
+    /// Moves the QP to error after a failure that no completion can report.
     pub(super) fn fatal(&mut self, env: &mut Env) {
         if self.state != QpState::Error {
             self.enter_error(env);
@@ -103,7 +103,7 @@ impl Qp {
         }
     }
 
-    /// Flushes everything: send queue, the receive under way, receive queue.
+    /// Flushes everything: the send queue, the receive in progress, and the receive queue.
     pub(super) fn enter_error(&mut self, env: &mut Env) {
         if self.state == QpState::Error {
             return;
@@ -125,7 +125,7 @@ impl Qp {
         }
     }
 
-    /// A QP with an SRQ takes nothing from it any more (`ibv_get_async_event(3)`).
+    /// Reports that a QP with an SRQ takes no more receives from it (`ibv_get_async_event(3)`).
     fn last_wqe_reached(&mut self, env: &mut Env, was_reset: bool) {
         let shared = matches!(self.params.receive, ReceiveSource::Srq(_))
             && !matches!(self.params.qp_type, QpType::XrcTarget | QpType::DcTarget);
@@ -134,8 +134,8 @@ impl Qp {
         }
     }
 
-    /// Flushes what has begun and what is posted. WQEs posted later are flushed when their doorbell
-    /// rings.
+    /// Flushes the WQEs that have begun and those that are posted. WQEs posted later are flushed
+    /// when their doorbell rings.
     pub(super) fn flush_send_queue(&mut self, env: &mut Env) {
         for wqe in self.requester.abandon() {
             self.complete_send_badly(env, &wqe, Failure::FLUSHED);

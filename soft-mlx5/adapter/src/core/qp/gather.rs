@@ -32,7 +32,7 @@ fn parts(
 }
 
 impl Env {
-    /// Reads bytes `offset..` of what `sges` point at, or have in `inline`.
+    /// Reads message bytes from `offset` on out of the memory of `sges`, or out of `inline`.
     pub(super) fn gather(
         &self,
         who: Accessor,
@@ -52,7 +52,7 @@ impl Env {
         })
     }
 
-    /// Writes `from` to bytes `offset..` of what `sges` point at.
+    /// Writes `from` to the memory of `sges`, at message offset `offset`.
     pub(super) fn scatter(
         &self,
         who: Accessor,

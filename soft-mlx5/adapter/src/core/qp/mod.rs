@@ -1,8 +1,8 @@
-//! Queue pairs: parameters, state, and the two halves that do the work.
+//! Queue pairs: parameters, state, requester and responder.
 //!
-//! The requester ([`requester`]) executes send WQEs and digests responses, the responder
-//! ([`responder`]) executes incoming requests and answers. Both run with the rest of the device as
-//! [`Env`](super::env::Env), never with another QP: what one QP tells another goes through packets.
+//! The requester ([`requester`]) executes send WQEs and handles responses. The responder
+//! ([`responder`]) executes incoming requests and answers them. Both use the rest of the device as
+//! [`Env`](super::env::Env), and never another QP: QPs communicate only by packets.
 
 mod answer;
 mod atomic;
@@ -68,20 +68,20 @@ struct Settings {
 pub(super) struct Qp {
     pub(super) number: Qpn,
     pub(super) params: QpParams,
-    /// Multicast groups that it is attached to.
+    /// Number of multicast groups that it is attached to.
     pub(super) groups: u32,
-    /// Flow rules that name it.
+    /// Number of flow rules that name it.
     pub(super) flows: u32,
     state: QpState,
     settings: Settings,
     requester: Requester,
     responder: Responder,
-    /// What only a DC initiator has.
+    /// State that only a DC initiator has.
     initiator: Option<Initiator>,
-    /// What only a DC target has.
+    /// State that only a DC target has.
     target: Option<Box<Target>>,
     deadline: Deadline,
-    /// In [`Env::ready`].
+    /// Whether it is in [`Env::ready`].
     scheduled: bool,
     established: bool,
 }
@@ -107,20 +107,20 @@ impl Qp {
         }
     }
 
-    /// Has the QP run by one of the next steps.
+    /// Schedules the QP, so that one of the next steps runs it.
     fn schedule(&mut self, env: &mut Env) {
         if !std::mem::replace(&mut self.scheduled, true) {
             env.ready.push_back(self.number);
         }
     }
 
-    /// The send doorbell rang.
+    /// Handles a send doorbell.
     pub(super) fn ring(&mut self, env: &mut Env) {
         self.requester.rung();
         self.schedule(env);
     }
 
-    /// Works for at most `budget` packets and returns how many it took.
+    /// Sends at most `budget` packets and returns how many it sent.
     pub(super) fn run(&mut self, env: &mut Env, budget: u32) -> u32 {
         self.scheduled = false;
         let answered = self.run_responder(env, budget);
@@ -131,7 +131,7 @@ impl Qp {
         answered + sent
     }
 
-    /// A packet for this QP arrived.
+    /// Handles a packet for this QP.
     pub(super) fn receive(&mut self, env: &mut Env, from: &Addressing, packet: &View<'_>) {
         if !self.accepts(env, from, packet) {
             env.counters.dropped += 1;
@@ -154,7 +154,8 @@ impl Qp {
         self.receive_request(env, from, packet);
     }
 
-    /// Connected transports take packets of their transport from their peer only.
+    /// Whether the QP accepts a packet. Connected transports accept only packets of their transport
+    /// from their peer.
     fn accepts(&self, env: &Env, from: &Addressing, packet: &View<'_>) -> bool {
         let ready = match self.state {
             QpState::Reset | QpState::Init | QpState::Error => false,
@@ -169,19 +170,19 @@ impl Qp {
             && (self.has_no_peer() || self.is_peer(env, from))
     }
 
-    /// Initiators take answers only, targets requests only.
+    /// Initiators accept only responses, targets only requests.
     fn is_of_direction(&self, packet: &View<'_>) -> bool {
         let answers = packet.operation.is_response();
         !(self.is_initiator() && !answers || self.is_target() && answers)
     }
 
-    /// Whether any port may send to it. (A target knows initiators by its access key.)
+    /// Whether any port may send to it. (A target recognises initiators by its access key.)
     fn has_no_peer(&self) -> bool {
         self.transport() == Transport::Ud || self.is_target()
     }
 
-    /// Whether a packet comes from the end of the connection's path, or of its alternate path if
-    /// it may be used (specification 9.6.1.5).
+    /// Whether a packet comes from the other end of the connection's path, or of its alternate path
+    /// if that may be used (specification 9.6.1.5).
     fn is_peer(&self, env: &Env, from: &Addressing) -> bool {
         let fits = |path: &AddressPath| match env.config.link {
             LinkLayer::Ethernet => env.is_same_port(from.source, path.destination_gid),
@@ -270,7 +271,7 @@ impl Qp {
         Owner::Qp(self.number)
     }
 
-    /// An entry of the QP's deadline came up.
+    /// Handles a timer entry of the QP's deadline.
     pub(super) fn timer_due(&mut self, env: &mut Env, entry: u64) {
         let owner = self.timer();
         if self.deadline.expired(entry, env.now, owner, &mut env.timers) {

@@ -1,4 +1,4 @@
-//! What a QP is created with, what can be changed, and what a query returns.
+//! The parameters of a QP at creation, its changeable properties, and the result of a query.
 
 use bitflags::bitflags;
 
@@ -29,13 +29,13 @@ pub enum QpType {
     /// Receiver of a dynamically connected transport: an SRQ and a CQ that any initiator reaches
     /// who knows the access key.
     DcTarget,
-    /// Ethernet frames: WQEs with an Ethernet segment out, frames that steering gives to it in. May
-    /// have either queue alone.
+    /// Ethernet frames: sends WQEs with an Ethernet segment, and receives the frames that steering
+    /// gives to it. May have only one of the queues.
     RawPacket,
 }
 
 impl QpType {
-    /// Whether it has one peer, which it names when it is set up.
+    /// Whether it has one peer, which is set when it is connected.
     pub const fn is_connected(self) -> bool {
         match self {
             Self::Rc | Self::Uc | Self::XrcInitiator | Self::XrcTarget => true,
@@ -66,11 +66,12 @@ pub enum QpState {
     ReadyToReceive,
     /// Ready to send.
     ReadyToSend,
-    /// The send queue is drained or draining: what has begun ends, nothing new begins.
+    /// The send queue is drained or draining: requests that have begun complete, and no other
+    /// request begins.
     SendQueueDrain,
     /// The send queue is in error (UC and UD).
     SendQueueError,
-    /// Everything is flushed.
+    /// All requests are flushed.
     Error,
 }
 
@@ -123,8 +124,8 @@ pub enum ReceiveSource {
     Ring(ReceiveRing),
     /// A shared receive queue.
     Srq(Srqn),
-    /// The receive queues of other raw packet QPs, which share its frames by hash. It has no queue
-    /// and no state of its own.
+    /// The receive queues of other raw packet QPs, which share its frames by hash. Such a QP has no
+    /// queue and no state of its own.
     Spread(Spread),
     /// None: requests that need one are answered with RNR NAKs.
     None,
@@ -147,7 +148,7 @@ pub struct QpParams {
     pub receive: ReceiveSource,
     /// XRC domain of an XRC target.
     pub xrcd: Option<Xrcdn>,
-    /// What initiators have to know to reach a DC target.
+    /// The key with which initiators reach a DC target.
     pub access_key: u64,
     /// Bus address of the doorbell record, a multiple of 8: receive counter, then send counter.
     pub doorbell_record: u64,
@@ -161,7 +162,7 @@ pub struct QpParams {
     pub scatter_responder: ScatterToCqe,
     /// Receive WQEs begin with a signature segment, and send WQEs carry a checksum (not checked).
     pub signatures: bool,
-    /// The reserved lkey may be used (privileged owners only).
+    /// Whether the reserved lkey may be used (privileged owners only).
     pub reserved_lkey: bool,
     /// Multicasts are not looped back to this QP's own host.
     pub block_multicast_loopback: bool,
@@ -170,8 +171,8 @@ pub struct QpParams {
     pub special: Option<u8>,
     /// The customer VLAN tag of received frames goes into the CQE instead of memory (raw packet).
     pub strip_vlan: bool,
-    /// Receives are buffers of strides that many frames fill (raw packet): their WQEs begin with a
-    /// link, as those of a shared receive queue do.
+    /// The receive buffers are divided into strides, which many frames fill (raw packet). The WQEs
+    /// begin with a link, like those of a shared receive queue.
     pub striding: Option<Striding>,
     /// Received frames end with their check sequence (raw packet).
     pub scatter_check_sequence: bool,
@@ -263,7 +264,7 @@ impl QpParams {
 }
 
 bitflags! {
-    /// What a QP's peers may do.
+    /// The rights of a QP's peers.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct RemoteRights: u8 {
         /// RDMA READ.
@@ -322,12 +323,12 @@ pub enum MigrationState {
     Migrated,
 }
 
-/// What to change in a QP. `None` leaves a property as it is.
+/// The changes of a modify command. `None` leaves a property as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpAttributes {
     /// Q_Key (UD).
     pub qkey: Option<u32>,
-    /// What peers may do (RC, UC, XRC).
+    /// The rights of peers (RC, UC, XRC).
     pub remote_rights: Option<RemoteRights>,
     /// Index into the P_Key table, of the primary path.
     pub pkey_index: Option<u16>,
@@ -358,9 +359,9 @@ pub struct QpAttributes {
     pub rnr_retry: Option<u8>,
     /// Path migration state.
     pub migration: Option<MigrationState>,
-    /// An event tells when the send queue is drained.
+    /// Whether an event reports that the send queue is drained.
     pub drained_event: Option<bool>,
-    /// How fast frames leave at most (raw packet), in kbit/s; 0 is unlimited.
+    /// Rate limit of outgoing frames (raw packet), in kbit/s; 0 is unlimited.
     pub rate_limit: Option<u32>,
 }
 
@@ -371,9 +372,9 @@ pub struct QpInfo {
     pub params: QpParams,
     /// State.
     pub state: QpState,
-    /// In SQD: what had begun has not ended yet.
+    /// In SQD, whether requests that had begun are not yet complete.
     pub draining: bool,
-    /// Everything that can be changed, all `Some`; `send_psn` and `receive_psn` are the next ones.
+    /// All changeable properties, all `Some`; `send_psn` and `receive_psn` are the next ones.
     pub attributes: QpAttributes,
     /// Send queue counter of the next WQE to begin.
     pub send_counter: u16,

@@ -1,4 +1,4 @@
-//! Raw packet QPs: frames out of Ethernet WQEs, frames into receive WQEs.
+//! Raw packet QPs: sending frames from Ethernet WQEs, and storing received frames in receive WQEs.
 
 use uverbs_mlx5_format::{
     Cqe, CqeOpcode, ETH_INLINE_START, EthSegment, OCTOWORD, Opcode, U16, U32, U64,
@@ -14,7 +14,7 @@ use super::syndrome::Failure;
 use super::wqe::{Segments, SendWqe};
 use super::{Qp, QpState, QpType};
 
-/// What steering says about a frame that it gives to a raw packet QP.
+/// The result of steering for a frame that a raw packet QP receives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Steered {
     /// Flow tag of the rule, 24 bits; 0 without one.
@@ -23,11 +23,11 @@ pub struct Steered {
     pub hash: Option<(u32, u8)>,
 }
 
-/// A frame on its way into a receive.
+/// A received frame that is being stored.
 struct Arrived<'a> {
-    /// As it came.
+    /// The frame as it arrived.
     whole: &'a [u8],
-    /// Without the VLAN tag that was stripped.
+    /// The frame without the VLAN tag that was stripped.
     bytes: &'a [u8],
     /// The control information of that tag.
     tag: Option<u16>,
@@ -51,12 +51,12 @@ impl Segments<'_> {
 }
 
 impl SendWqe {
-    /// Payload bytes of each frame: all, or those of a segment.
+    /// Payload bytes of each frame: all of them, or those of one segment.
     fn frame_payload(&self) -> u64 {
         if self.opcode == Opcode::TSO { self.ethernet.mss.get().into() } else { self.len }
     }
 
-    /// The number of frames that the WQE makes. It is unconfirmed that a frame, or a large send,
+    /// The number of frames that the WQE produces. It is unconfirmed that a frame or a large send
     /// that is too long fails with a local length error.
     pub(super) fn count_frames(&self) -> Result<u32, Failure> {
         let payload = self.frame_payload();
@@ -76,7 +76,7 @@ impl Qp {
         self.params.qp_type == QpType::RawPacket
     }
 
-    /// Frame `index` of a WQE, as it leaves the port.
+    /// Frame `index` of a WQE, as the port sends it.
     pub(super) fn build_frame(
         &self,
         env: &Env,
@@ -103,7 +103,7 @@ impl Qp {
         Ok(frame)
     }
 
-    /// Whether the next frame waits for the rate limit; a timer runs then.
+    /// Whether the rate limit delays the next frame; if so, starts a timer.
     pub(super) fn is_held_back(&mut self, env: &mut Env) -> bool {
         let (owner, at) = (self.timer(), self.requester.paced_until);
         let waits = at > env.now;
@@ -113,15 +113,16 @@ impl Qp {
         waits
     }
 
-    /// Delays the next frame until this one has passed at the rate limit. Only the frame's own
-    /// bytes count; whether a real device counts check sequence and gap as well is unconfirmed.
+    /// Delays the next frame for the time that this one takes at the rate limit. Only the frame's
+    /// own bytes count; whether a real device counts check sequence and gap as well is unconfirmed.
     pub(super) fn pace(&mut self, env: &Env, bytes: usize) {
         let Some(rate) = std::num::NonZeroU32::new(self.settings.rate_limit) else { return };
         let nanoseconds = bytes as u64 * 8 * 1_000_000 / u64::from(rate.get());
         self.requester.paced_until = self.requester.paced_until.max(env.now) + nanoseconds;
     }
 
-    /// A frame for this QP. Without a receive it is lost; `false` says so.
+    /// Stores a frame for this QP. Returns `false` if no receive is posted, so that the frame is
+    /// lost.
     pub(in crate::core) fn receive_frame(
         &mut self,
         env: &mut Env,
@@ -146,7 +147,7 @@ impl Qp {
         }
     }
 
-    /// A frame takes a receive of its own.
+    /// Stores a frame in a receive of its own.
     fn receive_into_wqe(&mut self, env: &mut Env, arrived: &Arrived<'_>) -> bool {
         let Ok(mut wqe) = self.take_receive_wqe(env, None) else {
             env.counters.datagrams_lost += 1;
@@ -172,7 +173,7 @@ impl Qp {
         completed && stored.is_ok()
     }
 
-    /// A frame takes strides of the WQE that is being filled.
+    /// Stores a frame in strides of the WQE that is being filled.
     fn receive_into_strides(
         &mut self,
         env: &mut Env,
@@ -203,9 +204,9 @@ impl Qp {
         completed
     }
 
-    /// A frame that is too long fails its receive alone: mlx5e goes on using a receive queue after
-    /// LOCAL_LENGTH_ERR, and recovers it after other errors (`cqe_syndrome_needs_recover` of
-    /// mlx5/core/en/health.h, since Linux commit 187a9830c921).
+    /// Completes the receive of a frame that is too long with an error. The QP does not fail: mlx5e
+    /// continues to use a receive queue after LOCAL_LENGTH_ERR, and recovers it after other errors
+    /// (`cqe_syndrome_needs_recover` of mlx5/core/en/health.h, since Linux commit 187a9830c921).
     fn complete_frame_badly(&mut self, env: &mut Env, wqe: &ReceiveWqe, failure: Failure) -> bool {
         let completed = self.complete_receive_badly(env, wqe, failure);
         if failure != Failure::BUFFER_TOO_SHORT {
@@ -214,13 +215,13 @@ impl Qp {
         completed
     }
 
-    /// Bytes of a frame in memory: with its check sequence if the QP wants it.
+    /// Bytes of a frame in memory, including its check sequence if the QP stores it.
     fn stored_length(&self, arrived: &Arrived<'_>) -> u64 {
         let sequence = if self.params.scatter_check_sequence { 4 } else { 0 };
         arrived.bytes.len() as u64 + sequence
     }
 
-    /// Puts the frame, and its check sequence if the QP wants it, into the receive's buffers from
+    /// Writes the frame, and its check sequence if the QP stores it, to the receive's buffers from
     /// `offset` on.
     fn store_frame(
         &self,
@@ -239,7 +240,7 @@ impl Qp {
         Ok(frame.len() + sequence.len())
     }
 
-    /// Completes a frame; `at` says where it is.
+    /// Completes a frame; `at` has the CQE fields with its position.
     fn complete_frame(
         &self,
         env: &mut Env,

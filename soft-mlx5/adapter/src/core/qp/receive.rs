@@ -16,30 +16,30 @@ use super::wqe::Sge;
 use super::{Qp, QpType, ReceiveRing, ReceiveSource};
 use crate::packet::Addressing;
 
-/// A receive WQE that was taken.
+/// A receive WQE taken from a queue.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveWqe {
     pub(super) index: u16,
     /// The SRQ that it came from.
     pub(super) srq: Option<Srqn>,
-    /// The domain of its buffers: the SRQ's, if it came from one.
+    /// The protection domain of its buffers: the SRQ's, if it came from one.
     pd: Pdn,
     pub(super) sges: Vec<Sge>,
-    /// Bytes that fit.
+    /// Bytes that its buffers hold.
     pub(super) capacity: u64,
-    /// The WQE has inline data, which a receive cannot have.
+    /// Whether the WQE has inline data, which a receive cannot have.
     pub(super) malformed: bool,
     /// Data that goes into the CQE instead of memory.
     pub(super) inline: Vec<u8>,
     raw: Vec<u8>,
 }
 
-/// What a receive completion says besides the number of bytes.
+/// The fields of a receive completion besides the number of bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Received {
     pub(super) opcode: CqeOpcode,
     pub(super) bytes: u64,
-    /// Immediate data as it travelled, or the invalidated rkey in big endian.
+    /// Immediate data in network byte order, or the invalidated rkey in big endian.
     pub(super) immediate: [u8; 4],
     pub(super) remote_qpn: u32,
     pub(super) solicited: bool,
@@ -130,7 +130,7 @@ impl Qp {
         Some(index)
     }
 
-    /// Stores message bytes `offset..` in a receive WQE's buffers, or keeps them for its CQE.
+    /// Writes message bytes from `offset` on to a receive WQE's buffers, or keeps them for its CQE.
     pub(super) fn store_received(
         &self,
         env: &Env,
@@ -191,14 +191,14 @@ impl Qp {
         completed
     }
 
-    /// Which of the port's LIDs the packet was sent to.
+    /// The path bits of the LID to which the packet was sent.
     fn path_bits(&self, env: &Env, from: &Addressing) -> u8 {
         (from.destination_lid as u8) & ((1u8 << env.config.lmc) - 1)
     }
 
     /// The CQ that a receive WQE completes to, and the user index (version 1) or SRQ number
-    /// (version 0) in its CQE. Those of a DC target have the target's own user index: libmlx5
-    /// finds it by that (`create_dct` and `get_resp_ctx_v1` in providers/mlx5). No adapter has
+    /// (version 0) in its CQE. The CQEs of a DC target have the target's own user index, by which
+    /// libmlx5 finds it (`create_dct` and `get_resp_ctx_v1` in providers/mlx5). No adapter has
     /// confirmed it.
     pub(super) fn receive_cq(&self, env: &Env, wqe: &ReceiveWqe) -> (Cqn, u32) {
         let srq = wqe.srq.and_then(|srqn| env.srqs.get(srqn.0));
@@ -224,8 +224,8 @@ impl ReceiveRing {
 }
 
 impl ReceiveWqe {
-    /// In queues for frames the inline flag may be set. There it asks the device to write whole
-    /// cache lines where a frame begins (`MLX5_HW_START_PADDING` of mlx5e), which changes no
+    /// WQEs of frame queues may have the inline flag set. There it asks the device to write whole
+    /// cache lines at the start of a frame (`MLX5_HW_START_PADDING` of mlx5e), which changes no
     /// address.
     fn parse(&mut self, skipped: usize, frames: bool) {
         self.sges.clear();

@@ -1,8 +1,8 @@
 //! The requester: takes WQEs from the send queue and sends their packets.
 //!
-//! WQEs that have begun wait in order in `begun` until they complete. A cursor names the next
-//! packet to send, and its WQE. Retransmission moves the cursor back (go-back-N), so that first
-//! transmission and retransmission are the same code.
+//! WQEs that have begun stay in `begun`, in order, until they complete. A cursor names the WQE and
+//! the packet to send next. Retransmission moves the cursor back (go-back-N), so the same code
+//! sends first transmissions and retransmissions.
 //!
 //! WQEs are boxed because they are too large to copy between the fields of [`Requester`].
 
@@ -27,34 +27,34 @@ pub(super) struct Requester {
     next: u16,
     /// Counter of blocks posted, as last read from the doorbell record.
     posted: u16,
-    /// The doorbell rang after the record was last read.
+    /// Whether the doorbell rang after the record was last read.
     rung: bool,
-    /// Begun and not completed, oldest first.
+    /// WQEs that have begun and are not completed, oldest first.
     pub(super) begun: VecDeque<Box<SendWqe>>,
-    /// Read, but waiting: for a fence, or until fewer READs are outstanding.
+    /// A WQE that was read but has to wait: for a fence, or until fewer READs are outstanding.
     waiting: Option<Box<SendWqe>>,
-    /// WQEs whose buffers are used again.
+    /// Completed WQEs whose allocations are reused.
     spare: Vec<Box<SendWqe>>,
     /// Index in `begun` of the WQE whose packet is next.
     pub(super) cursor: usize,
-    /// Its next packet.
+    /// The packet of that WQE that is next.
     pub(super) packet: u32,
     /// PSN of the next WQE's first packet.
     next_psn: Psn,
     /// The PSN after the highest one that was ever sent.
     pub(super) sent_psn: Psn,
-    /// READs and atomics begun and not completed.
+    /// READs and atomics that have begun and are not completed.
     pub(super) reads: u8,
     pub(super) retries_left: u8,
     pub(super) rnr_retries_left: u8,
-    /// Nothing is sent until the RNR timer expires.
+    /// Whether the requester waits for the RNR timer before it sends anything.
     pub(super) rnr_wait: bool,
-    /// The PSN that the peer was not ready for, until it says the same by a sequence error.
+    /// The PSN of the last RNR NAK, until a sequence error for the same PSN arrives.
     pub(super) not_ready: Option<Psn>,
-    /// The PSN of the missing response that was requested again. It is requested once.
+    /// The PSN of the missing response that was requested again, which is done once.
     pub(super) missed: Option<Psn>,
     draining: bool,
-    /// No frame leaves before this time, because of the rate limit.
+    /// The rate limit lets no frame leave before this time.
     pub(super) paced_until: u64,
 }
 
@@ -81,7 +81,7 @@ impl Requester {
         self.waiting.as_ref().map_or(self.next, |wqe| wqe.index)
     }
 
-    /// Puts the request that connects an initiator before the WQE that waits for it.
+    /// Inserts the CONNECT request of an initiator before the WQE that waits for the connection.
     pub(super) fn begin_connecting(&mut self, index: u16) {
         let mut wqe = self.spare.pop().unwrap_or_default();
         wqe.connect(index, self.next_psn);
@@ -93,7 +93,7 @@ impl Requester {
         self.draining = true;
     }
 
-    /// Nothing that has begun is unfinished.
+    /// Whether every WQE that has begun is complete.
     pub(super) fn is_drained(&self) -> bool {
         self.begun.is_empty()
     }
@@ -109,7 +109,7 @@ impl Requester {
         self.packet = packet;
     }
 
-    /// Whether something was sent that is not confirmed.
+    /// Whether packets were sent that are not acknowledged.
     pub(super) fn is_outstanding(&self) -> bool {
         self.oldest_psn().precedes(self.sent_psn)
     }
@@ -119,7 +119,7 @@ impl Requester {
         self.waiting.take()
     }
 
-    /// Takes out all unfinished WQEs that were read from the ring, oldest first.
+    /// Removes all unfinished WQEs that were read from the ring, oldest first.
     pub(super) fn abandon(&mut self) -> Vec<Box<SendWqe>> {
         self.cursor = 0;
         self.packet = 0;
@@ -132,7 +132,7 @@ impl Requester {
         begun.chain(self.waiting.take()).collect()
     }
 
-    /// Takes out the oldest WQE, which has completed.
+    /// Removes the oldest WQE, which has completed.
     pub(super) fn pop(&mut self) -> Option<Box<SendWqe>> {
         let wqe = self.begun.pop_front()?;
         if self.cursor > 0 {
@@ -160,7 +160,7 @@ impl Qp {
         if !matches!(self.state, QpState::ReadyToSend | QpState::SendQueueDrain) {
             return 0;
         }
-        // Local WQEs count against the budget, so that a ring of NOPs cannot occupy the device.
+        // Local WQEs count against the budget too, so that a ring of NOPs cannot occupy the device.
         let mut turns = budget;
         while turns > 0 && self.may_send(env) && self.next_turn(env) {
             turns -= 1;
@@ -179,7 +179,7 @@ impl Qp {
         outstanding < env.config.window as i32 || !self.is_reliable()
     }
 
-    /// One packet, or one WQE begun. `false` if there is nothing to do now.
+    /// Sends one packet, or begins one WQE. Returns `false` if there is nothing to do now.
     fn next_turn(&mut self, env: &mut Env) -> bool {
         let cursor = self.requester.cursor;
         match self.requester.begun.get(cursor).map(|wqe| wqe.outcome) {
@@ -229,7 +229,7 @@ impl Qp {
         let Some(ring) = &self.params.send_ring else { return false };
         let requester = &mut self.requester;
         if requester.posted == requester.next {
-            // The record is read again even without a doorbell, as hardware may do. So no posted
+            // Reads the record again even without a doorbell, as hardware may do, so that no posted
             // WQE is missed.
             let record = env.memory.load_be32(self.params.doorbell_record.wrapping_add(4));
             requester.rung = false;
@@ -254,7 +254,7 @@ impl Qp {
         true
     }
 
-    /// Fences, and the limit of outstanding READs and atomics.
+    /// Whether a WQE must wait for a fence, or for the limit of outstanding READs and atomics.
     fn must_wait(&self, wqe: &SendWqe) -> bool {
         if wqe.outcome.is_some() {
             return false;
@@ -262,7 +262,7 @@ impl Qp {
         let fenced = match wqe.flags.fence() {
             Fence::FENCE | Fence::SMALL_AND_FENCE => self.requester.reads > 0,
             Fence::STRONG_ORDERING => !self.requester.begun.is_empty(),
-            // Local operations are executed in order, so there is none to wait for.
+            // Local operations are executed in order, so there is no earlier one to wait for.
             _ => false,
         };
         let crowded = wqe.is_read_or_atomic()
@@ -315,7 +315,7 @@ impl Qp {
         if wqe.opcode == Opcode::UMR { self.execute_umr(env, wqe) } else { Ok(()) }
     }
 
-    /// Sends the packet that the cursor is at and moves on.
+    /// Sends the packet at the cursor and advances the cursor.
     fn send_next(&mut self, env: &mut Env) {
         let Some(wqe) = self.requester.begun.get(self.requester.cursor) else { return };
         if self.is_raw() {
@@ -349,7 +349,7 @@ impl Qp {
         }
     }
 
-    /// The packet at the cursor was sent.
+    /// Advances the cursor after its packet was sent.
     fn sent(&mut self, env: &mut Env) {
         let reliable = self.is_reliable();
         let requester = &mut self.requester;
@@ -374,7 +374,7 @@ impl Qp {
         }
     }
 
-    /// Marks the WQE at `at` of those begun as failed. It completes after the WQEs before it.
+    /// Marks the WQE at index `at` of `begun` as failed. It completes after the WQEs before it.
     pub(super) fn fail(&mut self, at: usize, failure: Failure) {
         if let Some(wqe) = self.requester.begun.get_mut(at) {
             wqe.outcome = Some(Err(failure));
@@ -404,7 +404,8 @@ impl Qp {
         };
         let mut bth = self.bth(env, opcode, wqe.first_psn + index);
         bth.set_solicited(position.ends() && wqe.flags.is_solicited());
-        // One acknowledgement in four windows keeps the sender going without one per packet.
+        // Four acknowledgement requests per window keep the sender going without one for each
+        // packet.
         let every = (env.config.window / 4).max(1);
         bth.set_ack_request(position.ends() || index % every == every - 1);
         packet.start(self.route(env), bth);
@@ -434,7 +435,7 @@ impl Qp {
         }
     }
 
-    /// A READ request, from the first response that is missing; or an atomic.
+    /// Builds a READ request, starting at the first missing response; or an atomic request.
     fn build_request(&self, env: &Env, wqe: &SendWqe, packet: &mut Packet) {
         let plain = wqe.atomic.is_plain();
         let opcode = match (wqe.opcode, wqe.atomic.swaps) {
@@ -467,7 +468,7 @@ impl Qp {
         }
     }
 
-    /// Copies message bytes `offset..` into a payload.
+    /// Copies message bytes from `offset` on into a packet's payload.
     pub(super) fn fill(
         &self,
         env: &Env,

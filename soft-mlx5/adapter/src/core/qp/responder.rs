@@ -23,7 +23,7 @@ enum Message {
     Write { address: u64, rkey: u32, len: u64, offset: u64 },
 }
 
-/// An atomic that was executed, for duplicates of its request.
+/// An executed atomic, kept to answer duplicates of its request.
 #[derive(Clone, Copy, Debug)]
 struct Executed {
     psn: Psn,
@@ -36,19 +36,20 @@ pub(super) struct Responder {
     expected: Psn,
     /// Messages completed, 24 bits.
     pub(super) msn: u32,
-    /// A NAK for the expected PSN was sent; until that PSN arrives, other requests are ignored.
+    /// Whether a NAK for the expected PSN was sent; until that PSN arrives, other requests are
+    /// ignored.
     nak_sent: bool,
     message: Option<Message>,
-    /// The receive WQE of the message, or (UC) of the message that was lost.
+    /// The receive WQE of the current message, or (UC) of the message that was lost.
     receive: Option<Box<ReceiveWqe>>,
     pub(super) spare: Option<Box<ReceiveWqe>>,
     /// The WQE of a striding queue that is being filled.
     pub(super) open: Option<OpenWqe>,
     pub(super) answers: VecDeque<Answer>,
     executed: VecDeque<Executed>,
-    /// The session was refused, and takes nothing more (DC).
+    /// Whether the session was refused, so that it accepts nothing more (DC).
     refused: bool,
-    /// READs and atomics whose answer is not sent yet.
+    /// READs and atomics whose answers are not sent yet.
     pub(super) reads: u8,
     /// Counters of the QP's receive ring.
     pub(super) posted: u16,
@@ -76,7 +77,7 @@ impl Responder {
         self.receive.is_some()
     }
 
-    /// A NAK ends the session.
+    /// Ends the session with a NAK.
     pub(super) fn refuse(&mut self, psn: Psn, code: NakCode) {
         self.message = None;
         self.answers.push_back(Answer::short(psn, Syndrome::Nak(code)));
@@ -87,7 +88,7 @@ impl Responder {
         self.refused
     }
 
-    /// The QP is in error: nothing is answered any more.
+    /// Stops answering, because the QP is in error.
     pub(super) fn stop(&mut self) {
         self.message = None;
         self.answers.clear();
@@ -104,9 +105,9 @@ enum Refusal {
     Invalid,
     /// A key forbids it.
     Access,
-    /// The receive WQE fails with the failure, and the NAK carries the code.
+    /// The receive WQE fails with this failure, and the NAK carries this code.
     Receive(Failure, NakCode),
-    /// The QP cannot go on.
+    /// The QP must enter the error state.
     Fatal,
 }
 
@@ -117,7 +118,7 @@ impl From<AccessError> for Refusal {
 }
 
 impl Qp {
-    /// A request arrived from the peer.
+    /// Handles a request of the peer.
     pub(super) fn receive_request(&mut self, env: &mut Env, from: &Addressing, packet: &View<'_>) {
         let ahead = packet.bth.psn().distance(self.responder.expected);
         if !self.is_reliable() {
@@ -143,8 +144,8 @@ impl Qp {
         }
     }
 
-    /// Path migration (specification 17.2.8): both sides rearm until they hear from each other,
-    /// then are armed; an armed side follows a peer that migrated.
+    /// Path migration (specification 17.2.8). Both sides rearm until a packet of the other side
+    /// arrives, and then are armed. An armed side follows a peer that has migrated.
     fn follow_peer(&mut self, env: &mut Env, migrated: bool) {
         match (self.settings.migration, migrated) {
             (MigrationState::Rearm, false) => self.settings.migration = MigrationState::Armed,
@@ -153,7 +154,8 @@ impl Qp {
         }
     }
 
-    /// UC: a lost packet loses its message. The next message is accepted with whatever PSN it has.
+    /// Handles a UC packet. A lost packet loses its message. The next message is accepted with any
+    /// PSN.
     fn receive_unreliable(
         &mut self,
         env: &mut Env,
@@ -216,7 +218,7 @@ impl Qp {
         }
     }
 
-    /// Order of packets in messages, and their lengths.
+    /// Checks the order of packets in messages, and their lengths.
     fn check_sequence(&self, env: &Env, packet: &View<'_>) -> Result<(), Refusal> {
         let continues = match (self.responder.message, packet.operation) {
             (None, _) => packet.position.starts(),
@@ -340,7 +342,7 @@ impl Qp {
             return Err(Refusal::Invalid);
         }
         if packet.immediate.is_some() {
-            // Before the packet is executed, so that the peer can repeat it.
+            // Before the packet is executed, so that the peer can retransmit it.
             self.need_receive(env, packet).inspect_err(|_| self.undo_start(packet))?;
         }
         let (key, at) = (Mkey(rkey), address.wrapping_add(offset));
@@ -373,7 +375,7 @@ impl Qp {
             return Err(Refusal::Invalid);
         }
         if len > 0 {
-            // A message of no bytes touches no memory, so its key does not count (specification
+            // A message of zero bytes accesses no memory, so its key is not checked (specification
             // 9.7.4.1.5).
             env.mkeys.check(who, Mkey(rkey), address, len, Access::REMOTE_WRITE)?;
         }
@@ -381,8 +383,8 @@ impl Qp {
         Ok(())
     }
 
-    /// The protection domain and QP of the peer's accesses. An XRC request names an SRQ, and that
-    /// SRQ's domain counts.
+    /// The protection domain and QP of the peer's accesses. An XRC request names an SRQ, and the
+    /// SRQ's protection domain is used.
     fn peer(&self, env: &Env, packet: &View<'_>) -> Result<Accessor, Refusal> {
         let Some(xrceth) = packet.xrceth else { return Ok(self.accessor()) };
         let srq = env.srqs.get(xrceth.srqn()).ok_or(Refusal::Invalid)?;
@@ -454,7 +456,7 @@ impl Qp {
         Ok(())
     }
 
-    /// A request that was executed before: answers it again without executing it twice.
+    /// Answers a request that was executed before, without executing it again.
     fn duplicate(&mut self, env: &mut Env, packet: &View<'_>) {
         let psn = packet.bth.psn();
         match (packet.operation, packet.reth) {
@@ -512,8 +514,8 @@ impl Qp {
         }
     }
 
-    /// Refuses a request finally: a NAK follows the answers that are due, and the QP enters the
-    /// error state.
+    /// Refuses a request: a NAK follows the answers that are due, and the QP enters the error
+    /// state.
     fn fail_responder(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
         if self.is_target() {
             return self.refuse_session(env, psn, code);
@@ -529,7 +531,7 @@ impl Qp {
         }
     }
 
-    /// A READ's memory went away after the request was accepted.
+    /// Handles a READ whose memory became inaccessible after the request was accepted.
     pub(super) fn read_failed(&mut self, env: &mut Env, psn: Psn) {
         if self.state == QpState::Error {
             return;
@@ -539,8 +541,7 @@ impl Qp {
         self.report_request(env, AsyncKind::QpAccessError);
     }
 
-    /// Raises an event about a request that was refused. A DC target has none that the kernel
-    /// passes on.
+    /// Raises an event about a refused request. The kernel passes on no such event of a DC target.
     fn report_request(&self, env: &mut Env, kind: AsyncKind) {
         if !self.is_target() {
             env.raise(kind, EventObject::Qp(self.number));
@@ -548,7 +549,7 @@ impl Qp {
     }
 }
 
-/// READs and atomics are acknowledged by their response.
+/// Whether the response of an operation also acknowledges it: of READs and atomics.
 fn answers_itself(operation: Operation) -> bool {
     operation == Operation::ReadRequest || is_atomic(operation)
 }
@@ -582,8 +583,8 @@ fn change_word(env: &Env, who: Accessor, packet: &View<'_>) -> Result<u64, Refus
     request.execute(&*env.memory, operand).map_err(|_| Refusal::Access)
 }
 
-/// The NAK when a receive WQE fails (specification 9.9.3: a message that is too long is the
-/// requester's fault, any other failure the responder's own).
+/// The NAK for a failed receive WQE (specification 9.9.3: a message that is too long is the
+/// requester's error, any other failure the responder's).
 fn receive_failed(failure: Failure) -> Refusal {
     let code = if failure == Failure::BUFFER_TOO_SHORT {
         NakCode::INVALID_REQUEST

@@ -9,9 +9,9 @@ use crate::core::{CqeSize, Cqn};
 use crate::packet::{NakCode, Operation, Psn, RnrTimer, Syndrome, View};
 use uverbs_mlx5_format::Opcode;
 
-/// The result of a confirmation.
+/// The result of an acknowledgement.
 enum Confirmed {
-    /// All PSNs are confirmed.
+    /// All PSNs are acknowledged.
     All,
     /// The response of the READ or atomic at this index is missing.
     Missing(usize),
@@ -27,11 +27,11 @@ enum Response<'a> {
 }
 
 impl Qp {
-    /// A response arrived.
+    /// Handles a response.
     pub(super) fn receive_response(&mut self, env: &mut Env, packet: &View<'_>) {
         let psn = packet.bth.psn();
-        // Answers to requests that are complete, or that this connection never sent (late packets
-        // of an earlier one).
+        // Responses to requests that have completed, or that this connection never sent (late
+        // packets of an earlier connection).
         if psn.precedes(self.requester.oldest_psn()) || !psn.precedes(self.requester.sent_psn) {
             return;
         }
@@ -63,7 +63,7 @@ impl Qp {
         }
     }
 
-    /// Confirms everything up to `psn`. A missing response before it is requested again.
+    /// Acknowledges everything up to `psn`. If an earlier response is missing, requests it again.
     fn confirm_or_ask_again(&mut self, env: &mut Env, psn: Psn) {
         if let Confirmed::Missing(at) = self.confirm(env, psn) {
             self.ask_again(env, at);
@@ -107,7 +107,7 @@ impl Qp {
         result
     }
 
-    /// New PSNs were confirmed: the retry counters and the timer start again.
+    /// Restarts the retry counters and the timer after new PSNs were acknowledged.
     fn progress(&mut self, env: &mut Env) {
         self.requester.set_retries(self.settings.retry_count, self.settings.rnr_retry);
         self.requester.missed = None;
@@ -121,7 +121,7 @@ impl Qp {
         self.schedule(env);
     }
 
-    /// A response with data: READ or atomic.
+    /// Handles a response with data: READ or atomic.
     fn read_response(&mut self, env: &mut Env, psn: Psn, response: Response<'_>) {
         let is_missing = |wqe: &SendWqe| wqe.is_read_or_atomic() && wqe.outcome.is_none();
         let Some(at) = self.requester.begun.iter().position(|wqe| is_missing(wqe)) else { return };
@@ -171,12 +171,12 @@ impl Qp {
         }
     }
 
-    /// Longest result that goes into the CQE.
+    /// The longest result that goes into the CQE.
     fn requester_inline_limit(&self, env: &Env) -> u32 {
         inline_limit(env, self.params.scatter_requester, self.params.send_cq)
     }
 
-    /// A response was lost: requests it again, unless that was done already.
+    /// Requests a lost response again, unless that was done already.
     fn ask_again(&mut self, env: &mut Env, at: usize) {
         let wqe = &self.requester.begun[at];
         let expected = wqe.first_psn + wqe.confirmed;
@@ -206,9 +206,9 @@ impl Qp {
         self.deadline.set(env.now.saturating_add(timer.nanoseconds()), owner, &mut env.timers);
     }
 
-    /// The peer misses the packet with this PSN. Some peers send this once behind an RNR NAK, for
-    /// the next packet that they drop (`check_psn` in drivers/infiniband/sw/rxe/rxe_resp.c). That
-    /// is no second failure, and so it costs no retry.
+    /// Handles a sequence-error NAK: the peer misses the packet with this PSN. After an RNR NAK,
+    /// some peers send one such NAK for the next packet that they drop (`check_psn` in
+    /// drivers/infiniband/sw/rxe/rxe_resp.c). That is not a second failure, so it costs no retry.
     fn out_of_sequence(&mut self, env: &mut Env, psn: Psn) {
         if self.requester.not_ready != Some(psn) {
             return self.retry_from(env, psn);
@@ -242,7 +242,7 @@ impl Qp {
         })
     }
 
-    /// Moves the cursor back to the packet with this PSN, if it is ahead of it.
+    /// Moves the cursor back to the packet with this PSN, if the cursor is after it.
     fn go_back_to(&mut self, psn: Psn) {
         let Some(at) = self.place_of(psn) else { return };
         let wqe = &self.requester.begun[at];
@@ -252,7 +252,7 @@ impl Qp {
         }
     }
 
-    /// Sends again from `psn` on. Without retries left, the WQE fails.
+    /// Retransmits from `psn` on. Without retries left, the WQE fails.
     fn retry_from(&mut self, env: &mut Env, psn: Psn) {
         let Some(at) = self.place_of(psn) else { return };
         if self.requester.retries_left == 0 && !self.try_alternate_path(env) {
@@ -281,7 +281,7 @@ impl Qp {
         }
     }
 
-    /// Starts the acknowledgement timer unless it runs (specification 9.7.6.1.3: 4.096 us *
+    /// Starts the acknowledgement timer if it is not running (specification 9.7.6.1.3: 4.096 us *
     /// 2^code).
     pub(super) fn start_ack_timer(&mut self, env: &mut Env) {
         let code = self.settings.path.ack_timeout;
@@ -292,7 +292,7 @@ impl Qp {
         }
     }
 
-    /// The deadline has passed: RNR wait is over, or no acknowledgement came.
+    /// Handles the deadline: the RNR wait is over, or no acknowledgement arrived.
     pub(super) fn time_out(&mut self, env: &mut Env) {
         if self.is_raw() {
             return self.schedule(env);
@@ -311,7 +311,7 @@ impl Qp {
     }
 }
 
-/// Longest data that goes into a CQE of this queue.
+/// The longest data that goes into a CQE of this queue.
 pub(super) fn inline_limit(env: &Env, wanted: ScatterToCqe, cqn: Cqn) -> u32 {
     let size = env.cqs.get(cqn.0).map(|cq| cq.cqe_size());
     match size {

@@ -9,10 +9,10 @@ use crate::packet::Psn;
 impl Core {
     /// Changes a QP's state, properties, or both (`state` may be the state that it is in).
     ///
-    /// The transitions are those of the specification's figure "QP state diagram": anything to
+    /// The transitions are those of the specification's figure "QP state diagram": any state to
     /// RESET and ERR, RESET to INIT, INIT to INIT and RTR, RTR to RTS, RTS to RTS and SQD, SQD to
-    /// SQD and RTS, SQE to RTS. Which properties a transition needs is for the front end to check;
-    /// PSNs only count up to RTS. On error nothing has changed.
+    /// SQD and RTS, SQE to RTS. PSNs take effect only up to RTS. The front end checks which
+    /// properties a transition requires. On error nothing has changed.
     pub fn modify_qp(
         &mut self,
         qpn: Qpn,
@@ -152,7 +152,8 @@ impl Qp {
         }
     }
 
-    /// "Migrated" asked for by the host while armed means: go to the alternate path now.
+    /// Sets the migration state. If the host asks for "migrated" while armed, the QP moves to the
+    /// alternate path now.
     fn migrate(&mut self, env: &mut Env, wanted: Option<MigrationState>) {
         let Some(wanted) = wanted else { return };
         let armed = self.settings.migration != MigrationState::Migrated;

@@ -1,14 +1,14 @@
 //! Striding receive queues: many frames fill the strides of one WQE (multi-packet WQEs).
 //!
-//! A frame begins at the next free stride and takes as many as it needs. Its CQE says which WQE
-//! (`wqe_id`), which stride (`wqe_counter`), and how many (`byte_count`):
-//! `mlx5e_handle_rx_cqe_mpwrq` of mlx5/core/en_rx.c, `mlx5_rx_burst_mprq` of DPDK. Where a frame
-//! does not fit into the rest of a WQE, a filler CQE consumes the rest and the frame goes to the
-//! next WQE.
+//! A frame begins at the next free stride and takes as many strides as it needs. Its CQE names the
+//! WQE (`wqe_id`), the stride (`wqe_counter`), and the number of strides (`byte_count`):
+//! `mlx5e_handle_rx_cqe_mpwrq` of mlx5/core/en_rx.c, `mlx5_rx_burst_mprq` of DPDK. If a frame does
+//! not fit into the rest of a WQE, a filler CQE consumes the rest and the frame goes to the next
+//! WQE.
 //!
-//! Unconfirmed: that `wqe_id` counts as the doorbell record does; that a filler comes even if there
-//! is no next WQE; that the error CQE of a frame longer than a WQE consumes the rest of the WQE;
-//! what a flushed WQE's CQE says.
+//! Unconfirmed: that `wqe_id` counts as the doorbell record does; that a filler is written even if
+//! there is no next WQE; that the error CQE of a frame longer than a WQE consumes the rest of the
+//! WQE; the contents of a flushed WQE's CQE.
 
 use uverbs_mlx5_format::{Cqe, CqeOpcode, StrideByteCount, U16, U32};
 
@@ -18,14 +18,14 @@ use super::receive::ReceiveWqe;
 use super::syndrome::Failure;
 use super::{Qp, QpState};
 
-/// The strides that the buffers of a receive queue consist of.
+/// How the buffers of a receive queue are divided into strides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Striding {
     /// log2 of a stride's bytes, 6..=13.
     pub log_bytes: u8,
     /// log2 of a WQE's strides, 3..=16.
     pub log_strides: u8,
-    /// Frames begin two bytes behind the start of a stride, so that their IP header is aligned.
+    /// Frames begin two bytes after the start of a stride, so that their IP header is aligned.
     pub two_byte_shift: bool,
 }
 
@@ -39,7 +39,7 @@ impl Striding {
         if self.two_byte_shift { 2 } else { 0 }
     }
 
-    /// Strides of a frame. An empty one takes one, too.
+    /// Number of strides of a frame. An empty frame takes one.
     fn needed(self, bytes: u64) -> u64 {
         (bytes + self.shift()).div_ceil(1 << self.log_bytes).max(1)
     }
@@ -53,7 +53,7 @@ pub(super) struct OpenWqe {
 }
 
 impl OpenWqe {
-    /// A CQE's fields about `strides` strides from the next free one on.
+    /// The CQE fields for `strides` strides from the next free one on.
     fn cqe(&self, strides: u32, bytes: u64, filler: bool) -> Cqe {
         let count = StrideByteCount::new(strides as u16, bytes as u16, filler);
         Cqe {
@@ -65,7 +65,7 @@ impl OpenWqe {
     }
 }
 
-/// Where a frame goes.
+/// The strides chosen for a frame.
 pub(super) struct Strides {
     open: OpenWqe,
     shape: Striding,
@@ -77,19 +77,19 @@ impl Strides {
         &mut self.open.wqe
     }
 
-    /// Where in the WQE's buffers the frame begins.
+    /// The offset in the WQE's buffers at which the frame begins.
     pub(super) fn offset(&self) -> u64 {
         (u64::from(self.open.used) << self.shape.log_bytes) + self.shape.shift()
     }
 
-    /// The fields of the CQE that say where a frame of so many bytes is.
+    /// The CQE fields for a frame of `bytes` bytes.
     pub(super) fn cqe(&self, bytes: u64) -> Cqe {
         self.open.cqe(self.taken, bytes, false)
     }
 }
 
 impl Qp {
-    /// The strides for a frame of so many bytes; `None` without a posted WQE.
+    /// The strides for a frame of `bytes` bytes; `None` if no WQE is posted.
     pub(super) fn take_strides(
         &mut self,
         env: &mut Env,
@@ -120,7 +120,7 @@ impl Qp {
         })
     }
 
-    /// The frame is in its strides.
+    /// Records that the frame is stored in its strides.
     pub(super) fn use_strides(&mut self, strides: Strides) {
         let Strides { mut open, shape, taken } = strides;
         open.used += taken;
@@ -131,8 +131,8 @@ impl Qp {
         }
     }
 
-    /// Consumes the rest of a WQE: a filler's, or that of a frame that failed. `false` if the CQ is
-    /// in error.
+    /// Consumes the rest of a WQE, for a filler or a frame that failed. Returns `false` if the CQ
+    /// is in error.
     fn fill_rest(
         &mut self,
         env: &mut Env,
@@ -154,7 +154,7 @@ impl Qp {
         completed
     }
 
-    /// The memory of the strides does not take the frame: the queue fails.
+    /// Fails the queue, because a frame could not be written to the memory of its strides.
     pub(super) fn fail_strides(&mut self, env: &mut Env, strides: Strides, failure: Failure) {
         let Strides { open, shape, .. } = strides;
         let completed = self.fill_rest(env, shape, open, Some(failure));
@@ -163,7 +163,7 @@ impl Qp {
         }
     }
 
-    /// A posted WQE that no frame has reached is flushed.
+    /// Flushes a posted WQE that has no frame.
     pub(super) fn flush_whole(&self, env: &mut Env, shape: Striding, index: u16) -> bool {
         let mut wqe = Box::<ReceiveWqe>::default();
         wqe.index = index;
@@ -172,7 +172,7 @@ impl Qp {
         self.complete_strides_badly(env, &open.wqe, cqe, Failure::FLUSHED)
     }
 
-    /// The WQE that was being filled is flushed with those behind it.
+    /// Flushes the WQE that is being filled.
     pub(super) fn flush_strides(&mut self, env: &mut Env) {
         let open = self.responder.open.take();
         if let (Some(open), Some(shape)) = (open, self.params.striding) {

@@ -9,15 +9,15 @@ pub(super) struct Failure {
     pub(super) vendor: u8,
 }
 
-/// NVIDIA does not publish vendor syndromes. Those that users' logs of real devices show with a
-/// status are used where one is known (0x51 and 0x53 with protection errors, 0x81, 0x87, 0x88,
-/// 0x89, 0x8a, 0xf9); these are unconfirmed. All others, from 0xa0 up, are this device's own.
+/// NVIDIA does not publish vendor syndromes. Values that users' logs of real devices show with a
+/// status are used where known (0x51 and 0x53 with protection errors, 0x81, 0x87, 0x88, 0x89, 0x8a,
+/// 0xf9); these are unconfirmed. All others, from 0xa0 up, are this device's own.
 impl Failure {
     const fn new(syndrome: Syndrome, vendor: u8) -> Self {
         Self { syndrome, vendor }
     }
 
-    /// The queue was in error before.
+    /// The queue was already in error.
     pub(super) const FLUSHED: Self = Self::new(Syndrome::FLUSHED, 0xf9);
     /// The gather list cannot be read.
     pub(super) const GATHER: Self = Self::new(Syndrome::LOCAL_PROTECTION, 0x51);
@@ -37,9 +37,9 @@ impl Failure {
     pub(super) const TOO_LONG: Self = Self::new(Syndrome::LOCAL_LENGTH, 0xa0);
     /// The message is longer than the receive buffer.
     pub(super) const BUFFER_TOO_SHORT: Self = Self::new(Syndrome::LOCAL_LENGTH, 0xa1);
-    /// The WQE's size is zero, or more than what was posted.
+    /// The WQE's size is zero, or exceeds the posted blocks.
     pub(super) const WQE_SIZE: Self = Self::new(Syndrome::LOCAL_QP_OPERATION, 0xa8);
-    /// The WQE's index or QP number is not that of its place.
+    /// The WQE's index or QP number does not match its position.
     pub(super) const WQE_PLACE: Self = Self::new(Syndrome::LOCAL_QP_OPERATION, 0xa9);
     /// The opcode is unknown, or not for this transport.
     pub(super) const OPCODE: Self = Self::new(Syndrome::LOCAL_QP_OPERATION, 0xaa);

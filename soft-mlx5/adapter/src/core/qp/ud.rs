@@ -12,14 +12,14 @@ use super::wqe::SendWqe;
 use super::{Qp, QpState};
 use crate::packet::{Addressing, Bth, Deth, Gid, ImmDt, Opcode as Wire, Packet, View};
 
-/// Bytes at the head of a UD receive buffer that hold the global route header or stay as they are.
+/// Bytes at the start of a UD receive buffer for the global route header; unchanged without one.
 pub(super) const GRH_LEN: usize = 40;
 
 /// QP number of multicasts.
 pub(in crate::core) const MULTICAST_QPN: u32 = 0xff_ffff;
 
 impl Qp {
-    /// The one packet of a UD send.
+    /// Builds the only packet of a UD send.
     pub(super) fn build_datagram(
         &self,
         env: &Env,
@@ -39,7 +39,7 @@ impl Qp {
         self.fill(env, wqe, 0, packet.payload(wqe.len as usize))
     }
 
-    /// The Q_Key that a datagram carries. One with its top bit set means the sending QP's own
+    /// The Q_Key of a datagram. If its top bit is set, the sending QP's own Q_Key is used
     /// (`ibv_post_send(3)`). Kernels send management datagrams on QP 1 with 0x80000000
     /// (`IB_QP_SET_QKEY` of drivers/infiniband/core/mad.c).
     fn qkey_for(&self, qkey: u32) -> u32 {
@@ -50,19 +50,19 @@ impl Qp {
         if self.params.special == Some(1) { QP1_QKEY } else { self.settings.qkey }
     }
 
-    /// The number that peers know the QP by.
+    /// The QP number in packets: 0 or 1 for a management QP.
     fn wire_number(&self) -> u32 {
         self.params.special.map_or(self.number.0, u32::from)
     }
 
-    /// What stands for immediate data in a completion: of management datagrams the P_Key, which
-    /// mlx5_ib looks for there.
+    /// The immediate field of a completion. For management datagrams it holds the P_Key, which
+    /// mlx5_ib reads there.
     fn immediate_of(&self, packet: &View<'_>) -> [u8; 4] {
         let pkey = || self.params.special.map(|_| u32::from(packet.bth.pkey()).to_be_bytes());
         packet.immediate.map(|immediate| immediate.0).or_else(pkey).unwrap_or_default()
     }
 
-    /// A datagram arrived.
+    /// Handles a datagram.
     pub(super) fn receive_datagram(&mut self, env: &mut Env, from: &Addressing, packet: &View<'_>) {
         let Some(deth) = packet.deth else { return };
         let checked = self.params.special != Some(0);
@@ -98,7 +98,7 @@ impl Qp {
                 };
                 self.complete_receive(env, wqe, from, received)
             }
-            // That a datagram that does not fit ends the QP is unconfirmed for a real device.
+            // It is unconfirmed that on a real device a datagram that does not fit fails the QP.
             Err(failure) => {
                 let completed = self.complete_receive_badly(env, &wqe, failure);
                 self.enter_error(env);

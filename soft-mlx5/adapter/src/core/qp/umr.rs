@@ -11,7 +11,7 @@ use super::wqe::SendWqe;
 use super::{Qp, QpType};
 use crate::memory::PageMap;
 
-/// The segments of an UMR WQE after its control segment.
+/// The segments of a UMR WQE after its control segment.
 struct Umr<'a> {
     control: UmrControlSegment,
     context: MkeyContextSegment,
@@ -42,7 +42,7 @@ where
 }
 
 impl Qp {
-    /// Executes an UMR WQE. It finds the key by its index, whatever variant the key has now.
+    /// Executes a UMR WQE. The key is found by its index, whatever its current variant.
     pub(super) fn execute_umr(&self, env: &mut Env, wqe: &SendWqe) -> Result<(), Failure> {
         let umr = Umr::parse(&wqe.umr)?;
         let mkey = Mkey(u32::from_be_bytes(wqe.immediate));
@@ -61,7 +61,7 @@ impl Qp {
 
     /// Linux's `umr.c` reads: CHECK_FREE fails if the key is free, CHECK_NOT_FREE if it is not.
     fn check_umr(&self, umr: &Umr<'_>, key: &MkeyParams) -> Result<(), Failure> {
-        // The kernel's own QP has no domain and changes keys of all.
+        // The kernel's own QP has no protection domain and may change all keys.
         let wrong_owner = key.pd != self.params.pd && !self.params.reserved_lkey
             || umr.flag(UmrControlSegment::FLAG_CHECK_QPN) && key.qpn != self.number.0;
         let wrong_state = match umr.control.flags & FREE_CHECKS {
@@ -69,8 +69,8 @@ impl Qp {
             UmrControlSegment::FLAG_CHECK_NOT_FREE => !key.free,
             _ => false,
         };
-        // The registration granted range and rights of a region, so a user's WQE can only take it
-        // out of use.
+        // A registration determines a region's range and rights. So a user's WQE may only
+        // invalidate the region.
         let region = matches!(key.translation, Translation::Memory(_));
         let widens = region && !self.params.reserved_lkey && umr.has(!REGION_CHANGES);
         let refused = wrong_owner || wrong_state || widens || !key.access.contains(Access::UMR);
@@ -117,14 +117,14 @@ impl Qp {
         Ok(())
     }
 
-    /// A key may be given to any QP, or to the one that the WQE is on. Only privileged QPs give it
-    /// to another.
+    /// Checks the QP to which a key is given: any QP, or the WQE's own. Only privileged QPs may
+    /// name another one.
     fn allowed_qpn(&self, qpn: u32) -> Result<u32, Failure> {
         let allowed = qpn == ANY_QP || qpn == self.number.0 || self.params.reserved_lkey;
         if allowed { Ok(qpn) } else { Err(Failure::BIND) }
     }
 
-    /// Only privileged QPs move keys between domains.
+    /// Only privileged QPs move keys between protection domains.
     fn allowed_pd(&self, pd: Pdn) -> Result<Pdn, Failure> {
         let allowed = pd == self.params.pd || self.params.reserved_lkey;
         if allowed { Ok(pd) } else { Err(Failure::BIND) }
@@ -139,17 +139,17 @@ impl Qp {
         let entries = self.translation_entries(env, umr)?;
         match &key.translation {
             Translation::Klm(_) => klm_entries(&entries, key.length).map(Translation::Klm),
-            // Physical pages are for the privileged: they reach all of host memory.
+            // Only privileged QPs may map physical pages, because these reach all of host memory.
             Translation::Memory(_) if self.params.reserved_lkey => self.pages(umr, key, &entries),
             _ => Err(Failure::BIND),
         }
     }
 
-    /// The entries are in the WQE, or in memory that it points at.
+    /// Reads the entries out of the WQE, or out of memory that it points at.
     fn translation_entries(&self, env: &Env, umr: &Umr<'_>) -> Result<Vec<u8>, Failure> {
         let len = usize::from(umr.control.klm_octowords.get()) * 16;
         if umr.flag(UmrControlSegment::FLAG_INLINE) {
-            // libmlx5 writes 64 bytes for the one entry of a window; what is missing is padding.
+            // libmlx5 writes 64 bytes for the one entry of a window; the rest is padding.
             return Ok(umr.rest[..len.min(umr.rest.len())].to_vec());
         }
         let (segment, _) = take::<DataSegment>(umr.rest)?;
@@ -161,8 +161,9 @@ impl Qp {
         read.map(|()| entries).map_err(|_| Failure::BIND)
     }
 
-    /// The driver's own QP for registration has no domain, and reads its lists through a key of
-    /// another one (`_create_kernel_qp` and `mlx5r_umr_create_xlt` of mlx5_ib).
+    /// The accessor for reading a list. The driver's own QP for registration has no protection
+    /// domain, and reads its lists through a key of another one (`_create_kernel_qp` and
+    /// `mlx5r_umr_create_xlt` of mlx5_ib).
     fn list_accessor(&self, env: &Env, key: Mkey) -> Accessor {
         let who = self.accessor();
         match env.mkeys.get(key) {
@@ -214,8 +215,8 @@ impl Qp {
         Ok(Translation::Memory(PageMap::pages(shift, frames, inside)))
     }
 
-    /// A window must be inside its region and of the same domain. The region must allow locally
-    /// what the window allows remotely.
+    /// A window must be inside its region and in the same protection domain. For each remote right
+    /// of the window the region must have the local right.
     fn check_entries(&self, env: &Env, key: &MkeyParams) -> Result<(), Failure> {
         let Translation::Klm(entries) = &key.translation else { return Ok(()) };
         let writes = key.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
@@ -234,7 +235,7 @@ impl Qp {
 }
 
 impl Env {
-    /// Gives a key a new state; a domain that does not exist is refused.
+    /// Replaces a key's state. Refuses a protection domain that does not exist.
     pub(in crate::core) fn replace_key(
         &mut self,
         mkey: Mkey,
@@ -275,7 +276,7 @@ const FREE_CHECKS: u8 = UmrControlSegment::FLAG_CHECK_FREE | UmrControlSegment::
 const REMOTE_INVALIDATE: u32 = 1 << 24;
 const WHOLE_SPACE: u32 = 1 << 31;
 
-/// Reads KLM entries that cover `length` bytes. What follows is padding.
+/// Reads KLM entries that cover `length` bytes. The rest is padding.
 fn klm_entries(entries: &[u8], length: u64) -> Result<Vec<KlmEntry>, Failure> {
     let mut klms = Vec::new();
     let mut covered = 0;

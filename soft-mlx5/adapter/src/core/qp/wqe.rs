@@ -1,4 +1,4 @@
-//! Reading a send WQE: bytes of a ring to a checked work request.
+//! Reads a send WQE: turns bytes of a ring into a checked work request.
 
 use uverbs_mlx5_format::{
     AddressVector, AtomicSegment, ControlFlags, ControlSegment, DataSegment, EthSegment,
@@ -17,7 +17,7 @@ use crate::packet::Psn;
 /// A scatter/gather entry: local memory, or bytes of the WQE itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sge {
-    /// In the space of `lkey`; without one, in the WQE's inline data.
+    /// Address in the space of `lkey`; without an lkey, offset in the WQE's inline data.
     pub(super) address: u64,
     pub(super) len: u32,
     pub(super) lkey: Option<u32>,
@@ -36,8 +36,8 @@ impl Sge {
 
 /// A send WQE that was read from the ring, and the progress of its execution.
 ///
-/// Everything that execution and retransmission need is copied out: the host's program may write
-/// the ring at any time.
+/// Everything that execution and retransmission need is copied, because the host's program may
+/// write to the ring at any time.
 #[derive(Debug, Default)]
 pub(super) struct SendWqe {
     pub(super) index: u16,
@@ -58,18 +58,18 @@ pub(super) struct SendWqe {
     /// Raw packet: the Ethernet segment, and the inline header of the frame or of all segments.
     pub(super) ethernet: EthSegment,
     pub(super) header: Vec<u8>,
-    /// The segments of an UMR, as they are in the WQE.
+    /// The segments of a UMR, as they are in the WQE.
     pub(super) umr: Vec<u8>,
-    /// Bytes of the message, or of what it reads.
+    /// Bytes of the message, or of the memory that it reads.
     pub(super) len: u64,
 
     pub(super) first_psn: Psn,
-    /// The number of its PSNs: of request packets, or of response packets for a READ.
+    /// The number of its PSNs: request packets, or response packets for a READ.
     pub(super) packets: u32,
-    /// PSNs from the first on that are acknowledged, or whose responses came in order.
+    /// PSNs from the first one on that are acknowledged, or whose responses arrived in order.
     pub(super) confirmed: u32,
     pub(super) outcome: Option<Result<(), Failure>>,
-    /// No WQE of the host: it connects a DC initiator to the target of the next one.
+    /// Whether this is the CONNECT of a DC initiator, which belongs to no WQE of the host.
     pub(super) connects: bool,
 }
 
@@ -88,15 +88,15 @@ impl SendWqe {
         self.opcode == Opcode::RDMA_READ || self.opcode.is_atomic()
     }
 
-    /// Executed without a packet.
+    /// Whether it is executed without a packet.
     pub(super) fn is_local(&self) -> bool {
         matches!(self.opcode, Opcode::NOP | Opcode::UMR)
     }
 
     /// Reads the WQE at counter `index` of a ring of which `posted` blocks from there are valid.
     ///
-    /// On failure `index` and `blocks` say where the next WQE would be, as far as that can be
-    /// known, and `opcode` and `flags` hold what could be read.
+    /// On failure, `index` and `blocks` give the position of the next WQE if it can be determined,
+    /// and `opcode` and `flags` hold the values that could be read.
     pub(super) fn read(
         &mut self,
         memory: &dyn HostMemory,
@@ -191,7 +191,7 @@ impl SendWqe {
     }
 }
 
-/// Where in which queue a WQE is read.
+/// The queue and position at which a WQE is read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) qpn: u32,
@@ -247,7 +247,7 @@ impl<'a> Segments<'a> {
         Ok(segment)
     }
 
-    /// The short form of an address vector has its first 16 bytes only.
+    /// The short form of an address vector has only its first 16 bytes.
     fn address_vector(&mut self) -> Result<AddressVector, Failure> {
         let (base, _) =
             self.0.split_at_checked(AddressVector::BASE_SIZE).ok_or(Failure::SEGMENT)?;

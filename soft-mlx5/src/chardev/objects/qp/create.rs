@@ -101,11 +101,11 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     };
     let qpn = build(call, &mut request)?;
     call.output_struct(create::RESP_CAP, &request.cap)?;
-    call.output(create::RESP_QP_NUM, &told_number(qp_type, qpn))
+    call.output(create::RESP_QP_NUM, &response_number(qp_type, qpn))
 }
 
 /// The number in the response to creation: 0 for a DC target, which gets its number at RTR.
-fn told_number(qp_type: QpType, qpn: Qpn) -> u32 {
+fn response_number(qp_type: QpType, qpn: Qpn) -> u32 {
     if qp_type == QpType::DcTarget { 0 } else { qpn.0 }
 }
 
@@ -252,7 +252,7 @@ fn write_form(call: &mut Call<'_>, asked: &ExCreateQp) -> Result<CreateQpResp, E
     let cap = request.cap;
     Ok(CreateQpResp {
         qp_handle,
-        qpn: told_number(qp_type, qpn),
+        qpn: response_number(qp_type, qpn),
         max_send_wr: cap.max_send_wr,
         max_recv_wr: cap.max_recv_wr,
         max_send_sge: cap.max_send_sge,
