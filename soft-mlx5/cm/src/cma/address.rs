@@ -1,4 +1,4 @@
-//! Addresses of ids, and what rdma_cm asks of the IP stack.
+//! Addresses of ids, and the IP stack's functions that rdma_cm uses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -10,12 +10,12 @@ use uverbs_uapi::cm::address::{
 use super::{CmaError, DeviceNumber, is_any, service_id};
 use uverbs_soft_packet::{Addressing, Gid};
 
-/// The partition that every port is in.
+/// The partition of which every port is a member.
 const DEFAULT_PKEY: u16 = 0xffff;
-/// Its bit that says full member.
+/// The bit of a P_Key for full membership.
 const MEMBERSHIP: u16 = 0x8000;
 
-/// An address of a family that rdma_cm knows.
+/// An address of a family that rdma_cm supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Address {
     /// IPv4 or IPv6.
@@ -25,7 +25,7 @@ pub enum Address {
 }
 
 impl Address {
-    /// The address in a storage; `None` if its family is unknown.
+    /// The address in a `SockaddrStorage`; `None` if its family is unknown.
     pub fn read(storage: &SockaddrStorage) -> Option<Self> {
         Some(match storage.family {
             AF_INET => {
@@ -44,7 +44,7 @@ impl Address {
         })
     }
 
-    /// The address as the ABI has it.
+    /// The address in the ABI's form.
     pub fn storage(&self) -> SockaddrStorage {
         match self {
             Self::Ip(SocketAddr::V4(v4)) => SockaddrStorage::new(&SockaddrIn {
@@ -121,7 +121,7 @@ impl Address {
         }
     }
 
-    /// The address as an IP one: a GID is its IPv6 address, or the IPv4 address in it.
+    /// The address as an IP address: a GID is an IPv6 address, or contains an IPv4 address.
     pub(super) fn as_ip(&self) -> SocketAddr {
         match self {
             Self::Ip(ip) => *ip,
@@ -133,7 +133,7 @@ impl Address {
         }
     }
 
-    /// Whether an InfiniBand address is of the default partition, by full or limited membership.
+    /// Whether an InfiniBand address is in the default partition, with full or limited membership.
     pub(super) fn has_default_pkey(&self) -> bool {
         !matches!(self, Self::Ib(ib) if ib.pkey.get() | MEMBERSHIP != DEFAULT_PKEY)
     }
@@ -164,7 +164,7 @@ pub(super) fn gid_of(address: IpAddr) -> Gid {
     }
 }
 
-/// A device, and one of its addresses.
+/// A device and one of its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interface {
     /// The device.
@@ -173,37 +173,38 @@ pub struct Interface {
     pub gid: Gid,
 }
 
-/// How to reach an address.
+/// A route to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// The device that the packets leave by.
+    /// The device through which the packets leave.
     pub device: DeviceNumber,
     /// The local source address.
     pub source: IpAddr,
-    /// Where they go: GIDs, LIDs, the neighbour's MAC address, hop limit.
+    /// Addressing of the packets: GIDs, LIDs, the neighbour's MAC address, hop limit.
     pub addressing: Addressing,
 }
 
-/// What rdma_cm asks of the IP stack.
+/// The functions of the IP stack that rdma_cm uses.
 pub trait Addresses {
-    /// Whether an address that an id binds to is a wildcard. To the kernel those of the loopback
-    /// interface are, too; where devices have such addresses, each stands for its device.
+    /// Whether an address to which an id binds is a wildcard. The kernel also counts the addresses
+    /// of the loopback interface. If devices have loopback addresses, each stands for its device
+    /// instead.
     fn is_wildcard(&self, address: IpAddr) -> bool {
         is_any(address)
     }
 
-    /// The device that has a local address.
+    /// The device with a local address.
     ///
     /// # Errors
-    /// EADDRNOTAVAIL if the address is not the machine's, ENODEV if no device has it.
+    /// EADDRNOTAVAIL if the machine does not have the address, ENODEV if no device has it.
     fn own(&self, address: IpAddr) -> Result<Interface, CmaError>;
 
-    /// The route to an address, from this local address if one is given. The wildcard address leads
-    /// to the machine itself; where each process acts as a machine, the port and its port space
-    /// select the process.
+    /// The route to an address, from the local address `source` if one is given. The wildcard
+    /// address leads to the machine itself. If each process acts as a machine, the port and its
+    /// port space select the process.
     ///
     /// # Errors
-    /// ENETUNREACH if there is no route, ENODEV if it leaves by no RDMA device.
+    /// ENETUNREACH if there is no route, ENODEV if it leaves through no RDMA device.
     fn route(
         &self,
         source: Option<IpAddr>,

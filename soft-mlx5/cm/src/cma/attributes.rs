@@ -16,25 +16,25 @@ const RTS: u32 = 3;
 pub(super) const PORT: u8 = 1;
 
 impl Cma {
-    /// What a queue pair needs to reach `state` (1 INIT, 2 RTR, 3 RTS). Before there is a request,
-    /// and for UD, that is INIT's set whatever the state.
+    /// The attributes that a queue pair needs to reach `state` (1 INIT, 2 RTR, 3 RTS). Without a
+    /// request, and for UD, these are INIT's attributes whatever the state.
     ///
     /// # Errors
     /// EINVAL while the id has no device, and for states that its connection does not allow.
     pub fn init_qp_attr(&self, id: CmaId, state: u32) -> Result<QpAttr, CmaError> {
-        let of = self.id(id)?;
+        let entry = self.id(id)?;
         let device = self.device_of(id)?;
         let mut attr = QpAttr { qp_state: state, ..QpAttr::default() };
         attr.qp_attr_mask |= Mask::STATE;
-        match of.cm.filter(|_| !of.is_ud()) {
-            None => add_port(&mut attr, of.is_ud().then_some(of.qkey)),
+        match entry.cm.filter(|_| !entry.is_ud()) {
+            None => add_port(&mut attr, entry.is_ud().then_some(entry.qkey)),
             Some(cm) => device.connected_attr(cm, &mut attr)?,
         }
         if state == RTR {
-            attr.rq_psn = of.psn;
+            attr.rq_psn = entry.psn;
         }
         if attr.qp_attr_mask.contains(Mask::TIMEOUT) {
-            attr.timeout = of.settings.ack_timeout.unwrap_or(attr.timeout);
+            attr.timeout = entry.settings.ack_timeout.unwrap_or(attr.timeout);
         }
         Ok(attr)
     }
@@ -46,7 +46,7 @@ impl Cma {
     }
 }
 
-/// What INIT takes without a connection (`cma_ib_init_qp_attr`).
+/// Attributes for INIT without a connection (`cma_ib_init_qp_attr`).
 fn add_port(attr: &mut QpAttr, ud_qkey: Option<u32>) {
     (attr.pkey_index, attr.port_num) = (0, PORT);
     attr.qp_attr_mask |= Mask::PKEY_INDEX | Mask::PORT;
@@ -136,7 +136,7 @@ impl Device {
         attr
     }
 
-    /// Where a GID is in the table: the entry of the port's default type if there is one.
+    /// The index of a GID in the table; prefers the entry of the port's default type.
     pub(super) fn gid_index(&self, gid: Gid) -> u8 {
         let slots = || self.info.gids.iter().enumerate().filter(|(_, slot)| slot.gid == gid);
         let best = slots().find(|(_, slot)| slot.is_default_type).or_else(|| slots().next());

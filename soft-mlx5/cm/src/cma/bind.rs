@@ -12,7 +12,7 @@ use super::{
 };
 use crate::ib_cm::CmId;
 
-/// The owner of a port, and the address that it is bound to.
+/// The addresses of an id that binds, and whether the caller is privileged.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) source: Address,
@@ -24,8 +24,8 @@ pub(super) struct Wanted {
 const SPACE_MASK: u64 = 0xffff_ffff_ffff_0000;
 
 impl Cma {
-    /// Binds an id to an address; port 0 is for any that is free. `privileged` callers may have
-    /// ports below 1024.
+    /// Binds an id to an address; port 0 selects any free port. Only `privileged` callers may bind
+    /// to ports below 1024.
     ///
     /// # Errors
     /// EINVAL unless the id is idle, or for a link-local address without scope; EADDRNOTAVAIL,
@@ -51,18 +51,18 @@ impl Cma {
         }
         let at = interface_of(&wanted.source, addresses)?;
         let source = self.take_port(id, wanted, at.is_none())?;
-        let of = self.id_mut(id)?;
-        (of.state, of.source, of.at) = (CmaState::AddrBound, Some(source), at);
+        let entry = self.id_mut(id)?;
+        (entry.state, entry.source, entry.at) = (CmaState::AddrBound, Some(source), at);
         Ok(())
     }
 
-    /// Gives the port of a bound id back, which is idle then.
+    /// Releases the port of a bound id, which then is idle.
     ///
     /// # Errors
-    /// EINVAL unless the id is bound and nothing else.
+    /// EINVAL unless the id is bound and not resolved or connected.
     pub fn unbind(&mut self, id: CmaId) -> Result<(), CmaError> {
-        let of = self.advance(id, CmaState::AddrBound, CmaState::Idle)?;
-        (of.source, of.at) = (None, None);
+        let entry = self.advance(id, CmaState::AddrBound, CmaState::Idle)?;
+        (entry.source, entry.at) = (None, None);
         self.ports.release(id);
         Ok(())
     }
@@ -74,11 +74,11 @@ impl Cma {
         wanted: Wanted,
         is_wildcard: bool,
     ) -> Result<Address, CmaError> {
-        let of = self.id(id)?;
-        let settings = of.settings;
+        let entry = self.id(id)?;
+        let settings = entry.settings;
         let (space, mut source) = match wanted.source {
-            Address::Ip(_) => (of.space, wanted.source),
-            Address::Ib(ib) => select_space(of.space, ib)?,
+            Address::Ip(_) => (entry.space, wanted.source),
+            Address::Ib(ib) => select_space(entry.space, ib)?,
         };
         let mut binding = Binding::new(socket_address(&source));
         binding.destination = wanted.destination.and_then(|address| address.ip());
@@ -91,7 +91,7 @@ impl Cma {
         Ok(source)
     }
 
-    /// Listens; an idle id is bound to any IPv4 address and port first.
+    /// Makes an id listen. An idle id is bound to any IPv4 address and port first.
     ///
     /// # Errors
     /// EINVAL unless the id is idle or bound; EADDRINUSE and EADDRNOTAVAIL if the port is shared.
@@ -100,8 +100,8 @@ impl Cma {
             let any = SocketAddr::from(([0, 0, 0, 0], 0));
             self.bind(id, Address::Ip(any), false, addresses)?;
         }
-        let of = self.advance(id, CmaState::AddrBound, CmaState::Listen)?;
-        let (at, is_shared) = (of.at, of.settings.reuse);
+        let entry = self.advance(id, CmaState::AddrBound, CmaState::Listen)?;
+        let (at, is_shared) = (entry.at, entry.settings.reuse);
         let devices = at.map_or(0..self.devices.len(), |at| at.device..at.device + 1);
         let result = match is_shared {
             true => self.ports.listen(id).map_err(CmaError::from),
@@ -116,9 +116,9 @@ impl Cma {
     }
 
     pub(super) fn listen_on(&mut self, id: CmaId, device: DeviceNumber) -> Result<(), CmaError> {
-        let of = self.id(id)?;
-        let source = of.source.ok_or(CmaError::INVALID)?;
-        let service = source.service_id(of.space);
+        let entry = self.id(id)?;
+        let source = entry.source.ok_or(CmaError::INVALID)?;
+        let service = source.service_id(entry.space);
         if self.devices[device].is_removed {
             return Ok(());
         }
@@ -144,10 +144,11 @@ impl Cma {
         Ok(cm)
     }
 
-    /// Takes an id's listeners away; an engine stops when no other id listens to the service id.
+    /// Removes an id's listeners. An engine stops listening when no other id listens to the service
+    /// id.
     pub(super) fn stop_listening(&mut self, now: u64, id: CmaId) {
-        let Ok(of) = self.id_mut(id) else { return };
-        for key in std::mem::take(&mut of.listeners) {
+        let Ok(entry) = self.id_mut(id) else { return };
+        for key in std::mem::take(&mut entry.listeners) {
             let Some(listening) = self.listening.get_mut(&key) else { continue };
             listening.ids.remove(&id);
             if listening.ids.is_empty() {
@@ -158,7 +159,7 @@ impl Cma {
     }
 }
 
-/// The device of an address; none for a wildcard.
+/// The device with an address; `None` for a wildcard.
 fn interface_of(
     source: &Address,
     addresses: &dyn Addresses,
@@ -176,7 +177,7 @@ fn interface_of(
     }
 }
 
-/// How the port table sees an address.
+/// The address in the form that the port table uses.
 fn socket_address(address: &Address) -> SocketAddr {
     match address {
         Address::Ip(ip) => *ip,

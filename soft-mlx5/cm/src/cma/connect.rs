@@ -1,4 +1,4 @@
-//! Connecting, accepting, refusing, disconnecting: what the user asks for.
+//! The user's calls to connect, accept, refuse and disconnect.
 
 use uverbs_uapi::cm::connect::{ConnParam, Ece};
 use uverbs_uapi::enums::{EventType as QpEvent, QpType};
@@ -9,9 +9,9 @@ use crate::ib_cm::{self, CmId, MraTiming, Path, RepParam, ReqParam, SidrRepParam
 use crate::mad::{CmaHdr, RejReason, SidrStatus, TransportService};
 use zerocopy::IntoBytes;
 
-/// How long each side takes to answer, as a code (`CMA_CM_RESPONSE_TIMEOUT`).
+/// The time that each side may take to answer, as a code (`CMA_CM_RESPONSE_TIMEOUT`).
 const RESPONSE_TIMEOUT: u8 = 20;
-/// Repetitions of a message (`CMA_MAX_CM_RETRIES`).
+/// Retries of a message (`CMA_MAX_CM_RETRIES`).
 const MAX_RETRIES: u8 = 15;
 /// Service timeout of MRA as a code (`CMA_CM_MRA_SETTING`).
 const MRA_TIMEOUT: u8 = 24;
@@ -20,7 +20,7 @@ const SIDR_PERIOD: u64 = 4096 * 1_000_000;
 /// Q_Key of UD over IP (`RDMA_UDP_QKEY`).
 pub(super) const UDP_QKEY: u32 = 0x0123_4567;
 
-/// Parameters of a connection as the user gives them, cut to their lengths.
+/// The user's private data, cut to its given length.
 fn private_data(param: &ConnParam) -> &[u8] {
     &param.private_data[..usize::from(param.private_data_len)]
 }
@@ -30,13 +30,13 @@ fn options(ece: Ece) -> ib_cm::Ece {
 }
 
 impl Cma {
-    /// Asks the peer for a connection, or for its UD queue pair. CONNECT_RESPONSE or ESTABLISHED,
+    /// Requests a connection, or the peer's UD queue pair. CONNECT_RESPONSE or ESTABLISHED,
     /// REJECTED or UNREACHABLE follows.
     ///
     /// # Errors
-    /// EINVAL unless the route is resolved, and for more private data than the message holds; the
-    /// id is unchanged then. Errors of [`Addresses::route`] for a wildcard address: another device
-    /// may listen there since it was resolved.
+    /// EINVAL unless the route is resolved, and for more private data than the message holds; then
+    /// the id is unchanged. Errors of [`Addresses::route`] for a wildcard address, whose listener
+    /// may have moved to another device since it was resolved.
     pub fn connect(
         &mut self,
         now: u64,
@@ -60,11 +60,11 @@ impl Cma {
         param: &ConnParam,
         ece: Ece,
     ) -> Result<(), CmaError> {
-        let of = self.id(id)?;
-        let (at, path) = of.at.zip(of.path).ok_or(CmaError::INVALID)?;
-        let destination = of.destination.ok_or(CmaError::INVALID)?;
-        let (service_id, data) = (destination.service_id(of.space), of.request_data(param)?);
-        let (transport, psn, is_ud) = (transport_of(of.qp_type), of.psn, of.is_ud());
+        let entry = self.id(id)?;
+        let (at, path) = entry.at.zip(entry.path).ok_or(CmaError::INVALID)?;
+        let destination = entry.destination.ok_or(CmaError::INVALID)?;
+        let (service_id, data) = (destination.service_id(entry.space), entry.request_data(param)?);
+        let (transport, psn, is_ud) = (transport_of(entry.qp_type), entry.psn, entry.is_ud());
         let engine = &mut self.devices[at.device].engine;
         let cm = engine.create();
         let sent = if is_ud {
@@ -92,12 +92,13 @@ impl Cma {
         Ok(())
     }
 
-    /// Accepts. On the passive side the peer's ESTABLISHED follows, with parameters; on the active
-    /// side, without, the connection is established.
+    /// Accepts a connection. On the passive side `param` is given, and ESTABLISHED follows when the
+    /// peer confirms. On the active side there is no `param`, and the connection is established at
+    /// once.
     ///
     /// # Errors
-    /// EINVAL unless a request or its answer arrived, or for more private data than the message
-    /// holds; the peer is refused then, and the id is spent.
+    /// EINVAL unless a request or a reply has arrived, or for more private data than the message
+    /// holds. Then the peer is refused, and the id cannot be used any more.
     pub fn accept(
         &mut self,
         now: u64,
@@ -146,13 +147,13 @@ impl Cma {
         param: Option<&ConnParam>,
         ece: Ece,
     ) -> Result<(), CmaError> {
-        let of = self.id_mut(id)?;
-        let own = match (of.source, param) {
+        let entry = self.id_mut(id)?;
+        let own = match (entry.source, param) {
             (Some(super::Address::Ib(_)), Some(param)) => param.qkey,
             _ => 0,
         };
-        of.choose_qkey(own)?;
-        let qkey = of.qkey;
+        entry.choose_qkey(own)?;
+        let qkey = entry.qkey;
         let reply = SidrRepParam {
             status: SidrStatus::default(),
             qpn: param.map_or(0, |param| param.qp_num),
@@ -164,10 +165,10 @@ impl Cma {
         self.with_engine(id, |device, cm| device.engine.send_sidr_rep(cm, &reply))
     }
 
-    /// Refuses a request or its answer.
+    /// Refuses a request or a reply.
     ///
     /// # Errors
-    /// EINVAL if there is nothing to refuse, or for too much private data.
+    /// EINVAL if no message waits for an answer, or for too much private data.
     pub fn reject(&mut self, now: u64, id: CmaId, reason: u8, data: &[u8]) -> Result<(), CmaError> {
         if self.id(id)?.is_ud() {
             let reply = SidrRepParam {
@@ -181,10 +182,10 @@ impl Cma {
         self.with_engine(id, |device, cm| device.engine.send_rej(now, cm, reason, &[], data))
     }
 
-    /// Disconnects, or answers the peer's disconnect. Nothing happens if there is no connection.
+    /// Disconnects, or answers the peer's disconnect. Without a connection this has no effect.
     ///
     /// # Errors
-    /// EINVAL if the id never had a request.
+    /// EINVAL if the id never sent or received a request.
     pub fn disconnect(&mut self, now: u64, id: CmaId) -> Result<(), CmaError> {
         self.with_engine(id, |device, cm| {
             let engine = &mut device.engine;
@@ -193,8 +194,8 @@ impl Cma {
         })
     }
 
-    /// Tells of a queue pair's event: COMM_EST establishes a connection whose RTU has not come.
-    /// PATH_MIG changes nothing, as there is no alternate path.
+    /// Reports a queue pair's event. COMM_EST establishes a connection whose RTU has not arrived.
+    /// PATH_MIG has no effect, because there is no alternate path.
     ///
     /// # Errors
     /// EISCONN if it is established already, EINVAL for other states and events.
@@ -211,9 +212,9 @@ impl Cma {
         Ok(())
     }
 
-    /// Has repetitions of the peer's message answered by MRA (`ib_send_cm_mra`).
+    /// From now on answers retries of the peer's message with an MRA (`ib_send_cm_mra`).
     pub(super) fn ask_for_patience(&mut self, id: CmaId) {
-        // Fails in states that have no message to be patient about.
+        // Fails in states in which no message of the peer waits for an answer.
         let _ = self.with_engine(id, |device, cm| {
             device.engine.send_mra(cm, MRA_TIMEOUT, MraTiming::OnDuplicate, &[])
         });
@@ -267,7 +268,7 @@ fn request<'a>(
 }
 
 impl Id {
-    /// The header with the addresses, then the user's private data.
+    /// rdma_cm's header with the addresses, followed by the user's private data.
     fn request_data(&self, param: &ConnParam) -> Result<Vec<u8>, CmaError> {
         let mut data = Vec::new();
         if let (Some(source), Some(destination)) = (
@@ -281,10 +282,10 @@ impl Id {
         Ok(data)
     }
 
-    /// Sets the Q_Key: this one, or the port space's default for 0 (`cma_set_qkey`).
+    /// Sets the Q_Key to `qkey`, or for 0 to the port space's default (`cma_set_qkey`).
     ///
     /// # Errors
-    /// EINVAL if another was set before.
+    /// EINVAL if a different Q_Key was set before.
     pub(super) fn choose_qkey(&mut self, qkey: u32) -> Result<(), CmaError> {
         let wanted = match (qkey, self.qkey) {
             (0, 0) => UDP_QKEY,

@@ -1,4 +1,4 @@
-//! Ids and what rdma_cm knows of each.
+//! Ids and their state.
 
 use uverbs_uapi::cm::PortSpace;
 use uverbs_uapi::enums::QpType;
@@ -7,7 +7,7 @@ use super::multicast::Membership;
 use super::{Address, DeviceNumber, Interface, Route};
 use crate::ib_cm::{CmId, Path};
 
-/// Names an id of one [`Cma`](super::Cma).
+/// Identifies an id of one [`Cma`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CmaId(pub u32);
 
@@ -17,25 +17,25 @@ pub enum CmaState {
     /// New.
     #[default]
     Idle,
-    /// A neighbour is looked for.
+    /// Resolving the neighbour's address.
     AddrQuery,
-    /// Device and peer are known.
+    /// Device and peer address are known.
     AddrResolved,
     /// The path is known.
     RouteResolved,
-    /// A request is under way, or there is a connection.
+    /// A request was sent or received, or a connection is established.
     Connect,
-    /// The connection is over.
+    /// The connection has ended.
     Disconnect,
     /// The id has an address and a port.
     AddrBound,
-    /// The id takes requests.
+    /// The id accepts requests.
     Listen,
-    /// The device is gone.
+    /// The device was removed.
     DeviceRemoval,
 }
 
-/// What the user set (`rdma_set_…`).
+/// Options set by the user (`rdma_set_…`).
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Settings {
     pub(super) tos: Option<u8>,
@@ -52,22 +52,22 @@ pub(super) struct Id {
     pub(super) qp_type: QpType,
     pub(super) source: Option<Address>,
     pub(super) destination: Option<Address>,
-    /// Device and own address, once bound to a device.
+    /// Device and local address, once bound to a device.
     pub(super) at: Option<Interface>,
     pub(super) route: Option<Route>,
-    /// Known from route resolution or the peer's request on.
+    /// Known after route resolution, or from the peer's request.
     pub(super) path: Option<Path>,
-    /// The conversation with the peer, in the device's engine.
+    /// The id of the device's engine.
     pub(super) cm: Option<CmId>,
-    /// Service ids listened on, by device.
+    /// Service ids that it listens to, by device.
     pub(super) listeners: Vec<(DeviceNumber, u64)>,
     pub(super) settings: Settings,
-    /// First PSN to expect.
+    /// First PSN to expect from the peer.
     pub(super) psn: u32,
     pub(super) qkey: u32,
-    /// When the search for a neighbour ends.
+    /// When the search for a neighbour fails.
     pub(super) deadline: u64,
-    /// When it goes on.
+    /// When the next lookup of the neighbour is due.
     pub(super) lookup: Option<u64>,
     pub(super) memberships: Vec<Membership>,
 }
@@ -110,17 +110,17 @@ impl Id {
         self.qp_type == QpType::UD
     }
 
-    /// The peer's address; before there is one, the wildcard of the local address's family.
+    /// The peer's address; without one, the wildcard of the local address's family.
     pub(super) fn destination(&self) -> Option<Address> {
         self.destination.or_else(|| Some(self.source?.any()))
     }
 
-    /// Whether it has an InfiniBand address, and none of IP.
+    /// Whether its addresses are InfiniBand addresses instead of IP addresses.
     pub(super) fn has_ib_address(&self) -> bool {
         matches!(self.source, Some(Address::Ib(_)))
     }
 
-    /// Bytes of private data that rdma_cm puts in front of the user's.
+    /// Bytes of rdma_cm's header before the user's private data.
     pub(super) fn private_offset(&self) -> usize {
         match self.source {
             Some(Address::Ip(_)) => size_of::<crate::mad::CmaHdr>(),

@@ -1,4 +1,4 @@
-//! What the engines report.
+//! Handling of the engines' events.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,13 +17,13 @@ use crate::mad::{
 };
 use uverbs_soft_packet::Gid;
 
-/// A request of either kind, as far as rdma_cm looks.
+/// The fields of a request of either kind that rdma_cm uses.
 struct Request<'a> {
     origin: &'a Origin,
     service_id: u64,
     qp_type: QpType,
     path: Path,
-    /// With the header.
+    /// Private data, including rdma_cm's header.
     private_data: &'a [u8],
     conn: ConnParam,
     vendor_id: u32,
@@ -54,16 +54,16 @@ impl Cma {
         }
     }
 
-    /// Makes an id for a request, if an id listens to its address (`cma_ib_req_handler`).
+    /// Creates an id for a request, if an id listens to its address (`cma_ib_req_handler`).
     fn on_request(&mut self, now: u64, device: DeviceNumber, cm: CmId, request: Request<'_>) {
         let found = self.find_listener(device, &request);
         let Some((listener, addresses)) = found else {
-            // The engine refuses with "consumer defined".
+            // The engine then refuses with "consumer defined".
             let _ = self.devices[device].engine.destroy(now, cm);
             return;
         };
-        let Ok(of) = self.id(listener) else { return };
-        let (space, qp_type, tos) = (of.space, of.qp_type, of.settings.tos);
+        let Ok(entry) = self.id(listener) else { return };
+        let (space, qp_type, tos) = (entry.space, entry.qp_type, entry.settings.tos);
         let psn = self.next_psn();
         let mut path = request.path;
         let peer = path.addressing.destination;
@@ -88,7 +88,7 @@ impl Cma {
         self.ask_for_patience(id);
     }
 
-    /// The id that takes a request, and the new id's addresses (`cma_find_listener`,
+    /// The id that accepts a request, and the new id's addresses (`cma_find_listener`,
     /// `cma_save_net_info`).
     fn find_listener(
         &self,
@@ -98,18 +98,18 @@ impl Cma {
         let header = request.header();
         let listening = self.listening.get(&(device, request.service_id))?;
         listening.ids.iter().find_map(|number| {
-            let of = self.ids.get(number).filter(|id| id.qp_type == request.qp_type)?;
-            Some((*number, of.addresses_of(request, header.as_ref())?))
+            let entry = self.ids.get(number).filter(|id| id.qp_type == request.qp_type)?;
+            Some((*number, entry.addresses_of(request, header.as_ref())?))
         })
     }
 
     fn on_id_event(&mut self, id: CmaId, event: Event) {
-        let Ok(of) = self.id(id) else { return };
+        let Ok(entry) = self.id(id) else { return };
         let wanted = match event {
             Event::TimewaitExit => CmaState::Disconnect,
             _ => CmaState::Connect,
         };
-        if of.state != wanted {
+        if entry.state != wanted {
             return;
         }
         match event {
@@ -228,7 +228,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The addresses that the sender put in front of its data; none between InfiniBand addresses.
+    /// rdma_cm's header in the private data; `None` between InfiniBand addresses.
     fn header(&self) -> Option<CmaHdr> {
         let (header, _) = CmaHdr::read_from_prefix(self.private_data).ok()?;
         header.ip_version().map(|_| header)
@@ -246,14 +246,15 @@ impl<'a> Request<'a> {
     }
 }
 
-/// A message's private data in an event: the field's whole length.
+/// Copies a message's private data to an event, in the field's whole length.
 fn fill(into: &mut [u8], len: &mut u8, data: &[u8]) {
     into[..data.len()].copy_from_slice(data);
     *len = data.len() as u8;
 }
 
 impl Id {
-    /// Own and peer's address of a request to this listener; `None` if it is for another address.
+    /// Local and peer address of a request to this listener; `None` if the request is for another
+    /// address.
     fn addresses_of(
         &self,
         request: &Request<'_>,
@@ -285,8 +286,8 @@ impl Id {
     }
 }
 
-/// Link-local addresses of a request have the scope that its listener has; there is none on the
-/// wire.
+/// Gives link-local addresses of a request the scope of its listener, because the request does not
+/// carry one.
 fn with_scope(address: SocketAddr, own: SocketAddr) -> SocketAddr {
     match (address, own) {
         (SocketAddr::V6(mut v6), SocketAddr::V6(own)) if v6.ip().is_unicast_link_local() => {

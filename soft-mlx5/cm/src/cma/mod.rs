@@ -1,14 +1,13 @@
-//! rdma_cm in the kernel: ids that are bound, resolved, listened on and connected by IP addresses.
-//! What Linux's `drivers/infiniband/core/cma.c` does, without I/O and clock.
+//! The kernel's rdma_cm: ids that bind, resolve, listen and connect by IP addresses. Does the work
+//! of Linux's `drivers/infiniband/core/cma.c`, without I/O and clock.
 //!
-//! A [`Cma`] belongs to a host. It has devices, each with an engine [`IbCm`], and ids
-//! ([`CmaId`]). Its inputs are calls of its user, datagrams ([`Cma::receive`]) and the time
-//! ([`Cma::step`]); its outputs are datagrams ([`Cma::take_mad`]) and events
-//! ([`Cma::take_event`]). What it has to know of the IP stack it asks an [`Addresses`]. Times are
-//! nanoseconds of any clock that does not go back.
+//! A [`Cma`] belongs to a host. It has devices, each with an engine [`IbCm`], and ids ([`CmaId`]).
+//! Its inputs are calls of its user, datagrams ([`Cma::receive`]) and the time ([`Cma::step`]); its
+//! outputs are datagrams ([`Cma::take_mad`]) and events ([`Cma::take_event`]). It queries the IP
+//! stack through [`Addresses`]. Times are nanoseconds of any clock that does not go back.
 //!
-//! [`service_id`] and [`flow_label`] say how IP addresses become InfiniBand's; [`Ports`] has the
-//! port spaces, in which ids bind.
+//! [`service_id`] and [`flow_label`] map IP addresses to InfiniBand's values. [`Ports`] has the
+//! port spaces in which ids bind.
 //!
 //! Differences from the kernel:
 //! - events wait until they are taken, so a user that refuses a request with its event handler's
@@ -50,7 +49,7 @@ use super::ib_cm::{CmError, CmId, IbCm, IbCmConfig, Outgoing};
 use uverbs_soft_packet::prng::Chance;
 use uverbs_soft_packet::{Addressing, Gid};
 
-/// The service id that a listener at a port has (IBTA annex A11).
+/// The service id of a listener at a port (IBTA annex A11).
 pub const fn service_id(space: PortSpace, port: u16) -> u64 {
     (space.0 as u64) << 16 | port as u64
 }
@@ -65,13 +64,13 @@ pub const fn flow_label(source_port: u16, destination_port: u16) -> u32 {
     (source_port as u32 * 31 + destination_port as u32) & 0xf_ffff
 }
 
-/// Whether an address is a wildcard, which stands for every address of the machine: the unspecified
-/// ones, and to rdma_cm those of the loopback interface too (`cma_any_addr`).
+/// Whether an address is a wildcard, which stands for every address of the machine. These are the
+/// unspecified addresses, and for rdma_cm also those of the loopback interface (`cma_any_addr`).
 pub fn is_any(address: IpAddr) -> bool {
     address.is_unspecified() || address.is_loopback()
 }
 
-/// Why a call fails: the kernel's errno.
+/// Why a call failed: the kernel's errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("errno {0}")]
 pub struct CmaError(pub i32);
@@ -95,37 +94,37 @@ impl From<BindError> for CmaError {
     }
 }
 
-/// A GID table entry as rdma_cm chooses among them.
+/// A GID table entry with the property by which rdma_cm chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidSlot {
     /// The GID; zero if the slot is unused.
     pub gid: Gid,
-    /// Whether it is the port's default type: RoCE v2, or InfiniBand.
+    /// Whether it is of the port's default type: RoCE v2, or InfiniBand.
     pub is_default_type: bool,
 }
 
-/// What rdma_cm knows of a device.
+/// The properties of a device that rdma_cm uses.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceInfo {
     /// GUID of the device.
     pub node_guid: [u8; 8],
-    /// The host's number of the device, which queries give.
+    /// The host's number of the device, which queries return.
     pub index: u32,
     /// GID table.
     pub gids: Vec<GidSlot>,
     /// Path MTU as a code.
     pub mtu: u8,
-    /// How long the device takes to acknowledge, as a code (`local_ca_ack_delay`).
+    /// The time in which the device acknowledges, as a code (`local_ca_ack_delay`).
     pub ack_delay: u8,
     /// Whether the port is an InfiniBand one.
     pub infiniband: bool,
     /// The MAC address of a neighbour, for the paths of requests.
     pub mac_of: Option<fn(Gid) -> [u8; 6]>,
-    /// The GID under which the wire shows the owner of a GID, where that is not the same.
+    /// The GID under which the wire shows the owner of a GID, if they differ.
     pub gid_on_wire: Option<fn(Gid) -> Gid>,
 }
 
-/// Names a device of a [`Cma`].
+/// Identifies a device of a [`Cma`].
 pub type DeviceNumber = usize;
 
 #[derive(Debug)]
@@ -146,20 +145,20 @@ pub enum Payload {
     Ud(Box<UdParam>),
 }
 
-/// Something happened to an id.
+/// An event of an id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CmaEvent {
-    /// The id; of a connection request the new one.
+    /// The id; for a connection request, the new one.
     pub id: CmaId,
-    /// Of a connection request: the id that listens.
+    /// For a connection request: the id that listens.
     pub listener: Option<CmaId>,
-    /// Of a multicast event: the membership.
+    /// For a multicast event: the membership.
     pub membership: Option<MembershipId>,
     /// What happened.
     pub event: EventType,
-    /// Zero, a negative errno, or a positive reason of the peer.
+    /// Zero, a negative errno, or a positive reject reason of the peer.
     pub status: i32,
-    /// What comes with it.
+    /// The event's parameters.
     pub payload: Payload,
     /// Options of enhanced connection establishment.
     pub ece: Ece,
@@ -179,13 +178,13 @@ impl CmaEvent {
     }
 }
 
-/// How a [`Cma`] is made.
+/// Configuration of a [`Cma`].
 #[derive(Clone, Debug)]
 pub struct CmaConfig {
-    /// Ports that ids get which do not ask for one (`ip_local_port_range`).
+    /// Ports for ids that bind to port 0 (`ip_local_port_range`).
     pub ephemeral: RangeInclusive<u16>,
-    /// Seed of ports, packet sequence numbers and communication ids; none for ones that cannot be
-    /// guessed.
+    /// Seed of ports, packet sequence numbers and communication ids; `None` makes them
+    /// unpredictable.
     pub seed: Option<u64>,
 }
 
@@ -196,27 +195,27 @@ impl Default for CmaConfig {
     }
 }
 
-/// The engine's id that listens to a service id, and the ids that share it.
+/// The engine's id that listens to a service id, and the rdma_cm ids that share it.
 #[derive(Debug)]
 struct Listening {
     cm: CmId,
     ids: BTreeSet<CmaId>,
 }
 
-/// rdma_cm of one host.
+/// The rdma_cm of one host.
 #[derive(Debug)]
 pub struct Cma {
     devices: Vec<Device>,
     ids: HashMap<CmaId, Id>,
     next: u32,
     next_membership: u32,
-    /// Ids by the engine's.
+    /// The ids by the engine's ids.
     of_engine: HashMap<(DeviceNumber, CmId), CmaId>,
-    /// Who listens, by service id.
+    /// The listening ids, by service id.
     listening: HashMap<(DeviceNumber, u64), Listening>,
     ports: Ports<CmaId>,
     events: VecDeque<CmaEvent>,
-    /// When to look for neighbours again.
+    /// When neighbours are looked up again.
     lookups: BTreeSet<(u64, CmaId)>,
     chance: Chance,
 }
@@ -240,7 +239,7 @@ impl Cma {
         }
     }
 
-    /// Adds a device. Ids that listen on all devices listen on it, too.
+    /// Adds a device. Ids that listen on all devices listen on it from now on.
     pub fn add_device(&mut self, info: DeviceInfo, seed: Option<u64>) -> DeviceNumber {
         let node_guid = u64::from_be_bytes(info.node_guid);
         let DeviceInfo { ack_delay, gid_on_wire, .. } = info;
@@ -249,21 +248,21 @@ impl Cma {
         self.devices.push(Device { info, engine: IbCm::new(config), is_removed: false });
         let wide: Vec<CmaId> = self.ids_where(|id| id.state == CmaState::Listen && id.at.is_none());
         for id in wide {
-            // Fails only for an id that is gone.
+            // Fails only if the id was destroyed.
             let _ = self.listen_on(id, number);
         }
         number
     }
 
-    /// The device goes: its ids get their last event (`cma_process_remove`).
+    /// Removes a device. Its ids get a last event (`cma_process_remove`).
     pub fn remove_device(&mut self, now: u64, device: DeviceNumber) {
-        let Some(of) = self.devices.get_mut(device) else { return };
-        of.is_removed = true;
+        let Some(entry) = self.devices.get_mut(device) else { return };
+        entry.is_removed = true;
         let bound = self.ids_where(|id| id.at.is_some_and(|at| at.device == device));
         for id in bound {
             self.leave_engine(now, id);
-            if let Some(of) = self.ids.get_mut(&id) {
-                of.state = CmaState::DeviceRemoval;
+            if let Some(entry) = self.ids.get_mut(&id) {
+                entry.state = CmaState::DeviceRemoval;
             }
             self.events.push_back(CmaEvent::new(id, EventType::DEVICE_REMOVAL));
         }
@@ -277,7 +276,7 @@ impl Cma {
         ids
     }
 
-    /// A new id. `qp_type` counts for [`PortSpace::IB`] only.
+    /// Creates an id. `qp_type` is used for [`PortSpace::IB`] only.
     ///
     /// # Errors
     /// EINVAL for an unknown port space.
@@ -303,14 +302,14 @@ impl Cma {
         number
     }
 
-    /// Destroys an id; its peer is told according to its state. Its events that were not taken yet
-    /// are dropped.
+    /// Destroys an id. Its peer gets the message that its state requires. Its pending events are
+    /// dropped.
     pub fn destroy(&mut self, now: u64, id: CmaId) {
         self.leave_engine(now, id);
         self.drop_id(id);
     }
 
-    /// Destroys the id of a request without a word to its peer, which repeats the request.
+    /// Destroys the id of a request without a message to the peer, which then retries the request.
     pub fn forget(&mut self, id: CmaId) {
         if let Some((device, cm)) = self.ids.get(&id).and_then(Id::engine_id) {
             self.of_engine.remove(&(device, cm));
@@ -322,11 +321,11 @@ impl Cma {
     fn drop_id(&mut self, id: CmaId) {
         self.ports.release(id);
         self.events.retain(|event| event.id != id);
-        let lookup = self.ids.remove(&id).and_then(|of| of.lookup);
+        let lookup = self.ids.remove(&id).and_then(|entry| entry.lookup);
         lookup.map(|at| self.lookups.remove(&(at, id)));
     }
 
-    /// Takes an id's conversation and its listeners out of the engines.
+    /// Destroys an id's engine id and its listeners.
     fn leave_engine(&mut self, now: u64, id: CmaId) {
         self.stop_listening(now, id);
         let Some((device, cm)) = self.ids.get_mut(&id).and_then(Id::take_engine_id) else { return };
@@ -367,14 +366,14 @@ impl Cma {
         self.ids.get_mut(&id).ok_or(CmaError(libc::ENOENT))
     }
 
-    /// Goes from one state to another (`cma_comp_exch`).
+    /// Changes an id's state, if it is `from` (`cma_comp_exch`).
     fn advance(&mut self, id: CmaId, from: CmaState, to: CmaState) -> Result<&mut Id, CmaError> {
-        let of = self.id_mut(id)?;
-        if of.state != from {
+        let entry = self.id_mut(id)?;
+        if entry.state != from {
             return Err(CmaError::INVALID);
         }
-        of.state = to;
-        Ok(of)
+        entry.state = to;
+        Ok(entry)
     }
 
     /// The next datagram to send, and the device that sends it.
@@ -388,36 +387,37 @@ impl Cma {
         self.events.pop_front()
     }
 
-    /// A datagram has arrived at a device's QP1.
+    /// Handles a datagram that arrived at a device's QP1.
     pub fn receive(&mut self, now: u64, device: DeviceNumber, from: &Addressing, bytes: &[u8]) {
-        let Some(of) = self.devices.get_mut(device).filter(|device| !device.is_removed) else {
+        let Some(entry) = self.devices.get_mut(device).filter(|device| !device.is_removed) else {
             return;
         };
-        of.engine.receive(now, from, bytes);
+        entry.engine.receive(now, from, bytes);
         self.take_engine_events(now);
     }
 
-    /// The peers of a device at these addresses have ended without a word.
+    /// Handles the loss of a device's peers at these addresses: their processes ended without a
+    /// message.
     pub fn lose_peers(
         &mut self,
         now: u64,
         device: DeviceNumber,
         is_lost: &dyn Fn(&Addressing) -> bool,
     ) {
-        if let Some(of) = self.devices.get_mut(device) {
-            of.engine.lose_peers(now, is_lost);
+        if let Some(entry) = self.devices.get_mut(device) {
+            entry.engine.lose_peers(now, is_lost);
         }
         self.take_engine_events(now);
     }
 
-    /// Lets time pass.
+    /// Handles everything that is due at `now`.
     pub fn step(&mut self, now: u64, addresses: &dyn Addresses) {
         self.devices.iter_mut().for_each(|device| device.engine.step(now));
         self.take_engine_events(now);
         self.look_again(now, addresses);
     }
 
-    /// When [`step`](Self::step) has something to do next; `None` if only an input can make it so.
+    /// When [`step`](Self::step) is due next; `None` until there is an input.
     pub fn next_wake(&self) -> Option<u64> {
         let engines = self.devices.iter().filter_map(|device| device.engine.next_wake());
         engines.chain(self.lookups.first().map(|(at, _)| *at)).min()

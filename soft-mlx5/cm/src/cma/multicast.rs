@@ -10,18 +10,18 @@ use super::{Address, Cma, CmaError, CmaEvent, CmaId, CmaState, Payload};
 use crate::ib_cm::Path;
 use uverbs_soft_packet::{Addressing, Gid};
 
-/// Names a membership of one [`Cma`].
+/// Identifies a membership of one [`Cma`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MembershipId(pub u32);
 
-/// One group that an id has joined.
+/// A group that an id has joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Membership {
     id: MembershipId,
     group: Gid,
 }
 
-/// `ENOTSUPP`, which the kernel lets out to user space though it is no errno of C.
+/// `ENOTSUPP`, which the kernel returns to user space although C's errno has no such value.
 const NOT_SUPPORTED: CmaError = CmaError(524);
 /// Queue pair number of a group.
 const MULTICAST_QPN: u32 = 0xff_ffff;
@@ -66,10 +66,10 @@ impl Cma {
         Ok(membership)
     }
 
-    /// Leaves a group. Events of the membership that were not taken yet are dropped.
+    /// Leaves a group. Pending events of the membership are dropped.
     pub fn leave(&mut self, id: CmaId, membership: MembershipId) {
-        if let Ok(of) = self.id_mut(id) {
-            of.memberships.retain(|member| member.id != membership);
+        if let Ok(entry) = self.id_mut(id) {
+            entry.memberships.retain(|member| member.id != membership);
         }
         self.events.retain(|event| event.membership != Some(membership));
     }

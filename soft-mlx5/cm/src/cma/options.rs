@@ -1,11 +1,11 @@
-//! Options of ids (`rdma_set_service_type` and its like).
+//! Options of ids (`rdma_set_service_type` and similar).
 
 use uverbs_uapi::enums::QpType;
 
 use super::{Cma, CmaError, CmaId, CmaState};
 
 impl Cma {
-    /// Type of service of the packets.
+    /// Sets the type of service of the packets.
     ///
     /// # Errors
     /// ENOENT.
@@ -14,43 +14,43 @@ impl Cma {
         Ok(())
     }
 
-    /// Local ACK timeout as a code, instead of the one that follows from the path.
+    /// Sets the local ACK timeout as a code, which replaces the one computed from the path.
     ///
     /// # Errors
     /// EINVAL unless the id is for RC or an XRC initiator.
     pub fn set_ack_timeout(&mut self, id: CmaId, timeout: u8) -> Result<(), CmaError> {
-        let of = self.id_mut(id)?;
-        if !matches!(of.qp_type, QpType::RC | QpType::XRC_INI) {
+        let entry = self.id_mut(id)?;
+        if !matches!(entry.qp_type, QpType::RC | QpType::XRC_INI) {
             return Err(CmaError::INVALID);
         }
-        of.settings.ack_timeout = Some(timeout & 0x1f);
+        entry.settings.ack_timeout = Some(timeout & 0x1f);
         Ok(())
     }
 
-    /// Whether other ids that allow it, too, may bind to the same address.
+    /// Sets whether other ids with this option may bind to the same address.
     ///
     /// # Errors
-    /// EINVAL for an id that listens and allows it.
+    /// EINVAL to allow it for an id that listens.
     pub fn set_reuse(&mut self, id: CmaId, reuse: bool) -> Result<(), CmaError> {
-        let of = self.id_mut(id)?;
-        if reuse && of.state == CmaState::Listen {
+        let entry = self.id_mut(id)?;
+        if reuse && entry.state == CmaState::Listen {
             return Err(CmaError::INVALID);
         }
-        of.settings.reuse = reuse;
+        entry.settings.reuse = reuse;
         self.ports.set_reuse(id, reuse);
         Ok(())
     }
 
-    /// Whether an IPv6 address is for IPv6 only.
+    /// Sets whether an IPv6 address accepts only IPv6.
     ///
     /// # Errors
     /// EINVAL unless the id is idle or bound.
     pub fn set_family_only(&mut self, id: CmaId, only: bool) -> Result<(), CmaError> {
-        let of = self.id_mut(id)?;
-        if !matches!(of.state, CmaState::Idle | CmaState::AddrBound) {
+        let entry = self.id_mut(id)?;
+        if !matches!(entry.state, CmaState::Idle | CmaState::AddrBound) {
             return Err(CmaError::INVALID);
         }
-        of.settings.family_only = Some(only);
+        entry.settings.family_only = Some(only);
         self.ports.set_family_only(id, only);
         Ok(())
     }

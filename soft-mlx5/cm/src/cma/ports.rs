@@ -1,4 +1,4 @@
-//! Port spaces: which id is bound to which address and port.
+//! Port spaces: the addresses and ports to which ids are bound.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,19 +10,19 @@ use uverbs_uapi::cm::PortSpace;
 use super::is_any;
 use uverbs_soft_packet::prng::Chance;
 
-/// Ports below this one are for privileged programs.
+/// Ports below this one require a privilege.
 const UNPRIVILEGED: u16 = 1024;
 
-/// What an id wants to be bound to.
+/// An id's address and options for binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// The id's own address; port 0 for any that is free.
+    /// The id's own address; port 0 selects any free port.
     pub source: SocketAddr,
-    /// The peer's address, of an id that connects.
+    /// The peer's address, for an id that connects.
     pub destination: Option<SocketAddr>,
     /// Other ids with this option may bind to the same address (`RDMA_OPTION_ID_REUSEADDR`).
     pub reuse: bool,
-    /// The binding is for addresses of its own family only: always for IPv4, for IPv6 by
+    /// The binding is only for addresses of its own family: always for IPv4; for IPv6 by
     /// `RDMA_OPTION_ID_AFONLY`.
     pub family_only: bool,
     /// The address is a wildcard: it stands for every address of the machine.
@@ -30,7 +30,7 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// A binding to an address, with the options that an id has at first.
+    /// A binding to an address, with default options.
     pub fn new(source: SocketAddr) -> Self {
         Self {
             source,
@@ -41,7 +41,7 @@ impl Binding {
         }
     }
 
-    /// Whether both may have the same port (`cma_check_port`).
+    /// Whether two bindings may share a port (`cma_check_port`).
     fn check(&self, other: &Self, reuse: bool) -> Result<(), BindError> {
         if reuse && other.reuse {
             return Ok(());
@@ -58,24 +58,24 @@ impl Binding {
 
     fn same_source(&self, other: &Self) -> bool {
         match (self.source, other.source) {
-            (SocketAddr::V6(one), SocketAddr::V6(two)) => {
-                one.ip() == two.ip()
-                    && (!one.ip().is_unicast_link_local() || one.scope_id() == two.scope_id())
+            (SocketAddr::V6(a), SocketAddr::V6(b)) => {
+                a.ip() == b.ip()
+                    && (!a.ip().is_unicast_link_local() || a.scope_id() == b.scope_id())
             }
-            (one, two) => one.ip() == two.ip(),
+            (a, b) => a.ip() == b.ip(),
         }
     }
 
-    /// Whether connections of both can be told apart though their ports are the same
+    /// Whether connections of two bindings can be told apart although their ports are the same
     /// (`cma_port_is_unique`).
     fn is_apart(&self, other: &Self) -> bool {
         let sources =
             self.source.ip() != other.source.ip() && !self.is_wildcard && !other.is_wildcard;
-        let (Some(one), Some(two)) = (self.destination, other.destination) else {
+        let (Some(a), Some(b)) = (self.destination, other.destination) else {
             return sources;
         };
-        let ports = one.port() != two.port() && one.port() != 0 && two.port() != 0;
-        let peers = one.ip() != two.ip() && !is_any(one.ip()) && !is_any(two.ip());
+        let ports = a.port() != b.port() && a.port() != 0 && b.port() != 0;
+        let peers = a.ip() != b.ip() && !is_any(a.ip()) && !is_any(b.ip());
         sources || ports || peers
     }
 }
@@ -89,16 +89,16 @@ pub enum BindError {
     /// Another id has the port, and one of the two addresses is a wildcard; or no port is free.
     #[error("the port is taken for a wildcard address, or no port is free")]
     NotAvailable,
-    /// A port below 1024, without the privilege for it.
+    /// A port below 1024 without the privilege.
     #[error("ports below 1024 need CAP_NET_BIND_SERVICE")]
     Access,
-    /// The id is not bound, or bound already.
+    /// The id is not bound, or is bound already.
     #[error("the id is bound already, or not at all")]
     State,
 }
 
 impl BindError {
-    /// The kernel's errno for it.
+    /// The kernel's errno.
     pub fn errno(self) -> i32 {
         match self {
             Self::InUse => libc::EADDRINUSE,
@@ -109,7 +109,7 @@ impl BindError {
     }
 }
 
-/// The port spaces of one network namespace. `Id` names the owner of a port.
+/// The port spaces of one network namespace. `Id` identifies the owner of a port.
 #[derive(Debug)]
 pub struct Ports<Id> {
     owners: HashMap<(PortSpace, u16), Vec<(Id, Binding)>>,
@@ -121,14 +121,14 @@ pub struct Ports<Id> {
 }
 
 impl<Id: Copy + Eq + Hash> Ports<Id> {
-    /// No bindings. `ephemeral` is the host's `ip_local_port_range`. Ports out of it follow from
-    /// the seed; without one they cannot be guessed.
+    /// An empty table. `ephemeral` is the host's `ip_local_port_range`. The seed determines which
+    /// of these ports are chosen; without one they are unpredictable.
     pub fn new(ephemeral: RangeInclusive<u16>, seed: Option<u64>) -> Self {
         let (owners, bound) = Default::default();
         Self { owners, bound, ephemeral, last_used: None, chance: Chance::new(seed) }
     }
 
-    /// Binds an id and gives its port.
+    /// Binds an id and returns its port.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -160,7 +160,7 @@ impl<Id: Copy + Eq + Hash> Ports<Id> {
         Ok(port)
     }
 
-    /// Searches upwards from a random port, for one that was not given out last and whose
+    /// Searches upwards from a random port for one that was not the last one assigned, and whose
     /// connections can be told apart from the new one's.
     fn free_port(&mut self, space: PortSpace, binding: &Binding) -> Result<u16, BindError> {
         let (low, high) = (u32::from(*self.ephemeral.start()), u32::from(*self.ephemeral.end()));
@@ -176,8 +176,8 @@ impl<Id: Copy + Eq + Hash> Ports<Id> {
         free.ok_or(BindError::NotAvailable)
     }
 
-    /// Lets a bound id listen. It needs its port for itself then, even if it was allowed to share
-    /// it when it was bound (`cma_bind_listen`).
+    /// Checks that a bound id may listen. A listening id does not share its port, even if it was
+    /// allowed to when it was bound (`cma_bind_listen`).
     ///
     /// # Errors
     /// See [`BindError`].
@@ -189,18 +189,18 @@ impl<Id: Copy + Eq + Hash> Ports<Id> {
         others.try_for_each(|(_, other)| own.check(other, false))
     }
 
-    /// Where an id is bound.
+    /// The binding of an id.
     pub fn binding(&self, id: Id) -> Option<&Binding> {
         let owners = self.owners.get(self.bound.get(&id)?)?;
         owners.iter().find(|(owner, _)| *owner == id).map(|(_, binding)| binding)
     }
 
-    /// Changes whether a bound id shares its address; nothing happens if the id is not bound.
+    /// Sets whether a bound id shares its address; no effect if the id is not bound.
     pub fn set_reuse(&mut self, id: Id, reuse: bool) {
         self.change(id, |binding| binding.reuse = reuse);
     }
 
-    /// Changes whether a bound id's address is for its own family only.
+    /// Sets whether a bound id's address is only for its own family.
     pub fn set_family_only(&mut self, id: Id, only: bool) {
         self.change(id, |binding| binding.family_only = only);
     }
@@ -213,7 +213,7 @@ impl<Id: Copy + Eq + Hash> Ports<Id> {
         }
     }
 
-    /// Gives an id's port back; nothing happens if it has none.
+    /// Releases an id's port; no effect if it has none.
     pub fn release(&mut self, id: Id) {
         let Some(key) = self.bound.remove(&id) else {
             return;

@@ -1,4 +1,4 @@
-//! What an id tells of its device, its addresses and its path.
+//! Queries of an id's device, addresses and path.
 
 use uverbs_uapi::cm::PortSpace;
 use uverbs_uapi::cm::address::{AF_IB, QueryAddrResp, SockaddrIb, SockaddrIn6, SockaddrStorage};
@@ -14,18 +14,18 @@ use uverbs_soft_packet::{Addressing, Gid};
 const EXACTLY: u8 = 2;
 
 impl Cma {
-    /// Device and addresses as they were given (`ucma_query_addr`).
+    /// Device, and addresses in the form in which the user gave them (`ucma_query_addr`).
     ///
     /// # Errors
     /// ENOENT.
     pub fn query_addr(&self, id: CmaId) -> Result<QueryAddrResp, CmaError> {
-        let of = self.id(id)?;
+        let entry = self.id(id)?;
         let mut answer = self.query_device(id)?;
-        if let Some(source) = of.source {
+        if let Some(source) = entry.source {
             answer.src_addr = source.storage();
             answer.src_size = answer.src_addr.len().unwrap_or(0);
         }
-        if let Some(destination) = of.destination() {
+        if let Some(destination) = entry.destination() {
             answer.dst_addr = destination.storage();
             answer.dst_size = answer.dst_addr.len().unwrap_or(0);
         }
@@ -47,20 +47,20 @@ impl Cma {
     /// # Errors
     /// ENOENT.
     pub fn query_gid(&self, id: CmaId) -> Result<QueryAddrResp, CmaError> {
-        let of = self.id(id)?;
+        let entry = self.id(id)?;
         let mut answer = self.query_device(id)?;
-        let side = |address: Option<Address>| ib_storage(address, of.space, of.at.is_some());
-        (answer.src_addr, answer.dst_addr) = (side(of.source), side(of.destination()));
+        let side = |address: Option<Address>| ib_storage(address, entry.space, entry.at.is_some());
+        (answer.src_addr, answer.dst_addr) = (side(entry.source), side(entry.destination()));
         let size = size_of::<SockaddrIb>() as u16;
         (answer.src_size, answer.dst_size) = (size, size);
         Ok(answer)
     }
 
-    /// Port space and binding of an id that has a port at an IP address.
+    /// Port space and binding of an id that is bound to an IP address.
     pub fn binding(&self, id: CmaId) -> Option<(PortSpace, &Binding)> {
-        let of = self.ids.get(&id)?;
-        of.source?.ip()?;
-        Some((of.space, self.ports.binding(id)?))
+        let entry = self.ids.get(&id)?;
+        entry.source?.ip()?;
+        Some((entry.space, self.ports.binding(id)?))
     }
 
     /// The path as the subnet administration's record, if there is one (`ucma_query_path`).
@@ -68,9 +68,9 @@ impl Cma {
     /// # Errors
     /// ENOENT.
     pub fn query_path(&self, id: CmaId) -> Result<Option<PathRecData>, CmaError> {
-        let of = self.id(id)?;
-        let Some(path) = of.path else { return Ok(None) };
-        let service_id = of.listens_to().unwrap_or(0);
+        let entry = self.id(id)?;
+        let Some(path) = entry.path else { return Ok(None) };
+        let service_id = entry.listens_to().unwrap_or(0);
         let is_roce = !self.device_of(id)?.info.infiniband;
         let path_rec = pack(&path, service_id, is_roce);
         Ok(Some(PathRecData { flags: PathFlags::USABLE, reserved: 0, path_rec }))
@@ -81,20 +81,20 @@ impl Cma {
     /// # Errors
     /// ENOENT.
     pub fn query_route(&self, id: CmaId) -> Result<QueryRouteResp, CmaError> {
-        let of = self.id(id)?;
+        let entry = self.id(id)?;
         let device = self.query_device(id)?;
         let mut answer = QueryRouteResp {
             node_guid: device.node_guid,
             port_num: device.port_num,
             ibdev_index: device.ibdev_index,
-            src_addr: shorter(of.source),
-            dst_addr: shorter(of.destination()),
+            src_addr: shorter(entry.source),
+            dst_addr: shorter(entry.destination()),
             ..QueryRouteResp::default()
         };
-        if of.at.is_none() {
+        if entry.at.is_none() {
             return Ok(answer);
         }
-        match of.path {
+        match entry.path {
             Some(path) => {
                 answer.num_paths = 1;
                 answer.ib_route[0] = record(&path);
@@ -102,8 +102,8 @@ impl Cma {
             None => {
                 let gid = |address: Option<Address>| address.map_or([0; 16], |a| a.gid().0);
                 answer.ib_route[0] = UserPathRec {
-                    dgid: gid(of.destination()),
-                    sgid: gid(of.source),
+                    dgid: gid(entry.destination()),
+                    sgid: gid(entry.source),
                     pkey: 0xffff.into(),
                     ..UserPathRec::default()
                 };
@@ -114,7 +114,7 @@ impl Cma {
 }
 
 impl super::id::Id {
-    /// Service id in the path record: that of the request, on the passive side.
+    /// Service id in the path record: on the passive side, that of the request.
     fn listens_to(&self) -> Option<u64> {
         self.route.is_none().then(|| self.source.map(|source| source.service_id(self.space)))?
     }
@@ -145,8 +145,8 @@ fn shorter(address: Option<Address>) -> SockaddrIn6 {
 }
 
 /// The attribute PathRecord (IBTA volume 1, 15.2.5.16), big endian. On RoCE the kernel packs the
-/// neighbour's MAC address into the places of LIDs and raw traffic, because its struct has them in
-/// one union: a flag, then the MAC.
+/// neighbour's MAC address into the fields of LIDs and raw traffic, because its struct has them in
+/// one union: a flag, then the MAC address.
 fn pack(path: &Path, service_id: u64, is_roce: bool) -> [u8; 64] {
     let to = &path.addressing;
     let mac = to.destination_mac;
@@ -172,8 +172,8 @@ fn pack(path: &Path, service_id: u64, is_roce: bool) -> [u8; 64] {
 }
 
 impl Path {
-    /// A path record that the user gives, to a neighbour whose addressing is known
-    /// (`ib_sa_unpack_path`).
+    /// Parses a path record of the user (`ib_sa_unpack_path`). `known` is the neighbour's
+    /// addressing.
     pub fn of_record(record: &[u8; 64], known: Addressing) -> Self {
         let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|byte| record[at + byte]));
         let gid = |at: usize| Gid(std::array::from_fn(|byte| record[at + byte]));
@@ -200,7 +200,7 @@ fn lids(destination: u16, source: u16) -> [u8; 4] {
     [a, b, c, d]
 }
 
-/// The same as a struct (`ib_copy_path_rec_to_user`).
+/// The path as the kernel's struct (`ib_copy_path_rec_to_user`).
 fn record(path: &Path) -> UserPathRec {
     let to = &path.addressing;
     UserPathRec {

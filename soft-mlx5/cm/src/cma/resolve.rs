@@ -12,25 +12,25 @@ use crate::ib_cm::Path;
 
 const MILLISECOND: u64 = 1_000_000;
 
-/// How often a neighbour that does not answer is looked for.
+/// Interval between lookups of a neighbour that does not answer.
 const LOOK_AGAIN: u64 = 100 * MILLISECOND;
 
 /// The packet lifetime of RoCE paths as a code (`CMA_IBOE_PACKET_LIFETIME`).
 const ROCE_LIFE: u8 = 16;
 
-/// What [`Cma::resolve_addr`] resolves.
+/// The arguments of [`Cma::resolve_addr`].
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// The local address, if the user gives one.
     pub source: Option<Address>,
     /// The peer's address.
     pub destination: Address,
-    /// How long a neighbour may take to answer.
+    /// The time in which the neighbour must answer.
     pub timeout_ms: u32,
 }
 
 impl Cma {
-    /// Finds device and neighbour of an address; ADDR_RESOLVED or ADDR_ERROR follows.
+    /// Finds the device and the neighbour for an address; ADDR_RESOLVED or ADDR_ERROR follows.
     ///
     /// # Errors
     /// EINVAL unless the id is idle or bound, or if the families differ; those of binding;
@@ -47,9 +47,9 @@ impl Cma {
         let route = self.find_route(id, target, addresses).inspect_err(|_| {
             let _ = self.advance(id, CmaState::AddrQuery, CmaState::AddrBound);
         })?;
-        let of = self.id_mut(id)?;
-        of.deadline = now + u64::from(target.timeout_ms) * MILLISECOND;
-        of.route = Some(route);
+        let entry = self.id_mut(id)?;
+        entry.deadline = now + u64::from(target.timeout_ms) * MILLISECOND;
+        entry.route = Some(route);
         self.look(now, id, addresses);
         Ok(())
     }
@@ -70,9 +70,9 @@ impl Cma {
             }
             _ => return Err(CmaError::INVALID),
         }
-        let of = self.id_mut(id)?;
-        of.destination = destination;
-        let family = of.source.map(|source| source.family());
+        let entry = self.id_mut(id)?;
+        entry.destination = destination;
+        let family = entry.source.map(|source| source.family());
         if family == Some(target.destination.family()) { Ok(()) } else { Err(CmaError::INVALID) }
     }
 
@@ -82,31 +82,32 @@ impl Cma {
         target: &Target,
         addresses: &dyn Addresses,
     ) -> Result<Route, CmaError> {
-        let of = self.id(id)?;
+        let entry = self.id(id)?;
         if !target.destination.has_default_pkey() {
             return Err(CmaError::NO_DEVICE);
         }
-        let source = of.at.and(of.source).map(|source| source.as_ip().ip());
-        addresses.route(source, target.destination.as_ip(), of.space)
+        let source = entry.at.and(entry.source).map(|source| source.as_ip().ip());
+        addresses.route(source, target.destination.as_ip(), entry.space)
     }
 
-    /// Looks for the neighbour of an id.
+    /// Looks up the neighbour of an id.
     fn look(&mut self, now: u64, id: CmaId, addresses: &dyn Addresses) {
-        let Some(of) = self.ids.get_mut(&id).filter(|of| of.state == CmaState::AddrQuery) else {
+        let Some(entry) = self.ids.get_mut(&id).filter(|entry| entry.state == CmaState::AddrQuery)
+        else {
             return;
         };
-        let Some(route) = of.route else { return };
+        let Some(route) = entry.route else { return };
         if addresses.answers(now, &route) {
-            of.note_route(&route);
+            entry.note_route(&route);
             self.events.push_back(CmaEvent::new(id, EventType::ADDR_RESOLVED));
-        } else if now >= of.deadline {
-            (of.state, of.route) = (CmaState::AddrBound, None);
+        } else if now >= entry.deadline {
+            (entry.state, entry.route) = (CmaState::AddrBound, None);
             let mut event = CmaEvent::new(id, EventType::ADDR_ERROR);
             event.status = -libc::ETIMEDOUT;
             self.events.push_back(event);
         } else {
-            let at = of.deadline.min(now + LOOK_AGAIN);
-            of.lookup = Some(at);
+            let at = entry.deadline.min(now + LOOK_AGAIN);
+            entry.lookup = Some(at);
             self.lookups.insert((at, id));
         }
     }
@@ -129,33 +130,33 @@ impl Cma {
         }
         let info = &self.device_of(id)?.info;
         let (mtu, infiniband) = (info.mtu, info.infiniband);
-        let of = self.id(id)?;
-        if of.state == CmaState::AddrResolved && !infiniband && of.has_ib_address() {
+        let entry = self.id(id)?;
+        if entry.state == CmaState::AddrResolved && !infiniband && entry.has_ib_address() {
             return Err(CmaError::NO_DEVICE);
         }
-        let of = self.advance(id, CmaState::AddrResolved, CmaState::RouteResolved)?;
-        of.path = of.route.map(|route| of.path_of(&route, mtu));
+        let entry = self.advance(id, CmaState::AddrResolved, CmaState::RouteResolved)?;
+        entry.path = entry.route.map(|route| entry.path_of(&route, mtu));
         self.events.push_back(CmaEvent::new(id, EventType::ROUTE_RESOLVED));
         Ok(())
     }
 
-    /// Finds the way to a wildcard address again.
+    /// Finds the route to a wildcard address again.
     pub(super) fn route_anew(
         &mut self,
         id: CmaId,
         addresses: &dyn Addresses,
     ) -> Result<(), CmaError> {
-        let of = self.id(id)?;
-        let (Some(Address::Ip(to)), Some(known)) = (of.destination, of.route) else {
+        let entry = self.id(id)?;
+        let (Some(Address::Ip(to)), Some(known)) = (entry.destination, entry.route) else {
             return Ok(());
         };
         if !is_any(to.ip()) {
             return Ok(());
         }
-        let route = addresses.route(Some(known.source), to, of.space)?;
-        let of = self.id_mut(id)?;
-        of.route = Some(route);
-        if let Some(path) = &mut of.path {
+        let route = addresses.route(Some(known.source), to, entry.space)?;
+        let entry = self.id_mut(id)?;
+        entry.route = Some(route);
+        if let Some(path) = &mut entry.path {
             let (from, to) = (&route.addressing, &mut path.addressing);
             (to.source, to.destination) = (from.source, from.destination);
             (to.source_lid, to.destination_lid) = (from.source_lid, from.destination_lid);
@@ -169,14 +170,14 @@ impl Cma {
         self.ids.get(&id)?.route
     }
 
-    /// Takes the caller's path instead of looking for one; ROUTE_RESOLVED follows
+    /// Uses the caller's path instead of searching one; ROUTE_RESOLVED follows
     /// (`rdma_set_ib_path`).
     ///
     /// # Errors
     /// EINVAL unless the address is resolved.
     pub fn set_path(&mut self, id: CmaId, path: Path) -> Result<(), CmaError> {
-        let of = self.advance(id, CmaState::AddrResolved, CmaState::RouteResolved)?;
-        of.path = Some(path);
+        let entry = self.advance(id, CmaState::AddrResolved, CmaState::RouteResolved)?;
+        entry.path = Some(path);
         self.events.push_back(CmaEvent::new(id, EventType::ROUTE_RESOLVED));
         Ok(())
     }
@@ -188,7 +189,7 @@ impl Cma {
 }
 
 impl Id {
-    /// The address is resolved (`addr_handler`): the local one is that of the route.
+    /// Records the resolved route (`addr_handler`), whose source becomes the local address.
     fn note_route(&mut self, route: &Route) {
         self.state = CmaState::AddrResolved;
         self.at = Some(Interface { device: route.device, gid: route.addressing.source });
@@ -199,7 +200,7 @@ impl Id {
         }
     }
 
-    /// The path of a route (`cma_resolve_iboe_route`).
+    /// The path along a route (`cma_resolve_iboe_route`).
     pub(super) fn path_of(&self, route: &Route, mtu: u8) -> Path {
         let mut addressing = route.addressing;
         addressing.traffic_class = self.settings.tos.unwrap_or(0);
@@ -208,7 +209,8 @@ impl Id {
         Path { addressing, pkey: 0xffff, mtu, rate: 0, life }
     }
 
-    /// An IPv6 source's own, else one of the ports (`cma_get_roce_udp_flow_label`).
+    /// The flow label: an IPv6 source's own, else one made from the ports
+    /// (`cma_get_roce_udp_flow_label`).
     pub(super) fn flow_label(&self) -> u32 {
         let port = |address: Option<Address>| address.map_or(0, |address| address.port());
         match self.source {

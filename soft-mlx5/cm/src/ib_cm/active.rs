@@ -1,4 +1,4 @@
-//! The active side: REQ out, REP in, RTU out.
+//! The active side: sends REQ, receives REP, sends RTU.
 
 use super::event::Event;
 use super::timer::{ack_timeout, from_code};
@@ -6,12 +6,12 @@ use super::{CmError, CmId, IbCm, ReqParam, State, private};
 use crate::mad::{CommId, Mad, Rejected, Rep, Req, ReqPath, Rtu, TransportService};
 use uverbs_soft_packet::Addressing;
 
-/// LID of a routed path, which ends beyond the subnet.
+/// LID of a path that leaves the subnet.
 const PERMISSIVE_LID: u16 = 0xffff;
 
 impl IbCm {
-    /// Asks for a connection; [`Event::RepReceived`], [`Event::RejReceived`] or
-    /// [`Event::ReqError`] follows.
+    /// Requests a connection. [`Event::RepReceived`], [`Event::RejReceived`] or [`Event::ReqError`]
+    /// follows.
     ///
     /// # Errors
     /// [`CmError::State`] unless the id is idle; [`CmError::TooLong`]; [`CmError::Transport`].
@@ -19,18 +19,19 @@ impl IbCm {
         self.expect_state(id, &[State::Idle])?;
         let req = self.format_req(id, param)?;
         let tid = self.new_tid(id);
-        let of = self.id_mut(id)?;
-        (of.path, of.tid, of.service_id) = (param.path, tid, param.service_id);
-        of.transport = Some(param.transport);
-        of.ack_timeout = param.path.life.saturating_add(1).min(31);
-        of.timeout = 2 * from_code(param.path.life) + from_code(param.remote_cm_response_timeout);
-        of.max_cm_retries = param.max_cm_retries & 0xf;
-        (of.local_qpn, of.rq_psn) = (req.qpn(), req.starting_psn());
-        of.initiator_depth = param.initiator_depth;
-        of.responder_resources = param.responder_resources;
-        of.retry_count = param.retry_count & 7;
-        of.remote = CommId::UNKNOWN;
-        of.state = State::ReqSent;
+        let entry = self.id_mut(id)?;
+        (entry.path, entry.tid, entry.service_id) = (param.path, tid, param.service_id);
+        entry.transport = Some(param.transport);
+        entry.ack_timeout = param.path.life.saturating_add(1).min(31);
+        entry.timeout =
+            2 * from_code(param.path.life) + from_code(param.remote_cm_response_timeout);
+        entry.max_cm_retries = param.max_cm_retries & 0xf;
+        (entry.local_qpn, entry.rq_psn) = (req.qpn(), req.starting_psn());
+        entry.initiator_depth = param.initiator_depth;
+        entry.responder_resources = param.responder_resources;
+        entry.retry_count = param.retry_count & 7;
+        entry.remote = CommId::UNKNOWN;
+        entry.state = State::ReqSent;
         self.post_for_answer(now, id, Mad::new(tid, param.ece.attr_mod, req));
         Ok(())
     }
@@ -93,27 +94,28 @@ impl IbCm {
         self.events.push_back((id, Event::RepReceived(mad.header.modifier.get(), Box::new(*rep))));
     }
 
-    /// XRC targets have their number in the place of the EE context.
+    /// The peer's QP number. XRC targets have it in the field of the EE context.
     fn qpn_of(&self, id: CmId, rep: &Rep) -> u32 {
-        match self.id(id).ok().and_then(|of| of.transport) {
+        match self.id(id).ok().and_then(|entry| entry.transport) {
             Some(TransportService::Xrc) => rep.eecn(),
             _ => rep.qpn(),
         }
     }
 
     fn note_rep(&mut self, id: CmId, rep: &Rep, qpn: u32) {
-        let Ok(of) = self.id_mut(id) else {
+        let Ok(entry) = self.id_mut(id) else {
             return;
         };
-        (of.state, of.pending) = (State::RepReceived, None);
-        (of.remote, of.remote_qpn) = (rep.local_id(), qpn);
-        (of.initiator_depth, of.responder_resources) =
+        (entry.state, entry.pending) = (State::RepReceived, None);
+        (entry.remote, entry.remote_qpn) = (rep.local_id(), qpn);
+        (entry.initiator_depth, entry.responder_resources) =
             (rep.responder_resources, rep.initiator_depth);
-        (of.sq_psn, of.rnr_retry_count) = (rep.starting_psn(), rep.rnr_retry_count());
-        of.ack_timeout = ack_timeout(rep.target_ack_delay(), of.ack_timeout.saturating_sub(1));
+        (entry.sq_psn, entry.rnr_retry_count) = (rep.starting_psn(), rep.rnr_retry_count());
+        entry.ack_timeout =
+            ack_timeout(rep.target_ack_delay(), entry.ack_timeout.saturating_sub(1));
     }
 
-    /// The RTU or the MRA that answered the first REP was lost.
+    /// Handles a repeated REP: the RTU or MRA that answered the first one was lost.
     fn on_duplicate_rep(&mut self, from: &Addressing, rep: &Rep) {
         let Some(id) = self.find(from, rep.remote_id(), rep.local_id()) else {
             return;
@@ -129,24 +131,24 @@ impl IbCm {
         }
     }
 
-    /// Confirms REP: the connection is established.
+    /// Confirms a REP; the connection is established.
     ///
     /// # Errors
-    /// [`CmError::State`] unless REP arrived; [`CmError::TooLong`] beyond 224 bytes.
+    /// [`CmError::State`] unless a REP arrived; [`CmError::TooLong`] beyond 224 bytes.
     pub fn send_rtu(&mut self, id: CmId, data: &[u8]) -> Result<(), CmError> {
         self.expect_state(id, &[State::RepReceived, State::MraRepSent])?;
         private(data.len() <= Rtu::PRIVATE_DATA_LEN, ())?;
-        let of = self.id_mut(id)?;
-        (of.private, of.state) = (data.to_vec(), State::Established);
-        let (addressing, rtu) = (of.path.addressing, self.format_rtu(id)?);
+        let entry = self.id_mut(id)?;
+        (entry.private, entry.state) = (data.to_vec(), State::Established);
+        let (addressing, rtu) = (entry.path.addressing, self.format_rtu(id)?);
         self.post(addressing, rtu);
         Ok(())
     }
 
     fn format_rtu(&self, id: CmId) -> Result<Mad, CmError> {
-        let of = self.id(id)?;
-        let mut rtu = Rtu::new(self.comm_id(id), of.remote);
-        private(rtu.set_private_data(&of.private), ())?;
-        Ok(Mad::new(of.tid, 0, rtu))
+        let entry = self.id(id)?;
+        let mut rtu = Rtu::new(self.comm_id(id), entry.remote);
+        private(rtu.set_private_data(&entry.private), ())?;
+        Ok(Mad::new(entry.tid, 0, rtu))
     }
 }

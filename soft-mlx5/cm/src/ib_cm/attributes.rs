@@ -1,10 +1,10 @@
-//! What a queue pair needs for its transitions (`ib_cm_init_qp_attr`).
+//! The attributes of a queue pair's transitions (`ib_cm_init_qp_attr`).
 
 use super::id::Id;
 use super::{CmError, CmId, IbCm, Path, State};
 use crate::mad::TransportService;
 
-/// For RESET to INIT, beside port and P_Key.
+/// For RESET to INIT, in addition to port and P_Key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InitAttr {
     /// Whether the peer may read and use atomics; it may always write.
@@ -14,14 +14,14 @@ pub struct InitAttr {
 /// For INIT to RTR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RtrAttr {
-    /// How to reach the peer, and the path MTU.
+    /// The path to the peer, and its MTU.
     pub path: Path,
     /// The peer's queue pair.
     pub dest_qpn: u32,
     /// First PSN expected.
     pub rq_psn: u32,
-    /// RDMA reads and atomics that the peer may have in flight here; for RC and XRC targets, whose
-    /// RNR timer the kernel sets to code 0 besides.
+    /// RDMA reads and atomics that the peer may have in flight here; for RC and XRC targets. The
+    /// kernel also sets their RNR timer to code 0.
     pub max_dest_rd_atomic: Option<u8>,
 }
 
@@ -63,11 +63,11 @@ impl IbCm {
     /// Attributes for INIT.
     ///
     /// # Errors
-    /// [`CmError::State`] unless there is a request or a connection.
+    /// [`CmError::State`] without a request or a connection.
     pub fn init_attr(&self, id: CmId) -> Result<InitAttr, CmError> {
         let sent = [State::ReqSent, State::MraReqReceived];
-        let of = self.expect_state(id, &sent).or_else(|_| self.expect_state(id, &PEER_KNOWN))?;
-        Ok(InitAttr { remote_read_and_atomic: of.responder_resources != 0 })
+        let entry = self.expect_state(id, &sent).or_else(|_| self.expect_state(id, &PEER_KNOWN))?;
+        Ok(InitAttr { remote_read_and_atomic: entry.responder_resources != 0 })
     }
 
     /// Attributes for RTR.
@@ -75,31 +75,31 @@ impl IbCm {
     /// # Errors
     /// [`CmError::State`] unless the peer's queue pair is known.
     pub fn rtr_attr(&self, id: CmId) -> Result<RtrAttr, CmError> {
-        let of = self.expect_state(id, &PEER_KNOWN)?;
+        let entry = self.expect_state(id, &PEER_KNOWN)?;
         Ok(RtrAttr {
-            path: of.path,
-            dest_qpn: of.remote_qpn,
-            rq_psn: of.rq_psn,
-            max_dest_rd_atomic: of.responds().then_some(of.responder_resources),
+            path: entry.path,
+            dest_qpn: entry.remote_qpn,
+            rq_psn: entry.rq_psn,
+            max_dest_rd_atomic: entry.responds().then_some(entry.responder_resources),
         })
     }
 
-    /// Attributes for RTS, already before REP is sent.
+    /// Attributes for RTS; also available before REP is sent.
     ///
     /// # Errors
     /// [`CmError::State`] unless the peer's queue pair is known.
     pub fn rts_attr(&self, id: CmId) -> Result<RtsAttr, CmError> {
-        let of = self.expect_state(id, &PEER_KNOWN)?;
+        let entry = self.expect_state(id, &PEER_KNOWN)?;
         let requester = Requester {
-            retry_count: of.retry_count,
-            rnr_retry_count: of.rnr_retry_count,
-            max_rd_atomic: of.initiator_depth,
+            retry_count: entry.retry_count,
+            rnr_retry_count: entry.rnr_retry_count,
+            max_rd_atomic: entry.initiator_depth,
         };
-        let uc = of.transport == Some(TransportService::Uc);
+        let uc = entry.transport == Some(TransportService::Uc);
         Ok(RtsAttr {
-            sq_psn: of.sq_psn,
-            requester: of.requests().then_some(requester),
-            timeout: (!uc).then_some(of.ack_timeout),
+            sq_psn: entry.sq_psn,
+            requester: entry.requests().then_some(requester),
+            timeout: (!uc).then_some(entry.ack_timeout),
         })
     }
 }

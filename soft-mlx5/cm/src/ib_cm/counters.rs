@@ -1,14 +1,14 @@
-//! What the kernel has in sysfs, per port, as `cm_tx_msgs`, `cm_tx_retries`, `cm_rx_msgs` and
-//! `cm_rx_duplicates`.
+//! The counters that the kernel has per port in sysfs, as `cm_tx_msgs`, `cm_tx_retries`,
+//! `cm_rx_msgs` and `cm_rx_duplicates`.
 
 use crate::mad::Attribute;
 
-/// A number per kind of message.
+/// A counter for each kind of message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MessageCounts([u64; Attribute::ALL.len()]);
 
 impl MessageCounts {
-    /// How many of this kind.
+    /// The counter of this kind.
     pub fn get(&self, attribute: Attribute) -> u64 {
         self.0[index(attribute)]
     }
@@ -22,10 +22,10 @@ fn index(attribute: Attribute) -> usize {
     usize::from(attribute as u16 - Attribute::Req as u16)
 }
 
-/// Messages of an engine.
+/// Message counters of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Sent for the first time. (The kernel's `cm_tx_msgs` counts repetitions too.)
+    /// Sent for the first time. (The kernel's `cm_tx_msgs` also counts retries.)
     pub sent: MessageCounts,
     /// Sent again.
     pub retried: MessageCounts,

@@ -1,4 +1,4 @@
-//! The end of a connection: DREQ and DREP, in and out.
+//! The end of a connection: sends and receives DREQ and DREP.
 
 use super::event::Event;
 use super::{CmError, CmId, IbCm, State, private};
@@ -6,14 +6,14 @@ use crate::mad::{Attribute, Drep, Dreq, Mad};
 use uverbs_soft_packet::Addressing;
 
 impl IbCm {
-    /// Disconnects; [`Event::DrepReceived`], [`Event::DreqReceived`] (both sides did) or
+    /// Disconnects. [`Event::DrepReceived`], [`Event::DreqReceived`] (if both sides disconnect) or
     /// [`Event::DreqError`] follows.
     ///
     /// # Errors
     /// [`CmError::State`] unless established; [`CmError::TooLong`] beyond 220 bytes.
     pub fn send_dreq(&mut self, now: u64, id: CmId, data: &[u8]) -> Result<(), CmError> {
-        let of = self.expect_state(id, &[State::Established])?;
-        let mut dreq = Dreq::new(self.comm_id(id), of.remote, of.remote_qpn);
+        let entry = self.expect_state(id, &[State::Established])?;
+        let mut dreq = Dreq::new(self.comm_id(id), entry.remote, entry.remote_qpn);
         private(dreq.set_private_data(data), ())?;
         let mad = Mad::new(self.new_tid(id), 0, dreq);
         self.id_mut(id)?.state = State::DreqSent;
@@ -21,16 +21,16 @@ impl IbCm {
         Ok(())
     }
 
-    /// Agrees to the peer's disconnect: the id is in timewait.
+    /// Accepts the peer's disconnect; the id enters timewait.
     ///
     /// # Errors
-    /// [`CmError::State`] unless DREQ arrived; [`CmError::TooLong`] beyond 224 bytes.
+    /// [`CmError::State`] unless a DREQ arrived; [`CmError::TooLong`] beyond 224 bytes.
     pub fn send_drep(&mut self, now: u64, id: CmId, data: &[u8]) -> Result<(), CmError> {
         self.expect_state(id, &[State::DreqReceived])?;
         private(data.len() <= Drep::PRIVATE_DATA_LEN, ())?;
-        let of = self.id_mut(id)?;
-        of.private = data.to_vec();
-        let addressing = of.path.addressing;
+        let entry = self.id_mut(id)?;
+        entry.private = data.to_vec();
+        let addressing = entry.path.addressing;
         self.enter_timewait(now, id);
         let drep = self.format_drep(id)?;
         self.post(addressing, drep);
@@ -38,17 +38,17 @@ impl IbCm {
     }
 
     fn format_drep(&self, id: CmId) -> Result<Mad, CmError> {
-        let of = self.id(id)?;
-        let mut drep = Drep::new(self.comm_id(id), of.remote);
-        private(drep.set_private_data(&of.private), ())?;
-        Ok(Mad::new(of.tid, 0, drep))
+        let entry = self.id(id)?;
+        let mut drep = Drep::new(self.comm_id(id), entry.remote);
+        private(drep.set_private_data(&entry.private), ())?;
+        Ok(Mad::new(entry.tid, 0, drep))
     }
 
     pub(super) fn on_dreq(&mut self, from: &Addressing, mad: &Mad, dreq: &Dreq) {
         let Some(id) = self.find(from, dreq.remote_id(), dreq.local_id()) else {
             return self.answer_unknown_dreq(from, mad, dreq);
         };
-        if !self.id(id).is_ok_and(|of| of.local_qpn == dreq.remote_qpn()) {
+        if !self.id(id).is_ok_and(|entry| entry.local_qpn == dreq.remote_qpn()) {
             return;
         }
         match self.state(id) {
@@ -62,14 +62,14 @@ impl IbCm {
     }
 
     fn note_dreq(&mut self, id: CmId, mad: &Mad, dreq: &Dreq) {
-        if let Ok(of) = self.id_mut(id) {
-            (of.state, of.pending) = (State::DreqReceived, None);
-            of.tid = mad.header.tid.get();
+        if let Ok(entry) = self.id_mut(id) {
+            (entry.state, entry.pending) = (State::DreqReceived, None);
+            entry.tid = mad.header.tid.get();
         }
         self.events.push_back((id, Event::DreqReceived(Box::new(*dreq))));
     }
 
-    /// The DREP was lost.
+    /// Repeats a DREP that was lost.
     fn repeat_drep(&mut self, from: &Addressing, id: CmId) {
         self.counters.duplicates.count(Attribute::Dreq);
         if let Ok(drep) = self.format_drep(id) {
@@ -77,7 +77,7 @@ impl IbCm {
         }
     }
 
-    /// The id is gone, and the peer should not wait for it.
+    /// Answers a DREQ for a destroyed id, so that the peer does not wait.
     fn answer_unknown_dreq(&mut self, from: &Addressing, mad: &Mad, dreq: &Dreq) {
         self.counters.duplicates.count(Attribute::Dreq);
         let drep = Drep::new(dreq.remote_id(), dreq.local_id());

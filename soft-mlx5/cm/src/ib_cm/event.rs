@@ -1,10 +1,10 @@
-//! What the engine tells its user.
+//! Events from the engine to its user.
 
 use super::CmId;
 use crate::mad::{Drep, Dreq, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 use uverbs_soft_packet::Addressing;
 
-/// Where a request came from.
+/// The origin of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The id that listens to it.
@@ -15,36 +15,36 @@ pub struct Origin {
     pub modifier: u32,
 }
 
-/// What happened to an id (`enum ib_cm_event_type`). Messages come whole.
+/// An event of an id (`enum ib_cm_event_type`), with the whole message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A request arrived, and this new id is for it.
+    /// A request arrived, for which this new id was created.
     ReqReceived(Origin, Box<Req>),
     /// REQ was not answered.
     ReqError,
-    /// REP arrived; with it its header's attribute modifier.
+    /// REP arrived; with the attribute modifier of its header.
     RepReceived(u32, Box<Rep>),
     /// REP was not answered.
     RepError,
     /// RTU arrived: the connection is established.
     RtuReceived(Box<Rtu>),
-    /// The user said that the connection is established.
+    /// The user reported that the connection is established.
     UserEstablished,
     /// The peer disconnects.
     DreqReceived(Box<Dreq>),
-    /// DREQ was not answered: the id is in timewait.
+    /// DREQ was not answered; the id is in timewait.
     DreqError,
-    /// The peer agreed to the end: the id is in timewait.
+    /// The peer accepted the disconnect; the id is in timewait.
     DrepReceived(Box<Drep>),
-    /// Timewait is over: the queue pair may be used again.
+    /// Timewait is over, and the queue pair may be reused.
     TimewaitExit,
-    /// The peer needs time.
+    /// The peer needs more time.
     MraReceived(Box<Mra>),
     /// The peer refuses, or gives up.
     RejReceived(Box<Rej>),
-    /// A resolution request arrived, and this new id is for it.
+    /// A resolution request arrived, for which this new id was created.
     SidrReqReceived(Origin, Box<SidrReq>),
-    /// The resolution request was answered; with it the answer's attribute modifier.
+    /// The resolution request was answered; with the attribute modifier of the answer.
     SidrRepReceived(u32, Box<SidrRep>),
     /// The resolution request was not answered.
     SidrReqError,

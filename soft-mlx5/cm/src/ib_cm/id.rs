@@ -1,45 +1,45 @@
-//! Ids and what the engine knows of each.
+//! Ids and their state in the engine.
 
 use super::timer::Pending;
 use super::{CmError, IbCm, Path};
 use crate::mad::{CommId, TransportService};
 use uverbs_soft_packet::Addressing;
 
-/// Names an id of one engine.
+/// Identifies an id of one engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CmId(pub u32);
 
 /// State of an id (IBTA volume 1, 12.9.7; `enum ib_cm_state`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum State {
-    /// Nothing goes on.
+    /// No connection or attempt.
     #[default]
     Idle,
-    /// Takes requests.
+    /// Accepts requests.
     Listen,
     /// REQ was sent.
     ReqSent,
     /// REQ arrived.
     ReqReceived,
-    /// REQ arrived, and MRA answers its repetitions.
+    /// REQ arrived, and its retries are answered with MRA.
     MraReqSent,
-    /// REQ was sent, and MRA asks for patience.
+    /// REQ was sent, and the peer asked for more time by MRA.
     MraReqReceived,
     /// REP was sent.
     RepSent,
     /// REP arrived.
     RepReceived,
-    /// REP arrived, and MRA answers its repetitions.
+    /// REP arrived, and its retries are answered with MRA.
     MraRepSent,
-    /// REP was sent, and MRA asks for patience.
+    /// REP was sent, and the peer asked for more time by MRA.
     MraRepReceived,
-    /// There is a connection.
+    /// The connection is established.
     Established,
     /// DREQ was sent.
     DreqSent,
     /// DREQ arrived, and the user has not answered yet.
     DreqReceived,
-    /// The connection has ended, and packets of it may still be under way.
+    /// The connection has ended, but its packets may still be in transit.
     TimeWait,
     /// SIDR_REQ was sent.
     SidrReqSent,
@@ -47,7 +47,7 @@ pub enum State {
     SidrReqReceived,
 }
 
-/// What goes into a queue pair's attributes, and what answers repeat.
+/// Values for the queue pair's attributes, and for repeated answers.
 #[derive(Debug, Default)]
 pub(super) struct Id {
     pub(super) state: State,
@@ -57,7 +57,7 @@ pub(super) struct Id {
     pub(super) tid: u64,
     pub(super) service_id: u64,
     pub(super) transport: Option<TransportService>,
-    /// This side is the receiving half of an XRC connection.
+    /// Whether this side is the receiving half of an XRC connection.
     pub(super) xrc_target: bool,
     pub(super) local_qpn: u32,
     pub(super) remote_qpn: u32,
@@ -69,17 +69,17 @@ pub(super) struct Id {
     pub(super) initiator_depth: u8,
     pub(super) retry_count: u8,
     pub(super) rnr_retry_count: u8,
-    /// Local ACK timeout of the queue pair, which timewait follows.
+    /// Local ACK timeout of the queue pair; the length of timewait.
     pub(super) ack_timeout: u8,
-    /// How long to wait for an answer, in nanoseconds.
+    /// The time to wait for an answer, in nanoseconds.
     pub(super) timeout: u64,
     pub(super) max_cm_retries: u8,
     pub(super) service_timeout: u8,
-    /// Private data of the last RTU, DREP or MRA, for its repetition.
+    /// Private data of the last RTU, DREP or MRA, for sending it again.
     pub(super) private: Vec<u8>,
-    /// What was sent and is not answered.
+    /// The message that was sent and not yet answered.
     pub(super) pending: Option<Pending>,
-    /// Keys in the tables of peers.
+    /// Keys in the tables of peers' ids and queue pairs.
     pub(super) remote_id_key: Option<(u64, CommId)>,
     pub(super) remote_qpn_key: Option<(u64, u32)>,
 }
@@ -94,48 +94,48 @@ impl IbCm {
     }
 
     pub(super) fn expect_state(&self, id: CmId, states: &[State]) -> Result<&Id, CmError> {
-        let of = self.id(id)?;
-        if states.contains(&of.state) { Ok(of) } else { Err(CmError::State(of.state)) }
+        let entry = self.id(id)?;
+        if states.contains(&entry.state) { Ok(entry) } else { Err(CmError::State(entry.state)) }
     }
 
-    /// The id that a datagram names, if the peer is who it should be (`cm_acquire_id`). Ids that
-    /// have not heard of the peer have [`CommId::UNKNOWN`] as its id.
+    /// The id that a datagram names, if the datagram is from its peer (`cm_acquire_id`). An id that
+    /// does not know its peer's id yet has [`CommId::UNKNOWN`].
     pub(super) fn find(&self, from: &Addressing, local: CommId, remote: CommId) -> Option<CmId> {
         let id = CmId(local.0 ^ self.operand);
-        let of = self.ids.get(&id)?;
-        (of.remote == remote && self.is_from_peer(from, of)).then_some(id)
+        let entry = self.ids.get(&id)?;
+        (entry.remote == remote && self.is_from_peer(from, entry)).then_some(id)
     }
 
-    /// Enters the peer's communication id; the id that has it already, if there is one.
+    /// Registers the peer's communication id. Fails with the id that already has this peer.
     pub(super) fn claim_remote_id(&mut self, id: CmId, key: (u64, CommId)) -> Result<(), CmId> {
         if let Some(other) = self.remote_ids.get(&key) {
             return Err(*other);
         }
-        if let Some(of) = self.ids.get_mut(&id) {
-            of.remote_id_key = Some(key);
+        if let Some(entry) = self.ids.get_mut(&id) {
+            entry.remote_id_key = Some(key);
             self.remote_ids.insert(key, id);
         }
         Ok(())
     }
 
-    /// Enters the peer's queue pair; the id that is connected to it already, if there is one.
+    /// Registers the peer's queue pair. Fails with the id that is already connected to it.
     pub(super) fn claim_remote_qpn(&mut self, id: CmId, key: (u64, u32)) -> Result<(), CmId> {
         if let Some(other) = self.remote_qpns.get(&key) {
             return Err(*other);
         }
-        if let Some(of) = self.ids.get_mut(&id) {
-            of.remote_qpn_key = Some(key);
+        if let Some(entry) = self.ids.get_mut(&id) {
+            entry.remote_qpn_key = Some(key);
             self.remote_qpns.insert(key, id);
         }
         Ok(())
     }
 
-    /// Takes the peer out of both tables: its ids may come again.
+    /// Removes the peer from both tables, so that its ids may be reused.
     pub(super) fn forget_remote(&mut self, id: CmId) {
-        let Some(of) = self.ids.get_mut(&id) else {
+        let Some(entry) = self.ids.get_mut(&id) else {
             return;
         };
-        let keys = (of.remote_id_key.take(), of.remote_qpn_key.take());
+        let keys = (entry.remote_id_key.take(), entry.remote_qpn_key.take());
         if let Some(key) = keys.0 {
             self.remote_ids.remove(&key);
         }
@@ -144,23 +144,23 @@ impl IbCm {
         }
     }
 
-    /// Takes a resolution request out of the table: its number may come again.
+    /// Removes a resolution request from the table, so that its number may be reused.
     pub(super) fn forget_sidr(&mut self, id: CmId) {
-        let Some(of) = self.ids.get(&id) else {
+        let Some(entry) = self.ids.get(&id) else {
             return;
         };
-        let key = (of.path.addressing.destination, of.remote);
+        let key = (entry.path.addressing.destination, entry.remote);
         if self.remote_sidr.get(&key) == Some(&id) {
             self.remote_sidr.remove(&key);
         }
     }
 
-    /// Back to idle: the attempt to connect is over.
+    /// Returns to idle, because the attempt to connect has ended.
     pub(super) fn reset(&mut self, id: CmId) {
         self.forget_remote(id);
-        if let Some(of) = self.ids.get_mut(&id) {
-            of.state = State::Idle;
-            of.pending = None;
+        if let Some(entry) = self.ids.get_mut(&id) {
+            entry.state = State::Idle;
+            entry.pending = None;
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Ids that listen, by the services that they listen for.
+//! Listening ids, by service id.
 
 use std::collections::HashMap;
 
 use super::CmId;
 
-/// An id that listens, and the service that it listens for.
+/// An id and the service ids that it listens to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Listener {
     pub(super) id: CmId,
@@ -26,21 +26,22 @@ impl Listener {
     }
 }
 
-/// All of a device. Those with one service id each, as rdma_cm's, are found in constant time.
+/// All listeners of a device. Listeners with one service id, such as rdma_cm's, are found in
+/// constant time.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
-    of: HashMap<CmId, Listener>,
+    by_id: HashMap<CmId, Listener>,
     exact: HashMap<u64, CmId>,
     masked: Vec<Listener>,
 }
 
 impl Listeners {
-    /// Adds one; `false` if another id listens to one of its service ids.
+    /// Adds a listener; `false` if another id listens to one of its service ids.
     pub(super) fn add(&mut self, new: Listener) -> bool {
         let is_taken = self.masked.iter().any(|other| other.overlaps(&new))
             || match new.is_exact() {
                 true => self.exact.contains_key(&new.service_id),
-                false => self.of.values().any(|other| other.overlaps(&new)),
+                false => self.by_id.values().any(|other| other.overlaps(&new)),
             };
         if is_taken {
             return false;
@@ -49,19 +50,19 @@ impl Listeners {
             true => drop(self.exact.insert(new.service_id, new.id)),
             false => self.masked.push(new),
         }
-        self.of.insert(new.id, new);
+        self.by_id.insert(new.id, new);
         true
     }
 
-    /// The id that takes requests for a service id.
+    /// The id that listens to a service id.
     pub(super) fn find(&self, service_id: u64) -> Option<CmId> {
         let masked = || self.masked.iter().find(|listener| listener.takes(service_id));
         self.exact.get(&service_id).copied().or_else(|| Some(masked()?.id))
     }
 
-    /// Removes an id; nothing happens if it does not listen.
+    /// Removes a listener; no effect if the id does not listen.
     pub(super) fn remove(&mut self, id: CmId) {
-        match self.of.remove(&id) {
+        match self.by_id.remove(&id) {
             Some(listener) if listener.is_exact() => drop(self.exact.remove(&listener.service_id)),
             Some(_) => self.masked.retain(|listener| listener.id != id),
             None => {}
@@ -70,7 +71,7 @@ impl Listeners {
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.of.is_empty() && self.exact.is_empty() && self.masked.is_empty()
+        self.by_id.is_empty() && self.exact.is_empty() && self.masked.is_empty()
     }
 }
 

@@ -1,17 +1,17 @@
-//! Peers that end without a word.
+//! Peers whose processes ended without sending a message.
 //!
-//! When a process ends, its host's kernel destroys its ids and tells their peers. The ids of a
-//! software device go with its process. So a peer that finds out by other means acts here as if
-//! the messages of that kernel had arrived.
+//! When a process ends, its host's kernel destroys its ids and sends messages to their peers. The
+//! ids of a software device disappear with its process. So when the engine learns that a peer has
+//! ended, it acts as if the kernel's messages had arrived.
 
 use super::{CmId, IbCm, State};
 use crate::mad::{Drep, Dreq, Mad, Rej, RejReason, Rejected, SidrRep, SidrStatus};
 use uverbs_soft_packet::Addressing;
 
 impl IbCm {
-    /// The peers at these addresses have ended.
+    /// Handles the end of the peers at these addresses.
     pub fn lose_peers(&mut self, now: u64, is_lost: &dyn Fn(&Addressing) -> bool) {
-        let lost = self.ids.iter().filter(|(_, of)| is_lost(&of.path.addressing));
+        let lost = self.ids.iter().filter(|(_, entry)| is_lost(&entry.path.addressing));
         let mut ids: Vec<CmId> = lost.map(|(id, _)| *id).collect();
         ids.sort_unstable();
         for id in ids {
@@ -19,13 +19,13 @@ impl IbCm {
         }
     }
 
-    /// What [`IbCm::destroy`] of the peer's id would have sent, arrives.
+    /// Acts as if the messages had arrived that [`IbCm::destroy`] of the peer's id would have sent.
     fn lose_peer(&mut self, now: u64, id: CmId) {
-        let Ok(of) = self.id(id) else { return };
-        let (own, peer, from) = (self.comm_id(id), of.remote, of.path.addressing.reply());
-        let (qpn, service_id) = (of.local_qpn, of.service_id);
+        let Ok(entry) = self.id(id) else { return };
+        let (own, peer, from) = (self.comm_id(id), entry.remote, entry.path.addressing.reply());
+        let (qpn, service_id) = (entry.local_qpn, entry.service_id);
         let refusal = |rejected, reason| Rej::new(peer, own, rejected, reason);
-        match of.state {
+        match entry.state {
             State::Established => {
                 let dreq = Dreq::new(peer, own, qpn);
                 self.on_dreq(&from, &Mad::new(0, 0, dreq), &dreq);
@@ -47,7 +47,7 @@ impl IbCm {
                 let rep = SidrRep::new(own, SidrStatus::REJECT, service_id);
                 self.on_sidr_rep(&from, &Mad::new(0, 0, rep), &rep);
             }
-            // Nothing is sent, or there is no peer.
+            // The peer would send nothing, or there is no peer.
             State::DreqReceived
             | State::TimeWait
             | State::SidrReqReceived

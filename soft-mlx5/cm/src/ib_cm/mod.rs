@@ -1,5 +1,5 @@
-//! The communication management protocol engine, ib_cm: IBTA volume 1, chapter 12, as Linux has it
-//! in `drivers/infiniband/core/cm.c`.
+//! The communication management protocol engine, ib_cm: IBTA volume 1, chapter 12, as implemented
+//! in Linux's `drivers/infiniband/core/cm.c`.
 //!
 //! An [`IbCm`] belongs to one device. It has ids ([`CmId`]), each with a [`State`], and takes three
 //! kinds of input: calls of its user, datagrams ([`IbCm::receive`]) and the time
@@ -7,12 +7,12 @@
 //! ([`IbCm::take_event`]). Times are nanoseconds of any clock that does not go back.
 //!
 //! It differs from the kernel in two points:
-//! - a datagram about an id is ignored unless it comes from the peer's GID, since the ids in it can
-//!   be guessed; and a stale connection is ended only for a request from its own peer;
-//! - the answer to REQ goes to the GID that it came from, not to the one that REQ names.
+//! - a datagram about an id is ignored unless it comes from the peer's GID, because its ids can be
+//!   guessed; and a stale connection is ended only by a request of its own peer;
+//! - the answer to REQ goes to the GID that the REQ came from, not to the one that it names.
 //!
-//! A repeated message keeps its exact period here; the kernel's timers round periods of seconds up
-//! by some 5 %.
+//! Retries have their exact period here; the kernel's timers round periods of seconds up by some 5
+//! %.
 
 mod active;
 mod attributes;
@@ -46,16 +46,16 @@ use crate::mad::{
 use uverbs_soft_packet::prng::Chance;
 use uverbs_soft_packet::{Addressing, Gid};
 
-/// What an engine is told about its device.
+/// Configuration of an engine.
 #[derive(Clone, Debug, Default)]
 pub struct IbCmConfig {
     /// GUID of the device.
     pub node_guid: u64,
-    /// How long the device takes to acknowledge: 4.096 us << n (`local_ca_ack_delay`).
+    /// The time in which the device acknowledges: 4.096 us << n (`local_ca_ack_delay`).
     pub ack_delay: u8,
-    /// Seed of the communication ids; none for ids that cannot be guessed.
+    /// Seed of the communication ids; `None` makes them unpredictable.
     pub seed: Option<u64>,
-    /// The GID under which the wire shows the owner of a GID, where that is not the same.
+    /// The GID under which the wire shows the owner of a GID, if they differ.
     pub gid_on_wire: Option<fn(Gid) -> Gid>,
 }
 
@@ -68,7 +68,7 @@ pub enum CmError {
     /// The id's state does not allow the call.
     #[error("not in state {0:?}")]
     State(State),
-    /// More private data, or additional information, than the message can hold.
+    /// More private data, or additional information, than the message holds.
     #[error("more private data than the message can hold")]
     TooLong,
     /// Another id listens to the service id.
@@ -77,13 +77,13 @@ pub enum CmError {
     /// The connection is established already.
     #[error("the connection is established already")]
     IsConnected,
-    /// A transport service type that is not connected.
+    /// Not a connected transport service type.
     #[error("not a transport service type that is connected")]
     Transport,
 }
 
 impl CmError {
-    /// The kernel's errno for it.
+    /// The kernel's errno.
     pub fn errno(self) -> i32 {
         match self {
             Self::NoSuchId => libc::ENOENT,
@@ -97,7 +97,7 @@ impl CmError {
 /// A datagram to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outgoing {
-    /// Where to, and from which of the local GIDs.
+    /// Addressing of its packet.
     pub addressing: Addressing,
     /// The datagram, from QP1 to QP1.
     pub mad: Mad,
@@ -109,12 +109,12 @@ pub struct IbCm {
     config: IbCmConfig,
     ids: HashMap<CmId, Id>,
     next: u32,
-    /// Communication ids are an id's number and this word, exclusive or.
+    /// Communication ids are an id's number XORed with this word.
     operand: u32,
     listeners: Listeners,
-    /// Ids by the peer's CA GUID and communication id, from REQ or REP to timewait.
+    /// Ids by the peer's CA GUID and communication id, from REQ or REP until timewait.
     remote_ids: HashMap<(u64, CommId), CmId>,
-    /// Ids by the peer's CA GUID and queue pair, likewise.
+    /// Ids by the peer's CA GUID and queue pair, from REQ or REP until timewait.
     remote_qpns: HashMap<(u64, u32), CmId>,
     /// Ids of resolution requests by the peer's GID and request id.
     remote_sidr: HashMap<(Gid, CommId), CmId>,
@@ -122,7 +122,7 @@ pub struct IbCm {
     outgoing: VecDeque<Outgoing>,
     events: VecDeque<(CmId, Event)>,
     counters: Counters,
-    /// The agent's half of transaction ids.
+    /// The agent's half of the transaction ids.
     agent: u32,
 }
 
@@ -158,8 +158,8 @@ impl IbCm {
         id
     }
 
-    /// Numbers go round, so that one is not used again soon. 0 would be an unknown communication
-    /// id.
+    /// Numbers increase and wrap, so that one is not reused soon. 0 is skipped, because it means an
+    /// unknown communication id.
     fn free_id(&mut self) -> CmId {
         loop {
             let id = CmId(self.next);
@@ -185,12 +185,12 @@ impl IbCm {
         self.outgoing.pop_front()
     }
 
-    /// The next event, with the id that it is about.
+    /// The next event, with its id.
     pub fn take_event(&mut self) -> Option<(CmId, Event)> {
         self.events.pop_front()
     }
 
-    /// Messages sent, repeated and received so far.
+    /// Messages sent, retried and received so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -215,8 +215,8 @@ impl IbCm {
         self.listeners.find(service_id)
     }
 
-    /// A datagram has arrived, addressed as its packet was. What is no communication management is
-    /// ignored.
+    /// Handles a datagram with the addressing of its packet. Ignores datagrams of other management
+    /// classes.
     pub fn receive(&mut self, now: u64, addressing: &Addressing, bytes: &[u8]) {
         let Ok(mad) = Mad::parse(bytes) else {
             return;
@@ -243,7 +243,7 @@ impl IbCm {
             Attribute::SidrRep => {
                 self.with(mad, |cm, body: &SidrRep| cm.on_sidr_rep(from, mad, body))
             }
-            // Refused on RoCE; on InfiniBand the kernel's rdma_cm has no use for them.
+            // LAP is refused on RoCE; on InfiniBand the kernel's rdma_cm ignores both.
             Attribute::Lap | Attribute::Apr => {}
         }
     }
@@ -254,8 +254,8 @@ impl IbCm {
         }
     }
 
-    /// Destroys an id, and tells its peer according to its state. Its events that were not taken
-    /// yet are dropped.
+    /// Destroys an id. The peer gets the message that the id's state requires. Pending events of
+    /// the id are dropped.
     ///
     /// # Errors
     /// [`CmError::NoSuchId`].
@@ -265,8 +265,8 @@ impl IbCm {
         Ok(())
     }
 
-    /// Destroys an id without a word to its peer, which will repeat its request: the kernel does so
-    /// if it is out of memory, rdma_cm if the backlog is full.
+    /// Destroys an id without a message to its peer, which then retries its request. The kernel
+    /// does so when it is out of memory, and rdma_cm when the backlog is full.
     ///
     /// # Errors
     /// [`CmError::NoSuchId`].
@@ -307,11 +307,11 @@ impl IbCm {
         self.forget_remote(id);
         self.listeners.remove(id);
         self.forget_sidr(id);
-        self.events.retain(|(of, _)| *of != id);
+        self.events.retain(|(entry, _)| *entry != id);
         self.ids.remove(&id);
     }
 
-    /// Lets time pass: repeats what was not answered, ends what was not answered often enough, ends
+    /// Handles everything that is due at `now`: retries, failures after the last retry, ends of
     /// timewait.
     pub fn step(&mut self, now: u64) {
         while let Some(due) = self.timers.pop_due(now) {
@@ -322,25 +322,26 @@ impl IbCm {
         }
     }
 
-    /// When [`step`](Self::step) has something to do next; `None` if only an input can make it so.
+    /// When [`step`](Self::step) is due next; `None` until there is an input.
     pub fn next_wake(&self) -> Option<u64> {
         self.timers.next()
     }
 
-    /// The queue pair reports that data arrived before RTU did: the connection is established
+    /// Establishes the connection, because the queue pair received data before RTU arrived
     /// (`ib_cm_notify` with `IB_EVENT_COMM_EST`).
     ///
     /// # Errors
-    /// [`CmError::IsConnected`] if it was already, [`CmError::State`] unless REP was sent.
+    /// [`CmError::IsConnected`] if it is established already, [`CmError::State`] unless REP was
+    /// sent.
     pub fn establish(&mut self, id: CmId) -> Result<(), CmError> {
         match self.id(id)?.state {
             State::RepSent | State::MraRepReceived => {}
             State::Established => return Err(CmError::IsConnected),
             state => return Err(CmError::State(state)),
         }
-        let of = self.id_mut(id)?;
-        of.state = State::Established;
-        of.pending = None;
+        let entry = self.id_mut(id)?;
+        entry.state = State::Established;
+        entry.pending = None;
         self.events.push_back((id, Event::UserEstablished));
         Ok(())
     }
@@ -352,15 +353,15 @@ impl IbCm {
         self.outgoing.push_back(Outgoing { addressing, mad });
     }
 
-    /// Answers a datagram that no id takes with REJ: ids as the kernel reads them from any message.
+    /// Answers a datagram that matches no id with REJ. Reads the ids as the kernel does, in any
+    /// message.
     fn refuse(&mut self, from: &Addressing, mad: &Mad, rejected: Rejected, reason: RejReason) {
         let (local, remote) = mad.first_words();
         let rej = Rej::new(remote, local, rejected, reason);
         self.post(from.reply(), Mad::new(mad.header.tid.get(), 0, rej));
     }
 
-    /// Whether a datagram comes from the GID that an id talks to. Without a global route there is
-    /// none.
+    /// Whether a datagram comes from the GID of an id's peer. Always true without a global route.
     fn is_from_peer(&self, from: &Addressing, id: &Id) -> bool {
         let peer = &id.path.addressing;
         let shown = |gid| self.config.gid_on_wire.map_or(gid, |shown| shown(gid));
@@ -371,14 +372,14 @@ impl IbCm {
         CommId(id.0 ^ self.operand)
     }
 
-    /// Transaction id of a request: the agent, and the communication id's bytes as a little-endian
-    /// kernel has them.
+    /// Transaction id of a request: the agent, and the bytes of the communication id as on a
+    /// little-endian kernel.
     fn new_tid(&self, id: CmId) -> u64 {
         u64::from(self.agent) << 32 | u64::from(self.comm_id(id).0.swap_bytes())
     }
 }
 
-/// `body` if its private data fit.
+/// `body`, if its private data fits.
 fn private<B>(fits: bool, body: B) -> Result<B, CmError> {
     if fits { Ok(body) } else { Err(CmError::TooLong) }
 }

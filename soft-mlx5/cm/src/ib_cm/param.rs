@@ -1,4 +1,4 @@
-//! What the user gives to a call.
+//! Parameters of the user's calls.
 
 use crate::mad::{SidrStatus, TransportService};
 use uverbs_soft_packet::Addressing;
@@ -30,9 +30,9 @@ pub struct Ece {
 /// A request (`struct ib_cm_req_param`).
 #[derive(Clone, Debug)]
 pub struct ReqParam<'a> {
-    /// Whom it is for.
+    /// The service that it is for.
     pub service_id: u64,
-    /// How to get there.
+    /// The path to the peer.
     pub path: Path,
     /// Type of the queue pair.
     pub transport: TransportService,
@@ -44,17 +44,17 @@ pub struct ReqParam<'a> {
     pub responder_resources: u8,
     /// RDMA reads and atomics to have in flight at the peer.
     pub initiator_depth: u8,
-    /// How long the peer may take to answer, as a code.
+    /// The time that the peer may take to answer, as a code.
     pub remote_cm_response_timeout: u8,
-    /// How long this side takes to answer, as a code.
+    /// The time that this side may take to answer, as a code.
     pub local_cm_response_timeout: u8,
-    /// End-to-end flow control; carried, without effect.
+    /// End-to-end flow control; sent, but without effect.
     pub flow_control: bool,
     /// Retries after a timeout, 0..=7.
     pub retry_count: u8,
     /// Retries after RNR, 0..=7.
     pub rnr_retry_count: u8,
-    /// How often a message may be repeated, 0..=15.
+    /// Most retries of a message, 0..=15.
     pub max_cm_retries: u8,
     /// Whether the queue pair has a shared receive queue.
     pub srq: bool,
@@ -77,9 +77,9 @@ pub struct RepParam<'a> {
     pub initiator_depth: u8,
     /// Whether the alternate path is accepted: 0 yes, 1 not supported, 2 rejected.
     pub failover_accepted: u8,
-    /// End-to-end flow control; carried, without effect.
+    /// End-to-end flow control; sent, but without effect.
     pub flow_control: bool,
-    /// Retries after RNR that the peer should do, 0..=7.
+    /// Retries after RNR that the peer should make, 0..=7.
     pub rnr_retry_count: u8,
     /// Whether the queue pair has a shared receive queue.
     pub srq: bool,
@@ -94,20 +94,20 @@ pub struct RepParam<'a> {
 pub enum MraTiming {
     /// Now.
     Now,
-    /// In answer to a repetition only, as rdma_cm wants it (`IB_CM_MRA_FLAG_DELAY`).
+    /// Only in answer to a retry, as rdma_cm does (`IB_CM_MRA_FLAG_DELAY`).
     OnDuplicate,
 }
 
 /// A resolution request (`struct ib_cm_sidr_req_param`).
 #[derive(Clone, Debug)]
 pub struct SidrReqParam<'a> {
-    /// Whom it is for.
+    /// The service that it is for.
     pub service_id: u64,
-    /// How to get there.
+    /// The path to the peer.
     pub path: Path,
-    /// How long to wait for an answer, in nanoseconds.
+    /// The time to wait for an answer, in nanoseconds.
     pub timeout: u64,
-    /// How often the request may be repeated.
+    /// Most retries of the request.
     pub max_cm_retries: u8,
     /// At most 216 bytes.
     pub private_data: &'a [u8],
@@ -116,7 +116,7 @@ pub struct SidrReqParam<'a> {
 /// The answer to a resolution request (`struct ib_cm_sidr_rep_param`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SidrRepParam<'a> {
-    /// How it went.
+    /// The result.
     pub status: SidrStatus,
     /// The queue pair.
     pub qpn: u32,
@@ -124,7 +124,7 @@ pub struct SidrRepParam<'a> {
     pub qkey: u32,
     /// At most 72 bytes.
     pub info: &'a [u8],
-    /// Options of enhanced connection establishment; 16 bits of the vendor travel.
+    /// Options of enhanced connection establishment; 16 bits of the vendor id are sent.
     pub ece: Ece,
     /// At most 136 bytes.
     pub private_data: &'a [u8],

@@ -1,4 +1,4 @@
-//! The passive side: REQ in, REP out, RTU in.
+//! The passive side: receives REQ, sends REP, receives RTU.
 
 use super::event::{Event, Origin};
 use super::id::Id;
@@ -21,7 +21,7 @@ impl IbCm {
         };
         let id = self.free_id();
         self.ids.insert(id, Id::of_request(from, mad, req));
-        // Neither is known: both were looked up above.
+        // Both keys are free: they were looked up above.
         let _ = self.claim_remote_id(id, (guid, req.local_id()));
         let _ = self.claim_remote_qpn(id, (guid, req.qpn()));
         let modifier = mad.header.modifier.get();
@@ -29,8 +29,7 @@ impl IbCm {
         self.events.push_back((id, Event::ReqReceived(origin, Box::new(*req))));
     }
 
-    /// The peer's queue pair is that of another connection, of which the peer does not know any
-    /// more.
+    /// Ends a connection of the peer's queue pair that the peer does not know any more.
     pub(super) fn end_stale(
         &mut self,
         now: u64,
@@ -40,16 +39,17 @@ impl IbCm {
         stale: CmId,
     ) {
         self.refuse(from, mad, rejected, RejReason::STALE_CONNECTION);
-        if self.id(stale).is_ok_and(|of| self.is_from_peer(from, of)) {
-            // Only an established connection can be ended; others end by themselves.
+        if self.id(stale).is_ok_and(|entry| self.is_from_peer(from, entry)) {
+            // Only an established connection can be ended; others time out.
             let _ = self.send_dreq(now, stale, &[]);
         }
     }
 
-    /// The kernel answers REJ 10 in timewait, but takes the peer out of its tables before.
+    /// The kernel would answer with REJ 10 in timewait, but it removes the peer from its tables
+    /// before.
     fn on_duplicate_req(&mut self, from: &Addressing, known: CmId) {
         self.counters.duplicates.count(Attribute::Req);
-        let same_peer = self.id(known).is_ok_and(|of| self.is_from_peer(from, of));
+        let same_peer = self.id(known).is_ok_and(|entry| self.is_from_peer(from, entry));
         if same_peer && self.state(known) == Some(State::MraReqSent) {
             if let Ok(mra) = self.format_mra(known, Rejected::REQ) {
                 self.post(from.reply(), mra);
@@ -57,33 +57,34 @@ impl IbCm {
         }
     }
 
-    /// Accepts: [`Event::RtuReceived`], [`Event::RejReceived`] or [`Event::RepError`] follows.
+    /// Accepts a request. [`Event::RtuReceived`], [`Event::RejReceived`] or [`Event::RepError`]
+    /// follows.
     ///
     /// # Errors
-    /// [`CmError::State`] unless REQ arrived; [`CmError::TooLong`].
+    /// [`CmError::State`] unless a REQ arrived; [`CmError::TooLong`].
     pub fn send_rep(&mut self, now: u64, id: CmId, param: &RepParam<'_>) -> Result<(), CmError> {
         self.expect_state(id, &[State::ReqReceived, State::MraReqSent])?;
         let rep = self.format_rep(id, param)?;
-        let of = self.id_mut(id)?;
-        of.state = State::RepSent;
-        (of.initiator_depth, of.responder_resources) =
+        let entry = self.id_mut(id)?;
+        entry.state = State::RepSent;
+        (entry.initiator_depth, entry.responder_resources) =
             (param.initiator_depth, param.responder_resources);
-        (of.rq_psn, of.local_qpn) = (rep.starting_psn(), param.qpn & 0xff_ffff);
-        let mad = Mad::new(of.tid, param.ece.attr_mod, rep);
+        (entry.rq_psn, entry.local_qpn) = (rep.starting_psn(), param.qpn & 0xff_ffff);
+        let mad = Mad::new(entry.tid, param.ece.attr_mod, rep);
         self.post_for_answer(now, id, mad);
         Ok(())
     }
 
     fn format_rep(&self, id: CmId, param: &RepParam<'_>) -> Result<Rep, CmError> {
-        let of = self.id(id)?;
+        let entry = self.id(id)?;
         let mut rep = Rep::default();
         rep.ca_guid = self.config.node_guid.into();
         rep.responder_resources = param.responder_resources;
-        rep.set_ids(self.comm_id(id), of.remote).set_vendor_id(param.ece.vendor_id);
+        rep.set_ids(self.comm_id(id), entry.remote).set_vendor_id(param.ece.vendor_id);
         rep.set_starting_psn(param.starting_psn).set_target_ack_delay(self.config.ack_delay);
         rep.set_failover_accepted(param.failover_accepted);
         rep.set_rnr_retry_count(param.rnr_retry_count);
-        if of.xrc_target {
+        if entry.xrc_target {
             rep.set_srq(1).set_eecn(param.qpn);
         } else {
             rep.initiator_depth = param.initiator_depth;
@@ -100,8 +101,8 @@ impl IbCm {
         if self.expect_state(id, &[State::RepSent, State::MraRepReceived]).is_err() {
             return self.counters.duplicates.count(Attribute::Rtu);
         }
-        if let Ok(of) = self.id_mut(id) {
-            (of.state, of.pending) = (State::Established, None);
+        if let Ok(entry) = self.id_mut(id) {
+            (entry.state, entry.pending) = (State::Established, None);
         }
         self.events.push_back((id, Event::RtuReceived(Box::new(*rtu))));
     }
@@ -133,7 +134,7 @@ impl Id {
 }
 
 impl Path {
-    /// The way back: the packet's, with what the request says of the path.
+    /// The path back to the sender: the packet's addressing, and the request's path parameters.
     pub(crate) fn of_request(from: &Addressing, req: &Req) -> Self {
         let mut addressing = from.reply();
         addressing.flow_label = req.primary.flow_label();

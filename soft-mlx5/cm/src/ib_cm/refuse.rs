@@ -1,4 +1,4 @@
-//! REJ and MRA, in and out.
+//! Sends and receives REJ and MRA.
 
 use super::event::Event;
 use super::timer::from_code;
@@ -6,7 +6,7 @@ use super::{CmError, CmId, IbCm, MraTiming, State, private};
 use crate::mad::{Attribute, CommId, Mad, Mra, Rej, RejReason, Rejected};
 use uverbs_soft_packet::Addressing;
 
-/// The message that an id in this state refuses, as REJ names it.
+/// The message that an id in this state refuses, as encoded in REJ.
 fn rejected_in(state: State) -> Rejected {
     match state {
         State::ReqReceived | State::MraReqSent => Rejected::REQ,
@@ -16,8 +16,8 @@ fn rejected_in(state: State) -> Rejected {
 }
 
 impl IbCm {
-    /// Refuses REQ or REP, or gives up its own REQ or REP. The id is idle then, or in timewait if
-    /// REP was sent.
+    /// Refuses a REQ or REP, or cancels an own REQ or REP. The id is idle afterwards, or in
+    /// timewait if REP was sent.
     ///
     /// # Errors
     /// [`CmError::State`] if nothing is to be refused; [`CmError::TooLong`] beyond 72 bytes of
@@ -30,8 +30,8 @@ impl IbCm {
         ari: &[u8],
         data: &[u8],
     ) -> Result<(), CmError> {
-        let of = self.id(id)?;
-        let (addressing, tid) = (of.path.addressing, of.tid);
+        let entry = self.id(id)?;
+        let (addressing, tid) = (entry.path.addressing, entry.tid);
         let rej = self.format_rej(id, reason, ari, data)?;
         match self.id(id)?.state {
             State::RepSent | State::MraRepReceived => self.enter_timewait(now, id),
@@ -54,11 +54,11 @@ impl IbCm {
         ari: &[u8],
         data: &[u8],
     ) -> Result<Rej, CmError> {
-        let of = self.id(id)?;
-        // The peer has not heard of this id yet.
-        let unheard = of.state == State::ReqReceived;
+        let entry = self.id(id)?;
+        // The peer does not know this id yet.
+        let unheard = entry.state == State::ReqReceived;
         let local = if unheard { CommId::UNKNOWN } else { self.comm_id(id) };
-        let mut rej = Rej::new(local, of.remote, rejected_in(of.state), reason);
+        let mut rej = Rej::new(local, entry.remote, rejected_in(entry.state), reason);
         private(rej.set_ari(ari) && rej.set_private_data(data), rej)
     }
 
@@ -96,7 +96,7 @@ impl IbCm {
         self.events.push_back((id, Event::RejReceived(Box::new(*rej))));
     }
 
-    /// The id that a REJ is for. A peer that timed out may not know this side's id, and a peer that
+    /// The id that a REJ names. A peer that timed out may not know this side's id, and a peer that
     /// refuses a request has no id of its own.
     fn find_rejected(&self, from: &Addressing, rej: &Rej) -> Option<CmId> {
         if rej.reason() == RejReason::TIMEOUT {
@@ -110,10 +110,10 @@ impl IbCm {
         self.find(from, rej.remote_id(), remote)
     }
 
-    /// Asks the peer for patience: `4.096 us << service_timeout`.
+    /// Asks the peer to wait for `4.096 us << service_timeout`.
     ///
     /// # Errors
-    /// [`CmError::State`] unless REQ or REP arrived; [`CmError::TooLong`] beyond 222 bytes.
+    /// [`CmError::State`] unless a REQ or REP arrived; [`CmError::TooLong`] beyond 222 bytes.
     pub fn send_mra(
         &mut self,
         id: CmId,
@@ -127,20 +127,21 @@ impl IbCm {
             State::RepReceived => (State::MraRepSent, Rejected::REP),
             state => return Err(CmError::State(state)),
         };
-        let of = self.id_mut(id)?;
-        (of.state, of.service_timeout, of.private) = (state, service_timeout, data.to_vec());
+        let entry = self.id_mut(id)?;
+        (entry.state, entry.service_timeout, entry.private) =
+            (state, service_timeout, data.to_vec());
         if timing == MraTiming::Now {
-            let (addressing, mra) = (of.path.addressing, self.format_mra(id, message)?);
+            let (addressing, mra) = (entry.path.addressing, self.format_mra(id, message)?);
             self.post(addressing, mra);
         }
         Ok(())
     }
 
     pub(super) fn format_mra(&self, id: CmId, message: Rejected) -> Result<Mad, CmError> {
-        let of = self.id(id)?;
-        let mut mra = Mra::new(self.comm_id(id), of.remote, message, of.service_timeout);
-        private(mra.set_private_data(&of.private), ())?;
-        Ok(Mad::new(of.tid, 0, mra))
+        let entry = self.id(id)?;
+        let mut mra = Mra::new(self.comm_id(id), entry.remote, message, entry.service_timeout);
+        private(mra.set_private_data(&entry.private), ())?;
+        Ok(Mad::new(entry.tid, 0, mra))
     }
 
     pub(super) fn on_mra(&mut self, now: u64, from: &Addressing, mra: &Mra) {
@@ -159,11 +160,11 @@ impl IbCm {
             }
             _ => return,
         };
-        let Ok(of) = self.id_mut(id) else {
+        let Ok(entry) = self.id_mut(id) else {
             return;
         };
-        let patience = from_code(mra.service_timeout()) + from_code(of.ack_timeout);
-        of.state = state;
+        let patience = from_code(mra.service_timeout()) + from_code(entry.ack_timeout);
+        entry.state = state;
         self.be_patient(now, id, patience);
         self.events.push_back((id, Event::MraReceived(Box::new(*mra))));
     }

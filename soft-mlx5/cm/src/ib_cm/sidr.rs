@@ -1,4 +1,4 @@
-//! Service id resolution, in and out.
+//! Service id resolution: sends and receives requests and answers.
 
 use super::event::{Event, Origin};
 use super::id::Id;
@@ -7,8 +7,8 @@ use crate::mad::{Attribute, CommId, Mad, SidrRep, SidrReq, SidrStatus};
 use uverbs_soft_packet::Addressing;
 
 impl IbCm {
-    /// Asks for the queue pair of a service; [`Event::SidrRepReceived`] or
-    /// [`Event::SidrReqError`] follows.
+    /// Requests the queue pair of a service. [`Event::SidrRepReceived`] or [`Event::SidrReqError`]
+    /// follows.
     ///
     /// # Errors
     /// [`CmError::State`] unless the id is idle; [`CmError::TooLong`].
@@ -22,10 +22,10 @@ impl IbCm {
         let mut req = SidrReq::new(self.comm_id(id), param.path.pkey, param.service_id);
         private(req.set_private_data(param.private_data), ())?;
         let tid = self.new_tid(id);
-        let of = self.id_mut(id)?;
-        (of.path, of.tid, of.service_id) = (param.path, tid, param.service_id);
-        (of.timeout, of.max_cm_retries) = (param.timeout, param.max_cm_retries);
-        (of.remote, of.state) = (CommId::UNKNOWN, State::SidrReqSent);
+        let entry = self.id_mut(id)?;
+        (entry.path, entry.tid, entry.service_id) = (param.path, tid, param.service_id);
+        (entry.timeout, entry.max_cm_retries) = (param.timeout, param.max_cm_retries);
+        (entry.remote, entry.state) = (CommId::UNKNOWN, State::SidrReqSent);
         self.post_for_answer(now, id, Mad::new(tid, 0, req));
         Ok(())
     }
@@ -48,17 +48,18 @@ impl IbCm {
         self.events.push_back((id, Event::SidrReqReceived(origin, Box::new(*req))));
     }
 
-    /// Answers a resolution request. The id is idle then.
+    /// Answers a resolution request. The id is idle afterwards.
     ///
     /// # Errors
-    /// [`CmError::State`] unless SIDR_REQ arrived; [`CmError::TooLong`].
+    /// [`CmError::State`] unless a SIDR_REQ arrived; [`CmError::TooLong`].
     pub fn send_sidr_rep(&mut self, id: CmId, param: &SidrRepParam<'_>) -> Result<(), CmError> {
-        let of = self.expect_state(id, &[State::SidrReqReceived])?;
-        let mut rep = SidrRep::new(of.remote, param.status, of.service_id);
+        let entry = self.expect_state(id, &[State::SidrReqReceived])?;
+        let mut rep = SidrRep::new(entry.remote, param.status, entry.service_id);
         rep.qkey = param.qkey.into();
         rep.set_qpn(param.qpn).set_vendor_id(param.ece.vendor_id);
         private(rep.set_info(param.info) && rep.set_private_data(param.private_data), ())?;
-        let (addressing, mad) = (of.path.addressing, Mad::new(of.tid, param.ece.attr_mod, rep));
+        let (addressing, mad) =
+            (entry.path.addressing, Mad::new(entry.tid, param.ece.attr_mod, rep));
         self.forget_sidr(id);
         self.id_mut(id)?.state = State::Idle;
         self.post(addressing, mad);

@@ -1,4 +1,4 @@
-//! Time: repetitions and timewait.
+//! Timers: retries and timewait.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,14 +9,14 @@ use uverbs_soft_packet::Addressing;
 
 const MILLISECOND: u64 = 1_000_000;
 
-/// The time that a code of 5 bits stands for, as the kernel approximates 4.096 us << code: whole
+/// The duration of a 5-bit code, 4.096 us << code as the kernel approximates it: whole
 /// milliseconds, at least one (`cm_convert_to_ms`).
 pub(super) fn from_code(code: u8) -> u64 {
     MILLISECOND << code.saturating_sub(8).min(31)
 }
 
-/// Local ACK timeout of a queue pair: the longer of the peer's delay and twice the packet's
-/// lifetime, one more if both are about the same (`cm_ack_timeout`).
+/// Local ACK timeout of a queue pair, as a code: the longer of the peer's delay and twice the
+/// packet lifetime, plus one if both are about the same (`cm_ack_timeout`).
 pub(super) fn ack_timeout(ack_delay: u8, life: u8) -> u8 {
     let twice = life.saturating_add(1);
     let longer = ack_delay.max(twice);
@@ -24,7 +24,7 @@ pub(super) fn ack_timeout(ack_delay: u8, life: u8) -> u8 {
     (longer + u8::from(near)).min(31)
 }
 
-/// A datagram that wants an answer.
+/// A message that waits for an answer.
 #[derive(Debug)]
 pub(super) struct Pending {
     addressing: Addressing,
@@ -36,13 +36,13 @@ pub(super) struct Pending {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Due {
-    /// Look whether this id's datagram was answered.
+    /// Check whether this id's message was answered.
     Retry(CmId),
-    /// Timewait is over.
+    /// A timewait ends.
     TimeWait(TimeWait),
 }
 
-/// Entries in time order. An entry only says "look there now": what it is for may be over.
+/// Entries in time order. An entry only says that a check is due: its reason may be over.
 #[derive(Debug, Default)]
 pub(super) struct Timers(BinaryHeap<Reverse<(u64, Due)>>);
 
@@ -64,7 +64,7 @@ impl Timers {
     }
 }
 
-/// The end of a connection, which outlives its id.
+/// The timewait of a connection, which may outlive its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct TimeWait {
     id: CmId,
@@ -73,21 +73,21 @@ pub(super) struct TimeWait {
 }
 
 impl IbCm {
-    /// Sends a datagram and repeats it until [`Id::pending`](super::id::Id) is cleared.
+    /// Sends a message and retries it until [`Id::pending`](super::id::Id) is cleared.
     pub(super) fn post_for_answer(&mut self, now: u64, id: CmId, mad: Mad) {
-        let Some(of) = self.ids.get_mut(&id) else {
+        let Some(entry) = self.ids.get_mut(&id) else {
             return;
         };
-        let (addressing, period) = (of.path.addressing, of.timeout);
-        let (deadline, retries_left) = (now + period, of.max_cm_retries);
-        of.pending = Some(Pending { addressing, mad, deadline, period, retries_left });
+        let (addressing, period) = (entry.path.addressing, entry.timeout);
+        let (deadline, retries_left) = (now + period, entry.max_cm_retries);
+        entry.pending = Some(Pending { addressing, mad, deadline, period, retries_left });
         self.timers.add(deadline, Due::Retry(id));
         self.post(addressing, mad);
     }
 
-    /// MRA came: waits this long from now on; `false` if nothing waits.
+    /// Handles an MRA: waits for `period` from now on. `false` if no message waits for an answer.
     pub(super) fn be_patient(&mut self, now: u64, id: CmId, period: u64) -> bool {
-        let Some(pending) = self.ids.get_mut(&id).and_then(|of| of.pending.as_mut()) else {
+        let Some(pending) = self.ids.get_mut(&id).and_then(|entry| entry.pending.as_mut()) else {
             return false;
         };
         (pending.period, pending.deadline) = (period, now + period);
@@ -96,7 +96,7 @@ impl IbCm {
     }
 
     pub(super) fn retry(&mut self, now: u64, id: CmId) {
-        let Some(pending) = self.ids.get_mut(&id).and_then(|of| of.pending.as_mut()) else {
+        let Some(pending) = self.ids.get_mut(&id).and_then(|entry| entry.pending.as_mut()) else {
             return;
         };
         if pending.deadline > now {
@@ -114,7 +114,7 @@ impl IbCm {
         self.outgoing.push_back(Outgoing { addressing, mad });
     }
 
-    /// Nothing answered in all that time (`cm_process_send_error`).
+    /// Fails a message that was not answered after all retries (`cm_process_send_error`).
     fn give_up(&mut self, now: u64, id: CmId) {
         let event = match self.state(id) {
             Some(State::ReqSent | State::MraReqReceived) => Event::ReqError,
@@ -130,26 +130,26 @@ impl IbCm {
         self.events.push_back((id, event));
     }
 
-    /// The connection is over: its queue pair rests for an ACK timeout. From now on the peer's ids
-    /// may come again.
+    /// Ends the connection. The queue pair waits for an ACK timeout before it can be reused. The
+    /// peer's ids may be reused from now on.
     pub(super) fn enter_timewait(&mut self, now: u64, id: CmId) {
         self.forget_remote(id);
-        let Some(of) = self.ids.get_mut(&id) else {
+        let Some(entry) = self.ids.get_mut(&id) else {
             return;
         };
-        (of.state, of.pending) = (State::TimeWait, None);
-        let until = now + from_code(of.ack_timeout);
-        let wait = TimeWait { id, remote: of.remote, remote_qpn: of.remote_qpn };
+        (entry.state, entry.pending) = (State::TimeWait, None);
+        let until = now + from_code(entry.ack_timeout);
+        let wait = TimeWait { id, remote: entry.remote, remote_qpn: entry.remote_qpn };
         self.timers.add(until, Due::TimeWait(wait));
     }
 
     pub(super) fn end_timewait(&mut self, wait: TimeWait) {
-        let Some(of) = self.ids.get_mut(&wait.id) else {
+        let Some(entry) = self.ids.get_mut(&wait.id) else {
             return;
         };
-        let same = (of.remote, of.remote_qpn) == (wait.remote, wait.remote_qpn);
-        if of.state == State::TimeWait && same {
-            of.state = State::Idle;
+        let same = (entry.remote, entry.remote_qpn) == (wait.remote, wait.remote_qpn);
+        if entry.state == State::TimeWait && same {
+            entry.state = State::Idle;
             self.events.push_back((wait.id, Event::TimewaitExit));
         }
     }

@@ -1,4 +1,4 @@
-//! Fields that share a word with others.
+//! Bit fields that share a word.
 
 use zerocopy::big_endian::{U16, U32};
 
@@ -54,8 +54,8 @@ pub(super) fn set<W: Word>(word: &mut W, low: u32, width: u32, value: u32) {
     *word = W::store(kept | (value & mask(width)) << low);
 }
 
-/// Declares accessors: `name, setter: type = word[lowest bit, width]`. A setter keeps the low bits
-/// of what it is given.
+/// Declares accessors: `name, setter: type = word[lowest bit, width]`. A setter ignores the higher
+/// bits of its argument.
 macro_rules! bit_fields {
     ($of:ident { $( $(#[$meta:meta])* $name:ident, $setter:ident: $ty:ty = $word:ident[$low:literal, $width:literal]; )* }) => {
         impl $of {
@@ -79,8 +79,8 @@ macro_rules! bit_fields {
     };
 }
 
-/// Declares a body: a struct of a whole datagram's length behind the header, with the offsets of
-/// its fields in the datagram.
+/// Declares a body: a struct of all bytes after the header, with the offsets of its fields in the
+/// datagram.
 macro_rules! body {
     (
         $(#[$meta:meta])*
@@ -122,10 +122,10 @@ macro_rules! body {
 
             /// Fills the private data, padded with zeros; `false` if there is more than fits.
             pub fn set_private_data(&mut self, data: &[u8]) -> bool {
-                let Some(room) = self.private_data.get_mut(..data.len()) else {
+                let Some(field) = self.private_data.get_mut(..data.len()) else {
                     return false;
                 };
-                room.copy_from_slice(data);
+                field.copy_from_slice(data);
                 self.private_data[data.len()..].fill(0);
                 true
             }

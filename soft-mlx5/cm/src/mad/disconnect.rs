@@ -22,7 +22,7 @@ bit_fields! { Dreq {
 } }
 
 impl Dreq {
-    /// A request between these, about the receiver's queue pair.
+    /// A request with these ids, about the receiver's queue pair.
     pub fn new(local: CommId, remote: CommId, remote_qpn: u32) -> Self {
         *Self::default().set_ids(local, remote).set_remote_qpn(remote_qpn)
     }
@@ -39,7 +39,7 @@ body! {
 }
 
 impl Drep {
-    /// A reply between these.
+    /// A reply with these ids.
     pub fn new(local: CommId, remote: CommId) -> Self {
         *Self::default().set_ids(local, remote)
     }

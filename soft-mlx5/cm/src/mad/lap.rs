@@ -7,8 +7,8 @@ use super::CommId;
 use super::bits::{bit_fields, body, both_ids};
 
 uverbs_soft_packet::wire_struct! {
-    /// A path as LAP describes it: "local" is the sender. Rate and traffic class are elsewhere than
-    /// in [`ReqPath`](super::ReqPath).
+    /// A path in LAP's layout; "local" is the sender. Rate and traffic class have other positions
+    /// than in [`ReqPath`](super::ReqPath).
     pub struct LapPath {
         /// The sender's LID.
         pub local_lid: U16,
@@ -60,12 +60,12 @@ body! {
 bit_fields! { Lap {
     /// The receiver's queue pair.
     remote_qpn, set_remote_qpn: u32 = qpn_word[8, 24];
-    /// How long the receiver may take to answer: 4.096 us << n.
+    /// The time that the receiver may take to answer: 4.096 us << n.
     remote_cm_response_timeout, set_remote_cm_response_timeout: u8 = qpn_word[3, 5];
 } }
 
 impl Lap {
-    /// A message between these.
+    /// A message with these ids.
     pub fn new(local: CommId, remote: CommId, path: LapPath) -> Self {
         Self { path, ..*Self::default().set_ids(local, remote) }
     }
@@ -77,7 +77,7 @@ body! {
         @24 local_id: U32,
         @28 remote_id: U32,
         @32 info_length: u8,
-        /// 0 if the path was loaded, else why not.
+        /// 0 if the path was loaded, else the reason.
         @33 pub status: u8,
         @34 reserved_34: U16,
         @36 info: [u8; 72],
@@ -90,12 +90,12 @@ impl Apr {
     /// Bytes of additional information that the message can hold.
     pub const INFO_LEN: usize = 72;
 
-    /// A message between these.
+    /// A message with these ids.
     pub fn new(local: CommId, remote: CommId, status: u8) -> Self {
         Self { status, ..*Self::default().set_ids(local, remote) }
     }
 
-    /// Additional information, never more than the field holds.
+    /// Additional information, at most as long as the field.
     pub fn info(&self) -> &[u8] {
         &self.info[..usize::from(self.info_length).min(Self::INFO_LEN)]
     }

@@ -1,10 +1,11 @@
 //! Management datagrams of the communication management class (IBTA volume 1, 12.6 and 12.11).
 //!
-//! A datagram has 256 bytes: a [`MadHeader`] and 232 bytes that the attribute id gives a form. All
-//! of it is big endian. It travels as a UD SEND between two QP1s, under [`GSI_QKEY`].
+//! A datagram has 256 bytes: a [`MadHeader`] and a body of 232 bytes, whose layout the attribute id
+//! determines. Everything is big endian. It is sent as a UD SEND between two QP1s, with
+//! [`GSI_QKEY`].
 //!
-//! Every type here takes any bytes: fields that are narrower than their place are masked, and no
-//! length in a datagram is believed beyond the field that it describes.
+//! Every type here accepts arbitrary bytes: fields narrower than their word are masked, and a
+//! length in a datagram is limited to the field that it describes.
 
 mod bits;
 mod disconnect;
@@ -29,23 +30,23 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Bytes of a datagram.
 pub const MAD_LEN: usize = 256;
 
-/// Bytes behind the header.
+/// Bytes after the header.
 pub const BODY_LEN: usize = MAD_LEN - size_of::<MadHeader>();
 
 /// Q_Key of QP1 (IBTA volume 1, 3.5.3).
 pub const GSI_QKEY: u32 = 0x8001_0000;
 
-/// A communication id, or the request id of SIDR: what one side calls a conversation. 0 stands for
-/// one that is not known yet.
+/// A communication id, or the request id of SIDR: one side's number of a connection. 0 means that
+/// it is not known yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommId(pub u32);
 
 impl CommId {
-    /// The id of a side that is not known.
+    /// The id of a peer that is not known yet.
     pub const UNKNOWN: Self = Self(0);
 }
 
-/// What form a datagram's body has.
+/// The type of a datagram's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum Attribute {
@@ -109,7 +110,7 @@ uverbs_soft_packet::wire_struct! {
         pub status: U16,
         /// 0.
         pub class_specific: U16,
-        /// Opaque; answers of one exchange repeat the request's.
+        /// Opaque; all messages of an exchange repeat the request's.
         pub tid: U64,
         attribute: U16,
         reserved: U16,
@@ -144,7 +145,7 @@ impl MadHeader {
     }
 }
 
-/// Why bytes are no datagram of this class.
+/// Why bytes are not a datagram of this class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MadError {
     /// Not 256 bytes.
@@ -165,12 +166,12 @@ pub enum MadError {
         /// Method, 3 expected.
         method: u8,
     },
-    /// No attribute of this class.
+    /// Not an attribute of this class.
     #[error("communication management has no attribute {0:#x}")]
     UnknownAttribute(u16),
 }
 
-/// The form of a body.
+/// The layout of a body.
 pub trait Body: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + Copy {
     /// Its attribute id.
     const ATTRIBUTE: Attribute;
@@ -207,13 +208,13 @@ impl Mad {
         mad.attribute().map(|_| mad)
     }
 
-    /// What form the body has.
+    /// The type of the body.
     pub fn attribute(&self) -> Result<Attribute, MadError> {
         let number = self.header.attribute_number();
         Attribute::from_number(number).ok_or(MadError::UnknownAttribute(number))
     }
 
-    /// The body, if it has this form.
+    /// The body, if it is of this type.
     pub fn body<B: Body>(&self) -> Option<&B> {
         if self.header.attribute_number() != B::ATTRIBUTE as u16 {
             return None;
@@ -221,9 +222,9 @@ impl Mad {
         B::ref_from_bytes(&self.body).ok()
     }
 
-    /// The two words that begin every body but those of SIDR: the sender's communication id and,
-    /// except in REQ, the receiver's. The kernel reads them so whatever the body's form is when it
-    /// rejects a message that no id takes (`cm_issue_rej`).
+    /// The first two words of the body. In every body but those of SIDR they are the sender's
+    /// communication id and, except in REQ, the receiver's. The kernel reads them like this from
+    /// any body when it rejects a message that matches no id (`cm_issue_rej`).
     pub fn first_words(&self) -> (CommId, CommId) {
         let word = |at: usize| {
             let (word, _) = U32::read_from_prefix(&self.body[at..]).unwrap_or_default();

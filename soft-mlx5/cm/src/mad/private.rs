@@ -15,8 +15,8 @@ pub enum IpVersion {
 }
 
 uverbs_soft_packet::wire_struct! {
-    /// Source and destination address of a request, 36 bytes. The destination's port is in the
-    /// service id.
+    /// Source and destination address of a request, 36 bytes. The service id contains the
+    /// destination's port.
     pub struct CmaHdr {
         version: u8,
         ip_version_byte: u8,
@@ -32,7 +32,7 @@ const _: () = assert!(size_of::<CmaHdr>() == 36);
 impl CmaHdr {
     const VERSION: u8 = 0;
 
-    /// A header of these addresses; `None` unless both are of one version.
+    /// A header with these addresses; `None` unless both have the same version.
     pub fn new(source: IpAddr, port: u16, destination: IpAddr) -> Option<Self> {
         let version = match (source, destination) {
             (IpAddr::V4(_), IpAddr::V4(_)) => 4,
@@ -48,8 +48,8 @@ impl CmaHdr {
         })
     }
 
-    /// IP version of both addresses; `None` if this is no header, but the private data of a request
-    /// between InfiniBand addresses.
+    /// IP version of both addresses; `None` if the bytes are no header but the private data of a
+    /// request between InfiniBand addresses.
     pub fn ip_version(&self) -> Option<IpVersion> {
         match (self.version, self.ip_version_byte >> 4) {
             (Self::VERSION, 4) => Some(IpVersion::V4),

@@ -1,11 +1,11 @@
-//! REJ and MRA: a message is refused, or its answer takes time (IBTA volume 1, 12.6.6 and 12.6.7).
+//! REJ and MRA: refusing a message, and delaying its answer (IBTA volume 1, 12.6.6 and 12.6.7).
 
 use zerocopy::big_endian::{U16, U32};
 
 use super::CommId;
 use super::bits::{bit_fields, body, both_ids};
 
-/// Which message REJ refuses or MRA acknowledges.
+/// The message that REJ refuses or MRA acknowledges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rejected(pub u8);
 
@@ -14,28 +14,28 @@ impl Rejected {
     pub const REQ: Self = Self(0);
     /// REP.
     pub const REP: Self = Self(1);
-    /// Another one. In REJ: none, the connection is given up; in MRA: LAP.
+    /// Another message. In REJ: none, the connection attempt is cancelled; in MRA: LAP.
     pub const OTHER: Self = Self(2);
 }
 
-/// Why a message is refused (IBTA volume 1, 12.6.7.2). Numbers without a name stay numbers.
+/// Why a message is refused (IBTA volume 1, 12.6.7.2). Numbers without a name are kept as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RejReason(pub u16);
 
 impl RejReason {
-    /// No queue pair to be had.
+    /// No queue pair is available.
     pub const NO_QP: Self = Self(1);
     /// No resources.
     pub const NO_RESOURCES: Self = Self(3);
-    /// The sender of REJ gave up waiting for an answer.
+    /// The sender of REJ timed out while it waited for an answer.
     pub const TIMEOUT: Self = Self(4);
     /// The request is not supported.
     pub const UNSUPPORTED: Self = Self(5);
     /// A communication id that does not exist.
     pub const INVALID_COMM_ID: Self = Self(6);
-    /// Nothing listens to the service id.
+    /// No id listens to the service id.
     pub const INVALID_SERVICE_ID: Self = Self(8);
-    /// A transport service type that the listener does not take.
+    /// The listener does not accept the transport service type.
     pub const INVALID_TRANSPORT: Self = Self(9);
     /// The queue pair or the communication id belongs to a connection that still exists here.
     pub const STALE_CONNECTION: Self = Self(10);
@@ -45,7 +45,7 @@ impl RejReason {
     pub const INVALID_ALTERNATE_GID: Self = Self(19);
     /// Connect to another port.
     pub const PORT_REDIRECT: Self = Self(24);
-    /// A path MTU that cannot be used.
+    /// The path MTU cannot be used.
     pub const INVALID_MTU: Self = Self(26);
     /// Too few responder resources.
     pub const INSUFFICIENT_RESPONDER_RESOURCES: Self = Self(27);
@@ -62,8 +62,8 @@ impl RejReason {
 body! {
     /// Refuses a message, or ends an attempt to connect.
     Rej Rej {
-        /// 0 if the sender has none. A refusal of a request that no id took has bytes 28..32 of the
-        /// request here.
+        /// 0 if the sender has none. In a refusal of a request that matched no id, these are bytes
+        /// 28..32 of the request.
         @24 local_id: U32,
         /// 0 if the sender does not know it.
         @28 remote_id: U32,
@@ -78,7 +78,7 @@ body! {
 
 bit_fields! { Rej {
     rejected_number, set_rejected_number: u8 = message_byte[6, 2];
-    /// Bytes of additional reject information that the sender claims; may exceed the field.
+    /// Bytes of additional reject information, as the sender states it; may exceed the field.
     ari_length, set_ari_length: u8 = length_byte[1, 7];
 } }
 
@@ -92,40 +92,40 @@ impl Rej {
         *rej.set_ids(local, remote).set_rejected_number(rejected.0)
     }
 
-    /// Which message is refused.
+    /// The message that is refused.
     pub fn rejected(&self) -> Rejected {
         Rejected(self.rejected_number())
     }
 
-    /// Why.
+    /// The reason.
     pub fn reason(&self) -> RejReason {
         RejReason(self.reason.get())
     }
 
-    /// Additional reject information, never more than the field holds.
+    /// Additional reject information, at most as long as the field.
     pub fn ari(&self) -> &[u8] {
         &self.ari[..usize::from(self.ari_length()).min(Self::ARI_LEN)]
     }
 
     /// Sets additional reject information; `false` if there is more than fits.
     pub fn set_ari(&mut self, ari: &[u8]) -> bool {
-        let Some(room) = self.ari.get_mut(..ari.len()) else {
+        let Some(field) = self.ari.get_mut(..ari.len()) else {
             return false;
         };
-        room.copy_from_slice(ari);
+        field.copy_from_slice(ari);
         self.set_ari_length(ari.len() as u8);
         true
     }
 
-    /// The sender's CA GUID, which a refusal for [`RejReason::TIMEOUT`] has as additional
-    /// information. The kernel does not look at the length for it.
+    /// The sender's CA GUID, which is the additional information of a refusal with
+    /// [`RejReason::TIMEOUT`]. As in the kernel, the length is not checked.
     pub fn ca_guid(&self) -> u64 {
         u64::from_be_bytes(std::array::from_fn(|index| self.ari[index]))
     }
 }
 
 body! {
-    /// Message receipt acknowledgement: an answer will come, but later.
+    /// Message receipt acknowledgement: an answer will follow later.
     Mra Mra {
         @24 local_id: U32,
         @28 remote_id: U32,
@@ -138,19 +138,19 @@ body! {
 
 bit_fields! { Mra {
     acknowledged_number, set_acknowledged_number: u8 = message_byte[6, 2];
-    /// How long the sender needs: 4.096 us << n.
+    /// The time that the sender needs: 4.096 us << n.
     service_timeout, set_service_timeout: u8 = timeout_byte[3, 5];
 } }
 
 impl Mra {
-    /// An acknowledgement that asks for `4.096 us << service_timeout` of patience.
+    /// An acknowledgement that asks the peer to wait for `4.096 us << service_timeout`.
     pub fn new(local: CommId, remote: CommId, message: Rejected, service_timeout: u8) -> Self {
         let mut mra = Self::default();
         mra.set_ids(local, remote).set_acknowledged_number(message.0);
         *mra.set_service_timeout(service_timeout)
     }
 
-    /// Which message is acknowledged.
+    /// The message that is acknowledged.
     pub fn acknowledged(&self) -> Rejected {
         Rejected(self.acknowledged_number())
     }
