@@ -1,4 +1,4 @@
-//! Addresses of this machine: which one a device is to have, and what its interface says.
+//! Addresses of this machine: choosing one for a device, and the properties of its interface.
 
 #![forbid(unsafe_code)]
 
@@ -19,8 +19,8 @@ use crate::core::Mtu;
 use crate::packet::Gid;
 use crate::packet::rocev2::UDP_PORT;
 
-/// An IP address that a software device is to have. A link-local IPv6 address that several
-/// interfaces have is written with its interface: `fe80::1%eth0`.
+/// An IP address for a software device. A link-local IPv6 address that several interfaces have is
+/// written with its interface: `fe80::1%eth0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostAddress {
     ip: IpAddr,
@@ -28,7 +28,7 @@ pub struct HostAddress {
 }
 
 impl HostAddress {
-    /// The station that it names: loopback addresses of IPv4 are the software devices' own network.
+    /// The station of the address: IPv4 loopback addresses are the software devices' own network.
     pub fn station(&self) -> Option<Station> {
         match self.ip {
             IpAddr::V4(v4) => Station::new(v4),
@@ -36,18 +36,19 @@ impl HostAddress {
         }
     }
 
-    /// Address number `index` of a list with commas between its addresses. Behind the list's last
-    /// address those that follow it count.
+    /// Address number `index` of a comma-separated list. A larger index continues with the
+    /// addresses that follow the list's last one.
     ///
     /// # Errors
-    /// A text that names what is no address.
+    ///
+    /// A text that names the part that is not an address.
     pub fn of_list(list: &str, index: u32) -> Result<Self, String> {
         let all: Vec<Self> = list.split(',').map(str::parse).collect::<Result<_, _>>()?;
         let last = all.len() as u32 - 1;
         Ok(all[index.min(last) as usize].following(index.saturating_sub(last)))
     }
 
-    /// The address `n` further, on the same interface.
+    /// The address that follows this one by `n`, on the same interface.
     fn following(&self, n: u32) -> Self {
         let ip = match self.ip {
             IpAddr::V4(v4) => Ipv4Addr::from(u32::from(v4).wrapping_add(n)).into(),
@@ -90,7 +91,7 @@ impl fmt::Display for HostAddress {
     }
 }
 
-/// An address that this machine has, with what its interface says.
+/// An address of this machine, and the properties of its interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
     ip: IpAddr,
@@ -100,28 +101,27 @@ pub struct Interface {
     mtu: u32,
 }
 
-/// Bytes of headers for which the kernel leaves room in an interface's MTU: the longest of RoCE,
-/// with the IPv6 header, UDP, transport headers and CRC (`iboe_get_mtu` in
-/// include/rdma/ib_addr.h).
+/// Bytes of headers that the kernel subtracts from an interface's MTU: the longest of RoCE, with
+/// the IPv6 header, UDP, transport headers and CRC (`iboe_get_mtu` in include/rdma/ib_addr.h).
 const HEADER_BYTES: u32 = 40 + 8 + 12 + 4 + 28 + 4;
 
 /// Bytes of the smallest path MTU.
 const SMALLEST: u32 = Mtu::M256.bytes();
 
-/// How long an interface may take to start: the kernel looks after carriers once a second.
+/// The time that an interface may take to start: the kernel checks carriers once a second.
 const STARTING: Duration = Duration::from_secs(2);
 
-/// Time between two looks at an interface that starts.
+/// Time between two checks of an interface that is starting.
 const LOOK: Duration = Duration::from_millis(2);
 
 impl Interface {
-    /// Looks for the interface with this address in the calling thread's network namespace. If the
-    /// interface has just got its carrier, waits until the kernel sends by it.
+    /// Finds the interface with this address in the calling thread's network namespace. If the
+    /// interface has just got its carrier, waits until the kernel sends through it.
     ///
     /// # Errors
     /// `AddrNotAvailable` if no interface has the address, `NetworkDown` if its interface is down,
-    /// `InvalidInput` if several have it or its MTU is too small. The text says which, and the
-    /// cure.
+    /// `InvalidInput` if several interfaces have it or its MTU is too small. The text names the
+    /// problem and its solution.
     pub fn find(asked: &HostAddress) -> io::Result<Self> {
         let deadline = Instant::now() + STARTING;
         loop {
@@ -169,8 +169,8 @@ impl Interface {
         self.index
     }
 
-    /// The interface's MAC address. For one that has none (loopback, tunnels) an address that
-    /// follows from the IP address.
+    /// The interface's MAC address. If it has none (loopback, tunnels), one that is derived from
+    /// the IP address.
     pub fn mac(&self) -> [u8; 6] {
         self.mac
     }
@@ -187,9 +187,9 @@ impl Interface {
         gid_of(self.ip)
     }
 
-    /// Globally unique identifier of a device at this address, in network order. It tells two
-    /// addresses of one interface apart: half of the MAC address, then an IPv4 address as it is
-    /// or the CRC-32 of an IPv6 one, marked as locally administered.
+    /// Globally unique identifier of a device at this address, in network order. It differs for two
+    /// addresses of one interface: half of the MAC address, then an IPv4 address or the CRC-32 of
+    /// an IPv6 address, marked as locally administered.
     pub fn guid(&self) -> [u8; 8] {
         let [a, b, c, d] = match self.ip {
             IpAddr::V4(v4) => v4.octets(),
@@ -199,20 +199,20 @@ impl Interface {
         [0x02, x, y, z, a, b, c, d]
     }
 
-    /// The socket address of a port of another host's address, as seen from here.
+    /// The socket address of a port of another host's address.
     pub(super) fn towards(&self, gid: Gid, port: u16) -> Option<SocketAddr> {
         let ip = address_of(gid);
         if ip.is_ipv4() != self.ip.is_ipv4() || ip.is_unspecified() {
             return None;
         }
-        // Loopback addresses are other devices' network.
+        // Loopback addresses belong to the network of the loopback devices.
         if ip.is_loopback() && !self.ip.is_loopback() {
             return None;
         }
         Some(self.scoped(ip, port))
     }
 
-    /// A link-local address means one of the interface.
+    /// Adds the interface to a link-local address.
     pub(super) fn scoped(&self, ip: IpAddr, port: u16) -> SocketAddr {
         match ip {
             IpAddr::V6(v6) if v6.is_unicast_link_local() => {
@@ -222,8 +222,8 @@ impl Interface {
         }
     }
 
-    /// Whether the machine knows a way from this address to another one. If no host answers there,
-    /// that is found out by sending only.
+    /// Whether the machine has a route from this address to another one. Whether a host answers
+    /// there is only known after sending.
     pub fn has_route_to(&self, gid: Gid) -> bool {
         let Some(there) = self.towards(gid, UDP_PORT) else { return false };
         let socket = UdpSocket::bind(self.scoped(self.ip, 0));
@@ -244,7 +244,7 @@ pub fn address_of(gid: Gid) -> IpAddr {
     gid.to_ipv4().map_or_else(|| Ipv6Addr::from(gid.0).into(), IpAddr::V4)
 }
 
-/// Where a device is.
+/// The network that a device is on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// On the network of the machine's software devices.
@@ -277,7 +277,7 @@ fn ip_of(entry: &InterfaceAddress) -> Option<IpAddr> {
     v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().into()))
 }
 
-/// The interfaces that have the address.
+/// The names of the interfaces with the address.
 fn names_of(all: &[InterfaceAddress], asked: &HostAddress) -> Vec<String> {
     let is_asked = |entry: &&InterfaceAddress| {
         let is_named =
@@ -291,7 +291,7 @@ fn names_of(all: &[InterfaceAddress], asked: &HostAddress) -> Vec<String> {
     names
 }
 
-/// The interface that has the address, which is up.
+/// The name of the interface with the address, which must be up.
 fn name_of(all: &[InterfaceAddress], asked: &HostAddress) -> io::Result<String> {
     let name = match names_of(all, asked).as_slice() {
         [name] => name.clone(),
@@ -317,21 +317,21 @@ fn flags_of(all: &[InterfaceAddress], name: &str) -> InterfaceFlags {
     own.next().map_or(InterfaceFlags::empty(), |entry| entry.flags)
 }
 
-/// Whether the interface has a carrier that the kernel has not acted on yet. Until then it drops
-/// all that is sent, and with it the first search for a neighbour, which is repeated after a second
-/// (`linkwatch_do_dev` in net/core/link_watch.c).
+/// Whether the interface has a carrier that the kernel has not handled yet. Until then the kernel
+/// drops all packets to it. The first neighbour solicitation would be lost and repeated after a
+/// second (`linkwatch_do_dev` in net/core/link_watch.c).
 fn is_starting(all: &[InterfaceAddress], name: &str) -> bool {
     let flags = flags_of(all, name);
     flags.contains(InterfaceFlags::IFF_LOWER_UP) && !flags.contains(InterfaceFlags::IFF_RUNNING)
 }
 
-/// Whether what follows the `%` of an address is this interface: its name or its number.
+/// Whether the text after the `%` of an address is this interface's name or number.
 fn is_interface(asked: &str, name: &str) -> bool {
     let number = nix::net::if_::if_nametoindex(name).map(|index| index.to_string());
     asked == name || number.is_ok_and(|number| number == asked)
 }
 
-/// The address is not one of the machine's.
+/// The error for an address that the machine does not have.
 fn not_here(asked: &HostAddress, all: &[InterfaceAddress]) -> io::Error {
     let mut here = BTreeMap::<&str, Vec<String>>::new();
     for entry in all {

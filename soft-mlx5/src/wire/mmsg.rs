@@ -1,6 +1,6 @@
-//! `sendmmsg` and `recvmmsg` with type of service and time to live per datagram, datagrams that the
-//! kernel cuts and joins (`UDP_SEGMENT`, `UDP_GRO`), and the socket options that the standard
-//! library lacks. The only module of the wires with unsafe code.
+//! `sendmmsg` and `recvmmsg` with type of service and time to live for each datagram; segmentation
+//! and reassembly by the kernel (`UDP_SEGMENT`, `UDP_GRO`); and the socket options that the
+//! standard library lacks. The only module of the wires with unsafe code.
 
 use std::fmt;
 use std::io;
@@ -13,15 +13,16 @@ use super::RECEIVE_BATCH;
 use crate::packet::rocev2::ICRC_LEN;
 use crate::packet::{MAX_PACKET, Packet};
 
-/// Packets sent by one system call at most.
+/// Most packets that one system call sends.
 pub(super) const BATCH: usize = 64;
 
-/// Time to live of a unicast datagram without a control message (`net.ipv4.ip_default_ttl`; sent
-/// explicitly if that was changed, which is why only this value skips the message).
+/// Time to live of a unicast datagram without a control message (`net.ipv4.ip_default_ttl`). If
+/// that setting was changed, the value is sent explicitly, so only this value needs no control
+/// message.
 const DEFAULT_TTL: u8 = 64;
 
-/// Packets that leave as one message. If there are several, the kernel cuts the message into
-/// datagrams: all are as long as the first one, except for the last one, which may be shorter.
+/// Packets that are sent as one message. If there are several, the kernel cuts the message into
+/// datagrams, all as long as the first one; only the last one may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) packets: usize,
@@ -30,7 +31,7 @@ pub(super) struct Run {
     pub(super) hop_limit: u8,
 }
 
-/// What is known of a message that has arrived, beside its bytes.
+/// The properties of a received message, without its bytes.
 #[derive(Clone, Copy, Debug)]
 struct Arrived {
     source: SocketAddr,
@@ -38,7 +39,7 @@ struct Arrived {
     hop_limit: u8,
     truncated: bool,
     len: usize,
-    /// Bytes of each of its datagrams but the last. The kernel joins those of one sender.
+    /// Length of each of its datagrams but the last. The kernel joins datagrams of one sender.
     segment: usize,
 }
 
@@ -55,23 +56,23 @@ impl Default for Arrived {
     }
 }
 
-/// A datagram that has arrived.
+/// A received datagram.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Datagram<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) source: SocketAddr,
     pub(super) class: u8,
     pub(super) hop_limit: u8,
-    /// It was longer than any packet.
+    /// Whether it was longer than any packet.
     pub(super) truncated: bool,
-    /// How many datagrams of the same message came before it.
+    /// The number of datagrams of the same message before it.
     pub(super) index: usize,
 }
 
 /// Bytes of the longest packet with its CRC.
 const LONGEST: usize = MAX_PACKET + ICRC_LEN;
 
-/// Where `recvmmsg` puts messages, with its headers linked once, and the datagrams of the last call
+/// The buffers of `recvmmsg`, whose headers are linked once, and the datagrams of the last call
 /// that were not taken yet.
 pub(super) struct Receiver {
     headers: Box<[libc::mmsghdr]>,
@@ -79,12 +80,12 @@ pub(super) struct Receiver {
     names: Box<[Name]>,
     controls: Box<[Control]>,
     arrived: Box<[Arrived]>,
-    /// One after the other, of `size` bytes each.
+    /// Contiguous buffers of `size` bytes each.
     buffers: Box<[u8]>,
     size: usize,
-    /// Headers that the last call changed.
+    /// The number of headers that the last call changed.
     used: usize,
-    /// The message of the next datagram, and how much of it was taken.
+    /// The message of the next datagram, and how many of its bytes were taken.
     next: usize,
     offset: usize,
     index: usize,
@@ -97,13 +98,14 @@ unsafe impl Send for Receiver {}
 unsafe impl Sync for Receiver {}
 
 impl Receiver {
-    /// Messages that one call takes if the kernel joins datagrams.
+    /// Most messages that one call receives if the kernel joins datagrams.
     const JOINED: usize = 8;
-    /// Bytes of a buffer for joined datagrams. It is no multiple of a page, so that the beginnings
-    /// of the buffers do not compete for the same lines of the cache.
+    /// Bytes of a buffer for joined datagrams. Not a multiple of a page, so that the beginnings of
+    /// the buffers do not compete for the same cache lines.
     const JOINED_SIZE: usize = (1 << 16) + 192;
 
-    /// For sockets on which each message is a datagram. One call takes [`RECEIVE_BATCH`] of them.
+    /// For sockets on which each message is one datagram. One call receives up to
+    /// [`RECEIVE_BATCH`].
     pub(super) fn new() -> Self {
         Self::of(RECEIVE_BATCH, LONGEST)
     }
@@ -140,7 +142,7 @@ impl Receiver {
         self.next == self.used
     }
 
-    /// Receives what is there, without waiting. Datagrams that were not taken are lost.
+    /// Receives the messages that are there, without waiting. Datagrams not taken yet are lost.
     pub(super) fn receive(&mut self, socket: BorrowedFd<'_>) {
         (0..self.used).for_each(|i| self.link(i));
         let (socket, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT);
@@ -175,8 +177,8 @@ impl Receiver {
         Some(Datagram { bytes, source, class, hop_limit, truncated, index })
     }
 
-    /// Points header `i` at its buffers. `recvmmsg` changes lengths, so this is done anew for each
-    /// message received.
+    /// Links header `i` to its buffers. `recvmmsg` changes the lengths, so this is repeated for
+    /// each received message.
     fn link(&mut self, i: usize) {
         let buffer = &mut self.buffers[i * self.size..][..self.size];
         self.vectors[i] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: self.size };
@@ -254,11 +256,12 @@ impl Name {
     }
 }
 
-/// Sends the packets of `runs`, as far as they are no more than [`BATCH`]; says how many runs went
-/// out. One run has no more packets than that.
+/// Sends the packets of `runs`, at most [`BATCH`] packets; returns the number of runs sent. A run
+/// has at most that many packets.
 ///
 /// # Errors
-/// What the first run met, if none went out.
+///
+/// The error of the first run, if none was sent.
 pub(super) fn send(socket: BorrowedFd<'_>, packets: &[Packet], runs: &[Run]) -> io::Result<usize> {
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
     let mut slots = [const { MaybeUninit::<SendSlot>::uninit() }; BATCH];
@@ -295,14 +298,14 @@ pub(super) fn send(socket: BorrowedFd<'_>, packets: &[Packet], runs: &[Run]) -> 
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// What the header of one message points at.
+/// The memory that the header of one message points at.
 struct SendSlot {
     name: Name,
     control: Control,
 }
 
-/// Attaches type of service and time to live, which IPv6 calls traffic class and hop limit, if they
-/// are not those that a datagram has without, and the length of segments.
+/// Attaches type of service and time to live (IPv6: traffic class and hop limit) if they are not
+/// the defaults, and the segment length.
 fn write_control(
     header: &mut libc::msghdr,
     control: &mut Control,
@@ -348,7 +351,7 @@ fn write_control(
     }
 }
 
-/// What the kernel says of a message in a buffer of `size` bytes.
+/// The kernel's description of a message in a buffer of `size` bytes.
 fn describe(message: &libc::mmsghdr, name: &Name, size: usize) -> Arrived {
     let header = &message.msg_hdr;
     let len = (message.msg_len as usize).min(size);
@@ -390,20 +393,20 @@ fn describe(message: &libc::mmsghdr, name: &Name, size: usize) -> Arrived {
     arrived
 }
 
-/// Has the kernel join datagrams of one sender on this socket, if it can (Linux 5.0). Without that
-/// each is a message of its own.
+/// Lets the kernel join datagrams of one sender on this socket, if it can (Linux 5.0). Otherwise
+/// each datagram is a message of its own.
 pub(super) fn join_datagrams(socket: BorrowedFd<'_>) {
     let _ = set_option(socket, libc::SOL_UDP, libc::UDP_GRO, 1);
 }
 
-/// Whether the kernel cuts messages on request (Linux 4.18).
+/// Whether the kernel can segment messages (Linux 4.18).
 pub(super) fn can_cut(socket: BorrowedFd<'_>) -> bool {
-    // No length for messages that ask for none themselves, as before.
+    // Length 0 leaves messages without a length of their own unsegmented.
     set_option(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok()
 }
 
-/// Whether an error says that the kernel does not cut messages on their way, or not to this length:
-/// the interface computes no checksums (EIO), or its MTU is smaller (EINVAL, EMSGSIZE;
+/// Whether an error means that the kernel cannot segment messages on this path, or not to this
+/// length: the interface computes no checksums (EIO), or its MTU is smaller (EINVAL, EMSGSIZE;
 /// `udp_send_skb` in net/ipv4/udp.c).
 pub(super) fn refuses_to_cut(error: &io::Error) -> bool {
     let refusals = [libc::EIO, libc::EINVAL, libc::EMSGSIZE, libc::EOPNOTSUPP];

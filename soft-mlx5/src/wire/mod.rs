@@ -1,13 +1,13 @@
-//! How packets leave a device and reach another one.
+//! Wires: how packets travel from one device to another.
 //!
-//! A [`Wire`] is unreliable like any network: packets may be lost, the transport above recovers.
-//! Wires stack: [`Pcap`] records and [`Faulty`](crate::fault::Faulty) damages what passes to and
-//! from the wire below. At the bottom are [`SwitchPort`] (devices of one process), [`UdpWire`]
-//! (RoCEv2 over loopback, devices of different processes), [`Network`], which is both and uses
-//! [`Rings`] of memory shared between processes besides, and [`RoutedWire`] (RoCEv2 at an address
-//! of any interface).
+//! A [`Wire`] is unreliable like any network: it may lose packets, and the transport recovers.
+//! Wires stack: [`Pcap`] records the packets of the wire below, and
+//! [`Faulty`](crate::fault::Faulty) damages them. At the bottom are [`SwitchPort`] (devices of one
+//! process), [`UdpWire`] (RoCEv2 over loopback, devices of different processes), [`Network`] (both,
+//! and [`Rings`] of memory shared between processes), and [`RoutedWire`] (RoCEv2 at an address of
+//! any interface).
 //!
-//! InfiniBand devices use the same wires: their LIDs stand for stations, see [`Station`].
+//! InfiniBand devices use the same wires: their LIDs name stations, see [`Station`].
 
 mod host;
 mod mmsg;
@@ -45,19 +45,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::packet::{Gid, Packet, PacketPool};
 
-/// Packets that one call of [`Wire::receive`] takes from each of a wire's sources at most.
+/// Most packets that one call of [`Wire::receive`] takes from each source of a wire.
 pub const RECEIVE_BATCH: usize = 32;
 
-/// A way for packets to leave a device and reach it. All times are nanoseconds of the device's
-/// clock.
+/// Carries packets between devices. All times are nanoseconds of the device's clock.
 pub trait Wire: Send {
-    /// Takes all packets out of `packets` and sends them in order. What cannot be sent is lost
-    /// and counted. Buffers no longer needed go to `pool`.
+    /// Sends all of `packets` in order and leaves it empty. Packets that cannot be sent are lost
+    /// and counted. Unused buffers go to `pool`.
     fn send(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool);
 
-    /// As [`Wire::send`], except that a receiver that sleeps may be left asleep until the next call
-    /// of `send` or [`Wire::wake_receivers`]. The packets themselves are out of this process's
-    /// hands when this returns: they arrive even if it ends at once.
+    /// As [`Wire::send`], except that a sleeping receiver may be woken only by the next `send` or
+    /// [`Wire::wake_receivers`]. When this returns, the packets do not depend on this process any
+    /// more: they arrive even if it ends at once.
     fn send_quietly(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         self.send(now, packets, pool);
     }
@@ -65,17 +64,16 @@ pub trait Wire: Send {
     /// Wakes the receivers that [`Wire::send_quietly`] left asleep.
     fn wake_receivers(&mut self) {}
 
-    /// Appends what has arrived, up to [`RECEIVE_BATCH`] packets of each source, without
-    /// waiting.
+    /// Appends received packets, up to [`RECEIVE_BATCH`] of each source, without waiting.
     fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool);
 
-    /// The stations of other processes that have ended since the last call, without a word if they
-    /// were killed. All that they sent has been received before.
+    /// The stations of other processes that have ended since the last call, for example because
+    /// they were killed. All packets that they sent have been received before.
     fn take_ended(&mut self, _now: u64) -> Vec<Station> {
         Vec::new()
     }
 
-    /// When the wire has to be called again though nothing arrives (packets held back).
+    /// When the wire must be called again even if no packet arrives, because it holds packets back.
     fn next_wake(&self) -> Option<u64> {
         None
     }
@@ -84,11 +82,11 @@ pub trait Wire: Send {
     /// next [`Wire::receive`]. Wires without one wake the device through its [`Waker`].
     fn poll_fds<'a>(&'a self, _fds: &mut Vec<BorrowedFd<'a>>) {}
 
-    /// The next [`Wire::receive`] need not look at the files of [`Wire::poll_fds`]: the caller
-    /// polls them soon after. A wire looks at them every few calls nevertheless.
+    /// Lets the next [`Wire::receive`] skip the files of [`Wire::poll_fds`], because the caller
+    /// polls them soon after. A wire still reads them every few calls.
     fn skip_files(&mut self) {}
 
-    /// Begins to receive a multicast group. Joining twice counts twice.
+    /// Joins a multicast group. Joins are counted.
     ///
     /// # Errors
     /// Errors of the operating system where a group needs its own socket.
@@ -140,7 +138,7 @@ impl<W: Wire + ?Sized> Wire for Box<W> {
     }
 }
 
-/// The wire of a device that reaches only itself.
+/// The wire of a device that only reaches itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoWire;
 
@@ -158,7 +156,7 @@ impl Wire for NoWire {
     fn leave(&mut self, _: Gid) {}
 }
 
-/// What a wire counts. Shared, so that it can be read while the device runs.
+/// The counters of a wire. Shared, so that they can be read while the device runs.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Packets sent.
@@ -167,8 +165,8 @@ pub struct Counters {
     pub received: AtomicU64,
     /// Packets dropped because of a wrong invariant CRC.
     pub bad_icrc: AtomicU64,
-    /// Datagrams dropped because they are no packets: too short, too long, wrong port. Rings ended
-    /// because what the other side did cannot be.
+    /// Datagrams dropped because they are not packets: too short, too long, or from a wrong port.
+    /// Also rings that ended because the other side wrote invalid values.
     pub malformed: AtomicU64,
     /// Packets dropped because their destination is not on this network.
     pub unroutable: AtomicU64,

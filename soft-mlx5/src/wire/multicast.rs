@@ -9,24 +9,25 @@ use super::udp::enlarge;
 use crate::packet::Gid;
 use crate::packet::rocev2::UDP_PORT;
 
-/// The IPv4 group that carries a multicast GID: the mapped address itself, else 239.0.0.0/8 with
-/// the GID's last three bytes. Two GIDs may share a group, see [`Groups`].
+/// The IPv4 group that carries a multicast GID: the mapped address itself, otherwise an address of
+/// 239.0.0.0/8 with the GID's last three bytes. Two GIDs may share a group, see [`Groups`].
 pub(super) fn group_address(group: Gid) -> Ipv4Addr {
     let [.., b, c, d] = group.0;
     group.to_ipv4().unwrap_or(Ipv4Addr::new(239, b, c, d))
 }
 
-/// The interface that groups are joined on.
+/// The interface on which groups are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GroupInterface {
-    /// That with this IPv4 address. Groups are IPv4 ones, see [`group_address`].
+    /// The interface with this IPv4 address. Groups are IPv4 groups, see [`group_address`].
     V4(Ipv4Addr),
-    /// That with this index. Groups are IPv6 ones.
+    /// The interface with this index. Groups are IPv6 groups.
     V6(u32),
 }
 
 impl GroupInterface {
-    /// Where packets for a group go; `None` for an IPv4 group among IPv6 ones.
+    /// The address to which packets for a group are sent; `None` for an IPv4 group on an IPv6
+    /// interface.
     pub(super) fn group(self, group: Gid) -> Option<SocketAddr> {
         match self {
             Self::V4(_) => Some((group_address(group), UDP_PORT).into()),
@@ -37,7 +38,7 @@ impl GroupInterface {
         }
     }
 
-    /// A socket that receives a group on this interface alone.
+    /// A socket that receives a group only on this interface.
     fn join(self, group: Gid) -> io::Result<UdpSocket> {
         let address = self.group(group).ok_or(io::ErrorKind::InvalidInput)?;
         let socket = mmsg::bind_shared(address)?;
@@ -58,14 +59,14 @@ impl GroupInterface {
     }
 }
 
-/// Has a socket tell type of service and time to live of what arrives.
+/// Makes a socket report type of service and time to live of received datagrams.
 pub(super) fn receive_headers(socket: &UdpSocket) -> io::Result<()> {
     let set = |level, option| mmsg::set_option(socket.as_fd(), level, option, 1);
     if socket.local_addr()?.is_ipv4() {
         set(libc::IPPROTO_IP, libc::IP_RECVTOS)?;
         return set(libc::IPPROTO_IP, libc::IP_RECVTTL);
     }
-    // RoCE v2 over IPv6 mostly has no UDP checksum; its CRC covers what that would.
+    // RoCE v2 over IPv6 usually has no UDP checksum; its CRC covers the same bytes.
     set(libc::SOL_UDP, UDP_NO_CHECK6_RX)?;
     set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)?;
     set(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT)
@@ -74,10 +75,10 @@ pub(super) fn receive_headers(socket: &UdpSocket) -> io::Result<()> {
 /// `UDP_NO_CHECK6_RX` of linux/udp.h.
 const UDP_NO_CHECK6_RX: i32 = 102;
 
-/// The groups that a device has joined, each with its own socket: several processes may bind the
-/// same group, and the socket tells which group a packet was for.
+/// The groups that a device has joined, each with its own socket. Several processes may bind the
+/// same group, and the socket identifies the group of a packet.
 ///
-/// If a device joins two GIDs that share an IPv4 group, packets of either reach both.
+/// If a device joins two GIDs that share an IPv4 group, it receives packets of one for both.
 #[derive(Debug)]
 pub struct Groups {
     interface: GroupInterface,
@@ -97,10 +98,10 @@ impl Groups {
         Self { interface, members: Vec::new() }
     }
 
-    /// Joins a group; more joins of the same one are counted.
+    /// Joins a group. Joins of the same group are counted.
     ///
     /// # Errors
-    /// What socket, bind or `IP_ADD_MEMBERSHIP` say (`ENOBUFS`: more than
+    /// Errors of socket, bind or `IP_ADD_MEMBERSHIP` (`ENOBUFS`: more than
     /// `net.ipv4.igmp_max_memberships` groups); `InvalidInput` for an IPv4 group of a device with
     /// an IPv6 address.
     pub fn join(&mut self, group: Gid) -> io::Result<()> {

@@ -11,22 +11,23 @@ use super::ring::is_private;
 use crate::locking::lock;
 use crate::packet::rocev2::UDP_PORT;
 
-/// Nanoseconds for which a neighbour of another process counts as present once it was found:
-/// reading the table of sockets takes about a millisecond, opening many connections must not.
+/// Nanoseconds for which a neighbour of another process counts as present after it was found.
+/// Reading the table of sockets takes about a millisecond, which must not slow down many
+/// connections.
 const FRESH: u64 = 1_000_000_000;
 
-/// The neighbours that one device has found lately.
+/// The neighbours that a device has found recently.
 #[derive(Debug, Default)]
 pub struct Neighbours {
     found: Mutex<Vec<(Station, u64)>>,
 }
 
 impl Neighbours {
-    /// Whether a device has this station, at the time `now` in nanoseconds. True as well if that
-    /// cannot be found out, because there is no /proc.
+    /// Whether a device has this station, at the time `now` in nanoseconds. Also true if that is
+    /// unknown, because there is no /proc.
     ///
-    /// Each device binds a UDP socket at its address, whatever carries its packets; only one with
-    /// a private name does not.
+    /// Each device binds a UDP socket at its address, even if other means carry its packets. Only a
+    /// device with a private name does not.
     pub fn has(&self, station: Station, now: u64) -> bool {
         if is_on_process_switch(station) {
             return true;
@@ -45,9 +46,10 @@ impl Neighbours {
     }
 }
 
-/// Whether a socket has RoCE's port at this address or at all of them. /proc/net/udp has a line
-/// per socket: number, then local address and port in hexadecimal, the address's four bytes read
-/// as an integer of the processor's byte order (`udp4_format_sock` in net/ipv4/udp.c).
+/// Whether a socket is bound to RoCE's port at this address or at all addresses. /proc/net/udp has
+/// a line for each socket: number, then local address and port in hexadecimal. The four bytes of
+/// the address are read as an integer of the processor's byte order (`udp4_format_sock` in
+/// net/ipv4/udp.c).
 fn is_bound(sockets: &str, address: Ipv4Addr) -> bool {
     let wanted = [address, Ipv4Addr::UNSPECIFIED]
         .map(|address| format!("{:08X}:{UDP_PORT:04X}", u32::from_ne_bytes(address.octets())));

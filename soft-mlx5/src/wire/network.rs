@@ -1,4 +1,4 @@
-//! The whole loopback network: a switch for the devices of this process, rings of shared memory and
+//! The loopback network: a switch for the devices of this process, and rings of shared memory and
 //! UDP for all others.
 
 use std::cell::Cell;
@@ -14,8 +14,8 @@ use super::{
 use crate::PerProcess;
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
 
-/// The switch that all devices of this process share. To a forked child its parent's devices are
-/// another process's.
+/// The switch of all devices of this process. A forked child treats its parent's devices as devices
+/// of another process.
 static PROCESS_SWITCH: PerProcess<Switch> = PerProcess::new();
 
 /// Whether a device of this process has the station.
@@ -23,18 +23,18 @@ pub(super) fn is_on_process_switch(station: Station) -> bool {
     PROCESS_SWITCH.get().has(station)
 }
 
-/// What carries unicast packets to devices of other processes of this machine.
+/// How unicast packets travel to devices of other processes of this machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Carrier {
-    /// A ring of shared memory to each device of the same user, UDP to the others. No capture
-    /// program sees what goes through a ring.
+    /// A ring of shared memory to each device of the same user, UDP to all others. Capture programs
+    /// do not see the packets in a ring.
     #[default]
     Memory,
-    /// The same, with devices of every user that are told so, too. Such a user can pretend to be
-    /// any station.
+    /// As `Memory`, but also with devices of other users that have this setting. Such a user can
+    /// pretend to be any station.
     MemoryOfAnyUser,
-    /// UDP alone: every packet is seen on the loopback interface. A device that keeps to it is sent
-    /// to by UDP as well.
+    /// Only UDP: every packet is visible on the loopback interface. Other devices also send to this
+    /// device by UDP.
     Udp,
 }
 
@@ -46,32 +46,32 @@ pub struct Network {
     port: SwitchPort,
     rings: Option<Rings>,
     udp: UdpWire,
-    /// Looks at the sockets that found nothing, since the last packet or sleep.
+    /// Reads of the sockets that found nothing since the last packet or sleep.
     silent: Cell<u32>,
-    /// The next call of `receive` may leave the sockets alone.
+    /// Whether the next call of `receive` may skip the sockets.
     skips: bool,
-    /// How many calls in a row did so.
+    /// How many calls in a row have skipped them.
     skipped: u32,
-    /// Datagrams dropped because their sender cannot have sent them.
+    /// Datagrams dropped because their source address was forged.
     forged: AtomicU64,
 }
 
-/// A look at the sockets is two system calls, which a device that talks through memory need not
-/// make each time: after so many that found nothing, it is made every [`FILES_EVERY`]th time, until
-/// a packet comes or the device sleeps.
+/// Reading the sockets takes two system calls. A device that communicates through memory need not
+/// make them each time: after this many reads that found nothing, only every [`FILES_EVERY`]th call
+/// reads them, until a packet arrives or the device sleeps.
 const SILENCE: u32 = 64;
 
-/// See [`SILENCE`]. A device that is awake looks about once in a microsecond.
+/// See [`SILENCE`]. An awake device calls `receive` about once in a microsecond.
 pub(super) const FILES_EVERY: u32 = 32;
 
-/// Batches that are taken from the sockets at once at most, where all that has come must be: more
-/// than they hold.
+/// Most batches taken from the sockets in one call that must take everything: more than the sockets
+/// hold.
 const ALL: usize = 1024;
 
 impl Network {
     /// Takes a free station, found by binding; see [`UdpWire::bind_any`]. If another user has taken
-    /// them all, it is one under a name of this user's own, which devices of the same user reach
-    /// through shared memory.
+    /// all stations, it takes a name that only this user's processes can take. Devices of the same
+    /// user reach it through shared memory.
     ///
     /// # Errors
     /// As [`UdpWire::bind_any`].
@@ -86,7 +86,7 @@ impl Network {
         Self::with(udp, PROCESS_SWITCH.get(), waker, carrier)
     }
 
-    /// As [`Network::join_apart`] where another user has taken all stations.
+    /// As [`Network::join_apart`] when another user has taken all stations.
     #[cfg(test)]
     pub(super) fn join_privately(link: Link) -> io::Result<Self> {
         Self::with(UdpWire::bind_privately(link)?, &Switch::new(), None, Carrier::Memory)
@@ -105,8 +105,8 @@ impl Network {
         Self::with(UdpWire::bind(station, link)?, PROCESS_SWITCH.get(), waker, carrier)
     }
 
-    /// Takes a free station as the only device of a process would: the others of this process are
-    /// reached as those of other processes are. For tests of what is between two processes.
+    /// Takes a free station without the process's switch: it reaches the other devices of this
+    /// process like those of other processes. For tests of communication between two processes.
     ///
     /// # Errors
     /// As [`Network::join_any`].
@@ -161,9 +161,9 @@ impl Network {
         self.forged.load(Ordering::Relaxed)
     }
 
-    /// Gives the packet back if it has to go by UDP.
+    /// Sends a packet through memory, or returns it if it must go by UDP.
     fn try_memory(&mut self, now: u64, packet: Packet, pool: &mut PacketPool) -> Option<Packet> {
-        // Members of a group have a UDP socket for it, also those of this process.
+        // All members of a group have a UDP socket for it, including those of this process.
         if packet.addressing.is_multicast() {
             return Some(packet);
         }
@@ -174,7 +174,7 @@ impl Network {
         }
     }
 
-    /// Whether this call of `receive` looks at the sockets.
+    /// Whether this call of `receive` reads the sockets.
     fn looks_at_sockets(&mut self, now: u64) -> bool {
         let silent = self.silent.get().wrapping_add(1);
         self.silent.set(silent);
@@ -184,7 +184,7 @@ impl Network {
         is_due || silent % FILES_EVERY == 0 || !is_skipped && silent <= SILENCE
     }
 
-    /// Puts packets in memory, and sends those by UDP that have to go there.
+    /// Sends packets through memory, and the others by UDP.
     fn pass_on(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         let mut kept = 0;
         for index in 0..packets.len() {
@@ -200,8 +200,8 @@ impl Network {
         }
     }
 
-    /// Takes what the sockets have; all of it if a ring was opened, in which later packets of the
-    /// same sender are.
+    /// Receives from the sockets. If a ring was opened, receives everything from them, because
+    /// later packets of the same sender are in the ring.
     fn look_at_sockets(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         let is_opened = self.rings.as_mut().is_some_and(|rings| rings.heed(now));
         for _ in 0..if is_opened { ALL } else { 1 } {
@@ -218,9 +218,9 @@ impl Network {
         }
     }
 
-    /// Drops unicast packets, from `first` on, whose sender reaches this device through memory and
-    /// so sends nothing by UDP: any program of the machine can forge the source of a datagram
-    /// (`IP_PKTINFO`, ip(7)). What a sender sent by UDP before it opened its ring counts, though.
+    /// Drops unicast packets, from `first` on, whose sender uses a ring and therefore sends nothing
+    /// by UDP: any program of the machine can forge the source of a datagram (`IP_PKTINFO`, ip(7)).
+    /// Packets that the sender sent by UDP before it opened its ring are kept.
     fn drop_forged(
         &self,
         first: usize,
@@ -279,7 +279,7 @@ impl Wire for Network {
     }
 
     fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
-        // Whatever ends the sleep is looked for at once.
+        // After a sleep the sockets are read at once.
         self.silent.set(0);
         self.udp.poll_fds(fds);
         self.rings.iter().for_each(|rings| rings.poll_fds(fds));

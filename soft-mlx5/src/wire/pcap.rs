@@ -10,7 +10,7 @@ use super::{Station, Wire};
 use crate::packet::rocev2::{self, Framing};
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
 
-/// What each recorded frame begins with.
+/// The first header of each recorded frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkType {
     /// An Ethernet header (LINKTYPE_ETHERNET, 1).
@@ -20,11 +20,11 @@ pub enum LinkType {
     RawIp,
 }
 
-/// A wire that writes every packet that passes, in both directions, as a RoCEv2 frame to a pcap
-/// file, with nanosecond times. InfiniBand packets are recorded as they travel on the loopback
+/// Writes every packet of the wire below, in both directions, as a RoCEv2 frame to a pcap file,
+/// with times in nanoseconds. InfiniBand packets are recorded as they travel on the loopback
 /// network: as RoCEv2 between their stations.
 ///
-/// The first error of the file ends the recording; the packets pass on.
+/// The first error of the file ends the recording; packets still pass.
 #[derive(Debug)]
 pub struct Pcap<W, F: Write = BufWriter<File>> {
     wire: W,
@@ -44,13 +44,13 @@ impl<W: Wire> Pcap<W> {
 }
 
 impl<W: Wire, F: Write + Send> Pcap<W, F> {
-    /// Records to anything that takes bytes. It is flushed after every batch.
+    /// Records to any writer, which is flushed after every batch.
     ///
     /// # Errors
-    /// What writing the file header says.
+    /// Errors of writing the file header.
     pub fn new(wire: W, mut file: F, link: LinkType) -> io::Result<Self> {
         file.write_all(&file_header(link))?;
-        // A recording without packets is one all the same.
+        // A recording without packets is still a valid file.
         file.flush()?;
         Ok(Self { wire, file: Some(file), link, frame: Vec::new() })
     }
@@ -91,8 +91,8 @@ impl<W: Wire, F: Write + Send> Pcap<W, F> {
     }
 }
 
-/// The addressing of the IPv4 packet that carries a packet between two stations; `None` if one
-/// end is none.
+/// The addressing of the IPv4 packet that carries a packet between two stations; `None` if one end
+/// is not a station.
 fn as_sent(route: Addressing) -> Option<Addressing> {
     let source = Station::source(&route)?;
     let destination = match route.is_multicast() {

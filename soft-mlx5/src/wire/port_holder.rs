@@ -1,4 +1,4 @@
-//! Names the holder of RoCE's UDP port, for the message that the port is taken.
+//! Finds the holder of RoCE's UDP port, for the error message when the port is taken.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::packet::rocev2::UDP_PORT;
 
-/// What is known of the socket that has the port at this address, or at all addresses.
+/// Describes the socket that is bound to the port at this address, or at all addresses.
 pub(super) fn describe(ip: IpAddr) -> String {
     let Some(entry) = entry(ip) else { return "by another program".into() };
     let everywhere = if entry.is_everywhere { ", at all addresses" } else { "" };
@@ -58,7 +58,7 @@ fn find(table: &str, ip: IpAddr) -> Option<Entry> {
     Some(Entry { is_everywhere: ip.is_unspecified(), user, inode })
 }
 
-/// Each four bytes are printed as an integer of the processor's byte order.
+/// Each group of four bytes is printed as an integer of the processor's byte order.
 fn hexadecimal(ip: IpAddr) -> String {
     let bytes = match ip {
         IpAddr::V4(v4) => v4.octets().to_vec(),
@@ -68,7 +68,7 @@ fn hexadecimal(ip: IpAddr) -> String {
     words.map(|word| format!("{:08X}", u32::from_ne_bytes(word))).collect()
 }
 
-/// Name and id of a process that has the socket open, among those that this user may look at.
+/// Name and id of a process that has the socket open, among those that this user may inspect.
 fn process_with(inode: u64) -> Option<(String, u32)> {
     let target = format!("socket:[{inode}]");
     let processes = fs::read_dir("/proc").ok()?.flatten();

@@ -1,18 +1,18 @@
-//! Names of stations that only this user's processes can take: files in a directory of the user's
-//! own.
+//! Names of stations that only this user's processes can take: files in a directory of the user.
 //!
-//! Stations are taken by binding UDP port 4791 of their address, and their names for shared memory
-//! are in the abstract namespace: the first process that asks gets them, whichever user's it is. A
-//! user who takes them all, or port 4791 of every address at once, would keep all others from
-//! having devices. A device that finds everything taken uses a name in this directory instead.
+//! A device takes a station by binding UDP port 4791 of its address. Its name for shared memory is
+//! in the abstract namespace. Both belong to the first process that asks, of whatever user. So a
+//! user who takes all of them, or port 4791 of every address at once, would keep others from
+//! creating devices. A device that finds everything taken uses a name in this directory instead.
 //! Devices of the same user reach it through shared memory; other users' devices do not.
 //!
-//! A name is a Unix socket, held by a lock on a file beside it, so that what a killed process left
-//! is found out. Both have the number of the network namespace in their names: devices of different
-//! namespaces do not see each other here either.
+//! A name is a Unix socket with a lock on a file beside it. The lock shows whether a socket was
+//! left by a killed process. Both file names contain the number of the network namespace, so that
+//! devices of different namespaces do not see each other here either.
 //!
-//! The directory is in one of the user's own. A user without one has it in `/tmp`, where another
-//! user can take its name first: then it has a number in its name that no other user can foresee.
+//! The directory is inside one of the user's directories. A user without one has it in `/tmp`,
+//! where another user may take its name first. Then a number that no other user can predict is
+//! appended.
 
 use std::collections::hash_map::RandomState;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -30,7 +30,7 @@ use nix::unistd::{AccessFlags, access, geteuid};
 use super::Station;
 use super::ring::bind_name;
 
-/// A name that is held until this is dropped.
+/// A name, held until this is dropped.
 #[derive(Debug)]
 pub(super) struct PrivateName {
     path: PathBuf,
@@ -38,11 +38,12 @@ pub(super) struct PrivateName {
 }
 
 impl PrivateName {
-    /// Takes a station's name, and gives the socket to listen on. `None` if another device of this
-    /// user has it.
+    /// Takes a station's name, and returns the socket to listen on. `None` if another device of
+    /// this user has it.
     ///
     /// # Errors
-    /// What making directory, lock and socket says.
+    ///
+    /// Errors of creating directory, lock and socket.
     pub(super) fn claim(station: Station) -> io::Result<Option<(Self, OwnedFd)>> {
         let path = own_path(&file_name(station)?)?;
         let mut options = OpenOptions::new();
@@ -53,7 +54,7 @@ impl PrivateName {
             Err((_, Errno::EWOULDBLOCK)) => return Ok(None),
             Err((_, errno)) => return Err(errno.into()),
         };
-        // Left by a process that was killed: the lock is ours.
+        // Left by a killed process, since this process got the lock.
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -65,28 +66,29 @@ impl PrivateName {
 
 impl Drop for PrivateName {
     fn drop(&mut self) {
-        // The lock is held still.
+        // The lock is still held.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Where a device of this user that has a station under a private name can be connected to.
+/// The addresses at which a device of this user may listen that has the station under a private
+/// name.
 pub(super) fn addresses(station: Station) -> impl Iterator<Item = UnixAddr> {
     let name = file_name(station).ok();
     directories().filter_map(move |directory| UnixAddr::new(&directory.join(name.as_ref()?)).ok())
 }
 
 fn file_name(station: Station) -> io::Result<String> {
-    // `with_extension` takes what follows the last dot for an extension.
+    // `with_extension` treats the text after the last dot as the extension.
     Ok(format!("net-{:x}-{station}.ring", fs::metadata("/proc/self/ns/net")?.ino()))
 }
 
-/// The file in the first directory that is this user's own, or can be made, and whose path is short
-/// enough for a socket.
+/// The file's path in the first directory that belongs to this user or can be created, if the path
+/// is short enough for a socket.
 fn own_path(name: &str) -> io::Result<PathBuf> {
     let is_usable = |directory: &PathBuf| {
         UnixAddr::new(&directory.join(name)).is_ok() && {
-            // One that is there is looked at all the same.
+            // An existing directory is checked below.
             let _ = DirBuilder::new().mode(0o700).create(directory);
             is_own(directory)
         }
@@ -102,15 +104,15 @@ fn own_path(name: &str) -> io::Result<PathBuf> {
     })
 }
 
-/// Directories of this user's own in which there are names, in order of preference.
+/// Directories of this user that may contain names, in order of preference.
 fn directories() -> impl Iterator<Item = PathBuf> {
     let private = private_directories().filter(|directory| is_own(directory));
-    // No process of this user has a name in a shared directory if there is a better one.
-    let shared = shared_bases().filter(|_| !private_directories().any(|it| can_be_made(&it)));
+    // If a better directory is possible, no process of this user has a name in a shared directory.
+    let shared = shared_bases().filter(|_| !private_directories().any(|dir| can_be_made(&dir)));
     private.chain(shared.flat_map(|base| own_directories_in(&base)))
 }
 
-/// Directories in order of preference whose parents are this user's.
+/// Directories in order of preference whose parents belong to this user.
 fn private_directories() -> impl Iterator<Item = PathBuf> {
     let runtime = variable("XDG_RUNTIME_DIR").map(|base| base.join("uverbs-soft"));
     let system = PathBuf::from(format!("/run/user/{}/uverbs-soft", geteuid()));
@@ -122,13 +124,13 @@ fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
-/// Whether the directory is there, or this user can make it.
+/// Whether the directory exists or this user can create it.
 fn can_be_made(directory: &Path) -> bool {
     let is_writable = |base| access(base, AccessFlags::W_OK).is_ok();
     is_own(directory) || directory.parent().is_some_and(is_writable)
 }
 
-/// Directories of all users in which one user cannot remove or rename what is another's.
+/// Directories of all users in which a user cannot remove or rename another user's files.
 fn shared_bases() -> impl Iterator<Item = PathBuf> {
     let named = std::env::temp_dir();
     let common = ["/tmp", "/dev/shm"].map(PathBuf::from).into_iter();
@@ -142,13 +144,13 @@ fn shared_bases() -> impl Iterator<Item = PathBuf> {
 fn keeps_entries(base: &Path) -> bool {
     const STICKY: u32 = 0o1000;
     const OTHERS_WRITE: u32 = 0o002;
-    fs::metadata(base).is_ok_and(|it| it.mode() & (STICKY | OTHERS_WRITE) != OTHERS_WRITE)
+    fs::metadata(base).is_ok_and(|dir| dir.mode() & (STICKY | OTHERS_WRITE) != OTHERS_WRITE)
 }
 
-/// The directory for this user's names in a directory of all users, made if there is none.
+/// The directory for this user's names in a directory of all users; creates it if there is none.
 ///
-/// Any user can take a name there first, so a name that is taken has a number appended that no
-/// other user can know before. All processes of this user choose the same of several.
+/// Any user can take a name there first. If a name is taken, a number is appended that no other
+/// user can predict. If there are several, all processes of this user choose the same one.
 fn own_directory_in(base: &Path) -> Option<PathBuf> {
     let existing = || own_directories_in(base).into_iter().next();
     existing().or_else(|| {
@@ -180,7 +182,7 @@ fn own_directories_in(base: &Path) -> Vec<PathBuf> {
     own
 }
 
-/// Whether it is a directory of this user's into which no other user can reach.
+/// Whether it is a directory of this user that no other user can enter.
 fn is_own(directory: &Path) -> bool {
     directory.symlink_metadata().is_ok_and(|found| {
         found.is_dir() && found.uid() == geteuid().as_raw() && found.mode() & 0o077 == 0

@@ -21,26 +21,27 @@ use crate::packet::{Addressing, ETHERNET_GROUP, Gid, Packet, PacketPool};
 
 /// A device's sockets at one address of an interface.
 ///
-/// What arrives comes to port 4791. What is sent leaves from the port that follows from the flow
-/// label ([`Addressing::source_port`]), so that routers spread flows over paths; from 4791 if that
+/// Packets arrive at port 4791. They are sent from the port that follows from the flow label
+/// ([`Addressing::source_port`]), so that routers spread flows over paths; or from 4791 if that
 /// port is taken, or if 64 others are in use.
 ///
-/// Linux sends these packets with identification 0 and "don't fragment", and ignores what routers
-/// say about their MTU (`IP_PMTUDISC_PROBE`), as an adapter does: no forged message can
-/// make packets smaller.
+/// Linux sends these packets with identification 0 and "don't fragment", and ignores reports of
+/// routers about their MTU (`IP_PMTUDISC_PROBE`), as an adapter does. So no forged message can make
+/// packets smaller.
 ///
-/// Packets of one way and length leave as one message, which the kernel cuts as late as it can; the
-/// identification then counts from 0 (`inet_gso_segment` in net/ipv4/af_inet.c). What it has joined
-/// of one sender's arrives as one message.
+/// Packets of the same path and length are sent as one message, which the kernel segments as late
+/// as possible; the identification then counts from 0 (`inet_gso_segment` in net/ipv4/af_inet.c).
+/// Datagrams of one sender that the kernel has joined arrive as one message.
 #[derive(Debug)]
 pub struct RoutedWire {
     interface: Interface,
     socket: UdpSocket,
     outlets: Outlets,
     groups: Groups,
-    /// Always there, but taken out while it is used.
+    /// Always `Some`, except while it is in use.
     receiver: Option<Receiver>,
-    /// The groups' one. Their datagrams are not joined, so it is empty between two calls.
+    /// The receiver of the groups. Their datagrams are not joined, so it is empty between two
+    /// calls.
     group_receiver: Option<Receiver>,
     /// Whether the kernel cuts messages into packets.
     cuts: bool,
@@ -49,22 +50,22 @@ pub struct RoutedWire {
     counters: Arc<Counters>,
 }
 
-/// Source ports that a device sends from at most, beside 4791. Each takes a descriptor.
+/// Most source ports of a device, in addition to 4791. Each takes a descriptor.
 const MOST_PORTS: usize = 64;
 
-/// Sockets that are only sent from, by their ports. `None`: another program has the port.
+/// Sockets that are only used to send, by port. `None`: another program has the port.
 #[derive(Debug, Default)]
 struct Outlets(Vec<(u16, Option<UdpSocket>)>);
 
 impl Outlets {
-    /// Opens the socket for a port if it has to be; says where it is.
+    /// Opens the socket for a port if necessary; returns its index.
     fn find(&mut self, interface: &Interface, port: u16) -> Option<usize> {
         let known = self.0.iter().position(|(known, _)| *known == port);
         if known.is_some() || self.0.len() >= MOST_PORTS || port == UDP_PORT {
             return known;
         }
         let socket = open(interface, port).and_then(|socket| {
-            // Nothing is received here: what comes nevertheless soon finds the buffer full.
+            // Nothing is read from this socket: datagrams that arrive soon fill its small buffer.
             setsockopt(&socket, sockopt::RcvBuf, &0)?;
             Ok(socket)
         });
@@ -78,7 +79,7 @@ impl Outlets {
 }
 
 impl RoutedWire {
-    /// Takes port 4791 of an address of this machine.
+    /// Binds port 4791 of an address of this machine.
     ///
     /// # Errors
     /// As [`Interface::find`] and [`RoutedWire::bind`]; `Unsupported` for an InfiniBand link, whose
@@ -93,11 +94,11 @@ impl RoutedWire {
         Self::bind(Interface::find(address)?)
     }
 
-    /// Takes port 4791 of the address.
+    /// Binds port 4791 of the address.
     ///
     /// # Errors
-    /// `AddrInUse` if the port is taken, with the holder's name as far as it can be found;
-    /// `PermissionDenied` and others as binding says.
+    /// `AddrInUse` if the port is taken, naming the holder if it can be found; `PermissionDenied`
+    /// and other errors of binding.
     pub fn bind(interface: Interface) -> io::Result<Self> {
         let socket = open(&interface, UDP_PORT).map_err(|error| explain(&interface, error))?;
         receive_headers(&socket)?;
@@ -125,7 +126,7 @@ impl RoutedWire {
         &self.interface
     }
 
-    /// What the wire counts.
+    /// The counters of the wire.
     pub fn counters(&self) -> Arc<Counters> {
         self.counters.clone()
     }
@@ -140,15 +141,15 @@ impl RoutedWire {
     /// The first of the packets, which have no CRC yet, as one message.
     fn run(&self, packets: &[Packet]) -> Option<Run> {
         let route = &packets.first()?.addressing;
-        // Packets without one were dropped before.
+        // Packets that have no destination were dropped before.
         let destination = self.destination(route).unwrap_or((self.interface.ip(), 0).into());
         let hop_limit = route.hop_limit.max(1);
         let packets = if self.cuts { run_length(packets) } else { 1 };
         Some(Run { packets, destination, class: route.traffic_class, hop_limit })
     }
 
-    /// Drops packets that cannot leave by this wire: of the other family of addresses, and frames
-    /// of raw packet queue pairs, for which RoCE v2 has no packet.
+    /// Drops packets that this wire cannot send: those of the other address family, and frames of
+    /// raw packet queue pairs, which RoCE v2 cannot carry.
     fn drop_unroutable(&self, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         let mut at = 0;
         while at < packets.len() {
@@ -162,7 +163,7 @@ impl RoutedWire {
         }
     }
 
-    /// Appends the CRCs to packets of one flow and says in `runs` how they leave.
+    /// Appends the CRCs to packets of one flow, and describes in `runs` how they are sent.
     fn seal(&mut self, packets: &mut [Packet], source_port: u16) {
         let (own, mut rest) = (self.interface.ip(), packets);
         self.runs.clear();
@@ -196,13 +197,14 @@ impl RoutedWire {
         }
     }
 
-    /// Sends what was sealed; how many packets are left, because the kernel does not cut messages.
+    /// Sends the packets in `runs`; returns how many packets are left, because the kernel cannot
+    /// segment messages.
     fn send_runs(&self, outlet: Option<usize>, packets: &[Packet]) -> usize {
         let socket = self.outlets.get(outlet).unwrap_or(&self.socket);
         send_sealed(socket, packets, &self.runs, &self.counters)
     }
 
-    /// The addressing of a good datagram; `None` counts a bad one.
+    /// The addressing of a valid datagram; `None` for an invalid one, which is counted.
     fn check(&self, datagram: &Datagram<'_>, group: Option<Gid>) -> Option<Addressing> {
         let parts = rocev2::split_icrc(datagram.bytes).ok().filter(|_| !datagram.truncated);
         let Some((transport, crc)) = parts else {
@@ -225,7 +227,7 @@ impl RoutedWire {
         Some(Addressing { traffic_class, hop_limit, ..route })
     }
 
-    /// Drops frames of raw packet queue pairs: on this wire they are a stranger's.
+    /// Drops frames of raw packet queue pairs: on this wire they can only be forged.
     fn drop_frames(&self, first: usize, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         let mut at = first;
         while at < packets.len() {
@@ -239,7 +241,7 @@ impl RoutedWire {
     }
 }
 
-/// The kind of groups that an interface's address has.
+/// The family and interface of the groups for an interface's address.
 fn groups_of(interface: &Interface) -> GroupInterface {
     match interface.ip() {
         IpAddr::V4(v4) => GroupInterface::V4(v4),
@@ -259,7 +261,7 @@ fn icrc(source: IpAddr, destination: IpAddr, packet: &[u8], framing: Framing) ->
     }
 }
 
-/// Whether the CRC is that of the packet, whatever its sender's identification.
+/// Whether the CRC is correct for the packet, whatever identification its sender used.
 fn is_sound(source: IpAddr, to: IpAddr, packet: &[u8], guess: Framing, crc: u32) -> bool {
     match (source, to) {
         (IpAddr::V4(source), IpAddr::V4(to)) => {
@@ -269,12 +271,12 @@ fn is_sound(source: IpAddr, to: IpAddr, packet: &[u8], guess: Framing, crc: u32)
     }
 }
 
-/// The framing that Linux gives the packet with this index of a message that it cuts.
+/// The framing that Linux gives to the packet with this index of a segmented message.
 fn nth_of_message(index: usize, source_port: u16) -> Framing {
     Framing { source_port, identification: index as u16, ..Framing::default() }
 }
 
-/// Takes the CRC away.
+/// Removes the CRC.
 fn unseal(packet: &mut Packet) {
     let bytes = packet.bytes_mut();
     bytes.truncate(bytes.len() - rocev2::ICRC_LEN);
@@ -299,10 +301,10 @@ fn open(interface: &Interface, port: u16) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Bytes that wait for the interface, asked for.
+/// Requested size of the send buffer, in bytes.
 const SEND_BUFFER: usize = 4 << 20;
 
-/// Says what to do about an address that cannot be bound.
+/// Explains what to do about an address that cannot be bound.
 fn explain(interface: &Interface, error: io::Error) -> io::Error {
     let ip = interface.ip();
     let text = match error.kind() {
@@ -359,7 +361,8 @@ impl Wire for RoutedWire {
         self.drop_frames(first, packets, pool);
     }
 
-    /// At once if a message has arrived of which not all packets were taken: no file tells of them.
+    /// Now if a message has arrived of which not all packets were taken, because no descriptor
+    /// reports them.
     fn next_wake(&self) -> Option<u64> {
         let is_empty = self.receiver.as_ref().is_none_or(Receiver::is_empty);
         (!is_empty).then_some(0)
@@ -371,7 +374,7 @@ impl Wire for RoutedWire {
     }
 
     fn join(&mut self, group: Gid) -> io::Result<()> {
-        // Frames of raw packet queue pairs do not travel here.
+        // This wire does not carry frames of raw packet queue pairs.
         if group == ETHERNET_GROUP { Ok(()) } else { self.groups.join(group) }
     }
 

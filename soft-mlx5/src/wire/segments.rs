@@ -1,4 +1,4 @@
-//! Which packets leave together, as one message that the kernel cuts into datagrams
+//! Which packets are sent together, as one message that the kernel segments into datagrams
 //! (`UDP_SEGMENT`).
 
 #![forbid(unsafe_code)]
@@ -7,17 +7,17 @@ use super::mmsg::BATCH;
 use crate::packet::Packet;
 use crate::packet::rocev2::ICRC_LEN;
 
-/// Datagrams of a message at most: `UDP_MAX_SEGMENTS` of include/linux/udp.h, which was 64 before
+/// Most datagrams of a message: `UDP_MAX_SEGMENTS` of include/linux/udp.h, which was 64 before
 /// Linux 6.9 and is 128 since.
 const MOST_SEGMENTS: usize = 64;
 
-/// Bytes of a message at most: those of a UDP datagram over IPv4. Over IPv6 it could have 20 more.
+/// Most bytes of a message: those of a UDP datagram over IPv4. IPv6 would allow 20 more.
 const MOST_BYTES: usize = 65_507;
 
 const _: () = assert!(MOST_SEGMENTS <= BATCH);
 
-/// How many of these packets, which have no CRC yet, can be one message: they have the same way,
-/// and all are as long as the first, except for the last, which may be shorter.
+/// How many of these packets, which have no CRC yet, can be one message: they have the same path,
+/// and all are as long as the first; only the last may be shorter.
 pub(super) fn run_length(packets: &[Packet]) -> usize {
     let Some((first, rest)) = packets.split_first() else { return 0 };
     let len = first.bytes().len();

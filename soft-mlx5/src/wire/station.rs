@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use crate::packet::{Addressing, Gid};
 
-/// The link layer that a device shows.
+/// The link layer of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Link {
     /// RoCE: packets are routed by GID.
@@ -15,8 +15,8 @@ pub enum Link {
     InfiniBand,
 }
 
-/// A device's place on the loopback network: an IPv4 address of 127.0.0.0/8 from which all its
-/// other names follow, so that no directory is needed to find one from the other.
+/// A device's place on the loopback network: an IPv4 address of 127.0.0.0/8. All its other names
+/// are derived from it, so no directory is needed to translate between them.
 ///
 /// | name | made of 127.x.y.z |
 /// |---|---|
@@ -28,14 +28,14 @@ pub enum Link {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Station(Ipv4Addr);
 
-/// The network of the stations that devices choose for themselves, and the only one with LIDs.
+/// The network from which devices choose their stations, and the only one with LIDs.
 const NETWORK: [u8; 2] = [127, 18];
 
 /// Highest third byte of a station: LIDs from 0xc000 on are multicast.
 const MAX_THIRD: u32 = 0xbf;
 
 impl Station {
-    /// How many stations [`Station::candidate`] knows.
+    /// Number of different stations of [`Station::candidate`].
     pub const CANDIDATES: u32 = (MAX_THIRD + 1) * 254;
 
     /// The station of a loopback address; `None` outside 127.0.0.0/8.
@@ -99,12 +99,12 @@ impl Station {
         Self::new(Ipv4Addr::new(a, b, c, d)).filter(|station| station.link_local_gid() == gid)
     }
 
-    /// The GID under which this network shows the owner of a GID: a station's IPv4 one.
+    /// The GID under which this network shows the owner of a GID: the station's IPv4 GID.
     pub fn gid_on_wire(gid: Gid) -> Gid {
         Self::from_gid(gid).map_or(gid, Self::gid)
     }
 
-    /// The station that a unicast packet is for: by its LID if there is one, else by its GID.
+    /// The destination station of a unicast packet: by its LID if there is one, else by its GID.
     pub fn destination(route: &Addressing) -> Option<Self> {
         match route.destination_lid {
             0 => Self::from_gid(route.destination),
@@ -112,7 +112,7 @@ impl Station {
         }
     }
 
-    /// The station that has sent a packet.
+    /// The station that sent a packet.
     pub(super) fn source(route: &Addressing) -> Option<Self> {
         match route.source_lid {
             0 => Self::from_gid(route.source),
@@ -120,7 +120,7 @@ impl Station {
         }
     }
 
-    /// The addressing of a packet that arrived here over IPv4 from `source`.
+    /// The addressing of a packet that arrived at this station over IPv4 from `source`.
     ///
     /// RoCE: both GIDs are mapped IPv4 addresses, as in the packet's own IP header. InfiniBand:
     /// LIDs and GIDs of both stations; time to live 1 says that there was no global route header
@@ -152,8 +152,8 @@ impl Station {
     }
 }
 
-/// Type of service and time to live that stand for a packet's addressing on IPv4; the counterpart
-/// of [`Station::arrival`].
+/// Type of service and time to live that encode a packet's addressing on IPv4; the reverse of
+/// [`Station::arrival`].
 pub(super) fn class_and_ttl(route: &Addressing) -> (u8, u8) {
     if route.destination_lid == 0 {
         (route.traffic_class, route.hop_limit.max(1))

@@ -8,10 +8,10 @@ use super::{Counters, RECEIVE_BATCH, Station, Waker, Wire};
 use crate::locking::lock;
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
 
-/// Packets that wait at one port at most; more are dropped, as a switch drops.
+/// Most packets that wait at one port; further ones are dropped, as a switch drops.
 const QUEUE_LIMIT: usize = 4096;
 
-/// The switch. Clones are the same switch.
+/// The switch. Clones refer to the same switch.
 #[derive(Clone, Debug, Default)]
 pub struct Switch {
     ports: Arc<Mutex<BTreeMap<Station, Arc<Inbox>>>>,
@@ -26,8 +26,8 @@ struct Inbox {
 #[derive(Debug, Default)]
 struct Queue {
     packets: VecDeque<Packet>,
-    /// Empty buffers that the receiver returns to senders. A packet moves with its buffer, so a
-    /// sender that receives little would have to allocate one for each packet.
+    /// Empty buffers that the receiver returns to senders. A packet moves with its buffer, so
+    /// without them a sender that receives little would allocate a buffer for each packet.
     empty: PacketPool,
     groups: Vec<Gid>,
 }
@@ -54,7 +54,7 @@ impl Switch {
         Ok(SwitchPort { station, inbox, peers, switch, counters, asleep })
     }
 
-    /// Whether a station has a port here.
+    /// Whether a station has a port on this switch.
     pub(super) fn has(&self, station: Station) -> bool {
         lock(&self.ports).contains_key(&station)
     }
@@ -100,7 +100,7 @@ impl Inbox {
 pub struct SwitchPort {
     station: Station,
     inbox: Arc<Inbox>,
-    /// Ports found before, most recent first, so that packets to them need no lookup in the switch.
+    /// Ports found recently, latest first, so that packets to them need no lookup in the switch.
     peers: Vec<(Station, Weak<Inbox>)>,
     switch: Switch,
     counters: Arc<Counters>,
@@ -111,7 +111,7 @@ pub struct SwitchPort {
 impl SwitchPort {
     const PEERS_KEPT: usize = 8;
 
-    /// What the port counts.
+    /// The counters of the port.
     pub fn counters(&self) -> Arc<Counters> {
         self.counters.clone()
     }

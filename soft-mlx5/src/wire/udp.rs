@@ -16,8 +16,8 @@ use super::{Counters, Groups, Link, RECEIVE_BATCH, Station, Wire};
 use crate::packet::rocev2::{self, Framing, UDP_PORT};
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
 
-/// A UDP socket on port 4791 of a station's address. What it sends is a RoCEv2 packet as a NIC
-/// would send it, with a correct invariant CRC, so capture programs read it without help.
+/// A UDP socket on port 4791 of a station's address. It sends RoCEv2 packets as a NIC would, with a
+/// correct invariant CRC, so capture programs can decode them.
 ///
 /// The CRC covers IP and UDP headers, which the kernel writes. The socket is unconnected and has
 /// path MTU discovery on, for which Linux sends identification 0 and "don't fragment"
@@ -28,24 +28,25 @@ pub struct UdpWire {
     station: Station,
     link: Link,
     groups: Groups,
-    /// The station's name among those that share memory, unless the device that does has taken it.
+    /// The station's name for shared memory; `None` after the device has taken it to listen.
     name: Option<OwnedFd>,
-    /// What holds that name, if it is one of this user's own.
+    /// Keeps that name, if it is a private one of this user.
     _private: Option<PrivateName>,
-    /// Always there, but taken out while it is used.
+    /// Always `Some`, except while it is in use.
     receiver: Option<Receiver>,
     /// Empty between two sends; kept for its allocation.
     runs: Vec<Run>,
     counters: Arc<Counters>,
 }
 
-/// How many stations in a row are tried.
+/// How many consecutive stations are tried.
 const TRIED: u32 = 1000;
-/// Where the stations under private names begin, away from those that the same process tries at
-/// first: whether one of those is this user's is asked by connecting to it.
+/// The first station for private names, far from those that the same process tries first: whether a
+/// station has a private name is found out by connecting to it.
 const PRIVATE: u32 = Station::CANDIDATES / 2;
 
-/// Stations to try. Neighbouring process ids are spread, so that they rarely try the same ones.
+/// Stations to try. Neighbouring process ids start far apart, so that they rarely try the same
+/// ones.
 fn candidates(offset: u32) -> impl Iterator<Item = Station> {
     let first = std::process::id().wrapping_mul(641).wrapping_add(offset);
     (0..TRIED).map(move |n| Station::candidate(first.wrapping_add(n)))
@@ -58,20 +59,20 @@ fn all_taken() -> io::Error {
     io::Error::new(io::ErrorKind::AddrInUse, text)
 }
 
-/// Socket buffer asked for, in bytes: some hundred packets of 4096. The kernel grants at most
-/// `net.core.rmem_max`, unless the process may administer the network.
+/// Requested socket buffer in bytes, for some hundred packets of 4096. The kernel grants at most
+/// `net.core.rmem_max`, unless the process has CAP_NET_ADMIN.
 const SOCKET_BUFFER: usize = 8 << 20;
 
 impl UdpWire {
     /// Binds the station's address.
     ///
     /// # Errors
-    /// `AddrInUse` if another device of this machine has the station, or another program port
-    /// 4791 of all addresses (the kernel's own soft RoCE driver does).
+    /// `AddrInUse` if another device of this machine has the station, or another program has port
+    /// 4791 of all addresses (as the kernel's own soft RoCE driver does).
     pub fn bind(station: Station, link: Link) -> io::Result<Self> {
         let socket = UdpSocket::bind((station.address(), UDP_PORT))?;
-        // Held also where nothing listens on it: no other process shall get what is meant for this
-        // station.
+        // Held even if no ring listens on it, so that no other process receives this station's
+        // packets.
         let name = ring::claim(station)?;
         Self::new(socket, station, link, name)
     }
@@ -97,12 +98,13 @@ impl UdpWire {
         })
     }
 
-    /// Takes a station that no other device of this user has, under a name of the user's own. Port
-    /// 4791 of its address may be another user's: packets to this station come through shared
-    /// memory alone, what it sends by UDP has another source port.
+    /// Takes a station that no other device of this user has, under a private name. Another user
+    /// may have port 4791 of its address: packets to this station come only through shared memory,
+    /// and its UDP packets have another source port.
     ///
     /// # Errors
-    /// What making the name says; `AddrInUse` as for [`UdpWire::bind_any`].
+    ///
+    /// Errors of taking the name; `AddrInUse` as for [`UdpWire::bind_any`].
     pub(super) fn bind_privately(link: Link) -> io::Result<Self> {
         for station in candidates(PRIVATE).filter(|station| !ring::is_own(*station)) {
             if let Some((private, name)) = PrivateName::claim(station)? {
@@ -114,13 +116,13 @@ impl UdpWire {
         Err(all_taken())
     }
 
-    /// Binds the first free station, beginning with one that follows from the process id.
+    /// Binds the first free station, starting at one derived from the process id.
     ///
     /// # Errors
-    /// `AddrInUse` if a thousand stations in a row are taken, else what binding says.
+    /// `AddrInUse` if a thousand consecutive stations are taken, else the error of binding.
     pub fn bind_any(link: Link) -> io::Result<Self> {
-        // A station of which this user has a device under a private name is not free, though its
-        // port may be by now.
+        // A station that a device of this user has under a private name is not free, even if its
+        // port may be free by now.
         for station in candidates(0).filter(|station| !ring::is_private(*station)) {
             match Self::bind(station, link) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
@@ -130,7 +132,7 @@ impl UdpWire {
         Err(all_taken())
     }
 
-    /// The station's name among those that share memory, to listen on; `None` where there are none.
+    /// The station's name for shared memory, to listen on; `None` if there is none.
     pub(super) fn take_name(&mut self) -> Option<OwnedFd> {
         self.name.take()
     }
@@ -144,7 +146,7 @@ impl UdpWire {
         self.station
     }
 
-    /// What the wire counts.
+    /// The counters of the wire.
     pub fn counters(&self) -> Arc<Counters> {
         self.counters.clone()
     }
@@ -162,7 +164,7 @@ impl UdpWire {
         Counters::add(&self.counters.unroutable, before - packets.len());
     }
 
-    /// The addressing of a good datagram; `None` counts a bad one.
+    /// The addressing of a valid datagram; `None` for an invalid one, which is counted.
     fn check(&self, datagram: &Datagram<'_>, group: Option<Gid>) -> Option<Addressing> {
         let source = match datagram.source.ip() {
             IpAddr::V4(source) => Station::new(source),
@@ -200,7 +202,7 @@ fn configure(socket: &UdpSocket) -> io::Result<()> {
     Ok(())
 }
 
-/// Larger socket buffers mean less loss under load; without them the wire works as well.
+/// Larger socket buffers mean less loss under load, but are not required.
 pub fn enlarge(socket: &UdpSocket) {
     if socket::setsockopt(socket, sockopt::RcvBufForce, &SOCKET_BUFFER).is_err() {
         let _ = socket::setsockopt(socket, sockopt::RcvBuf, &SOCKET_BUFFER);
@@ -228,8 +230,9 @@ fn run(packet: &Packet) -> Run {
     Run { packets: 1, destination: (destination, UDP_PORT).into(), class, hop_limit }
 }
 
-/// Sends packets that have their CRC, as `runs` says. What the operating system refuses is dropped
-/// and counted. If it refuses to cut a message, this ends; how many packets are left then.
+/// Sends packets that have their CRC, in messages as described by `runs`. Packets that the
+/// operating system refuses are dropped and counted. If it refuses to segment a message, returns
+/// how many packets are left.
 pub(super) fn send_sealed(
     socket: &UdpSocket,
     packets: &[Packet],
@@ -239,7 +242,8 @@ pub(super) fn send_sealed(
     let (mut packets, mut runs) = (packets, runs);
     while let Some(first) = runs.first() {
         let sent = mmsg::send(socket.as_fd(), packets, runs);
-        // An error belongs to the first run; it is dropped and the rest goes on.
+        // The error belongs to the first run, which is dropped; sending continues with the next
+        // one.
         let (done, counter) = match sent {
             Ok(sent) => (sent, &counters.sent),
             Err(error) if first.packets > 1 && mmsg::refuses_to_cut(&error) => break,
@@ -253,8 +257,8 @@ pub(super) fn send_sealed(
     packets.len()
 }
 
-/// Takes what one socket has, up to [`RECEIVE_BATCH`] datagrams; `check` says where a good one came
-/// from, and counts a bad one.
+/// Receives from one socket, up to [`RECEIVE_BATCH`] datagrams. `check` returns the source of a
+/// valid one, and counts an invalid one.
 pub(super) fn drain(
     socket: BorrowedFd<'_>,
     receiver: &mut Receiver,

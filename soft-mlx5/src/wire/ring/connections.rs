@@ -1,5 +1,5 @@
-//! The rings of a device: one to each station of another process that it sends to, one from each
-//! that sends to it.
+//! The rings of a device: one to each station of another process that it sends to, and one from
+//! each that sends to it.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -19,31 +19,31 @@ use super::{Lie, Users, socket};
 use crate::packet::{MAX_PACKET, Packet, PacketPool};
 use crate::wire::{Counters, Link, RECEIVE_BATCH, Station};
 
-/// Most rings, in each direction: each takes a descriptor. Later stations are refused and use UDP.
+/// Most rings in each direction: each takes a descriptor. Further stations are refused and use UDP.
 const MOST_RINGS: usize = 128;
 
-/// Most stations that are remembered to have no ring. Packets to more of them go by UDP, without an
+/// Most stations that are remembered to have no ring. Packets to further ones go by UDP without an
 /// attempt to connect.
 const MOST_STATIONS: usize = 1024;
 
-/// Most packets that wait for space in all rings together: some 70 MB. More are dropped.
+/// Most packets that wait for space in all rings together, some 70 MB. Further packets are dropped.
 const MOST_WAITING: usize = 4 * WAITING;
 
-/// Nanoseconds after which a ring is asked for again from a station that had none, or whose ring
-/// has ended. They count from the last attempt.
+/// Nanoseconds between two attempts to connect to a station that had no ring, or whose ring has
+/// ended.
 const ASK_AGAIN: u64 = 1_000_000_000;
 
-/// How long a connection may stay without a hello while others wait for its place, in nanoseconds.
+/// Nanoseconds after which a connection without a hello may be closed in favour of a new one.
 const PATIENCE: u64 = 1_000_000_000;
 
-/// How long no connection is accepted after `accept` found no free descriptor, in nanoseconds.
+/// Nanoseconds without accepting connections after `accept` found no free descriptor.
 const DEAF: u64 = 100_000_000;
 
-/// Back-off, in nanoseconds, after a peer accepts a connection and closes it at once: it is at its
-/// limit of rings. Packets sent until then are lost, so it is asked rarely.
+/// Back-off, in nanoseconds, after a peer accepts a connection and closes it at once, because it
+/// has reached its limit of rings. Packets sent until then are lost, so attempts are rare.
 const ASK_REFUSER: u64 = 60_000_000_000;
 
-/// The listener's number among the connections'.
+/// The listener's number in the epoll set, where connections have the other numbers.
 const LISTENER: u64 = 0;
 
 /// The listener's events.
@@ -51,44 +51,44 @@ const LISTENING: EpollEvent = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
 
 /// Rings of shared memory between a station and those of other processes of the machine.
 ///
-/// Each ring goes one way, from the station that connects to the one whose name it connects to. A
-/// sender does not wait for the other side: it puts packets into the ring before that has accepted
-/// the connection. It connects with the first packet to a station, so that all packets to it go the
-/// same way, in order, until one of the two ends.
+/// Each ring has one direction: from the station that connects to the one that listens. A sender
+/// does not wait for the other side: it puts packets into the ring before the connection is
+/// accepted. It connects with the first packet to a station. So all packets to the station take the
+/// same path, in order, until one of the two ends.
 pub struct Rings {
     station: Station,
     link: Link,
     users: Users,
     listener: UnixListener,
-    /// Given up for a moment where a connection has to be accepted to be refused.
+    /// A spare descriptor, closed for a moment to accept a connection that has to be refused.
     spare: Option<OwnedFd>,
-    /// Until when the listener is not among the sockets.
+    /// When the listener is added to `sockets` again.
     deaf_until: Option<u64>,
-    /// What wakes this side: listener and connections, by their numbers.
+    /// Wakes this side: listener and connections, by their numbers.
     sockets: Epoll,
     last_number: u64,
     outgoing: BTreeMap<Station, Way>,
-    /// Stations that were sent something since [`Rings::finish`].
+    /// Stations to which packets were sent since [`Rings::finish`].
     touched: Vec<Station>,
-    /// Packets that wait for room somewhere.
+    /// Packets that wait for space in any ring.
     waiting: usize,
     incoming: Vec<Incoming>,
     ends: Ends,
     is_sleeping: Cell<bool>,
-    /// Readable at any time, so that it ends a sleep before it begins.
+    /// An eventfd that is always readable, to end a sleep at once.
     at_once: EventFd,
     counters: Arc<Counters>,
 }
 
-/// How packets get to a station.
+/// How packets travel to a station.
 enum Way {
     Ring(Outgoing),
-    /// There is no ring; it is asked for again at this time.
+    /// By UDP, because there is no ring; the next attempt to connect is at this time.
     Udp(u64),
 }
 
 impl Rings {
-    /// Begins to listen on a name that [`claim`](socket::claim) has taken.
+    /// Listens on a name that [`claim`](socket::claim) has taken.
     ///
     /// # Errors
     /// `EMFILE` or `ENFILE` if no descriptor is left.
@@ -122,14 +122,14 @@ impl Rings {
         })
     }
 
-    /// What the rings count: `malformed` are rings that were ended because what the other side
-    /// wrote cannot be.
+    /// The counters of the rings; `malformed` counts rings that ended because the other side wrote
+    /// invalid values.
     pub fn counters(&self) -> Arc<Counters> {
         self.counters.clone()
     }
 
-    /// Sends a unicast packet if its destination has a ring, else gives it back. [`Rings::finish`]
-    /// ends a batch of them.
+    /// Sends a unicast packet if its destination has a ring, else returns it. [`Rings::finish`]
+    /// ends a batch of packets.
     pub(in crate::wire) fn try_send(
         &mut self,
         now: u64,
@@ -158,7 +158,7 @@ impl Rings {
         }
     }
 
-    /// The ring to a station, which is asked for one if it was not lately.
+    /// The ring to a station. Connects if the last attempt is not too recent.
     fn way(&mut self, now: u64, station: Station) -> Option<&mut Outgoing> {
         let asks = match self.outgoing.get(&station) {
             None => self.outgoing.len() < MOST_STATIONS || self.forget_refusals(now),
@@ -186,22 +186,23 @@ impl Rings {
         Outgoing::connect(number, self.station, station, again, sockets, self.users).ok()
     }
 
-    /// Forgets the stations that may be asked again; whether there were any.
+    /// Forgets the stations whose next attempt is due; returns whether there were any.
     fn forget_refusals(&mut self, now: u64) -> bool {
         let before = self.outgoing.len();
         self.outgoing.retain(|_, way| !matches!(way, Way::Udp(until) if now >= *until));
         self.outgoing.len() < before
     }
 
-    /// Ends the ring to a station. One that has taken packets has probably ended, and the device
-    /// that comes after it is asked at once, unless that was asked for just now; one that never did
-    /// has refused.
+    /// Ends the ring to a station. If the station has taken packets from it, its process has
+    /// probably ended. Then the next attempt, to a new device of the station, is made at once,
+    /// unless the last one was just made. If the station never took a packet, it has refused the
+    /// ring.
     fn hang_up(&mut self, now: u64, station: Station, lie: Option<Lie>) {
         let Some(Way::Ring(way)) = self.outgoing.remove(&station) else { return };
         self.waiting -= way.waiting();
         Counters::add(&self.counters.refused, way.waiting());
         Counters::add(&self.counters.malformed, usize::from(lie.is_some()));
-        // Also where a forked child has the socket as well.
+        // Explicitly, because a forked child may have the socket open too.
         let _ = self.sockets.delete(way.socket());
         if lie.is_none() {
             self.ends.suspect(now, station, way.socket());
@@ -211,7 +212,7 @@ impl Rings {
         self.outgoing.insert(station, Way::Udp(until));
     }
 
-    /// Ends a batch: wakes those that were sent something and sleep.
+    /// Ends a batch: wakes the sleeping receivers of its packets.
     pub(in crate::wire) fn finish(&mut self) {
         for station in self.touched.drain(..) {
             if let Some(Way::Ring(way)) = self.outgoing.get(&station) {
@@ -220,13 +221,13 @@ impl Rings {
         }
     }
 
-    /// Whether a station sends through a ring, so that it sends nothing by UDP.
+    /// Whether a station sends through a ring, and therefore sends nothing by UDP.
     pub(in crate::wire) fn has_ring_from(&self, station: Station) -> bool {
         self.incoming.iter().any(|incoming| incoming.station() == Some(station))
     }
 
-    /// Looks at the sockets: new connections, new rings, ends. Whether a ring was opened: what its
-    /// sender has sent by UDP before comes before what is in it.
+    /// Handles the sockets: new connections, new rings, ends. Returns whether a ring was opened:
+    /// packets that its sender sent by UDP before precede those in it.
     pub(in crate::wire) fn heed(&mut self, now: u64) -> bool {
         if self.deaf_until.is_some_and(|until| now >= until) {
             self.listen(now);
@@ -243,7 +244,7 @@ impl Rings {
         is_opened
     }
 
-    /// Takes new connections; whether one of them has opened its ring already.
+    /// Accepts new connections; returns whether one of them has opened its ring already.
     fn accept(&mut self, now: u64) -> bool {
         let mut is_opened = false;
         for _ in 0..RECEIVE_BATCH {
@@ -252,12 +253,12 @@ impl Rings {
                 Err(error) if lacks_descriptors(&error) => match self.refuse() {
                     Ok(()) => {}
                     Err(error) if lacks_descriptors(&error) => {
-                        // It would be told of again and again.
+                        // Otherwise epoll would report it again and again.
                         let _ = self.sockets.delete(&self.listener);
                         self.deaf_until = Some(now.saturating_add(DEAF));
                         break;
                     }
-                    // The descriptor is asked for before the connection: there is none.
+                    // The kernel allocates the descriptor first, and there is none.
                     Err(_) => break,
                 },
                 Err(_) => break,
@@ -266,8 +267,8 @@ impl Rings {
         is_opened
     }
 
-    /// Closes a connection for which there is no descriptor: it would wait for ever else, and so
-    /// would its packets.
+    /// Closes a connection for which there is no descriptor. Otherwise it would wait for ever, and
+    /// so would its packets.
     fn refuse(&mut self) -> io::Result<()> {
         self.spare = None;
         let refused = self.listener.accept().map(drop);
@@ -280,12 +281,12 @@ impl Rings {
         self.deaf_until = added.is_err().then(|| now.saturating_add(DEAF));
     }
 
-    /// When the sockets have to be looked at though they say nothing.
+    /// When the sockets have to be handled even if none is ready.
     pub(in crate::wire) fn next_wake(&self) -> Option<u64> {
         self.deaf_until.into_iter().chain(self.ends.next()).min()
     }
 
-    /// The stations whose processes have ended since the last call, once all that they sent has
+    /// The stations whose processes have ended since the last call, after all their packets have
     /// been received.
     pub(in crate::wire) fn take_ended(&mut self, now: u64) -> Vec<Station> {
         let (outgoing, incoming) = (&self.outgoing, &self.incoming);
@@ -296,7 +297,7 @@ impl Rings {
         })
     }
 
-    /// Takes a connection, or closes it.
+    /// Registers a connection, or closes it.
     fn take_in(&mut self, now: u64, socket: OwnedFd) -> bool {
         self.last_number += 1;
         let number = self.last_number;
@@ -314,7 +315,7 @@ impl Rings {
         self.heed_connection(now, number)
     }
 
-    /// Ends connections that have said nothing for too long.
+    /// Ends connections on which no hello has arrived for too long.
     fn drop_mute(&mut self, now: u64) {
         for at in (0..self.incoming.len()).rev() {
             if self.incoming[at].mute_since().is_some_and(|since| now >= since + PATIENCE) {
@@ -323,7 +324,7 @@ impl Rings {
         }
     }
 
-    /// Whether the connection has opened its ring.
+    /// Handles a connection's socket; returns whether it has opened its ring.
     fn heed_connection(&mut self, now: u64, number: u64) -> bool {
         if let Some(at) = self.incoming.iter().position(|incoming| incoming.number() == number) {
             let heeded = self.incoming[at].heed();
@@ -356,7 +357,7 @@ impl Rings {
         incoming
     }
 
-    /// Puts what waits into rings that have room again, and appends what has arrived.
+    /// Moves waiting packets into rings that have space again, and appends received packets.
     pub(in crate::wire) fn receive(
         &mut self,
         now: u64,
@@ -399,7 +400,7 @@ impl Rings {
         self.finish();
     }
 
-    /// Appends what becomes readable when there is something to do, from now until the next
+    /// Appends descriptors that become readable when there is work, from now until the next
     /// [`Rings::receive`].
     pub(in crate::wire) fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
         self.is_sleeping.set(true);

@@ -1,9 +1,9 @@
-//! Which other processes have ended.
+//! Finds out which other processes have ended.
 //!
-//! The kernel closes the sockets of a process that ends, however it ends. But a ring's end alone
-//! does not show that its process has ended: a device also hangs up where it wants no more rings.
-//! So the station's name is tried as well. It may be free a little later than the ring's socket, as
-//! the kernel closes one after the other.
+//! The kernel closes the sockets of every process that ends. But the end of a ring alone does not
+//! show that its process has ended: a device also closes a ring when it has too many. So the
+//! station's name is tried as well. It may become free a little later than the ring's socket,
+//! because the kernel closes them one after the other.
 #![forbid(unsafe_code)]
 
 use std::os::fd::OwnedFd;
@@ -11,14 +11,13 @@ use std::os::fd::OwnedFd;
 use super::socket;
 use crate::wire::Station;
 
-/// Nanoseconds until a name that is still taken is tried for the second time; then twice as long
-/// each time.
+/// Nanoseconds until a name that is still taken is tried again; doubles after each attempt.
 const FIRST: u64 = 1_000_000;
 
-/// The longest such time: some minute. After it a forked child is believed to keep the name.
+/// The longest such time, about a minute. After it, a forked child is assumed to hold the name.
 const LAST: u64 = FIRST << 16;
 
-/// A process that has a station.
+/// A process and its station.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Party {
     pub(super) station: Station,
@@ -32,25 +31,25 @@ struct Doubt {
     pause: u64,
 }
 
-/// The processes of which a ring has ended, until it is known whether they have ended too.
+/// Processes with an ended ring of which it is not known yet whether they have ended.
 #[derive(Debug, Default)]
 pub(super) struct Ends(Vec<Doubt>);
 
 impl Ends {
-    /// A ring to or from the station has ended, which had this socket.
+    /// Notes that a ring to or from the station has ended; `socket` was its socket.
     pub(super) fn suspect(&mut self, now: u64, station: Station, socket: &OwnedFd) {
         let party = Party { station, process: socket::process(socket) };
         self.0.retain(|doubt| doubt.party != party);
         self.0.push(Doubt { party, next: now, pause: FIRST });
     }
 
-    /// When [`Ends::take`] has something to do next.
+    /// When [`Ends::take`] has to be called next.
     pub(super) fn next(&self) -> Option<u64> {
         self.0.iter().map(|doubt| doubt.next).min()
     }
 
-    /// The stations of those that have ended. One that has another ring still is not asked: the
-    /// end of that ring will raise the doubt again.
+    /// The stations of processes that have ended. A process that has another ring is skipped,
+    /// because the end of that ring adds it again.
     pub(super) fn take(&mut self, now: u64, has_ring: impl Fn(Party) -> bool) -> Vec<Station> {
         let mut ended = Vec::new();
         self.0.retain_mut(|doubt| {

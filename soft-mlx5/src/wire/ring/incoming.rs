@@ -58,10 +58,11 @@ impl Incoming {
     }
 
     /// Reads the socket: first the hello, then the bytes that wake this side. Returns whether the
-    /// hello, which passes the ring on, arrived just now.
+    /// hello, which passes the ring's file, arrived in this call.
     ///
     /// # Errors
-    /// The sender passed on no file, or one that is no ring.
+    ///
+    /// The sender passed no file, or one that is not a ring.
     pub(super) fn heed(&mut self) -> io::Result<bool> {
         if self.ring.is_some() {
             self.is_over |= !socket::drain(&self.socket);

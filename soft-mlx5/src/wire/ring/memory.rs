@@ -24,10 +24,10 @@ const DATA: u64 = CELLS * CELL as u64;
 /// Words before the first cell: a page.
 const CONTROLS: usize = 512;
 
-/// Words between two controls, so that none shares a cache line, or a pair of them, with another.
+/// Words between two control words, so that no two share a cache line or an adjacent pair of lines.
 const APART: usize = 16;
 
-/// Bytes of the whole.
+/// Bytes of the whole mapping.
 const LEN: usize = 8 * (CONTROLS + DATA as usize);
 
 const _: () = assert!(CELLS.is_power_of_two() && 4 * APART <= CONTROLS);
@@ -36,14 +36,15 @@ const _: () = assert!(CELLS.is_power_of_two() && 4 * APART <= CONTROLS);
 pub(super) struct Mapped(MmapRaw);
 
 impl Mapped {
-    /// A new ring, and the file to pass on.
+    /// A new ring, and the file to pass to the other process.
     ///
     /// # Errors
-    /// What making and mapping the file says.
+    ///
+    /// Errors of creating and mapping the file.
     pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
         let file = sealed_memory(c"uverbs-soft-ring", LEN)?;
-        // All pages now: a machine that has none left says so here, not by a signal at the first
-        // touch. It may be a program's thread, in which a signal can come.
+        // Allocates all pages now. If the machine has none left, this returns an error instead of a
+        // signal at the first access, which may be in a thread of the program.
         while let Err(errno) = posix_fallocate(&file, 0, LEN as i64) {
             if errno != Errno::EINTR {
                 return Err(errno.into());
@@ -52,10 +53,11 @@ impl Mapped {
         Ok((Self::map(&file)?, file))
     }
 
-    /// A ring that another process has made.
+    /// The ring in a file of another process.
     ///
     /// # Errors
-    /// `EINVAL` if the file is not what [`Mapped::create`] makes; what mapping it says.
+    ///
+    /// `EINVAL` if the file is not one that [`Mapped::create`] makes; errors of mapping it.
     pub(super) fn adopt(file: &OwnedFd) -> io::Result<Self> {
         if !is_whole(file)? || counts_pages() {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -78,8 +80,8 @@ impl Mapped {
         unsafe { AtomicU64::from_ptr(self.0.as_mut_ptr().cast::<u64>().add(index)) }
     }
 
-    /// Where `len` bytes of cells from word `at` on are: so many at the first place, the others at
-    /// the second.
+    /// The memory of `len` bytes of cells from word `at` on: the first part with its length, and
+    /// the second part at the start of the cells.
     fn parts(&self, at: u64, len: usize) -> (*mut u8, usize, *mut u8) {
         let (start, at) =
             (self.0.as_mut_ptr().wrapping_add(8 * CONTROLS), 8 * (at % DATA) as usize);
@@ -96,13 +98,13 @@ impl Mapped {
 }
 
 /// Whether the machine commits no more memory than it has (vm.overcommit_memory is 2). Then a page
-/// that the other process has punched out of the file may not come back when it is touched.
+/// that the other process has punched out of the file may fail when it is accessed.
 fn counts_pages() -> bool {
     let mode = std::fs::read("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     mode.first() == Some(&b'2')
 }
 
-/// Whether a file of unknown origin can be mapped and touched in its whole length whatever its
+/// Whether the whole length of a file of unknown origin can be mapped and accessed, whatever its
 /// maker does.
 fn is_whole(file: &OwnedFd) -> io::Result<bool> {
     Ok(cannot_shrink(file)? && fstat(file)?.st_size == LEN as i64)

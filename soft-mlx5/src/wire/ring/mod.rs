@@ -1,22 +1,21 @@
-//! A ring of packets in memory that two processes share, one of which writes packets and the other
-//! reads them.
+//! A ring of packets in memory shared by two processes: one writes packets, the other reads them.
 //!
-//! The ring is an array of cells of 64 bytes. A packet takes as many as it needs: a word with its
-//! length, type of service and time to live, then its bytes. `head` counts the cells written,
-//! `tail` those given back; both only grow. Each side keeps its own count for itself and shows it
-//! to the other.
+//! The ring is an array of cells of 64 bytes. A packet takes as many cells as it needs: a word with
+//! its length, type of service and time to live, then its bytes. `head` counts the cells written,
+//! `tail` the cells given back; both only grow. Each side keeps its own count privately and
+//! publishes it to the other side.
 //!
 //! # Trust
-//! The other process may write anything anywhere in the memory at any time. So all access is by
-//! atomics, a side never reads back what it has written itself, and what the other side shows is
-//! checked before it is used: a [`Lie`] ends the ring. A packet may be torn or made up, as one from
-//! a network may be: the receiver checks it.
+//! The other process may write anything anywhere in the memory at any time. So all accesses are
+//! atomic, a side never reads back its own values, and values of the other side are checked before
+//! use: an invalid one (a [`Lie`]) ends the ring. A packet may be torn or forged, as on a network,
+//! so the receiver checks it.
 //!
 //! # Sleep
-//! A side that is going to sleep says so in memory and then looks once more ([`Consumer::prepare`],
-//! [`Producer::prepare`]). The other one first shows its work and then looks whether its
-//! peer sleeps. Both execute a sequentially consistent fence between their two steps, so at least
-//! one of them sees what the other has written.
+//! Before a side sleeps, it sets a flag in memory and then checks for work once more
+//! ([`Consumer::prepare`], [`Producer::prepare`]). The other side first publishes its work and then
+//! checks the flag. Both execute a sequentially consistent fence between their two steps, so at
+//! least one of them sees the value that the other has written.
 
 mod connections;
 #[cfg(test)]
@@ -38,33 +37,33 @@ use std::sync::atomic::Ordering;
 
 use crate::packet::MAX_PACKET;
 
-/// Users whose processes may share memory with a device.
+/// The users whose processes may share memory with a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::wire) enum Users {
-    /// Those of the device's own user. They trust each other: the kernel lets them trace each
-    /// other.
+    /// Only the device's own user, whose processes trust each other: the kernel lets them trace
+    /// each other.
     Same,
-    /// Those of all users that can reach the network namespace.
+    /// Any user with access to the network namespace.
     Any,
 }
 
 /// Words of 8 bytes in a cell. A small packet takes one cell, which is a cache line.
 const CELL: usize = 8;
 
-/// A word of the ring that is no packet's.
+/// A control word of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Control {
     /// Cells written so far. The producer stores it.
     Head,
     /// Cells given back so far. The consumer stores it.
     Tail,
-    /// Not zero: the consumer sleeps until there are packets.
+    /// Not zero while the consumer sleeps until there are packets.
     ConsumerSleeps,
-    /// Not zero: the producer sleeps until there is room.
+    /// Not zero while the producer sleeps until there is space.
     ProducerSleeps,
 }
 
-/// Memory that two sides share.
+/// The memory that both sides share.
 trait Words {
     /// Cells of the ring, a power of two.
     fn cells(&self) -> u64;
@@ -75,10 +74,10 @@ trait Words {
     /// Stores a control word.
     fn set_control(&self, which: Control, value: u64, order: Ordering);
 
-    /// Puts 0 in a control word's place.
+    /// Replaces a control word by 0, and returns its old value.
     fn take_control(&self, which: Control) -> u64;
 
-    /// Loads a word of a cell; `at` counts words from the ring's beginning, round and round.
+    /// Loads a word of a cell; `at` counts words from the ring's start and wraps.
     fn word(&self, at: u64) -> u64;
 
     /// Stores a word of a cell.
@@ -90,8 +89,7 @@ trait Words {
         into.extend(words.flatten().take(len));
     }
 
-    /// Stores bytes in cells from word `at` on. What follows them in their last word may be
-    /// anything then.
+    /// Stores bytes in cells from word `at` on. The unused bytes of their last word are undefined.
     fn store(&self, at: u64, bytes: &[u8]) {
         for (at, chunk) in (at..).zip(bytes.chunks(8)) {
             let mut word = [0; 8];
@@ -104,11 +102,11 @@ trait Words {
     fn fence(&self);
 }
 
-/// The other side has shown a count or a length that cannot be.
+/// The other side has published an invalid count or length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lie;
 
-/// What a packet's addressing is made of, beside the sender's address.
+/// The values from which a packet's addressing is made, in addition to the sender's address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tag {
     class: u8,
@@ -131,7 +129,7 @@ const fn cells(len: usize) -> u64 {
     (8 + len).div_ceil(8 * CELL) as u64
 }
 
-/// Cells that are written and not yet given back.
+/// Cells that are written and not given back yet.
 fn used(words: &impl Words, head: u64, tail: u64) -> Result<u64, Lie> {
     let used = head.wrapping_sub(tail);
     if used <= words.cells() { Ok(used) } else { Err(Lie) }
@@ -141,7 +139,7 @@ fn used(words: &impl Words, head: u64, tail: u64) -> Result<u64, Lie> {
 struct Producer<W> {
     words: W,
     head: u64,
-    /// The consumer's count when last looked at.
+    /// The consumer's count when it was last read.
     tail: u64,
 }
 
@@ -151,7 +149,7 @@ impl<W: Words> Producer<W> {
         Self { words, head: 0, tail: 0 }
     }
 
-    /// Writes a packet of at most [`MAX_PACKET`] bytes and shows it; `false` if there is no space
+    /// Writes and publishes a packet of at most [`MAX_PACKET`] bytes; `false` if there is no space
     /// for it.
     fn push(&mut self, tag: Tag, bytes: &[u8]) -> Result<bool, Lie> {
         if !self.has_space(bytes.len())? {
@@ -174,7 +172,7 @@ impl<W: Words> Producer<W> {
     }
 
     fn given_back(&self) -> u64 {
-        // Acquire: the consumer has read what it gives back before it is written over.
+        // Acquire: the consumer has read the cells that it gives back before they are overwritten.
         self.words.control(Control::Tail, Ordering::Acquire)
     }
 
@@ -182,25 +180,25 @@ impl<W: Words> Producer<W> {
         Ok(cells(len) <= self.words.cells() - used(&self.words, self.head, tail)?)
     }
 
-    /// After packets were pushed: whether the consumer sleeps and has to be woken.
+    /// Called after packets were pushed: whether the consumer sleeps and has to be woken.
     fn must_wake(&self) -> bool {
         sleeps(&self.words, Control::ConsumerSleeps)
     }
 
-    /// Says that this side sleeps until a packet of `len` bytes has room; whether there still is
-    /// none.
+    /// Announces that this side sleeps until there is space for a packet of `len` bytes. Returns
+    /// whether there is still none.
     fn prepare(&self, len: usize) -> Result<bool, Lie> {
         self.words.set_control(Control::ProducerSleeps, 1, Ordering::Relaxed);
         self.words.fence();
         Ok(!self.fits(len, self.given_back())?)
     }
 
-    /// Takes that back.
+    /// Withdraws the announcement of [`Producer::prepare`].
     fn awake(&self) {
         self.words.set_control(Control::ProducerSleeps, 0, Ordering::Relaxed);
     }
 
-    /// Whether the consumer has ever taken anything.
+    /// Whether the consumer has ever taken a packet.
     fn was_heard(&self) -> bool {
         self.words.control(Control::Tail, Ordering::Relaxed) != 0
     }
@@ -209,15 +207,15 @@ impl<W: Words> Producer<W> {
 /// The side that reads packets.
 struct Consumer<W> {
     words: W,
-    /// The producer's count when last looked at.
+    /// The producer's count when it was last read.
     head: u64,
     tail: u64,
-    /// The count that the producer has been shown.
+    /// The count that was published to the producer.
     shown: u64,
 }
 
 impl<W: Words> Consumer<W> {
-    /// The consumer of a ring of which nothing was read yet.
+    /// The consumer of a ring that was not read yet.
     fn new(words: W) -> Self {
         Self { words, head: 0, tail: 0, shown: 0 }
     }
@@ -230,8 +228,8 @@ impl<W: Words> Consumer<W> {
         Ok(self.head != self.tail)
     }
 
-    /// Replaces `bytes` by those of the next packet, after [`Consumer::has_packet`] said that there
-    /// is one. Its place is given back by [`Consumer::give_back`].
+    /// Replaces `bytes` by the next packet, after [`Consumer::has_packet`] returned true.
+    /// [`Consumer::give_back`] gives its cells back.
     fn pop(&mut self, bytes: &mut Vec<u8>) -> Result<Tag, Lie> {
         let at = self.tail * CELL as u64;
         let (tag, len) = Tag::split(self.words.word(at));
@@ -245,31 +243,31 @@ impl<W: Words> Consumer<W> {
     }
 
     fn written(&self) -> Result<u64, Lie> {
-        // Acquire: the packets that are counted are seen.
+        // Acquire: the contents of the counted packets are visible.
         let head = self.words.control(Control::Head, Ordering::Acquire);
         used(&self.words, head, self.tail).map(|_| head)
     }
 
-    /// Publishes the space that is free again to the producer. Returns whether the producer has to
-    /// be woken.
+    /// Publishes the free cells to the producer. Returns whether the producer has to be woken.
     fn give_back(&mut self) -> bool {
         if self.shown == self.tail {
             return false;
         }
         self.shown = self.tail;
-        // Release: the packets were read before their place may be written over.
+        // Release: the packets were read before their cells may be overwritten.
         self.words.set_control(Control::Tail, self.tail, Ordering::Release);
         sleeps(&self.words, Control::ProducerSleeps)
     }
 
-    /// Says that this side sleeps until there are packets; whether there still are none.
+    /// Announces that this side sleeps until there are packets. Returns whether there are still
+    /// none.
     fn prepare(&self) -> Result<bool, Lie> {
         self.words.set_control(Control::ConsumerSleeps, 1, Ordering::Relaxed);
         self.words.fence();
         Ok(self.written()? == self.tail)
     }
 
-    /// Takes that back.
+    /// Withdraws the announcement of [`Consumer::prepare`].
     fn awake(&self) {
         self.words.set_control(Control::ConsumerSleeps, 0, Ordering::Relaxed);
     }

@@ -1,9 +1,8 @@
-//! Model-checked: what both sides of a ring do to the same words.
+//! Models of the accesses of both sides of a ring to the same words.
 //!
-//! Each test runs the ring's own code over the model checker's atomics, under every interleaving
-//! and every reordering that the memory model allows, up to a few preemptions. Beside each stands
-//! the same with one order weakened, which must fail: so it is known that the model would see the
-//! mistake.
+//! Each test runs the ring's own code with the model checker's atomics, under every interleaving
+//! and every reordering that the memory model allows, up to a few preemptions. A second test
+//! weakens one ordering and must fail, which shows that the model would find the mistake.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p uverbs-soft --lib --release models`
 
@@ -15,7 +14,7 @@ use loom::thread;
 
 use super::{CELL, Consumer, Control, Producer, Tag, Words};
 
-/// What the model's memory leaves out.
+/// The ordering that the model's memory leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Weak {
     /// Nothing.
@@ -98,7 +97,8 @@ fn push(producer: &mut Producer<Arc<Memory>>, class: u8) -> bool {
     producer.push(Tag { class, hop_limit: 1 }, &[class; 3]).unwrap()
 }
 
-/// Packets come whole, in order, each at most once; the second takes the place of the first.
+/// Packets arrive complete, in order, each at most once; the second packet reuses the first one's
+/// cell.
 fn contents(weak: Weak) {
     check(move || {
         let memory = Memory::new(weak);
@@ -133,7 +133,7 @@ fn a_relaxed_head_shows_a_packet_too_soon() {
     contents(Weak::Count(Control::Head));
 }
 
-/// `work` says whether it wakes the other side, while `prepare` says whether that goes to sleep.
+/// `work` returns whether it wakes the other side, and `prepare` whether that side goes to sleep.
 fn no_side_sleeps_for_ever(
     work: impl FnOnce() -> bool + Send + 'static,
     prepare: impl FnOnce() -> bool,
@@ -144,8 +144,8 @@ fn no_side_sleeps_for_ever(
     assert!(!sleeps || wakes, "it sleeps for ever");
 }
 
-/// One side prepares to sleep while the other shows work: either the first sees the work, or the
-/// second wakes it.
+/// One side prepares to sleep while the other publishes work: either the first sees the work, or
+/// the second wakes it.
 fn sleep(weak: Weak) {
     check(move || {
         let memory = Memory::new(weak);
@@ -169,7 +169,7 @@ fn without_the_fence_a_packet_is_slept_through() {
     sleep(Weak::Fence);
 }
 
-/// The same the other way round: a producer that sleeps until there is space.
+/// The reverse: a producer that sleeps until there is space.
 fn free_space(weak: Weak) {
     check(move || {
         let memory = Memory::new(weak);

@@ -13,17 +13,17 @@ use crate::packet::{Packet, PacketPool};
 use crate::wire::Station;
 use crate::wire::station::class_and_ttl;
 
-/// Packets that wait for room in the ring at most; more are dropped, as a switch drops.
+/// Most packets that wait for space in the ring; further ones are dropped, as a switch drops.
 pub(super) const WAITING: usize = 4096;
 
-/// What became of a packet.
+/// The result of sending a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
     /// It is in the ring.
     InRing,
-    /// It waits for room.
+    /// It waits for space.
     Waits,
-    /// Too many wait; it is lost.
+    /// Too many packets wait, so it is lost.
     Refused,
 }
 
@@ -31,9 +31,9 @@ pub(super) struct Outgoing {
     number: u64,
     socket: OwnedFd,
     ring: Producer<Mapped>,
-    /// What had no space yet, in order.
+    /// Packets that wait for space, in order.
     waiting: VecDeque<Packet>,
-    /// When the station may be asked for another one.
+    /// When the next ring to the station may be opened.
     again: u64,
 }
 
@@ -70,22 +70,22 @@ impl Outgoing {
         &self.socket
     }
 
-    /// Whether this process has the station, which is the party's.
+    /// Whether this process has the station itself.
     pub(super) fn is_to(&self, party: Party) -> bool {
         socket::process(&self.socket) == party.process
     }
 
-    /// When the station may be asked for another ring.
+    /// When the next ring to the station may be opened.
     pub(super) fn again(&self) -> u64 {
         self.again
     }
 
-    /// How many packets wait for room.
+    /// How many packets wait for space.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Sends a packet after all before it. Where there is no space for it now, it waits if it may.
+    /// Sends a packet after all earlier ones. Without space for it, it waits if it may.
     pub(super) fn send(
         &mut self,
         packet: Packet,
@@ -104,7 +104,7 @@ impl Outgoing {
         Ok(sent)
     }
 
-    /// Puts what waits into the ring as far as there is room; how many packets that were.
+    /// Moves waiting packets into the ring as far as there is space; returns how many.
     pub(super) fn flush(&mut self, pool: &mut PacketPool) -> Result<usize, Lie> {
         let mut count = 0;
         while let Some(packet) = self.waiting.front() {
@@ -124,18 +124,18 @@ impl Outgoing {
         }
     }
 
-    /// Whether the other side has ever taken anything.
+    /// Whether the other side has ever taken a packet.
     pub(super) fn was_heard(&self) -> bool {
         self.ring.was_heard()
     }
 
-    /// Says that this side goes to sleep; whether there is nothing to do before.
+    /// Announces that this side sleeps; returns whether there is no work left.
     pub(super) fn prepare(&self) -> bool {
         let Some(first) = self.waiting.front() else { return true };
         self.ring.prepare(first.bytes().len()) == Ok(true)
     }
 
-    /// Takes that back.
+    /// Withdraws the announcement of `prepare`.
     pub(super) fn awake(&self) {
         self.ring.awake();
     }

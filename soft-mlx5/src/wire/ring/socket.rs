@@ -1,10 +1,10 @@
-//! How two processes find each other and agree on a ring: Unix sockets, by which its memory is
-//! passed on and by which a sleeping side is woken.
+//! How two processes find each other and agree on a ring: Unix sockets pass its memory and wake a
+//! sleeping side.
 //!
-//! A socket's name is that of the station in the abstract namespace, which is the network
-//! namespace's own, as its loopback addresses are. The device that has the station has the name,
-//! whether it listens or not, so no other process can take what is meant for it. Where another user
-//! has taken all names, a device has one that only its own user can take
+//! A socket's name contains the station and is in the abstract namespace, which belongs to the
+//! network namespace, as do the loopback addresses. The device that has the station holds the name
+//! even if it does not listen, so no other process can receive its packets. If another user has
+//! taken all names, a device has a name that only its own user can take
 //! ([`private`](crate::wire::private)).
 #![allow(unsafe_code)]
 
@@ -25,13 +25,13 @@ use nix::unistd::geteuid;
 use super::Users;
 use crate::wire::{Station, private};
 
-/// The first bytes on a connection: what follows is understood by this version of the ring alone.
+/// The first bytes on a connection: the rest is in the format of this version of the ring.
 const MAGIC: [u8; 8] = *b"uvring\0\x01";
 
 /// Length of a hello: the magic number and the sender's address.
 const HELLO: usize = 12;
 
-/// The name, with the version of what is spoken.
+/// The name, including the version of the format.
 fn name(station: Station) -> nix::Result<UnixAddr> {
     UnixAddr::new_abstract(format!("uverbs-soft-ring-1/{station}").as_bytes())
 }
@@ -41,8 +41,8 @@ fn stream() -> nix::Result<OwnedFd> {
     socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)
 }
 
-/// Takes the station's name, without listening. `None` where there are no such sockets (a filter on
-/// system calls may forbid them).
+/// Takes the station's name, without listening. `None` if such sockets cannot be created (a seccomp
+/// filter may forbid them).
 ///
 /// # Errors
 /// `AddrInUse` if another process has it.
@@ -66,12 +66,12 @@ pub(super) fn listen(claimed: OwnedFd) -> io::Result<UnixListener> {
     Ok(claimed.into())
 }
 
-/// Connects to a station's name; it need not accept before it is sent to.
+/// Connects to a station's name. Packets can be sent before the connection is accepted.
 ///
 /// # Errors
 /// `ECONNREFUSED` if no device listens, `EAGAIN` if too many wait to be accepted.
 pub(super) fn connect(to: Station) -> io::Result<OwnedFd> {
-    // A device of this user's own comes first: the name that all users share may be a stranger's.
+    // Tries a device of this user first: a stranger may hold the name that all users share.
     match connect_privately(to) {
         Some(socket) => Ok(socket),
         None => Ok(connect_to(&name(to)?)?),
@@ -82,7 +82,7 @@ fn connect_privately(to: Station) -> Option<OwnedFd> {
     private::addresses(to).find_map(|address| connect_to(&address).ok())
 }
 
-/// Whether a device of this user's has the station under a name of the user's own.
+/// Whether a device of this user has the station under a private name.
 pub(in crate::wire) fn is_private(station: Station) -> bool {
     connect_privately(station).is_some()
 }
@@ -93,22 +93,22 @@ fn connect_to(address: &UnixAddr) -> nix::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Whether the other end may share memory with this process: its user is this process's, or any
-/// user may. The kernel noted the user at connect(2) or listen(2) (`SO_PEERCRED`, unix(7)).
+/// Whether the other end may share memory with this process: both have the same user, or any user
+/// may. The kernel recorded the user at connect(2) or listen(2) (`SO_PEERCRED`, unix(7)).
 pub(super) fn is_trusted(socket: &OwnedFd, users: Users) -> bool {
     let same = |user: UnixCredentials| user.uid() == geteuid().as_raw();
     users == Users::Any || socket::getsockopt(socket, PeerCredentials).is_ok_and(same)
 }
 
-/// The process at the other end, as the kernel noted it at connect(2) or listen(2), also once it
-/// has ended; `None` if that cannot be found out. 0 is any process of a PID namespace that this one
-/// does not see.
+/// The process at the other end, as the kernel recorded it at connect(2) or listen(2), even if it
+/// has ended; `None` if it cannot be found out. 0 means a process of a PID namespace that is not
+/// visible here.
 pub(super) fn process(socket: &OwnedFd) -> Option<i32> {
     socket::getsockopt(socket, PeerCredentials).ok().map(|user| user.pid())
 }
 
-/// Whether the process that had a station has ended: its name is free, or another process's. A
-/// forked child keeps the name.
+/// Whether the process that had a station has ended: its name is free, or held by another process.
+/// A forked child keeps the name.
 pub(super) fn has_ended(station: Station, had: Option<i32>) -> bool {
     match connect(station) {
         Ok(socket) => had.zip(process(&socket)).is_some_and(|(had, has)| had != has),
@@ -116,7 +116,7 @@ pub(super) fn has_ended(station: Station, had: Option<i32>) -> bool {
     }
 }
 
-/// Whether a device of this user's listens on the station's name.
+/// Whether a device of this user listens on the station's name.
 pub(in crate::wire) fn is_own(station: Station) -> bool {
     let peer = name(station).and_then(|name| connect_to(&name));
     peer.is_ok_and(|peer| is_trusted(&peer, Users::Same))
@@ -137,7 +137,7 @@ pub(super) fn say_hello(socket: &OwnedFd, station: Station, ring: &OwnedFd) -> i
 /// Receives the hello: the connecting station and its ring. `None` if it has not arrived yet.
 ///
 /// # Errors
-/// `InvalidData` for anything but a hello with one file, also for the end.
+/// `InvalidData` for anything but a hello with one file, including the end of the stream.
 pub(super) fn hear_hello(socket: &OwnedFd) -> io::Result<Option<(Station, OwnedFd)>> {
     let mut hello = [0; HELLO];
     let Some((count, files)) = receive(socket, &mut hello)? else { return Ok(None) };
@@ -149,15 +149,15 @@ pub(super) fn hear_hello(socket: &OwnedFd) -> io::Result<Option<(Station, OwnedF
     }
 }
 
-/// Space for one control message with one descriptor, or two where that fits as well (the kernel
-/// fills what there is).
+/// Space for one control message with one descriptor; alignment may leave space for two, which the
+/// kernel then uses.
 #[repr(C, align(8))]
 struct Control([u8; 24]);
 
 const _: () = assert!(align_of::<libc::cmsghdr>() <= align_of::<Control>());
 
-/// Receives bytes and the descriptors passed with them; `None` if nothing has come. Descriptors for
-/// which there is no space are closed by the kernel.
+/// Receives bytes and the descriptors passed with them; `None` if there is nothing to receive. The
+/// kernel closes descriptors for which there is no space.
 fn receive(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut control = Control([0; 24]);
     let mut vector = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
@@ -179,7 +179,7 @@ fn receive(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Option<(usize, Vec<O
     Ok(Some((count as usize, unsafe { passed(&header) })))
 }
 
-/// The descriptors that came with a message.
+/// The descriptors in a message's control data.
 ///
 /// # Safety
 /// `recvmsg` has filled the header, its control buffer is there, and this is called once for it.
@@ -203,13 +203,13 @@ unsafe fn passed(header: &libc::msghdr) -> Vec<OwnedFd> {
     files
 }
 
-/// Wakes the other side. If its end is full of such bytes, or gone, nothing more is needed.
+/// Wakes the other side. If the socket is full of such bytes, or closed, nothing more is needed.
 pub(super) fn wake(socket: &OwnedFd) {
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
     let _ = socket::send(socket.as_raw_fd(), &[0], flags);
 }
 
-/// Takes the bytes that were sent to wake this side; returns whether the other side is open.
+/// Takes the bytes that wake this side; returns whether the other side is still connected.
 pub(super) fn drain(socket: &OwnedFd) -> bool {
     // If there are more bytes, the socket stays readable and is read again.
     let mut bytes = [0; 256];
