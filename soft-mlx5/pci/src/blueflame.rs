@@ -7,16 +7,17 @@
 //! 6.1). The whole copy of such a WQE, a NOP on a queue of the kernel's own, is therefore
 //! collected.
 
-/// Bytes that are collected: a basic block, the unit of the copy.
+/// Bytes that are collected: a basic block, the unit of a BlueFlame copy.
 pub(super) const BLOCK: usize = 64;
-/// Longest time to the second store in nanoseconds. After it the first store counts as a plain
-/// doorbell. It is longer than a busy host preempts the monitor inside a copy, and shorter than the
-/// kernel waits for its test's completion (100 ms, `TEST_WC_POLLING_MAX_TIME_JIFFIES`). If a copy
-/// counts as a doorbell, the device reads the ring, whose entries tell the kernel that write
-/// combining does not work. A real doorbell for a NOP, which waits this long, is rare: the kernel
-/// uses it only to raise an interrupt (`mlx5e_trigger_irq`).
+/// Longest time to the second store, in nanoseconds. After it the first store counts as a plain
+/// doorbell. It is longer than a busy host preempts the virtual machine monitor inside a copy, and
+/// shorter than the kernel waits for its test's completion (100 ms,
+/// `TEST_WC_POLLING_MAX_TIME_JIFFIES`). If a copy counts as a doorbell, the device reads the ring,
+/// whose entries tell the kernel that write combining does not work. A real doorbell for a NOP,
+/// which is delayed by this time, is rare: the kernel uses it only to raise an interrupt
+/// (`mlx5e_trigger_irq`).
 const PATIENCE: u64 = 50_000_000;
-/// The same for later stores, after which more stores certainly follow.
+/// Longest time between later stores, after which more stores certainly follow.
 const PATIENCE_INSIDE: u64 = 1_000_000_000;
 
 /// A copy of which some stores are still missing.
@@ -29,7 +30,7 @@ struct Partial {
     deadline: u64,
 }
 
-/// What the stores so far mean.
+/// The meaning of the stores so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rung {
     /// A doorbell for a queue.
@@ -38,7 +39,7 @@ pub(super) enum Rung {
     Block(u32, [u8; BLOCK]),
 }
 
-/// Collects copies, one at a time, as a processor writes them.
+/// Collects BlueFlame copies, one at a time.
 #[derive(Debug, Default)]
 pub(super) struct BlueFlame {
     partial: Option<Partial>,

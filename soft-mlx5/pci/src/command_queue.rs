@@ -43,7 +43,7 @@ pub(super) enum Delivery {
     BadDescriptor = 0x10,
 }
 
-/// A command as the driver posted it.
+/// A command from the driver.
 #[derive(Debug)]
 pub(super) struct Request {
     descriptor: u64,
@@ -109,7 +109,7 @@ fn input(memory: &GuestMemory, descriptor: &[u8; DESCRIPTOR]) -> Result<Vec<u8>,
     Ok(input)
 }
 
-/// Stores `output` in the driver's mailboxes and returns the descriptor.
+/// Stores `output` in the driver's mailboxes and returns the descriptor to the driver.
 pub(super) fn complete(memory: &GuestMemory, request: &Request, output: &[u8]) {
     let delivery = match store_output(memory, request, output) {
         Ok(()) => Delivery::Ok,
@@ -118,7 +118,7 @@ pub(super) fn complete(memory: &GuestMemory, request: &Request, output: &[u8]) {
     hand_back(memory, request.descriptor, delivery);
 }
 
-/// Returns a descriptor that could not be executed.
+/// Returns a descriptor that could not be executed to the driver.
 pub(super) fn reject(memory: &GuestMemory, base: u64, index: u32, delivery: Delivery) {
     hand_back(memory, base + (u64::from(index) << LOG_STRIDE), delivery);
 }
@@ -155,7 +155,8 @@ fn mailbox(
     Ok(be64(&tail, 0))
 }
 
-/// The output has to be visible before the ownership: the driver polls this byte.
+/// Returns a descriptor's ownership to the driver, which polls this byte. The output must be
+/// visible before it.
 fn hand_back(memory: &GuestMemory, descriptor: u64, delivery: Delivery) {
     fence(Ordering::Release);
     if let Err(error) = memory.write(descriptor + 63, &[(delivery as u8) << 1]) {

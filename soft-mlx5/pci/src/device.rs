@@ -31,7 +31,7 @@ const EQ_DOORBELL: u64 = EQ_UPDATE_OFFSET as u64;
 const BLUEFLAME: u64 = BLUEFLAME_OFFSET as u64;
 const BLUEFLAME_BUFFER: u64 = BLUEFLAME_HALF_SIZE as u64;
 
-/// Budget of QP work before the client's messages are handled again.
+/// Most packets of QP work before the client's messages are handled again.
 const BUDGET: u32 = 64;
 
 /// The settings of an adapter.
@@ -100,7 +100,7 @@ impl PciDevice {
         }
     }
 
-    /// The same adapter with a cable at its port. Without a cable it reaches only itself.
+    /// The same adapter with a cable at its port. Without a cable the adapter only reaches itself.
     pub fn plug(mut self, cable: Cable) -> Self {
         self.firmware.cable = cable;
         self
@@ -155,7 +155,7 @@ impl PciDevice {
         if let Some(rung) = self.blueflame.go_on(uar, offset, data, now) {
             return self.rung(rung);
         }
-        // Stores inside of a buffer are the rest of a WQE, which is read from the ring.
+        // Stores inside a buffer are the rest of a WQE, which the device reads from the ring.
         if offset % BLUEFLAME_BUFFER != 0 {
             return;
         }

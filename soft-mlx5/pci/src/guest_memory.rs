@@ -1,4 +1,4 @@
-//! Guest memory, shared by the virtual machine monitor: bus addresses are guest-physical.
+//! Guest memory, which the virtual machine monitor shares. Bus addresses are guest-physical.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -13,7 +13,7 @@ use super::vfio_user::DmaRegion;
 use uverbs_soft::memory::{BusError, HostMemory};
 use uverbs_soft::sealed::cannot_shrink;
 
-/// All guest memory that is shared at present. Clones are views of the same memory.
+/// All guest memory that is currently shared. Clones are views of the same memory.
 #[derive(Clone, Debug, Default)]
 pub struct GuestMemory {
     mappings: Arc<RwLock<Vec<Mapping>>>,
@@ -43,7 +43,7 @@ impl Mapping {
         require_whole(file, region)?;
         let mut protection = ProtFlags::PROT_READ;
         protection.set(ProtFlags::PROT_WRITE, region.writable);
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing of ours.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps no other mapping.
         let host = unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED, file, offset)? };
         Ok(Self {
             address: region.address,
@@ -67,9 +67,9 @@ impl Mapping {
 /// Otherwise a client that shrinks the file, or maps beyond its end, could kill the server with
 /// SIGBUS.
 ///
-/// So the file has to be a memfd of ordinary pages that is sealed against shrinking, as QEMU's
-/// `memory-backend-memfd` creates it (`seal=on`, its default). Huge pages can be punched out and
-/// run out.
+/// So the file must be a memfd of ordinary pages that is sealed against shrinking, as QEMU's
+/// `memory-backend-memfd` creates it (`seal=on`, its default). Huge pages are refused, because they
+/// can be punched out of the file, and none may be left to replace them.
 ///
 /// # Errors
 /// `EINVAL` for a region beyond the end of the file, `EACCES` for a file that may shrink.
@@ -126,8 +126,8 @@ impl GuestMemory {
 }
 
 // SAFETY: a mapping is valid for its whole size while the lock is held, and writable if it says so.
-// No Rust reference points into it: the guest and its monitor access it from other processes, this
-// program by copies and atomics.
+// No Rust reference points into it: the guest and its monitor access it from other processes, and
+// this program only by copies and atomics.
 unsafe impl HostMemory for GuestMemory {
     fn with(
         &self,

@@ -18,9 +18,9 @@ const TIMER_HIGH: u64 = 0x1000;
 const TIMER_LOW: u64 = 0x1004;
 const HEALTH_COUNTER: u64 = 0x1010;
 
-/// The firmware of a ConnectX-5 that these structures belong to.
+/// The firmware version of the ConnectX-5 whose structures these are.
 const VERSION: (u32, u32, u32) = (16, 35, 4030);
-/// The command interface revision that every mlx5_core wants.
+/// The command interface revision that every mlx5_core requires.
 const INTERFACE: u32 = 5;
 
 /// The effect of a store.
@@ -47,7 +47,7 @@ pub(super) struct InitSegment {
 }
 
 impl InitSegment {
-    /// Loads; `now` is the device's clock in its own ticks (nanoseconds).
+    /// Handles loads; `now` is the device's clock in its own ticks (nanoseconds).
     pub(super) fn read(&self, offset: u64, now: u64, data: &mut [u8]) {
         for (index, byte) in data.iter_mut().enumerate() {
             let at = offset + index as u64;
@@ -67,7 +67,7 @@ impl InitSegment {
             HEALTH_FIRMWARE_VERSION => major << 24 | minor << 16 | subminor,
             TIMER_HIGH => (now >> 32) as u32,
             TIMER_LOW => now as u32,
-            // The driver considers a device dead if this counter does not change.
+            // The driver considers a device dead if this counter stops.
             HEALTH_COUNTER => (now / 10_000_000) as u32 & 0xff_ffff,
             _ => 0,
         }
@@ -92,7 +92,7 @@ impl InitSegment {
     }
 }
 
-/// End of the registers that a driver may write without effect.
+/// End of the registers to which a driver may write without effect.
 const INITIAL_SEGMENT_END: u64 = 0x2000;
 
 #[cfg(test)]

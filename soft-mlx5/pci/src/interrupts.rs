@@ -25,8 +25,8 @@ impl Interrupts {
         }
     }
 
-    /// Interrupts the guest, if it has set the vector up. The client keeps the interrupt of a
-    /// masked vector.
+    /// Raises an interrupt of the guest, if it has set up the vector. The client holds back the
+    /// interrupt of a masked vector.
     pub(super) fn raise(&mut self, vector: u32) {
         let Some(Some(event)) = self.vectors.get_mut(vector as usize) else { return };
         if let Err(error) = event.write_all(&1u64.to_ne_bytes()) {

@@ -1,4 +1,4 @@
-//! An Ethernet segment in memory: what one port sends, all others receive.
+//! An Ethernet segment in memory: each port receives the frames that the other ports send.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -7,12 +7,12 @@ use super::FrameWire;
 use uverbs_soft::locking::lock;
 use uverbs_soft::wire::Waker;
 
-/// Most frames that wait at one port; more are dropped, as by a switch.
+/// Most frames that wait at one port; further ones are dropped, as by a switch.
 const QUEUE_LIMIT: usize = 4096;
 
 type Inbox = Mutex<VecDeque<Vec<u8>>>;
 
-/// The segment. Clones are handles of the same segment.
+/// The segment. Clones refer to the same segment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hub {
     ports: Arc<Mutex<Vec<Plugged>>>,

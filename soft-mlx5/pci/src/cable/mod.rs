@@ -1,9 +1,8 @@
 //! The cables that a port can be plugged into.
 //!
-//! An InfiniBand port sends its packets over a [`Wire`] of this crate, which routes by LID. An
-//! Ethernet port sends whole frames, RoCE v2 packets with the MAC and IP addresses that the guest
-//! gave them, as on a cable: a segment in memory or datagrams to other processes carry them
-//! unchanged.
+//! An InfiniBand port sends its packets over a [`Wire`], which routes by LID. An Ethernet port
+//! sends whole frames unchanged, as on a cable: over a segment in memory, or as datagrams to other
+//! processes. RoCE v2 packets have the MAC and IP addresses that the guest gave them.
 
 mod hub;
 mod tunnel;
@@ -27,7 +26,7 @@ pub(super) const MAX_FRAME: usize = 10_240;
 /// A MAC address.
 pub(super) type Mac = [u8; 6];
 
-/// Frames taken from a cable in one go.
+/// Most frames taken from a cable at a time.
 const BATCH: usize = 64;
 
 /// Carries whole Ethernet frames. It may lose them.
@@ -85,7 +84,7 @@ impl fmt::Debug for Cable {
 }
 
 impl Default for Cable {
-    /// No cable: the link is up, as with a loopback plug, and the device reaches itself.
+    /// No cable: the link is up, as with a loopback plug, and the device receives its own packets.
     fn default() -> Self {
         Self::new(Plug::Nowhere, None)
     }
@@ -104,7 +103,7 @@ impl Cable {
     ///
     /// # Errors
     /// `AddrInUse` if a device with this LID is plugged in already, `InvalidInput` if the LID is 0
-    /// or multicast, and what making an eventfd says.
+    /// or multicast, and errors of creating an eventfd.
     pub fn to_fabric(settings: &Settings, fabric: &Fabric) -> io::Result<Self> {
         let waker = Arc::new(Waker::new()?);
         let plug = match settings.link {
@@ -145,7 +144,7 @@ impl Cable {
         }
     }
 
-    /// Call this before the device checks for arrivals and then sleeps: later senders wake it.
+    /// Call this before the device checks for packets and sleeps, so that later senders wake it.
     pub(super) fn prepare(&self) {
         if let Some(waker) = &self.waker {
             waker.awake();
@@ -153,7 +152,7 @@ impl Cable {
         }
     }
 
-    /// Joins a multicast group. An Ethernet segment delivers all of them.
+    /// Joins a multicast group. An Ethernet segment delivers all groups.
     pub(super) fn join(&mut self, group: Gid) -> io::Result<()> {
         match &mut self.plug {
             Plug::Packets(wire) => wire.join(group),
@@ -168,7 +167,7 @@ impl Cable {
         }
     }
 
-    /// Sends what the core has for the wire.
+    /// Sends the core's packets and frames.
     pub(super) fn send(&mut self, now: u64, core: &mut Core, mac: Mac) {
         while let Some(packet) = core.take_packet() {
             self.packets.push(packet);
@@ -234,13 +233,13 @@ fn write_frame(packet: &Packet, from: Mac, frame: &mut Vec<u8>) {
     rocev2::write_ethernet(packet, [from, destination_mac(route)], Framing::of(route), frame);
 }
 
-/// The MAC address that the guest resolved. A path without one is flooded to the whole segment.
+/// The MAC address that the guest resolved. Without one the frame is flooded to the whole segment.
 fn destination_mac(route: &Addressing) -> Mac {
     const BROADCAST: Mac = [0xff; 6];
     if route.destination_mac == [0; 6] { BROADCAST } else { route.destination_mac }
 }
 
-/// A segment delivers every frame to every port. A port accepts frames to one of its addresses or
+/// Delivers a frame that a segment brought. A port accepts only frames to one of its addresses or
 /// to a group.
 fn deliver(now: u64, core: &mut Core, packet: Packet) {
     let to = packet.addressing.destination;

@@ -8,10 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use super::{FrameWire, MAX_FRAME};
 use uverbs_soft::wire::{Station, enlarge};
 
-/// The UDP port of frames, beside RoCE v2's 4791, which carries no other frames.
+/// The UDP port of frames. RoCE v2's port 4791 carries no other frames.
 const PORT: u16 = 4792;
 
-/// A socket of a station's address.
+/// A socket at a station's address.
 #[derive(Debug)]
 pub(super) struct Tunnel {
     socket: UdpSocket,
@@ -20,7 +20,7 @@ pub(super) struct Tunnel {
 }
 
 impl Tunnel {
-    /// Binds the station's address; what is sent goes to all `peers`.
+    /// Binds the station's address. Frames are sent to all `peers`.
     pub(super) fn bind(station: Station, peers: &[Station]) -> io::Result<Self> {
         let socket = UdpSocket::bind((station.address(), PORT))?;
         socket.set_nonblocking(true)?;
@@ -32,8 +32,8 @@ impl Tunnel {
 
 impl FrameWire for Tunnel {
     fn send(&mut self, frame: &[u8]) {
-        // A network may lose frames: what the socket does not take (a full buffer, a peer that is
-        // not there yet) is lost.
+        // As on a network, frames are lost that the socket does not accept: its buffer is full, or
+        // the peer does not exist yet.
         self.peers.iter().for_each(|peer| drop(self.socket.send_to(frame, peer)));
     }
 
@@ -41,7 +41,7 @@ impl FrameWire for Tunnel {
         loop {
             let (length, from) = match self.socket.recv_from(&mut self.buffer) {
                 Ok(arrived) => arrived,
-                // What an earlier datagram met at a peer that was not there.
+                // The error of an earlier datagram to a peer that did not exist.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
                 Err(_) => return false,
             };

@@ -1,4 +1,4 @@
-//! Capabilities: those of the device (maximum) and those that the driver has chosen (current).
+//! Capabilities: the maximum of the device, and the current values that the driver has chosen.
 
 use super::Firmware;
 use super::command::Command;
@@ -22,7 +22,7 @@ struct Block {
     kind: u64,
     maximum: Vec<u8>,
     current: Vec<u8>,
-    /// What the driver may change; in other fields it may set nothing that is not set already.
+    /// The fields that the driver may change; in other fields it may set no bit that is not set.
     settable: &'static [Field],
 }
 
@@ -61,7 +61,7 @@ fn group(kind: u64, values: &[(Field, u64)], settable: &'static [Field]) -> Bloc
     Block { kind, current: maximum.clone(), maximum, settable }
 }
 
-/// What mlx5_core of 6.1 to 7.2 sets.
+/// The fields that mlx5_core of 6.1 to 7.2 sets.
 const GENERAL_SETTABLE: &[Field] = &[
     general::PKEY_TABLE_SIZE,
     general::LOG_MAX_QP,
@@ -79,7 +79,7 @@ const PORT_ETHERNET: u64 = 1;
 fn general_values(link: LinkLayer) -> Vec<(Field, u64)> {
     let mut values = COMMON_VALUES.to_vec();
     match link {
-        // Port queries through the virtual port's context instead of MADs.
+        // The driver queries the port through the virtual port's context instead of MADs.
         LinkLayer::InfiniBand => {
             values.extend([(general::PORT_TYPE, PORT_INFINIBAND), (general::IB_VIRT, SUPPORTED)])
         }
@@ -125,7 +125,7 @@ const ROCE_VALUES: &[(Field, u64)] = &[
     (roce::ROCE_ADDRESS_TABLE_SIZE, ADDRESSES as u64),
 ];
 
-/// What mlx5e needs to make a network device.
+/// The capabilities that mlx5e needs to make a network device.
 const OFFLOAD_VALUES: &[(Field, u64)] = &[
     (ethernet_offloads::CSUM_CAP, SUPPORTED),
     (ethernet_offloads::VLAN_CAP, SUPPORTED),
@@ -135,10 +135,10 @@ const OFFLOAD_VALUES: &[(Field, u64)] = &[
     (ethernet_offloads::SELF_LB_EN_MODIFIABLE, SUPPORTED),
 ];
 
-/// Frames need not begin in the WQE.
+/// WQEs need not contain the beginning of the frame.
 const INLINE_NOT_REQUIRED: u64 = 2;
 
-/// Where the flow table block has the properties of tables for reception, in bits.
+/// Offset in bits of the properties of receive tables in the flow table block.
 const RECEIVE_TABLES: usize = 0x200;
 
 fn flow_table_values() -> Vec<(Field, u64)> {

@@ -1,5 +1,5 @@
-//! Ethernet send and receive queues, as the kernel's network device and raw packet QPs use them:
-//! each is a raw packet QP of the core with one queue only.
+//! Ethernet send and receive queues, as used by the kernel's network device and raw packet QPs:
+//! each is a raw packet QP of the core with only one queue.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use uverbs_soft::core::{
 use uverbs_soft::memory::PageMap;
 use uverbs_soft_adapter::firmware::Place;
 
-/// Where CREATE, MODIFY and QUERY have the context, and the work queue in it, in bits.
+/// Offset in bits of the context in CREATE, MODIFY and QUERY, and of the work queue in the context.
 const CONTEXT: usize = 0x100;
 const QUEUE: usize = CONTEXT + 0x180;
 /// Bytes of a context with its work queue, without the page list.
@@ -36,14 +36,15 @@ const CYCLIC_STRIDING: u64 = 3;
 /// log2 of a send queue's basic block.
 const LOG_BLOCK: u32 = 6;
 
-/// What MODIFY_RQ may change besides the state, `MLX5_MODIFY_RQ_IN_MODIFY_BITMASK_*`.
+/// The properties that MODIFY_RQ may change besides the state,
+/// `MLX5_MODIFY_RQ_IN_MODIFY_BITMASK_*`.
 const CHANGE_VLAN_STRIPPING: u64 = 1 << 1;
 const CHANGE_COUNTER_SET: u64 = 1 << 3;
 
 /// The contexts of queues of one kind, by number.
 pub(super) type Queues = BTreeMap<u32, Vec<u8>>;
 
-/// Everything Ethernet.
+/// The Ethernet objects.
 #[derive(Debug, Default)]
 pub(super) struct Ethernet {
     pub(super) flows: FlowTables,
@@ -75,7 +76,7 @@ const RING: Place =
 const RECORD: Place =
     Place { valid: wq::DBR_UMEM_VALID, id: wq::DBR_UMEM_ID, offset: wq::DBR_ADDR }.at(QUEUE);
 
-/// Refuses every type of work queue but cyclic ones, whose WQEs are one send or receive each.
+/// Refuses all work queues but cyclic ones, each of whose WQEs is one send or receive.
 fn check_cyclic(queue: &[u8]) -> Done {
     match wq::WQ_TYPE.get(queue) {
         CYCLIC => Ok(()),
@@ -94,7 +95,7 @@ fn striding(queue: &[u8]) -> Result<Option<Striding>, Refusal> {
         few @ 10.. => few - 7,
         many => many + 9,
     };
-    // A CQE cannot say that it consumed more than 2^14.
+    // A CQE cannot report more than 2^14 consumed strides.
     if log_strides > 14 {
         return Err(Refusal::parameter("log_wqe_num_of_strides", u64::from(log_strides) - 9));
     }
@@ -129,7 +130,7 @@ impl Firmware {
         user_index: u32,
     ) -> Result<QpParams, Refusal> {
         let queue = command.structure(QUEUE);
-        // The driver's own queues for tests name no domain.
+        // The driver's own test queues have no protection domain.
         let pd = match wq::PD.get32(queue) {
             0 => self.objects.privileged_pd(),
             pd => Pdn(pd),
@@ -146,8 +147,8 @@ impl Firmware {
         self.ethernet.send.contains_key(&number) || self.objects.is_kernels(number)
     }
 
-    /// Copies a block from a BlueFlame register into the ring, if the ring has the same WQE at its
-    /// place.
+    /// Copies a block from a BlueFlame register into the ring, if the ring has the same WQE at that
+    /// position.
     pub(crate) fn take_over_block(&mut self, number: u32, block: &[u8; 64]) {
         let info = self.core.query_qp(Qpn(number)).ok();
         let Some(ring) = info.and_then(|info| info.params.send_ring) else { return };
@@ -156,7 +157,7 @@ impl Firmware {
         let mut head = [0; 8];
         let read = ring.buffer.read(&self.memory, offset, &mut head);
         if read.is_ok() && head == block[..8] {
-            // A ring that cannot be written is an error of the guest; the doorbell then reads the
+            // If the ring cannot be written, the guest is at fault, and the doorbell then reads the
             // old block.
             let _ = ring.buffer.write(&self.memory, offset, block);
         }
@@ -233,7 +234,7 @@ fn find<'a, K: Kind>(
 pub(super) fn query<K: Kind>(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let (number, context) = find::<K>(firmware, command)?;
     command.reply.put(CONTEXT, context);
-    // Both kinds of context have the state at the same place.
+    // Both kinds of context have the state at the same offset.
     command.reply.set(sqc::STATE.at(CONTEXT), u64::from(firmware.queue_state(number)?));
     Ok(())
 }

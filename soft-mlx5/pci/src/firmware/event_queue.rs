@@ -80,7 +80,7 @@ impl EventQueues {
         u8::try_from(number).is_ok_and(|number| self.queues.contains_key(&number))
     }
 
-    /// Numbers of the queues that want events of this kind.
+    /// Numbers of the queues that are subscribed to events of this kind.
     pub(super) fn listeners(&self, kind: EventType) -> Vec<u32> {
         self.queues
             .iter()
@@ -99,7 +99,7 @@ impl EventQueues {
 }
 
 impl Firmware {
-    /// Writes an event to queue `number` and interrupts the driver if it has armed the queue.
+    /// Writes an event to queue `number` and raises an interrupt if the driver has armed the queue.
     pub(super) fn post_event(
         &mut self,
         number: u32,
@@ -130,15 +130,15 @@ impl Firmware {
         }
     }
 
-    /// Writes an event to every queue that listens to its kind.
+    /// Writes an event to every queue that is subscribed to its kind.
     pub(super) fn announce(&mut self, kind: EventType, subtype: u8, data: &[u8; 28]) {
         for number in self.doorbells.event_queues.listeners(kind) {
             self.post_event(number, kind, subtype, data);
         }
     }
 
-    /// A store to an event queue doorbell: the number in the top byte, the consumer counter below;
-    /// with `arm` the next event, or an unread one, raises an interrupt.
+    /// Handles a store to an event queue doorbell: the number is in the top byte, the consumer
+    /// counter below. With `arm`, an unread event or the next one raises an interrupt.
     pub(crate) fn event_queue_doorbell(&mut self, value: u32, arm: bool) {
         let number = (value >> 24) as u8;
         let Some(queue) = self.doorbells.event_queues.queues.get_mut(&number) else {

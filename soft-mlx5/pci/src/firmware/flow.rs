@@ -27,7 +27,7 @@ const DESTINATION_BITS: usize = 64;
 /// Table type: reception by the NIC.
 const NIC_RECEIVE: u8 = 0;
 
-/// What happens to a frame that matches no entry, `MLX5_FLOW_TABLE_MISS_ACTION_*`.
+/// The action for frames that match no entry, `MLX5_FLOW_TABLE_MISS_ACTION_*`.
 const MISS_FORWARD: u64 = 1;
 
 /// Actions, `MLX5_FLOW_CONTEXT_ACTION_*`.
@@ -44,13 +44,13 @@ const TO_TIR: u64 = 2;
 const RESET_ROOT: u64 = 1;
 const MODIFY_ENTRY: u64 = 1;
 
-/// What SET_FLOW_TABLE_ENTRY may modify, `MLX5_SET_FTE_MODIFY_ENABLE_MASK_*`.
+/// The properties that SET_FLOW_TABLE_ENTRY may modify, `MLX5_SET_FTE_MODIFY_ENABLE_MASK_*`.
 const CHANGE_ACTION: u64 = 1;
 const CHANGE_TAG: u64 = 2;
 const CHANGE_DESTINATIONS: u64 = 4;
 const CHANGE_COUNTERS: u64 = 8;
 
-/// Most tables on a frame's route. Levels only increase, so this is more than the possible number.
+/// Most tables on a frame's route. Levels only increase, so no route has that many.
 const MOST_TABLES: usize = 256;
 
 #[derive(Debug)]
@@ -121,7 +121,8 @@ impl FlowTables {
         self.tables.len()
     }
 
-    /// The table that a command names by type and number, at the same places in all of them.
+    /// The table that a command names by type and number, which all commands have at the same
+    /// offsets.
     fn find(&mut self, command: &Command<'_>) -> Result<&mut Table, Refusal> {
         let number = command.get32(create_flow_group_in::TABLE_ID);
         let kind = command.get(create_flow_group_in::TABLE_TYPE) as u8;
@@ -246,7 +247,7 @@ pub(super) fn set_root(firmware: &mut Firmware, command: &mut Command<'_>) -> Do
     Ok(())
 }
 
-/// The match parameter at `bit` bits, cut to the sections that `enabled` names.
+/// The match parameter at bit `bit`, with only the sections that `enabled` names.
 fn match_parameter(command: &Command<'_>, bit: usize, enabled: u64) -> MatchValue {
     let bytes = command.structure(bit);
     let bytes = &bytes[..bytes.len().min(MATCH_BYTES)];
@@ -335,7 +336,7 @@ fn counter(firmware: &Firmware, command: &Command<'_>, index: usize) -> Result<u
     firmware.ethernet.flows.counters.check(number).map(|()| number)
 }
 
-/// SET_FLOW_TABLE_ENTRY: a new entry, or new properties for one that is there.
+/// SET_FLOW_TABLE_ENTRY: adds an entry, or changes an existing one.
 pub(super) fn set_entry(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let index = command.get(set_fte_in::FLOW_INDEX);
     let number = command.get32(flow_context::GROUP_ID.at(ENTRY_CONTEXT));

@@ -1,15 +1,14 @@
-//! Management datagrams handed to the firmware (MAD_IFC).
+//! Management datagrams that the driver passes to the firmware (MAD_IFC).
 //!
-//! With `ib_virt` the driver asks for port, GIDs and P_Keys through the virtual port; what still
-//! comes as a datagram (vendor attributes, performance counters) this firmware answers as the
-//! InfiniBand Architecture Specification prescribes for an agent that does not know the attribute
-//! (13.4.7).
+//! With `ib_virt` the driver queries port, GIDs and P_Keys through the virtual port. The remaining
+//! datagrams (vendor attributes, performance counters) are answered as the InfiniBand Architecture
+//! Specification prescribes for an agent that does not support the attribute (13.4.7).
 
 use super::Firmware;
 use super::command::Command;
 use super::refusal::Done;
 
-/// Where input and output have the datagram, in bits, and its bytes.
+/// Offset in bits of the datagram in input and output, and its bytes.
 const MAD: usize = 0x80;
 const LENGTH: usize = 256;
 
@@ -21,7 +20,7 @@ const DIRECTED_ROUTE: u8 = 0x81;
 const GET_RESPONSE: u8 = 0x81;
 /// The method is not supported for the attribute.
 const UNSUPPORTED: u16 = 3 << 2;
-/// A directed route datagram on its way back.
+/// A directed route datagram on its return path.
 const DIRECTION: u16 = 1 << 15;
 
 /// MAD_IFC.

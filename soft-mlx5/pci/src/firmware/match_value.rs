@@ -1,4 +1,4 @@
-//! What flow tables match: a frame's headers in the layout of `fte_match_param`.
+//! The values that flow tables match: a frame's headers in the layout of `fte_match_param`.
 
 use crate::bits::{Field, field};
 use uverbs_soft::core::FrameLayout;
@@ -40,7 +40,7 @@ impl Default for MatchValue {
 }
 
 impl MatchValue {
-    /// A frame's headers. Only the outer ones are looked at.
+    /// A frame's headers. Only the outer ones are parsed.
     pub(super) fn of(frame: &[u8]) -> Self {
         let mut value = Self::default();
         let layout = FrameLayout::of(frame);
@@ -102,7 +102,7 @@ impl MatchValue {
         self.0[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Whether the frame agrees with `value` in what `mask` chooses.
+    /// Whether the frame equals `value` in the bits of `mask`.
     pub(super) fn agrees(&self, value: &Self, mask: &Self) -> bool {
         let pairs = self.0.iter().zip(value.0.iter()).zip(mask.0.iter());
         pairs.into_iter().all(|((a, b), mask)| (a ^ b) & mask == 0)

@@ -48,7 +48,7 @@ use uverbs_soft_adapter::firmware::{
     FrontEnd, Objects, command, numbers, page_list, record, refusal,
 };
 
-/// Pages of BAR 0 that are UARs: behind the initialization segment and the MSI-X table.
+/// Pages of BAR 0 that are UARs. They follow the initialization segment and the MSI-X table.
 pub(super) const UARS: std::ops::Range<u32> = 16..8192;
 
 /// The device's one port.
@@ -63,7 +63,7 @@ pub(super) struct Port {
     mtu_bytes: u32,
     /// 1 up, 2 down.
     admin_status: u8,
-    /// The flow control register as the driver wrote it.
+    /// The flow control register, as the driver wrote it.
     flow_control: Vec<u8>,
     capability_mask: u32,
     description: [u8; register::DESCRIPTION],
@@ -104,10 +104,10 @@ impl Port {
     }
 }
 
-/// MTU of the network device in bytes, as it starts.
+/// Initial MTU of the network device, in bytes.
 const NETWORK_MTU: u16 = 1500;
 
-/// What objects report to, and where they are rung.
+/// Where objects send their events, and which UARs exist.
 #[derive(Debug)]
 struct Doorbells {
     event_queues: EventQueues,
@@ -124,8 +124,8 @@ impl FrontEnd for Doorbells {
         self.uars.check(number)
     }
 
-    /// mlx5_ib gives queues of programs some objects of its own (`c0`, `s1` of `create_user_qp`).
-    /// Which ones the firmware allows is not public.
+    /// mlx5_ib gives some objects of its own to programs' queues (`c0`, `s1` of `create_user_qp`).
+    /// It is not public which ones the firmware allows.
     fn check_use(&self, _: ObjectKind, _: u32) -> Done {
         Ok(())
     }
@@ -204,7 +204,7 @@ impl Firmware {
         more
     }
 
-    /// Sends what the core has for the wire.
+    /// Sends the core's packets and frames.
     pub(super) fn send(&mut self, now: u64) {
         self.send_frames();
         self.cable.send(now, &mut self.core, self.nic_vport.mac());
@@ -267,7 +267,7 @@ impl Firmware {
         (Some(&spec.form), ready.and_then(|()| self.about_objects().run(spec, command)))
     }
 
-    /// The part that executes commands about objects.
+    /// The firmware of the objects.
     fn about_objects(&mut self) -> uverbs_soft_adapter::firmware::Firmware<'_> {
         uverbs_soft_adapter::firmware::Firmware {
             core: &mut self.core,
@@ -306,7 +306,7 @@ impl Firmware {
         let counts = [
             ("event queues", self.doorbells.event_queues.count()),
             ("UARs", self.doorbells.uars.in_use()),
-            // One of them is the firmware's own.
+            // One of them belongs to the firmware.
             ("protection domains", core.pds - 1),
             ("XRC domains", core.xrcds),
             ("memory keys", core.mkeys),

@@ -21,8 +21,8 @@ const ADDRESS: usize = 0x80;
 /// Entries of the RoCE address table.
 pub(super) const ADDRESSES: usize = 256;
 
-/// What MODIFY_NIC_VPORT_CONTEXT may change: bits of its field selection, and the fields that each
-/// selects.
+/// The properties that MODIFY_NIC_VPORT_CONTEXT may change: bits of its field selection, with the
+/// fields of each.
 const SETTABLE: &[(u32, &[Field])] = &[
     (1 << 1, &[layout::ROCE_EN]),
     (1 << 3, &[layout::PERMANENT_ADDRESS]),
@@ -76,8 +76,8 @@ impl NicVport {
     }
 }
 
-/// The address that the GUID was made from, if it was (EUI-64), else a locally administered one
-/// with the GUID's end.
+/// The MAC address from which the GUID was made, if it is an EUI-64; else a locally administered
+/// one with the last bytes of the GUID.
 fn mac(guid: u64) -> u64 {
     let address = match guid.to_be_bytes() {
         [a, b, c, 0xff, 0xfe, d, e, f] => [0, 0, a ^ 2, b, c, d, e, f],

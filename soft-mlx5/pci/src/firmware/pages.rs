@@ -1,5 +1,5 @@
 //! Memory that the driver gives to the firmware (MANAGE_PAGES). A real device stores its contexts
-//! there. This one only counts the pages, to detect a driver that takes pages back twice or never.
+//! in it. This one only counts the pages, to detect a driver that takes pages back twice or never.
 
 use std::collections::BTreeSet;
 
@@ -9,11 +9,11 @@ use super::refusal::{Done, Refusal};
 use crate::bits::field;
 use crate::layout::command::{header, manage_pages_in, manage_pages_out, query_pages_out};
 
-/// Pages wanted before and with INIT_HCA.
+/// Pages requested before and for INIT_HCA.
 const BOOT_PAGES: u32 = 8;
 const INIT_PAGES: u32 = 32;
 
-/// Addresses start behind the fixed part of input and output, 64 bits each.
+/// Offset of the addresses, 64 bits each, after the fixed part of input and output.
 const FIRST_ADDRESS: usize = 0x80;
 
 /// The pages that the firmware holds.
@@ -28,7 +28,7 @@ impl PageSupply {
     }
 }
 
-/// QUERY_PAGES: how many pages the firmware wants; operation 1 at boot, 2 for INIT_HCA, 3 at any
+/// QUERY_PAGES: how many pages the firmware requests; operation 1 at boot, 2 for INIT_HCA, 3 at any
 /// time.
 pub(super) fn query(_: &mut Firmware, command: &mut Command<'_>) -> Done {
     let wanted = match command.get(header::OP_MOD) {

@@ -9,10 +9,10 @@ use crate::layout::command::{
 };
 use crate::layout::port::hca_vport_context;
 
-/// Where outputs carry their payload, in bits.
+/// Offset in bits of the payload in outputs.
 const PAYLOAD: usize = 0x80;
 
-/// Index that asks for the whole table.
+/// Index that selects the whole table.
 const WHOLE_TABLE: u64 = 0xffff;
 
 /// Port states as InfiniBand numbers them.
@@ -22,7 +22,7 @@ const LINK_UP: u64 = 5;
 const VPORT_DOWN: u64 = 0;
 const VPORT_UP: u64 = 1;
 
-/// Entries of the GID and P_Key tables: what size codes of 0 in the capabilities mean.
+/// Entries of the GID and P_Key tables, as encoded by 0 in the capabilities.
 pub(super) const GIDS: usize = 8;
 pub(super) const PKEYS: usize = 128;
 

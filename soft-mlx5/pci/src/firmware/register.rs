@@ -7,7 +7,7 @@ use crate::layout::command::{access_register_in, header};
 use crate::layout::port::{paos_reg, pmtu_reg, ptys_reg, pvlc_reg};
 use uverbs_soft::core::LinkLayer;
 
-/// Where input and output carry the register, in bits.
+/// Offset in bits of the register in input and output.
 const REGISTER: usize = 0x80;
 
 /// Register ids, `MLX5_REG_*` in the kernel's `driver.h`.
@@ -34,7 +34,7 @@ pub(super) fn access(firmware: &mut Firmware, command: &mut Command<'_>) -> Done
         (PAOS, 1) => port_status(firmware, &mut command.reply),
         (PFCC, 0) => command.structure(REGISTER).clone_into(&mut firmware.port.flow_control),
         (PFCC, 1) => command.reply.put(REGISTER, &firmware.port.flow_control),
-        // Every physical counter is zero: there is no wire.
+        // Every physical counter is zero, because there is no wire.
         (PPCNT, 1) => {}
         (PVLC, 1) => virtual_lanes(&mut command.reply),
         (NODE_DESCRIPTION, 1) => command.reply.put(REGISTER, &firmware.port.description),
@@ -50,7 +50,7 @@ fn set_port_mtu(firmware: &mut Firmware, command: &Command<'_>) {
     firmware.port.mtu_bytes = command.get32(pmtu_reg::ADMIN_MTU.at(REGISTER));
 }
 
-/// The link changes at once, and the driver gets an event.
+/// Changes the link state at once and sends an event to the driver.
 fn set_port_status(firmware: &mut Firmware, command: &Command<'_>) {
     let status = command.get(paos_reg::ADMIN_STATUS.at(REGISTER)) as u8;
     if std::mem::replace(&mut firmware.port.admin_status, status) != status {
@@ -109,7 +109,7 @@ fn set_description(firmware: &mut Firmware, command: &Command<'_>) -> Done {
     Ok(())
 }
 
-/// The first byte is 0 for a little-endian host; a big-endian one writes 0x80.
+/// The first byte is 0 for a little-endian host, and 0x80 for a big-endian one.
 fn host_endianness(command: &Command<'_>) -> Done {
     match command.structure(REGISTER).first() {
         Some(0) => Ok(()),

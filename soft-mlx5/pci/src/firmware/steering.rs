@@ -1,4 +1,4 @@
-//! Ethernet frames from send queues to the cable, and from the cable through the flow tables to
+//! Ethernet frames: from send queues to the cable, and from the cable through the flow tables to
 //! receive queues.
 
 use super::Firmware;
@@ -39,7 +39,7 @@ impl Traffic {
         counts[class][1] += frame.len() as u64;
     }
 
-    /// Each counter with its place in QUERY_VPORT_COUNTER's output.
+    /// Each counter with its field in QUERY_VPORT_COUNTER's output.
     pub(super) fn fields(&self) -> impl Iterator<Item = (Field, u64)> {
         let classes = self.received.iter().zip(&self.sent).zip(COUNTERS);
         classes.flat_map(|((received, sent), at)| {
@@ -66,9 +66,9 @@ fn rss_hash(tir: &[u8]) -> Option<RssHash> {
 }
 
 impl Firmware {
-    /// Sends the frames that left send queues. Frames to the port's own address are looped back.
-    /// Multicast frames are not, because a network device would mistake its own address requests
-    /// for another device's.
+    /// Sends the frames of send queues. Frames to the port's own address are looped back. Multicast
+    /// frames are not, because a network device would mistake its own address requests for another
+    /// device's.
     pub(super) fn send_frames(&mut self) {
         let mac = self.nic_vport.mac();
         while let Some(frame) = self.core.take_frame() {
@@ -81,7 +81,7 @@ impl Firmware {
         }
     }
 
-    /// Gives a frame to the receive queues that the flow tables choose.
+    /// Delivers a frame to the receive queues that the flow tables choose.
     pub(super) fn receive_frame(&mut self, frame: &[u8]) {
         let tirs = self.ethernet.flows.route(frame);
         if !tirs.is_empty() {
@@ -93,7 +93,7 @@ impl Firmware {
         }
     }
 
-    /// The receive queue of a TIR for a frame. What is not hashed goes to the first of the table.
+    /// The receive queue of a TIR for a frame. Frames that are not hashed go to the first queue.
     fn choose_queue(&self, tir: u32, frame: &[u8]) -> Option<(u32, Option<(u32, u8)>)> {
         let tir = self.objects.tir.get("TIR", tir).ok()?;
         if tirc::DISP_TYPE.get(tir) != INDIRECT {

@@ -11,19 +11,19 @@ use nix::sys::time::TimeSpec;
 
 use super::message::{ERROR, HEADER, Message, REPLY, header};
 
-/// Largest message accepted; QEMU's transfers are a megabyte at most.
+/// Largest accepted message; QEMU's transfers are at most a megabyte.
 const MAX_MESSAGE: usize = (1 << 20) + 4096;
 /// Most descriptors in one message, announced in the version reply.
 pub(super) const MAX_DESCRIPTORS: usize = 16;
 
-/// One client.
+/// The connection to one client.
 pub(super) struct Connection {
     stream: UnixStream,
     received: Vec<u8>,
     start: usize,
     descriptors: Vec<OwnedFd>,
-    /// The descriptors belong to the message that contains the byte before this index, because the
-    /// kernel ends a read after the buffer that carries descriptors.
+    /// The descriptors belong to the message with the byte before this index, because the kernel
+    /// ends a read after the buffer that carries descriptors.
     descriptors_end: usize,
 }
 

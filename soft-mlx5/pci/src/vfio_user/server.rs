@@ -18,7 +18,7 @@ const MSIX_INTERRUPTS: u32 = 2;
 const INTERRUPT_KINDS: u32 = 5;
 /// Bytes of the configuration space of a PCI Express function.
 const CONFIG_SIZE: u64 = 4096;
-/// Messages handled before the function makes a step.
+/// Most messages handled before the function makes a step.
 const BATCH: usize = 64;
 /// Longest wait before the stop flag is checked again.
 const STOP_CHECK: Duration = Duration::from_millis(50);
@@ -70,7 +70,7 @@ fn answer(
         return Ok(());
     }
     if message.command == command::REGION_WRITE {
-        // A client that waits for its store (QEMU's `x-no-posted-writes`) sees its effect.
+        // So that a client that waits for its store (QEMU's `x-no-posted-writes`) sees its effect.
         function.step();
     }
     match result {

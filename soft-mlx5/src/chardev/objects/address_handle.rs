@@ -1,5 +1,6 @@
 //! Address handles, and checks of addresses. On RoCE a program creates them through the kernel,
-//! which answers the destination's MAC address. On InfiniBand it needs no kernel for them.
+//! which returns the destination's MAC address. On InfiniBand a program creates them without the
+//! kernel.
 //! Kernel: `ib_uverbs_create_ah`, `rdma_create_user_ah` (core/verbs.c), `mlx5_ib_create_ah`.
 #![forbid(unsafe_code)]
 
@@ -78,11 +79,11 @@ pub(crate) fn check_route(
     options.gid(index.into()).map(Some).ok_or(Errno::ENODATA)
 }
 
-/// How often a silent neighbour is looked for.
+/// Interval between two lookups of a neighbour that does not answer.
 const NEIGHBOUR_LOOK: Duration = Duration::from_millis(20);
 
 /// Fails if no neighbour has the destination of a RoCE path. If none answers at first, the call is
-/// suspended and run again after the wait, so that other commands of the file can run meanwhile.
+/// suspended and run again after the wait, so that other calls on the same file can run meanwhile.
 pub(crate) fn require_neighbour(
     call: &mut Call<'_>,
     source: Option<GidEntry>,
@@ -105,7 +106,7 @@ pub(crate) fn require_neighbour(
 ///   (`ip_route_output_key_hash_rcu` in net/ipv4/route.c).
 /// - ETIMEDOUT if no neighbour answers.
 ///
-/// No recording confirms these; they are read from the kernel's source.
+/// Read from the kernel's source; no recording confirms these.
 fn resolve(device: &DeviceShared, source: Option<GidEntry>, destination: Gid) -> Result<(), Errno> {
     let Some(source) = source.filter(|_| device.options().is_roce()) else { return Ok(()) };
     let by_address = destination.is_link_local() && source.kind == GidType::RoceV1;

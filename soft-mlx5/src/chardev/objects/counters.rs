@@ -1,4 +1,4 @@
-//! Counter sets, which count what flow rules match.
+//! Counter sets, which count the frames that match flow rules.
 //! Kernel: uverbs_std_types_counters.c, `mlx5_ib_flow_counters_set_data` and
 //! `mlx5_ib_read_counters` (hw/mlx5/counters.c).
 #![forbid(unsafe_code)]
@@ -24,7 +24,7 @@ const MOST_POINTS: u32 = 8191;
 const PACKETS: u32 = 0;
 const BYTES: u32 = 1;
 
-/// A counter set, as its handle and the rules that count into it share it.
+/// A counter set. Its handle and the rules that count into it share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counters(Arc<Mutex<Set>>);
 
@@ -94,7 +94,7 @@ impl Counters {
         Ok(values)
     }
 
-    /// The first rule has to describe the counters, and only it may.
+    /// The first rule of a set must describe the counters, and only the first rule may.
     pub(crate) fn check(&self, points: &Points) -> Result<(), Errno> {
         if self.set().points.is_empty() == points.0.is_some() { Ok(()) } else { Err(Errno::EINVAL) }
     }

@@ -60,16 +60,16 @@ impl Flow {
 pub(super) const LAST_PRIORITY: u16 = 15;
 /// `IB_FLOW_SPEC_SUPPORT_LAYERS`.
 const MAX_SPECS: u8 = 10;
-/// Sniffers get copies before all other rules look (namespaces of their own in the kernel,
-/// `MLX5_FLOW_NAMESPACE_SNIFFER_RX` and `_TX`). What the port sends comes back to it here, so one
-/// rule is enough for both directions.
+/// Sniffers get copies before all other rules (in the kernel they have own namespaces,
+/// `MLX5_FLOW_NAMESPACE_SNIFFER_RX` and `_TX`). Frames that the port sends come back to it here, so
+/// one rule covers both directions.
 const SNIFFERS: u32 = 0;
 /// Priority 0 of a program.
 const FIRST: u32 = SNIFFERS + 1;
-/// `MLX5_IB_FLOW_MCAST_PRIO`: after all priorities that a program can name, each of which counts as
-/// two.
+/// `MLX5_IB_FLOW_MCAST_PRIO`: after all priorities that a program can name, each of which has two
+/// tables.
 const MULTICAST: u32 = FIRST + 2 * (LAST_PRIORITY as u32 + 1);
-/// After these (`MLX5_IB_FLOW_LEFTOVERS_PRIO`).
+/// After the multicast rules (`MLX5_IB_FLOW_LEFTOVERS_PRIO`).
 const LEFTOVERS: u32 = MULTICAST + 1;
 /// This flag and all higher ones are unknown (`IB_FLOW_ATTR_FLAGS_RESERVED`).
 const RESERVED_FLAGS: u32 = 1 << 3;

@@ -52,7 +52,7 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     }
     call.commit(Object::RwqIndTbl(RwqIndTbl { queues, parents }))?;
     let response_length = call.response_length::<ExCreateRwqIndTableResp>();
-    // The number is the firmware's; nothing of this front end takes it.
+    // The number is for the firmware; this front end uses it nowhere.
     let ind_tbl_num = ind_tbl_handle;
     call.response(&ExCreateRwqIndTableResp {
         comp_mask: 0,
@@ -62,7 +62,7 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     })
 }
 
-/// The handles behind the head. What follows them has to be zero (`uverbs_request_finish`).
+/// The handles after the header. The bytes after them must be zero (`uverbs_request_finish`).
 fn handles(bytes: &[u8], count: usize) -> Result<Vec<u32>, Errno> {
     let (handles, rest) = bytes.split_at_checked(count * 4).ok_or(Errno::ENOSPC)?;
     if rest.iter().any(|byte| *byte != 0) {

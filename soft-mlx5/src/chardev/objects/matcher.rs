@@ -38,7 +38,7 @@ const UDP_PORTS: usize = 28;
 const SOURCE_IP: usize = 32;
 const DESTINATION_IP: usize = 48;
 
-/// Which bits of the outer headers the rules of a matcher look at.
+/// The bits of the outer headers that the rules of a matcher compare.
 #[derive(Debug)]
 pub(crate) struct Matcher {
     mask: Outer,
@@ -86,7 +86,7 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     call.commit(Object::FlowMatcher(matcher)).map(drop)
 }
 
-/// `mlx5_ib_matcher_ns`: the flag is how older programs named the table of what is sent.
+/// `mlx5_ib_matcher_ns`: older programs name the egress table by the flag.
 fn check_table(call: &Call<'_>) -> Result<(), Errno> {
     let named = call.has(flow_matcher::create::FT_TYPE.id());
     if named && call.has(flow_matcher::create::FLOW_FLAGS.id()) {
@@ -111,7 +111,7 @@ pub(crate) fn create_flow(call: &mut Call<'_>) -> Result<(), Errno> {
     let flags = call.flags(flow::create::FLAGS, known.bits())?;
     let flags = CreateFlowFlags::from_bits_retain(flags);
     let qp = call.optional_handle(flow::create::DEST_QP);
-    // Frames go to a queue pair or to what the flag says, and not to both.
+    // Frames go either to a queue pair or to the target that the flag names.
     if flags == known || qp.is_some() != flags.is_empty() {
         return Err(Errno::EINVAL);
     }
@@ -176,7 +176,7 @@ impl Outer {
         self.bytes::<4>(at) != [0; 4]
     }
 
-    /// Whether a mask is of IPv4 addresses, which are the last four bytes of the field.
+    /// Whether a mask is that of IPv4 addresses, which are in the last four bytes of the field.
     fn has_ipv4(&self) -> bool {
         let [source, destination] = [SOURCE_IP, DESTINATION_IP].map(|at| self.bytes::<12>(at));
         source == [0; 12] && destination == [0; 12]
@@ -190,15 +190,15 @@ impl Outer {
         ip
     }
 
-    /// `raw_fs_is_multicast`, to the letter: the mask of an IPv4 group has to look like a group, so
-    /// one of all ones does not count.
+    /// `raw_fs_is_multicast`, reproduced exactly: the mask of an IPv4 group must look like a group
+    /// address, so a mask of all ones does not count.
     fn is_multicast(&self, mask: &Self) -> bool {
         let is_group = |outer: &Self| outer.0[DESTINATION_IP + 12] >> 4 == 0xe;
         let by_mac = self.0[DESTINATION_MAC] & mask.0[DESTINATION_MAC] & 1 == 1;
         by_mac || is_group(self) && is_group(mask)
     }
 
-    /// A value and its mask as the device's rules have them.
+    /// A value and its mask as fields of the device's rules.
     fn fields(&self, mask: &Self) -> (FlowFields, FlowFields) {
         let is_ipv4 = mask.has_ipv4();
         let at = if mask.has_ports(TCP_PORTS) { TCP_PORTS } else { UDP_PORTS };
@@ -218,7 +218,7 @@ impl Outer {
             destination_port: outer.number(at + 2),
             ..FlowFields::default()
         });
-        // Ports are those of one protocol, whether or not the rule names it.
+        // Ports belong to one protocol, even if the rule does not name it.
         if mask.has_ports(at) && bits.protocol == 0 {
             (value.protocol, bits.protocol) = (if at == TCP_PORTS { TCP } else { UDP }, 0xff);
         }

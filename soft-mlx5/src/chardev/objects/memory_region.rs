@@ -21,7 +21,7 @@ use crate::memory::PageMap;
 #[derive(Debug)]
 pub(crate) struct Mr {
     pub(crate) pd: u32,
-    /// Handle of the on-device memory that it covers, if any.
+    /// Handle of its on-device memory, if any.
     pub(crate) dm: Option<u32>,
     pub(crate) mkey: Mkey,
     pub(crate) iova: u64,
@@ -318,7 +318,7 @@ pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
 
 /// `UVERBS_METHOD_REG_DMABUF_MR`.
 pub(crate) fn register_dmabuf(call: &mut Call<'_>) -> Result<(), Errno> {
-    // A child's descriptor number would name another file in this process.
+    // The descriptor number of another process would name another file in this process.
     call.user.in_reach()?;
     let offset: u64 = call.input(reg_dmabuf::OFFSET)?;
     let length: u64 = call.input(reg_dmabuf::LENGTH)?;

@@ -1,5 +1,5 @@
-//! The objects of an open file, a module per kind. Each makes, changes, answers queries about and
-//! destroys its kind, and turns wrong input into the kernel's errno.
+//! The objects of an open file, one module for each kind. Each module creates, modifies, queries
+//! and destroys its objects, and maps invalid input to the kernel's errno.
 
 pub(crate) mod address_handle;
 pub(crate) mod counters;

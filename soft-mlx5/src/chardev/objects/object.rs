@@ -83,7 +83,7 @@ pub(crate) struct AddressHandle {
     pub(crate) pd: u32,
 }
 
-/// An object, and how many others use it.
+/// An object, and the number of other objects that use it.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) object: Object,

@@ -22,7 +22,7 @@ const CONTEXT: usize = 48;
 #[derive(Debug)]
 struct Rate {
     context: [u8; CONTEXT],
-    /// Only one object uses it.
+    /// Whether only one object uses it.
     dedicated: bool,
     users: u32,
 }
@@ -32,8 +32,8 @@ struct Rate {
 pub(crate) struct Rates(Vec<Option<Rate>>);
 
 impl Rates {
-    /// Takes an entry: one with these parameters that can be shared, or a free one; ENOSPC if there
-    /// is none (`find_rl_entry`).
+    /// Takes an entry: a shareable one with these parameters, or a free one; ENOSPC if there is
+    /// none (`find_rl_entry`).
     fn take(&mut self, context: [u8; CONTEXT], dedicated: bool) -> Result<usize, Errno> {
         let is_same = |rate: &Rate| !rate.dedicated && rate.context == context;
         let shared = self.0.iter().position(|slot| slot.as_ref().is_some_and(is_same));
@@ -61,7 +61,7 @@ impl Rates {
     }
 }
 
-/// A use of an entry.
+/// One use of an entry.
 #[derive(Debug)]
 pub(crate) struct PacingEntry {
     index: usize,

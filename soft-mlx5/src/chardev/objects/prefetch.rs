@@ -1,4 +1,4 @@
-//! Advice about on-demand regions: prefetch pages before the device needs them.
+//! Advice about on-demand regions: prefetching pages before the device accesses them.
 //! Kernel: `UVERBS_METHOD_ADVISE_MR`, `mlx5_ib_advise_mr_prefetch` (hw/mlx5/odp.c).
 #![forbid(unsafe_code)]
 

@@ -147,36 +147,31 @@ pub(crate) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     write_form(call, &request)
 }
 
-fn write_form(call: &mut Call<'_>, asked: &CreateXsrq) -> Result<(), Errno> {
+fn write_form(call: &mut Call<'_>, cmd: &CreateXsrq) -> Result<(), Errno> {
     let srq_handle = call.reserve()?;
-    let is_xrc = asked.srq_type == SrqType::XRC;
+    let is_xrc = cmd.srq_type == SrqType::XRC;
     if is_xrc {
         call.state
-            .lookup_live(call.file, Kind::Xrcd, asked.xrcd_handle)
+            .lookup_live(call.file, Kind::Xrcd, cmd.xrcd_handle)
             .map_err(|_| Errno::EINVAL)?;
     }
-    let has_cq = matches!(asked.srq_type, SrqType::XRC | SrqType::TM);
+    let has_cq = matches!(cmd.srq_type, SrqType::XRC | SrqType::TM);
     if has_cq {
-        call.cqn(asked.cq_handle)?;
+        call.cqn(cmd.cq_handle)?;
     }
     let request = Request {
-        srq_type: asked.srq_type,
-        pd: asked.pd_handle,
-        cq: has_cq.then_some(asked.cq_handle),
-        xrcd: is_xrc.then_some(asked.xrcd_handle),
-        max_wr: asked.max_wr,
-        max_sge: asked.max_sge,
-        user_handle: asked.user_handle,
+        srq_type: cmd.srq_type,
+        pd: cmd.pd_handle,
+        cq: has_cq.then_some(cmd.cq_handle),
+        xrcd: is_xrc.then_some(cmd.xrcd_handle),
+        max_wr: cmd.max_wr,
+        max_sge: cmd.max_sge,
+        user_handle: cmd.user_handle,
         events: call.state.default_async(),
     };
     let created = build(call, &request)?;
     let srqn = if is_xrc { created.srqn.0 } else { 0 };
-    call.response(&CreateSrqResp {
-        srq_handle,
-        max_wr: created.max_wr,
-        max_sge: asked.max_sge,
-        srqn,
-    })
+    call.response(&CreateSrqResp { srq_handle, max_wr: created.max_wr, max_sge: cmd.max_sge, srqn })
 }
 
 /// `mlx5_ib_create_srq`.
@@ -187,18 +182,18 @@ fn build(call: &mut Call<'_>, request: &Request) -> Result<Created, Errno> {
     let ring = (request.max_wr + 1).next_power_of_two();
     let stride = (16 + request.max_sge * 16).next_power_of_two().max(32);
     let pdn = call.pdn(request.pd)?;
-    let asked = read_driver_request(&driver)?;
-    let xrc = xrc_params(call, request, asked.uidx)?;
+    let ucmd = read_driver_request(&driver)?;
+    let xrc = xrc_params(call, request, ucmd.uidx)?;
     let size = u64::from(ring) * u64::from(stride);
-    call.charge_ring(asked.buf_addr, size)?;
-    call.user.pin(asked.buf_addr, size, false)?;
-    call.user.pin(asked.db_addr, 8, true)?;
+    call.charge_ring(ucmd.buf_addr, size)?;
+    call.user.pin(ucmd.buf_addr, size, false)?;
+    call.user.pin(ucmd.db_addr, 8, true)?;
     let params = SrqParams {
         pd: pdn,
-        buffer: PageMap::linear(asked.buf_addr),
+        buffer: PageMap::linear(ucmd.buf_addr),
         log_wqes: ring.trailing_zeros() as u8,
         log_stride: stride.trailing_zeros() as u8,
-        doorbell_record: asked.db_addr,
+        doorbell_record: ucmd.db_addr,
         xrc,
         // The driver ignores the limit at creation.
         limit: 0,

@@ -116,18 +116,18 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
 
 /// `IB_USER_VERBS_EX_CMD_CREATE_WQ`.
 pub(crate) fn create_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
-    let asked: ExCreateWq = call.request()?;
-    if asked.comp_mask != 0 {
+    let cmd: ExCreateWq = call.request()?;
+    if cmd.comp_mask != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
     let wq_handle = call.reserve()?;
     let request = Request {
-        wq_type: asked.wq_type,
-        pd: asked.pd_handle,
-        cq: asked.cq_handle,
-        max_wr: asked.max_wr,
-        flags: asked.create_flags,
-        user_handle: asked.user_handle,
+        wq_type: cmd.wq_type,
+        pd: cmd.pd_handle,
+        cq: cmd.cq_handle,
+        max_wr: cmd.max_wr,
+        flags: cmd.create_flags,
+        user_handle: cmd.user_handle,
         events: call.state.default_async(),
     };
     let qpn = build(call, &request)?;
@@ -136,8 +136,8 @@ pub(crate) fn create_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
         comp_mask: 0,
         response_length,
         wq_handle,
-        max_wr: asked.max_wr,
-        max_sge: asked.max_sge,
+        max_wr: cmd.max_wr,
+        max_sge: cmd.max_sge,
         wqn: qpn.0,
     })
 }
@@ -152,21 +152,21 @@ fn build(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno> {
     }
     check_driver_response(&driver)?;
     check_request(request)?;
-    let asked = read_driver_request(&driver)?;
-    check_size(request, &asked)?;
-    let striding = striding(&asked)?;
-    pin_ring(call, asked.buf_addr, u64::from(asked.rq_wqe_count) << asked.rq_wqe_shift)?;
-    check_offset(asked.buf_addr)?;
-    call.user.pin(asked.db_addr, 8, true)?;
+    let ucmd = read_driver_request(&driver)?;
+    check_size(request, &ucmd)?;
+    let striding = striding(&ucmd)?;
+    pin_ring(call, ucmd.buf_addr, u64::from(ucmd.rq_wqe_count) << ucmd.rq_wqe_shift)?;
+    check_offset(ucmd.buf_addr)?;
+    call.user.pin(ucmd.db_addr, 8, true)?;
     let params = QpParams {
         receive: ReceiveSource::Ring(ReceiveRing {
-            buffer: PageMap::linear(asked.buf_addr),
-            log_wqes: asked.rq_wqe_count.ilog2() as u8,
-            log_stride: asked.rq_wqe_shift as u8,
+            buffer: PageMap::linear(ucmd.buf_addr),
+            log_wqes: ucmd.rq_wqe_count.ilog2() as u8,
+            log_stride: ucmd.rq_wqe_shift as u8,
         }),
-        doorbell_record: asked.db_addr,
-        user_index: user_index(call.context()?.cqe_version, asked.user_index)?,
-        signatures: asked.flags.contains(DriverFlags::SIGNATURE),
+        doorbell_record: ucmd.db_addr,
+        user_index: user_index(call.context()?.cqe_version, ucmd.user_index)?,
+        signatures: ucmd.flags.contains(DriverFlags::SIGNATURE),
         strip_vlan: request.flags.contains(WqFlags::CVLAN_STRIPPING),
         striding,
         scatter_check_sequence: request.flags.contains(WqFlags::SCATTER_FCS),
@@ -218,28 +218,29 @@ fn read_driver_request(driver: &Buffers) -> Result<CreateWq, Errno> {
     Ok(request)
 }
 
-/// The strides asked for: `prepare_user_rq` of a device with `ext_stride_num_range`. The kernel
-/// takes up to 2^16 strides; this device has as many as a CQE can say that it consumed.
-fn striding(asked: &CreateWq) -> Result<Option<Striding>, Errno> {
-    if asked.comp_mask.is_empty() {
+/// The requested strides: `prepare_user_rq` of a device with `ext_stride_num_range`. The kernel
+/// accepts up to 2^16 strides; this device only as many as a CQE can report as consumed.
+fn striding(ucmd: &CreateWq) -> Result<Option<Striding>, Errno> {
+    if ucmd.comp_mask.is_empty() {
         return Ok(None);
     }
     let (bytes, strides) =
-        (asked.single_stride_log_num_of_bytes, asked.single_wqe_log_num_of_strides);
+        (ucmd.single_stride_log_num_of_bytes, ucmd.single_wqe_log_num_of_strides);
     if !LOG_STRIDE_BYTES.contains(&bytes) || !LOG_STRIDES.contains(&strides) {
         return Err(Errno::EINVAL);
     }
     Ok(Some(Striding {
         log_bytes: bytes as u8,
         log_strides: strides as u8,
-        two_byte_shift: asked.two_byte_shift_en != 0,
+        two_byte_shift: ucmd.two_byte_shift_en != 0,
     }))
 }
 
-/// `set_user_rq_size`. The kernel takes the base-2 logarithm of a count that is no power of two.
-fn check_size(request: &Request, asked: &CreateWq) -> Result<(), Errno> {
-    let shift = (4..=11).contains(&asked.rq_wqe_shift);
-    let count = (1..=1 << Options::LOG_MAX_QP_SIZE).contains(&asked.rq_wqe_count);
+/// `set_user_rq_size`. If the count is no power of two, the kernel uses its base-2 logarithm,
+/// rounded down.
+fn check_size(request: &Request, ucmd: &CreateWq) -> Result<(), Errno> {
+    let shift = (4..=11).contains(&ucmd.rq_wqe_shift);
+    let count = (1..=1 << Options::LOG_MAX_QP_SIZE).contains(&ucmd.rq_wqe_count);
     if request.max_wr > 1 << Options::LOG_MAX_QP_SIZE || !count || !shift {
         return Err(Errno::EINVAL);
     }

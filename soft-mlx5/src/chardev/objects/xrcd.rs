@@ -1,4 +1,4 @@
-//! XRC domains: identified by a file's inode, shared by contexts.
+//! XRC domains: identified by a file's inode, and shared by contexts.
 //! Kernel: `ib_uverbs_open_xrcd`, `ib_uverbs_dealloc_xrcd`.
 #![forbid(unsafe_code)]
 
@@ -80,7 +80,7 @@ pub(crate) struct XrcDomains {
     by_inode: Mutex<HashMap<(u64, u64), Weak<Domain>>>,
 }
 
-/// Flags of open(2): create a domain that does not exist, refuse one that exists.
+/// Flags of open(2): create a missing domain, and refuse an existing one.
 const CREATE: u32 = libc::O_CREAT as u32;
 const EXCLUSIVE: u32 = libc::O_EXCL as u32;
 

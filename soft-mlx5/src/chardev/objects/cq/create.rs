@@ -130,28 +130,28 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
     if !CqCreateFlags::all().contains(request.flags) {
         return Err(Errno::EOPNOTSUPP);
     }
-    let asked = read_driver_request(&driver)?;
-    let cqe_size = cqe_size(asked.cqe_size)?;
-    let ring = ring(call, asked.buf_addr, entries, cqe_size)?;
-    call.user.pin(asked.db_addr, 8, true)?;
-    let uar = uar_index(call, &asked, request.uar)?;
-    if asked.flags.contains(CqFlags::CQE_128B_PAD) {
+    let ucmd = read_driver_request(&driver)?;
+    let cqe_size = cqe_size(ucmd.cqe_size)?;
+    let ring = ring(call, ucmd.buf_addr, entries, cqe_size)?;
+    call.user.pin(ucmd.db_addr, 8, true)?;
+    let uar = uar_index(call, &ucmd, request.uar)?;
+    if ucmd.flags.contains(CqFlags::CQE_128B_PAD) {
         // This device has no padding of 128-byte CQEs.
         return Err(Errno::EOPNOTSUPP);
     }
-    let compression = compression(&asked, cqe_size)?;
-    let stamps = stamps(&asked, device.options())?;
+    let compression = compression(&ucmd, cqe_size)?;
+    let stamps = stamps(&ucmd, device.options())?;
     let params = CqParams {
         ring,
-        doorbell_record: asked.db_addr,
+        doorbell_record: ucmd.db_addr,
         ignore_overrun: request.flags.contains(CqCreateFlags::IGNORE_OVERRUN),
         moderation: Moderation::default(),
     };
     let page = device.uars.page(uar)?;
     // The device reads the arm words of all CQs of a UAR page when one of them rings. A word that
-    // was never written would be 0, which also means a first arming. So it starts with a value that
-    // means nothing; programs do not read the word.
-    call.user.write_value(asked.db_addr.wrapping_add(4), &u32::MAX)?;
+    // was never written would be 0, which also encodes a first arming. So it is initialised with a
+    // value that encodes no arming; programs only write the word.
+    call.user.write_value(ucmd.db_addr.wrapping_add(4), &u32::MAX)?;
     let completions = Reporter::new(request.channel, request.user_handle);
     let events = Reporter::new(request.events, request.user_handle);
     let cqn = device.control(|machine| {
@@ -180,14 +180,14 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
 
 /// How the CQ's completions are compressed (`create_cq_user` and `mini_cqe_res_format_to_hw` of
 /// drivers/infiniband/hw/mlx5/cq.c).
-fn compression(asked: &mlx5::CreateCq, cqe_size: CqeSize) -> Result<Option<MiniCqeFormat>, Errno> {
-    if asked.cqe_comp_en != 1 {
+fn compression(ucmd: &mlx5::CreateCq, cqe_size: CqeSize) -> Result<Option<MiniCqeFormat>, Errno> {
+    if ucmd.cqe_comp_en != 1 {
         return Ok(None);
     }
     if cqe_size != CqeSize::B64 {
         return Err(Errno::EOPNOTSUPP);
     }
-    match CqeCompFormat::from_bits_retain(asked.cqe_comp_res_format.into()) {
+    match CqeCompFormat::from_bits_retain(ucmd.cqe_comp_res_format.into()) {
         CqeCompFormat::HASH => Ok(Some(MiniCqeFormat::HASH)),
         CqeCompFormat::CSUM => Ok(Some(MiniCqeFormat::CHECKSUM)),
         CqeCompFormat::CSUM_STRIDX => Ok(Some(MiniCqeFormat::CHECKSUM_STRIDE_INDEX)),
@@ -195,13 +195,13 @@ fn compression(asked: &mlx5::CreateCq, cqe_size: CqeSize) -> Result<Option<MiniC
     }
 }
 
-/// What the timestamps of the CQ are.
+/// The clock behind the CQ's timestamps.
 ///
 /// The flag wins over the one for free-running timestamps (`get_ts_format` of
 /// drivers/infiniband/hw/mlx5/qp.c). Where the device makes no such timestamps, the kernel refuses
 /// the queues that complete to the CQ; this device refuses the CQ.
-fn stamps(asked: &mlx5::CreateCq, options: &Options) -> Result<Stamps, Errno> {
-    if !asked.flags.contains(CqFlags::REAL_TIME_TS) {
+fn stamps(ucmd: &mlx5::CreateCq, options: &Options) -> Result<Stamps, Errno> {
+    if !ucmd.flags.contains(CqFlags::REAL_TIME_TS) {
         return Ok(Stamps::Counter(options.counter_start));
     }
     if !options.real_time_clock {
@@ -215,12 +215,12 @@ fn stamps(asked: &mlx5::CreateCq, options: &Options) -> Result<Stamps, Errno> {
 }
 
 /// Ring size for this many usable entries. The number is signed in the kernel.
-fn ring_entries(asked: u32) -> Result<u32, Errno> {
+fn ring_entries(requested: u32) -> Result<u32, Errno> {
     let max = 1 << Options::LOG_MAX_CQ_SIZE;
-    if asked > max {
+    if requested > max {
         return Err(Errno::EINVAL);
     }
-    let entries = (asked + 1).next_power_of_two();
+    let entries = (requested + 1).next_power_of_two();
     if entries > max { Err(Errno::EINVAL) } else { Ok(entries) }
 }
 
@@ -235,14 +235,10 @@ fn read_driver_request(driver: &Buffers) -> Result<mlx5::CreateCq, Errno> {
     Ok(request)
 }
 
-fn uar_index(
-    call: &Call<'_>,
-    asked: &mlx5::CreateCq,
-    attribute: Option<u32>,
-) -> Result<u32, Errno> {
+fn uar_index(call: &Call<'_>, ucmd: &mlx5::CreateCq, attribute: Option<u32>) -> Result<u32, Errno> {
     match attribute {
         Some(index) => Ok(index),
-        None if asked.flags.contains(CqFlags::UAR_PAGE_INDEX) => Ok(asked.uar_page_index.into()),
+        None if ucmd.flags.contains(CqFlags::UAR_PAGE_INDEX) => Ok(ucmd.uar_page_index.into()),
         None => call.context()?.default_uar(),
     }
 }

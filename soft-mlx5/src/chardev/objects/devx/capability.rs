@@ -1,5 +1,5 @@
-//! QUERY_HCA_CAP. The driver of this device has changed no capability, so the largest values are
-//! the current ones.
+//! QUERY_HCA_CAP. The driver of this device changes no capability, so the maximum values are the
+//! current ones.
 #![forbid(unsafe_code)]
 
 use uverbs_soft_adapter::firmware::bits::Field;
@@ -28,9 +28,9 @@ pub(super) fn query(options: &Options, command: &mut Command<'_>) -> Done {
     let values = match command.get(header::OP_MOD) >> 1 {
         GENERAL => general_values(options),
         ATOMIC => ATOMIC_VALUES.to_vec(),
-        // Programs make no flow tables by these commands: nothing is supported.
+        // Programs cannot make flow tables with these commands, so nothing is supported.
         FLOW_TABLE if options.is_roce() => Vec::new(),
-        // Device memory has no operations of its own, and no encapsulation is kept there.
+        // Neither operations nor encapsulations in device memory are supported.
         DEVICE_MEMORY => Vec::new(),
         QOS if options.rates().is_some() => qos_values(options),
         kind => return Err(Refusal::parameter("capability type", kind)),

@@ -1,4 +1,4 @@
-//! Commands that belong to no object: what the adapter is and has.
+//! Commands that belong to no object: queries of the adapter.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -21,10 +21,10 @@ const VPORT_UP: u64 = 1;
 const ACTIVE: u64 = 4;
 const DOWN: u64 = 1;
 
-/// Where outputs have their payload, in bits.
+/// Offset in bits of the payload in outputs.
 const PAYLOAD: usize = 0x80;
 
-/// Runs a command. The inner result is the firmware's.
+/// Runs a command. The inner result is that of the firmware.
 pub(super) fn run(device: &DeviceShared, command: &mut Command<'_>) -> Result<Done, Errno> {
     // A child process has no device.
     device.control(|_| Ok(()))?;

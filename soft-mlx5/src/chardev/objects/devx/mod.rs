@@ -1,8 +1,8 @@
-//! DEVX: firmware commands of the program's own.
+//! DEVX: firmware commands that a program sends itself.
 //!
-//! The kernel stamps the context's user id on a command and checks that the method that carries it
-//! is for commands of its kind; the firmware does the rest. Here that firmware is the one behind
-//! the PCI function, as far as commands are about objects. Kernel: hw/mlx5/devx.c.
+//! The kernel writes the context's user id into a command and checks that the method accepts
+//! commands of its kind; the firmware does the rest. This firmware is the part of the PCI
+//! function's that handles objects. Kernel: hw/mlx5/devx.c.
 #![forbid(unsafe_code)]
 
 mod capability;
@@ -64,7 +64,8 @@ pub(crate) fn query_eqn(call: &mut Call<'_>) -> Result<(), Errno> {
     call.output(query_eqn::DEV_EQN, &event_queue(vector))
 }
 
-/// Number of the event queue behind a completion vector. The kernel's own have the first numbers.
+/// Number of the event queue of a completion vector. The kernel's own event queues have the first
+/// numbers.
 fn event_queue(vector: u32) -> u32 {
     const KERNELS: u32 = 4;
     KERNELS + vector
@@ -86,7 +87,7 @@ struct Request {
 }
 
 impl Request {
-    /// Reads the command, and stamps the context's user id on it (`devx_get_uid`).
+    /// Reads the command, and writes the context's user id into it (`devx_get_uid`).
     fn read<M>(call: &Call<'_>, input: Attr<M, In>, output: Attr<M, Out>) -> Result<Self, Errno> {
         let uid = call.context()?.devx.ok_or(Errno::EINVAL)?;
         let mut input = call.bytes(input)?;
@@ -125,7 +126,7 @@ struct Sender<'a> {
     device: &'a DeviceShared,
     /// Objects that the context has created by verbs.
     objects: Vec<ObjectId>,
-    /// Queue pairs that it has made by verbs, with the firmware's code of their service.
+    /// Queue pairs created by verbs, with the firmware's code of their service.
     services: Vec<(u32, u64)>,
 }
 
@@ -217,11 +218,11 @@ fn errno(refusal: &Refusal) -> Errno {
     }
 }
 
-/// Where the contexts of CQs and of queue pairs are in commands, in bits.
+/// Offsets in bits of the contexts of CQs and of queue pairs in commands.
 const CQ_CONTEXT: usize = 0x80;
 const QP_CONTEXT: usize = 0xc0;
 
-/// A queue with the page in which it is rung.
+/// A queue and the UAR page of its doorbells.
 #[derive(Clone, Debug)]
 enum Rung {
     Cq(UarPage, Cqn),
@@ -229,7 +230,7 @@ enum Rung {
 }
 
 impl Rung {
-    /// The queue that a command has created, if it is rung.
+    /// The queue that a command has created, if it has doorbells.
     fn created(device: &DeviceShared, command: &Command<'_>, number: u32) -> Option<Self> {
         let page = |index| device.uars.page(index).ok();
         match command.get(header::OPCODE) as u16 {
@@ -260,8 +261,8 @@ impl Rung {
     }
 }
 
-/// Gives a CQ of the program's own what CQs of verbs get: a clock, and an arm word that means
-/// nothing (see `create` of CQs).
+/// Gives a CQ created by a command the same initial state as one created by verbs: a clock, and an
+/// arm word that encodes no arming (see `create` of CQs).
 fn prepare_cq(
     device: &DeviceShared,
     user: UserMemory,

@@ -1,4 +1,4 @@
-//! Firmware objects that commands have made.
+//! Firmware objects that were created by commands.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;

@@ -9,7 +9,7 @@ use uverbs_soft_adapter::firmware::layout::command::{
 };
 use uverbs_soft_adapter::firmware::layout::context::{cqc, mkc, qpc, wq, xrc_srqc};
 
-/// Commands that create objects, of which more is known here than their family.
+/// Commands that create objects and need special handling.
 pub(crate) mod opcode {
     pub(crate) const CREATE_MKEY: u16 = 0x200;
     pub(crate) const CREATE_CQ: u16 = 0x400;
@@ -24,7 +24,7 @@ use opcode::{
     CREATE_CQ, CREATE_MKEY, CREATE_QP, CREATE_RMP, CREATE_RQ, CREATE_SQ, CREATE_XRC_SRQ, MODIFY_CQ,
 };
 
-/// Objects of one kind: the command that creates them, and those about one of them.
+/// Objects of one kind: the command that creates them, and the commands that refer to them.
 #[derive(Debug)]
 pub(super) struct Family {
     pub(super) create: u16,
@@ -33,9 +33,9 @@ pub(super) struct Family {
     query: &'static [u16],
     /// Order of destruction when the file closes: users before the objects that they use.
     pub(super) rank: u8,
-    /// Where creation returns the number and destruction names it.
+    /// Field in which creation returns the number and destruction names it.
     pub(super) number: Field,
-    /// Where the others name it.
+    /// Field in which the other commands name it.
     subject: Field,
 }
 
@@ -82,16 +82,16 @@ const FAMILIES: &[Family] = &[
     Family::new(2, (0x916, 0x918), &[0x917], &[0x919]),
 ];
 
-/// Further commands that create objects. This firmware has none of them: scheduling elements,
-/// PSVs, SRQs of old firmware, DCTs, XRQs, multicast memberships, VXLAN ports, entries of the table
-/// of addresses, flow tables and what belongs to them, general objects.
+/// Further commands that create objects, which this firmware does not have: scheduling elements,
+/// PSVs, SRQs of old firmware, DCTs, XRQs, multicast memberships, VXLAN ports, entries of the
+/// address table, flow tables and their parts, general objects.
 const OTHER_CREATIONS: &[u16] = &[
     0x600, 0x700, 0x710, 0x717, 0x782, 0x806, 0x827, 0x829, 0x930, 0x933, 0x936, 0x939, 0x93d,
     0x940, 0xa00,
 ];
 
 /// `devx_is_general_cmd`: queries of the adapter, of ports, of congestion and of LAG, NOP, and the
-/// range that is for general commands.
+/// range reserved for general commands.
 pub(super) fn is_general(opcode: u16) -> bool {
     const GENERAL: &[u16] = &[
         0x100, 0x101, 0x10a, 0x750, 0x752, 0x754, 0x760, 0x762, 0x76f, 0x770, 0x80a, 0x80d, 0x822,
@@ -110,7 +110,7 @@ pub(super) fn family_of(creation: u16) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.create == creation)
 }
 
-/// What a command may do to an object.
+/// The kind of access that a command makes to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
     Modify,

@@ -45,14 +45,14 @@ pub(crate) fn register(call: &mut Call<'_>) -> Result<(), Errno> {
     let (address, length): (u64, u64) = (call.input(reg::ADDR)?, call.input(reg::LEN)?);
     let known = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
     let access = AccessFlags::from_bits_retain(call.flags(reg::ACCESS, known.bits())?);
-    // `ib_check_mr_access`: what others may write, the device may write.
+    // `ib_check_mr_access`: remote write requires local write.
     if access.contains(AccessFlags::REMOTE_WRITE) && !access.contains(AccessFlags::LOCAL_WRITE) {
         return Err(Errno::EINVAL);
     }
     let sizes = call.constant(reg::PGSZ_BITMAP, u64::MAX).unwrap_or(!(PAGE_SIZE - 1));
     check_page_sizes(sizes, length)?;
     call.charge_ring(address, length)?;
-    // Memory that nothing may write can be read-only (`ib_access_writable`).
+    // Memory that is not writable through the umem can be read-only (`ib_access_writable`).
     let writable = access.intersects(known & !AccessFlags::REMOTE_READ);
     call.user.pin(address, length, writable)?;
     let memory = PageMap::linear(address);
@@ -62,7 +62,7 @@ pub(crate) fn register(call: &mut Call<'_>) -> Result<(), Errno> {
     call.output(reg::OUT_ID, &number)
 }
 
-/// One of the sizes has to be a page's, or that of more pages (`devx_umem_find_best_pgsize`).
+/// One of the sizes must be a multiple of the page size (`devx_umem_find_best_pgsize`).
 fn check_page_sizes(sizes: u64, length: u64) -> Result<(), Errno> {
     let largest = length.max(PAGE_SIZE).checked_next_power_of_two().unwrap_or(1 << 63);
     let usable = sizes & (largest | (largest - 1)) & !(PAGE_SIZE - 1);

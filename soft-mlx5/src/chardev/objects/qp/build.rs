@@ -1,4 +1,5 @@
-//! Queue pairs from checked requests: parameters, rings and doorbells, and the device's object.
+//! Creates queue pairs from checked requests: parameters, rings and doorbells, and the device's
+//! object.
 //! Kernel: `create_user_qp`, `create_dci` and `create_dct` of hw/mlx5/qp.c.
 #![forbid(unsafe_code)]
 
@@ -48,13 +49,13 @@ fn build_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno> {
 /// at RTR. This device chooses the number now and returns it at RTR.
 fn build_dc_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno> {
     let driver = call.driver();
-    let asked = read_driver_request(&driver)?;
+    let ucmd = read_driver_request(&driver)?;
     let known = QpFlags::TYPE_DCT | QpFlags::SCATTER_CQE | QpFlags::ALLOW_SCATTER_CQE;
-    if !known.contains(asked.flags) {
+    if !known.contains(ucmd.flags) {
         return Err(Errno::EINVAL);
     }
     let cqe_version = call.context()?.cqe_version;
-    let user_index = user_index(cqe_version, asked.uidx)?;
+    let user_index = user_index(cqe_version, ucmd.uidx)?;
     let (Some(srq), Some(receive_cq)) = (request.srq, request.receive_cq) else {
         return Err(Errno::EINVAL);
     };
@@ -62,13 +63,13 @@ fn build_dc_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno>
         return Err(Errno::EINVAL);
     }
     let (pd, cqn) = (call.pdn(request.pd.ok_or(Errno::EINVAL)?)?, call.cqn(receive_cq)?);
-    let scatter = scatter_size(call, receive_cq, asked.flags)?;
+    let scatter = scatter_size(call, receive_cq, ucmd.flags)?;
     let params = QpParams {
         receive: ReceiveSource::Srq(srqn(call, srq)?),
-        access_key: asked.sq_buf_addr,
+        access_key: ucmd.sq_buf_addr,
         user_index,
         cqe_version_1: cqe_version != 0,
-        // Only for CQEs of 128 bytes.
+        // Only CQEs of 128 bytes can hold the data.
         scatter_responder: match scatter {
             ScatterToCqe::B64 => scatter,
             _ => ScatterToCqe::Off,
@@ -85,14 +86,14 @@ fn build_dc_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno>
 /// `create_user_qp` and `create_dci`.
 fn build_user(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, Errno> {
     let driver = call.driver();
-    let asked = read_driver_request(&driver)?;
-    check_vendor_flags(request, asked.flags)?;
+    let ucmd = read_driver_request(&driver)?;
+    check_vendor_flags(request, ucmd.flags)?;
     let cqe_version = call.context()?.cqe_version;
-    let user_index = user_index(cqe_version, asked.uidx)?;
+    let user_index = user_index(cqe_version, ucmd.uidx)?;
     check_service(call, request, cqe_version)?;
-    let receives = check_receive_ring(request, &asked)?;
-    let (uar, register) = doorbell(call, &asked)?;
-    let params = params(call, request, &asked, user_index, cqe_version)?;
+    let receives = check_receive_ring(request, &ucmd)?;
+    let (uar, register) = doorbell(call, &ucmd)?;
+    let params = params(call, request, &ucmd, user_index, cqe_version)?;
     let parents = [request.pd, request.send_cq, request.receive_cq, request.srq]
         .into_iter()
         .flatten()
@@ -125,7 +126,7 @@ fn check_service(call: &Call<'_>, request: &Request, cqe_version: u8) -> Result<
 fn params(
     call: &mut Call<'_>,
     request: &Request,
-    asked: &mlx5::CreateQp,
+    ucmd: &mlx5::CreateQp,
     user_index: u32,
     cqe_version: u8,
 ) -> Result<QpParams, Errno> {
@@ -133,19 +134,19 @@ fn params(
     let send_handle = request.send_cq.ok_or(Errno::EINVAL)?;
     let receive_handle = request.receive_cq.unwrap_or(send_handle);
     let (send_cq, receive_cq) = (call.cqn(send_handle)?, call.cqn(receive_handle)?);
-    let (send_ring, receive_ring) = rings(call, request, asked)?;
-    call.user.pin(asked.db_addr, 8, true)?;
-    let scatter = |handle| scatter_size(call, handle, asked.flags);
+    let (send_ring, receive_ring) = rings(call, request, ucmd)?;
+    call.user.pin(ucmd.db_addr, 8, true)?;
+    let scatter = |handle| scatter_size(call, handle, ucmd.flags);
     let connected = matches!(request.qp_type, QpType::Rc | QpType::Uc);
     Ok(QpParams {
         send_ring,
         receive: receive_source(call, request, receive_ring)?,
-        doorbell_record: asked.db_addr,
+        doorbell_record: ucmd.db_addr,
         user_index,
         cqe_version_1: cqe_version != 0,
-        scatter_requester: requester_scatter(request, asked.flags, scatter(send_handle)?),
+        scatter_requester: requester_scatter(request, ucmd.flags, scatter(send_handle)?),
         scatter_responder: if connected { scatter(receive_handle)? } else { ScatterToCqe::Off },
-        signatures: asked.flags.contains(QpFlags::SIGNATURE),
+        signatures: ucmd.flags.contains(QpFlags::SIGNATURE),
         block_multicast_loopback: request.flags & BLOCK_MULTICAST_LOOPBACK != 0,
         strip_vlan: request.flags & CVLAN_STRIPPING != 0,
         scatter_check_sequence: request.flags & SCATTER_FCS != 0,

@@ -221,15 +221,15 @@ pub(crate) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&ExCreateQpResp { base, comp_mask: 0, response_length })
 }
 
-fn write_form(call: &mut Call<'_>, asked: &ExCreateQp) -> Result<CreateQpResp, Errno> {
-    let qp_type = qp_type(call, asked.qp_type.0.into())?;
+fn write_form(call: &mut Call<'_>, cmd: &ExCreateQp) -> Result<CreateQpResp, Errno> {
+    let qp_type = qp_type(call, cmd.qp_type.0.into())?;
     let qp_handle = call.reserve()?;
     let cap = QpCap {
-        max_send_wr: asked.max_send_wr,
-        max_recv_wr: asked.max_recv_wr,
-        max_send_sge: asked.max_send_sge,
-        max_recv_sge: asked.max_recv_sge,
-        max_inline_data: asked.max_inline_data,
+        max_send_wr: cmd.max_send_wr,
+        max_recv_wr: cmd.max_recv_wr,
+        max_send_sge: cmd.max_send_sge,
+        max_recv_sge: cmd.max_recv_sge,
+        max_inline_data: cmd.max_inline_data,
     };
     let mut request = Request {
         qp_type,
@@ -239,12 +239,12 @@ fn write_form(call: &mut Call<'_>, asked: &ExCreateQp) -> Result<CreateQpResp, E
         srq: None,
         xrcd: None,
         cap,
-        flags: asked.create_flags.bits(),
-        signal_all: asked.sq_sig_all != 0,
-        user_handle: asked.user_handle,
+        flags: cmd.create_flags.bits(),
+        signal_all: cmd.sq_sig_all != 0,
+        user_handle: cmd.user_handle,
         events: call.state.default_async(),
     };
-    write_handles(call, asked, &mut request)?;
+    write_handles(call, cmd, &mut request)?;
     if request.flags & !EXTENDED_FLAGS != 0 {
         return Err(Errno::EINVAL);
     }
@@ -263,26 +263,26 @@ fn write_form(call: &mut Call<'_>, asked: &ExCreateQp) -> Result<CreateQpResp, E
 }
 
 /// In the write form the PD's field has the domain of an XRC target.
-fn write_handles(call: &Call<'_>, asked: &ExCreateQp, request: &mut Request) -> Result<(), Errno> {
+fn write_handles(call: &Call<'_>, cmd: &ExCreateQp, request: &mut Request) -> Result<(), Errno> {
     if request.qp_type == QpType::XrcTarget {
-        let found = call.state.lookup_live(call.file, Kind::Xrcd, asked.pd_handle);
-        request.xrcd = Some(asked.pd_handle);
+        let found = call.state.lookup_live(call.file, Kind::Xrcd, cmd.pd_handle);
+        request.xrcd = Some(cmd.pd_handle);
         return found.map_err(|_| Errno::EINVAL);
     }
     if request.qp_type == QpType::XrcInitiator {
         (request.cap.max_recv_wr, request.cap.max_recv_sge) = (0, 0);
     } else {
-        if asked.is_srq != 0 {
-            call.state.lookup_live(call.file, Kind::Srq, asked.srq_handle)?;
-            request.srq = Some(asked.srq_handle);
+        if cmd.is_srq != 0 {
+            call.state.lookup_live(call.file, Kind::Srq, cmd.srq_handle)?;
+            request.srq = Some(cmd.srq_handle);
             check_srq(call, request.srq, request.qp_type)?;
         }
-        call.cqn(asked.recv_cq_handle)?;
-        request.receive_cq = Some(asked.recv_cq_handle);
+        call.cqn(cmd.recv_cq_handle)?;
+        request.receive_cq = Some(cmd.recv_cq_handle);
     }
-    call.cqn(asked.send_cq_handle)?;
-    request.send_cq = Some(asked.send_cq_handle);
-    call.pdn(asked.pd_handle)?;
-    request.pd = Some(asked.pd_handle);
+    call.cqn(cmd.send_cq_handle)?;
+    request.send_cq = Some(cmd.send_cq_handle);
+    call.pdn(cmd.pd_handle)?;
+    request.pd = Some(cmd.pd_handle);
     Ok(())
 }

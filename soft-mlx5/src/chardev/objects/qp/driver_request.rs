@@ -1,4 +1,4 @@
-//! The driver's part of a creation: which ring it describes, which register and which user index.
+//! The driver's part of a creation request: ring, doorbell register and user index.
 //! Kernel: `process_udata_size`, `process_vendor_flags`, `set_rq_size` and `set_user_buf_size` of
 //! hw/mlx5/qp.c.
 #![forbid(unsafe_code)]
@@ -47,10 +47,10 @@ pub(super) fn check_vendor_flags(request: &Request, flags: QpFlags) -> Result<()
 
 /// `verify_assign_uidx`: CQEs of version 1 carry the program's index, those of version 0 the QP
 /// number.
-pub(crate) fn user_index(cqe_version: u8, asked: u32) -> Result<u32, Errno> {
+pub(crate) fn user_index(cqe_version: u8, requested: u32) -> Result<u32, Errno> {
     match cqe_version {
-        0 if asked == NO_USER_INDEX => Ok(NO_USER_INDEX),
-        1.. if asked < NO_USER_INDEX => Ok(asked),
+        0 if requested == NO_USER_INDEX => Ok(NO_USER_INDEX),
+        1.. if requested < NO_USER_INDEX => Ok(requested),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -58,12 +58,12 @@ pub(crate) fn user_index(cqe_version: u8, asked: u32) -> Result<u32, Errno> {
 /// `set_rq_size`: WQEs in the ring, and entries in each. Without a receive queue both have to be 0.
 pub(super) fn check_receive_ring(
     request: &mut Request,
-    asked: &mlx5::CreateQp,
+    ucmd: &mlx5::CreateQp,
 ) -> Result<(u32, u32), Errno> {
     let max = 1 << Options::LOG_MAX_QP_SIZE;
-    // mlx5_ib grants receive queues of up to `max`, which is more than the `max_qp_wr` that it
-    // announces. This device grants no more than it announces.
-    if request.cap.max_recv_wr > MAX_QP_WR || asked.sq_wqe_count > max {
+    // mlx5_ib accepts receive queues of up to `max`, which is more than the `max_qp_wr` that it
+    // reports. This device accepts no more than it reports.
+    if request.cap.max_recv_wr > MAX_QP_WR || ucmd.sq_wqe_count > max {
         return Err(Errno::EINVAL);
     }
     let has_ring = !matches!(request.qp_type, QpType::XrcInitiator | QpType::DcInitiator)
@@ -71,28 +71,27 @@ pub(super) fn check_receive_ring(
         && request.cap.max_recv_wr != 0;
     if !has_ring {
         (request.cap.max_recv_wr, request.cap.max_recv_sge) = (0, 0);
-        let none = asked.rq_wqe_count == 0 && asked.rq_wqe_shift == 0;
+        let none = ucmd.rq_wqe_count == 0 && ucmd.rq_wqe_shift == 0;
         return if none { Ok((0, 0)) } else { Err(Errno::EINVAL) };
     }
-    let size =
-        1i32.checked_shl(asked.rq_wqe_shift).filter(|size| *size > 0).ok_or(Errno::EINVAL)?;
-    let signature = u32::from(asked.flags.contains(QpFlags::SIGNATURE));
+    let size = 1i32.checked_shl(ucmd.rq_wqe_shift).filter(|size| *size > 0).ok_or(Errno::EINVAL)?;
+    let signature = u32::from(ucmd.flags.contains(QpFlags::SIGNATURE));
     let entries = (size as u32 / 16).checked_sub(signature).ok_or(Errno::EINVAL)?;
-    Ok((asked.rq_wqe_count, entries))
+    Ok((ucmd.rq_wqe_count, entries))
 }
 
 /// The UAR page of the send queue's doorbells, and the register if the driver chooses one.
 pub(super) fn doorbell(
     call: &mut Call<'_>,
-    asked: &mlx5::CreateQp,
+    ucmd: &mlx5::CreateQp,
 ) -> Result<(u32, Option<Register>), Errno> {
     let (by_page, by_register) =
-        (asked.flags.contains(QpFlags::UAR_PAGE_INDEX), asked.flags.contains(QpFlags::BFREG_INDEX));
+        (ucmd.flags.contains(QpFlags::UAR_PAGE_INDEX), ucmd.flags.contains(QpFlags::BFREG_INDEX));
     match (by_page, by_register) {
         (true, true) => Err(Errno::EINVAL),
-        (true, false) => Ok((asked.bfreg_index, None)),
+        (true, false) => Ok((ucmd.bfreg_index, None)),
         (false, true) => {
-            Ok((call.context_mut()?.static_uars()?.dynamic_uar_of(asked.bfreg_index)?, None))
+            Ok((call.context_mut()?.static_uars()?.dynamic_uar_of(ucmd.bfreg_index)?, None))
         }
         (false, false) => {
             let uars = call.context_mut()?.static_uars()?;
@@ -107,13 +106,13 @@ pub(super) fn doorbell(
 pub(super) fn rings(
     call: &mut Call<'_>,
     request: &Request,
-    asked: &mlx5::CreateQp,
+    ucmd: &mlx5::CreateQp,
 ) -> Result<(Option<SendRing>, Option<ReceiveRing>), Errno> {
-    if asked.sq_wqe_count != 0 && !asked.sq_wqe_count.is_power_of_two() {
+    if ucmd.sq_wqe_count != 0 && !ucmd.sq_wqe_count.is_power_of_two() {
         return Err(Errno::EINVAL);
     }
-    let receive_size = u64::from(asked.rq_wqe_count) << asked.rq_wqe_shift;
-    let send_size = u64::from(asked.sq_wqe_count) * 64;
+    let receive_size = u64::from(ucmd.rq_wqe_count) << ucmd.rq_wqe_shift;
+    let send_size = u64::from(ucmd.sq_wqe_count) * 64;
     if receive_size + send_size > i32::MAX as u64 {
         return Err(Errno::EINVAL);
     }
@@ -122,23 +121,23 @@ pub(super) fn rings(
         return Err(Errno::EINVAL);
     }
     let send_at = if raw {
-        pin_ring(call, asked.buf_addr, receive_size)?;
-        pin_ring(call, asked.sq_buf_addr, send_size)?;
-        check_offset(asked.buf_addr)?;
-        check_offset(asked.sq_buf_addr)?;
-        asked.sq_buf_addr
+        pin_ring(call, ucmd.buf_addr, receive_size)?;
+        pin_ring(call, ucmd.sq_buf_addr, send_size)?;
+        check_offset(ucmd.buf_addr)?;
+        check_offset(ucmd.sq_buf_addr)?;
+        ucmd.sq_buf_addr
     } else {
-        pin_ring(call, asked.buf_addr, receive_size + send_size)?;
-        asked.buf_addr.wrapping_add(receive_size)
+        pin_ring(call, ucmd.buf_addr, receive_size + send_size)?;
+        ucmd.buf_addr.wrapping_add(receive_size)
     };
-    let send = (asked.sq_wqe_count != 0).then(|| SendRing {
+    let send = (ucmd.sq_wqe_count != 0).then(|| SendRing {
         buffer: PageMap::linear(send_at),
-        log_blocks: asked.sq_wqe_count.trailing_zeros() as u8,
+        log_blocks: ucmd.sq_wqe_count.trailing_zeros() as u8,
     });
-    let receive = (request.cap.max_recv_wr != 0 && asked.rq_wqe_count != 0).then(|| ReceiveRing {
-        buffer: PageMap::linear(asked.buf_addr),
-        log_wqes: asked.rq_wqe_count.ilog2() as u8,
-        log_stride: asked.rq_wqe_shift as u8,
+    let receive = (request.cap.max_recv_wr != 0 && ucmd.rq_wqe_count != 0).then(|| ReceiveRing {
+        buffer: PageMap::linear(ucmd.buf_addr),
+        log_wqes: ucmd.rq_wqe_count.ilog2() as u8,
+        log_stride: ucmd.rq_wqe_shift as u8,
     });
     Ok((send, receive))
 }

@@ -1,4 +1,4 @@
-//! Queue pairs as objects: the driver's state of each, opening shared XRC targets, destruction.
+//! Queue pairs as objects: the driver's state of each, shared XRC targets, destruction.
 //! Kernel: uverbs_std_types_qp.c, `ib_uverbs_open_qp`, `ib_open_qp` and `ib_destroy_qp_user`
 //! (core/verbs.c).
 #![forbid(unsafe_code)]
@@ -37,7 +37,7 @@ use transitions::state;
 #[derive(Debug)]
 pub(crate) struct Qp {
     pub(crate) qpn: Qpn,
-    /// The page in which its send queue rings, if it has one.
+    /// The UAR page of its send doorbells, if it has any.
     pub(crate) uar: Option<UarPage>,
     pub(crate) parents: Vec<u32>,
     pub(crate) qp_type: QpType,
@@ -52,11 +52,11 @@ pub(crate) struct Qp {
     pub(crate) driver: Arc<DriverState>,
     /// The domain of an XRC target, which exists as long as a context has it open.
     pub(crate) domain: Option<Arc<Domain>>,
-    /// It only spreads frames over work queues, and cannot be modified or queried.
+    /// Whether it only spreads frames over work queues; then it cannot be modified or queried.
     pub(crate) spreads: bool,
 }
 
-/// What the driver remembers of a QP. All contexts that have an XRC target open share it.
+/// The driver's state of a QP. All contexts that have an XRC target open share it.
 #[derive(Debug, Default)]
 pub(crate) struct DriverState {
     memory: std::sync::Mutex<Remembered>,
@@ -159,8 +159,8 @@ pub(crate) fn open(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&CreateQpResp { qp_handle, qpn: request.qpn, ..CreateQpResp::default() })
 }
 
-/// What the firmware calls a service (`MLX5_QP_ST_*`). The firmware has no raw packet QPs: such a
-/// QP is an SQ and an RQ to it.
+/// The firmware's code of a service (`MLX5_QP_ST_*`). The firmware has no raw packet QPs: each is
+/// an SQ and an RQ.
 pub(crate) fn service_code(qp_type: QpType) -> Option<u64> {
     match qp_type {
         QpType::Rc => Some(0),
@@ -168,7 +168,7 @@ pub(crate) fn service_code(qp_type: QpType) -> Option<u64> {
         QpType::Ud => Some(2),
         QpType::XrcInitiator | QpType::XrcTarget => Some(3),
         QpType::RawPacket | QpType::RegUmr => None,
-        // DEVX commands about them are not modelled.
+        // DEVX commands for them are not modelled.
         QpType::DcInitiator | QpType::DcTarget => None,
     }
 }

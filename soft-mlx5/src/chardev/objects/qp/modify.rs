@@ -57,7 +57,7 @@ fn change(call: &mut Call<'_>, request: &mut ModifyQp, rate: u32) -> Result<(), 
     check_states(request)?;
     let given = relevant(qp_type, request.attr_mask.bits());
     check_paths(call, qp_type, request, given)?;
-    let asked = read_driver_request(call)?;
+    let ucmd = read_driver_request(call)?;
     let (current, next) = states(request, given, before);
     check_transition(&device, qp_type, current, next, given)?;
     check_values(&device, request, qp_type, given)?;
@@ -74,7 +74,7 @@ fn change(call: &mut Call<'_>, request: &mut ModifyQp, rate: u32) -> Result<(), 
     let attributes = QpAttributes { rate_limit, ..attributes(request, qp_type, given, after)? };
     device.core(|core| core.modify_qp(qpn, core_state(next), &attributes))?;
     driver.set(after);
-    answer_driver(call, asked)
+    answer_driver(call, ucmd)
 }
 
 /// The port has to be 1, and the path's port that of the QP (`modify_qp` in uverbs_cmd.c).
@@ -163,16 +163,16 @@ pub(super) fn read_driver_request(call: &Call<'_>) -> Result<Option<mlx5::Modify
     Ok(Some(request))
 }
 
-fn answer_driver(call: &Call<'_>, asked: Option<mlx5::ModifyQp>) -> Result<(), Errno> {
+fn answer_driver(call: &Call<'_>, ucmd: Option<mlx5::ModifyQp>) -> Result<(), Errno> {
     let driver = call.driver();
     let length = size_of::<mlx5::ModifyQpResp>();
     if driver.output_length() < length {
         return Ok(());
     }
-    let asked = asked.map_or(0, |asked| asked.ece_options);
+    let ucmd = ucmd.map_or(0, |ucmd| ucmd.ece_options);
     let response = mlx5::ModifyQpResp {
         response_length: length as u32,
-        ece_options: asked & call.file.device.options().connection_options,
+        ece_options: ucmd & call.file.device.options().connection_options,
         ..mlx5::ModifyQpResp::default()
     };
     driver.write(response.as_bytes())

@@ -31,7 +31,7 @@ const UDP: RxHashFields = RxHashFields::SRC_PORT_UDP.union(RxHashFields::DST_POR
 struct Request {
     pd: u32,
     table: u32,
-    /// The request sets a queue size, or something else that only queue pairs with queues have.
+    /// Whether the request sets a queue size, or another property of queue pairs with queues.
     has_queues: bool,
     user_handle: u64,
     events: Option<Arc<EventQueue>>,
@@ -62,19 +62,19 @@ pub(super) fn create(call: &mut Call<'_>, qp_type: QpType) -> Result<(), Errno> 
 /// `IB_USER_VERBS_EX_CMD_CREATE_QP` with an indirection table.
 pub(super) fn create_by_write(
     call: &mut Call<'_>,
-    asked: &ExCreateQp,
+    cmd: &ExCreateQp,
     qp_type: QpType,
 ) -> Result<(), Errno> {
     let qp_handle = call.reserve()?;
-    let table = asked.rwq_ind_tbl_handle;
+    let table = cmd.rwq_ind_tbl_handle;
     call.object(Kind::RwqIndTbl, table).map_err(|_| Errno::EINVAL)?;
-    call.pdn(asked.pd_handle)?;
-    let receives = asked.max_recv_wr != 0 || asked.max_recv_sge != 0 || asked.is_srq != 0;
+    call.pdn(cmd.pd_handle)?;
+    let receives = cmd.max_recv_wr != 0 || cmd.max_recv_sge != 0 || cmd.is_srq != 0;
     let request = Request {
-        pd: asked.pd_handle,
+        pd: cmd.pd_handle,
         table,
-        has_queues: receives || asked.max_send_wr != 0 || asked.create_flags.bits() != 0,
-        user_handle: asked.user_handle,
+        has_queues: receives || cmd.max_send_wr != 0 || cmd.create_flags.bits() != 0,
+        user_handle: cmd.user_handle,
         events: call.state.default_async(),
     };
     build(call, &request, qp_type)?;

@@ -98,7 +98,7 @@ fn tell_number(call: &Call<'_>, dctn: u32) -> Result<(), Errno> {
 }
 
 /// QUERY_QP of a target: in RTR, and only for what a target has.
-pub(super) fn query(call: &Call<'_>, qp: &Qp, asked: QpAttrMask) -> Result<QueryQpResp, Errno> {
+pub(super) fn query(call: &Call<'_>, qp: &Qp, requested: QpAttrMask) -> Result<QueryQpResp, Errno> {
     const KNOWN: u32 = mask::STATE
         | mask::ACCESS_FLAGS
         | mask::PORT
@@ -106,12 +106,12 @@ pub(super) fn query(call: &Call<'_>, qp: &Qp, asked: QpAttrMask) -> Result<Query
         | mask::AV
         | mask::PATH_MTU
         | mask::PKEY_INDEX;
-    let asked = asked.bits();
-    if asked & !KNOWN != 0 || qp.driver.get().state != state::RTR {
+    let requested = requested.bits();
+    if requested & !KNOWN != 0 || qp.driver.get().state != state::RTR {
         return Err(Errno::EINVAL);
     }
     let attributes = call.file.device.core(|core| core.query_qp(qp.qpn))?.attributes;
-    let has = |bit| asked & bit != 0;
+    let has = |bit| requested & bit != 0;
     let mut response = QueryQpResp::default();
     if has(mask::STATE) {
         response.qp_state = UserQpState(state::RTR);
