@@ -1,7 +1,7 @@
-//! Connecting a link by address, through the connection manager (`--cm`), instead of by the
-//! endpoints that the two ends tell each other.
+//! Connects a link by address, through the connection manager (`--cm`), instead of by exchanged
+//! endpoints.
 //!
-//! The end that decides what is done listens and offers its address; the other one connects there.
+//! The end that chooses the operation listens and offers its address; the other end connects to it.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::time::{Duration, Instant};
@@ -14,25 +14,25 @@ use uverbs::{Context, ErrorKind, GidKind, raw};
 use crate::failure::{Failure, Outcome};
 use crate::rendezvous::{PATIENCE, Rendezvous};
 
-/// In front of an address, where an endpoint would be.
+/// Prefix of an address in the place of an endpoint.
 const PREFIX: &str = "cm:";
-/// How often the end that listens looks after its peer.
+/// Interval at which the listening end checks that its peer still exists.
 const PEER_CHECK: Duration = Duration::from_millis(50);
 
-/// Listens for the one peer of a link.
+/// A listener for the only peer of a link.
 #[derive(Debug)]
 pub(crate) struct Offer {
     channel: Channel,
     id: Id,
 }
 
-/// What keeps a connection: dropping it disconnects.
+/// The ids of a connection; dropping them disconnects.
 #[derive(Debug)]
 #[allow(dead_code, reason = "held until the link ends")]
 pub(crate) struct Connected(Id, Channel);
 
 impl Offer {
-    /// Listens at the device's own address, at any port.
+    /// Listens at the device's own address, on any port.
     pub(crate) fn new(context: &Context, gid: &GidEntry) -> Outcome<Self> {
         let channel = Channel::of(context)?;
         let id = channel.create_id(PortSpace::Tcp)?;
@@ -41,14 +41,14 @@ impl Offer {
         Ok(Self { channel, id })
     }
 
-    /// What the peer is told.
+    /// The offer for the peer: the prefix and the address.
     pub(crate) fn text(&self) -> Outcome<String> {
         let address = self.id.local_address()?;
         let address = address.ok_or_else(|| Failure::failed("the listener has no address"))?;
         Ok(format!("{PREFIX}{address}"))
     }
 
-    /// Waits until the peer has connected to `qp`, as long as it is there.
+    /// Waits until the peer has connected to `qp`. Fails if the peer disappears.
     pub(crate) fn accept(
         self,
         qp: &mut raw::QueuePair<Rc>,
@@ -83,7 +83,7 @@ impl Offer {
     }
 }
 
-/// The address that an offer names, if it is one.
+/// The address in an offer, if it has one.
 pub(crate) fn offered(text: &str) -> Option<Outcome<SocketAddr>> {
     let address = text.strip_prefix(PREFIX)?;
     Some(address.parse().map_err(|_| Failure::failed("the peer's address is garbled")))

@@ -15,18 +15,19 @@ use crate::failure::{Failure, Outcome};
 #[derive(Debug)]
 pub(crate) struct Chosen {
     pub(crate) context: Context,
-    /// Why this device.
+    /// Why this device was chosen.
     pub(crate) why: String,
     /// Number of the port, from 1.
     pub(crate) port: u8,
     pub(crate) attributes: PortAttributes,
     pub(crate) gid: GidChoice,
-    /// Queue pairs are connected through rdma_cm (`--cm`) instead of by exchanged endpoints.
+    /// Whether queue pairs are connected through rdma_cm (`--cm`) instead of by exchanged
+    /// endpoints.
     pub(crate) by_address: bool,
 }
 
 impl Chosen {
-    /// The same, with queue pairs connected through rdma_cm or not.
+    /// The same choice, with or without connecting through rdma_cm.
     pub(crate) fn by_address(self, by_address: bool) -> Self {
         Self { by_address, ..self }
     }
@@ -45,8 +46,8 @@ pub(crate) fn choose(choice: &DeviceChoice) -> Outcome<Chosen> {
 }
 
 /// Opens a software device at `address`.
-fn at(address: &HostAddress, asked: Option<&str>) -> Outcome<(Context, String)> {
-    if let Some(name) = asked.filter(|name| !["soft", "soft0"].contains(name)) {
+fn at(address: &HostAddress, requested: Option<&str>) -> Outcome<(Context, String)> {
+    if let Some(name) = requested.filter(|name| !["soft", "soft0"].contains(name)) {
         let text = format!("--address is for the software device: {name} has its own addresses");
         return Err(Failure::usage(text));
     }
@@ -56,8 +57,8 @@ fn at(address: &HostAddress, asked: Option<&str>) -> Outcome<(Context, String)> 
     Ok((Device::from_soft(device).open()?, why))
 }
 
-fn named(asked: Option<&str>) -> Option<(String, String)> {
-    if let Some(name) = asked {
+fn named(requested: Option<&str>) -> Option<(String, String)> {
+    if let Some(name) = requested {
         return Some((name.to_owned(), "asked for by --device".to_owned()));
     }
     let name = std::env::var(DEVICE_VARIABLE).ok().filter(|name| !name.is_empty())?;
@@ -85,7 +86,7 @@ fn usable(device: &Device) -> Outcome<Context> {
     Ok(context)
 }
 
-/// The first port that messages flow through.
+/// The first active port.
 fn active_port(context: &Context) -> Outcome<(u8, PortAttributes)> {
     for port in 1..=context.attributes()?.ports() {
         let attributes = context.query_port(port)?;

@@ -52,7 +52,7 @@ fn kernel_row(device: &Device) -> Row {
     }
 }
 
-/// The software device has an address and a GUID of its own in every process, so none is shown.
+/// The software device has a different address and GUID in every process, so none is shown.
 fn software_row() -> Row {
     let name = "soft".to_owned();
     Row { name, kind: "software", node: None, node_guid: None, usable: true, problem: None }

@@ -9,9 +9,9 @@ use uverbs::Device;
 
 /// PCI vendor of NVIDIA's (Mellanox's) network adapters.
 const VENDOR: &str = "0x15b3";
-/// Bit of CAP_IPC_LOCK (linux/capability.h): a process that has it has no limit on pinned memory.
+/// Bit of CAP_IPC_LOCK (linux/capability.h). It removes a process's limit on pinned memory.
 pub(crate) const CAP_IPC_LOCK: u32 = 14;
-/// The least limit on locked memory, in bytes, that is enough for ordinary programs: our choice.
+/// The smallest limit on locked memory, in bytes, that suffices for ordinary programs: our choice.
 const COMFORTABLE_MEMLOCK: u64 = 64 << 20;
 
 /// A problem, with its cure.
@@ -108,7 +108,7 @@ fn little_memlock() -> Option<Missing> {
     ))
 }
 
-/// Whether a process whose `/proc/PID/status` this is has a capability.
+/// Whether a process has a capability, by its `/proc/PID/status`.
 pub(crate) fn has_capability(status: &str, bit: u32) -> Option<bool> {
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
     Some(u64::from_str_radix(mask.trim(), 16).ok()? >> bit & 1 == 1)

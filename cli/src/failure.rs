@@ -4,16 +4,16 @@ use std::fmt;
 
 use uverbs::ErrorKind;
 
-/// Why the command stops.
+/// Why the command ends early.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The command line or the input is invalid: status 2.
+    /// The command line or the input is invalid (status 2).
     Usage(String),
-    /// The device, the peer, a file or the contents failed: status 1.
+    /// The device, the peer, a file or its contents failed (status 1).
     Failed(String),
     /// Standard output was closed (`uverbs … | head`): status 0, no message.
     Unread,
-    /// The program that was run ended with this status, and printed the reason itself.
+    /// The program that `uverbs run` started ended with this status and reported the reason itself.
     Ended(u8),
 }
 
@@ -66,7 +66,7 @@ impl From<uverbs::Error> for Failure {
     }
 }
 
-/// Adds what the command was doing to an error's text.
+/// Adds a description of the failed action to an error.
 pub(crate) trait Context<T> {
     /// Fails with `doing: error`.
     fn context(self, doing: impl FnOnce() -> String) -> Outcome<T>;

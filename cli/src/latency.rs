@@ -12,7 +12,7 @@ pub(crate) struct Latency {
     nanoseconds: Histogram<u64>,
 }
 
-/// What is reported of them, in microseconds.
+/// The reported percentiles, in microseconds.
 #[derive(Debug, Serialize)]
 pub(crate) struct Percentiles {
     /// Half of the round trips took no longer.
@@ -34,18 +34,19 @@ impl Latency {
         Self { nanoseconds }
     }
 
-    /// Records one round trip; longer than a minute counts as a minute.
+    /// Records one round trip; longer times count as a minute.
     pub(crate) fn record(&mut self, time: Duration) {
         self.nanoseconds.saturating_record(time.as_nanos().max(1) as u64);
     }
 
-    /// How often each time, in nanoseconds, was recorded. [`Latency::of`] is the inverse.
+    /// Each recorded time in nanoseconds, with how often it occurred. [`Latency::of`] is the
+    /// inverse.
     pub(crate) fn counts(&self) -> Vec<(u64, u64)> {
         let recorded = self.nanoseconds.iter_recorded();
         recorded.map(|value| (value.value_iterated_to(), value.count_at_value())).collect()
     }
 
-    /// From times and how often each was recorded.
+    /// From times and their counts.
     pub(crate) fn of(counts: &[(u64, u64)]) -> Self {
         let mut latency = Self::new();
         for (nanoseconds, count) in counts {
@@ -54,12 +55,12 @@ impl Latency {
         latency
     }
 
-    /// How many times there are.
+    /// Number of recorded times.
     pub(crate) fn count(&self) -> u64 {
         self.nanoseconds.len()
     }
 
-    /// The time that the given share of them did not exceed, in microseconds.
+    /// The time that this share of them did not exceed, in microseconds.
     pub(crate) fn at(&self, share: f64) -> f64 {
         self.nanoseconds.value_at_quantile(share) as f64 / 1000.0
     }

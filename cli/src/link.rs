@@ -28,53 +28,56 @@ use crate::failure::{Context, Failure, Outcome};
 use crate::output::hexadecimal;
 use crate::rendezvous::Rendezvous;
 
-/// How often a polling end checks that its peer still exists.
+/// Interval at which a polling end checks that its peer still exists.
 const PEER_CHECK: Duration = Duration::from_millis(20);
 /// The longest wait for a completion while the peer is still connected.
 const SILENCE: Duration = Duration::from_secs(60);
 /// Empty polls between two readings of the clock.
 const POLLS_PER_CLOCK: u32 = 256;
 
-/// How large everything is.
+/// The sizes of a link.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     /// Bytes of registered memory.
     pub(crate) bytes: usize,
-    /// Sends outstanding at most.
+    /// Most outstanding sends.
     pub(crate) sends: u32,
-    /// Receives outstanding at most.
+    /// Most outstanding receives.
     pub(crate) receives: u32,
-    /// Sleep until completions come instead of polling.
+    /// Sleep until completion events instead of polling.
     pub(crate) sleeps: bool,
     /// Bytes of inline data per send.
     pub(crate) inline_bytes: u32,
 }
 
-/// What the peer may do to the memory.
+/// The peer's access rights to the memory.
 const ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_WRITE)
     .union(AccessFlags::REMOTE_READ)
     .union(AccessFlags::REMOTE_ATOMIC);
 
-/// Default limit of inline data: what the library grants without a request for more.
+/// Default limit of inline data, which the library grants without a request for more.
 pub(crate) const USUAL_INLINE: u32 = 60;
 
 #[derive(Debug)]
 pub(crate) struct Link {
-    // Declared first, so destroyed first: after that the device does not touch the memory any more.
+    // Declared first, so destroyed first: afterwards the device does not access the memory any
+    // more.
     qp: raw::QueuePair<Rc>,
     cq: raw::CompletionQueue,
     channel: Option<CompletionChannel>,
     memory: MemoryRegion,
-    /// With `--cm`: until the peer comes, and since then.
+    /// With `--cm`: the listener until the peer connects, then the connection.
     offer: Option<Offer>,
     connected: Option<Connected>,
     empty_polls: u32,
     last_check: Instant,
-    /// When it was first noticed that nothing has arrived since the last completion.
+    /// When the time-out for the peer started, because nothing had arrived since the last
+    /// completion.
     idle_since: Option<Instant>,
     silence: Duration,
-    /// What inline requests carry: the peer may write to the registered memory at any time.
+    /// The data of inline requests. A copy, because the peer may write to the registered memory at
+    /// any time.
     carried: Vec<u8>,
 }
 
@@ -86,7 +89,7 @@ pub(crate) struct LocalRange {
 }
 
 impl Link {
-    /// Makes a queue pair, not connected yet; receives may be posted.
+    /// Creates a queue pair, which is not connected yet; receives may be posted.
     pub(crate) fn new(chosen: &Chosen, shape: Shape) -> Outcome<Self> {
         let context = &chosen.context;
         let access = ACCESS;
@@ -127,7 +130,7 @@ impl Link {
         })
     }
 
-    /// What the peer needs to connect.
+    /// The endpoint with which the peer connects.
     pub(crate) fn own_endpoint(&self) -> Endpoint {
         self.qp.endpoint()
     }
@@ -137,7 +140,8 @@ impl Link {
         Ok(self.qp.connect(peer)?)
     }
 
-    /// What the peer needs to connect: an endpoint in hexadecimal, or with `--cm` an address.
+    /// The data with which the peer connects: an endpoint in hexadecimal, or with `--cm` an
+    /// address.
     pub(crate) fn endpoint(&self) -> Outcome<String> {
         match &self.offer {
             Some(offer) => offer.text(),
@@ -154,7 +158,7 @@ impl Link {
         Ok(())
     }
 
-    /// Connects to what the peer's [`Link::endpoint`] gave, unless it has connected by address.
+    /// Connects to the peer's [`Link::endpoint`], unless the link was connected by address.
     pub(crate) fn connect(&mut self, endpoint: &str) -> Outcome {
         if self.connected.is_some() {
             return Ok(());
@@ -174,7 +178,7 @@ impl Link {
         self.memory.view()
     }
 
-    /// Where a peer finds the first byte of the memory.
+    /// Address and key of the first byte of the memory, for the peer.
     pub(crate) fn remote(&self) -> Outcome<Remote> {
         Ok(self.memory.remote(0)?)
     }
@@ -186,8 +190,8 @@ impl Link {
         O: Takes<Sge>,
     {
         let sge = self.memory.sge(range.offset, range.length)?;
-        // SAFETY: the region checked that the range is its own; it outlives the queue pair (order
-        // of declaration), and this process reaches its bytes by atomic accesses alone.
+        // SAFETY: the region checked that it contains the range; it outlives the queue pair (order
+        // of declaration), and this process accesses its bytes only atomically.
         let posted = unsafe { self.qp.post_send(0, operation, sge, flags) };
         posted.context(|| "cannot post".into())
     }
@@ -214,8 +218,8 @@ impl Link {
             let destination = RunTimeDestination::Connected;
             let request =
                 SendRequest { wr_id: 0, operation, destination, flags, inline, data: &data };
-            // SAFETY: as for `post`; inline data is copied now, out of bytes of this process alone
-            // that are borrowed until the end of the function.
+            // SAFETY: as for `post`. Inline data is copied now, from bytes of this process that are
+            // borrowed until the end of the function.
             unsafe { batch.build_request(&request) }.context(|| "cannot post".into())?;
         }
         batch.publish();
@@ -240,7 +244,7 @@ impl Link {
         posted.context(|| "cannot post".into())
     }
 
-    /// Posts a receive into a range of the memory, or for a message without bytes.
+    /// Posts a receive into a range of the memory, or for a message of zero bytes.
     pub(crate) fn receive(&mut self, range: Option<LocalRange>) -> Outcome {
         let sge = range.map(|range| self.memory.sge(range.offset, range.length)).transpose()?;
         // SAFETY: as for `post`.
@@ -248,7 +252,7 @@ impl Link {
         posted.context(|| "cannot post a receive".into())
     }
 
-    /// The next completion, if there is one. A request that failed is a failure of the link.
+    /// The next completion, if there is one. A failed request fails the link.
     pub(crate) fn try_next(&mut self) -> Outcome<Option<WorkCompletion>> {
         match self.cq.poll() {
             Ok(completion) if completion.is_success() => {
@@ -262,7 +266,7 @@ impl Link {
         }
     }
 
-    /// Waits until the byte at `offset` is `value`: the last byte of an RDMA WRITE, which makes no
+    /// Waits until the byte at `offset` is `value`, the last byte of an RDMA WRITE, which makes no
     /// completion here. Completions of this end's requests that arrive meanwhile go to `completed`.
     pub(crate) fn next_write(
         &mut self,
@@ -275,7 +279,7 @@ impl Link {
         loop {
             self.memory().read(offset, &mut last)?;
             if last[0] == value {
-                // What is read from now on is at least as new as the byte.
+                // Later reads return data at least as new as the byte.
                 fence(Ordering::Acquire);
                 self.made_progress();
                 return Ok(());
@@ -287,13 +291,13 @@ impl Link {
         }
     }
 
-    /// The peer sent something: its time-out starts again.
+    /// Restarts the time-out, because the peer has sent something.
     pub(crate) fn made_progress(&mut self) {
         self.empty_polls = 0;
         self.idle_since = None;
     }
 
-    /// The time that the peer may still stay silent. Fails if it has been silent for too long.
+    /// The time for which the peer may still be silent. Fails if it was silent for too long.
     fn time_left(&mut self) -> Outcome<Duration> {
         let idle = self.idle_since.get_or_insert_with(Instant::now).elapsed();
         match self.silence.checked_sub(idle) {
@@ -305,7 +309,7 @@ impl Link {
         }
     }
 
-    /// Waits for the next completion. Fails if the peer goes away or stays silent meanwhile.
+    /// Waits for the next completion. Fails if the peer disappears or is silent for too long.
     pub(crate) fn next(&mut self, peer: &mut Rendezvous) -> Outcome<WorkCompletion> {
         loop {
             if let Some(completion) = self.try_next()? {
@@ -324,7 +328,7 @@ impl Link {
         }
     }
 
-    /// Waits for the next receive, and drops the completions of sends before it.
+    /// Waits for the next receive, ignoring completions of sends before it.
     pub(crate) fn next_receive(&mut self, peer: &mut Rendezvous) -> Outcome<WorkCompletion> {
         loop {
             let completion = self.next(peer)?;
@@ -334,8 +338,8 @@ impl Link {
         }
     }
 
-    /// Call it between two empty polls: it lets a software device make progress, and sometimes
-    /// checks the peer.
+    /// Called between two empty polls: lets a software device make progress, and sometimes checks
+    /// the peer.
     pub(crate) fn pause(&mut self, peer: &mut Rendezvous) -> Outcome {
         self.empty_polls = self.empty_polls.wrapping_add(1);
         if self.empty_polls.is_multiple_of(POLLS_PER_CLOCK)
@@ -384,13 +388,13 @@ fn ack_timeout(kind: DeviceKind) -> AckTimeout {
     }
 }
 
-/// As for endpoints, when the connection manager connects.
+/// The same attributes when the connection manager connects.
 fn qp_options(qp: &raw::QueuePair<Rc>) -> QpOptions {
     let timeout = Some(ack_timeout(qp.context().kind()));
     QpOptions { access: ACCESS, timeout, ..QpOptions::default() }
 }
 
-/// An error completion: what failed and what that means.
+/// Describes an error completion: what failed and what that means.
 fn in_words(cqe: &[u8; 64]) -> Failure {
     let text = match Cqe::decode(cqe) {
         Ok(Cqe { body: CqeBody::Error(error), .. }) => {

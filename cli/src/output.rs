@@ -63,8 +63,8 @@ pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Text with its control and formatting characters escaped, as Rust's string literals have them:
-/// none of it moves a terminal's cursor, ends a line or reorders what is shown around it.
+/// Escapes control and formatting characters as in Rust's string literals, so that the text cannot
+/// move a terminal's cursor, end a line or reorder the text around it.
 pub(crate) fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {

@@ -17,7 +17,7 @@ use crate::failure::{Context, Failure, Outcome};
 use crate::output::{print, print_json};
 use crate::rendezvous::{CODE_VARIABLE, Code, Listener, Rendezvous};
 
-/// The server's process, killed if it is still there when this is dropped.
+/// The server's process, killed on drop if it is still running.
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
@@ -26,7 +26,7 @@ pub(crate) struct Server {
     code: Code,
 }
 
-/// What the server prints first.
+/// The first output of the server.
 #[derive(Debug, Deserialize)]
 struct Listening {
     listening_on_port: u16,
@@ -47,7 +47,7 @@ impl ListenOptions<'_> {
         about: impl FnOnce(&Chosen) -> String,
     ) -> Outcome<(Chosen, Listener)> {
         let PairOptions { choice, code, child_of, json, .. } = self.options;
-        // This process ends when the client that started it does.
+        // Ends this process when the client that started it ends.
         child_of.map_or(Ok(()), die_with)?;
         let chosen = device::choose(choice)?;
         let code = Code::to_listen(code)?;
@@ -61,7 +61,8 @@ impl ListenOptions<'_> {
     }
 }
 
-/// What a script needs to reach a listening end. The code is included only if this end made it up.
+/// The data with which a script reaches a listening end. The code is included only if this end made
+/// it up.
 pub(crate) fn listening_json(listener: &Listener) -> Outcome<Value> {
     let address = listener.address()?;
     Ok(json!({
@@ -71,8 +72,8 @@ pub(crate) fn listening_json(listener: &Listener) -> Outcome<Value> {
     }))
 }
 
-/// What a user needs to reach a listening end. The port comes last: a reader that has
-/// the port has everything.
+/// The text with which a user reaches a listening end. The port comes last, so that a reader that
+/// has the port has everything.
 pub(crate) fn listening(listener: &Listener) -> Outcome<String> {
     let address = listener.address()?;
     let code = listener
@@ -93,7 +94,7 @@ fn address_line(address: &SocketAddr) -> String {
 /// Ends this process when the one that started it ends.
 fn die_with(parent: u32) -> Outcome {
     set_pdeathsig(Signal::SIGKILL).context(|| "cannot bind to the life of the client".into())?;
-    // The client may have ended before.
+    // The client may have ended before the call.
     if getppid() != Pid::from_raw(parent as i32) {
         return Err(Failure::failed("the client has gone away"));
     }
@@ -103,8 +104,8 @@ fn die_with(parent: u32) -> Outcome {
 impl Server {
     /// Starts `uverbs SUBCOMMAND --listen` on the same device.
     ///
-    /// It gets a code of its own, through the environment: other users see the arguments of a
-    /// process.
+    /// The server gets a code of its own through the environment, because other users can see the
+    /// arguments of a process.
     pub(crate) fn start(service: &'static str, chosen: &Chosen, options: &[&str]) -> Outcome<Self> {
         let doing = || "cannot start the server's process".to_owned();
         let code = Code::make_up()?;
@@ -120,7 +121,7 @@ impl Server {
         Ok(Self { child, output: BufReader::new(output), service, code })
     }
 
-    /// Connects to it.
+    /// Connects to the server.
     pub(crate) fn connect(&mut self) -> Outcome<Rendezvous> {
         let port = self.port()?;
         Rendezvous::connect("127.0.0.1", port, self.service, Some(&self.code))
@@ -134,7 +135,7 @@ impl Server {
         Ok(listening.listening_on_port)
     }
 
-    /// Waits until it ends, and fails if it failed.
+    /// Waits until the server ends, and fails if it failed.
     pub(crate) fn finish(mut self) -> Outcome {
         let mut rest = String::new();
         self.output

@@ -1,16 +1,16 @@
 //! Message contents that both ends can compute, so that every byte can be verified.
 
-/// The pattern of the `index`th message from the end that begins.
+/// The pattern of message `index` of the client.
 pub(crate) fn question(index: u64) -> u64 {
     2 * index
 }
 
-/// The pattern of the answer to it.
+/// The pattern of the server's answer to it.
 pub(crate) fn answer(index: u64) -> u64 {
     2 * index + 1
 }
 
-/// The `index`th eight bytes of message number `message`: SplitMix64 of both.
+/// Eight-byte word `index` of message number `message`: SplitMix64 of both.
 fn word(message: u64, index: u64) -> [u8; 8] {
     let mut z = message
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -21,8 +21,8 @@ fn word(message: u64, index: u64) -> [u8; 8] {
     (z ^ (z >> 31)).to_le_bytes()
 }
 
-/// The last byte of RDMA WRITE number `message`, by which the receiver sees it arrive. It is never
-/// 0, and differs from those of the messages before it.
+/// The last byte of RDMA WRITE number `message`, by which the receiver detects its arrival. It is
+/// never 0, and differs from that of the preceding messages.
 pub(crate) fn last_byte(message: u64) -> u8 {
     (message % 255) as u8 + 1
 }
@@ -34,7 +34,7 @@ pub(crate) fn fill(buffer: &mut [u8], message: u64) {
     }
 }
 
-/// The offset of the first byte that is not as [`fill`] left it.
+/// The offset of the first byte that differs from the contents written by [`fill`].
 pub(crate) fn first_difference(buffer: &[u8], message: u64) -> Option<usize> {
     (0..).zip(buffer.chunks(8)).find_map(|(index, chunk)| {
         let expected = word(message, index);

@@ -6,8 +6,8 @@ use clap::parser::ValueSource;
 use crate::args::{Command, Measure, Op, Peer};
 use crate::failure::{Failure, Outcome};
 
-/// The options of `perf` that not every measurement uses, and the measurements that do. The
-/// listening end uses none of them, because the other end tells it what is measured.
+/// The options of `perf` that only some measurements use, with those measurements. The listening
+/// end uses none of them, because the other end decides.
 const PERF: &[(&str, &[Measure])] = &[
     ("op", &[Measure::Lat, Measure::Bw]),
     ("sizes", &[Measure::Lat, Measure::Bw, Measure::Frames]),
@@ -23,7 +23,7 @@ const PERF: &[(&str, &[Measure])] = &[
     ("gid_index", &[Measure::Lat, Measure::Bw]),
 ];
 
-/// Options of `pingpong` that the listening end is told by the other one.
+/// Options of `pingpong` that the other end sends to the listening end.
 const PINGPONG: &[&str] = &["size", "iters", "op"];
 
 /// Refuses an option on the command line that the command would ignore.
@@ -70,8 +70,8 @@ fn check_listener<'a>(
     typed: impl Fn(&str) -> bool,
 ) -> Outcome {
     // A listener may be given the GID index of its own port.
-    let told = options.find(|option| *option != "gid_index" && typed(option));
-    told.map_or(Ok(()), |option| {
+    let refused = options.find(|option| *option != "gid_index" && typed(option));
+    refused.map_or(Ok(()), |option| {
         let why = "the other end says what is done";
         Err(Failure::usage(format!("{} does not go with --listen: {why}", flag(option))))
     })

@@ -11,24 +11,24 @@ use uverbs::ethernet::recording::{Recorder, Snapped};
 use crate::args::Capture;
 use crate::failure::{Context, Failure, Outcome};
 
-/// Bytes that are gathered before they are written.
+/// Bytes that are buffered before they are written.
 const BUFFER: usize = 1 << 20;
 
-/// Where frames go.
+/// The destination of frames.
 pub(super) struct Files {
     path: PathBuf,
     interface: String,
     overwrite: bool,
     limits: Limits,
     open: Open,
-    /// Those that are kept, the oldest first; the open one is the last.
+    /// The kept files, oldest first; the last one is open.
     names: VecDeque<PathBuf>,
     made: u64,
     /// The time of the last frame.
     time: u64,
 }
 
-/// When the next file is begun, and how many are kept.
+/// When the next file begins, and how many files are kept.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     bytes: Option<u64>,
@@ -101,7 +101,7 @@ impl Files {
         self.open.recorder.flush().map_err(|error| self.failed(&error))
     }
 
-    /// Ends the last file, with counts.
+    /// Ends the last file with its counts.
     pub(super) fn close(&mut self, received: u64, dropped: u64) -> Outcome {
         let ended = self.open.recorder.statistics(self.time, received, dropped);
         ended.and_then(|()| self.open.recorder.flush()).map_err(|error| self.failed(&error))
@@ -131,7 +131,7 @@ impl Open {
         };
         let file = BufWriter::with_capacity(BUFFER, opened);
         let mut recorder = Recorder::new(file, interface).context(what)?;
-        // A full disk shows at once.
+        // So that a full disk is reported at once.
         recorder.flush().context(what)?;
         Ok(Self { recorder, since: Instant::now(), frames: 0 })
     }

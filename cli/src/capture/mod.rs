@@ -22,16 +22,16 @@ pub(crate) use rule::Rule;
 pub(crate) use stop::Stop;
 use utc::{Ptp, ToUtc};
 
-/// Frames recorded between two looks at the clock and at signals.
+/// Frames recorded between two checks of clock and signals.
 const TURN: u32 = 256;
-/// How often the queue is polled before sleeping.
+/// Polls of an empty queue before sleeping.
 const SPINS: u32 = 1000;
-/// How long a sleep may be, since a signal does not end it.
+/// The longest sleep, since a signal does not end it.
 const SLEEP: Duration = Duration::from_millis(50);
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Capture) -> Outcome {
-    // Before the device has threads: they inherit which signals are blocked.
+    // Before the device has threads, because they inherit the set of blocked signals.
     let stop = Stop::new()?;
     let chosen = choose(&arguments.choice)?;
     let builder = chosen.context.alloc_pd()?.create_rx_queue(arguments.depth);
@@ -52,7 +52,7 @@ fn capture<C: Timed>(
     stop: Stop,
 ) -> Outcome {
     let mut rx = builder.build()?;
-    // A capture that is refused leaves no file.
+    // Before the file is created, so that a refused capture leaves no file.
     let _rule: Flow = arguments.rule.steer(&mut rx)?;
     let _member = arguments.join.map(|address| arguments.rule.join(address)).transpose()?;
     let files = Files::create(arguments, chosen.context.device().name())?;
@@ -61,14 +61,14 @@ fn capture<C: Timed>(
         print(format_args!("recording {} of {}", arguments.rule, chosen.device_line()))?;
     }
     let ended = session.run(&mut rx);
-    // What was recorded is reported even if the disk is full now.
+    // The frames recorded so far are reported even if the disk is full.
     let report = session.report(chosen, &rx);
     let closed = session.files.close(report.received, report.dropped());
     report.print(arguments.json)?;
     ended.and(closed)
 }
 
-/// A capture under way.
+/// A capture in progress.
 struct Session<'a, U> {
     arguments: &'a Capture,
     clock: U,
@@ -153,7 +153,7 @@ impl<'a, U> Session<'a, U> {
             bytes: self.bytes,
             seconds,
             received: counters.frames,
-            // Frames after the last one that was asked for do not count as lost.
+            // Frames after the last requested one do not count as lost.
             lost: rx.lost().ok(),
             too_long: counters.too_long,
             exhausted: counters.exhausted,
@@ -162,7 +162,7 @@ impl<'a, U> Session<'a, U> {
     }
 }
 
-/// What was recorded, and what was not.
+/// Counts of recorded and lost frames.
 #[derive(Debug, Serialize)]
 struct Report {
     #[serde(flatten)]
@@ -174,14 +174,14 @@ struct Report {
     seconds: f64,
     #[serde(skip)]
     received: u64,
-    /// Frames that the rule matched and the queue had no receive for; none if the device does not
-    /// count them.
+    /// Frames that matched the rule but for which the queue had no receive; none if the device does
+    /// not count them.
     lost: Option<u64>,
     /// Frames longer than a buffer.
     too_long: u64,
-    /// How often the queue may have had no receive.
+    /// How often the queue may have been without a receive.
     exhausted: u64,
-    /// Receives that the queue had at all times.
+    /// A lower bound of the receives that the queue had at all times.
     lowest: u32,
 }
 

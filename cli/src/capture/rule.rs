@@ -8,19 +8,19 @@ use uverbs::Flow;
 use uverbs::ethernet::{Clock, RxQueue};
 use uverbs::flow::{Leftovers, Membership, Port, Protocol, Sniffer, UdpMulticast};
 
-/// 4095 is reserved (IEEE 802.1Q).
+/// VLAN number 4095 is reserved (IEEE 802.1Q).
 const LAST_VLAN: u16 = 4094;
 
-/// A steering rule, as it is typed.
+/// A steering rule in the form of the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// Copies of everything, in and out.
+    /// Copies of all frames, received and sent.
     Sniffer,
-    /// What neither a rule nor the kernel takes.
+    /// Frames that neither a rule nor the kernel takes.
     Leftovers,
-    /// A multicast line: the same rule as a program's, so both get the frames.
+    /// A multicast line. The rule equals a program's rule, so both get the frames.
     Line(UdpMulticast),
-    /// A port, taken from the kernel.
+    /// A port, whose packets the kernel no longer gets.
     Port(Protocol, u16),
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for Rule {
 }
 
 impl Rule {
-    /// Whether the device counts what the rule matches: the kernel makes sniffers and leftovers
+    /// Whether the device counts the matches of the rule: the kernel makes sniffers and leftovers
     /// without counters (`create_sniffer_rule` of drivers/infiniband/hw/mlx5/fs.c).
     pub(super) fn is_counted(&self) -> bool {
         matches!(self, Self::Line(_) | Self::Port(..))

@@ -1,19 +1,19 @@
-//! Ending at a signal in good order, so that files are complete.
+//! Ends the capture properly at a signal, so that files are complete.
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::failure::{Context, Outcome};
 
-/// SIGINT and SIGTERM, which wait until they are asked for.
+/// SIGINT and SIGTERM, blocked until they are read.
 #[derive(Debug)]
 pub(crate) struct Stop {
     signals: SignalFd,
 }
 
 impl Stop {
-    /// Blocks the signals from now on: they no longer end the process. Threads that are started
-    /// later inherit that.
+    /// Blocks the signals, so that they no longer end the process. Threads started later inherit
+    /// this.
     pub(crate) fn new() -> Outcome<Self> {
         let signals = [Signal::SIGINT, Signal::SIGTERM].into_iter().collect::<SigSet>();
         let made = signals.thread_block().and_then(|()| {

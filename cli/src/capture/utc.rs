@@ -1,4 +1,4 @@
-//! Timestamps to nanoseconds since 1970.
+//! Converts timestamps to nanoseconds since 1970.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use uverbs::ethernet::{FreeRunning, RealTime, Timed, Timestamp, UtcClock};
 pub(super) trait ToUtc<C: Timed> {
     fn nanoseconds(&mut self, time: Timestamp<C>) -> u64;
 
-    /// Between turns: takes a new copy of the clock if it is due.
+    /// Called between batches: reads the clock again if that is due.
     fn refresh(&mut self) {}
 }
 

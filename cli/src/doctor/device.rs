@@ -9,7 +9,7 @@ use crate::failure::{Failure, Outcome};
 
 /// Capability id of PCI Express in configuration space (PCI_CAP_ID_EXP of linux/pci_regs.h).
 const PCI_EXPRESS: u8 = 0x10;
-/// Where configuration space names the first capability (PCI_CAPABILITY_LIST).
+/// Offset of the first capability's offset in configuration space (PCI_CAPABILITY_LIST).
 const FIRST_CAPABILITY: usize = 0x34;
 /// Offset of the device control register in that capability (PCI_EXP_DEVCTL).
 const DEVICE_CONTROL: usize = 8;
@@ -21,7 +21,7 @@ pub(super) struct Examined {
 }
 
 impl Examined {
-    /// A file of its PCI function.
+    /// The path of a file of its PCI function.
     pub(super) fn file(&self, name: &str) -> String {
         format!("sys/class/infiniband/{}/device/{name}", self.name)
     }
@@ -118,9 +118,11 @@ fn pci_link(
 /// Payload and read request sizes, and relaxed ordering.
 fn control(tree: &Tree, device: &Examined) -> Vec<Check> {
     let path = device.file("config");
-    let of = |name, why| Check::new(&device.name, name, format!("/{path}"), why);
-    let size = of("PCIe read requests", "long reads by the adapter are cut into requests so long");
-    let order = of("PCIe relaxed ordering", "writes of the adapter need not wait for each other");
+    let check = |name, why| Check::new(&device.name, name, format!("/{path}"), why);
+    let size =
+        check("PCIe read requests", "long reads by the adapter are cut into requests so long");
+    let order =
+        check("PCIe relaxed ordering", "writes of the adapter need not wait for each other");
     let Some(control) = tree.bytes(&path).and_then(|bytes| device_control(&bytes)) else {
         let hidden = "needs root: the rest of configuration space is hidden from others";
         return vec![size.unknown(hidden), order.unknown(hidden)];
@@ -143,7 +145,7 @@ fn address(tree: &Tree, device: &Examined) -> String {
     link.unwrap_or_else(|| "ADDRESS".to_owned())
 }
 
-/// The device control register: the list of capabilities leads to it.
+/// The device control register, found by following the list of capabilities.
 pub(super) fn device_control(config: &[u8]) -> Option<u16> {
     let mut at = usize::from(*config.get(FIRST_CAPABILITY)?);
     // Configuration space has 256 bytes for capabilities of at least 4: a longer list is a loop.
@@ -207,7 +209,7 @@ fn vectors(tree: &Tree, device: &Examined, polling: &BTreeSet<usize>) -> Check {
     )
 }
 
-/// What concerns a network interface of the device. Some settings are in no file.
+/// Checks of a network interface of the device. Some settings are in no file.
 fn network(tree: &Tree, device: &Examined, interface: &str) -> Vec<Check> {
     let base = format!("sys/class/net/{interface}");
     let subject = || format!("{} ({interface})", device.name);
@@ -252,7 +254,7 @@ fn bond(tree: &Tree, subject: String, base: &str) -> Check {
     }
 }
 
-/// What only a tool can tell.
+/// Settings that only a tool can read.
 fn elsewhere(subject: String, interface: &str) -> Check {
     let why = "pause frames stop the sender, error correction adds its own delay, coalescing \
         delays events";

@@ -1,4 +1,4 @@
-//! What an adapter offers to programs of frames: asked of the device itself.
+//! The features of an adapter for programs of frames, as the device itself reports them.
 
 use uverbs::cq::TimestampFormat;
 use uverbs::{Context, Error, ErrorKind, Limit};
@@ -6,7 +6,7 @@ use uverbs::{Context, Error, ErrorKind, Limit};
 use super::Check;
 use super::device::Examined;
 
-/// Checks of a device that the kernel announces.
+/// Checks that need an open device.
 pub(super) fn of(device: &Examined) -> Vec<Check> {
     match uverbs::device(&device.name).and_then(|device| device.open()) {
         Ok(context) => checks(&device.name, &context),
@@ -56,8 +56,8 @@ pub(super) fn checks(subject: &str, context: &Context) -> Vec<Check> {
     ]
 }
 
-/// Whether queues of frames can be made: not on InfiniBand, in multi-port mode, or without the
-/// right to.
+/// Whether queues of frames can be created: not on InfiniBand, in multi-port mode, or without the
+/// required capability.
 fn frames(subject: &str, context: &Context) -> Check {
     let why = "market data and orders need raw packet queue pairs";
     let check = Check::new(subject, "queues of frames", "create_qp", why);

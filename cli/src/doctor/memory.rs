@@ -1,4 +1,4 @@
-//! Memory: huge pages, and what moves or merges pages under a running program.
+//! Memory: huge pages, and kernel features that move or merge pages under a running program.
 
 use super::Check;
 use super::rule::{Rule, selected};

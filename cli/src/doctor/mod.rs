@@ -1,8 +1,8 @@
 //! `uverbs doctor`: settings of this machine that cost a busy-polling program time, each with its
 //! value, the reason why it matters and the command that changes it.
 //!
-//! Settings are read from files below one root (sysfs and procfs), and what an adapter offers is
-//! asked of the adapter, unless the root is another machine's; nothing is changed.
+//! Settings are read from files below one root (sysfs and procfs). The features of an adapter are
+//! read from the adapter, unless the root is another machine's. Nothing is changed.
 
 mod device;
 mod features;
@@ -25,29 +25,29 @@ use crate::failure::{Failure, Outcome};
 use crate::output::{escaped, print, print_pretty_json};
 use tree::{Tree, members};
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Verdict {
-    /// As a busy-polling program wants it.
+    /// The setting is as a busy-polling program needs it.
     Ok,
-    /// Worth changing; `cure` says how.
+    /// Worth changing, as `cure` describes.
     Change,
-    /// A value to know; there is no right one.
+    /// A value for information; no value is right or wrong.
     Note,
-    /// The machine does not tell.
+    /// The value cannot be read.
     Unknown,
 }
 
 /// One line of the report.
 #[derive(Debug, Clone, Serialize)]
 struct Check {
-    /// What it is about: `processor 3`, `mlx5_0`, `memory`.
+    /// The subject: `processor 3`, `mlx5_0`, `memory`.
     subject: String,
     name: &'static str,
     verdict: Verdict,
     value: String,
-    /// The file that was read, or the command that shows what no file does.
+    /// The file that was read, or the command that shows the setting if no file does.
     source: String,
     why: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -55,7 +55,7 @@ struct Check {
 }
 
 impl Check {
-    /// A check of `source`, so far without a result.
+    /// A check of `source` without a result yet.
     fn new(
         subject: impl Into<String>,
         name: &'static str,
@@ -90,7 +90,7 @@ impl Check {
         Self { value: value.into(), ..self }
     }
 
-    /// `ok` if it is, else `change`.
+    /// `Ok` if the condition holds, else `Change`.
     fn judge(self, is_ok: bool, value: impl Into<String>, cure: impl Into<String>) -> Self {
         if is_ok { self.ok(value) } else { self.change(value, cure) }
     }
@@ -143,7 +143,7 @@ fn examine(tree: &Tree, arguments: &args::Doctor) -> Outcome<Report> {
     Ok(Report::of(checks))
 }
 
-/// The processors that poll: those asked for, else the isolated ones.
+/// The processors that poll: those of the command line, else the isolated ones.
 fn polling(tree: &Tree, wanted: Option<&str>) -> Outcome<BTreeSet<usize>> {
     let Some(wanted) = wanted else { return Ok(system::isolated(tree)) };
     let here = tree.read("sys/devices/system/cpu/present").and_then(|text| members(&text));
@@ -157,7 +157,7 @@ fn polling(tree: &Tree, wanted: Option<&str>) -> Outcome<BTreeSet<usize>> {
     }
 }
 
-/// The report for people: the checks of one subject together.
+/// The report as text, grouped by subject.
 fn text(report: &Report) -> String {
     let mut lines = Vec::new();
     let mut subject = "";

@@ -1,4 +1,4 @@
-//! What this process may do: a program started from the same place may do the same.
+//! The rights of this process, which a program started from the same shell also has.
 
 use nix::sys::resource::{Resource, getrlimit};
 
@@ -12,11 +12,12 @@ const SUBJECT: &str = "rights of a program started here";
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_NET_RAW: u32 = 13;
 const CAP_SYS_NICE: u32 = 23;
-/// What `/proc/self/uid_map` holds in the first user namespace.
+/// The contents of `/proc/self/uid_map` in the first user namespace.
 const ALL_IDS: &str = "4294967295";
-/// The last kernel that was read to ask for CAP_NET_RAW in the first user namespace (`capable` in
-/// drivers/infiniband/core), and the first one that asks in the namespace that owns the device's
-/// network namespace (`rdma_uattrs_has_raw_cap`). What those between do nothing has confirmed.
+/// The last kernel version whose source checks CAP_NET_RAW in the first user namespace (`capable`
+/// in drivers/infiniband/core), and the first one that checks it in the namespace that owns the
+/// device's network namespace (`rdma_uattrs_has_raw_cap`). The behaviour of the versions between is
+/// unconfirmed.
 const GATES: [(u32, u32); 2] = [(6, 12), (6, 17)];
 
 pub(super) fn checks(tree: &Tree) -> Vec<Check> {
@@ -69,8 +70,7 @@ fn raw_packets(tree: &Tree, status: &str) -> Check {
     }
 }
 
-/// The capability in a user namespace that is not the first one: the kernel decides what it is
-/// worth.
+/// The capability in a user namespace other than the first one: its effect depends on the kernel.
 fn in_user_namespace(tree: &Tree, check: Check) -> Check {
     let release = tree.read("proc/sys/kernel/osrelease").unwrap_or_default();
     let [last, first] = GATES;
@@ -107,7 +107,7 @@ fn administration(status: &str) -> Check {
     }
 }
 
-/// Whether devices are seen in all network namespaces, or in one each.
+/// Whether devices are visible in all network namespaces, or each in one.
 fn network_namespaces(tree: &Tree) -> Check {
     let path = "sys/module/ib_core/parameters/netns_mode";
     let why = "an exclusive device is there only in the network namespace that it was moved to";

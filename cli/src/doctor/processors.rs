@@ -1,4 +1,4 @@
-//! A processor that polls: what else runs on it, and whether it may sleep or slow down.
+//! A processor that polls: other work on it, and whether it may sleep or slow down.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +34,7 @@ pub(super) fn checks(tree: &Tree, cpu: usize, devices: &[Examined]) -> Vec<Check
     checks
 }
 
-/// Whether a list in a file names the processor.
+/// Whether a processor list in a file contains the processor.
 fn is_listed(tree: &Tree, path: &str, cpu: usize) -> bool {
     tree.read(path).and_then(|text| members(&text)).is_some_and(|all| all.contains(&cpu))
 }
@@ -61,7 +61,7 @@ fn tickless(tree: &Tree, subject: &str, cpu: usize) -> Check {
     )
 }
 
-/// `nohz_full` moves the callbacks as well (kernel/rcu/tree_nocb.h, `rcu_init_nohz`).
+/// `nohz_full` also moves the callbacks (kernel/rcu/tree_nocb.h, `rcu_init_nohz`).
 fn callbacks(tree: &Tree, subject: &str, cpu: usize) -> Check {
     let why = "RCU runs callbacks of the kernel on the processor that queued them";
     let line = tree.read("proc/cmdline").unwrap_or_default();
@@ -111,7 +111,7 @@ fn sleep(tree: &Tree, subject: &str, cpu: usize) -> Check {
     }
 }
 
-/// The time to leave an enabled sleep state, and its name.
+/// The exit latency and the name of an enabled sleep state.
 fn depth(tree: &Tree, state: &str) -> Option<(u64, String)> {
     let is_enabled = tree.number(format!("{state}/disable")) == Some(0);
     let latency = tree.number(format!("{state}/latency"))?;
@@ -136,7 +136,8 @@ fn interrupts(tree: &Tree, subject: &str, cpu: usize) -> Check {
     }
 }
 
-/// Where an interrupt is delivered; kernels without the effective list tell what is allowed.
+/// Where an interrupt is delivered; kernels without the effective list only show the allowed
+/// processors.
 fn is_aimed(tree: &Tree, irq: usize, cpu: usize) -> bool {
     let read = |file: &str| tree.read(format!("proc/irq/{irq}/{file}"));
     let effective = read("effective_affinity_list").filter(|text| !text.is_empty());

@@ -1,29 +1,30 @@
-//! Checks that compare one file with what a polling program wants there.
+//! Checks that compare the contents of one file with the value that a polling program needs.
 
 use super::Check;
 use super::tree::Tree;
 
-/// A file and its wanted contents. `{}` in texts stands for the number or name of what is examined.
+/// A file and its expected contents. `{}` in texts is replaced by the number or name of the
+/// subject.
 pub(super) struct Rule {
     pub(super) name: &'static str,
     pub(super) path: &'static str,
-    /// Whether the contents are right; `None` if they are only worth knowing.
+    /// Whether the contents are right; `None` if they are only for information.
     pub(super) wanted: Option<fn(&str) -> bool>,
     pub(super) why: &'static str,
     pub(super) cure: &'static str,
 }
 
 impl Rule {
-    /// Looks at the file; `Unknown` if there is none.
-    pub(super) fn check(&self, tree: &Tree, subject: &str, of: &str) -> Check {
-        let path = self.path.replace("{}", of);
+    /// Reads the file; `Unknown` if it does not exist.
+    pub(super) fn check(&self, tree: &Tree, subject: &str, name: &str) -> Check {
+        let path = self.path.replace("{}", name);
         let check = Check::new(subject, self.name, format!("/{path}"), self.why);
         let Some(value) = tree.read(&path) else {
             return check.unknown("this machine or kernel does not have it");
         };
         let shown = if value.is_empty() { "nothing".to_owned() } else { value.clone() };
         match self.wanted {
-            Some(wanted) => check.judge(wanted(&value), shown, self.cure.replace("{}", of)),
+            Some(wanted) => check.judge(wanted(&value), shown, self.cure.replace("{}", name)),
             None => check.note(shown),
         }
     }

@@ -1,4 +1,4 @@
-//! The machine as a whole: processors set aside, clocks, the kernel, background work.
+//! The whole machine: isolated processors, clocks, the kernel, background work.
 
 use std::collections::BTreeSet;
 
@@ -7,9 +7,9 @@ use super::rule::Rule;
 use super::tree::{Tree, list, members};
 
 const SUBJECT: &str = "machine";
-/// Processors that the scheduler leaves alone.
+/// Processors to which the scheduler moves no programs.
 const ISOLATED: &str = "sys/devices/system/cpu/isolated";
-/// The first kernel with doorbell pages on request.
+/// The first kernel with dynamic doorbell pages.
 const DYNAMIC_UARS: (u32, u32) = (5, 7);
 
 const RULES: &[Rule] = &[

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Largest number of processors that a list may name; sysfs of the largest machines has 8192.
+/// Most processors that a list may name; sysfs of the largest machines has 8192.
 const MOST: usize = 1 << 16;
 
 /// A file tree with `sys` and `proc`.
@@ -16,7 +16,7 @@ impl Tree {
         Self(root.to_owned())
     }
 
-    /// A small text file without the white space around it; `None` if it cannot be read.
+    /// The contents of a small text file, trimmed; `None` if it cannot be read.
     pub(super) fn read(&self, path: impl AsRef<Path>) -> Option<String> {
         fs::read_to_string(self.0.join(path)).ok().map(|text| text.trim().to_owned())
     }
@@ -29,7 +29,7 @@ impl Tree {
         self.read(path)?.parse().ok()
     }
 
-    /// The names in a directory in order; none if there is no such directory.
+    /// The names in a directory, sorted; none if it does not exist.
     pub(super) fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.0.join(path)) else { return Vec::new() };
         let mut names: Vec<String> = entries
@@ -44,7 +44,7 @@ impl Tree {
         self.0.join(path).exists()
     }
 
-    /// The last component of what a symbolic link leads to.
+    /// The last component of a symbolic link's target.
     pub(super) fn link(&self, path: impl AsRef<Path>) -> Option<String> {
         let target = fs::read_link(self.0.join(path)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())
@@ -65,7 +65,7 @@ pub(super) fn members(list: &str) -> Option<BTreeSet<usize>> {
     Some(found)
 }
 
-/// Whether a processor is in a kernel mask: hexadecimal words of 32 bits, the highest first.
+/// Whether a processor is in a kernel mask: hexadecimal words of 32 bits, highest first.
 pub(super) fn is_in_mask(mask: &str, cpu: usize) -> Option<bool> {
     let words: Option<Vec<u32>> =
         mask.split(',').map(|word| u32::from_str_radix(word.trim(), 16).ok()).collect();
@@ -73,7 +73,7 @@ pub(super) fn is_in_mask(mask: &str, cpu: usize) -> Option<bool> {
     Some(word >> (cpu % 32) & 1 == 1)
 }
 
-/// Numbers as a kernel list.
+/// Numbers in the format of a kernel list.
 pub(super) fn list(members: &BTreeSet<usize>) -> String {
     let mut parts: Vec<(usize, usize)> = Vec::new();
     for &member in members {

@@ -16,10 +16,10 @@ use super::interface_name;
 use crate::diagnosis::Missing;
 use crate::failure::Outcome;
 
-/// How long a neighbour may take to answer.
+/// Time-out for a neighbour's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What the connection manager says of an address.
+/// The connection manager's answer for an address.
 #[derive(Debug, Serialize)]
 pub(super) struct AddressReport {
     pub(super) address: String,
@@ -34,13 +34,13 @@ pub(super) enum AddressState {
     Unresolved { problem: Missing },
 }
 
-/// What decides whether an address can be resolved, besides the neighbour.
+/// The facts that decide whether an address can be resolved, besides the neighbour.
 #[derive(Debug, Clone)]
 struct Facts {
     to: IpAddr,
-    /// The local address that the routing table chooses.
+    /// The local address that the routing table selects.
     source: Result<IpAddr, Errno>,
-    /// The interface that has it.
+    /// The interface with that address.
     interface: Option<String>,
     ports: Vec<PortFacts>,
 }
@@ -55,7 +55,7 @@ struct PortFacts {
     addresses: Vec<IpAddr>,
 }
 
-/// Asks the connection manager, and looks for the reason if it cannot tell the way.
+/// Resolves the address by the connection manager; if that fails, finds the reason.
 pub(super) fn report(to: &str, contexts: &[Context]) -> Outcome<AddressReport> {
     let state = match named(to) {
         Ok(address) => match resolve(address, contexts) {
@@ -67,7 +67,7 @@ pub(super) fn report(to: &str, contexts: &[Context]) -> Outcome<AddressReport> {
     Ok(AddressReport { address: to.to_owned(), state })
 }
 
-/// The address of a name, or of a text that says one. The port does not matter.
+/// The address of a host name, or of a text with an address. The port is not used.
 fn named(to: &str) -> Result<SocketAddr, Missing> {
     let found = (to, 1).to_socket_addrs();
     found.ok().and_then(|mut all| all.next()).ok_or_else(|| {
@@ -118,7 +118,7 @@ fn reason(to: SocketAddr, contexts: &[Context], error: &Error) -> Outcome<Missin
     Ok(problem.unwrap_or_else(|| unanswered(&facts, error)))
 }
 
-/// The local address that packets to `to` leave from. Nothing is sent.
+/// The source address of packets to `to`. Sends no packet.
 fn route(to: SocketAddr) -> Result<IpAddr, Errno> {
     let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let errno = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or_default());
@@ -165,7 +165,7 @@ fn address_of(entry: &GidEntry) -> IpAddr {
 }
 
 impl Facts {
-    /// What prevents it on this machine.
+    /// The obstacle on this machine, if one is found.
     fn problem(&self) -> Option<Missing> {
         let source = match self.source {
             Ok(source) => source,
@@ -183,8 +183,8 @@ impl Facts {
         (!port.is_active).then(|| port_down(port))
     }
 
-    /// What prevents it on software devices: each is on the loopback network, or at an address of
-    /// an interface and reaches what that reaches.
+    /// The obstacle for software devices. Each is either on the loopback network, or at an address
+    /// of an interface and reaches the same hosts as the interface.
     fn soft_problem(&self, error: &Error) -> Option<Missing> {
         let own = |address: &&IpAddr| address.is_ipv4() == self.to.is_ipv4();
         let mut addresses = self.ports.iter().flat_map(|port| &port.addresses);
@@ -210,7 +210,7 @@ impl Facts {
         )
     }
 
-    /// Software devices on the loopback network reach that alone.
+    /// Software devices on the loopback network reach only that network.
     fn outside(&self) -> Missing {
         let cure = match self.source {
             Ok(source) => format!("give it the address {source}: UVERBS_SOFT_ADDRESS={source}"),
@@ -262,7 +262,7 @@ fn port_down(port: &PortFacts) -> Missing {
     )
 }
 
-/// Everything is right on this machine.
+/// The cause when nothing is wrong on this machine.
 fn unanswered(facts: &Facts, error: &Error) -> Missing {
     if error.kind() != ErrorKind::TimedOut {
         return Missing::of(error);

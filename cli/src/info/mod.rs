@@ -1,4 +1,4 @@
-//! `uverbs info`: what a device is and can do, which GID it would use, and what this machine lacks.
+//! `uverbs info`: a device's properties, which GID it would use, and what this machine lacks.
 
 mod address;
 mod text;
@@ -231,7 +231,7 @@ fn interface_name(index: u32) -> Option<String> {
     Some(name.map_or_else(|| format!("index {index}"), |name| name.to_string_lossy().into_owned()))
 }
 
-/// What `ibv_devinfo -v` shows, by the same names.
+/// The attributes that `ibv_devinfo -v` shows, with the same names.
 fn limits(context: &Context) -> Outcome<Map<String, Value>> {
     let value = |limit| match limit {
         Limit::Number(number) => Value::from(number),

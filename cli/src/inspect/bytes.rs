@@ -1,7 +1,6 @@
-//! The bytes to decode: the command line, or standard input as JSON lines or as a
-//! dump.
+//! The bytes to decode: from the command line, or from standard input as JSON lines or a dump.
 //!
-//! A dump is read while it is decoded, so that a dump of any length needs little memory.
+//! A dump is decoded while it is read, so that a dump of any length needs little memory.
 
 use std::io::{BufRead, Cursor, Read};
 
@@ -11,30 +10,30 @@ use uverbs_mlx5_inspect::{DumpError, DumpLines, is_separator};
 use super::{Answer, answer_lines_of};
 use crate::failure::{Context, Failure, Outcome};
 
-/// Bytes of a dump that are read before any of them is decoded: a shorter dump is checked as a
-/// whole before anything is printed.
+/// Bytes of a dump that are read before the first is decoded: a shorter dump is checked as a whole
+/// before anything is printed.
 pub(super) const READ_FIRST: usize = 1 << 20;
-/// Bytes of text that are read at a time. A longer line is read in parts.
+/// Bytes of text read at a time. A longer line is read in parts.
 const SEGMENT: u64 = 64 << 10;
 
 /// A dump that is being read.
 pub(super) struct Dump {
     input: Box<dyn BufRead>,
     lines: DumpLines,
-    /// Whether gdb's `x` wrote it, as a line so far shows.
+    /// Whether the lines so far are in the format of gdb's `x`.
     is_from_gdb: bool,
-    /// The end of a part of a long line, cut in front of a word.
+    /// The end of a part of a long line, cut before a word.
     rest: Vec<u8>,
     is_in_line: bool,
     buffer: Vec<u8>,
-    /// Bytes at the front of the buffer that have been taken.
+    /// Bytes at the front of the buffer that were consumed.
     taken: usize,
-    /// Bytes that were dropped from the buffer.
+    /// Bytes that were removed from the buffer.
     dropped: usize,
     has_ended: bool,
 }
 
-/// Opens a dump, or answers JSON lines and returns nothing.
+/// Opens a dump. If the input is JSON lines, answers them and returns nothing.
 pub(super) fn read(hex: &[String], answer: impl Fn(&Value) -> Answer) -> Outcome<Option<Dump>> {
     if !hex.is_empty() {
         return Dump::new(Box::new(Cursor::new(hex.join(" ")))).map(Some);
@@ -54,7 +53,7 @@ fn first_byte(input: &mut impl BufRead) -> Outcome<Option<u8>> {
         let blank = ready.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
         let found = ready.get(blank).copied();
         let is_end = ready.is_empty();
-        // White space before the first byte is no part of a dump.
+        // White space before the first byte is not part of a dump.
         input.consume(blank);
         if found.is_some() || is_end {
             return Ok(found);
@@ -90,7 +89,7 @@ impl Dump {
         Ok(dump)
     }
 
-    /// The next `count` bytes, or as many as there are.
+    /// The next `count` bytes, or all that are left.
     pub(super) fn peek(&mut self, count: usize) -> Outcome<&[u8]> {
         while self.buffer.len() - self.taken < count && !self.has_ended {
             self.fill()?;
@@ -99,10 +98,10 @@ impl Dump {
         Ok(&rest[..rest.len().min(count)])
     }
 
-    /// Takes bytes that [`Dump::peek`] gave.
+    /// Consumes bytes that [`Dump::peek`] returned.
     pub(super) fn take(&mut self, count: usize) {
         self.taken += count.min(self.buffer.len() - self.taken);
-        // This is rare enough that each byte is moved about once.
+        // Done rarely, so that each byte is moved about once.
         if self.taken > READ_FIRST {
             self.buffer.drain(..self.taken);
             self.dropped += self.taken;
@@ -110,7 +109,7 @@ impl Dump {
         }
     }
 
-    /// Bytes in all, if they have all been read.
+    /// The total number of bytes, if all have been read.
     pub(super) fn length(&self) -> Option<usize> {
         self.has_ended.then_some(self.dropped + self.buffer.len())
     }
@@ -143,7 +142,7 @@ impl Dump {
     }
 }
 
-/// Where a part of a line may end: after its last separator, or after whole bytes if it has none.
+/// Where a part of a line may end: after its last separator, or if it has none, after a whole byte.
 fn last_cut(text: &[u8]) -> usize {
     let separator = text.iter().rposition(|byte| is_separator(char::from(*byte)));
     separator.map_or(text.len() / 2 * 2, |at| at + 1)

@@ -66,7 +66,7 @@ fn of_completion(completion: &Polled) -> Map<String, Value> {
     answer
 }
 
-/// The union of immediate data and invalidated key, as a little-endian program has it in memory.
+/// Immediate data or invalidated key, as a little-endian program has the union in memory.
 fn immediate(completion: &Polled) -> Option<Value> {
     let key = completion.invalidated_rkey.map(u32::to_le_bytes);
     let bytes = completion.immediate.map(|immediate| immediate.0).or(key)?;
@@ -166,8 +166,8 @@ impl Completion {
         }
     }
 
-    /// The word of the CQE for immediate data, which keeps its bytes, or for an invalidated key,
-    /// which is big-endian there. Without either it has the index of the P_Key.
+    /// The CQE's word for immediate data, whose byte order is kept, or for an invalidated key,
+    /// which is big-endian. Without either it has the index of the P_Key.
     fn immediate(&self) -> U32 {
         match self.imm_be {
             Some(HexArray(bytes)) if self.wc_flags.0 & WITH_INV != 0 => {

@@ -9,11 +9,11 @@ use crate::args::{DecodeCqe, Mini};
 use crate::failure::{Failure, Outcome};
 use crate::output::print;
 
-/// Entries of the largest completion queue (log_max_cq_sz of a ConnectX is 22), which `--consumed`
-/// needs as a whole.
+/// Entries of the largest completion queue (log_max_cq_sz of a ConnectX is 22). `--consumed`
+/// requires the whole queue.
 const MOST_ENTRIES: usize = 1 << 22;
-/// Entries that are decoded together if the dump is longer than what is read at first: a longer
-/// compressed session is not written out.
+/// Entries that are decoded together if the dump is longer than the first read. A compressed
+/// session longer than this is not decompressed.
 const WINDOW: usize = 1 << 13;
 
 /// Runs `uverbs cqe decode`.
@@ -32,8 +32,8 @@ pub(crate) fn run(arguments: &DecodeCqe) -> Outcome {
     stream(dump, arguments)
 }
 
-/// Decodes a dump of any length, a window at a time. What begins in the first half of a window ends
-/// in the window.
+/// Decodes a dump of any length, one window at a time. A session that begins in the first half of a
+/// window ends within the window.
 fn stream(mut dump: Dump, arguments: &DecodeCqe) -> Outcome {
     let size = arguments.size.bytes();
     let (mut first, mut previous) = (0, Vec::new());
@@ -67,12 +67,13 @@ struct Queue<'a> {
 /// The role of an entry in compressed completions.
 #[derive(Clone, Debug, Default)]
 enum Role {
-    /// None: a CQE of its own.
+    /// An uncompressed CQE.
     #[default]
     Alone,
-    /// Their title, and what follows written out.
+    /// The title of a session, with its decompressed CQEs.
     Title(Result<Vec<Cqe>, SessionError>),
-    /// One of the entries after this title (its number in the dump): mini-CQEs, or unused.
+    /// An entry that belongs to the session of this title (its number in the dump): mini-CQEs, or
+    /// unused.
     InSession(usize),
 }
 
@@ -96,12 +97,13 @@ impl<'a> Queue<'a> {
         decoded(&self.bytes[index * size..][..size]).map_err(Failure::usage)
     }
 
-    /// Finds the titles from the oldest new entry on, or from the first entry if that is not known.
+    /// Finds the titles, starting at the oldest new entry, or at the first entry if that is
+    /// unknown.
     fn roles(&self) -> Vec<Role> {
         self.roles_after(&[])
     }
 
-    /// The same, if the first entries have `previous` roles in sessions that began before these
+    /// As `find`, if the first entries have `previous` roles in sessions that began before these
     /// bytes.
     fn roles_after(&self, previous: &[Role]) -> Vec<Role> {
         let mut roles = previous.to_vec();
@@ -187,8 +189,8 @@ impl Mini {
     }
 }
 
-/// The owner bit of the CQE that the device next writes at `place`, in a queue of `entries` (a
-/// power of two) of which `consumed` CQEs have been taken.
+/// The owner bit of the next CQE that the device writes at `place`, in a queue of `entries` (a
+/// power of two) of which `consumed` CQEs were polled.
 fn owner_when_new(consumed: u32, place: usize, entries: usize) -> bool {
     let consumed = consumed as usize;
     let distance = place.wrapping_sub(consumed) % entries;

@@ -13,7 +13,7 @@ use crate::args::{DecodeWqe, Queue};
 use crate::failure::{Failure, Outcome};
 use crate::output::print;
 
-/// A line of JSON: one WQE in `hex`, or several in `wqes` (what `wqe encode` prints) or below
+/// A line of JSON: one WQE in `hex`, or several in `wqes` (the output of `wqe encode`) or below
 /// `expect`.
 #[derive(Debug, Deserialize)]
 struct Line {
@@ -119,18 +119,18 @@ fn findings_json(findings: &[Finding]) -> Vec<String> {
 /// Blocks of the largest send queue: a WQE's index has 16 bits.
 const MOST_BLOCKS: usize = 1 << 16;
 
-/// The service to decode as: what was asked for, else what fits the first WQE best.
+/// The service to decode as: that of `--type`, else the one that fits the first WQE best.
 fn service(dump: &mut Dump, arguments: &DecodeWqe) -> Outcome<Service> {
-    let asked = arguments.service()?;
-    let first = decoded(dump.peek(LONGEST_WQE)?, asked);
+    let requested = arguments.service()?;
+    let first = decoded(dump.peek(LONGEST_WQE)?, requested);
     let (_, service) = first.map_err(|error| Failure::usage(format!("this is no WQE: {error}")))?;
-    if asked.is_none() {
+    if requested.is_none() {
         print(format_args!("taken for a {service} queue's (--type says otherwise)"))?;
     }
     Ok(service)
 }
 
-/// One WQE, or several in a row: the next one starts with the block after the last.
+/// Decodes consecutive WQEs: each starts at the block after the previous one.
 fn sends(mut dump: Dump, arguments: &DecodeWqe) -> Outcome {
     let service = service(&mut dump, arguments)?;
     let mut walk = RingWalk::new(None, service);
@@ -190,7 +190,7 @@ fn receives(mut dump: Dump, arguments: &DecodeWqe, is_shared: bool) -> Outcome {
         let text = format!("an entry has 16 bytes, 32, 64 and so on up to {READ_FIRST}");
         return Err(Failure::usage(format!("--stride {stride}: {text}")));
     }
-    // Without a stride all bytes are one entry.
+    // Without a stride, all bytes are one entry.
     let stride = arguments.stride.or(dump.length()).ok_or_else(|| {
         let text = format!("more than {READ_FIRST} bytes are no entry of a receive queue");
         Failure::usage(format!("{text}: --stride tells how long they are"))

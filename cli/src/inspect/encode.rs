@@ -35,7 +35,7 @@ struct Queue {
     sq_sig_all: bool,
     max_send_sge: Number<u32>,
     max_inline_data: Number<u32>,
-    /// Raw Ethernet: header bytes that the device wants in the WQE.
+    /// Raw Ethernet: header bytes that the device requires in the WQE.
     #[serde(default)]
     min_inline_header: Number<u8>,
 }
@@ -80,7 +80,7 @@ fn sends(parsed: serde_json::Result<Sends>) -> Answer {
     if !posted.wqes.is_empty() || posted.refused.is_none() {
         answer.extend(members(json!({
             "wqes": posted.wqes.iter().map(send_wqe).collect::<Vec<_>>(),
-            // The 16 bits of it that the hardware knows.
+            // The 16 bits that the hardware uses.
             "end": posted.end & 0xffff,
             "sq_doorbell_record": hexadecimal(&posted.doorbell_record),
             "mmio": posted.mmio.iter().map(|store| json!({"len": store.len(), "hex": hexadecimal(store)})).collect::<Vec<_>>(),
@@ -135,7 +135,8 @@ fn receives(parsed: serde_json::Result<Receives>) -> Answer {
     Ok(answer)
 }
 
-/// How the list ended: errno and index of the refused request, in words too if there is one.
+/// How the list ended: errno and index of the refused request, and the reason as text if there is
+/// one.
 fn refusal(posted: &Posted, errno: impl Fn(PostError) -> i32) -> serde_json::Map<String, Value> {
     members(match posted.refused {
         None => json!({"errno": 0, "bad_index": -1}),

@@ -1,5 +1,5 @@
-//! Numbers and bytes in lines of JSON. A number is one of JSON or a string of digits, hexadecimal
-//! after `0x`; bytes are a string in hexadecimal.
+//! Numbers and bytes in lines of JSON. A number is a JSON number or a string of digits, hexadecimal
+//! after `0x`; bytes are a hexadecimal string.
 
 use serde::de::{Deserialize, Deserializer, Error};
 use serde_json::Value;

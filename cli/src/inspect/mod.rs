@@ -1,8 +1,8 @@
 //! `uverbs wqe` and `uverbs cqe`: work-queue and completion-queue entries to bytes and back.
 //!
-//! JSON lines in give JSON lines out, one per line and in the same order; a line that cannot be
-//! handled gives its `case` and an `error`. Anything else is a dump of bytes, and comes out in
-//! words.
+//! JSON lines as input give JSON lines as output, one for each and in the same order. An invalid
+//! line gives its `case` and an `error`. Any other input is a dump of bytes, and is printed as
+//! text.
 
 mod bytes;
 mod completion;
@@ -25,7 +25,7 @@ pub(crate) use completion_dump::run as cqe_decode;
 pub(crate) use decode::run as wqe_decode;
 pub(crate) use encode::run as wqe_encode;
 
-/// The answer to a line, or why there is none.
+/// The answer to a line, or the reason why there is none.
 type Answer = Result<Map<String, Value>, String>;
 
 /// Runs `uverbs wqe`.

@@ -1,4 +1,4 @@
-//! Work requests as JSON, to what the provider takes and from what it decodes.
+//! Work requests as JSON: conversion to the provider's requests, and from decoded WQEs.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -75,7 +75,7 @@ impl Entry {
     }
 }
 
-/// A request with what a [`Work`] borrows from it.
+/// A request, with the data that a [`Work`] borrows from it.
 #[derive(Debug)]
 pub(super) struct Prepared<'a> {
     operation: RunTimeOperation<'a>,
@@ -86,7 +86,7 @@ pub(super) struct Prepared<'a> {
 }
 
 impl Request {
-    /// The request for a queue of this service.
+    /// The request as one for a queue of this service.
     pub(super) fn prepare(&self, service: Service) -> Result<Prepared<'_>, String> {
         let address: AddressVector = zerocopy::transmute!(self.av.map_or([0; 48], |av| av.0));
         if service == Service::Ud && self.av.is_none() {
@@ -196,8 +196,8 @@ impl Prepared<'_> {
     }
 }
 
-/// A decoded WQE as the request that makes it, as far as it says. A request on memory keys is one
-/// of several that make the same WQE, and is left at its opcode.
+/// The request that produces a decoded WQE, as far as the WQE shows it. Several requests on memory
+/// keys produce the same WQE, so only their opcode is given.
 pub(super) fn of_wqe(wqe: &Wqe) -> Map<String, Value> {
     let mut request = Map::new();
     request.insert("opcode".to_owned(), opcode_name(wqe).into());

@@ -26,7 +26,7 @@ const BATCH: u32 = 16;
 /// Bandwidth: polls of each lane between two readings of the clock.
 const ROUNDS_PER_CLOCK: u32 = 1024;
 
-/// Runs the measuring end, and the other one too unless a host is named.
+/// Runs the measuring end, and the other end too unless a host is given.
 pub(super) fn run(arguments: &Perf) -> Outcome {
     let plan = Plan::new(arguments)?;
     let chosen = device::choose(&arguments.pair.choice)?.by_address(arguments.pair.cm);
@@ -35,7 +35,7 @@ pub(super) fn run(arguments: &Perf) -> Outcome {
     arguments.plot.as_ref().map_or(Ok(()), |path| store_picture(path, &plot::of(&report)))
 }
 
-/// Measures with the other end: at the host that is named, or in a process of this machine.
+/// Measures with the other end: at the given host, or in a process of this machine.
 pub(super) fn with_peer<T>(
     arguments: &Perf,
     chosen: &Chosen,
@@ -113,8 +113,8 @@ impl Client {
         Ok(Result { size, messages: messages * self.lanes.len() as u64, figures })
     }
 
-    /// Sends one message after the other. A message's time starts when the last one ends, so no
-    /// stall is missed.
+    /// Sends one message after the other. A message's time starts when the previous one ends, so
+    /// every stall is measured.
     fn latency(&mut self, messages: u64) -> Outcome<Figures> {
         let Self { lanes, peer, plan } = self;
         let Some(lane) = lanes.first_mut() else { return Ok(Figures::default()) };
@@ -173,7 +173,7 @@ impl Client {
     }
 }
 
-/// Signs that the measurement goes on, for a server whose process does not see the messages
+/// Tells the server that the measurement goes on, when its process does not see the messages
 /// (one-sided operations).
 struct Signs {
     next: Option<Instant>,
@@ -184,7 +184,7 @@ impl Signs {
         Self { next: plan.is_unseen().then(|| Instant::now() + SIGN_OF_LIFE) }
     }
 
-    /// Sends a sign if it is due.
+    /// Sends such a message if it is due.
     fn give(&mut self, now: Instant, peer: &mut Rendezvous) -> Outcome {
         if self.next.is_none_or(|next| now < next) {
             return Ok(());
@@ -199,7 +199,7 @@ struct Flow {
     unposted: u64,
     outstanding: u32,
     completed: u64,
-    /// Sizes of the batches under way: each makes one completion.
+    /// Sizes of the outstanding batches: each makes one completion.
     batches: VecDeque<u32>,
 }
 
@@ -208,7 +208,8 @@ impl Flow {
         Self { unposted: messages, outstanding: 0, completed: 0, batches: VecDeque::new() }
     }
 
-    /// Polls completions and posts as many requests as fit. False if there was nothing to do.
+    /// Polls completions and posts as many requests as fit. Returns false if there was nothing to
+    /// do.
     fn advance(&mut self, lane: &mut Lane, depth: u32, batch: u32) -> Outcome<bool> {
         let mut worked = false;
         while lane.poll()?.is_some() {

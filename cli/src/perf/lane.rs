@@ -1,5 +1,5 @@
-//! One queue pair of a measurement and its memory: a message to send, and after it space for one
-//! to receive.
+//! One queue pair of a measurement and its memory: a message to send, followed by space for a
+//! message to receive.
 
 use uverbs::qp::Immediate;
 use uverbs::{Remote, op};
@@ -18,12 +18,12 @@ use crate::rendezvous::Rendezvous;
 pub(super) struct Lane {
     pub(super) link: Link,
     op: Op,
-    /// Where the space for incoming messages begins.
+    /// Offset of the space for received messages.
     half: usize,
     size: usize,
     inline: bool,
     there: Remote,
-    /// Receives to be posted for messages of this size: none may be left for the next size.
+    /// Receives still to be posted for messages of this size: none may be left for the next size.
     receives: u64,
     /// Sends, or batches of them, whose completion has not been polled.
     uncompleted: u64,
@@ -35,7 +35,7 @@ impl Lane {
         let shape = Shape {
             bytes: 2 * half,
             sends: plan.depth,
-            // While these messages are handled, as many again may be under way.
+            // While these messages are handled, as many again may be outstanding.
             receives: 2 * plan.depth,
             sleeps: plan.events,
             inline_bytes: plan.inline,
@@ -70,12 +70,12 @@ impl Lane {
         self.receives = plan.messages(size);
         let carries_data = !matches!(self.op, Op::Read | Op::Atomic);
         self.inline = carries_data && size <= plan.inline && self.size <= self.link.inline_bytes();
-        // A message of the last size must not look like one of this size.
+        // A message of the previous size must not be mistaken for one of this size.
         Ok(self.link.memory().write(self.half + self.size - 1, &[0])?)
     }
 
-    /// Posts receives for the next `count` messages, or for fewer if fewer are still to come; none
-    /// if the operation has no receives.
+    /// Posts receives for the next `count` messages, or for fewer if fewer are expected; none if
+    /// the operation uses no receives.
     pub(super) fn receive(&mut self, count: u32) -> Outcome {
         let count = self.receives.min(count.into());
         self.receives -= count;
@@ -100,7 +100,7 @@ impl Lane {
             Op::Read => O::Read(at(0)),
             Op::Atomic => O::FetchAdd(op::FetchAdd { remote: at(0), add: 1 }),
         };
-        // The result of a READ or an atomic goes where messages arrive.
+        // The result of a READ or an atomic goes to the space for received messages.
         let offset = if matches!(self.op, Op::Read | Op::Atomic) { self.half } else { 0 };
         self.uncompleted += 1;
         self.link.post_many(operation, LocalRange { offset, length: self.size }, self.inline, count)
@@ -109,7 +109,7 @@ impl Lane {
     /// Latency: sends message `number`, which a write has to carry to be seen.
     pub(super) fn send_one(&mut self, number: u64, peer: &mut Rendezvous) -> Outcome {
         if self.op == Op::Write {
-            // If the answer always arrives first, nothing else polls the completions.
+            // If the answer always arrives first, no other code polls the completions.
             while self.uncompleted > 2 {
                 self.next(peer)?;
             }
@@ -130,8 +130,7 @@ impl Lane {
         link.next_write(peer, last, pattern::last_byte(number), |_| *uncompleted -= 1)
     }
 
-    /// Latency: waits until every message that was sent has its completion, so that none is left
-    /// for the next size.
+    /// Latency: waits until every message has completed, so that none is left for the next size.
     pub(super) fn drain(&mut self, peer: &mut Rendezvous) -> Outcome {
         while self.uncompleted > 0 {
             self.next(peer)?;
@@ -139,13 +138,13 @@ impl Lane {
         Ok(())
     }
 
-    /// Waits for one completion; whether it is of a receive.
+    /// Waits for one completion; returns whether it is of a receive.
     pub(super) fn next(&mut self, peer: &mut Rendezvous) -> Outcome<bool> {
         let completion = self.link.next(peer)?;
         Ok(self.account(&completion))
     }
 
-    /// Polls one completion if there is one; whether it is of a receive.
+    /// Polls one completion if there is one; returns whether it is of a receive.
     pub(super) fn poll(&mut self) -> Outcome<Option<bool>> {
         let completion = self.link.try_next()?;
         Ok(completion.map(|completion| self.account(&completion)))

@@ -13,11 +13,11 @@ const VERSION: u32 = 3;
 /// All messages of one size together have no more bytes than this, so that `--sizes all` ends.
 const BYTES_PER_SIZE: u64 = 4 << 30;
 const LARGEST: u32 = 1 << 30;
-/// Messages outstanding per queue pair unless something else is asked for.
+/// Default number of outstanding messages per queue pair.
 const DEPTH: u32 = 64;
 const ATOMIC: u32 = 8;
 
-/// What is measured, agreed between the ends.
+/// The measurement, as agreed between the ends.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Plan {
     pub(super) measure: Measure,
@@ -62,7 +62,7 @@ pub(super) enum Step {
     Going,
     /// All of them have arrived.
     Over,
-    /// That was the last size.
+    /// The last size is done.
     Goodbye,
 }
 
@@ -98,7 +98,7 @@ impl Hello {
 }
 
 impl Plan {
-    /// The plan that the command line asks for.
+    /// The plan of the command line.
     pub(super) fn new(arguments: &Perf) -> Outcome<Self> {
         let measure = arguments.measure.unwrap_or(Measure::Lat);
         let is_latency = measure == Measure::Lat;
@@ -131,8 +131,8 @@ impl Plan {
         self.iters.min(most).div_ceil(self.qps.into())
     }
 
-    /// Whether the server's process does not see the messages: its device answers alone, or writes
-    /// arrive unseen.
+    /// Whether the server's process does not see the messages: its device answers them alone, or
+    /// writes arrive without a completion.
     pub(super) fn is_unseen(&self) -> bool {
         match (self.op, self.measure) {
             (Op::Read | Op::Atomic, _) | (Op::Write, Measure::Bw) => true,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// How many are kept.
+/// Most stalls that are kept.
 const KEPT: usize = 10;
 
 /// One of them.
@@ -15,8 +15,8 @@ pub(super) struct Stall {
     pub(super) length_us: f64,
     /// Seconds from the beginning of the size's measurement to the message's end.
     pub(super) at_s: f64,
-    /// How many of them this program itself lost, where that was measured. The rest is the device's
-    /// and the network's.
+    /// The microseconds of it that this program lost, if measured. The rest was spent in the device
+    /// and the network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) program_us: Option<f64>,
 }
@@ -33,12 +33,12 @@ impl fmt::Display for Stall {
 pub(super) struct Stalls(Vec<(Duration, Duration, Option<Duration>)>);
 
 impl Stalls {
-    /// Notes a message that took `length` and ended `at` after the beginning.
+    /// Records a message that took `length` and ended at `at` after the start.
     pub(super) fn note(&mut self, length: Duration, at: Duration) {
         self.insert(length, at, None);
     }
 
-    /// Notes a message of which the program itself lost `stalled`.
+    /// Records a message during which the program itself stalled for `stalled`.
     pub(super) fn note_stalled(&mut self, length: Duration, at: Duration, stalled: Duration) {
         self.insert(length, at, Some(stalled));
     }

@@ -1,4 +1,4 @@
-//! The end that begins: sends, waits for the answer, measures.
+//! The client: sends, waits for the answer, measures.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub(super) fn run_with_server(arguments: &Pingpong, game: Game) -> Outcome {
     report.print(arguments.pair.json)
 }
 
-/// Plays the game with the server at the other end of `peer`.
+/// Exchanges messages with the server at the other end of `peer`.
 pub(super) fn play(chosen: &Chosen, peer: Rendezvous, game: Game, sleeps: bool) -> Outcome<Report> {
     let mut end = End::new(chosen, peer, game, sleeps)?;
     let played = bounce(&mut end);
@@ -93,7 +93,7 @@ fn there_and_back(end: &mut End, message: u64, there: Memory) -> Outcome<Duratio
     Ok(time)
 }
 
-/// Reads one of the server's two messages over what is left of the one before.
+/// Reads one of the server's two messages into the buffer of the previous one.
 fn read(end: &mut End, message: u64, there: Memory) -> Outcome<Duration> {
     let range = end.incoming(0);
     let remote = there.at(end.outgoing(message).offset);
@@ -105,7 +105,7 @@ fn read(end: &mut End, message: u64, there: Memory) -> Outcome<Duration> {
     Ok(time)
 }
 
-/// Fetch-and-add and compare-and-swap in turn on the server's counter.
+/// Alternates fetch-and-add and compare-and-swap on the server's counter.
 fn atomic(end: &mut End, message: u64, there: Memory, counter: &mut u64) -> Outcome<Duration> {
     let remote = there.at(0);
     let before = *counter;

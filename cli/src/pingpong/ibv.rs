@@ -4,8 +4,8 @@
 //! libibverbs/examples/rc_pingpong.c): on a TCP stream the client sends `LID:QPN:PSN:GID` in
 //! hexadecimal digits, 52 bytes with the terminating zero. The server connects its queue pair and
 //! sends its own address. The client sends `done` with its zero, and both close the stream. Then
-//! the client sends messages and the server answers each. The C program sends from the buffer into
-//! which it receives, so a C server returns what it received.
+//! the client sends messages and the server answers each. The C program sends from its receive
+//! buffer, so a C server returns the data that it received.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
@@ -30,7 +30,7 @@ use crate::rendezvous::{PATIENCE, listen};
 pub(super) const DEFAULT_SIZE: u32 = 4096;
 /// The C program's own default number of round trips.
 pub(super) const DEFAULT_ITERS: u64 = 1000;
-/// The C program's path MTU, unless it is told another.
+/// The C program's default path MTU.
 const MTU: Mtu = Mtu::B1024;
 /// Receives posted at a time, each with a slot of its own.
 const SLOTS: u64 = 2;
@@ -70,8 +70,8 @@ struct End {
     played: u64,
     /// Sends that have not completed yet.
     sending: u64,
-    /// The C program must find the peer by GID, and so needs a GID of its own (`-g`): always on
-    /// RoCE, on InfiniBand only where one was asked for.
+    /// Whether GIDs are used. Always on RoCE; on InfiniBand only if requested. The C program then
+    /// also needs a GID of its own (`-g`).
     is_global: bool,
 }
 
@@ -114,7 +114,7 @@ impl End {
         stream.read_exact(&mut done).context(|| "the peer has gone away".into())
     }
 
-    /// The first client that speaks `ibv_rc_pingpong`'s protocol. Other clients are refused.
+    /// Waits for the first client that speaks `ibv_rc_pingpong`'s protocol. Refuses other clients.
     fn first_client(&self, listener: &TcpListener) -> Outcome<(TcpStream, Endpoint)> {
         loop {
             let (mut stream, from) = listener.accept().context(|| "cannot accept a peer".into())?;
@@ -153,8 +153,8 @@ impl End {
         self.link.connect_to(peer)
     }
 
-    /// Adds the likeliest cause to a failure in the middle of the game: the ends do not tell each
-    /// other how many round trips they want.
+    /// Adds the likeliest cause to a failure in the middle of a run: the ends do not exchange their
+    /// number of round trips.
     fn rounds_of(&self, failure: Failure) -> Failure {
         let Game { iters, .. } = self.game;
         match failure {
@@ -179,8 +179,8 @@ impl End {
             } else {
                 self.arrival()?;
                 latency.record(began.elapsed());
-                // The C client's first message has contents of its own. The following ones have
-                // those of the message that it received last.
+                // The C client's first message has its own contents. The following ones have the
+                // contents of the message that it received last.
                 if let Some(before) = message.checked_sub(1) {
                     self.verify(message, pattern::answer(before))?;
                 }
@@ -208,8 +208,8 @@ impl End {
         Ok(())
     }
 
-    /// Waits for a completion; whether it is of a receive. The stream is closed by now, so silence
-    /// is the only sign of a peer that has died.
+    /// Waits for a completion; returns whether it is of a receive. The stream is closed by now, so
+    /// silence is the only sign that the peer has died.
     fn next(&mut self) -> Outcome<bool> {
         let began = Instant::now();
         loop {
@@ -259,8 +259,8 @@ fn to_address(own: &Endpoint) -> [u8; ADDRESS] {
     address
 }
 
-/// The values that the exchange leaves out are the C program's: MTU 1024, one READ at a time, the
-/// same kind of GID.
+/// The exchange omits some values, for which those of the C program are used: MTU 1024, one READ at
+/// a time, the same type of GID.
 fn from_address(address: &[u8; ADDRESS], own: &Endpoint) -> Option<Endpoint> {
     let text = std::str::from_utf8(address.strip_suffix(&[0])?).ok()?;
     let mut words = text.split(':');

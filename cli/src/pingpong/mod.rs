@@ -11,7 +11,7 @@ mod slots;
 use crate::args::{Op, Peer, Pingpong};
 use crate::failure::{Failure, Outcome};
 
-/// What is bounced, agreed between the ends.
+/// The parameters of a run, agreed between the ends.
 #[derive(Debug, Clone, Copy, serde::Serialize, serde::Deserialize)]
 struct Game {
     op: Op,
@@ -19,10 +19,10 @@ struct Game {
     iters: u64,
 }
 
-/// Bytes of a message unless something else is asked for; atomics have eight whatever is asked.
+/// Default bytes of a message; atomics always have eight.
 const DEFAULT_SIZE: u32 = 64;
 const ATOMIC_SIZE: u32 = 8;
-/// Round trips unless something else is asked for.
+/// Default number of round trips.
 const DEFAULT_ITERS: u64 = 10_000;
 
 /// The name of the subcommand.

@@ -9,10 +9,10 @@ use super::{Game, SERVICE};
 use crate::failure::{Failure, Outcome};
 use crate::rendezvous::require_version;
 
-/// Incremented with every change that an older end would not understand.
+/// Incremented with every change that older versions would not understand.
 const VERSION: u32 = 2;
 
-/// The client's first words.
+/// The client's first message.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pingpong_version: u32,
@@ -46,16 +46,16 @@ pub(super) struct Memory {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
 pub(super) enum Step {
-    /// The game goes on.
+    /// The run continues.
     Playing,
-    /// The client has had its last answer.
+    /// The client has received its last answer.
     Done {
-        /// What the server's counter must be after the atomics.
+        /// The expected value of the server's counter after the atomics.
         counter: u64,
     },
 }
 
-/// What the server found.
+/// The server's result.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Verified {
     pub(super) bytes: u64,
@@ -66,7 +66,7 @@ impl Hello {
         Self { pingpong_version: VERSION, game, endpoint, memory: memory.into() }
     }
 
-    /// The game, if this end can play it.
+    /// The run's parameters, if this end supports them.
     pub(super) fn checked(&self) -> Outcome<Game> {
         require_version(SERVICE, self.pingpong_version, VERSION)?;
         if self.game.size == 0 || self.game.size > 1 << 30 {

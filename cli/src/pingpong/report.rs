@@ -1,4 +1,4 @@
-//! What the client found, for people and as JSON.
+//! The client's results, as text and JSON.
 
 use std::time::Duration;
 

@@ -1,9 +1,8 @@
-//! The memory of one end: slots for messages to send and slots for messages that arrive, used in
-//! turn, and the messages in them.
+//! The memory of one end: slots for messages to send and slots for received messages, used
+//! alternately, and the messages in them.
 //!
-//! A message is a pattern that both ends know ([`pattern`]). The last byte of an RDMA WRITE is its
-//! number instead, never 0 and another one each time, so that the other end can see the message
-//! arrive.
+//! A message is a pattern that both ends can compute ([`pattern`]). The last byte of an RDMA WRITE
+//! is a number instead, never 0 and different each time, so that the other end detects its arrival.
 
 use std::time::{Duration, Instant};
 
@@ -19,13 +18,14 @@ use crate::link::{Link, LocalRange, Shape, USUAL_INLINE};
 use crate::pattern;
 use crate::rendezvous::Rendezvous;
 
-/// One send in this many, a quarter of the queue, asks for a completion, which retires those before
-/// it too.
+/// One send in this many, a quarter of the queue, requests a completion, which also retires the
+/// sends before it.
 const SIGNAL_EVERY: u64 = 16;
 const SENDS: u32 = 64;
-/// Two of each kind: while the contents of one are verified the next may arrive.
+/// Slots of each kind: while one message is verified, the next may arrive.
 const SLOTS: u64 = 2;
-/// A packet's bytes may become visible in any order, so a difference counts only if it lasts.
+/// The bytes of a packet may become visible in any order, so a difference counts only if it
+/// persists.
 const LASTING: Duration = Duration::from_secs(1);
 
 /// One end.
@@ -39,7 +39,7 @@ pub(super) struct End {
 }
 
 impl End {
-    /// Makes the link, with receives posted.
+    /// Creates the link and posts its receives.
     pub(super) fn new(
         chosen: &Chosen,
         peer: Rendezvous,
@@ -59,7 +59,7 @@ impl End {
         Ok(end)
     }
 
-    /// Posts the receive for message `message`, where the game has receives.
+    /// Posts the receive for message `message`, if the operation uses receives.
     fn receive(&mut self, message: u64) -> Outcome {
         match self.game.op {
             Op::Send => self.link.receive(Some(self.incoming(message))),
@@ -133,8 +133,8 @@ impl End {
         }
     }
 
-    /// Verifies message `message`, which must have the pattern `number`, and frees its slot for
-    /// the next message but one.
+    /// Verifies message `message`, which must have the pattern `number`, and frees its slot for the
+    /// message after the next.
     pub(super) fn verify(&mut self, message: u64, number: u64) -> Outcome {
         let range = self.incoming(message);
         let op = self.game.op;

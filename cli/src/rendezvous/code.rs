@@ -1,11 +1,11 @@
-//! The code that both ends of a rendezvous must have, and how each end proves that it has it.
+//! The code that both ends of a rendezvous must have, and the proof that an end has it.
 //!
-//! The code itself never crosses the wire. Each end draws a nonce; a proof is BLAKE3, keyed with a
-//! key derived from the code, over the prover's role, the service and both nonces. So a proof is
-//! good for one connection and one direction. A listener of another user on the same port, or an
-//! eavesdropper, can try codes against a recorded proof offline. That does not find a code which
-//! the listening end made up: it has 80 random bits. A proof says who may connect; it does not
-//! encrypt or authenticate what the ends say afterwards.
+//! The code itself is never sent. Each end draws a nonce. A proof is BLAKE3, keyed with a key
+//! derived from the code, over the prover's role, the service and both nonces. So a proof is valid
+//! for one connection and one direction. A listener of another user on the same port, or an
+//! eavesdropper, can test codes offline against a recorded proof. That does not find a code that
+//! the listening end made up, because it has 80 random bits. A proof determines who may connect; it
+//! does not encrypt or authenticate the later messages.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,17 +13,17 @@ use std::io::Read;
 use crate::args::CodeChoice;
 use crate::failure::{Context, Outcome};
 
-/// Names the code where it must not be read in the list of processes, as `--code` can.
+/// Environment variable for the code. Unlike `--code`, it is not visible in the process list.
 pub(crate) const CODE_VARIABLE: &str = "UVERBS_CODE";
 /// Of BLAKE3's key derivation: no other use of the same code has this key.
 const CONTEXT: &str = "uverbs command, rendezvous of two ends, code, version 1";
-/// Digits and letters without those that people confuse (i, l, o, u): five bits each.
+/// Digits and letters without those that are easily confused (i, l, o, u): five bits each.
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
-/// Characters of a code that is made up, in groups of four: 80 bits.
+/// Characters of a generated code, in groups of four: 80 bits.
 const LENGTH: usize = 16;
 const GROUP: usize = 4;
 
-/// What one end contributes to a connection's proofs.
+/// One end's contribution to a connection's proofs.
 pub(super) type Nonce = [u8; 32];
 
 /// Which end proves.
@@ -40,12 +40,12 @@ pub(crate) enum Code {
     Given(String),
     /// Made up by this end, which prints it.
     MadeUp(String),
-    /// `--no-code`: either end takes any peer.
+    /// `--no-code`: the end accepts any peer.
     Off,
 }
 
 impl Code {
-    /// The listening end's code: what was asked for, else one that is made up.
+    /// The listening end's code: the given one, else a generated one.
     pub(crate) fn to_listen(choice: &CodeChoice) -> Outcome<Self> {
         asked(choice).map_or_else(Self::make_up, Ok)
     }
@@ -67,7 +67,7 @@ impl Code {
         Ok(Self::MadeUp(text))
     }
 
-    /// The code, if this end made it up: its user has to pass it on.
+    /// The code, if this end generated it: its user has to pass it on.
     pub(crate) fn to_pass_on(&self) -> Option<&str> {
         match self {
             Self::MadeUp(text) => Some(text),

@@ -1,8 +1,8 @@
-//! How two ends prove to each other that they have the same code, before anything else is said.
+//! How two ends prove to each other that they have the same code, before any other message.
 //!
 //! One JSON object per line: the listener's [`Greeting`], the client's [`Introduction`], the
-//! listener's [`Acceptance`]. The client proves first, so that a program which only connects
-//! gets nothing to test codes against.
+//! listener's [`Acceptance`]. The client proves first, so that a program that only connects gets no
+//! proof against which it could test codes.
 
 use blake3::Hash;
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ pub(super) struct Greeting {
     nonce: String,
 }
 
-/// What the client answers.
+/// The client's answer.
 #[derive(Debug, Serialize, Deserialize)]
 struct Introduction {
     nonce: String,
@@ -38,11 +38,11 @@ pub(super) struct Acceptance {
 /// Why a listening end refuses a client.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It gave up by itself, with this reason.
+    /// The client gave up, for this reason.
     GaveUp(String),
     /// Its first line is not an introduction.
     Foreign,
-    /// Its proof is that of another code.
+    /// Its proof was made with another code.
     WrongCode,
 }
 
@@ -93,7 +93,7 @@ pub(super) fn introduce(peer: &mut Rendezvous, service: &str, code: Option<&Code
 }
 
 impl Greeting {
-    /// The code to use and the listener's nonce, if this client can go on.
+    /// The code to use and the listener's nonce, if this client can continue.
     fn check<'a>(&self, service: &str, code: Option<&'a Code>) -> Outcome<(&'a Code, Nonce)> {
         let Some(nonce) = unhex(&self.nonce) else { return Err(Failure::failed(super::foreign())) };
         if self.uverbs != service {

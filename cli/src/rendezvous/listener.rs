@@ -1,10 +1,10 @@
 //! The listening end before its session: greets every client, and accepts the first one that has
 //! the code.
 //!
-//! One thread serves every connection that has not been accepted, so a silent one blocks no other.
+//! One thread serves every connection that is not accepted yet, so a silent client blocks no other.
 //! A connection that closes, speaks another protocol or has another code ends only itself. Wrong
-//! codes slow down only clients of the same source ([`Source`]). If there are too many clients, one
-//! of the source with the most clients is dropped.
+//! codes only slow down clients of the same source ([`Source`]). If there are too many clients, a
+//! client of the source with the most clients is dropped.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -23,11 +23,11 @@ use super::{Rendezvous, to_line};
 use crate::failure::{Context, Failure, Outcome};
 use crate::output::remark;
 
-/// How long a client may take for its introduction.
+/// Time-out for a client's introduction.
 const INTRODUCTION: Duration = Duration::from_secs(10);
 /// The longest introduction.
 const LONGEST: usize = 1024;
-/// Clients that may be introducing themselves at a time; a further one replaces another.
+/// Most clients that may be introducing themselves at a time; a further one replaces another.
 const MOST: usize = 64;
 /// The pause before the next accept if the process has no descriptor left.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
@@ -36,7 +36,7 @@ const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
 const FIRST_PAUSE: Duration = Duration::from_millis(125);
 /// The longest such pause: a source can try less than 20,000 codes in a day.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// The number of sources whose wrong codes are counted separately. Further sources share a count.
+/// Number of sources whose wrong codes are counted separately. Further sources share one count.
 const MOST_SOURCES: usize = 1024;
 
 /// A socket that waits for one peer.
@@ -49,7 +49,7 @@ pub(crate) struct Listener {
     pauses: Vec<Pause>,
     /// No client is accepted before this time.
     full_until: Option<Instant>,
-    /// The key from which nonces are derived: to read random numbers would need a descriptor.
+    /// The key from which nonces are derived: reading random numbers would need a descriptor.
     secret: Nonce,
     greeted: u64,
 }
@@ -104,12 +104,12 @@ impl Listener {
         })
     }
 
-    /// Where it listens, with the port that was chosen.
+    /// The address that it listens on, with the chosen port.
     pub(crate) fn address(&self) -> Outcome<SocketAddr> {
         self.socket.local_addr().context(|| "cannot tell the port".into())
     }
 
-    /// The code, if this end made it up.
+    /// The code, if this end generated it.
     pub(crate) fn code_to_pass_on(&self) -> Option<&str> {
         self.code.to_pass_on()
     }
@@ -197,7 +197,7 @@ impl Listener {
         }
     }
 
-    /// Reacts to a process, or a system, without descriptors.
+    /// Handles the lack of free descriptors in the process or the system.
     fn drop_one_or_pause(&mut self) {
         if self.waiting.is_empty() {
             self.full_until = Some(Instant::now() + NO_DESCRIPTOR);
@@ -205,7 +205,7 @@ impl Listener {
         self.drop_one();
     }
 
-    /// Reads from every client, and drops those that have gone, are too slow or speak another
+    /// Reads from every client, and drops those that have closed, are too slow or speak another
     /// protocol.
     fn hear(&mut self) {
         let now = Instant::now();
@@ -238,7 +238,7 @@ impl Listener {
 
     fn judge(&mut self, mut client: Waiting) -> Outcome<Option<Rendezvous>> {
         match check_introduction(&client.line, self.service, &self.code, &client.nonce) {
-            // A client that has gone away meanwhile does not count.
+            // A client that has closed meanwhile does not count.
             Ok(acceptance) if client.say(&acceptance) => {
                 // The descriptors of the other clients may be needed.
                 self.waiting.clear();
@@ -275,7 +275,7 @@ impl Listener {
     }
 }
 
-/// accept(2): errors that say that there is no space for a connection now.
+/// accept(2): errors of a lack of resources for a connection.
 fn is_shortage(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error().map(Errno::from_raw),
@@ -283,7 +283,7 @@ fn is_shortage(error: &io::Error) -> bool {
     )
 }
 
-/// accept(2): errors that are of the connection, not of the socket.
+/// accept(2): errors of the connection instead of the socket.
 fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted)
         || matches!(
@@ -312,7 +312,7 @@ impl Waiting {
         is_there.then_some(self)
     }
 
-    /// Sends a line, which fits a new connection's buffer; whether the client is still there.
+    /// Sends a line, which fits a new connection's buffer; returns whether the client still exists.
     fn say(&mut self, message: &impl Serialize) -> bool {
         to_line(message).is_ok_and(|line| self.stream.write_all(&line).is_ok())
     }
@@ -332,7 +332,7 @@ impl Waiting {
                 Err(_) => return Heard::Closed,
             }
             let end = self.line.iter().position(|byte| *byte == b'\n');
-            // A client says nothing more until it is accepted.
+            // A client sends nothing more until it is accepted.
             if self.line.len() > LONGEST || end.is_some_and(|end| end + 1 != self.line.len()) {
                 return Heard::Foreign;
             }

@@ -1,9 +1,9 @@
-//! The out-of-band connection: a TCP stream on which two ends tell each other their queue pairs'
-//! endpoints and what they are about to do, one JSON object per line.
+//! The out-of-band connection: a TCP stream on which two ends exchange their queue pairs' endpoints
+//! and their plans, one JSON object per line.
 //!
-//! The stream stays open for as long as the ends talk over RDMA: when it ends, the peer is gone.
-//! Either end may say `{"abort": reason}` instead of whatever the other expects. What a peer says
-//! is shown escaped ([`shown`]).
+//! The stream stays open as long as the ends communicate over RDMA; when it closes, the peer has
+//! ended. Either end may send `{"abort": reason}` instead of the expected message. A peer's text is
+//! escaped before it is shown ([`shown`]).
 
 mod code;
 mod introduction;
@@ -26,15 +26,15 @@ use crate::output::escaped;
 pub(crate) use code::{CODE_VARIABLE, Code};
 pub(crate) use listener::Listener;
 
-/// The longest line that a peer may send; a longer one is not ours.
+/// The longest line that a peer may send; a longer one is from another protocol.
 const LONGEST_LINE: usize = 1 << 20;
-/// How much of a peer's text is shown.
+/// Most characters of a peer's text that are shown.
 const LONGEST_SHOWN: usize = 400;
 
-/// How long a peer may take for one message: for the whole line, not for each of its bytes.
+/// Time-out for one message of a peer: for the whole line, not for each of its bytes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often an end says that it goes on, if the other end cannot see it.
+/// Interval of messages that say "still running", if the other end cannot see that.
 pub(crate) const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 
 /// Seconds until a silent peer is probed, seconds between two probes, and the number of probes: a
@@ -46,7 +46,7 @@ const KEEPALIVE: (u32, u32, u32) = (4, 2, 3);
 pub(crate) struct Rendezvous {
     reader: BufReader<TcpStream>,
     writer: TcpStream,
-    /// A message that came while this end was not receiving.
+    /// A message that arrived while this end was not receiving.
     early: Option<Value>,
 }
 
@@ -88,7 +88,7 @@ impl Rendezvous {
         Ok(Self { reader: BufReader::new(stream), writer, early: None })
     }
 
-    /// Where the peer is.
+    /// The peer's address.
     pub(crate) fn peer(&self) -> String {
         self.writer
             .peer_addr()
@@ -114,7 +114,7 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// Tells the peer that this end gives up. The peer may be gone already.
+    /// Tells the peer that this end gives up. The peer may have ended already.
     pub(crate) fn abort(&mut self, reason: &str) {
         let _ = self.send(&json!({ "abort": reason }));
     }
@@ -124,7 +124,7 @@ impl Rendezvous {
         self.receive_within(PATIENCE)
     }
 
-    /// Receives one message, before which the peer may work for as long as `patience`.
+    /// Receives one message. The peer may work for up to `patience` before it.
     pub(crate) fn receive_within<T: DeserializeOwned>(&mut self, patience: Duration) -> Outcome<T> {
         let message = match self.early.take() {
             Some(early) => early,
@@ -144,7 +144,7 @@ impl Rendezvous {
         }
     }
 
-    /// A line, or what comes before the end of the stream or is too long for a line.
+    /// A line, or the bytes before the end of the stream, or the start of a line that is too long.
     fn read_line(&mut self, deadline: Instant) -> io::Result<Vec<u8>> {
         let mut line = Vec::new();
         while line.len() < LONGEST_LINE {
@@ -165,10 +165,10 @@ impl Rendezvous {
         Ok(line)
     }
 
-    /// Checks, without waiting, that the peer is still there. A message that it has sent is kept
-    /// for [`Rendezvous::receive`].
+    /// Checks, without waiting, that the peer still exists. A message that it has sent is kept for
+    /// [`Rendezvous::receive`].
     ///
-    /// Fails if the peer has gone or given up.
+    /// Fails if the peer has ended or given up.
     pub(crate) fn watch(&mut self) -> Outcome {
         if self.early.is_some() {
             return Ok(());
@@ -189,7 +189,7 @@ impl Rendezvous {
         }
     }
 
-    /// Whether the peer has said something.
+    /// Whether the peer has sent a message.
     ///
     /// # Errors
     /// As for [`Rendezvous::watch`].
@@ -198,8 +198,8 @@ impl Rendezvous {
         Ok(self.early.is_some())
     }
 
-    /// The descriptor that becomes readable when [`Rendezvous::watch`] has something to find;
-    /// nothing while a message is kept.
+    /// The descriptor that becomes readable when [`Rendezvous::watch`] has something to read;
+    /// `None` while a message is kept.
     pub(crate) fn fd_to_watch(&self) -> Option<BorrowedFd<'_>> {
         self.early.is_none().then(|| self.writer.as_fd())
     }
@@ -236,13 +236,13 @@ fn to_line(message: &impl Serialize) -> Outcome<Vec<u8>> {
     Ok(line)
 }
 
-/// The reason, to be shown, if `line` says that the peer gives up.
+/// The reason for display, if `line` says that the peer gives up.
 fn abort_reason(line: &[u8]) -> Option<String> {
     let message: Value = serde_json::from_slice(line).ok()?;
     Some(shown(message.get("abort")?.as_str().unwrap_or("?")))
 }
 
-/// A peer's text as it may be shown: escaped, and not longer than a few lines.
+/// A peer's text for display: escaped, and at most a few lines long.
 fn shown(text: &str) -> String {
     match text.char_indices().nth(LONGEST_SHOWN) {
         Some((end, _)) => format!("{}…", escaped(&text[..end])),

@@ -1,14 +1,14 @@
-//! Where a client comes from. Strangers are told apart by that, so that what one of them does keeps
-//! no other one waiting.
+//! Where a client comes from. Clients are grouped by source, so that the clients of one source do
+//! not delay those of another.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// The clients that share one allowance of wrong codes.
+/// Clients that share one limit of wrong codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// A user of this machine, who has every loopback address.
+    /// A user of this machine, who can use every loopback address.
     User(u32),
-    /// An address of IPv4, or the 64 bits of an IPv6 network, whose machines choose the rest.
+    /// An IPv4 address, or the first 64 bits of an IPv6 address; a machine chooses the rest itself.
     Network(IpAddr),
 }
 

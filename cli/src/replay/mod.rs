@@ -1,4 +1,4 @@
-//! `uverbs replay`: the frames of a recording, sent at their times or at a rate.
+//! `uverbs replay`: sends the frames of a recording at their times or at a rate.
 
 mod pace;
 mod sender;
@@ -24,7 +24,7 @@ type Frames = Recording<BufReader<File>>;
 /// Runs the command.
 pub(crate) fn run(arguments: &Replay) -> Outcome {
     let pace = Pace::new(arguments);
-    // The file is looked at before the device is.
+    // The file is checked before the device is opened.
     let mut first = Some(open(&arguments.file)?);
     let stop = Stop::new()?;
     let chosen = choose(&arguments.choice)?;
@@ -51,7 +51,7 @@ fn open(path: &Path) -> Outcome<Frames> {
     Recording::new(BufReader::new(file)).map_err(|error| refused(path, &error))
 }
 
-/// A file that is no recording is an error of the input.
+/// An invalid recording is an error of the input.
 fn refused(path: &Path, error: &uverbs::Error) -> Failure {
     Failure::usage(format!("{}: {error}", path.display()))
 }
@@ -106,7 +106,7 @@ impl Session<'_> {
         self.goes_on(self.sent)
     }
 
-    /// Looks for a signal at every 256th frame.
+    /// Checks for a signal at every 256th frame.
     fn goes_on(&self, frames: u64) -> Outcome<bool> {
         Ok(!frames.is_multiple_of(256) || !self.stop.is_asked()?)
     }
@@ -130,10 +130,10 @@ struct Report {
     device: DeviceReport,
     frames: u64,
     bytes: u64,
-    /// Frames that were not recorded whole, or that the port does not take.
+    /// Frames that were not recorded completely, or that are too long or short for the port.
     skipped: u64,
     seconds: f64,
-    /// How long after their times frames were handed to the device.
+    /// How much later than their times the frames were passed to the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     late: Option<Percentiles>,
     stopped: bool,

@@ -5,28 +5,28 @@ use std::time::{Duration, Instant};
 use crate::args::Replay;
 use crate::latency::Latency;
 
-/// What decides it.
+/// How the times are determined.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Mode {
-    /// The recorded times, this much faster.
+    /// The recorded times, faster by this factor.
     Recorded(f64),
-    /// So much time between two frames.
+    /// A fixed interval between frames.
     Every(Duration),
-    /// Nothing.
+    /// No times: as fast as possible.
     AtOnce,
 }
 
-/// The pace of a replay. A frame that is late does not make the next ones late: each is due at its
-/// own time.
+/// The pace of a replay. Each frame is due at its own time, so a late frame does not delay the next
+/// ones.
 #[derive(Debug)]
 pub(super) struct Pace {
     mode: Mode,
     began: Instant,
-    /// When this round of the recording began, after the beginning.
+    /// When this pass through the recording began, since the start.
     round: Duration,
-    /// The first frame's recorded time in this round.
+    /// The first frame's recorded time in this pass.
     first: Option<u64>,
-    /// The last frame's time in this round.
+    /// The last frame's time in this pass.
     last: Duration,
     frames: u64,
     late: Latency,
@@ -54,7 +54,7 @@ impl Pace {
         }
     }
 
-    /// The recording begins, again perhaps.
+    /// Begins another pass through the recording.
     pub(super) fn restart(&mut self) {
         if self.frames == 0 {
             self.began = Instant::now();
@@ -63,8 +63,8 @@ impl Pace {
         (self.first, self.last) = (None, Duration::ZERO);
     }
 
-    /// When the next frame is due, after the beginning. Recordings whose times go back do not make
-    /// it earlier than the last one.
+    /// When the next frame is due, since the start. If recorded times go back, it is due with the
+    /// previous frame.
     pub(super) fn due(&mut self, recorded: u64) -> Duration {
         let due = match self.mode {
             Mode::AtOnce => return Duration::ZERO,
@@ -86,7 +86,7 @@ impl Pace {
         self.mode == Mode::AtOnce || self.began.elapsed() >= due
     }
 
-    /// A frame was handed to the device.
+    /// Records that a frame was passed to the device.
     pub(super) fn note(&mut self, due: Duration) {
         self.frames += 1;
         if self.mode != Mode::AtOnce {
@@ -98,7 +98,7 @@ impl Pace {
         self.began.elapsed()
     }
 
-    /// How late frames were; nothing if they had no times.
+    /// How late frames were; `None` if they had no times.
     pub(super) fn late(&self) -> Option<&Latency> {
         (self.mode != Mode::AtOnce && self.frames > 0).then_some(&self.late)
     }

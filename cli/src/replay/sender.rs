@@ -1,4 +1,4 @@
-//! Sends frames as they are.
+//! Sends frames unchanged.
 
 use uverbs::cq::Status;
 use uverbs::qp::{EthernetOffload, PostError, PostFlags, RunTimeDestination, RunTimeOperation};
@@ -15,7 +15,7 @@ const SHORTEST: usize = 14;
 
 /// A raw packet queue pair with buffers of its own.
 pub(super) struct Sender {
-    // Declared first: the queue pair is gone before its buffers.
+    // Declared first, so that the queue pair is destroyed before its buffers.
     qp: QueuePair<RawPacket>,
     cq: CompletionQueue,
     slab: Slab,
@@ -40,7 +40,7 @@ impl Sender {
         (SHORTEST..=LONGEST as usize).contains(&length)
     }
 
-    /// Sends a frame, once there is space for it.
+    /// Sends a frame; waits for space if necessary.
     pub(super) fn send(&mut self, frame: &[u8]) -> Outcome {
         let mut slot = loop {
             match self.slab.take() {
@@ -67,7 +67,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes completions, or makes progress.
+    /// Polls completions, or lets a software device make progress.
     pub(super) fn idle(&mut self) -> Outcome {
         match self.cq.poll() {
             Ok(done) if done.completion.status() == Status::Success => self.outstanding -= 1,
@@ -81,7 +81,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits until all frames have left.
+    /// Waits until all frames were sent.
     pub(super) fn finish(&mut self) -> Outcome {
         while self.outstanding > 0 {
             self.idle()?;

@@ -1,4 +1,4 @@
-//! The program as a child process: it gets the signals, and its end ends the command.
+//! The program as a child process: receives the signals, and ends the command when it ends.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -9,7 +9,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
 use nix::unistd::Pid;
 
-/// Signals that are the program's and not ours.
+/// Signals that go to the program; they do not end this command.
 const FORWARDED: [Signal; 6] = [
     Signal::SIGHUP,
     Signal::SIGINT,
@@ -25,7 +25,7 @@ const FROM_TERMINAL: i32 = 0x80;
 
 /// Runs a command to its end.
 pub(super) fn run(mut command: Command) -> io::Result<ExitStatus> {
-    // Blocked before the child exists, so that none is missed.
+    // Blocked before the child exists, so that no signal is missed.
     let mut watched: SigSet = FORWARDED.into_iter().collect();
     watched.add(Signal::SIGCHLD);
     let before = watched.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
@@ -39,7 +39,7 @@ pub(super) fn run(mut command: Command) -> io::Result<ExitStatus> {
             return Ok(status);
         }
         if let Some(signal) = signals.read_signal()?.as_ref().and_then(to_forward) {
-            // Not reaped yet, so the number is still the child's.
+            // The child is not reaped yet, so its process id is still valid.
             let _ = kill(pid, signal);
         }
     }
@@ -51,7 +51,7 @@ fn to_forward(info: &siginfo) -> Option<Signal> {
     (!is_ours).then_some(signal)
 }
 
-/// The program's own status, or 128 and the number of the signal that ended it, as shells have it.
+/// The program's exit status, or 128 plus the number of the signal that ended it, as in shells.
 pub(super) fn exit_code(status: &ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)

@@ -8,9 +8,9 @@ const NAME: &str = "libuverbs_preload.so";
 /// The environment variable with the library's path, if it is in another place.
 const VARIABLE: &str = "UVERBS_PRELOAD";
 
-/// The library: named by the environment, beside this executable, or in the `lib` beside its
-/// directory. It is never built or searched for elsewhere, so the program's process runs what was
-/// installed with this command.
+/// Finds the library: named by the environment variable, beside this executable, or in the
+/// directory `lib` beside the executable's. It is never built or searched elsewhere, so the
+/// program's process runs the library that was installed with this command.
 pub(super) fn find() -> Outcome<PathBuf> {
     let library = match std::env::var_os(VARIABLE) {
         Some(named) => existing(named.into())?,

@@ -1,4 +1,4 @@
-//! `uverbs run`: an unmodified libibverbs program on the software ConnectX, by way of the preload
+//! `uverbs run`: runs an unmodified libibverbs program on the software ConnectX, using the preload
 //! library.
 
 mod child;
@@ -17,7 +17,7 @@ use crate::args::Run;
 use crate::failure::{Context, Failure, Outcome};
 use scratch::Scratch;
 
-/// Runs the command, and ends as the program does.
+/// Runs the program, and ends with its status.
 pub(crate) fn run(arguments: &Run) -> Outcome {
     let (name, rest) = arguments
         .command
@@ -70,7 +70,7 @@ fn word(value: impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// Sets a variable or makes sure that none is inherited.
+/// Sets a variable, or removes an inherited one.
 fn set(command: &mut Command, name: &str, value: Option<OsString>) {
     match value {
         Some(value) => command.env(name, value),
@@ -97,7 +97,7 @@ fn fresh_trace(target: &Path) -> Outcome<OsString> {
     Ok(path.into())
 }
 
-/// The program may change its directory.
+/// Absolute, because the program may change its directory.
 fn absolute(path: &Path) -> Outcome<PathBuf> {
     std::path::absolute(path).context(|| format!("no path {}", path.display()))
 }

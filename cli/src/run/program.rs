@@ -1,4 +1,4 @@
-//! The program that is to be run: where it is, and whether a preload library reaches it.
+//! The program to run: its path, and whether a preload library can be loaded into it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -55,7 +55,7 @@ const FOREIGN: &str = "is a program for another architecture than this command";
 const MUSL: &str = "uses musl, and the preload library is made for the GNU C library";
 const PRIVILEGED: &str = "is set-user-ID or set-group-ID, for which the loader ignores LD_PRELOAD";
 
-/// As much of a file as holds the program headers of every linker known to us.
+/// Bytes of a file that contain the program headers of every known linker.
 const START: u64 = 64 << 10;
 
 fn start_of(path: &Path) -> Option<Vec<u8>> {
@@ -70,8 +70,8 @@ fn interpreter(script: &[u8]) -> Option<PathBuf> {
     (!word.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(word)))
 }
 
-/// The loader has no loader, and loads what `LD_PRELOAD` names all the same when it is run as a
-/// program.
+/// The dynamic loader itself has no loader. It still loads the libraries of `LD_PRELOAD` when it is
+/// run as a program.
 fn is_loader(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-linux"))
 }

@@ -1,4 +1,4 @@
-//! The directory in which the preload library makes the directories that the program lists.
+//! The directory in which the preload library creates the directories that the program lists.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, DirEntry, File};
@@ -18,7 +18,7 @@ const PREFIX: &str = "uverbs-run-";
 #[derive(Debug)]
 pub(super) struct Scratch {
     path: PathBuf,
-    /// Tells later runs that this directory is in use. A killed command releases it.
+    /// Marks the directory as in use. The kernel releases the lock if the command is killed.
     _lock: Flock<File>,
 }
 
@@ -49,7 +49,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A process of the program's that lives on may still write into it.
+        // A process of the program that is still running may write into it.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
@@ -59,8 +59,8 @@ fn lock(path: &Path) -> std::io::Result<Flock<File>> {
         .map_err(|(_, errno)| errno.into())
 }
 
-/// Removes the directories of commands that were killed. It looks only at names of that form, so
-/// that a start takes no longer because `/tmp` is full of other files.
+/// Removes the directories of commands that were killed. Checks only names of that form, so that
+/// the start takes no longer if `/tmp` is full of other files.
 fn sweep(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     let of_the_gone = |entry: &DirEntry| owner(&entry.file_name()).is_some_and(is_gone);
@@ -71,7 +71,7 @@ fn sweep(directory: &Path) {
     }
 }
 
-/// The command that made a directory of this name.
+/// The process id of the command in a directory's name.
 fn owner(name: &OsStr) -> Option<Pid> {
     let owner = name.to_str()?.strip_prefix(PREFIX)?.split('-').next()?;
     owner.parse().ok().map(Pid::from_raw)
@@ -81,12 +81,12 @@ fn is_gone(process: Pid) -> bool {
     kill(process, None) == Err(Errno::ESRCH)
 }
 
-/// Whether a directory whose command is gone is one of ours. A process of the program's that
-/// outlives the command makes anew what it needs.
+/// Whether the directory of a command that has ended is one of ours. A process of the program that
+/// outlives the command creates again what it needs.
 fn is_abandoned(path: &Path) -> bool {
     let is_own = fs::symlink_metadata(path)
         .is_ok_and(|found| found.is_dir() && found.uid() == geteuid().as_raw());
-    // The lock comes last: in another pid namespace the command may live.
+    // The lock is tested last: in another PID namespace the command may still be running.
     is_own && lock(path).is_ok()
 }
 

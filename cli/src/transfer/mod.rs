@@ -15,10 +15,10 @@ use crate::rendezvous::PATIENCE;
 
 /// The name of the subcommand.
 const SERVICE: &str = "transfer";
-/// How many chunks may be under way.
+/// Most outstanding chunks.
 const SLOTS: u32 = 16;
-/// Bytes of a chunk: large enough that what is done once per chunk costs little, small enough that
-/// both ends overlap.
+/// Bytes of a chunk: large enough that the cost per chunk is small, small enough that the work of
+/// both ends overlaps.
 const SLOT_BYTES: u32 = 512 << 10;
 
 /// Runs the command.
@@ -29,8 +29,8 @@ pub(crate) fn run(command: &Transfer) -> Outcome {
     }
 }
 
-/// How long the receiver may take to bring a file of `bytes` bytes to its disk: at least 1 MiB per
-/// second.
+/// The time that the receiver may take to write a file of `bytes` bytes to its disk: at least 1 MiB
+/// per second.
 fn patience_to_store(bytes: u64) -> Duration {
     PATIENCE + Duration::from_secs(bytes >> 20)
 }

@@ -27,7 +27,7 @@ pub(crate) struct Partial {
     overwrite: bool,
 }
 
-/// The single path component that a peer's `name` must be, without characters that would disturb a
+/// Checks that a peer's `name` is a single path component without characters that would disturb a
 /// terminal.
 pub(crate) fn checked_name(name: &str) -> Outcome<&str> {
     let is_plain = !name.is_empty()
@@ -50,8 +50,8 @@ pub(crate) fn checked_name(name: &str) -> Outcome<&str> {
 impl Partial {
     /// Begins `directory/name`, which is to have `size` bytes.
     ///
-    /// Fails if that name is taken and `overwrite` is not set, and if the disk lacks the space.
-    /// Nothing is reserved: a peer that only announces bytes takes no space from others.
+    /// Fails if that name exists and `overwrite` is not set, and if the disk lacks the space. No
+    /// space is reserved, so a peer that only announces bytes takes no space from others.
     pub(crate) fn begin(directory: &Path, name: &str, size: u64, overwrite: bool) -> Outcome<Self> {
         let target = directory.join(checked_name(name)?);
         if !overwrite && target.symlink_metadata().is_ok() {
@@ -73,7 +73,7 @@ impl Partial {
             .context(|| format!("cannot write {}", self.target.display()))
     }
 
-    /// Makes the contents durable and gives them their name, in one step for every observer.
+    /// Makes the contents durable and gives the file its name, atomically for every observer.
     pub(crate) fn finish(mut self) -> Outcome<PathBuf> {
         self.file.sync_all().context(|| format!("cannot write {}", self.target.display()))?;
         self.give_name().map_err(|error| match error.kind() {
@@ -106,7 +106,7 @@ impl Partial {
     }
 }
 
-/// Says why a file of `size` bytes does not fit into `directory` as it is now.
+/// The reason why a file of `size` bytes does not fit into `directory` now.
 fn require_space(directory: &Path, size: u64) -> Result<(), String> {
     // If a file system does not report its space, the first write that does not fit fails. procfs
     // and similar ones have no blocks, and refuse files themselves.

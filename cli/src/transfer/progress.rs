@@ -17,7 +17,7 @@ pub(super) struct Progress {
 const LAYOUT: &str = "{msg} [{bar:30}] {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
 
 impl Progress {
-    /// A file of `bytes` bytes begins.
+    /// Begins the bar for a file of `bytes` bytes.
     pub(super) fn new(name: &str, bytes: u64) -> Self {
         let bar =
             ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::stderr_with_hz(10));
@@ -28,12 +28,12 @@ impl Progress {
         Self { bar, began: Instant::now(), bytes }
     }
 
-    /// Counts bytes as handled.
+    /// Counts bytes as transferred.
     pub(super) fn advance(&self, bytes: u64) {
         self.bar.inc(bytes);
     }
 
-    /// Takes the bar away and tells size, time and throughput.
+    /// Removes the bar and reports size, time and throughput.
     pub(super) fn finish(self) -> Finished {
         self.bar.finish_and_clear();
         Finished { bytes: self.bytes, time: self.began.elapsed() }
@@ -48,7 +48,7 @@ pub(super) struct Finished {
 }
 
 impl Finished {
-    /// What a script wants to know: `done` is `sent` or `stored`.
+    /// The report for scripts: `done` is `sent` or `stored`.
     pub(super) fn json(&self, done: &str, path: &str, checksum: &str, peer: &str) -> Value {
         json!({
             done: path,

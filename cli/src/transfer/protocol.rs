@@ -12,10 +12,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Incremented with every change that an older end would not understand.
+/// Incremented with every change that older versions would not understand.
 pub(crate) const VERSION: u32 = 2;
 
-/// The sender's first words.
+/// The sender's first message.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Hello {
     /// [`VERSION`] of the sender.
@@ -31,20 +31,20 @@ pub(crate) struct Welcome {
     pub(crate) endpoint: String,
 }
 
-/// Registered memory of the receiver, cut into slots.
+/// Registered memory of the receiver, divided into slots.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Window {
     /// Address of the first slot.
     pub(crate) address: u64,
     /// Key for remote writes.
     pub(crate) rkey: u32,
-    /// How many slots.
+    /// Number of slots.
     pub(crate) slots: u32,
     /// Bytes of each.
     pub(crate) slot_bytes: u32,
 }
 
-/// Everything after the set-up.
+/// The messages after the set-up.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
 pub(crate) enum Message {
@@ -55,15 +55,15 @@ pub(crate) enum Message {
         /// Bytes.
         size: u64,
     },
-    /// Receiver: go on.
+    /// Receiver: ready for the file.
     Accept,
-    /// Sender: all chunks have arrived; this is what they must add up to.
+    /// Sender: all chunks have arrived; this is the checksum of the contents.
     Done {
         /// BLAKE3 of the contents, hexadecimal.
         checksum: String,
     },
-    /// Receiver: verified, durable, in its place.
+    /// Receiver: the file is verified, durable, and has its name.
     Stored,
-    /// Sender: that was the last file.
+    /// Sender: there are no more files.
     Goodbye,
 }

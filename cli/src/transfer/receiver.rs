@@ -1,4 +1,4 @@
-//! The end that stores the files.
+//! The receiving end, which stores the files.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::output::{print, print_json};
 use crate::pair::{listening, listening_json};
 use crate::rendezvous::{Code, Listener, Rendezvous, require_version};
 
-/// One credit in this many asks for a completion, which retires those before it too.
+/// One credit in this many requests a completion, which also retires those before it.
 const SIGNAL_EVERY: u64 = SLOTS as u64 / 2;
 
 /// Runs `uverbs transfer recv`.
@@ -48,8 +48,8 @@ pub(super) fn run(arguments: &TransferRecv) -> Outcome {
     received.inspect_err(|failure| receiver.peer.abort(&failure.to_string()))
 }
 
-/// Makes a file beyond the process's limit (`ulimit -f`) an error like a full disk. By default the
-/// signal would end the process.
+/// Turns writes beyond the process's file size limit (`ulimit -f`) into errors, like a full disk.
+/// By default the signal would end the process.
 #[allow(unsafe_code)]
 fn report_file_limits() {
     // SAFETY: ignoring a signal installs no handler. It cannot fail for SIGXFSZ.
@@ -60,7 +60,7 @@ struct Receiver {
     link: Link,
     peer: Rendezvous,
     chunk: Vec<u8>,
-    /// Chunks taken so far, of all files.
+    /// Chunks received so far, of all files.
     taken: u64,
     json: bool,
 }
@@ -137,7 +137,7 @@ impl Receiver {
         }
     }
 
-    /// Waits for the next chunk, copies it out of its slot and gives the slot back.
+    /// Waits for the next chunk, copies it out of its slot and returns the slot.
     fn take_chunk(&mut self, length: usize) -> Outcome {
         let completion = self.link.next_receive(&mut self.peer)?;
         let number = completion.immediate().map(|immediate| immediate.to_u32());

@@ -1,4 +1,4 @@
-//! The end that has the files.
+//! The sending end, which has the files.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -19,10 +19,10 @@ use crate::link::{Link, LocalRange};
 use crate::output::{print, print_json};
 use crate::rendezvous::{Code, Rendezvous};
 
-/// Limits to what a receiver may ask this end to register: 64 MiB.
+/// Most memory that a receiver may make this end register: 64 MiB.
 const LARGEST_WINDOW: u64 = 64 << 20;
 
-/// A file that could be opened.
+/// An opened file.
 #[derive(Debug)]
 struct Source {
     path: PathBuf,
@@ -69,7 +69,7 @@ fn split(words: &[PathBuf]) -> Outcome<(Vec<PathBuf>, String)> {
     }
 }
 
-/// Files arrive in one directory under their own names.
+/// Checks that no two files have the same name, because all go to one directory.
 fn require_distinct(sources: &[Source]) -> Outcome {
     let mut names = HashSet::new();
     match sources.iter().find(|source| !names.insert(&source.name)) {
@@ -97,7 +97,7 @@ impl Source {
         Ok(Self { path: path.to_owned(), name: name.to_owned(), file, size: metadata.len() })
     }
 
-    /// Reads all of `chunk` from `offset`.
+    /// Fills all of `chunk` from `offset`.
     fn read(&self, chunk: &mut [u8], offset: u64) -> Outcome {
         self.file.read_exact_at(chunk, offset).map_err(|error| {
             let shown = self.path.display();
@@ -112,7 +112,7 @@ impl Source {
 }
 
 impl Window {
-    /// Whether a receiver's window is one that this end can fill.
+    /// Whether this end can use a receiver's window.
     fn check(&self) -> Outcome {
         let bytes = u64::from(self.slots) * u64::from(self.slot_bytes);
         if self.slots == 0 || self.slots > 1024 || self.slot_bytes == 0 || bytes > LARGEST_WINDOW {
@@ -135,7 +135,7 @@ struct Sender {
     chunk: Vec<u8>,
     /// Slots of the receiver that are free.
     credits: u32,
-    /// Writes whose completion has not come.
+    /// Writes without a completion yet.
     unacknowledged: u32,
     /// Chunks sent so far, of all files.
     posted: u64,
@@ -184,7 +184,7 @@ impl Sender {
         }
     }
 
-    /// The receiver may have gigabytes to bring to the disk before it answers.
+    /// The receiver may have to write gigabytes to the disk before it answers.
     fn expect_stored(&mut self, bytes: u64) -> Outcome {
         match self.peer.receive_within(patience_to_store(bytes))? {
             Message::Stored => Ok(()),

@@ -1,4 +1,4 @@
-//! The end that measures: one round after the other.
+//! The end that measures, one round after the other.
 
 use std::time::{Duration, Instant};
 
@@ -18,12 +18,12 @@ use crate::perf::client::with_peer;
 use crate::perf::plan::Hello;
 use crate::rendezvous::Rendezvous;
 
-/// How long an answer may take.
+/// Time-out for an answer.
 const ANSWER: Duration = Duration::from_millis(500);
-/// Answers in a row that may be missing.
+/// Most consecutive answers that may be missing.
 const MISSING: u64 = 4;
 
-/// Runs the measuring end, and the other one too unless a host is named.
+/// Runs the measuring end, and the other end too unless a host is given.
 pub(in crate::perf) fn run(arguments: &Perf) -> Outcome {
     let plan = Plan::new(arguments)?;
     let settings = Settings::new(arguments);
@@ -48,11 +48,11 @@ pub(super) struct Client<'a, const BLOCKS: usize> {
     pub(super) missing: u64,
 }
 
-/// What a frame's answer took.
+/// The round trip of a frame.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Trip {
     pub(super) time: Duration,
-    /// What this program lost of it.
+    /// The part of it that this program lost by stalls.
     pub(super) stalled: Duration,
     pub(super) ended: Instant,
 }
@@ -77,7 +77,7 @@ impl<'a, const BLOCKS: usize> Client<'a, BLOCKS> {
         Ok(())
     }
 
-    /// Tells the other end what comes, runs it, and returns what the other end counted.
+    /// Announces a round to the other end, runs it, and returns the other end's counts.
     pub(super) fn round<T>(
         &mut self,
         say: Say,
@@ -89,7 +89,7 @@ impl<'a, const BLOCKS: usize> Client<'a, BLOCKS> {
         let result = run(self)?;
         self.say(Say::Over)?;
         let counts = self.peer.receive()?;
-        // Answers that came after all.
+        // Answers that arrived late.
         while self.end.poll()?.is_some() {}
         Ok((result, counts))
     }
@@ -98,7 +98,7 @@ impl<'a, const BLOCKS: usize> Client<'a, BLOCKS> {
         self.peer.send(&say)
     }
 
-    /// Sends a frame and waits for its answer; nothing if that does not come.
+    /// Sends a frame and waits for its answer; `None` if the answer does not arrive.
     #[inline]
     pub(super) fn trip(&mut self) -> Outcome<Option<Trip>> {
         let number = self.next;
@@ -120,7 +120,7 @@ impl<'a, const BLOCKS: usize> Client<'a, BLOCKS> {
         }
     }
 
-    /// An answer did not come.
+    /// Handles a missing answer.
     #[cold]
     fn none(&mut self) -> Outcome {
         self.peer.watch()?;
@@ -135,7 +135,7 @@ impl<'a, const BLOCKS: usize> Client<'a, BLOCKS> {
         )))
     }
 
-    /// Between two empty polls.
+    /// Called between two empty polls.
     #[inline]
     pub(super) fn idle(&mut self) {
         self.end.context.poll_idle();

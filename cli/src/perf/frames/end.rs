@@ -1,4 +1,4 @@
-//! One end: a queue of frames that arrive, one of frames that leave, and the frame.
+//! One end: a receive queue of frames, a send queue, and the frame that it sends.
 
 use uverbs::ethernet::{Field, FrameError, RxQueue, Template, TxQueue};
 use uverbs::flow::UdpMulticast;
@@ -12,12 +12,12 @@ use crate::failure::Outcome;
 
 /// Ethernet, IPv4 and UDP header.
 const HEADERS: usize = 14 + 20 + 8;
-/// The frame's number, behind the headers.
+/// Offset of the frame's number, after the headers.
 const NUMBER: Field<u64, HEADERS> = Field::new();
-/// Checksums of layers 3 and 4 are the device's.
+/// The device computes the checksums of layers 3 and 4.
 const SUMS: EthernetOffload =
     EthernetOffload { checksum: EthChecksum::IP_CSUM, vlan: None, metadata: 0 };
-/// Frames that may be under way.
+/// Most frames in the send queue.
 const SENDS: u32 = 1024;
 
 pub(super) struct End<const BLOCKS: usize> {
@@ -25,13 +25,13 @@ pub(super) struct End<const BLOCKS: usize> {
     pub(super) tx: TxQueue,
     template: Template<BLOCKS>,
     pub(super) context: Context,
-    /// Whether waiting makes progress of a software device, in this thread.
+    /// Whether waiting must let a software device make progress in this thread.
     pub(super) is_software: bool,
     _rule: Flow,
 }
 
 impl<const BLOCKS: usize> End<BLOCKS> {
-    /// An end that hears `hears` and sends to `speaks`.
+    /// An end that receives the line `hears` and sends to the line `speaks`.
     pub(super) fn new(
         chosen: &Chosen,
         plan: &Plan,
@@ -49,13 +49,13 @@ impl<const BLOCKS: usize> End<BLOCKS> {
         Ok(Self { rx, tx, template, context, is_software, _rule: rule })
     }
 
-    /// The number of the next frame, if there is one.
+    /// The number of the next frame, if one has arrived.
     #[inline]
     pub(super) fn poll(&mut self) -> Outcome<Option<u64>> {
         Ok(self.poll_timed()?.map(|(number, _)| number))
     }
 
-    /// The number of the next frame and the device's time at which it came.
+    /// The number of the next frame and its arrival time on the device's clock.
     #[inline]
     pub(super) fn poll_timed(&mut self) -> Outcome<Option<(u64, u64)>> {
         match self.rx.poll() {
@@ -69,13 +69,13 @@ impl<const BLOCKS: usize> End<BLOCKS> {
         }
     }
 
-    /// Sends a frame; waits for space if need be.
+    /// Sends a frame; waits for space if necessary.
     #[inline]
     pub(super) fn send(&mut self, number: u64) -> Outcome {
         self.post(number, false)
     }
 
-    /// As [`End::send`], and the frame makes a completion.
+    /// As [`End::send`], and requests a completion for the frame.
     pub(super) fn send_timed(&mut self, number: u64) -> Outcome {
         self.post(number, true)
     }
@@ -97,7 +97,7 @@ impl<const BLOCKS: usize> End<BLOCKS> {
         }
     }
 
-    /// Goes through a send without sending.
+    /// Executes the code of a send without the doorbell.
     pub(super) fn warm(&mut self) -> Outcome {
         Ok(self.tx.warm(&self.template).map_err(uverbs::Error::from)?)
     }

@@ -1,12 +1,12 @@
-//! Time that this program lost: gaps between two readings of the clock in a loop that reads it all
-//! the time. The rest of a frame's time is the device's and the network's.
+//! Time lost by this program: gaps between two consecutive readings of the clock in a loop. The
+//! rest of a frame's time is spent in the device and the network.
 
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-/// A gap from here on is a stall of the program: interrupts, other programs, the hypervisor. The
-/// loop itself takes less than a microsecond.
+/// The shortest gap that counts as a stall of the program, caused by interrupts, other programs or
+/// the hypervisor. An iteration of the loop takes less than a microsecond.
 const STALL: Duration = Duration::from_micros(5);
 
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(super) struct Gaps {
     longest: Duration,
 }
 
-/// What is reported of them.
+/// The reported stalls.
 #[derive(Debug, Serialize)]
 pub(super) struct Stalled {
     /// The shortest gap that is counted.
@@ -54,7 +54,7 @@ impl Gaps {
         now
     }
 
-    /// Leaves out the time since the last reading: this thread did a software device's work.
+    /// Ignores the time since the last reading, in which this thread did a software device's work.
     pub(super) fn skip(&mut self) {
         self.last = Instant::now();
     }

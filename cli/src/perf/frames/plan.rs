@@ -1,4 +1,4 @@
-//! What the ends agree upon, and what they say to each other between the rounds.
+//! The agreement between the ends, and their messages between the rounds.
 
 use std::net::Ipv4Addr;
 
@@ -10,9 +10,9 @@ use crate::failure::{Failure, Outcome};
 
 /// Bytes of the shortest frame: headers, the number and the padding of Ethernet.
 pub(super) const SHORTEST: u32 = 60;
-/// Bytes of the longest frame that is whole in a work request of four blocks.
+/// Bytes of the longest frame that fits whole into a work request of four blocks.
 pub(super) const LONGEST: u32 = 226;
-/// Receives of each queue unless something else is asked for.
+/// Default number of receives of each queue.
 const DEPTH: u32 = 512;
 
 /// Frames of one length on two multicast lines: one to the answering end, one back.
@@ -39,14 +39,14 @@ impl Plan {
                 Failure::usage(format!("'{text}' is no length of a frame ({bounds}, one only)"))
             })?,
         };
-        // Runs beside each other have groups of their own, of the administratively scoped ones
-        // (RFC 2365).
+        // Simultaneous runs use different groups, from the administratively scoped range (RFC
+        // 2365).
         let [.., a, b] = std::process::id().to_be_bytes();
         let (group, depth) = (Ipv4Addr::new(239, 192, a, b), arguments.depth.unwrap_or(DEPTH));
         Ok(Self { bytes, group, depth })
     }
 
-    /// Checks a plan that a peer sent.
+    /// Checks a plan received from a peer.
     pub(in crate::perf) fn check(&self) -> Outcome {
         let is_group = self.group.octets()[..2] == [239, 192];
         match is_length(self.bytes) && is_group && (1..=8192).contains(&self.depth) {
@@ -65,7 +65,7 @@ impl Plan {
         UdpMulticast::new(self.group, BACK)
     }
 
-    /// A line that no frame is for.
+    /// A line to which no frame is sent.
     pub(super) fn unused(&self, number: u16) -> UdpMulticast {
         UdpMulticast::new(self.group, BACK + 1 + number)
     }
@@ -75,7 +75,7 @@ fn is_length(bytes: u32) -> bool {
     (SHORTEST..=LONGEST).contains(&bytes)
 }
 
-/// What the measuring end says.
+/// A message of the measuring end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Say {
@@ -83,7 +83,7 @@ pub(super) enum Say {
     Answer,
     /// Answer each frame, and take the times from arrival to departure.
     AnswerTimed,
-    /// Count frames, and answer none.
+    /// Count frames without answering.
     Count,
     /// All frames of the round have been sent.
     Over,
@@ -91,12 +91,12 @@ pub(super) enum Say {
     Goodbye,
 }
 
-/// What the answering end counted in a round.
+/// The answering end's counts of a round.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Counts {
     /// Frames that arrived.
     pub(super) frames: u64,
-    /// Frames that the device had no receive for; none if it does not count them.
+    /// Frames for which the device had no receive; none if it does not count them.
     pub(super) lost: Option<u64>,
     /// From arrival to departure, by the device's clock: nanoseconds, and how often.
     pub(super) turnaround: Vec<(u64, u64)>,

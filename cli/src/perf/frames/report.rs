@@ -1,4 +1,4 @@
-//! What was found, for people, as JSON and as a picture.
+//! The results, as text, JSON and a picture.
 
 use serde::{Serialize, Serializer};
 
@@ -24,10 +24,10 @@ pub(super) struct Report {
     rate: f64,
     #[serde(serialize_with = "by_name")]
     times_us: Vec<Times>,
-    /// Frames whose answer did not come, one by one and at the fixed rate.
+    /// Frames without an answer: in the round trips, and at the fixed rate.
     unanswered: u64,
     burst: Burst,
-    /// The program's own stalls in a loop without traffic, and in all rounds.
+    /// The program's own stalls: in a loop without traffic, and in all rounds.
     stalled_without_traffic: Stalled,
     stalled: Stalled,
     /// Why there is no time from arrival to departure.
@@ -65,7 +65,7 @@ impl Report {
         }
     }
 
-    /// Prints it, and draws the picture that was asked for.
+    /// Prints the results, and draws the picture if one was requested.
     pub(super) fn finish(mut self, arguments: &Perf, advice: Vec<String>) -> Outcome {
         self.advice = advice;
         if arguments.pair.json {

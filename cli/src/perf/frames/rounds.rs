@@ -11,18 +11,18 @@ use crate::latency::Latency;
 use crate::perf::report::Distribution;
 use crate::perf::stalls::Stalls;
 
-/// How long the program looks for its own stalls without traffic.
+/// How long the program measures its own stalls without traffic.
 const WITHOUT_TRAFFIC: Duration = Duration::from_millis(100);
-/// How long nothing is sent before a cold send.
+/// The pause before a cold send.
 const COLD: Duration = Duration::from_millis(1);
 /// Most cold and warm sends, and most steering rules.
 const SAMPLES: u64 = 500;
-/// After this long without an answer, none is expected any more.
+/// Time after which a missing answer is not expected any more.
 const QUIET: Duration = Duration::from_millis(100);
-/// Round trips that are not recorded, before the measured ones.
+/// Warm-up round trips, which are not recorded.
 const FIRST: u64 = 500;
 
-/// How many frames each round sends, and how fast.
+/// Number of frames in each round, and their rate.
 #[derive(Debug)]
 pub(super) struct Settings {
     iters: u64,
@@ -48,7 +48,7 @@ impl Settings {
 pub(super) struct Rounds {
     pub(super) times: Vec<Times>,
     pub(super) burst: Burst,
-    /// Answers that did not come: one by one, and at the fixed rate.
+    /// Missing answers: in the round trips, and at the fixed rate.
     pub(super) unanswered: u64,
     pub(super) without_traffic: Stalled,
     pub(super) stalled: Stalled,
@@ -69,9 +69,9 @@ pub(super) struct Burst {
     bursts: u64,
     sent: u64,
     arrived: u64,
-    /// Frames that did not arrive, for any reason.
+    /// Frames that did not arrive.
     pub(super) lost: u64,
-    /// Of them, those that the other end's queue had no receive for; none if it does not count
+    /// Those of them for which the other end's queue had no receive; none if it does not count
     /// them.
     without_receive: Option<u64>,
     /// While a burst was sent.
@@ -135,8 +135,8 @@ impl<const BLOCKS: usize> Client<'_, BLOCKS> {
         })
     }
 
-    /// Sends one frame after the other. Returns half of each round trip, and how many answers did
-    /// not come.
+    /// Sends one frame after the other. Returns half of each round trip, and the number of missing
+    /// answers.
     fn round_trips(&mut self, iters: u64) -> Outcome<(Times, u64)> {
         for _ in 0..FIRST.min(iters) {
             self.trip()?;
@@ -164,7 +164,7 @@ impl<const BLOCKS: usize> Client<'_, BLOCKS> {
         self.next += frames;
         let began = self.gaps.now();
         let (mut sent, mut answered, mut last) = (0, 0, began);
-        // Time that the program lost up to the last answer.
+        // Time that the program lost until the last answer.
         let mut lost = self.gaps.lost();
         while answered < frames {
             let now = self.gaps.now();
@@ -193,7 +193,7 @@ impl<const BLOCKS: usize> Client<'_, BLOCKS> {
         Ok((rate, late, frames - answered))
     }
 
-    /// Bursts as fast as the queue takes them, with time to recover in between.
+    /// Sends bursts as fast as the queue accepts them, with pauses in between.
     fn bursts(&mut self, settings: &Settings) -> Outcome<Burst> {
         let bursts = settings.bursts();
         let (sending, counts) = self.round(Say::Count, |client| {
@@ -221,8 +221,8 @@ impl<const BLOCKS: usize> Client<'_, BLOCKS> {
         })
     }
 
-    /// Half round trips after a pause, and after as much time in which sends were executed except
-    /// for the doorbell.
+    /// Measures half round trips after a pause, and after an equally long time in which sends were
+    /// executed without their doorbells.
     fn cold_and_warm(&mut self, samples: u64) -> Outcome<(Times, Times)> {
         let [mut cold, mut warm] = [Latency::new(), Latency::new()];
         for _ in 0..samples {
@@ -242,7 +242,7 @@ impl<const BLOCKS: usize> Client<'_, BLOCKS> {
         Ok((times("cold", cold, &none), times("warm", warm, &none)))
     }
 
-    /// How long a steering rule takes to add and to remove.
+    /// Measures how long it takes to add and to remove a steering rule.
     fn rules(&mut self, samples: u64) -> Outcome<(Times, Times)> {
         let [mut added, mut removed] = [Latency::new(), Latency::new()];
         for number in 0..samples {
@@ -258,7 +258,7 @@ impl<const BLOCKS: usize> Client<'_, BLOCKS> {
         Ok((times("rule_added", added, &none), times("rule_removed", removed, &none)))
     }
 
-    /// Lets time pass.
+    /// Waits for a time.
     fn pause(&mut self, time: Duration) -> Outcome {
         let began = Instant::now();
         while began.elapsed() < time {
@@ -270,7 +270,7 @@ impl<const BLOCKS: usize> Client<'_, BLOCKS> {
     }
 }
 
-/// The program's own stalls while it does nothing else.
+/// Measures the program's own stalls while it does nothing else.
 fn without_traffic() -> Stalled {
     let mut gaps = Gaps::new();
     let began = gaps.now();

@@ -12,16 +12,16 @@ use crate::failure::{Failure, Outcome};
 use crate::latency::Latency;
 use crate::rendezvous::{PATIENCE, Rendezvous};
 
-/// Empty polls between two looks at the peer.
+/// Empty polls between two checks of the peer.
 const POLLS_PER_LOOK: u32 = 4096;
-/// After a silence of this length at the end of a round, nothing more is under way.
+/// After this much silence at the end of a round, no frame is expected any more.
 const QUIET: Duration = Duration::from_millis(50);
-/// Frames whose arrival is remembered until they have left.
+/// Most frames whose arrival time is kept until they have left.
 const REMEMBERED: usize = 1024;
-/// The bits of the free-running clock that count (`MLX5_TIMER_MASK`).
+/// The valid bits of the free-running clock (`MLX5_TIMER_MASK`).
 const CLOCK: u64 = (1 << 41) - 1;
 
-/// Answers until the peer says goodbye.
+/// Answers until the peer ends the last round.
 pub(in crate::perf) fn serve(chosen: &Chosen, peer: &mut Rendezvous, plan: &Plan) -> Outcome {
     match blocks(plan.bytes as usize) {
         ..=2 => Server::<2>::new(chosen, plan)?.serve(peer),
@@ -32,10 +32,10 @@ pub(in crate::perf) fn serve(chosen: &Chosen, peer: &mut Rendezvous, plan: &Plan
 
 struct Server<const BLOCKS: usize> {
     end: End<BLOCKS>,
-    /// When the frames that are being answered came, by number.
+    /// The arrival times of the frames that are being answered, by number.
     arrivals: Box<[u64; REMEMBERED]>,
     turnaround: Latency,
-    /// Kilohertz of the device's clock, or why there is none.
+    /// Frequency of the device's clock in kHz, or why it is unknown.
     clock: Result<u64, String>,
 }
 
@@ -105,7 +105,7 @@ impl<const BLOCKS: usize> Server<BLOCKS> {
         }
     }
 
-    /// Takes the completions of answers.
+    /// Polls the completions of answers.
     fn departures(&mut self) -> Outcome {
         loop {
             match self.end.tx.poll() {
