@@ -13,9 +13,9 @@
 //! same code, `encode.rs`, writes all requests to consecutive blocks. A request that would straddle
 //! the ring's end is written to a buffer first.
 //!
-//! The fast path compares with one limit, `Next::limit`. Up to that limit the QP's state lets
-//! requests be posted, the ring has space and does not end, nothing is built but unpublished, and
-//! the register takes a copy. The limit is recomputed where one of these changes (`space.rs`).
+//! The fast path compares with one limit, `Next::limit`. Up to that limit the QP's state allows
+//! posting, the ring has space and does not end, no built request is unpublished, and the register
+//! accepts copies. `space.rs` recomputes the limit when one of these changes.
 
 mod batch;
 mod encode;
@@ -35,8 +35,8 @@ mod window;
 
 use core::marker::PhantomData;
 
-/// Operations, data and destinations can be implemented in this module only, because unsafe code
-/// relies on their sizes.
+/// Only this module can implement operations, data and destinations, because unsafe code relies on
+/// their sizes.
 mod sealed {
     pub trait Sealed {}
 }
@@ -76,7 +76,7 @@ use wide::{Wide, wide};
 /// One WQEBB, as it is stored.
 type Block = [Octoword; 4];
 
-/// What a send queue is made of.
+/// Configuration of a send queue.
 #[derive(Debug)]
 pub struct SendQueueConfig<R = BlueFlame> {
     /// The ring: a power of two of 64-byte blocks, as many as the handle was registered with.
@@ -101,7 +101,8 @@ pub struct SendQueueConfig<R = BlueFlame> {
     /// Raw Ethernet: header bytes that the device wants in the WQE, 0 or 18.
     pub min_inline_header: u8,
     /// Whether the QP was created to deliver short results of reads and atomics inside the CQE. The
-    /// poller copies them to the request's buffers then, whose addresses must be this process's.
+    /// poller then copies them to the request's buffers, so the buffers' addresses must be valid in
+    /// this process.
     pub scatter_to_cqe: bool,
 }
 
@@ -120,14 +121,14 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     base: Wide,
     limits: Limits,
     doorbell: Doorbell<R>,
-    /// Blocks that one request may have to go to BlueFlame now: none while others wait to be
-    /// published.
+    /// Most blocks that a request may have to be copied to BlueFlame now: 0 while other requests
+    /// are unpublished.
     direct: u32,
     /// Blocks filled and not published.
     unpublished: u32,
     /// See [`Place`].
     fence: u8,
-    /// Whether the QP's state has to be looked at before the next request.
+    /// Whether the next request has to check the QP's state.
     stale: bool,
     min_inline_header: u8,
     scatter_to_cqe: bool,
@@ -139,17 +140,18 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     last_control: u64,
     /// Where the batch began, see [`batch::BatchStart`].
     batch_start: BatchStart,
-    /// Blocks known to be retired.
+    /// Blocks known to be completed.
     tail: u32,
-    /// Requests that can be outstanding now: 0 until the first look for space.
+    /// Most requests that can be outstanding now: 0 until the queue first looks for space.
     max_requests: u32,
-    /// Requests that were granted.
+    /// Most requests that were granted at creation.
     granted: u32,
-    /// The counter up to which each block may be a request. A request has a block at least, so this
-    /// is as many blocks from the tail; requests are counted only where that is reached.
+    /// The counter up to which each block may be a request of its own: as many blocks from the tail
+    /// as requests may be outstanding. Requests are only counted when this is reached, because each
+    /// has at least one block.
     bound: u32,
     counted: Counted,
-    /// The index that had completed last when `tail` was worked out.
+    /// The index that had completed last when `tail` was computed.
     seen: u16,
     transport: PhantomData<fn() -> T>,
 }
@@ -199,10 +201,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         Ok(queue)
     }
 
-    /// Starts building requests, to be published together.
+    /// Starts building requests that are published together.
     ///
     /// # Errors
-    /// [`PostError::BadState`] before RTS. In ERR and SQE requests are taken, and the device
+    /// [`PostError::BadState`] before RTS. In ERR and SQE requests are accepted, and the device
     /// flushes them.
     #[inline(always)]
     pub fn batch(&mut self) -> Result<Batch<'_, T, R>, PostError> {
@@ -235,14 +237,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
     }
 
-    /// Blocks (64 bytes) that are free now, as far as completions have been polled.
+    /// Free blocks (64 bytes), as far as completions have been polled.
     pub fn free_blocks(&mut self) -> u32 {
         self.retire();
         self.ring.blocks() - self.head.wrapping_sub(self.tail)
     }
 
-    /// Requests that can be posted now, as far as completions have been polled and if they are
-    /// small enough for the blocks that are free.
+    /// Requests that can be posted now, as far as completions have been polled and if the free
+    /// blocks suffice.
     pub fn free_requests(&mut self) -> u32 {
         self.retire();
         self.follow_grant();
@@ -260,16 +262,16 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.unpublished
     }
 
-    /// The ids of requests that are not known to be retired, oldest first: those whose completion
-    /// was not polled, and unsignaled ones behind the last that was. For cleaning up after
-    /// [`QueueHandle::close`].
+    /// Visits the ids of requests that are not known to be completed, oldest first: those whose
+    /// completion was not polled, and unsignaled ones after the last polled one. For cleaning up
+    /// after [`QueueHandle::close`].
     pub fn for_each_outstanding(&mut self, mut visit: impl FnMut(u64)) {
         self.retire();
         let mut index = self.tail;
         while (self.head.wrapping_sub(index) as i32) > 0 {
             visit(self.state().send_entry(index).load(Ordering::Relaxed));
-            // A request that was built here has at least one block. One that another writer put
-            // into the ring may claim none.
+            // A request built here has at least one block. A request that another writer put into
+            // the ring may say that it has none.
             index = index.wrapping_add(self.ring.blocks_at(index).max(1));
         }
     }
@@ -300,11 +302,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.ring.handle()
     }
 
-    /// Starts over, after the QP was reset: `handle` is the renewed one ([`QueueHandle::renew`]).
-    /// What was not published is lost.
+    /// Starts over after a reset of the QP. `handle` is the one that [`QueueHandle::renew`]
+    /// returned. Requests that were not published are lost.
     ///
     /// # Panics
-    /// If it is not of this queue.
+    ///
+    /// If the handle is another queue's.
     pub fn reset(&mut self, handle: QueueHandle) {
         self.ring.renew(handle);
         self.head = 0;
@@ -330,7 +333,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.recompute_fast_limit();
     }
 
-    /// Lets the poller look into the ring, if it may have to.
+    /// Lets the poller read the ring, if inline data of CQEs may have to be copied to buffers.
     fn show_ring(&self) {
         let head = OCTOWORD as u32 * T::SERVICE.address_octowords() as u32;
         let (base, mask) = (self.ring.base(), self.ring.blocks() - 1);
@@ -344,7 +347,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     }
 }
 
-/// The counter's 16 bits, where the control segment's first word has them.
+/// The counter's 16 bits, shifted to their position in the control segment's first word.
 #[inline(always)]
 fn place(index: u32) -> u32 {
     u32::from(index as u16) << 8
@@ -352,7 +355,7 @@ fn place(index: u32) -> u32 {
 
 impl<T: Transport, R: Register> Drop for SendQueue<T, R> {
     fn drop(&mut self) {
-        // The ring's memory is about to go: no poller may look into it any more.
+        // The ring's memory is about to be freed, so no poller may read it any more.
         self.state().set_send_ring(None);
     }
 }

@@ -1,4 +1,4 @@
-//! Requests built one after the other, to be published together.
+//! Batches: requests that are built one after the other and published together.
 
 #![allow(unsafe_code)]
 
@@ -27,7 +27,7 @@ pub struct Batch<'q, T: Transport, R: Register> {
     base: Wide,
 }
 
-/// Where a batch began. It is stored in the queue, so that it takes no registers of the batch.
+/// The start of a batch. It is in the queue, so that it takes none of the batch's registers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct BatchStart {
     /// The place of the first request since [`Next`] was made.
@@ -40,7 +40,7 @@ pub(super) struct BatchStart {
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// Where a batch begins: where a post would be written, if the queue is open for one.
+    /// The position at which a batch begins: that of the next post, if the fast path is open.
     #[inline(always)]
     fn begin(&mut self) -> Next {
         let next = self.next;
@@ -60,8 +60,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.batch_start.high = from.head & !u32::from(u16::MAX);
     }
 
-    /// [`SendQueue::recompute_fast_limit`] behind a batch that was published: what it has left is
-    /// open for posts.
+    /// [`SendQueue::recompute_fast_limit`] after a batch was published: posts may use the rest of
+    /// the batch's limit.
     #[inline(always)]
     fn set_fast_limit(&mut self, next: Next) {
         self.next.limit = 0;
@@ -70,20 +70,20 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
     }
 
-    /// Where a batch goes on.
+    /// The position at which a batch continues.
     #[inline(always)]
     fn resume(&mut self, from: Place) -> Next {
         self.set_batch_start(from);
         self.next_at(from)
     }
 
-    /// The counter of a batch that is at [`Next::at`].
+    /// The counter of a batch whose position is [`Next::at`].
     #[inline(always)]
     fn counter_at(&self, at: usize) -> u32 {
         self.batch_start.high.wrapping_add((at / WQEBB_SIZE) as u32)
     }
 
-    /// Where a batch is that is at [`Next::at`].
+    /// The position of a batch at [`Next::at`].
     #[inline(always)]
     fn place_at(&self, at: usize) -> Place {
         let (head, from) = (self.counter_at(at), self.batch_start.from);
@@ -114,7 +114,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         has_built
     }
 
-    /// Publishes a batch that ended at the head. What it has left is open for posts.
+    /// Publishes a batch that ended at the head. Posts may use the rest of its limit.
     #[inline(always)]
     fn publish_batch(&mut self, next: Next) {
         self.last_control = self.last_control();
@@ -212,7 +212,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         Self { queue, next, base }
     }
 
-    /// Ends the batch, and opens the queue's fast path behind it. The queue does not take the
+    /// Ends the batch, and opens the queue's fast path after it. The queue does not take the
     /// requests over.
     pub(super) fn suspend(self) {
         let this = core::mem::ManuallyDrop::new(self);
@@ -248,7 +248,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         unsafe { self.build_any(wr_id, operation, payload, flags) }
     }
 
-    /// [`Batch::build`] without the promise that the queue's service has the operation.
+    /// [`Batch::build`] without the compile-time check that the queue's service has the operation.
     ///
     /// # Safety
     /// As for [`Batch::build`].
@@ -294,8 +294,8 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         Ok(())
     }
 
-    /// [`Batch::build_any`], as far as it is the fast path. `false`, and nothing has changed, if
-    /// that has to be called.
+    /// The fast path of [`Batch::build_any`]. Returns `false`, with nothing changed, if the caller
+    /// has to call `build_any` instead.
     ///
     /// # Safety
     /// As for [`Batch::build`].
@@ -354,7 +354,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     ) {
         let control = or(wide(request.control(self.next.place())), self.base);
         let wqe = request.with_control(control, self.queue.number);
-        // SAFETY: the caller vouches for the blocks.
+        // SAFETY: the caller guarantees that the blocks are free.
         unsafe {
             match blocks {
                 1 => self.put(wr_id, wqe, 1),
@@ -419,7 +419,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         queue.recompute_fast_limit();
     }
 
-    /// The queue's counter behind the requests built so far.
+    /// The queue's counter after the requests built so far.
     #[inline(always)]
     pub fn head(&self) -> u32 {
         self.queue.place_at(self.next.at).head
@@ -435,7 +435,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         &self.next
     }
 
-    /// Builds a template's request wherever there is space.
+    /// Builds a template's request outside the fast path.
     #[inline(always)]
     pub(super) fn build_image(
         &mut self,
@@ -454,7 +454,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         or(or(own, wide([first_word(self.next.place()), 0])), self.base)
     }
 
-    /// Enters a request that was written into `blocks` blocks, and moves on over it.
+    /// Enters a request that was written into `blocks` blocks, and advances past it.
     ///
     /// # Safety
     /// The blocks are free, and behind each other.
@@ -469,7 +469,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         }
     }
 
-    /// Runs `call` on a copy of the batch, and continues where the copy ends.
+    /// Runs `call` on a copy of the batch, and continues at the copy's end.
     #[inline(always)]
     pub(super) fn lend<X>(&mut self, call: impl FnOnce(&mut Self) -> X) -> X {
         // SAFETY: the exclusive borrow is used through the copy alone while `call` runs, and the
@@ -491,7 +491,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         self.next.limit = next.limit;
     }
 
-    /// The queue, where what was built is still the batch's.
+    /// The queue, to which the requests built so far do not belong yet.
     #[inline(always)]
     fn into_queue(self) -> &'q mut SendQueue<T, R> {
         let this = core::mem::ManuallyDrop::new(self);

@@ -1,4 +1,4 @@
-//! How a request becomes blocks of 64 bytes.
+//! Encoding requests into blocks of 64 bytes.
 //!
 //! A WQE is a sequence of octowords (16 bytes): the control segment, the operation's segments, then
 //! the data. There are two ways to store one. A request that is posted alone is composed in vector
@@ -17,7 +17,7 @@ use super::wide::{Wide, WideBlock, store_composed, store_octowords, wide};
 use crate::format::{ControlSegment, MAX_DS, MAX_READ_SGE, Opcode};
 use crate::request::{Octoword, PostFlags};
 
-/// The header of an operation: control segment and whatever is before the data.
+/// Octowords of the control segment and the operation's segments, which precede the data.
 pub(super) const fn header<O: Operation>() -> usize {
     1 + O::OCTOWORDS
 }
@@ -91,7 +91,7 @@ pub(super) struct Request<O, P> {
 }
 
 impl<O: Operation, P: Payload> Request<O, P> {
-    /// Whether the WQE, or a limit of its operation's, is exceeded.
+    /// Whether the request exceeds the WQE, or a limit of its operation.
     #[inline(always)]
     pub(super) fn is_too_long(&self) -> bool {
         // The queue's limits keep SGEs and inline data within a WQE. A TSO header and SGEs together

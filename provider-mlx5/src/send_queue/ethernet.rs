@@ -12,7 +12,7 @@ use crate::format::{
 };
 use crate::request::{Octoword, PostError, Sge, octoword, word};
 
-/// What the device shall do to a packet.
+/// The offloads that the device applies to a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EthernetOffload {
     /// Checksums to compute.
@@ -83,7 +83,7 @@ impl Operation for EthernetSendHeader<'_> {
 
     #[inline(always)]
     fn check(&self) -> Result<(), PostError> {
-        // The field that asks for a tag is the one that holds the header's size.
+        // The field that requests a tag also holds the header's size.
         if self.0.vlan.is_some() { Err(PostError::VlanWithHeader) } else { Ok(()) }
     }
 

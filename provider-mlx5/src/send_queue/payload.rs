@@ -1,4 +1,4 @@
-//! What a request carries: SGEs, or the bytes themselves.
+//! The data of a request: SGEs, or inline bytes.
 //!
 //! Data is a sequence of octowords (16 bytes). Each is read from its source and composed in a
 //! register, so the writer of a WQE may ask for any of them by index, more than once.
@@ -17,12 +17,12 @@ use crate::request::Octoword;
 use crate::request::{PostError, Sge, word};
 use crate::sge::UNUSUAL;
 
-/// What a queue was created for.
+/// The limits of a queue, from its creation.
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
 pub struct Limits {
     pub(crate) max_sge: u32,
-    /// As lengths are: one instruction compares with it.
+    /// Of the type of slice lengths, so that one instruction compares with it.
     pub(crate) max_inline: usize,
 }
 
@@ -35,7 +35,7 @@ pub trait Payload: Copy + Sealed {
     /// Otherwise they are stored to the ring, by octowords, and copied from there.
     #[doc(hidden)]
     const IS_COMPOSED: bool = true;
-    /// The same data for the slow path, which also takes what is not usual.
+    /// The same data for the slow path, which also accepts unusual data.
     #[doc(hidden)]
     type Any: Payload;
     #[doc(hidden)]
