@@ -1,7 +1,7 @@
 //! What steering rules in the device's own form do to a frame's headers.
 //!
-//! No software device has these, and nothing here has been tried on an adapter: unconfirmed beyond
-//! the commands, which are compared with libmlx5's.
+//! No software device has these, nothing here has been tried on an adapter, and the commands have
+//! not been compared with libmlx5's: unconfirmed.
 
 use std::sync::Arc;
 
