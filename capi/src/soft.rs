@@ -11,10 +11,6 @@ use uverbs::Device;
 use uverbs::soft::SoftDevice;
 use uverbs::soft::settings::{Settings, Variables};
 
-/// The variables; messages call them by their names.
-const VARIABLES: Variables =
-    Variables { prefix: "UVERBS_SOFT_", shown: |rest| format!("UVERBS_SOFT_{rest}") };
-
 /// Which devices a program is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shown {
@@ -64,7 +60,10 @@ pub(crate) struct Soft {
 /// The settings of all of them.
 fn settings() -> &'static Result<Settings, String> {
     static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
-    SETTINGS.get_or_init(|| Settings::from_environment(VARIABLES))
+    SETTINGS.get_or_init(|| {
+        Variables::OF_PROGRAMS.all_known()?;
+        Settings::from_environment(Variables::OF_PROGRAMS)
+    })
 }
 
 /// The process's software devices, started at the first call; none if they cannot be started, and

@@ -107,6 +107,18 @@ fn faults_that_are_not_understood_are_named() {
 }
 
 #[test]
+fn misspelled_variables_are_named() {
+    let drop_in = DropIn::new("variables");
+    let Some(mut program) = drop_in.command("ibv_devices") else { return skip("no ibverbs-utils") };
+    let output = program.env("UVERBS_SOFT_LNK", "ib").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("UVERBS_SOFT_LNK is none of UVERBS_SOFT_DEVICES, UVERBS_SOFT_LINK"),
+        "{said}"
+    );
+}
+
+#[test]
 fn devices_that_are_not_understood_are_named() {
     let drop_in = DropIn::new("misspelled");
     let Some(mut program) = drop_in.command("ibv_devices") else { return skip("no ibverbs-utils") };

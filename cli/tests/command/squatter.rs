@@ -66,6 +66,9 @@ fn a_misspelt_variable_is_an_error() {
     let mut command = uverbs(&["info", "soft"]);
     let ended = Running::start(command.env("UVERBS_SOFT_WIRE", "upd")).end();
     ended.failure(1, "UVERBS_SOFT_WIRE: \"upd\" is none of");
+    let mut command = uverbs(&["info", "soft"]);
+    let ended = Running::start(command.env("UVERBS_SOFT_WIER", "udp")).end();
+    ended.failure(1, "UVERBS_SOFT_WIER is none of");
     let mut command = uverbs(&["pingpong", "--cm", "127.0.0.1"]);
     let ended = Running::start(command.env("UVERBS_DEVICE", "sofd")).end();
     ended.failure(2, "no device sofd");

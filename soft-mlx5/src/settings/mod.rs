@@ -20,6 +20,10 @@ pub struct Variables {
     pub shown: fn(&str) -> String,
 }
 
+/// What the names of variables end with.
+const NAMES: [&str; 8] =
+    ["DEVICES", "LINK", "MODEL", "KERNEL", "ADDRESS", "WIRE", "FAULTS", "PCAP"];
+
 /// Most nodes that one process may have.
 const MOST_DEVICES: u32 = 32;
 
@@ -106,6 +110,24 @@ impl Settings {
 }
 
 impl Variables {
+    /// Those that users set for programs of the `uverbs` crate and of the drop-in library.
+    pub const OF_PROGRAMS: Self =
+        Self { prefix: "UVERBS_SOFT_", shown: |rest| format!("UVERBS_SOFT_{rest}") };
+
+    /// Looks for misspelled names, which would have no effect.
+    ///
+    /// # Errors
+    /// Names a variable with the prefix that is no setting.
+    pub fn all_known(self) -> Result<(), String> {
+        let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        let is_unknown = |rest: &str| !NAMES.contains(&rest);
+        let unknown = names.filter(|name| name.strip_prefix(self.prefix).is_some_and(is_unknown));
+        unknown.min().map_or(Ok(()), |name| {
+            let known = NAMES.map(|rest| self.name(rest)).join(", ");
+            Err(format!("{name} is none of {known}"))
+        })
+    }
+
     fn name(self, rest: &str) -> String {
         format!("{}{rest}", self.prefix)
     }

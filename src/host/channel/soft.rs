@@ -8,6 +8,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use uverbs_soft::PerProcess;
 use uverbs_soft::chardev::{DeviceBuilder, OpenFile, RdmaCm, SoftDevice, Sysfs};
+use uverbs_soft::settings::Variables;
 use uverbs_soft::wire::{Carrier, HostAddress};
 
 use super::{Access, AtDrop, Channel};
@@ -50,6 +51,8 @@ fn address() -> io::Result<Option<HostAddress>> {
 }
 
 fn start() -> io::Result<SoftDevice> {
+    let wrong = |text| io::Error::new(io::ErrorKind::InvalidInput, text);
+    Variables::OF_PROGRAMS.all_known().map_err(wrong)?;
     let builder = SoftDevice::builder(SHARED_NAME).carrier(carrier()?);
     address()?.into_iter().fold(builder, DeviceBuilder::address).build()
 }
