@@ -1,12 +1,13 @@
 //! Contexts: opening and closing devices, and the table of functions behind the header's inline
 //! functions.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::mem::offset_of;
+use std::mem::{ManuallyDrop, offset_of};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::{MutexGuard, OnceLock};
+use std::sync::{MutexGuard, OnceLock, Weak};
 
 use uverbs::DeviceClock;
 use uverbs::events::ObjectId;
@@ -14,13 +15,13 @@ use uverbs::events::ObjectId;
 use crate::abi::{EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::lock::Shared;
 use crate::result::{failed, null};
-use crate::{cq, device, observe, poll, post, qp, receive, srq, verbs, window, wq};
+use crate::{closed, cq, device, observe, poll, post, qp, receive, srq, verbs, window, wq};
 
 /// A context as programs are given it: they hold a pointer to `base.context`.
 #[repr(C)]
 pub(crate) struct Context {
     base: verbs_context,
-    pub(crate) library: uverbs::Context,
+    pub(crate) library: ManuallyDrop<uverbs::Context>,
     /// Objects that asynchronous events may be about.
     objects: Shared<HashMap<ObjectId, Object>>,
     clock: OnceLock<Option<DeviceClock>>,
@@ -84,6 +85,21 @@ impl Context {
         self.clock.get_or_init(|| self.library.clock().ok()).as_ref()
     }
 
+    /// Lets go of the open file. What is returned lives as long as objects do that hold it open.
+    ///
+    /// # Safety
+    /// From `Box::into_raw`; called once, after which nothing uses `library`.
+    pub(crate) unsafe fn close(this: *mut Self) -> Weak<dyn Any + Send + Sync> {
+        // SAFETY: the caller's promise.
+        let (library, clock, placeholder) =
+            unsafe { (&mut (*this).library, &mut (*this).clock, &mut (*this).placeholder) };
+        drop((clock.take(), placeholder.take()));
+        let objects = library.lifetime();
+        // SAFETY: dropped once.
+        unsafe { ManuallyDrop::drop(library) };
+        objects
+    }
+
     fn new(device: *mut ibv_device, library: uverbs::Context) -> Box<Self> {
         let placeholder = if library.as_fd().is_none() { placeholder() } else { None };
         let raw = |fd: &OwnedFd| fd.as_raw_fd();
@@ -103,7 +119,7 @@ impl Context {
         };
         Box::new(Self {
             base: table(context),
-            library,
+            library: ManuallyDrop::new(library),
             objects: Shared::default(),
             clock: OnceLock::new(),
             placeholder,
@@ -207,6 +223,7 @@ fn table(context: ibv_context) -> verbs_context {
 pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: the caller's device.
     let wanted = unsafe { device::of(device) };
+    closed::release();
     match wanted.library.open() {
         Ok(library) => {
             crate::soft::opened(&wanted.library);
@@ -219,10 +236,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
 /// `ibv_close_device`. Objects that are left hold the open file until they go.
 pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: from `into_raw`, and closed once.
-    unsafe {
-        let whole = context.byte_sub(offset_of!(verbs_context, context));
-        crate::observe::free(whole.cast::<Context>());
-    }
+    unsafe { closed::close(context.byte_sub(offset_of!(verbs_context, context)).cast()) };
     0
 }
 

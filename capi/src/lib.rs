@@ -35,6 +35,7 @@ pub(crate) mod abi;
 mod ah;
 mod attributes;
 mod channel;
+mod closed;
 mod context;
 mod control;
 mod cq;

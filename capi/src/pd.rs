@@ -44,6 +44,8 @@ struct Parent {
 struct Td {
     base: ibv_td,
     users: Arc<()>,
+    #[allow(dead_code, reason = "its context stays as long as it does")]
+    library: uverbs::Context,
 }
 
 impl Pd {
@@ -124,7 +126,10 @@ pub(crate) unsafe extern "C" fn alloc_td(
     if unsafe { (*attributes).comp_mask } != 0 {
         return null(libc::EINVAL);
     }
-    Box::into_raw(Box::new(Td { base: ibv_td { context }, users: Arc::default() })).cast()
+    // SAFETY: the caller's context.
+    let library = uverbs::Context::clone(&unsafe { Context::of(context) }.library);
+    let td = Td { base: ibv_td { context }, users: Arc::default(), library };
+    Box::into_raw(Box::new(td)).cast()
 }
 
 /// `ibv_dealloc_td`.

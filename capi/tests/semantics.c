@@ -577,6 +577,47 @@ static void operations_without_handles(struct ibv_cq *cq)
 	CHECK(ibv_destroy_qp(qp) == 0);
 }
 
+/* A context that is closed before its objects: they are destroyed as before, in any order, and read no memory that is
+ * used again. */
+static void closed_before_its_objects(void)
+{
+	struct ibv_context *other = ibv_open_device(context->device);
+	struct ibv_td_init_attr threads = { 0 };
+	struct ibv_xrcd_init_attr domain = { .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1,
+		.oflags = O_CREAT };
+	struct ibv_pd *pd = ibv_alloc_pd(other);
+	struct ibv_mr *mr = ibv_reg_mr(pd, buffer, sizeof buffer, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+	struct ibv_td *td = ibv_alloc_td(other, &threads);
+	struct ibv_xrcd *xrcd = ibv_open_xrcd(other, &domain);
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(other);
+	struct ibv_cq *cq = ibv_create_cq(other, 16, NULL, channel, 0);
+	struct ibv_srq_init_attr receives = { .attr = { .max_wr = 16, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &receives);
+	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 16, .max_send_sge = 1 } };
+	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
+	struct ibv_wq_init_attr frames = { .wq_type = IBV_WQT_RQ, .max_wr = 16, .max_sge = 1, .pd = pd, .cq = cq };
+	struct ibv_wq *wq = ibv_create_wq(other, &frames);
+	struct ibv_td *last = ibv_alloc_td(other, &threads);
+	void *reused[256];
+	int i;
+
+	CHECK(mr && mw && td && xrcd && qp && wq && last);
+	CHECK(ibv_close_device(other) == 0);
+	/* What was given back is taken again, and overwritten. */
+	for (i = 0; i < 256; i++) {
+		reused[i] = malloc(64 + 8 * i);
+		memset(reused[i], 0xff, 64 + 8 * i);
+	}
+	CHECK(ibv_dealloc_pd(pd) == EBUSY && ibv_destroy_cq(cq) == EBUSY);
+	CHECK(ibv_dealloc_td(td) == 0 && ibv_close_xrcd(xrcd) == 0 && ibv_dealloc_mw(mw) == 0 && ibv_dereg_mr(mr) == 0);
+	CHECK(ibv_destroy_wq(wq) == 0 && ibv_destroy_qp(qp) == 0 && ibv_destroy_srq(srq) == 0 && ibv_destroy_cq(cq) == 0);
+	CHECK(ibv_destroy_comp_channel(channel) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_dealloc_td(last) == 0);
+	for (i = 0; i < 256; i++)
+		free(reused[i]);
+}
+
 int main(void)
 {
 	struct ibv_cq *cq;
@@ -608,6 +649,7 @@ int main(void)
 	atomic_results(cq);
 	destinations_missing(cq);
 	operations_without_handles(cq);
+	closed_before_its_objects();
 	CHECK(ibv_destroy_cq(cq) == 0);
 	close_soft();
 	puts("kept");

@@ -1,8 +1,9 @@
 //! An open device.
 
+use std::any::Any;
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -265,6 +266,14 @@ impl Context {
     #[doc(hidden)]
     pub fn driver_limits(&self) -> &AllocUcontextResp {
         &self.inner.limits
+    }
+
+    /// What lives as long as the device is open, until the last handle and object are gone. For
+    /// the C library: no part of the stable interface.
+    #[doc(hidden)]
+    pub fn lifetime(&self) -> Weak<dyn Any + Send + Sync> {
+        let inner: Arc<dyn Any + Send + Sync> = self.inner.clone();
+        Arc::downgrade(&inner)
     }
 
     /// The limits of the device's queues.
