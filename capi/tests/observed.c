@@ -28,6 +28,15 @@ static void *other_thread(void *unused)
 	return unused;
 }
 
+static void close_too_early(struct ibv_device *device)
+{
+	struct ibv_context *other = ibv_open_device(device);
+	struct ibv_pd *pd = ibv_alloc_pd(other);
+	struct ibv_cq *cq = ibv_create_cq(other, 16, NULL, NULL, 0);
+	CHECK(other && pd && cq && ibv_close_device(other) == 0);
+	CHECK(ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0);
+}
+
 static void use_two_threads(void)
 {
 	pthread_t thread;
@@ -165,6 +174,7 @@ int main(int argc, char **argv)
 	if (argc > 1) {
 		destroy_twice();
 		mix_contexts(list[0]);
+		close_too_early(list[0]);
 		use_two_threads();
 		use_queues_that_are_gone();
 		build_wrongly();

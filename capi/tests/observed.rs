@@ -72,6 +72,7 @@ fn misuse_is_named() {
         "ibv_dealloc_pd: double destroy: ibv_dealloc_pd has destroyed this protection domain",
         "ibv_reg_mr_iova2: use after destroy: pd was a protection domain",
         "ibv_create_cq: wrong context: the completion channel (channel) belongs to another context",
+        "ibv_close_device: 2 object(s) of the device are left, a protection domain among them",
         "ibv_post_send: posting from two threads: this queue pair has no lock",
         "ibv_post_send: use after destroy: the argument was a queue pair, which ibv_destroy_qp has",
         "ibv_post_recv: use after destroy",

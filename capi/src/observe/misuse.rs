@@ -123,6 +123,9 @@ pub(super) fn begin(verb: &'static str, role: Role, arguments: &[Named<'_>]) -> 
         return false;
     }
     if let (Role::Destroys, Some((_, first))) = (role, seen.first()) {
+        if let Some(what) = closed_early(objects, *first) {
+            complain(verb, &what);
+        }
         super::data::going(verb, *first);
         // Before the call, because right after it another object may get the same address.
         if let Some(known) = objects.get_mut(&first.address) {
@@ -171,6 +174,21 @@ fn wrong_together(
         other.kind.name(),
         first.kind.name(),
     ))
+}
+
+/// A context is closed before its objects.
+fn closed_early(objects: &HashMap<usize, Known>, first: Seen) -> Option<String> {
+    let is_left = |known: &&Known| {
+        known.context == first.address && known.kind != Kind::Context && known.gone.is_none()
+    };
+    let kinds = objects.values().filter(is_left).map(|known| known.kind.name());
+    let (count, one) = kinds.fold((0, ""), |(count, one), kind| (count + 1, kind.max(one)));
+    (first.kind == Kind::Context && count > 0).then(|| {
+        format!(
+            "{count} object(s) of the device are left, a {one} among them; they hold it open until \
+             they are destroyed"
+        )
+    })
 }
 
 /// Records the object that a call has made, or that a destroy has failed.
