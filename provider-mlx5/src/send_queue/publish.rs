@@ -1,25 +1,24 @@
-//! Announcing built requests to the device.
+//! Publishing built requests to the device.
 
 use super::{SendQueue, Transport};
 use crate::doorbell::Plain;
 use crate::format::WQEBB_SIZE;
 use crate::mmio::Register;
 
-/// Bytes that the fast path copies to a register at most.
+/// Most bytes that the fast path copies to a register.
 pub(super) const MOST_COPIED: u32 = 4 * WQEBB_SIZE as u32;
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// Rings the doorbell for everything built and not yet published; does nothing if there is
-    /// nothing.
+    /// Rings the doorbell for all requests that are built and not published yet; does nothing if
+    /// there are none.
     #[inline(always)]
     pub fn publish(&mut self) {
-        // The space granted to a forgotten batch, and the marks that it made, must not count any
-        // more.
+        // Takes back the space granted to a leaked batch, and the marks that it made.
         self.end_batch();
         self.publish_built();
     }
 
-    /// [`SendQueue::publish`] where there is no batch.
+    /// [`SendQueue::publish`] when there is no batch.
     #[inline(always)]
     pub(super) fn publish_built(&mut self) {
         if self.has_unpublished() {

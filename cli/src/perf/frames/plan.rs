@@ -81,13 +81,13 @@ fn is_length(bytes: u32) -> bool {
 pub(super) enum Say {
     /// Answer each frame.
     Answer,
-    /// Answer each frame, and take the times from arrival to departure.
+    /// Answer each frame, and measure the times from arrival to departure.
     AnswerTimed,
     /// Count frames without answering.
     Count,
     /// All frames of the round have been sent.
     Over,
-    /// That was the last round.
+    /// There are no more rounds.
     Goodbye,
 }
 
@@ -98,7 +98,7 @@ pub(super) struct Counts {
     pub(super) frames: u64,
     /// Frames for which the device had no receive; none if it does not count them.
     pub(super) lost: Option<u64>,
-    /// From arrival to departure, by the device's clock: nanoseconds, and how often.
+    /// Times from arrival to departure on the device's clock, in nanoseconds, with their counts.
     pub(super) turnaround: Vec<(u64, u64)>,
     /// Why there are no such times.
     pub(super) untimed: Option<String>,

@@ -105,37 +105,37 @@ impl Cma {
 
     fn on_id_event(&mut self, id: CmaId, event: Event) {
         let Ok(entry) = self.id(id) else { return };
-        let wanted = match event {
+        let expected = match event {
             Event::TimewaitExit => CmaState::Disconnect,
             _ => CmaState::Connect,
         };
-        if entry.state != wanted {
+        if entry.state != expected {
             return;
         }
         match event {
             Event::ReqError | Event::RepError | Event::SidrReqError => {
-                self.tell(id, EventType::UNREACHABLE, -libc::ETIMEDOUT, Payload::None);
+                self.push_event(id, EventType::UNREACHABLE, -libc::ETIMEDOUT, Payload::None);
             }
             Event::RepReceived(modifier, rep) => self.on_reply(id, modifier, &rep),
             Event::RtuReceived(_) | Event::UserEstablished => {
-                self.tell(id, EventType::ESTABLISHED, 0, Payload::None);
+                self.push_event(id, EventType::ESTABLISHED, 0, Payload::None);
             }
             Event::DreqReceived(_) | Event::DrepReceived(_) => self.on_disconnect(id, 0),
             Event::DreqError => self.on_disconnect(id, -libc::ETIMEDOUT),
-            Event::TimewaitExit => self.tell(id, EventType::TIMEWAIT_EXIT, 0, Payload::None),
+            Event::TimewaitExit => self.push_event(id, EventType::TIMEWAIT_EXIT, 0, Payload::None),
             Event::RejReceived(rej) => self.on_reject(id, &rej),
             Event::SidrRepReceived(_, rep) => self.on_sidr_reply(id, &rep),
             Event::MraReceived(_) | Event::ReqReceived(..) | Event::SidrReqReceived(..) => {}
         }
     }
 
-    fn tell(&mut self, id: CmaId, event: EventType, status: i32, payload: Payload) {
+    fn push_event(&mut self, id: CmaId, event: EventType, status: i32, payload: Payload) {
         self.events.push_back(CmaEvent { status, payload, ..CmaEvent::new(id, event) });
     }
 
     fn on_disconnect(&mut self, id: CmaId, status: i32) {
         if self.advance(id, CmaState::Connect, CmaState::Disconnect).is_ok() {
-            self.tell(id, EventType::DISCONNECTED, status, Payload::None);
+            self.push_event(id, EventType::DISCONNECTED, status, Payload::None);
         }
     }
 
@@ -161,7 +161,7 @@ impl Cma {
         let mut conn = ConnParam::default();
         fill(&mut conn.private_data, &mut conn.private_data_len, &rej.private_data);
         let RejReason(reason) = rej.reason();
-        self.tell(id, EventType::REJECTED, reason.into(), Payload::Conn(Box::new(conn)));
+        self.push_event(id, EventType::REJECTED, reason.into(), Payload::Conn(Box::new(conn)));
     }
 
     /// `cma_sidr_rep_handler`.
@@ -171,14 +171,14 @@ impl Cma {
         let status = rep.status();
         if status != SidrStatus::default() {
             let payload = Payload::Ud(Box::new(ud));
-            return self.tell(id, EventType::UNREACHABLE, i32::from(status.0), payload);
+            return self.push_event(id, EventType::UNREACHABLE, i32::from(status.0), payload);
         }
         let Ok(CmaError(errno)) = self.take_qkey(id, rep.qkey.get()).map_or_else(Ok, Err) else {
             (ud.qp_num, ud.qkey) = (rep.qpn(), rep.qkey.get());
             ud.ah_attr = self.ah_attr_of(id).unwrap_or_default();
-            return self.tell(id, EventType::ESTABLISHED, 0, Payload::Ud(Box::new(ud)));
+            return self.push_event(id, EventType::ESTABLISHED, 0, Payload::Ud(Box::new(ud)));
         };
-        self.tell(id, EventType::ADDR_ERROR, -errno, Payload::Ud(Box::new(ud)));
+        self.push_event(id, EventType::ADDR_ERROR, -errno, Payload::Ud(Box::new(ud)));
     }
 
     fn take_qkey(&mut self, id: CmaId, qkey: u32) -> Result<(), CmaError> {

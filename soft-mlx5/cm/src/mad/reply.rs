@@ -35,7 +35,7 @@ bit_fields! { Rep {
     eecn, set_eecn: u32 = eecn_word[8, 24];
     /// The first PSN that the sender expects.
     starting_psn, set_starting_psn: u32 = psn_word[8, 24];
-    /// How long the sender takes to acknowledge: 4.096 us << n.
+    /// The time in which the sender acknowledges: 4.096 us << n.
     target_ack_delay, set_target_ack_delay: u8 = delay_byte[3, 5];
     /// Whether the alternate path was accepted: 0 yes, 1 not supported, 2 rejected.
     failover_accepted, set_failover_accepted: u8 = delay_byte[1, 2];
@@ -56,7 +56,7 @@ impl Rep {
         self.vendor_high() << 16 | self.vendor_middle() << 8 | self.vendor_low()
     }
 
-    /// Sets the vendor id, of which 24 bits count.
+    /// Sets the vendor id; only its low 24 bits are used.
     pub fn set_vendor_id(&mut self, id: u32) -> &mut Self {
         self.set_vendor_high(id >> 16).set_vendor_middle(id >> 8).set_vendor_low(id)
     }

@@ -15,7 +15,7 @@ pub enum TransportService {
     Uc,
     /// Extended reliable connection: the sender is an XRC initiator.
     Xrc,
-    /// None that this class connects: reliable datagram, or an unknown extension.
+    /// Reliable datagram or an unknown extension, which have no connections here.
     Other,
 }
 
@@ -25,7 +25,7 @@ body! {
         @24 local_id: U32,
         /// Reserved byte, then the vendor id of enhanced connection establishment.
         @28 vendor_word: U32,
-        /// What the request is for.
+        /// The service that the request is for.
         @32 pub service_id: U64,
         /// GUID of the sender's channel adapter.
         @40 pub ca_guid: U64,
@@ -60,15 +60,15 @@ bit_fields! { Req {
     eecn, set_eecn: u32 = eecn_word[8, 24];
     /// RDMA reads and atomics that the sender may have in flight.
     initiator_depth, set_initiator_depth: u8 = eecn_word[0, 8];
-    /// How long the receiver may take to answer: 4.096 us << n.
+    /// The time that the receiver may take to answer: 4.096 us << n.
     remote_cm_response_timeout, set_remote_cm_response_timeout: u8 = remote_eecn_word[3, 5];
     /// Transport service type's number: 0 RC, 1 UC, 3 extended.
     transport_number, set_transport_number: u8 = remote_eecn_word[1, 2];
     /// Whether there is end-to-end flow control.
     flow_control, set_flow_control: u8 = remote_eecn_word[0, 1];
-    /// The first PSN that the sender expects: it is the receiver's to send with.
+    /// The first PSN that the sender expects, and with which the receiver must send.
     starting_psn, set_starting_psn: u32 = psn_word[8, 24];
-    /// How long the sender takes to answer: 4.096 us << n.
+    /// The time that the sender may take to answer: 4.096 us << n.
     local_cm_response_timeout, set_local_cm_response_timeout: u8 = psn_word[3, 5];
     /// Retries after a timeout.
     retry_count, set_retry_count: u8 = psn_word[0, 3];
@@ -76,7 +76,7 @@ bit_fields! { Req {
     path_mtu, set_path_mtu: u8 = mtu_byte[4, 4];
     /// Retries after RNR.
     rnr_retry_count, set_rnr_retry_count: u8 = mtu_byte[0, 3];
-    /// How often a message may be repeated.
+    /// Most retries of a message.
     max_cm_retries, set_max_cm_retries: u8 = retries_byte[4, 4];
     /// Whether the sender's queue pair has a shared receive queue.
     srq, set_srq: u8 = retries_byte[3, 1];
@@ -126,7 +126,7 @@ impl Req {
 }
 
 uverbs_soft_packet::wire_struct! {
-    /// A path as REQ describes it: "local" is the sender.
+    /// A path in REQ's layout; "local" is the sender.
     pub struct ReqPath {
         /// The sender's LID; 0xffff if the path is routed.
         pub local_lid: U16,

@@ -1,4 +1,4 @@
-//! SIDR: a service id becomes a queue pair and Q_Key, for datagrams (IBTA volume 1, 12.11.1).
+//! SIDR: finds the queue pair and Q_Key of a service id, for datagrams (IBTA volume 1, 12.11.1).
 
 use zerocopy::big_endian::{U16, U32, U64};
 
@@ -12,7 +12,7 @@ body! {
         /// P_Key of both sides.
         @28 pub pkey: U16,
         @30 reserved_30: U16,
-        /// What is looked for.
+        /// The service id.
         @32 pub service_id: U64,
         /// Private data.
         @40 pub private_data: [u8; 216],
@@ -26,26 +26,26 @@ impl SidrReq {
         Self { request_id: request.0.into(), pkey, service_id, ..Self::default() }
     }
 
-    /// What the sender calls the request.
+    /// The sender's number of the request.
     pub fn request_id(&self) -> CommId {
         CommId(self.request_id.get())
     }
 }
 
-/// How a service id resolution went (IBTA volume 1, table 135).
+/// Result of a service id resolution (IBTA volume 1, table 135).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SidrStatus(pub u8);
 
 impl SidrStatus {
     /// Queue pair and Q_Key are valid.
     pub const SUCCESS: Self = Self(0);
-    /// Nothing listens to the service id.
+    /// No id listens to the service id.
     pub const UNSUPPORTED: Self = Self(1);
     /// The listener refuses.
     pub const REJECT: Self = Self(2);
-    /// No queue pair to be had.
+    /// No queue pair is available.
     pub const NO_QP: Self = Self(3);
-    /// Ask elsewhere.
+    /// Send the request to another port.
     pub const REDIRECT: Self = Self(4);
     /// A class version that is not supported.
     pub const UNSUPPORTED_VERSION: Self = Self(5);
@@ -86,37 +86,37 @@ impl SidrRep {
         Self { request_id, status: status.0, service_id, ..Self::default() }
     }
 
-    /// What the receiver called the request.
+    /// The receiver's number of the request.
     pub fn request_id(&self) -> CommId {
         CommId(self.request_id.get())
     }
 
-    /// How it went.
+    /// The result.
     pub fn status(&self) -> SidrStatus {
         SidrStatus(self.status)
     }
 
-    /// Vendor id of enhanced connection establishment; only 16 bits travel.
+    /// Vendor id of enhanced connection establishment; only 16 bits are sent.
     pub fn vendor_id(&self) -> u32 {
         self.vendor_high() << 8 | self.vendor_low()
     }
 
-    /// Sets the vendor id, of which 16 bits count.
+    /// Sets the vendor id; only its low 16 bits are used.
     pub fn set_vendor_id(&mut self, id: u32) -> &mut Self {
         self.set_vendor_high(id >> 8).set_vendor_low(id)
     }
 
-    /// Additional information, never more than the field holds.
+    /// Additional information, at most as long as the field.
     pub fn info(&self) -> &[u8] {
         &self.info[..usize::from(self.info_length).min(Self::INFO_LEN)]
     }
 
     /// Sets additional information; `false` if there is more than fits.
     pub fn set_info(&mut self, info: &[u8]) -> bool {
-        let Some(room) = self.info.get_mut(..info.len()) else {
+        let Some(field) = self.info.get_mut(..info.len()) else {
             return false;
         };
-        room.copy_from_slice(info);
+        field.copy_from_slice(info);
         self.info_length = info.len() as u8;
         true
     }

@@ -5,11 +5,11 @@ use super::command::Command;
 use super::refusal::Done;
 use crate::bits::field;
 
-/// Where QUERY_VPORT_COUNTER has RDMA packets for one receiver: received, then sent; packets and
-/// octets of each; in bits.
+/// Offset in bits of the counters of unicast RDMA packets in QUERY_VPORT_COUNTER: received, then
+/// sent; packets and octets of each.
 const RDMA: usize = 0x180;
 
-/// QUERY_VPORT_COUNTER: RDMA packets (those for groups among the others) and Ethernet frames.
+/// QUERY_VPORT_COUNTER: RDMA packets (unicast and multicast together) and Ethernet frames.
 /// Errors are not counted.
 pub(super) fn query(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let counters = firmware.core.counters();

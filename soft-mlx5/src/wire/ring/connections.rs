@@ -31,17 +31,17 @@ const MOST_WAITING: usize = 4 * WAITING;
 
 /// Nanoseconds between two attempts to connect to a station that had no ring, or whose ring has
 /// ended.
-const ASK_AGAIN: u64 = 1_000_000_000;
+const RETRY: u64 = 1_000_000_000;
 
 /// Nanoseconds after which a connection without a hello may be closed in favour of a new one.
 const PATIENCE: u64 = 1_000_000_000;
 
 /// Nanoseconds without accepting connections after `accept` found no free descriptor.
-const DEAF: u64 = 100_000_000;
+const ACCEPT_PAUSE: u64 = 100_000_000;
 
 /// Back-off, in nanoseconds, after a peer accepts a connection and closes it at once, because it
 /// has reached its limit of rings. Packets sent until then are lost, so attempts are rare.
-const ASK_REFUSER: u64 = 60_000_000_000;
+const RETRY_REFUSER: u64 = 60_000_000_000;
 
 /// The listener's number in the epoll set, where connections have the other numbers.
 const LISTENER: u64 = 0;
@@ -63,7 +63,7 @@ pub struct Rings {
     /// A spare descriptor, closed for a moment to accept a connection that has to be refused.
     spare: Option<OwnedFd>,
     /// When the listener is added to `sockets` again.
-    deaf_until: Option<u64>,
+    paused_until: Option<u64>,
     /// Wakes this side: listener and connections, by their numbers.
     sockets: Epoll,
     last_number: u64,
@@ -108,7 +108,7 @@ impl Rings {
             users,
             spare: Some(listener.as_fd().try_clone_to_owned()?),
             listener,
-            deaf_until: None,
+            paused_until: None,
             sockets,
             last_number: LISTENER,
             outgoing: BTreeMap::new(),
@@ -160,14 +160,14 @@ impl Rings {
 
     /// The ring to a station. Connects if the last attempt is not too recent.
     fn way(&mut self, now: u64, station: Station) -> Option<&mut Outgoing> {
-        let asks = match self.outgoing.get(&station) {
+        let may_connect = match self.outgoing.get(&station) {
             None => self.outgoing.len() < MOST_STATIONS || self.forget_refusals(now),
             Some(Way::Udp(until)) => now >= *until,
             Some(Way::Ring(_)) => false,
         };
-        if asks {
-            let until = now.saturating_add(ASK_AGAIN);
-            let way = self.ask(station, until).map_or(Way::Udp(until), Way::Ring);
+        if may_connect {
+            let until = now.saturating_add(RETRY);
+            let way = self.connect(station, until).map_or(Way::Udp(until), Way::Ring);
             self.outgoing.insert(station, way);
         }
         match self.outgoing.get_mut(&station) {
@@ -176,7 +176,7 @@ impl Rings {
         }
     }
 
-    fn ask(&mut self, station: Station, again: u64) -> Option<Outgoing> {
+    fn connect(&mut self, station: Station, again: u64) -> Option<Outgoing> {
         let rings = self.outgoing.values().filter(|way| matches!(way, Way::Ring(_))).count();
         if rings >= MOST_RINGS {
             return None;
@@ -208,7 +208,7 @@ impl Rings {
             self.ends.suspect(now, station, way.socket());
         }
         let refuses = lie.is_some() || !way.was_heard();
-        let until = if refuses { now.saturating_add(ASK_REFUSER) } else { way.again() };
+        let until = if refuses { now.saturating_add(RETRY_REFUSER) } else { way.again() };
         self.outgoing.insert(station, Way::Udp(until));
     }
 
@@ -229,7 +229,7 @@ impl Rings {
     /// Handles the sockets: new connections, new rings, ends. Returns whether a ring was opened:
     /// packets that its sender sent by UDP before precede those in it.
     pub(in crate::wire) fn heed(&mut self, now: u64) -> bool {
-        if self.deaf_until.is_some_and(|until| now >= until) {
+        if self.paused_until.is_some_and(|until| now >= until) {
             self.listen(now);
         }
         let mut events = [EpollEvent::empty(); RECEIVE_BATCH];
@@ -255,10 +255,11 @@ impl Rings {
                     Err(error) if lacks_descriptors(&error) => {
                         // Otherwise epoll would report it again and again.
                         let _ = self.sockets.delete(&self.listener);
-                        self.deaf_until = Some(now.saturating_add(DEAF));
+                        self.paused_until = Some(now.saturating_add(ACCEPT_PAUSE));
                         break;
                     }
-                    // The kernel allocates the descriptor first, and there is none.
+                    // accept(2) allocates a descriptor before it looks for a connection, and no
+                    // connection is waiting.
                     Err(_) => break,
                 },
                 Err(_) => break,
@@ -278,12 +279,12 @@ impl Rings {
 
     fn listen(&mut self, now: u64) {
         let added = self.sockets.add(&self.listener, LISTENING);
-        self.deaf_until = added.is_err().then(|| now.saturating_add(DEAF));
+        self.paused_until = added.is_err().then(|| now.saturating_add(ACCEPT_PAUSE));
     }
 
     /// When the sockets have to be handled even if none is ready.
     pub(in crate::wire) fn next_wake(&self) -> Option<u64> {
-        self.deaf_until.into_iter().chain(self.ends.next()).min()
+        self.paused_until.into_iter().chain(self.ends.next()).min()
     }
 
     /// The stations whose processes have ended since the last call, after all their packets have

@@ -38,12 +38,12 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Opens a ring to a station; `number` is what `sockets` will know it by, `again` when another
-    /// one may be asked for.
+    /// Opens a ring to a station. `number` identifies it in `sockets`; `again` is when the next
+    /// ring to the station may be opened.
     ///
     /// # Errors
     /// `ECONNREFUSED` if the station does not listen, `PermissionDenied` if it is not one of
-    /// `users`, else what the system lacks.
+    /// `users`, else errors of creating the ring.
     pub(super) fn connect(
         number: u64,
         from: Station,
@@ -70,7 +70,7 @@ impl Outgoing {
         &self.socket
     }
 
-    /// Whether this process has the station itself.
+    /// Whether the other end is this process.
     pub(super) fn is_to(&self, party: Party) -> bool {
         socket::process(&self.socket) == party.process
     }
