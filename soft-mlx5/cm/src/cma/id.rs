@@ -7,7 +7,7 @@ use super::multicast::Membership;
 use super::{Address, DeviceNumber, Interface, Route};
 use crate::ib_cm::{CmId, Path};
 
-/// Identifies an id of one [`Cma`].
+/// Identifies an id of one [`Cma`](super::Cma).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CmaId(pub u32);
 
