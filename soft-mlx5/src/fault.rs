@@ -320,6 +320,10 @@ impl<W: Wire> Wire for Faulty<W> {
         self.wire.skip_files();
     }
 
+    fn look_at_files(&mut self) {
+        self.wire.look_at_files();
+    }
+
     fn join(&mut self, group: Gid) -> io::Result<()> {
         self.wire.join(group)
     }

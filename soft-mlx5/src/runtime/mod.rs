@@ -87,15 +87,16 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The most packets that a [`catch_up`](Self::catch_up) handles.
-    const CATCH_UP: u32 = 1 << 12;
+    /// The most packets that a [`catch_up`](Self::catch_up) handles. It repeats no requests,
+    /// because their answers may have arrived and not been read.
+    pub(crate) const CATCH_UP: u32 = 1 << 12;
 
     /// Executes the requests of a queue whose doorbell the program has rung. A NIC does so within
     /// microseconds of the doorbell; here the thread may not have come to it when a command ends
     /// the queue.
     pub(crate) fn catch_up(&mut self, now: u64, qpn: Qpn) {
         Ring::Send(qpn).tell(&mut self.core, now);
-        self.core.step(now, Self::CATCH_UP);
+        self.core.work(now, Self::CATCH_UP);
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::pacing::{Pacing, Pause};
 use super::{Machine, Shared, clock, lock};
+use crate::core::Core;
 use crate::packet::{Opcode, Packet, PacketPool, Transport};
 use crate::wire::{Station, Wire};
 
@@ -10,6 +11,10 @@ use crate::wire::{Station, Wire};
 /// much of a long message has left before the other side can begin with it. As many packets of the
 /// largest MTU fit into one UDP message that the kernel cuts.
 const BUDGET: u32 = 15;
+
+/// Calls of [`Wire::receive`] at most before a request is repeated: more packets than fit into the
+/// socket's buffer. Without a limit, strangers could keep a device from repeating anything.
+const READS: usize = 256;
 
 /// State from one look to the next.
 #[derive(Debug)]
@@ -136,9 +141,10 @@ impl Worker {
             rang = true;
             ring.tell(core, now);
         });
-        for packet in self.incoming.drain(..) {
-            core.receive(now, packet);
-            self.pool.give(core.empty_packet());
+        self.deliver(core, now);
+        let due = core.run_due(now);
+        if due.is_answer_late {
+            self.receive_rest(shared, core, now);
         }
         let step = core.step(now, BUDGET);
         let polling = !uars.is_empty();
@@ -151,9 +157,34 @@ impl Worker {
         drop(outbox);
         let wish = shared.host.tick(now);
         let more = owed || step.more;
-        let did_work = rang || more || step.did_work;
+        let did_work = rang || more || due.did_work || step.did_work;
         let deadline = step.next_wake.into_iter().chain(wish).min();
         Look { did_work, more, told, polling, deadline }
+    }
+
+    /// Passes arrived packets to the core.
+    fn deliver(&mut self, core: &mut Core, now: u64) {
+        for packet in self.incoming.drain(..) {
+            core.receive(now, packet);
+            self.pool.give(core.empty_packet());
+        }
+    }
+
+    /// Passes all other packets that have arrived to the core, because an answer is late. If this
+    /// thread did not run for a while, time-outs have passed although the peer has answered. The
+    /// answer may come after more packets than one look takes, or be in files that it left out.
+    /// What the device sent to itself waits in the core.
+    fn receive_rest(&mut self, shared: &Shared, core: &mut Core, now: u64) {
+        core.work(now, Machine::CATCH_UP);
+        let mut wire = lock(&shared.wire);
+        for _ in 0..READS {
+            wire.look_at_files();
+            wire.receive(now, &mut self.incoming, &mut self.pool);
+            if self.incoming.is_empty() {
+                return;
+            }
+            self.deliver(core, now);
+        }
     }
 }
 
@@ -173,5 +204,7 @@ fn may_wait(shared: &Shared, now: u64, whose: Whose, told: bool) -> bool {
     looks_again && lock(&shared.outbox).iter().all(is_acknowledgement)
 }
 
+#[cfg(test)]
+mod late_tests;
 #[cfg(test)]
 mod tests;

@@ -86,6 +86,9 @@ pub trait Wire: Send {
     /// polls them soon after. A wire still reads them every few calls.
     fn skip_files(&mut self) {}
 
+    /// Makes the next [`Wire::receive`] read the files of [`Wire::poll_fds`].
+    fn look_at_files(&mut self) {}
+
     /// Joins a multicast group. Joins are counted.
     ///
     /// # Errors
@@ -127,6 +130,10 @@ impl<W: Wire + ?Sized> Wire for Box<W> {
 
     fn skip_files(&mut self) {
         (**self).skip_files();
+    }
+
+    fn look_at_files(&mut self) {
+        (**self).look_at_files();
     }
 
     fn join(&mut self, group: Gid) -> io::Result<()> {

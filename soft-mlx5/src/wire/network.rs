@@ -289,6 +289,11 @@ impl Wire for Network {
         self.skips = true;
     }
 
+    fn look_at_files(&mut self) {
+        self.skips = false;
+        self.silent.set(0);
+    }
+
     fn join(&mut self, group: Gid) -> io::Result<()> {
         self.udp.join(group)
     }

@@ -178,6 +178,10 @@ impl<W: Wire, F: Write + Send> Wire for Pcap<W, F> {
         self.wire.skip_files();
     }
 
+    fn look_at_files(&mut self) {
+        self.wire.look_at_files();
+    }
+
     fn join(&mut self, group: Gid) -> io::Result<()> {
         self.wire.join(group)
     }

@@ -160,6 +160,20 @@ fn a_silent_network_is_heard_soon_and_after_a_sleep_at_once() {
 }
 
 #[test]
+fn a_silent_network_is_heard_at_once_if_it_has_to_be() {
+    let mut network = Network::join_any(Link::Ethernet, None, Carrier::Udp).unwrap();
+    let mut other = UdpWire::bind_any(Link::Ethernet).unwrap();
+    let sent = packet(between(other.station(), network.station()), b"hello");
+    let (mut packets, mut pool) = (Vec::new(), PacketPool::default());
+    (0..1000).for_each(|_| network.receive(0, &mut packets, &mut pool));
+    send(&mut other, std::slice::from_ref(&sent));
+    network.skip_files();
+    network.look_at_files();
+    network.receive(0, &mut packets, &mut pool);
+    assert_eq!(packets, [sent]);
+}
+
+#[test]
 fn a_network_leaves_its_sockets_alone_once_if_they_are_polled_soon() {
     let mut network = Network::join_any(Link::Ethernet, None, Carrier::Udp).unwrap();
     let mut other = UdpWire::bind_any(Link::Ethernet).unwrap();

@@ -3,7 +3,7 @@
 use super::env::Env;
 use super::qp::MULTICAST_QPN;
 use super::timer::Owner;
-use super::{Core, CoreError, Qpn, Step};
+use super::{Core, CoreError, Due, Qpn, Step};
 use crate::packet::{Addressing, Packet, View};
 
 impl Core {
@@ -21,8 +21,16 @@ impl Core {
     /// QPs run in turn, so none starves the others. [`Step::more`] says whether work is left.
     pub fn step(&mut self, now: u64, budget: u32) -> Step {
         self.env.now = now;
-        let mut left = budget;
-        let mut did_work = self.run_timers();
+        let did_work = self.run_timers(|_| false);
+        let step = self.work(now, budget);
+        Step { did_work: did_work || step.did_work, ..step }
+    }
+
+    /// As [`Core::step`], without what is due. For callers that may not have passed on every packet
+    /// that has arrived: an answer among those may be what a timer waits for.
+    pub fn work(&mut self, now: u64, budget: u32) -> Step {
+        self.env.now = now;
+        let (mut left, mut did_work) = (budget, false);
         while left > 0 {
             let used = self.deliver_loopback(left) + self.run_next();
             if used == 0 && self.env.loopback.is_empty() && self.env.ready.is_empty() {
@@ -48,9 +56,28 @@ impl Core {
         self.env.pool.give(packet);
     }
 
-    fn run_timers(&mut self) -> bool {
+    /// Does what is due at `now`, up to the first request whose answer is late. A caller that is
+    /// told of one passes on the packets that have arrived, and then calls [`Core::step`], which
+    /// repeats requests that are still without an answer.
+    pub fn run_due(&mut self, now: u64) -> Due {
+        self.env.now = now;
+        let mut is_answer_late = false;
+        let did_work = self.run_timers(|is_late| {
+            is_answer_late = is_late;
+            is_late
+        });
+        Due { did_work, is_answer_late }
+    }
+
+    /// Runs due timers until `stops` returns true. `stops` is told whether the next timer is for a
+    /// late answer. Returns whether any timer ran.
+    fn run_timers(&mut self, mut stops: impl FnMut(bool) -> bool) -> bool {
         let mut any = false;
-        while let Some((entry, owner)) = self.env.timers.pop_due(self.env.now) {
+        while let Some((entry, owner)) = self.env.timers.first_due(self.env.now) {
+            if stops(self.is_answer_late(entry, owner)) {
+                break;
+            }
+            self.env.timers.pop();
             any = true;
             match owner {
                 Owner::Qp(qpn) => {
@@ -63,6 +90,11 @@ impl Core {
             }
         }
         any
+    }
+
+    fn is_answer_late(&self, entry: u64, owner: Owner) -> bool {
+        let Owner::Qp(qpn) = owner else { return false };
+        self.qps.get(qpn.0).is_some_and(|qp| qp.is_answer_late(entry, self.env.now))
     }
 
     /// Delivers packets that this port sent to itself.

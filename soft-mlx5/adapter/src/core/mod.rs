@@ -95,6 +95,15 @@ pub struct Step {
     pub next_wake: Option<u64>,
 }
 
+/// What [`Core::run_due`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Due {
+    /// Something was due.
+    pub did_work: bool,
+    /// A request is without an answer for too long. It has not been repeated yet.
+    pub is_answer_late: bool,
+}
+
 /// How many objects of each kind there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {

@@ -28,13 +28,15 @@ impl Timers {
         self.heap.push(Reverse((at, owner)));
     }
 
-    /// The next entry that is due.
-    pub(super) fn pop_due(&mut self, now: u64) -> Option<(u64, Owner)> {
-        let Reverse((at, _)) = self.heap.peek()?;
-        if *at > now {
-            return None;
-        }
-        self.heap.pop().map(|Reverse(entry)| entry)
+    /// The first entry, if it is due.
+    pub(super) fn first_due(&self, now: u64) -> Option<(u64, Owner)> {
+        let Reverse(entry) = self.heap.peek()?;
+        (entry.0 <= now).then_some(*entry)
+    }
+
+    /// Removes the first entry.
+    pub(super) fn pop(&mut self) {
+        self.heap.pop();
     }
 
     /// When the next entry is due.
@@ -69,6 +71,11 @@ impl Deadline {
 
     pub(super) fn clear(&mut self) {
         self.due = None;
+    }
+
+    /// Whether the deadline has passed when this entry comes up.
+    pub(super) fn is_over(&self, entry: u64, now: u64) -> bool {
+        self.entry == Some(entry) && self.due.is_some_and(|due| due <= now)
     }
 
     /// Called when an entry is due: returns whether the deadline has passed, and if so clears it.

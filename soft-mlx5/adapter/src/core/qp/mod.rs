@@ -271,6 +271,14 @@ impl Qp {
         Owner::Qp(self.number)
     }
 
+    /// Whether a request is without an answer when this entry of the QP's deadline comes up, and
+    /// is repeated.
+    pub(super) fn is_answer_late(&self, entry: u64, now: u64) -> bool {
+        let requester = &self.requester;
+        let waits = !self.is_raw() && !requester.rnr_wait && requester.is_outstanding();
+        waits && self.deadline.is_over(entry, now)
+    }
+
     /// Handles a timer entry of the QP's deadline.
     pub(super) fn timer_due(&mut self, env: &mut Env, entry: u64) {
         let owner = self.timer();

@@ -1,5 +1,11 @@
 use super::*;
 
+fn pop_due(timers: &mut Timers, now: u64) -> Option<(u64, Owner)> {
+    let first = timers.first_due(now)?;
+    timers.pop();
+    Some(first)
+}
+
 #[test]
 fn a_deadline_that_moves_on_fires_once_and_late() {
     let (owner, mut timers, mut deadline) =
@@ -7,10 +13,10 @@ fn a_deadline_that_moves_on_fires_once_and_late() {
     deadline.set(10, owner, &mut timers);
     deadline.set(20, owner, &mut timers);
     assert_eq!(timers.next(), Some(10));
-    let (entry, _) = timers.pop_due(10).unwrap();
+    let (entry, _) = pop_due(&mut timers, 10).unwrap();
     assert!(!deadline.expired(entry, 10, owner, &mut timers));
-    assert_eq!(timers.pop_due(19), None);
-    let (entry, _) = timers.pop_due(20).unwrap();
+    assert_eq!(pop_due(&mut timers, 19), None);
+    let (entry, _) = pop_due(&mut timers, 20).unwrap();
     assert!(deadline.expired(entry, 20, owner, &mut timers));
     assert_eq!(timers.next(), None);
 }
@@ -21,8 +27,8 @@ fn a_deadline_that_moves_forward_fires_early() {
         (Owner::ErrorWatch, Timers::default(), Deadline::default());
     deadline.set(20, owner, &mut timers);
     deadline.set(5, owner, &mut timers);
-    let (entry, _) = timers.pop_due(5).unwrap();
+    let (entry, _) = pop_due(&mut timers, 5).unwrap();
     assert!(deadline.expired(entry, 5, owner, &mut timers));
-    let (entry, _) = timers.pop_due(20).unwrap();
+    let (entry, _) = pop_due(&mut timers, 20).unwrap();
     assert!(!deadline.expired(entry, 20, owner, &mut timers));
 }

@@ -1,0 +1,222 @@
+//! Answers that have arrived while the device did not run.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use uverbs_mlx5_format::{
+    ControlFlags, ControlSegment, Opcode as WqeOpcode, RemoteAddressSegment, U32,
+};
+use zerocopy::IntoBytes;
+
+use super::*;
+use crate::core::{
+    AddressPath, CoreConfig, CqParams, CqRing, CqeSize, Event, Moderation, Mtu, QpAttributes,
+    QpParams, QpState, QpType, Qpn, ReceiveRing, ReceiveSource, RemoteRights, SendRing,
+};
+use crate::memory::{BufferMemory, HostMemory, PageMap};
+use crate::packet::{Addressing, Aeth, Bth, Gid, Psn, Syndrome};
+use crate::runtime::{Host, Runtime};
+use crate::wire::{RECEIVE_BATCH, Waker};
+
+struct Deaf;
+
+impl Host for Deaf {
+    fn event(&self, _: Event) {}
+}
+
+/// Packets that have arrived, and whether only a look at the files finds them.
+#[derive(Clone, Default)]
+struct Inbox(Arc<std::sync::Mutex<(VecDeque<Packet>, bool)>>);
+
+impl Wire for Inbox {
+    fn send(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) {
+        packets.clear();
+    }
+
+    fn receive(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) {
+        let (waiting, is_in_files) = &mut *lock(&self.0);
+        let count = if *is_in_files { 0 } else { waiting.len().min(RECEIVE_BATCH) };
+        packets.extend(waiting.drain(..count));
+    }
+
+    fn look_at_files(&mut self) {
+        lock(&self.0).1 = false;
+    }
+
+    fn join(&mut self, _: Gid) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: Gid) {}
+}
+
+const BASE: u64 = 0x10_0000;
+const PSN: u32 = 100;
+/// Local ACK timeout code 14: 67 ms.
+const TIMEOUT: u64 = 4096 << 14;
+
+/// The device's own address, and its peer's.
+const OWN: [u8; 4] = [127, 0, 0, 1];
+const PEER: [u8; 4] = [127, 0, 0, 2];
+
+fn gid(ip: [u8; 4]) -> Gid {
+    Gid::from_ipv4(ip.into())
+}
+
+/// A device with a QP that has a WRITE of no bytes to do, which it may not repeat.
+struct Sender {
+    runtime: Runtime,
+    worker: Worker,
+    inbox: Inbox,
+    qpn: Qpn,
+}
+
+fn attributes(to: Gid, qpn: Qpn) -> QpAttributes {
+    let path = AddressPath {
+        global: true,
+        destination_gid: to,
+        hop_limit: 64,
+        port: 1,
+        ..AddressPath::default()
+    };
+    QpAttributes {
+        remote_rights: Some(RemoteRights::all()),
+        pkey_index: Some(0),
+        path: Some(path),
+        mtu: Some(Mtu::M1024),
+        destination_qpn: Some(qpn.0),
+        receive_psn: Some(PSN),
+        send_psn: Some(PSN),
+        max_read_atomic: Some(1),
+        max_destination_read_atomic: Some(1),
+        min_rnr_timer: Some(1),
+        ack_timeout: Some(14),
+        retry_count: Some(0),
+        rnr_retry: Some(0),
+        ..QpAttributes::default()
+    }
+}
+
+/// A QP that can send, with the request in its ring. Its peer has the same number.
+fn with_request(core: &mut Core, memory: &BufferMemory, to: Gid) -> Qpn {
+    let pd = core.create_pd().unwrap();
+    let linear = |page: u64| PageMap::linear(BASE + 4096 * page);
+    let ring = CqRing { buffer: linear(0), log_entries: 4, cqe_size: CqeSize::B64 };
+    let cq = core.create_cq(CqParams {
+        ring,
+        doorbell_record: BASE + 4096,
+        ignore_overrun: false,
+        moderation: Moderation::default(),
+    });
+    let cq = cq.unwrap();
+    let mut params = QpParams::new(QpType::Rc, pd, cq, cq);
+    params.send_ring = Some(SendRing { buffer: linear(2), log_blocks: 4 });
+    params.receive =
+        ReceiveSource::Ring(ReceiveRing { buffer: linear(3), log_wqes: 4, log_stride: 4 });
+    params.doorbell_record = BASE + 4 * 4096;
+    let qpn = core.create_qp(params).unwrap();
+    core.modify_qp(qpn, QpState::Init, &QpAttributes::default()).unwrap();
+    core.modify_qp(qpn, QpState::ReadyToReceive, &attributes(to, qpn)).unwrap();
+    core.modify_qp(qpn, QpState::ReadyToSend, &QpAttributes::default()).unwrap();
+    let flags = ControlFlags::COMPLETION;
+    let wqe = ControlSegment::new(WqeOpcode::RDMA_WRITE, 0, qpn.0, 2, flags, U32::new(0));
+    memory.write(BASE + 2 * 4096, wqe.as_bytes()).unwrap();
+    let nowhere = RemoteAddressSegment::new(0, 0);
+    memory.write(BASE + 2 * 4096 + 16, nowhere.as_bytes()).unwrap();
+    memory.write(BASE + 4 * 4096 + 4, &1u32.to_be_bytes()).unwrap();
+    qpn
+}
+
+impl Sender {
+    /// At time 0 it has sent the request.
+    fn new(to: [u8; 4]) -> Self {
+        let memory = Arc::new(BufferMemory::new(BASE, 1 << 16));
+        let gids = vec![gid(OWN)];
+        let mut core = Core::new(CoreConfig { gids, ..CoreConfig::default() }, memory.clone());
+        let qpn = with_request(&mut core, &memory, gid(to));
+        core.ring_sq(qpn).unwrap();
+        core.step(0, 1);
+        let inbox = Inbox::default();
+        let waker = Arc::new(Waker::new().unwrap());
+        let runtime = Runtime::new(core, Box::new(inbox.clone()), waker, Arc::new(Deaf));
+        Self { runtime, worker: Worker::new(), inbox, qpn }
+    }
+
+    fn look_at(&mut self, now: u64) {
+        self.worker.look(&self.runtime.shared, now, Whose::Lent);
+    }
+
+    /// The acknowledgement of the peer arrives after other packets, which are for no QP.
+    fn answer_after(&self, others: usize, is_in_files: bool) {
+        let to = Addressing::roce(gid(PEER), gid(OWN));
+        let acknowledgement = |qpn: u32| {
+            let mut packet = Packet::new();
+            let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, 0xffff, qpn, Psn::new(PSN));
+            packet.start(to, bth).push(Aeth::new(Syndrome::ACK, 1));
+            packet
+        };
+        let mut inbox = lock(&self.inbox.0);
+        inbox.0.extend((0..others).map(|_| acknowledgement(0x7777)));
+        inbox.0.push_back(acknowledgement(self.qpn.0));
+        inbox.1 = is_in_files;
+    }
+
+    /// Time-outs counted, and the QP's state.
+    fn outcome(&self) -> (u64, QpState) {
+        let core = &lock(&self.runtime.shared.machine).core;
+        (core.counters().timeouts, core.query_qp(self.qpn).unwrap().state)
+    }
+}
+
+const GOOD: (u64, QpState) = (0, QpState::ReadyToSend);
+
+#[test]
+fn an_answer_after_many_packets_is_in_time() {
+    let mut sender = Sender::new(PEER);
+    sender.answer_after(10 * RECEIVE_BATCH, false);
+    sender.look_at(100 * TIMEOUT);
+    assert_eq!(sender.outcome(), GOOD);
+    sender.look_at(200 * TIMEOUT);
+    assert_eq!(sender.outcome(), GOOD, "nothing is outstanding");
+}
+
+#[test]
+fn an_answer_in_files_that_a_look_left_out_is_in_time() {
+    let mut sender = Sender::new(PEER);
+    sender.answer_after(0, true);
+    sender.look_at(100 * TIMEOUT);
+    assert_eq!(sender.outcome(), GOOD);
+}
+
+/// The device has not come to what it sent to itself.
+#[test]
+fn an_answer_to_itself_is_in_time() {
+    let mut sender = Sender::new(OWN);
+    assert!(lock(&sender.runtime.shared.machine).core.step(0, 0).more, "it is on its way");
+    sender.look_at(100 * TIMEOUT);
+    assert_eq!(sender.outcome(), GOOD);
+    sender.look_at(200 * TIMEOUT);
+    assert_eq!(sender.outcome(), GOOD, "nothing is outstanding");
+}
+
+/// A command that ends a queue runs what the program has posted, without a look at the wire.
+#[test]
+fn a_command_does_not_repeat_requests() {
+    let mut sender = Sender::new(PEER);
+    sender.answer_after(0, false);
+    let qpn = sender.qpn;
+    lock(&sender.runtime.shared.machine).catch_up(100 * TIMEOUT, qpn);
+    assert_eq!(sender.outcome(), GOOD);
+    sender.look_at(100 * TIMEOUT);
+    assert_eq!(sender.outcome(), GOOD);
+}
+
+#[test]
+fn a_request_without_an_answer_fails() {
+    let mut sender = Sender::new(PEER);
+    sender.look_at(TIMEOUT - 1);
+    assert_eq!(sender.outcome(), GOOD);
+    sender.look_at(TIMEOUT);
+    assert_eq!(sender.outcome().0, 1);
+    assert_ne!(sender.outcome().1, QpState::ReadyToSend);
+}
