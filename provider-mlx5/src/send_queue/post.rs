@@ -266,19 +266,19 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// The queue is open so far.
     #[inline(always)]
     unsafe fn enter<I: RequestId>(&mut self, wr_id: I, blocks: usize) -> u32 {
-        let head = self.head.wrapping_add(blocks as u32);
+        self.head = self.head.wrapping_add(blocks as u32);
         self.next.entry = self.next.entry.wrapping_add(blocks);
         // SAFETY: the table has an id for each block of the ring; `handle` keeps it. The request
-        // does not straddle the ring's end. Volatile: a load of its own, which lets the change be
+        // does not straddle the ring's end. Volatile: loads of their own, which let each change be
         // one instruction on memory.
         unsafe {
+            let head = (&raw const self.head).read_volatile();
             let entry = (&raw const self.next.entry).read_volatile().wrapping_sub(blocks);
             (*entry).store(wr_id.take(), Ordering::Relaxed);
             self.ring.note_inner(entry, blocks, head);
+            self.state().publish_sends(head);
+            head
         }
-        self.head = head;
-        self.state().publish_sends(head);
-        head
     }
 
     /// [`SendQueue::post`] of data that may be empty, have empty SGEs, or be refused.
