@@ -96,6 +96,45 @@ pub(super) fn with_low(value: Wide, low: u64) -> Wide {
     [low, value[1]]
 }
 
+/// An octoword with another word of four bytes, as it is in memory.
+#[inline(always)]
+#[allow(unused_unsafe, reason = "the newer compilers know that the intrinsics are always there")]
+pub(super) fn with_word(value: Wide, index: usize, word: u32) -> Wide {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: part of SSE and SSE2, which every x86-64 processor has.
+    return unsafe {
+        use core::arch::x86_64::{
+            _mm_castps_si128, _mm_castsi128_ps, _mm_cvtsi32_si128, _mm_move_ss, _mm_shuffle_ps,
+        };
+        let value = _mm_castsi128_ps(value);
+        let word = _mm_castsi128_ps(_mm_cvtsi32_si128(word as i32));
+        // Two shuffles: the word next to its neighbour, then both between the others.
+        _mm_castps_si128(match index {
+            0 => _mm_move_ss(value, word),
+            1 => {
+                let both = _mm_shuffle_ps::<0b00_00_00_00>(word, value);
+                _mm_shuffle_ps::<0b11_10_00_10>(both, value)
+            }
+            2 => {
+                let both = _mm_shuffle_ps::<0b11_11_00_00>(word, value);
+                _mm_shuffle_ps::<0b10_00_01_00>(value, both)
+            }
+            _ => {
+                let both = _mm_shuffle_ps::<0b10_10_00_00>(word, value);
+                _mm_shuffle_ps::<0b00_10_01_00>(value, both)
+            }
+        })
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let (half, shift) = (index / 2 & 1, 32 * (index as u32 & 1));
+        let mut value = value;
+        let rest = u64::from_le(value[half]) & !(0xffff_ffff << shift);
+        value[half] = (rest | u64::from(u32::from_le(word)) << shift).to_le();
+        value
+    }
+}
+
 /// Two octowords in one register, the first one first in memory.
 #[cfg(all(target_arch = "x86_64", target_feature = "avx"))]
 #[inline(always)]
