@@ -41,7 +41,8 @@ const PARTS: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Next {
     cqe: CqeView,
-    tail: u32,
+    /// The counter of its receive, as [`FrameQueue`] keeps it.
+    counter: u32,
     /// Bytes that arrived, at most the length of a buffer.
     length: usize,
 }
@@ -102,10 +103,12 @@ pub struct FrameCounters {
 pub struct FrameQueue {
     /// The CQE of the next frame.
     next: CqeView,
-    /// The end of the fast path: the end of a part, or of the ring.
-    stop: CqeView,
-    /// Frames given back, which is also the counter of the next receive. Wraps.
-    tail: u32,
+    /// The counter of the next receive: the 16 bits that its CQE has, in the upper half.
+    counter: u32,
+    /// The end of the fast path: `counter` at the end of a part, or of the ring.
+    stop: u32,
+    /// The tail when `stop` was last computed.
+    start: u32,
     /// `op_own` of a frame in this lap.
     expected: u8,
     /// The work request id of the next receive, which is the address of its buffer.
@@ -113,19 +116,21 @@ pub struct FrameQueue {
     places: Places,
     /// Bytes of each buffer.
     buffer_bytes: usize,
-    /// The number of receives that the device may use, counted from `tail`.
+    /// The number of receives that the device may use, counted from the tail.
     depth: u32,
+    /// `depth` in the upper half, to be added to `counter`.
+    ahead: u32,
     /// Receives of a part of the queue, a power of two.
     part: u32,
-    /// The CQ's consumer index minus `tail`.
+    /// The CQ's consumer index minus the tail.
     offset: u32,
     consumer_index: DoorbellWord,
     bytes: u64,
-    /// The number of receives given back minus `tail`, which wraps.
+    /// The number of receives given back minus the tail, which wraps.
     wrapped: u64,
     /// The format of mini-CQEs, if completions may be compressed.
     mini_format: Option<MiniCqeFormat>,
-    /// `tail` when the queue was last found empty.
+    /// The tail when the queue was last found empty.
     run_start: u32,
     /// `next` when the queue was last found empty.
     emptied: CqeView,
@@ -159,13 +164,15 @@ impl FrameQueue {
         let tail = receives.head().wrapping_sub(depth);
         let mut queue = Self {
             next: cq.next,
-            stop: cq.next,
-            tail,
+            counter: on_top(tail),
+            stop: on_top(tail),
+            start: tail,
             expected: FRAME,
             entry: places.ids,
             places,
             buffer_bytes: buffer_bytes as usize,
             depth,
+            ahead: on_top(depth),
             part: (depth / PARTS).max(1),
             offset: cq.consumed.wrapping_sub(tail),
             consumer_index: cq.consumer_index.again(),
@@ -196,9 +203,9 @@ impl FrameQueue {
         let difference = cqe.op_own().wrapping_sub(self.expected);
         if difference == 0 {
             crate::barrier::from_device();
-            let (tail, length) = (self.tail, cqe.u32(BYTE_COUNT) as usize);
-            let is_good = cqe.u16(WQE_COUNTER) == tail as u16 && length <= self.buffer_bytes;
-            return if is_good { Look::Frame(Next { cqe, tail, length }) } else { Look::Other };
+            let (counter, length) = (cqe.u16_on_top(WQE_COUNTER), cqe.u32(BYTE_COUNT) as usize);
+            let is_good = counter == self.counter && length <= self.buffer_bytes;
+            return if is_good { Look::Frame(Next { cqe, counter, length }) } else { Look::Other };
         }
         crate::hint::cold_path();
         if difference & OWNER != 0 { Look::Nothing } else { Look::Other }
@@ -207,8 +214,8 @@ impl FrameQueue {
     /// Tells the device of all buffers that were given back.
     #[inline(always)]
     pub fn publish(&mut self) {
-        let head = self.tail.wrapping_add(self.depth);
-        self.places.doorbell.store_release(head & 0xffff);
+        let head = self.counter.wrapping_add(self.ahead);
+        self.places.doorbell.store_release(head >> 16);
     }
 
     /// Tells the device of the CQEs that were read.
@@ -254,7 +261,7 @@ impl FrameQueue {
             if self.ring.opens_session(self.consumed(), op_own, self.mini_format) {
                 continue;
             }
-            let is_next = self.next.u16(WQE_COUNTER) == self.tail as u16;
+            let is_next = self.next.u16_on_top(WQE_COUNTER) == self.counter;
             if is_next && is_frame(op_own) {
                 return self.found();
             }
@@ -269,7 +276,7 @@ impl FrameQueue {
     /// and its receive is given back: the true length is unknown.
     fn found(&mut self) -> Result<Next, FrameError> {
         let length = self.next.u32(BYTE_COUNT) as usize;
-        let next = Next { cqe: self.next, tail: self.tail, length };
+        let next = Next { cqe: self.next, counter: self.counter, length };
         if length <= self.buffer_bytes {
             return Ok(next);
         }
@@ -286,7 +293,7 @@ impl FrameQueue {
         let too_long = syndrome == Syndrome::LOCAL_LENGTH;
         self.handle.state().receive_failed(too_long);
         *(if too_long { &mut self.too_long } else { &mut self.failed }) += 1;
-        self.advance(Next { cqe: self.next, tail: self.tail, length: 0 });
+        self.advance(Next { cqe: self.next, counter: self.counter, length: 0 });
         self.publish();
         if too_long { Ok(()) } else { Err(FrameError::Failed(syndrome.into())) }
     }
@@ -305,33 +312,40 @@ impl FrameQueue {
     #[inline(always)]
     fn advance(&mut self, next: Next) {
         self.bytes = self.bytes.wrapping_add(next.length as u64);
-        // The fence makes the compiler change the counter in memory with one instruction.
+        // The fences make the compiler change each place in memory with one instruction.
         compiler_fence(Ordering::SeqCst);
         self.entry = self.entry.wrapping_add(1);
-        self.tail = next.tail.wrapping_add(1);
-        self.next = next.cqe.after(CQE_SIZE);
-        if self.next == self.stop {
+        compiler_fence(Ordering::SeqCst);
+        self.next = self.next.after(CQE_SIZE);
+        self.counter = next.counter.wrapping_add(on_top(1));
+        if self.counter == self.stop {
             self.end_part();
         }
     }
 
-    #[inline(always)]
+    /// Frames given back, which is also the 32-bit counter of the next receive. Wraps.
+    fn tail(&self) -> u32 {
+        // At most a part was given back since `start`, which 16 bits count.
+        let since = (self.counter >> 16).wrapping_sub(self.start) & 0xffff;
+        self.start.wrapping_add(since)
+    }
+
     fn consumed(&self) -> u32 {
-        self.tail.wrapping_add(self.offset)
+        self.tail().wrapping_add(self.offset)
     }
 
     /// Handles the end of a part of the queue: counts the CQEs that wait.
     #[cold]
     #[inline(never)]
     fn end_part(&mut self) {
-        if self.tail == 0 {
+        if self.tail() == 0 {
             // The counter wraps only at the end of a part, since parts are powers of two.
             self.wrapped = self.wrapped.wrapping_add(1 << 32);
         }
         self.update_next();
         self.publish_consumed();
         let backlog = self.parts_waiting();
-        let run = self.tail.wrapping_sub(self.run_start).saturating_add(backlog);
+        let run = self.tail().wrapping_sub(self.run_start).saturating_add(backlog);
         self.note_lacking(run.min(backlog + self.part + self.unpublished()));
     }
 
@@ -352,8 +366,9 @@ impl FrameQueue {
     /// Called when the queue was found empty after at least one frame.
     #[inline(never)]
     fn end_run(&mut self) {
-        let run = self.tail.wrapping_sub(self.run_start);
-        (self.run_start, self.emptied) = (self.tail, self.next);
+        let tail = self.tail();
+        let run = tail.wrapping_sub(self.run_start);
+        (self.run_start, self.emptied) = (tail, self.next);
         let lacking = run.min(self.part + self.unpublished());
         self.note_lacking(lacking);
     }
@@ -366,7 +381,7 @@ impl FrameQueue {
     /// Buffers given back that the device does not know of yet.
     fn unpublished(&self) -> u32 {
         let published = self.places.doorbell.load();
-        u32::from((self.tail.wrapping_add(self.depth) as u16).wrapping_sub(published as u16))
+        u32::from((self.tail().wrapping_add(self.depth) as u16).wrapping_sub(published as u16))
     }
 
     /// Frames that have arrived and were not polled, at most the queue's depth. Found by bisection,
@@ -387,18 +402,19 @@ impl FrameQueue {
 
     /// Computes the fast path's position from the counters.
     fn update_next(&mut self) {
-        let consumed = self.consumed();
+        let (tail, consumed) = (self.tail(), self.consumed());
         if self.ring.starts_lap(consumed) {
             self.monitor.set_lap(consumed);
             self.monitor.set_drained(self.lap_request);
             self.lap_request = self.monitor.requested();
         }
         self.next = self.ring.cqe(consumed);
-        self.entry = self.places.ids.wrapping_add((self.tail & self.places.mask) as usize);
+        self.entry = self.places.ids.wrapping_add((tail & self.places.mask) as usize);
         self.expected = FRAME | self.ring.lap(consumed);
-        let left = self.part - (self.tail & (self.part - 1));
+        let left = self.part - (tail & (self.part - 1));
         let before_end = self.ring.entries() - (consumed & (self.ring.entries() - 1));
-        self.stop = self.next.after(left.min(before_end) as usize * CQE_SIZE);
+        self.start = tail;
+        self.stop = on_top(tail.wrapping_add(left.min(before_end)));
     }
 
     /// Moves the CQ to this queue's position. Called before the CQ is armed or reads events.
@@ -410,7 +426,7 @@ impl FrameQueue {
 
     /// The counters so far.
     pub fn counters(&self) -> FrameCounters {
-        let given_back = self.wrapped.wrapping_add(self.tail.into());
+        let given_back = self.wrapped.wrapping_add(self.tail().into());
         FrameCounters {
             frames: given_back - self.too_long - self.failed,
             bytes: self.bytes,
@@ -425,6 +441,12 @@ impl FrameQueue {
     pub fn depth(&self) -> u32 {
         self.depth
     }
+}
+
+/// A counter's 16 bits, in the upper half of a word, where they wrap by themselves.
+#[inline(always)]
+fn on_top(counter: u32) -> u32 {
+    counter << 16
 }
 
 pub(super) fn is_frame(op_own: OpOwn) -> bool {
@@ -518,7 +540,7 @@ impl<'q> Frame<'q> {
     /// were first posted.
     #[inline(always)]
     pub fn place(&self) -> usize {
-        (self.next.tail & self.queue.places.mask) as usize
+        (self.next.counter >> 16 & self.queue.places.mask) as usize
     }
 }
 

@@ -143,6 +143,18 @@ fn the_consumer_index_is_told_before_the_queue_can_overrun() {
 }
 
 #[test]
+fn the_deepest_queue_counts_beyond_sixteen_bits() {
+    let depth = 1 << 15;
+    let mut line = Line::deep(depth);
+    for polled in 0..5 * depth {
+        line.arrive();
+        assert_eq!(line.poll(true), Ok(polled));
+        assert_eq!(line.told()[0], (polled + 1 + depth) & 0xffff);
+    }
+    assert_eq!(line.frames.counters().frames, u64::from(5 * depth));
+}
+
+#[test]
 fn what_is_of_no_receive_is_refused_and_the_next_frame_comes() {
     let mut line = Line::new();
     for lap in 0..40 {
