@@ -67,9 +67,10 @@ pub(super) fn report(to: &str, contexts: &[Context]) -> Outcome<AddressReport> {
     Ok(AddressReport { address: to.to_owned(), state })
 }
 
-/// The address of a host name, or of a text with an address. The port is not used.
+/// The address of a name, or of a text that says one, with or without a port. The port does not
+/// matter.
 fn named(to: &str) -> Result<SocketAddr, Missing> {
-    let found = (to, 1).to_socket_addrs();
+    let found = (to, 1).to_socket_addrs().or_else(|_| to.to_socket_addrs());
     found.ok().and_then(|mut all| all.next()).ok_or_else(|| {
         Missing::new(
             format!("{to} is no IP address, and no name that this machine knows"),
@@ -320,6 +321,15 @@ mod tests {
         assert!(facts.problem().unwrap().cure.contains("eth0"));
         facts.ports.clear();
         assert!(facts.problem().unwrap().cure.contains("software device"));
+    }
+
+    #[test]
+    fn a_port_does_not_matter() {
+        let ip = |text: &str| named(text).ok().map(|address| address.ip().to_string());
+        assert_eq!(ip("10.9.9.9:7471").as_deref(), Some("10.9.9.9"));
+        assert_eq!(ip("[2001:db8::1]:7471").as_deref(), Some("2001:db8::1"));
+        assert_eq!(ip("2001:db8::1").as_deref(), Some("2001:db8::1"));
+        assert_eq!(ip("10.9.9.9:port"), None);
     }
 
     #[test]
