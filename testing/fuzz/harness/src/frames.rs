@@ -37,6 +37,18 @@ pub fn run(data: &[u8]) {
     let _ = if u.arbitrary().unwrap_or_default() { strides(&mut u) } else { buffers(&mut u) };
 }
 
+/// Lets device and program take turns until the input ends, but not for ever.
+fn take_turns<'a>(
+    u: &mut Unstructured<'a>,
+    mut turn: impl FnMut(&mut Unstructured<'a>) -> Result<()>,
+) {
+    for _ in 0..400 {
+        if u.is_empty() || turn(u).is_err() {
+            break;
+        }
+    }
+}
+
 /// The completion queue as its device sees it.
 struct Device {
     ring: Memory,
@@ -234,11 +246,7 @@ fn buffers(u: &mut Unstructured<'_>) -> Result<()> {
     let queue = unsafe { FrameQueue::new(&mut bench.cq, &mut bench.receives, BYTES) };
     let queue = queue.expect("they fit");
     let mut test = Buffers { bench, queue, buffers, found: Found::default() };
-    for _ in 0..400 {
-        if u.is_empty() || test.turn(u).is_err() {
-            break;
-        }
-    }
+    take_turns(u, |u| test.turn(u));
     test.finish();
     Ok(())
 }
@@ -342,11 +350,7 @@ fn strides(u: &mut Unstructured<'_>) -> Result<()> {
     let ring = unsafe { PostedRing::new(&mut bench.receives) }.expect("all are posted");
     let queue = StrideQueue::new(&mut bench.cq, ring, shape).expect("they fit");
     let mut test = Strides { bench, queue, buffers, next: (0, 0), found: Found::default() };
-    for _ in 0..400 {
-        if u.is_empty() || test.turn(u).is_err() {
-            break;
-        }
-    }
+    take_turns(u, |u| test.turn(u));
     test.finish();
     Ok(())
 }
