@@ -137,8 +137,7 @@ async fn tasks_have_the_same_bound() {
     drop(peers);
 }
 
-/// A peer that withdraws gives its place to one that waits; one that withdrew while it waited gets
-/// none.
+/// After a peer withdraws, one that waits is accepted. A peer that withdrew while it waited is not.
 #[test]
 fn peers_that_withdraw_give_their_place_away() {
     let (context, address) = place();
