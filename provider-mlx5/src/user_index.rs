@@ -19,7 +19,6 @@ mod handle;
 use core::array;
 use core::cell::Cell;
 use core::mem::offset_of;
-use core::ptr::NonNull;
 // Blocks use `std`'s `Arc` under loom too: loom's models need not track references to them.
 use std::sync::Arc as Shared;
 
@@ -105,25 +104,19 @@ pub enum RegisterError {
 pub struct QueueHandle {
     entry: Arc<Entry>,
     /// The block of `entry`, so that reading it costs no second pointer.
-    block: NonNull<QueueState>,
+    block: Shared<QueueState>,
 }
-
-// SAFETY: the block is `Sync`, and `entry` keeps it alive.
-unsafe impl Send for QueueHandle {}
-// SAFETY: as above.
-unsafe impl Sync for QueueHandle {}
 
 impl QueueHandle {
     fn new(entry: Entry) -> Self {
-        let block = NonNull::from(&*entry.block);
+        let block = entry.block.clone();
         Self { entry: Arc::new(entry), block }
     }
 
     /// The shared block.
     #[inline(always)]
     pub fn state(&self) -> &QueueState {
-        // SAFETY: `entry` keeps the block alive.
-        unsafe { self.block.as_ref() }
+        &self.block
     }
 
     /// Makes the request at this index outstanding on both sides. For the inspector, which decodes

@@ -285,10 +285,7 @@ impl RecvBatch<'_> {
     #[inline(always)]
     pub fn publish(mut self) {
         self.write_back();
-        let queue = core::mem::ManuallyDrop::new(self);
-        // SAFETY: `ManuallyDrop` keeps the borrow from being used or dropped again after it was
-        // moved out.
-        unsafe { core::ptr::read(&queue.queue) }.publish();
+        core::mem::ManuallyDrop::new(self).queue.publish();
     }
 
     #[inline(always)]

@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+use core::mem::ManuallyDrop;
+
 use super::encode::{Request, Wqe, first_word, header, short_blocks};
 use super::payload::Payload;
 use super::post::Next;
@@ -215,10 +217,8 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     /// Ends the batch, and opens the queue's fast path after it. The queue does not take the
     /// requests over.
     pub(super) fn suspend(self) {
-        let this = core::mem::ManuallyDrop::new(self);
-        // SAFETY: `this` is never used or dropped again, so the borrow is moved out of it once.
-        let queue = unsafe { core::ptr::read(&this.queue) };
-        queue.next = this.next;
+        let mut this = ManuallyDrop::new(self);
+        this.queue.next = this.next;
     }
 
     /// Builds one request after those built before.
@@ -399,8 +399,8 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     /// Rings the doorbell for everything built so far.
     #[inline(always)]
     pub fn publish(self) {
-        let next = self.next;
-        let queue = self.into_queue();
+        let (next, mut this) = (self.next, ManuallyDrop::new(self));
+        let queue = &mut *this.queue;
         if queue.end_batch_at(next.at) {
             queue.publish_batch(next);
         } else {
@@ -412,8 +412,8 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     /// Forgets the requests of this batch: the queue is as it was before.
     #[doc(alias = "ibv_wr_abort")]
     pub fn abort(self) {
-        let at = self.next.at;
-        let queue = self.into_queue();
+        let (at, mut this) = (self.next.at, ManuallyDrop::new(self));
+        let queue = &mut *this.queue;
         let built = queue.counter_at(at).wrapping_sub(queue.head);
         queue.forget_batch(built);
         queue.recompute_fast_limit();
@@ -471,14 +471,13 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
 
     /// Runs `call` on a copy of the batch, and continues at the copy's end.
     #[inline(always)]
-    pub(super) fn lend<X>(&mut self, call: impl FnOnce(&mut Self) -> X) -> X {
-        // SAFETY: the exclusive borrow is used through the copy alone while `call` runs, and the
-        // copy is not dropped.
-        let queue = unsafe { core::ptr::read(&self.queue) };
-        let copy = Self { queue, next: self.next, base: self.base };
-        let mut copy = core::mem::ManuallyDrop::new(copy);
+    pub(super) fn lend<X>(&mut self, call: impl FnOnce(&mut Batch<'_, T, R>) -> X) -> X {
+        let copy = Batch { queue: &mut *self.queue, next: self.next, base: self.base };
+        // Not dropped, because the original takes the requests over.
+        let mut copy = ManuallyDrop::new(copy);
         let result = call(&mut copy);
-        self.go_on(copy.next);
+        let next = copy.next;
+        self.go_on(next);
         result
     }
 
@@ -489,14 +488,6 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         self.next.entry = next.entry;
         self.next.at = next.at;
         self.next.limit = next.limit;
-    }
-
-    /// The queue, to which the requests built so far do not belong yet.
-    #[inline(always)]
-    fn into_queue(self) -> &'q mut SendQueue<T, R> {
-        let this = core::mem::ManuallyDrop::new(self);
-        // SAFETY: `this` is never used or dropped again, so the borrow is moved out of it once.
-        unsafe { core::ptr::read(&this.queue) }
     }
 }
 
