@@ -117,6 +117,7 @@ impl RecvQueue {
         if !stride_fits || config.head_octowords >= octowords {
             return Err(QueueError::BadLimits);
         }
+        config.handle.claim(RECEIVES)?;
         // Nothing is open yet, so that the first receive looks for space.
         let id = state.recv_table().0;
         let queue = Self {
@@ -227,7 +228,7 @@ impl RecvQueue {
     ///
     /// If the handle is another queue's.
     pub fn reset(&mut self, handle: QueueHandle) {
-        assert_eq!(handle.user_index(), self.handle.user_index(), "another queue's handle");
+        handle.claim_after(&self.handle, RECEIVES);
         self.handle = handle;
         self.tail = 0;
         self.head = 0;
@@ -296,6 +297,7 @@ impl Drop for RecvBatch<'_> {
 impl Drop for RecvQueue {
     fn drop(&mut self) {
         self.state().set_recv_ring(None);
+        self.handle.release(RECEIVES);
     }
 }
 

@@ -65,7 +65,7 @@ use crate::queue_state::QueueState;
 use crate::request::{Octoword, PostError, PostFlags};
 use crate::shown_ring::Ring;
 use crate::sync::Ordering;
-use crate::user_index::QueueHandle;
+use crate::user_index::{QueueHandle, SENDS};
 pub use encode::RequestId;
 use encode::mode_word;
 use payload::Limits;
@@ -169,6 +169,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if config.max_requests == 0 {
             return Err(QueueError::BadLimits);
         }
+        ring.handle().claim(SENDS)?;
         let signaled = PostFlags::SIGNALED.bits();
         let number = u64::from(ControlSegment::second_word(config.number, 0));
         let mode = if config.signal_all { mode_word(signaled, 0) } else { 0 };
@@ -357,6 +358,7 @@ impl<T: Transport, R: Register> Drop for SendQueue<T, R> {
     fn drop(&mut self) {
         // The ring's memory is about to be freed, so no poller may read it any more.
         self.state().set_send_ring(None);
+        self.ring.handle().release(SENDS);
     }
 }
 

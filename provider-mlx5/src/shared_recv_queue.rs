@@ -21,7 +21,7 @@ use crate::queue_error::QueueError;
 use crate::queue_state::{QpState, QueueState, Shortcut};
 use crate::shown_ring::Ring;
 use crate::sync::AtomicU64;
-use crate::user_index::QueueHandle;
+use crate::user_index::{QueueHandle, RECEIVES};
 
 /// Configuration of a shared receive queue.
 #[derive(Debug)]
@@ -81,6 +81,7 @@ impl SharedRecvQueue {
         if !stride.is_power_of_two() || !(32..=512).contains(&stride) {
             return Err(QueueError::BadLimits);
         }
+        config.handle.claim(RECEIVES)?;
         let ring = config.memory.as_ptr();
         let shift = stride.trailing_zeros();
         let shown = Ring { base: ring, mask: entries - 1, shift, head: 16 };
@@ -186,5 +187,6 @@ impl SharedRecvQueue {
 impl Drop for SharedRecvQueue {
     fn drop(&mut self) {
         self.state().set_recv_ring(None);
+        self.handle.release(RECEIVES);
     }
 }

@@ -23,7 +23,7 @@ use crate::queue_error::QueueError;
 use crate::queue_state::{NO_START, QueueState};
 use crate::request::{PostError, PostFlags};
 use crate::sync::{AtomicU64, Ordering};
-use crate::user_index::QueueHandle;
+use crate::user_index::{QueueHandle, SENDS};
 
 /// A request's blocks, for a register that takes copies of up to four blocks, or doorbells only.
 /// `COMPOSED` says that they were composed in registers.
@@ -449,7 +449,7 @@ impl SendRing {
     /// # Panics
     /// If it is of another queue.
     pub(super) fn renew(&mut self, handle: QueueHandle) {
-        assert_eq!(handle.user_index(), self.handle.user_index(), "another queue's handle");
+        handle.claim_after(&self.handle, SENDS);
         self.entries = handle.state().send_table().0;
         self.handle = handle;
     }

@@ -8,6 +8,7 @@ use std::sync::Arc as Shared;
 use super::{Dying, QueueHandle, UserIndexTable};
 use crate::completion_queue::CqMonitor;
 use crate::format::OpOwn;
+use crate::queue_error::QueueError;
 use crate::queue_state::{Past, QpState, QueueState, Shape};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, lock};
 
@@ -122,6 +123,8 @@ pub(super) struct Entry {
     /// reset.
     held: [AtomicU32; 2],
     closing: Mutex<Option<Drains>>,
+    /// Whether there is a queue of sends, or one of receives, that was made with this entry.
+    has_queue: [AtomicBool; 2],
     /// The queue was reset, and a new entry has taken the index over.
     succeeded: AtomicBool,
     /// Keeps the SRQ that this queue consumes registered as long as the queue is.
@@ -208,6 +211,32 @@ impl QueueHandle {
         lock(&self.entry.closing).as_ref().is_some_and(drained)
     }
 
+    /// Notes that a queue is made of the handle's sends or receives. The poller takes the requests
+    /// of the handle to be in that queue's ring.
+    pub(crate) fn claim(&self, side: usize) -> Result<(), QueueError> {
+        match self.entry.has_queue[side].swap(true, Ordering::Acquire) {
+            true => Err(QueueError::HandleInUse),
+            false => Ok(()),
+        }
+    }
+
+    /// Notes that the queue made of these sends or receives is gone.
+    pub(crate) fn release(&self, side: usize) {
+        self.entry.has_queue[side].store(false, Ordering::Release);
+    }
+
+    /// Moves a queue from its handle `before` to this one, which has the same index and tables of
+    /// the same lengths.
+    ///
+    /// # Panics
+    /// If this is another queue's handle.
+    pub(crate) fn claim_after(&self, before: &Self, side: usize) {
+        let of = |handle: &Self| (handle.entry.index, handle.entry.shape);
+        let follows = self.entry.is_in(&before.entry.table) && of(self) == of(before);
+        assert!(follows && self.claim(side).is_ok(), "another queue's handle");
+        before.release(side);
+    }
+
     /// The handle for the QP after a reset. Call it after the kernel has reset the QP: it keeps
     /// index and user context, and its counters start at zero. Closes this handle; `reset` of the
     /// send and receive queue takes the new one.
@@ -275,9 +304,14 @@ impl Entry {
             load: Load::new(cqs),
             held: [AtomicU32::new(0), AtomicU32::new(0)],
             closing: Mutex::new(None),
+            has_queue: [AtomicBool::new(false), AtomicBool::new(false)],
             succeeded: AtomicBool::new(false),
             receives: receives.cloned(),
         }
+    }
+
+    pub(super) fn is_in(&self, table: &UserIndexTable) -> bool {
+        Arc::ptr_eq(&self.table.0, &table.0)
     }
 
     fn set_capacity(&self, capacity: [u32; 2]) {

@@ -8,6 +8,7 @@ use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::format::{CqeFormat, CqeOpcode, MiniCqe, MiniCqeFormat, OpOwn};
 use uverbs_mlx5::memory::DmaMemory;
 use uverbs_mlx5::mmio::{ArmRegister, BlueFlame, Register};
+use uverbs_mlx5::queue_error::QueueError;
 use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
 use uverbs_mlx5::request::PostFlags;
@@ -303,10 +304,27 @@ pub(crate) fn send_queue_for<T: Transport>(cq: &Cq, blocks: u32, requests: u32) 
 /// The send queue of a handle, with so many blocks and for so many requests.
 pub(crate) fn send_queue_of<T: Transport>(
     handle: QueueHandle,
-    [blocks, max_requests]: [u32; 2],
+    requests: [u32; 2],
     half: u32,
     scatter_to_cqe: bool,
 ) -> Sq<T> {
+    try_send_queue_of(handle, requests, half, scatter_to_cqe).expect("a queue")
+}
+
+/// [`send_queue_of`] with as many requests as blocks, if the handle lets it be made.
+pub(crate) fn try_send_queue<T: Transport>(
+    handle: QueueHandle,
+    blocks: u32,
+) -> Result<Sq<T>, QueueError> {
+    try_send_queue_of(handle, [blocks, blocks], 256, false)
+}
+
+fn try_send_queue_of<T: Transport>(
+    handle: QueueHandle,
+    [blocks, max_requests]: [u32; 2],
+    half: u32,
+    scatter_to_cqe: bool,
+) -> Result<Sq<T>, QueueError> {
     let (ring, record) = (Memory::new(blocks as usize * 64), Memory::new(8));
     let register = Memory::new(512);
     let queue = SendQueue::new(SendQueueConfig {
@@ -324,7 +342,7 @@ pub(crate) fn send_queue_of<T: Transport>(
         min_inline_header: 0,
         scatter_to_cqe,
     });
-    Sq { queue: queue.expect("a queue"), handle, ring, record, register }
+    queue.map(|queue| Sq { queue, handle, ring, record, register })
 }
 
 /// A send queue on a register of the caller's.

@@ -7,6 +7,7 @@ mod device;
 mod doorbells;
 mod encodings;
 mod frames;
+mod handles;
 mod hostile;
 mod overrun;
 mod receives;

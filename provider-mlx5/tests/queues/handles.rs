@@ -1,0 +1,66 @@
+//! Handles and ids that do not fit: safe code may pass any, and no queue may leave its memory.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use uverbs_mlx5::doorbell::DoorbellWord;
+use uverbs_mlx5::queue_error::QueueError;
+use uverbs_mlx5::queue_state::Shape;
+use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
+use uverbs_mlx5::send_queue::Rc;
+use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
+
+use crate::device::{Cq, Memory, recv_queue, send_queue, shared_recv_queue, try_send_queue};
+
+fn try_recv_queue(handle: &QueueHandle) -> Result<RecvQueue, QueueError> {
+    let record = Memory::new(8);
+    RecvQueue::new(RecvQueueConfig {
+        memory: Memory::new(4096).dma(),
+        // SAFETY: leaked.
+        doorbell: unsafe { DoorbellWord::new(record.ptr().cast()) },
+        handle: handle.clone(),
+        stride: 32,
+        head_octowords: 0,
+        scatter_to_cqe: true,
+    })
+}
+
+/// The poller finds the ring of a request by its handle. With two rings it would look for a request
+/// in the ring that has another one there, or nothing that was ever written.
+#[test]
+fn a_handle_makes_one_queue_of_a_kind_at_a_time() {
+    let cq = Cq::new(8, 64);
+    let (sq, rq) = (send_queue::<Rc>(&cq, 8), recv_queue(&cq, 8, 32, true));
+    let again = |handle: &QueueHandle| try_send_queue::<Rc>(handle.clone(), 8).map(drop);
+    assert_eq!(again(&sq.handle), Err(QueueError::HandleInUse));
+    assert_eq!(try_recv_queue(&rq.handle).map(drop), Err(QueueError::HandleInUse));
+    let srq = shared_recv_queue(&cq, 8, 32, true);
+    assert_eq!(try_recv_queue(&srq.handle).map(drop), Err(QueueError::HandleInUse));
+    drop((sq.queue, rq.queue));
+    assert_eq!((again(&sq.handle), again(&sq.handle)), (Ok(()), Ok(())));
+    assert!(try_recv_queue(&rq.handle).is_ok());
+}
+
+#[test]
+fn a_queue_that_was_reset_leaves_its_old_handle() {
+    let cq = Cq::new(8, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    let new = sq.handle.renew();
+    sq.queue.reset(new.clone());
+    let made = try_send_queue::<Rc>(new, 8).map(drop);
+    assert_eq!(made, Err(QueueError::HandleInUse));
+}
+
+/// Every table begins with the same index.
+#[test]
+fn a_reset_takes_the_handle_of_the_same_queue_only() {
+    let cq = Cq::new(8, 64);
+    let (mut sq, mut rq) = (send_queue::<Rc>(&cq, 8), recv_queue(&cq, 8, 32, false));
+    let other = UserIndexTable::new();
+    let shape = Shape { send_wqebbs: 1, recv_wqes: 1, shared_receive: false };
+    let handles = [(); 2].map(|()| other.register(shape, &[], None, 0).expect("an index"));
+    let indices = handles.each_ref().map(QueueHandle::user_index);
+    assert_eq!(indices, [sq.handle.user_index(), rq.handle.user_index()]);
+    let [first, second] = handles;
+    assert!(catch_unwind(AssertUnwindSafe(|| sq.queue.reset(first))).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| rq.queue.reset(second))).is_err());
+}
