@@ -95,6 +95,9 @@ pub enum RegisterError {
          polled"
     )]
     NoIndexLeft,
+    /// The SRQ is registered in another table, which may be freed before this one.
+    #[error("the shared receive queue is registered in another table, of another context")]
+    OtherTable,
 }
 
 /// A queue's entry in the table. Only a queue with an entry can complete requests.
@@ -143,7 +146,7 @@ impl UserIndexTable {
     /// its SRQ if it has one, and `user_context` a value that its completions return.
     ///
     /// # Errors
-    /// [`RegisterError::NoIndexLeft`].
+    /// [`RegisterError`].
     pub fn register(
         &self,
         shape: Shape,
@@ -151,6 +154,9 @@ impl UserIndexTable {
         receives: Option<&QueueHandle>,
         user_context: u64,
     ) -> Result<QueueHandle, RegisterError> {
+        if receives.is_some_and(|srq| !srq.entry.is_in(self)) {
+            return Err(RegisterError::OtherTable);
+        }
         let mut control = lock(&self.0.control);
         control.reap();
         let (index, grown) = control.take_index()?;
@@ -167,7 +173,7 @@ impl UserIndexTable {
         let identity = |cq: Option<&CqMonitor>| cq.map_or(0, CqMonitor::identity);
         let completes_to = [cqs.first(), cqs.last()].map(identity);
         block.start(Shared::as_ptr(&block).cast_mut(), index, user_context, completes_to);
-        // SAFETY: all blocks live as long as the table.
+        // SAFETY: both blocks are of this table, which keeps its blocks until it is dropped.
         unsafe { block.set_receives(&**receives.map_or(&block, |srq| &srq.entry.block)) };
         block.open();
         let entry = Entry::new(self, index, (shape, block.clone()), cqs, receives);

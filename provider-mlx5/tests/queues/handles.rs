@@ -7,7 +7,7 @@ use uverbs_mlx5::queue_error::QueueError;
 use uverbs_mlx5::queue_state::Shape;
 use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
 use uverbs_mlx5::send_queue::Rc;
-use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
+use uverbs_mlx5::user_index::{QueueHandle, RegisterError, UserIndexTable};
 
 use crate::device::{Cq, Memory, recv_queue, send_queue, shared_recv_queue, try_send_queue};
 
@@ -63,4 +63,14 @@ fn a_reset_takes_the_handle_of_the_same_queue_only() {
     let [first, second] = handles;
     assert!(catch_unwind(AssertUnwindSafe(|| sq.queue.reset(first))).is_err());
     assert!(catch_unwind(AssertUnwindSafe(|| rq.queue.reset(second))).is_err());
+}
+
+/// The blocks of another table may be freed while this one's poller follows a queue to its SRQ.
+#[test]
+fn a_shared_receive_queue_of_another_table_is_refused() {
+    let (cq, other) = (Cq::new(8, 64), Cq::new(8, 64));
+    let srq = shared_recv_queue(&other, 8, 32, false);
+    let shape = Shape { send_wqebbs: 8, recv_wqes: 0, shared_receive: false };
+    let made = cq.table.register(shape, &cq.monitors(), Some(&srq.handle), 0).map(drop);
+    assert_eq!(made, Err(RegisterError::OtherTable));
 }
