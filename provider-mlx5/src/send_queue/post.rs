@@ -266,6 +266,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// The queue is open so far.
     #[inline(always)]
     unsafe fn enter<I: RequestId>(&mut self, wr_id: I, blocks: usize) -> u32 {
+        // Before the queue moves on, because a program's own implementation may panic.
+        let wr_id = wr_id.take();
         self.head = self.head.wrapping_add(blocks as u32);
         self.next.entry = self.next.entry.wrapping_add(blocks);
         // SAFETY: the table has an id for each block of the ring; `handle` keeps it. The request
@@ -274,7 +276,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         unsafe {
             let head = (&raw const self.head).read_volatile();
             let entry = (&raw const self.next.entry).read_volatile().wrapping_sub(blocks);
-            (*entry).store(wr_id.take(), Ordering::Relaxed);
+            (*entry).store(wr_id, Ordering::Relaxed);
             self.ring.note_inner(entry, blocks, head);
             self.state().publish_sends(head);
             head

@@ -6,10 +6,13 @@ use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::queue_error::QueueError;
 use uverbs_mlx5::queue_state::Shape;
 use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
-use uverbs_mlx5::send_queue::Rc;
+use uverbs_mlx5::request::PostFlags;
+use uverbs_mlx5::send_queue::{Nop, Rc, RequestId, SendQueue};
 use uverbs_mlx5::user_index::{QueueHandle, RegisterError, UserIndexTable};
 
 use crate::device::{Cq, Memory, recv_queue, send_queue, shared_recv_queue, try_send_queue};
+
+const NONE: PostFlags = PostFlags::empty();
 
 fn try_recv_queue(handle: &QueueHandle) -> Result<RecvQueue, QueueError> {
     let record = Memory::new(8);
@@ -73,4 +76,34 @@ fn a_shared_receive_queue_of_another_table_is_refused() {
     let shape = Shape { send_wqebbs: 8, recv_wqes: 0, shared_receive: false };
     let made = cq.table.register(shape, &cq.monitors(), Some(&srq.handle), 0).map(drop);
     assert_eq!(made, Err(RegisterError::OtherTable));
+}
+
+#[derive(Clone, Copy)]
+struct Panics;
+
+impl RequestId for Panics {
+    fn take(self) -> u64 {
+        panic!("an id that is not there")
+    }
+}
+
+/// Otherwise the next doorbell would announce a request that no code has written.
+#[test]
+fn a_request_whose_id_panics_was_not_posted() {
+    let cq = Cq::new(8, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    sq.post_nops(1);
+    let post = |queue: &mut SendQueue<Rc>| {
+        // SAFETY: there is no data.
+        catch_unwind(AssertUnwindSafe(|| unsafe { queue.post_as(Panics, Nop, (), NONE) })).is_err()
+    };
+    assert!(post(&mut sq.queue));
+    assert_eq!((sq.queue.head(), sq.record.word(0)), (1, 0));
+    sq.post_nops(1);
+    assert_eq!((sq.queue.head(), sq.record.word(4)), (2, 2));
+    assert_eq!(sq.ring.word(64), 1 << 8, "the index of the second request, in the second block");
+    assert_eq!(sq.ring.word(128), 0, "and nothing behind it");
+    let mut ids = Vec::new();
+    sq.queue.for_each_outstanding(|id| ids.push(id));
+    assert_eq!(ids, [0, 1]);
 }
