@@ -134,11 +134,12 @@ struct CqRings {
     used: Vec<CqRing>,
     /// Rings of resizes that failed: nothing tells that the device will not move there later.
     perhaps: Vec<CqRing>,
+    has_poller: bool,
 }
 
 impl CqMemory {
     pub(crate) fn new(ring: CqRing, record: Record) -> Arc<Self> {
-        let rings = CqRings { used: vec![ring], perhaps: Vec::new() };
+        let rings = CqRings { used: vec![ring], perhaps: Vec::new(), has_poller: false };
         Arc::new(Self { rings: Mutex::new(rings), record })
     }
 
@@ -160,7 +161,7 @@ impl CqMemory {
 pub(crate) type Poller = Anchored<CompletionQueue, (Arc<CqMemory>, Arc<Uars>)>;
 
 impl Poller {
-    /// The poller of a ring that has none yet; `table` has the queues that complete here.
+    /// The poller of a ring; `table` has the queues that complete here.
     pub(crate) fn new(
         memory: Arc<CqMemory>,
         uars: &Arc<Uars>,
@@ -169,9 +170,12 @@ impl Poller {
         mini_format: Option<MiniCqeFormat>,
     ) -> std::result::Result<Self, QueueError> {
         let mut rings = memory.rings();
-        let Some(ring) = rings.used.last_mut() else { return Err(QueueError::BadMemory) };
-        // SAFETY: ring, record and the arm register's page are kept with the queue; no other code
-        // touches them.
+        if std::mem::replace(&mut rings.has_poller, true) {
+            return Err(QueueError::InUse);
+        }
+        let Some(ring) = rings.used.last() else { return Err(QueueError::BadMemory) };
+        // SAFETY: ring, record and the arm register's page are kept with the queue. This is the
+        // only time that they are given out, and this type touches neither.
         let (dma, doorbell, arm) = unsafe {
             let record = NonNull::new_unchecked(memory.record.as_ptr());
             let arm = NonNull::new_unchecked(uars.arm_address());

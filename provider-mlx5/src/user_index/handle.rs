@@ -215,7 +215,7 @@ impl QueueHandle {
     /// of the handle to be in that queue's ring.
     pub(crate) fn claim(&self, side: usize) -> Result<(), QueueError> {
         match self.entry.has_queue[side].swap(true, Ordering::Acquire) {
-            true => Err(QueueError::HandleInUse),
+            true => Err(QueueError::InUse),
             false => Ok(()),
         }
     }

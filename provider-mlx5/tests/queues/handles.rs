@@ -34,10 +34,10 @@ fn a_handle_makes_one_queue_of_a_kind_at_a_time() {
     let cq = Cq::new(8, 64);
     let (sq, rq) = (send_queue::<Rc>(&cq, 8), recv_queue(&cq, 8, 32, true));
     let again = |handle: &QueueHandle| try_send_queue::<Rc>(handle.clone(), 8).map(drop);
-    assert_eq!(again(&sq.handle), Err(QueueError::HandleInUse));
-    assert_eq!(try_recv_queue(&rq.handle).map(drop), Err(QueueError::HandleInUse));
+    assert_eq!(again(&sq.handle), Err(QueueError::InUse));
+    assert_eq!(try_recv_queue(&rq.handle).map(drop), Err(QueueError::InUse));
     let srq = shared_recv_queue(&cq, 8, 32, true);
-    assert_eq!(try_recv_queue(&srq.handle).map(drop), Err(QueueError::HandleInUse));
+    assert_eq!(try_recv_queue(&srq.handle).map(drop), Err(QueueError::InUse));
     drop((sq.queue, rq.queue));
     assert_eq!((again(&sq.handle), again(&sq.handle)), (Ok(()), Ok(())));
     assert!(try_recv_queue(&rq.handle).is_ok());
@@ -50,7 +50,7 @@ fn a_queue_that_was_reset_leaves_its_old_handle() {
     let new = sq.handle.renew();
     sq.queue.reset(new.clone());
     let made = try_send_queue::<Rc>(new, 8).map(drop);
-    assert_eq!(made, Err(QueueError::HandleInUse));
+    assert_eq!(made, Err(QueueError::InUse));
 }
 
 /// Every table begins with the same index.
