@@ -329,8 +329,8 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.hidden.iter().for_each(|place| place.free());
-        // SAFETY: `from_raw` was promised that this mapping is ours alone, and nothing uses it any
-        // more.
+        // SAFETY: the mapping has been this value's alone since it was made, and what it lends
+        // borrows it.
         let result = unsafe { libc::munmap(self.start.as_ptr(), self.length) };
         if result != 0 {
             tracing::warn!(errno = %Errno::last(), "munmap of a device page failed");
@@ -388,9 +388,14 @@ unsafe fn replace_pages(start: usize, length: usize) {
 
 type Action = unsafe fn(usize, usize);
 
+const _: () = assert!(size_of::<Place>() == align_of::<Place>());
+
 /// An entry of the list that children go through. Never freed, but used again: locks cannot guard
-/// the list.
+/// the list. Aligned to its size, so that it is on one page. The kernel copies a parent page by
+/// page while other threads run, and no child must find the start of one use with the rest of
+/// another.
 #[derive(Debug)]
+#[repr(align(32))]
 struct Place {
     /// Address; [`FREE`] while there is nothing.
     start: AtomicUsize,
