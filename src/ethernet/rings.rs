@@ -98,8 +98,13 @@ impl RxRing {
         // else completes to the CQ. The receives are as just posted: a slot's memory, which was
         // initialized when it was mapped.
         let frames = unsafe { FrameQueue::new(queue, receives, slot_bytes) };
-        let frames = frames.map_err(|error| Error::invalid(VERB, error.to_string()))?;
-        Ok(Self { frames, receiver, cq, slots })
+        match frames {
+            Ok(frames) => Ok(Self { frames, receiver, cq, slots }),
+            Err(error) => {
+                receiver.end_with(slots);
+                Err(Error::invalid(VERB, error.to_string()))
+            }
+        }
     }
 
     /// The next frame. Its buffer goes back to the device when it is dropped: at once if it
@@ -254,10 +259,17 @@ impl StridingRing {
         // SAFETY: it stays in its place.
         let provider = unsafe { cq.provider() };
         let strides = ring.and_then(|ring| StrideQueue::new(provider, ring, striding.shape()));
-        let strides = strides.map_err(|error| Error::invalid(VERB, error.to_string()))?;
-        let mut others = VecDeque::with_capacity(slots.len() + spares.len());
+        let posted: Box<[_]> =
+            Vec::from(slots).into_iter().map(|slot| Some(Arc::new(slot))).collect();
+        let strides = match strides {
+            Ok(strides) => strides,
+            Err(error) => {
+                wq.handle().keep_buffers(posted);
+                return Err(Error::invalid(VERB, error.to_string()));
+            }
+        };
+        let mut others = VecDeque::with_capacity(posted.len() + spares.len());
         others.extend(Vec::from(spares).into_iter().map(Arc::new));
-        let posted = Vec::from(slots).into_iter().map(|slot| Some(Arc::new(slot))).collect();
         let done = strides.done();
         Ok(Self { wq, cq, strides, striding, posted, others, done })
     }
