@@ -107,6 +107,21 @@ fn two_contexts_talk_and_do_not_mix() {
 }
 
 #[test]
+fn a_connected_queue_pair_does_not_take_a_datagram_peer() {
+    let setup = Setup::new();
+    let datagrams = setup.builder::<Ud>().build().unwrap().endpoint();
+    let mut qp = setup.builder::<Rc>().build().unwrap();
+    let error = qp.connect(&datagrams).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert!(error.cause().contains("datagram"), "{error}");
+    let own = qp.endpoint();
+    qp.connect(&own).unwrap();
+    let again = qp.connect(&own).unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::BadState, "{again}");
+    assert!(again.cause().contains("RTS, not RESET or INIT"), "{again}");
+}
+
+#[test]
 fn missing_attributes_are_named() {
     let setup = Setup::new();
     let mut qp = setup.builder::<Rc>().build_in_reset().unwrap();
@@ -284,7 +299,7 @@ fn a_null_region_swallows_and_gives_zeros() {
     };
     let theirs = setup.region(4096);
     theirs.view().fill(0, 4096, 7).unwrap();
-    // SAFETY: the null region is no memory; the other outlives the requests.
+    // SAFETY: the null region has no memory; the other region outlives the requests.
     unsafe {
         let remote = theirs.remote(0).unwrap();
         a.post_send(1, uverbs::op::Read(remote), null.sge(0, 100).unwrap(), SIGNALED).unwrap();

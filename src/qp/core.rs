@@ -194,10 +194,9 @@ impl Core {
     /// Takes the queue pair from where it is to RTS.
     pub(super) fn connect(&mut self, peer: Option<&Endpoint>) -> Result<()> {
         if self.state != State::Init {
-            let cause =
-                format!("the queue pair is in {}, and only INIT leads on", self.known_state());
+            let cause = format!("the queue pair is in {}, not RESET or INIT", self.known_state());
             return Err(Error::new("connect", ErrorKind::BadState, cause)
-                .cure_with("change it to RESET first"));
+                .cure_with("reset() it first, or make another queue pair"));
         }
         self.move_to_rtr(peer)?;
         self.move_to_rts(peer)
@@ -207,6 +206,10 @@ impl Core {
         let needs_peer = matches!(self.transport, QpType::Rc | QpType::Uc | QpType::XrcSend);
         if needs_peer && peer.is_none() {
             return Err(Error::invalid("modify_qp", "a connected queue pair needs a peer"));
+        }
+        if needs_peer && peer.is_some_and(|peer| peer.qkey != 0) {
+            let cause = "the peer's endpoint is that of a datagram queue pair: it has a Q_Key";
+            return Err(Error::invalid("modify_qp", cause));
         }
         let peer = peer.copied().unwrap_or_else(|| self.endpoint());
         let attributes = self.path.to_rtr(&self.context, &peer)?;

@@ -279,8 +279,9 @@ impl<T: Connected, L: Layer, R: Register> QueuePair<T, L, R> {
     /// with the other's endpoint.
     ///
     /// # Errors
-    /// `InvalidInput` where the two ends cannot talk (different links, kinds of GID); `BadState`
-    /// from another state; errors of the kernel, with what it may mean for the path.
+    /// `InvalidInput` where the two ends cannot talk (different links or kinds of GID, a datagram
+    /// queue pair); `BadState` from another state; errors of the kernel, with what it may mean for
+    /// the path.
     pub fn connect(&mut self, peer: &Endpoint) -> Result<()> {
         if self.core.state == State::Reset {
             self.to_init()?;

@@ -162,8 +162,8 @@ pub(crate) fn number(digits: &str) -> u32 {
     u32::from_str_radix(digits, 16).expect("a number")
 }
 
-/// What the exchange does not tell is as the C programs have it: MTU 1024, one READ at a time, the
-/// same kind of GID.
+/// A peer of `own`. What the exchange does not tell is as the C programs have it: MTU 1024, one READ
+/// at a time, the same kind of GID and the same Q_Key.
 pub(crate) fn endpoint(lid: &str, gid: &str, own: &Endpoint) -> Endpoint {
     let gid = Gid(u128::from_str_radix(gid.trim(), 16).expect("a GID").to_be_bytes());
     Endpoint {
@@ -172,7 +172,6 @@ pub(crate) fn endpoint(lid: &str, gid: &str, own: &Endpoint) -> Endpoint {
         mtu: Mtu::B1024,
         responder_reads: 1,
         initiator_reads: 1,
-        qkey: 0x1111_1111,
         srqn: 0,
         ..*own
     }
