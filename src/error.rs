@@ -418,6 +418,10 @@ fn diagnose(verb: &str, errno: Errno) -> (String, String) {
             "no doorbell page is left: a queue pair has a register of its own, and a page has two",
             "let queue pairs share a register: Context::alloc_thread_domain, then build_in",
         ),
+        Errno::ENOMEM => (
+            "the kernel or the device has not enough memory for this object",
+            "ask for less, or destroy objects that are not needed",
+        ),
         Errno::EMFILE => (
             "this process has no file descriptors left",
             "raise the limit (ulimit -n) or close some",
@@ -429,7 +433,7 @@ fn diagnose(verb: &str, errno: Errno) -> (String, String) {
             ("this process may pin no memory: its RLIMIT_MEMLOCK is 0", MORE_MEMORY)
         }
         Errno::EPERM => (
-            "the kernel wants a capability for this, in the network namespace of the device",
+            "this needs a capability in the network namespace of the device",
             "give the program CAP_NET_RAW (setcap cap_net_raw+ep), or run it as root there",
         ),
         Errno::ENOTTY | Errno::EPROTONOSUPPORT | Errno::ENOSYS => {
@@ -452,7 +456,7 @@ fn limited(bytes: u64, soft: u64) -> Option<(String, String)> {
         return None;
     }
     let cause = format!(
-        "{} KiB of memory had to be pinned and RLIMIT_MEMLOCK is {} KiB for the whole process",
+        "this pins {} KiB, and RLIMIT_MEMLOCK is {} KiB for the whole process",
         bytes.div_ceil(1024),
         soft / 1024
     );

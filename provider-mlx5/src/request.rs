@@ -92,7 +92,7 @@ pub enum PostError {
     )]
     TooManySge,
     /// More inline data than the queue was created for.
-    #[error("more inline data than the queue was created for")]
+    #[error("more inline data than the queue was created for: set max_inline_data of its builder")]
     InlineTooLong,
     /// The QP is in a state in which this cannot be posted (sends: before RTS; receives: RESET).
     #[error(
@@ -103,10 +103,10 @@ pub enum PostError {
     #[error("this process is a forked child of the one that opened the device: open it anew")]
     ForkedChild,
     /// The QP's service does not have the operation.
-    #[error("this kind of QP does not have the operation")]
+    #[error("QPs of this type do not have the operation")]
     BadOpcode,
     /// A scatter/gather entry of 2 GiB or more.
-    #[error("a scatter/gather entry of 2 GiB or more: the WQE has 31 bits for a length; split it")]
+    #[error("a scatter/gather entry of 2 GiB or more: a WQE has 31 bits for a length; split it")]
     SgeTooLong,
     /// Inline data with an operation that cannot carry it.
     #[error("only sends and RDMA writes can carry inline data")]
@@ -146,7 +146,7 @@ pub enum PostError {
     #[error("one translation entry covers at most 2 GiB of a memory window")]
     WindowTooLong,
     /// The request lacks a destination that its service needs, or has one that it cannot use.
-    #[error("the request's destination does not fit the kind of QP")]
+    #[error("the request's destination is not of the kind that this QP type needs")]
     BadDestination,
     /// The memory belongs to another protection domain than the queue.
     #[error("the memory belongs to another protection domain than the queue pair")]
@@ -158,7 +158,7 @@ pub enum PostError {
     )]
     NoQueue,
     /// An earlier request failed, and the queue sends nothing any more.
-    #[error("an earlier request failed, and the queue sends nothing any more: make another one")]
+    #[error("an earlier request failed, and the queue sends nothing more: create another queue")]
     QueueFailed,
 }
 

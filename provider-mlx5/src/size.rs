@@ -132,7 +132,7 @@ pub enum SizeError {
     },
     /// The ring would be longer than the device's.
     #[error(
-        "the queue is too deep: it takes {needed} entries, and the device has {limit} (at most {most} such requests)"
+        "the queue is too deep: it needs {needed} entries, and the device's queues have at most {limit} ({most} such requests)"
     )]
     TooManyRequests {
         /// Entries needed.

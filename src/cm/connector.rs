@@ -261,7 +261,9 @@ impl Connector {
 pub(super) fn addresses(address: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> {
     let found = address.to_socket_addrs().map_err(|error| {
         let error = Error::io("getaddrinfo", &error);
-        error.cure_with("give HOST:PORT, for example 192.168.0.1:7471 or [fe80::1%eth0]:7471")
+        error.cure_with(
+            "check the name; an address is HOST:PORT, such as 10.0.0.1:7471 or [fe80::1%eth0]:7471",
+        )
     })?;
     Ok(found.collect())
 }

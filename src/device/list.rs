@@ -13,7 +13,7 @@ use crate::host::manager::Manager;
 pub const DEVICE_VARIABLE: &str = "UVERBS_DEVICE";
 
 /// Added to the names that exist.
-const SOFT: &str = if cfg!(feature = "soft") { "; soft names the software one" } else { "" };
+const SOFT: &str = if cfg!(feature = "soft") { "; the software device is called soft" } else { "" };
 
 /// Hardware or software.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -94,8 +94,8 @@ pub fn device(name: &str) -> Result<Device> {
     }
     let names: Vec<_> = all.iter().map(Device::name).collect();
     let cause = match names.as_slice() {
-        [] => format!("no device {name}: the kernel announces no RDMA device at all{SOFT}"),
-        names => format!("no device {name}; there are: {}{SOFT}", names.join(", ")),
+        [] => format!("there is no device {name}: the kernel has no RDMA device{SOFT}"),
+        names => format!("there is no device {name}; there are: {}{SOFT}", names.join(", ")),
     };
     Err(Error::new("open_device", ErrorKind::NotFound, cause))
 }
@@ -122,10 +122,10 @@ pub fn open_default() -> Result<Context> {
         }
     }
     if reasons.is_empty() {
-        reasons.push("the kernel announces no RDMA device".to_owned());
+        reasons.push("the kernel has no RDMA device".to_owned());
     }
     Err(Error::new("open_device", ErrorKind::NotFound, reasons.join("; ")).cure_with(
-        "load the driver (modprobe mlx5_ib), or name a device in UVERBS_DEVICE (soft is the software one)",
+        "load the driver (modprobe mlx5_ib), or set UVERBS_DEVICE to the name of a device (soft is the software device)",
     ))
 }
 

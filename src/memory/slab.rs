@@ -55,7 +55,9 @@ impl ProtectionDomain {
     /// that is the likely reason; other errors of the kernel.
     pub fn create_slab(&self, slots: u32, bytes: u32) -> Result<Slab> {
         let length = self::bytes(slots, bytes)?;
-        let buffer = Buffer::new(length).map_err(|error| Error::io(VERB, &error))?;
+        let buffer = Buffer::new(length).map_err(|error| {
+            Error::io(VERB, &error).asked(format!("{slots} slots of {bytes} bytes"))
+        })?;
         self.cut(buffer, slots, bytes, stride(bytes)?)
     }
 
@@ -104,12 +106,12 @@ impl ProtectionDomain {
 
 /// Bytes of a slab's memory.
 pub(crate) fn bytes(slots: u32, slot_bytes: u32) -> Result<usize> {
-    let asked = |error: Error| error.asked(format!("{slots} of {slot_bytes} bytes"));
+    let asked = |error: Error| error.asked(format!("{slots} slots of {slot_bytes} bytes"));
     if slots == 0 {
         return Err(asked(Error::invalid(VERB, "a slab has at least one slot")));
     }
     let length = stride(slot_bytes).map_err(asked)?.checked_mul(slots as usize);
-    length.ok_or_else(|| Error::invalid(VERB, "more memory than there is"))
+    length.ok_or_else(|| asked(Error::invalid(VERB, "more bytes than an address space has")))
 }
 
 /// Bytes from the start of one slot to the start of the next.
