@@ -102,7 +102,7 @@ pub(crate) struct Handler {
     pub(crate) gaps: u64,
     /// Quotes that came again, or too late.
     pub(crate) old: u64,
-    /// Frames that are no quotes.
+    /// Frames that are not quotes.
     pub(crate) foreign: u64,
 }
 

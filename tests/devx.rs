@@ -370,7 +370,7 @@ fn the_kernel_refuses_what_is_no_command_of_that_kind() {
         let error = result.unwrap_err();
         assert_eq!((error.errno(), error.kind()), (22, ErrorKind::Refused), "{error}");
     };
-    // CREATE_CQ is no general command, QUERY_CQ creates nothing, and CREATE_CQ queries nothing.
+    // CREATE_CQ is not a general command, QUERY_CQ creates nothing, and CREATE_CQ queries nothing.
     invalid(devx.command(&Input::new(0x400, 272).0, &mut answer));
     invalid(devx.create(&Input::new(0x402, 16).0, &mut answer).map(drop));
     let cq = setup.cq.handle().kernel_handle();

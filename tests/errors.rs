@@ -220,7 +220,7 @@ fn a_window_with_more_rights_than_its_region_cannot_be_bound() {
     let mut window = foreign.alloc_mw(WindowType::Type2).unwrap();
     // The library refuses what it can see.
     assert!(window.bind(&region, 0, 100, WindowAccess::REMOTE_WRITE).is_err());
-    // The device refuses a key that is no window's.
+    // The device refuses a key that is not a window's.
     let mut own = pair.setup.pd.alloc_mw(WindowType::Type2).unwrap();
     let mut bind = own.bind(&region, 0, 100, WindowAccess::REMOTE_WRITE).unwrap();
     bind.window = region.rkey();

@@ -259,7 +259,7 @@ fn a_dma_buf_is_registered_read_and_written_by_a_peer() {
     let setup = Setup::new();
     // SAFETY: refused.
     let plain = unsafe { setup.pd.registration().register_dma_buf(fd.as_fd(), 0, 4096) };
-    assert_eq!(plain.unwrap_err().errno(), libc::EINVAL, "a memfd is no dma-buf");
+    assert_eq!(plain.unwrap_err().errno(), libc::EINVAL, "a memfd is not a dma-buf");
     let device = common::soft_device(|builder| builder.memfds_as_dma_bufs());
     let mut setup = Setup::on(device.open().unwrap());
     let file = std::fs::File::from(fd.try_clone().unwrap());
@@ -270,7 +270,7 @@ fn a_dma_buf_is_registered_read_and_written_by_a_peer() {
         unsafe { registration.register_dma_buf(fd.as_fd(), offset, length) }
     };
     let region = register(4096, 8192).unwrap();
-    assert!(region.view().is_empty(), "it is no memory of this process");
+    assert!(region.view().is_empty(), "it is not memory of this process");
     let (mut a, _b) = setup.rc_pair();
     let remote = region.remote(100).unwrap();
     // SAFETY: inline data; the region outlives the request.
@@ -287,7 +287,7 @@ fn a_dma_buf_is_registered_read_and_written_by_a_peer() {
     success(&mut setup.cq);
     assert_eq!(&into.view().to_vec()[..9], b"out of it");
     region.deregister().unwrap();
-    // Beyond the end, and what is no dma-buf.
+    // Beyond the end, and what is not a dma-buf.
     assert_eq!(register(8192, 4097).unwrap_err().errno(), libc::EINVAL);
     let null = std::fs::File::open("/dev/null").unwrap();
     // SAFETY: it is refused.

@@ -86,6 +86,10 @@ const PHRASES: &[(&str, &str)] = &[
     ("lies inside", "is inside"),
 ];
 
+/// Words that make a comparison of a negation before a noun, as "longer" does.
+const COMPARISONS: &[&str] =
+    &["longer", "more", "less", "larger", "smaller", "shorter", "better", "worse", "faster"];
+
 /// Words that no item is named with.
 const NAMES: &[&str] = &[
     "nobody", "somebody", "piece", "pieces", "wish", "wishes", "attend", "settle", "seldom",
@@ -131,6 +135,7 @@ fn the_check_finds_what_it_is_for() {
     );
     assert_eq!(found("// There is no\n\nlet a = 1; // room\n"), 0, "but not past other lines");
     assert_eq!(found("fail(\"nobody listens\");\n"), 1);
+    assert_eq!(found("// Zero is\n// no port. This is no longer so, and there is no port.\n"), 1);
     assert_eq!(found("let quote = '\"'; // nobody's\n"), 1);
     assert_eq!(found("let a = r#\"a \"piece\" of it\"#;\n"), 1);
     assert_eq!(found("// `Piece` is theirs.\nlet a = other::Piece::new();\n"), 0);
@@ -279,12 +284,25 @@ fn phrases(lines: &[(usize, String)]) -> Vec<Finding> {
     }
     let mut findings = Vec::new();
     for at in 0..words.len() {
+        if negates_a_noun(&words, at) {
+            findings.push((words[at].0, "`is no`: write is not a".to_owned()));
+        }
         let found = PHRASES.iter().find(|(phrase, _)| starts_with(&words[at..], phrase));
         if let Some((phrase, instead)) = found {
             findings.push((words[at].0, format!("`{phrase}`: write {instead}")));
         }
     }
     findings
+}
+
+/// Whether a noun is negated by `no` behind a verb, as in `zero is no port`. After "there" that is
+/// plain.
+fn negates_a_noun(words: &[(usize, String)], at: usize) -> bool {
+    let word = |at: usize| words.get(at).map_or(".", |(_, word)| word.as_str());
+    ["is", "are", "was", "were"].contains(&word(at))
+        && word(at + 1) == "no"
+        && !COMPARISONS.contains(&word(at + 2))
+        && !["there", "here", "."].contains(&word(at.wrapping_sub(1)))
 }
 
 fn starts_with(words: &[(usize, String)], phrase: &str) -> bool {

@@ -224,7 +224,7 @@ impl<T: Default> Default for Shared<T> {
 mod tests {
     use super::*;
 
-    /// Four threads add to a counter that is no atomic: none of the additions is lost.
+    /// Four threads add to a counter that is not an atomic: none of the additions is lost.
     #[test]
     fn it_keeps_others_out() {
         struct Counted(Lock, std::cell::UnsafeCell<u64>);

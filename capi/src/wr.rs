@@ -489,7 +489,7 @@ unsafe fn post_alone<T: Posts, const SENDS: bool>(
 ) -> c_int {
     let stage = replace(&mut building.stage, Stage::None);
     let is_usual = building.usual.kind.is_usual();
-    // SAFETY: the caller's promise; what is being built is no part of the queue, and as many bytes
+    // SAFETY: the caller's promise; what is being built is not part of the queue, and as many bytes
     // were copied. What a program promises is what building asks for.
     unsafe {
         let Some(queue) = queue::<T, SENDS>(qp) else { return libc::EINVAL };

@@ -70,7 +70,7 @@ pub(crate) enum Command {
     /// report says how late frames were. Frames that were not recorded whole are skipped, and
     /// counted.
     ///
-    /// Exit status: 0; 1 if the device failed; 2 if the file is no recording.
+    /// Exit status: 0; 1 if the device failed; 2 if the file is not a recording.
     Replay(Replay),
     /// Run an unmodified libibverbs program on the software ConnectX
     Run(Run),
@@ -386,7 +386,7 @@ pub(crate) struct Replay {
 /// A number above 0 and below a billion.
 fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1e9);
-    number.ok_or_else(|| "it is no number above 0 and up to a billion".to_owned())
+    number.ok_or_else(|| "it must be a number above 0 and at most a billion".to_owned())
 }
 
 #[derive(Debug, Subcommand)]

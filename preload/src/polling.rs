@@ -45,7 +45,7 @@ unsafe extern "C" {
 const CANCEL_DISABLE: c_int = 1;
 
 /// Does the device's work in this thread, which has its locks meanwhile. `pthread_cancel(3)` does
-/// not end the thread in it: `ibv_poll_cq` is no cancellation point.
+/// not end the thread in it: `ibv_poll_cq` is not a cancellation point.
 pub(crate) fn at_work<T>(work: impl FnOnce() -> T) -> T {
     let before = set_cancellation(CANCEL_DISABLE);
     let outer = IS_AT_WORK.replace(true);

@@ -130,7 +130,7 @@ pub(crate) fn waiting_for(fd: c_int, events: i16) -> libc::pollfd {
 
 /// `poll(2)` on descriptors that are only numbers here: one that was closed meanwhile is reported
 /// (POLLNVAL), and one that was opened again under the same number is waited on in its place. Made
-/// directly, it is no cancellation point in hooks of functions that are none.
+/// directly, it is not a cancellation point in hooks of functions that are none.
 pub(crate) fn poll(entries: &mut [libc::pollfd], limit: Duration) -> c_long {
     let time = libc::timespec {
         tv_sec: limit.as_secs() as libc::time_t,

@@ -6,7 +6,7 @@ pub enum QueueError {
     /// The memory is too small, not aligned to 64 bytes, or the number of entries is not a power of
     /// two.
     #[error(
-        "the queue's memory is too small or not aligned to 64 bytes, or its size is no power of two"
+        "the queue's memory is too small or not aligned to 64 bytes, or its size is not a power of two"
     )]
     BadMemory,
     /// The limits ask for requests larger than a WQE, or than the ring.

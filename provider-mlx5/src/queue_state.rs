@@ -426,8 +426,8 @@ impl QueueState {
     }
 
     /// Takes an SRQ entry back from the device. `None` if the entry is not posted, or the queue is
-    /// no SRQ: then the completion names no request. If several pollers claim an entry, one gets
-    /// it.
+    /// not an SRQ: then the completion names no request. If several pollers claim an entry, one
+    /// gets it.
     #[inline(always)]
     pub(crate) fn claim(&self, index: u16) -> Option<Claimed<'_>> {
         let free = self.free_list()?;

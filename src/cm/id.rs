@@ -423,7 +423,7 @@ fn require_device(found: &QueryAddrResp) -> Result<()> {
         .cure_with("resolve an address first, or bind to one that is not a wildcard"))
 }
 
-/// At least one: 0 is no timeout to the kernel, but an error.
+/// At least one: 0 is not a timeout to the kernel, but an error.
 pub(super) fn milliseconds(time: Duration) -> u32 {
     time.as_nanos().div_ceil(1_000_000).clamp(1, i32::MAX as u128) as u32
 }

@@ -285,7 +285,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
 
     /// Waits for the next connection that is established.
     ///
-    /// A peer that gives up meanwhile is no error.
+    /// A peer that gives up meanwhile is not an error.
     ///
     /// # Errors
     /// What making the queue pair says, of a peer that is refused then; `DeviceGone` once the

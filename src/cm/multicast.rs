@@ -39,13 +39,13 @@ impl Id {
     /// id is one for datagrams, bound to an address or with an address resolved.
     ///
     /// # Errors
-    /// `InvalidInput` for an address that is no multicast one; EINVAL for an id that cannot join.
+    /// `InvalidInput` for an address that is not multicast; EINVAL for an id that cannot join.
     #[doc(alias = "rdma_join_multicast")]
     #[doc(alias = "rdma_join_multicast_ex")]
     pub fn join(&self, group: SocketAddr, mode: JoinMode) -> Result<Membership> {
         const VERB: &str = "join_multicast";
         if !group.ip().is_multicast() {
-            let cause = format!("{} is no multicast address", group.ip());
+            let cause = format!("{} is not a multicast address", group.ip());
             return Err(Error::invalid(VERB, cause));
         }
         let key = IdKey::new(true);

@@ -25,7 +25,7 @@ impl Context {
     /// Asynchronous events of objects made here arrive here.
     ///
     /// # Errors
-    /// `NotFound` for a descriptor that is no RDMA device's; EINVAL if its owner never made a
+    /// `NotFound` for a descriptor that is not an RDMA device's; EINVAL if its owner never made a
     /// context; `Unsupported` on kernels before 5.9, and where doorbell pages are fixed when a
     /// device is opened (kernels before 5.7): two processes would ring the same ones.
     #[doc(alias = "ibv_import_device")]

@@ -164,7 +164,7 @@ impl Context {
         })?;
         let digits = text.trim().trim_start_matches("0x");
         u16::from_str_radix(digits, 16)
-            .map_err(|_| Error::invalid(VERB, format!("sysfs says {text:?}, which is no P_Key")))
+            .map_err(|_| Error::invalid(VERB, format!("sysfs says {text:?}, which is not a P_Key")))
     }
 
     /// A counter of a port that the driver shows in sysfs (`hw_counters`): `out_of_buffer` for
@@ -178,8 +178,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// `InvalidInput` for a port that the device lacks, or a name that is no file's; `NotFound` if
-    /// the driver shows no such counter.
+    /// `InvalidInput` for a port that the device lacks, or a name that is not a file's; `NotFound`
+    /// if the driver shows no such counter.
     pub fn hw_counter(&self, port: u8, name: &str) -> Result<u64> {
         const VERB: &str = "hw_counter";
         self.require_port(VERB, port)?;

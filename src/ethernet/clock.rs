@@ -81,7 +81,7 @@ pub(super) fn compressed<C: Clock>(compression: Compression) -> Option<Compressi
 /// ```compile_fail,E0599
 /// use uverbs::ethernet::{FreeRunning, Timestamp};
 /// fn wrong(time: Timestamp<FreeRunning>) -> u64 {
-///     // Ticks are no nanoseconds: `UtcClock` converts them.
+///     // Ticks are not nanoseconds: `UtcClock` converts them.
 ///     time.nanoseconds()
 /// }
 /// ```

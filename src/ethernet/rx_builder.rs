@@ -178,7 +178,7 @@ impl<C: Clock> RxBuilder<C> {
     /// Creates it. It receives what its rules bring ([`RxQueue::steer`]), or its target's.
     ///
     /// # Errors
-    /// `InvalidInput` for a depth or buffers out of range; `Unsupported` for a port that is no
+    /// `InvalidInput` for a depth or buffers out of range; `Unsupported` for a port that is not an
     /// Ethernet port, or for what the device lacks, real-time timestamps for instance; EPERM
     /// without CAP_NET_RAW; other errors of the kernel.
     pub fn build(self) -> Result<RxQueue<C>> {

@@ -96,7 +96,7 @@ impl<C: Clock> TxBuilder<C> {
     ///
     /// # Errors
     /// `InvalidInput` for a depth, a length or a number of completions out of range; `Unsupported`
-    /// for a port that is no Ethernet port, or for what the device lacks; EPERM without
+    /// for a port that is not an Ethernet port, or for what the device lacks; EPERM without
     /// CAP_NET_RAW; other errors of the kernel.
     pub fn build(self) -> Result<TxQueue<C>> {
         if self.depth == 0 {

@@ -147,7 +147,7 @@ impl Counters {
 
     /// Forgets a rule that has been destroyed.
     pub(crate) fn unbind(&self) {
-        // The rule was destroyed just now, so this is no child.
+        // The rule was destroyed just now, so this is not a child.
         if let Ok(mut binding) = self.binding(DESTROY) {
             binding.rules = binding.rules.saturating_sub(1);
         }

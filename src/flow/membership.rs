@@ -29,8 +29,8 @@ impl Membership {
     /// Joins `group` on the network device that has the address `interface`.
     ///
     /// # Errors
-    /// `InvalidInput` if it is no group; ENODEV where no device has the address; ENOBUFS beyond
-    /// `net.ipv4.igmp_max_memberships`; other errors of the kernel.
+    /// `InvalidInput` if the address is not a multicast group; ENODEV where no device has the
+    /// address; ENOBUFS beyond `net.ipv4.igmp_max_memberships`; other errors of the kernel.
     pub fn join(group: Ipv4Addr, interface: Ipv4Addr) -> Result<Self> {
         let joins = |socket: &UdpSocket| socket.join_multicast_v4(&group, &interface);
         check(group.is_multicast(), &group)?;

@@ -283,7 +283,7 @@ fn check_ends(source: IpAddr, destination: IpAddr) -> Result<()> {
 
 fn check_nonzero(port: u16) -> Result<()> {
     if port == 0 {
-        let cause = "0 is no port: the rule would match what no program sends";
+        let cause = "port 0 is not valid: no program sends such packets";
         return Err(Error::invalid(VERB, cause).asked("port 0"));
     }
     Ok(())

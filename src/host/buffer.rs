@@ -318,9 +318,9 @@ impl<'a> MemoryView<'a> {
     /// For the lifetime `'a` the bytes stay mapped readable and writable, and no `&mut` or `&`
     /// reference to non-atomic data covers them. What other threads do with them meanwhile is done
     /// through views, or by atomics of the same size: 64 bits for words that lie within, 8 for the
-    /// bytes at either end that are no whole word. So views made separately of overlapping memory
-    /// begin and end at the same bytes, or at multiples of eight, and so do a view and a memory
-    /// region that peers can reach.
+    /// bytes at either end that are not a whole word. So views made separately of overlapping
+    /// memory begin and end at the same bytes, or at multiples of eight, and so do a view and a
+    /// memory region that peers can reach.
     pub unsafe fn new(start: *mut u8, length: usize) -> Self {
         let edges = (start as usize, start as usize + length);
         Self { start, length, edges, memory: PhantomData }
@@ -350,7 +350,7 @@ impl<'a> MemoryView<'a> {
     /// Part of the view.
     ///
     /// # Errors
-    /// `InvalidInput` if it does not lie within.
+    /// `InvalidInput` if it is outside.
     pub fn part(&self, offset: usize, length: usize) -> Result<MemoryView<'a>> {
         self.check(offset, length)?;
         Ok(Self { start: self.start.wrapping_add(offset), length, ..*self })
@@ -359,7 +359,7 @@ impl<'a> MemoryView<'a> {
     /// Copies bytes out.
     ///
     /// # Errors
-    /// `InvalidInput` if they do not lie within.
+    /// `InvalidInput` if they are outside.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         self.check(offset, into.len())?;
         let (head, end) = self.words(offset, into.len());
@@ -430,7 +430,7 @@ impl<'a> MemoryView<'a> {
     /// Sets `length` bytes to `value`.
     ///
     /// # Errors
-    /// `InvalidInput` if they do not lie within.
+    /// `InvalidInput` if they are outside.
     pub fn fill(&self, offset: usize, length: usize, value: u8) -> Result<()> {
         self.check(offset, length)?;
         let piece = [value; 64];
@@ -454,7 +454,7 @@ impl<'a> MemoryView<'a> {
     /// `atomic_capability`; plain loads and stores always are.
     ///
     /// # Errors
-    /// `InvalidInput` if the word does not lie within or its address is not a multiple of 8.
+    /// `InvalidInput` if the word is outside or its address is not a multiple of 8.
     pub fn atomic_u64(&self, offset: usize) -> Result<&'a AtomicU64> {
         self.check(offset, 8)?;
         if (self.start as usize + offset) % 8 != 0 {
@@ -505,7 +505,8 @@ impl<'a> MemoryView<'a> {
         if offset.checked_add(length).is_some_and(|end| end <= self.length) {
             return Ok(());
         }
-        let cause = format!("bytes {offset}+{length} do not lie within {}", self.length);
+        let cause =
+            format!("{length} bytes at offset {offset} are outside of the {} bytes", self.length);
         Err(Error::invalid("memory_view", cause))
     }
 }

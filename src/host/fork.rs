@@ -163,7 +163,7 @@ fn request() -> [u8; HEADER] {
     message
 }
 
-/// The attribute in an answer; `None` if this is no answer to the question.
+/// The attribute in an answer; `None` if this is not an answer to the question.
 fn copy_on_fork(reply: &[u8]) -> Option<bool> {
     let kind = u16::from_ne_bytes(reply.get(4..6)?.try_into().ok()?);
     if kind != SYS_GET {

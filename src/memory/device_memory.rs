@@ -75,7 +75,7 @@ impl Context {
     ///
     /// # Errors
     /// `Unsupported` where the device has none; `InvalidInput` for no bytes, more than there are,
-    /// or an alignment that is no power of two; ENOMEM where others hold too much; other
+    /// or an alignment that is not a power of two; ENOMEM where others hold too much; other
     /// errors of the kernel.
     #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_device_memory(&self, length: usize, alignment: usize) -> Result<DeviceMemory> {
@@ -88,7 +88,7 @@ impl Context {
                 .asked(format!("{length} bytes")));
         }
         if !alignment.is_power_of_two() {
-            let cause = format!("the alignment {alignment} is no power of two");
+            let cause = format!("the alignment {alignment} is not a power of two");
             return Err(Error::invalid(ALLOC, cause));
         }
         let allocated = self.send_alloc(length, alignment.trailing_zeros())?;
@@ -164,7 +164,8 @@ impl DeviceMemory {
     /// accesses.
     ///
     /// # Errors
-    /// `InvalidInput` if they do not lie within, or offset or length is no multiple of four.
+    /// `InvalidInput` if they are not within the memory, or if offset or length is not a multiple
+    /// of four.
     #[doc(alias = "ibv_memcpy_to_dm")]
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         self.check(offset, from.len())?;
@@ -197,7 +198,10 @@ impl DeviceMemory {
             return Err(Error::invalid(COPY, cause).asked(format!("bytes {offset}+{length}")));
         }
         if offset.checked_add(length).is_none_or(|end| end > self.len()) {
-            let cause = format!("bytes {offset}+{length} do not lie within {}", self.len());
+            let cause = format!(
+                "{length} bytes at offset {offset} are outside of the {} bytes",
+                self.len()
+            );
             return Err(Error::invalid(COPY, cause));
         }
         Ok(())

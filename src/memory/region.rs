@@ -99,7 +99,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// Errors of the kernel: EFAULT for pages that cannot be had, EINVAL or ENOENT for keys that
-    /// are no region's.
+    /// do not belong to a region.
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise(&self, advice: AdviseMrAdvice, now: bool, memory: &[Sge]) -> Result<()> {
         const VERB: &str = "advise_mr";
@@ -245,7 +245,10 @@ impl Registration {
             return Err(Error::invalid(VERB, cause).asked(format!("access {access}")));
         }
         if offset.checked_add(length).is_none_or(|end| end > memory.len()) {
-            let cause = format!("bytes {offset}+{length} do not lie within {}", memory.len());
+            let cause = format!(
+                "{length} bytes at offset {offset} are outside of the {} bytes",
+                memory.len()
+            );
             return Err(Error::invalid(VERB, cause));
         }
         let (mut lkey, mut rkey) = (0u32, 0u32);
@@ -333,7 +336,7 @@ fn effective_access(context: &Context, access: AccessFlags) -> AccessFlags {
 
 #[derive(Debug, Clone, Copy)]
 struct Registered {
-    /// `None` for the null region, which is no object of the kernel's.
+    /// `None` for the null region, which has no kernel object.
     handle: Option<u32>,
     lkey: u32,
     rkey: u32,
@@ -458,7 +461,7 @@ impl MemoryRegion {
     /// A scatter/gather entry for `length` bytes from `offset` on.
     ///
     /// # Errors
-    /// `InvalidInput` if they do not lie within, or are 2 GiB or more.
+    /// `InvalidInput` if they are outside, or are 2 GiB or more.
     pub fn sge(&self, offset: usize, length: usize) -> Result<Sge> {
         let end = offset.checked_add(length);
         let inside = end.is_some_and(|end| end as u64 <= self.length);
@@ -475,10 +478,10 @@ impl MemoryRegion {
     /// ([`QpBuilder::access`](crate::QpBuilder::access)).
     ///
     /// # Errors
-    /// `InvalidInput` if it does not lie within.
+    /// `InvalidInput` if it is outside.
     pub fn remote(&self, offset: usize) -> Result<Remote> {
         if offset as u64 > self.length {
-            let cause = format!("byte {offset} does not lie within {} bytes", self.length);
+            let cause = format!("offset {offset} is outside of the {} bytes", self.length);
             return Err(Error::invalid("remote", cause));
         }
         Ok(Remote::new(self.registered.iova.wrapping_add(offset as u64), self.registered.rkey))
@@ -564,7 +567,7 @@ impl MemoryRegion {
     /// `now`: only returns once it is done.
     ///
     /// # Errors
-    /// `InvalidInput` for bytes that do not lie within; `Unsupported` without on-demand paging;
+    /// `InvalidInput` for bytes that are outside; `Unsupported` without on-demand paging;
     /// errors of the kernel (EFAULT for pages that cannot be had).
     #[doc(alias = "ibv_advise_mr")]
     pub fn prefetch(

@@ -310,8 +310,8 @@ impl Header {
 }
 
 /// Added to a header's address in the id of a request that carries no slot and only releases the
-/// chain which ends in that header's slot. The sum is the address of a word that is no flight, by
-/// which such an id is told from others.
+/// chain which ends in that header's slot. The sum is the address of a word that is not a flight,
+/// by which such an id is told from others.
 const RELEASES: u64 = std::mem::offset_of!(Header, nothing) as u64;
 
 /// Slots in flight that were posted unsignaled one after the other, by the newest: each leads to

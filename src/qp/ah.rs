@@ -96,7 +96,7 @@ impl ProtectionDomain {
     /// the first 40 bytes of its buffer.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::create_ah`]; `InvalidInput` for bytes that are no routing header.
+    /// As [`ProtectionDomain::create_ah`]; `InvalidInput` for bytes that are not a routing header.
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn create_ah_from_completion(
         &self,
@@ -144,7 +144,7 @@ fn grh_addresses(grh: &[u8; GRH_BYTES]) -> Result<(Gid, Gid)> {
     match (grh[0] >> 4, grh[20] >> 4) {
         (6, _) => Ok((gid(8), gid(24))),
         (_, 4) => Ok((ipv4(32), ipv4(36))),
-        _ => Err(Error::invalid(VERB, "the first 40 bytes are no routing header")),
+        _ => Err(Error::invalid(VERB, "the first 40 bytes are not a routing header")),
     }
 }
 

@@ -114,7 +114,7 @@ impl Endpoint {
             gid: (!gid.is_zero()).then_some(gid),
             gid_kind: gid_kind(bytes[32])?,
             mtu: Mtu::from_code(bytes[33])
-                .ok_or_else(|| bad(format!("{} is no MTU code", bytes[33])))?,
+                .ok_or_else(|| bad(format!("{} is not an MTU code", bytes[33])))?,
             responder_reads: bytes[34],
             initiator_reads: bytes[35],
             qkey: u32::from_be_bytes(field(bytes, 36)),
@@ -144,7 +144,7 @@ fn link_layer(code: u8) -> Result<LinkLayer> {
         0 => Ok(LinkLayer::Unspecified),
         1 => Ok(LinkLayer::InfiniBand),
         2 => Ok(LinkLayer::Ethernet),
-        _ => Err(bad(format!("{code} is no link layer"))),
+        _ => Err(bad(format!("{code} is not a link layer"))),
     }
 }
 
@@ -153,7 +153,7 @@ fn gid_kind(code: u8) -> Result<GidKind> {
         0 => Ok(GidKind::InfiniBand),
         1 => Ok(GidKind::RoceV1),
         2 => Ok(GidKind::RoceV2),
-        _ => Err(bad(format!("{code} is no kind of GID"))),
+        _ => Err(bad(format!("{code} is not a kind of GID"))),
     }
 }
 

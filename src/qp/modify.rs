@@ -300,7 +300,7 @@ pub(super) fn query(
     let answer: QueryQpResp = context.commands().write(VERB, &command)?;
     let code = answer.qp_state.0;
     let state = State::from_code(code)
-        .ok_or_else(|| Error::new(VERB, ErrorKind::Refused, format!("{code} is no state")))?;
+        .ok_or_else(|| Error::new(VERB, ErrorKind::Refused, format!("{code} is not a state")))?;
     Ok(QpInfo {
         state,
         draining: answer.sq_draining != 0,

@@ -19,7 +19,7 @@ impl<L: Layer, R: Register> QueuePair<Ud, L, R> {
     /// On InfiniBand a subnet manager has to know the group already.
     ///
     /// # Errors
-    /// `InvalidInput` for a GID or an InfiniBand LID that is no multicast one; errors of the
+    /// `InvalidInput` for a GID or an InfiniBand LID that is not multicast; errors of the
     /// kernel.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_multicast(&mut self, group: Gid, lid: u16) -> Result<()> {
@@ -34,7 +34,7 @@ impl<L: Layer, R: Register> QueuePair<Ud, L, R> {
     /// Leaves a multicast group.
     ///
     /// # Errors
-    /// `InvalidInput` for a GID or an InfiniBand LID that is no multicast one; EINVAL if it was not
+    /// `InvalidInput` for a GID or an InfiniBand LID that is not multicast; EINVAL if it was not
     /// joined.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_multicast(&mut self, group: Gid, lid: u16) -> Result<()> {
@@ -64,5 +64,5 @@ fn require_multicast(verb: &'static str, group: Gid) -> Result<()> {
     if group.is_multicast() || ipv4 {
         return Ok(());
     }
-    Err(Error::invalid(verb, format!("{group} is no multicast GID")))
+    Err(Error::invalid(verb, format!("{group} is not a multicast GID")))
 }

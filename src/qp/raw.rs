@@ -105,7 +105,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     /// # Safety
     /// `this` points to a queue pair, of which no method that takes `&mut self` runs meanwhile.
     pub unsafe fn query_beside(this: *const Self) -> Result<QpInfo, Error> {
-        // SAFETY: the caller's promise; the posting sides are no part of it.
+        // SAFETY: the caller's promise; the posting sides are not part of it.
         unsafe { &(*this).core }.query()
     }
 
@@ -123,7 +123,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         attributes: &QpAttributes,
         exclude: impl FnOnce() -> G,
     ) -> Result<(), Error> {
-        // SAFETY: the caller's promise; the posting sides are no part of it.
+        // SAFETY: the caller's promise; the posting sides are not part of it.
         unsafe { &mut (*this).core }.modify(attributes)?;
         if attributes.state == Some(State::Reset) {
             let _excluded = exclude();

@@ -95,8 +95,8 @@ impl Context {
     /// Makes a table whose places are `queues`, in this order.
     ///
     /// # Errors
-    /// `InvalidInput` for a number of places that is no power of two, or more than the device has;
-    /// for queues of another context; errors of the kernel.
+    /// `InvalidInput` for a number of places that is not a power of two, or more than the device
+    /// has; for queues of another context; errors of the kernel.
     #[doc(alias = "ibv_create_rwq_ind_table")]
     pub fn create_indirection_table(&self, queues: &[&WqHandle]) -> Result<IndirectionTable> {
         self.commands().require_opener(CREATE_TABLE)?;

@@ -174,7 +174,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     {
         let send = self.queues.send.as_mut().ok_or(PostError::NoQueue)?;
         self.slots.sends.send_without_slot(flags, |id| {
-            // SAFETY: inline data demands nothing; the id is no slot's.
+            // SAFETY: inline data demands nothing; the id is not that of a slot.
             unsafe { send.post_as(id, operation, Inline(data), flags) }
         })
     }
@@ -231,7 +231,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     {
         let send = self.queues.send.as_mut().ok_or(PostError::NoQueue)?;
         self.slots.sends.send_without_slot(template.flags, |id| {
-            // SAFETY: the template has its data inside, and no other memory; the id is no slot's.
+            // SAFETY: the template has its data inside, and no other memory; the id is not that of
+            // a slot.
             unsafe { send.post_template(id, &template.template) }
         })
     }
@@ -466,7 +467,7 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
     {
         let batch = &mut self.batch;
         self.sends.send_without_slot(flags, |id| {
-            // SAFETY: inline data demands nothing; the id is no slot's.
+            // SAFETY: inline data demands nothing; the id is not that of a slot.
             unsafe { batch.build(id, operation, Inline(data), flags) }
         })
     }
@@ -485,7 +486,8 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
     {
         let batch = &mut self.batch;
         self.sends.send_without_slot(template.flags, |id| {
-            // SAFETY: the template has its data inside, and no other memory; the id is no slot's.
+            // SAFETY: the template has its data inside, and no other memory; the id is not that of
+            // a slot.
             unsafe { batch.build_template(id, &template.template) }
         })
     }

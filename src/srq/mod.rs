@@ -555,8 +555,8 @@ impl Drop for Shared {
         }
         let Err(error) = self.destroy(Wait::Forever) else { return };
         // The device may still use this memory, so pollers go on knowing the ring, and its receives
-        // may still complete, so the block is no other queue's. In a forked child hiding the ring
-        // could wait for ever for the parent's poller.
+        // may still complete, so the block belongs to no other queue. In a forked child hiding the
+        // ring could wait for ever for the parent's poller.
         let queue = self.posting.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let memory = (queue, self.memory.clone(), self.user.clone(), self.events.clone());
         self.context.inner().until_close.keep("shared receive queue", &error, memory);

@@ -177,7 +177,7 @@ impl Config {
     ///
     /// # Errors
     /// `InvalidInput` for sizes out of range; `ConnectionRefused` with the peer's
-    /// [`Rejection`](uverbs::cm::Rejection) among the sources; `InvalidData` if the peer is no
+    /// [`Rejection`](uverbs::cm::Rejection) among the sources; `InvalidData` if the peer is not a
     /// stream; `TimedOut`; `NotFound` if no RDMA device leads to the address; what else the kernel
     /// says.
     pub fn connect(&self, address: impl ToSocketAddrs) -> io::Result<Stream> {

@@ -110,7 +110,7 @@ impl Listener {
     }
 
     /// Waits for the next stream, and gives it with the peer's address. A peer that gives up
-    /// meanwhile, or that speaks another protocol, is no error.
+    /// meanwhile, or that speaks another protocol, is not an error.
     ///
     /// # Errors
     /// `InvalidInput` (EINVAL) once the listener is closed; `WouldBlock` if it does not block and

@@ -19,7 +19,7 @@ fn an_address_has_to_be_here_and_its_interface_up() {
         let (kind, text) = refusal("10.9.9.9");
         assert_eq!(kind, ErrorKind::AddrNotAvailable);
         assert!(
-            text.contains("10.9.9.9 is no address of this network namespace (lo: 127"),
+            text.contains("10.9.9.9 is not an address of this network namespace (lo: 127"),
             "{text}"
         );
         run("ip link add idle type veth peer name other");

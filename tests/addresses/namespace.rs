@@ -125,8 +125,8 @@ impl End {
         Self { soft, setup }
     }
 
-    /// A queue pair that waits long for answers: a thread which is not scheduled for a while is no
-    /// dead peer.
+    /// A queue pair that waits long for answers: a thread which is not scheduled for a while is not
+    /// a dead peer.
     pub(crate) fn qp<T: Connected>(&self) -> raw::QueuePair<T> {
         let patient = |path: &mut uverbs::qp::PathOptions| path.timeout = AckTimeout::from_code(15);
         self.setup.builder::<T>().path(patient).build().unwrap()

@@ -38,8 +38,8 @@ fn every_fault_has_a_row_and_every_row_a_test() {
     let texts: Vec<_> = files.iter().map(|file| fs::read_to_string(file).unwrap()).collect();
     let mut written: BTreeSet<_> = texts.iter().flat_map(|text| tests(text)).collect();
     written.remove("every_fault_has_a_row_and_every_row_a_test");
-    // Others test what is no fault as well: the queues' own tests (a device that lies, overruns,
-    // resizes that fail) and those of connections.
+    // Other files also test what is not a fault: the queues' own tests (a device that lies,
+    // overruns, resizes that fail) and those of connections.
     let queues = ["hostile.rs", "overrun.rs", "resizing.rs"];
     let mut others = queues.map(|file| root.join("provider-mlx5/tests/queues").join(file)).to_vec();
     others.extend(fs::read_dir(root.join("tests/cm")).unwrap().map(|file| file.unwrap().path()));

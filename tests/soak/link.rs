@@ -65,7 +65,7 @@ fn builder<T: uverbs::qp_type::QueuePairType>(side: &Side, chance: &mut Prng) ->
     let (send, receive) = (cq(side, chance), cq(side, chance));
     let builder = side.end.setup.pd.create_raw_qp::<T>(send, receive);
     let builder = builder.max_send_wr(DEPTH).max_recv_wr(DEPTH).access(REMOTE);
-    // A thread that is not scheduled for a second is no dead peer.
+    // A thread that is not scheduled for a second is not a dead peer.
     builder.path(|path| path.timeout = AckTimeout::from_code(16))
 }
 

@@ -43,7 +43,7 @@ impl FromStr for Rule {
                     rest.split_once('@').map_or((rest, None), |(a, b)| (a, Some(b)));
                 if !group.is_multicast() {
                     return Err(format!(
-                        "{group} is no group: those are 224.0.0.0 to 239.255.255.255"
+                        "{group} is not a multicast group: groups are 224.0.0.0 to 239.255.255.255"
                     ));
                 }
                 let line = UdpMulticast::new(group, port(number)?);
@@ -115,7 +115,9 @@ mod tests {
         {
             assert!(text.parse::<Rule>().expect_err(text).contains("GROUP:PORT"));
         }
-        for (text, cause) in [("10.0.0.1:5", "no group"), ("239.1.2.3:5@4095", "0 to 4094")] {
+        for (text, cause) in
+            [("10.0.0.1:5", "not a multicast group"), ("239.1.2.3:5@4095", "0 to 4094")]
+        {
             assert!(text.parse::<Rule>().expect_err(text).contains(cause));
         }
     }

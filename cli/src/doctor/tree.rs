@@ -51,7 +51,7 @@ impl Tree {
     }
 }
 
-/// The members of a kernel list (`0-3,8`); `None` if it is no list.
+/// The members of a kernel list (`0-3,8`); `None` if it is not a list.
 pub(super) fn members(list: &str) -> Option<BTreeSet<usize>> {
     let mut found = BTreeSet::new();
     for part in list.split(',').map(str::trim).filter(|part| !part.is_empty()) {

@@ -73,7 +73,7 @@ fn named(to: &str) -> Result<SocketAddr, Missing> {
     let found = (to, 1).to_socket_addrs().or_else(|_| to.to_socket_addrs());
     found.ok().and_then(|mut all| all.next()).ok_or_else(|| {
         Missing::new(
-            format!("{to} is no IP address, and no name that this machine knows"),
+            format!("{to} is neither an IP address nor a host name that this machine can resolve"),
             format!("check the name (getent hosts {to}), and the interface behind %"),
         )
     })

@@ -66,7 +66,7 @@ fn cannot_read() -> String {
 }
 
 fn no_dump(error: DumpError) -> Failure {
-    Failure::usage(format!("this is no dump of bytes: {error}"))
+    Failure::usage(format!("this is not a dump of bytes: {error}"))
 }
 
 impl Dump {

@@ -83,10 +83,14 @@ impl<'a> Queue<'a> {
         let length = first * size + bytes.len();
         let entries = bytes.len() / size;
         if !length.is_multiple_of(size) {
-            return Err(Failure::usage(format!("{length} bytes are no whole CQEs of {size}")));
+            return Err(Failure::usage(format!(
+                "{length} bytes are not a whole number of CQEs of {size} bytes"
+            )));
         }
         if arguments.consumed.is_some() && !entries.is_power_of_two() {
-            let text = format!("{entries} CQEs are no whole completion queue: 1, 2, 4 and so on");
+            let text = format!(
+                "{entries} CQEs are not a whole completion queue: its size is a power of two"
+            );
             return Err(Failure::usage(text));
         }
         Ok(Self { bytes, first, entries, arguments })

@@ -123,7 +123,8 @@ const MOST_BLOCKS: usize = 1 << 16;
 fn service(dump: &mut Dump, arguments: &DecodeWqe) -> Outcome<Service> {
     let requested = arguments.service()?;
     let first = decoded(dump.peek(LONGEST_WQE)?, requested);
-    let (_, service) = first.map_err(|error| Failure::usage(format!("this is no WQE: {error}")))?;
+    let (_, service) =
+        first.map_err(|error| Failure::usage(format!("this is not a WQE: {error}")))?;
     if requested.is_none() {
         print(format_args!("taken for a {service} queue's (--type says otherwise)"))?;
     }
@@ -154,7 +155,9 @@ fn ring(mut dump: Dump, arguments: &DecodeWqe) -> Outcome {
     let blocks = length / WQEBB_SIZE;
     if length > most || !blocks.is_power_of_two() || blocks * WQEBB_SIZE != length {
         let length = if length > most { format!("more than {most}") } else { length.to_string() };
-        let text = format!("{length} bytes are no whole send queue: 64 bytes, 128, 256 and so on");
+        let text = format!(
+            "{length} bytes are not a whole send queue: its size is 64 bytes times a power of two"
+        );
         return Err(Failure::usage(text));
     }
     let service = service(&mut dump, arguments)?;
@@ -192,7 +195,8 @@ fn receives(mut dump: Dump, arguments: &DecodeWqe, is_shared: bool) -> Outcome {
     }
     // Without a stride, all bytes are one entry.
     let stride = arguments.stride.or(dump.length()).ok_or_else(|| {
-        let text = format!("more than {READ_FIRST} bytes are no entry of a receive queue");
+        let text =
+            format!("more than {READ_FIRST} bytes are too long for an entry of a receive queue");
         Failure::usage(format!("{text}: --stride tells how long they are"))
     })?;
     dump.length().map_or(Ok(()), |length| require_entries(length, stride, arguments))?;
@@ -201,8 +205,9 @@ fn receives(mut dump: Dump, arguments: &DecodeWqe, is_shared: bool) -> Outcome {
         if chunk.len() < stride {
             break;
         }
-        let wqe = ReceiveWqe::decode(chunk, is_shared)
-            .map_err(|error| Failure::usage(format!("entry {index} is no receive WQE: {error}")))?;
+        let wqe = ReceiveWqe::decode(chunk, is_shared).map_err(|error| {
+            Failure::usage(format!("entry {index} is not a receive WQE: {error}"))
+        })?;
         dump.take(stride);
         let mut lines = vec![format!("entry {index}"), wqe.to_string()];
         lines.extend(wqe.findings().iter().map(ToString::to_string));
@@ -221,7 +226,7 @@ fn require_entries(length: usize, stride: usize, arguments: &DecodeWqe) -> Outco
         return Ok(());
     }
     let text = if arguments.stride.is_some() { "of that stride" } else { "of 16-byte units" };
-    Err(Failure::usage(format!("{length} bytes are no whole entries {text}")))
+    Err(Failure::usage(format!("{length} bytes are not whole entries {text}")))
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ impl<'de, T: TryFrom<u64>> Deserialize<'de> for Number<T> {
         };
         let fits = wide.and_then(|wide| T::try_from(wide).ok());
         fits.map(Self).ok_or_else(|| {
-            D::Error::custom(format!("{value} is no number of {} bits", 8 * size_of::<T>()))
+            D::Error::custom(format!("{value} does not fit into {} bits", 8 * size_of::<T>()))
         })
     }
 }

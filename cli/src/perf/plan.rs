@@ -160,7 +160,7 @@ fn sizes(op: Op, typed: Option<&str>) -> Outcome<Vec<u32>> {
 fn size(text: &str) -> Outcome<u32> {
     let size = text.trim().parse().ok().filter(|size| (1..=LARGEST).contains(size));
     size.ok_or_else(|| {
-        Failure::usage(format!("'{text}' is no size of a message (1 to {LARGEST} bytes)"))
+        Failure::usage(format!("'{text}' is not a size of a message (1 to {LARGEST} bytes)"))
     })
 }
 

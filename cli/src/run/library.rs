@@ -24,7 +24,7 @@ fn existing(named: PathBuf) -> Outcome<PathBuf> {
     if path.is_file() {
         return Ok(path);
     }
-    Err(Failure::failed(format!("{VARIABLE} names {}, which is no file", path.display())))
+    Err(Failure::failed(format!("{VARIABLE} names {}, which is not a file", path.display())))
 }
 
 fn installed() -> Outcome<PathBuf> {

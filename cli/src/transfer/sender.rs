@@ -84,7 +84,8 @@ fn require_distinct(sources: &[Source]) -> Outcome {
 impl Source {
     fn open(path: &Path) -> Outcome<Self> {
         let shown = path.display();
-        let name = path.file_name().ok_or_else(|| Failure::usage(format!("{shown} is no file")))?;
+        let name =
+            path.file_name().ok_or_else(|| Failure::usage(format!("{shown} is not a file")))?;
         let name = name.to_str().ok_or_else(|| {
             Failure::failed(format!("the name of {shown} is not UTF-8; rename it"))
         })?;

@@ -77,18 +77,18 @@ fn one_sentence_and_status_2() {
         ("transfer send", "<FILE>"),
         ("transfer send onlyone", "FILE"),
         ("transfer send /dev/null 127.0.0.1", "not a regular file"),
-        ("transfer send .. 127.0.0.1", "no file"),
+        ("transfer send .. 127.0.0.1", "not a file"),
         ("transfer send Cargo.toml ../Cargo.toml 127.0.0.1", "called Cargo.toml"),
         ("wqe", "command is missing"),
         ("pingpnog", "'pingpong'"),
         ("pingpong --itres 5", "similar argument exists: '--iters'"),
-        ("wqe decode zz", "no dump"),
+        ("wqe decode zz", "not a dump"),
         ("wqe decode abc", "3 hex digits in a row, an odd number"),
-        ("wqe decode 00", "no WQE"),
+        ("wqe decode 00", "not a WQE"),
         ("wqe decode --type rd 00", "no queue type rd"),
         ("wqe decode --queue recv --stride 0 00", "an entry has 16 bytes"),
         ("wqe decode --stride x 00", "x"),
-        ("cqe decode 0011", "whole CQEs"),
+        ("cqe decode 0011", "a whole number of CQEs"),
         ("cqe decode 0011 --size 32", "32"),
     ] {
         let arguments: Vec<&str> = line.split_whitespace().collect();
@@ -114,5 +114,5 @@ fn a_file_that_cannot_be_read_is_status_1() {
 fn input_that_is_no_text_is_status_2() {
     run_with_input(&["wqe", "decode"], &[0xff, 0xfe, 0])
         .failure(2, "neither JSON lines nor a dump");
-    run_with_input(&["cqe", "decode"], b"").failure(2, "no dump");
+    run_with_input(&["cqe", "decode"], b"").failure(2, "not a dump");
 }

@@ -38,7 +38,7 @@ fn info_says_why_an_address_cannot_be_resolved() {
         ("127.77.0.1", "no software device of this network namespace has 127.77.0.1", "--address"),
         ("203.0.113.9", "the software device is on the loopback network", "cure: "),
         ("fe80::1", "fe80::1 is a link-local address", "fe80::1%eth0"),
-        ("no.such.host.invalid", "no name that this machine knows", "getent"),
+        ("no.such.host.invalid", "nor a host name that this machine can resolve", "getent"),
     ] {
         let failed = run(&["info", "soft", "--to", address]);
         let failed = failed.failure(1, &format!("{address} cannot be resolved: "));

@@ -82,13 +82,13 @@ fn help_tells_what_errors_refer_to() {
     for rule in ["GROUP:PORT@VLAN", "udp:PORT", "leftovers", "SIGINT"] {
         assert!(help("capture").contains(rule), "{rule}");
     }
-    assert!(help("replay").contains("2 if the file is no recording"));
+    assert!(help("replay").contains("2 if the file is not a recording"));
 }
 
 #[test]
 fn rules_that_cannot_be_are_typed_wrong() {
     let rules = [
-        ("10.0.0.1:5", "no group"),
+        ("10.0.0.1:5", "not a multicast group"),
         ("239.1.2.3:5@4095", "0 to 4094"),
         ("239.1.2.3:0", "GROUP:PORT"),
         ("feed", "GROUP:PORT"),
@@ -182,7 +182,7 @@ fn a_signal_ends_a_capture_with_a_complete_file() {
     assert_eq!(file[file.len() - 4..], 52u32.to_le_bytes());
 }
 
-/// Also where no frame is sent: of a recording without any, or of frames that are no packets.
+/// Also where no frame is sent: of a recording without any, or of frames that are not packets.
 #[test]
 fn a_signal_ends_a_replay_that_sends_nothing() {
     let scratch = Scratch::new("nothing");

@@ -361,10 +361,10 @@ fn dumps_of_any_length_take_bounded_memory() {
 fn a_dump_that_ends_amid_an_entry_is_told_however_long_it_is() {
     let text = "00".repeat((1 << 21) + 1);
     for (command, words) in [
-        (&["wqe", "decode", "--queue", "recv", "--stride", "64"][..], "no whole entries"),
+        (&["wqe", "decode", "--queue", "recv", "--stride", "64"][..], "not whole entries"),
         (&["wqe", "decode", "--queue", "recv"], "--stride tells"),
-        (&["cqe", "decode"], "no whole CQEs"),
-        (&["wqe", "decode", "--ring"], "2097153 bytes are no whole send queue"),
+        (&["cqe", "decode"], "not a whole number of CQEs"),
+        (&["wqe", "decode", "--ring"], "2097153 bytes are not a whole send queue"),
     ] {
         run_with_input(command, text.as_bytes()).failure(2, words);
     }
@@ -382,11 +382,11 @@ fn what_is_no_whole_queue_is_no_input() {
             "an entry has 16 bytes",
         ),
         (&["wqe", "decode", "--queue", "recv", "--stride", "24", entry], "an entry has 16 bytes"),
-        (&["wqe", "decode", "--queue", "recv", "--stride", "32", entry], "16 bytes are no whole"),
-        (&["wqe", "decode", "--queue", "recv", &entry[2..]], "15 bytes are no whole entries"),
-        (&["wqe", "decode", "--ring", &three], "192 bytes are no whole send queue"),
-        (&["wqe", "decode", "--ring", WQE], "32 bytes are no whole send queue"),
-        (&["cqe", "decode", "--consumed", "0", &cqes], "3 CQEs are no whole completion queue"),
+        (&["wqe", "decode", "--queue", "recv", "--stride", "32", entry], "16 bytes are not whole"),
+        (&["wqe", "decode", "--queue", "recv", &entry[2..]], "15 bytes are not whole entries"),
+        (&["wqe", "decode", "--ring", &three], "192 bytes are not a whole send queue"),
+        (&["wqe", "decode", "--ring", WQE], "32 bytes are not a whole send queue"),
+        (&["cqe", "decode", "--consumed", "0", &cqes], "3 CQEs are not a whole completion queue"),
     ] {
         run(command).failure(2, reason);
     }

@@ -48,7 +48,7 @@ pub(super) fn tag_matching(offset: usize, tag: &TagMatchingSegment, found: &mut 
         }
         T::OPERATION_REMOVE | T::OPERATION_NOP => {}
         other => {
-            let text = format!("{other:#04x} is no change of a tag list");
+            let text = format!("{other:#04x} is not a change of a tag list");
             found.push(Finding::illegal(offset, text));
         }
     }

@@ -8,7 +8,7 @@ pub enum DumpError {
     #[error("there are no hex digits")]
     Empty,
     /// A word is all hex digits, but half a byte is missing or too much.
-    #[error("line {line}: {digits} hex digits in a row, an odd number, are no whole bytes")]
+    #[error("line {line}: {digits} hex digits in a row, an odd number, are not whole bytes")]
     OddDigits {
         /// Number of the line, from 1.
         line: usize,
@@ -268,7 +268,7 @@ mod tests {
         ] {
             assert_eq!(parse_dump(text, false), expected, "{text}");
         }
-        // Three bytes are no offset where there is no other.
+        // One word of six digits is three bytes: it is an offset only if other words follow.
         assert_eq!(parse_dump("00000a", false), Ok(vec![0, 0, 10]));
     }
 

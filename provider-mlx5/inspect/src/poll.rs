@@ -53,7 +53,7 @@ const WITH_GRH: u32 = 1;
 const WITH_IMMEDIATE: u32 = 2;
 const WITH_INVALIDATE: u32 = 8;
 
-/// What a poller makes of a CQE. `None` if it is no completion of a work request: not written yet,
+/// What a poller makes of a CQE. `None` if it completes no work request: it is not written yet,
 /// a resize marker, the title of a compressed session, inline data in the CQE before.
 ///
 /// The CQE is given to a [`CompletionQueue`] of one entry, on a queue pair without rings: so data

@@ -112,7 +112,7 @@ pub enum SpecError {
 /// Posts work requests in order, with one doorbell.
 ///
 /// # Errors
-/// See [`SpecError`]. A request that the queue refuses is no error: see [`Posted::refused`].
+/// See [`SpecError`]. A request that the queue refuses is not an error: see [`Posted::refused`].
 pub fn post_sends(spec: &SendQueueSpec, works: &[Work<'_>]) -> Result<Posted, SpecError> {
     // Twice, over registers filled differently: what is the same afterwards was stored.
     let zeros = run(spec, works, 0)?;

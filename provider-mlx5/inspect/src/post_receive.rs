@@ -37,7 +37,7 @@ pub struct SharedRecvQueueSpec {
 /// Posts receives, each a scatter list.
 ///
 /// # Errors
-/// See [`SpecError`]. A request that the queue refuses is no error: see [`Posted::refused`].
+/// See [`SpecError`]. A request that the queue refuses is not an error: see [`Posted::refused`].
 pub fn post_receives(spec: &RecvQueueSpec, lists: &[&[Sge]]) -> Result<Posted, SpecError> {
     let RecvQueueSpec { entries, stride, start, striding } = *spec;
     let (ring, record) = memory(entries, stride)?;
@@ -65,7 +65,7 @@ pub fn post_receives(spec: &RecvQueueSpec, lists: &[&[Sge]]) -> Result<Posted, S
 /// will follow them.
 ///
 /// # Errors
-/// See [`SpecError`]. A request that the queue refuses is no error: see [`Posted::refused`].
+/// See [`SpecError`]. A request that the queue refuses is not an error: see [`Posted::refused`].
 pub fn post_shared_receives(
     spec: &SharedRecvQueueSpec,
     lists: &[&[Sge]],

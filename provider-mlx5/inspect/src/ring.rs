@@ -99,7 +99,7 @@ fn misplaced(
     let expected = expected.filter(|expected| usize::from(*expected) != index)?;
     let text = format!(
         "WQE index {index} does not continue the WQE before, {expected} would: here the ring's \
-         newest and oldest WQEs meet, or this is no WQE"
+         newest and oldest WQEs meet, or these bytes are not a WQE"
     );
     Some(Finding::suspicious(1, text))
 }

@@ -30,8 +30,8 @@ pub enum SessionError {
 ///
 /// `title` is the CQE of format compressed, `arrays` the slots of mini-CQEs that follow it (the
 /// first of them right behind the title, then every eighth slot), `format` what a responder's
-/// mini-CQEs carry. Each completion is the title with the mini-CQE's fields in place; its format is
-/// "no inline data", its owner bit the title's.
+/// mini-CQEs carry. Each completion is the title with the mini-CQE's fields in place. It is marked
+/// as without inline data, and has the title's owner bit.
 ///
 /// # Errors
 /// See [`SessionError`].

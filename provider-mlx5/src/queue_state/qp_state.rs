@@ -25,7 +25,7 @@ impl QpState {
     pub const ALL: [Self; 7] =
         [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err];
 
-    /// From the verbs encoding; `None` for a number that is no state.
+    /// From the verbs encoding; `None` for a number that is not a state.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code)).copied()
     }

@@ -1,4 +1,4 @@
-//! Queues of frames: many laps, what is no frame, lengths, buffers that are replaced.
+//! Queues of frames: many laps, what is not a frame, lengths, buffers that are replaced.
 
 use uverbs_mlx5::completion_queue::{FrameError, FrameQueue, Look, Next, PollError, Status};
 use uverbs_mlx5::format::{MiniCqe, MiniCqeFormat};

@@ -104,7 +104,7 @@ fn present(first: u64, length: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether this kernel has the populate advice (5.14): then an empty range is no error.
+/// Whether this kernel has the populate advice (5.14): then an empty range is not an error.
 fn populate_supported() -> bool {
     // SAFETY: an empty range touches nothing.
     unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_POPULATE_READ) == 0 }

@@ -265,7 +265,7 @@ wire_struct! {
     /// What ConnectX devices send for DC is not public. This format is the software device's own,
     /// and only software devices understand it: an initiator sends CONNECT with the target's access
     /// key; the target answers with a random session number, which all later packets of both ends
-    /// name. So a packet that was delayed from an earlier session is no part of a later one, and a
+    /// name. So a packet that was delayed from an earlier session is not part of a later one, and a
     /// host that does not know the key gets no session.
     pub struct DcEth {
         /// Requests: the target's access key. Answers: the number of the attempt that the CONNECT

@@ -67,7 +67,8 @@ pub enum PacketError {
     /// A transport header version other than 0.
     #[error("unknown transport header version {0}")]
     UnknownVersion(u8),
-    /// The pad count exceeds the payload, or payload and pad are no multiple of 4 bytes.
+    /// The pad count exceeds the payload, or payload and pad together are not a multiple of 4
+    /// bytes.
     #[error("pad count {pad} does not fit a payload of {len} bytes")]
     BadPad {
         /// Pad count of the base transport header.

@@ -42,7 +42,7 @@ impl Syndrome {
     }
 
     /// The number of receive requests that an ACK's credit code means; `None` if it sets no limit
-    /// or the syndrome is no ACK.
+    /// or the syndrome is not an ACK.
     pub const fn credits(self) -> Option<u32> {
         match self {
             // Codes grow by 1 up to 4, then alternate between x 1.5 and the next power of two.

@@ -141,7 +141,7 @@ mod tests {
         let mut blueflame = BlueFlame::default();
         blueflame.begin(16, 0x800, first(), 0);
         assert_eq!(blueflame.go_on(16, 0x808, [1; 8], PATIENCE - 1), Some(None));
-        assert_eq!(blueflame.expire(3 * PATIENCE), None, "sixteen bytes are no doorbell");
+        assert_eq!(blueflame.expire(3 * PATIENCE), None, "sixteen bytes are not a doorbell");
         assert_eq!(blueflame.expire(PATIENCE + PATIENCE_INSIDE), Some(Rung::Doorbell(0x42)));
     }
 }

@@ -43,7 +43,7 @@ pub const SEED_VARIABLE: &str = "UVERBS_REPLAY_SEED";
 /// it is set.
 ///
 /// # Panics
-/// If the variable is no number.
+/// If the variable is not a number.
 pub fn seeds(count: u64) -> impl Iterator<Item = u64> {
     let asked = std::env::var(SEED_VARIABLE).ok();
     let asked = asked.map(|text| text.parse().expect("UVERBS_REPLAY_SEED is a number"));

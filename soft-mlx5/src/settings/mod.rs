@@ -117,7 +117,7 @@ impl Variables {
     /// Looks for misspelled names, which would have no effect.
     ///
     /// # Errors
-    /// Names a variable with the prefix that is no setting.
+    /// Names a variable with the prefix that is not a setting.
     pub fn all_known(self) -> Result<(), String> {
         let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let is_unknown = |rest: &str| !NAMES.contains(&rest);

@@ -73,7 +73,7 @@ impl FromStr for HostAddress {
             None => (text, None),
         };
         let ip: IpAddr = ip.parse().map_err(|_| {
-            format!("{text} is no IP address (10.0.0.1, 2001:db8::1 or fe80::1%eth0)")
+            format!("{text} is not an IP address (10.0.0.1, 2001:db8::1 or fe80::1%eth0)")
         })?;
         if interface.as_ref().is_some_and(|name| name.is_empty() || ip.is_ipv4()) {
             return Err(format!("{text}: only an IPv6 address names its interface behind %"));
@@ -344,7 +344,7 @@ fn not_here(asked: &HostAddress, all: &[InterfaceAddress]) -> io::Error {
         .map(|(name, addresses)| format!("{name}: {}", addresses.join(" ")))
         .collect();
     let list = if list.is_empty() { "it has none".into() } else { list.join(", ") };
-    let text = format!("{asked} is no address of this network namespace ({list})");
+    let text = format!("{asked} is not an address of this network namespace ({list})");
     io::Error::new(ErrorKind::AddrNotAvailable, text)
 }
 

@@ -162,8 +162,8 @@ impl<R: Read> Recording<R> {
     /// Looks at the start of a file.
     ///
     /// # Errors
-    /// `InvalidInput` if it is no recording, or one of something else than Ethernet; what reading
-    /// says.
+    /// `InvalidInput` if it is not a recording, or one of something else than Ethernet; what
+    /// reading says.
     pub fn new(from: R) -> Result<Self> {
         let mut source = Source { from, at: 0 };
         let Some(first) = source.header("the first word")? else {

@@ -111,7 +111,7 @@ pub(crate) trait Channel: fmt::Debug + Send + Sync {
         AtDrop::Stays
     }
 
-    /// Before the device's clock is read: brings its page up to date, where the page is no
+    /// Before the device's clock is read: brings its page up to date, where the page is not a
     /// register.
     fn refresh_clock(&self) {}
 

@@ -195,8 +195,8 @@ frames() {
 }
 "#;
 
-/// A network of QEMU's between the guests, for what is no traffic of the devices: commands for the
-/// second guest, and the programs' exchange of addresses on InfiniBand.
+/// A network of QEMU's between the guests, for everything but the devices' own traffic: commands
+/// for the second guest, and the programs' exchange of addresses on InfiniBand.
 const CONTROL: &str = r#"
 ifconfig $(basename $(ls -d /sys/bus/virtio/devices/*/net/*)) 192.168.9.$guest netmask 255.255.255.0 up
 "#;

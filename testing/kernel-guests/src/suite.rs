@@ -109,7 +109,7 @@ pub(crate) fn own_tests(programs: &[Program]) -> Vec<Test> {
     std::iter::once(first_program()).chain(programs.iter().filter(is_test).map(test)).collect()
 }
 
-/// The command, which is no test.
+/// The command, which is not a test.
 pub(crate) const COMMAND: &str = "uverbs";
 
 /// Why a test binary does not run in guests.

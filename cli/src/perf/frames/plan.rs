@@ -36,7 +36,9 @@ impl Plan {
             None => 64,
             Some(text) => text.parse().ok().filter(|bytes| is_length(*bytes)).ok_or_else(|| {
                 let bounds = format!("{SHORTEST} to {LONGEST} bytes");
-                Failure::usage(format!("'{text}' is no length of a frame ({bounds}, one only)"))
+                Failure::usage(format!(
+                    "'{text}' is not the length of a frame ({bounds}, one length only)"
+                ))
             })?,
         };
         // Simultaneous runs use different groups, from the administratively scoped range (RFC

@@ -219,7 +219,7 @@ fn a_session_is_found_in_a_queue() {
     }
 }
 
-/// What an entry promises is no reason to read more than the queue holds, title or not.
+/// No entry, title or not, makes the reader go beyond the end of the queue.
 #[test]
 fn a_promise_beyond_the_queue_reads_nothing() {
     let compressed = title(CqeOpcode::RESPONDER_SEND, u32::MAX);

@@ -13,7 +13,7 @@ impl Core {
     /// rules take them.
     ///
     /// # Errors
-    /// [`CoreError::NotFound`] without the QP, [`CoreError::Unsupported`] if it is no raw packet
+    /// [`CoreError::NotFound`] without the QP, [`CoreError::Unsupported`] if it is not a raw packet
     /// QP, [`CoreError::BadParameter`] for a value outside its mask, [`CoreError::FlowConflict`] if
     /// a rule with the same match has another tag, or drops.
     pub fn add_flow(&mut self, rule: FlowRule) -> Result<FlowId, CoreError> {

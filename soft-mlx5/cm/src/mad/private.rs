@@ -48,7 +48,7 @@ impl CmaHdr {
         })
     }
 
-    /// IP version of both addresses; `None` if the bytes are no header but the private data of a
+    /// IP version of both addresses; `None` if the bytes are not a header but the private data of a
     /// request between InfiniBand addresses.
     pub fn ip_version(&self) -> Option<IpVersion> {
         match (self.version, self.ip_version_byte >> 4) {

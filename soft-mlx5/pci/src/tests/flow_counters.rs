@@ -83,7 +83,7 @@ fn an_entry_counts_the_frames_that_it_takes() {
     let octets = 2 * frame(mac, 1).len() as u64;
     assert_eq!(query(&mut drivers[1], counter), [2, octets]);
     assert_eq!(query(&mut drivers[1], idle), [0; 2]);
-    // A range, whose first number is no counter, and which is cleared.
+    // A range, whose first number is not a counter, and which is cleared.
     let range = query_input(0)
         .set(query_flow_counter_in::NUM_OF_COUNTERS, 4)
         .set(query_flow_counter_in::CLEAR, 1);

@@ -236,7 +236,7 @@ fn striding(ucmd: &CreateWq) -> Result<Option<Striding>, Errno> {
     }))
 }
 
-/// `set_user_rq_size`. If the count is no power of two, the kernel uses its base-2 logarithm,
+/// `set_user_rq_size`. If the count is not a power of two, the kernel uses its base-2 logarithm,
 /// rounded down.
 fn check_size(request: &Request, ucmd: &CreateWq) -> Result<(), Errno> {
     let shift = (4..=11).contains(&ucmd.rq_wqe_shift);

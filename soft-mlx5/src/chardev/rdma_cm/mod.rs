@@ -18,7 +18,7 @@
 //! - the loopback address of a device's station is that device's; the kernel takes every loopback
 //!   address for a wildcard. 127.0.0.1 is the first device's for an id that binds to it. For an id
 //!   that connects, it leads to the process that listens to the port there or on all addresses.
-//!   Other loopback addresses are no device's;
+//!   Other loopback addresses belong to no device;
 //! - a caller whose credentials changed since open is not refused, and ports below 1024 are root's;
 //! - a signal ends the wait for an event with EINTR, also one with `SA_RESTART`.
 //!

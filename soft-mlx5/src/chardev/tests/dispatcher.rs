@@ -146,7 +146,7 @@ fn handles_are_looked_up_with_their_kind() {
     let pd = client.alloc_pd();
     let destroy_mr = |handle: u64| Raw::new(7, 1).attribute(0, 0, 1, 0, handle).run(&client);
     assert_eq!(destroy_mr(99), Err(Errno::ENOENT));
-    assert_eq!(destroy_mr(pd.into()), Err(Errno::EINVAL), "a PD is no MR");
+    assert_eq!(destroy_mr(pd.into()), Err(Errno::EINVAL), "a PD is not an MR");
     assert_eq!(destroy_mr(u64::MAX), Err(Errno::EINVAL), "negative");
     assert_eq!(destroy_mr(1 << 40), Err(Errno::ENOENT));
     let with_length = Raw::new(1, 0).attribute(0, 4, 1, 0, pd.into()).run(&client);

@@ -131,7 +131,7 @@ fn queue_pairs_refuse_what_does_not_fit() {
     let good = || QpRequest::rc(&ring, &uar, pd, cq);
     let create = |request: QpRequest<'_>| client.create_qp(&request).map(drop);
     assert_eq!(create(QpRequest { pd: 99, ..good() }), Err(Errno::ENOENT));
-    assert_eq!(create(QpRequest { cq: pd, ..good() }), Err(Errno::EINVAL), "a PD is no CQ");
+    assert_eq!(create(QpRequest { cq: pd, ..good() }), Err(Errno::EINVAL), "a PD is not a CQ");
     assert_eq!(create(QpRequest { qp_type: QpType(7), ..good() }), Err(Errno::EINVAL));
     let driver = QpRequest { qp_type: QpType::DRIVER, ..good() };
     assert_eq!(create(driver), Err(Errno::EINVAL), "neither DCI nor DCT");

@@ -67,5 +67,5 @@ fn an_address_of_no_interface_is_refused_with_those_that_there_are() {
     let error = Interface::find(&address("203.0.113.77")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AddrNotAvailable);
     let text = error.to_string();
-    assert!(text.starts_with("203.0.113.77 is no address of this network namespace ("));
+    assert!(text.starts_with("203.0.113.77 is not an address of this network namespace ("));
 }

@@ -448,7 +448,7 @@ fn what_is_no_ring_is_refused_and_closed() {
         assert_eq!(count(right, |c| &c.malformed), refused);
         eventually(|| is_hung_up_on(&stranger));
     };
-    // A file that is no ring.
+    // A file that is not a ring.
     let stranger = socket::connect(b).unwrap();
     let writer: OwnedFd = writer.into();
     socket::say_hello(&stranger, Station::candidate(9), &writer).unwrap();

@@ -78,7 +78,7 @@ const QP1_QKEY: u32 = 0x8001_0000;
 
 #[test]
 fn management_datagrams_carry_the_q_key_of_qp_1() {
-    // What kernels post, what they could post, and what is no management datagram.
+    // What kernels post, what they could post, and what is not a management datagram.
     for (qkey, arrives) in [(0x8000_0000, true), (QP1_QKEY, true), (0x1234, false)] {
         let mut pair = Pair::with(
             QpType::Ud,

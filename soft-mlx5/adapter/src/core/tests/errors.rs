@@ -150,7 +150,7 @@ fn remote_invalid_request() {
     failed(&mut pair, 1, Syndrome::LOCAL_LENGTH);
     assert_eq!(events(&mut pair, 1), []);
 
-    // An atomic on an address that is no multiple of 8.
+    // An atomic on an address that is not a multiple of 8.
     let mut pair = Pair::new(QpType::Rc);
     let (local, remote) = (pair.host(0).region(8, ALL), pair.host(1).region(64, ALL));
     pair.post(0, &Wr::compare_swap(remote.address + 4, remote.key, 0, 1).all_of(local));

@@ -21,7 +21,7 @@ const TYPES: [u32; 7] = [2, 3, 4, 8, 9, 10, 0xff];
 const RAW: u32 = 8;
 
 impl Program {
-    /// An object that is no queue.
+    /// An object that is not a queue.
     pub(super) fn make(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let context = self.context(u)?;
         clear_errno();
