@@ -147,6 +147,8 @@ pub(crate) fn soft_sysfs(path: &str) -> Option<String> {
 
 /// `ibv_get_device_list`: a list that ends with a null pointer.
 pub(crate) unsafe extern "C" fn get_device_list(number: *mut c_int) -> *mut *mut ibv_device {
+    // Before there are threads of software devices, because it takes longer then.
+    crate::lock::register();
     let devices = devices();
     if !number.is_null() {
         // SAFETY: the caller's, to be written.

@@ -5,15 +5,24 @@
 //! next one where the verbs say so. A thread that finds it held spins, then yields, then sleeps,
 //! because the holder may have a lower priority and need the same processor.
 //!
+//! Most queues are used by one thread at a time for long, and an atomic instruction costs more than
+//! a whole post. So a lock is biased: it belongs to the first thread that takes it, which then
+//! takes and releases it by plain stores. Another thread that wants it first takes it away for good
+//! (see [`Lock::revoke`]) and has it then, until a third one comes. After [`OWNERS`] threads, the
+//! lock is taken by an atomic instruction, by any thread.
+//!
 //! A forked child has only the thread that called `fork`. It may take a lock that another thread
 //! held at that time.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod membarrier;
+
+use std::sync::atomic::{AtomicUsize, Ordering, compiler_fence};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crate::events::uncancelled;
 use crate::fork::{self, Process};
+pub(crate) use membarrier::register;
 
 /// How often a thread looks again before it yields.
 const SPINS: u32 = 100;
@@ -22,30 +31,74 @@ const YIELDS: u32 = 20;
 /// How long it sleeps before it looks again.
 const SLEEP: Duration = Duration::from_micros(50);
 
-/// No thread has the lock. This is a bit that no thread pointer has, so taking the lock is to clear
-/// it: one instruction on x86 (`btr`).
+/// Value of [`Slot::held`]: no thread has the lock. No thread pointer is odd.
 const FREE: usize = 1;
+/// Value of [`Slot::held`]: a thread has the lock during a call of the program.
+const HELD: usize = 0;
+
+/// Value of [`Slot::owner`]: every thread takes the lock by an atomic instruction.
+const NONE: usize = 0;
+/// Value of [`Slot::owner`]: the first thread that comes becomes the owner.
+const UNCLAIMED: usize = 2;
+/// Bit of [`Slot::owner`]: another thread takes the lock away from the owner.
+const REVOKED: usize = 1;
+
+/// How many threads own a lock, one after another, before it has no owner any more.
+const OWNERS: usize = 7;
+
+/// The state of a lock while it has one owner, or none.
+#[derive(Debug)]
+#[repr(C)]
+struct Slot {
+    /// The thread that takes the lock by plain stores, or one of the constants.
+    owner: AtomicUsize,
+    /// [`FREE`], [`HELD`], or the thread that keeps the lock from one call to another. If there is
+    /// an owner, only the owner writes it: a store of an earlier owner that comes late goes to an
+    /// earlier slot.
+    held: AtomicUsize,
+}
 
 /// A spin lock that may be switched off when it is made.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Lock {
-    /// [`FREE`], 0 during a call of the program, or the thread that keeps the lock from one call to
-    /// another.
-    holder: AtomicUsize,
+    /// The slot in use, in bytes from the first one.
+    at: AtomicUsize,
     needed: bool,
     /// The process that made it.
     process: Process,
+    /// One for each owner, and the last one for none.
+    slots: [Slot; OWNERS + 1],
 }
+
+/// [`Lock::at`] of the slot without an owner.
+const LAST: usize = OWNERS * size_of::<Slot>();
 
 impl Lock {
     /// A lock, or none if `needed` is false.
     pub(crate) fn new(needed: bool) -> Self {
-        Self { holder: AtomicUsize::new(FREE), needed, process: fork::process() }
+        // A lock that is not needed is not taken away, so each thread becomes the owner in passing.
+        Self::with_owners(needed, !needed || register())
+    }
+
+    fn with_owners(needed: bool, has_owners: bool) -> Self {
+        let slots = std::array::from_fn(|place| Slot {
+            owner: AtomicUsize::new(if place == OWNERS { NONE } else { UNCLAIMED }),
+            held: AtomicUsize::new(FREE),
+        });
+        let at = AtomicUsize::new(if has_owners { 0 } else { LAST });
+        Self { at, needed, process: fork::process(), slots }
     }
 
     /// Whether it is needed.
     pub(crate) fn is_needed(&self) -> bool {
         self.needed
+    }
+
+    #[inline(always)]
+    fn slot(&self) -> &Slot {
+        // SAFETY: `at` is that of a slot.
+        unsafe { &*self.slots.as_ptr().byte_add(self.at.load(Ordering::Acquire)) }
     }
 
     /// Takes the lock.
@@ -56,48 +109,53 @@ impl Lock {
         }
     }
 
-    /// Takes the lock if it is free. Callers wait in a function that they call in tail position, so
-    /// they save no registers for waiting.
+    /// Takes the lock if it is free and not another thread's. Callers wait in a function that they
+    /// call in tail position, so they save no registers for waiting.
     #[inline(always)]
     pub(crate) fn try_acquire(&self) -> bool {
-        !self.needed || self.take()
-    }
-
-    #[inline(always)]
-    fn take(&self) -> bool {
-        self.holder.fetch_and(!FREE, Ordering::Acquire) & FREE != 0
+        let (slot, thread) = (self.slot(), this_thread());
+        if slot.owner.load(Ordering::Relaxed) == thread {
+            return slot.enter(thread) || !self.needed;
+        }
+        if self.needed { slot.take(HELD) } else { slot.enter_unlocked(thread) }
     }
 
     /// Gives the lock back, kept or not.
     #[inline(always)]
     pub(crate) fn release(&self) {
-        // A lock that is not needed is never taken. Testing for that would cost more than the
-        // store.
-        self.holder.store(FREE, Ordering::Release);
+        self.slot().held.store(FREE, Ordering::Release);
     }
 
-    /// Takes the lock if it is free, and keeps it when the program's call returns. `NEEDED` says
-    /// whether it is needed: the caller is one of two functions, of which the creation of the
-    /// object has chosen one.
+    /// Takes the lock if it is free and not another thread's, and keeps it when the program's call
+    /// returns. `NEEDED` says whether it is needed: the caller is one of two functions, of which
+    /// the creation of the object has chosen one.
     #[inline(always)]
     pub(crate) fn try_keep<const NEEDED: bool>(&self) -> bool {
-        if NEEDED {
-            let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
-            return self.holder.compare_exchange(FREE, this_thread(), acquire, relaxed).is_ok();
+        let (slot, thread) = (self.slot(), this_thread());
+        if slot.owner.load(Ordering::Relaxed) == thread {
+            return slot.enter(thread) || !NEEDED;
         }
-        self.keep();
-        true
+        if !NEEDED {
+            return slot.enter_unlocked(thread);
+        }
+        slot.take(thread)
     }
 
     /// Notes that this thread, which holds the lock, keeps it when the program's call returns.
     #[inline(always)]
     pub(crate) fn keep(&self) {
-        self.holder.store(this_thread(), Ordering::Relaxed);
+        self.slot().held.store(this_thread(), Ordering::Relaxed);
     }
 
     /// Whether this thread keeps the lock, as it does between `ibv_wr_start` and `ibv_wr_complete`.
     pub(crate) fn is_kept_here(&self) -> bool {
-        self.holder.load(Ordering::Relaxed) == this_thread()
+        let (slot, thread) = (self.slot(), this_thread());
+        let held = slot.held.load(Ordering::Relaxed);
+        match slot.owner.load(Ordering::Relaxed) {
+            NONE => held == thread,
+            // The owner calls no verb while it holds the lock otherwise.
+            owner => owner & !REVOKED == thread && held != FREE,
+        }
     }
 
     /// Takes the lock until the guard goes, unless this thread keeps it already.
@@ -112,12 +170,61 @@ impl Lock {
         Guard(self)
     }
 
-    /// Takes the lock, which was not free.
+    /// Takes the lock, which was not free, or not this thread's.
     #[cold]
     #[inline(never)]
     pub(crate) fn wait(&self) {
+        let thread = this_thread();
+        self.until(|| self.try_claim(thread));
+    }
+
+    /// Takes the lock if it is free, and becomes the owner of one that has owners.
+    fn try_claim(&self, thread: usize) -> bool {
+        let slot = self.slot();
+        let owner = slot.owner.load(Ordering::Relaxed);
+        match owner {
+            NONE => slot.held.load(Ordering::Relaxed) == FREE && slot.take(HELD),
+            UNCLAIMED => {
+                let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+                slot.owner.compare_exchange(UNCLAIMED, thread, acquire, relaxed).is_ok()
+                    && slot.enter(thread)
+            }
+            owner if owner == thread => slot.enter(thread),
+            owner if owner & REVOKED != 0 => false,
+            owner => self.revoke(slot, owner, thread),
+        }
+    }
+
+    /// Takes the lock away from its owner. Returns false, with nothing changed, if another thread
+    /// does.
+    ///
+    /// The owner stores that it holds the lock, then looks whether it is still the owner. This
+    /// thread stores that it is not, then looks whether it holds the lock. One of both sees the
+    /// other's store if neither processor reads before it has stored. `membarrier` sees to that on
+    /// both sides: the owner needs no instruction for it.
+    fn revoke(&self, slot: &Slot, owner: usize, thread: usize) -> bool {
+        let (order, relaxed) = (Ordering::SeqCst, Ordering::Relaxed);
+        if slot.owner.compare_exchange(owner, owner | REVOKED, order, relaxed).is_err() {
+            return false;
+        }
+        membarrier::run();
+        self.until(|| slot.held.load(Ordering::Acquire) == FREE);
+        // Other threads wait for the next slot, so it is this thread's alone.
+        let at = self.at.load(Ordering::Relaxed) + size_of::<Slot>();
+        let next = &self.slots[at / size_of::<Slot>()];
+        next.held.store(HELD, Ordering::Relaxed);
+        if at != LAST {
+            next.owner.store(thread, Ordering::Relaxed);
+        }
+        self.at.store(at, Ordering::Release);
+        true
+    }
+
+    /// Waits until `is_done`, or for ever in the sense of this process: a forked child waits for no
+    /// thread of its parent.
+    fn until(&self, mut is_done: impl FnMut() -> bool) {
         let mut rounds = 0;
-        while !self.spin() {
+        while !spin(&mut is_done) {
             if self.process.is_parent() {
                 return;
             }
@@ -130,17 +237,49 @@ impl Lock {
             }
         }
     }
+}
 
-    /// Looks for a while whether the lock is free, and takes it then.
-    fn spin(&self) -> bool {
-        for _ in 0..SPINS {
-            if self.holder.load(Ordering::Relaxed) == FREE && self.take() {
-                return true;
-            }
-            std::hint::spin_loop();
+impl Slot {
+    /// The owner takes the lock. Returns false, with nothing changed, if it is taken away.
+    #[inline(always)]
+    fn enter(&self, thread: usize) -> bool {
+        self.held.store(HELD, Ordering::Relaxed);
+        // The processor may swap the store and the load: see `Lock::revoke`.
+        compiler_fence(Ordering::SeqCst);
+        if self.owner.load(Ordering::Acquire) == thread {
+            return true;
         }
+        self.held.store(FREE, Ordering::Release);
         false
     }
+
+    /// A thread becomes the owner of a lock that is not needed.
+    #[inline(always)]
+    fn enter_unlocked(&self, thread: usize) -> bool {
+        self.owner.store(thread, Ordering::Relaxed);
+        self.held.store(HELD, Ordering::Relaxed);
+        true
+    }
+
+    /// Takes a lock that has no owner, if it is free. `held` is [`HELD`], or a thread that keeps
+    /// the lock.
+    #[inline(always)]
+    fn take(&self, held: usize) -> bool {
+        let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+        self.owner.load(relaxed) == NONE
+            && self.held.compare_exchange(FREE, held, acquire, relaxed).is_ok()
+    }
+}
+
+/// Looks for a while whether `is_done`.
+fn spin(is_done: &mut impl FnMut() -> bool) -> bool {
+    for _ in 0..SPINS {
+        if is_done() {
+            return true;
+        }
+        std::hint::spin_loop();
+    }
+    false
 }
 
 /// The thread pointer: an address that no other live thread has, and that is even. Reading a
@@ -224,25 +363,105 @@ impl<T: Default> Default for Shared<T> {
 mod tests {
     use super::*;
 
-    /// Four threads add to a counter that is not an atomic: none of the additions is lost.
-    #[test]
-    fn it_keeps_others_out() {
-        struct Counted(Lock, std::cell::UnsafeCell<u64>);
-        // SAFETY: the counter is used under the lock only.
-        unsafe impl Sync for Counted {}
-        let shared = Counted(Lock::new(true), std::cell::UnsafeCell::new(0));
+    /// A counter that is not an atomic, behind a lock.
+    struct Counted(Lock, std::cell::UnsafeCell<u64>);
+    // SAFETY: the counter is used under the lock only.
+    unsafe impl Sync for Counted {}
+
+    impl Counted {
+        fn new(has_owners: bool) -> Self {
+            Self(Lock::with_owners(true, has_owners), std::cell::UnsafeCell::new(0))
+        }
+
+        fn add(&self) {
+            let _guard = self.0.guard();
+            // SAFETY: the lock is held.
+            unsafe { *self.1.get() += 1 };
+        }
+
+        fn owner(&self) -> usize {
+            self.0.slot().owner.load(Ordering::Relaxed)
+        }
+    }
+
+    /// Four threads add to a counter: none of the additions is lost.
+    fn keeps_others_out(has_owners: bool) {
+        let shared = Counted::new(has_owners);
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                scope.spawn(|| {
-                    let shared = &shared;
-                    for _ in 0..10_000 {
-                        let _guard = shared.0.guard();
-                        // SAFETY: the lock is held.
-                        unsafe { *shared.1.get() += 1 };
-                    }
-                });
+                scope.spawn(|| (0..10_000).for_each(|_| shared.add()));
             }
         });
         assert_eq!(shared.1.into_inner(), 40_000);
+    }
+
+    #[test]
+    fn a_lock_without_owners_keeps_others_out() {
+        keeps_others_out(false);
+    }
+
+    #[test]
+    fn a_lock_is_taken_away_without_losing_anything() {
+        assert!(register(), "the kernel has no membarrier");
+        // Each lock is taken away a few times only, in the middle of the owner's additions.
+        (0..200).for_each(|_| keeps_others_out_once());
+    }
+
+    fn keeps_others_out_once() {
+        let shared = Counted::new(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..1000).for_each(|_| shared.add()));
+            (0..1000).for_each(|_| shared.add());
+        });
+        assert_eq!(shared.1.into_inner(), 2000);
+    }
+
+    /// Threads that come one after another own the lock in turn, and then none does.
+    #[test]
+    fn each_thread_becomes_the_owner_until_there_were_too_many() {
+        assert!(register(), "the kernel has no membarrier");
+        let shared = Counted::new(true);
+        let owns = || {
+            shared.add();
+            assert!(!shared.0.is_kept_here());
+            shared.owner() == this_thread()
+        };
+        let owned = [(); OWNERS + 2].map(|()| {
+            std::thread::scope(|scope| {
+                // The main thread owns it before each of the others, so no address of an ended
+                // thread counts as this one's.
+                let before = owns();
+                (before, scope.spawn(owns).join().is_ok_and(|owns| owns))
+            })
+        });
+        let count = owned.iter().map(|(one, other)| usize::from(*one) + usize::from(*other));
+        assert_eq!(count.sum::<usize>(), OWNERS);
+        assert_eq!(shared.owner(), NONE);
+    }
+
+    /// A kept lock is this thread's, also while another thread waits for it.
+    #[test]
+    fn a_kept_lock_is_known_by_its_thread() {
+        for has_owners in [false, register()] {
+            let shared = Counted::new(has_owners);
+            if !shared.0.try_keep::<true>() {
+                shared.0.wait();
+                shared.0.keep();
+            }
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| {
+                    assert!(!shared.0.is_kept_here());
+                    shared.add();
+                });
+                while has_owners && shared.owner() & REVOKED == 0 {
+                    std::thread::yield_now();
+                }
+                assert!(shared.0.is_kept_here());
+                assert!(!other.is_finished());
+                shared.0.release();
+            });
+            assert!(!shared.0.is_kept_here());
+            assert_eq!(shared.1.into_inner(), 1);
+        }
     }
 }
