@@ -44,6 +44,8 @@ pub(crate) enum Kind {
     Bind = 1,
     /// A local invalidate.
     LocalInvalidate = 2,
+    /// A change of a memory key that the caller has encoded.
+    Key = 3,
 }
 
 impl Kind {
@@ -51,6 +53,7 @@ impl Kind {
         match bits {
             1 => Self::Bind,
             2 => Self::LocalInvalidate,
+            3 => Self::Key,
             _ => Self::Plain,
         }
     }

@@ -19,6 +19,7 @@
 
 mod batch;
 mod encode;
+mod encoded;
 pub(crate) mod ethernet;
 mod operation;
 mod payload;

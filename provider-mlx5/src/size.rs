@@ -38,14 +38,21 @@ bitflags::bitflags! {
         const ATOMIC = 2;
         /// Binding memory windows, and invalidating keys: 3 blocks each.
         const WINDOW = 4;
+        /// Changing memory keys (`mlx5dv_wr_mkey_configure`): 2 blocks, and the list of what the
+        /// key leads to, which may be as long as inline data.
+        const KEY = 8;
     }
 }
 
 impl Operations {
+    /// Those of verbs: all but [`Operations::KEY`].
+    pub const VERBS: Self = Self::RDMA.union(Self::ATOMIC).union(Self::WINDOW);
+
     /// All that a service has.
     pub const fn of(service: Service) -> Self {
         match service {
-            Service::Rc | Service::Xrc => Self::all(),
+            Service::Rc => Self::all(),
+            Service::Xrc => Self::VERBS,
             Service::Uc => Self::RDMA.union(Self::WINDOW),
             Service::Dci => Self::RDMA.union(Self::ATOMIC),
             Service::Ud | Service::RawEthernet => Self::empty(),
@@ -168,7 +175,8 @@ pub fn send_queue(
     let header = data_header(service, operations);
     let header_and_tso = header + wanted.tso_header.saturating_sub(2).div_ceil(16);
     let gathered = header_and_tso.saturating_add(wanted.sge.max(1));
-    let inlined = if wanted.inline == 0 { 0 } else { header + inline_octowords(wanted.inline) };
+    let copied = inline_header(header, operations);
+    let inlined = if wanted.inline == 0 { 0 } else { copied + inline_octowords(wanted.inline) };
     let octowords = gathered.max(inlined).max(fixed_octowords(service, operations));
     // A queue refuses limits that no WQE holds, whichever operation comes.
     let spare = data_header(service, Operations::of(service)) - header;
@@ -187,7 +195,7 @@ pub fn send_queue(
         wqebbs,
         requests: (wqebbs / blocks).min(limits.requests),
         sge: room - header_and_tso,
-        inline: (16 * (room - header)).saturating_sub(4).min(INLINE_LENGTH_MASK),
+        inline: (16 * (room - copied)).saturating_sub(4).min(INLINE_LENGTH_MASK),
     })
 }
 
@@ -215,13 +223,20 @@ fn data_header(service: Service, operations: Operations) -> u32 {
     1 + service.data_overhead() as u32 - without
 }
 
+/// Octowords before what is copied into a request: inline data, or what a memory key leads to.
+const fn inline_header(data_header: u32, operations: Operations) -> u32 {
+    // Control, UMR control, mkey context.
+    if operations.contains(Operations::KEY) { 1 + 3 + 4 } else { data_header }
+}
+
 /// Octowords of the longest request whose size is fixed.
 fn fixed_octowords(service: Service, operations: Operations) -> u32 {
     let address = service.address_octowords() as u32;
     // Control, address, remote address, operands of a masked compare-and-swap, result.
     let atomic = if operations.contains(Operations::ATOMIC) { 1 + address + 1 + 2 + 1 } else { 0 };
     // Control, UMR control, mkey context, translation: no address.
-    let window = if operations.contains(Operations::WINDOW) { 1 + 3 + 4 + 4 } else { 0 };
+    let keys = Operations::WINDOW.union(Operations::KEY);
+    let window = if operations.intersects(keys) { 1 + 3 + 4 + 4 } else { 0 };
     u32::max(atomic, window)
 }
 
@@ -309,7 +324,7 @@ mod tests {
         srq_wqes: 1 << 15,
         cqes: 1 << 22,
     };
-    const ALL: Operations = Operations::all();
+    const ALL: Operations = Operations::VERBS;
 
     fn wanted(requests: u32, sge: u32, inline: u32, operations: Operations) -> SendWanted {
         SendWanted { requests, sge, inline, tso_header: 0, operations }
@@ -338,6 +353,18 @@ mod tests {
         let rdma = Operations::RDMA;
         let size = send_queue(Service::Rc, wanted(64, 1, 28, rdma), &LIMITS).expect("fits");
         assert_eq!((size.wqebbs, size.requests, size.sge, size.inline), (64, 64, 2, 28));
+    }
+
+    /// A list of four entries has the length of 60 bytes inline, and the place of a window's.
+    #[test]
+    fn lists_of_memory_keys_are_as_long_as_inline_data() {
+        for (inline, blocks, granted) in [(0, 3, 60), (60, 3, 60), (61, 4, 124), (512, 11, 572)] {
+            let size = send_queue(Service::Rc, wanted(1, 1, inline, Operations::KEY), &LIMITS);
+            let size = size.expect("fits");
+            assert_eq!((size.wqebbs, size.inline), (u32::next_power_of_two(blocks), granted));
+        }
+        let size = send_queue(Service::Uc, wanted(1, 1, 0, Operations::KEY), &LIMITS);
+        assert_eq!(size.expect("fits").wqebbs, 1);
     }
 
     #[test]

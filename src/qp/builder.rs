@@ -141,7 +141,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
                 max_inline_data: 60,
             },
             raw: RawOptions::default(),
-            operations: Operations::all(),
+            operations: Operations::VERBS,
             signal_all: false,
             scatter: Scatter { receives: true, reads: false },
             path: PathOptions::default(),
@@ -193,9 +193,9 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         self
     }
 
-    /// Operations that the queue can hold at its full depth, beside sends (`send_ops_flags`). All
-    /// that the transport has, if not said, of which memory windows take most: 3 blocks of 64 bytes
-    /// per request.
+    /// Operations that the queue can hold at its full depth, beside sends (`send_ops_flags`). If
+    /// not said, those of verbs that the transport has ([`Operations::VERBS`]), of which memory
+    /// windows take most: 3 blocks of 64 bytes per request.
     pub fn operations(mut self, operations: Operations) -> Self {
         self.operations = operations;
         self

@@ -161,8 +161,8 @@ pub struct WorkCompletion {
     cqe: Copied,
     /// How the request ended.
     pub status: Status,
-    /// Whether the request was a local invalidate: its CQE does not tell it from other UMRs.
-    invalidates: bool,
+    /// Which UMR request it was: the CQE does not tell them apart.
+    kind: Kind,
 }
 
 /// The bytes of a CQE.
@@ -201,7 +201,7 @@ impl Default for WorkCompletion {
             user_context: 0,
             cqe: Copied([0; CQE_SIZE]),
             status: Status::General,
-            invalidates: false,
+            kind: Kind::Plain,
         }
     }
 }
@@ -213,8 +213,8 @@ impl WorkCompletion {
     }
 
     #[inline(always)]
-    fn invalidates(&self) -> bool {
-        self.invalidates
+    fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// The id of the request.
@@ -253,9 +253,9 @@ impl<'c> Completion<'c> {
         self.raw.side
     }
 
-    /// Whether the request was a local invalidate.
-    fn invalidates(&self) -> bool {
-        self.state().send_kind(u32::from(self.wqe_index())) == Kind::LocalInvalidate
+    /// Which UMR request it was.
+    fn kind(&self) -> Kind {
+        self.state().send_kind(u32::from(self.wqe_index()))
     }
 
     /// The id of the request.
@@ -305,7 +305,10 @@ impl<'c> Completion<'c> {
             user_context: self.user_context(),
             cqe: Copied(self.raw.cqe.bytes()),
             status: self.status(),
-            invalidates: self.sent() == Opcode::UMR && self.is_send() && self.invalidates(),
+            kind: match self.sent() == Opcode::UMR && self.is_send() {
+                true => self.kind(),
+                false => Kind::Plain,
+            },
         }
     }
 }
@@ -356,8 +359,11 @@ macro_rules! accessors {
                     }
                     Opcode::TSO => CompletionOpcode::Segmented,
                     Opcode::NOP => CompletionOpcode::Nop,
-                    Opcode::UMR if self.invalidates() => CompletionOpcode::LocalInvalidate,
-                    Opcode::UMR => CompletionOpcode::BindWindow,
+                    Opcode::UMR => match self.kind() {
+                        Kind::LocalInvalidate => CompletionOpcode::LocalInvalidate,
+                        Kind::Key => CompletionOpcode::Other(Opcode::UMR),
+                        Kind::Bind | Kind::Plain => CompletionOpcode::BindWindow,
+                    },
                     other => CompletionOpcode::Other(other),
                 }
             }

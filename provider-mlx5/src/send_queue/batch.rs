@@ -10,7 +10,7 @@ use super::post::Next;
 use super::space::Place;
 use super::wide::{Wide, WideBlock, or, store_blocks, wide};
 use super::{Carries, Operation, SendQueue, Takes, Transport};
-use crate::format::WQEBB_SIZE;
+use crate::format::{Fence, WQEBB_SIZE};
 use crate::mmio::Register;
 use crate::request::{PostError, PostFlags};
 use crate::sync::Ordering;
@@ -74,7 +74,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// The position at which a batch continues.
     #[inline(always)]
-    fn resume(&mut self, from: Place) -> Next {
+    pub(super) fn resume(&mut self, from: Place) -> Next {
         self.set_batch_start(from);
         self.next_at(from)
     }
@@ -87,7 +87,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// The position of a batch at [`Next::at`].
     #[inline(always)]
-    fn place_at(&self, at: usize) -> Place {
+    pub(super) fn place_at(&self, at: usize) -> Place {
         let (head, from) = (self.counter_at(at), self.batch_start.from);
         // A fence is for the request at `from`.
         Place { head, fence: if head == from.head { from.fence } else { 0 } }
@@ -396,6 +396,35 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         }
     }
 
+    /// Builds a request that the program has encoded itself, behind those built before. Its index
+    /// and the queue's number are entered into the control segment.
+    ///
+    /// # Errors
+    /// [`PostError::BadOpcode`] unless there are as many bytes as the control segment says;
+    /// [`PostError::Full`].
+    ///
+    /// # Safety
+    /// As for [`Batch::build`], for all memory that the request names, and whatever it does is what
+    /// the program may do with the queue pair.
+    #[cold]
+    #[inline(never)]
+    pub unsafe fn build_encoded(&mut self, wr_id: u64, wqe: &[u8]) -> Result<(), PostError> {
+        self.enter_encoded(wr_id, wqe, 0)
+    }
+
+    /// [`Batch::build_encoded`] of a change of a memory key, which the next request waits for.
+    ///
+    /// # Errors
+    /// As for [`Batch::build_encoded`].
+    ///
+    /// # Safety
+    /// As for [`Batch::build_encoded`].
+    #[cold]
+    #[inline(never)]
+    pub unsafe fn build_key_change(&mut self, wr_id: u64, wqe: &[u8]) -> Result<(), PostError> {
+        self.enter_encoded(wr_id, wqe, Fence::SMALL.0)
+    }
+
     /// Rings the doorbell for everything built so far.
     #[inline(always)]
     pub fn publish(self) {
@@ -427,6 +456,11 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
 
     #[inline(always)]
     pub(super) fn queue(&self) -> &SendQueue<T, R> {
+        self.queue
+    }
+
+    #[inline(always)]
+    pub(super) fn queue_mut(&mut self) -> &mut SendQueue<T, R> {
         self.queue
     }
 
@@ -483,7 +517,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
 
     /// Field by field, because copying the struct would go through memory.
     #[inline(always)]
-    fn go_on(&mut self, next: Next) {
+    pub(super) fn go_on(&mut self, next: Next) {
         self.next.base = next.base;
         self.next.entry = next.entry;
         self.next.at = next.at;

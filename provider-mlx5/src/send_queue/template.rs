@@ -285,52 +285,6 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     }
 }
 
-/// Octowords of the longest request: control segments count them in six bits.
-const MOST_OCTOWORDS: usize = 63;
-
-impl<T: Transport, R: Register> Batch<'_, T, R> {
-    /// Builds a request that the program has encoded itself, behind those built before. Its index
-    /// and the queue's number are entered into the control segment.
-    ///
-    /// # Errors
-    /// [`PostError::BadOpcode`] unless there are as many bytes as the control segment says;
-    /// [`PostError::Full`].
-    ///
-    /// # Safety
-    /// As for [`Batch::build`], for all memory that the request names, and whatever it does is what
-    /// the program may do with the queue pair.
-    #[cold]
-    #[inline(never)]
-    pub unsafe fn build_encoded(&mut self, wr_id: u64, wqe: &[u8]) -> Result<(), PostError> {
-        let octowords = wqe.len() / size_of::<Octoword>();
-        let count = wqe.get(7).map_or(0, |count| usize::from(count & MOST_OCTOWORDS as u8));
-        if octowords == 0 || octowords != count || wqe.len() % size_of::<Octoword>() != 0 {
-            return Err(PostError::BadOpcode);
-        }
-        let mut image = [[wide([0; 2]); 4]; MOST_OCTOWORDS.div_ceil(4)];
-        let lanes = image.iter_mut().flatten();
-        for (lane, bytes) in lanes.zip(wqe.chunks_exact(size_of::<Octoword>())) {
-            *lane = wide(octoword(bytes));
-        }
-        let [[control, ..], ..] = &mut image;
-        let own = octoword(wqe);
-        let [opcode, _, _, kind, .., length] = own[0].to_ne_bytes();
-        *control = wide([u64::from_ne_bytes([opcode, 0, 0, kind, 0, 0, 0, length]), own[1]]);
-        let has_fence = own[1] & mode_word(Fence::MASK, 0) != 0;
-        let fence_mask = if has_fence { !mode_word(Fence::MASK, 0) } else { !0 };
-        let blocks = octowords.div_ceil(4);
-        self.build_image(wr_id, image.get(..blocks).unwrap_or_default(), fence_mask)
-    }
-}
-
-/// The first sixteen bytes.
-fn octoword(bytes: &[u8]) -> Octoword {
-    [0, 8].map(|start| {
-        let word = bytes.get(start..).and_then(|rest| rest.first_chunk());
-        word.map_or(0, |word| u64::from_ne_bytes(*word))
-    })
-}
-
 impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
     /// Blocks of 64 bytes that the request takes.
     #[inline(always)]

@@ -18,7 +18,7 @@ fn rings(sends: u32, receives: u32, sge: u32) -> Result<Rings> {
         max_recv_sge: sge,
         max_inline_data: 0,
     };
-    Rings::new(Service::Rc, Operations::all(), &wanted, 0, &LIMITS)
+    Rings::new(Service::Rc, Operations::VERBS, &wanted, 0, &LIMITS)
 }
 
 #[test]

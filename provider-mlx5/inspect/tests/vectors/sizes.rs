@@ -33,7 +33,7 @@ fn operations(flags: u64) -> Operations {
     let mut operations = Operations::empty();
     operations.set(Operations::RDMA, flags & 0b1_0011 != 0);
     operations.set(Operations::ATOMIC, flags & 0b110_0000 != 0);
-    if flags == 0 { Operations::all() } else { operations }
+    if flags == 0 { Operations::VERBS } else { operations }
 }
 
 fn send_queue(vector: &Value) -> Result<(), String> {

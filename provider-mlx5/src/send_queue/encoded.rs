@@ -1,0 +1,82 @@
+//! Requests that the caller has encoded.
+
+use super::encode::mode_word;
+use super::wide::{WideBlock, wide};
+use super::{Batch, Transport};
+use crate::format::{Fence, Opcode};
+use crate::mmio::Register;
+use crate::queue_state::Kind;
+use crate::request::{Octoword, PostError};
+
+/// Octowords of the longest request: control segments count them in six bits.
+const MOST_OCTOWORDS: usize = 63;
+const MOST_BLOCKS: usize = MOST_OCTOWORDS.div_ceil(4);
+
+/// A request to be copied to the ring.
+struct Encoded {
+    image: [WideBlock; MOST_BLOCKS],
+    blocks: usize,
+    /// The bits of the queue's own mode that the request keeps: a fence of its own replaces the
+    /// small one.
+    fence_mask: u64,
+}
+
+impl Encoded {
+    /// `None` unless there are as many bytes as the control segment says.
+    fn of(wqe: &[u8]) -> Option<Self> {
+        let octowords = wqe.len() / size_of::<Octoword>();
+        let count = wqe.get(7).map_or(0, |count| usize::from(count & MOST_OCTOWORDS as u8));
+        if octowords == 0 || octowords != count || wqe.len() % size_of::<Octoword>() != 0 {
+            return None;
+        }
+        let mut image = [[wide([0; 2]); 4]; MOST_BLOCKS];
+        let lanes = image.iter_mut().flatten();
+        for (lane, bytes) in lanes.zip(wqe.chunks_exact(size_of::<Octoword>())) {
+            *lane = wide(octoword(bytes));
+        }
+        let [[control, ..], ..] = &mut image;
+        let own = octoword(wqe);
+        let [modifier, _, _, opcode, .., length] = own[0].to_ne_bytes();
+        *control = wide([u64::from_ne_bytes([modifier, 0, 0, opcode, 0, 0, 0, length]), own[1]]);
+        let has_fence = own[1] & mode_word(Fence::MASK, 0) != 0;
+        let fence_mask = if has_fence { !mode_word(Fence::MASK, 0) } else { !0 };
+        Some(Self { image, blocks: octowords.div_ceil(4), fence_mask })
+    }
+}
+
+impl<T: Transport, R: Register> Batch<'_, T, R> {
+    /// Builds a request that the caller has encoded. The next one has this fence, unless it asks for
+    /// a stronger one.
+    pub(super) fn enter_encoded(
+        &mut self,
+        wr_id: u64,
+        wqe: &[u8],
+        fence: u8,
+    ) -> Result<(), PostError> {
+        let encoded = Encoded::of(wqe).ok_or(PostError::BadOpcode)?;
+        let at = self.next().at;
+        let queue = self.queue_mut();
+        let start = queue.place_at(at);
+        let image = encoded.image.get(..encoded.blocks).unwrap_or_default();
+        let mut next = queue.build_image(start, wr_id, image, encoded.fence_mask)?;
+        next.fence = fence;
+        if is_key_change(wqe) {
+            queue.state().set_send_kind(start.head, Kind::Key as u8);
+        }
+        let next = queue.resume(next);
+        self.go_on(next);
+        Ok(())
+    }
+}
+
+fn is_key_change(wqe: &[u8]) -> bool {
+    wqe.get(3) == Some(&Opcode::UMR.0)
+}
+
+/// The first sixteen bytes.
+fn octoword(bytes: &[u8]) -> Octoword {
+    [0, 8].map(|start| {
+        let word = bytes.get(start..).and_then(|rest| rest.first_chunk());
+        word.map_or(0, |word| u64::from_ne_bytes(*word))
+    })
+}
