@@ -65,7 +65,7 @@ pub use flow::{FlowFields, FlowHits, FlowId, FlowRule};
 pub use frame::Layout as FrameLayout;
 pub use ids::{Cqn, Mkey, ObjectId, ObjectKind, Pdn, Qpn, Srqn, Xrcdn};
 pub use management::{DATAGRAM_LEN, Datagram};
-pub use mkey::{ANY_QP, Access, KlmEntry, MkeyParams, Translation};
+pub use mkey::{ANY_QP, Access, KlmEntry, MkeyParams, StridedEntry, Translation};
 pub use qp::{
     AddressPath, MigrationState, QpAttributes, QpInfo, QpParams, QpState, QpType, ReceiveRing,
     ReceiveSource, RemoteRights, ScatterToCqe, SendRing, Steered, Striding,

@@ -1,6 +1,8 @@
 //! Accesses through memory keys: the checks, and the memory that a key leads to.
 
-use super::{ANY_QP, Access, KlmEntry, MkeyParams, Mkeys, RESERVED_LKEY, Translation};
+use super::{
+    ANY_QP, Access, KlmEntry, MkeyParams, Mkeys, RESERVED_LKEY, StridedEntry, Translation,
+};
 use crate::core::{Mkey, Pdn};
 use crate::memory::{BusError, HostMemory, Margins, PageMap};
 
@@ -231,6 +233,16 @@ impl Walk<'_> {
 }
 
 impl Translation {
+    /// The entries that WQEs list: of an interleaved key those of its first cycle.
+    pub(super) fn listed(&self) -> impl Iterator<Item = KlmEntry> + '_ {
+        let (plain, strided) = match self {
+            Self::Klm(entries) => (&entries[..], &[][..]),
+            Self::Strided { entries, .. } => (&[][..], &entries[..]),
+            _ => (&[][..], &[][..]),
+        };
+        plain.iter().copied().chain(strided.iter().map(|entry| entry.first))
+    }
+
     /// The entry at which the search for an offset of an indirect key starts, and the offset from
     /// there. Entries of a KLM key differ in length, so the search starts at the first one.
     fn first_entry(&self, offset: u64) -> (usize, u64) {
@@ -238,6 +250,12 @@ impl Translation {
             Self::Ksm { shift, .. } => {
                 let size = 1u64 << (*shift).min(63);
                 (usize::try_from(offset / size).unwrap_or(usize::MAX), offset % size)
+            }
+            Self::Strided { entries, .. } => {
+                let cycle: u64 = entries.iter().map(|entry| entry.first.len).sum();
+                let number = offset.checked_div(cycle).unwrap_or(0);
+                let index = usize::try_from(number).unwrap_or(usize::MAX);
+                (index.saturating_mul(entries.len()), offset - number * cycle)
             }
             _ => (0, offset),
         }
@@ -249,6 +267,12 @@ impl Translation {
             Self::Ksm { shift, entries } => {
                 let &(mkey, address) = entries.get(index)?;
                 Some(KlmEntry { len: 1 << (*shift).min(63), mkey, address })
+            }
+            Self::Strided { cycles, entries } => {
+                let cycle = index.checked_div(entries.len())?;
+                let StridedEntry { first, stride } = entries[index % entries.len()];
+                let address = first.address.wrapping_add(cycle as u64 * stride);
+                (cycle < *cycles as usize).then_some(KlmEntry { address, ..first })
             }
             Self::Memory(_) | Self::Null => None,
         }

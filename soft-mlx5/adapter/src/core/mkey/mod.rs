@@ -44,6 +44,15 @@ pub struct KlmEntry {
     pub address: u64,
 }
 
+/// One of the elements that make up a cycle of an interleaved key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StridedEntry {
+    /// Where the element is in the first cycle.
+    pub first: KlmEntry,
+    /// Bytes from the element of one cycle to that of the next.
+    pub stride: u64,
+}
+
 /// Where a key's bytes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Translation {
@@ -57,6 +66,13 @@ pub enum Translation {
         shift: u8,
         /// Key and address of each.
         entries: Vec<(Mkey, u64)>,
+    },
+    /// Elements of other keys that alternate, for a number of cycles (repeat block).
+    Strided {
+        /// Number of cycles.
+        cycles: u32,
+        /// The elements of a cycle.
+        entries: Vec<StridedEntry>,
     },
     /// No memory: reads give zeros, writes are dropped (`ibv_alloc_null_mr(3)`).
     Null,
@@ -152,15 +168,14 @@ impl MkeyParams {
 pub(super) struct Mkeys {
     table: RandomTable<MkeyParams>,
     variants: Chance,
-    /// How many bound windows point at a key, by its index.
+    /// How many bound windows and configured keys point at a key, by its index.
     windows: BTreeMap<u32, u32>,
 }
 
-/// Adds `change` to the window counts of the keys that a bound window points at. Other keys are not
-/// counted.
+/// Adds `change` to the counts of the keys that a bound window, or a key that a WQE configured,
+/// points at. Other keys are not counted.
 fn count_window(windows: &mut BTreeMap<u32, u32>, key: &MkeyParams, change: i32) {
-    let Translation::Klm(entries) = &key.translation else { return };
-    for entry in entries.iter().filter(|_| !key.free) {
+    for entry in key.translation.listed().filter(|_| !key.free) {
         let index = entry.mkey.0 >> 8;
         let count = windows.entry(index).or_default();
         *count = count.saturating_add_signed(change);
@@ -228,7 +243,7 @@ impl Mkeys {
         }
     }
 
-    /// How many bound windows point at a key.
+    /// How many bound windows and configured keys point at a key.
     pub(super) fn windows(&self, mkey: Mkey) -> u32 {
         self.windows.get(&(mkey.0 >> 8)).copied().unwrap_or(0)
     }

@@ -1,11 +1,15 @@
 //! UMR WQEs: binding memory windows, local invalidation, changing keys; and remote invalidation.
 
-use uverbs_mlx5_format::{DataSegment, INLINE_FLAG, Klm, MkeyContextSegment, UmrControlSegment};
+use uverbs_mlx5_format::{
+    DataSegment, INLINE_FLAG, Klm, MkeyContextSegment, RepeatBlock, RepeatEntry, UmrControlSegment,
+};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::super::env::Env;
 use super::super::mkey::Accessor;
-use super::super::{ANY_QP, Access, CoreError, KlmEntry, Mkey, MkeyParams, Pdn, Translation};
+use super::super::{
+    ANY_QP, Access, CoreError, KlmEntry, Mkey, MkeyParams, Pdn, StridedEntry, Translation,
+};
 use super::syndrome::Failure;
 use super::wqe::SendWqe;
 use super::{Qp, QpType};
@@ -62,8 +66,11 @@ impl Qp {
     /// Linux's `umr.c` reads: CHECK_FREE fails if the key is free, CHECK_NOT_FREE if it is not.
     fn check_umr(&self, umr: &Umr<'_>, key: &MkeyParams) -> Result<(), Failure> {
         // The kernel's own QP has no protection domain and may change all keys.
+        // A key of any QP passes the check: libmlx5 sets its flag to invalidate any key, and
+        // rdma-core's tests so invalidate keys that name no QP.
+        let is_anothers = key.qpn != ANY_QP && key.qpn != self.number.0;
         let wrong_owner = key.pd != self.params.pd && !self.params.reserved_lkey
-            || umr.flag(UmrControlSegment::FLAG_CHECK_QPN) && key.qpn != self.number.0;
+            || umr.flag(UmrControlSegment::FLAG_CHECK_QPN) && is_anothers;
         let wrong_state = match umr.control.flags & FREE_CHECKS {
             UmrControlSegment::FLAG_CHECK_FREE => key.free,
             UmrControlSegment::FLAG_CHECK_NOT_FREE => !key.free,
@@ -138,7 +145,7 @@ impl Qp {
     ) -> Result<Translation, Failure> {
         let entries = self.translation_entries(env, umr)?;
         match &key.translation {
-            Translation::Klm(_) => klm_entries(&entries, key.length).map(Translation::Klm),
+            Translation::Klm(_) | Translation::Strided { .. } => listed(&entries, key),
             // Only privileged QPs may map physical pages, because these reach all of host memory.
             Translation::Memory(_) if self.params.reserved_lkey => self.pages(umr, key, &entries),
             _ => Err(Failure::BIND),
@@ -216,17 +223,27 @@ impl Qp {
     }
 
     /// A window must be inside its region and in the same protection domain. For each remote right
-    /// of the window the region must have the local right.
+    /// of the window the region must have the local right. The same holds for keys of other lists;
+    /// nothing public says whether an adapter finds a list at fault before the key is used.
     fn check_entries(&self, env: &Env, key: &MkeyParams) -> Result<(), Failure> {
-        let Translation::Klm(entries) = &key.translation else { return Ok(()) };
+        let (entries, covered) = match &key.translation {
+            Translation::Klm(entries) => (entries.clone(), total(entries.iter())),
+            Translation::Strided { cycles, entries } => {
+                let cycle = total(entries.iter().map(|entry| &entry.first));
+                (
+                    entries.iter().map(|entry| entry.span(*cycles)).collect(),
+                    cycle * u64::from(*cycles),
+                )
+            }
+            _ => return Ok(()),
+        };
         let writes = key.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let need = if writes { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
-        let covered: u64 = entries.iter().map(|entry| entry.len).sum();
         if covered < key.length || entries.is_empty() {
             return Err(Failure::BIND);
         }
         let who = Accessor { pd: key.pd, ..self.accessor() };
-        for entry in entries {
+        for entry in &entries {
             let checked = env.mkeys.check(who, entry.mkey, entry.address, entry.len, need);
             checked.map_err(|_| Failure::BIND)?;
         }
@@ -275,6 +292,52 @@ const FREE_CHECKS: u8 = UmrControlSegment::FLAG_CHECK_FREE | UmrControlSegment::
 /// Bits of the mkey context's `flags_pd` (`MLX5_MKEY_REMOTE_INVAL`; `length64` of `mkc`).
 const REMOTE_INVALIDATE: u32 = 1 << 24;
 const WHOLE_SPACE: u32 = 1 << 31;
+
+fn total<'a>(entries: impl Iterator<Item = &'a KlmEntry>) -> u64 {
+    entries.map(|entry| entry.len).sum()
+}
+
+impl StridedEntry {
+    /// From its first element to its last one.
+    fn span(&self, cycles: u32) -> KlmEntry {
+        let between = u64::from(cycles.saturating_sub(1)) * self.stride;
+        KlmEntry { len: self.first.len + between, ..self.first }
+    }
+}
+
+/// What a key leads to: the list of a window or of another indirect key, or an interleaved list.
+/// The operation of the latter's head is where the former's first entry has its key, and no key has
+/// that number.
+fn listed(bytes: &[u8], key: &MkeyParams) -> Result<Translation, Failure> {
+    let (head, rest) = take::<RepeatBlock>(bytes)?;
+    let (translation, count) = if head.operation.get() == RepeatBlock::OPERATION {
+        let entries = strided_entries(rest, usize::from(head.entries.get()))?;
+        let count = entries.len();
+        (Translation::Strided { cycles: head.repeat_count.get(), entries }, count)
+    } else {
+        let entries = klm_entries(bytes, key.length)?;
+        let count = entries.len();
+        (Translation::Klm(entries), count)
+    };
+    if count > key.translation_octowords as usize { Err(Failure::BIND) } else { Ok(translation) }
+}
+
+fn strided_entries(bytes: &[u8], count: usize) -> Result<Vec<StridedEntry>, Failure> {
+    let entry = |bytes| {
+        let entry = RepeatEntry::read_from_bytes(bytes).map_err(|_| Failure::SEGMENT)?;
+        let (len, mkey) = (u64::from(entry.byte_count.get()), Mkey(entry.mkey.get()));
+        let first = KlmEntry { len, mkey, address: entry.address.get() };
+        Ok(StridedEntry { first, stride: u64::from(entry.stride.get()) })
+    };
+    let listed = bytes.get(..count * size_of::<RepeatEntry>()).ok_or(Failure::SEGMENT)?;
+    let entries = listed.chunks_exact(size_of::<RepeatEntry>()).map(entry);
+    let entries = entries.collect::<Result<Vec<StridedEntry>, _>>()?;
+    // Nothing would end a search for bytes in cycles without any.
+    if total(entries.iter().map(|entry| &entry.first)) == 0 {
+        return Err(Failure::BIND);
+    }
+    Ok(entries)
+}
 
 /// Reads KLM entries that cover `length` bytes. The rest is padding.
 fn klm_entries(entries: &[u8], length: u64) -> Result<Vec<KlmEntry>, Failure> {

@@ -7,6 +7,7 @@ mod dc;
 mod errors;
 mod harness;
 mod hostile;
+mod lists;
 mod loss;
 mod queues;
 mod raw;
