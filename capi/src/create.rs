@@ -64,6 +64,8 @@ pub(crate) struct OfMlx5 {
     pub(crate) no_scatter: bool,
     /// The program builds requests with `mlx5dv_wr_…`, of any operation.
     pub(crate) is_extended: bool,
+    /// Requests configure memory keys.
+    pub(crate) changes_keys: bool,
     pub(crate) dynamic: Option<Dynamic>,
 }
 
@@ -89,6 +91,8 @@ struct Wanted<'a> {
     flags: u32,
     /// Never deliver short messages inside the CQE.
     no_scatter: bool,
+    /// Requests configure memory keys.
+    changes_keys: bool,
     dynamic: Option<Dynamic>,
     tso_header: u32,
 }
@@ -166,6 +170,7 @@ pub(crate) unsafe fn create_qp_of_mlx5(
             false => own.is_extended.then_some(OPS_KNOWN),
         },
         no_scatter: own.no_scatter,
+        changes_keys: own.changes_keys,
         dynamic: own.dynamic,
         flags: if has(MASK_CREATE_FLAGS) { attributes.create_flags } else { 0 },
         tso_header: if has(MASK_TSO) { attributes.max_tso_header.into() } else { 0 },
@@ -334,7 +339,11 @@ fn basics<T: QueuePairType>(builder: QpBuilder<T>, wanted: &Wanted<'_>) -> QpBui
         builder = builder.no_scatter_to_cqe();
     }
     match wanted.operations {
-        Some(flags) => builder.operations(operations(flags)),
+        Some(flags) => {
+            let mut operations = operations(flags);
+            operations.set(Operations::KEY, wanted.changes_keys);
+            builder.operations(operations)
+        }
         None => builder,
     }
 }

@@ -407,7 +407,8 @@ fn opcode(completion: &Completion<'_>) -> c_uint {
 extern "C" fn opcode_of_keys(completion: &Completion<'_>) -> c_uint {
     match completion.opcode() {
         CompletionOpcode::LocalInvalidate => wc_opcode::LOCAL_INV,
-        _ => wc_opcode::BIND_MW,
+        CompletionOpcode::BindWindow => wc_opcode::BIND_MW,
+        _ => wc_opcode::DRIVER1,
     }
 }
 

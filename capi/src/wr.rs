@@ -15,6 +15,7 @@
 //! its data and peer. This file starts, completes and aborts. All are generic over the type of
 //! queue pair, so no call looks it up.
 
+mod keys;
 mod operations;
 mod setters;
 
@@ -32,6 +33,10 @@ use crate::abi::*;
 use crate::post::{self, MOST_SGE};
 use crate::qp::Qp;
 use crate::usual::{MOST_INLINE, NO_SRQ, Posts, Usual};
+use keys::KeyChange;
+pub(crate) use keys::{
+    ConfAttr, Interleaved, NOTHING_ELSE, configure, set_access, set_interleaved, set_list,
+};
 use operations::*;
 pub(crate) use operations::{encoded, lacking};
 pub(crate) use setters::set_dc_addr;
@@ -75,6 +80,8 @@ pub(crate) struct Building {
     count: usize,
     operation: RunTimeOperation<'static>,
     address: Option<DatagramAddress>,
+    /// The change of a memory key that is being encoded.
+    change: KeyChange,
     sges: [Sge; MOST_SGE],
     /// Inline data, or the header of packets to be segmented. It is copied, because the program may
     /// reuse its buffers.
@@ -95,6 +102,7 @@ impl Default for Building {
             count: 0,
             operation: RunTimeOperation::Send,
             address: None,
+            change: KeyChange::default(),
             sges: [Sge::default(); MOST_SGE],
             copied: [0; MOST_INLINE],
         }
@@ -113,6 +121,7 @@ impl Building {
     fn forget(&mut self) {
         (self.error, self.stage) = (0, Stage::None);
         (self.has_failed, self.is_gone) = (false, false);
+        self.change.is_open = false;
     }
 
     /// Records the first error.

@@ -254,7 +254,7 @@ static void what_the_device_says(void)
 static void what_is_not_there(void)
 {
 	static const char *const names[] = { "mlx5dv_devx_obj_import", "mlx5dv_devx_umem_import", "mlx5dv_var_import",
-		"mlx5dv_dm_map_op_addr", "mlx5dv_create_mkey", "mlx5dv_dr_domain_create" };
+		"mlx5dv_dm_map_op_addr", "mlx5dv_dr_table_create", "mlx5dv_dr_domain_create" };
 	struct ibv_mr *(*reg)(struct ibv_pd *, uint64_t, size_t, uint64_t, int, int, int) =
 		dlsym(RTLD_DEFAULT, "mlx5dv_reg_dmabuf_mr");
 	unsigned i;
@@ -322,15 +322,15 @@ static void encoded_requests(void)
 		}
 		CHECK(!memcmp(buffer + 16, "encoded requestsencoded ", 24));
 	}
-	/* One that is longer than it says cannot be known; one of no length is refused, and so is what needs memory keys. */
+	/* One that is longer than it says cannot be known; one of no length is refused, and so is what no device here has. */
 	memset(wqe, 0, sizeof wqe);
 	ibv_wr_start(ex);
 	mlx5dv_wr_raw_wqe(direct, wqe);
 	CHECK(ibv_wr_complete(ex) == EINVAL);
 	ibv_wr_start(ex);
-	mlx5dv_wr_mr_list(direct, NULL, 0, 0, NULL);
+	mlx5dv_wr_memcpy(direct, 0, 0, 0, 0, 0);
 	CHECK(ibv_wr_complete(ex) == EOPNOTSUPP);
-	own.send_ops_flags = MLX5DV_QP_EX_WITH_MR_LIST;
+	own.send_ops_flags = MLX5DV_QP_EX_WITH_MEMCPY;
 	CHECK(!mlx5dv_create_qp(context, &attr, &own) && errno == EOPNOTSUPP);
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
 }

@@ -53,6 +53,11 @@ fn matchers_and_their_rules_bring_frames() {
 }
 
 #[test]
+fn keys_lead_to_what_requests_say() {
+    runs("keys.c", &["-libverbs", "-lmlx5"]);
+}
+
+#[test]
 fn requests_are_in_the_ring_as_they_were_asked_for() {
     runs("requests.c", &["-libverbs", "-lmlx5"]);
 }

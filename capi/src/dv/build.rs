@@ -1,17 +1,18 @@
-//! `mlx5dv_wr_…`: requests of mlx5's own between `ibv_wr_start` and `ibv_wr_complete`. Those that
-//! the program encodes itself can be posted, and DC targets be named; the others need memory keys
-//! of mlx5's own.
+//! `mlx5dv_wr_…`: requests of mlx5's own between `ibv_wr_start` and `ibv_wr_complete`. Programs post
+//! requests that they have encoded, name DC targets, and configure memory keys. Signatures,
+//! encryption, streams and copies are lacking.
 
 use std::ffi::c_void;
 use std::mem::offset_of;
 
 use uverbs::qp_type::QpType;
 
+use super::keys::Key;
 use crate::abi::*;
 use crate::post::bytes;
 use crate::qp::Qp;
 use crate::usual::Posts;
-use crate::wr;
+use crate::wr::{self, ConfAttr, Interleaved};
 
 /// A function of [`DirectQp`] that ignores its arguments.
 type Lacking = unsafe extern "C" fn(*mut DirectQp);
@@ -22,12 +23,13 @@ type Lacking = unsafe extern "C" fn(*mut DirectQp);
 pub(crate) struct DirectQp {
     comp_mask: u64,
     set_dc_addr: unsafe extern "C" fn(*mut DirectQp, *mut ibv_ah, u32, u64),
-    mr_interleaved: Lacking,
-    mr_list: Lacking,
-    mkey_configure: Lacking,
-    set_mkey_access_flags: Lacking,
-    set_mkey_layout_list: Lacking,
-    set_mkey_layout_interleaved: Lacking,
+    mr_interleaved:
+        unsafe extern "C" fn(*mut DirectQp, *const Key, u32, u32, u16, *const Interleaved),
+    mr_list: unsafe extern "C" fn(*mut DirectQp, *const Key, u32, u16, *const ibv_sge),
+    mkey_configure: unsafe extern "C" fn(*mut DirectQp, *const Key, u8, *const ConfAttr),
+    set_mkey_access_flags: unsafe extern "C" fn(*mut DirectQp, u32),
+    set_mkey_layout_list: unsafe extern "C" fn(*mut DirectQp, u16, *const ibv_sge),
+    set_mkey_layout_interleaved: unsafe extern "C" fn(*mut DirectQp, u32, u16, *const Interleaved),
     set_mkey_sig_block: Lacking,
     raw_wqe: unsafe extern "C" fn(*mut DirectQp, *const c_void),
     set_dc_addr_stream: Lacking,
@@ -44,12 +46,12 @@ impl DirectQp {
                 QpType::DcInitiator => set_dc_addr,
                 _ => no_dc_addr,
             },
-            mr_interleaved: lacking,
-            mr_list: lacking,
-            mkey_configure: lacking,
-            set_mkey_access_flags: lacking,
-            set_mkey_layout_list: lacking,
-            set_mkey_layout_interleaved: lacking,
+            mr_interleaved: mr_interleaved::<T, SENDS>,
+            mr_list: mr_list::<T, SENDS>,
+            mkey_configure: mkey_configure::<T, SENDS>,
+            set_mkey_access_flags: set_mkey_access_flags::<T, SENDS>,
+            set_mkey_layout_list: set_mkey_layout_list::<T, SENDS>,
+            set_mkey_layout_interleaved: set_mkey_layout_interleaved::<T, SENDS>,
             set_mkey_sig_block: lacking,
             raw_wqe: raw_wqe::<T, SENDS>,
             set_dc_addr_stream: lacking,
@@ -95,5 +97,84 @@ unsafe extern "C" fn raw_wqe<T: Posts, const SENDS: bool>(
     unsafe {
         let octowords = usize::from(wqe.cast::<u8>().add(7).read() & 0x3f);
         wr::encoded::<T, SENDS>(whole(direct), bytes(wqe.cast(), octowords * 16));
+    }
+}
+
+/// `mlx5dv_wr_mkey_configure`, which reliable connections alone have.
+unsafe extern "C" fn mkey_configure<T: Posts, const SENDS: bool>(
+    direct: *mut DirectQp,
+    key: *const Key,
+    setters: u8,
+    attr: *const ConfAttr,
+) {
+    // SAFETY: the caller's queue pair, after start, its key and its struct.
+    unsafe {
+        match T::TYPE {
+            QpType::Rc if SENDS => wr::configure::<T, SENDS>(whole(direct), key, setters, attr),
+            _ => lacking(direct),
+        }
+    }
+}
+
+/// `mlx5dv_wr_set_mkey_access_flags`.
+unsafe extern "C" fn set_mkey_access_flags<T: Posts, const SENDS: bool>(
+    direct: *mut DirectQp,
+    access: u32,
+) {
+    // SAFETY: the caller's queue pair, after start.
+    unsafe { wr::set_access::<T, SENDS>(whole(direct), access) };
+}
+
+/// `mlx5dv_wr_set_mkey_layout_list`.
+unsafe extern "C" fn set_mkey_layout_list<T: Posts, const SENDS: bool>(
+    direct: *mut DirectQp,
+    count: u16,
+    list: *const ibv_sge,
+) {
+    // SAFETY: the caller's queue pair, after start, and its list.
+    unsafe { wr::set_list::<T, SENDS>(whole(direct), count, list) };
+}
+
+/// `mlx5dv_wr_set_mkey_layout_interleaved`.
+unsafe extern "C" fn set_mkey_layout_interleaved<T: Posts, const SENDS: bool>(
+    direct: *mut DirectQp,
+    cycles: u32,
+    count: u16,
+    list: *const Interleaved,
+) {
+    // SAFETY: the caller's queue pair, after start, and its list.
+    unsafe { wr::set_interleaved::<T, SENDS>(whole(direct), cycles, count, list) };
+}
+
+/// `mlx5dv_wr_mr_list`: a configuration with both setters.
+unsafe extern "C" fn mr_list<T: Posts, const SENDS: bool>(
+    direct: *mut DirectQp,
+    key: *const Key,
+    access: u32,
+    count: u16,
+    list: *const ibv_sge,
+) {
+    // SAFETY: the caller's queue pair, after start, its key and its list.
+    unsafe {
+        mkey_configure::<T, SENDS>(direct, key, 2, &raw const wr::NOTHING_ELSE);
+        set_mkey_access_flags::<T, SENDS>(direct, access);
+        set_mkey_layout_list::<T, SENDS>(direct, count, list);
+    }
+}
+
+/// `mlx5dv_wr_mr_interleaved`: a configuration with both setters.
+unsafe extern "C" fn mr_interleaved<T: Posts, const SENDS: bool>(
+    direct: *mut DirectQp,
+    key: *const Key,
+    access: u32,
+    cycles: u32,
+    count: u16,
+    list: *const Interleaved,
+) {
+    // SAFETY: the caller's queue pair, after start, its key and its list.
+    unsafe {
+        mkey_configure::<T, SENDS>(direct, key, 2, &raw const wr::NOTHING_ELSE);
+        set_mkey_access_flags::<T, SENDS>(direct, access);
+        set_mkey_layout_interleaved::<T, SENDS>(direct, cycles, count, list);
     }
 }

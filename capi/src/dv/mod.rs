@@ -3,13 +3,14 @@
 //!
 //! Programs learn what the device can do, make queues with attributes of mlx5's own, and get the
 //! addresses of rings, doorbell records and registers, to write requests and read completions
-//! themselves. Firmware commands of a program's own (DEVX) go to the kernel unchanged. Functions
-//! for which the library would have to compose firmware commands (software steering, memory keys)
-//! fail with EOPNOTSUPP; docs/drop-in.md lists them.
+//! themselves. Firmware commands of a program's own (DEVX) go to the kernel unchanged. Memory keys
+//! are made by a firmware command of the library's own. docs/drop-in.md says of each name what it
+//! does; software steering fails with EOPNOTSUPP.
 
 mod build;
 mod channels;
 mod devx;
+mod keys;
 mod matchers;
 mod newer;
 mod objects;
@@ -29,6 +30,7 @@ use crate::result::{code, null, refused};
 pub(crate) use build::DirectQp;
 pub(crate) use channels::{Answers, Events};
 pub(crate) use devx::{Memory, Object};
+pub(crate) use keys::{Key, mkey_check};
 pub(crate) use matchers::{Matcher, destroy_flow_action};
 pub(crate) use pages::{Pacing, Uar, Var};
 

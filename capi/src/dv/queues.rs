@@ -4,6 +4,7 @@ use std::mem::offset_of;
 
 use uverbs::cq::Compression;
 use uverbs::ethernet::Striding;
+use uverbs::qp_type::QpType;
 
 use crate::abi::*;
 use crate::create::{Dynamic, OfMlx5};
@@ -14,7 +15,9 @@ use crate::{cq, qp, wq};
 const MASK_CREATE_FLAGS: u64 = 1;
 const MASK_DC: u64 = 1 << 1;
 const MASK_SEND_OPS: u64 = 1 << 2;
-/// `MLX5DV_QP_EX_WITH_RAW_WQE`, the only one of them.
+/// `enum mlx5dv_qp_create_send_ops_flags`: interleaved and listed memory, configuration of keys; and
+/// requests that the program encodes.
+const OPS_KEYS: u64 = 1 | 1 << 1 | 1 << 2;
 const OPS_RAW_WQE: u64 = 1 << 3;
 /// `enum mlx5dv_qp_create_flags`.
 const DISABLE_SCATTER: u32 = 1 << 3;
@@ -60,8 +63,8 @@ pub(crate) struct CqAttr {
 }
 
 /// `mlx5dv_create_qp`: as `ibv_create_qp_ex`. Of mlx5's own attributes those that say whether short
-/// messages may come inside completions, that requests come encoded (`mlx5dv_wr_raw_wqe`), and
-/// which end of dynamic connections it is.
+/// messages may come inside completions, that requests come encoded (`mlx5dv_wr_raw_wqe`) or
+/// configure memory keys, and which end of dynamic connections it is.
 pub(crate) unsafe extern "C" fn create_qp(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
@@ -86,15 +89,18 @@ pub(crate) unsafe extern "C" fn create_qp(
     let both = DISABLE_SCATTER | ALLOW_SCATTER;
     let is_known = mask & !(MASK_CREATE_FLAGS | MASK_SEND_OPS | MASK_DC) == 0
         && flags & !both == 0
-        && operations & !OPS_RAW_WQE == 0;
-    if !is_known {
+        && operations & !(OPS_KEYS | OPS_RAW_WQE) == 0;
+    let changes_keys = operations & OPS_KEYS != 0;
+    // SAFETY: the caller's struct.
+    let is_connected = unsafe { (*attr).qp_type } == QpType::Rc as u32;
+    if !is_known || changes_keys && !is_connected {
         return null(libc::EOPNOTSUPP);
     }
     if flags & both == both {
         return null(libc::EINVAL);
     }
     let no_scatter = flags & DISABLE_SCATTER != 0;
-    let own = OfMlx5 { no_scatter, is_extended: operations != 0, dynamic };
+    let own = OfMlx5 { no_scatter, is_extended: operations != 0, changes_keys, dynamic };
     // SAFETY: the caller's objects.
     unsafe { qp::create_qp_of_mlx5(context, attr, own) }
 }

@@ -5,12 +5,14 @@ use std::ffi::{c_int, c_void};
 use super::build::DirectQp;
 use super::channels::{Answers, Events};
 use super::devx::{Memory, MemoryIn, Object};
+use super::keys::{Key, KeyAttr};
 use super::matchers::{Action, Matcher, MatcherAttr, Parameters};
 use super::objects::Objects;
 use super::pages::{Pacing, Uar, Var};
 use super::queues::{CqAttr, QpAttr, WqAttr};
 use super::{
-    ClockInfo, ContextAttr, DeviceContext, build, channels, devx, matchers, objects, pages, queues,
+    ClockInfo, ContextAttr, DeviceContext, build, channels, devx, keys, matchers, objects, pages,
+    queues,
 };
 use crate::abi::*;
 use crate::dv;
@@ -48,6 +50,8 @@ verbs! {
         given flags: u32
     ) -> *mut Pacing;
     Destroys "C" pp_free = pages(given entry: *mut Pacing) -> ();
+    Makes "C" create_mkey = keys(at attr: *mut KeyAttr) -> *mut Key;
+    Destroys "C" destroy_mkey = keys(given key: *mut Key) -> c_int;
     Makes "C" create_flow_matcher = matchers(
         given context: *mut ibv_context, at attr: *const MatcherAttr
     ) -> *mut Matcher;

@@ -169,6 +169,7 @@ objects! {
     ibv_device: Device;
     dv::Matcher: FlowMatcher;
     dv::DirectQp: DirectQp;
+    dv::Key: Mkey;
     dv::Object: FirmwareObject;
     dv::Memory: FirmwareMemory;
     dv::Uar: DoorbellPage;
