@@ -275,10 +275,11 @@ macro_rules! field {
         $(#[$doc])*
         #[inline(always)]
         pub(crate) fn $name(self, offset: usize) -> $name {
-            // SAFETY: callers pass field offsets of the 64-byte CQE, which is valid for reads and
-            // aligned to 64 (it comes from `Ring::cqe`, or is `MARKER`), so the field is inside it
-            // and aligned. The CQE belongs to the poller until it is given back, so no other thread
-            // writes the field.
+            // Of a constant, which the compiler answers.
+            assert!(offset % size_of::<$name>() == 0 && offset < CQE_SIZE);
+            // SAFETY: the CQE is valid for reads of 64 bytes and aligned to 64 (it comes from
+            // `Ring::cqe`, or is `MARKER`), so the field is inside it and aligned. The CQE belongs
+            // to the poller until it is given back, so no other thread writes the field.
             $name::from_be(unsafe { self.0.add(offset).cast::<$name>().read_volatile() })
         }
     };
@@ -312,6 +313,7 @@ impl CqeView {
     /// instructions than shifting the number.
     #[inline(always)]
     pub(super) fn u16_on_top(self, offset: usize) -> u32 {
+        assert!(offset % 2 == 0 && offset < CQE_SIZE);
         // SAFETY: as for the fields above.
         let in_memory = u32::from(unsafe { self.0.add(offset).cast::<u16>().read_volatile() });
         if cfg!(target_endian = "little") { in_memory.swap_bytes() } else { in_memory << 16 }
@@ -329,6 +331,7 @@ impl CqeView {
     /// The big-endian number at `offset`, for threads other than the poller, which may be writing
     /// it (see [`Ring::write`]).
     pub(super) fn shared_u32(self, offset: usize) -> u32 {
+        assert!(offset % 4 == 0 && offset < CQE_SIZE);
         // SAFETY: as for the fields above.
         let field = unsafe { AtomicU32::from_ptr(self.0.add(offset).cast_mut().cast()) };
         u32::from_be(field.load(Ordering::Relaxed))
