@@ -13,6 +13,8 @@
 //! from runs of unmodified C programs and kernels. Behaviour that none of these has confirmed is
 //! marked as unconfirmed; it may differ from the hardware's.
 
+#![deny(unsafe_code)]
+
 pub mod chardev;
 pub mod fault;
 mod home;

@@ -5,6 +5,8 @@
 //! bytes. [`firmware`] executes commands about its objects. `uverbs-soft` has the character device
 //! in front of it, `uverbs-soft-pci` the PCI function.
 
+#![deny(unsafe_code)]
+
 pub mod copy;
 pub mod core;
 pub mod firmware;

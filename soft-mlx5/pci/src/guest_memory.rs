@@ -1,5 +1,7 @@
 //! Guest memory, which the virtual machine monitor shares. Bus addresses are guest-physical.
 
+#![allow(unsafe_code)]
+
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;

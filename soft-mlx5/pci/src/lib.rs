@@ -10,6 +10,8 @@
 //! shared. An invalid command gets the firmware's error status and a warning, never a silent
 //! success.
 
+#![deny(unsafe_code)]
+
 mod blueflame;
 mod cable;
 mod command_queue;

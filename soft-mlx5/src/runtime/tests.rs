@@ -165,6 +165,7 @@ fn an_acknowledgement_that_is_there_comes_before_its_time_out() {
 }
 
 #[test]
+#[allow(unsafe_code, reason = "forks")]
 fn a_forked_child_is_refused_and_can_exit() {
     let (runtime, _) = start();
     // SAFETY: the child calls nothing that could wait for a lock another thread held at the fork:

@@ -78,6 +78,7 @@ impl UarRegion {
         self.pages
     }
 
+    #[allow(unsafe_code, reason = "a word of the mapping")]
     fn word(&self, page: usize, offset: usize) -> &AtomicU64 {
         let page = page.min(self.pages - 1);
         let offset = page * UAR_PAGE_SIZE + ((offset % UAR_PAGE_SIZE) & !7);

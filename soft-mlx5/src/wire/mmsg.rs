@@ -1,6 +1,8 @@
 //! `sendmmsg` and `recvmmsg` with type of service and time to live for each datagram; segmentation
 //! and reassembly by the kernel (`UDP_SEGMENT`, `UDP_GRO`); and the socket options that the
-//! standard library lacks. The only module of the wires with unsafe code.
+//! standard library lacks.
+
+#![allow(unsafe_code)]
 
 use std::fmt;
 use std::io;

@@ -1,5 +1,7 @@
 //! Messages and the file descriptors that travel with them, over a UNIX stream socket.
 
+#![allow(unsafe_code)]
+
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
