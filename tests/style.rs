@@ -25,6 +25,7 @@ const CLEAN: &[&str] = &[
     "docs/kernel.md",
     "docs/network.md",
     "docs/ordering.md",
+    "docs/safety.md",
     "docs/semantics.md",
     "docs/software-device.md",
     "docs/start-up.md",
