@@ -9,7 +9,7 @@ use crate::ib_cm::{CmId, Path};
 
 /// Identifies an id of one [`Cma`](super::Cma).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CmaId(pub u32);
+pub struct CmaId(pub u64);
 
 /// State of an id (`enum rdma_cm_state`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -207,8 +207,8 @@ struct Listening {
 pub struct Cma {
     devices: Vec<Device>,
     ids: HashMap<CmaId, Id>,
-    next: u32,
-    next_membership: u32,
+    next: u64,
+    next_membership: u64,
     /// The ids by the engine's ids.
     of_engine: HashMap<(DeviceNumber, CmId), CmaId>,
     /// The listening ids, by service id.
@@ -297,7 +297,7 @@ impl Cma {
 
     fn insert(&mut self, id: Id) -> CmaId {
         let number = CmaId(self.next);
-        self.next = self.next.wrapping_add(1);
+        self.next += 1;
         self.ids.insert(number, id);
         number
     }

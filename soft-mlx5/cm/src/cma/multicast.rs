@@ -12,7 +12,7 @@ use uverbs_soft_packet::{Addressing, Gid};
 
 /// Identifies a membership of one [`Cma`](super::Cma).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MembershipId(pub u32);
+pub struct MembershipId(pub u64);
 
 /// A group that an id has joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Cma {
             .ok_or(CmaError::INVALID)?;
         let gid = group_gid(&group)?;
         let membership = MembershipId(self.next_membership);
-        self.next_membership = self.next_membership.wrapping_add(1);
+        self.next_membership += 1;
         let record = self.id_mut(id)?;
         record.choose_qkey(0)?;
         record.memberships.push(Membership { id: membership, group: gid });

@@ -122,6 +122,11 @@ impl Contexts {
         second(&self.of_files, file)
     }
 
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.ids.values.len()
+    }
+
     /// Moves an id to another file.
     pub(super) fn migrate(&mut self, number: u32, to: FileNumber) {
         let Some(context) = self.ids.get_mut(number) else { return };

@@ -343,7 +343,7 @@ impl State {
         let new = self.contexts.add(file, event.id, 0);
         let response = self.response(event, uid, new);
         let context = listener.unwrap_or_default();
-        self.push(file, Queued { response, context, membership: None, request: Some(new) });
+        self.push(file, Queued { response, context, membership: None, request: Some(event.id) });
     }
 
     fn response(&self, event: &CmaEvent, uid: u64, id: u32) -> EventResp {
@@ -377,7 +377,7 @@ impl State {
         let queue = self.queues.get_mut(&context.file);
         let dropped = queue.map(|queue| queue.extract(number, |_| true));
         for new in dropped.into_iter().flatten().filter_map(|event| event.request) {
-            self.destroy(new);
+            self.contexts.number(new).map(|number| self.destroy(number));
         }
         self.cma.destroy(runtime::now(), context.id);
         context.reported

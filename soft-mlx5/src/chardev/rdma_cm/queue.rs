@@ -10,6 +10,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::pipe2;
+use uverbs_soft_cm::cma::CmaId;
 use uverbs_uapi::cm::event::EventResp;
 
 use crate::chardev::device::event_queue;
@@ -21,8 +22,9 @@ pub(super) struct Queued {
     /// The id that counts it: for a connection request, the one that listens.
     pub(super) context: u32,
     pub(super) membership: Option<u32>,
-    /// For a connection request: the new id.
-    pub(super) request: Option<u32>,
+    /// For a connection request: the new id. It is not named by its number, which the program may
+    /// guess, free and use again.
+    pub(super) request: Option<CmaId>,
 }
 
 /// The device's side of a file. The program has the read end of a pipe, which holds one byte while

@@ -1,6 +1,7 @@
 //! The node as a program sees it.
 #![allow(unsafe_code)]
 
+mod attacks;
 mod replay;
 mod rules;
 

@@ -21,9 +21,9 @@ use super::{Client, host};
 use crate::chardev::{RdmaCm, SoftDevice};
 use crate::wire::{Carrier, Link, Network, Waker};
 
-const ADDRESS: [u8; 4] = [127, 20, 0, 1];
+pub(super) const ADDRESS: [u8; 4] = [127, 20, 0, 1];
 
-fn sockaddr(address: [u8; 4], port: u16) -> SockaddrStorage {
+pub(super) fn sockaddr(address: [u8; 4], port: u16) -> SockaddrStorage {
     SockaddrStorage::new(&SockaddrIn {
         family: AF_INET,
         port: port.into(),
@@ -33,17 +33,17 @@ fn sockaddr(address: [u8; 4], port: u16) -> SockaddrStorage {
 }
 
 impl Client {
-    fn create(&self, ps: PortSpace, uid: u64) -> u32 {
+    pub(super) fn create(&self, ps: PortSpace, uid: u64) -> u32 {
         let create = |response| CreateId { uid, response, ps, ..CreateId::default() };
         self.ask(create).unwrap().id
     }
 
-    fn destroy(&self, id: u32) -> Result<u32, Errno> {
+    pub(super) fn destroy(&self, id: u32) -> Result<u32, Errno> {
         let destroy = |response| DestroyId { response, id, reserved: 0 };
         self.ask(destroy).map(|answer| answer.events_reported)
     }
 
-    fn bind(&self, id: u32, address: [u8; 4], port: u16) -> Result<(), Errno> {
+    pub(super) fn bind(&self, id: u32, address: [u8; 4], port: u16) -> Result<(), Errno> {
         self.send(&Bind { id, addr_size: 16, reserved: 0, addr: sockaddr(address, port) })
     }
 
@@ -69,25 +69,25 @@ impl Client {
         self.expect(EventType::ROUTE_RESOLVED);
     }
 
-    fn connect(&self, id: u32, qp_num: u32, private_data_len: u8) -> Result<(), Errno> {
+    pub(super) fn connect(&self, id: u32, qp_num: u32, private_data_len: u8) -> Result<(), Errno> {
         let conn_param = ConnParam { qp_num, private_data_len, valid: 1, ..ConnParam::default() };
         self.send(&Connect { conn_param, id, ..Connect::default() })
     }
 
-    fn accept(&self, id: u32, uid: u64, qp_num: u32, len: u8) -> Result<(), Errno> {
+    pub(super) fn accept(&self, id: u32, uid: u64, qp_num: u32, len: u8) -> Result<(), Errno> {
         let valid = (uid != 0).into();
         let conn_param = ConnParam { qp_num, private_data_len: len, valid, ..ConnParam::default() };
         self.send(&Accept { uid, conn_param, id, ..Accept::default() })
     }
 
-    fn listener(&self, port: u16, backlog: u32) -> u32 {
+    pub(super) fn listener(&self, port: u16, backlog: u32) -> u32 {
         let id = self.create(PortSpace::TCP, 77);
         self.bind(id, ADDRESS, port).unwrap();
         self.listen(id, backlog);
         id
     }
 
-    fn dialler(&self, port: u16, qpn: u32) -> u32 {
+    pub(super) fn dialler(&self, port: u16, qpn: u32) -> u32 {
         let id = self.create(PortSpace::TCP, 88);
         self.resolve(id, port);
         self.connect(id, qpn, 0).unwrap();
@@ -95,7 +95,7 @@ impl Client {
     }
 }
 
-fn header(cmd: u32, input: u16, output: u16) -> CmdHdr {
+pub(super) fn header(cmd: u32, input: u16, output: u16) -> CmdHdr {
     CmdHdr { cmd: Cmd(cmd), input, output }
 }
 

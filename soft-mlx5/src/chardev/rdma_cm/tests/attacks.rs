@@ -1,0 +1,214 @@
+//! Programs that guess numbers, move ids about, and give bad addresses: no other file is harmed.
+
+use nix::errno::Errno;
+use nix::poll::{PollFlags, PollTimeout};
+use uverbs_uapi::cm::address::{Query, ResolveRoute};
+use uverbs_uapi::cm::connect::{Disconnect, InitQpAttr, Listen, Notify, Reject};
+use uverbs_uapi::cm::event::EventType;
+use uverbs_uapi::cm::id::{CreateId, MigrateId, SetOption};
+use uverbs_uapi::cm::multicast::{JoinMcast, LeaveMcast};
+use uverbs_uapi::cm::{Command, JoinFlags, PortSpace, QueryOption};
+use zerocopy::IntoBytes;
+
+use super::rules::{ADDRESS, sockaddr};
+use super::{Client, host};
+
+/// The result of a command whose answer does not matter.
+fn tried<C: Command>(client: &Client, body: impl FnOnce(u64) -> C) -> Result<(), Errno> {
+    client.ask(body).map(drop)
+}
+
+/// What every command that names an id says of this one.
+fn all_commands(client: &Client, id: u32) -> Vec<Result<(), Errno>> {
+    let route = ResolveRoute { id, timeout_ms: 1 };
+    let attributes = |response| InitQpAttr { response, id, qp_state: 1 };
+    let query = |option| tried(client, move |response| Query { response, id, option });
+    let option = SetOption { optval: [0u8].as_ptr() as u64, optlen: 1, id, ..Default::default() };
+    let (addr_size, join_flags) = (16, JoinFlags::FULL_MEMBER);
+    let addr = sockaddr([239, 1, 2, 3], 0);
+    let join = |response| JoinMcast { response, uid: 1, id, addr_size, join_flags, addr };
+    vec![
+        client.bind(id, ADDRESS, 0),
+        client.send(&route),
+        client.send(&Listen { id, backlog: 1 }),
+        client.connect(id, 1, 0),
+        client.accept(id, 5, 1, 0),
+        client.send(&Reject { id, ..Reject::default() }),
+        client.send(&Disconnect { id }),
+        client.send(&Notify { id, event: uverbs_uapi::enums::EventType::COMM_EST }),
+        client.send(&option),
+        tried(client, attributes),
+        tried(client, join),
+        query(QueryOption::ADDR),
+        query(QueryOption::GID),
+        query(QueryOption::PATH),
+        client.destroy(id).map(drop),
+    ]
+}
+
+#[test]
+fn no_command_takes_an_id_of_another_file() {
+    let (host, _device) = host(ADDRESS);
+    let (server, client, thief) = (Client::open(&host), Client::open(&host), Client::open(&host));
+    let listener = server.listener(5300, 8);
+    let id = client.dialler(5300, 1);
+    let request = server.expect(EventType::CONNECT_REQUEST);
+    for (id, errno) in [
+        (listener, Errno::EINVAL),
+        (id, Errno::EINVAL),
+        (request.id, Errno::EINVAL),
+        (99, Errno::ENOENT),
+        (u32::MAX, Errno::ENOENT),
+    ] {
+        let answers = all_commands(&thief, id);
+        assert!(answers.iter().all(|answer| *answer == Err(errno)), "{id}: {answers:?}");
+    }
+    server.accept(request.id, 9, 2, 0).unwrap();
+    client.expect(EventType::CONNECT_RESPONSE);
+    client.accept(id, 0, 0, 0).unwrap();
+    server.expect(EventType::ESTABLISHED);
+}
+
+/// A file moves ids only from descriptors that its process has.
+#[test]
+fn only_descriptors_of_the_node_have_ids_to_move() {
+    let (host, _device) = host(ADDRESS);
+    let (one, two) = (Client::open(&host), Client::open(&host));
+    let id = one.create(PortSpace::TCP, 1);
+    let migrate = |fd| tried(&two, move |response| MigrateId { response, id, fd });
+    let other = std::fs::File::open("/dev/null").unwrap();
+    assert_eq!(migrate(std::os::fd::AsRawFd::as_raw_fd(&other) as u32), Err(Errno::EINVAL));
+    assert_eq!(migrate(u32::MAX), Err(Errno::ENOENT));
+    assert_eq!(migrate(two.descriptor()), Err(Errno::EINVAL), "which has not this id");
+    assert_eq!(migrate(one.descriptor()), Ok(()));
+    assert_eq!(two.destroy(id), Ok(0));
+}
+
+/// A program guesses the number of a request that it has not fetched, and destroys it. The id that gets
+/// the number next stays when the listener ends (`ucma_cleanup_ctx_events`).
+#[test]
+fn a_listener_takes_no_id_with_it_that_has_the_number_of_a_request() {
+    let (host, _device) = host(ADDRESS);
+    let (server, client, other) = (Client::open(&host), Client::open(&host), Client::open(&host));
+    let listener = server.listener(5400, 8);
+    let id = client.dialler(5400, 1);
+    assert_eq!(server.poll(PollTimeout::NONE), PollFlags::POLLIN);
+    let guessed = id + 1;
+    assert_eq!(server.destroy(guessed), Ok(0));
+    assert_eq!(client.expect(EventType::REJECTED).status(), 28);
+    assert_eq!(other.create(PortSpace::TCP, 1), guessed);
+    server.destroy(listener).unwrap();
+    assert_eq!(other.destroy(guessed), Ok(0));
+}
+
+/// The events of a listener move with it, the ids of its requests do not.
+#[test]
+fn a_listener_that_moves_leaves_its_requests() {
+    let (host, _device) = host(ADDRESS);
+    let (one, two, client) = (Client::open(&host), Client::open(&host), Client::open(&host));
+    let id = one.listener(5500, 8);
+    client.dialler(5500, 1);
+    assert_eq!(one.poll(PollTimeout::NONE), PollFlags::POLLIN);
+    let fd = one.descriptor();
+    tried(&two, |response| MigrateId { response, id, fd }).unwrap();
+    let request = two.expect(EventType::CONNECT_REQUEST);
+    assert_eq!(two.accept(request.id, 9, 2, 0), Err(Errno::EINVAL));
+    one.accept(request.id, 9, 2, 0).unwrap();
+    client.expect(EventType::CONNECT_RESPONSE);
+    // Its own file takes it along, although it has no listener any more.
+    drop(one);
+    client.expect(EventType::REJECTED);
+}
+
+#[test]
+fn a_join_that_cannot_be_answered_is_no_join() {
+    let (host, _device) = host(ADDRESS);
+    let client = Client::open(&host);
+    client.set_nonblocking();
+    let id = client.create(PortSpace::UDP, 1);
+    client.bind(id, ADDRESS, 0).unwrap();
+    let addr = sockaddr([239, 1, 2, 3], 0);
+    let join = |response| JoinMcast { response, id, addr_size: 16, addr, ..JoinMcast::default() };
+    assert_eq!(client.send(&join(8)), Err(Errno::EFAULT));
+    assert_eq!(client.event().err(), Some(Errno::EAGAIN));
+    let leave = |response| LeaveMcast { response, id: 0, reserved: 0 };
+    assert_eq!(tried(&client, leave), Err(Errno::ENOENT));
+    assert_eq!(client.destroy(id), Ok(0));
+}
+
+#[test]
+fn a_number_of_a_group_is_nothing_to_other_files() {
+    let (host, _device) = host(ADDRESS);
+    let (client, thief) = (Client::open(&host), Client::open(&host));
+    let id = client.create(PortSpace::UDP, 1);
+    client.bind(id, ADDRESS, 0).unwrap();
+    let addr = sockaddr([239, 1, 2, 3], 0);
+    let join = |response| JoinMcast { response, id, addr_size: 16, addr, ..JoinMcast::default() };
+    let member = client.ask(join).unwrap().id;
+    let leave = |response| LeaveMcast { response, id: member, reserved: 0 };
+    assert_eq!(tried(&thief, leave), Err(Errno::EINVAL));
+    client.expect(EventType::MULTICAST_JOIN);
+    assert_eq!(tried(&client, leave), Ok(()));
+}
+
+/// The event that cannot be written is the next one still.
+#[test]
+fn an_event_that_cannot_be_written_is_not_lost() {
+    let (host, _device) = host(ADDRESS);
+    let (server, client) = (Client::open(&host), Client::open(&host));
+    let listener = server.listener(5600, 1);
+    client.dialler(5600, 1);
+    assert_eq!(server.poll(PollTimeout::NONE), PollFlags::POLLIN);
+    let nowhere = uverbs_uapi::cm::event::GetEvent { response: 8 };
+    assert_eq!(server.send(&nowhere), Err(Errno::EFAULT));
+    server.expect(EventType::CONNECT_REQUEST);
+    assert_eq!(server.destroy(listener), Ok(1));
+}
+
+/// Ten thousand ids of a process that says no goodbye: all numbers are free after it.
+#[test]
+fn a_closed_file_gives_all_its_numbers_back() {
+    let (host, _device) = host(ADDRESS);
+    let (keeps, greedy) = (Client::open(&host), Client::open(&host));
+    assert_eq!(keeps.create(PortSpace::TCP, 1), 0);
+    for number in 1..=10_000 {
+        assert_eq!(greedy.create(PortSpace::TCP, 1), number);
+    }
+    drop(greedy);
+    assert_eq!(keeps.create(PortSpace::TCP, 1), 1);
+    assert_eq!(host.shared.lock().contexts.count(), 2);
+}
+
+/// Every length of every command, cut anywhere and longer than any: none is taken for another id's.
+#[test]
+fn cut_and_overlong_commands_harm_no_id() {
+    let (host, _device) = host(ADDRESS);
+    let (client, other) = (Client::open(&host), Client::open(&host));
+    client.set_nonblocking();
+    let kept = other.create(PortSpace::TCP, 1);
+    for command in 0..24 {
+        for length in (0..400).chain([65_535, 65_543, 70_000]) {
+            let input = (length as u16).saturating_sub(8);
+            let mut bytes = super::rules::header(command, input, 400).as_bytes().to_vec();
+            // The body is all ones: addresses that are not mapped, numbers that no id has.
+            bytes.resize(length.max(8), 0xff);
+            bytes.truncate(length);
+            let mut memory = bytes.clone();
+            memory.resize(length + 400, 0xff);
+            // SAFETY: `length` bytes and those of a whole body are there; addresses in them are
+            // not mapped.
+            let written = unsafe {
+                use std::os::fd::AsFd;
+                client.file.write(client.fd.as_fd(), memory.as_ptr(), length)
+            };
+            assert!(written.is_err(), "command {command}, {length} bytes");
+        }
+    }
+    assert_eq!(other.destroy(kept), Ok(0));
+    let created = client.ask(|response| CreateId {
+        response,
+        ps: PortSpace::TCP,
+        ..CreateId::default()
+    });
+    assert_eq!(created.unwrap().id, 0);
+}
