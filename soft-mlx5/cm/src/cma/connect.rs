@@ -213,7 +213,7 @@ impl Cma {
     }
 
     /// From now on answers retries of the peer's message with an MRA (`ib_send_cm_mra`).
-    pub(super) fn ask_for_patience(&mut self, id: CmaId) {
+    pub(super) fn send_mra(&mut self, id: CmaId) {
         // Fails in states in which no message of the peer waits for an answer.
         let _ = self.with_engine(id, |device, cm| {
             device.engine.send_mra(cm, MRA_TIMEOUT, MraTiming::OnDuplicate, &[])

@@ -85,7 +85,7 @@ impl Cma {
         event.ece = Ece { vendor_id: request.vendor_id, attr_mod: request.origin.modifier };
         event.payload = request.payload(offset);
         self.events.push_back(event);
-        self.ask_for_patience(id);
+        self.send_mra(id);
     }
 
     /// The id that accepts a request, and the new id's addresses (`cma_find_listener`,
@@ -154,7 +154,7 @@ impl Cma {
         let payload = Payload::Conn(Box::new(conn));
         let event = CmaEvent::new(id, EventType::CONNECT_RESPONSE);
         self.events.push_back(CmaEvent { payload, ece, ..event });
-        self.ask_for_patience(id);
+        self.send_mra(id);
     }
 
     fn on_reject(&mut self, id: CmaId, rej: &Rej) {

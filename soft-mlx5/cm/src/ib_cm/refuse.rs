@@ -163,9 +163,9 @@ impl IbCm {
         let Ok(entry) = self.id_mut(id) else {
             return;
         };
-        let patience = from_code(mra.service_timeout()) + from_code(entry.ack_timeout);
+        let period = from_code(mra.service_timeout()) + from_code(entry.ack_timeout);
         entry.state = state;
-        self.be_patient(now, id, patience);
+        self.extend_timeout(now, id, period);
         self.events.push_back((id, Event::MraReceived(Box::new(*mra))));
     }
 }

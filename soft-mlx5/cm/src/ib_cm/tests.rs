@@ -301,7 +301,7 @@ fn timewait_lasts_an_ack_timeout_and_outlives_its_id() {
 }
 
 #[test]
-fn patience_is_asked_for_on_repetition_only() {
+fn an_mra_answers_repetitions_only() {
     let mut pair = Pair::new();
     let id = pair.client.create();
     pair.client.send_req(0, id, &request(&[])).unwrap();

@@ -85,8 +85,9 @@ impl IbCm {
         self.post(addressing, mad);
     }
 
-    /// Handles an MRA: waits for `period` from now on. `false` if no message waits for an answer.
-    pub(super) fn be_patient(&mut self, now: u64, id: CmId, period: u64) -> bool {
+    /// Waits for `period` from now on, as a peer's MRA asks. `false` if no message waits for an
+    /// answer.
+    pub(super) fn extend_timeout(&mut self, now: u64, id: CmId, period: u64) -> bool {
         let Some(pending) = self.ids.get_mut(&id).and_then(|entry| entry.pending.as_mut()) else {
             return false;
         };
