@@ -27,6 +27,8 @@ use uverbs_soft::chardev::CmFile;
 const OPEN: &str = "create_event_channel";
 const NODE: &str = "infiniband/rdma_cm";
 const SYSFS: &str = "class/misc/rdma_cm";
+/// Major number of misc devices (`MISC_MAJOR`).
+const MISC: u64 = 10;
 const LOAD: &str = "load the module (modprobe rdma_ucm), or give the container the node \
                     (--device=/dev/infiniband/rdma_cm); UVERBS_DEVICE=soft is the software device";
 
@@ -56,10 +58,7 @@ impl Manager {
             .open(&path)
             .map_err(|error| cannot_open(&path, &error))?;
         let metadata = file.metadata().map_err(|error| Error::io(OPEN, &error))?;
-        if number_of(&metadata).is_none() {
-            let cause = format!("{} is not a character device", path.display());
-            return Err(Error::new(OPEN, ErrorKind::NotFound, cause).cure_with(LOAD));
-        }
+        check_number(&path, number_of(&metadata), &roots.sysfs)?;
         check_version(&roots.sysfs)?;
         Ok(Self { node: Node::Kernel(file), process: Process::current() })
     }
@@ -134,6 +133,26 @@ fn make_non_blocking(descriptor: &OwnedFd) -> Result<()> {
     let flags = OFlag::from_bits_retain(fcntl(descriptor, FcntlArg::F_GETFL).map_err(failed)?);
     let set = fcntl(descriptor, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK));
     set.map(drop).map_err(failed)
+}
+
+/// The node must be the character device that sysfs announces. Where a container has no sysfs, it
+/// must be one of the misc devices at least.
+fn check_number(node: &Path, found: Option<(u64, u64)>, sysfs: &Path) -> Result<()> {
+    let node = node.display();
+    let other = |cause| Err(Error::new(OPEN, ErrorKind::NotFound, cause).cure_with(LOAD));
+    let Some((major, minor)) = found else {
+        return other(format!("{node} is not a character device"));
+    };
+    let announced = fs::read_to_string(sysfs.join(SYSFS).join("dev"));
+    let is_expected = match &announced {
+        Ok(text) => text.trim() == format!("{major}:{minor}"),
+        Err(_) => major == MISC,
+    };
+    if is_expected {
+        return Ok(());
+    }
+    let expected = announced.map_or(format!("{MISC}:…"), |text| text.trim().to_owned());
+    other(format!("{node} is device {major}:{minor}, but rdma_cm is {expected}"))
 }
 
 /// A kernel that does not say its version has the one that all have had since 2007.
