@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use uverbs::channel::Roots;
 use uverbs::gid::GidEntry;
-use uverbs::{Context, Device, DeviceKind, Limit, PortAttributes, devices_below};
+use uverbs::{Context, Device, DeviceKind, ErrorKind, Limit, PortAttributes, devices_below};
 
 use self::address::AddressState;
 use crate::args;
@@ -138,8 +138,20 @@ fn wanted(name: Option<&str>, kernel: &[Device]) -> Outcome<Vec<Device>> {
         None => Ok(kernel.to_vec()),
         Some(name) => match kernel.iter().find(|device| device.name() == name) {
             Some(device) => Ok(vec![device.clone()]),
-            None => Ok(vec![uverbs::device(name)?]),
+            None => Ok(vec![uverbs::device(name).map_err(|error| unknown(name, error))?]),
         },
+    }
+}
+
+/// Points to `--to` if the name of a device is an address.
+fn unknown(name: &str, error: uverbs::Error) -> Failure {
+    let is_address = error.kind() == ErrorKind::NotFound && name.contains(['.', ':']);
+    match is_address {
+        true => {
+            let to = format!("uverbs info --to {name} says which device leads to an address");
+            Failure::usage(format!("{}; {to}", error.cause()))
+        }
+        false => error.into(),
     }
 }
 

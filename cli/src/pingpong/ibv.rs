@@ -24,7 +24,7 @@ use crate::latency::Latency;
 use crate::link::{Link, LocalRange, Shape, USUAL_INLINE};
 use crate::output::{print, remark};
 use crate::pattern;
-use crate::rendezvous::{PATIENCE, listen};
+use crate::rendezvous::{PATIENCE, host, listen};
 
 /// The C program's own default size.
 pub(super) const DEFAULT_SIZE: u32 = 4096;
@@ -93,8 +93,9 @@ impl End {
     }
 
     fn meet_server(&mut self, host: &str, port: u16) -> Outcome {
-        let mut stream = TcpStream::connect((host, port))
-            .context(|| format!("cannot reach ibv_rc_pingpong at {host}:{port}"))?;
+        let addresses = host::addresses(host, port)?;
+        let mut stream = TcpStream::connect(&*addresses)
+            .context(|| format!("cannot reach ibv_rc_pingpong at {host}, port {port}"))?;
         self.say(&mut stream)?;
         let peer = self.hear(&mut stream)?;
         stream.write_all(DONE).context(|| "the peer has gone away".into())?;

@@ -6,12 +6,13 @@
 //! escaped before it is shown ([`shown`]).
 
 mod code;
+pub(crate) mod host;
 mod introduction;
 mod listener;
 mod source;
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -71,12 +72,8 @@ impl Rendezvous {
         service: &str,
         code: Option<&Code>,
     ) -> Outcome<Self> {
-        let addresses: Vec<SocketAddr> = (host, port)
-            .to_socket_addrs()
-            .map_err(|error| Failure::usage(format!("no address for host '{host}': {error}")))?
-            .collect();
-        let stream = connect_any(&addresses).context(|| {
-            format!("cannot reach {host}:{port} (is the other end running, on that port?)")
+        let stream = connect_any(&host::addresses(host, port)?).context(|| {
+            format!("cannot reach {host} at port {port} (is the other end running, on that port?)")
         })?;
         let mut peer = Self::over(stream)?;
         introduction::introduce(&mut peer, service, code)?;

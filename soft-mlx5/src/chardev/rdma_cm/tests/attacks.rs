@@ -84,8 +84,8 @@ fn only_descriptors_of_the_node_have_ids_to_move() {
     assert_eq!(two.destroy(id), Ok(0));
 }
 
-/// A program guesses the number of a request that it has not fetched, and destroys it. The id that gets
-/// the number next stays when the listener ends (`ucma_cleanup_ctx_events`).
+/// A program guesses the number of a request that it has not fetched, and destroys it. The id that
+/// gets the number next stays when the listener ends (`ucma_cleanup_ctx_events`).
 #[test]
 fn a_listener_takes_no_id_with_it_that_has_the_number_of_a_request() {
     let (host, _device) = host(ADDRESS);
@@ -205,10 +205,7 @@ fn cut_and_overlong_commands_harm_no_id() {
         }
     }
     assert_eq!(other.destroy(kept), Ok(0));
-    let created = client.ask(|response| CreateId {
-        response,
-        ps: PortSpace::TCP,
-        ..CreateId::default()
-    });
+    let created =
+        client.ask(|response| CreateId { response, ps: PortSpace::TCP, ..CreateId::default() });
     assert_eq!(created.unwrap().id, 0);
 }
