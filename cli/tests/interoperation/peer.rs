@@ -162,8 +162,8 @@ pub(crate) fn number(digits: &str) -> u32 {
     u32::from_str_radix(digits, 16).expect("a number")
 }
 
-/// A peer of `own`. What the exchange does not tell is as the C programs have it: MTU 1024, one READ
-/// at a time, the same kind of GID and the same Q_Key.
+/// A peer of `own`. What the exchange does not tell is as the C programs have it: MTU 1024, one
+/// READ at a time, the same kind of GID and the same Q_Key.
 pub(crate) fn endpoint(lid: &str, gid: &str, own: &Endpoint) -> Endpoint {
     let gid = Gid(u128::from_str_radix(gid.trim(), 16).expect("a GID").to_be_bytes());
     Endpoint {
