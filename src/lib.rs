@@ -1,8 +1,8 @@
 //! A userspace RDMA verbs provider for NVIDIA ConnectX (mlx5), from the character device up: no
 //! libibverbs, no libmlx5, no C.
 //!
-//! A program opens a [`Device`] and gets a [`Context`]; from it it makes a [`ProtectionDomain`] for
-//! memory and queue pairs, and [`CompletionQueue`]s to learn what was done. Handles hold their
+//! A program opens a [`Device`] and gets a [`Context`]; from that it makes a [`ProtectionDomain`]
+//! for memory and queue pairs, and [`CompletionQueue`]s to learn what was done. Handles hold their
 //! parents, so they may be dropped in any order, and nothing that a program stores has a lifetime.
 //! Queues are then rung and polled without any call into the kernel.
 //!

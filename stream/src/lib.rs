@@ -27,7 +27,7 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Streams of tokio are in [`tokio`] (cargo feature `tokio`). The feature `soft`
+//! Streams of tokio are in the module `tokio` (cargo feature `tokio`). The feature `soft`
 //! embeds the software device.
 //!
 //! # How bytes travel
