@@ -46,7 +46,7 @@ fn plain() -> Source {
 }
 
 #[test]
-fn an_armed_cq_tells_once() {
+fn an_armed_cq_raises_one_event() {
     let mut source = plain();
     source.complete(1);
     assert_eq!(source.host().events(), [], "not armed");
@@ -61,7 +61,7 @@ fn an_armed_cq_tells_once() {
 }
 
 #[test]
-fn arming_with_unread_completions_tells_at_once() {
+fn arming_with_unread_completions_raises_an_event_at_once() {
     let mut source = plain();
     source.complete(1);
     source.arm();
@@ -81,7 +81,7 @@ fn arming_with_unread_completions_tells_at_once() {
 }
 
 #[test]
-fn errors_wake_who_waits_for_solicited_ones() {
+fn errors_fire_a_cq_armed_for_solicited() {
     let mut source = plain();
     let cq = source.cq.clone();
     source.host().arm(&cq, true);
@@ -180,7 +180,7 @@ fn resizing_continues_in_the_new_ring() {
 }
 
 #[test]
-fn short_data_goes_into_the_cqe_where_that_is_on() {
+fn short_data_goes_into_the_cqe_if_the_qp_asks_for_it() {
     for (size, mode, fits) in [
         (CqeSize::B64, ScatterToCqe::B32, 32u64),
         (CqeSize::B128, ScatterToCqe::B64, 64),
@@ -230,7 +230,7 @@ fn short_data_goes_into_the_cqe_where_that_is_on() {
 }
 
 #[test]
-fn nothing_goes_while_it_is_used_and_everything_goes_in_the_end() {
+fn objects_in_use_cannot_be_destroyed_and_unused_ones_can() {
     let mut source = plain();
     let (cqn, qpn, pd) = (source.cq.cqn, source.qp.qpn, source.world.hosts[0].pd);
     let region = source.host().region(64, ALL);
@@ -247,7 +247,7 @@ fn nothing_goes_while_it_is_used_and_everything_goes_in_the_end() {
 }
 
 #[test]
-fn injected_errors_change_the_object_and_are_told() {
+fn injected_errors_change_the_object_and_raise_events() {
     let mut source = plain();
     let (cqn, qpn) = (source.cq.cqn, source.qp.qpn);
     let core = &mut source.host().core;

@@ -43,12 +43,12 @@ fn local_protection_of_a_gather_list() {
         pair.world.run_until_idle();
         let first = failed(&mut pair, 0, Syndrome::LOCAL_PROTECTION);
         assert_eq!((first.index, first.opcode), (index, CqeOpcode::REQUESTER_ERROR));
-        assert_eq!(events(&mut pair, 0), [], "a completion told it, so no event does");
+        assert_eq!(events(&mut pair, 0), [], "the completion reports it, so no event does");
     }
 }
 
 #[test]
-fn what_was_before_a_local_error_completes_well_and_nothing_after_it_is_sent() {
+fn requests_before_a_local_error_succeed_and_none_after_it_is_sent() {
     // A gather list that fails when its packets are built, and a WQE that fails when it is read.
     for unreadable in [false, true] {
         let mut pair = Pair::new(QpType::Rc);
@@ -248,7 +248,7 @@ fn rnr_retry_exceeded_without_a_receive() {
 }
 
 #[test]
-fn seven_rnr_retries_are_for_ever_and_a_late_receive_ends_them() {
+fn rnr_retry_seven_never_ends_until_a_receive_is_posted() {
     for write in [false, true] {
         let mut pair = Pair::new(QpType::Rc);
         let (from, to) = (pair.host(0).region(2000, ALL), pair.host(1).region(2000, ALL));
@@ -314,7 +314,7 @@ fn sequence_errors_without_an_rnr_nak_between_them_use_up_the_retries() {
 
 #[test]
 fn responder_limits_outstanding_reads() {
-    // The requester may have more under way than the responder agreed to.
+    // The requester may have more READs outstanding than the responder agreed to.
     let mut pair = Pair::with(
         QpType::Rc,
         |_, _| {},

@@ -161,7 +161,7 @@ impl Host {
         ring
     }
 
-    /// Rings for a QP; the caller completes the parameters.
+    /// Allocates the rings of a QP. The caller fills in the other parameters.
     pub(super) fn qp_params(
         &mut self,
         qp_type: QpType,
@@ -220,7 +220,7 @@ impl Host {
         SrqHandle { srqn, ring, record, posted: 0, log }
     }
 
-    /// What a connected pair usually is set to.
+    /// The attributes of a connected pair unless a test changes them.
     pub(super) fn attributes(&self, peer: Gid, peer_qpn: Qpn) -> QpAttributes {
         QpAttributes {
             remote_rights: Some(RemoteRights::all()),
@@ -376,24 +376,24 @@ impl Host {
     }
 }
 
-fn scatter_list(sges: &[(u64, u32, Mkey)], room: usize) -> Vec<u8> {
+fn scatter_list(sges: &[(u64, u32, Mkey)], wqe_bytes: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (address, len, key) in sges {
         bytes.extend_from_slice(DataSegment::new(*address, *len, key.0).as_bytes());
     }
-    if bytes.len() < room {
+    if bytes.len() < wqe_bytes {
         bytes.extend_from_slice(DataSegment::TERMINATOR.as_bytes());
     }
     bytes
 }
 
-/// What becomes of a packet on its way.
+/// What the wire does to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Pass,
     Drop,
     Twice,
-    /// Behind the next one.
+    /// Delivered after the next packet.
     Late,
 }
 
@@ -411,7 +411,7 @@ impl World {
         Self { hosts, now: 0, crossed: 0 }
     }
 
-    /// Steps until nothing is left to do at this time.
+    /// Steps the devices until they have no work without time passing.
     pub(super) fn run_until_idle(&mut self) {
         self.run_until_idle_with(&mut |_| Fate::Pass);
     }
@@ -470,8 +470,8 @@ impl World {
         }
     }
 
-    /// Lets time pass, deadline by deadline, for `nanoseconds` at most, until nothing is due any
-    /// more.
+    /// Advances the clock from deadline to deadline, by at most `nanoseconds`, until no deadline is
+    /// left.
     pub(super) fn pass(&mut self, nanoseconds: u64, fate: &mut dyn FnMut(&Packet) -> Fate) {
         let end = self.now + nanoseconds;
         self.run_until_idle_with(fate);
@@ -501,7 +501,7 @@ impl Pair {
         Self::with(qp_type, |_, _| {}, |_, _| {})
     }
 
-    /// On a link of this kind.
+    /// On this link layer.
     pub(super) fn linked(qp_type: QpType, link: LinkLayer) -> Self {
         let mut world = World::new(0);
         let config = CoreConfig { link, ..CoreConfig::default() };

@@ -1,4 +1,4 @@
-//! Rings, records and packets with any bytes in them: nothing panics, nothing hangs.
+//! Rings, doorbell records and packets of random bytes: the device neither panics nor hangs.
 
 use super::harness::*;
 use super::loss::Dice;
@@ -30,7 +30,8 @@ fn any_bytes_in_the_rings() {
                 let qp = pair.qps[side].clone();
                 let host = pair.host(side);
                 let mut ring = random_bytes(&mut dice, 64 << 8);
-                // Half of the time the control segment's place is right, so that more is parsed.
+                // Half of the control segments have the right index, so that the device parses what
+                // follows.
                 for slot in 0..256usize {
                     if dice.roll(2) == 0 {
                         let at = slot * 64;
@@ -119,7 +120,7 @@ fn any_packet() {
 }
 
 #[test]
-fn memory_that_is_not_there() {
+fn unmapped_memory() {
     let mut world = World::new(1);
     let host = &mut world.hosts[0];
     let cq = host.cq(4);

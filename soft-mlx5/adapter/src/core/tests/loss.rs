@@ -7,7 +7,7 @@ use super::harness::*;
 use crate::core::*;
 use crate::packet::{Aeth, Bth, Opcode, Operation, Packet, Psn, Syndrome};
 
-/// A generator of reproducible choices (xorshift64*).
+/// A seeded generator of random numbers (xorshift64*).
 pub(super) struct Dice(u64);
 
 impl Dice {
@@ -30,8 +30,8 @@ fn patient(_: usize, attributes: &mut QpAttributes) {
 
 const LEN: u64 = 16 << 10;
 
-/// Random operations in both directions, one after the other as far as memory is concerned; returns
-/// after everything completed, with memory as a plain model says.
+/// Runs random operations in both directions. Operations on the same memory are ordered. Asserts
+/// that all complete and that memory is then equal to a model's.
 fn exercise(seed: u64, first_psn: u32, fate: &mut dyn FnMut(&mut Dice, &Packet) -> Fate) {
     println!("seed {seed}, first PSN {first_psn:#x}");
     let mut dice = Dice::new(seed);
@@ -86,7 +86,7 @@ fn exercise(seed: u64, first_psn: u32, fate: &mut dyn FnMut(&mut Dice, &Packet) 
                 wr.from(local, f as u64, 8)
             }
         };
-        // READs and what follows them have an order through a fence only.
+        // Only a fence orders a request after the READs before it.
         let wr = if last_was_read { wr.fenced() } else { wr };
         last_was_read = wr.opcode == WqeOpcode::RDMA_READ || wr.opcode.is_atomic();
         posted.push(pair.post(0, &wr));
@@ -142,7 +142,7 @@ fn everything_arrives_although_packets_overtake_each_other() {
 }
 
 #[test]
-fn everything_arrives_although_all_of_this_happens() {
+fn everything_arrives_although_packets_are_lost_repeated_and_reordered() {
     for seed in 100..120 {
         exercise(seed, 0xff_ff80, &mut |dice, _| match dice.roll(40) {
             0 | 1 => Fate::Drop,
@@ -194,7 +194,7 @@ fn a_read_is_asked_for_again_from_the_first_packet_that_is_missing() {
 }
 
 #[test]
-fn a_sequence_error_is_told_once_and_mended_without_a_time_out() {
+fn a_sequence_error_is_reported_once_and_repaired_without_a_time_out() {
     let mut pair = Pair::with(
         QpType::Rc,
         |_, _| {},
@@ -248,7 +248,7 @@ fn ghosts_are_ignored() {
 }
 
 #[test]
-fn what_was_not_sent_cannot_be_acknowledged() {
+fn an_acknowledgement_of_a_packet_that_was_not_sent_is_ignored() {
     let mut pair = Pair::with(QpType::Rc, |_, _| {}, patient);
     let len = 256 * 100;
     let (from, to) = (pair.host(0).region(len, ALL), pair.host(1).region(len, ALL));
@@ -274,7 +274,7 @@ fn what_was_not_sent_cannot_be_acknowledged() {
 }
 
 #[test]
-fn a_late_not_ready_does_not_stop_the_queue_for_ever() {
+fn a_late_rnr_nak_does_not_stop_the_queue_for_ever() {
     let mut pair = Pair::with(QpType::Rc, |_, _| {}, patient);
     let inbox = pair.host(1).region(64, ALL);
     pair.post(0, &Wr::send());
@@ -388,7 +388,7 @@ fn both_sides_take_the_alternate_path_when_retries_end() {
 }
 
 #[test]
-fn counters_tell_what_went_wrong() {
+fn counters_count_each_kind_of_loss() {
     let mut pair = Pair::with(QpType::Rc, |_, _| {}, patient);
     let to = pair.host(1).region(64, ALL);
     pair.post(0, &Wr::write(to.address, to.key).inline(b"x"));

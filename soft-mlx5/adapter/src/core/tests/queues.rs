@@ -79,7 +79,7 @@ fn messages_of_no_bytes() {
 
 #[test]
 fn a_fence_waits_for_reads_and_only_for_them() {
-    // Responses to READs are dropped at first; what is fenced must not start.
+    // Responses to READs are dropped at first: the fenced request must not start.
     let mut pair = Pair::new(QpType::Rc);
     let (local, remote) = (pair.host(0).region(64, ALL), pair.host(1).region(64, ALL));
     pair.post(0, &Wr::read(remote.address, remote.key).from(local, 0, 8));
@@ -117,7 +117,7 @@ fn the_requester_keeps_its_limit_of_reads() {
 }
 
 #[test]
-fn solicited_wakes_who_waits_for_it() {
+fn a_solicited_message_fires_a_cq_armed_for_solicited() {
     let mut pair = Pair::new(QpType::Rc);
     let to = pair.host(1).region(64, ALL);
     for _ in 0..2 {
@@ -152,8 +152,8 @@ fn an_error_flushes_everything_in_order() {
     };
     assert_eq!(of(CqeOpcode::REQUESTER_ERROR), posted);
     assert_eq!(of(CqeOpcode::RESPONDER_ERROR), [0, 1, 2, 3, 4]);
-    // What is posted in the error state is flushed, too; receives have no doorbell, so that may
-    // take a while.
+    // Requests posted in the error state are flushed, too. Receives have no doorbell: the device
+    // finds them when it next looks at the ring.
     let late = pair.post(0, &Wr::send());
     pair.world.run_until_idle();
     assert_eq!(pair.one(0).index, late);
@@ -226,7 +226,7 @@ fn only_legal_transitions() {
 }
 
 #[test]
-fn draining_ends_what_has_begun_and_starts_nothing() {
+fn draining_finishes_begun_requests_and_starts_no_other() {
     let mut pair = Pair::new(QpType::Rc);
     let to = pair.host(1).region(64, ALL);
     pair.post_receive(1, to);

@@ -1,4 +1,4 @@
-//! Reliable connections where nothing goes wrong.
+//! Reliable connections without loss or errors.
 
 use uverbs_mlx5_format::{CqeOpcode, Opcode};
 use zerocopy::IntoBytes;
@@ -23,8 +23,8 @@ fn inline_segments_and_pointers_are_gathered_in_the_order_of_the_wqe() {
     let pointer = |offset: u64, len: u32| {
         DataSegment::new(from.address + offset, len, from.key.0).as_bytes().to_vec()
     };
-    // Beyond the MTU, so that a packet begins inside of a segment.
-    /// Segments, and the bytes that they stand for.
+    // Longer than the MTU, so that a packet begins inside of a segment.
+    /// Segments, and the bytes that they gather.
     type Order<'a> = (Vec<Vec<u8>>, Vec<&'a [u8]>);
     let orders: [Order<'_>; 3] = [
         (vec![inline(b"header"), pointer(7, 3000)], vec![b"header", &text[7..3007]]),

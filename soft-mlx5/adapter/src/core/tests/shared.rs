@@ -70,7 +70,8 @@ fn the_limit_fires_once() {
     assert_eq!(told, [0, 0, 1, 0, 0], "when the sixth went, and only then");
     let info = pair.host(1).core.query_srq(srq.srqn).unwrap();
     assert_eq!((info.limit, info.outstanding), (0, 3));
-    // Already undercut: at once. 0 disarms, more than the queue holds is refused.
+    // Fewer receives than the limit: the event comes at once. 0 disarms. A limit above the size of
+    // the queue is refused.
     pair.host(1).core.arm_srq(srq.srqn, 4).unwrap();
     let limit = (AsyncKind::SrqLimitReached, EventObject::Srq(srq.srqn));
     assert_eq!(pair.host(1).async_events(), [limit]);
@@ -115,7 +116,7 @@ fn broken_links_put_the_queue_into_error() {
 }
 
 #[test]
-fn the_last_wqe_event_tells_when_a_qp_lets_go_of_its_srq() {
+fn the_last_wqe_event_comes_when_a_qp_in_error_has_no_receive_of_its_srq() {
     let (mut pair, mut srq) = with_srq();
     let inbox = pair.host(1).region(2000, ALL);
     let from = pair.host(0).region(2000, ALL);
@@ -176,7 +177,7 @@ fn xrc_delivers_to_the_srq_that_the_sender_names() {
     let mut params = host.qp_params(QpType::XrcTarget, &receive_cq, &receive_cq);
     params.receive = ReceiveSource::None;
     params.xrcd = Some(xrcd);
-    // The domain that counts is the SRQ's: kernels give targets one of their own.
+    // The SRQ's protection domain counts: the kernel creates the XRC target in another one.
     params.pd = host.core.create_pd().unwrap();
     let target = host.create(params);
     assert!(matches!(host.core.destroy_xrcd(xrcd), Err(CoreError::InUse { users: 3, .. })));
@@ -209,7 +210,7 @@ fn xrc_delivers_to_the_srq_that_the_sender_names() {
     assert_eq!(got, [(0x52, 5000, target.qpn.0), (0x51, 3, target.qpn.0)]);
     assert!(world.hosts[1].bytes(inbox.address, 5000) == data);
     assert_eq!(world.hosts[0].bytes(from.address, 3), b"xrc");
-    // An SRQ of another domain, or none at all, is the sender's mistake.
+    // If the sender names an SRQ of another XRC domain or none, its request fails.
     let stranger = SrqHandle { srqn: Srqn(0x7777), ..srqs[0].clone() };
     world.hosts[0].post(&mut initiator, &named(&stranger, Wr::send()));
     world.run_until_idle();

@@ -34,7 +34,7 @@ impl Queue {
         queue
     }
 
-    /// Posts the next buffer of the inbox, behind the link that every WQE begins with.
+    /// Posts the next buffer. Every WQE begins with a link segment.
     fn post(&mut self) {
         let qp = &mut self.pair.qps[1];
         let slot = u64::from(qp.received);
@@ -97,7 +97,7 @@ fn frames_of_mixed_sizes_take_the_strides_that_they_need() {
 }
 
 #[test]
-fn a_filler_consumes_the_rest_that_is_too_small() {
+fn a_filler_consumes_strides_that_are_too_few_for_a_frame() {
     let mut queue = Queue::new(false, 2);
     assert!(queue.deliver(6 * 64));
     assert!(queue.deliver(3 * 64));

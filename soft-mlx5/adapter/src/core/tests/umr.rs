@@ -24,8 +24,8 @@ const ACCESS: u64 = U::MASK_LOCAL_READ
 const ENABLE: u64 = U::MASK_KEY | U::MASK_FREE;
 const TRANSLATION: u64 = U::MASK_LENGTH | U::MASK_PAGE_SIZE | U::MASK_START_ADDRESS;
 
-/// A connection between two hosts. Host 1 also has the driver's queue pair and a key of its cache:
-/// free, with space for eight pages.
+/// A connection between two hosts. Host 1 also has the driver's queue pair and a free key of its
+/// cache, with space for eight pages.
 struct Bench {
     pair: Pair,
     driver: QpHandle,
@@ -33,7 +33,7 @@ struct Bench {
     key: Mkey,
     /// Where page lists are.
     list: Region,
-    /// Three pages that are not neighbours.
+    /// Three pages that are not contiguous.
     pages: [u64; 3],
     start: u64,
     length: u64,

@@ -1,4 +1,4 @@
-//! Work requests, and their encoding written down independently of the queues that drivers use.
+//! Work requests, encoded independently of the queues that drivers use.
 
 use uverbs_mlx5_format::{
     AddressVector, AtomicSegment, ControlFlags, DataSegment, Fence, InlineHeader, Opcode,

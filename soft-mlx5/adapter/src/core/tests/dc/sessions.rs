@@ -1,4 +1,4 @@
-//! Sessions: how many there are, when they end, and what a peer may not do.
+//! DC sessions: their bound, their end, and what other peers cannot do to them.
 
 use super::*;
 
@@ -37,7 +37,7 @@ fn sessions_are_bounded_and_old_ones_end_for_new_ones() {
         accepted += u32::from(answer.view().unwrap().dceth.unwrap().session.get() != 0);
     }
     assert_eq!(accepted, 1024);
-    // The program's own initiator waits for a place, and gets it.
+    // This device's initiator waits until a session ends, and then connects.
     let inbox = net.region(1, 64);
     net.post_receive(0, inbox);
     net.post(0, 0, Wr::send());
@@ -48,7 +48,7 @@ fn sessions_are_bounded_and_old_ones_end_for_new_ones() {
 }
 
 #[test]
-fn a_stranger_without_the_key_is_not_even_answered() {
+fn a_packet_without_the_access_key_gets_no_answer() {
     let mut net = Net::new(1, 1);
     let inbox = net.region(1, 64);
     net.post_receive(0, inbox);
@@ -73,7 +73,7 @@ fn a_stranger_without_the_key_is_not_even_answered() {
 }
 
 #[test]
-fn a_session_belongs_to_the_address_that_made_it() {
+fn a_session_belongs_to_the_address_that_connected() {
     let mut net = Net::new(1, 1);
     let inbox = net.region(1, 64);
     net.post_receive(0, inbox);
@@ -167,10 +167,10 @@ fn an_initiator_that_was_silent_connects_anew() {
     assert_eq!(connects, 3);
 }
 
-/// An acknowledgement of something else than the CONNECT makes no session: the request that waits
-/// fails when the target is not heard, and the queue does not stand still.
+/// Only the acknowledgement of the CONNECT establishes a session. Any other one is ignored, and the
+/// waiting request fails when the retries end.
 #[test]
-fn only_the_acknowledgement_of_a_connect_makes_a_session() {
+fn only_the_acknowledgement_of_a_connect_establishes_a_session() {
     for other in [-1, 1, 5] {
         let mut net = Net::with(1, 1, |attributes| attributes.retry_count = Some(2));
         net.post(0, 0, Wr::send().inline(b"lost"));
@@ -197,7 +197,7 @@ fn only_the_acknowledgement_of_a_connect_makes_a_session() {
     }
 }
 
-/// Connecting again and again gives an initiator no more turns than another one has.
+/// An initiator that connects again and again gets no more turns than the others.
 #[test]
 fn sessions_take_turns_however_often_one_begins_anew() {
     let mut net = Net::new(1, 1);
