@@ -107,14 +107,6 @@ impl DeviceBuilder {
         self
     }
 
-    /// Name and index of the network device that RoCE GIDs belong to; the loopback interface by
-    /// default.
-    pub fn network_device(mut self, name: &str, ifindex: u32) -> Self {
-        self.options.netdev = name.into();
-        self.options.ifindex = ifindex;
-        self
-    }
-
     /// Whether shared receive queues can be resized. No mlx5 device can do it.
     pub fn srq_resize(mut self, offered: bool) -> Self {
         self.options.srq_resize = offered;
