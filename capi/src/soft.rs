@@ -84,7 +84,8 @@ fn start() -> Result<Vec<Soft>, String> {
 }
 
 fn one(settings: &Settings, index: u32) -> Result<Soft, String> {
-    let soft = settings.build(&format!("soft{index}"), index, None)?;
+    let soft = settings.build(&format!("soft{index}"), index, None);
+    let soft = soft.map_err(|error| error.to_string())?;
     let sysfs = Arc::new(soft.sysfs());
     let device = Device::from_soft(soft.clone());
     Ok(Soft { device, sysfs, soft, opened: AtomicBool::new(false) })

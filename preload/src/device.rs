@@ -77,8 +77,9 @@ fn make() -> Result<Devices, String> {
     let settings = Settings::from_environment(settings::DEVICES)?;
     let mut guids = GUIDS.lock().unwrap_or_else(PoisonError::into_inner);
     let make = |index| {
-        let device =
-            settings.build(&format!("mlx5_{index}"), index, guids.get(index as usize).copied())?;
+        let guid = guids.get(index as usize).copied();
+        let device = settings.build(&format!("mlx5_{index}"), index, guid);
+        let device = device.map_err(|error| error.to_string())?;
         Ok(One { device, opened: AtomicBool::new(false) })
     };
     let devices = (0..settings.devices).map(make).collect::<Result<Vec<_>, String>>()?;

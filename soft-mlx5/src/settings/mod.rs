@@ -5,6 +5,8 @@ mod faults;
 mod wire;
 
 use std::env;
+use std::ffi::OsString;
+use std::io;
 use std::path::PathBuf;
 
 use crate::chardev::{Kernel, Model, SoftDevice};
@@ -81,7 +83,7 @@ impl Settings {
             _ => None,
         })?;
         let faults = variables.if_set("FAULTS", faults::parse)?;
-        let pcap = env::var_os(variables.name("PCAP")).map(PathBuf::from);
+        let pcap = variables.value("PCAP").map(PathBuf::from);
         Ok(Self { devices, is_infiniband, model, kernel, addresses, carrier, faults, pcap })
     }
 
@@ -90,18 +92,13 @@ impl Settings {
     ///
     /// # Errors
     /// The reason why it cannot be made, have the address, or record.
-    pub fn build(
-        &self,
-        name: &str,
-        index: u32,
-        guid: Option<[u8; 8]>,
-    ) -> Result<SoftDevice, String> {
+    pub fn build(&self, name: &str, index: u32, guid: Option<[u8; 8]>) -> io::Result<SoftDevice> {
         let builder = SoftDevice::builder(name).index(index).model(self.model).kernel(self.kernel);
         let builder = if self.is_infiniband { builder.infiniband() } else { builder };
         let builder = guid.into_iter().fold(builder, |builder, guid| builder.node_guid(guid));
         let (wire, waker, place) = wire::connect(self, index)?;
         let builder = builder.wire_to_network(wire, waker, place);
-        let device = builder.build().map_err(|error| error.to_string())?;
+        let device = builder.build()?;
         if let Some(faults) = &self.faults {
             faults.inject_commands(&device);
         }
@@ -132,13 +129,19 @@ impl Variables {
         format!("{}{rest}", self.prefix)
     }
 
+    /// A value; `None` also if it is empty.
+    fn value(self, rest: &str) -> Option<OsString> {
+        env::var_os(self.name(rest)).filter(|value| !value.is_empty())
+    }
+
     fn choice<T>(
         self,
         rest: &str,
         default: &str,
         parse: impl FnOnce(&str) -> Option<T>,
     ) -> Result<T, String> {
-        let text = env::var(self.name(rest)).unwrap_or_else(|_| default.into());
+        let text = self.value(rest).unwrap_or_else(|| default.into());
+        let text = text.to_string_lossy();
         parse(&text).ok_or_else(|| format!("{} {text} is not understood", (self.shown)(rest)))
     }
 
@@ -147,7 +150,6 @@ impl Variables {
         rest: &str,
         parse: impl FnOnce(&str) -> Option<T>,
     ) -> Result<Option<T>, String> {
-        let is_set = env::var_os(self.name(rest)).is_some();
-        if is_set { self.choice(rest, "", parse).map(Some) } else { Ok(None) }
+        if self.value(rest).is_some() { self.choice(rest, "", parse).map(Some) } else { Ok(None) }
     }
 }

@@ -13,14 +13,14 @@ use super::Settings;
 type Connected = (Box<dyn Wire>, Arc<Waker>, Place);
 
 /// Puts device number `index` on the network.
-pub(super) fn connect(settings: &Settings, index: u32) -> Result<Connected, String> {
-    let waker = Arc::new(Waker::new().map_err(|error| error.to_string())?);
+pub(super) fn connect(settings: &Settings, index: u32) -> io::Result<Connected> {
+    let waker = Arc::new(Waker::new()?);
     let (mut wire, place) = join(settings, index, waker.clone())?;
     if let Some(path) = &settings.pcap {
         let file = recording(path, index)
-            .map_err(|error| format!("cannot record to {}: {error}", path.display()))?;
+            .map_err(|error| explained(&error, format!("cannot record to {}", path.display())))?;
         let recorder = Pcap::new(wire, BufWriter::new(file), LinkType::Ethernet);
-        wire = Box::new(recorder.map_err(|error| format!("cannot record: {error}"))?);
+        wire = Box::new(recorder.map_err(|error| explained(&error, "cannot record".into()))?);
     }
     if let Some(faults) = &settings.faults {
         // Each device has faults of its own.
@@ -31,27 +31,31 @@ pub(super) fn connect(settings: &Settings, index: u32) -> Result<Connected, Stri
     Ok((wire, waker, place))
 }
 
-fn join(
-    settings: &Settings,
-    index: u32,
-    waker: Arc<Waker>,
-) -> Result<(Box<dyn Wire>, Place), String> {
+fn join(settings: &Settings, index: u32, waker: Arc<Waker>) -> io::Result<(Box<dyn Wire>, Place)> {
     let link = if settings.is_infiniband { Link::InfiniBand } else { Link::Ethernet };
     let Some(list) = &settings.addresses else {
         let network = Network::join_any(link, Some(waker), settings.carrier);
-        return network.map(on_loopback).map_err(|error| error.to_string());
+        return network.map(on_loopback);
     };
-    let address = HostAddress::of_list(list, index)?;
+    let address = HostAddress::of_list(list, index)
+        .map_err(|cause| io::Error::new(ErrorKind::InvalidInput, cause))?;
     let Some(station) = address.station() else {
-        let wire = RoutedWire::at(&address, link).map_err(|error| error.to_string())?;
+        let wire = RoutedWire::at(&address, link)?;
         let place = wire.interface().clone().into();
         return Ok((Box::new(wire), place));
     };
     let network = Network::join_as(station, link, Some(waker), settings.carrier);
     network.map(on_loopback).map_err(|error| match error.kind() {
-        ErrorKind::AddrInUse => format!("another process has {address}"),
-        _ => format!("cannot use {address}: {error}"),
+        ErrorKind::AddrInUse => {
+            io::Error::new(error.kind(), format!("another process has {address}"))
+        }
+        _ => explained(&error, format!("cannot use {address}")),
     })
+}
+
+/// The same error, with what failed in front.
+fn explained(error: &io::Error, what: String) -> io::Error {
+    io::Error::new(error.kind(), format!("{what}: {error}"))
 }
 
 fn on_loopback(network: Network) -> (Box<dyn Wire>, Place) {

@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use uverbs_soft::PerProcess;
-use uverbs_soft::chardev::{DeviceBuilder, OpenFile, RdmaCm, SoftDevice, Sysfs};
-use uverbs_soft::settings::Variables;
-use uverbs_soft::wire::{Carrier, HostAddress};
+use uverbs_soft::chardev::{OpenFile, RdmaCm, SoftDevice, Sysfs};
+use uverbs_soft::settings::{Settings, Variables};
 
 use super::{Access, AtDrop, Channel};
 use crate::error::{Error, Result};
@@ -18,43 +17,21 @@ use crate::host::system::{Call, Mapping};
 /// Name of the one device that all callers of a process get when they open `soft`.
 const SHARED_NAME: &str = "soft0";
 
-/// Environment variable for the device that is opened by name:
-/// `udp` keeps it to UDP, so that capture programs see its packets; `memory-of-any-user` has it
-/// share memory with processes of every user that says so, not of its own alone.
-const WIRE_VARIABLE: &str = "UVERBS_SOFT_WIRE";
-
-fn carrier() -> io::Result<Carrier> {
-    let value = std::env::var_os(WIRE_VARIABLE).unwrap_or_default();
-    match value.to_string_lossy().as_ref() {
-        "" | "memory" => Ok(Carrier::Memory),
-        "udp" => Ok(Carrier::Udp),
-        "memory-of-any-user" => Ok(Carrier::MemoryOfAnyUser),
-        other => {
-            let text =
-                format!("{WIRE_VARIABLE}: {other:?} is none of memory, memory-of-any-user and udp");
-            Err(io::Error::new(io::ErrorKind::InvalidInput, text))
-        }
-    }
-}
-
-/// Environment variable for the address of the device that is opened by name.
-const ADDRESS_VARIABLE: &str = "UVERBS_SOFT_ADDRESS";
-
-fn address() -> io::Result<Option<HostAddress>> {
-    let Some(list) = std::env::var_os(ADDRESS_VARIABLE).filter(|list| !list.is_empty()) else {
-        return Ok(None);
-    };
-    let address = HostAddress::of_list(&list.to_string_lossy(), 0);
-    let wrong =
-        |text| io::Error::new(io::ErrorKind::InvalidInput, format!("{ADDRESS_VARIABLE}: {text}"));
-    address.map(Some).map_err(wrong)
-}
-
+/// The device that is opened by name, made as the variables `UVERBS_SOFT_…` say.
 fn start() -> io::Result<SoftDevice> {
     let wrong = |text| io::Error::new(io::ErrorKind::InvalidInput, text);
     Variables::OF_PROGRAMS.all_known().map_err(wrong)?;
-    let builder = SoftDevice::builder(SHARED_NAME).carrier(carrier()?);
-    address()?.into_iter().fold(builder, DeviceBuilder::address).build()
+    let settings = Settings::from_environment(Variables::OF_PROGRAMS).map_err(wrong)?;
+    if settings.devices != 1 {
+        let text = "UVERBS_SOFT_DEVICES: a program opens one software device by name, and makes others \
+                    with SoftDevice::builder";
+        return Err(wrong(text.to_owned()));
+    }
+    let device = settings.build(SHARED_NAME, 0, None)?;
+    if let Some(faults) = &settings.faults {
+        faults.begin(&device)?;
+    }
+    Ok(device)
 }
 
 fn cannot_start(error: &io::Error) -> Error {
