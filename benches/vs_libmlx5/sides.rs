@@ -74,7 +74,7 @@ impl Sides {
         Self { ours: Bench::new(), rival, safe }
     }
 
-    /// What could not be compared, and how to mend it.
+    /// What could not be compared, and how to make it possible.
     pub(crate) fn missing(&self) -> Vec<&str> {
         self.rival.as_ref().err().map(String::as_str).into_iter().collect()
     }

@@ -1,4 +1,4 @@
-//! Peers that ask for connections and say no more.
+//! Peers that request connections and then send nothing.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -73,7 +73,7 @@ fn narrow(context: &Context, address: SocketAddr) -> (Listener, SocketAddr, Arc<
     (listener, to, made)
 }
 
-/// Has the listener take one event at least, which establishes nothing.
+/// Lets the listener take at least one event. No connection is established by it.
 fn takes(listener: &mut Listener) {
     let mut files = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut files, PollTimeout::from(60_000_u16)), Ok(1), "nothing came");
@@ -101,7 +101,7 @@ fn peers_that_do_not_confirm_are_bounded() {
     assert!(first.has_no_answer() && second.has_no_answer());
     assert_eq!(made.load(Ordering::Relaxed), 2, "a peer that waits costs no queue pair");
 
-    // A place that becomes free is the first one's that waits, without another event.
+    // When a place becomes free, the first waiting peer gets it without another event.
     open[0].confirm();
     let server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
     assert!(first.was_accepted());
@@ -137,7 +137,7 @@ async fn tasks_have_the_same_bound() {
     drop(peers);
 }
 
-/// After a peer withdraws, one that waits is accepted. A peer that withdrew while it waited is not.
+/// After a peer withdraws, a waiting peer is accepted. A peer that withdrew while waiting is not.
 #[test]
 fn peers_that_withdraw_give_their_place_away() {
     let (context, address) = place();

@@ -1,4 +1,4 @@
-//! How ids live: events that are not taken, channels that they move between, devices that go.
+//! Lifetimes of ids: events that are not taken, migration between channels, removed devices.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn an_id_goes_whatever_became_of_its_events() {
     id.resolve_address(None, to, PATIENCE).unwrap();
     let taken = next(&channel);
     id.resolve_route(PATIENCE).unwrap();
-    // One event was taken and is still held, another one waits. Destroying waits for neither.
+    // The program holds one event, and another one was not taken. Destroying waits for neither.
     drop(id);
     assert!(matches!(taken.kind, EventKind::AddressResolved));
     assert_eq!(channel.try_next_event().unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -63,7 +63,7 @@ fn events_move_with_their_id() {
     other.resolve_route(PATIENCE).unwrap();
     assert_eq!(next(&new).id, other.key());
     assert_eq!(old.try_next_event().unwrap_err().kind(), ErrorKind::WouldBlock);
-    // The one that stayed still works.
+    // The id that was not moved still works.
     assert!(id.context().is_ok());
     drop(old);
     id.migrate(&new).unwrap();

@@ -18,7 +18,7 @@ use uverbs_uapi::objects::device as uapi;
 use crate::network::{Medium, ends_of};
 use crate::{PATIENCE, address_of, listener, next, place, resolved};
 
-/// A queue pair that needs nothing else.
+/// A queue pair with a CQ and a PD of its own.
 pub(crate) fn queue_pair(context: &Context) -> (QueuePair<Rc>, uverbs::CompletionQueue) {
     let cq = context.create_cq(8).build().unwrap();
     let pd = context.alloc_pd().unwrap();
@@ -133,7 +133,7 @@ fn a_request_that_is_never_taken_refuses_when_the_listener_goes() {
     let (context, address) = place();
     let (at, listening, to) = listener(&context, address, PortSpace::Tcp);
     let (channel, _id, _qp) = asking(&context, to);
-    // It is there, and is not taken.
+    // The request has arrived, and the program does not take it.
     wait_readable(&at);
     drop(listening);
     assert!(matches!(next(&channel).kind, EventKind::Rejected(_)));
@@ -156,7 +156,7 @@ fn a_client_that_gives_up_cannot_be_accepted() {
     drop(id);
     let (mut qp, _) = queue_pair(&context);
     let deadline = Instant::now() + PATIENCE;
-    // The withdrawal is on its way: nothing tells of it before the request is accepted.
+    // The withdrawal arrives later: the listener learns of it only when it accepts the request.
     let error = loop {
         match request.id().qp_attributes(State::Rtr) {
             Ok(_) => assert!(Instant::now() < deadline, "the withdrawal did not arrive"),
@@ -193,7 +193,7 @@ fn requests_beyond_the_backlog_wait_for_their_repetition() {
     }
     drop(request);
     assert!(matches!(next(&first).kind, EventKind::Rejected(_)));
-    // It comes again after 4.6 seconds.
+    // The client repeats the request after 4.6 seconds.
     drop(crate::long::request(&channel));
     assert!(matches!(next(&second).kind, EventKind::Rejected(_)));
 }
@@ -220,7 +220,7 @@ fn attributes_come_from_the_connection_manager() {
     assert_eq!(rts.mask().bits(), 0x1_2e01);
 }
 
-/// The connection manager has the path, so the port is not asked for it: here it cannot be.
+/// The connection manager knows the path, so the port is not queried. Here a query would fail.
 #[test]
 fn a_queue_pair_of_an_id_does_without_its_port() {
     let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
@@ -244,7 +244,7 @@ fn a_queue_pair_of_an_id_does_without_its_port() {
     id.establish(&mut mine, &QpOptions::default()).unwrap();
     assert_eq!((mine.state(), theirs.state()), (State::Rts, State::Rts));
     assert_eq!(soft.clear_faults(), 2, "neither was called");
-    // Connecting by hand asks, and says what the port says.
+    // Connecting by endpoint queries the port, and returns its error.
     let peer = queue_pair(&context).0.endpoint();
     let mut by_hand = make(&id).unwrap();
     soft.inject(fault(uapi::query_port::METHOD));
@@ -286,7 +286,7 @@ fn a_cut_link_is_a_peer_that_does_not_answer() {
     id.connect(&qp, &ConnectOptions::default()).unwrap();
     let soon = Instant::now() + Duration::from_millis(20);
     assert_eq!(channel.next_event_until(soon).unwrap_err().kind(), ErrorKind::TimedOut);
-    // Repaired, the repetition of the request gets through.
+    // Once the link works again, the repeated request arrives.
     one.cut.store(false, Ordering::Relaxed);
     drop(_listening);
     assert!(matches!(next(&channel).kind, EventKind::Rejected(_)));

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use uverbs::cm::{Channel, Event, EventKind, Id, PortSpace};
 use uverbs::{Context, PollError, Slot};
 
-/// Far longer than anything takes that has to happen.
+/// Bound on a wait for an event that must come; only a defect reaches it.
 const PATIENCE: Duration = common::PATIENCE;
 
 /// A device that reaches only itself, and its address with port 0.

@@ -12,13 +12,13 @@ use uverbs::{CompletionQueue, ProtectionDomain, QueuePair, ThreadDomain};
 
 use crate::{PATIENCE, listener, next, place};
 
-/// Attempts that may be under way, below the longest backlog.
+/// Connection attempts at a time, fewer than the longest backlog.
 const AT_ONCE: usize = 500;
 
 /// Queue pairs that share a doorbell register: there may be more of them than registers.
 type Sharing = QueuePair<Rc, Safe, SharedBlueFlame>;
 
-/// What queue pairs are made of.
+/// The objects that queue pairs are created from.
 struct Factory {
     pd: ProtectionDomain,
     cq: CompletionQueue,
@@ -77,7 +77,7 @@ impl End {
         }
     }
 
-    /// Takes the events that have come.
+    /// Handles the events that have arrived.
     fn go_on(&mut self) {
         while let Ok(event) = self.channel.try_next_event() {
             self.step(event);
@@ -85,7 +85,7 @@ impl End {
     }
 }
 
-/// Connects so many pairs of queue pairs of one device.
+/// Connects `count` pairs of queue pairs of one device.
 fn connect(count: usize) -> [End; 2] {
     let (context, address) = place();
     let (at, listening, to) = listener(&context, address, PortSpace::Tcp);
@@ -123,7 +123,7 @@ fn ids_of_one_channel_connect_at_once() {
     assert_eq!(here, there);
 }
 
-/// Dropping an id costs the same however many events of others were not taken.
+/// The time to drop an id does not depend on the number of other ids' events in the channel.
 #[test]
 fn ids_go_while_the_events_of_others_wait() {
     let (context, address) = place();

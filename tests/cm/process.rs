@@ -19,7 +19,7 @@ use crate::{PATIENCE, address_of, next, resolved};
 /// Tells this test program that it is the peer: [`LISTENS`], [`FORKS`] or whom to connect to.
 const PEER: &str = "UVERBS_CM_PEER";
 const LISTENS: &str = "listens";
-/// As [`LISTENS`]; once connected, a forked child waits in its stead.
+/// As [`LISTENS`]; once connected, a forked child waits instead of it.
 const FORKS: &str = "forks";
 
 fn networked() -> Context {
@@ -33,7 +33,7 @@ fn listener(context: &Context) -> (Listener, SocketAddr) {
     (listener, address)
 }
 
-/// Until its parent is gone, or closes the pipe.
+/// Returns when the parent ends or closes the pipe.
 fn wait_for_parent() {
     println!("\nready");
     let _ = std::io::stdin().read_line(&mut String::new());
@@ -61,7 +61,7 @@ fn peer() {
 
 struct Peer {
     child: Child,
-    /// What keeps it and its children waiting.
+    /// The pipe that it and its children wait on.
     input: Option<ChildStdin>,
     lines: Lines<BufReader<ChildStdout>>,
 }
@@ -73,7 +73,7 @@ impl Peer {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        // Waiting for the child would close it.
+        // `Child::wait` would close it.
         let input = child.stdin.take();
         Self { child, input, lines }
     }
@@ -112,7 +112,7 @@ impl Drop for Peer {
     }
 }
 
-/// As a kernel does for a process that ends.
+/// A kernel does the same for a process that ends.
 #[test]
 fn a_killed_server_disconnects_its_client() {
     let context = networked();
@@ -131,7 +131,7 @@ fn a_killed_client_disconnects_from_its_server() {
     peer.after("ready");
     peer.kill();
     server.wait_disconnected(Some(PATIENCE)).unwrap();
-    // The listener goes on.
+    // The listener still accepts.
     let mut peer = Peer::start(&address.to_string());
     let mut server = listener.accept().unwrap();
     peer.after("ready");
@@ -147,7 +147,7 @@ fn a_killed_server_refuses_who_still_waits() {
     let channel = Channel::of(&context).unwrap();
     let id = resolved(&channel, address, PortSpace::Tcp);
     let (qp, _cq) = queue_pair(&context);
-    // It does not answer, so that the request arrives before it ends, or never.
+    // The peer is stopped, so it does not answer: the request arrives before it ends, or never.
     peer.signal(Signal::SIGSTOP);
     id.connect(&qp, &ConnectOptions::default()).unwrap();
     peer.kill();
@@ -171,7 +171,7 @@ fn only_the_end_of_a_process_counts() {
     drop(forked.input.take());
     two.wait_disconnected(Some(PATIENCE)).unwrap();
     assert!(!one.has_ended().unwrap());
-    // It answers, once it can, as it would have at any time.
+    // It answers when it runs again.
     one.disconnect().unwrap();
     stopped.signal(Signal::SIGCONT);
     drop(stopped);

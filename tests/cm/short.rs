@@ -99,7 +99,7 @@ fn dropping_a_connection_tells_the_peer() {
     client.wait_disconnected(Some(PATIENCE)).unwrap();
 }
 
-/// By either call, however often; and the receive that waited is flushed.
+/// Both calls report the end, any number of times, and the posted receive is flushed.
 #[test]
 fn an_end_is_said_again_and_flushes_receives() {
     for waits in [true, false] {
@@ -186,7 +186,7 @@ fn a_port_in_use_is_refused_unless_it_is_shared() {
     assert!(error.cure().contains("port"), "{error}");
 }
 
-/// As on one machine, though each device has ports of its own.
+/// As on one machine, although each device has its own ports.
 #[test]
 fn an_address_of_the_machine_has_one_listener_at_a_port() {
     const IN_USE: i32 = 98;
@@ -211,7 +211,7 @@ fn an_address_of_the_machine_has_one_listener_at_a_port() {
         let port = first.local_address().unwrap().port();
         let error = bind(&two, ours, port).unwrap_err();
         assert_eq!(error.errno(), errno, "{its}, {ours}: {error}");
-        // Its own address is another one.
+        // The device's own address is a different one.
         drop(bind(&two, &address_of(&two).ip().to_string(), port).unwrap());
         drop(first);
         bind(&two, ours, port).unwrap();
@@ -238,7 +238,7 @@ fn a_loopback_address_of_no_device_is_not_listened_at() {
 #[test]
 fn a_peer_that_does_not_answer_is_given_up() {
     let (context, address) = place();
-    // It listens and never looks: requests wait for it.
+    // The listener never takes requests, so they wait.
     let listener = Listener::builder().context(&context).bind(address).unwrap();
     let to = listener.local_address().unwrap();
     let impatient = Connector::new().context(&context).timeout(Duration::from_millis(50));
@@ -372,7 +372,7 @@ fn a_thousand_clients_share_a_receive_queue() {
     drop(connections);
 }
 
-/// The local address of a second device is not this one's.
+/// Each device has an address of its own.
 #[test]
 fn two_devices_of_a_process_connect() {
     let ends = crate::network::ends_of(crate::network::Medium::Memory, &Default::default());

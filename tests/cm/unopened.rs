@@ -1,5 +1,5 @@
-//! Requests to a device whose process has not opened rdma_cm, or not any more: ib_cm is there with
-//! the device, and answers them.
+//! Requests to a device whose process has not opened rdma_cm, or has closed it: the device's ib_cm
+//! answers them.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -37,7 +37,7 @@ fn a_lookup_is_answered_as_without_service() {
     }
 }
 
-/// The server's words at its end are lost, so that the client disconnects from what is not there.
+/// The server's DREQ is lost, so that the client disconnects from an unknown connection.
 #[test]
 fn a_disconnect_of_an_unknown_connection_is_agreed_to() {
     for medium in MEDIA {

@@ -23,7 +23,7 @@ fn path() -> Path {
     Path { addressing, pkey: 0xffff, mtu: 3, rate: 0, life: 16 }
 }
 
-/// What rdma_cm asks for on behalf of rping.
+/// The request that rdma_cm sends for rping.
 fn request(private_data: &[u8]) -> ReqParam<'_> {
     ReqParam {
         service_id: RPING,
@@ -57,7 +57,7 @@ fn acceptance() -> RepParam<'static> {
     }
 }
 
-/// An engine whose first id has this communication id, as a recorded kernel's had.
+/// An engine whose first communication id is that of a recorded kernel.
 fn engine(node_guid: u64, first: u32) -> IbCm {
     let mut cm =
         IbCm::new(IbCmConfig { node_guid, ack_delay: 16, seed: Some(1), ..Default::default() });
@@ -75,7 +75,7 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
-        // The listener is made after the id that the recordings name.
+        // The recordings name an id that was made before the listener.
         let (client, mut server) =
             (engine(CLIENT_GUID, 0x54d8_dda3), engine(SERVER_GUID, 0x6820_1ced));
         server.next = 1000;
@@ -230,7 +230,7 @@ fn queue_pairs_get_what_both_sides_agreed_on() {
     assert!(pair.server.init_attr(server).unwrap().remote_read_and_atomic);
 }
 
-/// Times of all datagrams that an engine sends until nothing is due any more.
+/// Times of all datagrams that an engine sends until it has no deadline.
 fn send_times(cm: &mut IbCm) -> Vec<u64> {
     let mut times = Vec::new();
     let mut now = 0;
@@ -376,7 +376,7 @@ fn data_may_establish_before_the_message_does() {
 fn a_queue_pair_that_comes_again_ends_the_stale_connection() {
     let mut pair = Pair::new();
     let (old, server) = pair.connect();
-    // The client loses its memory: no word to the peer.
+    // The client forgets the connection without a message to the peer.
     pair.client.forget(old).unwrap();
     let new = pair.client.create();
     pair.client.send_req(0, new, &request(&[])).unwrap();
@@ -385,7 +385,7 @@ fn a_queue_pair_that_comes_again_ends_the_stale_connection() {
     pair.deliver_to_client();
     let Some((_, Event::RejReceived(rej))) = pair.client.take_event() else { panic!() };
     assert_eq!(rej.reason(), RejReason::STALE_CONNECTION);
-    // Nothing knows the old id at the client: its disconnect is answered at once.
+    // The client does not know the old id: it answers its disconnect at once.
     pair.deliver_to_server();
     assert!(matches!(pair.server.take_event(), Some((_, Event::DrepReceived(_)))));
 }
@@ -406,7 +406,8 @@ fn strangers_end_nothing() {
     other = Mad::new(1, 0, body);
     pair.server.receive(0, &dreq.addressing, other.as_bytes());
     assert_eq!(pair.server.state(server), Some(State::Established));
-    // The queue pair of the connection, claimed from elsewhere: refused, and nothing else.
+    // A request from another port claims the connection's queue pair: it is refused, and the
+    // connection goes on.
     let mut again = Req::default();
     again.ca_guid = CLIENT_GUID.into();
     again.set_local_id(CommId(77)).set_qpn(0x4f);
@@ -500,7 +501,7 @@ fn service_ids_are_listened_to_once() {
     cm.listen(other, RPING, 0).unwrap();
 }
 
-/// Any datagram in any state: no panic, no id without a listener, nothing that stays.
+/// Any datagram in any state: no panic, no id without a listener, no object that is left over.
 #[test]
 fn any_datagram_is_survived() {
     let mut prng = Prng::new(12);
@@ -525,7 +526,7 @@ fn any_datagram_is_survived() {
     }
 }
 
-/// Random bytes, mostly with ids and service ids that mean something.
+/// Random bytes, mostly with ids and service ids that exist.
 fn mangled(prng: &mut Prng, pair: &Pair, client: CmId, server: CmId) -> Vec<u8> {
     let mut bytes = vec![0u8; 256];
     bytes.fill_with(|| prng.next() as u8);

@@ -17,14 +17,14 @@ use zerocopy::IntoBytes;
 
 use super::super::{DeviceBuilder, OpenFile, SoftDevice};
 
-/// How long a test waits for the device before it fails; nothing depends on it but a broken device.
+/// Bound on a wait for the device; only a defect reaches it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(super) fn builder() -> DeviceBuilder {
     SoftDevice::builder("soft0").without_wire()
 }
 
-/// Waits until something is there.
+/// Waits until `look` returns something.
 pub(super) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! Peers that end without a word.
+//! Peers that end without a message.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn after_loss(cm: &mut IbCm, peer: u8) -> Option<(Option<State>, Event)> {
     cm.take_event().map(|(id, event)| (cm.state(id), event))
 }
 
-/// A peer that ended without a word leaves what its kernel's farewell would have left.
+/// A peer that ended without a message leaves the same state as one whose kernel disconnected.
 #[test]
 fn a_lost_peer_is_as_one_whose_id_was_destroyed() {
     let bye = |from: &mut IbCm, id: CmId, to: &mut IbCm| {
@@ -35,7 +35,7 @@ fn a_lost_peer_is_as_one_whose_id_was_destroyed() {
     }
 }
 
-/// An attempt to connect of which so many messages have arrived.
+/// A connection attempt after `messages` of its messages have arrived.
 fn begun(pair: &mut Pair, messages: u32) -> (CmId, CmId) {
     if messages == 3 {
         return pair.connect();

@@ -10,7 +10,8 @@ use super::{Client, host};
 #[path = "../../../../cm/src/tests/hex.rs"]
 mod hex;
 
-/// Stands for 10.9.0.1. Its third byte makes the MAC's raw traffic bit that of the recording.
+/// Replaces 10.9.0.1 of the recording. Its third byte makes the MAC's raw traffic bit that of the
+/// recording.
 const ADDRESS: [u8; 4] = [127, 19, 0, 1];
 
 /// Bytes of the recorded device, and of ours in their place.
@@ -110,7 +111,7 @@ fn run(files: &Files<'_>, recorded: &Recorded<'_>, line: usize) {
         body[at..at + 8].copy_from_slice(&address.to_ne_bytes());
     }
     if recorded.command == Cmd::MIGRATE_ID {
-        // The descriptor that the id leaves.
+        // The descriptor of the channel that the id leaves.
         let theirs = u32::from_ne_bytes(body[12..16].try_into().unwrap());
         let ours = files[&(recorded.program, theirs)].descriptor();
         body[12..16].copy_from_slice(&ours.to_ne_bytes());
