@@ -131,6 +131,13 @@ impl DoorbellWord {
         u32::from_be(self.word().load(Ordering::Acquire))
     }
 
+    /// The word, for [`DoorbellWord::store`] as part of a longer run of stores.
+    #[inline(always)]
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn as_ptr(&self) -> *mut u32 {
+        self.0.as_ptr().cast()
+    }
+
     #[inline(always)]
     fn word(&self) -> &AtomicU32 {
         // SAFETY: valid and aligned by the contract of `new`; an atomic may be shared with the
@@ -181,10 +188,13 @@ pub trait Register: sealed::Sealed + Send + 'static {
 /// processor's write-combining buffer is never mixed with the next one.
 #[derive(Debug)]
 pub struct BlueFlame {
-    /// The half that was written last.
-    last: *mut u64,
+    /// Address of the half that was written last.
+    last: usize,
+    /// At the sum of both halves' addresses, so that the other half is as far below as the address
+    /// of one. At the register's only address if it takes doorbells only: null is below.
+    both: *mut u64,
     /// Bytes per half, or 0.
-    half: usize,
+    half: u32,
 }
 
 // SAFETY: the register is written through this value alone (contract of `new`).
@@ -205,43 +215,49 @@ impl BlueFlame {
     pub unsafe fn new(register: NonNull<u8>, half: u32) -> Self {
         debug_assert!(register.addr().get() % (2 * half as usize).max(8) == 0);
         // The first one to be written is the lower half.
-        let last = register.as_ptr().wrapping_add(half as usize).cast();
-        Self { last, half: half as usize }
+        let last = register.addr().get().wrapping_add(half as usize);
+        let both = register.as_ptr().wrapping_add(if half == 0 { 0 } else { last });
+        Self { last, both: both.cast(), half }
     }
 
     /// Stores one 8-byte doorbell: the first half of the last control segment, as it is in
     /// memory.
     #[inline(always)]
     pub(crate) fn doorbell(&mut self, control: u64) {
-        let target = self.take_half();
-        // SAFETY: the first 8 bytes of a half, aligned.
-        unsafe { target.write_volatile(control) };
+        match self.take_half() {
+            // SAFETY: the first 8 bytes of a half, aligned.
+            Some(half) => unsafe { half.as_ptr().write_volatile(control) },
+            None => self.only_doorbell(control),
+        }
     }
 
-    /// Whether it takes more than doorbells.
+    /// [`BlueFlame::doorbell`] of a register that takes nothing else.
     #[inline(always)]
-    pub(crate) fn takes_copies(&self) -> bool {
-        self.half != 0
+    pub(crate) fn only_doorbell(&self, control: u64) {
+        // A volatile load is one of its own, so that copies need no second register. SAFETY: a
+        // field of this value; 8 bytes, aligned.
+        unsafe { (&raw const self.both).read_volatile().write_volatile(control) };
     }
 
-    /// The half that is to be written now.
+    /// The half that is to be written now; `None` if the register takes doorbells only.
     #[inline(always)]
-    pub(crate) fn take_half(&mut self) -> *mut u64 {
-        // The register is aligned to its own size, so one bit of the address tells the halves
-        // apart.
-        let turn = self.last.map_addr(|address| address ^ self.half);
+    pub(crate) fn take_half(&mut self) -> Option<NonNull<u64>> {
+        let Some(half) = NonNull::new(self.both.wrapping_byte_sub(self.last)) else {
+            crate::hint::cold_path();
+            return None;
+        };
         // Volatile: stored whole. Of a change of one bit the compiler makes a store of one byte,
         // and a load of the address then waits until that has left the store buffer. SAFETY: a
         // field of this value.
-        unsafe { (&raw mut self.last).write_volatile(turn) };
-        turn
+        unsafe { (&raw mut self.last).write_volatile(half.addr().get()) };
+        Some(half)
     }
 }
 
 impl Register for BlueFlame {
     #[inline(always)]
     fn copy_limit(&self) -> u32 {
-        self.half as u32
+        self.half
     }
 }
 

@@ -46,11 +46,11 @@ impl<'b, const N: usize> Copied<'b, N, false> {
 impl<const N: usize, const COMPOSED: bool> Ring for Copied<'_, N, COMPOSED> {
     #[inline(always)]
     fn ring(self, register: &mut BlueFlame) {
-        if !register.takes_copies() {
+        let Some(half) = register.take_half() else {
             crate::hint::cold_path();
-            return register.doorbell(narrow(self.0[0][0])[0]);
-        }
-        let half = register.take_half().cast();
+            return register.only_doorbell(narrow(self.0[0][0])[0]);
+        };
+        let half = half.as_ptr().cast();
         // SAFETY: the half takes four blocks, or the queue would not be open.
         unsafe { if COMPOSED { store_composed(half, self.0) } else { store_blocks(half, self.0) } };
     }
@@ -255,7 +255,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Advances past a request of `blocks` blocks whose doorbell was rung. After the doorbell's
     /// barrier the compiler does this by one instruction on memory.
     #[inline(always)]
-    fn pass(&mut self, blocks: usize) {
+    pub(super) fn pass(&mut self, blocks: usize) {
         self.next.at = self.next.at.wrapping_add(blocks * WQEBB_SIZE);
     }
 
@@ -265,7 +265,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// # Safety
     /// The queue is open so far.
     #[inline(always)]
-    unsafe fn enter<I: RequestId>(&mut self, wr_id: I, blocks: usize) -> u32 {
+    pub(super) unsafe fn enter<I: RequestId>(&mut self, wr_id: I, blocks: usize) -> u32 {
         // Before the queue moves on, because a program's own implementation may panic.
         let wr_id = wr_id.take();
         self.head = self.head.wrapping_add(blocks as u32);
@@ -345,10 +345,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.doorbell.ring(head, |register: &mut BlueFlame| {
             // SAFETY: blocks of the ring, which this queue alone writes; the half takes so many.
             unsafe {
-                if !copies {
+                let half = if copies { register.take_half() } else { None };
+                let Some(half) = half else {
                     return register.doorbell(block(0).cast::<u64>().read());
-                }
-                let half = register.take_half().cast::<Block>();
+                };
+                let half = half.as_ptr().cast::<Block>();
                 for i in 0..blocks {
                     few_rounds();
                     copy_block(half.add(i as usize), block(i));

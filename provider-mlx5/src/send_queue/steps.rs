@@ -723,12 +723,12 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         let register = &mut self.doorbell.register;
         // SAFETY: the caller's promise.
         unsafe {
-            if !register.takes_copies() {
+            let Some(half) = register.take_half() else {
                 crate::hint::cold_path();
-                register.doorbell(from.cast::<u64>().read());
+                register.only_doorbell(from.cast::<u64>().read());
                 return barrier::flush_doorbell();
-            }
-            let half = register.take_half().cast::<Block>();
+            };
+            let half = half.as_ptr().cast::<Block>();
             for block in 0..MOST {
                 if block >= blocks {
                     break;
