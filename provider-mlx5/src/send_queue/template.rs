@@ -473,6 +473,9 @@ fn patched(lane: Wide, bytes: &[u8], offset: usize) -> Wide {
         (16.., _) => return wide::from_number(number(bytes)),
         (8, 0) => return wide::with_low(lane, load64(bytes, 0).to_le()),
         (8, 8) => return wide::with_high(lane, load64(bytes, 0).to_le()),
+        (2, _) if offset % 2 == 0 => {
+            return wide::with_half_word(lane, offset / 2, (number(bytes) as u16).to_le());
+        }
         (4, 0 | 4 | 8 | 12) => {
             return wide::with_word(lane, offset / 4, load32(bytes, 0).to_le());
         }

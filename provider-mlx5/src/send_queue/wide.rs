@@ -135,6 +135,36 @@ pub(super) fn with_word(value: Wide, index: usize, word: u32) -> Wide {
     }
 }
 
+/// An octoword with another sixteen bits, as they are in memory.
+#[inline(always)]
+#[allow(unused_unsafe, reason = "the newer compilers know that the intrinsics are always there")]
+pub(super) fn with_half_word(value: Wide, index: usize, half_word: u16) -> Wide {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: part of SSE2, which every x86-64 processor has.
+    return unsafe {
+        use core::arch::x86_64::_mm_insert_epi16;
+        let half_word = i32::from(half_word);
+        match index {
+            0 => _mm_insert_epi16::<0>(value, half_word),
+            1 => _mm_insert_epi16::<1>(value, half_word),
+            2 => _mm_insert_epi16::<2>(value, half_word),
+            3 => _mm_insert_epi16::<3>(value, half_word),
+            4 => _mm_insert_epi16::<4>(value, half_word),
+            5 => _mm_insert_epi16::<5>(value, half_word),
+            6 => _mm_insert_epi16::<6>(value, half_word),
+            _ => _mm_insert_epi16::<7>(value, half_word),
+        }
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let (half, shift) = (index / 4 & 1, 16 * (index as u32 & 3));
+        let mut value = value;
+        let rest = u64::from_le(value[half]) & !(0xffff << shift);
+        value[half] = (rest | u64::from(u16::from_le(half_word)) << shift).to_le();
+        value
+    }
+}
+
 /// Two octowords in one register, the first one first in memory.
 #[cfg(all(target_arch = "x86_64", target_feature = "avx"))]
 #[inline(always)]
