@@ -541,9 +541,9 @@ impl TxRing {
         id: u64,
         frame: &impl Sendable<BLOCKS>,
     ) -> Posted {
-        let request = frame.request(self)?.with_flags(PostFlags::SIGNALED);
+        let request = frame.request(self)?;
         // SAFETY: as for `post`.
-        unsafe { self.queue()?.post_template(id, &request) }
+        unsafe { self.queue()?.post_template_with(id, request, PostFlags::SIGNALED) }
     }
 
     /// Starts building frames that the device is not told of yet.
@@ -633,9 +633,8 @@ impl StagedFrames<'_> {
         flags: PostFlags,
     ) -> Posted {
         check_length(template, self.blocks)?;
-        let request = template.request.with_flags(flags);
         // SAFETY: all of the frame is in the request, which names no memory.
-        unsafe { self.batch.build_template(id, &request) }
+        unsafe { self.batch.build_template_with(id, &template.request, flags) }
     }
 
     /// Rings the doorbell for all of them.

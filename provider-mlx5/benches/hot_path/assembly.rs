@@ -68,6 +68,18 @@ fn hot_template(
     unsafe { queue.post_template(wr_id, template) }
 }
 
+/// A template's request of two blocks, rung.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn hot_template_2(
+    queue: &mut SendQueue<Rc>,
+    wr_id: u64,
+    template: &Template<Write, 2>,
+) -> Result<(), PostError> {
+    // SAFETY: never called.
+    unsafe { queue.post_template(wr_id, template) }
+}
+
 /// A receive of one SGE, published.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -87,12 +99,13 @@ fn hot_poll(queue: &mut CompletionQueue) -> Option<u64> {
 }
 
 /// The functions, and where they are.
-fn hottest() -> [(&'static str, usize); 6] {
+fn hottest() -> [(&'static str, usize); 7] {
     [
         ("hot_write_inline_16", hot_write_inline_16 as *const () as usize),
         ("hot_write_inline", hot_write_inline as *const () as usize),
         ("hot_write_sge", hot_write_sge as *const () as usize),
         ("hot_template", hot_template as *const () as usize),
+        ("hot_template_2", hot_template_2 as *const () as usize),
         ("hot_recv", hot_recv as *const () as usize),
         ("hot_poll", hot_poll as *const () as usize),
     ]

@@ -145,7 +145,7 @@ impl<const BLOCKS: usize> Trade<BLOCKS> {
     /// From a tick to a trade: poll, read, parse, give back, patch, ring.
     pub(crate) fn run(&mut self) -> u64 {
         self.frames.arrive();
-        let (frames, template) = (&mut self.frames, &self.order);
+        let (frames, order) = (&mut self.frames, &mut self.order);
         alone(&mut self.orders, |queue, i| {
             let Some(frame) = frames.poll(true) else { return Err(PostError::Full) };
             let Some([number, price]) = quote(frame.bytes()) else {
@@ -154,9 +154,7 @@ impl<const BLOCKS: usize> Trade<BLOCKS> {
             let (good, time) = (frame.checks().l3_l4_ok(), frame.timestamp());
             let size = frame.flow_tag() + u32::from(good);
             drop(frame);
-            // A copy, which stays in registers. The last field first: then one comparison says that
-            // the order has all of them.
-            let mut order = *template;
+            // The last field first: then one comparison says that the order has all of them.
             let is_set = order.set(SIZE, size.to_be_bytes())
                 && order.set(PRICE, (price + 1).to_be_bytes())
                 && order.set(NUMBER, (number + time).to_be_bytes());
@@ -164,7 +162,7 @@ impl<const BLOCKS: usize> Trade<BLOCKS> {
                 return Err(PostError::NotATemplate);
             }
             // SAFETY: all of the frame is in the request.
-            unsafe { queue.post_template(i as u64, &order) }
+            unsafe { queue.post_template(i as u64, order) }
         })
     }
 }

@@ -8,7 +8,7 @@ use super::encode::{Request, Wqe, first_word, header, short_blocks};
 use super::payload::Payload;
 use super::post::Next;
 use super::space::Place;
-use super::wide::{Wide, WideBlock, or, store_blocks, wide};
+use super::wide::{Wide, WideBlock, copy_request, or, store_block, wide};
 use super::{Carries, Operation, SendQueue, Takes, Transport};
 use crate::format::{Fence, WQEBB_SIZE};
 use crate::mmio::Register;
@@ -158,11 +158,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         &mut self,
         at: usize,
         wr_id: u64,
+        own: Wide,
         image: &[WideBlock],
         fence_mask: u64,
     ) -> Result<Next, PostError> {
         let at = self.place_at(at);
-        let next = self.build_image(at, wr_id, image, fence_mask)?;
+        let next = self.build_image(at, wr_id, own, image, fence_mask)?;
         Ok(self.resume(next))
     }
 
@@ -388,10 +389,20 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     /// # Safety
     /// The blocks are free, and behind each other.
     #[inline(always)]
-    pub(super) unsafe fn store<const N: usize>(&mut self, wr_id: u64, blocks: &[WideBlock; N]) {
+    pub(super) unsafe fn store<const N: usize>(
+        &mut self,
+        wr_id: u64,
+        control: Wide,
+        image: &[WideBlock; N],
+    ) {
         // SAFETY: passed on to the caller.
         unsafe {
-            store_blocks(self.next.block(), blocks);
+            if N == 1 {
+                let [_, second, third, fourth] = image[0];
+                store_block(self.next.block(), &[control, second, third, fourth]);
+            } else {
+                copy_request(control, image, (self.next.base, self.next.at));
+            }
             self.enter(wr_id, N);
         }
     }
@@ -474,10 +485,11 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     pub(super) fn build_image(
         &mut self,
         wr_id: u64,
+        own: Wide,
         image: &[WideBlock],
         fence_mask: u64,
     ) -> Result<(), PostError> {
-        let next = self.queue.build_image_at(self.next.at, wr_id, image, fence_mask)?;
+        let next = self.queue.build_image_at(self.next.at, wr_id, own, image, fence_mask)?;
         self.go_on(next);
         Ok(())
     }

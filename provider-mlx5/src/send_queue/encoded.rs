@@ -58,7 +58,8 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         let queue = self.queue_mut();
         let start = queue.place_at(at);
         let image = encoded.image.get(..encoded.blocks).unwrap_or_default();
-        let mut next = queue.build_image(start, wr_id, image, encoded.fence_mask)?;
+        let [[own, ..], ..] = encoded.image;
+        let mut next = queue.build_image(start, wr_id, own, image, encoded.fence_mask)?;
         next.fence = fence;
         if is_key_change(wqe) {
             queue.state().set_send_kind(start.head, Kind::Key as u8);

@@ -1,8 +1,12 @@
 //! A request that is built once and posted again and again, with new data or a new address.
 //!
 //! A template is the WQE as the device reads it, but for its index and the queue's number. Posting
-//! copies it to the ring and to the register in lanes of 16 bytes. A setter also stores whole
-//! lanes, so that the copy need not wait until narrower stores have reached the cache.
+//! copies it to the ring and to the register: one block in lanes of 16 bytes, more blocks in stores
+//! of 32 bytes. Loads are of 16 bytes in both, and a setter also stores whole lanes, so that the
+//! copy need not wait until narrower stores have reached the cache.
+//!
+//! Stores of 32 bytes are no part of every x86-64 processor. Where they are missing, templates of
+//! several blocks never fit the fast path ([`Template::needed`]): no branch asks for it.
 
 #![allow(unsafe_code)]
 
@@ -13,13 +17,17 @@ use super::encode::{Request, first_word, header, mode_word, second_word, short, 
 use super::payload::{Payload, load32, load64, segment_octowords};
 use super::post::{Copied, Next};
 use super::space::Place;
-use super::wide::{self, Wide, WideBlock, narrow, or, store_block, store_blocks, wide};
+use super::wide::{
+    self, Wide, WideBlock, copies_pairs, narrow, or, store_block, store_blocks, wide,
+};
 use super::{
     Batch, Block, Carries, EthernetFrame, Inline, Operation, Read, SendQueue, Takes, Transport,
     Write, WriteImmediate, place,
 };
+use crate::barrier;
+use crate::doorbell::{Doorbell, DoorbellWord};
 use crate::format::{ETH_INLINE_L2, EthSegment, Fence, WQEBB_SIZE};
-use crate::mmio::Register;
+use crate::mmio::{BlueFlame, Register, Ring};
 use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
 use crate::sync::Ordering;
 
@@ -38,6 +46,8 @@ pub struct Template<O: Operation, const BLOCKS: usize = 1> {
     /// Bytes of the ring that the fast path needs: more than any ring has where it is not for this
     /// request.
     needed: usize,
+    /// The same when the request takes all `BLOCKS` blocks.
+    full: usize,
     /// Bytes that are copied into the WQE, from [`Operation::DATA_START`] on.
     copied: usize,
     /// The octoword of the only SGE; 0 if there is none, or if there are several.
@@ -83,9 +93,9 @@ const MOST_DIRECT: usize = 4;
 /// More bytes than any ring has, and no sum with these overflows.
 const NEVER: usize = 1 << 24;
 
-/// [`Template::needed`] of a request that takes `blocks` of `BLOCKS` blocks.
-fn needed<const BLOCKS: usize>(blocks: usize) -> usize {
-    if blocks == BLOCKS && BLOCKS <= MOST_DIRECT { blocks * WQEBB_SIZE } else { NEVER }
+/// [`Template::full`].
+fn full<const BLOCKS: usize>() -> usize {
+    if BLOCKS <= MOST_DIRECT && copies_pairs() { BLOCKS * WQEBB_SIZE } else { NEVER }
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
@@ -139,10 +149,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // SAFETY: it is of no more blocks, as just asked.
         unsafe { wqe.store(image.as_mut_ptr().cast::<Block>()) };
         let own_fence = flags.contains(PostFlags::FENCE);
+        let full = full::<BLOCKS>();
         Ok(Template {
             image,
             blocks: blocks as u32,
-            needed: needed::<BLOCKS>(blocks),
+            needed: if blocks == BLOCKS { full } else { NEVER },
+            full,
             copied: payload.copied(),
             sge: payload.only_sge().map_or(0, |index| header::<O>() + index),
             fence_mask: if own_fence { !mode_word(Fence::MASK, 0) } else { !0 },
@@ -166,40 +178,99 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     where
         T: Carries<O>,
     {
-        if BLOCKS > MOST_DIRECT {
-            return self.post_image(wr_id, template.image(), template.fence_mask);
-        }
-        if !template.fits(&self.next) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.post_template_with(wr_id, template, PostFlags::empty()) }
+    }
+
+    /// [`SendQueue::post_template`] with more flags, [`SIGNALED`](PostFlags::SIGNALED) for
+    /// instance.
+    ///
+    /// # Errors
+    /// As for [`SendQueue::post_template`].
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_template`].
+    #[inline(always)]
+    pub unsafe fn post_template_with<O: Operation, const BLOCKS: usize>(
+        &mut self,
+        wr_id: u64,
+        template: &Template<O, BLOCKS>,
+        flags: PostFlags,
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+    {
+        if BLOCKS > MOST_DIRECT || !template.fits(&self.next) {
             crate::hint::cold_path();
-            return self.post_closed(wr_id, template.image, template.blocks(), template.fence_mask);
+            let (own, fence_mask) = (template.control(flags), template.fence_mask);
+            if BLOCKS == 1 {
+                return self.post_closed(wr_id, own, template.image, fence_mask);
+            }
+            return self.post_image(wr_id, own, template.image(), fence_mask);
         }
-        // A copy, so that a template that is in registers stays there.
-        let mut copy = *template;
-        if let [[control, ..], ..] = &mut copy.image[..] {
-            *control = self.stamp(self.next.place(), *control);
-        }
+        let control = self.stamp(self.next.place(), template.control(flags));
         // SAFETY: open so far.
         unsafe {
-            store_blocks(self.next.block(), &copy.image);
-            self.ring_copied(wr_id, Copied::stored(&copy.image));
+            if BLOCKS == 1 {
+                self.post_lanes(wr_id, control, template.image);
+            } else {
+                self.post_pairs(wr_id, control, &template.image);
+            }
         }
         Ok(())
     }
 
-    /// [`SendQueue::post_template`] where the request does not go to BlueFlame from registers.
-    /// Nothing is in its control segment yet: where the queue is closed, [`Next::place`] may be
-    /// another one than the head's.
+    /// Posts a template's request lane by lane. It takes the lanes by value, so that those that are
+    /// in registers stay there.
     ///
-    /// It takes no whole template: used in one place, a field is compared where it lies.
+    /// # Safety
+    /// The queue is open so far.
+    #[inline(always)]
+    unsafe fn post_lanes<const BLOCKS: usize>(
+        &mut self,
+        wr_id: u64,
+        control: Wide,
+        mut image: [WideBlock; BLOCKS],
+    ) {
+        if let [[first, ..], ..] = &mut image[..] {
+            *first = control;
+        }
+        // SAFETY: open so far.
+        unsafe {
+            store_blocks(self.next.block(), &image);
+            self.ring_copied(wr_id, Copied::stored(&image));
+        }
+    }
+
+    /// Posts a template's request in stores of 32 bytes.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_lanes`]; the processor [`copies_pairs`].
+    #[inline(always)]
+    unsafe fn post_pairs<const BLOCKS: usize>(
+        &mut self,
+        wr_id: u64,
+        control: Wide,
+        image: &[WideBlock; BLOCKS],
+    ) {
+        let to = (self.next.base, self.next.at);
+        // SAFETY: open so far.
+        let head = unsafe { self.enter(wr_id, BLOCKS) };
+        let Doorbell { record, register } = &mut self.doorbell;
+        register.with(Copying { control, image, to, record, head });
+        self.pass(BLOCKS);
+    }
+
+    /// [`SendQueue::post_image`] of lanes that may be in registers.
     #[inline(never)]
     fn post_closed<const BLOCKS: usize>(
         &mut self,
         wr_id: u64,
+        own: Wide,
         image: [WideBlock; BLOCKS],
-        blocks: usize,
         fence_mask: u64,
     ) -> Result<(), PostError> {
-        self.post_image(wr_id, image.get(..blocks).unwrap_or(&image), fence_mask)
+        self.post_image(wr_id, own, &image, fence_mask)
     }
 
     /// A control segment that says `own` of its request, for one whose counter is at `place` in it.
@@ -209,17 +280,20 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         or(own, wide::sum(wide([first_word(place), 0]), self.base))
     }
 
-    /// [`SendQueue::post_template`] of any length, and wherever space has to be looked for.
+    /// [`SendQueue::post_template`] of any length, and wherever space has to be looked for. `own` is
+    /// the first lane, without index and number: while the fast path is closed, [`Next::place`] may
+    /// be another one than the head's.
     #[inline(never)]
     fn post_image(
         &mut self,
         wr_id: u64,
+        own: Wide,
         image: &[WideBlock],
         fence_mask: u64,
     ) -> Result<(), PostError> {
         self.end_batch();
         let start = self.head;
-        let next = self.build_image(self.place(), wr_id, image, fence_mask)?;
+        let next = self.build_image(self.place(), wr_id, own, image, fence_mask)?;
         self.move_to(next);
         self.ring_from_ring(start);
         Ok(())
@@ -232,15 +306,16 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         &mut self,
         at: Place,
         wr_id: u64,
+        own: Wide,
         image: &[WideBlock],
         fence_mask: u64,
     ) -> Result<Place, PostError> {
-        let [[control, rest @ ..], others @ ..] = image else {
+        let [[_, rest @ ..], others @ ..] = image else {
             return Err(PostError::NotATemplate);
         };
         let blocks = image.len() as u32;
         let mode = self.claim(at, blocks)?;
-        let control = or(self.stamp(place(at.head), *control), wide([0, mode & fence_mask]));
+        let control = or(self.stamp(place(at.head), own), wide([0, mode & fence_mask]));
         // SAFETY: the blocks are free.
         unsafe {
             store_block(self.ring.block(at.head), &[control, rest[0], rest[1], rest[2]]);
@@ -271,17 +346,66 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     where
         T: Carries<O>,
     {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.build_template_with(wr_id, template, PostFlags::empty()) }
+    }
+
+    /// [`Batch::build_template`] with more flags.
+    ///
+    /// # Errors
+    /// [`PostError::Full`].
+    ///
+    /// # Safety
+    /// As for [`Batch::build_template`].
+    #[inline(always)]
+    pub unsafe fn build_template_with<O: Operation, const BLOCKS: usize>(
+        &mut self,
+        wr_id: u64,
+        template: &Template<O, BLOCKS>,
+        flags: PostFlags,
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+    {
         if !template.fits(self.next()) {
             crate::hint::cold_path();
-            return self.build_image(wr_id, template.image(), template.fence_mask);
+            let own = template.control(flags);
+            return self.build_image(wr_id, own, template.image(), template.fence_mask);
         }
-        let mut image = template.image;
-        if let [[control, ..], ..] = &mut image[..] {
-            *control = self.stamp(*control);
-        }
+        let control = self.stamp(template.control(flags));
         // SAFETY: the blocks are free, and behind each other.
-        unsafe { self.store(wr_id, &image) };
+        unsafe { self.store(wr_id, control, &template.image) };
         Ok(())
+    }
+}
+
+/// What [`SendQueue::post_pairs`] does once it has the register: it stores the request, the doorbell
+/// record and the copy.
+struct Copying<'t, const N: usize> {
+    control: Wide,
+    image: &'t [WideBlock; N],
+    /// See [`wide::copy_request`].
+    to: (*mut Block, usize),
+    record: &'t DoorbellWord,
+    head: u32,
+}
+
+impl<const N: usize> Ring for Copying<'_, N> {
+    #[inline(always)]
+    fn ring(self, register: &mut BlueFlame) {
+        let Self { control, image, to, record, head } = self;
+        let Some(half) = register.take_half() else {
+            crate::hint::cold_path();
+            // SAFETY: the blocks are free, and the processor copies pairs.
+            unsafe { wide::copy_request(control, image, to) };
+            barrier::to_device();
+            record.store(head & 0xffff);
+            barrier::before_doorbell();
+            register.only_doorbell(narrow(control)[0]);
+            return barrier::flush_doorbell();
+        };
+        // SAFETY: the same. The half takes four blocks, or the queue would not be open.
+        unsafe { wide::copy_and_ring(control, image, to, record, head, half.as_ptr().cast()) };
     }
 }
 
@@ -304,6 +428,13 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
         }
     }
 
+    /// The first octoword, with more flags.
+    #[inline(always)]
+    fn control(&self, flags: PostFlags) -> Wide {
+        let first = self.image.as_flattened().first().copied().unwrap_or(wide([0; 2]));
+        or(first, wide([0, mode_word(flags.bits(), 0)]))
+    }
+
     /// The blocks that the request takes.
     #[inline(always)]
     fn image(&self) -> &[WideBlock] {
@@ -313,9 +444,9 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
     /// The same request with more flags, [`SIGNALED`](PostFlags::SIGNALED) for instance.
     #[inline(always)]
     pub fn with_flags(&self, flags: PostFlags) -> Self {
-        let mut template = *self;
-        if let [[control, ..], ..] = &mut template.image[..] {
-            *control = or(*control, wide([0, mode_word(flags.bits(), 0)]));
+        let (control, mut template) = (self.control(flags), *self);
+        if let [[first, ..], ..] = &mut template.image[..] {
+            *first = control;
         }
         template
     }
@@ -455,7 +586,8 @@ impl<const BLOCKS: usize> Template<EthernetFrame<'static>, BLOCKS> {
         let length = (bytes as u16).to_be_bytes();
         self.patch(INLINE_SIZE / 16, INLINE_SIZE, &length);
         let blocks = octowords.div_ceil(4);
-        (self.blocks, self.needed) = (blocks as u32, needed::<BLOCKS>(blocks));
+        self.blocks = blocks as u32;
+        self.needed = if blocks == BLOCKS { self.full } else { NEVER };
         self.copied = bytes;
         true
     }

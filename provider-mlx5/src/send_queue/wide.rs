@@ -1,6 +1,7 @@
 //! Vector registers of 16 bytes: the widest store that every processor of the architecture has.
 //! Requests that are composed in registers are stored 32 bytes at a time where the compiler may use
-//! AVX (`-C target-cpu=x86-64-v3`).
+//! AVX (`-C target-cpu=x86-64-v3`). Templates are copied 32 bytes at a time wherever the processor
+//! can.
 //!
 //! A request is stored twice, and a post mostly waits for stores. So octowords are composed in
 //! vector registers, and each is one store. A load that follows reads exactly 16 bytes of one
@@ -9,6 +10,9 @@
 #![allow(unsafe_code)]
 
 use super::Block;
+#[cfg(not(all(target_arch = "x86_64", not(loom))))]
+use crate::barrier;
+use crate::doorbell::DoorbellWord;
 use crate::request::Octoword;
 
 #[cfg(target_arch = "x86_64")]
@@ -220,6 +224,135 @@ pub(super) unsafe fn store_blocks<const N: usize>(target: *mut Block, blocks: &[
         // SAFETY: the caller vouches for them.
         unsafe { store_block(target.add(i), block) };
     }
+}
+
+/// Whether the processor has the instructions of [`copy_request`] and [`copy_and_ring`].
+pub(super) fn copies_pairs() -> bool {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    return is_x86_feature_detected!("avx") && is_x86_feature_detected!("movbe");
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    true
+}
+
+/// Copies a request of `N` blocks to the ring, 32 bytes at a time, and then runs the lines. All
+/// vector registers are named, because `vzeroupper` changes the upper half of each.
+///
+/// Loads are of 16 bytes: if one octoword was stored last, a load of two would wait until that has
+/// reached the cache. `vzeroupper` keeps the code that follows, which uses 16 bytes of registers,
+/// from waiting for their upper halves (Intel's optimization manual, "Mixing AVX code with SSE
+/// code").
+#[cfg(all(target_arch = "x86_64", not(loom)))]
+macro_rules! copy {
+    ([$($line:literal),*] $control:ident, $image:ident, $to:ident, $($operands:tt)*) => {
+        core::arch::asm!(
+            "vinsertf128 ymm0, ymm0, xmmword ptr [{image} + 16], 1",
+            "vmovdqa ymmword ptr [{base} + {at}], ymm0",
+            ".irp i, 1, 2, 3, 4, 5, 6, 7",
+            ".if \\i < {pairs}",
+            "vmovdqa xmm\\i, xmmword ptr [{image} + 32 * \\i]",
+            "vinsertf128 ymm\\i, ymm\\i, xmmword ptr [{image} + 32 * \\i + 16], 1",
+            "vmovdqa ymmword ptr [{base} + {at} + 32 * \\i], ymm\\i",
+            ".endif",
+            ".endr",
+            $($line,)*
+            "vzeroupper",
+            image = in(reg) $image.as_ptr(),
+            base = in(reg) $to.0,
+            at = in(reg) $to.1,
+            pairs = const 2 * N,
+            $($operands)*
+            inout("xmm0") $control => _,
+            out("xmm1") _, out("xmm2") _, out("xmm3") _, out("xmm4") _, out("xmm5") _,
+            out("xmm6") _, out("xmm7") _, out("xmm8") _, out("xmm9") _, out("xmm10") _,
+            out("xmm11") _, out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
+            options(nostack, preserves_flags),
+        )
+    };
+}
+
+/// Stores a request to the ring: first `control`, then all octowords of `image` but its first. `to`
+/// is an address and the bytes to add to it, which instructions do by themselves.
+///
+/// # Safety
+/// `N` is at most four. `to` is valid for writes of as many blocks, aligned to 64. The processor
+/// [`copies_pairs`].
+#[inline(always)]
+pub(super) unsafe fn copy_request<const N: usize>(
+    control: Wide,
+    image: &[WideBlock; N],
+    to: (*mut Block, usize),
+) {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    // SAFETY: the caller's promise. It changes nothing but the blocks and the registers that it
+    // names.
+    unsafe {
+        copy!([] control, image, to,);
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    // SAFETY: the caller's promise.
+    unsafe {
+        store_blocks(to.0.wrapping_byte_add(to.1), &stamped(control, image));
+    }
+}
+
+/// [`copy_request`], and then what [`Doorbell::ring`](crate::doorbell::Doorbell::ring) does: the
+/// doorbell record, the copy to the register, and the barriers between them. In one piece of
+/// assembly, because the compiler would not keep 32 bytes of a register from one piece to the next.
+///
+/// # Safety
+/// As for [`copy_request`]; `half` is valid for writes of as many blocks, aligned to 64.
+#[inline(always)]
+pub(super) unsafe fn copy_and_ring<const N: usize>(
+    control: Wide,
+    image: &[WideBlock; N],
+    to: (*mut Block, usize),
+    record: &DoorbellWord,
+    head: u32,
+    half: *mut Block,
+) {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    // `barrier::to_device` is no instruction, the other barriers are `sfence`. SAFETY: the caller's
+    // promise. It changes nothing but the blocks, the record, the half and the registers that it
+    // names.
+    unsafe {
+        copy!(
+            ["movbe dword ptr [{record}], {head:e}",
+             "sfence",
+             "vmovdqa ymmword ptr [{half}], ymm0",
+             ".irp i, 1, 2, 3, 4, 5, 6, 7",
+             ".if \\i < {pairs}",
+             "vmovdqa ymmword ptr [{half} + 32 * \\i], ymm\\i",
+             ".endif",
+             ".endr",
+             "sfence"]
+            control, image, to,
+            record = in(reg) record.as_ptr(),
+            head = in(reg) head & 0xffff,
+            half = in(reg) half,
+        );
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    // SAFETY: the caller's promise.
+    unsafe {
+        let image = stamped(control, image);
+        store_blocks(to.0.wrapping_byte_add(to.1), &image);
+        barrier::to_device();
+        record.store(head & 0xffff);
+        barrier::before_doorbell();
+        store_blocks(half, &image);
+        barrier::flush_doorbell();
+    }
+}
+
+/// A request with another first octoword.
+#[inline(always)]
+#[cfg(not(all(target_arch = "x86_64", not(loom))))]
+fn stamped<const N: usize>(control: Wide, image: &[WideBlock; N]) -> [WideBlock; N] {
+    let mut image = *image;
+    if let [[first, ..], ..] = &mut image[..] {
+        *first = control;
+    }
+    image
 }
 
 /// [`store_blocks`] of what was put together in registers: in pairs of octowords, if there are
