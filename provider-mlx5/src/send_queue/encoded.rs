@@ -45,8 +45,8 @@ impl Encoded {
 }
 
 impl<T: Transport, R: Register> Batch<'_, T, R> {
-    /// Builds a request that the caller has encoded. The next one has this fence, unless it asks for
-    /// a stronger one.
+    /// Builds a request that the caller has encoded. The next one has this fence, unless it asks
+    /// for a stronger one.
     pub(super) fn enter_encoded(
         &mut self,
         wr_id: u64,

@@ -5,8 +5,8 @@
 //! of 32 bytes. Loads are of 16 bytes in both, and a setter also stores whole lanes, so that the
 //! copy need not wait until narrower stores have reached the cache.
 //!
-//! Stores of 32 bytes are no part of every x86-64 processor. Where they are missing, templates of
-//! several blocks never fit the fast path ([`Template::needed`]): no branch asks for it.
+//! Some x86-64 processors lack stores of 32 bytes. There templates of several blocks never fit the
+//! fast path ([`Template::needed`]), so posting needs no branch for the question.
 
 #![allow(unsafe_code)]
 
@@ -267,9 +267,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         or(own, wide::sum(wide([first_word(place), 0]), self.base))
     }
 
-    /// [`SendQueue::post_template`] of any length, and wherever space has to be looked for. `own` is
-    /// the first lane, without index and number: while the fast path is closed, [`Next::place`] may
-    /// be another one than the head's.
+    /// [`SendQueue::post_template`] of any length, and wherever space has to be looked for. `own`
+    /// is the first lane, without index and number: while the fast path is closed, [`Next::place`]
+    /// may be another one than the head's.
     #[inline(never)]
     fn post_image(
         &mut self,
@@ -366,8 +366,8 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     }
 }
 
-/// What [`SendQueue::post_pairs`] does once it has the register: it stores the request, the doorbell
-/// record and the copy.
+/// What [`SendQueue::post_pairs`] does once it has the register: it stores the request, the
+/// doorbell record and the copy.
 struct Copying<'t, const N: usize> {
     control: Wide,
     image: &'t [WideBlock; N],

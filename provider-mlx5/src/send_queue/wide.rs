@@ -296,8 +296,8 @@ pub(super) unsafe fn copy_request<const N: usize>(
 }
 
 /// [`copy_request`], and then what [`Doorbell::ring`](crate::doorbell::Doorbell::ring) does: the
-/// doorbell record, the copy to the register, and the barriers between them. In one piece of
-/// assembly, because the compiler would not keep 32 bytes of a register from one piece to the next.
+/// doorbell record, the copy to the register, and the barriers between them. In one block of
+/// assembly, because the compiler would not keep 32 bytes of a register from one block to the next.
 ///
 /// # Safety
 /// As for [`copy_request`]; `half` is valid for writes of as many blocks, aligned to 64.
