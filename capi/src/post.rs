@@ -36,6 +36,8 @@ pub(crate) struct SendTable {
     one: PostSend,
     /// Posts a list of one request with short inline data.
     inline: PostSend,
+    /// Posts a list of one request with inline data that probably needs two blocks.
+    two: PostSend,
     /// Posts a list of one request with inline data of any length.
     long: PostSend,
     /// Posts any list.
@@ -60,6 +62,7 @@ macro_rules! tables {
             SendTable {
                 one: post_full,
                 inline: post_full,
+                two: post_full,
                 long: post_full,
                 list: post_full,
                 query: query_of::<$type>,
@@ -69,6 +72,7 @@ macro_rules! tables {
             SendTable {
                 one: post_one::<$type>,
                 inline: post_inline::<$type>,
+                two: post_two_blocks::<$type>,
                 long: post_long::<$type>,
                 list: post_list::<$type>,
                 wr: wr::table::<$type>,
@@ -94,6 +98,7 @@ tables! {
 pub(crate) static NONE: SendTable = SendTable {
     one: post_nothing,
     inline: post_nothing,
+    two: post_nothing,
     long: post_nothing,
     list: post_nothing,
     wr: wr::table_of_none,
@@ -192,10 +197,12 @@ pub(crate) unsafe extern "C" fn post_send(
             return (table.list)(qp, wr, bad);
         }
         if (*wr).send_flags & send_flags::INLINE != 0 {
-            if (*wr).num_sge == 1 && (*(*wr).sg_list).length as usize <= MOST_SHORT {
-                return (table.inline)(qp, wr, bad);
-            }
-            return (table.long)(qp, wr, bad);
+            let length = if (*wr).num_sge == 1 { (*(*wr).sg_list).length as usize } else { 0 };
+            return match length {
+                1..=MOST_SHORT => (table.inline)(qp, wr, bad),
+                ..=MOST_OF_TWO => (table.two)(qp, wr, bad),
+                _ => (table.long)(qp, wr, bad),
+            };
         }
         (table.one)(qp, wr, bad)
     }
@@ -240,6 +247,9 @@ unsafe extern "C" fn post_one<T: Posts>(
 /// Most bytes of data in a request of one block, whatever its header.
 pub(crate) const MOST_SHORT: usize = 64 - 32 - 4;
 
+/// Most bytes of data in a request of two blocks, whatever its header.
+const MOST_OF_TWO: usize = MOST_SHORT + 64;
+
 /// Posts a list of one request with inline data that fits into one block.
 ///
 /// # Safety
@@ -251,6 +261,34 @@ unsafe extern "C" fn post_inline<T: Posts>(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { post_usual::<T, 1>(qp, wr, bad, true) }
+}
+
+/// Posts a list of one request with inline data that needs two blocks.
+///
+/// # Safety
+/// As for [`post_one`].
+unsafe extern "C" fn post_two_blocks<T: Posts>(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    if !T::IS_CONNECTED {
+        // SAFETY: the caller's promise.
+        return unsafe { post_long::<T>(qp, wr, bad) };
+    }
+    // SAFETY: the caller's queue pair and list; the lock is held, or the program posts in one
+    // thread at a time.
+    unsafe {
+        let queue_pair = Qp::of(qp);
+        if !queue_pair.send_lock.try_acquire() {
+            return post_waiting::<T>(qp, wr, bad);
+        }
+        if !Usual::post_two_blocks::<T>(sends::<T>(qp), common(qp), &*wr) {
+            return post_long_held::<T>(qp, wr, bad);
+        }
+        queue_pair.send_lock.release();
+        0
+    }
 }
 
 /// Posts a list of one request with inline data that may need several blocks.
@@ -282,10 +320,26 @@ unsafe fn post_usual<T: Posts, const BLOCKS: usize>(
     // SAFETY: the caller's queue pair and list; the lock is held, or the program posts in one
     // thread at a time.
     unsafe {
-        let queue_pair = Qp::of(qp);
-        if !queue_pair.send_lock.try_acquire() {
+        if !Qp::of(qp).send_lock.try_acquire() {
             return post_waiting::<T>(qp, wr, bad);
         }
+        post_held::<T, BLOCKS>(qp, wr, bad, inline)
+    }
+}
+
+/// [`post_usual`] when the lock is held, which it gives back.
+///
+/// # Safety
+/// As for [`post_one`].
+#[inline(always)]
+unsafe fn post_held<T: Posts, const BLOCKS: usize>(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+    inline: bool,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
         let queue = sends::<T>(qp);
         let posted = match T::IS_CONNECTED {
             true => Usual::post_ring::<T, BLOCKS>(queue, common(qp), &*wr, inline),
@@ -294,9 +348,23 @@ unsafe fn post_usual<T: Posts, const BLOCKS: usize>(
         if !posted {
             return post_any::<T>(qp, wr, bad);
         }
-        queue_pair.send_lock.release();
+        Qp::of(qp).send_lock.release();
         0
     }
+}
+
+/// [`post_long`] when the lock is held.
+///
+/// # Safety
+/// As for [`post_one`].
+#[inline(never)]
+unsafe extern "C" fn post_long_held<T: Posts>(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { post_held::<T, 4>(qp, wr, bad, true) }
 }
 
 /// Posts a list of one after waiting for the thread that holds the lock.

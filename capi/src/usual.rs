@@ -450,6 +450,27 @@ impl Usual {
         }
     }
 
+    /// Posts an `ibv_send_wr` with inline data by way of the ring, if it is usual, has two blocks,
+    /// and the fast path has space.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Usual::post_ring`].
+    #[inline(always)]
+    pub(crate) unsafe fn post_two_blocks<T: Posts>(
+        queue: &mut SendQueue<T, BlueFlame>,
+        common: &Common,
+        wr: &ibv_send_wr,
+    ) -> bool {
+        let Some(header) = InC::of::<T>(wr, true) else { return false };
+        // SAFETY: the caller's list of one. The program's promise covers what posting requires.
+        unsafe {
+            let sge = &*wr.sg_list;
+            let start = || std::ptr::with_exposed_provenance(sge.addr as usize);
+            queue.post_two_blocks(common, header, sge.length as usize, start)
+        }
+    }
+
     /// Builds the request if the fast path can.
     ///
     /// # Safety

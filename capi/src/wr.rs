@@ -393,10 +393,26 @@ unsafe extern "C" fn complete<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -
             return complete_any::<T, SENDS>(qp);
         }
         if !queue.publish_one() {
-            return complete_straight::<T, SENDS>(qp);
+            return complete_two_blocks::<T, SENDS>(qp);
         }
         queue_pair.send_lock.release();
         0
+    }
+}
+
+/// [`complete`] of one request of two blocks that was built step by step.
+///
+/// # Safety
+/// As for [`complete`].
+#[inline(never)]
+unsafe extern "C" fn complete_two_blocks<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if post::sends::<T>(qp.cast()).publish_two_blocks() {
+            Qp::of(qp.cast()).send_lock.release();
+            return 0;
+        }
+        complete_straight::<T, SENDS>(qp)
     }
 }
 

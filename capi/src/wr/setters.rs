@@ -232,12 +232,31 @@ pub(super) unsafe extern "C" fn set_inline_data<T: Posts, const SENDS: bool>(
     unsafe {
         let queue = step_queue::<T, SENDS>(qp);
         if !queue.is_some_and(|queue| queue.add_short(&of(qp).1.common, start, length)) {
+            set_two_blocks::<T, SENDS>(qp, start, length);
+        }
+    }
+}
+
+/// [`set_inline_data`] of data that needs two blocks.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe extern "C" fn set_two_blocks<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    start: *const u8,
+    length: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let queue = step_queue::<T, SENDS>(qp);
+        if !queue.is_some_and(|queue| queue.add_two_blocks(&of(qp).1.common, start, length)) {
             set_long::<T, SENDS>(qp, start, length);
         }
     }
 }
 
-/// [`set_inline_data`] of data that needs more than one block.
+/// [`set_inline_data`] of data that needs more blocks.
 ///
 /// # Safety
 /// As there.

@@ -20,7 +20,7 @@ use super::wide::{Wide, copy_block, narrow, wide};
 use super::{Batch, Block, SendQueue, Transport};
 use crate::barrier;
 use crate::doorbell::Plain;
-use crate::format::{ControlSegment, MAX_DS, MAX_READ_SGE, Opcode, U32, WQEBB_SIZE};
+use crate::format::{ControlSegment, INLINE_FLAG, MAX_DS, MAX_READ_SGE, Opcode, U32, WQEBB_SIZE};
 use crate::mmio::BlueFlame;
 use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
 use crate::sync::Ordering;
@@ -43,6 +43,9 @@ const PLACE: usize = (NAMED - 1) & !(WQEBB_SIZE - 1);
 /// Most bytes of inline data for which a block is sure to have space behind a header of two
 /// octowords.
 const MOST_SHORT: usize = WQEBB_SIZE - 32 - 4;
+
+/// The length in front of data that is copied.
+const PREFIX: usize = 4;
 
 /// The parts of control segments that all requests of a queue share. Made by [`SendQueue::common`].
 #[derive(Debug)]
@@ -239,6 +242,37 @@ impl Next {
             Some((block, blocks))
         }
     }
+
+    /// Writes a request with data that is copied, if it has two blocks. Returns the first block;
+    /// `None`, and nothing has changed, if it does not, or there are no blocks.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_inline`].
+    #[inline(always)]
+    unsafe fn write_two_blocks(
+        &self,
+        common: &Common,
+        header: &impl Header,
+        length: usize,
+        start: impl FnOnce() -> *const u8,
+    ) -> Option<*mut Wide> {
+        if length.wrapping_sub(1) >= common.max_inline {
+            return None;
+        }
+        let octowords = header.octowords() & 3;
+        let bytes = 16 * octowords + PREFIX + length;
+        if !is_two_blocks(bytes) || !self.has(2) {
+            return None;
+        }
+        // SAFETY: both blocks are free, and hold all data.
+        unsafe {
+            let half = common.number | second_word(bytes.div_ceil(16) as u32);
+            let block = self.write_header(common, header, half);
+            self.enter(header);
+            write_inline(block.add(octowords), start(), length);
+            Some(block)
+        }
+    }
 }
 
 impl Steps {
@@ -301,6 +335,51 @@ unsafe fn write_sge(to: *mut Wide, address: u64, length: u32, lkey: u32) {
         to.cast::<u32>().write(length.to_be());
         to.cast::<u32>().add(1).write(lkey.to_be());
         to.cast::<u64>().add(1).write(address.to_be());
+    }
+}
+
+/// Whether so many bytes are more than one block and at most two.
+#[inline(always)]
+fn is_two_blocks(bytes: usize) -> bool {
+    bytes.wrapping_sub(WQEBB_SIZE + 1) < WQEBB_SIZE
+}
+
+/// Writes a segment of data that is copied.
+///
+/// # Safety
+/// `start` is valid for reads of `length` bytes, which are 16 to 128, and `to` for writes of the
+/// segment.
+#[inline(always)]
+unsafe fn write_inline(to: *mut Wide, start: *const u8, length: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        to.cast::<u32>().write((length as u32).wrapping_add(INLINE_FLAG).to_be());
+        let to = to.cast::<u8>().add(PREFIX);
+        match length {
+            ..=32 => copy_ends::<1>(to, start, length),
+            33..=64 => copy_ends::<2>(to, start, length),
+            _ => copy_ends::<4>(to, start, length),
+        }
+    }
+}
+
+/// Copies the first and the last `N` octowords, which may overlap. So the number of instructions
+/// depends on two comparisons only.
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `length` bytes, which are `N` to `2 * N`
+/// octowords.
+#[inline(always)]
+unsafe fn copy_ends<const N: usize>(to: *mut u8, from: *const u8, length: usize) {
+    for start in [0, length - 16 * N] {
+        for octoword in 0..N {
+            let at = start + 16 * octoword;
+            // SAFETY: within the bytes.
+            unsafe {
+                let value = from.add(at).cast::<Wide>().read_unaligned();
+                to.add(at).cast::<Wide>().write_unaligned(value);
+            }
+        }
     }
 }
 
@@ -451,6 +530,42 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             set_length(block, octowords);
         }
         self.next.at = at & PLACE;
+        true
+    }
+
+    /// Gives the request that was named data that is copied, if it then has two blocks. `false`,
+    /// and nothing has changed, if there is none, or another function has to do it.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::add_short`].
+    #[inline(always)]
+    pub unsafe fn add_two_blocks(
+        &mut self,
+        common: &Common,
+        start: *const u8,
+        length: usize,
+    ) -> bool {
+        let at = self.next.at;
+        if at & NAMED == 0 || length.wrapping_sub(1) >= common.max_inline {
+            return false;
+        }
+        let (bytes, behind) = (at % WQEBB_SIZE + PREFIX + length, (at & PLACE) + WQEBB_SIZE);
+        if !is_two_blocks(bytes) || behind > self.next.limit {
+            return false;
+        }
+        let (block, entry) = (self.next.named(at), self.next.entry);
+        // SAFETY: the request was built here, and both blocks are free. They hold all data.
+        unsafe {
+            if is_read(block) {
+                return false;
+            }
+            self.next.entry = entry.wrapping_add(1);
+            self.next.at = behind;
+            let end = self.head.wrapping_add(self.built());
+            self.ring.note_inner(entry.wrapping_sub(1), 2, end);
+            write_inline(block.byte_add(at % WQEBB_SIZE), start, length);
+            set_length(block, bytes.div_ceil(16));
+        }
         true
     }
 
@@ -643,6 +758,29 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         true
     }
 
+    /// Publishes what was built, if it is one request of two blocks: from the ring to the register.
+    /// `false`, and nothing has changed, otherwise.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::publish_one`].
+    #[inline(always)]
+    pub unsafe fn publish_two_blocks(&mut self) -> bool {
+        // As in `publish_one`.
+        let start = usize::from(self.head as u16) * WQEBB_SIZE;
+        if self.next.at != start + 2 * WQEBB_SIZE {
+            return false;
+        }
+        let block = self.next.base.wrapping_byte_add(start);
+        // SAFETY: two blocks were built, and the first begins a request.
+        unsafe {
+            if block.cast::<u8>().add(LENGTH).read() <= (WQEBB_SIZE / 16) as u8 {
+                return false;
+            }
+            self.copy_request::<2>(block, 2);
+        }
+        true
+    }
+
     /// Posts a request of one SGE by way of the ring. `false`, and nothing has changed, if the
     /// queue is not open for it.
     ///
@@ -691,6 +829,29 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
                 self.ring.note_inner(self.next.entry, blocks, end);
             }
             self.publish_next::<MOST>(block.cast(), blocks);
+        }
+        true
+    }
+
+    /// Posts a request with data that is copied, by way of the ring, if it has two blocks. `false`,
+    /// and nothing has changed, if it does not, or the queue is not open for it.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_inline`].
+    #[inline(always)]
+    pub unsafe fn post_two_blocks(
+        &mut self,
+        common: &Common,
+        header: impl Header,
+        length: usize,
+        start: impl FnOnce() -> *const u8,
+    ) -> bool {
+        // SAFETY: the caller's promise; two blocks were written.
+        unsafe {
+            let written = self.next.write_two_blocks(common, &header, length, start);
+            let Some(block) = written else { return false };
+            self.ring.note_inner(self.next.entry, 2, self.head.wrapping_add(2));
+            self.publish_next::<2>(block.cast(), 2);
         }
         true
     }
