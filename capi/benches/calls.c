@@ -296,13 +296,13 @@ static const struct {
 	int limit, libmlx5;
 } cases[] = {
 	{ "nothing: the loop and an indirect call", empty, 16, 13 },
-	{ "`ibv_post_send`, inline 16 B", inline_16, 133, 338 },
-	{ "`ibv_post_send`, inline 64 B", inline_64, 187, 363 },
+	{ "`ibv_post_send`, inline 16 B", inline_16, 135, 338 },
+	{ "`ibv_post_send`, inline 64 B", inline_64, 164, 363 },
 	{ "`ibv_post_send`, 1 SGE", one_sge, 113, 318 },
 	{ "`ibv_post_send`, list of 32, 1 SGE", list_of_sges, 60, 177 },
 	{ "`ibv_post_send`, list of 32, inline 16 B", list_of_inline, 86, 201 },
 	{ "`ibv_wr_*`, inline 16 B", calls_inline_16, 139, 300 },
-	{ "`ibv_wr_*`, inline 64 B", calls_inline_64, 259, 325 },
+	{ "`ibv_wr_*`, inline 64 B", calls_inline_64, 195, 325 },
 	{ "`ibv_wr_*`, 1 SGE", calls_sge, 126, 270 },
 	{ "`ibv_wr_*`, batch of 32, 1 SGE", calls_batch, 61, 137 },
 	{ "`ibv_wr_*`, batch of 32, inline 16 B", calls_batch_inline, 74, 171 },
