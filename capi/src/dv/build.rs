@@ -1,5 +1,5 @@
-//! `mlx5dv_wr_…`: requests of mlx5's own between `ibv_wr_start` and `ibv_wr_complete`. Programs post
-//! requests that they have encoded, name DC targets, and configure memory keys. Signatures,
+//! `mlx5dv_wr_…`: requests of mlx5's own between `ibv_wr_start` and `ibv_wr_complete`. Programs
+//! post requests that they have encoded, name DC targets, and configure memory keys. Signatures,
 //! encryption, streams and copies are lacking.
 
 use std::ffi::c_void;

@@ -1,5 +1,5 @@
-//! Memory keys that requests configure (`mlx5dv_create_mkey`): indirect keys, which lead to parts of
-//! other keys.
+//! Memory keys that requests configure (`mlx5dv_create_mkey`): indirect keys, which lead to parts
+//! of other keys.
 
 use std::ffi::c_int;
 

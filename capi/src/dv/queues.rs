@@ -15,8 +15,8 @@ use crate::{cq, qp, wq};
 const MASK_CREATE_FLAGS: u64 = 1;
 const MASK_DC: u64 = 1 << 1;
 const MASK_SEND_OPS: u64 = 1 << 2;
-/// `enum mlx5dv_qp_create_send_ops_flags`: interleaved and listed memory, configuration of keys; and
-/// requests that the program encodes.
+/// `enum mlx5dv_qp_create_send_ops_flags`: interleaved and listed memory, configuration of keys;
+/// and requests that the program encodes.
 const OPS_KEYS: u64 = 1 | 1 << 1 | 1 << 2;
 const OPS_RAW_WQE: u64 = 1 << 3;
 /// `enum mlx5dv_qp_create_flags`.
