@@ -214,3 +214,8 @@ pub mod soft {
 #[cfg(all(doctest, feature = "soft"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Those of the page on market data too.
+#[cfg(all(doctest, feature = "soft"))]
+#[doc = include_str!("../docs/trading.md")]
+struct Trading;
