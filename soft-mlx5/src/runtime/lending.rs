@@ -9,7 +9,7 @@
 //! programs lend, the device's thread sleeps for short times (naps). It does not announce a nap, so
 //! no program spends a system call on waking it, and nothing is lost as the nap ends by itself.
 //! When it finds that the last lent look was a while ago, it takes over. So what comes after the
-//! last lent look waits for 50 us, and up to 300 us if lending has lasted long. If the scheduler
+//! last lent look waits for 50 us, and up to 1 ms if lending has lasted long. If the scheduler
 //! stops a thread in the midst of a lent look, the device waits for it, as it does for a thread
 //! in a command: programs that lend should run at one priority.
 //!
@@ -27,13 +27,10 @@ use super::lock;
 /// it has polled lends again sooner; one that has to wait for a processor does so later.
 const GONE: u64 = 50_000;
 
-/// Shortest and longest nap in nanoseconds. Waking up for nothing takes some 5 us, and a program
-/// that waits for a processor longer than a nap has the device's thread instead.
-const NAP: (u64, u64) = (25_000, 250_000);
-
-/// The longest nap beside busy loops in nanoseconds: each one ends the time slice of a thread that
-/// may be a peer's.
-const NAP_IN_CROWD: u64 = 1_000_000;
+/// Shortest and longest nap in nanoseconds. Waking up for nothing takes some 5 us, in an emulated
+/// machine 40 us, and ends the time slice of a thread that may be a peer's. A program that waits
+/// for a processor longer than a nap has the device's thread instead.
+const NAP: (u64, u64) = (25_000, 1_000_000);
 
 /// A program's thread that sleeps in the device's stead says until when. The device's thread relies
 /// on that for at most this time, in nanoseconds: its own longest sleep.
@@ -98,23 +95,32 @@ impl Lending {
 }
 
 /// How the thread keeps out of the lenders' way.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Standby {
-    /// When the thread first found that a program lent.
-    since: Option<u64>,
+    /// The next nap in nanoseconds. It doubles with each nap, because the thread woke for nothing
+    /// if it naps again, and is halved where the thread takes over.
+    next: u64,
+    /// The thread has taken over.
+    works: bool,
 }
 
 impl Standby {
+    pub(super) fn new() -> Self {
+        Self { next: NAP.0, works: true }
+    }
+
     /// How long to nap in nanoseconds; `None`: no program lends, so the thread has to look.
-    pub(super) fn nap(&mut self, last: u64, now: u64, crowded: bool) -> Option<u64> {
+    pub(super) fn nap(&mut self, last: u64, now: u64) -> Option<u64> {
         if now.saturating_sub(last) >= GONE {
-            self.since = None;
+            if !std::mem::replace(&mut self.works, true) {
+                self.next = (self.next / 2).max(NAP.0);
+            }
             return None;
         }
-        let since = *self.since.get_or_insert(now);
-        let sleeps = last.saturating_sub(now).min(ASLEEP);
-        let longest = if crowded { NAP_IN_CROWD } else { NAP.1 };
-        Some((now.saturating_sub(since) / 8).clamp(NAP.0, longest).max(sleeps))
+        self.works = false;
+        let nap = self.next;
+        self.next = (2 * nap).min(NAP.1);
+        Some(nap.max(last.saturating_sub(now).min(ASLEEP)))
     }
 }
 
@@ -122,22 +128,40 @@ impl Standby {
 mod tests {
     use super::*;
 
-    #[test]
-    fn naps_grow_with_the_time_that_lending_lasts() {
-        let mut standby = Standby::default();
-        assert_eq!(standby.nap(1_000, 1_000, false), Some(NAP.0));
-        assert_eq!(standby.nap(801_000, 801_000, false), Some(100_000));
-        assert_eq!(standby.nap(80_000_000, 80_000_100, false), Some(NAP.1));
-        assert_eq!(standby.nap(80_000_000, 80_000_100, true), Some(NAP_IN_CROWD));
+    /// All naps from one time to another, of a thread beside a program that lends all the time.
+    fn naps(standby: &mut Standby, from: u64, to: u64) -> Vec<u64> {
+        let next = |now: &u64| standby.nap(*now, *now).map(|nap| now + nap);
+        let ends: Vec<u64> =
+            std::iter::successors(Some(from), next).take_while(|now| *now <= to).collect();
+        ends.windows(2).map(|pair| pair[1] - pair[0]).collect()
     }
 
     #[test]
-    fn who_has_stopped_lending_is_stood_in_for_and_begins_anew() {
-        let mut standby = Standby::default();
-        standby.nap(1_000, 1_000, false);
-        assert_eq!(standby.nap(900_000, 900_000 + GONE - 1, false), Some(118_624));
-        assert_eq!(standby.nap(900_000, 900_000 + GONE, false), None);
-        assert_eq!(standby.nap(2_000_000, 2_000_000, false), Some(NAP.0));
+    fn naps_for_nothing_become_longer() {
+        let mut standby = Standby::new();
+        let first = naps(&mut standby, 1_000, 3_000_000);
+        assert_eq!(first[..4], [25_000, 50_000, 100_000, 200_000]);
+        assert_eq!(first.last(), Some(&NAP.1));
+        assert_eq!(naps(&mut standby, 0, 1_000_000_000).len(), 1_000, "in a second");
+    }
+
+    #[test]
+    fn a_thread_that_takes_over_naps_half_as_long_next_time() {
+        let mut standby = Standby::new();
+        naps(&mut standby, 1_000, 5_000_000);
+        assert_eq!(standby.nap(5_000_000, 5_000_000 + GONE - 1), Some(NAP.1));
+        for later in 0..3 {
+            assert_eq!(standby.nap(5_000_000, 5_000_000 + GONE + later), None);
+        }
+        assert_eq!(standby.nap(7_000_000, 7_000_000), Some(NAP.1 / 2));
+    }
+
+    #[test]
+    fn the_thread_sleeps_as_long_as_a_waiting_program() {
+        let mut standby = Standby::new();
+        assert_eq!(standby.nap(4_000_000, 1_000_000), Some(3_000_000));
+        assert_eq!(standby.nap(400_000_000, 4_000_000), Some(ASLEEP));
+        assert_eq!(standby.nap(12_000_000, 12_000_000), Some(4 * NAP.0));
     }
 
     #[test]

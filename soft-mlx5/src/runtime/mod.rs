@@ -10,8 +10,8 @@
 //! While it is busy it looks again after `sched_yield`; after 200 us without work it sleeps between
 //! two looks, 25 us at first, 1 ms soon and 8 ms in the end (below one percent of a core). Packets
 //! and commands end such a sleep early. A device without queues sleeps until one of them comes.
-//! While programs lend it their time, it naps for 25 to 250 us, and takes over 50 to 300 us after
-//! the last lent look.
+//! While programs lend it their time, it naps for 25 us to 1 ms, and takes over as long after the
+//! last lent look.
 //!
 //! # Fork and exit
 //! The thread does not exist in a forked child: there every command fails with [`Orphaned`],

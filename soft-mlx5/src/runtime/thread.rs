@@ -36,13 +36,13 @@ fn main(shared: &Shared) {
 }
 
 fn run(shared: &Shared) {
-    let mut standby = Standby::default();
+    let mut standby = Standby::new();
     // Receivers that this thread has left asleep are not left to a program that may not look.
     let mut left_asleep = false;
     while !shared.stop.load(Ordering::Acquire) {
         let lent = shared.lending.last();
         let now = clock::now();
-        let nap = lent.and_then(|last| standby.nap(last, now, shared.crowd.is_there(now)));
+        let nap = lent.and_then(|last| standby.nap(last, now));
         if let Some(nap) = nap.filter(|_| !left_asleep) {
             shared.lending.nap(nap);
             continue;
