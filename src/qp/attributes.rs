@@ -7,7 +7,8 @@ use crate::device::address::{AddressVector, Mtu};
 
 pub use uverbs_uapi::flags::{AccessFlags, QpAttrMask};
 
-/// How long the requester waits for an acknowledgement before it sends again: 4.096 µs × 2^code.
+/// How long the requester waits for an acknowledgement before it sends again: 4.096 µs × 2^code, or
+/// up to four times as long. The software device takes the shortest time first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AckTimeout(u8);
 

@@ -26,6 +26,9 @@ enum Response<'a> {
     Original(u64),
 }
 
+/// The acknowledgement timer runs for at most this power of two times the timeout of the path.
+const LOG_LONGEST_TIMEOUT: u8 = 2;
+
 impl Qp {
     /// Handles a response.
     pub(super) fn receive_response(&mut self, env: &mut Env, packet: &View<'_>) {
@@ -281,12 +284,15 @@ impl Qp {
         }
     }
 
-    /// Starts the acknowledgement timer if it is not running (specification 9.7.6.1.3: 4.096 us *
-    /// 2^code).
+    /// Starts the acknowledgement timer if it is not running. It runs for 4.096 us * 2^code, and up
+    /// to four times as long is allowed (specification 9.7.6.1.3). Each retry doubles the time up
+    /// to that limit: a single loss is repaired soon, and a peer that waits for a processor gets
+    /// most of the time that the specification leaves it.
     pub(super) fn start_ack_timer(&mut self, env: &mut Env) {
         let code = self.settings.path.ack_timeout;
         if code != 0 {
-            let at = env.now.saturating_add(4096 << code);
+            let retries = self.settings.retry_count.saturating_sub(self.requester.retries_left);
+            let at = env.now.saturating_add(4096 << code << retries.min(LOG_LONGEST_TIMEOUT));
             let owner = self.timer();
             self.deadline.start(at, owner, &mut env.timers);
         }

@@ -212,6 +212,37 @@ fn retry_exceeded_without_an_answer() {
     assert_eq!(pair.state(1), QpState::ReadyToSend);
 }
 
+/// The specification allows one to four times the timeout between two attempts.
+#[test]
+fn each_retry_waits_twice_as_long_up_to_four_times_the_timeout() {
+    const TIMEOUT: u64 = 4096 << 10;
+    let mut pair = Pair::with(
+        QpType::Rc,
+        |_, _| {},
+        |_, attributes| {
+            attributes.retry_count = Some(4);
+            attributes.ack_timeout = Some(10);
+        },
+    );
+    let mut sent = 0;
+    let mut pass = |pair: &mut Pair, nanoseconds| {
+        pair.world.pass(nanoseconds, &mut |_| {
+            sent += 1;
+            Fate::Drop
+        });
+        sent
+    };
+    pair.post(0, &Wr::send());
+    assert_eq!(pass(&mut pair, 0), 1);
+    for (retry, times) in (1..).zip([1, 2, 4, 4]) {
+        assert_eq!(pass(&mut pair, times * TIMEOUT - 1), retry, "no attempt before {times}");
+        assert_eq!(pass(&mut pair, 1), retry + 1, "an attempt after {times}");
+    }
+    assert_eq!(pair.poll(0), []);
+    assert_eq!(pass(&mut pair, 4 * TIMEOUT), 5);
+    failed(&mut pair, 0, Syndrome::TRANSPORT_RETRY_EXCEEDED);
+}
+
 #[test]
 fn without_a_time_out_the_requester_waits_for_ever() {
     let mut pair = Pair::with(
