@@ -11,16 +11,18 @@
 
 #![allow(unsafe_code)]
 
-use core::mem::replace;
+mod state;
 
-use super::encode::{first_word, mode_word, second_word};
+pub use state::{Common, Header, Named, Steps};
+
+use super::encode::{first_word, second_word};
 use super::payload::{Inline, Payload, segment_octowords};
 use super::post::Next;
-use super::wide::{Wide, copy_block, narrow, wide};
+use super::wide::{Wide, copy_block, wide};
 use super::{Batch, Block, SendQueue, Transport};
 use crate::barrier;
 use crate::doorbell::Plain;
-use crate::format::{ControlSegment, INLINE_FLAG, MAX_DS, MAX_READ_SGE, Opcode, U32, WQEBB_SIZE};
+use crate::format::{ControlSegment, INLINE_FLAG, MAX_DS, Opcode, U32, WQEBB_SIZE};
 use crate::mmio::BlueFlame;
 use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
 use crate::sync::Ordering;
@@ -40,94 +42,8 @@ const NAMED: usize = 1 << 30;
 /// What is left of [`Next::at`] when the request has data.
 const PLACE: usize = (NAMED - 1) & !(WQEBB_SIZE - 1);
 
-/// Most bytes of inline data for which a block is sure to have space behind a header of two
-/// octowords.
-const MOST_SHORT: usize = WQEBB_SIZE - 32 - 4;
-
 /// The length in front of data that is copied.
 const PREFIX: usize = 4;
-
-/// The parts of control segments that all requests of a queue share. Made by [`SendQueue::common`].
-#[derive(Debug)]
-#[repr(C)]
-pub struct Common {
-    /// The first half of a control segment, without its first word: for requests of one SGE behind
-    /// headers of so many octowords.
-    halves: [u64; 4],
-    /// The same of no length.
-    number: u64,
-    max_inline: usize,
-    /// The least of that and [`MOST_SHORT`].
-    max_short: usize,
-    max_sge: u32,
-    /// The control segment's second half for each combination of the caller's flags. As long as a
-    /// byte can tell, so that no other bits have to be removed.
-    modes: [u64; 256],
-}
-
-impl Common {
-    /// That of no queue.
-    pub const NONE: Self = Self {
-        halves: [0; 4],
-        number: 0,
-        max_inline: 0,
-        max_short: 0,
-        max_sge: 0,
-        modes: [0; 256],
-    };
-
-    /// The second half of a request's control segment.
-    #[inline(always)]
-    fn mode(&self, header: &impl Header) -> u64 {
-        self.modes[usize::from(header.mode() as u8)] | mode_word(0, header.immediate().get())
-    }
-}
-
-/// Whether all requests of a send queue that are being built were built step by step, from
-/// [`SendQueue::begin_steps`] on.
-#[derive(Debug)]
-#[repr(C)]
-pub struct Steps {
-    /// Whether something was built elsewhere, or is to be: see [`Steps::detour`].
-    detour: u32,
-    is_closed: bool,
-    /// Whether a batch has built some of the requests.
-    has_batch: bool,
-    /// What the limit was before the steps were closed.
-    open: usize,
-}
-
-/// The operation of a request: a message, or an access to remote memory. Each part is read where it
-/// is stored, so that few of them need a register at a time.
-pub trait Header {
-    /// Octowords: 1, or 2 with a remote address. No other number is written.
-    fn octowords(&self) -> usize;
-    /// Whether there may be a remote address.
-    fn may_have_remote(&self) -> bool {
-        true
-    }
-    /// The device's opcode.
-    fn opcode(&self) -> Opcode;
-    /// The control segment's last word.
-    fn immediate(&self) -> U32;
-    /// The remote memory; ignored if the header has one octoword.
-    fn remote(&self) -> Remote;
-    /// Comes back in the completion.
-    fn wr_id(&self) -> u64;
-    /// An index of the flags that [`SendQueue::common`] was given; the lowest byte counts.
-    fn mode(&self) -> u32;
-}
-
-/// A request whose operation was set, and which was then removed from the ring.
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the parts of a request")]
-pub struct Named {
-    pub wr_id: u64,
-    pub opcode: Opcode,
-    pub flags: PostFlags,
-    pub immediate: U32,
-    pub remote: Remote,
-}
 
 impl Next {
     /// Writes the header of a request to the next block, and enters its id. `half` is the first
@@ -275,34 +191,6 @@ impl Next {
     }
 }
 
-impl Steps {
-    /// Those of no queue: not straight.
-    pub const NONE: Self = Self { detour: 1, is_closed: false, has_batch: false, open: 0 };
-
-    /// Whether all requests were built here, so that [`SendQueue::publish_one`] and
-    /// [`SendQueue::publish_steps`] know of all.
-    #[inline(always)]
-    pub fn is_straight(&self) -> bool {
-        self.detour == 0
-    }
-
-    /// Records that requests are built in another way, too. Returns whether this is the first time
-    /// since the beginning.
-    #[inline(always)]
-    pub fn detour(&mut self) -> bool {
-        let is_first = replace(&mut self.detour, 1) == 0;
-        if is_first {
-            (self.is_closed, self.has_batch) = (false, false);
-        }
-        is_first
-    }
-
-    /// Whether a batch has built some of the requests. Of use once there is a detour.
-    pub fn has_batch(&self) -> bool {
-        self.has_batch
-    }
-}
-
 /// Whether a request reads, so that it takes no data that is copied.
 ///
 /// # Safety
@@ -384,73 +272,6 @@ unsafe fn copy_ends<const N: usize>(to: *mut u8, from: *const u8, length: usize)
 }
 
 impl<T: Transport> SendQueue<T, BlueFlame> {
-    /// The common part of requests that are built step by step. `flags` says which flags the
-    /// caller's number for them selects, see [`Header::mode`].
-    pub fn common(&self, flags: impl Fn(u8) -> PostFlags) -> Common {
-        let [number, _] = narrow(self.base);
-        let max_inline = self.limits.max_inline;
-        Common {
-            halves: core::array::from_fn(|header| number | second_word(header as u32 + 1)),
-            number,
-            max_inline,
-            max_short: max_inline.min(MOST_SHORT),
-            max_sge: self.limits.max_sge.min(MAX_READ_SGE),
-            modes: core::array::from_fn(|number| {
-                mode_word(flags(number as u8).bits(), 0) | self.mode
-            }),
-        }
-    }
-
-    /// Begins to build requests where the queue is. Those that were built before and not published
-    /// are forgotten.
-    #[inline(always)]
-    pub fn begin_steps(&mut self, steps: &mut Steps) {
-        self.find_place();
-        steps.detour = 0;
-    }
-
-    /// Moves the fast path to the head, if it is not open: it may be somewhere else then.
-    #[inline(always)]
-    pub fn find_place(&mut self) {
-        if !self.next.has(1) {
-            crate::hint::cold_path();
-            self.next = self.ring.next(self.head, 0);
-        }
-    }
-
-    /// How many blocks were built.
-    #[inline(always)]
-    fn built(&self) -> u32 {
-        let at = self.next.at & PLACE;
-        let built = ((at / WQEBB_SIZE) as u32).wrapping_sub(self.head) & 0xffff;
-        // More blocks than the ring has: two threads of the program use the queue without a lock.
-        if built > self.ring.blocks() { 0 } else { built }
-    }
-
-    /// Whether nothing was built.
-    #[inline(always)]
-    pub fn has_no_steps(&self) -> bool {
-        self.built() == 0
-    }
-
-    /// Closes this path until a batch has said where it ended. A request that was named has no data
-    /// then.
-    pub fn close_steps(&mut self, steps: &mut Steps) {
-        self.end_named();
-        if !steps.is_closed {
-            steps.open = self.next.limit;
-            steps.is_closed = true;
-        }
-        self.next.limit = 0;
-    }
-
-    /// Opens this path again where it was closed, if nothing was built since.
-    pub fn reopen_steps(&mut self, steps: &mut Steps) {
-        if replace(&mut steps.is_closed, false) {
-            self.next.limit = steps.open;
-        }
-    }
-
     /// Builds a request whose data follows, behind those before. `false`, and nothing has changed,
     /// if there is one already that has no data yet ([`SendQueue::end_named`]), or a batch has to
     /// do it.
@@ -961,14 +782,5 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             return self.batch();
         }
         Ok(Batch::after_steps(self, self.next, steps.has_batch))
-    }
-}
-
-impl<T: Transport> Batch<'_, T, BlueFlame> {
-    /// Goes on step by step where this batch is.
-    pub fn pause(self, steps: &mut Steps) {
-        self.suspend();
-        (steps.is_closed, steps.has_batch) = (false, true);
-        steps.detour = 1;
     }
 }
