@@ -65,6 +65,7 @@ const TABLES: &[Table] = &[
             ("ratio", &["ratio"]),
             ("lowest to highest", &["lowest", "highest"]),
             ("software device to rxe", &["mixed"]),
+            ("UDP alone", &["udp"]),
         ],
     },
     Table {
@@ -143,11 +144,14 @@ const PICTURE: &str = "docs/network-rxe.svg";
 /// The cases of the picture.
 fn groups(root: &Path) -> Result<Vec<rivals::Group>> {
     let ours = numbers(root, "rxe", "ours")?;
-    let [rxe, mixed] = ["rxe", "mixed"].map(|name| numbers(root, "rxe", name));
-    let others = rxe?.into_iter().zip(mixed?).map(|((_, rxe), (_, mixed))| [rxe, mixed]);
-    let group = |((name, ours), [rxe, mixed]): ((String, f64), [f64; 2])| rivals::Group {
-        case: name.trim_start_matches("rxe ").to_owned(),
-        figures: [ours, rxe, mixed],
+    let [rxe, mixed, udp] = ["rxe", "mixed", "udp"].map(|name| numbers(root, "rxe", name));
+    let others = rxe?.into_iter().zip(mixed?).zip(udp?);
+    let group = |((name, ours), (((_, rxe), (_, mixed)), (_, udp)))| {
+        let name: String = name;
+        rivals::Group {
+            case: name.trim_start_matches("rxe ").to_owned(),
+            figures: [ours, rxe, mixed, udp],
+        }
     };
     Ok(ours.into_iter().zip(others).map(group).collect())
 }

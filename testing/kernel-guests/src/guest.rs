@@ -229,14 +229,15 @@ fn attempt(qemu: &Qemu, boot: &Boot<'_>) -> Result<String> {
 fn command_line(qemu: &Qemu, boot: &Boot<'_>, served: &[Served]) -> Command {
     let mut command = qemu.command();
     command.current_dir(boot.directory);
-    let processor = processor(boot.devices.is_empty());
-    command.args(["-accel", "tcg,thread=multi", "-cpu", processor, "-smp", "2", "-m", "1024M"]);
+    let measures = boot.devices.is_empty();
+    command.args(if measures { COUNTED } else { PARALLEL });
+    command.args(["-cpu", processor(measures), "-smp", "2", "-m", "1024M"]);
     command.args(["-machine", "microvm,pcie=on,rtc=on,memory-backend=mem0"]);
     command.args(["-object", "memory-backend-memfd,id=mem0,size=1024M,share=on"]);
     command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
     command.args(["-serial", "file:console.log"]);
     command.arg("-kernel").arg(boot.kernel).arg("-initrd").arg(boot.initramfs);
-    command.arg("-append").arg(kernel_arguments());
+    command.arg("-append").arg(kernel_arguments(measures));
     for device in served {
         command.arg("-device").arg(device.argument());
     }
@@ -247,6 +248,16 @@ fn command_line(qemu: &Qemu, boot: &Boot<'_>, served: &[Served]) -> Command {
     }
     command
 }
+
+/// A processor of the guest is a thread of QEMU.
+const PARALLEL: &[&str] = &["-accel", "tcg,thread=multi"];
+
+/// The guest's clock counts instructions, one a nanosecond, and its processors take turns. So the
+/// time that something takes does not depend on what else this machine does.
+const COUNTED: &[&str] = &["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"];
+
+/// The frequency of the time stamp counter then (`icount_get` in accel/tcg/icount-common.c).
+const COUNTED_MEGAHERTZ: f64 = 1000.0;
 
 /// The processor of a guest; `measures`: what things take in it is compared.
 ///
@@ -260,16 +271,21 @@ fn processor(measures: bool) -> &'static str {
 }
 
 /// The kernel is told the clock's frequency, because measuring it fails on a busy machine. The
-/// emulated time stamp counter is the host's.
-fn kernel_arguments() -> String {
+/// emulated time stamp counter is the host's, except in a guest that measures.
+fn kernel_arguments(measures: bool) -> String {
     let mut arguments = String::from("console=ttyS0 loglevel=6 reboot=t panic=-1 mitigations=off");
-    let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let frequency =
-        processors.lines().find_map(|line| line.strip_prefix("cpu MHz")?.split(':').nth(1));
-    if let Some(megahertz) = frequency.and_then(|text| text.trim().parse::<f64>().ok()) {
+    let megahertz = if measures { Some(COUNTED_MEGAHERTZ) } else { host_megahertz() };
+    if let Some(megahertz) = megahertz {
         arguments.push_str(&format!(" tsc_early_khz={:.0} tsc=reliable", megahertz * 1000.0));
     }
     arguments
+}
+
+fn host_megahertz() -> Option<f64> {
+    let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let frequency =
+        processors.lines().find_map(|line| line.strip_prefix("cpu MHz")?.split(':').nth(1));
+    frequency.and_then(|text| text.trim().parse().ok())
 }
 
 /// Waits for the guest to power off. Stops it after its limit, or if it prints nothing for

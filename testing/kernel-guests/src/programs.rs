@@ -34,7 +34,7 @@ pub(crate) fn build_command_tests(workspace: &Path) -> Result<Vec<Program>> {
 }
 
 /// Builds the command, and the library with which it runs other programs; optimized if what they
-/// take is measured.
+/// take is measured, and then with the program that shows what UDP alone takes.
 pub(crate) fn build_command(workspace: &Path, optimized: bool) -> Result<Vec<Program>> {
     let build = |arguments: &[&'static str]| {
         let release = optimized.then_some("--release");
@@ -48,6 +48,9 @@ pub(crate) fn build_command(workspace: &Path, optimized: bool) -> Result<Vec<Pro
     build(&["--package", "uverbs-preload"])?;
     ensure!(path.is_file(), "{} was not built", path.display());
     built.push(Program { name: PRELOAD.to_owned(), path });
+    if optimized {
+        built.extend(cargo(workspace, &BARE_UDP, "example")?);
+    }
     Ok(built)
 }
 
@@ -86,6 +89,9 @@ pub(crate) const PRELOAD: &str = "libuverbs_preload.so";
 
 /// All test files.
 pub(crate) const ALL: &str = "*";
+
+const BARE_UDP: [&str; 6] =
+    ["build", "--release", "--package", "uverbs-soft-packet", "--example", "bare_udp"];
 
 const COMMAND_TESTS: [&str; 6] =
     ["test", "--no-run", "--package", "uverbs-cli", "--test", "interoperation"];

@@ -6,7 +6,7 @@ use std::fmt::Write;
 const LEFT: f64 = 12.0;
 const WIDTH: f64 = 560.0;
 const BAR: f64 = 13.0;
-const GROUP: f64 = 74.0;
+const GROUP: f64 = 89.0;
 const TOP: f64 = 66.0;
 
 /// Who is measured: what the picture calls them, and their colour.
@@ -16,7 +16,7 @@ const WHO: [(&str, &str); 3] =
 /// A case with its figures, of [`WHO`] in turn.
 pub(crate) struct Group {
     pub(crate) case: String,
-    pub(crate) figures: [f64; 3],
+    pub(crate) figures: [f64; 4],
 }
 
 /// Whether more of it is better.
