@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use crate::queue_state::{ListTables, Shortcut};
+use crate::queue_state::{ListTables, NextPlace, Posting};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Nothing in a place of the ring: no limit is above it.
@@ -26,13 +26,13 @@ const UNUSED: u32 = 1 << 30;
 /// No such entry.
 const NO_ENTRY: u32 = UNUSED - 1;
 
-/// The limit of [`Shortcut::take_next`] that every index is below. Limits and indices are compared
+/// The limit of [`Posting::take_next`] that every index is below. Limits and indices are compared
 /// as signed numbers.
 pub(crate) const ANY: u32 = UNUSED;
-/// The limit that no index is below, but [`Shortcut::next_of_lists`] finds one.
+/// The limit that no index is below, but [`Posting::next_of_lists`] finds one.
 pub(crate) const WITH_LISTS: u32 = -1_i32 as u32;
 /// The limit with which all posts take the slow path.
-const NONE: u32 = -2_i32 as u32;
+pub(crate) const CLOSED: u32 = -2_i32 as u32;
 
 /// The free entries, and what became of the others.
 #[derive(Debug)]
@@ -85,23 +85,28 @@ impl FreeList {
     }
 
     /// Takes what [`FreeList::next`] found out of the ring, as the new head. Once the old one is
-    /// filled, it has to be marked by [`Shortcut::mark`].
+    /// filled, it has to be marked by [`Posting::record`].
     pub(crate) fn take(&self, position: u32) {
         self.place(position).store(NO_INDEX, Ordering::Relaxed);
     }
 
-    /// [`Shortcut::mark`].
+    /// As [`Posting::record`].
     #[cfg(any(test, loom))]
     pub(crate) fn mark(&self, entry: u32) {
         self.state(entry).store(POSTED, Ordering::Release);
     }
 
-    /// The posting side's way in.
-    pub(crate) fn shortcut(&self) -> Shortcut {
-        self.tables.shortcut()
+    /// Pointers for the posting side's fast path.
+    pub(crate) fn posting(&self) -> Posting {
+        self.tables.posting()
     }
 
-    /// Sets the limit of [`Shortcut::take_next`], to be followed by a look at the entries that wait
+    /// The place at a position, for the posting side's fast path.
+    pub(crate) fn at(&self, position: u32) -> NextPlace {
+        NextPlace::new(&self.tables, position)
+    }
+
+    /// Sets the limit of [`Posting::take_next`], to be followed by a look at the entries that wait
     /// to be posted again: a thread that puts an entry there afterwards lowers the limit after this
     /// call.
     pub(crate) fn set_limit(&self, limit: u32) {
@@ -110,7 +115,7 @@ impl FreeList {
 
     /// Sends the next posts to the slow path, which finds out why.
     pub(crate) fn post_slowly(&self) {
-        self.limit().swap(NONE, Ordering::AcqRel);
+        self.limit().swap(CLOSED, Ordering::AcqRel);
     }
 
     /// How many entries the device may have from now on, if that is fewer than there are.
@@ -130,7 +135,7 @@ impl FreeList {
         taken.wrapping_sub(returned) < self.granted.load(Ordering::Relaxed)
     }
 
-    /// Whether the limit of [`Shortcut::take_next`] is another one.
+    /// Whether the limit of [`Posting::take_next`] is another one.
     pub(crate) fn limit_is_not(&self, limit: u32) -> bool {
         self.limit().load(Ordering::Relaxed) != limit
     }
@@ -212,7 +217,7 @@ impl FreeList {
             }
         }
         // An exchange, as in `set_limit`: one of the two sees the other.
-        self.limit().swap(NONE, Ordering::AcqRel);
+        self.limit().swap(CLOSED, Ordering::AcqRel);
         true
     }
 
@@ -266,7 +271,7 @@ impl FreeList {
 /// Takes the entry with this state from the device, if that has it.
 #[inline(always)]
 fn claim(state: &AtomicU32) -> bool {
-    // Acquire: see `Shortcut::mark`.
+    // Acquire: see `Posting::record`.
     state.compare_exchange(POSTED, FREE, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
@@ -344,18 +349,22 @@ mod tests {
     }
 
     #[test]
-    #[allow(unsafe_code, reason = "the shortcut is used as the posting side does")]
-    fn the_shortcut_takes_the_same_up_to_the_limit() {
+    #[allow(unsafe_code, reason = "the pointers are used as the posting side does")]
+    fn the_fast_path_takes_the_same_up_to_the_limit() {
         let list = list_of(4);
-        let shortcut = list.shortcut();
+        let posting = list.posting();
         // SAFETY: the list is alive, and these are its indices.
         let take = |position, head| unsafe {
-            let next = shortcut.take_next(position);
-            next.inspect(|_| shortcut.mark(head))
+            let mut place = list.at(position);
+            let next = posting.take_next(&mut place);
+            next.inspect(|_| {
+                assert_eq!(place.since(list.at(position)), 1);
+                posting.record(head, 7);
+            })
         };
         assert_eq!(take(0, 0), Some(1));
         assert!(list.is_posted(0));
-        list.set_limit(NONE);
+        list.set_limit(CLOSED);
         assert_eq!(take(1, 1), None);
         list.set_limit(ANY);
         assert_eq!((take(1, 1), take(2, 2)), (Some(2), Some(3)));

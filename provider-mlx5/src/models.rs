@@ -532,7 +532,7 @@ mod shared_queues {
             let found = list.take_unused();
             poller.join().unwrap();
             // SAFETY: the list is alive.
-            let taken = unsafe { list.shortcut().take_next(1) };
+            let taken = unsafe { list.posting().take_next(&mut list.at(1)) };
             assert!(found.is_some() || taken.is_none());
         });
     }

@@ -32,7 +32,9 @@ use crate::request::PostError;
 use crate::shown_ring::{LentRing, Ring, ShownRing};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering};
 pub use qp_state::QpState;
-pub(crate) use side::{ListTables, NO_START, PolledReceives, PolledSends, Shortcut, Side};
+pub(crate) use side::{
+    ListTables, NO_START, NextPlace, PolledReceives, PolledSends, Posting, Side,
+};
 
 /// Why a UMR or NOP was posted, which the requester's CQE does not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,9 +18,8 @@ use crate::doorbell::DoorbellWord;
 use crate::free_list::{ANY, FreeList};
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
-use crate::queue_state::{QpState, QueueState, Shortcut};
+use crate::queue_state::{NextPlace, Posting, QpState, QueueState};
 use crate::shown_ring::Ring;
-use crate::sync::AtomicU64;
 use crate::user_index::{QueueHandle, RECEIVES};
 
 /// Configuration of a shared receive queue.
@@ -45,23 +44,53 @@ pub struct SharedRecvQueueConfig {
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct SharedRecvQueue {
-    pub(crate) ring: *mut u8,
-    pub(crate) entries: *const AtomicU64,
+    pub(crate) places: Places,
+    pub(crate) front: Front,
     pub(crate) free: *const FreeList,
-    pub(crate) next: Shortcut,
-    /// Bytes per entry.
-    pub(crate) stride: usize,
     /// The limit for the fast path that this side allows: [`ANY`] as long as every entry has a
     /// terminator in the place of a second SGE, so that a list of one SGE needs none written; then
     /// [`WITH_LISTS`](crate::free_list::WITH_LISTS).
     pub(crate) limit: u32,
     pub(crate) max_sge: u8,
-    /// The entry that is posted next.
-    pub(crate) head: u32,
     /// Receives posted so far; wraps.
     pub(crate) counter: u32,
     pub(crate) doorbell: DoorbellWord,
     pub(crate) handle: QueueHandle,
+}
+
+/// Where the entries of an SRQ are, and what belongs to them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Places {
+    pub(crate) ring: *mut u8,
+    /// Bytes per entry.
+    pub(crate) stride: usize,
+    pub(crate) tables: Posting,
+}
+
+/// Where the next receive is written, and where the entry after it is found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Front {
+    /// The entry that is posted next.
+    pub(crate) head: u32,
+    /// The place of the free list that names the entry after it.
+    pub(crate) next: NextPlace,
+}
+
+/// Receives that are built into an SRQ and published together. Dropping the batch leaves them
+/// unpublished.
+#[derive(Debug)]
+#[must_use = "receives reach the device when they are published"]
+pub struct SharedRecvBatch<'q> {
+    pub(crate) queue: &'q mut SharedRecvQueue,
+    pub(crate) places: Places,
+    pub(crate) front: Front,
+}
+
+impl Drop for SharedRecvBatch<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.write_back();
+    }
 }
 
 impl SharedRecvQueue {
@@ -87,14 +116,11 @@ impl SharedRecvQueue {
         let shown = Ring { base: ring, mask: entries - 1, shift, head: 16 };
         state.set_recv_ring(config.scatter_to_cqe.then_some(shown));
         let queue = Self {
-            ring,
-            entries: state.recv_table().0,
+            places: Places { ring, stride: stride as usize, tables: free.posting() },
+            front: Front { head: 0, next: free.at(0) },
             free,
-            next: free.shortcut(),
-            stride: stride as usize,
             limit: ANY,
             max_sge: (stride / 16 - 1) as u8,
-            head: 0,
             counter: 0,
             doorbell: config.doorbell,
             handle: config.handle,
@@ -106,17 +132,32 @@ impl SharedRecvQueue {
     /// Address of the ring, number of entries, bytes of each, and the entry that is posted next:
     /// for programs that write receives themselves.
     pub fn layout(&self) -> (*mut u8, u32, u32, u32) {
-        (self.ring, self.state().recv_wqes(), self.stride as u32, self.head)
+        let Places { ring, stride, .. } = self.places;
+        (ring, self.state().recv_wqes(), stride as u32, self.front.head)
+    }
+
+    /// Starts building receives, to be published together.
+    #[inline(always)]
+    pub fn batch(&mut self) -> SharedRecvBatch<'_> {
+        SharedRecvBatch { places: self.places, front: self.front, queue: self }
     }
 
     /// Publishes everything built so far, and posts again the receives that were put aside.
     #[inline(always)]
     pub fn publish(&mut self) {
-        if self.free().has_unused() {
+        if self.is_closed() {
             crate::hint::cold_path();
-            self.repost();
+            self.repost_unused();
         }
         self.ring();
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn repost_unused(&mut self) {
+        if self.free().has_unused() {
+            self.repost();
+        }
     }
 
     #[inline(always)]
@@ -129,7 +170,6 @@ impl SharedRecvQueue {
     /// before its content is copied to the entry that is posted next, so that there is such an
     /// entry even if the device has all others. Only this side takes free entries, so the content
     /// stays intact meanwhile.
-    #[inline(never)]
     pub(crate) fn repost(&mut self) {
         // First, before the checks below: see `FreeList::set_limit`.
         self.free().set_limit(self.limit);

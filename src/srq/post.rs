@@ -5,7 +5,7 @@
 use std::mem::ManuallyDrop;
 
 use uverbs_mlx5::request::{PostError, Sge};
-use uverbs_mlx5::shared_recv_queue::SharedRecvQueue;
+use uverbs_mlx5::shared_recv_queue::{SharedRecvBatch, SharedRecvQueue};
 
 use super::SharedReceiveQueue;
 use crate::device::layer::{Layer, Raw, Safe};
@@ -48,7 +48,7 @@ impl SharedReceiveQueue<Raw> {
     /// Starts building receives, to be published together.
     #[inline(always)]
     pub fn batch(&mut self) -> RawSharedReceiveBatch<'_> {
-        RawSharedReceiveBatch(&mut self.queue)
+        RawSharedReceiveBatch(self.queue.batch())
     }
 
     /// Where its ring is, its doorbell record, and the entry that is posted next: for programs that
@@ -79,7 +79,7 @@ impl SharedReceiveQueue<Raw> {
 /// Dropping it leaves what was built in the queue, unpublished: what is posted later publishes it.
 #[derive(Debug)]
 #[must_use = "receives reach the device when they are published"]
-pub struct RawSharedReceiveBatch<'q>(&'q mut SharedRecvQueue);
+pub struct RawSharedReceiveBatch<'q>(SharedRecvBatch<'q>);
 
 impl RawSharedReceiveBatch<'_> {
     /// Builds one receive after those built before.
@@ -130,7 +130,8 @@ impl SharedReceiveQueue<Safe> {
     /// Starts building several receives, of which the device is told together.
     #[inline(always)]
     pub fn batch(&mut self) -> SharedReceiveBatch<'_> {
-        SharedReceiveBatch { queue: &mut self.queue, admission: self.slots.admission }
+        let batch = ManuallyDrop::new(self.queue.batch());
+        SharedReceiveBatch { batch, admission: self.slots.admission }
     }
 }
 
@@ -138,7 +139,7 @@ impl SharedReceiveQueue<Safe> {
 /// [`SharedReceiveQueue::batch`].
 #[derive(Debug)]
 pub struct SharedReceiveBatch<'q> {
-    queue: &'q mut SharedRecvQueue,
+    batch: ManuallyDrop<SharedRecvBatch<'q>>,
     admission: Admission,
 }
 
@@ -149,12 +150,12 @@ impl SharedReceiveBatch<'_> {
     /// The slot, with the reason. What was built before stands.
     #[inline]
     pub fn build(&mut self, slot: Slot) -> Result<(), Refused> {
-        let queue = &mut self.queue;
+        let batch = &mut self.batch;
         self.admission.receive(slot, |id, data| {
             // SAFETY: the slot is launched then, and nothing touches its memory until the
             // completion or the end of the queue; it keeps the registration. The device learns of
             // it only when it is published.
-            unsafe { queue.build(id, data) }
+            unsafe { batch.build(id, data) }
         })
     }
 
@@ -166,7 +167,8 @@ impl SharedReceiveBatch<'_> {
 impl Drop for SharedReceiveBatch<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.queue.publish();
+        // SAFETY: the value is being dropped, so this is the last use of the batch.
+        unsafe { ManuallyDrop::take(&mut self.batch) }.publish();
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crossbeam_utils::CachePadded;
 
 use super::QueueState;
-use crate::free_list::{ANY, FreeList, NO_INDEX, POSTED, WITH_LISTS};
+use crate::free_list::{ANY, CLOSED, FreeList, NO_INDEX, POSTED, WITH_LISTS};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// The id in the work request id table for a block in which no request starts. A program may use
@@ -458,20 +458,27 @@ impl QueueState {
     }
 }
 
-/// The tables of an SRQ's free list. Masked indices need no comparison with a length.
+/// Words before the first place: the limit, and an unused one.
+const FIRST: usize = 2;
+/// From a place to the next one, and from a state to the next one.
+const STEP: usize = 2;
+/// From the place at a position to the state of the entry with the same number.
+const STATE: usize = 1;
+
+/// The tables of an SRQ's free list: the limit, the places of the ring, the states, and the work
+/// request ids. Indices that were masked or compared once need no comparison with a length.
 #[derive(Debug)]
 pub(crate) struct ListTables {
-    /// The state of each entry.
-    states: Box<[AtomicU32]>,
+    /// First the limit: the posting side takes an index on its fast path if the index is below it.
+    /// Then places and states alternate, so that one pointer leads to all three. Last is one more
+    /// place, which is always empty: there the fast path finds the ring's end.
+    words: Box<[AtomicU32]>,
     /// Number of entries, a power of two, minus one.
     mask: u32,
     /// The work request id of each entry. A plain pointer, because a slice would need a load of its
     /// length.
     ids: *const AtomicU64,
     _ids: Arc<[AtomicU64]>,
-    /// First the limit: the posting side takes an index on its fast path if the index is below it.
-    /// Then the ring of free indices, next to the limit, because the posting side reads both.
-    places: Box<[AtomicU32]>,
 }
 
 // SAFETY: `ids` points at atomics of `_ids`.
@@ -480,16 +487,15 @@ unsafe impl Send for ListTables {}
 unsafe impl Sync for ListTables {}
 
 impl ListTables {
-    /// Tables for as many entries as there are `ids`, all zero.
+    /// Tables for as many entries as there are `ids`, with empty places.
     ///
     /// # Panics
     /// If the number of entries is not a power of two.
     pub(crate) fn new(ids: Arc<[AtomicU64]>) -> Self {
-        let count = ids.len() as u32;
+        let count = ids.len();
         assert!(count.is_power_of_two(), "an SRQ has a power of two entries");
-        let zeros = |count| (0..count).map(|_| AtomicU32::new(0)).collect();
-        let (states, places) = (zeros(count), zeros(count + 1));
-        Self { states, mask: count - 1, ids: ids.as_ptr(), _ids: ids, places }
+        let words = (0..FIRST + STEP * count + 1).map(|_| AtomicU32::new(NO_INDEX)).collect();
+        Self { words, mask: count as u32 - 1, ids: ids.as_ptr(), _ids: ids }
     }
 
     /// Entries minus one.
@@ -506,35 +512,34 @@ impl ListTables {
 
     #[inline(always)]
     pub(crate) fn state(&self, index: u32) -> &AtomicU32 {
-        // SAFETY: the table has `mask + 1` elements.
-        unsafe { self.states.get_unchecked((index & self.mask) as usize) }
+        ListEntry { tables: self, index: (index & self.mask) as usize }.state()
     }
 
     #[inline(always)]
     pub(crate) fn id(&self, index: u32) -> &AtomicU64 {
-        // SAFETY: the table has `mask + 1` elements, which live as long as `self`.
-        unsafe { &*self.ids.add((index & self.mask) as usize) }
+        ListEntry { tables: self, index: (index & self.mask) as usize }.id()
     }
 
     #[inline(always)]
     pub(crate) fn limit(&self) -> &AtomicU32 {
-        // SAFETY: `places` has the limit and at least one position.
-        unsafe { self.places.get_unchecked(0) }
+        // SAFETY: there is at least the limit.
+        unsafe { self.words.get_unchecked(0) }
     }
 
     #[inline(always)]
     pub(crate) fn place(&self, position: u32) -> &AtomicU32 {
-        // SAFETY: `places` has the limit and one element for each masked position.
-        unsafe { self.places.get_unchecked(1 + (position & self.mask) as usize) }
+        let at = FIRST + STEP * (position & self.mask) as usize;
+        // SAFETY: there is a place for each masked position.
+        unsafe { self.words.get_unchecked(at) }
     }
 
     /// Pointers for the posting side's fast path.
-    pub(crate) fn shortcut(&self) -> Shortcut {
-        Shortcut { places: self.places.as_ptr(), states: self.states.as_ptr(), mask: self.mask }
+    pub(crate) fn posting(&self) -> Posting {
+        Posting { words: self.words.as_ptr(), ids: self.ids }
     }
 }
 
-/// An entry whose index was checked.
+/// An entry whose index was checked: it is at most `mask`.
 #[derive(Clone, Copy)]
 pub(crate) struct ListEntry<'t> {
     tables: &'t ListTables,
@@ -544,8 +549,8 @@ pub(crate) struct ListEntry<'t> {
 impl<'t> ListEntry<'t> {
     #[inline(always)]
     pub(crate) fn state(self) -> &'t AtomicU32 {
-        // SAFETY: the index is at most `mask`, and there are `mask + 1` states.
-        unsafe { self.tables.states.get_unchecked(self.index) }
+        // SAFETY: there are `mask + 1` states.
+        unsafe { self.tables.words.get_unchecked(FIRST + STATE + STEP * self.index) }
     }
 
     #[inline(always)]
@@ -555,67 +560,104 @@ impl<'t> ListEntry<'t> {
     }
 }
 
-/// Pointers to a list's ring and states, which the posting side keeps beside its own fields.
+/// Pointers to a list's tables, which the posting side keeps beside its own fields.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shortcut {
-    places: *const AtomicU32,
-    states: *const AtomicU32,
-    mask: u32,
+pub(crate) struct Posting {
+    words: *const AtomicU32,
+    ids: *const AtomicU64,
 }
 
-impl Shortcut {
-    /// [`FreeList::next`] and [`FreeList::take`] in one, if the next index is below the limit.
+/// The place of the ring that the posting side takes next. It may be one past the last place, where
+/// nothing is found; [`FreeList::at`] then finds the first one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NextPlace(*const AtomicU32);
+
+impl NextPlace {
+    /// The place at a position.
+    pub(crate) fn new(tables: &ListTables, position: u32) -> Self {
+        Self(tables.place(position))
+    }
+
+    /// How many places were taken since `before`, in the same lap.
+    #[inline(always)]
+    pub(crate) fn since(self, before: Self) -> u32 {
+        (self.0.addr().wrapping_sub(before.0.addr()) / (STEP * size_of::<AtomicU32>())) as u32
+    }
+
+    /// The place after this one.
+    #[inline(always)]
+    fn after(self) -> Self {
+        Self(self.0.wrapping_add(STEP))
+    }
+}
+
+impl Posting {
+    /// Takes the index in a place, and moves on to the next place. `None` if the place is empty, or
+    /// the limit allows no such index.
     ///
     /// # Safety
-    /// The list is alive.
+    /// The list is alive, and `place` is one of it.
     #[inline(always)]
-    pub(crate) unsafe fn take_next(&self, position: u32) -> Option<u32> {
-        // SAFETY: `places` has the limit and as many positions as there are entries.
-        let (limit, place) = unsafe { (&*self.places, &*self.places.add(self.place(position))) };
-        let next = place.load(Ordering::Acquire);
+    pub(crate) unsafe fn take_next(&self, place: &mut NextPlace) -> Option<u32> {
+        // SAFETY: the caller's promise; the first word is the limit.
+        let (limit, here) = unsafe { (&*self.words, &*place.0) };
+        let next = here.load(Ordering::Acquire);
         if next as i32 >= limit.load(Ordering::Relaxed) as i32 {
             return None;
         }
-        place.store(NO_INDEX, Ordering::Relaxed);
+        here.store(NO_INDEX, Ordering::Relaxed);
+        *place = place.after();
         Some(next)
     }
 
-    /// The next index, if the limit allows lists of any length on the fast path. To be followed by
-    /// [`Shortcut::take`].
+    /// The index in a place, if the limit allows lists of any length on the fast path. To be
+    /// followed by [`Posting::take`].
     ///
     /// # Safety
-    /// The list is alive.
+    /// As for [`Posting::take_next`].
     #[inline(always)]
-    pub(crate) unsafe fn next_of_lists(&self, position: u32) -> Option<u32> {
-        // SAFETY: `places` has the limit and as many positions as there are entries.
-        let (limit, place) = unsafe { (&*self.places, &*self.places.add(self.place(position))) };
-        let next = place.load(Ordering::Acquire);
+    pub(crate) unsafe fn next_of_lists(&self, place: NextPlace) -> Option<u32> {
+        // SAFETY: the caller's promise; the first word is the limit.
+        let (limit, here) = unsafe { (&*self.words, &*place.0) };
+        let next = here.load(Ordering::Acquire);
         (limit.load(Ordering::Relaxed) == WITH_LISTS && next < ANY).then_some(next)
     }
 
-    /// [`FreeList::take`].
+    /// Takes what [`Posting::next_of_lists`] found, and moves on to the next place.
+    ///
+    /// # Safety
+    /// As for [`Posting::take_next`], and the place is not empty.
+    #[inline(always)]
+    pub(crate) unsafe fn take(&self, place: &mut NextPlace) {
+        // SAFETY: the caller's promise.
+        unsafe { &*place.0 }.store(NO_INDEX, Ordering::Relaxed);
+        *place = place.after();
+    }
+
+    /// Whether posts take the slow path. So it is whenever an entry waits to be posted again.
     ///
     /// # Safety
     /// The list is alive.
     #[inline(always)]
-    pub(crate) unsafe fn take(&self, position: u32) {
-        // SAFETY: `places` has as many positions as there are entries, after the limit.
-        unsafe { &*self.places.add(self.place(position)) }.store(NO_INDEX, Ordering::Relaxed);
+    pub(crate) unsafe fn is_closed(&self) -> bool {
+        // SAFETY: the caller's promise; the first word is the limit.
+        unsafe { &*self.words }.load(Ordering::Relaxed) == CLOSED
     }
 
-    #[inline(always)]
-    fn place(&self, position: u32) -> usize {
-        1 + (position & self.mask) as usize
-    }
-
-    /// Marks a filled entry as posted to the device.
+    /// Writes the id of a filled entry, and marks the entry as posted to the device.
     ///
     /// # Safety
     /// The list is alive, and `entry` is an index of it: 0, or one that was taken.
     #[inline(always)]
-    pub(crate) unsafe fn mark(&self, entry: u32) {
-        // SAFETY: the caller's promise. Release: a poller that sees the mark also sees the entry's
-        // contents, and that the index was taken from the ring.
-        unsafe { &*self.states.add(entry as usize) }.store(POSTED, Ordering::Release);
+    pub(crate) unsafe fn record(&self, entry: u32, wr_id: u64) {
+        let entry = entry as usize;
+        // SAFETY: the caller's promise: there is an id and a state for each entry. Release: a
+        // poller that sees the mark also sees the entry's contents, and that the index was taken
+        // from the ring.
+        unsafe {
+            (*self.ids.add(entry)).store(wr_id, Ordering::Relaxed);
+            let state = &*self.words.add(FIRST + STATE + STEP * entry);
+            state.store(POSTED, Ordering::Release);
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::format::{DataSegment, SrqNextSegment};
 use crate::free_list::{FreeList, WITH_LISTS};
 use crate::queue_state::QpState;
 use crate::request::{ListError, Octoword, PostError, Sge, each, octoword};
-use crate::shared_recv_queue::SharedRecvQueue;
+use crate::shared_recv_queue::{self, Places, SharedRecvBatch, SharedRecvQueue};
 use crate::sync::{AtomicU64, Ordering};
 
 // SAFETY: a queue's pointers lead to its ring, which no other value uses (contract of
@@ -326,64 +326,15 @@ impl SharedRecvQueue {
     /// As for [`SharedRecvQueue::build`].
     #[inline(always)]
     unsafe fn build_usual(&mut self, wr_id: u64, data: &[Sge]) -> bool {
-        if let [one] = data {
-            // SAFETY: passed on to the caller.
-            if unsafe { self.build_fast(wr_id, *one) } {
-                return true;
-            }
+        // A copy, because the compiler would load each pointer again after every store.
+        let places = self.places;
+        let Self { front, max_sge, .. } = self;
+        // SAFETY: places and front are this queue's, whose entries hold `max_sge` SGEs.
+        let built = unsafe { front.write(&places, wr_id, data, || *max_sge) };
+        if built {
+            self.counter = self.counter.wrapping_add(1);
         }
-        // SAFETY: passed on to the caller.
-        unsafe { self.build_list(wr_id, data) }
-    }
-
-    /// Builds a receive of any list, in a queue whose entries need not have terminators any more.
-    /// Returns false, with nothing posted, if `build_slow` has to do it.
-    ///
-    /// # Safety
-    /// As for [`SharedRecvQueue::build`].
-    #[inline(always)]
-    unsafe fn build_list(&mut self, wr_id: u64, data: &[Sge]) -> bool {
-        // SAFETY: the free list is part of the block that `handle` keeps alive.
-        let Some(next) = (unsafe { self.next.next_of_lists(self.counter) }) else { return false };
-        let list = self.octowords(self.head).wrapping_add(1);
-        // SAFETY: the head belongs to the posting side, and has space for `max_sge` SGEs after the
-        // link.
-        if !unsafe { write_list(list, data, self.max_sge) } {
-            return false;
-        }
-        // SAFETY: as for `next_of_lists`.
-        unsafe { self.next.take(self.counter) };
-        let (head, _) = self.moved(next);
-        self.record(head, wr_id);
-        true
-    }
-
-    /// Builds a receive of one SGE. Returns false, with nothing stored, if
-    /// [`SharedRecvQueue::build`] has to do it.
-    ///
-    /// # Safety
-    /// As for [`SharedRecvQueue::build`].
-    #[inline(always)]
-    unsafe fn build_fast(&mut self, wr_id: u64, one: Sge) -> bool {
-        // SAFETY: passed on to the caller.
-        one.is_usual() && unsafe { self.build_one(|| (wr_id, one)) }
-    }
-
-    /// Builds a receive of one SGE, which is neither empty nor too long. Returns false, with
-    /// nothing stored, if [`SharedRecvQueue::build`] has to do it.
-    ///
-    /// # Safety
-    /// As for [`SharedRecvQueue::build`].
-    #[inline(always)]
-    unsafe fn build_one(&mut self, request: impl FnOnce() -> (u64, Sge)) -> bool {
-        // SAFETY: the free list is part of the block that `handle` keeps alive.
-        let Some(next) = (unsafe { self.next.take_next(self.counter) }) else { return false };
-        let (wr_id, one) = request();
-        let (head, entry) = self.moved(next);
-        // SAFETY: the entry has space for an SGE.
-        unsafe { entry.write(one.octoword()) };
-        self.record(head, wr_id);
-        true
+        built
     }
 
     /// Builds one receive, and publishes it with those built before.
@@ -415,12 +366,15 @@ impl SharedRecvQueue {
     #[doc(hidden)]
     #[inline(always)]
     pub unsafe fn post_fast(&mut self, request: impl FnOnce() -> (u64, Sge)) -> bool {
-        // SAFETY: passed on to the caller.
-        let built = unsafe { self.build_one(request) };
-        if built {
-            self.ring();
-        }
-        built
+        // SAFETY: places and front are this queue's.
+        let Some(next) = (unsafe { self.front.take_next(&self.places) }) else { return false };
+        let (wr_id, one) = request();
+        let places = self.places;
+        // SAFETY: just taken.
+        unsafe { self.front.fill(&places, next, wr_id, &one) };
+        self.counter = self.counter.wrapping_add(1);
+        self.ring();
+        true
     }
 
     /// The slow path of [`SharedRecvQueue::post`]. It writes the doorbell record itself, so that
@@ -459,10 +413,10 @@ impl SharedRecvQueue {
         }
         let next = self.free().next(self.counter).ok_or(PostError::Full)?;
         self.free().take(self.counter);
-        let (head, entry) = self.moved(next);
-        // SAFETY: the entry holds `max_sge` SGEs, and the data was checked.
-        unsafe { write_scatter(entry, data, self.max_sge) };
-        self.record(head, wr_id);
+        // SAFETY: the head belongs to the posting side, and holds `max_sge` SGEs; the data was
+        // checked.
+        unsafe { write_scatter(self.scatter_list(self.front.head), data, self.max_sge) };
+        self.finish(next, wr_id);
         Ok(())
     }
 
@@ -472,8 +426,8 @@ impl SharedRecvQueue {
             // SAFETY: an entry of the ring, which is this queue's alone: the link, and `max_sge`
             // octowords behind it.
             unsafe {
-                self.octowords(index).write([0; 2]);
-                terminate(self.octowords(index).add(1), self.max_sge);
+                self.places.entry(index).write([0; 2]);
+                terminate(self.scatter_list(index), self.max_sge);
             }
         }
     }
@@ -481,38 +435,37 @@ impl SharedRecvQueue {
     /// Posts the scatter list of the entry `from`, which belongs to the posting side, in the entry
     /// that is posted next. `next` is the head afterwards.
     pub(crate) fn post_copy(&mut self, from: u32, next: u32) {
-        let (head, to) = self.moved(next);
-        let list = self.octowords(from).wrapping_add(1);
+        let (list, to) = (self.scatter_list(from), self.scatter_list(self.front.head));
         // SAFETY: both lists follow the links of entries of the ring. They overlap only if the
         // device reported a wrong entry, and then they are the same list.
         unsafe { to.copy_from(list, self.max_sge as usize) };
         let wr_id = self.state().recv_entry(from).load(Ordering::Relaxed);
-        self.record(head, wr_id);
+        self.finish(next, wr_id);
     }
 
-    /// Makes `next` the head and links the old head to it. Returns the index and scatter list of
-    /// the old head.
-    #[inline(always)]
-    fn moved(&mut self, next: u32) -> (u32, *mut Octoword) {
-        let head = self.head;
-        self.head = next;
-        self.counter = self.counter.wrapping_add(1);
-        let entry = self.octowords(head);
-        // SAFETY: the entry has the link and at least one SGE.
+    /// Posts the head, whose list was written, off the fast path: links it to `next`, which was
+    /// taken from the free list and becomes the head.
+    fn finish(&mut self, next: u32, wr_id: u64) {
+        let (head, entry) = self.front.moved(&self.places, next);
+        // SAFETY: the head belongs to the posting side.
         unsafe {
             write_link(entry, next);
-            (head, entry.add(1))
+            self.places.tables.record(head, wr_id);
         }
+        self.counter = self.counter.wrapping_add(1);
+        self.front.next = self.free().at(self.counter);
     }
 
-    /// Writes the id of a receive whose list was written, and marks the entry as posted.
+    /// Whether posts take the slow path. So it is whenever an entry waits to be posted again.
     #[inline(always)]
-    fn record(&self, index: u32, wr_id: u64) {
-        // SAFETY: table and free list have as many entries as the ring; indices are below that.
-        unsafe {
-            (*self.entries.add(index as usize)).store(wr_id, Ordering::Relaxed);
-            self.next.mark(index);
-        }
+    pub(crate) fn is_closed(&self) -> bool {
+        // SAFETY: the free list is part of the block that `handle` keeps alive.
+        unsafe { self.places.tables.is_closed() }
+    }
+
+    /// The scatter list of an entry of the ring.
+    fn scatter_list(&self, index: u32) -> *mut Octoword {
+        self.places.entry(index).wrapping_add(1)
     }
 
     /// Builds receives in order and publishes them, with those built before.
@@ -528,16 +481,11 @@ impl SharedRecvQueue {
         &mut self,
         requests: impl IntoIterator<Item = RecvRequest<'a>>,
     ) -> Result<(), ListError> {
+        let mut batch = self.batch();
         // SAFETY: passed on to the caller.
-        let result = each(requests, |request| unsafe { self.build(request.wr_id, request.data) });
-        self.publish();
+        let result = each(requests, |request| unsafe { batch.build(request.wr_id, request.data) });
+        batch.publish();
         result
-    }
-
-    #[inline(always)]
-    fn octowords(&self, index: u32) -> *mut Octoword {
-        // SAFETY: indices of the free list are below the ring's size.
-        unsafe { self.ring.add(index as usize * self.stride).cast() }
     }
 
     /// The list of the entries that the device has given back.
@@ -545,6 +493,147 @@ impl SharedRecvQueue {
     pub(crate) fn free(&self) -> &FreeList {
         // SAFETY: the list is part of the block that `handle` keeps alive.
         unsafe { &*self.free }
+    }
+}
+
+impl Places {
+    /// The entry with an index of the free list.
+    #[inline(always)]
+    fn entry(&self, index: u32) -> *mut Octoword {
+        self.ring.wrapping_add(index as usize * self.stride).cast()
+    }
+}
+
+impl shared_recv_queue::Front {
+    /// Writes a receive, and moves on to the next entry. Returns false if the slow path has to do
+    /// it: then SGEs may have been written, but the front has not moved. `max_sge` is how many SGEs
+    /// an entry holds.
+    ///
+    /// # Safety
+    /// Places and front are those of a live SRQ.
+    #[inline(always)]
+    unsafe fn write(
+        &mut self,
+        places: &Places,
+        wr_id: u64,
+        data: &[Sge],
+        max_sge: impl FnOnce() -> u8,
+    ) -> bool {
+        if let [one] = data {
+            if one.is_usual() {
+                // SAFETY: passed on to the caller.
+                if let Some(next) = unsafe { self.take_next(places) } {
+                    // SAFETY: just taken.
+                    unsafe { self.fill(places, next, wr_id, one) };
+                    return true;
+                }
+            }
+        }
+        // Keeps this out of the way of lists of one.
+        crate::hint::cold_path();
+        // SAFETY: passed on to the caller.
+        unsafe { self.write_any(places, wr_id, data, max_sge()) }
+    }
+
+    /// Takes the entry that becomes the head, for [`Self::fill`]. `None`, with nothing changed, if
+    /// the slow path has to do it.
+    ///
+    /// # Safety
+    /// As for [`Self::write`].
+    #[inline(always)]
+    unsafe fn take_next(&mut self, places: &Places) -> Option<u32> {
+        // SAFETY: the free list is alive, and the place is its own.
+        unsafe { places.tables.take_next(&mut self.next) }
+    }
+
+    /// Writes a receive of one SGE, which is neither empty nor too long.
+    ///
+    /// # Safety
+    /// As for [`Self::write`]. `next` was taken.
+    #[inline(always)]
+    unsafe fn fill(&mut self, places: &Places, next: u32, wr_id: u64, one: &Sge) {
+        let (head, entry) = self.moved(places, next);
+        // SAFETY: the head belongs to the posting side; it has space for the link and an SGE.
+        unsafe {
+            entry.add(1).write(one.octoword());
+            write_link(entry, next);
+            places.tables.record(head, wr_id);
+        }
+    }
+
+    /// [`Self::write`] of any list, in a queue whose entries need not have terminators any more.
+    ///
+    /// # Safety
+    /// As for [`Self::write`].
+    #[inline(always)]
+    unsafe fn write_any(&mut self, places: &Places, wr_id: u64, data: &[Sge], max_sge: u8) -> bool {
+        // SAFETY: the free list is alive, and the place is its own.
+        let Some(next) = (unsafe { places.tables.next_of_lists(self.next) }) else { return false };
+        // SAFETY: the head belongs to the posting side, and has space for `max_sge` SGEs after the
+        // link.
+        if !unsafe { write_list(places.entry(self.head).add(1), data, max_sge) } {
+            return false;
+        }
+        // SAFETY: as above; the place is not empty.
+        unsafe { places.tables.take(&mut self.next) };
+        let (head, entry) = self.moved(places, next);
+        // SAFETY: as above.
+        unsafe {
+            places.tables.record(head, wr_id);
+            write_link(entry, next);
+        }
+        true
+    }
+
+    /// Makes `next`, which was taken from the free list, the head. Returns the index and the
+    /// address of the old one.
+    #[inline(always)]
+    fn moved(&mut self, places: &Places, next: u32) -> (u32, *mut Octoword) {
+        let head = core::mem::replace(&mut self.head, next);
+        (head, places.entry(head))
+    }
+}
+
+impl SharedRecvBatch<'_> {
+    /// Builds one receive after those built before.
+    ///
+    /// # Errors
+    /// As for [`SharedRecvQueue::build`]. Nothing has been stored then.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::build`].
+    #[inline(always)]
+    pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: places and front are the queue's, whose entries hold `max_sge` SGEs.
+        if unsafe { self.front.write(&self.places, wr_id, data, || self.queue.max_sge) } {
+            return Ok(());
+        }
+        crate::hint::cold_path();
+        self.write_back();
+        // SAFETY: passed on to the caller.
+        let built = unsafe { self.queue.build_slow(wr_id, data) };
+        // Field by field, because a copy of the whole struct would go through memory.
+        self.front.head = self.queue.front.head;
+        self.front.next = self.queue.front.next;
+        built
+    }
+
+    /// Tells the device of everything built so far.
+    #[inline(always)]
+    pub fn publish(mut self) {
+        self.write_back();
+        let batch = core::mem::ManuallyDrop::new(self);
+        // SAFETY: `ManuallyDrop` keeps the borrow from being used or dropped again after it was
+        // moved out.
+        unsafe { core::ptr::read(&batch.queue) }.publish();
+    }
+
+    #[inline(always)]
+    pub(crate) fn write_back(&mut self) {
+        let built = self.front.next.since(self.queue.front.next);
+        self.queue.counter = self.queue.counter.wrapping_add(built);
+        self.queue.front.head = self.front.head;
+        self.queue.front.next = self.front.next;
     }
 }
 
