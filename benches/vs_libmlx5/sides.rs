@@ -58,6 +58,18 @@ const COMPARISONS: &[Comparison] = &[
     against("poll_send_16", libmlx5::cases::poll_send_16),
     against("poll_recv_16", libmlx5::cases::poll_recv_16),
     against("poll_empty", libmlx5::cases::poll_empty),
+    against("poll_64_sends_16", libmlx5::polls::sends_16),
+    against("poll_64_receives_16", libmlx5::polls::receives_16),
+    against("poll_64_both_16", libmlx5::polls::both_16),
+    against("poll_64_both_1", libmlx5::polls::both_1),
+    against("poll_64_immediate_16", libmlx5::polls::immediate_16),
+    against("poll_64_timestamp_16", libmlx5::polls::timestamp_16),
+    against("poll_64_inline_32_16", libmlx5::polls::inline_16),
+    against("poll_64_error_16", libmlx5::polls::error_16),
+    against("poll_64_srq_16", libmlx5::polls::shared_16),
+    against("poll_1000_sends_16", libmlx5::polls::thousand_sends_16),
+    against("poll_1000_both_16", libmlx5::polls::thousand_both_16),
+    against("poll_1000_immediate_16", libmlx5::polls::thousand_immediate_16),
 ];
 
 /// Both sides, ready to run.

@@ -4,7 +4,9 @@
 use std::hint::black_box;
 use std::ptr::{null, null_mut};
 
-use uverbs_libmlx5_harness::abi::{Context, QpEx, RecvWr, SendWr, SendWrTail, Sge, TsoWr};
+use uverbs_libmlx5_harness::abi::{
+    Context, DirectSrq, QpEx, RecvWr, SendWr, SendWrTail, Sge, TsoWr,
+};
 
 use super::{OPERATIONS, Rival};
 use crate::halted::QpNumbers;
@@ -183,15 +185,16 @@ pub(super) fn drain(rival: &mut Rival, qp: QpNumbers, entries: impl Iterator<Ite
 /// The entries of the SRQ in the order in which the next requests get them: libmlx5's list of free
 /// ones is in the ring.
 pub(super) fn shared_order(rival: &mut Rival) -> Vec<u32> {
-    let mut order = Vec::with_capacity(OPERATIONS);
-    let direct = &mut rival.srq_direct;
-    for _ in 0..OPERATIONS {
-        order.push(direct.head);
-        let link = direct.buffer + direct.head as usize * direct.stride as usize + 2;
-        // SAFETY: the link of an entry of the SRQ's ring.
-        direct.head = unsafe { u16::from_be((link as *const u16).read_volatile()) }.into();
-    }
-    order
+    (0..OPERATIONS).map(|_| next_entry(&mut rival.srq_direct)).collect()
+}
+
+/// The entry that the next request gets, of a queue whose requests are told here one by one.
+pub(super) fn next_entry(direct: &mut DirectSrq) -> u32 {
+    let entry = direct.head;
+    let link = direct.buffer + entry as usize * direct.stride as usize + 2;
+    // SAFETY: the link of an entry of the SRQ's ring.
+    direct.head = unsafe { u16::from_be((link as *const u16).read_volatile()) }.into();
+    entry
 }
 
 pub(crate) fn srq_recv(rival: &mut Rival) -> u64 {

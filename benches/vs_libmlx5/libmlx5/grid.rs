@@ -33,7 +33,7 @@ pub(crate) fn run(rival: &mut Rival, name: &str) -> Option<u64> {
     let words: Vec<&str> = name.split(' ').collect();
     let (form, rest) = words.split_first()?;
     let digits = form.trim_start_matches(|letter: char| letter.is_ascii_alphabetic());
-    let count = if *form == "alone" { 1 } else { digits.parse().ok()? };
+    let count = if matches!(*form, "alone" | "built") { 1 } else { digits.parse().ok()? };
     let number = || rest.last()?.parse::<usize>().ok();
     let (operation, data) = match *rest {
         ["template", "write", _] | ["write", "const" | "run", _] => {

@@ -7,6 +7,7 @@
 pub(crate) mod cases;
 pub(crate) mod grid;
 pub(crate) mod many;
+pub(crate) mod polls;
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -17,6 +18,7 @@ use uverbs_libmlx5_harness::abi::*;
 use crate::OPERATIONS;
 use crate::halted::{self, QpNumbers};
 use crate::producer::Producer;
+use polls::Polls;
 
 /// How to get what is compared with.
 const INSTALL: &str = "Debian: apt install ibverbs-providers";
@@ -28,6 +30,12 @@ const LOCAL_KEY_RIGHTS: c_int = 0xf;
 
 /// Queues of libmlx5, and the device's part of them.
 pub(crate) struct Rival {
+    libmlx5: &'static Libmlx5,
+    /// A protection domain with a thread domain.
+    domain: Opaque,
+    /// Made when they are first needed.
+    some: Option<Polls>,
+    thousand: Option<Polls>,
     context: *mut Context,
     cq: *mut Cq,
     cqe: Producer,
@@ -113,7 +121,7 @@ fn check<T>(pointer: *mut T, verb: &str) -> Result<*mut T, String> {
 
 /// # Safety
 /// The libraries are libibverbs and libmlx5.
-unsafe fn make(libmlx5: &Libmlx5) -> Result<Rival, String> {
+unsafe fn make(libmlx5: &'static Libmlx5) -> Result<Rival, String> {
     let Libmlx5 { functions, context, pd, device } = libmlx5;
     let (context, pd) = (*context, *pd);
     let extended = libmlx5.verbs_context();
@@ -181,6 +189,10 @@ unsafe fn make(libmlx5: &Libmlx5) -> Result<Rival, String> {
         let ah = check((functions.create_ah)(pd, &attr), "ibv_create_ah")?;
 
         Ok(Rival {
+            libmlx5,
+            domain,
+            some: None,
+            thousand: None,
             context,
             cq,
             cqe: halted::producer(device, numbers),

@@ -18,6 +18,8 @@ const IMMEDIATE: u8 = 0x30;
 const INLINE: u8 = 0x24;
 const ERROR: u8 = 0xe0;
 const COMPRESSED: u8 = 0x2c;
+/// The syndrome of a request that was flushed: libmlx5 prints the CQEs of all other errors.
+const FLUSHED: u8 = 5;
 
 impl Producer {
     /// # Safety
@@ -47,7 +49,7 @@ impl Producer {
         self.write(INLINE, user_index, qpn, wqe_counter);
     }
 
-    /// Fails a receive.
+    /// Flushes a receive.
     pub(crate) fn error(&mut self, user_index: u32, qpn: u32, wqe_counter: u32) {
         self.write(ERROR, user_index, qpn, wqe_counter);
     }
@@ -80,7 +82,11 @@ impl Producer {
         let lap = (index / self.entries) as u8 & 1;
         let mut cqe = [0; 64];
         cqe[32..36].copy_from_slice(&user_index.to_be_bytes());
-        cqe[44..48].copy_from_slice(&64u32.to_be_bytes());
+        let bytes: u32 = if op_own == INLINE { 32 } else { 64 };
+        cqe[44..48].copy_from_slice(&bytes.to_be_bytes());
+        if op_own == ERROR {
+            cqe[55] = FLUSHED;
+        }
         cqe[56..60].copy_from_slice(&word.to_be_bytes());
         cqe[60..62].copy_from_slice(&(wqe_counter as u16).to_be_bytes());
         cqe[63] = op_own | lap;

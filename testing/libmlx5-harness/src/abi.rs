@@ -143,6 +143,10 @@ pub struct CqEx {
     pub next_poll: unsafe extern "C" fn(*mut CqEx) -> c_int,
     pub end_poll: unsafe extern "C" fn(*mut CqEx),
     pub read_opcode: unsafe extern "C" fn(*mut CqEx) -> u32,
+    between: [usize; 5],
+    pub read_wc_flags: unsafe extern "C" fn(*mut CqEx) -> u32,
+    between2: [usize; 3],
+    pub read_completion_ts: unsafe extern "C" fn(*mut CqEx) -> u64,
 }
 
 #[repr(C)]

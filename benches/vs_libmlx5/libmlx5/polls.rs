@@ -1,0 +1,329 @@
+//! Polls of many queue pairs of libmlx5 in random order, in both directions, and of every form: as
+//! ours in `hot_path/polls.rs`.
+
+use std::hint::black_box;
+use std::ptr::{null, null_mut};
+
+use uverbs_libmlx5_harness::abi::*;
+
+use super::cases::{SEND, next_entry};
+use super::{LOCAL_KEY_RIGHTS, RC, Rival, check, to_rts};
+use crate::fixture::SRQ_ENTRIES;
+use crate::halted::{self, QpNumbers};
+use crate::producer::Producer;
+use crate::{OPERATIONS, measured};
+
+const SIGNALED: u32 = 2;
+/// `IBV_WC_STANDARD_FLAGS`, and with `IBV_WC_EX_WITH_COMPLETION_TIMESTAMP`.
+const STANDARD: u64 = 127;
+const WITH_TIMESTAMP: u64 = STANDARD | 128;
+const BATCH: usize = 16;
+
+/// Queue pairs that complete to one CQ, and as many that receive from an SRQ.
+pub(crate) struct Polls {
+    context: *mut Context,
+    cq: *mut CqEx,
+    device: Producer,
+    pairs: Vec<Pair>,
+    srq: *mut Srq,
+    srq_direct: DirectSrq,
+    shared: Vec<QpNumbers>,
+    /// The buffer of all receives.
+    sge: Sge,
+    completions: [WorkCompletion; BATCH],
+    random: u64,
+}
+
+struct Pair {
+    qp: *mut Qp,
+    numbers: QpNumbers,
+    sent: u32,
+}
+
+/// What a completion of a case is.
+#[derive(Clone, Copy)]
+enum What {
+    Send,
+    Receive,
+    Immediate,
+    Inline,
+    Error,
+    Shared,
+}
+
+impl Polls {
+    /// As many queue pairs, each with so many entries per direction.
+    fn new(rival: &Rival, queues: usize, entries: u32) -> Result<Self, String> {
+        let Rival { libmlx5, domain, context, .. } = *rival;
+        let (functions, extended) = (&libmlx5.functions, libmlx5.verbs_context());
+        // SAFETY: libibverbs' contract; every pointer was checked.
+        unsafe {
+            let mut attr = CqAttrEx {
+                entries: 1023,
+                wc_flags: WITH_TIMESTAMP,
+                mask: 1,
+                flags: 1,
+                ..CqAttrEx::default()
+            };
+            let cq = check((extended.create_cq_ex)(context, &mut attr), "ibv_create_cq_ex")?;
+            let (max_wr, limit) = (SRQ_ENTRIES - 1, 0);
+            let mut attr = SrqAttr { user: null_mut(), max_wr, max_sge: 1, limit };
+            let srq = check((functions.create_srq)(domain.cast(), &mut attr), "ibv_create_srq")?;
+            let make = |srq: *mut Srq, [sends, receives]: [u32; 2]| {
+                let mut attr = QpAttrEx {
+                    user: null_mut(),
+                    send_cq: cq.cast(),
+                    recv_cq: cq.cast(),
+                    srq,
+                    capacities: [sends, receives, 1, receives.min(1), 0],
+                    kind: RC,
+                    signal_all: 0,
+                    mask: 1,
+                    pd: domain,
+                    xrcd: null_mut(),
+                    create_flags: 0,
+                    max_tso_header: 0,
+                    rest: [0; 5],
+                    send_operations: 0,
+                };
+                let qp = check((extended.create_qp_ex)(context, &mut attr), "ibv_create_qp_ex")?;
+                to_rts(libmlx5, qp, RC)?;
+                Ok::<_, String>((qp, halted::numbers_of(&libmlx5.device, (*qp).number)))
+            };
+            let pair = |_| {
+                let (qp, numbers) = make(null_mut(), [entries; 2])?;
+                Ok(Pair { qp, numbers, sent: 0 })
+            };
+            let pairs = (0..queues).map(pair).collect::<Result<Vec<_>, String>>()?;
+            let shared = (0..queues).map(|_| Ok(make(srq, [1, 0])?.1));
+            let shared = shared.collect::<Result<Vec<_>, String>>()?;
+            let mut srq_direct = DirectSrq::default();
+            let mut objects = DirectObjects {
+                srq: [srq as usize, (&raw mut srq_direct) as usize],
+                ..DirectObjects::default()
+            };
+            if (functions.init_obj)(&mut objects, DIRECT_SRQ) != 0 {
+                return Err("mlx5dv_init_obj".to_owned());
+            }
+            let data = crate::fixture::leak(4096).as_ptr();
+            let region = (functions.reg_mr)(libmlx5.pd, data.cast(), 4096, LOCAL_KEY_RIGHTS);
+            let lkey = (*check(region, "ibv_reg_mr")?).lkey;
+            Ok(Self {
+                context,
+                cq,
+                device: halted::producer(&libmlx5.device, pairs[0].numbers),
+                pairs,
+                srq,
+                srq_direct,
+                shared,
+                sge: Sge { address: data as u64, length: 64, lkey },
+                completions: Default::default(),
+                random: 0x9e37_79b9_7f4a_7c15,
+            })
+        }
+    }
+
+    /// The same sequence as ours.
+    fn any(&mut self) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 33) as usize % self.pairs.len()
+    }
+
+    fn post_send(&mut self, at: usize) {
+        let Pair { qp, numbers, sent } = &mut self.pairs[at];
+        let mut request = SendWr {
+            wr_id: 7,
+            next: null_mut(),
+            sges: null_mut(),
+            sge_count: 0,
+            opcode: SEND,
+            flags: SIGNALED,
+            immediate: 0,
+            target: [0; 4],
+            remote_srqn: 0,
+            tail: SendWrTail { tso: TsoWr { header: null(), header_length: 0, mss: 0 } },
+        };
+        let mut bad = null_mut();
+        // SAFETY: a QP of libmlx5, used by this thread alone.
+        assert_eq!(unsafe { ((*self.context).post_send)(*qp, &mut request, &mut bad) }, 0);
+        self.device.send(numbers.user_index, 10 << 24 | numbers.number, *sent);
+        *sent += 1;
+    }
+
+    /// Posts a receive; its number in the SRQ's ring, if it is one of that.
+    fn post_receive(&mut self, at: usize, shared: bool) -> u32 {
+        let sges = &raw mut self.sge;
+        let mut request = RecvWr { wr_id: 7, next: null_mut(), sges, sge_count: 1 };
+        let mut bad = null_mut();
+        // SAFETY: queues of libmlx5, used by this thread alone.
+        let posted = unsafe {
+            if shared {
+                ((*self.context).post_srq_recv)(self.srq, &mut request, &mut bad)
+            } else {
+                ((*self.context).post_recv)(self.pairs[at].qp, &mut request, &mut bad)
+            }
+        };
+        assert_eq!(posted, 0);
+        if shared { next_entry(&mut self.srq_direct) } else { 0 }
+    }
+
+    /// Posts a request to the queue pair at `at`, and completes it.
+    fn complete(&mut self, at: usize, what: What) {
+        if let What::Send = what {
+            return self.post_send(at);
+        }
+        let is_shared = matches!(what, What::Shared);
+        let entry = self.post_receive(at, is_shared);
+        let numbers = if is_shared { self.shared[at] } else { self.pairs[at].numbers };
+        let (index, number) = (numbers.user_index, numbers.number);
+        match what {
+            What::Immediate => self.device.immediate(index, number, entry),
+            What::Inline => self.device.inline(index, number, entry),
+            What::Error => self.device.error(index, number, entry),
+            _ => self.device.receive(index, number, entry),
+        }
+    }
+
+    /// Completions of queue pairs in random order, whose forms alternate.
+    fn prepare(&mut self, forms: &[What]) {
+        for (_, &what) in (0..OPERATIONS).zip(forms.iter().cycle()) {
+            let at = self.any();
+            self.complete(at, what);
+        }
+    }
+
+    /// Polls all of them by `ibv_poll_cq`.
+    #[inline(always)]
+    fn poll(&mut self, read: impl Fn(&WorkCompletion) -> u64) -> u64 {
+        let (cq, space) = (self.cq.cast(), self.completions.as_mut_ptr());
+        let mut sum = 0;
+        let time = measured(|| {
+            for _ in 0..OPERATIONS / BATCH {
+                // SAFETY: a CQ of libmlx5, polled by this thread alone; space for as many.
+                let polled = unsafe { ((*self.context).poll_cq)(cq, BATCH as i32, space) };
+                assert_eq!(polled, BATCH as i32);
+                for i in 0..BATCH {
+                    // SAFETY: just written.
+                    let done = unsafe { &*space.add(i) };
+                    sum += done.wr_id + u64::from(done.status) + read(done);
+                }
+            }
+        });
+        black_box(sum);
+        time
+    }
+
+    /// Polls all of them by `ibv_start_poll`, so many at a time.
+    #[inline(always)]
+    fn poll_lazily(&mut self, batch: usize, read: impl Fn(*mut CqEx) -> u64) -> u64 {
+        let cq = self.cq;
+        let mut sum = 0;
+        let time = measured(|| {
+            for _ in 0..OPERATIONS / batch {
+                // SAFETY: a CQ of libmlx5, polled by this thread alone.
+                unsafe {
+                    assert_eq!(((*cq).start_poll)(cq, &0), 0);
+                    for i in 0..batch {
+                        if i != 0 {
+                            assert_eq!(((*cq).next_poll)(cq), 0);
+                        }
+                        sum += (*cq).wr_id + u64::from((*cq).status);
+                        sum += read(cq);
+                    }
+                    ((*cq).end_poll)(cq);
+                }
+            }
+        });
+        black_box(sum);
+        time
+    }
+}
+
+/// 64 queue pairs.
+fn some(rival: &mut Rival) -> &mut Polls {
+    if rival.some.is_none() {
+        rival.some = Some(Polls::new(rival, 64, 256).expect("queue pairs of libmlx5"));
+    }
+    rival.some.as_mut().expect("just made")
+}
+
+fn thousand(rival: &mut Rival) -> &mut Polls {
+    if rival.thousand.is_none() {
+        rival.thousand = Some(Polls::new(rival, 1000, 32).expect("queue pairs of libmlx5"));
+    }
+    rival.thousand.as_mut().expect("just made")
+}
+
+/// Completions of these forms, by `ibv_poll_cq`.
+fn run(polls: &mut Polls, forms: &[What]) -> u64 {
+    polls.prepare(forms);
+    polls.poll(|_| 0)
+}
+
+pub(crate) fn sends_16(rival: &mut Rival) -> u64 {
+    run(some(rival), &[What::Send])
+}
+
+pub(crate) fn receives_16(rival: &mut Rival) -> u64 {
+    run(some(rival), &[What::Receive])
+}
+
+pub(crate) fn both_16(rival: &mut Rival) -> u64 {
+    run(some(rival), &[What::Send, What::Receive])
+}
+
+pub(crate) fn both_1(rival: &mut Rival) -> u64 {
+    let polls = some(rival);
+    polls.prepare(&[What::Send, What::Receive]);
+    polls.poll_lazily(1, |_| 0)
+}
+
+pub(crate) fn immediate_16(rival: &mut Rival) -> u64 {
+    let polls = some(rival);
+    polls.prepare(&[What::Send, What::Immediate]);
+    polls.poll(with_immediate)
+}
+
+pub(crate) fn timestamp_16(rival: &mut Rival) -> u64 {
+    let polls = some(rival);
+    polls.prepare(&[What::Send, What::Receive]);
+    polls.poll_lazily(BATCH, |cq| {
+        // SAFETY: a CQ of libmlx5 in a poll.
+        unsafe { ((*cq).read_completion_ts)(cq) + u64::from(((*cq).read_wc_flags)(cq)) }
+    })
+}
+
+pub(crate) fn inline_16(rival: &mut Rival) -> u64 {
+    run(some(rival), &[What::Inline])
+}
+
+pub(crate) fn error_16(rival: &mut Rival) -> u64 {
+    let mut forms = [What::Receive; 16];
+    forms[8] = What::Error;
+    run(some(rival), &forms)
+}
+
+pub(crate) fn shared_16(rival: &mut Rival) -> u64 {
+    run(some(rival), &[What::Shared])
+}
+
+pub(crate) fn thousand_sends_16(rival: &mut Rival) -> u64 {
+    run(thousand(rival), &[What::Send])
+}
+
+pub(crate) fn thousand_both_16(rival: &mut Rival) -> u64 {
+    run(thousand(rival), &[What::Send, What::Receive])
+}
+
+pub(crate) fn thousand_immediate_16(rival: &mut Rival) -> u64 {
+    let polls = thousand(rival);
+    polls.prepare(&[What::Send, What::Immediate]);
+    polls.poll(with_immediate)
+}
+
+/// The immediate data, if the completion has any (`IBV_WC_WITH_IMM`).
+fn with_immediate(done: &WorkCompletion) -> u64 {
+    if done.wc_flags & 2 != 0 { u32::from_be(done.immediate).into() } else { 0 }
+}
