@@ -116,23 +116,12 @@
 //! ```
 //!
 //! # What it costs
-//! Instructions per operation over the raw layer, counted by callgrind on x86-64 with Rust 1.95 in
-//! `benches/safe_layer.rs`: 32 signaled RDMA WRITEs of 64 bytes, or receives, and their
-//! completions. The loop is included and does the same on both layers: memory comes out of a `Vec`
-//! of what is free, and goes back there.
+//! `docs/vs-libmlx5.md` has the instructions of both layers, which `benches/safe_layer` counts.
 //!
-//! | | raw | safe | more |
-//! |---|---|---|---|
-//! | post a send, one doorbell each | 64 | 71 | 7 |
-//! | post a send, one doorbell for 32 | 41 | 53 | 11 |
-//! | post a receive | 42 | 46 | 4 |
-//! | poll one | 46 | 59 | 13 |
-//! | poll, of 32 | 40 | 60 | 20 |
-//!
-//! No lock, allocation or reference count is among them: they are the checks of the slot's domain,
-//! queue pair and completion queue, and the words that are written when a slot goes into flight and
-//! comes back. A poll compares one word: sends and receives of a queue pair each hand back the
-//! flight that their slots are in, but for the completion queue. Of several polled together four
+//! The safe layer adds no lock, allocation or reference count. It adds the checks of the slot's
+//! domain, queue pair and completion queue, and the words that are written when a slot goes into
+//! flight and comes back. A poll compares one word: sends and receives of a queue pair each hand
+//! back the flight that their slots are in, but for the completion queue. Of several polled together four
 //! more keep the place in the ring in memory, where no guard that is leaked can bring it back. A
 //! completion that also releases slots which were posted unsignaled before takes a mutex of their
 //! slab and counts for each of them.

@@ -1,7 +1,8 @@
 //! The figures in README and docs, out of what the benchmarks count.
 //!
-//! Ours are in `provider-mlx5/benches/hot_path/{limits,grid}.txt`, which the benchmark writes and
-//! CI compares. libmlx5's are in `docs/vs-libmlx5.json`, out of what
+//! Ours are in `provider-mlx5/benches/hot_path/{limits,grid}.txt` and, of the safe layer, in
+//! `benches/safe_layer/limits.txt`, which the benchmarks write and CI compares. libmlx5's are in
+//! `docs/vs-libmlx5.json`, out of what
 //! `cargo bench --features soft --bench vs_libmlx5 -- --json` and `-- --grid` print; those of many
 //! queue pairs in `docs/scale.json` (see `scale`).
 //!
@@ -107,6 +108,27 @@ const TABLE: &[Row] = &[
         &[Rival("poll_send_16"), Rival("poll_recv_16")],
     ),
     ("poll, per completion of 16, alternating", &[Ours("poll_mixed_16")], &[]),
+    (
+        "poll, 64 queue pairs in random order, of 16: sends / receives / alternating",
+        &[Ours("poll_64_sends_16"), Ours("poll_64_receives_16"), Ours("poll_64_both_16")],
+        &[Rival("poll_64_sends_16"), Rival("poll_64_receives_16"), Rival("poll_64_both_16")],
+    ),
+    ("the same, alternating, one by one", &[Ours("poll_64_both_1")], &[Rival("poll_64_both_1")]),
+    (
+        "the same, of 16, with immediate data / with timestamp and GRH flag",
+        &[Ours("poll_64_immediate_16"), Ours("poll_64_timestamp_16")],
+        &[Rival("poll_64_immediate_16"), Rival("poll_64_timestamp_16")],
+    ),
+    (
+        "the same, receives with 32 bytes inside / one in 16 an error / of an SRQ",
+        &[Ours("poll_64_inline_32_16"), Ours("poll_64_error_16"), Ours("poll_64_srq_16")],
+        &[Rival("poll_64_inline_32_16"), Rival("poll_64_error_16"), Rival("poll_64_srq_16")],
+    ),
+    (
+        "poll, 1,000 queue pairs, of 16: sends / alternating / with immediate data",
+        &[Ours("poll_1000_sends_16"), Ours("poll_1000_both_16"), Ours("poll_1000_immediate_16")],
+        &[Rival("poll_1000_sends_16"), Rival("poll_1000_both_16"), Rival("poll_1000_immediate_16")],
+    ),
     ("poll, nothing there", &[Ours("poll_empty")], &[Rival("poll_empty")]),
 ];
 
@@ -162,16 +184,18 @@ impl Counts {
     pub(crate) fn read(root: &Path) -> Result<Self> {
         let read = |name: &str| fs::read_to_string(root.join(name));
         let counted = |name: &str| -> Result<Vec<(String, f64)>> {
-            let text = read(&format!("provider-mlx5/benches/hot_path/{name}"))?;
+            let text = read(name)?;
             let count = |line: &str| {
                 let (case, count) = line.trim_end().rsplit_once(' ')?;
                 Some((case.trim_end().to_owned(), count.parse().ok()?))
             };
             Ok(text.lines().filter_map(count).collect())
         };
-        let (cases, grid) = (counted("limits.txt")?, counted("grid.txt")?);
+        let hot_path = |name: &str| counted(&format!("provider-mlx5/benches/hot_path/{name}"));
+        let (cases, grid) = (hot_path("limits.txt")?, hot_path("grid.txt")?);
+        let layers = counted("benches/safe_layer/limits.txt")?;
         let points = grid.iter().map(|(point, _)| point.clone()).collect();
-        let ours = cases.into_iter().chain(grid).collect();
+        let ours = cases.into_iter().chain(grid).chain(layers).collect();
         let calls = |name| measured::numbers(root, "c-abi", name);
         let calls = [calls("ours")?, calls("libmlx5")?].map(|side| side.into_iter().collect());
         Ok(Self { ours, rival: counts_of(&read(RIVAL)?), calls, points, scale: read(scale::FILE)? })
@@ -231,6 +255,17 @@ impl Counts {
         })
     }
 
+    /// The rows of the safe layer: alone and in a batch, raw and safe.
+    fn layers(&self) -> impl Iterator<Item = [String; 3]> {
+        ["post", "template", "receive", "poll"].into_iter().map(|case| {
+            let cell = |layer: &str| {
+                let text = |form| text_of(&self.ours, &format!("{layer} {case} {form}"));
+                format!("{} / {}", text("alone"), text("batch16"))
+            };
+            [format!("{case}, alone / in a batch of 16"), cell("raw"), cell("safe")]
+        })
+    }
+
     /// The files with figures, as they are and as they have to be.
     ///
     /// # Errors
@@ -239,6 +274,7 @@ impl Counts {
         let tables = [
             ("table", rows_below("| operation | ours | libmlx5 |\n", self.rows())),
             ("grid", rows_below("| case | alone | in a batch of 16 |\n", self.points())),
+            ("safe", rows_below("| operation | raw | safe |\n", self.layers())),
             ("lines", lines::above(&self.ours)),
             ("steps", lines::steps(&self.ours)),
             ("near", lines::near(&self.ours, &self.rival)),

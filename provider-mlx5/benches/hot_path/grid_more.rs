@@ -194,20 +194,54 @@ fn received(points: &mut Vec<Point>, count: usize) {
     }
 }
 
-/// Receives of an SRQ, so many for one publication.
-fn shared(points: &mut Vec<Point>, length: usize, count: usize) {
+/// One receive of an SRQ at a time, posted in one call, or built and then published.
+fn shared_alone(points: &mut Vec<Point>, count: usize) {
+    let mut rig = shared_receiver(count);
+    points.push(Point {
+        name: format!("alone srq receive sges {count}"),
+        run: Box::new(move || {
+            let time = measured(|| {
+                for i in 0..OPERATIONS {
+                    // SAFETY: no device writes to it.
+                    unsafe { rig.queue.post(i as u64, rig.sges) }.expect("space");
+                }
+            });
+            rig.retire();
+            time
+        }),
+    });
+    let mut rig = shared_receiver(count);
+    points.push(Point {
+        name: format!("built srq receive sges {count}"),
+        run: Box::new(move || {
+            let time = measured(|| {
+                for i in 0..OPERATIONS {
+                    // SAFETY: no device writes to it.
+                    unsafe { rig.queue.build(i as u64, rig.sges) }.expect("space");
+                    rig.queue.publish();
+                }
+            });
+            rig.retire();
+            time
+        }),
+    });
+}
+
+/// Receives of an SRQ in batches of this length.
+fn shared_batch(points: &mut Vec<Point>, length: usize, count: usize) {
     let mut rig = shared_receiver(count);
     points.push(Point {
         name: format!("batch{length} srq receive sges {count}"),
         run: Box::new(move || {
             let time = measured(|| {
                 for list in 0..OPERATIONS / length {
+                    let mut batch = rig.queue.batch();
                     for i in 0..length {
                         let id = (list * length + i) as u64;
                         // SAFETY: no device writes to it.
-                        unsafe { rig.queue.build(id, rig.sges) }.expect("space");
+                        unsafe { batch.build(id, rig.sges) }.expect("space");
                     }
-                    rig.queue.publish();
+                    batch.publish();
                 }
             });
             rig.retire();
@@ -219,7 +253,8 @@ fn shared(points: &mut Vec<Point>, length: usize, count: usize) {
 /// All receives.
 pub(super) fn receives(points: &mut Vec<Point>) {
     [1, 2, 4].into_iter().for_each(|count| received(points, count));
-    let lengths = [1, 4, 16, 32];
-    lengths.into_iter().for_each(|length| shared(points, length, 1));
-    lengths.into_iter().for_each(|length| shared(points, length, 3));
+    for count in [1, 3] {
+        shared_alone(points, count);
+        [4, 16, 32].into_iter().for_each(|length| shared_batch(points, length, count));
+    }
 }

@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode};
 /// What is allowed beyond what was reached when the limits were set, with another compiler.
 const OTHER_COMPILER: f64 = 1.5;
 
-/// Limits in a file beside this one.
+/// Limits in a file of the crate.
 pub(crate) struct Limits {
     pub(crate) file: &'static str,
     /// As [`OTHER_COMPILER`], with the same compiler.
@@ -19,10 +19,6 @@ pub(crate) struct Limits {
     /// Whether counts within their limits are printed.
     pub(crate) shows_all: bool,
 }
-
-pub(crate) const CASES: Limits =
-    Limits { file: "limits.txt", same_compiler: 1.05, shows_all: true };
-pub(crate) const GRID: Limits = Limits { file: "grid.txt", same_compiler: 1.03, shows_all: false };
 
 type Counts = Result<BTreeMap<String, f64>, String>;
 
@@ -38,7 +34,7 @@ pub(crate) fn compiler() -> String {
 
 impl Limits {
     fn path(&self) -> PathBuf {
-        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("benches/hot_path").join(self.file)
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(self.file)
     }
 
     /// Prints counts beside their limits, and fails if one is exceeded.
