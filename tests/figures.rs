@@ -20,7 +20,7 @@ fn readme_and_docs_have_the_benchmarks_figures() {
 fn tables_and_figures_have_not_lost_their_marks() {
     let docs = |name| std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name));
     let text = docs("docs/vs-libmlx5.md").expect("docs");
-    assert_eq!(text.matches("<!-- cargo xtask figures: ").count(), 7);
+    assert_eq!(text.matches("<!-- cargo xtask figures: ").count(), 8);
     let sends = docs("README.md").expect("README.md");
     assert!(sends.contains("<!-- send_sge -->") && sends.contains("<!-- libmlx5 send_sge -->"));
 }
