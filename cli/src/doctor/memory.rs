@@ -11,7 +11,7 @@ const RULES: &[Rule] = &[
         name: "transparent huge pages",
         path: "sys/kernel/mm/transparent_hugepage/enabled",
         wanted: Some(|value| selected(value) != "always"),
-        why: "with `always` the kernel copies and remaps pages while the program runs",
+        why: "with `always` khugepaged copies and remaps any program's pages while it runs",
         cure: "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
     },
     Rule {

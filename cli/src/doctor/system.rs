@@ -36,6 +36,14 @@ const RULES: &[Rule] = &[
         cure: "echo 0 > /sys/devices/system/cpu/intel_pstate/no_turbo (1 if even times count more \
             than short ones)",
     },
+    Rule {
+        name: "frequency boost",
+        path: "sys/devices/system/cpu/cpufreq/boost",
+        wanted: Some(|value| value == "1"),
+        why: "without it the polling processor runs at its base frequency",
+        cure: "echo 1 > /sys/devices/system/cpu/cpufreq/boost (0 if even times count more than \
+            short ones)",
+    },
 ];
 
 pub(super) fn checks(tree: &Tree) -> Vec<Check> {

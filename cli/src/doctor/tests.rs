@@ -102,6 +102,7 @@ fn each_wrong_setting_is_found() {
         ("proc/5/comm".into(), "irqbalance", "machine", "irqbalance"),
         ("proc/sys/kernel/numa_balancing".into(), "1", "memory", "NUMA balancing"),
         ("sys/kernel/mm/ksm/run".into(), "1", "memory", "merging of pages (KSM)"),
+        (format!("{cpu}/cpufreq/boost"), "0", "machine", "frequency boost"),
         (
             "sys/kernel/mm/transparent_hugepage/enabled".into(),
             "[always] madvise never",
