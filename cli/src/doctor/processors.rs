@@ -100,7 +100,9 @@ fn sleep(tree: &Tree, subject: &str, cpu: usize) -> Check {
     if names.is_empty() {
         return check.unknown("this machine or kernel does not have them (a guest's host decides)");
     }
-    match names.iter().filter_map(|state| depth(tree, &format!("{states}/{state}"))).max() {
+    let limit = latency_limit(tree, cpu);
+    let entered = names.iter().filter_map(|state| depth(tree, &format!("{states}/{state}")));
+    match entered.filter(|(latency, _)| *latency <= limit).max() {
         Some((latency, name)) if latency > DEEP => check.change(
             format!("down to {name}, {latency} us to wake up"),
             "hold /dev/cpu_dma_latency open with 0 written to it while the program runs, or \
@@ -109,6 +111,21 @@ fn sleep(tree: &Tree, subject: &str, cpu: usize) -> Check {
         Some((latency, name)) => check.ok(format!("down to {name}, {latency} us to wake up")),
         None => check.ok("all disabled"),
     }
+}
+
+/// The longest time in microseconds that the processor may take to wake up. It is the least of
+/// the limits of the machine (kernel/power/qos.c) and of the processor
+/// (Documentation/ABI/testing/sysfs-devices-power): there, 0 means none, and `n/a` no delay at all.
+fn latency_limit(tree: &Tree, cpu: usize) -> u64 {
+    let machine = tree.bytes("dev/cpu_dma_latency");
+    let machine = machine.and_then(|bytes| bytes.first_chunk().map(|all| i32::from_ne_bytes(*all)));
+    let path = format!("sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us");
+    let own = match tree.read(&path).as_deref() {
+        Some("n/a") => 0,
+        Some(text) => text.parse().ok().filter(|limit| *limit != 0).unwrap_or(u64::MAX),
+        None => u64::MAX,
+    };
+    machine.and_then(|limit| limit.try_into().ok()).map_or(own, |limit| own.min(limit))
 }
 
 /// The exit latency and the name of an enabled sleep state.

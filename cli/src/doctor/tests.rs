@@ -152,6 +152,27 @@ fn each_wrong_setting_is_found() {
     }
 }
 
+/// A state that a limit forbids is not entered.
+#[test]
+fn limits_of_the_time_to_wake_up_count() {
+    let cpu = "sys/devices/system/cpu/cpu1";
+    let deep = format!("{cpu}/cpuidle/state1/disable");
+    let own = format!("{cpu}/power/pm_qos_resume_latency_us");
+    let machine = "dev/cpu_dma_latency";
+    let sleeps = |more: &[(&str, &str)]| {
+        let files = [&[(deep.as_str(), "0")], more].concat();
+        changes("limits", &files).contains(&pair("processor 1", "sleep states"))
+    };
+    assert!(sleeps(&[]));
+    assert!(sleeps(&[(&own, "0")]), "0 does not limit it");
+    assert!(!sleeps(&[(&own, "n/a")]));
+    assert!(!sleeps(&[(&own, "132")]));
+    assert!(sleeps(&[(&own, "133")]));
+    assert!(!sleeps(&[(machine, "\0\0\0\0")]));
+    assert!(!sleeps(&[(&own, "0"), (machine, "\x02\0\0\0")]));
+    assert!(sleeps(&[(machine, "\0\x01\0\0")]));
+}
+
 #[test]
 fn a_vector_on_a_polling_processor_is_found_twice() {
     let found = changes("vector", &[("proc/irq/31/effective_affinity_list", "0-1")]);
