@@ -86,6 +86,7 @@ pub(super) fn checks(tree: &Tree, device: &Examined, polling: &BTreeSet<usize>) 
     checks.push(pci_link(tree, device, "width", "current_link_width", "max_link_width"));
     checks.extend(control(tree, device));
     checks.push(function(tree, device));
+    checks.push(ports(tree, device));
     checks.push(power(tree, device));
     checks.push(vectors(tree, device, polling));
     for interface in tree.names(device.file("net")) {
@@ -171,8 +172,33 @@ fn function(tree: &Tree, device: &Examined) -> Check {
     }
     match tree.exists(device.file("physfn")) {
         true => check.note("virtual (SR-IOV): trust and MAC checks are the host's (ip link)"),
-        false => check.note("physical"),
+        false => match tree.number(device.file("sriov_numvfs")) {
+            Some(count) if count > 0 => check.note(format!(
+                "physical, with {count} virtual functions (SR-IOV), which share the port's rate"
+            )),
+            _ => check.note("physical"),
+        },
     }
+}
+
+/// The number of ports. mlx5 in multi-port mode has several Ethernet ports, and reports no raw
+/// packet support (`raw_support` in drivers/infiniband/hw/mlx5/main.c).
+fn ports(tree: &Tree, device: &Examined) -> Check {
+    let path = format!("sys/class/infiniband/{}/ports", device.name);
+    let why = "a device with several Ethernet ports reports no raw packet support";
+    let check = Check::new(&device.name, "ports", format!("/{path}"), why);
+    match tree.names(&path).len() {
+        0 => check,
+        1 => check.ok("1"),
+        count if is_ethernet(tree, &path) => {
+            check.note(format!("{count}: multi-port mode, which has no raw packet queue pairs"))
+        }
+        count => check.note(count.to_string()),
+    }
+}
+
+fn is_ethernet(tree: &Tree, ports: &str) -> bool {
+    tree.read(format!("{ports}/1/link_layer")).as_deref() == Some("Ethernet")
 }
 
 fn power(tree: &Tree, device: &Examined) -> Check {

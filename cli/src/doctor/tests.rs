@@ -173,6 +173,27 @@ fn limits_of_the_time_to_wake_up_count() {
     assert!(sleeps(&[(machine, "\0\x01\0\0")]));
 }
 
+/// Functions and ports that a device shares its rate with, or that keep frames from it.
+#[test]
+fn virtual_functions_and_several_ports_are_told() {
+    let device = "sys/class/infiniband/mlx5_0";
+    let [vfs, layer] =
+        [format!("{device}/device/sriov_numvfs"), format!("{device}/ports/1/link_layer")];
+    let second = format!("{device}/ports/2/state");
+    let told = |files: &[(&str, &str)], name: &str| {
+        let (_scratch, tree) = machine("functions", files);
+        let report = report(&tree, None, None).expect("a report");
+        let check = report.checks.into_iter().find(|check| check.name == name).expect("the check");
+        (check.verdict, check.value)
+    };
+    assert_eq!(told(&[(&vfs, "0")], "function").1, "physical");
+    assert!(told(&[(&vfs, "4")], "function").1.contains("4 virtual functions"));
+    assert_eq!(told(&[], "ports"), (Verdict::Ok, "1".to_owned()));
+    assert_eq!(told(&[(&second, "4: ACTIVE")], "ports"), (Verdict::Note, "2".to_owned()));
+    let two = told(&[(&second, "4: ACTIVE"), (&layer, "Ethernet")], "ports");
+    assert!(two.1.contains("no raw packet"), "{}", two.1);
+}
+
 #[test]
 fn a_vector_on_a_polling_processor_is_found_twice() {
     let found = changes("vector", &[("proc/irq/31/effective_affinity_list", "0-1")]);
