@@ -21,6 +21,11 @@ pub(super) struct Examined {
 }
 
 impl Examined {
+    /// The subject of checks of one of its network interfaces.
+    pub(super) fn with_interface(&self, interface: &str) -> String {
+        format!("{} ({interface})", self.name)
+    }
+
     /// The path of a file of its PCI function.
     pub(super) fn file(&self, name: &str) -> String {
         format!("sys/class/infiniband/{}/device/{name}", self.name)
@@ -235,10 +240,10 @@ fn vectors(tree: &Tree, device: &Examined, polling: &BTreeSet<usize>) -> Check {
     )
 }
 
-/// Checks of a network interface of the device. Some settings are in no file.
+/// Checks of a network interface of the device.
 fn network(tree: &Tree, device: &Examined, interface: &str) -> Vec<Check> {
     let base = format!("sys/class/net/{interface}");
-    let subject = || format!("{} ({interface})", device.name);
+    let subject = || device.with_interface(interface);
     let dropped = Check::new(
         subject(),
         "frames without a buffer",
@@ -253,12 +258,7 @@ fn network(tree: &Tree, device: &Examined, interface: &str) -> Vec<Check> {
         ),
         None => dropped,
     };
-    vec![
-        dropped,
-        clock(tree, subject(), &base),
-        bond(tree, subject(), &base),
-        elsewhere(subject(), interface),
-    ]
+    vec![dropped, clock(tree, subject(), &base), bond(tree, subject(), &base)]
 }
 
 fn clock(tree: &Tree, subject: String, base: &str) -> Check {
@@ -278,17 +278,4 @@ fn bond(tree: &Tree, subject: String, base: &str) -> Check {
         Some(master) => check.note(format!("part of {master}")),
         None => check.note("none"),
     }
-}
-
-/// Settings that only a tool can read.
-fn elsewhere(subject: String, interface: &str) -> Check {
-    let why = "pause frames stop the sender, error correction adds its own delay, coalescing \
-        delays events";
-    Check::new(
-        subject,
-        "pause, FEC, coalescing",
-        format!("ethtool -a, --show-fec, -c {interface}"),
-        why,
-    )
-    .unknown(format!("in no file: ethtool -a {interface}; --show-fec {interface}; -c {interface}"))
 }

@@ -1,10 +1,12 @@
 //! `uverbs doctor`: settings of this machine that cost a busy-polling program time, each with its
 //! value, the reason why it matters and the command that changes it.
 //!
-//! Settings are read from files below one root (sysfs and procfs). The features of an adapter are
-//! read from the adapter, unless the root is another machine's. Nothing is changed.
+//! Settings are read from files below one root (sysfs and procfs). Unless the root is another
+//! machine's, the features of an adapter are read from the adapter, and what is in no file is asked
+//! of `ethtool`. Nothing is changed.
 
 mod device;
+mod ethtool;
 mod features;
 mod memory;
 mod process;
@@ -116,7 +118,7 @@ pub(crate) fn run(arguments: &args::Doctor) -> Outcome {
     let mut report = examine(&tree, arguments)?;
     if arguments.root.is_none() {
         let devices = device::chosen(&tree, arguments.device.as_deref())?;
-        report.checks.extend(devices.iter().flat_map(features::of));
+        report.checks.extend(devices.iter().flat_map(|device| in_no_file(&tree, device)));
         report = Report::of(report.checks);
     }
     if arguments.json {
@@ -130,6 +132,15 @@ pub(crate) fn run(arguments: &args::Doctor) -> Outcome {
         }
         _ => Ok(()),
     }
+}
+
+/// What only the running machine tells of a device.
+fn in_no_file(tree: &Tree, device: &device::Examined) -> Vec<Check> {
+    let interfaces = tree.names(device.file("net"));
+    let shown = interfaces
+        .iter()
+        .flat_map(|interface| ethtool::checks(&device.with_interface(interface), interface));
+    shown.chain(features::of(device)).collect()
 }
 
 fn examine(tree: &Tree, arguments: &args::Doctor) -> Outcome<Report> {
