@@ -44,8 +44,8 @@ fn quote(number: u32, length: usize) -> Vec<u8> {
 }
 
 /// An IPv6 and UDP header with ten bytes behind, from [::1]:1 to [::2]:2.
-fn ipv6_frame() -> Vec<u8> {
-    let mut frame = vec![2, 7, 7, 7, 7, 7, 2, 0, 0, 0, 0, 2, 0x86, 0xdd];
+fn ipv6_frame(to: [u8; 6]) -> Vec<u8> {
+    let mut frame = [&to[..], &[2, 0, 0, 0, 0, 2, 0x86, 0xdd]].concat();
     frame.extend_from_slice(&[0x60, 0, 0, 0, 0, 18, 17, 64]);
     frame.extend_from_slice(&Ipv6Addr::LOCALHOST.octets());
     frame.extend_from_slice(&Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 2).octets());
@@ -67,14 +67,31 @@ struct Line<C: Clock> {
 
 fn listen<C: Clock>(depth: u32, change: impl FnOnce(RxBuilder) -> RxBuilder<C>) -> Option<Line<C>> {
     let wire = Wire::new(|builder| builder)?;
-    let mut rx = change(wire.setup.pd.create_rx_queue(depth)).build().unwrap();
-    let rule = rx.steer(&line().tag(7)).unwrap();
-    Some(Line { rx, _rule: rule, wire })
+    let rx = change(wire.setup.pd.create_rx_queue(depth)).build().unwrap();
+    Some(Line::new(wire, rx))
 }
 
 impl<C: Clock> Line<C> {
+    /// A kernel's device may not receive its own multicast frames, but those to its own address.
+    fn new(wire: Wire, mut rx: RxQueue<C>) -> Self {
+        let to_port = Port { protocol: Protocol::Udp, port: PORT, tag: Some(7) };
+        let rule =
+            if common::is_soft() { rx.steer(&line().tag(7)) } else { rx.steer(&to_port) }.unwrap();
+        Self { rx, _rule: rule, wire }
+    }
+
+    /// The frame that [`send`](Self::send) sends.
+    fn quote(&self, number: u32, length: usize) -> Vec<u8> {
+        let mut frame = quote(number, length);
+        if !common::is_soft() {
+            frame[..6].copy_from_slice(&self.wire.mac);
+        }
+        frame
+    }
+
     fn send(&mut self, number: u32, length: usize) {
-        self.send_frame(SUMS, &quote(number, length));
+        let frame = self.quote(number, length);
+        self.send_frame(SUMS, &frame);
     }
 
     /// Sends a frame and waits until it has left.
@@ -96,10 +113,11 @@ impl<C: Clock> Line<C> {
 
     /// Sends frames of consecutive numbers with one doorbell, and waits until they have left.
     fn send_burst(&mut self, first: u32, lengths: &[usize]) {
+        let numbers = (first..).zip(lengths);
+        let frames: Vec<_> = numbers.map(|(number, length)| self.quote(number, *length)).collect();
         let Wire { memory, from, setup, .. } = &mut self.wire;
-        let sges = (first..).zip(lengths).enumerate().map(|(i, (number, length))| {
-            let frame = quote(number, *length);
-            memory.view().write(1024 * i, &frame).unwrap();
+        let sges = frames.iter().enumerate().map(|(i, frame)| {
+            memory.view().write(1024 * i, frame).unwrap();
             [memory.sge(1024 * i, frame.len()).unwrap()]
         });
         let sges: Vec<_> = sges.collect();
@@ -156,7 +174,7 @@ impl<C: Clock> Line<C> {
 #[test]
 fn a_frame_tells_what_the_device_found() {
     let Some(mut line) = listen(64, |rx| rx) else { return };
-    let sent = quote(5, 100);
+    let sent = line.quote(5, 100);
     line.send_frame(SUMS, &sent);
     assert!(line.rx.wait(0, Some(PATIENCE)).unwrap());
     let frame = line.rx.poll().unwrap();
@@ -175,7 +193,8 @@ fn a_frame_tells_what_the_device_found() {
 #[test]
 fn wrong_checksums_are_told_and_rejected_frames_counted() {
     let Some(mut line) = listen(64, |rx| rx) else { return };
-    line.send_frame(EthernetOffload::default(), &quote(1, 100));
+    let wrong = line.quote(1, 100);
+    line.send_frame(EthernetOffload::default(), &wrong);
     assert!(line.rx.wait(0, Some(PATIENCE)).unwrap());
     let frame = line.rx.poll().unwrap();
     assert!(!frame.checksums_ok());
@@ -455,9 +474,8 @@ fn real_time_is_a_type_and_its_lack_an_error() {
     assert_eq!((error.kind(), error.is_from_kernel()), (ErrorKind::Unsupported, false), "{error}");
     let device = common::soft_device(uverbs::soft::DeviceBuilder::real_time_clock);
     let wire = Wire::on(common::Setup::on(device.open().unwrap()), |builder| builder);
-    let mut rx = wire.setup.pd.create_rx_queue(8).real_time().build().unwrap();
-    let _rule = rx.steer(&line()).unwrap();
-    let mut line: Line<RealTime> = Line { _rule, rx, wire };
+    let rx = wire.setup.pd.create_rx_queue(8).real_time().build().unwrap();
+    let mut line: Line<RealTime> = Line::new(wire, rx);
     line.send(1, 50);
     assert!(line.rx.wait(0, Some(PATIENCE)).unwrap());
     let time = line.rx.poll().unwrap().timestamp();
@@ -517,8 +535,8 @@ fn queues_are_on_the_node_that_was_asked_for() {
     let Some(wire) = Wire::new(|builder| builder) else { return };
     let near = QueueMemory::on_node(PageSize::Normal, 0);
     match wire.setup.pd.create_rx_queue(16).memory(&near).build() {
-        Ok(mut rx) => {
-            let mut line = Line { _rule: rx.steer(&line()).unwrap(), rx, wire };
+        Ok(rx) => {
+            let mut line = Line::new(wire, rx);
             line.send(1, 50);
             assert_eq!(line.next(), 1);
         }
@@ -560,12 +578,14 @@ fn unlike_libmlx5_checksums_of_ipv6_and_of_each_layer_are_told() {
     let [source, destination] = ["[::1]:1", "[::2]:2"].map(|end| end.parse().unwrap());
     let connection = FiveTupleV6 { protocol: Protocol::Udp, source, destination, tag: None };
     let _rule = line.rx.steer(&connection).unwrap();
-    line.send_frame(EthernetOffload { checksum: EthChecksum::L4, ..SUMS }, &ipv6_frame());
+    let frame = ipv6_frame(line.wire.mac);
+    line.send_frame(EthernetOffload { checksum: EthChecksum::L4, ..SUMS }, &frame);
     let found = line.wait_for_frame();
     assert!(found.checksums_ok() && !found.is_ipv4(), "{:?}", found.checks());
     drop(found);
     // The IPv4 header's checksum is good, the datagram's is not.
-    line.send_frame(EthernetOffload { checksum: EthChecksum::L3, ..SUMS }, &quote(1, 60));
+    let frame = line.quote(1, 60);
+    line.send_frame(EthernetOffload { checksum: EthChecksum::L3, ..SUMS }, &frame);
     let found = line.wait_for_frame().checks().0;
     assert_eq!(found & (CqeChecksum::L3_OK | CqeChecksum::L4_OK), CqeChecksum::L3_OK);
 }

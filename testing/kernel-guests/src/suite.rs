@@ -99,7 +99,7 @@ exit 1
 /// many objects as before.
 pub(crate) fn own_tests(programs: &[Program]) -> Vec<Test> {
     let test = |program: &Program| {
-        let script = format!("own_test {}", program.name);
+        let script = format!("own_test {}{}", program.name, skips(&program.name));
         Test::new(&format!("uverbs: {}", program.name), &script, LONG)
     };
     let is_test = |program: &&Program| {
@@ -135,6 +135,24 @@ const HOST_ONLY: &[(&str, &str)] = &[
     ("removal", "runs last, since the network device comes back without its address"),
     ("record", "runs in a guest of its own: it provokes refusals that otherwise count as mistakes"),
 ];
+
+/// The options that leave out the tests of a test binary that do not run in guests.
+fn skips(program: &str) -> String {
+    let absent = HOST_ONLY_TESTS.iter().filter(|(file, ..)| *file == program);
+    let names: String = absent.map(|(_, test, _)| format!(" --skip {test}")).collect();
+    if names.is_empty() { names } else { format!(" --exact{names}") }
+}
+
+/// Test binary, test, and why it does not run in guests.
+const HOST_ONLY_TESTS: &[(&str, &str, &str)] = &[
+    ("frames", "several_queues_have_copies_of_one_line", OWN_MULTICAST),
+    ("work_queues", "a_multicast_line_moves_to_a_new_table_with_copies_in_between", OWN_MULTICAST),
+    ("work_queues", "places_of_a_multicast_line_change_while_frames_arrive", OWN_MULTICAST),
+];
+
+const OWN_MULTICAST: &str = "the device behind PCI does not deliver its port's own multicast \
+    frames to that port, because the network device would take its own address requests for \
+    another device's";
 
 /// Makes the kernel create the objects that it creates for itself at the first registration
 /// (`mlx5r_umr_resource_init`), because later tests count objects.
@@ -503,3 +521,19 @@ for turn in 1 2 3; do
     processor udp || exit 1
 done
 "#;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_that_stay_on_the_host_exist_and_are_skipped() {
+        for (file, test, _) in HOST_ONLY_TESTS {
+            let source = crate::workspace().join("tests").join(format!("{file}.rs"));
+            let source = std::fs::read_to_string(source).expect("the test file");
+            assert!(source.contains(&format!("#[test]\nfn {test}()")), "{file}: {test}");
+            assert!(skips(file).contains(&format!(" --skip {test}")), "{file}: {test}");
+        }
+        assert_eq!(skips("rc"), "");
+    }
+}
