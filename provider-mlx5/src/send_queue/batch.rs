@@ -160,10 +160,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         wr_id: u64,
         own: Wide,
         image: &[WideBlock],
-        fence_mask: u64,
     ) -> Result<Next, PostError> {
         let at = self.place_at(at);
-        let next = self.build_image(at, wr_id, own, image, fence_mask)?;
+        let next = self.build_image(at, wr_id, own, image)?;
         Ok(self.resume(next))
     }
 
@@ -487,9 +486,8 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         wr_id: u64,
         own: Wide,
         image: &[WideBlock],
-        fence_mask: u64,
     ) -> Result<(), PostError> {
-        let next = self.queue.build_image_at(self.next.at, wr_id, own, image, fence_mask)?;
+        let next = self.queue.build_image_at(self.next.at, wr_id, own, image)?;
         self.go_on(next);
         Ok(())
     }

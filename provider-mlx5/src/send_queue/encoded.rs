@@ -1,9 +1,8 @@
 //! Requests that the caller has encoded.
 
-use super::encode::mode_word;
 use super::wide::{WideBlock, wide};
 use super::{Batch, Transport};
-use crate::format::{Fence, Opcode};
+use crate::format::Opcode;
 use crate::mmio::Register;
 use crate::queue_state::Kind;
 use crate::request::{Octoword, PostError};
@@ -16,9 +15,6 @@ const MOST_BLOCKS: usize = MOST_OCTOWORDS.div_ceil(4);
 struct Encoded {
     image: [WideBlock; MOST_BLOCKS],
     blocks: usize,
-    /// The bits of the queue's own mode that the request keeps: a fence of its own replaces the
-    /// small one.
-    fence_mask: u64,
 }
 
 impl Encoded {
@@ -38,9 +34,7 @@ impl Encoded {
         let own = octoword(wqe);
         let [modifier, _, _, opcode, .., length] = own[0].to_ne_bytes();
         *control = wide([u64::from_ne_bytes([modifier, 0, 0, opcode, 0, 0, 0, length]), own[1]]);
-        let has_fence = own[1] & mode_word(Fence::MASK, 0) != 0;
-        let fence_mask = if has_fence { !mode_word(Fence::MASK, 0) } else { !0 };
-        Some(Self { image, blocks: octowords.div_ceil(4), fence_mask })
+        Some(Self { image, blocks: octowords.div_ceil(4) })
     }
 }
 
@@ -59,7 +53,7 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         let start = queue.place_at(at);
         let image = encoded.image.get(..encoded.blocks).unwrap_or_default();
         let [[own, ..], ..] = encoded.image;
-        let mut next = queue.build_image(start, wr_id, own, image, encoded.fence_mask)?;
+        let mut next = queue.build_image(start, wr_id, own, image)?;
         next.fence = fence;
         if is_key_change(wqe) {
             queue.state().set_send_kind(start.head, Kind::Key as u8);

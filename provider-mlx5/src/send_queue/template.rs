@@ -55,8 +55,6 @@ pub struct Template<O: Operation, const BLOCKS: usize = 1> {
     copied: usize,
     /// The octoword of the only SGE; 0 if there is none, or if there are several.
     sge: usize,
-    /// What of the queue's mode applies: all, unless the request has a fence of its own.
-    fence_mask: u64,
     operation: PhantomData<O>,
 }
 
@@ -135,7 +133,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let mut image = [[wide([0; 2]); 4]; BLOCKS];
         // SAFETY: it is of no more blocks, as just asked.
         unsafe { wqe.store(image.as_mut_ptr().cast::<Block>()) };
-        let own_fence = flags.contains(PostFlags::FENCE);
         let full = full::<BLOCKS>();
         Ok(Template {
             image,
@@ -144,7 +141,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             full,
             copied: payload.copied(),
             sge: payload.only_sge().map_or(0, |index| header::<O>() + index),
-            fence_mask: if own_fence { !mode_word(Fence::MASK, 0) } else { !0 },
             operation: PhantomData,
         })
     }
@@ -189,11 +185,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     {
         if BLOCKS > MOST_DIRECT || !template.fits(&self.next) {
             crate::hint::cold_path();
-            let (own, fence_mask) = (template.control(flags), template.fence_mask);
+            let own = template.control(flags);
             if BLOCKS == 1 {
-                return self.post_closed(wr_id, own, template.image, fence_mask);
+                return self.post_closed(wr_id, own, template.image);
             }
-            return self.post_image(wr_id, own, template.image(), fence_mask);
+            return self.post_image(wr_id, own, template.image());
         }
         let control = self.stamp(self.next.place(), template.control(flags));
         // SAFETY: open so far.
@@ -255,9 +251,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         wr_id: u64,
         own: Wide,
         image: [WideBlock; BLOCKS],
-        fence_mask: u64,
     ) -> Result<(), PostError> {
-        self.post_image(wr_id, own, &image, fence_mask)
+        self.post_image(wr_id, own, &image)
     }
 
     /// A control segment that says `own` of its request, for one whose counter is at `place` in it.
@@ -271,16 +266,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// is the first lane, without index and number: while the fast path is closed, [`Next::place`]
     /// may be another one than the head's.
     #[inline(never)]
-    fn post_image(
-        &mut self,
-        wr_id: u64,
-        own: Wide,
-        image: &[WideBlock],
-        fence_mask: u64,
-    ) -> Result<(), PostError> {
+    fn post_image(&mut self, wr_id: u64, own: Wide, image: &[WideBlock]) -> Result<(), PostError> {
         self.end_batch();
         let start = self.head;
-        let next = self.build_image(self.place(), wr_id, own, image, fence_mask)?;
+        let next = self.build_image(self.place(), wr_id, own, image)?;
         self.move_to(next);
         self.ring_from_ring(start);
         Ok(())
@@ -295,14 +284,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         wr_id: u64,
         own: Wide,
         image: &[WideBlock],
-        fence_mask: u64,
     ) -> Result<Place, PostError> {
         let [[_, rest @ ..], others @ ..] = image else {
             return Err(PostError::NotATemplate);
         };
         let blocks = image.len() as u32;
-        let mode = self.claim(at, blocks)?;
-        let control = or(self.stamp(place(at.head), own), wide([0, mode & fence_mask]));
+        let mode = fenced_once(own, self.claim(at, blocks)?);
+        let control = or(self.stamp(place(at.head), own), wide([0, mode]));
         // SAFETY: the blocks are free.
         unsafe {
             store_block(self.ring.block(at.head), &[control, rest[0], rest[1], rest[2]]);
@@ -314,6 +302,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.note_blocks(at.head, blocks);
         Ok(Place { head: at.head.wrapping_add(blocks), fence: 0 })
     }
+}
+
+/// What of the queue's `mode` applies to a request whose first lane is `own`: a fence of the
+/// request's own replaces the queue's. Two fences would make a number that names none.
+fn fenced_once(own: Wide, mode: u64) -> u64 {
+    const FENCE: u64 = mode_word(Fence::MASK, 0);
+    if narrow(own)[1] & FENCE == 0 { mode } else { mode & !FENCE }
 }
 
 impl<T: Transport, R: Register> Batch<'_, T, R> {
@@ -357,7 +352,7 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         if !template.fits(self.next()) {
             crate::hint::cold_path();
             let own = template.control(flags);
-            return self.build_image(wr_id, own, template.image(), template.fence_mask);
+            return self.build_image(wr_id, own, template.image());
         }
         let control = self.stamp(template.control(flags));
         // SAFETY: the blocks are free, and behind each other.

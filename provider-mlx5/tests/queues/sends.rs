@@ -437,6 +437,34 @@ fn a_changed_key_fences_the_next_request_across_calls() {
     }
 }
 
+/// A template that gets its fence when it is posted, and one that has it from the beginning: both
+/// replace the fence that a changed key asks for.
+#[test]
+fn a_fence_of_a_template_replaces_the_fence_of_a_changed_key() {
+    let cq = Cq::new(16, 64);
+    let mut sq = send_queue::<Rc>(&cq, 64);
+    let mode = |sq: &Sq<Rc>, index: u32| sq.ring.read(index as usize * 64 + 11, 1)[0];
+    let remote = Remote::new(0x1000, 7);
+    let plain = sq.queue.template(Write(remote), Inline(&[1; 8]), NONE).expect("a request");
+    let fenced = plain.with_flags(PostFlags::FENCE);
+    for (template, flags, expected) in
+        [(&plain, NONE, 0x20), (&plain, PostFlags::FENCE, 0x80), (&fenced, NONE, 0x80)]
+    {
+        // SAFETY: the data is in the requests, now and below.
+        unsafe {
+            sq.queue.post(0, LocalInvalidate(5), (), NONE).expect("space");
+            sq.queue.post_template_with(1, template, flags).expect("space");
+            assert_eq!(mode(&sq, sq.queue.head() - 1), expected);
+
+            let mut batch = sq.queue.batch().expect("the state allows it");
+            batch.build(2, LocalInvalidate(6), (), NONE).expect("space");
+            batch.build_template_with(3, template, flags).expect("space");
+            batch.publish();
+            assert_eq!(mode(&sq, sq.queue.head() - 1), expected);
+        }
+    }
+}
+
 /// A fence that a forgotten batch took up, and one that it would have left, are the next request's.
 #[test]
 fn a_forgotten_batch_takes_no_fence_along() {
