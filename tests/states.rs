@@ -190,6 +190,8 @@ fn a_datagram_queue_pair_receives_with_its_send_queue_in_error_and_recovers() {
     let build = || {
         let mut qp = setup.builder::<Ud>().build().unwrap();
         qp.activate().unwrap();
+        let again = qp.activate().unwrap_err();
+        assert_eq!((again.verb(), again.kind()), ("activate", ErrorKind::BadState), "{again}");
         qp
     };
     let (mut a, mut b) = (build(), build());

@@ -191,11 +191,11 @@ impl Core {
         modify::query(&self.context, (self.handle, self.transport), self.capacities)
     }
 
-    /// Takes the queue pair from where it is to RTS.
-    pub(super) fn connect(&mut self, peer: Option<&Endpoint>) -> Result<()> {
+    /// Takes the queue pair from INIT to RTS. `verb` is what errors about its state name.
+    pub(super) fn connect(&mut self, verb: &'static str, peer: Option<&Endpoint>) -> Result<()> {
         if self.state != State::Init {
             let cause = format!("the queue pair is in {}, not RESET or INIT", self.known_state());
-            return Err(Error::new("connect", ErrorKind::BadState, cause)
+            return Err(Error::new(verb, ErrorKind::BadState, cause)
                 .cure_with("reset() it first, or make another queue pair"));
         }
         self.move_to_rtr(peer)?;

@@ -286,7 +286,7 @@ impl<T: Connected, L: Layer, R: Register> QueuePair<T, L, R> {
         if self.core.state == State::Reset {
             self.to_init()?;
         }
-        self.core.connect(Some(peer))
+        self.core.connect("connect", Some(peer))
     }
 }
 
@@ -299,7 +299,7 @@ impl<T: Unconnected, L: Layer, R: Register> QueuePair<T, L, R> {
         if self.core.state == State::Reset {
             self.to_init()?;
         }
-        self.core.connect(None)
+        self.core.connect("activate", None)
     }
 }
 

@@ -163,7 +163,7 @@ impl XrcReceiver {
     /// As [`QueuePair::connect`](super::QueuePair::connect).
     pub fn connect(&mut self, peer: &Endpoint) -> Result<()> {
         self.refresh()?;
-        self.core.connect(Some(peer))
+        self.core.connect("connect", Some(peer))
     }
 
     /// Changes attributes, one step at a time.
