@@ -398,8 +398,10 @@ fn pins_alone(verb: &str) -> bool {
     ["reg_mr", "rereg_mr", "create_cq", "resize_cq", "create_srq"].contains(&verb)
 }
 
-const MORE_MEMORY: &str = "raise the limit (ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, \
-     --ulimit memlock=-1 for a container) or give CAP_IPC_LOCK";
+/// What lets a process pin more memory. The command line's advice names it, too.
+#[doc(hidden)]
+pub const MEMLOCK_CURE: &str = "ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, \
+     --ulimit memlock=-1 for a container, or CAP_IPC_LOCK";
 
 fn diagnose(verb: &str, errno: Errno) -> (String, String) {
     let (cause, cure) = match errno {
@@ -430,7 +432,7 @@ fn diagnose(verb: &str, errno: Errno) -> (String, String) {
             ("the device has no space for another such object", "destroy some of them")
         }
         Errno::EPERM if pins_alone(verb) => {
-            ("this process may pin no memory: its RLIMIT_MEMLOCK is 0", MORE_MEMORY)
+            ("this process may pin no memory: its RLIMIT_MEMLOCK is 0", MEMLOCK_CURE)
         }
         Errno::EPERM => (
             "this needs a capability in the network namespace of the device",
@@ -460,7 +462,7 @@ fn limited(bytes: u64, soft: u64) -> Option<(String, String)> {
         bytes.div_ceil(1024),
         soft / 1024
     );
-    Some((cause, MORE_MEMORY.to_owned()))
+    Some((cause, MEMLOCK_CURE.to_owned()))
 }
 
 /// Whether this process has CAP_IPC_LOCK, with which the limit does not count.

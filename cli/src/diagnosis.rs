@@ -6,6 +6,7 @@ use std::path::Path;
 use nix::sys::resource::{Resource, getrlimit};
 use serde::Serialize;
 use uverbs::Device;
+use uverbs::error::MEMLOCK_CURE;
 
 /// PCI vendor of NVIDIA's (Mellanox's) network adapters.
 const VENDOR: &str = "0x15b3";
@@ -104,7 +105,7 @@ fn little_memlock() -> Option<Missing> {
             "a process may pin {} KiB of memory only (RLIMIT_MEMLOCK); registering more on a kernel device fails",
             soft / 1024
         ),
-        "ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 for a container, or CAP_IPC_LOCK",
+        MEMLOCK_CURE,
     ))
 }
 

@@ -1,6 +1,7 @@
 //! The rights of this process, which a program started from the same shell also has.
 
 use nix::sys::resource::{Resource, getrlimit};
+use uverbs::error::MEMLOCK_CURE;
 
 use super::Check;
 use super::system::version;
@@ -42,12 +43,7 @@ fn memlock(status: &str) -> Check {
     if has_capability(status, CAP_IPC_LOCK) == Some(true) || soft == nix::libc::RLIM_INFINITY {
         return check.ok("unlimited");
     }
-    check.judge(
-        soft >= 1 << 30,
-        format!("{} KiB", soft >> 10),
-        "ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 for a \
-            container, or CAP_IPC_LOCK",
-    )
+    check.judge(soft >= 1 << 30, format!("{} KiB", soft >> 10), MEMLOCK_CURE)
 }
 
 fn raw_packets(tree: &Tree, status: &str) -> Check {

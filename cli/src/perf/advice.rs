@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use uverbs::DeviceKind;
+use uverbs::error::MEMLOCK_CURE;
 
 use crate::device::Chosen;
 use crate::diagnosis::{CAP_IPC_LOCK, has_capability};
@@ -184,7 +185,9 @@ impl Machine {
     fn locked_memory(&self) -> Option<String> {
         let limit: u64 = self.limit("Max locked memory")?.parse().ok()?;
         let is_bound = !self.has_capability(CAP_IPC_LOCK)?;
-        is_bound.then(|| format!("only {} KiB of memory may be registered: raise memlock in /etc/security/limits.conf (ulimit -l)", limit >> 10))
+        is_bound.then(|| {
+            format!("only {} KiB of memory may be registered: {MEMLOCK_CURE}", limit >> 10)
+        })
     }
 
     fn huge_pages(&self) -> Option<String> {
