@@ -86,7 +86,7 @@ pub enum PollError {
     Empty,
     /// The device completed a request that is not outstanding. The request was never posted, or its
     /// completion was polled before, or its queue does not complete to this CQ. No queue has
-    /// changed, and the next call continues after that CQE; see [`CompletionQueue::refused`]. The
+    /// changed, and the next call continues after that CQE; see `CompletionQueue::refused`. The
     /// device is broken, or something else writes to its memory or to the CQ's.
     #[error(
         "a completion names a request that is not outstanding: the device is broken, or something \

@@ -38,7 +38,7 @@ impl Sge {
     /// `length` bytes at `address`, in the memory region's address space, under its local key
     /// `lkey`.
     ///
-    /// A length of 0 is allowed and means no entry. One above [`MAX_SGE_LENGTH`] is refused when
+    /// A length of 0 is allowed and means no entry. One above `MAX_SGE_LENGTH` is refused when
     /// the SGE is posted ([`PostError::SgeTooLong`](crate::request::PostError::SgeTooLong)).
     #[inline(always)]
     pub const fn new(address: u64, length: u32, lkey: u32) -> Self {

@@ -468,7 +468,7 @@ impl PollBatch<'_> {
     /// The next completion, lent until the next call.
     ///
     /// # Errors
-    /// As for [`CompletionQueue::poll`].
+    /// As for `poll`.
     #[inline(always)]
     #[allow(clippy::should_implement_trait, reason = "an iterator cannot lend")]
     pub fn next(&mut self) -> Result<Completion<'_>, PollError> {

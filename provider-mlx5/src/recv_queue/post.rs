@@ -229,7 +229,8 @@ impl RecvBatch<'_> {
     /// `TooManySge`, `SgeTooLong`, `Full`. Nothing has been stored then.
     ///
     /// # Safety
-    /// As for [`RecvQueue::build`].
+    /// The memory that `data` names stays registered and is not read or written by this process
+    /// until the receive has completed or the QP has been destroyed.
     #[inline(always)]
     pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         if let Some(sge) = only_sge(data) {

@@ -18,9 +18,8 @@ use crate::sync::Ordering;
 /// Requests being built into a send queue, published together.
 ///
 /// Dropping a batch leaves its requests in the queue, unpublished: the doorbell of a later
-/// [`SendQueue::publish`], batch or post announces them. The queue takes the requests over only
-/// when the batch is published or dropped, so `mem::forget` of a batch has the effect of
-/// [`Batch::abort`].
+/// `publish`, batch or post announces them. The queue takes the requests over only when the batch
+/// is published or dropped, so `mem::forget` of a batch has the effect of [`Batch::abort`].
 #[derive(Debug)]
 #[must_use = "requests reach the device when they are published"]
 pub struct Batch<'q, T: Transport, R: Register> {

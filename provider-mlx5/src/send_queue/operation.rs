@@ -374,12 +374,12 @@ pub trait Destination: Copy + Sealed {
 }
 
 /// A UD destination: the address vector with the remote QP number and Q_Key filled in
-/// ([`AddressVector::for_datagram`]). A reference, because it is 48 bytes that rarely change.
+/// (`AddressVector::for_datagram`). A reference, because it is 48 bytes that rarely change.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a>(pub &'a AddressVector);
 
 /// A DC target: the address vector with the target's number and access key filled in
-/// ([`AddressVector::for_dc`]).
+/// (`AddressVector::for_dc`).
 #[derive(Clone, Copy, Debug)]
 pub struct DcTarget<'a>(pub &'a AddressVector);
 

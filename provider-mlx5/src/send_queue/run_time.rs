@@ -309,13 +309,13 @@ unsafe fn decide<T: Transport, B: Builder<T>>(
 }
 
 impl<T: Transport, R: Register> Batch<'_, T, R> {
-    /// Builds one request behind those built before.
+    /// Builds one request after those built before.
     ///
     /// # Errors
     /// Any [`PostError`] but `BadState`. Nothing has been stored then.
     ///
     /// # Safety
-    /// As for [`SendQueue::post_list`].
+    /// As for `post_list`.
     #[inline]
     pub unsafe fn build_request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
