@@ -363,7 +363,7 @@ fn keys_are_made_over_registered_memory() {
 }
 
 #[test]
-fn the_kernel_refuses_what_is_no_command_of_that_kind() {
+fn the_kernel_refuses_a_command_of_another_kind() {
     let Some((setup, devx)) = setup() else { return };
     let mut answer = [0; 272];
     let invalid = |result: uverbs::Result<()>| {

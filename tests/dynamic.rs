@@ -167,7 +167,7 @@ fn rights_are_the_targets() {
 }
 
 #[test]
-fn a_wrong_key_or_number_is_no_way_in() {
+fn a_wrong_access_key_or_number_reaches_nothing() {
     let mut setup = Setup::new();
     let server = Server::new(&setup, REMOTE);
     let theirs = setup.region(64);

@@ -186,7 +186,7 @@ fn a_window_grants_its_bytes_and_its_rights_and_no_more() {
 }
 
 #[test]
-fn a_peer_cannot_invalidate_what_is_no_window_of_type_2() {
+fn a_peer_can_invalidate_windows_of_type_2_only() {
     for kind in [WindowType::Type1, WindowType::Type2] {
         let mut windows = Windows::new();
         let mut window = windows.setup.pd.alloc_mw(kind).unwrap();

@@ -122,7 +122,7 @@ fn a_group_is_joined_and_reached() {
 }
 
 #[test]
-fn what_is_no_group_is_refused() {
+fn a_join_of_an_address_that_is_not_a_group_is_refused() {
     let (context, address) = place();
     let channel = Channel::of(&context).unwrap();
     let id = channel.create_id(PortSpace::Udp).unwrap();

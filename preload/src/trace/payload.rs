@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_pointer_is_no_crash() {
+    fn a_wrong_pointer_does_not_crash() {
         assert_eq!(read(8, 16), None);
         let bytes = [1_u8, 2, 3];
         assert_eq!(read(bytes.as_ptr() as u64, 3), Some(vec![1, 2, 3]));

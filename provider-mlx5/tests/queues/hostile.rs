@@ -146,7 +146,7 @@ fn an_atomic_completed_twice_is_written_once() {
 }
 
 #[test]
-fn the_middle_of_a_request_is_no_request() {
+fn a_completion_of_the_middle_of_a_request_is_refused() {
     let mut cq = Cq::new(8, 64);
     let mut sq = send_queue_with::<Rc>(&cq, 8, 256, true);
     let (memory, sge) = target();

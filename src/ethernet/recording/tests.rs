@@ -102,7 +102,7 @@ fn pcapng_of_both_orders_and_resolutions_is_read() {
 }
 
 #[test]
-fn what_is_no_recording_is_refused_in_words() {
+fn a_file_that_is_not_a_capture_is_refused_with_the_cause() {
     refused(b"", "empty");
     refused(b"ab", "first word");
     refused(b"GIF89a, not frames", "neither a pcap nor a pcapng");

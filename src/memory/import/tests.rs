@@ -83,7 +83,7 @@ fn fixed_doorbell_pages_are_not_shared() {
 }
 
 #[test]
-fn a_file_that_is_no_device_is_refused() {
+fn a_file_that_is_not_a_device_is_refused() {
     let file = File::open("/dev/null").unwrap();
     assert_eq!(Context::import(file.into()).unwrap_err().kind(), ErrorKind::NotFound);
 }

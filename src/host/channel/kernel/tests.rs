@@ -43,7 +43,7 @@ fn a_plain_file_is_not_a_device() {
 /// In strict seccomp mode the kernel kills a process at any system call but read, write and
 /// exit.
 #[test]
-fn idling_is_no_system_call() {
+fn idling_makes_no_system_call() {
     let file = File::open("/dev/null").unwrap();
     let channel = KernelChannel::adopt(&entry("/dev/null", None, Driver::Mlx5), file).unwrap();
     let channel: &dyn Channel = &channel;

@@ -121,7 +121,7 @@ fn a_listener_that_moves_leaves_its_requests() {
 }
 
 #[test]
-fn a_join_that_cannot_be_answered_is_no_join() {
+fn a_join_that_cannot_be_answered_joins_nothing() {
     let (host, _device) = host(ADDRESS);
     let client = Client::open(&host);
     client.set_nonblocking();

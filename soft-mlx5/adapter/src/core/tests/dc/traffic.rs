@@ -110,7 +110,7 @@ fn a_wrong_key_reaches_nothing() {
 }
 
 #[test]
-fn a_number_that_is_no_targets_reaches_nothing() {
+fn a_number_of_no_dc_target_reaches_nothing() {
     let mut net = Net::with(2, 1, no_receiver_retries);
     let other = net.initiators[1].1.qpn.0;
     let here = net.vector(0, KEY);
