@@ -31,7 +31,7 @@ fn lids(source: Station, destination: Station) -> Addressing {
     }
 }
 
-/// Waits for readiness instead of for time; the limit only ends a test that has failed.
+/// Receives until `count` packets have arrived. The time limit only ends a test that has failed.
 fn receive(wire: &mut impl Wire, count: usize) -> Vec<Packet> {
     let mut packets = Vec::new();
     let limit = Instant::now() + Duration::from_secs(120);
@@ -141,7 +141,7 @@ fn udp_carries_packets_of_all_sizes() {
 }
 
 #[test]
-fn a_silent_network_is_heard_soon_and_after_a_sleep_at_once() {
+fn an_idle_network_reads_its_sockets_now_and_then_and_at_once_after_a_sleep() {
     let mut network = Network::join_any(Link::Ethernet, None, Carrier::Udp).unwrap();
     let mut other = UdpWire::bind_any(Link::Ethernet).unwrap();
     let sent = packet(between(other.station(), network.station()), b"hello");
@@ -160,7 +160,7 @@ fn a_silent_network_is_heard_soon_and_after_a_sleep_at_once() {
 }
 
 #[test]
-fn a_silent_network_is_heard_at_once_if_it_has_to_be() {
+fn an_idle_network_reads_its_sockets_at_once_when_told_to() {
     let mut network = Network::join_any(Link::Ethernet, None, Carrier::Udp).unwrap();
     let mut other = UdpWire::bind_any(Link::Ethernet).unwrap();
     let sent = packet(between(other.station(), network.station()), b"hello");
@@ -174,7 +174,7 @@ fn a_silent_network_is_heard_at_once_if_it_has_to_be() {
 }
 
 #[test]
-fn a_network_leaves_its_sockets_alone_once_if_they_are_polled_soon() {
+fn skip_files_leaves_the_sockets_unread_once() {
     let mut network = Network::join_any(Link::Ethernet, None, Carrier::Udp).unwrap();
     let mut other = UdpWire::bind_any(Link::Ethernet).unwrap();
     let sent = packet(between(other.station(), network.station()), b"hello");
@@ -185,7 +185,7 @@ fn a_network_leaves_its_sockets_alone_once_if_they_are_polled_soon() {
     assert_eq!(packets, []);
     network.receive(0, &mut packets, &mut pool);
     assert_eq!(packets, [sent]);
-    // A device that never comes to polling them is heard as well.
+    // A device that skips them before every call reads them all the same.
     send(&mut other, std::slice::from_ref(&packets[0].clone()));
     for _ in 0..network::FILES_EVERY {
         network.skip_files();
@@ -235,7 +235,7 @@ fn udp_multicast_reaches_the_members_once() {
 }
 
 #[test]
-fn udp_drops_and_counts_what_is_no_packet() {
+fn udp_drops_and_counts_datagrams_that_are_not_packets() {
     let (mut left, mut right) = pair(Link::Ethernet);
     let good = packet(between(left.station(), right.station()), b"good");
     let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -67,7 +67,7 @@ fn joined_datagrams_are_told_apart() {
 }
 
 #[test]
-fn a_message_that_is_no_packet_does_not_hide_the_next() {
+fn empty_and_too_long_messages_do_not_hide_the_next() {
     let [from, to] = sockets();
     join_datagrams(to.as_fd());
     let long = vec![1; LONGEST + 1];

@@ -54,7 +54,7 @@ fn a_directory_that_another_user_has_made_first_is_passed_over() {
         leave(&plain);
         let made = own_directory_in(&base.0).expect("another name");
         assert!(is_own(&made) && made != plain);
-        // Later processes find it, also when the other user is gone.
+        // Later processes find it, also after the other user's entry is gone.
         assert_eq!(own_directory_in(&base.0).as_ref(), Some(&made));
         let _ = fs::remove_file(&plain).or_else(|_| fs::remove_dir(&plain));
         assert_eq!(own_directory_in(&base.0).as_ref(), Some(&made));
@@ -64,7 +64,7 @@ fn a_directory_that_another_user_has_made_first_is_passed_over() {
 }
 
 #[test]
-fn of_directories_made_at_once_all_processes_choose_one() {
+fn all_processes_choose_the_same_of_several_directories() {
     let base = Base::new("race", 0o1777);
     for number in ["b", "a"] {
         let path = base.0.join(format!("{}-{number}", plain_name()));

@@ -22,7 +22,7 @@ fn ended(network: &mut Network) -> Vec<Station> {
 }
 
 #[test]
-fn the_end_of_a_station_is_told_once_and_after_its_packets() {
+fn the_end_of_a_station_is_reported_once_and_after_its_packets() {
     let (mut left, mut right) = (memory(), memory());
     let (a, b) = (left.station(), right.station());
     send(&mut right, vec![packet(b, a, 1, 1)]);
@@ -41,7 +41,8 @@ fn the_end_of_a_station_is_told_once_and_after_its_packets() {
     assert_eq!((right.take_ended(u64::MAX), right.next_wake()), (vec![], None));
 }
 
-/// A listener that takes a network's ring and ends it, but not itself.
+/// A peer that accepts the network's ring and closes the connection at once, but keeps its
+/// listener.
 fn refuser(left: &mut Network, last: u8) -> (Station, OwnedFd) {
     let b = Station::new([127, 19, 7, last].into()).unwrap();
     let listener = socket::listen(socket::claim(b).unwrap().unwrap()).unwrap();
@@ -56,7 +57,7 @@ fn refuser(left: &mut Network, last: u8) -> (Station, OwnedFd) {
 }
 
 #[test]
-fn a_ring_that_is_not_wanted_is_no_end() {
+fn a_peer_that_refuses_rings_does_not_count_as_ended() {
     let mut left = memory();
     let (b, listener) = refuser(&mut left, 1);
     // The pauses between two attempts grow.
@@ -68,13 +69,13 @@ fn a_ring_that_is_not_wanted_is_no_end() {
     }
     assert!(pauses.windows(2).all(|two| two[1] == 2 * two[0]), "{pauses:?}");
     drop(listener);
-    // Forked children of other tests may have it still.
+    // Forked children of other tests may still have a copy of the listener.
     eventually(|| socket::claim(b).is_ok());
     assert_eq!(left.take_ended(left.next_wake().unwrap()), [b]);
 }
 
 #[test]
-fn a_listener_that_goes_on_is_left_alone_in_the_end() {
+fn a_listener_that_stays_is_asked_a_bounded_number_of_times() {
     let mut left = memory();
     let (_, _listener) = refuser(&mut left, 2);
     let mut looks = 0;
@@ -92,7 +93,7 @@ fn successor() {
     let Ok(station) = std::env::var(TO) else { return };
     let station = Station::new(station.parse().unwrap()).unwrap();
     let mut claimed = None;
-    // What its predecessor had is closed; forked children of other tests may have it still.
+    // Its predecessor's socket is closed, but forked children of other tests may have a copy.
     eventually(|| {
         claimed = socket::claim(station).ok().flatten();
         claimed.is_some()
@@ -103,7 +104,7 @@ fn successor() {
 }
 
 #[test]
-fn a_station_that_another_process_has_taken_has_lost_its_own() {
+fn a_station_counts_as_ended_when_another_process_takes_it() {
     let mut left = memory();
     let (b, listener) = refuser(&mut left, 3);
     drop(listener);

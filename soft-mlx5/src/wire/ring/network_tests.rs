@@ -1,5 +1,4 @@
-//! Networks that reach each other as those of two processes do, and what the other one may do to
-//! them.
+//! Networks that reach each other as those of two processes do, and attacks of one on the other.
 
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, UdpSocket};
@@ -45,8 +44,9 @@ fn send_at(now: u64, wire: &mut impl Wire, mut packets: Vec<Packet>) {
     assert!(packets.is_empty());
 }
 
-/// What has come. What was sent before is there, as loopback and memory deliver within the call
-/// that sends; a silent network looks at its sockets now and then.
+/// All packets that have arrived. Those sent before this call are among them, because loopback and
+/// memory deliver within the call that sends. An idle network looks at its sockets in one of
+/// `FILES_EVERY` calls.
 pub(super) fn received(network: &mut Network) -> Vec<Packet> {
     let (mut packets, mut pool) = (Vec::new(), PacketPool::default());
     let mut silent = 0;
@@ -70,17 +70,18 @@ fn is_readable(fds: Vec<impl AsFd>) -> bool {
     poll(&mut fds, PollTimeout::ZERO).unwrap() != 0
 }
 
-/// Other tests of this process fork, and until such a child ends it has a copy of what was closed
-/// here. The limit only ends a test that has failed.
+/// Waits until `holds` returns true. Other tests of this process fork, and until such a child ends
+/// it has a copy of the descriptors that were closed here. The time limit only ends a test that has
+/// failed.
 pub(super) fn eventually(mut holds: impl FnMut() -> bool) {
     let limit = Instant::now() + Duration::from_secs(120);
     while !holds() {
-        assert!(Instant::now() < limit, "it never comes");
+        assert!(Instant::now() < limit, "the condition never holds");
         std::thread::yield_now();
     }
 }
 
-/// The next device of a station.
+/// A new device at a station whose last device has gone.
 fn rejoin(station: Station) -> Network {
     let mut joined = None;
     eventually(|| {
@@ -110,7 +111,7 @@ fn packets_between_processes_go_through_memory() {
     let back = vec![packet(b, a, 7, 16), packet(b, a, 8, 0)];
     send(&mut left, there.clone());
     send(&mut right, back.clone());
-    // The ring holds a part of them, the rest follows as there is room.
+    // The ring holds a part of them. The rest follows as space becomes free.
     let mut arrived = Vec::new();
     while arrived.len() < there.len() {
         let before = arrived.len();
@@ -123,7 +124,7 @@ fn packets_between_processes_go_through_memory() {
     assert_eq!((count(&left, |c| &c.sent), count(&right, |c| &c.received)), (3000, 3000));
 }
 
-/// Another user has all names that all users share.
+/// `join_privately` acts as if another user held all names that users share.
 #[test]
 fn devices_under_names_of_their_users_own_reach_each_other_and_are_reached() {
     let join = || Network::join_privately(Link::Ethernet).unwrap();
@@ -142,8 +143,8 @@ fn devices_under_names_of_their_users_own_reach_each_other_and_are_reached() {
     assert_eq!((udp_sent(&left), udp_sent(&right), udp_sent(&plain)), (0, 0, 0));
 }
 
-/// A stranger listens on the name that all users share: the user's own device is connected to all
-/// the same.
+/// Another process listens on the station's name that all users share. Packets go to the user's own
+/// device all the same.
 #[test]
 fn a_squatter_gets_nothing_that_is_meant_for_a_device_with_a_private_name() {
     let (mut left, mut right) = (memory(), Network::join_privately(Link::Ethernet).unwrap());
@@ -180,7 +181,7 @@ fn an_infiniband_route_survives() {
 }
 
 #[test]
-fn whoever_keeps_to_udp_is_reached_by_udp() {
+fn a_network_that_uses_udp_only_is_reached_by_udp() {
     for (ours, theirs) in [(Carrier::Memory, Carrier::Udp), (Carrier::Udp, Carrier::Memory)] {
         let (mut left, mut right) = (network(ours), network(theirs));
         let mut plain = UdpWire::bind_any(Link::Ethernet).unwrap();
@@ -212,11 +213,15 @@ fn a_full_ring_holds_back_and_drops_only_beyond_its_limit() {
         arrived.extend(received(&mut right));
         assert!(arrived.len() > before);
         let waits = count(&left, |c| &c.sent) < u64::from(COUNT) - lost;
-        assert_eq!(is_woken(&left), waits, "by the room: {before}");
+        assert_eq!(
+            is_woken(&left),
+            waits,
+            "woken by free space only while packets wait, after {before}"
+        );
         received(&mut left);
     }
     let order: Vec<_> = arrived.iter().map(|packet| packet.bth().unwrap().psn().get()).collect();
-    assert!(order.iter().copied().eq(0..COUNT - lost as u32), "those that came last are lost");
+    assert!(order.iter().copied().eq(0..COUNT - lost as u32), "only the last ones are lost");
 }
 
 #[test]
@@ -231,17 +236,18 @@ fn a_sleeper_is_woken_by_what_is_or_gets_into_its_ring() {
     send(&mut left, vec![packet(a, b, 1, 8)]);
     assert!(is_woken(&right), "by the socket");
     assert_eq!(received(&mut right).len(), 1);
-    // Awake, it is not woken; but it does not fall asleep over a packet either.
+    // The receiver is awake, so the sender does not wake it. It does not fall asleep either while a
+    // packet is in the ring.
     send(&mut left, vec![packet(a, b, 2, 8)]);
     assert!(is_woken(&right));
     assert_eq!(received(&mut right).len(), 1);
     assert!(!is_woken(&right));
 }
 
-/// An acknowledgement may be sent so. Nothing is lost by it, though its sender ends before it wakes
-/// anyone.
+/// Acknowledgements may be sent this way. The packet arrives even if its sender ends before it
+/// wakes the receiver.
 #[test]
-fn a_quiet_packet_leaves_the_receiver_asleep_until_it_is_told_or_the_sender_ends() {
+fn a_quiet_packet_leaves_the_receiver_asleep_until_it_is_woken_or_the_sender_ends() {
     let (mut left, mut right) = (memory(), memory());
     let (a, b) = (left.station(), right.station());
     send(&mut left, vec![packet(a, b, 0, 8)]);
@@ -272,7 +278,7 @@ fn the_next_device_of_a_station_gets_a_ring_of_its_own() {
     for round in 0..3 {
         let mut device = right.take().unwrap_or_else(|| rejoin(b));
         let sent = vec![packet(a, b, round, 64)];
-        // A device of this process would be reached by the switch; `left` has one of its own.
+        // The switch does not carry them: `left` has a switch of its own.
         send_at(u64::from(round) * SECOND, &mut left, sent.clone());
         assert_eq!(received(&mut device), sent, "round {round}");
         drop(device);
@@ -280,7 +286,7 @@ fn the_next_device_of_a_station_gets_a_ring_of_its_own() {
         assert_eq!(received(&mut left), []);
     }
     assert_eq!(udp_sent(&left), 0);
-    // One that ends again and again is not asked each time.
+    // A station that ends again and again is not asked for a ring each time.
     let mut device = rejoin(b);
     let sent = vec![packet(a, b, 9, 64)];
     send_at(3 * SECOND - 1, &mut left, sent.clone());
@@ -288,7 +294,7 @@ fn the_next_device_of_a_station_gets_a_ring_of_its_own() {
 }
 
 #[test]
-fn who_refuses_is_asked_again_after_a_second() {
+fn a_peer_that_refuses_a_ring_is_asked_again_after_a_second() {
     let mut left = memory();
     let plain = UdpWire::bind_any(Link::Ethernet).unwrap();
     let (a, b) = (left.station(), plain.station());
@@ -305,7 +311,7 @@ fn who_refuses_is_asked_again_after_a_second() {
 }
 
 #[test]
-fn what_came_by_udp_before_comes_before_the_ring() {
+fn packets_sent_by_udp_arrive_before_later_ones_of_the_ring() {
     let mut right = memory();
     let mut plain = UdpWire::bind_any(Link::Ethernet).unwrap();
     let (a, b) = (plain.station(), right.station());
@@ -313,7 +319,7 @@ fn what_came_by_udp_before_comes_before_the_ring() {
     send(&mut plain, sent[..100].to_vec());
     drop(plain);
     let mut left = rejoin(a);
-    // Not by this process's switch.
+    // This process's switch does not carry them.
     let apart = left.port().counters();
     send(&mut left, sent[100..].to_vec());
     assert!(received(&mut right) == sent);
@@ -349,7 +355,7 @@ fn endless() {
 }
 
 #[test]
-fn a_killed_process_costs_its_own_packets_only() {
+fn a_killed_process_loses_its_own_packets_only() {
     let mut right = memory();
     let b = right.station();
     for kept in [1, 50, 500] {
@@ -372,7 +378,7 @@ fn a_killed_process_costs_its_own_packets_only() {
             assert_eq!((packet.addressing, packet.bytes().len()), (route, 12 + 4000));
             assert_eq!(packet.bth().unwrap().psn(), Psn::new(number as u32), "whole and in order");
         }
-        // Nothing of it is left, and the next device gets its place.
+        // Its ring is gone, and a new device gets the station.
         assert!(!is_woken(&right));
         let station = Station::from_gid(route.source).unwrap();
         let mut next = rejoin(station);
@@ -382,7 +388,7 @@ fn a_killed_process_costs_its_own_packets_only() {
     assert_eq!(count(&right, |c| &c.malformed), 0);
 }
 
-/// Both ends of a ring, written by hand.
+/// The socket and the memory of a ring whose sender this test is.
 fn by_hand(to: Station) -> (OwnedFd, Mapped) {
     let stranger = socket::connect(to).unwrap();
     let (ring, file) = Mapped::create().unwrap();
@@ -403,7 +409,7 @@ fn a_sender_that_lies_is_hung_up_on() {
         ring.set_control(Control::Head, *head, Ordering::Release);
         let sent = vec![packet(a, b, 5, 5)];
         send(&mut left, sent.clone());
-        assert_eq!(received(&mut right), sent, "others do not notice");
+        assert_eq!(received(&mut right), sent, "other senders are not affected");
         assert_eq!(count(&right, |c| &c.malformed), round as u64 + 1);
         eventually(|| is_hung_up_on(&stranger));
         assert!(!is_woken(&right));
@@ -424,7 +430,7 @@ fn a_receiver_that_lies_is_reached_by_udp() {
     let (_, file) = socket::hear_hello(&accepted).unwrap().unwrap();
     let ring = Mapped::adopt(&file).unwrap();
     ring.set_control(Control::Tail, 1 << 30, Ordering::Release);
-    // It is believed while its count does not matter.
+    // The sender reads the count only when the ring seems full.
     while count(&left, |c| &c.malformed) == 0 {
         send_one(&mut left);
         assert!(count(&left, |c| &c.sent) < 100);
@@ -437,7 +443,7 @@ fn a_receiver_that_lies_is_reached_by_udp() {
 }
 
 #[test]
-fn what_is_no_ring_is_refused_and_closed() {
+fn connections_without_a_valid_ring_are_refused_and_closed() {
     let mut right = memory();
     let b = right.station();
     let (mut reader, writer) = std::io::pipe().unwrap();
@@ -470,7 +476,7 @@ fn what_is_no_ring_is_refused_and_closed() {
     )
     .unwrap();
     expect_refusal(&mut right, stranger);
-    // Gone before it has said anything.
+    // A connection that is closed before it has sent a hello.
     drop(socket::connect(b).unwrap());
     assert_eq!((received(&mut right), is_woken(&right)), (vec![], false));
     // All of the files were closed: the pipe has no writer left.
@@ -497,7 +503,7 @@ fn more_connections_than_rings_are_refused() {
     });
 }
 
-/// Looks often enough to have looked at the sockets.
+/// Receives, and drops the packets, so often that the sockets are read, too.
 pub(super) fn look_at(now: u64, network: &mut Network) {
     for _ in 0..2 * FILES_EVERY {
         network.receive(now, &mut Vec::new(), &mut PacketPool::default());
@@ -505,7 +511,7 @@ pub(super) fn look_at(now: u64, network: &mut Network) {
 }
 
 #[test]
-fn connections_that_say_nothing_give_their_places_to_others() {
+fn connections_without_a_hello_time_out() {
     let mut right = memory();
     let b = right.station();
     let held: Vec<_> = (0..128).map(|_| socket::connect(b).unwrap()).collect();
@@ -520,7 +526,7 @@ fn connections_that_say_nothing_give_their_places_to_others() {
 }
 
 #[test]
-fn what_waits_for_all_rings_together_is_bounded() {
+fn the_packets_that_wait_for_all_rings_together_are_bounded() {
     let mut left = memory();
     let a = left.station();
     let others: Vec<_> = (0..6).map(|_| memory()).collect();
@@ -529,11 +535,12 @@ fn what_waits_for_all_rings_together_is_bounded() {
         (0..90).for_each(|batch| send(&mut left, packets(100 * batch)));
     }
     let (sent, refused) = (count(&left, |c| &c.sent), count(&left, |c| &c.refused));
-    assert_eq!(6 * 9000 - sent - refused, 4 * 4096, "what waits");
-    assert_eq!(sent, 6 * 4096, "a small packet is a cell");
+    assert_eq!(6 * 9000 - sent - refused, 4 * 4096, "packets that wait");
+    assert_eq!(sent, 6 * 4096, "a small packet takes one cell");
 }
 
-/// Run by the test below, in a process that it may leave without descriptors.
+/// A receiver whose process has no file descriptor left. Run by the test below, in a process of its
+/// own.
 #[test]
 #[ignore = "the other process of a test"]
 fn deaf() {
@@ -541,11 +548,11 @@ fn deaf() {
     let mut right = memory();
     let (stranger, _ring) = by_hand(right.station());
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    // Fewer than are open: giving one up does not help.
+    // Fewer than are open, so closing one does not help.
     setrlimit(Resource::RLIMIT_NOFILE, 3, hard).unwrap();
     assert!(is_woken(&right));
     look_at(0, &mut right);
-    assert!(!is_woken(&right), "it would never sleep again");
+    assert!(!is_woken(&right), "a connection that cannot be accepted must not keep it awake");
     let again = right.next_wake().unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
     look_at(again, &mut right);
@@ -554,7 +561,7 @@ fn deaf() {
 }
 
 #[test]
-fn without_descriptors_a_device_sleeps_and_listens_later() {
+fn without_file_descriptors_a_device_sleeps_and_accepts_later() {
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "wire::ring::network_tests::deaf"])
         .stdout(Stdio::null())
@@ -563,7 +570,7 @@ fn without_descriptors_a_device_sleeps_and_listens_later() {
 }
 
 #[test]
-fn a_flood_of_wake_ups_is_only_a_nuisance() {
+fn a_flood_of_wake_ups_delays_no_packet_of_others() {
     let (mut left, mut right) = (memory(), memory());
     let (a, b) = (left.station(), right.station());
     let (stranger, _ring) = by_hand(b);
@@ -573,7 +580,7 @@ fn a_flood_of_wake_ups_is_only_a_nuisance() {
     assert_eq!(received(&mut right), sent);
 }
 
-/// A datagram as its sender would have sent it, from an address that anybody may bind.
+/// Sends a datagram as station `from` would, from an address that any process may bind.
 fn forge(from: Station, to: Station) {
     let socket = UdpSocket::bind((from.address(), 0)).unwrap();
     let source_port = socket.local_addr().unwrap().port();
@@ -589,13 +596,17 @@ fn a_datagram_in_the_name_of_a_station_with_a_ring_is_dropped() {
     let (mut left, mut right) = (memory(), memory());
     let (a, b) = (left.station(), right.station());
     forge(a, b);
-    assert_eq!(received(&mut right).len(), 1, "it may be the sender's: there is no ring yet");
+    assert_eq!(
+        received(&mut right).len(),
+        1,
+        "accepted: there is no ring yet, so it may be the sender's"
+    );
     let sent = vec![packet(a, b, 1, 1)];
     send(&mut left, sent.clone());
     assert_eq!(received(&mut right), sent);
     forge(a, b);
     assert_eq!((received(&mut right), right.forged()), (vec![], 1));
-    // Others' datagrams come as before, and the ring's packets.
+    // Datagrams of other stations arrive as before, and so do the ring's packets.
     let mut third = network(Carrier::Udp);
     let others = vec![packet(third.station(), b, 2, 2)];
     send(&mut third, others.clone());
@@ -621,8 +632,8 @@ fn a_datagram_in_the_name_of_a_device_of_this_process_is_dropped() {
 const USER: &str = "UVERBS_TEST_USER";
 const CARRIER: &str = "UVERBS_TEST_ANY_USER";
 
-/// Another user's process, which sends until its input ends: what it puts into a ring that is then
-/// refused is lost. It says whether anything went by UDP. Run by the test below.
+/// Another user's process, which sends until its input ends, because the packets in a ring that is
+/// then refused are lost. It prints whether any went by UDP. Run by the test below.
 #[test]
 #[ignore = "the other process of a test"]
 fn other_user() {

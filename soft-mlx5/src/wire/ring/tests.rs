@@ -72,7 +72,7 @@ fn pop(consumer: &mut Consumer<Arc<Memory>>) -> Result<Option<(Tag, Vec<u8>)>, L
 }
 
 #[test]
-fn a_ring_is_a_queue_with_so_much_space() {
+fn a_ring_is_a_queue_of_limited_space() {
     for seed in 0..20 {
         let mut prng = Prng::new(seed);
         let (_, mut producer, mut consumer) = ring();
@@ -148,7 +148,7 @@ fn a_sleeper_is_woken_once_and_only_if_there_is_a_reason() {
 }
 
 #[test]
-fn counts_and_lengths_that_cannot_be_are_lies() {
+fn impossible_counts_and_lengths_are_lies() {
     for head in [CELLS + 1, u64::MAX, 1 << 63] {
         let (memory, _, mut consumer) = ring();
         set(&memory, Control::Head, head);
@@ -157,7 +157,7 @@ fn counts_and_lengths_that_cannot_be_are_lies() {
     for tail in [1, CELLS, 1 << 63] {
         let (memory, producer, _) = ring();
         set(&memory, Control::Tail, tail);
-        // It has given back more than was written.
+        // The consumer has given back more than was written.
         assert_eq!(producer.prepare(1), Err(Lie), "{tail}");
     }
     for len in [57, MAX_PACKET as u64 + 1, 0xffff] {
@@ -170,11 +170,11 @@ fn counts_and_lengths_that_cannot_be_are_lies() {
     assert!(producer.push(Tag::default(), b"x").unwrap());
     pop(&mut consumer).unwrap().unwrap();
     set(&memory, Control::Head, 0);
-    assert_eq!(consumer.has_packet(), Err(Lie), "it goes back");
+    assert_eq!(consumer.has_packet(), Err(Lie), "the head has gone back");
 }
 
 #[test]
-fn memory_full_of_anything_is_survived() {
+fn random_memory_causes_no_panic() {
     let mut prng = Prng::new(0x11e);
     for _ in 0..2000 {
         let (memory, mut producer, mut consumer) = ring();

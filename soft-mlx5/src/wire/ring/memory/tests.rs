@@ -43,7 +43,7 @@ fn files_that_could_shrink_or_are_too_short_are_refused() {
     assert!(Mapped::adopt(&file(LEN, SealFlag::F_SEAL_SHRINK)).is_ok());
     assert!(Mapped::adopt(&file(LEN, SealFlag::F_SEAL_GROW)).is_err());
     assert!(Mapped::adopt(&file(LEN - 4096, SealFlag::F_SEAL_SHRINK)).is_err());
-    // Cannot be written, so not be mapped for it.
+    // It cannot be written, so it cannot be mapped for writing.
     let unwritable = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE;
     assert!(Mapped::adopt(&file(LEN, unwritable)).is_err());
     let plain = std::fs::File::open("/proc/self/exe").unwrap();
