@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_can_be_read_and_nothing_else_can() {
+    fn written_bytes_can_be_read_and_nothing_outside_can() {
         let memory = memory(0x1000, 0x2000);
         memory.write(0x1ffe, &[1, 2, 3, 4]).unwrap();
         let mut data = [0; 4];

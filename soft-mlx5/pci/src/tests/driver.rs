@@ -18,7 +18,7 @@ const SIZE: u64 = 16 << 20;
 const PAGE: u64 = 4096;
 /// Where creation commands have their page list, in bits.
 const PAGES: usize = 0x880;
-/// Bytes of a mailbox's data, and where its fields behind them begin.
+/// Bytes of a mailbox's data, and the offset of the fields after them.
 const BLOCK: usize = 512;
 const BLOCK_TAIL: u64 = 560;
 
@@ -184,14 +184,14 @@ impl Driver {
         count * 1024
     }
 
-    /// A command that has to succeed.
+    /// Executes a command that has to succeed.
     pub(super) fn done(&mut self, input: Input, output: usize) -> Vec<u8> {
         let opcode = header::OPCODE.get(&input.0);
         let result = self.command(input, output);
         result.unwrap_or_else(|refused| panic!("{opcode:#x}: {refused:x?}"))
     }
 
-    /// A creation; its object's number.
+    /// Executes a creation. Returns the object's number.
     pub(super) fn create(&mut self, input: Input) -> u32 {
         object::NUMBER.get32(&self.done(input, 16))
     }

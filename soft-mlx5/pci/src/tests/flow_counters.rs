@@ -1,4 +1,4 @@
-//! What entries of flow tables count.
+//! Flow counters: the frames that entries of flow tables count.
 
 use super::driver::{Driver, Input, Refused, run};
 use super::frames::{Receiver, Sender, frame, pair, station, steer_with};
@@ -43,7 +43,7 @@ fn queue_tir(driver: &mut Driver, receiver: &Receiver) -> u32 {
     driver.create(tir)
 }
 
-/// An entry with these counters behind so many destinations.
+/// An entry with these counters after so many destinations.
 fn counting(entry: Input, action: u64, destinations: usize, counters: &[u32]) -> Input {
     let entry = entry
         .set(flow_context::ACTION.at(0x200), action)
@@ -121,7 +121,7 @@ fn frames_that_an_entry_drops_are_counted_by_all_its_counters() {
 /// Linux changes an entry so when a second rule has the same match (`add_rule_fte`,
 /// drivers/net/ethernet/mellanox/mlx5/core/fs_core.c).
 #[test]
-fn an_entry_takes_counters_later() {
+fn counters_can_be_added_to_an_entry() {
     let mut drivers = pair();
     let mut sender = Sender::new(&mut drivers[0]);
     let receiver = Receiver::new(&mut drivers[1]);

@@ -133,12 +133,12 @@ impl Receiver {
     }
 }
 
-/// A table in which frames for `mac` go to `tir`. The table's number.
+/// Creates a table in which frames for `mac` go to `tir`. Returns the table's number.
 fn steer(driver: &mut Driver, mac: [u8; 6], tir: u32) -> u32 {
     steer_with(driver, mac, tir, |entry| entry)
 }
 
-/// [`steer`] with an entry that `change` makes of the usual one.
+/// [`steer`] with an entry that `change` has changed.
 pub(super) fn steer_with(
     driver: &mut Driver,
     mac: [u8; 6],
@@ -251,7 +251,7 @@ fn steer_to(drivers: &mut [Driver], number: u32) {
     steer(&mut drivers[1], station(2).mac(), tir);
 }
 
-/// A CQ that compresses in the format that `MLX5_CQE_FORMAT_*` numbers so.
+/// A CQ that compresses in the format with this number of `MLX5_CQE_FORMAT_*`.
 fn compressing(format: u64) -> impl Fn(Input) -> Input {
     move |input| {
         let input = input.set(cqc::CQE_COMP_EN.at(0x80), 1);
@@ -322,7 +322,7 @@ fn frames_share_the_strides_of_a_receive() {
     let mut drivers = pair();
     let mut sender = Sender::new(&mut drivers[0]);
     let mut cq = drivers[1].create_cq();
-    // Ten stands for eight.
+    // The field is 10 for 8 strides.
     let (input, ring, record) = strides(&mut drivers[1], 10);
     let number = drivers[1].create(input.set(rqc::CQN.at(CONTEXT), cq.number.into()));
     make_ready(&mut drivers[1], 0x909, number);
@@ -333,7 +333,7 @@ fn frames_share_the_strides_of_a_receive() {
     }
     drivers[1].memory.write(record, &2u32.to_be_bytes()).unwrap();
     steer_to(&mut drivers, number);
-    // 64 bytes and the shift take two strides.
+    // 64 bytes and the shift of two bytes take two strides.
     let frames: Vec<_> = (0..5).map(|port| frame(station(2).mac(), port)).collect();
     assert_eq!(frames[0].len(), 64);
     frames.iter().for_each(|frame| sender.send(&mut drivers[0], frame));
@@ -366,14 +366,14 @@ fn strides_that_no_completion_can_count_are_refused() {
 }
 
 #[test]
-fn a_table_passes_on_what_it_does_not_match() {
+fn a_table_forwards_frames_that_it_does_not_match() {
     let mut drivers = pair();
     let mut sender = Sender::new(&mut drivers[0]);
     let mut receiver = Receiver::new(&mut drivers[1]);
     let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), receiver.number.into());
     let tir = drivers[1].create(tir);
     let last = steer(&mut drivers[1], station(2).mac(), tir);
-    // The new root matches nothing; it forwards to the table before.
+    // The new root table has no entry. It forwards to the earlier table.
     let first = Input::new(0x930, 64)
         .set(flow_table_context::TABLE_MISS_ACTION.at(0xc0), 1)
         .set(flow_table_context::TABLE_MISS_ID.at(0xc0), last.into());
@@ -384,7 +384,7 @@ fn a_table_passes_on_what_it_does_not_match() {
     run(&mut drivers, |drivers| drivers[1].poll(&mut receiver.cq).is_some());
     let destroy = Input::new(0x931, 64).set(create_flow_group_in::TABLE_ID, last.into());
     assert_eq!(drivers[1].command(destroy, 8).unwrap_err().0, 6, "a table leads to it");
-    // Without the way on, the frame is lost.
+    // Without the forwarding the frame is lost.
     let forget = Input::new(0x93c, 64)
         .set(create_flow_group_in::TABLE_ID, first.into())
         .set(modify_flow_table_in::MODIFY_FIELD_SELECT, 1);
@@ -400,7 +400,7 @@ fn a_table_passes_on_what_it_does_not_match() {
 }
 
 #[test]
-fn interfaces_keep_what_a_change_does_not_name() {
+fn a_change_of_an_interface_keeps_its_other_fields() {
     let mut driver = pair().into_iter().next().unwrap();
     let tir = Input::new(0x900, 272)
         .set(tirc::DISP_TYPE.at(CONTEXT), 1)
@@ -433,7 +433,7 @@ fn interfaces_keep_what_a_change_does_not_name() {
 }
 
 #[test]
-fn tables_in_use_stay() {
+fn tables_in_use_cannot_be_destroyed() {
     let mut driver = pair().into_iter().next().unwrap();
     let receiver = Receiver::new(&mut driver);
     let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), receiver.number.into());
@@ -454,7 +454,7 @@ fn tables_in_use_stay() {
 
 /// The kernel's network device rings for a NOP and destroys the queue at once.
 #[test]
-fn a_doorbell_that_counts_after_the_queues_end_is_no_complaint() {
+fn a_doorbell_counted_after_its_queue_is_destroyed_causes_no_warning() {
     let mut driver = Driver::ready(Settings::at(station(1), LinkLayer::Ethernet), Cable::default());
     let trace = File::from(memfd_create(c"trace", MFdFlags::MFD_CLOEXEC).unwrap());
     driver.device.firmware.trace = Trace::new(trace.try_clone().unwrap());
@@ -464,7 +464,8 @@ fn a_doorbell_that_counts_after_the_queues_end_is_no_complaint() {
     };
     driver.doorbell(nop(first).as_bytes());
     driver.done(Input::new(0x906, 16).set(field(0x48, 24), first.into()), 8);
-    // Another one comes where the rest of a copy would, so that the first was a doorbell.
+    // A second doorbell where the rest of a BlueFlame copy would be, so that the first store counts
+    // as a doorbell.
     driver.doorbell(nop(second).as_bytes());
     let mut lines = vec![0; trace.metadata().unwrap().len() as usize];
     trace.read_exact_at(&mut lines, 0).unwrap();

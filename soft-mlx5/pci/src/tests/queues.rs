@@ -1,4 +1,4 @@
-//! A queue pair as a driver makes it, on one connection.
+//! A queue pair with one connection, as a driver creates it.
 
 use uverbs_mlx5_format::{
     ControlFlags, ControlSegment, InlineHeader, Opcode, RemoteAddressSegment, U32,
@@ -30,7 +30,7 @@ pub(super) struct Qp {
     sent: u16,
 }
 
-/// How a device is reached.
+/// The address of a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Address {
     pub(super) link: LinkLayer,

@@ -1,4 +1,4 @@
-//! What a driver must not do gets a status, a syndrome and a line in the log.
+//! Mistakes of a driver get a status, a syndrome and a line in the log.
 
 use super::driver::{Driver, Input, settings};
 use super::queues::Qp;
@@ -28,7 +28,7 @@ fn status(driver: &mut Driver, input: Input, output: usize) -> u64 {
 }
 
 #[test]
-fn commands_come_in_their_time() {
+fn commands_are_refused_in_the_wrong_phase() {
     let mut driver = Driver::found(settings(LinkLayer::InfiniBand));
     assert_eq!(status(&mut driver, Input::new(0x800, 8), 16), BAD_SYSTEM_STATE, "ALLOC_PD");
     driver.done(Input::new(0x104, 16), 8);
@@ -63,7 +63,7 @@ fn objects_that_do_not_exist_or_are_in_use() {
 }
 
 #[test]
-fn queue_pairs_go_their_way() {
+fn queue_pairs_change_state_in_order_only() {
     let mut driver = ready();
     let qp = Qp::new(&mut driver);
     let input = Input::new(0x503, 272).number(qp.number);
@@ -75,7 +75,7 @@ fn queue_pairs_go_their_way() {
 }
 
 #[test]
-fn fields_that_make_no_sense_are_refused() {
+fn invalid_fields_are_refused() {
     let mut driver = ready();
     let (uar, eq) = (driver.uar, driver.eq);
     let cq = |size: u64, page: u64| {
@@ -127,7 +127,7 @@ fn a_queue_pair_knows_its_port_without_an_address() {
 }
 
 #[test]
-fn objects_left_are_told_and_dropped() {
+fn objects_that_are_left_are_reported_and_dropped() {
     let mut driver = ready();
     let _qp = Qp::new(&mut driver);
     let left = driver.device.firmware.objects_left();

@@ -105,7 +105,7 @@ fn rings_and_records_are_inside_of_umems_of_their_own_context() {
 }
 
 #[test]
-fn keys_give_what_their_umem_gives() {
+fn keys_give_no_more_access_than_their_umem() {
     let (mut driver, uid) = ready();
     let (memory, read_only) = (umem(&mut driver, uid, true), umem(&mut driver, uid, false));
     let writing = |input: Input| input.set(mkc::LW.at(0x80), 1);
