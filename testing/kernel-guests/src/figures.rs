@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 /// A case that the guest measured.
 struct Case {
-    /// In the guest's lines.
+    /// Its name in the guest's lines.
     word: &'static str,
     name: &'static str,
-    /// Its figure, times this, is in the unit that the name says.
+    /// Factor from the guest's figure to the unit in `name`.
     scale: f64,
 }
 
@@ -55,7 +55,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-/// A figure with three digits that count.
+/// A figure with three significant digits.
 fn short(figure: f64) -> String {
     let digits = if figure < 10.0 { 2 } else { 1 };
     format!("{figure:.digits$}")

@@ -207,7 +207,7 @@ const SILENCE: Duration = Duration::from_secs(45);
 const BOOTED: &str = "@@ booted";
 
 fn attempt(qemu: &Qemu, boot: &Boot<'_>) -> Result<String> {
-    // The log of an earlier run would be taken for this one's.
+    // Removed, so that an earlier run's log is not taken for this one's.
     let _ = fs::remove_file(boot.console());
     let devices = boot.devices.iter().enumerate();
     let served: Vec<Served> = devices
@@ -249,22 +249,23 @@ fn command_line(qemu: &Qemu, boot: &Boot<'_>, served: &[Served]) -> Command {
     command
 }
 
-/// A processor of the guest is a thread of QEMU.
+/// One thread of QEMU for each processor of the guest.
 const PARALLEL: &[&str] = &["-accel", "tcg,thread=multi"];
 
-/// The guest's clock counts instructions, one a nanosecond, and its processors take turns. So the
-/// time that something takes does not depend on what else this machine does.
+/// The guest's clock counts instructions, one a nanosecond, and its processors take turns. So times
+/// measured in the guest do not depend on the load of this machine.
 const COUNTED: &[&str] = &["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"];
 
-/// The frequency of the time stamp counter then (`icount_get` in accel/tcg/icount-common.c).
+/// The frequency of the time stamp counter of such a guest (`icount_get` in
+/// accel/tcg/icount-common.c).
 const COUNTED_MEGAHERTZ: f64 = 1000.0;
 
-/// The processor of a guest; `measures`: what things take in it is compared.
+/// The processor of a guest. `measures`: times measured in the guest are compared.
 ///
-/// Two kinds of instructions take an emulated processor far longer than others, and a real one not,
-/// so a guest that measures is told that it has none of them. Of a string of bytes each is moved by
+/// Two kinds of instructions are far slower than others on an emulated processor, but not on a real
+/// one, so the processor of a guest that measures lacks both. String instructions move each byte by
 /// itself; without fast strings the kernel copies words (`rep_movs_alternative` in
-/// arch/x86/lib/copy_user_64.S). Carry-less multiplication, by which programs compute CRCs and
+/// arch/x86/lib/copy_user_64.S). Carry-less multiplication, with which programs compute CRCs and
 /// rxe does not, tripled the time of an RDMA WRITE.
 fn processor(measures: bool) -> &'static str {
     if measures { "max,erms=off,fsrm=off,pclmulqdq=off" } else { "max" }

@@ -151,7 +151,7 @@ fn load(
     if order.contains(&file) {
         return Ok(());
     }
-    // What has no file is built into this kernel.
+    // A module without a file is built into this kernel.
     let Some(path) = files.get(name) else { return Ok(()) };
     let module = read_module(path, unxz)?;
     for needed in dependencies(&module) {

@@ -56,13 +56,13 @@ pub fn run(options: &Options) -> Result<()> {
 
 type Results = Vec<(String, Outcome)>;
 
-/// What all guests share.
+/// The parts that all guests share.
 struct Bench {
     root: PathBuf,
     packages: Packages,
     qemu: Qemu,
     programs: Vec<Program>,
-    /// The library in the place of libibverbs, if it is wanted.
+    /// This project's libibverbs, if guests use it.
     drop_in: Option<PathBuf>,
     tests: Vec<Test>,
     limit: Duration,
@@ -102,7 +102,7 @@ impl Bench {
         Ok(Self { root, packages, qemu, programs, drop_in, tests, limit, again })
     }
 
-    /// Runs what was asked for on one kernel and one kind of port.
+    /// Runs the selected tests on one kernel and one kind of port.
     fn run(&self, kernel: &Kernel, port: PortChoice, options: &Options) -> Result<Results> {
         let mut results = Results::new();
         if !self.tests.is_empty() {
@@ -191,7 +191,7 @@ impl Bench {
         Ok(first?.named("first guest").chain(second.named("second guest")).collect())
     }
 
-    /// Runs one guest; a second time if something failed there and the options say so.
+    /// Runs one guest, and a second time if a test failed there and the options ask for it.
     fn guest(&self, plan: &Plan<'_>) -> Result<Guest> {
         let directory = self.root.join(plan.directory());
         let guest = self.guest_in(plan, &directory)?;
@@ -398,7 +398,7 @@ impl Guest {
     }
 }
 
-/// Builds what the guests need of this project.
+/// Builds this project's programs for the guests.
 fn build(options: &Options) -> Result<Vec<Program>> {
     let workspace = workspace();
     let mut built = Vec::new();
@@ -414,8 +414,7 @@ fn build(options: &Options) -> Result<Vec<Program>> {
     Ok(built)
 }
 
-/// Links the root's folders to those of `/usr`, where the packages of newer releases have all of
-/// their files.
+/// Links the root's folders to those of `/usr`, which hold all files of newer releases' packages.
 fn link_merged(archive: &mut Initramfs, userland: &Path) {
     for name in ["bin", "sbin", "lib", "lib64"] {
         if !userland.join(name).exists() {

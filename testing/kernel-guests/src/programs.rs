@@ -33,8 +33,8 @@ pub(crate) fn build_command_tests(workspace: &Path) -> Result<Vec<Program>> {
     cargo(workspace, &COMMAND_TESTS, "test")
 }
 
-/// Builds the command, and the library with which it runs other programs; optimized if what they
-/// take is measured, and then with the program that shows what UDP alone takes.
+/// Builds the command, and the library with which it runs other programs. They are optimized if the
+/// guest measures, and then the program that measures UDP alone is built, too.
 pub(crate) fn build_command(workspace: &Path, optimized: bool) -> Result<Vec<Program>> {
     let build = |arguments: &[&'static str]| {
         let release = optimized.then_some("--release");
@@ -65,12 +65,12 @@ pub(crate) fn build_drop_in(directory: &Path) -> Result<PathBuf> {
 
 const IBVERBS: &str = "libibverbs.so.1";
 
-/// What comes with that library.
+/// The C library that comes with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DropIn {
     /// The host's C library, which may be newer than the guest's.
     WithHostLibraries,
-    /// Nothing: the guest's is newer.
+    /// None: the guest's is newer.
     Alone,
 }
 

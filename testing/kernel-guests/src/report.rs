@@ -9,7 +9,7 @@ pub(crate) enum Outcome {
     Passed(Option<usize>),
     /// Its exit status. For a test binary: which of its tests failed.
     Failed(i32, Vec<String>),
-    /// The guest ended before it did.
+    /// The guest ended before the test did.
     NotRun,
 }
 

@@ -23,7 +23,7 @@ pub(crate) enum Place {
     TwoDevices,
     /// One device, connected to the other guest's.
     FirstGuest,
-    /// The same, where the servers run.
+    /// The other of these two guests, in which the servers run.
     SecondGuest,
     /// No device of PCI: the kernel's software RoCE, and software devices of processes in another
     /// network namespace.
@@ -170,8 +170,9 @@ CLIENT='-d mlx5_1'
 /// Link-local GIDs need no address resolution, which would not leave this one guest. Without a
 /// search for duplicates the addresses can be used at once; routes from tentative ones are refused.
 ///
-/// `frames` runs a program that exchanges Ethernet frames, without a word beforehand: the server's
-/// headline, not buffered, tells that its receives are posted, since a frame before that is lost.
+/// `frames` runs a program that exchanges Ethernet frames without a connection. A frame is lost if
+/// the server has posted no receive. So the client starts when the server's headline, which is not
+/// buffered, shows that its receives are posted.
 const TWO_DEVICES_ROCE: &str = r#"
 for netdev in $(ls /sys/class/infiniband/*/device/net | grep -v :); do
     echo 0 > /proc/sys/net/ipv6/conf/$netdev/accept_dad
@@ -195,8 +196,8 @@ frames() {
 }
 "#;
 
-/// A network of QEMU's between the guests, for everything but the devices' own traffic: commands
-/// for the second guest, and the programs' exchange of addresses on InfiniBand.
+/// The guests' network cards, for everything but the devices' own traffic: commands for the second
+/// guest, and the programs' exchange of addresses on InfiniBand.
 const CONTROL: &str = r#"
 ifconfig $(basename $(ls -d /sys/bus/virtio/devices/*/net/*)) 192.168.9.$guest netmask 255.255.255.0 up
 "#;
@@ -224,7 +225,7 @@ nc -ll -p 99 -e /bin/sh &
 
 /// rxe is at 10.0.0.1 (fd00::1), software devices are at 10.0.0.2 and .3 (fd00::2) at the other
 /// end of a cable, in the network namespace `soft`. `$RUN` runs a program there on a software
-/// device. Busybox's shell takes `ip` for its own.
+/// device. `/bin/ip` has its path, because busybox's shell runs its own `ip` otherwise.
 const SOFT_ROCE: &str = r#"
 mkdir -p /var/run /run
 /bin/ip netns add soft

@@ -133,7 +133,7 @@ const HOST_ONLY: &[(&str, &str)] = &[
     ("threads", "is about the compiler and the sources, with no device in it"),
     ("ui", "compiles programs that must not compile"),
     ("removal", "runs last, since the network device comes back without its address"),
-    ("record", "runs in a guest of its own: it provokes refusals that otherwise count as mistakes"),
+    ("record", "runs in a guest of its own: it provokes refusals, which fail other guests"),
 ];
 
 /// The options that leave out the tests of a test binary that do not run in guests.
@@ -160,7 +160,7 @@ fn first_program() -> Test {
     Test::new("a first program", &both("ibv_rc_pingpong $G -n 10"), SHORT)
 }
 
-/// Compares the kernel's answers with the recorded ones; prints them on the console if `told`.
+/// Compares the kernel's answers with the recorded ones. `told`: prints them on the console, too.
 pub(crate) fn record(told: bool) -> Vec<Test> {
     let script = if told { "own_test record --show-output" } else { "own_test record" };
     vec![first_program(), Test::new("uverbs: record", script, LONG)]
@@ -330,7 +330,7 @@ pub(crate) fn drop_in(what: &str, link: Link) -> Vec<Test> {
 /// The directory of the library in the guest.
 pub(crate) const DROP_IN: &str = "drop-in";
 
-/// Each of its names is found in that directory, by a program and by librdmacm.
+/// Checks that a program and librdmacm find each of its names in that directory.
 const LOADED: &str = r#"
 loaded() {
     LD_TRACE_LOADED_OBJECTS=1 $1 | grep ibverbs
@@ -366,7 +366,7 @@ there 'rdma resource show qp | grep pid' && exit 1
 there 'rdma resource show'
 "#;
 
-/// The second guest runs the commands of the first one, until that ends it or is gone.
+/// The second guest runs the commands of the first one until the first one ends it or is gone.
 pub(crate) fn second_guest() -> Vec<Test> {
     vec![Test::new("the second guest serves", SERVE, LONG)]
 }
