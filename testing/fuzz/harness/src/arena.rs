@@ -4,9 +4,9 @@ use std::sync::OnceLock;
 
 /// The address: far from where programs, libraries, stacks and sanitizers live.
 pub(crate) const ARENA: usize = 0x2000_0000_0000;
-/// Bytes. The last page cannot be written.
+/// Size in bytes. The last page is read-only.
 pub(crate) const SIZE: usize = 128 << 10;
-/// The first bytes are for queues and regions; after them requests put what they point at.
+/// Size of the first part, which holds queues and regions. The data that requests point at follows.
 pub(crate) const QUEUES: usize = 64 << 10;
 
 const PAGE: usize = 4096;
@@ -61,17 +61,17 @@ impl Arena {
         unsafe { self.at(offset).cast::<u64>().read_unaligned() }
     }
 
-    /// Fills the queues' part with zeros; no queue of an earlier run is left.
+    /// Fills all writable bytes with zeros. No queue of an earlier run may be left.
     pub(crate) fn clear(&self) {
         // SAFETY: inside the mapping and writable.
         unsafe { self.base.write_bytes(0, SIZE - PAGE) };
     }
 
-    /// The bytes, with every word that would be an address of this process's own memory turned into
-    /// one in the arena.
+    /// The bytes, with every word that is an address of this process's own memory replaced by an
+    /// address in the arena.
     ///
-    /// Two numbers of four bytes often make an address of an address sanitizer's shadow memory,
-    /// which is vast: there, only the words at `pointers` are turned.
+    /// Two numbers of four bytes often look like an address in the shadow memory of an address
+    /// sanitizer, which is vast. Such words are replaced only at the offsets in `pointers`.
     pub(crate) fn harmless(&self, bytes: &[u8], pointers: &[usize]) -> Vec<u8> {
         let mut bytes = bytes.to_vec();
         for (at, chunk) in (0..).step_by(8).zip(bytes.chunks_exact_mut(8)) {

@@ -24,7 +24,7 @@ use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
 use crate::memory::Memory;
 
-/// The input chooses the CQ, then the actions of device and program.
+/// The input chooses the CQ, then the actions of the device and the program.
 pub fn run(data: &[u8]) {
     let mut u = Unstructured::new(data);
     let Ok(mut bench) = Bench::new(&mut u) else { return };
@@ -65,7 +65,7 @@ struct Bench {
     ring: Ring,
     /// The ring before a resize, until it is not needed any more.
     old: Option<Ring>,
-    /// Rings of resizes that were given up: the poller goes there if it meets a mark.
+    /// Rings of resizes that were given up. The poller moves there if it finds a resize CQE.
     refused: Vec<Ring>,
     record: Memory,
     data: Memory,
@@ -361,7 +361,7 @@ impl Bench {
         Ok(())
     }
 
-    /// One completion; true if there was one.
+    /// Polls one completion; true if there was one.
     fn poll_one(&mut self) -> bool {
         let Self { cq, model, pairs, .. } = self;
         let done = match cq.poll() {
@@ -513,7 +513,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Moves to a new ring, as the kernel's RESIZE_CQ does; or changes its mind.
+    /// Moves to a new ring, as the kernel's RESIZE_CQ does, or gives the resize up.
     fn resize(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let next = ring(u)?;
         if self.free_entries() == 0 || self.model.lied {

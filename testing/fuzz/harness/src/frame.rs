@@ -1,4 +1,4 @@
-//! Ethernet frames, nearly right.
+//! Ethernet frames that are valid but for a few bytes.
 
 use arbitrary::{Result, Unstructured};
 
@@ -9,7 +9,8 @@ const STATIONS: [[u8; 6]; 3] =
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// The headers of a frame with tags, IP, TCP or UDP, or without; up to two bytes are anything.
+/// The headers of a frame, with or without VLAN tags, IP, TCP and UDP. Up to two bytes are replaced
+/// by arbitrary ones.
 pub(crate) fn headers(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     let mut frame = u.choose(&STATIONS)?.to_vec();
     frame.extend([2, 0, 127, 0, 0, 9]);
@@ -33,7 +34,7 @@ fn protocol(u: &mut Unstructured<'_>) -> Result<u8> {
     if u.ratio(1, 8)? { u.arbitrary() } else { Ok(*u.choose(&[TCP, UDP])?) }
 }
 
-/// A length field: of nothing, of what follows perhaps, or any.
+/// A length field: a small number, or an arbitrary one.
 fn length(u: &mut Unstructured<'_>) -> Result<[u8; 2]> {
     let length: u16 = if u.arbitrary()? { u.int_in_range(0..=300)? } else { u.arbitrary()? };
     Ok(length.to_be_bytes())

@@ -4,7 +4,7 @@
 //! buffer, other receives, strides and stride counts, fillers, errors, compressed sessions. So the
 //! poller must consume every CQE once: as a frame, as one of the things that it counts, or as an
 //! error. The bytes of a frame are within the buffer of its receive, and in a buffer of strides
-//! behind those that were lent before. Buffers are freed as soon as the queue has others in their
+//! after those that were lent before. Buffers are freed as soon as the queue has others in their
 //! place.
 
 use std::mem::offset_of;
@@ -31,13 +31,13 @@ const BYTES: u32 = 100;
 const SHAPE: StrideShape = StrideShape { log_bytes: 6, log_strides: 3, two_byte_shift: false };
 const KEY: u32 = 7;
 
-/// The input chooses the kind of queue, then what device and program do.
+/// The input chooses the kind of queue, then the actions of the device and the program.
 pub fn run(data: &[u8]) {
     let mut u = Unstructured::new(data);
     let _ = if u.arbitrary().unwrap_or_default() { strides(&mut u) } else { buffers(&mut u) };
 }
 
-/// Lets device and program take turns until the input ends, but not for ever.
+/// Runs `turn` until the input ends, at most 400 times.
 fn take_turns<'a>(
     u: &mut Unstructured<'a>,
     mut turn: impl FnMut(&mut Unstructured<'a>) -> Result<()>,
@@ -56,12 +56,12 @@ struct Device {
     producer: u32,
     /// CQEs that the poller has to account for.
     written: u64,
-    /// A session announced more completions than were written: what the poller finds is arbitrary
-    /// then, and only accesses outside of memory are mistakes.
+    /// A compressed session announced more completions than were written. The poller's results are
+    /// arbitrary then, and only accesses outside its memory are defects.
     lied: bool,
 }
 
-/// Everything that a queue consists of but the poller. Fields drop in order.
+/// All parts of a queue but its poller. Fields drop in order.
 struct Bench {
     cq: CompletionQueue,
     receives: RecvQueue,
@@ -72,7 +72,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// The receives, of 16 bytes behind `head` octowords, are not posted yet.
+    /// The receives, of 16 bytes after `head` octowords, are not posted yet.
     fn new(head: u32, mini_format: Option<MiniCqeFormat>) -> Self {
         let table = UserIndexTable::new();
         let stride = 16 * (1 + head);
@@ -149,7 +149,7 @@ impl Device {
         self.written += 1;
     }
 
-    /// A CQE of any kind; mostly of a frame.
+    /// Writes a CQE of any kind, mostly that of a frame.
     fn write(&mut self, u: &mut Unstructured<'_>, cqe: [u8; 64]) -> Result<()> {
         if self.free() == 0 {
             return Ok(());
@@ -161,7 +161,7 @@ impl Device {
         Ok(())
     }
 
-    /// A title, and arrays of any bytes behind it.
+    /// Writes a title CQE and, after it, arrays of arbitrary mini CQEs.
     fn write_session(&mut self, u: &mut Unstructured<'_>, mut title: [u8; 64]) -> Result<()> {
         let free = self.free();
         if free < 2 {
@@ -191,7 +191,7 @@ fn put<const N: usize>(cqe: &mut [u8; 64], at: usize, bytes: [u8; N]) {
     cqe[at..at + N].copy_from_slice(&bytes);
 }
 
-/// Any bytes, or zeros, and some syndrome.
+/// A CQE of arbitrary bytes or zeros, with one of a few syndromes.
 fn any_cqe(u: &mut Unstructured<'_>) -> Result<[u8; 64]> {
     let mut cqe = [0; 64];
     if u.arbitrary()? {
@@ -201,12 +201,12 @@ fn any_cqe(u: &mut Unstructured<'_>) -> Result<[u8; 64]> {
     Ok(cqe)
 }
 
-/// Reads all bytes, where an address sanitizer sees it.
+/// Reads all bytes, so that an address sanitizer checks the accesses.
 fn touch(bytes: &[u8]) {
     std::hint::black_box(bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>());
 }
 
-/// What a poller found.
+/// Counts of what a poller returned.
 #[derive(Default)]
 struct Found {
     frames: u64,
@@ -215,7 +215,7 @@ struct Found {
 }
 
 impl Found {
-    /// Takes note of an error. False if there was nothing.
+    /// Counts an error. Returns false if the queue was empty.
     fn note(&mut self, error: FrameError) -> bool {
         match error {
             FrameError::Empty => return false,
@@ -227,7 +227,7 @@ impl Found {
     }
 }
 
-/// One buffer for each frame. Declared in this order: the queue is used no more when buffers go.
+/// A queue with one buffer for each frame. Fields drop in order: the queues before the buffers.
 struct Buffers {
     bench: Bench,
     queue: FrameQueue,
@@ -279,7 +279,7 @@ impl Buffers {
         let mut cqe = any_cqe(u)?;
         let next = self.bench.device.written as u16;
         let counter = if u.ratio(1, 8)? { u.arbitrary()? } else { next };
-        // What was refused before moved no receive.
+        // A refused CQE has completed no receive.
         let counter = counter.wrapping_sub(self.queue.counters().refused as u16);
         put(&mut cqe, offset_of!(Cqe, wqe_counter), counter.to_be_bytes());
         let near = u.int_in_range(0..=BYTES + 2)?;
@@ -288,7 +288,7 @@ impl Buffers {
         Ok(cqe)
     }
 
-    /// Polls one frame, and keeps its buffer if it `takes` it. False if there was none.
+    /// Polls one frame, and replaces its buffer if `takes`. Returns false if there was none.
     fn poll(&mut self, publishes: bool, takes: bool) -> bool {
         let next = match self.queue.look() {
             Look::Frame(next) => Ok(next),
@@ -326,11 +326,11 @@ impl Buffers {
     }
 }
 
-/// Buffers of many strides.
+/// A queue whose buffers have many strides.
 struct Strides {
     bench: Bench,
     queue: StrideQueue,
-    /// The buffer at each place, and where the strides end that were lent of it.
+    /// The buffer at each place, and the end of the strides of it that were lent.
     buffers: Vec<(Memory, u32)>,
     /// The stride that an honest device fills next: WQE, and stride in it.
     next: (u32, u32),
@@ -377,7 +377,7 @@ impl Strides {
         Ok(())
     }
 
-    /// A CQE that is often about the next strides, as an honest device would say it.
+    /// A CQE that is often the one of the next strides that an honest device would write.
     fn cqe(&mut self, u: &mut Unstructured<'_>) -> Result<[u8; 64]> {
         let mut cqe = any_cqe(u)?;
         let (wqe, stride) = self.next;
@@ -398,7 +398,7 @@ impl Strides {
         Ok(cqe)
     }
 
-    /// Polls one frame. False if there was none.
+    /// Polls one frame. Returns false if there was none.
     fn poll(&mut self) -> bool {
         let frame = match self.queue.poll(&mut self.bench.cq) {
             Ok(frame) => frame,
@@ -415,7 +415,7 @@ impl Strides {
         true
     }
 
-    /// Puts another buffer where one is done.
+    /// Posts a new buffer in the place of one that is used up.
     fn post(&mut self) {
         let Some(place) = self.queue.free_place() else { return };
         let buffer = Memory::new(SHAPE.wqe_bytes() as usize);

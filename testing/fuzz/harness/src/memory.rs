@@ -1,11 +1,11 @@
-//! Ordinary memory in the place of what a device would share.
+//! Ordinary memory in the place of memory that a device shares.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 use uverbs_mlx5::memory::DmaMemory;
 
-/// Zeroed memory of its own allocation, so that an address sanitizer sees every step outside.
+/// Zeroed memory of its own allocation, so that an address sanitizer reports every access outside.
 pub(crate) struct Memory {
     base: NonNull<u8>,
     layout: Layout,

@@ -69,7 +69,7 @@ fn carrier(u: &mut Unstructured<'_>, world: &World) -> Result<Packet> {
     Ok(packet)
 }
 
-/// A packet whose headers are those of its opcode, mostly.
+/// A packet, mostly with the headers of its opcode.
 fn packet(u: &mut Unstructured<'_>, world: &World, index: usize) -> Result<Packet> {
     let addressing = addressing(u, world)?;
     if u.ratio(1, 8)? {

@@ -1,8 +1,9 @@
 //! Two encoders of the same requests: the queues, which programs post to, and the inspector's
 //! general encoder.
 //!
-//! What the queues refuse, and what WQE each request becomes, is worked out here a second time,
-//! plainly, out of the rules that public drivers follow. Both must agree to the byte.
+//! This module computes a second time, in a simple way and from the rules that public drivers
+//! follow, which requests the queues refuse and which WQE each other request becomes. Both encoders
+//! must agree to the byte.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::*;
@@ -91,10 +92,10 @@ fn rung(posted: &Posted, last: &[u8]) {
     assert_eq!(stored[..], last[..stored.len()]);
 }
 
-/// What the queue posts, the inspector finds nothing wrong with.
+/// Checks that the inspector finds nothing wrong with what the queue posts.
 fn assert_legal(wqe: &Wqe, service: Service) {
     let findings = wqe.findings(service);
-    // What the operands mean is the program's own affair.
+    // Findings about operands do not count: the program chooses them.
     let meant = |finding: &Finding| finding.text.contains("wrap") || finding.text.contains("GiB");
     let illegal =
         findings.iter().find(|finding| finding.severity == Severity::Illegal && !meant(finding));
@@ -194,7 +195,7 @@ fn expected(spec: &SendQueueSpec, work: &Work<'_>) -> Option<Wqe> {
     }
 }
 
-/// A WQE with only the segment that says who it goes to; `None` for a destination that does not
+/// A WQE with only the segment that names its destination; `None` for a destination that does not
 /// fit.
 fn addressed(spec: &SendQueueSpec, work: &Work<'_>) -> Option<Wqe> {
     use RunTimeDestination as D;

@@ -1,4 +1,4 @@
-//! Requests as programs make them, and fields that are likely to mean something.
+//! Requests as programs make them, and field values that are likely to be valid.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_uapi::enums::{Mtu, MwType, QpState, QpType, SrqType};
@@ -50,7 +50,7 @@ const COMMANDS: [WriteCmd; 36] = [
     WriteCmd::EX_MODIFY_QP,
 ];
 
-/// Zero, something small (a handle, a count, a state), a power of two, or anything.
+/// Zero, a small number (a handle, a count, a state), a power of two, or any number.
 pub(crate) fn number(u: &mut Unstructured<'_>) -> Result<u32> {
     match u.int_in_range(0..=7)? {
         0..=2 => Ok(0),
@@ -90,8 +90,8 @@ pub(crate) fn any_write(u: &mut Unstructured<'_>) -> Result<(WriteCmd, Vec<u8>, 
     Ok((command, bytes(u, length)?, bytes(u, driver)?))
 }
 
-/// A request that succeeds if the handles it names are there: one of the few that make everything
-/// else possible.
+/// One of the few requests that all others depend on. It succeeds if the handles that it names
+/// exist.
 pub(crate) fn sensible(
     u: &mut Unstructured<'_>,
     arena: &'static Arena,

@@ -54,7 +54,7 @@ fn turn(u: &mut Unstructured<'_>, world: &mut World, remote: bool) -> Result<()>
     Ok(())
 }
 
-/// A WQE at the next place of the ring, nearly right, and the doorbell.
+/// Writes a nearly valid WQE at the next place of the ring, and rings the doorbell.
 pub(crate) fn post(u: &mut Unstructured<'_>, world: &mut World, index: usize) -> Result<()> {
     let qp = &world.qps[index];
     let head = u32::from_be_bytes(world.read(qp.record + 4)) as u16;

@@ -1,4 +1,4 @@
-//! Queues and work requests out of a fuzzer's bytes.
+//! Queues and work requests from a fuzzer's bytes.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::*;
@@ -6,7 +6,7 @@ use uverbs_mlx5::request::{Immediate, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::*;
 use uverbs_mlx5_inspect::*;
 
-/// A request with what [`Work`] borrows.
+/// A request with the data that [`Work`] borrows.
 pub(crate) struct Request {
     operation: Operation,
     address: AddressVector,
@@ -144,7 +144,7 @@ fn offload(u: &mut Unstructured<'_>) -> Result<EthernetOffload> {
 }
 
 impl Request {
-    /// Leaves of the offloads of a packet those that verbs has: both checksums or none.
+    /// Reduces the offloads of a packet to those of verbs: both checksums or none.
     pub(crate) fn simplify_offload(&mut self) {
         let (Operation::Plain(RunTimeOperation::Packet(offload))
         | Operation::Segmented { offload, .. }) = &mut self.operation
@@ -156,7 +156,7 @@ impl Request {
         *offload = EthernetOffload { checksum, ..EthernetOffload::default() };
     }
 
-    /// Lets entries name the bytes that are their data, for one who reads some of it.
+    /// Makes the SGEs point at their data, for an encoder that copies some of it.
     pub(crate) fn name_own_bytes(&mut self) {
         for (sge, bytes) in &mut self.data {
             *sge = sge.with_address(bytes.as_ptr().expose_provenance() as u64);

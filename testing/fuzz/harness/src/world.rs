@@ -24,7 +24,7 @@ pub(crate) const LOG_STRIDE: u8 = 6;
 const GAP: u64 = 256;
 const MARK: u8 = 0x5a;
 const QKEY: u32 = 0x1111;
-/// Of the DC target.
+/// The access key of the DC target.
 pub(crate) const ACCESS_KEY: u64 = 0x2222;
 
 pub(crate) struct Qp {
@@ -75,7 +75,7 @@ pub(crate) struct World {
     flows: Vec<FlowId>,
     /// There is a privileged QP. It may change every key, so the gaps are not checked.
     privileged: bool,
-    /// Packets that left.
+    /// Packets that the device has sent.
     pub(crate) sent: Vec<Packet>,
     /// The DC session that was made last.
     pub(crate) session: u32,
@@ -404,7 +404,7 @@ impl World {
         let (cqn, record) = (self.cqs[index].cqn, self.cqs[index].record);
         let info = refused(self.core.query_cq(cqn));
         if info.ignore_overrun {
-            // What was overwritten cannot be counted.
+            // Completions that were overwritten cannot be counted.
             self.cqs[index].consumed = info.producer_index;
         }
         let Cq { ring, log, size, .. } = self.cqs[index];
@@ -437,7 +437,7 @@ impl World {
         }
     }
 
-    /// Destroys everything and looks for traces of what should not have been.
+    /// Destroys all objects, and checks that none is left and that no gap has changed.
     pub(crate) fn finish(mut self) {
         self.pass(100_000);
         self.poll();

@@ -1,4 +1,4 @@
-//! Making objects, from attributes that are mostly good.
+//! Creates objects from attributes that are mostly valid.
 
 use std::ffi::{c_int, c_void};
 use std::mem::zeroed;
@@ -149,7 +149,7 @@ impl Program {
         Ok(())
     }
 
-    /// An address out of a completion, whose header may be anything.
+    /// An address handle from a completion with an arbitrary routing header.
     fn answer(&self, u: &mut Unstructured<'_>, pd: *mut ibv_pd) -> Result<*mut ibv_ah> {
         let mut header: [u8; 40] = u.arbitrary()?;
         // SAFETY: structs of numbers.
@@ -219,7 +219,7 @@ impl Program {
         Ok(())
     }
 
-    /// A rule with any parts, whose sizes are what they say.
+    /// A flow rule of arbitrary specifications, whose size fields are right.
     fn make_flow(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let qp: *mut ibv_qp = self.pick(u, Kind::Qp)?;
         if qp.is_null() {
@@ -260,7 +260,8 @@ impl Program {
             port: if u.ratio(7, 8)? { 1 } else { u.arbitrary()? },
             flags: flags(u, 6)?,
         };
-        // SAFETY: as many bytes as the struct has; behind it what it says; a live queue pair.
+        // SAFETY: as many bytes as the struct has, followed by the specifications that it
+        // announces; a live queue pair.
         unsafe {
             assert_eq!(size_of_val(&attr), 20);
             let mut words = vec![0u64; bytes.len().div_ceil(8)];
@@ -308,7 +309,7 @@ impl Program {
             comp_vector: flags(u, 1)?,
             wc_flags: flags(u, 0xbff)?.into(),
             comp_mask,
-            // Overruns that the program promised would not be.
+            // With this flag the program promises that the queue does not overrun.
             flags: flags(u, 1)? & !2,
             parent_domain,
         };

@@ -1,9 +1,9 @@
 //! Calls of a C program on the drop-in (`capi/`), over the software device inside it: verbs with
 //! odd and hostile arguments that the header lets a program give, objects destroyed in any order.
 //!
-//! What must hold: no panic, no abort and no access outside of what the program gave; a verb fails
-//! on the side that libibverbs has for it, with an errno; what others use is busy, and everything
-//! else is destroyed.
+//! What must hold: no panic, no abort and no access outside the program's memory; a verb fails with
+//! the return value that it has in libibverbs, and an errno; objects in use are busy, and all
+//! others can be destroyed.
 //!
 //! Pointers are to live objects of the right kind, or null where a program may leave one out.
 //! Memory that requests name is in an arena at a fixed address, or is not mapped: the device
@@ -25,10 +25,10 @@ use crate::arena::Arena;
 use objects::Object;
 use verbs::Verbs;
 
-/// The input chooses what a program does.
+/// The input chooses the actions of a program.
 ///
 /// # Panics
-/// If a verb answers what it must not.
+/// If a verb returns a wrong result.
 pub fn run(data: &[u8]) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,13 +60,13 @@ struct Program {
     checked: bool,
 }
 
-/// What a verb answers that gives 0 or an errno.
+/// Checks the result of a verb that returns 0 or an errno. True if it succeeded.
 fn code(answer: c_int) -> bool {
     assert!((0..=133).contains(&answer), "{answer} is neither 0 nor an errno");
     answer == 0
 }
 
-/// What a verb answers that gives 0, or −1 and sets `errno`.
+/// Checks the result of a verb that returns 0, or −1 and sets `errno`. True if it succeeded.
 fn minus(answer: c_int) -> bool {
     assert!(answer == 0 || answer == -1 && verbs::errno() > 0, "{answer}");
     answer == 0
@@ -111,7 +111,7 @@ impl Program {
         u.choose(&self.contexts).copied()
     }
 
-    /// Destroys what is left, users first.
+    /// Destroys the objects that are left, users first.
     fn close(mut self) {
         self.acknowledge();
         while !self.objects.is_empty() {
@@ -128,7 +128,7 @@ impl Program {
     }
 }
 
-/// Numbers at which something changes.
+/// Numbers next to limits.
 const NUMBERS: [u32; 24] = [
     0,
     1,

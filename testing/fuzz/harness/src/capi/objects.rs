@@ -10,7 +10,7 @@ use super::verbs::{below, clear_errno, errno};
 use super::work::{GROUPS, LIDS};
 use crate::abi::*;
 
-/// What an object is.
+/// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Pd,
@@ -35,7 +35,7 @@ pub(super) enum Kind {
 pub(super) struct Object {
     pub(super) kind: Kind,
     pub(super) at: *mut c_void,
-    /// What it was made from, which is busy as long.
+    /// The objects that it was made from, which are busy while it lives.
     pub(super) of: Vec<*mut c_void>,
     /// Events of a completion queue that are to be acknowledged; groups that a queue pair is in.
     pub(super) held: u32,
@@ -65,8 +65,8 @@ impl Program {
         true
     }
 
-    /// A live object to be named to a verb; null if there is none. In the debug mode also one that
-    /// is gone: the program does not look at it.
+    /// A live object for a verb's argument; null if there is none. In the debug mode it may be one
+    /// that was destroyed, which the program does not access.
     pub(super) fn pick<T>(&self, u: &mut Unstructured<'_>, kind: Kind) -> Result<*mut T> {
         if self.checked && u.ratio(1, 8)? {
             return one_of(u, &self.stale(kind));
@@ -85,12 +85,12 @@ impl Program {
         if u.ratio(1, 3)? { self.live(u, kind) } else { Ok(null_mut()) }
     }
 
-    /// What is live, and `kind`, at `at`.
+    /// The live object at `at`.
     pub(super) fn object<T>(&mut self, at: *mut T) -> Option<&mut Object> {
         self.objects.iter_mut().find(|object| object.at == at.cast())
     }
 
-    /// Addresses of objects that are gone and that no other object has now.
+    /// Addresses of destroyed objects that no live object has now.
     fn stale(&self, kind: Kind) -> Vec<*mut c_void> {
         let is_taken = |at| self.objects.iter().any(|object| object.at == at);
         let gone = self.gone.iter().filter(|object| object.kind == kind && !is_taken(object.at));

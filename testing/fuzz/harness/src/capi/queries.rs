@@ -1,4 +1,4 @@
-//! Questions, and events.
+//! Queries and events.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{MaybeUninit, zeroed};
@@ -12,7 +12,7 @@ use super::{Program, code, flags, minus, number, small};
 use crate::abi::*;
 
 impl Program {
-    /// Asks for something.
+    /// Runs a query.
     pub(super) fn ask(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let context = self.context(u)?;
         clear_errno();

@@ -34,7 +34,7 @@ macro_rules! verbs {
 }
 
 impl Verbs {
-    /// Those of this process.
+    /// The addresses in this process.
     pub(crate) fn get() -> &'static Self {
         static VERBS: OnceLock<Verbs> = OnceLock::new();
         VERBS.get_or_init(Self::load)

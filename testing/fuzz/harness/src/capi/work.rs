@@ -13,11 +13,11 @@ use super::{Program, code, flags, number, small};
 use crate::abi::*;
 use crate::arena::{ARENA, SIZE};
 
-/// Groups of multicast: one good, one that is none.
+/// A multicast GID, and a GID that is not multicast.
 pub(super) const GROUPS: [[u64; 2]; 2] = [[0x0000_0000_0000_15ff, 0x0900_0000_0000_0000], [1, 2]];
 /// LIDs of groups.
 pub(super) const LIDS: [u16; 2] = [0, 0xc001];
-/// SGEs that lists have, whatever a request says.
+/// Length of the SGE lists, whatever number a request gives.
 const LIST: usize = 64;
 
 /// An address in the arena, or one where nothing is mapped.
@@ -203,7 +203,7 @@ impl Program {
                 if answer == 0 {
                     object.of[0] = pd.cast();
                 } else {
-                    // Which of the two it belongs to is not told.
+                    // The error does not say to which of the two domains it belongs.
                     object.held = 1;
                     object.of.push(pd.cast());
                 }
@@ -281,7 +281,7 @@ impl Program {
         Ok(())
     }
 
-    /// A request. What is copied is in the arena.
+    /// A request. Data that is copied is in the arena.
     fn request(&self, u: &mut Unstructured<'_>, list: &mut [ibv_sge; LIST]) -> Result<ibv_send_wr> {
         let send_flags = flags(u, 0x1f)?;
         if send_flags & 8 != 0 {
@@ -310,7 +310,7 @@ impl Program {
                 let remote_qpn = peer.map_or(0, |peer| peer.qp_num);
                 wr.wr = Wr { ud: Ud { ah, remote_qpn, remote_qkey: 7 } };
             }
-            // The union's first bytes are a handle to messages of datagrams.
+            // For datagrams the union begins with an address handle.
             2 | 3 if self.has_datagrams() => {}
             _ => wr.wr = Wr { rdma: Rdma { remote_addr: address(u)?, rkey } },
         }
@@ -386,7 +386,7 @@ impl Program {
         Ok(())
     }
 
-    /// Requests by calls, between start and complete.
+    /// Requests by `ibv_wr_*` calls, between `ibv_wr_start` and `ibv_wr_complete`.
     pub(super) fn build(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let qp: *mut ibv_qp = self.live(u, Kind::Qp)?;
         if qp.is_null() {
@@ -414,7 +414,7 @@ impl Program {
         }
     }
 
-    /// One request by calls.
+    /// One request by `ibv_wr_*` calls.
     ///
     /// # Safety
     /// `ex` is live, and a batch has begun.
@@ -467,7 +467,7 @@ impl Program {
         Ok(())
     }
 
-    /// A setter.
+    /// Calls a setter of the request.
     ///
     /// # Safety
     /// As for [`Program::build_one`].
