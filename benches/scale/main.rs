@@ -1,4 +1,4 @@
-//! What many queue pairs cost: time and memory of creating and destroying them.
+//! Time and memory for creating and destroying many queue pairs.
 //!
 //! `cargo bench --features soft --bench scale -- [--json] [--device NAME] [COUNT …]`: without a
 //! count 1,000, 10,000 and 100,000; without a name on a software device in this process, whose own
@@ -14,7 +14,7 @@ use uverbs::{Context, Device, Result};
 
 const DEFAULT: [usize; 3] = [1_000, 10_000, 100_000];
 
-/// Per queue pair.
+/// Cost per queue pair.
 struct Cost {
     create_ns: u128,
     destroy_ns: u128,
@@ -63,7 +63,7 @@ fn open(name: Option<&str>) -> Result<Context> {
     }
 }
 
-/// Shows in a trace of system calls as a look for a file of this name.
+/// Marks a place in a trace of system calls: it looks for a file of this name.
 fn phase(name: &str) {
     let _ = fs::metadata(name);
 }

@@ -1,7 +1,7 @@
 //! The same comparison on a machine with more threads to run than processors: beside busy loops.
 //!
-//! What counts there is how many round trips are made in a second. A median would say little, as
-//! most of the time may be spent in a few round trips that wait for the busy loops' time slices.
+//! It counts round trips per second. A median would say little, because a few round trips that wait
+//! for the busy loops' time slices may take most of the time.
 
 use std::process::{Child, Command};
 
@@ -20,7 +20,7 @@ fn round_trips(wait: Wait) -> u64 {
     }
 }
 
-/// Processes that do nothing, as fast as they can, until this is dropped.
+/// Processes that run busy loops until this is dropped.
 struct BusyLoops(Vec<Child>);
 
 impl BusyLoops {

@@ -1,4 +1,4 @@
-//! What is measured, and how, over any connection that carries messages of one size.
+//! The measurements, over any connection that carries messages of one size.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ pub(crate) enum Measure {
     Latency,
     /// The same; the result is the mean instead of the median.
     RoundTrips,
-    /// As many messages as the queues take.
+    /// Messages one way, as many at a time as the queues hold.
     Rate,
 }
 
@@ -20,16 +20,16 @@ pub(crate) enum Transport {
     Rdma,
 }
 
-/// What a side does while nothing has come.
+/// What a side does while no message has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// Looks again after letting other threads run.
     Poll,
-    /// Sleeps until something comes.
+    /// Sleeps until a message arrives.
     Sleep,
 }
 
-/// What both ends do once.
+/// One measurement, as both ends run it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Case {
     pub(crate) measure: Measure,
@@ -67,7 +67,7 @@ impl Case {
             Measure::Rate => {
                 let start = Instant::now();
                 (0..self.count).for_each(|_| link.send());
-                // Says that all have arrived.
+                // Tells the other end that all have arrived.
                 link.receive(1);
                 start.elapsed().as_nanos() as f64 / self.count as f64
             }

@@ -10,7 +10,7 @@
 //! | none | tables |
 //! | `--json` | one object per line |
 //! | `--chart` | also draws docs/software-device-*.svg |
-//! | `--quick` | few messages: whether it runs |
+//! | `--quick` | few messages, to see whether it runs |
 //! | `--only Rate Poll 65536 processes` | the cases of these words, for a profiler |
 //! | `--busy 8` | round trips per second beside eight busy loops |
 //!
@@ -117,7 +117,7 @@ fn is_wanted(place: Place, measure: Measure, wait: Wait, size: usize, words: &[S
     words.iter().all(has)
 }
 
-/// The wanted cases with the partner in one place.
+/// Runs the wanted cases with the partner in one place.
 fn measure(place: Place, effort: Effort, words: &[String]) -> Vec<Row> {
     let latencies = LATENCY_SIZES.map(|size| (Measure::Latency, size, effort.round_trips));
     let rates = RATE_SIZES.map(|size| (Measure::Rate, size, effort.messages(size)));
@@ -135,7 +135,7 @@ fn measure(place: Place, effort: Effort, words: &[String]) -> Vec<Row> {
     cases.into_iter().map(compared).collect()
 }
 
-/// Both transports in alternation.
+/// Measures both transports in alternation.
 fn compare(
     client: &mut Client,
     effort: Effort,

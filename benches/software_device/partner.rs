@@ -1,5 +1,5 @@
-//! The other end: a thread of this process or another process, told over a TCP connection what to
-//! do.
+//! The other end: a thread of this process, or another process. It gets its orders over a TCP
+//! connection.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
@@ -95,7 +95,7 @@ fn connect(port: u16) -> TcpStream {
     TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("a listening partner")
 }
 
-/// Does what the client at `port` says, until it hangs up.
+/// Runs the orders of the client at `port` until it closes the connection.
 fn serve(port: u16, context: &Context) {
     let mut control = Control::new(connect(port));
     while let Some(line) = control.read_line() {
@@ -109,7 +109,7 @@ fn serve(port: u16, context: &Context) {
             }
         };
         case.follow(&mut *link);
-        // The client says that what this end sent last has arrived.
+        // The client says that it has received the last messages of this end.
         control.read_line();
     }
 }
@@ -123,7 +123,7 @@ pub(crate) fn run(port: u16) {
 pub(crate) struct Client {
     place: Place,
     context: Context,
-    /// Closed first when this is dropped: that ends the other end, which is then waited for.
+    /// The field that is dropped first. Closing it ends the other end, which is then waited for.
     control: Option<Control>,
     thread: Option<JoinHandle<()>>,
     child: Option<Child>,

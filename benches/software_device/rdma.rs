@@ -13,15 +13,15 @@ use crate::link::{Case, Link, Wait};
 const SENDS: u32 = 512;
 /// Messages between two that ask for a completion.
 const SIGNAL_EVERY: u32 = 16;
-/// Messages that the receiver's program has taken before it grants as many more, with a message
-/// without bytes: it never gets more than it has posted receives for, as TCP's window does for the
-/// other side.
+/// Messages that the receiver takes before it grants the sender as many more, in a message without
+/// bytes. So the sender never sends more than the receiver has posted receives for. TCP does the
+/// same with its window.
 const GRANT: u32 = 128;
-/// Receives posted: two grants, and what the other side may grant meanwhile.
+/// Receives posted: for two grants of messages, and for the grants of the other side.
 const RECEIVES: u32 = 2 * GRANT + 8;
 
 pub(crate) struct Rdma {
-    // First, so destroyed first: after that the device does not touch the memory any more.
+    // The first field, so it is destroyed first. After that the device does not access the memory.
     qp: raw::QueuePair<Rc>,
     cq: raw::CompletionQueue,
     channel: Option<CompletionChannel>,

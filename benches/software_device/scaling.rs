@@ -17,7 +17,7 @@ const RUNS: usize = 5;
 /// Nanoseconds per message.
 struct Point {
     qps: usize,
-    /// Every queue pair has one message under way.
+    /// Every queue pair has one message in flight.
     all: f64,
     /// One message at a time, on the last queue pair.
     one: f64,

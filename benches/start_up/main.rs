@@ -1,13 +1,12 @@
-//! From nothing to a queue pair that is connected to itself, phase by phase, for a count of system
-//! calls beside libibverbs (`libibverbs.c` does the same): see `count`, which runs both, and
-//! docs/start-up.md.
+//! Creates a queue pair that is connected to itself, phase by phase. `libibverbs.c` does the same
+//! with libibverbs. `count` runs both and compares their system calls; see docs/start-up.md.
 
 use std::fs;
 
 use uverbs::qp_type::Rc;
 use uverbs::{AccessFlags, Buffer};
 
-/// Shows in the trace as a look for a file of this name.
+/// Marks a place in the trace: it looks for a file of this name.
 fn phase(name: &str) {
     let _ = fs::metadata(name);
 }

@@ -1,6 +1,5 @@
-//! A software device whose thread is halted: it answers commands, and its memory is as it was
-//! left. Doorbells reach no thread, so the benchmark has both sides' queues to itself and plays the
-//! device.
+//! A software device whose thread is halted: it answers commands, but changes no queue. No thread
+//! reads doorbells, so only the benchmark accesses both sides' queues, and it plays the device.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use uverbs::soft::{Qpn, SoftDevice};
 
 use crate::producer::Producer;
 
-/// A wire that the device thread never comes back from.
+/// A wire whose calls never return, so that the device thread stays in them.
 struct Halt;
 
 impl Wire for Halt {
@@ -30,7 +29,7 @@ impl Wire for Halt {
     fn leave(&mut self, _: Gid) {}
 }
 
-/// What the benchmark has to know of a QP to complete its requests.
+/// The fields of a QP that the benchmark needs to complete its requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpNumbers {
     pub(crate) number: u32,
@@ -43,7 +42,7 @@ pub(crate) fn device(name: &str) -> io::Result<SoftDevice> {
     let waker = Arc::new(Waker::new()?);
     let builder = SoftDevice::builder(name).infiniband();
     let device = builder.wire(Box::new(Halt), waker, Station::candidate(0)).build()?;
-    // Its end would wait for the thread.
+    // Dropping it would wait for the thread.
     std::mem::forget(device.clone());
     Ok(device)
 }

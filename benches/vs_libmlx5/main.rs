@@ -12,7 +12,7 @@
 //! in docs.
 //!
 //! There is no device: queues and doorbell page are plain memory, and the benchmark writes the
-//! completions. The sides take turns in each run, so that what else the machine does falls on both.
+//! completions. The sides take turns in each run, so that other load of the machine affects both.
 //! Debian's libibverbs and libmlx5 are opened at run time if they are installed, in their fastest
 //! configuration (see `libmlx5`); `floor` is what any doorbell costs here: one block stored, the
 //! doorbell record, two fences, the copy.

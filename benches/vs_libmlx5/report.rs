@@ -1,4 +1,4 @@
-//! What was measured, as a table or as JSON.
+//! The results, as a table or as JSON.
 
 /// A median and the spread around it.
 #[derive(Clone, Copy, Debug)]

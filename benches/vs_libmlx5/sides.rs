@@ -1,4 +1,4 @@
-//! The cases, and who runs which.
+//! The cases, and the sides that run them.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;

@@ -4,7 +4,7 @@
 //! rdma-core (package rdmacm-utils) is the server of both clients, and one of them. Each process
 //! has a software device of `uverbs run`, so both clients make the same calls on the same nodes.
 //! They run in alternation. A client takes all connections through a step before it begins the
-//! next one. What `--json` prints is for `cargo xtask figures FILE`.
+//! next one. `cargo xtask figures FILE` reads the output of `--json`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -68,7 +68,7 @@ fn librdmacm(count: usize) -> Result<Times, Failure> {
     measure(run().args(["cmtime", "-s", SERVER, "-c"]), count)
 }
 
-/// What `uverbs run` preloads.
+/// The library that `uverbs run` preloads.
 fn build_library() -> io::Result<()> {
     let uverbs = Path::new(env!("CARGO_BIN_EXE_uverbs"));
     let target = uverbs.ancestors().nth(2).unwrap_or(uverbs);
@@ -89,7 +89,7 @@ fn run() -> Command {
 struct Server(Child);
 
 impl Server {
-    /// Starts it, and waits until it listens: its trace says so.
+    /// Starts it, and waits until its trace shows that it listens.
     fn start() -> Result<Self, Failure> {
         let trace = std::env::temp_dir().join(format!("connect-rate-{}", std::process::id()));
         let mut command = Command::new(env!("CARGO_BIN_EXE_uverbs"));
@@ -177,7 +177,7 @@ struct Connection {
     qp: Option<QueuePair<Rc>>,
 }
 
-/// What all queue pairs share: with cmtime too.
+/// The objects that all queue pairs share, as in cmtime.
 type Shared = (ProtectionDomain, [(CompletionQueue, CompletionChannel); 2]);
 
 /// Takes all connections through the steps, and prints what each step took.

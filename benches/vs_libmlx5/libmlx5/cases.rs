@@ -284,7 +284,7 @@ pub(crate) fn poll_empty(rival: &mut Rival) -> u64 {
     })
 }
 
-/// In the place of [`measured`]: neither timed nor counted.
+/// Neither timed nor counted, unlike [`measured`].
 fn plainly(work: impl FnOnce()) {
     work();
 }

@@ -20,7 +20,7 @@ use crate::halted::{self, QpNumbers};
 use crate::producer::Producer;
 use polls::Polls;
 
-/// How to get what is compared with.
+/// How to install the libraries.
 const INSTALL: &str = "Debian: apt install ibverbs-providers";
 
 const INFINIBAND_PORT: u8 = 1;
