@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_introduction_is_foreign() {
+    fn a_malformed_introduction_is_foreign() {
         let code = Code::Off;
         for line in [json!({}), json!({ "nonce": "ü", "proof": "00" }), json!([1])] {
             assert_eq!(answer(&code, &line).expect_err("foreign"), Refusal::Foreign, "{line}");

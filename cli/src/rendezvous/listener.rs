@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_must_agree_that_there_is_no_code() {
+    fn a_client_without_the_listeners_code_is_refused() {
         accepted_after(|port| {
             for (code, words) in [(None, "--code CODE"), (Some(&Code::Off), "instead of")] {
                 let failure = Rendezvous::connect("127.0.0.1", port, "perf", code);

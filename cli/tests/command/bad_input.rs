@@ -1,4 +1,4 @@
-//! Whatever is typed wrong gets one sentence and status 2.
+//! Wrong arguments and input get one sentence and status 2.
 
 use crate::process::{Scratch, run, run_with_input};
 
@@ -119,7 +119,7 @@ fn a_file_that_cannot_be_read_is_status_1() {
 }
 
 #[test]
-fn input_that_is_no_text_is_status_2() {
+fn input_that_is_not_a_dump_is_status_2() {
     run_with_input(&["wqe", "decode"], &[0xff, 0xfe, 0])
         .failure(2, "neither JSON lines nor a dump");
     run_with_input(&["cqe", "decode"], b"").failure(2, "not a dump");

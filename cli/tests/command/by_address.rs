@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::process::{Running, Scratch, run, uverbs};
 
 #[test]
-fn a_game_is_played_over_a_connection_by_address() {
+fn a_pingpong_runs_over_a_connection_by_address() {
     let text = run(&["pingpong", "--cm", "--json", "--iters", "40"]).success().stdout;
     let report: Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(report["bytes_verified"], 2 * 40 * 64, "{report}");

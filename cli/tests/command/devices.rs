@@ -88,7 +88,7 @@ fn machine(scratch: &Scratch) {
 }
 
 #[test]
-fn what_is_missing_is_told_with_its_cure() {
+fn missing_drivers_and_files_are_named_with_their_cures() {
     let scratch = Scratch::new("machine");
     machine(&scratch);
     let root = scratch.path().to_str().expect("a path");
@@ -117,7 +117,7 @@ fn a_machine_without_rdma_is_told_so() {
 }
 
 #[test]
-fn a_reader_that_has_enough_is_no_error() {
+fn a_closed_output_pipe_is_not_an_error() {
     let (reader, writer) = std::io::pipe().expect("pipe");
     drop(reader);
     let child = uverbs(&["info", "soft"])

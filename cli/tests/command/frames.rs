@@ -13,7 +13,7 @@ use uverbs::flow::UdpMulticast;
 
 use crate::process::{Ended, PATIENCE, Running, Scratch, run, uverbs};
 
-/// A line of each test's own: they run beside each other on one network.
+/// A multicast group for each test, because tests run at the same time on one network.
 fn line(test: u8) -> UdpMulticast {
     UdpMulticast::new([239, 7, test, (std::process::id() % 251) as u8].into(), 14310)
 }
@@ -47,7 +47,7 @@ fn read(path: &Path) -> Vec<Recorded> {
     Recording::new(&file[..]).and_then(Iterator::collect).expect("a recording")
 }
 
-/// How many there are.
+/// The number of frames in a file that is being written.
 fn recorded_so_far(path: &Path) -> usize {
     read_so_far(path).len()
 }
@@ -86,7 +86,7 @@ fn help_tells_what_errors_refer_to() {
 }
 
 #[test]
-fn rules_that_cannot_be_are_typed_wrong() {
+fn impossible_rules_are_wrong_arguments() {
     let rules = [
         ("10.0.0.1:5", "not a multicast group"),
         ("239.1.2.3:5@4095", "0 to 4094"),
@@ -100,7 +100,7 @@ fn rules_that_cannot_be_are_typed_wrong() {
 }
 
 #[test]
-fn a_recording_goes_out_and_is_captured_again() {
+fn a_recording_is_replayed_and_captured_again() {
     let (scratch, line) = (Scratch::new("captured"), line(1));
     let [from, to] = ["from.pcapng", "to.pcapng"].map(|name| scratch.path().join(name));
     let frames = record(&from, &line, 100);
@@ -119,9 +119,9 @@ fn a_recording_goes_out_and_is_captured_again() {
     assert!(now.as_nanos().abs_diff(captured[0].time.into()) < PATIENCE.as_nanos());
 }
 
-/// Beside a capture of the line itself: both have all frames.
+/// A sniffer and a capture run at the same time: both get all frames.
 #[test]
-fn a_sniffer_takes_nothing_from_others() {
+fn a_sniffer_takes_no_frames_from_other_captures() {
     let (scratch, line) = (Scratch::new("sniffed"), line(6));
     let [from, to, all] =
         ["from.pcapng", "to.pcapng", "all.pcapng"].map(|name| scratch.path().join(name));
@@ -131,7 +131,7 @@ fn a_sniffer_takes_nothing_from_others() {
     sniffing.line("recording sniffer");
     replay(&from, &["--fast"]).success();
     listening.end().success();
-    // Frames of tests beside this one come too.
+    // Frames of other tests arrive, too.
     let own = || read_so_far(&all).into_iter().filter(|frame| frame.starts_with(&line.mac()));
     let began = Instant::now();
     while own().count() < 30 {
@@ -143,7 +143,7 @@ fn a_sniffer_takes_nothing_from_others() {
     assert!(own().eq(frames));
 }
 
-/// What the device or the system refuses leaves no file behind.
+/// A capture that the device or the system refuses leaves no file.
 #[test]
 fn a_capture_that_is_refused_leaves_no_file() {
     let (scratch, line) = (Scratch::new("refused"), line(7));
@@ -168,7 +168,7 @@ fn a_signal_ends_a_capture_with_a_complete_file() {
     let listening = capture(&line, &to, &["--snap", "50"]);
     replay(&from, &["--fast"]).success();
     let began = Instant::now();
-    // It writes what it has whenever it finds nothing more.
+    // It writes its frames whenever it finds no more of them.
     while recorded_so_far(&to) < 20 {
         assert!(began.elapsed() < PATIENCE, "{} frames", recorded_so_far(&to));
         std::thread::yield_now();
@@ -182,7 +182,7 @@ fn a_signal_ends_a_capture_with_a_complete_file() {
     assert_eq!(file[file.len() - 4..], 52u32.to_le_bytes());
 }
 
-/// Also where no frame is sent: of a recording without any, or of frames that are not packets.
+/// The recording has no frames, or only frames that are not packets, so none is sent.
 #[test]
 fn a_signal_ends_a_replay_that_sends_nothing() {
     let scratch = Scratch::new("nothing");
@@ -220,7 +220,7 @@ fn files_rotate_and_the_oldest_go() {
     let from = scratch.path().join("from.pcapng");
     let frames = record(&from, &line, 10);
     let to = scratch.path().join("to.pcapng");
-    // Each frame finds the file old.
+    // Every frame is later than the file's time limit.
     let more = ["--count", "10", "--rotate-seconds", "0.000000001", "--files", "3"];
     let listening = capture(&line, &to, &more);
     replay(&from, &["--rate", "10000"]).success();
@@ -247,7 +247,7 @@ fn a_full_disk_and_files_that_exist_are_errors() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_in_words() {
+fn contradictory_options_and_bad_files_are_refused_with_the_cause() {
     run(&["capture", "x", "--rule", "nonsense"]).failure(2, "GROUP:PORT");
     run(&["capture", "x", "--files", "3"]).failure(2, "--rotate-mib");
     run(&["capture", "x", "--seconds", "-1"]).failure(2, "above 0");
@@ -268,7 +268,7 @@ fn what_makes_no_sense_is_refused_in_words() {
     let section = u32::from_le_bytes(good[4..8].try_into().expect("four bytes")) as usize;
     huge[section + 4..section + 8].copy_from_slice(&0xffff_fff0u32.to_le_bytes());
     refused(&huge, "damaged");
-    // A pcap file, big endian, whose only frame claims more bytes than any has.
+    // A big-endian pcap file whose only frame claims more bytes than a frame can have.
     let mut words = [0xa1b2_c3d4u32, 2 << 16 | 4, 0, 0, 65_535, 1, 0, 0, u32::MAX, u32::MAX];
     let bytes =
         |words: &[u32]| words.iter().flat_map(|word| word.to_be_bytes()).collect::<Vec<_>>();

@@ -77,7 +77,7 @@ fn sends_are_encoded_as_recorded() {
 }
 
 #[test]
-fn what_was_encoded_decodes_to_the_request() {
+fn encoded_requests_decode_to_themselves() {
     let encoded = run_with_input(&["wqe", "encode"], SEND.as_bytes()).success().stdout;
     let posted = lines(SEND)
         .into_iter()
@@ -275,14 +275,14 @@ fn dumps_of_all_kinds_are_read() {
 }
 
 #[test]
-fn what_is_illegal_is_said() {
+fn illegal_wqes_are_reported() {
     let two_gib = WQE.replace("00000040", "80000000");
     let text = run(&["wqe", "decode", "--type", "rc", &two_gib]).success().stdout;
     assert!(text.contains("illegal at byte"), "{text}");
 }
 
 #[test]
-fn a_ring_and_receive_queues_are_taken_apart() {
+fn rings_and_receive_queues_are_decoded_entry_by_entry() {
     let block = format!("{:0<128}", WQE.replace(' ', ""));
     let second = block.replacen("0000000a", "0000010a", 1);
     let text = run(&["wqe", "decode", "--type", "rc", "--ring", &block, &second]).success().stdout;
@@ -313,8 +313,8 @@ fn a_ring_and_receive_queues_are_taken_apart() {
     }
 }
 
-/// Feeds a command `count` times `part`; how many lines it printed, and the most memory that it
-/// ever had, in KiB.
+/// Feeds `part` to a command `count` times. Returns the number of lines that it printed, and its
+/// peak memory in KiB.
 fn feed(arguments: &[&str], part: &[u8], count: usize) -> (usize, u64) {
     let mut command = uverbs(arguments);
     let mut child =
@@ -322,7 +322,7 @@ fn feed(arguments: &[&str], part: &[u8], count: usize) -> (usize, u64) {
     let (mut input, output) = (child.stdin.take().expect("in"), child.stdout.take().expect("out"));
     let reader = std::thread::spawn(move || BufReader::new(output).lines().count());
     (0..count).for_each(|_| input.write_all(part).expect("read"));
-    // All but what the pipe holds has been read.
+    // The command has read all but what is still in the pipe.
     let status = format!("/proc/{}/status", child.id());
     let status = std::fs::read_to_string(status).expect("status");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("VmHWM");
@@ -358,7 +358,7 @@ fn dumps_of_any_length_take_bounded_memory() {
 }
 
 #[test]
-fn a_dump_that_ends_amid_an_entry_is_told_however_long_it_is() {
+fn a_dump_that_ends_within_an_entry_is_refused_at_any_length() {
     let text = "00".repeat((1 << 21) + 1);
     for (command, words) in [
         (&["wqe", "decode", "--queue", "recv", "--stride", "64"][..], "not whole entries"),
@@ -371,7 +371,7 @@ fn a_dump_that_ends_amid_an_entry_is_told_however_long_it_is() {
 }
 
 #[test]
-fn what_is_no_whole_queue_is_no_input() {
+fn incomplete_queues_and_entries_are_refused() {
     let entry = "000000400012340000007e0000008000";
     let wqe = format!("{:0<128}", WQE.replace(' ', ""));
     let three = wqe.repeat(3);
@@ -392,7 +392,8 @@ fn what_is_no_whole_queue_is_no_input() {
     }
 }
 
-/// In a queue of two from which two were taken, the second lap's bit tells what is new.
+/// In a queue of two entries, of which two were consumed, the owner bit of the second lap tells
+/// which entries are new.
 #[test]
 fn the_owner_bit_tells_which_completions_are_new() {
     let cqe = |owner: &str| format!("{}2{owner}", "00".repeat(63));
@@ -408,10 +409,10 @@ fn the_owner_bit_tells_which_completions_are_new() {
     assert_eq!(told("0"), [true, false]);
 }
 
-/// In a queue of four, a title in the last entry, its mini-CQEs in the first, and a CQE that came
-/// after.
+/// A queue of four entries: a title CQE in the last one, its mini CQEs in the first one, and a
+/// later CQE.
 #[test]
-fn compressed_completions_are_written_out() {
+fn compressed_completions_are_expanded() {
     let minis = "00000007000000400000000900000080";
     let title = format!("{:0<88}00000002{:0<30}2c", "", "");
     let array = format!("{minis}{:0<96}", "");

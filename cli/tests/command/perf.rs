@@ -56,7 +56,7 @@ fn bandwidth_of_every_operation_over_several_queue_pairs_and_sizes() {
 }
 
 #[test]
-fn sizes_may_grow_and_shrink_and_events_be_slept_for() {
+fn sizes_may_grow_and_shrink_and_completions_be_waited_for() {
     for op in ["send", "write-imm", "read"] {
         let report =
             measure(&["lat", "--op", op, "--iters", "30", "--events", "--sizes", "8,4000,1,70"]);

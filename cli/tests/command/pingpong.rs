@@ -128,7 +128,7 @@ fn two_ends_meet_at_a_port() {
     assert!(ended.stdout.contains("verified  1280 bytes from 127.0.0.1"), "{ended:?}");
 }
 
-/// A server that has begun to play an endless game, and its client.
+/// A server and a client that run an endless pingpong.
 fn endless(op: &str, mode: &str) -> (Running, Running) {
     let mut server = Running::start(&mut uverbs(&["pingpong", "--listen", "--port", "0", mode]));
     let port = server.port();
@@ -175,8 +175,8 @@ fn an_interrupt_takes_the_second_process_along() {
     }
 }
 
-/// The same with the usual answer to an interrupt: what a script starts in the background is told
-/// to ignore it, and so would be all that these tests start.
+/// The same with the default action for SIGINT. A shell script starts background processes with
+/// SIGINT ignored, and the processes that these tests start would inherit that.
 fn interruptible(command: &Command) -> Command {
     let mut wrapped = Command::new("env");
     wrapped.arg("--default-signal=INT").arg(command.get_program()).args(command.get_args());
@@ -202,7 +202,7 @@ fn is_running(process: u32) -> bool {
     field(process, 0).is_some_and(|state| state != "Z")
 }
 
-/// A field of /proc/PID/stat behind the name: 0 is the state, 1 the parent.
+/// A field of /proc/PID/stat after the name: 0 is the state, 1 the parent.
 fn field(process: u32, index: usize) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.split(' ').nth(index).map(str::to_owned)

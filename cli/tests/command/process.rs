@@ -7,7 +7,7 @@ use std::sync::{Once, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Nothing that is tested here takes a tenth of it, unless it hangs.
+/// Time limit. A command that takes a tenth of it hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The command, on the software device.
@@ -18,7 +18,7 @@ pub(crate) fn uverbs<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Command {
     command
 }
 
-/// Names the code of both ends.
+/// The variable with the code of both ends.
 pub(crate) const CODE_VARIABLE: &str = "UVERBS_CODE";
 /// The code of all runs that are not about codes.
 pub(crate) const CODE: &str = "tests";
@@ -105,7 +105,7 @@ impl Running {
         }
     }
 
-    /// The port that a listening end says it has chosen, and the code that it made up.
+    /// The port and the code that a listening end has chosen and printed.
     #[track_caller]
     pub(crate) fn port_and_code(&mut self) -> (String, String) {
         let code = self.line("code      ");
@@ -113,7 +113,7 @@ impl Running {
         (self.line("listening on port "), code)
     }
 
-    /// The port that a listening end says it has chosen.
+    /// The port that a listening end has chosen and printed.
     #[track_caller]
     pub(crate) fn port(&mut self) -> String {
         self.line("listening on port ")
@@ -131,7 +131,7 @@ impl Running {
         self.child.kill().expect("kill");
     }
 
-    /// Waits for the end, which must come.
+    /// Waits for the end; panics if it does not come in time.
     #[track_caller]
     pub(crate) fn end(mut self) -> Ended {
         let mut stdout = String::new();
@@ -175,12 +175,12 @@ pub(crate) fn run_with_input<S: AsRef<std::ffi::OsStr>>(arguments: &[S], input: 
     let input = input.to_vec();
     let writer = thread::spawn(move || stdin.write_all(&input));
     let ended = running.end();
-    // A command that did not want to read all of it has closed the pipe.
+    // A command that does not read all of it closes the pipe.
     let _ = writer.join().expect("writer");
     ended
 }
 
-/// Waits for a listener, as /proc/net/tcp says it: connecting would count as a client.
+/// Waits until /proc/net/tcp shows a listener. A connection would count as a client.
 pub(crate) fn wait_for_listener(port: &str) {
     let number: u16 = port.parse().expect("a port");
     let words =

@@ -16,7 +16,7 @@ fn run<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Ended {
     Running::start(&mut uverbs(arguments)).end()
 }
 
-/// Whether a program of a Debian package is there; a machine that tests changes must have it.
+/// Whether a program of a Debian package is installed. With `CI` set it has to be.
 pub(crate) fn is_installed(program: &str, package: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
     let found = found.is_ok_and(|output| output.status.success());
@@ -28,7 +28,7 @@ pub(crate) fn is_installed(program: &str, package: &str) -> bool {
 }
 
 #[test]
-fn the_programs_status_is_the_commands() {
+fn the_command_exits_with_the_programs_status() {
     assert_eq!(run(&["run", "--", "sh", "-c", "exit 7"]).status.code(), Some(7));
     assert_eq!(run(&["run", "--", "sh", "-c", "kill -TERM $$"]).status.code(), Some(143));
     run(&["run", "--", "true"]).success();
@@ -64,7 +64,7 @@ fn signals_go_to_the_program() {
 }
 
 #[test]
-fn what_was_laid_out_is_removed() {
+fn temporary_files_are_removed() {
     let scratch = Scratch::new("run-removed");
     let list = "ls \"$UVERBS_RUN_SYSFS\" > /dev/null && ls /sys/class/infiniband_verbs";
     let ended =
@@ -76,7 +76,7 @@ fn what_was_laid_out_is_removed() {
 }
 
 #[test]
-fn programs_out_of_reach_are_named_in_one_line() {
+fn programs_that_cannot_be_served_are_named_in_one_line() {
     let scratch = Scratch::new("run-reach");
     let mut elf = vec![0; 64];
     elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
@@ -114,7 +114,7 @@ fn a_trace_names_verbs_and_fields() {
     }
 }
 
-/// A game between two C programs, or one and this command, under `options`.
+/// A pingpong between two C programs, or one and this command, under `options`.
 fn game(options: &[&str], server: &[&str], client: &[&str]) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("a port").port();
@@ -139,7 +139,7 @@ fn words(line: &str) -> Vec<&str> {
 }
 
 #[test]
-fn c_programs_play_with_each_other_and_with_this_command() {
+fn c_programs_run_against_each_other_and_against_this_command() {
     if !is_installed("ibv_rc_pingpong", "ibverbs-utils") {
         return;
     }

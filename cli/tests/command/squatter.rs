@@ -13,14 +13,14 @@ use crate::process::{Running, Scratch, uverbs};
 /// Set in the process that holds the port.
 const VARIABLE: &str = "UVERBS_TEST_SQUATTER";
 
-/// In a network namespace of its own: this test once more, with [`VARIABLE`] set.
+/// Runs this test once more in a network namespace of its own, with [`VARIABLE`] set.
 #[test]
-fn devices_of_one_user_meet_where_another_has_taken_all_names() {
+fn devices_of_one_user_connect_where_another_user_has_taken_all_names() {
     if std::env::var_os(VARIABLE).is_some() {
         return squat();
     }
     let script = "ip link set lo up && exec \"$0\" --exact --nocapture \
-        squatter::devices_of_one_user_meet_where_another_has_taken_all_names";
+        squatter::devices_of_one_user_connect_where_another_user_has_taken_all_names";
     if !Command::new("unshare")
         .args(["-rn", "ip", "link"])
         .stdout(Stdio::null())
@@ -38,8 +38,8 @@ fn devices_of_one_user_meet_where_another_has_taken_all_names() {
     Running::start(&mut command).end().success();
 }
 
-/// The same user without a directory of its own, whose name in `/tmp` is another's.
-fn meet_without_a_home() {
+/// The same user without a directory of its own; another user owns its name in `/tmp`.
+fn connect_without_a_home() {
     let shared = Scratch::in_directory(&std::env::temp_dir(), "squatted");
     fs::set_permissions(shared.path(), Permissions::from_mode(0o1777)).expect("sticky");
     fs::write(shared.path().join(format!("uverbs-soft-{}", geteuid())), "mine").expect("a file");
@@ -53,15 +53,15 @@ fn squat() {
     let _held = UdpSocket::bind("0.0.0.0:4791").expect("the port");
     let ended = Running::start(&mut uverbs(&["pingpong", "--iters", "50"])).end().success();
     assert!(ended.stdout.contains("verified  6400 bytes"), "{ended:?}");
-    meet_without_a_home();
-    // What keeps to UDP cannot: the error tells why, and not that a device was removed.
+    connect_without_a_home();
+    // A device that uses UDP only cannot. The error gives that cause, and not a removed device.
     let mut command = uverbs(&["info", "soft"]);
     let ended = Running::start(command.env("UVERBS_SOFT_WIRE", "udp")).end();
     let ended = ended.failure(1, "addresses of 127.18.0.0/16 in a row are taken");
     assert!(!ended.stderr.contains("removed"), "{ended:?}");
 }
 
-/// The device that programs open by the name `soft` is made as the variables say.
+/// Environment variables set the properties of the device that programs open as `soft`.
 #[test]
 fn variables_say_how_the_device_is_made() {
     let said = |variable: &str, value: &str| {

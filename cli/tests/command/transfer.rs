@@ -60,7 +60,7 @@ fn files_of_all_sizes_arrive_as_they_were() {
 }
 
 #[test]
-fn a_name_that_is_taken_is_kept_unless_told_otherwise() {
+fn an_existing_file_is_kept_unless_told_otherwise() {
     let scratch = Scratch::new("taken");
     let out = scratch.directory("out");
     fs::write(out.join("a"), "old").expect("write");
@@ -82,7 +82,7 @@ fn a_receiver_without_descriptors_waits_for_them() {
     let out = scratch.directory("out");
     let receive = uverbs(&["transfer", "recv", out.to_str().expect("a path"), "--port", "0"]);
     let mut limited = Command::new("sh");
-    // Enough for the device and the session, and not for the strangers.
+    // Enough for the device and the session, but not for the strangers' connections.
     limited.args(["-c", "ulimit -n 40 && exec \"$0\" \"$@\""]).arg(receive.get_program());
     limited.args(receive.get_args());
     limited.envs(receive.get_envs().filter_map(|(name, value)| Some((name, value?))));
@@ -134,7 +134,7 @@ fn a_file_that_becomes_shorter_ends_both_and_leaves_nothing() {
 }
 
 #[test]
-fn lack_of_space_is_told_to_both_before_a_byte_is_sent() {
+fn both_ends_report_lack_of_space_before_a_byte_is_sent() {
     let scratch = Scratch::new("room");
     let out = scratch.directory("out");
     let small = scratch.file("small", &[7; 100]);
@@ -143,7 +143,7 @@ fn lack_of_space_is_told_to_both_before_a_byte_is_sent() {
     let sent = sender(&[&small, &large], &port).end();
     receiver.end().failure(1, "no space for");
     sent.failure(1, "no space for");
-    // What was complete before stays.
+    // Files that were complete before stay.
     assert_eq!(names(&out), ["small"]);
 }
 
@@ -162,7 +162,7 @@ fn limited_receiver(directory: &Path) -> (Running, String) {
 }
 
 #[test]
-fn a_directory_that_cannot_be_written_is_told_to_both() {
+fn both_ends_report_a_directory_that_cannot_be_written() {
     let scratch = Scratch::new("readonly");
     let file = scratch.file("a", b"a");
     // No user can make files there, root included.
@@ -171,11 +171,11 @@ fn a_directory_that_cannot_be_written_is_told_to_both() {
     sent.failure(1, "cannot create a file in /proc");
 }
 
-/// A sender of the test's own, which speaks what `uverbs transfer` speaks over TCP.
+/// A sender of the test's own, with the protocol of `uverbs transfer` over TCP.
 struct Impostor(BufReader<TcpStream>);
 
 impl Impostor {
-    /// Connects to a receiver that wants no code: proofs are those of the empty one.
+    /// Connects to a receiver that wants no code. Proofs are those of the empty code.
     fn connect(port: &str) -> Self {
         let port = port.parse().expect("a port");
         let stream = TcpStream::connect(("127.0.0.1", port)).expect("a receiver");
@@ -200,7 +200,7 @@ impl Impostor {
         own
     }
 
-    /// Connects, and says what comes before the first offer.
+    /// Connects, and sends the lines that precede the first offer.
     fn introduced(port: &str) -> Self {
         let mut own = Self::connect(port);
         assert!(own.hear()["slots"].as_u64().is_some_and(|slots| slots > 0));
@@ -277,7 +277,7 @@ fn a_peers_reason_is_shown_escaped() {
 }
 
 #[test]
-fn an_announced_file_takes_no_space_before_its_bytes_come() {
+fn an_announced_file_takes_no_space_before_its_bytes_arrive() {
     let scratch = Scratch::new("announced");
     let out = scratch.directory("out");
     let (mut receiver, port) = receiver(&out, &["--no-code"]);
@@ -299,7 +299,7 @@ fn open_files_below(process: u32, directory: &Path) -> Vec<u64> {
 }
 
 #[test]
-fn the_receiver_makes_up_a_code_that_the_sender_must_have() {
+fn the_receiver_chooses_a_code_that_the_sender_must_have() {
     let scratch = Scratch::new("code");
     let out = scratch.directory("out");
     let file = scratch.file("a", b"contents");
@@ -307,8 +307,8 @@ fn the_receiver_makes_up_a_code_that_the_sender_must_have() {
     let mut command = uverbs(&["transfer", "recv", directory, "--port", "0"]);
     let mut receiver = Running::start(command.env_remove(CODE_VARIABLE));
     let (port, code) = receiver.port_and_code();
-    // What connects and goes away does not end it, nor what speaks another protocol, nor a wrong
-    // code or none.
+    // The receiver goes on after a connection that is closed at once, another protocol, a wrong
+    // code, and no code.
     drop(TcpStream::connect(("127.0.0.1", port.parse::<u16>().expect("a port"))));
     let mut foreign = TcpStream::connect(("127.0.0.1", port.parse::<u16>().expect("a port")));
     foreign.as_mut().expect("connect").write_all(b"GET / HTTP/1.1\r\n\r\n").expect("write");
@@ -357,7 +357,7 @@ fn by_default_only_this_machine_can_connect() {
     }
 }
 
-/// The IPv4 address on which a port of this machine is listened on, as /proc/net/tcp has it.
+/// The IPv4 address of the listener on a port of this machine, from /proc/net/tcp.
 fn listening_address(port: &str) -> String {
     let port = format!("{:04X}", port.parse::<u16>().expect("a port"));
     let table = fs::read_to_string("/proc/net/tcp").expect("/proc/net/tcp");

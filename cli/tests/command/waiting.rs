@@ -1,5 +1,5 @@
-//! What programs of libibverbs do under `uverbs run` while they wait: `waiting.c`, with the C
-//! library's and the provider's own calls.
+//! Programs of libibverbs that wait under `uverbs run`: `waiting.c` waits with calls of the C
+//! library and of the provider.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -40,12 +40,12 @@ fn holds(name: &str, checks: &[&str]) {
 }
 
 #[test]
-fn a_sleeping_program_does_the_devices_work_and_signals_end_its_sleep_as_they_do_a_read() {
+fn a_sleeping_program_runs_the_device_and_signals_interrupt_it_as_they_do_a_read() {
     holds("waiting-signals", &["signals", "nonblocking"]);
 }
 
 #[test]
-fn a_thread_that_sleeps_in_the_devices_stead_can_be_cancelled() {
+fn a_thread_that_runs_the_device_while_it_sleeps_can_be_cancelled() {
     holds("waiting-cancel", &["cancel"]);
 }
 

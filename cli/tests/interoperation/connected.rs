@@ -27,7 +27,7 @@ const GAMES: [Game; 4] = [
     ("rping", Role::Client, rping::ask),
 ];
 
-/// On software devices of two processes, or on a kernel's device that reaches itself.
+/// The setup: software devices of two processes, or a kernel's device that reaches itself.
 pub(crate) fn play_all() {
     let context = opened();
     let gids = context.gid_table(1).expect("a table");
@@ -133,7 +133,7 @@ impl Talk {
         bytes
     }
 
-    /// The slot of the next completion that has one: a message's that was sent has none.
+    /// The slot of the next completion that has one. Completions of sends have none.
     pub(crate) fn finished(&mut self) -> Slot {
         let deadline = Instant::now() + PATIENCE;
         loop {

@@ -1,5 +1,5 @@
 //! `ibv_rc_pingpong` and `ibv_uc_pingpong`: both ends send from the buffer into which they receive,
-//! so that the C program gives back what it was sent.
+//! so the C program sends back the bytes that it has received.
 
 use uverbs::op::Carries;
 use uverbs::qp::PostFlags;
@@ -17,11 +17,11 @@ const INCOMING: usize = SIZE;
 struct Game<T: Connected> {
     setup: Setup,
     qp: raw::QueuePair<T>,
-    /// Completions of receives that came before they were waited for.
+    /// Completions of receives that were polled before the test waited for them.
     arrived: u64,
 }
 
-/// Plays one game.
+/// Runs one pingpong.
 pub(crate) fn play<T: Connected + Carries<op::Send>>(program: &str, role: Role) {
     if !is_installed(program) {
         return;
@@ -47,8 +47,8 @@ pub(crate) fn play<T: Connected + Carries<op::Send>>(program: &str, role: Role) 
             }
             Role::Server => {
                 game.arrival();
-                // The first message is the program's own; from then on it gives back what it was
-                // sent.
+                // The first message is the program's own. Its later ones are those that it has
+                // received.
                 if let Some(before) = round.checked_sub(1) {
                     game.setup.check(INCOMING, SIZE, before);
                 }

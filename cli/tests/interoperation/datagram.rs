@@ -1,4 +1,4 @@
-//! `ibv_ud_pingpong`: messages of one packet, behind the 40 bytes of a routing header.
+//! `ibv_ud_pingpong`: messages of one packet, after the 40 bytes of a routing header.
 
 use uverbs::ah::GRH_BYTES;
 use uverbs::qp::{Datagram, PostFlags};
@@ -18,7 +18,7 @@ struct Game {
     arrived: u64,
 }
 
-/// Plays one game.
+/// Runs one pingpong.
 pub(crate) fn play(role: Role) {
     let program = "ibv_ud_pingpong";
     if !is_installed(program) {

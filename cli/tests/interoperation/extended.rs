@@ -1,5 +1,5 @@
 //! `ibv_xsrq_pingpong`: an initiator and a target at each end, messages to a shared receive queue
-//! by number. The server sends first. In the end both say so over TCP.
+//! by number. The server sends first. At the end both send a message over TCP.
 
 use uverbs::qp::{PathOptions, PostFlags, XrcReceiver, XrcTarget};
 use uverbs::qp_type::Xrc;
@@ -21,7 +21,7 @@ struct Game {
     setup: Setup,
 }
 
-/// Plays one game.
+/// Runs one pingpong.
 pub(crate) fn play(role: Role) {
     let program = "ibv_xsrq_pingpong";
     if !is_installed(program) {
@@ -34,7 +34,8 @@ pub(crate) fn play(role: Role) {
     let their_queue = game.exchange(&mut peer, role);
     for round in 0..ROUNDS {
         match role {
-            // Both send the same number of messages; the program answers with what it got last.
+            // Both send the same number of messages. The program sends the last one that it has
+            // received.
             Role::Client => {
                 game.arrival();
                 if let Some(before) = round.checked_sub(1) {

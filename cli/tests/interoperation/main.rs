@@ -24,12 +24,12 @@ use uverbs::{AccessFlags, Buffer, Context, MemoryRegion, PollError, ProtectionDo
 
 use peer::Role;
 
-/// Round trips of a game.
+/// Round trips of a pingpong.
 const ROUNDS: u64 = 100;
-/// Bytes of a message, as the C programs have it by default; datagrams have to fit into a packet.
+/// Bytes of a message: the default of the C programs. Datagrams have to fit into a packet.
 const SIZE: usize = 4096;
 const DATAGRAM: usize = 1024;
-/// Far longer than a message takes.
+/// Time limit, far longer than a message takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Context, domain, completion queue, memory.

@@ -10,7 +10,7 @@ use uverbs::{Endpoint, Gid, Mtu};
 use crate::PATIENCE;
 use crate::process::{self, Running};
 
-/// Which part this library plays.
+/// The role of this library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Client,
@@ -23,7 +23,7 @@ pub(crate) struct Peer {
     stream: TcpStream,
 }
 
-/// Whether the C programs are there; a machine that tests changes must have them.
+/// Whether the C programs are installed. With `CI` set they have to be.
 pub(crate) fn is_installed(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
     let found = found.is_ok_and(|output| output.status.success());
@@ -110,7 +110,7 @@ impl Peer {
         }
     }
 
-    /// Waits for the program's end, a good one.
+    /// Waits for the program's end; panics if it failed.
     pub(crate) fn end(self) {
         self.program.end().success();
     }
@@ -126,7 +126,7 @@ fn command(line: &[String]) -> Command {
     command_at(None, line)
 }
 
-/// The same; a software device has this address.
+/// The same, on a software device with this address.
 pub(crate) fn command_at(address: Option<&str>, line: &[String]) -> Command {
     if is_kernel() {
         let mut command = Command::new(&line[0]);
@@ -162,7 +162,7 @@ pub(crate) fn number(digits: &str) -> u32 {
     u32::from_str_radix(digits, 16).expect("a number")
 }
 
-/// A peer of `own`. What the exchange does not tell is as the C programs have it: MTU 1024, one
+/// A peer of `own`. The exchange leaves out the fields that all C programs set alike: MTU 1024, one
 /// READ at a time, the same kind of GID and the same Q_Key.
 pub(crate) fn endpoint(lid: &str, gid: &str, own: &Endpoint) -> Endpoint {
     let gid = Gid(u128::from_str_radix(gid.trim(), 16).expect("a GID").to_be_bytes());

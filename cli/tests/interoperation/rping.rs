@@ -1,5 +1,6 @@
-//! What `rping` plays: the client tells of memory, the server READs it and says so; the client
-//! tells of other memory, the server WRITEs there what it has read and says so.
+//! The protocol of `rping`. The client advertises memory, and the server READs it and confirms.
+//! Then the client advertises other memory, and the server WRITEs there the bytes that it has read
+//! and confirms.
 
 use uverbs::qp::PostFlags;
 use uverbs::{AccessFlags, Buffer, MemoryRegion, Remote, op};
@@ -9,7 +10,7 @@ use crate::message;
 
 /// Rounds.
 pub(crate) const COUNT: &str = "20";
-/// Bytes that the client offers unless it is told otherwise.
+/// Bytes that the client advertises by default.
 const SIZE: usize = 64;
 
 fn rounds() -> u64 {
@@ -58,7 +59,7 @@ fn text(round: u64) -> Vec<u8> {
     letters.chain([0]).collect()
 }
 
-/// The library as the server: the program compares what comes back with what it had.
+/// The library as the server. The program compares the bytes that come back with its own.
 pub(crate) fn serve(talk: &mut Talk) {
     let slab = talk.ends.resources.pd.create_slab(1, SIZE as u32).expect("memory");
     for _ in 0..rounds() {

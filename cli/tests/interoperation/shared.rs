@@ -9,7 +9,7 @@ use uverbs::{Endpoint, op, raw};
 use crate::peer::{Peer, Role, is_installed};
 use crate::{ROUNDS, SIZE, Setup};
 
-/// As the C program has them by default.
+/// The default of the C program.
 const CONNECTIONS: usize = 16;
 /// Addresses that it exchanges, however many are in use (`MAX_QP`).
 const ADDRESSES: usize = 256;
@@ -31,7 +31,7 @@ struct Game {
     received: u64,
 }
 
-/// Plays one game.
+/// Runs one pingpong.
 pub(crate) fn play(role: Role) {
     let program = "ibv_srq_pingpong";
     if !is_installed(program) {
