@@ -1,8 +1,8 @@
 //! Streams over the software device beside TCP over loopback, in one process and one run.
 //!
 //! `cargo bench -p uverbs-stream --bench beside_tcp [-- MESSAGES] [-- --json]`. Runs of the two
-//! alternate, and a ratio is the median of the runs' own ratios; absolute numbers are this
-//! machine's alone. What `--json` prints is for `cargo xtask figures FILE`.
+//! alternate, and a ratio is the median of the runs' own ratios; absolute numbers are those of this
+//! machine. `cargo xtask figures FILE` reads the output of `--json`.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use uverbs_stream::{Config, Listener, Stream};
 
 /// Bytes of a message that goes there and back.
 const MESSAGE: usize = 64;
-/// Runs of which the median counts.
+/// Runs, of which the median is taken.
 const RUNS: usize = 5;
 
 /// Wall clock and processor time of the whole process.
@@ -143,7 +143,7 @@ where
                 [tokio::spawn(answer(server, rounds)), tokio::spawn(ask(client, rounds))]
             })
             .collect();
-        // The streams stay until the time is taken.
+        // The streams are not dropped before the time is taken.
         let mut streams = Vec::new();
         for task in tasks {
             streams.push(task.await??);
@@ -239,7 +239,7 @@ impl Table {
     }
 }
 
-/// Each stream has three files at each end, and tokio another one.
+/// Raises the limit: each stream has three files at each end, and tokio opens another one.
 fn raise_file_limit() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {

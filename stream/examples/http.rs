@@ -1,4 +1,4 @@
-//! HTTP/1 by hyper over RDMA: a server, and a client that asks it.
+//! HTTP/1 by hyper over RDMA: a server, and a client that sends it a request.
 //!
 //! `cargo run -p uverbs-stream --features soft,tokio --example http [ADDRESS]`; without an address
 //! both ends are on the software device.

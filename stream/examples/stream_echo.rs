@@ -9,7 +9,7 @@ use std::thread;
 
 use uverbs_stream::{Config, Listener, Stream};
 
-/// Gives every line back, until the client's last one.
+/// Sends every line back until the client ends its data.
 fn serve(mut stream: Stream) -> io::Result<()> {
     let mut line = String::new();
     while stream.read_line(&mut line)? > 0 {

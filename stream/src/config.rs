@@ -13,9 +13,9 @@ use crate::{Listener, Stream};
 pub(crate) const MAX_RING: u32 = 1 << 30;
 /// Most data messages in flight to the peer.
 const MESSAGES: u32 = 112;
-/// Receives for reports, beside those for data. A report tells of a quarter of the ring or of a
-/// quarter of the messages at least, so before the peer looks at one there can be 8 of them, one
-/// for the end of the data and one that wakes a reader.
+/// Receives for reports, besides those for data. Each report covers at least a quarter of the ring
+/// or a quarter of the messages. So before the peer polls one, at most 8 of them can be in flight,
+/// with one for the end of the data and one that wakes a reader.
 pub(crate) const RESERVED: u32 = 16;
 /// Receives that are posted.
 pub(crate) const RECEIVES: u32 = MESSAGES + RESERVED;
@@ -26,7 +26,7 @@ pub(crate) const INLINE: u32 = 128;
 
 const MAX_SLOT: u32 = 16 << 20;
 const MIN_SLOTS: u32 = 4;
-/// The kernel's limit of a backlog unless it was changed (`net.rdma_ucm.max_backlog`).
+/// The kernel's default limit of a backlog (`net.rdma_ucm.max_backlog`).
 const MOST_WAITING: u32 = 1024;
 
 /// Options of streams and of listeners, in the manner of a builder. [`Stream::connect`] and
@@ -129,7 +129,7 @@ impl Config {
         self
     }
 
-    /// How long dropping a stream waits at most until the peer's device has all that was written;
+    /// The longest time that dropping a stream waits until the peer's device has all written bytes;
     /// 10 seconds by default. With zero, dropping aborts the connection: the peer gets
     /// `ConnectionReset`.
     pub fn linger(mut self, time: Duration) -> Self {
@@ -143,16 +143,16 @@ impl Config {
         self
     }
 
-    /// Peers at most that a listener has queues, a ring and send buffers for before they have
-    /// confirmed their connection; 256 by default. A peer that never does keeps its place for a
-    /// minute or so, until the connection manager gives it up. Others wait meanwhile without any
-    /// of that, as many as the [backlog](Self::backlog) says; more are refused.
+    /// The most peers for which a listener has queues, a ring and send buffers before they have
+    /// confirmed their connection; 256 by default. A peer that never confirms keeps its place for
+    /// about a minute, until the connection manager gives it up. Further peers wait without queues
+    /// and buffers, as many as the [backlog](Self::backlog) says; more are refused.
     pub fn half_open(mut self, peers: u32) -> Self {
         self.half_open = peers;
         self
     }
 
-    /// Requests that a listener keeps without queues at most.
+    /// The most requests that a listener keeps without queues.
     pub(crate) fn most_waiting(&self) -> usize {
         let most = if self.backlog == 0 { MOST_WAITING } else { self.backlog };
         most as usize
@@ -164,7 +164,7 @@ impl Config {
         self
     }
 
-    /// Listens at `address`: at the first that works of those that a name has.
+    /// Listens at `address`. If a name has several addresses, the first that works is used.
     ///
     /// # Errors
     /// `InvalidInput` for sizes out of range; `AddrInUse`; `NotFound` if no RDMA device has the
@@ -173,13 +173,13 @@ impl Config {
         Listener::bind_with(self.check()?, address)
     }
 
-    /// Connects to `address`: to the first that works of those that a name has.
+    /// Connects to `address`. If a name has several addresses, the first that works is used.
     ///
     /// # Errors
     /// `InvalidInput` for sizes out of range; `ConnectionRefused` with the peer's
     /// [`Rejection`](uverbs::cm::Rejection) among the sources; `InvalidData` if the peer is not a
-    /// stream; `TimedOut`; `NotFound` if no RDMA device leads to the address; what else the kernel
-    /// says.
+    /// stream; `TimedOut`; `NotFound` if no RDMA device leads to the address; other errors of the
+    /// kernel.
     pub fn connect(&self, address: impl ToSocketAddrs) -> io::Result<Stream> {
         Stream::connect_with(self.check()?, address)
     }

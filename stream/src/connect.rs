@@ -52,7 +52,7 @@ impl<'c> Connecting<'c> {
         self.config.connect_timeout.unwrap_or(RESOLVE).min(RESOLVE)
     }
 
-    /// Takes the next step; gives what the peer says of its ring once it has accepted.
+    /// Takes the next step. Returns the peer's description of its ring once the peer has accepted.
     pub(crate) fn step(&mut self, event: Event) -> io::Result<Option<Offer>> {
         match event.kind {
             EventKind::AddressResolved => self.id.resolve_route(self.patience())?,
@@ -89,7 +89,7 @@ impl<'c> Connecting<'c> {
     }
 }
 
-/// Connects, waiting for it.
+/// Connects, and waits until the stream is established.
 pub(crate) fn connect(
     config: &Config,
     address: SocketAddr,

@@ -345,7 +345,7 @@ impl Core {
         }
     }
 
-    /// The flags of a report. Behind the end there may be no other send that retires it, and
+    /// The flags of a report. After the end there may be no other send that retires it, and
     /// [`Core::finished`] waits for all.
     fn report_flags(&self) -> PostFlags {
         match self.end {

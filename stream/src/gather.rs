@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 
-/// What a vectored write has still to send.
+/// The bytes that a vectored write has still to send.
 #[derive(Debug)]
 pub(crate) struct Gather<'a> {
     buffers: &'a [IoSlice<'a>],

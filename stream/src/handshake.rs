@@ -1,4 +1,4 @@
-//! What the two ends tell each other in the private data of the connection.
+//! The messages of the two ends in the private data of the connection.
 
 use uverbs::Remote;
 use uverbs::cm::{ReplyData, RequestData};
@@ -19,7 +19,7 @@ pub(crate) struct Offer {
     pub(crate) ring: Remote,
     /// Its size in bytes.
     pub(crate) bytes: u32,
-    /// Receives that are posted: messages that may be on their way.
+    /// Receives that are posted, and so the most messages in flight.
     pub(crate) receives: u16,
 }
 
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offer_survives_the_way() {
+    fn an_offer_is_decoded_as_encoded() {
         assert_eq!(Offer::decode(offer().request().as_bytes()), Ok(offer()));
         let mut padded = offer().reply().as_bytes().to_vec();
         padded.resize(196, 0);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn errors_name_what_is_wrong_with_an_offer() {
         let refused = |change: &dyn Fn(&mut [u8; BYTES])| {
             let mut message = offer().encode();
             change(&mut message);

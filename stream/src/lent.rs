@@ -41,7 +41,7 @@ impl<'a> Lent<'a> {
     }
 
     /// Gives the first `bytes` back to the peer to write to; all of them if there are fewer. The
-    /// next read begins behind them.
+    /// next read begins after them.
     pub fn consume(self, bytes: usize) {
         self.shared.lock().consume(bytes.min(self.len()));
     }

@@ -34,13 +34,13 @@
 //! Each side registers a ring ([`Config::receive_ring`]) and tells the other where it is when they
 //! connect. A write copies the caller's bytes into a registered buffer, or into the work request if
 //! they are few, and an RDMA WRITE with immediate puts them into the peer's ring, where a read
-//! copies them out. The immediate is their number. At most 112 messages are on their way. A reader
+//! copies them out. The immediate is their number. At most 112 messages are in flight. A reader
 //! reports free space in messages of 24 bytes, each time that a quarter of the ring, or a quarter
 //! of these messages, has been read. So a writer waits only while its own peer does not read, and
 //! every message finds a receive posted.
 //!
-//! What a peer says is checked: it cannot report what was not sent, nor write outside the ring. It
-//! can change bytes in the ring until they are read, which is why [`Stream::lend`] lends views and
+//! Reports of a peer are checked: it cannot report bytes that were not sent, nor write outside the
+//! ring. It can change bytes in the ring until they are read, so [`Stream::lend`] lends views and
 //! no slices.
 //!
 //! # What is as with TCP
@@ -49,8 +49,8 @@
 //!
 //! # What differs
 //! - Both ends are this library's: a peer that speaks another protocol is refused.
-//! - A peer whose machine vanished is noticed by a write only, as with TCP without keep-alive, and
-//!   sooner or later by [`Config::acknowledgement`]. A peer whose process dies is noticed at once,
+//! - A peer whose machine vanished is noticed by a write only, as with TCP without keep-alive. How
+//!   soon depends on [`Config::acknowledgement`]. A peer whose process dies is noticed at once,
 //!   because its kernel disconnects; a software device inside that process cannot.
 //! - Dropping a stream waits for a round trip: [`Config::linger`].
 //! - A stream has memory registered for its ring and its send buffers, and three files.

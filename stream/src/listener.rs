@@ -38,15 +38,15 @@ pub struct Listener {
     config: Config,
 }
 
-/// Peers whose connection is on its way.
+/// Peers whose connection is not yet established.
 #[derive(Debug, Default)]
 struct HalfOpen {
     /// Accepted, but not confirmed by the peer.
     pending: HashMap<IdKey, Pending>,
-    /// Those that threads are making queues for. They count as `pending`.
+    /// Peers for which threads are creating queues. They count as `pending`.
     preparing: usize,
-    /// Requests that wait until there are fewer of these. That a peer has given up meanwhile is
-    /// noticed when it is accepted: before, the kernel reports nothing of it.
+    /// Requests that wait until fewer peers are pending. If such a peer gives up, the kernel
+    /// reports it only when the peer is accepted.
     waiting: VecDeque<(ConnectionRequest, Offer)>,
 }
 
@@ -114,7 +114,7 @@ impl Listener {
     ///
     /// # Errors
     /// `InvalidInput` (EINVAL) once the listener is closed; `WouldBlock` if it does not block and
-    /// there is none; `Interrupted` by a signal; what making the queues says, of a peer that is
+    /// there is none; `Interrupted` by a signal; errors of creating the queues, whose peer is
     /// refused then.
     pub fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         loop {
@@ -167,7 +167,7 @@ impl Listener {
         }
     }
 
-    /// Takes an event; gives the connection that it establishes.
+    /// Takes an event. Returns the connection that it establishes.
     fn step(&self, event: Event) -> io::Result<Option<Shared>> {
         match event.kind {
             EventKind::ConnectRequest(request) => {
@@ -178,7 +178,7 @@ impl Listener {
                 let Some(pending) = lock(&self.half_open).pending.remove(&event.id) else {
                     return Ok(None);
                 };
-                // Now, because there may be no event that has the next call do it.
+                // Now, because no later event may cause a call that does it.
                 if let Err(error) = self.take_waiting() {
                     tracing::warn!(%error, "a peer that waited was not accepted");
                 }
@@ -197,7 +197,7 @@ impl Listener {
         }
     }
 
-    /// Has a request wait for a place, perhaps for no time. One with another protocol is refused.
+    /// Queues a request until a place is free. A request of another protocol is refused.
     fn take(&self, request: ConnectionRequest) {
         let peer = match Offer::decode(request.private_data()) {
             Ok(peer) => peer,

@@ -1,4 +1,4 @@
-//! A gRPC service without generated code: a call takes a text and gives one back.
+//! A gRPC service without generated code: a call takes a text and returns one.
 
 use std::convert::Infallible;
 use std::future::Ready;
@@ -53,7 +53,7 @@ impl Decoder for TextCodec {
     }
 }
 
-/// Gives a text back, backwards; refuses an empty one.
+/// Returns the text reversed; refuses an empty one.
 #[derive(Clone, Copy, Debug)]
 struct Backwards;
 

@@ -93,7 +93,7 @@ fn a_client_of_another_protocol_is_refused() {
 }
 
 #[test]
-fn a_server_of_another_protocol_is_no_stream() {
+fn connecting_to_a_server_of_another_protocol_fails() {
     let mut listener = cm::Listener::builder().context(&context()).bind(address()).unwrap();
     let to = listener.local_address().unwrap();
     let connecting = thread::spawn(move || Rdma::connect(to).err().unwrap());
