@@ -2,16 +2,16 @@
 //!
 //! One thread drives one [`Core`]. It looks at the doorbell words of the [UAR pages](UarRegion),
 //! carries packets between core and wire, and hands events to the front end. A program that polls
-//! can do that in its stead ([`Runtime::lend`]). Commands run in the caller's thread under the same
-//! lock ([`Runtime::control`]); the device thread steps back when one waits.
+//! can do that in place of the thread ([`Runtime::lend`]). Commands run in the caller's thread
+//! under the same lock ([`Runtime::control`]); the device thread yields the lock while one waits.
 //!
 //! # What it costs
 //! A doorbell is a store to memory, which wakes no thread, so a device with queues has to look.
 //! While it is busy it looks again after `sched_yield`; after 200 us without work it sleeps between
 //! two looks, 25 us at first, 1 ms soon and 8 ms in the end (below one percent of a core). Packets
 //! and commands end such a sleep early. A device without queues sleeps until one of them comes.
-//! While programs lend it their time, it naps for 25 us to 1 ms, and takes over as long after the
-//! last lent look.
+//! While programs poll and make progress for it, its thread sleeps for 25 us to 1 ms at a time, and
+//! takes over at the end of such a sleep if their last look was 50 us ago or more.
 //!
 //! # Fork and exit
 //! The thread does not exist in a forked child: there every command fails with [`Orphaned`],
@@ -114,32 +114,31 @@ pub struct Runtime {
 
 /// State that the device's thread and commands share.
 struct Shared {
-    /// The thread that looks holds it from beginning to end, and before all other locks. Commands
-    /// do without.
+    /// Held during a whole look, and taken before all other locks. Commands do not take it.
     worker: Mutex<Worker>,
     lending: Lending,
     crowd: Crowd,
     work: Work,
     machine: Mutex<Machine>,
     wire: Mutex<Box<dyn Wire>>,
-    /// What the core has sent and the wire not yet. Filled with the machine locked, so that a
-    /// command finds in it all that was sent before the command; emptied with the wire locked, so
-    /// that the order stays.
+    /// Packets that the core has sent and the wire has not. Filled with the machine locked, so that
+    /// a command finds in it everything that was sent before the command. Emptied with the wire
+    /// locked, so that packets stay in order.
     outbox: Mutex<Vec<Packet>>,
-    /// Whether a thread, which has the wire locked, sends what it took out of the outbox. Set with
-    /// the outbox locked.
+    /// Whether a thread has taken packets out of the outbox and is sending them. That thread has
+    /// the wire locked. Set with the outbox locked.
     sending: AtomicBool,
     host: Arc<dyn Host>,
     waker: Arc<Waker>,
-    /// Callers that want one of the locks. A plain mutex would favour the device thread, which
-    /// asks for it again right after giving it back.
+    /// How many callers wait for one of the locks. A mutex alone would favour the device thread,
+    /// which locks it again right after unlocking it.
     waiting: AtomicUsize,
     stop: AtomicBool,
 }
 
 impl Runtime {
-    /// A device without a thread: it runs only in threads that lend it time. `waker` is the one
-    /// that the wire wakes.
+    /// A device without a thread: it runs only in threads that call [`Runtime::lend`]. `waker` is
+    /// the one that the wire wakes.
     pub fn new(core: Core, wire: Box<dyn Wire>, waker: Arc<Waker>, host: Arc<dyn Host>) -> Self {
         let shared = Arc::new(Shared {
             worker: Mutex::new(Worker::new()),
@@ -167,11 +166,11 @@ impl Runtime {
         Ok(self)
     }
 
-    /// Looks at doorbells, wire and clock once, in the caller's thread, and does what is to be
-    /// done. While this is called again and again, the device's thread keeps out of the way.
+    /// Looks at doorbells, wire and clock once, in the caller's thread, and does the work that it
+    /// finds. While this is called again and again, the device's thread stands by.
     ///
-    /// Whether something was done. If not, there was nothing to do, another thread is at it, a
-    /// command waits, or this is a forked child: then others should run.
+    /// Returns whether it did any work. If not, the caller should let other threads run: there was
+    /// no work, another thread does a look, a command waits, or this is a forked child.
     pub fn lend(&self) -> bool {
         if !self.is_here() {
             return false;
@@ -258,34 +257,35 @@ impl Shared {
     /// Locks for a command: the device thread sees that a command waits and steps back.
     fn queue_for<'a, T: ?Sized>(&self, mutex: &'a Mutex<T>) -> MutexGuard<'a, T> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        // It may sleep with the wire locked.
+        // The device's thread may sleep with the wire locked.
         self.waker.wake();
         let guard = lock(mutex);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         guard
     }
 
-    /// A look in a program's thread; whether it did something.
+    /// A look in a program's thread. Returns whether it did any work.
     fn lend(&self) -> bool {
         let worker = self.worker.try_lock();
         let now = clock::now();
         self.lending.note(now);
         let Ok(mut worker) = worker else {
-            // The thread may sleep with it locked.
+            // The device's thread may sleep with the worker locked.
             self.waker.wake();
             return false;
         };
         !self.is_wanted() && worker.look(self, now, Whose::Lent).did_work
     }
 
-    /// A look has panicked. Its worker is poisoned, so there will be no more.
+    /// Reports a fatal error after a look has panicked. The worker's lock is poisoned, so there are
+    /// no more looks.
     fn fail(&self) {
         let object = EventObject::Device;
         self.host.event(Event::Async { kind: AsyncKind::DeviceFatal, object });
     }
 
-    /// Takes what the core has sent, in exchange for the empty `packets`; whether there was
-    /// anything. The caller has the wire locked, and says when it [has sent](Self::has_sent) that.
+    /// Moves the outbox into `packets`, which are empty; returns whether there were any. The caller
+    /// has the wire locked, and calls [`Shared::has_sent`] once it has sent them.
     fn take_outbox(&self, packets: &mut Vec<Packet>) -> bool {
         let mut outbox = lock(&self.outbox);
         mem::swap(&mut *outbox, packets);
@@ -293,7 +293,7 @@ impl Shared {
         !packets.is_empty()
     }
 
-    /// The packets that were taken out of the outbox are on the wire.
+    /// Notes that the packets taken out of the outbox are on the wire.
     fn has_sent(&self) {
         self.sending.store(false, Ordering::SeqCst);
     }
@@ -324,7 +324,7 @@ impl Shared {
         }
     }
 
-    /// Whether a command waits for a lock, or the thread shall end.
+    /// Whether a command waits for a lock, or the thread has to end.
     fn is_wanted(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) != 0 || self.stop.load(Ordering::SeqCst)
     }

@@ -15,8 +15,8 @@ use super::pacing::{Pacing, Pause};
 use super::worker::{Whose, Worker};
 use super::{Shared, clock, lock, wait};
 
-/// How often the thread yields to a waiting command before it takes the lock all the same.
-const COURTESY: usize = 1000;
+/// How often the thread yields while a command waits for a lock, before it takes the lock itself.
+const MOST_YIELDS: usize = 1000;
 
 /// Starts the thread with all signals blocked: they are the program's, not the device's.
 pub(super) fn spawn(name: &str, shared: Arc<Shared>) -> io::Result<OsThread> {
@@ -26,9 +26,11 @@ pub(super) fn spawn(name: &str, shared: Arc<Shared>) -> io::Result<OsThread> {
     thread
 }
 
-/// A bug that panics here must not leave the program waiting for ever: it sees a fatal device.
+/// Runs the thread. A panic, which is a bug, reports a fatal error of the device, so that the
+/// program does not wait for ever.
 fn main(shared: &Shared) {
-    // Sleeps of microseconds end on time, not up to 50 us late. Where this fails they do.
+    // So that sleeps of microseconds end on time. By default, or if this fails, they end up to
+    // 50 us late.
     let _ = nix::sys::prctl::set_timerslack(1);
     if catch_unwind(AssertUnwindSafe(|| run(shared))).is_err() {
         shared.fail();
@@ -37,7 +39,8 @@ fn main(shared: &Shared) {
 
 fn run(shared: &Shared) {
     let mut standby = Standby::new();
-    // Receivers that this thread has left asleep are not left to a program that may not look.
+    // Whether this thread has sent packets without waking their receivers. Then it looks again
+    // itself, because no program may.
     let mut left_asleep = false;
     while !shared.stop.load(Ordering::Acquire) {
         let lent = shared.lending.last();
@@ -50,10 +53,11 @@ fn run(shared: &Shared) {
         give_way(shared);
         let mut worker = match shared.worker.try_lock() {
             Ok(worker) => worker,
-            // A program's thread is at it, and wakes the receivers.
+            // A program's thread does a look, and wakes the receivers.
             Err(TryLockError::WouldBlock) => {
                 left_asleep = false;
-                // It is not known to poll: one that sleeps would take that for a poller's note.
+                // Not `note`: that thread may be one that waits, and `note` would make it believe
+                // that another thread polls.
                 shared.lending.note_wait(now);
                 continue;
             }
@@ -71,7 +75,7 @@ fn run(shared: &Shared) {
 
 /// Lets commands have the locks.
 fn give_way(shared: &Shared) {
-    for _ in 0..COURTESY {
+    for _ in 0..MOST_YIELDS {
         if shared.waiting.load(Ordering::SeqCst) == 0 {
             return;
         }
@@ -104,10 +108,11 @@ impl Worker {
         }
     }
 
-    /// A look and, if it finds nothing, a sleep that ends when one of `files` is readable.
+    /// Looks once. If there was nothing to do, sleeps until there is, or until one of `files` is
+    /// readable.
     ///
-    /// A thread that waits for a file also sleeps after work, unless there is more of it, or the
-    /// file may be readable by it.
+    /// A thread that waits for a file ([`Whose::Waiting`]) also sleeps if there was work, unless
+    /// there is more, or the work may have made the file readable.
     pub(super) fn look_and_sleep(
         &mut self,
         shared: &Shared,
@@ -116,8 +121,8 @@ impl Worker {
         files: &[BorrowedFd<'_>],
         timeout: impl FnOnce(&Pacing, u64, Option<u64>) -> Option<u64>,
     ) -> nix::Result<Slept> {
-        // Said before the look, so that whatever brings work after it wakes the thread.
-        shared.waker.prepare();
+        // Announced before the look, so that work that comes after the look wakes this thread.
+        shared.waker.prepare_sleep();
         let look = self.look(shared, now, whose);
         let is_over = look.more || look.told || self.left_asleep;
         let slept = if is_over || look.did_work && whose != Whose::Waiting {
@@ -126,7 +131,7 @@ impl Worker {
             let timeout = timeout(&self.pacing, now, look.deadline);
             self.sleep(shared, now, files, timeout)
         };
-        shared.waker.awake();
+        shared.waker.end_sleep();
         slept
     }
 
@@ -138,7 +143,8 @@ impl Worker {
         timeout: Option<u64>,
     ) -> nix::Result<Slept> {
         let wire = lock(&shared.wire);
-        // Both may have come after they were last looked at, but before the waker was prepared.
+        // A command or the end may have come after the last check, but before the waker was
+        // prepared.
         if shared.is_wanted() {
             return Ok(Slept::Not);
         }
@@ -149,7 +155,7 @@ impl Worker {
         if ready > of_files {
             self.pacing.woken(now);
         }
-        // Time may have passed since a sleep that ended by itself.
+        // If the sleep timed out, packets may have arrived since.
         self.woken(ready == 0 || ready > of_files);
         Ok(Slept::Until(of_files > 0))
     }

@@ -64,7 +64,7 @@ impl UarRegion {
     /// Zeroed pages, at least one. Memory is only taken by those that are written.
     ///
     /// # Errors
-    /// What `memfd_create`, `ftruncate` and `mmap` say.
+    /// Errors of `memfd_create`, `ftruncate` and `mmap`.
     pub fn new(pages: usize) -> io::Result<Self> {
         let pages = pages.max(1);
         let len = pages * UAR_PAGE_SIZE;
@@ -131,7 +131,7 @@ impl UarPage {
 /// A page: address of its region, and number.
 type Key = (usize, usize);
 
-/// A doorbell that rang.
+/// The meaning of a doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ring {
     /// A send queue may have new work.
@@ -141,7 +141,7 @@ pub(super) enum Ring {
 }
 
 impl Ring {
-    /// Passes a doorbell on. One with a wrong number in it has no effect.
+    /// Passes the doorbell to the core. One with an unknown queue number has no effect.
     pub(super) fn tell(self, core: &mut Core, now: u64) {
         let _ = match self {
             Self::Send(qpn) => core.ring_sq(qpn),
@@ -179,15 +179,15 @@ const PAGES: (usize, usize) = (64, 24);
 /// Before the device sleeps, it looks at all words.
 #[derive(Debug, Default)]
 pub struct Uars {
-    /// Those that rang lately come first.
+    /// The warm pages, which rang lately, come first; then the cool ones.
     pages: Vec<Page>,
-    /// Where in `pages` each is.
+    /// The index of each page in `pages`.
     places: HashMap<Key, usize>,
-    /// How many those are.
+    /// How many pages are warm.
     warm: usize,
-    /// Before which of the warm ones the next look begins.
+    /// The next look at the warm pages begins before this index, and goes downwards.
     warm_turn: usize,
-    /// Where the next look at the others begins, counted from the first of them.
+    /// The next look at the cool pages begins with this one of them.
     turn: usize,
     /// Pages whose queues have to be looked at soon.
     unswept: usize,
@@ -198,17 +198,17 @@ struct Page {
     uar: UarPage,
     send_queues: Sharers<Qpn>,
     completion_queues: Sharers<Cqn>,
-    /// Looks that found a doorbell since the other queues were looked at.
+    /// How many looks found a doorbell since the other queues were looked at.
     unswept: u8,
-    /// Looks since the last ring, while the page is a warm one.
+    /// How many looks there were since the last doorbell, while the page is warm.
     silent: u8,
     /// The register that rang last, as the bits of its words.
     register: u8,
     /// The words of each register that were written when it rang last.
     last: u8,
-    /// Looks for which armings are expected.
+    /// For how many more looks the arm word is looked at each time.
     armed: u8,
-    /// What had its turn last: a register, or the word that arms CQs.
+    /// Which of the words that are looked at in turn was the last: a register, or the arm word.
     turn: u8,
 }
 
@@ -216,16 +216,18 @@ struct Page {
 #[derive(Debug, Default)]
 struct Sharers<T> {
     queues: BTreeSet<T>,
-    /// How many of the queues that follow `last`, cyclically, may have rung unnoticed.
+    /// How many queues are still owed a look, because they may have rung unnoticed: those that
+    /// follow `last`, cyclically.
     owed: usize,
-    /// Whether one of them is likely to have.
+    /// Whether one of them has probably rung.
     urgent: bool,
+    /// The queue that was looked at last.
     last: T,
 }
 
 impl<T: Copy + Ord> Sharers<T> {
     fn add(&mut self, queue: T) {
-        // It may stand among those that are owed.
+        // In the order of numbers it may be between two queues that are owed a look.
         self.owed += usize::from(self.queues.insert(queue) && self.owed != 0);
     }
 
@@ -234,8 +236,9 @@ impl<T: Copy + Ord> Sharers<T> {
         self.owed = self.owed.min(self.queues.len());
     }
 
-    /// There was a ring, which may have overwritten any other queue's.
-    fn heard(&mut self, is_likely: bool) {
+    /// Notes a doorbell, which may have overwritten that of any other queue. `is_likely`: it
+    /// probably has.
+    fn note_ring(&mut self, is_likely: bool) {
         self.owed = if self.queues.len() > 1 { self.queues.len() } else { 0 };
         self.urgent |= is_likely;
     }
@@ -293,22 +296,23 @@ impl Page {
             words &= words - 1;
             rang |= u8::from(self.take(word, ring)) << word;
         }
-        REGISTERS.into_iter().for_each(|register| self.heard(register, rang & register));
+        REGISTERS.into_iter().for_each(|register| self.note_written(register, rang & register));
         rang != 0
     }
 
-    /// These words of a register were written.
-    fn heard(&mut self, register: u8, rang: u8) {
+    /// Notes which words of a register were found written, as bits.
+    fn note_written(&mut self, register: u8, rang: u8) {
         if rang == 0 {
             return;
         }
-        // Had an earlier ring been overwritten, the one between them would be in the other half,
-        // or would have come there since that was looked at.
+        // Programs alternate between the halves. If this half was written twice since the last
+        // look, the other half was written in between. So if the other half was and is empty, no
+        // ring was overwritten.
         let is_alone = rang != register && rang != self.last & register && {
             let other = (register & !rang).trailing_zeros() as usize;
             self.uar.region.word(self.uar.page, WORDS[other]).load(Ordering::Relaxed) == 0
         };
-        self.send_queues.heard(!is_alone);
+        self.send_queues.note_ring(!is_alone);
         (self.register, self.last) = (register, self.last & !register | rang);
     }
 
@@ -326,7 +330,7 @@ impl Page {
         if word == ARM {
             self.armed = ARMED_LATELY;
             ring(Ring::Arm(Cqn(second_half(value) & 0xff_ffff)));
-            self.completion_queues.heard(true);
+            self.completion_queues.note_ring(true);
         } else {
             ring(Ring::Send(Qpn(second_half(value) >> 8)));
         }

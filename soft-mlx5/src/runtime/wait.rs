@@ -19,14 +19,15 @@ use super::worker::{Whose, Worker};
 use super::{Runtime, Shared, clock};
 
 /// Shortest sleep in nanoseconds between two looks at the doorbells. This thread rings none
-/// meanwhile; what others ring may wait as long as after a lent look.
+/// meanwhile. Doorbells of other threads may wait as long as they may after a lent look.
 const SHORTEST: u64 = 250_000;
 
 /// How long this thread leaves the device to another thread that works for it, in nanoseconds: at
 /// first, and at most.
 const APART: (u64, u64) = (100_000, 8_000_000);
 
-/// How long the device's own thread keeps out of the way of a sleep without end, in nanoseconds.
+/// How long the device's own thread stands by while this thread sleeps without a timeout, in
+/// nanoseconds.
 const SLEEPS: u64 = 8_000_000;
 
 /// Which of `fds` are readable after `timeout` nanoseconds at most (`None`: for ever): how many,
@@ -49,9 +50,9 @@ struct Wait<'a> {
     files: &'a [BorrowedFd<'a>],
     /// When to give up.
     until: Option<u64>,
-    /// How long to leave the device alone if another thread is at it.
+    /// How long to leave the device to another thread that works for it, in nanoseconds.
     apart: u64,
-    /// How much the device had done when the files were last looked at, see
+    /// How much the device had done when the files were last polled, see
     /// [`Work`](super::idle::Work). `None`: they never were.
     done: Option<u64>,
 }

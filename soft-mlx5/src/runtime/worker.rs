@@ -7,9 +7,9 @@ use crate::core::Core;
 use crate::packet::{Opcode, Packet, PacketPool, Transport};
 use crate::wire::{Station, Wire};
 
-/// How much the core may do between two looks at doorbells, wire and waiting commands. Also how
-/// much of a long message has left before the other side can begin with it. As many packets of the
-/// largest MTU fit into one UDP message that the kernel cuts.
+/// Most packets that the core sends or receives between two looks at doorbells, wire and waiting
+/// commands. The other side can begin with a long message once these have been sent. As many
+/// packets of the largest MTU fit into one UDP message that the kernel segments.
 const BUDGET: u32 = 15;
 
 /// Calls of [`Wire::receive`] at most before a request is repeated: more packets than fit into the
@@ -23,10 +23,10 @@ pub(super) struct Worker {
     incoming: Vec<Packet>,
     /// The last look sent acknowledgements and woke no receivers; the next one wakes them.
     pub(super) left_asleep: bool,
-    /// The wire's files may have something that no look has taken: the last sleep ended with it, or
-    /// by its time.
+    /// Whether the wire's files may hold packets that no look has taken: the last sleep ended by
+    /// them, or timed out.
     files_ready: bool,
-    /// What the last look found.
+    /// The deadline that the last look found.
     deadline: Option<u64>,
     /// Empty between two sends; kept for its allocation.
     outgoing: Vec<Packet>,
@@ -41,7 +41,7 @@ pub(super) struct Look {
     pub(super) did_work: bool,
     /// There is more to do at once.
     pub(super) more: bool,
-    /// Programs were told of an event.
+    /// Events were passed to programs.
     pub(super) told: bool,
     polling: bool,
     pub(super) deadline: Option<u64>,
@@ -59,8 +59,7 @@ pub(super) enum Whose {
 }
 
 impl Whose {
-    /// Whether the wire's files are polled after the look, before its thread does anything else
-    /// that takes long.
+    /// Whether the thread may sleep right after the look. It then polls the wire's files.
     fn sleeps(self) -> bool {
         matches!(self, Self::Own(Pause::Sleep) | Self::Waiting)
     }
@@ -77,10 +76,10 @@ impl Worker {
         Self { pacing, incoming, left_asleep, files_ready: true, deadline, outgoing, pool }
     }
 
-    /// Looks at everything once: first at the wire, so that an acknowledgement which is there in
-    /// time is not missed because no thread looked; then at the doorbells and the clock.
+    /// Looks at everything once: first at the wire, then at the doorbells and the clock. So an
+    /// acknowledgement that has arrived is handled before its time-out, however late the look is.
     pub(super) fn look(&mut self, shared: &Shared, now: u64, whose: Whose) -> Look {
-        // All that they sent came with an earlier look.
+        // Earlier looks have received all that these processes sent.
         for station in self.receive(shared, now, whose) {
             shared.host.peer_ended(station);
         }
@@ -99,8 +98,8 @@ impl Worker {
         look
     }
 
-    /// Sends the core's packets on the wire. If receivers `may_wait`, the next look wakes them, at
-    /// the latest.
+    /// Sends the core's packets on the wire. If receivers `may_wait`, they are not woken now; the
+    /// next look wakes them at the latest.
     fn send(&mut self, shared: &Shared, now: u64, wire: &mut dyn Wire, may_wait: bool) {
         let (was_left, sends) = (self.left_asleep, shared.take_outbox(&mut self.outgoing));
         self.left_asleep = may_wait && !was_left && sends;
@@ -126,7 +125,7 @@ impl Worker {
         wire.take_ended(now)
     }
 
-    /// Notes that a sleep has ended; `ready`: the wire's files may have something.
+    /// Notes that a sleep has ended; `ready`: the wire's files may hold packets.
     pub(super) fn woken(&mut self, ready: bool) {
         self.files_ready |= ready;
     }
@@ -188,8 +187,8 @@ impl Worker {
     }
 }
 
-/// Receivers are left asleep only if the device's thread looks again within this many nanoseconds,
-/// should the program that worked in its stead not call again.
+/// Receivers are left asleep only if the device's thread looks again within this many nanoseconds
+/// in case the program does not call again.
 const SOON: u64 = 1_000_000;
 
 /// Whether waking sleeping receivers may be left to the next look, because only acknowledgements

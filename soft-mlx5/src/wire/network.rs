@@ -203,7 +203,7 @@ impl Network {
     /// Receives from the sockets. If a ring was opened, receives everything from them, because
     /// later packets of the same sender are in the ring.
     fn look_at_sockets(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
-        let is_opened = self.rings.as_mut().is_some_and(|rings| rings.heed(now));
+        let is_opened = self.rings.as_mut().is_some_and(|rings| rings.handle_events(now));
         for _ in 0..if is_opened { ALL } else { 1 } {
             let before = packets.len();
             self.udp.receive(now, packets, pool);
@@ -259,7 +259,7 @@ impl Wire for Network {
 
     fn wake_receivers(&mut self) {
         self.port.wake_receivers();
-        self.rings.iter_mut().for_each(Rings::finish);
+        self.rings.iter_mut().for_each(Rings::wake_receivers);
     }
 
     fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {

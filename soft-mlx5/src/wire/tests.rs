@@ -91,14 +91,14 @@ fn a_switch_leaves_a_receiver_asleep_until_told_to_wake_it() {
     let send_quietly = |left: &mut SwitchPort| {
         left.send_quietly(0, &mut sent.to_vec(), &mut PacketPool::default());
     };
-    waker.prepare();
+    waker.prepare_sleep();
     send_quietly(&mut left);
     assert!(!is_woken());
     left.wake_receivers();
     assert!(is_woken());
-    waker.awake();
+    waker.end_sleep();
     assert_eq!(receive(&mut right, 1), sent);
-    waker.prepare();
+    waker.prepare_sleep();
     send_quietly(&mut left);
     drop(left);
     assert!(is_woken(), "a port that is unplugged leaves no receiver asleep");

@@ -27,7 +27,7 @@ impl Waker {
     /// Wakes the thread if it sleeps or is about to. Call it after the work is visible (pushed to
     /// a queue, stored in a flag).
     pub fn wake(&self) {
-        // The fence orders the caller's work before the load, as `prepare` orders its store
+        // The fence orders the caller's work before the load, as `prepare_sleep` orders its store
         // before the sleeper's last look for work: one of the two sees the other.
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed) {
@@ -37,13 +37,13 @@ impl Waker {
     }
 
     /// Says that the thread is going to sleep. It must look for work once more before it does.
-    pub fn prepare(&self) {
+    pub fn prepare_sleep(&self) {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
     /// Says that the thread is awake, and empties the eventfd if it was written.
-    pub fn awake(&self) {
+    pub fn end_sleep(&self) {
         if !self.asleep.swap(false, Ordering::Relaxed) {
             let _ = self.event.read();
         }

@@ -147,8 +147,8 @@ impl Cable {
     /// Call this before the device checks for packets and sleeps, so that later senders wake it.
     pub(super) fn prepare(&self) {
         if let Some(waker) = &self.waker {
-            waker.awake();
-            waker.prepare();
+            waker.end_sleep();
+            waker.prepare_sleep();
         }
     }
 

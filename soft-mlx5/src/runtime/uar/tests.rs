@@ -185,7 +185,7 @@ fn rung(ring: Ring, unheard: &mut BTreeSet<u32>) {
 fn a_queue_that_comes_during_a_sweep_hides_no_other() {
     let mut sharers = Sharers::default();
     (10..100).for_each(|qpn| sharers.add(qpn));
-    sharers.heard(true);
+    sharers.note_ring(true);
     let mut seen = Vec::new();
     sharers.sweep(|qpn| seen.push(qpn));
     (100..200).for_each(|qpn| sharers.add(qpn));

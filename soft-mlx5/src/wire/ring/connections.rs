@@ -12,10 +12,10 @@ use std::sync::Arc;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::ends::Ends;
 use super::incoming::Incoming;
 use super::outgoing::{Outgoing, Sent, WAITING};
-use super::{Lie, Users, socket};
+use super::suspects::Suspects;
+use super::{Corrupt, Users, socket};
 use crate::packet::{MAX_PACKET, Packet, PacketPool};
 use crate::wire::{Counters, Link, RECEIVE_BATCH, Station};
 
@@ -33,8 +33,8 @@ const MOST_WAITING: usize = 4 * WAITING;
 /// ended.
 const RETRY: u64 = 1_000_000_000;
 
-/// Nanoseconds after which a connection without a hello may be closed in favour of a new one.
-const PATIENCE: u64 = 1_000_000_000;
+/// Nanoseconds after which a connection without a hello may be closed to make space for a new one.
+const HELLO_TIMEOUT: u64 = 1_000_000_000;
 
 /// Nanoseconds without accepting connections after `accept` found no free descriptor.
 const ACCEPT_PAUSE: u64 = 100_000_000;
@@ -68,19 +68,19 @@ pub struct Rings {
     sockets: Epoll,
     last_number: u64,
     outgoing: BTreeMap<Station, Way>,
-    /// Stations to which packets were sent since [`Rings::finish`].
-    touched: Vec<Station>,
+    /// Stations whose rings got packets since [`Rings::wake_receivers`].
+    not_woken: Vec<Station>,
     /// Packets that wait for space in any ring.
     waiting: usize,
     incoming: Vec<Incoming>,
-    ends: Ends,
+    suspects: Suspects,
     is_sleeping: Cell<bool>,
     /// An eventfd that is always readable, to end a sleep at once.
     at_once: EventFd,
     counters: Arc<Counters>,
 }
 
-/// How packets travel to a station.
+/// How packets are sent to a station.
 enum Way {
     Ring(Outgoing),
     /// By UDP, because there is no ring; the next attempt to connect is at this time.
@@ -88,7 +88,7 @@ enum Way {
 }
 
 impl Rings {
-    /// Listens on a name that [`claim`](socket::claim) has taken.
+    /// Listens on a name that [`claim`](socket::claim) has bound.
     ///
     /// # Errors
     /// `EMFILE` or `ENFILE` if no descriptor is left.
@@ -112,10 +112,10 @@ impl Rings {
             sockets,
             last_number: LISTENER,
             outgoing: BTreeMap::new(),
-            touched: Vec::new(),
+            not_woken: Vec::new(),
             waiting: 0,
             incoming: Vec::new(),
-            ends: Ends::default(),
+            suspects: Suspects::default(),
             is_sleeping: Cell::new(false),
             at_once: EventFd::from_value_and_flags(1, flags)?,
             counters: Counters::new(),
@@ -128,8 +128,8 @@ impl Rings {
         self.counters.clone()
     }
 
-    /// Sends a unicast packet if its destination has a ring, else returns it. [`Rings::finish`]
-    /// ends a batch of packets.
+    /// Sends a unicast packet if its destination has a ring, else returns it. After a batch of
+    /// packets, call [`Rings::wake_receivers`].
     pub(in crate::wire) fn try_send(
         &mut self,
         now: u64,
@@ -146,15 +146,15 @@ impl Rings {
             Ok(Sent::InRing) => self.note_sent(station, 1),
             Ok(Sent::Waits) => self.waiting += 1,
             Ok(Sent::Refused) => Counters::add(&self.counters.refused, 1),
-            Err(Lie) => self.hang_up(now, station, Some(Lie)),
+            Err(Corrupt) => self.hang_up(now, station, true),
         }
         None
     }
 
     fn note_sent(&mut self, station: Station, count: usize) {
         Counters::add(&self.counters.sent, count);
-        if self.touched.last() != Some(&station) {
-            self.touched.push(station);
+        if self.not_woken.last() != Some(&station) {
+            self.not_woken.push(station);
         }
     }
 
@@ -176,14 +176,14 @@ impl Rings {
         }
     }
 
-    fn connect(&mut self, station: Station, again: u64) -> Option<Outgoing> {
+    fn connect(&mut self, station: Station, next_attempt: u64) -> Option<Outgoing> {
         let rings = self.outgoing.values().filter(|way| matches!(way, Way::Ring(_))).count();
         if rings >= MOST_RINGS {
             return None;
         }
         self.last_number += 1;
         let (number, sockets) = (self.last_number, &self.sockets);
-        Outgoing::connect(number, self.station, station, again, sockets, self.users).ok()
+        Outgoing::connect(number, self.station, station, next_attempt, sockets, self.users).ok()
     }
 
     /// Forgets the stations whose next attempt is due; returns whether there were any.
@@ -197,24 +197,24 @@ impl Rings {
     /// probably ended. Then the next attempt, to a new device of the station, is made at once,
     /// unless the last one was just made. If the station never took a packet, it has refused the
     /// ring.
-    fn hang_up(&mut self, now: u64, station: Station, lie: Option<Lie>) {
+    fn hang_up(&mut self, now: u64, station: Station, is_corrupt: bool) {
         let Some(Way::Ring(way)) = self.outgoing.remove(&station) else { return };
         self.waiting -= way.waiting();
         Counters::add(&self.counters.refused, way.waiting());
-        Counters::add(&self.counters.malformed, usize::from(lie.is_some()));
+        Counters::add(&self.counters.malformed, usize::from(is_corrupt));
         // Explicitly, because a forked child may have the socket open too.
         let _ = self.sockets.delete(way.socket());
-        if lie.is_none() {
-            self.ends.suspect(now, station, way.socket());
+        if !is_corrupt {
+            self.suspects.suspect(now, station, way.socket());
         }
-        let refuses = lie.is_some() || !way.was_heard();
-        let until = if refuses { now.saturating_add(RETRY_REFUSER) } else { way.again() };
+        let refuses = is_corrupt || !way.has_consumed();
+        let until = if refuses { now.saturating_add(RETRY_REFUSER) } else { way.next_attempt() };
         self.outgoing.insert(station, Way::Udp(until));
     }
 
-    /// Ends a batch: wakes the sleeping receivers of its packets.
-    pub(in crate::wire) fn finish(&mut self) {
-        for station in self.touched.drain(..) {
+    /// Wakes the sleeping receivers of the packets sent since the last call.
+    pub(in crate::wire) fn wake_receivers(&mut self) {
+        for station in self.not_woken.drain(..) {
             if let Some(Way::Ring(way)) = self.outgoing.get(&station) {
                 way.wake();
             }
@@ -226,9 +226,10 @@ impl Rings {
         self.incoming.iter().any(|incoming| incoming.station() == Some(station))
     }
 
-    /// Handles the sockets: new connections, new rings, ends. Returns whether a ring was opened:
-    /// packets that its sender sent by UDP before precede those in it.
-    pub(in crate::wire) fn heed(&mut self, now: u64) -> bool {
+    /// Handles the events of the sockets: new connections, hellos and closed connections. Returns
+    /// whether a ring was opened. If so, the caller receives all UDP packets before those of the
+    /// ring, because its sender sent them first.
+    pub(in crate::wire) fn handle_events(&mut self, now: u64) -> bool {
         if self.paused_until.is_some_and(|until| now >= until) {
             self.listen(now);
         }
@@ -238,7 +239,7 @@ impl Rings {
         for event in &events[..count] {
             match event.data() {
                 LISTENER => is_opened |= self.accept(now),
-                number => is_opened |= self.heed_connection(now, number),
+                number => is_opened |= self.handle_connection(now, number),
             }
         }
         is_opened
@@ -249,7 +250,7 @@ impl Rings {
         let mut is_opened = false;
         for _ in 0..RECEIVE_BATCH {
             match self.listener.accept() {
-                Ok((socket, _)) => is_opened |= self.take_in(now, socket.into()),
+                Ok((socket, _)) => is_opened |= self.register(now, socket.into()),
                 Err(error) if lacks_descriptors(&error) => match self.refuse() {
                     Ok(()) => {}
                     Err(error) if lacks_descriptors(&error) => {
@@ -284,27 +285,27 @@ impl Rings {
 
     /// When the sockets have to be handled even if none is ready.
     pub(in crate::wire) fn next_wake(&self) -> Option<u64> {
-        self.paused_until.into_iter().chain(self.ends.next()).min()
+        self.paused_until.into_iter().chain(self.suspects.next()).min()
     }
 
     /// The stations whose processes have ended since the last call, after all their packets have
     /// been received.
     pub(in crate::wire) fn take_ended(&mut self, now: u64) -> Vec<Station> {
         let (outgoing, incoming) = (&self.outgoing, &self.incoming);
-        self.ends.take(now, |party| {
-            let sends = incoming.iter().any(|incoming| incoming.is_from(party));
-            sends
-                || matches!(outgoing.get(&party.station), Some(Way::Ring(way)) if way.is_to(party))
+        self.suspects.take(now, |peer| {
+            let sends = incoming.iter().any(|incoming| incoming.is_from(peer));
+            sends || matches!(outgoing.get(&peer.station), Some(Way::Ring(way)) if way.is_to(peer))
         })
     }
 
-    /// Registers a connection, or closes it.
-    fn take_in(&mut self, now: u64, socket: OwnedFd) -> bool {
+    /// Registers a connection, or closes it if there are too many or its user is not trusted.
+    /// Returns whether it has opened its ring already.
+    fn register(&mut self, now: u64, socket: OwnedFd) -> bool {
         self.last_number += 1;
         let number = self.last_number;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, number);
         if self.incoming.len() >= MOST_RINGS {
-            self.drop_mute(now);
+            self.drop_connections_without_hello(now);
         }
         if self.incoming.len() >= MOST_RINGS
             || !socket::is_trusted(&socket, self.users)
@@ -313,43 +314,46 @@ impl Rings {
             return false;
         }
         self.incoming.push(Incoming::new(now, number, socket));
-        self.heed_connection(now, number)
+        self.handle_connection(now, number)
     }
 
-    /// Ends connections on which no hello has arrived for too long.
-    fn drop_mute(&mut self, now: u64) {
+    /// Closes connections on which no hello has arrived within [`HELLO_TIMEOUT`].
+    fn drop_connections_without_hello(&mut self, now: u64) {
         for at in (0..self.incoming.len()).rev() {
-            if self.incoming[at].mute_since().is_some_and(|since| now >= since + PATIENCE) {
+            if self.incoming[at]
+                .without_hello_since()
+                .is_some_and(|since| now >= since + HELLO_TIMEOUT)
+            {
                 self.remove_incoming(at);
             }
         }
     }
 
     /// Handles a connection's socket; returns whether it has opened its ring.
-    fn heed_connection(&mut self, now: u64, number: u64) -> bool {
+    fn handle_connection(&mut self, now: u64, number: u64) -> bool {
         if let Some(at) = self.incoming.iter().position(|incoming| incoming.number() == number) {
-            let heeded = self.incoming[at].heed();
-            if heeded.is_err() {
+            let opened = self.incoming[at].read_socket();
+            if opened.is_err() {
                 self.drop_incoming(now, at);
             }
-            return heeded.unwrap_or(false);
+            return opened.unwrap_or(false);
         }
-        let over = self.outgoing.iter().find_map(|(station, way)| match way {
+        let closed = self.outgoing.iter().find_map(|(station, way)| match way {
             Way::Ring(way) if way.number() == number => {
                 (!socket::drain(way.socket())).then_some(*station)
             }
             _ => None,
         });
-        over.into_iter().for_each(|station| self.hang_up(now, station, None));
+        closed.into_iter().for_each(|station| self.hang_up(now, station, false));
         false
     }
 
     fn drop_incoming(&mut self, now: u64, at: usize) {
         let incoming = self.remove_incoming(at);
-        if let Some(station) = incoming.sender().filter(|_| incoming.is_over()) {
-            self.ends.suspect(now, station, incoming.socket());
+        if let Some(station) = incoming.sender().filter(|_| incoming.is_closed()) {
+            self.suspects.suspect(now, station, incoming.socket());
         }
-        Counters::add(&self.counters.malformed, usize::from(!incoming.is_over()));
+        Counters::add(&self.counters.malformed, usize::from(!incoming.is_closed()));
     }
 
     fn remove_incoming(&mut self, at: usize) -> Incoming {
@@ -358,14 +362,15 @@ impl Rings {
         incoming
     }
 
-    /// Moves waiting packets into rings that have space again, and appends received packets.
+    /// Moves waiting packets into rings that have space again, and appends received packets to
+    /// `packets`.
     pub(in crate::wire) fn receive(
         &mut self,
         now: u64,
         packets: &mut Vec<Packet>,
         pool: &mut PacketPool,
     ) {
-        self.awake();
+        self.end_sleep();
         if self.waiting != 0 {
             self.flush(now, pool);
         }
@@ -373,9 +378,9 @@ impl Rings {
         let mut at = 0;
         while at < self.incoming.len() {
             match self.incoming[at].take(own, packets, pool) {
-                Ok(false) if self.incoming[at].is_over() => self.drop_incoming(now, at),
+                Ok(false) if self.incoming[at].is_closed() => self.drop_incoming(now, at),
                 Ok(_) => at += 1,
-                Err(Lie) => self.drop_incoming(now, at),
+                Err(Corrupt) => self.drop_incoming(now, at),
             }
         }
         Counters::add(&self.counters.received, packets.len() - before);
@@ -395,10 +400,10 @@ impl Rings {
             match result {
                 Ok(0) => {}
                 Ok(count) => self.note_sent(station, count),
-                Err(Lie) => self.hang_up(now, station, Some(Lie)),
+                Err(Corrupt) => self.hang_up(now, station, true),
             }
         }
-        self.finish();
+        self.wake_receivers();
     }
 
     /// Appends descriptors that become readable when there is work, from now until the next
@@ -406,8 +411,8 @@ impl Rings {
     pub(in crate::wire) fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
         self.is_sleeping.set(true);
         fds.push(self.sockets.0.as_fd());
-        let busy_in = self.incoming.iter().filter(|incoming| !incoming.prepare()).count();
-        let busy_out = self.rings().filter(|way| !way.prepare()).count();
+        let busy_in = self.incoming.iter().filter(|incoming| !incoming.prepare_sleep()).count();
+        let busy_out = self.rings().filter(|way| !way.prepare_sleep()).count();
         if busy_in + busy_out != 0 {
             fds.push(self.at_once.as_fd());
         }
@@ -420,10 +425,10 @@ impl Rings {
         })
     }
 
-    fn awake(&self) {
+    fn end_sleep(&self) {
         if self.is_sleeping.replace(false) {
-            self.incoming.iter().for_each(Incoming::awake);
-            self.rings().for_each(Outgoing::awake);
+            self.incoming.iter().for_each(Incoming::end_sleep);
+            self.rings().for_each(Outgoing::end_sleep);
         }
     }
 }

@@ -3,9 +3,9 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use super::ends::Party;
 use super::memory::Mapped;
-use super::{Consumer, Lie, socket};
+use super::suspects::PeerProcess;
+use super::{Consumer, Corrupt, socket};
 use crate::packet::{Packet, PacketPool};
 use crate::wire::{Link, RECEIVE_BATCH, Station};
 
@@ -15,18 +15,18 @@ pub(super) struct Incoming {
     socket: OwnedFd,
     /// The sending station and its ring; `None` until its hello has arrived.
     ring: Option<(Station, Consumer<Mapped>)>,
-    /// The sender has closed its end. The packets that it sent are still in the ring.
-    is_over: bool,
+    /// The sender has closed its end. Its packets may still be in the ring.
+    is_closed: bool,
 }
 
 impl Incoming {
     /// A connection on which no hello has arrived yet.
     pub(super) fn new(now: u64, number: u64, socket: OwnedFd) -> Self {
-        Self { since: now, number, socket, ring: None, is_over: false }
+        Self { since: now, number, socket, ring: None, is_closed: false }
     }
 
-    /// When the connection was made, if no hello has arrived on it.
-    pub(super) fn mute_since(&self) -> Option<u64> {
+    /// The time at which the connection was accepted, if no hello has arrived on it.
+    pub(super) fn without_hello_since(&self) -> Option<u64> {
         self.ring.is_none().then_some(self.since)
     }
 
@@ -40,7 +40,7 @@ impl Incoming {
 
     /// The sender; `None` before its hello, and after it has closed its end.
     pub(super) fn station(&self) -> Option<Station> {
-        self.sender().filter(|_| !self.is_over)
+        self.sender().filter(|_| !self.is_closed)
     }
 
     /// The sender, also after it has closed its end; `None` before its hello.
@@ -48,13 +48,13 @@ impl Incoming {
         self.ring.as_ref().map(|(station, _)| *station)
     }
 
-    pub(super) fn is_from(&self, party: Party) -> bool {
-        self.sender() == Some(party.station) && socket::process(&self.socket) == party.process
+    pub(super) fn is_from(&self, peer: PeerProcess) -> bool {
+        self.sender() == Some(peer.station) && socket::process(&self.socket) == peer.process
     }
 
     /// Whether the sender has closed its end.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed
     }
 
     /// Reads the socket: first the hello, then the bytes that wake this side. Returns whether the
@@ -63,23 +63,23 @@ impl Incoming {
     /// # Errors
     ///
     /// The sender passed no file, or one that is not a ring.
-    pub(super) fn heed(&mut self) -> io::Result<bool> {
+    pub(super) fn read_socket(&mut self) -> io::Result<bool> {
         if self.ring.is_some() {
-            self.is_over |= !socket::drain(&self.socket);
+            self.is_closed |= !socket::drain(&self.socket);
             return Ok(false);
         }
-        let Some((station, file)) = socket::hear_hello(&self.socket)? else { return Ok(false) };
+        let Some((station, file)) = socket::receive_hello(&self.socket)? else { return Ok(false) };
         self.ring = Some((station, Consumer::new(Mapped::adopt(&file)?)));
         Ok(true)
     }
 
-    /// Takes up to [`RECEIVE_BATCH`] packets; returns whether there were any.
+    /// Appends up to [`RECEIVE_BATCH`] packets to `packets`; returns whether there were any.
     pub(super) fn take(
         &mut self,
         (to, link): (Station, Link),
         packets: &mut Vec<Packet>,
         pool: &mut PacketPool,
-    ) -> Result<bool, Lie> {
+    ) -> Result<bool, Corrupt> {
         let Some((from, ring)) = &mut self.ring else { return Ok(false) };
         let before = packets.len();
         while packets.len() - before < RECEIVE_BATCH && ring.has_packet()? {
@@ -94,14 +94,15 @@ impl Incoming {
         Ok(packets.len() > before)
     }
 
-    /// Tells the sender that this side is about to sleep. Returns whether it may: it may not if
+    /// Announces to the sender that this side sleeps. Returns false if it must not sleep, because
     /// there are packets.
-    pub(super) fn prepare(&self) -> bool {
-        !self.is_over && self.ring.as_ref().is_none_or(|(_, ring)| ring.prepare() == Ok(true))
+    pub(super) fn prepare_sleep(&self) -> bool {
+        !self.is_closed
+            && self.ring.as_ref().is_none_or(|(_, ring)| ring.prepare_sleep() == Ok(true))
     }
 
-    /// Tells the sender that this side is awake.
-    pub(super) fn awake(&self) {
-        self.ring.iter().for_each(|(_, ring)| ring.awake());
+    /// Withdraws the announcement of `prepare_sleep`.
+    pub(super) fn end_sleep(&self) {
+        self.ring.iter().for_each(|(_, ring)| ring.end_sleep());
     }
 }

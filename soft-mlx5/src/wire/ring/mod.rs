@@ -8,19 +8,16 @@
 //! # Trust
 //! The other process may write anything anywhere in the memory at any time. So all accesses are
 //! atomic, a side never reads back its own values, and values of the other side are checked before
-//! use: an invalid one (a [`Lie`]) ends the ring. A packet may be torn or forged, as on a network,
-//! so the receiver checks it.
+//! use: an invalid one ([`Corrupt`]) ends the ring. A packet may be torn or forged, as on a
+//! network, so the receiver checks it.
 //!
 //! # Sleep
 //! Before a side sleeps, it sets a flag in memory and then checks for work once more
-//! ([`Consumer::prepare`], [`Producer::prepare`]). The other side first publishes its work and then
-//! checks the flag. Both execute a sequentially consistent fence between their two steps, so at
-//! least one of them sees the value that the other has written.
+//! ([`Consumer::prepare_sleep`], [`Producer::prepare_sleep`]). The other side first publishes its
+//! work and then checks the flag. Both execute a sequentially consistent fence between their two
+//! steps, so at least one of them sees the value that the other has written.
 
 mod connections;
-#[cfg(test)]
-mod end_tests;
-mod ends;
 mod incoming;
 mod memory;
 #[cfg(all(test, loom))]
@@ -29,6 +26,9 @@ mod models;
 mod network_tests;
 mod outgoing;
 mod socket;
+mod suspects;
+#[cfg(test)]
+mod suspects_tests;
 
 pub use connections::Rings;
 pub(super) use socket::{bind_name, claim, is_own, is_private};
@@ -104,9 +104,10 @@ trait Words {
 
 /// The other side has published an invalid count or length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Lie;
+struct Corrupt;
 
-/// The values from which a packet's addressing is made, in addition to the sender's address.
+/// The parts of a packet's addressing that are sent with it. The rest follows from the two
+/// stations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tag {
     class: u8,
@@ -130,9 +131,9 @@ const fn cells(len: usize) -> u64 {
 }
 
 /// Cells that are written and not given back yet.
-fn used(words: &impl Words, head: u64, tail: u64) -> Result<u64, Lie> {
+fn used(words: &impl Words, head: u64, tail: u64) -> Result<u64, Corrupt> {
     let used = head.wrapping_sub(tail);
-    if used <= words.cells() { Ok(used) } else { Err(Lie) }
+    if used <= words.cells() { Ok(used) } else { Err(Corrupt) }
 }
 
 /// The side that writes packets.
@@ -151,7 +152,7 @@ impl<W: Words> Producer<W> {
 
     /// Writes and publishes a packet of at most [`MAX_PACKET`] bytes; `false` if there is no space
     /// for it.
-    fn push(&mut self, tag: Tag, bytes: &[u8]) -> Result<bool, Lie> {
+    fn push(&mut self, tag: Tag, bytes: &[u8]) -> Result<bool, Corrupt> {
         if !self.has_space(bytes.len())? {
             return Ok(false);
         }
@@ -164,7 +165,7 @@ impl<W: Words> Producer<W> {
         Ok(true)
     }
 
-    fn has_space(&mut self, len: usize) -> Result<bool, Lie> {
+    fn has_space(&mut self, len: usize) -> Result<bool, Corrupt> {
         Ok(self.fits(len, self.tail)? || {
             self.tail = self.given_back();
             self.fits(len, self.tail)?
@@ -176,7 +177,7 @@ impl<W: Words> Producer<W> {
         self.words.control(Control::Tail, Ordering::Acquire)
     }
 
-    fn fits(&self, len: usize, tail: u64) -> Result<bool, Lie> {
+    fn fits(&self, len: usize, tail: u64) -> Result<bool, Corrupt> {
         Ok(cells(len) <= self.words.cells() - used(&self.words, self.head, tail)?)
     }
 
@@ -187,19 +188,19 @@ impl<W: Words> Producer<W> {
 
     /// Announces that this side sleeps until there is space for a packet of `len` bytes. Returns
     /// whether there is still none.
-    fn prepare(&self, len: usize) -> Result<bool, Lie> {
+    fn prepare_sleep(&self, len: usize) -> Result<bool, Corrupt> {
         self.words.set_control(Control::ProducerSleeps, 1, Ordering::Relaxed);
         self.words.fence();
         Ok(!self.fits(len, self.given_back())?)
     }
 
-    /// Withdraws the announcement of [`Producer::prepare`].
-    fn awake(&self) {
+    /// Withdraws the announcement of [`Producer::prepare_sleep`].
+    fn end_sleep(&self) {
         self.words.set_control(Control::ProducerSleeps, 0, Ordering::Relaxed);
     }
 
     /// Whether the consumer has ever taken a packet.
-    fn was_heard(&self) -> bool {
+    fn has_consumed(&self) -> bool {
         self.words.control(Control::Tail, Ordering::Relaxed) != 0
     }
 }
@@ -210,18 +211,18 @@ struct Consumer<W> {
     /// The producer's count when it was last read.
     head: u64,
     tail: u64,
-    /// The count that was published to the producer.
-    shown: u64,
+    /// The value of `tail` that was last published to the producer.
+    published: u64,
 }
 
 impl<W: Words> Consumer<W> {
     /// The consumer of a ring that was not read yet.
     fn new(words: W) -> Self {
-        Self { words, head: 0, tail: 0, shown: 0 }
+        Self { words, head: 0, tail: 0, published: 0 }
     }
 
     /// Whether there is a packet.
-    fn has_packet(&mut self) -> Result<bool, Lie> {
+    fn has_packet(&mut self) -> Result<bool, Corrupt> {
         if self.head == self.tail {
             self.head = self.written()?;
         }
@@ -230,11 +231,11 @@ impl<W: Words> Consumer<W> {
 
     /// Replaces `bytes` by the next packet, after [`Consumer::has_packet`] returned true.
     /// [`Consumer::give_back`] gives its cells back.
-    fn pop(&mut self, bytes: &mut Vec<u8>) -> Result<Tag, Lie> {
+    fn pop(&mut self, bytes: &mut Vec<u8>) -> Result<Tag, Corrupt> {
         let at = self.tail * CELL as u64;
         let (tag, len) = Tag::split(self.words.word(at));
         if len > MAX_PACKET || cells(len) > used(&self.words, self.head, self.tail)? {
-            return Err(Lie);
+            return Err(Corrupt);
         }
         bytes.clear();
         self.words.load(at + 1, len, bytes);
@@ -242,7 +243,7 @@ impl<W: Words> Consumer<W> {
         Ok(tag)
     }
 
-    fn written(&self) -> Result<u64, Lie> {
+    fn written(&self) -> Result<u64, Corrupt> {
         // Acquire: the contents of the counted packets are visible.
         let head = self.words.control(Control::Head, Ordering::Acquire);
         used(&self.words, head, self.tail).map(|_| head)
@@ -250,10 +251,10 @@ impl<W: Words> Consumer<W> {
 
     /// Publishes the free cells to the producer. Returns whether the producer has to be woken.
     fn give_back(&mut self) -> bool {
-        if self.shown == self.tail {
+        if self.published == self.tail {
             return false;
         }
-        self.shown = self.tail;
+        self.published = self.tail;
         // Release: the packets were read before their cells may be overwritten.
         self.words.set_control(Control::Tail, self.tail, Ordering::Release);
         sleeps(&self.words, Control::ProducerSleeps)
@@ -261,14 +262,14 @@ impl<W: Words> Consumer<W> {
 
     /// Announces that this side sleeps until there are packets. Returns whether there are still
     /// none.
-    fn prepare(&self) -> Result<bool, Lie> {
+    fn prepare_sleep(&self) -> Result<bool, Corrupt> {
         self.words.set_control(Control::ConsumerSleeps, 1, Ordering::Relaxed);
         self.words.fence();
         Ok(self.written()? == self.tail)
     }
 
-    /// Withdraws the announcement of [`Consumer::prepare`].
-    fn awake(&self) {
+    /// Withdraws the announcement of [`Consumer::prepare_sleep`].
+    fn end_sleep(&self) {
         self.words.set_control(Control::ConsumerSleeps, 0, Ordering::Relaxed);
     }
 }

@@ -154,7 +154,7 @@ fn sleep(weak: Weak) {
             assert!(push(&mut producer, 1));
             producer.must_wake()
         };
-        no_side_sleeps_for_ever(sends, || Consumer::new(memory).prepare().unwrap());
+        no_side_sleeps_for_ever(sends, || Consumer::new(memory).prepare_sleep().unwrap());
     });
 }
 
@@ -180,7 +180,7 @@ fn free_space(weak: Weak) {
             assert_eq!(pop(&mut consumer), Some(1));
             consumer.give_back()
         };
-        no_side_sleeps_for_ever(receives, || producer.prepare(3).unwrap());
+        no_side_sleeps_for_ever(receives, || producer.prepare_sleep(3).unwrap());
     });
 }
 

@@ -392,7 +392,7 @@ fn a_killed_process_loses_its_own_packets_only() {
 fn by_hand(to: Station) -> (OwnedFd, Mapped) {
     let stranger = socket::connect(to).unwrap();
     let (ring, file) = Mapped::create().unwrap();
-    socket::say_hello(&stranger, Station::candidate(9), &file).unwrap();
+    socket::send_hello(&stranger, Station::candidate(9), &file).unwrap();
     (stranger, ring)
 }
 
@@ -427,7 +427,7 @@ fn a_receiver_that_lies_is_reached_by_udp() {
     };
     send_one(&mut left);
     let accepted: OwnedFd = listener.accept().unwrap().0.into();
-    let (_, file) = socket::hear_hello(&accepted).unwrap().unwrap();
+    let (_, file) = socket::receive_hello(&accepted).unwrap().unwrap();
     let ring = Mapped::adopt(&file).unwrap();
     ring.set_control(Control::Tail, 1 << 30, Ordering::Release);
     // The sender reads the count only when the ring seems full.
@@ -457,7 +457,7 @@ fn connections_without_a_valid_ring_are_refused_and_closed() {
     // A file that is not a ring.
     let stranger = socket::connect(b).unwrap();
     let writer: OwnedFd = writer.into();
-    socket::say_hello(&stranger, Station::candidate(9), &writer).unwrap();
+    socket::send_hello(&stranger, Station::candidate(9), &writer).unwrap();
     expect_refusal(&mut right, stranger);
     // No file, and no hello.
     let stranger = socket::connect(b).unwrap();

@@ -6,14 +6,14 @@ use std::os::fd::OwnedFd;
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
-use super::ends::Party;
 use super::memory::Mapped;
-use super::{Lie, Producer, Tag, Users, socket};
+use super::suspects::PeerProcess;
+use super::{Corrupt, Producer, Tag, Users, socket};
 use crate::packet::{Packet, PacketPool};
 use crate::wire::Station;
 use crate::wire::station::class_and_ttl;
 
-/// Most packets that wait for space in the ring; further ones are dropped, as a switch drops.
+/// Most packets that wait for space in the ring. Further ones are dropped, as a full switch does.
 pub(super) const WAITING: usize = 4096;
 
 /// The result of sending a packet.
@@ -33,13 +33,13 @@ pub(super) struct Outgoing {
     ring: Producer<Mapped>,
     /// Packets that wait for space, in order.
     waiting: VecDeque<Packet>,
-    /// When the next ring to the station may be opened.
-    again: u64,
+    /// The time at which the next ring to the station may be opened.
+    next_attempt: u64,
 }
 
 impl Outgoing {
-    /// Opens a ring to a station. `number` identifies it in `sockets`; `again` is when the next
-    /// ring to the station may be opened.
+    /// Opens a ring to a station. `number` identifies it in `sockets`; `next_attempt` is the
+    /// time at which the next ring to the station may be opened.
     ///
     /// # Errors
     /// `ECONNREFUSED` if the station does not listen, `PermissionDenied` if it is not one of
@@ -48,7 +48,7 @@ impl Outgoing {
         number: u64,
         from: Station,
         to: Station,
-        again: u64,
+        next_attempt: u64,
         sockets: &Epoll,
         users: Users,
     ) -> io::Result<Self> {
@@ -57,9 +57,15 @@ impl Outgoing {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let (ring, file) = Mapped::create()?;
-        socket::say_hello(&socket, from, &file)?;
+        socket::send_hello(&socket, from, &file)?;
         sockets.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, number))?;
-        Ok(Self { number, socket, ring: Producer::new(ring), waiting: VecDeque::new(), again })
+        Ok(Self {
+            number,
+            socket,
+            ring: Producer::new(ring),
+            waiting: VecDeque::new(),
+            next_attempt,
+        })
     }
 
     pub(super) fn number(&self) -> u64 {
@@ -71,13 +77,13 @@ impl Outgoing {
     }
 
     /// Whether the other end is this process.
-    pub(super) fn is_to(&self, party: Party) -> bool {
-        socket::process(&self.socket) == party.process
+    pub(super) fn is_to(&self, peer: PeerProcess) -> bool {
+        socket::process(&self.socket) == peer.process
     }
 
-    /// When the next ring to the station may be opened.
-    pub(super) fn again(&self) -> u64 {
-        self.again
+    /// The time at which the next ring to the station may be opened.
+    pub(super) fn next_attempt(&self) -> u64 {
+        self.next_attempt
     }
 
     /// How many packets wait for space.
@@ -85,13 +91,14 @@ impl Outgoing {
         self.waiting.len()
     }
 
-    /// Sends a packet after all earlier ones. Without space for it, it waits if it may.
+    /// Sends a packet after all earlier ones. If there is no space for it, it is queued if
+    /// `may_wait`, else dropped.
     pub(super) fn send(
         &mut self,
         packet: Packet,
         pool: &mut PacketPool,
         may_wait: bool,
-    ) -> Result<Sent, Lie> {
+    ) -> Result<Sent, Corrupt> {
         let sent = if self.waiting.is_empty() && self.ring.push(tag(&packet), packet.bytes())? {
             Sent::InRing
         } else if may_wait && self.waiting.len() < WAITING {
@@ -105,7 +112,7 @@ impl Outgoing {
     }
 
     /// Moves waiting packets into the ring as far as there is space; returns how many.
-    pub(super) fn flush(&mut self, pool: &mut PacketPool) -> Result<usize, Lie> {
+    pub(super) fn flush(&mut self, pool: &mut PacketPool) -> Result<usize, Corrupt> {
         let mut count = 0;
         while let Some(packet) = self.waiting.front() {
             if !self.ring.push(tag(packet), packet.bytes())? {
@@ -124,20 +131,21 @@ impl Outgoing {
         }
     }
 
-    /// Whether the other side has ever taken a packet.
-    pub(super) fn was_heard(&self) -> bool {
-        self.ring.was_heard()
+    /// Whether the receiver has ever taken a packet.
+    pub(super) fn has_consumed(&self) -> bool {
+        self.ring.has_consumed()
     }
 
-    /// Announces that this side sleeps; returns whether there is no work left.
-    pub(super) fn prepare(&self) -> bool {
+    /// Announces to the receiver that this side sleeps until there is space. Returns false if it
+    /// must not sleep, because there is space for a waiting packet.
+    pub(super) fn prepare_sleep(&self) -> bool {
         let Some(first) = self.waiting.front() else { return true };
-        self.ring.prepare(first.bytes().len()) == Ok(true)
+        self.ring.prepare_sleep(first.bytes().len()) == Ok(true)
     }
 
-    /// Withdraws the announcement of `prepare`.
-    pub(super) fn awake(&self) {
-        self.ring.awake();
+    /// Withdraws the announcement of `prepare_sleep`.
+    pub(super) fn end_sleep(&self) {
+        self.ring.end_sleep();
     }
 }
 

@@ -123,7 +123,7 @@ pub(in crate::wire) fn is_own(station: Station) -> bool {
 }
 
 /// Sends the hello: the station's address, and the file of its ring.
-pub(super) fn say_hello(socket: &OwnedFd, station: Station, ring: &OwnedFd) -> io::Result<()> {
+pub(super) fn send_hello(socket: &OwnedFd, station: Station, ring: &OwnedFd) -> io::Result<()> {
     let mut hello = [0; HELLO];
     hello[..8].copy_from_slice(&MAGIC);
     hello[8..].copy_from_slice(&station.address().octets());
@@ -138,7 +138,7 @@ pub(super) fn say_hello(socket: &OwnedFd, station: Station, ring: &OwnedFd) -> i
 ///
 /// # Errors
 /// `InvalidData` for anything but a hello with one file, including the end of the stream.
-pub(super) fn hear_hello(socket: &OwnedFd) -> io::Result<Option<(Station, OwnedFd)>> {
+pub(super) fn receive_hello(socket: &OwnedFd) -> io::Result<Option<(Station, OwnedFd)>> {
     let mut hello = [0; HELLO];
     let Some((count, files)) = receive(socket, &mut hello)? else { return Ok(None) };
     let [m @ .., a, b, c, d] = hello;

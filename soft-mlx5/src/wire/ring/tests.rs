@@ -63,7 +63,7 @@ fn set(memory: &Arc<Memory>, which: Control, value: u64) {
     memory.set_control(which, value, Ordering::Relaxed);
 }
 
-fn pop(consumer: &mut Consumer<Arc<Memory>>) -> Result<Option<(Tag, Vec<u8>)>, Lie> {
+fn pop(consumer: &mut Consumer<Arc<Memory>>) -> Result<Option<(Tag, Vec<u8>)>, Corrupt> {
     let mut bytes = vec![9; 20];
     if !consumer.has_packet()? {
         return Ok(None);
@@ -130,16 +130,16 @@ fn a_buffer_does_not_grow() {
 fn a_sleeper_is_woken_once_and_only_if_there_is_a_reason() {
     let (_, mut producer, mut consumer) = ring();
     assert!(producer.push(Tag::default(), b"one").unwrap() && !producer.must_wake());
-    assert_eq!(consumer.prepare(), Ok(false), "there is a packet");
-    consumer.awake();
+    assert_eq!(consumer.prepare_sleep(), Ok(false), "there is a packet");
+    consumer.end_sleep();
     pop(&mut consumer).unwrap().unwrap();
     assert!(!consumer.give_back(), "the producer does not sleep");
-    assert_eq!(consumer.prepare(), Ok(true));
+    assert_eq!(consumer.prepare_sleep(), Ok(true));
     assert!(producer.push(Tag::default(), b"two").unwrap() && producer.must_wake());
     assert!(!producer.must_wake());
     while producer.push(Tag::default(), &[0; 1000]).unwrap() {}
-    assert_eq!(producer.prepare(3), Ok(false), "there is space for a smaller one");
-    assert_eq!(producer.prepare(1000), Ok(true));
+    assert_eq!(producer.prepare_sleep(3), Ok(false), "there is space for a smaller one");
+    assert_eq!(producer.prepare_sleep(1000), Ok(true));
     assert!(!consumer.give_back(), "nothing was taken");
     pop(&mut consumer).unwrap().unwrap();
     assert!(consumer.give_back());
@@ -148,29 +148,29 @@ fn a_sleeper_is_woken_once_and_only_if_there_is_a_reason() {
 }
 
 #[test]
-fn impossible_counts_and_lengths_are_lies() {
+fn impossible_counts_and_lengths_are_corrupt() {
     for head in [CELLS + 1, u64::MAX, 1 << 63] {
         let (memory, _, mut consumer) = ring();
         set(&memory, Control::Head, head);
-        assert_eq!((consumer.prepare(), consumer.has_packet()), (Err(Lie), Err(Lie)));
+        assert_eq!((consumer.prepare_sleep(), consumer.has_packet()), (Err(Corrupt), Err(Corrupt)));
     }
     for tail in [1, CELLS, 1 << 63] {
         let (memory, producer, _) = ring();
         set(&memory, Control::Tail, tail);
         // The consumer has given back more than was written.
-        assert_eq!(producer.prepare(1), Err(Lie), "{tail}");
+        assert_eq!(producer.prepare_sleep(1), Err(Corrupt), "{tail}");
     }
     for len in [57, MAX_PACKET as u64 + 1, 0xffff] {
         let (memory, _, mut consumer) = ring();
         memory.set_word(0, len);
         set(&memory, Control::Head, 1);
-        assert_eq!(pop(&mut consumer), Err(Lie), "{len} bytes in a cell");
+        assert_eq!(pop(&mut consumer), Err(Corrupt), "{len} bytes in a cell");
     }
     let (memory, mut producer, mut consumer) = ring();
     assert!(producer.push(Tag::default(), b"x").unwrap());
     pop(&mut consumer).unwrap().unwrap();
     set(&memory, Control::Head, 0);
-    assert_eq!(consumer.has_packet(), Err(Lie), "the head has gone back");
+    assert_eq!(consumer.has_packet(), Err(Corrupt), "the head has gone back");
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn random_memory_causes_no_panic() {
             });
             assert!(bytes.len() <= MAX_PACKET || popped.is_err());
             consumer.give_back();
-            let _ = (producer.prepare(7), consumer.prepare());
+            let _ = (producer.prepare_sleep(7), consumer.prepare_sleep());
         }
     }
 }

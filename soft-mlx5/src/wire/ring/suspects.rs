@@ -19,53 +19,60 @@ const LAST: u64 = FIRST << 16;
 
 /// A process and its station.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Party {
+pub(super) struct PeerProcess {
     pub(super) station: Station,
     pub(super) process: Option<i32>,
 }
 
+/// A process that may have ended, because one of its rings has.
 #[derive(Debug)]
-struct Doubt {
-    party: Party,
+struct Suspect {
+    peer: PeerProcess,
+    /// When its name is tried next.
     next: u64,
+    /// Nanoseconds between that attempt and the one after it.
     pause: u64,
 }
 
-/// Processes with an ended ring of which it is not known yet whether they have ended.
+/// Processes that may have ended, until it is known whether they have.
 #[derive(Debug, Default)]
-pub(super) struct Ends(Vec<Doubt>);
+pub(super) struct Suspects(Vec<Suspect>);
 
-impl Ends {
+impl Suspects {
     /// Notes that a ring to or from the station has ended; `socket` was its socket.
     pub(super) fn suspect(&mut self, now: u64, station: Station, socket: &OwnedFd) {
-        let party = Party { station, process: socket::process(socket) };
-        self.0.retain(|doubt| doubt.party != party);
-        self.0.push(Doubt { party, next: now, pause: FIRST });
+        let peer = PeerProcess { station, process: socket::process(socket) };
+        self.0.retain(|suspect| suspect.peer != peer);
+        self.0.push(Suspect { peer, next: now, pause: FIRST });
     }
 
-    /// When [`Ends::take`] has to be called next.
+    /// When [`Suspects::take`] has to be called next.
     pub(super) fn next(&self) -> Option<u64> {
-        self.0.iter().map(|doubt| doubt.next).min()
+        self.0.iter().map(|suspect| suspect.next).min()
     }
 
     /// The stations of processes that have ended. A process that has another ring is skipped,
     /// because the end of that ring adds it again.
-    pub(super) fn take(&mut self, now: u64, has_ring: impl Fn(Party) -> bool) -> Vec<Station> {
+    pub(super) fn take(
+        &mut self,
+        now: u64,
+        has_ring: impl Fn(PeerProcess) -> bool,
+    ) -> Vec<Station> {
         let mut ended = Vec::new();
-        self.0.retain_mut(|doubt| {
-            let Party { station, process } = doubt.party;
-            if now < doubt.next {
+        self.0.retain_mut(|suspect| {
+            let PeerProcess { station, process } = suspect.peer;
+            if now < suspect.next {
                 return true;
             }
-            if has_ring(doubt.party) {
+            if has_ring(suspect.peer) {
                 return false;
             }
             if socket::has_ended(station, process) {
                 ended.push(station);
                 return false;
             }
-            (doubt.next, doubt.pause) = (now.saturating_add(doubt.pause), 2 * doubt.pause);
-            doubt.pause <= LAST
+            (suspect.next, suspect.pause) = (now.saturating_add(suspect.pause), 2 * suspect.pause);
+            suspect.pause <= LAST
         });
         ended
     }

@@ -109,7 +109,7 @@ fn a_station_counts_as_ended_when_another_process_takes_it() {
     let (b, listener) = refuser(&mut left, 3);
     drop(listener);
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "--nocapture", "wire::ring::end_tests::successor"])
+        .args(["--ignored", "--exact", "--nocapture", "wire::ring::suspects_tests::successor"])
         .env(TO, b.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
