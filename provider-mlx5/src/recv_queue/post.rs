@@ -18,6 +18,10 @@ use crate::sync::{AtomicU64, Ordering};
 unsafe impl Send for RecvQueue {}
 // SAFETY: as above.
 unsafe impl Send for SharedRecvQueue {}
+// SAFETY: a batch's own pointers are copies of those of its queue, which it borrows exclusively.
+unsafe impl Send for RecvBatch<'_> {}
+// SAFETY: as above.
+unsafe impl Send for SharedRecvBatch<'_> {}
 
 impl Front {
     /// Writes a receive of one SGE, and moves on by `stride` bytes.
