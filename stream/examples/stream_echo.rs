@@ -4,7 +4,7 @@
 //! both ends are on the software device.
 
 use std::io::{self, BufRead, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
 
 use uverbs_stream::{Config, Listener, Stream};
@@ -38,19 +38,14 @@ fn client(config: &Config, address: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// The software device, and its address with any port.
-fn software_device() -> Result<(Config, SocketAddr), Box<dyn std::error::Error>> {
-    let context = uverbs::device("soft")?.open()?;
-    let gids = context.gid_table(1)?;
-    let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).ok_or("no IPv4 address")?;
-    Ok((Config::new().context(&context), SocketAddr::new(IpAddr::from(ipv4), 0)))
-}
-
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     const CLIENTS: usize = 2;
     let (config, address) = match std::env::args().nth(1) {
         Some(address) => (Config::new(), address.parse()?),
-        None => software_device()?,
+        None => {
+            let software = uverbs::device("soft")?.open()?;
+            (Config::new().context(&software), SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+        }
     };
     let listener = config.bind(address)?;
     let address = listener.local_addr()?;

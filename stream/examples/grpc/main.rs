@@ -5,7 +5,7 @@
 
 mod text;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -47,19 +47,14 @@ async fn ask(config: Config, address: SocketAddr) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The software device, and its address with any port.
-fn software_device() -> Result<(Config, SocketAddr), Failure> {
-    let context = uverbs::device("soft")?.open()?;
-    let gids = context.gid_table(1)?;
-    let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).ok_or("no IPv4 address")?;
-    Ok((Config::new().context(&context), SocketAddr::new(IpAddr::from(ipv4), 0)))
-}
-
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
     let (config, address) = match std::env::args().nth(1) {
         Some(address) => (Config::new(), address.parse()?),
-        None => software_device()?,
+        None => {
+            let software = uverbs::device("soft")?.open()?;
+            (Config::new().context(&software), SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+        }
     };
     let listener = Listener::bind_with(&config, address).await?;
     let to = listener.local_addr()?;
