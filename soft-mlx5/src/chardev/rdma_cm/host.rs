@@ -1,11 +1,10 @@
 //! The host: ids of all files, the state machine, and the thread that gives it datagrams and time.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use nix::errno::Errno;
 use uverbs_uapi::cm::event::{EventResp, EventType};
@@ -13,10 +12,11 @@ use uverbs_uapi::enums::QpType;
 
 use super::context::{Contexts, FileNumber};
 use super::file::CmFile;
+use super::inbox::{Door, Inbox, Notice};
 use super::queue::{Queue, Queued};
 use super::stack::{Stack, info};
 use crate::chardev::SoftDevice;
-use crate::chardev::device::management::{Agent, ManagementAgent, outgoing};
+use crate::chardev::device::management::{Agent, outgoing};
 use crate::core::Datagram;
 use crate::home::Home;
 use crate::locking::lock;
@@ -76,68 +76,6 @@ pub(super) struct State {
     until: Option<u64>,
 }
 
-/// What arrives from the devices' threads. Locked last.
-#[derive(Debug, Default)]
-struct Inbox {
-    notices: Mutex<VecDeque<(DeviceNumber, Notice)>>,
-    arrival: Condvar,
-    stop: AtomicBool,
-}
-
-#[derive(Debug)]
-enum Notice {
-    Datagram(Datagram),
-    /// The process with this station has ended.
-    Ended(Station),
-    Removed,
-    /// Timers may have changed.
-    Look,
-}
-
-/// A device's way into the inbox.
-#[derive(Debug)]
-struct Door {
-    inbox: Arc<Inbox>,
-    device: DeviceNumber,
-}
-
-impl ManagementAgent for Door {
-    fn datagram(&self, datagram: Datagram) {
-        self.inbox.push(self.device, Notice::Datagram(datagram));
-    }
-
-    fn peer_ended(&self, station: Station) {
-        self.inbox.push(self.device, Notice::Ended(station));
-    }
-
-    fn removed(&self) {
-        self.inbox.push(self.device, Notice::Removed);
-    }
-}
-
-impl Inbox {
-    fn push(&self, device: DeviceNumber, notice: Notice) {
-        lock(&self.notices).push_back((device, notice));
-        self.arrival.notify_one();
-    }
-
-    /// Waits for notices, until a time of [`runtime::now`].
-    fn wait(&self, until: Option<u64>) -> VecDeque<(DeviceNumber, Notice)> {
-        let mut notices = lock(&self.notices);
-        if notices.is_empty() && !self.stop.load(Ordering::SeqCst) {
-            notices = match until.map(|until| until.saturating_sub(runtime::now())) {
-                Some(0) => notices,
-                Some(left) => {
-                    let waited = self.arrival.wait_timeout(notices, Duration::from_nanos(left));
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => self.arrival.wait(notices).unwrap_or_else(PoisonError::into_inner),
-            };
-        }
-        std::mem::take(&mut notices)
-    }
-}
-
 /// Ends the thread when the last handle of the host is dropped.
 #[derive(Debug)]
 struct Thread {
@@ -156,11 +94,7 @@ impl Drop for Thread {
         for (device, door) in &self.doors {
             device.shared.close_management(door);
         }
-        {
-            let _notices = lock(&self.inbox.notices);
-            self.inbox.stop.store(true, Ordering::SeqCst);
-        }
-        self.inbox.arrival.notify_all();
+        self.inbox.stop();
         if let Some(thread) = lock(&self.thread).take() {
             thread.join();
         }
@@ -253,7 +187,7 @@ impl Shared {
 
     fn run(&self) {
         let mut until = None;
-        while !self.inbox.stop.load(Ordering::SeqCst) {
+        while !self.inbox.is_stopped() {
             let notices = self.inbox.wait(until);
             let mut state = self.lock();
             for (device, notice) in notices {

@@ -31,6 +31,7 @@ mod context;
 mod directory;
 mod file;
 mod host;
+mod inbox;
 mod queries;
 mod queue;
 mod stack;
