@@ -146,7 +146,8 @@ fn lacks_scope(address: SocketAddr) -> bool {
     }
 }
 
-const ADDRESSES: &str = "`uverbs info` lists devices with their addresses";
+const ADDRESSES: &str = "`uverbs info` lists devices with their addresses; UVERBS_SOFT_ADDRESS gives \
+                         a software device the address of an interface";
 
 #[cfg(test)]
 mod tests {
@@ -167,7 +168,8 @@ mod tests {
         let error = Error::os("bind_addr", Errno::EADDRNOTAVAIL);
         let error = explain(error, Some("10.1.2.3:5".parse().unwrap()));
         assert!(error.to_string().contains("no RDMA device has the address 10.1.2.3"), "{error}");
-        assert!(error.cure().contains("uverbs info"), "{error}");
+        let cure = error.cure();
+        assert!(cure.contains("uverbs info") && cure.contains("UVERBS_SOFT_ADDRESS"), "{error}");
         assert_eq!(failed("resolve_addr", -110).kind(), ErrorKind::TimedOut);
     }
 }
