@@ -7,8 +7,8 @@
 use blake3::Hash;
 use serde::{Deserialize, Serialize};
 
-use super::Rendezvous;
 use super::code::{CODE_VARIABLE, Code, Nonce, Role, random};
+use super::{PATIENCE, Rendezvous};
 use crate::failure::{Failure, Outcome};
 
 /// What a listening end sends to every client that connects.
@@ -76,7 +76,7 @@ pub(super) fn check_introduction(
 
 /// The client's half, on a connection that it has just made.
 pub(super) fn introduce(peer: &mut Rendezvous, service: &str, code: Option<&Code>) -> Outcome {
-    let greeting: Greeting = peer.receive()?;
+    let greeting: Greeting = super::parse(&peer.line(PATIENCE).map_err(not_greeted)?)?;
     let checked = greeting.check(service, code);
     let (code, listener) = checked.inspect_err(|failure| peer.abort(&failure.to_string()))?;
     let client = random()?;
@@ -90,6 +90,11 @@ pub(super) fn introduce(peer: &mut Rendezvous, service: &str, code: Option<&Code
     let failure = Failure::failed("the listening end does not have the code that it asks for");
     peer.abort(&failure.to_string());
     Err(failure)
+}
+
+/// A listening end speaks first. Other programs may close the connection or wait for the client.
+fn not_greeted(failure: Failure) -> Failure {
+    Failure::failed(format!("{failure} (is it uverbs that listens on that port?)"))
 }
 
 impl Greeting {
@@ -159,5 +164,17 @@ mod tests {
         }
         let reason = answer(&code, &json!({ "abort": "no\u{1b}[2J" })).expect_err("gave up");
         assert_eq!(reason, Refusal::GaveUp("no\\u{1b}[2J".into()));
+    }
+
+    #[test]
+    fn without_a_greeting_the_other_end_may_be_another_program() {
+        let (mut near, far) = Rendezvous::pair();
+        drop(far);
+        let failure = introduce(&mut near, "perf", None).expect_err("closed");
+        assert!(failure.to_string().contains("(is it uverbs that listens"), "{failure}");
+        let (mut near, mut far) = Rendezvous::pair();
+        far.abort("busy");
+        let failure = introduce(&mut near, "perf", None).expect_err("aborted");
+        assert_eq!(failure.to_string(), "the peer gave up: busy");
     }
 }

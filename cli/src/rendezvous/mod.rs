@@ -57,6 +57,7 @@ pub(crate) fn listen(address: IpAddr, port: u16) -> Outcome<TcpListener> {
     TcpListener::bind(address).map_err(|error| {
         let cure = match error.kind() {
             ErrorKind::AddrInUse => " (--port 0 takes a free port and prints it)",
+            ErrorKind::PermissionDenied => " (ports below 1024 are for privileged programs)",
             _ => "",
         };
         Failure::failed(format!("cannot listen on {address}: {error}{cure}"))
@@ -131,14 +132,16 @@ impl Rendezvous {
     }
 
     fn read(&mut self, patience: Duration) -> Outcome<Value> {
+        parse(&self.line(patience)?)
+    }
+
+    /// A line with at least one byte.
+    fn line(&mut self, patience: Duration) -> Outcome<Vec<u8>> {
         let line = self.read_line(Instant::now() + patience).map_err(|error| of_stream(&error))?;
         if line.is_empty() {
             return Err(Failure::failed("the peer closed the connection"));
         }
-        match abort_reason(&line) {
-            Some(reason) => Err(Failure::failed(format!("the peer gave up: {reason}"))),
-            None => serde_json::from_slice(&line).map_err(|_| Failure::failed(foreign())),
-        }
+        Ok(line)
     }
 
     /// A line, or the bytes before the end of the stream, or the start of a line that is too long.
@@ -208,6 +211,14 @@ pub(crate) fn require_version(service: &str, peer: u32, own: u32) -> Outcome {
         return Ok(());
     }
     Err(Failure::failed(format!("the peer's {service} is version {peer}, this one {own}")))
+}
+
+/// The message that a line is, unless it says why the peer gave up.
+fn parse<T: DeserializeOwned>(line: &[u8]) -> Outcome<T> {
+    match abort_reason(line) {
+        Some(reason) => Err(Failure::failed(format!("the peer gave up: {reason}"))),
+        None => serde_json::from_slice(line).map_err(|_| Failure::failed(foreign())),
+    }
 }
 
 fn foreign() -> String {
