@@ -29,7 +29,8 @@ impl FromStr for Rule {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
-            format!("'{text}' is none of sniffer, leftovers, udp:PORT, tcp:PORT, GROUP:PORT[@VLAN]")
+            let rules = "sniffer, leftovers, udp:PORT, tcp:PORT or GROUP:PORT[@VLAN]";
+            format!("'{text}' is not a rule: write {rules}")
         };
         let port = |text: &str| text.parse().ok().filter(|port| *port != 0).ok_or_else(wrong);
         match text.rsplit_once(':') {

@@ -63,7 +63,7 @@ fn split(words: &[PathBuf]) -> Outcome<(Vec<PathBuf>, String)> {
     match words.split_last() {
         Some((host, files)) if !files.is_empty() => match host.to_str() {
             Some(host) => Ok((files.to_vec(), host.to_owned())),
-            None => Err(Failure::usage(format!("{} is no host name", host.display()))),
+            None => Err(Failure::usage(format!("the host name {} is not UTF-8", host.display()))),
         },
         _ => Err(Failure::usage("send needs at least one FILE, and the receiver's HOST last")),
     }
