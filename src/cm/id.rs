@@ -176,7 +176,8 @@ impl Id {
     /// Binds it to a local address. Port 0 is any free one.
     ///
     /// # Errors
-    /// `NotFound` if no RDMA device has the address; EADDRINUSE; EINVAL if it is bound already.
+    /// `NotFound` if no RDMA device has the address; EADDRINUSE if another id is bound to the port,
+    /// or EADDRNOTAVAIL if one of the two is bound to all addresses; EINVAL if it is bound already.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind(&self, address: SocketAddr) -> Result<()> {
         let (addr, addr_size) = storage(address);
@@ -229,7 +230,7 @@ impl Id {
     /// requests are dropped, and the peer tries again after 4 seconds.
     ///
     /// # Errors
-    /// EADDRINUSE; EINVAL for an id that connects.
+    /// EADDRINUSE or EADDRNOTAVAIL, as from [`bind`](Self::bind); EINVAL for an id that connects.
     #[doc(alias = "rdma_listen")]
     pub fn listen(&self, backlog: u32) -> Result<()> {
         self.handle.run("listen", |id| Listen { id, backlog })

@@ -110,16 +110,25 @@ pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
             .with_kind(ErrorKind::NotFound)
             .because(format!("no RDMA device has the interface that {place} is reached by"))
             .cure_with(ADDRESSES),
-        Errno::EADDRNOTAVAIL => error
-            .with_kind(ErrorKind::NotFound)
-            .because(format!("no RDMA device has the address {place}"))
-            .cure_with(ADDRESSES),
+        Errno::EADDRNOTAVAIL if is_port_taken(error.verb(), address) => error
+            .with_kind(ErrorKind::Busy)
+            .because("an id of this machine is bound to the port")
+            .cure_with(PORTS),
+        Errno::EADDRNOTAVAIL => {
+            let has_port = address.is_some_and(|address| address.port() != 0);
+            let or = match error.verb() {
+                "bind_addr" if has_port => ", or an id at all addresses is bound to the port",
+                _ => "",
+            };
+            error
+                .with_kind(ErrorKind::NotFound)
+                .because(format!("no RDMA device has the address {place}{or}"))
+                .cure_with(ADDRESSES)
+        }
         Errno::EINVAL if address.is_some_and(lacks_scope) => error
             .because("a link-local address is one of an interface, and none is given")
             .cure_with("add the interface (fe80::1%eth0, or the scope id of a SocketAddrV6)"),
-        Errno::EADDRINUSE => error
-            .because("another id is bound to the port")
-            .cure_with("choose another port, or set_reuse_address on both ids"),
+        Errno::EADDRINUSE => error.because("another id is bound to the port").cure_with(PORTS),
         Errno::EACCES => error
             .with_kind(ErrorKind::Permission)
             .because("ports below 1024 are for privileged programs"),
@@ -138,6 +147,12 @@ pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
     }
 }
 
+/// Whether EADDRNOTAVAIL says that the port is taken: the kernel gives it where one of the two ids
+/// is bound to all addresses (`cma_check_port` in drivers/infiniband/core/cma.c).
+fn is_port_taken(verb: &str, address: Option<SocketAddr>) -> bool {
+    verb == "listen" || address.is_some_and(|address| address.ip().is_unspecified())
+}
+
 /// Whether it is a link-local address without its interface (EINVAL of `cma_bind_addr`).
 fn lacks_scope(address: SocketAddr) -> bool {
     match address {
@@ -145,6 +160,8 @@ fn lacks_scope(address: SocketAddr) -> bool {
         SocketAddr::V6(v6) => v6.ip().segments()[0] & 0xffc0 == 0xfe80 && v6.scope_id() == 0,
     }
 }
+
+const PORTS: &str = "choose another port, or set_reuse_address on both ids";
 
 const ADDRESSES: &str = "`uverbs info` lists devices with their addresses; UVERBS_SOFT_ADDRESS gives \
                          a software device the address of an interface";
@@ -170,6 +187,8 @@ mod tests {
         assert!(error.to_string().contains("no RDMA device has the address 10.1.2.3"), "{error}");
         let cure = error.cure();
         assert!(cure.contains("uverbs info") && cure.contains("UVERBS_SOFT_ADDRESS"), "{error}");
+        let error = explain(Error::os("bind_addr", Errno::EADDRNOTAVAIL), "[::]:5".parse().ok());
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
         assert_eq!(failed("resolve_addr", -110).kind(), ErrorKind::TimedOut);
     }
 }

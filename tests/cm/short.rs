@@ -211,11 +211,21 @@ fn an_address_of_the_machine_has_one_listener_at_a_port() {
         let port = first.local_address().unwrap().port();
         let error = bind(&two, ours, port).unwrap_err();
         assert_eq!(error.errno(), errno, "{its}, {ours}: {error}");
+        assert!(error.cause().contains("bound to the port"), "{its}, {ours}: {error}");
         // The device's own address is a different one.
         drop(bind(&two, &address_of(&two).ip().to_string(), port).unwrap());
         drop(first);
         bind(&two, ours, port).unwrap();
     }
+}
+
+#[test]
+fn a_port_taken_at_all_addresses_is_taken_at_each() {
+    let (context, mut address) = place();
+    let all = Listener::builder().context(&context).bind("0.0.0.0:0").unwrap();
+    address.set_port(all.local_address().unwrap().port());
+    let error = Listener::builder().context(&context).bind(address).unwrap_err();
+    assert!(error.cause().contains("bound to the port"), "{error}");
 }
 
 #[test]
