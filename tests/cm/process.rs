@@ -7,7 +7,10 @@ use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use uverbs::cm::{Channel, ConnectOptions, Connection, Connector, EventKind, Listener, PortSpace};
+use uverbs::cm::{
+    AcceptOptions, Channel, ConnectOptions, Connection, ConnectionRequest, Connector, EventKind,
+    Listener, PortSpace,
+};
 use uverbs::cq::Status;
 use uverbs::qp::{AckTimeout, PostFlags};
 use uverbs::{Context, PollError, op};
@@ -16,11 +19,14 @@ use crate::child::in_child;
 use crate::long::queue_pair;
 use crate::{PATIENCE, address_of, next, resolved};
 
-/// Tells this test program that it is the peer: [`LISTENS`], [`FORKS`] or whom to connect to.
+/// Tells this test program that it is the peer: [`LISTENS`], [`FORKS`], [`ASKS`] or whom to connect
+/// to.
 const PEER: &str = "UVERBS_CM_PEER";
 const LISTENS: &str = "listens";
 /// As [`LISTENS`]; once connected, a forked child waits instead of it.
 const FORKS: &str = "forks";
+/// Asks the address that follows for a connection, and never confirms it.
+const ASKS: &str = "asks ";
 
 fn networked() -> Context {
     uverbs::device("soft").unwrap().open().unwrap()
@@ -39,11 +45,22 @@ fn wait_for_parent() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
+fn ask(context: &Context, address: SocketAddr) {
+    let channel = Channel::of(context).unwrap();
+    let id = resolved(&channel, address, PortSpace::Tcp);
+    let (qp, _cq) = queue_pair(context);
+    id.connect(&qp, &ConnectOptions::default()).unwrap();
+    wait_for_parent();
+}
+
 #[test]
 #[ignore = "the other process of the tests below"]
 fn peer() {
     let Ok(role) = std::env::var(PEER) else { return };
     let context = networked();
+    if let Some(address) = role.strip_prefix(ASKS) {
+        return ask(&context, address.parse().unwrap());
+    }
     let connection = if [LISTENS, FORKS].contains(&&*role) {
         let (mut listener, address) = listener(&context);
         println!("\naddress {address}");
@@ -152,6 +169,29 @@ fn a_killed_server_refuses_who_still_waits() {
     id.connect(&qp, &ConnectOptions::default()).unwrap();
     peer.kill();
     assert!(matches!(next(&channel).kind, EventKind::Rejected(_)));
+}
+
+/// A peer whose request has arrived at this channel.
+fn asking(channel: &Channel, address: SocketAddr) -> (Peer, ConnectionRequest) {
+    let peer = Peer::start(&format!("{ASKS}{address}"));
+    match next(channel).kind {
+        EventKind::ConnectRequest(request) => (peer, request),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The client is killed after the server has accepted, and before it has confirmed.
+#[test]
+fn a_killed_client_confirms_nothing() {
+    let context = networked();
+    let (channel, _id, address) = crate::listener(&context, address_of(&context), PortSpace::Tcp);
+    let (mut peer, request) = asking(&channel, address);
+    let (mut qp, _cq) = queue_pair(&context);
+    let id = request.accept(&mut qp, &AcceptOptions::default()).unwrap();
+    peer.kill();
+    let event = next(&channel);
+    assert_eq!(event.id, id.key());
+    assert!(matches!(event.kind, EventKind::Rejected(_)), "{event:?}");
 }
 
 /// A peer that is stopped is not dead, and one whose forked child has its sockets is not noticed
