@@ -21,9 +21,11 @@ fn serve(mut stream: Stream) -> io::Result<()> {
 
 /// Serves each client in a thread.
 fn accept(listener: &Listener, clients: usize) -> io::Result<()> {
-    let streams = listener.incoming().take(clients).collect::<io::Result<Vec<_>>>()?;
-    let threads: Vec<_> =
-        streams.into_iter().map(|stream| thread::spawn(move || serve(stream))).collect();
+    let mut threads = Vec::new();
+    for stream in listener.incoming().take(clients) {
+        let stream = stream?;
+        threads.push(thread::spawn(move || serve(stream)));
+    }
     threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
 }
 
