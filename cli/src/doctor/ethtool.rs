@@ -1,5 +1,5 @@
-//! Settings and counters of a network interface that are in no file: what the program `ethtool`
-//! shows of this machine's interfaces.
+//! Settings and counters of a network interface that are in no file: what the programs `ethtool`
+//! and `ip` show of this machine's interfaces.
 
 use std::process::Command;
 
@@ -11,15 +11,19 @@ type Shown = (&'static str, fn(&str, &str, &str) -> Check);
 const SHOWN: [Shown; 4] =
     [("-a", pause), ("--show-fec", error_correction), ("-c", coalescing), ("-S", discards)];
 
-/// The checks, if the program is there and may show these; `subject` is device and interface.
+/// The checks, if the programs are there and may show these; `subject` is device and interface.
 pub(super) fn checks(subject: &str, interface: &str) -> Vec<Check> {
-    let checks = SHOWN.iter().map(|(option, check)| {
-        let output = Command::new("ethtool").args([option, interface]).output().ok();
-        let output = output.filter(|output| output.status.success());
-        let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-        check(subject, interface, &text.unwrap_or_default())
-    });
-    checks.collect()
+    let ethtool = |option| printed("ethtool", &[option, interface]);
+    let checks = SHOWN.iter().map(|(option, check)| check(subject, interface, &ethtool(option)));
+    let link = printed("ip", &["-details", "link", "show", "dev", interface]);
+    checks.chain(trust(subject, interface, &link)).collect()
+}
+
+/// What a program prints; nothing if it is not there, or fails.
+fn printed(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().ok();
+    let output = output.filter(|output| output.status.success());
+    output.map_or_else(String::new, |output| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// The first word behind `name` and a colon.
@@ -78,6 +82,23 @@ fn discards(subject: &str, interface: &str, text: &str) -> Check {
     }
 }
 
+/// Whether a port's virtual functions are trusted; `None` if it has none.
+fn trust(subject: &str, interface: &str, text: &str) -> Option<Check> {
+    let functions = text.lines().filter_map(|line| line.trim().strip_prefix("vf "));
+    let (trusted, others): (Vec<_>, Vec<_>) = functions
+        .filter_map(|line| Some((line.split_whitespace().next()?, line)))
+        .partition(|(_, line)| line.contains("trust on"));
+    let why = "a virtual function gets frames of other addresses only if the host trusts it";
+    let source = format!("ip -details link show dev {interface}");
+    let check = Check::new(subject, "trusted virtual functions", source, why);
+    let (number, _) = others.first().or(trusted.first())?;
+    Some(check.judge(
+        others.is_empty(),
+        format!("{} of {}", trusted.len(), trusted.len() + others.len()),
+        format!("ip link set dev {interface} vf {number} trust on, for each that sniffs"),
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,6 +126,20 @@ mod tests {
         let counted = "NIC statistics:\n     rx_packets: 9\n     rx_discards_phy: 7\n";
         assert_eq!(found(discards, counted).0, Verdict::Change);
         assert_eq!(found(discards, &counted.replace('7', "0")).0, Verdict::Ok);
+    }
+
+    #[test]
+    fn trust_of_virtual_functions_is_counted() {
+        let link = "2: eth0: <UP> mtu 1500\n    link/ether 00:00:00:00:00:01\n    \
+            vf 0     link/ether 00:00:00:00:00:02, spoof checking off, trust on\n    \
+            vf 1     link/ether 00:00:00:00:00:03, spoof checking off, trust off\n";
+        let of = |text: &str| trust("mlx5_0 (eth0)", "eth0", text);
+        let check = of(link).expect("functions");
+        assert_eq!((check.verdict, &*check.value), (Verdict::Change, "1 of 2"));
+        assert!(check.cure.is_some_and(|cure| cure.contains("vf 1 trust on")));
+        let check = of(&link.replace("trust off", "trust on")).expect("functions");
+        assert_eq!((check.verdict, &*check.value), (Verdict::Ok, "2 of 2"));
+        assert!(of("2: eth0: <UP> mtu 1500\n").is_none());
     }
 
     /// Without the program, or where it does not know the interface.

@@ -82,14 +82,27 @@ fn siblings(tree: &Tree, subject: &str, cpu: usize) -> Check {
     let check = Check::new(subject, "hardware threads", format!("/{path}"), why);
     let Some(mut others) = tree.read(&path).and_then(|text| members(&text)) else { return check };
     others.remove(&cpu);
+    let busiest = others.iter().filter_map(|other| busy_percent(tree, *other)).max();
+    let load = busiest.map_or_else(String::new, |part| format!(", {part} % busy since boot"));
     let others = list(&others);
     match others.is_empty() {
         true => check.ok("the core's only one"),
         false => check.change(
-            format!("shares its core with {others}"),
+            format!("shares its core with {others}{load}"),
             format!("keep {others} idle, or echo 0 > /sys/devices/system/cpu/cpu{others}/online"),
         ),
     }
+}
+
+/// The part of the time since boot in which a processor was not idle. The fields of `/proc/stat`
+/// (Documentation/filesystems/proc.rst) begin with user, nice, system, idle, iowait, irq, softirq
+/// and steal.
+fn busy_percent(tree: &Tree, cpu: usize) -> Option<u64> {
+    let text = tree.read("proc/stat")?;
+    let times = text.lines().find_map(|line| line.strip_prefix(&format!("cpu{cpu} ")))?;
+    let times: Vec<u64> = times.split_whitespace().take(8).flat_map(str::parse).collect();
+    let (all, idle): (u64, u64) = (times.iter().sum(), times.iter().skip(3).take(2).sum());
+    (100 * (all - idle)).checked_div(all)
 }
 
 fn sleep(tree: &Tree, subject: &str, cpu: usize) -> Check {

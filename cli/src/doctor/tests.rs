@@ -304,3 +304,14 @@ fn the_text_names_the_reason_and_the_cure() {
         assert!(text.contains(expected), "{expected:?} is missing in {text}");
     }
 }
+
+/// What else ran on the other thread of the core is part of the value.
+#[test]
+fn work_on_the_other_thread_of_a_core_is_shown() {
+    let siblings = "sys/devices/system/cpu/cpu1/topology/thread_siblings_list";
+    let times = "cpu  9 0 0 9\ncpu0 20 0 4 70 5 0 1 0 0 0\ncpu1 1 0 0 1\n";
+    let (_scratch, tree) = machine("siblings", &[(siblings, "0-1"), ("proc/stat", times)]);
+    let checks = processors::checks(&tree, 1, &[]);
+    let check = checks.iter().find(|check| check.name == "hardware threads").expect("a check");
+    assert_eq!(check.value, "shares its core with 0, 25 % busy since boot");
+}
