@@ -14,7 +14,7 @@ use super::Block;
 use super::operation::Operation;
 use super::payload::Payload;
 use super::wide::{Wide, WideBlock, store_composed, store_octowords, wide};
-use crate::format::{ControlSegment, MAX_DS, MAX_READ_SGE, Opcode};
+use crate::format::{ControlSegment, Fence, MAX_DS, MAX_READ_SGE, Opcode};
 use crate::request::{Octoword, PostFlags};
 
 /// Octowords of the control segment and the operation's segments, which precede the data.
@@ -52,6 +52,14 @@ pub(super) const fn mode_word(mode: u8, immediate: u32) -> u64 {
     } else {
         (mode as u64) << 32 | immediate as u64
     }
+}
+
+/// What of the queue's `mode` applies to a request with this control segment: a fence that the
+/// request asks for replaces the small one. Both bits together would name no fence.
+#[inline(always)]
+pub(super) fn fenced_once(control: Octoword, mode: u64) -> u64 {
+    const FENCE: u64 = mode_word(Fence::MASK, 0);
+    if control[1] & FENCE == 0 { mode } else { mode & !FENCE }
 }
 
 /// Where the id of a request comes from.

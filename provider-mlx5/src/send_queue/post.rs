@@ -8,7 +8,7 @@
 
 use core::mem::MaybeUninit;
 
-use super::encode::{Request, Wqe, composed, header, mode_word, short_blocks};
+use super::encode::{Request, Wqe, composed, fenced_once, header, short_blocks};
 use super::payload::Payload;
 use super::space::{Counted, Place};
 use super::wide::{
@@ -548,11 +548,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             return Err(PostError::TooManySge);
         }
         let blocks = request.blocks() as u32;
-        let mode = self.claim(at, blocks)?;
-        // A fence that the caller asked for is stronger, and replaces the small one.
-        let asks = request.flags.contains(PostFlags::FENCE);
-        let mode = if asks { mode & !mode_word(Fence::MASK, 0) } else { mode };
-        let control = or(wide(request.control(place(at.head))), or(self.base, wide([0, mode])));
+        let own = request.control(place(at.head));
+        let mode = fenced_once(own, self.claim(at, blocks)?);
+        let control = or(wide(own), or(self.base, wide([0, mode])));
         let wqe = request.with_control(control, self.number);
         // SAFETY: the blocks are free.
         unsafe { self.store(at.head, &wqe, blocks) };

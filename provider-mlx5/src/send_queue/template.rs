@@ -16,7 +16,7 @@ use core::marker::PhantomData;
 
 pub use fields::Field;
 
-use super::encode::{Request, first_word, header, mode_word, short, short_blocks};
+use super::encode::{Request, fenced_once, first_word, header, mode_word, short, short_blocks};
 use super::payload::{Payload, segment_octowords};
 use super::post::{Copied, Next};
 use super::space::Place;
@@ -29,7 +29,7 @@ use super::{
 };
 use crate::barrier;
 use crate::doorbell::{Doorbell, DoorbellWord};
-use crate::format::{Fence, WQEBB_SIZE};
+use crate::format::WQEBB_SIZE;
 use crate::mmio::{BlueFlame, Register, Ring};
 use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
 use crate::sync::Ordering;
@@ -289,7 +289,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             return Err(PostError::NotATemplate);
         };
         let blocks = image.len() as u32;
-        let mode = fenced_once(own, self.claim(at, blocks)?);
+        let mode = fenced_once(narrow(own), self.claim(at, blocks)?);
         let control = or(self.stamp(place(at.head), own), wide([0, mode]));
         // SAFETY: the blocks are free.
         unsafe {
@@ -302,13 +302,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.note_blocks(at.head, blocks);
         Ok(Place { head: at.head.wrapping_add(blocks), fence: 0 })
     }
-}
-
-/// What of the queue's `mode` applies to a request whose first lane is `own`: a fence of the
-/// request's own replaces the queue's. Two fences would make a number that names none.
-fn fenced_once(own: Wide, mode: u64) -> u64 {
-    const FENCE: u64 = mode_word(Fence::MASK, 0);
-    if narrow(own)[1] & FENCE == 0 { mode } else { mode & !FENCE }
 }
 
 impl<T: Transport, R: Register> Batch<'_, T, R> {
