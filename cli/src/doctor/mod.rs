@@ -3,14 +3,15 @@
 //!
 //! Settings are read from files below one root (sysfs and procfs). Unless the root is another
 //! machine's, the features of an adapter are read from the adapter, and what is in no file is asked
-//! of `ethtool`. Nothing is changed.
+//! of `ethtool` and `ip`. Nothing is changed.
 
 mod device;
-mod ethtool;
+
 mod features;
 mod memory;
 mod process;
 mod processors;
+mod programs;
 mod rule;
 mod system;
 #[cfg(test)]
@@ -139,7 +140,7 @@ fn in_no_file(tree: &Tree, device: &device::Examined) -> Vec<Check> {
     let interfaces = tree.names(device.file("net"));
     let shown = interfaces
         .iter()
-        .flat_map(|interface| ethtool::checks(&device.with_interface(interface), interface));
+        .flat_map(|interface| programs::checks(&device.with_interface(interface), interface));
     shown.chain(features::of(device)).collect()
 }
 
