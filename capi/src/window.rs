@@ -128,7 +128,8 @@ pub(crate) unsafe fn operation(bind: &BindMw) -> Result<RunTimeOperation<'static
     }))
 }
 
-fn access(flags: c_uint) -> WindowAccess {
+/// What a program's flags allow. Others are left out.
+pub(crate) fn access(flags: c_uint) -> WindowAccess {
     let mut access = WindowAccess::empty();
     access.set(WindowAccess::LOCAL_WRITE, flags & LOCAL_WRITE != 0);
     access.set(WindowAccess::REMOTE_WRITE, flags & REMOTE_WRITE != 0);

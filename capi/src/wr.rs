@@ -33,7 +33,7 @@ use crate::abi::*;
 use crate::post::{self, MOST_SGE};
 use crate::qp::Qp;
 use crate::usual::{MOST_INLINE, NO_SRQ, Posts, Usual};
-use keys::KeyChange;
+use keys::Configuration;
 pub(crate) use keys::{
     ConfAttr, Interleaved, NOTHING_ELSE, configure, set_access, set_interleaved, set_list,
 };
@@ -80,8 +80,8 @@ pub(crate) struct Building {
     count: usize,
     operation: RunTimeOperation<'static>,
     address: Option<DatagramAddress>,
-    /// The change of a memory key that is being encoded.
-    change: KeyChange,
+    /// The configuration of a memory key that is being encoded.
+    configuration: Configuration,
     sges: [Sge; MOST_SGE],
     /// Inline data, or the header of packets to be segmented. It is copied, because the program may
     /// reuse its buffers.
@@ -102,7 +102,7 @@ impl Default for Building {
             count: 0,
             operation: RunTimeOperation::Send,
             address: None,
-            change: KeyChange::default(),
+            configuration: Configuration::default(),
             sges: [Sge::default(); MOST_SGE],
             copied: [0; MOST_INLINE],
         }
@@ -121,7 +121,7 @@ impl Building {
     fn forget(&mut self) {
         (self.error, self.stage) = (0, Stage::None);
         (self.has_failed, self.is_gone) = (false, false);
-        self.change.is_open = false;
+        self.configuration.is_open = false;
     }
 
     /// Records the first error.

@@ -21,6 +21,7 @@ mod batch;
 mod encode;
 mod encoded;
 pub(crate) mod ethernet;
+mod key_change;
 mod operation;
 mod payload;
 mod post;
@@ -48,6 +49,8 @@ pub use ethernet::{
     EthernetFrame, EthernetOffload, EthernetSend, EthernetSendHeader, EthernetTso, Segmented,
     framed, segmented,
 };
+#[doc(hidden)]
+pub use key_change::KeyChange;
 pub use operation::*;
 pub use payload::{AtomicResult, Inline, Payload};
 pub use run_time::{RunTimeDestination, RunTimeOperation, SendRequest};
