@@ -16,7 +16,7 @@ struct Halt;
 impl Wire for Halt {
     fn send(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {}
 
-    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {
+    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
         loop {
             std::thread::park();
         }

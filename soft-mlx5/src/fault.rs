@@ -295,9 +295,9 @@ impl<W: Wire> Wire for Faulty<W> {
         self.release(now, pool);
     }
 
-    fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+    fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) -> usize {
         self.release(now, pool);
-        self.wire.receive(now, packets, pool);
+        self.wire.receive(now, packets, pool)
     }
 
     fn take_ended(&mut self, now: u64) -> Vec<Station> {

@@ -54,8 +54,8 @@ impl Wire for Watched {
         *self.counters.lock().unwrap() = self.wire.counters();
     }
 
-    fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
-        self.wire.receive(now, packets, pool);
+    fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) -> usize {
+        self.wire.receive(now, packets, pool)
     }
 
     fn next_wake(&self) -> Option<u64> {

@@ -139,8 +139,9 @@ impl Host for Order {
 impl Wire for Order {
     fn send(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {}
 
-    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {
+    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
         self.0.lock().unwrap().push("wire");
+        0
     }
 
     fn join(&mut self, _: Gid) -> io::Result<()> {

@@ -5,16 +5,12 @@ use super::pacing::{Pacing, Pause};
 use super::{Machine, Shared, clock, lock};
 use crate::core::Core;
 use crate::packet::{Opcode, Packet, PacketPool, Transport};
-use crate::wire::{Station, Wire};
+use crate::wire::{SOCKET_DATAGRAMS, Station, Wire};
 
 /// Most packets that the core sends or receives between two looks at doorbells, wire and waiting
 /// commands. The other side can begin with a long message once these have been sent. As many
 /// packets of the largest MTU fit into one UDP message that the kernel segments.
 const BUDGET: u32 = 15;
-
-/// Calls of [`Wire::receive`] at most before a request is repeated: more packets than fit into the
-/// socket's buffer. Without a limit, strangers could keep a device from repeating anything.
-const READS: usize = 256;
 
 /// State from one look to the next.
 #[derive(Debug)]
@@ -171,16 +167,21 @@ impl Worker {
 
     /// Passes all other packets that have arrived to the core, because an answer is late. If this
     /// thread did not run for a while, time-outs have passed although the peer has answered. The
-    /// answer may come after more packets than one look takes, or be in files that it left out.
-    /// What the device sent to itself waits in the core.
+    /// answer may come after more packets than one look takes, also after datagrams that the wire
+    /// drops, or be in files that the look left out. What the device sent to itself waits in the
+    /// core.
+    ///
+    /// It stops after more datagrams than had arrived when it began. Without this limit, strangers
+    /// could keep a device from repeating anything.
     fn receive_rest(&mut self, shared: &Shared, core: &mut Core, now: u64) {
         core.work(now, Machine::CATCH_UP);
         let mut wire = lock(&shared.wire);
-        for _ in 0..READS {
+        let mut read = 0;
+        while read < SOCKET_DATAGRAMS {
             wire.look_at_files();
-            wire.receive(now, &mut self.incoming, &mut self.pool);
-            if self.incoming.is_empty() {
-                return;
+            match wire.receive(now, &mut self.incoming, &mut self.pool) {
+                0 => return,
+                count => read += count,
             }
             self.deliver(core, now);
         }

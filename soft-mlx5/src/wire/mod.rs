@@ -34,6 +34,7 @@ pub use ring::Rings;
 pub use routed::RoutedWire;
 pub use station::{Link, Station};
 pub use switch::{Switch, SwitchPort};
+pub(crate) use udp::SOCKET_DATAGRAMS;
 pub use udp::UdpWire;
 pub use udp::enlarge;
 pub use waker::Waker;
@@ -64,8 +65,10 @@ pub trait Wire: Send {
     /// Wakes the receivers that [`Wire::send_quietly`] left asleep.
     fn wake_receivers(&mut self) {}
 
-    /// Appends received packets, up to [`RECEIVE_BATCH`] of each source, without waiting.
-    fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool);
+    /// Appends received packets, up to [`RECEIVE_BATCH`] of each source, without waiting. Returns
+    /// how many it read, those that it dropped included: at 0 nothing is waiting, except in files
+    /// that it skipped.
+    fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) -> usize;
 
     /// The stations of other processes that have ended since the last call, for example because
     /// they were killed. All packets that they sent have been received before.
@@ -112,8 +115,8 @@ impl<W: Wire + ?Sized> Wire for Box<W> {
         (**self).wake_receivers();
     }
 
-    fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
-        (**self).receive(now, packets, pool);
+    fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) -> usize {
+        (**self).receive(now, packets, pool)
     }
 
     fn take_ended(&mut self, now: u64) -> Vec<Station> {
@@ -154,7 +157,9 @@ impl Wire for NoWire {
         packets.drain(..).for_each(|packet| pool.give(packet));
     }
 
-    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {}
+    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
+        0
+    }
 
     fn join(&mut self, _: Gid) -> io::Result<()> {
         Ok(())

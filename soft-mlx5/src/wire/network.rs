@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::ring::Users;
 use super::{
-    Counters, Link, RECEIVE_BATCH, Rings, Station, Switch, SwitchPort, UdpWire, Waker, Wire,
+    Counters, Link, Rings, SOCKET_DATAGRAMS, Station, Switch, SwitchPort, UdpWire, Waker, Wire,
 };
 use crate::PerProcess;
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
@@ -63,10 +63,6 @@ const SILENCE: u32 = 64;
 
 /// See [`SILENCE`]. An awake device calls `receive` about once in a microsecond.
 pub(super) const FILES_EVERY: u32 = 32;
-
-/// Most batches taken from the sockets in one call that must take everything: more than the sockets
-/// hold.
-const ALL: usize = 1024;
 
 impl Network {
     /// Takes a free station, found by binding; see [`UdpWire::bind_any`]. If another user has taken
@@ -201,21 +197,28 @@ impl Network {
     }
 
     /// Receives from the sockets. If a ring was opened, receives everything from them, because
-    /// later packets of the same sender are in the ring.
-    fn look_at_sockets(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+    /// later packets of the same sender are in the ring. Returns how many datagrams it read.
+    fn look_at_sockets(
+        &mut self,
+        now: u64,
+        packets: &mut Vec<Packet>,
+        pool: &mut PacketPool,
+    ) -> usize {
         let is_opened = self.rings.as_mut().is_some_and(|rings| rings.handle_events(now));
-        for _ in 0..if is_opened { ALL } else { 1 } {
+        let (most, mut all) = (if is_opened { SOCKET_DATAGRAMS } else { 1 }, 0);
+        while all < most {
             let before = packets.len();
-            self.udp.receive(now, packets, pool);
-            let arrived = packets.len() - before;
-            if arrived > 0 {
+            let read = self.udp.receive(now, packets, pool);
+            if read == 0 {
+                break;
+            }
+            all += read;
+            if packets.len() > before {
                 self.silent.set(0);
                 self.drop_forged(before, is_opened, packets, pool);
             }
-            if arrived < RECEIVE_BATCH {
-                return;
-            }
         }
+        all
     }
 
     /// Drops unicast packets, from `first` on, whose sender uses a ring and therefore sends nothing
@@ -262,12 +265,12 @@ impl Wire for Network {
         self.rings.iter_mut().for_each(Rings::wake_receivers);
     }
 
-    fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
-        self.port.receive(now, packets, pool);
+    fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) -> usize {
+        let mut read = self.port.receive(now, packets, pool);
         if self.looks_at_sockets(now) {
-            self.look_at_sockets(now, packets, pool);
+            read += self.look_at_sockets(now, packets, pool);
         }
-        self.rings.iter_mut().for_each(|rings| rings.receive(now, packets, pool));
+        read + self.rings.as_mut().map_or(0, |rings| rings.receive(now, packets, pool))
     }
 
     fn take_ended(&mut self, now: u64) -> Vec<Station> {

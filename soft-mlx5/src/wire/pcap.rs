@@ -147,10 +147,11 @@ impl<W: Wire, F: Write + Send> Wire for Pcap<W, F> {
         self.wire.send(now, packets, pool);
     }
 
-    fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+    fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) -> usize {
         let before = packets.len();
-        self.wire.receive(now, packets, pool);
+        let read = self.wire.receive(now, packets, pool);
         self.record(now, &packets[before..]);
+        read
     }
 
     fn take_ended(&mut self, now: u64) -> Vec<Station> {

@@ -340,11 +340,11 @@ impl Wire for RoutedWire {
         packets.drain(..).for_each(|packet| pool.give(packet));
     }
 
-    fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
-        let first = packets.len();
+    fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) -> usize {
+        let (first, mut read) = (packets.len(), 0);
         if let Some(mut receiver) = self.receiver.take() {
             let (socket, into) = (self.socket.as_fd(), (&mut *packets, &mut *pool));
-            drain(socket, &mut receiver, &self.counters, into, |datagram| {
+            read += drain(socket, &mut receiver, &self.counters, into, |datagram| {
                 self.check(datagram, None)
             });
             self.receiver = Some(receiver);
@@ -352,13 +352,14 @@ impl Wire for RoutedWire {
         if let Some(mut receiver) = self.group_receiver.take() {
             for (socket, group) in (0..self.groups.len()).map(|index| self.groups.get(index)) {
                 let into = (&mut *packets, &mut *pool);
-                drain(socket, &mut receiver, &self.counters, into, |datagram| {
+                read += drain(socket, &mut receiver, &self.counters, into, |datagram| {
                     self.check(datagram, Some(group))
                 });
             }
             self.group_receiver = Some(receiver);
         }
         self.drop_frames(first, packets, pool);
+        read
     }
 
     /// Now if a message has arrived of which not all packets were taken, because no descriptor

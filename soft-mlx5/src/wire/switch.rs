@@ -187,13 +187,14 @@ impl Wire for SwitchPort {
         self.asleep.drain(..).for_each(|inbox| inbox.wake());
     }
 
-    fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+    fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) -> usize {
         let mut queue = lock(&self.inbox.queue);
         let count = queue.packets.len().min(RECEIVE_BATCH);
         packets.extend(queue.packets.drain(..count));
         pool.pass_on(count, &mut queue.empty);
         drop(queue);
         Counters::add(&self.counters.received, count);
+        count
     }
 
     fn join(&mut self, group: Gid) -> io::Result<()> {

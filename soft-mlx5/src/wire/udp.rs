@@ -63,6 +63,10 @@ fn all_taken() -> io::Error {
 /// `net.core.rmem_max`, unless the process has CAP_NET_ADMIN.
 const SOCKET_BUFFER: usize = 8 << 20;
 
+/// More datagrams than a socket holds: the kernel doubles the size of the buffer, and counts more
+/// than 512 bytes for the shortest datagram (`SKB_TRUESIZE` in include/linux/skbuff.h).
+pub(crate) const SOCKET_DATAGRAMS: usize = 2 * SOCKET_BUFFER / 512;
+
 impl UdpWire {
     /// Binds the station's address.
     ///
@@ -258,20 +262,21 @@ pub(super) fn send_sealed(
 }
 
 /// Receives from one socket, up to [`RECEIVE_BATCH`] datagrams. `check` returns the source of a
-/// valid one, and counts an invalid one.
+/// valid one, and counts an invalid one. Returns how many datagrams there were of both kinds.
 pub(super) fn drain(
     socket: BorrowedFd<'_>,
     receiver: &mut Receiver,
     counters: &Counters,
     (packets, pool): (&mut Vec<Packet>, &mut PacketPool),
     check: impl Fn(&Datagram<'_>) -> Option<Addressing>,
-) {
+) -> usize {
     if receiver.is_empty() {
         receiver.receive(socket);
     }
-    let mut received = 0;
-    for _ in 0..RECEIVE_BATCH {
+    let (mut read, mut received) = (0, 0);
+    while read < RECEIVE_BATCH {
         let Some(datagram) = receiver.take() else { break };
+        read += 1;
         let Some(route) = check(&datagram) else { continue };
         let mut packet = pool.take();
         packet.fill(route, &datagram.bytes[..datagram.bytes.len() - rocev2::ICRC_LEN]);
@@ -279,6 +284,7 @@ pub(super) fn drain(
         received += 1;
     }
     Counters::add(&counters.received, received);
+    read
 }
 
 impl Wire for UdpWire {
@@ -290,17 +296,19 @@ impl Wire for UdpWire {
         packets.drain(..).for_each(|packet| pool.give(packet));
     }
 
-    fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
-        let Some(mut receiver) = self.receiver.take() else { return };
+    fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) -> usize {
+        let Some(mut receiver) = self.receiver.take() else { return 0 };
+        let mut read = 0;
         let sockets = (0..self.groups.len()).map(|index| self.groups.get(index));
         let sockets = sockets.map(|(socket, group)| (socket, Some(group)));
         for (socket, group) in std::iter::once((self.socket.as_fd(), None)).chain(sockets) {
             let into = (&mut *packets, &mut *pool);
-            drain(socket, &mut receiver, &self.counters, into, |datagram| {
+            read += drain(socket, &mut receiver, &self.counters, into, |datagram| {
                 self.check(datagram, group)
             });
         }
         self.receiver = Some(receiver);
+        read
     }
 
     fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {

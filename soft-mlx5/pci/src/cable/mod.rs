@@ -195,13 +195,12 @@ impl Cable {
         match &mut self.plug {
             Plug::Nowhere => false,
             Plug::Packets(wire) => {
-                wire.receive(now, &mut self.packets, &mut self.pool);
-                let some = !self.packets.is_empty();
+                let read = wire.receive(now, &mut self.packets, &mut self.pool);
                 for packet in self.packets.drain(..) {
                     core.receive(now, packet);
                     self.pool.give(core.empty_packet());
                 }
-                some
+                read != 0
             }
             Plug::Frames(wire) => {
                 for _ in 0..BATCH {

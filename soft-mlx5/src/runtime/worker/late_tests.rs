@@ -16,7 +16,7 @@ use crate::core::{
 use crate::memory::{BufferMemory, HostMemory, PageMap};
 use crate::packet::{Addressing, Aeth, Bth, Gid, Psn, Syndrome};
 use crate::runtime::{Host, Runtime};
-use crate::wire::{RECEIVE_BATCH, Waker};
+use crate::wire::{RECEIVE_BATCH, SOCKET_DATAGRAMS, Waker};
 
 struct Deaf;
 
@@ -24,19 +24,21 @@ impl Host for Deaf {
     fn event(&self, _: Event) {}
 }
 
-/// Packets that have arrived, and whether only a look at the files finds them.
+/// Datagrams that have arrived, and whether only a look at the files finds them. Those that are not
+/// packets are `None`.
 #[derive(Clone, Default)]
-struct Inbox(Arc<std::sync::Mutex<(VecDeque<Packet>, bool)>>);
+struct Inbox(Arc<std::sync::Mutex<(VecDeque<Option<Packet>>, bool)>>);
 
 impl Wire for Inbox {
     fn send(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) {
         packets.clear();
     }
 
-    fn receive(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) {
+    fn receive(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
         let (waiting, is_in_files) = &mut *lock(&self.0);
         let count = if *is_in_files { 0 } else { waiting.len().min(RECEIVE_BATCH) };
-        packets.extend(waiting.drain(..count));
+        packets.extend(waiting.drain(..count).flatten());
+        count
     }
 
     fn look_at_files(&mut self) {
@@ -156,9 +158,14 @@ impl Sender {
             packet
         };
         let mut inbox = lock(&self.inbox.0);
-        inbox.0.extend((0..others).map(|_| acknowledgement(0x7777)));
-        inbox.0.push_back(acknowledgement(self.qpn.0));
+        inbox.0.extend((0..others).map(|_| Some(acknowledgement(0x7777))));
+        inbox.0.push_back(Some(acknowledgement(self.qpn.0)));
         inbox.1 = is_in_files;
+    }
+
+    /// Datagrams arrive that are not packets.
+    fn garbage(&self, count: usize) {
+        lock(&self.inbox.0).0.extend((0..count).map(|_| None));
     }
 
     /// Time-outs counted, and the QP's state.
@@ -178,6 +185,24 @@ fn an_answer_after_many_packets_is_in_time() {
     assert_eq!(sender.outcome(), GOOD);
     sender.look_at(200 * TIMEOUT);
     assert_eq!(sender.outcome(), GOOD, "nothing is outstanding");
+}
+
+#[test]
+fn an_answer_after_a_full_buffer_of_garbage_is_in_time() {
+    let mut sender = Sender::new(PEER);
+    sender.garbage(SOCKET_DATAGRAMS - 1);
+    sender.answer_after(0, false);
+    sender.look_at(100 * TIMEOUT);
+    assert_eq!(sender.outcome(), GOOD);
+}
+
+/// A flood that never ends does not keep the device from noticing that there is no answer.
+#[test]
+fn a_request_without_an_answer_fails_in_a_flood() {
+    let mut sender = Sender::new(PEER);
+    sender.garbage(4 * SOCKET_DATAGRAMS);
+    sender.look_at(TIMEOUT);
+    assert_eq!(sender.outcome().0, 1);
 }
 
 #[test]

@@ -60,7 +60,9 @@ impl Wire for Calls {
         self.0.push("wake");
     }
 
-    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {}
+    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
+        0
+    }
 
     fn join(&mut self, _: Gid) -> std::io::Result<()> {
         Ok(())
@@ -84,7 +86,9 @@ impl Wire for Slow {
         self.sent.store(true, Ordering::SeqCst);
     }
 
-    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {}
+    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
+        0
+    }
 
     fn join(&mut self, _: Gid) -> std::io::Result<()> {
         Ok(())

@@ -363,13 +363,13 @@ impl Rings {
     }
 
     /// Moves waiting packets into rings that have space again, and appends received packets to
-    /// `packets`.
+    /// `packets`. Returns how many there were.
     pub(in crate::wire) fn receive(
         &mut self,
         now: u64,
         packets: &mut Vec<Packet>,
         pool: &mut PacketPool,
-    ) {
+    ) -> usize {
         self.end_sleep();
         if self.waiting != 0 {
             self.flush(now, pool);
@@ -383,7 +383,9 @@ impl Rings {
                 Err(Corrupt) => self.drop_incoming(now, at),
             }
         }
-        Counters::add(&self.counters.received, packets.len() - before);
+        let received = packets.len() - before;
+        Counters::add(&self.counters.received, received);
+        received
     }
 
     fn flush(&mut self, now: u64, pool: &mut PacketPool) {

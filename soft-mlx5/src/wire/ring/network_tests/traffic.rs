@@ -1,8 +1,11 @@
 //! What is sent arrives, in order, by memory or UDP, and wakes a sleeping receiver.
 
+use std::net::UdpSocket;
 use std::sync::atomic::Ordering;
 
 use super::*;
+use crate::packet::rocev2::UDP_PORT;
+use crate::wire::RECEIVE_BATCH;
 
 #[test]
 fn packets_between_processes_go_through_memory() {
@@ -152,6 +155,23 @@ fn packets_sent_by_udp_arrive_before_later_ones_of_the_ring() {
     send(&mut left, sent[100..].to_vec());
     assert!(received(&mut right) == sent);
     assert_eq!(apart.sent.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn garbage_before_packets_sent_by_udp_does_not_let_the_ring_overtake_them() {
+    let mut right = memory();
+    let mut plain = UdpWire::bind_any(Link::Ethernet).unwrap();
+    let (a, b) = (plain.station(), right.station());
+    let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for _ in 0..2 * RECEIVE_BATCH {
+        stranger.send_to(&[0; 64], (b.address(), UDP_PORT)).unwrap();
+    }
+    let sent: Vec<_> = (0..20).map(|n| packet(a, b, n, 64)).collect();
+    send(&mut plain, sent[..10].to_vec());
+    drop(plain);
+    let mut left = rejoin(a);
+    send(&mut left, sent[10..].to_vec());
+    assert!(received(&mut right) == sent);
 }
 
 #[test]
