@@ -69,8 +69,8 @@ impl Addresses for Stack {
         Ok(Route { device: 0, source: ip(self.0).into(), addressing })
     }
 
-    fn answers(&self, _: u64, route: &Route) -> bool {
-        route.addressing.destination.to_ipv4().is_some_and(|v4| host_of(v4.into()).is_some())
+    fn answers(&self, _: u64, _: usize, to: &Addressing) -> bool {
+        to.destination.to_ipv4().is_some_and(|v4| host_of(v4.into()).is_some())
     }
 }
 
@@ -448,6 +448,48 @@ fn every_id_sees_lawful_events_on_a_terrible_network() {
 fn the_same_seed_gives_the_same_run() {
     assert_eq!(run(2007, HARSH), run(2007, HARSH));
     assert_ne!(run(2007, HARSH).trace, run(2008, HARSH).trace);
+}
+
+/// A host whose neighbours are there or gone.
+struct Deserted(Stack, bool);
+
+impl Addresses for Deserted {
+    fn own(&self, address: IpAddr) -> Result<Interface, CmaError> {
+        self.0.own(address)
+    }
+
+    fn route(
+        &self,
+        source: Option<IpAddr>,
+        to: SocketAddr,
+        space: PortSpace,
+    ) -> Result<Route, CmaError> {
+        self.0.route(source, to, space)
+    }
+
+    fn answers(&self, _: u64, _: usize, _: &Addressing) -> bool {
+        self.1
+    }
+}
+
+/// A peer that ended after its address was resolved is missed when the request is repeated, and one
+/// that is there and silent is not.
+#[test]
+fn a_request_to_a_peer_that_ended_is_not_repeated_for_ever() {
+    for is_there in [true, false] {
+        let mut cma = new_host(0, 1);
+        let id = cma.create(PortSpace::TCP, QpType::RC).expect("an id");
+        let destination = Address::Ip(SocketAddr::new(ip(1).into(), PORT));
+        let target = Target { source: None, destination, timeout_ms: 2000 };
+        cma.resolve_addr(0, id, &target, &Deserted(Stack(0), true)).expect("a route");
+        cma.resolve_route(id, 2000).expect("resolved");
+        cma.connect(0, id, &param(1, 7), Ece::default(), &Stack(0)).expect("asked");
+        while cma.take_event().is_some() {}
+        let repeated = cma.next_wake().expect("a repetition");
+        cma.step(repeated, &Deserted(Stack(0), is_there));
+        let event = cma.take_event().map(|event| event.event);
+        assert_eq!(event, (!is_there).then_some(EventType::REJECTED));
+    }
 }
 
 #[test]

@@ -212,6 +212,6 @@ pub trait Addresses {
         space: PortSpace,
     ) -> Result<Route, CmaError>;
 
-    /// Whether the neighbour of a route answers.
-    fn answers(&self, now: u64, route: &Route) -> bool;
+    /// Whether the neighbour that a device's packets go to answers.
+    fn answers(&self, now: u64, device: DeviceNumber, to: &Addressing) -> bool;
 }

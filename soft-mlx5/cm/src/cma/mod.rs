@@ -14,6 +14,8 @@
 //!   result calls [`Cma::forget`] or [`Cma::destroy`] instead;
 //! - an InfiniBand address is looked for as a neighbour when it is resolved, since there is no
 //!   subnet manager to ask for its path;
+//! - a peer that answers no neighbour discovery when a message to it is repeated has ended: the
+//!   kernel repeats to the last;
 //! - kernel-owned queue pairs do not exist: as user space does, the user moves its queue pair and
 //!   passes its number.
 
@@ -412,9 +414,25 @@ impl Cma {
 
     /// Handles everything that is due at `now`.
     pub fn step(&mut self, now: u64, addresses: &dyn Addresses) {
-        self.devices.iter_mut().for_each(|device| device.engine.step(now));
+        for device in 0..self.devices.len() {
+            self.step_engine(now, device, addresses);
+        }
         self.take_engine_events(now);
         self.look_again(now, addresses);
+    }
+
+    /// A peer that ended before it knew of this device sends no message and closes nothing that
+    /// shows its end: it is missed when a message to it has to be repeated.
+    fn step_engine(&mut self, now: u64, device: DeviceNumber, addresses: &dyn Addresses) {
+        let engine = &mut self.devices[device].engine;
+        let mut silent = engine.step(now);
+        silent.dedup_by_key(|to| to.destination);
+        silent.retain(|to| !addresses.answers(now, device, to));
+        if !silent.is_empty() {
+            let is_lost =
+                |to: &Addressing| silent.iter().any(|of| of.destination == to.destination);
+            engine.lose_peers(now, &is_lost);
+        }
     }
 
     /// When [`step`](Self::step) is due next; `None` until there is an input.

@@ -97,7 +97,7 @@ impl Cma {
             return;
         };
         let Some(route) = entry.route else { return };
-        if addresses.answers(now, &route) {
+        if addresses.answers(now, route.device, &route.addressing) {
             entry.note_route(&route);
             self.events.push_back(CmaEvent::new(id, EventType::ADDR_RESOLVED));
         } else if now >= entry.deadline {

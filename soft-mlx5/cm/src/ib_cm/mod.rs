@@ -312,14 +312,17 @@ impl IbCm {
     }
 
     /// Handles everything that is due at `now`: retries, failures after the last retry, ends of
-    /// timewait.
-    pub fn step(&mut self, now: u64) {
+    /// timewait. Returns the addressing of the messages that were sent again: their peers may have
+    /// ended.
+    pub fn step(&mut self, now: u64) -> Vec<Addressing> {
+        let mut repeated = Vec::new();
         while let Some(due) = self.timers.pop_due(now) {
             match due {
-                timer::Due::Retry(id) => self.retry(now, id),
+                timer::Due::Retry(id) => repeated.extend(self.retry(now, id)),
                 timer::Due::TimeWait(wait) => self.end_timewait(wait),
             }
         }
+        repeated
     }
 
     /// When [`step`](Self::step) is due next; `None` until there is an input.

@@ -96,15 +96,15 @@ impl IbCm {
         true
     }
 
-    pub(super) fn retry(&mut self, now: u64, id: CmId) {
-        let Some(pending) = self.ids.get_mut(&id).and_then(|entry| entry.pending.as_mut()) else {
-            return;
-        };
+    /// Sends an id's message again if it was not answered in time; gives its addressing.
+    pub(super) fn retry(&mut self, now: u64, id: CmId) -> Option<Addressing> {
+        let pending = self.ids.get_mut(&id)?.pending.as_mut()?;
         if pending.deadline > now {
-            return;
+            return None;
         }
         let Some(left) = pending.retries_left.checked_sub(1) else {
-            return self.give_up(now, id);
+            self.give_up(now, id);
+            return None;
         };
         (pending.retries_left, pending.deadline) = (left, now + pending.period);
         let Pending { addressing, mad, deadline, .. } = *pending;
@@ -113,6 +113,7 @@ impl IbCm {
             self.counters.retried.count(attribute);
         }
         self.outgoing.push_back(Outgoing { addressing, mad });
+        Some(addressing)
     }
 
     /// Fails a message that was not answered after all retries (`cm_process_send_error`).

@@ -98,7 +98,9 @@ impl Network {
             self.hosts[to].receive(self.now, &addressing, &bytes);
         }
         let now = self.now;
-        self.hosts.iter_mut().for_each(|cm| cm.step(now));
+        for cm in &mut self.hosts {
+            cm.step(now);
+        }
     }
 
     fn note(&mut self, bytes: &[u8]) {

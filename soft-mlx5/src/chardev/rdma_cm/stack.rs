@@ -198,15 +198,15 @@ impl Addresses for Stack {
         Ok(Route { device, source, addressing: addressing(options, own, destination, to.ip()) })
     }
 
-    fn answers(&self, now: u64, route: &Route) -> bool {
-        if route.addressing.is_multicast() {
+    fn answers(&self, now: u64, device: DeviceNumber, to: &Addressing) -> bool {
+        if to.is_multicast() {
             return true;
         }
-        if self.options(route.device).is_some_and(|options| interface_of(options).is_some()) {
+        if self.options(device).is_some_and(|options| interface_of(options).is_some()) {
             // The route was found; who answers there is seen when a message does.
             return true;
         }
-        let station = Station::destination(&route.addressing);
+        let station = Station::destination(to);
         station.is_some_and(|station| {
             self.find(station).is_some() || self.neighbours.has(station, now)
         })
