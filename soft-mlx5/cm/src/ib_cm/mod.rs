@@ -6,9 +6,11 @@
 //! ([`IbCm::step`]). It gives two kinds of output: datagrams ([`IbCm::take_mad`]) and events
 //! ([`IbCm::take_event`]). Times are nanoseconds of any clock that does not go back.
 //!
-//! It differs from the kernel in two points:
+//! It differs from the kernel in three points:
 //! - a datagram about an id is ignored unless it comes from the peer's GID, because its ids can be
 //!   guessed; and a stale connection is ended only by a request of its own peer;
+//! - the times that a peer asks for in REQ and MRA are bounded, so that it cannot hold an id for
+//!   days;
 //! - the answer to REQ goes to the GID that the REQ came from, not to the one that it names.
 //!
 //! Retries have their exact period here; the kernel's timers round periods of seconds up by some 5

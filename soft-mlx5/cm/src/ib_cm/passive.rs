@@ -2,10 +2,14 @@
 
 use super::event::{Event, Origin};
 use super::id::Id;
-use super::timer::from_code;
+use super::timer::from_peer;
 use super::{CmError, CmId, IbCm, Path, RepParam, State, private};
 use crate::mad::{Attribute, Mad, RejReason, Rejected, Rep, Req, Rtu, TransportService};
 use uverbs_soft_packet::Addressing;
+
+/// The longest time for one answer that a request may ask for: 17 s. A kernel asks for 4 s
+/// (`CMA_CM_RESPONSE_TIMEOUT` in drivers/infiniband/core/cma.c).
+const LONGEST_ANSWER: u8 = 22;
 
 impl IbCm {
     pub(super) fn on_req(&mut self, now: u64, from: &Addressing, mad: &Mad, req: &Req) {
@@ -126,7 +130,7 @@ impl Id {
             retry_count: req.retry_count(),
             rnr_retry_count: req.rnr_retry_count(),
             ack_timeout: req.primary.ack_timeout().max(1),
-            timeout: from_code(req.local_cm_response_timeout()),
+            timeout: from_peer(req.local_cm_response_timeout(), LONGEST_ANSWER),
             max_cm_retries: req.max_cm_retries(),
             ..Self::default()
         }

@@ -1,10 +1,14 @@
 //! Sends and receives REJ and MRA.
 
 use super::event::Event;
-use super::timer::from_code;
+use super::timer::{from_code, from_peer};
 use super::{CmError, CmId, IbCm, MraTiming, State, private};
 use crate::mad::{Attribute, CommId, Mad, Mra, Rej, RejReason, Rejected};
 use uverbs_soft_packet::Addressing;
+
+/// The longest time that an MRA may ask for: 69 s, which a kernel asks for
+/// (`CMA_CM_MRA_SETTING` in drivers/infiniband/core/cma.c).
+const LONGEST_SERVICE: u8 = 24;
 
 /// The message that an id in this state refuses, as encoded in REJ.
 fn rejected_in(state: State) -> Rejected {
@@ -163,7 +167,8 @@ impl IbCm {
         let Ok(entry) = self.id_mut(id) else {
             return;
         };
-        let period = from_code(mra.service_timeout()) + from_code(entry.ack_timeout);
+        let period =
+            from_peer(mra.service_timeout(), LONGEST_SERVICE) + from_code(entry.ack_timeout);
         entry.state = state;
         self.extend_timeout(now, id, period);
         self.events.push_back((id, Event::MraReceived(Box::new(*mra))));

@@ -544,3 +544,23 @@ fn mangled(prng: &mut Prng, pair: &Pair, client: CmId, server: CmId) -> Vec<u8> 
     }
     bytes
 }
+
+/// A peer names the time that it takes to answer, up to 2.4 hours for each of sixteen tries. It
+/// does not keep an id for so long.
+#[test]
+fn a_peer_cannot_ask_for_any_patience() {
+    let mut pair = Pair::new();
+    let client = pair.client.create();
+    let param = ReqParam { local_cm_response_timeout: 31, ..request(&[]) };
+    pair.client.send_req(0, client, &param).unwrap();
+    let first = pair.client.next_wake().unwrap();
+    pair.deliver_to_server();
+    pair.server.send_mra(CmId(0), 31, MraTiming::Now, &[]).unwrap();
+    pair.deliver_to_client();
+    assert!(pair.client.step(first).is_empty(), "the peer asked for more time");
+    let next = pair.client.next_wake().unwrap();
+    assert!(next < 70_000 * MILLISECOND, "{next}");
+    pair.server.send_rep(0, CmId(0), &acceptance()).unwrap();
+    let next = pair.server.next_wake().unwrap();
+    assert!(next < 20_000 * MILLISECOND, "{next}");
+}

@@ -15,6 +15,11 @@ pub(super) fn from_code(code: u8) -> u64 {
     MILLISECOND << code.saturating_sub(8).min(31)
 }
 
+/// As [`from_code`], for a time that a peer names: at most that of code `most`.
+pub(super) fn from_peer(code: u8, most: u8) -> u64 {
+    from_code(code.min(most))
+}
+
 /// Local ACK timeout of a queue pair, as a code: the longer of the peer's delay and twice the
 /// packet lifetime, plus one if both are about the same (`cm_ack_timeout`).
 pub(super) fn ack_timeout(ack_delay: u8, life: u8) -> u8 {
