@@ -9,6 +9,7 @@ use super::address::address_vector;
 use super::id::Id;
 use super::params::{QpOptions, Reads};
 use super::private_data::RejectData;
+use super::refusal::perhaps_ended;
 use crate::cq::CqHandle;
 use crate::device::address::Mtu;
 use crate::device::layer::Layer;
@@ -97,7 +98,8 @@ impl Id {
     /// confirms. On failure the peer is told that there will be no connection.
     ///
     /// # Errors
-    /// As [`Id::qp_attributes`] and [`QueuePair::modify`]; EINVAL if there is no response.
+    /// As [`Id::qp_attributes`] and [`QueuePair::modify`]; EINVAL if there is no response;
+    /// ETIMEDOUT if the peer has ended.
     #[doc(alias = "rdma_establish")]
     pub fn establish<T: Connected, L: Layer, R: Register>(
         &self,
@@ -106,7 +108,7 @@ impl Id {
     ) -> Result<()> {
         let established =
             self.to_rts(qp, options, None).and_then(|()| self.accept(ConnParam::default(), None));
-        established.inspect_err(|_| {
+        established.map_err(perhaps_ended).inspect_err(|_| {
             let told = self.reject(Default::default(), &RejectData::EMPTY);
             tracing::debug!(?told, "the peer is told that there is no connection");
         })

@@ -196,6 +196,7 @@ impl EventKind {
             Self::Disconnected(result) => Some(result.err().unwrap_or_else(|| {
                 let cause = "the peer disconnected before the connection was established";
                 Error::new("connect", ErrorKind::Refused, cause)
+                    .cure_with("see what the peer's program says, and connect again")
             })),
             Self::DeviceRemoval => {
                 let cause = "the device was removed";

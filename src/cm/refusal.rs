@@ -36,7 +36,7 @@ impl RejectReason {
             12 => "no such GID",
             26 => "the MTU is not supported",
             27 => "too many reads and atomics in flight",
-            28 => "refused by the program",
+            28 => "refused by the program, or the program ended",
             35 => "the vendor's options are not supported",
             _ => "refused",
         }
@@ -47,6 +47,7 @@ impl RejectReason {
             Self::NO_LISTENER => "start the server first, or check the port and the port space",
             Self::STALE => "use another queue pair, or wait until its time-wait is over",
             Self::TIMEOUT => "try again; the server may not accept fast enough",
+            Self::BY_PROGRAM => "see what the peer's program says, and start it again if it ended",
             _ => "",
         }
     }
@@ -137,7 +138,7 @@ pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
             .cure_with("check the address (ip route get ADDRESS)"),
         Errno::ETIMEDOUT => error
             .with_kind(ErrorKind::TimedOut)
-            .because(format!("{place} does not answer"))
+            .because(format!("{place} does not answer; the peer may have ended"))
             .cure_with("check that the peer is up, and that its device is an RDMA device"),
         Errno::ENXIO => error
             .with_kind(ErrorKind::DeviceGone)
@@ -145,6 +146,19 @@ pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
             .cure_with("destroy the id"),
         _ => error,
     }
+}
+
+/// What a step towards a peer says if the peer may have withdrawn or ended: the id's state is
+/// another one then (EINVAL), or its address does not answer.
+pub(super) fn perhaps_ended(error: Error) -> Error {
+    let cause = match (Errno::from_raw(error.errno()), error.verb()) {
+        (Errno::ETIMEDOUT, _) => format!("{}; the peer may have ended", error.cause()),
+        (Errno::EINVAL, "init_qp_attr" | "accept") if error.is_from_kernel() => {
+            "the peer may have given up or ended".to_owned()
+        }
+        _ => return error,
+    };
+    error.because(cause).cure_with("go on with the next peer, or check that this one still runs")
 }
 
 /// Whether EADDRNOTAVAIL says that the port is taken: the kernel gives it where one of the two ids

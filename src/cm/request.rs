@@ -11,6 +11,7 @@ use super::event::ece;
 use super::id::{Handle, Id, IdKey};
 use super::params::{AcceptOptions, Reads, lookup_reply};
 use super::private_data::{LookupReplyData, RejectData, received};
+use super::refusal::perhaps_ended;
 use crate::device::context::Context;
 use crate::device::layer::Layer;
 use crate::error::{Error, Result};
@@ -117,8 +118,9 @@ impl ConnectionRequest {
     /// before that may have to be repeated by the device.
     ///
     /// # Errors
-    /// As [`Id::qp_attributes`] and [`QueuePair::modify`]; `InvalidInput` for a lookup; EINVAL if
-    /// the peer has given up. The peer is refused then, and the queue pair may be in any state.
+    /// As [`Id::qp_attributes`] and [`QueuePair::modify`]; `InvalidInput` for a lookup; EINVAL or
+    /// ETIMEDOUT if the peer has given up or ended. The peer is refused then, and the queue pair
+    /// may be in any state.
     #[doc(alias = "rdma_accept")]
     pub fn accept<T: Connected, L: Layer, R: Register>(
         self,
@@ -129,8 +131,9 @@ impl ConnectionRequest {
         let asked =
             Reads { responder: self.peer.responder_reads, initiator: self.peer.initiator_reads };
         let reads = options.reads(asked, qp.context())?;
-        self.id.to_rts(qp, &options.qp, Some(reads))?;
-        self.id.accept(options.param(qp.number(), reads), options.ece)?;
+        let ready = self.id.to_rts(qp, &options.qp, Some(reads));
+        let param = options.param(qp.number(), reads);
+        ready.and_then(|()| self.id.accept(param, options.ece)).map_err(perhaps_ended)?;
         Ok(self.id)
     }
 

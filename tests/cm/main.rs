@@ -8,6 +8,7 @@ mod datagrams;
 mod floods;
 mod ids;
 mod infiniband;
+mod killed;
 mod long;
 mod many;
 #[path = "../faults_observed/network.rs"]

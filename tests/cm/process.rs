@@ -16,6 +16,7 @@ use uverbs::qp::{AckTimeout, PostFlags};
 use uverbs::{Context, PollError, op};
 
 use crate::child::in_child;
+use crate::killed;
 use crate::long::queue_pair;
 use crate::{PATIENCE, address_of, next, resolved};
 
@@ -28,7 +29,7 @@ const FORKS: &str = "forks";
 /// Asks the address that follows for a connection, and never confirms it.
 const ASKS: &str = "asks ";
 
-fn networked() -> Context {
+pub(crate) fn networked() -> Context {
     uverbs::device("soft").unwrap().open().unwrap()
 }
 
@@ -40,7 +41,7 @@ fn listener(context: &Context) -> (Listener, SocketAddr) {
 }
 
 /// Returns when the parent ends or closes the pipe.
-fn wait_for_parent() {
+pub(crate) fn wait_for_parent() {
     println!("\nready");
     let _ = std::io::stdin().read_line(&mut String::new());
 }
@@ -61,6 +62,12 @@ fn peer() {
     if let Some(address) = role.strip_prefix(ASKS) {
         return ask(&context, address.parse().unwrap());
     }
+    if let Some(phase) = role.strip_prefix(killed::CLIENT) {
+        return killed::client(&context, phase);
+    }
+    if let Some(phase) = role.strip_prefix(killed::SERVER) {
+        return killed::server(&context, phase);
+    }
     let connection = if [LISTENS, FORKS].contains(&&*role) {
         let (mut listener, address) = listener(&context);
         println!("\naddress {address}");
@@ -76,7 +83,7 @@ fn peer() {
     drop(connection);
 }
 
-struct Peer {
+pub(crate) struct Peer {
     child: Child,
     /// The pipe that it and its children wait on.
     input: Option<ChildStdin>,
@@ -84,7 +91,7 @@ struct Peer {
 }
 
 impl Peer {
-    fn start(role: &str) -> Self {
+    pub(crate) fn start(role: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "process::peer", "--ignored", "--nocapture"]).env(PEER, role);
         let mut child =
@@ -107,16 +114,16 @@ impl Peer {
     }
 
     /// The rest of the line that begins with this word.
-    fn after(&mut self, word: &str) -> String {
+    pub(crate) fn after(&mut self, word: &str) -> String {
         let mut found = self.lines.by_ref().map(|line| line.expect("the peer lives"));
         found.find_map(|line| Some(line.strip_prefix(word)?.trim().to_owned())).unwrap()
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }

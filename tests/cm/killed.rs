@@ -1,0 +1,297 @@
+//! A peer that is killed in each phase of a connection: the other end learns it in words, and its
+//! device has nothing left of the connection. Phases that are not here are in `process`.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use uverbs::cm::{
+    AcceptOptions, Channel, ConnectOptions, ConnectionRequest, Connector, EventKind, Id, Listener,
+    PortSpace, QpOptions,
+};
+use uverbs::qp_type::Rc;
+use uverbs::soft::SoftDevice;
+use uverbs::{CompletionQueue, Context, Device, QueuePair};
+
+use crate::long::queue_pair;
+use crate::process::{Peer, wait_for_parent};
+use crate::{PATIENCE, address_of, listener, next, resolved};
+
+/// Prefix of a client's role; the last phase and the address follow.
+pub(crate) const CLIENT: &str = "client ";
+/// Prefix of a server's role; its last phase follows.
+pub(crate) const SERVER: &str = "server ";
+
+/// The client in the other process: it waits at the end of the phase.
+pub(crate) fn client(context: &Context, role: &str) {
+    let (phase, to) = role.split_once(' ').unwrap();
+    let channel = Channel::of(context).unwrap();
+    let id = resolved(&channel, to.parse().unwrap(), PortSpace::Tcp);
+    if phase == "resolved" {
+        return wait_for_parent();
+    }
+    let (mut qp, _cq) = queue_pair(context);
+    id.connect(&qp, &ConnectOptions::default()).unwrap();
+    if phase == "asked" {
+        return wait_for_parent();
+    }
+    assert!(matches!(next(&channel).kind, EventKind::ConnectResponse(_)));
+    id.establish(&mut qp, &QpOptions::default()).unwrap();
+    assert_eq!(phase, "leaving");
+    id.disconnect().unwrap();
+    wait_for_parent();
+}
+
+/// The server in the other process.
+pub(crate) fn server(context: &Context, phase: &str) {
+    let (channel, _listening, to) = listener(context, address_of(context), PortSpace::Tcp);
+    println!("\naddress {to}");
+    if phase == "listening" {
+        return wait_for_parent();
+    }
+    let request = request(&channel);
+    if phase == "asked" {
+        wait_for_parent();
+        return drop(request);
+    }
+    let (mut qp, _cq) = queue_pair(context);
+    let id = request.accept(&mut qp, &AcceptOptions::default()).unwrap();
+    if phase == "accepted" {
+        return wait_for_parent();
+    }
+    assert!(matches!(next(&channel).kind, EventKind::Established));
+    if phase == "leaving" {
+        id.disconnect().unwrap();
+    }
+    wait_for_parent();
+}
+
+fn request(channel: &Channel) -> ConnectionRequest {
+    match next(channel).kind {
+        EventKind::ConnectRequest(request) => request,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A device of the test's own on the loopback network.
+struct Own {
+    soft: SoftDevice,
+    context: Context,
+    before: String,
+}
+
+impl Own {
+    fn new() -> Self {
+        let soft = SoftDevice::builder("soft0").build().unwrap();
+        let context = Device::from_soft(soft.clone()).open().unwrap();
+        let before = objects(&soft);
+        Self { soft, context, before }
+    }
+
+    fn has_nothing_left(&self) {
+        assert_eq!(objects(&self.soft), self.before);
+    }
+}
+
+fn objects(soft: &SoftDevice) -> String {
+    soft.inspect(|core| format!("{:?}", core.counts())).unwrap()
+}
+
+/// The error names verb and errno, and says that the peer may have ended and what to do.
+fn says_that_the_peer_ended(error: &uverbs::Error) {
+    let text = error.to_string();
+    assert!(error.cause().contains("ended"), "{text}");
+    assert!(!error.verb().is_empty() && error.errno() != 0, "{text}");
+    assert!(!error.cure().is_empty(), "{text}");
+}
+
+#[test]
+fn a_client_that_ends_before_it_asks_is_nothing_to_the_server() {
+    let own = Own::new();
+    let (mut listener, to) = short_listener(&own.context);
+    let mut peer = Peer::start(&format!("{CLIENT}resolved {to}"));
+    peer.after("ready");
+    peer.kill();
+    let context = own.context.clone();
+    let other = std::thread::spawn(move || connector(&context).connect(to).unwrap());
+    let server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
+    drop((other.join().unwrap(), server, listener));
+    own.has_nothing_left();
+}
+
+/// The request was taken before the client ended, or is taken after it.
+#[test]
+fn a_server_that_accepts_a_killed_client_is_told_that_it_ended() {
+    let own = Own::new();
+    for taken_first in [true, false] {
+        let address = address_of(&own.context);
+        let (channel, listening, to) = listener(&own.context, address, PortSpace::Tcp);
+        let mut peer = Peer::start(&format!("{CLIENT}asked {to}"));
+        peer.after("ready");
+        let taken = taken_first.then(|| request(&channel));
+        peer.kill();
+        let request = taken.unwrap_or_else(|| request(&channel));
+        let (mut qp, cq) = queue_pair(&own.context);
+        match request.accept(&mut qp, &AcceptOptions::default()) {
+            Err(error) => says_that_the_peer_ended(&error),
+            // The end was not noticed yet: it refuses what was accepted.
+            Ok(id) => {
+                let event = next(&channel);
+                assert!(matches!(event.kind, EventKind::Rejected(_)), "{event:?}");
+                drop(id);
+            }
+        }
+        drop((qp, cq, listening, channel));
+        own.has_nothing_left();
+    }
+}
+
+/// By the short way the next client is served.
+#[test]
+fn a_listener_goes_on_after_a_client_that_was_killed_while_it_waited() {
+    let own = Own::new();
+    let (mut listener, to) = short_listener(&own.context);
+    let mut peer = Peer::start(&format!("{CLIENT}asked {to}"));
+    peer.after("ready");
+    peer.kill();
+    let context = own.context.clone();
+    let other = std::thread::spawn(move || connector(&context).connect(to).unwrap());
+    let server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
+    drop((other.join().unwrap(), server, listener));
+    own.has_nothing_left();
+}
+
+#[test]
+fn a_client_that_ends_while_it_disconnects_has_disconnected() {
+    let own = Own::new();
+    let (channel, listening, to) = listener(&own.context, address_of(&own.context), PortSpace::Tcp);
+    let mut peer = Peer::start(&format!("{CLIENT}leaving {to}"));
+    let (mut qp, cq) = queue_pair(&own.context);
+    let id = request(&channel).accept(&mut qp, &AcceptOptions::default()).unwrap();
+    assert!(matches!(next(&channel).kind, EventKind::Established));
+    peer.after("ready");
+    peer.kill();
+    assert!(matches!(next(&channel).kind, EventKind::Disconnected(Ok(()))));
+    id.disconnect().unwrap();
+    drop((id, qp, cq, listening, channel));
+    own.has_nothing_left();
+}
+
+fn short_listener(context: &Context) -> (Listener, SocketAddr) {
+    let listener = Listener::builder().context(context).bind(address_of(context)).unwrap();
+    let to = listener.local_address().unwrap();
+    (listener, to)
+}
+
+fn connector(context: &Context) -> Connector {
+    Connector::new().context(context).timeout(PATIENCE)
+}
+
+/// A server in the other process, and where it listens.
+fn serving(phase: &str) -> (Peer, SocketAddr) {
+    let mut peer = Peer::start(&format!("{SERVER}{phase}"));
+    let to = peer.after("address ").parse().unwrap();
+    (peer, to)
+}
+
+fn asking(context: &Context, to: SocketAddr) -> (Channel, Id, QueuePair<Rc>, CompletionQueue) {
+    let channel = Channel::of(context).unwrap();
+    let id = resolved(&channel, to, PortSpace::Tcp);
+    let (qp, cq) = queue_pair(context);
+    id.connect(&qp, &ConnectOptions::default()).unwrap();
+    (channel, id, qp, cq)
+}
+
+#[test]
+fn a_server_that_ended_before_its_address_is_looked_up_does_not_answer() {
+    let own = Own::new();
+    let (mut peer, to) = serving("listening");
+    peer.kill();
+    let error = connector(&own.context).connect(to).unwrap_err();
+    says_that_the_peer_ended(&error);
+    assert!(error.to_string().contains(&to.to_string()), "{error}");
+    own.has_nothing_left();
+}
+
+/// A kernel refuses what comes for a process that has ended.
+#[test]
+fn a_server_that_ends_before_it_is_asked_refuses() {
+    let own = Own::new();
+    let (mut peer, to) = serving("listening");
+    let channel = Channel::of(&own.context).unwrap();
+    let id = resolved(&channel, to, PortSpace::Tcp);
+    peer.kill();
+    let (qp, cq) = queue_pair(&own.context);
+    id.connect(&qp, &ConnectOptions::default()).unwrap();
+    let asked = Instant::now();
+    says_that_the_peer_ended(&next(&channel).kind.into_failure().unwrap());
+    assert!(asked.elapsed() < PATIENCE / 2, "it takes {:?}", asked.elapsed());
+    drop((id, qp, cq, channel));
+    own.has_nothing_left();
+}
+
+/// The peer is refused by the long way and by the short one.
+#[test]
+fn a_server_that_ends_while_it_is_asked_refuses() {
+    let own = Own::new();
+    let (mut peer, to) = serving("asked");
+    let (channel, id, qp, cq) = asking(&own.context, to);
+    peer.after("ready");
+    peer.kill();
+    says_that_the_peer_ended(&next(&channel).kind.into_failure().unwrap());
+    drop((id, qp, cq, channel));
+    let (mut peer, to) = serving("asked");
+    let context = own.context.clone();
+    let client = std::thread::spawn(move || connector(&context).connect(to).unwrap_err());
+    peer.after("ready");
+    peer.kill();
+    says_that_the_peer_ended(&client.join().unwrap());
+    own.has_nothing_left();
+}
+
+#[test]
+fn a_server_that_ends_after_it_accepted_leaves_no_connection() {
+    let own = Own::new();
+    let (mut peer, to) = serving("accepted");
+    let (channel, id, mut qp, cq) = asking(&own.context, to);
+    assert!(matches!(next(&channel).kind, EventKind::ConnectResponse(_)));
+    peer.after("ready");
+    peer.kill();
+    match id.establish(&mut qp, &QpOptions::default()) {
+        Err(error) => says_that_the_peer_ended(&error),
+        Ok(()) => {
+            assert!(matches!(next(&channel).kind, EventKind::Disconnected(Ok(()))));
+            id.disconnect().unwrap();
+        }
+    }
+    drop((id, qp, cq, channel));
+    own.has_nothing_left();
+}
+
+#[test]
+fn a_server_that_ends_while_it_disconnects_has_disconnected() {
+    let own = Own::new();
+    let (mut peer, to) = serving("leaving");
+    let mut client = connector(&own.context).connect(to).unwrap();
+    peer.after("ready");
+    peer.kill();
+    client.wait_disconnected(Some(PATIENCE)).unwrap();
+    drop(client);
+    own.has_nothing_left();
+}
+
+/// The server does not answer the end of the connection, because it is stopped, and then ends.
+#[test]
+fn a_server_that_ends_before_it_answers_a_disconnect_has_disconnected() {
+    let own = Own::new();
+    let (mut peer, to) = serving("established");
+    let mut client = connector(&own.context).connect(to).unwrap();
+    peer.after("ready");
+    peer.signal(Signal::SIGSTOP);
+    client.disconnect().unwrap();
+    assert!(client.wait_disconnected(Some(Duration::from_millis(50))).is_err());
+    peer.kill();
+    client.wait_disconnected(Some(PATIENCE)).unwrap();
+    drop(client);
+    own.has_nothing_left();
+}
