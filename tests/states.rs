@@ -10,7 +10,7 @@ use uverbs::qp::{
     AckTimeout, Datagram, Immediate, Inline, PostError, PostFlags, QpAttributes, RnrTimer, State,
 };
 use uverbs::qp_type::{QueuePairType, Rc, Uc, Ud};
-use uverbs::{Device, Endpoint, ErrorKind, Mtu, op, raw};
+use uverbs::{Device, Endpoint, ErrorKind, LinkLayer, Mtu, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
@@ -64,6 +64,22 @@ fn a_gid_that_no_neighbour_answers_times_out() {
     // No IPv6 neighbour can be reached from an IPv4 address.
     assert_eq!(qp.connect(&to("fe80::7777")).unwrap_err().errno(), libc::EINVAL);
     qp.connect(&peer.endpoint()).unwrap();
+}
+
+/// An error names the verb that was called, also where nothing is sent to the kernel.
+#[test]
+fn paths_that_cannot_be_name_the_verb_that_was_called() {
+    let setup = Setup::new();
+    let mut qp = setup.builder::<Rc>().build().unwrap();
+    let other = match qp.endpoint().link_layer {
+        LinkLayer::Ethernet => LinkLayer::InfiniBand,
+        _ => LinkLayer::Ethernet,
+    };
+    let elsewhere = Endpoint { link_layer: other, ..qp.endpoint() };
+    assert_eq!(qp.address_of(&elsewhere).unwrap_err().verb(), "address_of");
+    assert_eq!(qp.connect(&elsewhere).unwrap_err().verb(), "connect");
+    let error = setup.builder::<Rc>().port(77).without_gid().build().unwrap_err();
+    assert_eq!((error.verb(), error.kind()), ("create_qp", ErrorKind::InvalidInput), "{error}");
 }
 
 #[test]

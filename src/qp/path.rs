@@ -11,8 +11,6 @@ use crate::device::context::Context;
 use crate::device::gid::GidChoice;
 use crate::error::{Error, Result};
 
-const VERB: &str = "connect";
-
 /// The local half of a connection. The defaults suit a data centre network: port 1, the most widely
 /// routable GID, the port's MTU, 67 ms time-out, seven retries, as many READs in flight as the
 /// device can.
@@ -135,7 +133,7 @@ impl LocalPath {
         let path = Self { options, transport, requirement, psn, found };
         match requirement {
             Requirement::Needed => path.found(context).map(drop)?,
-            Requirement::Optional => context.require_port(VERB, options.port)?,
+            Requirement::Optional => context.require_port("create_qp", options.port)?,
         }
         Ok(path)
     }
@@ -222,7 +220,7 @@ impl LocalPath {
         let found = self.found(context)?;
         let connected = || -> Result<QpAttributes> {
             Ok(rtr
-                .address(self.address_of(context, peer)?)
+                .address(self.address_of("connect", context, peer)?)
                 .path_mtu(found.mtu.min(peer.mtu))
                 .remote_qpn(peer.qpn)
                 .receive_psn(peer.psn))
@@ -233,7 +231,7 @@ impl LocalPath {
             QpType::DcInitiator => Ok(rtr.path_mtu(found.mtu)),
             // Its answers go from its own address.
             QpType::DcTarget => Ok(rtr
-                .address(self.address_of(context, peer)?)
+                .address(self.address_of("connect", context, peer)?)
                 .path_mtu(found.mtu)
                 .min_rnr_timer(self.options.min_rnr_timer)),
             QpType::Rc | QpType::XrcReceive => Ok(connected()?
@@ -263,12 +261,17 @@ impl LocalPath {
         })
     }
 
-    /// The address vector that leads to `peer`.
-    pub(super) fn address_of(&self, context: &Context, peer: &Endpoint) -> Result<AddressVector> {
+    /// The address vector that leads to `peer`, for `verb`.
+    pub(super) fn address_of(
+        &self,
+        verb: &'static str,
+        context: &Context,
+        peer: &Endpoint,
+    ) -> Result<AddressVector> {
         let found = self.found(context)?;
         if peer.link_layer != found.link {
             let cause = format!("this end is on {}, the peer on {}", found.link, peer.link_layer);
-            return Err(Error::invalid(VERB, cause));
+            return Err(Error::invalid(verb, cause));
         }
         Ok(AddressVector {
             port: self.options.port,
@@ -276,15 +279,20 @@ impl LocalPath {
             service_level: self.options.service_level,
             source_path_bits: 0,
             static_rate: 0,
-            global: self.route_to(found, peer)?,
+            global: self.route_to(verb, found, peer)?,
         })
     }
 
-    fn route_to(&self, found: &Found, peer: &Endpoint) -> Result<Option<GlobalRoute>> {
+    fn route_to(
+        &self,
+        verb: &'static str,
+        found: &Found,
+        peer: &Endpoint,
+    ) -> Result<Option<GlobalRoute>> {
         let (Some(own), Some(destination)) = (found.gid, peer.gid) else {
             return match found.link {
                 LinkLayer::InfiniBand => Ok(None),
-                _ => Err(Error::invalid(VERB, "RoCE needs a GID at both ends")),
+                _ => Err(Error::invalid(verb, "RoCE needs a GID at both ends")),
             };
         };
         let same_subnet = own.entry.gid.prefix() == destination.prefix();
@@ -294,7 +302,7 @@ impl LocalPath {
         if own.entry.kind != peer.gid_kind {
             let cause = format!("this end uses {}, the peer {}", own.entry.kind, peer.gid_kind);
             return Err(
-                Error::invalid(VERB, cause).cure_with("choose a GID index of the same kind")
+                Error::invalid(verb, cause).cure_with("choose a GID index of the same kind")
             );
         }
         Ok(Some(GlobalRoute {

@@ -145,7 +145,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     /// # Errors
     /// `InvalidInput` where the two cannot talk: different kinds of link or of GID.
     pub fn address_of(&self, peer: &Endpoint) -> Result<AddressVector> {
-        self.core.path.address_of(&self.core.context, peer)
+        self.core.path.address_of("address_of", &self.core.context, peer)
     }
 
     /// Changes attributes, one step at a time (ibv_modify_qp).
