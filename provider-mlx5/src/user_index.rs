@@ -25,7 +25,7 @@ use std::sync::Arc as Shared;
 use crate::completion_queue::{Completion, CqMonitor, CqeView};
 use crate::format::Cqe;
 use crate::queue_state::{PolledReceives, PolledSends, QueueState, Shape, Side};
-use crate::sync::{Arc, AtomicPtr, Mutex, Ordering, lock, try_lock};
+use crate::sync::{Arc, AtomicBool, AtomicPtr, Mutex, Ordering, lock, try_lock};
 use handle::{Drains, Entry, Load, drained};
 pub(crate) use handle::{RECEIVES, SENDS};
 
@@ -44,6 +44,9 @@ struct Inner {
     control: Mutex<Control>,
     /// The current table. Pollers read it without a lock.
     current: AtomicPtr<Table>,
+    /// This process is a forked child of the one that made the table. Another thread of the parent
+    /// may have held any of the locks, which then stays locked here.
+    inherited: AtomicBool,
 }
 
 type Table = Box<[AtomicPtr<QueueState>]>;
@@ -52,7 +55,8 @@ impl Default for UserIndexTable {
     fn default() -> Self {
         let mut control = Control::new();
         let current = AtomicPtr::new(control.grow());
-        Self(Arc::new(Inner { control: Mutex::new(control), current }))
+        let (control, inherited) = (Mutex::new(control), AtomicBool::new(false));
+        Self(Arc::new(Inner { control, current, inherited }))
     }
 }
 
@@ -191,8 +195,10 @@ impl UserIndexTable {
 
     /// Called in a forked child, whose queues belong to the parent: posting fails with
     /// [`ForkedChild`](crate::request::PostError::ForkedChild) the next time that it checks the
-    /// state. Takes no lock and allocates nothing, so it may be called before `fork` returns.
+    /// state, and closing a handle does nothing. Takes no lock and allocates nothing, so it may be
+    /// called before `fork` returns.
     pub fn disown(&self) {
+        self.0.inherited.store(true, Ordering::Relaxed);
         for entry in self.current() {
             // SAFETY: a block, all of which live as long as the table.
             unsafe { &*entry.load(Ordering::Acquire) }.disown();
@@ -222,6 +228,11 @@ impl UserIndexTable {
         }
         let past = lock(state.past());
         past.is_empty() || past.iter().any(|past| past.is_left(cq, at))
+    }
+
+    /// Whether it is the parent's ([`disown`](Self::disown)).
+    fn is_inherited(&self) -> bool {
+        self.0.inherited.load(Ordering::Relaxed)
     }
 
     /// The current table.

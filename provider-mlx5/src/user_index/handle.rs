@@ -206,9 +206,10 @@ impl QueueHandle {
     }
 
     /// Whether the queue was closed, and each of its CQs has since been polled past the CQEs that
-    /// it held at that time. A CQ that was dropped counts as polled.
+    /// it held at that time. A CQ that was dropped counts as polled. Never in a forked child.
     pub fn has_drained(&self) -> bool {
-        lock(&self.entry.closing).as_ref().is_some_and(drained)
+        let is_here = !self.entry.table.is_inherited();
+        is_here && lock(&self.entry.closing).as_ref().is_some_and(drained)
     }
 
     /// Notes that a queue is made of the handle's sends or receives. The poller takes the requests
@@ -328,6 +329,9 @@ impl Entry {
     }
 
     fn close(&self) -> Drains {
+        if self.table.is_inherited() {
+            return Drains::new();
+        }
         let mut closing = lock(&self.closing);
         if let Some(drains) = &*closing {
             return drains.clone();
@@ -357,6 +361,9 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
+        if self.table.is_inherited() {
+            return;
+        }
         let drains = self.close();
         let index = (!self.succeeded.load(Ordering::Acquire)).then_some(self.index);
         let load = self.load.clone();
@@ -365,5 +372,33 @@ impl Drop for Entry {
         let dead =
             Dying { index, shape: self.shape, block: self.block.clone(), drains, load, consumed };
         lock(&self.table.0.control).dying.push(dead);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// In a forked child another thread's locks stay locked for ever: here this thread has them.
+    #[test]
+    fn a_forked_child_drops_its_handles_without_a_lock() {
+        let table = UserIndexTable::new();
+        let shape = Shape { send_wqebbs: 4, recv_wqes: 4, shared_receive: false };
+        let handle = table.register(shape, &[], None, 0).unwrap();
+        table.disown();
+        let (load, block) = (handle.entry.load.clone(), handle.block.clone());
+        let _held = (lock(&table.0.control), lock(&load), lock(block.past()));
+        let (dropped, waiting) = mpsc::channel();
+        std::thread::spawn(move || {
+            handle.close();
+            let has_drained = handle.has_drained();
+            drop(handle);
+            dropped.send(has_drained)
+        });
+        let has_drained = waiting.recv_timeout(Duration::from_secs(60));
+        assert_eq!(has_drained, Ok(false), "the memory of its rings stays");
     }
 }
