@@ -2,28 +2,66 @@
 //! endpoints.
 //!
 //! The end that chooses the operation listens and offers its address; the other end connects to it.
+//! The offer has a [`Token`] too, because every program can connect to the address, and another
+//! program may listen there later.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::time::{Duration, Instant};
 
-use uverbs::cm::{AcceptOptions, Channel, ConnectOptions, EventKind, Id, PortSpace, QpOptions};
+use uverbs::cm::{
+    AcceptOptions, Channel, ConnectOptions, ConnectionRequest, Event, EventKind, Id, PortSpace,
+    QpOptions, RejectData, ReplyData, RequestData,
+};
 use uverbs::gid::GidEntry;
 use uverbs::qp_type::Rc;
 use uverbs::{Context, ErrorKind, GidKind, raw};
+use uverbs_mlx5_inspect::parse_hex;
 
 use crate::failure::{Failure, Outcome};
-use crate::rendezvous::{PATIENCE, Rendezvous};
+use crate::output::hexadecimal;
+use crate::rendezvous::{PATIENCE, Rendezvous, random};
 
 /// Prefix of an address in the place of an endpoint.
 const PREFIX: &str = "cm:";
-/// Interval at which the listening end checks that its peer still exists.
+/// Interval at which an end that waits checks that its peer still exists.
 const PEER_CHECK: Duration = Duration::from_millis(50);
+
+/// Random bytes by which the two ends know each other: the first half is the private data of the
+/// request, the second half that of the reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Token([u8; 32]);
+
+impl Token {
+    fn new() -> Outcome<Self> {
+        random().map(Self)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        parse_hex(text)?.try_into().ok().map(Self)
+    }
+
+    fn request(&self) -> &[u8] {
+        &self.0[..16]
+    }
+
+    fn reply(&self) -> &[u8] {
+        &self.0[16..]
+    }
+}
 
 /// A listener for the only peer of a link.
 #[derive(Debug)]
 pub(crate) struct Offer {
     channel: Channel,
     id: Id,
+    token: Token,
+}
+
+/// What an offer says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Offered {
+    address: SocketAddr,
+    token: Token,
 }
 
 /// The ids of a connection; dropping them disconnects.
@@ -37,87 +75,116 @@ impl Offer {
         let channel = Channel::of(context)?;
         let id = channel.create_id(PortSpace::Tcp)?;
         id.bind(address_of(gid)?)?;
-        id.listen(1)?;
-        Ok(Self { channel, id })
+        id.listen(0)?;
+        Ok(Self { channel, id, token: Token::new()? })
     }
 
-    /// The offer for the peer: the prefix and the address.
+    /// The offer for the peer: the prefix, the address and the token.
     pub(crate) fn text(&self) -> Outcome<String> {
         let address = self.id.local_address()?;
         let address = address.ok_or_else(|| Failure::failed("the listener has no address"))?;
-        Ok(format!("{PREFIX}{address}"))
+        Ok(format!("{PREFIX}{address}/{}", hexadecimal(&self.token.0)))
     }
 
-    /// Waits until the peer has connected to `qp`. Fails if the peer disappears.
+    /// Waits until the peer has connected to `qp`. Fails if the peer or the device disappears.
     pub(crate) fn accept(
         self,
         qp: &mut raw::QueuePair<Rc>,
         options: QpOptions,
         peer: &mut Rendezvous,
     ) -> Outcome<Connected> {
-        let options = AcceptOptions { qp: options, ..AcceptOptions::default() };
+        let private_data = ReplyData::new(self.token.reply())?;
+        let options = AcceptOptions { private_data, qp: options, ..AcceptOptions::default() };
         let mut accepted = None;
         let deadline = Instant::now() + PATIENCE;
-        while Instant::now() < deadline {
-            match self.channel.next_event_until(Instant::now() + PEER_CHECK) {
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
-                event => match event?.kind {
-                    EventKind::ConnectRequest(request) if accepted.is_none() => {
-                        accepted = Some(request.accept(qp, &options)?);
-                    }
-                    EventKind::Established => {
-                        let id = accepted.ok_or_else(|| Failure::failed("no request came"))?;
-                        return Ok(Connected(id, self.channel));
-                    }
-                    EventKind::Unreachable(error) => return Err(error.into()),
-                    EventKind::Rejected(rejection) => {
-                        return Err(uverbs::Error::from(rejection).into());
-                    }
-                    _ => {}
-                },
+        while let Some(event) = next_event(&self.channel, deadline, peer)? {
+            match event.kind {
+                EventKind::ConnectRequest(request) if !self.is_of_peer(&request) => refuse(request),
+                EventKind::ConnectRequest(request) if accepted.is_none() => {
+                    accepted = Some(request.accept(qp, &options)?);
+                }
+                EventKind::Established => {
+                    let id = accepted.ok_or_else(|| Failure::failed("no request came"))?;
+                    return Ok(Connected(id, self.channel));
+                }
+                other => other.into_failure().map_or(Ok(()), Err)?,
             }
-            peer.watch()?;
         }
         Err(Failure::failed("the peer did not connect in time"))
     }
+
+    fn is_of_peer(&self, request: &ConnectionRequest) -> bool {
+        request.private_data().starts_with(self.token.request())
+    }
 }
 
-/// The address in an offer, if it has one.
-pub(crate) fn offered(text: &str) -> Option<Outcome<SocketAddr>> {
-    let address = text.strip_prefix(PREFIX)?;
-    Some(address.parse().map_err(|_| Failure::failed("the peer's address is garbled")))
+/// Refuses a program that knows the address and not the token.
+fn refuse(request: ConnectionRequest) {
+    const CAUSE: &[u8] = b"uverbs waits here for another peer";
+    // A stranger that has gone needs no answer.
+    let _ = request.reject(&RejectData::new(CAUSE).unwrap_or_default());
 }
 
-/// Connects `qp` to a peer that offers this address.
+/// The next event until the deadline. Fails if the peer disappears meanwhile.
+fn next_event(
+    channel: &Channel,
+    deadline: Instant,
+    peer: &mut Rendezvous,
+) -> Outcome<Option<Event>> {
+    while Instant::now() < deadline {
+        match channel.next_event_until(Instant::now() + PEER_CHECK) {
+            Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+            event => return Ok(Some(event?)),
+        }
+        peer.watch()?;
+    }
+    Ok(None)
+}
+
+/// What an offer says, if it is one.
+pub(crate) fn offered(text: &str) -> Option<Outcome<Offered>> {
+    let parse = |text: &str| {
+        let (address, token) = text.rsplit_once('/')?;
+        Some(Offered { address: address.parse().ok()?, token: Token::parse(token)? })
+    };
+    let garbled = || Failure::failed("the peer's address is garbled (is it the same uverbs?)");
+    Some(parse(text.strip_prefix(PREFIX)?).ok_or_else(garbled))
+}
+
+/// Connects `qp` to a peer that offers an address. Fails if the peer or the device disappears, or
+/// if another service listens there.
 pub(crate) fn connect(
-    address: SocketAddr,
+    offered: Offered,
     qp: &mut raw::QueuePair<Rc>,
     options: QpOptions,
+    peer: &mut Rendezvous,
 ) -> Outcome<Connected> {
+    let Offered { address, token } = offered;
     let channel = Channel::of(qp.context())?;
     let id = channel.create_id(PortSpace::Tcp)?;
     id.resolve_address(None, address, PATIENCE)?;
+    let private_data = RequestData::new(token.request())?;
+    let request = ConnectOptions { private_data, ..ConnectOptions::default() };
     let deadline = Instant::now() + PATIENCE;
-    loop {
-        let event = match channel.next_event_until(deadline) {
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            event => event?,
-        };
+    while let Some(event) = next_event(&channel, deadline, peer)? {
         match event.kind {
             EventKind::AddressResolved => id.resolve_route(PATIENCE)?,
-            EventKind::RouteResolved => id.connect(qp, &ConnectOptions::default())?,
-            EventKind::ConnectResponse(_) => {
+            EventKind::RouteResolved => id.connect(qp, &request)?,
+            EventKind::ConnectResponse(reply) if reply.private_data.starts_with(token.reply()) => {
                 id.establish(qp, &options)?;
                 return Ok(Connected(id, channel));
             }
-            EventKind::AddressError(error)
-            | EventKind::RouteError(error)
-            | EventKind::Unreachable(error) => return Err(error.into()),
-            EventKind::Rejected(rejection) => return Err(uverbs::Error::from(rejection).into()),
-            _ => {}
+            EventKind::ConnectResponse(_) => return Err(other_service(address)),
+            other => other.into_failure().map_or(Ok(()), Err)?,
         }
     }
+    Err(Failure::failed(format!("the peer does not answer at {address}")))
+}
+
+fn other_service(address: SocketAddr) -> Failure {
+    Failure::failed(format!(
+        "another service than the peer answers at {address} (start both ends again)"
+    ))
 }
 
 /// The IP address in a GID, with any port.
@@ -137,13 +204,103 @@ fn address_of(gid: &GidEntry) -> Outcome<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
+    use uverbs::Device;
+    use uverbs::cm::{Connector, Listener, Rejection};
+    use uverbs::soft::SoftDevice;
+
     use super::*;
 
     #[test]
     fn an_offer_is_told_from_an_endpoint() {
-        let address = offered("cm:127.18.0.1:4000").expect("an offer").expect("an address");
-        assert_eq!(address.to_string(), "127.18.0.1:4000");
+        let token = Token([0xa5; 32]);
+        let text = format!("cm:127.18.0.1:4000/{}", "a5".repeat(32));
+        let found = offered(&text).expect("an offer").expect("a good one");
+        assert_eq!(found, Offered { address: "127.18.0.1:4000".parse().unwrap(), token });
         assert!(offered("75767262").is_none());
-        assert!(offered("cm:nowhere").expect("an offer").is_err());
+        for text in ["cm:nowhere", "cm:127.18.0.1:4000", "cm:127.18.0.1:4000/a5a5"] {
+            assert!(offered(text).expect("an offer").is_err(), "{text}");
+        }
+    }
+
+    /// A device of the test's own, the offer that it makes, and the queue pair for it.
+    fn offering() -> (SoftDevice, Context, Offer, raw::QueuePair<Rc>) {
+        let soft = SoftDevice::builder("soft0").without_wire().build().expect("a device");
+        let context = Device::from_soft(soft.clone()).open().expect("it opens");
+        let gid = context.choose_gid(1, None).expect("a GID").entry;
+        let offer = Offer::new(&context, &gid).expect("an offer");
+        let qp = queue_pair(&context);
+        (soft, context, offer, qp)
+    }
+
+    fn queue_pair(context: &Context) -> raw::QueuePair<Rc> {
+        let cq = context.create_raw_cq(4).build().expect("a CQ");
+        let pd = context.alloc_pd().expect("a PD");
+        pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build().expect("a queue pair")
+    }
+
+    #[test]
+    fn a_device_that_goes_away_ends_the_wait() {
+        let (soft, _context, offer, mut qp) = offering();
+        let (mut near, _far) = Rendezvous::pair();
+        soft.remove();
+        let began = Instant::now();
+        let failure = offer.accept(&mut qp, QpOptions::default(), &mut near).expect_err("gone");
+        assert!(failure.to_string().contains("removed"), "{failure}");
+        assert!(began.elapsed() < PATIENCE / 2);
+    }
+
+    /// A program that knows the address alone is refused in words, and the peer is served after it.
+    #[test]
+    fn a_stranger_does_not_take_the_place_of_the_peer() {
+        let (_soft, context, offer, mut qp) = offering();
+        let to = offer.id.local_address().expect("an address").expect("of IP");
+        let text = offer.text().expect("an offer");
+        let (mut near, mut far) = Rendezvous::pair();
+        let serving = std::thread::spawn(move || {
+            offer.accept(&mut qp, QpOptions::default(), &mut near).map(|connected| (connected, qp))
+        });
+        let stranger = Connector::new().context(&context).private_data(RequestData::of(b"other"));
+        let error = stranger.connect(to).expect_err("refused");
+        let source = std::error::Error::source(&error).expect("a rejection");
+        let said = &source.downcast_ref::<Rejection>().expect("a rejection").private_data;
+        assert!(String::from_utf8_lossy(said).contains("another peer"), "{said:?}");
+        let mut mine = queue_pair(&context);
+        let offered = offered(&text).expect("an offer").expect("a good one");
+        connect(offered, &mut mine, QpOptions::default(), &mut far).expect("the peer connects");
+        serving.join().expect("no panic").expect("the peer is accepted");
+    }
+
+    /// A service that took the address accepts every peer.
+    #[test]
+    fn another_service_at_the_address_is_not_the_peer() {
+        let (_soft, context, offer, _qp) = offering();
+        let text = offer.text().expect("an offer");
+        let to = offer.id.local_address().expect("an address").expect("of IP");
+        drop(offer);
+        let mut other = Listener::builder().context(&context).bind(to).expect("the port is free");
+        let (mut near, _far) = Rendezvous::pair();
+        let offered = offered(&text).expect("an offer").expect("a good one");
+        let mut qp = queue_pair(&context);
+        let connecting = std::thread::spawn(move || {
+            connect(offered, &mut qp, QpOptions::default(), &mut near).expect_err("a stranger")
+        });
+        while !connecting.is_finished() {
+            let _ = other.try_accept();
+            std::thread::yield_now();
+        }
+        let failure = connecting.join().expect("no panic");
+        assert!(failure.to_string().contains("another service"), "{failure}");
+    }
+
+    #[test]
+    fn a_peer_that_ends_ends_the_attempt_to_reach_it() {
+        let (_soft, context, _offer, mut qp) = offering();
+        let (mut near, far) = Rendezvous::pair();
+        drop(far);
+        let nowhere = format!("cm:127.18.255.254:4000/{}", "a5".repeat(32));
+        let offered = offered(&nowhere).expect("an offer").expect("a good one");
+        let failure = connect(offered, &mut qp, QpOptions::default(), &mut near);
+        assert!(failure.expect_err("gone").to_string().contains("gone away"));
+        drop(context);
     }
 }

@@ -159,13 +159,13 @@ impl Link {
     }
 
     /// Connects to the peer's [`Link::endpoint`], unless the link was connected by address.
-    pub(crate) fn connect(&mut self, endpoint: &str) -> Outcome {
+    pub(crate) fn connect(&mut self, endpoint: &str, peer: &mut Rendezvous) -> Outcome {
         if self.connected.is_some() {
             return Ok(());
         }
-        if let Some(address) = by_address::offered(endpoint) {
+        if let Some(offered) = by_address::offered(endpoint) {
             let options = qp_options(&self.qp);
-            self.connected = Some(by_address::connect(address?, &mut self.qp, options)?);
+            self.connected = Some(by_address::connect(offered?, &mut self.qp, options, peer)?);
             return Ok(());
         }
         let bytes = parse_hex(endpoint).and_then(|bytes| bytes.try_into().ok());
@@ -431,8 +431,9 @@ mod tests {
         let chosen = crate::device::choose(&choice).expect("a device");
         let shape = Shape { bytes: 64, sends: 1, receives: 1, sleeps: false, inline_bytes: 0 };
         let mut link = Link::new(&chosen, shape).expect("a link");
+        let (mut near, _far) = Rendezvous::pair();
         for text in ["", &"ü".repeat(48), &"zz".repeat(48), &"7f".repeat(47)] {
-            let failure = link.connect(text).expect_err(text);
+            let failure = link.connect(text, &mut near).expect_err(text);
             assert!(failure.to_string().contains("garbled"), "{failure}");
         }
     }

@@ -86,8 +86,9 @@ impl Client {
         self.peer.send(&Hello::new(self.plan.clone(), ends))?;
         let Self { lanes, peer, .. } = self;
         lanes.iter_mut().try_for_each(|lane| lane.link.accept(peer))?;
-        let welcome: Welcome = self.peer.receive()?;
-        self.lanes.iter_mut().zip(&welcome.lanes).try_for_each(|(lane, end)| lane.connect(end))
+        let welcome: Welcome = peer.receive()?;
+        let mut ends = lanes.iter_mut().zip(&welcome.lanes);
+        ends.try_for_each(|(lane, end)| lane.connect(end, peer))
     }
 
     fn rounds(&mut self) -> Outcome<Vec<Result>> {

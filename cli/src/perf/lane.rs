@@ -59,9 +59,9 @@ impl Lane {
         Ok(End { endpoint: self.link.endpoint()?, address: remote.address, rkey: remote.rkey })
     }
 
-    pub(super) fn connect(&mut self, peer: &End) -> Outcome {
-        self.there = Remote::new(peer.address, peer.rkey);
-        self.link.connect(&peer.endpoint)
+    pub(super) fn connect(&mut self, end: &End, peer: &mut Rendezvous) -> Outcome {
+        self.there = Remote::new(end.address, end.rkey);
+        self.link.connect(&end.endpoint, peer)
     }
 
     /// Sets the size of the next messages. The peer sends as many messages as this end, if any.

@@ -49,7 +49,9 @@ fn announce(peer: &Rendezvous, json: bool) -> Outcome {
 
 impl Server {
     fn connect(&mut self, hello: &Hello) -> Outcome {
-        self.lanes.iter_mut().zip(&hello.lanes).try_for_each(|(lane, end)| lane.connect(end))?;
+        let Self { lanes, peer, .. } = self;
+        let mut ends = lanes.iter_mut().zip(&hello.lanes);
+        ends.try_for_each(|(lane, end)| lane.connect(end, peer))?;
         let lanes = self.lanes.iter().map(Lane::end).collect::<Outcome<_>>()?;
         self.peer.send(&Welcome { lanes })
     }

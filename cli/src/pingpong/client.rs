@@ -58,7 +58,7 @@ fn bounce(end: &mut End) -> Outcome<(Latency, Duration, u64)> {
     end.peer.send(&hello)?;
     end.link.accept(&mut end.peer)?;
     let welcome: Welcome = end.peer.receive()?;
-    end.link.connect(&welcome.endpoint)?;
+    end.link.connect(&welcome.endpoint, &mut end.peer)?;
     end.peer.send(&Ready { ready: true })?;
     let mut latency = Latency::new();
     let mut counter = 0;

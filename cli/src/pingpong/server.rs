@@ -44,7 +44,7 @@ fn serve(chosen: &Chosen, mut peer: Rendezvous, arguments: &Pingpong) -> Outcome
 }
 
 fn play(end: &mut End, hello: &Hello, json: bool) -> Outcome {
-    end.link.connect(&hello.endpoint)?;
+    end.link.connect(&hello.endpoint, &mut end.peer)?;
     let is_exposed = matches!(end.game.op, Op::Read);
     if is_exposed {
         (0..2).try_for_each(|message| end.prepare(message, message))?;

@@ -113,7 +113,7 @@ fn asked(choice: &CodeChoice) -> Option<Code> {
 }
 
 /// Bytes that cannot be predicted.
-pub(super) fn random<const N: usize>() -> Outcome<[u8; N]> {
+pub(crate) fn random<const N: usize>() -> Outcome<[u8; N]> {
     let mut bytes = [0; N];
     File::open("/dev/urandom")
         .and_then(|mut file| file.read_exact(&mut bytes))

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use crate::failure::{Context, Failure, Outcome};
 use crate::output::escaped;
 
-pub(crate) use code::{CODE_VARIABLE, Code};
+pub(crate) use code::{CODE_VARIABLE, Code, random};
 pub(crate) use listener::Listener;
 
 /// The longest line that a peer may send; a longer one is from another protocol.

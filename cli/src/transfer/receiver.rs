@@ -78,7 +78,7 @@ impl Receiver {
         self.peer.send(&window)?;
         let hello: Hello = self.peer.receive()?;
         require_version(SERVICE, hello.transfer_version, VERSION)?;
-        self.link.connect(&hello.endpoint)?;
+        self.link.connect(&hello.endpoint, &mut self.peer)?;
         self.peer.send(&Welcome { endpoint: self.link.endpoint()? })
     }
 

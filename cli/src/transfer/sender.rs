@@ -149,7 +149,7 @@ impl Sender {
         self.peer.send(&Hello { transfer_version: VERSION, endpoint: self.link.endpoint()? })?;
         self.link.accept(&mut self.peer)?;
         let welcome: Welcome = self.peer.receive()?;
-        self.link.connect(&welcome.endpoint)?;
+        self.link.connect(&welcome.endpoint, &mut self.peer)?;
         Ok(())
     }
 
