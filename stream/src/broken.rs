@@ -11,7 +11,7 @@ use uverbs::cq::Status;
 pub enum Broken {
     /// The peer, or its kernel, ended the connection before the peer's data ended.
     Disconnected,
-    /// A work request failed: [`Status::RetryExceeded`] if the peer vanished.
+    /// A work request failed: `RetryExceeded` if the peer vanished.
     Failed(Status),
     /// The peer sent what the protocol does not allow.
     Protocol(&'static str),
