@@ -46,3 +46,72 @@ fn command(command: c_long) -> c_long {
     // SAFETY: takes numbers only.
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0 as c_long, 0 as c_long) }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Instant;
+
+    use super::super::Lock;
+    use super::*;
+
+    /// Lets the calling thread's `membarrier` fail, as a program's own filter of system calls does.
+    fn forbid() {
+        let step = |code, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+        let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+        let (jump, answer) =
+            (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::BPF_RET | libc::BPF_K);
+        let mut filter = [
+            // The number of the system call is at the start of `struct seccomp_data`.
+            step(load, 0, 0, 0),
+            step(jump, libc::SYS_membarrier as u32, 0, 1),
+            step(answer, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+            step(answer, libc::SECCOMP_RET_ALLOW, 0, 0),
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        let filter_mode = libc::SECCOMP_MODE_FILTER;
+        // SAFETY: binds this thread alone; the kernel copies the program.
+        let results = unsafe {
+            [
+                libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
+                libc::prctl(libc::PR_SET_SECCOMP, filter_mode, &raw const program),
+            ]
+        };
+        assert_eq!(results, [0, 0]);
+        assert_eq!(command(PRIVATE_EXPEDITED), -1);
+    }
+
+    #[test]
+    fn stores_get_time_where_the_system_call_is_forbidden() {
+        assert!(register(), "the kernel has no membarrier");
+        let thread = std::thread::spawn(|| {
+            forbid();
+            let before = Instant::now();
+            run();
+            before.elapsed()
+        });
+        assert!(thread.join().unwrap() >= STORES_ARE_VISIBLE);
+    }
+
+    /// Such a thread takes locks away, and no addition of the owner is lost.
+    #[test]
+    fn locks_are_taken_away_where_the_system_call_is_forbidden() {
+        assert!(register(), "the kernel has no membarrier");
+        for _ in 0..5 {
+            let (lock, count) = (Lock::with_owners(true, true), AtomicU64::new(0));
+            let add = || {
+                let _guard = lock.guard();
+                count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            };
+            add();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    forbid();
+                    (0..1000).for_each(|_| add());
+                });
+                (0..1000).for_each(|_| add());
+            });
+            assert_eq!(count.into_inner(), 2001);
+        }
+    }
+}
