@@ -1,7 +1,7 @@
 //! Completion queues: making, changing and destroying them. Polling is in `poll.rs`.
 
 use std::cell::UnsafeCell;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{OsStr, c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +17,7 @@ use uverbs_mlx5::completion_queue as provider;
 use crate::abi::*;
 use crate::channel::Channel;
 use crate::context::{Context, Object};
+use crate::environment::variable;
 use crate::held::{self, Held};
 use crate::lock::{Lock, Shared};
 use crate::observe;
@@ -152,10 +153,10 @@ struct Wanted {
 /// Whether `MLX5_CQE_SIZE` asks for entries of 128 bytes. `None` for any other size, with which
 /// libmlx5 creates no CQ (`get_cqe_size`).
 pub(crate) fn is_wide_by_default() -> Option<bool> {
-    match std::env::var("MLX5_CQE_SIZE").as_deref() {
-        Err(_) | Ok("64") => Some(false),
-        Ok("128") => Some(true),
-        Ok(_) => None,
+    match variable("MLX5_CQE_SIZE").as_deref().map(OsStr::to_str) {
+        None | Some(Some("64")) => Some(false),
+        Some(Some("128")) => Some(true),
+        Some(_) => None,
     }
 }
 

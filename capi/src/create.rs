@@ -14,6 +14,7 @@ use uverbs::raw::{QpBuilder, QueuePair};
 use crate::abi::*;
 use crate::context::{Context, Object};
 use crate::cq::Cq;
+use crate::environment::variable;
 use crate::observe;
 use crate::pd::Pd;
 use crate::post::{self, SendTable};
@@ -334,7 +335,7 @@ fn basics<T: QueuePairType>(builder: QpBuilder<T>, wanted: &Wanted<'_>) -> QpBui
     if wanted.attributes.sq_sig_all != 0 {
         builder = builder.signal_all();
     }
-    let is_off = std::env::var("MLX5_SCATTER_TO_CQE").is_ok_and(|value| value == "0");
+    let is_off = variable("MLX5_SCATTER_TO_CQE").is_some_and(|value| value == "0");
     if wanted.no_scatter || is_off {
         builder = builder.no_scatter_to_cqe();
     }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use uverbs::Device as LibraryDevice;
 
 use crate::abi::ibv_device;
+use crate::events::uncancelled;
 use crate::result::{null, refused, set_errno};
 use crate::soft::{self, Shown, Soft};
 
@@ -63,7 +64,8 @@ impl Device {
         match &self.sysfs {
             Some(tree) => tree.read(&path).map(|text| text.trim_end().to_owned()),
             None => {
-                let text = std::fs::read_to_string(Path::new("/sys").join(path)).ok()?;
+                let path = Path::new("/sys").join(path);
+                let text = uncancelled(|| std::fs::read_to_string(path)).ok()?;
                 Some(text.trim_end().to_owned())
             }
         }
@@ -149,7 +151,7 @@ pub(crate) fn soft_sysfs(path: &str) -> Option<String> {
 pub(crate) unsafe extern "C" fn get_device_list(number: *mut c_int) -> *mut *mut ibv_device {
     // Before there are threads of software devices, because it takes longer then.
     crate::lock::register();
-    let devices = devices();
+    let devices = uncancelled(devices);
     if !number.is_null() {
         // SAFETY: the caller's, to be written.
         unsafe { *number = devices.len() as c_int };
@@ -217,15 +219,13 @@ pub(crate) unsafe extern "C" fn read_sysfs_file(
     // SAFETY: the caller's strings.
     let (directory, file) = unsafe { (CStr::from_ptr(directory), CStr::from_ptr(file)) };
     let path = format!("{}/{}", directory.to_string_lossy(), file.to_string_lossy());
-    let text = match soft_sysfs(&path) {
-        Some(text) => text.into_bytes(),
-        None => match std::fs::read(&path) {
-            Ok(text) => text,
-            Err(error) => {
-                refused(error.raw_os_error().unwrap_or(libc::EIO));
-                return -1;
-            }
-        },
+    let read = || soft_sysfs(&path).map_or_else(|| std::fs::read(&path), |text| Ok(text.into()));
+    let text = match uncancelled(read) {
+        Ok(text) => text,
+        Err(error) => {
+            refused(error.raw_os_error().unwrap_or(libc::EIO));
+            return -1;
+        }
     };
     // SAFETY: the caller's buffer of `size` bytes.
     unsafe { give_text(&text, buffer, size) }

@@ -42,6 +42,7 @@ mod cq;
 mod create;
 mod device;
 mod dv;
+mod environment;
 mod events;
 #[cfg(not(test))]
 mod exports;

@@ -19,6 +19,7 @@ use crate::attributes;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::dv::DirectQp;
+use crate::environment::variable;
 use crate::held::{self, Held};
 use crate::lock::{Guard, Lock, Shared};
 use crate::post::{self, SendTable};
@@ -44,7 +45,7 @@ pub(crate) use crate::create::{create_qp, create_qp_ex, create_qp_of_mlx5};
 /// Whether `MLX5_SINGLE_THREADED` says that the program has one thread, as libmlx5 understands it.
 pub(crate) fn is_single_threaded() -> bool {
     static SINGLE: OnceLock<bool> = OnceLock::new();
-    *SINGLE.get_or_init(|| std::env::var("MLX5_SINGLE_THREADED").is_ok_and(|value| value == "1"))
+    *SINGLE.get_or_init(|| variable("MLX5_SINGLE_THREADED").is_some_and(|value| value == "1"))
 }
 
 /// A queue pair. Programs hold a pointer to it as `ibv_qp` or `ibv_qp_ex`, of which the first is a

@@ -11,6 +11,8 @@ use uverbs::Device;
 use uverbs::soft::SoftDevice;
 use uverbs::soft::settings::{Settings, Variables};
 
+use crate::environment::{say, variable};
+
 /// Which devices a program is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shown {
@@ -24,11 +26,12 @@ pub(crate) enum Shown {
 
 /// What `UVERBS_DEVICE` asks for.
 pub(crate) fn shown() -> Shown {
-    match std::env::var(uverbs::DEVICE_VARIABLE).as_deref() {
-        Ok("soft" | "soft0") => Shown::Soft,
-        Ok("soft,all") => Shown::Both,
-        Ok("") | Err(_) => Shown::Kernel,
-        Ok(other) => {
+    let Some(value) = variable(uverbs::DEVICE_VARIABLE) else { return Shown::Kernel };
+    match value.to_string_lossy().as_ref() {
+        "soft" | "soft0" => Shown::Soft,
+        "soft,all" => Shown::Both,
+        "" => Shown::Kernel,
+        other => {
             static COMPLAINT: Once = Once::new();
             COMPLAINT.call_once(|| complain_of(other));
             Shown::Kernel
@@ -41,10 +44,10 @@ pub(crate) fn shown() -> Shown {
 fn complain_of(value: &str) {
     if uverbs::devices().iter().all(|device| device.name() != value) {
         let variable = uverbs::DEVICE_VARIABLE;
-        eprintln!(
-            "uverbs: {variable} {value} is not understood: it is soft, or soft,all, or a device's \
-             name; the kernel's devices are shown"
-        );
+        say(&format!(
+            "{variable} {value} is not understood: it is soft, or soft,all, or a device's name; \
+             the kernel's devices are shown"
+        ));
     }
 }
 
@@ -72,7 +75,7 @@ pub(crate) fn devices() -> &'static [Soft] {
     static DEVICES: OnceLock<Vec<Soft>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         start().unwrap_or_else(|cause| {
-            eprintln!("uverbs: no software devices: {cause}");
+            say(&format!("no software devices: {cause}"));
             Vec::new()
         })
     })
@@ -103,7 +106,7 @@ pub(crate) fn opened(device: &Device) {
         (settings(), soft.opened.swap(true, Ordering::Relaxed))
     {
         if let Err(cause) = faults.begin(&soft.soft) {
-            eprintln!("uverbs: no timed faults: {cause}");
+            say(&format!("no timed faults: {cause}"));
         }
     }
 }

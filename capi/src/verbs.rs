@@ -9,16 +9,17 @@ use crate::{
 };
 
 /// Each row is a verb: what it does to objects, and which function it is. Arguments are `given` by
-/// the program or `told` by the verb; of those `at` some place the address is shown.
+/// the program or `told` by the verb; of those `at` some place the address is shown. A thread may
+/// be cancelled in a verb of `"C-unwind"` alone: others hold locks, and no frame of theirs unwinds.
 macro_rules! verbs {
-    ($prefix:literal; $( $role:ident $abi:literal $name:ident = $module:ident(
+    ($prefix:literal; $( $role:ident $abi:tt $name:ident = $module:ident(
         $($direction:ident $argument:ident: $type:ty),*
     ) -> $answer:ty $(as $kind:ident)?; )*) => {$(
         /// The verb of this name.
         pub(crate) unsafe extern $abi fn $name($($argument: $type),*) -> $answer {
             use $crate::observe::{Answer, Argument, Call, Role, is_on};
             // SAFETY: the caller's promise is that of the verb.
-            let verb = || unsafe { $module::$name($($argument),*) };
+            let verb = || $crate::verbs::verbs!(@run $abi unsafe { $module::$name($($argument),*) });
             if !is_on() {
                 return verb();
             }
@@ -40,6 +41,8 @@ macro_rules! verbs {
             }
         }
     )*};
+    (@run "C" $verb:expr) => { $crate::events::uncancelled(|| $verb) };
+    (@run "C-unwind" $verb:expr) => { $verb };
     (@given) => { true };
     (@told) => { false };
     (@at) => { true };

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::Mutex;
 use std::thread::{self, ThreadId};
 
-use super::data::{Posted, enter, entered, leave, locked, of_qp, take_back, trace};
+use super::data::{Posted, enter, entered, leave, of_qp, take_back, trace};
 use super::misuse::{self, Kind, Seen, complain};
+use super::table::Table;
 use super::words::lkeys;
 use super::{sees_data, wanted};
 use crate::abi::*;
@@ -35,24 +35,22 @@ struct Batch {
 }
 
 /// By the queue pair's address.
-static BATCHES: Mutex<Option<HashMap<usize, Batch>>> = Mutex::new(None);
+static BATCHES: Table<HashMap<usize, Batch>> = Table::new();
 
 /// Whether this thread builds requests of the queue pair.
 fn is_building(qp: *mut ibv_qp_ex) -> bool {
     let this = thread::current().id();
-    let mut batches = locked(&BATCHES);
-    batches.get_or_insert_default().get(&qp.addr()).is_some_and(|batch| batch.thread == this)
+    BATCHES.lock().get(&qp.addr()).is_some_and(|batch| batch.thread == this)
 }
 
 fn begin(qp: *mut ibv_qp_ex) {
     let batch = Batch { thread: thread::current().id(), requests: Vec::new() };
-    locked(&BATCHES).get_or_insert_default().insert(qp.addr(), batch);
+    BATCHES.lock().insert(qp.addr(), batch);
 }
 
 /// The requests that were built, if any building was begun.
 fn end(qp: *mut ibv_qp_ex) -> Option<Vec<Posted>> {
-    let mut batches = locked(&BATCHES);
-    batches.get_or_insert_default().remove(&qp.addr()).map(|batch| batch.requests)
+    BATCHES.lock().remove(&qp.addr()).map(|batch| batch.requests)
 }
 
 /// Notes a request's memory.
@@ -62,7 +60,7 @@ fn end(qp: *mut ibv_qp_ex) -> Option<Vec<Posted>> {
 unsafe fn note(qp: *mut ibv_qp_ex, lkeys: Vec<u32>) {
     // SAFETY: the caller's promise. The program has set the id before.
     let wr_id = unsafe { (*qp).wr_id };
-    if let Some(batch) = locked(&BATCHES).get_or_insert_default().get_mut(&qp.addr()) {
+    if let Some(batch) = BATCHES.lock().get_mut(&qp.addr()) {
         batch.requests.push(Posted { wr_id, lkeys });
     }
 }

@@ -2,10 +2,10 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use super::misuse::{self, Kind, Seen, complain};
+use super::table::Table;
 use super::words::{completion, lkeys, request, show_data};
 use super::{sees_data, wanted};
 use crate::abi::*;
@@ -54,14 +54,10 @@ pub(super) struct Queue {
     receives: VecDeque<Posted>,
 }
 
-static QUEUES: Mutex<Option<HashMap<usize, Queue>>> = Mutex::new(None);
+static QUEUES: Table<HashMap<usize, Queue>> = Table::new();
 
 /// Queue pairs without locks, and the threads that post to them now.
-static BUSY: Mutex<Option<HashMap<usize, ThreadId>>> = Mutex::new(None);
-
-pub(super) fn locked<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static BUSY: Table<HashMap<usize, ThreadId>> = Table::new();
 
 /// Records that this thread posts to a queue pair, and reports if another thread is posting to it
 /// now.
@@ -71,7 +67,7 @@ pub(super) fn enter(verb: &str, qp: *mut ibv_qp) {
         return;
     }
     let this = std::thread::current().id();
-    let before = locked(&BUSY).get_or_insert_default().insert(qp.addr(), this);
+    let before = BUSY.lock().insert(qp.addr(), this);
     if before.is_some_and(|before| before != this) {
         complain(
             verb,
@@ -83,15 +79,14 @@ pub(super) fn enter(verb: &str, qp: *mut ibv_qp) {
 
 pub(super) fn leave(qp: *mut ibv_qp) {
     if wanted().check {
-        locked(&BUSY).get_or_insert_default().remove(&qp.addr());
+        BUSY.lock().remove(&qp.addr());
     }
 }
 
 /// Reports a memory region that is deregistered while a request uses it, and forgets the requests
 /// of a queue that is destroyed.
 pub(super) fn going(verb: &str, seen: Seen) {
-    let mut queues = locked(&QUEUES);
-    let queues = queues.get_or_insert_default();
+    let mut queues = QUEUES.lock();
     match seen.kind {
         Kind::Qp | Kind::Srq | Kind::Wq => {
             queues.remove(&seen.address);
@@ -140,21 +135,21 @@ pub(super) fn modified(seen: Seen) {
     let qp = std::ptr::with_exposed_provenance::<ibv_qp>(seen.address);
     // SAFETY: a queue pair that is alive.
     if unsafe { (*qp).state } == RESET {
-        locked(&QUEUES).get_or_insert_default().remove(&seen.address);
+        QUEUES.lock().remove(&seen.address);
     }
 }
 
 /// Records a list of requests, and returns how many there are.
 pub(super) fn entered(address: usize, queue: Queue, sends: bool, posted: Vec<Posted>) {
-    let mut queues = locked(&QUEUES);
-    let queue = queues.get_or_insert_default().entry(address).or_insert(queue);
+    let mut queues = QUEUES.lock();
+    let queue = queues.entry(address).or_insert(queue);
     if sends { queue.sends.extend(posted) } else { queue.receives.extend(posted) }
 }
 
 /// Takes back the last requests, which were refused.
 pub(super) fn take_back(address: usize, sends: bool, count: usize) {
-    let mut queues = locked(&QUEUES);
-    let Some(queue) = queues.get_or_insert_default().get_mut(&address) else { return };
+    let mut queues = QUEUES.lock();
+    let Some(queue) = queues.get_mut(&address) else { return };
     let list = if sends { &mut queue.sends } else { &mut queue.receives };
     list.truncate(list.len().saturating_sub(count));
 }
@@ -362,8 +357,7 @@ unsafe extern "C" fn post_srq_recv(
 
 /// Notes a completion.
 fn completed(context: usize, number: u32, wr_id: u64, is_send: bool) {
-    let mut queues = locked(&QUEUES);
-    let queues = queues.get_or_insert_default();
+    let mut queues = QUEUES.lock();
     let own = |queue: &&mut Queue| queue.context == context && queue.number == Some(number);
     if let Some(queue) = queues.values_mut().find(own) {
         let list = if is_send { &mut queue.sends } else { &mut queue.receives };

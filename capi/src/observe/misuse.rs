@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::table::Table;
 use super::{Named, Role};
+use crate::environment::say;
 
 /// What an object is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,15 +94,11 @@ struct Known {
 
 /// Objects by address, as the observed verbs made them. An address that is not in here is taken to
 /// be valid.
-static OBJECTS: Mutex<Option<HashMap<usize, Known>>> = Mutex::new(None);
-
-fn objects() -> MutexGuard<'static, Option<HashMap<usize, Known>>> {
-    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static OBJECTS: Table<HashMap<usize, Known>> = Table::new();
 
 /// Says what is wrong.
 pub(super) fn complain(verb: &str, what: &str) {
-    eprintln!("uverbs: misuse: {verb}: {what}");
+    say(&format!("misuse: {verb}: {what}"));
 }
 
 fn all_seen(arguments: &[Named<'_>]) -> Vec<(&'static str, Seen)> {
@@ -117,8 +114,7 @@ fn all_seen(arguments: &[Named<'_>]) -> Vec<(&'static str, Seen)> {
 /// Looks at the objects of a call. `false` if it must not be made.
 pub(super) fn begin(verb: &'static str, role: Role, arguments: &[Named<'_>]) -> bool {
     let seen = all_seen(arguments);
-    let mut objects = objects();
-    let objects = objects.get_or_insert_default();
+    let objects = &mut *OBJECTS.lock();
     let wrong = seen.iter().find_map(|(name, seen)| wrong_alone(objects, role, name, *seen));
     if let Some(what) = wrong.or_else(|| wrong_together(objects, &seen)) {
         complain(verb, &what);
@@ -202,8 +198,7 @@ pub(super) fn end(
     is_good: bool,
 ) {
     let seen = all_seen(arguments);
-    let mut objects = objects();
-    let objects = objects.get_or_insert_default();
+    let objects = &mut *OBJECTS.lock();
     match (role, made, seen.first()) {
         (Role::Makes, Some(made), first) => {
             let context = first.map_or(0, |(_, first)| match first.kind {
@@ -229,8 +224,7 @@ pub(super) fn end(
 
 /// Looks at an object that is posted to or polled.
 pub(super) fn is_alive(verb: &'static str, seen: Seen) -> Result<(), c_int> {
-    let mut objects = objects();
-    match wrong_alone(objects.get_or_insert_default(), Role::Uses, "the argument", seen) {
+    match wrong_alone(&OBJECTS.lock(), Role::Uses, "the argument", seen) {
         Some(what) => {
             complain(verb, &what);
             Err(libc::EINVAL)

@@ -9,11 +9,13 @@ mod building;
 mod data;
 mod gone;
 mod misuse;
+mod table;
 mod trace;
 mod words;
 
 use std::sync::OnceLock;
 
+use crate::environment::is_set;
 pub(crate) use argument::{Answer, Argument, Count, MinusOne};
 pub(crate) use building::building;
 pub(crate) use data::{operations, polling, work_queue_receives};
@@ -26,10 +28,6 @@ struct Wanted {
     /// Whether posts and completions are traced, too.
     trace_data: bool,
     check: bool,
-}
-
-fn is_set(variable: &str) -> bool {
-    std::env::var_os(variable).is_some_and(|value| !value.is_empty() && value != "0")
 }
 
 fn wanted() -> &'static Wanted {

@@ -2,18 +2,30 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::Write as _;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::io::{self, Write as _};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::{Argument, Named};
+use crate::environment::{say, variable};
+use crate::events::uncancelled;
 
 /// Where the trace goes: a file, or `-` for standard error.
 const VARIABLE: &str = "UVERBS_TRACE";
 
 /// An open trace. Lines of several processes and threads are appended whole.
 #[derive(Debug)]
-pub(super) struct Trace(File);
+pub(super) struct Trace {
+    file: File,
+    is: Identity,
+    /// Where the file is opened again if the program has closed it; none for standard error.
+    path: Option<PathBuf>,
+}
+
+/// Device and inode of a file: they tell it from another one that got its descriptor's number.
+type Identity = (u64, u64);
 
 /// The start of a line, as it is before the verb runs.
 pub(super) struct Entry {
@@ -24,17 +36,19 @@ pub(super) struct Entry {
 impl Trace {
     /// The trace that the environment asks for. If it cannot be opened, standard error says why.
     pub(super) fn from_environment() -> Option<Self> {
-        let target = std::env::var_os(VARIABLE).filter(|target| !target.is_empty())?;
-        let opened = if target == "-" {
-            // SAFETY: duplicates a descriptor, if it is one.
-            let own = unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_DUPFD_CLOEXEC, 3) };
-            // SAFETY: just duplicated, and owned by nothing else.
-            (own >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(own) }))
-        } else {
-            let opened = File::options().create(true).append(true).open(&target);
-            opened.inspect_err(|cause| eprintln!("uverbs: no trace in {target:?}: {cause}")).ok()
-        };
-        opened.map(Self)
+        let target = variable(VARIABLE).filter(|target| !target.is_empty())?;
+        let opened = uncancelled(|| match target.to_str() {
+            Some("-") => Self::new(io::stderr().as_fd().try_clone_to_owned()?.into(), None),
+            _ => {
+                let path = std::path::absolute(&target)?;
+                Self::new(open(&path)?, Some(path))
+            }
+        });
+        opened.inspect_err(|cause| say(&format!("no trace in {target:?}: {cause}"))).ok()
+    }
+
+    fn new(file: File, path: Option<PathBuf>) -> io::Result<Self> {
+        Ok(Self { is: identity(&file)?, file, path })
     }
 
     /// Begins a line with the arguments that the program gives.
@@ -74,13 +88,34 @@ impl Trace {
         let mut text = String::new();
         begin(&mut text, verb);
         text.push_str(what);
-        let _ = (&self.0).write_all((text + ")\n").as_bytes());
+        self.put(&(text + ")\n"));
     }
 
     fn write(&self, mut text: String, took: Duration) {
         let _ = writeln!(text, " <{:.1} us>", took.as_nanos() as f64 / 1000.0);
-        let _ = (&self.0).write_all(text.as_bytes());
+        self.put(&text);
     }
+
+    /// Appends a line. One that cannot be written is lost. A thread that is cancelled while it
+    /// writes would leave locks of the library behind.
+    fn put(&self, line: &str) {
+        uncancelled(|| {
+            if identity(&self.file).is_ok_and(|is| is == self.is) {
+                let _ = (&self.file).write_all(line.as_bytes());
+            } else if let Some(mut file) = self.path.as_ref().and_then(|path| open(path).ok()) {
+                // The program has closed descriptors that it did not open, as daemons do.
+                let _ = file.write_all(line.as_bytes());
+            }
+        });
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    File::options().create(true).append(true).open(path)
+}
+
+fn identity(file: &File) -> io::Result<Identity> {
+    file.metadata().map(|file| (file.dev(), file.ino()))
 }
 
 fn begin(text: &mut String, verb: &str) {

@@ -1,0 +1,114 @@
+//! `UVERBS_TRACE` and `UVERBS_CHECK` where writing fails, threads are cancelled, processes fork,
+//! and descriptors are closed: no program is worse off for being observed.
+
+mod library;
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output};
+
+use library::{DropIn, compiled, path, skip};
+
+/// Runs the program with variables set, and asserts that it ends well; `None` without a compiler.
+fn observed(
+    what: &str,
+    arguments: &[&str],
+    variables: &[(&str, &str)],
+) -> Option<(DropIn, Output)> {
+    let drop_in = DropIn::new(&format!("observers-{what}{}", variables.len()));
+    let Some(program) = compiled(&drop_in, "observers.c", &["-libverbs"]) else {
+        skip("no C compiler, or no <infiniband/verbs.h> (libibverbs-dev)");
+        return None;
+    };
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", drop_in.path()).env("UVERBS_DEVICE", "soft");
+    command.arg(what).args(arguments).envs(variables.iter().copied()).current_dir(drop_in.path());
+    let output = command.output().unwrap();
+    assert!(said(&output.stdout).contains("kept"), "{what}: {output:?}");
+    assert!(output.status.success(), "{what}: {output:?}");
+    Some((drop_in, output))
+}
+
+fn said(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn programs_go_on_where_nothing_can_be_written() {
+    observed("full", &[], &[("UVERBS_CHECK", "1"), ("UVERBS_ERRORS", "1")]);
+    let trace = [("UVERBS_TRACE", "/dev/full"), ("UVERBS_TRACE_DATA", "1"), ("UVERBS_CHECK", "1")];
+    observed("threads", &[], &trace);
+}
+
+#[test]
+fn a_trace_that_cannot_be_opened_is_named() {
+    for file in ["/", "no/such/directory"] {
+        let Some((_, output)) = observed("nothing", &[], &[("UVERBS_TRACE", file)]) else { return };
+        let complaint = said(&output.stderr);
+        assert!(complaint.starts_with("uverbs: no trace in "), "{file}: {complaint}");
+        assert_eq!(complaint.lines().count(), 1, "{file}: {complaint}");
+    }
+}
+
+#[test]
+fn verbs_are_no_cancellation_points() {
+    observed("cancelled", &[], &[]);
+    let variables = [("UVERBS_TRACE", "trace"), ("UVERBS_TRACE_DATA", "1"), ("UVERBS_CHECK", "1")];
+    observed("cancelled", &[], &variables);
+}
+
+#[test]
+fn children_wait_for_no_complaint_of_their_parent() {
+    observed("forked", &[], &[("UVERBS_CHECK", "1")]);
+}
+
+#[test]
+fn a_trace_goes_to_no_other_file() {
+    let variables = [("UVERBS_TRACE", "trace"), ("UVERBS_CHECK", "1")];
+    let Some((drop_in, _)) = observed("closed", &["trace"], &variables) else { return };
+    let text = fs::read_to_string(drop_in.path().join("trace")).unwrap();
+    assert!(text.contains("cqe=-1,") && text.contains("ibv_close_device("), "{text}");
+}
+
+#[test]
+fn lines_of_threads_stay_whole() {
+    let variables = [("UVERBS_TRACE", "trace"), ("UVERBS_CHECK", "1")];
+    let Some((drop_in, output)) = observed("threads", &[], &variables) else { return };
+    let (text, complaints) =
+        (fs::read_to_string(drop_in.path().join("trace")).unwrap(), said(&output.stderr));
+    assert_eq!(text.matches("ibv_alloc_pd(").count(), 1601);
+    let is_whole = |line: &str| line.matches(" ibv_").count() == 1 && line.ends_with(" us>");
+    assert!(text.lines().all(is_whole), "{text}");
+    let start = "uverbs: misuse: ibv_dealloc_pd: double destroy: ";
+    assert_eq!(complaints.lines().count(), 1600);
+    assert!(complaints.lines().all(|line| line.starts_with(start)), "{complaints}");
+}
+
+/// Variables name files to write to, so a user of a program with more rights must not set them.
+#[test]
+fn programs_with_more_rights_read_no_variables() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let drop_in = DropIn::new("privileged");
+    let library = format!("-Wl,-rpath,{}", drop_in.path().display());
+    let Some(program) = compiled(&drop_in, "observers.c", &[&library, "-libverbs"]) else {
+        return skip("no C compiler, or no <infiniband/verbs.h> (libibverbs-dev)");
+    };
+    // The user may not reach the directory of the build.
+    let name = drop_in.path().join("libibverbs.so.1");
+    fs::remove_file(&name).unwrap();
+    fs::copy(path(), &name).unwrap();
+    const UNPRIVILEGED: u32 = 65534;
+    chown(&program, Some(0), Some(0)).unwrap();
+    fs::set_permissions(&program, PermissionsExt::from_mode(0o4755)).unwrap();
+    let output = Command::new(program)
+        .arg("privileged")
+        .env("UVERBS_DEVICE", "soft")
+        .uid(UNPRIVILEGED)
+        .gid(UNPRIVILEGED)
+        .output()
+        .unwrap();
+    assert!(said(&output.stdout).contains("kept"), "{output:?}");
+}
