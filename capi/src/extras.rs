@@ -8,7 +8,7 @@ use crate::abi::*;
 use crate::context::Context;
 use crate::memory::Mr;
 use crate::pd::Pd;
-use crate::result::{code, destroy, null, pointer, refused};
+use crate::result::{code, destroy, failed, null, pointer, refused};
 
 /// `IBV_ACCESS_ZERO_BASED`: regions over device memory always are.
 const ZERO_BASED: c_uint = 1 << 5;
@@ -87,6 +87,16 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     let registration = domain.registration().access(access);
     let region = registration.register_device_memory(memory, offset as usize, length);
     pointer(region.map(|region| Mr::new(pd, std::ptr::null_mut(), region)))
+}
+
+/// `mlx5dv_dm_map_op_addr`: the program unmaps the address.
+pub(crate) unsafe extern "C" fn dm_map_op_addr(dm: *mut ibv_dm, op: u8) -> *mut c_void {
+    // SAFETY: the caller's memory.
+    let Some(memory) = (unsafe { Dm::of(dm) }).library() else { return null(libc::EINVAL) };
+    match memory.map_operation(op) {
+        Ok(operation) => operation.into_raw().cast(),
+        Err(error) => null(failed(&error)),
+    }
 }
 
 /// `ibv_memcpy_to_dm`.

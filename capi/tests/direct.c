@@ -186,6 +186,7 @@ static void memory_and_addresses(void)
 {
 	struct ibv_alloc_dm_attr dm_attr = { .length = 128 };
 	struct ibv_dm *dm = ibv_alloc_dm(context, &dm_attr);
+	struct mlx5dv_steering_anchor_attr anchor = { .ft_type = MLX5DV_FLOW_TABLE_TYPE_NIC_RX };
 	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = 3, .hop_limit = 9 } };
 	struct ibv_ah *ah;
 	struct mlx5dv_dm dv_dm;
@@ -198,6 +199,12 @@ static void memory_and_addresses(void)
 	CHECK(dm && ah && mlx5dv_init_obj(&obj, MLX5DV_OBJ_DM | MLX5DV_OBJ_AH) == 0);
 	CHECK(dv_dm.buf && dv_dm.length == 128);
 	CHECK(dv_ah.av->hop_limit == 9 && memcmp(dv_ah.av->rgid, &to.grh.dgid, 16) == 0);
+	/* The device has no operations on its memory, and its kernel no anchors. */
+	errno = 0;
+	CHECK(!mlx5dv_dm_map_op_addr(dm, 0) && errno == EOPNOTSUPP);
+	CHECK(!mlx5dv_create_steering_anchor(context, &anchor) && errno == EPROTONOSUPPORT);
+	anchor.comp_mask = 1;
+	CHECK(!mlx5dv_create_steering_anchor(context, &anchor) && errno == EOPNOTSUPP);
 	CHECK(ibv_destroy_ah(ah) == 0 && ibv_free_dm(dm) == 0);
 }
 
@@ -254,7 +261,7 @@ static void what_the_device_says(void)
 static void what_is_not_there(void)
 {
 	static const char *const names[] = { "mlx5dv_devx_obj_import", "mlx5dv_devx_umem_import", "mlx5dv_var_import",
-		"mlx5dv_dm_map_op_addr", "mlx5dv_dr_table_create", "mlx5dv_dr_domain_create" };
+		"mlx5dv_dr_table_create", "mlx5dv_dr_domain_create" };
 	struct ibv_mr *(*reg)(struct ibv_pd *, uint64_t, size_t, uint64_t, int, int, int) =
 		dlsym(RTLD_DEFAULT, "mlx5dv_reg_dmabuf_mr");
 	unsigned i;

@@ -50,6 +50,7 @@
 //! refused while rules lead to it, and dropping it takes them along. Rules need CAP_NET_RAW.
 
 mod action;
+mod anchor;
 mod build;
 pub mod counters;
 mod matcher;
@@ -63,6 +64,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uverbs_uapi::objects::flow::destroy;
 
 pub use action::FlowAction;
+pub use anchor::SteeringAnchor;
 pub use build::{FlowBuilder, FlowKind};
 pub use matcher::{MatchedFlowBuilder, Matcher, MatcherOptions};
 pub use matches::{Ethernet, Ipv4, Ipv6, Masked, Ports};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use uverbs_uapi::flags::AccessFlags;
 use uverbs_uapi::mlx5::enums::{DmType, MmapCommand};
-use uverbs_uapi::mlx5::object::dm::alloc as driver;
+use uverbs_uapi::mlx5::object::dm::{alloc as driver, map_op_addr};
 use uverbs_uapi::objects::dm::{alloc, free};
 
 use crate::device::context::Context;
@@ -17,6 +17,7 @@ use crate::host::system::Mapping;
 
 const ALLOC: &str = "alloc_dm";
 const COPY: &str = "memcpy_dm";
+const MAP_OPERATION: &str = "dm_map_op_addr";
 /// Lengths are rounded up to a multiple of this (`MLX5_DM_ALLOWED_ALIGNMENT` of libmlx5,
 /// `MLX5_MEMIC_BASE_SIZE` of the kernel).
 const GRANULE: usize = 64;
@@ -93,43 +94,54 @@ impl Context {
         }
         let allocated = self.send_alloc(length, alignment.trailing_zeros())?;
         let object = Object::new(self.clone(), allocated.handle, &KIND);
-        let (mapping, start) = self.map_device_memory(&allocated, length)?;
+        let (mapping, start) = self.map_device_memory(ALLOC, &allocated.place, length)?;
         let inner = Inner { object, mapping, start, length };
         Ok(DeviceMemory { inner: Arc::new(inner) })
     }
 
     fn send_alloc(&self, length: usize, log2_alignment: u32) -> Result<Allocated> {
-        let (mut start, mut page) = (0u64, 0u16);
+        let mut place = Place::default();
         let mut request = self.commands().request::<alloc::Call>();
         request.new_handle(alloc::HANDLE);
         request.value(alloc::LENGTH, length as u64);
         request.value(alloc::ALIGNMENT, log2_alignment);
-        request.output(driver::RESP_START_OFFSET, &mut start);
-        request.output(driver::RESP_PAGE_INDEX, &mut page);
+        request.output(driver::RESP_START_OFFSET, &mut place.start);
+        request.output(driver::RESP_PAGE_INDEX, &mut place.page);
         request.constant(driver::REQ_TYPE, DmType::MEMIC.0);
         let sent = self.commands().send(ALLOC, &mut request);
         sent.map_err(|error| error.asked(format!("{length} bytes")))?;
         let handle = request.created(alloc::HANDLE).unwrap_or_default();
-        Ok(Allocated { handle, start, page })
+        Ok(Allocated { handle, place })
     }
 
     /// The mapping of its pages, and where in them it begins.
-    fn map_device_memory(&self, at: &Allocated, length: usize) -> Result<(Mapping, usize)> {
+    fn map_device_memory(
+        &self,
+        verb: &'static str,
+        at: &Place,
+        length: usize,
+    ) -> Result<(Mapping, usize)> {
         let page = page_size();
         let start = at.start as usize % page;
         let bytes = length.next_multiple_of(GRANULE).next_multiple_of(page);
         if start % WORD != 0 || start + length > bytes {
             let cause = format!("the kernel put {length} bytes at {start} of their page");
-            return Err(Error::new(ALLOC, ErrorKind::Refused, cause));
+            return Err(Error::new(verb, ErrorKind::Refused, cause));
         }
         let offset = MmapCommand::DEVICE_MEM.offset(at.page, page as u64);
-        Ok((self.commands().mmap(ALLOC, bytes, Access::ReadWrite, offset)?, start))
+        Ok((self.commands().mmap(verb, bytes, Access::ReadWrite, offset)?, start))
     }
 }
 
 /// What the kernel answered.
 struct Allocated {
     handle: u32,
+    place: Place,
+}
+
+/// Where the kernel maps device memory, or operations on it.
+#[derive(Default)]
+struct Place {
     start: u64,
     page: u16,
 }
@@ -192,6 +204,27 @@ impl DeviceMemory {
         Ok(())
     }
 
+    /// Maps an address at which loads and stores are operation `op` on the memory, as the device's
+    /// specification numbers operations (`memic_operations` of its capabilities). No software
+    /// device has operations, and nothing here has been tried on an adapter: unconfirmed.
+    ///
+    /// # Errors
+    /// `Unsupported` where the device lacks the operation, and before Linux 5.13; other errors of
+    /// the kernel.
+    #[doc(alias = "mlx5dv_dm_map_op_addr")]
+    pub fn map_operation(&self, op: u8) -> Result<DeviceOperation> {
+        use map_op_addr::{Call, REQ_HANDLE, REQ_OP, RESP_PAGE_INDEX, RESP_START_OFFSET};
+        let (context, mut place) = (self.context(), Place::default());
+        let mut request = context.commands().request::<Call>();
+        request.handle(REQ_HANDLE, self.kernel_handle());
+        request.value(REQ_OP, op);
+        request.output(RESP_START_OFFSET, &mut place.start);
+        request.output(RESP_PAGE_INDEX, &mut place.page);
+        context.commands().send(MAP_OPERATION, &mut request)?;
+        let (mapping, start) = context.map_device_memory(MAP_OPERATION, &place, self.len())?;
+        Ok(DeviceOperation { mapping, start, memory: self.clone() })
+    }
+
     fn check(&self, offset: usize, length: usize) -> Result<()> {
         if offset % WORD != 0 || length % WORD != 0 {
             let cause = "the device takes whole words: offset and length are multiples of 4";
@@ -223,6 +256,33 @@ impl DeviceMemory {
         let free = |inner: &mut Inner| inner.object.destroy();
         destroy_unshared(&mut self.inner, KIND.verb, ("region", "the memory"), free)
             .map_err(|error| DestroyError::new(self, error))
+    }
+}
+
+/// An operation on device memory, from [`DeviceMemory::map_operation`].
+#[derive(Debug)]
+pub struct DeviceOperation {
+    mapping: Mapping,
+    start: usize,
+    memory: DeviceMemory,
+}
+
+impl DeviceOperation {
+    /// The memory that it works on.
+    pub fn memory(&self) -> &DeviceMemory {
+        &self.memory
+    }
+
+    /// The address at which it works on the memory's first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.mapping.as_ptr().wrapping_add(self.start)
+    }
+
+    /// The same address, mapped until the caller unmaps its pages.
+    pub fn into_raw(self) -> *mut u8 {
+        let address = self.as_ptr();
+        std::mem::forget(self.mapping);
+        address
     }
 }
 

@@ -7,6 +7,7 @@
 //! are made by a firmware command of the library's own. docs/drop-in.md says of each name what it
 //! does; software steering fails with EOPNOTSUPP.
 
+mod anchor;
 mod build;
 mod channels;
 mod devx;
@@ -27,6 +28,7 @@ use crate::context;
 use crate::context::Context;
 use crate::result::{code, null, refused};
 
+pub(crate) use anchor::Anchor;
 pub(crate) use build::DirectQp;
 pub(crate) use channels::{Answers, Events};
 pub(crate) use devx::{Memory, Object};

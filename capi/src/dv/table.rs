@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
+use super::anchor::{Anchor, AnchorAttr};
 use super::build::DirectQp;
 use super::channels::{Answers, Events};
 use super::devx::{Memory, MemoryIn, Object};
@@ -11,12 +12,12 @@ use super::objects::Objects;
 use super::pages::{Pacing, Uar, Var};
 use super::queues::{CqAttr, QpAttr, WqAttr};
 use super::{
-    ClockInfo, ContextAttr, DeviceContext, build, channels, devx, keys, matchers, objects, pages,
-    queues,
+    ClockInfo, ContextAttr, DeviceContext, anchor, build, channels, devx, keys, matchers, objects,
+    pages, queues,
 };
 use crate::abi::*;
-use crate::dv;
 use crate::verbs::verbs;
+use crate::{dv, extras};
 
 verbs! {
     "mlx5dv_";
@@ -52,6 +53,11 @@ verbs! {
     Destroys "C" pp_free = pages(given entry: *mut Pacing) -> ();
     Makes "C" create_mkey = keys(at attr: *mut KeyAttr) -> *mut Key;
     Destroys "C" destroy_mkey = keys(given key: *mut Key) -> c_int;
+    Uses "C" dm_map_op_addr = extras(given dm: *mut ibv_dm, given op: u8) -> *mut c_void;
+    Makes "C" create_steering_anchor = anchor(
+        given context: *mut ibv_context, at attr: *mut AnchorAttr
+    ) -> *mut Anchor;
+    Destroys "C" destroy_steering_anchor = anchor(given anchor: *mut Anchor) -> c_int;
     Makes "C" create_flow_matcher = matchers(
         given context: *mut ibv_context, at attr: *const MatcherAttr
     ) -> *mut Matcher;

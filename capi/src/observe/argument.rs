@@ -168,6 +168,7 @@ objects! {
     ibv_flow_action: FlowAction;
     ibv_device: Device;
     dv::Matcher: FlowMatcher;
+    dv::Anchor: SteeringAnchor;
     dv::DirectQp: DirectQp;
     dv::Key: Mkey;
     dv::Object: FirmwareObject;
@@ -203,6 +204,17 @@ addresses!(
     *mut ibv_grh,
     *mut ibv_sge
 );
+
+/// Addresses of which the library keeps nothing.
+impl Answer for *mut c_void {
+    fn refused() -> Self {
+        refuse();
+        std::ptr::null_mut()
+    }
+    fn errno(&self) -> Option<c_int> {
+        self.is_null().then(last)
+    }
+}
 
 impl Argument for *const c_char {
     fn show(&self, to: &mut String) {

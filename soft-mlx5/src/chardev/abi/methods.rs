@@ -51,6 +51,7 @@ const METHODS: &[Method] = methods! {
     Always generic::dm::alloc => dm::ALLOC, dm::allocate;
     Always generic::dm::free => dm::FREE, dm::freed;
     Native driver::dm::query => dm::QUERY, dm::query;
+    Native driver::dm::map_op_addr => dm::MAP_OPERATION, dm::map_operation;
     Native generic::cq::create => cq::create::CREATE, cq::create::create;
     Always generic::cq::destroy => cq::DESTROY, cq::destroyed;
     Native generic::qp::create => qp::create::CREATE, qp::create::create;

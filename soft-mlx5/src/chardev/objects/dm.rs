@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 use nix::errno::Errno;
 use uverbs_uapi::flags::AccessFlags;
 use uverbs_uapi::mlx5::enums::DmType;
-use uverbs_uapi::mlx5::object::dm::{alloc as driver_alloc, query as driver_query};
+use uverbs_uapi::mlx5::object::dm::{alloc as driver_alloc, map_op_addr, query as driver_query};
 use uverbs_uapi::objects::dm::{alloc, free};
 use uverbs_uapi::objects::mr::reg_dm;
 
@@ -100,6 +100,13 @@ pub(crate) const QUERY: &[Attribute] = &[
     Attribute::output(driver_query::RESP_LENGTH, 8),
 ];
 
+pub(crate) const MAP_OPERATION: &[Attribute] = &[
+    Attribute::handle(map_op_addr::REQ_HANDLE, Kind::Dm),
+    Attribute::input(map_op_addr::REQ_OP, 1),
+    Attribute::output(map_op_addr::RESP_START_OFFSET, 8),
+    Attribute::output(map_op_addr::RESP_PAGE_INDEX, 2).optional(),
+];
+
 pub(crate) const REG: &[Attribute] = &[
     Attribute::new_handle(reg_dm::HANDLE, Kind::Mr),
     Attribute::input(reg_dm::OFFSET, 8),
@@ -162,6 +169,12 @@ pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
     call.output(driver_query::RESP_PAGE_INDEX, &index)?;
     call.output(driver_query::RESP_START_OFFSET, &0u64)?;
     call.output(driver_query::RESP_LENGTH, &length)
+}
+
+/// `MLX5_IB_METHOD_DM_MAP_OP_ADDR`: a device whose capabilities name no operations (its
+/// `memic_operations` are 0).
+pub(crate) fn map_operation(_: &mut Call<'_>) -> Result<(), Errno> {
+    Err(Errno::EOPNOTSUPP)
 }
 
 /// `UVERBS_METHOD_DM_MR_REG`.

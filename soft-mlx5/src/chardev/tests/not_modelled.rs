@@ -54,13 +54,12 @@ const METHODS: &[Group] = &[
     ),
     (
         &[
-            "MLX5_IB_METHOD_DM_MAP_OP_ADDR",
             "MLX5_IB_METHOD_GET_DATA_DIRECT_SYSFS_PATH",
             "MLX5_IB_METHOD_QUERY_PORT",
             "MLX5_IB_METHOD_VAR_OBJ_ALLOC",
             "MLX5_IB_METHOD_VAR_OBJ_DESTROY",
         ],
-        "what only some adapters have: virtio doorbells, operations on device memory, data direct, switch representors",
+        "what only some adapters have: virtio doorbells, data direct, switch representors",
     ),
 ];
 

@@ -1,0 +1,67 @@
+//! Steering anchors: names of the kernel's flow tables, for rules that a program makes by firmware
+//! commands of its own ([`Devx`](crate::devx::Devx)).
+//!
+//! No software device has these, and nothing here has been tried on an adapter: unconfirmed. The
+//! commands are libmlx5's, byte for byte (`.ci/driver-calls.c`).
+
+use uverbs_uapi::mlx5::enums::FlowTableType;
+use uverbs_uapi::mlx5::object::steering_anchor::{create, destroy};
+
+use crate::device::context::Context;
+use crate::error::{DestroyError, Result};
+use crate::host::lifetime::{Kind, Object};
+
+const KIND: Kind = Kind {
+    verb: "destroy_steering_anchor",
+    name: "steering anchor",
+    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
+};
+
+/// A flow table that rules may lead to by its number.
+#[derive(Debug)]
+pub struct SteeringAnchor {
+    object: Object<Context>,
+    id: u32,
+}
+
+impl Context {
+    /// Makes an anchor of the table of `priority`, to which the kernel adds this library's rules of
+    /// that priority.
+    ///
+    /// # Errors
+    /// `Unsupported` for a table that the device lacks, and before Linux 6.0; EPERM without
+    /// CAP_NET_RAW; other errors of the kernel.
+    #[doc(alias = "mlx5dv_create_steering_anchor")]
+    pub fn create_steering_anchor(
+        &self,
+        table: FlowTableType,
+        priority: u16,
+    ) -> Result<SteeringAnchor> {
+        use create::{Call, FT_ID, FT_TYPE, HANDLE, PRIORITY};
+        let mut id = 0u32;
+        let mut request = self.commands().request::<Call>();
+        request.new_handle(HANDLE);
+        request.constant(FT_TYPE, table.0);
+        request.value(PRIORITY, priority);
+        request.output(FT_ID, &mut id);
+        self.commands().send("create_steering_anchor", &mut request)?;
+        let handle = request.created(HANDLE).unwrap_or_default();
+        Ok(SteeringAnchor { object: Object::new(self.clone(), handle, &KIND), id })
+    }
+}
+
+impl SteeringAnchor {
+    /// The number by which firmware commands name the table.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Destroys it.
+    ///
+    /// # Errors
+    /// Errors of the kernel. It comes back unharmed.
+    #[doc(alias = "mlx5dv_destroy_steering_anchor")]
+    pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
+        self.object.destroy().map_err(|error| DestroyError::new(self, error))
+    }
+}
