@@ -19,11 +19,11 @@ crate::macros::abi_structs! {
         @24 frac: u64,
         /// Nanoseconds per tick, scaled by `shift`.
         @32 mult: u32,
-        /// Binary digits of the fraction.
+        /// Number of fraction bits in `frac` and `mult`.
         @36 shift: u32,
-        /// Which bits of a tick count matter.
+        /// The valid bits of a tick count.
         @40 mask: u64,
-        /// Nanoseconds within which the page is updated.
+        /// The kernel updates the page at least once in so many nanoseconds.
         @48 overflow_period: u64,
     }
 }

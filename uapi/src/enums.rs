@@ -78,7 +78,7 @@ crate::macros::abi_enums! {
         ETHERNET = 2 IBV_LINK_LAYER_ETHERNET,
     }
 
-    /// Number of lanes (`enum ib_port_width`).
+    /// Number of lanes (`enum ib_port_width`), as a code.
     enum PortWidth: u8 {
         X1 = 1 _,
         X2 = 16 _,
@@ -109,7 +109,7 @@ crate::macros::abi_enums! {
         XDR = 256 _,
     }
 
-    /// Transport of a queue pair.
+    /// Type of a queue pair.
     enum QpType: u8 {
         /// Reliable connected.
         RC = 2 IB_UVERBS_QPT_RC,
@@ -123,7 +123,7 @@ crate::macros::abi_enums! {
         XRC_INI = 9 IB_UVERBS_QPT_XRC_INI,
         /// XRC, receiving half.
         XRC_TGT = 10 IB_UVERBS_QPT_XRC_TGT,
-        /// A type of the driver's own (DC for mlx5).
+        /// A type that only the driver knows (DC for mlx5).
         DRIVER = 0xff IB_UVERBS_QPT_DRIVER,
     }
 
@@ -251,7 +251,8 @@ crate::macros::abi_enums! {
         SNIFFER = 3 IBV_FLOW_ATTR_SNIFFER,
     }
 
-    /// Header or action that a part of a flow rule is about; [`Self::INNER`] may be added.
+    /// The header that a specification of a flow rule matches, or the action that it takes.
+    /// [`Self::INNER`] is added for the inner header of a tunnel.
     enum FlowSpecType: u32 {
         ETH = 0x20 IBV_FLOW_SPEC_ETH,
         IPV4 = 0x30 IBV_FLOW_SPEC_IPV4,

@@ -3,7 +3,7 @@
 //! Sources: as for [`crate::enums`].
 
 crate::macros::abi_flags! {
-    /// What the core of the kernel supports.
+    /// What the kernel's RDMA core supports.
     flags CoreSupport: u64 {
         /// Unknown bits of [`AccessFlags::OPTIONAL_RANGE`] are ignored instead of refused.
         OPTIONAL_MR_ACCESS = 1 << 0 => IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS,
@@ -30,7 +30,7 @@ crate::macros::abi_flags! {
         OPTIONAL_RANGE = 0x3ff0_0000 => IB_UVERBS_ACCESS_OPTIONAL_RANGE,
     }
 
-    /// Which attributes a modify or query of a queue pair is about.
+    /// The attributes that a modify or query of a queue pair covers.
     flags QpAttrMask: u32 {
         STATE = 1 << 0 => IBV_QP_STATE,
         CUR_STATE = 1 << 1 => IBV_QP_CUR_STATE,
@@ -78,12 +78,12 @@ crate::macros::abi_flags! {
         IGNORE_OVERRUN = 1 << 1 => IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN,
     }
 
-    /// Which attributes a modify of a completion queue is about.
+    /// The attributes that a modify of a completion queue changes.
     flags CqAttrMask: u32 {
         MODERATE = 1 << 0 => IBV_CQ_ATTR_MODERATE,
     }
 
-    /// Which attributes a modify of a shared receive queue is about.
+    /// The attributes that a modify of a shared receive queue changes.
     flags SrqAttrMask: u32 {
         MAX_WR = 1 << 0 => IBV_SRQ_MAX_WR,
         LIMIT = 1 << 1 => IBV_SRQ_LIMIT,
@@ -97,7 +97,7 @@ crate::macros::abi_flags! {
         PCI_WRITE_END_PADDING = 1 << 3 => IB_UVERBS_WQ_FLAGS_PCI_WRITE_END_PADDING,
     }
 
-    /// Which attributes a modify of a work queue is about.
+    /// The attributes that a modify of a work queue changes.
     flags WqAttrMask: u32 {
         STATE = 1 << 0 => IBV_WQ_ATTR_STATE,
         CURR_STATE = 1 << 1 => IBV_WQ_ATTR_CURR_STATE,
@@ -163,7 +163,7 @@ crate::macros::abi_flags! {
         HIERARCHY_INFO_SUP = 1 << 31 => IB_UVERBS_PCF_HIERARCHY_INFO_SUP,
     }
 
-    /// What else a port is capable of.
+    /// What a port is capable of, continued (`CapabilityMask2`).
     flags PortCapFlags2: u16 {
         SET_NODE_DESC_SUP = 1 << 0 => IBV_PORT_SET_NODE_DESC_SUP,
         INFO_EXT_SUP = 1 << 1 => IBV_PORT_INFO_EXT_SUP,

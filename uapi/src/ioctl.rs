@@ -29,12 +29,12 @@ crate::macros::abi_structs! {
         @0 attr_id: crate::objects::AttrId,
         /// Length in bytes of what the attribute carries; 0 for handles and file descriptors.
         @2 len: u16,
-        /// Mandatory for the sender, valid output for the kernel.
+        /// The sender sets [`AttrFlags::MANDATORY`], the kernel [`AttrFlags::VALID_OUTPUT`].
         @4 flags: AttrFlags,
-        /// For enum attributes the element in the low byte; else zero.
+        /// The selected element of an enum attribute, in the low byte; zero for all others.
         @6 enum_id: u16 as "attr_data",
-        /// Inline input of at most eight bytes, else a pointer; for objects the handle, for file
-        /// descriptors their number, sign-extended.
+        /// Depends on the attribute: an input of at most eight bytes; the address of a longer input
+        /// or of an output; an object's handle; a file descriptor's number, sign-extended.
         @8 data: u64,
     }
 }
@@ -57,7 +57,7 @@ mod constants {
         RDMA_VERBS_IOCTL: u32 = 0xc018_1b01 RDMA_VERBS_IOCTL,
         /// The ioctl's type.
         RDMA_IOCTL_MAGIC: u8 = 0x1b RDMA_IOCTL_MAGIC,
-        /// How far to shift an id to get its namespace.
+        /// An id shifted right by this is the number of its namespace.
         ID_NS_SHIFT: u16 = 12 UVERBS_ID_NS_SHIFT,
         /// The first id of the driver's namespace.
         ID_DRIVER_NS: u16 = 0x1000 UVERBS_ID_DRIVER_NS,
@@ -67,7 +67,7 @@ mod constants {
         CMD_FLAG_EXTENDED: u32 = 0x8000_0000 IB_USER_VERBS_CMD_FLAG_EXTENDED,
         /// Bits of a write command that are its number.
         CMD_COMMAND_MASK: u32 = 0xff IB_USER_VERBS_CMD_COMMAND_MASK,
-        /// The first number that only extended commands have.
+        /// Numbers from this one on belong to extended commands only.
         CMD_THRESHOLD: u32 = 50 IB_USER_VERBS_CMD_THRESHOLD,
         /// Binary logarithm of the longest indirection table.
         MAX_LOG_IND_TBL_SIZE: u32 = 0x0d IB_USER_VERBS_MAX_LOG_IND_TBL_SIZE,

@@ -51,8 +51,8 @@ pub fn structs() -> impl Iterator<Item = &'static Struct> {
     crate::STRUCT_TABLES.iter().copied().flatten()
 }
 
-/// Every constant of the crate but the object, method and attribute ids, which
-/// [`crate::objects::all`] lists.
+/// Every constant of the crate, without the ids of objects, methods and attributes:
+/// [`crate::objects::all`] lists those.
 pub fn constants() -> impl Iterator<Item = &'static Constant> {
     crate::CONSTANT_TABLES.iter().copied().flatten()
 }

@@ -6,9 +6,9 @@
 //! code.
 //!
 //! - [`ioctl`]: the header, the attributes and the ioctl's number;
-//! - [`objects`]: every object, method and attribute id with its name, generic and ([`mlx5`]) of
-//!   the driver;
-//! - [`request`]: builds a request; [`view`]: takes one apart;
+//! - [`objects`]: the id and the name of every generic object, method and attribute; [`mlx5`] has
+//!   those of the driver;
+//! - [`request`]: builds a request; [`view`]: decodes one;
 //! - [`write`](mod@write): the commands that only exist in write form, and their structs;
 //! - [`cm`]: the connection manager's commands, structs and events;
 //! - [`enums`], [`flags`], [`event`], [`clock`]: the rest of the vocabulary;
@@ -19,8 +19,8 @@
 //! Ids and enumerations are open: a value that this crate does not know stays a value.
 //!
 //! The ids and layouts are those of the kernel headers in rdma-core 65; an older kernel knows fewer
-//! of them and answers EPROTONOSUPPORT to the rest. Structs that no side reads are left out: those
-//! for posting and polling through the kernel, which mlx5 does not need, and for IPsec.
+//! of them and answers EPROTONOSUPPORT to the rest. Structs that neither side reads are left out:
+//! those for posting and polling through the kernel, which mlx5 does not need, and for IPsec.
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -21,9 +21,9 @@
 //!
 //! # Why safe code cannot make the kernel write where it must not
 //!
-//! The kernel takes an attribute's number from the request and its meaning from its own table. Were
-//! an input stored under the number of an output, the kernel would take the input's *value* for the
-//! output's *address*. Therefore:
+//! The kernel takes an attribute's number from the request and its meaning from its own table. If
+//! a request stored an input under the number of an output, the kernel would take the input's
+//! *value* for the output's *address*. Therefore:
 //!
 //! 1. attribute constants are typed by method and kind ([`Attr`]), only this crate
 //!    makes them, and the method that stores outputs takes `Attr<M, kind::Out>` alone;
@@ -34,7 +34,7 @@
 //!    (`FromBytes`) are accepted;
 //! 4. the buffer's bytes cannot be changed by safe code except through these methods.
 //!
-//! An output cannot outlive its request, nor be looked at before the request is gone:
+//! An output has to outlive its request, and cannot be read before the request is gone:
 //!
 //! ```compile_fail,E0597
 //! # use uverbs_uapi::{enums::DriverId, objects::cq::create, request::Request};
@@ -54,10 +54,10 @@
 //! request.value(create::RESP_CQE, 0xdead_beef_u64);
 //! ```
 //!
-//! This says nothing about addresses that travel as *data*: a memory region's, a queue buffer's, a
-//! doorbell record's. Commands that carry those hand memory to the device for as long as the object
-//! lives, so the code that executes them must keep that memory alive. Executing a request is
-//! therefore not part of this crate: the channel that does it is not public.
+//! This does not cover addresses that travel as *data*: those of a memory region, a queue's buffer,
+//! a doorbell record. Commands that carry them hand memory to the device for as long as the object
+//! lives, so the code that executes them must keep that memory alive. Therefore this crate executes
+//! no requests, and the channel of `uverbs` that does is not public.
 
 use core::marker::PhantomData;
 
@@ -112,7 +112,7 @@ pub struct Request<'a, M> {
     method: PhantomData<fn() -> M>,
 }
 
-/// An attribute just stored: mandatory, unless made optional.
+/// An attribute that was just stored. It is mandatory, unless [`Stored::optional`] is called.
 pub struct Stored<'r>(&'r mut IoctlAttr);
 
 impl Stored<'_> {
@@ -152,7 +152,7 @@ impl<'a, M> Request<'a, M> {
         self.store(attr.id(), size_of::<T>() as u16, inline(value.as_bytes()))
     }
 
-    /// Stores a number: always eight bytes for the kernel.
+    /// Stores a number, which the kernel always reads as eight bytes.
     pub fn constant(&mut self, attr: Attr<M, kind::Const>, value: impl Into<u64>) -> Stored<'_> {
         self.store(attr.id(), INLINE as u16, value.into())
     }
@@ -252,8 +252,8 @@ impl<'a, M> Request<'a, M> {
         self.store(attr.id(), 0, sign_extend(fd))
     }
 
-    /// Records that the ioctl succeeded: from now on the request holds answers. The code that
-    /// executed the request calls it.
+    /// Records that the ioctl succeeded, so that the request now holds answers. The code that
+    /// executed the request calls this.
     pub fn mark_executed(&mut self) {
         self.executed = true;
     }
@@ -264,7 +264,7 @@ impl<'a, M> Request<'a, M> {
         self.answered(attr.id()).map(|attr| attr.data as u32)
     }
 
-    /// The file descriptor that the kernel has stored, from then on the caller's; `None` as for
+    /// The file descriptor that the kernel has stored; the caller owns it. `None` as for
     /// [`Self::created`].
     pub fn opened(&self, attr: Attr<M, kind::NewFd>) -> Option<i32> {
         self.answered(attr.id()).map(|attr| attr.data as i32)
@@ -309,7 +309,8 @@ impl<M> Request<'_, M> {
         Stored(attr)
     }
 
-    /// The attribute's place: the old one if it has been stored before, else a new one at the end.
+    /// Index of the attribute: that of its earlier value if there is one, else a new one at the
+    /// end.
     fn slot(&mut self, id: AttrId) -> usize {
         let count = self.count();
         let old = self.raw.attrs.iter().take(count).position(|attr| attr.attr_id == id);

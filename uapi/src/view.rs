@@ -16,8 +16,8 @@ use crate::write::WriteCmd;
 const HEADER: usize = size_of::<IoctlHdr>();
 const ATTRIBUTE: usize = size_of::<IoctlAttr>();
 
-/// Longest request that the kernel takes: one page. Pages are larger on some machines, where the
-/// kernel takes more; no method needs it.
+/// Longest request that the kernel takes: one page. A kernel with larger pages takes more, which no
+/// method needs.
 pub const LONGEST: usize = 4096;
 
 /// Why bytes are not a request.
@@ -250,8 +250,8 @@ impl AttrView {
         self.raw.enum_id.to_ne_bytes()[0]
     }
 
-    /// What it carries. An attribute that the tables do not have is taken for an input, since
-    /// nothing in the request tells.
+    /// What it carries. An attribute that the tables do not have counts as an input, because the
+    /// request itself does not say what it is.
     pub fn payload(&self) -> Payload {
         let (address, len) = (self.raw.data, self.raw.len);
         match self.info.map(|info| info.kind) {

@@ -1,9 +1,10 @@
 //! Compares every struct, constant and id of this crate with the kernel's headers, through a C
 //! compiler.
 //!
-//! A C program with one check per line is generated from the crate's own tables. What the installed
-//! headers lack makes its line fail to compile; those lines are left out of the program that runs,
-//! and must be in `NEWER`, the list of what came after Linux 6.1: a misspelt name is a failure.
+//! The test generates a C program with one check per line from the crate's own tables. The line of
+//! a name that the installed headers lack does not compile. The program that runs leaves such lines
+//! out. Their names must be in `NEWER`, the list of what came after Linux 6.1, so that a misspelt
+//! name is a failure.
 //!
 //! Without a compiler or headers the test says so and passes, unless `CI` is set.
 //! `UVERBS_KERNEL_HEADERS` names a directory with newer headers (`rdma/ib_user_verbs.h` below it).

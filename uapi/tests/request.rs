@@ -122,7 +122,8 @@ fn more_than_an_attribute_can_say_is_refused() {
     assert!(request.input_bytes(get_context::UHW_IN, &long[1..]).is_ok());
 }
 
-/// The kernel writes through the addresses alone: so does this test, for one answer of each sort.
+/// The kernel writes through the addresses alone. This test does the same, for one answer of each
+/// kind.
 #[test]
 fn answers_come_back() {
     let mut entries = 0u32;

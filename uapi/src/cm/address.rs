@@ -1,7 +1,8 @@
-//! Addresses: binding to one, resolving one, asking for both sides' addresses.
+//! Addresses: binding to one, resolving one, querying the addresses of both sides.
 //!
-//! The commands in `_IP` are the older ones: they hold an IPv4 or IPv6 address in 28 bytes. The
-//! others hold any family in 128, and check that `…_size` is the family's exact length.
+//! The older commands, [`BindIp`] and [`ResolveIp`], hold an IPv4 or IPv6 address in 28 bytes.
+//! The newer ones hold an address of any family in 128 bytes; the kernel checks that their
+//! `…_size` is the family's exact length.
 
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -19,7 +20,7 @@ pub const AF_IB: u16 = 27;
 pub const SOCKADDR_IN_LEN: u16 = 16;
 
 crate::macros::abi_structs! {
-    /// An IPv6 address, or an IPv4 one ([`SockaddrIn`]) in its first bytes; the family tells.
+    /// An IPv6 address, or an IPv4 address ([`SockaddrIn`]) in the first bytes: see `family`.
     struct SockaddrIn6 = "struct sockaddr_in6", 28 {
         /// [`AF_INET6`], or [`AF_INET`] if these bytes are a [`SockaddrIn`].
         @0 family: u16 as "sin6_family",
@@ -43,11 +44,11 @@ crate::macros::abi_structs! {
     /// Space for an address of any family.
     struct SockaddrStorage = "struct __kernel_sockaddr_storage", 128 {
         @0 family: u16 as "ss_family",
-        /// As the family has it.
+        /// Depends on the family.
         @2 data: [u8; 126] as "__data",
     }
 
-    /// Binds an idle id to an IP address; needs no answer.
+    /// Binds an idle id to an IP address; has no answer.
     struct BindIp = "struct rdma_ucm_bind_ip", 40 {
         /// Unused.
         @0 response: u64,
@@ -74,7 +75,7 @@ crate::macros::abi_structs! {
         @28 dst_addr: SockaddrIn6,
         /// The id.
         @56 id: u32,
-        /// How long a neighbour may take to answer.
+        /// Milliseconds within which the neighbour must answer.
         @60 timeout_ms: u32,
     }
 
@@ -82,13 +83,13 @@ crate::macros::abi_structs! {
     struct ResolveAddr = "struct rdma_ucm_resolve_addr", 272 {
         /// The id.
         @0 id: u32,
-        /// How long a neighbour may take to answer.
+        /// Milliseconds within which the neighbour must answer.
         @4 timeout_ms: u32,
         /// Length of the local address; 0 for none.
         @8 src_size: u16,
         /// Length of the peer's address.
         @10 dst_size: u16,
-        /// Zero, which the kernel checks.
+        /// Zero; the kernel checks it.
         @12 reserved: u32,
         @16 src_addr: SockaddrStorage,
         @144 dst_addr: SockaddrStorage,
@@ -98,7 +99,7 @@ crate::macros::abi_structs! {
     struct ResolveRoute = "struct rdma_ucm_resolve_route", 8 {
         /// The id.
         @0 id: u32,
-        /// Zero is EINVAL.
+        /// Zero fails with EINVAL.
         @4 timeout_ms: u32,
     }
 
@@ -108,7 +109,7 @@ crate::macros::abi_structs! {
         @0 response: u64,
         /// The id.
         @8 id: u32,
-        /// Which answer.
+        /// What is asked for.
         @12 option: QueryOption,
     }
 
@@ -135,8 +136,7 @@ crate::macros::abi_structs! {
     }
 }
 
-/// An InfiniBand address (`struct sockaddr_ib`, in `include/rdma/ib.h`, which no exported header
-/// has).
+/// An InfiniBand address (`struct sockaddr_ib` of `include/rdma/ib.h`; no exported header has it).
 #[derive(
     Clone,
     Copy,
@@ -161,7 +161,7 @@ pub struct SockaddrIb {
     pub addr: [u8; 16],
     /// Service id.
     pub sid: U64,
-    /// Which bits of the service id count.
+    /// The significant bits of the service id.
     pub sid_mask: U64,
     /// Scope.
     pub scope_id: u64,
@@ -196,8 +196,8 @@ impl Sockaddr for SockaddrIb {
     const FAMILY: u16 = AF_IB;
 }
 
-/// Length that the kernel demands of a family's address: `rdma_addr_size` in
-/// `drivers/infiniband/core/addr.c`.
+/// Length that the kernel requires for an address of the family (`rdma_addr_size` in
+/// `drivers/infiniband/core/addr.c`).
 pub const fn address_len(family: u16) -> Option<u16> {
     match family {
         AF_INET => Some(SOCKADDR_IN_LEN),
@@ -208,7 +208,7 @@ pub const fn address_len(family: u16) -> Option<u16> {
 }
 
 impl SockaddrStorage {
-    /// An address, the rest zero.
+    /// The address, with zeros after it.
     pub fn new<A: Sockaddr>(address: &A) -> Self {
         let mut storage = Self::default();
         storage.as_mut_bytes()[..size_of::<A>()].copy_from_slice(address.as_bytes());
@@ -236,7 +236,7 @@ fn first<A, B>((first, _): (A, B)) -> A {
 }
 
 impl QueryAddrResp {
-    /// Lengths in use, newest kernel first: whole, without `ibdev_index`. The kernel fills
-    /// `ibdev_index` if the answer's buffer reaches to its end.
+    /// Lengths in use, newest kernel first: the whole struct, then the part before `ibdev_index`.
+    /// The kernel fills `ibdev_index` if the caller's buffer has space for all of it.
     pub const LENGTHS: [usize; 2] = [size_of::<Self>(), core::mem::offset_of!(Self, ibdev_index)];
 }

@@ -1,18 +1,19 @@
-//! Connections: from listen and connect to disconnect, and what a queue pair needs on the way.
+//! Connections: listen, connect, accept, reject and disconnect, and the queue pair's attributes.
 
 use super::{MAX_PRIVATE_DATA, RejectReason};
 use crate::enums::EventType;
 
 crate::macros::abi_structs! {
-    /// Parameters of a connection. In a request they are the caller's, in an event the peer's,
-    /// mirrored: `responder_resources` is then the peer's `initiator_depth`, and the reverse.
+    /// Parameters of a connection: the caller's in a request, the peer's in an event. In an event,
+    /// `responder_resources` is the peer's `initiator_depth`, and the reverse.
     struct ConnParam = "struct rdma_ucm_conn_param", 272 {
         /// Queue pair number.
         @0 qp_num: u32,
         /// Q_Key, for UD.
         @4 qkey: u32,
         @8 private_data: [u8; MAX_PRIVATE_DATA],
-        /// Bytes of private data. In an event, the size of the message's field, zero padded.
+        /// Bytes of private data. In an event, the size of the field in the CM message: what the
+        /// peer sent, padded with zeros.
         @264 private_data_len: u8,
         /// 1 if the queue pair has a shared receive queue.
         @265 srq: u8,
@@ -20,13 +21,13 @@ crate::macros::abi_structs! {
         @266 responder_resources: u8,
         /// RDMA reads and atomics to have in flight at the peer.
         @267 initiator_depth: u8,
-        /// End-to-end flow control; carried, without effect.
+        /// End-to-end flow control; the message carries it, and it has no effect.
         @268 flow_control: u8,
         /// Retries after a timeout, 0..=7.
         @269 retry_count: u8,
         /// Retries after RNR, 0..=7, 7 for ever.
         @270 rnr_retry_count: u8,
-        /// 1 if the rest means something.
+        /// 1 if the other fields are valid.
         @271 valid: u8,
     }
 
@@ -47,17 +48,19 @@ crate::macros::abi_structs! {
         @280 ece: Ece,
     }
 
-    /// Listens. An idle id is bound to any address and port first.
+    /// Listens. The kernel first binds an idle id to any address and a free port.
     struct Listen = "struct rdma_ucm_listen", 8 {
         /// The id.
         @0 id: u32,
-        /// Requests that may wait to be fetched; 0 or too many for the host's limit.
+        /// Requests that may wait to be fetched. 0, or a number above the host's limit, selects
+        /// that limit.
         @4 backlog: u32,
     }
 
     /// Accepts: on the passive side REP or SIDR_REP, on the active side RTU (with `valid` 0).
     struct Accept = "struct rdma_ucm_accept", 296 {
-        /// The user's own value, which the id's events carry from now on. 0 suppresses them.
+        /// The user's own value, which the id's events carry from now on. With 0 the id has no
+        /// events.
         @0 uid: u64,
         @8 conn_param: ConnParam,
         /// The id.
@@ -86,7 +89,7 @@ crate::macros::abi_structs! {
         @0 id: u32,
     }
 
-    /// Asks for the attributes of a queue pair's next state. The answer is a
+    /// Asks for the attributes with which a queue pair enters a state. The answer is a
     /// [`QpAttr`](crate::write::qp::QpAttr).
     struct InitQpAttr = "struct rdma_ucm_init_qp_attr", 16 {
         /// Where the answer goes.
@@ -97,7 +100,7 @@ crate::macros::abi_structs! {
         @12 qp_state: u32,
     }
 
-    /// Tells the connection manager of a queue pair's event.
+    /// Reports an event of a queue pair to the connection manager.
     struct Notify = "struct rdma_ucm_notify", 8 {
         /// The id.
         @0 id: u32,
@@ -107,8 +110,9 @@ crate::macros::abi_structs! {
 }
 
 impl Connect {
-    /// Lengths in use, newest kernel first: whole, without `ece`. The kernel reads `ece` if
-    /// [`CmdHdr::input`](super::CmdHdr::input) covers it; less than the rest is EINVAL.
+    /// Lengths in use, newest kernel first: the whole struct, then the part before `ece`. The
+    /// kernel reads `ece` if [`CmdHdr::input`](super::CmdHdr::input) covers it. A length below both
+    /// is EINVAL.
     pub const LENGTHS: [usize; 2] = [size_of::<Self>(), core::mem::offset_of!(Self, ece)];
 }
 

@@ -15,9 +15,9 @@ crate::macros::abi_enums! {
         ADDR_ERROR = 1 RDMA_CM_EVENT_ADDR_ERROR,
         ROUTE_RESOLVED = 2 RDMA_CM_EVENT_ROUTE_RESOLVED,
         ROUTE_ERROR = 3 RDMA_CM_EVENT_ROUTE_ERROR,
-        /// A peer wants to connect: a new id.
+        /// A peer wants to connect; the event has a new id for the connection.
         CONNECT_REQUEST = 4 RDMA_CM_EVENT_CONNECT_REQUEST,
-        /// The peer accepted: queue pair to RTS, then accept.
+        /// The peer accepted: move the queue pair to RTS, then accept.
         CONNECT_RESPONSE = 5 RDMA_CM_EVENT_CONNECT_RESPONSE,
         CONNECT_ERROR = 6 RDMA_CM_EVENT_CONNECT_ERROR,
         /// The peer did not answer, or refused a UD request.
@@ -25,7 +25,7 @@ crate::macros::abi_enums! {
         REJECTED = 8 RDMA_CM_EVENT_REJECTED,
         ESTABLISHED = 9 RDMA_CM_EVENT_ESTABLISHED,
         DISCONNECTED = 10 RDMA_CM_EVENT_DISCONNECTED,
-        /// The device goes: destroy the id.
+        /// The device is being removed: destroy the id.
         DEVICE_REMOVAL = 11 RDMA_CM_EVENT_DEVICE_REMOVAL,
         MULTICAST_JOIN = 12 RDMA_CM_EVENT_MULTICAST_JOIN,
         MULTICAST_ERROR = 13 RDMA_CM_EVENT_MULTICAST_ERROR,
@@ -35,14 +35,14 @@ crate::macros::abi_enums! {
         TIMEWAIT_EXIT = 15 RDMA_CM_EVENT_TIMEWAIT_EXIT,
         ADDRINFO_RESOLVED = 16 RDMA_CM_EVENT_ADDRINFO_RESOLVED,
         ADDRINFO_ERROR = 17 RDMA_CM_EVENT_ADDRINFO_ERROR,
-        /// A program's own, by [`WriteCmEvent`].
+        /// Queued by a program, with [`WriteCmEvent`].
         USER = 18 RDMA_CM_EVENT_USER,
-        /// A library's own, by [`WriteCmEvent`].
+        /// Queued by a library, with [`WriteCmEvent`].
         INTERNAL = 19 RDMA_CM_EVENT_INTERNAL,
     }
 }
 
-/// Bytes of an event's parameters: those of the larger kind.
+/// Bytes of an event's parameters: the size of the larger of the two structs.
 pub const PARAM_LEN: usize = size_of::<UdParam>();
 
 crate::macros::abi_structs! {
@@ -53,13 +53,14 @@ crate::macros::abi_structs! {
         @4 qkey: u32,
         @8 ah_attr: AhAttr,
         @40 private_data: [u8; MAX_PRIVATE_DATA],
-        /// The size of the message's field, zero padded.
+        /// The size of the field in the CM message: what the peer sent, padded with zeros.
         @296 private_data_len: u8,
         /// Zero.
         @297 reserved: [u8; 7],
     }
 
-    /// Fetches the next event, or waits for one unless the file is non-blocking (EAGAIN).
+    /// Fetches the next event. If there is none, waits for it; a non-blocking file fails with
+    /// EAGAIN.
     struct GetEvent = "struct rdma_ucm_get_event", 8 {
         /// Where the answer goes.
         @0 response: u64,
@@ -81,7 +82,7 @@ crate::macros::abi_structs! {
         @328 ece: Ece,
     }
 
-    /// Queues an event of the caller's own. After Linux 6.12.
+    /// Queues an event that the caller describes. Kernels newer than Linux 6.12 have it.
     struct WriteCmEvent = "struct rdma_ucm_write_cm_event", 320 {
         /// The id.
         @0 id: u32,
@@ -96,8 +97,8 @@ crate::macros::abi_structs! {
 }
 
 impl EventResp {
-    /// Lengths in use, newest kernel first: whole, without `ece` and `reserved`. A buffer shorter
-    /// than the second is ENOSPC.
+    /// Lengths in use, newest kernel first: the whole struct, then the part before `reserved`. A
+    /// buffer shorter than the second fails with ENOSPC.
     pub const LENGTHS: [usize; 2] = [size_of::<Self>(), offset_of!(Self, reserved)];
 
     /// The status with its sign: a negative errno for [`EventType::ADDR_ERROR`],

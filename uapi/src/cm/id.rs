@@ -1,10 +1,10 @@
-//! Ids: what they are made of, where they belong, their options.
+//! Ids: creating, destroying, moving to another file, options.
 
 use super::{OptionLevel, PortSpace};
 use crate::enums::QpType;
 
 crate::macros::abi_structs! {
-    /// Makes an id.
+    /// Creates an id.
     struct CreateId = "struct rdma_ucm_create_id", 24 {
         /// The user's own value; comes back in the id's events.
         @0 uid: u64,
@@ -20,11 +20,11 @@ crate::macros::abi_structs! {
 
     /// The new id, or the new membership of a multicast group.
     struct CreateIdResp = "struct rdma_ucm_create_id_resp", 4 {
-        /// The lowest number free, over all processes.
+        /// The lowest free number among the ids of all processes.
         @0 id: u32,
     }
 
-    /// Destroys an id. Peers of an established one are told so.
+    /// Destroys an id. If it is connected, the peer is notified.
     struct DestroyId = "struct rdma_ucm_destroy_id", 16 {
         /// Where the answer goes.
         @0 response: u64,
@@ -34,23 +34,23 @@ crate::macros::abi_structs! {
         @12 reserved: u32,
     }
 
-    /// How many events of an id were fetched before it went.
+    /// How many events of an id were fetched before it was destroyed.
     struct DestroyIdResp = "struct rdma_ucm_destroy_id_resp", 4 {
         /// Events fetched; events still queued are dropped and do not count.
         @0 events_reported: u32,
     }
 
-    /// Moves an id, with its queued events, to the file that this is written to.
+    /// Moves an id, with its queued events, to the file that this command is written to.
     struct MigrateId = "struct rdma_ucm_migrate_id", 16 {
         /// Where the answer goes.
         @0 response: u64,
         /// The id.
         @8 id: u32,
-        /// Descriptor of the file that has it.
+        /// Descriptor of the file that has the id now.
         @12 fd: u32,
     }
 
-    /// How many events of an id were fetched through the file that it left.
+    /// How many events of an id were fetched through its former file.
     struct MigrateResp = "struct rdma_ucm_migrate_resp", 4 {
         /// Events fetched.
         @0 events_reported: u32,
@@ -62,7 +62,7 @@ crate::macros::abi_structs! {
         @0 optval: u64,
         /// The id.
         @8 id: u32,
-        /// What `optname` counts.
+        /// Selects the enumeration that `optname` belongs to.
         @12 level: OptionLevel,
         /// An [`IdOption`](super::IdOption) or an [`IbOption`](super::IbOption).
         @16 optname: u32,

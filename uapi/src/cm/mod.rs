@@ -3,16 +3,16 @@
 //!
 //! Unlike the verbs, these commands travel through `write(2)`: a [`CmdHdr`], then the body. The
 //! kernel puts the answer where the body's `response` field points, and write returns the length it
-//! was given. One open file is one event channel: it has its ids and one queue of events.
+//! was given. One open file is one event channel, with its own ids and one queue of events.
 //!
-//! Each module holds the structs of one topic. A body that implements [`Command`] knows its number
-//! and its answer; [`Message`] puts the header in front of it. Events come through
-//! [`event::GetEvent`]; `read(2)` fails with EINVAL.
+//! Each module holds the structs of one topic. [`Command`] gives the number and the answer of a
+//! body; [`Message`] puts the header in front of it. [`event::GetEvent`] fetches events: `read(2)`
+//! fails with EINVAL.
 //!
-//! The kernel copies a whole struct whatever [`CmdHdr::input`] says, for all commands but
-//! [`connect::Connect`] and [`connect::Accept`]: a client sends whole structs. An answer may be
-//! shorter than its struct, if the caller's buffer is, or if the kernel is older; `LENGTHS` lists
-//! the lengths in use.
+//! A client sends whole structs, because the kernel copies a whole struct whatever
+//! [`CmdHdr::input`] says. Only [`connect::Connect`] and [`connect::Accept`] may be shorter. An
+//! answer is shorter than its struct if the caller's buffer is, or if the kernel is older;
+//! `LENGTHS` lists the lengths in use.
 
 pub mod address;
 pub mod connect;
@@ -28,7 +28,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// `class/misc/rdma_cm/abi_version`.
 pub const ABI_VERSION: u32 = 4;
 
-/// Bytes of private data that a body can hold. A message on the wire holds fewer.
+/// Bytes of private data that a body can hold. A CM message holds fewer.
 pub const MAX_PRIVATE_DATA: usize = 256;
 
 pub(crate) const PLAIN: &[crate::layout::Constant] = &[
@@ -52,7 +52,7 @@ crate::macros::abi_enums! {
         DISCONNECT = 10 RDMA_USER_CM_CMD_DISCONNECT,
         INIT_QP_ATTR = 11 RDMA_USER_CM_CMD_INIT_QP_ATTR,
         GET_EVENT = 12 RDMA_USER_CM_CMD_GET_EVENT,
-        /// Without a handler in the kernel: ENOSYS.
+        /// The kernel has no handler for it: ENOSYS.
         GET_OPTION = 13 RDMA_USER_CM_CMD_GET_OPTION,
         SET_OPTION = 14 RDMA_USER_CM_CMD_SET_OPTION,
         NOTIFY = 15 RDMA_USER_CM_CMD_NOTIFY,
@@ -63,9 +63,9 @@ crate::macros::abi_enums! {
         BIND = 20 RDMA_USER_CM_CMD_BIND,
         RESOLVE_ADDR = 21 RDMA_USER_CM_CMD_RESOLVE_ADDR,
         JOIN_MCAST = 22 RDMA_USER_CM_CMD_JOIN_MCAST,
-        /// After Linux 6.12, which answers EINVAL.
+        /// Kernels newer than Linux 6.12 have it; older ones answer EINVAL.
         RESOLVE_IB_SERVICE = 23 RDMA_USER_CM_CMD_RESOLVE_IB_SERVICE,
-        /// After Linux 6.12, which answers EINVAL.
+        /// Kernels newer than Linux 6.12 have it; older ones answer EINVAL.
         WRITE_CM_EVENT = 24 RDMA_USER_CM_CMD_WRITE_CM_EVENT,
     }
 
@@ -73,7 +73,7 @@ crate::macros::abi_enums! {
     enum PortSpace: u16 {
         /// UD over IPoIB.
         IPOIB = 0x0002 RDMA_PS_IPOIB,
-        /// Any QP type, which the id names itself.
+        /// Any QP type: [`id::CreateId`] names it.
         IB = 0x013f RDMA_PS_IB,
         /// RC.
         TCP = 0x0106 RDMA_PS_TCP,
@@ -89,11 +89,11 @@ crate::macros::abi_enums! {
         PATH = 1 RDMA_USER_CM_QUERY_PATH,
         /// [`address::QueryAddrResp`] with GIDs as [`address::SockaddrIb`].
         GID = 2 RDMA_USER_CM_QUERY_GID,
-        /// [`service::QueryIbServiceResp`]; after Linux 6.12.
+        /// [`service::QueryIbServiceResp`]; kernels newer than Linux 6.12 have it.
         IB_SERVICE = 3 RDMA_USER_CM_QUERY_IB_SERVICE,
     }
 
-    /// Level of an option: what its number counts.
+    /// Level of an option: the enumeration that its number belongs to.
     enum OptionLevel: u32 {
         /// An [`IdOption`].
         ID = 0 RDMA_OPTION_ID,
@@ -132,7 +132,7 @@ crate::macros::abi_enums! {
     /// Why a connection is refused. User space may only send these two (`ucma_reject`); their
     /// values are `IB_CM_REJ_…` of `include/rdma/ib_cm.h`.
     enum RejectReason: u8 {
-        /// The consumer's own reason; its private data say more.
+        /// The program has a reason of its own, which its private data may explain.
         CONSUMER_DEFINED = 28 _,
         /// Enhanced connection establishment: the vendor's option is not supported.
         VENDOR_OPTION_NOT_SUPPORTED = 35 _,
@@ -140,11 +140,11 @@ crate::macros::abi_enums! {
 }
 
 crate::macros::abi_structs! {
-    /// In front of every body.
+    /// The header in front of every body.
     struct CmdHdr = "struct rdma_ucm_cmd_hdr", 8 {
         /// The command.
         @0 cmd: Cmd,
-        /// Bytes of body. More than were written is EINVAL.
+        /// Bytes of the body. More than `write(2)` was given is EINVAL.
         @4 input: u16 as "in",
         /// Bytes of the buffer at the body's response address. Too few is ENOSPC.
         @6 output: u16 as "out",
@@ -158,8 +158,8 @@ pub trait Command: IntoBytes + FromBytes + Immutable + KnownLayout {
     /// What the kernel writes to the body's response address; `()` where there is none.
     type Response: FromBytes + IntoBytes;
 
-    /// Has the body name `length` bytes of memory at `address`: the place of its answer or, of
-    /// [`Cmd::SET_OPTION`], the value. Bodies that name no memory stay as they are.
+    /// Stores `address` and `length` of the memory that the body points to: that of its answer or,
+    /// for [`Cmd::SET_OPTION`], that of the value. Other bodies do not change.
     fn name_memory(&mut self, address: u64, length: usize);
 }
 
@@ -226,8 +226,8 @@ impl Message {
         Self::with_output(body, size_of::<C::Response>())
     }
 
-    /// The command, with a buffer of `output` bytes for its answer: [`Cmd::QUERY`] has answers of
-    /// several types. A length beyond 65535 is cut to that.
+    /// The command, with a buffer of `output` bytes for its answer, because [`Cmd::QUERY`] has
+    /// answers of several types. A length above 65535 becomes 65535.
     pub fn with_output<C: Command>(body: &C, output: usize) -> Self {
         let header = CmdHdr {
             cmd: C::COMMAND,

@@ -33,7 +33,7 @@ crate::macros::abi_structs! {
     struct LeaveMcast = "struct rdma_ucm_destroy_id", 16 {
         /// Where the answer goes.
         @0 response: u64,
-        /// The membership's number, from a table of its own.
+        /// The membership's number. Memberships and ids are numbered separately.
         @8 id: u32,
         /// Zero.
         @12 reserved: u32,

@@ -5,7 +5,7 @@ use zerocopy::big_endian::{U16, U32, U64};
 use super::address::SockaddrIn6;
 
 crate::macros::abi_enums! {
-    /// What a path is for, a set of bits.
+    /// What a path is used for: a set of bits.
     enum PathFlags: u32 {
         /// For management datagrams.
         GMP = 1 IB_PATH_GMP,
@@ -17,7 +17,7 @@ crate::macros::abi_enums! {
         OUTBOUND = 8 IB_PATH_OUTBOUND,
         /// From the peer to here.
         INBOUND = 16 IB_PATH_INBOUND,
-        /// From the peer to here, described as seen from here.
+        /// From the peer to here; the record describes the opposite direction.
         INBOUND_REVERSE = 32 IB_PATH_INBOUND_REVERSE,
         /// Both directions: `OUTBOUND` and `INBOUND_REVERSE`.
         BIDIRECTIONAL = 40 IB_PATH_BIDIRECTIONAL,
@@ -55,9 +55,9 @@ crate::macros::abi_structs! {
         @56 numb_path: u8,
         /// Service level.
         @57 sl: u8,
-        /// How the MTU is meant: 2 is exactly.
+        /// How `mtu` is meant: 2 is exactly.
         @58 mtu_selector: u8,
-        /// How the rate is meant.
+        /// How `rate` is meant.
         @59 rate_selector: u8,
         /// A [`Rate`](crate::enums::Rate) code.
         @60 rate: u8,
@@ -68,7 +68,7 @@ crate::macros::abi_structs! {
         @63 preference: u8,
     }
 
-    /// A path record as it travels in datagrams, packed, with what it is for.
+    /// A path record in the packed form of management datagrams, and what it is used for.
     struct PathRecData = "struct ib_path_rec_data", 72 {
         @0 flags: PathFlags,
         /// Zero.
@@ -120,6 +120,6 @@ crate::macros::abi_structs! {
 }
 
 impl QueryRouteResp {
-    /// Lengths in use, newest kernel first: whole, without `ibdev_index`.
+    /// Lengths in use, newest kernel first: the whole struct, then the part before `ibdev_index`.
     pub const LENGTHS: [usize; 2] = [size_of::<Self>(), core::mem::offset_of!(Self, ibdev_index)];
 }

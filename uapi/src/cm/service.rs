@@ -1,4 +1,4 @@
-//! Service records of the subnet administration. After Linux 6.12.
+//! Service records of the subnet administration; kernels newer than Linux 6.12 have them.
 
 use zerocopy::big_endian::{U16, U32, U64};
 
@@ -12,7 +12,7 @@ crate::macros::abi_constants! {
 }
 
 crate::macros::abi_structs! {
-    /// Which service.
+    /// Names a service.
     struct IbService = "struct rdma_ucm_ib_service", 80 {
         @0 service_id: u64,
         @8 service_name: [u8; SERVICE_NAME_SIZE],

@@ -1,7 +1,7 @@
 //! Contexts.
 //!
-//! Kernels refuse what they do not know unless it is zero, hence
-//! [`LENGTHS`](AllocUcontextReqV2::LENGTHS) to be tried in turn.
+//! A kernel refuses a request that is longer than it knows, unless the rest is zero. A client
+//! therefore tries the [`LENGTHS`](AllocUcontextReqV2::LENGTHS) in turn.
 
 use crate::mlx5::enums::InlineMode;
 use crate::mlx5::flags::{
@@ -14,7 +14,7 @@ crate::macros::abi_structs! {
     struct AllocUcontextReq = "struct mlx5_ib_alloc_ucontext_req", 8 {
         /// BlueFlame registers asked for.
         @0 total_num_bfregs: u32,
-        /// How many of them serve one queue each.
+        /// How many of them are dedicated to one queue each.
         @4 num_low_latency_bfregs: u32,
     }
 
@@ -22,7 +22,7 @@ crate::macros::abi_structs! {
     struct AllocUcontextReqV2 = "struct mlx5_ib_alloc_ucontext_req_v2", 32 {
         /// BlueFlame registers asked for.
         @0 total_num_bfregs: u32,
-        /// How many of them serve one queue each.
+        /// How many of them are dedicated to one queue each.
         @4 num_low_latency_bfregs: u32,
         @8 flags: AllocUcontextFlags,
         /// Which optional fields are valid.
@@ -81,8 +81,8 @@ crate::macros::abi_structs! {
 }
 
 impl AllocUcontextReqV2 {
-    /// Lengths in bytes to try, newest kernel first: whole, without `lib_caps`, without
-    /// `max_cqe_version` (as libmlx5 does).
+    /// Lengths in bytes to try, as libmlx5 does, newest kernel first: the whole struct, the part
+    /// before `lib_caps`, the part before `max_cqe_version`.
     pub const LENGTHS: [usize; 3] = [
         size_of::<Self>(),
         core::mem::offset_of!(Self, lib_caps),

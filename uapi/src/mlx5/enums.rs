@@ -67,9 +67,9 @@ crate::macros::abi_enums! {
 }
 
 impl MmapCommand {
-    /// The offset for `mmap`, in bytes: the command in bits 8 and above of the page number, and
-    /// `index` split around it (`mlx5_ib_mmap` in `hw/mlx5/main.c`; an index above 255 continues at
-    /// bit 16).
+    /// The offset for `mmap`, in bytes. The command is in bits 8 to 15 of the page number, the low
+    /// byte of `index` is below it, and the rest of `index` begins at bit 16 (`mlx5_ib_mmap` in
+    /// `hw/mlx5/main.c`).
     pub const fn offset(self, index: u16, page_size: u64) -> u64 {
         let low = index as u64 & 0xff;
         let high = (index as u64 >> 8) << 16;

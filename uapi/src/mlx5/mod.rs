@@ -1,8 +1,8 @@
 //! The mlx5 driver's part of the ABI: its objects and methods, and the private structs that travel
 //! as `UHW_IN` and `UHW_OUT`.
 //!
-//! The structs grew over time. A kernel ignores what it does not know at the end of a request if
-//! that is zero, and fills as much of an answer as both sides know.
+//! The structs grew over time. A kernel that knows a shorter request ignores the rest if it is
+//! zero. It fills as much of an answer as both sides know.
 
 mod driver_objects;
 mod objects;
@@ -19,8 +19,8 @@ pub mod qp;
 pub mod srq;
 pub mod wq;
 
-/// What mlx5 adds to the generic objects, and the objects that only mlx5 has: as
-/// [`crate::objects`], with ids of the driver's namespace.
+/// What mlx5 adds to the generic objects, and the objects that only mlx5 has. The shape is that of
+/// [`crate::objects`], the ids are in the driver's namespace.
 pub mod object {
     pub use super::driver_objects::{
         devx, devx_async_cmd_fd, devx_async_event_fd, devx_obj, devx_umem, flow_matcher, pp,

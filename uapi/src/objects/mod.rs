@@ -1,9 +1,9 @@
 //! Objects, their methods and the methods' attributes: ids, kinds and names.
 //!
-//! A method is found at its path: [`cq::create`] holds the id [`METHOD`](cq::create::METHOD), the
-//! marker type [`Call`](cq::create::Call) and one constant per attribute. An attribute constant
-//! knows its method and what it carries ([`kind`]), so that an input cannot be passed where the
-//! kernel would take it for the address of an output.
+//! Each method is a module: [`cq::create`] holds the id [`METHOD`](cq::create::METHOD), the marker
+//! type [`Call`](cq::create::Call) and one constant per attribute. The type of an attribute
+//! constant has the method and what the attribute carries ([`kind`]), so that an input cannot be
+//! passed where the kernel would take it for the address of an output.
 //!
 //! Ids: `ib_user_ioctl_cmds.h`. What an attribute carries and whether it is required: the method
 //! declarations in `drivers/infiniband/core/uverbs_std_types_*.c` (Linux 6.12); for what is newer
@@ -40,7 +40,7 @@ macro_rules! id {
 }
 
 id! {
-    /// A kind of object. Displays as its name, driver ids being taken for mlx5's.
+    /// A kind of object. Displays as its name; an id of a driver's namespace counts as mlx5's.
     ObjectId
 }
 id! {
@@ -53,7 +53,7 @@ id! {
 }
 
 impl ObjectId {
-    /// The object's name, driver ids being taken for mlx5's.
+    /// The object's name; an id of a driver's namespace counts as mlx5's.
     pub fn name(self) -> Option<&'static str> {
         find_object(DriverId::MLX5, self).map(|object| object.name)
     }
@@ -238,7 +238,8 @@ const fn most(tables: &[&[ObjectInfo]]) -> usize {
 }
 
 /// Every object of the generic namespace, then for mlx5 the objects that the driver extends or
-/// adds; an extended object appears in both parts, each with its own methods and attributes.
+/// adds. An extended object appears twice: with its generic methods and attributes, and with those
+/// of the driver.
 pub fn all(driver: DriverId) -> impl Iterator<Item = &'static ObjectInfo> {
     let of_driver = if driver == DriverId::MLX5 { crate::mlx5::OBJECTS } else { &[] };
     GENERIC.iter().chain(of_driver).copied().flatten()

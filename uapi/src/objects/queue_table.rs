@@ -1,4 +1,4 @@
-//! Queues and what is attached to them.
+//! Queues, indirection tables, address handles and XRC domains.
 
 use super::macros::objects;
 

@@ -23,7 +23,7 @@ crate::macros::abi_structs! {
     struct CreateCqResp = "struct ib_uverbs_create_cq_resp", 8 {
         /// Handle of the completion queue.
         @0 cq_handle: u32,
-        /// Entries it has.
+        /// Entries granted.
         @4 cqe: u32,
     }
 
@@ -66,7 +66,7 @@ crate::macros::abi_structs! {
 
     /// The new size.
     struct ResizeCqResp = "struct ib_uverbs_resize_cq_resp", 8 {
-        /// Entries it has.
+        /// Entries granted.
         @0 cqe: u32,
         /// Zero.
         @4 reserved: u32,
@@ -90,7 +90,7 @@ crate::macros::abi_structs! {
         @12 reserved: u32,
     }
 
-    /// Events handed out for the queue, for the caller to wait until all are acknowledged.
+    /// Events handed out for the queue. The caller waits until all are acknowledged.
     struct DestroyCqResp = "struct ib_uverbs_destroy_cq_resp", 8 {
         /// Completion events.
         @0 comp_events_reported: u32,

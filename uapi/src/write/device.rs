@@ -140,7 +140,7 @@ crate::macros::abi_structs! {
         /// Bytes of the answer that the kernel filled in.
         @180 response_length: u32,
         @184 odp_caps: OdpCaps,
-        /// Which bits of a completion timestamp count.
+        /// The valid bits of a completion timestamp.
         @208 timestamp_mask: u64,
         /// Frequency of the device clock in kHz.
         @216 hca_core_clock: u64,
@@ -185,7 +185,7 @@ crate::macros::abi_structs! {
         @26 state: PortState,
         @27 max_mtu: Mtu,
         @28 active_mtu: Mtu,
-        /// How many low bits of the LID select a path.
+        /// LMC: how many low bits of the LID select a path.
         @29 lmc: u8,
         @30 max_vl_num: u8,
         @31 sm_sl: u8,

@@ -1,4 +1,4 @@
-//! Flow rules and the parts that they are made of.
+//! Flow rules and their specifications.
 
 use zerocopy::big_endian::{U16, U32};
 
@@ -6,10 +6,10 @@ use crate::enums::{FlowAttrType, FlowSpecType};
 use crate::flags::FlowFlags;
 
 crate::macros::abi_structs! {
-    /// Head of a part.
+    /// Head of a specification.
     struct FlowSpecHdr = "struct ib_uverbs_flow_spec_hdr", 8 {
         @0 kind: FlowSpecType as "type",
-        /// Bytes of this part.
+        /// Bytes of this specification.
         @4 size: u16,
         /// Zero.
         @6 reserved: u16,
@@ -134,14 +134,14 @@ crate::macros::abi_structs! {
         @0 label: U32,
     }
 
-    /// Head of a rule; its parts follow.
+    /// Head of a rule; its specifications follow.
     struct FlowAttr = "struct ib_uverbs_flow_attr", 16 {
         @0 kind: FlowAttrType as "type",
-        /// Bytes of the parts.
+        /// Bytes of the specifications.
         @4 size: u16,
-        /// Smaller wins.
+        /// The rule with the smaller number comes first.
         @6 priority: u16,
-        /// How many parts.
+        /// Number of specifications.
         @8 num_of_specs: u8,
         /// Zero.
         @9 reserved: [u8; 2],

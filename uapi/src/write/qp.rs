@@ -309,7 +309,7 @@ crate::macros::abi_structs! {
         @0 gid: [u8; 16],
         /// Handle of the queue pair.
         @16 qp_handle: u32,
-        /// Its LID.
+        /// LID of the group.
         @20 mlid: u16,
         /// Zero.
         @22 reserved: u16,
@@ -321,13 +321,13 @@ crate::macros::abi_structs! {
         @0 gid: [u8; 16],
         /// Handle of the queue pair.
         @16 qp_handle: u32,
-        /// Its LID.
+        /// LID of the group.
         @20 mlid: u16,
         /// Zero.
         @22 reserved: u16,
     }
 
-    /// Attributes as the connection manager (`rdma_ucm`) gives them.
+    /// Attributes in the form of the connection manager (`rdma_ucm`).
     struct QpAttr = "struct ib_uverbs_qp_attr", 144 {
         @0 qp_attr_mask: QpAttrMask,
         @4 qp_state: u32,

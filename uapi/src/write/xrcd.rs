@@ -5,7 +5,7 @@ crate::macros::abi_structs! {
     struct OpenXrcd = "struct ib_uverbs_open_xrcd", 16 {
         /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
-        /// File whose inode names the domain, all ones for a private one.
+        /// File whose inode identifies the domain; all ones for a private domain.
         @8 fd: u32,
         /// `O_CREAT` and `O_EXCL`.
         @12 oflags: u32,

@@ -1,4 +1,4 @@
-//! What headers of Linux 6.1, the oldest that the layout test is run with, do not have yet.
+//! Names that the headers of Linux 6.1 do not have, the oldest that the layout test runs with.
 
 /// Constants, ids, structs (by name) and struct fields added after Linux 6.1.
 pub(crate) const NEWER: &[&str] = &[
