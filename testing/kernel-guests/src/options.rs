@@ -65,7 +65,7 @@ impl Options {
     }
 }
 
-/// Tests that go together.
+/// A group of tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Group {
     /// Debian's own programs

@@ -28,7 +28,7 @@ pub(crate) fn build_tests(workspace: &Path, pattern: &str) -> Result<Vec<Program
     cargo(workspace, &library, "test")
 }
 
-/// Builds those of the command.
+/// Builds the end-to-end tests of the command.
 pub(crate) fn build_command_tests(workspace: &Path) -> Result<Vec<Program>> {
     cargo(workspace, &COMMAND_TESTS, "test")
 }
@@ -65,7 +65,7 @@ pub(crate) fn build_drop_in(directory: &Path) -> Result<PathBuf> {
 
 const IBVERBS: &str = "libibverbs.so.1";
 
-/// The C library that comes with it.
+/// Which C library the guest gets with the drop-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DropIn {
     /// The host's C library, which may be newer than the guest's.
@@ -74,7 +74,7 @@ pub(crate) enum DropIn {
     Alone,
 }
 
-/// Puts that library into `archive`, in `/drop-in`.
+/// Puts the drop-in into `archive`, in `/drop-in`.
 pub(crate) fn add_drop_in(archive: &mut Initramfs, library: &Path, kind: DropIn) -> Result<()> {
     archive.copy(&format!("{DROP_IN}/{IBVERBS}"), library)?;
     archive.symlink(&format!("{DROP_IN}/libmlx5.so.1"), IBVERBS);

@@ -160,7 +160,8 @@ fn first_program() -> Test {
     Test::new("a first program", &both("ibv_rc_pingpong $G -n 10"), SHORT)
 }
 
-/// Compares the kernel's answers with the recorded ones. `told`: prints them on the console, too.
+/// Compares the kernel's answers with the recorded ones. With `told`, it also prints them on the
+/// console.
 pub(crate) fn record(told: bool) -> Vec<Test> {
     let script = if told { "own_test record --show-output" } else { "own_test record" };
     vec![first_program(), Test::new("uverbs: record", script, LONG)]
@@ -181,7 +182,7 @@ pub(crate) fn command_tests() -> Vec<Test> {
     }
     tests.extend(mixed());
     let script = killed("RTS.*uverbs", "uverbs pingpong --iters 100000000");
-    tests.push(Test::new("uverbs killed under way", &script, SHORT));
+    tests.push(Test::new("uverbs killed while it runs", &script, SHORT));
     tests
 }
 
@@ -442,7 +443,7 @@ const RXE_PINGPONGS: &[&str] = &[
 ];
 
 /// READs and atomics ask for 16 at a time. perftest asks for as many as the peer's device allows,
-/// which is 128 for rxe: more than an mlx5 device may have under way.
+/// which is 128 for rxe: more than an mlx5 device may have in flight.
 const RXE_PERFTESTS: &[&str] = &[
     "ib_send_lat -n 100",
     "ib_send_lat -n 100 -c UD -s 1000",
@@ -472,13 +473,14 @@ const REPAIR: &str = "; status=$?
 /sbin/tc qdisc del dev v0 root; soft /sbin/tc qdisc del dev v1 root
 [ $status = 0 ]";
 
-/// What [`crate::figures`] reads: three runs of each case, in turn. Between two software devices
-/// packets take the way through the loopback interface of their network namespace, and so do those
-/// of the program that sends as much by UDP alone. Within rxe they do not leave its module: it is
-/// at the initial namespace's addresses only, and between two of those it finds no neighbour.
+/// What [`crate::figures`] reads: three runs of each case, in turn. Packets between two software
+/// devices go through the loopback interface of their network namespace, and so do the packets of
+/// the program that sends as much by UDP alone. Packets between two queue pairs of rxe do not leave
+/// its module: rxe has the initial namespace's addresses only, and finds no neighbour between two
+/// of those.
 ///
-/// A column of the client's last line of numbers is the figure. Processor time is that of the whole
-/// guest, which does nothing else; the difference of two runs leaves out what starting takes.
+/// The figure is a column of the client's last line of numbers. Processor time is that of the whole
+/// guest, which does nothing else; the difference of two runs excludes the time for starting.
 const RXE_FIGURES: &str = r#"
 ours3="/bin/ip netns exec soft uverbs run --address 10.0.0.3 --"
 rxe() { play "$1 -d rxe0 $X" "$1 -d rxe0 $X 10.0.0.1"; }

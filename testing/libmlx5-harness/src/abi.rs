@@ -1,6 +1,6 @@
-//! The part of libibverbs' binary interface that is used here: `infiniband/verbs.h` and `mlx5dv.h`
-//! of rdma-core 44, with the offsets that its compiler gives on 64-bit machines. The fields'
-//! meaning is described there.
+//! The part of libibverbs' binary interface that the harness uses: structs of `infiniband/verbs.h`
+//! and `mlx5dv.h` of rdma-core 44, with their offsets on 64-bit machines. The headers describe the
+//! fields.
 #![allow(missing_docs, reason = "the fields are those of verbs.h and mlx5dv.h")]
 
 use std::ffi::{c_int, c_void};
@@ -174,7 +174,7 @@ pub struct SendWr {
     pub tail: SendWrTail,
 }
 
-/// What a memory window's or a segmented packet's request says beside.
+/// Further fields of a request that binds a memory window or segments a packet.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union SendWrTail {
@@ -215,7 +215,7 @@ pub struct WorkCompletion {
     pub opcode: u32,
     pub vendor_err: u32,
     pub byte_len: u32,
-    /// As it is in memory: immediate data, or an invalidated key.
+    /// Immediate data, big endian, or an invalidated key.
     pub immediate: u32,
     pub qp_num: u32,
     pub src_qp: u32,

@@ -1,10 +1,10 @@
 //! libmlx5 in this process, on plain memory, for comparisons in tests, fuzzing and benchmarks.
 //!
-//! libibverbs and libmlx5 are opened at run time, and their system calls on the character device go
-//! to the software device's `chardev` front end (their import tables are changed for that, nothing
-//! else). Doorbell pages are plain memory, so there is no data path: queues fill up, the device
-//! sees no doorbell, and the caller writes the completions ([`QueuePair::complete`]).
-//! One device, opened once per process.
+//! The harness loads libibverbs and libmlx5 at run time and changes their import tables, so that
+//! their system calls on the character device go to the software device's `chardev` front end.
+//! Nothing else in them is changed. Doorbell pages are plain memory, so the device sees no doorbell
+//! and executes nothing: queues fill up, and the caller writes the completions
+//! ([`QueuePair::complete`]). A process opens one device, once.
 //!
 //! Nothing that the project ships depends on this crate.
 #![cfg(target_os = "linux")]
@@ -27,8 +27,8 @@ pub use objects::{MAX_TSO_HEADER, QueuePair, QueuePairSpec, Service, SharedQueue
 
 macro_rules! functions {
     ($($(#[$meta:meta])* $name:ident: $library:ident $symbol:literal ($($argument:ty),*) -> $result:ty,)*) => {
-        /// The libraries' functions. Those of `verbs.h` that are inline there are pointers in
-        /// [`abi`]'s structures.
+        /// The libraries' functions. The inline functions of `verbs.h` call pointers in [`abi`]'s
+        /// structures.
         #[derive(Clone, Copy)]
         pub struct Functions {
             $($(#[$meta])* pub $name: unsafe extern "C" fn($($argument),*) -> $result,)*
@@ -89,7 +89,7 @@ functions! {
     init_obj: mlx5 c"mlx5dv_init_obj" (*mut DirectObjects, u64) -> c_int,
 }
 
-/// libibverbs with a device of libmlx5's open.
+/// libibverbs, with an open device of libmlx5.
 pub struct Libmlx5 {
     /// The libraries' functions.
     pub functions: Functions,
@@ -103,24 +103,23 @@ pub struct Libmlx5 {
 
 // SAFETY: libibverbs' objects may be used by any thread.
 unsafe impl Send for Libmlx5 {}
-// SAFETY: as above, and several at once.
+// SAFETY: as above; several threads may use them at the same time, too.
 unsafe impl Sync for Libmlx5 {}
 
 impl Libmlx5 {
-    /// The libraries, opened at the first call. Until then no other thread of the process may use
-    /// its environment: the first call sets `SYSFS_PATH`, by which libibverbs finds the device.
+    /// The libraries, which the first call opens. It sets the environment variable `SYSFS_PATH`, by
+    /// which libibverbs finds the device: no other thread may use the environment until it returns.
     ///
     /// # Errors
-    /// What is missing on this machine, in words: a library, or a function in it.
+    /// A text that names the library, or the function in it, that this machine lacks.
     pub fn load() -> Result<&'static Self, String> {
         Self::load_on(|| SoftDevice::builder("mlx5_0").without_wire().build())
     }
 
-    /// [`Libmlx5::load`] on the device that `make` makes, if no call came before.
+    /// As [`Libmlx5::load`]; the first call opens the device that `make` returns.
     ///
     /// # Errors
-    /// What is missing on this machine, in words: a library, or a function in it; why there is no
-    /// device.
+    /// As for [`Libmlx5::load`], or the error of `make`.
     pub fn load_on(
         make: impl FnOnce() -> std::io::Result<SoftDevice>,
     ) -> Result<&'static Self, String> {
@@ -134,7 +133,7 @@ impl Libmlx5 {
         let device = make().map_err(|error| format!("the software device: {error}"))?;
         let sysfs = Sysfs::lay_out(&device).map_err(|error| format!("a directory: {error}"))?;
         hooks::install(device.open());
-        // SAFETY: libibverbs' functions as `verbs.h` declares them; the list's end is a null
+        // SAFETY: libibverbs' functions as `verbs.h` declares them; the list ends with a null
         // pointer, and an open device outlives the list.
         let (context, pd) = unsafe {
             let list = (functions.get_device_list)(std::ptr::null_mut());

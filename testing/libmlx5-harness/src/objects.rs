@@ -26,7 +26,7 @@ pub enum Service {
 /// Most header bytes of a packet to be segmented.
 pub const MAX_TSO_HEADER: u16 = 128;
 
-/// A queue pair to make.
+/// Attributes of a new queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QueuePairSpec {
     /// Its type.
@@ -34,23 +34,23 @@ pub struct QueuePairSpec {
     /// Send requests, receives, entries per send, entries per receive, inline bytes:
     /// `struct ibv_qp_cap`.
     pub capacities: [u32; 5],
-    /// Whether every send makes a completion.
+    /// Whether every send generates a completion.
     pub signal_all: bool,
-    /// The operations that the `ibv_wr_*` functions shall have
-    /// (`enum ibv_qp_create_send_ops_flags`); 0 for none of them.
+    /// The operations that the `ibv_wr_*` functions will post
+    /// (`enum ibv_qp_create_send_ops_flags`); 0 for a queue pair without these functions.
     pub operations: u64,
 }
 
 impl QueuePairSpec {
-    /// `enum ibv_qp_init_attr_mask`: the protection domain, the header for segmentation, the
-    /// operations if there are any.
+    /// The fields that are set, as `enum ibv_qp_init_attr_mask`: the protection domain, the longest
+    /// header for segmentation and, if there are any, the operations.
     fn mask(&self) -> u32 {
         let header = if self.service == Service::RawPacket { 1 << 3 } else { 0 };
         1 | header | if self.operations == 0 { 0 } else { 1 << 6 }
     }
 }
 
-/// A queue pair of libmlx5's. It stays until the process ends.
+/// A queue pair of libmlx5, which exists until the process ends.
 pub struct QueuePair {
     /// The object.
     pub qp: *mut Qp,
@@ -60,9 +60,9 @@ pub struct QueuePair {
     pub direct_extended: *mut DirectQpEx,
     /// The completion queue of both directions.
     pub cq: *mut Cq,
-    /// Its rings, record and register.
+    /// Its rings, doorbell record and doorbell register.
     pub direct: DirectQp,
-    /// The completion queue's ring and record.
+    /// The completion queue's ring and doorbell record.
     pub direct_cq: DirectCq,
     /// The `struct ibv_qp_cap` that the library returned.
     pub capacities: [u32; 5],
@@ -84,7 +84,7 @@ const STATE: c_int = 1;
 /// `enum mlx5dv_dc_type`.
 const DCI: u64 = 2;
 
-/// To the device itself, whose IPv4 address on RoCE v2 is the last of its four GIDs.
+/// A path to the device itself: the last of its four GIDs is its IPv4 address for RoCE v2.
 fn path() -> AhAttr {
     let mut destination_gid = [0; 16];
     destination_gid[10..].copy_from_slice(&[0xff, 0xff, 127, 18, 0, 1]);
@@ -99,7 +99,7 @@ fn path() -> AhAttr {
 }
 
 impl Libmlx5 {
-    /// Makes a queue pair, in the state RESET, with a completion queue of its own.
+    /// Creates a queue pair, in the state RESET, with a completion queue of its own.
     ///
     /// # Errors
     /// libmlx5 or the device refuses it.
@@ -127,7 +127,7 @@ impl Libmlx5 {
             rest: [0; 5],
             send_operations: spec.operations,
         };
-        // The second bit says that the type is given.
+        // The second bit of the mask says that the type is given.
         let mut direct = DirectQpAttr { mask: 1 << 1, dc_type: DCI, ..DirectQpAttr::default() };
         // SAFETY: the context is at the end of a `struct verbs_context`, and the attributes are
         // whole.
@@ -214,8 +214,8 @@ impl Libmlx5 {
         }
     }
 
-    /// Takes a queue pair from whatever state to RESET, and from there to RTS: it is empty, and its
-    /// counters are 0.
+    /// Moves a queue pair from any state to RESET and then to RTS. Its queues are empty then, and
+    /// its counters are 0.
     ///
     /// # Panics
     /// If the device refuses a step.
@@ -246,24 +246,24 @@ impl Libmlx5 {
     }
 }
 
-/// A shared receive queue of libmlx5's.
+/// A shared receive queue of libmlx5.
 pub struct SharedQueue {
     /// The object.
     pub srq: *mut Srq,
-    /// Its ring and record.
+    /// Its ring and doorbell record.
     pub direct: DirectSrq,
 }
 
 impl SharedQueue {
-    /// Entries that are linked at first: a power of two. The ring has more, if libmlx5 keeps some
-    /// waiting.
+    /// Entries in the list of free WQEs at first: a power of two. The ring has more entries if
+    /// libmlx5 holds some back.
     pub fn entries(&self) -> u32 {
         self.direct.tail + 1
     }
 }
 
 impl Libmlx5 {
-    /// Makes a shared receive queue.
+    /// Creates a shared receive queue.
     ///
     /// # Errors
     /// libmlx5 or the device refuses it.
@@ -288,17 +288,17 @@ impl Libmlx5 {
 
     /// Destroys a shared receive queue.
     pub fn destroy_srq(&self, queue: SharedQueue) {
-        // SAFETY: the object is given up.
+        // SAFETY: the caller gives the object up.
         let errno = unsafe { (self.functions.destroy_srq)(queue.srq) };
         assert_eq!(errno, 0, "no queue pair uses it");
     }
 }
 
-/// A receive work queue of libmlx5's, with a completion queue of its own.
+/// A receive work queue of libmlx5, with a completion queue of its own.
 pub struct WorkQueue {
     /// The object.
     pub wq: *mut Wq,
-    /// Its ring and record.
+    /// Its ring and doorbell record.
     pub direct: DirectWq,
     cq: *mut Cq,
 }
@@ -308,7 +308,7 @@ const STRIDES: DirectWqAttr =
     DirectWqAttr { mask: 1, log_stride: 6, log_strides: 9, two_byte_shift: 0 };
 
 impl Libmlx5 {
-    /// Makes a receive work queue, whose WQEs many frames share if it is striding.
+    /// Creates a receive work queue. Many frames share a WQE of a striding one.
     ///
     /// # Errors
     /// libmlx5 or the device refuses it.
@@ -351,7 +351,8 @@ impl Libmlx5 {
 
     /// Destroys a receive work queue and its completion queue.
     pub fn destroy_wq(&self, queue: WorkQueue) {
-        // SAFETY: the objects are given up, the user of the other first.
+        // SAFETY: the caller gives both objects up. The work queue uses the completion queue, so it
+        // is destroyed first.
         let errno = unsafe {
             [(self.verbs_context().destroy_wq)(queue.wq), (self.functions.destroy_cq)(queue.cq)]
         };
@@ -360,7 +361,7 @@ impl Libmlx5 {
 }
 
 impl QueuePair {
-    /// What it is for.
+    /// Its type.
     pub fn service(&self) -> Service {
         self.service
     }
@@ -371,7 +372,8 @@ impl QueuePair {
         unsafe { (*self.qp).number }
     }
 
-    /// State, port; P_Key index; access rights, or the Q_Key.
+    /// Mask of the attributes that the change to INIT takes: state, port, P_Key index, and access
+    /// rights or the Q_Key.
     fn to_init(&self) -> c_int {
         match self.service {
             Service::RawPacket => STATE | 1 << 5,
@@ -381,8 +383,8 @@ impl QueuePair {
         }
     }
 
-    /// Beside the state: path, MTU, first PSN, peer; reads in flight and RNR timer where there are
-    /// receives.
+    /// The same for RTR: path, MTU, first PSN and peer; for types that answer reads also reads in
+    /// flight and the RNR timer.
     fn to_rtr(&self) -> c_int {
         let connected = STATE | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 20;
         match self.service {
@@ -393,8 +395,8 @@ impl QueuePair {
         }
     }
 
-    /// Beside the state: first PSN; timeout, retries and reads in flight where there are
-    /// acknowledgements.
+    /// The same for RTS: first PSN; for types with acknowledgements also timeout, retries and reads
+    /// in flight.
     fn to_rts(&self) -> c_int {
         let any = STATE | 1 << 16;
         match self.service {
@@ -406,12 +408,11 @@ impl QueuePair {
         }
     }
 
-    /// Writes a CQE at the next place of the completion queue, in the place of its user index ours
-    /// and with the right owner bit, and polls once (`ibv_poll_cq`): the completion, or what the
-    /// function returned.
+    /// Writes a CQE into the next entry of the completion queue, with this queue pair's user index
+    /// and the right owner bit, polls once (`ibv_poll_cq`) and returns the completion.
     ///
     /// # Errors
-    /// 0 if libmlx5 sees no completion, a negative number if it fails.
+    /// The function's result: 0 if libmlx5 sees no completion, a negative number if it fails.
     pub fn complete(&mut self, mut cqe: [u8; 64]) -> Result<WorkCompletion, c_int> {
         let entries = self.direct_cq.entries;
         assert_eq!(self.direct_cq.cqe_size, 64);
@@ -441,8 +442,8 @@ impl QueuePair {
         bytes(self.direct.send.buffer, self.direct.send.entries as usize * 64)
     }
 
-    /// Fills the send ring and the doorbell register, so that it shows what is written afterwards.
-    /// Nothing may be in flight.
+    /// Fills the send ring and the doorbell register with `byte`, so that later writes show. No
+    /// request may be in flight.
     pub fn fill(&self, byte: u8) {
         let ring = (self.direct.send.buffer, self.direct.send.entries as usize * 64);
         for (start, length) in [ring, (self.direct.register, self.register_length())] {
@@ -470,7 +471,7 @@ impl QueuePair {
 }
 
 fn bytes(start: usize, length: usize) -> Vec<u8> {
-    // SAFETY: the callers name whole rings and registers, which stay, and which no code writes
-    // meanwhile.
+    // SAFETY: the callers name whole rings and registers, which exist until the process ends, and
+    // which no code writes during the copy.
     unsafe { std::slice::from_raw_parts(start as *const u8, length) }.to_vec()
 }

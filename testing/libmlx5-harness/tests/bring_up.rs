@@ -1,5 +1,5 @@
-//! libmlx5 runs here: it posts into its ring, rings its register, and sees the completions that are
-//! written for it.
+//! libmlx5 works in the harness: it posts into its ring, writes its doorbell register, and sees the
+//! completions that the harness writes.
 
 use std::ptr::null_mut;
 
@@ -29,7 +29,7 @@ fn post(pair: &QueuePair, wr_id: u64) -> i32 {
     let mut entry = Sge { address: 0x1000, length: 64, lkey: 7 };
     let mut request = write_request(&mut entry, wr_id);
     let mut bad = null_mut();
-    // SAFETY: a whole request; the device does not hear of it.
+    // SAFETY: a whole request, which the device does not see.
     unsafe { ((*pair.context()).post_send)(pair.qp, &raw mut request, &raw mut bad) }
 }
 

@@ -31,7 +31,7 @@ impl Arena {
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
         );
-        // SAFETY: a mapping of our own at an address where there is none.
+        // SAFETY: a new mapping, at an address where no other one is.
         let base =
             unsafe { libc::mmap(ARENA as *mut libc::c_void, SIZE, protection, flags, -1, 0) };
         assert_eq!(base.addr(), ARENA, "the arena's address is taken");

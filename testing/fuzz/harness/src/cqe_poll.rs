@@ -73,7 +73,7 @@ struct Bench {
     _memory: [Memory; 3],
 }
 
-/// What the poller has to return.
+/// The completions that the poller has to return.
 #[derive(Default)]
 struct Model {
     producer: u32,
@@ -276,7 +276,7 @@ impl Bench {
         }
         let index = match u.int_in_range(0..=7)? {
             0 => self.srq.handle().user_index(),
-            // Not given to a queue, or only after many others.
+            // An index that no queue has, or that is given out only after many others.
             1 => *u.choose(&[0, 0x90, 0xff, 0x100, 0x3ff, 0xff_ffff])?,
             _ => self.pairs[u.choose_index(self.pairs.len())?].handle.user_index(),
         };
@@ -323,7 +323,7 @@ impl Bench {
             u.fill_buffer(&mut before)?;
             self.ring.memory.write(self.offset(self.model.producer) - 64, &before);
         }
-        // The end of a ring is announced by `resize` alone.
+        // Only `resize` announces the end of a ring.
         let opcode = if opcode == CqeOpcode::RESIZE { CqeOpcode::REQUESTER } else { opcode };
         self.note_owner(self.model.producer, index);
         self.put(&cqe, opcode, format);
@@ -500,7 +500,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Closes a pair and frees its memory at once, as after the kernel's destroy; or opens another.
+    /// Closes a pair and frees its memory at once, as after the kernel's destroy, or opens a pair.
     fn close(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         if self.pairs.len() > 2 || u.arbitrary()? {
             let at = u.choose_index(self.pairs.len())?;
@@ -513,7 +513,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Moves to a new ring, as the kernel's RESIZE_CQ does, or gives the resize up.
+    /// Moves to a new ring, as the kernel's RESIZE_CQ does, or abandons the resize.
     fn resize(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let next = ring(u)?;
         if self.free_entries() == 0 || self.model.lied {

@@ -1,4 +1,4 @@
-//! Ethernet frames that are valid but for a few bytes.
+//! Ethernet frames in which at most a few bytes are invalid.
 
 use arbitrary::{Result, Unstructured};
 

@@ -1,11 +1,10 @@
 //! Arbitrary CQEs for queues of frames: one buffer for each frame, and buffers of many strides.
 //!
-//! The device of this module writes what it likes, but only into free entries: lengths beyond the
+//! The device of this module writes arbitrary CQEs, but only into free entries: lengths beyond the
 //! buffer, other receives, strides and stride counts, fillers, errors, compressed sessions. So the
-//! poller must consume every CQE once: as a frame, as one of the things that it counts, or as an
-//! error. The bytes of a frame are within the buffer of its receive, and in a buffer of strides
-//! after those that were lent before. Buffers are freed as soon as the queue has others in their
-//! place.
+//! poller must consume every CQE once: as a frame, in one of its counters, or as an error. The
+//! bytes of a frame must be inside the buffer of its receive. In a buffer of strides they must
+//! follow the bytes of the frames before. A buffer is freed as soon as the queue has replaced it.
 
 use std::mem::offset_of;
 

@@ -1,9 +1,9 @@
 //! What the fuzz targets do with their input: one module per target, each with `run(bytes)`.
 //!
-//! Bytes are taken as decisions and values ([`arbitrary`]), so any bytes are a test case, and a
-//! short input ends in zeros. A target reports what it found by a panic, or by an error of the
-//! address sanitizer. All targets are deterministic but [`ioctl`] and [`capi`], in which the
-//! device's own thread runs along. [`libmlx5`] needs the library of that name.
+//! Bytes are taken as decisions and values ([`arbitrary`]), so any bytes are a test case. A short
+//! input is continued with zeros. A target reports a defect by a panic or by an error of the
+//! address sanitizer. All targets are deterministic except [`ioctl`] and [`capi`], in which the
+//! device has a thread of its own. [`libmlx5`] needs the library of that name.
 //!
 //! The targets themselves (`testing/fuzz/fuzz_targets`) only call these functions under libFuzzer;
 //! the test `tests/replay.rs` calls them with the committed corpora, on a stable toolchain.

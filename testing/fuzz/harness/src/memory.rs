@@ -1,4 +1,4 @@
-//! Ordinary memory in the place of memory that a device shares.
+//! Ordinary memory, used instead of memory that a device shares.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -12,7 +12,8 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// `length` bytes, at least 1, aligned to 64 or, up to 512, to their number.
+    /// `length` bytes, at least 1. They are aligned to the next power of two, but to at least 64
+    /// and at most 512.
     pub(crate) fn new(length: usize) -> Self {
         // A doorbell register is aligned to its own size.
         let align = length.next_power_of_two().clamp(64, 512);
@@ -51,7 +52,7 @@ impl Memory {
     /// # Safety
     /// As for [`DmaMemory::new`].
     pub(crate) unsafe fn dma(&self) -> DmaMemory {
-        // SAFETY: passed on to the caller; the allocation has that many bytes and that alignment.
+        // SAFETY: the caller's promise; the allocation has that many bytes and that alignment.
         unsafe { DmaMemory::new(self.base, self.layout.size()) }
     }
 }

@@ -93,7 +93,7 @@ fn cqe(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A session somewhere in a queue; its first byte tells where.
+/// A session somewhere in a queue; the first byte chooses where.
 fn session_at(queue: &[u8], format: MiniCqeFormat) {
     let at = usize::from(queue.first().copied().unwrap_or(0));
     for (stride, is_whole) in [(64, false), (64, true), (128, false), (128, true)] {

@@ -73,11 +73,11 @@ pub(crate) struct World {
     pub(crate) srqs: Vec<Srq>,
     pub(crate) keys: Vec<Key>,
     flows: Vec<FlowId>,
-    /// There is a privileged QP. It may change every key, so the gaps are not checked.
+    /// Whether there is a privileged QP. It may change every key, so the gaps are not checked then.
     privileged: bool,
     /// Packets that the device has sent.
     pub(crate) sent: Vec<Packet>,
-    /// The DC session that was made last.
+    /// The DC session that was created last.
     pub(crate) session: u32,
 }
 

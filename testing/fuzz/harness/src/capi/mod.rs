@@ -1,9 +1,9 @@
 //! Calls of a C program on the drop-in (`capi/`), over the software device inside it: verbs with
 //! odd and hostile arguments that the header lets a program give, objects destroyed in any order.
 //!
-//! What must hold: no panic, no abort and no access outside the program's memory; a verb fails with
-//! the return value that it has in libibverbs, and an errno; objects in use are busy, and all
-//! others can be destroyed.
+//! The target checks that there is no panic, no abort and no access outside the program's memory;
+//! that a verb fails with the return value that it has in libibverbs, and an errno; that objects in
+//! use are busy, and that all others can be destroyed.
 //!
 //! Pointers are to live objects of the right kind, or null where a program may leave one out.
 //! Memory that requests name is in an arena at a fixed address, or is not mapped: the device
@@ -46,7 +46,7 @@ pub fn run(data: &[u8]) {
 
 fn ask_for_software_devices() {
     static ONCE: Once = Once::new();
-    // SAFETY: before this process has a software device, whose thread reads no variable.
+    // SAFETY: this process has no software device yet, so no other thread reads the environment.
     ONCE.call_once(|| unsafe { std::env::set_var("UVERBS_DEVICE", "soft") });
 }
 

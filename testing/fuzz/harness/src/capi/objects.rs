@@ -35,7 +35,7 @@ pub(super) enum Kind {
 pub(super) struct Object {
     pub(super) kind: Kind,
     pub(super) at: *mut c_void,
-    /// The objects that it was made from, which are busy while it lives.
+    /// The objects that it was made from, which cannot be destroyed before it.
     pub(super) of: Vec<*mut c_void>,
     /// Events of a completion queue that are to be acknowledged; groups that a queue pair is in.
     pub(super) held: u32,
@@ -50,11 +50,11 @@ fn one_of<T>(u: &mut Unstructured<'_>, choice: &[*mut c_void]) -> Result<*mut T>
 impl Program {
     /// The functions below a context: those of all contexts are the same.
     pub(super) fn table(&self) -> &'static verbs_context {
-        // SAFETY: open as long as the program runs; the functions are there for ever.
+        // SAFETY: open as long as the program runs; the functions are static.
         unsafe { below(self.contexts[0]) }
     }
 
-    /// Whether a creator made something, which is remembered.
+    /// Records the object that a verb created, if it did; returns whether it did.
     pub(super) fn made<T>(&mut self, kind: Kind, at: *mut T, of: &[*mut c_void]) -> bool {
         if at.is_null() {
             assert!((1..=133).contains(&errno()), "no {kind:?}, and errno {}", errno());
