@@ -1,5 +1,5 @@
-//! Counts the bytes that the program holds from its allocator: what leaks shows there at once,
-//! while resident pages also hold what the allocator keeps for later.
+//! Counts the bytes that the program has allocated. A leak shows in them at once; resident pages
+//! also contain what the allocator keeps for later.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ static COUNTING: Counting = Counting;
 
 struct Counting;
 
-// SAFETY: everything is the system allocator's; beside it only a number changes.
+// SAFETY: the system allocator does all the work; only a counter is added.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise.

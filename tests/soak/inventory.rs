@@ -1,4 +1,4 @@
-//! What may not grow.
+//! The resources that must not grow during the soak: objects, handles, descriptors, heap, pages.
 
 use std::fs;
 
@@ -8,8 +8,8 @@ use crate::heap;
 use crate::side::Side;
 
 /// Bytes that may be allocated beyond those at the beginning. Each of the two devices has two pools
-/// of packets (the core's and the wire's), which may have been empty; the rest is for tables and
-/// lists that have met their busiest moment.
+/// of packets (the core's and the wire's), which may have been empty. The rest is for tables and
+/// lists, which never shrink.
 const HEAP_TOLERANCE: usize = 4 * PacketPool::MOST_BYTES + (256 << 10);
 
 /// Pages that allocators may add over a whole run, with what they keep for later: 4 MiB.

@@ -1,4 +1,4 @@
-//! A connection of some kind between the two ends.
+//! A link: queues of one kind at the two ends, connected to each other.
 
 use std::collections::VecDeque;
 
@@ -24,7 +24,7 @@ pub(crate) enum Queues {
     Xrc(raw::QueuePair<Xrc>, XrcReceiver),
 }
 
-/// What a request on the sending side was.
+/// The operation of a request on the sending side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Send,
@@ -46,14 +46,14 @@ pub(crate) struct Link {
     pub(crate) queues: Queues,
     /// Sends in the order of posting.
     pub(crate) sends: VecDeque<Sent>,
-    /// Receives in the order of posting, where the link has its own.
+    /// Receives in the order of posting, if the link does not use a shared receive queue.
     pub(crate) receives: VecDeque<u64>,
-    /// Messages sent, and the number of the next one that has to arrive.
+    /// Number of messages sent, and number of the message that has to arrive next.
     pub(crate) messages: u64,
     pub(crate) arrived: u64,
     /// Additions that have completed.
     pub(crate) added: u64,
-    /// Slot of the receiving side that is written and counted in.
+    /// Slot of the receiving side that RDMA writes and atomics change.
     pub(crate) scratch: usize,
 }
 
@@ -120,7 +120,7 @@ impl Queues {
         !matches!(self, Self::Uc(..) | Self::Ud(..))
     }
 
-    /// Whether messages consume receives that others use as well.
+    /// Whether messages consume receives that other links use as well.
     pub(crate) fn shares_receives(&self) -> bool {
         matches!(self, Self::Shared(..) | Self::Xrc(..))
     }
@@ -173,7 +173,7 @@ impl Queues {
         }
     }
 
-    /// Completes when everything before has.
+    /// Posts a NOP, which completes when all requests before it have.
     pub(crate) fn nop(&mut self, wr_id: u64) -> std::result::Result<(), PostError> {
         let flags = PostFlags::SIGNALED;
         // SAFETY: no memory is named.
@@ -187,7 +187,7 @@ impl Queues {
         }
     }
 
-    /// A one-sided operation, where the kind has them; `None` where not.
+    /// Posts a one-sided operation; `None` if this kind of link has none.
     ///
     /// # Safety
     /// As [`Queues::send`].
@@ -211,7 +211,7 @@ impl Queues {
         })
     }
 
-    /// Posts one receive, where the link has its own.
+    /// Posts one receive, if the link does not use a shared receive queue.
     ///
     /// # Safety
     /// As [`Queues::send`].

@@ -1,7 +1,8 @@
-//! Random traffic over all transports between two devices whose link (RoCE or InfiniBand within the
-//! process, or UDP) loses, delays, doubles, reorders and corrupts packets, while queue pairs come
-//! and go, completion queues are resized and commands fail: nothing may be lost, repeated or
-//! changed on the reliable transports, nothing changed on the others, and nothing may grow.
+//! Random traffic over all transports between two devices. Their link (RoCE or InfiniBand within
+//! the process, shared memory, or UDP) loses, delays, duplicates, reorders and corrupts packets.
+//! Meanwhile queue pairs are created and destroyed, completion queues are resized, and commands
+//! fail. Reliable transports must lose, repeat and change no message; the others must change none;
+//! and no resource may grow.
 //!
 //! `UVERBS_SOAK_SECONDS` is how long each link is soaked (1 if not set), `UVERBS_FAULT_SEED` the
 //! seed of all choices.
@@ -23,9 +24,9 @@ use inventory::Inventory;
 use network::Medium;
 use world::World;
 
-/// Steps between two moments at which everything is taken down and counted.
+/// After so many steps all links are ended and all resources counted.
 const EPOCH: u32 = 400;
-/// Until then allocators and pools have found their sizes.
+/// Epochs after which allocators and pools have reached their sizes.
 const WARM_UP: u64 = 3;
 
 fn duration() -> Duration {
@@ -81,7 +82,7 @@ fn soak(medium: Medium, seed: u64) {
     println!("{epochs} epochs, at most {most} bytes of heap, last: {:?}", world.inventory());
     let summary = world.summary();
     println!("{summary:#?}");
-    // Everything goes on to the end: far more of each is tried in every epoch.
+    // Every epoch tries far more of each, so a count of zero shows that something has stopped.
     for what in ["resized completion queues", "creations that failed on order", "links ended"] {
         assert!(summary.get(what).is_some_and(|count| *count > epochs), "{what}");
     }

@@ -8,13 +8,13 @@ use uverbs::{ErrorKind, MemoryRegion, PollError, XrcDomain, raw};
 
 use crate::network::End;
 
-/// Up to three packets, and a routing header before a datagram.
+/// Bytes of a slot: up to three packets, and a GRH before a datagram.
 pub(crate) const SLOT: usize = 10_240;
 const SLOTS: usize = 512;
 const CQS: usize = 3;
-/// Links at a time.
+/// Links that exist at the same time, at most.
 pub(crate) const LINKS: usize = 8;
-/// Outstanding at a time: far below the smallest completion queue.
+/// Receives in the shared receive queue: far fewer than the smallest completion queue has entries.
 pub(crate) const SHARED: u32 = 32;
 
 /// A request that has been posted.
@@ -46,10 +46,10 @@ impl Side {
         let srq = setup.pd.create_raw_srq(SHARED).build().unwrap();
         let xrc_srq = setup.pd.create_raw_srq(SHARED).xrc(&xrcd, cqs[0].handle()).build().unwrap();
         let memory = setup.region(SLOT * SLOTS);
-        // Every page is there from the beginning, so that what is resident grows only if something
+        // Every page is touched at the beginning, so that resident memory grows only if something
         // leaks.
         memory.view().fill(0, SLOT * SLOTS, 0xff).unwrap();
-        // The context keeps doorbell pages for later: as many as are ever needed from now on.
+        // The context keeps freed doorbell pages, so it now has as many as are ever needed.
         let register = |_| setup.context.alloc_thread_domain().unwrap();
         drop((0..=LINKS).map(register).collect::<Vec<_>>());
         let free = (0..SLOTS).collect();
@@ -65,20 +65,20 @@ impl Side {
         self.free.extend(slot);
     }
 
-    /// A number for a request, never used again.
+    /// Records a request and returns its id, which is never used again.
     pub(crate) fn note(&mut self, link: u64, slot: Option<usize>) -> u64 {
         self.next += 1;
         self.posted.insert(self.next, Posted { link, slot });
         self.next
     }
 
-    /// A request that was refused after all.
+    /// Removes the record of a request that the queue refused.
     pub(crate) fn forget(&mut self, wr_id: u64) {
         let posted = self.posted.remove(&wr_id).expect("just noted");
         self.give_slot(posted.slot);
     }
 
-    /// The requests of a link that is no more.
+    /// Removes the records of a link that was destroyed.
     pub(crate) fn forget_link(&mut self, link: u64) {
         let free = &mut self.free;
         self.posted.retain(|_, posted| {
@@ -89,7 +89,7 @@ impl Side {
         });
     }
 
-    /// All completions there are, each of a request that is outstanding.
+    /// Polls all completions. Each must belong to an outstanding request.
     pub(crate) fn poll(&mut self) -> Vec<(WorkCompletion, Posted)> {
         let mut all = Vec::new();
         for cq in &mut self.cqs {
@@ -131,7 +131,7 @@ impl Side {
         self.xrc_srq.publish();
     }
 
-    /// What the device has seen, and the events that wait: why something failed.
+    /// The device's counters and waiting events, for the message of a failure.
     pub(crate) fn story(&self) -> String {
         let counters = self.end.soft.inspect(|core| core.counters()).unwrap();
         let event = || self.end.setup.context.try_get_event().ok();
@@ -139,7 +139,7 @@ impl Side {
         format!("{counters:?}, {:?}, {events:?}", self.end.counters.lock().unwrap())
     }
 
-    /// No event says that anything has failed.
+    /// Checks that no event reports a failure.
     pub(crate) fn check_events(&self) {
         loop {
             match self.end.setup.context.try_get_event() {
@@ -153,6 +153,6 @@ impl Side {
     }
 }
 
-/// Stand for the link of receives that any link may use.
+/// Used instead of a link's serial number for receives that all links share.
 pub(crate) const SRQ: u64 = 0;
 pub(crate) const XRC_SRQ: u64 = u64::MAX;

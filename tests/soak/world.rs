@@ -1,4 +1,4 @@
-//! Both ends, all links, and what happens at random.
+//! The two ends, their links, and the random actions on them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -17,14 +17,14 @@ use crate::link::{Link, Operation, Queues, Sent};
 use crate::network::{self, Medium};
 use crate::side::{LINKS, Posted, SLOT, SRQ, Side, XRC_SRQ};
 
-/// Serial number, number of the message, length.
+/// Bytes before a message's contents: the link's serial number, the message's number, the length.
 const HEAD: usize = 20;
-/// Where the counter is in a link's scratch slot.
+/// Offset of the counter for atomics in a link's scratch slot.
 const COUNTER: usize = SLOT - 8;
-/// Parts of a million.
+/// The rate of each fault, in parts per million.
 const SOMETIMES: u32 = 3000;
 
-/// What has been done, by name.
+/// How often each action happened, by its name.
 type Summary = BTreeMap<String, u64>;
 
 pub(crate) struct World {
@@ -32,7 +32,7 @@ pub(crate) struct World {
     sides: [Side; 2],
     chance: Prng,
     serial: u64,
-    /// Slot of the receiving side with bytes that never change, and the bytes.
+    /// A slot of the receiving side that links only read, and its contents.
     constant: (usize, Vec<u8>),
     summary: Summary,
 }
@@ -56,7 +56,7 @@ impl World {
         Self { links, sides, chance: Prng::new(seed), serial: 0, constant, summary }
     }
 
-    /// One thing of many, and a look at all completion queues.
+    /// Does one random action, then polls all completion queues.
     pub(crate) fn step(&mut self) {
         match self.chance.below(100) {
             0..40 => self.send_some(),
@@ -114,7 +114,7 @@ impl World {
         let errno = errnos[self.chance.below(3) as usize];
         let moments = [Moment::Call, Moment::Completed];
         let moment = match errno {
-            // An interrupted call has done nothing, or undone it: the library sends it again.
+            // An interrupted call has changed nothing, and the library repeats it.
             Errno::EINTR => Moment::Call,
             _ => moments[self.chance.below(2) as usize],
         };
@@ -155,7 +155,7 @@ impl World {
         one.memory.view().write(slot * SLOT, &message(link.serial, link.messages, length)).unwrap();
         let data = one.memory.sge(slot * SLOT, length).unwrap();
         let flags = if signaled { PostFlags::SIGNALED } else { PostFlags::empty() };
-        // SAFETY: the slot is the request's until it has completed or the link is gone.
+        // SAFETY: no other code uses the slot until the request has completed or the link is gone.
         if unsafe { link.queues.send(two, wr_id, data, flags) }.is_err() {
             one.forget(wr_id);
             return;
@@ -181,8 +181,8 @@ impl World {
             Operation::Write => link.scratch * SLOT,
             _ => link.scratch * SLOT + COUNTER,
         });
-        // SAFETY: the slot is the request's until it has completed or the link is gone; the memory
-        // at the other end stays, too.
+        // SAFETY: no other code uses the slot until the request has completed or the link is gone;
+        // the memory at the other end exists as long.
         match unsafe { link.queues.one_sided(operation, wr_id, data, remote.unwrap()) } {
             Some(Ok(())) => link.sends.push_back(Sent { wr_id, operation, signaled: true }),
             Some(Err(_)) | None => one.forget(wr_id),
@@ -206,7 +206,8 @@ impl World {
             let slot = two.take_slot();
             let wr_id = two.note(link.serial, Some(slot));
             let room = two.memory.sge(slot * SLOT, SLOT).unwrap();
-            // SAFETY: the slot is the request's until it has completed or the link is gone.
+            // SAFETY: no other code uses the slot until the request has completed or the link is
+            // gone.
             if unsafe { link.queues.receive(wr_id, room) }.is_err() {
                 two.forget(wr_id);
                 return;
@@ -221,7 +222,7 @@ impl World {
         let entries = self.chance.within(600, 4000) as u32;
         match side.cqs[which].resize(entries) {
             Ok(()) => self.count("resized completion queues"),
-            // The one before has not been polled through yet.
+            // The poller has not consumed the old ring of the resize before yet.
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
                 self.count("resizes before the one before was through");
@@ -229,8 +230,8 @@ impl World {
         }
     }
 
-    /// Ends a link, whatever is on its way; where that would cost receives of others, after all has
-    /// arrived.
+    /// Ends a link with its requests in flight. A link with a shared receive queue is drained
+    /// first, because its unfinished messages would use up receives of other links.
     fn end_a_link(&mut self) {
         let Some(at) = self.any_link() else { return };
         if self.links[at].queues.shares_receives() {
@@ -347,7 +348,7 @@ impl World {
         two.give_slot(posted.slot);
     }
 
-    /// Waits until everything has arrived that is going to.
+    /// Waits until all requests that can complete have completed.
     fn drain(&mut self) {
         let start = Instant::now();
         loop {
@@ -375,7 +376,7 @@ impl World {
         }
     }
 
-    /// Has the last send make a completion.
+    /// Posts a signaled request, whose completion also covers the unsignaled ones before it.
     fn finish(&mut self, at: usize) {
         let (link, one) = (&mut self.links[at], &mut self.sides[0]);
         if link.sends.back().is_none_or(|last| last.signaled) {
@@ -391,7 +392,7 @@ impl World {
         }
     }
 
-    /// Ends everything, with nothing left over.
+    /// Ends all links, and checks that no request is left.
     pub(crate) fn take_down(&mut self) {
         self.drain();
         while let Some(link) = self.links.pop() {
@@ -409,7 +410,7 @@ fn destroy<T: uverbs::qp_type::QueuePairType>(qp: uverbs::raw::QueuePair<T>) {
     qp.destroy().or_else(|failed| failed.object.destroy()).unwrap();
 }
 
-/// A message that tells whose it is and which.
+/// A message that contains its link's serial number and its own number.
 fn message(serial: u64, number: u64, length: usize) -> Vec<u8> {
     let mut bytes = pattern(length, (serial + number) as u8);
     bytes[..8].copy_from_slice(&serial.to_le_bytes());
