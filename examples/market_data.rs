@@ -1,9 +1,9 @@
-//! A market data feed in raw Ethernet frames, past the kernel's network stack: a publisher on one
-//! device sends quotes of two feeds, and a steering rule brings a subscriber on another device
-//! those of one.
+//! A market data feed in raw Ethernet frames that bypass the kernel's network stack. A publisher on
+//! one device sends the quotes of two feeds. A steering rule delivers one of the feeds to a
+//! subscriber on another device.
 //!
-//! `cargo run --features soft --example market_data [PUBLISHER SUBSCRIBER]`; two software devices
-//! if no devices are named. On others it needs Ethernet ports and CAP_NET_RAW.
+//! `cargo run --features soft --example market_data [PUBLISHER SUBSCRIBER]`. Without arguments it
+//! uses two software devices; real devices need Ethernet ports and CAP_NET_RAW.
 
 use std::error::Error;
 use std::net::Ipv4Addr;
@@ -24,7 +24,7 @@ const BURST: u64 = 4;
 /// Ethernet, IPv4 and UDP header.
 const HEADERS: usize = 14 + 20 + 8;
 const FRAME: u32 = 256;
-/// How long a burst may be under way.
+/// How long a burst may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let before = book.len();
             subscriber.poll(|quote| book.push(quote.to_owned()))?;
             if book.len() == before {
-                // Software devices make progress in it.
+                // A software device makes progress in this call.
                 publisher.cq.context().poll_idle();
                 subscriber.cq.context().poll_idle();
             }
@@ -89,7 +89,7 @@ impl Station {
         Ok(Self { qp, cq, slab: pd.create_slab(64, FRAME)? })
     }
 
-    /// Receives wait before the first frame can come: one without a receive is lost.
+    /// Posts the receives before the rule exists, because a frame that finds no receive is lost.
     fn subscribe(&mut self, feed: u16) -> Result<Flow, Box<dyn Error>> {
         while let Some(slot) = self.slab.take() {
             self.qp.post_receive(slot)?;
@@ -109,14 +109,14 @@ impl Station {
             EthernetOffload { checksum: EthChecksum::IP_CSUM, ..EthernetOffload::default() };
         let frame = frame(feed, quote.as_bytes());
         let (head, rest) = frame.split_first_chunk().ok_or("a frame has headers")?;
-        let mut slot = self.slab.take().ok_or("more quotes are under way than there are slots")?;
+        let mut slot = self.slab.take().ok_or("more quotes are in flight than there are slots")?;
         slot.write(rest)?;
         self.qp.post_send(op::EthernetSendHeader(offload, head), slot, PostFlags::SIGNALED)?;
         Ok(())
     }
 
-    /// Hands over what has arrived, and posts its slots again. Those of frames that have left go
-    /// back to the slab.
+    /// Passes each frame that has arrived to `take` and posts its slot again. The slots of sent
+    /// frames go back to the slab.
     fn poll(&mut self, mut take: impl FnMut(&str)) -> Result<(), Box<dyn Error>> {
         loop {
             let done = match self.cq.poll() {
@@ -137,7 +137,7 @@ impl Station {
     }
 }
 
-/// The MAC address that IPv4 multicast to the group has (RFC 1112, section 6.4).
+/// The MAC address of the group (RFC 1112, section 6.4).
 fn group_mac() -> [u8; 6] {
     let [_, b, c, d] = GROUP.octets();
     [1, 0, 0x5e, b & 0x7f, c, d]
@@ -161,7 +161,7 @@ fn frame(port: u16, data: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// What a frame carries, as long as its UDP header says: short frames are padded.
+/// The data of a frame. Its length is in the UDP header, because short frames are padded.
 fn text(frame: &[u8]) -> String {
     let length = usize::from(u16::from_be_bytes([frame[38], frame[39]]));
     let data = frame.get(HEADERS..34 + length).unwrap_or_default();

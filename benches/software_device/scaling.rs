@@ -132,7 +132,7 @@ impl Scaling {
             Line { label: label.to_owned(), points: points.collect() }
         };
         let lines = [
-            line("every queue pair has one write under way", |point| point.all),
+            line("every queue pair has one write in flight", |point| point.all),
             line("one write at a time, the other queue pairs are silent", |point| point.one),
         ];
         let across = Axis { label: "queue pairs", ..Axis::powers_of_ten(0, 3) };

@@ -373,7 +373,7 @@ pub(crate) struct Replay {
     /// End after this many frames
     #[arg(long, allow_negative_numbers = true, value_name = "N")]
     pub(crate) count: Option<u64>,
-    /// Frames that may be under way
+    /// Frames that may be outstanding
     #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub(crate) depth: u32,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! The send queue: frames from templates, sent at once or held back.
+//! The send queue: sends frames from templates, at once or when they are released.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -23,7 +23,7 @@ use crate::qp::{PostError, PostFlags};
 pub struct TxQueue<C: Clock = FreeRunning> {
     ring: TxRing,
     cq: CompletionQueue<Raw>,
-    /// One of so many frames makes a completion.
+    /// One of so many frames generates a completion.
     every: u32,
     /// Frames until the next one that does; 0 once a frame has failed.
     left: u32,
@@ -38,11 +38,11 @@ pub struct TxCounters {
     pub sent: u64,
     /// Completions that were polled and say that a frame left.
     pub completed: u64,
-    /// Completions that say that a frame failed; the queue sends nothing any more then.
+    /// Completions that say that a frame failed. The queue sends no frames after the first one.
     pub failed: u64,
 }
 
-/// A frame has left, and so have all before it.
+/// The completion of a frame. All frames before it have been sent, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sent<C> {
     /// The id that it was sent with.
@@ -69,14 +69,14 @@ impl<C: Clock> TxQueue<C> {
         Self { ring, cq, every, left: every, counters, clock: PhantomData }
     }
 
-    /// Builds a frame for sending it again and again: `frame` from the destination address on,
-    /// without the check sequence. The device fills in what `offload` asks for in each frame that
-    /// leaves: checksums of layers 3 and 4. A VLAN tag is part of `frame`.
+    /// Builds a template from which frames are sent again and again. `frame` begins with the
+    /// destination address, contains the VLAN tag if there is one, and has no frame check sequence.
+    /// The device computes the checksums that `offload` asks for (layers 3 and 4) in each frame.
     ///
     /// # Errors
     /// [`PostError::NotATemplate`] if it takes more than `BLOCKS` blocks
-    /// ([`blocks`](super::blocks)); `InlineTooLong` beyond what the queue was made for;
-    /// `BadHeader` for less than a header; `VlanWithHeader` if `offload` asks for a tag.
+    /// ([`blocks`](super::blocks)); `InlineTooLong` if it is longer than the queue was made for;
+    /// `BadHeader` if it is shorter than a header; `VlanWithHeader` if `offload` asks for a tag.
     pub fn template<const BLOCKS: usize>(
         &mut self,
         frame: &[u8],
@@ -102,11 +102,11 @@ impl<C: Clock> TxQueue<C> {
         self.ring.tailed(start, tail, offload)
     }
 
-    /// Sends a frame: builds it and rings the doorbell. If it makes a completion, that hands back
+    /// Sends a frame: builds it and rings the doorbell. If it generates a completion, that has this
     /// `id`.
     ///
-    /// Fastest is a copy of the template whose fields are set just before: the compiler keeps it in
-    /// registers.
+    /// It is fastest to copy the template and set the copy's fields just before the call: the
+    /// compiler keeps the copy in registers.
     ///
     /// ```no_run
     /// # use uverbs::ethernet::{Field, Template, TxQueue};
@@ -120,10 +120,10 @@ impl<C: Clock> TxQueue<C> {
     /// ```
     ///
     /// # Errors
-    /// [`PostError::Full`] while too many frames are under way: [`TxQueue::poll`] or
-    /// [`TxQueue::reap`] make space. `QueueFailed` once one of them has found that a frame failed:
-    /// nothing leaves any more. `InlineTooLong` for a template of another queue that is longer than
-    /// this one's may be.
+    /// [`PostError::Full`] while too many frames are outstanding: [`TxQueue::poll`] or
+    /// [`TxQueue::reap`] make space. `QueueFailed` once one of these has found that a frame failed:
+    /// the queue sends no more frames. `InlineTooLong` for a template of another queue that is
+    /// longer than this queue allows.
     #[inline(always)]
     pub fn send<const BLOCKS: usize>(
         &mut self,
@@ -161,8 +161,8 @@ impl<C: Clock> TxQueue<C> {
         self.send_any(id, frame)
     }
 
-    /// As [`TxQueue::send`], and the frame makes a completion whether its turn has come or not:
-    /// [`TxQueue::poll`] brings the time at which it left, with `id`.
+    /// As [`TxQueue::send`], but the frame always generates a completion: [`TxQueue::poll`] returns
+    /// the time at which it was sent, with this `id`.
     ///
     /// # Errors
     /// As for [`TxQueue::send`].
@@ -189,8 +189,8 @@ impl<C: Clock> TxQueue<C> {
         Ok(())
     }
 
-    /// Builds a frame into the ring and holds it back: [`Staged::fire`] rings the doorbell for it,
-    /// and dropping it takes it back. The device sees nothing before it is fired.
+    /// Builds a frame in the ring without sending it. [`Staged::fire`] rings the doorbell; dropping
+    /// the [`Staged`] discards the frame. The device sees nothing before [`Staged::fire`].
     ///
     /// ```no_run
     /// # use uverbs::ethernet::{Template, TxQueue};
@@ -224,8 +224,8 @@ impl<C: Clock> TxQueue<C> {
         Ok(staged)
     }
 
-    /// Goes through everything that sending a frame does, but for the doorbell: the code, the
-    /// template and the queue's memory are in the caches then. Nothing is sent.
+    /// Does all that sending a frame does, except for the doorbell, so that the code, the template
+    /// and the queue's memory are in the caches. No frame is sent.
     ///
     /// # Errors
     /// As for [`TxQueue::send`].
@@ -255,14 +255,14 @@ impl<C: Clock> TxQueue<C> {
         Ok(sent)
     }
 
-    /// Polls all completions that are there, and only counts them; returns how many frames there is
-    /// space for. Of a queue that failed too, which sends none: see [`TxCounters::failed`].
+    /// Polls all completions, counts them, and returns how many frames there is space for. A failed
+    /// queue has space, too, but sends no frames: see [`TxCounters::failed`].
     pub fn reap(&mut self) -> u32 {
         while self.poll().is_ok() {}
         self.ring.free_requests()
     }
 
-    /// What was counted so far.
+    /// The counters.
     pub fn counters(&self) -> TxCounters {
         self.counters
     }
@@ -272,12 +272,12 @@ impl<C: Clock> TxQueue<C> {
         self.ring.queue_pair().number()
     }
 
-    /// The context that it belongs to.
+    /// The context of the queue.
     pub fn context(&self) -> &Context {
         self.ring.queue_pair().context()
     }
 
-    /// Limits how fast it sends: see
+    /// Limits the rate at which it sends: see
     /// [`QueuePair::modify_rate_limit`](crate::qp::QueuePair::modify_rate_limit).
     ///
     /// # Errors
@@ -286,16 +286,16 @@ impl<C: Clock> TxQueue<C> {
         self.ring.modify_rate_limit(limit)
     }
 
-    /// Destroys it.
+    /// Destroys the queue.
     ///
     /// # Errors
-    /// Errors of the kernel. It comes back unharmed.
+    /// Errors of the kernel. The queue comes back and can be used on.
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         self.ring.end().map_err(|error| DestroyError::new(self, error))
     }
 }
 
-/// Which of the staged frames make a completion.
+/// Which of the staged frames generate a completion.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     every: u32,
@@ -303,8 +303,8 @@ struct Plan {
     staged: u32,
 }
 
-/// Frames in the ring that the device has not been told of: from [`TxQueue::stage`]. Dropping it
-/// takes them back.
+/// Frames in the ring that the device does not know of yet: from [`TxQueue::stage`]. Dropping it
+/// discards them.
 #[derive(Debug)]
 #[must_use = "nothing is sent before it is fired"]
 pub struct Staged<'q> {
@@ -315,7 +315,7 @@ pub struct Staged<'q> {
 }
 
 impl Staged<'_> {
-    /// Builds another frame behind those built before, for the same doorbell.
+    /// Builds another frame after the others, for the same doorbell.
     ///
     /// # Errors
     /// [`PostError::Full`]; the frames before it stay.
@@ -334,7 +334,7 @@ impl Staged<'_> {
         Ok(())
     }
 
-    /// Rings the doorbell: the frames leave.
+    /// Rings the doorbell, so that the device sends the frames.
     #[inline(always)]
     pub fn fire(self) {
         *self.left = self.plan.left;
@@ -342,7 +342,7 @@ impl Staged<'_> {
         self.frames.publish();
     }
 
-    /// Takes the frames back; the same as dropping, by name.
+    /// Discards the frames, as dropping does.
     #[inline(always)]
     pub fn discard(self) {}
 }

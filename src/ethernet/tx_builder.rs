@@ -38,7 +38,7 @@ pub struct TxBuilder<C: Clock = FreeRunning> {
 }
 
 impl ProtectionDomain {
-    /// Begins to make a queue for frames to send, of which at least `depth` may be under way.
+    /// Begins to build a queue that sends frames, of which at least `depth` may be outstanding.
     pub fn create_tx_queue(&self, depth: u32) -> TxBuilder {
         let every = (depth / 2).clamp(1, 64);
         TxBuilder {
@@ -100,7 +100,7 @@ impl<C: Clock> TxBuilder<C> {
     /// CAP_NET_RAW; other errors of the kernel.
     pub fn build(self) -> Result<TxQueue<C>> {
         if self.depth == 0 {
-            return Err(Error::invalid(VERB, "a queue has at least one frame under way"));
+            return Err(Error::invalid(VERB, "a queue has space for at least one frame"));
         }
         if self.every == 0 || self.every > (self.depth / 2).max(1) {
             let cause = "a completion comes for every frame to every half of the queue";

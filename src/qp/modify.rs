@@ -250,7 +250,7 @@ fn address(dest: &QpDest) -> AddressVector {
 pub struct QpInfo {
     /// The state that the device has the queue pair in.
     pub state: State,
-    /// Whether an SQD queue pair still has sends under way.
+    /// Whether an SQD queue pair still has sends in flight.
     pub draining: bool,
     /// Largest payload per packet, where the state has one.
     pub path_mtu: Option<Mtu>,

@@ -10,7 +10,7 @@ use uverbs::{Context, Error, ErrorKind, MemoryRegion, raw};
 
 /// Space for a frame.
 const SPACE: usize = 2048;
-/// Frames that may be under way, or wait to be received.
+/// Frames that may be in flight or wait to be received.
 const RECEIVES: usize = 16;
 /// The receives' ids follow it.
 const FIRST_RECEIVE: u64 = 1 << 32;

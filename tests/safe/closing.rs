@@ -1,4 +1,4 @@
-//! Everything goes in any order, with messages under way.
+//! Objects can be closed in any order while messages are in flight.
 
 use std::any::Any;
 use std::sync::Arc;

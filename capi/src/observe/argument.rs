@@ -1,4 +1,4 @@
-//! Arguments and answers of verbs, as a trace shows them and as objects that they name.
+//! How a trace shows the arguments and results of verbs, and which objects they name.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt::Write;
@@ -9,19 +9,19 @@ use crate::dv;
 
 /// An argument of a verb.
 pub(crate) trait Argument {
-    /// Writes what it says.
+    /// Writes its value.
     fn show(&self, to: &mut String);
     /// Names the objects in it.
     fn objects(&self, _see: &mut dyn FnMut(Seen)) {}
 }
 
-/// What a verb answers.
+/// The result of a verb.
 pub(crate) trait Answer: Argument {
-    /// Says that the call was refused, with EINVAL.
+    /// The result of a call that is refused with EINVAL.
     fn refused() -> Self;
     /// Why the call failed; `None` if it did not.
     fn errno(&self) -> Option<c_int>;
-    /// The object that was made.
+    /// The object that the verb created.
     fn object(&self) -> Option<Seen> {
         None
     }
@@ -49,7 +49,7 @@ macro_rules! numbers {
 
 numbers!(u8, u16, u32, u64, usize, isize, c_int, &str);
 
-/// Verbs answer 0, an errno, or −1 with `errno`.
+/// Verbs that return an `int`: 0, an errno, or −1 with `errno` set.
 impl Answer for c_int {
     fn refused() -> Self {
         refuse();
@@ -64,7 +64,7 @@ impl Answer for c_int {
     }
 }
 
-/// Verbs that answer nothing.
+/// Verbs that return nothing.
 impl Argument for () {
     fn show(&self, to: &mut String) {
         to.push_str("()");
@@ -80,7 +80,7 @@ impl Answer for () {
     }
 }
 
-/// Answers that are below zero, with `errno`, after a failure.
+/// Results that are negative after a failure, with `errno` set.
 macro_rules! counts {
     ($($(#[$meta:meta])* $name:ident: $type:ty;)*) => {$(
         $(#[$meta])*
@@ -105,9 +105,9 @@ macro_rules! counts {
 }
 
 counts! {
-    /// How many, or how long.
+    /// A count or a length.
     Count: isize;
-    /// 0, or a place in a table.
+    /// 0, or an index in a table.
     MinusOne: c_int;
 }
 
@@ -180,7 +180,7 @@ objects! {
     dv::Events: EventChannel;
 }
 
-/// Pointers of which the address alone is shown.
+/// Pointers of which only the address is shown.
 macro_rules! addresses {
     ($($type:ty),*) => {$(
         impl Argument for $type {
@@ -221,15 +221,15 @@ impl Argument for *const c_char {
         if self.is_null() {
             return to.push_str("NULL");
         }
-        // SAFETY: a program's string.
+        // SAFETY: the program passes a string that ends with zero.
         let _ = write!(to, "{:?}", unsafe { CStr::from_ptr(*self) });
     }
 }
 
-/// Shows what a pointer leads to.
+/// Shows the struct that a pointer points to.
 ///
 /// # Safety
-/// It is null or leads to a `T` of the program's, or of the verb's.
+/// It is null, or points to a `T` of the program or of the verb.
 unsafe fn pointee<T: std::fmt::Debug>(pointer: *const T, to: &mut String) {
     // SAFETY: the caller's promise.
     match unsafe { pointer.as_ref() } {
@@ -244,7 +244,7 @@ macro_rules! structs {
     ($($type:ty $(: |$given:ident| [$($object:expr),*])?;)*) => {$(
         impl Argument for *mut $type {
             fn show(&self, to: &mut String) {
-                // SAFETY: verbs are given and tell structs of this type.
+                // SAFETY: the verb's argument or result is a struct of this type.
                 unsafe { pointee(*self, to) };
             }
             $(fn objects(&self, see: &mut dyn FnMut(Seen)) {
@@ -295,18 +295,19 @@ const SRQ_PD: u32 = 1 << 1;
 const SRQ_XRCD: u32 = 1 << 2;
 const SRQ_CQ: u32 = 1 << 3;
 
-/// The object of a field that `bit` of the mask names; null, and the field is not read, without.
+/// The object in `field` if the mask has `bit`. Otherwise the field is not read, and the result is
+/// null.
 fn named<T>(mask: u32, bit: u32, field: impl FnOnce() -> *mut T) -> *mut T {
     if mask & bit != 0 { field() } else { std::ptr::null_mut() }
 }
 
-/// Structs of which programs of older releases, or with other masks, have filled a part only: that
-/// part.
+/// Structs that a program fills only in part: older programs know shorter ones, and a mask may
+/// leave fields out. Only the filled part is shown.
 macro_rules! parts {
     ($($type:ty: |$given:ident| $show:expr, [$($object:expr),*];)*) => {$(
         impl Argument for *mut $type {
             fn show(&self, to: &mut String) {
-                // SAFETY: verbs are given and tell structs of this type.
+                // SAFETY: the verb's argument or result is a struct of this type.
                 match unsafe { self.as_ref() } {
                     Some($given) => to.push_str(&$show),
                     None => to.push_str("NULL"),

@@ -7,7 +7,7 @@
 //!
 //! Over RDMA, the contents: chunk number n goes by RDMA WRITE with immediate n into slot n mod
 //! slots of the receiver's window. The receiver writes it to the file, posts a new receive and
-//! returns the slot with an empty SEND, so that at most `slots` chunks are under way and both sides
+//! returns the slot with an empty SEND, so that at most `slots` chunks are in flight and both sides
 //! register a fixed amount of memory whatever the file's size.
 
 use serde::{Deserialize, Serialize};
