@@ -10,7 +10,6 @@ crate::macros::abi_structs! {
         /// User handle of the object, or the port number for port events.
         @0 element: u64,
         @8 event_type: EventType,
-        /// Zero.
         @12 reserved: u32,
     }
 

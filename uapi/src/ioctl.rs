@@ -15,11 +15,9 @@ crate::macros::abi_structs! {
         @4 method_id: crate::objects::MethodId,
         /// How many attributes follow.
         @6 num_attrs: u16,
-        /// Zero.
         @8 reserved1: u64,
         /// The driver whose namespace the ids of 0x1000 and above belong to.
         @16 driver_id: crate::enums::DriverId,
-        /// Zero.
         @20 reserved2: u32,
     }
 

@@ -4,7 +4,8 @@
 /// Declares `repr(C)` structs, asserting size and every field offset.
 ///
 /// `@16 start: u64` is a field at byte 16. `as "path"` names the C field where it differs; an empty
-/// path marks a field without a C counterpart (padding that C leaves implicit).
+/// path marks a field without a C counterpart (padding that C leaves implicit). [`field_doc`] has
+/// the text of fields that many structs share.
 macro_rules! abi_structs {
     ($(
         $(#[$meta:meta])*
@@ -24,6 +25,7 @@ macro_rules! abi_structs {
             pub struct $name {
                 $(
                     $(#[$field_meta])*
+                    #[doc = crate::macros::field_doc!([$($field_meta)*] $field)]
                     #[doc = concat!("(At byte ", $offset, ".)")]
                     pub $field: $ty,
                 )*
@@ -59,6 +61,54 @@ macro_rules! abi_structs {
         pub(crate) const STRUCTS: &[crate::layout::Struct] =
             &[$( <$name as crate::layout::Described>::LAYOUT, )*];
     };
+}
+
+/// The text of a field that has none of its own, for names that mean the same in every struct.
+#[rustfmt::skip]
+macro_rules! field_doc {
+    ([] reserved) => { "Zero." };
+    ([] reserved0) => { "Zero." };
+    ([] reserved1) => { "Zero." };
+    ([] reserved2) => { "Zero." };
+    ([] response) => { "Where the answer of `write(2)` goes; zero through the ioctl." };
+    ([] comp_mask) => { "Which optional fields are valid." };
+    ([] response_length) => { "Bytes of the answer that the kernel filled in." };
+    ([] id) => { "The id." };
+    ([] user_handle) => { "The user's own value; comes back in events." };
+    ([] pd_handle) => { "Handle of the protection domain." };
+    ([] mr_handle) => { "Handle of the memory region." };
+    ([] cq_handle) => { "Handle of the completion queue." };
+    ([] qp_handle) => { "Handle of the queue pair." };
+    ([] srq_handle) => { "Handle of the shared receive queue." };
+    ([] xrcd_handle) => { "Handle of the XRC domain." };
+    ([] wq_handle) => { "Handle of the work queue." };
+    ([] port_num) => { "Port, from 1." };
+    ([] max_send_wr) => { "Work requests in the send queue." };
+    ([] max_recv_wr) => { "Work requests in the receive queue." };
+    ([] max_wr) => { "Work requests." };
+    ([] max_sge) => { "Entries per request." };
+    ([] max_send_sge) => { "Gather entries per send request." };
+    ([] max_recv_sge) => { "Scatter entries per receive request." };
+    ([] max_inline_data) => { "Bytes of inline data per send request." };
+    ([] srq_limit) => { "Raise an event when fewer requests than this remain." };
+    ([] sq_sig_all) => { "1: every send request is signaled." };
+    ([] buf_addr) => { "Address of the queue's buffer." };
+    ([] db_addr) => { "Address of the doorbell record; a naturally aligned pair of big-endian words." };
+    ([] supported_qpts) => { "One bit per [`QpType`](crate::enums::QpType)." };
+    ([] lkey) => { "Local key." };
+    ([] rkey) => { "Remote key." };
+    ([] rq_psn) => { "First PSN expected; 24 bits." };
+    ([] sq_psn) => { "First PSN sent; 24 bits." };
+    ([] dest_qp_num) => { "The peer's queue pair number." };
+    ([] max_rd_atomic) => { "RDMA reads and atomics in flight as initiator." };
+    ([] max_dest_rd_atomic) => { "RDMA reads and atomics in flight as responder." };
+    ([] min_rnr_timer) => { "Delay that RNR NAKs ask for, as a code of 5 bits." };
+    ([] timeout) => { "ACK timeout: 4.096 us << n, 0 for none; 5 bits." };
+    ([] retry_cnt) => { "Retries after a timeout; 3 bits." };
+    ([] rnr_retry) => { "Retries after RNR, 7 for ever; 3 bits." };
+    ([] alt_timeout) => { "As `timeout`, for the alternate path." };
+    ([] flow_label) => { "20 bits." };
+    ([$($own:meta)*] $field:ident) => { "" };
 }
 
 /// Declares open enums: newtypes whose unknown values stay values.
@@ -225,5 +275,6 @@ macro_rules! or_default {
 }
 
 pub(crate) use {
-    abi_constants, abi_enums, abi_flags, abi_structs, c_doc, c_name, display_by_name, or_default,
+    abi_constants, abi_enums, abi_flags, abi_structs, c_doc, c_name, display_by_name, field_doc,
+    or_default,
 };

@@ -37,7 +37,6 @@ crate::macros::abi_structs! {
         @0 family: u16 as "sin_family",
         @2 port: U16 as "sin_port",
         @4 addr: [u8; 4] as "sin_addr",
-        /// Zero.
         @8 reserved: [u8; 8] as "",
     }
 
@@ -53,17 +52,14 @@ crate::macros::abi_structs! {
         /// Unused.
         @0 response: u64,
         @8 addr: SockaddrIn6,
-        /// The id.
         @36 id: u32,
     }
 
     /// Binds an idle id to an address.
     struct Bind = "struct rdma_ucm_bind", 136 {
-        /// The id.
         @0 id: u32,
         /// Length of the family's address.
         @4 addr_size: u16,
-        /// Zero.
         @6 reserved: u16,
         @8 addr: SockaddrStorage,
     }
@@ -73,7 +69,6 @@ crate::macros::abi_structs! {
         /// The local address; family 0 for none.
         @0 src_addr: SockaddrIn6,
         @28 dst_addr: SockaddrIn6,
-        /// The id.
         @56 id: u32,
         /// Milliseconds within which the neighbour must answer.
         @60 timeout_ms: u32,
@@ -81,7 +76,6 @@ crate::macros::abi_structs! {
 
     /// Resolves an address to a device, a port and a peer.
     struct ResolveAddr = "struct rdma_ucm_resolve_addr", 272 {
-        /// The id.
         @0 id: u32,
         /// Milliseconds within which the neighbour must answer.
         @4 timeout_ms: u32,
@@ -97,7 +91,6 @@ crate::macros::abi_structs! {
 
     /// Resolves the path to a peer whose address is resolved.
     struct ResolveRoute = "struct rdma_ucm_resolve_route", 8 {
-        /// The id.
         @0 id: u32,
         /// Zero fails with EINVAL.
         @4 timeout_ms: u32,
@@ -105,9 +98,7 @@ crate::macros::abi_structs! {
 
     /// Asks for addresses, paths or GIDs of an id.
     struct Query = "struct rdma_ucm_query", 16 {
-        /// Where the answer goes.
         @0 response: u64,
-        /// The id.
         @8 id: u32,
         /// What is asked for.
         @12 option: QueryOption,
@@ -117,9 +108,7 @@ crate::macros::abi_structs! {
     struct QueryAddrResp = "struct rdma_ucm_query_addr_resp", 280 {
         /// GUID of the device; 0 while the id has none.
         @0 node_guid: U64,
-        /// Port, from 1.
         @8 port_num: u8,
-        /// Zero.
         @9 reserved: u8,
         /// P_Key; 0 on RoCE.
         @10 pkey: U16,
@@ -131,7 +120,6 @@ crate::macros::abi_structs! {
         @144 dst_addr: SockaddrStorage,
         /// The kernel's index of the RDMA device.
         @272 ibdev_index: u32,
-        /// Zero.
         @276 reserved1: u32,
     }
 }

@@ -41,16 +41,13 @@ crate::macros::abi_structs! {
     struct Connect = "struct rdma_ucm_connect", 288 {
         /// `valid` must be 1.
         @0 conn_param: ConnParam,
-        /// The id.
         @272 id: u32,
-        /// Zero.
         @276 reserved: u32,
         @280 ece: Ece,
     }
 
     /// Listens. The kernel first binds an idle id to any address and a free port.
     struct Listen = "struct rdma_ucm_listen", 8 {
-        /// The id.
         @0 id: u32,
         /// Requests that may wait to be fetched. 0, or a number above the host's limit, selects
         /// that limit.
@@ -63,38 +60,31 @@ crate::macros::abi_structs! {
         /// events.
         @0 uid: u64,
         @8 conn_param: ConnParam,
-        /// The id.
         @280 id: u32,
-        /// Zero.
         @284 reserved: u32,
         @288 ece: Ece,
     }
 
     /// Refuses a request.
     struct Reject = "struct rdma_ucm_reject", 264 {
-        /// The id.
         @0 id: u32,
         /// Bytes of private data, at most 148 over IP.
         @4 private_data_len: u8,
         /// 0 means [`RejectReason::CONSUMER_DEFINED`].
         @5 reason: RejectReason,
-        /// Zero.
         @6 reserved: [u8; 2],
         @8 private_data: [u8; MAX_PRIVATE_DATA],
     }
 
     /// Disconnects, or answers the peer's disconnect.
     struct Disconnect = "struct rdma_ucm_disconnect", 4 {
-        /// The id.
         @0 id: u32,
     }
 
     /// Asks for the attributes with which a queue pair enters a state. The answer is a
     /// [`QpAttr`](crate::write::qp::QpAttr).
     struct InitQpAttr = "struct rdma_ucm_init_qp_attr", 16 {
-        /// Where the answer goes.
         @0 response: u64,
-        /// The id.
         @8 id: u32,
         /// The state: 1 INIT, 2 RTR, 3 RTS.
         @12 qp_state: u32,
@@ -102,7 +92,6 @@ crate::macros::abi_structs! {
 
     /// Reports an event of a queue pair to the connection manager.
     struct Notify = "struct rdma_ucm_notify", 8 {
-        /// The id.
         @0 id: u32,
         /// [`EventType::COMM_EST`] or [`EventType::PATH_MIG`].
         @4 event: EventType,

@@ -55,14 +55,12 @@ crate::macros::abi_structs! {
         @40 private_data: [u8; MAX_PRIVATE_DATA],
         /// The size of the field in the CM message: what the peer sent, padded with zeros.
         @296 private_data_len: u8,
-        /// Zero.
         @297 reserved: [u8; 7],
     }
 
     /// Fetches the next event. If there is none, waits for it; a non-blocking file fails with
     /// EAGAIN.
     struct GetEvent = "struct rdma_ucm_get_event", 8 {
-        /// Where the answer goes.
         @0 response: u64,
     }
 
@@ -77,16 +75,13 @@ crate::macros::abi_structs! {
         @16 raw_status: u32 as "status",
         /// A [`ConnParam`], or a [`UdParam`] if the id's queue pair type is UD.
         @20 param: [u8; PARAM_LEN],
-        /// Zero.
         @324 reserved: u32,
         @328 ece: Ece,
     }
 
     /// Queues an event that the caller describes. Kernels newer than Linux 6.12 have it.
     struct WriteCmEvent = "struct rdma_ucm_write_cm_event", 320 {
-        /// The id.
         @0 id: u32,
-        /// Zero.
         @4 reserved: u32,
         /// [`EventType::USER`] or [`EventType::INTERNAL`].
         @8 event: EventType,

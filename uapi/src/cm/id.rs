@@ -8,13 +8,11 @@ crate::macros::abi_structs! {
     struct CreateId = "struct rdma_ucm_create_id", 24 {
         /// The user's own value; comes back in the id's events.
         @0 uid: u64,
-        /// Where the answer goes.
         @8 response: u64,
         /// Port space.
         @16 ps: PortSpace,
         /// QP type; the kernel reads it for [`PortSpace::IB`] only, and does not check it there.
         @18 qp_type: QpType,
-        /// Zero.
         @19 reserved: [u8; 5],
     }
 
@@ -26,11 +24,8 @@ crate::macros::abi_structs! {
 
     /// Destroys an id. If it is connected, the peer is notified.
     struct DestroyId = "struct rdma_ucm_destroy_id", 16 {
-        /// Where the answer goes.
         @0 response: u64,
-        /// The id.
         @8 id: u32,
-        /// Zero.
         @12 reserved: u32,
     }
 
@@ -42,9 +37,7 @@ crate::macros::abi_structs! {
 
     /// Moves an id, with its queued events, to the file that this command is written to.
     struct MigrateId = "struct rdma_ucm_migrate_id", 16 {
-        /// Where the answer goes.
         @0 response: u64,
-        /// The id.
         @8 id: u32,
         /// Descriptor of the file that has the id now.
         @12 fd: u32,
@@ -60,7 +53,6 @@ crate::macros::abi_structs! {
     struct SetOption = "struct rdma_ucm_set_option", 24 {
         /// Address of the value.
         @0 optval: u64,
-        /// The id.
         @8 id: u32,
         /// Selects the enumeration that `optname` belongs to.
         @12 level: OptionLevel,

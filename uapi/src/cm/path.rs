@@ -42,7 +42,6 @@ crate::macros::abi_structs! {
         @34 slid: U16,
         /// Zero.
         @36 raw_traffic: u32,
-        /// 20 bits.
         @40 flow_label: U32,
         /// 1; the kernel stores it big endian though its header says host order.
         @44 reversible: U32,
@@ -71,7 +70,6 @@ crate::macros::abi_structs! {
     /// A path record in the packed form of management datagrams, and what it is used for.
     struct PathRecData = "struct ib_path_rec_data", 72 {
         @0 flags: PathFlags,
-        /// Zero.
         @4 reserved: u32,
         /// The attribute PathRecord (IBTA volume 1, 15.2.5.16), big endian.
         @8 path_rec: [u8; 64],
@@ -82,16 +80,13 @@ crate::macros::abi_structs! {
     struct QueryPathResp = "struct rdma_ucm_query_path_resp", 8 {
         /// How many paths follow.
         @0 num_paths: u32,
-        /// Zero.
         @4 reserved: u32,
     }
 
     /// Asks for the paths and addresses of an id: the older form of
     /// [`Query`](super::address::Query), the same struct.
     struct QueryRoute = "struct rdma_ucm_query", 16 {
-        /// Where the answer goes.
         @0 response: u64,
-        /// The id.
         @8 id: u32,
         /// Unused.
         @12 option: u32,
@@ -108,13 +103,10 @@ crate::macros::abi_structs! {
         @164 dst_addr: SockaddrIn6,
         /// How many of `ib_route` are valid.
         @192 num_paths: u32,
-        /// Port, from 1.
         @196 port_num: u8,
-        /// Zero.
         @197 reserved: [u8; 3],
         /// The kernel's index of the RDMA device.
         @200 ibdev_index: u32,
-        /// Zero.
         @204 reserved1: u32,
     }
 }

@@ -18,15 +18,12 @@ crate::macros::abi_structs! {
         @8 service_name: [u8; SERVICE_NAME_SIZE],
         /// [`SERVICE_FLAG_ID`], [`SERVICE_FLAG_NAME`].
         @72 flags: u32,
-        /// Zero.
         @76 reserved: u32,
     }
 
     /// Resolves a service to an address.
     struct ResolveIbService = "struct rdma_ucm_resolve_ib_service", 88 {
-        /// The id.
         @0 id: u32,
-        /// Zero.
         @4 reserved: u32,
         @8 ibs: IbService,
     }
@@ -35,16 +32,15 @@ crate::macros::abi_structs! {
     struct QueryIbServiceResp = "struct rdma_ucm_query_ib_service_resp", 8 {
         /// How many records follow.
         @0 num_service_recs: u32,
-        /// Zero.
         @4 reserved: u32,
     }
 
     /// The attribute ServiceRecord (IBTA volume 1, 15.2.5.14).
     struct ServiceRec = "struct ib_user_service_rec", 176 {
+        /// Service id.
         @0 id: U64,
         @8 gid: [u8; 16],
         @24 pkey: U16,
-        /// Zero.
         @26 reserved: [u8; 2],
         /// Seconds.
         @28 lease: U32,

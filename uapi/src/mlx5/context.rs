@@ -25,15 +25,11 @@ crate::macros::abi_structs! {
         /// How many of them are dedicated to one queue each.
         @4 num_low_latency_bfregs: u32,
         @8 flags: AllocUcontextFlags,
-        /// Which optional fields are valid.
         @12 comp_mask: u32,
         /// Highest CQE version that the library knows.
         @16 max_cqe_version: u8,
-        /// Zero.
         @17 reserved0: u8,
-        /// Zero.
         @18 reserved1: u16,
-        /// Zero.
         @20 reserved2: u32,
         @24 lib_caps: LibCaps,
     }
@@ -53,14 +49,11 @@ crate::macros::abi_structs! {
         @18 max_rq_desc_sz: u16,
         /// WQE basic blocks (64 bytes) of a send queue.
         @20 max_send_wqebb: u32,
-        /// Work requests in the receive queue.
         @24 max_recv_wr: u32,
         @28 max_srq_recv_wr: u32,
         @32 num_ports: u16,
         @34 flow_action_flags: FlowActionFlags,
-        /// Which optional fields are valid.
         @36 comp_mask: AllocUcontextRespMask,
-        /// Bytes of the answer that the kernel filled in.
         @40 response_length: u32,
         /// CQE version in use.
         @44 cqe_version: u8,

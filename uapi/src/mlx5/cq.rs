@@ -5,9 +5,7 @@ use crate::mlx5::flags::CqFlags;
 crate::macros::abi_structs! {
     /// Driver part of a request.
     struct CreateCq = "struct mlx5_ib_create_cq", 32 {
-        /// Address of the queue's buffer.
         @0 buf_addr: u64,
-        /// Address of the doorbell record; a naturally aligned pair of big-endian words.
         @8 db_addr: u64,
         /// Bytes of a CQE: 64 or 128.
         @16 cqe_size: u32,
@@ -18,9 +16,7 @@ crate::macros::abi_structs! {
         @22 flags: CqFlags,
         /// Page id of a UAR object.
         @24 uar_page_index: u16,
-        /// Zero.
         @26 reserved0: u16,
-        /// Zero.
         @28 reserved1: u32,
     }
 
@@ -28,19 +24,15 @@ crate::macros::abi_structs! {
     struct CreateCqResp = "struct mlx5_ib_create_cq_resp", 8 {
         /// Queue number.
         @0 cqn: u32,
-        /// Zero.
         @4 reserved: u32,
     }
 
     /// Driver part of a resize.
     struct ResizeCq = "struct mlx5_ib_resize_cq", 16 {
-        /// Address of the queue's buffer.
         @0 buf_addr: u64,
         /// Bytes of a CQE.
         @8 cqe_size: u16,
-        /// Zero.
         @10 reserved0: u16,
-        /// Zero.
         @12 reserved1: u32,
     }
 }

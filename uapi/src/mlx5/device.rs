@@ -17,7 +17,6 @@ crate::macros::abi_structs! {
     struct TsoCaps = "struct mlx5_ib_tso_caps", 8 {
         /// Bytes of payload.
         @0 max_tso: u32,
-        /// One bit per [`QpType`](crate::enums::QpType).
         @4 supported_qpts: u32,
     }
 
@@ -25,7 +24,6 @@ crate::macros::abi_structs! {
     struct RssCaps = "struct mlx5_ib_rss_caps", 16 {
         @0 rx_hash_fields_mask: RxHashFields,
         @8 rx_hash_function: RxHashFunctions,
-        /// Zero.
         @9 reserved: [u8; 7],
     }
 
@@ -41,17 +39,14 @@ crate::macros::abi_structs! {
         @0 qp_rate_limit_min: u32,
         /// Kbit/s.
         @4 qp_rate_limit_max: u32,
-        /// One bit per [`QpType`](crate::enums::QpType).
         @8 supported_qpts: u32,
         @12 cap_flags: PacketPacingFlags,
-        /// Zero.
         @13 reserved: [u8; 3],
     }
 
     /// Software parsing.
     struct SwParsingCaps = "struct mlx5_ib_sw_parsing_caps", 8 {
         @0 sw_parsing_offloads: SwParsing,
-        /// One bit per [`QpType`](crate::enums::QpType).
         @4 supported_qpts: u32,
     }
 
@@ -61,9 +56,7 @@ crate::macros::abi_structs! {
         @4 max_single_stride_log_num_of_bytes: u32,
         @8 min_single_wqe_log_num_of_strides: u32,
         @12 max_single_wqe_log_num_of_strides: u32,
-        /// One bit per [`QpType`](crate::enums::QpType).
         @16 supported_qpts: u32,
-        /// Zero.
         @20 reserved: u32,
     }
 
@@ -75,9 +68,7 @@ crate::macros::abi_structs! {
 
     /// What the driver adds to the extended device query; see `response_length`.
     struct QueryDeviceResp = "struct mlx5_ib_query_device_resp", 112 {
-        /// Which optional fields are valid.
         @0 comp_mask: u32,
-        /// Bytes of the answer that the kernel filled in.
         @4 response_length: u32,
         @8 tso_caps: TsoCaps,
         @16 rss_caps: RssCaps,
@@ -89,7 +80,6 @@ crate::macros::abi_structs! {
         @72 striding_rq_caps: StridingRqCaps,
         @96 tunnel_offloads_caps: TunnelOffloads,
         @100 dci_streams_caps: DciStreamsCaps,
-        /// Zero.
         @102 reserved: u16,
         @104 reg_c0: Reg,
     }

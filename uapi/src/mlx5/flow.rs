@@ -15,7 +15,6 @@ crate::macros::abi_structs! {
         @0 counters_data: u64,
         /// Length of the array.
         @8 ncounters: u32,
-        /// Zero.
         @12 reserved: u32,
     }
 
@@ -23,7 +22,6 @@ crate::macros::abi_structs! {
     struct CreateFlow = "struct mlx5_ib_create_flow", 8 {
         /// Number of entries that follow.
         @0 ncounters_data: u32,
-        /// Zero.
         @4 reserved: u32,
     }
 }

@@ -9,12 +9,9 @@ crate::macros::abi_structs! {
 
     /// Driver part of a memory window request.
     struct AllocMw = "struct mlx5_ib_alloc_mw", 8 {
-        /// Which optional fields are valid.
         @0 comp_mask: u32,
         @4 num_klms: u8,
-        /// Zero.
         @5 reserved1: u8,
-        /// Zero.
         @6 reserved2: u16,
     }
 }

@@ -11,9 +11,7 @@ crate::macros::abi_structs! {
 
     /// Driver part of a request. Kernels take less than the whole (libmlx5 44 sends 56 bytes).
     struct CreateQp = "struct mlx5_ib_create_qp", 56 {
-        /// Address of the queue's buffer.
         @0 buf_addr: u64,
-        /// Address of the doorbell record; a naturally aligned pair of big-endian words.
         @8 db_addr: u64,
         /// Blocks of 64 bytes in the send queue.
         @16 sq_wqe_count: u32,
@@ -31,7 +29,6 @@ crate::macros::abi_structs! {
         /// Enhanced connection establishment.
         @48 ece_options: u32,
         @52 dci_streams: DciStreams,
-        /// Zero.
         @54 reserved: u16,
     }
 
@@ -40,7 +37,6 @@ crate::macros::abi_structs! {
         /// BlueFlame register given.
         @0 bfreg_index: u32,
         @4 ece_options: u32,
-        /// Which optional fields are valid.
         @8 comp_mask: CreateQpRespMask,
         /// Number of the transport interface receive object.
         @12 tirn: u32,
@@ -50,7 +46,6 @@ crate::macros::abi_structs! {
         @20 rqn: u32,
         /// Number of the send queue.
         @24 sqn: u32,
-        /// Zero.
         @28 reserved1: u32,
         @32 tir_icm_addr: u64,
     }
@@ -61,10 +56,8 @@ crate::macros::abi_structs! {
         @8 rx_hash_function: RxHashFunctions,
         /// Bytes of the key.
         @9 rx_key_len: u8,
-        /// Zero.
         @10 reserved: [u8; 6],
         @16 rx_hash_key: [u8; 128],
-        /// Which optional fields are valid.
         @144 comp_mask: u32,
         @148 flags: QpFlags,
     }
@@ -75,13 +68,11 @@ crate::macros::abi_structs! {
         @0 max_burst_sz: u32,
         /// Bytes.
         @4 typical_pkt_sz: u16,
-        /// Zero.
         @6 reserved: u16,
     }
 
     /// Driver part of a modify.
     struct ModifyQp = "struct mlx5_ib_modify_qp", 16 {
-        /// Which optional fields are valid.
         @0 comp_mask: ModifyQpMask,
         @4 burst_info: BurstInfo,
         @12 ece_options: u32,
@@ -89,12 +80,10 @@ crate::macros::abi_structs! {
 
     /// Driver part of its answer.
     struct ModifyQpResp = "struct mlx5_ib_modify_qp_resp", 16 {
-        /// Bytes of the answer that the kernel filled in.
         @0 response_length: u32,
         /// DC target number, when the target becomes ready.
         @4 dctn: u32,
         @8 ece_options: u32,
-        /// Zero.
         @12 reserved: u32,
     }
 }

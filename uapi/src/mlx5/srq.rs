@@ -5,16 +5,12 @@ use crate::mlx5::flags::SrqFlags;
 crate::macros::abi_structs! {
     /// Driver part of a request.
     struct CreateSrq = "struct mlx5_ib_create_srq", 32 {
-        /// Address of the queue's buffer.
         @0 buf_addr: u64,
-        /// Address of the doorbell record; a naturally aligned pair of big-endian words.
         @8 db_addr: u64,
         @16 flags: SrqFlags,
-        /// Zero.
         @20 reserved0: u32,
         /// User index: comes back in version 1 CQEs; 24 bits.
         @24 uidx: u32,
-        /// Zero.
         @28 reserved1: u32,
     }
 
@@ -22,7 +18,6 @@ crate::macros::abi_structs! {
     struct CreateSrqResp = "struct mlx5_ib_create_srq_resp", 8 {
         /// Queue number.
         @0 srqn: u32,
-        /// Zero.
         @4 reserved: u32,
     }
 }

@@ -5,15 +5,12 @@ use crate::mlx5::flags::{CreateWqMask, WqFlags};
 crate::macros::abi_structs! {
     /// Driver part of a request.
     struct CreateWq = "struct mlx5_ib_create_wq", 48 {
-        /// Address of the queue's buffer.
         @0 buf_addr: u64,
-        /// Address of the doorbell record; a naturally aligned pair of big-endian words.
         @8 db_addr: u64,
         @16 rq_wqe_count: u32,
         @20 rq_wqe_shift: u32,
         @24 user_index: u32,
         @28 flags: WqFlags,
-        /// Which optional fields are valid.
         @32 comp_mask: CreateWqMask,
         @36 single_stride_log_num_of_bytes: u32,
         @40 single_wqe_log_num_of_strides: u32,
@@ -22,17 +19,13 @@ crate::macros::abi_structs! {
 
     /// Driver part of an answer.
     struct CreateWqResp = "struct mlx5_ib_create_wq_resp", 8 {
-        /// Bytes of the answer that the kernel filled in.
         @0 response_length: u32,
-        /// Zero.
         @4 reserved: u32,
     }
 
     /// Driver part of a modify.
     struct ModifyWq = "struct mlx5_ib_modify_wq", 8 {
-        /// Which optional fields are valid.
         @0 comp_mask: u32,
-        /// Zero.
         @4 reserved: u32,
     }
 }

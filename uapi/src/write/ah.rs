@@ -5,13 +5,11 @@ crate::macros::abi_structs! {
     struct GlobalRoute = "struct ib_uverbs_global_route", 24 {
         /// Destination GID.
         @0 dgid: [u8; 16],
-        /// 20 bits.
         @16 flow_label: u32,
         /// Index into the GID table.
         @20 sgid_index: u8,
         @21 hop_limit: u8,
         @22 traffic_class: u8,
-        /// Zero.
         @23 reserved: u8,
     }
 
@@ -29,21 +27,15 @@ crate::macros::abi_structs! {
         @28 static_rate: u8,
         /// 1 if there is a GRH.
         @29 is_global: u8,
-        /// Port, from 1.
         @30 port_num: u8,
-        /// Zero.
         @31 reserved: u8,
     }
 
     /// Creates an address handle.
     struct CreateAh = "struct ib_uverbs_create_ah", 56 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
-        /// The user's own value; comes back in events.
         @8 user_handle: u64,
-        /// Handle of the protection domain.
         @16 pd_handle: u32,
-        /// Zero.
         @20 reserved: u32,
         /// The address.
         @24 attr: AhAttr,

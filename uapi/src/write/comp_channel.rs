@@ -3,7 +3,6 @@
 crate::macros::abi_structs! {
     /// Opens a channel.
     struct CreateCompChannel = "struct ib_uverbs_create_comp_channel", 8 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
     }
 

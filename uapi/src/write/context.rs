@@ -15,7 +15,6 @@ crate::macros::abi_structs! {
 
     /// Creates the user context.
     struct GetContext = "struct ib_uverbs_get_context", 8 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
     }
 

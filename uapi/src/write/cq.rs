@@ -5,9 +5,7 @@ use crate::flags::{CqAttrMask, CqCreateFlags};
 crate::macros::abi_structs! {
     /// Creates a queue.
     struct CreateCq = "struct ib_uverbs_create_cq", 32 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
-        /// The user's own value; comes back in events.
         @8 user_handle: u64,
         /// Entries asked for.
         @16 cqe: u32,
@@ -15,13 +13,11 @@ crate::macros::abi_structs! {
         @20 comp_vector: u32,
         /// File descriptor of the completion channel, -1 for none.
         @24 comp_channel: i32,
-        /// Zero.
         @28 reserved: u32,
     }
 
     /// The queue.
     struct CreateCqResp = "struct ib_uverbs_create_cq_resp", 8 {
-        /// Handle of the completion queue.
         @0 cq_handle: u32,
         /// Entries granted.
         @4 cqe: u32,
@@ -29,7 +25,6 @@ crate::macros::abi_structs! {
 
     /// Creates a queue, with flags.
     struct ExCreateCq = "struct ib_uverbs_ex_create_cq", 32 {
-        /// The user's own value; comes back in events.
         @0 user_handle: u64,
         /// Entries asked for.
         @8 cqe: u32,
@@ -37,10 +32,8 @@ crate::macros::abi_structs! {
         @12 comp_vector: u32,
         /// File descriptor of the completion channel, -1 for none.
         @16 comp_channel: i32,
-        /// Which optional fields are valid.
         @20 comp_mask: u32,
         @24 flags: CqCreateFlags,
-        /// Zero.
         @28 reserved: u32,
     }
 
@@ -48,17 +41,13 @@ crate::macros::abi_structs! {
     struct ExCreateCqResp = "struct ib_uverbs_ex_create_cq_resp", 16 {
         /// The plain answer.
         @0 base: CreateCqResp,
-        /// Which optional fields are valid.
         @8 comp_mask: u32,
-        /// Bytes of the answer that the kernel filled in.
         @12 response_length: u32,
     }
 
     /// Changes the number of entries.
     struct ResizeCq = "struct ib_uverbs_resize_cq", 16 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
-        /// Handle of the completion queue.
         @8 cq_handle: u32,
         /// Entries asked for.
         @12 cqe: u32,
@@ -68,13 +57,11 @@ crate::macros::abi_structs! {
     struct ResizeCqResp = "struct ib_uverbs_resize_cq_resp", 8 {
         /// Entries granted.
         @0 cqe: u32,
-        /// Zero.
         @4 reserved: u32,
     }
 
     /// Arms through the kernel (drivers without user queues).
     struct ReqNotifyCq = "struct ib_uverbs_req_notify_cq", 8 {
-        /// Handle of the completion queue.
         @0 cq_handle: u32,
         /// 1: only solicited completions.
         @4 solicited_only: u32,
@@ -82,11 +69,8 @@ crate::macros::abi_structs! {
 
     /// Destroys a queue.
     struct DestroyCq = "struct ib_uverbs_destroy_cq", 16 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
-        /// Handle of the completion queue.
         @8 cq_handle: u32,
-        /// Zero.
         @12 reserved: u32,
     }
 
@@ -108,11 +92,9 @@ crate::macros::abi_structs! {
 
     /// Changes moderation.
     struct ExModifyCq = "struct ib_uverbs_ex_modify_cq", 16 {
-        /// Handle of the completion queue.
         @0 cq_handle: u32,
         @4 attr_mask: CqAttrMask,
         @8 attr: CqModeration,
-        /// Zero.
         @12 reserved: u32,
     }
 }

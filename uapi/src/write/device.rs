@@ -13,7 +13,6 @@ use crate::flags::{
 crate::macros::abi_structs! {
     /// Asks for the device attributes.
     struct QueryDevice = "struct ib_uverbs_query_device", 8 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
     }
 
@@ -74,15 +73,12 @@ crate::macros::abi_structs! {
         @170 local_ca_ack_delay: u8,
         /// How many ports; more than 255 show as 255.
         @171 phys_port_cnt: u8,
-        /// Zero.
         @172 reserved: [u8; 4],
     }
 
     /// Asks for the extended device attributes.
     struct ExQueryDevice = "struct ib_uverbs_ex_query_device", 8 {
-        /// Which optional fields are valid.
         @0 comp_mask: u32,
-        /// Zero.
         @4 reserved: u32,
     }
 
@@ -92,17 +88,14 @@ crate::macros::abi_structs! {
         @8 rc_odp_caps: OdpTransportCaps as "per_transport_caps.rc_odp_caps",
         @12 uc_odp_caps: OdpTransportCaps as "per_transport_caps.uc_odp_caps",
         @16 ud_odp_caps: OdpTransportCaps as "per_transport_caps.ud_odp_caps",
-        /// Zero.
         @20 reserved: u32,
     }
 
     /// Receive-side scaling.
     struct RssCaps = "struct ib_uverbs_rss_caps", 16 {
-        /// One bit per [`QpType`](crate::enums::QpType).
         @0 supported_qpts: u32,
         @4 max_rwq_indirection_tables: u32,
         @8 max_rwq_indirection_table_size: u32,
-        /// Zero.
         @12 reserved: u32,
     }
 
@@ -116,9 +109,7 @@ crate::macros::abi_structs! {
         @8 flags: u32,
         /// List operations in flight.
         @12 max_ops: u32,
-        /// Entries per request.
         @16 max_sge: u32,
-        /// Zero.
         @20 reserved: u32,
     }
 
@@ -127,7 +118,6 @@ crate::macros::abi_structs! {
         @0 max_cq_moderation_count: u16,
         /// Microseconds.
         @2 max_cq_moderation_period: u16,
-        /// Zero.
         @4 reserved: u32,
     }
 
@@ -135,9 +125,7 @@ crate::macros::abi_structs! {
     struct ExQueryDeviceResp = "struct ib_uverbs_ex_query_device_resp", 304 {
         /// The plain attributes.
         @0 base: QueryDeviceResp,
-        /// Which optional fields are valid.
         @176 comp_mask: u32,
-        /// Bytes of the answer that the kernel filled in.
         @180 response_length: u32,
         @184 odp_caps: OdpCaps,
         /// The valid bits of a completion timestamp.
@@ -153,17 +141,13 @@ crate::macros::abi_structs! {
         /// Bytes of device memory.
         @288 max_dm_size: u64,
         @296 xrc_odp_caps: OdpTransportCaps,
-        /// Zero.
         @300 reserved: u32,
     }
 
     /// Asks for the port attributes.
     struct QueryPort = "struct ib_uverbs_query_port", 16 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
-        /// Port, from 1.
         @8 port_num: u8,
-        /// Zero.
         @9 reserved: [u8; 7],
     }
 
@@ -197,7 +181,6 @@ crate::macros::abi_structs! {
         @36 phys_state: PhysState,
         @37 link_layer: LinkLayer,
         @38 flags: QueryPortFlags,
-        /// Zero.
         @39 reserved: u8,
     }
 
@@ -206,7 +189,6 @@ crate::macros::abi_structs! {
         /// The plain attributes.
         @0 legacy_resp: QueryPortResp,
         @40 port_cap_flags2: PortCapFlags2,
-        /// Zero.
         @42 reserved: [u8; 2],
         /// The whole speed; zero from kernels that only have the low byte (6.1, not 6.12).
         @44 active_speed_ex: PortSpeed,
@@ -218,7 +200,6 @@ crate::macros::abi_structs! {
         @0 gid: [u8; 16],
         /// Index in the port's table.
         @16 gid_index: u32,
-        /// Port, from 1.
         @20 port_num: u32,
         @24 gid_type: GidType,
         /// Interface index of the network device, zero for none.

@@ -11,7 +11,6 @@ crate::macros::abi_structs! {
         @0 kind: FlowSpecType as "type",
         /// Bytes of this specification.
         @4 size: u16,
-        /// Zero.
         @6 reserved: u16,
     }
 
@@ -70,12 +69,10 @@ crate::macros::abi_structs! {
     struct FlowIpv6Filter = "struct ib_uverbs_flow_ipv6_filter", 40 {
         @0 src_ip: [u8; 16],
         @16 dst_ip: [u8; 16],
-        /// 20 bits.
         @32 flow_label: U32,
         @36 next_hdr: u8,
         @37 traffic_class: u8,
         @38 hop_limit: u8,
-        /// Zero.
         @39 reserved: u8,
     }
 
@@ -92,7 +89,6 @@ crate::macros::abi_structs! {
     struct FlowSpecActionTag = "struct ib_uverbs_flow_spec_action_tag", 16 {
         @0 hdr: FlowSpecHdr,
         @8 tag_id: u32,
-        /// Zero.
         @12 reserved1: u32,
     }
 
@@ -105,7 +101,6 @@ crate::macros::abi_structs! {
     struct FlowSpecActionCount = "struct ib_uverbs_flow_spec_action_count", 16 {
         @0 hdr: FlowSpecHdr,
         @8 handle: u32,
-        /// Zero.
         @12 reserved1: u32,
     }
 
@@ -143,7 +138,6 @@ crate::macros::abi_structs! {
         @6 priority: u16,
         /// Number of specifications.
         @8 num_of_specs: u8,
-        /// Zero.
         @9 reserved: [u8; 2],
         /// Port, from 1.
         @11 port: u8,
@@ -152,9 +146,7 @@ crate::macros::abi_structs! {
 
     /// Adds a rule.
     struct CreateFlow = "struct ib_uverbs_create_flow", 24 {
-        /// Which optional fields are valid.
         @0 comp_mask: u32,
-        /// Handle of the queue pair.
         @4 qp_handle: u32,
         /// The rule.
         @8 flow_attr: FlowAttr,
@@ -162,7 +154,6 @@ crate::macros::abi_structs! {
 
     /// The rule.
     struct CreateFlowResp = "struct ib_uverbs_create_flow_resp", 8 {
-        /// Which optional fields are valid.
         @0 comp_mask: u32,
         /// Handle of the rule.
         @4 flow_handle: u32,
@@ -170,7 +161,6 @@ crate::macros::abi_structs! {
 
     /// Removes a rule.
     struct DestroyFlow = "struct ib_uverbs_destroy_flow", 8 {
-        /// Which optional fields are valid.
         @0 comp_mask: u32,
         /// Handle of the rule.
         @4 flow_handle: u32,

@@ -5,7 +5,6 @@ use crate::flags::{AccessFlags, ReregMrFlags};
 crate::macros::abi_structs! {
     /// Registers memory. The memory must stay mapped until the region is gone.
     struct RegMr = "struct ib_uverbs_reg_mr", 40 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
         /// Address in the process.
         @8 start: u64,
@@ -13,26 +12,20 @@ crate::macros::abi_structs! {
         @16 length: u64,
         /// Address that work requests use (iova); its offset in a page equals that of `start`.
         @24 hca_va: u64,
-        /// Handle of the protection domain.
         @32 pd_handle: u32,
         @36 access_flags: AccessFlags,
     }
 
     /// The memory region.
     struct RegMrResp = "struct ib_uverbs_reg_mr_resp", 12 {
-        /// Handle of the memory region.
         @0 mr_handle: u32,
-        /// Local key.
         @4 lkey: u32,
-        /// Remote key.
         @8 rkey: u32,
     }
 
     /// Changes a region.
     struct ReregMr = "struct ib_uverbs_rereg_mr", 48 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
-        /// Handle of the memory region.
         @8 mr_handle: u32,
         @12 flags: ReregMrFlags,
         /// Address in the process.
@@ -41,22 +34,18 @@ crate::macros::abi_structs! {
         @24 length: u64,
         /// Address that work requests use.
         @32 hca_va: u64,
-        /// Handle of the protection domain.
         @40 pd_handle: u32,
         @44 access_flags: AccessFlags,
     }
 
     /// The region's new keys.
     struct ReregMrResp = "struct ib_uverbs_rereg_mr_resp", 8 {
-        /// Local key.
         @0 lkey: u32,
-        /// Remote key.
         @4 rkey: u32,
     }
 
     /// Deregisters memory.
     struct DeregMr = "struct ib_uverbs_dereg_mr", 4 {
-        /// Handle of the memory region.
         @0 mr_handle: u32,
     }
 
@@ -66,7 +55,6 @@ crate::macros::abi_structs! {
         @0 addr: u64,
         /// Bytes.
         @8 length: u32,
-        /// Local key.
         @12 lkey: u32,
     }
 }

@@ -3,19 +3,16 @@
 crate::macros::abi_structs! {
     /// Allocates a protection domain.
     struct AllocPd = "struct ib_uverbs_alloc_pd", 8 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
     }
 
     /// The protection domain.
     struct AllocPdResp = "struct ib_uverbs_alloc_pd_resp", 4 {
-        /// Handle of the protection domain.
         @0 pd_handle: u32,
     }
 
     /// Frees a protection domain.
     struct DeallocPd = "struct ib_uverbs_dealloc_pd", 4 {
-        /// Handle of the protection domain.
         @0 pd_handle: u32,
     }
 }

@@ -7,15 +7,10 @@ use crate::write::ah::AhAttr;
 crate::macros::abi_structs! {
     /// Sizes of a queue pair.
     struct QpCap = "struct ib_uverbs_qp_cap", 20 {
-        /// Work requests in the send queue.
         @0 max_send_wr: u32,
-        /// Work requests in the receive queue.
         @4 max_recv_wr: u32,
-        /// Gather entries per send request.
         @8 max_send_sge: u32,
-        /// Scatter entries per receive request.
         @12 max_recv_sge: u32,
-        /// Bytes of inline data per send request.
         @16 max_inline_data: u32,
     }
 
@@ -23,11 +18,9 @@ crate::macros::abi_structs! {
     struct QpDest = "struct ib_uverbs_qp_dest", 32 {
         /// Destination GID.
         @0 dgid: [u8; 16],
-        /// 20 bits.
         @16 flow_label: u32,
         /// Destination LID, zero for RoCE.
         @20 dlid: u16,
-        /// Zero.
         @22 reserved: u16,
         /// Index into the GID table.
         @24 sgid_index: u8,
@@ -41,93 +34,63 @@ crate::macros::abi_structs! {
         @29 static_rate: u8,
         /// 1 if there is a GRH.
         @30 is_global: u8,
-        /// Port, from 1.
         @31 port_num: u8,
     }
 
     /// Creates a queue pair.
     struct CreateQp = "struct ib_uverbs_create_qp", 56 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
-        /// The user's own value; comes back in events.
         @8 user_handle: u64,
-        /// Handle of the protection domain.
         @16 pd_handle: u32,
         /// Completion queue of the send queue.
         @20 send_cq_handle: u32,
         /// Completion queue of the receive queue.
         @24 recv_cq_handle: u32,
-        /// Handle of the shared receive queue.
         @28 srq_handle: u32,
-        /// Work requests in the send queue.
         @32 max_send_wr: u32,
-        /// Work requests in the receive queue.
         @36 max_recv_wr: u32,
-        /// Gather entries per send request.
         @40 max_send_sge: u32,
-        /// Scatter entries per receive request.
         @44 max_recv_sge: u32,
-        /// Bytes of inline data per send request.
         @48 max_inline_data: u32,
-        /// 1: every send request is signaled.
         @52 sq_sig_all: u8,
         @53 qp_type: QpType,
         /// 1: receives come from the shared receive queue.
         @54 is_srq: u8,
-        /// Zero.
         @55 reserved: u8,
     }
 
     /// The queue pair; also the answer to [`OpenQp`].
     struct CreateQpResp = "struct ib_uverbs_create_qp_resp", 32 {
-        /// Handle of the queue pair.
         @0 qp_handle: u32,
         /// Queue pair number.
         @4 qpn: u32,
-        /// Work requests in the send queue.
         @8 max_send_wr: u32,
-        /// Work requests in the receive queue.
         @12 max_recv_wr: u32,
-        /// Gather entries per send request.
         @16 max_send_sge: u32,
-        /// Scatter entries per receive request.
         @20 max_recv_sge: u32,
-        /// Bytes of inline data per send request.
         @24 max_inline_data: u32,
-        /// Zero.
         @28 reserved: u32,
     }
 
     /// Creates a queue pair, with flags.
     struct ExCreateQp = "struct ib_uverbs_ex_create_qp", 64 {
-        /// The user's own value; comes back in events.
         @0 user_handle: u64,
-        /// Handle of the protection domain.
         @8 pd_handle: u32,
         /// Completion queue of the send queue.
         @12 send_cq_handle: u32,
         /// Completion queue of the receive queue.
         @16 recv_cq_handle: u32,
-        /// Handle of the shared receive queue.
         @20 srq_handle: u32,
-        /// Work requests in the send queue.
         @24 max_send_wr: u32,
-        /// Work requests in the receive queue.
         @28 max_recv_wr: u32,
-        /// Gather entries per send request.
         @32 max_send_sge: u32,
-        /// Scatter entries per receive request.
         @36 max_recv_sge: u32,
-        /// Bytes of inline data per send request.
         @40 max_inline_data: u32,
-        /// 1: every send request is signaled.
         @44 sq_sig_all: u8,
         @45 qp_type: QpType,
         /// 1: receives come from the shared receive queue.
         @46 is_srq: u8,
-        /// Zero.
         @47 reserved: u8,
-        /// Which optional fields are valid.
         @48 comp_mask: CreateQpMask,
         @52 create_flags: QpCreateFlags,
         /// Handle of the indirection table.
@@ -140,32 +103,25 @@ crate::macros::abi_structs! {
     struct ExCreateQpResp = "struct ib_uverbs_ex_create_qp_resp", 40 {
         /// The plain answer.
         @0 base: CreateQpResp,
-        /// Which optional fields are valid.
         @32 comp_mask: u32,
-        /// Bytes of the answer that the kernel filled in.
         @36 response_length: u32,
     }
 
     /// Opens an existing XRC target.
     struct OpenQp = "struct ib_uverbs_open_qp", 32 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
-        /// The user's own value; comes back in events.
         @8 user_handle: u64,
         /// Handle of the XRC domain.
         @16 pd_handle: u32,
         /// Queue pair number.
         @20 qpn: u32,
         @24 qp_type: QpType,
-        /// Zero.
         @25 reserved: [u8; 7],
     }
 
     /// Asks for attributes.
     struct QueryQp = "struct ib_uverbs_query_qp", 16 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
-        /// Handle of the queue pair.
         @8 qp_handle: u32,
         @12 attr_mask: QpAttrMask,
     }
@@ -176,22 +132,14 @@ crate::macros::abi_structs! {
         @0 dest: QpDest,
         /// Alternate path.
         @32 alt_dest: QpDest,
-        /// Work requests in the send queue.
         @64 max_send_wr: u32,
-        /// Work requests in the receive queue.
         @68 max_recv_wr: u32,
-        /// Gather entries per send request.
         @72 max_send_sge: u32,
-        /// Scatter entries per receive request.
         @76 max_recv_sge: u32,
-        /// Bytes of inline data per send request.
         @80 max_inline_data: u32,
         @84 qkey: u32,
-        /// First PSN expected; 24 bits.
         @88 rq_psn: u32,
-        /// First PSN sent; 24 bits.
         @92 sq_psn: u32,
-        /// The peer's queue pair number.
         @96 dest_qp_num: u32,
         @100 qp_access_flags: AccessFlags,
         @104 pkey_index: u16,
@@ -201,26 +149,16 @@ crate::macros::abi_structs! {
         @110 path_mtu: Mtu,
         @111 path_mig_state: MigState,
         @112 sq_draining: u8,
-        /// RDMA reads and atomics in flight as initiator.
         @113 max_rd_atomic: u8,
-        /// RDMA reads and atomics in flight as responder.
         @114 max_dest_rd_atomic: u8,
-        /// Delay that RNR NAKs ask for, as a code of 5 bits.
         @115 min_rnr_timer: u8,
-        /// Port, from 1.
         @116 port_num: u8,
-        /// ACK timeout: 4.096 us << n, 0 for none; 5 bits.
         @117 timeout: u8,
-        /// Retries after a timeout; 3 bits.
         @118 retry_cnt: u8,
-        /// Retries after RNR, 7 for ever; 3 bits.
         @119 rnr_retry: u8,
         @120 alt_port_num: u8,
-        /// As `timeout`, for the alternate path.
         @121 alt_timeout: u8,
-        /// 1: every send request is signaled.
         @122 sq_sig_all: u8,
-        /// Zero.
         @123 reserved: [u8; 5],
     }
 
@@ -230,15 +168,11 @@ crate::macros::abi_structs! {
         @0 dest: QpDest,
         /// Alternate path.
         @32 alt_dest: QpDest,
-        /// Handle of the queue pair.
         @64 qp_handle: u32,
         @68 attr_mask: QpAttrMask,
         @72 qkey: u32,
-        /// First PSN expected; 24 bits.
         @76 rq_psn: u32,
-        /// First PSN sent; 24 bits.
         @80 sq_psn: u32,
-        /// The peer's queue pair number.
         @84 dest_qp_num: u32,
         @88 qp_access_flags: AccessFlags,
         @92 pkey_index: u16,
@@ -248,24 +182,15 @@ crate::macros::abi_structs! {
         @98 path_mtu: Mtu,
         @99 path_mig_state: MigState,
         @100 en_sqd_async_notify: u8,
-        /// RDMA reads and atomics in flight as initiator.
         @101 max_rd_atomic: u8,
-        /// RDMA reads and atomics in flight as responder.
         @102 max_dest_rd_atomic: u8,
-        /// Delay that RNR NAKs ask for, as a code of 5 bits.
         @103 min_rnr_timer: u8,
-        /// Port, from 1.
         @104 port_num: u8,
-        /// ACK timeout: 4.096 us << n, 0 for none; 5 bits.
         @105 timeout: u8,
-        /// Retries after a timeout; 3 bits.
         @106 retry_cnt: u8,
-        /// Retries after RNR, 7 for ever; 3 bits.
         @107 rnr_retry: u8,
         @108 alt_port_num: u8,
-        /// As `timeout`, for the alternate path.
         @109 alt_timeout: u8,
-        /// Zero.
         @110 reserved: [u8; 2],
     }
 
@@ -275,25 +200,19 @@ crate::macros::abi_structs! {
         @0 base: ModifyQp,
         /// Kbit/s.
         @112 rate_limit: u32,
-        /// Zero.
         @116 reserved: u32,
     }
 
     /// The answer.
     struct ExModifyQpResp = "struct ib_uverbs_ex_modify_qp_resp", 8 {
-        /// Which optional fields are valid.
         @0 comp_mask: u32,
-        /// Bytes of the answer that the kernel filled in.
         @4 response_length: u32,
     }
 
     /// Destroys a queue pair.
     struct DestroyQp = "struct ib_uverbs_destroy_qp", 16 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
-        /// Handle of the queue pair.
         @8 qp_handle: u32,
-        /// Zero.
         @12 reserved: u32,
     }
 
@@ -307,11 +226,9 @@ crate::macros::abi_structs! {
     struct AttachMcast = "struct ib_uverbs_attach_mcast", 24 {
         /// The group.
         @0 gid: [u8; 16],
-        /// Handle of the queue pair.
         @16 qp_handle: u32,
         /// LID of the group.
         @20 mlid: u16,
-        /// Zero.
         @22 reserved: u16,
     }
 
@@ -319,11 +236,9 @@ crate::macros::abi_structs! {
     struct DetachMcast = "struct ib_uverbs_detach_mcast", 24 {
         /// The group.
         @0 gid: [u8; 16],
-        /// Handle of the queue pair.
         @16 qp_handle: u32,
         /// LID of the group.
         @20 mlid: u16,
-        /// Zero.
         @22 reserved: u16,
     }
 
@@ -335,47 +250,30 @@ crate::macros::abi_structs! {
         @12 path_mtu: u32,
         @16 path_mig_state: u32,
         @20 qkey: u32,
-        /// First PSN expected; 24 bits.
         @24 rq_psn: u32,
-        /// First PSN sent; 24 bits.
         @28 sq_psn: u32,
-        /// The peer's queue pair number.
         @32 dest_qp_num: u32,
         @36 qp_access_flags: AccessFlags,
         @40 ah_attr: AhAttr,
         @72 alt_ah_attr: AhAttr,
-        /// Work requests in the send queue.
         @104 max_send_wr: u32,
-        /// Work requests in the receive queue.
         @108 max_recv_wr: u32,
-        /// Gather entries per send request.
         @112 max_send_sge: u32,
-        /// Scatter entries per receive request.
         @116 max_recv_sge: u32,
-        /// Bytes of inline data per send request.
         @120 max_inline_data: u32,
         @124 pkey_index: u16,
         @126 alt_pkey_index: u16,
         @128 en_sqd_async_notify: u8,
         @129 sq_draining: u8,
-        /// RDMA reads and atomics in flight as initiator.
         @130 max_rd_atomic: u8,
-        /// RDMA reads and atomics in flight as responder.
         @131 max_dest_rd_atomic: u8,
-        /// Delay that RNR NAKs ask for, as a code of 5 bits.
         @132 min_rnr_timer: u8,
-        /// Port, from 1.
         @133 port_num: u8,
-        /// ACK timeout: 4.096 us << n, 0 for none; 5 bits.
         @134 timeout: u8,
-        /// Retries after a timeout; 3 bits.
         @135 retry_cnt: u8,
-        /// Retries after RNR, 7 for ever; 3 bits.
         @136 rnr_retry: u8,
         @137 alt_port_num: u8,
-        /// As `timeout`, for the alternate path.
         @138 alt_timeout: u8,
-        /// Zero.
         @139 reserved: [u8; 5],
     }
 }

@@ -6,35 +6,23 @@ use crate::flags::{WqAttrMask, WqFlags};
 crate::macros::abi_structs! {
     /// Creates a work queue.
     struct ExCreateWq = "struct ib_uverbs_ex_create_wq", 40 {
-        /// Which optional fields are valid.
         @0 comp_mask: u32,
         @4 wq_type: WqType,
-        /// The user's own value; comes back in events.
         @8 user_handle: u64,
-        /// Handle of the protection domain.
         @16 pd_handle: u32,
-        /// Handle of the completion queue.
         @20 cq_handle: u32,
-        /// Work requests.
         @24 max_wr: u32,
-        /// Entries per request.
         @28 max_sge: u32,
         @32 create_flags: WqFlags,
-        /// Zero.
         @36 reserved: u32,
     }
 
     /// The work queue.
     struct ExCreateWqResp = "struct ib_uverbs_ex_create_wq_resp", 24 {
-        /// Which optional fields are valid.
         @0 comp_mask: u32,
-        /// Bytes of the answer that the kernel filled in.
         @4 response_length: u32,
-        /// Handle of the work queue.
         @8 wq_handle: u32,
-        /// Work requests.
         @12 max_wr: u32,
-        /// Entries per request.
         @16 max_sge: u32,
         /// Queue number.
         @20 wqn: u32,
@@ -42,28 +30,22 @@ crate::macros::abi_structs! {
 
     /// Destroys a work queue.
     struct ExDestroyWq = "struct ib_uverbs_ex_destroy_wq", 8 {
-        /// Which optional fields are valid.
         @0 comp_mask: u32,
-        /// Handle of the work queue.
         @4 wq_handle: u32,
     }
 
     /// Events handed out for the queue.
     struct ExDestroyWqResp = "struct ib_uverbs_ex_destroy_wq_resp", 16 {
-        /// Which optional fields are valid.
         @0 comp_mask: u32,
-        /// Bytes of the answer that the kernel filled in.
         @4 response_length: u32,
         /// How many events the kernel handed out for the object.
         @8 events_reported: u32,
-        /// Zero.
         @12 reserved: u32,
     }
 
     /// Changes a work queue.
     struct ExModifyWq = "struct ib_uverbs_ex_modify_wq", 24 {
         @0 attr_mask: WqAttrMask,
-        /// Handle of the work queue.
         @4 wq_handle: u32,
         @8 wq_state: WqState,
         @12 curr_wq_state: WqState,
@@ -74,7 +56,6 @@ crate::macros::abi_structs! {
     /// Head of an indirection table; `1 << log_ind_tbl_size` handles of four bytes follow, padded
     /// to eight bytes if there is one.
     struct ExCreateRwqIndTable = "struct ib_uverbs_ex_create_rwq_ind_table", 8 {
-        /// Which optional fields are valid.
         @0 comp_mask: u32,
         /// At most 13.
         @4 log_ind_tbl_size: u32,
@@ -82,9 +63,7 @@ crate::macros::abi_structs! {
 
     /// The indirection table.
     struct ExCreateRwqIndTableResp = "struct ib_uverbs_ex_create_rwq_ind_table_resp", 16 {
-        /// Which optional fields are valid.
         @0 comp_mask: u32,
-        /// Bytes of the answer that the kernel filled in.
         @4 response_length: u32,
         /// Handle of the indirection table.
         @8 ind_tbl_handle: u32,
@@ -94,7 +73,6 @@ crate::macros::abi_structs! {
 
     /// Destroys an indirection table.
     struct ExDestroyRwqIndTable = "struct ib_uverbs_ex_destroy_rwq_ind_table", 8 {
-        /// Which optional fields are valid.
         @0 comp_mask: u32,
         /// Handle of the indirection table.
         @4 ind_tbl_handle: u32,

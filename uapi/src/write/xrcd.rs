@@ -3,7 +3,6 @@
 crate::macros::abi_structs! {
     /// Opens a domain.
     struct OpenXrcd = "struct ib_uverbs_open_xrcd", 16 {
-        /// Where `write(2)` would put the answer; zero through the ioctl.
         @0 response: u64,
         /// File whose inode identifies the domain; all ones for a private domain.
         @8 fd: u32,
@@ -13,13 +12,11 @@ crate::macros::abi_structs! {
 
     /// The domain.
     struct OpenXrcdResp = "struct ib_uverbs_open_xrcd_resp", 4 {
-        /// Handle of the XRC domain.
         @0 xrcd_handle: u32,
     }
 
     /// Closes a domain.
     struct CloseXrcd = "struct ib_uverbs_close_xrcd", 4 {
-        /// Handle of the XRC domain.
         @0 xrcd_handle: u32,
     }
 }
