@@ -174,3 +174,36 @@ fn the_library_is_in_this_binary() {
     // Without this the test above would look at a binary that the linker has emptied.
     assert!(common::open().attributes().unwrap().ports() >= 1);
 }
+
+/// The documentation's `cargo` commands: packages, benchmarks, examples and tests have these names.
+#[test]
+fn cargo_commands_of_the_docs_name_what_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let metadata = cargo()
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .output()
+        .unwrap();
+    let metadata = String::from_utf8(metadata.stdout).unwrap();
+    let mut pages: Vec<_> = ["README.md", "CONTRIBUTING.md"].map(|page| root.join(page)).into();
+    pages.extend(std::fs::read_dir(root.join("docs")).unwrap().map(|page| page.unwrap().path()));
+    pages.retain(|page| page.extension().is_some_and(|end| end == "md"));
+
+    let mut count = 0;
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        let words: Vec<_> = text.split(|c: char| c.is_whitespace() || c == '`').collect();
+        for pair in words.windows(2) {
+            let kind = match pair[0] {
+                "--bench" => r#""kind":["bench"],"crate_types":["bin"],"#,
+                "--example" => r#""kind":["example"],"crate_types":["bin"],"#,
+                "--test" => r#""kind":["test"],"crate_types":["bin"],"#,
+                "-p" if pair[1].starts_with("uverbs") => r#"{"#,
+                _ => continue,
+            };
+            let named = format!("{kind}\"name\":\"{}\"", pair[1]);
+            assert!(metadata.contains(&named), "{}: {} {}", page.display(), pair[0], pair[1]);
+            count += 1;
+        }
+    }
+    assert!(count > 20, "only {count} names found");
+}

@@ -1,5 +1,7 @@
 //! The command line of `uverbs`.
 
+#[cfg(test)]
+mod documented;
 mod inspect;
 mod run;
 
