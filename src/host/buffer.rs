@@ -42,10 +42,10 @@ impl PageSize {
     }
 }
 
-/// Zeroed memory of its own whole pages, unmapped when dropped: queues live in such memory, and it
-/// is what a program registers if it has no memory of its own in mind.
+/// Zeroed memory in whole pages, unmapped when dropped. Queues are in such memory, and programs
+/// without memory of their own register it.
 ///
-/// It lends views, never slices, since a device may write to it at any time.
+/// It lends views, never slices, because a device may write to it at any time.
 ///
 /// ```
 /// let buffer = uverbs::Buffer::new(4096)?;
@@ -63,7 +63,7 @@ enum Pages {
     Part(Part),
 }
 
-/// Bytes of pages that several buffers have parts of, each other ones.
+/// Bytes of pages that several buffers share; no byte belongs to two buffers.
 #[derive(Debug)]
 struct Part {
     whole: Arc<Buffer>,
@@ -71,7 +71,7 @@ struct Part {
     length: usize,
 }
 
-/// Memory of the program's own, and how it goes back.
+/// Memory of the program, and the function that returns it.
 struct Given {
     start: *mut u8,
     length: usize,
@@ -128,15 +128,15 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// As [`Buffer::with_pages`], in memory of the NUMA node `node` alone, which is taken at once:
-    /// nothing comes from another node later, when this one has too little.
+    /// As [`Buffer::with_pages`], in memory of the NUMA node `node` only. The pages are allocated at
+    /// once, so none can come from another node later.
     ///
     /// # Errors
     /// Errors of `mmap(2)` and `mbind(2)`: `InvalidInput` for a node that has no memory, or that
     /// the process may not use (`cpuset(7)`); `OutOfMemory` where the node has too few such pages;
     /// `PermissionDenied` where a container forbids the call; `Unsupported` on a kernel without
-    /// NUMA. (Kernels before 5.14 cannot take the pages at once: there a pool of huge pages that
-    /// has too few of this node shows when the memory is registered.)
+    /// NUMA. (Kernels before 5.14 cannot allocate the pages at once. There a lack of huge pages on
+    /// this node shows only when the memory is registered.)
     pub fn on_node(length: usize, size: PageSize, node: u32) -> io::Result<Self> {
         let buffer = Self::with_pages(length, size)?;
         bind(&buffer, node)?;
@@ -146,7 +146,7 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// The first `at` bytes, and the rest. The memory goes back when both have been dropped.
+    /// The first `at` bytes, and the rest. The memory is returned when both have been dropped.
     pub(super) fn split(self, at: usize) -> (Self, Self) {
         let (at, end) = (at.min(self.len()), self.len());
         let (whole, offset) = match self.0 {
@@ -161,8 +161,8 @@ impl Buffer {
         (Self(Pages::Part(part(0, at))), Self(Pages::Part(part(at, end))))
     }
 
-    /// Memory of the program's own: an arena, shared memory, pages of one NUMA node. `give_back` is
-    /// called once, when the buffer is dropped.
+    /// Memory that the program already has: an arena, shared memory, pages of one NUMA node.
+    /// `give_back` is called once, when the buffer is dropped.
     ///
     /// # Safety
     /// Until `give_back` is called, the memory is mapped readable and writable, its bytes are
@@ -204,7 +204,7 @@ impl Buffer {
 
     /// The bytes, to copy in and out.
     pub fn view(&self) -> MemoryView<'_> {
-        // SAFETY: mapped as long as `self` lives, and this type never lends a plain reference into
+        // SAFETY: mapped as long as `self` lives, and this type never lends a plain reference to
         // it.
         unsafe { MemoryView::new(self.as_ptr(), self.len()) }
     }
@@ -217,7 +217,7 @@ impl Buffer {
     }
 }
 
-/// Nodes that a mask names: the most that a kernel can be built for (CONFIG_NODES_SHIFT).
+/// Number of nodes in a mask: the most that a kernel can be built for (CONFIG_NODES_SHIFT).
 const NODES: usize = 1 << 10;
 
 /// Lets the kernel take the pages of `buffer`, which nothing has touched, from one node alone.
@@ -243,7 +243,7 @@ fn bind(buffer: &Buffer, node: u32) -> io::Result<()> {
     if bound == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Takes all pages now.
+/// Allocates all pages now.
 fn populate(pages: &MmapRaw) -> io::Result<()> {
     match pages.advise(Advice::PopulateWrite) {
         // Before Linux 5.14.
@@ -267,14 +267,14 @@ pub(crate) fn page_size() -> usize {
 
 /// A window onto memory that a device, or a remote peer through it, may read and write at any time.
 ///
-/// It never lends a slice: bytes are copied in and out with relaxed atomic accesses. Each byte is
-/// reached through the aligned word of eight that it is part of, by every part of a view alike, so
-/// that threads of this process may use any parts at the same time: they see each other's writes
-/// whole or not at all, word by word, and a write leaves the neighbours of its bytes alone. Only
-/// where a view begins or ends within a word are the bytes there reached singly. The software
-/// device accesses what peers can reach at the same sizes, so a view and a peer's operation never
-/// make mixed-size accesses, which `std::sync::atomic` forbids (`docs/ordering.md`, "Sizes of
-/// accesses"). Nothing here orders accesses against the device; a completion does.
+/// It never lends a slice: bytes are copied in and out with relaxed atomic accesses. An access to a
+/// byte is one to the aligned word of eight bytes that contains it, in all parts of a view alike. So
+/// threads of this process may use any parts at the same time: each word of a write is seen whole
+/// or not at all, and bytes next to those of the write do not change. Only the bytes of a word that
+/// is not wholly inside the view are accessed one by one. The software device accesses memory that
+/// peers can reach with the same sizes, so a view and a peer's operation never make mixed-size
+/// accesses, which `std::sync::atomic` forbids (`docs/ordering.md`, "Sizes of accesses"). Nothing
+/// here orders accesses against the device; a completion does.
 ///
 /// ```no_run
 /// use uverbs::{AccessFlags, Buffer};
@@ -292,15 +292,15 @@ pub(crate) fn page_size() -> usize {
 pub struct MemoryView<'a> {
     start: *mut u8,
     length: usize,
-    /// Where the view that this is part of begins and ends: which words are wholly its own.
+    /// Where the outermost view begins and ends, which decides which words are wholly inside it.
     edges: (usize, usize),
     memory: PhantomData<&'a AtomicU8>,
 }
 
-// SAFETY: every access through a view is atomic, and of one size for each byte: of the word where
-// the word lies within the outermost view, else of the byte (`word_of`). No two accesses overlap in
-// part, so they race with none. The software device accesses memory with an rkey at these sizes as
-// well (`Margins` in soft-mlx5/adapter/src/memory).
+// SAFETY: every access through a view is atomic, and each byte is always accessed with the same
+// size: that of its word if the word is inside the outermost view, else that of the byte
+// (`word_of`). No two accesses overlap only in part, so there is no data race. The software device
+// accesses memory with an rkey at the same sizes (`Margins` in soft-mlx5/adapter/src/memory).
 unsafe impl Send for MemoryView<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryView<'_> {}
@@ -486,7 +486,7 @@ impl<'a> MemoryView<'a> {
         Some((word, first))
     }
 
-    /// A byte of no whole word.
+    /// A byte that is not in a whole word.
     fn byte(&self, offset: usize) -> &'a AtomicU8 {
         debug_assert!(offset < self.length && self.word_of(offset).is_none());
         // SAFETY: callers checked that `offset` lies within; the memory is mapped for 'a, and bytes

@@ -1,8 +1,8 @@
 //! Children that may hold a file open although this process has closed it.
 //!
 //! `vfork` and `posix_spawn` run no handlers in which a fork could be counted. Their children hold
-//! every descriptor until they call exec or end, so one that is under way while this process closes
-//! a file keeps that file open. `/proc` tells which children there are, and which files they hold
+//! every descriptor until they call exec or end. If this process closes a file before that, the
+//! child keeps the file open. `/proc` tells which children there are, and which files they hold
 //! (proc_pid_stat(5), proc_pid_fd(5)).
 
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ impl FileId {
 
     fn is_held_by(self, child: &Child) -> io::Result<bool> {
         for entry in fs::read_dir(format!("/proc/{}/fd", child.id))? {
-            // A descriptor that is gone by now is none.
+            // A descriptor that was closed meanwhile does not count.
             let data = fs::metadata(entry?.path());
             if data.is_ok_and(|data| Self(data.dev(), data.ino()) == self) {
                 return Ok(true);
@@ -32,7 +32,7 @@ impl FileId {
     }
 }
 
-/// A process, also after its id has been used again.
+/// A process, told from a later one with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Child {
     id: u32,
@@ -47,7 +47,7 @@ pub(crate) struct Children {
 }
 
 impl Children {
-    /// Asks while this process still has `file` open. A child that does not hold it now never will.
+    /// Asks while this process still has `file` open. A child without the file now never gets it.
     ///
     /// # Errors
     /// Where `/proc` does not tell.
@@ -56,8 +56,8 @@ impl Children {
         Ok(Self { without: running()?.into_iter().filter(holds_not).collect() })
     }
 
-    /// After this process has closed the file: whether a child may hold it, or may have been the
-    /// last to do so and be closing it still. No child that ended is: files are closed before a
+    /// Whether a child may still hold the file after this process has closed it, or may be closing
+    /// it right now. A child that has ended does neither: the kernel closes the files before a
     /// process becomes a zombie (`do_exit`, kernel/exit.c).
     pub(crate) fn may_hold(&self) -> bool {
         running().map_or(true, |all| all.iter().any(|child| !self.without.contains(child)))
@@ -70,7 +70,7 @@ fn running() -> io::Result<Vec<Child>> {
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(id) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-        // One that cannot be read has ended.
+        // A process whose file cannot be read has ended.
         let Ok(stat) = fs::read_to_string(format!("/proc/{id}/stat")) else { continue };
         all.extend(running_child(id, &stat));
     }

@@ -17,9 +17,9 @@ use crate::host::channel::{Access, Channel};
 use crate::host::fork::{Process, forked};
 use crate::host::system::{self, Call, Mapping};
 
-/// How often a command is sent again when a signal interrupts it. The kernel undoes an interrupted
-/// command before it returns EINTR, so sending it again is safe; a program whose signals never stop
-/// gets `Interrupted` in the end.
+/// How often a command is sent again when signals interrupt it. The kernel undoes an interrupted
+/// command before it returns EINTR, so sending it again is safe. After that the error is
+/// `Interrupted`.
 const INTERRUPTED_TRIES: u32 = 100;
 
 /// Tells whether a device is gone, independently of commands that fail.
@@ -28,13 +28,13 @@ pub(crate) trait Removal: fmt::Debug + Send + Sync {
     fn device_is_gone(&self) -> bool;
 }
 
-/// The open device as far as commands are concerned.
+/// The open device, as the sender of commands needs it.
 #[derive(Debug)]
 pub(crate) struct Commands {
     channel: Arc<dyn Channel>,
     /// Part of every command, so that the kernel can check which driver's data it carries.
     driver: DriverId,
-    /// Not known while the device is being opened, when there are no objects either.
+    /// Not set while the device is being opened; there are no objects then.
     removal: OnceLock<Arc<dyn Removal>>,
     /// The process that opened it. A forked child shares the file, and its destroys would hit the
     /// parent's objects.
@@ -114,9 +114,9 @@ impl Commands {
         self.destroy(verb, &mut request)
     }
 
-    /// EIO and ENODEV are what commands say once the device is gone, and also what they say when
-    /// its firmware fails them and all objects are still there. How many commands fail says
-    /// nothing.
+    /// Commands fail with EIO or ENODEV once the device is gone. They also do if the firmware fails
+    /// and all objects still exist, so neither the errno nor the number of failures proves that the
+    /// device is gone.
     fn explain(&self, verb: &'static str, errno: Errno) -> Error {
         let error = Error::os(verb, errno);
         if !matches!(errno, Errno::EIO | Errno::ENODEV) {
@@ -199,8 +199,8 @@ impl Commands {
         Ok((response, driver))
     }
 
-    /// Sends a write command with the driver's request
-    /// `driver`, which the driver answers with a `D`.
+    /// Sends a write command with the driver's request `driver`, which the driver answers with a
+    /// `D`.
     pub(crate) fn write_driver<C: WriteCommand, D>(
         &self,
         verb: &'static str,
@@ -229,9 +229,8 @@ impl Commands {
         mapped.map_err(|errno| Error::os(verb, errno).asked(format!("mmap at {offset:#x}")))
     }
 
-    /// Makes sure that write commands may travel by ioctl. As libibverbs does, it asks with a
-    /// command that lacks everything but its number: a kernel that knows the method finds it too
-    /// short (ENOSPC).
+    /// Checks that the kernel takes write commands by ioctl. As libibverbs does, it sends a command
+    /// that has only its number: a kernel that knows the method finds it too short (ENOSPC).
     pub(crate) fn require_invoke_write(&self) -> Result<()> {
         let mut probe = self.request::<invoke_write::Call>();
         probe.constant(invoke_write::WRITE_CMD, WriteCmd::QUERY_DEVICE.0);

@@ -16,25 +16,25 @@
 //! handle therefore remembers who opened the device: in a child each verb fails with
 //! [`ErrorKind::ForkedChild`] and every `Drop` does nothing, so a child may exit or exec.
 //! Posting and polling ask for no process id (that would cost the parent a test per call). Instead
-//! a handler that runs in the child before `fork` returns (`pthread_atfork`) puts memory of its own
-//! in the place of doorbell pages, and closes the queues as posting sees them:
+//! a handler that runs in the child before `fork` returns (`pthread_atfork`) replaces the doorbell
+//! pages by ordinary memory, and marks the queues closed for posting:
 //!
 //! - what a child posts, publishes or arms reaches no device: rings and doorbell records are its
 //!   own copies, and so are doorbells. Queue memory that the program shares with its children
 //!   itself (an allocator of `MAP_SHARED` memory) is the exception;
 //! - a slot is refused with [`PostError::ForkedChild`](crate::qp::PostError::ForkedChild) at once,
 //!   a batch of a queue pair cannot be begun, and a single raw post fails as soon as the queue
-//!   looks at its state: up to a lap of posts before that answer `Ok`, and do nothing. Posts to a
-//!   raw shared receive queue and arming a completion queue say nothing.
+//!   checks its state. Up to a lap of posts before that return `Ok` and do nothing. Posts to a raw
+//!   shared receive queue and arming a completion queue do nothing and report nothing.
 //!
 //! `vfork` and `posix_spawn` run no handlers; their children only call exec. A child made by a bare
 //! `clone` system call is not covered. The software device's thread exists in the parent only. A
 //! child that wants RDMA opens the device anew.
 //!
 //! The child has only the thread that forked. Locks that other threads of the parent held at that
-//! moment stay locked in the child for ever. No verb and no `Drop` in a child waits
-//! for one: what the library keeps per context is behind a lock that a child gives up on, and what
-//! it keeps per process a child begins anew.
+//! moment stay locked in the child for ever. No verb and no `Drop` in a child waits for such a
+//! lock: a child gives up on the locks of a context, and starts with new state where the library
+//! has some per process.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -55,8 +55,8 @@ const HEADER: usize = 16;
 
 /// Whether the running kernel copies pinned pages at fork. Asked once per process.
 ///
-/// The RDMA core says so over netlink; where it cannot be asked (no RDMA in the kernel, or no
-/// netlink in a container) the kernel's version decides: 5.12 is the first that copies.
+/// The RDMA core answers this over netlink. If it cannot be asked (no RDMA in the kernel, or no
+/// netlink in a container), the kernel's version decides: 5.12 is the first that copies.
 #[doc(alias = "ibv_fork_init")]
 #[doc(alias = "ibv_is_fork_initialized")]
 pub fn kernel_copies_pinned_pages() -> bool {
@@ -81,16 +81,15 @@ pub(crate) fn forked(verb: &'static str) -> Error {
 /// A mutex that a forked child never waits for: the thread that held it at the fork does not exist
 /// there.
 ///
-/// Data is taken as a thread left it that panicked while it held the lock: every critical section
-/// leaves it consistent at each step.
+/// If a thread panicked while it held the lock, the next one gets the data as it is: every critical
+/// section keeps it consistent at each step.
 #[derive(Debug)]
 pub(crate) struct Lock<T> {
     mutex: Mutex<T>,
     process: Process,
 }
 
-/// A process, told from its forked children also where a pid namespace of their own gives them the
-/// same id.
+/// A process, told from its forked children even if a pid namespace gives them the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
     id: u32,
@@ -149,7 +148,7 @@ fn ask_rdma_core() -> Result<bool, Errno> {
     let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
     send(fd, &request(), MsgFlags::empty())?;
     let mut reply = [0; 1024];
-    // The core answers within the send, so the reply is there or will never come.
+    // The core answers during the send, so the reply has arrived by now or never will.
     let length = recv(fd, &mut reply, MsgFlags::MSG_DONTWAIT)?;
     copy_on_fork(&reply[..length]).ok_or(Errno::EPROTO)
 }

@@ -1,4 +1,4 @@
-//! Destroying the kernel's objects, as far as it is the same for all of them.
+//! Destroying the kernel's objects: what all of them have in common.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::error::{DestroyError, Error, ErrorKind, Result};
 use crate::host::command::Commands;
 use crate::host::events::{Wait, log_failed_drop};
 
-/// An object of the kernel's that may have events.
+/// A kernel object that may have events.
 pub(crate) trait Destroy: Sized {
     /// Destroys it, once its events have been acknowledged. On failure nothing has changed.
     fn destroy_in_place(&mut self, wait: Wait) -> Result<()>;
@@ -20,8 +20,8 @@ pub(crate) fn destroy<T: Destroy>(
     object.destroy_in_place(wait).map_err(|error| DestroyError::new(object, error))
 }
 
-/// Runs `destroy` on what handles share if this is the last handle; else names the users and what
-/// they use.
+/// Destroys the shared object if this is its last handle. Otherwise the error names the object and
+/// its users.
 pub(crate) fn destroy_unshared<S>(
     shared: &mut Arc<S>,
     verb: &'static str,
@@ -38,7 +38,7 @@ pub(crate) fn destroy_unshared<S>(
     }
 }
 
-/// The object that another one was made from, and which it keeps.
+/// The object that another one was created from and keeps alive.
 pub(crate) trait Parent {
     /// The open device that commands go to.
     fn commands(&self) -> &Commands;
@@ -53,14 +53,14 @@ pub(crate) struct Kind {
     pub(crate) destroy: fn(&Commands, &'static str, u32) -> Result<()>,
 }
 
-/// An object of the kernel's that has no events and no memory of its own. Its drop destroys it,
-/// unless [`Object::destroy`] did.
+/// A kernel object that has no events and no memory of its own. Dropping it destroys it, unless
+/// [`Object::destroy`] did.
 #[derive(Debug)]
 pub(crate) struct Object<P: Parent> {
     pub(crate) parent: P,
     pub(crate) handle: u32,
     kind: &'static Kind,
-    /// Not destroyed yet, and this process's to destroy.
+    /// Not destroyed yet, and this process has to destroy it.
     live: bool,
 }
 
@@ -69,7 +69,7 @@ impl<P: Parent> Object<P> {
         Self { parent, handle, kind, live: true }
     }
 
-    /// One that another context made, which destroys it.
+    /// An object that another context created and will destroy.
     pub(crate) fn borrowed(parent: P, handle: u32, kind: &'static Kind) -> Self {
         Self { parent, handle, kind, live: false }
     }

@@ -84,7 +84,7 @@ impl Manager {
         Ok(answer)
     }
 
-    /// Runs a command that answers to `memory`, or whose value is there.
+    /// Runs a command whose answer or value is in `memory`.
     pub(crate) fn run<C: Command>(
         &self,
         verb: &'static str,
@@ -135,8 +135,8 @@ fn make_non_blocking(descriptor: &OwnedFd) -> Result<()> {
     set.map(drop).map_err(failed)
 }
 
-/// The node must be the character device that sysfs announces. Where a container has no sysfs, it
-/// must be one of the misc devices at least.
+/// The node must be the character device that sysfs announces, or in a container without sysfs at
+/// least one of the misc devices.
 fn check_number(node: &Path, found: Option<(u64, u64)>, sysfs: &Path) -> Result<()> {
     let node = node.display();
     let other = |cause| Err(Error::new(OPEN, ErrorKind::NotFound, cause).cure_with(LOAD));
@@ -155,7 +155,7 @@ fn check_number(node: &Path, found: Option<(u64, u64)>, sysfs: &Path) -> Result<
     other(format!("{node} is device {major}:{minor}, but rdma_cm is {expected}"))
 }
 
-/// A kernel that does not say its version has the one that all have had since 2007.
+/// A kernel that does not tell its ABI version has the version of all kernels since 2007.
 fn check_version(sysfs: &Path) -> Result<()> {
     let Ok(text) = fs::read_to_string(sysfs.join(SYSFS).join("abi_version")) else { return Ok(()) };
     match text.trim().parse::<u32>() {

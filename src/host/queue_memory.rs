@@ -8,7 +8,7 @@ use super::buffer::{Buffer, PageSize};
 use super::fork::Lock;
 use crate::error::{Error, Result};
 
-/// What rings begin at a multiple of.
+/// Alignment of rings.
 const PAGE: usize = 4096;
 
 /// What memory of a queue is for.
@@ -28,7 +28,7 @@ pub enum QueueUse {
 }
 
 impl QueueUse {
-    /// What its memory begins at a multiple of: rings with a page, records with a cache line.
+    /// Alignment of the memory: a page for rings, a cache line for records.
     fn alignment(self) -> usize {
         match self {
             Self::Completions | Self::WorkRequests | Self::SharedReceives => PAGE,
@@ -43,11 +43,11 @@ type Allocator = dyn Fn(usize, QueueUse) -> io::Result<Buffer> + Send + Sync;
 /// huge pages, memory of one NUMA node, an arena of the program's own (what
 /// `ibv_alloc_parent_domain` takes `alloc` and `free` for).
 ///
-/// Give it to a protection domain for what is made of that
-/// ([`ProtectionDomain::with_queue_memory`]) and to completion queues
-/// ([`CqBuilder::queue_memory`](crate::CqBuilder::queue_memory)); queues of frames
-/// ([`uverbs::ethernet`](crate::ethernet)) have all of theirs from it, their buffers too. The
-/// [`Buffer`] that it returns goes back the way buffers go, when the queue is destroyed.
+/// Give it to a protection domain, for the queues created from that
+/// ([`ProtectionDomain::with_queue_memory`]), and to completion queues
+/// ([`CqBuilder::queue_memory`](crate::CqBuilder::queue_memory)). Queues of frames
+/// ([`uverbs::ethernet`](crate::ethernet)) take all their memory from it, buffers included. The
+/// [`Buffer`] that it returns is dropped when the queue is destroyed.
 ///
 /// ```no_run
 /// use uverbs::memory::{PageSize, QueueMemory};
@@ -78,12 +78,11 @@ impl QueueMemory {
         Self(Arc::new(allocate))
     }
 
-    /// Pages of `size`. What queues ask for is cut from them one behind the other, so rings,
-    /// doorbell records and buffers share huge pages. A page goes back when all that was cut from
-    /// it has.
+    /// Pages of `size`. Rings, doorbell records and buffers of several queues share huge pages. A
+    /// page is returned when nothing uses a part of it any more.
     ///
-    /// A queue that does not get them is an error of its creation (ENOMEM where the kernel's pool
-    /// of huge pages has too few): nothing falls back to other pages.
+    /// If there are too few pages, creating the queue fails (ENOMEM if the kernel's pool of huge
+    /// pages is empty): nothing falls back to other pages.
     pub fn pages(size: PageSize) -> Self {
         Self::cut_from(size, move |length| Buffer::with_pages(length, size))
     }

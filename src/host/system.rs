@@ -179,7 +179,7 @@ fn own(verb: &'static str, fd: i32) -> crate::error::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// What a tokio reactor watches: the descriptor that `owner` lends, which it keeps open.
+/// The source that a tokio reactor watches: the descriptor of `owner`, which keeps it open.
 #[cfg(feature = "tokio")]
 #[derive(Debug)]
 pub(crate) struct Watched<T> {
@@ -207,7 +207,7 @@ impl<T: AsFd> Watched<T> {
 
 #[cfg(feature = "tokio")]
 impl<T> Watched<T> {
-    /// What keeps the descriptor.
+    /// The owner of the descriptor.
     pub(crate) fn owner(&self) -> &T {
         &self.owner
     }
@@ -276,7 +276,7 @@ impl Mapping {
         Self::new(start, length)
     }
 
-    /// Of memory that was mapped just now, for the caller alone.
+    /// Takes over memory that the caller has just mapped.
     fn new(start: *mut c_void, length: usize) -> Result<Self, Errno> {
         let start = NonNull::new(start).ok_or(Errno::ENOMEM)?;
         Ok(Self { start, length, hidden: None })
@@ -295,8 +295,8 @@ impl Mapping {
         fits.then(|| self.as_ptr().wrapping_add(offset))
     }
 
-    /// A word of memory that the device or the kernel may write too. The mapping allows what is
-    /// done with it.
+    /// A word of memory that the device or the kernel may write, too. The caller must not store to a
+    /// mapping that is read-only.
     pub(crate) fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
         let word = self.at(offset, 4)?;
         // SAFETY: in the mapping, which begins with a page, and aligned; mapped as long as `self`
@@ -318,8 +318,8 @@ impl Mapping {
         Some(unsafe { register.cast::<u32>().read_volatile() })
     }
 
-    /// The same mapping, in whose place a forked child has ordinary pages of its own: what it
-    /// stores there reaches no device.
+    /// The same mapping, which ordinary pages replace in a forked child: stores of a child reach no
+    /// device.
     pub(crate) fn hidden_from_children(mut self) -> Self {
         self.hidden = Some(Place::list(self.start.as_ptr().addr(), self.length, replace_pages));
         self
@@ -375,7 +375,7 @@ unsafe fn call<T: Inherited>(start: usize, count: usize) {
     objects.iter().for_each(T::in_child);
 }
 
-/// Puts memory that anything may be stored to in the place of device pages.
+/// Replaces device pages by ordinary memory.
 ///
 /// # Safety
 /// `length` bytes at `start` are a mapping of the parent's.
@@ -390,14 +390,14 @@ type Action = unsafe fn(usize, usize);
 
 const _: () = assert!(size_of::<Place>() == align_of::<Place>());
 
-/// An entry of the list that children go through. Never freed, but used again: locks cannot guard
-/// the list. Aligned to its size, so that it is on one page. The kernel copies a parent page by
-/// page while other threads run, and no child must find the start of one use with the rest of
-/// another.
+/// An entry of the list that children go through. Entries are never freed, but used again, because
+/// a lock cannot guard the list. Each is aligned to its size, so that it is on one page: the kernel
+/// copies the parent's memory page by page while other threads run, and a child must not see an
+/// entry that is half of one use and half of the next.
 #[derive(Debug)]
 #[repr(align(32))]
 struct Place {
-    /// Address; [`FREE`] while there is nothing.
+    /// Address of the object; [`FREE`] in an unused entry.
     start: AtomicUsize,
     length: AtomicUsize,
     /// An [`Action`].
@@ -406,7 +406,7 @@ struct Place {
 }
 
 const FREE: usize = 0;
-/// Free entries. The handler in children does without it.
+/// Unused entries. The handler in children does not use it.
 static SPARE: Mutex<Vec<&'static Place>> = Mutex::new(Vec::new());
 static LIST: AtomicPtr<Place> = AtomicPtr::new(ptr::null_mut());
 static FORKS: AtomicU64 = AtomicU64::new(0);
@@ -433,7 +433,7 @@ fn watch_forks() {
         // the list.
         let result = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
         if result != 0 {
-            // As if there had been a fork at every time that one asks.
+            // Every later call sees one more fork, so that memory is never freed too early.
             tracing::warn!("pthread_atfork failed: forked children are not watched");
         }
     });
@@ -450,8 +450,8 @@ extern "C" fn in_child() {
         let start = place.start.load(Ordering::Acquire);
         if start != FREE {
             let action = place.action.load(Ordering::Relaxed);
-            // SAFETY: an `Action`, stored before `start` was. What it is called for is taken off
-            // the list before it goes, so it was there when the parent forked.
+            // SAFETY: an `Action`, stored before `start` was. An object is taken off the list
+            // before it is dropped, so it existed when the parent forked.
             unsafe {
                 let action = std::mem::transmute::<*mut (), Action>(action);
                 action(start, place.length.load(Ordering::Relaxed));
@@ -485,7 +485,7 @@ impl Place {
         place
     }
 
-    /// Takes it off the list, before what it leads to goes.
+    /// Takes the object off the list, before the object is dropped.
     fn free(&'static self) {
         self.start.store(FREE, Ordering::Release);
         if let Some(mut spare) = spare() {

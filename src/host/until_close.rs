@@ -6,9 +6,9 @@
 //! that its descriptor is the last one if it never lent it, did not import it, and the process has
 //! not forked since the device was opened: a child holds a descriptor of its own until it ends or
 //! calls exec. Device pages that are mapped keep the file open as well, so they are unmapped first.
-//! Where this is not so, the memory stays until the process ends. The same holds if another thread
-//! is inside `vfork` or `posix_spawn` meanwhile, which run no handlers: that child holds the file
-//! open until its exec ([`Children`]).
+//! In all other cases the memory stays until the process ends. So it does if another thread is
+//! inside `vfork` or `posix_spawn`, which run no handlers: the child holds the file open until its
+//! exec ([`Children`]).
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -30,7 +30,7 @@ pub(crate) struct UntilClose {
     mapped: Lock<Vec<Memory>>,
     /// Whether closing the descriptor closes the file, as the channel said last.
     at_drop: AtDrop,
-    /// The children before that, where it matters.
+    /// The children before that, if they matter.
     children: Option<Children>,
 }
 

@@ -1,4 +1,4 @@
-//! What is mlx5's own: the driver's number, doorbell registers and records, sizes of queues. A
+//! What only mlx5 has: the driver's number, doorbell registers and records, sizes of queues. A
 //! second provider would be a sibling of this folder.
 
 pub(crate) mod queues;
@@ -8,10 +8,10 @@ pub(crate) mod uar;
 
 use uverbs_uapi::enums::DriverId;
 
-/// What every command names, so that the kernel can tell whose driver data it carries.
+/// The driver that every command names, so that the kernel can check the driver data in it.
 pub(crate) const DRIVER: DriverId = DriverId::MLX5;
 
-/// Where a ring is.
+/// Place and size of a ring.
 #[derive(Debug, Clone, Copy)]
 pub struct RingLayout {
     /// Its first byte.

@@ -79,10 +79,11 @@ impl RingMemory {
         self.rings.len()
     }
 
-    /// Makes the queues of these rings and keeps them with `also` and the rings.
+    /// Creates the queues of these rings with `make`, and keeps them together with `also` and the
+    /// rings.
     ///
     /// # Errors
-    /// Those of `make`; `InvalidInput` if the rings have queues already.
+    /// Those of `make`; `InvalidInput` if the rings already have queues.
     pub(crate) fn queues<Q, M>(
         self: &Arc<Self>,
         verb: &'static str,
@@ -130,9 +131,10 @@ pub(crate) struct CqMemory {
 
 #[derive(Debug)]
 struct CqRings {
-    /// The ring in use, last; before it rings that a resize left and that may still be polled.
+    /// The ring in use is the last one. Rings before it were left by a resize and may still be
+    /// polled.
     used: Vec<CqRing>,
-    /// Rings of resizes that failed: nothing tells that the device will not move there later.
+    /// Rings of failed resizes, because the device might still move there.
     perhaps: Vec<CqRing>,
     has_poller: bool,
 }
@@ -215,7 +217,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Stays in the ring before the one that was prepared last, whose memory is kept.
+    /// Cancels the last preparation. The memory of that ring is kept.
     pub(crate) fn cancel_resize(&mut self) {
         self.queue.cancel_resize();
         let mut rings = self.memory.0.rings();
@@ -224,7 +226,7 @@ impl Poller {
     }
 }
 
-/// A doorbell register of the provider's, with the page that it is on.
+/// A doorbell register for a send queue, with the page that it is on.
 #[derive(Debug, Clone)]
 pub(crate) struct Doorbell<R> {
     pub(crate) register: R,

@@ -60,7 +60,7 @@ impl Records {
 
 #[cfg(test)]
 impl Records {
-    /// Keeps everybody else waiting.
+    /// Holds the lock, so that all other threads wait.
     pub(crate) fn hold(&self) -> impl Sized + '_ {
         self.0.lock()
     }

@@ -57,7 +57,7 @@ struct Free {
     half: u32,
 }
 
-/// The page that completion queues are armed through. Its id counts where the kernel wants to know.
+/// The page that completion queues are armed through. Some kernels want its id.
 #[derive(Debug)]
 struct ArmPage {
     page: Page,
@@ -172,7 +172,7 @@ impl Uars {
         Ok(Free { mapping: page.mapping.clone(), page_id: page.id, index: 0, half })
     }
 
-    /// The register that an older kernel chose for a queue (`bfreg_index` of its answer).
+    /// The register that an older kernel chose for a queue (`bfreg_index` in the kernel's answer).
     pub(crate) fn chosen(self: &Arc<Self>, bfreg: u32) -> Result<Register> {
         let Kind::Static { pages, uars_per_page, page_size } = &self.kind else {
             return Err(no_page());
@@ -229,8 +229,8 @@ impl Drop for Register {
     }
 }
 
-/// Registers have to lie in their page, and to be aligned to their size: the provider relies on
-/// both. 0 is said where there is no write combining.
+/// Checks that registers are inside their page and aligned to their size; the provider relies on
+/// both. A size of 0 means that there is no write combining.
 fn check_registers(limits: &AllocUcontextResp) -> Result<()> {
     let count = if limits.tot_bfregs == 0 { USABLE } else { PER_UAR };
     let most = (UAR_SIZE - BLUEFLAME_OFFSET) as u32 / count;
@@ -272,12 +272,12 @@ impl Page {
         self.mapping.as_ptr()
     }
 
-    /// What commands call it.
+    /// Its id in commands.
     pub(crate) fn id(&self) -> u32 {
         self.id
     }
 
-    /// Where `mmap(2)` of the open device finds it.
+    /// Its offset for `mmap(2)` of the open device.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
@@ -298,8 +298,8 @@ fn map(commands: &Commands, length: u32, offset: u64) -> Result<Mapping> {
     commands.mmap(VERB, length as usize, Access::Write, offset)
 }
 
-/// Frees a page that could not be used, or is not any more. A failure leaves it to the context's
-/// end.
+/// Frees a page that could not be used or is no longer used. If that fails, the page stays until
+/// the context is closed.
 fn free(commands: &Commands, handle: u32) {
     let freed = commands.destroy_handle("destroy_uar", uar::destroy::HANDLE, handle);
     if let Err(error) = freed {
