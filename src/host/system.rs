@@ -295,8 +295,8 @@ impl Mapping {
         fits.then(|| self.as_ptr().wrapping_add(offset))
     }
 
-    /// A word of memory that the device or the kernel may write, too. The caller must not store to a
-    /// mapping that is read-only.
+    /// A word of memory that the device or the kernel may write, too. The caller must not store to
+    /// a mapping that is read-only.
     pub(crate) fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
         let word = self.at(offset, 4)?;
         // SAFETY: in the mapping, which begins with a page, and aligned; mapped as long as `self`
@@ -409,7 +409,7 @@ const FREE: usize = 0;
 /// Unused entries. The handler in children does not use it.
 static SPARE: Mutex<Vec<&'static Place>> = Mutex::new(Vec::new());
 static LIST: AtomicPtr<Place> = AtomicPtr::new(ptr::null_mut());
-static FORKS: AtomicU64 = AtomicU64::new(0);
+static FORKS: Forks = Forks { count: AtomicU64::new(0), unwatched: AtomicU64::new(0) };
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 /// How many forks there were between the process that first called this and the one that calls it
@@ -420,10 +420,22 @@ pub(crate) fn generation() -> u64 {
 }
 
 /// How often this process has forked, counted from the first call on. A fork that has begun counts,
-/// also in the child.
+/// also in the child. If forks cannot be watched, each call counts as one.
 pub(crate) fn forks() -> u64 {
     watch_forks();
-    FORKS.load(Ordering::SeqCst)
+    FORKS.number()
+}
+
+struct Forks {
+    count: AtomicU64,
+    /// 1 if forks are not watched, so that memory is never freed because none seems to have been.
+    unwatched: AtomicU64,
+}
+
+impl Forks {
+    fn number(&self) -> u64 {
+        self.count.fetch_add(self.unwatched.load(Ordering::SeqCst), Ordering::SeqCst)
+    }
 }
 
 fn watch_forks() {
@@ -433,14 +445,14 @@ fn watch_forks() {
         // the list.
         let result = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
         if result != 0 {
-            // Every later call sees one more fork, so that memory is never freed too early.
+            FORKS.unwatched.store(1, Ordering::SeqCst);
             tracing::warn!("pthread_atfork failed: forked children are not watched");
         }
     });
 }
 
 extern "C" fn before_fork() {
-    FORKS.fetch_add(1, Ordering::SeqCst);
+    FORKS.count.fetch_add(1, Ordering::SeqCst);
 }
 
 /// Runs in a child, before fork returns there.
@@ -506,5 +518,18 @@ impl Place {
                 Err(now) => first = now,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_watch_there_may_always_have_been_a_fork() {
+        let forks = Forks { count: AtomicU64::new(3), unwatched: AtomicU64::new(0) };
+        assert_eq!([forks.number(), forks.number()], [3, 3]);
+        forks.unwatched.store(1, Ordering::SeqCst);
+        assert_ne!(forks.number(), forks.number());
     }
 }
