@@ -23,7 +23,7 @@ macro_rules! fields {
 
 /// Attributes of a device; [`Context::limits`](crate::Context::limits) lists every limit by name.
 ///
-/// Limits are what the device admits at most; several at once may be more than it can give.
+/// A limit is the most that the device allows. It may be unable to reach several limits at once.
 ///
 /// ```no_run
 /// let context = uverbs::open_default()?;
@@ -70,11 +70,11 @@ impl DeviceAttributes {
         max_srq_wr: u32 = kernel.base.max_srq_wr;
         /// Most scatter entries per shared receive.
         max_srq_sge: u32 = kernel.base.max_srq_sge;
-        /// Against what atomics are atomic.
+        /// With which other accesses atomics are atomic.
         atomics: AtomicCap = kernel.base.atomic_cap;
         /// What raw packet queue pairs can do with received frames, beyond delivering them.
         raw_packets: RawPacketCaps = kernel.raw_packet_caps;
-        /// Frequency of the clock that timestamps completions in kHz, 0 where there is none.
+        /// Frequency in kHz of the clock that timestamps completions; 0 if there is none.
         clock_khz: u64 = kernel.hca_core_clock;
     }
 
@@ -111,7 +111,7 @@ impl DeviceAttributes {
         old | self.kernel.device_cap_flags_ex
     }
 
-    /// How raw packet queue pairs can be paced; `None` if the device paces none.
+    /// How raw packet queue pairs can be paced; `None` if the device cannot pace them.
     pub fn pacing(&self) -> Option<Pacing> {
         let pacing = &self.mlx5.packet_pacing_caps;
         let least = pacing.qp_rate_limit_min;
@@ -121,7 +121,7 @@ impl DeviceAttributes {
         })
     }
 
-    /// Largest packet in bytes that the device cuts into segments; `None` if it cuts none.
+    /// Largest packet in bytes that the device cuts into segments; `None` without segmentation.
     pub fn max_segmented_packet(&self) -> Option<u32> {
         let segments = &self.mlx5.tso_caps;
         (segments.supported_qpts & RAW_PACKET != 0).then_some(segments.max_tso)
@@ -236,7 +236,7 @@ fn lanes(width: PortWidth) -> Option<u8> {
     })
 }
 
-/// Data rate of a lane as vendors quote it, line coding taken off for the older rates.
+/// Data rate of a lane as vendors quote it: without line coding for the older rates.
 fn lane_gigabits(code: u32) -> Option<f64> {
     Some(match code {
         1 => 2.5,

@@ -1,10 +1,10 @@
 //! The device's clock: what the raw timestamps of completions mean.
 //!
-//! [`Completion::timestamp`](crate::raw::Completion::timestamp) gives the device's own counter, as
-//! it is in the completion. Two pages that the kernel maps turn it into time, with no system call
-//! and outside the poll: one shows the counter itself, the other how it relates to wall-clock time,
-//! which the kernel writes anew every few seconds. A [`Conversion`] is a copy of the latter, good
-//! for as many timestamps as are at hand.
+//! [`Completion::timestamp`](crate::raw::Completion::timestamp) returns the device's counter, as it
+//! is in the completion. Two pages that the kernel maps convert it to time, without a system call
+//! and outside the poll. One has the counter itself. The other says how the counter relates to
+//! wall-clock time; the kernel updates it every few seconds. A [`Conversion`] is a copy of the
+//! second page, for any number of timestamps.
 //!
 //! ```no_run
 //! # use uverbs::{Context, Result, raw::CompletionQueue};
@@ -34,8 +34,7 @@ const VERB: &str = "query_clock";
 /// Bit of the sequence counter that is set while the kernel writes
 /// (`MLX5_IB_CLOCK_INFO_KERNEL_UPDATING`).
 const UPDATING: u32 = 1;
-/// How often a copy is begun again before it is given up. The kernel writes for well under a
-/// microsecond.
+/// How often a copy is tried. The kernel writes for well under a microsecond.
 const TRIES: u32 = 10_000;
 
 /// The clock pages of a device.
@@ -128,7 +127,8 @@ impl DeviceClock {
     }
 }
 
-/// What `read` gives, unless the kernel wrote meanwhile, as the page's sequence counter says.
+/// The result of `read`; `None` if the page's sequence counter shows that the kernel wrote
+/// meanwhile.
 fn between_updates<T>(sign: &AtomicU32, read: impl FnOnce() -> Option<T>) -> Option<T> {
     let before = sign.load(Ordering::Acquire);
     let fields = read()?;
@@ -138,7 +138,7 @@ fn between_updates<T>(sign: &AtomicU32, read: impl FnOnce() -> Option<T>) -> Opt
     (before & UPDATING == 0 && before == after).then_some(fields)
 }
 
-/// The first copy that no update of the kernel's fell into.
+/// The first copy during which the kernel wrote no update.
 fn first_whole<T>(mut copy: impl FnMut() -> Option<T>) -> Result<T> {
     let tries = (0..TRIES).find_map(|_| {
         let copy = copy();
@@ -151,8 +151,8 @@ fn first_whole<T>(mut copy: impl FnMut() -> Option<T>) -> Result<T> {
 }
 
 impl Counter {
-    /// Both halves, big endian, the high one first; again if it moved on meanwhile. `None` if it is
-    /// not in its page.
+    /// Both halves, big endian, the high one first; read again if it changed meanwhile. `None` if
+    /// the counter is outside its page.
     fn read(&self) -> Option<u64> {
         let half = |offset| self.page.read_register(self.offset + offset).map(u32::from_be);
         loop {
@@ -177,7 +177,7 @@ pub struct Conversion {
 }
 
 impl Conversion {
-    /// What the page said, for programs that convert themselves (mlx5dv_get_clock_info).
+    /// The page's fields, for programs that convert themselves (mlx5dv_get_clock_info).
     #[doc(hidden)]
     pub fn page(&self) -> ClockInfo {
         ClockInfo {
@@ -192,9 +192,9 @@ impl Conversion {
         }
     }
 
-    /// Nanoseconds since 1970 at a raw timestamp. Right for timestamps within half the counter's
-    /// range of the copy; the further away, the more the clocks' drift tells (take a new copy now
-    /// and then: see [`Conversion::update_period`]).
+    /// Nanoseconds since 1970 at a raw timestamp. The timestamp must be within half the counter's
+    /// range of the copy. The error grows with the distance, because the clocks drift: take a new
+    /// copy now and then (see [`Conversion::update_period`]).
     pub fn nanoseconds(&self, raw: u64) -> u64 {
         let since = raw.wrapping_sub(self.ticks) & self.mask;
         if since <= self.mask / 2 {
@@ -209,7 +209,7 @@ impl Conversion {
         UNIX_EPOCH + Duration::from_nanos(self.nanoseconds(raw))
     }
 
-    /// Within what time the kernel writes the page anew.
+    /// The longest time between two updates of the page by the kernel.
     pub fn update_period(&self) -> Duration {
         self.update_period
     }

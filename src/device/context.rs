@@ -31,17 +31,18 @@ use crate::mlx5::uar::Uars;
 use crate::mlx5::{self, sizes};
 
 const OPEN: &str = "open_device";
-/// Registers asked for where the kernel fixes them at open, and how many of them for one queue
-/// each: what libmlx5 asks for by default.
+/// BlueFlame registers that a context asks for if the kernel fixes them at open, and how many of
+/// them are dedicated to one queue each: libmlx5's defaults.
 const STATIC_REGISTERS: (u32, u32) = (16, 4);
-/// Lengths of the driver's part of the request that kernels know, newest first: with
-/// `lib_caps`, up to them, and up to `max_cqe_version` (the order in which libmlx5 tries them).
+/// Lengths of the driver's part of the request that kernels know, newest first, in the order in
+/// which libmlx5 tries them: the whole, the part before `lib_caps`, the part before
+/// `max_cqe_version`.
 const REQUEST_LENGTHS: [usize; 3] = [32, 24, 16];
 
 /// An open device: the parent of every other object.
 ///
-/// Clones are handles to the same open file. It closes when the last object made from it is gone,
-/// in whatever order programs drop them.
+/// Clones are handles to the same open file. It is closed when the last object made from it is
+/// dropped, in any order.
 ///
 /// ```no_run
 /// let context = uverbs::open_default()?;
@@ -68,8 +69,8 @@ pub(crate) struct Inner {
     pub(crate) completion_vectors: u32,
     devx: bool,
     users: UserIndexTable,
-    /// Queues of the safe layer, in a table of their own: no completion of a safe queue leads to a
-    /// raw one's ids, whatever index the device writes.
+    /// Queues of the safe layer, in a table of their own: whatever index the device writes, no
+    /// completion of a safe queue leads to the ids of a raw one.
     safe_users: UserIndexTable,
     #[allow(dead_code, reason = "for forked children")]
     disowned: Listed<UserIndexTable>,
@@ -81,7 +82,7 @@ pub(crate) struct Inner {
     pub(crate) gid_capacity: OnceLock<usize>,
     pub(crate) kept: Kept,
     pub(crate) commands: Arc<Commands>,
-    // Declared last: it is given back once all else, the open file above all, has been closed.
+    // Declared last, because it is freed after everything else, above all the open file, is closed.
     pub(crate) until_close: UntilClose,
 }
 
@@ -116,9 +117,9 @@ impl Inherited for UserIndexTable {
 pub(crate) struct Opened {
     pub(crate) completion_vectors: u32,
     pub(crate) core_support: u64,
-    /// Whether the context may send firmware commands of the program's own.
+    /// Whether the context may send firmware commands (DEVX).
     pub(crate) devx: bool,
-    /// Asynchronous events, where opening gives their file along.
+    /// Asynchronous events, if opening the context also opened their file.
     pub(crate) events: Option<AsyncEvents>,
     pub(crate) limits: AllocUcontextResp,
 }
@@ -131,7 +132,7 @@ impl Context {
         Self::with(device, commands, opened)
     }
 
-    /// The context that `opened` says the kernel has made.
+    /// The context that the kernel has created, according to `opened`.
     pub(crate) fn with(device: Device, commands: Arc<Commands>, opened: Opened) -> Result<Self> {
         if opened.limits.cqe_version != 1 {
             let cause = "the kernel offers no completions with a user index (CQE version 1)";
@@ -195,9 +196,8 @@ impl Context {
         self.inner.commands.channel().as_fd()
     }
 
-    /// Whether the kernel takes firmware commands of the program's own
-    /// ([`Context::devx`]): it does where the device's firmware knows user contexts. Contexts that
-    /// were imported do not know.
+    /// Whether the kernel takes firmware commands of the program ([`Context::devx`]): it does if
+    /// the device's firmware knows user contexts. False for imported contexts, which cannot tell.
     pub fn has_devx(&self) -> bool {
         self.inner.devx
     }
@@ -212,13 +212,13 @@ impl Context {
     ///
     /// Over a kernel's device this is the processor's hint for spin loops
     /// ([`std::hint::spin_loop`]), and never a system call: the adapter makes progress by itself.
-    /// The software device is driven by a thread of this process, which a polling program would
-    /// have to wait for. So there the calling thread looks at doorbells, arriving packets and
-    /// timers once, and does what is due; completions of any queue of the device may be there
-    /// afterwards, and completion channels are served as well. If nothing was due, or another
-    /// thread is doing it, the call lets other threads run (`sched_yield(2)`).
+    /// The software device is driven by a thread of this process, for which a polling program would
+    /// have to wait. So the calling thread checks doorbells, arriving packets and timers once, and
+    /// does the work that is due. Completions of any queue of the device may be there afterwards,
+    /// and completion channels are served as well. If no work was due, or another thread is doing
+    /// it, the call lets other threads run (`sched_yield(2)`).
     ///
-    /// Nothing depends on this call. After the last one the software device's thread goes on within
+    /// A program need not call it. After the last call the software device's thread goes on within
     /// 50 microseconds, or 300 if the calls went on for long.
     ///
     /// On the software device a call takes some hundred nanoseconds if nothing is due, else up to
@@ -241,8 +241,8 @@ impl Context {
         self.inner.commands.channel().poll_idle();
     }
 
-    /// `poll(2)` for reading: waits until one of `files` is readable, `timeout` at most; whether
-    /// one is.
+    /// `poll(2)` for reading: waits until one of `files` is readable, for `timeout` at most, and
+    /// returns whether one is.
     ///
     /// Meant for a program that sleeps on completion channels together with other files. A software
     /// device does its work in the calling thread meanwhile, so that a packet wakes this thread and
@@ -268,8 +268,8 @@ impl Context {
         &self.inner.limits
     }
 
-    /// What lives as long as the device is open, until the last handle and object are gone. For
-    /// the C library: no part of the stable interface.
+    /// A value that lives as long as the device is open: until the last handle and object are
+    /// dropped. For the C library: no part of the stable interface.
     #[doc(hidden)]
     pub fn lifetime(&self) -> Weak<dyn Any + Send + Sync> {
         let inner: Arc<dyn Any + Send + Sync> = self.inner.clone();
@@ -331,7 +331,7 @@ fn try_all(commands: &Commands, form: Form) -> Result<Opened> {
                 Err(error) if is_unknown_form(&error) => {
                     first_error.get_or_insert(error);
                 }
-                // Without DEVX there is nothing left that might be the reason.
+                // Without DEVX no other reason for the refusal is left.
                 Err(error) if flags.is_empty() => return Err(error),
                 Err(error) => {
                     first_error.get_or_insert(error);
@@ -343,9 +343,9 @@ fn try_all(commands: &Commands, form: Form) -> Result<Opened> {
     Err(first_error.unwrap_or_else(|| Error::invalid(OPEN, "no form of the request was tried")))
 }
 
-/// Whether a shorter request may do: what kernels say to one that is longer than theirs
-/// (`mlx5_ib_alloc_ucontext`). After anything else, memory that ran out for a moment say, it would
-/// get a lesser context than there is.
+/// Whether the errno is that of a kernel for a request that is longer than it knows
+/// (`mlx5_ib_alloc_ucontext`). After any other error, such as a momentary lack of memory, a shorter
+/// request would get a context with fewer abilities than the kernel has.
 fn is_unknown_form(error: &Error) -> bool {
     error.errno() == Errno::EINVAL as i32 || error.kind() == ErrorKind::Unsupported
 }

@@ -62,7 +62,7 @@ impl AsyncEvent {
         self.inner.source
     }
 
-    /// Acknowledges; the same as dropping, by name.
+    /// Acknowledges, as dropping does.
     #[doc(alias = "ibv_ack_async_event")]
     pub fn acknowledge(self) {}
 
@@ -88,16 +88,16 @@ impl DetachedEvent {
         self.source
     }
 
-    /// Acknowledges; the same as dropping, by name.
+    /// Acknowledges, as dropping does.
     #[doc(alias = "ibv_ack_async_event")]
     pub fn acknowledge(self) {}
 
-    /// How many events this one stands for.
+    /// How many events this one represents.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Joins another event of the same object. This one then stands for both; its kind and source
+    /// Joins another event of the same object. This one then represents both; its kind and source
     /// stay as they are.
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl DetachedEvent {
         Ok(())
     }
 
-    /// Acknowledges `count` of the events that it stands for; all of them if there are fewer.
+    /// Acknowledges `count` of the events that it represents; all of them if there are fewer.
     pub fn acknowledge_some(&mut self, count: u32) {
         let count = count.min(self.count);
         self.count -= count;
@@ -146,8 +146,7 @@ impl Context {
     ///
     /// # Errors
     /// `Interrupted` by a signal; `DeviceGone` with EIO once the device is gone and its last event,
-    /// [`EventType::DEVICE_FATAL`], was taken, by whichever thread. In C a reader waits for ever
-    /// then.
+    /// [`EventType::DEVICE_FATAL`], was taken by any thread. In C a reader then waits for ever.
     #[doc(alias = "ibv_get_async_event")]
     pub fn get_event(&self) -> Result<AsyncEvent> {
         self.inner().events.take().map(|event| self.event(event))

@@ -14,7 +14,7 @@ pub struct GidEntry {
     pub index: u32,
     /// The GID.
     pub gid: Gid,
-    /// Which headers it stands for.
+    /// Which headers packets with it have.
     pub kind: GidKind,
     /// Interface index of the network device it belongs to, 0 where there is none.
     pub interface: u32,

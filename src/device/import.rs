@@ -18,9 +18,9 @@ use crate::mlx5::DRIVER;
 const VERB: &str = "import_device";
 
 impl Context {
-    /// Takes over a user context that another process made (ibv_import_device): `fd` is its open
-    /// device node, sent over a Unix socket. What either process makes, both may use by number; the
-    /// context ends when the last descriptor is closed.
+    /// Imports a user context of another process (ibv_import_device): `fd` is its open device node,
+    /// sent over a Unix socket. Both processes may use each other's objects by number. The context
+    /// ends when the last descriptor is closed.
     ///
     /// Asynchronous events of objects made here arrive here.
     ///
@@ -36,7 +36,7 @@ impl Context {
         Self::adopt(device, Arc::new(channel))
     }
 
-    /// Works on the context that `channel` has already.
+    /// Uses the context that the file of `channel` already has.
     pub(crate) fn adopt(device: Device, channel: Arc<dyn Channel>) -> Result<Self> {
         let commands = Arc::new(Commands::new(channel, DRIVER));
         commands.require_invoke_write()?;

@@ -1,4 +1,4 @@
-//! What a context keeps for the objects made from it until it ends.
+//! Memory that a context keeps for its objects until it is closed.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -17,7 +17,8 @@ pub(crate) trait Deferred: fmt::Debug + Send {
     fn release(self: Box<Self>);
 }
 
-/// Blocks that outlive their users and are used again, and releases that wait until they are safe.
+/// Blocks that outlive their users and are used again, and releases that wait until they are safe
+/// to do.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     blocks: Lock<HashMap<(TypeId, usize), Blocks>>,
@@ -28,8 +29,8 @@ pub(crate) struct Kept {
 #[derive(Debug, Default)]
 struct Releases {
     waiting: Vec<Box<dyn Deferred>>,
-    /// Calls of [`Kept::release_some`] to be left out before the next search. It is as many as the
-    /// last search found waiting, so that a call costs a constant number of looks.
+    /// Calls of [`Kept::release_some`] that do nothing before the next search: as many as the last
+    /// search found waiting, so that a call costs a constant number of looks on average.
     until_search: usize,
 }
 
@@ -49,10 +50,10 @@ type Block = Arc<dyn Any + Send + Sync>;
 #[derive(Debug, Default)]
 struct Blocks {
     all: Vec<Block>,
-    /// Places of those that the last search found without a user and that still have none.
+    /// Indices of the blocks that the last search found unused and that are still unused.
     unused: Vec<usize>,
-    /// Blocks to be given before the next search. It is as many as the last search found in use, so
-    /// that a block costs a constant number of looks, however many there are.
+    /// Blocks to be handed out before the next search: as many as the last search found in use, so
+    /// that a block costs a constant number of looks on average, however many there are.
     until_search: usize,
     /// How many blocks were looked at.
     #[cfg(test)]
@@ -95,7 +96,7 @@ impl Kept {
             Arc::strong_count(block) == 1 && block.downcast_ref().is_some_and(&is_unused)
         };
         if let Some(block) = own.take(unused) {
-            // What the last user did comes before what the next one does, as in `Arc::get_mut`.
+            // Orders the last user's accesses before the next one's, as in `Arc::get_mut`.
             fence(Ordering::Acquire);
             return block.clone().downcast().ok();
         }
@@ -114,8 +115,8 @@ impl Kept {
         self.release_some();
     }
 
-    /// As [`release_ready`](Self::release_ready), but not every time if many wait. For what happens
-    /// to each of many queues.
+    /// As [`release_ready`](Self::release_ready), but it skips calls if many releases wait. For
+    /// calls that are made for each of many queues.
     fn release_some(&self) {
         self.release(|deferred| {
             let left_out = deferred.until_search > 0;
@@ -139,12 +140,12 @@ impl Kept {
     }
 }
 
-/// Releases what is ready when it is dropped: the last field of objects that releases wait for.
+/// Does the ready releases when it is dropped: the last field of objects that releases wait for.
 #[derive(Debug)]
 pub(crate) struct ReleaseOnDrop(pub(crate) Context);
 
-/// As [`ReleaseOnDrop`], for objects that there may be many of: not every time if many releases
-/// wait.
+/// As [`ReleaseOnDrop`], for kinds of objects of which there may be many: it skips some drops if
+/// many releases wait.
 #[derive(Debug)]
 pub(crate) struct ReleaseSomeOnDrop(pub(crate) Context);
 
@@ -162,7 +163,7 @@ impl Drop for ReleaseOnDrop {
 
 #[cfg(test)]
 impl Kept {
-    /// Keeps all other threads waiting.
+    /// Holds the lock, so that all other threads wait.
     pub(crate) fn hold(&self) -> impl Sized + '_ {
         (self.deferred.lock(), self.blocks.lock())
     }

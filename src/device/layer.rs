@@ -9,7 +9,7 @@ mod sealed {
         const TAKES_SLOTS: bool;
         /// An `S` on the safe layer, nothing on the raw one.
         type IfSafe<S: Debug>: Debug;
-        /// Makes what the safe layer needs and the raw one does not.
+        /// Creates a value that only the safe layer needs.
         fn if_safe<S: Debug>(make: impl FnOnce() -> S) -> Self::IfSafe<S>;
         /// The `S`, on the safe layer.
         fn get<S: Debug>(state: &mut Self::IfSafe<S>) -> Option<&mut S>;

@@ -12,7 +12,7 @@ use crate::host::manager::Manager;
 /// Environment variable that names the device that [`open_default`] opens.
 pub const DEVICE_VARIABLE: &str = "UVERBS_DEVICE";
 
-/// Added to the names that exist.
+/// Added to the list of device names in errors.
 const SOFT: &str = if cfg!(feature = "soft") { "; the software device is called soft" } else { "" };
 
 /// Hardware or software.
@@ -147,7 +147,7 @@ impl Device {
         Self::from_shared_soft(Arc::new(soft))
     }
 
-    /// As [`Device::from_soft`], for a software device that the program keeps a hand on: to remove
+    /// As [`Device::from_soft`], for a software device that the program still controls: to remove
     /// it, or to make it fail.
     #[cfg(feature = "soft")]
     pub fn from_shared_soft(soft: Arc<uverbs_soft::chardev::SoftDevice>) -> Self {
@@ -205,7 +205,7 @@ impl Device {
         }
     }
 
-    /// Opens the connection manager that knows it.
+    /// Opens the connection manager of this device.
     pub(crate) fn manager(&self) -> Result<Manager> {
         match &self.0 {
             Source::Kernel(_) => Manager::open(&Roots::system()),

@@ -30,7 +30,7 @@ impl Context {
         Ok(cell.get_or_init(|| asked))
     }
 
-    /// Extended attributes, and mlx5's; the plain ones alone where an older kernel knows no more.
+    /// Extended attributes, and mlx5's. An older kernel knows only the plain ones.
     fn query_device(&self) -> Result<DeviceAttributes> {
         const VERB: &str = "query_device";
         let completion_vectors = self.inner().completion_vectors;
@@ -167,9 +167,9 @@ impl Context {
             .map_err(|_| Error::invalid(VERB, format!("sysfs says {text:?}, which is not a P_Key")))
     }
 
-    /// A counter of a port that the driver shows in sysfs (`hw_counters`): `out_of_buffer` for
-    /// instance, messages and frames of all programs for which no receive was posted. The driver
-    /// may repeat a value for 10 ms.
+    /// A counter of a port that the driver shows in sysfs (`hw_counters`). For example,
+    /// `out_of_buffer` counts messages and frames of all programs for which no receive was posted.
+    /// The driver may repeat a value for 10 ms.
     ///
     /// ```no_run
     /// let context = uverbs::open_default()?;

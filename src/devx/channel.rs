@@ -94,7 +94,7 @@ impl EventChannel {
         self.context.commands().send(VERB, &mut request)
     }
 
-    /// Has events of one type, of `object` or, without one, of the device, signal an eventfd.
+    /// Lets events of one type, of `object` or, without one, of the device, signal an eventfd.
     ///
     /// # Errors
     /// Errors of the kernel.

@@ -1,4 +1,4 @@
-//! DEVX: firmware commands of the program's own, and the objects that go with them.
+//! DEVX: firmware commands that a program sends, and the objects that belong to them.
 //!
 //! Commands are the firmware's: big-endian mailboxes with the opcode in front, as the PRM and
 //! `include/linux/mlx5/mlx5_ifc.h` lay them out. The kernel enters the context's user id and passes
@@ -29,7 +29,7 @@ use uverbs_uapi::request::TooLong;
 use crate::device::context::Context;
 use crate::error::{Error, Result};
 
-/// Where an answer has the firmware's status, and its syndrome.
+/// Offsets of the firmware's status and syndrome in an answer.
 const STATUS: usize = 0;
 const SYNDROME: std::ops::Range<usize> = 4..8;
 
@@ -40,7 +40,7 @@ enum Subject<M> {
     New(Attr<M, kind::NewHandle>),
 }
 
-/// A context's way to the firmware: made by [`Context::devx`].
+/// Access to a context's firmware: from [`Context::devx`].
 #[derive(Debug, Clone)]
 pub struct Devx {
     context: Context,
@@ -136,7 +136,7 @@ fn too_long(verb: &'static str, error: &TooLong) -> Error {
     Error::invalid(verb, error.to_string())
 }
 
-/// EREMOTEIO alone says that the firmware has refused; the answer says why.
+/// Only EREMOTEIO means that the firmware has refused the command; the answer says why.
 fn explain(error: Error, answer: &[u8]) -> Error {
     if error.errno() != Errno::EREMOTEIO as i32 {
         return error;

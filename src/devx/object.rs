@@ -1,4 +1,4 @@
-//! Firmware objects that commands of the program's own have made.
+//! Firmware objects that a program's commands created.
 
 use uverbs_uapi::mlx5::object::devx_obj::{async_query, create, destroy};
 

@@ -1,4 +1,4 @@
-//! Entries of the device's table of rates, for send queues that commands of the program's own make.
+//! Entries of the device's table of rates, for send queues that a program's commands create.
 
 use uverbs_uapi::mlx5::object::pp::{alloc, destroy};
 

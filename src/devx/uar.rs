@@ -1,4 +1,4 @@
-//! Doorbell registers for queues that the program makes by commands of its own.
+//! Doorbell registers for queues that a program's commands create.
 
 use uverbs_mlx5::format::BLUEFLAME_OFFSET;
 use uverbs_uapi::mlx5::enums::UarAllocType;
@@ -8,7 +8,7 @@ use crate::device::context::Context;
 use crate::error::{Error, Result};
 use crate::mlx5::uar::Page;
 
-/// How stores to a page's registers travel.
+/// How a page of registers is mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UarKind {

@@ -1,4 +1,4 @@
-//! What slots in flight are known by: a queue, a kind of request, a completion queue, in one word.
+//! The identity of slots in flight: a queue, a kind of request and a completion queue in one word.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::events::ObjectId;
@@ -11,8 +11,8 @@ const KIND_SHIFT: u32 = 24;
 const CQ_MASK: u64 = (1 << KIND_SHIFT) - 1;
 const KINDS: u64 = (1 << SERIAL_SHIFT) - (1 << KIND_SHIFT);
 
-/// What kind of request carries a slot. A signaled send that no unsignaled one waits for is none of
-/// these.
+/// The kind of request that carries a slot. A signaled send for which no unsignaled one waits has
+/// none of these kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub(super) enum Kind {

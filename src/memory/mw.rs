@@ -82,8 +82,8 @@ impl MemoryWindow {
         &self.object.parent
     }
 
-    /// The operation that binds it to `length` bytes of `region` from `offset` on, and its key from
-    /// then on.
+    /// The operation that binds it to `length` bytes of `region` from `offset` on. [`Self::rkey`]
+    /// is the new key from now on.
     ///
     /// The request that carries the operation must be posted before the next one is made. The
     /// region has to outlive the window's binding.
@@ -136,7 +136,7 @@ impl MemoryWindow {
         Ok(())
     }
 
-    /// The key now, and the one after it: the low byte counts (ibv_inc_rkey).
+    /// The present key and the next one: the low byte counts up (ibv_inc_rkey).
     fn next_key(&mut self) -> (u32, u32) {
         let old = self.rkey;
         self.rkey = old & !0xff | old.wrapping_add(1) & 0xff;

@@ -1,4 +1,4 @@
-//! Protection domains: what may be used together.
+//! Protection domains: they group the objects that may be used together.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::host::lifetime::{Kind, Object, Parent, destroy_unshared};
 #[derive(Clone)]
 pub struct ProtectionDomain {
     inner: Arc<Inner>,
-    /// Where queues made of this handle get their memory, where the program says.
+    /// The program's allocator for queues made from this handle, if it gave one.
     memory: Option<QueueMemory>,
 }
 
@@ -115,7 +115,8 @@ impl ProtectionDomain {
         Self { inner: Arc::new(inner), memory: None }
     }
 
-    /// What another process that shares the open file imports it by: [`Context::import_pd`].
+    /// The number by which another process that shares the open file imports it
+    /// ([`Context::import_pd`]).
     pub fn kernel_handle(&self) -> u32 {
         self.inner.object.handle
     }

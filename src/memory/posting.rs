@@ -52,17 +52,17 @@ impl Refused {
     }
 }
 
-/// Which slots a queue takes, and what they are known by in flight on it.
+/// Which slots a queue takes, and how they are identified in flight on it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Admission {
-    /// Whose memory it takes.
+    /// The protection domain whose memory it takes.
     pub(crate) domain: usize,
     pub(crate) flight: Flight,
 }
 
 impl Admission {
-    /// Memory of another domain the device would refuse, and a slot of another context might not
-    /// outlive what is left of the queue's requests.
+    /// Checks the slot's domain: the device would refuse memory of another domain, and a slot of
+    /// another context might be freed before the queue's last requests are done.
     #[inline(always)]
     fn check(&self, slot: &Slot) -> Result<(), PostError> {
         if slot.header().domain() == self.domain {
@@ -90,7 +90,7 @@ fn refusal(slot: &Slot) -> PostError {
     if slot.header().is_inherited() { PostError::ForkedChild } else { PostError::ForeignMemory }
 }
 
-/// What a queue pair's sends have to know.
+/// The state that sends of a queue pair share.
 #[derive(Debug)]
 pub(crate) struct Sends {
     pub(crate) admission: Admission,
@@ -141,7 +141,7 @@ impl Sends {
     }
 }
 
-/// Makes `slot` what the result of an atomic goes into: its first 8 bytes.
+/// Prepares `slot` for the result of an atomic, which goes into its first 8 bytes.
 #[inline(always)]
 pub(crate) fn for_atomic(slot: Slot) -> Result<(Slot, AtomicResult), Refused> {
     if slot.capacity() < 8 {

@@ -22,19 +22,19 @@ use crate::error::{DestroyError, Error, Result};
 const REG: &str = "reg_mr";
 const REREG: &str = "rereg_mr";
 
-/// What memory a region stands for.
+/// The memory of a region.
 #[derive(Debug)]
 enum Memory {
     /// Memory that the region owns.
     Owned(Buffer),
     /// The device's own.
     Device(#[allow(dead_code, reason = "held for its lifetime")] DeviceMemory),
-    /// Memory of the caller's, who promised to keep it, or none of this process: a dma-buf, the
-    /// null region, an implicit region.
+    /// Memory that the caller promised to keep, or that is not this process's: a dma-buf, the null
+    /// region, an implicit region.
     Foreign,
 }
 
-/// How memory is going to be registered: made by [`ProtectionDomain::registration`].
+/// Builder of a memory region: from [`ProtectionDomain::registration`].
 ///
 /// By default the device may read and write for local requests, peers have no access, and work
 /// requests use the memory's own addresses.
@@ -75,8 +75,7 @@ impl ProtectionDomain {
         self.registration().access(access).register(buffer)
     }
 
-    /// The null region: what is written to it vanishes, what is read from it is zero, at any
-    /// address.
+    /// The null region: at any address, writes to it are discarded and reads return zeros.
     ///
     /// # Errors
     /// `Unsupported` where the device has none.
@@ -93,9 +92,8 @@ impl ProtectionDomain {
 }
 
 impl ProtectionDomain {
-    /// Tells the device how memory of on-demand regions is going to be used.
-    /// `now`: only returns once it is done. For a single region [`MemoryRegion::prefetch`] is the
-    /// checked form.
+    /// Tells the device how memory of on-demand regions is going to be used. With `now` it returns
+    /// when this is done. For a single region [`MemoryRegion::prefetch`] is the checked form.
     ///
     /// # Errors
     /// Errors of the kernel: EFAULT for pages that cannot be had, EINVAL or ENOENT for keys that
@@ -363,11 +361,11 @@ pub struct MemoryRegion {
     pd: ProtectionDomain,
     registered: Registered,
     memory: Memory,
-    /// Memory that a change which failed may have put behind the region nevertheless.
+    /// Memory of failed changes, which the region may nevertheless use now.
     perhaps: Vec<Buffer>,
     length: u64,
     access: AccessFlags,
-    /// Not deregistered yet, and this process's to deregister.
+    /// Not deregistered yet, and this process has to deregister it.
     live: bool,
 }
 
@@ -393,7 +391,7 @@ impl MemoryRegion {
         Self { pd: pd.clone(), registered, memory, perhaps: Vec::new(), length, access, live: true }
     }
 
-    /// A region that another process registered: its keys and addresses alone.
+    /// A region that another process registered: only keys and addresses.
     pub(crate) fn imported(
         pd: &ProtectionDomain,
         handle: u32,
@@ -512,12 +510,12 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Puts other memory behind the region, at that memory's own addresses. Gives the old buffer
-    /// back if the region owned one. The keys change.
+    /// Changes the memory of the region; addresses are then those of the new memory. Returns the
+    /// old buffer if the region owned one. The keys change.
     ///
     /// # Errors
-    /// As [`MemoryRegion::change_access`]. The new buffer then stays with the region until that is
-    /// deregistered, since nothing tells whether the device knows it.
+    /// As [`MemoryRegion::change_access`]. The region then keeps the new buffer, too, until it is
+    /// deregistered, because the device may already use it.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn change_buffer(&mut self, buffer: Buffer) -> Result<Option<Buffer>> {
         let flags = ReregMrFlags::CHANGE_TRANSLATION;
@@ -564,7 +562,7 @@ impl MemoryRegion {
     }
 
     /// Brings pages of an on-demand region in, for reading or for writing, before they are needed.
-    /// `now`: only returns once it is done.
+    /// With `now` it returns when this is done.
     ///
     /// # Errors
     /// `InvalidInput` for bytes that are outside; `Unsupported` without on-demand paging;

@@ -127,11 +127,11 @@ impl Slab {
     /// thread of the parent was taking or dropping a slot at the fork.
     ///
     /// It locks a mutex of the slab for a few instructions, as does dropping a slot, and counts a
-    /// reference to the slab. On a hot path go on with the slots that completions bring, and give
-    /// each thread a slab of its own.
+    /// reference to the slab. On a hot path use the slots that completions return, and give each
+    /// thread a slab of its own.
     pub fn take(&self) -> Option<Slot> {
         self.pop().or_else(|| {
-            // Slots of destroyed queue pairs may be ready to go back.
+            // Slots of destroyed queue pairs may be ready for release.
             self.context().inner().kept.release_ready();
             self.pop()
         })

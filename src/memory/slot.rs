@@ -1,4 +1,4 @@
-//! Slots: the right to a part of a slab, and where they are known to be while they are in flight.
+//! Slots: the right to a part of a slab, and the record of where a slot is while it is in flight.
 
 #![allow(unsafe_code)]
 
@@ -150,7 +150,7 @@ impl Drop for Slot {
 /// Gives a slot back to its slab.
 ///
 /// # Safety
-/// The caller had the slot, and has it no more.
+/// The caller owns the slot and does not use it afterwards.
 #[inline(never)]
 unsafe fn give_back(header: NonNull<Header>) {
     // SAFETY: the slot's count keeps the slab, which keeps the header.
@@ -168,11 +168,11 @@ impl fmt::Debug for Slot {
     }
 }
 
-/// What a slot's pointer leads to.
+/// The header that a slot points to.
 ///
-/// While a slot is held its holder alone uses the header; while it is in flight the posting thread
-/// writes it before the request is published and the polling thread reads it after the completion.
-/// Relaxed atomics, because that order comes from the device.
+/// While a slot is held, only its holder uses the header. While it is in flight, the posting thread
+/// writes it before the request is published, and the polling thread reads it after the completion.
+/// The device provides that order, so the atomics are relaxed.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Header {
@@ -188,8 +188,8 @@ pub(crate) struct Header {
     address: AtomicU64,
     /// The protection domain of its memory.
     domain: AtomicUsize,
-    /// The slot posted unsignaled before this one, which is released with it. Means something in
-    /// flights that have a chain only.
+    /// The slot posted unsignaled before this one, which is released with it. Valid only in flights
+    /// that have a chain.
     before: AtomicPtr<Header>,
     capacity: AtomicU32,
     index: u32,
@@ -197,7 +197,7 @@ pub(crate) struct Header {
     slab: AtomicPtr<Inner>,
 }
 
-/// The domain of slots in a forked child: no queue's.
+/// The domain of slots in a forked child, which no queue has.
 const INHERITED: usize = usize::MAX;
 
 impl Inherited for Header {
