@@ -70,8 +70,8 @@ pub(super) fn format<C: Clock>() -> TimestampFormat {
     C::FORMAT
 }
 
-/// How the completions of a queue of clock `C` are compressed, whose frames say each for itself
-/// what `compression` says.
+/// How the completions of a queue of clock `C` are compressed, if `compression` is what each frame
+/// has of its own.
 pub(super) fn compressed<C: Clock>(compression: Compression) -> Option<Compression> {
     C::COMPRESSED.then_some(compression)
 }
@@ -132,9 +132,9 @@ impl Timestamp<RealTime> {
 
 /// Converts [`FreeRunning`] timestamps to nanoseconds since 1970, outside the path that polls.
 ///
-/// It works with a copy of what the kernel says of the clock. [`UtcClock::refresh`] takes a new
-/// one: do that now and then, within [`UtcClock::period`]. A new copy may put the clock back by a
-/// little; [`UtcClock::nanoseconds`] never goes back.
+/// It works with a copy of the kernel's clock page. Take a new copy with [`UtcClock::refresh`] at
+/// least once in a [`UtcClock::period`]. A new copy may set the clock back a little;
+/// [`UtcClock::nanoseconds`] never goes back.
 #[derive(Debug)]
 pub struct UtcClock {
     device: DeviceClock,
@@ -153,7 +153,7 @@ impl UtcClock {
         Ok(Self { device, conversion, last: 0 })
     }
 
-    /// Takes a new copy of what the kernel says of the clock.
+    /// Takes a new copy of the kernel's clock page.
     ///
     /// # Errors
     /// `Busy` if the kernel was writing at every one of very many tries; the old copy stays.
@@ -162,7 +162,7 @@ impl UtcClock {
         Ok(())
     }
 
-    /// Within what time a new copy is due: the kernel writes it anew that often.
+    /// The time after which a new copy is due: the kernel updates its page that often.
     pub fn period(&self) -> Duration {
         self.conversion.update_period()
     }

@@ -1,4 +1,5 @@
-//! Frames in and out, past the kernel's network stack: for market data and orders.
+//! Receiving and sending Ethernet frames without the kernel's network stack: for market data and
+//! orders.
 //!
 //! [`RxQueue`] is a completion queue, a receive queue and a target of steering rules in one object
 //! that one thread owns. It owns its buffers. A poll lends a [`Frame`]; dropping the frame gives
@@ -43,9 +44,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What a rule brings, and what its traps are: [`crate::flow`]. A raw packet queue pair with all
-//! its parts in the program's hands: [`crate::qp::QueuePair`] of type
-//! [`RawPacket`](crate::qp_type::RawPacket).
+//! [`crate::flow`] describes rules and their pitfalls. For full control use
+//! [`crate::qp::QueuePair`] of type [`RawPacket`](crate::qp_type::RawPacket).
 //!
 //! # Clocks
 //! The format of timestamps is part of a queue's type: [`FreeRunning`] ticks, which a

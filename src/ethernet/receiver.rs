@@ -1,4 +1,4 @@
-//! What frames arrive at: the receive queue of a queue pair, or a work queue.
+//! The queue at which frames arrive: the receive queue of a queue pair, or a work queue.
 
 use crate::device::context::Context;
 use crate::device::layer::Raw;
@@ -26,7 +26,7 @@ pub(super) fn has_no_rules() -> Error {
     Error::invalid("create_flow", cause).cure_with("use create_flow() of the RssTarget")
 }
 
-/// Why a queue that frames are spread to does not know how many were meant for it.
+/// Why a queue of a spread does not know how many frames were meant for it.
 pub(super) fn counts_no_matches() -> Error {
     let cause = "the rules are the target's, and which queue gets what they match is its choice";
     let cure = "count with a counter set at the target's rules: FlowBuilder::count";
@@ -70,7 +70,7 @@ impl Receiver {
         }
     }
 
-    /// Ends it, and gives its buffers back when the device has forgotten them.
+    /// Ends it, and frees its buffers once the device no longer uses them.
     pub(super) fn end_with(&mut self, buffers: Box<[Slot]>) {
         match self {
             Self::QueuePair(qp) => {

@@ -56,8 +56,8 @@ pub(super) struct RxRing {
     frames: FrameQueue,
     receiver: Receiver,
     cq: CompletionQueue<Raw>,
-    /// What the receives are in, in the order in which they were posted first. Nothing reads or
-    /// writes them here.
+    /// The buffers of the receives, in the order in which they were first posted. This type neither
+    /// reads nor writes them.
     slots: Box<[Slot]>,
 }
 
@@ -231,7 +231,7 @@ pub(super) struct StridingRing {
     posted: Box<[Option<Arc<Slot>>]>,
     /// Buffers that are not posted. Those that frames are in come back when the frames are dropped.
     others: VecDeque<Arc<Slot>>,
-    /// WQEs whose buffers are among the others again.
+    /// WQEs whose buffers are in `spares` again.
     done: u32,
 }
 

@@ -45,8 +45,8 @@ impl<C: Clock> RxQueue<C> {
     ///
     /// # Errors
     /// [`FrameError::Empty`] if there is none now. [`FrameError::Queue`] with `NotOutstanding` for
-    /// a completion of no receive; the next call goes on behind it. The other errors when there
-    /// will not be any more.
+    /// a completion of no receive; the next call goes on after it. The other errors mean that no
+    /// frame will follow.
     #[inline(always)]
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&mut self) -> std::result::Result<Frame<'_, C>, FrameError> {
@@ -122,9 +122,9 @@ impl<C: Clock> RxQueue<C> {
         self.matched.read()
     }
 
-    /// Frames that the rules matched and that did not arrive here: the device had no receive for
-    /// them, or the queue is in error. Exact while nothing arrives; frames on their way from the
-    /// rule to the queue count as lost.
+    /// Frames that the rules matched and that did not arrive here, because the device had no
+    /// receive for them or the queue is in error. The number is exact while no frame arrives:
+    /// frames between the rule and the queue count as lost.
     ///
     /// # Errors
     /// Those of [`RxQueue::matched`].
@@ -234,8 +234,8 @@ impl<C: Clock> Frame<'_, C> {
         self.frame.bytes()
     }
 
-    /// The tag of the steering rule that brought it; what a rule without a tag says is its first
-    /// neighbour's, see [`crate::flow`].
+    /// The tag of the steering rule that took it. A rule without a tag has that of the first rule
+    /// with its match, see [`crate::flow`].
     #[inline(always)]
     pub fn flow_tag(&self) -> u32 {
         self.frame.flow_tag()
@@ -286,7 +286,8 @@ impl<C: Clock> Frame<'_, C> {
         *self.rejected += 1;
     }
 
-    /// Keeps the frame: `spare` takes the place of its buffer, which is the program's from now on.
+    /// Keeps the frame. Its buffer belongs to the program from now on, and the queue uses `spare`
+    /// instead.
     ///
     /// # Errors
     /// `spare`, if it is shorter than the queue's buffers or of another protection domain. The

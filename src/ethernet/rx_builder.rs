@@ -138,8 +138,8 @@ impl<C: Clock> RxBuilder<C> {
 
     /// Many frames share a buffer: the depth is the number of buffers that the device has, each of
     /// [`Striding::wqe_bytes`] bytes, and [`RxBuilder::frame_bytes`] means nothing. The queue is a
-    /// receive work queue with a target of its own. Say everything else before: what this returns
-    /// has the number of spare buffers alone to set.
+    /// receive work queue with a target of its own. Set all other options before: the builder that
+    /// this returns only has the number of spare buffers.
     ///
     /// ```no_run
     /// use uverbs::ethernet::{StrideBytes, Striding, StridesPerWqe};
@@ -175,7 +175,7 @@ impl<C: Clock> RxBuilder<C> {
         }
     }
 
-    /// Creates it. It receives what its rules bring ([`RxQueue::steer`]), or its target's.
+    /// Creates it. It receives the frames of its rules ([`RxQueue::steer`]), or of its target's.
     ///
     /// # Errors
     /// `InvalidInput` for a depth or buffers out of range; `Unsupported` for a port that is not an
@@ -184,7 +184,7 @@ impl<C: Clock> RxBuilder<C> {
     pub fn build(self) -> Result<RxQueue<C>> {
         let depth = self.depth(RECEIVE)?;
         self.check_spread()?;
-        // Frames of one step differ in their hash at most; nothing asks for their checksum.
+        // Each frame of a compressed session has its own hash; its checksum is not needed.
         let compression = compressed::<C>(Compression::Hash);
         let (cq, channel) = self.completion_queue(depth, compression)?;
         let matched = Matches::new(self.pd.context(), self.counts)?;

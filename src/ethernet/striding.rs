@@ -137,7 +137,7 @@ impl<C: Clock> StridingQueue<C> {
     /// Destroys it; its rules end. Frames that are kept stay.
     ///
     /// # Errors
-    /// What the kernel says; `Busy` while an indirection table has it. It comes back, without its
+    /// Errors of the kernel; `Busy` while an indirection table has it. It comes back, without its
     /// rules.
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         if let Some(Err(error)) = self.target.as_mut().map(RssTarget::end) {

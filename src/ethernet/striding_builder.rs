@@ -27,14 +27,15 @@ pub struct StridingBuilder<C: Clock = FreeRunning> {
 }
 
 impl<C: Clock> StridingBuilder<C> {
-    /// Buffers beside those of the receives, 2 if not said: frames can be kept in so many before
-    /// the device has fewer receives.
+    /// Buffers in addition to those of the receives; 2 by default. Frames can be kept in so many
+    /// buffers before the device has fewer receives.
     pub fn spares(mut self, spares: u32) -> Self {
         self.spares = spares;
         self
     }
 
-    /// Creates it. It receives what its rules bring ([`StridingQueue::steer`]), or its target's.
+    /// Creates it. It receives the frames of its rules ([`StridingQueue::steer`]), or of its
+    /// target's.
     ///
     /// # Errors
     /// Those of [`RxBuilder::build`]; `InvalidInput` for strides outside the device's limits, or

@@ -169,8 +169,8 @@ impl<const N: usize> sealed::Put for [u8; N] {
 impl<const N: usize> Value for [u8; N] {}
 
 impl<const BLOCKS: usize> Template<BLOCKS> {
-    /// Gives a field another value. False, and nothing changed, unless all of the field is inside
-    /// the frame.
+    /// Gives a field another value. Returns false and changes nothing unless all of the field is
+    /// inside the frame.
     #[inline(always)]
     pub fn set<V: Value, const AT: usize>(&mut self, _: Field<V, AT>, value: V) -> bool {
         value.put::<AT, BLOCKS>(self)
@@ -182,11 +182,11 @@ impl<const BLOCKS: usize> Template<BLOCKS> {
         V::take::<AT, BLOCKS>(self)
     }
 
-    /// Gives a field another value, and a checksum that covers it what follows from that
-    /// (RFC 1624): for frames whose checksums are not the device's. A field of a TCP or UDP header,
-    /// of an address or of the data is covered by the segment's checksum, one of the IPv4 header by
-    /// that one. The checksum was right before, see [`fill_checksums`](super::fill_checksums).
-    /// False, and nothing changed, unless all of both is inside the frame.
+    /// Gives a field another value, and updates a checksum that covers it (RFC 1624): for frames
+    /// whose checksums the device does not compute. The checksum of a TCP or UDP segment covers its
+    /// header, its data and the addresses; that of an IPv4 header covers the header. The checksum
+    /// must have been right before, see [`fill_checksums`](super::fill_checksums). Returns false
+    /// and changes nothing unless field and checksum are inside the frame.
     ///
     /// ```
     /// use uverbs::ethernet::{Field, Sum, Template};
@@ -214,10 +214,9 @@ impl<const BLOCKS: usize> Template<BLOCKS> {
         self.length
     }
 
-    /// Makes the frame `bytes` bytes long: at most as long as it was made, which
-    /// [`Template::longest`] says, and at least 18 bytes. False, and nothing changed, otherwise.
-    /// The lengths that its headers tell are fields of their own. Sending is fastest while it
-    /// takes all `BLOCKS` blocks.
+    /// Makes the frame `bytes` bytes long: at least 18 and at most [`Template::longest`], its first
+    /// length. Otherwise it returns false and changes nothing. The lengths in its headers are
+    /// fields of their own. Sending is fastest while the frame takes all `BLOCKS` blocks.
     ///
     /// Bytes beyond the end keep their values for when the frame is longer again, but their fields
     /// cannot be set.

@@ -1,7 +1,7 @@
-//! What steering rules in the device's own form do to a frame's headers.
+//! Actions of steering rules that change a frame's headers, in the device's own form.
 //!
-//! No software device has these, and nothing here has been tried on an adapter: unconfirmed. The
-//! commands are libmlx5's, byte for byte (`.ci/driver-calls.c`).
+//! No software device has these actions, and no adapter has run them: unconfirmed. The commands are
+//! libmlx5's, byte for byte (`.ci/driver-calls.c`).
 
 use std::sync::Arc;
 

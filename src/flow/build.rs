@@ -1,4 +1,4 @@
-//! Making steering rules: from typed parts to the command that adds the rule.
+//! Building steering rules: from typed parts to the command that adds the rule.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ const SPACE: usize = MOST_PARTS * size_of::<FlowSpecIpv6>();
 /// `MLX5_IB_FLOW_LAST_PRIO`.
 const LAST_PRIORITY: u16 = 15;
 
-/// Which frames a rule is about, beside its parts (`enum ibv_flow_attr_type`).
+/// Which frames a rule takes, apart from its parts (`enum ibv_flow_attr_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum FlowKind {
@@ -46,7 +46,7 @@ pub enum FlowKind {
     Sniffer,
 }
 
-/// Makes a steering rule: from [`QueuePair::create_flow`] or [`RssTarget::create_flow`].
+/// Builds a steering rule: from [`QueuePair::create_flow`] or [`RssTarget::create_flow`].
 ///
 /// The defaults: a normal rule of priority 0, on the queue pair's own port. Parts that are not
 /// given match everything.
@@ -139,8 +139,7 @@ impl<'q> FlowBuilder<'q> {
         self.part(FlowSpecActionTag { hdr, tag_id: tag, reserved1: 0 })
     }
 
-    /// The frames are counted in `counters`, at the places where something was attached before
-    /// ([`Counters::attach`]).
+    /// The frames are counted in `counters`, at the indices that [`Counters::attach`] gave before.
     pub fn count(mut self, counters: &Counters) -> Self {
         self.counters = Some(counters.clone());
         let hdr = head::<FlowSpecActionCount>(FlowSpecType::ACTION_COUNT);
@@ -158,8 +157,8 @@ impl<'q> FlowBuilder<'q> {
         self
     }
 
-    /// Of several rules that take a frame the one with the smallest number wins; mlx5 knows 0 to
-    /// 15. It ignores the number of rules for multicast alone, see the [module](super).
+    /// Of several rules that take a frame, the one with the smallest number wins. mlx5 allows 0 to
+    /// 15, and ignores the number of rules for multicast only, see the [module](super).
     pub fn priority(mut self, priority: u16) -> Self {
         self.attr.priority = priority;
         self
@@ -171,13 +170,13 @@ impl<'q> FlowBuilder<'q> {
         self
     }
 
-    /// Rules behind this one see the frames as well (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`).
+    /// Rules after this one get the frames as well (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`).
     pub fn pass_on(mut self) -> Self {
         self.attr.flags |= FlowFlags::DONT_TRAP;
         self
     }
 
-    /// It is about frames that leave (`IBV_FLOW_ATTR_FLAGS_EGRESS`).
+    /// The rule is for frames that are sent (`IBV_FLOW_ATTR_FLAGS_EGRESS`).
     pub fn egress(mut self) -> Self {
         self.attr.flags |= FlowFlags::EGRESS;
         self

@@ -17,10 +17,9 @@ const CREATE_FLOW: &str = "create_flow";
 /// `MAX_COUNTERS_NUM` of drivers/infiniband/hw/mlx5/counters.c.
 const MOST_POINTS: usize = 8191;
 
-/// A set of counters (ibv_create_counters). Steering rules count into it, and the program says
-/// which value each index counts: first
-/// [`attach`](Self::attach), then [`FlowBuilder::count`](crate::flow::FlowBuilder::count), then
-/// [`read`](Self::read).
+/// A set of counters (ibv_create_counters) for steering rules. The program chooses what each index
+/// counts: first [`attach`](Self::attach), then
+/// [`FlowBuilder::count`](crate::flow::FlowBuilder::count), then [`read`](Self::read).
 ///
 /// Clones are handles to the same set; rules that count into it hold one.
 ///
@@ -111,9 +110,9 @@ impl Counters {
         Ok(self.inner.binding.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Says that value `index` of a read counts `point` (ibv_attach_counters_point_flow without a
-    /// flow: mlx5 takes what is attached when the first rule is made). What counts into the same
-    /// index is added up.
+    /// Lets value `index` of a read count `point` (ibv_attach_counters_point_flow without a flow:
+    /// mlx5 takes what is attached when the first rule is created). Points with the same index are
+    /// added up.
     ///
     /// # Errors
     /// `Busy` once a rule counts here; `InvalidInput` beyond 8191 points.
@@ -188,14 +187,14 @@ impl Counters {
     }
 }
 
-/// A set that no other thread binds meanwhile.
+/// A set, locked against other threads that would bind it.
 pub(crate) struct Bound<'c> {
     binding: MutexGuard<'c, Binding>,
 }
 
 impl Bound<'_> {
-    /// The driver's part of the rule. The first rule tells what is attached; later ones must not
-    /// (`mlx5_ib_flow_counters_set_data`). Its address is good as long as this lives.
+    /// The driver's part of the rule. The first rule has to say what is attached, later ones must
+    /// not (`mlx5_ib_flow_counters_set_data`). Its address is valid as long as this value exists.
     pub(crate) fn request(&self) -> DriverRequest {
         let Binding { points, rules } = &*self.binding;
         if *rules != 0 {
@@ -211,13 +210,13 @@ impl Bound<'_> {
         }
     }
 
-    /// Counts the rule, which has been made.
+    /// Counts the rule, after the kernel has created it.
     pub(crate) fn keep(&mut self) {
         self.binding.rules += 1;
     }
 }
 
-/// What mlx5 gets along with a rule. All zeros: no counters.
+/// The part of a rule that mlx5 gets. All zeros: no counters.
 #[derive(IntoBytes, Immutable, Default)]
 #[repr(C)]
 pub(crate) struct DriverRequest {

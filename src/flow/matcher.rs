@@ -40,9 +40,9 @@ const KIND: Kind = Kind {
 /// What the rules of a matcher compare, and in which table they are.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MatcherOptions<'a> {
-    /// The bits that count, as in `fte_match_param`. What is left out at its end is 0.
+    /// The bits to compare, as in `fte_match_param`. Bytes missing at its end count as 0.
     pub mask: &'a [u8],
-    /// Which parts of the mask count (`match_criteria_enable`): bit 0 the outer headers, bit 1
+    /// Which parts of the mask are used (`match_criteria_enable`): bit 0 the outer headers, bit 1
     /// miscellaneous parameters, bit 2 inner headers, and so on.
     pub criteria: u8,
     /// Of several rules that take a frame the one with the smallest number wins.
@@ -105,8 +105,8 @@ impl Matcher {
         &self.object.parent
     }
 
-    /// Begins to make a rule that leads to no queue pair: one that drops, that leads to a firmware
-    /// object, or whose actions are all that happens.
+    /// Begins to build a rule that leads to no queue pair: one that drops, that leads to a firmware
+    /// object, or that only has actions.
     #[doc(alias = "mlx5dv_create_flow")]
     pub fn create_flow(&self, value: &[u8]) -> MatchedFlowBuilder<'static> {
         MatchedFlowBuilder::new(self, value, Way::Unsaid)
@@ -187,7 +187,7 @@ impl<'q> MatchedFlowBuilder<'q> {
         self
     }
 
-    /// The frames take the way of those that no rule of this table takes.
+    /// The frames are treated like those that no rule of this table takes.
     pub fn default_miss(mut self) -> Self {
         self.way = Way::Flag(CreateFlowFlags::DEFAULT_MISS);
         self

@@ -1,4 +1,4 @@
-//! What a steering rule looks at: header fields under masks.
+//! What a steering rule compares: header fields under masks.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -8,8 +8,8 @@ use uverbs_uapi::write::flow::{
     FlowSpecIpv6, FlowSpecTcpUdp, FlowTcpUdpFilter,
 };
 
-/// A field of a header as a rule wants it: where the mask has a 1, the field has the value's bit.
-/// The default wants nothing; `value.into()` wants exactly this value.
+/// A condition on a header field: where the mask has a 1, the field must have the value's bit. The
+/// default matches every value; `value.into()` matches exactly this value.
 ///
 /// Devices may take masks of all ones or none only (ibv_create_flow(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,14 +57,14 @@ whole! {
     Ipv6Addr: Ipv6Addr::UNSPECIFIED, Ipv6Addr::from_bits(u128::MAX);
 }
 
-/// The Ethernet header. A VLAN tag that is stripped is looked at all the same.
+/// The Ethernet header. Rules also compare a VLAN tag that is stripped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ethernet {
     /// Destination MAC address.
     pub destination: Masked<[u8; 6]>,
     /// Source MAC address.
     pub source: Masked<[u8; 6]>,
-    /// What the frame carries, behind VLAN tags.
+    /// The EtherType after VLAN tags.
     pub ether_type: Masked<u16>,
     /// Control information of the outermost VLAN tag: priority (3 bits), drop eligible, VLAN number
     /// (12). Any mask but 0 takes tagged frames only.

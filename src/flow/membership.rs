@@ -1,4 +1,4 @@
-//! Joining multicast groups: a steering rule alone brings nothing that the network does not send.
+//! Joining multicast groups, because a steering rule does not make the network send their frames.
 
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsFd;
@@ -13,11 +13,11 @@ const VERB: &str = "join";
 /// A membership of a multicast group, held by a socket of the operating system: the kernel tells
 /// the network (IGMP, MLD) and puts the group's MAC address into the port's filter.
 ///
-/// Dropping it leaves the group. What the rules of raw packet queues take never reaches the
+/// Dropping it leaves the group. Frames that rules of raw packet queues take never reach the
 /// kernel's stack, so the socket receives nothing.
 ///
-/// Add the rule first and join then, so that no frame of the line reaches the kernel's stack. A
-/// switch needs a moment to learn of the membership: the first frames may be missing.
+/// Add the rule before joining, so that no frame of the line reaches the kernel's stack. A switch
+/// needs a moment to learn of the membership, so the first frames may be missing.
 #[derive(Debug)]
 #[must_use = "dropping it leaves the group"]
 pub struct Membership {

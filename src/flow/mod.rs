@@ -40,14 +40,13 @@
 //! - A rule takes frames from the kernel. One that names nothing but Ethernet fields takes ARP,
 //!   IGMP and PTP as well, without which the port's address, groups and clock stop working.
 //!
-//! [`UdpMulticast`], [`FiveTuple`], [`Port`] and [`Sniffer`] are rules whose parts are right for
-//! what they are named after ([`Traffic`]).
+//! [`UdpMulticast`], [`FiveTuple`], [`Port`] and [`Sniffer`] are rules with the right parts for the
+//! traffic in their names ([`Traffic`]).
 //!
-//! A [`Matcher`] and its rules say the same in the device's own form, in which more fields and
-//! actions can be named.
+//! A [`Matcher`] and its rules have the device's own form, with more fields and actions.
 //!
-//! A rule lives as long as its [`Flow`], and no longer than its queue pair: destroying that is
-//! refused while rules lead to it, and dropping it takes them along. Rules need CAP_NET_RAW.
+//! A rule lives as long as its [`Flow`], and no longer than its queue pair: the queue pair cannot
+//! be destroyed while rules lead to it, and dropping it removes them. Rules need CAP_NET_RAW.
 
 mod action;
 mod anchor;
@@ -105,7 +104,7 @@ struct State {
     parts: Parts,
 }
 
-/// What a rule consists of, kept as long as it is there.
+/// The objects of a rule, kept as long as the rule exists.
 #[derive(Debug, Default)]
 struct Parts {
     counters: Option<Counters>,
@@ -122,7 +121,7 @@ impl Flow {
         self.rule.is_live()
     }
 
-    /// Destroys it (ibv_destroy_flow). One whose queue pair is gone is gone already.
+    /// Destroys it (ibv_destroy_flow). A rule whose queue pair was dropped no longer exists.
     ///
     /// # Errors
     /// Errors of the kernel. It comes back unharmed.
@@ -181,7 +180,7 @@ impl SteeringRule for Rule {
 
 #[cfg(test)]
 impl Flow {
-    /// Keeps all other threads waiting.
+    /// Holds the lock, so that all other threads wait.
     pub(crate) fn hold(&self) -> impl Sized + '_ {
         self.rule.state.lock()
     }

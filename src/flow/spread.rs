@@ -25,13 +25,13 @@ use crate::qp::work_queue::WqHandle;
 /// multicast alone ([`UdpMulticast`](super::UdpMulticast)) and default rules have no priorities:
 /// between steps 2 and 3 their frames come to the old queue and to the new one.
 ///
-/// Frames that a queue has received stay in it, also if it has no place any more: poll it until
-/// [`FrameError::Empty`](crate::ethernet::FrameError::Empty), and before the queue that has its
-/// place now if the order of frames of one connection matters. Whether a device still delivers
-/// frames to the old queue that it steered just before the old rule ended, nothing has confirmed:
-/// keep polling it for as long as a frame may take.
+/// Frames that a queue has received stay in it, also if it has no place any more. Poll it until
+/// [`FrameError::Empty`](crate::ethernet::FrameError::Empty). If the order of frames of one
+/// connection matters, do so before polling the queue that has its place now. A device may still
+/// deliver frames to the old queue that it steered just before the old rule ended (nothing has
+/// confirmed it): keep polling the old queue for as long as a frame may take.
 ///
-/// Other rules of the program for the same frames belong to other priorities than 0 and 1.
+/// Other rules of the program for the same frames must not use the priorities 0 and 1.
 ///
 /// ```no_run
 /// use uverbs::ethernet::RxQueue;
@@ -102,9 +102,9 @@ impl Spread {
     /// Gives the places to other queues, with all rules, without losing a frame: see [`Spread`].
     ///
     /// # Errors
-    /// Those of [`ProtectionDomain::create_spread`] and [`Spread::steer`]: nothing has changed
-    /// then. What the kernel says when an old rule, the old target or the old table ends: the new
-    /// places are in force then, and what could not end is dropped.
+    /// Those of [`ProtectionDomain::create_spread`] and [`Spread::steer`]; nothing has changed
+    /// then. Errors of destroying an old rule, the old target or the old table; the new places are
+    /// in force then, and the old objects are dropped.
     pub fn rebalance(&mut self, places: &[&WqHandle]) -> Result<()> {
         let priority = 1 - self.now.priority;
         let mut next = Steered::new(&self.pd, places, &self.options, priority)?;

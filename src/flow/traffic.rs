@@ -12,10 +12,10 @@ use crate::error::{Error, Result};
 
 /// UDP ports of PTP over UDP, which the kernel's clock needs (IEEE 1588-2019, annex C).
 const PTP: [u16; 2] = [319, 320];
-/// VLAN numbers have 12 bits of the tag's control information.
+/// A VLAN number is 12 bits of the tag's control information.
 const VLAN_NUMBER: u16 = 0xfff;
 
-/// Which frames a rule is about.
+/// Which frames a rule takes.
 pub trait Traffic {
     /// Adds the parts to a rule.
     ///
