@@ -231,7 +231,7 @@ pub(super) struct StridingRing {
     posted: Box<[Option<Arc<Slot>>]>,
     /// Buffers that are not posted. Those that frames are in come back when the frames are dropped.
     others: VecDeque<Arc<Slot>>,
-    /// WQEs whose buffers are in `spares` again.
+    /// WQEs whose buffers are in `others` again.
     done: u32,
 }
 
