@@ -128,8 +128,8 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// As [`Buffer::with_pages`], in memory of the NUMA node `node` only. The pages are allocated at
-    /// once, so none can come from another node later.
+    /// As [`Buffer::with_pages`], in memory of the NUMA node `node` only. The pages are allocated
+    /// at once, so none can come from another node later.
     ///
     /// # Errors
     /// Errors of `mmap(2)` and `mbind(2)`: `InvalidInput` for a node that has no memory, or that
@@ -268,9 +268,9 @@ pub(crate) fn page_size() -> usize {
 /// A window onto memory that a device, or a remote peer through it, may read and write at any time.
 ///
 /// It never lends a slice: bytes are copied in and out with relaxed atomic accesses. An access to a
-/// byte is one to the aligned word of eight bytes that contains it, in all parts of a view alike. So
-/// threads of this process may use any parts at the same time: each word of a write is seen whole
-/// or not at all, and bytes next to those of the write do not change. Only the bytes of a word that
+/// byte is one to the aligned word of eight bytes that contains it, in all parts of a view alike.
+/// So threads of this process may use any parts at the same time: each word of a write is seen
+/// whole or not at all, and bytes next to the write do not change. Only the bytes of a word that
 /// is not wholly inside the view are accessed one by one. The software device accesses memory that
 /// peers can reach with the same sizes, so a view and a peer's operation never make mixed-size
 /// accesses, which `std::sync::atomic` forbids (`docs/ordering.md`, "Sizes of accesses"). Nothing
