@@ -21,7 +21,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output::hexadecimal;
 use crate::rendezvous::{PATIENCE, Rendezvous, random};
 
-/// Prefix of an address in the place of an endpoint.
+/// Prefix of an address instead of an endpoint.
 const PREFIX: &str = "cm:";
 /// Interval at which an end that waits checks that its peer still exists.
 const PEER_CHECK: Duration = Duration::from_millis(50);

@@ -92,12 +92,12 @@ impl Slot {
         SLOTS.iter().find(|slot| !slot.is_taken.swap(true, Ordering::AcqRel))
     }
 
-    /// The provider's function in the place of [`polling::poll_cq`].
+    /// The provider's function instead of [`polling::poll_cq`].
     pub(crate) fn poll_cq(&self) -> *mut c_void {
         self.poll_cq.load(Ordering::Relaxed)
     }
 
-    /// The provider's function in the place of [`extended::create_cq_ex`].
+    /// The provider's function instead of [`extended::create_cq_ex`].
     pub(crate) fn create_cq_ex(&self) -> *mut c_void {
         self.create_cq_ex.load(Ordering::Relaxed)
     }

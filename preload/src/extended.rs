@@ -65,7 +65,7 @@ unsafe extern "C" fn start_poll<const N: usize>(
     }
 }
 
-/// This library's function in the place of the provider's.
+/// This library's function instead of the provider's.
 fn in_place_of(provider: *mut c_void) -> Option<StartPoll> {
     let is_own = FUNCTIONS.iter().any(|function| *function as *mut c_void == provider);
     if provider.is_null() || is_own {

@@ -534,7 +534,7 @@ impl TxRing {
         unsafe { self.queue()?.post_template(id, request) }
     }
 
-    /// As [`TxRing::post`], and the frame makes a completion.
+    /// As [`TxRing::post`], and the frame generates a completion.
     #[inline(always)]
     pub(super) fn post_signaled<const BLOCKS: usize>(
         &mut self,
@@ -605,7 +605,7 @@ impl<const BLOCKS: usize> Sendable<BLOCKS> for Tailed<BLOCKS> {
 }
 
 /// Refuses a template that is longer than a ring's requests, of `most` blocks. Such frames would
-/// fill the ring before the turn of one that makes a completion, and so for ever.
+/// fill the ring before the turn of one that generates a completion, and so for ever.
 #[inline(always)]
 fn check_length<const BLOCKS: usize>(template: &Template<BLOCKS>, most: usize) -> Posted {
     if BLOCKS > ALWAYS_BLOCKS && blocks(template.longest) > most {

@@ -75,7 +75,7 @@ impl<C: Clock> RxQueue<C> {
         Ok(Frame { frame, rejected: &mut self.rejected, clock: PhantomData })
     }
 
-    /// Adds a steering rule: the frames that it is about come here. It ends when the result is
+    /// Adds a steering rule: its frames come here. It ends when the result is
     /// dropped.
     ///
     /// # Errors

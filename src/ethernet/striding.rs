@@ -55,7 +55,7 @@ impl<C: Clock> StridingQueue<C> {
         self.ring.poll().map(|found| StridedFrame { found, clock: PhantomData })
     }
 
-    /// Adds a steering rule: the frames that it is about come here. It ends when the result is
+    /// Adds a steering rule: its frames come here. It ends when the result is
     /// dropped.
     ///
     /// # Errors

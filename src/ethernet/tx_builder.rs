@@ -60,7 +60,7 @@ impl<C: Clock> TxBuilder<C> {
         self
     }
 
-    /// Every `frames`th frame makes a completion, at most half of the depth: 1 for the timestamp of
+    /// Every `frames`th frame has a completion, at most half of the depth: 1 for the timestamp of
     /// each.
     pub fn completion_every(mut self, frames: u32) -> Self {
         self.every = frames;

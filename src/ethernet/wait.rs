@@ -99,7 +99,7 @@ fn sleep(
     }
 }
 
-/// `None` in the place of `WouldBlock`.
+/// `None` instead of `WouldBlock`.
 fn some<T>(found: Result<T>) -> Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),

@@ -76,7 +76,7 @@ impl RssTarget {
         FlowBuilder::new(self.port(), self.steering_target())
     }
 
-    /// Adds a steering rule: the frames that it is about are spread over the table's queues. It
+    /// Adds a steering rule: its frames are spread over the table's queues. It
     /// ends when the result is dropped. [`Traffic::describe`] gives the rule as a builder, for a
     /// priority or counters.
     ///
@@ -146,7 +146,7 @@ impl<'q> FlowBuilder<'q> {
         self.part(FlowSpecActionCount { hdr, handle: counters.kernel_handle(), reserved1: 0 })
     }
 
-    /// Which frames it is about.
+    /// Which frames it takes.
     pub fn kind(mut self, kind: FlowKind) -> Self {
         self.attr.kind = match kind {
             FlowKind::Normal => FlowAttrType::NORMAL,

@@ -163,39 +163,40 @@ struct Made<L: Layer> {
 }
 
 impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
-    /// Sends that may be outstanding, 128 if not said.
+    /// Sends that may be outstanding, 128 by default.
     pub fn max_send_wr(mut self, requests: u32) -> Self {
         self.wanted.max_send_wr = requests;
         self
     }
 
-    /// SGEs per send, 1 if not said.
+    /// SGEs per send, 1 by default.
     pub fn max_send_sge(mut self, sges: u32) -> Self {
         self.wanted.max_send_sge = sges;
         self
     }
 
-    /// Receives that may be outstanding, 128 if not said.
+    /// Receives that may be outstanding, 128 by default.
     pub fn max_recv_wr(mut self, requests: u32) -> Self {
         self.wanted.max_recv_wr = requests;
         self
     }
 
-    /// SGEs per receive, 1 if not said.
+    /// SGEs per receive, 1 by default.
     pub fn max_recv_sge(mut self, sges: u32) -> Self {
         self.wanted.max_recv_sge = sges;
         self
     }
 
-    /// Bytes of inline data per send, 60 if not said.
+    /// Bytes of inline data per send, 60 by default.
     pub fn max_inline_data(mut self, bytes: u32) -> Self {
         self.wanted.max_inline_data = bytes;
         self
     }
 
-    /// Operations that the queue can hold at its full depth, beside sends (`send_ops_flags`). If
-    /// not said, those of verbs that the transport has ([`Operations::VERBS`]), of which memory
-    /// windows take most: 3 blocks of 64 bytes per request.
+    /// Operations that the queue can hold at its full depth, in addition to sends
+    /// (`send_ops_flags`). By default all operations of verbs that the transport has
+    /// ([`Operations::VERBS`]); memory windows are the longest, with 3 blocks of 64 bytes per
+    /// request.
     pub fn operations(mut self, operations: Operations) -> Self {
         self.operations = operations;
         self
@@ -208,7 +209,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         self
     }
 
-    /// Every send makes a completion, signaled or not (`sq_sig_all`).
+    /// Every send generates a completion, signaled or not (`sq_sig_all`).
     pub fn signal_all(mut self) -> Self {
         self.signal_all = true;
         self
@@ -240,8 +241,8 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         self
     }
 
-    /// Leaves the path to what gives its attributes: nothing of it is looked up before it is asked
-    /// for.
+    /// The attributes of the path come later, from the program or the connection manager. Nothing
+    /// is looked up before it is asked for.
     pub(crate) fn given_path(mut self) -> Self {
         self.gid = Requirement::Optional;
         self
@@ -477,8 +478,8 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         }
     }
 
-    /// Where the sends of a raw packet queue pair are: for the kernel they are a queue of its own.
-    /// Of the others it knows that they follow the receives (`set_user_buf_size` of
+    /// Address of the sends of a raw packet queue pair, which for the kernel are a separate queue.
+    /// For other types the kernel assumes that they follow the receives (`set_user_buf_size` of
     /// drivers/infiniband/hw/mlx5/qp.c).
     fn send_address(&self, rings: &Rings, memory: &RingMemory) -> u64 {
         match T::TYPE {

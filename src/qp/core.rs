@@ -1,4 +1,4 @@
-//! What every queue pair has, whatever its transport: the kernel's object, memory, parents, state.
+//! What queue pairs of all types have: the kernel's object, memory, parents and state.
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,17 +33,17 @@ const DESTROY: &str = "destroy_qp";
 pub(crate) trait SteeringRule: fmt::Debug + Send + Sync {
     /// Whether it is still in force.
     fn is_live(&self) -> bool;
-    /// Ends it where a failure can only be logged.
+    /// Destroys it; a failure is only logged.
     fn end_in_drop(&self);
 }
 
-/// What a steering rule leads to.
+/// The destination of a steering rule.
 pub(crate) trait SteeringTarget: fmt::Debug + Send {
     /// The context it belongs to.
     fn context(&self) -> &Context;
     /// The kernel's handle.
     fn kernel_handle(&self) -> u32;
-    /// A rule leads here.
+    /// Records a rule that leads here.
     fn keep_rule(&mut self, rule: Arc<dyn SteeringRule>);
 }
 
@@ -130,7 +130,7 @@ impl Core {
         }
     }
 
-    /// What is known of its port; little where the port cannot be asked.
+    /// What is known of its port: little if the port cannot be queried.
     pub(super) fn found(&self) -> &Found {
         self.path.found_or_nothing(&self.context)
     }
@@ -139,8 +139,7 @@ impl Core {
         self.path.endpoint(&self.context, self.number)
     }
 
-    /// The state as far as this process knows: what it asked for, or what an event or a completion
-    /// told.
+    /// The state as far as this process knows: from its own changes, events and completions.
     pub(super) fn known_state(&self) -> State {
         match &self.queue {
             Some(queue) if queue.state().state() == State::Err => State::Err,

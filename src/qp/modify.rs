@@ -1,5 +1,4 @@
-//! Changing and asking the attributes of a queue pair: from typed attributes to the kernel's and
-//! back.
+//! Modifying and querying a queue pair: converts typed attributes to the kernel's and back.
 
 use nix::errno::Errno;
 use uverbs_uapi::enums::{MigState, Mtu as KernelMtu, QpState as KernelState};
@@ -40,7 +39,7 @@ pub(super) struct Target {
     pub(super) burst: BurstInfo,
 }
 
-/// What the driver tells of a change.
+/// What the driver returns for a change.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Told {
     /// Options of connection establishment that were granted, if some were asked for.
@@ -96,7 +95,7 @@ fn send_extended(
     })
 }
 
-/// Values that do not fit the bits they travel in.
+/// Refuses values that do not fit their bits.
 fn check_values(attributes: &QpAttributes) -> Result<()> {
     let limits = [
         ("retry_cnt", attributes.retry_count.map(u32::from), 7),
@@ -113,7 +112,7 @@ fn check_values(attributes: &QpAttributes) -> Result<()> {
     Ok(())
 }
 
-/// What the device lacks is said before anything is sent.
+/// Refuses what the device lacks, before a command is sent.
 fn check_device(context: &Context, transport: QpType, wanted: &QpAttributes) -> Result<()> {
     let migrates = wanted.alternate_path.is_some() || wanted.migration_state.is_some();
     if migrates && !context.attributes()?.capabilities().contains(DeviceCapFlags::AUTO_PATH_MIG) {
@@ -244,7 +243,7 @@ fn address(dest: &QpDest) -> AddressVector {
     }
 }
 
-/// What a query of a queue pair says.
+/// The result of a query of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QpInfo {
@@ -284,11 +283,12 @@ pub struct QpInfo {
     pub rnr_retry: u8,
     /// What was granted at creation.
     pub capacities: Capacities,
-    /// Whether every send request makes a completion.
+    /// Whether every send request generates a completion.
     pub signal_all: bool,
 }
 
-/// Asks the device. The capacities are those granted here: the kernel does not know them all.
+/// Queries the device. The capacities are those of the library, because the kernel does not know
+/// all of them.
 pub(super) fn query(
     context: &Context,
     (handle, transport): (u32, QpType),

@@ -1,4 +1,4 @@
-//! What a queue pair brings into a connection: its port, GID and timings.
+//! The local half of a connection: port, GID and timings.
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::OnceLock;
@@ -83,12 +83,12 @@ impl Default for PathOptions {
 pub(super) enum Requirement {
     /// The GID is needed, and looked up at once.
     Needed,
-    /// The program, or the connection manager, gives every address. The path is looked up when it
-    /// is asked for nevertheless.
+    /// The program, or the connection manager, gives every address. The path is looked up only when
+    /// it is asked for.
     Optional,
 }
 
-/// The options, and what was looked up of what they left open.
+/// The options, and the values that were looked up for those that the program left open.
 #[derive(Debug, Clone)]
 pub(super) struct LocalPath {
     pub(super) options: PathOptions,
@@ -110,7 +110,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Of a port that cannot be asked.
+    /// The values for a port that cannot be queried.
     const NOTHING: Self = Self {
         link: LinkLayer::Unspecified,
         lid: 0,
@@ -138,7 +138,7 @@ impl LocalPath {
         Ok(path)
     }
 
-    /// What the options left open. The port is asked the first time.
+    /// Values for the options that the program left open. The first call queries the port.
     pub(super) fn found(&self, context: &Context) -> Result<&Found> {
         match self.found.get() {
             Some(found) => Ok(found),
@@ -146,7 +146,7 @@ impl LocalPath {
         }
     }
 
-    /// As [`found`](Self::found), for what cannot fail.
+    /// As [`found`](Self::found), for callers that cannot fail.
     pub(super) fn found_or_nothing(&self, context: &Context) -> &Found {
         self.found(context).unwrap_or_else(|error| {
             tracing::warn!(%error, port = self.options.port, "the port cannot be asked");
@@ -159,7 +159,7 @@ impl LocalPath {
         let port = context.query_port(options.port)?;
         let device = context.attributes()?;
         let link = port.link_layer();
-        // InfiniBand within a subnet does without, and frames have no GIDs; RoCE cannot.
+        // RoCE needs a GID. InfiniBand within a subnet does not, and frames have none.
         let optional = link == LinkLayer::InfiniBand
             || self.transport == QpType::RawPacket
             || self.requirement == Requirement::Optional;
@@ -229,7 +229,7 @@ impl LocalPath {
             QpType::Ud | QpType::RawPacket => Ok(rtr),
             QpType::Uc | QpType::XrcSend => connected(),
             QpType::DcInitiator => Ok(rtr.path_mtu(found.mtu)),
-            // Its answers go from its own address.
+            // The peer answers from its own address.
             QpType::DcTarget => Ok(rtr
                 .address(self.address_of("connect", context, peer)?)
                 .path_mtu(found.mtu)

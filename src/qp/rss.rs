@@ -1,6 +1,6 @@
 //! Receive side scaling: frames are spread over work queues by a hash of their addresses and ports.
 //!
-//! Three objects stand between a steering rule and a receive. A
+//! Three objects are between a steering rule and a receive. A
 //! [`WorkQueue`](super::work_queue::WorkQueue) has the receives. An [`IndirectionTable`] has a
 //! power of two of places, each with a work queue; a queue may have several. An [`RssTarget`]
 //! hashes the frames that its steering rules bring, and the low bits of the hash are the place. The
@@ -8,8 +8,8 @@
 //!
 //! A target hashes frames of one IP version and one protocol, so a program that spreads TCP and UDP
 //! over IPv4 and IPv6 makes four targets over the same table, each with its rules. A rule should
-//! match what its target hashes: the software device puts frames of another kind in the first
-//! place, and what hardware does with them nothing has confirmed.
+//! match what its target hashes: the software device gives frames of another kind to the first
+//! place; what hardware does with them is unconfirmed.
 //!
 //! The kernel changes neither tables nor targets. [`Spread`](crate::flow::Spread) has rules, target
 //! and table together, and gives the places to other queues in one call without losing a frame.
@@ -238,9 +238,9 @@ pub struct RssOptions {
 }
 
 impl RssOptions {
-    /// Fields by name, where [`RssOptions::new`] has not what is meant: destinations alone, for
-    /// instance. The kernel refuses fields of both IP versions or of two protocols together, and
-    /// none at all unless the table has one place.
+    /// Fields by name, for combinations that [`RssOptions::new`] lacks, such as destinations only.
+    /// The kernel refuses fields of both IP versions or of two protocols together, and an empty set
+    /// unless the table has one place.
     pub const fn with_fields(fields: RssFields) -> Self {
         Self { fields, key: DEFAULT_RSS_KEY, port: 1 }
     }

@@ -14,10 +14,10 @@ const VERB: &str = "alloc_td";
 /// A doorbell register that several queue pairs share.
 ///
 /// Every queue pair has a register of its own unless it is made in a domain. Sharing saves
-/// registers: devices have thousands, and ENOMEM of `alloc_uar` says that none is left. It costs an
-/// uncontended spin lock per doorbell where one thread uses all queue pairs of the domain, and
-/// waiting where several threads do. So a program chooses: a domain for each thread, one for all
-/// queue pairs of a context, or none and registers of their own.
+/// registers: devices have thousands, and ENOMEM of `alloc_uar` means that none is left. It costs
+/// an uncontended spin lock per doorbell if one thread uses all queue pairs of the domain, and
+/// waiting if several threads do. So the program chooses: a domain for each thread, one for all
+/// queue pairs of a context, or a register for each queue pair.
 ///
 /// ```no_run
 /// use uverbs::qp_type::Rc;

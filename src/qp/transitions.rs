@@ -2,9 +2,9 @@
 //!
 //! The facts are those of the kernel's table (`qp_state_table` in drivers/infiniband/core/verbs.c),
 //! which follows IBTA volume 1, section 11.2.5.2; for dynamic connections those of the driver
-//! (`modify_dci_qp_is_ok` and `mlx5_ib_modify_dct` in drivers/infiniband/hw/mlx5/qp.c). Asking it
-//! before the kernel is asked turns a bare EINVAL into the names of what is missing and what is too
-//! much.
+//! (`modify_dci_qp_is_ok` and `mlx5_ib_modify_dct` in drivers/infiniband/hw/mlx5/qp.c). The library
+//! checks this table before the kernel does, so that an error names the attributes that are missing
+//! or not allowed, instead of a bare EINVAL.
 
 use std::fmt;
 
@@ -90,10 +90,10 @@ pub fn transition(qp_type: QpType, from: State, to: State) -> Option<Transition>
     Some(Transition { required, optional })
 }
 
-/// Checks a set of attributes (STATE itself aside) against the table.
+/// Checks a set of attributes (without STATE itself) against the table.
 ///
 /// # Errors
-/// What is missing and what is too much.
+/// Attributes that are missing and attributes that are not allowed.
 pub fn check(
     qp_type: QpType,
     from: State,

@@ -87,7 +87,7 @@ impl Lane {
         (0..count).try_for_each(|_| self.link.receive(range))
     }
 
-    /// Posts `count` messages with one doorbell; the last makes a completion.
+    /// Posts `count` messages with one doorbell; the last generates a completion.
     pub(super) fn send(&mut self, count: u32) -> Outcome {
         use RunTimeOperation as O;
         let at = |offset: usize| {

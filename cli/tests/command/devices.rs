@@ -145,7 +145,7 @@ fn output_that_cannot_be_written_is_an_error() {
     );
 }
 
-/// Rust's runtime puts /dev/null in the place of a closed standard output.
+/// Rust's runtime opens /dev/null instead of a closed standard output.
 #[test]
 fn a_closed_standard_output_is_an_error_and_devnull_is_none() {
     for line in ["info soft", "devices", "--help", "pingpong --iters 1"] {

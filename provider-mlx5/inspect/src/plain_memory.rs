@@ -1,4 +1,4 @@
-//! Ordinary memory in the place of what a device would share.
+//! Ordinary memory instead of what a device would share.
 
 #![allow(unsafe_code)]
 

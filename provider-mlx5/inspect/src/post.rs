@@ -33,7 +33,7 @@ pub struct SendQueueSpec {
     pub start: u32,
     /// Whether the request before changed a memory key, so that the next one waits for it.
     pub small_fence: bool,
-    /// Whether every request makes a completion.
+    /// Whether every request generates a completion.
     pub signal_all: bool,
     /// Most scatter/gather entries per request.
     pub max_sge: u32,

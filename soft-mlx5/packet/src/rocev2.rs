@@ -122,7 +122,7 @@ fn ipv4(source: Ipv4Addr, destination: Ipv4Addr, packet: &[u8], framing: Framing
 
 /// The CRC-32 that an IPv4 frame of these transport bytes carries (annex A17.3.3 "RoCEv2 ICRC").
 ///
-/// Covered: 8 bytes of ones in the place of the local route header, IP header, UDP header,
+/// Covered: 8 bytes of ones instead of the local route header, IP header, UDP header,
 /// transport bytes. Replaced by ones because they change on the way: type of service, time to
 /// live and header checksum of IPv4, the UDP checksum, and the congestion byte of the base
 /// transport header.

@@ -20,7 +20,7 @@ use crate::host::children::FileId;
 use crate::host::system::{Call, Mapping};
 use child::{Outcome, in_child};
 
-/// A plain file in the place of a kernel's device.
+/// A plain file instead of a kernel's device.
 #[derive(Debug)]
 struct Plain(File);
 

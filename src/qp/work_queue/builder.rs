@@ -64,7 +64,7 @@ impl ProtectionDomain {
 }
 
 impl WqBuilder<Raw> {
-    /// SGEs per receive, 1 if not said.
+    /// SGEs per receive, 1 by default.
     pub fn max_sge(mut self, sge: u32) -> Self {
         self.sge = sge;
         self

@@ -74,7 +74,7 @@ pub(crate) enum Group {
     Own,
     /// The kernel's answers, compared with the recorded ones; a guest of its own
     Record,
-    /// Debian's own programs with this project's libibverbs.so.1 in the place of Debian's; a guest
+    /// Debian's own programs with this project's libibverbs.so.1 instead of Debian's; a guest
     /// of its own
     DropIn,
     /// Debian's programs on rdma_cm and this library's client of it, RoCE only; a guest of its own

@@ -313,7 +313,7 @@ pub(crate) fn two_devices(link: Link) -> Vec<Test> {
     tests
 }
 
-/// Debian's own programs, with this project's library in the place of Debian's libibverbs and
+/// Debian's own programs, with this project's library instead of Debian's libibverbs and
 /// libmlx5.
 pub(crate) fn drop_in(what: &str, link: Link) -> Vec<Test> {
     let mut tests = vec![Test::new("it is loaded", LOADED, SHORT)];

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::{BusError, HostMemory};
 
-/// A buffer in the place of host memory, for tests, simulations and fuzzers: every access is
+/// A buffer instead of host memory, for tests, simulations and fuzzers: every access is
 /// checked.
 ///
 /// ```

@@ -414,7 +414,7 @@ impl Strides {
         true
     }
 
-    /// Posts a new buffer in the place of one that is used up.
+    /// Posts a new buffer instead of one that is used up.
     fn post(&mut self) {
         let Some(place) = self.queue.free_place() else { return };
         let buffer = Memory::new(SHAPE.wqe_bytes() as usize);

@@ -6,7 +6,7 @@ use uverbs_mlx5_format::CqeOpcode;
 
 const COMPLETION: fn(&CqHandle) -> Event = |cq| Event::Completion { cqn: cq.cqn };
 
-/// A QP connected to itself that makes a completion per NOP.
+/// A QP connected to itself that generates a completion per NOP.
 struct Source {
     world: World,
     qp: QpHandle,
