@@ -46,9 +46,9 @@ pub(crate) enum Command {
     Transfer(Transfer),
     /// Record the frames of an Ethernet port in pcapng files, with the device's timestamps
     ///
-    /// The times are those at which the device received the frames, in nanoseconds. Nothing is
-    /// taken from programs beside it: they keep getting their frames, with the rule `sniffer`, or
-    /// with the same GROUP:PORT as theirs. It needs CAP_NET_RAW on a kernel's device.
+    /// The times are those at which the device received the frames, in nanoseconds. With the rule
+    /// `sniffer`, or with the same GROUP:PORT as theirs, other programs keep getting their frames.
+    /// It needs CAP_NET_RAW on a kernel's device.
     ///
     /// The rules:
     ///   sniffer           copies of all frames, received and sent
@@ -57,9 +57,9 @@ pub(crate) enum Command {
     ///   tcp:PORT
     ///   leftovers         frames that neither a rule nor the kernel takes
     ///
-    /// SIGINT and SIGTERM end the recording: the file is complete then. The end of the file says
-    /// how many frames came and how many were dropped. A full disk ends it with status 1; what was
-    /// written before stays.
+    /// SIGINT and SIGTERM end the recording with a complete file. The end of the file says how many
+    /// frames came and how many were dropped. A full disk ends the recording with status 1; what
+    /// was written before stays.
     #[command(verbatim_doc_comment)]
     Capture(Capture),
     /// Send the frames of a recording, at their times or at a rate
@@ -68,9 +68,8 @@ pub(crate) enum Command {
     /// Wireshark write them. Frames leave as they were recorded, so their checksums and addresses
     /// must be what the receiver wants. It needs CAP_NET_RAW on a kernel's device.
     ///
-    /// Each frame is due at its own time: one that is late does not delay those behind it. The
-    /// report says how late frames were. Frames that were not recorded whole are skipped, and
-    /// counted.
+    /// Each frame is due at its own time: a late frame does not delay those after it. The report
+    /// says how late frames were. Frames that were not recorded whole are skipped, and counted.
     ///
     /// Exit status: 0; 1 if the device failed; 2 if the file is not a recording.
     Replay(Replay),
@@ -98,7 +97,7 @@ pub(crate) struct Devices {
 pub(crate) struct Info {
     /// The device's name; `soft` is the software ConnectX [default: every kernel device, else soft]
     pub(crate) device: Option<String>,
-    /// Say which device leads to ADDRESS or to a host of this name, or why none does, instead
+    /// Show instead which device leads to ADDRESS or to a host of this name, or why none does
     #[arg(long, value_name = "ADDRESS", conflicts_with = "root")]
     pub(crate) to: Option<String>,
     /// Print JSON
@@ -111,7 +110,8 @@ pub(crate) struct Info {
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// The kernel's name of a device; `soft` for the machine alone [default: every kernel device]
+    /// The kernel's name of a device; `soft` for no device, only the machine [default: every kernel
+    /// device]
     pub(crate) device: Option<String>,
     /// The processors that poll, like 2 or 2,4-7 [default: the isolated ones]
     #[arg(long, value_name = "LIST")]
@@ -251,7 +251,7 @@ pub(crate) enum Measure {
     Lat,
     /// As many messages as the queues hold
     Bw,
-    /// Ethernet frames past the kernel's network stack: half round trips, a fixed rate, bursts,
+    /// Ethernet frames without the kernel's network stack: half round trips, a fixed rate, bursts,
     /// from a frame's arrival to its answer's departure by the device's clock, cold and warm sends,
     /// steering rules
     Frames,
@@ -333,7 +333,7 @@ pub(crate) struct Capture {
     /// Begin another file after this time
     #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", value_parser = positive)]
     pub(crate) rotate_seconds: Option<f64>,
-    /// Keep the last N files alone
+    /// Keep only the last N files
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) files: Option<u32>,
     /// Replace files that exist already

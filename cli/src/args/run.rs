@@ -33,8 +33,8 @@ pub(crate) struct Run {
     /// The kernel that programs see
     #[arg(long, value_enum, default_value_t = RunKernel::Current)]
     pub(crate) kernel: RunKernel,
-    /// The devices' addresses, with commas between them; further devices have those behind the
-    /// last one. Each is an address of this machine, of any interface (IPv6 link-local:
+    /// The devices' addresses, with commas between them; further devices have the addresses that
+    /// follow the last one. Each is an address of this machine, of any interface (IPv6 link-local:
     /// fe80::1%eth0); packets travel as RoCE v2 over UDP [default: UVERBS_SOFT_ADDRESS, else free
     /// ones of 127.18.0.0/16, for programs of this machine]
     #[arg(long, value_name = "ADDRESS[,…]", value_parser = addresses)]
@@ -65,7 +65,7 @@ pub(crate) enum RunWire {
     /// Memory shared with processes of any user that have this option too, RoCEv2 over UDP to
     /// others
     MemoryOfAnyUser,
-    /// RoCEv2 over UDP alone, for tcpdump and Wireshark on the loopback interface
+    /// Only RoCEv2 over UDP, for tcpdump and Wireshark on the loopback interface
     Udp,
 }
 

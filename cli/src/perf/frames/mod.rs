@@ -1,5 +1,5 @@
-//! `uverbs perf frames`: frames past the kernel's network stack, between a queue of frames here and
-//! one at the other end that answers each frame.
+//! `uverbs perf frames`: frames that bypass the kernel's network stack, between a queue of frames
+//! here and one at the other end that answers each frame.
 //!
 //! The rounds, one after the other: the program's own stalls without traffic, round trips, a fixed
 //! rate, bursts, the other end's time from a frame's arrival to its answer's departure, cold and
