@@ -6,8 +6,8 @@ use uverbs_mlx5::format::{self, CqeFormat, CqeOpcode, ErrorCqe};
 impl Cqe {
     /// What is illegal or suspicious.
     ///
-    /// `lap` is the owner bit that the poller expects where it stands (the consumer index's bit
-    /// above the ring's index bits), if that is known.
+    /// `lap` is the owner bit that the poller expects at the CQE's place, if it is known: the bit
+    /// of the consumer index above those that index the ring.
     pub fn findings(&self, lap: Option<bool>) -> Vec<Finding> {
         let mut found = Vec::new();
         owner(self, lap, &mut found);

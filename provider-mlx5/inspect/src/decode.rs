@@ -11,12 +11,12 @@ use uverbs_mlx5::format::{
 impl Wqe {
     /// Reads the WQE at the start of `bytes`, as a queue of this service lays it out.
     ///
-    /// The control segment's `ds` tells where it ends; if the bytes end before, what is there is
-    /// decoded, and [`Wqe::findings`] tells. Whatever the bytes are, [`Wqe::encode`] gives back the
-    /// same.
+    /// The control segment's `ds` tells where it ends. If the bytes end before, it decodes what is
+    /// there, and [`Wqe::findings`] reports it. Whatever the bytes are, [`Wqe::encode`] returns the
+    /// same bytes.
     ///
     /// # Errors
-    /// There are not even the 16 bytes of a control segment.
+    /// There are fewer than the 16 bytes of a control segment.
     pub fn decode(bytes: &[u8], service: Service) -> Result<Self, TooShort> {
         let (control, rest) = ControlSegment::read_from_prefix(bytes)
             .map_err(|_| TooShort { needed: OCTOWORD, got: bytes.len() })?;
@@ -53,8 +53,8 @@ impl Wqe {
     }
 }
 
-/// Takes segments off the front. A segment that is not all there ends the reading (`None`); what is
-/// left is kept raw.
+/// Takes segments off the front. An incomplete segment ends the reading (`None`); the rest of the
+/// bytes is kept raw.
 struct Reader<'a> {
     left: &'a [u8],
     segments: Vec<Segment>,
@@ -139,8 +139,7 @@ impl Reader<'_> {
         if control.flags & UmrControlSegment::FLAG_INLINE == 0 {
             return self.data();
         }
-        // The field has two meanings: where the entries go, or how long the signature structures
-        // are.
+        // The field is either the offset of the entries or the length of the signature structures.
         let has_offset = control.flags & UmrControlSegment::FLAG_TRANSLATION_OFFSET != 0;
         let units = if has_offset { 0 } else { usize::from(control.translation_offset.get()) };
         let entries = self.left.len().saturating_sub(units * OCTOWORD);
@@ -165,8 +164,8 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// The number of entries if an interleaved translation starts here: its operation stands where
-    /// a plain entry has its key.
+    /// The number of entries if an interleaved translation starts here: its operation is where a
+    /// plain entry has its key.
     fn repeat_entries(&self) -> Option<usize> {
         let (head, rest) = RepeatBlock::read_from_prefix(self.left).ok()?;
         let entries = usize::from(head.entries.get());

@@ -44,8 +44,8 @@ pub fn parse_dump(text: &str, words_are_little_endian: bool) -> Result<Vec<u8>, 
     if bytes.is_empty() { Err(DumpError::Empty) } else { Ok(bytes) }
 }
 
-/// Reads a dump line by line, so that one of any length takes the memory of a line. [`parse_dump`]
-/// says what is understood.
+/// Reads a dump line by line, so that it needs memory for one line only. [`parse_dump`] lists the
+/// formats.
 #[derive(Clone, Debug, Default)]
 pub struct DumpLines {
     /// Lines so far.
@@ -76,8 +76,8 @@ impl DumpLines {
         parsed.ok_or_else(|| complaint(line, self.lines))
     }
 
-    /// The bytes of more words of the line that the last call began: for lines so long that they
-    /// are read in parts. Nothing in front of the words is an address, nothing behind them a text.
+    /// The bytes of further words of the last line, for lines so long that they are read in parts.
+    /// These words have neither an address before them nor a text column after them.
     ///
     /// # Errors
     /// As for [`DumpLines::line`].
@@ -121,7 +121,7 @@ fn offset_line(line: &str, digits_before: usize) -> Option<&str> {
     (is_offset && fits).then_some(rest)
 }
 
-/// Bytes, or the 16-bit words of a little-endian machine.
+/// The bytes of words that are single bytes, or 16-bit words of a little-endian machine.
 fn parse_words(words: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     for word in words.split_ascii_whitespace() {

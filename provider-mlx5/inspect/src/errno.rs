@@ -8,9 +8,9 @@ const EOPNOTSUPP: i32 = 95;
 
 /// The errno of a refused send request.
 ///
-/// Where libmlx5 refuses too the number is its own: ENOMEM for a full queue, too many entries,
-/// inline data that is too long, and a QP before RTS; EOPNOTSUPP for a window of more than 2 GiB.
-/// What only this crate refuses is EINVAL.
+/// If libmlx5 refuses the request, too, the number is libmlx5's: ENOMEM for a full queue, too many
+/// entries, inline data that is too long, and a QP before RTS; EOPNOTSUPP for a window of more than
+/// 2 GiB. Requests that only this crate refuses are EINVAL.
 pub const fn send_errno(error: PostError) -> i32 {
     match error {
         PostError::Full
@@ -22,8 +22,7 @@ pub const fn send_errno(error: PostError) -> i32 {
     }
 }
 
-/// The errno of a refused receive request: ENOMEM for a full queue, EINVAL for all else, as libmlx5
-/// has it.
+/// The errno of a refused receive request, as in libmlx5: ENOMEM for a full queue, else EINVAL.
 pub const fn receive_errno(error: PostError) -> i32 {
     match error {
         PostError::Full => ENOMEM,

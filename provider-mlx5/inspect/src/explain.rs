@@ -8,7 +8,7 @@ use uverbs_mlx5::format::{
 impl Wqe {
     /// What a NIC would do with it on a queue of this service, in sentences.
     ///
-    /// It takes the WQE by its word; [`Wqe::findings`] says what is wrong with it.
+    /// It assumes that the WQE is legal; [`Wqe::findings`] says what is wrong with it.
     pub fn explain(&self, service: Service) -> String {
         let parts = [
             self.explain_fence(),

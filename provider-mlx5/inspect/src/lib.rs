@@ -1,4 +1,4 @@
-//! Work-queue entries as values: decode, look at, check, explain, encode.
+//! Work-queue entries as values, which can be decoded, shown, checked, explained and encoded.
 //!
 //! This crate is for people who read dumps, write tests or fuzz: it allocates and formats freely,
 //! and no queue uses it. A WQE decodes into a [`Wqe`], a list of segments; a CQE

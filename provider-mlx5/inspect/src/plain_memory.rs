@@ -1,4 +1,4 @@
-//! Ordinary memory instead of what a device would share.
+//! Ordinary memory instead of memory that a device would share.
 
 #![allow(unsafe_code)]
 
@@ -25,7 +25,7 @@ impl Memory {
         Self(start, length)
     }
 
-    /// The first byte, or whatever stands there.
+    /// The address of the first byte, as a pointer to `T`.
     pub(super) fn start<T>(&self) -> NonNull<T> {
         self.0.cast()
     }
@@ -40,7 +40,7 @@ impl Memory {
     /// # Safety
     /// As for [`DmaMemory::new`].
     pub(super) unsafe fn dma(&self) -> DmaMemory {
-        // SAFETY: passed on to the caller; the memory has that many bytes.
+        // SAFETY: the caller's promise; the memory has that many bytes.
         unsafe { DmaMemory::new(self.0, self.1) }
     }
 

@@ -16,8 +16,8 @@ use uverbs_mlx5::queue_state::Shape;
 use uverbs_mlx5::request::Immediate;
 use uverbs_mlx5::user_index::UserIndexTable;
 
-/// What a verbs program sees of a CQE: the fields of `struct ibv_wc`, as far as the CQE alone
-/// tells. What is `None` it does not tell, or libmlx5 leaves alone for this kind.
+/// What a verbs program sees of a CQE: the fields of `struct ibv_wc`. A field is `None` if the CQE
+/// does not have it, or if libmlx5 does not set it for this kind of completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Polled {
     /// How the request ended.
@@ -43,7 +43,7 @@ pub struct Polled {
     pub slid: Option<u16>,
     /// Service level.
     pub sl: Option<u8>,
-    /// P_Key index: the low half of the word in which immediate data stands too.
+    /// P_Key index: the low half of the word that can also have immediate data.
     pub pkey_index: Option<u16>,
     /// Path bits of the destination LID.
     pub dlid_path_bits: Option<u8>,
@@ -53,11 +53,12 @@ const WITH_GRH: u32 = 1;
 const WITH_IMMEDIATE: u32 = 2;
 const WITH_INVALIDATE: u32 = 8;
 
-/// What a poller makes of a CQE. `None` if it completes no work request: it is not written yet,
-/// a resize marker, the title of a compressed session, inline data in the CQE before.
+/// The completion that a poller returns for a CQE. `None` if it completes no work request: it is
+/// not written yet, a resize marker, the title of a compressed session, or inline data in the CQE
+/// before.
 ///
-/// The CQE is given to a [`CompletionQueue`] of one entry, on a queue pair without rings: so data
-/// inside the CQE stays there.
+/// The CQE goes into a [`CompletionQueue`] of one entry, on a queue pair without rings, so that
+/// data inside the CQE stays there.
 pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
     let op_own = cqe.op_own();
     if op_own.format() == CqeFormat::COMPRESSED || op_own.opcode() == CqeOpcode::RESIZE {
@@ -70,8 +71,8 @@ pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
     let ring = Memory::new(bytes.len(), 0);
     let record = Memory::new(WQEBB_SIZE, 0);
     let register = Memory::new(WQEBB_SIZE, 0);
-    // SAFETY: the three stay, and are used by the queue alone, until it has been dropped; only
-    // `write` below plays the device.
+    // SAFETY: the three exist until the queue has been dropped, and only the queue uses them; only
+    // `write` below acts as the device.
     let (memory, doorbell, arm) = unsafe {
         (ring.dma(), DoorbellWord::pair(record.start()), ArmRegister::new(register.start()))
     };

@@ -1,7 +1,7 @@
 //! Work requests to ring bytes, through the real queues.
 //!
-//! A queue is made on ordinary memory with a doorbell register of ordinary memory, continued at a
-//! given counter, and posted to. What comes out is what a program would have handed to the device.
+//! A queue and its doorbell register are in ordinary memory. The queue starts at a given counter,
+//! and requests are posted to it. The result is what a program would have handed to the device.
 
 #![allow(unsafe_code)]
 
@@ -48,7 +48,7 @@ pub struct SendQueueSpec {
 pub struct Buffer<'a> {
     /// Where it is, how long, and under which key. Nothing is read there.
     pub sge: Sge,
-    /// Its bytes, where they stand in the WQE: all of them if the data is inline, the first 18 of
+    /// Its bytes that are copied into the WQE: all of them if the data is inline, the first 18 of
     /// the packet on a queue that wants the headers in the WQE.
     pub bytes: &'a [u8],
 }
@@ -58,7 +58,7 @@ pub struct Buffer<'a> {
 pub struct Work<'a> {
     /// What to do.
     pub operation: RunTimeOperation<'a>,
-    /// Who it goes to.
+    /// Its destination.
     pub destination: RunTimeDestination<'a>,
     /// How it completes and is ordered.
     pub flags: PostFlags,
@@ -68,7 +68,7 @@ pub struct Work<'a> {
     pub data: &'a [Buffer<'a>],
 }
 
-/// What a list of work requests became.
+/// The result of posting a list of work requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Posted {
     /// The request that was refused, and why. Those before it were posted.
@@ -95,10 +95,10 @@ pub struct PostedWqe {
 /// Why nothing can be posted at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// The queue's memory or limits do not go together.
+    /// The queue's memory and limits contradict each other.
     #[error(transparent)]
     Queue(#[from] QueueError),
-    /// The data of a request that copies it is not there.
+    /// A request copies its data, but the data is missing.
     #[error("request {index} copies data into the WQE, but its bytes are not given")]
     NoBytes {
         /// Index of the request.
@@ -114,7 +114,7 @@ pub enum SpecError {
 /// # Errors
 /// See [`SpecError`]. A request that the queue refuses is not an error: see [`Posted::refused`].
 pub fn post_sends(spec: &SendQueueSpec, works: &[Work<'_>]) -> Result<Posted, SpecError> {
-    // Twice, over registers filled differently: what is the same afterwards was stored.
+    // Posts twice, over differently filled memory: bytes that are the same afterwards were stored.
     let zeros = run(spec, works, 0)?;
     let ones = run(spec, works, !0)?;
     Ok(Posted { mmio: stored(&zeros.register, &ones.register), ..zeros.posted })
@@ -122,7 +122,7 @@ pub fn post_sends(spec: &SendQueueSpec, works: &[Work<'_>]) -> Result<Posted, Sp
 
 type RegisterBytes = [u8; BLUEFLAME_REGISTER_SIZE];
 
-/// What is there after posting, with ring and register filled with one byte before.
+/// Contents after posting into a ring and a register that were filled with one byte.
 struct Run {
     posted: Posted,
     register: RegisterBytes,
@@ -152,7 +152,7 @@ fn run_on<T: Transport>(
     let ring = Memory::new(spec.blocks as usize * WQEBB_SIZE, fill);
     let record = Memory::new(WQEBB_SIZE, 0);
     let register = Memory::new(BLUEFLAME_REGISTER_SIZE, fill);
-    // SAFETY: the three stay, and are used by the queue alone, until it has been dropped.
+    // SAFETY: the three exist until the queue has been dropped, and only the queue uses them.
     let (memory, doorbell, blue_flame) = unsafe {
         (
             ring.dma(),
@@ -273,8 +273,8 @@ impl<'a> Prepared<'a> {
 fn own_bytes(buffers: &[Buffer<'_>], header_inline: bool) -> Option<Vec<Sge>> {
     let entry = |buffer: &Buffer<'_>| {
         let there = buffer.bytes.len() == buffer.sge.length() as usize;
-        // What is longer than any inline data is refused by its length, before a byte is read; but
-        // a header is read before.
+        // A length that exceeds all inline data is refused before a byte is read. A header is read
+        // before that.
         let refused =
             buffer.sge.length() > uverbs_mlx5::format::INLINE_LENGTH_MASK && !header_inline;
         let address = buffer.bytes.as_ptr().expose_provenance() as u64;
@@ -309,7 +309,7 @@ pub(super) fn handle(shape: Shape) -> Result<QueueHandle, SpecError> {
     Ok(handle)
 }
 
-/// The stored stretches of a register, out of its two contents.
+/// The stored ranges of a register, found by comparing its two contents.
 fn stored(zeros: &RegisterBytes, ones: &RegisterBytes) -> Vec<Vec<u8>> {
     let mut stores: Vec<Vec<u8>> = Vec::new();
     let mut inside = false;
@@ -389,8 +389,8 @@ mod tests {
     }
 
     proptest! {
-        /// In two rings that were filled differently the same bytes mean something, all of which
-        /// were written; outside of the blocks that were posted nothing was touched.
+        /// In two differently filled rings the bytes that the device reads are the same, so all of
+        /// them were written. Bytes outside of the posted blocks did not change.
         #[test]
         fn exactly_the_slots_are_written(start in any::<u32>(), shapes in shapes()) {
             let (mut zeros, mut ones) = (run_shapes(start, &shapes, 0), run_shapes(start, &shapes, !0));
@@ -410,12 +410,12 @@ mod tests {
                 let (zeros, ones) = (&zeros.ring[at..][..WQEBB_SIZE], &ones.ring[at..][..WQEBB_SIZE]);
                 prop_assert!(written || zeros.iter().all(|byte| *byte == 0), "slot {}", slot);
                 prop_assert!(written || ones.iter().all(|byte| *byte == !0), "slot {}", slot);
-                // A block begins with a byte that means something.
+                // The device reads the first byte of each block.
                 prop_assert!(!written || zeros[0] == ones[0], "slot {}", slot);
             }
         }
 
-        /// Where a ring ends makes no difference but for the index in the control segment.
+        /// The end of the ring changes only the index in the control segment.
         #[test]
         fn wrapped_is_unwrapped_rotated(start in any::<u32>(), shapes in shapes()) {
             let straight = run_shapes(0, &shapes, 0).posted;

@@ -41,7 +41,7 @@ pub struct SharedRecvQueueSpec {
 pub fn post_receives(spec: &RecvQueueSpec, lists: &[&[Sge]]) -> Result<Posted, SpecError> {
     let RecvQueueSpec { entries, stride, start, striding } = *spec;
     let (ring, record) = memory(entries, stride)?;
-    // SAFETY: both stay, and are used by the queue alone, until it has been dropped.
+    // SAFETY: both exist until the queue has been dropped, and only the queue uses them.
     let (memory, doorbell) = unsafe { (ring.dma(), DoorbellWord::new(record.start())) };
     let handle = handle(Shape { send_wqebbs: 0, recv_wqes: entries, shared_receive: false })?;
     let (head_octowords, scatter_to_cqe) = (striding.into(), false);
@@ -72,7 +72,7 @@ pub fn post_shared_receives(
 ) -> Result<Posted, SpecError> {
     let SharedRecvQueueSpec { entries, stride } = *spec;
     let (ring, record) = memory(entries, stride)?;
-    // SAFETY: both stay, and are used by the queue alone, until it has been dropped.
+    // SAFETY: both exist until the queue has been dropped, and only the queue uses them.
     let (memory, doorbell) = unsafe { (ring.dma(), DoorbellWord::new(record.start())) };
     let handle = handle(Shape { send_wqebbs: 0, recv_wqes: entries, shared_receive: true })?;
     let config = SharedRecvQueueConfig { memory, doorbell, handle, stride, scatter_to_cqe: false };

@@ -17,8 +17,8 @@ pub struct ReceiveWqe {
 }
 
 impl ReceiveWqe {
-    /// A receive queue's WQE of `stride` bytes: the entries, ended by a terminator if they don't
-    /// fill it, zero behind. Entries that don't fit are left out.
+    /// A receive queue's WQE of `stride` bytes: the entries, then, if they do not fill it, a
+    /// terminator and zeros. Entries that do not fit are left out.
     pub fn new(entries: &[DataSegment], stride: usize) -> Self {
         Self { next: None, entries: filled(entries, stride / OCTOWORD) }
     }
@@ -66,7 +66,7 @@ impl ReceiveWqe {
         &self.entries[..end.unwrap_or(self.entries.len())]
     }
 
-    /// What a NIC would do with it, in sentences. It takes the WQE by its word;
+    /// What a NIC would do with it, in sentences. It assumes that the WQE is legal;
     /// [`ReceiveWqe::findings`] says what is wrong with it.
     pub fn explain(&self) -> String {
         let list = self.list();

@@ -41,7 +41,7 @@ pub fn decode_ring(bytes: &[u8], blocks: Option<usize>, service: Service) -> Vec
 /// Bytes of the longest WQE, in whole blocks: `ds` has six bits.
 pub const LONGEST_WQE: usize = (0x3f * OCTOWORD).next_multiple_of(WQEBB_SIZE);
 
-/// Walks through a send queue that is read bit by bit. [`decode_ring`] says what it finds.
+/// Walks through a send queue that is read in parts. [`decode_ring`] describes the result.
 #[derive(Clone, Debug)]
 pub struct RingWalk {
     blocks: Option<usize>,

@@ -28,10 +28,10 @@ pub enum SessionError {
 
 /// Writes out the completions of a compressed session, in order.
 ///
-/// `title` is the CQE of format compressed, `arrays` the slots of mini-CQEs that follow it (the
-/// first of them right behind the title, then every eighth slot), `format` what a responder's
-/// mini-CQEs carry. Each completion is the title with the mini-CQE's fields in place. It is marked
-/// as without inline data, and has the title's owner bit.
+/// `title` is the CQE of format compressed. `arrays` are the slots of mini-CQEs that follow it: the
+/// first right after the title, then every eighth slot. `format` is what a responder's mini-CQEs
+/// carry. Each completion is a copy of the title with the mini-CQE's fields. It is marked as
+/// without inline data, and has the title's owner bit.
 ///
 /// # Errors
 /// See [`SessionError`].

@@ -21,7 +21,7 @@ pub struct TooShort {
 /// [`Wqe::findings`] checks. [`Wqe::sealed`] gives it the right size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wqe {
-    /// The control segment, with `ds` as it stands.
+    /// The control segment, with the `ds` that it has.
     pub control: ControlSegment,
     /// The segments, in order.
     pub segments: Vec<Segment>,
