@@ -20,7 +20,8 @@
 //!
 //! The ids and layouts are those of the kernel headers in rdma-core 65; an older kernel knows fewer
 //! of them and answers EPROTONOSUPPORT to the rest. Structs that neither side reads are left out:
-//! those for posting and polling through the kernel, which mlx5 does not need, and for IPsec.
+//! those for posting and polling through the kernel, which mlx5 does not need, for IPsec, and for
+//! flow rules about tunnels and MPLS.
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -104,31 +104,6 @@ crate::macros::abi_structs! {
         @12 reserved1: u32,
     }
 
-    /// VXLAN fields.
-    struct FlowTunnelFilter = "struct ib_uverbs_flow_tunnel_filter", 4 {
-        @0 tunnel_id: U32,
-    }
-
-    /// ESP fields.
-    struct FlowSpecEspFilter = "struct ib_uverbs_flow_spec_esp_filter", 8 {
-        @0 spi: u32,
-        @4 seq: u32,
-    }
-
-    /// GRE fields.
-    struct FlowGreFilter = "struct ib_uverbs_flow_gre_filter", 8 {
-        /// First 16 bits of the header: checksum, key and sequence bits, version.
-        @0 c_ks_res0_ver: U16,
-        @2 protocol: U16,
-        @4 key: U32,
-    }
-
-    /// MPLS fields.
-    struct FlowMplsFilter = "struct ib_uverbs_flow_mpls_filter", 4 {
-        /// The whole label stack entry: label, traffic class, bottom of stack, TTL.
-        @0 label: U32,
-    }
-
     /// Head of a rule; its specifications follow.
     struct FlowAttr = "struct ib_uverbs_flow_attr", 16 {
         @0 kind: FlowAttrType as "type",
