@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use uverbs::cq::Status;
 use uverbs::ethernet::{FrameError, RxQueue};
 use uverbs::flow::{Ethernet, Port, Ports, Protocol, Traffic, UdpMulticast};
-use uverbs::qp::rss::{RssFields, RssOptions, RssTraffic};
+use uverbs::qp::rss::{RssFields, RssOptions, RssTarget, RssTraffic};
 use uverbs::qp::{EthChecksum, EthernetOffload, PostError};
 use uverbs::soft::{Fault, Kernel, Moment, SoftDevice};
 use uverbs::{
@@ -161,17 +161,19 @@ fn raw_work_queues_hand_back_ids_and_their_context() {
     assert_eq!(wq.outstanding_receives(), 0);
 }
 
+/// A target for UDP over IPv4 whose table leads to this queue only.
+fn target(wire: &Wire, queue: &WorkQueue) -> RssTarget {
+    let table = wire.setup.context.create_indirection_table(&[queue.handle()]).unwrap();
+    let options = RssOptions::new(RssTraffic::Ipv4Udp);
+    wire.setup.pd.create_rss_target(&table, &options).unwrap()
+}
+
 #[test]
 fn new_rules_move_frames_to_a_new_table_without_a_gap() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let (mut old, mut new) = (lane(&wire, 4), lane(&wire, 4));
     let context = wire.setup.context.clone();
-    let options = RssOptions::new(RssTraffic::Ipv4Udp);
-    let make = |queue: &WorkQueue| {
-        let table = context.create_indirection_table(&[queue.handle()]).unwrap();
-        wire.setup.pd.create_rss_target(&table, &options).unwrap()
-    };
-    let (mut first, mut second) = (make(&old.1), make(&new.1));
+    let (mut first, mut second) = (target(&wire, &old.1), target(&wire, &new.1));
     let port = Ports { destination: 1766.into(), ..Ports::default() };
     let rule = first.create_flow().ethernet(all_to(wire.mac)).udp(port).priority(2);
     let rule = rule.build().unwrap();
@@ -196,12 +198,7 @@ fn a_multicast_line_moves_to_a_new_table_with_copies_in_between() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let (mut old, mut new) = (lane(&wire, 4), lane(&wire, 4));
     let context = wire.setup.context.clone();
-    let options = RssOptions::new(RssTraffic::Ipv4Udp);
-    let make = |queue: &WorkQueue| {
-        let table = context.create_indirection_table(&[queue.handle()]).unwrap();
-        wire.setup.pd.create_rss_target(&table, &options).unwrap()
-    };
-    let (mut first, mut second) = (make(&old.1), make(&new.1));
+    let (mut first, mut second) = (target(&wire, &old.1), target(&wire, &new.1));
     let line = UdpMulticast::new([239, 1, 2, 3].into(), 14310).tag(5);
     let mut frame = udp_frame(line.mac(), line.port, &[1; 60]);
     frame[30..34].copy_from_slice(&line.group.octets());
