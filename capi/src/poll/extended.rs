@@ -1,0 +1,229 @@
+//! Extended polls: `ibv_start_poll` to `ibv_end_poll`, and reading the current completion.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::mem::{ManuallyDrop, transmute};
+
+use uverbs::PollError;
+use uverbs::raw::Completion;
+use uverbs_mlx5::completion_queue::Good;
+
+use super::idle;
+use super::wc::{flags, imm_data, opcode, vendor_err};
+use crate::abi::*;
+use crate::cq::{Cq, status};
+use crate::lock::Lock;
+
+/// The result of an extended poll without a completion, as in libmlx5.
+const NOTHING: c_int = libc::ENOENT;
+
+/// Moves an extended poll to the next completion if the fast path can; returns whether it did.
+///
+/// # Safety
+/// The caller holds the lock, or polls in one thread at a time.
+#[inline(always)]
+unsafe fn advance(queue: &Cq) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match queue.provider().take_good() {
+            Some(Good::Sent(completion, ()) | Good::Received(completion)) => {
+                show(queue, completion, 0);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Moves an extended poll to the next completion of any kind.
+///
+/// # Safety
+/// As for [`advance`].
+#[inline(never)]
+unsafe extern "C" fn advance_any(queue: &Cq) -> c_int {
+    // SAFETY: the caller's promise.
+    let library = unsafe { &mut *queue.queue.get() };
+    match library.poll() {
+        Ok(completion) => {
+            let status = status(completion.status());
+            // SAFETY: the caller's promise.
+            unsafe { show(queue, completion, status) };
+            0
+        }
+        Err(PollError::Empty) => NOTHING,
+        Err(_) => libc::EIO,
+    }
+}
+
+/// Makes a completion the one that the program reads.
+///
+/// # Safety
+/// As for [`advance`]; the completion is of that queue.
+#[inline(always)]
+unsafe fn show(queue: &Cq, completion: Completion<'_>, status: c_uint) {
+    // SAFETY: the caller's promise. The completion is lent until its CQE is given back, by
+    // `end_poll` or a call that polls, arms or resizes. That happens after the program has read it,
+    // or replaces it here.
+    unsafe {
+        let ex = &mut *queue.ex.get();
+        (ex.wr_id, ex.status) = (completion.wr_id(), status);
+        let completion = transmute::<Completion<'_>, Completion<'static>>(completion);
+        queue.current.get().write(Some(ManuallyDrop::new(completion)));
+    }
+}
+
+/// `ibv_start_poll` of a queue, with or without a lock.
+type StartPoll = unsafe extern "C" fn(*mut ibv_cq_ex, *mut c_void) -> c_int;
+
+/// The `ibv_start_poll` of a queue.
+pub(crate) fn start_poll_of(lock: &Lock) -> StartPoll {
+    if lock.is_needed() { start_poll::<true> } else { start_poll::<false> }
+}
+
+/// `ibv_start_poll`: holds the queue's lock until `ibv_end_poll`, unless it fails.
+unsafe extern "C" fn start_poll<const LOCKS: bool>(
+    cq: *mut ibv_cq_ex,
+    attributes: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's queue; null or the caller's struct, which begins with a mask.
+    unsafe {
+        let queue = Cq::of(cq.cast());
+        if attributes.cast::<u32>().as_ref().is_some_and(|mask| *mask != 0) {
+            return libc::EINVAL;
+        }
+        if !queue.lock.try_keep::<LOCKS>() {
+            return start_waiting(queue);
+        }
+        if !advance(queue) {
+            return start_other(queue);
+        }
+        if queue.provider().is_lap_over() { next_lap(queue) } else { 0 }
+    }
+}
+
+/// [`start_poll`] after waiting for the thread that polls.
+///
+/// # Safety
+/// As there.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn start_waiting(queue: &Cq) -> c_int {
+    queue.lock.wait();
+    // SAFETY: the caller's promise; the lock is held.
+    unsafe { start_other(queue) }
+}
+
+/// [`start_poll`] when the fast path finds no completion. The lock is held.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe extern "C" fn start_other(queue: &Cq) -> c_int {
+    // SAFETY: the lock is held.
+    let errno = unsafe { advance_any(queue) };
+    if errno == 0 {
+        queue.lock.keep();
+        return 0;
+    }
+    queue.lock.release();
+    if errno == NOTHING && queue.is_soft {
+        idle(queue);
+    }
+    errno
+}
+
+/// Continues at the start of the ring, after a completion that was read.
+///
+/// # Safety
+/// As for [`advance`].
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn next_lap(queue: &Cq) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { queue.provider().begin_lap() };
+    0
+}
+
+/// `ibv_next_poll`.
+pub(crate) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: between start and end, so the lock is held.
+    unsafe {
+        let queue = Cq::of(cq.cast());
+        if !advance(queue) {
+            return advance_any(queue);
+        }
+        if queue.provider().is_lap_over() { next_lap(queue) } else { 0 }
+    }
+}
+
+/// `ibv_end_poll`.
+pub(crate) unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: the caller's queue.
+    let queue = unsafe { Cq::of(cq.cast()) };
+    // SAFETY: between start and end, so the lock is held.
+    unsafe { *queue.current.get() = None };
+    queue.lock.release();
+}
+
+/// The current completion of an extended poll.
+///
+/// # Safety
+/// Between start and end of an extended poll.
+#[inline(always)]
+unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> Option<&'a Completion<'static>> {
+    // SAFETY: the caller's promise.
+    unsafe { (*Cq::of(cq.cast()).current.get()).as_deref() }
+}
+
+macro_rules! readers {
+    ($( $(#[$meta:meta])* $name:ident: $type:ty = |$completion:ident| $value:expr; )*) => {$(
+        $(#[$meta])*
+        pub(crate) unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+            // SAFETY: programs read fields between start and end of a poll.
+            let Some($completion) = (unsafe { current(cq) }) else { return 0 };
+            $value
+        }
+    )*};
+}
+
+readers! {
+    /// `ibv_wc_read_opcode`.
+    read_opcode: c_uint = |completion| opcode(completion);
+    /// `ibv_wc_read_vendor_err`.
+    read_vendor_err: u32 = |completion| vendor_err(completion);
+    /// `ibv_wc_read_byte_len`.
+    read_byte_len: u32 = |completion| completion.byte_len();
+    /// `ibv_wc_read_imm_data` and `ibv_wc_read_invalidated_rkey`.
+    read_imm_data: u32 = |completion| imm_data(completion);
+    /// `ibv_wc_read_qp_num`.
+    read_qp_num: u32 = |completion| completion.qp_num();
+    /// `ibv_wc_read_src_qp`.
+    read_src_qp: u32 = |completion| completion.remote().remote_qpn();
+    /// `ibv_wc_read_wc_flags`.
+    read_wc_flags: c_uint = |completion| if completion.is_send() { 0 } else { flags(completion) };
+    /// `ibv_wc_read_slid`.
+    read_slid: u32 = |completion| completion.slid().into();
+    /// `ibv_wc_read_sl`.
+    read_sl: u8 = |completion| completion.remote().service_level();
+    /// `ibv_wc_read_dlid_path_bits`.
+    read_dlid_path_bits: u8 = |completion| completion.dlid_path_bits();
+    /// `ibv_wc_read_completion_ts`.
+    read_completion_ts: u64 = |completion| completion.timestamp();
+    /// `ibv_wc_read_cvlan`.
+    read_cvlan: u16 = |completion| completion.vlan().unwrap_or(0);
+    /// `ibv_wc_read_flow_tag`.
+    read_flow_tag: u32 = |completion| completion.flow_tag();
+}
+
+/// `ibv_wc_read_tm_info`: there is no tag matching.
+pub(crate) unsafe extern "C" fn read_tm_info(_cq: *mut ibv_cq_ex, into: *mut ibv_wc_tm_info) {
+    // SAFETY: the caller's struct, to be written.
+    unsafe { into.write(ibv_wc_tm_info { tag: 0, r#priv: 0 }) };
+}
+
+/// `ibv_wc_read_completion_wallclock_ns`; 0 if the clock cannot be read.
+pub(crate) unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: programs read fields between start and end of a poll.
+    let (Some(completion), queue) = (unsafe { (current(cq), Cq::of(cq.cast())) }) else { return 0 };
+    let conversion = queue.context().clock().and_then(|clock| clock.conversion().ok());
+    conversion.map_or(0, |conversion| conversion.nanoseconds(completion.timestamp()))
+}

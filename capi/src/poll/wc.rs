@@ -1,0 +1,225 @@
+//! Completions as programs read them: as `ibv_wc`, and field by field.
+
+use std::ffi::c_uint;
+
+use uverbs::cq::{CompletionOpcode, CqeOpcode};
+use uverbs::raw::Completion;
+use uverbs_mlx5::completion_queue::Requested;
+use uverbs_mlx5::format::Opcode;
+
+use crate::abi::*;
+use crate::cq::status;
+use crate::create::CHECKS_IP;
+
+/// Writes a completion as programs read it.
+///
+/// # Safety
+/// `into` is a place to write to.
+pub(super) unsafe fn write(completion: Completion<'_>, into: *mut ibv_wc) {
+    // SAFETY: the caller's place.
+    unsafe {
+        match completion.is_success() {
+            true if completion.is_send() => write_sent(completion, into),
+            true => write_received(completion, into),
+            // By value: a reference passed to a function out of line would force all completions
+            // into memory.
+            false => write_unusual(completion, into),
+        }
+    }
+}
+
+/// What a successful send's CQE says about its request.
+#[derive(Clone, Copy)]
+pub(super) struct Sent {
+    opcode: u8,
+    qp_num: u32,
+}
+
+/// `None` if the opcode alone does not identify the operation.
+#[inline(always)]
+pub(super) fn sent(requested: Requested) -> Option<Sent> {
+    let (opcode, qp_num) = requested.opcode_and_number();
+    let opcode = SENT[usize::from(opcode.0)];
+    (opcode != UNUSUAL).then_some(Sent { opcode, qp_num })
+}
+
+/// Writes a send that went well.
+///
+/// # Safety
+/// As for [`write`].
+#[inline(always)]
+unsafe fn write_sent(completion: Completion<'_>, into: *mut ibv_wc) {
+    let (opcode, qp_num) = (SENT[usize::from(completion.wqe_opcode().0)], completion.qp_num());
+    // SAFETY: the caller's place.
+    unsafe {
+        if opcode == UNUSUAL {
+            return write_unusual(completion.again(), into);
+        }
+        into.write(of_send(&completion, Sent { opcode, qp_num }));
+    }
+}
+
+/// Writes a receive that went well.
+///
+/// # Safety
+/// As for [`write`].
+#[inline(always)]
+unsafe fn write_received(completion: Completion<'_>, into: *mut ibv_wc) {
+    // SAFETY: the caller's place.
+    unsafe {
+        if completion.cqe_opcode() != CqeOpcode::RESPONDER_SEND {
+            return write_unusual(completion.again(), into);
+        }
+        into.write(of_receive(&completion));
+    }
+}
+
+/// A send that went well.
+#[inline(always)]
+pub(super) fn of_send(completion: &Completion<'_>, sent: Sent) -> ibv_wc {
+    ibv_wc {
+        wr_id: completion.wr_id(),
+        status: 0,
+        opcode: sent.opcode.into(),
+        vendor_err: 0,
+        byte_len: completion.byte_len(),
+        imm_data: 0,
+        qp_num: sent.qp_num,
+        src_qp: 0,
+        wc_flags: 0,
+        pkey_index: 0,
+        slid: 0,
+        sl: 0,
+        dlid_path_bits: 0,
+    }
+}
+
+/// A receive of a message without immediate data.
+#[inline(always)]
+pub(super) fn of_receive(completion: &Completion<'_>) -> ibv_wc {
+    let remote = completion.remote();
+    let grh = if remote.grh() != 0 { wc_flags::GRH } else { 0 };
+    ibv_wc {
+        wr_id: completion.wr_id(),
+        status: 0,
+        opcode: wc_opcode::RECV,
+        vendor_err: 0,
+        byte_len: completion.byte_len(),
+        imm_data: 0,
+        qp_num: completion.qp_num(),
+        src_qp: remote.remote_qpn(),
+        wc_flags: grh | checksum_flag(completion),
+        pkey_index: completion.pkey_index(),
+        slid: completion.slid(),
+        sl: remote.service_level(),
+        dlid_path_bits: completion.dlid_path_bits(),
+    }
+}
+
+/// Writes the rarer completions: errors, immediate data, invalidated keys, and requests that
+/// changed keys.
+///
+/// # Safety
+/// As for [`write`].
+#[inline(never)]
+unsafe fn write_unusual(completion: Completion<'_>, into: *mut ibv_wc) {
+    let completion = &completion;
+    let remote = completion.remote();
+    let is_send = completion.is_send();
+    let wc = ibv_wc {
+        wr_id: completion.wr_id(),
+        status: status(completion.status()),
+        opcode: opcode(completion),
+        vendor_err: vendor_err(completion),
+        byte_len: completion.byte_len(),
+        imm_data: imm_data(completion),
+        qp_num: completion.qp_num(),
+        src_qp: remote.remote_qpn(),
+        wc_flags: if is_send { 0 } else { flags(completion) },
+        pkey_index: if is_send { 0 } else { completion.pkey_index() },
+        slid: completion.slid(),
+        sl: remote.service_level(),
+        dlid_path_bits: completion.dlid_path_bits(),
+    };
+    // SAFETY: the caller's place.
+    unsafe { into.write(wc) };
+}
+
+/// Value in [`SENT`]: the opcode does not identify the operation.
+const UNUSUAL: u8 = u8::MAX;
+
+/// `enum ibv_wc_opcode` by the opcode of a send's work request.
+static SENT: [u8; 256] = {
+    let mut table = [wc_opcode::DRIVER1 as u8; 256];
+    table[Opcode::SEND.0 as usize] = wc_opcode::SEND as u8;
+    table[Opcode::SEND_IMMEDIATE.0 as usize] = wc_opcode::SEND as u8;
+    table[Opcode::SEND_INVALIDATE.0 as usize] = wc_opcode::SEND as u8;
+    table[Opcode::RDMA_WRITE.0 as usize] = wc_opcode::RDMA_WRITE as u8;
+    table[Opcode::RDMA_WRITE_IMMEDIATE.0 as usize] = wc_opcode::RDMA_WRITE as u8;
+    table[Opcode::RDMA_READ.0 as usize] = wc_opcode::RDMA_READ as u8;
+    table[Opcode::ATOMIC_COMPARE_SWAP.0 as usize] = wc_opcode::COMP_SWAP as u8;
+    table[Opcode::ATOMIC_MASKED_COMPARE_SWAP.0 as usize] = wc_opcode::COMP_SWAP as u8;
+    table[Opcode::ATOMIC_FETCH_ADD.0 as usize] = wc_opcode::FETCH_ADD as u8;
+    table[Opcode::ATOMIC_MASKED_FETCH_ADD.0 as usize] = wc_opcode::FETCH_ADD as u8;
+    table[Opcode::TSO.0 as usize] = wc_opcode::TSO as u8;
+    table[Opcode::UMR.0 as usize] = UNUSUAL;
+    table
+};
+
+#[inline(always)]
+pub(super) fn opcode(completion: &Completion<'_>) -> c_uint {
+    if completion.is_send() {
+        return match SENT[usize::from(completion.wqe_opcode().0)] {
+            UNUSUAL => opcode_of_keys(completion),
+            opcode => opcode.into(),
+        };
+    }
+    match completion.cqe_opcode() {
+        CqeOpcode::RESPONDER_WRITE_IMMEDIATE => wc_opcode::RECV_RDMA_WITH_IMM,
+        _ => wc_opcode::RECV,
+    }
+}
+
+/// The `ibv_wc_opcode` of a request that changed memory keys.
+#[inline(never)]
+extern "C" fn opcode_of_keys(completion: &Completion<'_>) -> c_uint {
+    match completion.opcode() {
+        CompletionOpcode::LocalInvalidate => wc_opcode::LOCAL_INV,
+        CompletionOpcode::BindWindow => wc_opcode::BIND_MW,
+        _ => wc_opcode::DRIVER1,
+    }
+}
+
+#[inline(always)]
+pub(super) fn vendor_err(completion: &Completion<'_>) -> u32 {
+    if completion.is_success() { 0 } else { completion.vendor_syndrome().0.into() }
+}
+
+/// Immediate data in network byte order, or the key that was invalidated.
+#[inline(always)]
+pub(super) fn imm_data(completion: &Completion<'_>) -> u32 {
+    match completion.immediate() {
+        Some(immediate) => u32::from_ne_bytes(immediate.0),
+        None => completion.invalidated_rkey().unwrap_or(0),
+    }
+}
+
+pub(super) fn flags(completion: &Completion<'_>) -> c_uint {
+    if !completion.is_success() {
+        return 0;
+    }
+    let bit = |flag: c_uint, is_set: bool| if is_set { flag } else { 0 };
+    bit(wc_flags::GRH, completion.has_grh())
+        | bit(wc_flags::WITH_IMM, completion.immediate().is_some())
+        | bit(wc_flags::WITH_INV, completion.invalidated_rkey().is_some())
+        | checksum_flag(completion)
+}
+
+/// The flag for good checksums, on a queue pair that asks for it.
+#[inline(always)]
+fn checksum_flag(completion: &Completion<'_>) -> c_uint {
+    if completion.ip_checksum_ok() && completion.user_context() == CHECKS_IP {
+        return wc_flags::IP_CSUM_OK;
+    }
+    0
+}
