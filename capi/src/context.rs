@@ -13,6 +13,7 @@ use uverbs::DeviceClock;
 use uverbs::events::ObjectId;
 
 use crate::abi::{EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
+use crate::forms::pick;
 use crate::lock::Shared;
 use crate::result::{failed, null};
 use crate::{closed, cq, device, observe, poll, post, qp, receive, srq, verbs, window, wq};
@@ -106,7 +107,7 @@ impl Context {
         let vectors = library.attributes().map_or(1, |attributes| attributes.completion_vectors);
         let context = ibv_context {
             device,
-            ops: observe::operations(OPERATIONS),
+            ops: observe::operations(operations()),
             cmd_fd: library
                 .as_fd()
                 .map(|fd| fd.as_raw_fd())
@@ -165,6 +166,16 @@ const OPERATIONS: ibv_context_ops = ibv_context_ops {
     _compat_detach_mcast: NONE,
     _compat_async_event: NONE,
 };
+
+/// [`OPERATIONS`] in the form for this processor.
+fn operations() -> ibv_context_ops {
+    ibv_context_ops {
+        poll_cq: pick(poll::poll_cq, poll::poll_cq_newer),
+        post_srq_recv: pick(srq::post_srq_recv, srq::post_srq_recv_newer),
+        post_recv: pick(receive::post_recv, receive::post_recv_newer),
+        ..OPERATIONS
+    }
+}
 
 /// The functions below the `ibv_context`. The header answers EOPNOTSUPP for empty slots.
 fn table(context: ibv_context) -> verbs_context {

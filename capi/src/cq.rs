@@ -18,6 +18,7 @@ use crate::abi::*;
 use crate::channel::Channel;
 use crate::context::{Context, Object};
 use crate::environment::variable;
+use crate::forms::pick;
 use crate::held::{self, Held};
 use crate::lock::{Lock, Shared};
 use crate::observe;
@@ -230,21 +231,21 @@ fn object(context: *mut ibv_context, wanted: &Wanted, queue: CompletionQueue) ->
         status: 0,
         wr_id: 0,
         start_poll: poll::start_poll_of(&lock),
-        next_poll: poll::next_poll,
+        next_poll: pick(poll::next_poll, poll::next_poll_newer),
         end_poll: poll::end_poll,
-        read_opcode: poll::read_opcode,
-        read_vendor_err: poll::read_vendor_err,
-        read_byte_len: poll::read_byte_len,
-        read_imm_data: poll::read_imm_data,
-        read_qp_num: poll::read_qp_num,
-        read_src_qp: poll::read_src_qp,
-        read_wc_flags: poll::read_wc_flags,
-        read_slid: poll::read_slid,
-        read_sl: poll::read_sl,
-        read_dlid_path_bits: poll::read_dlid_path_bits,
-        read_completion_ts: poll::read_completion_ts,
-        read_cvlan: poll::read_cvlan,
-        read_flow_tag: poll::read_flow_tag,
+        read_opcode: pick(poll::read_opcode, poll::read_opcode_newer),
+        read_vendor_err: pick(poll::read_vendor_err, poll::read_vendor_err_newer),
+        read_byte_len: pick(poll::read_byte_len, poll::read_byte_len_newer),
+        read_imm_data: pick(poll::read_imm_data, poll::read_imm_data_newer),
+        read_qp_num: pick(poll::read_qp_num, poll::read_qp_num_newer),
+        read_src_qp: pick(poll::read_src_qp, poll::read_src_qp_newer),
+        read_wc_flags: pick(poll::read_wc_flags, poll::read_wc_flags_newer),
+        read_slid: pick(poll::read_slid, poll::read_slid_newer),
+        read_sl: pick(poll::read_sl, poll::read_sl_newer),
+        read_dlid_path_bits: pick(poll::read_dlid_path_bits, poll::read_dlid_path_bits_newer),
+        read_completion_ts: pick(poll::read_completion_ts, poll::read_completion_ts_newer),
+        read_cvlan: pick(poll::read_cvlan, poll::read_cvlan_newer),
+        read_flow_tag: pick(poll::read_flow_tag, poll::read_flow_tag_newer),
         read_tm_info: poll::read_tm_info,
         read_completion_wallclock_ns: poll::read_completion_wallclock_ns,
     };

@@ -283,7 +283,7 @@ fn raw_packet(
 /// As for [`make`].
 unsafe fn typed<T>(
     wanted: &Wanted<'_>,
-    tables: &'static [SendTable; 2],
+    tables: &'static [SendTable; 3],
     own: impl FnOnce(QpBuilder<T>) -> Result<QpBuilder<T>, c_int>,
 ) -> Result<Result<*mut Qp, Error>, c_int>
 where
@@ -317,7 +317,7 @@ where
     let one_thread = pd.is_of_one_thread() || is_single_threaded();
     let user = Some(pd.users.clone());
     Ok(builder.build_in_reset().map(|library| {
-        let table = &tables[usize::from(library.layout().send.is_some())];
+        let table = &tables[post::place(library.layout().send.is_some())];
         let with = with(wanted, &library, table, one_thread, user);
         Qp::new(library, table, with)
     }))

@@ -49,6 +49,7 @@ mod exports;
 mod extras;
 mod flow;
 mod fork;
+mod forms;
 mod held;
 mod lock;
 mod marshal;

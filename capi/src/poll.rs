@@ -12,104 +12,118 @@ use uverbs_mlx5::completion_queue::Good;
 use crate::abi::*;
 use crate::cq::Cq;
 use crate::events::uncancelled;
+use crate::forms::{either, forms};
 pub(crate) use extended::*;
-use wc::{of_receive, of_send, sent, write};
+use wc::{put_receive, put_send, sent, write};
 
-/// `ibv_poll_cq`: returns the number of completions; −1 after a catastrophic error of the queue.
-///
-/// Calls all other functions in tail position, so it saves no registers for them.
-pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
-    // SAFETY: the caller's queue, whose lock is held, or the program polls in one thread at a time;
-    // the caller's array has `most` places.
-    unsafe {
-        let queue = Cq::of(cq);
-        if !queue.lock.try_acquire() {
-            return poll_waiting(queue, most, into);
-        }
-        if most != 1 {
-            return poll_several(queue, most, into);
-        }
-        let library = queue.provider();
-        match library.take_sent(sent) {
-            Some((completion, sent)) => {
-                let wc = of_send(&completion, sent);
-                polled_one(queue, into, wc)
+forms! {
+    /// `ibv_poll_cq`: returns the number of completions; −1 after a catastrophic error of the
+    /// queue.
+    ///
+    /// Calls all other functions in tail position, so it saves no registers for them.
+    pub(crate) fn poll_cq / poll_cq_newer [](
+        cq: *mut ibv_cq,
+        most: c_int,
+        into: *mut ibv_wc,
+    ) -> c_int {
+        // SAFETY: the caller's queue, whose lock is held, or the program polls in one thread at a
+        // time; the caller's array has `most` places.
+        unsafe {
+            let queue = Cq::of(cq);
+            if !queue.lock.try_acquire() {
+                return poll_waiting(queue, most, into);
             }
-            None => poll_received(queue, into),
+            if most != 1 {
+                return either!(poll_several, poll_several_newer)(queue, most, into);
+            }
+            let library = queue.provider();
+            match library.take_sent(sent) {
+                Some((completion, opcode)) => {
+                    put_send::<NEWER>(&completion, opcode, into);
+                    polled_one(queue, into)
+                }
+                None => either!(poll_received, poll_received_newer)(queue, into),
+            }
         }
     }
 }
 
-/// [`poll_cq`] for one completion that is not a successful send.
-///
-/// # Safety
-/// As for [`poll_rest`].
-#[inline(never)]
-unsafe extern "C" fn poll_received(queue: &Cq, into: *mut ibv_wc) -> c_int {
-    // SAFETY: the lock is held, or the program polls in one thread at a time.
-    unsafe {
-        match queue.provider().take_received() {
-            Some(completion) => {
-                let wc = of_receive(&completion);
-                polled_one(queue, into, wc)
+forms! {
+    beside
+    /// [`poll_cq`] for one completion that is not a successful send.
+    ///
+    /// # Safety
+    /// As for [`poll_rest`].
+    #[inline(never)]
+    fn poll_received / poll_received_newer [](queue: &Cq, into: *mut ibv_wc) -> c_int {
+        // SAFETY: the lock is held, or the program polls in one thread at a time.
+        unsafe {
+            match queue.provider().take_received() {
+                Some(completion) => {
+                    put_receive::<NEWER>(&completion, into);
+                    polled_one(queue, into)
+                }
+                None => poll_first(queue, 1, into),
             }
-            None => poll_first(queue, 1, into),
         }
     }
 }
 
-/// Writes `wc`, the only completion that the caller asked for, gives back its CQE, and releases the
-/// lock.
+/// Gives back the CQE of the only completion that the caller asked for, which is in the array, and
+/// releases the lock.
 ///
 /// # Safety
 /// As for [`poll_rest`].
 #[inline(always)]
-unsafe fn polled_one(queue: &Cq, into: *mut ibv_wc, wc: ibv_wc) -> c_int {
+unsafe fn polled_one(queue: &Cq, into: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         let library = queue.provider();
         if library.is_lap_over() {
-            into.write(wc);
             return poll_given_back(queue, 1, into, 1);
         }
         library.publish();
-        into.write(wc);
     }
     queue.lock.release();
     1
 }
 
-/// [`poll_cq`] for several completions. The lock is held.
-///
-/// # Safety
-/// As for [`poll_rest`].
-#[inline(never)]
-unsafe extern "C" fn poll_several(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
-    // SAFETY: the lock is held, or the program polls in one thread at a time; the caller's array
-    // has `most` places.
-    unsafe {
-        let mut batch = queue.provider().good_batch(most.max(0) as u32);
-        let mut place = into;
-        while !batch.is_over() {
-            match batch.next(sent) {
-                Some(Good::Sent(completion, sent)) => place.write(of_send(&completion, sent)),
-                Some(Good::Received(completion)) => place.write(of_receive(&completion)),
-                None if place == into => return poll_first(queue, most, into),
-                None => {
-                    return match batch.finish() {
-                        Ok(count) => poll_after(queue, most, into, count),
-                        Err(count) => poll_given_back(queue, most, into, count),
-                    };
+forms! {
+    beside
+    /// [`poll_cq`] for several completions. The lock is held.
+    ///
+    /// # Safety
+    /// As for [`poll_rest`].
+    #[inline(never)]
+    fn poll_several / poll_several_newer [](queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
+        // SAFETY: the lock is held, or the program polls in one thread at a time; the caller's
+        // array has `most` places.
+        unsafe {
+            let mut batch = queue.provider().good_batch(most.max(0) as u32);
+            let mut place = into;
+            while !batch.is_over() {
+                match batch.next(sent) {
+                    Some(Good::Sent(completion, opcode)) => {
+                        put_send::<NEWER>(&completion, opcode, place);
+                    }
+                    Some(Good::Received(completion)) => put_receive::<NEWER>(&completion, place),
+                    None if place == into => return poll_first(queue, most, into),
+                    None => {
+                        return match batch.finish() {
+                            Ok(count) => poll_after(queue, most, into, count),
+                            Err(count) => poll_given_back(queue, most, into, count),
+                        };
+                    }
                 }
+                place = place.wrapping_add(1);
             }
-            place = place.wrapping_add(1);
-        }
-        match batch.finish() {
-            Ok(count) => {
-                queue.lock.release();
-                count as c_int
+            match batch.finish() {
+                Ok(count) => {
+                    queue.lock.release();
+                    count as c_int
+                }
+                Err(count) => poll_given_back(queue, most, into, count),
             }
-            Err(count) => poll_given_back(queue, most, into, count),
         }
     }
 }

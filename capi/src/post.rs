@@ -14,11 +14,12 @@ use uverbs_mlx5::mmio::BlueFlame;
 use uverbs_mlx5::send_queue::{Common, SendQueue, Steps};
 
 use crate::abi::*;
+use crate::forms::{either, forms};
 use crate::qp::Qp;
 use crate::usual::{Posts, Usual};
 use request::with_request;
 pub(crate) use request::{MOST_SGE, bytes, converted, flags, immediate, offload};
-pub(crate) use table::{DCI, DCT, NONE, RAW, RC, SPREADS, SendTable, UC, UD, XRC};
+pub(crate) use table::{DCI, DCT, NONE, RAW, RC, SPREADS, SendTable, UC, UD, XRC, place};
 
 /// Refuses a list because the queue pair cannot send.
 unsafe extern "C" fn post_nothing(
@@ -88,17 +89,19 @@ unsafe fn common<'a>(qp: *mut ibv_qp) -> &'a Common {
     unsafe { &(*Qp::of(qp).building.get()).common }
 }
 
-/// Posts a list of one request whose data is not inline.
-///
-/// # Safety
-/// As for `ibv_post_send`, and the queue pair is of type `T`.
-unsafe extern "C" fn post_one<T: Posts>(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_send_wr,
-    bad: *mut *mut ibv_send_wr,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { post_usual::<T, 1>(qp, wr, bad, false) }
+forms! {
+    /// Posts a list of one request whose data is not inline.
+    ///
+    /// # Safety
+    /// As for `ibv_post_send`, and the queue pair is of type `T`.
+    fn post_one / post_one_newer [T: Posts](
+        qp: *mut ibv_qp,
+        wr: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe { post_usual::<T, 1>(qp, wr, bad, false) }
+    }
 }
 
 /// Most bytes of data in a request of one block, whatever its header.
@@ -107,58 +110,64 @@ pub(crate) const MOST_SHORT: usize = 64 - 32 - 4;
 /// Most bytes of data in a request of two blocks, whatever its header.
 const MOST_OF_TWO: usize = MOST_SHORT + 64;
 
-/// Posts a list of one request with inline data that fits into one block.
-///
-/// # Safety
-/// As for [`post_one`].
-unsafe extern "C" fn post_inline<T: Posts>(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_send_wr,
-    bad: *mut *mut ibv_send_wr,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { post_usual::<T, 1>(qp, wr, bad, true) }
-}
-
-/// Posts a list of one request with inline data that needs two blocks.
-///
-/// # Safety
-/// As for [`post_one`].
-unsafe extern "C" fn post_two_blocks<T: Posts>(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_send_wr,
-    bad: *mut *mut ibv_send_wr,
-) -> c_int {
-    if !T::IS_CONNECTED {
+forms! {
+    /// Posts a list of one request with inline data that fits into one block.
+    ///
+    /// # Safety
+    /// As for [`post_one`].
+    fn post_inline / post_inline_newer [T: Posts](
+        qp: *mut ibv_qp,
+        wr: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> c_int {
         // SAFETY: the caller's promise.
-        return unsafe { post_long::<T>(qp, wr, bad) };
-    }
-    // SAFETY: the caller's queue pair and list; the lock is held, or the program posts in one
-    // thread at a time.
-    unsafe {
-        let queue_pair = Qp::of(qp);
-        if !queue_pair.send_lock.try_acquire() {
-            return post_waiting::<T>(qp, wr, bad);
-        }
-        if !Usual::post_two_blocks::<T>(sends::<T>(qp), common(qp), &*wr) {
-            return post_long_held::<T>(qp, wr, bad);
-        }
-        queue_pair.send_lock.release();
-        0
+        unsafe { post_usual::<T, 1>(qp, wr, bad, true) }
     }
 }
 
-/// Posts a list of one request with inline data that may need several blocks.
-///
-/// # Safety
-/// As for [`post_one`].
-unsafe extern "C" fn post_long<T: Posts>(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_send_wr,
-    bad: *mut *mut ibv_send_wr,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { post_usual::<T, 4>(qp, wr, bad, true) }
+forms! {
+    /// Posts a list of one request with inline data that needs two blocks.
+    ///
+    /// # Safety
+    /// As for [`post_one`].
+    fn post_two_blocks / post_two_blocks_newer [T: Posts](
+        qp: *mut ibv_qp,
+        wr: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> c_int {
+        if !T::IS_CONNECTED {
+            // SAFETY: the caller's promise.
+            return unsafe { either!(post_long::<T>, post_long_newer::<T>)(qp, wr, bad) };
+        }
+        // SAFETY: the caller's queue pair and list; the lock is held, or the program posts in one
+        // thread at a time.
+        unsafe {
+            let queue_pair = Qp::of(qp);
+            if !queue_pair.send_lock.try_acquire() {
+                return post_waiting::<T>(qp, wr, bad);
+            }
+            if !Usual::post_two_blocks::<T>(sends::<T>(qp), common(qp), &*wr) {
+                return post_long_held::<T>(qp, wr, bad);
+            }
+            queue_pair.send_lock.release();
+            0
+        }
+    }
+}
+
+forms! {
+    /// Posts a list of one request with inline data that may need several blocks.
+    ///
+    /// # Safety
+    /// As for [`post_one`].
+    fn post_long / post_long_newer [T: Posts](
+        qp: *mut ibv_qp,
+        wr: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe { post_usual::<T, 4>(qp, wr, bad, true) }
+    }
 }
 
 /// Posts a list of one request. Requests that need more checks are left to a function in tail
@@ -261,24 +270,26 @@ unsafe extern "C" fn post_any<T: Posts>(
     }
 }
 
-/// Posts a list in order, rings the doorbell once, and reports the first request that cannot be
-/// posted.
-///
-/// # Safety
-/// As for [`post_one`].
-unsafe extern "C" fn post_list<T: Posts>(
-    qp: *mut ibv_qp,
-    first: *mut ibv_send_wr,
-    bad: *mut *mut ibv_send_wr,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    let queue_pair = unsafe { Qp::of(qp) };
-    queue_pair.send_lock.acquire();
-    // SAFETY: the caller's promise; the lock is held.
-    let posted = unsafe { post_several::<T>(qp, first) };
-    queue_pair.send_lock.release();
-    // SAFETY: the caller's place, to be written.
-    posted.map_or_else(|(wr, reason)| unsafe { refuse(wr, bad, send_errno(reason)) }, |()| 0)
+forms! {
+    /// Posts a list in order, rings the doorbell once, and reports the first request that cannot be
+    /// posted.
+    ///
+    /// # Safety
+    /// As for [`post_one`].
+    fn post_list / post_list_newer [T: Posts](
+        qp: *mut ibv_qp,
+        first: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> c_int {
+        // SAFETY: the caller's promise.
+        let queue_pair = unsafe { Qp::of(qp) };
+        queue_pair.send_lock.acquire();
+        // SAFETY: the caller's promise; the lock is held.
+        let posted = unsafe { post_several::<T>(qp, first) };
+        queue_pair.send_lock.release();
+        // SAFETY: the caller's place, to be written.
+        posted.map_or_else(|(wr, reason)| unsafe { refuse(wr, bad, send_errno(reason)) }, |()| 0)
+    }
 }
 
 /// The refused request of a list, and the reason.

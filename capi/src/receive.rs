@@ -7,27 +7,30 @@ use uverbs::qp::PostError;
 use uverbs::raw::ReceiveBatch as RecvBatch;
 
 use crate::abi::*;
+use crate::forms::{either, forms};
 use crate::post::{MOST_SGE, converted, refuse};
 use crate::qp::Qp;
 
-/// `ibv_post_recv`.
-pub(crate) unsafe extern "C" fn post_recv(
-    qp: *mut ibv_qp,
-    first: *mut ibv_recv_wr,
-    bad: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: the caller's queue pair and list.
-    unsafe {
-        let queue_pair = Qp::of(qp);
-        if !queue_pair.recv_lock.try_acquire() {
-            return post_waiting(queue_pair, first, bad);
+forms! {
+    /// `ibv_post_recv`.
+    pub(crate) fn post_recv / post_recv_newer [](
+        qp: *mut ibv_qp,
+        first: *mut ibv_recv_wr,
+        bad: *mut *mut ibv_recv_wr,
+    ) -> c_int {
+        // SAFETY: the caller's queue pair and list.
+        unsafe {
+            let queue_pair = Qp::of(qp);
+            if !queue_pair.recv_lock.try_acquire() {
+                return post_waiting(queue_pair, first, bad);
+            }
+            if post_alone(queue_pair, first).is_none() {
+                return either!(post_held, post_held_newer)(queue_pair, first, bad);
+            }
+            queue_pair.recv_lock.release();
         }
-        if post_alone(queue_pair, first).is_none() {
-            return post_held(queue_pair, first, bad);
-        }
-        queue_pair.recv_lock.release();
+        0
     }
-    0
 }
 
 /// Posts a list of one that has one SGE, if it can be posted at once.
@@ -61,26 +64,29 @@ unsafe extern "C" fn post_waiting(
     unsafe { post_held(queue_pair, first, bad) }
 }
 
-/// Posts a list of any length, and releases the lock, which the caller holds.
-///
-/// # Safety
-/// As for `ibv_post_recv`.
-#[inline(never)]
-unsafe extern "C" fn post_held(
-    queue_pair: &Qp,
-    first: *mut ibv_recv_wr,
-    bad: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: null, or the receive side, which the lock, or the program, keeps for this thread; the
-    // caller's list and place.
-    let errno = unsafe {
-        match queue_pair.receive.get().as_mut() {
-            Some(queue) => post_list(queue.batch(), first, bad),
-            None => refuse(first, bad, libc::ENOMEM),
-        }
-    };
-    queue_pair.recv_lock.release();
-    errno
+forms! {
+    beside
+    /// Posts a list of any length, and releases the lock, which the caller holds.
+    ///
+    /// # Safety
+    /// As for `ibv_post_recv`.
+    #[inline(never)]
+    fn post_held / post_held_newer [](
+        queue_pair: &Qp,
+        first: *mut ibv_recv_wr,
+        bad: *mut *mut ibv_recv_wr,
+    ) -> c_int {
+        // SAFETY: null, or the receive side, which the lock, or the program, keeps for this thread;
+        // the caller's list and place.
+        let errno = unsafe {
+            match queue_pair.receive.get().as_mut() {
+                Some(queue) => post_list(queue.batch(), first, bad),
+                None => refuse(first, bad, libc::ENOMEM),
+            }
+        };
+        queue_pair.recv_lock.release();
+        errno
+    }
 }
 
 /// The request of a list of one, if it is usual.

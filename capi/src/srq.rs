@@ -13,6 +13,7 @@ use uverbs::srq::{SrqAttrMask, SrqAttributes};
 use crate::abi::*;
 use crate::context::{Context, Object};
 use crate::cq::Cq;
+use crate::forms::{either, forms};
 use crate::held::{self, Held};
 use crate::lock::{Lock, Shared};
 use crate::pd::Pd;
@@ -235,27 +236,29 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32)
     0
 }
 
-/// `ibv_post_srq_recv`.
-pub(crate) unsafe extern "C" fn post_srq_recv(
-    srq: *mut ibv_srq,
-    first: *mut ibv_recv_wr,
-    bad: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: the caller's queue and list; the lock is held, or the program posts in one thread at
-    // a time. What the program promises of the memory is what the queue asks for.
-    unsafe {
-        let queue = Srq::of(srq);
-        if !queue.lock.try_acquire() {
-            return post_waiting(queue, first, bad);
+forms! {
+    /// `ibv_post_srq_recv`.
+    pub(crate) fn post_srq_recv / post_srq_recv_newer [](
+        srq: *mut ibv_srq,
+        first: *mut ibv_recv_wr,
+        bad: *mut *mut ibv_recv_wr,
+    ) -> c_int {
+        // SAFETY: the caller's queue and list; the lock is held, or the program posts in one thread
+        // at a time. What the program promises of the memory is what the queue asks for.
+        unsafe {
+            let queue = Srq::of(srq);
+            if !queue.lock.try_acquire() {
+                return post_waiting(queue, first, bad);
+            }
+            let library = &mut *queue.queue.get();
+            let alone = receive::alone(first);
+            if !alone.is_some_and(|request| library.post_fast(|| receive::parts(request))) {
+                return either!(post_held, post_held_newer)(queue, first, bad);
+            }
+            queue.lock.release();
         }
-        let library = &mut *queue.queue.get();
-        let alone = receive::alone(first);
-        if !alone.is_some_and(|request| library.post_fast(|| receive::parts(request))) {
-            return post_held(queue, first, bad);
-        }
-        queue.lock.release();
+        0
     }
-    0
 }
 
 /// [`post_srq_recv`] after waiting for the thread that posts.
@@ -274,22 +277,26 @@ unsafe extern "C" fn post_waiting(
     unsafe { post_held(queue, first, bad) }
 }
 
-/// Posts a list of any length, and releases the lock, which the caller holds.
-///
-/// # Safety
-/// As for `ibv_post_srq_recv`.
-#[inline(never)]
-unsafe extern "C" fn post_held(
-    queue: &Srq,
-    first: *mut ibv_recv_wr,
-    bad: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: the lock is held, or the program posts in one thread at a time.
-    let library = unsafe { &mut *queue.queue.get() };
-    let mut batch = library.batch();
-    // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
-    let errno = unsafe { receive::post_any(first, bad, |wr_id, data| batch.build(wr_id, data)) };
-    batch.publish();
-    queue.lock.release();
-    errno
+forms! {
+    beside
+    /// Posts a list of any length, and releases the lock, which the caller holds.
+    ///
+    /// # Safety
+    /// As for `ibv_post_srq_recv`.
+    #[inline(never)]
+    fn post_held / post_held_newer [](
+        queue: &Srq,
+        first: *mut ibv_recv_wr,
+        bad: *mut *mut ibv_recv_wr,
+    ) -> c_int {
+        // SAFETY: the lock is held, or the program posts in one thread at a time.
+        let library = unsafe { &mut *queue.queue.get() };
+        let mut batch = library.batch();
+        // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
+        let errno =
+            unsafe { receive::post_any(first, bad, |wr_id, data| batch.build(wr_id, data)) };
+        batch.publish();
+        queue.lock.release();
+        errno
+    }
 }

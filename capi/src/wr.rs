@@ -30,6 +30,7 @@ use uverbs_mlx5::mmio::BlueFlame;
 use uverbs_mlx5::send_queue::{Common, Inline, SendQueue, Steps};
 
 use crate::abi::*;
+use crate::forms::{either, forms, pick};
 use crate::post::{self, MOST_SGE};
 use crate::qp::Qp;
 use crate::usual::{MOST_INLINE, NO_SRQ, Posts, Usual};
@@ -340,14 +341,16 @@ pub(crate) unsafe fn leave_fast_path(queue_pair: &Qp) {
     unsafe { &mut *queue_pair.building.get() }.detour();
 }
 
-/// `ibv_wr_start`: holds the lock of the sends until complete or abort.
-unsafe extern "C" fn start<T: Posts, const SENDS: bool, const LOCKS: bool>(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller's queue pair; the lock is held.
-    unsafe {
-        if !Qp::of(qp.cast()).send_lock.try_keep::<LOCKS>() {
-            return start_waiting::<T, SENDS>(qp);
+forms! {
+    /// `ibv_wr_start`: holds the lock of the sends until complete or abort.
+    fn start / start_newer [T: Posts, const SENDS: bool, const LOCKS: bool](qp: *mut ibv_qp_ex) {
+        // SAFETY: the caller's queue pair; the lock is held.
+        unsafe {
+            if !Qp::of(qp.cast()).send_lock.try_keep::<LOCKS>() {
+                return start_waiting::<T, SENDS>(qp);
+            }
+            begin_requests::<T, SENDS>(qp);
         }
-        begin_requests::<T, SENDS>(qp);
     }
 }
 
@@ -383,36 +386,48 @@ unsafe extern "C" fn start_waiting<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_
     }
 }
 
-/// `ibv_wr_complete`: posts everything, or nothing and the first error.
-unsafe extern "C" fn complete<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> c_int {
-    // SAFETY: the caller's queue pair, after start.
-    unsafe {
-        let (queue_pair, building) = of(qp);
-        let Some(queue) = step_queue::<T, SENDS>(qp) else { return complete_any::<T, SENDS>(qp) };
-        if !building.steps.is_straight() {
-            return complete_any::<T, SENDS>(qp);
+forms! {
+    /// `ibv_wr_complete`: posts everything, or nothing and the first error.
+    fn complete / complete_newer [T: Posts, const SENDS: bool](qp: *mut ibv_qp_ex) -> c_int {
+        // SAFETY: the caller's queue pair, after start.
+        unsafe {
+            let (queue_pair, building) = of(qp);
+            let Some(queue) = step_queue::<T, SENDS>(qp) else {
+                return complete_any::<T, SENDS>(qp);
+            };
+            if !building.steps.is_straight() {
+                return complete_any::<T, SENDS>(qp);
+            }
+            if !queue.publish_one() {
+                return either!(
+                    complete_two_blocks::<T, SENDS>,
+                    complete_two_blocks_newer::<T, SENDS>
+                )(qp);
+            }
+            queue_pair.send_lock.release();
+            0
         }
-        if !queue.publish_one() {
-            return complete_two_blocks::<T, SENDS>(qp);
-        }
-        queue_pair.send_lock.release();
-        0
     }
 }
 
-/// [`complete`] of one request of two blocks that was built step by step.
-///
-/// # Safety
-/// As for [`complete`].
-#[inline(never)]
-unsafe extern "C" fn complete_two_blocks<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if post::sends::<T>(qp.cast()).publish_two_blocks() {
-            Qp::of(qp.cast()).send_lock.release();
-            return 0;
+forms! {
+    beside
+    /// [`complete`] of one request of two blocks that was built step by step.
+    ///
+    /// # Safety
+    /// As for [`complete`].
+    #[inline(never)]
+    fn complete_two_blocks / complete_two_blocks_newer [T: Posts, const SENDS: bool](
+        qp: *mut ibv_qp_ex,
+    ) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if post::sends::<T>(qp.cast()).publish_two_blocks() {
+                Qp::of(qp.cast()).send_lock.release();
+                return 0;
+            }
+            complete_straight::<T, SENDS>(qp)
         }
-        complete_straight::<T, SENDS>(qp)
     }
 }
 
@@ -570,21 +585,24 @@ fn table_with<T: Posts, const SENDS: bool>(qp_base: ibv_qp, locks: bool) -> ibv_
         wr_atomic_fetch_add: atomic_fetch_add::<T, SENDS>,
         wr_bind_mw: bind_mw::<T, SENDS>,
         wr_local_inv: local_inv::<T, SENDS>,
-        wr_rdma_read: rdma_read::<T, SENDS>,
-        wr_rdma_write: rdma_write::<T, SENDS>,
-        wr_rdma_write_imm: rdma_write_imm::<T, SENDS>,
-        wr_send: send::<T, SENDS>,
-        wr_send_imm: send_imm::<T, SENDS>,
+        wr_rdma_read: pick(rdma_read::<T, SENDS>, rdma_read_newer::<T, SENDS>),
+        wr_rdma_write: pick(rdma_write::<T, SENDS>, rdma_write_newer::<T, SENDS>),
+        wr_rdma_write_imm: pick(rdma_write_imm::<T, SENDS>, rdma_write_imm_newer::<T, SENDS>),
+        wr_send: pick(send::<T, SENDS>, send_newer::<T, SENDS>),
+        wr_send_imm: pick(send_imm::<T, SENDS>, send_imm_newer::<T, SENDS>),
         wr_send_inv: send_inv::<T, SENDS>,
         wr_send_tso: send_tso::<T, SENDS>,
         wr_set_ud_addr: set_ud_addr,
         wr_set_xrc_srqn: set_xrc_srqn,
-        wr_set_inline_data: set_inline_data::<T, SENDS>,
+        wr_set_inline_data: pick(set_inline_data::<T, SENDS>, set_inline_data_newer::<T, SENDS>),
         wr_set_inline_data_list: set_inline_data_list::<T, SENDS>,
-        wr_set_sge: set_sge::<T, SENDS>,
-        wr_set_sge_list: set_sge_list::<T, SENDS>,
-        wr_start: if locks { start::<T, SENDS, true> } else { start::<T, SENDS, false> },
-        wr_complete: complete::<T, SENDS>,
+        wr_set_sge: pick(set_sge::<T, SENDS>, set_sge_newer::<T, SENDS>),
+        wr_set_sge_list: pick(set_sge_list::<T, SENDS>, set_sge_list_newer::<T, SENDS>),
+        wr_start: match locks {
+            true => pick(start::<T, SENDS, true>, start_newer::<T, SENDS, true>),
+            false => pick(start::<T, SENDS, false>, start_newer::<T, SENDS, false>),
+        },
+        wr_complete: pick(complete::<T, SENDS>, complete_newer::<T, SENDS>),
         wr_abort: abort_and_release::<T, SENDS>,
         wr_atomic_write: atomic_write,
         wr_flush: flush,

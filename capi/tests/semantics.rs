@@ -12,14 +12,18 @@ fn runs(source: &str, libraries: &[&str]) {
     let Some(program) = compiled(&drop_in, source, libraries) else {
         return skip("no C compiler, or no <infiniband/verbs.h> (libibverbs-dev)");
     };
-    let output = Command::new(program)
-        .env("LD_LIBRARY_PATH", drop_in.path())
-        .env("UVERBS_DEVICE", "soft")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let failed = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.contains("kept"), "{said}{failed}");
+    // By the functions for this processor, and by those for any.
+    for variable in ["UVERBS_NO_VARIABLE", "UVERBS_BASE_INSTRUCTIONS"] {
+        let output = Command::new(&program)
+            .env("LD_LIBRARY_PATH", drop_in.path())
+            .env("UVERBS_DEVICE", "soft")
+            .env(variable, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let failed = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && said.contains("kept"), "{variable}: {said}{failed}");
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use super::idle;
 use super::wc::{flags, imm_data, opcode, vendor_err};
 use crate::abi::*;
 use crate::cq::{Cq, status};
+use crate::forms::{forms, pick};
 use crate::lock::Lock;
 
 /// The result of an extended poll without a completion, as in libmlx5.
@@ -76,27 +77,32 @@ type StartPoll = unsafe extern "C" fn(*mut ibv_cq_ex, *mut c_void) -> c_int;
 
 /// The `ibv_start_poll` of a queue.
 pub(crate) fn start_poll_of(lock: &Lock) -> StartPoll {
-    if lock.is_needed() { start_poll::<true> } else { start_poll::<false> }
+    match lock.is_needed() {
+        true => pick(start_poll::<true>, start_poll_newer::<true>),
+        false => pick(start_poll::<false>, start_poll_newer::<false>),
+    }
 }
 
-/// `ibv_start_poll`: holds the queue's lock until `ibv_end_poll`, unless it fails.
-unsafe extern "C" fn start_poll<const LOCKS: bool>(
-    cq: *mut ibv_cq_ex,
-    attributes: *mut c_void,
-) -> c_int {
-    // SAFETY: the caller's queue; null or the caller's struct, which begins with a mask.
-    unsafe {
-        let queue = Cq::of(cq.cast());
-        if attributes.cast::<u32>().as_ref().is_some_and(|mask| *mask != 0) {
-            return libc::EINVAL;
+forms! {
+    /// `ibv_start_poll`: holds the queue's lock until `ibv_end_poll`, unless it fails.
+    fn start_poll / start_poll_newer [const LOCKS: bool](
+        cq: *mut ibv_cq_ex,
+        attributes: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the caller's queue; null or the caller's struct, which begins with a mask.
+        unsafe {
+            let queue = Cq::of(cq.cast());
+            if attributes.cast::<u32>().as_ref().is_some_and(|mask| *mask != 0) {
+                return libc::EINVAL;
+            }
+            if !queue.lock.try_keep::<LOCKS>() {
+                return start_waiting(queue);
+            }
+            if !advance(queue) {
+                return start_other(queue);
+            }
+            if queue.provider().is_lap_over() { next_lap(queue) } else { 0 }
         }
-        if !queue.lock.try_keep::<LOCKS>() {
-            return start_waiting(queue);
-        }
-        if !advance(queue) {
-            return start_other(queue);
-        }
-        if queue.provider().is_lap_over() { next_lap(queue) } else { 0 }
     }
 }
 
@@ -143,15 +149,17 @@ unsafe extern "C" fn next_lap(queue: &Cq) -> c_int {
     0
 }
 
-/// `ibv_next_poll`.
-pub(crate) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: between start and end, so the lock is held.
-    unsafe {
-        let queue = Cq::of(cq.cast());
-        if !advance(queue) {
-            return advance_any(queue);
+forms! {
+    /// `ibv_next_poll`.
+    pub(crate) fn next_poll / next_poll_newer [](cq: *mut ibv_cq_ex) -> c_int {
+        // SAFETY: between start and end, so the lock is held.
+        unsafe {
+            let queue = Cq::of(cq.cast());
+            if !advance(queue) {
+                return advance_any(queue);
+            }
+            if queue.provider().is_lap_over() { next_lap(queue) } else { 0 }
         }
-        if queue.provider().is_lap_over() { next_lap(queue) } else { 0 }
     }
 }
 
@@ -175,43 +183,49 @@ unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> Option<&'a Completion<'static>> {
 }
 
 macro_rules! readers {
-    ($( $(#[$meta:meta])* $name:ident: $type:ty = |$completion:ident| $value:expr; )*) => {$(
-        $(#[$meta])*
-        pub(crate) unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
-            // SAFETY: programs read fields between start and end of a poll.
-            let Some($completion) = (unsafe { current(cq) }) else { return 0 };
-            $value
-        }
-    )*};
+    ($(
+        $(#[$meta:meta])*
+        $name:ident / $newer:ident: $type:ty = |$completion:ident| $value:expr;
+    )*) => {
+        forms! {$(
+            $(#[$meta])*
+            pub(crate) fn $name / $newer [] (cq: *mut ibv_cq_ex) -> $type {
+                // SAFETY: programs read fields between start and end of a poll.
+                let Some($completion) = (unsafe { current(cq) }) else { return 0 };
+                $value
+            }
+        )*}
+    };
 }
 
 readers! {
     /// `ibv_wc_read_opcode`.
-    read_opcode: c_uint = |completion| opcode(completion);
+    read_opcode / read_opcode_newer: c_uint = |completion| opcode(completion);
     /// `ibv_wc_read_vendor_err`.
-    read_vendor_err: u32 = |completion| vendor_err(completion);
+    read_vendor_err / read_vendor_err_newer: u32 = |completion| vendor_err(completion);
     /// `ibv_wc_read_byte_len`.
-    read_byte_len: u32 = |completion| completion.byte_len();
+    read_byte_len / read_byte_len_newer: u32 = |completion| completion.byte_len();
     /// `ibv_wc_read_imm_data` and `ibv_wc_read_invalidated_rkey`.
-    read_imm_data: u32 = |completion| imm_data(completion);
+    read_imm_data / read_imm_data_newer: u32 = |completion| imm_data(completion);
     /// `ibv_wc_read_qp_num`.
-    read_qp_num: u32 = |completion| completion.qp_num();
+    read_qp_num / read_qp_num_newer: u32 = |completion| completion.qp_num();
     /// `ibv_wc_read_src_qp`.
-    read_src_qp: u32 = |completion| completion.remote().remote_qpn();
+    read_src_qp / read_src_qp_newer: u32 = |completion| completion.remote().remote_qpn();
     /// `ibv_wc_read_wc_flags`.
-    read_wc_flags: c_uint = |completion| if completion.is_send() { 0 } else { flags(completion) };
+    read_wc_flags / read_wc_flags_newer: c_uint =
+        |completion| if completion.is_send() { 0 } else { flags(completion) };
     /// `ibv_wc_read_slid`.
-    read_slid: u32 = |completion| completion.slid().into();
+    read_slid / read_slid_newer: u32 = |completion| completion.slid().into();
     /// `ibv_wc_read_sl`.
-    read_sl: u8 = |completion| completion.remote().service_level();
+    read_sl / read_sl_newer: u8 = |completion| completion.remote().service_level();
     /// `ibv_wc_read_dlid_path_bits`.
-    read_dlid_path_bits: u8 = |completion| completion.dlid_path_bits();
+    read_dlid_path_bits / read_dlid_path_bits_newer: u8 = |completion| completion.dlid_path_bits();
     /// `ibv_wc_read_completion_ts`.
-    read_completion_ts: u64 = |completion| completion.timestamp();
+    read_completion_ts / read_completion_ts_newer: u64 = |completion| completion.timestamp();
     /// `ibv_wc_read_cvlan`.
-    read_cvlan: u16 = |completion| completion.vlan().unwrap_or(0);
+    read_cvlan / read_cvlan_newer: u16 = |completion| completion.vlan().unwrap_or(0);
     /// `ibv_wc_read_flow_tag`.
-    read_flow_tag: u32 = |completion| completion.flow_tag();
+    read_flow_tag / read_flow_tag_newer: u32 = |completion| completion.flow_tag();
 }
 
 /// `ibv_wc_read_tm_info`: there is no tag matching.

@@ -9,10 +9,13 @@ use uverbs::qp_type::{Dci, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::raw::QueuePair;
 
 use super::{
-    post_full, post_inline, post_list, post_long, post_nothing, post_one, post_two_blocks,
+    post_full, post_inline, post_inline_newer, post_list, post_list_newer, post_long,
+    post_long_newer, post_nothing, post_one, post_one_newer, post_two_blocks,
+    post_two_blocks_newer,
 };
 use crate::abi::*;
 use crate::dv::DirectQp;
+use crate::forms::pick;
 use crate::qp::Qp;
 use crate::wr::{self, Building};
 
@@ -46,8 +49,8 @@ pub(crate) struct SendTable {
 macro_rules! tables {
     ($($name:ident: $type:ty;)*) => {$(
         /// The functions for this type of queue pair: first for one without a send queue, then for
-        /// one with it.
-        pub(crate) static $name: [SendTable; 2] = [
+        /// one with it in [both forms](crate::forms).
+        pub(crate) static $name: [SendTable; 3] = [
             SendTable {
                 one: post_full,
                 inline: post_full,
@@ -70,6 +73,18 @@ macro_rules! tables {
                 query: query_of::<$type>,
                 modify: modify_of::<$type>,
             },
+            SendTable {
+                one: post_one_newer::<$type>,
+                inline: post_inline_newer::<$type>,
+                two: post_two_blocks_newer::<$type>,
+                long: post_long_newer::<$type>,
+                list: post_list_newer::<$type>,
+                wr: wr::table::<$type>,
+                direct: DirectQp::of::<$type, true>(),
+                abort: wr::abort::<$type, true>,
+                query: query_of::<$type>,
+                modify: modify_of::<$type>,
+            },
         ];
     )*};
 }
@@ -81,6 +96,11 @@ tables! {
     XRC: Xrc;
     DCI: Dci;
     RAW: RawPacket;
+}
+
+/// The place in a type's tables of a queue pair with a send queue, or without one.
+pub(crate) fn place(has_sends: bool) -> usize {
+    if has_sends { pick(1, 2) } else { 0 }
 }
 
 /// The functions of a queue pair that cannot send: an XRC target.

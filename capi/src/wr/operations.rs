@@ -13,6 +13,7 @@ use uverbs_mlx5::format::{Opcode, U32};
 use uverbs_mlx5::send_queue::Header;
 
 use super::*;
+use crate::forms::forms;
 use crate::post::{immediate, offload};
 use crate::usual::Kind;
 use crate::window;
@@ -264,47 +265,54 @@ operations! {
 /// Operations of the usual kind. On a type of queue pair that does not have them they are recorded
 /// as another operation, and refused when the request is built.
 macro_rules! usual_operations {
-    ($( $(#[$meta:meta])* $name:ident($($argument:ident: $type:ty),*) =
-        $opcode:ident, $immediate:expr, $remote:expr, $operation:expr; )*) => {$(
-        $(#[$meta])*
-        pub(super) unsafe extern "C" fn $name<T: Posts, const SENDS: bool>(
-            qp: *mut ibv_qp_ex $(, $argument: $type)*
-        ) {
-            // SAFETY: the caller's queue pair, after start.
-            unsafe {
-                if Kind::of::<T>(wr_opcode::$opcode).is_usual() {
-                    begin_usual::<T, SENDS>(qp, wr_opcode::$opcode, $immediate, $remote);
-                } else {
-                    begin::<T, SENDS>(qp, $operation);
+    ($( $(#[$meta:meta])* $name:ident / $newer:ident ($($argument:ident: $type:ty),*) =
+        $opcode:ident, $immediate:expr, $remote:expr, $operation:expr; )*) => {
+        forms! {$(
+            $(#[$meta])*
+            pub(super) fn $name / $newer [T: Posts, const SENDS: bool] (
+                qp: *mut ibv_qp_ex $(, $argument: $type)*
+            ) {
+                // SAFETY: the caller's queue pair, after start.
+                unsafe {
+                    if Kind::of::<T>(wr_opcode::$opcode).is_usual() {
+                        begin_usual::<T, SENDS>(qp, wr_opcode::$opcode, $immediate, $remote);
+                    } else {
+                        begin::<T, SENDS>(qp, $operation);
+                    }
                 }
             }
-        }
-    )*};
+        )*}
+    };
 }
 
 usual_operations! {
     /// `ibv_wr_rdma_write`.
-    rdma_write(rkey: u32, address: u64) = RDMA_WRITE, 0, Some(Remote::new(address, rkey)),
+    rdma_write / rdma_write_newer (rkey: u32, address: u64) =
+        RDMA_WRITE, 0, Some(Remote::new(address, rkey)),
         RunTimeOperation::Write(Remote::new(address, rkey));
     /// `ibv_wr_rdma_write_imm`.
-    rdma_write_imm(rkey: u32, address: u64, data: u32) =
+    rdma_write_imm / rdma_write_imm_newer (rkey: u32, address: u64, data: u32) =
         RDMA_WRITE_WITH_IMM, data, Some(Remote::new(address, rkey)),
         RunTimeOperation::WriteImmediate(Remote::new(address, rkey), immediate(data));
     /// `ibv_wr_rdma_read`.
-    rdma_read(rkey: u32, address: u64) = RDMA_READ, 0, Some(Remote::new(address, rkey)),
+    rdma_read / rdma_read_newer (rkey: u32, address: u64) =
+        RDMA_READ, 0, Some(Remote::new(address, rkey)),
         RunTimeOperation::Read(Remote::new(address, rkey));
     /// `ibv_wr_send_imm`.
-    send_imm(data: u32) = SEND_WITH_IMM, data, None, RunTimeOperation::SendImmediate(immediate(data));
+    send_imm / send_imm_newer (data: u32) =
+        SEND_WITH_IMM, data, None, RunTimeOperation::SendImmediate(immediate(data));
 }
 
-/// `ibv_wr_send`: on a raw packet queue pair, a frame.
-pub(super) unsafe extern "C" fn send<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller's queue pair, after start.
-    unsafe {
-        if T::TYPE == QpType::RawPacket {
-            return begin::<T, SENDS>(qp, RunTimeOperation::Packet(offload((*qp).wr_flags)));
+forms! {
+    /// `ibv_wr_send`: on a raw packet queue pair, a frame.
+    pub(super) fn send / send_newer [T: Posts, const SENDS: bool] (qp: *mut ibv_qp_ex) {
+        // SAFETY: the caller's queue pair, after start.
+        unsafe {
+            if T::TYPE == QpType::RawPacket {
+                return begin::<T, SENDS>(qp, RunTimeOperation::Packet(offload((*qp).wr_flags)));
+            }
+            begin_usual::<T, SENDS>(qp, wr_opcode::SEND, 0, None);
         }
-        begin_usual::<T, SENDS>(qp, wr_opcode::SEND, 0, None);
     }
 }
 

@@ -8,6 +8,7 @@ use std::ffi::c_void;
 use super::operations::record_named;
 use super::*;
 use crate::ah::Ah;
+use crate::forms::{either, forms};
 use crate::post::bytes;
 
 impl Building {
@@ -103,18 +104,21 @@ pub(super) unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
     unsafe { of(qp) }.1.srqn = srqn;
 }
 
-/// `ibv_wr_set_sge`.
-pub(super) unsafe extern "C" fn set_sge<T: Posts, const SENDS: bool>(
-    qp: *mut ibv_qp_ex,
-    lkey: u32,
-    address: u64,
-    length: u32,
-) {
-    // SAFETY: the caller's queue pair, after start; what a program promises is what it asks for.
-    unsafe {
-        let queue = step_queue::<T, SENDS>(qp);
-        if !queue.is_some_and(|queue| queue.add(address, length, lkey)) {
-            record_sge::<T, SENDS>(qp, lkey, address, length);
+forms! {
+    /// `ibv_wr_set_sge`.
+    pub(super) fn set_sge / set_sge_newer [T: Posts, const SENDS: bool](
+        qp: *mut ibv_qp_ex,
+        lkey: u32,
+        address: u64,
+        length: u32,
+    ) {
+        // SAFETY: the caller's queue pair, after start; what a program promises is what it asks
+        // for.
+        unsafe {
+            let queue = step_queue::<T, SENDS>(qp);
+            if !queue.is_some_and(|queue| queue.add(address, length, lkey)) {
+                record_sge::<T, SENDS>(qp, lkey, address, length);
+            }
         }
     }
 }
@@ -153,22 +157,24 @@ unsafe fn takes_data<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> bool {
     building.stage != Stage::None
 }
 
-/// `ibv_wr_set_sge_list`.
-pub(super) unsafe extern "C" fn set_sge_list<T: Posts, const SENDS: bool>(
-    qp: *mut ibv_qp_ex,
-    count: usize,
-    list: *const ibv_sge,
-) {
-    // SAFETY: the caller's queue pair, after start, and its list; what a program promises is what
-    // it asks for.
-    unsafe {
-        let sge = |place| {
-            let sge = *list.add(place);
-            Sge::new(sge.addr, sge.length, sge.lkey)
-        };
-        let queue = step_queue::<T, SENDS>(qp);
-        if !queue.is_some_and(|queue| queue.add_list(&of(qp).1.common, count, sge)) {
-            record_list::<T, SENDS>(qp, count, list);
+forms! {
+    /// `ibv_wr_set_sge_list`.
+    pub(super) fn set_sge_list / set_sge_list_newer [T: Posts, const SENDS: bool](
+        qp: *mut ibv_qp_ex,
+        count: usize,
+        list: *const ibv_sge,
+    ) {
+        // SAFETY: the caller's queue pair, after start, and its list; what a program promises is
+        // what it asks for.
+        unsafe {
+            let sge = |place| {
+                let sge = *list.add(place);
+                Sge::new(sge.addr, sge.length, sge.lkey)
+            };
+            let queue = step_queue::<T, SENDS>(qp);
+            if !queue.is_some_and(|queue| queue.add_list(&of(qp).1.common, count, sge)) {
+                record_list::<T, SENDS>(qp, count, list);
+            }
         }
     }
 }
@@ -221,37 +227,44 @@ unsafe fn set_inline<T: Posts, const SENDS: bool>(
     building.stage = Stage::Copied;
 }
 
-/// `ibv_wr_set_inline_data`.
-pub(super) unsafe extern "C" fn set_inline_data<T: Posts, const SENDS: bool>(
-    qp: *mut ibv_qp_ex,
-    address: *mut c_void,
-    length: usize,
-) {
-    let start = address.cast_const().cast();
-    // SAFETY: the caller's queue pair, after start; the bytes are the program's.
-    unsafe {
-        let queue = step_queue::<T, SENDS>(qp);
-        if !queue.is_some_and(|queue| queue.add_short(&of(qp).1.common, start, length)) {
-            set_two_blocks::<T, SENDS>(qp, start, length);
+forms! {
+    /// `ibv_wr_set_inline_data`.
+    pub(super) fn set_inline_data / set_inline_data_newer [T: Posts, const SENDS: bool](
+        qp: *mut ibv_qp_ex,
+        address: *mut c_void,
+        length: usize,
+    ) {
+        let start = address.cast_const().cast();
+        // SAFETY: the caller's queue pair, after start; the bytes are the program's.
+        unsafe {
+            let queue = step_queue::<T, SENDS>(qp);
+            if !queue.is_some_and(|queue| queue.add_short(&of(qp).1.common, start, length)) {
+                either!(set_two_blocks::<T, SENDS>, set_two_blocks_newer::<T, SENDS>)(
+                    qp, start, length,
+                );
+            }
         }
     }
 }
 
-/// [`set_inline_data`] of data that needs two blocks.
-///
-/// # Safety
-/// As there.
-#[inline(never)]
-unsafe extern "C" fn set_two_blocks<T: Posts, const SENDS: bool>(
-    qp: *mut ibv_qp_ex,
-    start: *const u8,
-    length: usize,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let queue = step_queue::<T, SENDS>(qp);
-        if !queue.is_some_and(|queue| queue.add_two_blocks(&of(qp).1.common, start, length)) {
-            set_long::<T, SENDS>(qp, start, length);
+forms! {
+    beside
+    /// [`set_inline_data`] of data that needs two blocks.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    fn set_two_blocks / set_two_blocks_newer [T: Posts, const SENDS: bool](
+        qp: *mut ibv_qp_ex,
+        start: *const u8,
+        length: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let queue = step_queue::<T, SENDS>(qp);
+            if !queue.is_some_and(|queue| queue.add_two_blocks(&of(qp).1.common, start, length)) {
+                set_long::<T, SENDS>(qp, start, length);
+            }
         }
     }
 }

@@ -292,6 +292,16 @@ impl<'c> Completion<'c> {
         Self::new(Raw { status, format, cqe, side, wr_id })
     }
 
+    /// Whether a receive may have a GRH or good checksums. Both in one comparison.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn may_have_receive_flags(&self) -> bool {
+        const GRH: u64 = 0x3000_0000 << 32;
+        const CHECKS: u64 = 6 << 24;
+        const { assert!(offset_of!(Cqe, checks) == offset_of!(Cqe, flags_remote_qpn) + 4) };
+        self.cqe().u64(offset_of!(Cqe, flags_remote_qpn)) & (GRH | CHECKS) != 0
+    }
+
     /// Whether data came inside the CQE.
     pub fn format(&self) -> CqeFormat {
         self.raw.format

@@ -50,8 +50,7 @@ pub(super) enum Other {
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum Good<'c, S> {
-    /// A successful send, and the value that the caller's function returned for its opcode and
-    /// queue pair.
+    /// A successful send, and the value that the caller's function returned for its opcode.
     Sent(Completion<'c>, S),
     /// A successful receive.
     Received(Completion<'c>),
@@ -153,7 +152,7 @@ impl CompletionQueue {
     }
 
     /// Completes the request of the CQE at `cqe`, if its queue is in the CQ's cache. For a send,
-    /// `sent` decides by the request's opcode and the QP number whether the fast path takes it. If
+    /// `sent` decides by the request's opcode whether the fast path takes it. If
     /// `PLAIN`, the only receives taken are messages without immediate data and invalidated keys.
     #[inline(always)]
     fn good_at<const PLAIN: bool, S>(
@@ -401,11 +400,10 @@ pub struct GoodBatch<'q> {
 pub struct Requested(CqeView);
 
 impl Requested {
-    /// The request's opcode, and the QP number.
+    /// The request's opcode.
     #[inline(always)]
-    pub fn opcode_and_number(self) -> (Opcode, u32) {
-        let both = self.0.u32(offset_of!(Cqe, opcode_qpn_flow_tag));
-        (Opcode((both >> 24) as u8), both & 0xff_ffff)
+    pub fn opcode(self) -> Opcode {
+        Opcode(self.0.u8(offset_of!(Cqe, opcode_qpn_flow_tag)))
     }
 }
 

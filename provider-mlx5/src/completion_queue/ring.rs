@@ -5,6 +5,7 @@
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use super::Completion;
 use crate::format::{CQE_SIZE, Cqe, CqeFormat, CqeOpcode, OpOwn};
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
@@ -360,6 +361,27 @@ impl CqeView {
         Self(unsafe { self.0.sub(CQE_SIZE) })
     }
 
+    /// Sixteen bytes from `OFFSET` on in another order: each byte of the result is the one that
+    /// `order` numbers, or 0 where that is 128 or more. Then the bits of `mask` only.
+    ///
+    /// # Safety
+    /// The processor has SSSE3.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn shuffled<const OFFSET: usize>(self, order: [[u8; 4]; 4], mask: [u32; 4]) -> [u32; 4] {
+        use core::arch::x86_64::{__m128i, _mm_and_si128, _mm_loadu_si128, _mm_shuffle_epi8};
+        const { assert!(OFFSET + 16 <= CQE_SIZE) };
+        // SAFETY: as for the fields above, and the caller's promise. All values of both types are
+        // valid, and they have one size.
+        unsafe {
+            let bytes = _mm_loadu_si128(self.0.add(OFFSET).cast());
+            let order = core::mem::transmute::<[[u8; 4]; 4], __m128i>(order);
+            let mask = core::mem::transmute::<[u32; 4], __m128i>(mask);
+            let ordered = _mm_and_si128(_mm_shuffle_epi8(bytes, order), mask);
+            core::mem::transmute::<__m128i, [u32; 4]>(ordered)
+        }
+    }
+
     /// All 64 bytes.
     #[inline(always)]
     pub(super) fn bytes(self) -> [u8; CQE_SIZE] {
@@ -377,6 +399,53 @@ impl CqeView {
         bytes
     }
 }
+
+/// Fields of an `ibv_wc` by one instruction that puts bytes in another order.
+#[cfg(target_arch = "x86_64")]
+impl Completion<'_> {
+    /// `[0, byte_len, 0, qp_num]`.
+    ///
+    /// # Safety
+    /// The processor has SSSE3.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub unsafe fn length_and_number(&self) -> [u32; 4] {
+        const FIRST: usize = offset_of!(Cqe, byte_count);
+        const NUMBER: u8 = (offset_of!(Cqe, opcode_qpn_flow_tag) - FIRST) as u8;
+        const { assert!(NUMBER + 4 == 16) };
+        let order =
+            [[Z, Z, Z, Z], [3, 2, 1, 0], [Z, Z, Z, Z], [NUMBER + 3, NUMBER + 2, NUMBER + 1, Z]];
+        // SAFETY: the caller's promise.
+        unsafe { self.raw.cqe.shuffled::<FIRST>(order, [u32::MAX; 4]) }
+    }
+
+    /// `[src_qp, 0, slid << 16, sl | dlid_path_bits << 8]`.
+    ///
+    /// # Safety
+    /// The processor has SSSE3.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub unsafe fn sender(&self) -> [u32; 4] {
+        const FIRST: usize = 16;
+        const PATH: u8 = (offset_of!(Cqe, path_bits) - FIRST) as u8;
+        const LID: u8 = (offset_of!(Cqe, slid) - FIRST) as u8;
+        const REMOTE: u8 = (offset_of!(Cqe, flags_remote_qpn) - FIRST) as u8;
+        let order = [
+            [REMOTE + 3, REMOTE + 2, REMOTE + 1, Z],
+            [Z, Z, Z, Z],
+            [Z, Z, LID + 1, LID],
+            [REMOTE, PATH, Z, Z],
+        ];
+        // Without the GRH bits and the bit beside the path bits.
+        let mask = [u32::MAX, 0, u32::MAX, 0x7f0f];
+        // SAFETY: the caller's promise.
+        unsafe { self.raw.cqe.shuffled::<FIRST>(order, mask) }
+    }
+}
+
+/// In an order of bytes: 0.
+#[cfg(target_arch = "x86_64")]
+const Z: u8 = 0x80;
 
 /// A CQE that takes the place of the next one while the next poll has to take the slow path.
 /// Software owns it with owner bit 0, and the fast path does not accept it.

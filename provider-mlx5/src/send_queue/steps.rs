@@ -18,7 +18,7 @@ pub use state::{Common, Header, Named, Steps};
 use super::encode::{first_word, second_word};
 use super::payload::{Inline, Payload, segment_octowords};
 use super::post::Next;
-use super::wide::{Wide, copy_block, wide};
+use super::wide::{Wide, copy_ends, copy_in_pairs, wide};
 use super::{Batch, Block, SendQueue, Transport};
 use crate::barrier;
 use crate::doorbell::Plain;
@@ -244,29 +244,24 @@ unsafe fn write_inline(to: *mut Wide, start: *const u8, length: usize) {
         to.cast::<u32>().write((length as u32).wrapping_add(INLINE_FLAG).to_be());
         let to = to.cast::<u8>().add(PREFIX);
         match length {
-            ..=32 => copy_ends::<1>(to, start, length),
-            33..=64 => copy_ends::<2>(to, start, length),
-            _ => copy_ends::<4>(to, start, length),
+            ..=32 => copy_few(to, start, length),
+            33..=64 => copy_ends::<1>(to, start, length),
+            _ => copy_ends::<2>(to, start, length),
         }
     }
 }
 
-/// Copies the first and the last `N` octowords, which may overlap. So the number of instructions
-/// depends on two comparisons only.
+/// Copies the first and the last octoword, which may overlap.
 ///
 /// # Safety
-/// `from` is valid for reads and `to` for writes of `length` bytes, which are `N` to `2 * N`
-/// octowords.
+/// `from` is valid for reads and `to` for writes of `length` bytes, which are 16 to 32.
 #[inline(always)]
-unsafe fn copy_ends<const N: usize>(to: *mut u8, from: *const u8, length: usize) {
-    for start in [0, length - 16 * N] {
-        for octoword in 0..N {
-            let at = start + 16 * octoword;
-            // SAFETY: within the bytes.
-            unsafe {
-                let value = from.add(at).cast::<Wide>().read_unaligned();
-                to.add(at).cast::<Wide>().write_unaligned(value);
-            }
+unsafe fn copy_few(to: *mut u8, from: *const u8, length: usize) {
+    for at in [0, length - 16] {
+        // SAFETY: within the bytes.
+        unsafe {
+            let value = from.add(at).cast::<Wide>().read_unaligned();
+            to.add(at).cast::<Wide>().write_unaligned(value);
         }
     }
 }
@@ -715,7 +710,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
                 if block >= blocks {
                     break;
                 }
-                copy_block(half.add(block), from.add(block));
+                copy_in_pairs(half.add(block), from.add(block));
             }
         }
         barrier::flush_doorbell();

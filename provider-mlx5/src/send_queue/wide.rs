@@ -409,6 +409,45 @@ pub(super) unsafe fn copy_block(target: *mut Block, source: *const Block) {
     }
 }
 
+/// Two octowords as the compiler moves them: in one register in a function that may use AVX, else
+/// in two. So one inlined function serves callers of both kinds.
+#[cfg(target_arch = "x86_64")]
+type Two = core::arch::x86_64::__m256i;
+#[cfg(not(target_arch = "x86_64"))]
+type Two = [Octoword; 2];
+
+/// [`copy_block`] in as few stores as the caller's instructions allow.
+///
+/// # Safety
+/// As there, aligned to 64.
+#[inline(always)]
+pub(super) unsafe fn copy_in_pairs(target: *mut Block, source: *const Block) {
+    for i in 0..2 {
+        // SAFETY: both halves of the block.
+        unsafe { target.cast::<Two>().add(i).write_volatile(source.cast::<Two>().add(i).read()) };
+    }
+}
+
+/// Copies the first and the last `N` pairs of octowords, which may overlap. So the number of
+/// instructions depends on two comparisons only.
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `length` bytes, which are `N` to `2 * N` pairs.
+#[inline(always)]
+pub(super) unsafe fn copy_ends<const N: usize>(to: *mut u8, from: *const u8, length: usize) {
+    const PAIR: usize = size_of::<Two>();
+    for start in [0, length - PAIR * N] {
+        for pair in 0..N {
+            let at = start + PAIR * pair;
+            // SAFETY: within the bytes.
+            unsafe {
+                let value = from.add(at).cast::<Two>().read_unaligned();
+                to.add(at).cast::<Two>().write_unaligned(value);
+            }
+        }
+    }
+}
+
 /// The same octoword, which the compiler keeps in one register: of a change of one half it would
 /// make a store of that half, if the octoword is in memory, and a load of all of it would wait.
 #[inline(always)]
