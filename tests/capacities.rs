@@ -1,4 +1,4 @@
-//! A queue takes as many requests as it says, whatever they are.
+//! A queue takes exactly as many requests as were granted, of any kind and size.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Commands that destroy objects fail while the device is there: no memory that it may still reach
+//! Commands that destroy objects fail while the device exists: no memory that it may still reach
 //! is given back before the context is closed. Kept apart from tests that fork: a process that has
 //! forked cannot tell when an open file ends.
 

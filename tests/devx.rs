@@ -1,4 +1,4 @@
-//! Firmware commands of the program's own: queues in memory of its own, next to those of verbs.
+//! Firmware commands of a program (DEVX): they create queues in its memory, next to those of verbs.
 
 mod common;
 

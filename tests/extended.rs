@@ -1,5 +1,4 @@
-//! What goes beyond plain messages: masked atomics, memory windows of both types, memory of other
-//! devices.
+//! Extended operations: masked atomics, memory windows of both types, memory of other devices.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Every command of a program made to fail, one after the other. Alone in this process, since it
+//! Every command of a program fails, one after the other. Alone in this process, because it
 //! counts the open descriptors.
 
 mod common;

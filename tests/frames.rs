@@ -1,6 +1,6 @@
-//! Receive queues of frames: what they lend, give back, keep, count, and wait for.
+//! Receive queues of frames: lending, giving back and keeping buffers, counting, waiting.
 //!
-//! They are for Ethernet ports, and take CAP_NET_RAW on a kernel's device.
+//! The tests need an Ethernet port, and CAP_NET_RAW on a kernel's device.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What is left when the kernel refuses to destroy something.
+//! What remains if the kernel refuses to destroy an object.
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! The less common objects and attributes: device memory, clock, counters, allocators, moderation,
-//! migration; and what the device lacks, said before anything is made.
+//! migration; and errors for what the device lacks, before an object is created.
 
 mod common;
 

@@ -1,6 +1,6 @@
-//! Send queues of frames: templates and their fields, frames that are held back, completions.
+//! Send queues of frames: templates and their fields, staged frames, completions.
 //!
-//! They are for Ethernet ports, and take CAP_NET_RAW on a kernel's device.
+//! The tests need an Ethernet port, and CAP_NET_RAW on a kernel's device.
 
 mod common;
 

@@ -1,7 +1,7 @@
 //! Raw packet queue pairs: frames out, frames in, what the device finds out about them, and its
 //! offloads.
 //!
-//! They are for Ethernet ports, and take CAP_NET_RAW on a kernel's device.
+//! The tests need an Ethernet port, and CAP_NET_RAW on a kernel's device.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The device goes away under a program that uses it, and comes back.
+//! The device is removed while a program uses it, and comes back.
 //!
 //! A kernel device is unbound from its driver, which takes root; the built-in one is removed.
 

@@ -1,4 +1,4 @@
-//! A hostile program in the network namespace of a software device: it sends well-formed RoCEv2
+//! A hostile program in the network namespace of a software device sends well-formed RoCEv2
 //! datagrams to connections that are not its own, with the right queue pair numbers and keys.
 
 mod common;

@@ -1,7 +1,7 @@
 //! Striding receive queues: frames of mixed sizes that share buffers, what is kept and what is
 //! lost.
 //!
-//! They are for Ethernet ports, and take CAP_NET_RAW on a kernel's device.
+//! The tests need an Ethernet port, and CAP_NET_RAW on a kernel's device.
 
 mod common;
 

@@ -4,16 +4,16 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 
-/// Seconds after which a child that still runs is taken to hang: far longer than one takes
-/// anywhere.
+/// Seconds after which a running child counts as hanging: far longer than a child takes on any
+/// machine.
 const PATIENCE: u32 = 60;
 
-/// What became of a child.
+/// How a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// It ran to its end.
     Well,
-    /// It panicked; it has said why.
+    /// It panicked, and printed why.
     Panicked,
     /// It waited for something that did not come, and was killed.
     Hung,

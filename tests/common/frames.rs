@@ -1,4 +1,4 @@
-//! Frames, and two raw packet queue pairs of one port that they travel between.
+//! Frames, and two raw packet queue pairs of one port that exchange them.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -15,7 +15,7 @@ const RECEIVES: usize = 16;
 /// The receives' ids follow it.
 const FIRST_RECEIVE: u64 = 1 << 32;
 
-/// What raw packet queue pairs can be made on; `None`, and a word why, where they cannot be: on
+/// A device for raw packet queue pairs. Returns `None` and prints the reason if there is none: on
 /// InfiniBand, and without CAP_NET_RAW.
 pub(crate) fn setup() -> Option<Setup> {
     let setup = Setup::new();
@@ -39,7 +39,7 @@ pub(crate) struct Wire {
     _second: Context,
     pub(crate) from: raw::QueuePair<RawPacket>,
     pub(crate) to: raw::QueuePair<RawPacket>,
-    /// The first half is what is sent, the second where it is received.
+    /// The first half has the frames to send, the second receives frames.
     pub(crate) memory: MemoryRegion,
     pub(crate) setup: Setup,
     posted: usize,
@@ -47,7 +47,7 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// `change` makes the receiving one special.
+    /// `change` sets options of the receiving queue pair.
     pub(crate) fn new(
         change: impl FnOnce(raw::QpBuilder<RawPacket>) -> raw::QpBuilder<RawPacket>,
     ) -> Option<Self> {
@@ -96,7 +96,7 @@ impl Wire {
         (FIRST_RECEIVE + place as u64, self.memory.sge((RECEIVES + place) * SPACE, SPACE).unwrap())
     }
 
-    /// Sends a frame, however the device wants it.
+    /// Sends a frame: with its headers inline if the device requires it.
     pub(crate) fn send(&mut self, offload: EthernetOffload, frame: &[u8]) {
         let place = self.sent % RECEIVES * SPACE;
         self.sent += 1;
@@ -109,12 +109,12 @@ impl Wire {
             inline: false,
             flags: PostFlags::empty(),
         };
-        // SAFETY: the region outlives the request, and the place is written again only by a test
-        // that sends more than so many frames, whose bytes it does not look at then.
+        // SAFETY: the region outlives the request. The place is written again only after so many
+        // further frames; a test that sends more does not check their bytes.
         unsafe { self.from.post_list([request]).unwrap() };
     }
 
-    /// The next frame that arrives anywhere.
+    /// The next frame that arrives at any receiver.
     pub(crate) fn arrived(&mut self) -> (WorkCompletion, Vec<u8>) {
         let done = common::success(&mut self.setup.cq);
         let place = (done.wr_id - FIRST_RECEIVE) as usize;
@@ -124,7 +124,7 @@ impl Wire {
     }
 }
 
-/// The address of the port's network device; any will do where there is none.
+/// The address of the port's network device; an arbitrary one if there is none.
 fn mac(context: &Context) -> [u8; 6] {
     let directory = format!("/sys/class/infiniband/{}/device/net", context.device().name());
     let networks = std::fs::read_dir(directory).into_iter().flatten().flatten();

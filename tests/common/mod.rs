@@ -13,16 +13,16 @@ use uverbs::{
     AccessFlags, Buffer, Context, Device, MemoryRegion, PollError, ProtectionDomain, raw,
 };
 
-/// How long a test waits for something that has to happen: far longer than it takes anywhere.
+/// How long a test waits for an event: far longer than it takes on any machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Every right there is.
+/// All access rights.
 pub(crate) const ALL_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_WRITE)
     .union(AccessFlags::REMOTE_READ)
     .union(AccessFlags::REMOTE_ATOMIC);
 
-/// What remote operations may do through a queue pair.
+/// The access rights of remote operations through a queue pair.
 pub(crate) const REMOTE: AccessFlags =
     AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_READ).union(AccessFlags::REMOTE_ATOMIC);
 
@@ -100,12 +100,12 @@ impl Setup {
         self.pair(|builder| builder)
     }
 
-    /// The next completion, waited for.
+    /// Waits for the next completion.
     pub(crate) fn completion(&mut self) -> WorkCompletion {
         completion(&mut self.cq)
     }
 
-    /// The next `count` completions, by wr_id.
+    /// Waits for the next `count` completions, and sorts them by wr_id.
     pub(crate) fn completions(&mut self, count: usize) -> Vec<WorkCompletion> {
         let mut all: Vec<_> = (0..count).map(|_| self.completion()).collect();
         all.sort_by_key(|completion| completion.wr_id);
@@ -113,7 +113,7 @@ impl Setup {
     }
 }
 
-/// The next completion of `cq`, waited for.
+/// Waits for the next completion of `cq`.
 pub(crate) fn completion(cq: &mut raw::CompletionQueue) -> WorkCompletion {
     let start = Instant::now();
     loop {
@@ -126,14 +126,14 @@ pub(crate) fn completion(cq: &mut raw::CompletionQueue) -> WorkCompletion {
     }
 }
 
-/// The next completion, which has to be a success.
+/// Waits for the next completion, which must be a success.
 pub(crate) fn success(cq: &mut raw::CompletionQueue) -> WorkCompletion {
     let completion = completion(cq);
     assert_eq!(completion.status, Status::Success, "{completion:?}");
     completion
 }
 
-/// Bytes that tell where they belong.
+/// Bytes that differ with their position, so that a misplaced one is noticed.
 pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
 }

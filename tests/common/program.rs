@@ -5,7 +5,7 @@ use uverbs::qp::{Inline, PostFlags};
 use uverbs::qp_type::Rc;
 use uverbs::{Buffer, Context, Result, op};
 
-/// Everything that a small program does, in one go.
+/// Runs the whole program once.
 pub(crate) fn run(context: Context) -> Result<()> {
     let pd = context.alloc_pd()?;
     let channel = context.create_completion_channel()?;

@@ -1,4 +1,4 @@
-//! Contexts, and what device and port say of themselves.
+//! Contexts, and queries of device and port.
 
 use uverbs_uapi::mlx5::{self, AllocUcontextFlags, LibCaps, UarAllocType};
 use uverbs_uapi::objects::device;

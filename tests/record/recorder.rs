@@ -1,5 +1,5 @@
-//! The record: one line for every answer, `step.field = value`, the same for the same behaviour
-//! wherever it ran.
+//! The record: one line `step.field = value` for every answer. The same behaviour gives the same
+//! lines on every machine.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;

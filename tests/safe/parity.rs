@@ -1,5 +1,4 @@
-//! What the raw queue pair offers the safe one offers too: templates, lists, reset, shared
-//! doorbells.
+//! The safe queue pair has all that the raw one has: templates, lists, reset, shared doorbells.
 
 use uverbs::cq::Status;
 use uverbs::qp::{PostError, PostFlags, RunTimeDestination, RunTimeOperation, State};
