@@ -564,3 +564,24 @@ fn a_peer_cannot_ask_for_any_patience() {
     let next = pair.server.next_wake().unwrap();
     assert!(next < 20_000 * MILLISECOND, "{next}");
 }
+
+/// Connections that a peer makes and leaves again leave no timers for hours.
+#[test]
+fn a_peer_cannot_ask_for_any_timewait() {
+    let mut pair = Pair::new();
+    let client = pair.client.create();
+    let param = ReqParam { path: Path { life: 30, ..path() }, ..request(&[]) };
+    pair.client.send_req(0, client, &param).unwrap();
+    pair.deliver_to_server();
+    pair.server.send_rep(0, CmId(0), &acceptance()).unwrap();
+    pair.deliver_to_client();
+    pair.client.send_rtu(client, &[]).unwrap();
+    pair.deliver_to_server();
+    pair.server.destroy(0, CmId(0)).unwrap();
+    let mut last = 0;
+    while let Some(next) = pair.server.next_wake() {
+        last = next;
+        pair.server.step(next);
+    }
+    assert!(last < 20_000 * MILLISECOND, "{last}");
+}

@@ -15,6 +15,10 @@ pub(super) fn from_code(code: u8) -> u64 {
     MILLISECOND << code.saturating_sub(8).min(31)
 }
 
+/// The longest timewait, 17 s. A peer's request names its length, and a timer stays for it even if
+/// the id is destroyed.
+const LONGEST_TIMEWAIT: u8 = 22;
+
 /// As [`from_code`], for a time that a peer names: at most that of code `most`.
 pub(super) fn from_peer(code: u8, most: u8) -> u64 {
     from_code(code.min(most))
@@ -145,7 +149,7 @@ impl IbCm {
             return;
         };
         (entry.state, entry.pending) = (State::TimeWait, None);
-        let until = now + from_code(entry.ack_timeout);
+        let until = now + from_peer(entry.ack_timeout, LONGEST_TIMEWAIT);
         let wait = TimeWait { id, remote: entry.remote, remote_qpn: entry.remote_qpn };
         self.timers.add(until, Due::TimeWait(wait));
     }
