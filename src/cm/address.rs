@@ -1,11 +1,40 @@
 //! Socket addresses and addresses of packets, to the connection manager's structs and back.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, ToSocketAddrs};
 
 use uverbs_uapi::cm::address::{AF_INET, AF_INET6, SockaddrIn, SockaddrIn6, SockaddrStorage};
 use uverbs_uapi::write::ah::AhAttr;
 
 use crate::device::address::{AddressVector, Gid, GlobalRoute};
+
+/// `HOST:PORT`, for everything that takes [`ToSocketAddrs`]. Unlike a `str`, it may name the
+/// interface of a link-local address: `[fe80::1%eth0]:7471`.
+///
+/// ```
+/// use std::net::ToSocketAddrs;
+/// use uverbs::cm::Address;
+/// let mut found = Address("[fe80::1%lo]:7471").to_socket_addrs()?;
+/// assert!(matches!(found.next(), Some(std::net::SocketAddr::V6(v6)) if v6.scope_id() != 0));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address<'a>(pub &'a str);
+
+impl ToSocketAddrs for Address<'_> {
+    type Iter = std::vec::IntoIter<SocketAddr>;
+
+    fn to_socket_addrs(&self) -> io::Result<Self::Iter> {
+        let parts = self.0.rsplit_once(':').and_then(|(host, port)| {
+            let inside = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+            let host = inside.or_else(|| (!host.contains(':')).then_some(host))?;
+            Some((host, port.parse::<u16>().ok()?))
+        });
+        let no_port = || io::Error::new(io::ErrorKind::InvalidInput, "it is not HOST:PORT");
+        // The system's resolver knows the names of interfaces.
+        parts.ok_or_else(no_port)?.to_socket_addrs()
+    }
+}
 
 /// An address and its length. The scope of a link-local one is the index of its interface.
 pub(super) fn storage(address: SocketAddr) -> (SockaddrStorage, u16) {
@@ -58,6 +87,21 @@ pub(super) fn address_vector(attr: &AhAttr) -> AddressVector {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_may_name_an_interface() {
+        let found = |text| Address(text).to_socket_addrs().ok()?.next().map(|to| to.to_string());
+        assert_eq!(found("10.1.2.3:7471").as_deref(), Some("10.1.2.3:7471"));
+        assert_eq!(found("[2001:db8::7]:0").as_deref(), Some("[2001:db8::7]:0"));
+        assert_eq!(found("[fe80::1%3]:5").as_deref(), Some("[fe80::1%3]:5"));
+        let own = std::fs::read_to_string("/sys/class/net/lo/ifindex").unwrap();
+        assert_eq!(found("[fe80::1%lo]:5"), Some(format!("[fe80::1%{}]:5", own.trim())));
+        for text in ["", "10.1.2.3", "::1:5", "fe80::1%lo:5", "10.1.2.3:port", "[::1]", "[::1]:-1"]
+        {
+            assert_eq!(found(text), None, "{text}");
+        }
+        assert_eq!(found("[fe80::1%no_such]:5"), None);
+    }
 
     #[test]
     fn addresses_survive_the_way() {

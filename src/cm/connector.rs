@@ -262,7 +262,8 @@ pub(super) fn addresses(address: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> 
     let found = address.to_socket_addrs().map_err(|error| {
         let error = Error::io("getaddrinfo", &error);
         error.cure_with(
-            "check the name; an address is HOST:PORT, such as 10.0.0.1:7471 or [fe80::1%eth0]:7471",
+            "check the name; an address is HOST:PORT, such as 10.0.0.1:7471, and a cm::Address if \
+             it has an interface ([fe80::1%eth0]:7471)",
         )
     })?;
     Ok(found.collect())

@@ -54,6 +54,8 @@
 //! software device a listener is reached at `127.0.0.1`, or at the address that
 //! `UVERBS_SOFT_ADDRESS` or the device's builder gives it.
 //!
+//! A text that names an interface, `[fe80::1%eth0]:7471`, is an [`Address`].
+//!
 //! [`Listener::builder`] and [`Connector`] have the options. A program that makes queue pairs
 //! itself, with a shared receive queue, a common completion queue or of the
 //! [raw layer](crate::raw), hands over a function that does
@@ -109,6 +111,7 @@ mod private_data;
 mod refusal;
 mod request;
 
+pub use address::Address;
 pub use channel::Channel;
 pub use connection::{Connection, Link, Resources};
 pub use connector::{Connector, connect};

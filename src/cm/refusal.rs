@@ -128,7 +128,9 @@ pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
         }
         Errno::EINVAL if address.is_some_and(lacks_scope) => error
             .because("a link-local address is one of an interface, and none is given")
-            .cure_with("add the interface (fe80::1%eth0, or the scope id of a SocketAddrV6)"),
+            .cure_with(
+                "add the interface (fe80::1%eth0 in a cm::Address, or a SocketAddrV6's scope id)",
+            ),
         Errno::EADDRINUSE => error.because("another id is bound to the port").cure_with(PORTS),
         Errno::EACCES => error
             .with_kind(ErrorKind::Permission)

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::SockaddrStorage;
 use serde::Serialize;
-use uverbs::cm::{Channel, EventKind, PortSpace};
+use uverbs::cm::{Address, Channel, EventKind, PortSpace};
 use uverbs::gid::GidEntry;
 use uverbs::{Context, DeviceKind, Error, ErrorKind};
 
@@ -70,7 +70,7 @@ pub(super) fn report(to: &str, contexts: &[Context]) -> Outcome<AddressReport> {
 /// The address of a name, or of a text that says one, with or without a port. The port does not
 /// matter.
 fn named(to: &str) -> Result<SocketAddr, Missing> {
-    let found = (to, 1).to_socket_addrs().or_else(|_| to.to_socket_addrs());
+    let found = (to, 1).to_socket_addrs().or_else(|_| Address(to).to_socket_addrs());
     found.ok().and_then(|mut all| all.next()).ok_or_else(|| {
         Missing::new(
             format!("{to} is neither an IP address nor a host name that this machine can resolve"),
@@ -329,6 +329,7 @@ mod tests {
         assert_eq!(ip("10.9.9.9:7471").as_deref(), Some("10.9.9.9"));
         assert_eq!(ip("[2001:db8::1]:7471").as_deref(), Some("2001:db8::1"));
         assert_eq!(ip("2001:db8::1").as_deref(), Some("2001:db8::1"));
+        assert_eq!(ip("[fe80::1%lo]:7471").as_deref(), Some("fe80::1"));
         assert_eq!(ip("10.9.9.9:port"), None);
     }
 
