@@ -160,6 +160,7 @@ pub(crate) fn connect(
     peer: &mut Rendezvous,
 ) -> Outcome<Connected> {
     let Offered { address, token } = offered;
+    let address = on_interface(address, qp.gid().map_or(0, |gid| gid.entry.interface));
     let channel = Channel::of(qp.context())?;
     let id = channel.create_id(PortSpace::Tcp)?;
     id.resolve_address(None, address, PATIENCE)?;
@@ -179,6 +180,18 @@ pub(crate) fn connect(
         }
     }
     Err(Failure::failed(format!("the peer does not answer at {address}")))
+}
+
+/// A peer's link-local address with the interface of this end, because the peer's interface has
+/// another index on its machine.
+fn on_interface(address: SocketAddr, interface: u32) -> SocketAddr {
+    match address {
+        SocketAddr::V6(mut v6) if v6.ip().is_unicast_link_local() && interface != 0 => {
+            v6.set_scope_id(interface);
+            v6.into()
+        }
+        address => address,
+    }
 }
 
 fn other_service(address: SocketAddr) -> Failure {
@@ -220,6 +233,14 @@ mod tests {
         for text in ["cm:nowhere", "cm:127.18.0.1:4000", "cm:127.18.0.1:4000/a5a5"] {
             assert!(offered(text).expect("an offer").is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_link_local_address_is_looked_for_on_the_own_interface() {
+        let there = |text: &str| on_interface(text.parse().unwrap(), 7).to_string();
+        assert_eq!(there("[fe80::1%3]:5"), "[fe80::1%7]:5");
+        assert_eq!(there("[2001:db8::1]:5"), "[2001:db8::1]:5");
+        assert_eq!(there("10.0.0.1:5"), "10.0.0.1:5");
     }
 
     /// A device of the test's own, the offer that it makes, and the queue pair for it.
