@@ -3,18 +3,20 @@
 //! `cargo run -p uverbs-stream --features soft,tokio --example http [ADDRESS]`; without an address
 //! both ends are on the software device.
 
+mod shared;
+
 use std::convert::Infallible;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
+use std::process::ExitCode;
 
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use shared::Failure;
 use uverbs_stream::Config;
 use uverbs_stream::tokio::{Listener, Stream};
-
-type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let text = format!("you asked for {}\n", request.uri().path());
@@ -28,7 +30,10 @@ async fn serve(listener: Listener) -> Result<(), Failure> {
         tokio::spawn(async move {
             let server = hyper::server::conn::http1::Builder::new();
             let served = server.serve_connection(TokioIo::new(stream), service_fn(answer)).await;
-            println!("{peer} is served: {served:?}");
+            match served {
+                Ok(()) => println!("{peer} is served"),
+                Err(error) => println!("{peer} is not served: {}", shared::in_words(&error)),
+            }
         });
     }
 }
@@ -52,15 +57,8 @@ async fn ask(config: &Config, address: SocketAddr) -> Result<(), Failure> {
     Ok(())
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Failure> {
-    let (config, address) = match std::env::args().nth(1) {
-        Some(address) => (Config::new(), address.parse()?),
-        None => {
-            let software = uverbs::device("soft")?.open()?;
-            (Config::new().context(&software), SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
-        }
-    };
+async fn run() -> Result<(), Failure> {
+    let (config, address) = shared::place()?;
     let listener = Listener::bind_with(&config, address).await?;
     let address = listener.local_addr()?;
     println!("listening at {address}");
@@ -68,4 +66,9 @@ async fn main() -> Result<(), Failure> {
     ask(&config, address).await?;
     server.abort();
     Ok(())
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    shared::end(run().await)
 }

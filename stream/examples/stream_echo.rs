@@ -3,8 +3,11 @@
 //! `cargo run -p uverbs-stream --features soft --example stream_echo [ADDRESS]`; without an address
 //! both ends are on the software device.
 
+mod shared;
+
 use std::io::{self, BufRead, Write};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
+use std::process::ExitCode;
 use std::thread;
 
 use uverbs_stream::{Config, Listener, Stream};
@@ -40,15 +43,9 @@ fn client(config: &Config, address: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn run() -> Result<(), shared::Failure> {
     const CLIENTS: usize = 2;
-    let (config, address) = match std::env::args().nth(1) {
-        Some(address) => (Config::new(), address.parse()?),
-        None => {
-            let software = uverbs::device("soft")?.open()?;
-            (Config::new().context(&software), SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
-        }
-    };
+    let (config, address) = shared::place()?;
     let listener = config.bind(address)?;
     let address = listener.local_addr()?;
     println!("listening at {address}");
@@ -58,4 +55,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     server.join().expect("no panic")?;
     Ok(())
+}
+
+fn main() -> ExitCode {
+    shared::end(run())
 }

@@ -1,14 +1,20 @@
 //! The examples run to their end.
 
-use std::process::Command;
+use std::process::{Command, Output};
+
+fn start(name: &str, words: &[&str]) -> Output {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    Command::new(cargo)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["run", "--quiet", "--offline", "--features", "soft,tokio", "--example", name, "--"])
+        .args(words)
+        .env("UVERBS_DEVICE", if words.is_empty() { "" } else { "no_such_device" })
+        .output()
+        .unwrap()
+}
 
 fn run(name: &str) -> String {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let output = Command::new(cargo)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(["run", "--quiet", "--offline", "--features", "soft,tokio", "--example", name])
-        .output()
-        .unwrap();
+    let output = start(name, &[]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
@@ -21,4 +27,18 @@ fn every_example_does_what_it_says() {
     assert_eq!(http.matches("200 OK").count(), 2, "{http}");
     assert!(http.contains("you asked for /of/any/length"), "{http}");
     assert!(run("grpc").contains("answers: hello over RDMA!"));
+}
+
+#[test]
+fn every_example_tells_its_errors_in_words() {
+    for name in ["stream_echo", "http", "grpc"] {
+        for (address, words) in [("10.0.0.1:7471", "no_such_device"), ("nowhere", "HOST:PORT")] {
+            let output = start(name, &[address]);
+            let text = String::from_utf8(output.stderr).unwrap();
+            assert!(!output.status.success(), "{name} {address}");
+            assert!(text.contains(words), "{name} {address}: {text}");
+            let has_debug = ["{ ", "Error(", "panicked"].iter().any(|form| text.contains(form));
+            assert!(!has_debug && text.lines().count() == 1, "{name} {address}: {text}");
+        }
+    }
 }

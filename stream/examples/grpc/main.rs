@@ -3,18 +3,20 @@
 //! `cargo run -p uverbs-stream --features soft,tokio --example grpc [ADDRESS]`; without an address
 //! both ends are on the software device.
 
+#[path = "../shared/mod.rs"]
+mod shared;
 mod text;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
+use std::process::ExitCode;
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use shared::Failure;
 use tonic::client::Grpc;
 use tonic::transport::{Channel, Endpoint};
 use uverbs_stream::Config;
 use uverbs_stream::tokio::{Listener, Stream};
-
-type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Serves each connection in a task.
 async fn serve(listener: Listener) -> Result<(), Failure> {
@@ -24,7 +26,10 @@ async fn serve(listener: Listener) -> Result<(), Failure> {
             let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
             let answers = service_fn(text::answer);
             let served = server.serve_connection(TokioIo::new(stream), answers).await;
-            println!("{peer} is served: {served:?}");
+            match served {
+                Ok(()) => println!("{peer} is served"),
+                Err(error) => println!("{peer} is not served: {}", shared::in_words(&error)),
+            }
         });
     }
 }
@@ -47,19 +52,17 @@ async fn ask(config: Config, address: SocketAddr) -> Result<(), Failure> {
     Ok(())
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Failure> {
-    let (config, address) = match std::env::args().nth(1) {
-        Some(address) => (Config::new(), address.parse()?),
-        None => {
-            let software = uverbs::device("soft")?.open()?;
-            (Config::new().context(&software), SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
-        }
-    };
+async fn run() -> Result<(), Failure> {
+    let (config, address) = shared::place()?;
     let listener = Listener::bind_with(&config, address).await?;
     let to = listener.local_addr()?;
     let serving = tokio::spawn(serve(listener));
     ask(config, to).await?;
     serving.abort();
     Ok(())
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    shared::end(run().await)
 }
