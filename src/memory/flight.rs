@@ -15,7 +15,7 @@ const KINDS: u64 = (1 << SERIAL_SHIFT) - (1 << KIND_SHIFT);
 /// none of these kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Receive = 1,
     /// A send whose slot another one's completion releases.
     Unsignaled = 2,

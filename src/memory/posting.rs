@@ -6,8 +6,8 @@ use std::mem::ManuallyDrop;
 use uverbs_mlx5::request::{PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::AtomicResult;
 
-use super::flight::Flight;
-use super::slot::{Chain, Launch, Slot};
+use super::flight::{Flight, Kind};
+use super::slot::{Chain, INHERITED, Launch, Slot};
 use crate::error::Error;
 
 /// A slot that could not be posted, and why.
@@ -65,10 +65,23 @@ impl Admission {
     /// another context might be freed before the queue's last requests are done.
     #[inline(always)]
     fn check(&self, slot: &Slot) -> Result<(), PostError> {
-        if slot.header().domain() == self.domain {
+        let domain = slot.header().domain();
+        if domain == self.domain { Ok(()) } else { Err(refusal(domain)) }
+    }
+
+    /// Gives `slot` to `post`, which launches it and returns true if the fast path takes a receive
+    /// into all of it. Otherwise the slot comes back, and [`Admission::receive`] knows why.
+    #[inline(always)]
+    pub(crate) fn receive_fast(
+        &self,
+        slot: Slot,
+        post: impl FnOnce(Launch) -> bool,
+    ) -> Result<(), Slot> {
+        if self.check(&slot).is_ok() && post(Launch::new(&slot, self.flight)) {
+            let _in_flight = ManuallyDrop::new(slot);
             return Ok(());
         }
-        Err(refusal(slot))
+        Err(slot)
     }
 
     /// Launches `slot` if `build` builds a receive with this id into all of it, which the device
@@ -85,21 +98,57 @@ impl Admission {
     }
 }
 
+/// Why a slot of this domain is refused. It is not told the slot, which so stays in a register.
 #[cold]
-fn refusal(slot: &Slot) -> PostError {
-    if slot.header().is_inherited() { PostError::ForkedChild } else { PostError::ForeignMemory }
+fn refusal(domain: usize) -> PostError {
+    if domain == INHERITED { PostError::ForkedChild } else { PostError::ForeignMemory }
 }
 
 /// The state that sends of a queue pair share.
 #[derive(Debug)]
 pub(crate) struct Sends {
-    pub(crate) admission: Admission,
-    pub(crate) signal_all: bool,
+    admission: Admission,
+    /// The domain of slots that a signaled send takes without looking further: [`NO_DOMAIN`] while
+    /// slots are pending.
+    usual: usize,
+    signal_all: bool,
     /// Slots posted unsignaled since the last signaled one, newest first.
-    pub(crate) pending: Chain,
+    pending: Chain,
 }
 
+/// The domain of no slot.
+const NO_DOMAIN: usize = 0;
+
 impl Sends {
+    pub(crate) fn new(admission: Admission, signal_all: bool) -> Self {
+        Self { admission, usual: admission.domain, signal_all, pending: Chain::EMPTY }
+    }
+
+    /// Moves the state to another owner. This one must not post any more.
+    pub(crate) fn move_out(&mut self) -> Self {
+        let mut moved = Self::new(self.admission, self.signal_all);
+        moved.set_pending(self.pending);
+        self.set_pending(Chain::EMPTY);
+        moved
+    }
+
+    /// Starts a new life, in which its slots are in `flight`.
+    pub(crate) fn start_over(&mut self, flight: Flight) {
+        self.admission.flight = flight;
+        self.set_pending(Chain::EMPTY);
+    }
+
+    /// Slots that no signaled send follows.
+    pub(crate) fn pending(&self) -> Chain {
+        self.pending
+    }
+
+    #[inline(always)]
+    fn set_pending(&mut self, pending: Chain) {
+        self.pending = pending;
+        self.usual = if pending.is_empty() { self.admission.domain } else { NO_DOMAIN };
+    }
+
     #[inline(always)]
     fn is_unsignaled(&self, flags: PostFlags) -> bool {
         !self.signal_all && !flags.contains(PostFlags::SIGNALED)
@@ -113,16 +162,40 @@ impl Sends {
         flags: PostFlags,
         post: impl FnOnce(Launch) -> Result<(), PostError>,
     ) -> Result<(), Refused> {
+        let launch = match self.launch(&slot, flags) {
+            Ok(launch) => launch,
+            Err(reason) => return Err(Refused { slot, reason }),
+        };
+        let posted = post(launch).inspect_err(|_| self.take_back(launch));
+        Refused::unless(posted, slot).map(|_in_flight| ())
+    }
+
+    /// Most sends are signaled and release their own slot alone: one comparison finds that.
+    #[inline(always)]
+    fn launch(&mut self, slot: &Slot, flags: PostFlags) -> Result<Launch, PostError> {
+        let launch = Launch::new(slot, self.admission.flight);
         let is_unsignaled = self.is_unsignaled(flags);
-        let flight = self.admission.flight;
-        let posted = self
-            .admission
-            .check(&slot)
-            .and_then(|()| post(Launch::send(&slot, flight, self.pending, is_unsignaled)));
-        let slot = Refused::unless(posted, slot)?;
-        // An unsignaled slot waits for the next signaled one, which has taken all before it.
-        self.pending = if is_unsignaled { Chain::ending_in(&slot) } else { Chain::EMPTY };
-        Ok(())
+        if slot.header().domain() == self.usual && !is_unsignaled {
+            return Ok(launch);
+        }
+        self.admission.check(slot)?;
+        // An unsignaled slot waits for the next signaled one, which takes all before it.
+        let (next, kind) = if is_unsignaled {
+            (Chain::ending_in(slot), Kind::Unsignaled)
+        } else {
+            (Chain::EMPTY, Kind::Chained)
+        };
+        let launch = launch.following(self.pending, kind);
+        self.set_pending(next);
+        Ok(launch)
+    }
+
+    /// Undoes the launch of a send that was refused.
+    #[inline(always)]
+    fn take_back(&mut self, launch: Launch) {
+        if let Some(before) = launch.before() {
+            self.set_pending(before);
+        }
     }
 
     /// Posts a send without a slot: `post` gets its id.
@@ -132,14 +205,19 @@ impl Sends {
         flags: PostFlags,
         post: impl FnOnce(u64) -> Result<(), PostError>,
     ) -> Result<(), PostError> {
-        if self.is_unsignaled(flags) {
-            return post(0);
+        if self.usual == NO_DOMAIN && !self.is_unsignaled(flags) {
+            cold_path();
+            post(self.pending.releasing_id())?;
+            self.set_pending(Chain::EMPTY);
+            return Ok(());
         }
-        post(self.pending.releasing_id())?;
-        self.pending = Chain::EMPTY;
-        Ok(())
+        post(0)
     }
 }
+
+/// Marks a branch as rarely taken.
+#[cold]
+fn cold_path() {}
 
 /// Prepares `slot` for the result of an atomic, which goes into its first 8 bytes.
 #[inline(always)]

@@ -198,7 +198,7 @@ pub(crate) struct Header {
 }
 
 /// The domain of slots in a forked child, which no queue has.
-const INHERITED: usize = usize::MAX;
+pub(crate) const INHERITED: usize = usize::MAX;
 
 impl Inherited for Header {
     fn in_child(&self) {
@@ -240,11 +240,6 @@ impl Header {
         self.capacity.store(span.capacity, Ordering::Relaxed);
         self.set_length(0);
         self.domain.store(span.domain, Ordering::Relaxed);
-    }
-
-    /// Whether this process is a forked child of the one whose slot it is.
-    pub(crate) fn is_inherited(&self) -> bool {
-        self.domain() == INHERITED
     }
 
     pub(crate) fn index(&self) -> u32 {
@@ -325,7 +320,12 @@ unsafe impl Send for Chain {}
 impl Chain {
     pub(crate) const EMPTY: Self = Self(ptr::null_mut());
 
-    /// The chain that ends in `slot`, which was posted with [`Launch::send`].
+    #[inline(always)]
+    pub(crate) fn is_empty(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The chain that ends in `slot`, which was posted with [`Launch::following`].
     #[inline(always)]
     pub(crate) fn ending_in(slot: &Slot) -> Self {
         Self(slot.header_pointer().as_ptr())
@@ -334,7 +334,7 @@ impl Chain {
     /// The id of a signaled request without a slot: when it completes, the chain goes back.
     #[inline(always)]
     pub(crate) fn releasing_id(self) -> u64 {
-        if self.0.is_null() { 0 } else { self.0.expose_provenance() as u64 + RELEASES }
+        if self.is_empty() { 0 } else { self.0.expose_provenance() as u64 + RELEASES }
     }
 }
 
@@ -364,15 +364,21 @@ impl Launch {
         Self { header: slot.header_pointer(), flight }
     }
 
-    /// For a send on a queue whose unsignaled sends so far are `pending`. The completion of a
-    /// signaled send releases the chain of those before it.
+    /// For a send that the unsignaled ones of `before` precede: an unsignaled one, or the signaled
+    /// one whose completion releases the chain.
     #[inline(always)]
-    pub(crate) fn send(slot: &Slot, sends: Flight, pending: Chain, is_unsignaled: bool) -> Self {
-        if pending.0.is_null() && !is_unsignaled {
-            return Self::new(slot, sends);
-        }
-        slot.header().before.store(pending.0, Ordering::Relaxed);
-        Self::new(slot, sends.of(if is_unsignaled { Kind::Unsignaled } else { Kind::Chained }))
+    pub(crate) fn following(self, before: Chain, kind: Kind) -> Self {
+        // SAFETY: the slot, which the caller still has, keeps its header.
+        unsafe { self.header.as_ref() }.before.store(before.0, Ordering::Relaxed);
+        Self { flight: self.flight.of(kind), ..self }
+    }
+
+    /// The chain that it was launched after, for a send that was refused.
+    #[cold]
+    pub(crate) fn before(self) -> Option<Chain> {
+        // SAFETY: as for `following`.
+        let header = unsafe { self.header.as_ref() };
+        self.flight.has_chain().then(|| Chain(header.before.load(Ordering::Relaxed)))
     }
 
     /// The id of its request.
@@ -386,6 +392,15 @@ impl Launch {
     pub(crate) fn start(self) {
         // SAFETY: the slot, which the caller still has, keeps its header.
         unsafe { self.header.as_ref() }.flight.store(self.flight.0, Ordering::Relaxed);
+    }
+
+    /// Starts a receive that may fill all of the slot, which is 1 to 2^31 - 1 bytes; the id of its
+    /// request, and what that names.
+    #[inline(always)]
+    pub(crate) fn receive(self) -> (u64, Sge) {
+        self.start();
+        // SAFETY: as for `start`.
+        (self.id(), unsafe { self.header.as_ref() }.whole())
     }
 }
 

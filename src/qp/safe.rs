@@ -5,7 +5,7 @@
 use std::mem::ManuallyDrop;
 
 use uverbs_mlx5::mmio::{BlueFlame, Register};
-use uverbs_mlx5::recv_queue::{RecvBatch, RecvQueue};
+use uverbs_mlx5::recv_queue::RecvBatch;
 use uverbs_mlx5::request::{PostError, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
     AtomicResult, Batch as RawBatch, Carries, Field, Inline, Operation, RunTimeDestination,
@@ -21,7 +21,7 @@ use crate::error::Result as VerbResult;
 use crate::memory::flight::{CqBits, Serial};
 use crate::memory::pd::ProtectionDomain;
 use crate::memory::posting::{Admission, Refused, Sends, for_atomic};
-use crate::memory::slot::{Abandoned, Chain, Slot};
+use crate::memory::slot::{Abandoned, Slot};
 
 /// The safe layer's part of a queue pair: what it needs to post slots and get them back.
 #[derive(Debug)]
@@ -44,8 +44,7 @@ impl Slots {
     ) -> Self {
         let (domain, cqs) = (pd.identity(), cqs.map(CqBits::of));
         let admit = |flight| Admission { domain, flight };
-        let admission = admit(serial.sends(cqs[0]));
-        let sends = Sends { admission, signal_all, pending: Chain::EMPTY };
+        let sends = Sends::new(admit(serial.sends(cqs[0])), signal_all);
         Self { serial, cqs, sends, receives: admit(serial.receives(cqs[1])), low_water_mark: 0 }
     }
 
@@ -65,9 +64,7 @@ impl Slots {
 
     /// Moves the state to another owner. This one must not post any more.
     pub(super) fn move_out(&mut self) -> Self {
-        let pending = std::mem::replace(&mut self.sends.pending, Chain::EMPTY);
-        let Sends { admission, signal_all, .. } = self.sends;
-        let sends = Sends { admission, signal_all, pending };
+        let sends = self.sends.move_out();
         let Self { serial, cqs, receives, low_water_mark, .. } = *self;
         Self { serial, cqs, sends, receives, low_water_mark }
     }
@@ -83,8 +80,7 @@ impl Slots {
         let serial = Serial::new("modify_qp")?;
         let left = self.left(Some(old.clone()), queues);
         self.serial = serial;
-        self.sends.admission.flight = serial.sends(self.cqs[0]);
-        self.sends.pending = Chain::EMPTY;
+        self.sends.start_over(serial.sends(self.cqs[0]));
         self.receives.flight = serial.receives(self.cqs[1]);
         self.mark(new);
         Ok(left)
@@ -101,7 +97,7 @@ impl Slots {
         queues.send.iter_mut().for_each(|send| send.for_each_outstanding(|id| ids.push(id)));
         queues.receive.iter_mut().for_each(|side| side.for_each_outstanding(|id| ids.push(id)));
         // SAFETY: requests of this queue, whose ids are those of slots.
-        unsafe { Abandoned::new(user, ids, self.sends.pending, self.serial) }
+        unsafe { Abandoned::new(user, ids, self.sends.pending(), self.serial) }
     }
 }
 
@@ -292,16 +288,26 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     #[inline]
     #[doc(alias = "ibv_post_recv")]
     pub fn post_receive(&mut self, slot: Slot) -> Result<(), Refused> {
-        let receive = &mut self.queues.receive;
-        self.slots.receives.receive(slot, |id, data| {
-            let receive = receive.as_mut().ok_or(PostError::NoQueue)?;
-            // SAFETY: the slot is launched then, and nothing touches its memory until the
-            // completion or the destruction of the queue pair; it keeps the registration. The
-            // device learns of it only when it is published, below.
-            unsafe { receive.build(id, data) }
-        })?;
-        self.queues.receive.iter_mut().for_each(RecvQueue::publish);
-        Ok(())
+        let Some(receive) = self.queues.receive.as_mut() else {
+            return Err(Refused { slot, reason: PostError::NoQueue });
+        };
+        let posted = self.slots.receives.receive_fast(slot, |launch| {
+            // SAFETY: the slot is launched before the device learns of it, and nothing touches its
+            // memory until the completion or the destruction of the queue pair; it keeps the
+            // registration. No slot is empty or too long.
+            unsafe { receive.post_fast(|| launch.receive()) }
+        });
+        posted.or_else(|slot| self.post_receive_slow(slot))
+    }
+
+    /// [`QueuePair::post_receive`] where the queue has to look for space, or refuses the slot.
+    #[cold]
+    #[inline(never)]
+    fn post_receive_slow(&mut self, slot: Slot) -> Result<(), Refused> {
+        match self.receive_batch() {
+            Ok(mut batch) => batch.build(slot),
+            Err(reason) => Err(Refused { slot, reason }),
+        }
     }
 
     /// Sets the number of outstanding receives below which

@@ -124,6 +124,17 @@ impl SharedReceiveQueue<Safe> {
     #[inline]
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post(&mut self, slot: Slot) -> Result<(), Refused> {
+        let posted = self.slots.admission.receive_fast(slot, |launch| {
+            // SAFETY: as for `build` of a batch; the launch comes before the device learns of the
+            // slot.
+            unsafe { self.queue.post_fast(|| launch.receive()) }
+        });
+        posted.or_else(|slot| self.post_slow(slot))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn post_slow(&mut self, slot: Slot) -> Result<(), Refused> {
         self.batch().build(slot)
     }
 
@@ -151,12 +162,15 @@ impl SharedReceiveBatch<'_> {
     #[inline]
     pub fn build(&mut self, slot: Slot) -> Result<(), Refused> {
         let batch = &mut self.batch;
-        self.admission.receive(slot, |id, data| {
+        let built = self.admission.receive_fast(slot, |launch| {
             // SAFETY: the slot is launched then, and nothing touches its memory until the
             // completion or the end of the queue; it keeps the registration. The device learns of
-            // it only when it is published.
-            unsafe { batch.build(id, data) }
-        })
+            // it only when it is published. No slot is empty or too long.
+            unsafe { batch.build_fast(|| launch.receive()) }
+        });
+        let Err(slot) = built else { return Ok(()) };
+        // SAFETY: the same.
+        self.admission.receive(slot, |id, data| unsafe { self.batch.build(id, data) })
     }
 
     /// Tells the device of everything built so far, as dropping it does.

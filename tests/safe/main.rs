@@ -153,6 +153,36 @@ fn unsignaled_slots_come_back_with_the_next_signaled_one() {
 }
 
 #[test]
+fn a_refused_send_changes_nothing_for_the_slots_that_wait() {
+    let mut safe = Safe::new();
+    let (mut a, _b) = safe.pair::<Rc>();
+    let theirs = safe.region();
+    let odd = op::FetchAdd { remote: theirs.remote(4).unwrap(), add: 1 };
+    let write = || op::Write(theirs.remote(0).unwrap());
+    for round in 0..4 {
+        a.post_send(write(), safe.slab.take().unwrap(), PostFlags::empty()).unwrap();
+        a.post_send(write(), safe.slab.take().unwrap(), PostFlags::empty()).unwrap();
+        for flags in [SIGNALED, PostFlags::empty()] {
+            let refused = a.post_atomic(odd, safe.slab.take().unwrap(), flags).unwrap_err();
+            assert_eq!(refused.reason, PostError::BadAtomic);
+            let mut batch = a.batch().unwrap();
+            assert!(batch.build_atomic(odd, refused.slot, flags).is_err());
+            drop(batch);
+            a.post_inline(write(), &[0; 1000], flags).unwrap_err();
+        }
+        assert_eq!(safe.slab.free(), 30, "two are in flight");
+        // What releases them carries a slot, or does not.
+        if round % 2 == 0 {
+            a.post_send(write(), safe.slab.take().unwrap(), SIGNALED).unwrap();
+        } else {
+            a.post_inline(write(), b"inline", SIGNALED).unwrap();
+        }
+        drop(safe.completion());
+        assert_eq!(safe.slab.free(), 32);
+    }
+}
+
+#[test]
 fn a_failed_unsignaled_send_completes_without_giving_its_slot_twice() {
     let mut safe = Safe::new();
     let (mut a, _b) = safe.pair::<Rc>();

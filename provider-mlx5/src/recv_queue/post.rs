@@ -623,6 +623,23 @@ impl SharedRecvBatch<'_> {
         built
     }
 
+    /// The fast path of [`SharedRecvBatch::build`] of one SGE. Returns `false`, with nothing
+    /// changed, if the caller has to call `build` instead. `request` is as for
+    /// [`RecvQueue::post_fast`].
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::build`]. The SGE is neither empty nor too long.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub unsafe fn build_fast(&mut self, request: impl FnOnce() -> (u64, Sge)) -> bool {
+        // SAFETY: places and front are the queue's.
+        let Some(next) = (unsafe { self.front.take_next(&self.places) }) else { return false };
+        let (wr_id, one) = request();
+        // SAFETY: just taken.
+        unsafe { self.front.fill(&self.places, next, wr_id, &one) };
+        true
+    }
+
     /// Tells the device of everything built so far.
     #[inline(always)]
     pub fn publish(mut self) {
