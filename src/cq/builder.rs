@@ -22,7 +22,6 @@ use crate::error::{Error, Result};
 use crate::host::command::or_older;
 use crate::host::events::{ObjectId, Observer, Registered};
 use crate::host::queue_memory::QueueMemory;
-use crate::memory::flight::CqBits;
 use crate::mlx5::queues::{CqMemory, CqRing, Poller};
 
 /// What the device writes as the time of a completion.
@@ -219,7 +218,6 @@ impl<L: Layer> CqBuilder<L> {
             entries,
             events,
             events_seen: 0,
-            bits: CqBits::of(number),
             releases: ReleaseOnDrop(context),
             handle: CqHandle(Arc::new(shared), PhantomData),
         })

@@ -35,7 +35,6 @@ use crate::error::{Error, Result};
 use crate::host::events::{ObjectId, Registered, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::host::queue_memory::{self, QueueMemory, QueueUse};
-use crate::memory::flight::CqBits;
 use crate::mlx5::queues::{CqMemory, CqRing, Poller};
 use crate::mlx5::sizes;
 
@@ -170,8 +169,6 @@ pub struct CompletionQueue<L: Layer = Safe> {
     entries: u32,
     events: Arc<AtomicU32>,
     events_seen: u32,
-    /// The device's number for it, as slots in flight to it know it.
-    bits: CqBits,
     handle: CqHandle<L>,
     #[allow(dead_code, reason = "for its drop")]
     releases: ReleaseOnDrop,

@@ -11,7 +11,7 @@ use super::builder::CqBuilder;
 use super::{CompletionQueue, PollError, Status, WorkCompletion};
 use crate::device::layer::{Layer, Raw, Safe};
 use crate::host::lifetime::{Destroy, destroy_in_place_method};
-use crate::memory::flight::{CqBits, Flight, Serial};
+use crate::memory::flight::{Flight, Serial};
 use crate::memory::slot::{Slot, header_of, land, land_id, land_other, land_shared};
 use crate::mlx5::RingLayout;
 
@@ -160,7 +160,7 @@ impl CompletionQueue<Safe> {
     #[doc(alias = "ibv_start_poll")]
     pub fn poll(&mut self) -> Result<Completion<'_>, PollError> {
         let completion = self.queue.poll()?;
-        Ok(Completion { slot: landed(&completion, self.bits), completion })
+        Ok(Completion { slot: landed(&completion), completion })
     }
 
     /// Shows `visit` as many completions as there are, `most` of them if there are more; returns
@@ -190,18 +190,17 @@ impl CompletionQueue<Safe> {
         most: usize,
         mut visit: impl FnMut(Completion<'_>),
     ) -> Result<usize, PollError> {
-        let bits = self.bits;
         self.queue.poll_up_to(most, |completion| {
-            visit(Completion { slot: landed(&completion, bits), completion });
+            visit(Completion { slot: landed(&completion), completion });
         })
     }
 }
 
 /// The slot that a completion gives back.
 #[inline(always)]
-fn landed(completion: &provider::Completion<'_>, cq: CqBits) -> Option<Slot> {
+fn landed(completion: &provider::Completion<'_>) -> Option<Slot> {
     let id = completion.wr_id();
-    let flight = Flight::of_completion(completion.side_context(), cq);
+    let flight = Flight::of_completion(completion.side_context());
     if completion.is_success() {
         if id == 0 {
             return None;
@@ -209,8 +208,9 @@ fn landed(completion: &provider::Completion<'_>, cq: CqBits) -> Option<Slot> {
         // SAFETY: completions of this queue lead to safe queue pairs only, whose table is theirs
         // alone, and they take slots of their own context only. So the id leads to a header of a
         // slab of this context, which keeps it, and which the queue being polled keeps. One thread
-        // polls this queue, and slots in flight to it are landed by its poller alone: what is left
-        // of a queue pair that is gone waits until it has been polled past that.
+        // polls this queue, and slots in flight to it are landed by its poller alone: a
+        // completion of a queue pair that completes to another one is `NotOutstanding` here, and
+        // what is left of a queue pair that is gone waits until it has been polled past that.
         if let Some(slot) = unsafe { land_id(id, flight) } {
             if flight.is_of_receive() {
                 slot.header().set_length(filled(completion));

@@ -64,10 +64,10 @@ impl Serial {
         self.0
     }
 
-    /// What completions of its sends and of its receives hand back: a [`Flight`] but for the
-    /// completion queue.
-    pub(crate) fn side_contexts(self) -> [u64; 2] {
-        [self.0, self.0 | Kind::Receive.bits()]
+    /// What completions of its sends and of its receives hand back, where these complete to the
+    /// completion queues with these numbers: a [`Flight`].
+    pub(crate) fn side_contexts(self, cqs: [CqBits; 2]) -> [u64; 2] {
+        [self.sends(cqs[0]).0, self.receives(cqs[1]).0]
     }
 
     /// Signaled sends that complete to the completion queue with this number, and release nothing
@@ -110,12 +110,11 @@ impl Flight {
         Self(self.0 & !KINDS | kind.bits())
     }
 
-    /// The flight of a request that completed to `cq`, on a queue that was given
-    /// [`Serial::side_contexts`]: a receive of its own, or a signaled send that releases nothing
-    /// else.
+    /// The flight of a request of a queue that was given [`Serial::side_contexts`]: a receive of
+    /// its own, or a signaled send that releases nothing else.
     #[inline(always)]
-    pub(crate) fn of_completion(side_context: u64, cq: CqBits) -> Self {
-        Self(side_context | cq.0)
+    pub(crate) fn of_completion(side_context: u64) -> Self {
+        Self(side_context)
     }
 
     /// The queue that requests in this flight are on.

@@ -48,9 +48,9 @@ impl Slots {
         Self { serial, cqs, sends, receives: admit(serial.receives(cqs[1])), low_water_mark: 0 }
     }
 
-    /// Makes the completions of the queue carry the serial of its slots.
+    /// Makes the completions of the queue carry the flights of its slots.
     pub(super) fn mark(&self, user: &QueueHandle) {
-        let [sends, receives] = self.serial.side_contexts();
+        let [sends, receives] = self.serial.side_contexts(self.cqs);
         // SAFETY: this layer identifies its requests by these values; nothing of the queue is in
         // flight yet.
         unsafe { user.state().set_side_contexts(sends, receives) };

@@ -4,7 +4,7 @@ use crate::Slab;
 
 /// What a completion of a send is looked for in, and one of a receive.
 fn completed(queue: Serial, cq: u32) -> [Flight; 2] {
-    queue.side_contexts().map(|context| Flight::of_completion(context, CqBits::of(cq)))
+    queue.side_contexts([CqBits::of(cq); 2]).map(Flight::of_completion)
 }
 
 fn slab(slots: u32) -> Slab {
