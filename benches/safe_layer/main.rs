@@ -8,6 +8,9 @@
 //! Both layers do the same work on a device that is halted: requests of 64 bytes. Their memory
 //! comes out of a `Vec` of what is free, and goes back there when the completion was polled and is
 //! a success. The raw program keeps a table of its SGEs for that, and finds them by their numbers.
+//!
+//! A ring of receives keeps its memory: a frame is polled, five fields are read, and the buffer
+//! goes back to the device. On the raw layer that is the ring of the provider.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -24,7 +27,9 @@ mod measure;
 #[path = "../../provider-mlx5/benches/hot_path/producer.rs"]
 mod producer;
 mod raw;
+mod rings;
 mod safe;
+mod shared;
 #[path = "../../provider-mlx5/benches/hot_path/valgrind.rs"]
 mod valgrind;
 
@@ -45,13 +50,17 @@ const ENTRIES: u32 = 2 * OPERATIONS as u32;
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// What each layer does.
-const CASES: [&str; 8] = [
+const CASES: [&str; 12] = [
     "post alone",
     "post batch16",
     "template alone",
     "template batch16",
     "receive alone",
     "receive batch16",
+    "SRQ receive alone",
+    "SRQ receive batch16",
+    "ring alone",
+    "ring batch16",
     "poll alone",
     "poll batch16",
 ];
@@ -65,6 +74,23 @@ trait Side {
     fn template_batch(&mut self);
     fn receive(&mut self);
     fn receive_batch(&mut self);
+    fn shared(&mut self) -> &mut dyn Shared;
+    fn ring(&mut self) -> &mut dyn Frames;
+    fn poll(&mut self);
+    fn poll_batch(&mut self);
+}
+
+/// A shared receive queue of one layer, and a queue pair whose completions bring its memory back.
+trait Shared {
+    fn device(&mut self) -> &mut Device;
+    fn post(&mut self);
+    fn post_batch(&mut self);
+    fn poll(&mut self);
+}
+
+/// A ring of frames of one layer.
+trait Frames {
+    fn device(&mut self) -> &mut Device;
     fn poll(&mut self);
     fn poll_batch(&mut self);
 }
@@ -75,12 +101,20 @@ struct Device {
     numbers: QpNumbers,
     sent: u32,
     received: u32,
+    /// Entries of the receives' ring: the indices of a shared one do not count on.
+    receives: u32,
 }
 
 impl Device {
     fn new(device: &uverbs::soft::SoftDevice, number: u32) -> Self {
         let numbers = halted::numbers_of(device, number);
-        Self { cqe: halted::producer(device, numbers), numbers, sent: 0, received: 0 }
+        let (cqe, receives) = (halted::producer(device, numbers), u32::MAX);
+        Self { cqe, numbers, sent: 0, received: 0, receives }
+    }
+
+    /// The same of a queue pair that consumes the receives of a shared queue of [`ENTRIES`].
+    fn of_shared(device: &uverbs::soft::SoftDevice, number: u32) -> Self {
+        Self { receives: ENTRIES, ..Self::new(device, number) }
     }
 
     /// Completes every posted send.
@@ -100,7 +134,8 @@ impl Device {
 
     fn complete_receives(&mut self) {
         for _ in 0..OPERATIONS {
-            self.cqe.receive(self.numbers.user_index, self.numbers.number, self.received);
+            let counter = self.received % self.receives;
+            self.cqe.receive(self.numbers.user_index, self.numbers.number, counter);
             self.received += 1;
         }
     }
@@ -138,6 +173,25 @@ fn run(side: &mut dyn Side, case: &str) -> u64 {
             side.device().complete_receives();
             side.poll();
             time
+        }
+        "SRQ receive alone" | "SRQ receive batch16" => {
+            let queue = side.shared();
+            let post: fn(&mut dyn Shared) = if case.ends_with("16") {
+                |queue| queue.post_batch()
+            } else {
+                |queue| queue.post()
+            };
+            let time = measured(|| post(queue));
+            queue.device().complete_receives();
+            queue.poll();
+            time
+        }
+        "ring alone" | "ring batch16" => {
+            let ring = side.ring();
+            ring.device().complete_receives();
+            let poll: fn(&mut dyn Frames) =
+                if case.ends_with("16") { |ring| ring.poll_batch() } else { |ring| ring.poll() };
+            measured(|| poll(ring))
         }
         _ => {
             side.post();

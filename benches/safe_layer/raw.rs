@@ -7,7 +7,9 @@ use uverbs::qp_type::Rc;
 use uverbs::raw::Template;
 use uverbs::{AccessFlags, Buffer, MemoryRegion, Remote, Sge, op, raw};
 
-use crate::{BATCH, BYTES, Device, ENTRIES, OPERATIONS, Outcome, Side, halted};
+use crate::rings::RawFrames;
+use crate::shared::RawShared;
+use crate::{BATCH, BYTES, Device, ENTRIES, Frames, OPERATIONS, Outcome, Shared, Side, halted};
 
 /// A raw queue pair, its completion queue, and which of its SGEs are free.
 pub(crate) struct Raw {
@@ -15,6 +17,8 @@ pub(crate) struct Raw {
     qp: raw::QueuePair<Rc>,
     template: Template<op::Write>,
     device: Device,
+    shared: RawShared,
+    frames: RawFrames,
     free: Vec<u64>,
     table: Vec<Sge>,
     _region: MemoryRegion,
@@ -37,9 +41,11 @@ impl Raw {
         let table = (0..OPERATIONS).map(sge).collect::<uverbs::Result<_>>()?;
         let write = op::Write(Remote::new(0x1000, 0x1234));
         let template = qp.template(write, Inline(&[7; 16]), PostFlags::SIGNALED)?;
+        let shared = RawShared::new(&device, &pd)?;
         let device = Device::new(&device, qp.number());
+        let frames = RawFrames::new()?;
         let free = (0..OPERATIONS as u64).collect();
-        Ok(Self { cq, qp, template, device, free, table, _region: region })
+        Ok(Self { cq, qp, template, device, shared, frames, free, table, _region: region })
     }
 
     #[inline(always)]
@@ -123,6 +129,14 @@ impl Side for Raw {
             }
             batch.publish();
         }
+    }
+
+    fn shared(&mut self) -> &mut dyn Shared {
+        &mut self.shared
+    }
+
+    fn ring(&mut self) -> &mut dyn Frames {
+        &mut self.frames
     }
 
     fn poll(&mut self) {

@@ -6,7 +6,9 @@ use uverbs::qp::PostFlags;
 use uverbs::qp_type::Rc;
 use uverbs::{AccessFlags, CompletionQueue, InlineTemplate, QueuePair, Remote, Slab, Slot, op};
 
-use crate::{BATCH, BYTES, Device, ENTRIES, OPERATIONS, Outcome, Side, halted};
+use crate::rings::SafeFrames;
+use crate::shared::SafeShared;
+use crate::{BATCH, BYTES, Device, ENTRIES, Frames, OPERATIONS, Outcome, Shared, Side, halted};
 
 /// A safe queue pair, its completion queue, and its free slots.
 pub(crate) struct Safe {
@@ -14,6 +16,8 @@ pub(crate) struct Safe {
     qp: QueuePair<Rc>,
     template: InlineTemplate<op::Write>,
     device: Device,
+    shared: SafeShared,
+    frames: SafeFrames,
     slots: Vec<Slot>,
     _slab: Slab,
 }
@@ -34,8 +38,10 @@ impl Safe {
         slots.iter_mut().for_each(|slot| slot.set_len(BYTES as usize));
         let write = op::Write(Remote::new(0x1000, 0x1234));
         let template = qp.template(write, &[7; 16], PostFlags::SIGNALED)?;
+        let shared = SafeShared::new(&device, &pd)?;
         let device = Device::new(&device, qp.number());
-        Ok(Self { cq, qp, template, device, slots, _slab: slab })
+        let frames = SafeFrames::new()?;
+        Ok(Self { cq, qp, template, device, shared, frames, slots, _slab: slab })
     }
 }
 
@@ -101,6 +107,14 @@ impl Side for Safe {
             }
             batch.publish();
         }
+    }
+
+    fn shared(&mut self) -> &mut dyn Shared {
+        &mut self.shared
+    }
+
+    fn ring(&mut self) -> &mut dyn Frames {
+        &mut self.frames
     }
 
     fn poll(&mut self) {

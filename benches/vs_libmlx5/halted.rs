@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use uverbs::soft::packet::{Gid, Packet, PacketPool};
 use uverbs::soft::wire::{Station, Waker, Wire};
-use uverbs::soft::{Qpn, SoftDevice};
+use uverbs::soft::{DeviceBuilder, Qpn, SoftDevice};
 
 use crate::producer::Producer;
 
@@ -37,10 +37,14 @@ pub(crate) struct QpNumbers {
     cqn: u32,
 }
 
-/// A device that is halted, for as long as the process runs.
+/// An InfiniBand device that is halted, for as long as the process runs.
 pub(crate) fn device(name: &str) -> io::Result<SoftDevice> {
+    halted(SoftDevice::builder(name).infiniband())
+}
+
+/// A device of any kind that is halted, for as long as the process runs.
+pub(crate) fn halted(builder: DeviceBuilder) -> io::Result<SoftDevice> {
     let waker = Arc::new(Waker::new()?);
-    let builder = SoftDevice::builder(name).infiniband();
     let device = builder.wire(Box::new(Halt), waker, Station::candidate(0)).build()?;
     // Dropping it would wait for the thread.
     std::mem::forget(device.clone());

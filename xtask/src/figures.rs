@@ -257,7 +257,7 @@ impl Counts {
 
     /// The rows of the safe layer: alone and in a batch, raw and safe.
     fn layers(&self) -> impl Iterator<Item = [String; 3]> {
-        ["post", "template", "receive", "poll"].into_iter().map(|case| {
+        ["post", "template", "receive", "SRQ receive", "ring", "poll"].into_iter().map(|case| {
             let cell = |layer: &str| {
                 let text = |form| text_of(&self.ours, &format!("{layer} {case} {form}"));
                 format!("{} / {}", text("alone"), text("batch16"))
