@@ -598,6 +598,19 @@ impl WorkQueue<Safe> {
     #[inline]
     #[doc(alias = "ibv_post_wq_recv")]
     pub fn post_receive(&mut self, slot: Slot) -> Result<(), Refused> {
+        let Some(receive) = self.queue.receive.as_mut() else {
+            return Err(Refused { slot, reason: PostError::NoQueue });
+        };
+        let posted = self.slots.receives().receive_fast(slot, |launch| {
+            // SAFETY: as for a queue pair's.
+            unsafe { receive.post_fast(|| launch.receive()) }
+        });
+        posted.or_else(|slot| self.post_receive_slow(slot))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn post_receive_slow(&mut self, slot: Slot) -> Result<(), Refused> {
         match self.receive_batch() {
             Ok(mut batch) => batch.build(slot),
             Err(reason) => Err(Refused { slot, reason }),
