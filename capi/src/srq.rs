@@ -1,7 +1,7 @@
 //! Shared receive queues.
 
 use std::cell::UnsafeCell;
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -97,8 +97,8 @@ pub(crate) unsafe extern "C" fn create_srq(
     unsafe { create(pd, domain, attr, None) }
 }
 
-/// `ibv_create_srq_ex`: the header passes on what is not a basic queue, but for XRC nothing is
-/// built.
+/// `ibv_create_srq_ex`: basic queues, whose domain libmlx5 takes whether the mask names it or not,
+/// and XRC. Queues that match tags are EINVAL, as on a device without them.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
@@ -107,10 +107,8 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     let extended = unsafe { &mut *attr };
     let mask = extended.comp_mask;
     let kind = if mask & MASK_TYPE != 0 { extended.srq_type } else { BASIC };
-    if mask & MASK_PD == 0 || kind > XRC {
-        return null(if kind > XRC { libc::EOPNOTSUPP } else { libc::EINVAL });
-    }
-    if kind == XRC && mask & (MASK_XRCD | MASK_CQ) != MASK_XRCD | MASK_CQ {
+    let needed = if kind == XRC { MASK_PD | MASK_XRCD | MASK_CQ } else { 0 };
+    if kind > XRC || mask & needed != needed || extended.pd.is_null() {
         return null(libc::EINVAL);
     }
     // SAFETY: the caller's objects; the first fields are those of an `ibv_srq_init_attr`.
@@ -118,6 +116,19 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         let xrc = (kind == XRC).then(|| (Xrcd::of(extended.xrcd), Cq::of(extended.cq)));
         create(extended.pd, Pd::of(extended.pd), &mut *attr.cast(), xrc)
     }
+}
+
+/// `ibv_post_srq_ops`: EINVAL, as for every queue that matches no tags.
+pub(crate) unsafe extern "C" fn post_srq_ops(
+    _: *mut ibv_srq,
+    first: *mut c_void,
+    bad: *mut *mut c_void,
+) -> c_int {
+    if !bad.is_null() {
+        // SAFETY: the caller's place.
+        unsafe { *bad = first };
+    }
+    libc::EINVAL
 }
 
 /// # Safety

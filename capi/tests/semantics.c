@@ -34,6 +34,24 @@ static void queries(void)
 	CHECK(strcmp(ibv_wc_status_str(IBV_WC_SUCCESS), "success") == 0);
 }
 
+/* As libmlx5 answers on a device that matches no tags: the mask of a basic queue need not name its domain. */
+static void no_tag_matching(struct ibv_cq *cq)
+{
+	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = 4, .max_sge = 1 }, .pd = pd, .cq = cq,
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM,
+		.srq_type = IBV_SRQT_TM, .tm_cap = { .max_num_tags = 15, .max_ops = 10 } };
+	struct ibv_ops_wr operation = { .opcode = IBV_WR_TAG_SYNC }, *bad = NULL;
+	struct ibv_srq *srq;
+
+	errno = 0;
+	CHECK(!ibv_create_srq_ex(context, &attr) && errno == EINVAL);
+	attr.srq_type = IBV_SRQT_BASIC;
+	attr.comp_mask = IBV_SRQ_INIT_ATTR_TYPE;
+	srq = ibv_create_srq_ex(context, &attr);
+	CHECK(srq && ibv_post_srq_ops(srq, &operation, &bad) == EINVAL && bad == &operation);
+	CHECK(ibv_destroy_srq(srq) == 0);
+}
+
 static void refusals(struct ibv_cq *cq)
 {
 	struct ibv_qp *qp = make_qp(cq, 4, 0);
@@ -632,6 +650,7 @@ int main(void)
 	cq = ibv_create_cq(context, 256, NULL, NULL, 0);
 	CHECK(cq);
 	queries();
+	no_tag_matching(cq);
 	refusals(cq);
 	built_by_calls(cq);
 	address_last(cq);
