@@ -39,7 +39,7 @@ use crate::format::{CqArm, MiniCqeFormat};
 use crate::memory::DmaMemory;
 use crate::mmio::ArmRegister;
 use crate::queue_error::QueueError;
-use crate::user_index::{KnownQueues, UserIndexTable};
+use crate::user_index::{PolledQueues, UserIndexTable};
 
 pub(crate) use ring::CqeView;
 use ring::Ring;
@@ -119,8 +119,6 @@ pub struct CompletionQueue {
     owner: u8,
     /// The latest drain request that an empty poll has seen.
     answered: u64,
-    /// The latest drain request that was reported as done.
-    reported: u64,
     monitor: CqMonitor,
     ring: Ring,
     arm_word: DoorbellWord,
@@ -142,7 +140,7 @@ pub struct CompletionQueue {
     /// New rings of resizes, in the order of their commands.
     pending: Vec<resize::Pending>,
     events: Option<slow::EventSource>,
-    known: KnownQueues,
+    queues: PolledQueues,
 }
 
 impl CompletionQueue {
@@ -167,8 +165,7 @@ impl CompletionQueue {
             consumed: 0,
             owner: 0,
             answered: 0,
-            reported: 0,
-            known: KnownQueues::new(config.table, monitor.identity()),
+            queues: PolledQueues::new(config.table, monitor.identity()),
             monitor,
             ring,
             arm_word: config.doorbell.1,

@@ -258,17 +258,17 @@ mod tail {
 mod user_index {
     use super::*;
 
-    /// Writes a receive's CQE of user index 1 at `index` of a ring, in the first lap.
+    /// Writes a receive's CQE of the first user index at `index` of a ring, in the first lap.
     fn write_cqe(ring: NonNull<u8>, index: usize) {
         let owner = OpOwn::new(CqeOpcode::RESPONDER_SEND, CqeFormat::NO_INLINE, false, false).0;
         // SAFETY: inside the ring; the model runs one thread at a time.
         unsafe {
-            ring.add(64 * index + 35).write(1);
+            ring.add(64 * index + 34).write(1);
             ring.add(64 * index + 63).write(owner);
         }
     }
 
-    /// A CQ of this ring, with two entries, the first of which holds a CQE of user index 1.
+    /// A CQ of this ring, with two entries, the first of which holds a CQE of the first user index.
     fn cq(table: &UserIndexTable, ring: NonNull<u8>) -> CompletionQueue {
         let (_, consumer) = word();
         let (_, arm) = word();
@@ -315,7 +315,7 @@ mod user_index {
         let mut cq = cq(&table, lines());
         let monitors = if watched { vec![cq.monitor()] } else { Vec::new() };
         let handle = table.register(RECEIVES, &monitors, None, 1).unwrap();
-        assert_eq!(handle.user_index(), 1);
+        assert_eq!(handle.user_index(), 0x100);
         // Both queues have posted the receive that the CQE names.
         handle.state().publish_receives(1);
         let closer = thread::spawn(move || {

@@ -238,8 +238,7 @@ impl QueueState {
     /// Copies a QP's settings from its old block `before` to this one, whose address is `own`.
     pub(crate) fn succeed(&self, before: &Self, own: *mut Self) {
         let cqs = before.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
-        let index = before.fixed.user_index.load(Ordering::Relaxed);
-        self.start(own, index, before.user_context(), cqs);
+        self.start(own, before.user_index(), before.user_context(), cqs);
         self.set_number(before.number());
         let failed_send = before.fixed.failed_send.load(Ordering::Relaxed);
         self.fixed.failed_send.store(failed_send, Ordering::Relaxed);
@@ -463,17 +462,15 @@ impl QueueState {
         let [sends, receives] = self.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
         // Release: publishes the contents of the block to pollers.
         self.fixed.is_open.store(true, Ordering::Release);
-        let index = self.fixed.user_index.load(Ordering::Relaxed);
-        self.sends.set_cq(sends, index);
-        self.receives.set_cq(receives, index);
+        self.sends.set_cq(sends);
+        self.receives.set_cq(receives);
     }
 
     /// Makes pollers drop the queue's completions.
     pub(crate) fn shut(&self) {
         self.fixed.is_open.store(false, Ordering::Release);
-        let index = self.fixed.user_index.load(Ordering::Relaxed);
-        self.sends.set_cq(0, index);
-        self.receives.set_cq(0, index);
+        self.sends.set_cq(0);
+        self.receives.set_cq(0);
     }
 
     /// Whether completions are reported.
@@ -588,6 +585,11 @@ impl QueueState {
     /// Records the number that the kernel assigned.
     pub(crate) fn set_number(&self, number: u32) {
         self.fixed.qpn.store(number, Ordering::Relaxed);
+    }
+
+    /// The user index in the queue's CQEs.
+    pub(crate) fn user_index(&self) -> u32 {
+        self.fixed.user_index.load(Ordering::Relaxed)
     }
 
     /// The value that the queue was registered with.

@@ -1,8 +1,12 @@
 //! The user index table: from the index in a CQE to the queue it belongs to.
 //!
 //! The program chooses a 24-bit user index for each QP and XRC SRQ, and the device writes it into
-//! every CQE (CQE version 1, `MLX5_CQE_VERSION_V1`). Here it is the index of a flat table that
-//! grows by doubling, so finding a queue is one load.
+//! every CQE (CQE version 1, `MLX5_CQE_VERSION_V1`). The lower 16 bits, as the CQE has them in
+//! memory, are a place in the table, so finding a queue is one load. Indices are given out so that
+//! the first places are used first.
+//!
+//! Two queues share a place only if more than 65,535 are registered. Such a place is empty, and the
+//! slow path finds both queues by all 24 bits.
 //!
 //! A closed queue may still have CQEs in its CQs. libmlx5 takes the locks of both CQs and removes
 //! them. This library marks the queue's block as closed, and the poller drops the CQEs when it
@@ -17,23 +21,26 @@
 mod handle;
 
 use core::array;
-use core::cell::Cell;
 use core::mem::offset_of;
 // Blocks use `std`'s `Arc` under loom too: loom's models need not track references to them.
-use std::sync::Arc as Shared;
+use std::sync::{Arc as Shared, OnceLock};
 
 use crate::completion_queue::{Completion, CqMonitor, CqeView};
 use crate::format::Cqe;
 use crate::queue_state::{PolledReceives, PolledSends, QueueState, Shape, Side};
-use crate::sync::{Arc, AtomicBool, AtomicPtr, Mutex, Ordering, lock, try_lock};
+use crate::sync::{Arc, AtomicBool, AtomicPtr, AtomicU32, Mutex, Ordering, lock, try_lock};
 use handle::{Drains, Entry, Load, drained};
 pub(crate) use handle::{RECEIVES, SENDS};
 
-/// Entries of the first table: 2 KiB.
-const FIRST_SIZE: usize = 256;
+/// Places of a table, which take 512 KiB. The model checker gets few, because it follows each of
+/// them.
+const PLACES: usize = if cfg!(loom) { 1 << 6 } else { 1 << 16 };
+
+/// Parts of the user indices: one for each value of their upper 8 bits.
+const PARTS: usize = if cfg!(loom) { 1 } else { 1 << 8 };
 
 /// User indices have 24 bits; the highest means "none" to the kernel (`MLX5_IB_DEFAULT_UIDX`).
-const MAX_ENTRIES: usize = 1 << 24;
+const LAST_NUMBER: u32 = (PLACES * PARTS) as u32 - 2;
 
 /// The queues of one device context, by user index. Clones are handles to the same table.
 #[derive(Clone, Debug)]
@@ -42,8 +49,7 @@ pub struct UserIndexTable(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     control: Mutex<Control>,
-    /// The current table. Pollers read it without a lock.
-    current: AtomicPtr<Table>,
+    tables: Tables,
     /// This process is a forked child of the one that made the table. Another thread of the parent
     /// may have held any of the locks, which then stays locked here.
     inherited: AtomicBool,
@@ -51,29 +57,44 @@ struct Inner {
 
 type Table = Box<[AtomicPtr<QueueState>]>;
 
+/// The blocks by user index, which pollers read without a lock.
+#[derive(Debug)]
+struct Tables {
+    /// The block at each place, if one index alone leads there; otherwise `unused`.
+    direct: Table,
+    /// For each value of an index's upper 8 bits, the blocks of those indices alone. There are such
+    /// tables only once two indices may lead to one place, and only for values that were given out.
+    parts: [OnceLock<Table>; PARTS],
+    /// A closed block.
+    unused: Shared<QueueState>,
+    /// All indices with a number below this have been given out at least once.
+    next_number: AtomicU32,
+}
+
 impl Default for UserIndexTable {
     fn default() -> Self {
-        let mut control = Control::new();
-        let current = AtomicPtr::new(control.grow());
-        let (control, inherited) = (Mutex::new(control), AtomicBool::new(false));
-        Self(Arc::new(Inner { control, current, inherited }))
+        let (control, inherited) = (Mutex::default(), AtomicBool::new(false));
+        Self(Arc::new(Inner { control, tables: Tables::new(), inherited }))
     }
 }
 
-#[derive(Debug)]
+/// The index that is given out as the `number`th: their places are in order.
+fn index_of(number: u32) -> u32 {
+    number & !0xffff | u32::from(u16::from_be(number as u16))
+}
+
+/// The place of a user index: its lower 16 bits as they are in a CQE.
+fn place_of(index: u32) -> usize {
+    usize::from((index as u16).to_be()) % PLACES
+}
+
+#[derive(Debug, Default)]
 struct Control {
-    /// All tables so far, the current one last. Old tables are kept, because pollers may still use
-    /// them. Boxed, because `current` points at a table, that is at an address and a length.
-    #[allow(clippy::vec_box, reason = "they are pointed at")]
-    tables: Vec<Box<Table>>,
     /// All blocks, used and idle.
     blocks: Vec<Shared<QueueState>>,
     /// Blocks that no queue uses.
     idle: Vec<(Shape, Shared<QueueState>)>,
-    /// A closed block: the entries of unused indices point to it.
-    unused: Shared<QueueState>,
     free_indices: Vec<u32>,
-    next_index: u32,
     dying: Vec<Dying>,
 }
 
@@ -161,13 +182,10 @@ impl UserIndexTable {
         if receives.is_some_and(|srq| !srq.entry.is_in(self)) {
             return Err(RegisterError::OtherTable);
         }
+        let tables = &self.0.tables;
         let mut control = lock(&self.0.control);
-        control.reap();
-        let (index, grown) = control.take_index()?;
-        if let Some(grown) = grown {
-            // Release: publishes the contents of the new table.
-            self.0.current.store(grown, Ordering::Release);
-        }
+        control.reap(tables);
+        let index = control.take_index(tables)?;
         let block = control.take_block(shape);
         drop(control);
 
@@ -181,7 +199,7 @@ impl UserIndexTable {
         unsafe { block.set_receives(&**receives.map_or(&block, |srq| &srq.entry.block)) };
         block.open();
         let entry = Entry::new(self, index, (shape, block.clone()), cqs, receives);
-        lock(&self.0.control).set(index, &block);
+        self.set(index, &block);
         Ok(QueueHandle::new(entry))
     }
 
@@ -189,8 +207,14 @@ impl UserIndexTable {
     /// another thread holds the lock: a poller does not wait.
     pub(crate) fn reap(&self) {
         if let Some(mut control) = try_lock(&self.0.control) {
-            control.reap();
+            control.reap(&self.0.tables);
         }
+    }
+
+    /// Makes CQEs with this user index lead to `block`.
+    fn set(&self, index: u32, block: &Shared<QueueState>) {
+        let _control = lock(&self.0.control);
+        self.0.tables.set(index, block);
     }
 
     /// Called in a forked child, whose queues belong to the parent: posting fails with
@@ -199,10 +223,9 @@ impl UserIndexTable {
     /// called before `fork` returns.
     pub fn disown(&self) {
         self.0.inherited.store(true, Ordering::Relaxed);
-        for entry in self.current() {
-            // SAFETY: a block, all of which live as long as the table.
-            unsafe { &*entry.load(Ordering::Acquire) }.disown();
-        }
+        let tables = &self.0.tables;
+        (1..tables.next_number.load(Ordering::Acquire))
+            .for_each(|number| tables.block(index_of(number)).disown());
     }
 
     /// Opens a QP that was reset, if no CQ holds CQEs from before the reset any more. `consumed` is
@@ -234,57 +257,93 @@ impl UserIndexTable {
     fn is_inherited(&self) -> bool {
         self.0.inherited.load(Ordering::Relaxed)
     }
-
-    /// The current table.
-    fn current(&self) -> &Table {
-        // SAFETY: `current` points to a table of `control`, whose tables live as long as `self`.
-        unsafe { &*self.0.current.load(Ordering::Acquire) }
-    }
 }
 
-impl Control {
+impl Tables {
     fn new() -> Self {
         let shape = Shape { send_wqebbs: 0, recv_wqes: 0, shared_receive: false };
         let unused = QueueState::new(shape);
         // SAFETY: the block is its own receive block, so it lives long enough.
         unsafe { unused.set_receives(&*unused) };
-        Self {
-            tables: Vec::new(),
-            blocks: Vec::new(),
-            idle: Vec::new(),
-            unused,
-            free_indices: Vec::new(),
-            next_index: 0,
-            dying: Vec::new(),
+        // Number 0 is never given out, because a CQE that was never written has index 0.
+        let next_number = AtomicU32::new(1);
+        let parts = array::from_fn(|_| OnceLock::new());
+        Self { direct: empty_table(&unused), parts, unused, next_number }
+    }
+
+    /// The block of an index, open or not.
+    fn block(&self, index: u32) -> &QueueState {
+        let place = place_of(index);
+        let block = |table: &Table| {
+            // SAFETY: tables hold pointers to blocks, which live as long as the tables.
+            unsafe { &*table[place].load(Ordering::Acquire) }
+        };
+        let found = block(&self.direct);
+        if found.user_index() == index {
+            return found;
+        }
+        // Read after the place. If two indices share it, it was emptied after this was written.
+        let part = self.parts.get((index >> 16) as usize).and_then(OnceLock::get);
+        part.map_or(&self.unused, block)
+    }
+
+    /// Makes a user index lead to `block`. Called with the lock of [`Inner::control`].
+    fn set(&self, index: u32, block: &Shared<QueueState>) {
+        let place = place_of(index);
+        let store = |table: &Table, block| table[place].store(block, Ordering::Release);
+        let block = Shared::as_ptr(block).cast_mut();
+        match self.parts.get((index >> 16) as usize).and_then(OnceLock::get) {
+            None => store(&self.direct, block),
+            Some(part) => {
+                store(part, block);
+                store(&self.direct, self.only_one_at(place));
+            }
         }
     }
 
-    /// Takes an unused index. Also returns the new table, if the old one was too small for it.
-    fn take_index(&mut self) -> Result<(u32, Option<*mut Table>), RegisterError> {
-        if let Some(index) = self.free_indices.pop() {
-            return Ok((index, None));
+    /// The block at this place of the [`Tables::parts`], if only one of them has one there.
+    fn only_one_at(&self, place: usize) -> *mut QueueState {
+        let unused = Shared::as_ptr(&self.unused).cast_mut();
+        let parts = self.parts.iter().filter_map(OnceLock::get);
+        let blocks = parts.map(|part| part[place].load(Ordering::Relaxed));
+        let mut used = blocks.filter(|block| *block != unused);
+        match (used.next(), used.next()) {
+            (Some(only), None) => only,
+            _ => unused,
         }
-        // Index 0 is never used, because a CQE that was never written has index 0.
-        let index = self.next_index.max(1);
-        if index as usize >= MAX_ENTRIES - 1 {
+    }
+
+    /// Adds a table of the indices that have these upper 8 bits, which is not 0. With the first
+    /// one, indices with upper bits 0 also get a table of their own.
+    fn add_part(&self, part: usize) {
+        let copy = || {
+            let place = |place: &AtomicPtr<_>| AtomicPtr::new(place.load(Ordering::Relaxed));
+            self.direct.iter().map(place).collect()
+        };
+        self.parts[0].get_or_init(copy);
+        self.parts[part].get_or_init(|| empty_table(&self.unused));
+    }
+}
+
+fn empty_table(unused: &Shared<QueueState>) -> Table {
+    (0..PLACES).map(|_| AtomicPtr::new(Shared::as_ptr(unused).cast_mut())).collect()
+}
+
+impl Control {
+    /// Takes an unused index.
+    fn take_index(&mut self, tables: &Tables) -> Result<u32, RegisterError> {
+        if let Some(index) = self.free_indices.pop() {
+            return Ok(index);
+        }
+        let number = tables.next_number.load(Ordering::Relaxed);
+        if number > LAST_NUMBER {
             return Err(RegisterError::NoIndexLeft);
         }
-        self.next_index = index + 1;
-        let is_full = index as usize >= self.tables.last().map_or(0, |table| table.len());
-        let grown = is_full.then(|| self.grow());
-        Ok((index, grown))
-    }
-
-    fn grow(&mut self) -> *mut Table {
-        let old = self.tables.last().map_or(&[][..], |table| table);
-        let len = (old.len() * 2).max(FIRST_SIZE);
-        let value = |i: usize| match old.get(i) {
-            Some(entry) => entry.load(Ordering::Relaxed),
-            None => Shared::as_ptr(&self.unused).cast_mut(),
-        };
-        let table: Table = (0..len).map(|i| AtomicPtr::new(value(i))).collect();
-        self.tables.push(Box::new(table));
-        self.tables.last_mut().map_or(core::ptr::null_mut(), |table| &raw mut **table)
+        if number as usize % PLACES == 0 {
+            tables.add_part(number as usize / PLACES);
+        }
+        tables.next_number.store(number + 1, Ordering::Release);
+        Ok(index_of(number))
     }
 
     fn take_block(&mut self, shape: Shape) -> Shared<QueueState> {
@@ -296,25 +355,15 @@ impl Control {
         block
     }
 
-    /// Writes an entry in every table that is large enough, so that pollers with an old table find
-    /// the current block as well.
-    fn set(&mut self, index: u32, block: &Shared<QueueState>) {
-        for table in &self.tables {
-            if let Some(entry) = table.get(index as usize) {
-                entry.store(Shared::as_ptr(block).cast_mut(), Ordering::Release);
-            }
-        }
-    }
-
     /// Frees the indices and blocks of closed queues whose CQs have been drained.
-    fn reap(&mut self) {
+    fn reap(&mut self, tables: &Tables) {
         let (done, dying) = core::mem::take(&mut self.dying)
             .into_iter()
             .partition::<Vec<_>, _>(|dead| drained(&dead.drains));
         self.dying = dying;
         for dead in done {
             if let Some(index) = dead.index {
-                self.set(index, &self.unused.clone());
+                tables.set(index, &tables.unused);
                 self.free_indices.push(index);
             }
             lock(&dead.load).set([0; 2]);
@@ -326,114 +375,39 @@ impl Control {
     }
 }
 
-/// A poller's pointer into the current table, which it keeps alive. If the table has grown since,
-/// the newest indices are missing.
-#[derive(Debug)]
-struct TableView {
-    table: UserIndexTable,
-    entries: *const AtomicPtr<QueueState>,
-    len: usize,
-}
-
-// SAFETY: `entries` points at atomics that live as long as the table, and `table` keeps it alive.
-unsafe impl Send for TableView {}
-
-impl TableView {
-    pub(crate) fn new(table: &UserIndexTable) -> Self {
-        let current = table.current();
-        Self { entries: current.as_ptr(), len: current.len(), table: table.clone() }
-    }
-
-    pub(crate) fn table(&self) -> &UserIndexTable {
-        &self.table
-    }
-
-    /// Switches to the current table, which may be larger.
-    pub(crate) fn refresh(&mut self) {
-        let current = self.table.current();
-        (self.entries, self.len) = (current.as_ptr(), current.len());
-    }
-
-    /// The block of an index, open or not; `None` if the index is beyond the view's length.
-    #[inline(always)]
-    pub(crate) fn block(&self, index: u32) -> Option<&QueueState> {
-        let index = index as usize;
-        if index >= self.len {
-            return None;
-        }
-        // SAFETY: `index` is below the length of one of `table`'s tables, which keeps its blocks
-        // alive. The entry is never null, and the compiler may rely on that.
-        unsafe {
-            let block = (*self.entries.add(index)).load(Ordering::Acquire);
-            core::hint::assert_unchecked(!block.is_null());
-            Some(&*block)
-        }
-    }
-}
-
-/// One cache slot for each low byte of a user index.
-const PLACES: usize = 1 << 8;
 const USER_INDEX: usize = offset_of!(Cqe, srqn_user_index);
 
-/// The block in each slot, or [`KnownQueues::none`].
-type Places = [Cell<*const QueueState>; PLACES];
-
-/// The queues that a CQ polls: the table, and a cache of the queues whose sends or receives
-/// complete to this CQ.
-///
-/// A cached queue is found with fewer comparisons: its key says at once whether the CQE belongs to
-/// it and whether the queue is open. Up to 256 queues with consecutive user indices have slots of
-/// their own.
-///
-/// A queue is only ever in the slot of its own index, and the key of a closed queue has another low
-/// byte. So the key of a closed queue equals the index of no CQE that leads to its slot.
+/// The queues that a CQ polls.
 #[derive(Debug)]
-pub(crate) struct KnownQueues {
-    view: TableView,
+pub(crate) struct PolledQueues {
+    table: UserIndexTable,
+    places: Places,
     /// [`CqMonitor::identity`].
     identity: usize,
-    sends: Places,
-    receives: Places,
-    /// The block in an empty slot. Each CQ has its own, because its poller may write to it. It has
-    /// no outstanding requests, so it completes nothing even if a broken device writes its key into
-    /// a CQE.
-    none: Shared<QueueState>,
 }
 
-// SAFETY: the slots point to `none`, and to blocks that live as long as the table, which `view`
-// keeps alive. Blocks are `Sync`.
-unsafe impl Send for KnownQueues {}
+/// The first place of [`Tables::direct`]. A batch copies it, so that it stays in a register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Places(*const AtomicPtr<QueueState>);
 
-impl KnownQueues {
+// SAFETY: it points at atomics, which threads may share.
+unsafe impl Send for Places {}
+
+impl PolledQueues {
     /// The queues of `table` that complete to the CQ with this identity.
     pub(crate) fn new(table: &UserIndexTable, identity: usize) -> Self {
-        let shape = Shape { send_wqebbs: 0, recv_wqes: 0, shared_receive: false };
-        let none = QueueState::new(shape);
-        let places = || array::from_fn(|_| Cell::new(Shared::as_ptr(&none)));
-        let view = TableView::new(table);
-        Self { view, identity, sends: places(), receives: places(), none }
-    }
-
-    /// Empties the cache. Called before the CQ reports that it was drained, because from then on
-    /// the blocks of closed queues may be reused for queues that complete to other CQs.
-    pub(crate) fn clear(&self) {
-        let places = self.sends.iter().chain(&self.receives);
-        places.for_each(|place| place.set(Shared::as_ptr(&self.none)));
+        let places = Places(table.0.tables.direct.as_ptr());
+        Self { table: table.clone(), places, identity }
     }
 
     /// The table.
     pub(crate) fn table(&self) -> &UserIndexTable {
-        self.view.table()
+        &self.table
     }
 
-    /// Makes [`KnownQueues::any`] find all queues that are registered by now.
-    pub(crate) fn refresh(&mut self) {
-        self.view.refresh();
-    }
-
-    /// The queue with this user index, open or not.
-    pub(crate) fn any(&self, index: u32) -> Option<&QueueState> {
-        self.view.block(index)
+    /// The queue with this user index, open or not. If there is none, a closed block.
+    pub(crate) fn any(&self, index: u32) -> &QueueState {
+        self.table.0.tables.block(index)
     }
 
     /// The identity of the CQ.
@@ -441,84 +415,52 @@ impl KnownQueues {
         self.identity
     }
 
-    /// The open queue of a send CQE that software owns, if its sends complete to this CQ.
+    /// The argument for [`PolledQueues::sends_of`] and [`PolledQueues::receives_of`].
     #[inline(always)]
-    pub(crate) fn sends_of(&self, cqe: CqeView) -> Option<PolledSends<'_>> {
-        let queue = self.find(cqe, &self.sends, QueueState::send_side)?;
+    pub(crate) fn places(&self) -> &Places {
+        &self.places
+    }
+
+    /// The open queue of a send CQE that software owns, if its sends complete to this CQ. `None` as
+    /// well if another queue has the same place in the table.
+    #[inline(always)]
+    pub(crate) fn sends_of(&self, places: &Places, cqe: CqeView) -> Option<PolledSends<'_>> {
+        let queue = self.find(places, cqe, QueueState::send_side)?;
         // SAFETY: `find` checked the side; this thread is the CQ's poller, because only the CQ has
         // this value, which is not `Sync`.
         Some(unsafe { PolledSends::new(queue) })
     }
 
-    /// The open queue of a receive CQE that software owns, if its receives complete to this CQ.
+    /// [`PolledQueues::sends_of`] for receives.
     #[inline(always)]
-    pub(crate) fn receives_of(&self, cqe: CqeView) -> Option<PolledReceives<'_>> {
-        let queue = self.find(cqe, &self.receives, QueueState::recv_side)?;
+    pub(crate) fn receives_of(&self, places: &Places, cqe: CqeView) -> Option<PolledReceives<'_>> {
+        let queue = self.find(places, cqe, QueueState::recv_side)?;
         // SAFETY: as in `sends_of`.
         Some(unsafe { PolledReceives::new(queue) })
     }
 
-    /// [`KnownQueues::sends_of`], only from the cache.
+    /// The queue at the place of a CQE's user index, if this CQ polls that `side` of it. The upper
+    /// bytes need not be compared: the lowest counts the segments of large receive offload, and the
+    /// other one is not 0 only where more queues exist than places, see [`Tables::direct`].
     #[inline(always)]
-    pub(crate) fn known_sends_of(&self, cqe: CqeView) -> Option<PolledSends<'_>> {
-        let (queue, is_known) = self.in_place(cqe, &self.sends, QueueState::send_side);
-        if !is_known {
-            return None;
-        }
-        // SAFETY: as in `sends_of`.
-        Some(unsafe { PolledSends::new(queue) })
-    }
-
-    /// [`KnownQueues::receives_of`], only from the cache.
-    #[inline(always)]
-    pub(crate) fn known_receives_of(&self, cqe: CqeView) -> Option<PolledReceives<'_>> {
-        let (queue, is_known) = self.in_place(cqe, &self.receives, QueueState::recv_side);
-        if !is_known {
-            return None;
-        }
-        // SAFETY: as in `sends_of`.
-        Some(unsafe { PolledReceives::new(queue) })
-    }
-
-    /// The block in the slot of a CQE's user index, and whether it is the queue that the CQE names.
-    #[inline(always)]
-    fn in_place<'q>(
-        &'q self,
+    fn find(
+        &self,
+        places: &Places,
         cqe: CqeView,
-        known: &'q Places,
         side: fn(&QueueState) -> &Side,
-    ) -> (&'q QueueState, bool) {
+    ) -> Option<&QueueState> {
+        debug_assert_eq!(*places, self.places);
         crate::barrier::from_device();
-        let place = &known[usize::from(cqe.u8(USER_INDEX + 3))];
-        // SAFETY: slots point to `none`, or to a block of the table that `view` keeps alive.
-        let queue = unsafe { &*place.get() };
-        // Loads the key first, so that the load of the index becomes an operand of the comparison.
-        let key = side(queue).key();
-        (queue, key == cqe.u32_in_memory(USER_INDEX))
-    }
-
-    /// The open queue with the user index of a CQE, if this CQ polls that `side` of it; otherwise
-    /// `none`. The byte above the index counts the segments of large receive offload. If it is not
-    /// 0, the slow path finds the queue.
-    #[inline(always)]
-    fn find<'q>(
-        &'q self,
-        cqe: CqeView,
-        known: &'q Places,
-        side: fn(&QueueState) -> &Side,
-    ) -> Option<&'q QueueState> {
-        let (queue, is_known) = self.in_place(cqe, known, side);
-        if is_known {
-            return Some(queue);
-        }
-        crate::hint::cold_path();
-        let index = cqe.u32(USER_INDEX);
-        let queue = self.view.block(index)?;
-        if !side(queue).is_polled_by(self.identity) {
-            return None;
-        }
-        known[usize::from(index as u8)].set(queue);
-        Some(queue)
+        let place = usize::from(cqe.u16_in_memory(USER_INDEX + 2)) % PLACES;
+        // SAFETY: `places` are those of `self`, since a CQ passes its own. There are as many, each
+        // with a pointer to a block, which lives as long as the table that `self` keeps alive. It
+        // is not null, and the compiler may rely on that.
+        let queue = unsafe {
+            let block = (*places.0.add(place)).load(Ordering::Acquire);
+            core::hint::assert_unchecked(!block.is_null());
+            &*block
+        };
+        side(queue).is_polled_by(self.identity).then_some(queue)
     }
 }
 

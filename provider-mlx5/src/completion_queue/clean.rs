@@ -55,9 +55,8 @@ impl CompletionQueue {
     fn is_of_closed(&mut self, at: u32) -> bool {
         let cqe = self.ring.cqe(at);
         let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX;
-        self.known.refresh();
-        let Some(state) = self.known.any(index) else { return false };
-        if !self.known.table().is_over(state, &self.monitor, at) {
+        let state = self.queues.any(index);
+        if !self.queues.table().is_over(state, &self.monitor, at) {
             return false;
         }
         if let Some(op_own) = self.ring.written(at) {

@@ -159,8 +159,6 @@ impl FrameQueue {
         if receives.outstanding() != depth || !fits || cq.kept > 0 {
             return Err(QueueError::BadLimits);
         }
-        // From now on this queue reports drains, instead of the CQ.
-        cq.known.clear();
         let tail = receives.head().wrapping_sub(depth);
         let mut queue = Self {
             next: cq.next,

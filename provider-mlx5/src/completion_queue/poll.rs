@@ -3,8 +3,8 @@
 //! A successful completion takes these steps: the last byte of the CQE says that software owns it,
 //! and its kind; its user index leads to the queue's block; the block says which requests are
 //! outstanding; the id of the request that the CQE names goes to the caller. They touch the CQE,
-//! the queue's slot in the CQ's cache (`user_index.rs`) or its entry in the table, the line of the
-//! block for this direction, and the id. All other CQEs take the slow path (`slow.rs`).
+//! the queue's place in the table of user indices, the line of the block for this direction, and
+//! the id. All other CQEs take the slow path (`slow.rs`).
 
 use core::marker::PhantomData;
 use core::mem::offset_of;
@@ -16,6 +16,7 @@ use super::{CompletionQueue, PollError};
 use crate::format::{Cqe, CqeFormat, CqeOpcode, Opcode};
 use crate::queue_state::{PolledReceives, PolledSends, Side};
 use crate::sync::Ordering;
+use crate::user_index::Places;
 
 const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
 
@@ -66,7 +67,8 @@ impl CompletionQueue {
     pub fn take_good(&mut self) -> Option<Good<'_, ()>> {
         self.publish_up_to(self.consumed);
         let cqe = self.next;
-        let (raw, sent) = self.good_at::<false, _>(cqe, |_| Some(()))?;
+        let places = self.queues.places();
+        let (raw, sent) = self.good_at::<false, _>(places, cqe, |_| Some(()))?;
         self.pass(cqe);
         Some(good_of(raw, sent))
     }
@@ -83,7 +85,7 @@ impl CompletionQueue {
         if cqe.op_own() != self.owner {
             return None;
         }
-        let (raw, sent) = self.good_send(cqe, sent)?;
+        let (raw, sent) = self.good_send(self.queues.places(), cqe, sent)?;
         self.pass(cqe);
         Some((Completion::new(raw), sent))
     }
@@ -93,7 +95,8 @@ impl CompletionQueue {
     #[inline(always)]
     pub fn take_received(&mut self) -> Option<Completion<'_>> {
         let cqe = self.next;
-        let raw = self.good_receive::<true>(cqe, cqe.op_own() ^ self.owner)?;
+        let what = cqe.op_own() ^ self.owner;
+        let raw = self.good_receive::<true>(self.queues.places(), cqe, what)?;
         self.pass(cqe);
         Some(Completion::new(raw))
     }
@@ -134,7 +137,7 @@ impl CompletionQueue {
     #[inline(always)]
     pub fn good_batch(&mut self, most: u32) -> GoodBatch<'_> {
         let stop = self.ring.stop(self.next, most, self.end);
-        GoodBatch { next: self.next, stop, queue: self }
+        GoodBatch { next: self.next, stop, places: *self.queues.places(), queue: self }
     }
 
     /// Gives the entries of the last `count` completions back to the device.
@@ -151,26 +154,32 @@ impl CompletionQueue {
         self.publish();
     }
 
-    /// Completes the request of the CQE at `cqe`, if its queue is in the CQ's cache. For a send,
-    /// `sent` decides by the request's opcode whether the fast path takes it. If
-    /// `PLAIN`, the only receives taken are messages without immediate data and invalidated keys.
+    /// Completes the request of the CQE at `cqe`. For a send, `sent` decides by the request's
+    /// opcode whether the fast path takes it. If `PLAIN`, the only receives taken are messages
+    /// without immediate data and invalidated keys.
     #[inline(always)]
     fn good_at<const PLAIN: bool, S>(
         &self,
+        places: &Places,
         cqe: CqeView,
         sent: impl FnOnce(Requested) -> Option<S>,
     ) -> Option<(Raw, Option<S>)> {
         let what = cqe.op_own() ^ self.owner;
         if what == 0 {
-            let (raw, sent) = self.good_send(cqe, sent)?;
+            let (raw, sent) = self.good_send(places, cqe, sent)?;
             return Some((raw, Some(sent)));
         }
-        Some((self.good_receive::<PLAIN>(cqe, what)?, None))
+        Some((self.good_receive::<PLAIN>(places, cqe, what)?, None))
     }
 
     /// [`CompletionQueue::good_at`] for a receive, if `what` says that the CQE is one.
     #[inline(always)]
-    fn good_receive<const PLAIN: bool>(&self, cqe: CqeView, what: u8) -> Option<Raw> {
+    fn good_receive<const PLAIN: bool>(
+        &self,
+        places: &Places,
+        cqe: CqeView,
+        what: u8,
+    ) -> Option<Raw> {
         let is_receive = match PLAIN {
             true => what & !SOLICITED == CqeOpcode::RESPONDER_SEND.0 << 4,
             false => what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == 0,
@@ -178,18 +187,18 @@ impl CompletionQueue {
         if !is_receive {
             return None;
         }
-        let queue = self.known.known_receives_of(cqe)?;
-        complete_receive(queue, cqe)
+        complete_receive(self.queues.receives_of(places, cqe)?, cqe)
     }
 
     /// [`CompletionQueue::good_at`] for a send.
     #[inline(always)]
     fn good_send<S>(
         &self,
+        places: &Places,
         cqe: CqeView,
         sent: impl FnOnce(Requested) -> Option<S>,
     ) -> Option<(Raw, S)> {
-        let queue = self.known.known_sends_of(cqe)?;
+        let queue = self.queues.sends_of(places, cqe)?;
         let sent = sent(Requested(cqe))?;
         Some((complete_send(queue, cqe)?, sent))
     }
@@ -202,7 +211,7 @@ impl CompletionQueue {
     #[inline(always)]
     pub fn poll(&mut self) -> Result<Completion<'_>, PollError> {
         let cqe = self.next;
-        let raw = match self.complete::<true>(cqe) {
+        let raw = match self.complete::<true>(self.queues.places(), cqe) {
             Ok(raw) => raw,
             Err(why) => return self.poll_other(why).map(Completion::new),
         };
@@ -220,33 +229,37 @@ impl CompletionQueue {
     /// names an outstanding request of an open queue. Otherwise nothing has changed. If polls are
     /// `MOSTLY_EMPTY`, the code is laid out so that an empty CQ is found sooner than a receive.
     #[inline(always)]
-    pub(super) fn complete<const MOSTLY_EMPTY: bool>(&self, cqe: CqeView) -> Result<Raw, Other> {
+    pub(super) fn complete<const MOSTLY_EMPTY: bool>(
+        &self,
+        places: &Places,
+        cqe: CqeView,
+    ) -> Result<Raw, Other> {
         let what = cqe.op_own() ^ self.owner;
         if what == 0 {
-            return self.complete_send(cqe).ok_or(Other::Slow);
+            return self.complete_send(places, cqe).ok_or(Other::Slow);
         }
         if MOSTLY_EMPTY && what & OWNER != 0 {
             return Err(Other::Nothing);
         }
         if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == 0 {
-            return self.complete_receive(cqe).ok_or(Other::Slow);
+            return self.complete_receive(places, cqe).ok_or(Other::Slow);
         }
         if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == INLINE {
             // Keeps this separate from other receives, whose code would become longer.
             crate::hint::cold_path();
-            return self.complete_left_inline(cqe).ok_or(Other::Slow);
+            return self.complete_left_inline(places, cqe).ok_or(Other::Slow);
         }
         Err(if what & OWNER != 0 { Other::Nothing } else { Other::Slow })
     }
 
     #[inline(always)]
-    fn complete_send(&self, cqe: CqeView) -> Option<Raw> {
-        complete_send(self.known.sends_of(cqe)?, cqe)
+    fn complete_send(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
+        complete_send(self.queues.sends_of(places, cqe)?, cqe)
     }
 
     #[inline(always)]
-    fn complete_receive(&self, cqe: CqeView) -> Option<Raw> {
-        complete_receive(self.known.receives_of(cqe)?, cqe)
+    fn complete_receive(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
+        complete_receive(self.queues.receives_of(places, cqe)?, cqe)
     }
 
     /// The next completion, if it is one of two kinds: a successful receive of a QP's own receive
@@ -268,8 +281,8 @@ impl CompletionQueue {
 
     /// Completes a successful receive of a queue that leaves data in the CQE.
     #[inline(always)]
-    fn complete_left_inline(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.known.receives_of(cqe)?;
+    fn complete_left_inline(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
+        let queue = self.queues.receives_of(places, cqe)?;
         let side = queue.recv_side();
         if side.copies_inline() {
             return None;
@@ -283,7 +296,7 @@ impl CompletionQueue {
 
     #[inline(always)]
     fn complete_inline(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.known.receives_of(cqe)?;
+        let queue = self.queues.receives_of(self.queues.places(), cqe)?;
         let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
         let word = self.to_outstanding(queue, index, cqe)?;
@@ -294,7 +307,7 @@ impl CompletionQueue {
 
     #[inline(always)]
     fn fail_send(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.known.sends_of(cqe)?;
+        let queue = self.queues.sends_of(self.queues.places(), cqe)?;
         let side = queue.send_side();
         let (word, wr_id) = queue.outstanding(cqe.u16_on_top(WQE_COUNTER))?;
         let status = error_status(cqe);
@@ -305,7 +318,7 @@ impl CompletionQueue {
 
     #[inline(always)]
     fn fail_receive(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.known.receives_of(cqe)?;
+        let queue = self.queues.receives_of(self.queues.places(), cqe)?;
         let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
         let word = queue.outstanding(index)?;
@@ -388,6 +401,7 @@ fn good_of<'c, S>(raw: Raw, sent: Option<S>) -> Good<'c, S> {
 #[must_use = "completions that are taken have to be counted"]
 pub struct GoodBatch<'q> {
     queue: &'q mut CompletionQueue,
+    places: Places,
     /// As in [`PollBatch`].
     next: CqeView,
     /// The position at which enough were taken, or the lap ends.
@@ -429,7 +443,7 @@ impl GoodBatch<'_> {
     #[allow(clippy::should_implement_trait, reason = "an iterator cannot lend")]
     pub fn next<S>(&mut self, sent: impl FnOnce(Requested) -> Option<S>) -> Option<Good<'_, S>> {
         let cqe = self.next;
-        let (raw, sent) = self.queue.good_at::<true, _>(cqe, sent)?;
+        let (raw, sent) = self.queue.good_at::<true, _>(&self.places, cqe, sent)?;
         self.next = cqe.after(self.queue.stride);
         Some(good_of(raw, sent))
     }
@@ -454,6 +468,7 @@ impl GoodBatch<'_> {
 #[derive(Debug)]
 pub struct PollBatch<'q> {
     queue: &'q mut CompletionQueue,
+    places: Places,
     /// The queue's `next`, kept in a register. The queue's counter is computed from the distance.
     next: CqeView,
     /// CQEs consumed before the batch.
@@ -471,7 +486,7 @@ impl PollBatch<'_> {
     #[allow(clippy::should_implement_trait, reason = "an iterator cannot lend")]
     pub fn next(&mut self) -> Result<Completion<'_>, PollError> {
         let cqe = self.next;
-        let raw = match self.queue.complete::<false>(cqe) {
+        let raw = match self.queue.complete::<false>(&self.places, cqe) {
             Ok(raw) => raw,
             Err(Other::Nothing) => return Err(self.nothing()),
             Err(Other::Slow) => return self.poll_slow().map(Completion::new),
@@ -539,7 +554,8 @@ impl CompletionQueue {
     /// Starts polling several completions, whose entries are given back to the device together.
     #[inline(always)]
     pub fn batch(&mut self) -> PollBatch<'_> {
-        PollBatch { next: self.next, before: self.consumed, queue: self, thread: PhantomData }
+        let (next, places, before) = (self.next, *self.queues.places(), self.consumed);
+        PollBatch { queue: self, places, next, before, thread: PhantomData }
     }
 
     /// Calls `visit` with each completion that is there, at most `most`; returns how many. Their

@@ -304,10 +304,10 @@ impl CqeView {
         u64
     );
 
-    /// The four bytes at `offset` as they are in memory.
+    /// The two bytes at `offset` as they are in memory.
     #[inline(always)]
-    pub(crate) fn u32_in_memory(self, offset: usize) -> u32 {
-        self.u32(offset).to_be()
+    pub(crate) fn u16_in_memory(self, offset: usize) -> u16 {
+        self.u16(offset).to_be()
     }
 
     /// The big-endian 16-bit number at `offset`, in the upper half of a word. This takes fewer

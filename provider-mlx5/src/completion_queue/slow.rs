@@ -68,7 +68,7 @@ impl CompletionQueue {
         }
         let op_own = self.ring.written(self.consumed).filter(|op_own| !is_mark(*op_own))?;
         let opens = self.ring.opens_session(self.consumed, op_own, self.mini_format);
-        if opens { self.complete::<false>(self.next).ok() } else { None }
+        if opens { self.complete::<false>(self.queues.places(), self.next).ok() } else { None }
     }
 
     /// Consumes CQEs until one is a completion to report.
@@ -150,10 +150,6 @@ impl CompletionQueue {
 
     /// Records that everything that was in the ring at the time of this request has been polled.
     pub(super) fn report_drained(&mut self, request: u64) {
-        if request != self.reported {
-            self.known.clear();
-            self.reported = request;
-        }
         self.monitor.set_drained(request);
     }
 
@@ -196,7 +192,7 @@ impl CompletionQueue {
         }
         if events.look() {
             // Closed queues have no completions here any more.
-            self.known.table().reap();
+            self.queues.table().reap();
         }
         true
     }
@@ -212,10 +208,9 @@ impl CompletionQueue {
         if !opcode.is_requester() && !opcode.is_responder() {
             return None;
         }
-        self.known.refresh();
         let state = self.find(cqe, opcode)?;
         let is_send = opcode.is_requester();
-        if !state.completes_to(self.known.identity(), is_send) {
+        if !state.completes_to(self.queues.identity(), is_send) {
             return Some(Err(PollError::NotOutstanding));
         }
         let receives = state.receives();
@@ -231,8 +226,8 @@ impl CompletionQueue {
     /// again, because no completion of it was reported.
     fn find(&self, cqe: CqeView, opcode: CqeOpcode) -> Option<&QueueState> {
         let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX;
-        let state = self.known.any(index)?;
-        let table = self.known.table();
+        let state = self.queues.any(index);
+        let table = self.queues.table();
         if state.is_open() || table.has_begun_anew(state, &self.monitor, self.consumed) {
             return Some(state);
         }

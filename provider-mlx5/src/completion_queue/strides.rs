@@ -145,8 +145,6 @@ impl StrideQueue {
         if !fits || !holds || cq.kept > 0 {
             return Err(QueueError::BadLimits);
         }
-        // From now on this queue reports drains, instead of the CQ.
-        cq.known.clear();
         Ok(Self {
             shape,
             tail: receives.head().wrapping_sub(receives.depth()),

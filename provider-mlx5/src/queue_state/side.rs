@@ -32,9 +32,6 @@ pub(crate) struct Side {
     last: AtomicU32,
     /// [`base_of`] the index after the last published request that the poller has seen.
     base: AtomicU32,
-    /// The user index in the CQEs of this side, in big-endian order, while `cq` is not 0; see
-    /// [`Side::key`].
-    key: AtomicU32,
     /// The CQ whose poller may complete requests on the fast path: its
     /// [identity](crate::completion_queue::CqMonitor). 0, which identifies no CQ, while the queue
     /// is closed or may complete to any CQ.
@@ -147,9 +144,6 @@ const fn index_of(word: u32) -> u16 {
 /// The greatest word: no index is outstanding.
 const NONE_OUTSTANDING: u32 = u32::MAX;
 
-/// A key that is in no CQE, because no queue has this index.
-const NO_KEY: u32 = u32::MAX;
-
 /// Nothing was published or completed yet: the last index is the one before the first.
 const UNUSED: u32 = last_word(u16::MAX, base_of(0));
 
@@ -175,7 +169,6 @@ impl Side {
         CachePadded::new(Self {
             last: AtomicU32::new(UNUSED),
             base: AtomicU32::new(base_of(0)),
-            key: AtomicU32::new(NO_KEY),
             cq: AtomicUsize::new(0),
             entries: entries.as_ptr(),
             mask: count as u32 - 1,
@@ -191,13 +184,6 @@ impl Side {
     #[inline(always)]
     pub(crate) fn is_polled_by(&self, cq: usize) -> bool {
         self.cq.load(Ordering::Acquire) == cq
-    }
-
-    /// The user index in the CQEs of this side, in big-endian order, while the side is [polled
-    /// by](Side::is_polled_by) a CQ; otherwise an index with another low byte.
-    #[inline(always)]
-    pub(crate) fn key(&self) -> u32 {
-        self.key.load(Ordering::Acquire)
     }
 
     /// [`last_word`] of the send at the 16-bit index in the upper half of `index`, for
@@ -289,12 +275,15 @@ impl Side {
     /// As for [`Side::outstanding_send`].
     #[inline(always)]
     unsafe fn outstanding_by_now(&self, word: u32, published: &AtomicU32) -> Option<u32> {
-        let published = published.load(Ordering::Acquire);
+        let base = base_of(published.load(Ordering::Acquire) as u16);
         // SAFETY: as in `compared`. Loads both words again, so that the fast path needs no
-        // registers for them.
-        let words = unsafe { (own_word(&self.base), own_word(&self.last)) };
-        let (difference, last) = self.look(published, words);
+        // registers for them; the second one only when it is added.
+        let difference = unsafe { own_word(&self.base) }.wrapping_sub(base);
+        self.base.store(base, Ordering::Relaxed);
         let word = word.wrapping_add(difference);
+        // SAFETY: as above.
+        let last = difference.wrapping_add(unsafe { own_word(&self.last) });
+        self.retire(last);
         (word > last).then_some(word)
     }
 
@@ -383,13 +372,10 @@ impl Side {
         self.shared.store(list.cast_mut(), Ordering::Relaxed);
     }
 
-    /// Sets the CQ whose poller may complete requests on its fast path, for CQEs with this user
-    /// index; 0 for none.
-    pub(super) fn set_cq(&self, cq: usize, user_index: u32) {
-        let index = if cq == 0 { user_index ^ 0xff } else { user_index };
-        // Release: publishes the key and the other fields to the poller that reads `cq`.
+    /// Sets the CQ whose poller may complete requests on its fast path; 0 for none.
+    pub(super) fn set_cq(&self, cq: usize) {
+        // Release: publishes the other fields to the poller that reads it.
         self.cq.store(cq, Ordering::Release);
-        self.key.store(index.to_be(), Ordering::Release);
     }
 
     /// The 16-bit index of the WQE that completed last.

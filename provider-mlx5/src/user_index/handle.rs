@@ -250,7 +250,7 @@ impl QueueHandle {
         let Entry { table, index, shape, receives, .. } = &*self.entry;
         let block = {
             let mut control = lock(&table.0.control);
-            control.reap();
+            control.reap(&table.0.tables);
             control.take_block(*shape)
         };
         block.reset();
@@ -267,7 +267,7 @@ impl QueueHandle {
         if past.is_empty() {
             block.open();
         }
-        lock(&table.0.control).set(*index, &block);
+        table.set(*index, &block);
         drop(past);
         Self::new(entry)
     }

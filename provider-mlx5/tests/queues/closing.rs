@@ -278,7 +278,7 @@ fn a_queue_that_was_reset_and_closed_stays_closed() {
 }
 
 #[test]
-fn the_table_grows_under_a_poller() {
+fn each_of_many_queues_is_found() {
     let mut cq = Cq::new(8, 64);
     let handles: Vec<_> = (0..1000)
         .map(|i| cq.table.register(SHAPE, &cq.monitors(), None, i).expect("an index"))
@@ -288,6 +288,38 @@ fn the_table_grows_under_a_poller() {
         cq.produce(Cqe::send(handle, 0));
         assert_eq!(cq.queue.poll().expect("one").user_context(), i as u64);
     }
+}
+
+/// The table has a place for each value of the lower 16 bits, so of more queues two share one.
+#[test]
+fn queues_that_share_a_place_are_told_apart() {
+    let mut cq = Cq::new(8, 64);
+    let (table, monitors) = (cq.table.clone(), cq.monitors());
+    let register = |context| table.register(SHAPE, &monitors, None, context).expect("an index");
+    let first = register(1);
+    let none = Shape { send_wqebbs: 0, recv_wqes: 0, shared_receive: false };
+    let others: Vec<_> = (2..=1 << 16).map(|i| table.register(none, &[], None, i)).collect();
+    let second = register(2);
+    assert_eq!(second.user_index(), first.user_index() | 1 << 16);
+    let mut complete = |handle: &QueueHandle, counter| {
+        cq.produce(Cqe::send(handle, counter));
+        cq.queue.poll().map(|done| done.user_context())
+    };
+    let [mut queue, mut other] = [&first, &second].map(busy);
+    queue.post_nops(3);
+    other.post_nops(3);
+    assert_eq!([complete(&first, 0), complete(&second, 0)], [Ok(1), Ok(2)]);
+    assert_eq!([complete(&second, 1), complete(&first, 1)], [Ok(2), Ok(1)]);
+    assert_eq!(complete(&second, 1), Err(PollError::NotOutstanding));
+    let index = second.user_index();
+    second.close();
+    assert_eq!([complete(&second, 2), complete(&first, 2)], [Err(PollError::Empty), Ok(1)]);
+    drop((other, second));
+    let third = register(3);
+    assert_eq!(third.user_index(), index, "used again");
+    let _other = busy(&third);
+    assert_eq!([complete(&third, 0), complete(&first, 3)], [Ok(3), Ok(1)]);
+    drop(others);
 }
 
 #[test]
@@ -301,7 +333,7 @@ fn closing_and_reusing_while_another_thread_polls() {
         scope.spawn(|| {
             for i in 0..20_000 {
                 let handle = table.register(SHAPE, &monitors, None, i).expect("an index");
-                assert!(handle.user_index() < 4096, "indices are not reused");
+                assert!(place(handle.user_index()) < 4096, "indices are not reused");
                 handle.close();
             }
             done.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -310,7 +342,7 @@ fn closing_and_reusing_while_another_thread_polls() {
         let (mut index, mut sent) = (0, 0);
         while !done.load(std::sync::atomic::Ordering::Relaxed) {
             index = (index + 1) % 600;
-            let stray = Cqe { user_index: index, ..Cqe::send(&alive.handle, sent) };
+            let stray = Cqe { user_index: place(index).into(), ..Cqe::send(&alive.handle, sent) };
             if index % 3 == 0 {
                 alive.post_nops(1);
                 cq.produce(Cqe::send(&alive.handle, sent));
@@ -324,6 +356,11 @@ fn closing_and_reusing_while_another_thread_polls() {
             assert!(cq.queue.poll().is_err());
         }
     });
+}
+
+/// Indices with low places in the table are given out first. Also turns a place into an index.
+fn place(index: u32) -> u16 {
+    (index as u16).to_be()
 }
 
 fn renew_recv(rq: &mut Rq) {
