@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! bare_udp serve 10.0.0.2
-//! bare_udp latency 10.0.0.3 10.0.0.2 300         # messages of 64 bytes, there and back
+//! bare_udp polled 10.0.0.3 10.0.0.2 300          # messages of 64 bytes, there and back
+//! bare_udp awaited 10.0.0.3 10.0.0.2 300         # the same, and both ends sleep meanwhile
 //! bare_udp bandwidth 10.0.0.3 10.0.0.2 500       # messages of 64 KiB, in packets of 4096 bytes
 //! bare_udp rate 10.0.0.3 10.0.0.2 2000           # messages of 64 bytes
 //! ```
@@ -124,12 +125,13 @@ impl Station {
     }
 
     /// Answers until the client has been silent for a second. The first packet says, by its first
-    /// byte, whether to answer each packet and poll, or to acknowledge bursts.
+    /// byte, whether to answer each packet, and whether to poll for it, or to acknowledge bursts.
     fn serve(&mut self) -> io::Result<()> {
         self.socket.set_read_timeout(Some(Duration::from_secs(60)))?;
         let first = self.receive(false)?;
         self.socket.set_read_timeout(Some(Duration::from_secs(1)))?;
-        let echoes = self.buffer[0] == ECHO;
+        let (polls, sleeps) = (self.buffer[0] == POLLED, self.buffer[0] == AWAITED);
+        let echoes = polls || sleeps;
         let answer = vec![0; if echoes { first.len } else { HEADERS }];
         let (mut burst, mut arrived) = (first, 0);
         loop {
@@ -138,7 +140,7 @@ impl Station {
                 arrived -= if echoes { 1 } else { PACKETS };
                 self.send(burst.from, &answer, 1)?;
             }
-            let next = if echoes { self.poll() } else { self.receive(false) };
+            let next = if polls { self.poll() } else { self.receive(false) };
             burst = match next {
                 Ok(burst) => burst,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -147,15 +149,19 @@ impl Station {
         }
     }
 
-    /// The median time of one way, in microseconds.
-    fn latency(&mut self, to: Ipv4Addr, count: usize) -> io::Result<f64> {
+    /// The median time of one way, in microseconds. `kind` is the first byte of the packets.
+    fn latency(&mut self, to: Ipv4Addr, count: usize, kind: u8) -> io::Result<f64> {
         let mut packet = vec![0; HEADERS + 64];
-        packet[0] = ECHO;
+        packet[0] = kind;
         let mut times = Vec::new();
         for _ in 0..count {
             let start = Instant::now();
             self.send(to, &packet, 1)?;
-            self.poll()?;
+            if kind == POLLED {
+                self.poll()?
+            } else {
+                self.receive(false)?
+            };
             times.push(start.elapsed());
         }
         times.sort_unstable();
@@ -181,8 +187,10 @@ impl Station {
     }
 }
 
-/// The first byte of packets that the server sends back.
-const ECHO: u8 = 1;
+/// The first byte of packets that the server sends back: it polls for the next one, or sleeps until
+/// it arrives.
+const POLLED: u8 = 1;
+const AWAITED: u8 = 2;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -193,17 +201,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let (mut station, to) = (Station::bind(own.parse()?)?, to.parse()?);
             let count = count.parse::<usize>()?.max(1);
             let figure = match what {
-                "latency" => station.latency(to, count)?,
+                "polled" => station.latency(to, count, POLLED)?,
+                "awaited" => station.latency(to, count, AWAITED)?,
                 "bandwidth" => count as f64 / 16.0 / station.stream(to, 4096, count)?,
                 "rate" => {
                     let bursts = count.div_ceil(PACKETS);
                     (bursts * PACKETS) as f64 / 1e6 / station.stream(to, 64, bursts)?
                 }
-                _ => return Err(format!("{what}: latency, bandwidth or rate").into()),
+                _ => return Err(format!("{what}: polled, awaited, bandwidth or rate").into()),
             };
             println!("{figure:.6}");
         }
-        _ => return Err("serve OWN, or latency|bandwidth|rate OWN TO COUNT".into()),
+        _ => return Err("serve OWN, or polled|awaited|bandwidth|rate OWN TO COUNT".into()),
     }
     Ok(())
 }

@@ -16,8 +16,9 @@ const MORE_BYTES: f64 = 400.0 * 65536.0;
 /// Nanoseconds of a tick of /proc/stat (`USER_HZ` is 100).
 const TICK: f64 = 1e7;
 
-const CASES: [Case; 4] = [
-    Case { word: "latency", name: "one way of 64 bytes, SEND, µs", scale: 1.0 },
+const CASES: [Case; 5] = [
+    Case { word: "polled", name: "one way of 64 bytes, SEND, polling, µs", scale: 1.0 },
+    Case { word: "awaited", name: "one way of 64 bytes, SEND, with events, µs", scale: 1.0 },
     Case { word: "rate", name: "SENDs of 64 bytes, thousands per second", scale: 1e3 },
     Case { word: "bandwidth", name: "WRITEs of 64 KiB, MB per second", scale: 1.0 },
     Case {
@@ -104,14 +105,14 @@ mod tests {
         for (ours, rxe) in [(30, 10), (10, 10), (40, 20)] {
             let figures = [(OURS, ours), (RXE, rxe), (MIXED, 7), (UDP, 3)];
             for (devices, figure) in figures {
-                console.push_str(&format!("@@ figure latency {devices} {figure}.0\n"));
+                console.push_str(&format!("@@ figure polled {devices} {figure}.0\n"));
             }
         }
-        console.push_str("@@ figure latency uverbs_soft 30\n@@ figure latency rxe -1\n");
+        console.push_str("@@ figure polled uverbs_soft 30\n@@ figure polled rxe -1\n");
         console.push_str("@@ figure rate rxe \n@@ end 38 0\n");
         assert_eq!(
             lines(&console),
-            "{\"table\":\"rxe\",\"case\":\"one way of 64 bytes, SEND, µs\",\"ours\":30.0,\
+            "{\"table\":\"rxe\",\"case\":\"one way of 64 bytes, SEND, polling, µs\",\"ours\":30.0,\
              \"rxe\":10.0,\"mixed\":7.00,\"udp\":3.00,\"ratio\":2.00,\"lowest\":1.00,\"highest\":3.00}\n"
         );
     }

@@ -51,6 +51,16 @@ pub(crate) struct Boot<'a> {
     pub(crate) devices: &'a [Device],
     /// A network card beside the devices.
     pub(crate) card: Option<Card>,
+    pub(crate) clock: Clock,
+}
+
+/// What a guest's clock follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Clock {
+    /// This machine's clock.
+    Time,
+    /// The number of instructions that the guest has executed.
+    Instructions,
 }
 
 /// A device of a guest, and what its port is connected to.
@@ -229,15 +239,15 @@ fn attempt(qemu: &Qemu, boot: &Boot<'_>) -> Result<String> {
 fn command_line(qemu: &Qemu, boot: &Boot<'_>, served: &[Served]) -> Command {
     let mut command = qemu.command();
     command.current_dir(boot.directory);
-    let measures = boot.devices.is_empty();
-    command.args(if measures { COUNTED } else { PARALLEL });
-    command.args(["-cpu", processor(measures), "-smp", "2", "-m", "1024M"]);
+    let is_counted = boot.clock == Clock::Instructions;
+    command.args(if is_counted { COUNTED } else { PARALLEL });
+    command.args(["-cpu", processor(boot.devices.is_empty()), "-smp", "2", "-m", "1024M"]);
     command.args(["-machine", "microvm,pcie=on,rtc=on,memory-backend=mem0"]);
     command.args(["-object", "memory-backend-memfd,id=mem0,size=1024M,share=on"]);
     command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
     command.args(["-serial", "file:console.log"]);
     command.arg("-kernel").arg(boot.kernel).arg("-initrd").arg(boot.initramfs);
-    command.arg("-append").arg(kernel_arguments(measures));
+    command.arg("-append").arg(kernel_arguments(is_counted));
     for device in served {
         command.arg("-device").arg(device.argument());
     }
@@ -272,10 +282,10 @@ fn processor(measures: bool) -> &'static str {
 }
 
 /// The kernel is told the clock's frequency, because measuring it fails on a busy machine. The
-/// emulated time stamp counter is the host's, except in a guest that measures.
-fn kernel_arguments(measures: bool) -> String {
+/// emulated time stamp counter is the host's, except where the clock counts instructions.
+fn kernel_arguments(is_counted: bool) -> String {
     let mut arguments = String::from("console=ttyS0 loglevel=6 reboot=t panic=-1 mitigations=off");
-    let megahertz = if measures { Some(COUNTED_MEGAHERTZ) } else { host_megahertz() };
+    let megahertz = if is_counted { Some(COUNTED_MEGAHERTZ) } else { host_megahertz() };
     if let Some(megahertz) = megahertz {
         arguments.push_str(&format!(" tsc_early_khz={:.0} tsc=reliable", megahertz * 1000.0));
     }

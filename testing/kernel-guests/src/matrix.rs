@@ -14,7 +14,7 @@ use uverbs_soft::wire::Station;
 use uverbs_soft_pci::Fabric;
 
 use crate::figures;
-use crate::guest::{self, Boot, Card, Device, Network, Qemu};
+use crate::guest::{self, Boot, Card, Clock, Device, Network, Qemu};
 use crate::initramfs::Initramfs;
 use crate::kernel::{Flavour, Kernel};
 use crate::options::{Group, KernelChoice, Options, PortChoice, chosen};
@@ -157,18 +157,29 @@ impl Bench {
         Ok(results)
     }
 
-    /// Runs software devices against rdma_rxe.
+    /// Runs software devices against rdma_rxe, in a guest whose clock counts instructions, and
+    /// measures single messages in one whose clock follows time.
     fn soft_roce(&self, kernel: &Kernel) -> Result<Results> {
-        let tests = suite::soft_roce();
-        let mut plan = Plan::new(kernel, PortChoice::Roce, Place::SoftRoce, "-rxe", &tests);
-        plan.devices.clear();
-        let guest = self.guest(&plan)?;
-        let (file, lines) = (self.root.join(FIGURES), figures::lines(&guest.console));
+        let (tests, latency) = (suite::soft_roce(), [suite::soft_roce_latency()]);
+        let guests = [
+            (Clock::Instructions, "-rxe", &tests[..]),
+            (Clock::Time, "-rxe-latency", &latency[..]),
+        ];
+        let (mut results, mut console) = (Results::new(), String::new());
+        for (clock, suffix, tests) in guests {
+            let mut plan = Plan::new(kernel, PortChoice::Roce, Place::SoftRoce, suffix, tests);
+            plan.devices.clear();
+            plan.clock = clock;
+            let guest = self.guest(&plan)?;
+            console.push_str(&guest.console);
+            results.extend(guest.named(suffix.trim_start_matches('-')));
+        }
+        let (file, lines) = (self.root.join(FIGURES), figures::lines(&console));
         if !lines.is_empty() {
             fs::write(&file, lines)?;
             println!("  figures for `cargo xtask figures`: {}", file.display());
         }
-        Ok(guest.results)
+        Ok(results)
     }
 
     /// Runs two guests at the same time, connected over UDP.
@@ -218,6 +229,7 @@ impl Bench {
             limit: self.limit,
             devices: &plan.devices,
             card: plan.card(),
+            clock: plan.clock,
         };
         let started = Instant::now();
         let console = guest::run(&self.qemu, &boot)?;
@@ -288,6 +300,7 @@ struct Plan<'a> {
     drop_in: Option<DropIn>,
     tests: &'a [Test],
     devices: Vec<Device>,
+    clock: Clock,
     /// Its tests make the device refuse commands on purpose.
     provokes: bool,
 }
@@ -314,8 +327,8 @@ impl<'a> Plan<'a> {
             }
             _ => vec![device(1, Network::Nothing)],
         };
-        let (userland, drop_in, provokes) = (OLDER, None, false);
-        Self { kernel, port, place, suffix, userland, drop_in, tests, devices, provokes }
+        let (userland, drop_in, clock, provokes) = (OLDER, None, Clock::Time, false);
+        Self { kernel, port, place, suffix, userland, drop_in, tests, devices, clock, provokes }
     }
 
     fn directory(&self) -> String {
@@ -338,7 +351,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// What the guest with rdma_rxe measured.
+/// What the guests with rdma_rxe measured.
 const FIGURES: &str = "rxe.json";
 
 /// The socket of a guest's network card.

@@ -392,6 +392,11 @@ fn against_rxe(name: &str, theirs: &str, ours: &str) -> [Test; 2] {
     ]
 }
 
+/// Single messages of software devices of processes beside those of the kernel's own software RoCE.
+pub(crate) fn soft_roce_latency() -> Test {
+    Test::new("rxe: latency", &format!("{RXE_PROGRAMS}{RXE_LATENCY}"), LONG)
+}
+
 /// Software devices of processes against the kernel's own software RoCE.
 pub(crate) fn soft_roce() -> Vec<Test> {
     let mut tests = Vec::new();
@@ -428,7 +433,7 @@ pub(crate) fn soft_roce() -> Vec<Test> {
         Test::new(&format!("rxe: {program}, 2% lost in both directions"), &script, RXE_LIMIT)
     });
     tests.extend(lossy);
-    tests.push(Test::new("rxe: figures", RXE_FIGURES, LONG));
+    tests.push(Test::new("rxe: figures", &format!("{RXE_PROGRAMS}{RXE_FIGURES}"), LONG));
     tests
 }
 
@@ -473,26 +478,56 @@ const REPAIR: &str = "; status=$?
 /sbin/tc qdisc del dev v0 root; soft /sbin/tc qdisc del dev v1 root
 [ $status = 0 ]";
 
-/// What [`crate::figures`] reads: three runs of each case, in turn. Packets between two software
-/// devices go through the loopback interface of their network namespace, and so do the packets of
-/// the program that sends as much by UDP alone. Packets between two queue pairs of rxe do not leave
-/// its module: rxe has the initial namespace's addresses only, and finds no neighbour between two
-/// of those.
+/// How perftest runs between two devices of a kind, and between both kinds; and the program that
+/// sends as much by UDP alone. Packets between two software devices go through the loopback
+/// interface of their network namespace, and so do the packets of that program. Packets between two
+/// queue pairs of rxe do not leave its module: rxe has the initial namespace's addresses only, and
+/// finds no neighbour between two of those.
 ///
-/// The figure is a column of the client's last line of numbers. Processor time is that of the whole
-/// guest, which does nothing else; the difference of two runs excludes the time for starting.
-const RXE_FIGURES: &str = r#"
+/// The figure is a column of the client's last line of numbers.
+const RXE_PROGRAMS: &str = r#"
 ours3="/bin/ip netns exec soft uverbs run --address 10.0.0.3 --"
 rxe() { play "$1 -d rxe0 $X" "$1 -d rxe0 $X 10.0.0.1"; }
 uverbs_soft() { play "$RUN $1 -x 1" "$ours3 $1 -x 1 10.0.0.2"; }
 mixed() { play "$1 -d rxe0 $X" "$RUN $1 -x 1 10.0.0.1"; }
-busy() { awk '/^cpu / { print $2 + $3 + $4 + $7 + $8 }' /proc/stat; }
 column() { awk -v at=$1 '$1 ~ /^[0-9]+$/ && NF > 4 { value = $at } END { print value }' /tmp/client; }
 udp() {
     soft bare_udp serve 10.0.0.2 & server=$!
     sleep 0.3
     soft bare_udp $1 10.0.0.3 10.0.0.2 $2 && wait $server
 }
+"#;
+
+/// What [`crate::figures`] reads of single messages: seven runs of each kind, in turn, so that other
+/// work of the machine slows all kinds alike.
+const RXE_LATENCY: &str = r#"
+for turn in 1 2 3 4 5 6 7; do
+    for who in rxe uverbs_soft mixed udp; do
+        case $who in
+            udp) figure=$(udp polled 200) || exit 1 ;;
+            *) $who "ib_send_lat -s 64 -n 200" > /tmp/out || { cat /tmp/out; exit 1; }
+               figure=$(column 5) ;;
+        esac
+        echo "@@ figure polled $who $figure"
+    done
+done
+"#;
+
+/// What it reads of all else: three runs of each case, in turn. A pingpong measures messages that
+/// both ends await: with `ib_send_lat -e`, rxe's completion queue overruns. Processor time is that
+/// of the whole guest, which does nothing else; the difference of two runs excludes the time for
+/// starting.
+const RXE_FIGURES: &str = r#"
+P="ibv_rc_pingpong -e -s 64 -n 300"
+awaited() {
+    case $1 in
+        rxe) play "$P -d rxe0 $THEIRS" "$P -d rxe0 $THEIRS 10.0.0.1" ;;
+        uverbs_soft) play "$RUN $P -g 1" "$ours3 $P -g 1 10.0.0.2" ;;
+        mixed) play "$P -d rxe0 $THEIRS" "$RUN $P -g 1 10.0.0.1" ;;
+    esac > /tmp/out || { cat /tmp/out; return 1; }
+    echo "@@ figure awaited $1 $(awk '/usec/ { print $(NF - 1) / 2 }' /tmp/client)"
+}
+busy() { awk '/^cpu / { print $2 + $3 + $4 + $7 + $8 }' /proc/stat; }
 timed() {
     before=$(busy)
     case $1 in
@@ -508,15 +543,14 @@ processor() {
 }
 for turn in 1 2 3; do
     for who in rxe uverbs_soft mixed; do
-        $who "ib_send_lat -n 300 -s 64" > /tmp/out || { cat /tmp/out; exit 1; }
-        echo "@@ figure latency $who $(column 5)"
+        awaited $who || exit 1
         $who "ib_send_bw -n 2000 -s 64" > /tmp/out || { cat /tmp/out; exit 1; }
         echo "@@ figure rate $who $(column 5)"
         $who "ib_write_bw -n 500 -s 65536" > /tmp/out || { cat /tmp/out; exit 1; }
         echo "@@ figure bandwidth $who $(column 4)"
         processor $who || exit 1
     done
-    for what in "latency 300" "rate 2000" "bandwidth 500"; do
+    for what in "awaited 300" "rate 2000" "bandwidth 500"; do
         figure=$(udp $what) || exit 1
         echo "@@ figure ${what% *} udp $figure"
     done
