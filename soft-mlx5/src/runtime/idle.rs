@@ -1,9 +1,9 @@
 //! The device's work in a program's thread that has nothing to do itself.
 //!
-//! It looks in the device's stead ([`Runtime::lend`]). If there is nothing to do, it lets other
-//! threads run: by `sched_yield` while that returns soon, else by waiting in the kernel for the
-//! next packet, as the device's own thread would. A thread that is woken is run soon, also beside
-//! busy loops; one that yields waits for all of them.
+//! It looks in place of the device's thread ([`Runtime::progress`]). If there is nothing to do, it
+//! lets other threads run: by `sched_yield` while that returns soon, else by waiting in the kernel
+//! for the next packet, as the device's own thread would. The scheduler runs a thread soon after it
+//! is woken, also beside busy loops; one that yields waits for all of them.
 //!
 //! # No completion is slept through
 //! Another thread may deliver a completion between the program's poll and the wait. So a thread
@@ -94,7 +94,7 @@ impl Runtime {
         if !self.is_here() {
             return thread::yield_now();
         }
-        if self.lend() {
+        if self.progress() {
             return;
         }
         let rest = catch_unwind(AssertUnwindSafe(|| self.shared.rest()));
@@ -106,10 +106,10 @@ impl Shared {
     fn rest(&self) {
         if self.is_wanted() {
             thread::yield_now();
-        } else if self.crowd.is_there(clock::now()) {
+        } else if self.scheduler.is_oversubscribed(clock::now()) {
             self.wait_for_work();
         } else {
-            self.crowd.yield_now();
+            self.scheduler.yield_now();
         }
     }
 
@@ -137,7 +137,7 @@ impl Shared {
 fn doze(shared: &Shared, worker: &mut Worker) {
     let now = clock::now();
     // The device's own thread keeps out of the way meanwhile.
-    shared.lending.note(now + BOUND);
+    shared.standby.note(now + BOUND);
     // A signal ends the sleep, and the program polls.
     let whose = Whose::Own(Pause::Sleep);
     let _ = worker.look_and_sleep(shared, now, whose, &[], |_, now, deadline| {

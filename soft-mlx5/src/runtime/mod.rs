@@ -2,7 +2,7 @@
 //!
 //! One thread drives one [`Core`]. It looks at the doorbell words of the [UAR pages](UarRegion),
 //! carries packets between core and wire, and hands events to the front end. A program that polls
-//! can do that in place of the thread ([`Runtime::lend`]). Commands run in the caller's thread
+//! can do that in place of the thread ([`Runtime::progress`]). Commands run in the caller's thread
 //! under the same lock ([`Runtime::control`]); the device thread yields the lock while one waits.
 //!
 //! # What it costs
@@ -22,11 +22,11 @@
 //! devices run. Dropping the runtime ends the thread and waits for it.
 
 mod clock;
-mod crowd;
 mod idle;
-mod lending;
 pub(crate) mod os_thread;
 mod pacing;
+mod scheduler;
+mod standby;
 mod thread;
 mod uar;
 mod wait;
@@ -41,10 +41,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use self::crowd::Crowd;
 use self::idle::Work;
-use self::lending::Lending;
 use self::os_thread::OsThread;
+use self::scheduler::Scheduler;
+use self::standby::Standby;
 use self::uar::Ring;
 use self::worker::{Whose, Worker};
 use crate::core::{AsyncKind, Core, Datagram, Event, EventObject, Qpn};
@@ -116,8 +116,8 @@ pub struct Runtime {
 struct Shared {
     /// Held during a whole look, and taken before all other locks. Commands do not take it.
     worker: Mutex<Worker>,
-    lending: Lending,
-    crowd: Crowd,
+    standby: Standby,
+    scheduler: Scheduler,
     work: Work,
     machine: Mutex<Machine>,
     wire: Mutex<Box<dyn Wire>>,
@@ -137,13 +137,13 @@ struct Shared {
 }
 
 impl Runtime {
-    /// A device without a thread: it runs only in threads that call [`Runtime::lend`]. `waker` is
-    /// the one that the wire wakes.
+    /// A device without a thread: it runs only in threads that call [`Runtime::progress`]. `waker`
+    /// is the one that the wire wakes.
     pub fn new(core: Core, wire: Box<dyn Wire>, waker: Arc<Waker>, host: Arc<dyn Host>) -> Self {
         let shared = Arc::new(Shared {
             worker: Mutex::new(Worker::new()),
-            lending: Lending::default(),
-            crowd: Crowd::default(),
+            standby: Standby::default(),
+            scheduler: Scheduler::default(),
             work: Work::default(),
             machine: Mutex::new(Machine { core, uars: Uars::default() }),
             wire: Mutex::new(wire),
@@ -171,11 +171,11 @@ impl Runtime {
     ///
     /// Returns whether it did any work. If not, the caller should let other threads run: there was
     /// no work, another thread does a look, a command waits, or this is a forked child.
-    pub fn lend(&self) -> bool {
+    pub fn progress(&self) -> bool {
         if !self.is_here() {
             return false;
         }
-        let look = catch_unwind(AssertUnwindSafe(|| self.shared.lend()));
+        let look = catch_unwind(AssertUnwindSafe(|| self.shared.progress()));
         look.unwrap_or_else(|_| {
             self.shared.fail();
             false
@@ -242,7 +242,7 @@ impl Drop for Runtime {
         }
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.waker.wake();
-        self.shared.lending.end();
+        self.shared.standby.end();
         thread.join();
     }
 }
@@ -265,16 +265,16 @@ impl Shared {
     }
 
     /// A look in a program's thread. Returns whether it did any work.
-    fn lend(&self) -> bool {
+    fn progress(&self) -> bool {
         let worker = self.worker.try_lock();
         let now = clock::now();
-        self.lending.note(now);
+        self.standby.note(now);
         let Ok(mut worker) = worker else {
             // The device's thread may sleep with the worker locked.
             self.waker.wake();
             return false;
         };
-        !self.is_wanted() && worker.look(self, now, Whose::Lent).did_work
+        !self.is_wanted() && worker.look(self, now, Whose::Polling).did_work
     }
 
     /// Reports a fatal error after a look has panicked. The worker's lock is poisoned, so there are

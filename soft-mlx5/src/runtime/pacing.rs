@@ -4,7 +4,7 @@
 const YIELDING: u64 = 200_000;
 
 /// Shortest sleep of a device with queues in nanoseconds. A thread that sleeps less uses up its
-/// share of a crowded core, and then has to wait for the pollers after all: measured on two cores
+/// share of an oversubscribed core, and then waits for the pollers after all: measured on two cores
 /// with two pollers, 10 us made a round trip three times as long as 25 us did.
 const SHORTEST: u64 = 25_000;
 
@@ -42,10 +42,10 @@ impl Pacing {
         Self { last_work: now, polling: false }
     }
 
-    /// How to pause if this look finds nothing; `crowded` says that yields take long now.
-    pub(super) fn plan(&self, now: u64, crowded: bool) -> Pause {
+    /// How to pause if this look finds nothing; `oversubscribed` says that yields take long now.
+    pub(super) fn plan(&self, now: u64, oversubscribed: bool) -> Pause {
         let fresh = now.saturating_sub(self.last_work) < YIELDING;
-        if self.polling && fresh && !crowded { Pause::Yield } else { Pause::Sleep }
+        if self.polling && fresh && !oversubscribed { Pause::Yield } else { Pause::Sleep }
     }
 
     /// Notes that something came during a sleep: more is likely to follow.

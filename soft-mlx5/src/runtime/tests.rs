@@ -55,7 +55,7 @@ fn start() -> (Runtime, Arc<Recorder>) {
     (runtime.start("test").unwrap(), host)
 }
 
-/// A device that only lenders drive.
+/// A device that only the looks of programs drive.
 fn without_thread(host: Arc<dyn Host>) -> Runtime {
     Runtime::new(core(), Box::new(NoWire), Arc::new(Waker::new().unwrap()), host)
 }
@@ -173,8 +173,8 @@ fn a_forked_child_is_refused_and_can_exit() {
     // it compares process ids, forgets a handle and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let lent = runtime.lend() || runtime.shared.lending.last().is_some();
-        let refused = runtime.control(|_| ()) == Err(Orphaned(runtime.home.process())) && !lent;
+        let looked = runtime.progress() || runtime.shared.standby.last().is_some();
+        let refused = runtime.control(|_| ()) == Err(Orphaned(runtime.home.process())) && !looked;
         drop(runtime);
         // SAFETY: ends the child without running anything of the test harness.
         unsafe { libc::_exit(if refused { 0 } else { 1 }) };
@@ -199,44 +199,44 @@ fn a_device_thread_that_finds_its_device_taken_is_not_taken_for_a_poller() {
         }
         std::thread::yield_now();
     };
-    while shared.lending.waits_until() < from {
+    while shared.standby.waits_until() < from {
         std::thread::yield_now();
     }
-    assert!(!shared.lending.is_polled(from));
+    assert!(!shared.standby.is_polled(from));
     drop(taken);
 }
 
 #[test]
-fn a_lent_look_steps_back_for_a_command_and_for_another_look() {
+fn a_programs_look_steps_back_for_a_command_and_for_another_look() {
     let host = Arc::new(Recorder::default());
     let runtime = without_thread(host.clone());
     let ticks = || host.ticks.load(Ordering::SeqCst);
-    runtime.lend();
+    runtime.progress();
     assert_eq!(ticks(), 1);
     let busy = runtime.shared.worker.lock().unwrap();
-    runtime.lend();
+    runtime.progress();
     drop(busy);
     runtime.shared.waiting.fetch_add(1, Ordering::SeqCst);
-    runtime.lend();
+    runtime.progress();
     assert_eq!(ticks(), 1);
     runtime.shared.waiting.fetch_sub(1, Ordering::SeqCst);
-    runtime.lend();
+    runtime.progress();
     assert_eq!(ticks(), 2);
 }
 
 #[test]
-fn a_sleeping_thread_leaves_looks_to_lenders_and_returns_after() {
+fn a_sleeping_thread_leaves_looks_to_programs_and_returns_after() {
     let (runtime, host) = start();
     // Without queues it sleeps until it is woken.
     runtime.control(|_| ()).unwrap();
     let limit = Instant::now() + PATIENCE;
     while host.ticks.load(Ordering::SeqCst) < 100 {
         assert!(Instant::now() < limit, "it does not make room");
-        runtime.lend();
+        runtime.progress();
     }
     attach(&runtime);
     for _ in 0..100 {
-        runtime.lend();
+        runtime.progress();
     }
     // A doorbell wakes no thread: only a look finds it.
     host.looks(1);
@@ -247,7 +247,7 @@ fn a_napping_thread_ends_at_once() {
     let (runtime, host) = start();
     attach(&runtime);
     host.looks(1);
-    runtime.shared.lending.note(u64::MAX);
+    runtime.shared.standby.note(u64::MAX);
     drop(runtime);
 }
 
@@ -266,11 +266,11 @@ impl Host for Breaks {
 }
 
 #[test]
-fn a_lent_look_that_panics_is_a_fatal_device() {
+fn a_programs_look_that_panics_is_a_fatal_device() {
     let host = Arc::new(Breaks::default());
     let runtime = without_thread(host.clone());
-    assert!(!runtime.lend());
-    assert!(!runtime.lend());
+    assert!(!runtime.progress());
+    assert!(!runtime.progress());
     let object = EventObject::Device;
     let fatal = Event::Async { kind: AsyncKind::DeviceFatal, object };
     assert_eq!(*host.0.events.lock().unwrap(), [fatal]);
@@ -279,17 +279,17 @@ fn a_lent_look_that_panics_is_a_fatal_device() {
     assert_eq!(host.0.events.lock().unwrap().len(), 1);
 }
 
-/// A runtime that takes the machine for a crowded one, until the end of time.
-fn crowded(host: Arc<dyn Host>) -> Runtime {
+/// A runtime that always takes the machine for oversubscribed.
+fn oversubscribed(host: Arc<dyn Host>) -> Runtime {
     let runtime = without_thread(host);
-    runtime.shared.crowd.assume();
+    runtime.shared.scheduler.assume_oversubscribed();
     runtime
 }
 
 #[test]
-fn in_a_crowd_an_idle_thread_waits_and_another_one_moves_the_device() {
+fn on_an_oversubscribed_machine_an_idle_thread_waits_and_another_one_runs_the_device() {
     let host = Arc::new(Recorder::default());
-    let runtime = crowded(host.clone());
+    let runtime = oversubscribed(host.clone());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..3 {
@@ -309,7 +309,7 @@ fn in_a_crowd_an_idle_thread_waits_and_another_one_moves_the_device() {
 #[test]
 fn an_idle_thread_polls_once_more_after_another_ones_work() {
     let host = Arc::new(Recorder::default());
-    let runtime = crowded(host.clone());
+    let runtime = oversubscribed(host.clone());
     let ticks = || host.ticks.load(Ordering::SeqCst);
     runtime.idle();
     assert_eq!(ticks(), 1, "its first call on this device does not wait");
@@ -341,6 +341,6 @@ fn a_wait_for_a_file_ends_with_the_file() {
     assert_eq!(runtime.wait_readable(&files, None), Ok(true));
     drop(busy);
     // And where another thread polls.
-    runtime.shared.lending.note(u64::MAX / 2);
+    runtime.shared.standby.note(u64::MAX / 2);
     assert_eq!(runtime.wait_readable(&files, None), Ok(true));
 }

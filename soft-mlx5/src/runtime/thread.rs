@@ -9,9 +9,9 @@ use std::thread;
 
 use nix::sys::signal::{SigSet, SigmaskHow};
 
-use super::lending::Standby;
 use super::os_thread::OsThread;
 use super::pacing::{Pacing, Pause};
+use super::standby::Naps;
 use super::worker::{Whose, Worker};
 use super::{Shared, clock, lock, wait};
 
@@ -38,16 +38,16 @@ fn main(shared: &Shared) {
 }
 
 fn run(shared: &Shared) {
-    let mut standby = Standby::new();
+    let mut naps = Naps::new();
     // Whether this thread has sent packets without waking their receivers. Then it looks again
     // itself, because no program may.
     let mut left_asleep = false;
     while !shared.stop.load(Ordering::Acquire) {
-        let lent = shared.lending.last();
+        let last = shared.standby.last();
         let now = clock::now();
-        let nap = lent.and_then(|last| standby.nap(last, now));
+        let nap = last.and_then(|last| naps.next(last, now));
         if let Some(nap) = nap.filter(|_| !left_asleep) {
-            shared.lending.nap(nap);
+            shared.standby.nap(nap);
             continue;
         }
         give_way(shared);
@@ -58,17 +58,17 @@ fn run(shared: &Shared) {
                 left_asleep = false;
                 // Not `note`: that thread may be one that waits, and `note` would make it believe
                 // that another thread polls.
-                shared.lending.note_wait(now);
+                shared.standby.note_wait(now);
                 continue;
             }
-            // A lent look has panicked and reported that.
+            // A look of a program's thread has panicked and reported that.
             Err(TryLockError::Poisoned(_)) => return,
         };
         let yields = worker.turn(shared);
         left_asleep = worker.left_asleep;
         drop(worker);
         if yields {
-            shared.crowd.yield_now();
+            shared.scheduler.yield_now();
         }
     }
 }
@@ -96,7 +96,7 @@ impl Worker {
     /// Looks once, and sleeps if it is time to. Returns whether to let other threads run now.
     fn turn(&mut self, shared: &Shared) -> bool {
         let now = clock::now();
-        match self.pacing.plan(now, shared.crowd.is_there(now)) {
+        match self.pacing.plan(now, shared.scheduler.is_oversubscribed(now)) {
             Pause::Sleep => {
                 // All signals are blocked, and a failure only means to look again.
                 let whose = Whose::Own(Pause::Sleep);

@@ -19,7 +19,8 @@ use super::worker::{Whose, Worker};
 use super::{Runtime, Shared, clock};
 
 /// Shortest sleep in nanoseconds between two looks at the doorbells. This thread rings none
-/// meanwhile. Doorbells of other threads may wait as long as they may after a lent look.
+/// meanwhile. Doorbells of other threads may wait as long as they may after a polling program's
+/// look.
 const SHORTEST: u64 = 250_000;
 
 /// How long this thread leaves the device to another thread that works for it, in nanoseconds: at
@@ -107,17 +108,17 @@ impl Wait<'_> {
     /// Runs the device once, then pauses. Returns whether a file is known to be readable.
     fn turn(&mut self, shared: &Shared) -> nix::Result<bool> {
         let now = clock::now();
-        if shared.lending.is_polled(now) {
+        if shared.standby.is_polled(now) {
             return self.stay_apart();
         }
-        shared.lending.note_wait(now);
+        shared.standby.note_wait(now);
         let mut worker = match shared.worker.try_lock() {
             Ok(worker) => worker,
             Err(TryLockError::Poisoned(_)) => return self.without_device(None),
             Err(TryLockError::WouldBlock) => {
                 // The thread that has it may be asleep. It is woken to see what this thread rang;
                 // if it is the device's own thread, it then leaves the device to this one.
-                shared.lending.note_wait(now.saturating_add(self.apart));
+                shared.standby.note_wait(now.saturating_add(self.apart));
                 shared.waker.wake();
                 return self.stay_apart();
             }
@@ -127,17 +128,17 @@ impl Wait<'_> {
             std::thread::yield_now();
             return Ok(false);
         }
-        match worker.pacing.plan(now, shared.crowd.is_there(now)) {
+        match worker.pacing.plan(now, shared.scheduler.is_oversubscribed(now)) {
             Pause::Sleep => {
                 if let Slept::Until(ready) = self.sleep(shared, &mut worker, now)? {
                     return Ok(ready);
                 }
             }
             Pause::Yield => {
-                let look = worker.look(shared, now, Whose::Lent);
+                let look = worker.look(shared, now, Whose::Polling);
                 drop(worker);
                 if !look.did_work {
-                    shared.crowd.yield_now();
+                    shared.scheduler.yield_now();
                 }
             }
         }
@@ -152,7 +153,7 @@ impl Wait<'_> {
             let look = pacing.timeout_above(SHORTEST, now, deadline);
             let timeout = look.into_iter().chain(left).min();
             // The device's own thread keeps out of the way meanwhile.
-            shared.lending.note_wait(now.saturating_add(timeout.unwrap_or(SLEEPS)));
+            shared.standby.note_wait(now.saturating_add(timeout.unwrap_or(SLEEPS)));
             timeout
         })
     }

@@ -49,7 +49,7 @@ pub(super) enum Whose {
     /// The device's thread, which then pauses like this if there was nothing to do.
     Own(Pause),
     /// A program's thread, which polls.
-    Lent,
+    Polling,
     /// A program's thread, which then sleeps if there was nothing to do.
     Waiting,
 }
@@ -198,8 +198,8 @@ const SOON: u64 = 1_000_000;
 fn may_wait(shared: &Shared, now: u64, whose: Whose, told: bool) -> bool {
     let looks_again = match whose {
         Whose::Own(pause) => pause == Pause::Yield,
-        Whose::Lent => shared.lending.waits_until() <= now.saturating_add(SOON),
-        Whose::Waiting => told && shared.lending.waits_until() <= now.saturating_add(SOON),
+        Whose::Polling => shared.standby.waits_until() <= now.saturating_add(SOON),
+        Whose::Waiting => told && shared.standby.waits_until() <= now.saturating_add(SOON),
     };
     looks_again && lock(&shared.outbox).iter().all(is_acknowledgement)
 }

@@ -71,8 +71,8 @@ impl Drop for PrivateName {
     }
 }
 
-/// The addresses at which a device of this user may listen that has the station under a private
-/// name.
+/// The addresses at which the device that has the station under a private name may listen, if it is
+/// one of this user's.
 pub(super) fn addresses(station: Station) -> impl Iterator<Item = UnixAddr> {
     let name = file_name(station).ok();
     directories().filter_map(move |directory| UnixAddr::new(&directory.join(name.as_ref()?)).ok())

@@ -250,7 +250,7 @@ impl DeviceShared {
                 return;
             }
             // The device's thread may be in a step, or has to be woken.
-            if !self.runtime.lend() {
+            if !self.runtime.progress() {
                 std::thread::yield_now();
             }
         }

@@ -207,7 +207,7 @@ fn an_armed_queue_reports_to_its_channel() {
 
 /// The device makes progress only in the thread that calls `poll_idle`.
 #[test]
-fn lent_time_moves_a_message_and_its_event() {
+fn a_programs_looks_move_a_message_and_its_event() {
     let device = builder().without_thread().build().unwrap();
     let (pair, channel) = pair(&device, true);
     arm(&pair);

@@ -145,7 +145,7 @@ impl Sender {
     }
 
     fn look_at(&mut self, now: u64) {
-        self.worker.look(&self.runtime.shared, now, Whose::Lent);
+        self.worker.look(&self.runtime.shared, now, Whose::Polling);
     }
 
     /// The acknowledgement of the peer arrives after other packets, which are for no QP.

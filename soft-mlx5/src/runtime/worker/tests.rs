@@ -28,16 +28,16 @@ fn acknowledgements_wait_for_the_answer_of_a_program_that_was_woken() {
     let runtime = Runtime::new(core, Box::new(NoWire), waker, Arc::new(Deaf));
     let shared = &*runtime.shared;
     let waits = |whose, told| may_wait(shared, 5, whose, told);
-    shared.lending.note_wait(5 + SOON);
+    shared.standby.note_wait(5 + SOON);
     // BTH opcodes: ACKNOWLEDGE and SEND Only of a reliable connection.
     lock(&shared.outbox).push(packet(0x11));
     assert!(waits(Whose::Waiting, true));
     assert!(!waits(Whose::Waiting, false), "it goes on sleeping");
-    assert!(waits(Whose::Lent, false), "the program looks again, or the device's thread does");
+    assert!(waits(Whose::Polling, false), "the program looks again, or the device's thread does");
     lock(&shared.outbox).push(packet(0x04));
     assert!(!waits(Whose::Waiting, true), "a message does not wait");
     lock(&shared.outbox).pop();
-    shared.lending.note_wait(6 + SOON);
+    shared.standby.note_wait(6 + SOON);
     assert!(!waits(Whose::Waiting, true), "the device's thread would be late");
 }
 
@@ -109,7 +109,7 @@ fn a_command_waits_for_a_look_that_sends() {
     let runtime = Runtime::new(core, Box::new(wire), waker, Arc::new(Deaf));
     lock(&runtime.shared.outbox).push(packet(0x04));
     std::thread::scope(|scope| {
-        scope.spawn(|| runtime.lend());
+        scope.spawn(|| runtime.progress());
         begins.recv().unwrap();
         let command = scope.spawn(|| {
             runtime.shared.send_before_return();

@@ -1,21 +1,21 @@
-//! Time that programs lend to their device.
+//! How the device's thread stands by while programs' threads do its work.
 //!
 //! A program that polls has nothing to do between two polls that found nothing. If it goes to the
 //! scheduler then, the device's thread takes its turn, and the program waits for two switches of
-//! threads. If it does the device's next look itself ([`Runtime::lend`](super::Runtime::lend)),
-//! there is none.
+//! threads. If it does the device's next look itself
+//! ([`Runtime::progress`](super::Runtime::progress)), there is none.
 //!
 //! Only the thread that holds the worker's lock looks; a thread that finds it taken returns. While
-//! programs lend, the device's thread sleeps for short times (naps). It does not announce a nap, so
+//! programs look, the device's thread sleeps for short times (naps). It does not announce a nap, so
 //! no program spends a system call on waking it, and nothing is lost as the nap ends by itself.
-//! When it finds that the last lent look was a while ago, it takes over. So what comes after the
-//! last lent look waits for 50 us, and up to 1 ms if lending has lasted long. If the scheduler
-//! stops a thread in the midst of a lent look, the device waits for it, as it does for a thread
-//! in a command: programs that lend should run at one priority.
+//! When it finds that the last look of a program was a while ago, it takes over. So what comes
+//! after that look waits for 50 us, and up to 1 ms if programs have looked for long. If the
+//! scheduler stops a program's thread during a look, the device waits for it, as it does for a
+//! thread in a command: programs that poll should run at one priority.
 //!
 //! Before a longer sleep the device's thread announces it, looks once more and sleeps, all under
-//! the worker's lock. So no lent look comes in between, and the protocols by which it is woken need
-//! not know of lending.
+//! the worker's lock. So no look of a program comes in between, and the protocols by which the
+//! thread is woken need not know of those looks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use super::lock;
 
-/// How long after a lent look the thread takes over, in nanoseconds. A program that works on what
-/// it has polled lends again sooner; one that has to wait for a processor does so later.
+/// How long after a program's look the thread takes over, in nanoseconds. A program that works on
+/// what it has polled looks again sooner; one that has to wait for a processor does so later.
 const GONE: u64 = 50_000;
 
 /// Shortest and longest nap in nanoseconds. Waking up for nothing takes some 5 us, in an emulated
@@ -32,32 +32,32 @@ const GONE: u64 = 50_000;
 /// for a processor longer than a nap has the device's thread instead.
 const NAP: (u64, u64) = (25_000, 1_000_000);
 
-/// A program's thread that sleeps in the device's stead says until when. The device's thread relies
-/// on that for at most this time, in nanoseconds: its own longest sleep.
+/// A program's thread that sleeps in place of the device's thread says until when. The device's
+/// thread relies on that for at most this time, in nanoseconds: its own longest sleep.
 const ASLEEP: u64 = 8_000_000;
 
 /// State that programs' threads and the device's thread share.
 #[derive(Debug, Default)]
-pub(super) struct Lending {
-    /// When a program lent its time last, or wanted to; 0 if never.
+pub(super) struct Standby {
+    /// When a program looked last, or wanted to; 0 if never.
     last: AtomicU64,
-    /// Until when a program's thread that waits for a file works in the device's stead; 0 if none
-    /// ever did.
+    /// Until when a program's thread that waits for a file does the device's work; 0 if none ever
+    /// did.
     waits: AtomicU64,
     /// The thread shall not nap any more.
     over: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Lending {
-    /// A program lends a look now.
+impl Standby {
+    /// A program's thread looks now.
     pub(super) fn note(&self, now: u64) {
-        // Relaxed: a date by which nothing is published. Not a store: of several lenders the last
+        // Relaxed: a date by which nothing is published. Not a store: of several threads the last
         // one counts.
         self.last.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// A program's thread waits for a file until then, and works in the device's stead.
+    /// A program's thread waits for a file until then, and does the device's work meanwhile.
     pub(super) fn note_wait(&self, until: u64) {
         self.waits.fetch_max(until, Ordering::Relaxed);
     }
@@ -67,8 +67,8 @@ impl Lending {
         self.waits.load(Ordering::Relaxed)
     }
 
-    /// When a program last lent or waited, if ever. It is in the future while a program's thread
-    /// sleeps.
+    /// When a program's thread last looked or waited, if ever. It is in the future while such a
+    /// thread sleeps.
     pub(super) fn last(&self) -> Option<u64> {
         let last = self.last.load(Ordering::Relaxed).max(self.waits.load(Ordering::Relaxed));
         Some(last).filter(|last| *last != 0)
@@ -79,7 +79,7 @@ impl Lending {
         now < self.last.load(Ordering::Relaxed).saturating_add(GONE)
     }
 
-    /// The thread naps for this many nanoseconds, or until [`Lending::end`].
+    /// The thread naps for this many nanoseconds, or until [`Standby::end`].
     pub(super) fn nap(&self, nanoseconds: u64) {
         let over = lock(&self.over);
         if !*over {
@@ -94,32 +94,32 @@ impl Lending {
     }
 }
 
-/// How the thread keeps out of the lenders' way.
+/// How long the device's thread sleeps at a time while it stands by.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Standby {
+pub(super) struct Naps {
     /// The next nap in nanoseconds. It doubles with each nap, because the thread woke for nothing
     /// if it naps again, and is halved where the thread takes over.
-    next: u64,
+    length: u64,
     /// The thread has taken over.
     works: bool,
 }
 
-impl Standby {
+impl Naps {
     pub(super) fn new() -> Self {
-        Self { next: NAP.0, works: true }
+        Self { length: NAP.0, works: true }
     }
 
-    /// How long to nap in nanoseconds; `None`: no program lends, so the thread has to look.
-    pub(super) fn nap(&mut self, last: u64, now: u64) -> Option<u64> {
+    /// How long to nap in nanoseconds; `None`: no program looks, so the thread has to.
+    pub(super) fn next(&mut self, last: u64, now: u64) -> Option<u64> {
         if now.saturating_sub(last) >= GONE {
             if !std::mem::replace(&mut self.works, true) {
-                self.next = (self.next / 2).max(NAP.0);
+                self.length = (self.length / 2).max(NAP.0);
             }
             return None;
         }
         self.works = false;
-        let nap = self.next;
-        self.next = (2 * nap).min(NAP.1);
+        let nap = self.length;
+        self.length = (2 * nap).min(NAP.1);
         Some(nap.max(last.saturating_sub(now).min(ASLEEP)))
     }
 }
@@ -128,9 +128,9 @@ impl Standby {
 mod tests {
     use super::*;
 
-    /// All naps from one time to another, of a thread beside a program that lends all the time.
-    fn naps(standby: &mut Standby, from: u64, to: u64) -> Vec<u64> {
-        let next = |now: &u64| standby.nap(*now, *now).map(|nap| now + nap);
+    /// All naps from one time to another, of a thread beside a program that looks all the time.
+    fn lengths(naps: &mut Naps, from: u64, to: u64) -> Vec<u64> {
+        let next = |now: &u64| naps.next(*now, *now).map(|nap| now + nap);
         let ends: Vec<u64> =
             std::iter::successors(Some(from), next).take_while(|now| *now <= to).collect();
         ends.windows(2).map(|pair| pair[1] - pair[0]).collect()
@@ -138,41 +138,41 @@ mod tests {
 
     #[test]
     fn naps_for_nothing_become_longer() {
-        let mut standby = Standby::new();
-        let first = naps(&mut standby, 1_000, 3_000_000);
+        let mut naps = Naps::new();
+        let first = lengths(&mut naps, 1_000, 3_000_000);
         assert_eq!(first[..4], [25_000, 50_000, 100_000, 200_000]);
         assert_eq!(first.last(), Some(&NAP.1));
-        assert_eq!(naps(&mut standby, 0, 1_000_000_000).len(), 1_000, "in a second");
+        assert_eq!(lengths(&mut naps, 0, 1_000_000_000).len(), 1_000, "in a second");
     }
 
     #[test]
     fn a_thread_that_takes_over_naps_half_as_long_next_time() {
-        let mut standby = Standby::new();
-        naps(&mut standby, 1_000, 5_000_000);
-        assert_eq!(standby.nap(5_000_000, 5_000_000 + GONE - 1), Some(NAP.1));
+        let mut naps = Naps::new();
+        lengths(&mut naps, 1_000, 5_000_000);
+        assert_eq!(naps.next(5_000_000, 5_000_000 + GONE - 1), Some(NAP.1));
         for later in 0..3 {
-            assert_eq!(standby.nap(5_000_000, 5_000_000 + GONE + later), None);
+            assert_eq!(naps.next(5_000_000, 5_000_000 + GONE + later), None);
         }
-        assert_eq!(standby.nap(7_000_000, 7_000_000), Some(NAP.1 / 2));
+        assert_eq!(naps.next(7_000_000, 7_000_000), Some(NAP.1 / 2));
     }
 
     #[test]
     fn the_thread_sleeps_as_long_as_a_waiting_program() {
-        let mut standby = Standby::new();
-        assert_eq!(standby.nap(4_000_000, 1_000_000), Some(3_000_000));
-        assert_eq!(standby.nap(400_000_000, 4_000_000), Some(ASLEEP));
-        assert_eq!(standby.nap(12_000_000, 12_000_000), Some(4 * NAP.0));
+        let mut naps = Naps::new();
+        assert_eq!(naps.next(4_000_000, 1_000_000), Some(3_000_000));
+        assert_eq!(naps.next(400_000_000, 4_000_000), Some(ASLEEP));
+        assert_eq!(naps.next(12_000_000, 12_000_000), Some(4 * NAP.0));
     }
 
     #[test]
     fn the_end_is_not_slept_through() {
-        let lending = Lending::default();
-        assert_eq!(lending.last(), None);
-        lending.note(7);
-        lending.note(5);
-        assert_eq!(lending.last(), Some(7));
-        lending.end();
+        let standby = Standby::default();
+        assert_eq!(standby.last(), None);
+        standby.note(7);
+        standby.note(5);
+        assert_eq!(standby.last(), Some(7));
+        standby.end();
         // This takes days if `end` does not end it.
-        lending.nap(u64::MAX / 1024);
+        standby.nap(u64::MAX / 1024);
     }
 }
