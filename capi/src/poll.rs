@@ -38,8 +38,8 @@ forms! {
             }
             let library = queue.provider();
             match library.take_sent(sent) {
-                Some((completion, opcode)) => {
-                    put_send::<NEWER>(&completion, opcode, into);
+                Some((completion, sent)) => {
+                    put_send::<NEWER>(&completion, sent, into);
                     polled_one(queue, into)
                 }
                 None => either!(poll_received, poll_received_newer)(queue, into),
@@ -103,8 +103,8 @@ forms! {
             let mut place = into;
             while !batch.is_over() {
                 match batch.next(sent) {
-                    Some(Good::Sent(completion, opcode)) => {
-                        put_send::<NEWER>(&completion, opcode, place);
+                    Some(Good::Sent(completion, sent)) => {
+                        put_send::<NEWER>(&completion, sent, place);
                     }
                     Some(Good::Received(completion)) => put_receive::<NEWER>(&completion, place),
                     None if place == into => return poll_first(queue, most, into),

@@ -29,11 +29,12 @@ pub(super) unsafe fn write(completion: Completion<'_>, into: *mut ibv_wc) {
     }
 }
 
-/// The `ibv_wc_opcode` of a send. `None` if the opcode alone does not identify the operation.
+/// What a send that went well is in [`SENT`]. `None` if its opcode alone does not identify the
+/// operation.
 #[inline(always)]
-pub(super) fn sent(requested: Requested) -> Option<u8> {
-    let opcode = SENT[usize::from(requested.opcode().0)];
-    (opcode != UNUSUAL).then_some(opcode)
+pub(super) fn sent(requested: Requested) -> Option<Sent> {
+    let sent = SENT[usize::from(requested.opcode().0)];
+    (sent != UNUSUAL).then_some(sent)
 }
 
 /// Writes a send that went well.
@@ -42,13 +43,13 @@ pub(super) fn sent(requested: Requested) -> Option<u8> {
 /// As for [`write`].
 #[inline(always)]
 unsafe fn write_sent(completion: Completion<'_>, into: *mut ibv_wc) {
-    let opcode = SENT[usize::from(completion.wqe_opcode().0)];
+    let sent = SENT[usize::from(completion.wqe_opcode().0)];
     // SAFETY: the caller's place.
     unsafe {
-        if opcode == UNUSUAL {
+        if sent == UNUSUAL {
             return write_unusual(completion.again(), into);
         }
-        put_send::<false>(&completion, opcode, into);
+        put_send::<false>(&completion, sent, into);
     }
 }
 
@@ -67,10 +68,11 @@ unsafe fn write_received(completion: Completion<'_>, into: *mut ibv_wc) {
     }
 }
 
-/// `ibv_wc` in parts of 16 bytes: the second begins with the vendor's code, which is followed by
-/// length, immediate data and number; the third with the remote number, which is followed by the
-/// flags.
+/// A [`Sent`] is two fields of an `ibv_wc`, which is written in parts of 16 bytes from there on.
+/// The second part begins with the vendor's code, which is followed by length, immediate data and
+/// number; the third with the remote number, which is followed by the flags.
 const _: () = {
+    assert!(offset_of!(ibv_wc, status) == 8 && offset_of!(ibv_wc, opcode) == 12);
     assert!(offset_of!(ibv_wc, vendor_err) == 16 && offset_of!(ibv_wc, byte_len) == 20);
     assert!(offset_of!(ibv_wc, imm_data) == 24 && offset_of!(ibv_wc, qp_num) == 28);
     assert!(offset_of!(ibv_wc, src_qp) == 32 && offset_of!(ibv_wc, wc_flags) == 36);
@@ -79,14 +81,15 @@ const _: () = {
     assert!(size_of::<ibv_wc>() == 48);
 };
 
-/// Writes a send with this `ibv_wc_opcode` that went well. `NEWER`: see [`forms`](crate::forms).
+/// Writes a send that went well, of which `sent` is in [`SENT`]. `NEWER`: see
+/// [`forms`](crate::forms).
 ///
 /// # Safety
 /// As for [`write`].
 #[inline(always)]
 pub(super) unsafe fn put_send<const NEWER: bool>(
     completion: &Completion<'_>,
-    opcode: u8,
+    sent: Sent,
     into: *mut ibv_wc,
 ) {
     // SAFETY: the caller's place, and processors with the newer instructions have SSSE3.
@@ -94,15 +97,15 @@ pub(super) unsafe fn put_send<const NEWER: bool>(
         #[cfg(target_arch = "x86_64")]
         if NEWER {
             (*into).wr_id = completion.wr_id();
-            ((*into).status, (*into).opcode) = (0, opcode.into());
+            into.cast::<Sent>().add(1).write(sent);
             into.cast::<[u32; 4]>().add(1).write(completion.length_and_number());
             into.cast::<[u32; 4]>().add(2).write([0; 4]);
             return;
         }
         into.write(ibv_wc {
             wr_id: completion.wr_id(),
-            status: 0,
-            opcode: opcode.into(),
+            status: sent[0],
+            opcode: sent[1],
             vendor_err: 0,
             byte_len: completion.byte_len(),
             imm_data: 0,
@@ -150,10 +153,7 @@ pub(super) unsafe fn put_receive<const NEWER: bool>(
             imm_data: 0,
             qp_num: completion.qp_num(),
             src_qp: remote.remote_qpn(),
-            wc_flags: match completion.may_have_receive_flags() {
-                true => receive_flags(completion),
-                false => 0,
-            },
+            wc_flags: receive_flags(completion),
             pkey_index: completion.pkey_index(),
             slid: completion.slid(),
             sl: remote.service_level(),
@@ -198,23 +198,27 @@ unsafe fn write_unusual(completion: Completion<'_>, into: *mut ibv_wc) {
     unsafe { into.write(wc) };
 }
 
-/// Value in [`SENT`]: the opcode does not identify the operation.
-const UNUSUAL: u8 = u8::MAX;
+/// Status and `ibv_wc_opcode` of a send that went well, as they are in an `ibv_wc`. Together, so
+/// that one load and one store move both.
+pub(super) type Sent = [c_uint; 2];
 
-/// `enum ibv_wc_opcode` by the opcode of a send's work request.
-static SENT: [u8; 256] = {
-    let mut table = [wc_opcode::DRIVER1 as u8; 256];
-    table[Opcode::SEND.0 as usize] = wc_opcode::SEND as u8;
-    table[Opcode::SEND_IMMEDIATE.0 as usize] = wc_opcode::SEND as u8;
-    table[Opcode::SEND_INVALIDATE.0 as usize] = wc_opcode::SEND as u8;
-    table[Opcode::RDMA_WRITE.0 as usize] = wc_opcode::RDMA_WRITE as u8;
-    table[Opcode::RDMA_WRITE_IMMEDIATE.0 as usize] = wc_opcode::RDMA_WRITE as u8;
-    table[Opcode::RDMA_READ.0 as usize] = wc_opcode::RDMA_READ as u8;
-    table[Opcode::ATOMIC_COMPARE_SWAP.0 as usize] = wc_opcode::COMP_SWAP as u8;
-    table[Opcode::ATOMIC_MASKED_COMPARE_SWAP.0 as usize] = wc_opcode::COMP_SWAP as u8;
-    table[Opcode::ATOMIC_FETCH_ADD.0 as usize] = wc_opcode::FETCH_ADD as u8;
-    table[Opcode::ATOMIC_MASKED_FETCH_ADD.0 as usize] = wc_opcode::FETCH_ADD as u8;
-    table[Opcode::TSO.0 as usize] = wc_opcode::TSO as u8;
+/// Value in [`SENT`]: the opcode does not identify the operation.
+const UNUSUAL: Sent = [0, c_uint::MAX];
+
+/// [`Sent`] by the opcode of a send's work request.
+static SENT: [Sent; 256] = {
+    let mut table = [[0, wc_opcode::DRIVER1]; 256];
+    table[Opcode::SEND.0 as usize] = [0, wc_opcode::SEND];
+    table[Opcode::SEND_IMMEDIATE.0 as usize] = [0, wc_opcode::SEND];
+    table[Opcode::SEND_INVALIDATE.0 as usize] = [0, wc_opcode::SEND];
+    table[Opcode::RDMA_WRITE.0 as usize] = [0, wc_opcode::RDMA_WRITE];
+    table[Opcode::RDMA_WRITE_IMMEDIATE.0 as usize] = [0, wc_opcode::RDMA_WRITE];
+    table[Opcode::RDMA_READ.0 as usize] = [0, wc_opcode::RDMA_READ];
+    table[Opcode::ATOMIC_COMPARE_SWAP.0 as usize] = [0, wc_opcode::COMP_SWAP];
+    table[Opcode::ATOMIC_MASKED_COMPARE_SWAP.0 as usize] = [0, wc_opcode::COMP_SWAP];
+    table[Opcode::ATOMIC_FETCH_ADD.0 as usize] = [0, wc_opcode::FETCH_ADD];
+    table[Opcode::ATOMIC_MASKED_FETCH_ADD.0 as usize] = [0, wc_opcode::FETCH_ADD];
+    table[Opcode::TSO.0 as usize] = [0, wc_opcode::TSO];
     table[Opcode::UMR.0 as usize] = UNUSUAL;
     table
 };
@@ -224,7 +228,7 @@ pub(super) fn opcode(completion: &Completion<'_>) -> c_uint {
     if completion.is_send() {
         return match SENT[usize::from(completion.wqe_opcode().0)] {
             UNUSUAL => opcode_of_keys(completion),
-            opcode => opcode.into(),
+            [_, opcode] => opcode,
         };
     }
     match completion.cqe_opcode() {
