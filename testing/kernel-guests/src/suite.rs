@@ -498,8 +498,8 @@ udp() {
 }
 "#;
 
-/// What [`crate::figures`] reads of single messages: seven runs of each kind, in turn, so that other
-/// work of the machine slows all kinds alike.
+/// What [`crate::figures`] reads of single messages: seven runs of each kind, in turn, so that
+/// other work of the machine slows all kinds alike.
 const RXE_LATENCY: &str = r#"
 for turn in 1 2 3 4 5 6 7; do
     for who in rxe uverbs_soft mixed udp; do
