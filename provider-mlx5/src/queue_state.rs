@@ -18,9 +18,9 @@
 //! is reused for later queues of the same size.
 
 mod qp_state;
+mod requests;
 mod side;
 
-use core::ops::RangeInclusive;
 use core::sync::atomic::AtomicUsize;
 use std::sync::Arc;
 
@@ -28,38 +28,14 @@ use crossbeam_utils::CachePadded;
 
 use crate::completion_queue::{CqMonitor, is_before};
 use crate::free_list::FreeList;
-use crate::request::PostError;
 use crate::shown_ring::{LentRing, Ring, ShownRing};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering};
 pub use qp_state::QpState;
+pub(crate) use requests::Kind;
+use requests::NO_END;
 pub(crate) use side::{
     ListTables, NO_START, NextPlace, PolledReceives, PolledSends, Posting, Side,
 };
-
-/// Why a UMR or NOP was posted, which the requester's CQE does not say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Kind {
-    /// Neither: the opcode in the CQE is enough.
-    Plain = 0,
-    /// A memory window bind.
-    Bind = 1,
-    /// A local invalidate.
-    LocalInvalidate = 2,
-    /// A change of a memory key that the caller has encoded.
-    Key = 3,
-}
-
-impl Kind {
-    pub(crate) const fn from_bits(bits: u8) -> Self {
-        match bits {
-            1 => Self::Bind,
-            2 => Self::LocalInvalidate,
-            3 => Self::Key,
-            _ => Self::Plain,
-        }
-    }
-}
 
 /// The counter of the request that completed last, given `head` and how many requests (or blocks)
 /// before it are `outstanding`.
@@ -70,12 +46,6 @@ pub(crate) fn completed_counter(completed: u16, head: u32, outstanding: u32) -> 
     let back = u32::from((head as u16).wrapping_sub(completed));
     (1..=outstanding).contains(&back).then(|| head.wrapping_sub(back))
 }
-
-/// Most blocks that a WQE has after its first one.
-const MAX_INNER_BLOCKS: u32 = 15;
-
-/// A [`QueueState::send_end`] entry whose block is not the second one of a request.
-const NO_END: u64 = u64::MAX;
 
 /// The block that the two sides of a QP or SRQ share. Opaque: the queues and the poller use it.
 #[derive(Debug)]
@@ -259,23 +229,6 @@ impl QueueState {
         self.receives.len()
     }
 
-    /// The work request id of the send WQE that starts at counter `index`.
-    #[inline(always)]
-    pub(crate) fn send_entry(&self, index: u32) -> &AtomicU64 {
-        self.sends.entry(index)
-    }
-
-    pub(crate) fn set_send_kind(&self, index: u32, kind: u8) {
-        if let Some(entry) = self.fixed.send_kinds.get((index & (self.sends.len() - 1)) as usize) {
-            entry.store(kind, Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn send_kind(&self, index: u32) -> Kind {
-        let entry = self.fixed.send_kinds.get((index & (self.sends.len() - 1)) as usize);
-        Kind::from_bits(entry.map_or(0, |entry| entry.load(Ordering::Relaxed)))
-    }
-
     /// The work request id of receive WQE `index`.
     #[inline(always)]
     pub(crate) fn recv_entry(&self, index: u32) -> &AtomicU64 {
@@ -286,71 +239,6 @@ impl QueueState {
     /// [`QueueState::has_send`] must have returned true for it. Poller only.
     pub(crate) fn complete_sends(&self, index: u16) {
         self.sends.complete(index);
-    }
-
-    /// Whether a published, not yet completed request starts at this 16-bit index of the send
-    /// queue. Poller only.
-    pub(crate) fn has_send(&self, index: u16) -> bool {
-        // Acquire: the data written before publication is visible.
-        let published = self.published_sends.load(Ordering::Acquire);
-        self.sends.is_outstanding(index, published) && {
-            let back = (published as u16).wrapping_sub(index);
-            self.is_start(published.wrapping_sub(u32::from(back)))
-        }
-    }
-
-    /// Whether a request starts at this counter of the send queue. A block that is noted as a later
-    /// one of a request does not start one.
-    fn is_start(&self, counter: u32) -> bool {
-        self.send_start(counter) == counter
-    }
-
-    /// The counter of the first block of the request that the block at `counter` belongs to.
-    #[inline(always)]
-    pub(crate) fn send_start(&self, counter: u32) -> u32 {
-        if self.send_entry(counter).load(Ordering::Relaxed) != NO_START {
-            return counter;
-        }
-        // A program's id may equal that number, so the second table decides.
-        self.noted_start(counter).unwrap_or(counter)
-    }
-
-    /// The start of the request of which this block was noted as a later one.
-    #[cold]
-    #[inline(never)]
-    fn noted_start(&self, counter: u32) -> Option<u32> {
-        let most = (self.sends.len() - 1).min(MAX_INNER_BLOCKS);
-        // An end noted in an earlier lap is before its slot, because no request is longer than the
-        // ring.
-        let has_block = |second: &u32| {
-            self.send_end(*second).is_some_and(|end| {
-                [*second, counter].iter().all(|at| (1..=most).contains(&end.wrapping_sub(*at)))
-            })
-        };
-        let second = (0..most).map(|back| counter.wrapping_sub(back)).find(has_block)?;
-        Some(second.wrapping_sub(1))
-    }
-
-    /// The end of the request of several blocks whose second block is at `second`. The entry of
-    /// slot `i` is at `i + send_wqebbs()`, after the ids (see [`QueueState::send_table`]).
-    ///
-    /// All blocks of a request but the first have the id [`NO_START`]. This entry tells them from a
-    /// request whose id happens to be that number.
-    fn send_end(&self, second: u32) -> Option<u32> {
-        self.send_end_entry(second)?.load(Ordering::Relaxed).try_into().ok()
-    }
-
-    fn send_end_entry(&self, second: u32) -> Option<&AtomicU64> {
-        let slot = second & (self.sends.len() - 1);
-        self.fixed.send_entries.get((self.sends.len() + slot) as usize)
-    }
-
-    /// Notes where the request whose second block is at this counter ends; `None` if there is no
-    /// such request.
-    pub(crate) fn set_send_end(&self, second: u32, end: Option<u32>) {
-        if let Some(entry) = self.send_end_entry(second) {
-            entry.store(end.map_or(NO_END, u64::from), Ordering::Relaxed);
-        }
     }
 
     /// Tells pollers of all requests before this counter. Called before the doorbell that tells the
@@ -483,98 +371,6 @@ impl QueueState {
         let [sends, receives] = self.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
         let own = if is_send { sends } else { receives };
         own == cq || own == 0
-    }
-
-    /// The QP's state, as the program or the device last set it.
-    #[inline(always)]
-    pub fn state(&self) -> QpState {
-        QpState::from_u32(self.fixed.state.load(Ordering::Relaxed))
-    }
-
-    /// Whether sends may be posted: from RTS on.
-    #[inline(always)]
-    pub(crate) fn can_send(&self) -> bool {
-        self.fixed.state.load(Ordering::Relaxed) >= QpState::Rts as u32
-    }
-
-    /// Whether receives may be posted: from INIT on.
-    #[inline(always)]
-    pub(crate) fn can_receive(&self) -> bool {
-        self.fixed.state.load(Ordering::Relaxed) >= QpState::Init as u32
-    }
-
-    /// Records a state that the program set, or that a completion or an event reported. Posting
-    /// reads it only when it looks for space. After a change to a state that forbids posting, the
-    /// queues' `recheck_state` must be called as well
-    /// ([`SendQueue::recheck_state`](crate::send_queue::SendQueue::recheck_state) and its
-    /// counterparts).
-    pub(crate) fn set_state(&self, state: QpState) {
-        self.fixed.state.store(state as u32, Ordering::Relaxed);
-    }
-
-    /// Called in a forked child: posting fails from the next check of the state on.
-    pub(crate) fn disown(&self) {
-        self.fixed.inherited.store(true, Ordering::Relaxed);
-        self.set_state(QpState::Reset);
-    }
-
-    /// The error of a post in this state.
-    pub(crate) fn refusal(&self) -> PostError {
-        if self.fixed.inherited.load(Ordering::Relaxed) {
-            PostError::ForkedChild
-        } else {
-            PostError::BadState
-        }
-    }
-
-    /// Records that the device moved the QP to ERR, unless the QP is in RESET.
-    pub(crate) fn device_failed(&self) {
-        self.device_moved(QpState::Init..=QpState::Err, QpState::Err);
-    }
-
-    /// Makes a failed send move the QP to SQE, in which only the send queue has stopped. The device
-    /// does so for all services but the reliable ones. Holds until the block is reused.
-    pub(crate) fn set_sends_fail_alone(&self) {
-        self.fixed.failed_send.store(QpState::Sqe as u32, Ordering::Relaxed);
-    }
-
-    /// Makes a receive that is too short for its frame fail without moving the queue to ERR. Raw
-    /// packet queues behave so: mlx5e recovers a receive queue only after other errors
-    /// (`cqe_syndrome_needs_recover` of mlx5/core/en/health.h, since Linux commit 187a9830c921).
-    /// Holds until the block is reused.
-    pub(crate) fn set_short_receives_fail_alone(&self) {
-        self.fixed.short_receives_fail_alone.store(true, Ordering::Relaxed);
-    }
-
-    /// Sets the QP's state after a failed receive.
-    pub(crate) fn receive_failed(&self, too_short: bool) {
-        if !too_short || !self.fixed.short_receives_fail_alone.load(Ordering::Relaxed) {
-            self.device_failed();
-        }
-    }
-
-    /// Sets the QP's state after a failed send. In a QP that goes to SQE a flushed send changes
-    /// nothing: the failed send before it already did, and the program may have returned to RTS
-    /// since.
-    pub(crate) fn send_failed(&self, flushed: bool) {
-        if self.fixed.failed_send.load(Ordering::Relaxed) == QpState::Err as u32 {
-            self.device_failed();
-        } else if !flushed {
-            self.device_moved(QpState::Rts..=QpState::Sqe, QpState::Sqe);
-        }
-    }
-
-    /// Records a state change that the device made by itself, if the QP is in one of the states
-    /// `from`.
-    fn device_moved(&self, from: RangeInclusive<QpState>, to: QpState) {
-        let state = &self.fixed.state;
-        let current = state.load(Ordering::Relaxed);
-        if from.contains(&QpState::from_u32(current)) {
-            // If the exchange fails, the program has changed the state meanwhile, and that is
-            // newer.
-            let _ =
-                state.compare_exchange(current, to as u32, Ordering::Relaxed, Ordering::Relaxed);
-        }
     }
 
     /// The QP's (or SRQ's) number, 0 until it was set.

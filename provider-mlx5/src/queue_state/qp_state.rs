@@ -1,4 +1,10 @@
-//! The states of a QP.
+//! The states of a QP: the one that it is in, as the program, a completion or an event last said.
+
+use core::ops::RangeInclusive;
+
+use super::QueueState;
+use crate::request::PostError;
+use crate::sync::Ordering;
 
 /// The state of a QP, numbered as in `enum ibv_qp_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,5 +60,99 @@ impl core::fmt::Display for QpState {
             Self::Sqe => "SQE",
             Self::Err => "ERR",
         })
+    }
+}
+
+impl QueueState {
+    /// The QP's state, as the program or the device last set it.
+    #[inline(always)]
+    pub fn state(&self) -> QpState {
+        QpState::from_u32(self.fixed.state.load(Ordering::Relaxed))
+    }
+
+    /// Whether sends may be posted: from RTS on.
+    #[inline(always)]
+    pub(crate) fn can_send(&self) -> bool {
+        self.fixed.state.load(Ordering::Relaxed) >= QpState::Rts as u32
+    }
+
+    /// Whether receives may be posted: from INIT on.
+    #[inline(always)]
+    pub(crate) fn can_receive(&self) -> bool {
+        self.fixed.state.load(Ordering::Relaxed) >= QpState::Init as u32
+    }
+
+    /// Records a state that the program set, or that a completion or an event reported. Posting
+    /// reads it only when it looks for space. After a change to a state that forbids posting, the
+    /// queues' `recheck_state` must be called as well
+    /// ([`SendQueue::recheck_state`](crate::send_queue::SendQueue::recheck_state) and its
+    /// counterparts).
+    pub(crate) fn set_state(&self, state: QpState) {
+        self.fixed.state.store(state as u32, Ordering::Relaxed);
+    }
+
+    /// Called in a forked child: posting fails from the next check of the state on.
+    pub(crate) fn disown(&self) {
+        self.fixed.inherited.store(true, Ordering::Relaxed);
+        self.set_state(QpState::Reset);
+    }
+
+    /// The error of a post in this state.
+    pub(crate) fn refusal(&self) -> PostError {
+        if self.fixed.inherited.load(Ordering::Relaxed) {
+            PostError::ForkedChild
+        } else {
+            PostError::BadState
+        }
+    }
+
+    /// Records that the device moved the QP to ERR, unless the QP is in RESET.
+    pub(crate) fn device_failed(&self) {
+        self.device_moved(QpState::Init..=QpState::Err, QpState::Err);
+    }
+
+    /// Makes a failed send move the QP to SQE, in which only the send queue has stopped. The device
+    /// does so for all services but the reliable ones. Holds until the block is reused.
+    pub(crate) fn set_sends_fail_alone(&self) {
+        self.fixed.failed_send.store(QpState::Sqe as u32, Ordering::Relaxed);
+    }
+
+    /// Makes a receive that is too short for its frame fail without moving the queue to ERR. Raw
+    /// packet queues behave so: mlx5e recovers a receive queue only after other errors
+    /// (`cqe_syndrome_needs_recover` of mlx5/core/en/health.h, since Linux commit 187a9830c921).
+    /// Holds until the block is reused.
+    pub(crate) fn set_short_receives_fail_alone(&self) {
+        self.fixed.short_receives_fail_alone.store(true, Ordering::Relaxed);
+    }
+
+    /// Sets the QP's state after a failed receive.
+    pub(crate) fn receive_failed(&self, too_short: bool) {
+        if !too_short || !self.fixed.short_receives_fail_alone.load(Ordering::Relaxed) {
+            self.device_failed();
+        }
+    }
+
+    /// Sets the QP's state after a failed send. In a QP that goes to SQE a flushed send changes
+    /// nothing: the failed send before it already did, and the program may have returned to RTS
+    /// since.
+    pub(crate) fn send_failed(&self, flushed: bool) {
+        if self.fixed.failed_send.load(Ordering::Relaxed) == QpState::Err as u32 {
+            self.device_failed();
+        } else if !flushed {
+            self.device_moved(QpState::Rts..=QpState::Sqe, QpState::Sqe);
+        }
+    }
+
+    /// Records a state change that the device made by itself, if the QP is in one of the states
+    /// `from`.
+    fn device_moved(&self, from: RangeInclusive<QpState>, to: QpState) {
+        let state = &self.fixed.state;
+        let current = state.load(Ordering::Relaxed);
+        if from.contains(&QpState::from_u32(current)) {
+            // If the exchange fails, the program has changed the state meanwhile, and that is
+            // newer.
+            let _ =
+                state.compare_exchange(current, to as u32, Ordering::Relaxed, Ordering::Relaxed);
+        }
     }
 }

@@ -1,0 +1,120 @@
+//! The requests of a send queue as both sides see them: where each starts and ends, and why it was
+//! posted.
+
+use super::{NO_START, QueueState};
+use crate::sync::{AtomicU64, Ordering};
+
+/// Why a UMR or NOP was posted, which the requester's CQE does not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// Neither: the opcode in the CQE is enough.
+    Plain = 0,
+    /// A memory window bind.
+    Bind = 1,
+    /// A local invalidate.
+    LocalInvalidate = 2,
+    /// A change of a memory key that the caller has encoded.
+    Key = 3,
+}
+
+impl Kind {
+    const fn from_bits(bits: u8) -> Self {
+        match bits {
+            1 => Self::Bind,
+            2 => Self::LocalInvalidate,
+            3 => Self::Key,
+            _ => Self::Plain,
+        }
+    }
+}
+
+/// Most blocks that a WQE has after its first one.
+const MAX_INNER_BLOCKS: u32 = 15;
+
+/// A [`QueueState::send_end`] entry whose block is not the second one of a request.
+pub(super) const NO_END: u64 = u64::MAX;
+
+impl QueueState {
+    /// The work request id of the send WQE that starts at counter `index`.
+    #[inline(always)]
+    pub(crate) fn send_entry(&self, index: u32) -> &AtomicU64 {
+        self.sends.entry(index)
+    }
+
+    pub(crate) fn set_send_kind(&self, index: u32, kind: u8) {
+        if let Some(entry) = self.fixed.send_kinds.get((index & (self.sends.len() - 1)) as usize) {
+            entry.store(kind, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn send_kind(&self, index: u32) -> Kind {
+        let entry = self.fixed.send_kinds.get((index & (self.sends.len() - 1)) as usize);
+        Kind::from_bits(entry.map_or(0, |entry| entry.load(Ordering::Relaxed)))
+    }
+
+    /// Whether a published, not yet completed request starts at this 16-bit index of the send
+    /// queue. Poller only.
+    pub(crate) fn has_send(&self, index: u16) -> bool {
+        // Acquire: the data written before publication is visible.
+        let published = self.published_sends.load(Ordering::Acquire);
+        self.sends.is_outstanding(index, published) && {
+            let back = (published as u16).wrapping_sub(index);
+            self.is_start(published.wrapping_sub(u32::from(back)))
+        }
+    }
+
+    /// Whether a request starts at this counter of the send queue. A block that is noted as a later
+    /// one of a request does not start one.
+    fn is_start(&self, counter: u32) -> bool {
+        self.send_start(counter) == counter
+    }
+
+    /// The counter of the first block of the request that the block at `counter` belongs to.
+    #[inline(always)]
+    pub(crate) fn send_start(&self, counter: u32) -> u32 {
+        if self.send_entry(counter).load(Ordering::Relaxed) != NO_START {
+            return counter;
+        }
+        // A program's id may equal that number, so the second table decides.
+        self.noted_start(counter).unwrap_or(counter)
+    }
+
+    /// The start of the request of which this block was noted as a later one.
+    #[cold]
+    #[inline(never)]
+    fn noted_start(&self, counter: u32) -> Option<u32> {
+        let most = (self.sends.len() - 1).min(MAX_INNER_BLOCKS);
+        // An end noted in an earlier lap is before its slot, because no request is longer than the
+        // ring.
+        let has_block = |second: &u32| {
+            self.send_end(*second).is_some_and(|end| {
+                [*second, counter].iter().all(|at| (1..=most).contains(&end.wrapping_sub(*at)))
+            })
+        };
+        let second = (0..most).map(|back| counter.wrapping_sub(back)).find(has_block)?;
+        Some(second.wrapping_sub(1))
+    }
+
+    /// The end of the request of several blocks whose second block is at `second`. The entry of
+    /// slot `i` is at `i + send_wqebbs()`, after the ids (see [`QueueState::send_table`]).
+    ///
+    /// All blocks of a request but the first have the id [`NO_START`]. This entry tells them from a
+    /// request whose id happens to be that number.
+    fn send_end(&self, second: u32) -> Option<u32> {
+        self.send_end_entry(second)?.load(Ordering::Relaxed).try_into().ok()
+    }
+
+    fn send_end_entry(&self, second: u32) -> Option<&AtomicU64> {
+        let slot = second & (self.sends.len() - 1);
+        self.fixed.send_entries.get((self.sends.len() + slot) as usize)
+    }
+
+    /// Notes where the request whose second block is at this counter ends; `None` if there is no
+    /// such request.
+    pub(crate) fn set_send_end(&self, second: u32, end: Option<u32>) {
+        if let Some(entry) = self.send_end_entry(second) {
+            entry.store(end.map_or(NO_END, u64::from), Ordering::Relaxed);
+        }
+    }
+}
