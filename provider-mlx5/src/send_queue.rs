@@ -26,6 +26,7 @@ mod operation;
 mod payload;
 mod post;
 mod publish;
+mod ring;
 mod run_time;
 mod service;
 mod space;
@@ -73,7 +74,7 @@ use crate::user_index::{QueueHandle, SENDS};
 pub use encode::RequestId;
 use encode::mode_word;
 use payload::Limits;
-use post::{Next, SendRing};
+use ring::{Next, SendRing};
 use space::{Counted, Place};
 use wide::{Wide, wide};
 

@@ -1,19 +1,16 @@
 //! Batches: requests that are built one after the other and published together.
 
-#![allow(unsafe_code)]
-
 use core::mem::ManuallyDrop;
 
-use super::encode::{Request, Wqe, first_word, header, short_blocks};
+use super::encode::{Promised, Request};
 use super::payload::Payload;
-use super::post::Next;
+use super::ring::Next;
 use super::space::Place;
-use super::wide::{Wide, WideBlock, copy_request, or, store_block, wide};
-use super::{Carries, Operation, SendQueue, Takes, Transport};
-use crate::format::{Fence, WQEBB_SIZE};
+use super::wide::{Wide, WideBlock};
+use super::{Operation, SendQueue, Template, Transport};
+use crate::format::WQEBB_SIZE;
 use crate::mmio::Register;
 use crate::request::{PostError, PostFlags};
-use crate::sync::Ordering;
 
 /// Requests being built into a send queue, published together.
 ///
@@ -49,7 +46,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             crate::hint::cold_path();
             return self.resume(self.place());
         }
-        self.next.limit = 0;
+        self.next.close();
         self.set_batch_start(Place { head: self.head, fence: 0 });
         next
     }
@@ -65,7 +62,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// the batch's limit.
     #[inline(always)]
     fn set_fast_limit(&mut self, next: Next) {
-        self.next.limit = 0;
+        self.next.close();
         if self.posts_directly() {
             self.next = next;
         }
@@ -80,7 +77,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// The counter of a batch whose position is [`Next::at`].
     #[inline(always)]
-    fn counter_at(&self, at: usize) -> u32 {
+    pub(super) fn counter_at(&self, at: usize) -> u32 {
         self.batch_start.high.wrapping_add((at / WQEBB_SIZE) as u32)
     }
 
@@ -130,24 +127,18 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.take_over(at);
     }
 
-    /// [`SendQueue::build`], out of line, for a batch that is at [`Next::at`].
-    ///
-    /// # Safety
-    /// As for [`Batch::build`].
+    /// [`SendQueue::build`] of any data, out of line, for a batch that is at [`Next::at`].
     #[inline(never)]
-    unsafe fn build_general<O: Operation, P: Payload>(
+    fn build_general<O: Operation, P: Payload>(
         &mut self,
         at: usize,
         wr_id: u64,
         operation: O,
-        payload: P,
-        octowords: usize,
+        payload: Promised<P>,
         flags: PostFlags,
     ) -> Result<Next, PostError> {
-        let at = self.place_at(at);
-        let request = Request { operation, payload, octowords, flags };
-        // SAFETY: the caller's promise is the same.
-        let next = unsafe { self.build(at, wr_id, request) }?;
+        let request = payload.request(operation, flags, &self.limits)?;
+        let next = self.build(self.place_at(at), wr_id, request)?;
         Ok(self.resume(next))
     }
 
@@ -158,30 +149,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         at: usize,
         wr_id: u64,
         own: Wide,
-        image: &[WideBlock],
+        image: Promised<&[WideBlock]>,
     ) -> Result<Next, PostError> {
         let at = self.place_at(at);
         let next = self.build_image(at, wr_id, own, image)?;
         Ok(self.resume(next))
-    }
-
-    /// [`SendQueue::build_general`] of data that may be empty, have empty SGEs, or be refused.
-    ///
-    /// # Safety
-    /// As for [`Batch::build`].
-    #[cold]
-    #[inline(never)]
-    unsafe fn build_unusual<O: Operation, P: Payload>(
-        &mut self,
-        at: usize,
-        wr_id: u64,
-        operation: O,
-        payload: P,
-        flags: PostFlags,
-    ) -> Result<Next, PostError> {
-        let octowords = header::<O>() + payload.octowords(&self.limits)?;
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.build_general(at, wr_id, operation, payload, octowords, flags) }
     }
 }
 
@@ -206,7 +178,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         if !was_paused {
             // As `begin` does.
             queue.batch_start.is_open = true;
-            queue.next.limit = 0;
+            queue.next.close();
             queue.set_batch_start(Place { head: queue.head, fence: 0 });
         }
         let base = queue.base;
@@ -220,218 +192,83 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         this.queue.next = this.next;
     }
 
-    /// Builds one request after those built before.
-    ///
-    /// # Errors
-    /// Any [`PostError`] but `BadState`. Then nothing has been stored, and the requests built
-    /// before remain.
-    ///
-    /// # Safety
-    /// Until the request has completed or the QP has been destroyed, the memory that `payload`
-    /// names stays registered; no code writes it meanwhile, nor, for reads and atomics, accesses it
-    /// at all. Inline data and `()` demand nothing.
+    /// Builds a request with data for which the promise was made, after those built before.
     #[inline(always)]
-    pub unsafe fn build<O, P>(
+    pub(super) fn build_promised<O: Operation, P: Payload>(
         &mut self,
         wr_id: u64,
         operation: O,
-        payload: P,
-        flags: PostFlags,
-    ) -> Result<(), PostError>
-    where
-        T: Carries<O>,
-        O: Takes<P>,
-        P: Payload,
-    {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.build_any(wr_id, operation, payload, flags) }
-    }
-
-    /// [`Batch::build`] without the compile-time check that the queue's service has the operation.
-    ///
-    /// # Safety
-    /// As for [`Batch::build`].
-    #[doc(hidden)]
-    #[inline(always)]
-    pub unsafe fn build_any<O: Operation, P: Payload>(
-        &mut self,
-        wr_id: u64,
-        operation: O,
-        payload: P,
+        payload: Promised<P>,
         flags: PostFlags,
     ) -> Result<(), PostError> {
         self.queue.check(operation)?;
-        let at = self.next.at;
-        let Some(octowords) = payload.usual(&self.queue.limits, header::<O>()) else {
+        let at = self.next.at();
+        let Some(request) = payload.usual(&operation, flags, &self.queue.limits) else {
             crate::hint::cold_path();
-            let (queue, payload) = (&mut *self.queue, payload.any());
-            // SAFETY: passed on to the caller.
-            let next = unsafe { queue.build_unusual(at, wr_id, operation, payload, flags) }?;
+            let payload = payload.any();
+            let next = self.queue.build_general(at, wr_id, operation, payload, flags)?;
             self.go_on(next);
             return Ok(());
         };
         // Does not call `try_direct`, because testing its result costs two instructions here.
-        let request = Request { operation, payload, octowords, flags };
-        let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
+        let is_direct = request.is_direct();
         if request.is_short() {
-            if is_direct && self.next.has(short_blocks::<O>()) {
-                // SAFETY: the blocks are free, and behind each other.
-                unsafe { self.write(wr_id, request, short_blocks::<O>()) };
+            if is_direct {
+                if let Some(placed) = self.next.place_short(request) {
+                    placed.write(wr_id, self.base, self.queue);
+                    return Ok(());
+                }
+            }
+        } else if is_direct {
+            if let Some(placed) = self.next.place_any(request) {
+                placed.write(wr_id, self.base, self.queue);
                 return Ok(());
             }
-        } else if is_direct && self.next.has(request.blocks()) {
-            // SAFETY: as above.
-            unsafe { self.write(wr_id, request, request.blocks()) };
-            return Ok(());
         }
         crate::hint::cold_path();
-        // SAFETY: passed on to the caller.
-        let next = unsafe {
-            self.queue.build_general(at, wr_id, operation, payload.again(), octowords, flags)
-        }?;
+        let payload = payload.again();
+        let next = self.queue.build_general(at, wr_id, operation, payload, flags)?;
         self.go_on(next);
         Ok(())
     }
 
-    /// The fast path of [`Batch::build_any`]. Returns `false`, with nothing changed, if the caller
-    /// has to call `build_any` instead.
-    ///
-    /// # Safety
-    /// As for [`Batch::build`].
-    #[doc(hidden)]
+    /// The fast path of [`Batch::build_promised`]. Returns `false`, with nothing changed, if the
+    /// caller has to call that instead.
     #[inline(always)]
-    pub unsafe fn build_fast<O: Operation, P: Payload>(
+    pub(super) fn build_promised_fast<O: Operation, P: Payload>(
         &mut self,
         wr_id: u64,
         operation: O,
-        payload: P,
+        payload: Promised<P>,
         flags: PostFlags,
     ) -> bool {
-        let octowords = payload.usual(&self.queue.limits, header::<O>());
-        let (Some(octowords), Ok(())) = (octowords, self.queue.check(operation)) else {
-            return false;
-        };
-        // SAFETY: passed on to the caller.
-        unsafe { self.try_direct(wr_id, Request { operation, payload, octowords, flags }) }
+        let request = payload.usual(&operation, flags, &self.queue.limits);
+        let (Some(request), Ok(())) = (request, self.queue.check(operation)) else { return false };
+        self.try_direct(wr_id, request)
     }
 
     /// Builds the request if the fast path can; returns whether it did.
-    ///
-    /// # Safety
-    /// As for [`Batch::build`].
     #[inline(always)]
-    unsafe fn try_direct<O: Operation, P: Payload>(
+    fn try_direct<O: Operation, P: Payload>(
         &mut self,
         wr_id: u64,
-        request: Request<O, P>,
+        request: Promised<Request<O, P>>,
     ) -> bool {
-        let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
+        let is_direct = request.is_direct();
         if request.is_short() {
-            if is_direct && self.next.has(short_blocks::<O>()) {
-                // SAFETY: the blocks are free, and behind each other.
-                unsafe { self.write(wr_id, request, short_blocks::<O>()) };
-                return true;
-            }
-        } else if is_direct && self.next.has(request.blocks()) {
-            // SAFETY: as above.
-            unsafe { self.write(wr_id, request, request.blocks()) };
-            return true;
-        }
-        false
-    }
-
-    /// Writes a request of `blocks` blocks, and moves on over it.
-    ///
-    /// # Safety
-    /// The blocks are free, and behind each other.
-    #[inline(always)]
-    unsafe fn write<O: Operation, P: Payload>(
-        &mut self,
-        wr_id: u64,
-        request: Request<O, P>,
-        blocks: usize,
-    ) {
-        let control = or(wide(request.control(self.next.place())), self.base);
-        let wqe = request.with_control(control, self.queue.number);
-        // SAFETY: the caller guarantees that the blocks are free.
-        unsafe {
-            match blocks {
-                1 => self.put(wr_id, wqe, 1),
-                2 => self.put(wr_id, wqe, 2),
-                3 => self.put(wr_id, wqe, 3),
-                4 => self.put(wr_id, wqe, 4),
-                _ => {
-                    crate::hint::cold_path();
-                    wqe.store_long(self.next.block());
-                    self.enter(wr_id, blocks);
+            if is_direct {
+                if let Some(placed) = self.next.place_short(request) {
+                    placed.write(wr_id, self.base, self.queue);
+                    return true;
                 }
             }
-        }
-    }
-
-    /// Stores a request of `blocks` blocks, a constant, and moves on over it.
-    ///
-    /// # Safety
-    /// It has so many. They are free, and behind each other.
-    #[inline(always)]
-    unsafe fn put<O: Operation, P: Payload>(&mut self, wr_id: u64, wqe: Wqe<O, P>, blocks: usize) {
-        // SAFETY: passed on to the caller.
-        unsafe {
-            wqe.store_blocks(self.next.block(), blocks);
-            self.enter(wr_id, blocks);
-        }
-    }
-
-    /// Stores a template's blocks, and moves on over them.
-    ///
-    /// # Safety
-    /// The blocks are free, and behind each other.
-    #[inline(always)]
-    pub(super) unsafe fn store<const N: usize>(
-        &mut self,
-        wr_id: u64,
-        control: Wide,
-        image: &[WideBlock; N],
-    ) {
-        // SAFETY: passed on to the caller.
-        unsafe {
-            if N == 1 {
-                let [_, second, third, fourth] = image[0];
-                store_block(self.next.block(), &[control, second, third, fourth]);
-            } else {
-                copy_request(control, image, (self.next.base, self.next.at));
+        } else if is_direct {
+            if let Some(placed) = self.next.place_any(request) {
+                placed.write(wr_id, self.base, self.queue);
+                return true;
             }
-            self.enter(wr_id, N);
         }
-    }
-
-    /// Builds a request that the program has encoded itself, behind those built before. Its index
-    /// and the queue's number are entered into the control segment.
-    ///
-    /// # Errors
-    /// [`PostError::BadOpcode`] unless there are as many bytes as the control segment says;
-    /// [`PostError::Full`].
-    ///
-    /// # Safety
-    /// As for [`Batch::build`], for all memory that the request names, and whatever it does is what
-    /// the program may do with the queue pair.
-    #[cold]
-    #[inline(never)]
-    pub unsafe fn build_encoded(&mut self, wr_id: u64, wqe: &[u8]) -> Result<(), PostError> {
-        self.enter_encoded(wr_id, wqe, 0)
-    }
-
-    /// [`Batch::build_encoded`] of a change of a memory key, which the next request waits for.
-    ///
-    /// # Errors
-    /// As for [`Batch::build_encoded`].
-    ///
-    /// # Safety
-    /// As for [`Batch::build_encoded`].
-    #[cold]
-    #[inline(never)]
-    pub unsafe fn build_key_change(&mut self, wr_id: u64, wqe: &[u8]) -> Result<(), PostError> {
-        self.enter_encoded(wr_id, wqe, Fence::SMALL.0)
+        false
     }
 
     /// Rings the doorbell for everything built so far.
@@ -439,7 +276,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     pub fn publish(self) {
         let (next, mut this) = (self.next, ManuallyDrop::new(self));
         let queue = &mut *this.queue;
-        if queue.end_batch_at(next.at) {
+        if queue.end_batch_at(next.at()) {
             queue.publish_batch(next);
         } else {
             queue.recompute_fast_limit();
@@ -450,7 +287,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     /// Forgets the requests of this batch: the queue is as it was before.
     #[doc(alias = "ibv_wr_abort")]
     pub fn abort(self) {
-        let (at, mut this) = (self.next.at, ManuallyDrop::new(self));
+        let (at, mut this) = (self.next.at(), ManuallyDrop::new(self));
         let queue = &mut *this.queue;
         let built = queue.counter_at(at).wrapping_sub(queue.head);
         queue.forget_batch(built);
@@ -460,7 +297,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     /// The queue's counter after the requests built so far.
     #[inline(always)]
     pub fn head(&self) -> u32 {
-        self.queue.place_at(self.next.at).head
+        self.queue.place_at(self.next.at()).head
     }
 
     #[inline(always)]
@@ -478,38 +315,31 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         &self.next
     }
 
+    /// Builds a template's request if the fast path can; returns whether it did. `own` is its first
+    /// lane, without index and number.
+    #[inline(always)]
+    pub(super) fn put_template<O: Operation, const N: usize>(
+        &mut self,
+        wr_id: u64,
+        own: Wide,
+        template: Promised<&Template<O, N>>,
+    ) -> bool {
+        let Some(slots) = self.next.open_for(template.needed()) else { return false };
+        slots.put(wr_id, own, self.base, template, self.queue);
+        true
+    }
+
     /// Builds a template's request outside the fast path.
     #[inline(always)]
     pub(super) fn build_image(
         &mut self,
         wr_id: u64,
         own: Wide,
-        image: &[WideBlock],
+        image: Promised<&[WideBlock]>,
     ) -> Result<(), PostError> {
-        let next = self.queue.build_image_at(self.next.at, wr_id, own, image)?;
+        let next = self.queue.build_image_at(self.next.at(), wr_id, own, image)?;
         self.go_on(next);
         Ok(())
-    }
-
-    /// The control segment of the next request, with `own` as the request's part of it.
-    #[inline(always)]
-    pub(super) fn stamp(&self, own: Wide) -> Wide {
-        or(or(own, wide([first_word(self.next.place()), 0])), self.base)
-    }
-
-    /// Enters a request that was written into `blocks` blocks, and advances past it.
-    ///
-    /// # Safety
-    /// The blocks are free, and behind each other.
-    #[inline(always)]
-    unsafe fn enter(&mut self, wr_id: u64, blocks: usize) {
-        let entry = self.next.entry;
-        self.next.pass(blocks);
-        // SAFETY: an entry of the table, which the queue's handle keeps alive.
-        unsafe {
-            (*entry).store(wr_id, Ordering::Relaxed);
-            self.queue.ring.note_inner(entry, blocks, self.queue.counter_at(self.next.at));
-        }
     }
 
     /// Runs `call` on a copy of the batch, and continues at the copy's end.
@@ -524,19 +354,16 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         result
     }
 
-    /// Field by field, because copying the struct would go through memory.
+    /// Goes on where a request that was built out of line ends.
     #[inline(always)]
     pub(super) fn go_on(&mut self, next: Next) {
-        self.next.base = next.base;
-        self.next.entry = next.entry;
-        self.next.at = next.at;
-        self.next.limit = next.limit;
+        self.next.go_on(next);
     }
 }
 
 impl<T: Transport, R: Register> Drop for Batch<'_, T, R> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.queue.take_over_dropped(self.next.at);
+        self.queue.take_over_dropped(self.next.at());
     }
 }

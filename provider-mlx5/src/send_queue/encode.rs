@@ -10,12 +10,18 @@
 
 #![allow(unsafe_code)]
 
+mod promised;
+
+use core::marker::PhantomData;
+
+pub(super) use promised::Image;
+
 use super::Block;
 use super::operation::Operation;
-use super::payload::Payload;
+use super::payload::{Inline, Limits, Payload, segment_octowords};
 use super::wide::{Wide, WideBlock, store_composed, store_octowords, wide};
 use crate::format::{ControlSegment, Fence, MAX_DS, MAX_READ_SGE, Opcode};
-use crate::request::{Octoword, PostFlags};
+use crate::request::{Octoword, PostError, PostFlags};
 
 /// Octowords of the control segment and the operation's segments, which precede the data.
 pub(super) const fn header<O: Operation>() -> usize {
@@ -89,16 +95,59 @@ pub(super) const fn second_word(word: u32) -> u64 {
     if cfg!(target_endian = "little") { (word as u64) << 56 } else { word as u64 }
 }
 
+/// What a request is made of, with the program's promise for the memory that it names.
+///
+/// The public `unsafe` functions make one of what the caller gives them. What is taken out of it
+/// has the promise, too; nothing else has. So functions that take one need no promise of their own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Promised<X>(X);
+
+impl<X> Promised<X> {
+    /// # Safety
+    /// What [`SendQueue::post`](super::SendQueue::post) demands holds for the memory that `named`
+    /// names, and for what it lends. For a [`SendRequest`](super::SendRequest) it is what
+    /// [`SendQueue::post_list`](super::SendQueue::post_list) demands.
+    #[inline(always)]
+    pub(super) unsafe fn new(named: X) -> Self {
+        Self(named)
+    }
+}
+
 /// A request, and how many octowords its WQE has.
 #[derive(Clone, Copy)]
 pub(super) struct Request<O, P> {
-    pub(super) operation: O,
-    pub(super) payload: P,
-    pub(super) octowords: usize,
-    pub(super) flags: PostFlags,
+    operation: O,
+    payload: P,
+    /// The header's, and what [`Payload::usual`] or [`Payload::octowords`] said of the payload.
+    octowords: usize,
+    flags: PostFlags,
 }
 
 impl<O: Operation, P: Payload> Request<O, P> {
+    /// A request of any data.
+    #[inline(always)]
+    pub(super) fn new(
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+        limits: &Limits,
+    ) -> Result<Self, PostError> {
+        let octowords = header::<O>() + payload.octowords(limits)?;
+        Ok(Self { operation, payload, octowords, flags })
+    }
+
+    /// The operation.
+    #[inline(always)]
+    pub(super) fn operation(&self) -> &O {
+        &self.operation
+    }
+
+    /// Whether the fast path may take the request.
+    #[inline(always)]
+    pub(super) fn is_direct(&self) -> bool {
+        !O::FENCES_NEXT && !self.reads_too_much()
+    }
+
     /// Whether the request exceeds the WQE, or a limit of its operation.
     #[inline(always)]
     pub(super) fn is_too_long(&self) -> bool {
@@ -255,6 +304,18 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
         unsafe { self.store_sized(to, header::<O>(), MAX_DS as usize) };
     }
 
+    /// The WQE as it is stored, zeros behind it. `None` if it has more than `N` blocks.
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    pub(super) fn image<const N: usize>(&self) -> Option<[WideBlock; N]> {
+        if self.request.blocks() > N {
+            return None;
+        }
+        let mut image = [[wide([0; 2]); 4]; N];
+        // SAFETY: it has no more blocks, as just compared.
+        unsafe { self.store(image.as_mut_ptr().cast::<Block>()) };
+        Some(image)
+    }
+
     /// [`Wqe::store`] of a WQE that has `blocks` blocks, a constant.
     ///
     /// # Safety
@@ -350,7 +411,7 @@ fn joined<O: Operation>(head: &WideBlock, data: &WideBlock) -> WideBlock {
 /// # Safety
 /// It does, behind the header of an `O`. `to` as for [`ending`].
 #[cfg_attr(not(debug_assertions), inline(always))]
-pub(super) unsafe fn short<O: Operation, P: Payload>(
+unsafe fn short<O: Operation, P: Payload>(
     payload: P,
     size: usize,
     to: Option<*mut Wide>,
@@ -404,4 +465,64 @@ unsafe fn stored(to: Option<*mut Wide>, data: WideBlock, count: usize) -> WideBl
         unsafe { store_octowords(to, &data, count) };
     }
     data
+}
+
+/// How many bytes are copied into the WQE of an `O`, of at most `BLOCKS` blocks.
+#[derive(Debug)]
+pub(super) struct CopiedBytes<O, const BLOCKS: usize>(usize, PhantomData<O>);
+
+impl<O, const BLOCKS: usize> Clone for CopiedBytes<O, BLOCKS> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<O, const BLOCKS: usize> Copy for CopiedBytes<O, BLOCKS> {}
+
+impl<O: Operation, const BLOCKS: usize> CopiedBytes<O, BLOCKS> {
+    /// Whether they are the data of an inline segment behind the header. Those of a packet are not.
+    const ARE_SEGMENT: bool = O::DATA_START == 16 * header::<O>() + 4;
+
+    /// So many; none if these are inline data that does not fit.
+    #[inline(always)]
+    pub(super) fn new(bytes: usize) -> Self {
+        let octowords = header::<O>() + segment_octowords(bytes);
+        let fits = !Self::ARE_SEGMENT || octowords <= 4 * BLOCKS;
+        Self(if fits { bytes } else { 0 }, PhantomData)
+    }
+
+    /// How many.
+    #[inline(always)]
+    pub(super) fn get(&self) -> usize {
+        self.0
+    }
+
+    /// Puts other inline data of the same length into an image. False, and nothing changed, unless
+    /// there is such data.
+    #[inline(always)]
+    pub(super) fn replace(&self, data: &[u8], image: &mut [WideBlock; BLOCKS]) -> bool {
+        if !Self::ARE_SEGMENT || data.len() != self.0 || data.is_empty() {
+            return false;
+        }
+        let (size, data) = (segment_octowords(data.len()), Inline(data));
+        let lanes = image.as_flattened_mut();
+        if BLOCKS == short_blocks::<O>() {
+            // SAFETY: `new` has compared the length: the data ends in the last block, in which it
+            // starts.
+            let new = unsafe { short::<O, _>(data, size, None) };
+            lanes.iter_mut().skip(header::<O>()).zip(new).for_each(|(lane, new)| *lane = new);
+            return true;
+        }
+        let Some(lanes) = lanes.get_mut(header::<O>()..header::<O>() + size) else { return false };
+        let Some((last, full)) = lanes.split_last_mut() else { return false };
+        // SAFETY: these are as many octowords as the data has.
+        unsafe {
+            *last = data.last(full.len());
+            for (index, lane) in full.iter_mut().enumerate() {
+                *lane = data.full(index);
+            }
+        }
+        true
+    }
 }

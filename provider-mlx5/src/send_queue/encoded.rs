@@ -1,5 +1,6 @@
 //! Requests that the caller has encoded.
 
+use super::encode::{Image, Promised};
 use super::wide::{WideBlock, wide};
 use super::{Batch, Transport};
 use crate::format::Opcode;
@@ -12,18 +13,26 @@ const MOST_OCTOWORDS: usize = 63;
 const MOST_BLOCKS: usize = MOST_OCTOWORDS.div_ceil(4);
 
 /// A request to be copied to the ring.
-struct Encoded {
+pub(super) struct Encoded {
     image: [WideBlock; MOST_BLOCKS],
     blocks: usize,
+    is_key_change: bool,
+}
+
+impl Image for Encoded {
+    fn image(&self) -> &[WideBlock] {
+        self.image.get(..self.blocks).unwrap_or_default()
+    }
 }
 
 impl Encoded {
-    /// `None` unless there are as many bytes as the control segment says.
-    fn of(wqe: &[u8]) -> Option<Self> {
+    /// # Errors
+    /// [`PostError::BadOpcode`] unless there are as many bytes as the control segment says.
+    pub(super) fn of(wqe: &[u8]) -> Result<Self, PostError> {
         let octowords = wqe.len() / size_of::<Octoword>();
         let count = wqe.get(7).map_or(0, |count| usize::from(count & MOST_OCTOWORDS as u8));
         if octowords == 0 || octowords != count || wqe.len() % size_of::<Octoword>() != 0 {
-            return None;
+            return Err(PostError::BadOpcode);
         }
         let mut image = [[wide([0; 2]); 4]; MOST_BLOCKS];
         let lanes = image.iter_mut().flatten();
@@ -34,7 +43,8 @@ impl Encoded {
         let own = octoword(wqe);
         let [modifier, _, _, opcode, .., length] = own[0].to_ne_bytes();
         *control = wide([u64::from_ne_bytes([modifier, 0, 0, opcode, 0, 0, 0, length]), own[1]]);
-        Some(Self { image, blocks: octowords.div_ceil(4) })
+        let is_key_change = opcode == Opcode::UMR.0;
+        Ok(Self { image, blocks: octowords.div_ceil(4), is_key_change })
     }
 }
 
@@ -44,28 +54,22 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     pub(super) fn enter_encoded(
         &mut self,
         wr_id: u64,
-        wqe: &[u8],
+        encoded: Promised<&Encoded>,
         fence: u8,
     ) -> Result<(), PostError> {
-        let encoded = Encoded::of(wqe).ok_or(PostError::BadOpcode)?;
-        let at = self.next().at;
+        let at = self.next().at();
         let queue = self.queue_mut();
         let start = queue.place_at(at);
-        let image = encoded.image.get(..encoded.blocks).unwrap_or_default();
         let [[own, ..], ..] = encoded.image;
-        let mut next = queue.build_image(start, wr_id, own, image)?;
+        let mut next = queue.build_image(start, wr_id, own, encoded.image())?;
         next.fence = fence;
-        if is_key_change(wqe) {
+        if encoded.is_key_change {
             queue.state().set_send_kind(start.head, Kind::Key as u8);
         }
         let next = queue.resume(next);
         self.go_on(next);
         Ok(())
     }
-}
-
-fn is_key_change(wqe: &[u8]) -> bool {
-    wqe.get(3) == Some(&Opcode::UMR.0)
 }
 
 /// The first sixteen bytes.

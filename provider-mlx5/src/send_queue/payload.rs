@@ -5,13 +5,18 @@
 
 #![allow(unsafe_code)]
 
-use core::sync::atomic::{Ordering, compiler_fence};
+use core::mem::MaybeUninit;
 
-use super::encode::first_word;
-use super::ethernet::Segmented;
+use super::encode::{Promised, first_word};
+use super::ethernet::{EthernetOffload, EthernetTso, Segmented, segmented};
+use super::run_time::{RunTimeOperation, SendRequest};
 use super::sealed::Sealed;
-use super::wide::{self, Wide, few_rounds, wide};
-use crate::format::{ETH_INLINE_START, INLINE_FLAG, MAX_DS};
+use super::wide::{
+    Wide, after_length, bits, copy, few_rounds, load_wide, load32, load64, partial, wide,
+};
+use super::{SendQueue, Transport};
+use crate::format::{ETH_INLINE_L2, ETH_INLINE_START, INLINE_FLAG, MAX_DS};
+use crate::mmio::Register;
 #[cfg(test)]
 use crate::request::Octoword;
 use crate::request::{PostError, Sge, word};
@@ -84,7 +89,11 @@ pub trait Payload: Copy + Sealed {
     /// # Safety
     /// `index + 1` is the size, which `usual` or `octowords` has given.
     #[doc(hidden)]
-    unsafe fn last(&self, index: usize) -> Wide;
+    #[inline(always)]
+    unsafe fn last(&self, index: usize) -> Wide {
+        // SAFETY: the caller's promise. Only inline data ends within an octoword.
+        unsafe { self.full(index) }
+    }
     /// Stores all octowords. Of the last one there may be the data's bytes alone. `sure` is a
     /// constant, and so is `most`.
     ///
@@ -139,10 +148,6 @@ impl Payload for () {
     unsafe fn full(&self, _: usize) -> Wide {
         wide([0; 2])
     }
-    #[inline(always)]
-    unsafe fn last(&self, _: usize) -> Wide {
-        wide([0; 2])
-    }
 }
 
 /// One SGE. Every queue can take one.
@@ -172,10 +177,6 @@ impl Payload for Sge {
     unsafe fn full(&self, _: usize) -> Wide {
         wide(self.octoword())
     }
-    #[inline(always)]
-    unsafe fn last(&self, _: usize) -> Wide {
-        wide(self.octoword())
-    }
 }
 
 /// SGEs, gathered in order.
@@ -202,11 +203,6 @@ impl<'a> Payload for &'a [Sge] {
     unsafe fn full(&self, index: usize) -> Wide {
         // SAFETY: the caller vouches that the size is above the index.
         wide(unsafe { self.get_unchecked(index) }.octoword())
-    }
-    #[inline(always)]
-    unsafe fn last(&self, index: usize) -> Wide {
-        // SAFETY: as above.
-        unsafe { self.full(index) }
     }
 }
 
@@ -245,10 +241,6 @@ impl Payload for Sparse<'_> {
         let sge = self.0.iter().filter(|sge| !sge.is_empty()).nth(index);
         wide(sge.map_or([0; 2], Sge::octoword))
     }
-    unsafe fn last(&self, index: usize) -> Wide {
-        // SAFETY: nothing is demanded.
-        unsafe { self.full(index) }
-    }
 }
 
 /// The buffer of an 8-byte atomic's result.
@@ -278,11 +270,6 @@ impl Payload for AtomicResult {
     unsafe fn full(&self, _: usize) -> Wide {
         wide(Sge::new(self.address, 8, self.lkey).octoword())
     }
-    #[inline(always)]
-    unsafe fn last(&self, index: usize) -> Wide {
-        // SAFETY: nothing is demanded.
-        unsafe { self.full(index) }
-    }
 }
 
 /// Data that is copied into the WQE at posting; the buffer can be reused at once and needs no
@@ -297,7 +284,7 @@ pub struct Inline<'a>(pub &'a [u8]);
 const FIRST: usize = 12;
 
 /// Bytes of its length.
-const LENGTH: usize = 16 - FIRST;
+pub(super) const PREFIX: usize = 16 - FIRST;
 
 impl Inline<'_> {
     /// The length with the inline flag, in memory order.
@@ -377,7 +364,7 @@ impl Payload for Inline<'_> {
             return load_wide(data, 16 * index - 4);
         }
         match data.first_chunk() {
-            Some(start) => wide::after_length(self.header(), start),
+            Some(start) => after_length(self.header(), start),
             None => {
                 let start = u64::from(load32(data, 0)) << 32;
                 wide([self.header() | start.to_le(), load64(data, 4).to_le()])
@@ -398,83 +385,11 @@ impl Payload for Inline<'_> {
         let (to, length) = (to.cast::<u8>(), self.0.len());
         // SAFETY: the caller vouches for octowords that hold the length and all data.
         unsafe {
-            core::hint::assert_unchecked(length + 19 >= 16 * sure && length + LENGTH <= 16 * most);
+            core::hint::assert_unchecked(length + 19 >= 16 * sure && length + PREFIX <= 16 * most);
             to.cast::<u32>().write_volatile((length as u32).wrapping_add(INLINE_FLAG).to_be());
-            copy(to.add(LENGTH), self.0, (16 * sure).saturating_sub(19));
+            copy(to.add(PREFIX), self.0, (16 * sure).saturating_sub(19));
         }
     }
-}
-
-/// Copies data by loads and stores of up to 16 bytes. The last one may overlap the one before, so
-/// their number depends only on the length, and nothing beyond the data is read or written. `sure`
-/// is a constant.
-///
-/// # Safety
-/// The data has at least `sure` bytes; `to` is valid for writes of all of it.
-#[inline(always)]
-unsafe fn copy(to: *mut u8, data: &[u8], sure: usize) {
-    let (from, length) = (data.as_ptr(), data.len());
-    // SAFETY: within the data, as is sure, or was just compared.
-    unsafe {
-        if length < 16 {
-            return copy_short(to, data);
-        }
-        // First the `sure` bytes, then up to a block without a loop, then the rest.
-        let mut at = 0;
-        while at + 16 < sure {
-            // Otherwise the compiler calls `memcpy`.
-            compiler_fence(Ordering::SeqCst);
-            copy_part::<16>(to, from, at);
-            at += 16;
-        }
-        for _ in 0..5 {
-            if at + 16 >= length {
-                return copy_part::<16>(to, from, length - 16);
-            }
-            copy_part::<16>(to, from, at);
-            at += 16;
-        }
-        while at + 16 < length {
-            few_rounds();
-            copy_part::<16>(to, from, at);
-            at += 16;
-        }
-        copy_part::<16>(to, from, length - 16);
-    }
-}
-
-/// [`copy`] of fewer than 16 bytes.
-///
-/// # Safety
-/// As there.
-#[inline(always)]
-unsafe fn copy_short(to: *mut u8, data: &[u8]) {
-    let (from, length) = (data.as_ptr(), data.len());
-    // SAFETY: within the data, as just compared in each case.
-    unsafe {
-        if length >= 8 {
-            copy_part::<8>(to, from, 0);
-            copy_part::<8>(to, from, length - 8);
-        } else if length >= 4 {
-            copy_part::<4>(to, from, 0);
-            copy_part::<4>(to, from, length - 4);
-        } else if length > 0 {
-            // One to three bytes, some of them more than once.
-            copy_part::<1>(to, from, 0);
-            copy_part::<1>(to, from, length / 2);
-            copy_part::<1>(to, from, length - 1);
-        }
-    }
-}
-
-/// Copies the `N` bytes at `at`.
-///
-/// # Safety
-/// They are valid for reads and for writes, and apart.
-#[inline(always)]
-unsafe fn copy_part<const N: usize>(to: *mut u8, from: *const u8, at: usize) {
-    // SAFETY: the caller vouches for them.
-    unsafe { to.add(at).copy_from_nonoverlapping(from.add(at), N) };
 }
 
 /// Octowords of an inline segment of `length` bytes, at least one.
@@ -482,49 +397,6 @@ unsafe fn copy_part<const N: usize>(to: *mut u8, from: *const u8, at: usize) {
 pub(super) const fn segment_octowords(length: usize) -> usize {
     // Of a slice's length, so this does not overflow. `div_ceil` would compare the remainder.
     (length + 4 + 15) >> 4
-}
-
-/// Bits of so many bytes, but for whole words, for a shift.
-#[inline(always)]
-const fn bits(bytes: usize) -> u32 {
-    bytes.wrapping_mul(8) as u32 & 63
-}
-
-#[inline(always)]
-pub(super) fn load64(bytes: &[u8], at: usize) -> u64 {
-    debug_assert!(at + 8 <= bytes.len());
-    // SAFETY: every caller has compared the length; `debug_assert` repeats it.
-    unsafe { u64::from_le(bytes.as_ptr().add(at).cast::<u64>().read_unaligned()) }
-}
-
-#[inline(always)]
-pub(super) fn load32(bytes: &[u8], at: usize) -> u32 {
-    debug_assert!(at + 4 <= bytes.len());
-    // SAFETY: as in `load64`.
-    unsafe { u32::from_le(bytes.as_ptr().add(at).cast::<u32>().read_unaligned()) }
-}
-
-#[inline(always)]
-fn load_wide(bytes: &[u8], at: usize) -> Wide {
-    debug_assert!(at + 16 <= bytes.len());
-    // SAFETY: as in `load64`; every value is valid.
-    unsafe { bytes.as_ptr().add(at).cast::<Wide>().read_unaligned() }
-}
-
-/// The 1 to 16 bytes from `start` to the end of the data, which has 8 at least, and zeros behind
-/// them.
-///
-/// Uses only whole loads within the data and shifts the last one into place, so that no load has to
-/// wait for narrower stores.
-#[inline(always)]
-pub(super) fn partial(data: &[u8], start: usize) -> Wide {
-    let length = data.len();
-    // By what is missing in one half of the octoword, or the other.
-    let end = load64(data, length - 8) >> bits(start.wrapping_sub(length));
-    if length - start > 8 {
-        return wide([load64(data, start).to_le(), end.to_le()]);
-    }
-    wide([end.to_le(), 0])
 }
 
 impl<D: Payload> Segmented<'_, D> {
@@ -581,11 +453,6 @@ impl<'a, D: Payload> Payload for Segmented<'a, D> {
         header_octoword(self.header, 16 * index)
     }
     #[inline(always)]
-    unsafe fn last(&self, index: usize) -> Wide {
-        // SAFETY: the last SGE is as any.
-        unsafe { self.full(index) }
-    }
-    #[inline(always)]
     unsafe fn store(&self, to: *mut Wide, size: usize, _: usize, most: usize) {
         let (header, data) = (self.header_octowords(), self.header);
         // SAFETY: the header has so many octowords, and the data the others.
@@ -616,108 +483,173 @@ fn header_octoword(header: &[u8], start: usize) -> Wide {
     wide([word(&bytes, 0), word(&bytes, 8)])
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LIMITS: Limits = Limits { max_sge: 4, max_inline: 500 };
-
-    /// An inline segment, byte by byte.
-    fn expected(data: &[u8]) -> Vec<u8> {
-        let mut bytes = (0x8000_0000 | data.len() as u32).to_be_bytes().to_vec();
-        bytes.extend_from_slice(data);
-        bytes.resize(bytes.len().next_multiple_of(16), 0);
-        bytes
-    }
-
-    fn bytes_of(octowords: &[Octoword]) -> Vec<u8> {
-        octowords.as_flattened().iter().flat_map(|word| word.to_ne_bytes()).collect()
-    }
-
-    fn octowords_of(payload: impl Payload, size: usize) -> Vec<Octoword> {
-        // SAFETY: each octoword is asked for as what it is.
-        let octoword = |i| unsafe { if i + 1 < size { payload.full(i) } else { payload.last(i) } };
-        (0..size).map(octoword).map(wide::narrow).collect()
-    }
-
-    #[test]
-    fn inline_data_of_every_length() {
-        let data: Vec<u8> = (1..=255).chain(1..=255).collect();
-        for length in 0..=505 {
-            // Of exactly that length, so that a byte too many is found.
-            let data: Box<[u8]> = data[..length].into();
-            let inline = Inline(&data);
-            let usual = inline.usual(&LIMITS, 0);
-            assert_eq!(usual.is_some(), (1..=500).contains(&length));
-            match inline.octowords(&LIMITS) {
-                Err(error) => assert_eq!((error, length > 500), (PostError::InlineTooLong, true)),
-                Ok(0) => assert_eq!(length, 0),
-                Ok(size) => {
-                    assert_eq!(usual, Some(size));
-                    assert_eq!(bytes_of(&octowords_of(inline, size)), expected(&data), "{length}");
-                }
-            }
+/// A request whose data the program has promised to be as [`SendQueue::post_list`] demands: it
+/// gives data with that promise.
+///
+/// [`SendQueue::post_list`]: super::SendQueue::post_list
+impl<'r> Promised<&'r SendRequest<'_>> {
+    /// The data of a request that has some.
+    #[inline(always)]
+    pub(super) fn given(&self) -> Data<'r> {
+        match self.data {
+            // SAFETY: the promise is for all SGEs.
+            [one] if !self.inline => Data::One(unsafe { Promised::new(one) }),
+            [one] => Data::Inline(InlineSge(one)),
+            // SAFETY: as above.
+            list if !self.inline => Data::List(unsafe { Promised::new(list) }),
+            list => Data::InlineList(InlineList(list)),
         }
     }
 
-    /// The bytes that a payload of a WQE with `header` octowords before it stores, and those
-    /// behind.
-    fn stored(payload: impl Payload, size: usize, header: usize) -> Vec<u8> {
-        let mut octowords = [wide([!0; 2]); 40];
-        let to = octowords.as_mut_ptr();
-        let blocks = (header + size).div_ceil(4);
-        let (least, most) = if blocks > 4 { (17, 40) } else { (4 * blocks - 3, 4 * blocks) };
-        // SAFETY: the size is the payload's, within these bounds, and below 40 octowords.
-        unsafe { payload.store(to, size, least.saturating_sub(header), most - header) };
-        bytes_of(&octowords.map(wide::narrow))
-    }
-
-    #[test]
-    fn inline_data_is_stored_without_a_byte_more() {
-        let data: Vec<u8> = (1..=255).chain(1..=255).collect();
-        for length in 1..=500 {
-            let data: Box<[u8]> = data[..length].into();
-            let size = segment_octowords(length);
-            for header in 1..=5 {
-                let stored = stored(Inline(&data), size, header);
-                let (segment, behind) = stored.split_at(4 + length);
-                assert_eq!(segment, &expected(&data)[..4 + length], "{length} behind {header}");
-                assert!(behind.iter().all(|byte| *byte == 0xff), "{length} behind {header}");
+    /// The buffer of an atomic's result; `None` if it is none.
+    #[inline(always)]
+    pub(super) fn result(&self) -> Option<Promised<AtomicResult>> {
+        match self.data {
+            [sge] if sge.length() == 8 => {
+                let result = AtomicResult { address: sge.address(), lkey: sge.lkey() };
+                // SAFETY: the SGE names the same memory.
+                Some(unsafe { Promised::new(result) })
             }
+            _ => None,
         }
     }
 
-    #[test]
-    fn lists_are_stored_whole() {
-        let sges: [Sge; 30] = core::array::from_fn(|i| Sge::new(i as u64, 8, 1));
-        for header in 1..=5 {
-            for count in 0..=30 {
-                let stored = stored(&sges[..count], count, header);
-                let (list, behind) = stored.split_at(16 * count);
-                assert_eq!(list, bytes_of(&octowords_of(&sges[..count], count)));
-                assert!(behind.iter().all(|byte| *byte == 0xff), "{count} behind {header}");
-            }
-        }
+    /// The packet that the device is to segment, behind a header.
+    #[inline(always)]
+    pub(super) fn segmented<'h>(
+        &self,
+        offload: EthernetOffload,
+        mss: u16,
+        header: &'h [u8],
+    ) -> (EthernetTso<'h>, Promised<Segmented<'h>>)
+    where
+        'r: 'h,
+    {
+        let (operation, data) = segmented(offload, mss, header, self.data);
+        // SAFETY: the promise is for the SGEs; the header is copied.
+        (operation, unsafe { Promised::new(data) })
     }
 
-    #[test]
-    fn lists_leave_out_what_is_empty() {
-        let sge = |i| Sge::new(i, 8, 1);
-        let (empty, long) = (Sge::new(9, 0, 1), Sge::new(9, u32::MAX, 1));
-        let full = [sge(1), sge(2), sge(3), sge(4)];
-        assert_eq!(full.as_slice().usual(&LIMITS, 0), Some(4));
-        assert_eq!(octowords_of(full.as_slice(), 4), full.map(|sge| sge.octoword()));
-        let gaps = [empty, sge(1), empty, sge(2)];
-        assert_eq!(gaps.as_slice().usual(&LIMITS, 0), None);
-        let any = gaps.as_slice().any();
-        assert_eq!(any.octowords(&LIMITS), Ok(2));
-        assert_eq!(octowords_of(any, 2), [sge(1), sge(2)].map(|sge| sge.octoword()));
-        let refused = [sge(1), long];
-        assert_eq!(refused.as_slice().usual(&LIMITS, 0), None);
-        assert_eq!(refused.as_slice().any().octowords(&LIMITS), Err(PostError::SgeTooLong));
-        let many = [sge(1); 5];
-        assert_eq!(many.as_slice().usual(&LIMITS, 0), None);
-        assert_eq!(many.as_slice().any().octowords(&LIMITS), Err(PostError::TooManySge));
-        assert_eq!([empty; 4].as_slice().any().octowords(&LIMITS), Ok(0));
+    /// Takes the first 18 bytes off the data, on a queue that wants them inline, and puts what is
+    /// left into `rest`. `None` if there are fewer, or `rest` is too short.
+    pub(super) fn take_header<'b, T: Transport, R: Register>(
+        &'b self,
+        queue: &SendQueue<T, R>,
+        rest: &'b mut [Sge],
+    ) -> Option<([u8; ETH_INLINE_L2], Promised<SendRequest<'b>>)> {
+        if queue.min_inline_header == 0 || !matches!(self.operation, RunTimeOperation::Packet(_)) {
+            return None;
+        }
+        let rest = rest.get_mut(..self.data.len())?;
+        rest.copy_from_slice(self.data);
+        // SAFETY: the promise is that packets on a queue that wants headers inline are readable.
+        let header = unsafe { take_header(rest) }?;
+        // SAFETY: what is left is part of what was promised.
+        Some((header, unsafe { Promised::new(SendRequest { data: rest, ..***self }) }))
     }
 }
+
+/// The data that a request names.
+pub(super) enum Data<'r> {
+    /// One SGE. Lent, so that it stays whole in memory until it is written.
+    One(Promised<&'r Sge>),
+    /// No SGE, or several.
+    List(Promised<&'r [Sge]>),
+    /// One buffer to be copied.
+    Inline(InlineSge<'r>),
+    /// No buffer to be copied, or several.
+    InlineList(InlineList<'r>),
+}
+
+/// An SGE of a request with the promise that it is readable now.
+pub(super) struct InlineSge<'r>(&'r Sge);
+
+impl<'r> InlineSge<'r> {
+    /// The SGE.
+    #[inline(always)]
+    pub(super) fn sge(&self) -> &'r Sge {
+        self.0
+    }
+
+    /// Its bytes.
+    #[inline(always)]
+    pub(super) fn bytes(&self) -> Promised<Inline<'r>> {
+        // SAFETY: the promise is that it is readable.
+        Promised::to_copy(Inline(unsafe { bytes_of(self.0) }))
+    }
+}
+
+/// SGEs of a request with the promise that they are readable now.
+pub(super) struct InlineList<'r>(&'r [Sge]);
+
+impl InlineList<'_> {
+    /// The bytes of all SGEs, joined in `buffer`. `None` if they do not fit.
+    pub(super) fn joined<'b>(
+        &self,
+        buffer: &'b mut [MaybeUninit<u8>],
+    ) -> Option<Promised<Inline<'b>>> {
+        // Summed without overflow, and compared before a byte is read.
+        let length: u64 = self.0.iter().map(|sge| u64::from(sge.length())).sum();
+        if length > buffer.len() as u64 {
+            return None;
+        }
+        // SAFETY: the promise is that they are readable, and they fit.
+        Some(Promised::to_copy(Inline(unsafe { joined(self.0, buffer) })))
+    }
+}
+
+/// The bytes that an SGE names.
+///
+/// # Safety
+/// They are readable, and nothing writes them meanwhile.
+#[inline(always)]
+unsafe fn bytes_of<'a>(sge: &Sge) -> &'a [u8] {
+    if sge.is_empty() {
+        return &[];
+    }
+    let start = core::ptr::with_exposed_provenance(sge.address() as usize);
+    // SAFETY: the caller vouches for it; memory that exists does not wrap around.
+    unsafe { core::slice::from_raw_parts(start, sge.length() as usize) }
+}
+
+/// Joins the bytes of several SGEs in `buffer`.
+///
+/// # Safety
+/// The SGEs' bytes are readable, and together fit into `buffer`.
+unsafe fn joined<'a>(data: &[Sge], buffer: &'a mut [MaybeUninit<u8>]) -> &'a [u8] {
+    let mut length = 0;
+    for sge in data {
+        // SAFETY: the caller vouches for it.
+        let bytes = unsafe { bytes_of(sge) };
+        // SAFETY: the sum of all lengths is at most the buffer's.
+        unsafe {
+            let to = buffer.as_mut_ptr().add(length).cast::<u8>();
+            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+        length += bytes.len();
+    }
+    // SAFETY: the first `length` bytes were just written.
+    unsafe { core::slice::from_raw_parts(buffer.as_ptr().cast(), length) }
+}
+
+/// Takes the first 18 bytes off the SGEs. `None` if they have fewer.
+///
+/// # Safety
+/// The SGEs' bytes are readable.
+unsafe fn take_header(data: &mut [Sge]) -> Option<[u8; ETH_INLINE_L2]> {
+    let mut header = [0; ETH_INLINE_L2];
+    let mut left = &mut header[..];
+    for sge in data {
+        let length = left.len().min(sge.length() as usize);
+        // SAFETY: the caller vouches for it; these are the first bytes of the SGE.
+        let bytes = unsafe { bytes_of(&sge.with_length(length as u32)) };
+        let (now, later) = left.split_at_mut_checked(length)?;
+        now.copy_from_slice(bytes);
+        left = later;
+        *sge = sge.skip(length as u32);
+    }
+    left.is_empty().then_some(header)
+}
+
+#[cfg(test)]
+mod tests;

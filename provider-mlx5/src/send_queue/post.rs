@@ -1,33 +1,33 @@
-//! The ring of a send queue, and the path of one request from the call to the doorbell.
+//! The path of one request from the call to the doorbell.
 //!
 //! On the fast path a request is composed in registers and stored twice: to the ring and to the
 //! register. Every check comes before the first store. The general writer writes all other
-//! requests. The ring comes with a table of work request ids.
+//! requests.
 
 #![allow(unsafe_code)]
 
-use core::mem::MaybeUninit;
+use core::borrow::Borrow;
 
-use super::encode::{Request, Wqe, composed, fenced_once, header, short_blocks};
+use super::encode::{Promised, Request, composed, short_blocks};
+use super::encoded::Encoded;
 use super::payload::Payload;
-use super::space::{Counted, Place};
+use super::ring::Needed;
 use super::wide::{
-    WideBlock, copy_block, few_rounds, narrow, or, store_blocks, store_composed, wide,
+    self, Wide, WideBlock, copy_block, few_rounds, narrow, or, store_blocks, store_composed, wide,
 };
-use super::{Block, Carries, Operation, RequestId, SendQueue, Takes, Transport, place};
-use crate::doorbell::Plain;
-use crate::format::{Fence, MAX_DS, WQEBB_SIZE};
-use crate::memory::DmaMemory;
+use super::{
+    Batch, Block, Carries, Operation, RequestId, SendQueue, SendRequest, Takes, Template, Transport,
+};
+use crate::barrier;
+use crate::doorbell::{Doorbell, DoorbellWord, Plain};
+use crate::format::{Fence, WQEBB_SIZE};
 use crate::mmio::{BlueFlame, Register, Ring};
-use crate::queue_error::QueueError;
-use crate::queue_state::{NO_START, QueueState};
-use crate::request::{PostError, PostFlags};
-use crate::sync::{AtomicU64, Ordering};
-use crate::user_index::{QueueHandle, SENDS};
+use crate::request::{ListError, PostError, PostFlags};
+use crate::sync::Ordering;
 
 /// A request's blocks, for a register that takes copies of up to four blocks, or doorbells only.
 /// `COMPOSED` says that they were composed in registers.
-pub(super) struct Copied<'b, const N: usize, const COMPOSED: bool>(&'b [WideBlock; N]);
+struct Copied<'b, const N: usize, const COMPOSED: bool>(&'b [WideBlock; N]);
 
 impl<'b, const N: usize> Copied<'b, N, true> {
     #[inline(always)]
@@ -38,7 +38,7 @@ impl<'b, const N: usize> Copied<'b, N, true> {
 
 impl<'b, const N: usize> Copied<'b, N, false> {
     #[inline(always)]
-    pub(super) fn stored(blocks: &'b [WideBlock; N]) -> Self {
+    fn stored(blocks: &'b [WideBlock; N]) -> Self {
         Self(blocks)
     }
 }
@@ -109,7 +109,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         unsafe { self.post_any(wr_id, operation, payload, flags) }
     }
 
-    /// [`SendQueue::post_as`] without the promise that the queue's service has the operation.
+    /// [`SendQueue::post_as`] without the compile-time check that the queue's service has the
+    /// operation.
     ///
     /// # Errors
     /// As for [`SendQueue::post_as`].
@@ -125,29 +126,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         payload: P,
         flags: PostFlags,
     ) -> Result<(), PostError> {
-        self.check(operation)?;
-        let Some(octowords) = payload.usual(&self.limits, header::<O>()) else {
-            crate::hint::cold_path();
-            // SAFETY: the caller's promise is the same.
-            return unsafe { self.post_unusual(wr_id, operation, payload.any(), flags) };
-        };
-        // Does not call `try_direct`, because testing its result costs two instructions here.
-        let request = Request { operation, payload, octowords, flags };
-        let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
-        if request.is_short() {
-            if is_direct && self.next.has(short_blocks::<O>()) {
-                // SAFETY: open so far.
-                unsafe { self.post_direct(wr_id, request, short_blocks::<O>()) };
-                return Ok(());
-            }
-        } else if is_direct && self.next.has(request.blocks()) {
-            // SAFETY: open so far.
-            unsafe { self.post_direct(wr_id, request, request.blocks()) };
-            return Ok(());
-        }
-        crate::hint::cold_path();
         // SAFETY: the caller's promise is the same.
-        unsafe { self.post_general(wr_id, operation, payload.again(), octowords, flags) }
+        self.post_promised(wr_id, operation, unsafe { Promised::new(payload) }, flags)
     }
 
     /// [`SendQueue::post_any`], as far as it is the fast path. `false`, and nothing has changed, if
@@ -164,35 +144,151 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         payload: P,
         flags: PostFlags,
     ) -> bool {
-        let octowords = payload.usual(&self.limits, header::<O>());
-        let (Some(octowords), Ok(())) = (octowords, self.check(operation)) else { return false };
         // SAFETY: the caller's promise is the same.
-        unsafe { self.try_direct(wr_id, Request { operation, payload, octowords, flags }) }
+        self.post_promised_fast(wr_id, operation, unsafe { Promised::new(payload) }, flags)
     }
 
-    /// Posts the request if the fast path can; returns whether it did.
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post`].
+    /// [`SendQueue::post_any`] of data for which the promise was made.
     #[cfg_attr(not(debug_assertions), inline(always))]
-    unsafe fn try_direct<I: RequestId, O: Operation, P: Payload>(
+    pub(super) fn post_promised<I: RequestId, O: Operation, P: Payload>(
         &mut self,
         wr_id: I,
-        request: Request<O, P>,
-    ) -> bool {
-        let is_direct = !O::FENCES_NEXT && !request.reads_too_much();
+        operation: O,
+        payload: Promised<P>,
+        flags: PostFlags,
+    ) -> Result<(), PostError> {
+        self.check(operation)?;
+        let Some(request) = payload.usual(&operation, flags, &self.limits) else {
+            crate::hint::cold_path();
+            return self.post_general(wr_id, operation, payload.any(), flags);
+        };
+        // Does not call `try_direct`, because testing its result costs two instructions here.
+        let is_direct = request.is_direct();
         if request.is_short() {
             if is_direct && self.next.has(short_blocks::<O>()) {
                 // SAFETY: open so far.
-                unsafe { self.post_direct(wr_id, request, short_blocks::<O>()) };
+                unsafe { self.post_direct(wr_id, *request, short_blocks::<O>()) };
+                return Ok(());
+            }
+        } else if is_direct && self.next.has(request.blocks()) {
+            // SAFETY: open so far.
+            unsafe { self.post_direct(wr_id, *request, request.blocks()) };
+            return Ok(());
+        }
+        crate::hint::cold_path();
+        self.post_general(wr_id, operation, payload.again(), flags)
+    }
+
+    /// [`SendQueue::post_promised`], as far as it is the fast path. `false`, and nothing has
+    /// changed, if that has to be called.
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    pub(super) fn post_promised_fast<I: RequestId, O: Operation, P: Payload>(
+        &mut self,
+        wr_id: I,
+        operation: O,
+        payload: Promised<P>,
+        flags: PostFlags,
+    ) -> bool {
+        let request = payload.usual(&operation, flags, &self.limits);
+        let (Some(request), Ok(())) = (request, self.check(operation)) else { return false };
+        self.try_direct(wr_id, request)
+    }
+
+    /// Posts the request if the fast path can; returns whether it did.
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    fn try_direct<I: RequestId, O: Operation, P: Payload>(
+        &mut self,
+        wr_id: I,
+        request: Promised<Request<O, P>>,
+    ) -> bool {
+        let is_direct = request.is_direct();
+        if request.is_short() {
+            if is_direct && self.next.has(short_blocks::<O>()) {
+                // SAFETY: open so far.
+                unsafe { self.post_direct(wr_id, *request, short_blocks::<O>()) };
                 return true;
             }
         } else if is_direct && self.next.has(request.blocks()) {
             // SAFETY: open so far.
-            unsafe { self.post_direct(wr_id, request, request.blocks()) };
+            unsafe { self.post_direct(wr_id, *request, request.blocks()) };
             return true;
         }
         false
+    }
+
+    /// Posts requests in order and rings the doorbell once for all that were posted.
+    ///
+    /// # Errors
+    /// The first request that cannot be posted, with the reason; those before it are posted and
+    /// rung.
+    ///
+    /// # Safety
+    /// The memory that the requests' `data` names stays registered, and is not used against the
+    /// device's reading (or, for reads and atomics, writing) it, until the request has completed or
+    /// the QP has been destroyed. The data of inline requests, and of packets on a queue that wants
+    /// headers inline, is readable by this process now.
+    #[inline(always)]
+    pub unsafe fn post_list<'a>(
+        &mut self,
+        requests: impl IntoIterator<Item = impl Borrow<SendRequest<'a>>>,
+    ) -> Result<(), ListError> {
+        // SAFETY: the caller's promise is the same.
+        self.post_promised_list(unsafe { Promised::new(requests.into_iter()) })
+    }
+
+    /// A list of one request: rung by itself, which copies it to the register if it fits.
+    ///
+    /// # Errors
+    /// Why it cannot be posted. What was built before it is rung.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_list`].
+    #[inline(always)]
+    pub unsafe fn post_request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        self.post_promised_request(unsafe { Promised::new(request) })
+    }
+
+    /// Posts a template's request and rings the doorbell.
+    ///
+    /// # Errors
+    /// [`PostError::BadState`], [`PostError::Full`].
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post`], for the memory that the template names.
+    #[inline(always)]
+    pub unsafe fn post_template<O: Operation, const BLOCKS: usize>(
+        &mut self,
+        wr_id: u64,
+        template: &Template<O, BLOCKS>,
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+    {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.post_template_with(wr_id, template, PostFlags::empty()) }
+    }
+
+    /// [`SendQueue::post_template`] with more flags, [`SIGNALED`](PostFlags::SIGNALED) for
+    /// instance.
+    ///
+    /// # Errors
+    /// As for [`SendQueue::post_template`].
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_template`].
+    #[inline(always)]
+    pub unsafe fn post_template_with<O: Operation, const BLOCKS: usize>(
+        &mut self,
+        wr_id: u64,
+        template: &Template<O, BLOCKS>,
+        flags: PostFlags,
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+    {
+        // SAFETY: the caller's promise is the same.
+        self.post_promised_template(wr_id, unsafe { Promised::new(template) }, flags)
     }
 
     /// Builds a request of `blocks` blocks and rings for it. One to four are composed in registers
@@ -241,7 +337,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// # Safety
     /// The queue is open so far.
     #[inline(always)]
-    pub(super) unsafe fn ring_copied<I: RequestId, const N: usize, const COMPOSED: bool>(
+    unsafe fn ring_copied<I: RequestId, const N: usize, const COMPOSED: bool>(
         &mut self,
         wr_id: I,
         blocks: Copied<'_, N, COMPOSED>,
@@ -255,7 +351,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Advances past a request of `blocks` blocks whose doorbell was rung. After the doorbell's
     /// barrier the compiler does this by one instruction on memory.
     #[inline(always)]
-    pub(super) fn pass(&mut self, blocks: usize) {
+    fn pass(&mut self, blocks: usize) {
         self.next.at = self.next.at.wrapping_add(blocks * WQEBB_SIZE);
     }
 
@@ -265,7 +361,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// # Safety
     /// The queue is open so far.
     #[inline(always)]
-    pub(super) unsafe fn enter<I: RequestId>(&mut self, wr_id: I, blocks: usize) -> u32 {
+    unsafe fn enter<I: RequestId>(&mut self, wr_id: I, blocks: usize) -> u32 {
         // Before the queue moves on, because a program's own implementation may panic.
         let wr_id = wr_id.take();
         self.head = self.head.wrapping_add(blocks as u32);
@@ -283,42 +379,21 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
     }
 
-    /// [`SendQueue::post`] of data that may be empty, have empty SGEs, or be refused.
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post`].
-    #[cold]
+    /// [`SendQueue::post_promised`] of requests that do not go to BlueFlame from registers, of all
+    /// requests while the fast path has no space, and of data that may be empty, have empty SGEs,
+    /// or be refused. It measures the data again, so that the fast path need not keep the size.
     #[inline(never)]
-    unsafe fn post_unusual<I: RequestId, O: Operation, P: Payload>(
+    fn post_general<I: RequestId, O: Operation, P: Payload>(
         &mut self,
         wr_id: I,
         operation: O,
-        payload: P,
+        payload: Promised<P>,
         flags: PostFlags,
     ) -> Result<(), PostError> {
-        let octowords = header::<O>() + payload.octowords(&self.limits)?;
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.post_general(wr_id, operation, payload, octowords, flags) }
-    }
-
-    /// [`SendQueue::post`] of requests that do not go to BlueFlame from registers, and of all
-    /// requests while the fast path has no space.
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post`].
-    #[inline(never)]
-    unsafe fn post_general<I: RequestId, O: Operation, P: Payload>(
-        &mut self,
-        wr_id: I,
-        operation: O,
-        payload: P,
-        octowords: usize,
-        flags: PostFlags,
-    ) -> Result<(), PostError> {
+        let request = payload.request(operation, flags, &self.limits)?;
         self.end_batch();
-        let (start, request) = (self.head, Request { operation, payload, octowords, flags });
-        // SAFETY: the caller's promise is the same.
-        let next = unsafe { self.build(self.place(), wr_id, request) }?;
+        let start = self.head;
+        let next = self.build(self.place(), wr_id, request)?;
         self.move_to(next);
         self.ring_from_ring(start);
         Ok(())
@@ -359,248 +434,262 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     }
 }
 
-/// The longest WQE.
-#[repr(align(64))]
-struct Aside(#[allow(dead_code, reason = "only its size is used")] [Block; 16]);
+/// A queue whose fast path is open for a template of `N` blocks.
+pub(super) struct Open<'q, T: Transport, R: Register, const N: usize>(&'q mut SendQueue<T, R>);
 
-/// The blocks of a send queue, which only this process writes, and the table of their ids.
-///
-/// All functions mask the counters that they are given, so no access leaves the ring or the table.
-#[derive(Debug)]
-pub(super) struct SendRing {
-    base: *mut Block,
-    /// The work request ids, one per block; then where requests end, see
-    /// [`QueueState::set_send_end`].
-    entries: *const AtomicU64,
-    /// Blocks minus one.
-    mask: u32,
-    /// Keeps the table.
-    handle: QueueHandle,
-}
-
-/// Where the fast path writes the next request, and how far it may go. A batch has a copy, to which
-/// no reference is passed, so that it can stay in registers.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Next {
-    /// Where a block would be whose counter's 16 bits are 0. It need not be within the ring.
-    pub(super) base: *mut Block,
-    /// The id of the next request.
-    pub(super) entry: *const AtomicU64,
-    /// The counter's 16 bits, in bytes of the ring: both the block and what the control segment
-    /// says of the counter are one step from it.
-    pub(super) at: usize,
-    /// Up to here requests can be written: no state or space check is needed, and the ring does not
-    /// end. 0 where there is no fast path.
-    pub(super) limit: usize,
-}
-
-impl Next {
-    /// The block.
+impl<T: Transport, R: Register> SendQueue<T, R> {
+    /// The queue, if its fast path is open for such a template.
     #[inline(always)]
-    pub(super) fn block(&self) -> *mut Block {
-        self.base.wrapping_byte_add(self.at)
-    }
-
-    /// The counter, where a control segment's first word has it. Within the limit it does not
-    /// overflow.
-    #[inline(always)]
-    pub(super) fn place(&self) -> u32 {
-        (self.at as u32).wrapping_mul(place(1) / WQEBB_SIZE as u32)
-    }
-
-    /// Whether requests of so many bytes can be written.
-    #[inline(always)]
-    pub(super) fn has_bytes(&self, bytes: usize) -> bool {
-        self.at + bytes <= self.limit
-    }
-
-    /// Whether so many blocks can be written.
-    #[inline(always)]
-    pub(super) fn has(&self, blocks: usize) -> bool {
-        // Both are whole blocks, and for one block this takes an instruction less.
-        if blocks == 1 { self.at < self.limit } else { self.has_bytes(blocks * WQEBB_SIZE) }
-    }
-
-    /// Moves on over so many blocks.
-    #[inline(always)]
-    pub(super) fn pass(&mut self, blocks: usize) {
-        self.entry = self.entry.wrapping_add(blocks);
-        self.at = self.at.wrapping_add(blocks * WQEBB_SIZE);
+    pub(super) fn open_for<const N: usize>(
+        &mut self,
+        needed: Needed<N>,
+    ) -> Option<Open<'_, T, R, N>> {
+        if self.next.fits(needed) { Some(Open(self)) } else { None }
     }
 }
 
-// SAFETY: the ring is the queue's own memory (contract of `DmaMemory::new`); the table is atomic
-// and lives as long as `handle`.
-unsafe impl Send for SendRing {}
-// SAFETY: two places in the `SendRing` of the same queue. The copy in a batch is used with that
-// queue only, which the batch borrows exclusively.
-unsafe impl Send for Next {}
-
-impl SendRing {
-    /// The ring of a queue with this handle.
-    pub(super) fn new(memory: &DmaMemory, handle: QueueHandle) -> Result<Self, QueueError> {
-        let blocks = handle.state().send_wqebbs();
-        if blocks > 1 << 15 || !memory.holds(blocks, WQEBB_SIZE) {
-            return Err(QueueError::BadMemory);
-        }
-        let (base, entries) = (memory.as_ptr().cast(), handle.state().send_table().0);
-        Ok(Self { base, entries, mask: blocks - 1, handle })
-    }
-
-    /// Goes on with the handle of the queue's next life.
-    ///
-    /// # Panics
-    /// If it is of another queue.
-    pub(super) fn renew(&mut self, handle: QueueHandle) {
-        handle.claim_after(&self.handle, SENDS);
-        self.entries = handle.state().send_table().0;
-        self.handle = handle;
-    }
-
-    pub(super) fn handle(&self) -> &QueueHandle {
-        &self.handle
-    }
-
+impl<T: Transport, R: Register, const N: usize> Open<'_, T, R, N> {
+    /// Posts a template's request. `own` is its first lane, without index and number.
     #[inline(always)]
-    pub(super) fn state(&self) -> &QueueState {
-        self.handle.state()
-    }
-
-    pub(super) fn base(&self) -> *mut u8 {
-        self.base.cast()
-    }
-
-    /// How many blocks there are.
-    #[inline(always)]
-    pub(super) fn blocks(&self) -> u32 {
-        self.mask + 1
-    }
-
-    /// The block at counter `index`.
-    #[inline(always)]
-    pub(super) fn block(&self, index: u32) -> *mut Block {
-        self.base.wrapping_add((index & self.mask) as usize)
-    }
-
-    /// The fast path from counter `index` on, over `open` blocks that are behind each other.
-    #[inline(always)]
-    pub(super) fn next(&self, index: u32, open: u32) -> Next {
-        let at = usize::from(index as u16) * WQEBB_SIZE;
-        let entry = self.entries.wrapping_add((index & self.mask) as usize);
-        let base = self.block(index).wrapping_byte_sub(at);
-        Next { base, entry, at, limit: at + open as usize * WQEBB_SIZE }
-    }
-
-    /// Blocks from a counter to the ring's end.
-    #[inline(always)]
-    pub(super) fn before_end(&self, counter: u32) -> u32 {
-        self.mask + 1 - (counter & self.mask)
-    }
-
-    /// The first eight bytes of the request at counter `index`, which was built there.
-    #[inline(always)]
-    pub(super) fn control_at(&self, index: u32) -> u64 {
-        // SAFETY: the masked block lies within the ring, which this queue alone writes.
-        unsafe { self.block(index).cast::<u64>().read() }
-    }
-
-    /// Length in blocks of the request at counter `index`, from its control segment.
-    pub(super) fn blocks_at(&self, index: u32) -> u32 {
-        // SAFETY: as in `control_at`.
-        let ds = unsafe { self.block(index).cast::<u8>().add(7).read() } & MAX_DS;
-        u32::from(ds).div_ceil(4)
-    }
-
-    /// [`SendQueue::note_blocks`] of a request that does not straddle the ring's end, and whose id
-    /// is at `entry`; it ends at counter `end`.
-    ///
-    /// # Safety
-    /// The entries of the request's blocks are in this queue's table.
-    #[inline(always)]
-    pub(super) unsafe fn note_inner(&self, entry: *const AtomicU64, blocks: usize, end: u32) {
-        for i in 1..blocks {
-            few_rounds();
-            // SAFETY: the caller vouches for it.
-            unsafe { (*entry.add(i)).store(NO_START, Ordering::Relaxed) };
-        }
-        if blocks > 1 {
-            // SAFETY: the table has the ends behind the ids; this is the second block's.
-            let second = unsafe { &*entry.add(self.mask as usize + 2) };
-            second.store(end.into(), Ordering::Relaxed);
+    pub(super) fn post<O: Operation>(
+        self,
+        wr_id: u64,
+        own: Wide,
+        template: Promised<&Template<O, N>>,
+    ) {
+        let Self(queue) = self;
+        let control = queue.stamp(queue.next.place(), own);
+        // SAFETY: open so far.
+        unsafe {
+            if N == 1 {
+                queue.post_lanes(wr_id, control, *template.lanes());
+            } else {
+                queue.post_pairs(wr_id, control, template.lanes());
+            }
         }
     }
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// Builds any request at `at`, and returns the place after it. The queue's head does not move:
-    /// the caller moves it.
+    /// Posts a template's request lane by lane. It takes the lanes by value, so that those that are
+    /// in registers stay there.
     ///
     /// # Safety
-    /// As for [`SendQueue::post`].
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    pub(super) unsafe fn build<I: RequestId, O: Operation, P: Payload>(
+    /// The queue is open so far.
+    #[inline(always)]
+    unsafe fn post_lanes<const BLOCKS: usize>(
         &mut self,
-        at: Place,
-        wr_id: I,
-        request: Request<O, P>,
-    ) -> Result<Place, PostError> {
-        if request.is_too_long() {
-            return Err(PostError::TooManySge);
+        wr_id: u64,
+        control: Wide,
+        mut image: [WideBlock; BLOCKS],
+    ) {
+        if let [[first, ..], ..] = &mut image[..] {
+            *first = control;
         }
-        let blocks = request.blocks() as u32;
-        let own = request.control(place(at.head));
-        let mode = fenced_once(own, self.claim(at, blocks)?);
-        let control = or(wide(own), or(self.base, wide([0, mode])));
-        let wqe = request.with_control(control, self.number);
-        // SAFETY: the blocks are free.
-        unsafe { self.store(at.head, &wqe, blocks) };
-        self.state().send_entry(at.head).store(wr_id.take(), Ordering::Relaxed);
-        self.note_blocks(at.head, blocks);
-        if O::FENCES_NEXT {
-            self.state().set_send_kind(at.head, request.operation.kind());
-        }
-        let fence = if O::FENCES_NEXT { Fence::SMALL.0 } else { 0 };
-        Ok(Place { head: at.head.wrapping_add(blocks), fence })
-    }
-
-    /// Stores a request of `blocks` blocks at counter `start`, around the ring's end if need be.
-    ///
-    /// # Safety
-    /// The blocks are free.
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    unsafe fn store<O: Operation, P: Payload>(&self, start: u32, wqe: &Wqe<O, P>, blocks: u32) {
-        if blocks <= self.ring.before_end(start) {
-            // SAFETY: the blocks are free, and behind each other.
-            return unsafe { wqe.store(self.ring.block(start)) };
-        }
-        let mut aside = MaybeUninit::<Aside>::zeroed();
-        let from = aside.as_mut_ptr().cast::<Block>();
-        // SAFETY: as many blocks as a WQE has at most; all of them were written, at least by zeros.
+        // SAFETY: open so far.
         unsafe {
-            wqe.store(from);
-            for i in 0..blocks {
-                copy_block(self.ring.block(start.wrapping_add(i)), from.add(i as usize));
-            }
+            store_blocks(self.next.block(), &image);
+            self.ring_copied(wr_id, Copied::stored(&image));
         }
     }
 
-    /// Puts an unused queue where it would be after `head` blocks that have all completed, the last
-    /// request a change of memory keys if `small_fence`. For tools that encode requests of a queue
-    /// in the middle of its life.
+    /// Posts a template's request in stores of 32 bytes.
     ///
     /// # Safety
-    /// Nothing was posted to the queue, and no device reads its ring.
+    /// As for [`SendQueue::post_lanes`]; the processor [`copies_pairs`].
+    #[inline(always)]
+    unsafe fn post_pairs<const BLOCKS: usize>(
+        &mut self,
+        wr_id: u64,
+        control: Wide,
+        image: &[WideBlock; BLOCKS],
+    ) {
+        let to = (self.next.base, self.next.at);
+        // SAFETY: open so far.
+        let head = unsafe { self.enter(wr_id, BLOCKS) };
+        let Doorbell { record, register } = &mut self.doorbell;
+        register.with(Copying { control, image, to, record, head });
+        self.pass(BLOCKS);
+    }
+}
+
+/// What [`SendQueue::post_pairs`] does once it has the register: it stores the request, the
+/// doorbell record and the copy.
+struct Copying<'t, const N: usize> {
+    control: Wide,
+    image: &'t [WideBlock; N],
+    /// See [`wide::copy_request`].
+    to: (*mut Block, usize),
+    record: &'t DoorbellWord,
+    head: u32,
+}
+
+impl<const N: usize> Ring for Copying<'_, N> {
+    #[inline(always)]
+    fn ring(self, register: &mut BlueFlame) {
+        let Self { control, image, to, record, head } = self;
+        let Some(half) = register.take_half() else {
+            crate::hint::cold_path();
+            // SAFETY: the blocks are free, and the processor copies pairs.
+            unsafe { wide::copy_request(control, image, to) };
+            barrier::to_device();
+            record.store(head & 0xffff);
+            barrier::before_doorbell();
+            register.only_doorbell(narrow(control)[0]);
+            return barrier::flush_doorbell();
+        };
+        // SAFETY: the same. The half takes four blocks, or the queue would not be open.
+        unsafe { wide::copy_and_ring(control, image, to, record, head, half.as_ptr().cast()) };
+    }
+}
+
+impl<T: Transport, R: Register> Batch<'_, T, R> {
+    /// Builds one request after those built before.
+    ///
+    /// # Errors
+    /// Any [`PostError`] but `BadState`. Then nothing has been stored, and the requests built
+    /// before remain.
+    ///
+    /// # Safety
+    /// Until the request has completed or the QP has been destroyed, the memory that `payload`
+    /// names stays registered; no code writes it meanwhile, nor, for reads and atomics, accesses it
+    /// at all. Inline data and `()` demand nothing.
+    #[inline(always)]
+    pub unsafe fn build<O, P>(
+        &mut self,
+        wr_id: u64,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+        O: Takes<P>,
+        P: Payload,
+    {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.build_any(wr_id, operation, payload, flags) }
+    }
+
+    /// [`Batch::build`] without the compile-time check that the queue's service has the operation.
+    ///
+    /// # Safety
+    /// As for [`Batch::build`].
     #[doc(hidden)]
-    pub unsafe fn continue_at(&mut self, head: u32, small_fence: bool) {
-        self.head = head;
-        self.tail = head;
-        self.state().continue_sends(head);
-        self.seen = self.state().completed_send();
-        self.counted = Counted::up_to(head);
-        self.max_requests = self.granted;
-        self.bound = head.wrapping_add(self.granted.min(self.ring.blocks()));
-        self.stale = false;
-        self.fence = if small_fence { Fence::SMALL.0 } else { 0 };
-        self.recompute_fast_limit();
+    #[inline(always)]
+    pub unsafe fn build_any<O: Operation, P: Payload>(
+        &mut self,
+        wr_id: u64,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        self.build_promised(wr_id, operation, unsafe { Promised::new(payload) }, flags)
+    }
+
+    /// The fast path of [`Batch::build_any`]. Returns `false`, with nothing changed, if the caller
+    /// has to call `build_any` instead.
+    ///
+    /// # Safety
+    /// As for [`Batch::build`].
+    #[doc(hidden)]
+    #[inline(always)]
+    pub unsafe fn build_fast<O: Operation, P: Payload>(
+        &mut self,
+        wr_id: u64,
+        operation: O,
+        payload: P,
+        flags: PostFlags,
+    ) -> bool {
+        // SAFETY: the caller's promise is the same.
+        self.build_promised_fast(wr_id, operation, unsafe { Promised::new(payload) }, flags)
+    }
+
+    /// Builds one request after those built before.
+    ///
+    /// # Errors
+    /// Any [`PostError`] but `BadState`. Nothing has been stored then.
+    ///
+    /// # Safety
+    /// As for `post_list`.
+    #[inline]
+    pub unsafe fn build_request(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        self.build_promised_request(unsafe { Promised::new(request) })
+    }
+
+    /// Builds a template's request behind those built before.
+    ///
+    /// # Errors
+    /// [`PostError::Full`].
+    ///
+    /// # Safety
+    /// As for [`Batch::build`], for the memory that the template names.
+    #[inline(always)]
+    pub unsafe fn build_template<O: Operation, const BLOCKS: usize>(
+        &mut self,
+        wr_id: u64,
+        template: &Template<O, BLOCKS>,
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+    {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.build_template_with(wr_id, template, PostFlags::empty()) }
+    }
+
+    /// [`Batch::build_template`] with more flags.
+    ///
+    /// # Errors
+    /// [`PostError::Full`].
+    ///
+    /// # Safety
+    /// As for [`Batch::build_template`].
+    #[inline(always)]
+    pub unsafe fn build_template_with<O: Operation, const BLOCKS: usize>(
+        &mut self,
+        wr_id: u64,
+        template: &Template<O, BLOCKS>,
+        flags: PostFlags,
+    ) -> Result<(), PostError>
+    where
+        T: Carries<O>,
+    {
+        // SAFETY: the caller's promise is the same.
+        self.build_promised_template(wr_id, unsafe { Promised::new(template) }, flags)
+    }
+
+    /// Builds a request that the program has encoded itself, behind those built before. Its index
+    /// and the queue's number are entered into the control segment.
+    ///
+    /// # Errors
+    /// [`PostError::BadOpcode`] unless there are as many bytes as the control segment says;
+    /// [`PostError::Full`].
+    ///
+    /// # Safety
+    /// As for [`Batch::build`], for all memory that the request names, and whatever it does is what
+    /// the program may do with the queue pair.
+    #[cold]
+    #[inline(never)]
+    pub unsafe fn build_encoded(&mut self, wr_id: u64, wqe: &[u8]) -> Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        let encoded = unsafe { Promised::new(Encoded::of(wqe)?) };
+        self.enter_encoded(wr_id, encoded.by_ref(), 0)
+    }
+
+    /// [`Batch::build_encoded`] of a change of a memory key, which the next request waits for.
+    ///
+    /// # Errors
+    /// As for [`Batch::build_encoded`].
+    ///
+    /// # Safety
+    /// As for [`Batch::build_encoded`].
+    #[cold]
+    #[inline(never)]
+    pub unsafe fn build_key_change(&mut self, wr_id: u64, wqe: &[u8]) -> Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        let encoded = unsafe { Promised::new(Encoded::of(wqe)?) };
+        self.enter_encoded(wr_id, encoded.by_ref(), Fence::SMALL.0)
     }
 }

@@ -44,7 +44,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Recomputes how far the fast path may go.
     #[inline(always)]
     pub(super) fn recompute_fast_limit(&mut self) {
-        self.next.limit = 0;
+        self.next.close();
         if self.unpublished == 0 && self.posts_directly() {
             self.next = self.next_at(self.place());
         }
@@ -68,7 +68,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.unpublished = self.unpublished.wrapping_add(self.head.wrapping_sub(start));
         self.last_control = self.last_control();
         self.direct = 0;
-        self.next.limit = 0;
+        self.next.close();
     }
 
     /// The first eight bytes of the request before the head, which is in the ring.

@@ -4,7 +4,7 @@
 //! in turn is computed from the poller's published progress.
 
 use super::encode::mode_word;
-use super::post::Next;
+use super::ring::Next;
 use super::{SendQueue, Transport};
 use crate::mmio::Register;
 use crate::queue_state::{NO_START, completed_counter};

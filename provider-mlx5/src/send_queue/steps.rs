@@ -13,16 +13,17 @@
 
 mod state;
 
+use core::mem::replace;
+
 pub use state::{Common, Header, Named, Steps};
 
-use super::encode::{first_word, second_word};
-use super::payload::{Inline, Payload, segment_octowords};
-use super::post::Next;
-use super::wide::{Wide, copy_ends, copy_in_pairs, wide};
+use super::payload::{Inline, PREFIX, Payload, segment_octowords};
+use super::ring::{Next, is_two_blocks, write_inline, write_sge};
+use super::wide::{Wide, copy_in_pairs, wide};
 use super::{Batch, Block, SendQueue, Transport};
 use crate::barrier;
 use crate::doorbell::Plain;
-use crate::format::{ControlSegment, INLINE_FLAG, MAX_DS, Opcode, U32, WQEBB_SIZE};
+use crate::format::{MAX_DS, Opcode, U32, WQEBB_SIZE};
 use crate::mmio::BlueFlame;
 use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
 use crate::sync::Ordering;
@@ -42,31 +43,7 @@ const NAMED: usize = 1 << 30;
 /// What is left of [`Next::at`] when the request has data.
 const PLACE: usize = (NAMED - 1) & !(WQEBB_SIZE - 1);
 
-/// The length in front of data that is copied.
-const PREFIX: usize = 4;
-
 impl Next {
-    /// Writes the header of a request to the next block, and enters its id. `half` is the first
-    /// half of the control segment, but for the first word. Returns the block.
-    ///
-    /// # Safety
-    /// The block is free.
-    #[inline(always)]
-    unsafe fn write_header(&self, common: &Common, header: &impl Header, half: u64) -> *mut Wide {
-        let block = self.block().cast::<u64>();
-        // A sum, because one instruction makes it.
-        let word = ControlSegment::first_word(0, 0, header.opcode()).wrapping_add(self.place());
-        // SAFETY: the caller's promise. What is not part of the header is written over.
-        unsafe {
-            block.write(first_word(word) | half);
-            block.add(1).write(common.mode(header));
-            if header.may_have_remote() {
-                block.cast::<Octoword>().add(1).write(header.remote().octoword());
-            }
-        }
-        block.cast()
-    }
-
     /// Where the data of the request that was named goes. `at` is [`Next::at`].
     #[inline(always)]
     fn data(&self, at: usize) -> *mut Wide {
@@ -77,117 +54,6 @@ impl Next {
     #[inline(always)]
     fn named(&self, at: usize) -> *mut Wide {
         self.base.wrapping_byte_add(at & PLACE).wrapping_sub(1).cast()
-    }
-
-    /// Enters the id of the next request.
-    ///
-    /// # Safety
-    /// Its block is free.
-    #[inline(always)]
-    unsafe fn enter(&self, header: &impl Header) {
-        // SAFETY: the table has an entry for each block.
-        unsafe { (*self.entry).store(header.wr_id(), Ordering::Relaxed) };
-    }
-
-    /// Writes a request of one SGE, which has one block. `None`, and nothing has changed, if the
-    /// SGE is empty or too long, or there is no block.
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post_sge`].
-    #[inline(always)]
-    unsafe fn write_with_sge(
-        &self,
-        common: &Common,
-        header: &impl Header,
-        length: u32,
-        address_and_lkey: impl FnOnce() -> (u64, u32),
-    ) -> Option<*mut Wide> {
-        // Two branches, because the compiler would first turn both answers into numbers if they
-        // were joined.
-        if length as i32 <= 0 {
-            crate::hint::cold_path();
-            return None;
-        }
-        if !self.has(1) {
-            crate::hint::cold_path();
-            return None;
-        }
-        let octowords = header.octowords() & 3;
-        // SAFETY: the block is free, and holds two octowords and an SGE.
-        unsafe {
-            let block = self.write_header(common, header, common.halves[octowords]);
-            self.enter(header);
-            let (address, lkey) = address_and_lkey();
-            write_sge(block.add(octowords), address, length, lkey);
-            Some(block)
-        }
-    }
-
-    /// Writes a request with data that is copied, of up to `MOST` blocks. Returns its first block
-    /// and how many there are; `None`, and nothing has changed, if it needs more, the data is empty
-    /// or too long, or there are no blocks.
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post_inline`].
-    #[inline(always)]
-    unsafe fn write_with_inline<const MOST: usize>(
-        &self,
-        common: &Common,
-        header: &impl Header,
-        length: usize,
-        start: impl FnOnce() -> *const u8,
-    ) -> Option<(*mut Wide, usize)> {
-        // Neither empty nor too long, in one comparison.
-        let most = if MOST == 1 { common.max_short } else { common.max_inline };
-        if length.wrapping_sub(1) >= most {
-            return None;
-        }
-        let size = segment_octowords(length);
-        let octowords = header.octowords() + size;
-        let blocks = if MOST == 1 { 1 } else { octowords.div_ceil(4) };
-        if (MOST > 1 && octowords > 4 * MOST) || !self.has(blocks) {
-            return None;
-        }
-        // SAFETY: so many blocks are free, and hold all data.
-        unsafe {
-            let half = common.number | second_word(octowords as u32);
-            let block = self.write_header(common, header, half);
-            self.enter(header);
-            let data = core::slice::from_raw_parts(start(), length);
-            Inline(data).store(block.add(header.octowords() & 3), size, 1, 4 * MOST);
-            Some((block, blocks))
-        }
-    }
-
-    /// Writes a request with data that is copied, if it has two blocks. Returns the first block;
-    /// `None`, and nothing has changed, if it does not, or there are no blocks.
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post_inline`].
-    #[inline(always)]
-    unsafe fn write_two_blocks(
-        &self,
-        common: &Common,
-        header: &impl Header,
-        length: usize,
-        start: impl FnOnce() -> *const u8,
-    ) -> Option<*mut Wide> {
-        if length.wrapping_sub(1) >= common.max_inline {
-            return None;
-        }
-        let octowords = header.octowords() & 3;
-        let bytes = 16 * octowords + PREFIX + length;
-        if !is_two_blocks(bytes) || !self.has(2) {
-            return None;
-        }
-        // SAFETY: both blocks are free, and hold all data.
-        unsafe {
-            let half = common.number | second_word(bytes.div_ceil(16) as u32);
-            let block = self.write_header(common, header, half);
-            self.enter(header);
-            write_inline(block.add(octowords), start(), length);
-            Some(block)
-        }
     }
 }
 
@@ -209,61 +75,6 @@ unsafe fn is_read(block: *const Wide) -> bool {
 unsafe fn set_length(block: *mut Wide, octowords: usize) {
     // SAFETY: the caller's promise.
     unsafe { block.cast::<u8>().add(LENGTH).write(octowords as u8) };
-}
-
-/// Writes the data segment of an SGE that is neither empty nor too long.
-///
-/// # Safety
-/// `to` is valid for writes, and aligned.
-#[inline(always)]
-unsafe fn write_sge(to: *mut Wide, address: u64, length: u32, lkey: u32) {
-    // Not as one octoword, because joining the words would take two instructions. SAFETY: the
-    // caller's promise.
-    unsafe {
-        to.cast::<u32>().write(length.to_be());
-        to.cast::<u32>().add(1).write(lkey.to_be());
-        to.cast::<u64>().add(1).write(address.to_be());
-    }
-}
-
-/// Whether so many bytes are more than one block and at most two.
-#[inline(always)]
-fn is_two_blocks(bytes: usize) -> bool {
-    bytes.wrapping_sub(WQEBB_SIZE + 1) < WQEBB_SIZE
-}
-
-/// Writes a segment of data that is copied.
-///
-/// # Safety
-/// `start` is valid for reads of `length` bytes, which are 16 to 128, and `to` for writes of the
-/// segment.
-#[inline(always)]
-unsafe fn write_inline(to: *mut Wide, start: *const u8, length: usize) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        to.cast::<u32>().write((length as u32).wrapping_add(INLINE_FLAG).to_be());
-        let to = to.cast::<u8>().add(PREFIX);
-        match length {
-            ..=32 => copy_few(to, start, length),
-            33..=64 => copy_ends::<1>(to, start, length),
-            _ => copy_ends::<2>(to, start, length),
-        }
-    }
-}
-
-/// Copies the first and the last octoword, which may overlap.
-///
-/// # Safety
-/// `from` is valid for reads and `to` for writes of `length` bytes, which are 16 to 32.
-#[inline(always)]
-unsafe fn copy_few(to: *mut u8, from: *const u8, length: usize) {
-    for at in [0, length - 16] {
-        // SAFETY: within the bytes.
-        unsafe {
-            let value = from.add(at).cast::<Wide>().read_unaligned();
-            to.add(at).cast::<Wide>().write_unaligned(value);
-        }
-    }
 }
 
 impl<T: Transport> SendQueue<T, BlueFlame> {
@@ -525,7 +336,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         if written.is_none() {
             return false;
         }
-        self.next.pass(1);
+        // SAFETY: one block was written.
+        unsafe { self.next.pass(1) };
         true
     }
 
@@ -548,7 +360,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             unsafe { self.next.write_with_inline::<MOST>(common, &header, length, start) };
         let Some((_, blocks)) = written else { return false };
         let entry = self.next.entry;
-        self.next.pass(blocks);
+        // SAFETY: so many blocks were written.
+        unsafe { self.next.pass(blocks) };
         if blocks > 1 {
             // SAFETY: before the limit, so within ring and table.
             unsafe { self.ring.note_inner(entry, blocks, self.head.wrapping_add(self.built())) };
@@ -679,8 +492,10 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     #[inline(always)]
     unsafe fn publish_next<const MOST: usize>(&mut self, from: *const Block, blocks: usize) {
         // SAFETY: passed on to the caller.
-        unsafe { self.copy_request::<MOST>(from, blocks) };
-        self.next.pass(blocks);
+        unsafe {
+            self.copy_request::<MOST>(from, blocks);
+            self.next.pass(blocks);
+        }
     }
 
     /// Publishes the request of `blocks` blocks at the head, at most `MOST`: its blocks go to the
@@ -758,6 +573,17 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         true
     }
 
+    /// Opens this path again where [`SendQueue::close_steps`] closed it, if nothing was built
+    /// since.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::batch_from`].
+    pub unsafe fn reopen_steps(&mut self, steps: &mut Steps) {
+        if replace(&mut steps.is_closed, false) {
+            self.next.limit = steps.open;
+        }
+    }
+
     /// A batch behind what was built, of whatever form its requests are. [`Batch::pause`] gives the
     /// place back.
     ///
@@ -772,7 +598,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         steps: &mut Steps,
     ) -> Result<Batch<'_, T, BlueFlame>, PostError> {
         self.end_named();
-        self.reopen_steps(steps);
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.reopen_steps(steps) };
         if self.has_no_steps() && !steps.has_batch {
             return self.batch();
         }

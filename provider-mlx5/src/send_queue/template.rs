@@ -8,31 +8,17 @@
 //! Some x86-64 processors lack stores of 32 bytes. There templates of several blocks never fit the
 //! fast path ([`Template::needed`]), so posting needs no branch for the question.
 
-#![allow(unsafe_code)]
-
 mod fields;
-
-use core::marker::PhantomData;
 
 pub use fields::Field;
 
-use super::encode::{Request, fenced_once, first_word, header, mode_word, short, short_blocks};
-use super::payload::{Payload, segment_octowords};
-use super::post::{Copied, Next};
-use super::space::Place;
-use super::wide::{
-    self, Wide, WideBlock, copies_pairs, narrow, or, store_block, store_blocks, wide,
-};
-use super::{
-    Batch, Block, Carries, Inline, Operation, Read, SendQueue, Takes, Transport, Write,
-    WriteImmediate, place,
-};
-use crate::barrier;
-use crate::doorbell::{Doorbell, DoorbellWord};
-use crate::format::WQEBB_SIZE;
-use crate::mmio::{BlueFlame, Register, Ring};
+use super::encode::{CopiedBytes, Image, Promised, Request, first_word, header, mode_word};
+use super::payload::Payload;
+use super::ring::Needed;
+use super::wide::{self, Wide, WideBlock, narrow, or, wide};
+use super::{Batch, Carries, Operation, Read, SendQueue, Takes, Transport, Write, WriteImmediate};
+use crate::mmio::Register;
 use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
-use crate::sync::Ordering;
 
 /// A request of up to `BLOCKS` blocks (64 bytes each), complete but for its index and the queue's
 /// number.
@@ -48,14 +34,13 @@ pub struct Template<O: Operation, const BLOCKS: usize = 1> {
     blocks: u32,
     /// Bytes of the ring that the fast path needs: more than any ring has where it is not for this
     /// request.
-    needed: usize,
+    needed: Needed<BLOCKS>,
     /// The same when the request takes all `BLOCKS` blocks.
-    full: usize,
+    full: Needed<BLOCKS>,
     /// Bytes that are copied into the WQE, from [`Operation::DATA_START`] on.
-    copied: usize,
+    copied: CopiedBytes<O, BLOCKS>,
     /// The octoword of the only SGE; 0 if there is none, or if there are several.
     sge: usize,
-    operation: PhantomData<O>,
 }
 
 /// Blocks of a request that carries `bytes` bytes of inline data, or a packet's first `bytes` bytes
@@ -70,17 +55,6 @@ pub struct Template<O: Operation, const BLOCKS: usize = 1> {
 /// ```
 pub const fn template_blocks<O: Operation>(bytes: usize) -> usize {
     (O::DATA_START + bytes).div_ceil(64)
-}
-
-/// Blocks that go to a BlueFlame register at most.
-const MOST_DIRECT: usize = 4;
-
-/// More bytes than any ring has, and no sum with these overflows.
-const NEVER: usize = 1 << 24;
-
-/// [`Template::full`].
-fn full<const BLOCKS: usize>() -> usize {
-    if BLOCKS <= MOST_DIRECT && copies_pairs() { BLOCKS * WQEBB_SIZE } else { NEVER }
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
@@ -119,129 +93,44 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         P: Payload,
     {
         self.check(operation)?;
-        let octowords = header::<O>() + payload.octowords(&self.limits)?;
-        let request = Request { operation, payload, octowords, flags };
+        let request = Request::new(operation, payload, flags, &self.limits)?;
         if request.is_too_long() {
             return Err(PostError::TooManySge);
         }
-        let blocks = request.blocks();
-        if O::FENCES_NEXT || payload.usual(&self.limits, header::<O>()).is_none() || blocks > BLOCKS
-        {
+        if O::FENCES_NEXT || payload.usual(&self.limits, header::<O>()).is_none() {
             return Err(PostError::NotATemplate);
         }
         let wqe = request.with_control(wide(request.control(0)), self.number);
-        let mut image = [[wide([0; 2]); 4]; BLOCKS];
-        // SAFETY: it is of no more blocks, as just asked.
-        unsafe { wqe.store(image.as_mut_ptr().cast::<Block>()) };
-        let full = full::<BLOCKS>();
+        let image = wqe.image().ok_or(PostError::NotATemplate)?;
+        let (blocks, full) = (request.blocks(), Needed::all());
         Ok(Template {
             image,
             blocks: blocks as u32,
-            needed: if blocks == BLOCKS { full } else { NEVER },
+            needed: if blocks == BLOCKS { full } else { Needed::NEVER },
             full,
-            copied: payload.copied(),
+            copied: CopiedBytes::new(payload.copied()),
             sge: payload.only_sge().map_or(0, |index| header::<O>() + index),
-            operation: PhantomData,
         })
     }
 
-    /// Posts a template's request and rings the doorbell.
-    ///
-    /// # Errors
-    /// [`PostError::BadState`], [`PostError::Full`].
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post`], for the memory that the template names.
+    /// [`SendQueue::post_template_with`] of a template for which the promise was made.
     #[inline(always)]
-    pub unsafe fn post_template<O: Operation, const BLOCKS: usize>(
+    pub(super) fn post_promised_template<O: Operation, const BLOCKS: usize>(
         &mut self,
         wr_id: u64,
-        template: &Template<O, BLOCKS>,
-    ) -> Result<(), PostError>
-    where
-        T: Carries<O>,
-    {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.post_template_with(wr_id, template, PostFlags::empty()) }
-    }
-
-    /// [`SendQueue::post_template`] with more flags, [`SIGNALED`](PostFlags::SIGNALED) for
-    /// instance.
-    ///
-    /// # Errors
-    /// As for [`SendQueue::post_template`].
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post_template`].
-    #[inline(always)]
-    pub unsafe fn post_template_with<O: Operation, const BLOCKS: usize>(
-        &mut self,
-        wr_id: u64,
-        template: &Template<O, BLOCKS>,
+        template: Promised<&Template<O, BLOCKS>>,
         flags: PostFlags,
-    ) -> Result<(), PostError>
-    where
-        T: Carries<O>,
-    {
-        if BLOCKS > MOST_DIRECT || !template.fits(&self.next) {
-            crate::hint::cold_path();
-            let own = template.control(flags);
-            if BLOCKS == 1 {
-                return self.post_closed(wr_id, own, template.image);
-            }
-            return self.post_image(wr_id, own, template.image());
+    ) -> Result<(), PostError> {
+        if let Some(open) = self.open_for(template.needed()) {
+            open.post(wr_id, template.control(flags), template);
+            return Ok(());
         }
-        let control = self.stamp(self.next.place(), template.control(flags));
-        // SAFETY: open so far.
-        unsafe {
-            if BLOCKS == 1 {
-                self.post_lanes(wr_id, control, template.image);
-            } else {
-                self.post_pairs(wr_id, control, &template.image);
-            }
+        crate::hint::cold_path();
+        let own = template.control(flags);
+        if BLOCKS == 1 {
+            return self.post_closed(wr_id, own, template.all());
         }
-        Ok(())
-    }
-
-    /// Posts a template's request lane by lane. It takes the lanes by value, so that those that are
-    /// in registers stay there.
-    ///
-    /// # Safety
-    /// The queue is open so far.
-    #[inline(always)]
-    unsafe fn post_lanes<const BLOCKS: usize>(
-        &mut self,
-        wr_id: u64,
-        control: Wide,
-        mut image: [WideBlock; BLOCKS],
-    ) {
-        if let [[first, ..], ..] = &mut image[..] {
-            *first = control;
-        }
-        // SAFETY: open so far.
-        unsafe {
-            store_blocks(self.next.block(), &image);
-            self.ring_copied(wr_id, Copied::stored(&image));
-        }
-    }
-
-    /// Posts a template's request in stores of 32 bytes.
-    ///
-    /// # Safety
-    /// As for [`SendQueue::post_lanes`]; the processor [`copies_pairs`].
-    #[inline(always)]
-    unsafe fn post_pairs<const BLOCKS: usize>(
-        &mut self,
-        wr_id: u64,
-        control: Wide,
-        image: &[WideBlock; BLOCKS],
-    ) {
-        let to = (self.next.base, self.next.at);
-        // SAFETY: open so far.
-        let head = unsafe { self.enter(wr_id, BLOCKS) };
-        let Doorbell { record, register } = &mut self.doorbell;
-        register.with(Copying { control, image, to, record, head });
-        self.pass(BLOCKS);
+        self.post_image(wr_id, own, template.image())
     }
 
     /// [`SendQueue::post_image`] of lanes that may be in registers.
@@ -250,14 +139,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         &mut self,
         wr_id: u64,
         own: Wide,
-        image: [WideBlock; BLOCKS],
+        image: Promised<[WideBlock; BLOCKS]>,
     ) -> Result<(), PostError> {
-        self.post_image(wr_id, own, &image)
+        self.post_image(wr_id, own, image.by_ref().image())
     }
 
     /// A control segment that says `own` of its request, for one whose counter is at `place` in it.
     #[inline(always)]
-    fn stamp(&self, place: u32, own: Wide) -> Wide {
+    pub(super) fn stamp(&self, place: u32, own: Wide) -> Wide {
         // What is added shares no bits. The compiler would reorder three ors, and then need a copy.
         or(own, wide::sum(wide([first_word(place), 0]), self.base))
     }
@@ -266,7 +155,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// is the first lane, without index and number: while the fast path is closed, [`Next::place`]
     /// may be another one than the head's.
     #[inline(never)]
-    fn post_image(&mut self, wr_id: u64, own: Wide, image: &[WideBlock]) -> Result<(), PostError> {
+    fn post_image(
+        &mut self,
+        wr_id: u64,
+        own: Wide,
+        image: Promised<&[WideBlock]>,
+    ) -> Result<(), PostError> {
         self.end_batch();
         let start = self.head;
         let next = self.build_image(self.place(), wr_id, own, image)?;
@@ -274,113 +168,31 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.ring_from_ring(start);
         Ok(())
     }
-
-    /// Builds a template's request at `at`, around the ring's end if need be; returns what follows
-    /// it. As after [`SendQueue::build`] the queue itself stays where it is.
-    #[inline(always)]
-    pub(super) fn build_image(
-        &mut self,
-        at: Place,
-        wr_id: u64,
-        own: Wide,
-        image: &[WideBlock],
-    ) -> Result<Place, PostError> {
-        let [[_, rest @ ..], others @ ..] = image else {
-            return Err(PostError::NotATemplate);
-        };
-        let blocks = image.len() as u32;
-        let mode = fenced_once(narrow(own), self.claim(at, blocks)?);
-        let control = or(self.stamp(place(at.head), own), wide([0, mode]));
-        // SAFETY: the blocks are free.
-        unsafe {
-            store_block(self.ring.block(at.head), &[control, rest[0], rest[1], rest[2]]);
-            for (counter, block) in (1..).map(|i| at.head.wrapping_add(i)).zip(others) {
-                store_block(self.ring.block(counter), block);
-            }
-        }
-        self.state().send_entry(at.head).store(wr_id, Ordering::Relaxed);
-        self.note_blocks(at.head, blocks);
-        Ok(Place { head: at.head.wrapping_add(blocks), fence: 0 })
-    }
 }
 
 impl<T: Transport, R: Register> Batch<'_, T, R> {
-    /// Builds a template's request behind those built before.
-    ///
-    /// # Errors
-    /// [`PostError::Full`].
-    ///
-    /// # Safety
-    /// As for [`Batch::build`], for the memory that the template names.
+    /// [`Batch::build_template_with`] of a template for which the promise was made.
     #[inline(always)]
-    pub unsafe fn build_template<O: Operation, const BLOCKS: usize>(
+    pub(super) fn build_promised_template<O: Operation, const BLOCKS: usize>(
         &mut self,
         wr_id: u64,
-        template: &Template<O, BLOCKS>,
-    ) -> Result<(), PostError>
-    where
-        T: Carries<O>,
-    {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.build_template_with(wr_id, template, PostFlags::empty()) }
-    }
-
-    /// [`Batch::build_template`] with more flags.
-    ///
-    /// # Errors
-    /// [`PostError::Full`].
-    ///
-    /// # Safety
-    /// As for [`Batch::build_template`].
-    #[inline(always)]
-    pub unsafe fn build_template_with<O: Operation, const BLOCKS: usize>(
-        &mut self,
-        wr_id: u64,
-        template: &Template<O, BLOCKS>,
+        template: Promised<&Template<O, BLOCKS>>,
         flags: PostFlags,
-    ) -> Result<(), PostError>
-    where
-        T: Carries<O>,
-    {
-        if !template.fits(self.next()) {
-            crate::hint::cold_path();
-            let own = template.control(flags);
-            return self.build_image(wr_id, own, template.image());
+    ) -> Result<(), PostError> {
+        let own = template.control(flags);
+        if self.put_template(wr_id, own, template) {
+            return Ok(());
         }
-        let control = self.stamp(template.control(flags));
-        // SAFETY: the blocks are free, and behind each other.
-        unsafe { self.store(wr_id, control, &template.image) };
-        Ok(())
+        crate::hint::cold_path();
+        self.build_image(wr_id, own, template.image())
     }
 }
 
-/// What [`SendQueue::post_pairs`] does once it has the register: it stores the request, the
-/// doorbell record and the copy.
-struct Copying<'t, const N: usize> {
-    control: Wide,
-    image: &'t [WideBlock; N],
-    /// See [`wide::copy_request`].
-    to: (*mut Block, usize),
-    record: &'t DoorbellWord,
-    head: u32,
-}
-
-impl<const N: usize> Ring for Copying<'_, N> {
+impl<O: Operation, const BLOCKS: usize> Image for Template<O, BLOCKS> {
+    /// The blocks that the request takes.
     #[inline(always)]
-    fn ring(self, register: &mut BlueFlame) {
-        let Self { control, image, to, record, head } = self;
-        let Some(half) = register.take_half() else {
-            crate::hint::cold_path();
-            // SAFETY: the blocks are free, and the processor copies pairs.
-            unsafe { wide::copy_request(control, image, to) };
-            barrier::to_device();
-            record.store(head & 0xffff);
-            barrier::before_doorbell();
-            register.only_doorbell(narrow(control)[0]);
-            return barrier::flush_doorbell();
-        };
-        // SAFETY: the same. The half takes four blocks, or the queue would not be open.
-        unsafe { wide::copy_and_ring(control, image, to, record, head, half.as_ptr().cast()) };
+    fn image(&self) -> &[WideBlock] {
+        self.image.get(..self.blocks()).unwrap_or(&self.image)
     }
 }
 
@@ -392,15 +204,16 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
         if BLOCKS == 1 { 1 } else { self.blocks as usize }
     }
 
-    /// Whether the fast path takes the request, from `next` on. Of one block the compiler knows how
-    /// many bytes are needed, and the image is not copied where the fast path is for none.
+    /// See [`Needed`].
     #[inline(always)]
-    fn fits(&self, next: &Next) -> bool {
-        match BLOCKS {
-            1 => next.has(1),
-            2..=MOST_DIRECT => next.has_bytes(self.needed),
-            _ => false,
-        }
+    pub(super) fn needed(&self) -> Needed<BLOCKS> {
+        self.needed
+    }
+
+    /// All blocks.
+    #[inline(always)]
+    pub(super) fn lanes(&self) -> &[WideBlock; BLOCKS] {
+        &self.image
     }
 
     /// The first octoword, with more flags.
@@ -408,12 +221,6 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
     fn control(&self, flags: PostFlags) -> Wide {
         let first = self.image.as_flattened().first().copied().unwrap_or(wide([0; 2]));
         or(first, wide([0, mode_word(flags.bits(), 0)]))
-    }
-
-    /// The blocks that the request takes.
-    #[inline(always)]
-    fn image(&self) -> &[WideBlock] {
-        self.image.get(..self.blocks()).unwrap_or(&self.image)
     }
 
     /// The same request with more flags, [`SIGNALED`](PostFlags::SIGNALED) for instance.
@@ -430,29 +237,7 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
     /// data of the same length. (A packet's bytes are [set](Template::set) one field at a time.)
     #[inline(always)]
     pub fn set_inline(&mut self, data: &[u8]) -> bool {
-        let is_segment = O::DATA_START == 16 * header::<O>() + 4;
-        if !is_segment || data.len() != self.copied || data.is_empty() {
-            return false;
-        }
-        let (size, data) = (segment_octowords(data.len()), Inline(data));
-        let lanes = self.image.as_flattened_mut();
-        if BLOCKS == short_blocks::<O>() {
-            // SAFETY: data of this length ended in the block in which it starts when the template
-            // was made.
-            let new = unsafe { short::<O, _>(data, size, None) };
-            lanes.iter_mut().skip(header::<O>()).zip(new).for_each(|(lane, new)| *lane = new);
-            return true;
-        }
-        let Some(lanes) = lanes.get_mut(header::<O>()..header::<O>() + size) else { return false };
-        let Some((last, full)) = lanes.split_last_mut() else { return false };
-        // SAFETY: data of this length had so many octowords when the template was made.
-        unsafe {
-            *last = data.last(full.len());
-            for (index, lane) in full.iter_mut().enumerate() {
-                *lane = data.full(index);
-            }
-        }
-        true
+        self.copied.replace(data, &mut self.image)
     }
 
     /// Puts another SGE into the template. False, and nothing changed, unless it was made with

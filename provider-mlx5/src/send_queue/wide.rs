@@ -9,6 +9,8 @@
 
 #![allow(unsafe_code)]
 
+use core::sync::atomic::{Ordering, compiler_fence};
+
 use super::Block;
 #[cfg(not(all(target_arch = "x86_64", not(loom))))]
 use crate::barrier;
@@ -467,4 +469,119 @@ pub(super) fn whole(mut value: Wide) -> Wide {
 pub(super) fn few_rounds() {
     // SAFETY: no instruction.
     unsafe { core::arch::asm!("", options(nomem, nostack, preserves_flags)) }
+}
+
+/// Copies data by loads and stores of up to 16 bytes. The last one may overlap the one before, so
+/// their number depends only on the length, and nothing beyond the data is read or written. `sure`
+/// is a constant.
+///
+/// # Safety
+/// The data has at least `sure` bytes; `to` is valid for writes of all of it.
+#[inline(always)]
+pub(super) unsafe fn copy(to: *mut u8, data: &[u8], sure: usize) {
+    let (from, length) = (data.as_ptr(), data.len());
+    // SAFETY: within the data, as is sure, or was just compared.
+    unsafe {
+        if length < 16 {
+            return copy_short(to, data);
+        }
+        // First the `sure` bytes, then up to a block without a loop, then the rest.
+        let mut at = 0;
+        while at + 16 < sure {
+            // Otherwise the compiler calls `memcpy`.
+            compiler_fence(Ordering::SeqCst);
+            copy_part::<16>(to, from, at);
+            at += 16;
+        }
+        for _ in 0..5 {
+            if at + 16 >= length {
+                return copy_part::<16>(to, from, length - 16);
+            }
+            copy_part::<16>(to, from, at);
+            at += 16;
+        }
+        while at + 16 < length {
+            few_rounds();
+            copy_part::<16>(to, from, at);
+            at += 16;
+        }
+        copy_part::<16>(to, from, length - 16);
+    }
+}
+
+/// [`copy`] of fewer than 16 bytes.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn copy_short(to: *mut u8, data: &[u8]) {
+    let (from, length) = (data.as_ptr(), data.len());
+    // SAFETY: within the data, as just compared in each case.
+    unsafe {
+        if length >= 8 {
+            copy_part::<8>(to, from, 0);
+            copy_part::<8>(to, from, length - 8);
+        } else if length >= 4 {
+            copy_part::<4>(to, from, 0);
+            copy_part::<4>(to, from, length - 4);
+        } else if length > 0 {
+            // One to three bytes, some of them more than once.
+            copy_part::<1>(to, from, 0);
+            copy_part::<1>(to, from, length / 2);
+            copy_part::<1>(to, from, length - 1);
+        }
+    }
+}
+
+/// Copies the `N` bytes at `at`.
+///
+/// # Safety
+/// They are valid for reads and for writes, and apart.
+#[inline(always)]
+unsafe fn copy_part<const N: usize>(to: *mut u8, from: *const u8, at: usize) {
+    // SAFETY: the caller vouches for them.
+    unsafe { to.add(at).copy_from_nonoverlapping(from.add(at), N) };
+}
+
+/// Bits of so many bytes, but for whole words, for a shift.
+#[inline(always)]
+pub(super) const fn bits(bytes: usize) -> u32 {
+    bytes.wrapping_mul(8) as u32 & 63
+}
+
+#[inline(always)]
+pub(super) fn load64(bytes: &[u8], at: usize) -> u64 {
+    debug_assert!(at + 8 <= bytes.len());
+    // SAFETY: every caller has compared the length; `debug_assert` repeats it.
+    unsafe { u64::from_le(bytes.as_ptr().add(at).cast::<u64>().read_unaligned()) }
+}
+
+#[inline(always)]
+pub(super) fn load32(bytes: &[u8], at: usize) -> u32 {
+    debug_assert!(at + 4 <= bytes.len());
+    // SAFETY: as in `load64`.
+    unsafe { u32::from_le(bytes.as_ptr().add(at).cast::<u32>().read_unaligned()) }
+}
+
+#[inline(always)]
+pub(super) fn load_wide(bytes: &[u8], at: usize) -> Wide {
+    debug_assert!(at + 16 <= bytes.len());
+    // SAFETY: as in `load64`; every value is valid.
+    unsafe { bytes.as_ptr().add(at).cast::<Wide>().read_unaligned() }
+}
+
+/// The 1 to 16 bytes from `start` to the end of the data, which has 8 at least, and zeros behind
+/// them.
+///
+/// Uses only whole loads within the data and shifts the last one into place, so that no load has to
+/// wait for narrower stores.
+#[inline(always)]
+pub(super) fn partial(data: &[u8], start: usize) -> Wide {
+    let length = data.len();
+    // By what is missing in one half of the octoword, or the other.
+    let end = load64(data, length - 8) >> bits(start.wrapping_sub(length));
+    if length - start > 8 {
+        return wide([load64(data, start).to_le(), end.to_le()]);
+    }
+    wide([end.to_le(), 0])
 }

@@ -20,13 +20,13 @@ const MOST_SHORT: usize = WQEBB_SIZE - 32 - 4;
 pub struct Common {
     /// The first half of a control segment, without its first word: for requests of one SGE behind
     /// headers of so many octowords.
-    pub(super) halves: [u64; 4],
+    pub(in crate::send_queue) halves: [u64; 4],
     /// The same of no length.
-    pub(super) number: u64,
-    pub(super) max_inline: usize,
+    pub(in crate::send_queue) number: u64,
+    pub(in crate::send_queue) max_inline: usize,
     /// The least of that and [`MOST_SHORT`].
-    pub(super) max_short: usize,
-    pub(super) max_sge: u32,
+    pub(in crate::send_queue) max_short: usize,
+    pub(in crate::send_queue) max_sge: u32,
     /// The control segment's second half for each combination of the caller's flags. As long as a
     /// byte can tell, so that no other bits have to be removed.
     modes: [u64; 256],
@@ -45,7 +45,7 @@ impl Common {
 
     /// The second half of a request's control segment.
     #[inline(always)]
-    pub(super) fn mode(&self, header: &impl Header) -> u64 {
+    pub(in crate::send_queue) fn mode(&self, header: &impl Header) -> u64 {
         self.modes[usize::from(header.mode() as u8)] | mode_word(0, header.immediate().get())
     }
 }
@@ -57,11 +57,11 @@ impl Common {
 pub struct Steps {
     /// Whether something was built elsewhere, or is to be: see [`Steps::detour`].
     detour: u32,
-    is_closed: bool,
+    pub(super) is_closed: bool,
     /// Whether a batch has built some of the requests.
     pub(super) has_batch: bool,
     /// What the limit was before the steps were closed.
-    open: usize,
+    pub(super) open: usize,
 }
 
 /// The operation of a request: a message, or an access to remote memory. Each part is read where it
@@ -183,13 +183,6 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             steps.is_closed = true;
         }
         self.next.limit = 0;
-    }
-
-    /// Opens this path again where it was closed, if nothing was built since.
-    pub fn reopen_steps(&mut self, steps: &mut Steps) {
-        if replace(&mut steps.is_closed, false) {
-            self.next.limit = steps.open;
-        }
     }
 }
 

@@ -5,11 +5,11 @@
 
 use core::mem::offset_of;
 
-use super::super::encode::second_word;
-use super::super::payload::{load32, load64};
-use super::super::wide::{self, Wide, narrow, or, wide};
+use super::super::encode::{CopiedBytes, second_word};
+use super::super::ring::Needed;
+use super::super::wide::{self, Wide, load32, load64, narrow, or, wide};
 use super::super::{EthernetFrame, Operation};
-use super::{NEVER, Template};
+use super::Template;
 use crate::format::{ETH_INLINE_L2, EthSegment};
 
 /// `N` bytes of a template's inline data or packet, from byte `AT` on. Declare it as a constant,
@@ -42,7 +42,7 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
         bytes: [u8; N],
     ) -> bool {
         const { assert!(AT <= 1024 && N <= 1024, "no WQE is that long") };
-        if AT + N > self.copied {
+        if AT + N > self.copied.get() {
             return false;
         }
         if N == 0 {
@@ -64,7 +64,7 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
     #[inline(always)]
     pub fn get<const AT: usize, const N: usize>(&self, _: Field<AT, N>) -> Option<[u8; N]> {
         const { assert!(AT <= 1024 && N <= 1024, "no WQE is that long") };
-        if AT + N > self.copied {
+        if AT + N > self.copied.get() {
             return None;
         }
         let start = O::DATA_START + AT;
@@ -118,8 +118,8 @@ impl<const BLOCKS: usize> Template<EthernetFrame<'static>, BLOCKS> {
         self.patch(INLINE_SIZE / 16, INLINE_SIZE, &length);
         let blocks = octowords.div_ceil(4);
         self.blocks = blocks as u32;
-        self.needed = if blocks == BLOCKS { self.full } else { NEVER };
-        self.copied = bytes;
+        self.needed = if blocks == BLOCKS { self.full } else { Needed::NEVER };
+        self.copied = CopiedBytes::new(bytes);
         true
     }
 }

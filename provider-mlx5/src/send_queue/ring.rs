@@ -1,0 +1,699 @@
+//! The ring of a send queue with the table of its work request ids, and the general writer: it
+//! writes any request, around the ring's end if need be.
+
+#![allow(unsafe_code)]
+
+use core::mem::MaybeUninit;
+
+use super::encode::{Promised, Request, Wqe, fenced_once, first_word, second_word, short_blocks};
+use super::payload::{Inline, PREFIX, Payload, segment_octowords};
+use super::space::{Counted, Place};
+use super::steps::{Common, Header};
+use super::wide::{
+    Wide, WideBlock, copies_pairs, copy_block, copy_ends, copy_request, few_rounds, narrow, or,
+    store_block, wide,
+};
+use super::{Block, Operation, RequestId, SendQueue, Template, Transport, place};
+use crate::format::{ControlSegment, Fence, INLINE_FLAG, MAX_DS, WQEBB_SIZE};
+use crate::memory::DmaMemory;
+use crate::mmio::Register;
+use crate::queue_error::QueueError;
+use crate::queue_state::{NO_START, QueueState};
+use crate::request::{Octoword, PostError};
+use crate::sync::{AtomicU64, Ordering};
+use crate::user_index::{QueueHandle, SENDS};
+
+/// The longest WQE.
+#[repr(align(64))]
+struct Aside(#[allow(dead_code, reason = "only its size is used")] [Block; 16]);
+
+/// The blocks of a send queue, which only this process writes, and the table of their ids.
+///
+/// All functions mask the counters that they are given, so no access leaves the ring or the table.
+#[derive(Debug)]
+pub(super) struct SendRing {
+    pub(super) base: *mut Block,
+    /// The work request ids, one per block; then where requests end, see
+    /// [`QueueState::set_send_end`].
+    entries: *const AtomicU64,
+    /// Blocks minus one.
+    pub(super) mask: u32,
+    /// Keeps the table.
+    handle: QueueHandle,
+}
+
+/// Where the fast path writes the next request, and how far it may go. A batch has a copy, to which
+/// no reference is passed, so that it can stay in registers.
+///
+/// The blocks from `at` to `limit` are behind each other, and free: [`SendQueue::next_at`] has
+/// found them so, and the place only moves forward over requests that were written. It is a field
+/// of the queue whose ring that is, or of a batch, which borrows the queue and has closed the
+/// queue's own place. Only files with unsafe code change fields.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Next {
+    /// Where a block would be whose counter's 16 bits are 0. It need not be within the ring.
+    pub(super) base: *mut Block,
+    /// The id of the next request.
+    pub(super) entry: *const AtomicU64,
+    /// The counter's 16 bits, in bytes of the ring: both the block and what the control segment
+    /// says of the counter are one step from it.
+    pub(super) at: usize,
+    /// Up to here requests can be written: no state or space check is needed, and the ring does not
+    /// end. 0 where there is no fast path.
+    pub(super) limit: usize,
+}
+
+impl Next {
+    /// The place, in bytes.
+    #[inline(always)]
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Closes the fast path.
+    #[inline(always)]
+    pub(super) fn close(&mut self) {
+        self.limit = 0;
+    }
+
+    /// Goes on at another place of the same queue. Field by field, because copying the struct would
+    /// go through memory.
+    #[inline(always)]
+    pub(super) fn go_on(&mut self, next: Self) {
+        self.base = next.base;
+        self.entry = next.entry;
+        self.at = next.at;
+        self.limit = next.limit;
+    }
+
+    /// The block.
+    #[inline(always)]
+    pub(super) fn block(&self) -> *mut Block {
+        self.base.wrapping_byte_add(self.at)
+    }
+
+    /// The counter, where a control segment's first word has it. Within the limit it does not
+    /// overflow.
+    #[inline(always)]
+    pub(super) fn place(&self) -> u32 {
+        (self.at as u32).wrapping_mul(place(1) / WQEBB_SIZE as u32)
+    }
+
+    /// Whether requests of so many bytes can be written.
+    #[inline(always)]
+    pub(super) fn has_bytes(&self, bytes: usize) -> bool {
+        self.at + bytes <= self.limit
+    }
+
+    /// Whether so many blocks can be written.
+    #[inline(always)]
+    pub(super) fn has(&self, blocks: usize) -> bool {
+        // Both are whole blocks, and for one block this takes an instruction less.
+        if blocks == 1 { self.at < self.limit } else { self.has_bytes(blocks * WQEBB_SIZE) }
+    }
+
+    /// The next blocks, for a request whose data ends in the block in which it starts. `None` if
+    /// they cannot be written, or the request is longer.
+    #[inline(always)]
+    pub(super) fn place_short<O: Operation, P: Payload>(
+        &mut self,
+        request: Promised<Request<O, P>>,
+    ) -> Option<Placed<'_, O, P>> {
+        let blocks = short_blocks::<O>();
+        if request.is_short() && self.has(blocks) {
+            Some(Placed { next: self, request: *request, blocks })
+        } else {
+            None
+        }
+    }
+
+    /// The next blocks, for any request; `None` if they cannot be written.
+    #[inline(always)]
+    pub(super) fn place_any<O: Operation, P: Payload>(
+        &mut self,
+        request: Promised<Request<O, P>>,
+    ) -> Option<Placed<'_, O, P>> {
+        let blocks = request.blocks();
+        if self.has(blocks) { Some(Placed { next: self, request: *request, blocks }) } else { None }
+    }
+
+    /// The next blocks, for a template; `None` if the fast path is not for it.
+    #[inline(always)]
+    pub(super) fn open_for<const N: usize>(&mut self, needed: Needed<N>) -> Option<Slots<'_, N>> {
+        if self.fits(needed) { Some(Slots(self)) } else { None }
+    }
+
+    /// Whether the fast path takes a template. Of one block the compiler knows how many bytes are
+    /// needed.
+    #[inline(always)]
+    pub(super) fn fits<const N: usize>(&self, needed: Needed<N>) -> bool {
+        match N {
+            1 => self.has(1),
+            2..=MOST_DIRECT => self.has_bytes(needed.0),
+            _ => false,
+        }
+    }
+
+    /// Moves on over so many blocks.
+    ///
+    /// # Safety
+    /// They are before the limit, and were written.
+    #[inline(always)]
+    pub(super) unsafe fn pass(&mut self, blocks: usize) {
+        self.entry = self.entry.wrapping_add(blocks);
+        self.at = self.at.wrapping_add(blocks * WQEBB_SIZE);
+    }
+}
+
+// SAFETY: the ring is the queue's own memory (contract of `DmaMemory::new`); the table is atomic
+// and lives as long as `handle`.
+unsafe impl Send for SendRing {}
+// SAFETY: two places in the `SendRing` of the same queue. The copy in a batch is used with that
+// queue only, which the batch borrows exclusively.
+unsafe impl Send for Next {}
+
+/// A request, and blocks for all of it that are free and behind each other.
+pub(super) struct Placed<'n, O, P> {
+    next: &'n mut Next,
+    request: Request<O, P>,
+    blocks: usize,
+}
+
+impl<O: Operation, P: Payload> Placed<'_, O, P> {
+    /// Writes the request to the ring, and moves on over it. `base` is the queue's.
+    #[inline(always)]
+    pub(super) fn write<T: Transport, R: Register>(
+        self,
+        wr_id: u64,
+        base: Wide,
+        queue: &SendQueue<T, R>,
+    ) {
+        let Self { next, request, blocks } = self;
+        let control = or(wide(request.control(next.place())), base);
+        let wqe = request.with_control(control, queue.number);
+        // SAFETY: the blocks are free, and as many as the request has.
+        unsafe {
+            match blocks {
+                1 => next.put(wr_id, wqe, 1, queue),
+                2 => next.put(wr_id, wqe, 2, queue),
+                3 => next.put(wr_id, wqe, 3, queue),
+                4 => next.put(wr_id, wqe, 4, queue),
+                _ => {
+                    crate::hint::cold_path();
+                    wqe.store_long(next.block());
+                    next.enter_built(wr_id, blocks, queue);
+                }
+            }
+        }
+    }
+}
+
+/// Blocks that go to a BlueFlame register at most.
+const MOST_DIRECT: usize = 4;
+
+/// Bytes of the ring that the fast path needs for a template of `N` blocks: more than any ring has
+/// where it is not for the template.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needed<const N: usize>(usize);
+
+impl<const N: usize> Needed<N> {
+    /// More than any ring has, and no sum with these overflows.
+    pub(super) const NEVER: Self = Self(1 << 24);
+
+    /// For a request that takes all blocks.
+    pub(super) fn all() -> Self {
+        if N <= MOST_DIRECT && copies_pairs() { Self(N * WQEBB_SIZE) } else { Self::NEVER }
+    }
+}
+
+/// `N` blocks that are free and behind each other. If they are several, the processor
+/// [`copies_pairs`].
+pub(super) struct Slots<'n, const N: usize>(&'n mut Next);
+
+impl<const N: usize> Slots<'_, N> {
+    /// Stores a template's request, and moves on over it. `own` is its first lane, without index
+    /// and number, and `base` is the queue's.
+    #[inline(always)]
+    pub(super) fn put<T: Transport, R: Register, O: Operation>(
+        self,
+        wr_id: u64,
+        own: Wide,
+        base: Wide,
+        template: Promised<&Template<O, N>>,
+        queue: &SendQueue<T, R>,
+    ) {
+        let Self(next) = self;
+        let control = or(or(own, wide([first_word(next.place()), 0])), base);
+        let image = template.lanes();
+        // SAFETY: the blocks are free, and behind each other.
+        unsafe {
+            if N == 1 {
+                let [_, second, third, fourth] = image[0];
+                store_block(next.block(), &[control, second, third, fourth]);
+            } else {
+                copy_request(control, image, (next.base, next.at));
+            }
+            next.enter_built(wr_id, N, queue);
+        }
+    }
+}
+
+impl<O: Operation, const N: usize> Promised<&Template<O, N>> {
+    /// All blocks, as they are now: by value, so that lanes that are in registers stay there.
+    #[inline(always)]
+    pub(super) fn all(&self) -> Promised<[WideBlock; N]> {
+        // SAFETY: they name what the template names.
+        unsafe { Promised::new(*self.lanes()) }
+    }
+}
+
+impl Next {
+    /// Stores a request of `blocks` blocks, a constant, and moves on over it.
+    ///
+    /// # Safety
+    /// It has so many. As for [`Next::enter_built`].
+    #[inline(always)]
+    unsafe fn put<T: Transport, R: Register, O: Operation, P: Payload>(
+        &mut self,
+        wr_id: u64,
+        wqe: Wqe<O, P>,
+        blocks: usize,
+        queue: &SendQueue<T, R>,
+    ) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            wqe.store_blocks(self.block(), blocks);
+            self.enter_built(wr_id, blocks, queue);
+        }
+    }
+
+    /// Enters a request of a batch that was written into `blocks` blocks, and moves on over it.
+    ///
+    /// # Safety
+    /// The blocks are free, and behind each other. The batch is of this queue.
+    #[inline(always)]
+    unsafe fn enter_built<T: Transport, R: Register>(
+        &mut self,
+        wr_id: u64,
+        blocks: usize,
+        queue: &SendQueue<T, R>,
+    ) {
+        let entry = self.entry;
+        // SAFETY: an entry of the table, which the queue's handle keeps alive; the caller vouches
+        // for the blocks.
+        unsafe {
+            self.pass(blocks);
+            (*entry).store(wr_id, Ordering::Relaxed);
+            queue.ring.note_inner(entry, blocks, queue.counter_at(self.at));
+        }
+    }
+}
+
+/// Requests in a form of the program's own, see [`steps`](super::steps).
+impl Next {
+    /// Writes the header of a request to the next block, and enters its id. `half` is the first
+    /// half of the control segment, but for the first word. Returns the block.
+    ///
+    /// # Safety
+    /// The block is free.
+    #[inline(always)]
+    pub(super) unsafe fn write_header(
+        &self,
+        common: &Common,
+        header: &impl Header,
+        half: u64,
+    ) -> *mut Wide {
+        let block = self.block().cast::<u64>();
+        // A sum, because one instruction makes it.
+        let word = ControlSegment::first_word(0, 0, header.opcode()).wrapping_add(self.place());
+        // SAFETY: the caller's promise. What is not part of the header is written over.
+        unsafe {
+            block.write(first_word(word) | half);
+            block.add(1).write(common.mode(header));
+            if header.may_have_remote() {
+                block.cast::<Octoword>().add(1).write(header.remote().octoword());
+            }
+        }
+        block.cast()
+    }
+
+    /// Enters the id of the next request.
+    ///
+    /// # Safety
+    /// Its block is free.
+    #[inline(always)]
+    unsafe fn enter_id(&self, header: &impl Header) {
+        // SAFETY: the table has an entry for each block.
+        unsafe { (*self.entry).store(header.wr_id(), Ordering::Relaxed) };
+    }
+
+    /// Writes a request of one SGE, which has one block. `None`, and nothing has changed, if the
+    /// SGE is empty or too long, or there is no block.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_sge`].
+    #[inline(always)]
+    pub(super) unsafe fn write_with_sge(
+        &self,
+        common: &Common,
+        header: &impl Header,
+        length: u32,
+        address_and_lkey: impl FnOnce() -> (u64, u32),
+    ) -> Option<*mut Wide> {
+        // Two branches, because the compiler would first turn both answers into numbers if they
+        // were joined.
+        if length as i32 <= 0 {
+            crate::hint::cold_path();
+            return None;
+        }
+        if !self.has(1) {
+            crate::hint::cold_path();
+            return None;
+        }
+        let octowords = header.octowords() & 3;
+        // SAFETY: the block is free, and holds two octowords and an SGE.
+        unsafe {
+            let block = self.write_header(common, header, common.halves[octowords]);
+            self.enter_id(header);
+            let (address, lkey) = address_and_lkey();
+            write_sge(block.add(octowords), address, length, lkey);
+            Some(block)
+        }
+    }
+
+    /// Writes a request with data that is copied, of up to `MOST` blocks. Returns its first block
+    /// and how many there are; `None`, and nothing has changed, if it needs more, the data is empty
+    /// or too long, or there are no blocks.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_inline`].
+    #[inline(always)]
+    pub(super) unsafe fn write_with_inline<const MOST: usize>(
+        &self,
+        common: &Common,
+        header: &impl Header,
+        length: usize,
+        start: impl FnOnce() -> *const u8,
+    ) -> Option<(*mut Wide, usize)> {
+        // Neither empty nor too long, in one comparison.
+        let most = if MOST == 1 { common.max_short } else { common.max_inline };
+        if length.wrapping_sub(1) >= most {
+            return None;
+        }
+        let size = segment_octowords(length);
+        let octowords = header.octowords() + size;
+        let blocks = if MOST == 1 { 1 } else { octowords.div_ceil(4) };
+        if (MOST > 1 && octowords > 4 * MOST) || !self.has(blocks) {
+            return None;
+        }
+        // SAFETY: so many blocks are free, and hold all data.
+        unsafe {
+            let half = common.number | second_word(octowords as u32);
+            let block = self.write_header(common, header, half);
+            self.enter_id(header);
+            let data = core::slice::from_raw_parts(start(), length);
+            Inline(data).store(block.add(header.octowords() & 3), size, 1, 4 * MOST);
+            Some((block, blocks))
+        }
+    }
+
+    /// Writes a request with data that is copied, if it has two blocks. Returns the first block;
+    /// `None`, and nothing has changed, if it does not, or there are no blocks.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::post_inline`].
+    #[inline(always)]
+    pub(super) unsafe fn write_two_blocks(
+        &self,
+        common: &Common,
+        header: &impl Header,
+        length: usize,
+        start: impl FnOnce() -> *const u8,
+    ) -> Option<*mut Wide> {
+        if length.wrapping_sub(1) >= common.max_inline {
+            return None;
+        }
+        let octowords = header.octowords() & 3;
+        let bytes = 16 * octowords + PREFIX + length;
+        if !is_two_blocks(bytes) || !self.has(2) {
+            return None;
+        }
+        // SAFETY: both blocks are free, and hold all data.
+        unsafe {
+            let half = common.number | second_word(bytes.div_ceil(16) as u32);
+            let block = self.write_header(common, header, half);
+            self.enter_id(header);
+            write_inline(block.add(octowords), start(), length);
+            Some(block)
+        }
+    }
+}
+
+/// Writes the data segment of an SGE that is neither empty nor too long.
+///
+/// # Safety
+/// `to` is valid for writes, and aligned.
+#[inline(always)]
+pub(super) unsafe fn write_sge(to: *mut Wide, address: u64, length: u32, lkey: u32) {
+    // Not as one octoword, because joining the words would take two instructions. SAFETY: the
+    // caller's promise.
+    unsafe {
+        to.cast::<u32>().write(length.to_be());
+        to.cast::<u32>().add(1).write(lkey.to_be());
+        to.cast::<u64>().add(1).write(address.to_be());
+    }
+}
+
+/// Whether so many bytes are more than one block and at most two.
+#[inline(always)]
+pub(super) fn is_two_blocks(bytes: usize) -> bool {
+    bytes.wrapping_sub(WQEBB_SIZE + 1) < WQEBB_SIZE
+}
+
+/// Writes a segment of data that is copied.
+///
+/// # Safety
+/// `start` is valid for reads of `length` bytes, which are 16 to 128, and `to` for writes of the
+/// segment.
+#[inline(always)]
+pub(super) unsafe fn write_inline(to: *mut Wide, start: *const u8, length: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        to.cast::<u32>().write((length as u32).wrapping_add(INLINE_FLAG).to_be());
+        let to = to.cast::<u8>().add(PREFIX);
+        match length {
+            ..=32 => copy_few(to, start, length),
+            33..=64 => copy_ends::<1>(to, start, length),
+            _ => copy_ends::<2>(to, start, length),
+        }
+    }
+}
+
+/// Copies the first and the last octoword, which may overlap.
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `length` bytes, which are 16 to 32.
+#[inline(always)]
+unsafe fn copy_few(to: *mut u8, from: *const u8, length: usize) {
+    for at in [0, length - 16] {
+        // SAFETY: within the bytes.
+        unsafe {
+            let value = from.add(at).cast::<Wide>().read_unaligned();
+            to.add(at).cast::<Wide>().write_unaligned(value);
+        }
+    }
+}
+
+impl SendRing {
+    /// The ring of a queue with this handle.
+    pub(super) fn new(memory: &DmaMemory, handle: QueueHandle) -> Result<Self, QueueError> {
+        let blocks = handle.state().send_wqebbs();
+        if blocks > 1 << 15 || !memory.holds(blocks, WQEBB_SIZE) {
+            return Err(QueueError::BadMemory);
+        }
+        let (base, entries) = (memory.as_ptr().cast(), handle.state().send_table().0);
+        Ok(Self { base, entries, mask: blocks - 1, handle })
+    }
+
+    /// Goes on with the handle of the queue's next life.
+    ///
+    /// # Panics
+    /// If it is of another queue.
+    pub(super) fn renew(&mut self, handle: QueueHandle) {
+        handle.claim_after(&self.handle, SENDS);
+        self.entries = handle.state().send_table().0;
+        self.handle = handle;
+    }
+
+    pub(super) fn handle(&self) -> &QueueHandle {
+        &self.handle
+    }
+
+    #[inline(always)]
+    pub(super) fn state(&self) -> &QueueState {
+        self.handle.state()
+    }
+
+    pub(super) fn base(&self) -> *mut u8 {
+        self.base.cast()
+    }
+
+    /// How many blocks there are.
+    #[inline(always)]
+    pub(super) fn blocks(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// The block at counter `index`.
+    #[inline(always)]
+    pub(super) fn block(&self, index: u32) -> *mut Block {
+        self.base.wrapping_add((index & self.mask) as usize)
+    }
+
+    /// The fast path from counter `index` on, over `open` blocks that are behind each other.
+    #[inline(always)]
+    pub(super) fn next(&self, index: u32, open: u32) -> Next {
+        let at = usize::from(index as u16) * WQEBB_SIZE;
+        let entry = self.entries.wrapping_add((index & self.mask) as usize);
+        let base = self.block(index).wrapping_byte_sub(at);
+        Next { base, entry, at, limit: at + open as usize * WQEBB_SIZE }
+    }
+
+    /// Blocks from a counter to the ring's end.
+    #[inline(always)]
+    pub(super) fn before_end(&self, counter: u32) -> u32 {
+        self.mask + 1 - (counter & self.mask)
+    }
+
+    /// The first eight bytes of the request at counter `index`, which was built there.
+    #[inline(always)]
+    pub(super) fn control_at(&self, index: u32) -> u64 {
+        // SAFETY: the masked block lies within the ring, which this queue alone writes.
+        unsafe { self.block(index).cast::<u64>().read() }
+    }
+
+    /// Length in blocks of the request at counter `index`, from its control segment.
+    pub(super) fn blocks_at(&self, index: u32) -> u32 {
+        // SAFETY: as in `control_at`.
+        let ds = unsafe { self.block(index).cast::<u8>().add(7).read() } & MAX_DS;
+        u32::from(ds).div_ceil(4)
+    }
+
+    /// [`SendQueue::note_blocks`] of a request that does not straddle the ring's end, and whose id
+    /// is at `entry`; it ends at counter `end`.
+    ///
+    /// # Safety
+    /// The entries of the request's blocks are in this queue's table.
+    #[inline(always)]
+    pub(super) unsafe fn note_inner(&self, entry: *const AtomicU64, blocks: usize, end: u32) {
+        for i in 1..blocks {
+            few_rounds();
+            // SAFETY: the caller vouches for it.
+            unsafe { (*entry.add(i)).store(NO_START, Ordering::Relaxed) };
+        }
+        if blocks > 1 {
+            // SAFETY: the table has the ends behind the ids; this is the second block's.
+            let second = unsafe { &*entry.add(self.mask as usize + 2) };
+            second.store(end.into(), Ordering::Relaxed);
+        }
+    }
+}
+
+impl<T: Transport, R: Register> SendQueue<T, R> {
+    /// Builds any request at `at`, and returns the place after it. The queue's head does not move:
+    /// the caller moves it.
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    pub(super) fn build<I: RequestId, O: Operation, P: Payload>(
+        &mut self,
+        at: Place,
+        wr_id: I,
+        request: Promised<Request<O, P>>,
+    ) -> Result<Place, PostError> {
+        if request.is_too_long() {
+            return Err(PostError::TooManySge);
+        }
+        let blocks = request.blocks() as u32;
+        let own = request.control(place(at.head));
+        let mode = fenced_once(own, self.claim(at, blocks)?);
+        let control = or(wide(own), or(self.base, wide([0, mode])));
+        let wqe = request.with_control(control, self.number);
+        // SAFETY: the blocks are free.
+        unsafe { self.store(at.head, &wqe, blocks) };
+        self.state().send_entry(at.head).store(wr_id.take(), Ordering::Relaxed);
+        self.note_blocks(at.head, blocks);
+        if O::FENCES_NEXT {
+            self.state().set_send_kind(at.head, request.operation().kind());
+        }
+        let fence = if O::FENCES_NEXT { Fence::SMALL.0 } else { 0 };
+        Ok(Place { head: at.head.wrapping_add(blocks), fence })
+    }
+
+    /// Stores a request of `blocks` blocks at counter `start`, around the ring's end if need be.
+    ///
+    /// # Safety
+    /// The blocks are free.
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    unsafe fn store<O: Operation, P: Payload>(&self, start: u32, wqe: &Wqe<O, P>, blocks: u32) {
+        if blocks <= self.ring.before_end(start) {
+            // SAFETY: the blocks are free, and behind each other.
+            return unsafe { wqe.store(self.ring.block(start)) };
+        }
+        let mut aside = MaybeUninit::<Aside>::zeroed();
+        let from = aside.as_mut_ptr().cast::<Block>();
+        // SAFETY: as many blocks as a WQE has at most; all of them were written, at least by zeros.
+        unsafe {
+            wqe.store(from);
+            for i in 0..blocks {
+                copy_block(self.ring.block(start.wrapping_add(i)), from.add(i as usize));
+            }
+        }
+    }
+
+    /// Builds a template's request at `at`, around the ring's end if need be; returns what follows
+    /// it. As after [`SendQueue::build`] the queue itself stays where it is.
+    #[inline(always)]
+    pub(super) fn build_image(
+        &mut self,
+        at: Place,
+        wr_id: u64,
+        own: Wide,
+        image: Promised<&[WideBlock]>,
+    ) -> Result<Place, PostError> {
+        let [[_, rest @ ..], others @ ..] = *image else {
+            return Err(PostError::NotATemplate);
+        };
+        let blocks = image.len() as u32;
+        let mode = fenced_once(narrow(own), self.claim(at, blocks)?);
+        let control = or(self.stamp(place(at.head), own), wide([0, mode]));
+        // SAFETY: the blocks are free.
+        unsafe {
+            store_block(self.ring.block(at.head), &[control, rest[0], rest[1], rest[2]]);
+            for (counter, block) in (1..).map(|i| at.head.wrapping_add(i)).zip(others) {
+                store_block(self.ring.block(counter), block);
+            }
+        }
+        self.state().send_entry(at.head).store(wr_id, Ordering::Relaxed);
+        self.note_blocks(at.head, blocks);
+        Ok(Place { head: at.head.wrapping_add(blocks), fence: 0 })
+    }
+
+    /// Puts an unused queue where it would be after `head` blocks that have all completed, the last
+    /// request a change of memory keys if `small_fence`. For tools that encode requests of a queue
+    /// in the middle of its life.
+    ///
+    /// # Safety
+    /// Nothing was posted to the queue, and no device reads its ring.
+    #[doc(hidden)]
+    pub unsafe fn continue_at(&mut self, head: u32, small_fence: bool) {
+        self.head = head;
+        self.tail = head;
+        self.state().continue_sends(head);
+        self.seen = self.state().completed_send();
+        self.counted = Counted::up_to(head);
+        self.max_requests = self.granted;
+        self.bound = head.wrapping_add(self.granted.min(self.ring.blocks()));
+        self.stale = false;
+        self.fence = if small_fence { Fence::SMALL.0 } else { 0 };
+        self.recompute_fast_limit();
+    }
+}
