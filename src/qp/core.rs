@@ -78,9 +78,9 @@ pub(super) struct Core {
     pub(super) ece: EceState,
     /// Rings that the device reads as long as the queue pair exists.
     pub(super) memory: Option<Arc<RingMemory>>,
-    /// The doorbell register that belongs to it.
+    /// The queue pair's doorbell register.
     pub(super) register: Option<Arc<Register>>,
-    /// Steering rules that lead here, and those that did when the last one was made.
+    /// Steering rules that lead here. Ended ones are removed when the next rule is made.
     pub(super) rules: Vec<Arc<dyn SteeringRule>>,
     #[allow(dead_code, reason = "held for their lifetime")]
     pub(super) parents: Parents,
@@ -101,7 +101,8 @@ pub(super) struct Parents {
 }
 
 impl Core {
-    /// What the kernel made with this handle and number, in RESET and as yet without queues.
+    /// The queue pair that the kernel made with this handle and number: in RESET, and without
+    /// queues so far.
     pub(super) fn in_reset(
         context: Context,
         transport: QpType,
@@ -130,7 +131,7 @@ impl Core {
         }
     }
 
-    /// What is known of its port: little if the port cannot be queried.
+    /// What is known of the queue pair's port: little if the port cannot be queried.
     pub(super) fn found(&self) -> &Found {
         self.path.found_or_nothing(&self.context)
     }
@@ -165,11 +166,11 @@ impl Core {
             ece: self.ece.wanted,
             burst,
         };
-        let told = modify::modify(&self.context, target, attributes)?;
-        if let Some(granted) = told.ece {
+        let answer = modify::modify(&self.context, target, attributes)?;
+        if let Some(granted) = answer.ece {
             self.ece = EceState { wanted: None, granted };
         }
-        if let Some(number) = told.target_number {
+        if let Some(number) = answer.target_number {
             self.number = number;
             self.queue.iter().for_each(|queue| queue.set_number(number));
         }
@@ -190,7 +191,7 @@ impl Core {
         modify::query(&self.context, (self.handle, self.transport), self.capacities)
     }
 
-    /// Takes the queue pair from INIT to RTS. `verb` is what errors about its state name.
+    /// Takes the queue pair from INIT to RTS. Errors about its state name `verb`.
     pub(super) fn connect(&mut self, verb: &'static str, peer: Option<&Endpoint>) -> Result<()> {
         if self.state != State::Init {
             let cause = format!("the queue pair is in {}, not RESET or INIT", self.known_state());
@@ -219,7 +220,7 @@ impl Core {
         self.modify(&self.path.to_rts(&self.context, peer)?)
     }
 
-    /// Destroys the kernel's object and cuts its completions off. On failure nothing has changed.
+    /// Destroys the kernel's object and closes its user index. On failure nothing has changed.
     pub(super) fn destroy(&mut self, wait: Wait) -> Result<()> {
         self.context.commands().require_opener(DESTROY)?;
         let rules = self.rules.iter().filter(|rule| rule.is_live()).count();
@@ -254,11 +255,10 @@ impl Core {
         self.destroy(Wait::Forever)
     }
 
-    /// Leaves the kernel's object, which a `Drop` could not destroy because of `error`, until the
-    /// context is closed. The device may still use the memory and complete requests. So the user
-    /// index is not given to another queue, and the rings of `queues`, the posting sides, stay
-    /// where pollers can see them. (In a forked child, hiding the rings could wait for ever for the
-    /// parent's poller.)
+    /// Keeps the kernel's object until the context is closed, because a `Drop` could not destroy it
+    /// (`error`). The device may still use the memory and complete requests. So no other queue gets
+    /// the user index, and the rings of `queues`, the posting sides, stay where pollers can see
+    /// them. (In a forked child, hiding the rings could wait for ever for the parent's poller.)
     pub(super) fn keep(&mut self, error: &Error, queues: impl Send + 'static) {
         self.live = false;
         let kept = &self.context.inner().until_close;
@@ -269,8 +269,8 @@ impl Core {
 }
 
 impl Drop for Core {
-    /// For a queue pair whose posting sides were never made, or that has none. The others end it
-    /// themselves.
+    /// For a queue pair whose posting sides were never made, or that has none. Other queue pairs
+    /// have called `end` before.
     fn drop(&mut self) {
         if let Err(error) = self.end() {
             self.keep(&error, ());

@@ -1,4 +1,4 @@
-//! The command that creates a queue pair, in the forms that kernels know.
+//! The command that creates a queue pair: as an ioctl, and as the write command of older kernels.
 
 use uverbs_uapi::enums::QpType as KernelQpType;
 use uverbs_uapi::flags::QpCreateFlags;
@@ -26,7 +26,7 @@ pub(super) struct Parents {
     pub(super) xrcd: Option<u32>,
 }
 
-/// Everything that the kernel is told.
+/// The parameters of the command.
 #[derive(Debug)]
 pub(super) struct Creation {
     pub(super) id: ObjectId,
@@ -45,7 +45,7 @@ pub(super) struct Created {
     pub(super) number: u32,
     /// Register that an older kernel chose.
     pub(super) bfreg: u32,
-    /// Options of connection establishment that the device has.
+    /// Options of connection establishment (ECE) that the device has.
     pub(super) ece: u32,
 }
 
@@ -140,8 +140,9 @@ impl Creation {
     }
 }
 
-/// `UVERBS_METHOD_QP_CREATE` refuses raw packets without CAP_NET_RAW, and mlx5_ib types of its own
-/// that the firmware does not have (`check_qp_type` in drivers/infiniband/hw/mlx5/qp.c).
+/// Adds the cause. `UVERBS_METHOD_QP_CREATE` refuses raw packets without CAP_NET_RAW. mlx5_ib
+/// refuses its driver's types (DC) if the firmware does not have them (`check_qp_type` in
+/// drivers/infiniband/hw/mlx5/qp.c).
 pub(super) fn explain(error: Error, kind: KernelQpType) -> Error {
     if kind == KernelQpType::DRIVER && error.kind() == ErrorKind::Unsupported {
         return error.because("the device has no dynamically connected (DC) queue pairs");

@@ -1,12 +1,16 @@
-//! Enhanced connection establishment: what two ends agree on beyond the standard before they
+//! Enhanced connection establishment (ECE): vendor options that two ends agree on before they
 //! connect.
 //!
-//! Device and driver define the options; a program only carries them. The connecting end asks its
-//! queue pair ([`QueuePair::query_ece`](super::QueuePair::query_ece)) and sends the answer along;
-//! the accepting end takes it over ([`QueuePair::set_ece`](super::QueuePair::set_ece)), connects,
-//! asks what its device made of it and sends that back, for the connecting end to set before it
-//! connects. As `mlx5_set_ece` and `mlx5_query_ece` (rdma-core, providers/mlx5/verbs.c) do it:
-//! options travel with the next change of attributes, whose answer says what was granted.
+//! Device and driver define the options; a program only carries them between the ends:
+//!
+//! 1. The connecting end queries its queue pair
+//!    ([`QueuePair::query_ece`](super::QueuePair::query_ece)) and sends the options to the peer.
+//! 2. The accepting end sets them ([`QueuePair::set_ece`](super::QueuePair::set_ece)), connects,
+//!    queries what its device granted, and sends that back.
+//! 3. The connecting end sets what came back, and connects.
+//!
+//! The next change of attributes passes the options to the device, and its answer has the granted
+//! ones, as in `mlx5_set_ece` and `mlx5_query_ece` (rdma-core, providers/mlx5/verbs.c).
 
 use uverbs_uapi::mlx5::AllocUcontextRespMask;
 
@@ -27,12 +31,12 @@ pub struct Ece {
     pub options: u32,
 }
 
-/// What a queue pair knows of its options.
+/// A queue pair's options.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct EceState {
-    /// To be asked for by the next change of attributes.
+    /// Options that the next change of attributes asks for.
     pub(super) wanted: Option<u32>,
-    /// What the device granted last.
+    /// Options that the device granted last.
     pub(super) granted: u32,
 }
 
@@ -54,7 +58,7 @@ impl EceState {
     }
 }
 
-/// What to ask for at creation.
+/// Options to ask for at creation.
 pub(super) fn at_creation(context: &Context) -> u32 {
     if is_supported(context) { TRIGGER } else { 0 }
 }
@@ -68,5 +72,5 @@ fn require(verb: &'static str, context: &Context) -> Result<()> {
         return Ok(());
     }
     let cause = "the device has no enhanced connection establishment (ECE)";
-    Err(Error::unsupported(verb, cause).cure_with("connect without"))
+    Err(Error::unsupported(verb, cause).cure_with("connect without these options"))
 }

@@ -18,8 +18,8 @@ use crate::error::{Error, ErrorKind, Result};
 const MODIFY: &str = "modify_qp";
 /// Every attribute that a query may ask for.
 const EVERYTHING: QpAttrMask = QpAttrMask::all().difference(QpAttrMask::RATE_LIMIT);
-/// What a DC target can be asked for (`mlx5_ib_dct_query_qp` in drivers/infiniband/hw/mlx5/qp.c).
-const OF_A_TARGET: QpAttrMask = QpAttrMask::STATE
+/// What a DC target can be queried for (`mlx5_ib_dct_query_qp` in drivers/infiniband/hw/mlx5/qp.c).
+const DC_TARGET_ATTRIBUTES: QpAttrMask = QpAttrMask::STATE
     .union(QpAttrMask::ACCESS_FLAGS)
     .union(QpAttrMask::PORT)
     .union(QpAttrMask::MIN_RNR_TIMER)
@@ -33,23 +33,27 @@ pub(super) struct Target {
     pub(super) handle: u32,
     pub(super) transport: QpType,
     pub(super) current: State,
-    /// Options of connection establishment to ask for.
+    /// Options of connection establishment (ECE) to ask for.
     pub(super) ece: Option<u32>,
-    /// Shape of traffic with a rate limit.
+    /// Burst and packet size that go with a rate limit.
     pub(super) burst: BurstInfo,
 }
 
-/// What the driver returns for a change.
+/// The driver's answer to a change.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Told {
-    /// Options of connection establishment that were granted, if some were asked for.
+pub(super) struct Answer {
+    /// Options of connection establishment (ECE) that were granted, if some were asked for.
     pub(super) ece: Option<u32>,
     /// The number of a DC target that has become ready.
     pub(super) target_number: Option<u32>,
 }
 
-/// Sends a change, after the table of transitions has agreed.
-pub(super) fn modify(context: &Context, target: Target, attributes: &QpAttributes) -> Result<Told> {
+/// Checks a change, also against the table of transitions, and sends it.
+pub(super) fn modify(
+    context: &Context,
+    target: Target,
+    attributes: &QpAttributes,
+) -> Result<Answer> {
     let Target { handle, transport, current, ece, burst } = target;
     let from = attributes.current_state.unwrap_or(current);
     let to = attributes.state.unwrap_or(from);
@@ -62,7 +66,7 @@ pub(super) fn modify(context: &Context, target: Target, attributes: &QpAttribute
     let becomes_target = transport == QpType::DcTarget && to == State::Rtr;
     let sent = match (attributes.rate_limit, ece) {
         (None, None) if !becomes_target => {
-            context.commands().write(MODIFY, &command).map(|()| Told::default())
+            context.commands().write(MODIFY, &command).map(|()| Answer::default())
         }
         (rate_limit, ece) => {
             let rate_limit = rate_limit.unwrap_or_default();
@@ -73,23 +77,23 @@ pub(super) fn modify(context: &Context, target: Target, attributes: &QpAttribute
     sent.map_err(|error| explain(error, from, to, attributes))
 }
 
-/// Sends what the older form of the command has no field for.
+/// Sends the extended command, for attributes that the older one has no field for.
 fn send_extended(
     context: &Context,
     extended: &ExModifyQp,
     burst_info: BurstInfo,
     ece: Option<u32>,
     becomes_target: bool,
-) -> Result<Told> {
+) -> Result<Answer> {
     let ece_options = ece.unwrap_or_default();
     let driver = DriverRequest { burst_info, ece_options, ..DriverRequest::default() };
     if driver == DriverRequest::default() && ece.is_none() && !becomes_target {
-        return context.commands().write(MODIFY, extended).map(|_| Told::default());
+        return context.commands().write(MODIFY, extended).map(|_| Answer::default());
     }
     let mut answer = DriverAnswer::default();
-    let (asked, room) = (driver.as_bytes(), answer.as_mut_bytes());
-    context.commands().write_with(MODIFY, extended, asked, room)?;
-    Ok(Told {
+    let (request, response) = (driver.as_bytes(), answer.as_mut_bytes());
+    context.commands().write_with(MODIFY, extended, request, response)?;
+    Ok(Answer {
         ece: ece.map(|_| answer.ece_options),
         target_number: becomes_target.then_some(answer.dctn),
     })
@@ -112,7 +116,7 @@ fn check_values(attributes: &QpAttributes) -> Result<()> {
     Ok(())
 }
 
-/// Refuses what the device lacks, before a command is sent.
+/// Refuses what the device does not support, before a command is sent.
 fn check_device(context: &Context, transport: QpType, wanted: &QpAttributes) -> Result<()> {
     let migrates = wanted.alternate_path.is_some() || wanted.migration_state.is_some();
     if migrates && !context.attributes()?.capabilities().contains(DeviceCapFlags::AUTO_PATH_MIG) {
@@ -247,7 +251,7 @@ fn address(dest: &QpDest) -> AddressVector {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QpInfo {
-    /// The state that the device has the queue pair in.
+    /// The queue pair's state in the device.
     pub state: State,
     /// Whether an SQD queue pair still has sends in flight.
     pub draining: bool,
@@ -295,7 +299,7 @@ pub(super) fn query(
     capacities: Capacities,
 ) -> Result<QpInfo> {
     const VERB: &str = "query_qp";
-    let attr_mask = if transport == QpType::DcTarget { OF_A_TARGET } else { EVERYTHING };
+    let attr_mask = if transport == QpType::DcTarget { DC_TARGET_ATTRIBUTES } else { EVERYTHING };
     let command = QueryQp { response: 0, qp_handle: handle, attr_mask };
     let answer: QueryQpResp = context.commands().write(VERB, &command)?;
     let code = answer.qp_state.0;

@@ -1,4 +1,4 @@
-//! Posting addresses and keys, and commands of the program's own: the raw layer.
+//! The raw layer: posting by address and key, and the program's own firmware commands.
 
 #![allow(unsafe_code)]
 
@@ -44,20 +44,20 @@ pub struct QpLayout {
 }
 
 impl Context {
-    /// The way to the firmware for commands of the program's own.
+    /// Access to the firmware, for the program's own commands.
     ///
     /// # Safety
-    /// No command makes the device access memory but that of [`Umem`](crate::devx::Umem)s, which
-    /// stays mapped, and is not read or written by this process against the device, until they are
-    /// released. None changes an object of this library in a way that it does not know of: rings,
-    /// keys, numbers and states stay.
+    /// The commands make the device access no memory except that of [`Umem`](crate::devx::Umem)s.
+    /// Until a `Umem` is released, its memory stays mapped, and this process does not read or write
+    /// it against the device. No command changes rings, keys, numbers or states of this library's
+    /// objects without the library's knowledge.
     pub unsafe fn devx(&self) -> Devx {
         Devx::of(self)
     }
 }
 
 impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
-    /// Where its parts are. They stay there until it is destroyed.
+    /// Where the queue pair's parts are. They stay there until it is destroyed.
     pub fn layout(&self) -> QpLayout {
         let send = self.queues.send.as_ref().map(|queue| {
             let (start, entries) = queue.ring();
@@ -77,19 +77,19 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     /// Both posting sides, for two threads, or for everything that this type does not offer.
     ///
     /// # Safety
-    /// They stay where they are: neither is exchanged with another queue pair's (by `mem::swap` and
-    /// the like), since each posts to memory that this queue pair frees when it goes.
+    /// The caller exchanges neither with another queue pair's (by `mem::swap` and the like): each
+    /// posts to memory that its own queue pair frees when it is dropped.
     pub unsafe fn queues(&mut self) -> (Option<&mut SendQueue<T, R>>, Option<&mut RecvQueue>) {
         let Queues { send, receive } = &mut *self.queues;
         (send.as_mut(), receive.as_mut())
     }
 
-    /// The places of both posting sides, for two threads that hold no reference to the queue pair
-    /// at the time.
+    /// Pointers to both posting sides, for two threads that hold no reference to the queue pair at
+    /// the time.
     ///
     /// # Safety
-    /// `this` points to a queue pair. What is true of [`QueuePair::queues`] is true of what the
-    /// places hold, and a place is not used while a method of the queue pair runs.
+    /// `this` points to a queue pair. The rule of [`QueuePair::queues`] holds for what the pointers
+    /// point to. No thread uses a pointer while a method of the queue pair runs.
     pub unsafe fn sides(this: *mut Self) -> (*mut Option<SendQueue<T, R>>, *mut Option<RecvQueue>) {
         // SAFETY: the caller's promise; no reference is made.
         unsafe { (&raw mut (*this).queues.queue.send, &raw mut (*this).queues.queue.receive) }
@@ -103,20 +103,20 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     /// Errors of the kernel.
     ///
     /// # Safety
-    /// `this` points to a queue pair, of which no method that takes `&mut self` runs meanwhile.
+    /// `this` points to a queue pair, and no method of it that takes `&mut self` runs meanwhile.
     pub unsafe fn query_beside(this: *const Self) -> Result<QpInfo, Error> {
         // SAFETY: the caller's promise; the posting sides are not part of it.
         unsafe { &(*this).core }.query()
     }
 
-    /// [`QueuePair::modify`] while other threads may use the posting sides. Their places are
-    /// changed by a change to RESET alone, while what `exclude` returns is held.
+    /// [`QueuePair::modify`] while other threads may use the posting sides. Only a change to RESET
+    /// touches the posting sides, and it holds what `exclude` returns meanwhile.
     ///
     /// # Errors
     /// As [`QueuePair::modify`].
     ///
     /// # Safety
-    /// `this` points to a queue pair, of which no other method runs meanwhile. No thread uses the
+    /// `this` points to a queue pair, and no other method of it runs meanwhile. No thread uses the
     /// posting sides while what `exclude` returns is held.
     pub unsafe fn modify_beside<G>(
         this: *mut Self,
@@ -133,8 +133,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         Ok(())
     }
 
-    /// A command of the program's own ([`Devx::modify`]) has changed its state to this one. RESET
-    /// empties the queues.
+    /// Notes that the program's own command ([`Devx::modify`]) has changed the queue pair's state
+    /// to `state`. RESET empties the queues.
     ///
     /// # Errors
     /// As [`QueuePair::modify`] to RESET.
@@ -156,8 +156,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         }
     }
 
-    /// Builds one send and rings the doorbell for it, and for whatever was built before and not yet
-    /// published. What it is ordered with: `docs/ordering.md`.
+    /// Builds one send and rings the doorbell for it and for what was built before and not yet
+    /// published. `docs/ordering.md` says what it is ordered with.
     ///
     /// # Errors
     /// Any [`PostError`]; then nothing has been stored and nothing rung.
@@ -214,12 +214,12 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     }
 
     /// Builds a request of one block (64 bytes) for posting it again and again, with other data or
-    /// another address ([`Template`]), by this queue pair or by others of its service.
+    /// another address ([`Template`]), by this queue pair or by others of its type.
     ///
     /// # Errors
-    /// What posting it would say but `Full` and `BadState`; `NotATemplate` if it takes more than
-    /// one block (more than 44 bytes of inline data or three SGEs; with a remote address 28 bytes
-    /// or two SGEs).
+    /// Those of posting the request, except `Full` and `BadState`; `NotATemplate` if it takes more
+    /// than one block (more than 44 bytes of inline data or three SGEs; with a remote address 28
+    /// bytes or two SGEs).
     pub fn template<O, P>(
         &mut self,
         operation: O,
@@ -281,8 +281,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     /// not yet published.
     ///
     /// # Errors
-    /// Any [`PostError`], nothing has been stored then: `BadState` in RESET, `NoQueue` if it was
-    /// made without a receive queue of its own.
+    /// Any [`PostError`]; then nothing has been stored. `BadState` in RESET, `NoQueue` if the queue
+    /// pair was made without a receive queue of its own.
     ///
     /// # Safety
     /// The memory that `data` names stays registered and is not read or written by this process
@@ -314,12 +314,12 @@ impl WorkQueue<Raw> {
     /// not yet published.
     ///
     /// # Errors
-    /// Any [`PostError`], nothing has been stored then: `BadState` in RESET.
+    /// Any [`PostError`]; then nothing has been stored. `BadState` in RESET.
     ///
     /// # Safety
     /// The memory that `data` names stays registered and is not read or written by this process
-    /// until the receive has completed or the work queue has been destroyed, which happens no
-    /// earlier than the last table that names it is.
+    /// until the receive has completed or the work queue has been destroyed. The work queue exists
+    /// at least as long as each table that names it.
     #[inline(always)]
     #[doc(alias = "ibv_post_wq_recv")]
     pub unsafe fn post_receive(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {

@@ -1,4 +1,4 @@
-//! Raw packet queue pairs: Ethernet frames as they are, past the kernel's network stack.
+//! Raw packet queue pairs: whole Ethernet frames that bypass the kernel's network stack.
 //!
 //! A frame that is sent is the memory that the request names, from the destination address on; the
 //! device adds the check sequence and, where asked, checksums
@@ -57,9 +57,8 @@ impl<L: Layer> QpBuilder<RawEthernet, L> {
         self
     }
 
-    /// Lets packets be segmented, with headers of up to
-    /// `header` bytes, 14 to 1023 (`max_tso_header`). The limit of inline data becomes at least as
-    /// large.
+    /// Lets the device cut packets into segments, with headers of up to `header` bytes, 14 to 1023
+    /// (`max_tso_header`). The limit of inline data becomes at least as large.
     pub fn segmentation(mut self, header: u32) -> Self {
         self.raw.tso_header = header;
         self.wanted.max_inline_data = self.wanted.max_inline_data.max(header);
@@ -86,19 +85,19 @@ pub(super) fn check_capabilities(
     let has = attributes.raw_packets();
     let wants = |flag| options.flags.contains(flag);
     if wants(QpCreateFlags::CVLAN_STRIPPING) && !has.contains(RawPacketCaps::CVLAN_STRIPPING) {
-        return Err(Error::unsupported(verb, "the device strips no VLAN tags"));
+        return Err(Error::unsupported(verb, "the device cannot strip VLAN tags"));
     }
     if wants(QpCreateFlags::SCATTER_FCS) && !has.contains(RawPacketCaps::SCATTER_FCS) {
-        return Err(Error::unsupported(verb, "the device delivers no check sequences"));
+        return Err(Error::unsupported(verb, "the device cannot deliver check sequences"));
     }
     if options.tso_header != 0 && attributes.max_segmented_packet().is_none() {
-        return Err(Error::unsupported(verb, "the device cuts no packets into segments"));
+        return Err(Error::unsupported(verb, "the device cannot cut packets into segments"));
     }
     Ok(())
 }
 
-/// Bytes of a frame that the device wants inside each request; libmlx5 takes a kernel that does not
-/// say for one that wants them (`mlx5_set_context` of rdma-core).
+/// Bytes of a frame that each request must carry inline. If the kernel does not say, it is 18, as
+/// in libmlx5 (`mlx5_set_context` of rdma-core).
 pub(super) fn inline_header(context: &Context) -> u8 {
     match context.driver_limits().eth_min_inline {
         InlineMode::NONE => 0,
@@ -130,10 +129,10 @@ impl RateLimit {
 }
 
 impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
-    /// Bytes of each frame that have to stand inside its request: 0 or 18. With 18 frames are sent
-    /// by [`EthernetSendHeader`](crate::op::EthernetSendHeader), and
-    /// [`EthernetSend`](crate::op::EthernetSend) is refused as `BadHeader`;
-    /// [`QueuePair::post_list`] does what is needed by itself.
+    /// Bytes of each frame that its request must carry inline: 0 or 18. If it is 18, send frames by
+    /// [`EthernetSendHeader`](crate::op::EthernetSendHeader), because
+    /// [`EthernetSend`](crate::op::EthernetSend) fails with `BadHeader`. [`QueuePair::post_list`]
+    /// works in both cases.
     pub fn inline_header(&self) -> usize {
         inline_header(self.context()).into()
     }
@@ -142,8 +141,8 @@ impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
     /// unlimited again.
     ///
     /// # Errors
-    /// `Unsupported` where the device paces no raw packets, or not with bursts; `InvalidInput` out
-    /// of its range, or bursts without a rate; errors of the kernel.
+    /// `Unsupported` if the device does not pace raw packets, or not with bursts; `InvalidInput`
+    /// for a rate out of the device's range, or bursts without a rate; errors of the kernel.
     #[doc(alias = "ibv_modify_qp_rate_limit")]
     pub fn modify_rate_limit(&mut self, limit: RateLimit) -> Result<()> {
         let pacing = self.context().attributes()?.pacing();

@@ -1,10 +1,11 @@
 //! Receive side scaling: frames are spread over work queues by a hash of their addresses and ports.
 //!
 //! Three objects are between a steering rule and a receive. A
-//! [`WorkQueue`](super::work_queue::WorkQueue) has the receives. An [`IndirectionTable`] has a
-//! power of two of places, each with a work queue; a queue may have several. An [`RssTarget`]
-//! hashes the frames that its steering rules bring, and the low bits of the hash are the place. The
-//! completion has the hash ([`receive_hash`](crate::cq::WorkCompletion::receive_hash)).
+//! [`WorkQueue`](super::work_queue::WorkQueue) has the receives. An [`IndirectionTable`] has
+//! places, as many as a power of two, each with a work queue; a queue may have several places. An
+//! [`RssTarget`] hashes the frames that its steering rules bring. The low bits of the hash are the
+//! place, and the completion has the hash
+//! ([`receive_hash`](crate::cq::WorkCompletion::receive_hash)).
 //!
 //! A target hashes frames of one IP version and one protocol, so a program that spreads TCP and UDP
 //! over IPv4 and IPv6 makes four targets over the same table, each with its rules. A rule should
@@ -70,7 +71,7 @@ pub const DEFAULT_RSS_KEY: [u8; RSS_KEY_BYTES] = [
 ];
 
 /// An indirection table of work queues (`struct ibv_rwq_ind_table`): from
-/// [`Context::create_indirection_table`]. It keeps its queues. Clones are handles to the same
+/// [`Context::create_indirection_table`]. It keeps its queues alive. Clones are handles to the same
 /// table, which is destroyed with the last of them and the last target made with it.
 #[derive(Debug, Clone)]
 pub struct IndirectionTable(Arc<Table>);
@@ -133,7 +134,7 @@ impl Context {
     }
 }
 
-/// The command with its places; zeros behind them are ignored (`uverbs_request_finish`).
+/// The command with its places. The kernel ignores zeros after them (`uverbs_request_finish`).
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 struct Places {
@@ -238,9 +239,9 @@ pub struct RssOptions {
 }
 
 impl RssOptions {
-    /// Fields by name, for combinations that [`RssOptions::new`] lacks, such as destinations only.
-    /// The kernel refuses fields of both IP versions or of two protocols together, and an empty set
-    /// unless the table has one place.
+    /// Any fields, for combinations that [`RssOptions::new`] does not offer, such as destinations
+    /// only. The kernel refuses fields of both IP versions or of two protocols together, and an
+    /// empty set unless the table has one place.
     pub const fn with_fields(fields: RssFields) -> Self {
         Self { fields, key: DEFAULT_RSS_KEY, port: 1 }
     }
@@ -262,7 +263,8 @@ impl RssOptions {
         self
     }
 
-    /// Refuses what no mlx5 hashes (`create_rss_raw_qp_tir`, drivers/infiniband/hw/mlx5/qp.c).
+    /// Refuses fields that no mlx5 device hashes together (`create_rss_raw_qp_tir`,
+    /// drivers/infiniband/hw/mlx5/qp.c).
     fn check(&self, places: usize) -> Result<()> {
         let both = |one: RssTraffic, other: RssTraffic| {
             let (one, other) = (one.fields(), other.fields());
@@ -339,7 +341,7 @@ impl ProtectionDomain {
     }
 }
 
-/// Everything that the kernel is told of a target.
+/// The parameters of the command that makes a target.
 struct Creation<'a> {
     pd: &'a ProtectionDomain,
     table: &'a IndirectionTable,
@@ -419,7 +421,7 @@ impl RssTarget {
         self.core.handle
     }
 
-    /// What steering rules lead to.
+    /// The destination of steering rules.
     pub(crate) fn steering_target(&mut self) -> &mut dyn SteeringTarget {
         &mut self.core
     }

@@ -69,8 +69,8 @@ impl Slots {
         Self { serial, cqs, sends, receives, low_water_mark }
     }
 
-    /// Starts a new life after a reset, with a new serial. Returns the slots that were in flight
-    /// before.
+    /// Prepares for requests after a reset, with a new serial. Returns the slots that were in
+    /// flight before.
     pub(super) fn start_over<T: QueuePairType, R: Register>(
         &mut self,
         old: &QueueHandle,
@@ -86,8 +86,8 @@ impl Slots {
         Ok(left)
     }
 
-    /// The slots that are in flight when the queue pair was destroyed or reset. `user` is closed,
-    /// so the device completes nothing more. A poller may still be taking completions from before.
+    /// The slots that were in flight when the queue pair was destroyed or reset. `user` is closed,
+    /// so the device completes nothing more. A poller may still be taking earlier completions.
     pub(super) fn left<T: QueuePairType, R: Register>(
         &self,
         user: Option<QueueHandle>,
@@ -122,8 +122,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         let (data, send) = (slot.filled(), &mut self.queues.send);
         self.slots.sends.send(slot, flags, |launch| {
             let send = send.as_mut().ok_or(PostError::NoQueue)?;
-            // SAFETY: `data` is the slot's memory. From its launch on nothing touches that until
-            // the completion or the destruction of the queue pair, and it keeps the registration.
+            // SAFETY: `data` is the slot's memory. From the launch until the completion or the
+            // destruction of the queue pair nothing touches that memory, and it stays registered.
             unsafe { send.post_as(launch, operation, data, flags) }
         })
     }
@@ -179,7 +179,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     /// again with other data or another address ([`InlineTemplate`]).
     ///
     /// # Errors
-    /// Those of posting the request, but for `Full` and `BadState`; `NotATemplate` if it takes more
+    /// Those of posting the request, except `Full` and `BadState`; `NotATemplate` if it takes more
     /// than one block (more than 44 bytes of data, or 28 with a remote address).
     pub fn template<'a, O>(
         &mut self,
@@ -240,7 +240,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     ///
     /// # Errors
     /// The slot of the first request that cannot be posted, with the reason; those before it are
-    /// posted and rung. A memory window is bound by the raw layer alone: `BadOpcode`.
+    /// posted and rung. `BadOpcode` for binding a memory window: only the raw layer does that.
     #[doc(alias = "ibv_post_send")]
     pub fn post_list<'a>(
         &mut self,
@@ -258,7 +258,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         requests.try_for_each(|request| batch.build_request(request))
     }
 
-    /// Starts building several sends, for which one doorbell is rung.
+    /// Starts building several sends, which share one doorbell.
     ///
     /// ```no_run
     /// # use uverbs::{op, qp::PostFlags, qp_type::Rc};
@@ -322,7 +322,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         self.outstanding_receives() < self.slots.low_water_mark
     }
 
-    /// Starts building several receives, of which the device is told together.
+    /// Starts building several receives, which the device learns of together.
     ///
     /// # Errors
     /// `BadState` in RESET, `NoQueue` if it was made without a receive queue of its own.
@@ -350,8 +350,8 @@ pub struct SlotRequest<'a> {
 /// A request with its data inside that is built once and posted again and again: from
 /// [`QueuePair::template`].
 ///
-/// Any queue pair posts it whose type has the operation. A raw packet's can be made by one device's
-/// queue pairs alone.
+/// Any queue pair whose type has the operation can post it. A template of a raw packet fits only
+/// queue pairs of the device that it was made on.
 #[derive(Debug, Clone, Copy)]
 pub struct InlineTemplate<O: Operation, const BLOCKS: usize = 1> {
     template: Template<O, BLOCKS>,
@@ -392,11 +392,11 @@ macro_rules! remote_templates {
 
 remote_templates!(Write, WriteImmediate);
 
-/// Sends for which one doorbell is rung, when this is published or dropped: from
+/// Sends that share one doorbell, which is rung when this is published or dropped: from
 /// [`QueuePair::batch`].
 ///
-/// One that is leaked is never rung for, and the slots of its signaled sends are lost. Those of
-/// unsignaled ones come back with the next signaled send.
+/// If a batch is leaked, its doorbell is never rung, and the slots of its signaled sends are lost.
+/// The slots of its unsignaled sends come back with the next signaled send.
 #[derive(Debug)]
 pub struct Batch<'q, T: QueuePairType, R: Register = BlueFlame> {
     batch: ManuallyDrop<RawBatch<'q, T, R>>,
@@ -412,7 +412,7 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
     /// As [`QueuePair::post_send`], after what was built before.
     ///
     /// # Errors
-    /// The slot, with the reason. What was built before stands.
+    /// The slot, with the reason. What was built before stays built.
     #[inline(always)]
     pub fn build<O>(&mut self, operation: O, slot: Slot, flags: PostFlags) -> Result<(), Refused>
     where
@@ -459,7 +459,7 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
     /// As [`QueuePair::post_inline`], after what was built before.
     ///
     /// # Errors
-    /// Any [`PostError`]. What was built before stands.
+    /// Any [`PostError`]. What was built before stays built.
     #[inline(always)]
     pub fn build_inline<'a, O>(
         &mut self,
@@ -481,7 +481,7 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
     /// As [`QueuePair::post_template`], after what was built before.
     ///
     /// # Errors
-    /// `Full`. What was built before stands.
+    /// `Full`. What was built before stays built.
     #[inline(always)]
     pub fn build_template<O: Operation, const BLOCKS: usize>(
         &mut self,
@@ -501,8 +501,8 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
     /// Builds a send whose operation is known at run time only, after what was built before.
     ///
     /// # Errors
-    /// The slot, with the reason: what [`Batch::build`] and the compiler refuse. What was built
-    /// before stands.
+    /// The slot, with the reason: also for what the types of [`Batch::build`] do not allow. What
+    /// was built before stays built.
     pub fn build_request(&mut self, request: SlotRequest<'_>) -> Result<(), Refused> {
         let SlotRequest { operation, destination, flags, slot } = request;
         let (slot, data) = match run_time_payload(operation) {
@@ -580,10 +580,10 @@ fn publish_dropped<T: QueuePairType, R: Register>(batch: RawBatch<'_, T, R>) {
     batch.publish();
 }
 
-/// Receives of which the device is told together, when this is published or dropped: from
+/// Receives that the device learns of together, when this is published or dropped: from
 /// [`QueuePair::receive_batch`].
 ///
-/// Of one that is leaked the device may never be told, and its slots be lost.
+/// If a batch is leaked, the device may never learn of its receives, and their slots may be lost.
 #[derive(Debug)]
 pub struct ReceiveBatch<'q> {
     batch: ManuallyDrop<RecvBatch<'q>>,
@@ -617,7 +617,7 @@ impl WorkQueue<Safe> {
         }
     }
 
-    /// Starts building several receives, of which the device is told together.
+    /// Starts building several receives, which the device learns of together.
     ///
     /// # Errors
     /// `BadState` in RESET.
@@ -637,7 +637,7 @@ impl<'q> ReceiveBatch<'q> {
     /// Builds a receive that may fill all of `slot`.
     ///
     /// # Errors
-    /// The slot, with the reason. What was built before stands.
+    /// The slot, with the reason. What was built before stays built.
     #[inline(always)]
     pub fn build(&mut self, slot: Slot) -> Result<(), Refused> {
         let batch = &mut self.batch;

@@ -8,7 +8,7 @@ use uverbs_uapi::mlx5::wq::CreateWq;
 use crate::device::context::Context;
 use crate::error::{Error, ErrorKind, Result};
 
-/// `IB_QPT_RAW_PACKET`, by whose bit the device says that raw packets have strides.
+/// The bit of `IB_QPT_RAW_PACKET`: the device supports strides for raw packets.
 const RAW_PACKET: u32 = 1 << 8;
 
 /// Bytes of a stride.
@@ -66,8 +66,8 @@ impl Striding {
         Self { bytes, strides, two_byte_shift: false }
     }
 
-    /// As `struct mlx5dv_striding_rq_init_attr` says it, by the base-2 logarithms; `None` for what
-    /// no device has.
+    /// By base-2 logarithms, as in `struct mlx5dv_striding_rq_init_attr`; `None` for values that no
+    /// device has.
     #[doc(hidden)]
     pub const fn from_logs(bytes: u32, strides: u32) -> Option<Self> {
         use StrideBytes::*;

@@ -1,4 +1,4 @@
-//! Thread domains: queue pairs that ring one doorbell register on purpose.
+//! Thread domains: queue pairs that share a doorbell register on purpose.
 
 use std::fmt;
 use std::sync::Arc;

@@ -23,7 +23,7 @@ use crate::srq::xrcd::XrcDomain;
 /// "No user index" to the kernel: a target completes nothing itself.
 const NO_USER_INDEX: u32 = 0xff_ffff;
 const TARGET: KernelQpType = KernelQpType(QpType::XrcReceive as u8);
-/// Programs that take every step themselves give every address, too.
+/// For programs that take every step themselves: they give every address, so the port needs no GID.
 const OPTIONAL: Requirement = Requirement::Optional;
 const OPEN: &str = "open_qp";
 pub(super) const NOTHING: Capacities = Capacities {
@@ -38,8 +38,8 @@ pub(super) const NOTHING: Capacities = Capacities {
 /// completes nothing itself; messages complete to the completion queue of the shared receive queue
 /// that they name.
 ///
-/// Contexts that share the domain can open the same target: each of them changes it and gets its
-/// events. The device destroys it when the last of them has.
+/// Contexts that share the domain can open the same target: each can change it and gets its events.
+/// The kernel destroys the target when the last context has destroyed its handle.
 #[derive(Debug)]
 pub struct XrcReceiver {
     core: Core,
@@ -83,8 +83,7 @@ impl XrcDomain {
         Ok(self.receiver([created.handle, created.number], events, path))
     }
 
-    /// Opens the XRC target of this number, which this context or another one has made in the
-    /// domain.
+    /// Opens the XRC target of this number. This context or another one has made it in the domain.
     ///
     /// # Errors
     /// `InvalidInput` if the domain has no such target; errors of the kernel.
@@ -177,7 +176,7 @@ impl XrcReceiver {
         self.core.modify(attributes)
     }
 
-    /// Asks which state the target is in: another opener may have changed it.
+    /// Queries the target's state: another context may have changed it.
     fn refresh(&mut self) -> Result<QpInfo> {
         let info = self.core.query()?;
         self.core.state = info.state;
