@@ -4,7 +4,6 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use uverbs::cm::{
     AcceptOptions, Channel, ConnectOptions, ConnectionRequest, Connector, EventKind, Id, Listener,
     PortSpace, QpOptions,
@@ -287,7 +286,7 @@ fn a_server_that_ends_before_it_answers_a_disconnect_has_disconnected() {
     let (mut peer, to) = serving("established");
     let mut client = connector(&own.context).connect(to).unwrap();
     peer.after("ready");
-    peer.signal(Signal::SIGSTOP);
+    peer.stop();
     client.disconnect().unwrap();
     assert!(client.wait_disconnected(Some(Duration::from_millis(50))).is_err());
     peer.kill();

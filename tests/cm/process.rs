@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use uverbs::cm::{
     AcceptOptions, Channel, ConnectOptions, Connection, ConnectionRequest, Connector, EventKind,
@@ -123,6 +124,14 @@ impl Peer {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
+    /// Returns when all of its threads stand still: the kernel tells the parent after the last one.
+    pub(crate) fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+        let peer = Pid::from_raw(self.child.id() as i32);
+        let told = waitpid(peer, Some(WaitPidFlag::WUNTRACED));
+        assert_eq!(told, Ok(WaitStatus::Stopped(peer, Signal::SIGSTOP)));
+    }
+
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -172,7 +181,7 @@ fn a_killed_server_refuses_who_still_waits() {
     let id = resolved(&channel, address, PortSpace::Tcp);
     let (qp, _cq) = queue_pair(&context);
     // The peer is stopped, so it does not answer: the request arrives before it ends, or never.
-    peer.signal(Signal::SIGSTOP);
+    peer.stop();
     id.connect(&qp, &ConnectOptions::default()).unwrap();
     peer.kill();
     assert!(matches!(next(&channel).kind, EventKind::Rejected(_)));
@@ -207,7 +216,7 @@ fn a_killed_client_confirms_nothing() {
 fn only_the_end_of_a_process_counts() {
     let context = networked();
     let (stopped, mut one) = Peer::connected(LISTENS, &context);
-    stopped.signal(Signal::SIGSTOP);
+    stopped.stop();
     let (mut forked, mut two) = Peer::connected(FORKS, &context);
     forked.kill();
     let (mut third, mut three) = Peer::connected(LISTENS, &context);
