@@ -1,4 +1,4 @@
-//! Socket addresses and addresses of packets, to the connection manager's structs and back.
+//! Converts socket addresses and address vectors to the connection manager's structs and back.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, ToSocketAddrs};
@@ -8,7 +8,7 @@ use uverbs_uapi::write::ah::AhAttr;
 
 use crate::device::address::{AddressVector, Gid, GlobalRoute};
 
-/// `HOST:PORT`, for everything that takes [`ToSocketAddrs`]. Unlike a `str`, it may name the
+/// A text `HOST:PORT`, for functions that take [`ToSocketAddrs`]. Unlike a `str`, it may name the
 /// interface of a link-local address: `[fe80::1%eth0]:7471`.
 ///
 /// ```
@@ -66,7 +66,7 @@ pub(super) fn socket_address(storage: &SockaddrStorage) -> Option<SocketAddr> {
     Some(SocketAddrV6::new(address, v6.port.get(), v6.flowinfo.get(), v6.scope_id).into())
 }
 
-/// How packets get to a place.
+/// The address vector that the kernel's attributes describe.
 pub(super) fn address_vector(attr: &AhAttr) -> AddressVector {
     AddressVector {
         port: attr.port_num,

@@ -1,5 +1,5 @@
-//! What queue pairs get from the connection manager: the attributes of each state
-//! (`INIT_QP_ATTR`), as this library's changes of state.
+//! Queue pair attributes for each state from the connection manager (`INIT_QP_ATTR`), and the
+//! changes of state that use them.
 
 use uverbs_mlx5::mmio::Register;
 use uverbs_uapi::cm::connect::{ConnParam, InitQpAttr};
@@ -24,12 +24,12 @@ use crate::qp::{
 const VERB: &str = "init_qp_attr";
 
 impl Id {
-    /// The attributes that a queue pair of this id needs for its change to `state`, INIT, RTR or
-    /// RTS, as the connection manager has them. [`Id::establish`] and
-    /// [`ConnectionRequest::accept`](super::ConnectionRequest::accept) do all of it.
+    /// The connection manager's attributes for the change of a queue pair of this id to `state`:
+    /// INIT, RTR or RTS. [`Id::establish`] and
+    /// [`ConnectionRequest::accept`](super::ConnectionRequest::accept) make all these changes.
     ///
     /// # Errors
-    /// EINVAL for a state that the id's own does not allow yet; `BadState` where the kernel answers
+    /// EINVAL if the id's own state does not allow `state` yet; `BadState` if the kernel answers
     /// with the attributes of INIT instead.
     #[doc(alias = "rdma_init_qp_attr")]
     pub fn qp_attributes(&self, state: State) -> Result<QpAttributes> {
@@ -44,8 +44,8 @@ impl Id {
     }
 
     /// A queue pair for this id: at its port, and with the path that the connection manager finds.
-    /// [`ProtectionDomain::create_qp`] makes one for every other way to connect, and asks the port
-    /// for the path at once: two system calls more.
+    /// A queue pair of [`ProtectionDomain::create_qp`] works too, but queries the port for the path
+    /// when it is made, by two more system calls.
     ///
     /// # Errors
     /// As [`Id::device_port`].
@@ -73,7 +73,8 @@ impl Id {
         qp.modify(&QpAttributes { access: Some(options.access), ..init })
     }
 
-    /// Takes a queue pair from RESET or INIT to RTS, as the two ends agreed, with at most `reads`.
+    /// Takes a queue pair from RESET or INIT to RTS with the attributes that the two ends agreed
+    /// on, and with `reads` instead of theirs if given.
     pub(super) fn to_rts<T: Connected, L: Layer, R: Register>(
         &self,
         qp: &mut QueuePair<T, L, R>,
@@ -95,7 +96,7 @@ impl Id {
 
     /// Establishes the connection on the connecting side, after
     /// [`ConnectResponse`](super::EventKind::ConnectResponse): takes the queue pair to RTS and
-    /// confirms. On failure the peer is told that there will be no connection.
+    /// confirms. On failure it tells the peer that there will be no connection.
     ///
     /// # Errors
     /// As [`Id::qp_attributes`] and [`QueuePair::modify`]; EINVAL if there is no response;

@@ -1,4 +1,4 @@
-//! Event channels, and the device contexts that ids are used with.
+//! Event channels, and the device contexts of their ids.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,11 +18,12 @@ use crate::host::manager::Manager;
 
 pub(super) const GET_EVENT: &str = "get_cm_event";
 
-/// An open file of the connection manager: events of the ids that are made from it, in their order
+/// An open file of the connection manager: it delivers the events of its ids in order
 /// (`struct rdma_event_channel`).
 ///
-/// Clones are handles to the same file. Any thread may take events; each gets other ones. Events
-/// need no acknowledgement: they own what they tell, and destroying an id never waits for one.
+/// Clones are handles to the same file. Any thread may take events, and each event goes to one
+/// thread. Events need no acknowledgement: they own their data, and destroying an id never waits
+/// for one.
 ///
 /// The descriptor ([`AsFd`]) is readable while events wait, level-triggered.
 #[derive(Clone)]
@@ -44,18 +45,19 @@ struct Shared {
 
 /// Where a channel's ids find their devices.
 struct Devices {
-    /// The device whose connection manager this is; none if it is the kernel's, for all devices.
+    /// The device whose connection manager this is; none for the kernel's, which serves all
+    /// devices.
     only: Option<Device>,
     open: Lock<Vec<Context>>,
 }
 
 impl Channel {
-    /// Opens `/dev/infiniband/rdma_cm`; the software device's, if the environment variable
-    /// `UVERBS_DEVICE` names that.
+    /// Opens `/dev/infiniband/rdma_cm`, or the software device's connection manager if the
+    /// environment variable `UVERBS_DEVICE` names that device.
     ///
     /// # Errors
-    /// `NotFound` or `Permission`, with the cure, if there is no connection manager for this
-    /// process, or not the device that `UVERBS_DEVICE` names.
+    /// `NotFound` or `Permission`, with the cure, if this process has no connection manager, or if
+    /// the device that `UVERBS_DEVICE` names does not exist.
     #[doc(alias = "rdma_create_event_channel")]
     pub fn open() -> Result<Self> {
         match std::env::var(DEVICE_VARIABLE) {
@@ -103,7 +105,8 @@ impl Channel {
         Ok(Self { shared: Arc::new(Shared { manager, devices }) })
     }
 
-    /// Has ids on the device of `context` use that context, instead of one that the channel opens.
+    /// Makes ids on the device of `context` use that context, instead of one that the channel
+    /// opens.
     pub fn use_context(&self, context: &Context) -> Result<()> {
         let mut open = self.shared.devices.open.lock().ok_or_else(|| forked("open_device"))?;
         open.insert(0, context.clone());
@@ -137,7 +140,7 @@ impl Channel {
         }
     }
 
-    /// Takes the next event if it comes until `deadline`.
+    /// Takes the next event, waiting until `deadline` at most.
     ///
     /// # Errors
     /// `TimedOut`; as [`Channel::next_event`].
@@ -169,7 +172,7 @@ impl Channel {
         &self.shared.manager
     }
 
-    /// The context of the device with this node GUID, opened at its first use.
+    /// The context of the device with this node GUID. The first call opens it.
     pub(super) fn context(&self, guid: u64) -> Result<Context> {
         let devices = &self.shared.devices;
         let mut open = devices.open.lock().ok_or_else(|| forked("open_device"))?;

@@ -1,4 +1,4 @@
-//! Connections that are ready: a queue pair, and the id that ends it.
+//! Established connections: a queue pair, and the id that ends the connection.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,22 +19,22 @@ use crate::qp::{QueuePair, State};
 
 /// A reliable connection that is established.
 ///
-/// `X` is what was made along with its queue pair: a protection domain and a completion queue of
-/// its own ([`Resources`]), unless the program makes queue pairs itself
+/// `X` is what was made along with the queue pair: a protection domain and a completion queue
+/// ([`Resources`]), unless the program makes queue pairs itself
 /// ([`ListenerBuilder::bind_with`](super::ListenerBuilder::bind_with),
 /// [`Connector::connect_with`](super::Connector::connect_with)).
 ///
-/// `R` is the doorbell register of the queue pair:
-/// [`SharedBlueFlame`](crate::qp::SharedBlueFlame) for queue pairs that share one
-/// ([`QpBuilder::build_in`](crate::qp::builder::QpBuilder::build_in)), as there may be more
-/// connections than a device has registers.
+/// `R` is the doorbell register of the queue pair: [`SharedBlueFlame`](crate::qp::SharedBlueFlame)
+/// for queue pairs that share one
+/// ([`QpBuilder::build_in`](crate::qp::builder::QpBuilder::build_in)), for programs with more
+/// connections than the device has registers.
 ///
-/// Dropping it ends the connection at once: the peer is told, what is in flight is lost.
+/// Dropping it ends the connection at once: it tells the peer, and requests in flight are lost.
 ///
-/// Completions do not tell that the peer has ended it: a receive that waits stays as it is. A
-/// program that polls asks [`Connection::has_ended`] now and then; one that sleeps also waits for
-/// the descriptor of [`Link::channel`]. A peer that disappears without a message (its host failed)
-/// is noticed only by requests that are sent to it (`RetryExceeded`).
+/// Completions do not tell that the peer has ended the connection: posted receives stay posted. A
+/// program that polls calls [`Connection::has_ended`] now and then; one that sleeps also waits for
+/// the descriptor of [`Link::channel`]. If the peer disappears without a message (its host failed),
+/// only a failing request shows it (`RetryExceeded`).
 #[derive(Debug)]
 pub struct Connection<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     /// Ends the connection when it is dropped, and tells the peer. It is the first field, because
@@ -46,7 +46,8 @@ pub struct Connection<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     pub resources: X,
 }
 
-/// What a [`Connection`] has of its own unless the program says otherwise.
+/// The protection domain and the completion queue of a [`Connection`], unless the program makes
+/// queue pairs itself.
 #[derive(Debug)]
 pub struct Resources {
     /// Sends and receives complete here.
@@ -61,7 +62,7 @@ pub struct Link {
     id: Id,
     channel: Channel,
     private_data: Vec<u8>,
-    /// Whether the event that says so was taken.
+    /// Whether the event of the connection's end was taken.
     ended: AtomicBool,
 }
 
@@ -75,7 +76,7 @@ impl Link {
         &self.id
     }
 
-    /// The channel of its events, and of no other's.
+    /// The channel of this id's events only.
     pub fn channel(&self) -> &Channel {
         &self.channel
     }
@@ -102,8 +103,8 @@ impl Link {
         self.id.peer_address()
     }
 
-    /// Waits until the connection has ended at both ends, `timeout` at most. A peer's end of it is
-    /// agreed to. Once it has ended, every call says so at once.
+    /// Waits until the connection has ended at both ends, `timeout` at most. If the peer ends it,
+    /// this end agrees. Once it has ended, every call returns at once.
     ///
     /// # Errors
     /// `TimedOut`, also if the peer never answered (78 seconds); `DeviceGone`.
@@ -122,8 +123,8 @@ impl Link {
         Ok(())
     }
 
-    /// Whether the connection has ended at both ends, without waiting. A peer's end of it is agreed
-    /// to.
+    /// Whether the connection has ended at both ends, without waiting. If the peer ends it, this
+    /// end agrees.
     ///
     /// # Errors
     /// `TimedOut` if the peer never answered; `DeviceGone`; errors of the kernel.
@@ -165,8 +166,8 @@ impl<L: Layer, X, R: Register> Connection<L, X, R> {
         self.link.private_data()
     }
 
-    /// Begins to end the connection, or agrees to the peer's end of it. Work that is outstanding
-    /// completes as flushed: poll for what must arrive before this.
+    /// Begins to end the connection, or agrees that the peer ends it. Outstanding requests complete
+    /// as flushed: poll for what must arrive before this call.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -175,21 +176,21 @@ impl<L: Layer, X, R: Register> Connection<L, X, R> {
         self.link.id.disconnect()
     }
 
-    /// Waits until the connection has ended: [`Link::wait_disconnected`]. What is outstanding
-    /// completes as flushed then.
+    /// Waits until the connection has ended: [`Link::wait_disconnected`]. Outstanding requests
+    /// complete as flushed then.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Link::wait_disconnected`] and [`Link::has_ended`].
     pub fn wait_disconnected(&mut self, timeout: Option<Duration>) -> Result<()> {
         self.link.wait_disconnected(timeout)?;
         self.flush()
     }
 
-    /// Whether the connection has ended, without waiting: [`Link::has_ended`]. What is outstanding
-    /// completes as flushed then. It is a system call as long as the connection exists.
+    /// Whether the connection has ended, without waiting: [`Link::has_ended`]. Outstanding requests
+    /// complete as flushed then. Until the connection has ended, each call is a system call.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Link::wait_disconnected`] and [`Link::has_ended`].
     #[doc(alias = "is_disconnected")]
     pub fn has_ended(&mut self) -> Result<bool> {
         let ended = self.link.has_ended()?;

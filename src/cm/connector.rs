@@ -1,4 +1,4 @@
-//! The short way to connect.
+//! Connecting to an address in one call.
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -19,12 +19,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::qp::qp_type::Rc;
 use crate::qp::{AccessFlags, QueuePair};
 
-/// How long a neighbour may take to answer, if the caller has no shorter time: as librdmacm's
-/// programs have it.
+/// How long a neighbour may take to answer, unless the caller's timeout is shorter: as in the
+/// programs of librdmacm.
 const RESOLVE: Duration = Duration::from_secs(2);
 
-/// Connects to a listener at `address`, on the device that leads there, and gives a queue pair that
-/// is ready. [`Connector`] has the options.
+/// Connects to a listener at `address`, on the device that leads there, and returns a queue pair
+/// that is ready. [`Connector`] has the options.
 ///
 /// # Errors
 /// As [`Connector::connect`].
@@ -34,7 +34,8 @@ pub fn connect(address: impl ToSocketAddrs) -> Result<Connection> {
     Connector::new().connect(address)
 }
 
-/// Requests that may be outstanding in the queues that the short ways make.
+/// Requests that may be outstanding in the queues that [`Connector::connect`] and
+/// [`ListenerBuilder::bind`](super::ListenerBuilder::bind) make.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Depths {
     pub(super) send: u32,
@@ -105,14 +106,14 @@ impl Connector {
         self
     }
 
-    /// The local address to leave from; its port may be 0.
+    /// The local address to connect from; its port may be 0.
     pub fn source(mut self, source: SocketAddr) -> Self {
         self.source = Some(source);
         self
     }
 
-    /// How long all of it may take. Without it a peer that does not answer is given up after
-    /// 78 seconds.
+    /// How long connecting may take. Without it, connecting to a peer that does not answer fails
+    /// after 78 seconds.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -124,13 +125,13 @@ impl Connector {
         self
     }
 
-    /// What remote operations may do; nothing if not said.
+    /// What remote operations may do; nothing by default.
     pub fn access(mut self, access: AccessFlags) -> Self {
         self.qp.access = access;
         self
     }
 
-    /// Sends and receives that may be outstanding; 128 each if not said.
+    /// Sends and receives that may be outstanding; 128 each by default.
     pub fn queue_depths(mut self, send: u32, receive: u32) -> Self {
         self.depths = Depths { send, receive };
         self
@@ -142,46 +143,45 @@ impl Connector {
         self
     }
 
-    /// Everything else that the peer is told.
+    /// All other parameters that the peer gets.
     pub fn options(mut self, change: impl FnOnce(&mut ConnectOptions)) -> Self {
         change(&mut self.options);
         self
     }
 
-    /// Everything else that the queue pair gets.
+    /// All other options of the queue pair.
     pub fn qp(mut self, change: impl FnOnce(&mut QpOptions)) -> Self {
         change(&mut self.qp);
         self
     }
 
-    /// Connects, waiting for it. Of several addresses that a name has, the first is taken that
-    /// works.
+    /// Connects, and returns when the connection is established. If a name has several addresses,
+    /// it uses the first one that works.
     ///
     /// # Errors
-    /// `NotFound` if no RDMA device leads to the address, or what the route to it says:
-    /// ENETUNREACH, or `TimedOut` where no host answers. ECONNREFUSED with the peer's
-    /// [`Rejection`](super::Rejection) as the source; `TimedOut`; errors of creating
-    /// the queue pair.
+    /// `NotFound` if no RDMA device leads to the address; ENETUNREACH if there is no route;
+    /// `TimedOut` if no host or no program answers; ECONNREFUSED with the peer's
+    /// [`Rejection`](super::Rejection) as the source; errors of creating the queue pair.
     pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
         let depths = self.depths;
         self.connect_with(address, move |id| depths.make(id))
     }
 
-    /// As [`Connector::connect`], to a GID. [`Connector::source`] is for IP addresses alone.
+    /// As [`Connector::connect`], to a GID. [`Connector::source`] is only for IP addresses.
     ///
     /// # Errors
-    /// As there; ENODEV over RoCE.
+    /// As [`Connector::connect`]; ENODEV over RoCE.
     pub fn connect_ib(&self, address: IbAddress) -> Result<Connection> {
         let depths = self.depths;
         self.connect_to(address.into(), self.deadline(), &mut move |id| depths.make(id))
     }
 
-    /// As [`Connector::connect`], with a queue pair that `make` makes: on the device of the id it
-    /// is given ([`Id::context`], [`Id::device_port`]), in RESET or INIT. What it returns beside it
-    /// is in [`Connection::resources`].
+    /// As [`Connector::connect`], with a queue pair that `make` makes in RESET or INIT, on the
+    /// device of the id that it gets ([`Id::context`], [`Id::device_port`]). The second value that
+    /// `make` returns is in [`Connection::resources`].
     ///
     /// # Errors
-    /// As there; what `make` says.
+    /// As [`Connector::connect`]; errors of `make`.
     pub fn connect_with<L: Layer, X, R: Register>(
         &self,
         address: impl ToSocketAddrs,
@@ -250,7 +250,7 @@ impl Connector {
         Ok(Connecting { id, channel, address, resolve, options, qp, made: None })
     }
 
-    /// What makes the queue pairs of [`Connector::connect`].
+    /// The function that makes the queue pairs of [`Connector::connect`].
     #[cfg(feature = "tokio")]
     pub(crate) fn maker(&self) -> impl FnMut(&Id) -> Result<(QueuePair<Rc>, Resources)> + use<> {
         let depths = self.depths;
@@ -299,7 +299,7 @@ impl fmt::Display for Destination {
     }
 }
 
-/// A connection that is on its way: each event takes it one step further.
+/// A connection that is not established yet: each event takes it one step further.
 #[derive(Debug)]
 pub(crate) struct Connecting<L: Layer, X, R: Register> {
     id: Id,
@@ -312,7 +312,7 @@ pub(crate) struct Connecting<L: Layer, X, R: Register> {
 }
 
 impl<L: Layer, X, R: Register> Connecting<L, X, R> {
-    /// Takes the next step; gives the peer's reply once there is one.
+    /// Takes the next step. Returns the peer's reply once there is one.
     pub(crate) fn step(
         &mut self,
         event: Event,

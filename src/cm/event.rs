@@ -15,12 +15,12 @@ use crate::memory::pd::ProtectionDomain;
 use crate::qp::Ece;
 use crate::qp::ah::{AddressHandle, DatagramAddress};
 
-/// Something that happened to an id. It owns what it tells: nothing has to be acknowledged.
+/// Something that happened to an id. It owns its data, so nothing has to be acknowledged.
 #[derive(Debug)]
 #[must_use = "a connection request that is dropped rejects"]
 pub struct Event {
-    /// The id, or the [`Membership`](super::Membership), that it happened to; of a connection
-    /// request the listener.
+    /// The id, or the [`Membership`](super::Membership), that it happened to; the listener for a
+    /// connection request.
     pub id: IdKey,
     /// What happened.
     pub kind: EventKind,
@@ -30,13 +30,13 @@ pub struct Event {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum EventKind {
-    /// [`Id::resolve_address`](super::Id::resolve_address) is done.
+    /// [`Id::resolve_address`](super::Id::resolve_address) succeeded.
     AddressResolved,
-    /// It failed.
+    /// [`Id::resolve_address`](super::Id::resolve_address) failed.
     AddressError(Error),
-    /// [`Id::resolve_route`](super::Id::resolve_route) is done.
+    /// [`Id::resolve_route`](super::Id::resolve_route) succeeded.
     RouteResolved,
-    /// It failed.
+    /// [`Id::resolve_route`](super::Id::resolve_route) failed.
     RouteError(Error),
     /// A peer wants to connect, or looks a datagram service up.
     ConnectRequest(ConnectionRequest),
@@ -48,18 +48,18 @@ pub enum EventKind {
     Unreachable(Error),
     /// The peer refused.
     Rejected(Rejection),
-    /// Connected, on the accepting side. On the other there is no such event: it is connected when
+    /// Connected, on the accepting side only. The connecting side is connected when
     /// [`Id::establish`](super::Id::establish) returns.
     Established,
     /// A datagram service was found.
     Found(DatagramPeer),
-    /// The peer has disconnected, or has answered. `Err` if it did not answer.
+    /// The peer has disconnected, or has agreed to end the connection. `Err` if it did not answer.
     Disconnected(Result<()>),
-    /// The device goes: drop the id and all that was made on it.
+    /// The device is being removed: drop the id and all that was made on it.
     DeviceRemoval,
     /// A multicast group was joined.
     Joined(Group),
-    /// It could not be joined, or is lost.
+    /// A multicast group could not be joined, or its membership is lost.
     MulticastError(Error),
     /// The local interface's hardware address changed: connect anew.
     AddressChange,
@@ -95,7 +95,7 @@ pub struct DatagramPeer {
     pub qpn: u32,
     /// Its Q_Key.
     pub qkey: u32,
-    /// The way to it.
+    /// Its address.
     pub address: AddressVector,
     /// Its private data: the field of 136 bytes, padded with zeros.
     pub private_data: Vec<u8>,
@@ -111,7 +111,7 @@ pub struct Group {
     pub lid: u16,
     /// Q_Key of its datagrams.
     pub qkey: u32,
-    /// The way to it.
+    /// Its address.
     pub address: AddressVector,
 }
 
@@ -184,7 +184,7 @@ impl EventKind {
         }
     }
 
-    /// As an error, if it says that what was begun has failed, or that the connection is over.
+    /// The error, if the event reports that a step failed or that the connection has ended.
     pub fn into_failure(self) -> Option<Error> {
         match self {
             Self::AddressError(error)

@@ -28,7 +28,7 @@ use crate::host::fork::{Lock, forked};
 use crate::qp::{AckTimeout, Connected, Ece, QpType, QueuePair};
 use uverbs_mlx5::mmio::Register;
 
-/// What an id's port number counts, and which queue pairs it is for (`enum rdma_port_space`).
+/// The name space of an id's port number, and the type of its queue pairs (`enum rdma_port_space`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PortSpace {
     /// Reliable connections.
@@ -56,7 +56,8 @@ impl PortSpace {
     }
 }
 
-/// What events call an id, or a membership in a multicast group: never used twice in a process.
+/// The key by which events name an id, or a membership in a multicast group. No key is used twice
+/// in a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IdKey(u64);
 
@@ -83,12 +84,12 @@ impl IdKey {
 
 /// One end of a connection, a listener, or a datagram service (`struct rdma_cm_id`).
 ///
-/// Methods begin something and return at once; an [event](super::Event) with this id's
-/// [key](Id::key) tells how it went. An id connects once: after a refusal or a disconnect a new one
-/// is needed.
+/// Methods begin an operation and return at once; an [event](super::Event) with this id's
+/// [key](Id::key) reports the result. An id connects once: after a refusal or a disconnect the
+/// program needs a new one.
 ///
-/// Dropping it destroys it: a peer is told, a request is withdrawn or refused, events that were not
-/// taken are gone. That never waits, whatever events were taken or not. An id with a
+/// Dropping it destroys it: a connection ends and the peer is told, a request is withdrawn or
+/// refused, and events that were not taken are lost. The drop never waits for events. An id with a
 /// [`Membership`](super::Membership) is destroyed when that is dropped too.
 #[derive(Debug)]
 pub struct Id {
@@ -99,7 +100,8 @@ pub struct Id {
 pub(super) struct Handle {
     number: u32,
     pub(super) key: IdKey,
-    /// Where its events arrive. Held while a command runs, so that it does not move meanwhile.
+    /// Where its events arrive. Locked while a command runs, so that the id does not move to
+    /// another channel meanwhile.
     channel: Lock<Channel>,
 }
 
@@ -160,7 +162,7 @@ impl Id {
         &self.handle
     }
 
-    /// The id by which events name it.
+    /// The key by which events name it.
     pub fn key(&self) -> IdKey {
         self.handle.key
     }
@@ -177,7 +179,8 @@ impl Id {
     ///
     /// # Errors
     /// `NotFound` if no RDMA device has the address; EADDRINUSE if another id is bound to the port,
-    /// or EADDRNOTAVAIL if one of the two is bound to all addresses; EINVAL if it is bound already.
+    /// or EADDRNOTAVAIL if one of the two ids is bound to all addresses; EINVAL if this id is bound
+    /// already.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind(&self, address: SocketAddr) -> Result<()> {
         let (addr, addr_size) = storage(address);
@@ -187,11 +190,11 @@ impl Id {
 
     /// Finds the device and the hardware address that lead to `destination`, leaving from `source`
     /// if given: [`AddressResolved`](super::EventKind::AddressResolved) or
-    /// [`AddressError`](super::EventKind::AddressError) follows. `timeout` is for the neighbour to
-    /// answer, in milliseconds, rounded up.
+    /// [`AddressError`](super::EventKind::AddressError) follows. `timeout` bounds how long the
+    /// neighbour may take to answer; it is rounded up to milliseconds.
     ///
     /// # Errors
-    /// `NotFound` if no RDMA device is on the way there; EINVAL after the first call.
+    /// `NotFound` if no RDMA device leads there; EINVAL after the first call.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_address(
         &self,
@@ -218,7 +221,7 @@ impl Id {
     /// [`RouteError`](super::EventKind::RouteError) follows.
     ///
     /// # Errors
-    /// EINVAL unless the address is resolved, or without a timeout.
+    /// EINVAL unless the address is resolved.
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve_route(&self, timeout: Duration) -> Result<()> {
         let timeout_ms = milliseconds(timeout);
@@ -226,8 +229,8 @@ impl Id {
     }
 
     /// Listens: [`ConnectRequest`](super::EventKind::ConnectRequest)s follow. `backlog` is how many
-    /// of them may wait to be taken; 0 is the host's limit (1024 unless changed). Beyond it,
-    /// requests are dropped, and the peer tries again after 4 seconds.
+    /// of them may wait to be taken; 0 is the host's limit (1024 unless changed). The kernel drops
+    /// further requests, and their peers try again after 4 seconds.
     ///
     /// # Errors
     /// EADDRINUSE or EADDRNOTAVAIL, as from [`bind`](Self::bind); EINVAL for an id that connects.
@@ -267,7 +270,7 @@ impl Id {
         self.handle.run("connect", |id| Connect { conn_param, id, reserved: 0, ece })
     }
 
-    /// Accepts with these parameters, or confirms with none.
+    /// Accepts with these parameters, or confirms a connection with empty ones.
     pub(super) fn accept(&self, conn_param: ConnParam, ece: Option<Ece>) -> Result<()> {
         let (uid, ece) = (self.key().uid(), kernel_ece(ece));
         self.handle.run("accept", |id| Accept { uid, conn_param, id, reserved: 0, ece })
@@ -285,12 +288,12 @@ impl Id {
         })
     }
 
-    /// Ends the connection, or agrees to the peer's end of it. On both sides
+    /// Ends the connection, or agrees that the peer ends it. On both sides
     /// [`Disconnected`](super::EventKind::Disconnected) follows: here when the peer has called this
     /// too, or dropped its id.
     ///
-    /// What is in flight is not waited for: poll the completions first, or take the queue pair to
-    /// ERR to flush it.
+    /// It does not wait for requests in flight: poll their completions first, or take the queue
+    /// pair to ERR to flush them.
     ///
     /// # Errors
     /// EINVAL if it never was connected.
@@ -299,8 +302,9 @@ impl Id {
         self.handle.run("disconnect", |id| Disconnect { id })
     }
 
-    /// Says that a message arrived on the queue pair before the peer's confirmation did (the event
-    /// `COMM_EST`): [`Established`](super::EventKind::Established) follows at once.
+    /// Tells the connection manager that a message arrived on the queue pair before the peer's
+    /// confirmation did (the event `COMM_EST`): [`Established`](super::EventKind::Established)
+    /// follows at once.
     ///
     /// # Errors
     /// EISCONN if it is established.
@@ -309,7 +313,7 @@ impl Id {
         self.handle.run("notify", |id| Notify { id, event: EventType::COMM_EST })
     }
 
-    /// Moves it to another channel: events that were not taken move along.
+    /// Moves it to another channel, together with its events that were not taken.
     ///
     /// # Errors
     /// Errors of the kernel; the id stays where it is.
@@ -324,7 +328,7 @@ impl Id {
         Ok(())
     }
 
-    /// IP type of service of the connection's packets; before the route is resolved.
+    /// Sets the IP type of service of the connection's packets. Call it before resolving the route.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -332,15 +336,16 @@ impl Id {
         self.set(IdOption::TOS, &mut [tos])
     }
 
-    /// Other ids may bind to the same address and port, if they say so too; before binding.
+    /// Whether other ids may bind to the same address and port, if they allow it too. Call it
+    /// before binding.
     ///
     /// # Errors
-    /// EINVAL once it is bound, if it takes the permission back.
+    /// EINVAL for `false` once it is bound.
     pub fn set_reuse_address(&self, allowed: bool) -> Result<()> {
         self.set(IdOption::REUSEADDR, &mut i32::from(allowed).to_ne_bytes())
     }
 
-    /// Whether a listener on an IPv6 address leaves IPv4 alone; before listening.
+    /// Whether a listener on an IPv6 address takes no IPv4 requests. Call it before listening.
     ///
     /// # Errors
     /// EINVAL once it listens.
@@ -348,11 +353,11 @@ impl Id {
         self.set(IdOption::AFONLY, &mut i32::from(only).to_ne_bytes())
     }
 
-    /// Local ACK timeout of the queue pair; before the route is resolved, or on an id that accepts,
-    /// and for connections that are reliable.
+    /// Sets the local ACK timeout of the queue pair, for reliable connections only. Call it before
+    /// resolving the route, or on an id that accepts.
     ///
     /// # Errors
-    /// EINVAL for other types.
+    /// EINVAL for other queue pair types.
     pub fn set_ack_timeout(&self, timeout: AckTimeout) -> Result<()> {
         self.set(IdOption::ACK_TIMEOUT, &mut [timeout.code()])
     }
@@ -396,15 +401,15 @@ impl Id {
     /// The port of the device, from 1, once the id is bound to a device.
     ///
     /// # Errors
-    /// `BadState` before; errors of the kernel.
+    /// `BadState` if it is not bound to a device; errors of the kernel.
     pub fn device_port(&self) -> Result<u8> {
         let found = self.query()?;
         require_device(&found)?;
         Ok(found.port_num)
     }
 
-    /// The device that it is bound to, by listening at a local address, by resolving one, or by a
-    /// peer's request. The channel opens it at the first call and keeps it open.
+    /// The device that it is bound to: by binding to a local address, by resolving a peer's, or by
+    /// a peer's request. The channel opens the device at the first call and keeps it open.
     ///
     /// # Errors
     /// `BadState` if it is not bound to a device; as [`Device::open`](crate::Device::open).
@@ -424,7 +429,7 @@ fn require_device(found: &QueryAddrResp) -> Result<()> {
         .cure_with("resolve an address first, or bind to one that is not a wildcard"))
 }
 
-/// At least one: 0 is not a timeout to the kernel, but an error.
+/// Rounds up, to at least one: the kernel refuses a timeout of 0.
 pub(super) fn milliseconds(time: Duration) -> u32 {
     time.as_nanos().div_ceil(1_000_000).clamp(1, i32::MAX as u128) as u32
 }

@@ -11,12 +11,12 @@ use crate::error::Result;
 
 /// A service at a GID (`struct sockaddr_ib`). It needs no IP address, and so no IPoIB interface.
 ///
-/// Over RoCE a kernel finds no path to one: resolving the route is ENODEV.
+/// Over RoCE the kernel finds no path to one: resolving the route fails with ENODEV.
 #[doc(alias = "sockaddr_ib")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct IbAddress {
-    /// GID of a port; [`Gid::ZERO`] is every own one.
+    /// GID of a port; [`Gid::ZERO`] means every local one.
     pub gid: Gid,
     /// The partition.
     pub pkey: u16,
@@ -25,7 +25,7 @@ pub struct IbAddress {
 }
 
 impl IbAddress {
-    /// A port of a port space, in the default partition. An own port 0 is any free one.
+    /// A port of a port space, in the default partition. A local port 0 means any free one.
     pub const fn new(gid: Gid, space: PortSpace, port: u16) -> Self {
         let service_id = (space.kernel().0.0 as u64) << 16 | port as u64;
         Self { gid, pkey: 0xffff, service_id }

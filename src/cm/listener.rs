@@ -1,4 +1,4 @@
-//! The short way to accept.
+//! Listening at an address, and accepting connections in one call each.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -37,8 +37,9 @@ type Make<L, X, R> = Box<dyn FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, 
 
 /// A listener for reliable connections.
 ///
-/// Requests are accepted as they come. A peer that asks and then says no more does not keep others
-/// waiting: [`Listener::accept`] gives the connections in the order in which they are established.
+/// It accepts requests as they arrive. A peer that requests a connection and then falls silent does
+/// not keep others waiting: [`Listener::accept`] returns connections in the order in which they are
+/// established.
 ///
 /// It is readable ([`AsFd`]) while there is something for [`Listener::try_accept`] to do.
 pub struct Listener<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
@@ -48,8 +49,8 @@ pub struct Listener<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     make: Make<L, X, R>,
     /// Accepted, but not confirmed by the peer.
     pending: HashMap<IdKey, Pending<L, X, R>>,
-    /// Requests that wait until fewer peers are pending: none while there is a place. The kernel
-    /// does not report that one of these has given up; accepting it fails then.
+    /// Requests that wait until fewer peers are pending; empty while another peer may be pending.
+    /// The kernel does not report that one of these peers has given up; accepting it fails then.
     waiting: VecDeque<ConnectionRequest>,
     bounds: Bounds,
 }
@@ -68,7 +69,7 @@ struct Pending<L: Layer, X, R: Register> {
     private_data: Vec<u8>,
 }
 
-/// How many peers a listener remembers at most.
+/// How many peers may be pending, and how many may wait.
 #[derive(Debug, Clone, Copy)]
 struct Bounds {
     pending: usize,
@@ -88,11 +89,10 @@ pub struct ListenerBuilder {
     ipv6_only: bool,
 }
 
-/// Requests that wait at most if the program does not say: as many as in the kernel (the sysctl
-/// `net.rdma_ucm.max_backlog`).
+/// Default limit of waiting requests: as in the kernel (the sysctl `net.rdma_ucm.max_backlog`).
 const MOST_WAITING: u32 = 1024;
 
-/// Peers at most that have not confirmed, if the program does not say.
+/// Default limit of peers that have not confirmed.
 const HALF_OPEN: u32 = 256;
 
 impl Default for ListenerBuilder {
@@ -104,37 +104,38 @@ impl Default for ListenerBuilder {
 }
 
 impl ListenerBuilder {
-    /// The device to use. Otherwise requests are taken from all of the kernel's devices that have
-    /// the address, unless the environment variable `UVERBS_DEVICE` names the software device.
+    /// The device to use. By default the listener takes requests from all of the kernel's devices
+    /// that have the address, unless the environment variable `UVERBS_DEVICE` names the software
+    /// device.
     pub fn context(mut self, context: &Context) -> Self {
         self.context = Some(context.clone());
         self
     }
 
-    /// Requests that may wait for [`Listener::accept`]; the host's limit (1024) if not said.
+    /// Requests that may wait for [`Listener::accept`]; the host's limit (1024) by default.
     pub fn backlog(mut self, requests: u32) -> Self {
         self.backlog = requests;
         self
     }
 
-    /// Peers at most that have a queue pair before they have confirmed the connection; 256 if not
-    /// said. A peer that never confirms keeps its place for a minute or so, until the connection
-    /// manager gives it up. Other requests wait meanwhile without a queue pair, as many as the
-    /// [backlog](Self::backlog) says. More are refused
-    /// ([`RejectReason::BY_PROGRAM`](super::RejectReason::BY_PROGRAM)), with private data that say
-    /// "too many peers wait".
+    /// How many peers may have a queue pair before they have confirmed the connection; 256 by
+    /// default. A peer that never confirms counts for a minute or so, until the connection manager
+    /// gives it up. Further requests wait without a queue pair, as many as the
+    /// [backlog](Self::backlog) allows. The listener refuses more
+    /// ([`RejectReason::BY_PROGRAM`](super::RejectReason::BY_PROGRAM)), with the private data "too
+    /// many peers wait".
     pub fn half_open(mut self, peers: u32) -> Self {
         self.half_open = peers;
         self
     }
 
-    /// Others may listen at the same address, if they say so too.
+    /// Others may listen at the same address, if they allow it too.
     pub fn reuse_address(mut self) -> Self {
         self.reuse_address = true;
         self
     }
 
-    /// A listener on an IPv6 address leaves IPv4 alone.
+    /// A listener on an IPv6 address takes no IPv4 requests.
     pub fn ipv6_only(mut self) -> Self {
         self.ipv6_only = true;
         self
@@ -146,25 +147,25 @@ impl ListenerBuilder {
         self
     }
 
-    /// What remote operations may do; nothing if not said.
+    /// What remote operations may do; nothing by default.
     pub fn access(mut self, access: AccessFlags) -> Self {
         self.options.qp.access = access;
         self
     }
 
-    /// Sends and receives that may be outstanding per connection; 128 each if not said.
+    /// Sends and receives that may be outstanding per connection; 128 each by default.
     pub fn queue_depths(mut self, send: u32, receive: u32) -> Self {
         self.depths = Depths { send, receive };
         self
     }
 
-    /// Everything else that is agreed to.
+    /// All other parameters that the listener agrees to.
     pub fn options(mut self, change: impl FnOnce(&mut AcceptOptions)) -> Self {
         change(&mut self.options);
         self
     }
 
-    /// Binds and listens: to the first of the addresses that a name has which works. Each
+    /// Binds and listens. If a name has several addresses, it uses the first one that works. Each
     /// connection gets a protection domain and a completion queue of its own.
     ///
     /// # Errors
@@ -179,20 +180,21 @@ impl ListenerBuilder {
     /// As [`ListenerBuilder::bind`], at a GID.
     ///
     /// # Errors
-    /// As there.
+    /// As [`ListenerBuilder::bind`].
     pub fn bind_ib(self, address: IbAddress) -> Result<Listener> {
         let (channel, depths) = (self.channel()?, self.depths);
         let id = self.listen_at(&channel, |id| id.bind_ib(address))?;
         Ok(self.listening(id, channel, move |request| depths.make(request.id())))
     }
 
-    /// As [`ListenerBuilder::bind`], with queue pairs that `make` makes: on the device of the
-    /// request ([`ConnectionRequest::context`]), in RESET or INIT. What it returns beside one is in
-    /// [`Connection::resources`]. An error refuses the peer and is returned by
-    /// [`Listener::accept`]; for a peer that waited ([`half_open`](Self::half_open)) it is logged.
+    /// As [`ListenerBuilder::bind`], with queue pairs that `make` makes in RESET or INIT, on the
+    /// device of the request ([`ConnectionRequest::context`]). The second value that `make` returns
+    /// is in [`Connection::resources`]. If `make` fails, the peer is refused and
+    /// [`Listener::accept`] returns the error; for a peer that waited
+    /// ([`half_open`](Self::half_open)) the error is logged.
     ///
     /// # Errors
-    /// As there.
+    /// As [`ListenerBuilder::bind`].
     pub fn bind_with<L: Layer, X, R: Register>(
         self,
         address: impl ToSocketAddrs,
@@ -288,8 +290,8 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// A peer that gives up meanwhile is not an error.
     ///
     /// # Errors
-    /// What making the queue pair says, of a peer that is refused then; `DeviceGone` once the
-    /// listener's device is removed; `Interrupted` by a signal. Another call goes on.
+    /// Errors of making a queue pair, whose peer is refused; `DeviceGone` once the listener's
+    /// device is removed; `Interrupted` by a signal. The listener stays usable.
     #[doc(alias = "rdma_get_request")]
     pub fn accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
@@ -303,7 +305,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// As [`Listener::accept`], until `deadline`.
     ///
     /// # Errors
-    /// `TimedOut`; as there.
+    /// `TimedOut`; as [`Listener::accept`].
     pub fn accept_until(&mut self, deadline: Instant) -> Result<Connection<L, X, R>> {
         loop {
             let event = self.channel.next_event_until(deadline)?;
@@ -316,7 +318,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// As [`Listener::accept`], without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` if no connection is established; as there.
+    /// `WouldBlock` if no connection is established; as [`Listener::accept`].
     pub fn try_accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
             let event = self.channel.try_next_event()?;
@@ -326,10 +328,10 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         }
     }
 
-    /// Takes an event; gives the connection that it establishes.
+    /// Handles an event. Returns the connection that it establishes, if it does.
     pub(crate) fn step(&mut self, event: Event) -> Result<Option<Connection<L, X, R>>> {
         match event.kind {
-            EventKind::ConnectRequest(request) => self.place(request).map(|()| None),
+            EventKind::ConnectRequest(request) => self.accept_or_queue(request).map(|()| None),
             EventKind::Established => match self.pending.remove(&event.id) {
                 Some(pending) => {
                     self.take_waiting();
@@ -352,9 +354,10 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         }
     }
 
-    /// Accepts a request if there is a place. Otherwise it waits for one, or is refused.
-    fn place(&mut self, request: ConnectionRequest) -> Result<()> {
-        if self.has_place() {
+    /// Accepts a request if another peer may be pending. Otherwise the request waits, or is
+    /// refused.
+    fn accept_or_queue(&mut self, request: ConnectionRequest) -> Result<()> {
+        if self.may_accept() {
             return self.take(request);
         }
         if self.waiting.len() < self.bounds.waiting {
@@ -365,14 +368,14 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         Ok(())
     }
 
-    fn has_place(&self) -> bool {
+    fn may_accept(&self) -> bool {
         self.pending.len() < self.bounds.pending
     }
 
-    /// Accepts requests that wait, as far as there are places. It does so when a place becomes
-    /// free, because no event may follow that would have a later call do it.
+    /// Accepts waiting requests while another peer may be pending. Each removal from `pending`
+    /// calls it, because no later event may follow that would.
     fn take_waiting(&mut self) {
-        while self.has_place() {
+        while self.may_accept() {
             let Some(request) = self.waiting.pop_front() else { return };
             if let Err(error) = self.take(request) {
                 tracing::warn!(%error, "a peer that waited was not accepted");
@@ -380,11 +383,11 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         }
     }
 
-    /// Accepts a request; a peer that has given up is forgotten.
+    /// Accepts a request. That the peer has given up is logged, and not an error.
     fn take(&mut self, request: ConnectionRequest) -> Result<()> {
         let (mut qp, resources) = (self.make)(&request)?;
         let private_data = request.private_data().to_vec();
-        match self.agree(request, &mut qp) {
+        match request.accept(&mut qp, &self.options) {
             Ok(id) => {
                 let pending = Pending { id, qp, resources, private_data };
                 self.pending.insert(pending.id.key(), pending);
@@ -392,10 +395,6 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
             Err(error) => tracing::warn!(%error, "a peer was not accepted"),
         }
         Ok(())
-    }
-
-    fn agree(&self, request: ConnectionRequest, qp: &mut QueuePair<Rc, L, R>) -> Result<Id> {
-        request.accept(qp, &self.options)
     }
 
     /// Gives the connection a channel of its own.

@@ -54,15 +54,15 @@
 //! software device a listener is reached at `127.0.0.1`, or at the address that
 //! `UVERBS_SOFT_ADDRESS` or the device's builder gives it.
 //!
-//! A text that names an interface, `[fe80::1%eth0]:7471`, is an [`Address`].
+//! [`Address`] parses texts that name an interface: `[fe80::1%eth0]:7471`.
 //!
-//! [`Listener::builder`] and [`Connector`] have the options. A program that makes queue pairs
-//! itself, with a shared receive queue, a common completion queue or of the
-//! [raw layer](crate::raw), hands over a function that does
-//! ([`ListenerBuilder::bind_with`], [`Connector::connect_with`]).
+//! [`Listener::builder`] and [`Connector`] have the options. A program may make the queue pairs
+//! itself: with a shared receive queue, with a common completion queue, or of the [raw
+//! layer](crate::raw). It passes a function that makes them to [`ListenerBuilder::bind_with`] or
+//! [`Connector::connect_with`].
 //!
 //! # The long way
-//! A [`Channel`] has [`Id`]s, and tells by [`Event`]s how their steps went:
+//! A [`Channel`] has [`Id`]s, and its [`Event`]s report the result of each step:
 //!
 //! 1. [`Id::resolve_address`], then [`AddressResolved`](EventKind::AddressResolved).
 //! 2. [`Id::resolve_route`], then [`RouteResolved`](EventKind::RouteResolved).
@@ -76,25 +76,27 @@
 //!    [`Disconnected`](EventKind::Disconnected).
 //!
 //! Datagrams have no connection: [`Id::lookup`] asks a listener of [`PortSpace::Udp`] for its queue
-//! pair, [`ConnectionRequest::answer`] tells it, [`Found`](EventKind::Found) has the way there.
-//! [`Id::join`] joins a multicast group, and [`Joined`](EventKind::Joined) has the way to it.
+//! pair, [`ConnectionRequest::answer`] replies, and [`Found`](EventKind::Found) has the queue
+//! pair's number and address. [`Id::join`] joins a multicast group, and
+//! [`Joined`](EventKind::Joined) has the group's address.
 //!
 //! # What differs from librdmacm
-//! - Events own what they tell. There is nothing to acknowledge, and destroying an id waits for
-//!   nothing: `rdma_destroy_id` waits until all events of the id were acknowledged, which hangs a
+//! - Events own their data. There is nothing to acknowledge, and destroying an id waits for
+//!   nothing. `rdma_destroy_id` waits until all events of the id were acknowledged, which hangs a
 //!   program that destroys the id while it handles one.
-//! - A request that is dropped refuses the peer.
-//! - Peers may do nothing to memory unless the caller says so ([`QpOptions::access`]), and the RNR
+//! - Dropping a request refuses the peer.
+//! - Peers may not access memory unless the caller allows it ([`QpOptions::access`]), and the RNR
 //!   timer is 0.64 ms, not 655 ms ([`QpOptions::min_rnr_timer`]).
 //! - Limits of private data are types: [`RequestData`] and the others.
-//! - What a peer's program sent cannot be told from padding: the kernel gives the message's whole
-//!   field, 56 bytes of a request and 196 of a reply.
+//! - Received private data includes its padding: the kernel gives the message's whole field,
+//!   56 bytes of a request and 196 of a reply.
 //!
 //! # Devices
 //! Ids find their device by address: [`Id::context`]. The kernel's connection manager serves all of
-//! the kernel's devices. A software device inside the process has its own, which
-//! [`Channel::of`] its context opens, [`Channel::open`] only if `UVERBS_DEVICE=soft` says so.
-//! Under `uverbs run` the software device is a kernel's device to the program.
+//! the kernel's devices. A software device inside the process has its own connection manager.
+//! [`Channel::of`] its context opens that one; [`Channel::open`] does so only with
+//! `UVERBS_DEVICE=soft`. Under `uverbs run` the software device is a kernel's device to the
+//! program.
 
 mod address;
 mod attributes;

@@ -64,7 +64,7 @@ impl Id {
 }
 
 impl Membership {
-    /// The id by which events name it.
+    /// The key by which events name it.
     pub fn key(&self) -> IdKey {
         self.key
     }

@@ -1,4 +1,4 @@
-//! What two ends tell each other when they connect.
+//! The parameters that two ends exchange when they connect.
 
 use uverbs_uapi::cm::connect::{ConnParam, Ece as KernelEce};
 
@@ -7,16 +7,16 @@ use crate::device::context::Context;
 use crate::error::Result;
 use crate::qp::{AccessFlags, AckTimeout, Ece, RnrTimer};
 
-/// What a connected queue pair gets beyond what the two ends agree on.
+/// Options of a connected queue pair that the two ends do not negotiate.
 ///
-/// librdmacm leaves the RNR timer at 655 ms and lets peers write; here both are the caller's.
+/// librdmacm leaves the RNR timer at 655 ms and lets peers write; here the caller decides both.
 #[derive(Debug, Clone, Copy)]
 pub struct QpOptions {
-    /// What remote operations may do; nothing if not said.
+    /// What remote operations may do; nothing by default.
     pub access: AccessFlags,
-    /// How long the peer waits when no receive is posted here; 0.64 ms if not said.
+    /// How long the peer waits when no receive is posted here; 0.64 ms by default.
     pub min_rnr_timer: RnrTimer,
-    /// Local ACK timeout; the connection manager's if not given, which is 1.07 s on RoCE.
+    /// Local ACK timeout; the connection manager's by default, which is 1.07 s on RoCE.
     pub timeout: Option<AckTimeout>,
 }
 
@@ -32,17 +32,17 @@ impl Default for QpOptions {
 pub struct ConnectOptions {
     /// The program's own data.
     pub private_data: RequestData,
-    /// READs and atomics to answer at a time; as many as the device can if not given.
+    /// READs and atomics to answer at a time; as many as the device can by default.
     pub responder_reads: Option<u8>,
-    /// READs and atomics to have in flight; as many as the device can if not given.
+    /// READs and atomics to have in flight; as many as the device can by default.
     pub initiator_reads: Option<u8>,
-    /// Retries after a timeout, 0 to 7, for both ends; 7 if not said.
+    /// Retries after a timeout, 0 to 7, for both ends; 7 by default.
     pub retry_count: u8,
-    /// Retries of the peer after a receiver-not-ready NAK, 0 to 7; 7, for ever, if not said.
+    /// Retries of the peer after a receiver-not-ready NAK, 0 to 7; 7 means for ever, the default.
     pub rnr_retry: u8,
-    /// Carried to the peer, without effect.
+    /// Passed to the peer, without effect.
     pub flow_control: bool,
-    /// Whether the queue pair has a shared receive queue; for the peer to know.
+    /// Whether the queue pair has a shared receive queue. The peer learns it.
     pub srq: bool,
     /// Options of enhanced connection establishment, from
     /// [`QueuePair::query_ece`](crate::QueuePair::query_ece).
@@ -69,19 +69,19 @@ impl Default for ConnectOptions {
 pub struct AcceptOptions {
     /// The program's own data.
     pub private_data: ReplyData,
-    /// READs and atomics to answer at a time, at most; what the peer asked for if not given.
+    /// READs and atomics to answer at a time, at most; what the peer asked for by default.
     pub responder_reads: Option<u8>,
-    /// READs and atomics to have in flight, at most; what the peer offered if not given.
+    /// READs and atomics to have in flight, at most; what the peer offered by default.
     pub initiator_reads: Option<u8>,
-    /// Retries of the peer after a receiver-not-ready NAK, 0 to 7; 7, for ever, if not said.
+    /// Retries of the peer after a receiver-not-ready NAK, 0 to 7; 7 means for ever, the default.
     pub rnr_retry: u8,
-    /// Carried to the peer, without effect.
+    /// Passed to the peer, without effect.
     pub flow_control: bool,
-    /// Whether the queue pair has a shared receive queue; for the peer to know.
+    /// Whether the queue pair has a shared receive queue. The peer learns it.
     pub srq: bool,
     /// Options of enhanced connection establishment that this end chose.
     pub ece: Option<Ece>,
-    /// What the queue pair gets.
+    /// Options of the queue pair.
     pub qp: QpOptions,
 }
 
@@ -100,7 +100,7 @@ impl Default for AcceptOptions {
     }
 }
 
-/// READs and atomics that a device has in flight: answered, and begun.
+/// Limits of READs and atomics in flight: as responder, and as initiator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reads {
     pub(super) responder: u8,
@@ -138,7 +138,7 @@ impl ConnectOptions {
 }
 
 impl AcceptOptions {
-    /// What the peer asked for, as far as this end can and wants.
+    /// What the peer asked for, within the limits of this device and of these options.
     pub(super) fn reads(&self, asked: Reads, context: &Context) -> Result<Reads> {
         let (responder, initiator) = (self.responder_reads, self.initiator_reads);
         Ok(Reads::of(context)?
@@ -158,7 +158,7 @@ impl AcceptOptions {
     }
 }
 
-/// Of the answer to a lookup.
+/// The parameters of an answer to a lookup.
 pub(super) fn lookup_reply(qpn: u32, data: &LookupReplyData) -> ConnParam {
     with_data(qpn, data)
 }

@@ -1,4 +1,4 @@
-//! Private data: bytes of the program's own in the messages of a connection.
+//! Private data: the program's own bytes in the connection manager's messages.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use uverbs_uapi::cm::MAX_PRIVATE_DATA;
 
 use crate::error::{Error, Result};
 
-/// At most `N` bytes of the program's own that travel with a message.
+/// At most `N` bytes of the program's own that a message carries.
 ///
-/// A peer gets all of the message's field: what was given, padded with zeros to `N`. A program that
-/// needs the length sends it along.
+/// The peer gets the message's whole field: the data, padded with zeros to `N` bytes. A program
+/// that needs the length puts it into the data.
 ///
 /// ```
 /// use uverbs::cm::{RejectData, RequestData};
@@ -27,7 +27,7 @@ pub struct PrivateData<const N: usize> {
     length: u8,
 }
 
-/// With a request for a connection: 56 bytes. The message has 92, of which rdma_cm takes 36
+/// With a request for a connection: 56 bytes. The message has 92, of which rdma_cm uses 36
 /// (`struct cma_hdr`, drivers/infiniband/core/cma.c).
 pub type RequestData = PrivateData<56>;
 /// With the acceptance of a connection: 196 bytes.
@@ -43,7 +43,7 @@ impl<const N: usize> PrivateData<N> {
     /// No data.
     pub const EMPTY: Self = Self { bytes: [0; N], length: 0 };
 
-    /// Data whose length is known when compiling: too much does not compile.
+    /// Data whose length is known at compile time: too much does not compile.
     pub const fn of<const M: usize>(data: &[u8; M]) -> Self {
         const { assert!(M <= N && N <= MAX_PRIVATE_DATA, "too much private data") };
         let mut bytes = [0; N];
@@ -61,12 +61,12 @@ impl<const N: usize> PrivateData<N> {
     /// `InvalidInput` for more than `N` bytes.
     pub fn new(data: &[u8]) -> Result<Self> {
         let mut bytes = [0; N];
-        let Some(room) = bytes.get_mut(..data.len()) else {
+        let Some(used) = bytes.get_mut(..data.len()) else {
             let cause = format!("{} bytes of private data; the message has {N}", data.len());
             return Err(Error::invalid("private_data", cause)
                 .cure_with("send the rest over the connection"));
         };
-        room.copy_from_slice(data);
+        used.copy_from_slice(data);
         Ok(Self { bytes, length: data.len() as u8 })
     }
 
@@ -75,7 +75,7 @@ impl<const N: usize> PrivateData<N> {
         &self.bytes[..usize::from(self.length)]
     }
 
-    /// As commands have it: all of the space, and how much is used.
+    /// The field of a command, padded with zeros, and how many bytes of it are used.
     pub(super) fn field(&self) -> ([u8; MAX_PRIVATE_DATA], u8) {
         let mut field = [0; MAX_PRIVATE_DATA];
         field[..N].copy_from_slice(&self.bytes);
@@ -95,7 +95,7 @@ impl<const N: usize> fmt::Debug for PrivateData<N> {
     }
 }
 
-/// What an event's field holds.
+/// The private data of an event.
 pub(super) fn received(field: &[u8; MAX_PRIVATE_DATA], length: u8) -> Vec<u8> {
     field[..usize::from(length)].to_vec()
 }

@@ -1,4 +1,4 @@
-//! Why a connection did not come about, or an address cannot be used, in words.
+//! Error texts: why a connection failed, or why an address cannot be used.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -59,7 +59,7 @@ impl fmt::Display for RejectReason {
     }
 }
 
-/// A peer's refusal. As an [`Error`]'s source it tells a program what the peer said:
+/// A peer's refusal. As the source of an [`Error`] it has what the peer said:
 ///
 /// ```
 /// fn said(error: &uverbs::Error) -> Option<&[u8]> {
@@ -71,7 +71,7 @@ impl fmt::Display for RejectReason {
 pub struct Rejection {
     /// Why.
     pub reason: RejectReason,
-    /// The peer's words: the field of 148 bytes, padded with zeros.
+    /// The peer's private data: the field of 148 bytes, padded with zeros.
     pub private_data: Vec<u8>,
 }
 
@@ -94,12 +94,12 @@ impl From<Rejection> for Error {
     }
 }
 
-/// An errno of an event's status.
+/// The error of an event's status, a negative errno.
 pub(super) fn failed(verb: &'static str, status: i32) -> Error {
     explain(Error::os(verb, Errno::from_raw(status.saturating_neg())), None)
 }
 
-/// Adds cause and cure to what the kernel says of an address.
+/// Adds cause and cure to the kernel's error about an address.
 pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
     let error = match address {
         Some(address) => error.asked(address.to_string()),
@@ -109,7 +109,7 @@ pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
     match Errno::from_raw(error.errno()) {
         Errno::ENODEV => error
             .with_kind(ErrorKind::NotFound)
-            .because(format!("no RDMA device has the interface that {place} is reached by"))
+            .because(format!("no RDMA device has the interface that leads to {place}"))
             .cure_with(ADDRESSES),
         Errno::EADDRNOTAVAIL if is_port_taken(error.verb(), address) => error
             .with_kind(ErrorKind::Busy)
@@ -126,11 +126,11 @@ pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
                 .because(format!("no RDMA device has the address {place}{or}"))
                 .cure_with(ADDRESSES)
         }
-        Errno::EINVAL if address.is_some_and(lacks_scope) => error
-            .because("a link-local address is one of an interface, and none is given")
-            .cure_with(
+        Errno::EINVAL if address.is_some_and(needs_scope) => {
+            error.because("a link-local address needs its interface, and none is given").cure_with(
                 "add the interface (fe80::1%eth0 in a cm::Address, or a SocketAddrV6's scope id)",
-            ),
+            )
+        }
         Errno::EADDRINUSE => error.because("another id is bound to the port").cure_with(PORTS),
         Errno::EACCES => error
             .with_kind(ErrorKind::Permission)
@@ -150,8 +150,8 @@ pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
     }
 }
 
-/// What a step towards a peer says if the peer may have withdrawn or ended: the id's state is
-/// another one then (EINVAL), or its address does not answer.
+/// Adds the cause to errors of a step towards a peer that may have withdrawn or ended: then the id
+/// has another state (EINVAL), or the peer's address does not answer.
 pub(super) fn perhaps_ended(error: Error) -> Error {
     let cause = match (Errno::from_raw(error.errno()), error.verb()) {
         (Errno::ETIMEDOUT, _) => format!("{}; the peer may have ended", error.cause()),
@@ -163,14 +163,14 @@ pub(super) fn perhaps_ended(error: Error) -> Error {
     error.because(cause).cure_with("go on with the next peer, or check that this one still runs")
 }
 
-/// Whether EADDRNOTAVAIL says that the port is taken: the kernel gives it where one of the two ids
+/// Whether EADDRNOTAVAIL means that the port is taken: the kernel returns it if one of the two ids
 /// is bound to all addresses (`cma_check_port` in drivers/infiniband/core/cma.c).
 fn is_port_taken(verb: &str, address: Option<SocketAddr>) -> bool {
     verb == "listen" || address.is_some_and(|address| address.ip().is_unspecified())
 }
 
 /// Whether it is a link-local address without its interface (EINVAL of `cma_bind_addr`).
-fn lacks_scope(address: SocketAddr) -> bool {
+fn needs_scope(address: SocketAddr) -> bool {
     match address {
         SocketAddr::V4(_) => false,
         SocketAddr::V6(v6) => v6.ip().segments()[0] & 0xffc0 == 0xfe80 && v6.scope_id() == 0,

@@ -18,9 +18,9 @@ use crate::error::{Error, Result};
 use crate::qp::qp_type::Ud;
 use crate::qp::{Connected, Ece, QueuePair};
 
-/// A peer that wants to connect, or that looks a datagram service up.
+/// A peer's request to connect, or its lookup of a datagram service.
 ///
-/// Dropping it refuses.
+/// Dropping it refuses the peer.
 #[derive(Debug)]
 #[must_use = "dropping it refuses the peer"]
 pub struct ConnectionRequest {
@@ -31,7 +31,7 @@ pub struct ConnectionRequest {
     ece: Option<Ece>,
 }
 
-/// What the peer says of its own end. A lookup says nothing.
+/// The parameters of the peer's end. Those of a lookup are all zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Peer {
@@ -71,17 +71,17 @@ impl ConnectionRequest {
         Self { id, listener, private_data, peer, ece: ece(event.ece) }
     }
 
-    /// The id that the connection will have. It is bound to the device that the request came by.
+    /// The id that the connection will have. It is bound to the device that received the request.
     pub fn id(&self) -> &Id {
         &self.id
     }
 
-    /// The listener that it came to.
+    /// The listener that received it.
     pub fn listener(&self) -> IdKey {
         self.listener
     }
 
-    /// The device that it came by.
+    /// The device that received it.
     ///
     /// # Errors
     /// As [`Id::context`].
@@ -97,13 +97,13 @@ impl ConnectionRequest {
         self.id.peer_address()
     }
 
-    /// The peer's private data: all of the message's field, padded with zeros. 56 bytes of a
-    /// connection, 180 of a lookup.
+    /// The peer's private data: the message's whole field, padded with zeros. 56 bytes for a
+    /// connection, 180 for a lookup.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// What the peer says of its end.
+    /// The parameters of the peer's end.
     pub fn peer(&self) -> Peer {
         self.peer
     }
@@ -114,13 +114,13 @@ impl ConnectionRequest {
     }
 
     /// Accepts: takes `qp` from RESET or INIT to RTS and tells the peer.
-    /// [`Established`](super::EventKind::Established) follows when the peer has confirmed: sends
-    /// before that may have to be repeated by the device.
+    /// [`Established`](super::EventKind::Established) follows when the peer has confirmed. The
+    /// device may have to repeat sends that are posted before.
     ///
     /// # Errors
     /// As [`Id::qp_attributes`] and [`QueuePair::modify`]; `InvalidInput` for a lookup; EINVAL or
-    /// ETIMEDOUT if the peer has given up or ended. The peer is refused then, and the queue pair
-    /// may be in any state.
+    /// ETIMEDOUT if the peer has given up or ended. An error refuses the peer, and leaves the queue
+    /// pair in any state.
     #[doc(alias = "rdma_accept")]
     pub fn accept<T: Connected, L: Layer, R: Register>(
         self,
@@ -137,8 +137,8 @@ impl ConnectionRequest {
         Ok(self.id)
     }
 
-    /// Answers a lookup: the peer learns the queue pair's number, its Q_Key and the way to it. The
-    /// id that comes back may be dropped.
+    /// Answers a lookup: the peer gets the queue pair's number, its Q_Key and its address. The
+    /// caller may drop the returned id.
     ///
     /// # Errors
     /// `InvalidInput` for a connection; EINVAL if the peer has given up.
@@ -184,7 +184,8 @@ impl ConnectionRequest {
         self.id.reject(Kernel::VENDOR_OPTION_NOT_SUPPORTED, data)
     }
 
-    /// Leaves the steps to the caller: [`Id::qp_attributes`]. Dropping the id refuses.
+    /// The id, for a caller that takes the steps itself ([`Id::qp_attributes`]). Dropping the id
+    /// refuses the peer.
     pub fn into_id(self) -> Id {
         self.id
     }
