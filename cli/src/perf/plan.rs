@@ -9,7 +9,7 @@ use crate::args::{Measure, Op, Perf};
 use crate::failure::{Failure, Outcome};
 use crate::rendezvous::require_version;
 
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// All messages of one size together have no more bytes than this, so that `--sizes all` ends.
 const BYTES_PER_SIZE: u64 = 4 << 30;
 const LARGEST: u32 = 1 << 30;

@@ -86,8 +86,9 @@ impl<'a, const BLOCKS: usize> Client<'a, BLOCKS> {
         self.say(say)?;
         let _: Counts = self.peer.receive()?;
         self.gaps.skip();
+        let first = self.next;
         let result = run(self)?;
-        self.say(Say::Over)?;
+        self.say(Say::Over(self.next - first))?;
         let counts = self.peer.receive()?;
         // Answers that arrived late.
         while self.end.poll()?.is_some() {}

@@ -87,8 +87,8 @@ pub(super) enum Say {
     AnswerTimed,
     /// Count frames without answering.
     Count,
-    /// All frames of the round have been sent.
-    Over,
+    /// All frames of the round have been sent: this many.
+    Over(u64),
     /// There are no more rounds.
     Goodbye,
 }

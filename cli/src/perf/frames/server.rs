@@ -14,8 +14,8 @@ use crate::rendezvous::{PATIENCE, Rendezvous};
 
 /// Empty polls between two checks of the peer.
 const POLLS_PER_LOOK: u32 = 4096;
-/// After this much silence at the end of a round, no frame is expected any more.
-const QUIET: Duration = Duration::from_millis(50);
+/// After this much silence at the end of a round, frames that are missing are lost.
+const QUIET: Duration = Duration::from_secs(1);
 /// Most frames whose arrival time is kept until they have left.
 const REMEMBERED: usize = 1024;
 /// The valid bits of the free-running clock (`MLX5_TIMER_MASK`).
@@ -54,7 +54,7 @@ impl<const BLOCKS: usize> Server<BLOCKS> {
             let say: Say = peer.receive()?;
             match say {
                 Say::Goodbye => return Ok(()),
-                Say::Over => return Err(Failure::failed("the peer ends no round")),
+                Say::Over(_) => return Err(Failure::failed("the peer ends no round")),
                 Say::Answer | Say::AnswerTimed | Say::Count => {
                     peer.send(&Counts::default())?;
                     let counts = self.round(say, peer)?;
@@ -68,25 +68,29 @@ impl<const BLOCKS: usize> Server<BLOCKS> {
         self.turnaround = Latency::new();
         let (mut frames, mut idle) = (0, 0u32);
         let mut last = Instant::now();
-        let mut over = false;
+        // How many frames the peer has sent, at the end of the round.
+        let mut sent = None;
         loop {
+            // Before the poll: frames may arrive while this thread waits for a processor.
+            let is_quiet = sent.is_some() && last.elapsed() > QUIET;
             if let Some((number, arrived)) = self.end.poll_timed()? {
                 frames += 1;
                 self.answer(say, number, arrived)?;
-                (idle, last) = (0, if over { Instant::now() } else { last });
+                (idle, last) = (0, if sent.is_some() { Instant::now() } else { last });
                 continue;
             }
             self.departures()?;
             self.end.context.poll_idle();
             idle = idle.wrapping_add(1);
-            if over && last.elapsed() > QUIET {
+            let has_left = || say != Say::AnswerTimed || self.turnaround.count() >= frames;
+            if is_quiet || sent.is_some_and(|sent| frames >= sent && has_left()) {
                 break;
             }
-            if !over && idle.is_multiple_of(POLLS_PER_LOOK) && peer.has_news()? {
-                let Say::Over = peer.receive()? else {
+            if sent.is_none() && idle.is_multiple_of(POLLS_PER_LOOK) && peer.has_news()? {
+                let Say::Over(count) = peer.receive()? else {
                     return Err(Failure::failed("the peer says something else than the end"));
                 };
-                (over, last) = (true, Instant::now());
+                (sent, last) = (Some(count), Instant::now());
             }
         }
         let (turnaround, untimed) = (self.turnaround.counts(), self.clock.clone().err());
