@@ -78,7 +78,7 @@ impl Files {
     fn is_full(&self) -> bool {
         let long = |limit: u64| self.open.recorder.bytes() >= limit;
         let old = |limit: Duration| self.open.since.elapsed() >= limit;
-        // A file has one frame at least.
+        // A file has at least one frame.
         self.open.frames > 0
             && (self.limits.bytes.is_some_and(long) || self.limits.time.is_some_and(old))
     }

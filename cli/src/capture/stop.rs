@@ -22,7 +22,7 @@ impl Stop {
         Ok(Self { signals: made.context(|| "cannot wait for signals".to_owned())? })
     }
 
-    /// Whether a signal has come.
+    /// Whether a signal has arrived.
     pub(crate) fn is_asked(&self) -> Outcome<bool> {
         let signal = self.signals.read_signal().context(|| "cannot wait for signals".to_owned())?;
         Ok(signal.is_some())

@@ -18,9 +18,9 @@ impl ToUtc<FreeRunning> for (UtcClock, Instant) {
     }
 
     fn refresh(&mut self) {
-        // Half the time, since a turn takes some.
+        // Half the period, because a turn takes time itself.
         if self.1.elapsed() >= self.0.period() / 2 {
-            // The old copy does for another turn.
+            // If that fails, the old copy is good enough for another turn.
             let _ = self.0.refresh();
             self.1 = Instant::now();
         }

@@ -22,7 +22,7 @@ pub(super) struct Examined {
 
 impl Examined {
     /// The subject of checks of one of its network interfaces.
-    pub(super) fn with_interface(&self, interface: &str) -> String {
+    pub(super) fn interface_subject(&self, interface: &str) -> String {
         format!("{} ({interface})", self.name)
     }
 
@@ -32,7 +32,7 @@ impl Examined {
     }
 }
 
-/// The device asked for, else all of the kernel's.
+/// The device that the user names, or all of the kernel's devices.
 pub(super) fn chosen(tree: &Tree, wanted: Option<&str>) -> Outcome<Vec<Examined>> {
     let names = tree.names("sys/class/infiniband");
     match wanted {
@@ -126,7 +126,7 @@ fn control(tree: &Tree, device: &Examined) -> Vec<Check> {
     let path = device.file("config");
     let check = |name, why| Check::new(&device.name, name, format!("/{path}"), why);
     let size =
-        check("PCIe read requests", "long reads by the adapter are cut into requests so long");
+        check("PCIe read requests", "the adapter cuts long reads into requests of this size");
     let order =
         check("PCIe relaxed ordering", "writes of the adapter need not wait for each other");
     let Some(control) = tree.bytes(&path).and_then(|bytes| device_control(&bytes)) else {
@@ -170,7 +170,7 @@ pub(super) fn device_control(config: &[u8]) -> Option<u16> {
 }
 
 fn function(tree: &Tree, device: &Examined) -> Check {
-    let why = "what a virtual function may send and receive is up to the physical one";
+    let why = "the physical function decides what a virtual one may send and receive";
     let check = Check::new(&device.name, "function", format!("/{}", device.file("physfn")), why);
     if !tree.exists(device.file("numa_node")) && !tree.exists(device.file("vendor")) {
         return check;
@@ -243,7 +243,7 @@ fn vectors(tree: &Tree, device: &Examined, polling: &BTreeSet<usize>) -> Check {
 /// Checks of a network interface of the device.
 fn network(tree: &Tree, device: &Examined, interface: &str) -> Vec<Check> {
     let base = format!("sys/class/net/{interface}");
-    let subject = || device.with_interface(interface);
+    let subject = || device.interface_subject(interface);
     let dropped = Check::new(
         subject(),
         "frames without a buffer",
@@ -254,7 +254,7 @@ fn network(tree: &Tree, device: &Examined, interface: &str) -> Vec<Check> {
         Some(count) => dropped.judge(
             count == 0,
             format!("{count} since the interface exists"),
-            format!("ethtool -S {interface} tells which (rx_discards_phy, rx_out_of_buffer)"),
+            format!("ethtool -S {interface} shows which (rx_discards_phy, rx_out_of_buffer)"),
         ),
         None => dropped,
     };
@@ -263,7 +263,7 @@ fn network(tree: &Tree, device: &Examined, interface: &str) -> Vec<Check> {
 
 fn clock(tree: &Tree, subject: String, base: &str) -> Check {
     let path = format!("{base}/device/ptp");
-    let why = "the adapter's clock is what frames are stamped with";
+    let why = "frames get their timestamps from the adapter's clock";
     let check = Check::new(subject, "hardware clock", format!("/{path}"), why);
     match tree.names(&path).as_slice() {
         [] => check.note("none is shown"),

@@ -38,8 +38,8 @@ pub(super) fn checks(subject: &str, context: &Context) -> Vec<Check> {
         offered(
             "compressed completions",
             "max_cqe_compression",
-            "they spare the bus for recorders, and cost latency and timestamps",
-            "offered, up to {} as one: a queue has them only where it asks",
+            "they save bus bandwidth for recorders, and cost latency and timestamps",
+            "offered, up to {} as one; a queue uses them only on request",
         ),
         offered(
             "striding queues",
@@ -70,13 +70,13 @@ fn frames(subject: &str, context: &Context) -> Check {
 
 /// Whether the kernel found that writes to the device's pages are combined.
 fn combining(subject: &str, combines: uverbs::Result<bool>) -> Check {
-    let why = "short requests reach the device by one copy; without it the device fetches each of \
-        them, one trip over PCIe more";
+    let why = "short requests are copied into the device; without it the device fetches each of \
+        them by another trip over PCIe";
     let check = Check::new(subject, "write combining", "alloc_uar (BlueFlame)", why);
     match combines {
         Ok(true) => check.ok("works: requests are copied into the device (BlueFlame)"),
         Ok(false) => check.change(
-            "does not work: queues ring doorbells alone",
+            "does not work: queues only ring doorbells",
             "a kernel with PAT (no `nopat`); in a guest, a hypervisor that leaves write combining \
                 of the device's pages to the guest",
         ),
@@ -85,7 +85,7 @@ fn combining(subject: &str, combines: uverbs::Result<bool>) -> Check {
 }
 
 fn clock(subject: &str, context: &Context) -> Check {
-    let why = "frames have UTC, and no program converts it";
+    let why = "timestamps of frames are UTC, and no program has to convert them";
     let check = Check::new(subject, "real-time timestamps", "create_cq", why);
     match context.create_cq(1).timestamps(TimestampFormat::RealTime).build() {
         Ok(_) => check.ok("offered"),
@@ -98,7 +98,7 @@ fn clock(subject: &str, context: &Context) -> Check {
 
 fn refused(check: Check, error: &Error) -> Check {
     let cure = error.cure();
-    let cure = if cure.is_empty() { "uverbs info tells more" } else { cure };
+    let cure = if cure.is_empty() { "uverbs info shows more" } else { cure };
     check.change(error.to_string(), cure)
 }
 

@@ -1,9 +1,9 @@
 //! `uverbs doctor`: settings of this machine that cost a busy-polling program time, each with its
 //! value, the reason why it matters and the command that changes it.
 //!
-//! Settings are read from files below one root (sysfs and procfs). Unless the root is another
-//! machine's, the features of an adapter are read from the adapter, and what is in no file is asked
-//! of `ethtool` and `ip`. Nothing is changed.
+//! It reads settings from files below one root (sysfs and procfs). Unless the root is another
+//! machine's, it also opens the adapter to read its features, and runs `ethtool` and `ip` for what
+//! is in no file. It changes nothing.
 
 mod device;
 
@@ -135,12 +135,12 @@ pub(crate) fn run(arguments: &args::Doctor) -> Outcome {
     }
 }
 
-/// What only the running machine tells of a device.
+/// Checks of a device for which no file has the value: only the running machine has it.
 fn in_no_file(tree: &Tree, device: &device::Examined) -> Vec<Check> {
     let interfaces = tree.names(device.file("net"));
     let shown = interfaces
         .iter()
-        .flat_map(|interface| programs::checks(&device.with_interface(interface), interface));
+        .flat_map(|interface| programs::checks(&device.interface_subject(interface), interface));
     shown.chain(features::of(device)).collect()
 }
 
@@ -178,7 +178,7 @@ fn text(report: &Report) -> String {
             lines.push(format!("{}{}", if subject.is_empty() { "" } else { "\n" }, check.subject));
             subject = &check.subject;
         }
-        lines.extend(of(check));
+        lines.extend(lines_of(check));
     }
     lines.push(format!("\n{} of {} settings are worth changing", report.changes, read_of(report)));
     lines.join("\n")
@@ -189,7 +189,7 @@ fn read_of(report: &Report) -> usize {
     report.checks.iter().filter(|check| check.verdict != Verdict::Unknown).count()
 }
 
-fn of(check: &Check) -> Vec<String> {
+fn lines_of(check: &Check) -> Vec<String> {
     let mark = match check.verdict {
         Verdict::Ok => "ok",
         Verdict::Change => "CHANGE",

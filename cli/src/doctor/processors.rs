@@ -14,7 +14,7 @@ const RULES: &[Rule] = &[Rule {
     name: "frequency governor",
     path: "sys/devices/system/cpu/cpu{}/cpufreq/scaling_governor",
     wanted: Some(|value| value == "performance"),
-    why: "others lower the frequency, and raise it only after load has been seen",
+    why: "other governors lower the frequency, and raise it only after they see load",
     cure: "cpupower -c {} frequency-set -g performance",
 }];
 
@@ -126,9 +126,10 @@ fn sleep(tree: &Tree, subject: &str, cpu: usize) -> Check {
     }
 }
 
-/// The longest time in microseconds that the processor may take to wake up. It is the least of
-/// the limits of the machine (kernel/power/qos.c) and of the processor
-/// (Documentation/ABI/testing/sysfs-devices-power): there, 0 means none, and `n/a` no delay at all.
+/// The longest time in microseconds that the processor may take to wake up. It is the lower of two
+/// limits: the machine's (kernel/power/qos.c) and the processor's
+/// (Documentation/ABI/testing/sysfs-devices-power). In the processor's, 0 means no limit, and `n/a`
+/// no delay at all.
 fn latency_limit(tree: &Tree, cpu: usize) -> u64 {
     let machine = tree.bytes("dev/cpu_dma_latency");
     let machine = machine.and_then(|bytes| bytes.first_chunk().map(|all| i32::from_ne_bytes(*all)));

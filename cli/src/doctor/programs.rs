@@ -11,7 +11,8 @@ type Shown = (&'static str, fn(&str, &str, &str) -> Check);
 const SHOWN: [Shown; 4] =
     [("-a", pause), ("--show-fec", error_correction), ("-c", coalescing), ("-S", discards)];
 
-/// The checks, if the programs are there and may show these; `subject` is device and interface.
+/// The checks; `subject` is device and interface. A value is unknown if its program is not
+/// installed or may not show it.
 pub(super) fn checks(subject: &str, interface: &str) -> Vec<Check> {
     let ethtool = |option| printed("ethtool", &[option, interface]);
     let checks = SHOWN.iter().map(|(option, check)| check(subject, interface, &ethtool(option)));
@@ -19,14 +20,14 @@ pub(super) fn checks(subject: &str, interface: &str) -> Vec<Check> {
     checks.chain(trust(subject, interface, &link)).collect()
 }
 
-/// What a program prints; nothing if it is not there, or fails.
+/// What a program prints; nothing if it is not installed, or fails.
 fn printed(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().ok();
     let output = output.filter(|output| output.status.success());
     output.map_or_else(String::new, |output| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The first word behind `name` and a colon.
+/// The first word after `name` and a colon.
 fn word<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let value = text.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':'));
     value?.split_whitespace().next()
@@ -56,7 +57,7 @@ fn error_correction(subject: &str, interface: &str, text: &str) -> Check {
 }
 
 fn coalescing(subject: &str, interface: &str, text: &str) -> Check {
-    let why = "it delays what the kernel receives, the program's TCP connections among it";
+    let why = "it delays what the kernel receives, including the program's TCP connections";
     let check = Check::new(subject, "coalescing", format!("ethtool -c {interface}"), why);
     match (word(text, "Adaptive RX"), word(text, "rx-usecs")) {
         (Some(adaptive), Some(delay)) => check.judge(

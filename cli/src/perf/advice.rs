@@ -13,7 +13,7 @@ use crate::diagnosis::{CAP_IPC_LOCK, has_capability};
 /// How the measurement is run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Use {
-    /// The processor that it was put on.
+    /// The processor that it is pinned to.
     pub(super) cpu: Option<usize>,
     /// It sleeps between messages.
     pub(super) sleeps: bool,
@@ -231,7 +231,7 @@ mod tests {
 
     const POLLING: Use = Use { cpu: None, sleeps: false };
 
-    /// What these files make of a measurement.
+    /// The advice for a measurement on a machine with these files.
     fn advice(how: Use, files: &[(&str, &str)]) -> Vec<String> {
         // Tests run side by side.
         static COUNT: AtomicUsize = AtomicUsize::new(0);

@@ -185,7 +185,7 @@ impl Signs {
         Self { next: plan.is_unseen().then(|| Instant::now() + SIGN_OF_LIFE) }
     }
 
-    /// Sends such a message if it is due.
+    /// Sends a sign of life if one is due.
     fn give(&mut self, now: Instant, peer: &mut Rendezvous) -> Outcome {
         if self.next.is_none_or(|next| now < next) {
             return Ok(());

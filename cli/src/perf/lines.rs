@@ -1,4 +1,4 @@
-//! Lines in a picture: a drawing of points between two axes, as SVG.
+//! Line charts with two axes, as SVG.
 
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ pub(crate) struct Line {
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// An axis: its range, what it is called, and where it has marks.
+/// An axis: its range, its label and its marks.
 pub(crate) struct Axis {
     pub(crate) label: &'static str,
     pub(crate) low: f64,

@@ -35,7 +35,7 @@ pub(super) struct Hello {
     perf_version: u32,
     pub(super) plan: Plan,
     pub(super) lanes: Vec<End>,
-    /// What is measured instead, without lanes.
+    /// The measurement of frames, if there is one: it replaces lanes.
     pub(super) frames: Option<frames::Plan>,
 }
 
@@ -131,7 +131,7 @@ impl Plan {
         self.iters.min(most).div_ceil(self.qps.into())
     }
 
-    /// Whether the server's process does not see the messages: its device answers them alone, or
+    /// Whether the server's process does not see the messages: its device answers without it, or
     /// writes arrive without a completion.
     pub(super) fn is_unseen(&self) -> bool {
         match (self.op, self.measure) {

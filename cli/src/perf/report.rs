@@ -10,7 +10,7 @@ use crate::failure::Outcome;
 use crate::latency::Latency;
 use crate::output::{print, print_json};
 
-/// Shares that are reported, and what they are called.
+/// Shares that are reported, with their names.
 const SHARES: [(f64, &str); 6] = [
     (0.5, "p50"),
     (0.9, "p90"),
@@ -35,7 +35,7 @@ pub(super) struct Report {
     advice: Vec<String>,
 }
 
-/// What was found for one size.
+/// The results for one size.
 #[derive(Debug, Serialize)]
 pub(super) struct Result {
     pub(super) size: u32,
@@ -93,7 +93,7 @@ impl Distribution {
     }
 }
 
-/// What the columns of a [`Distribution`] are called.
+/// The headings of the columns of a [`Distribution`].
 pub(super) fn heading() -> String {
     let names = SHARES.map(|(_, name)| format!("{name:>9}"));
     format!("{:>9} {} {:>9}", "min", names.join(" "), "max")

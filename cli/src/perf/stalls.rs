@@ -8,7 +8,7 @@ use serde::Serialize;
 /// Most stalls that are kept.
 const KEPT: usize = 10;
 
-/// One of them.
+/// One stall.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Stall {
     /// Microseconds that one message took.
@@ -28,7 +28,7 @@ impl fmt::Display for Stall {
     }
 }
 
-/// The longest so far, longest first.
+/// The longest stalls so far, longest first.
 #[derive(Debug, Default)]
 pub(super) struct Stalls(Vec<(Duration, Duration, Option<Duration>)>);
 

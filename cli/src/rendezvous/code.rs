@@ -15,7 +15,7 @@ use crate::failure::{Context, Outcome};
 
 /// Environment variable for the code. Unlike `--code`, it is not visible in the process list.
 pub(crate) const CODE_VARIABLE: &str = "UVERBS_CODE";
-/// Of BLAKE3's key derivation: no other use of the same code has this key.
+/// Context of BLAKE3's key derivation: no other use of the same code has this key.
 const CONTEXT: &str = "uverbs command, rendezvous of two ends, code, version 1";
 /// Digits and letters without those that are easily confused (i, l, o, u): five bits each.
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";

@@ -13,7 +13,7 @@ use crate::failure::{Failure, Outcome};
 pub(crate) fn addresses(host: &str, port: u16) -> Outcome<Vec<SocketAddr>> {
     let found = (host, port).to_socket_addrs().map_err(|error| unknown(host, &error))?;
     let found: Vec<SocketAddr> = found.collect();
-    if found.iter().all(lacks_interface) {
+    if found.iter().all(needs_interface) {
         let cure = format!("name its interface: {host}%eth0");
         return Err(Failure::usage(format!("{host} is a link-local address: {cure}")));
     }
@@ -41,7 +41,7 @@ fn interface_cure(host: &str) -> Option<String> {
     if_nametoindex(interface).is_err().then(|| format!("there is no interface {interface}"))
 }
 
-fn lacks_interface(address: &SocketAddr) -> bool {
+fn needs_interface(address: &SocketAddr) -> bool {
     match address {
         SocketAddr::V4(_) => false,
         SocketAddr::V6(v6) => v6.ip().is_unicast_link_local() && v6.scope_id() == 0,

@@ -275,7 +275,7 @@ impl Listener {
     }
 }
 
-/// accept(2): errors of a lack of resources for a connection.
+/// Errors of accept(2) that report a lack of resources.
 fn is_shortage(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error().map(Errno::from_raw),
@@ -283,7 +283,7 @@ fn is_shortage(error: &io::Error) -> bool {
     )
 }
 
-/// accept(2): errors of the connection instead of the socket.
+/// Errors of accept(2) that concern one connection and not the socket.
 fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted)
         || matches!(

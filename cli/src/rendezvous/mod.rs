@@ -213,7 +213,7 @@ pub(crate) fn require_version(service: &str, peer: u32, own: u32) -> Outcome {
     Err(Failure::failed(format!("the peer's {service} is version {peer}, this one {own}")))
 }
 
-/// The message that a line is, unless it says why the peer gave up.
+/// Parses a line as a message. Fails with the peer's reason if the peer gave up.
 fn parse<T: DeserializeOwned>(line: &[u8]) -> Outcome<T> {
     match abort_reason(line) {
         Some(reason) => Err(Failure::failed(format!("the peer gave up: {reason}"))),

@@ -50,8 +50,8 @@ pub(crate) fn checked_name(name: &str) -> Outcome<&str> {
 impl Partial {
     /// Begins `directory/name`, which is to have `size` bytes.
     ///
-    /// Fails if that name exists and `overwrite` is not set, and if the disk lacks the space. No
-    /// space is reserved, so a peer that only announces bytes takes no space from others.
+    /// Fails if that name exists and `overwrite` is not set, and if the disk does not have the
+    /// space. No space is reserved, so a peer that only announces bytes takes no space from others.
     pub(crate) fn begin(directory: &Path, name: &str, size: u64, overwrite: bool) -> Outcome<Self> {
         let target = directory.join(checked_name(name)?);
         if !overwrite && target.symlink_metadata().is_ok() {

@@ -18,7 +18,7 @@ use crate::output::{print, print_json};
 use crate::pair::{listening, listening_json};
 use crate::rendezvous::{Code, Listener, Rendezvous, require_version};
 
-/// One credit in this many requests a completion, which also retires those before it.
+/// Of this many credits, one asks for a completion, which also retires those before it.
 const SIGNAL_EVERY: u64 = SLOTS as u64 / 2;
 
 /// Runs `uverbs transfer recv`.
