@@ -32,7 +32,7 @@ pub unsafe fn copy_in(from: *const u8, into: &mut [u8]) {
 /// As for [`copy_in`], with `len` for the length.
 pub unsafe fn append(from: *const u8, len: usize, into: &mut Vec<u8>) {
     into.reserve(len);
-    // SAFETY: the caller's; `len` bytes behind those of the vector were reserved, and are all
+    // SAFETY: the caller's; `len` bytes after those of the vector were reserved, and are all
     // written.
     unsafe {
         let end = into.as_mut_ptr().add(into.len());

@@ -1,9 +1,9 @@
-//! The software ConnectX itself, whatever front end drives it.
+//! The software ConnectX itself, independent of its front end.
 //!
 //! [`core`] is a state machine without I/O, threads or clock: objects, execution of work-queue
-//! entries, the RC, UC, UD and XRC transports, frames. [`memory`] is how it reaches the host's
-//! bytes. [`firmware`] executes commands about its objects. `uverbs-soft` has the character device
-//! in front of it, `uverbs-soft-pci` the PCI function.
+//! entries, the RC, UC, UD and XRC transports, frames. [`memory`] accesses the host's bytes.
+//! [`firmware`] executes commands about its objects. `uverbs-soft` has the character device in
+//! front of it, `uverbs-soft-pci` the PCI function.
 
 #![deny(unsafe_code)]
 

@@ -2,9 +2,9 @@
 //! each. See [`MiniCqe`] for the layout.
 //!
 //! The device holds completions back until one does not fit, or the step ends. Fields that a
-//! mini-CQE lacks get the title's value: the timestamp, and either the hash or the checksum,
-//! depending on the format. Sends are not compressed. NVIDIA does not document which completions
-//! share a session on hardware, or how long it waits for more.
+//! mini-CQE does not have get the title's value: the timestamp, and either the hash or the
+//! checksum, depending on the format. Sends are not compressed. NVIDIA does not document which
+//! completions share a session on hardware, or how long it waits for more.
 
 use uverbs_mlx5_format::{
     Cqe, CqeOpcode, MINI_CQES_PER_SLOT, MiniCqe, MiniCqeArray, MiniCqeFormat,

@@ -132,7 +132,7 @@ pub(super) struct Cq {
     /// context).
     announced: u32,
     held_back: u16,
-    /// When a held back event is due.
+    /// When an event that moderation holds back is due.
     pub(super) deadline: Option<u64>,
     pub(super) users: u32,
 }
@@ -411,8 +411,8 @@ impl Cq {
     }
 
     /// Writes the byte with the owner bit last and with release, because the host takes the CQE as
-    /// soon as it sees the bit. The byte is written alone, because the host polls it by loads of
-    /// one byte.
+    /// soon as it sees the bit. The byte is written separately, because the host polls it by loads
+    /// of one byte.
     fn publish(&self, memory: &dyn HostMemory, cqe: &Cqe, at: u64) -> Result<(), BusError> {
         let (body, owner) = cqe.as_bytes().split_at(CQE_SIZE - 1);
         self.ring.buffer.write(memory, at, body)?;

@@ -26,8 +26,8 @@ impl Core {
         Step { did_work: did_work || step.did_work, ..step }
     }
 
-    /// As [`Core::step`], without what is due. For callers that may not have passed on every packet
-    /// that has arrived: an answer among those may be what a timer waits for.
+    /// As [`Core::step`], without running timers. For callers that may not have passed on every
+    /// packet that has arrived: one of those may be the answer that a timer waits for.
     pub fn work(&mut self, now: u64, budget: u32) -> Step {
         self.env.now = now;
         let (mut left, mut did_work) = (budget, false);
@@ -56,9 +56,9 @@ impl Core {
         self.env.pool.give(packet);
     }
 
-    /// Does what is due at `now`, up to the first request whose answer is late. A caller that is
-    /// told of one passes on the packets that have arrived, and then calls [`Core::step`], which
-    /// repeats requests that are still without an answer.
+    /// Runs the timers that are due at `now`, up to the first request whose answer is late. If
+    /// there is one, the caller passes on the packets that have arrived, and then calls
+    /// [`Core::step`], which repeats requests that are still without an answer.
     pub fn run_due(&mut self, now: u64) -> Due {
         self.env.now = now;
         let mut is_answer_late = false;

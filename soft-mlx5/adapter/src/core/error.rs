@@ -7,7 +7,7 @@ use crate::memory::BusError;
 /// Why a command was refused. A refused command has changed nothing.
 ///
 /// The character device turns these into errno values, the PCI front end into firmware status and
-/// syndrome. There are as many variants as either needs.
+/// syndrome. The variants are those that at least one of them needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CoreError {
     /// No object of this kind has this number.
@@ -28,7 +28,7 @@ pub enum CoreError {
         /// How many objects use it.
         users: u32,
     },
-    /// The device has as many objects of this kind as it can.
+    /// The device has reached its limit of objects of this kind.
     #[error("no {kind} left")]
     LimitReached {
         /// Kind of object.

@@ -40,7 +40,7 @@ pub(crate) struct Call<'a> {
     destroyed: Option<Entry>,
     /// Bytes pinned for the rings of the object that this call creates.
     charged: u64,
-    /// The destination that no neighbour has, because of which the call failed.
+    /// The destination for which no neighbour answered, which made the call fail.
     pub(crate) silent_neighbour: Option<Gid>,
 }
 
@@ -272,7 +272,7 @@ impl<'a> Call<'a> {
     }
 
     /// The request of a write command (`uverbs_request`), extended with zeros. EOPNOTSUPP if bytes
-    /// behind the known struct are not zero.
+    /// after the known struct are not zero.
     pub(crate) fn request<T: FromBytes + IntoBytes>(&self) -> Result<T, Errno> {
         let core = self.core();
         let request = core.read()?;

@@ -76,7 +76,7 @@ pub(crate) fn port_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&port_attributes(&call.file.device, request.port_num.into())?)
 }
 
-/// `ib_query_port`; EINVAL for a port that is not there.
+/// `ib_query_port`; EINVAL for a port that does not exist.
 fn port_attributes(device: &DeviceShared, number: u64) -> Result<QueryPortResp, Errno> {
     if number != 1 {
         return Err(Errno::EINVAL);

@@ -47,7 +47,7 @@ pub(crate) struct Attribute {
 pub(crate) enum Form {
     /// Bytes for the kernel, inline up to 8.
     In(Size),
-    /// The number of an element, and bytes of so many as that element has, inline up to 8.
+    /// The number of an element, and as many bytes as that element has, inline up to 8.
     Choice(&'static [u16]),
     /// A buffer for bytes from the kernel.
     Out(Size),

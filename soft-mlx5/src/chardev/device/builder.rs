@@ -128,8 +128,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// Whether there are dynamically connected (DC) queue pairs, as by default. Without, their
-    /// creation is EOPNOTSUPP, as on adapters whose firmware does not have them.
+    /// Whether there are dynamically connected (DC) queue pairs, as by default. Otherwise creating
+    /// one fails with EOPNOTSUPP, as on adapters whose firmware does not have them.
     pub fn dynamically_connected(mut self, offered: bool) -> Self {
         self.options.dynamically_connected = offered;
         self
@@ -149,9 +149,9 @@ impl DeviceBuilder {
         self
     }
 
-    /// As [`DeviceBuilder::real_time_clock`], of a clock that the machine's does not set: it has
-    /// been `start` nanoseconds since 1970 at the device's time 0. So frames that
-    /// [`SoftDevice::receive_frames`] brings at a time have timestamps that a test knows.
+    /// As [`DeviceBuilder::real_time_clock`], with a clock that does not follow the machine's: at
+    /// the device's time 0 it shows `start` nanoseconds since 1970. So a test knows the timestamps
+    /// of frames that [`SoftDevice::receive_frames`] brings.
     pub fn real_time_clock_from(mut self, start: u64) -> Self {
         self.options.real_time_start = Some(start);
         self.real_time_clock()
@@ -198,13 +198,14 @@ impl DeviceBuilder {
         self
     }
 
-    /// Has the device be at this address of the machine instead of a free one of the software
+    /// Puts the device at this address of the machine instead of a free one of the software
     /// devices' loopback network. GID, MAC address and active MTU follow from its interface.
     ///
     /// At an address of 127.0.0.0/8 the device belongs to the loopback network, with its rings of
     /// memory. At any other it sends and receives RoCE v2 at UDP port 4791, and reaches adapters,
     /// the kernel's software RoCE and software devices at such addresses, of this machine and
-    /// others. One device has an address. An InfiniBand port has a loopback address only.
+    /// others. No two devices share an address. An InfiniBand port can only have a loopback
+    /// address.
     pub fn address(mut self, address: HostAddress) -> Self {
         self.address = Some(address);
         self
@@ -224,7 +225,7 @@ impl DeviceBuilder {
         self
     }
 
-    /// As [`DeviceBuilder::wire`], of a wire that leads to the network of the machine's software
+    /// As [`DeviceBuilder::wire`], for a wire that leads to the network of the machine's software
     /// devices, with a recorder or an injector of faults in front of it. So a path to a GID that no
     /// device has fails (ETIMEDOUT), as on that network itself.
     pub fn wire_to_network(
@@ -245,7 +246,7 @@ impl DeviceBuilder {
         self
     }
 
-    /// Waits so long for neighbours that do not answer.
+    /// How long a path waits for neighbours that do not answer.
     #[cfg(test)]
     pub(crate) fn neighbour_wait(mut self, wait: std::time::Duration) -> Self {
         self.options.neighbour_wait = wait;

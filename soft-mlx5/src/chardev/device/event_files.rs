@@ -14,8 +14,8 @@ use crate::chardev::objects::object::{EventFile, Kind};
 /// Up to this many files are searched for closed ones whenever one is added.
 const FEW: usize = 16;
 
-/// Event files by device and inode of their descriptors. The inode of a file that is here is no
-/// other one's, because this side holds the other end of the pipe.
+/// Event files by device and inode of their descriptors. No other file has the inode of one in this
+/// table, because this side holds the other end of its pipe.
 #[derive(Debug, Default)]
 pub(crate) struct EventFiles {
     files: BTreeMap<(u64, u64), EventFile>,
@@ -23,7 +23,7 @@ pub(crate) struct EventFiles {
     sweep_at: usize,
     /// The first asynchronous one, which the kernel keeps until the device file is closed.
     first_async: Option<Arc<EventQueue>>,
-    /// How many files were asked whether they are closed.
+    /// How many times a file was checked for being closed.
     #[cfg(test)]
     asked: usize,
 }
@@ -44,8 +44,8 @@ impl EventFiles {
         file.map(|file| file.queue.clone()).ok_or(Errno::EBADF)
     }
 
-    /// Adds a file. Where there are many, closed ones are looked for when there are twice as many
-    /// as the last search left, so that each new one costs a constant number of looks.
+    /// Adds a file. If there are many, it searches for closed ones once there are twice as many as
+    /// the last search left, so that each new file costs a constant number of checks.
     pub(crate) fn add(&mut self, file: EventFile) {
         if self.files.len() <= FEW || self.files.len() >= self.sweep_at {
             self.sweep();

@@ -137,7 +137,7 @@ impl Queued {
 }
 
 impl Inner {
-    /// Number of written records from which on the pipe is asked how many are still unread.
+    /// From this number of written records on, the pipe is queried for the number of unread ones.
     const COUNT_READ_AT: usize = 64;
 
     fn flush(&mut self) {

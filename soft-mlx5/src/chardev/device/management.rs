@@ -16,7 +16,7 @@ pub(crate) trait ManagementAgent: std::fmt::Debug + Send + Sync {
     /// A datagram arrived.
     fn datagram(&self, datagram: Datagram);
 
-    /// The process with this station has ended, after all that it sent.
+    /// The process with this station has ended. All that it sent has arrived before.
     fn peer_ended(&self, station: Station);
 
     /// The device is gone.
@@ -26,8 +26,8 @@ pub(crate) trait ManagementAgent: std::fmt::Debug + Send + Sync {
 /// The agent of a device, once there is one.
 pub(crate) type Agent = Arc<dyn ManagementAgent>;
 
-/// Answers a datagram for a device without agent. The kernel's ib_cm is there with the device, also
-/// while no program has opened rdma_cm: it refuses requests, since nothing listens, and agrees to
+/// Answers a datagram for a device without agent. The kernel's ib_cm serves a device even if no
+/// program has opened rdma_cm: it refuses requests, because no id listens, and agrees to
 /// disconnects of connections that it does not know.
 pub(crate) fn answer_without_agent(datagram: &Datagram) -> Vec<Datagram> {
     // It makes no ids, so none can be guessed from the seed.

@@ -84,11 +84,11 @@ impl SoftDevice {
         OpenFile::new(file)
     }
 
-    /// The connection manager of this device alone, behind `/dev/infiniband/rdma_cm`. It exists as
-    /// long as a handle of it or one of its files; calls until then give the same one.
+    /// The connection manager of only this device, behind `/dev/infiniband/rdma_cm`. It exists as
+    /// long as one of its handles or files does; until then, calls return the same one.
     ///
     /// # Errors
-    /// As [`RdmaCm::new`]: `AlreadyExists` if the device is one of several of another.
+    /// As [`RdmaCm::new`]: `AlreadyExists` if another connection manager serves the device.
     pub fn rdma_cm(&self) -> io::Result<RdmaCm> {
         let mut known = lock(&self.shared.manager);
         if let Some(manager) = known.upgrade() {
@@ -142,7 +142,7 @@ impl SoftDevice {
         self.shared.core(|core| core.inject_event(kind, object))
     }
 
-    /// Has the port receive frames as if the wire had brought them, at these times of the device:
+    /// Makes the port receive frames as if the wire had brought them, at these times of the device:
     /// timestamps of free-running queues are these numbers, unless the counter was set
     /// ([`DeviceBuilder::counter_now`]). All of them are in their receives, or lost, when this
     /// returns: a program that polls afterwards sees the same in every run.

@@ -134,7 +134,7 @@ impl OpenFile {
     /// do, or another thread is doing it, the call yields the processor. On a machine with more
     /// threads to run than processors it waits in the kernel for a packet instead, at most 500 us.
     ///
-    /// In a forked child it is `sched_yield(2)` alone.
+    /// In a forked child it is only `sched_yield(2)`.
     pub fn poll_idle(&self) {
         self.file.device.idle();
     }
@@ -148,7 +148,7 @@ impl OpenFile {
     /// returns whether one is. Meant for a thread that sleeps until there is an event: it does the
     /// device's work meanwhile, so that a packet wakes this thread and no other one.
     ///
-    /// In a child process this is poll(2) alone.
+    /// In a child process this is only poll(2).
     ///
     /// # Errors
     /// As poll(2): EINTR by a signal.

@@ -57,7 +57,7 @@ pub(crate) struct DeviceShared {
     pub(super) removed: AtomicBool,
     pub(super) faults: Faults,
     pub(super) files: Mutex<Vec<Weak<FileShared>>>,
-    /// Of [`SoftDevice::rdma_cm`](super::SoftDevice::rdma_cm).
+    /// The connection manager of [`SoftDevice::rdma_cm`](super::SoftDevice::rdma_cm), if it exists.
     pub(super) manager: Mutex<WeakRdmaCm>,
 }
 
@@ -66,11 +66,11 @@ pub(crate) struct DeviceShared {
 pub(crate) enum Reach {
     /// Those of the loopback network.
     Network(Neighbours),
-    /// Those that the machine knows a way to from the device's address.
+    /// Those to which the machine has a route from the device's address.
     Routed(Interface),
     /// None: it has no wire.
     Itself,
-    /// The wire is the program's own, and only the program knows.
+    /// Unknown, because the wire is the program's own.
     Unknown,
 }
 
@@ -288,7 +288,7 @@ impl DeviceShared {
         hw_counters(&counters).into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
     }
 
-    /// As [`control`](Self::control), for a command of the core alone.
+    /// As [`control`](Self::control), for a command that needs only the core.
     pub(crate) fn core<R>(
         &self,
         command: impl FnOnce(&mut Core) -> Result<R, CoreError>,
@@ -316,7 +316,7 @@ impl DeviceShared {
         (self.internal.pd, self.internal.cq)
     }
 
-    /// Has management datagrams go to an agent from now on.
+    /// Passes management datagrams to an agent from now on.
     ///
     /// # Errors
     /// `AlreadyExists` if the device has one; EIO in a child process.
@@ -333,7 +333,7 @@ impl DeviceShared {
         }
     }
 
-    /// Ends that, unless another agent has come since.
+    /// Stops passing datagrams to this agent, unless another one has replaced it.
     pub(crate) fn close_management(&self, agent: &Agent) {
         lock(&self.host.agent).take_if(|now| Arc::ptr_eq(now, agent));
     }
