@@ -22,7 +22,7 @@ pub(crate) const MLX5: &CStr = c"libmlx5.so.1";
 /// Functions in `struct ibv_context_ops`.
 const OPERATIONS: usize = 32;
 
-/// The place of `poll_cq` among them.
+/// The index of `poll_cq` among them.
 const POLL_CQ: usize = 11;
 
 /// `struct ibv_context` of `<infiniband/verbs.h>`.
@@ -158,7 +158,7 @@ unsafe fn create_cq_ex_of<'a>(context: *mut Context) -> Option<&'a mut *mut c_vo
     (*size >= size_of::<VerbsContext>() && !create_cq_ex.is_null()).then_some(create_cq_ex)
 }
 
-/// Has this library's functions called for a context on one of its nodes.
+/// Puts this library's functions in the tables of a context, if its device is one of its nodes.
 ///
 /// # Safety
 /// `context` is null, or an open context that no other thread knows yet.
@@ -178,7 +178,7 @@ unsafe fn watch(context: *mut Context) -> *mut Context {
 
 /// The library's own function of this name; null, and an errno, if there is none.
 pub(crate) fn next(library: &CStr, name: &CStr) -> *mut c_void {
-    // SAFETY: C strings. The library may have been loaded for one module of the program alone, so
+    // SAFETY: C strings. The library may have been loaded for only one module of the program, so
     // that the search in the order of libraries does not find it.
     let function = unsafe {
         let mut function = libc::dlsym(libc::RTLD_NEXT, name.as_ptr());

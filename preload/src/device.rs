@@ -99,7 +99,7 @@ fn tree(devices: &[One]) -> Sysfs {
     tree
 }
 
-/// What Linux has of a miscellaneous device; the version is that of the ABI.
+/// The sysfs entries of a miscellaneous device in Linux; the version is that of the ABI.
 fn add_connection_manager(tree: &mut Sysfs) {
     tree.add("dev/infiniband/rdma_cm", "");
     let directory = "sys/class/misc/rdma_cm";
@@ -108,8 +108,8 @@ fn add_connection_manager(tree: &mut Sysfs) {
     tree.add(&format!("{directory}/uevent"), "DEVNAME=infiniband/rdma_cm");
 }
 
-/// Has every device send its pending packets: its thread ends with the process, and a NIC would
-/// have acknowledged what the program has seen arrive.
+/// Makes every device send its pending packets, because its thread ends with the process. A NIC
+/// would have acknowledged what the program has seen arrive.
 pub(crate) fn flush() {
     let made = DEVICES.try_lock().ok().and_then(|made| made.clone());
     if let Some(devices) = made {

@@ -54,7 +54,7 @@ unsafe extern "C" fn start_poll<const N: usize>(
     queue: *mut ExtendedQueue,
     attributes: *mut c_void,
 ) -> c_int {
-    // SAFETY: what was found in a queue's table of such functions, in the place of this one.
+    // SAFETY: a queue's table had this function of the same type, before this one replaced it.
     let provider: StartPoll = unsafe { transmute(PROVIDERS[N].load(Ordering::Acquire)) };
     // SAFETY: the caller polls a completion queue, so its context is open.
     unsafe {
@@ -79,7 +79,7 @@ fn in_place_of(provider: *mut c_void) -> Option<StartPoll> {
     index.map(|index| FUNCTIONS[index])
 }
 
-/// Has this library's function called when a queue is polled.
+/// Makes polls of a queue call this library's function.
 ///
 /// # Safety
 /// `queue` is null, or a queue that no other thread knows yet.
@@ -102,7 +102,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     attributes: *mut c_void,
 ) -> *mut ExtendedQueue {
     let Some(slot) = Slot::find(context) else { return ptr::null_mut() };
-    // SAFETY: what was found in the place of this function.
+    // SAFETY: the context's table had this function, before this one replaced it.
     let provider: Create = unsafe { transmute(slot.create_cq_ex()) };
     // SAFETY: the program's own call, which has just made the queue.
     unsafe { watch(provider(context, attributes)) }

@@ -52,7 +52,7 @@ pub(crate) fn open_node(kind: NodeKind, flags: c_int) -> Result<c_int, Errno> {
 
 /// One C function of the `open` family per line. In C they are variadic; on the platforms of this
 /// crate a variadic integer argument travels like a named one, and where the program passes none,
-/// `mode` is not looked at by the kernel.
+/// the kernel does not read `mode`.
 macro_rules! open_family {
     ($($name:ident ($($directory:ident)?) $extra:expr;)*) => {$(
         #[doc = concat!("`", stringify!($name), "(3)`.")]
@@ -186,11 +186,11 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
     sys::socket(domain, kind, protocol)
 }
 
-/// `syscall(2)`, for programs that come past the other hooks: UCX patches the C library's `mmap`
-/// and makes the system call itself.
+/// `syscall(2)`, for programs that bypass the other hooks: UCX patches the C library's `mmap` and
+/// makes the system call itself.
 ///
 /// In C it is variadic; on the platforms of this crate variadic integer arguments travel like named
-/// ones, and what the program did not pass is not looked at by the kernel.
+/// ones, and the kernel does not read what the program did not pass.
 ///
 /// # Safety
 /// As the C function.

@@ -94,7 +94,7 @@ pub(crate) fn backing(
     ask(fd, request).map(|answer| (answer.fd, answer.offset))
 }
 
-/// Has the parent answer; EIO if it is gone.
+/// Sends a request to the parent and waits for its answer; EIO if the parent has ended.
 fn ask(fd: c_int, request: Request) -> Result<Answer, Errno> {
     let request = Request { process: std::process::id() as i32, ..request };
     let (mut ours, theirs) = UnixStream::pair().map_err(|_| Errno::EIO)?;

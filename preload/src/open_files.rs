@@ -1,8 +1,8 @@
 //! A table of the device files of one kind that this process has open.
 //!
 //! A kernel closes a file within close(2). Here no call says that the program's last descriptor is
-//! gone. So files are looked after by a thread, and before each call whose result could show that
-//! one is still open (`node::catch_up`). Only the table, and a call on the file that has not
+//! gone. So a thread watches the files, and each call whose result could show that a file is still
+//! open checks them first (`node::catch_up`). Only the table, and a call on the file that has not
 //! returned, keep a file open.
 
 use std::ffi::c_int;
@@ -93,8 +93,8 @@ impl<F: DeviceFile> OpenFiles<F> {
         self.read().iter().map(|file| file.kept()).collect()
     }
 
-    /// Has `close` close the files whose last descriptor was gone when this was called. It returns
-    /// when they are closed, by whichever thread.
+    /// Passes the files whose last descriptor was gone at the call to `close`. It returns when all
+    /// of them are closed, by this thread or by another one.
     pub(crate) fn close_abandoned(&self, close: impl Fn(Arc<F>)) {
         if self.count() == 0 {
             return;

@@ -6,7 +6,7 @@
 //!
 //! Here functions of this library are called in the provider's place: [`poll_cq`] for
 //! `ibv_poll_cq`, and those of [`extended`](crate::extended) for `ibv_start_poll`. They call the
-//! provider's, and after some polls in a row that found nothing they look in the device's stead, as
+//! provider's, and after some polls in a row that found nothing they do the device's work, as
 //! [`OpenFile::poll_idle`] does for programs of the Rust library.
 //!
 //! [`OpenFile::poll_idle`]: uverbs_soft::chardev::OpenFile::poll_idle
@@ -17,8 +17,8 @@ use std::mem::transmute;
 
 use crate::contexts::{Context, Slot};
 
-/// Polls in a row that may find nothing before the device is looked after. A program that polls now
-/// and then between other work pays nothing for it.
+/// Polls in a row that may find nothing before the thread does the device's work. A program that
+/// polls now and then between other work pays nothing for it.
 const EMPTY_POLLS: u32 = 8;
 
 /// `struct ibv_cq`, as far as it matters here.
@@ -56,7 +56,7 @@ pub(crate) fn at_work<T>(work: impl FnOnce() -> T) -> T {
 }
 
 /// Whether a signal handler that ends the process has interrupted the device's work in this thread:
-/// its locks will not be given back.
+/// it will never release its locks.
 pub(crate) fn is_interrupted_at_work() -> bool {
     IS_AT_WORK.try_with(Cell::get).unwrap_or(false)
 }
@@ -81,7 +81,7 @@ pub(crate) unsafe extern "C" fn poll_cq(
     // SAFETY: the caller polls a completion queue, so its context is open.
     let context = unsafe { (*queue).context };
     let Some(slot) = Slot::find(context) else { return -1 };
-    // SAFETY: what was found in a table of such functions, in the place of this one.
+    // SAFETY: the context's table had this function of the same type, before this one replaced it.
     let provider: PollCq = unsafe { transmute(slot.poll_cq()) };
     // SAFETY: the program's own call.
     let found = unsafe { provider(queue, entries, completions) };

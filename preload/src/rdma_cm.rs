@@ -3,7 +3,7 @@
 //! What a program gets is the read end of a pipe, which is readable while events wait
 //! (`uverbs_soft::chardev::RdmaCm`). It is recognised by its inode, as a verbs node is (`node.rs`),
 //! so duplicates need no bookkeeping. The pipe's other end has the same inode and is this library's
-//! own; it is left alone by its number. Commands come through `write(2)`; the kernel's file has
+//! own; it is told apart by its number. Commands come through `write(2)`; the kernel's file has
 //! neither read nor ioctl nor mmap.
 
 use std::ffi::{c_int, c_ulong, c_void};

@@ -7,10 +7,10 @@
 //! C function finds its event then.
 //!
 //! # Signals
-//! The thread has the device's locks while it sleeps, so no handler runs in it before they are
-//! given back: a handler may end the process, which takes them. A signal ends the sleep all the
-//! same (signalfd(2)). Whether the program's call ends with EINTR then is as for read(2), which the
-//! C function would sleep in: a handler with SA_RESTART does not end it.
+//! The thread has the device's locks while it sleeps, so no handler runs in it before it releases
+//! them: a handler may end the process, which takes them. A signal ends the sleep all the same
+//! (signalfd(2)). Whether the program's call ends with EINTR then is as for read(2), which the C
+//! function would sleep in: a handler with SA_RESTART does not end it.
 //!
 //! [`OpenFile::wait_readable`]: uverbs_soft::chardev::OpenFile::wait_readable
 
@@ -29,7 +29,7 @@ use crate::contexts::{self, Context, Slot};
 use crate::node::Node;
 use crate::polling;
 
-/// How long one sleep takes at most. `pthread_cancel(3)` is looked for between two of them.
+/// How long one sleep takes at most. The thread checks for `pthread_cancel(3)` between two sleeps.
 const LONGEST: Duration = Duration::from_millis(100);
 
 /// Signals that an instruction causes, which cannot wait.
@@ -109,7 +109,7 @@ unsafe fn sleep(channel: &Channel) -> Slept {
 }
 
 /// # Errors
-/// What keeping signals back says: then the C function sleeps by itself.
+/// Errors of blocking the signals: then the C function sleeps by itself.
 fn sleep_on(node: &Node, file: BorrowedFd<'_>) -> nix::Result<Slept> {
     let signals = KeptBack::new()?;
     let files = [file, signals.file.as_fd()];
@@ -129,11 +129,11 @@ fn is_readable(file: BorrowedFd<'_>) -> bool {
     poll(&mut fds, PollTimeout::ZERO) != Ok(0)
 }
 
-/// While it lives, signals are kept back from this thread.
+/// Blocks the signals in this thread while it exists.
 struct KeptBack {
     before: SigSet,
     set: SigSet,
-    /// Readable when one has come.
+    /// Readable when one has arrived.
     file: SignalFd,
 }
 
@@ -142,7 +142,7 @@ impl KeptBack {
         let mut all = SigSet::all();
         AT_ONCE.iter().for_each(|signal| all.remove(*signal));
         let before = all.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        // What the program itself keeps back does not end its sleep.
+        // A signal that the program itself blocks does not end its sleep.
         let set = without(&all, &before);
         match SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK) {
             Ok(file) => Ok(Self { before, set, file }),
@@ -150,7 +150,7 @@ impl KeptBack {
         }
     }
 
-    /// Whether a signal has come whose handler ends a read(2).
+    /// Whether a signal has arrived whose handler ends a read(2).
     fn interrupts(&self) -> bool {
         let mut pending = *SigSet::empty().as_ref();
         // SAFETY: a set, which the call fills anew.

@@ -1,8 +1,8 @@
 //! The answers of the RDMA core (drivers/infiniband/core/nldev.c, netlink.c).
 //!
-//! They describe devices, ports, the character device, the subsystem and the number of objects, and
-//! list no objects of a kind that there are none of. Other requests fail with EOPNOTSUPP. Texts
-//! come from the tree that sysfs shows.
+//! They describe devices, ports, the character device, the subsystem and the number of objects. A
+//! list of objects is answered only if it is empty. Other requests fail with EOPNOTSUPP. Texts come
+//! from the tree that sysfs shows.
 
 use nix::errno::Errno;
 use uverbs_soft::chardev::Sysfs;
