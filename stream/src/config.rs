@@ -114,8 +114,8 @@ impl Config {
         self
     }
 
-    /// How long connecting may take. Without it a peer that does not answer is given up after
-    /// 78 seconds.
+    /// How long connecting may take. Without it, connecting to a peer that does not answer fails
+    /// after 78 seconds.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
         self
@@ -144,9 +144,9 @@ impl Config {
     }
 
     /// The most peers for which a listener has queues, a ring and send buffers before they have
-    /// confirmed their connection; 256 by default. A peer that never confirms keeps its place for
-    /// about a minute, until the connection manager gives it up. Further peers wait without queues
-    /// and buffers, as many as the [backlog](Self::backlog) says; more are refused.
+    /// confirmed their connection; 256 by default. A peer that never confirms counts for about a
+    /// minute, until the connection manager gives it up. Further peers wait without queues and
+    /// buffers, as many as the [backlog](Self::backlog) allows. The listener refuses more.
     pub fn half_open(mut self, peers: u32) -> Self {
         self.half_open = peers;
         self

@@ -13,7 +13,7 @@ use crate::handshake::Offer;
 use crate::prepared::Prepared;
 use crate::shared::Shared;
 
-/// How long a neighbour may take to answer, if the caller has no shorter time.
+/// How long a neighbour may take to answer, unless the caller's timeout is shorter.
 const RESOLVE: Duration = Duration::from_secs(2);
 
 /// An attempt to connect. Each event takes it one step further; dropping it withdraws the request.
@@ -33,7 +33,7 @@ pub(crate) fn channel(config: &Config) -> uverbs::Result<Channel> {
     }
 }
 
-/// What queue pairs of streams get.
+/// Options of the queue pairs of streams.
 pub(crate) fn qp_options(config: &Config) -> QpOptions {
     let access = AccessFlags::REMOTE_WRITE;
     QpOptions { access, timeout: config.ack_timeout, ..QpOptions::default() }

@@ -23,7 +23,7 @@ const REPORTS: u64 = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Open,
-    /// The peer is told as soon as the send queue has space.
+    /// The peer learns of it as soon as the send queue has space.
     Wanted,
     Told,
 }

@@ -49,9 +49,9 @@
 //!
 //! # What differs
 //! - Both ends are this library's: a peer that speaks another protocol is refused.
-//! - A peer whose machine vanished is noticed by a write only, as with TCP without keep-alive. How
-//!   soon depends on [`Config::acknowledgement`]. A peer whose process dies is noticed at once,
-//!   because its kernel disconnects; a software device inside that process cannot.
+//! - Only a write notices that the peer's machine vanished, as with TCP without keep-alive. How
+//!   soon depends on [`Config::acknowledgement`]. The death of the peer's process is noticed at
+//!   once, because its kernel disconnects; a software device inside that process cannot.
 //! - Dropping a stream waits for a round trip: [`Config::linger`].
 //! - A stream has memory registered for its ring and its send buffers, and three files.
 //! - No stream survives fork(2) in the child.
