@@ -2,7 +2,7 @@
 //!
 //! RoCEv2 has no packet for an Ethernet frame, so the frame is the payload of a packet with a
 //! manufacturer's opcode (specification 9.2.1: 0b110xxxxx to 0b111xxxxx). Every wire carries,
-//! damages and checks it like any other packet. A recording has the frame alone.
+//! damages and checks it like any other packet. A recording has only the frame.
 
 use std::net::Ipv4Addr;
 
@@ -11,8 +11,8 @@ use super::{Addressing, Bth, Gid, MAX_PACKET, Opcode, Packet, Psn};
 /// Opcode of a packet that carries a frame.
 const FRAME: Opcode = Opcode(0xc0);
 
-/// The longest frame that a wire carries: an IP packet of 4130 bytes behind an Ethernet header and
-/// a tag.
+/// The longest frame that a wire carries: an IP packet of 4130 bytes after an Ethernet header and a
+/// tag.
 pub const LONGEST_FRAME: usize = MAX_PACKET - size_of::<Bth>();
 
 /// The multicast group of all devices that receive Ethernet frames. A frame to a MAC address of no

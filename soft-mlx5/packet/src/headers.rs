@@ -171,7 +171,7 @@ wire_struct! {
         pub swap_add: U64,
         /// Compare-and-swap: the value expected. Fetch-and-add: unused.
         pub compare: U64,
-        /// Compare-and-swap: bits to change. Fetch-and-add: bits out of which nothing carries.
+        /// Compare-and-swap: bits to change. Fetch-and-add: bits from which no carry propagates.
         pub swap_mask_boundary: U64,
         /// Compare-and-swap: bits to compare. Fetch-and-add: unused.
         pub compare_mask: U64,

@@ -1,9 +1,9 @@
 //! The IPv4 identification of a packet, found from its invariant CRC.
 //!
-//! The CRC covers the identification, and a UDP socket does not tell it. Linux sends 0 from the
+//! The CRC covers the identification, and a UDP socket does not report it. Linux sends 0 from the
 //! sockets of this crate, but adapters and the kernel's software RoCE count. A CRC is linear: the
 //! difference between the CRC found and the one computed for identification 0 is a function of the
-//! identification and of the number of bytes behind it, and can be turned round.
+//! identification and of the number of bytes after it, and can be inverted.
 //!
 //! So a packet is accepted if some identification, with or without "don't fragment", explains its
 //! CRC. Of 32 bits 15 remain to notice damage: one damaged packet of 32,768 passes, beside what
@@ -19,11 +19,11 @@ const POLYNOMIAL: u32 = 0xedb8_8320;
 /// x to the power 0: the highest bit stands for the lowest power.
 const ONE: u32 = 1 << 31;
 
-/// Bytes covered by the CRC behind the 4 bytes of identification, flags and fragment offset: the
+/// Bytes covered by the CRC after the 4 bytes of identification, flags and fragment offset: the
 /// rest of the IPv4 header and the UDP header.
 const HEADER_BYTES_AFTER: usize = 12 + 8;
 
-/// x to the power -8n for a run of `n` zero bytes, which it takes back.
+/// x to the power -8n, which undoes a run of `n` zero bytes.
 static BACK: [u32; HEADER_BYTES_AFTER + MAX_PACKET + 5] = powers();
 
 const fn powers<const N: usize>() -> [u32; N] {

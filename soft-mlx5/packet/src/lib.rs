@@ -76,7 +76,7 @@ pub enum PacketError {
         /// Bytes after the headers.
         len: usize,
     },
-    /// A payload behind an opcode that carries none.
+    /// A payload after an opcode that carries none.
     #[error("{0:?} carries {1} bytes of payload, where none may be")]
     UnexpectedPayload(Opcode, usize),
     /// The invariant CRC is wrong: the packet was corrupted on its way.

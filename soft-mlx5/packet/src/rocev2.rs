@@ -12,7 +12,7 @@ use super::{Addressing, Bth, Gid, Packet, PacketError, identification};
 /// The UDP destination port that IANA gave RoCEv2.
 pub const UDP_PORT: u16 = 4791;
 
-/// Bytes of the invariant CRC behind every packet.
+/// Bytes of the invariant CRC after every packet.
 pub const ICRC_LEN: usize = 4;
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -64,7 +64,7 @@ wire_struct! {
     }
 }
 
-/// Fields of the sender's IPv4 header that the CRC covers and the addressing does not tell.
+/// Fields of the sender's IPv4 header that the CRC covers and the addressing does not have.
 ///
 /// The Linux UDP socket of the loopback wire sends identification 0 with "don't fragment" set
 /// (`ip_select_ident_segs` in `include/net/ip.h`: no identification for an unconnected socket
@@ -195,8 +195,8 @@ fn icrc(masked_ip: &[u8], packet: &[u8], framing: Framing) -> u32 {
 /// Appends the frame of a packet from the IP header on: IPv4 if both GIDs are mapped IPv4
 /// addresses, else IPv6.
 ///
-/// The UDP checksum is 0 (none) over IPv4, as NICs send it; over IPv6, where RFC 8200 demands
-/// one, it is there.
+/// The UDP checksum is 0 (none) over IPv4, as NICs send it. Over IPv6 it is computed, because RFC
+/// 8200 requires it.
 pub fn write_ip(packet: &Packet, framing: Framing, out: &mut Vec<u8>) {
     let route = &packet.addressing;
     match (route.source.to_ipv4(), route.destination.to_ipv4()) {
@@ -280,8 +280,8 @@ pub fn read_ethernet(frame: &[u8]) -> Result<Packet, PacketError> {
     }
 }
 
-/// Reads a frame that begins with the IP header, checks the CRC and removes it. Bytes behind the
-/// IP length (Ethernet's minimum frame) are ignored.
+/// Reads a frame that begins with the IP header, checks the CRC and removes it. Bytes after the IP
+/// length (Ethernet's minimum frame) are ignored.
 pub fn read_ip(frame: &[u8]) -> Result<Packet, PacketError> {
     match frame.first().map(|byte| byte >> 4) {
         Some(4) => read_ipv4(frame),
@@ -334,7 +334,7 @@ fn read_ipv6(frame: &[u8]) -> Result<Packet, PacketError> {
     Ok(Packet::from_bytes(addressing, bytes))
 }
 
-/// The transport bytes, the CRC behind them and the source port of a UDP datagram.
+/// The transport bytes, the CRC after them and the source port of a UDP datagram.
 fn read_udp(datagram: &[u8]) -> Result<(&[u8], u32, u16), PacketError> {
     let (udp, _) = take::<Udp>(datagram)?;
     if udp.destination_port.get() != UDP_PORT {
@@ -347,7 +347,7 @@ fn read_udp(datagram: &[u8]) -> Result<(&[u8], u32, u16), PacketError> {
     Ok((bytes, crc, udp.source_port.get()))
 }
 
-/// Splits a UDP payload into transport bytes and the CRC behind them.
+/// Splits a UDP payload into transport bytes and the CRC after them.
 pub fn split_icrc(payload: &[u8]) -> Result<(&[u8], u32), PacketError> {
     match payload.split_last_chunk::<ICRC_LEN>() {
         Some((bytes, crc)) => Ok((bytes, u32::from_le_bytes(*crc))),

@@ -1,4 +1,4 @@
-//! A checked look at a packet's headers and payload.
+//! A checked view of a packet's headers and payload.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
