@@ -17,7 +17,7 @@ pub(super) const BLOCK: usize = 64;
 /// which is delayed by this time, is rare: the kernel uses it only to raise an interrupt
 /// (`mlx5e_trigger_irq`).
 const PATIENCE: u64 = 50_000_000;
-/// Longest time between later stores, after which more stores certainly follow.
+/// Longest time between later stores. After a second store, more stores certainly follow.
 const PATIENCE_INSIDE: u64 = 1_000_000_000;
 
 /// A copy of which some stores are still missing.

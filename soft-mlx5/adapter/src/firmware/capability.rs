@@ -7,7 +7,7 @@ use crate::core::MOST_COMPRESSED;
 
 /// Bytes of a block of capabilities.
 pub const BLOCK: usize = 4096;
-/// Where commands have it, in bits.
+/// Offset of the block in commands, in bits.
 pub const BLOCK_AT: usize = 0x80;
 
 /// Types of capabilities, `MLX5_CAP_*` in the kernel's `device.h`: general ones.

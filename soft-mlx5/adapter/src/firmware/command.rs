@@ -4,7 +4,7 @@ use super::refusal::{Done, Refusal};
 use crate::firmware::bits::Field;
 use crate::firmware::layout::command::{self as layout, header, result};
 
-/// A command under way.
+/// A command in progress.
 #[derive(Debug)]
 pub struct Command<'a> {
     /// Its bytes.
@@ -14,7 +14,7 @@ pub struct Command<'a> {
 }
 
 impl<'a> Command<'a> {
-    /// A command whose sender has a buffer of so many bytes for the output.
+    /// A command whose sender has a buffer of `output_length` bytes for the output.
     pub fn new(input: &'a [u8], output_length: usize) -> Self {
         Self { input, reply: Reply::new(output_length) }
     }

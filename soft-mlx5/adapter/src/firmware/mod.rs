@@ -133,7 +133,7 @@ impl Objects {
         self.privileged_pd
     }
 
-    /// An object is gone: it has no owner, and uses no umem.
+    /// Forgets the owner and the umems of an object that was destroyed.
     pub fn release(&mut self, object: ObjectId) {
         self.owners.remove(&object);
         self.umems.release(object);

@@ -30,7 +30,7 @@ impl QueuePages {
     /// Reads the page list at `bit` bits into the input.
     ///
     /// # Errors
-    /// A refusal of what cannot be.
+    /// A refusal of impossible values.
     pub fn read(self, command: &Command<'_>, bit: usize) -> Result<PageMap, Refusal> {
         let shift = self.log_page_size + 12;
         page_list(command, bit, shift, self.page_offset << (shift - 6), self.length)
@@ -41,7 +41,7 @@ impl QueuePages {
 /// `first` bytes into the first of them and taking `length` bytes.
 ///
 /// # Errors
-/// A refusal of what cannot be.
+/// A refusal of impossible values.
 pub fn page_list(
     command: &Command<'_>,
     bit: usize,

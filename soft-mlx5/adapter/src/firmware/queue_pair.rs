@@ -148,7 +148,7 @@ fn scatter(field: Field, context: &[u8]) -> Result<ScatterToCqe, Refusal> {
     }
 }
 
-/// One buffer holds the receive ring and, behind it, the send ring.
+/// One buffer holds the receive ring and, after it, the send ring.
 fn rings(
     firmware: &Firmware<'_>,
     command: &Command<'_>,

@@ -25,7 +25,7 @@ pub enum Status {
 /// error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What the driver makes an errno of.
+    /// The driver turns it into an errno.
     pub status: Status,
     /// Which error it is.
     pub syndrome: u32,
@@ -64,7 +64,7 @@ impl Refusal {
         )
     }
 
-    /// A parameter has a value that cannot be.
+    /// A parameter has an invalid value.
     pub fn parameter(what: &str, value: u64) -> Self {
         Self::new(Status::BadParameter, 0x50_0004, format!("bad {what}: {value:#x}"))
     }
@@ -79,12 +79,12 @@ impl Refusal {
         Self::new(Status::Busy, 0x50_0006, format!("{kind} {number:#x} is in use"))
     }
 
-    /// There are as many as there can be.
+    /// The limit of such objects is reached.
     pub fn limit(kind: &str) -> Self {
         Self::new(Status::LimitExceeded, 0x50_0007, format!("no {kind} left"))
     }
 
-    /// The adapter is in a state in which this cannot be.
+    /// The adapter's state does not allow this.
     pub fn wrong_state(detail: impl Into<String>) -> Self {
         Self::new(Status::BadSystemState, 0x50_0008, detail)
     }

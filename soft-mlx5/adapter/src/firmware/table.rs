@@ -24,7 +24,7 @@ pub struct Form {
     pub opcode: u16,
     /// Its name, without `MLX5_CMD_OP_`.
     pub name: &'static str,
-    /// Least bytes of input.
+    /// Smallest input in bytes.
     pub input: usize,
     /// Smallest output in bytes.
     pub output: usize,
@@ -33,7 +33,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// Listed fields that are behind the least input.
+    /// Listed fields that are after the end of the smallest input.
     pub fn outside(&self) -> Vec<String> {
         let listed = self.fields.iter();
         let fields = listed.flat_map(|(bit, all)| all.iter().map(move |field| (bit, field)));

@@ -73,7 +73,7 @@ impl Umems {
 /// its own ones, for verbs, `offset` of a record is an address, and rings are lists of pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// Whether the umem counts.
+    /// Whether the place is in a umem.
     pub valid: Field,
     /// Its number.
     pub id: Field,

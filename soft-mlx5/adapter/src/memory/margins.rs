@@ -20,8 +20,8 @@ impl Margins {
     /// No limits: all of the memory is one region.
     pub const EVERYWHERE: Self = Self { before: u64::MAX, after: u64::MAX };
 
-    /// Of bytes that no other access may touch: words inside them are accessed whole, and no byte
-    /// beside them.
+    /// For an access that touches no byte beside its own: only words that are inside it are
+    /// accessed whole.
     pub const NONE: Self = Self { before: 0, after: 0 };
 
     /// The aligned word around `at`, one of the `length` bytes from `address`, if the region holds

@@ -15,12 +15,12 @@ impl ProcessMemory {
     /// Access to this process's memory.
     ///
     /// # Safety
-    /// Every range of addresses that a core with this memory is told of (queue buffers, doorbell
-    /// records, the pages of a memory key) must stay mapped until the object is destroyed,
-    /// readable, and writable if the device may write it (CQ buffers; keys with local write
-    /// access). The pages of an on-demand key may come and go, except during an atomic operation on
-    /// them. No safe reference of this process may cover a range while the device may write it;
-    /// programs look at it through raw pointers or atomics.
+    /// Every range of addresses that a core with this memory gets (queue buffers, doorbell records,
+    /// the pages of a memory key) must stay mapped until the object is destroyed, readable, and
+    /// writable if the device may write it (CQ buffers; keys with local write access). The pages of
+    /// an on-demand key may come and go, except during an atomic operation on them. No safe
+    /// reference of this process may cover a range while the device may write it; programs look at
+    /// it through raw pointers or atomics.
     ///
     /// All accesses are atomic, and of these sizes, since the standard library forbids atomic
     /// accesses of different sizes to the same bytes if one of them is a write and nothing orders

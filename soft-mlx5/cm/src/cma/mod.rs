@@ -1,5 +1,5 @@
-//! The kernel's rdma_cm: ids that bind, resolve, listen and connect by IP addresses. Does the work
-//! of Linux's `drivers/infiniband/core/cma.c`, without I/O and clock.
+//! The kernel's rdma_cm: ids that bind, resolve, listen and connect by IP addresses. It behaves as
+//! Linux's `drivers/infiniband/core/cma.c`, without I/O and clock.
 //!
 //! A [`Cma`] belongs to a host. It has devices, each with an engine [`IbCm`], and ids ([`CmaId`]).
 //! Its inputs are calls of its user, datagrams ([`Cma::receive`]) and the time ([`Cma::step`]); its
@@ -12,10 +12,10 @@
 //! Differences from the kernel:
 //! - events wait until they are taken, so a user that refuses a request with its event handler's
 //!   result calls [`Cma::forget`] or [`Cma::destroy`] instead;
-//! - an InfiniBand address is looked for as a neighbour when it is resolved, since there is no
+//! - an InfiniBand address is looked up as a neighbour when it is resolved, since there is no
 //!   subnet manager to ask for its path;
-//! - a peer that answers no neighbour discovery when a message to it is repeated has ended: the
-//!   kernel repeats to the last;
+//! - a peer that does not answer neighbour discovery when a message to it is repeated counts as
+//!   ended; the kernel makes all repeats first;
 //! - kernel-owned queue pairs do not exist: as user space does, the user moves its queue pair and
 //!   passes its number.
 
@@ -422,7 +422,7 @@ impl Cma {
     }
 
     /// A peer that ended before it knew of this device sends no message and closes nothing that
-    /// shows its end: it is missed when a message to it has to be repeated.
+    /// shows its end. Its end is noticed when a message to it has to be repeated.
     fn step_engine(&mut self, now: u64, device: DeviceNumber, addresses: &dyn Addresses) {
         let engine = &mut self.devices[device].engine;
         let mut silent = engine.step(now);
