@@ -1,13 +1,13 @@
-//! The figures in README and docs, out of what the benchmarks count.
+//! The figures in README and docs, from the benchmarks' counts.
 //!
 //! Ours are in `provider-mlx5/benches/hot_path/{limits,grid}.txt` and, of the safe layer, in
 //! `benches/safe_layer/limits.txt`, which the benchmarks write and CI compares. libmlx5's are in
-//! `docs/vs-libmlx5.json`, out of what
-//! `cargo bench --features soft --bench vs_libmlx5 -- --json` and `-- --grid` print; those of many
-//! queue pairs in `docs/scale.json` (see `scale`).
+//! `docs/vs-libmlx5.json`, from the output of
+//! `cargo bench --features soft --bench vs_libmlx5 -- --json` and `-- --grid`; those of many queue
+//! pairs are in `docs/scale.json` (see `scale`).
 //!
-//! The pictures are drawn out of the same counts. Tables are between marks. A figure in a sentence
-//! has its case behind it, which no reader of the rendered page sees: `48<!-- send_sge -->`,
+//! The pictures are drawn from the same counts. Tables are between marks. A figure in a sentence is
+//! followed by its case, which the rendered page does not show: `48<!-- send_sge -->`,
 //! `33<!-- libmlx5 recv_32 -->`. It may be a difference, and a share of one:
 //! `7<!-- alone receive sges 4 - alone receive sges 2 / 2 -->`. `points` is how many points the
 //! grid has.
@@ -160,7 +160,7 @@ pub(crate) struct Counts {
     rival: BTreeMap<String, f64>,
     /// Both sides' at the C ABI.
     calls: [BTreeMap<String, f64>; 2],
-    /// Points of the grid, neighbours behind each other.
+    /// Points of the grid, neighbours next to each other.
     points: Vec<String>,
     /// What many queue pairs cost, an object per line.
     scale: String,
@@ -201,7 +201,7 @@ impl Counts {
         Ok(Self { ours, rival: counts_of(&read(RIVAL)?), calls, points, scale: read(scale::FILE)? })
     }
 
-    /// Those of the cases that were counted.
+    /// The ones of these cases that were counted.
     fn squares<'c>(&self, cases: impl Iterator<Item = &'c str>) -> Vec<Square<'c>> {
         let rival = |case: &str| self.rival.get(case).copied();
         let square = |case| {
@@ -368,8 +368,8 @@ fn counts_of(text: &str) -> BTreeMap<String, f64> {
     text.lines().filter_map(count).collect()
 }
 
-/// Takes libmlx5's counts of our cases out of what the benchmarks printed to these files, what many
-/// queue pairs cost, and measured times.
+/// Reads what the benchmarks printed to these files, and stores libmlx5's counts of our cases, the
+/// costs of many queue pairs, and measured times.
 ///
 /// # Errors
 /// A file cannot be read or written.

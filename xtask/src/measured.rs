@@ -1,4 +1,4 @@
-//! Tables of times that a benchmark measured against something else in one run. They are out of
+//! Tables of times that a benchmark measured against something else in one run. They come from
 //! `docs/measured.json`, which has an object per line as the benchmarks print it with `--json`.
 
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use super::{filled, rivals};
 const FILE: &str = "docs/measured.json";
 
 struct Table {
-    /// In the document's marks, and the field `table` of its lines.
+    /// The name in the document's marks, and in the field `table` of its lines.
     name: &'static str,
     document: &'static str,
     /// A column's head and its fields, of which there are several for a range.

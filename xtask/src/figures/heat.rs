@@ -9,7 +9,7 @@ const SIDE: f64 = 24.0;
 const HIGH: f64 = 17.0;
 const TOP: f64 = 64.0;
 
-/// Below how many times our instructions libmlx5's are, and the colour of such a square.
+/// Colours of squares: each is for ratios of libmlx5's instructions to ours below its bound.
 const SCALE: [(f64, &str); 7] = [
     (1.0, "#d7301f"),
     (1.5, "#fc8d59"),
@@ -19,8 +19,8 @@ const SCALE: [(f64, &str); 7] = [
     (4.0, "#78c679"),
     (f64::INFINITY, "#31a354"),
 ];
-/// The colour of squares that libmlx5 has no counterpart of here.
-const OURS_ALONE: &str = "#e6e6e6";
+/// The colour of squares for which there is no count of libmlx5.
+const OURS_ONLY: &str = "#e6e6e6";
 
 /// An SVG of all points.
 pub(super) fn draw(squares: &[Square<'_>]) -> String {
@@ -45,7 +45,7 @@ pub(super) fn draw(squares: &[Square<'_>]) -> String {
     svg + "</svg>\n"
 }
 
-/// Points that differ in their last number alone, in one row.
+/// Points that differ only in their last number, in one row.
 fn rows<'s>(squares: &'s [Square<'s>]) -> Vec<(&'s str, Vec<&'s Square<'s>>)> {
     let mut rows: Vec<(&str, Vec<&Square<'_>>)> = Vec::new();
     for square in squares {
@@ -69,7 +69,7 @@ fn legend(svg: &mut String) {
         entry(svg, i, colour, &text);
         low = *below;
     }
-    entry(svg, SCALE.len(), OURS_ALONE, "not compared");
+    entry(svg, SCALE.len(), OURS_ONLY, "not compared");
 }
 
 fn entry(svg: &mut String, i: usize, colour: &str, text: &str) {
@@ -86,7 +86,7 @@ fn cell(svg: &mut String, column: usize, y: f64, square: &Square<'_>) {
     let ours = square.ours;
     let ratio = square.libmlx5.map(|theirs| theirs / ours);
     let colour = ratio.and_then(|ratio| SCALE.iter().find(|(below, _)| ratio < *below));
-    let colour = colour.map_or(OURS_ALONE, |(_, colour)| *colour);
+    let colour = colour.map_or(OURS_ONLY, |(_, colour)| *colour);
     let x = LEFT + SIDE * column as f64;
     let theirs = square.libmlx5.map_or(String::new(), |count| format!(", libmlx5 {count:.0}"));
     let _ = writeln!(

@@ -1,4 +1,4 @@
-//! How straight the grid is, and where libmlx5 comes close: tables out of both sides' counts.
+//! How straight the grid is, and where libmlx5 comes close: tables from both sides' counts.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ const LINES: &[Line] = &[
 const STEP: f64 = 1.2;
 /// Bytes or SGEs between neighbours at most.
 const APART: u32 = 4;
-/// How many times our instructions libmlx5's are meant to be.
+/// The ratio of libmlx5's instructions to ours that is the goal.
 const TIMES: f64 = 3.0;
 
 impl Line {

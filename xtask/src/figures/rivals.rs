@@ -9,7 +9,7 @@ const BAR: f64 = 13.0;
 const GROUP: f64 = 89.0;
 const TOP: f64 = 66.0;
 
-/// Who is measured: what the picture calls them, and their colour.
+/// What is measured: its label in the picture, and its colour.
 const WHO: [(&str, &str); 3] =
     [("software devices", "#2a6f97"), ("rxe", "#c9a227"), ("software device to rxe", "#7a9e7e")];
 

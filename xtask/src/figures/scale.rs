@@ -1,17 +1,17 @@
-//! Tables of many queue pairs, out of what `cargo bench --features soft --bench vs_libmlx5 --
-//! --scale` and `benches/scale/count` print.
+//! Tables of many queue pairs, from the output of
+//! `cargo bench --features soft --bench vs_libmlx5 -- --scale` and `benches/scale/count`.
 
 use super::{field, lines_of};
 
-/// What they printed, an object per line.
+/// Their output, an object per line.
 pub(super) const FILE: &str = "docs/scale.json";
-/// What the cases begin with.
+/// Prefixes of the cases.
 const CASES: [&str; 3] = ["scale ", "create ", "destroy "];
 
 /// Below so many queue pairs the growth of memory is that of whole pages, not of queue pairs.
 const WEIGHED: f64 = 1000.0;
 
-/// The objects of `old`, but of those kinds of cases that `new` has any of, all of `new`.
+/// The objects of `old`. A kind of case that occurs in `new` is taken from `new` instead.
 pub(super) fn merged(old: &str, new: &str) -> String {
     let of = |text: &str, case| {
         lines_of(text, case).map(|(_, line)| line.to_owned() + "\n").collect::<String>()
