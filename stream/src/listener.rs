@@ -109,7 +109,7 @@ impl Listener {
         Ok(())
     }
 
-    /// Waits for the next stream, and gives it with the peer's address. A peer that gives up
+    /// Waits for the next stream, and returns it with the peer's address. A peer that gives up
     /// meanwhile, or that speaks another protocol, is not an error.
     ///
     /// # Errors
@@ -197,7 +197,8 @@ impl Listener {
         }
     }
 
-    /// Queues a request until a place is free. A request of another protocol is refused.
+    /// Queues a request until another peer may be pending. A request of another protocol is
+    /// refused.
     fn take(&self, request: ConnectionRequest) {
         let peer = match Offer::decode(request.private_data()) {
             Ok(peer) => peer,
@@ -211,7 +212,7 @@ impl Listener {
         refuse(request, "too many peers wait");
     }
 
-    /// Accepts those of the requests that wait for which there is a place.
+    /// Accepts waiting requests while another peer may be pending.
     fn take_waiting(&self) -> io::Result<()> {
         let most = self.config.half_open as usize;
         loop {
@@ -236,7 +237,7 @@ impl Listener {
 }
 
 impl HalfOpen {
-    /// The next request that waits, if there is a place for it.
+    /// The next waiting request, if another peer may be pending.
     fn next(&mut self, most: usize) -> Option<(ConnectionRequest, Offer)> {
         if self.pending.len() + self.preparing >= most {
             return None;

@@ -12,7 +12,8 @@ use crate::config::{Config, INLINE, RECEIVES, SENDS};
 use crate::handshake::Offer;
 use crate::window::Report;
 
-/// Queues, the ring and the send buffers of a connection that is on its way. Receives are posted.
+/// Queues, the ring and the send buffers of a connection that is not established yet. Receives are
+/// posted.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) qp: QueuePair<Rc>,

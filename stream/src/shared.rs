@@ -18,10 +18,10 @@ use crate::prepared::Prepared;
 use crate::readiness::{Readiness, Side};
 use crate::window::{Incoming, Outgoing};
 
-/// A connection. The last half that goes closes it.
+/// A connection. Dropping the last half closes it.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    // Goes first: destroying the id tells the peer.
+    // Dropped first: destroying the id tells the peer.
     #[allow(dead_code, reason = "held for its lifetime")]
     id: Id,
     manager: Channel,
@@ -243,10 +243,10 @@ impl Shared {
         Ok(core)
     }
 
-    /// Takes the events that there are; whether there were any.
+    /// Takes the pending events. Returns whether there were any.
     ///
-    /// One system call asks both files, most often in vain. Fetching an event from the connection
-    /// manager is a command, which takes longer than that.
+    /// One system call checks both files, which mostly have no event. Fetching an event from the
+    /// connection manager is a command, which takes longer than that.
     fn take_events(&self, core: &mut Core) -> bool {
         let files = [self.completions.as_fd(), self.manager.as_fd()];
         let mut files = files.map(|file| PollFd::new(file, PollFlags::POLLIN));

@@ -20,7 +20,7 @@ use crate::shared::Shared;
 /// are on their way; there is nothing to flush.
 ///
 /// Dropping it ends what it sends and waits ([`Config::linger`]) until the peer's device has all of
-/// it: one round trip, if the peer lives. The peer then reads what is left, and the end. What
+/// it: one round trip, if the peer is alive. The peer then reads what is left, and the end. What
 /// arrived here and was not read is lost.
 #[derive(Debug)]
 pub struct Stream {
@@ -115,7 +115,7 @@ impl Stream {
     /// was tried again, so try both directions that wait.
     ///
     /// # Errors
-    /// What epoll_create(2) says at the first call.
+    /// Errors of epoll_create(2), at the first call.
     pub fn readiness(&self) -> io::Result<BorrowedFd<'_>> {
         self.shared().readiness()
     }

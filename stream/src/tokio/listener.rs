@@ -33,7 +33,7 @@ impl Listener {
         Self::bind_with(&Config::new(), address).await
     }
 
-    /// Listens at `address`: at the first that works of those that a name has.
+    /// Listens at `address`. If a name has several addresses, the first that works is used.
     ///
     /// # Errors
     /// As [`Config::bind`].
@@ -48,7 +48,7 @@ impl Listener {
     /// A listener that threads made.
     ///
     /// # Errors
-    /// What epoll_ctl(2) says.
+    /// Errors of epoll_ctl(2).
     ///
     /// # Panics
     /// As [`Listener::bind`].
@@ -66,8 +66,8 @@ impl Listener {
         self.listener.local_addr()
     }
 
-    /// Waits for the next stream, and gives it with the peer's address. Cancel safe: a peer whose
-    /// connection is on its way is not forgotten.
+    /// Waits for the next stream, and returns it with the peer's address. Cancel safe: a connection
+    /// that is not established yet is not lost.
     ///
     /// # Errors
     /// As [`crate::Listener::accept`].
@@ -78,7 +78,7 @@ impl Listener {
     /// As [`Listener::accept`], for futures written by hand. The last task that called is woken.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Listener::accept`].
     pub fn poll_accept(&self, task: &mut Context<'_>) -> Poll<io::Result<(Stream, SocketAddr)>> {
         loop {
             let ready = ready!(self.events.poll_readable(task))?;

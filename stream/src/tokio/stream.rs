@@ -58,9 +58,9 @@ impl Stream {
         Self::connect_with(&Config::new(), address).await
     }
 
-    /// Connects to a listener at `address`: to the first that works of those that a name has.
-    /// Dropped before it is done, it withdraws the request; so that is what ends it early, instead
-    /// of [`Config::connect_timeout`].
+    /// Connects to a listener at `address`. If a name has several addresses, the first that works
+    /// is used. Dropping the future withdraws the request: to end it early, drop it instead of
+    /// using [`Config::connect_timeout`].
     ///
     /// # Errors
     /// As [`Config::connect`].
@@ -88,7 +88,7 @@ impl Stream {
     /// A stream that was connected by threads.
     ///
     /// # Errors
-    /// What epoll_ctl(2) says; `InvalidInput` while bytes of `fill_buf` are not consumed.
+    /// Errors of epoll_ctl(2); `InvalidInput` while bytes of `fill_buf` are not consumed.
     ///
     /// # Panics
     /// As [`Stream::connect`].
