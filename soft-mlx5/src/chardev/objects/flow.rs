@@ -2,7 +2,7 @@
 //! Kernel: `ib_uverbs_ex_create_flow` (core/uverbs_cmd.c), `mlx5_ib_create_flow` and
 //! `parse_flow_attr` (hw/mlx5/fs.c).
 //!
-//! The kernel asks for CAP_NET_RAW; this device, which reaches no network, does not.
+//! The kernel requires CAP_NET_RAW. This device does not, because it reaches no network.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -306,7 +306,7 @@ struct Filter<T> {
 }
 
 /// Value and mask are the two halves of the bytes after the header. A half may be shorter than the
-/// kernel's struct (libibverbs sends 8 of 12 bytes for IPv4). In a longer one, the mask behind the
+/// kernel's struct (libibverbs sends 8 of 12 bytes for IPv4). In a longer one, the mask after the
 /// struct has to be zero (`spec_filter_size`).
 fn filter<T: FromBytes + IntoBytes>(spec: &[u8]) -> Result<Filter<T>, Errno> {
     let both = &spec[size_of::<FlowSpecHdr>()..];

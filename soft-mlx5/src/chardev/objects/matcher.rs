@@ -4,7 +4,7 @@
 //! hw/mlx5/fs.c.
 //!
 //! Only received frames are modelled, and only their outer headers. Other tables, other headers and
-//! fields that [`FlowFields`] lacks are EOPNOTSUPP.
+//! fields that [`FlowFields`] does not have fail with EOPNOTSUPP.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;

@@ -326,7 +326,7 @@ fn change_state(
     Ok(())
 }
 
-/// `UVERBS_METHOD_WQ_DESTROY`. Unlike other queues' its response is the number alone.
+/// `UVERBS_METHOD_WQ_DESTROY`. Unlike other queues', its response is only the number.
 pub(crate) fn destroyed(call: &mut Call<'_>) -> Result<(), Errno> {
     let events_reported = call.destroyed()?.wq()?.events.reported();
     call.output(destroy::RESP, &events_reported)

@@ -46,7 +46,7 @@ pub(super) fn change(call: &mut Call<'_>, request: &mut ModifyQp) -> Result<(), 
     call.file.device.core(|core| core.modify_qp(qpn, core_state(next), &attributes))?;
     let port = if is_ready { before.port } else { request.port_num };
     driver.set(Remembered { state: next, port, ..before });
-    if is_ready { tell_number(call, qpn.0) } else { Ok(()) }
+    if is_ready { write_number(call, qpn.0) } else { Ok(()) }
 }
 
 fn to_init(call: &Call<'_>, request: &ModifyQp) -> Result<QpAttributes, Errno> {
@@ -88,7 +88,7 @@ fn to_rtr(request: &ModifyQp, before: Remembered) -> Result<QpAttributes, Errno>
 }
 
 /// Writes the driver's response, which holds the target's number.
-fn tell_number(call: &Call<'_>, dctn: u32) -> Result<(), Errno> {
+fn write_number(call: &Call<'_>, dctn: u32) -> Result<(), Errno> {
     let driver = call.driver();
     let whole = size_of::<mlx5::ModifyQpResp>();
     let length = if driver.output_length() < whole { SHORTEST_ANSWER } else { whole };
