@@ -8,6 +8,7 @@ use uverbs::cm;
 use uverbs::completion_channel::{CqEvent, DetachedCqEvent};
 use uverbs::counters::CounterPoint;
 use uverbs::cq::{Compression, TimestampFormat, WorkCompletion};
+use uverbs::device_memory::DeviceOperation;
 use uverbs::devx::{
     CommandChannel, Devx, DevxObject, DevxUar, EventChannel, PacingEntry, UarKind, Umem,
     UmemOptions, VirtioDoorbell,
@@ -84,7 +85,7 @@ fn handles_and_parents_are_shared_freely() {
         Device, Context, ProtectionDomain, ThreadDomain, XrcDomain, raw::CqHandle, raw::SrqHandle, CqHandle,
         CompletionChannel, AsyncCompletionChannel, AsyncEvents, MemoryRegion, MemoryView<'static>,
         MemoryWindow, Buffer, AddressHandle, DeviceMemory, DeviceClock, Counters,
-        Flow, FlowAction, Matcher, Spread, XrcReceiver, DcReceiver, QueueMemory, Slab, Slot,
+        Flow, FlowAction, Matcher, Spread, flow::SteeringAnchor, DeviceOperation, XrcReceiver, DcReceiver, QueueMemory, Slab, Slot,
     );
 }
 
@@ -115,7 +116,7 @@ fn queues_belong_to_one_thread_at_a_time() {
 
 #[test]
 fn connections_and_their_events_move_to_other_threads() {
-    expect!(true, true: cm::Channel, cm::Id, cm::IdKey, cm::PortSpace, cm::IbAddress, cm::Event, cm::EventKind, cm::Reply);
+    expect!(true, true: cm::Channel, cm::Id, cm::IdKey, cm::PortSpace, cm::Address<'static>, cm::IbAddress, cm::Event, cm::EventKind, cm::Reply);
     expect!(true, true: cm::DatagramPeer, cm::Group, cm::JoinMode, cm::Membership, cm::Rejection, cm::RejectReason);
     expect!(true, true: cm::PrivateData<56>, cm::QpOptions, cm::ConnectOptions, cm::AcceptOptions, cm::Peer);
     expect!(true, true: cm::ConnectionRequest, cm::Link, cm::ListenerBuilder, cm::Connector, AsyncCmChannel);

@@ -47,7 +47,8 @@ pub enum RunTimeOperation<'a> {
     LocalInvalidate(u32),
     /// A raw Ethernet packet.
     Packet(EthernetOffload),
-    /// A raw Ethernet packet that the device segments; header and segment size as in [`segmented`].
+    /// A raw Ethernet packet that the device segments; header and segment size as in
+    /// [`segmented`](super::segmented).
     Segmented {
         offload: EthernetOffload,
         mss: u16,
