@@ -13,7 +13,7 @@ use crate::result::{code, destroy, failed, null, pointer, refused};
 /// `IBV_ACCESS_ZERO_BASED`: regions over device memory always are.
 const ZERO_BASED: c_uint = 1 << 5;
 /// log2 of the largest alignment.
-const MOST_ALIGNMENT: u32 = 30;
+const MAX_ALIGNMENT: u32 = 30;
 
 /// Memory of the device's own.
 #[repr(C)]
@@ -45,7 +45,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(
 ) -> *mut ibv_dm {
     // SAFETY: the caller's struct and context.
     let (attr, owner) = unsafe { (&*attr, Context::of(context)) };
-    if attr.comp_mask != 0 || attr.log_align_req > MOST_ALIGNMENT {
+    if attr.comp_mask != 0 || attr.log_align_req > MAX_ALIGNMENT {
         return null(libc::EINVAL);
     }
     let made = owner.library.alloc_device_memory(attr.length, 1 << attr.log_align_req);

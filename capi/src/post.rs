@@ -18,7 +18,7 @@ use crate::forms::{either, forms};
 use crate::qp::Qp;
 use crate::usual::{Posts, Usual};
 use request::with_request;
-pub(crate) use request::{MOST_SGE, bytes, converted, flags, immediate, offload};
+pub(crate) use request::{MAX_SGE, bytes, converted, flags, immediate, offload};
 pub(crate) use table::{DCI, DCT, NONE, RAW, RC, SPREADS, SendTable, UC, UD, XRC, place};
 
 /// Refuses a list because the queue pair cannot send.
@@ -57,8 +57,8 @@ pub(crate) unsafe extern "C" fn post_send(
         if (*wr).send_flags & send_flags::INLINE != 0 {
             let length = if (*wr).num_sge == 1 { (*(*wr).sg_list).length as usize } else { 0 };
             return match length {
-                1..=MOST_SHORT => (table.inline)(qp, wr, bad),
-                ..=MOST_OF_TWO => (table.two)(qp, wr, bad),
+                1..=MAX_SHORT => (table.inline)(qp, wr, bad),
+                ..=MAX_OF_TWO => (table.two)(qp, wr, bad),
                 _ => (table.long)(qp, wr, bad),
             };
         }
@@ -105,10 +105,10 @@ forms! {
 }
 
 /// Most bytes of data in a request of one block, whatever its header.
-pub(crate) const MOST_SHORT: usize = 64 - 32 - 4;
+pub(crate) const MAX_SHORT: usize = 64 - 32 - 4;
 
 /// Most bytes of data in a request of two blocks, whatever its header.
-const MOST_OF_TWO: usize = MOST_SHORT + 64;
+const MAX_OF_TWO: usize = MAX_SHORT + 64;
 
 forms! {
     /// Posts a list of one request with inline data that fits into one block.

@@ -8,7 +8,7 @@ use uverbs::raw::ReceiveBatch as RecvBatch;
 
 use crate::abi::*;
 use crate::forms::{either, forms};
-use crate::post::{MOST_SGE, converted, refuse};
+use crate::post::{MAX_SGE, converted, refuse};
 use crate::qp::Qp;
 
 forms! {
@@ -178,7 +178,7 @@ pub(crate) unsafe fn post_any(
             let sge = unsafe { *request.sg_list };
             post(request.wr_id, &[Sge::new(sge.addr, sge.length, sge.lkey)])
         } else {
-            let mut list = [Sge::default(); MOST_SGE];
+            let mut list = [Sge::default(); MAX_SGE];
             // SAFETY: the caller's list.
             let data = unsafe { converted(&mut list, request.sg_list, request.num_sge) };
             data.and_then(|data| post(request.wr_id, data))

@@ -516,7 +516,7 @@ impl Usual {
                 let is_usual = sge.length as i32 > 0;
                 return is_usual && self.build(to, peer, Sge::new(sge.addr, sge.length, sge.lkey));
             }
-            if sge.addr == 0 || sge.length as usize > MOST_INLINE {
+            if sge.addr == 0 || sge.length as usize > MAX_INLINE {
                 return false;
             }
             let start = std::ptr::with_exposed_provenance(sge.addr as usize);
@@ -539,4 +539,4 @@ impl Usual {
 }
 
 /// Most inline data of a request (`INLINE_LENGTH_MASK` has ten bits).
-pub(crate) const MOST_INLINE: usize = 1024;
+pub(crate) const MAX_INLINE: usize = 1024;

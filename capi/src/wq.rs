@@ -33,7 +33,7 @@ const SCATTER_FCS: u32 = 1 << 1;
 const ATTR_STATE: u32 = 1;
 const ATTR_CURRENT: u32 = 1 << 1;
 /// `IB_USER_VERBS_MAX_LOG_IND_TBL_SIZE`.
-const MOST_LOG_PLACES: u32 = 13;
+const MAX_LOG_PLACES: u32 = 13;
 
 /// A work queue.
 #[repr(C)]
@@ -265,7 +265,7 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
 ) -> *mut ibv_rwq_ind_table {
     // SAFETY: the caller's struct and context.
     let (attr, owner) = unsafe { (&*attr, Context::of(context)) };
-    if attr.comp_mask != 0 || attr.log_ind_tbl_size > MOST_LOG_PLACES || attr.ind_tbl.is_null() {
+    if attr.comp_mask != 0 || attr.log_ind_tbl_size > MAX_LOG_PLACES || attr.ind_tbl.is_null() {
         return null(libc::EINVAL);
     }
     // SAFETY: the caller's array of that many queues.

@@ -31,9 +31,9 @@ use uverbs_mlx5::send_queue::{Common, Inline, SendQueue, Steps};
 
 use crate::abi::*;
 use crate::forms::{either, forms, pick};
-use crate::post::{self, MOST_SGE};
+use crate::post::{self, MAX_SGE};
 use crate::qp::Qp;
-use crate::usual::{MOST_INLINE, NO_SRQ, Posts, Usual};
+use crate::usual::{MAX_INLINE, NO_SRQ, Posts, Usual};
 use keys::Configuration;
 pub(crate) use keys::{
     ConfAttr, Interleaved, NOTHING_ELSE, configure, set_access, set_interleaved, set_list,
@@ -83,10 +83,10 @@ pub(crate) struct Building {
     address: Option<DatagramAddress>,
     /// The configuration of a memory key that is being encoded.
     configuration: Configuration,
-    sges: [Sge; MOST_SGE],
+    sges: [Sge; MAX_SGE],
     /// Inline data, or the header of packets to be segmented. It is copied, because the program may
     /// reuse its buffers.
-    copied: [u8; MOST_INLINE],
+    copied: [u8; MAX_INLINE],
 }
 
 impl Default for Building {
@@ -104,8 +104,8 @@ impl Default for Building {
             operation: RunTimeOperation::Send,
             address: None,
             configuration: Configuration::default(),
-            sges: [Sge::default(); MOST_SGE],
-            copied: [0; MOST_INLINE],
+            sges: [Sge::default(); MAX_SGE],
+            copied: [0; MAX_INLINE],
         }
     }
 }

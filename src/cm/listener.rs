@@ -90,7 +90,7 @@ pub struct ListenerBuilder {
 }
 
 /// Default limit of waiting requests: as in the kernel (the sysctl `net.rdma_ucm.max_backlog`).
-const MOST_WAITING: u32 = 1024;
+const MAX_WAITING: u32 = 1024;
 
 /// Default limit of peers that have not confirmed.
 const HALF_OPEN: u32 = 256;
@@ -229,7 +229,7 @@ impl ListenerBuilder {
     }
 
     fn bounds(&self) -> Bounds {
-        let waiting = if self.backlog == 0 { MOST_WAITING } else { self.backlog };
+        let waiting = if self.backlog == 0 { MAX_WAITING } else { self.backlog };
         Bounds { pending: self.half_open as usize, waiting: waiting as usize }
     }
 

@@ -25,9 +25,9 @@ use crate::qp::{QueuePair, SteeringTarget};
 
 pub(super) const VERB: &str = "create_flow";
 /// Parts of a rule (`IB_FLOW_SPEC_SUPPORT_LAYERS`).
-const MOST_PARTS: usize = 10;
+const MAX_PARTS: usize = 10;
 /// The longest part is IPv6.
-const SPACE: usize = MOST_PARTS * size_of::<FlowSpecIpv6>();
+const SPACE: usize = MAX_PARTS * size_of::<FlowSpecIpv6>();
 /// `MLX5_IB_FLOW_LAST_PRIO`.
 const LAST_PRIORITY: u16 = 15;
 
@@ -214,7 +214,7 @@ impl<'q> FlowBuilder<'q> {
     fn check(&self) -> Result<()> {
         let is_default =
             matches!(self.attr.kind, FlowAttrType::ALL_DEFAULT | FlowAttrType::MC_DEFAULT);
-        if usize::from(self.attr.num_of_specs) > MOST_PARTS {
+        if usize::from(self.attr.num_of_specs) > MAX_PARTS {
             return Err(Error::invalid(VERB, "a rule has at most 10 parts, actions included"));
         }
         if self.tag >= 1 << 24 {

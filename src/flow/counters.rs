@@ -15,7 +15,7 @@ const ATTACH: &str = "attach_counters_point_flow";
 const DESTROY: &str = "destroy_counters";
 const CREATE_FLOW: &str = "create_flow";
 /// `MAX_COUNTERS_NUM` of drivers/infiniband/hw/mlx5/counters.c.
-const MOST_POINTS: usize = 8191;
+const MAX_POINTS: usize = 8191;
 
 /// A set of counters (ibv_create_counters) for steering rules. The program chooses what each index
 /// counts: first [`attach`](Self::attach), then
@@ -124,7 +124,7 @@ impl Counters {
             return Err(Error::new(ATTACH, ErrorKind::Busy, cause)
                 .cure_with("attach everything before the first rule is made"));
         }
-        if binding.points.len() >= MOST_POINTS || index == u32::MAX {
+        if binding.points.len() >= MAX_POINTS || index == u32::MAX {
             return Err(Error::invalid(
                 ATTACH,
                 "a set has 8191 points at most, indices below 2^32 - 1",

@@ -58,7 +58,7 @@ const CREATE_TABLE: &str = "create_rwq_ind_table";
 const DESTROY_TABLE: &str = "destroy_rwq_ind_table";
 const CREATE: &str = "create_qp";
 /// `IB_USER_VERBS_MAX_LOG_IND_TBL_SIZE` is 13.
-const MOST_PLACES: usize = 1 << 13;
+const MAX_PLACES: usize = 1 << 13;
 /// Bytes of a Toeplitz key.
 pub const RSS_KEY_BYTES: usize = 40;
 
@@ -127,7 +127,7 @@ impl Context {
             return asked(format!("{cause}: give some queues several places"));
         }
         let most = self.attributes()?.kernel.rss_caps.max_rwq_indirection_table_size as usize;
-        if places > most.min(MOST_PLACES) {
+        if places > most.min(MAX_PLACES) {
             return asked(format!("the device has tables of at most {most} places"));
         }
         Ok(())
@@ -139,14 +139,14 @@ impl Context {
 #[repr(C)]
 struct Places {
     head: ExCreateRwqIndTable,
-    handles: [u32; MOST_PLACES],
+    handles: [u32; MAX_PLACES],
 }
 
 impl Places {
     fn new(queues: &[&WqHandle]) -> Box<Self> {
         let log_ind_tbl_size = queues.len().trailing_zeros();
         let head = ExCreateRwqIndTable { comp_mask: 0, log_ind_tbl_size };
-        let mut command = Box::new(Self { head, handles: [0; MOST_PLACES] });
+        let mut command = Box::new(Self { head, handles: [0; MAX_PLACES] });
         for (place, queue) in command.handles.iter_mut().zip(queues) {
             *place = queue.kernel_handle();
         }

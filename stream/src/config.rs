@@ -27,7 +27,7 @@ pub(crate) const INLINE: u32 = 128;
 const MAX_SLOT: u32 = 16 << 20;
 const MIN_SLOTS: u32 = 4;
 /// The kernel's default limit of a backlog (`net.rdma_ucm.max_backlog`).
-const MOST_WAITING: u32 = 1024;
+const MAX_WAITING: u32 = 1024;
 
 /// Options of streams and of listeners, in the manner of a builder. [`Stream::connect`] and
 /// [`Listener::bind`] have the defaults.
@@ -154,7 +154,7 @@ impl Config {
 
     /// The most requests that a listener keeps without queues.
     pub(crate) fn most_waiting(&self) -> usize {
-        let most = if self.backlog == 0 { MOST_WAITING } else { self.backlog };
+        let most = if self.backlog == 0 { MAX_WAITING } else { self.backlog };
         most as usize
     }
 

@@ -10,7 +10,7 @@ use crate::side::Side;
 /// Bytes that may be allocated beyond those at the beginning. Each of the two devices has two pools
 /// of packets (the core's and the wire's), which may have been empty. The rest is for tables and
 /// lists, which never shrink.
-const HEAP_TOLERANCE: usize = 4 * PacketPool::MOST_BYTES + (256 << 10);
+const HEAP_TOLERANCE: usize = 4 * PacketPool::MAX_BYTES + (256 << 10);
 
 /// Pages that allocators may add over a whole run, with what they keep for later: 4 MiB.
 const PAGE_TOLERANCE: u64 = 1024;

@@ -73,7 +73,7 @@ use crate::write::WriteCommand;
 pub const CAPACITY: usize = 32;
 
 // A request stores each attribute of its method at most once, so that it cannot overflow.
-const _: () = assert!(crate::objects::MOST_ATTRIBUTES <= CAPACITY);
+const _: () = assert!(crate::objects::MAX_ATTRIBUTES <= CAPACITY);
 
 /// Bytes of inline data in an attribute.
 const INLINE: usize = size_of::<u64>();

@@ -89,7 +89,7 @@ pub(crate) struct HeaderAction {
 }
 
 /// Most flow actions of a rule, as libmlx5 has it.
-const MOST_ACTIONS: usize = 8;
+const MAX_ACTIONS: usize = 8;
 
 /// The bytes of a match.
 ///
@@ -245,7 +245,7 @@ impl<'a> Wanted<'a> {
                 action::COUNTERS_DEVX_WITH_OFFSET if has_offset => {
                     self.count(is.object, Some(at.add(1).cast::<u32>().read()))
                 }
-                action::IBV_FLOW_ACTION if self.actions.len() < MOST_ACTIONS => {
+                action::IBV_FLOW_ACTION if self.actions.len() < MAX_ACTIONS => {
                     let action = &*is.action.cast::<HeaderAction>();
                     self.actions.push(action.library.clone().ok_or(libc::EINVAL)?);
                     Ok(())

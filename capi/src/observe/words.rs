@@ -14,7 +14,7 @@ use crate::post;
 unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> &'a [ibv_sge] {
     match usize::try_from(count) {
         // SAFETY: the caller's promise.
-        Ok(count @ 1..=post::MOST_SGE) => unsafe { std::slice::from_raw_parts(list, count) },
+        Ok(count @ 1..=post::MAX_SGE) => unsafe { std::slice::from_raw_parts(list, count) },
         _ => &[],
     }
 }

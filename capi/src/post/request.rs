@@ -16,7 +16,7 @@ use crate::usual::Posts;
 use crate::window;
 
 /// Most SGEs that a request of any queue can have.
-pub(crate) const MOST_SGE: usize = 64;
+pub(crate) const MAX_SGE: usize = 64;
 
 /// Calls `run` with a request in the library's form.
 ///
@@ -53,7 +53,7 @@ pub(super) unsafe fn with_request<T: Posts>(
             run(&make(&[Sge::new(sge.addr, length, sge.lkey)]))
         }
         count => {
-            let mut list = [Sge::default(); MOST_SGE];
+            let mut list = [Sge::default(); MAX_SGE];
             // SAFETY: the caller's list of `count`.
             run(&make(unsafe { converted(&mut list, wr.sg_list, count) }?))
         }
@@ -66,7 +66,7 @@ pub(super) unsafe fn with_request<T: Posts>(
 /// `from` has `count` entries.
 #[inline(always)]
 pub(crate) unsafe fn converted(
-    into: &mut [Sge; MOST_SGE],
+    into: &mut [Sge; MAX_SGE],
     from: *const ibv_sge,
     count: c_int,
 ) -> Result<&[Sge], PostError> {

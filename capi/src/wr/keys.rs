@@ -39,7 +39,7 @@ const RIGHTS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_WRITE)
     .union(AccessFlags::REMOTE_READ)
     .union(AccessFlags::REMOTE_ATOMIC);
-const _: () = assert!(KeyChange::MOST_BYTES <= MOST_INLINE);
+const _: () = assert!(KeyChange::MAX_BYTES <= MAX_INLINE);
 
 /// A request that is being encoded.
 #[derive(Clone, Copy, Debug, Default)]
@@ -83,7 +83,7 @@ pub(crate) unsafe fn configure<T: Posts, const SENDS: bool>(
             queue.close_steps(&mut building.steps);
         }
         let inline = queue_pair.capacities.max_inline_data as usize;
-        let in_request = KeyChange::MOST_OCTOWORDS.min((inline + 4) / size_of::<Klm>());
+        let in_request = KeyChange::MAX_OCTOWORDS.min((inline + 4) / size_of::<Klm>());
         let most = [(*key).most_entries.into(), in_request];
         let change = KeyChange::new((*key).lkey, post::flags((*qp).wr_flags));
         building.usual.wr_id = (*qp).wr_id;

@@ -23,7 +23,7 @@ impl Building {
     ) -> bool {
         let mut length = 0;
         for (start, size) in buffers {
-            if size > MOST_INLINE - length {
+            if size > MAX_INLINE - length {
                 return false;
             }
             // SAFETY: the caller's promise; just compared with the room that is left.

@@ -11,7 +11,7 @@ use crate::output::print;
 
 /// Entries of the largest completion queue (log_max_cq_sz of a ConnectX is 22). `--consumed`
 /// requires the whole queue.
-const MOST_ENTRIES: usize = 1 << 22;
+const MAX_ENTRIES: usize = 1 << 22;
 /// Entries that are decoded together if the dump is longer than the first read. A compressed
 /// session longer than this is not decompressed.
 const WINDOW: usize = 1 << 13;
@@ -20,10 +20,10 @@ const WINDOW: usize = 1 << 13;
 pub(crate) fn run(arguments: &DecodeCqe) -> Outcome {
     let Some(mut dump) = input::read(&arguments.hex, decode_line)? else { return Ok(()) };
     if arguments.consumed.is_some() || dump.length().is_some() {
-        let most = MOST_ENTRIES * arguments.size.bytes();
+        let most = MAX_ENTRIES * arguments.size.bytes();
         let bytes = dump.peek(most + 1)?;
         if bytes.len() > most {
-            let text = format!("a completion queue has at most {MOST_ENTRIES} CQEs");
+            let text = format!("a completion queue has at most {MAX_ENTRIES} CQEs");
             return Err(Failure::usage(text));
         }
         let queue = Queue::new(bytes, 0, arguments)?;

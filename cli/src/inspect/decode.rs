@@ -117,7 +117,7 @@ fn findings_json(findings: &[Finding]) -> Vec<String> {
 }
 
 /// Blocks of the largest send queue: a WQE's index has 16 bits.
-const MOST_BLOCKS: usize = 1 << 16;
+const MAX_BLOCKS: usize = 1 << 16;
 
 /// The service to decode as: that of `--type`, else the one that fits the first WQE best.
 fn service(dump: &mut Dump, arguments: &DecodeWqe) -> Outcome<Service> {
@@ -150,7 +150,7 @@ fn sends(mut dump: Dump, arguments: &DecodeWqe) -> Outcome {
 
 /// A whole send queue.
 fn ring(mut dump: Dump, arguments: &DecodeWqe) -> Outcome {
-    let most = MOST_BLOCKS * WQEBB_SIZE;
+    let most = MAX_BLOCKS * WQEBB_SIZE;
     let length = dump.peek(most + 1)?.len();
     let blocks = length / WQEBB_SIZE;
     if length > most || !blocks.is_power_of_two() || blocks * WQEBB_SIZE != length {

@@ -37,7 +37,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(125);
 /// The longest such pause: a source can try less than 20,000 codes in a day.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Number of sources whose wrong codes are counted separately. Further sources share one count.
-const MOST_SOURCES: usize = 1024;
+const MAX_SOURCES: usize = 1024;
 
 /// A socket that waits for one peer.
 #[derive(Debug)]
@@ -257,7 +257,7 @@ impl Listener {
 
     fn pause_of(&self, source: Source) -> Option<&Pause> {
         let own = self.pauses.iter().find(|pause| pause.source == source);
-        let shared = || self.pauses.last().filter(|_| self.pauses.len() == MOST_SOURCES);
+        let shared = || self.pauses.last().filter(|_| self.pauses.len() == MAX_SOURCES);
         own.or_else(shared)
     }
 
@@ -459,10 +459,10 @@ mod tests {
     #[test]
     fn sources_beyond_the_bound_share_an_allowance() {
         let mut listener = listener();
-        for user in 0..MOST_SOURCES as u32 + 5 {
+        for user in 0..MAX_SOURCES as u32 + 5 {
             listener.pause(Source::User(user));
         }
-        assert_eq!(listener.pauses.len(), MOST_SOURCES);
+        assert_eq!(listener.pauses.len(), MAX_SOURCES);
         assert_eq!(listener.pause_of(Source::User(1 << 30)).expect("shared").wrong_codes, 6);
     }
 

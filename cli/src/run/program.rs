@@ -11,14 +11,14 @@ use crate::failure::{Failure, Outcome};
 
 /// How many interpreters of interpreters the kernel follows (`BINPRM_MAX_RECURSION` of fs/exec.c is
 /// about this).
-const MOST_INTERPRETERS: u32 = 4;
+const MAX_INTERPRETERS: u32 = 4;
 
 /// Looks the program up as a shell would. Fails with the reason if the library cannot be loaded
 /// into it.
 pub(super) fn find(name: &OsStr) -> Outcome<PathBuf> {
     let path = look_up(name)
         .ok_or_else(|| Failure::usage(format!("no program {}", Path::new(name).display())))?;
-    check(&path, MOST_INTERPRETERS)?;
+    check(&path, MAX_INTERPRETERS)?;
     Ok(path)
 }
 

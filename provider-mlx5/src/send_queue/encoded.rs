@@ -9,12 +9,12 @@ use crate::queue_state::Kind;
 use crate::request::{Octoword, PostError};
 
 /// Octowords of the longest request: control segments count them in six bits.
-const MOST_OCTOWORDS: usize = 63;
-const MOST_BLOCKS: usize = MOST_OCTOWORDS.div_ceil(4);
+const MAX_OCTOWORDS: usize = 63;
+const MAX_BLOCKS: usize = MAX_OCTOWORDS.div_ceil(4);
 
 /// A request to be copied to the ring.
 pub(super) struct Encoded {
-    image: [WideBlock; MOST_BLOCKS],
+    image: [WideBlock; MAX_BLOCKS],
     blocks: usize,
     is_key_change: bool,
 }
@@ -30,11 +30,11 @@ impl Encoded {
     /// [`PostError::BadOpcode`] unless there are as many bytes as the control segment says.
     pub(super) fn of(wqe: &[u8]) -> Result<Self, PostError> {
         let octowords = wqe.len() / size_of::<Octoword>();
-        let count = wqe.get(7).map_or(0, |count| usize::from(count & MOST_OCTOWORDS as u8));
+        let count = wqe.get(7).map_or(0, |count| usize::from(count & MAX_OCTOWORDS as u8));
         if octowords == 0 || octowords != count || wqe.len() % size_of::<Octoword>() != 0 {
             return Err(PostError::BadOpcode);
         }
-        let mut image = [[wide([0; 2]); 4]; MOST_BLOCKS];
+        let mut image = [[wide([0; 2]); 4]; MAX_BLOCKS];
         let lanes = image.iter_mut().flatten();
         for (lane, bytes) in lanes.zip(wqe.chunks_exact(size_of::<Octoword>())) {
             *lane = wide(octoword(bytes));

@@ -34,9 +34,9 @@ struct List {
 
 impl KeyChange {
     /// Octowords of the longest list: what the control segment can count.
-    pub const MOST_OCTOWORDS: usize = (MAX_DS as usize - HEAD) / GROUP * GROUP;
+    pub const MAX_OCTOWORDS: usize = (MAX_DS as usize - HEAD) / GROUP * GROUP;
     /// Bytes of the longest request.
-    pub const MOST_BYTES: usize = (HEAD + Self::MOST_OCTOWORDS) * OCTOWORD;
+    pub const MAX_BYTES: usize = (HEAD + Self::MAX_OCTOWORDS) * OCTOWORD;
 
     /// A change of nothing. The key's low byte is 0.
     pub fn new(key: u32, flags: PostFlags) -> Self {
@@ -59,7 +59,7 @@ impl KeyChange {
     }
 
     /// Encodes a list of parts that follow each other, in a request of
-    /// [`KeyChange::MOST_BYTES`] bytes. Entries beyond that are left out.
+    /// [`KeyChange::MAX_BYTES`] bytes. Entries beyond that are left out.
     pub fn set_list(&mut self, wqe: &mut [u8], entries: impl ExactSizeIterator<Item = Klm>) {
         let octowords = entries.len();
         let mut length = 0;

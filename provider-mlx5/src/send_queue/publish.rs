@@ -6,7 +6,7 @@ use crate::format::WQEBB_SIZE;
 use crate::mmio::Register;
 
 /// Most bytes that the fast path copies to a register.
-pub(super) const MOST_COPIED: u32 = 4 * WQEBB_SIZE as u32;
+pub(super) const MAX_COPIED: u32 = 4 * WQEBB_SIZE as u32;
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Rings the doorbell for all requests that are built and not published yet; does nothing if
@@ -38,7 +38,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(always)]
     pub(super) fn posts_directly(&self) -> bool {
         let copies = self.doorbell.register.copy_limit();
-        copies == 0 || copies >= MOST_COPIED
+        copies == 0 || copies >= MAX_COPIED
     }
 
     /// Recomputes how far the fast path may go.

@@ -149,7 +149,7 @@ impl Next {
     pub(super) fn fits<const N: usize>(&self, needed: Needed<N>) -> bool {
         match N {
             1 => self.has(1),
-            2..=MOST_DIRECT => self.has_bytes(needed.0),
+            2..=MAX_DIRECT => self.has_bytes(needed.0),
             _ => false,
         }
     }
@@ -209,7 +209,7 @@ impl<O: Operation, P: Payload> Placed<'_, O, P> {
 }
 
 /// Blocks that go to a BlueFlame register at most.
-const MOST_DIRECT: usize = 4;
+const MAX_DIRECT: usize = 4;
 
 /// Bytes of the ring that the fast path needs for a template of `N` blocks: more than any ring has
 /// where it is not for the template.
@@ -222,7 +222,7 @@ impl<const N: usize> Needed<N> {
 
     /// For a request that takes all blocks.
     pub(super) fn all() -> Self {
-        if N <= MOST_DIRECT && copies_pairs() { Self(N * WQEBB_SIZE) } else { Self::NEVER }
+        if N <= MAX_DIRECT && copies_pairs() { Self(N * WQEBB_SIZE) } else { Self::NEVER }
     }
 }
 

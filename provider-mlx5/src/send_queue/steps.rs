@@ -34,7 +34,7 @@ const LENGTH: usize = 7;
 const FLAGS: usize = 11;
 
 /// Blocks that a register takes at most.
-const MOST_COPIED: usize = super::publish::MOST_COPIED as usize / WQEBB_SIZE;
+const MAX_COPIED: usize = super::publish::MAX_COPIED as usize / WQEBB_SIZE;
 
 /// Flag of [`Next::at`] while a request was named and has no data yet. It is above every limit, so
 /// no other request is named meanwhile. The bits below [`WQEBB_SIZE`] are the length of the header
@@ -448,7 +448,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         length: usize,
         start: impl FnOnce() -> *const u8,
     ) -> bool {
-        const { assert!(MOST <= MOST_COPIED) };
+        const { assert!(MOST <= MAX_COPIED) };
         // SAFETY: the caller's promise; so many blocks were written.
         unsafe {
             let written = self.next.write_with_inline::<MOST>(common, &header, length, start);
@@ -540,7 +540,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     pub unsafe fn publish_long(&mut self) -> bool {
         self.end_named();
         let blocks = self.built() as usize;
-        if blocks.wrapping_sub(1) >= MOST_COPIED {
+        if blocks.wrapping_sub(1) >= MAX_COPIED {
             return false;
         }
         let block = self.next.block().wrapping_sub(blocks);
@@ -550,7 +550,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             return false;
         }
         // SAFETY: as compared.
-        unsafe { self.copy_request::<MOST_COPIED>(block, blocks) };
+        unsafe { self.copy_request::<MAX_COPIED>(block, blocks) };
         true
     }
 

@@ -218,7 +218,7 @@ impl PacketPool {
     pub const CAPACITY: usize = 128;
 
     /// Bytes that a full pool keeps.
-    pub const MOST_BYTES: usize = Self::CAPACITY * (size_of::<Packet>() + Packet::BUFFER_SIZE);
+    pub const MAX_BYTES: usize = Self::CAPACITY * (size_of::<Packet>() + Packet::BUFFER_SIZE);
 
     /// An empty packet.
     pub fn take(&mut self) -> Packet {

@@ -171,13 +171,13 @@ const CONGESTION_BYTE: usize = 4;
 
 /// Bytes that the CRC covers before the payload at most: the local route header's, IPv6, UDP and
 /// the base transport header.
-const MOST_MASKED: usize = 8 + size_of::<Ipv6>() + size_of::<Udp>() + size_of::<Bth>();
+const MAX_MASKED: usize = 8 + size_of::<Ipv6>() + size_of::<Udp>() + size_of::<Bth>();
 
 /// The headers are gathered first: a CRC over a few bytes takes as long as one over many.
 fn icrc(masked_ip: &[u8], packet: &[u8], framing: Framing) -> u32 {
     let masked_udp = Udp { checksum: 0xffff.into(), ..udp(packet, framing) };
     let (head, rest) = packet.split_at(size_of::<Bth>().min(packet.len()));
-    let mut masked = [0xff; MOST_MASKED];
+    let mut masked = [0xff; MAX_MASKED];
     let mut end = 8;
     for part in [masked_ip, masked_udp.as_bytes(), head] {
         masked[end..end + part.len()].copy_from_slice(part);

@@ -16,7 +16,7 @@ use super::worker::{Whose, Worker};
 use super::{Shared, clock, lock, wait};
 
 /// How often the thread yields while a command waits for a lock, before it takes the lock itself.
-const MOST_YIELDS: usize = 1000;
+const MAX_YIELDS: usize = 1000;
 
 /// Starts the thread with all signals blocked: they are the program's, not the device's.
 pub(super) fn spawn(name: &str, shared: Arc<Shared>) -> io::Result<OsThread> {
@@ -75,7 +75,7 @@ fn run(shared: &Shared) {
 
 /// Lets commands have the locks.
 fn give_way(shared: &Shared) {
-    for _ in 0..MOST_YIELDS {
+    for _ in 0..MAX_YIELDS {
         if shared.waiting.load(Ordering::SeqCst) == 0 {
             return;
         }

@@ -27,7 +27,7 @@ const NAMES: [&str; 8] =
     ["DEVICES", "LINK", "MODEL", "KERNEL", "ADDRESS", "WIRE", "FAULTS", "PCAP"];
 
 /// Most nodes that one process may have.
-const MOST_DEVICES: u32 = 32;
+const MAX_DEVICES: u32 = 32;
 
 /// The devices to make.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl Settings {
     /// Names a variable whose value is not understood.
     pub fn from_environment(variables: Variables) -> Result<Self, String> {
         let devices = variables.choice("DEVICES", "1", |text| {
-            text.parse().ok().filter(|count| (1..=MOST_DEVICES).contains(count))
+            text.parse().ok().filter(|count| (1..=MAX_DEVICES).contains(count))
         })?;
         let is_infiniband = variables.choice("LINK", "roce", |text| match text {
             "roce" => Some(false),

@@ -51,7 +51,7 @@ pub struct RoutedWire {
 }
 
 /// Most source ports of a device, in addition to 4791. Each takes a descriptor.
-const MOST_PORTS: usize = 64;
+const MAX_PORTS: usize = 64;
 
 /// Sockets that are only used to send, by port. `None`: another program has the port.
 #[derive(Debug, Default)]
@@ -61,7 +61,7 @@ impl Outlets {
     /// Opens the socket for a port if necessary; returns its index.
     fn find(&mut self, interface: &Interface, port: u16) -> Option<usize> {
         let known = self.0.iter().position(|(known, _)| *known == port);
-        if known.is_some() || self.0.len() >= MOST_PORTS || port == UDP_PORT {
+        if known.is_some() || self.0.len() >= MAX_PORTS || port == UDP_PORT {
             return known;
         }
         let socket = open(interface, port).and_then(|socket| {

@@ -9,12 +9,12 @@ use crate::packet::rocev2::ICRC_LEN;
 
 /// Most datagrams of a message: `UDP_MAX_SEGMENTS` of include/linux/udp.h, which was 64 before
 /// Linux 6.9 and is 128 since.
-const MOST_SEGMENTS: usize = 64;
+const MAX_SEGMENTS: usize = 64;
 
 /// Most bytes of a message: those of a UDP datagram over IPv4. IPv6 would allow 20 more.
-const MOST_BYTES: usize = 65_507;
+const MAX_BYTES: usize = 65_507;
 
-const _: () = assert!(MOST_SEGMENTS <= BATCH);
+const _: () = assert!(MAX_SEGMENTS <= BATCH);
 
 /// How many of these packets, which have no CRC yet, can be one message: they have the same path,
 /// and all are as long as the first; only the last may be shorter.
@@ -24,7 +24,7 @@ pub(super) fn run_length(packets: &[Packet]) -> usize {
     let most = if first.addressing.is_multicast() {
         1
     } else {
-        MOST_SEGMENTS.min(MOST_BYTES / (len + ICRC_LEN))
+        MAX_SEGMENTS.min(MAX_BYTES / (len + ICRC_LEN))
     };
     let mut count = 1;
     for packet in rest.iter().take(most.saturating_sub(1)) {
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_run_fits_into_a_message() {
-        assert_eq!(run_length(&packets(route(2), &[16; 100])), MOST_SEGMENTS);
+        assert_eq!(run_length(&packets(route(2), &[16; 100])), MAX_SEGMENTS);
         assert_eq!(run_length(&packets(route(2), &[4108; 100])), 15);
     }
 

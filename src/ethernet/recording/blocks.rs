@@ -11,7 +11,7 @@ use crate::error::Result;
 /// Bytes of the longest block whose body is looked at: a frame and its options.
 const LONGEST_BLOCK: u32 = LONGEST + 65_536;
 /// Interfaces of a section, at most.
-const MOST_INTERFACES: usize = 65_536;
+const MAX_INTERFACES: usize = 65_536;
 const IF_TSRESOL: u16 = 9;
 const IF_TSOFFSET: u16 = 14;
 
@@ -151,7 +151,7 @@ impl Sections {
             return Err(source.refuse("an interface without its header"));
         };
         check_link(source, self.order.u16([header[0], header[1]]))?;
-        if self.interfaces.len() >= MOST_INTERFACES {
+        if self.interfaces.len() >= MAX_INTERFACES {
             return Err(source.refuse("more than 65536 interfaces: the file is damaged"));
         }
         let mut interface = Interface { resolution: Resolution::Decimal(6), offset: 0 };

@@ -215,7 +215,7 @@ const GENERIC: &[&[ObjectInfo]] = &[
 
 /// An upper bound of how many different attributes one method has, the driver's included.
 #[allow(dead_code, reason = "older compilers do not count what an anonymous constant uses")]
-pub(crate) const MOST_ATTRIBUTES: usize = most(GENERIC) + most(crate::mlx5::OBJECTS);
+pub(crate) const MAX_ATTRIBUTES: usize = most(GENERIC) + most(crate::mlx5::OBJECTS);
 
 #[allow(dead_code, reason = "as above")]
 const fn most(tables: &[&[ObjectInfo]]) -> usize {

@@ -12,7 +12,7 @@ use crate::request::{PostFlags, Remote};
 
 /// Most bytes of inline data for which a block is sure to have space behind a header of two
 /// octowords.
-const MOST_SHORT: usize = WQEBB_SIZE - 32 - 4;
+const MAX_SHORT: usize = WQEBB_SIZE - 32 - 4;
 
 /// The parts of control segments that all requests of a queue share. Made by [`SendQueue::common`].
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub struct Common {
     /// The same of no length.
     pub(in crate::send_queue) number: u64,
     pub(in crate::send_queue) max_inline: usize,
-    /// The least of that and [`MOST_SHORT`].
+    /// The least of that and [`MAX_SHORT`].
     pub(in crate::send_queue) max_short: usize,
     pub(in crate::send_queue) max_sge: u32,
     /// The control segment's second half for each combination of the caller's flags. As long as a
@@ -134,7 +134,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             halves: core::array::from_fn(|header| number | second_word(header as u32 + 1)),
             number,
             max_inline,
-            max_short: max_inline.min(MOST_SHORT),
+            max_short: max_inline.min(MAX_SHORT),
             max_sge: self.limits.max_sge.min(MAX_READ_SGE),
             modes: core::array::from_fn(|number| {
                 mode_word(flags(number as u8).bits(), 0) | self.mode

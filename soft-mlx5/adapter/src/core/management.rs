@@ -17,7 +17,7 @@ pub(super) const QP1_QKEY: u32 = 0x8001_0000;
 const QP1: u32 = 1;
 /// Datagrams that wait at most, as many as the kernel posts receives to its QP1
 /// (`IB_MAD_QP_RECV_SIZE` of drivers/infiniband/core/mad_priv.h). More are lost.
-const MOST_WAITING: usize = 512;
+const MAX_WAITING: usize = 512;
 /// Bytes of a management datagram.
 pub const DATAGRAM_LEN: usize = 256;
 /// The default P_Key.
@@ -85,7 +85,7 @@ impl Env {
             self.counters.qkey_violations += 1;
             return false;
         }
-        if arrived.len() == MOST_WAITING {
+        if arrived.len() == MAX_WAITING {
             self.counters.datagrams_lost += 1;
             return true;
         }

@@ -3,7 +3,7 @@
 use super::SETS;
 use super::bits::Field;
 use super::layout::capability::{atomic, general};
-use crate::core::MOST_COMPRESSED;
+use crate::core::MAX_COMPRESSED;
 
 /// Bytes of a block of capabilities.
 pub const BLOCK: usize = 4096;
@@ -94,7 +94,7 @@ pub const COMMON_VALUES: &[(Field, u64)] = &[
     (general::LOG_MAX_SQ, 16),
     (general::NUM_OF_UARS_PER_PAGE, 1),
     (general::CQE_COMPRESSION, SUPPORTED),
-    (general::CQE_COMPRESSION_MAX_NUM, MOST_COMPRESSED as u64),
+    (general::CQE_COMPRESSION_MAX_NUM, MAX_COMPRESSED as u64),
     (general::MINI_CQE_RESP_STRIDE_INDEX, SUPPORTED),
     (general::DEVICE_FREQUENCY_MHZ, FREQUENCY_KHZ / 1000),
     (general::DEVICE_FREQUENCY_KHZ, FREQUENCY_KHZ),

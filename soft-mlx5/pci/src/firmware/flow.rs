@@ -51,7 +51,7 @@ const CHANGE_DESTINATIONS: u64 = 4;
 const CHANGE_COUNTERS: u64 = 8;
 
 /// Most tables on a frame's route. Levels only increase, so no route has that many.
-const MOST_TABLES: usize = 256;
+const MAX_TABLES: usize = 256;
 
 #[derive(Debug)]
 struct Group {
@@ -156,7 +156,7 @@ impl FlowTables {
         let value = MatchValue::of(frame);
         let mut tirs = Vec::new();
         let mut pending: Vec<(u32, u32)> = self.root.map(|root| (root, 0)).into_iter().collect();
-        for _ in 0..MOST_TABLES {
+        for _ in 0..MAX_TABLES {
             let Some((number, tag)) = pending.pop() else { break };
             let Some(table) = self.tables.get(&number) else { continue };
             let Some(entry) = table.find(&value) else {

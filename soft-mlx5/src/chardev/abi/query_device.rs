@@ -20,7 +20,7 @@ use super::call::{Buffers, Call};
 use crate::chardev::device::options::Options;
 use crate::chardev::objects::cq::{MAX_COUNT, MAX_PERIOD};
 use crate::chardev::objects::work_queue::{LOG_STRIDE_BYTES, LOG_STRIDES};
-use crate::core::{MAX_TSO, MOST_COMPRESSED};
+use crate::core::{MAX_COMPRESSED, MAX_TSO};
 
 const VENDOR_MELLANOX: u32 = 0x02c9;
 /// Bytes of a send WQE in the computation of `max_qp_wr`: the largest overhead of any type, XRC
@@ -190,7 +190,7 @@ fn strides(options: &Options) -> StridingRqCaps {
 
 /// Compressed completions.
 fn compression() -> CqeCompCaps {
-    CqeCompCaps { max_num: MOST_COMPRESSED as u32, supported_format: CqeCompFormat::all() }
+    CqeCompCaps { max_num: MAX_COMPRESSED as u32, supported_format: CqeCompFormat::all() }
 }
 
 /// Answers the driver's part. Of its capabilities segmentation, hashing, compression, pacing and

@@ -19,7 +19,7 @@ use crate::core::{FlowHits, FlowId};
 use crate::locking::lock;
 
 /// `MAX_COUNTERS_NUM`.
-const MOST_POINTS: u32 = 8191;
+const MAX_POINTS: u32 = 8191;
 /// `IB_COUNTER_PACKETS` and `IB_COUNTER_BYTES`.
 const PACKETS: u32 = 0;
 const BYTES: u32 = 1;
@@ -147,7 +147,7 @@ fn read_descriptions(
     call: &Call<'_>,
     data: FlowCountersData,
 ) -> Result<Vec<FlowCountersDesc>, Errno> {
-    if data.ncounters > MOST_POINTS {
+    if data.ncounters > MAX_POINTS {
         return Err(Errno::EINVAL);
     }
     let mut points = vec![FlowCountersDesc::new_zeroed(); data.ncounters as usize];

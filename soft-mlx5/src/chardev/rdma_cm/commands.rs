@@ -21,7 +21,7 @@ use uverbs_soft_cm::ib_cm::Path;
 /// Commands from this number on are unknown to Linux 6.12.
 const COMMANDS: u32 = 23;
 /// Longest value of an option (`KMALLOC_MAX_SIZE`).
-const MOST_OPTION: u32 = 4 << 20;
+const MAX_OPTION: u32 = 4 << 20;
 /// How many ports there are to try.
 const PORTS: u32 = 1 << 16;
 /// The lengths that the kernel accepts begin before the newest fields.
@@ -279,7 +279,7 @@ impl Call<'_> {
     fn set_option(&mut self) -> Result<(), Errno> {
         let SetOption { optval, id, level, optname, optlen } = self.read()?;
         let id = self.id(id)?;
-        if optlen > MOST_OPTION {
+        if optlen > MAX_OPTION {
             return Err(Errno::EINVAL);
         }
         let mut value = vec![0; optlen as usize];

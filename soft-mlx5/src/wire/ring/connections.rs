@@ -20,14 +20,14 @@ use crate::packet::{MAX_PACKET, Packet, PacketPool};
 use crate::wire::{Counters, Link, RECEIVE_BATCH, Station};
 
 /// Most rings in each direction: each takes a descriptor. Further stations are refused and use UDP.
-const MOST_RINGS: usize = 128;
+const MAX_RINGS: usize = 128;
 
 /// Most stations that are remembered to have no ring. Packets to further ones go by UDP without an
 /// attempt to connect.
-const MOST_STATIONS: usize = 1024;
+const MAX_STATIONS: usize = 1024;
 
 /// Most packets that wait for space in all rings together, some 70 MB. Further packets are dropped.
-const MOST_WAITING: usize = 4 * WAITING;
+const MAX_WAITING: usize = 4 * WAITING;
 
 /// Nanoseconds between two attempts to connect to a station that had no ring, or whose ring has
 /// ended.
@@ -140,7 +140,7 @@ impl Rings {
         let Some(station) = station.filter(|_| packet.bytes().len() <= MAX_PACKET) else {
             return Some(packet);
         };
-        let may_wait = self.waiting < MOST_WAITING;
+        let may_wait = self.waiting < MAX_WAITING;
         let Some(way) = self.way(now, station) else { return Some(packet) };
         match way.send(packet, pool, may_wait) {
             Ok(Sent::InRing) => self.note_sent(station, 1),
@@ -161,7 +161,7 @@ impl Rings {
     /// The ring to a station. Connects if the last attempt is not too recent.
     fn way(&mut self, now: u64, station: Station) -> Option<&mut Outgoing> {
         let may_connect = match self.outgoing.get(&station) {
-            None => self.outgoing.len() < MOST_STATIONS || self.forget_refusals(now),
+            None => self.outgoing.len() < MAX_STATIONS || self.forget_refusals(now),
             Some(Way::Udp(until)) => now >= *until,
             Some(Way::Ring(_)) => false,
         };
@@ -178,7 +178,7 @@ impl Rings {
 
     fn connect(&mut self, station: Station, next_attempt: u64) -> Option<Outgoing> {
         let rings = self.outgoing.values().filter(|way| matches!(way, Way::Ring(_))).count();
-        if rings >= MOST_RINGS {
+        if rings >= MAX_RINGS {
             return None;
         }
         self.last_number += 1;
@@ -304,10 +304,10 @@ impl Rings {
         self.last_number += 1;
         let number = self.last_number;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, number);
-        if self.incoming.len() >= MOST_RINGS {
+        if self.incoming.len() >= MAX_RINGS {
             self.drop_connections_without_hello(now);
         }
-        if self.incoming.len() >= MOST_RINGS
+        if self.incoming.len() >= MAX_RINGS
             || !socket::is_trusted(&socket, self.users)
             || self.sockets.add(&socket, event).is_err()
         {

@@ -128,7 +128,7 @@ fn sessions_have_a_longest_length_and_go_around_the_ring() {
         let mut found = 0;
         while let Some((first, bytes)) = queue.next() {
             assert_eq!(first, expected as u16);
-            assert!(bytes.len() <= MOST_COMPRESSED && bytes.iter().all(|n| *n == 60 + round));
+            assert!(bytes.len() <= MAX_COMPRESSED && bytes.iter().all(|n| *n == 60 + round));
             expected += bytes.len() as u32;
             found += bytes.len() as u32;
         }

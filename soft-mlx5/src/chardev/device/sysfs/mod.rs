@@ -16,7 +16,7 @@ pub(crate) use counters::hw_counters;
 pub use layout::pci_address;
 
 /// Most symbolic links in the resolution of one path, as in the kernel (`MAXSYMLINKS`).
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 
 /// Files and symbolic links by path relative to `/sys`. Directories are implied by what they hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,7 +83,7 @@ impl Sysfs {
                     }
                     let Some(Entry::Link(target)) = self.entries.get(&at) else { continue };
                     links += 1;
-                    if links > MOST_LINKS {
+                    if links > MAX_LINKS {
                         return None;
                     }
                     ascend(&mut at);
