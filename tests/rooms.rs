@@ -51,7 +51,6 @@ const UNSAFE: [(&str, &[&str]); 2] = [
         "provider-mlx5/src",
         &[
             "completion_queue/buffers.rs",
-            "completion_queue/ring.rs",
             "mapped.rs",
             "models.rs",
             "queue_state/side.rs",

@@ -24,6 +24,9 @@ mod ring;
 mod slow;
 mod strides;
 
+#[cfg(target_arch = "x86_64")]
+#[doc(hidden)]
+pub use crate::mapped::Ssse3;
 pub use buffers::PostedRing;
 pub use completion::{Completion, CompletionOpcode, Status, WorkCompletion};
 pub use frames::{Frame, FrameCounters, FrameError, FrameQueue, Look, Next};

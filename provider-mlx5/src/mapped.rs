@@ -7,8 +7,11 @@
 
 #![allow(unsafe_code)]
 
+use core::mem::offset_of;
 use core::ptr::NonNull;
+use core::sync::atomic::{self, AtomicU8, AtomicU16, AtomicU64};
 
+use crate::format::{CQE_SIZE, Cqe};
 use crate::sync::{Arc, AtomicU32, Ordering, spin};
 
 /// A span of memory shared with the device: the bytes of one queue.
@@ -73,6 +76,263 @@ impl DmaMemory {
         entries.is_power_of_two()
             && needed.is_some_and(|n| n <= self.len)
             && self.base.as_ptr().addr() % 64 == 0
+    }
+}
+
+/// The entries of a CQ: memory that the device writes, and that only this CQ's poller and monitor
+/// read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CqRing {
+    /// The CQE of the first entry.
+    first: CqeView,
+    /// Entries minus one.
+    mask: u32,
+    /// log2 of the bytes per entry.
+    shift: u32,
+}
+
+impl CqRing {
+    /// As many entries of `stride` bytes at the start of `memory`; `None` if they do not fit. A CQE
+    /// is the last 64 bytes of an entry.
+    pub(crate) fn on(memory: &DmaMemory, entries: u32, stride: u32) -> Option<Self> {
+        let fits = matches!(stride, 64 | 128) && memory.holds(entries, stride as usize);
+        let first = || CqeView(memory.as_ptr()).after(stride as usize - CQE_SIZE);
+        fits.then(|| Self { first: first(), mask: entries - 1, shift: stride.trailing_zeros() })
+    }
+
+    pub(crate) fn entries(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// Bytes from one entry to the next.
+    pub(crate) fn stride(&self) -> usize {
+        1 << self.shift
+    }
+
+    /// Whether the CQE at counter `index` is the first of a lap.
+    pub(crate) fn starts_lap(&self, index: u32) -> bool {
+        index & self.mask == 0
+    }
+
+    /// The CQE of the entry at counter `index`; in an entry of 128 bytes it is the second half.
+    pub(crate) fn cqe(&self, index: u32) -> CqeView {
+        self.first.after(((index & self.mask) as usize) << self.shift)
+    }
+
+    /// One past the last CQE, in the same units as [`CqRing::cqe`]. Never read.
+    pub(crate) fn end(&self) -> CqeView {
+        self.first.after((self.mask as usize + 1) << self.shift)
+    }
+
+    /// Entries from the CQE at `from` to the one at `to`.
+    #[inline(always)]
+    pub(crate) fn distance(&self, from: CqeView, to: CqeView) -> u32 {
+        ((to.0.addr() - from.0.addr()) >> self.shift) as u32
+    }
+
+    /// The CQE `most` entries after the one at `from`, but at most `end`.
+    #[inline(always)]
+    pub(crate) fn stop(&self, from: CqeView, most: u32, end: CqeView) -> CqeView {
+        // If `from` is the marker, this is an arbitrary number. That is harmless, because nothing
+        // is taken from the marker.
+        let left = end.0.addr().wrapping_sub(from.0.addr());
+        let asked = u64::from(most) << self.shift;
+        if asked < left as u64 { from.after(asked as usize) } else { end }
+    }
+
+    /// The entry at counter `index`, to be written by the poller while software owns it.
+    pub(crate) fn entry(&self, index: u32) -> CqEntry {
+        CqEntry(self.cqe(index).0.cast_mut())
+    }
+
+    /// The entry before `entry`. Calls `wraps` if it is of the lap before.
+    #[inline(always)]
+    pub(crate) fn entry_before(&self, mut entry: CqEntry, wraps: impl FnOnce()) -> CqEntry {
+        if entry == self.entry(0) {
+            crate::hint::cold_path();
+            entry.0 = self.end().0.cast_mut();
+            wraps();
+        }
+        entry.0 = entry.0.wrapping_sub(self.stride());
+        entry
+    }
+
+    /// The first halves of two entries of 128 bytes. `None` if entries have 64 bytes.
+    pub(crate) fn first_halves(&self, from: u32, to: u32) -> Option<(CqeView, CqEntry)> {
+        let before = |cqe: CqeView| cqe.0.wrapping_sub(CQE_SIZE);
+        let halves = || (CqeView(before(self.cqe(from))), CqEntry(before(self.cqe(to)).cast_mut()));
+        (self.stride() > CQE_SIZE).then(halves)
+    }
+}
+
+/// 64 bytes of a CQ's ring that the poller may write.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CqEntry(*mut u8);
+
+impl CqEntry {
+    /// Stores one, two, four or eight bytes at `offset`.
+    #[inline(always)]
+    pub(crate) fn store<const N: usize>(self, offset: usize, bytes: [u8; N], ordering: Ordering) {
+        const { assert!(matches!(N, 1 | 2 | 4 | 8)) };
+        assert!(offset % N == 0 && offset + N <= CQE_SIZE);
+        let at = self.0.wrapping_add(offset);
+        let mut word = [0; 8];
+        for (to, from) in word.iter_mut().zip(bytes) {
+            *to = from;
+        }
+        let word = u64::from_le_bytes(word);
+        // SAFETY: inside the 64 bytes, which `CqRing` found in its memory, and aligned. Atomic as
+        // all accesses to them.
+        unsafe {
+            match N {
+                1 => AtomicU8::from_ptr(at).store(word as u8, ordering),
+                2 => AtomicU16::from_ptr(at.cast()).store((word as u16).to_le(), ordering),
+                4 => atomic::AtomicU32::from_ptr(at.cast()).store((word as u32).to_le(), ordering),
+                _ => AtomicU64::from_ptr(at.cast()).store(word.to_le(), ordering),
+            }
+        }
+    }
+}
+
+/// The position of a CQE in a ring: 64 bytes that software owns.
+///
+/// No Rust reference to the bytes is ever made, because the device wrote them and will write them
+/// again. The byte with the owner bit is loaded atomically, since the device may write it at the
+/// same time. That load orders the device's earlier writes, so all other fields are volatile loads.
+/// The compiler does not repeat volatile loads, and unlike atomic loads they can be an operand of
+/// another instruction.
+///
+/// Positions come from a [`CqRing`]. The files of `completion_queue` move them on by its stride
+/// ([`CqeView::after`]), and compare them with its end before they read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CqeView(*const u8);
+
+// SAFETY: only the CQ and its monitor use the ring's memory (contract of `DmaMemory::new`). Both
+// access it atomically, or as described above.
+unsafe impl Send for CqeView {}
+
+macro_rules! field {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub(crate) fn $name(self, offset: usize) -> $name {
+            // Of a constant, which the compiler answers.
+            assert!(offset % size_of::<$name>() == 0 && offset < CQE_SIZE);
+            // SAFETY: the CQE is valid for reads of 64 bytes and aligned to 64 (see the type), so
+            // the field is inside it and aligned. The CQE belongs to the poller until it is given
+            // back, so no other thread writes the field.
+            $name::from_be(unsafe { self.0.add(offset).cast::<$name>().read_volatile() })
+        }
+    };
+}
+
+impl CqeView {
+    field!(
+        /// The byte at `offset`.
+        u8
+    );
+    field!(
+        /// The big-endian number at `offset`.
+        u16
+    );
+    field!(
+        /// The big-endian number at `offset`.
+        u32
+    );
+    field!(
+        /// The big-endian number at `offset`.
+        u64
+    );
+
+    /// The big-endian 16-bit number at `offset`, in the upper half of a word. This takes fewer
+    /// instructions than shifting the number.
+    #[inline(always)]
+    pub(crate) fn u16_on_top(self, offset: usize) -> u32 {
+        assert!(offset % 2 == 0 && offset < CQE_SIZE);
+        // SAFETY: as for the fields above.
+        let in_memory = u32::from(unsafe { self.0.add(offset).cast::<u16>().read_volatile() });
+        if cfg!(target_endian = "little") { in_memory.swap_bytes() } else { in_memory << 16 }
+    }
+
+    /// Opcode, format and owner.
+    #[inline(always)]
+    pub(crate) fn op_own(self) -> u8 {
+        // SAFETY: as for the fields above, except that the device may write the byte: so the load
+        // is atomic.
+        let byte = unsafe { AtomicU8::from_ptr(self.0.add(offset_of!(Cqe, op_own)).cast_mut()) };
+        byte.load(Ordering::Relaxed)
+    }
+
+    /// The big-endian number at `offset`, for threads other than the poller, which may be writing
+    /// it (see [`CqEntry::store`]).
+    pub(crate) fn shared_u32(self, offset: usize) -> u32 {
+        assert!(offset % 4 == 0 && offset < CQE_SIZE);
+        // SAFETY: as for the fields above.
+        let field = unsafe { atomic::AtomicU32::from_ptr(self.0.add(offset).cast_mut().cast()) };
+        u32::from_be(field.load(Ordering::Relaxed))
+    }
+
+    /// The CQE of the next entry, `stride` bytes later; it may be the ring's [end](CqRing::end).
+    #[inline(always)]
+    pub(crate) fn after(self, stride: usize) -> Self {
+        Self(self.0.wrapping_add(stride))
+    }
+
+    /// The 64 bytes before the CQE, in an entry of 128 bytes.
+    ///
+    /// # Safety
+    /// The ring has such entries.
+    pub(crate) unsafe fn first_half(self) -> Self {
+        // SAFETY: the caller guarantees that the bytes before the CQE are valid, and they are
+        // aligned like it.
+        Self(unsafe { self.0.sub(CQE_SIZE) })
+    }
+
+    /// The position of a CQE that is in no ring, and that nothing writes.
+    pub(crate) const fn of_static(cqe: &'static AlignedCqe) -> Self {
+        Self(cqe.0.as_ptr())
+    }
+
+    /// Sixteen bytes from `OFFSET` on in another order: each byte of the result is the one that
+    /// `order` numbers, or 0 where that is 128 or more. Then the bits of `mask` only.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(crate) fn shuffled<const OFFSET: usize>(
+        self,
+        _: Ssse3,
+        order: [[u8; 4]; 4],
+        mask: [u32; 4],
+    ) -> [u32; 4] {
+        use core::arch::x86_64::{__m128i, _mm_and_si128, _mm_loadu_si128, _mm_shuffle_epi8};
+        const { assert!(OFFSET + 16 <= CQE_SIZE) };
+        // SAFETY: as for the fields above, and the processor has the instructions. All values of
+        // both types are valid, and they have one size.
+        unsafe {
+            let bytes = _mm_loadu_si128(self.0.add(OFFSET).cast());
+            let order = core::mem::transmute::<[[u8; 4]; 4], __m128i>(order);
+            let mask = core::mem::transmute::<[u32; 4], __m128i>(mask);
+            let ordered = _mm_and_si128(_mm_shuffle_epi8(bytes, order), mask);
+            core::mem::transmute::<__m128i, [u32; 4]>(ordered)
+        }
+    }
+}
+
+/// The bytes of a CQE that is in no ring.
+#[repr(C, align(64))]
+pub(crate) struct AlignedCqe(pub(crate) [u8; CQE_SIZE]);
+
+/// There is such a value only where the processor has SSSE3.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug)]
+pub struct Ssse3(());
+
+#[cfg(target_arch = "x86_64")]
+impl Ssse3 {
+    /// # Safety
+    /// The processor has SSSE3.
+    #[inline(always)]
+    pub unsafe fn new() -> Self {
+        Self(())
     }
 }
 

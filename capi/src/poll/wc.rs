@@ -6,6 +6,8 @@ use std::mem::offset_of;
 use uverbs::cq::{CompletionOpcode, CqeOpcode};
 use uverbs::raw::Completion;
 use uverbs_mlx5::completion_queue::Requested;
+#[cfg(target_arch = "x86_64")]
+use uverbs_mlx5::completion_queue::Ssse3;
 use uverbs_mlx5::format::Opcode;
 
 use crate::abi::*;
@@ -98,7 +100,7 @@ pub(super) unsafe fn put_send<const NEWER: bool>(
         if NEWER {
             (*into).wr_id = completion.wr_id();
             into.cast::<Sent>().add(1).write(sent);
-            into.cast::<[u32; 4]>().add(1).write(completion.length_and_number());
+            into.cast::<[u32; 4]>().add(1).write(completion.length_and_number(Ssse3::new()));
             into.cast::<[u32; 4]>().add(2).write([0; 4]);
             return;
         }
@@ -135,8 +137,8 @@ pub(super) unsafe fn put_receive<const NEWER: bool>(
         if NEWER {
             (*into).wr_id = completion.wr_id();
             ((*into).status, (*into).opcode) = (0, wc_opcode::RECV);
-            into.cast::<[u32; 4]>().add(1).write(completion.length_and_number());
-            into.cast::<[u32; 4]>().add(2).write(completion.sender());
+            into.cast::<[u32; 4]>().add(1).write(completion.length_and_number(Ssse3::new()));
+            into.cast::<[u32; 4]>().add(2).write(completion.sender(Ssse3::new()));
             (*into).pkey_index = completion.pkey_index();
             if completion.may_have_receive_flags() {
                 (*into).wc_flags = receive_flags(completion);
