@@ -1,4 +1,4 @@
-//! Address handles, and addresses out of completions.
+//! Address handles, also made from completions.
 
 use std::ffi::c_int;
 use std::sync::Arc;

@@ -10,13 +10,13 @@ use uverbs::{AddressVector, Gid, GlobalRoute, Mtu};
 use crate::abi::*;
 use crate::query::{gid_bytes, words};
 
-/// Bits of the mask that the library has attributes for.
+/// Bits of the mask for which the library has attributes.
 const KNOWN: QpAttrMask = QpAttrMask::all().difference(QpAttrMask::CAP);
 
 const XRC_SEND: u32 = QpType::XrcSend as u32;
 const XRC_RECEIVE: u32 = QpType::XrcReceive as u32;
 
-/// An address as the library has it.
+/// The library's struct for an address of C.
 pub(crate) fn address(attr: &ibv_ah_attr) -> AddressVector {
     AddressVector {
         port: attr.port_num,
@@ -34,7 +34,7 @@ pub(crate) fn address(attr: &ibv_ah_attr) -> AddressVector {
     }
 }
 
-/// An address as C has it.
+/// C's struct for an address of the library.
 pub(crate) fn c_address(address: &AddressVector) -> ibv_ah_attr {
     let route = address.global.unwrap_or_default();
     ibv_ah_attr {
@@ -54,7 +54,7 @@ pub(crate) fn c_address(address: &AddressVector) -> ibv_ah_attr {
     }
 }
 
-/// Capacities as C has them.
+/// C's struct for capacities.
 pub(crate) fn capacities(granted: Capacities) -> ibv_qp_cap {
     ibv_qp_cap {
         max_send_wr: granted.max_send_wr,
@@ -69,8 +69,8 @@ fn state(code: u32) -> Option<State> {
     State::from_code(u8::try_from(code).ok()?)
 }
 
-/// The bits of `mask` that a queue pair of type `kind` has. ib_uverbs drops the others of XRC
-/// (`modify_qp_mask` of drivers/infiniband/core/uverbs_cmd.c), and programs rely on it.
+/// The bits of `mask` that apply to a queue pair of type `kind`. For XRC, ib_uverbs drops the
+/// others (`modify_qp_mask` of drivers/infiniband/core/uverbs_cmd.c), and programs rely on it.
 pub(crate) fn of_type(kind: u32, mask: u32) -> u32 {
     let dropped = match kind {
         XRC_SEND => QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER,
@@ -80,8 +80,7 @@ pub(crate) fn of_type(kind: u32, mask: u32) -> u32 {
     mask & !dropped.bits()
 }
 
-/// The attributes that `mask` names; `None` for an unknown bit, or a value that no attribute can
-/// have.
+/// The attributes that `mask` names; `None` for an unknown bit or an invalid value.
 pub(crate) fn from_c(attr: &ibv_qp_attr, mask: u32) -> Option<QpAttributes> {
     let mask = QpAttrMask::from_bits_retain(mask);
     if !KNOWN.contains(mask) {
@@ -142,7 +141,7 @@ fn alternate(attr: &ibv_qp_attr) -> AlternatePath {
     }
 }
 
-/// What a query told, as C has it.
+/// C's struct for the result of a query.
 pub(crate) fn to_c(info: &QpInfo, cap: ibv_qp_cap) -> ibv_qp_attr {
     ibv_qp_attr {
         qp_state: info.state as u32,

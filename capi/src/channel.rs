@@ -29,7 +29,7 @@ pub(crate) struct Channel {
     #[allow(dead_code, reason = "held for its lifetime")]
     readable: Epoll,
     queues: Shared<HashMap<ObjectId, Member>>,
-    /// Completion queues that were made with it.
+    /// The number of completion queues that use it.
     users: AtomicUsize,
 }
 
@@ -37,8 +37,8 @@ pub(crate) struct Channel {
 #[derive(Clone, Copy)]
 struct Member(*const Cq);
 
-// SAFETY: a member is taken off before its queue is freed, and used under the lock or with an event
-// held, which keeps the queue from being destroyed.
+// SAFETY: a member is removed before its queue is freed. It is used under the lock, or while the
+// queue holds an event, which keeps the queue from being destroyed.
 unsafe impl Send for Member {}
 
 impl Channel {
@@ -55,7 +55,7 @@ impl Channel {
         self.queues.lock()
     }
 
-    /// A completion queue uses the channel from now on.
+    /// Records a completion queue that uses the channel.
     pub(crate) fn add(&self, id: ObjectId, queue: *const Cq) {
         self.users.fetch_add(1, Ordering::Relaxed);
         if let Some(mut queues) = self.queues() {
@@ -63,7 +63,7 @@ impl Channel {
         }
     }
 
-    /// A completion queue is gone.
+    /// Forgets a completion queue that was destroyed.
     pub(crate) fn remove(&self, id: ObjectId) {
         self.users.fetch_sub(1, Ordering::Relaxed);
         if let Some(mut queues) = self.queues() {
@@ -135,7 +135,7 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
     }
 }
 
-/// Takes an event, and leaves it to its queue until it is acknowledged.
+/// Takes an event. Its queue keeps it until it is acknowledged.
 fn next_event(channel: &Channel) -> Taken<*const Cq> {
     match channel.library.try_get_event() {
         Ok(event) => {

@@ -1,6 +1,6 @@
-//! Contexts that a program closes while it has objects of them. The objects point to their context,
-//! and destroying them reads it, in inline functions of the header as well. So its memory stays
-//! until they are gone, and is given back when a device is opened or closed after that.
+//! Contexts that a program closes before it destroys their objects. Destroying an object reads its
+//! context, also in inline functions of the header. So a context's memory stays until its objects
+//! are gone, and is freed when a device is opened or closed after that.
 
 use std::any::Any;
 use std::sync::atomic::{Ordering, fence};
@@ -9,24 +9,24 @@ use std::sync::{LazyLock, Weak};
 use crate::context::Context;
 use crate::lock::Shared;
 
-/// A closed context, and what lives as long as its objects.
+/// A closed context, and a reference that is valid as long as one of its objects exists.
 struct Closed {
     context: *mut Context,
     objects: Weak<dyn Any + Send + Sync>,
 }
 
-// SAFETY: nothing but its objects' destruction uses the context, under a lock of its own.
+// SAFETY: only the destruction of its objects uses the context, and that takes a lock.
 unsafe impl Send for Closed {}
 
 static CLOSED: LazyLock<Shared<Vec<Closed>>> = LazyLock::new(Shared::default);
 
 impl Closed {
-    /// Gives the memory back if no object is left; whether it has not.
+    /// Frees the memory if no object is left. Returns whether it has to stay.
     fn stays(&self) -> bool {
         if self.objects.strong_count() > 0 {
             return true;
         }
-        // What the objects' destruction did comes first, as in the drop of an `Arc`.
+        // Orders the destruction of the objects before the free, as in the drop of an `Arc`.
         fence(Ordering::Acquire);
         // SAFETY: the program closed it, no object points to it, and the caller forgets it.
         unsafe { crate::observe::free(self.context) };
@@ -37,18 +37,18 @@ impl Closed {
 /// Closes a context.
 ///
 /// # Safety
-/// From `Box::into_raw`, and closed once.
+/// `context` is from `Box::into_raw`, and is closed once.
 pub(crate) unsafe fn close(context: *mut Context) {
     // SAFETY: the caller's promise; no thread uses a context while it is closed.
     let objects = unsafe { Context::close(context) };
-    // In a forked child that cannot have the lock the memory stays.
+    // In a forked child that cannot take the lock, the memory stays.
     if let Some(mut closed) = CLOSED.lock() {
         closed.push(Closed { context, objects });
     }
     release();
 }
 
-/// Gives back the contexts whose last object is gone.
+/// Frees the contexts whose last object is gone.
 pub(crate) fn release() {
     if let Some(mut closed) = CLOSED.lock() {
         closed.retain(Closed::stays);

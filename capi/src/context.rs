@@ -18,7 +18,7 @@ use crate::lock::Shared;
 use crate::result::{failed, null};
 use crate::{closed, cq, device, observe, poll, post, qp, receive, srq, verbs, window, wq};
 
-/// A context as programs are given it: they hold a pointer to `base.context`.
+/// A context. Programs get a pointer to `base.context`.
 #[repr(C)]
 pub(crate) struct Context {
     base: verbs_context,
@@ -86,7 +86,7 @@ impl Context {
         self.clock.get_or_init(|| self.library.clock().ok()).as_ref()
     }
 
-    /// Lets go of the open file. What is returned lives as long as objects do that hold it open.
+    /// Drops the open file. The result is valid as long as objects exist that hold the file open.
     ///
     /// # Safety
     /// From `Box::into_raw`; called once, after which nothing uses `library`.
@@ -167,7 +167,7 @@ const OPERATIONS: ibv_context_ops = ibv_context_ops {
     _compat_async_event: NONE,
 };
 
-/// [`OPERATIONS`] in the form for this processor.
+/// [`OPERATIONS`], in the form for this processor.
 fn operations() -> ibv_context_ops {
     ibv_context_ops {
         poll_cq: pick(poll::poll_cq, poll::poll_cq_newer),
@@ -244,7 +244,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     }
 }
 
-/// `ibv_close_device`. Objects that are left hold the open file until they go.
+/// `ibv_close_device`. Objects that still exist keep the file open until they are destroyed.
 pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: from `into_raw`, and closed once.
     unsafe { closed::close(context.byte_sub(offset_of!(verbs_context, context)).cast()) };

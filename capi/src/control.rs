@@ -1,4 +1,4 @@
-//! The library's queue pairs, as C's verbs see them.
+//! What the C verbs do with each type of the library's queue pairs.
 
 use std::ffi::c_int;
 use std::time::Duration;

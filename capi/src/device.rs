@@ -1,4 +1,4 @@
-//! The list of devices, and what a program can learn of one without opening it.
+//! The list of devices, and what a program can find out about a device without opening it.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
@@ -13,16 +13,16 @@ use crate::events::uncancelled;
 use crate::result::{null, refused, set_errno};
 use crate::soft::{self, Shown, Soft};
 
-/// `IBV_NODE_CA` and `IBV_TRANSPORT_IB`: what mlx5 devices are, on Ethernet too.
+/// `IBV_NODE_CA` and `IBV_TRANSPORT_IB`: the types of mlx5 devices, also on Ethernet.
 const CHANNEL_ADAPTER: c_int = 1;
 const INFINIBAND: c_int = 0;
 
-/// What rdma-core's `struct verbs_device` has behind the `ibv_device`. Its providers look there;
-/// all zeroes tells them that the device is not theirs.
+/// The part of rdma-core's `struct verbs_device` after the `ibv_device`. Its providers read it; if
+/// it is zero, they know that the device is not theirs.
 type ProviderPart = [u64; 8];
 
-/// A device, as programs are given it. It is never freed: contexts and programs may hold it for
-/// ever, and a process sees few.
+/// A device that a program gets. It is never freed: contexts and programs may keep the pointer, and
+/// a process has few devices.
 #[repr(C)]
 pub(crate) struct Device {
     base: ibv_device,
@@ -77,7 +77,7 @@ impl Device {
     }
 }
 
-/// The device behind a pointer that a program was given.
+/// The device behind a program's pointer.
 ///
 /// # Safety
 /// `device` is from [`get_device_list`].
@@ -106,7 +106,7 @@ fn remember(key: String, make: impl FnOnce() -> Device) -> &'static Device {
     known.entry(key).or_insert_with(|| Box::leak(Box::new(make())))
 }
 
-/// The device of an import, whose file names it.
+/// The device of an imported context, found by its open file.
 pub(crate) fn of_library(library: &LibraryDevice) -> &'static Device {
     let key = format!("{} {:?}", library.name(), library.node());
     remember(key, || Device::new(library.clone(), None, -1))
@@ -149,7 +149,7 @@ pub(crate) fn soft_sysfs(path: &str) -> Option<String> {
 
 /// `ibv_get_device_list`: a list that ends with a null pointer.
 pub(crate) unsafe extern "C" fn get_device_list(number: *mut c_int) -> *mut *mut ibv_device {
-    // Before there are threads of software devices, because it takes longer then.
+    // Before the threads of software devices start, because this takes longer afterwards.
     crate::lock::register();
     let devices = uncancelled(devices);
     if !number.is_null() {
@@ -188,7 +188,7 @@ pub(crate) unsafe extern "C" fn get_device_index(device: *mut ibv_device) -> c_i
     unsafe { of(device) }.index
 }
 
-/// `ibv_get_device_guid`, in network byte order; 0 with `errno` where it is not known.
+/// `ibv_get_device_guid`, in network byte order; 0, and errno, if it is not known.
 pub(crate) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
     // SAFETY: the caller's device.
     let device = unsafe { of(device) };

@@ -1,4 +1,4 @@
-//! Asynchronous events, and how to wait for events of either kind.
+//! Asynchronous events, and waiting for them and for completion events.
 
 use std::ffi::c_int;
 
@@ -30,7 +30,7 @@ pub(crate) enum Blocking {
 }
 
 impl Blocking {
-    /// What the flags of `fd` say now.
+    /// What the flags of `fd` say at this moment.
     pub(crate) fn of(fd: c_int) -> Self {
         // SAFETY: asks for flags.
         let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
@@ -59,9 +59,9 @@ pub(crate) fn uncancelled<R>(call: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Waits until `fd` is readable; an errno, which is set as well, if that is not to be waited for or
-/// a signal came. A thread may be cancelled in it, as in the `read(2)` of libibverbs: callers have
-/// nothing to be dropped meanwhile.
+/// Waits until `fd` is readable. Returns an errno, and sets it, if the call must not wait or a
+/// signal came. A thread may be cancelled here, as in the `read(2)` of libibverbs: callers own
+/// nothing at this time that would have to be dropped.
 pub(crate) fn wait(blocking: Blocking, fd: c_int) -> c_int {
     if blocking == Blocking::Returns {
         return refused(libc::EAGAIN);
@@ -103,7 +103,7 @@ pub(crate) unsafe extern "C-unwind" fn get_async_event(
 /// The result of taking an event.
 pub(crate) enum Taken<E> {
     Event(E),
-    /// An event of an object that is gone.
+    /// An event of an object that was destroyed.
     Gone,
     Nothing,
     /// errno is set.
@@ -141,17 +141,16 @@ fn told(context: &Context, event: AsyncEvent) -> Option<ibv_async_event> {
             hold(object, event)
         }
         EventSource::Port(port) => port.into(),
-        // The device as a whole.
+        // Events of the whole device.
         _ => 0,
     };
     Some(ibv_async_event { element, event_type })
 }
 
-/// Leaves the event to its object; the object's address.
+/// Gives the event to its object, and returns the object's address.
 fn hold(object: Object, event: AsyncEvent) -> u64 {
     let event = event.detach();
-    // SAFETY: an event that is held keeps its object from being destroyed, so the pointers are
-    // good.
+    // SAFETY: an object is not destroyed while it holds an event, so the pointers are valid.
     unsafe {
         match object {
             Object::Cq(cq) => (*cq).async_events.hold(event),
@@ -168,12 +167,12 @@ fn hold(object: Object, event: AsyncEvent) -> u64 {
     }
 }
 
-/// `ibv_ack_async_event`. Events of ports and of the device need none.
+/// `ibv_ack_async_event`. It does nothing for events of ports and of the device.
 pub(crate) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: the caller's struct.
     let (element, kind) = unsafe { ((*event).element, (*event).event_type) };
     let object = element as usize;
-    // SAFETY: an event that is not acknowledged keeps its object.
+    // SAFETY: an object is not destroyed before its events are acknowledged.
     unsafe {
         match kind {
             CQ_ERR => {

@@ -10,12 +10,12 @@ use crate::memory::Mr;
 use crate::pd::Pd;
 use crate::result::{code, destroy, failed, null, pointer, refused};
 
-/// `IBV_ACCESS_ZERO_BASED`: regions over device memory always are.
+/// `IBV_ACCESS_ZERO_BASED`: regions over device memory always have this property.
 const ZERO_BASED: c_uint = 1 << 5;
 /// log2 of the largest alignment.
 const MAX_ALIGNMENT: u32 = 30;
 
-/// Memory of the device's own.
+/// Device memory.
 #[repr(C)]
 pub(crate) struct Dm {
     base: ibv_dm,

@@ -53,7 +53,8 @@ pub(crate) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) ->
     errno
 }
 
-/// `ibv_attach_counters_point_flow`: mlx5 takes it before the first rule, which need not be named.
+/// `ibv_attach_counters_point_flow`. mlx5 accepts it only before the set has a rule, so the rule
+/// that a program passes is ignored.
 pub(crate) unsafe extern "C" fn attach_counters_point_flow(
     counters: *mut ibv_counters,
     attr: *mut ibv_counter_attach_attr,
@@ -80,7 +81,7 @@ pub(crate) unsafe extern "C" fn read_counters(
     // SAFETY: the caller's set.
     let set = unsafe { &*counters.cast::<CounterSet>() };
     let values = if count == 0 {
-        &mut [] // a program may leave out the place then
+        &mut [] // the pointer may be null then
     } else {
         // SAFETY: `count` numbers of the caller's, to be written.
         unsafe { std::slice::from_raw_parts_mut(into, count as usize) }
@@ -97,19 +98,19 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// The library's rule, for the program.
+    /// Wraps the library's rule for the program.
     pub(crate) fn for_program(context: *mut ibv_context, flow: Flow) -> *mut ibv_flow {
         let base = ibv_flow { comp_mask: 0, context, handle: 0 };
         Box::into_raw(Box::new(Self { base, library: Some(flow) })).cast()
     }
 }
 
-/// `ibv_create_flow`: rules lead to raw packet queue pairs.
+/// `ibv_create_flow`: steers packets to a raw packet queue pair.
 pub(crate) unsafe extern "C" fn create_flow(
     qp: *mut ibv_qp,
     attr: *mut ibv_flow_attr,
 ) -> *mut ibv_flow {
-    // SAFETY: the caller's struct, behind which its parts are.
+    // SAFETY: the caller's struct, which its specifications follow.
     let wanted = unsafe { Wanted::read(attr) };
     let Some(wanted) = wanted else { return null(libc::EINVAL) };
     // SAFETY: the caller's queue pair.

@@ -1,4 +1,4 @@
-//! Fork support: what programs ask for before they fork, and how locks know a child.
+//! Fork support: what programs ask for before they fork, and how locks recognise a child.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Once;
@@ -8,10 +8,10 @@ use uverbs::fork::kernel_copies_pinned_pages;
 
 use crate::result::refused;
 
-/// How many forks are between the process that loaded the library and this one.
+/// The number of forks from the process that loaded the library to this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// A process, told from its parents.
+/// A process, as distinct from its parents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Process(u32);
 
@@ -22,7 +22,7 @@ impl Process {
     }
 }
 
-/// The calling process. Its forked children are known from now on.
+/// The calling process. From this call on, its forked children are recognised.
 pub(crate) fn process() -> Process {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

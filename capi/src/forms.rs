@@ -1,22 +1,22 @@
-//! Two forms of the functions that post and poll: one for every processor of the architecture, and
-//! one for processors that have AVX, MOVBE and BMI1.
+//! The functions that post and poll exist in two forms: one for every processor of the
+//! architecture, and one for processors with AVX, MOVBE and BMI1.
 //!
-//! Programs call these functions through pointers, because the ABI says so. The pointers are
-//! written when a device is opened and when a queue is created, so choosing costs a call nothing.
-//! Queues and CQEs are big-endian: MOVBE loads or stores a number and swaps its bytes at once. AVX
-//! copies 32 bytes at a time, and brings the shuffle (of SSSE3) that makes an `ibv_wc` of a CQE.
+//! By the ABI, programs call these functions through pointers. The pointers are set when a device
+//! is opened or a queue is created, so the choice costs nothing per call. Queues and CQEs are
+//! big-endian: MOVBE loads or stores a number and swaps its bytes in one instruction. AVX copies 32
+//! bytes at a time, and includes the byte shuffle (SSSE3) that turns a CQE into an `ibv_wc`.
 
 use std::sync::OnceLock;
 
 use crate::environment::is_set;
 
-/// Declares functions in both forms. `[…]` has the generic parameters. What the body calls has to
-/// be inlined to gain from the newer instructions; other functions that have two forms are called
-/// by [`either`].
+/// Declares functions in both forms. `[…]` has the generic parameters. A function that the body
+/// calls has to be inlined to use the newer instructions; a function that has two forms itself is
+/// called by [`either`].
 ///
-/// `beside` is for functions that others call in tail position. `inline(never)` has no effect on
-/// functions with a `target_feature`, and a function with more features than its caller is not
-/// inlined there.
+/// `beside` is for functions that must not be inlined into the functions that call them last. It
+/// gives the newer form one more feature than its callers have, which prevents inlining.
+/// `inline(never)` has no effect on functions with a `target_feature`.
 macro_rules! forms {
     (beside $($rest:tt)*) => {
         $crate::forms::forms! { "avx,movbe,bmi1" $($rest)* }
@@ -28,7 +28,7 @@ macro_rules! forms {
     )*) => {$(
         $(#[$meta])*
         $vis unsafe extern "C" fn $any<$($generics)*>($($argument: $type),*) $(-> $result)? {
-            #[allow(dead_code, reason = "of use to functions that call others")]
+            #[allow(dead_code, reason = "`either!` reads it, and not every body has one")]
             const NEWER: bool = false;
             $body
         }
@@ -36,7 +36,7 @@ macro_rules! forms {
         $(#[$meta])*
         #[cfg_attr(target_arch = "x86_64", target_feature(enable = $features))]
         $vis unsafe extern "C" fn $newer<$($generics)*>($($argument: $type),*) $(-> $result)? {
-            #[allow(dead_code, reason = "of use to functions that call others")]
+            #[allow(dead_code, reason = "`either!` reads it, and not every body has one")]
             const NEWER: bool = true;
             $body
         }
@@ -46,7 +46,7 @@ macro_rules! forms {
     };
 }
 
-/// In a body of [`forms`]: of two functions the one of the same form.
+/// In a body of [`forms`]: chooses between the two forms of another function.
 macro_rules! either {
     ($any:expr, $newer:expr) => {
         if NEWER { $newer } else { $any }
@@ -54,7 +54,7 @@ macro_rules! either {
 }
 pub(crate) use {either, forms};
 
-/// The variable that asks for the first form on every processor.
+/// If this variable is set, the first form is used on every processor.
 const BASE: &str = "UVERBS_BASE_INSTRUCTIONS";
 
 /// The form for this processor.
@@ -62,7 +62,7 @@ pub(crate) fn pick<F>(any: F, newer: F) -> F {
     if has_newer() { newer } else { any }
 }
 
-/// Whether the second form is used: one answer for all functions.
+/// Whether the second form is used. The answer is the same for all functions.
 fn has_newer() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| !is_set(BASE) && is_newer())

@@ -1,4 +1,4 @@
-//! Events that a program got and has not acknowledged, kept by the object that they are about.
+//! Events that a program got and has not acknowledged. The object that an event is about keeps it.
 
 use std::sync::Condvar;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use std::ffi::c_int;
 use crate::lock::Shared;
 use crate::result::failed;
 
-/// The longest time after which a waiting destroy looks again. An event that moves from one list to
-/// another is in neither for a moment.
+/// How long a waiting destroy sleeps at most before it looks again. An event that moves from one
+/// list to another is in neither for a moment, so a wake-up can be missed.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// An event that can stand for several of its kind.
+/// An event that can represent several events of the same object.
 pub(crate) trait Counted: Sized {
-    /// Joins another one of the same object.
+    /// Adds another event of the same object.
     fn join(&mut self, other: Self);
     /// Acknowledges `count` of them. Returns whether any are left.
     fn acknowledge(&mut self, count: u32) -> bool;
@@ -28,8 +28,7 @@ macro_rules! counted {
     ($($type:ty),*) => {$(
         impl Counted for $type {
             fn join(&mut self, other: Self) {
-                // This fails only for an event of another object, which is then acknowledged by its
-                // drop.
+                // This fails only for an event of another object. Dropping it acknowledges it.
                 let _ = self.merge(other);
             }
             fn acknowledge(&mut self, count: u32) -> bool {
@@ -65,7 +64,7 @@ impl<E: Counted> Held<E> {
         }
     }
 
-    /// Acknowledges `count` events; more than there are acknowledge those that there are.
+    /// Acknowledges `count` events, or all if there are fewer.
     pub(crate) fn acknowledge(&self, count: u32) {
         let Some(mut held) = self.event.lock() else { return };
         if held.as_mut().is_some_and(|event| !event.acknowledge(count)) {
@@ -84,9 +83,9 @@ impl<E: Counted> Held<E> {
     }
 }
 
-/// Destroys an object where it is as soon as all events of it are acknowledged: `attempt` fails
-/// with `TimedOut` before, and `wait` waits. The object stays usable meanwhile: another thread may
-/// poll it between getting an event and acknowledging it.
+/// Destroys an object in place as soon as all its events are acknowledged. Until then `attempt`
+/// fails with `TimedOut`, and `wait` waits. Meanwhile the object stays usable, because another
+/// thread may poll it between getting an event and acknowledging it.
 pub(crate) fn destroy(mut attempt: impl FnMut() -> Result<(), Error>, wait: impl Fn()) -> c_int {
     loop {
         match attempt() {

@@ -3,12 +3,12 @@
 //!
 //! C's structs wrap the library's objects. This crate has no queue, encoder or command of its own.
 //! Objects never move once a program has their address. `exports.txt` lists every exported name
-//! with its versions and the function behind it; `build.rs` makes the linker's version script and
-//! the symbols of it.
+//! with its versions and the function behind it; `build.rs` turns it into symbols and the linker's
+//! version script.
 //!
 //! # Threads
 //! The verbs are thread-safe. A queue's sends, its receives and its polls have a spin lock each,
-//! unless the program declared the queue to be of one thread (a thread domain,
+//! unless the program declared that one thread uses the queue (a thread domain,
 //! `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, `MLX5_SINGLE_THREADED`). `ibv_query_qp` takes neither lock
 //! of the queue pair, and `ibv_modify_qp` only while a reset empties the queues; other verbs that
 //! change a queue pair take both.
@@ -18,8 +18,8 @@
 //! not panic on outside input, and the paths of posting and polling have no branch that can.
 //!
 //! # Safety
-//! Every entry trusts what the verbs' manual pages demand of a program: pointers are to live
-//! objects of this library, or to structs of the header; nothing is used while another thread
+//! Every entry relies on what the verbs' manual pages demand of a program: pointers are to live
+//! objects of this library, or to structs of the header; no object is used while another thread
 //! destroys it; memory that requests name stays registered.
 
 #![cfg_attr(

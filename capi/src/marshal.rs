@@ -1,4 +1,4 @@
-//! Copies between the kernel's structs and C's, which librdmacm asks for.
+//! Copies between the kernel's structs and C's. librdmacm calls these functions.
 
 use uverbs_uapi::write::ah::AhAttr;
 use uverbs_uapi::write::qp::QpAttr;
@@ -78,7 +78,7 @@ fn ah(from: &AhAttr) -> ibv_ah_attr {
     }
 }
 
-/// `ibv_copy_qp_attr_from_kern`: as libibverbs, it leaves `qp_state` and `rate_limit` alone.
+/// `ibv_copy_qp_attr_from_kern`: as in libibverbs, `qp_state` and `rate_limit` stay unchanged.
 pub(crate) unsafe extern "C" fn qp_from_kernel(to: *mut ibv_qp_attr, from: *const QpAttr) {
     // SAFETY: the caller's structs.
     let (to, from) = unsafe { (&mut *to, &*from) };

@@ -16,8 +16,8 @@ use crate::result::{code, destroy, failed, null, pointer, refused};
 const CHANGE_TRANSLATION: c_int = 1;
 const CHANGE_PD: c_int = 1 << 1;
 const CHANGE_ACCESS: c_int = 1 << 2;
-/// `IBV_REREG_MR_ERR_INPUT` and `IBV_REREG_MR_ERR_CMD`: nothing has changed; the region is of no
-/// more use.
+/// `IBV_REREG_MR_ERR_INPUT`: nothing has changed. `IBV_REREG_MR_ERR_CMD`: the region can no longer
+/// be used.
 const ERR_INPUT: c_int = -1;
 const ERR_CMD: c_int = -4;
 /// `IBV_ADVISE_MR_FLAG_FLUSH`.
@@ -33,7 +33,7 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
-    /// A region that a program is given.
+    /// The struct for a program.
     pub(crate) fn new(pd: *mut ibv_pd, addr: *mut c_void, region: MemoryRegion) -> Box<Self> {
         // SAFETY: the caller's domain, which the region was made from.
         let domain = unsafe { Pd::of(pd) };
@@ -69,7 +69,7 @@ unsafe fn register(
     if is_everything && !access.contains(AccessFlags::ON_DEMAND) {
         return null(libc::EINVAL);
     }
-    // SAFETY: what C programs promise by registering memory is what the library asks for.
+    // SAFETY: by registering memory, C programs promise what the library asks for.
     let region = unsafe {
         if is_everything {
             registration.register_everything()
@@ -91,8 +91,8 @@ pub(crate) unsafe extern "C" fn reg_mr(
     unsafe { register(pd, addr, length, addr.addr() as u64, access as c_uint) }
 }
 
-/// `ibv_reg_mr_iova`, and `ibv_reg_mr_iova2`, which differs in the access flags that old kernels
-/// may ignore: the library leaves those out for both.
+/// `ibv_reg_mr_iova` and `ibv_reg_mr_iova2`. The latter may leave out access flags that old kernels
+/// do not know: the library does so for both.
 pub(crate) unsafe extern "C" fn reg_mr_iova(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -159,7 +159,7 @@ pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     errno
 }
 
-/// `ibv_rereg_mr`: the negative codes say what is left of the region.
+/// `ibv_rereg_mr`. Its negative codes tell whether the region can still be used.
 pub(crate) unsafe extern "C" fn rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,

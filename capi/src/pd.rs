@@ -31,7 +31,7 @@ pub(crate) struct Pd {
     parent: Option<Parent>,
 }
 
-/// What makes a parent domain.
+/// What a parent domain has in addition.
 struct Parent {
     #[allow(dead_code, reason = "held for its lifetime")]
     of: Arc<()>,
@@ -58,17 +58,17 @@ impl Pd {
         unsafe { &*pd.cast() }
     }
 
-    /// The library's handle, EINVAL after a failure to allocate one.
+    /// The library's handle.
     pub(crate) fn domain(&self) -> Option<&ProtectionDomain> {
         self.domain.as_ref()
     }
 
-    /// Whether what is made of it belongs to one thread at a time.
+    /// Whether one thread at a time uses the objects that are created in it.
     pub(crate) fn is_of_one_thread(&self) -> bool {
         self.parent.as_ref().is_some_and(|parent| parent.thread.is_some())
     }
 
-    /// Where completion queues of the domain get their memory.
+    /// The allocator for the rings of the domain's completion queues.
     pub(crate) fn memory(&self) -> Option<&QueueMemory> {
         self.parent.as_ref()?.memory.as_ref()
     }
@@ -86,7 +86,7 @@ fn plain(context: *mut ibv_context, domain: ProtectionDomain) -> Box<Pd> {
     Box::new(Pd { base, domain: Some(domain), users: Arc::default(), parent: None })
 }
 
-/// `ibv_dealloc_pd`, of parent domains too.
+/// `ibv_dealloc_pd`, also for parent domains.
 pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: the caller's domain; its fields are changed by this call alone.
     let domain = unsafe { &mut *pd.cast::<Pd>() };
@@ -171,7 +171,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         parent: Some(parent),
     }));
     if let Some(memory) = allocators(made.cast(), attributes) {
-        // SAFETY: just made, and not shown to anybody.
+        // SAFETY: just made; no other reference exists.
         let made = unsafe { &mut *made };
         made.domain = Some(domain.with_queue_memory(&memory));
         made.parent.iter_mut().for_each(|parent| parent.memory = Some(memory.clone()));
@@ -179,7 +179,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     made.cast()
 }
 
-/// A program's allocator, with what it is called with.
+/// A program's allocator, and the arguments for its calls.
 #[derive(Clone, Copy)]
 struct Allocators {
     pd: *mut ibv_pd,

@@ -1,4 +1,4 @@
-//! Questions about devices, ports, GIDs and partition keys.
+//! Queries of devices, ports, GIDs and partition keys.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -79,7 +79,7 @@ fn plain(attributes: &DeviceAttributes) -> ibv_device_attr {
     }
 }
 
-/// `ibv_query_device_ex`: as much as the caller's header knows.
+/// `ibv_query_device_ex`. It fills in the fields that the caller's header has.
 pub(crate) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     _input: *const c_void,
@@ -153,7 +153,7 @@ fn extended(attributes: &DeviceAttributes) -> ibv_device_attr_ex {
 /// `into` has `size` bytes.
 unsafe fn give<T>(from: &T, into: *mut T, size: usize) {
     let known = size.min(size_of::<T>());
-    // SAFETY: within both, and behind what was copied.
+    // SAFETY: within both, and after the copied bytes.
     unsafe {
         into.cast::<u8>().copy_from_nonoverlapping(ptr::from_ref(from).cast(), known);
         into.cast::<u8>().add(known).write_bytes(0, size - known);
@@ -214,7 +214,7 @@ fn port_attributes(port: &PortAttributes) -> ibv_port_attr {
     }
 }
 
-/// `ibv_query_rt_values_ex`: the device's clock as it is now.
+/// `ibv_query_rt_values_ex`: the time of the device's clock.
 pub(crate) unsafe extern "C" fn query_rt_values(
     context: *mut ibv_context,
     values: *mut ibv_values_ex,
@@ -296,7 +296,7 @@ fn gid_entry(entry: &GidEntry) -> ibv_gid_entry {
     }
 }
 
-/// The bytes of a GID in the form in which structs hold them.
+/// The bytes of a GID as C's structs store them.
 pub(crate) fn words(gid: [u8; 16]) -> [u64; 2] {
     let number = u128::from_ne_bytes(gid);
     if cfg!(target_endian = "little") {
@@ -306,7 +306,7 @@ pub(crate) fn words(gid: [u8; 16]) -> [u64; 2] {
     }
 }
 
-/// What [`words`] made of a GID.
+/// The reverse of [`words`].
 pub(crate) fn gid_bytes(words: [u64; 2]) -> [u8; 16] {
     let mut bytes = [0; 16];
     let (first, second) = bytes.split_at_mut(8);

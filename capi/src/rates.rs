@@ -2,9 +2,9 @@
 
 use std::ffi::{c_int, c_uint};
 
-/// Code, multiple of 2.5 Gbit/s (0 where it is none), Mbit/s. The lane rates of FDR and later are
-/// not whole multiples as they are signalled; `ibv_rate_to_mult` gives what libibverbs does, and
-/// the multiple nearest to the rate where libibverbs of rdma-core 44 gave −1.
+/// Code, multiple of 2.5 Gbit/s, Mbit/s. Rates of FDR and later are not whole multiples. For them
+/// `ibv_rate_to_mult` gives the multiple that libibverbs gives, or the nearest one where libibverbs
+/// of rdma-core 44 gives −1.
 const RATES: [(c_uint, c_int, c_int); 23] = [
     (2, 1, 2_500),
     (5, 2, 5_000),

@@ -1,4 +1,4 @@
-//! Errors as C has them: errno, and zero, a code, or a null pointer.
+//! Errors as C functions report them: errno, with a code or a null pointer.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -17,25 +17,25 @@ pub(crate) fn null<T>(errno: c_int) -> *mut T {
     ptr::null_mut()
 }
 
-/// The errno of a failed verb, which is set as well.
+/// Sets errno to the error of a failed verb, and returns it.
 pub(crate) fn failed(error: &Error) -> c_int {
     crate::trace::failure(error);
     set_errno(error.errno());
     error.errno()
 }
 
-/// What verbs return that give a code: zero, or an errno.
+/// The result of a verb that returns a code: zero or an errno.
 pub(crate) fn code(result: Result<(), Error>) -> c_int {
     result.map_or_else(|error| failed(&error), |()| 0)
 }
 
-/// An errno that this library chose, which is set as well.
+/// Sets errno to one that this library chose, and returns it.
 pub(crate) fn refused(errno: c_int) -> c_int {
     set_errno(errno);
     errno
 }
 
-/// What verbs return that give an object: a pointer to it, or null.
+/// The result of a verb that returns an object: a pointer to it, or null.
 pub(crate) fn pointer<T, B>(made: Result<Box<T>, Error>) -> *mut B {
     match made {
         Ok(object) => Box::into_raw(object).cast(),

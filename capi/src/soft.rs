@@ -1,8 +1,8 @@
 //! Software devices, if the environment asks for them.
 //!
 //! `UVERBS_DEVICE=soft` shows software devices instead of the machine's, `UVERBS_DEVICE=soft,all`
-//! both. They never appear otherwise. The variables `UVERBS_SOFT_…` say how they are made, with the
-//! words of `uverbs run`'s options.
+//! shows both. Without the variable there are no software devices. The variables `UVERBS_SOFT_…`
+//! configure them; they have the names and values of `uverbs run`'s options.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once, OnceLock};
@@ -39,8 +39,8 @@ pub(crate) fn shown() -> Shown {
     }
 }
 
-/// Says that a value is not understood. The name of one of the kernel's devices is: it is what
-/// programs of the `uverbs` crate open.
+/// Says that a value is not understood. The name of a kernel's device is valid: programs of the
+/// `uverbs` crate choose their device by it.
 fn complain_of(value: &str) {
     if uverbs::devices().iter().all(|device| device.name() != value) {
         let variable = uverbs::DEVICE_VARIABLE;
@@ -60,7 +60,7 @@ pub(crate) struct Soft {
     opened: AtomicBool,
 }
 
-/// The settings of all of them.
+/// The settings of all software devices.
 fn settings() -> &'static Result<Settings, String> {
     static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
     SETTINGS.get_or_init(|| {
@@ -69,8 +69,8 @@ fn settings() -> &'static Result<Settings, String> {
     })
 }
 
-/// The process's software devices, started at the first call; none if they cannot be started, and
-/// standard error says why.
+/// The process's software devices, started at the first call. If they cannot be started, there are
+/// none, and standard error says why.
 pub(crate) fn devices() -> &'static [Soft] {
     static DEVICES: OnceLock<Vec<Soft>> = OnceLock::new();
     DEVICES.get_or_init(|| {

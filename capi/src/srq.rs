@@ -67,13 +67,13 @@ impl Srq {
         unsafe { &*self.queue.get() }.layout()
     }
 
-    /// Destroys the queue where it is if no event of it is held: `TimedOut` otherwise.
+    /// Destroys the queue in place if it holds no event; otherwise the error is `TimedOut`.
     fn try_destroy(&self) -> Result<(), Error> {
         let mut handle = self.handle.lock();
         let _guard = self.lock.guard();
         // SAFETY: the lock is held, or the program posts in one thread at a time.
         let library = unsafe { &mut *self.queue.get() };
-        // The library destroys what has no other handle.
+        // The library destroys an object only if it has no other handle.
         if let Some(handle) = &mut handle {
             **handle = None;
         }
@@ -97,8 +97,8 @@ pub(crate) unsafe extern "C" fn create_srq(
     unsafe { create(pd, domain, attr, None) }
 }
 
-/// `ibv_create_srq_ex`: basic queues, whose domain libmlx5 takes whether the mask names it or not,
-/// and XRC. Queues that match tags are EINVAL, as on a device without them.
+/// `ibv_create_srq_ex`: basic and XRC queues. For a basic queue the domain is used even if the mask
+/// does not name it, as in libmlx5. Queues that match tags are EINVAL, as on a device without them.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
@@ -140,7 +140,7 @@ unsafe fn create(
     xrc: Option<(&Xrcd, &Cq)>,
 ) -> *mut ibv_srq {
     let Some(library) = domain.domain() else { return null(libc::EINVAL) };
-    // libibverbs takes queues without receives.
+    // libibverbs accepts queues without receives.
     let (receives, sges) = (attr.attr.max_wr.max(1), attr.attr.max_sge.max(1));
     let mut builder = library.create_raw_srq(receives).max_sge(sges);
     if let Some((xrcd, cq)) = xrc {

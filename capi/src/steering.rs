@@ -47,7 +47,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// Reads the rule at `attr`; `None` if it makes no sense.
+    /// Reads the rule at `attr`; `None` if it is invalid.
     ///
     /// # Safety
     /// `attr` is a program's, with as many parts behind it as it says.

@@ -1,4 +1,4 @@
-//! What the library says about failed verbs, where a program's user asks for it.
+//! What the library prints about failed verbs, if the user of a program asks for it.
 
 use std::sync::OnceLock;
 
@@ -6,10 +6,10 @@ use uverbs::Error;
 
 use crate::environment::{say, variable};
 
-/// Set to anything but nothing: the sentence behind each errno goes to standard error.
+/// If this variable is set and not empty, each failed verb is explained on standard error.
 const VARIABLE: &str = "UVERBS_ERRORS";
 
-/// Tells of a failed verb: errno alone does not say what was asked, why it failed and what helps.
+/// Prints why a verb failed: an errno does not say what was asked, why it failed and what helps.
 pub(crate) fn failure(error: &Error) {
     static WANTED: OnceLock<bool> = OnceLock::new();
     if *WANTED.get_or_init(|| variable(VARIABLE).is_some_and(|value| !value.is_empty())) {

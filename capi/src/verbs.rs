@@ -1,5 +1,5 @@
-//! The verbs that programs call, with an observer around them: each is the function of its module,
-//! which is called directly unless the environment asks for a trace or for checks.
+//! The verbs that programs call. Each calls the function of its module. If the environment asks for
+//! a trace or for checks, an observer is around that call.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -8,9 +8,10 @@ use crate::{
     ah, channel, context, cq, dv, events, extras, flow, memory, pd, qp, query, srq, window, wq, xrc,
 };
 
-/// Each row is a verb: what it does to objects, and which function it is. Arguments are `given` by
-/// the program or `told` by the verb; of those `at` some place the address is shown. A thread may
-/// be cancelled in a verb of `"C-unwind"` alone: others hold locks, and no frame of theirs unwinds.
+/// Each row is a verb: what it does with objects, and which function it calls. Arguments that are
+/// `given` are inputs, `told` ones are outputs; of `at` arguments a trace shows only the address. A
+/// thread may be cancelled only in a verb of `"C-unwind"`: the others hold locks, and their frames
+/// cannot unwind.
 macro_rules! verbs {
     ($prefix:literal; $( $role:ident $abi:tt $name:ident = $module:ident(
         $($direction:ident $argument:ident: $type:ty),*

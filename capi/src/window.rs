@@ -13,7 +13,7 @@ use crate::pd::Pd;
 use crate::post;
 use crate::result::{destroy, null, pointer, refused};
 
-/// `enum ibv_access_flags`, of which windows know some.
+/// Flags of `enum ibv_access_flags` that windows use.
 const LOCAL_WRITE: c_uint = 1;
 const REMOTE_WRITE: c_uint = 1 << 1;
 const REMOTE_READ: c_uint = 1 << 2;
@@ -66,7 +66,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     errno
 }
 
-/// `ibv_bind_mw`, of windows of type 1: posts the request, and gives the window its next key.
+/// `ibv_bind_mw`, for windows of type 1: posts the request, and changes the window's rkey.
 pub(crate) unsafe extern "C" fn bind_mw(
     qp: *mut ibv_qp,
     mw: *mut ibv_mw,
@@ -128,7 +128,7 @@ pub(crate) unsafe fn operation(bind: &BindMw) -> Result<RunTimeOperation<'static
     }))
 }
 
-/// What a program's flags allow. Others are left out.
+/// The access that a program's flags allow. Unknown flags are ignored.
 pub(crate) fn access(flags: c_uint) -> WindowAccess {
     let mut access = WindowAccess::empty();
     access.set(WindowAccess::LOCAL_WRITE, flags & LOCAL_WRITE != 0);

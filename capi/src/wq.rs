@@ -164,7 +164,7 @@ fn object(
     })
 }
 
-/// `ibv_modify_wq`: of the flags none can be changed.
+/// `ibv_modify_wq`. It changes no flags.
 pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_int {
     // SAFETY: the caller's queue and struct.
     let (queue, attr) = unsafe { (Wq::of(wq), &*attr) };

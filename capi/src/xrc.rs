@@ -1,4 +1,4 @@
-//! XRC domains, and queue pairs that others of a domain have made.
+//! XRC domains, and opening a receive queue pair of another process in a domain.
 
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
@@ -79,8 +79,8 @@ pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     errno
 }
 
-/// `ibv_open_qp`. As with libibverbs, `qp_context` counts without its bit of the mask, and the
-/// state is unknown until the queue pair is asked or changed.
+/// `ibv_open_qp`. As in libibverbs, `qp_context` is used even without its bit in the mask, and the
+/// state is unknown until the queue pair is queried or modified.
 pub(crate) unsafe extern "C" fn open_qp(
     context: *mut ibv_context,
     attr: *mut ibv_qp_open_attr,

@@ -1,4 +1,4 @@
-//! What programs ask and are told: attributes of devices, ports, addresses, queues.
+//! Attributes of devices, ports, addresses and queues, which programs set or query.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

@@ -1,9 +1,8 @@
 //! Devices, contexts, and the table of functions that programs call through a context.
 //!
-//! Most of what programs call are inline functions of the header. They find their function in
-//! `ibv_context.ops`, or in [`verbs_context`], which is in memory below the `ibv_context` that
-//! `ibv_open_device` returns and grows downwards: a slot exists if `sz`, just above the slots, says
-//! so.
+//! Most verbs are inline functions of the header. They call a function of `ibv_context.ops` or of
+//! [`verbs_context`]. The latter begins below the `ibv_context` that `ibv_open_device` returns and
+//! grows downwards from release to release. Its size, `sz`, tells which slots exist.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -13,7 +12,7 @@ use super::attributes::*;
 use super::objects::*;
 use super::work::*;
 
-/// A slot that stays empty: the header's inline function answers EOPNOTSUPP itself.
+/// A slot that stays empty: the header's inline function then returns EOPNOTSUPP.
 pub(crate) type Unused = *mut c_void;
 
 /// `ibv_context.abi_compat` of contexts that have a [`verbs_context`].

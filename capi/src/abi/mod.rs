@@ -1,8 +1,8 @@
-//! The structs of `infiniband/verbs.h`, as programs were compiled with them.
+//! The structs of `infiniband/verbs.h`.
 //!
-//! Names are C's, so that a reader finds them in the header. Layouts are those of rdma-core 65.
-//! Those of older releases are prefixes of them, or suffixes of [`verbs_context`]; a test compares
-//! all of them with the installed header.
+//! They have C's names, so that a reader finds them in the header. Layouts are those of rdma-core
+//! 65. Layouts of older releases are prefixes of them, or suffixes of [`verbs_context`]; a test
+//! compares all of them with the installed header.
 #![allow(non_camel_case_types, non_snake_case, reason = "names are the header's")]
 
 mod attributes;
@@ -23,7 +23,7 @@ pub(crate) struct Layout {
     pub(crate) fields: &'static [(&'static str, usize)],
 }
 
-/// Structs with C's layout, whose fields are open to this crate.
+/// Structs with C's layout, whose fields are visible in this crate.
 macro_rules! c_structs {
     ($( $(#[$meta:meta])* struct $name:ident { $( $(#[$field_meta:meta])* $field:ident: $type:ty, )* } )*) => {
         $(

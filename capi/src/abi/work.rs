@@ -70,8 +70,8 @@ super::c_structs! {
     }
 }
 
-/// The anonymous union `wr` of `struct ibv_send_wr`: which member counts depends on the opcode and
-/// on the queue pair's type.
+/// The anonymous union `wr` of `struct ibv_send_wr`. Opcode and queue pair type decide which member
+/// is used.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) union Wr {

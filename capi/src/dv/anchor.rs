@@ -1,4 +1,4 @@
-//! Steering anchors: names of flow tables, for rules that a program makes by firmware commands.
+//! Steering anchors: numbers of flow tables, for rules that a program makes by firmware commands.
 
 use std::ffi::c_int;
 

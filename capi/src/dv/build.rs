@@ -1,6 +1,6 @@
-//! `mlx5dv_wr_…`: requests of mlx5's own between `ibv_wr_start` and `ibv_wr_complete`. Programs
-//! post requests that they have encoded, name DC targets, and configure memory keys. Signatures,
-//! encryption, streams and copies are lacking.
+//! `mlx5dv_wr_…`: mlx5's own functions between `ibv_wr_start` and `ibv_wr_complete`. With them
+//! programs post requests that they have encoded, name DC targets, and configure memory keys.
+//! Signatures, encryption, streams and copies are not supported.
 
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -38,7 +38,7 @@ pub(crate) struct DirectQp {
 }
 
 impl DirectQp {
-    /// The functions of a type of queue pair, which sends or does not.
+    /// The functions for a type of queue pair.
     pub(crate) const fn of<T: Posts, const SENDS: bool>() -> Self {
         Self {
             comp_mask: 0,
@@ -88,7 +88,7 @@ unsafe extern "C" fn no_dc_addr(direct: *mut DirectQp, _: *mut ibv_ah, _: u32, _
     unsafe { wr::lacking(whole(direct)) };
 }
 
-/// `mlx5dv_wr_raw_wqe`: the control segment says how many octowords there are.
+/// `mlx5dv_wr_raw_wqe`. The WQE's control segment contains its length in octowords.
 unsafe extern "C" fn raw_wqe<T: Posts, const SENDS: bool>(
     direct: *mut DirectQp,
     wqe: *const c_void,
@@ -100,7 +100,7 @@ unsafe extern "C" fn raw_wqe<T: Posts, const SENDS: bool>(
     }
 }
 
-/// `mlx5dv_wr_mkey_configure`, which reliable connections alone have.
+/// `mlx5dv_wr_mkey_configure`: only for reliable connections.
 unsafe extern "C" fn mkey_configure<T: Posts, const SENDS: bool>(
     direct: *mut DirectQp,
     key: *const Key,

@@ -1,5 +1,5 @@
-//! Memory keys that requests configure (`mlx5dv_create_mkey`): indirect keys, which lead to parts
-//! of other keys.
+//! Memory keys that requests configure (`mlx5dv_create_mkey`): indirect keys, which consist of
+//! parts of other keys.
 
 use std::ffi::c_int;
 
@@ -10,7 +10,7 @@ use crate::abi::*;
 use crate::pd::Pd;
 use crate::result::{destroy, failed, null, refused};
 
-/// `enum mlx5dv_mkey_init_attr_flags`. Keys with signatures or encryption are not made.
+/// `enum mlx5dv_mkey_init_attr_flags`. Keys with signatures or encryption are not supported.
 const INDIRECT: u32 = 1;
 const REMOTE_INVALIDATE: u32 = 1 << 4;
 
@@ -91,7 +91,7 @@ pub(crate) unsafe extern "C" fn create_mkey(attr: *mut KeyAttr) -> *mut Key {
     }
 }
 
-/// The errno that libmlx5 makes of the firmware's status (`mlx5_cmd_status_to_err`).
+/// The errno for a status of the firmware, as in libmlx5 (`mlx5_cmd_status_to_err`).
 fn refusal(status: u8) -> c_int {
     match status {
         0x06 => libc::EBUSY,
@@ -113,7 +113,7 @@ pub(crate) unsafe extern "C" fn destroy_mkey(key: *mut Key) -> c_int {
     errno
 }
 
-/// `_mlx5dv_mkey_check`: EINVAL, as libmlx5 says of keys without signatures.
+/// `_mlx5dv_mkey_check`: EINVAL, as in libmlx5 for keys without signatures.
 pub(crate) unsafe extern "C" fn mkey_check(
     _: *mut Key,
     _: *mut std::ffi::c_void,

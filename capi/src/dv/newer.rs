@@ -1,5 +1,5 @@
-//! What `mlx5dv_query_device` tells programs with headers newer than rdma-core 44's: fields behind
-//! those that all releases have.
+//! Fields of `mlx5dv_query_device` that only releases newer than rdma-core 44 have. They follow the
+//! fields that all releases have.
 
 use super::DeviceContext;
 use super::devx::devx;
@@ -20,7 +20,7 @@ struct Newer {
 /// Fills in the fields that `asked` names.
 ///
 /// # Safety
-/// The caller's context, and a struct of its own that has the fields that `asked` names.
+/// The caller's context, and a struct that has the fields that `asked` names.
 pub(super) unsafe fn tell(context: *mut ibv_context, into: *mut DeviceContext, asked: u64) {
     if asked & DC_READS == 0 {
         return;
@@ -36,15 +36,15 @@ pub(super) unsafe fn tell(context: *mut ibv_context, into: *mut DeviceContext, a
     }
 }
 
-/// QUERY_HCA_CAP for the general capabilities as they are now.
+/// QUERY_HCA_CAP for the current general capabilities.
 const QUERY: [u8; 16] = [1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
 const ANSWER: usize = 16 + 4096;
 /// Bytes of the answer with `log_max_ra_req_dc` and `log_max_ra_res_dc` in their low six bits
 /// (`struct mlx5_ifc_cmd_hca_cap_bits`).
 const LOGS: [usize; 2] = [16 + 0x128 / 8, 16 + 0x138 / 8];
 
-/// READs and atomics that may be outstanding, as libmlx5 reads both fields (`mlx5_set_context`).
-/// The answer takes a firmware command, so a device without DEVX gives none.
+/// How many READs and atomics of a DC queue pair may be outstanding. libmlx5 reads both fields in
+/// `mlx5_set_context`. They need a firmware command, so a device without DEVX reports none.
 ///
 /// # Safety
 /// The caller's context.

@@ -1,5 +1,5 @@
-//! Doorbell pages and entries of the table of rates, for queues that a program makes by firmware
-//! commands of its own.
+//! Doorbell pages, and entries of the rate table, for queues that a program makes by firmware
+//! commands.
 
 use std::ffi::c_void;
 

@@ -1,4 +1,4 @@
-//! Queues with attributes of mlx5's own.
+//! Queues with mlx5's own attributes.
 
 use std::mem::offset_of;
 
@@ -11,7 +11,7 @@ use crate::create::{Dynamic, OfMlx5};
 use crate::result::null;
 use crate::{cq, qp, wq};
 
-/// `enum mlx5dv_qp_init_attr_mask`: the flags below, and operations of mlx5's own.
+/// `enum mlx5dv_qp_init_attr_mask`.
 const MASK_CREATE_FLAGS: u64 = 1;
 const MASK_DC: u64 = 1 << 1;
 const MASK_SEND_OPS: u64 = 1 << 2;
@@ -62,9 +62,9 @@ pub(crate) struct CqAttr {
     cqe_size: u16,
 }
 
-/// `mlx5dv_create_qp`: as `ibv_create_qp_ex`. Of mlx5's own attributes those that say whether short
-/// messages may come inside completions, that requests come encoded (`mlx5dv_wr_raw_wqe`) or
-/// configure memory keys, and which end of dynamic connections it is.
+/// `mlx5dv_create_qp`: `ibv_create_qp_ex` with attributes of mlx5. It takes those about short
+/// messages inside completions, requests that the program encodes (`mlx5dv_wr_raw_wqe`),
+/// configuration of memory keys, and the end of a dynamic connection.
 pub(crate) unsafe extern "C" fn create_qp(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
@@ -105,8 +105,8 @@ pub(crate) unsafe extern "C" fn create_qp(
     unsafe { qp::create_qp_of_mlx5(context, attr, own) }
 }
 
-/// `mlx5dv_create_cq`: as `ibv_create_cq_ex`. Of mlx5's own attributes
-/// the size of entries and compression, which `ibv_poll_cq` undoes (libmlx5's does not).
+/// `mlx5dv_create_cq`: `ibv_create_cq_ex` with attributes of mlx5. It takes the size of entries,
+/// and compression, which `ibv_poll_cq` decompresses (libmlx5's does not).
 pub(crate) unsafe extern "C" fn create_cq(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
@@ -179,9 +179,9 @@ impl WqAttr {
     }
 }
 
-/// `mlx5dv_create_wq`: as `ibv_create_wq`, or a striding queue. What completes to its CQ counts
-/// strides, which `ibv_poll_cq` does not understand here: such programs read the ring
-/// (`mlx5dv_init_obj`).
+/// `mlx5dv_create_wq`: as `ibv_create_wq`, or a striding queue. Completions of a striding queue
+/// count strides, which `ibv_poll_cq` does not understand here: such programs read the CQ's ring
+/// themselves (`mlx5dv_init_obj`).
 pub(crate) unsafe extern "C" fn create_wq(
     context: *mut ibv_context,
     attr: *mut ibv_wq_init_attr,

@@ -1,4 +1,5 @@
-//! Observed `ibv_wr_*`: which thread builds requests of a queue pair, and which memory they name.
+//! Observed `ibv_wr_*` calls: which thread builds requests of a queue pair, and which memory they
+//! use.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -12,7 +13,7 @@ use super::{sees_data, wanted};
 use crate::abi::*;
 use crate::qp::Qp;
 
-/// Observes the functions of a queue pair that build requests, if that is asked for.
+/// Replaces the functions of a queue pair that build requests by observed ones, if asked for.
 pub(crate) fn building(ex: &mut ibv_qp_ex) {
     if sees_data() {
         ex.wr_start = wr_start;
@@ -34,7 +35,7 @@ struct Batch {
     requests: Vec<Posted>,
 }
 
-/// By the queue pair's address.
+/// Batches by the queue pair's address.
 static BATCHES: Table<HashMap<usize, Batch>> = Table::new();
 
 /// Whether this thread builds requests of the queue pair.
@@ -48,12 +49,12 @@ fn begin(qp: *mut ibv_qp_ex) {
     BATCHES.lock().insert(qp.addr(), batch);
 }
 
-/// The requests that were built, if any building was begun.
+/// Ends a batch and returns its requests; `None` if no batch was begun.
 fn end(qp: *mut ibv_qp_ex) -> Option<Vec<Posted>> {
     BATCHES.lock().remove(&qp.addr()).map(|batch| batch.requests)
 }
 
-/// Notes a request's memory.
+/// Records a request's memory.
 ///
 /// # Safety
 /// The caller's queue pair.

@@ -21,7 +21,7 @@ type PostWorkQueue =
 const RESET: u32 = 0;
 const ERR: u32 = 6;
 
-/// The functions of a context that post and poll, observed if that is asked for.
+/// The functions of a context that post and poll. They are observed if that is asked for.
 pub(crate) fn operations(plain: ibv_context_ops) -> ibv_context_ops {
     if !sees_data() {
         return plain;
@@ -56,7 +56,7 @@ pub(super) struct Queue {
 
 static QUEUES: Table<HashMap<usize, Queue>> = Table::new();
 
-/// Queue pairs without locks, and the threads that post to them now.
+/// Queue pairs without locks, and the threads that are posting to them.
 static BUSY: Table<HashMap<usize, ThreadId>> = Table::new();
 
 /// Records that this thread posts to a queue pair, and reports if another thread is posting to it
@@ -161,7 +161,7 @@ pub(super) fn of_qp(qp: *mut ibv_qp) -> Queue {
     Queue { context, number: Some(number), sends, receives }
 }
 
-/// Where a refused list ends.
+/// Stores the address of the first request that was not posted.
 ///
 /// # Safety
 /// Null, or a place to write to.
@@ -355,7 +355,7 @@ unsafe extern "C" fn post_srq_recv(
     }
 }
 
-/// Notes a completion.
+/// Records a completion.
 fn completed(context: usize, number: u32, wr_id: u64, is_send: bool) {
     let mut queues = QUEUES.lock();
     let own = |queue: &&mut Queue| queue.context == context && queue.number == Some(number);
@@ -367,8 +367,8 @@ fn completed(context: usize, number: u32, wr_id: u64, is_send: bool) {
             return;
         }
         if is_send {
-            // It was posted without any data, so that nothing is known of it. Those before it have
-            // completed; those behind it are forgotten, too.
+            // A request without data is not recorded. Those before it have completed, and those
+            // after it are forgotten, too.
             list.clear();
             return;
         }

@@ -14,7 +14,7 @@ use crate::qp::Qp;
 /// Frees an object.
 ///
 /// # Safety
-/// From `Box::into_raw`, and freed once.
+/// `object` is from `Box::into_raw`, and is freed once.
 pub(crate) unsafe fn free<T: ?Sized>(object: *mut T) {
     if wanted().check {
         // SAFETY: the caller's promise. The memory stays, and the C structs in it have no drop.
@@ -46,7 +46,7 @@ pub(crate) unsafe fn free_queue_pair(qp: *mut Qp) {
     ];
     for (start, end) in tables {
         for offset in (start..end).step_by(size_of::<Slot>()) {
-            // SAFETY: memory that stays, and nothing but functions from `start` to `end`.
+            // SAFETY: memory that stays, and there are only functions from `start` to `end`.
             unsafe { qp.byte_add(offset).cast::<Slot>().write(nothing) };
         }
     }

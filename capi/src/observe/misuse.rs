@@ -1,5 +1,4 @@
-//! Misuse in words: objects that are gone, of another kind or of another context, queues that two
-//! threads use at once, and memory that goes while a request uses it.
+//! Reports of misuse: objects that are destroyed, of another kind or of another context.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -94,8 +93,8 @@ struct Known {
     gone: Option<&'static str>,
 }
 
-/// Objects by address, as the observed verbs made them. An address that is not in here is taken to
-/// be valid.
+/// Objects by address, as the observed verbs made them. An address that is not here counts as
+/// valid.
 static OBJECTS: Table<HashMap<usize, Known>> = Table::new();
 
 /// Says what is wrong.
@@ -113,7 +112,7 @@ fn all_seen(arguments: &[Named<'_>]) -> Vec<(&'static str, Seen)> {
     list
 }
 
-/// Looks at the objects of a call. `false` if it must not be made.
+/// Checks the objects of a call. Returns false if the call must not be made.
 pub(super) fn begin(verb: &'static str, role: Role, arguments: &[Named<'_>]) -> bool {
     let seen = all_seen(arguments);
     let objects = &mut *OBJECTS.lock();
@@ -155,7 +154,7 @@ fn wrong_alone(
     }
 }
 
-/// All objects of a call belong to one context.
+/// The complaint if the objects of a call do not belong to one context.
 fn wrong_together(
     objects: &HashMap<usize, Known>,
     seen: &[(&'static str, Seen)],
@@ -176,7 +175,7 @@ fn wrong_together(
     ))
 }
 
-/// A context is closed before its objects.
+/// The complaint if a context is closed before its objects.
 fn closed_early(objects: &HashMap<usize, Known>, first: Seen) -> Option<String> {
     let is_left = |known: &&Known| {
         known.context == first.address && known.kind != Kind::Context && known.gone.is_none()
@@ -224,7 +223,7 @@ pub(super) fn end(
     }
 }
 
-/// Looks at an object that is posted to or polled.
+/// Checks an object that is posted to or polled.
 pub(super) fn is_alive(verb: &'static str, seen: Seen) -> Result<(), c_int> {
     match wrong_alone(&OBJECTS.lock(), Role::Uses, "the argument", seen) {
         Some(what) => {

@@ -1,8 +1,9 @@
-//! What a program's calls look like from outside: a trace (`UVERBS_TRACE`), and misuse in words
+//! Observing a program's calls: a trace of them (`UVERBS_TRACE`), and reports of misuse
 //! (`UVERBS_CHECK`).
 //!
-//! Control verbs test one flag to learn whether they are observed. The functions that post and poll
-//! are chosen when a device is opened and when a queue pair is made, so they pay nothing otherwise.
+//! Control verbs test one flag to learn whether they are observed. For posting and polling, other
+//! functions are chosen when a device is opened or a queue pair is created, so calls that are not
+//! observed cost nothing more.
 
 mod argument;
 mod building;
@@ -51,22 +52,22 @@ fn sees_data() -> bool {
     wanted.check || wanted.trace_data
 }
 
-/// What a verb does to its first argument, or answers.
+/// What a verb does with objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Uses objects.
+    /// Uses its arguments.
     Uses,
-    /// Makes one.
+    /// Creates the object that it returns.
     Makes,
     /// Destroys the first argument.
     Destroys,
 }
 
-/// An argument, its name, and whether it is an input. What an output points to is shown after the
-/// verb has filled it in.
+/// Name of an argument, whether it is an input, and the argument. An output is shown after the verb
+/// has filled it in.
 pub(crate) type Named<'a> = (&'static str, bool, &'a dyn Argument);
 
-/// A call that is going on.
+/// A call that has begun and not ended.
 pub(crate) struct Call<'a> {
     verb: &'static str,
     role: Role,
@@ -75,7 +76,7 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Begins a call; `None` if it is a misuse, which is then reported on standard error.
+    /// Begins a call. If the call is a misuse, reports that on standard error and returns `None`.
     pub(crate) fn begin(
         verb: &'static str,
         role: Role,

@@ -1,4 +1,4 @@
-//! Tables of what a program does, for several threads and for forked children.
+//! Tables of observed objects and requests, for several threads and for forked children.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -10,7 +10,7 @@ use crate::fork::{self, Process};
 #[derive(Debug)]
 pub(super) struct Table<T>(AtomicPtr<OfProcess<T>>);
 
-/// The table of one process. It is never freed: its address may be known to any thread.
+/// The table of one process. It is never freed, because any thread may have its address.
 #[derive(Debug)]
 struct OfProcess<T> {
     process: Process,
@@ -39,8 +39,9 @@ impl<T: Default + 'static> Table<T> {
         table.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the table of this process: a forked child has a copy of its parent's, or an empty one
-    /// if a thread held the lock at the fork, which no thread gives back here.
+    /// Makes the table of this process. A forked child gets a copy of its parent's table. If a
+    /// thread held the lock at the fork, no thread of the child will release it, and the child
+    /// starts with an empty table.
     fn begin(
         &self,
         current: *mut OfProcess<T>,

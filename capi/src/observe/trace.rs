@@ -12,7 +12,7 @@ use super::{Argument, Named};
 use crate::environment::{say, variable};
 use crate::events::uncancelled;
 
-/// Where the trace goes: a file, or `-` for standard error.
+/// The variable that says where the trace goes: a file, or `-` for standard error.
 const VARIABLE: &str = "UVERBS_TRACE";
 
 /// An open trace. Lines of several processes and threads are appended whole.
@@ -20,11 +20,11 @@ const VARIABLE: &str = "UVERBS_TRACE";
 pub(super) struct Trace {
     file: File,
     is: Identity,
-    /// Where the file is opened again if the program has closed it; none for standard error.
+    /// The path to open again if the program has closed the file; `None` for standard error.
     path: Option<PathBuf>,
 }
 
-/// Device and inode of a file: they tell it from another one that got its descriptor's number.
+/// Device and inode of a file. They show whether a descriptor's number now belongs to another file.
 type Identity = (u64, u64);
 
 /// The start of a line, as it is before the verb runs.
@@ -96,8 +96,8 @@ impl Trace {
         self.put(&text);
     }
 
-    /// Appends a line. One that cannot be written is lost. A thread that is cancelled while it
-    /// writes would leave locks of the library behind.
+    /// Appends a line. A line that cannot be written is lost. Cancellation of the thread waits,
+    /// because a thread that is cancelled here would never release locks of the library.
     fn put(&self, line: &str) {
         uncancelled(|| {
             if identity(&self.file).is_ok_and(|is| is == self.is) {

@@ -6,8 +6,8 @@ use std::fmt::Write;
 use crate::abi::*;
 use crate::post;
 
-/// The SGEs of a request. One with a negative number of them, or with more than any queue has, is
-/// refused without a look at the list.
+/// The SGEs of a request. If their number is negative, or more than any queue allows, the verb
+/// refuses the request without reading the list, and so does this function.
 ///
 /// # Safety
 /// A program's list.
@@ -60,7 +60,7 @@ const FLAGS: [&str; 5] = ["FENCE", "SIGNALED", "SOLICITED", "INLINE", "IP_CSUM"]
 /// A request in words.
 ///
 /// # Safety
-/// It is a program's, for this queue pair.
+/// `wr` is a program's request for this queue pair.
 pub(super) unsafe fn request(qp: *mut ibv_qp, wr: &ibv_send_wr) -> String {
     let flag =
         |(bit, name): (usize, &&'static str)| (wr.send_flags >> bit & 1 != 0).then_some(*name);

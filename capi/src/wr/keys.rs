@@ -1,8 +1,8 @@
 //! Requests that configure a memory key (`mlx5dv_wr_mkey_configure`): the call that begins one, and
-//! the setters of the key's rights and of what it leads to.
+//! the setters of the key's rights and of its layout.
 //!
-//! The WQE is encoded where inline data is copied to otherwise, and built when the last of the
-//! setters that the program has announced was called. Until then `ibv_wr_complete` fails.
+//! The WQE is encoded in the buffer for inline data. The program announces how many setters it will
+//! call; the request is built when the last of them was called. Until then `ibv_wr_complete` fails.
 
 use uverbs::memory::AccessFlags;
 use uverbs_mlx5::format::{Klm, RepeatEntry, U16, U32, U64};
@@ -32,7 +32,7 @@ pub(crate) struct Interleaved {
     lkey: u32,
 }
 
-/// `MLX5DV_MKEY_CONF_FLAG_RESET_SIG_ATTR`, which changes nothing of keys without signatures.
+/// `MLX5DV_MKEY_CONF_FLAG_RESET_SIG_ATTR`, which has no effect on keys without signatures.
 const RESET_SIGNATURE: u32 = 1;
 /// The rights that a key can have.
 const RIGHTS: AccessFlags = AccessFlags::LOCAL_WRITE
@@ -53,7 +53,7 @@ pub(super) struct Configuration {
     change: KeyChange,
 }
 
-/// Begins a request that configures a key, with so many setters.
+/// Begins a request that configures a key with a number of setters.
 ///
 /// # Safety
 /// As for [`of`]: the caller's queue pair, after start, and its key and struct.
@@ -114,7 +114,7 @@ pub(crate) unsafe fn set_access<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex,
     }
 }
 
-/// `mlx5dv_wr_set_mkey_layout_list`: the parts follow each other.
+/// `mlx5dv_wr_set_mkey_layout_list`: the key's memory is a list of parts.
 ///
 /// # Safety
 /// As for [`of`], and the caller's list.
@@ -137,7 +137,7 @@ pub(crate) unsafe fn set_list<T: Posts, const SENDS: bool>(
     }
 }
 
-/// `mlx5dv_wr_set_mkey_layout_interleaved`: the elements alternate, so many times.
+/// `mlx5dv_wr_set_mkey_layout_interleaved`: the elements alternate, and repeat a number of times.
 ///
 /// # Safety
 /// As for [`set_list`].
