@@ -75,6 +75,42 @@ static void rings(void)
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(channel) == 0);
 }
 
+/* Extended polls of a queue whose ring the program knows. Arming between start and end
+ * does not go back to the consumer index in the record, which is behind then. */
+static void extended_polls(void)
+{
+	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 16, .wc_flags = IBV_WC_STANDARD_FLAGS };
+	struct ibv_poll_cq_attr attr = { 0 };
+	struct ibv_cq_ex *cq = ibv_create_cq_ex(context, &cq_attr);
+	struct ibv_qp *qp = make_qp(ibv_cq_ex_to_cq(cq), 16, 0);
+	struct ibv_sge sge = { (uintptr_t)buffer, 8, mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED, .wr.rdma = { (uintptr_t)buffer + 1024, mr->rkey } }, *bad;
+	struct mlx5dv_cq dv;
+	struct mlx5dv_obj obj = { .cq = { ibv_cq_ex_to_cq(cq), &dv } };
+	uint32_t i, j, run = 3;
+
+	connect_to_itself(qp);
+	CHECK(mlx5dv_init_obj(&obj, MLX5DV_OBJ_CQ) == 0);
+	for (i = 0; i < 3 * dv.cqe_cnt; i += run) {
+		for (j = i; j < i + run; j++) {
+			wr.wr_id = j;
+			CHECK(ibv_post_send(qp, &wr, &bad) == 0);
+			while (entry(&dv, j)->op_own >> 4 == MLX5_CQE_INVALID || (entry(&dv, j)->op_own & 1) != !!(j & dv.cqe_cnt))
+				sched_yield();
+		}
+		CHECK(ibv_start_poll(cq, &attr) == 0 && cq->wr_id == i);
+		for (j = i + 1; j < i + run; j++) {
+			CHECK(ibv_req_notify_cq(ibv_cq_ex_to_cq(cq), 0) == 0);
+			CHECK(ibv_next_poll(cq) == 0 && cq->wr_id == j && cq->status == IBV_WC_SUCCESS);
+			CHECK(ibv_wc_read_opcode(cq) == IBV_WC_RDMA_WRITE && ibv_wc_read_qp_num(cq) == qp->qp_num);
+		}
+		CHECK(ibv_next_poll(cq) == ENOENT);
+		ibv_end_poll(cq);
+	}
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == 0);
+}
+
 static void work_queues(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
@@ -456,6 +492,7 @@ int main(void)
 	alarm(300);
 	open_soft();
 	rings();
+	extended_polls();
 	work_queues();
 	striding_work_queues();
 	compressed_completions();

@@ -205,10 +205,14 @@ impl CompletionQueue {
     }
 
     /// Moves to the consumer index in the doorbell record. For a ring that the program polls
-    /// itself, while this queue only arms it. Completions before that index count as polled.
+    /// itself, while this queue only arms it. Completions before that index count as polled. An
+    /// index that is behind is this queue's own, which has not given back what it lends.
     pub fn follow_record(&mut self) {
         let published = self.consumer_index.load() & past::INDEX;
         let ahead = published.wrapping_sub(self.consumed) & past::INDEX;
+        if ahead > past::INDEX / 2 {
+            return;
+        }
         for _ in 0..ahead {
             self.consumed = self.consumed.wrapping_add(1);
             self.next = self.next.after(self.stride);
