@@ -2,7 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{OsStr, c_int, c_uint, c_void};
-use std::mem::ManuallyDrop;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use uverbs::Error;
 use uverbs::completion_channel::DetachedCqEvent;
 use uverbs::cq::Compression;
 use uverbs::events::DetachedEvent;
-use uverbs::raw::{Completion, CompletionQueue, CqHandle, CqLayout};
+use uverbs::raw::{CompletionQueue, CqHandle, CqLayout};
 use uverbs_mlx5::completion_queue as provider;
 
 use crate::abi::*;
@@ -50,7 +50,7 @@ pub(crate) struct Cq {
     pub(crate) queue: UnsafeCell<CompletionQueue>,
     /// The current completion of an extended poll. It belongs to `queue`, and is used only between
     /// start and end of the poll.
-    pub(crate) current: UnsafeCell<Option<ManuallyDrop<Completion<'static>>>>,
+    pub(crate) current: UnsafeCell<MaybeUninit<provider::LentCqe<'static>>>,
     /// `None` once it is destroyed.
     handle: Shared<Option<CqHandle>>,
     pub(crate) events: Held<DetachedCqEvent>,
@@ -256,7 +256,7 @@ fn object(context: *mut ibv_context, wanted: &Wanted, queue: CompletionQueue) ->
         is_shown: AtomicBool::new(false),
         is_soft: queue.context().kind() == uverbs::DeviceKind::Software,
         queue: UnsafeCell::new(queue),
-        current: UnsafeCell::new(None),
+        current: UnsafeCell::new(MaybeUninit::zeroed()),
         handle: Shared::new(Some(handle)),
         events: Held::default(),
         async_events: Held::default(),

@@ -58,7 +58,7 @@ forms! {
     fn poll_received / poll_received_newer [](queue: &Cq, into: *mut ibv_wc) -> c_int {
         // SAFETY: the lock is held, or the program polls in one thread at a time.
         unsafe {
-            match queue.provider().take_received() {
+            match queue.provider().take_received::<true>() {
                 Some(completion) => {
                     put_receive::<NEWER>(&completion, into);
                     polled_one(queue, into)

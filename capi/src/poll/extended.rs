@@ -1,23 +1,24 @@
 //! Extended polls: `ibv_start_poll` to `ibv_end_poll`, and reading the current completion.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::mem::{ManuallyDrop, transmute};
+use std::mem::transmute;
 
 use uverbs::PollError;
 use uverbs::raw::Completion;
-use uverbs_mlx5::completion_queue::Good;
+use uverbs_mlx5::completion_queue::{LentCqe, Status};
 
 use super::idle;
-use super::wc::{flags, imm_data, opcode, vendor_err};
+use super::wc::{flags, imm_data, known_opcode, opcode_of_keys, vendor_err};
 use crate::abi::*;
 use crate::cq::{Cq, status};
-use crate::forms::{forms, pick};
+use crate::forms::{either, forms, pick};
 use crate::lock::Lock;
 
 /// The result of an extended poll without a completion, as in libmlx5.
 const NOTHING: c_int = libc::ENOENT;
 
-/// Moves an extended poll to the next completion if the fast path can; returns whether it did.
+/// Moves an extended poll to the next completion if that is a successful send; returns whether it
+/// did.
 ///
 /// # Safety
 /// The caller holds the lock, or polls in one thread at a time.
@@ -25,12 +26,28 @@ const NOTHING: c_int = libc::ENOENT;
 unsafe fn advance(queue: &Cq) -> bool {
     // SAFETY: the caller's promise.
     unsafe {
-        match queue.provider().take_good() {
-            Some(Good::Sent(completion, ()) | Good::Received(completion)) => {
-                show(queue, completion, 0);
-                true
+        let sent = queue.provider().take_sent(|_| Some(()));
+        sent.map(|(completion, ())| show(queue, &completion, 0)).is_some()
+    }
+}
+
+forms! {
+    beside
+    /// Moves an extended poll, which has just started if `STARTS`, to the next completion, which is
+    /// not a successful send.
+    ///
+    /// # Safety
+    /// As for [`advance`].
+    #[inline(never)]
+    fn advance_received / advance_received_newer [const STARTS: bool](queue: &Cq) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match queue.provider().take_received::<false>() {
+                Some(completion) => show(queue, &completion, 0),
+                None if STARTS => return start_other(queue),
+                None => return next_other(queue),
             }
-            None => false,
+            if queue.provider().is_lap_over() { next_lap(queue) } else { 0 }
         }
     }
 }
@@ -47,7 +64,7 @@ unsafe extern "C" fn advance_any(queue: &Cq) -> c_int {
         Ok(completion) => {
             let status = status(completion.status());
             // SAFETY: the caller's promise.
-            unsafe { show(queue, completion, status) };
+            unsafe { show(queue, &completion, status) };
             0
         }
         Err(PollError::Empty) => NOTHING,
@@ -60,15 +77,15 @@ unsafe extern "C" fn advance_any(queue: &Cq) -> c_int {
 /// # Safety
 /// As for [`advance`]; the completion is of that queue.
 #[inline(always)]
-unsafe fn show(queue: &Cq, completion: Completion<'_>, status: c_uint) {
+unsafe fn show(queue: &Cq, completion: &Completion<'_>, status: c_uint) {
     // SAFETY: the caller's promise. The completion is lent until its CQE is given back, by
     // `end_poll` or a call that polls, arms or resizes. That happens after the program has read it,
     // or replaces it here.
     unsafe {
         let ex = &mut *queue.ex.get();
         (ex.wr_id, ex.status) = (completion.wr_id(), status);
-        let completion = transmute::<Completion<'_>, Completion<'static>>(completion);
-        queue.current.get().write(Some(ManuallyDrop::new(completion)));
+        let cqe = transmute::<LentCqe<'_>, LentCqe<'static>>(completion.lent_cqe());
+        (*queue.current.get()).write(cqe);
     }
 }
 
@@ -93,17 +110,25 @@ forms! {
         unsafe {
             let queue = Cq::of(cq.cast());
             if attributes.cast::<u32>().as_ref().is_some_and(|mask| *mask != 0) {
-                return libc::EINVAL;
+                return refuse();
             }
             if !queue.lock.try_keep::<LOCKS>() {
                 return start_waiting(queue);
             }
             if !advance(queue) {
-                return start_other(queue);
+                return either!(advance_received::<true>, advance_received_newer::<true>)(queue);
             }
             if queue.provider().is_lap_over() { next_lap(queue) } else { 0 }
         }
     }
+}
+
+/// The result for attributes that no release of libibverbs has. A call in tail position takes no
+/// instruction of the fast path.
+#[cold]
+#[inline(never)]
+extern "C" fn refuse() -> c_int {
+    libc::EINVAL
 }
 
 /// [`start_poll`] after waiting for the thread that polls.
@@ -137,6 +162,19 @@ unsafe extern "C" fn start_other(queue: &Cq) -> c_int {
     errno
 }
 
+/// [`next_poll`] when the fast path finds no completion.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe extern "C" fn next_other(queue: &Cq) -> c_int {
+    // SAFETY: the lock is held.
+    unsafe {
+        queue.provider().note_lent();
+        advance_any(queue)
+    }
+}
+
 /// Continues at the start of the ring, after a completion that was read.
 ///
 /// # Safety
@@ -156,30 +194,36 @@ forms! {
         unsafe {
             let queue = Cq::of(cq.cast());
             if !advance(queue) {
-                return advance_any(queue);
+                return either!(advance_received::<false>, advance_received_newer::<false>)(queue);
             }
             if queue.provider().is_lap_over() { next_lap(queue) } else { 0 }
         }
     }
 }
 
-/// `ibv_end_poll`.
+/// `ibv_end_poll`: gives the entries of all completions since `ibv_start_poll` back, as libmlx5
+/// does.
 pub(crate) unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    // SAFETY: the caller's queue.
-    let queue = unsafe { Cq::of(cq.cast()) };
-    // SAFETY: between start and end, so the lock is held.
-    unsafe { *queue.current.get() = None };
-    queue.lock.release();
+    // SAFETY: the caller's queue; between start and end, so the lock is held.
+    unsafe {
+        let queue = Cq::of(cq.cast());
+        queue.provider().publish();
+        queue.lock.release();
+    }
 }
 
-/// The current completion of an extended poll.
+/// The current completion of an extended poll. Of its status only whether it is a success is known.
 ///
 /// # Safety
 /// Between start and end of an extended poll.
 #[inline(always)]
-unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> Option<&'a Completion<'static>> {
-    // SAFETY: the caller's promise.
-    unsafe { (*Cq::of(cq.cast()).current.get()).as_deref() }
+unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> Completion<'a> {
+    // SAFETY: the caller's promise: the poll has written it.
+    unsafe {
+        let cqe = (*Cq::of(cq.cast()).current.get()).assume_init_read();
+        let status = if (*cq).status == 0 { Status::Success } else { Status::General };
+        cqe.completion((*cq).wr_id, status)
+    }
 }
 
 macro_rules! readers {
@@ -191,16 +235,31 @@ macro_rules! readers {
             $(#[$meta])*
             pub(crate) fn $name / $newer [] (cq: *mut ibv_cq_ex) -> $type {
                 // SAFETY: programs read fields between start and end of a poll.
-                let Some($completion) = (unsafe { current(cq) }) else { return 0 };
+                let $completion = &unsafe { current(cq) };
                 $value
             }
         )*}
     };
 }
 
-readers! {
+forms! {
     /// `ibv_wc_read_opcode`.
-    read_opcode / read_opcode_newer: c_uint = |completion| opcode(completion);
+    pub(crate) fn read_opcode / read_opcode_newer [](cq: *mut ibv_cq_ex) -> c_uint {
+        // SAFETY: programs read fields between start and end of a poll.
+        let completion = unsafe { current(cq) };
+        known_opcode(&completion).unwrap_or_else(|| read_opcode_of_keys(cq))
+    }
+}
+
+/// [`read_opcode`] of a request that changed memory keys.
+#[inline(never)]
+extern "C" fn read_opcode_of_keys(cq: *mut ibv_cq_ex) -> c_uint {
+    // SAFETY: programs read fields between start and end of a poll.
+    let completion = unsafe { current(cq) };
+    opcode_of_keys(&completion)
+}
+
+readers! {
     /// `ibv_wc_read_vendor_err`.
     read_vendor_err / read_vendor_err_newer: u32 = |completion| vendor_err(completion);
     /// `ibv_wc_read_byte_len`.
@@ -237,7 +296,7 @@ pub(crate) unsafe extern "C" fn read_tm_info(_cq: *mut ibv_cq_ex, into: *mut ibv
 /// `ibv_wc_read_completion_wallclock_ns`; 0 if the clock cannot be read.
 pub(crate) unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: programs read fields between start and end of a poll.
-    let (Some(completion), queue) = (unsafe { (current(cq), Cq::of(cq.cast())) }) else { return 0 };
+    let (completion, queue) = unsafe { (current(cq), Cq::of(cq.cast())) };
     let conversion = queue.context().clock().and_then(|clock| clock.conversion().ok());
     conversion.map_or(0, |conversion| conversion.nanoseconds(completion.timestamp()))
 }

@@ -225,23 +225,28 @@ static SENT: [Sent; 256] = {
     table
 };
 
+fn opcode(completion: &Completion<'_>) -> c_uint {
+    known_opcode(completion).unwrap_or_else(|| opcode_of_keys(completion))
+}
+
+/// The `ibv_wc_opcode` of a completion; `None` if it is of a request that changed memory keys.
 #[inline(always)]
-pub(super) fn opcode(completion: &Completion<'_>) -> c_uint {
+pub(super) fn known_opcode(completion: &Completion<'_>) -> Option<c_uint> {
     if completion.is_send() {
         return match SENT[usize::from(completion.wqe_opcode().0)] {
-            UNUSUAL => opcode_of_keys(completion),
-            [_, opcode] => opcode,
+            UNUSUAL => None,
+            [_, opcode] => Some(opcode),
         };
     }
-    match completion.cqe_opcode() {
+    Some(match completion.cqe_opcode() {
         CqeOpcode::RESPONDER_WRITE_IMMEDIATE => wc_opcode::RECV_RDMA_WITH_IMM,
         _ => wc_opcode::RECV,
-    }
+    })
 }
 
 /// The `ibv_wc_opcode` of a request that changed memory keys.
 #[inline(never)]
-extern "C" fn opcode_of_keys(completion: &Completion<'_>) -> c_uint {
+pub(super) fn opcode_of_keys(completion: &Completion<'_>) -> c_uint {
     match completion.opcode() {
         CompletionOpcode::LocalInvalidate => wc_opcode::LOCAL_INV,
         CompletionOpcode::BindWindow => wc_opcode::BIND_MW,

@@ -139,6 +139,24 @@ pub(super) struct Raw {
     pub(super) wr_id: u64,
 }
 
+/// What the fields of a completion are read from: its CQE, and the queue of its request.
+#[doc(hidden)]
+#[derive(Clone, Copy)]
+pub struct LentCqe<'c> {
+    cqe: CqeView,
+    side: *const Side,
+    queue: PhantomData<&'c mut super::CompletionQueue>,
+}
+
+impl<'c> LentCqe<'c> {
+    /// The completion again. The caller has kept the rest of it.
+    #[inline(always)]
+    pub fn completion(self, wr_id: u64, status: Status) -> Completion<'c> {
+        let Self { cqe, side, .. } = self;
+        Completion::new(Raw { status, format: CqeFormat::NO_INLINE, cqe, side, wr_id })
+    }
+}
+
 /// A completion, lent until the next poll.
 ///
 /// In an error completion only `wr_id`, `status`, `qp_num`, `user_context`, the syndromes and the
@@ -281,6 +299,13 @@ impl<'c> Completion<'c> {
     #[inline(always)]
     pub fn side_context(&self) -> u64 {
         self.side().context()
+    }
+
+    /// Its CQE, for a caller that reads the fields later.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn lent_cqe(&self) -> LentCqe<'c> {
+        LentCqe { cqe: self.raw.cqe, side: self.raw.side, queue: PhantomData }
     }
 
     /// An equal value made field by field. Passed to functions that are not inlined, it lets the
@@ -533,7 +558,7 @@ macro_rules! accessors {
 
             #[inline(always)]
             fn sent(&self) -> Opcode {
-                Opcode((self.u32(offset_of!(Cqe, opcode_qpn_flow_tag)) >> 24) as u8)
+                Opcode(self.cqe().u8(offset_of!(Cqe, opcode_qpn_flow_tag)))
             }
 
             #[inline(always)]

@@ -58,23 +58,9 @@ pub enum Good<'c, S> {
 }
 
 impl CompletionQueue {
-    /// The fast path of [`CompletionQueue::poll`]; `None`, with nothing changed, if it does not
-    /// take the next CQE. Gives back the entry that was lent before. If
-    /// [`CompletionQueue::is_lap_over`] afterwards, the caller calls [`CompletionQueue::begin_lap`]
-    /// before anything else.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn take_good(&mut self) -> Option<Good<'_, ()>> {
-        self.publish_up_to(self.consumed);
-        let cqe = self.next;
-        let places = self.queues.places();
-        let (raw, sent) = self.good_at::<false, _>(places, cqe, |_| Some(()))?;
-        self.pass(cqe);
-        Some(good_of(raw, sent))
-    }
-
-    /// [`CompletionQueue::take_good`] for sends that a [`GoodBatch`] accepts, without giving back
-    /// an entry.
+    /// The next completion, if it is a successful send that `sent` accepts by its opcode; `None`,
+    /// with nothing changed, if not. Gives back no entry. If [`CompletionQueue::is_lap_over`]
+    /// afterwards, the caller calls [`CompletionQueue::begin_lap`] before anything else.
     #[doc(hidden)]
     #[inline(always)]
     pub fn take_sent<S>(
@@ -90,13 +76,14 @@ impl CompletionQueue {
         Some((Completion::new(raw), sent))
     }
 
-    /// [`CompletionQueue::take_sent`] for receives.
+    /// [`CompletionQueue::take_sent`] for receives. If `PLAIN`, it takes only messages without
+    /// immediate data and invalidated keys.
     #[doc(hidden)]
     #[inline(always)]
-    pub fn take_received(&mut self) -> Option<Completion<'_>> {
+    pub fn take_received<const PLAIN: bool>(&mut self) -> Option<Completion<'_>> {
         let cqe = self.next;
         let what = cqe.op_own() ^ self.owner;
-        let raw = self.good_receive::<true>(self.queues.places(), cqe, what)?;
+        let raw = self.good_receive::<PLAIN>(self.queues.places(), cqe, what)?;
         self.pass(cqe);
         Some(Completion::new(raw))
     }
@@ -129,7 +116,18 @@ impl CompletionQueue {
     #[cold]
     #[inline(never)]
     pub fn begin_lap(&mut self) {
+        self.note_lent();
         self.next_lap();
+    }
+
+    /// Records how many entries the caller holds that has polled several and given back none.
+    #[doc(hidden)]
+    pub fn note_lent(&mut self) {
+        let published = self.consumer_index.load();
+        let lent = self.consumed.wrapping_sub(published) & super::past::INDEX;
+        if lent > self.lent {
+            self.lend_more(lent);
+        }
     }
 
     /// Starts taking several successful completions, at most `most`.
