@@ -398,11 +398,11 @@ forms! {
             if !building.steps.is_straight() {
                 return complete_any::<T, SENDS>(qp);
             }
-            if !queue.publish_one() {
+            if let Err(start) = queue.publish_one() {
                 return either!(
                     complete_two_blocks::<T, SENDS>,
                     complete_two_blocks_newer::<T, SENDS>
-                )(qp);
+                )(qp, start);
             }
             queue_pair.send_lock.release();
             0
@@ -412,17 +412,18 @@ forms! {
 
 forms! {
     beside
-    /// [`complete`] of one request of two blocks that was built step by step.
+    /// [`complete`] of one request of two blocks that was built step by step, from `start` on.
     ///
     /// # Safety
     /// As for [`complete`].
     #[inline(never)]
     fn complete_two_blocks / complete_two_blocks_newer [T: Posts, const SENDS: bool](
         qp: *mut ibv_qp_ex,
+        start: usize,
     ) -> c_int {
         // SAFETY: the caller's promise.
         unsafe {
-            if post::sends::<T>(qp.cast()).publish_two_blocks() {
+            if post::sends::<T>(qp.cast()).publish_two_blocks(start) {
                 Qp::of(qp.cast()).send_lock.release();
                 return 0;
             }

@@ -188,8 +188,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             }
             self.next.entry = entry.wrapping_add(1);
             self.next.at = behind;
-            let end = self.head.wrapping_add(self.built());
-            self.ring.note_inner(entry.wrapping_sub(1), 2, end);
+            self.ring.note_inner(entry.wrapping_sub(1), 2, self.counter(behind));
             write_inline(block.byte_add(at % WQEBB_SIZE), start, length);
             set_length(block, bytes.div_ceil(16));
         }
@@ -278,7 +277,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         self.next.entry = entry.wrapping_add(blocks);
         self.next.at = behind;
         // SAFETY: before the limit, so within ring and table.
-        unsafe { self.ring.note_inner(entry, blocks, self.head.wrapping_add(self.built())) };
+        unsafe { self.ring.note_inner(entry, blocks, self.counter(behind)) };
         true
     }
 
@@ -364,38 +363,37 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         unsafe { self.next.pass(blocks) };
         if blocks > 1 {
             // SAFETY: before the limit, so within ring and table.
-            unsafe { self.ring.note_inner(entry, blocks, self.head.wrapping_add(self.built())) };
+            unsafe { self.ring.note_inner(entry, blocks, self.counter(self.next.at)) };
         }
         true
     }
 
     /// Publishes what was built, if it is one request of one block: from the ring to the register.
-    /// `false`, and nothing has changed, otherwise.
+    /// Otherwise nothing has changed, and the error is where the first request starts, for
+    /// [`SendQueue::publish_two_blocks`].
     ///
     /// # Safety
     /// As for [`SendQueue::name`]; [`Steps::is_straight`].
     #[inline(always)]
-    pub unsafe fn publish_one(&mut self) -> bool {
+    pub unsafe fn publish_one(&mut self) -> Result<(), usize> {
         // The counter's 16 bits, as `Next::at` has them. Where they overflow between the two, the
         // caller goes on by `publish_long`.
         let start = usize::from(self.head as u16) * WQEBB_SIZE;
         if self.next.at != start + WQEBB_SIZE {
-            return false;
+            return Err(start);
         }
         // SAFETY: one block was built.
         unsafe { self.copy_request::<1>(self.next.base.wrapping_byte_add(start), 1) };
-        true
+        Ok(())
     }
 
     /// Publishes what was built, if it is one request of two blocks: from the ring to the register.
     /// `false`, and nothing has changed, otherwise.
     ///
     /// # Safety
-    /// As for [`SendQueue::publish_one`].
+    /// As for [`SendQueue::publish_one`], which has just returned `start`.
     #[inline(always)]
-    pub unsafe fn publish_two_blocks(&mut self) -> bool {
-        // As in `publish_one`.
-        let start = usize::from(self.head as u16) * WQEBB_SIZE;
+    pub unsafe fn publish_two_blocks(&mut self, start: usize) -> bool {
         if self.next.at != start + 2 * WQEBB_SIZE {
             return false;
         }

@@ -159,11 +159,18 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         }
     }
 
+    /// The counter at a place behind the head. `at` is [`Next::at`](super::Next::at) with a request
+    /// that has its data.
+    #[inline(always)]
+    pub(super) fn counter(&self, at: usize) -> u32 {
+        let built = ((at / WQEBB_SIZE) as u32).wrapping_sub(self.head) & 0xffff;
+        self.head.wrapping_add(built)
+    }
+
     /// How many blocks were built.
     #[inline(always)]
     pub(super) fn built(&self) -> u32 {
-        let at = self.next.at & PLACE;
-        let built = ((at / WQEBB_SIZE) as u32).wrapping_sub(self.head) & 0xffff;
+        let built = self.counter(self.next.at & PLACE).wrapping_sub(self.head);
         // More blocks than the ring has: two threads of the program use the queue without a lock.
         if built > self.ring.blocks() { 0 } else { built }
     }
