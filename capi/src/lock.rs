@@ -101,10 +101,18 @@ impl Lock {
         unsafe { &*self.slots.as_ptr().byte_add(self.at.load(Ordering::Acquire)) }
     }
 
+    /// A lock that no thread gets: that of a queue which a queue pair does not have. So the fast
+    /// path need not look whether there is a queue.
+    pub(crate) fn unavailable() -> Self {
+        let lock = Self::with_owners(true, false);
+        lock.slot().held.store(HELD, Ordering::Relaxed);
+        lock
+    }
+
     /// Takes the lock.
     #[inline(always)]
     pub(crate) fn acquire(&self) {
-        if !self.try_acquire() {
+        if self.try_acquire().is_none() {
             self.wait();
         }
     }
@@ -112,12 +120,16 @@ impl Lock {
     /// Takes the lock if it is free and not another thread's. Callers wait in a function that they
     /// call in tail position, so they save no registers for waiting.
     #[inline(always)]
-    pub(crate) fn try_acquire(&self) -> bool {
+    pub(crate) fn try_acquire(&self) -> Option<Taken<'_>> {
         let (slot, thread) = (self.slot(), this_thread());
-        if slot.owner.load(Ordering::Relaxed) == thread {
-            return slot.enter(thread) || !self.needed;
-        }
-        if self.needed { slot.take(HELD) } else { slot.enter_unlocked(thread) }
+        let is_taken = if slot.owner.load(Ordering::Relaxed) == thread {
+            slot.enter(thread) || !self.needed
+        } else if self.needed {
+            slot.take(HELD)
+        } else {
+            slot.enter_unlocked(thread)
+        };
+        is_taken.then_some(Taken(slot))
     }
 
     /// Gives the lock back, kept or not.
@@ -316,6 +328,18 @@ fn this_thread() -> usize {
     HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
+/// A lock that is held during a call. Its slot does not change meanwhile, so giving the lock back
+/// need not look for it. If this value is dropped, the lock is still held: see [`Lock::release`].
+pub(crate) struct Taken<'a>(&'a Slot);
+
+impl Taken<'_> {
+    /// Gives the lock back.
+    #[inline(always)]
+    pub(crate) fn release(self) {
+        self.0.held.store(FREE, Ordering::Release);
+    }
+}
+
 /// A lock that is held.
 pub(crate) struct Guard<'a>(&'a Lock);
 
@@ -393,6 +417,11 @@ mod tests {
             }
         });
         assert_eq!(shared.1.into_inner(), 40_000);
+    }
+
+    #[test]
+    fn no_thread_gets_an_unavailable_lock() {
+        assert!(Lock::unavailable().try_acquire().is_none());
     }
 
     #[test]

@@ -30,7 +30,7 @@ forms! {
         // time; the caller's array has `most` places.
         unsafe {
             let queue = Cq::of(cq);
-            if !queue.lock.try_acquire() {
+            if queue.lock.try_acquire().is_none() {
                 return poll_waiting(queue, most, into);
             }
             if most != 1 {

@@ -143,7 +143,7 @@ forms! {
         // thread at a time.
         unsafe {
             let queue_pair = Qp::of(qp);
-            if !queue_pair.send_lock.try_acquire() {
+            if queue_pair.send_lock.try_acquire().is_none() {
                 return post_waiting::<T>(qp, wr, bad);
             }
             if !Usual::post_two_blocks::<T>(sends::<T>(qp), common(qp), &*wr) {
@@ -186,7 +186,7 @@ unsafe fn post_usual<T: Posts, const BLOCKS: usize>(
     // SAFETY: the caller's queue pair and list; the lock is held, or the program posts in one
     // thread at a time.
     unsafe {
-        if !Qp::of(qp).send_lock.try_acquire() {
+        if Qp::of(qp).send_lock.try_acquire().is_none() {
             return post_waiting::<T>(qp, wr, bad);
         }
         post_held::<T, BLOCKS>(qp, wr, bad, inline)

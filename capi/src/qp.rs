@@ -58,6 +58,7 @@ pub(crate) struct Qp {
     /// The receive queue, which is there as long as the queue pair; null if it has none.
     pub(crate) receive: Cell<*mut RecvQueue>,
     pub(crate) send_lock: Lock,
+    /// No thread gets it if there is no receive queue.
     pub(crate) recv_lock: Lock,
     /// Requests of `ibv_wr_…` that are being built.
     pub(crate) building: UnsafeCell<Building>,
@@ -160,10 +161,13 @@ impl Qp {
 
     /// Wraps the library's queue pair for the program.
     pub(crate) fn new<C: Control + 'static>(
-        library: C,
+        mut library: C,
         send: &'static SendTable,
         with: With,
     ) -> *mut Self {
+        // SAFETY: the queue pair is alive.
+        let receives = unsafe { C::receive(&raw mut library).as_ref() };
+        let receives = receives.is_some_and(Option::is_some);
         let granted = library.capacities().unwrap_or(with.capacities);
         let qp = Self {
             ex: UnsafeCell::new(with.ex),
@@ -171,7 +175,10 @@ impl Qp {
             send,
             receive: Cell::new(null_mut()),
             send_lock: Lock::new(!with.one_thread),
-            recv_lock: Lock::new(!with.one_thread),
+            recv_lock: match receives {
+                true => Lock::new(!with.one_thread),
+                false => Lock::unavailable(),
+            },
             building: UnsafeCell::default(),
             whole: Cell::new(null::<Whole<C>>()),
             changing: Shared::default(),
@@ -231,13 +238,13 @@ impl Qp {
     }
 
     /// Keeps other threads from posting.
-    pub(crate) fn exclude(&self) -> (Option<Guard<'_>>, Guard<'_>) {
+    pub(crate) fn exclude(&self) -> (Option<Guard<'_>>, Option<Guard<'_>>) {
         let sends = self.send_lock.guard_unless_kept();
         if sends.is_none() {
             // SAFETY: this thread keeps the lock, so it is between start and complete.
             unsafe { wr::leave_fast_path(self) };
         }
-        (sends, self.recv_lock.guard())
+        (sends, (!self.receive.get().is_null()).then(|| self.recv_lock.guard()))
     }
 
     /// Changes attributes. Other threads may post meanwhile, except while a reset empties the

@@ -21,13 +21,13 @@ forms! {
         // SAFETY: the caller's queue pair and list.
         unsafe {
             let queue_pair = Qp::of(qp);
-            if !queue_pair.recv_lock.try_acquire() {
+            let Some(lock) = queue_pair.recv_lock.try_acquire() else {
                 return post_waiting(queue_pair, first, bad);
-            }
-            if post_alone(queue_pair, first).is_none() {
+            };
+            if !post_alone(queue_pair, first) {
                 return either!(post_held, post_held_newer)(queue_pair, first, bad);
             }
-            queue_pair.recv_lock.release();
+            lock.release();
         }
         0
     }
@@ -38,17 +38,16 @@ forms! {
 /// # Safety
 /// As for `ibv_post_recv`; the lock of the receives is held.
 #[inline(always)]
-unsafe fn post_alone(queue_pair: &Qp, first: *mut ibv_recv_wr) -> Option<()> {
-    // SAFETY: the caller's promise: the receive side is this thread's, and what the program
-    // promises of the memory is what the queue asks for.
+unsafe fn post_alone(queue_pair: &Qp, first: *mut ibv_recv_wr) -> bool {
+    // SAFETY: the caller's promise: the receive side is there, since its lock is held, and is this
+    // thread's. What the program promises of the memory is what the queue asks for.
     unsafe {
-        let queue = queue_pair.receive.get().as_mut()?;
-        let request = alone(first)?;
-        queue.post_fast(|| parts(request)).then_some(())
+        let queue = &mut *queue_pair.receive.get();
+        alone(first).is_some_and(|request| queue.post_fast(|| parts(request)))
     }
 }
 
-/// [`post_recv`] after waiting for the thread that posts.
+/// [`post_recv`] after waiting for the thread that posts, if there is a receive queue.
 ///
 /// # Safety
 /// As for `ibv_post_recv`.
@@ -59,9 +58,14 @@ unsafe extern "C" fn post_waiting(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    queue_pair.recv_lock.wait();
     // SAFETY: the caller's promise.
-    unsafe { post_held(queue_pair, first, bad) }
+    unsafe {
+        if queue_pair.receive.get().is_null() {
+            return refuse(first, bad, libc::ENOMEM);
+        }
+        queue_pair.recv_lock.wait();
+        post_held(queue_pair, first, bad)
+    }
 }
 
 forms! {
@@ -76,14 +80,10 @@ forms! {
         first: *mut ibv_recv_wr,
         bad: *mut *mut ibv_recv_wr,
     ) -> c_int {
-        // SAFETY: null, or the receive side, which the lock, or the program, keeps for this thread;
-        // the caller's list and place.
-        let errno = unsafe {
-            match queue_pair.receive.get().as_mut() {
-                Some(queue) => post_list(queue.batch(), first, bad),
-                None => refuse(first, bad, libc::ENOMEM),
-            }
-        };
+        // SAFETY: the receive side is there, since its lock is held. The lock, or the program,
+        // keeps it for this thread. The caller's list and place.
+        let errno =
+            unsafe { post_list((*queue_pair.receive.get()).batch(), first, bad) };
         queue_pair.recv_lock.release();
         errno
     }

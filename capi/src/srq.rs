@@ -258,7 +258,7 @@ forms! {
         // at a time. What the program promises of the memory is what the queue asks for.
         unsafe {
             let queue = Srq::of(srq);
-            if !queue.lock.try_acquire() {
+            if queue.lock.try_acquire().is_none() {
                 return post_waiting(queue, first, bad);
             }
             let library = &mut *queue.queue.get();

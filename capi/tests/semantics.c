@@ -636,6 +636,25 @@ static void closed_before_its_objects(void)
 		free(reused[i]);
 }
 
+/* Receives cannot be posted to a queue pair that shares them: each is refused, and nothing waits for a lock. */
+static void receives_of_no_queue(struct ibv_cq *cq)
+{
+	struct ibv_srq_init_attr receives = { .attr = { .max_wr = 16, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &receives);
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 16, .max_send_sge = 1 } };
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
+	struct ibv_sge sge = { (uintptr_t)buffer, 8, mr->lkey };
+	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad = NULL;
+
+	CHECK(srq && qp && ibv_post_recv(qp, NULL, &bad) == 0 && !bad);
+	CHECK(ibv_post_recv(qp, &wr, &bad) == ENOMEM && bad == &wr);
+	connect_to_itself(qp);
+	CHECK(ibv_post_recv(qp, &wr, &bad) == ENOMEM && ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_srq(srq) == 0);
+}
+
 int main(void)
 {
 	struct ibv_cq *cq;
@@ -668,6 +687,7 @@ int main(void)
 	atomic_results(cq);
 	destinations_missing(cq);
 	operations_without_handles(cq);
+	receives_of_no_queue(cq);
 	closed_before_its_objects();
 	CHECK(ibv_destroy_cq(cq) == 0);
 	close_soft();

@@ -156,9 +156,15 @@ impl RecvQueue {
     /// Tells the device of everything built so far.
     #[inline(always)]
     pub fn publish(&mut self) {
-        self.state().publish_receives(self.head);
+        self.publish_up_to(self.head);
+    }
+
+    /// [`RecvQueue::publish`], for a caller that has just loaded `head`.
+    #[inline(always)]
+    fn publish_up_to(&mut self, head: u32) {
+        self.state().publish_receives(head);
         crate::barrier::to_device();
-        self.doorbell.store(self.head & 0xffff);
+        self.doorbell.store(head & 0xffff);
     }
 
     /// Free entries, as far as completions have been polled.

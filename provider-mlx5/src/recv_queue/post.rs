@@ -135,14 +135,22 @@ impl RecvQueue {
     #[doc(hidden)]
     #[inline(always)]
     pub unsafe fn post_fast(&mut self, request: impl FnOnce() -> (u64, Sge)) -> bool {
-        if self.front.id >= self.limit {
+        // The loads are volatile, so that each change below is one instruction on memory.
+        // SAFETY: fields of this queue.
+        let id = unsafe { (&raw const self.front.id).read_volatile() };
+        if id >= self.limit {
             return false;
         }
         let (wr_id, sge) = request();
         // SAFETY: the front is this queue's, and before the limit.
-        unsafe { self.front.write(wr_id, sge, self.stride) };
+        unsafe {
+            (&raw const self.front.entry).read_volatile().write(sge.octoword());
+            (*id).store(wr_id, Ordering::Relaxed);
+        }
+        self.front.pass(self.stride);
         self.head = self.head.wrapping_add(1);
-        self.publish();
+        // SAFETY: as above.
+        self.publish_up_to(unsafe { (&raw const self.head).read_volatile() });
         true
     }
 
