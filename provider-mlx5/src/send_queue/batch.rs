@@ -148,11 +148,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         &mut self,
         at: usize,
         wr_id: u64,
-        own: Wide,
         image: Promised<&[WideBlock]>,
+        flags: PostFlags,
     ) -> Result<Next, PostError> {
         let at = self.place_at(at);
-        let next = self.build_image(at, wr_id, own, image)?;
+        let next = self.build_image(at, wr_id, image, flags)?;
         Ok(self.resume(next))
     }
 }
@@ -315,17 +315,16 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         &self.next
     }
 
-    /// Builds a template's request if the fast path can; returns whether it did. `own` is its first
-    /// lane, without index and number.
+    /// Builds a template's request if the fast path can; returns whether it did.
     #[inline(always)]
     pub(super) fn put_template<O: Operation, const N: usize>(
         &mut self,
         wr_id: u64,
-        own: Wide,
         template: Promised<&Template<O, N>>,
+        flags: PostFlags,
     ) -> bool {
         let Some(slots) = self.next.open_for(template.needed()) else { return false };
-        slots.put(wr_id, own, self.base, template, self.queue);
+        slots.put(wr_id, template, flags, self.base, self.queue);
         true
     }
 
@@ -334,10 +333,10 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     pub(super) fn build_image(
         &mut self,
         wr_id: u64,
-        own: Wide,
         image: Promised<&[WideBlock]>,
+        flags: PostFlags,
     ) -> Result<(), PostError> {
-        let next = self.queue.build_image_at(self.next.at(), wr_id, own, image)?;
+        let next = self.queue.build_image_at(self.next.at(), wr_id, image, flags)?;
         self.go_on(next);
         Ok(())
     }

@@ -19,7 +19,7 @@ pub(super) use promised::Image;
 use super::Block;
 use super::operation::Operation;
 use super::payload::{Inline, Limits, Payload, segment_octowords};
-use super::wide::{Wide, WideBlock, store_composed, store_octowords, wide};
+use super::wide::{Wide, WideBlock, or, store_composed, store_octowords, wide};
 use crate::format::{ControlSegment, Fence, MAX_DS, MAX_READ_SGE, Opcode};
 use crate::request::{Octoword, PostError, PostFlags};
 
@@ -58,6 +58,12 @@ pub(super) const fn mode_word(mode: u8, immediate: u32) -> u64 {
     } else {
         (mode as u64) << 32 | immediate as u64
     }
+}
+
+/// A control segment's octoword with more flags.
+#[inline(always)]
+pub(super) fn with_flags(control: Wide, flags: PostFlags) -> Wide {
+    or(control, wide([0, mode_word(flags.bits(), 0)]))
 }
 
 /// What of the queue's `mode` applies to a request with this control segment: a fence that the

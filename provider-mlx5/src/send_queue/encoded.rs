@@ -6,7 +6,7 @@ use super::{Batch, Transport};
 use crate::format::Opcode;
 use crate::mmio::Register;
 use crate::queue_state::Kind;
-use crate::request::{Octoword, PostError};
+use crate::request::{Octoword, PostError, PostFlags};
 
 /// Octowords of the longest request: control segments count them in six bits.
 const MAX_OCTOWORDS: usize = 63;
@@ -60,8 +60,7 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         let at = self.next().at();
         let queue = self.queue_mut();
         let start = queue.place_at(at);
-        let [[own, ..], ..] = encoded.image;
-        let mut next = queue.build_image(start, wr_id, own, encoded.image())?;
+        let mut next = queue.build_image(start, wr_id, encoded.image(), PostFlags::empty())?;
         next.fence = fence;
         if encoded.is_key_change {
             queue.state().set_send_kind(start.head, Kind::Key as u8);

@@ -382,6 +382,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// [`SendQueue::post_promised`] of requests that do not go to BlueFlame from registers, of all
     /// requests while the fast path has no space, and of data that may be empty, have empty SGEs,
     /// or be refused. It measures the data again, so that the fast path need not keep the size.
+    #[cold]
     #[inline(never)]
     fn post_general<I: RequestId, O: Operation, P: Payload>(
         &mut self,
@@ -449,16 +450,16 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 }
 
 impl<T: Transport, R: Register, const N: usize> Open<'_, T, R, N> {
-    /// Posts a template's request. `own` is its first lane, without index and number.
+    /// Posts a template's request.
     #[inline(always)]
     pub(super) fn post<O: Operation>(
         self,
         wr_id: u64,
-        own: Wide,
         template: Promised<&Template<O, N>>,
+        flags: PostFlags,
     ) {
         let Self(queue) = self;
-        let control = queue.stamp(queue.next.place(), own);
+        let control = queue.stamp(queue.next.place(), template.control(flags));
         // SAFETY: open so far.
         unsafe {
             if N == 1 {

@@ -5,7 +5,9 @@
 
 use core::mem::MaybeUninit;
 
-use super::encode::{Promised, Request, Wqe, fenced_once, first_word, second_word, short_blocks};
+use super::encode::{
+    Promised, Request, Wqe, fenced_once, first_word, second_word, short_blocks, with_flags,
+};
 use super::payload::{Inline, PREFIX, Payload, segment_octowords};
 use super::space::{Counted, Place};
 use super::steps::{Common, Header};
@@ -15,11 +17,12 @@ use super::wide::{
 };
 use super::{Block, Operation, RequestId, SendQueue, Template, Transport, place};
 use crate::format::{ControlSegment, Fence, INLINE_FLAG, MAX_DS, WQEBB_SIZE};
+use crate::hint::likely;
 use crate::memory::DmaMemory;
 use crate::mmio::Register;
 use crate::queue_error::QueueError;
 use crate::queue_state::{NO_START, QueueState};
-use crate::request::{Octoword, PostError};
+use crate::request::{Octoword, PostError, PostFlags};
 use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::{QueueHandle, SENDS};
 
@@ -102,14 +105,14 @@ impl Next {
     /// Whether requests of so many bytes can be written.
     #[inline(always)]
     pub(super) fn has_bytes(&self, bytes: usize) -> bool {
-        self.at + bytes <= self.limit
+        likely(self.at + bytes <= self.limit)
     }
 
     /// Whether so many blocks can be written.
     #[inline(always)]
     pub(super) fn has(&self, blocks: usize) -> bool {
         // Both are whole blocks, and for one block this takes an instruction less.
-        if blocks == 1 { self.at < self.limit } else { self.has_bytes(blocks * WQEBB_SIZE) }
+        if blocks == 1 { likely(self.at < self.limit) } else { self.has_bytes(blocks * WQEBB_SIZE) }
     }
 
     /// The next blocks, for a request whose data ends in the block in which it starts. `None` if
@@ -231,18 +234,18 @@ impl<const N: usize> Needed<N> {
 pub(super) struct Slots<'n, const N: usize>(&'n mut Next);
 
 impl<const N: usize> Slots<'_, N> {
-    /// Stores a template's request, and moves on over it. `own` is its first lane, without index
-    /// and number, and `base` is the queue's.
+    /// Stores a template's request, and moves on over it. `base` is the queue's.
     #[inline(always)]
     pub(super) fn put<T: Transport, R: Register, O: Operation>(
         self,
         wr_id: u64,
-        own: Wide,
-        base: Wide,
         template: Promised<&Template<O, N>>,
+        flags: PostFlags,
+        base: Wide,
         queue: &SendQueue<T, R>,
     ) {
         let Self(next) = self;
+        let own = template.control(flags);
         let control = or(or(own, wide([first_word(next.place()), 0])), base);
         let image = template.lanes();
         // SAFETY: the blocks are free, and behind each other.
@@ -656,12 +659,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         &mut self,
         at: Place,
         wr_id: u64,
-        own: Wide,
         image: Promised<&[WideBlock]>,
+        flags: PostFlags,
     ) -> Result<Place, PostError> {
-        let [[_, rest @ ..], others @ ..] = *image else {
+        let [[first, rest @ ..], others @ ..] = *image else {
             return Err(PostError::NotATemplate);
         };
+        let own = with_flags(*first, flags);
         let blocks = image.len() as u32;
         let mode = fenced_once(narrow(own), self.claim(at, blocks)?);
         let control = or(self.stamp(place(at.head), own), wide([0, mode]));

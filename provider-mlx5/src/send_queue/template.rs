@@ -12,7 +12,7 @@ mod fields;
 
 pub use fields::Field;
 
-use super::encode::{CopiedBytes, Image, Promised, Request, first_word, header, mode_word};
+use super::encode::{CopiedBytes, Image, Promised, Request, first_word, header, with_flags};
 use super::payload::Payload;
 use super::ring::Needed;
 use super::wide::{self, Wide, WideBlock, narrow, or, wide};
@@ -122,15 +122,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         flags: PostFlags,
     ) -> Result<(), PostError> {
         if let Some(open) = self.open_for(template.needed()) {
-            open.post(wr_id, template.control(flags), template);
+            open.post(wr_id, template, flags);
             return Ok(());
         }
         crate::hint::cold_path();
-        let own = template.control(flags);
         if BLOCKS == 1 {
-            return self.post_closed(wr_id, own, template.all());
+            return self.post_closed(wr_id, template.all(), flags);
         }
-        self.post_image(wr_id, own, template.image())
+        self.post_image(wr_id, template.image(), flags)
     }
 
     /// [`SendQueue::post_image`] of lanes that may be in registers.
@@ -138,10 +137,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     fn post_closed<const BLOCKS: usize>(
         &mut self,
         wr_id: u64,
-        own: Wide,
         image: Promised<[WideBlock; BLOCKS]>,
+        flags: PostFlags,
     ) -> Result<(), PostError> {
-        self.post_image(wr_id, own, image.by_ref().image())
+        self.post_image(wr_id, image.by_ref().image(), flags)
     }
 
     /// A control segment that says `own` of its request, for one whose counter is at `place` in it.
@@ -151,19 +150,17 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         or(own, wide::sum(wide([first_word(place), 0]), self.base))
     }
 
-    /// [`SendQueue::post_template`] of any length, and wherever space has to be looked for. `own`
-    /// is the first lane, without index and number: while the fast path is closed, [`Next::place`]
-    /// may be another one than the head's.
+    /// [`SendQueue::post_template`] of any length, and wherever space has to be looked for.
     #[inline(never)]
     fn post_image(
         &mut self,
         wr_id: u64,
-        own: Wide,
         image: Promised<&[WideBlock]>,
+        flags: PostFlags,
     ) -> Result<(), PostError> {
         self.end_batch();
         let start = self.head;
-        let next = self.build_image(self.place(), wr_id, own, image)?;
+        let next = self.build_image(self.place(), wr_id, image, flags)?;
         self.move_to(next);
         self.ring_from_ring(start);
         Ok(())
@@ -179,12 +176,11 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         template: Promised<&Template<O, BLOCKS>>,
         flags: PostFlags,
     ) -> Result<(), PostError> {
-        let own = template.control(flags);
-        if self.put_template(wr_id, own, template) {
+        if self.put_template(wr_id, template, flags) {
             return Ok(());
         }
         crate::hint::cold_path();
-        self.build_image(wr_id, own, template.image())
+        self.build_image(wr_id, template.image(), flags)
     }
 }
 
@@ -218,9 +214,9 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
 
     /// The first octoword, with more flags.
     #[inline(always)]
-    fn control(&self, flags: PostFlags) -> Wide {
+    pub(super) fn control(&self, flags: PostFlags) -> Wide {
         let first = self.image.as_flattened().first().copied().unwrap_or(wide([0; 2]));
-        or(first, wide([0, mode_word(flags.bits(), 0)]))
+        with_flags(first, flags)
     }
 
     /// The same request with more flags, [`SIGNALED`](PostFlags::SIGNALED) for instance.

@@ -48,7 +48,10 @@ impl<P: Payload> Promised<P> {
         flags: PostFlags,
         limits: &Limits,
     ) -> Option<Promised<Request<O, P>>> {
-        let octowords = self.0.usual(limits, header::<O>())?;
+        let Some(octowords) = self.0.usual(limits, header::<O>()) else {
+            crate::hint::cold_path();
+            return None;
+        };
         Some(Promised(Request { operation: *operation, payload: self.0, octowords, flags }))
     }
 
