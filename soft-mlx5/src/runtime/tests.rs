@@ -326,7 +326,7 @@ fn a_wait_for_a_file_ends_with_the_file() {
     let runtime = without_thread(host.clone());
     let (read, write) = std::os::unix::net::UnixStream::pair().unwrap();
     let files = [read.as_fd()];
-    assert_eq!(runtime.wait_readable(&files, Some(Duration::from_millis(1))), Ok(false));
+    assert_eq!(runtime.wait_readable(&files, Some(Duration::from_millis(1))), Ok(None));
     let looks = host.ticks.load(Ordering::SeqCst);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| runtime.wait_readable(&files, None));
@@ -334,13 +334,13 @@ fn a_wait_for_a_file_ends_with_the_file() {
         host.reaches(looks + 1);
         runtime.control(|_| ()).unwrap();
         io::Write::write_all(&mut &write, b"x").unwrap();
-        assert_eq!(waiter.join().unwrap(), Ok(true));
+        assert_eq!(waiter.join().unwrap(), Ok(Some(0)));
     });
     // Also while another thread is at the device.
     let busy = runtime.shared.worker.lock().unwrap();
-    assert_eq!(runtime.wait_readable(&files, None), Ok(true));
+    assert_eq!(runtime.wait_readable(&files, None), Ok(Some(0)));
     drop(busy);
     // And where another thread polls.
     runtime.shared.standby.note(u64::MAX / 2);
-    assert_eq!(runtime.wait_readable(&files, None), Ok(true));
+    assert_eq!(runtime.wait_readable(&files, None), Ok(Some(0)));
 }

@@ -88,8 +88,8 @@ fn give_way(shared: &Shared) {
 pub(super) enum Slept {
     /// There was something to do first.
     Not,
-    /// It ended; whether one of the files is readable.
-    Until(bool),
+    /// It ended; the first of the files that is readable.
+    Until(Option<usize>),
 }
 
 impl Worker {
@@ -151,12 +151,12 @@ impl Worker {
         let mut fds: Vec<BorrowedFd<'_>> = files.to_vec();
         fds.push(shared.waker.as_fd());
         wire.poll_fds(&mut fds);
-        let (ready, of_files) = wait::readable(&fds, files.len(), timeout)?;
-        if ready > of_files {
+        let ready = wait::readable(&fds, files.len(), timeout)?;
+        if ready.other {
             self.pacing.woken(now);
         }
         // If the sleep timed out, packets may have arrived since.
-        self.woken(ready == 0 || ready > of_files);
-        Ok(Slept::Until(of_files > 0))
+        self.woken(ready.other || ready.own.is_none());
+        Ok(Slept::Until(ready.own))
     }
 }

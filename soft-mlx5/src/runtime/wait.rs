@@ -31,19 +31,29 @@ const APART: (u64, u64) = (100_000, 8_000_000);
 /// nanoseconds.
 const SLEEPS: u64 = 8_000_000;
 
-/// Which of `fds` are readable after `timeout` nanoseconds at most (`None`: for ever): how many,
-/// and how many of the first `own`.
+/// Which files are readable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Readable {
+    /// The first one of the caller's files.
+    pub(super) own: Option<usize>,
+    /// One of the other files.
+    pub(super) other: bool,
+}
+
+/// Which of `fds`, of which the first `own` are the caller's, are readable after `timeout`
+/// nanoseconds at most (`None`: for ever).
 pub(super) fn readable(
     fds: &[BorrowedFd<'_>],
     own: usize,
     timeout: Option<u64>,
-) -> nix::Result<(usize, usize)> {
+) -> nix::Result<Readable> {
     let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
     let timeout =
         timeout.map(|time| TimeSpec::nanoseconds(i64::try_from(time).unwrap_or(i64::MAX)));
-    let ready = ppoll(&mut fds, timeout, None)?;
-    let own = fds[..own].iter().filter(|fd| fd.any().unwrap_or(true)).count();
-    Ok((ready.max(0) as usize, own))
+    ppoll(&mut fds, timeout, None)?;
+    let is_ready = |fd: &PollFd<'_>| fd.any().unwrap_or(true);
+    let (own, others) = fds.split_at(own);
+    Ok(Readable { own: own.iter().position(is_ready), other: others.iter().any(is_ready) })
 }
 
 /// A wait for one of the caller's files.
@@ -59,8 +69,8 @@ struct Wait<'a> {
 }
 
 impl Runtime {
-    /// `poll(2)` for reading: waits until one of `files` is readable, `timeout` at most; whether
-    /// one is. The caller's thread does the device's work meanwhile.
+    /// `poll(2)` for reading: waits until one of `files` is readable, `timeout` at most; the index
+    /// of the first one that is. The caller's thread does the device's work meanwhile.
     ///
     /// # Errors
     /// As `poll(2)`: EINTR by a signal.
@@ -68,7 +78,7 @@ impl Runtime {
         &self,
         files: &[BorrowedFd<'_>],
         timeout: Option<Duration>,
-    ) -> nix::Result<bool> {
+    ) -> nix::Result<Option<usize>> {
         let now = clock::now();
         let nanoseconds = timeout.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         let until = nanoseconds.map(|time| now.saturating_add(time));
@@ -90,23 +100,26 @@ impl Wait<'_> {
     }
 
     /// Waits for the files alone, `limit` nanoseconds at most.
-    fn without_device(&self, limit: Option<u64>) -> nix::Result<bool> {
+    fn without_device(&self, limit: Option<u64>) -> nix::Result<Option<usize>> {
         let left = self.left(clock::now());
         let timeout = left.into_iter().chain(limit).min();
-        readable(self.files, self.files.len(), timeout).map(|(ready, _)| ready > 0)
+        readable(self.files, self.files.len(), timeout).map(|ready| ready.own)
     }
 
-    fn with_device(&mut self, shared: &Shared) -> nix::Result<bool> {
-        while !self.turn(shared)? {
+    fn with_device(&mut self, shared: &Shared) -> nix::Result<Option<usize>> {
+        loop {
+            let found = self.turn(shared)?;
+            if found.is_some() {
+                return Ok(found);
+            }
             if self.left(clock::now()) == Some(0) {
                 return self.without_device(Some(0));
             }
         }
-        Ok(true)
     }
 
-    /// Runs the device once, then pauses. Returns whether a file is known to be readable.
-    fn turn(&mut self, shared: &Shared) -> nix::Result<bool> {
+    /// Runs the device once, then pauses. Returns a file that is known to be readable.
+    fn turn(&mut self, shared: &Shared) -> nix::Result<Option<usize>> {
         let now = clock::now();
         if shared.standby.is_polled(now) {
             return self.stay_apart();
@@ -126,7 +139,7 @@ impl Wait<'_> {
         if shared.is_wanted() {
             drop(worker);
             std::thread::yield_now();
-            return Ok(false);
+            return Ok(None);
         }
         match worker.pacing.plan(now, shared.scheduler.is_oversubscribed(now)) {
             Pause::Sleep => {
@@ -144,7 +157,7 @@ impl Wait<'_> {
         }
         let done = Some(shared.work.done());
         let before = std::mem::replace(&mut self.done, done);
-        if done == before { Ok(false) } else { self.without_device(Some(0)) }
+        if done == before { Ok(None) } else { self.without_device(Some(0)) }
     }
 
     fn sleep(&self, shared: &Shared, worker: &mut Worker, now: u64) -> nix::Result<Slept> {
@@ -159,7 +172,7 @@ impl Wait<'_> {
     }
 
     /// Another thread does the device's work until there is an event.
-    fn stay_apart(&mut self) -> nix::Result<bool> {
+    fn stay_apart(&mut self) -> nix::Result<Option<usize>> {
         let apart = self.apart;
         self.apart = (apart * 2).min(APART.1);
         self.without_device(Some(apart))

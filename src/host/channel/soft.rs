@@ -149,7 +149,7 @@ impl Channel for SoftChannel {
         files: &[BorrowedFd<'_>],
         timeout: Option<Duration>,
     ) -> std::result::Result<bool, Errno> {
-        self.file.wait_readable(files, timeout)
+        self.file.wait_readable(files, timeout).map(|found| found.is_some())
     }
 
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -145,8 +145,9 @@ impl OpenFile {
     }
 
     /// `poll(2)` for reading: waits until one of `files` is readable, at most for `timeout`, and
-    /// returns whether one is. Meant for a thread that sleeps until there is an event: it does the
-    /// device's work meanwhile, so that a packet wakes this thread and no other one.
+    /// returns the index of the first one that is. Meant for a thread that sleeps until there is an
+    /// event: it does the device's work meanwhile, so that a packet wakes this thread and no other
+    /// one.
     ///
     /// In a child process this is only poll(2).
     ///
@@ -156,7 +157,7 @@ impl OpenFile {
         &self,
         files: &[BorrowedFd<'_>],
         timeout: Option<Duration>,
-    ) -> Result<bool, Errno> {
+    ) -> Result<Option<usize>, Errno> {
         self.file.device.wait_readable(files, timeout)
     }
 }

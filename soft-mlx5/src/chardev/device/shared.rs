@@ -270,7 +270,7 @@ impl DeviceShared {
         &self,
         files: &[BorrowedFd<'_>],
         timeout: Option<Duration>,
-    ) -> nix::Result<bool> {
+    ) -> nix::Result<Option<usize>> {
         self.runtime.wait_readable(files, timeout)
     }
 
