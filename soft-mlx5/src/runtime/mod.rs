@@ -26,6 +26,7 @@ mod idle;
 pub(crate) mod os_thread;
 mod pacing;
 mod scheduler;
+mod spins;
 mod standby;
 mod thread;
 mod uar;

@@ -1,5 +1,7 @@
 //! When the device thread looks again: at once, after letting others run, or after a sleep.
 
+use super::spins::Spins;
+
 /// How long the thread yields after its last work, in nanoseconds.
 const YIELDING: u64 = 200_000;
 
@@ -35,17 +37,30 @@ pub(super) struct Pacing {
     last_work: u64,
     /// There are queues, whose doorbells wake no thread.
     polling: bool,
+    spins: Spins,
 }
 
 impl Pacing {
     pub(super) fn new(now: u64) -> Self {
-        Self { last_work: now, polling: false }
+        Self { last_work: now, polling: false, spins: Spins::default() }
     }
 
     /// How to pause if this look finds nothing; `oversubscribed` says that yields take long now.
     pub(super) fn plan(&self, now: u64, oversubscribed: bool) -> Pause {
         let fresh = now.saturating_sub(self.last_work) < YIELDING;
         if self.polling && fresh && !oversubscribed { Pause::Yield } else { Pause::Sleep }
+    }
+
+    /// The same for a program's thread that waits for a file: it tries less.
+    pub(super) fn plan_waiting(&mut self, now: u64, oversubscribed: bool) -> Pause {
+        let may_yield = self.plan(now, oversubscribed) == Pause::Yield;
+        let quiet = now.saturating_sub(self.last_work);
+        if self.spins.pay(quiet, may_yield) { Pause::Yield } else { Pause::Sleep }
+    }
+
+    /// Notes the result of such a thread's look that no sleep followed.
+    pub(super) fn looked_waiting(&mut self, did_work: bool) {
+        self.spins.looked(did_work);
     }
 
     /// Notes that something came during a sleep: more is likely to follow.

@@ -141,7 +141,8 @@ impl Wait<'_> {
             std::thread::yield_now();
             return Ok(None);
         }
-        match worker.pacing.plan(now, shared.scheduler.is_oversubscribed(now)) {
+        let oversubscribed = shared.scheduler.is_oversubscribed(now);
+        match worker.pacing.plan_waiting(now, oversubscribed) {
             Pause::Sleep => {
                 if let Slept::Until(ready) = self.sleep(shared, &mut worker, now)? {
                     return Ok(ready);
@@ -149,6 +150,7 @@ impl Wait<'_> {
             }
             Pause::Yield => {
                 let look = worker.look(shared, now, Whose::Polling);
+                worker.pacing.looked_waiting(look.did_work);
                 drop(worker);
                 if !look.did_work {
                     shared.scheduler.yield_now();
