@@ -20,6 +20,7 @@ mod private;
 mod ring;
 mod routed;
 mod segments;
+mod skips;
 mod station;
 mod switch;
 mod udp;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::ring::Users;
+use super::skips::{FILES_EVERY, Skips};
 use super::{
     Counters, Link, Rings, SOCKET_DATAGRAMS, Station, Switch, SwitchPort, UdpWire, Waker, Wire,
 };
@@ -48,10 +49,8 @@ pub struct Network {
     udp: UdpWire,
     /// Reads of the sockets that found nothing since the last packet or sleep.
     silent: Cell<u32>,
-    /// Whether the next call of `receive` may skip the sockets.
-    skips: bool,
-    /// How many calls in a row have skipped them.
-    skipped: u32,
+    /// Calls of `receive` that leave the sockets unread.
+    skips: Skips,
     /// Datagrams dropped because their source address was forged.
     forged: AtomicU64,
 }
@@ -60,9 +59,6 @@ pub struct Network {
 /// make them each time: after this many reads that found nothing, only every [`FILES_EVERY`]th call
 /// reads them, until a packet arrives or the device sleeps.
 const SILENCE: u32 = 64;
-
-/// See [`SILENCE`]. An awake device calls `receive` about once in a microsecond.
-pub(super) const FILES_EVERY: u32 = 32;
 
 impl Network {
     /// Takes a free station, found by binding; see [`UdpWire::bind_any`]. If another user has taken
@@ -122,8 +118,8 @@ impl Network {
             Carrier::MemoryOfAnyUser => Self::rings_of(&mut udp, Users::Any)?,
             Carrier::Udp => None,
         };
-        let (skips, skipped, forged) = (false, 0, AtomicU64::new(0));
-        Ok(Self { port, rings, udp, silent: Cell::new(0), skips, skipped, forged })
+        let (skips, forged) = (Skips::default(), AtomicU64::new(0));
+        Ok(Self { port, rings, udp, silent: Cell::new(0), skips, forged })
     }
 
     fn rings_of(udp: &mut UdpWire, users: Users) -> io::Result<Option<Rings>> {
@@ -174,8 +170,7 @@ impl Network {
     fn looks_at_sockets(&mut self, now: u64) -> bool {
         let silent = self.silent.get().wrapping_add(1);
         self.silent.set(silent);
-        self.skipped = if std::mem::take(&mut self.skips) { self.skipped + 1 } else { 0 };
-        let is_skipped = self.skipped % FILES_EVERY != 0;
+        let is_skipped = self.skips.take();
         let is_due = self.next_wake().is_some_and(|at| now >= at);
         is_due || silent % FILES_EVERY == 0 || !is_skipped && silent <= SILENCE
     }
@@ -289,11 +284,11 @@ impl Wire for Network {
     }
 
     fn skip_files(&mut self) {
-        self.skips = true;
+        self.skips.allow();
     }
 
     fn look_at_files(&mut self) {
-        self.skips = false;
+        self.skips.forbid();
         self.silent.set(0);
     }
 

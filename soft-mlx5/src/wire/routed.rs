@@ -14,6 +14,7 @@ use super::host::{HostAddress, Interface, gid_of};
 use super::mmsg::{self, Datagram, Receiver, Run};
 use super::multicast::{GroupInterface, receive_headers};
 use super::segments::run_length;
+use super::skips::Skips;
 use super::udp::{drain, enlarge, send_sealed};
 use super::{Counters, Groups, Link, Wire, port_holder};
 use crate::packet::rocev2::{self, Framing, UDP_PORT};
@@ -45,6 +46,8 @@ pub struct RoutedWire {
     group_receiver: Option<Receiver>,
     /// Whether the kernel cuts messages into packets.
     cuts: bool,
+    /// Calls of `receive` that leave the sockets unread.
+    skips: Skips,
     /// Empty between two sends; kept for its allocation.
     runs: Vec<Run>,
     counters: Arc<Counters>,
@@ -116,6 +119,7 @@ impl RoutedWire {
             groups,
             receiver: Some(Receiver::of_joined()),
             group_receiver: Some(Receiver::new()),
+            skips: Skips::default(),
             runs: Vec::new(),
             counters: Counters::new(),
         })
@@ -341,6 +345,10 @@ impl Wire for RoutedWire {
     }
 
     fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) -> usize {
+        // Datagrams that were read before are not left.
+        if self.skips.take() && self.next_wake().is_none() {
+            return 0;
+        }
         let (first, mut read) = (packets.len(), 0);
         if let Some(mut receiver) = self.receiver.take() {
             let (socket, into) = (self.socket.as_fd(), (&mut *packets, &mut *pool));
@@ -372,6 +380,14 @@ impl Wire for RoutedWire {
     fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
         fds.push(self.socket.as_fd());
         fds.extend((0..self.groups.len()).map(|index| self.groups.get(index).0));
+    }
+
+    fn skip_files(&mut self) {
+        self.skips.allow();
+    }
+
+    fn look_at_files(&mut self) {
+        self.skips.forbid();
     }
 
     fn join(&mut self, group: Gid) -> io::Result<()> {

@@ -155,7 +155,7 @@ fn an_idle_network_reads_its_sockets_now_and_then_and_at_once_after_a_sleep() {
         if sleeps {
             network.poll_fds(&mut Vec::new());
         }
-        let looks = if sleeps { 1 } else { network::FILES_EVERY };
+        let looks = if sleeps { 1 } else { skips::FILES_EVERY };
         for _ in 0..looks {
             network.receive(0, &mut packets, &mut pool);
         }
@@ -193,7 +193,7 @@ fn skip_files_leaves_the_sockets_unread_once() {
     assert_eq!(packets, [sent]);
     // A device that skips them before every call reads them all the same.
     send(&mut other, std::slice::from_ref(&packets[0].clone()));
-    for _ in 0..network::FILES_EVERY {
+    for _ in 0..skips::FILES_EVERY {
         network.skip_files();
         network.receive(0, &mut packets, &mut pool);
     }

@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::socket;
 use crate::packet::{Addressing, Bth, Opcode, Packet, PacketPool, Psn};
-use crate::wire::network::FILES_EVERY;
+use crate::wire::skips::FILES_EVERY;
 use crate::wire::{Carrier, Counters, Link, Network, Station, UdpWire, Wire};
 
 pub(super) const SECOND: u64 = 1_000_000_000;
