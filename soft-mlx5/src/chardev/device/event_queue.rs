@@ -233,10 +233,10 @@ fn unread_bytes(pipe: &File) -> usize {
 }
 
 /// Writes one packet. SIGPIPE is blocked meanwhile, because a program that closed its end must not
-/// be killed.
+/// be killed. The device's thread and one that sleeps in `ibv_get_cq_event` have it blocked anyway.
 fn write_record(pipe: &File, record: &[u8]) -> Result<(), Errno> {
     // SAFETY: signal sets on the stack are initialized by sigemptyset before use; the mask of this
-    // thread is restored before returning; the write reads `record` only.
+    // thread is restored before returning, where it was changed; the write reads `record` only.
     unsafe {
         let mut sigpipe = std::mem::zeroed::<libc::sigset_t>();
         let mut before = std::mem::zeroed::<libc::sigset_t>();
@@ -245,11 +245,13 @@ fn write_record(pipe: &File, record: &[u8]) -> Result<(), Errno> {
         libc::pthread_sigmask(libc::SIG_BLOCK, &sigpipe, &mut before);
         let written =
             Errno::result(libc::write(pipe.as_raw_fd(), record.as_ptr().cast(), record.len()));
-        if written == Err(Errno::EPIPE) && libc::sigismember(&before, libc::SIGPIPE) == 0 {
-            let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            libc::sigtimedwait(&sigpipe, std::ptr::null_mut(), &now);
+        if libc::sigismember(&before, libc::SIGPIPE) == 0 {
+            if written == Err(Errno::EPIPE) {
+                let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+                libc::sigtimedwait(&sigpipe, std::ptr::null_mut(), &now);
+            }
+            libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
         }
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
         written.map(drop)
     }
 }
