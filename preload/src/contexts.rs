@@ -62,6 +62,7 @@ pub(crate) struct Slot {
     context: AtomicPtr<Context>,
     poll_cq: AtomicPtr<c_void>,
     create_cq_ex: AtomicPtr<c_void>,
+    get_cq_event: AtomicPtr<c_void>,
     /// From [`Weak::into_raw`]: the context does not keep the node open.
     node: AtomicPtr<Node>,
 }
@@ -77,6 +78,7 @@ impl Slot {
             context: AtomicPtr::new(ptr::null_mut()),
             poll_cq: AtomicPtr::new(ptr::null_mut()),
             create_cq_ex: AtomicPtr::new(ptr::null_mut()),
+            get_cq_event: AtomicPtr::new(ptr::null_mut()),
             node: AtomicPtr::new(ptr::null_mut()),
         }
     }
@@ -102,6 +104,12 @@ impl Slot {
         self.create_cq_ex.load(Ordering::Relaxed)
     }
 
+    /// libibverbs's function of this name; null if there is none. The library stays loaded while
+    /// the context is open.
+    pub(crate) fn get_cq_event(&self) -> *mut c_void {
+        self.get_cq_event.load(Ordering::Relaxed)
+    }
+
     /// Puts this library's functions in a context's tables.
     ///
     /// # Safety
@@ -116,6 +124,7 @@ impl Slot {
             let create_cq_ex = std::mem::replace(operation, extended::create_cq_ex as *mut c_void);
             self.create_cq_ex.store(create_cq_ex, Ordering::Relaxed);
         }
+        self.get_cq_event.store(next(VERBS, c"ibv_get_cq_event"), Ordering::Relaxed);
         self.node.store(node.into_raw().cast_mut(), Ordering::Relaxed);
         self.context.store(context, Ordering::Release);
     }

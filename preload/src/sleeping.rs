@@ -14,6 +14,7 @@
 //!
 //! [`OpenFile::wait_readable`]: uverbs_soft::chardev::OpenFile::wait_readable
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::{MaybeUninit, transmute};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -71,15 +72,22 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
 ) -> c_int {
     type Get =
         unsafe extern "C-unwind" fn(*mut Channel, *mut *mut c_void, *mut *mut c_void) -> c_int;
-    let function = contexts::next(contexts::VERBS, c"ibv_get_cq_event");
+    // SAFETY: the channel stays open during the call, and with it its context.
+    let channel_of = unsafe { &*channel };
+    let slot = Slot::find(channel_of.context);
+    let function = match slot {
+        Some(slot) => slot.get_cq_event(),
+        None => contexts::next(contexts::VERBS, c"ibv_get_cq_event"),
+    };
     if function.is_null() {
+        Errno::ENOSYS.set();
         return -1;
     }
     // SAFETY: libibverbs's function of this name has this type.
     let get: Get = unsafe { transmute(function) };
     loop {
-        // SAFETY: the channel stays open during the call, and with it its context.
-        match unsafe { sleep(&*channel) } {
+        // SAFETY: as before.
+        match unsafe { sleep(slot, channel_of.fd) } {
             // SAFETY: the program's own call.
             Slept::Enough => return unsafe { get(channel, queue, user) },
             Slept::Interrupted => {
@@ -93,13 +101,12 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
 }
 
 /// # Safety
-/// The channel is open, and stays so meanwhile.
-unsafe fn sleep(channel: &Channel) -> Slept {
+/// The slot is in use, its channel's descriptor is open, and both stay so meanwhile.
+unsafe fn sleep(slot: Option<&Slot>, fd: c_int) -> Slept {
     // SAFETY: the caller's.
-    let node = Slot::find(channel.context).and_then(|slot| unsafe { slot.node() });
-    let Some(node) = node else { return Slept::Enough };
+    let Some(node) = slot.and_then(|slot| unsafe { slot.node() }) else { return Slept::Enough };
     // SAFETY: the caller's.
-    let file = unsafe { BorrowedFd::borrow_raw(channel.fd) };
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = fcntl(file, FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
     if flags.is_ok_and(|flags| !flags.contains(OFlag::O_NONBLOCK)) {
         sleep_on(&node, file).unwrap_or(Slept::Enough)
@@ -112,29 +119,28 @@ unsafe fn sleep(channel: &Channel) -> Slept {
 /// Errors of blocking the signals: then the C function sleeps by itself.
 fn sleep_on(node: &Node, file: BorrowedFd<'_>) -> nix::Result<Slept> {
     let signals = KeptBack::new()?;
-    let files = [file, signals.file.as_fd()];
+    let arrivals = Arrivals::of_thread(&signals)?;
+    let files = [file, arrivals.file.as_fd()];
     let waited = polling::at_work(|| node.file.wait_readable(&files, Some(LONGEST)));
-    let interrupts = signals.interrupts();
-    drop(signals);
-    Ok(match waited {
-        _ if is_readable(file) => Slept::Enough,
-        _ if interrupts => Slept::Interrupted,
+    let slept = match waited {
+        Ok(Some(0)) => Slept::Enough,
+        _ if arrivals.interrupt() => Slept::Interrupted,
         Ok(_) | Err(Errno::EINTR) => Slept::More,
         Err(_) => Slept::Enough,
-    })
-}
-
-fn is_readable(file: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::new(file, PollFlags::POLLIN)];
-    poll(&mut fds, PollTimeout::ZERO) != Ok(0)
+    };
+    match waited {
+        // Nothing was reported by the other descriptor.
+        Ok(Some(0)) => arrivals.keep(),
+        _ if arrivals.is_ours() => arrivals.keep(),
+        _ => std::mem::forget(arrivals),
+    }
+    Ok(slept)
 }
 
 /// Blocks the signals in this thread while it exists.
 struct KeptBack {
+    all: SigSet,
     before: SigSet,
-    set: SigSet,
-    /// Readable when one has arrived.
-    file: SignalFd,
 }
 
 impl KeptBack {
@@ -142,23 +148,7 @@ impl KeptBack {
         let mut all = SigSet::all();
         AT_ONCE.iter().for_each(|signal| all.remove(*signal));
         let before = all.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        // A signal that the program itself blocks does not end its sleep.
-        let set = without(&all, &before);
-        match SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK) {
-            Ok(file) => Ok(Self { before, set, file }),
-            Err(errno) => before.thread_set_mask().and(Err(errno)),
-        }
-    }
-
-    /// Whether a signal has arrived whose handler ends a read(2).
-    fn interrupts(&self) -> bool {
-        let mut pending = *SigSet::empty().as_ref();
-        // SAFETY: a set, which the call fills anew.
-        let asked = unsafe { libc::sigpending(&raw mut pending) };
-        asked == 0
-            && signals()
-                .filter(|signal| has(&pending, *signal) && has(self.set.as_ref(), *signal))
-                .any(ends_a_read)
+        Ok(Self { all, before })
     }
 }
 
@@ -169,9 +159,74 @@ impl Drop for KeptBack {
     }
 }
 
+thread_local! {
+    /// What the thread's last sleep used. The next one needs the same, unless the program has
+    /// changed the signals that it blocks.
+    static LAST: Cell<Option<Arrivals>> = const { Cell::new(None) };
+}
+
+/// The signals that end a sleep.
+struct Arrivals {
+    /// Those that the program blocks.
+    before: SigSet,
+    set: SigSet,
+    /// A signalfd(2) of `set`: readable in a thread for which one of them waits.
+    file: SignalFd,
+}
+
+impl Arrivals {
+    fn of_thread(signals: &KeptBack) -> nix::Result<Self> {
+        let last = LAST.try_with(Cell::take).ok().flatten();
+        match last.filter(|last| bits(&last.before) == bits(&signals.before)) {
+            Some(last) => Ok(last),
+            None => Self::new(signals),
+        }
+    }
+
+    fn new(signals: &KeptBack) -> nix::Result<Self> {
+        // A signal that the program itself blocks does not end its sleep.
+        let set = without(&signals.all, &signals.before);
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        let file = SignalFd::with_flags(&set, flags)?;
+        Ok(Self { before: signals.before, set, file })
+    }
+
+    /// Whether a signal has arrived whose handler ends a read(2).
+    fn interrupt(&self) -> bool {
+        self.pending().any(ends_a_read)
+    }
+
+    fn pending(&self) -> impl Iterator<Item = c_int> + '_ {
+        let mut pending = *SigSet::empty().as_ref();
+        // SAFETY: a set, which the call fills anew; it stays empty if the call fails.
+        unsafe { libc::sigpending(&raw mut pending) };
+        signals().filter(move |signal| has(&pending, *signal) && has(self.set.as_ref(), *signal))
+    }
+
+    /// Keeps the file for the thread's next sleep.
+    fn keep(self) {
+        // Nothing is kept while the thread ends.
+        let _ = LAST.try_with(|last| last.set(Some(self)));
+    }
+
+    /// Whether the descriptor reports what it was made for. A program that closes all descriptors
+    /// from some number on may have another file there, which is not this library's to close.
+    fn is_ours(&self) -> bool {
+        let mut fds = [PollFd::new(self.file.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO) == Ok(0) || self.pending().next().is_some()
+    }
+}
+
 /// All signals, those of real-time included.
 fn signals() -> impl Iterator<Item = c_int> {
     1..=libc::SIGRTMAX()
+}
+
+/// The part of a set that the kernel knows: a bit for each signal.
+fn bits(set: &SigSet) -> u64 {
+    // SAFETY: the set of every C library begins with the kernel's, of 64 bits, which are
+    // initialised; it is longer, and aligned as a `long` is.
+    unsafe { std::ptr::from_ref(set.as_ref()).cast::<u64>().read_unaligned() }
 }
 
 fn has(set: &libc::sigset_t, signal: c_int) -> bool {
@@ -202,4 +257,48 @@ fn ends_a_read(signal: c_int) -> bool {
     let action = unsafe { action.assume_init() };
     !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
         && action.sa_flags & libc::SA_RESTART == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    fn of_thread() -> Arrivals {
+        Arrivals::of_thread(&KeptBack::new().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn the_next_sleep_uses_the_same_file_unless_the_program_blocks_other_signals() {
+        let (first, identity) = (of_thread(), |arrivals: &Arrivals| arrivals.file.as_raw_fd());
+        let number = identity(&first);
+        first.keep();
+        let second = of_thread();
+        assert_eq!(identity(&second), number);
+        second.keep();
+        for signal in [libc::SIGUSR1, libc::SIGRTMAX()] {
+            let mut blocked = *SigSet::empty().as_ref();
+            // SAFETY: a filled set of this frame, and the number of a signal; the mask is this
+            // thread's, which ends with the test.
+            unsafe {
+                libc::sigaddset(&raw mut blocked, signal);
+                libc::pthread_sigmask(libc::SIG_BLOCK, &raw const blocked, std::ptr::null_mut());
+            }
+            let changed = of_thread();
+            assert!(!has(changed.set.as_ref(), signal));
+            assert!(has(changed.set.as_ref(), libc::SIGUSR2));
+            changed.keep();
+        }
+    }
+
+    #[test]
+    fn a_file_that_took_the_descriptors_place_is_not_kept() {
+        let arrivals = of_thread();
+        assert!(arrivals.is_ours());
+        let (read, _) = nix::unistd::pipe().unwrap();
+        // SAFETY: the descriptor is this test's; the pipe's end takes its place.
+        let taken = unsafe { libc::dup2(read.as_raw_fd(), arrivals.file.as_raw_fd()) };
+        assert!(taken >= 0 && !arrivals.is_ours(), "its writer is gone, so poll(2) reports it");
+    }
 }
