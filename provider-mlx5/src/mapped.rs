@@ -44,6 +44,15 @@ impl DmaMemory {
         Self { base, len }
     }
 
+    /// Zeroed memory that is never freed.
+    #[cfg(test)]
+    pub(crate) fn leaked(len: usize) -> Self {
+        let bytes = vec![0u8; len + 63].leak();
+        let start = bytes.as_ptr().align_offset(64);
+        // SAFETY: leaked, aligned, and the queue's alone.
+        unsafe { Self::new(NonNull::from(&mut bytes[start..start + len]).cast(), len) }
+    }
+
     /// Cuts the span in two; the second part starts at byte `at`. `None` if `at` is outside.
     ///
     /// A QP's receive and send queue usually share one buffer, the receive queue first.
@@ -269,7 +278,7 @@ impl CqeView {
         assert!(offset % 4 == 0 && offset < CQE_SIZE);
         // SAFETY: as for the fields above.
         let field = unsafe { atomic::AtomicU32::from_ptr(self.0.add(offset).cast_mut().cast()) };
-        u32::from_be(field.load(Ordering::Relaxed))
+        u32::from_be(field.load(Ordering::Acquire))
     }
 
     /// The CQE of the next entry, `stride` bytes later; it may be the ring's [end](CqRing::end).

@@ -60,12 +60,7 @@ impl Ring {
     /// Writes the title last, because until then another thread reads the session's length from it.
     /// Each array of mini-CQEs is in one of the entries that it expands to.
     #[inline(always)]
-    fn expand(
-        &self,
-        start: u32,
-        title: &Title,
-        replace: impl Fn(EntryWriter, [u8; 8]) -> Option<[u8; 2]>,
-    ) {
+    fn expand(&self, start: u32, title: &Title, replace: impl Fn(EntryWriter, [u8; 8]) -> Own) {
         let count = title.count.min(self.entries());
         let arrays = count.div_ceil(MINI_CQES_PER_SLOT as u32);
         let mut entry = self.writer(start.wrapping_add(count.wrapping_sub(1)), title.end);
@@ -77,11 +72,18 @@ impl Ring {
                 counter = counter.wrapping_sub(1);
                 entry.begin(&title.words);
                 let own = replace(entry, minis[at as usize % MINI_CQES_PER_SLOT].to_ne_bytes());
-                entry.finish(own.unwrap_or(counter.to_be_bytes()));
+                let counter = own.counter.unwrap_or(counter.to_be_bytes());
+                entry.finish(counter, own.byte_count.unwrap_or(title.byte_count));
                 entry = self.writer_before(entry);
             }
         }
     }
+}
+
+/// The fields of a completion that are written last, if its mini-CQE has them.
+struct Own {
+    counter: Option<[u8; 2]>,
+    byte_count: Option<[u8; 4]>,
 }
 
 /// The fields that all completions of a session share.
@@ -90,6 +92,7 @@ struct Title {
     words: [u64; WORDS],
     is_requester: bool,
     count: u32,
+    byte_count: [u8; 4],
     wqe_counter: u16,
     /// The last two bytes of a CQE that is not compressed, with owner bit 0.
     end: [u8; 2],
@@ -100,9 +103,11 @@ impl Title {
         let [signature, op_own] = field(&words, offset_of!(Cqe, signature));
         let op_own = OpOwn(op_own);
         let (opcode, solicited) = (op_own.opcode(), op_own.is_solicited());
+        let byte_count = field(&words, offset_of!(Cqe, byte_count));
         Self {
             is_requester: opcode.is_requester(),
-            count: u32::from_be_bytes(field(&words, offset_of!(Cqe, byte_count))),
+            count: u32::from_be_bytes(byte_count),
+            byte_count,
             wqe_counter: u16::from_be_bytes(field(&words, offset_of!(Cqe, wqe_counter))),
             end: [signature, OpOwn::new(opcode, CqeFormat::NO_INLINE, solicited, false).0],
             words,
@@ -111,38 +116,35 @@ impl Title {
 }
 
 /// Writes the fields that a requester's mini-CQE replaces: see [`MiniCqe`](crate::format::MiniCqe).
-/// Returns the WQE counter, if the mini-CQE has one.
+/// Returns those that are written last.
 #[inline(always)]
-fn requester(entry: EntryWriter, mini: [u8; 8]) -> Option<[u8; 2]> {
+fn requester(entry: EntryWriter, mini: [u8; 8]) -> Own {
     let [counter @ .., opcode, _, _, _, _, _] = mini;
     entry.set(offset_of!(Cqe, opcode_qpn_flow_tag), [opcode]);
-    Some(counter)
+    Own { counter: Some(counter), byte_count: None }
 }
 
 /// [`requester`], for [`MiniCqeFormat::HASH`].
 #[inline(always)]
-fn hash(entry: EntryWriter, mini: [u8; 8]) -> Option<[u8; 2]> {
+fn hash(entry: EntryWriter, mini: [u8; 8]) -> Own {
     let [a, b, c, d, byte_count @ ..] = mini;
     entry.set(offset_of!(Cqe, rss_hash), [a, b, c, d]);
-    entry.set(offset_of!(Cqe, byte_count), byte_count);
-    None
+    Own { counter: None, byte_count: Some(byte_count) }
 }
 
 /// [`requester`], for [`MiniCqeFormat::CHECKSUM`].
 #[inline(always)]
-fn checksum(entry: EntryWriter, mini: [u8; 8]) -> Option<[u8; 2]> {
+fn checksum(entry: EntryWriter, mini: [u8; 8]) -> Own {
     let [a, b, _, _, byte_count @ ..] = mini;
     entry.set(offset_of!(Cqe, checksum), [a, b]);
-    entry.set(offset_of!(Cqe, byte_count), byte_count);
-    None
+    Own { counter: None, byte_count: Some(byte_count) }
 }
 
 /// [`requester`], for [`MiniCqeFormat::CHECKSUM_STRIDE_INDEX`].
 #[inline(always)]
-fn stride_index(entry: EntryWriter, mini: [u8; 8]) -> Option<[u8; 2]> {
-    checksum(entry, mini);
+fn stride_index(entry: EntryWriter, mini: [u8; 8]) -> Own {
     let [_, _, index @ .., _, _, _, _] = mini;
-    Some(index)
+    Own { counter: Some(index), ..checksum(entry, mini) }
 }
 
 /// The bytes at `offset`, which are in one word.

@@ -115,12 +115,14 @@ fn each_written(
 
 /// How many entries the CQE at `index` covers. Only the title of a compressed session covers
 /// several, and the device does not write all of them. The poller decompresses them and writes the
-/// title last. So a reader finds either the title, or all CQEs of the session.
-fn entries_of(ring: &Ring, index: u32, op_own: OpOwn) -> u32 {
-    let is_session = op_own.format() == CqeFormat::COMPRESSED;
-    let entries =
-        if is_session { ring.cqe(index).shared_u32(offset_of!(Cqe, byte_count)) } else { 1 };
-    entries.clamp(1, ring.entries())
+/// title last. So a reader finds either the title, or all CQEs of the session. If `op_own` changes
+/// while the length is read, that may be the byte count of the first CQE.
+pub(super) fn entries_of(ring: &Ring, index: u32, op_own: OpOwn) -> u32 {
+    if op_own.format() != CqeFormat::COMPRESSED {
+        return 1;
+    }
+    let entries = ring.cqe(index).shared_u32(offset_of!(Cqe, byte_count));
+    if ring.written(index) == Some(op_own) { entries.clamp(1, ring.entries()) } else { 1 }
 }
 
 /// Whether the CQE at counter `consumed` comes before the counter `end`.

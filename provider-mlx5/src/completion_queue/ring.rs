@@ -154,11 +154,14 @@ impl EntryWriter {
         self.entry.store(offset, bytes, Ordering::Relaxed);
     }
 
-    /// Writes the last four bytes, with this WQE counter.
+    /// Writes the last four bytes with this WQE counter, then the byte count. Another thread that
+    /// sees a title's `op_own` and this byte count would take it for the length of the session. So
+    /// the byte count comes after `op_own`, which that thread reads again.
     #[inline(always)]
-    pub(super) fn finish(self, counter: [u8; 2]) {
+    pub(super) fn finish(self, counter: [u8; 2], byte_count: [u8; 4]) {
         self.set(LAST, counter);
         self.entry.store(LAST + 2, self.end.to_ne_bytes(), Ordering::Release);
+        self.entry.store(offset_of!(Cqe, byte_count), byte_count, Ordering::Release);
     }
 }
 
@@ -244,4 +247,64 @@ static MARKER: AlignedCqe = {
 /// The position of the [`MARKER`].
 pub(super) fn marker() -> CqeView {
     CqeView::of_static(&MARKER)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use core::sync::atomic::AtomicU32;
+
+    use super::*;
+    use crate::completion_queue::past::entries_of;
+
+    const ROUNDS: u32 = 2_000;
+
+    /// Reads how many entries the CQE at counter 0 covers, until it is not a title. Returns whether
+    /// that was always the session's length or one.
+    fn reads_one_length(ring: Ring) -> bool {
+        let mut is_right = true;
+        while let Some(op_own) = ring.written(0) {
+            is_right &= matches!(entries_of(&ring, 0, op_own), 1 | 5);
+            if op_own.format() != CqeFormat::COMPRESSED {
+                break;
+            }
+        }
+        is_right
+    }
+
+    /// The byte count of the first completion is not taken for the length of the session.
+    #[test]
+    fn a_title_that_is_decompressed_covers_its_session_or_one_entry() {
+        let ring = Ring::new(&DmaMemory::leaked(16 * CQE_SIZE), 16, 64).expect("a ring");
+        let end = |format| [0, OpOwn::new(CqeOpcode::RESPONDER_SEND, format, false, false).0];
+        let (round, read) = (&AtomicU32::new(0), &AtomicU32::new(0));
+        let wait = |turn: &AtomicU32, at| {
+            for spins in 1u32.. {
+                if turn.load(Ordering::Acquire) == at {
+                    break;
+                }
+                core::hint::spin_loop();
+                if spins % 1024 == 0 {
+                    std::thread::yield_now();
+                }
+            }
+        };
+        let reads = move |at: &u32| {
+            wait(round, *at);
+            let is_right = reads_one_length(ring);
+            read.store(*at, Ordering::Release);
+            is_right
+        };
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(move || (1..=ROUNDS).filter(reads).count());
+            for at in 1..=ROUNDS {
+                ring.writer(0, end(CqeFormat::COMPRESSED)).finish([0; 2], 5u32.to_be_bytes());
+                round.store(at, Ordering::Release);
+                // Until the reader has begun.
+                (0..64 + at % 64).for_each(|_| core::hint::spin_loop());
+                ring.writer(0, end(CqeFormat::NO_INLINE)).finish([0; 2], 9u32.to_be_bytes());
+                wait(read, at);
+            }
+            assert_eq!(reader.join().expect("it ends"), ROUNDS as usize);
+        });
+    }
 }
