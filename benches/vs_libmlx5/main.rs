@@ -4,7 +4,7 @@
 //! ```text
 //! cargo bench --bench vs_libmlx5                  table: times, ratios, instructions
 //! cargo bench --bench vs_libmlx5 -- --json        one object per case
-//! cargo bench --bench vs_libmlx5 -- --grid        one object per point of the grid of posts
+//! cargo bench --bench vs_libmlx5 -- --grid        one object per point of the grid
 //! cargo bench --bench vs_libmlx5 -- --scale       posts and polls over many queue pairs
 //! ```
 //!

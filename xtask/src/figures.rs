@@ -152,6 +152,11 @@ const GRID: &[(&str, &str, &[u32])] = &[
         &[34, 98, 160, 220],
     ),
     ("receive, 1 / 2 / 4 SGEs", "receive sges", &[1, 2, 4]),
+    ("poll, of 1 / 64 / 1,000 queue pairs: sends", "poll sends", &[1, 64, 1000]),
+    ("the same, receives", "poll receives", &[1, 64, 1000]),
+    ("the same, alternating", "poll both", &[1, 64, 1000]),
+    ("the same, with immediate data", "poll immediate", &[1, 64, 1000]),
+    ("the same, compressed", "poll compressed", &[1, 64, 1000]),
 ];
 
 /// What the benchmarks counted, by case.

@@ -1,5 +1,5 @@
 //! The points of the grid by libmlx5: as `ibv_wr_*` calls, lists by `ibv_post_send`, receives by
-//! `ibv_post_recv` and `ibv_post_srq_recv`.
+//! `ibv_post_recv` and `ibv_post_srq_recv`; polls are in `polls.rs`.
 
 use std::ptr::{null, null_mut};
 
@@ -39,6 +39,7 @@ pub(crate) fn run(rival: &mut Rival, name: &str) -> Option<u64> {
         ["template", "write", _] | ["write", "const" | "run", _] => {
             ("write", Data::Inline(number()?))
         }
+        ["poll", form, _] => return super::polls::point(rival, count, form, number()?),
         ["receive", "sges", _] => return Some(receive(rival, count, number()?)),
         ["srq", "receive", "sges", "1"] => return Some(shared_receive(rival, count)),
         ["ud", "const", _] => return Some(ud(rival, count, Data::Inline(number()?))),

@@ -9,6 +9,7 @@ pub(crate) mod grid;
 pub(crate) mod many;
 pub(crate) mod polls;
 
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
@@ -33,9 +34,8 @@ pub(crate) struct Rival {
     libmlx5: &'static Libmlx5,
     /// A protection domain with a thread domain.
     domain: Opaque,
-    /// Made when they are first needed.
-    some: Option<Polls>,
-    thousand: Option<Polls>,
+    /// By the number of queue pairs; made when they are first needed.
+    polls: BTreeMap<usize, Polls>,
     context: *mut Context,
     cq: *mut Cq,
     cqe: Producer,
@@ -191,8 +191,7 @@ unsafe fn make(libmlx5: &'static Libmlx5) -> Result<Rival, String> {
         Ok(Rival {
             libmlx5,
             domain,
-            some: None,
-            thousand: None,
+            polls: BTreeMap::new(),
             context,
             cq,
             cqe: halted::producer(device, numbers),

@@ -241,19 +241,22 @@ impl Polls {
     }
 }
 
-/// 64 queue pairs.
-fn some(rival: &mut Rival) -> &mut Polls {
-    if rival.some.is_none() {
-        rival.some = Some(Polls::new(rival, 64, 256).expect("queue pairs of libmlx5"));
+/// As many queue pairs, made when they are first needed.
+fn of(rival: &mut Rival, queues: usize) -> &mut Polls {
+    if !rival.polls.contains_key(&queues) {
+        let entries = if queues < 1000 { 256 } else { 32 };
+        let polls = Polls::new(rival, queues, entries).expect("queue pairs of libmlx5");
+        rival.polls.insert(queues, polls);
     }
-    rival.some.as_mut().expect("just made")
+    rival.polls.get_mut(&queues).expect("just made")
+}
+
+fn some(rival: &mut Rival) -> &mut Polls {
+    of(rival, 64)
 }
 
 fn thousand(rival: &mut Rival) -> &mut Polls {
-    if rival.thousand.is_none() {
-        rival.thousand = Some(Polls::new(rival, 1000, 32).expect("queue pairs of libmlx5"));
-    }
-    rival.thousand.as_mut().expect("just made")
+    of(rival, 1000)
 }
 
 /// Completions of these forms, by `ibv_poll_cq`.
@@ -289,10 +292,7 @@ pub(crate) fn immediate_16(rival: &mut Rival) -> u64 {
 pub(crate) fn timestamp_16(rival: &mut Rival) -> u64 {
     let polls = some(rival);
     polls.prepare(&[What::Send, What::Receive]);
-    polls.poll_lazily(BATCH, |cq| {
-        // SAFETY: a CQ of libmlx5 in a poll.
-        unsafe { ((*cq).read_completion_ts)(cq) + u64::from(((*cq).read_wc_flags)(cq)) }
-    })
+    polls.poll_lazily(BATCH, |cq| timestamp(cq) + flags(cq))
 }
 
 pub(crate) fn inline_16(rival: &mut Rival) -> u64 {
@@ -300,9 +300,7 @@ pub(crate) fn inline_16(rival: &mut Rival) -> u64 {
 }
 
 pub(crate) fn error_16(rival: &mut Rival) -> u64 {
-    let mut forms = [What::Receive; 16];
-    forms[8] = What::Error;
-    run(some(rival), &forms)
+    run(some(rival), &errors())
 }
 
 pub(crate) fn shared_16(rival: &mut Rival) -> u64 {
@@ -326,4 +324,53 @@ pub(crate) fn thousand_immediate_16(rival: &mut Rival) -> u64 {
 /// The immediate data, if the completion has any (`IBV_WC_WITH_IMM`).
 fn with_immediate(done: &WorkCompletion) -> u64 {
     if done.wc_flags & 2 != 0 { u32::from_be(done.immediate).into() } else { 0 }
+}
+
+/// One error in 16.
+fn errors() -> [What; BATCH] {
+    let mut forms = [What::Receive; BATCH];
+    forms[8] = What::Error;
+    forms
+}
+
+fn timestamp(cq: *mut CqEx) -> u64 {
+    // SAFETY: a CQ of libmlx5 in a poll.
+    unsafe { ((*cq).read_completion_ts)(cq) }
+}
+
+fn flags(cq: *mut CqEx) -> u64 {
+    // SAFETY: as above.
+    unsafe { ((*cq).read_wc_flags)(cq) }.into()
+}
+
+/// [`with_immediate`] in a poll.
+fn immediate(cq: *mut CqEx) -> u64 {
+    // SAFETY: as above.
+    if flags(cq) & 2 != 0 { u32::from_be(unsafe { ((*cq).read_imm_data)(cq) }).into() } else { 0 }
+}
+
+/// A point of the grid: completions of this form, so many at a time, of so many queue pairs.
+/// `None` if libmlx5 has none of that form.
+pub(crate) fn point(rival: &mut Rival, batch: usize, form: &str, queues: usize) -> Option<u64> {
+    let errors = errors();
+    let forms: &[What] = match form {
+        "sends" => &[What::Send],
+        "receives" | "grh" => &[What::Receive],
+        "both" | "timestamps" => &[What::Send, What::Receive],
+        "immediate" => &[What::Send, What::Immediate],
+        "inline32" => &[What::Inline],
+        "errors" => &errors,
+        "srq" => &[What::Shared],
+        _ => return None,
+    };
+    let polls = of(rival, queues);
+    polls.prepare(forms);
+    Some(match (form, batch) {
+        ("timestamps", _) => polls.poll_lazily(batch, timestamp),
+        ("grh", _) => polls.poll_lazily(batch, flags),
+        ("immediate", 1) => polls.poll_lazily(1, immediate),
+        ("immediate", _) => polls.poll(with_immediate),
+        (_, 1) => polls.poll_lazily(1, |_| 0),
+        _ => polls.poll(|_| 0),
+    })
 }

@@ -2,7 +2,8 @@
 //!
 //! Points are named `form operation payload`: `alone write const 64`, `batch16 send sge 3`. `const`
 //! is inline data of a length known at compile time, `run` of one known at run time; `sge` is an
-//! array of SGEs, `sges` a slice of them.
+//! array of SGEs, `sges` a slice of them. `batch16 poll both 64` is of completions of 64 queue
+//! pairs, whose directions alternate.
 
 use std::hint::black_box;
 
@@ -20,9 +21,8 @@ use uverbs_mlx5::send_queue::{
 use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
 use super::fixture::{dma, leak, record, register};
-use super::grid_more;
 use super::producer::Producer;
-use super::{OPERATIONS, measured};
+use super::{OPERATIONS, grid_more, measured, polls};
 
 /// Blocks of the ring: space for the longest requests of one run, twice.
 const BLOCKS: u32 = 8192;
@@ -266,6 +266,7 @@ pub(crate) fn points() -> Vec<Point> {
     grid_more::templates(&mut points);
     grid_more::receives(&mut points);
     other_registers(&mut points);
+    polls::points(&mut points);
     points
 }
 

@@ -1,6 +1,7 @@
 //! Polls of completions that come in no convenient order: of many queues, in both directions, and
 //! of every form.
 
+use std::cell::RefCell;
 use std::hint::black_box;
 
 use uverbs_mlx5::completion_queue::{Completion, CompletionQueue};
@@ -11,11 +12,13 @@ use uverbs_mlx5::shared_recv_queue::SharedRecvQueue;
 use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
 use super::fixture::{self, Bench};
+use super::grid::Point;
 use super::producer::Producer;
 use super::{OPERATIONS, measured};
 
 /// Queues of the cases, and their entries per direction: enough for all operations of a case to
 /// fall to one queue, and of a thousand for those that do.
+const ONE: (usize, u32) = (1, 256);
 const SOME: (usize, u32) = (64, 256);
 const THOUSAND: (usize, u32) = (1000, 32);
 
@@ -40,7 +43,7 @@ struct Pair {
 }
 
 /// What a completion of a case is.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum What {
     Send,
     Receive,
@@ -49,7 +52,23 @@ enum What {
     /// An error of a receive.
     Error,
     Shared,
+    /// One of 16 receives of a queue pair in a session.
+    Compressed,
 }
+
+const SENDS: &[What] = &[What::Send];
+const RECEIVES: &[What] = &[What::Receive];
+const BOTH: &[What] = &[What::Send, What::Receive];
+const IMMEDIATE: &[What] = &[What::Send, What::Immediate];
+const INLINE: &[What] = &[What::Inline];
+const SHARED: &[What] = &[What::Shared];
+const COMPRESSED: &[What] = &[What::Compressed];
+/// One error in 16.
+const ERRORS: &[What] = &{
+    let mut forms = [What::Receive; 16];
+    forms[8] = What::Error;
+    forms
+};
 
 impl Many {
     fn new((queues, entries): (usize, u32)) -> Self {
@@ -119,10 +138,43 @@ impl Many {
 
     /// Completions of queue pairs in random order, whose forms alternate.
     fn prepare(&mut self, forms: &[What]) {
+        if forms == COMPRESSED {
+            return self.prepare_sessions();
+        }
         for (_, &what) in (0..OPERATIONS).zip(forms.iter().cycle()) {
             let at = self.any();
             self.complete(at, what);
         }
+    }
+
+    /// Sessions of queue pairs that follow each other, so that none has more than it has receives.
+    fn prepare_sessions(&mut self) {
+        let first = self.any();
+        for session in 0..OPERATIONS / 16 {
+            let at = (first + session) % self.pairs.len();
+            let pair = &mut self.pairs[at];
+            for _ in 0..16 {
+                // SAFETY: no memory is named.
+                unsafe { pair.receives.build(7, &[]) }.expect("space");
+            }
+            pair.receives.publish();
+            self.device.session(pair.handle.user_index(), 0x100, pair.received, 16);
+            pair.received += 16;
+        }
+    }
+
+    /// Polls all of them, each by a call of its own.
+    #[inline(always)]
+    fn poll_alone(&mut self, read: impl Fn(&Completion<'_>) -> u64) -> u64 {
+        let mut sum = 0;
+        let time = measured(|| {
+            for _ in 0..OPERATIONS {
+                let completion = self.cq.poll().expect("a completion");
+                sum += completion.wr_id() + read(&completion);
+            }
+        });
+        black_box(sum);
+        time
     }
 
     /// Polls all of them, `batch` at a time.
@@ -143,14 +195,19 @@ impl Many {
     }
 }
 
+#[inline(always)]
+fn immediate(done: &Completion<'_>) -> u64 {
+    done.immediate().map_or(0, |immediate| immediate.to_u32().into())
+}
+
 /// Sends of 64 queue pairs.
 pub(crate) fn sends_16(bench: &mut Bench) -> u64 {
-    bench.many.prepare(&[What::Send]);
+    bench.many.prepare(SENDS);
     bench.many.poll(16, |_| 0)
 }
 
 pub(crate) fn receives_16(bench: &mut Bench) -> u64 {
-    bench.many.prepare(&[What::Receive]);
+    bench.many.prepare(RECEIVES);
     bench.many.poll(16, |_| 0)
 }
 
@@ -161,84 +218,110 @@ fn thousand(bench: &mut Bench) -> &mut Many {
 
 pub(crate) fn thousand_sends_16(bench: &mut Bench) -> u64 {
     let many = thousand(bench);
-    many.prepare(&[What::Send]);
+    many.prepare(SENDS);
     many.poll(16, |_| 0)
 }
 
 pub(crate) fn thousand_both_16(bench: &mut Bench) -> u64 {
     let many = thousand(bench);
-    many.prepare(&[What::Send, What::Receive]);
+    many.prepare(BOTH);
     many.poll(16, |_| 0)
 }
 
 pub(crate) fn thousand_immediate_16(bench: &mut Bench) -> u64 {
     let many = thousand(bench);
-    many.prepare(&[What::Send, What::Immediate]);
-    many.poll(16, |done| done.immediate().map_or(0, |immediate| immediate.to_u32().into()))
+    many.prepare(IMMEDIATE);
+    many.poll(16, immediate)
 }
 
 /// Alternating directions.
 pub(crate) fn both_16(bench: &mut Bench) -> u64 {
-    bench.many.prepare(&[What::Send, What::Receive]);
+    bench.many.prepare(BOTH);
     bench.many.poll(16, |_| 0)
 }
 
 /// The same, each by a call of its own.
 pub(crate) fn both_1(bench: &mut Bench) -> u64 {
-    bench.many.prepare(&[What::Send, What::Receive]);
-    let mut sum = 0;
-    let time = measured(|| {
-        for _ in 0..OPERATIONS {
-            sum += bench.many.cq.poll().expect("a completion").wr_id();
-        }
-    });
-    black_box(sum);
-    time
+    bench.many.prepare(BOTH);
+    bench.many.poll_alone(|_| 0)
 }
 
 pub(crate) fn immediate_16(bench: &mut Bench) -> u64 {
-    bench.many.prepare(&[What::Send, What::Immediate]);
-    bench.many.poll(16, |done| done.immediate().map_or(0, |immediate| immediate.to_u32().into()))
+    bench.many.prepare(IMMEDIATE);
+    bench.many.poll(16, immediate)
 }
 
 pub(crate) fn timestamp_16(bench: &mut Bench) -> u64 {
-    bench.many.prepare(&[What::Send, What::Receive]);
+    bench.many.prepare(BOTH);
     bench.many.poll(16, |done| done.timestamp() + u64::from(done.has_grh()))
 }
 
 pub(crate) fn inline_16(bench: &mut Bench) -> u64 {
-    bench.many.prepare(&[What::Inline]);
+    bench.many.prepare(INLINE);
     bench.many.poll(16, |_| 0)
 }
 
-/// One error in 16.
 pub(crate) fn error_16(bench: &mut Bench) -> u64 {
-    let mut forms = [What::Receive; 16];
-    forms[8] = What::Error;
-    bench.many.prepare(&forms);
+    bench.many.prepare(ERRORS);
     bench.many.poll(16, |done| u64::from(done.is_success()))
 }
 
 pub(crate) fn shared_16(bench: &mut Bench) -> u64 {
-    bench.many.prepare(&[What::Shared]);
+    bench.many.prepare(SHARED);
     bench.many.poll(16, |_| 0)
 }
 
-/// Sessions of 16 receives each.
 pub(crate) fn compressed_16(bench: &mut Bench) -> u64 {
-    let many = &mut bench.many;
-    for _ in 0..OPERATIONS / 16 {
-        let at = many.any();
-        let pair = &mut many.pairs[at];
-        for _ in 0..16 {
-            // SAFETY: no memory is named.
-            unsafe { pair.receives.build(7, &[]) }.expect("space");
-        }
-        pair.receives.publish();
-        many.device.session(pair.handle.user_index(), 0x100, pair.received, 16);
-        pair.received += 16;
+    bench.many.prepare(COMPRESSED);
+    bench.many.poll(16, |_| 0)
+}
+
+/// Queue pairs that are made when they are first needed, and used by several points.
+type Lazy = RefCell<Option<Many>>;
+
+/// Points of the grid: each form of completions, of one queue pair, 64 and 1,000 in random order.
+pub(crate) fn points(points: &mut Vec<Point>) {
+    let sizes: [(_, &'static Lazy); 3] =
+        [ONE, SOME, THOUSAND].map(|size| (size, &*Box::leak(Box::new(Lazy::default()))));
+    of_form(points, &sizes, "sends", SENDS, |_| 0);
+    of_form(points, &sizes, "receives", RECEIVES, |_| 0);
+    of_form(points, &sizes, "both", BOTH, |_| 0);
+    of_form(points, &sizes, "immediate", IMMEDIATE, immediate);
+    of_form(points, &sizes, "inline32", INLINE, |_| 0);
+    of_form(points, &sizes, "timestamps", BOTH, |done| done.timestamp());
+    of_form(points, &sizes, "grh", RECEIVES, |done| done.has_grh().into());
+    of_form(points, &sizes, "errors", ERRORS, |done| done.is_success().into());
+    of_form(points, &sizes, "srq", SHARED, |_| 0);
+    of_form(points, &sizes, "compressed", COMPRESSED, |_| 0);
+}
+
+/// Completions of one form, polled alone and in batches of 16.
+fn of_form(
+    points: &mut Vec<Point>,
+    sizes: &[((usize, u32), &'static Lazy)],
+    name: &str,
+    forms: &'static [What],
+    read: impl Fn(&Completion<'_>) -> u64 + Copy + 'static,
+) {
+    let run = move |(size, many): ((usize, u32), &'static Lazy), poll: fn(&mut Many, _) -> u64| {
+        Box::new(move || {
+            let mut many = many.borrow_mut();
+            let many = many.get_or_insert_with(|| Many::new(size));
+            many.prepare(forms);
+            poll(many, read)
+        })
+    };
+    for &size in sizes {
+        let name = |form| format!("{form} poll {name} {}", size.0.0);
+        points.push(Point {
+            name: name("alone"),
+            run: run(size, |many, read| many.poll_alone(read)),
+        });
+        points.push(Point {
+            name: name("batch16"),
+            run: run(size, |many, read| many.poll(16, read)),
+        });
     }
-    many.poll(16, |_| 0)
 }
 
 /// A post and its completion alternating: the poller learns of each request with its completion.
