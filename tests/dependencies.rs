@@ -37,7 +37,7 @@ fn versions(crates: &[(String, String)], name: &str) -> usize {
     crates.iter().filter(|(package, _)| package.split(' ').next() == Some(name)).count()
 }
 
-/// The crates that a program compiles for the library alone.
+/// The crates that a program compiles for the library without features.
 #[test]
 fn the_lean_library_stays_lean() {
     let lean = tree(&["-p", "uverbs", "--edges", "normal,build", "--no-default-features"]);

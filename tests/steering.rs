@@ -220,7 +220,7 @@ fn rules_for_multicast_alone_come_last_whatever_their_priority() {
     let group = [1, 0, 0x5e, 1, 2, 3];
     let address = Ipv4Addr::new(10, 0, 0, 2);
     let mut second = wire.another();
-    // First of all by its number, and for multicast alone by its first part.
+    // First of all by its number, and only for multicast by its first part.
     let first = wire.to.create_flow().ethernet(to(group)).udp(port(5)).tag(1).build().unwrap();
     let ordinary = second.create_flow().udp(port(5)).tag(2).priority(15).build().unwrap();
     let mut tag_of = |wire: &mut Wire| {

@@ -24,8 +24,8 @@ use uverbs::{
 
 const PLAIN: EthernetOffload =
     EthernetOffload { checksum: EthChecksum::NONE, vlan: None, metadata: 0 };
-/// Source, destination, their ports, and the hashes of the addresses alone and with the ports, from
-/// Microsoft's "Verifying the RSS Hash Calculation".
+/// Source, destination, their ports, and the hashes of the addresses without and with the ports,
+/// from Microsoft's "Verifying the RSS Hash Calculation".
 type Vector = ([u8; 4], [u8; 4], [u16; 2], [u32; 2]);
 const PUBLISHED: [Vector; 5] = [
     ([66, 9, 149, 187], [161, 142, 100, 80], [2794, 1766], [0x323e_8fc2, 0x51cc_c178]),
@@ -192,7 +192,7 @@ fn new_rules_move_frames_to_a_new_table_without_a_gap() {
     old.1.destroy().unwrap();
 }
 
-/// Rules for multicast alone have no priorities: both bring the frame.
+/// Rules only for multicast have no priorities: both bring the frame.
 #[test]
 fn a_multicast_line_moves_to_a_new_table_with_copies_in_between() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };

@@ -221,7 +221,7 @@ impl Lock {
         }
         membarrier::run();
         self.until(|| slot.held.load(Ordering::Acquire) == FREE);
-        // Other threads wait for the next slot, so it is this thread's alone.
+        // Other threads wait for the next slot, so only this thread has it.
         let at = self.at.load(Ordering::Relaxed) + size_of::<Slot>();
         let next = &self.slots[at / size_of::<Slot>()];
         next.held.store(HELD, Ordering::Relaxed);

@@ -88,7 +88,7 @@ fn plain(context: *mut ibv_context, domain: ProtectionDomain) -> Box<Pd> {
 
 /// `ibv_dealloc_pd`, also for parent domains.
 pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    // SAFETY: the caller's domain; its fields are changed by this call alone.
+    // SAFETY: the caller's domain; only this call changes its fields.
     let domain = unsafe { &mut *pd.cast::<Pd>() };
     if Arc::strong_count(&domain.users) > 1 {
         return refused(libc::EBUSY);

@@ -270,7 +270,7 @@ mod tests {
         assert!(began.elapsed() < PATIENCE / 2);
     }
 
-    /// A program that knows the address alone is refused in words, and the peer is served after it.
+    /// A program that knows only the address is refused in words, and the peer is served after it.
     #[test]
     fn a_stranger_does_not_take_the_place_of_the_peer() {
         let (_soft, context, offer, mut qp) = offering();

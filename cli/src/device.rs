@@ -76,7 +76,7 @@ fn first_usable() -> Outcome<(Context, String)> {
     if reasons.is_empty() {
         reasons.push("the kernel has no RDMA device".to_owned());
     }
-    let why = format!("{}; uverbs info tells more", reasons.join("; "));
+    let why = format!("{}; uverbs info shows more", reasons.join("; "));
     Ok((uverbs::device("soft")?.open()?, why))
 }
 

@@ -92,5 +92,5 @@ fn first_sentence(rendered: &str) -> String {
     let paragraph = rendered.split("\n\n").next().unwrap_or(rendered);
     let words: Vec<&str> = paragraph.trim_start_matches("error: ").split_whitespace().collect();
     let tip = rendered.lines().find_map(|line| line.trim_start().strip_prefix("tip: "));
-    format!("{} ({})", words.join(" "), tip.unwrap_or("--help tells more"))
+    format!("{} ({})", words.join(" "), tip.unwrap_or("--help shows more"))
 }

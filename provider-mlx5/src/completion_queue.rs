@@ -1,7 +1,7 @@
 //! The completion queue: entries that the device writes and one thread polls.
 //!
 //! The last byte of an entry (CQE) holds its opcode and an owner bit that changes with each lap. So
-//! that byte alone says whether software owns the entry, and what it reports. The two common cases,
+//! only that byte says whether software owns the entry, and what it reports. The two common cases,
 //! a send and a receive that succeeded, are handled in line. Everything else (errors, inline data,
 //! compression, resizing, closed queues) takes the slow path in `slow.rs`. Fields are read out of
 //! the CQE when the program asks for them.

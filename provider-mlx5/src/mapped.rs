@@ -49,7 +49,7 @@ impl DmaMemory {
     pub(crate) fn leaked(len: usize) -> Self {
         let bytes = vec![0u8; len + 63].leak();
         let start = bytes.as_ptr().align_offset(64);
-        // SAFETY: leaked, aligned, and the queue's alone.
+        // SAFETY: leaked, aligned, and only the queue has it.
         unsafe { Self::new(NonNull::from(&mut bytes[start..start + len]).cast(), len) }
     }
 
@@ -451,7 +451,7 @@ pub trait Register: sealed::Sealed + Send + 'static {
     fn copy_limit(&self) -> u32;
 }
 
-/// A BlueFlame register that belongs to one send queue alone.
+/// A BlueFlame register that belongs to one send queue.
 ///
 /// The register has two halves and WQEs go to them alternating, so that a copy that is still in the
 /// processor's write-combining buffer is never mixed with the next one.
@@ -466,7 +466,7 @@ pub struct BlueFlame {
     half: u32,
 }
 
-// SAFETY: the register is written through this value alone (contract of `new`).
+// SAFETY: the register is written only through this value (contract of `new`).
 unsafe impl Send for BlueFlame {}
 
 impl BlueFlame {

@@ -4,7 +4,7 @@
 //! ring and everything else in its queue structure. The polling thread retires requests and owns
 //! the tails. Both use a [`QueueState`], which the poller finds by the user index of a CQE:
 //!
-//! - the tails, each written by its poller alone, on cache lines of their own. The posting side
+//! - the tails, each written only by its poller, on cache lines of their own. The posting side
 //!   re-reads them only when its cached copy says that the ring is full, so in the steady state
 //!   neither thread writes a line that the other one reads;
 //! - the table of work request ids: an entry is written before the doorbell that publishes its WQE

@@ -24,7 +24,7 @@ pub(crate) struct Ring {
 pub(crate) struct ShownRing {
     /// How many look into it now, [`GONE`] and [`CHANGING`].
     users: AtomicU32,
-    /// The parts of a [`Ring`]. Written by [`ShownRing::set`] alone, while no thread reads them.
+    /// The parts of a [`Ring`]. Written only by [`ShownRing::set`], while no thread reads them.
     ///
     /// `base` and `head` bytes on: the first scatter entry of the first WQE.
     first: AtomicPtr<u8>,

@@ -60,9 +60,9 @@ type Table = Box<[AtomicPtr<QueueState>]>;
 /// The blocks by user index, which pollers read without a lock.
 #[derive(Debug)]
 struct Tables {
-    /// The block at each place, if one index alone leads there; otherwise `unused`.
+    /// The block at each place, if only one index leads there; otherwise `unused`.
     direct: Table,
-    /// For each value of an index's upper 8 bits, the blocks of those indices alone. There are such
+    /// For each value of an index's upper 8 bits, the blocks of only those indices. There are such
     /// tables only once two indices may lead to one place, and only for values that were given out.
     parts: [OnceLock<Table>; PARTS],
     /// A closed block.

@@ -79,7 +79,7 @@ pub struct FaultCounters {
     pub delayed: u64,
 }
 
-/// Decides what happens to each packet, by seed and count alone, and holds delayed packets.
+/// Decides what happens to each packet, only by seed and count, and holds delayed packets.
 #[derive(Debug)]
 pub struct Injector {
     plan: FaultPlan,

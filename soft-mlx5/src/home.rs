@@ -37,7 +37,7 @@ impl Home {
     }
 
     fn word(&self) -> Option<&AtomicU32> {
-        // SAFETY: the first word of a page that is mapped as long as self and accessed here alone.
+        // SAFETY: the first word of a page that is mapped as long as self and accessed only here.
         // At a fork the kernel clears the child's page only, before the child runs.
         self.mark.as_ref().map(|page| unsafe { AtomicU32::from_ptr(page.as_mut_ptr().cast()) })
     }

@@ -140,9 +140,8 @@ impl<L> CqHandle<L> {
 
 /// A completion queue: polled by one thread at a time.
 ///
-/// Queue pairs of its layer alone complete to it. On the safe layer a completion gives the slot
-/// back that its request carried; [`raw::CompletionQueue`](crate::raw::CompletionQueue) hands back
-/// ids.
+/// Only queue pairs of its layer complete to it. On the safe layer a completion gives the slot back
+/// that its request carried; [`raw::CompletionQueue`](crate::raw::CompletionQueue) hands back ids.
 ///
 /// It may be dropped before the queue pairs that complete to it; the kernel's object then lives
 /// until the last of those is gone.

@@ -205,12 +205,12 @@ fn landed(completion: &provider::Completion<'_>) -> Option<Slot> {
         if id == 0 {
             return None;
         }
-        // SAFETY: completions of this queue lead to safe queue pairs only, whose table is theirs
-        // alone, and they take slots of their own context only. So the id leads to a header of a
-        // slab of this context, which keeps it, and which the queue being polled keeps. One thread
-        // polls this queue, and slots in flight to it are landed by its poller alone: a
-        // completion of a queue pair that completes to another one is `NotOutstanding` here, and
-        // what is left of a queue pair that is gone waits until it has been polled past that.
+        // SAFETY: completions of this queue lead to safe queue pairs only, whose table no others
+        // use, and they take slots of their own context only. So the id leads to a header of a slab
+        // of this context, which keeps it, and which the queue being polled keeps. One thread polls
+        // this queue, and only its poller lands slots in flight to it: a completion of a queue pair
+        // that completes to another one is `NotOutstanding` here, and what is left of a queue pair
+        // that is gone waits until it has been polled past that.
         if let Some(slot) = unsafe { land_id(id, flight) } {
             if flight.is_of_receive() {
                 slot.header().set_length(filled(completion));

@@ -247,8 +247,8 @@ impl Context {
     /// Meant for a program that sleeps on completion channels together with other files. A software
     /// device does its work in the calling thread meanwhile, so that a packet wakes this thread and
     /// not the device's first.
-    /// [`CompletionChannel::get_event`](crate::CompletionChannel::get_event) does the same for its
-    /// channel alone.
+    /// [`CompletionChannel::get_event`](crate::CompletionChannel::get_event) does the same for one
+    /// channel.
     ///
     /// # Errors
     /// `Interrupted` by a signal; else errors of `poll(2)`.

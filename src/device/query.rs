@@ -150,7 +150,7 @@ impl Context {
         gid::choose(link, &self.gid_table(port)?)
     }
 
-    /// Entry `index` of the partition table of `port`. The kernel has it in sysfs alone.
+    /// Entry `index` of the partition table of `port`. The kernel has it only in sysfs.
     ///
     /// # Errors
     /// `NotFound` where there is no such entry.

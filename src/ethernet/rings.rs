@@ -94,7 +94,7 @@ impl RxRing {
             unsafe { receives.build(whole.address(), &[whole]) }?;
         }
         receives.publish();
-        // SAFETY: this value keeps both queues and uses them through `FrameQueue` alone; nothing
+        // SAFETY: this value keeps both queues and uses them only through `FrameQueue`; nothing
         // else completes to the CQ. The receives are as just posted: a slot's memory, which was
         // initialized when it was mapped.
         let frames = unsafe { FrameQueue::new(queue, receives, slot_bytes) };
@@ -253,7 +253,7 @@ impl StridingRing {
             unsafe { receives.build(0, &[buffer]) }?;
         }
         receives.publish();
-        // SAFETY: this value keeps both queues and uses them through `StrideQueue` alone; nothing
+        // SAFETY: this value keeps both queues and uses them only through `StrideQueue`; nothing
         // else completes to the CQ. The receives are as just posted.
         let ring = unsafe { PostedRing::new(receives) };
         // SAFETY: it stays in its place.
@@ -313,8 +313,8 @@ impl StridingRing {
             let sge = buffer.whole().with_length(self.striding.wqe_bytes());
             // SAFETY: the place is free, so its WQE is done. The buffer is a slot of the queue's
             // domain, long enough for a WQE. This is its only reference, so no frame is in it, and
-            // frames come into it by completions alone. It stays in `posted` until its WQE is done,
-            // or is kept until the queue is gone.
+            // only completions bring frames into it. It stays in `posted` until its WQE is done, or
+            // is kept until the queue is gone.
             unsafe { self.strides.receives().post(sge) };
             any = true;
             if let Some(at) = self.posted.get_mut(place as usize) {

@@ -67,7 +67,7 @@ fn completions(depth: u32, striding: Striding) -> Result<u32> {
     })
 }
 
-/// A target without hashing, whose table leads to this queue alone.
+/// A target without hashing, whose table leads only to this queue.
 fn target<C: Clock>(rx: &RxBuilder<C>, wq: &WqHandle) -> Result<RssTarget> {
     let table = rx.pd.context().create_indirection_table(&[wq])?;
     let options = RssOptions::with_fields(RssFields::empty()).port(rx.port);

@@ -237,8 +237,8 @@ impl<const BLOCKS: usize> Template<BLOCKS> {
 
 /// A frame whose start is a template, and whose end is in memory: for frames beyond the largest
 /// inline size, and for ends that never change. From
-/// [`TxQueue::template_with_tail`](super::TxQueue::template_with_tail), whose queue alone sends it:
-/// that queue keeps the memory.
+/// [`TxQueue::template_with_tail`](super::TxQueue::template_with_tail), and only that queue sends
+/// it: that queue keeps the memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Tailed<const BLOCKS: usize> {
     pub(super) start: Template<BLOCKS>,

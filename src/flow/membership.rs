@@ -38,7 +38,7 @@ impl Membership {
         Self::with(Ipv4Addr::UNSPECIFIED.into(), joins).map_err(|error| error.asked(asked))
     }
 
-    /// Joins `group` for packets from `source` alone (IGMPv3, source-specific multicast).
+    /// Joins `group` only for packets from `source` (IGMPv3, source-specific multicast).
     ///
     /// # Errors
     /// As for [`Membership::join`]; ENOBUFS beyond `net.ipv4.igmp_max_msf` sources.
@@ -62,7 +62,7 @@ impl Membership {
         Self::with(Ipv6Addr::UNSPECIFIED.into(), joins).map_err(|error| error.asked(asked))
     }
 
-    /// Joins an IPv6 group for packets from `source` alone (MLDv2, source-specific multicast).
+    /// Joins an IPv6 group only for packets from `source` (MLDv2, source-specific multicast).
     ///
     /// # Errors
     /// As for [`Membership::join`]; ENOBUFS beyond `net.ipv6.mld_max_msf` sources.

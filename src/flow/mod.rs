@@ -32,7 +32,7 @@
 //! - Rules of one match and priority share a flow tag: a second rule with another tag is refused
 //!   with EEXIST, and one without a tag gets the first one's. A rule that drops and one that
 //!   delivers exclude each other in the same way.
-//! - A rule is for multicast alone if its first part is an Ethernet header whose destination has
+//! - A rule is for multicast only if its first part is an Ethernet header whose destination has
 //!   the group bit, or an IPv4 header whose destination is a group. Such rules are in a table
 //!   behind all others, whatever priority they name: any other rule that takes the frame wins.
 //! - A rule does not make the port join a group: that is the operating system's business

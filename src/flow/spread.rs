@@ -21,9 +21,9 @@ use crate::qp::work_queue::WqHandle;
 ///
 /// At each moment there is a rule for every frame. For one frame a rule of priority 0 wins over one
 /// of priority 1, so frames move from the old queues to the new ones at once, when the new rule is
-/// made (of priority 0) or when the old one ends. None is lost and none comes twice. Rules for
-/// multicast alone ([`UdpMulticast`](super::UdpMulticast)) and default rules have no priorities:
-/// between steps 2 and 3 their frames come to the old queue and to the new one.
+/// made (of priority 0) or when the old one ends. None is lost and none comes twice. Rules only for
+/// multicast ([`UdpMulticast`](super::UdpMulticast)) and default rules have no priorities: between
+/// steps 2 and 3 their frames come to the old queue and to the new one.
 ///
 /// Frames that a queue has received stay in it, also if it has no place any more. Poll it until
 /// [`FrameError::Empty`](crate::ethernet::FrameError::Empty). If the order of frames of one

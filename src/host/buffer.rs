@@ -78,8 +78,7 @@ struct Given {
     give_back: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
-// SAFETY: the caller of `from_raw` promised that the memory belongs to the buffer alone, on any
-// thread.
+// SAFETY: the caller of `from_raw` promised that only the buffer uses the memory, on any thread.
 unsafe impl Send for Given {}
 // SAFETY: as above; `&Buffer` hands out only the address and atomic views.
 unsafe impl Sync for Given {}
@@ -166,7 +165,7 @@ impl Buffer {
     ///
     /// # Safety
     /// Until `give_back` is called, the memory is mapped readable and writable, its bytes are
-    /// initialized, and it belongs to the buffer alone: no other code reads, writes or unmaps it.
+    /// initialized, and it belongs to the buffer: no other code reads, writes or unmaps it.
     pub unsafe fn from_raw(
         start: *mut u8,
         length: usize,
@@ -220,14 +219,14 @@ impl Buffer {
 /// Number of nodes in a mask: the most that a kernel can be built for (CONFIG_NODES_SHIFT).
 const NODES: usize = 1 << 10;
 
-/// Lets the kernel take the pages of `buffer`, which nothing has touched, from one node alone.
+/// Lets the kernel take the pages of `buffer`, which nothing has touched, from one node only.
 fn bind(buffer: &Buffer, node: u32) -> io::Result<()> {
     const BITS: usize = libc::c_ulong::BITS as usize;
     let mut mask: [libc::c_ulong; NODES / BITS] = [0; NODES / BITS];
     let word = mask.get_mut(node as usize / BITS).ok_or(io::ErrorKind::InvalidInput)?;
     *word = 1 << (node as usize % BITS);
     let (start, length) = (buffer.as_ptr(), buffer.len());
-    // SAFETY: it changes where pages come from, of a mapping that is the buffer's alone, and reads
+    // SAFETY: it changes where pages come from, of a mapping that only the buffer has, and reads
     // the mask: the kernel looks at one bit less than it is told (`get_nodes` of mm/mempolicy.c).
     let bound = unsafe {
         libc::syscall(

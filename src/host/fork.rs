@@ -153,7 +153,7 @@ fn ask_rdma_core() -> Result<bool, Errno> {
     copy_on_fork(&reply[..length]).ok_or(Errno::EPROTO)
 }
 
-/// A netlink header alone: length, type, flags, sequence, port.
+/// A netlink header without data: length, type, flags, sequence, port.
 fn request() -> [u8; HEADER] {
     let mut message = [0; HEADER];
     message[..4].copy_from_slice(&(HEADER as u32).to_ne_bytes());

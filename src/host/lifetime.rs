@@ -30,7 +30,7 @@ pub(crate) fn destroy_unshared<S>(
 ) -> Result<()> {
     let others = Arc::strong_count(shared) - 1;
     match Arc::get_mut(shared) {
-        Some(alone) => destroy(alone),
+        Some(last) => destroy(last),
         None => {
             let cause = format!("{others} {users}(s) or handle(s) still use {name}");
             Err(Error::new(verb, ErrorKind::Busy, cause))

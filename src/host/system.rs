@@ -329,8 +329,8 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.hidden.iter().for_each(|place| place.free());
-        // SAFETY: the mapping has been this value's alone since it was made, and what it lends
-        // borrows it.
+        // SAFETY: only this value has had the mapping since it was made, and what it lends borrows
+        // it.
         let result = unsafe { libc::munmap(self.start.as_ptr(), self.length) };
         if result != 0 {
             tracing::warn!(errno = %Errno::last(), "munmap of a device page failed");

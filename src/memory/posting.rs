@@ -170,7 +170,7 @@ impl Sends {
         Refused::unless(posted, slot).map(|_in_flight| ())
     }
 
-    /// Most sends are signaled and release their own slot alone: one comparison finds that.
+    /// Most sends are signaled and release only their own slot: one comparison finds that.
     #[inline(always)]
     fn launch(&mut self, slot: &Slot, flags: PostFlags) -> Result<Launch, PostError> {
         let launch = Launch::new(slot, self.admission.flight);

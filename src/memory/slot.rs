@@ -425,7 +425,7 @@ pub(crate) unsafe fn land_id(wr_id: u64, flight: Flight) -> Option<Slot> {
     if word.load(Ordering::Relaxed) != flight.0 {
         return None;
     }
-    // No other thread came between: slots of this flight are landed by this thread alone.
+    // No other thread came between: only this thread lands slots of this flight.
     word.store(0, Ordering::Relaxed);
     // It was in flight, so the word is a header's first, and no code has the slot.
     Some(Slot(NonNull::from(word).cast()))
@@ -436,7 +436,7 @@ pub(crate) unsafe fn land_id(wr_id: u64, flight: Flight) -> Option<Slot> {
 ///
 /// # Safety
 /// The id is 0 or that of a [`Launch`] or of [`Chain::releasing_id`], the context of its header is
-/// alive, and this thread alone lands slots that complete to `cq`.
+/// alive, and only this thread lands slots that complete to `cq`.
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn land_other(wr_id: u64, serial: Serial, cq: CqBits) -> Option<Slot> {

@@ -2,7 +2,7 @@
 //! is freed after it.
 //!
 //! No other code makes [`DmaMemory`], [`DoorbellWord`]s or registers, so the proofs that the memory
-//! outlives its queue, and that one queue alone uses it, are in this file.
+//! outlives its queue, and that only one queue uses it, are in this file.
 
 #![allow(unsafe_code)]
 
@@ -93,9 +93,9 @@ impl RingMemory {
         if self.has_queues.swap(true, Ordering::Relaxed) {
             return Err(Error::invalid(verb, "the rings have queues already"));
         }
-        // SAFETY: whole pages or a span that the program gave to the library alone, and a record of
-        // two words (64 bytes). Both live as long as this value, which is kept with the queues.
-        // This is the only time that they are given out, and this type touches neither.
+        // SAFETY: whole pages or a span that the program left to the library, and a record of two
+        // words (64 bytes). Both live as long as this value, which is kept with the queues. This is
+        // the only time that they are given out, and this type touches neither.
         let (memory, words) = unsafe {
             let start = NonNull::new_unchecked(self.rings.as_ptr());
             let record = NonNull::new_unchecked(self.record.as_ptr());

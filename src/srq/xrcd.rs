@@ -35,7 +35,7 @@ const KIND: Kind = Kind {
 };
 
 impl Context {
-    /// Opens an XRC domain of this context alone.
+    /// Opens an XRC domain that only this context uses.
     ///
     /// # Errors
     /// `Unsupported` where the device has no XRC; errors of the kernel.

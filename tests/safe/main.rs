@@ -394,7 +394,7 @@ fn slots_of_another_domain_are_refused() {
     }
 }
 
-/// The holder of a slot is alone with it.
+/// No one else can access a slot while it is held.
 fn is_ours_alone(slot: &mut uverbs::Slot, mark: u64) {
     slot.set_len(8);
     slot.copy_from_slice(&mark.to_ne_bytes());

@@ -70,7 +70,7 @@ mod tests {
         ];
         let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
         let filter_mode = libc::SECCOMP_MODE_FILTER;
-        // SAFETY: binds this thread alone; the kernel copies the program.
+        // SAFETY: binds only this thread; the kernel copies the program.
         let results = unsafe {
             [
                 libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),

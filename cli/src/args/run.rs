@@ -42,8 +42,8 @@ pub(crate) struct Run {
     /// What carries packets between processes
     #[arg(long, value_enum, default_value_t = RunWire::Memory)]
     pub(crate) wire: RunWire,
-    /// Faults to inject, from a seed. SEED alone: every fault that the transport repairs, at low
-    /// rates. Else
+    /// Faults to inject, from a seed. Only SEED: every fault that the transport repairs, at low
+    /// rates. Otherwise
     /// SEED,drop=%,duplicate=%,corrupt=%,reorder=%,delay=%,ioctl=N:ERRNO,port=MS,remove=MS
     #[arg(long, value_name = "SEED[,FAULT=…]")]
     pub(crate) faults: Option<String>,

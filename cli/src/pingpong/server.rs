@@ -58,7 +58,7 @@ fn play(end: &mut End, hello: &Hello, json: bool) -> Outcome {
     if matches!(end.game.op, Op::Send | Op::Write | Op::WriteImm) {
         answer(end, end.game, hello.memory)?;
     }
-    // RDMA READs and atomics are answered by the device alone.
+    // RDMA READs and atomics are answered by the device itself.
     let counter = loop {
         match end.peer.receive()? {
             Step::Playing => {}

@@ -65,7 +65,7 @@ impl Ended {
     }
 }
 
-/// A run under way. Killed if it is dropped.
+/// A running command. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,

@@ -51,8 +51,8 @@ pub(super) const fn data_space<O: Operation>() -> usize {
 /// The second word of a control segment, as stored: mode byte and immediate.
 #[inline(always)]
 pub(super) const fn mode_word(mode: u8, immediate: u32) -> u64 {
-    // Each part is byte-swapped alone, so that the compiler drops both swaps of an immediate that
-    // is in network byte order already.
+    // Each part is byte-swapped by itself, so that the compiler drops both swaps of an immediate
+    // that is in network byte order already.
     if cfg!(target_endian = "little") {
         (immediate.to_be() as u64) << 32 | (mode as u64) << 24
     } else {

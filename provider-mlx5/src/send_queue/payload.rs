@@ -94,7 +94,7 @@ pub trait Payload: Copy + Sealed {
         // SAFETY: the caller's promise. Only inline data ends within an octoword.
         unsafe { self.full(index) }
     }
-    /// Stores all octowords. Of the last one there may be the data's bytes alone. `sure` is a
+    /// Stores all octowords. Of the last one only the data's bytes may be there. `sure` is a
     /// constant, and so is `most`.
     ///
     /// # Safety

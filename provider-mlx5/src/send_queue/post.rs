@@ -292,7 +292,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     }
 
     /// Builds a request of `blocks` blocks and rings for it. One to four are composed in registers
-    /// and stored twice, to the ring and to BlueFlame; more go to the ring alone. What is not
+    /// and stored twice, to the ring and to BlueFlame; more go only to the ring. What is not
     /// composed goes to the ring, and is copied from there.
     ///
     /// # Safety
@@ -419,7 +419,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     fn ring_blocks(&mut self, head: u32, blocks: u32, block: impl Fn(u32) -> *mut Block) {
         let copies = blocks <= self.direct;
         self.doorbell.ring(head, |register: &mut BlueFlame| {
-            // SAFETY: blocks of the ring, which this queue alone writes; the half takes so many.
+            // SAFETY: blocks of the ring, which only this queue writes; the half takes so many.
             unsafe {
                 let half = if copies { register.take_half() } else { None };
                 let Some(half) = half else {

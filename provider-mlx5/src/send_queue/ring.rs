@@ -571,7 +571,7 @@ impl SendRing {
     /// The first eight bytes of the request at counter `index`, which was built there.
     #[inline(always)]
     pub(super) fn control_at(&self, index: u32) -> u64 {
-        // SAFETY: the masked block lies within the ring, which this queue alone writes.
+        // SAFETY: the masked block lies within the ring, which only this queue writes.
         unsafe { self.block(index).cast::<u64>().read() }
     }
 

@@ -23,10 +23,10 @@ use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
 /// A request of up to `BLOCKS` blocks (64 bytes each), complete but for its index and the queue's
 /// number.
 ///
-/// Any queue posts it whose service has the operation. A raw packet's can be made by one device's
-/// queues alone: what they want inline is part of it. Posting is fastest if the request takes all
-/// `BLOCKS` blocks and these are at most four, the most that a BlueFlame register takes;
-/// [`template_blocks`] says how many a request takes.
+/// Any queue posts it whose service has the operation. For raw packets, the queue must be of the
+/// same device: the inline header that the device requires is part of it. Posting is fastest if the
+/// request takes all `BLOCKS` blocks and these are at most four, the most that a BlueFlame register
+/// takes; [`template_blocks`] says how many a request takes.
 #[derive(Clone, Copy, Debug)]
 pub struct Template<O: Operation, const BLOCKS: usize = 1> {
     image: [WideBlock; BLOCKS],

@@ -9,7 +9,7 @@ use crate::prng::Prng;
 pub(super) struct Disturber<'d> {
     plan: &'d Disturbances,
     prng: Prng,
-    /// Frames that the gap under way still takes.
+    /// Frames that the current gap still drops.
     gap: u64,
     /// Frames that come later, by the place in the recording before which they come.
     held: BTreeMap<(usize, u64), Arrival>,
@@ -17,7 +17,7 @@ pub(super) struct Disturber<'d> {
     /// The time of the last arrival.
     now: u64,
     burst: Vec<Arrival>,
-    /// Frames of the burst under way, 0 before the first.
+    /// Frames of the current burst, 0 before the first.
     burst_frames: usize,
     bursts: Vec<Burst>,
     counters: ReplayCounters,

@@ -39,7 +39,7 @@ use disturb::Disturber;
 /// Names the seed that [`seeds`] gives instead of all others.
 pub const SEED_VARIABLE: &str = "UVERBS_REPLAY_SEED";
 
-/// The seeds `0..count`; the one that the environment variable `UVERBS_REPLAY_SEED` names alone, if
+/// The seeds `0..count`; only the one that the environment variable `UVERBS_REPLAY_SEED` names, if
 /// it is set.
 ///
 /// # Panics

@@ -99,7 +99,7 @@ impl Wait<'_> {
         self.until.map(|until| until.saturating_sub(now))
     }
 
-    /// Waits for the files alone, `limit` nanoseconds at most.
+    /// Waits only for the files, `limit` nanoseconds at most.
     fn without_device(&self, limit: Option<u64>) -> nix::Result<Option<usize>> {
         let left = self.left(clock::now());
         let timeout = left.into_iter().chain(limit).min();

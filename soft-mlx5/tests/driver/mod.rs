@@ -1,5 +1,5 @@
-//! A tiny driver: queues in plain memory, written with the format structs alone, so that these
-//! tests share nothing with the queues that programs use.
+//! A tiny driver: queues in plain memory, written with only the format structs, so that these tests
+//! share nothing with the queues that programs use.
 
 pub(crate) mod model;
 

@@ -67,7 +67,7 @@ impl<W: Write> Recorder<W> {
         self.write_start(time, Snapped { start: frame, length: frame.len() as u32 })
     }
 
-    /// As [`Recorder::write`], for the start of a frame alone.
+    /// As [`Recorder::write`], if only the start of a frame is known.
     ///
     /// # Errors
     /// As there.

@@ -17,7 +17,7 @@ fn is_joined(group: Ipv4Addr) -> bool {
     lines.split_whitespace().any(|word| word == entry)
 }
 
-/// How many sockets want packets of a source alone (igmp_mcf_seq_show: addresses as numbers).
+/// How many sockets want packets of only one source (igmp_mcf_seq_show: addresses as numbers).
 fn filters(group: Ipv4Addr, source: Ipv4Addr) -> usize {
     let pair = [group, source].map(|address| format!("0x{:08x}", u32::from(address)));
     let lines = fs::read_to_string("/proc/net/mcfilter").expect("the kernel's filters");
@@ -55,7 +55,7 @@ fn loopback_v6() -> Option<u32> {
     u32::from_str_radix(line.split_whitespace().nth(1)?, 16).ok()
 }
 
-/// How many sockets want packets of a source alone (ip6_mcf_seq_show: addresses in hex).
+/// How many sockets want packets of only one source (ip6_mcf_seq_show: addresses in hex).
 fn filters_v6(group: Ipv6Addr, source: Ipv6Addr) -> usize {
     let pair = [group, source].map(|address| format!("{:032x}", u128::from(address)));
     let lines = fs::read_to_string("/proc/net/mcfilter6").expect("the kernel's filters");

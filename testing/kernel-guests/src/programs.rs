@@ -34,7 +34,7 @@ pub(crate) fn build_command_tests(workspace: &Path) -> Result<Vec<Program>> {
 }
 
 /// Builds the command, and the library with which it runs other programs. They are optimized if the
-/// guest measures, and then the program that measures UDP alone is built, too.
+/// guest measures, and then the program that measures plain UDP is built, too.
 pub(crate) fn build_command(workspace: &Path, optimized: bool) -> Result<Vec<Program>> {
     let build = |arguments: &[&'static str]| {
         let release = optimized.then_some("--release");

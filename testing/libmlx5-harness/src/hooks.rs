@@ -76,7 +76,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
         // SAFETY: the caller's contract.
         return unsafe { libc::ioctl(fd, request, argument) };
     };
-    // SAFETY: libibverbs sends this descriptor RDMA_VERBS_IOCTL alone, whose argument is a header
+    // SAFETY: libibverbs sends this descriptor only RDMA_VERBS_IOCTL, whose argument is a header
     // with attributes.
     unsafe { note_creation(argument.cast()) };
     // SAFETY: as above.

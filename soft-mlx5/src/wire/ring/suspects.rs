@@ -1,7 +1,7 @@
 //! Finds out which other processes have ended.
 //!
-//! The kernel closes the sockets of every process that ends. But the end of a ring alone does not
-//! show that its process has ended: a device also closes a ring when it has too many. So the
+//! The kernel closes the sockets of every process that ends. But the end of a ring by itself does
+//! not show that its process has ended: a device also closes a ring when it has too many. So the
 //! station's name is tried as well. It may become free a little later than the ring's socket,
 //! because the kernel closes them one after the other.
 #![forbid(unsafe_code)]

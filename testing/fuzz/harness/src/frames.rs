@@ -240,7 +240,7 @@ fn buffers(u: &mut Unstructured<'_>) -> Result<()> {
     let buffers: Vec<_> = (0..DEPTH).map(|_| Memory::new(BYTES as usize)).collect();
     buffers.iter().for_each(|buffer| bench.post(buffer, BYTES));
     bench.receives.publish();
-    // SAFETY: both queues are used through it alone; ids are addresses of buffers of so many bytes,
+    // SAFETY: both queues are used only through it; ids are addresses of buffers of so many bytes,
     // which are kept until the queue has others.
     let queue = unsafe { FrameQueue::new(&mut bench.cq, &mut bench.receives, BYTES) };
     let queue = queue.expect("they fit");
@@ -344,7 +344,7 @@ fn strides(u: &mut Unstructured<'_>) -> Result<()> {
     let buffers: Vec<_> = (0..DEPTH).map(|_| buffer()).collect();
     buffers.iter().for_each(|(buffer, _)| bench.post(buffer, SHAPE.wqe_bytes()));
     bench.receives.publish();
-    // SAFETY: both queues are used through it alone; buffers are kept until others are in their
+    // SAFETY: both queues are used only through it; buffers are kept until others are in their
     // place.
     let ring = unsafe { PostedRing::new(&mut bench.receives) }.expect("all are posted");
     let queue = StrideQueue::new(&mut bench.cq, ring, shape).expect("they fit");

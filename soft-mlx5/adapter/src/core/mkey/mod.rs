@@ -214,7 +214,7 @@ impl Mkeys {
         Ok(Mkey(index << 8 | variant))
     }
 
-    /// Commands find a key by its index alone, because its variant may have changed since creation.
+    /// Commands find a key only by its index, because its variant may have changed since creation.
     pub(super) fn get(&self, mkey: Mkey) -> Result<&MkeyParams, CoreError> {
         self.table.get(mkey.0 >> 8).ok_or(CoreError::missing(mkey.object()))
     }

@@ -323,7 +323,7 @@ fn own_rules_see_own_frames_and_macs_of_stations_lead_there() {
     wire.pair.post(0, &send(&header, |_| {}).inline(&[0; 20]));
     wire.pair.world.run_until_idle();
     assert_eq!(wire.pair.poll(0).len(), 2, "sent and received");
-    // The MAC address of host 1: the frame goes there alone.
+    // The MAC address of host 1: the frame goes only there.
     let mut there = header;
     there[..6].copy_from_slice(&[2, 0, 127, 0, 0, 2]);
     wire.rule(|_| {});

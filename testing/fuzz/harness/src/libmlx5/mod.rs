@@ -23,7 +23,7 @@
 //!   stands for 2 GiB);
 //! - `ibv_post_wq_recv` has the list of a striding work queue 16 bytes too early, in the place of
 //!   the link (rdma-core#1381);
-//! - VLAN tags are inserted by ours alone: libmlx5 sets no such field of the Ethernet segment
+//! - only ours inserts VLAN tags: libmlx5 sets no such field of the Ethernet segment
 //!   (providers/mlx5/qp.c), and verbs have no request for it.
 
 mod completions;
@@ -82,7 +82,7 @@ struct Rival {
     own: Vec<Own>,
 }
 
-/// What one request of a list uses alone.
+/// What only one request of a list uses.
 struct Own {
     ah: *mut Ah,
     /// Where libmlx5 keeps that handle's address vector.
