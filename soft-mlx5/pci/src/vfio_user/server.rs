@@ -221,16 +221,88 @@ fn region_write(function: &mut impl Function, message: &Message) -> Result<Vec<u
 }
 
 /// Several small posted stores in one message: a count, then {offset, region, bytes, eight bytes of
-/// data} for each.
+/// data} for each. Either the message has all of them, or none is done.
 fn region_write_multiple(function: &mut impl Function, message: &Message) -> Result<Vec<u8>, i32> {
     const ENTRY: usize = 24;
-    let count = short(message.u64(0))? as usize;
-    for index in 0..count.min(message.body.len() / ENTRY) {
-        let base = 8 + index * ENTRY;
+    let count = short(message.u64(0))?;
+    if count > (message.body.len().saturating_sub(8) / ENTRY) as u64 {
+        return Err(libc::EINVAL);
+    }
+    for base in (8..).step_by(ENTRY).take(count as usize) {
         let (offset, bytes) = (short(message.u64(base))?, short(message.u32(base + 12))? as usize);
         let region = region(short(message.u32(base + 8))?)?;
-        let data = short(message.body.get(base + 16..base + 16 + bytes.min(8)))?;
-        function.write(region, offset, data);
+        let data = short(message.body.get(base + 16..base + ENTRY))?;
+        function.write(region, offset, short(data.get(..bytes))?);
     }
-    Ok((count as u64).to_le_bytes().to_vec())
+    Ok(count.to_le_bytes().to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+
+    /// Records the stores that reach it.
+    #[derive(Default)]
+    struct Stores(Vec<(u64, Vec<u8>)>);
+
+    impl Function for Stores {
+        fn bar0_size(&self) -> u64 {
+            0
+        }
+        fn vectors(&self) -> u32 {
+            0
+        }
+        fn read(&mut self, _: Region, _: u64, _: &mut [u8]) {}
+        fn write(&mut self, _: Region, offset: u64, data: &[u8]) {
+            self.0.push((offset, data.to_vec()));
+        }
+        fn dma_map(&mut self, _: &DmaRegion, _: Option<OwnedFd>) -> io::Result<()> {
+            Ok(())
+        }
+        fn dma_unmap(&mut self, _: u64, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+        fn set_vector(&mut self, _: u32, _: Option<OwnedFd>) {}
+        fn reset(&mut self) {}
+        fn step(&mut self) -> Option<Duration> {
+            None
+        }
+    }
+
+    /// A message that announces `count` stores, with one of `bytes` bytes at each of `offsets`.
+    fn stores(count: u64, bytes: u32, offsets: &[u64]) -> Message {
+        let mut body = count.to_le_bytes().to_vec();
+        for offset in offsets {
+            body.extend(offset.to_le_bytes());
+            body.extend(words(&[BAR0_REGION, bytes, 7, 0]));
+        }
+        let (command, flags) = (command::REGION_WRITE_MULTI, 0);
+        Message { id: 1, command, flags, body, descriptors: Vec::new() }
+    }
+
+    #[test]
+    fn several_stores_are_done_in_order() {
+        let mut function = Stores::default();
+        let reply = region_write_multiple(&mut function, &stores(2, 4, &[16, 32]));
+        assert_eq!(reply, Ok(2u64.to_le_bytes().to_vec()));
+        assert_eq!(function.0, [(16, vec![7, 0, 0, 0]), (32, vec![7, 0, 0, 0])]);
+    }
+
+    #[test]
+    fn stores_that_a_message_does_not_have_are_refused() {
+        for count in [3, u64::MAX] {
+            let mut function = Stores::default();
+            let reply = region_write_multiple(&mut function, &stores(count, 4, &[16, 32]));
+            assert_eq!((reply, function.0.len()), (Err(libc::EINVAL), 0));
+        }
+    }
+
+    #[test]
+    fn a_store_of_more_bytes_than_an_entry_has_is_refused() {
+        let mut function = Stores::default();
+        let reply = region_write_multiple(&mut function, &stores(1, 9, &[16]));
+        assert_eq!((reply, function.0.len()), (Err(libc::EINVAL), 0));
+    }
 }
