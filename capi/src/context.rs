@@ -130,8 +130,8 @@ impl Context {
 
 const NONE: *mut c_void = ptr::null_mut();
 
-/// The functions of `ibv_context.ops`. Slots of libibverbs 1.0 are empty but for two, as in
-/// rdma-core: no program reaches them.
+/// The functions of `ibv_context.ops`. Of the slots of libibverbs 1.0 only two are filled, as in
+/// rdma-core: programs do not use the others.
 const OPERATIONS: ibv_context_ops = ibv_context_ops {
     _compat_query_device: verbs::query_device as *mut c_void,
     _compat_query_port: verbs::query_port as *mut c_void,

@@ -119,7 +119,7 @@ impl Control for RssTarget {
     fn id(&self) -> ObjectId {
         self.id()
     }
-    /// It has none.
+    /// An RSS target has no QP number.
     fn number(&self) -> u32 {
         0
     }

@@ -18,7 +18,7 @@ use crate::environment::variable;
 use crate::observe;
 use crate::pd::Pd;
 use crate::post::{self, SendTable};
-use crate::qp::{Control, Qp, With, is_single_threaded};
+use crate::qp::{Control, Qp, QpExtras, is_single_threaded};
 use crate::result::{failed, null};
 use crate::srq::Srq;
 use crate::wq::Table;
@@ -318,8 +318,8 @@ where
     let user = Some(pd.users.clone());
     Ok(builder.build_in_reset().map(|library| {
         let table = &tables[post::place(library.layout().send.is_some())];
-        let with = with(wanted, &library, table, one_thread, user);
-        Qp::new(library, table, with)
+        let extras = extras(wanted, &library, table, one_thread, user);
+        Qp::new(library, table, extras)
     }))
 }
 
@@ -397,8 +397,8 @@ unsafe fn rss_target(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_in
     let fields = RssFields::from_bits_retain(hash.rx_hash_fields_mask);
     let options = RssOptions::with_fields(fields).key(key);
     Ok(domain.create_rss_target(table, &options).map(|library: RssTarget| {
-        let with = with(wanted, &library, &post::SPREADS, false, Some(pd.users.clone()));
-        Qp::new(library, &post::SPREADS, with)
+        let extras = extras(wanted, &library, &post::SPREADS, false, Some(pd.users.clone()));
+        Qp::new(library, &post::SPREADS, extras)
     }))
 }
 
@@ -443,8 +443,8 @@ unsafe fn dc_receiver(
     };
     let made = domain.create_dc_receiver_in_reset(&cq, &srq, access_key);
     Ok(made.map(|library: DcReceiver| {
-        let with = with(wanted, &library, &post::DCT, false, Some(pd.users.clone()));
-        Qp::new(library, &post::DCT, with)
+        let extras = extras(wanted, &library, &post::DCT, false, Some(pd.users.clone()));
+        Qp::new(library, &post::DCT, extras)
     }))
 }
 
@@ -452,7 +452,7 @@ unsafe fn dc_receiver(
 pub(crate) fn xrc_target(base: ibv_qp, library: XrcReceiver) -> *mut Qp {
     let mut ex = (post::NONE.wr)(base, true);
     observe::building(&mut ex);
-    let with = With {
+    let extras = QpExtras {
         ex,
         capacities: NOTHING,
         signal_all: false,
@@ -460,19 +460,19 @@ pub(crate) fn xrc_target(base: ibv_qp, library: XrcReceiver) -> *mut Qp {
         is_extended: false,
         user: None,
     };
-    Qp::new(library, &post::NONE, with)
+    Qp::new(library, &post::NONE, extras)
 }
 
-fn with(
+fn extras(
     wanted: &Wanted<'_>,
     library: &dyn Control,
     table: &SendTable,
     one_thread: bool,
     user: Option<Arc<()>>,
-) -> With {
+) -> QpExtras {
     let mut ex = (table.wr)(base(wanted, library), !one_thread);
     observe::building(&mut ex);
-    With {
+    QpExtras {
         ex,
         capacities: library.capacities().unwrap_or(NOTHING),
         signal_all: wanted.attributes.sq_sig_all != 0,

@@ -33,8 +33,8 @@ pub(crate) struct Device {
 }
 
 /// Devices do not change after they are made.
-// SAFETY: nothing writes a device after it was made, and what it holds is `Send` and `Sync` but for
-// null pointers.
+// SAFETY: nothing writes a device after it was made, and its fields are `Send` and `Sync`, except
+// for null pointers.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}

@@ -163,30 +163,30 @@ impl Qp {
     pub(crate) fn new<C: Control + 'static>(
         mut library: C,
         send: &'static SendTable,
-        with: With,
+        extras: QpExtras,
     ) -> *mut Self {
         // SAFETY: the queue pair is alive.
         let receives = unsafe { C::receive(&raw mut library).as_ref() };
         let receives = receives.is_some_and(Option::is_some);
-        let granted = library.capacities().unwrap_or(with.capacities);
+        let granted = library.capacities().unwrap_or(extras.capacities);
         let qp = Self {
-            ex: UnsafeCell::new(with.ex),
+            ex: UnsafeCell::new(extras.ex),
             direct: UnsafeCell::new(send.direct),
             send,
             receive: Cell::new(null_mut()),
-            send_lock: Lock::new(!with.one_thread),
+            send_lock: Lock::new(!extras.one_thread),
             recv_lock: match receives {
-                true => Lock::new(!with.one_thread),
+                true => Lock::new(!extras.one_thread),
                 false => Lock::unavailable(),
             },
             building: UnsafeCell::default(),
             whole: Cell::new(null::<Whole<C>>()),
             changing: Shared::default(),
             capacities: granted,
-            signal_all: with.signal_all,
-            is_extended: with.is_extended,
+            signal_all: extras.signal_all,
+            is_extended: extras.is_extended,
             async_events: Held::default(),
-            user: with.user,
+            user: extras.user,
         };
         let whole = Box::into_raw(Box::new(Whole { qp, library: UnsafeCell::new(library) }));
         // SAFETY: just made, so nothing else uses it.
@@ -328,8 +328,8 @@ unsafe fn find_queues<C: Control + 'static>(whole: *mut Whole<C>) {
     }
 }
 
-/// What a queue pair has besides the library's queue pair.
-pub(crate) struct With {
+/// The fields of a [`Qp`] besides the library's queue pair.
+pub(crate) struct QpExtras {
     pub(crate) ex: ibv_qp_ex,
     pub(crate) capacities: Capacities,
     pub(crate) signal_all: bool,
@@ -389,12 +389,12 @@ pub(crate) unsafe extern "C" fn query_qp(
     code(asked.map(|info| {
         let base = queue_pair.base();
         let cap = attributes::capacities(queue_pair.capacities);
-        let told = attributes::to_c(&info, cap);
+        let filled = attributes::to_c(&info, cap);
         // SAFETY: the caller's structs, to be written. Those of programs from before rate limits
         // end where `rate_limit` begins.
         unsafe {
             (*qp).state = info.state as u32;
-            let bytes = (&raw const told).cast::<u8>();
+            let bytes = (&raw const filled).cast::<u8>();
             attr.cast::<u8>().copy_from_nonoverlapping(bytes, offset_of!(ibv_qp_attr, rate_limit));
             init.write(ibv_qp_init_attr {
                 qp_context: base.qp_context,

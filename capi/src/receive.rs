@@ -43,7 +43,7 @@ unsafe fn post_alone(queue_pair: &Qp, first: *mut ibv_recv_wr) -> bool {
     // thread's. What the program promises of the memory is what the queue asks for.
     unsafe {
         let queue = &mut *queue_pair.receive.get();
-        alone(first).is_some_and(|request| queue.post_fast(|| parts(request)))
+        single_usual(first).is_some_and(|request| queue.post_fast(|| parts(request)))
     }
 }
 
@@ -94,7 +94,7 @@ forms! {
 /// # Safety
 /// A program's list.
 #[inline(always)]
-pub(crate) unsafe fn alone<'a>(first: *mut ibv_recv_wr) -> Option<&'a ibv_recv_wr> {
+pub(crate) unsafe fn single_usual<'a>(first: *mut ibv_recv_wr) -> Option<&'a ibv_recv_wr> {
     // SAFETY: the caller's promise.
     unsafe { first.as_ref().filter(|request| request.next.is_null() && is_usual(request)) }
 }
@@ -115,8 +115,8 @@ unsafe fn is_usual(request: &ibv_recv_wr) -> bool {
 /// A program's request, which is usual.
 #[inline(always)]
 pub(crate) unsafe fn parts(request: &ibv_recv_wr) -> (u64, Sge) {
-    // SAFETY: a list of one, whose length the caller has looked at. Otherwise the length would be
-    // looked at again.
+    // SAFETY: a list of one, whose length the caller has checked. Without the hint the compiler
+    // would check it again.
     let sge = unsafe {
         let sge = &*request.sg_list;
         std::hint::assert_unchecked(sge.length as i32 > 0);

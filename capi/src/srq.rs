@@ -262,8 +262,8 @@ forms! {
                 return post_waiting(queue, first, bad);
             }
             let library = &mut *queue.queue.get();
-            let alone = receive::alone(first);
-            if !alone.is_some_and(|request| library.post_fast(|| receive::parts(request))) {
+            let single = receive::single_usual(first);
+            if !single.is_some_and(|request| library.post_fast(|| receive::parts(request))) {
                 return either!(post_held, post_held_newer)(queue, first, bad);
             }
             queue.lock.release();

@@ -39,7 +39,7 @@ pub(crate) use keys::{
     ConfAttr, Interleaved, NOTHING_ELSE, configure, set_access, set_interleaved, set_list,
 };
 use operations::*;
-pub(crate) use operations::{encoded, lacking};
+pub(crate) use operations::{encoded, unsupported};
 pub(crate) use setters::set_dc_addr;
 use setters::*;
 
@@ -286,8 +286,8 @@ unsafe fn batch<'a, T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     building: &mut Building,
 ) -> Option<Batch<'a, T, BlueFlame>> {
-    // SAFETY: the caller's promise: since start this thread has the queue, and used it for what is
-    // being built alone.
+    // SAFETY: the caller's promise: since start this thread has the queue, and has used it only for
+    // the requests that it builds.
     unsafe { queue::<T, SENDS>(qp)?.batch_from(&mut building.steps).ok() }
 }
 

@@ -14,8 +14,8 @@ use crate::qp::Qp;
 use crate::usual::Posts;
 use crate::wr::{self, ConfAttr, Interleaved};
 
-/// A function of [`DirectQp`] that ignores its arguments.
-type Lacking = unsafe extern "C" fn(*mut DirectQp);
+/// A function of [`DirectQp`] that is not supported: it ignores its other arguments.
+type Unsupported = unsafe extern "C" fn(*mut DirectQp);
 
 /// `struct mlx5dv_qp_ex`, which is a part of the queue pair.
 #[derive(Clone, Copy)]
@@ -30,11 +30,11 @@ pub(crate) struct DirectQp {
     set_mkey_access_flags: unsafe extern "C" fn(*mut DirectQp, u32),
     set_mkey_layout_list: unsafe extern "C" fn(*mut DirectQp, u16, *const ibv_sge),
     set_mkey_layout_interleaved: unsafe extern "C" fn(*mut DirectQp, u32, u16, *const Interleaved),
-    set_mkey_sig_block: Lacking,
+    set_mkey_sig_block: Unsupported,
     raw_wqe: unsafe extern "C" fn(*mut DirectQp, *const c_void),
-    set_dc_addr_stream: Lacking,
-    memcpy: Lacking,
-    set_mkey_crypto: Lacking,
+    set_dc_addr_stream: Unsupported,
+    memcpy: Unsupported,
+    set_mkey_crypto: Unsupported,
 }
 
 impl DirectQp {
@@ -52,11 +52,11 @@ impl DirectQp {
             set_mkey_access_flags: set_mkey_access_flags::<T, SENDS>,
             set_mkey_layout_list: set_mkey_layout_list::<T, SENDS>,
             set_mkey_layout_interleaved: set_mkey_layout_interleaved::<T, SENDS>,
-            set_mkey_sig_block: lacking,
+            set_mkey_sig_block: unsupported,
             raw_wqe: raw_wqe::<T, SENDS>,
-            set_dc_addr_stream: lacking,
-            memcpy: lacking,
-            set_mkey_crypto: lacking,
+            set_dc_addr_stream: unsupported,
+            memcpy: unsupported,
+            set_mkey_crypto: unsupported,
         }
     }
 }
@@ -71,9 +71,9 @@ fn whole(direct: *mut DirectQp) -> *mut ibv_qp_ex {
     direct.wrapping_byte_sub(offset_of!(Qp, direct)).cast()
 }
 
-unsafe extern "C" fn lacking(direct: *mut DirectQp) {
+unsafe extern "C" fn unsupported(direct: *mut DirectQp) {
     // SAFETY: the caller's queue pair, after start.
-    unsafe { wr::lacking(whole(direct)) };
+    unsafe { wr::unsupported(whole(direct)) };
 }
 
 /// `mlx5dv_wr_set_dc_addr`.
@@ -85,7 +85,7 @@ unsafe extern "C" fn set_dc_addr(direct: *mut DirectQp, ah: *mut ibv_ah, dctn: u
 /// The same for types of queue pairs whose requests name no target.
 unsafe extern "C" fn no_dc_addr(direct: *mut DirectQp, _: *mut ibv_ah, _: u32, _: u64) {
     // SAFETY: the caller's queue pair, after start.
-    unsafe { wr::lacking(whole(direct)) };
+    unsafe { wr::unsupported(whole(direct)) };
 }
 
 /// `mlx5dv_wr_raw_wqe`. The WQE's control segment contains its length in octowords.
@@ -111,7 +111,7 @@ unsafe extern "C" fn mkey_configure<T: Posts, const SENDS: bool>(
     unsafe {
         match T::TYPE {
             QpType::Rc if SENDS => wr::configure::<T, SENDS>(whole(direct), key, setters, attr),
-            _ => lacking(direct),
+            _ => unsupported(direct),
         }
     }
 }

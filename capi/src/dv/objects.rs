@@ -127,16 +127,16 @@ pub(crate) unsafe extern "C" fn init_obj(objects: *mut Objects, kinds: u64) -> c
     // SAFETY: the caller's struct, with an object and a place for each kind that it names.
     unsafe {
         let objects = &*objects;
-        let told = [
-            kinds & QP == 0 || tell_qp(&objects.qp),
-            kinds & CQ == 0 || tell_cq(&objects.cq),
-            kinds & SRQ == 0 || tell_srq(&objects.srq),
-            kinds & RWQ == 0 || tell_wq(&objects.rwq),
-            kinds & DM == 0 || tell_dm(&objects.dm),
-            kinds & AH == 0 || tell_ah(&objects.ah),
-            kinds & PD == 0 || tell_pd(&objects.pd),
+        let filled = [
+            kinds & QP == 0 || fill_qp(&objects.qp),
+            kinds & CQ == 0 || fill_cq(&objects.cq),
+            kinds & SRQ == 0 || fill_srq(&objects.srq),
+            kinds & RWQ == 0 || fill_wq(&objects.rwq),
+            kinds & DM == 0 || fill_dm(&objects.dm),
+            kinds & AH == 0 || fill_ah(&objects.ah),
+            kinds & PD == 0 || fill_pd(&objects.pd),
         ];
-        if told.contains(&false) { refused(libc::EINVAL) } else { 0 }
+        if filled.contains(&false) { refused(libc::EINVAL) } else { 0 }
     }
 }
 
@@ -151,7 +151,7 @@ fn ring(ring: Option<uverbs::raw::RingLayout>) -> Ring {
 /// # Safety
 /// A program's queue pair, and a struct of its own to be filled in. The same holds for the
 /// functions below.
-unsafe fn tell_qp(pair: &Pair<ibv_qp, QpParts>) -> bool {
+unsafe fn fill_qp(pair: &Pair<ibv_qp, QpParts>) -> bool {
     // SAFETY: the caller's promise.
     let Some(layout) = unsafe { Qp::of(pair.object) }.with(|library| library.layout()) else {
         return false;
@@ -169,7 +169,7 @@ unsafe fn tell_qp(pair: &Pair<ibv_qp, QpParts>) -> bool {
     true
 }
 
-unsafe fn tell_cq(pair: &Pair<ibv_cq, CqParts>) -> bool {
+unsafe fn fill_cq(pair: &Pair<ibv_cq, CqParts>) -> bool {
     // SAFETY: the caller's promise.
     let queue = unsafe { Cq::of(pair.object) };
     let Some((layout, number)) = queue.show() else { return false };
@@ -187,7 +187,7 @@ unsafe fn tell_cq(pair: &Pair<ibv_cq, CqParts>) -> bool {
     true
 }
 
-unsafe fn tell_srq(pair: &Pair<ibv_srq, SrqParts>) -> bool {
+unsafe fn fill_srq(pair: &Pair<ibv_srq, SrqParts>) -> bool {
     // SAFETY: the caller's promise.
     let (queue, asked) = unsafe { (Srq::of(pair.object), (*pair.into).comp_mask) };
     let Some(number) = queue.handle().map(|handle| handle.number()) else { return false };
@@ -215,7 +215,7 @@ unsafe fn tell_srq(pair: &Pair<ibv_srq, SrqParts>) -> bool {
     true
 }
 
-unsafe fn tell_wq(pair: &Pair<ibv_wq, WqParts>) -> bool {
+unsafe fn fill_wq(pair: &Pair<ibv_wq, WqParts>) -> bool {
     // SAFETY: the caller's promise.
     let (ring, record) = unsafe { Wq::of(pair.object) }.layout();
     let Some(ring) = ring else { return false };
@@ -231,7 +231,7 @@ unsafe fn tell_wq(pair: &Pair<ibv_wq, WqParts>) -> bool {
     true
 }
 
-unsafe fn tell_dm(pair: &Pair<ibv_dm, DmParts>) -> bool {
+unsafe fn fill_dm(pair: &Pair<ibv_dm, DmParts>) -> bool {
     // SAFETY: the caller's promise.
     let Some(memory) = (unsafe { Dm::of(pair.object) }).library() else { return false };
     let parts = DmParts { buf: memory.as_ptr().cast(), length: memory.len() as u64, comp_mask: 0 };
@@ -240,7 +240,7 @@ unsafe fn tell_dm(pair: &Pair<ibv_dm, DmParts>) -> bool {
     true
 }
 
-unsafe fn tell_ah(pair: &Pair<ibv_ah, AhParts>) -> bool {
+unsafe fn fill_ah(pair: &Pair<ibv_ah, AhParts>) -> bool {
     // SAFETY: the caller's promise.
     let Some(address) = (unsafe { Ah::wire(pair.object) }) else { return false };
     // SAFETY: the caller's promise.
@@ -248,7 +248,7 @@ unsafe fn tell_ah(pair: &Pair<ibv_ah, AhParts>) -> bool {
     true
 }
 
-unsafe fn tell_pd(pair: &Pair<ibv_pd, PdParts>) -> bool {
+unsafe fn fill_pd(pair: &Pair<ibv_pd, PdParts>) -> bool {
     // SAFETY: the caller's promise.
     let Some(domain) = (unsafe { Pd::of(pair.object) }).domain() else { return false };
     // SAFETY: the caller's promise.

@@ -31,15 +31,14 @@ pub(super) unsafe fn write(completion: Completion<'_>, into: *mut ibv_wc) {
     }
 }
 
-/// What a send that went well is in [`SENT`]. `None` if its opcode alone does not identify the
-/// operation.
+/// The row of [`SENT`] for a successful send. `None` if the opcode does not identify the operation.
 #[inline(always)]
 pub(super) fn sent(requested: Requested) -> Option<Sent> {
     let sent = SENT[usize::from(requested.opcode().0)];
     (sent != UNUSUAL).then_some(sent)
 }
 
-/// Writes a send that went well.
+/// Writes a successful send.
 ///
 /// # Safety
 /// As for [`write`].
@@ -55,7 +54,7 @@ unsafe fn write_sent(completion: Completion<'_>, into: *mut ibv_wc) {
     }
 }
 
-/// Writes a receive that went well.
+/// Writes a successful receive.
 ///
 /// # Safety
 /// As for [`write`].

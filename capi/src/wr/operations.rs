@@ -227,7 +227,7 @@ pub(crate) unsafe fn encoded<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, wq
 ///
 /// # Safety
 /// As for [`of`].
-pub(crate) unsafe fn lacking(qp: *mut ibv_qp_ex) {
+pub(crate) unsafe fn unsupported(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's promise.
     unsafe { of(qp) }.1.fail(libc::EOPNOTSUPP);
 }
@@ -356,11 +356,11 @@ pub(super) unsafe extern "C" fn bind_mw<T: Posts, const SENDS: bool>(
 /// `ibv_wr_atomic_write`: no mlx5 has it.
 pub(super) unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, _: u32, _: u64, _: *const c_void) {
     // SAFETY: the caller's queue pair, after start.
-    unsafe { lacking(qp) };
+    unsafe { unsupported(qp) };
 }
 
 /// `ibv_wr_flush`: no mlx5 has it.
 pub(super) unsafe extern "C" fn flush(qp: *mut ibv_qp_ex, _: u32, _: u64, _: usize, _: u8, _: u8) {
     // SAFETY: the caller's queue pair, after start.
-    unsafe { lacking(qp) };
+    unsafe { unsupported(qp) };
 }
