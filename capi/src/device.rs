@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
 use std::ptr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 
 use uverbs::Device as LibraryDevice;
 
@@ -12,6 +12,7 @@ use crate::abi::ibv_device;
 use crate::events::uncancelled;
 use crate::result::{null, refused, set_errno};
 use crate::soft::{self, Shown, Soft};
+use crate::table::Table;
 
 /// `IBV_NODE_CA` and `IBV_TRANSPORT_IB`: the types of mlx5 devices, also on Ethernet.
 const CHANNEL_ADAPTER: c_int = 1;
@@ -95,15 +96,11 @@ fn text<const N: usize>(text: &str) -> [c_char; N] {
     bytes
 }
 
-/// Devices that were shown before: the same device has the same address in every list.
-fn known() -> &'static Mutex<HashMap<String, &'static Device>> {
-    static KNOWN: OnceLock<Mutex<HashMap<String, &'static Device>>> = OnceLock::new();
-    KNOWN.get_or_init(Mutex::default)
-}
-
+/// The device of this key. The same device has the same address in every list of a process, and in
+/// lists of a child that was forked while no thread was listing devices.
 fn remember(key: String, make: impl FnOnce() -> Device) -> &'static Device {
-    let mut known = known().lock().unwrap_or_else(PoisonError::into_inner);
-    known.entry(key).or_insert_with(|| Box::leak(Box::new(make())))
+    static KNOWN: Table<HashMap<String, &'static Device>> = Table::new();
+    KNOWN.lock().entry(key).or_insert_with(|| Box::leak(Box::new(make())))
 }
 
 /// The device of an imported context, found by its open file.
@@ -259,4 +256,58 @@ unsafe fn give_text(text: &[u8], buffer: *mut c_char, size: usize) -> c_int {
         }
     }
     length as c_int
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use super::*;
+
+    fn made() -> Device {
+        let soft = uverbs::soft::SoftDevice::builder("soft0").without_wire().build();
+        Device::new(LibraryDevice::from_soft(soft.expect("device")), None, 0)
+    }
+
+    fn in_the_list() -> &'static Device {
+        remember("soft0".to_owned(), made)
+    }
+
+    /// Whether a forked child returns from `what` before an alarm ends it.
+    fn a_child_returns(what: impl FnOnce()) -> bool {
+        // SAFETY: the child allocates, which glibc allows after a fork, and exits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: it only sets a timer.
+            unsafe { libc::alarm(20) };
+            what();
+            // SAFETY: ends the child; nothing of the test harness runs in it.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: a child of this process, and a status to write.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+    }
+
+    #[test]
+    fn a_child_waits_for_no_thread_that_was_listing_devices() {
+        let known = in_the_list();
+        let ((listing, at_work), (go_on, may_go_on)) = (channel(), channel::<()>());
+        let other = thread::spawn(move || {
+            remember("soft1".to_owned(), || {
+                listing.send(()).expect("main thread");
+                let _ = may_go_on.recv();
+                made()
+            });
+        });
+        at_work.recv().expect("thread");
+        let returns = a_child_returns(|| _ = in_the_list());
+        drop(go_on);
+        other.join().expect("thread");
+        assert!(returns, "a child of a process that was listing devices");
+        let same = a_child_returns(|| assert!(std::ptr::eq(known, in_the_list())));
+        assert!(same, "a child of a process that was not");
+    }
 }

@@ -68,6 +68,7 @@ mod soft;
 mod srq;
 mod steering;
 mod strings;
+mod table;
 mod trace;
 mod usual;
 mod verbs;

@@ -4,14 +4,15 @@
 //! shows both. Without the variable there are no software devices. The variables `UVERBS_SOFT_…`
 //! configure them; they have the names and values of `uverbs run`'s options.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Once, OnceLock};
 
 use uverbs::Device;
 use uverbs::soft::SoftDevice;
 use uverbs::soft::settings::{Settings, Variables};
 
 use crate::environment::{say, variable};
+use crate::table::Table;
 
 /// Which devices a program is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +33,10 @@ pub(crate) fn shown() -> Shown {
         "soft,all" => Shown::Both,
         "" => Shown::Kernel,
         other => {
-            static COMPLAINT: Once = Once::new();
-            COMPLAINT.call_once(|| complain_of(other));
+            static COMPLAINED: AtomicBool = AtomicBool::new(false);
+            if !COMPLAINED.swap(true, Ordering::Relaxed) {
+                complain_of(other);
+            }
             Shown::Kernel
         }
     }
@@ -60,30 +63,36 @@ pub(crate) struct Soft {
     opened: AtomicBool,
 }
 
-/// The settings of all software devices.
-fn settings() -> &'static Result<Settings, String> {
-    static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
-    SETTINGS.get_or_init(|| {
-        Variables::OF_PROGRAMS.all_known()?;
-        Settings::from_environment(Variables::OF_PROGRAMS)
-    })
+/// The software devices of a process, and what they were made from.
+#[derive(Debug, Default)]
+struct Started {
+    devices: Vec<Soft>,
+    settings: Option<Settings>,
 }
 
 /// The process's software devices, started at the first call. If they cannot be started, there are
 /// none, and standard error says why.
-pub(crate) fn devices() -> &'static [Soft] {
-    static DEVICES: OnceLock<Vec<Soft>> = OnceLock::new();
-    DEVICES.get_or_init(|| {
-        start().unwrap_or_else(|cause| {
+fn started() -> &'static Started {
+    // A child that was forked while a thread started them starts its own.
+    static STARTED: Table<Option<&'static Started>> = Table::new();
+    STARTED.lock().get_or_insert_with(|| {
+        Box::leak(Box::new(start().unwrap_or_else(|cause| {
             say(&format!("no software devices: {cause}"));
-            Vec::new()
-        })
+            Started::default()
+        })))
     })
 }
 
-fn start() -> Result<Vec<Soft>, String> {
-    let settings = settings().as_ref().map_err(Clone::clone)?;
-    (0..settings.devices).map(|index| one(settings, index)).collect()
+/// The process's software devices.
+pub(crate) fn devices() -> &'static [Soft] {
+    &started().devices
+}
+
+fn start() -> Result<Started, String> {
+    Variables::OF_PROGRAMS.all_known()?;
+    let settings = Settings::from_environment(Variables::OF_PROGRAMS)?;
+    let devices = (0..settings.devices).map(|index| one(&settings, index));
+    Ok(Started { devices: devices.collect::<Result<_, _>>()?, settings: Some(settings) })
 }
 
 fn one(settings: &Settings, index: u32) -> Result<Soft, String> {
@@ -99,11 +108,12 @@ pub(crate) fn opened(device: &Device) {
     if shown() == Shown::Kernel {
         return;
     }
-    let Some(soft) = devices().iter().find(|soft| soft.device.name() == device.name()) else {
+    let started = started();
+    let Some(soft) = started.devices.iter().find(|soft| soft.device.name() == device.name()) else {
         return;
     };
-    if let (Ok(Settings { faults: Some(faults), .. }), false) =
-        (settings(), soft.opened.swap(true, Ordering::Relaxed))
+    if let (Some(Settings { faults: Some(faults), .. }), false) =
+        (&started.settings, soft.opened.swap(true, Ordering::Relaxed))
     {
         if let Err(cause) = faults.begin(&soft.soft) {
             say(&format!("no timed faults: {cause}"));

@@ -7,11 +7,11 @@ use std::thread::{self, ThreadId};
 
 use super::data::{Posted, enter, entered, leave, of_qp, take_back, trace};
 use super::misuse::{self, Kind, Seen, complain};
-use super::table::Table;
 use super::words::lkeys;
 use super::{sees_data, wanted};
 use crate::abi::*;
 use crate::qp::Qp;
+use crate::table::Table;
 
 /// Replaces the functions of a queue pair that build requests by observed ones, if asked for.
 pub(crate) fn building(ex: &mut ibv_qp_ex) {

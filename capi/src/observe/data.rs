@@ -5,12 +5,12 @@ use std::ffi::{c_int, c_void};
 use std::thread::ThreadId;
 
 use super::misuse::{self, Kind, Seen, complain};
-use super::table::Table;
 use super::words::{completion, lkeys, request, show_data};
 use super::{sees_data, wanted};
 use crate::abi::*;
 use crate::cq::Cq;
 use crate::qp::Qp;
+use crate::table::Table;
 use crate::{poll, post, receive, srq, wq};
 
 /// `ibv_post_wq_recv`.

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
 
-use super::table::Table;
 use super::{Named, Role};
 use crate::environment::say;
+use crate::table::Table;
 
 /// What an object is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

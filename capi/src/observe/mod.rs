@@ -10,7 +10,6 @@ mod building;
 mod data;
 mod gone;
 mod misuse;
-mod table;
 mod trace;
 mod words;
 

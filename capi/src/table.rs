@@ -1,4 +1,5 @@
-//! Tables of observed objects and requests, for several threads and for forked children.
+//! Tables that a process has once: devices that it was shown, and what it does. Several threads use
+//! them, and a forked child waits for no thread of its parent.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -6,9 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::fork::{self, Process};
 
-/// A table behind a lock, which is empty at first.
+/// A table behind a lock, which begins with the default value.
 #[derive(Debug)]
-pub(super) struct Table<T>(AtomicPtr<OfProcess<T>>);
+pub(crate) struct Table<T>(AtomicPtr<OfProcess<T>>);
 
 /// The table of one process. It is never freed, because any thread may have its address.
 #[derive(Debug)]
@@ -24,12 +25,12 @@ impl<T: Default> Default for OfProcess<T> {
 }
 
 impl<T: Default + 'static> Table<T> {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
     /// Takes the lock until the guard goes.
-    pub(super) fn lock(&self) -> MutexGuard<'static, T> {
+    pub(crate) fn lock(&self) -> MutexGuard<'static, T> {
         let current = self.0.load(Ordering::Acquire);
         // SAFETY: null, or from `begin`.
         let table = match unsafe { current.as_ref() } {
