@@ -42,7 +42,8 @@ use crate::format::{CqArm, MiniCqeFormat};
 use crate::memory::DmaMemory;
 use crate::mmio::ArmRegister;
 use crate::queue_error::QueueError;
-use crate::user_index::{PolledQueues, UserIndexTable};
+use crate::queue_state::PolledQueues;
+use crate::user_index::UserIndexTable;
 
 pub(crate) use ring::CqeView;
 use ring::Ring;

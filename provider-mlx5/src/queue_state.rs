@@ -17,6 +17,7 @@
 //! A block is never freed while the [`UserIndexTable`](crate::user_index::UserIndexTable) lives; it
 //! is reused for later queues of the same size.
 
+mod pointers;
 mod qp_state;
 mod requests;
 mod side;
@@ -30,12 +31,14 @@ use crate::completion_queue::{CqMonitor, is_before};
 use crate::free_list::FreeList;
 use crate::shown_ring::{LentRing, Ring, ShownRing};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering};
+pub(crate) use pointers::{
+    BlockTable, ListTables, NextPlace, PLACES, Places, PolledQueues, PolledReceives, PolledSends,
+    Posting,
+};
 pub use qp_state::QpState;
 pub(crate) use requests::Kind;
 use requests::NO_END;
-pub(crate) use side::{
-    ListTables, NO_START, NextPlace, PolledReceives, PolledSends, Posting, Side,
-};
+pub(crate) use side::{NO_START, Side};
 
 /// The counter of the request that completed last, given `head` and how many requests (or blocks)
 /// before it are `outstanding`.
@@ -84,8 +87,10 @@ struct Fixed {
     qpn: AtomicU32,
     /// The user index in the queue's CQEs.
     user_index: AtomicU32,
-    /// The block whose receives this queue consumes: its own, or its SRQ's.
+    /// The block of the SRQ whose receives this queue consumes; null for its own.
     receives: AtomicPtr<QueueState>,
+    /// The blocks that were ever in `receives`: pollers may still use them.
+    consumed: Mutex<Vec<Arc<QueueState>>>,
     user_context: AtomicU64,
     /// The QP's state after a failed send.
     failed_send: AtomicU32,
@@ -159,6 +164,7 @@ impl QueueState {
                 qpn: AtomicU32::new(0),
                 user_index: AtomicU32::new(0),
                 receives: AtomicPtr::new(core::ptr::null_mut()),
+                consumed: Mutex::default(),
                 user_context: AtomicU64::new(0),
                 failed_send: AtomicU32::new(QpState::Err as u32),
                 inherited: AtomicBool::new(false),
@@ -205,10 +211,10 @@ impl QueueState {
         &self.fixed.past
     }
 
-    /// Copies a QP's settings from its old block `before` to this one, whose address is `own`.
-    pub(crate) fn succeed(&self, before: &Self, own: *mut Self) {
+    /// Copies a QP's settings from its old block `before`.
+    pub(crate) fn succeed(&self, before: &Self) {
         let cqs = before.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
-        self.start(own, before.user_index(), before.user_context(), cqs);
+        self.start(before.user_index(), before.user_context(), cqs);
         self.set_number(before.number());
         let failed_send = before.fixed.failed_send.load(Ordering::Relaxed);
         self.fixed.failed_send.store(failed_send, Ordering::Relaxed);
@@ -265,15 +271,6 @@ impl QueueState {
     pub(crate) fn continue_receives(&self, head: u32) {
         self.receives.expect(head as u16);
         self.publish_receives(head);
-    }
-
-    /// Makes the request that starts at this index outstanding, on both sides. For the inspector,
-    /// which decodes completions and has no queues.
-    pub(crate) fn expect(&self, index: u16) {
-        self.sends.expect(index);
-        self.receives.expect(index);
-        self.publish_sends(u32::from(index) + 1);
-        self.publish_receives(u32::from(index) + 1);
     }
 
     #[inline(always)]
@@ -411,16 +408,16 @@ impl QueueState {
         }
     }
 
-    /// Prepares the block, which is at address `own`, for a new queue with this user index whose
-    /// sends and receives complete to `cqs`. It stays closed until [`QueueState::open`].
-    pub(crate) fn start(&self, own: *mut Self, user_index: u32, context: u64, cqs: [usize; 2]) {
+    /// Prepares the block for a new queue with this user index whose sends and receives complete to
+    /// `cqs`. It stays closed until [`QueueState::open`].
+    pub(crate) fn start(&self, user_index: u32, context: u64, cqs: [usize; 2]) {
         self.fixed.user_index.store(user_index, Ordering::Relaxed);
         self.shut();
         for (own, cq) in self.fixed.cqs.iter().zip(cqs) {
             own.store(cq, Ordering::Relaxed);
         }
-        self.sends.set_block(own);
-        self.receives.set_block(own);
+        self.sends.set_block(self);
+        self.receives.set_block(self);
         self.sends.set_context(context);
         self.receives.set_context(context);
         self.fixed.user_context.store(context, Ordering::Relaxed);

@@ -16,25 +16,17 @@
 //! never freed while the table exists. So every index leads to a valid block, also for a poller
 //! that has just looked one up, and for an index that the device got wrong.
 
-#![allow(unsafe_code)]
-
 mod handle;
 
 use core::array;
-use core::mem::offset_of;
 // Blocks use `std`'s `Arc` under loom too: loom's models need not track references to them.
 use std::sync::{Arc as Shared, OnceLock};
 
-use crate::completion_queue::{Completion, CqMonitor, CqeView};
-use crate::format::Cqe;
-use crate::queue_state::{PolledReceives, PolledSends, QueueState, Shape, Side};
-use crate::sync::{Arc, AtomicBool, AtomicPtr, AtomicU32, Mutex, Ordering, lock, try_lock};
+use crate::completion_queue::CqMonitor;
+use crate::queue_state::{BlockTable, PLACES, QueueState, Shape};
+use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, lock, try_lock};
 use handle::{Drains, Entry, Load, drained};
 pub(crate) use handle::{RECEIVES, SENDS};
-
-/// Places of a table, which take 512 KiB. The model checker gets few, because it follows each of
-/// them.
-const PLACES: usize = if cfg!(loom) { 1 << 6 } else { 1 << 16 };
 
 /// Parts of the user indices: one for each value of their upper 8 bits.
 const PARTS: usize = if cfg!(loom) { 1 } else { 1 << 8 };
@@ -55,16 +47,14 @@ struct Inner {
     inherited: AtomicBool,
 }
 
-type Table = Box<[AtomicPtr<QueueState>]>;
-
 /// The blocks by user index, which pollers read without a lock.
 #[derive(Debug)]
 struct Tables {
     /// The block at each place, if only one index leads there; otherwise `unused`.
-    direct: Table,
+    direct: BlockTable,
     /// For each value of an index's upper 8 bits, the blocks of only those indices. There are such
     /// tables only once two indices may lead to one place, and only for values that were given out.
-    parts: [OnceLock<Table>; PARTS],
+    parts: [OnceLock<BlockTable>; PARTS],
     /// A closed block.
     unused: Shared<QueueState>,
     /// All indices with a number below this have been given out at least once.
@@ -90,8 +80,6 @@ fn place_of(index: u32) -> usize {
 
 #[derive(Debug, Default)]
 struct Control {
-    /// All blocks, used and idle.
-    blocks: Vec<Shared<QueueState>>,
     /// Blocks that no queue uses.
     idle: Vec<(Shape, Shared<QueueState>)>,
     free_indices: Vec<u32>,
@@ -146,16 +134,6 @@ impl QueueHandle {
     pub fn state(&self) -> &QueueState {
         &self.block
     }
-
-    /// Makes the request at this index outstanding on both sides. For the inspector, which decodes
-    /// completions and has no queues.
-    ///
-    /// # Safety
-    /// The handle has no queues.
-    #[doc(hidden)]
-    pub unsafe fn expect(&self, index: u16) {
-        self.state().expect(index);
-    }
 }
 
 impl UserIndexTable {
@@ -194,9 +172,8 @@ impl UserIndexTable {
         block.set_number(0);
         let identity = |cq: Option<&CqMonitor>| cq.map_or(0, CqMonitor::identity);
         let completes_to = [cqs.first(), cqs.last()].map(identity);
-        block.start(Shared::as_ptr(&block).cast_mut(), index, user_context, completes_to);
-        // SAFETY: both blocks are of this table, which keeps its blocks until it is dropped.
-        unsafe { block.set_receives(&**receives.map_or(&block, |srq| &srq.entry.block)) };
+        block.start(index, user_context, completes_to);
+        block.set_receives(receives.map(|srq| &srq.entry.block));
         block.open();
         let entry = Entry::new(self, index, (shape, block.clone()), cqs, receives);
         self.set(index, &block);
@@ -253,6 +230,16 @@ impl UserIndexTable {
         past.is_empty() || past.iter().any(|past| past.is_left(cq, at))
     }
 
+    /// The queue with this user index, open or not. If there is none, a closed block.
+    pub(crate) fn block(&self, index: u32) -> &QueueState {
+        self.0.tables.block(index)
+    }
+
+    /// The block at each place, if only one index leads there; otherwise a closed block.
+    pub(crate) fn direct(&self) -> &BlockTable {
+        &self.0.tables.direct
+    }
+
     /// Whether it is the parent's ([`disown`](Self::disown)).
     fn is_inherited(&self) -> bool {
         self.0.inherited.load(Ordering::Relaxed)
@@ -263,70 +250,55 @@ impl Tables {
     fn new() -> Self {
         let shape = Shape { send_wqebbs: 0, recv_wqes: 0, shared_receive: false };
         let unused = QueueState::new(shape);
-        // SAFETY: the block is its own receive block, so it lives long enough.
-        unsafe { unused.set_receives(&*unused) };
+        unused.set_receives(None);
         // Number 0 is never given out, because a CQE that was never written has index 0.
         let next_number = AtomicU32::new(1);
         let parts = array::from_fn(|_| OnceLock::new());
-        Self { direct: empty_table(&unused), parts, unused, next_number }
+        let direct = BlockTable::new(&unused);
+        Self { direct, parts, unused, next_number }
     }
 
     /// The block of an index, open or not.
     fn block(&self, index: u32) -> &QueueState {
         let place = place_of(index);
-        let block = |table: &Table| {
-            // SAFETY: tables hold pointers to blocks, which live as long as the tables.
-            unsafe { &*table[place].load(Ordering::Acquire) }
-        };
-        let found = block(&self.direct);
+        let found = self.direct.get(place);
         if found.user_index() == index {
             return found;
         }
         // Read after the place. If two indices share it, it was emptied after this was written.
         let part = self.parts.get((index >> 16) as usize).and_then(OnceLock::get);
-        part.map_or(&self.unused, block)
+        part.map_or(&self.unused, |part| part.get(place))
     }
 
     /// Makes a user index lead to `block`. Called with the lock of [`Inner::control`].
     fn set(&self, index: u32, block: &Shared<QueueState>) {
         let place = place_of(index);
-        let store = |table: &Table, block| table[place].store(block, Ordering::Release);
-        let block = Shared::as_ptr(block).cast_mut();
         match self.parts.get((index >> 16) as usize).and_then(OnceLock::get) {
-            None => store(&self.direct, block),
+            None => self.direct.set(place, block),
             Some(part) => {
-                store(part, block);
-                store(&self.direct, self.only_one_at(place));
+                part.set(place, block);
+                self.direct.set(place, &self.only_one_at(place));
             }
         }
     }
 
     /// The block at this place of the [`Tables::parts`], if only one of them has one there.
-    fn only_one_at(&self, place: usize) -> *mut QueueState {
-        let unused = Shared::as_ptr(&self.unused).cast_mut();
+    fn only_one_at(&self, place: usize) -> Shared<QueueState> {
         let parts = self.parts.iter().filter_map(OnceLock::get);
-        let blocks = parts.map(|part| part[place].load(Ordering::Relaxed));
-        let mut used = blocks.filter(|block| *block != unused);
+        let blocks = parts.map(|part| part.shared(place));
+        let mut used = blocks.filter(|block| !Shared::ptr_eq(block, &self.unused));
         match (used.next(), used.next()) {
             (Some(only), None) => only,
-            _ => unused,
+            _ => self.unused.clone(),
         }
     }
 
     /// Adds a table of the indices that have these upper 8 bits, which is not 0. With the first
     /// one, indices with upper bits 0 also get a table of their own.
     fn add_part(&self, part: usize) {
-        let copy = || {
-            let place = |place: &AtomicPtr<_>| AtomicPtr::new(place.load(Ordering::Relaxed));
-            self.direct.iter().map(place).collect()
-        };
-        self.parts[0].get_or_init(copy);
-        self.parts[part].get_or_init(|| empty_table(&self.unused));
+        self.parts[0].get_or_init(|| self.direct.copy());
+        self.parts[part].get_or_init(|| BlockTable::new(&self.unused));
     }
-}
-
-fn empty_table(unused: &Shared<QueueState>) -> Table {
-    (0..PLACES).map(|_| AtomicPtr::new(Shared::as_ptr(unused).cast_mut())).collect()
 }
 
 impl Control {
@@ -350,9 +322,7 @@ impl Control {
         if let Some(at) = self.idle.iter().position(|(idle, _)| *idle == shape) {
             return self.idle.swap_remove(at).1;
         }
-        let block = QueueState::new(shape);
-        self.blocks.push(block.clone());
-        block
+        QueueState::new(shape)
     }
 
     /// Frees the indices and blocks of closed queues whose CQs have been drained.
@@ -372,110 +342,5 @@ impl Control {
             }
             self.idle.push((dead.shape, dead.block));
         }
-    }
-}
-
-const USER_INDEX: usize = offset_of!(Cqe, srqn_user_index);
-
-/// The queues that a CQ polls.
-#[derive(Debug)]
-pub(crate) struct PolledQueues {
-    table: UserIndexTable,
-    places: Places,
-    /// [`CqMonitor::identity`].
-    identity: usize,
-}
-
-/// The first place of [`Tables::direct`]. A batch copies it, so that it stays in a register.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Places(*const AtomicPtr<QueueState>);
-
-// SAFETY: it points at atomics, which threads may share.
-unsafe impl Send for Places {}
-
-impl PolledQueues {
-    /// The queues of `table` that complete to the CQ with this identity.
-    pub(crate) fn new(table: &UserIndexTable, identity: usize) -> Self {
-        let places = Places(table.0.tables.direct.as_ptr());
-        Self { table: table.clone(), places, identity }
-    }
-
-    /// The table.
-    pub(crate) fn table(&self) -> &UserIndexTable {
-        &self.table
-    }
-
-    /// The queue with this user index, open or not. If there is none, a closed block.
-    pub(crate) fn any(&self, index: u32) -> &QueueState {
-        self.table.0.tables.block(index)
-    }
-
-    /// The identity of the CQ.
-    pub(crate) fn identity(&self) -> usize {
-        self.identity
-    }
-
-    /// The argument for [`PolledQueues::sends_of`] and [`PolledQueues::receives_of`].
-    #[inline(always)]
-    pub(crate) fn places(&self) -> &Places {
-        &self.places
-    }
-
-    /// The open queue of a send CQE that software owns, if its sends complete to this CQ. `None` as
-    /// well if another queue has the same place in the table.
-    #[inline(always)]
-    pub(crate) fn sends_of(&self, places: &Places, cqe: CqeView) -> Option<PolledSends<'_>> {
-        let queue = self.find(places, cqe, QueueState::send_side)?;
-        // SAFETY: `find` checked the side; this thread is the CQ's poller, because only the CQ has
-        // this value, which is not `Sync`.
-        Some(unsafe { PolledSends::new(queue) })
-    }
-
-    /// [`PolledQueues::sends_of`] for receives.
-    #[inline(always)]
-    pub(crate) fn receives_of(&self, places: &Places, cqe: CqeView) -> Option<PolledReceives<'_>> {
-        let queue = self.find(places, cqe, QueueState::recv_side)?;
-        // SAFETY: as in `sends_of`.
-        Some(unsafe { PolledReceives::new(queue) })
-    }
-
-    /// The queue at the place of a CQE's user index, if this CQ polls that `side` of it. The upper
-    /// bytes need not be compared: the lowest counts the segments of large receive offload, and the
-    /// other one is not 0 only where more queues exist than places, see [`Tables::direct`].
-    #[inline(always)]
-    fn find(
-        &self,
-        places: &Places,
-        cqe: CqeView,
-        side: fn(&QueueState) -> &Side,
-    ) -> Option<&QueueState> {
-        debug_assert_eq!(*places, self.places);
-        crate::barrier::from_device();
-        let place = usize::from(cqe.u16_in_memory(USER_INDEX + 2)) % PLACES;
-        // SAFETY: `places` are those of `self`, since a CQ passes its own. There are as many, each
-        // with a pointer to a block, which lives as long as the table that `self` keeps alive. It
-        // is not null, and the compiler may rely on that.
-        let queue = unsafe {
-            let block = (*places.0.add(place)).load(Ordering::Acquire);
-            core::hint::assert_unchecked(!block.is_null());
-            &*block
-        };
-        side(queue).is_polled_by(self.identity).then_some(queue)
-    }
-}
-
-impl Completion<'_> {
-    /// What the QP's posting and polling sides share.
-    #[inline(always)]
-    pub fn state(&self) -> &QueueState {
-        // SAFETY: the side belongs to a registered queue, and is part of that queue's block.
-        unsafe { &*self.side().block() }
-    }
-
-    #[inline(always)]
-    pub(crate) fn side(&self) -> &Side {
-        // SAFETY: blocks live as long as the user index table. The CQ keeps the table alive, and
-        // the completion borrows the CQ.
-        unsafe { &*self.raw_side() }
     }
 }

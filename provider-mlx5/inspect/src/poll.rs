@@ -93,7 +93,7 @@ pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
     let counter = bytes.get(at..).and_then(|rest| rest.first_chunk())?;
     // SAFETY: the queue pair has no queues, so the completion is of no request whose memory is
     // in use.
-    unsafe { handle.expect(u16::from_be_bytes(*counter)) };
+    unsafe { handle.state().expect(u16::from_be_bytes(*counter)) };
     let completion = queue.poll().ok()?;
     Some(polled(&completion))
 }

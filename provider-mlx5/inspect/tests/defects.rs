@@ -283,7 +283,7 @@ fn d8_a_completion_of_an_unknown_queue_costs_no_other_completion() {
     let mut seen = Vec::new();
     let end = loop {
         // SAFETY: the handle has no queues.
-        unsafe { handle.expect(2 * seen.len() as u16) };
+        unsafe { handle.state().expect(2 * seen.len() as u16) };
         match queue.poll() {
             Ok(completion) => seen.push((completion.wqe_index(), completion.user_context())),
             Err(error) => break error,

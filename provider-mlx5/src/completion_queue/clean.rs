@@ -55,7 +55,7 @@ impl CompletionQueue {
     fn is_of_closed(&mut self, at: u32) -> bool {
         let cqe = self.ring.cqe(at);
         let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX;
-        let state = self.queues.any(index);
+        let state = self.queues.table().block(index);
         if !self.queues.table().is_over(state, &self.monitor, at) {
             return false;
         }

@@ -14,9 +14,8 @@ use super::ring::{CqeView, OWNER};
 use super::slow::error_status;
 use super::{CompletionQueue, PollError};
 use crate::format::{Cqe, CqeFormat, CqeOpcode, Opcode};
-use crate::queue_state::{PolledReceives, PolledSends, Side};
+use crate::queue_state::{Places, PolledReceives, PolledSends, Side};
 use crate::sync::Ordering;
-use crate::user_index::Places;
 
 const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
 

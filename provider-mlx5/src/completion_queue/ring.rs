@@ -166,10 +166,10 @@ impl EntryWriter {
 }
 
 impl CqeView {
-    /// The two bytes at `offset` as they are in memory.
+    /// The lower 16 bits of the user index, as they are in memory.
     #[inline(always)]
-    pub(crate) fn u16_in_memory(self, offset: usize) -> u16 {
-        self.u16(offset).to_be()
+    pub(crate) fn place_of_user_index(self) -> u16 {
+        self.u16(offset_of!(Cqe, srqn_user_index) + 2).to_be()
     }
 
     /// The CQE as words of its memory.

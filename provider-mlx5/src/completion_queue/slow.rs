@@ -226,7 +226,7 @@ impl CompletionQueue {
     /// again, because no completion of it was reported.
     fn find(&self, cqe: CqeView, opcode: CqeOpcode) -> Option<&QueueState> {
         let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX;
-        let state = self.queues.any(index);
+        let state = self.queues.table().block(index);
         let table = self.queues.table();
         if state.is_open() || table.has_begun_anew(state, &self.monitor, self.consumed) {
             return Some(state);

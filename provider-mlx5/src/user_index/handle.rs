@@ -254,7 +254,7 @@ impl QueueHandle {
             control.take_block(*shape)
         };
         block.reset();
-        block.succeed(self.state(), Shared::as_ptr(&block).cast_mut());
+        block.succeed(self.state());
         let (cqs, capacity) = {
             let load = lock(&self.entry.load);
             (load.cqs.clone(), [load.sends, load.receives])
