@@ -258,7 +258,8 @@ impl Mapping {
         if start == libc::MAP_FAILED {
             return Err(Errno::last());
         }
-        Self::new(start, length)
+        // SAFETY: just mapped.
+        unsafe { Self::new(start, length) }
     }
 
     /// As [`Mapping::of_file`], of an open file of the software device.
@@ -271,13 +272,16 @@ impl Mapping {
     ) -> Result<Self, Errno> {
         let offset = i64::try_from(offset).map_err(|_| Errno::EINVAL)?;
         let (protection, flags) = (access.protection(), libc::MAP_SHARED);
-        // SAFETY: no address is asked for, so nothing that is mapped already is replaced.
-        let start = unsafe { file.mmap(ptr::null_mut(), length, protection, flags, offset) }?;
-        Self::new(start, length)
+        // SAFETY: no address is asked for, so nothing that is mapped already is replaced; and the
+        // mapping is new.
+        unsafe { Self::new(file.mmap(ptr::null_mut(), length, protection, flags, offset)?, length) }
     }
 
-    /// Takes over memory that the caller has just mapped.
-    fn new(start: *mut c_void, length: usize) -> Result<Self, Errno> {
+    /// Takes over a mapping.
+    ///
+    /// # Safety
+    /// `length` bytes at `start`, unless that is null, are a mapping that nothing else uses.
+    unsafe fn new(start: *mut c_void, length: usize) -> Result<Self, Errno> {
         let start = NonNull::new(start).ok_or(Errno::ENOMEM)?;
         Ok(Self { start, length, hidden: None })
     }
@@ -321,7 +325,10 @@ impl Mapping {
     /// The same mapping, which ordinary pages replace in a forked child: stores of a child reach no
     /// device.
     pub(crate) fn hidden_from_children(mut self) -> Self {
-        self.hidden = Some(Place::list(self.start.as_ptr().addr(), self.length, replace_pages));
+        let start = self.start.as_ptr().addr();
+        // SAFETY: the mapping is unmapped only after it was taken off the list (`drop`).
+        let list = || unsafe { Place::list(start, self.length, replace_pages) };
+        self.hidden.get_or_insert_with(list);
         self
     }
 }
@@ -355,7 +362,9 @@ pub(crate) struct Listed<T: Inherited> {
 
 impl<T: Inherited> Listed<T> {
     pub(crate) fn new(objects: Arc<[T]>) -> Self {
-        let place = Place::list(objects.as_ptr().expose_provenance(), objects.len(), call::<T>);
+        let start = objects.as_ptr().expose_provenance();
+        // SAFETY: the objects are dropped only after they were taken off the list (`drop`).
+        let place = unsafe { Place::list(start, objects.len(), call::<T>) };
         Self { place, objects }
     }
 }
@@ -462,8 +471,8 @@ extern "C" fn in_child() {
         let start = place.start.load(Ordering::Acquire);
         if start != FREE {
             let action = place.action.load(Ordering::Relaxed);
-            // SAFETY: an `Action`, stored before `start` was. An object is taken off the list
-            // before it is dropped, so it existed when the parent forked.
+            // SAFETY: an `Action`, stored before `start` was. The parent had not freed the place,
+            // so the contract of `Place::list` allows the call.
             unsafe {
                 let action = std::mem::transmute::<*mut (), Action>(action);
                 action(start, place.length.load(Ordering::Relaxed));
@@ -488,7 +497,11 @@ impl Place {
         std::iter::successors(load(&LIST), move |place| load(&place.next))
     }
 
-    fn list(start: usize, length: usize, action: Action) -> &'static Self {
+    /// Makes forked children call `action(start, length)`.
+    ///
+    /// # Safety
+    /// They may, until [`Place::free`].
+    unsafe fn list(start: usize, length: usize, action: Action) -> &'static Self {
         watch_forks();
         let place = spare().and_then(|mut spare| spare.pop()).unwrap_or_else(Self::grow);
         place.length.store(length, Ordering::Relaxed);
