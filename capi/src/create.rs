@@ -46,8 +46,8 @@ const OPS_KNOWN: u64 = (1 << 11) - 1;
 /// `IBV_RX_HASH_FUNC_TOEPLITZ`.
 const TOEPLITZ: u8 = 1;
 
-/// The context value of queue pairs whose receive completions report good checksums. Completions of
-/// other queue pairs have other data in that field.
+/// The context value of queue pairs for which a field of the CQE reports good checksums. For other
+/// queue pairs that field has other data.
 pub(crate) const CHECKS_IP: u64 = 1;
 
 const NOTHING: Capacities = Capacities {
@@ -214,10 +214,11 @@ pub(crate) fn announce(context: *mut ibv_context, made: Result<*mut Qp, Error>) 
     made
 }
 
-/// Makes a queue pair of the requested type; an errno if there is no such type.
+/// Makes a queue pair of the requested type. The outer error is an errno for attributes that are
+/// refused here, the inner one is the library's.
 ///
 /// # Safety
-/// Its objects are a program's.
+/// The pointers in `wanted` are null, or lead to live objects of this library.
 unsafe fn make(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_int> {
     const RC: u32 = QpType::Rc as u32;
     const UC: u32 = QpType::Uc as u32;
@@ -357,9 +358,9 @@ fn operations(flags: u64) -> Operations {
     operations
 }
 
-/// Makes a queue pair without queues, which spreads its flows over the work queues of a table. The
-/// hash key and fields go into the driver's part of the request, as libmlx5 writes them. Refuses
-/// values that the kernel would refuse.
+/// Makes an RSS queue pair: it has no queues, and spreads flows over the work queues of a table.
+/// The hash key and fields go into the driver's part of the request, as libmlx5 writes them.
+/// Refuses values that the kernel would refuse.
 ///
 /// # Safety
 /// As for [`make`].
@@ -420,8 +421,8 @@ unsafe fn xrc_receiver(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_
     }))
 }
 
-/// Makes a DC target. Refuses what the kernel's driver and libmlx5 refuse: a target has no send
-/// requests, and needs a shared receive queue.
+/// Makes a DC target. As in the kernel's driver and libmlx5, `send_ops_flags` are refused, and a
+/// shared receive queue is required.
 ///
 /// # Safety
 /// As for [`make`].

@@ -1,9 +1,9 @@
 //! The send queue: requests are built into the ring, then published with one doorbell.
 //!
 //! ```text
-//! batch()  -> post() post() post() ... -> publish()     many requests, one doorbell post()
-//! one request, built in registers, stored twice post_list()
-//! requests whose opcode is known at run time
+//! batch() -> post() post() ... -> publish()  many requests, one doorbell
+//! post()       one request, built in registers, stored to the ring and to BlueFlame
+//! post_list()  requests whose opcode is known at run time
 //! ```
 //!
 //! A request that is posted alone is composed in registers, block by block (64 bytes, a WQEBB), and
@@ -14,7 +14,7 @@
 //! the ring's end is written to a buffer first.
 //!
 //! The fast path compares with one limit, `Next::limit`. Up to that limit the QP's state allows
-//! posting, the ring has space and does not end, no built request is unpublished, and the register
+//! posting, the ring has space and does not wrap, no built request is unpublished, and the register
 //! accepts copies. `space.rs` recomputes the limit when one of these changes.
 
 mod batch;
@@ -126,8 +126,8 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     base: Wide,
     limits: Limits,
     doorbell: Doorbell<R>,
-    /// Most blocks that a request may have to be copied to BlueFlame now: 0 while other requests
-    /// are unpublished.
+    /// The largest request, in blocks, that is copied to BlueFlame: 0 while other requests are
+    /// unpublished.
     direct: u32,
     /// Blocks filled and not published.
     unpublished: u32,
@@ -139,7 +139,7 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     scatter_to_cqe: bool,
     /// The queue's number.
     number: u32,
-    /// Completion mode that every request gets, as the control segment's second word.
+    /// Completion mode of every request: bytes 8 to 15 of the control segment, as stored.
     mode: u64,
     /// The first eight bytes of the request built last: what a plain doorbell stores.
     last_control: u64,
@@ -151,9 +151,8 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     max_requests: u32,
     /// Most requests that were granted at creation.
     granted: u32,
-    /// The counter up to which each block may be a request of its own: as many blocks from the tail
-    /// as requests may be outstanding. Requests are only counted when this is reached, because each
-    /// has at least one block.
+    /// The counter up to which requests can be posted without counting the outstanding ones. Each
+    /// has at least one block, so up to here there cannot be more than `max_requests`.
     bound: u32,
     counted: Counted,
     /// The index that had completed last when `tail` was computed.
@@ -333,7 +332,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// Makes the next post check the QP's state. Call it when the state goes back to one in which
     /// nothing can be posted, unless [`SendQueue::reset`] comes before the next post. Otherwise
-    /// posts may notice the change only a lap later.
+    /// posts may notice the change only after the ring has wrapped.
     pub fn recheck_state(&mut self) {
         self.stale = true;
         self.recompute_fast_limit();

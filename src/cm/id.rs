@@ -62,8 +62,8 @@ impl PortSpace {
 pub struct IdKey(u64);
 
 impl IdKey {
-    /// A new one, which is not 0: the kernel drops the events of a passive id without a user value.
-    /// The lowest bit says which parameters its events have.
+    /// A new key, never 0: the kernel drops the events of a passive id without a user value. The
+    /// lowest bit says whether its events have the parameters of a connection or of datagrams.
     pub(super) fn new(is_datagram: bool) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed) << 1 | u64::from(is_datagram))
@@ -194,7 +194,7 @@ impl Id {
     /// neighbour may take to answer; it is rounded up to milliseconds.
     ///
     /// # Errors
-    /// `NotFound` if no RDMA device leads there; EINVAL after the first call.
+    /// `NotFound` if no RDMA device leads there; EINVAL once it resolves or has resolved.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_address(
         &self,
@@ -241,8 +241,8 @@ impl Id {
 
     /// Asks the peer for a connection to `qp`:
     /// [`ConnectResponse`](super::EventKind::ConnectResponse),
-    /// [`Rejected`](super::EventKind::Rejected) or
-    /// [`Unreachable`](super::EventKind::Unreachable) follows, the last after 78 seconds.
+    /// [`Rejected`](super::EventKind::Rejected) or [`Unreachable`](super::EventKind::Unreachable)
+    /// follows, `Unreachable` after 78 seconds.
     ///
     /// # Errors
     /// EINVAL unless the route is resolved.
@@ -288,9 +288,9 @@ impl Id {
         })
     }
 
-    /// Ends the connection, or agrees that the peer ends it. On both sides
-    /// [`Disconnected`](super::EventKind::Disconnected) follows: here when the peer has called this
-    /// too, or dropped its id.
+    /// Ends the connection, or answers the peer's disconnect. Both sides get
+    /// [`Disconnected`](super::EventKind::Disconnected); this side gets it when the peer has called
+    /// this too, or dropped its id.
     ///
     /// It does not wait for requests in flight: poll their completions first, or take the queue
     /// pair to ERR to flush them.
@@ -336,7 +336,7 @@ impl Id {
         self.set(IdOption::TOS, &mut [tos])
     }
 
-    /// Whether other ids may bind to the same address and port, if they allow it too. Call it
+    /// Sets whether other ids may bind to the same address and port, if they allow it too. Call it
     /// before binding.
     ///
     /// # Errors
@@ -345,7 +345,7 @@ impl Id {
         self.set(IdOption::REUSEADDR, &mut i32::from(allowed).to_ne_bytes())
     }
 
-    /// Whether a listener on an IPv6 address takes no IPv4 requests. Call it before listening.
+    /// Sets whether a listener on an IPv6 address refuses IPv4 requests. Call it before listening.
     ///
     /// # Errors
     /// EINVAL once it listens.

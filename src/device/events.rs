@@ -3,9 +3,9 @@
 //! [`Context::get_event`](crate::Context::get_event) takes one event out of the context's queue as
 //! an [`AsyncEvent`], a guard that acknowledges when it is dropped. Destroying an object waits
 //! until every event got for it has been acknowledged; `try_destroy` and `destroy_within` give up
-//! instead and hand the object back, and a thread that holds such an event itself is told so rather
-//! than left waiting for itself. Events that the program has not got when their object is destroyed
-//! vanish with it.
+//! instead and hand the object back. If the calling thread holds such an event, destroying returns
+//! an error instead of a deadlock. Events that are still queued when their object is destroyed are
+//! dropped.
 //!
 //! An event stays with its thread unless it is detached:
 //!
@@ -35,8 +35,8 @@ pub use crate::host::events::{EventSource, ObjectId};
 
 /// An asynchronous event that has been got and not yet acknowledged; dropping it acknowledges.
 ///
-/// It belongs to the thread that got it, so that destroying the object from that thread can be told
-/// to be a deadlock. [`AsyncEvent::detach`] makes one that may move to another thread.
+/// It belongs to the thread that got it, so that destroying the object there is recognised as a
+/// deadlock. [`AsyncEvent::detach`] returns an event that may move to another thread.
 pub struct AsyncEvent {
     inner: DetachedEvent,
     not_send: PhantomData<*const ()>,
@@ -101,7 +101,7 @@ impl DetachedEvent {
     /// stay as they are.
     ///
     /// # Errors
-    /// Gives the other one back if it is of another object.
+    /// Returns the other one if it is of another object.
     pub fn merge(&mut self, mut other: Self) -> std::result::Result<(), Self> {
         let same_context = self.context.is_same(&other.context);
         if !same_context || self.source != other.source {
@@ -142,7 +142,7 @@ impl fmt::Debug for DetachedEvent {
 
 impl Context {
     /// Waits for one asynchronous event and takes it. Of several waiting threads exactly one gets
-    /// it (ibv_get_async_event). It waits whatever the flags of [`Context::events_fd`] are.
+    /// it (ibv_get_async_event). It waits even if [`Context::events_fd`] is non-blocking.
     ///
     /// # Errors
     /// `Interrupted` by a signal; `DeviceGone` with EIO once the device is gone and its last event,

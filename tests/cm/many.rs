@@ -123,9 +123,9 @@ fn ids_of_one_channel_connect_at_once() {
     assert_eq!(here, there);
 }
 
-/// The time to drop an id does not depend on the number of other ids' events in the channel.
+/// Dropping ids drops only their events. The events of the other ids stay in order.
 #[test]
-fn ids_go_while_the_events_of_others_wait() {
+fn dropping_ids_keeps_the_events_of_other_ids() {
     let (context, address) = place();
     let (_at, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let channel = Channel::of(&context).unwrap();
@@ -139,7 +139,7 @@ fn ids_go_while_the_events_of_others_wait() {
     drop(ids);
     for id in &kept {
         let event = next(&channel);
-        assert_eq!(event.id, id.key(), "the events of those that are left, in their order");
+        assert_eq!(event.id, id.key(), "events of the remaining ids, in order");
         assert!(matches!(event.kind, EventKind::AddressResolved));
     }
     assert!(channel.try_next_event().is_err());

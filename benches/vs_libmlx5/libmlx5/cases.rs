@@ -19,7 +19,8 @@ const INLINE: u32 = 8;
 const REMOTE: u64 = 0x1000;
 pub(super) const RKEY: u32 = 0x1234;
 
-/// `ibv_wr_start` … `ibv_wr_complete` around `count` requests, 256 in all.
+/// `ibv_wr_start` … `ibv_wr_complete` around `count` requests, 256 in all. Each takes `$blocks`
+/// WQEBBs.
 macro_rules! requests {
     ($rival:ident, $count:expr, $blocks:expr, |$qp:ident, $i:ident| $build:expr) => {{
         let $qp: *mut QpEx = $rival.qp_ex;
@@ -94,7 +95,7 @@ pub(crate) fn write_inline_16_32(rival: &mut Rival) -> u64 {
     })
 }
 
-/// Fills the lists of work requests, chained in lists of `list`.
+/// Prepares 256 sends and 256 receives, chained in lists of `list`.
 fn prepare(rival: &mut Rival, opcode: u32, flags: u32, length: u32, list: usize) {
     let sge = |i: usize| Sge {
         address: rival.data.wrapping_add(64 * i) as u64,
@@ -130,7 +131,7 @@ fn prepare(rival: &mut Rival, opcode: u32, flags: u32, length: u32, list: usize)
     }
 }
 
-/// `ibv_post_send` (or its kin) of each list, run by `$run`.
+/// `ibv_post_send` (or the verb `$call`) of each list, run by `$run`.
 macro_rules! post {
     ($rival:ident, $call:ident, $queue:expr, $list:ident, $length:expr, $run:ident) => {{
         let queue = $queue;
@@ -174,7 +175,8 @@ fn drain_receives(rival: &mut Rival) {
     drain(rival, rival.numbers, std::iter::repeat_n(0, OPERATIONS));
 }
 
-/// Completes receives of a QP and polls them: in entries of its SRQ, if it has one.
+/// Writes and polls a receive's CQE for each of `entries`: entries of the QP's SRQ, or 0 without
+/// one.
 pub(super) fn drain(rival: &mut Rival, qp: QpNumbers, entries: impl Iterator<Item = u32>) {
     for entry in entries {
         rival.cqe.receive(qp.user_index, qp.number, entry);
@@ -182,13 +184,13 @@ pub(super) fn drain(rival: &mut Rival, qp: QpNumbers, entries: impl Iterator<Ite
     }
 }
 
-/// The entries of the SRQ in the order in which the next requests get them: libmlx5's list of free
-/// ones is in the ring.
+/// The SRQ's entries in the order in which libmlx5 will use them. Its list of free entries is in
+/// the ring.
 pub(super) fn shared_order(rival: &mut Rival) -> Vec<u32> {
     (0..OPERATIONS).map(|_| next_entry(&mut rival.srq_direct)).collect()
 }
 
-/// The entry that the next request gets, of a queue whose requests are told here one by one.
+/// Takes the SRQ entry that libmlx5 uses next. To be called once for each request.
 pub(super) fn next_entry(direct: &mut DirectSrq) -> u32 {
     let entry = direct.head;
     let link = direct.buffer + entry as usize * direct.stride as usize + 2;
@@ -205,7 +207,7 @@ pub(crate) fn srq_recv(rival: &mut Rival) -> u64 {
     time
 }
 
-/// Posts 256 signaled writes and completes them; returns nothing to poll yet.
+/// Posts 256 signaled writes and writes their CQEs, which the caller polls.
 fn complete_sends(rival: &mut Rival) {
     prepare(rival, WRITE, SIGNALED, 64, 1);
     post!(rival, post_send, rival.qp, sends, 1, plainly);

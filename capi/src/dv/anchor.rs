@@ -1,4 +1,4 @@
-//! Steering anchors: numbers of flow tables, for rules that a program makes by firmware commands.
+//! Steering anchors: flow table ids, for rules that a program creates by firmware commands (DEVX).
 
 use std::ffi::c_int;
 

@@ -45,8 +45,8 @@ const CHANGEABLE_LIST: u8 = 1 << 7 | 1 << 2 | 2;
 const ANY_QP: [u8; 3] = [0xff; 3];
 const REMOTE_INVALIDATION: u8 = 1;
 
-/// The command for a free key that any queue pair may use and requests may change, with the low
-/// byte 0.
+/// CREATE_MKEY for a free key that any queue pair may use and requests may change. The low byte of
+/// the key is 0.
 fn command(pdn: u32, entries: u32, flags: u32) -> [u8; COMMAND] {
     let mut command = [0; COMMAND];
     let mut put = |at: usize, bytes: &[u8]| command[at..at + bytes.len()].copy_from_slice(bytes);

@@ -21,10 +21,10 @@ use uverbs_soft::core::{Cqn, LinkLayer, Qpn};
 use uverbs_soft::packet::Gid;
 use uverbs_soft::wire::Station;
 
-/// Bytes of BAR 0, as a ConnectX-5 has them.
+/// Size of BAR 0 in bytes, as on a ConnectX-5.
 const BAR0: u64 = 32 << 20;
 const UAR: u64 = UAR_SIZE as u64;
-/// Doorbells in a UAR page, as offsets on the bus.
+/// Offsets of the doorbells in a UAR page.
 const CQ_DOORBELL: u64 = CQ_ARM_OFFSET as u64;
 const EQ_ARM_DOORBELL: u64 = EQ_ARM_OFFSET as u64;
 const EQ_DOORBELL: u64 = EQ_UPDATE_OFFSET as u64;
@@ -171,8 +171,8 @@ impl PciDevice {
 
     fn rung(&mut self, rung: Option<Rung>) {
         match rung {
-            // The deadline may pass after the queue was destroyed, because the kernel's network
-            // device rings once before that (`mlx5e_deactivate_txqsq`).
+            // The kernel's network device rings once before it destroys a send queue
+            // (`mlx5e_deactivate_txqsq`), so the queue may be gone when the deadline passes.
             Some(Rung::Doorbell(queue)) if self.firmware.is_kernels_queue(queue) => {
                 self.ring(queue);
             }
