@@ -16,13 +16,12 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::mem::{MaybeUninit, transmute};
+use std::mem::{ManuallyDrop, MaybeUninit, transmute};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
@@ -128,12 +127,7 @@ fn sleep_on(node: &Node, file: BorrowedFd<'_>) -> nix::Result<Slept> {
         Ok(_) | Err(Errno::EINTR) => Slept::More,
         Err(_) => Slept::Enough,
     };
-    match waited {
-        // Nothing was reported by the other descriptor.
-        Ok(Some(0)) => arrivals.keep(),
-        _ if arrivals.is_ours() => arrivals.keep(),
-        _ => std::mem::forget(arrivals),
-    }
+    arrivals.keep();
     Ok(slept)
 }
 
@@ -171,13 +165,13 @@ struct Arrivals {
     before: SigSet,
     set: SigSet,
     /// A signalfd(2) of `set`: readable in a thread for which one of them waits.
-    file: SignalFd,
+    file: ManuallyDrop<SignalFd>,
 }
 
 impl Arrivals {
     fn of_thread(signals: &KeptBack) -> nix::Result<Self> {
-        let last = LAST.try_with(Cell::take).ok().flatten();
-        match last.filter(|last| bits(&last.before) == bits(&signals.before)) {
+        let mut last = LAST.try_with(Cell::take).ok().flatten();
+        match last.take_if(|last| last.suits(signals)) {
             Some(last) => Ok(last),
             None => Self::new(signals),
         }
@@ -187,20 +181,23 @@ impl Arrivals {
         // A signal that the program itself blocks does not end its sleep.
         let set = without(&signals.all, &signals.before);
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        let file = SignalFd::with_flags(&set, flags)?;
+        let file = ManuallyDrop::new(SignalFd::with_flags(&set, flags)?);
         Ok(Self { before: signals.before, set, file })
+    }
+
+    /// Whether the program still blocks the same signals, and has not closed the descriptor.
+    fn suits(&mut self, signals: &KeptBack) -> bool {
+        bits(&self.before) == bits(&signals.before) && self.is_ours()
     }
 
     /// Whether a signal has arrived whose handler ends a read(2).
     fn interrupt(&self) -> bool {
-        self.pending().any(ends_a_read)
-    }
-
-    fn pending(&self) -> impl Iterator<Item = c_int> + '_ {
         let mut pending = *SigSet::empty().as_ref();
         // SAFETY: a set, which the call fills anew; it stays empty if the call fails.
         unsafe { libc::sigpending(&raw mut pending) };
-        signals().filter(move |signal| has(&pending, *signal) && has(self.set.as_ref(), *signal))
+        signals()
+            .filter(|signal| has(&pending, *signal) && has(self.set.as_ref(), *signal))
+            .any(ends_a_read)
     }
 
     /// Keeps the file for the thread's next sleep.
@@ -209,11 +206,20 @@ impl Arrivals {
         let _ = LAST.try_with(|last| last.set(Some(self)));
     }
 
-    /// Whether the descriptor reports what it was made for. A program that closes all descriptors
-    /// from some number on may have another file there, which is not this library's to close.
-    fn is_ours(&self) -> bool {
-        let mut fds = [PollFd::new(self.file.as_fd(), PollFlags::POLLIN)];
-        poll(&mut fds, PollTimeout::ZERO) == Ok(0) || self.pending().next().is_some()
+    /// Whether the descriptor is a signalfd: the call fails for every other file. A program that
+    /// closes all descriptors from some number on may have another file there, which would report
+    /// no signal, and is not this library's to close.
+    fn is_ours(&mut self) -> bool {
+        self.file.set_mask(&self.set).is_ok()
+    }
+}
+
+impl Drop for Arrivals {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.file) };
+        }
     }
 }
 
@@ -294,11 +300,19 @@ mod tests {
 
     #[test]
     fn a_file_that_took_the_descriptors_place_is_not_kept() {
-        let arrivals = of_thread();
+        let mut arrivals = of_thread();
         assert!(arrivals.is_ours());
-        let (read, _) = nix::unistd::pipe().unwrap();
+        let (read, writer) = nix::unistd::pipe().unwrap();
         // SAFETY: the descriptor is this test's; the pipe's end takes its place.
         let taken = unsafe { libc::dup2(read.as_raw_fd(), arrivals.file.as_raw_fd()) };
-        assert!(taken >= 0 && !arrivals.is_ours(), "its writer is gone, so poll(2) reports it");
+        assert!(taken >= 0 && !arrivals.is_ours(), "an idle pipe, which poll(2) does not report");
+        arrivals.keep();
+        let others = of_thread();
+        assert_ne!(others.file.as_raw_fd(), taken, "the next sleep has a file of its own");
+        // SAFETY: asks for the descriptor's flags, which fails if it was closed.
+        assert!(unsafe { libc::fcntl(taken, libc::F_GETFD) } >= 0, "the program's file stays open");
+        drop(writer);
+        // SAFETY: the descriptor of the pipe's end, which nothing else uses.
+        unsafe { libc::close(taken) };
     }
 }
