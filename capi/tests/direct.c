@@ -31,13 +31,21 @@ static void post_by_hand(struct mlx5dv_qp *dv, struct ibv_qp *qp, uint16_t index
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
-static void wait_by_hand(struct mlx5dv_cq *dv, uint32_t index, struct ibv_qp *qp)
+/* Waits until the device has written the CQE at a counter. */
+static volatile struct mlx5_cqe64 *written(struct mlx5dv_cq *dv, uint32_t index)
 {
 	volatile struct mlx5_cqe64 *cqe = entry(dv, index);
 	int owner = !!(index & dv->cqe_cnt);
-	while (mlx5dv_get_cqe_opcode((struct mlx5_cqe64 *)cqe) == MLX5_CQE_INVALID || (cqe->op_own & 1) != owner)
+	while (mlx5dv_get_cqe_opcode((struct mlx5_cqe64 *)cqe) == MLX5_CQE_INVALID ||
+	       (cqe->op_own & 1) != owner)
 		sched_yield();
 	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+	return cqe;
+}
+
+static void wait_by_hand(struct mlx5dv_cq *dv, uint32_t index, struct ibv_qp *qp)
+{
+	volatile struct mlx5_cqe64 *cqe = written(dv, index);
 	CHECK(mlx5dv_get_cqe_opcode((struct mlx5_cqe64 *)cqe) == MLX5_CQE_REQ);
 	CHECK((be32toh(cqe->sop_drop_qpn) & 0xffffff) == qp->qp_num && be16toh(cqe->wqe_counter) == (uint16_t)index);
 	dv->dbrec[0] = htobe32((index + 1) & 0xffffff);
@@ -75,8 +83,9 @@ static void rings(void)
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(channel) == 0);
 }
 
-/* Extended polls of a queue whose ring the program knows. `ibv_end_poll` gives all entries back. Arming between start and end
- * does not go back to the consumer index in the record, which is behind then. */
+/* Extended polls of a queue whose ring the program knows. `ibv_end_poll` gives all entries back.
+ * Arming between start and end does not go back to the consumer index in the record, which is
+ * behind then. */
 static void extended_polls(void)
 {
 	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 16, .wc_flags = IBV_WC_STANDARD_FLAGS };
@@ -96,8 +105,7 @@ static void extended_polls(void)
 		for (j = i; j < i + run; j++) {
 			wr.wr_id = j;
 			CHECK(ibv_post_send(qp, &wr, &bad) == 0);
-			while (entry(&dv, j)->op_own >> 4 == MLX5_CQE_INVALID || (entry(&dv, j)->op_own & 1) != !!(j & dv.cqe_cnt))
-				sched_yield();
+			written(&dv, j);
 		}
 		CHECK(ibv_start_poll(cq, &attr) == 0 && cq->wr_id == i);
 		for (j = i + 1; j < i + run; j++) {

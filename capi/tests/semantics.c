@@ -636,7 +636,8 @@ static void closed_before_its_objects(void)
 		free(reused[i]);
 }
 
-/* Receives cannot be posted to a queue pair that shares them: each is refused, and nothing waits for a lock. */
+/* Receives cannot be posted to a queue pair that shares them: each is refused, and nothing waits
+ * for a lock. */
 static void receives_of_no_queue(struct ibv_cq *cq)
 {
 	struct ibv_srq_init_attr receives = { .attr = { .max_wr = 16, .max_sge = 1 } };
