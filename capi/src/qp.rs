@@ -136,11 +136,11 @@ pub(crate) trait Control {
     fn changed_to(&mut self, _: State) -> Result<(), Error> {
         Ok(())
     }
-    /// Begins to make a steering rule that leads to it, if rules can.
+    /// Starts building a steering rule that leads to it, if rules can.
     fn create_flow(&mut self) -> Option<FlowBuilder<'_>> {
         None
     }
-    /// Begins to make a rule of a matcher that leads to it, if rules can.
+    /// Starts building a rule of a matcher that leads to it, if rules can.
     fn create_flow_by(&mut self, _: &Matcher, _value: &[u8]) -> Option<MatchedFlowBuilder<'_>> {
         None
     }

@@ -373,7 +373,7 @@ unsafe fn begin_requests<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
 /// [`start`] while another thread posts.
 ///
 /// # Safety
-/// As there.
+/// As for [`start`].
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn start_waiting<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {

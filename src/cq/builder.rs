@@ -37,8 +37,8 @@ pub enum TimestampFormat {
     RealTime,
 }
 
-/// What compressed completions of receives say each for itself, besides the length. Everything else
-/// of them is the first one's: timestamps, for instance.
+/// What each compressed completion of a receive has of its own, besides the length. All other
+/// fields are those of the session's first completion: timestamps, for instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Compression {
@@ -51,7 +51,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// As the kernel is asked for it.
+    /// The kernel's code for it.
     fn asked(self) -> CqeCompFormat {
         match self {
             Self::Hash => CqeCompFormat::HASH,
@@ -60,7 +60,7 @@ impl Compression {
         }
     }
 
-    /// As the device numbers it.
+    /// The device's code for it.
     pub(crate) fn format(self) -> MiniCqeFormat {
         match self {
             Self::Hash => MiniCqeFormat::HASH,
@@ -88,7 +88,7 @@ pub struct CqBuilder<L: Layer = Safe> {
 }
 
 impl Context {
-    /// Begins to make a completion queue that holds at least `entries` completions.
+    /// Starts building a completion queue that holds at least `entries` completions.
     ///
     /// ```no_run
     /// let context = uverbs::open_default()?;
@@ -161,9 +161,9 @@ impl<L: Layer> CqBuilder<L> {
         self
     }
 
-    /// The device may write completions of receives that differ little as one and eight bytes for
-    /// each further: less traffic on the bus under load, at the price of latency and of what
-    /// [`Compression`] says. Polling is the same. Entries have 64 bytes.
+    /// Lets the device compress completions of receives that differ little: one whole CQE, then
+    /// eight bytes for each further one. That saves bus traffic under load; it costs latency, and
+    /// the fields that [`Compression`] names. Programs poll as usual. Entries have 64 bytes.
     pub fn compressed(mut self, compression: Compression) -> Self {
         self.compression = Some(compression);
         self
@@ -240,7 +240,7 @@ impl<L: Layer> CqBuilder<L> {
         ring_entries(CREATE, &self.context, self.entries)
     }
 
-    /// A kernel that does not know of real-time timestamps would make others.
+    /// A kernel without real-time timestamps would ignore the request and give others.
     fn check_timestamps(&self) -> Result<()> {
         let has = self.context.driver_limits().comp_mask;
         let real = self.timestamps == TimestampFormat::RealTime;

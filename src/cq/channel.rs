@@ -113,7 +113,7 @@ impl CompletionChannel {
 }
 
 impl AsFd for CompletionChannel {
-    /// For poll, epoll and the like: when it is readable, [`CompletionChannel::try_get_event`]
+    /// For poll(2) and epoll(7): when it is readable, [`CompletionChannel::try_get_event`]
     /// gives an event, unless another thread was faster.
     ///
     /// `O_NONBLOCK` on it changes nothing, unlike in ibv_get_cq_event(3):

@@ -50,10 +50,11 @@ fn ring_entries(verb: &'static str, context: &Context, wanted: u32) -> Result<u3
         .map_err(|error| sizes::refused(verb, error, format!("{wanted} entries")))
 }
 
-/// A handle to a completion queue: queues complete to it by this, and it cannot be polled by it.
+/// A handle to a completion queue, by which queue pairs are made that complete to it. It cannot
+/// poll.
 ///
-/// It may be cloned and sent where queue pairs are made, while the [`CompletionQueue`] itself
-/// belongs to the thread that polls.
+/// It may be cloned and sent to other threads, while the [`CompletionQueue`] itself belongs to the
+/// thread that polls.
 #[derive(Clone)]
 pub struct CqHandle<L = Safe>(Arc<Shared>, PhantomData<L>);
 
@@ -69,7 +70,7 @@ struct Shared {
     context: Context,
     #[allow(dead_code, reason = "held for its lifetime")]
     channel: Option<CompletionChannel>,
-    /// Where rings come from, where the program says.
+    /// Where rings come from, if the program chose.
     allocator: Option<QueueMemory>,
     handle: u32,
     number: u32,
@@ -109,8 +110,8 @@ impl<L> CqHandle<L> {
         self.0.monitor.clone()
     }
 
-    /// Moderates its events: one after `count` completions or `period` after the first of them,
-    /// whichever comes first. Zero for both: one for each.
+    /// Moderates its events: the device raises one after `count` completions, or `period` after the
+    /// first of them, whichever is earlier. With zero for both it raises one for each completion.
     ///
     /// # Errors
     /// `Unsupported` where the device cannot; `InvalidInput` beyond what it can; errors of the
@@ -214,8 +215,8 @@ impl<L: Layer> CompletionQueue<L> {
         self.queue.refused()
     }
 
-    /// Asks for an event at the next completion. Poll once more afterwards, before waiting: what
-    /// came just before raises none (see [`crate::completion_channel`]).
+    /// Asks for an event at the next completion. Poll once more afterwards, before waiting: a
+    /// completion that arrived just before raises none (see [`crate::completion_channel`]).
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self) {
         self.arm_for(Arm::Any);
@@ -239,7 +240,7 @@ impl<L: Layer> CompletionQueue<L> {
     /// Moderates events: see [`CqHandle::moderate`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`CqHandle::moderate`].
     pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
         self.handle.moderate(count, period)
     }
@@ -250,8 +251,8 @@ impl<L: Layer> CompletionQueue<L> {
     /// # Errors
     /// `InvalidInput` for no entries, too many, or a resize that is not polled through yet (poll
     /// until empty); errors of the kernel (EINVAL if more completions are outstanding than would
-    /// fit). The queue is as it was then, and keeps the memory of the new ring until it is
-    /// destroyed: nothing tells that the device will not use it.
+    /// fit). The queue is as before then, and keeps the memory of the new ring until it is
+    /// destroyed, because the device may still use it.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, entries: u32) -> Result<()> {
         const VERB: &str = "resize_cq";

@@ -226,8 +226,9 @@ fn landed(completion: &provider::Completion<'_>) -> Option<Slot> {
     Some(slot)
 }
 
-/// A receive of a shared queue, a send with a chain, what failed, or nothing. It is told what it
-/// has to know of the completion by value: one that is lent stays in registers.
+/// The slot of a receive of a shared queue, of a send with a chain, or of a failed request; `None`
+/// if there is no slot. Takes the completion's fields by value: the caller's borrowed completion
+/// then stays in registers.
 #[cold]
 #[inline(never)]
 fn landed_otherwise(wr_id: u64, sent: bool, state: &QueueState, flight: Flight) -> Option<Slot> {
@@ -245,7 +246,7 @@ fn landed_otherwise(wr_id: u64, sent: bool, state: &QueueState, flight: Flight) 
     }
 }
 
-/// Bytes of its slot that a receive filled; those of a peer's write went where it said.
+/// Bytes of its slot that a receive filled; a peer's write with immediate fills none of them.
 #[inline(always)]
 fn filled(completion: &provider::Completion<'_>) -> usize {
     let wrote_elsewhere = completion.cqe_opcode() == CqeOpcode::RESPONDER_WRITE_IMMEDIATE;

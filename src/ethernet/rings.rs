@@ -143,7 +143,7 @@ impl RxRing {
         &self.receiver
     }
 
-    /// Begins to make a steering rule that leads here.
+    /// Starts building a steering rule that leads here.
     pub(super) fn create_flow(&mut self) -> Result<FlowBuilder<'_>> {
         self.receiver.create_flow()
     }

@@ -88,7 +88,7 @@ impl<C: Clock> RxQueue<C> {
     /// As [`RxQueue::steer`], with everything else that a rule can say.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`RxQueue::steer`].
     pub fn steer_by(
         &mut self,
         rule: &impl Traffic,

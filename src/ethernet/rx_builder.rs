@@ -52,9 +52,9 @@ pub struct RxBuilder<C: Clock = FreeRunning> {
 }
 
 impl ProtectionDomain {
-    /// Begins to make a queue for frames that arrive, with at least `depth` receives: rounded up to
-    /// a power of two from 4 to 32768. A burst that is longer than the depth, and that the program
-    /// does not keep up with, loses frames.
+    /// Starts building a queue for frames that arrive, with at least `depth` receives: rounded up
+    /// to a power of two from 4 to 32768. A burst that is longer than the depth, and that the
+    /// program does not keep up with, loses frames.
     pub fn create_rx_queue(&self, depth: u32) -> RxBuilder {
         RxBuilder {
             pd: self.clone(),

@@ -67,7 +67,7 @@ impl<C: Clock> StridingQueue<C> {
     /// As [`StridingQueue::steer`], with everything else that a rule can say.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`StridingQueue::steer`].
     pub fn steer_by(
         &mut self,
         rule: &impl Traffic,
@@ -81,7 +81,7 @@ impl<C: Clock> StridingQueue<C> {
     /// [`RxQueue::matched`](super::RxQueue::matched).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`RxQueue::matched`](super::RxQueue::matched).
     pub fn matched(&self) -> Result<u64> {
         if self.target.is_none() {
             return Err(super::receiver::counts_no_matches());
@@ -93,7 +93,7 @@ impl<C: Clock> StridingQueue<C> {
     /// [`RxQueue::lost`](super::RxQueue::lost). Those that wait to be polled are among them.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`RxQueue::lost`](super::RxQueue::lost).
     pub fn lost(&self) -> Result<u64> {
         let counters = self.ring.strides().counters();
         let seen = counters.frames + counters.too_long;

@@ -281,7 +281,7 @@ impl<C: Clock> TxQueue<C> {
     /// [`QueuePair::modify_rate_limit`](crate::qp::QueuePair::modify_rate_limit).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`QueuePair::modify_rate_limit`](crate::qp::QueuePair::modify_rate_limit).
     pub fn modify_rate_limit(&mut self, limit: crate::qp::RateLimit) -> Result<()> {
         self.ring.modify_rate_limit(limit)
     }

@@ -36,7 +36,7 @@ macro_rules! waits {
                 sleep(&mut self.ring, self.channel.as_ref().ok_or_else(no_events)?, until)
             }
 
-            /// For poll, epoll and the like, after `arm_events`; `None` without events.
+            /// For poll(2) and epoll(7), after `arm_events`; `None` without events.
             pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
                 self.channel.as_ref().map(AsFd::as_fd)
             }

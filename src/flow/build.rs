@@ -61,7 +61,7 @@ pub struct FlowBuilder<'q> {
 }
 
 impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
-    /// Begins to make a rule that brings frames here (ibv_create_flow).
+    /// Starts building a rule that brings frames here (ibv_create_flow).
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self) -> FlowBuilder<'_> {
         FlowBuilder::new(self.port(), self.steering_target())
@@ -69,7 +69,7 @@ impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
 }
 
 impl RssTarget {
-    /// Begins to make a rule that brings frames here (ibv_create_flow). Match what the target
+    /// Starts building a rule that brings frames here (ibv_create_flow). Match what the target
     /// hashes, see [`rss`](crate::qp::rss).
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self) -> FlowBuilder<'_> {

@@ -125,7 +125,7 @@ impl Matcher {
 }
 
 impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
-    /// Begins to make a rule of `matcher` that brings frames here.
+    /// Starts building a rule of `matcher` that brings frames here.
     #[doc(alias = "mlx5dv_create_flow")]
     pub fn create_flow_by(&mut self, matcher: &Matcher, value: &[u8]) -> MatchedFlowBuilder<'_> {
         MatchedFlowBuilder::new(matcher, value, Way::To(self.steering_target()))
@@ -133,7 +133,7 @@ impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
 }
 
 impl RssTarget {
-    /// Begins to make a rule of `matcher` that brings frames here.
+    /// Starts building a rule of `matcher` that brings frames here.
     #[doc(alias = "mlx5dv_create_flow")]
     pub fn create_flow_by(&mut self, matcher: &Matcher, value: &[u8]) -> MatchedFlowBuilder<'_> {
         MatchedFlowBuilder::new(matcher, value, Way::To(self.steering_target()))

@@ -87,8 +87,8 @@ struct Scatter {
 }
 
 impl ProtectionDomain {
-    /// Begins to make a queue pair of kind `T` whose sends complete to `send_cq` and whose receives
-    /// to `receive_cq`, which may be the same.
+    /// Starts building a queue pair of kind `T` whose sends complete to `send_cq` and whose
+    /// receives to `receive_cq`, which may be the same.
     ///
     /// ```no_run
     /// use uverbs::qp_type::Rc;
@@ -152,7 +152,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
     }
 }
 
-/// Everything of a queue pair but its posting sides.
+/// All parts of a queue pair except its posting sides.
 struct Made<L: Layer> {
     core: Core,
     rings: Rings,
@@ -241,8 +241,8 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         self
     }
 
-    /// The attributes of the path come later, from the program or the connection manager. Nothing
-    /// is looked up before it is asked for.
+    /// The program or the connection manager sets the path's attributes later. The port is queried
+    /// only when a caller needs one of its values.
     pub(crate) fn given_path(mut self) -> Self {
         self.gid = Requirement::Optional;
         self
@@ -280,8 +280,8 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         self
     }
 
-    /// Creates it with a doorbell register of its own, in INIT: receives may be posted, and
-    /// [`QueuePair::connect`] does the rest.
+    /// Creates the queue pair in INIT, with a doorbell register of its own. Receives may be posted;
+    /// [`QueuePair::connect`] takes it to RTS.
     ///
     /// # Errors
     /// `InvalidInput` beyond what the device can; `NotFound` without a usable GID; ENOMEM, with the
@@ -297,7 +297,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
     /// As [`QpBuilder::build`], in RESET, to take every step by hand.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`QpBuilder::build`].
     pub fn build_in_reset(self) -> Result<QueuePair<T, L>> {
         let register = self.pd.context().inner().uars.dedicated()?.map(Arc::new);
         let made = self.make(register)?;
@@ -311,7 +311,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
     /// pairs share under a spin lock.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`QpBuilder::build`].
     pub fn build_in(self, domain: &ThreadDomain) -> Result<QueuePair<T, L, SharedBlueFlame>> {
         self.pd.context().require_same(VERB, domain.context(), "thread domain")?;
         let doorbell = domain.doorbell();
@@ -371,8 +371,8 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         Slots::new(serial, &self.pd, [sends, receives], self.signal_all)
     }
 
-    /// What applies: reliable connections only. The kernel turns a queue pair whose requests are
-    /// all signaled into one that scatters READs as soon as it scatters receives
+    /// The options that apply: only reliable connections have any. The kernel turns a queue pair
+    /// whose requests are all signaled into one that scatters READs as soon as it scatters receives
     /// (`configure_requester_scat_cqe`).
     fn scatter(&self) -> Scatter {
         let connected = T::TYPE == QpType::Rc;
@@ -524,7 +524,7 @@ fn send_offset<T: QueuePairType>(rings: &Rings) -> usize {
 }
 
 impl<L: Layer> Made<L> {
-    /// Puts the posting sides on the rings.
+    /// Makes the posting sides, which write to the rings.
     fn finish<T: QueuePairType, R: uverbs_mlx5::mmio::Register>(
         self,
         doorbell: Doorbell<R>,

@@ -29,7 +29,7 @@ use crate::srq::SrqHandle;
 
 const DESTROY: &str = "destroy_qp";
 
-/// A steering rule that leads to a queue pair, as the queue pair knows it.
+/// What a queue pair has to know of a steering rule that delivers to it.
 pub(crate) trait SteeringRule: fmt::Debug + Send + Sync {
     /// Whether it is still in force.
     fn is_live(&self) -> bool;
@@ -131,7 +131,7 @@ impl Core {
         }
     }
 
-    /// What is known of the queue pair's port: little if the port cannot be queried.
+    /// The values found for the queue pair's port; defaults if the port cannot be queried.
     pub(super) fn found(&self) -> &Found {
         self.path.found_or_nothing(&self.context)
     }

@@ -130,7 +130,7 @@ impl ProtectionDomain {
     /// by [`DcReceiver::modify`]: the port needs no usable GID.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`ProtectionDomain::create_dc_receiver`].
     pub fn create_dc_receiver_in_reset(
         &self,
         cq: &CqHandle<Raw>,
@@ -281,7 +281,7 @@ impl DcReceiver {
     /// As [`QueuePair::query_ece`](super::QueuePair::query_ece).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`QueuePair::query_ece`](super::QueuePair::query_ece).
     #[doc(alias = "ibv_query_ece")]
     pub fn query_ece(&self) -> Result<Ece> {
         self.core.ece.query(&self.core.context)
@@ -290,7 +290,7 @@ impl DcReceiver {
     /// As [`QueuePair::set_ece`](super::QueuePair::set_ece): for the step to RTR.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`QueuePair::set_ece`](super::QueuePair::set_ece).
     #[doc(alias = "ibv_set_ece")]
     pub fn set_ece(&mut self, ece: Ece) -> Result<()> {
         self.core.ece.set(&self.core.context, ece)

@@ -35,8 +35,8 @@ pub struct PathOptions {
     pub timeout: AckTimeout,
     /// Transport retries, 0 to 7.
     pub retry_count: u8,
-    /// Receiver-not-ready retries, 0 to 7. With 7, unless said otherwise, a send to a peer that has
-    /// posted no receive waits for one for ever.
+    /// Receiver-not-ready retries, 0 to 7. With 7, the default, a send to a peer that has posted no
+    /// receive waits for one for ever.
     pub rnr_retry: u8,
     /// How long the peer shall wait when no receive is posted here.
     pub min_rnr_timer: RnrTimer,

@@ -12,7 +12,7 @@ mod sealed {
 /// The type of a queue pair: [`Rc`], [`Uc`], [`Ud`], [`Xrc`] and [`Dci`] (the initiators) or
 /// [`RawPacket`].
 pub trait QueuePairType: sealed::Sealed + uverbs_mlx5::send_queue::Transport + 'static {
-    /// The same as a value.
+    /// The type as a value.
     const TYPE: QpType;
     /// Whether it has a receive side.
     const HAS_RECEIVES: bool;
@@ -75,7 +75,7 @@ pub enum QpType {
 }
 
 impl QpType {
-    /// What the kernel calls it.
+    /// The kernel's type for it.
     pub(crate) fn of_kernel(self) -> KernelQpType {
         match self {
             Self::DcInitiator | Self::DcTarget => KernelQpType::DRIVER,

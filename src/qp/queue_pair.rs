@@ -32,10 +32,10 @@ use crate::mlx5::uar::Register as Page;
 /// queues, by any thread.
 ///
 /// Dropping it destroys it: outstanding requests complete nothing any more, and the memory that raw
-/// requests name is the program's again. Where it cannot be destroyed (a member of a multicast
-/// group; the dropping thread holds an event of it; a command that fails) it lives on, with its own
-/// memory, until the context is closed: only [`QueuePair::destroy`] tells. A program that uses such
-/// memory again at once has to call that. Steering rules that lead to it go with it.
+/// requests name is the program's again. If it cannot be destroyed (it is a member of a multicast
+/// group; the dropping thread holds an event of it; the command fails), it and its own memory stay
+/// until the context is closed. Only [`QueuePair::destroy`] reports that, so a program that reuses
+/// such memory at once has to call it. Steering rules to the queue pair are destroyed with it.
 ///
 /// ```no_run
 /// use uverbs::qp_type::Rc;
@@ -150,8 +150,8 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
 
     /// Changes attributes, one step at a time (ibv_modify_qp).
     ///
-    /// A change to RESET takes what was posted before: its completions that a completion queue
-    /// still holds are not reported, unless another thread is polling them at that moment.
+    /// A change to RESET discards everything posted before: completions of it that are still in a
+    /// completion queue are not reported, unless another thread is polling them at that moment.
     ///
     /// # Errors
     /// `InvalidInput` naming the attributes that are missing, too many or out of range, before the
@@ -244,10 +244,10 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.modify(&QpAttributes::to(State::Err))
     }
 
-    /// Takes it to RESET: what was posted before completes nothing any more. Completions that wait
-    /// in a completion queue take places there until the next poll of it drops them. Where its
-    /// places do not suffice for them and all that was granted, posts are `Full` that much earlier,
-    /// so that it never overruns. See [`QueuePair::modify`].
+    /// Takes it to RESET: requests posted before complete nothing any more. Their completions that
+    /// are already in a completion queue occupy entries there until the next poll drops them. If
+    /// the other entries are fewer than the requests that were granted, posts are `Full` that much
+    /// earlier, so that the completion queue never overruns. See [`QueuePair::modify`].
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -255,8 +255,8 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.modify(&QpAttributes::to(State::Reset))
     }
 
-    /// Receives that were posted and whose completion was not polled: 0 without a receive queue of
-    /// its own. A program whose receives come back one by one can watch it fall.
+    /// Receives that were posted and whose completion was not polled yet; 0 without a receive queue
+    /// of its own.
     pub fn outstanding_receives(&mut self) -> u32 {
         self.queues.receive.as_mut().map_or(0, RecvQueue::outstanding)
     }

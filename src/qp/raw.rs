@@ -77,7 +77,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     /// Both posting sides, for two threads, or for everything that this type does not offer.
     ///
     /// # Safety
-    /// The caller exchanges neither with another queue pair's (by `mem::swap` and the like): each
+    /// The caller exchanges neither with another queue pair's (by `mem::swap`, for instance): each
     /// posts to memory that its own queue pair frees when it is dropped.
     pub unsafe fn queues(&mut self) -> (Option<&mut SendQueue<T, R>>, Option<&mut RecvQueue>) {
         let Queues { send, receive } = &mut *self.queues;
@@ -165,9 +165,9 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     /// # Safety
     /// The memory that `payload` names stays registered, and is not used against the device's
     /// reading (or, for reads and atomics, writing) it, until the request has completed or the
-    /// queue pair has been destroyed. Inline data and `()` demand nothing. The addresses of READs
-    /// and atomics are this process's own (not those of a registration with another `iova`) if the
-    /// queue pair was made with
+    /// queue pair has been destroyed. Inline data is copied, and `()` is no data. The addresses of
+    /// READs and atomics are this process's own (not those of a registration with another `iova`)
+    /// if the queue pair was made with
     /// [`QpBuilder::scatter_reads_to_cqe`](crate::QpBuilder::scatter_reads_to_cqe): the poller may
     /// write the result.
     #[inline(always)]
@@ -237,7 +237,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     /// [`QueuePair::template`] of a request of up to `BLOCKS` blocks.
     ///
     /// # Errors
-    /// As there; `NotATemplate` if the request takes more blocks.
+    /// As for [`QueuePair::template`]; `NotATemplate` if the request takes more blocks.
     pub fn long_template<const BLOCKS: usize, O, P>(
         &mut self,
         operation: O,

@@ -213,7 +213,7 @@ pub enum RssTraffic {
 }
 
 impl RssTraffic {
-    /// The fields of both ends.
+    /// Source and destination fields of this traffic.
     fn fields(self) -> RssFields {
         const V4: RssFields = RssFields::SRC_IPV4.union(RssFields::DST_IPV4);
         const V6: RssFields = RssFields::SRC_IPV6.union(RssFields::DST_IPV6);
@@ -302,8 +302,8 @@ impl RssOptions {
 /// A queue pair without queues that spreads what its steering rules bring over a table's work
 /// queues: from [`ProtectionDomain::create_rss_target`].
 ///
-/// It posts, completes and counts nothing itself, has no number and no states. Dropping it ends its
-/// rules and destroys it.
+/// It has no number and no states, and nothing is posted to it or completes on it. Dropping it ends
+/// its rules and destroys it.
 #[derive(Debug)]
 pub struct RssTarget {
     core: Core,

@@ -170,7 +170,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     {
         let send = self.queues.send.as_mut().ok_or(PostError::NoQueue)?;
         self.slots.sends.send_without_slot(flags, |id| {
-            // SAFETY: inline data demands nothing; the id is not that of a slot.
+            // SAFETY: inline data is copied, so no memory is shared; the id is not that of a slot.
             unsafe { send.post_as(id, operation, Inline(data), flags) }
         })
     }
@@ -197,7 +197,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     /// [`QueuePair::template`] of a request of up to `BLOCKS` blocks.
     ///
     /// # Errors
-    /// As there; `NotATemplate` if the request takes more blocks.
+    /// As for [`QueuePair::template`]; `NotATemplate` if the request takes more blocks.
     pub fn long_template<'a, const BLOCKS: usize, O>(
         &mut self,
         operation: O,
@@ -473,7 +473,7 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
     {
         let batch = &mut self.batch;
         self.sends.send_without_slot(flags, |id| {
-            // SAFETY: inline data demands nothing; the id is not that of a slot.
+            // SAFETY: inline data is copied, so no memory is shared; the id is not that of a slot.
             unsafe { batch.build(id, operation, Inline(data), flags) }
         })
     }

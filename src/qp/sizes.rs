@@ -1,4 +1,4 @@
-//! From what a program asks of a queue pair to the rings that hold it.
+//! The rings that hold what a program asks of a queue pair.
 
 use uverbs_mlx5::send_queue::Service;
 use uverbs_mlx5::size::{self, DeviceLimits, Operations, RecvSize, SendSize, SendWanted};
@@ -23,8 +23,8 @@ pub struct Capacities {
     pub max_inline_data: u32,
 }
 
-/// The rings of a queue pair in one buffer: receives first, and as long as a block of the sends at
-/// least.
+/// The rings of a queue pair in one buffer. The receives come first; their part is at least as long
+/// as one block of the sends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rings {
     pub(super) send: SendSize,

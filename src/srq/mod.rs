@@ -63,7 +63,7 @@ pub struct SrqBuilder<L: Layer = Safe> {
 }
 
 impl ProtectionDomain {
-    /// Begins to make a shared receive queue for at least `receives` slots at a time. Queue pairs
+    /// Starts building a shared receive queue for at least `receives` slots at a time. Queue pairs
     /// of any completion queue may be made with it.
     #[doc(alias = "ibv_create_srq")]
     #[doc(alias = "ibv_create_srq_ex")]
@@ -71,7 +71,7 @@ impl ProtectionDomain {
         SrqBuilder::new(self, receives)
     }
 
-    /// Begins to make a shared receive queue of the raw layer, for at least `receives` outstanding
+    /// Starts building a shared receive queue of the raw layer, for at least `receives` outstanding
     /// receives.
     #[doc(alias = "ibv_create_srq")]
     #[doc(alias = "ibv_create_srq_ex")]
@@ -81,14 +81,14 @@ impl ProtectionDomain {
 }
 
 impl SrqBuilder<Raw> {
-    /// SGEs per receive, 1 if not said.
+    /// SGEs per receive, 1 by default.
     pub fn max_sge(mut self, sge: u32) -> Self {
         self.sge = sge;
         self
     }
 
-    /// A value that completions of an XRC shared receive queue hand back; those of another hand
-    /// back their queue pair's.
+    /// A value that completions of an XRC shared receive queue hand back. Completions of other
+    /// shared receive queues hand back the value of their queue pair.
     pub fn user_context(mut self, value: u64) -> Self {
         self.user_context = value;
         self
@@ -273,8 +273,8 @@ fn posting_side(
     })
 }
 
-/// A handle to a shared receive queue: queue pairs receive through it, and it can be queried and
-/// modified by it, but not posted to.
+/// A handle to a shared receive queue, for making queue pairs on it, for queries and for changes.
+/// It cannot post.
 #[derive(Clone)]
 pub struct SrqHandle<L = Safe>(Arc<Shared>, PhantomData<L>);
 
@@ -312,7 +312,7 @@ pub struct SrqAttributes {
     pub max_wr: u32,
     /// SGEs per receive; not looked at by modify.
     pub max_sge: u32,
-    /// Below how many outstanding receives one event is raised; 0: none is armed.
+    /// One event is raised when fewer receives than this are outstanding; 0: none is armed.
     pub limit: u32,
 }
 

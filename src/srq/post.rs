@@ -138,7 +138,7 @@ impl SharedReceiveQueue<Safe> {
         self.batch().build(slot)
     }
 
-    /// Starts building several receives, of which the device is told together.
+    /// Starts building several receives, to be published together.
     #[inline(always)]
     pub fn batch(&mut self) -> SharedReceiveBatch<'_> {
         let batch = ManuallyDrop::new(self.queue.batch());
@@ -146,7 +146,7 @@ impl SharedReceiveQueue<Safe> {
     }
 }
 
-/// Receives of which the device is told together, when this is published or dropped: from
+/// Receives that the device learns of together, when this is published or dropped: from
 /// [`SharedReceiveQueue::batch`].
 #[derive(Debug)]
 pub struct SharedReceiveBatch<'q> {
@@ -158,7 +158,7 @@ impl SharedReceiveBatch<'_> {
     /// Builds a receive that may fill all of `slot`.
     ///
     /// # Errors
-    /// The slot, with the reason. What was built before stands.
+    /// The slot, with the reason. What was built before stays built.
     #[inline]
     pub fn build(&mut self, slot: Slot) -> Result<(), Refused> {
         let batch = &mut self.batch;

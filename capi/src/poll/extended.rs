@@ -134,7 +134,7 @@ extern "C" fn refuse() -> c_int {
 /// [`start_poll`] after waiting for the thread that polls.
 ///
 /// # Safety
-/// As there.
+/// As for [`start_poll`].
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn start_waiting(queue: &Cq) -> c_int {
@@ -146,7 +146,7 @@ unsafe extern "C" fn start_waiting(queue: &Cq) -> c_int {
 /// [`start_poll`] when the fast path finds no completion. The lock is held.
 ///
 /// # Safety
-/// As there.
+/// As for [`start_poll`].
 #[inline(never)]
 unsafe extern "C" fn start_other(queue: &Cq) -> c_int {
     // SAFETY: the lock is held.
@@ -165,7 +165,7 @@ unsafe extern "C" fn start_other(queue: &Cq) -> c_int {
 /// [`next_poll`] when the fast path finds no completion.
 ///
 /// # Safety
-/// As there.
+/// As for [`next_poll`].
 #[inline(never)]
 unsafe extern "C" fn next_other(queue: &Cq) -> c_int {
     // SAFETY: the lock is held.

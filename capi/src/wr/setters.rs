@@ -252,7 +252,7 @@ forms! {
     /// [`set_inline_data`] of data that needs two blocks.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`set_inline_data`].
     #[inline(never)]
     fn set_two_blocks / set_two_blocks_newer [T: Posts, const SENDS: bool](
         qp: *mut ibv_qp_ex,
@@ -272,7 +272,7 @@ forms! {
 /// [`set_inline_data`] of data that needs more blocks.
 ///
 /// # Safety
-/// As there.
+/// As for [`set_inline_data`].
 #[inline(never)]
 unsafe extern "C" fn set_long<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,

@@ -26,7 +26,7 @@ fn hot_write_inline_16(
     remote: &Remote,
     data: &[u8; 16],
 ) -> Result<(), PostError> {
-    // SAFETY: inline data demands nothing.
+    // SAFETY: inline data is copied, so no memory is shared.
     unsafe { queue.post(wr_id, Write(*remote), Inline(data), PostFlags::empty()) }
 }
 
@@ -39,7 +39,7 @@ fn hot_write_inline(
     remote: &Remote,
     data: &[u8],
 ) -> Result<(), PostError> {
-    // SAFETY: inline data demands nothing.
+    // SAFETY: inline data is copied, so no memory is shared.
     unsafe { queue.post(wr_id, Write(*remote), Inline(data), PostFlags::empty()) }
 }
 

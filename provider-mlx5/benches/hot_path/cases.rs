@@ -103,7 +103,7 @@ fn floor(_: &mut Bench) -> u64 {
 fn write_inline_16(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, data) in bench.short.iter().enumerate() {
-            // SAFETY: inline data demands nothing.
+            // SAFETY: inline data is copied, so no memory is shared.
             let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
             posted.expect("space");
         }
@@ -117,7 +117,7 @@ fn write_inline_16_fixed(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, data) in bench.fixed.iter().enumerate() {
             let data: &[u8; 16] = data;
-            // SAFETY: inline data demands nothing.
+            // SAFETY: inline data is copied, so no memory is shared.
             let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
             posted.expect("space");
         }
@@ -129,7 +129,7 @@ fn write_inline_16_fixed(bench: &mut Bench) -> u64 {
 fn write_inline_64(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, data) in bench.long.iter().enumerate() {
-            // SAFETY: inline data demands nothing.
+            // SAFETY: inline data is copied, so no memory is shared.
             let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
             posted.expect("space");
         }
@@ -142,7 +142,7 @@ fn write_inline_64_fixed(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, data) in bench.fixed_long.iter().enumerate() {
             let data: &[u8; 64] = data;
-            // SAFETY: inline data demands nothing.
+            // SAFETY: inline data is copied, so no memory is shared.
             let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
             posted.expect("space");
         }
@@ -242,7 +242,7 @@ fn write_inline_16_32(bench: &mut Bench) -> u64 {
             let mut batch = bench.rc.batch().expect("the state allows it");
             for (i, data) in messages.iter().enumerate() {
                 let i = list * 32 + i;
-                // SAFETY: inline data demands nothing.
+                // SAFETY: inline data is copied, so no memory is shared.
                 let posted = unsafe { batch.build(i as u64, Write(remote(i)), Inline(data), NONE) };
                 posted.expect("space");
             }
@@ -259,7 +259,7 @@ fn write_inline_16_fixed_32(bench: &mut Bench) -> u64 {
             let mut batch = bench.rc.batch().expect("the state allows it");
             for (i, data) in messages.iter().enumerate() {
                 let (i, data): (_, &[u8; 16]) = (list * 32 + i, data);
-                // SAFETY: inline data demands nothing.
+                // SAFETY: inline data is copied, so no memory is shared.
                 let posted = unsafe { batch.build(i as u64, Write(remote(i)), Inline(data), NONE) };
                 posted.expect("space");
             }
@@ -307,7 +307,7 @@ fn ud_send_inline_16(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, data) in bench.short.iter().enumerate() {
             let to = To(Datagram(&bench.address), Send);
-            // SAFETY: inline data demands nothing.
+            // SAFETY: inline data is copied, so no memory is shared.
             unsafe { bench.ud.post(i as u64, to, Inline(data), NONE) }.expect("space");
         }
     });
@@ -324,7 +324,7 @@ fn template_payload(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for (i, data) in bench.short.iter().enumerate() {
             assert!(template.set_inline(data));
-            // SAFETY: inline data demands nothing.
+            // SAFETY: inline data is copied, so no memory is shared.
             unsafe { bench.rc.post_template(i as u64, &template) }.expect("space");
         }
     });
@@ -338,7 +338,7 @@ fn template_payload_fixed(bench: &mut Bench) -> u64 {
         for (i, data) in bench.fixed.iter().enumerate() {
             let data: &[u8; 16] = data;
             assert!(template.set_inline(data));
-            // SAFETY: inline data demands nothing.
+            // SAFETY: inline data is copied, so no memory is shared.
             unsafe { bench.rc.post_template(i as u64, &template) }.expect("space");
         }
     });
@@ -351,7 +351,7 @@ fn template_address(bench: &mut Bench) -> u64 {
     let time = measured(|| {
         for i in 0..OPERATIONS {
             template.set_remote(remote(i));
-            // SAFETY: inline data demands nothing.
+            // SAFETY: inline data is copied, so no memory is shared.
             unsafe { bench.rc.post_template(i as u64, &template) }.expect("space");
         }
     });

@@ -34,7 +34,7 @@ pub(crate) fn run(argument: &str, directory: &Path) -> Result<BTreeMap<String, f
 /// [`run`] with more options of callgrind's: all events that it counts then, in its order.
 ///
 /// # Errors
-/// As there.
+/// As for [`run`].
 pub(crate) fn events(
     argument: &str,
     directory: &Path,

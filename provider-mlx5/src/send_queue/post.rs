@@ -66,7 +66,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// # Safety
     /// Until the request has completed or the QP has been destroyed, the memory that `payload`
     /// names stays registered; no code writes it meanwhile, nor, for reads and atomics, accesses it
-    /// at all. Inline data and `()` demand nothing.
+    /// at all. Inline data is copied, and `()` is no data.
     #[inline(always)]
     pub unsafe fn post<O, P>(
         &mut self,
@@ -554,7 +554,7 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     /// # Safety
     /// Until the request has completed or the QP has been destroyed, the memory that `payload`
     /// names stays registered; no code writes it meanwhile, nor, for reads and atomics, accesses it
-    /// at all. Inline data and `()` demand nothing.
+    /// at all. Inline data is copied, and `()` is no data.
     #[inline(always)]
     pub unsafe fn build<O, P>(
         &mut self,

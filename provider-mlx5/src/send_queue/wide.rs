@@ -219,7 +219,7 @@ pub(super) unsafe fn store_block(target: *mut Block, block: &WideBlock) {
 /// [`store_block`] of several, behind each other.
 ///
 /// # Safety
-/// As there, for all of them.
+/// As for [`store_block`], for all of them.
 #[inline(always)]
 pub(super) unsafe fn store_blocks<const N: usize>(target: *mut Block, blocks: &[WideBlock; N]) {
     for (i, block) in blocks.iter().enumerate() {
@@ -361,7 +361,7 @@ fn stamped<const N: usize>(control: Wide, image: &[WideBlock; N]) -> [WideBlock;
 /// registers for them. (A template's octowords are loaded as they were stored, one at a time.)
 ///
 /// # Safety
-/// As there, aligned to 64.
+/// As for [`store_blocks`], aligned to 64.
 #[inline(always)]
 pub(super) unsafe fn store_composed<const N: usize>(target: *mut Block, blocks: &[WideBlock; N]) {
     #[cfg(all(target_arch = "x86_64", target_feature = "avx"))]
@@ -421,7 +421,7 @@ type Two = [Octoword; 2];
 /// [`copy_block`] in as few stores as the caller's instructions allow.
 ///
 /// # Safety
-/// As there, aligned to 64.
+/// As for [`copy_block`], aligned to 64.
 #[inline(always)]
 pub(super) unsafe fn copy_in_pairs(target: *mut Block, source: *const Block) {
     for i in 0..2 {
@@ -512,7 +512,7 @@ pub(super) unsafe fn copy(to: *mut u8, data: &[u8], sure: usize) {
 /// [`copy`] of fewer than 16 bytes.
 ///
 /// # Safety
-/// As there.
+/// As for [`copy`].
 #[inline(always)]
 unsafe fn copy_short(to: *mut u8, data: &[u8]) {
     let (from, length) = (data.as_ptr(), data.len());

@@ -13,7 +13,7 @@ const NONE: PostFlags = PostFlags::empty();
 
 fn submit(sq: &mut Sq<Rc>, length: usize) {
     let data: Vec<u8> = (0..length).map(|i| i as u8).collect();
-    // SAFETY: inline data demands nothing.
+    // SAFETY: inline data is copied, so no memory is shared.
     unsafe { sq.queue.post(0, Send, Inline(&data), NONE) }.expect("space");
 }
 
@@ -156,7 +156,7 @@ fn a_shared_register_is_one_register() {
         for (mut queue, ring) in queues {
             scope.spawn(move || {
                 for i in 0..1000u32 {
-                    // SAFETY: inline data demands nothing.
+                    // SAFETY: inline data is copied, so no memory is shared.
                     unsafe { queue.post(0, Send, Inline(&i.to_ne_bytes()), NONE) }.expect("space");
                 }
                 assert_eq!(ring.read(999 * 64 + 20, 4), 999u32.to_ne_bytes());
@@ -188,7 +188,7 @@ fn a_lap_may_end_where_the_counters_16_bits_do() {
                 let data = [counter as u8; 60];
                 let data = Inline(if blocks == 1 { &data[..8] } else { &data });
                 let id = 0xffff_ffff_9d3a_c571_u64.wrapping_add(u64::from(counter % 2));
-                // SAFETY: inline data demands nothing.
+                // SAFETY: inline data is copied, so no memory is shared.
                 let posted = unsafe {
                     if in_batches {
                         let mut batch = sq.queue.batch().expect("ready");

@@ -399,7 +399,7 @@ fn any_number_may_be_an_id() {
     let mut sq = send_queue_with::<Rc>(&cq, 4, 256, false);
     let write = Write(Remote::new(0, 0));
     for lap in 0..3 {
-        // SAFETY: inline data demands nothing.
+        // SAFETY: inline data is copied, so no memory is shared.
         unsafe {
             sq.queue.post(MARK, write, Inline(&[0; 80]), PostFlags::SIGNALED).expect("space");
             sq.queue.post(MARK, Nop, (), PostFlags::SIGNALED).expect("space");
@@ -430,7 +430,7 @@ fn any_number_may_be_an_id_after_a_batch_that_was_aborted() {
             cq.queue.poll().expect("a completion");
         }
         let mut batch = sq.queue.batch().expect("ready");
-        // SAFETY: inline data demands nothing.
+        // SAFETY: inline data is copied, so no memory is shared.
         unsafe { batch.build(1, write, Inline(&[0; 80]), PostFlags::SIGNALED) }.expect("space");
         if aborts {
             batch.abort()

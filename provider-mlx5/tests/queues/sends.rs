@@ -138,7 +138,7 @@ fn outstanding_requests_are_listed() {
     for i in 0..5 {
         let data = [0; 100];
         let inline = Inline(&data[..if i % 2 == 0 { 8 } else { 80 }]);
-        // SAFETY: inline data demands nothing.
+        // SAFETY: inline data is copied, so no memory is shared.
         unsafe { sq.queue.post(i, Send, inline, NONE) }.expect("space");
     }
     cq.produce(Cqe::send(&sq.handle, 1));
@@ -164,7 +164,7 @@ fn a_queue_in_the_middle_of_its_life_waits_for_its_completions() {
     // SAFETY: nothing was posted.
     unsafe { sq.queue.continue_at(0x1_fff8, false) };
     let post = |sq: &mut Sq<Rc>| {
-        // SAFETY: inline data demands nothing.
+        // SAFETY: inline data is copied, so no memory is shared.
         unsafe { sq.queue.post(1, Send, Inline(&[1; 8]), PostFlags::SIGNALED) }
     };
     for _ in 0..16 {
@@ -204,7 +204,7 @@ fn bound_is_exact(head: u32, ways: &[usize]) {
         let way = ways[random.below(ways.len())];
         let start = sq.queue.head();
         let short = Inline(&long[..8]);
-        // SAFETY: inline data demands nothing.
+        // SAFETY: inline data is copied, so no memory is shared.
         let posted = unsafe {
             match way {
                 0 => sq.queue.post(1, Send, short, NONE),
@@ -265,7 +265,7 @@ fn a_batch_that_is_aborted_counts_no_requests() {
     for forget in [false, true, false] {
         let mut batch = sq.queue.batch().expect("ready");
         for i in 0..5 {
-            // SAFETY: inline data demands nothing.
+            // SAFETY: inline data is copied, so no memory is shared.
             let posted = unsafe { batch.build(i, Send, Inline(&[0; 100]), NONE) };
             assert_eq!(posted, if i < 4 { Ok(()) } else { Err(PostError::Full) });
         }
@@ -510,7 +510,7 @@ fn batches_count_as_single_requests_do() {
             let segment = if data.is_empty() { 0 } else { 4 + data.len() };
             requests.push((one.queue.head() as usize, 32 + segment));
             let operation = Write(Remote::new(id, 7));
-            // SAFETY: inline data demands nothing.
+            // SAFETY: inline data is copied, so no memory is shared.
             unsafe {
                 one.queue.post(id, operation, Inline(&data), NONE).expect("space");
                 batch.build(id, operation, Inline(&data), NONE).expect("space");

@@ -280,7 +280,7 @@ fn a_template_has_the_counter_of_its_place() {
     let template = sq.queue.template(Send, data, PostFlags::SIGNALED).expect("one block");
     for turn in 0..120_u32 {
         let ahead = turn % 5;
-        // SAFETY: inline data demands nothing.
+        // SAFETY: inline data is copied, so no memory is shared.
         unsafe {
             let mut batch = sq.queue.batch().expect("ready");
             for _ in 0..ahead {

@@ -70,7 +70,7 @@ impl<W: Write> Recorder<W> {
     /// As [`Recorder::write`], if only the start of a frame is known.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Recorder::write`].
     pub fn write_start(&mut self, time: u64, frame: Snapped<'_>) -> Result<()> {
         self.packet(time, frame).map_err(|error| failed(&error))
     }

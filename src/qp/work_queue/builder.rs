@@ -48,14 +48,14 @@ pub struct WqBuilder<L: Layer = Safe> {
 }
 
 impl ProtectionDomain {
-    /// Begins to make a receive work queue for at least `receives` slots at a time, which complete
+    /// Starts building a receive work queue for at least `receives` slots at a time, which complete
     /// to `cq`.
     #[doc(alias = "ibv_create_wq")]
     pub fn create_wq(&self, cq: &CqHandle, receives: u32) -> WqBuilder {
         WqBuilder::new(self, cq, receives)
     }
 
-    /// Begins to make a receive work queue of the raw layer, for at least `receives` outstanding
+    /// Starts building a receive work queue of the raw layer, for at least `receives` outstanding
     /// receives, which complete to `cq`.
     #[doc(alias = "ibv_create_wq")]
     pub fn create_raw_wq(&self, cq: &CqHandle<Raw>, receives: u32) -> WqBuilder<Raw> {
@@ -125,7 +125,7 @@ impl<L: Layer> WqBuilder<L> {
     /// [`WorkQueue::modify`] took it to RDY.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`WqBuilder::build`].
     pub fn build_in_reset(self) -> Result<WorkQueue<L>> {
         let context = self.pd.context().clone();
         context.commands().require_opener(CREATE)?;

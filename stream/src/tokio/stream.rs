@@ -142,7 +142,7 @@ impl Stream {
     /// See [`ReadHalf::lend`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`ReadHalf::lend`].
     pub async fn lend(&mut self) -> io::Result<Lent<'_>> {
         self.read.lend().await
     }
@@ -150,7 +150,7 @@ impl Stream {
     /// See [`WriteHalf::reserve`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`WriteHalf::reserve`].
     pub async fn reserve(&mut self) -> io::Result<Reservation<'_>> {
         self.write.reserve().await
     }

@@ -120,7 +120,7 @@ impl Promised<()> {
 }
 
 impl<'a> Promised<Inline<'a>> {
-    /// Data that is copied, which demands nothing.
+    /// Data that is copied: nothing has to stay valid.
     #[inline(always)]
     pub(in crate::send_queue) fn to_copy(data: Inline<'a>) -> Self {
         Self(data)
