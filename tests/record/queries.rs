@@ -121,9 +121,11 @@ fn devices(node: &Node, recorder: &mut Recorder) {
         let mut driver = vec![0; length];
         let step = format!("ex_query_device with {length} bytes for the driver");
         recorder.call(&step, node.write_bytes(&plain, &[], &mut driver));
-        let length =
-            u32::from_ne_bytes(driver[4.min(length - 4)..][..4].try_into().expect("4 bytes"));
-        recorder.value(&format!("{step}.response_length"), &length.to_string());
+        // The field is behind the mask. A buffer of 4 bytes has no place for it.
+        if let Some(Ok(length)) = driver.get(4..8).map(<[u8; 4]>::try_from) {
+            let length = u32::from_ne_bytes(length);
+            recorder.value(&format!("{step}.response_length"), &length.to_string());
+        }
     }
     recorder
         .call("ex_query_device with driver's input", node.write_bytes(&plain, &[1], &mut [0; 8]));
