@@ -3,11 +3,11 @@
 //! are gone, and is freed when a device is opened or closed after that.
 
 use std::any::Any;
+use std::sync::Weak;
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{LazyLock, Weak};
 
 use crate::context::Context;
-use crate::lock::Shared;
+use crate::table::Table;
 
 /// A closed context, and a reference that is valid as long as one of its objects exists.
 struct Closed {
@@ -18,7 +18,7 @@ struct Closed {
 // SAFETY: only the destruction of its objects uses the context, and that takes a lock.
 unsafe impl Send for Closed {}
 
-static CLOSED: LazyLock<Shared<Vec<Closed>>> = LazyLock::new(Shared::default);
+static CLOSED: Table<Vec<Closed>> = Table::new();
 
 impl Closed {
     /// Frees the memory if no object is left. Returns whether it has to stay.
@@ -41,16 +41,11 @@ impl Closed {
 pub(crate) unsafe fn close(context: *mut Context) {
     // SAFETY: the caller's promise; no thread uses a context while it is closed.
     let objects = unsafe { Context::close(context) };
-    // In a forked child that cannot take the lock, the memory stays.
-    if let Some(mut closed) = CLOSED.lock() {
-        closed.push(Closed { context, objects });
-    }
+    CLOSED.lock().push(Closed { context, objects });
     release();
 }
 
 /// Frees the contexts whose last object is gone.
 pub(crate) fn release() {
-    if let Some(mut closed) = CLOSED.lock() {
-        closed.retain(Closed::stays);
-    }
+    CLOSED.lock().retain(Closed::stays);
 }

@@ -7,13 +7,14 @@ use std::ffi::{c_int, c_void};
 use std::mem::{ManuallyDrop, offset_of};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::{MutexGuard, OnceLock, Weak};
+use std::sync::{MutexGuard, Weak};
 
 use uverbs::DeviceClock;
 use uverbs::events::ObjectId;
 
 use crate::abi::{EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::forms::pick;
+use crate::lazy::Lazy;
 use crate::lock::Shared;
 use crate::result::{failed, null};
 use crate::{closed, cq, device, observe, poll, post, qp, receive, srq, verbs, window, wq};
@@ -25,7 +26,7 @@ pub(crate) struct Context {
     pub(crate) library: ManuallyDrop<uverbs::Context>,
     /// Objects that asynchronous events may be about.
     objects: Shared<HashMap<ObjectId, Object>>,
-    clock: OnceLock<Option<DeviceClock>>,
+    clock: Lazy<Option<DeviceClock>>,
     /// The `cmd_fd` of a software device: an empty file, which exists because programs duplicate
     /// the descriptor.
     #[allow(dead_code, reason = "held for its lifetime")]
@@ -83,7 +84,7 @@ impl Context {
 
     /// The device's clock, mapped at the first call; `None` where there is none.
     pub(crate) fn clock(&self) -> Option<&DeviceClock> {
-        self.clock.get_or_init(|| self.library.clock().ok()).as_ref()
+        self.clock.get_or(|| self.library.clock().ok()).as_ref()
     }
 
     /// Drops the open file. The result is valid as long as objects exist that hold the file open.
@@ -94,7 +95,7 @@ impl Context {
         // SAFETY: the caller's promise.
         let (library, clock, placeholder) =
             unsafe { (&mut (*this).library, &mut (*this).clock, &mut (*this).placeholder) };
-        drop((clock.take(), placeholder.take()));
+        drop((std::mem::take(clock), placeholder.take()));
         let objects = library.lifetime();
         // SAFETY: dropped once.
         unsafe { ManuallyDrop::drop(library) };
@@ -122,7 +123,7 @@ impl Context {
             base: table(context),
             library: ManuallyDrop::new(library),
             objects: Shared::default(),
-            clock: OnceLock::new(),
+            clock: Lazy::new(),
             placeholder,
         })
     }

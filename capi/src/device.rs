@@ -264,6 +264,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::fork::tests::a_child_returns;
 
     fn made() -> Device {
         let soft = uverbs::soft::SoftDevice::builder("soft0").without_wire().build();
@@ -272,23 +273,6 @@ mod tests {
 
     fn in_the_list() -> &'static Device {
         remember("soft0".to_owned(), made)
-    }
-
-    /// Whether a forked child returns from `what` before an alarm ends it.
-    fn a_child_returns(what: impl FnOnce()) -> bool {
-        // SAFETY: the child allocates, which glibc allows after a fork, and exits.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: it only sets a timer.
-            unsafe { libc::alarm(20) };
-            what();
-            // SAFETY: ends the child; nothing of the test harness runs in it.
-            unsafe { libc::_exit(0) };
-        }
-        let mut status = 0;
-        // SAFETY: a child of this process, and a status to write.
-        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-        waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
     }
 
     #[test]

@@ -1,14 +1,13 @@
 //! Fork support: what programs ask for before they fork, and how locks recognise a child.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use uverbs::fork::kernel_copies_pinned_pages;
 
 use crate::result::refused;
 
-/// The number of forks from the process that loaded the library to this one.
+/// Changes with each fork from the process that loaded the library to this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// A process, as distinct from its parents.
@@ -24,12 +23,15 @@ impl Process {
 
 /// The calling process. From this call on, its forked children are recognised.
 pub(crate) fn process() -> Process {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    if !REGISTERED.load(Ordering::Acquire) {
+        // Threads that are first together register the handler several times, which does no harm,
+        // rather than wait for each other: a child has only one of them.
         // SAFETY: the handler may run in any child: it adds to an atomic. Without memory for it
         // children are not told apart, and may wait for locks that no thread holds.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
+        REGISTERED.store(true, Ordering::Release);
+    }
     Process(FORKS.load(Ordering::Relaxed))
 }
 
@@ -52,4 +54,24 @@ pub(crate) unsafe extern "C" fn is_fork_initialized() -> c_int {
 /// `ibv_dontfork_range` and `ibv_dofork_range`, exported for old providers.
 pub(crate) unsafe extern "C" fn fork_range(_start: *mut c_void, _length: usize) -> c_int {
     0
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    /// Whether a forked child returns from `what` before an alarm ends it.
+    pub(crate) fn a_child_returns(what: impl FnOnce()) -> bool {
+        // SAFETY: the child allocates, which glibc allows after a fork, and exits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: it only sets a timer.
+            unsafe { libc::alarm(20) };
+            what();
+            // SAFETY: ends the child; nothing of the test harness runs in it.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: a child of this process, and a status to write.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+    }
 }

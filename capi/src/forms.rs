@@ -6,9 +6,8 @@
 //! big-endian: MOVBE loads or stores a number and swaps its bytes in one instruction. AVX copies 32
 //! bytes at a time, and includes the byte shuffle (SSSE3) that turns a CQE into an `ibv_wc`.
 
-use std::sync::OnceLock;
-
 use crate::environment::is_set;
+use crate::lazy::Lazy;
 
 /// Declares functions in both forms. `[…]` has the generic parameters. A function that the body
 /// calls has to be inlined to use the newer instructions; a function that has two forms itself is
@@ -64,8 +63,8 @@ pub(crate) fn pick<F>(any: F, newer: F) -> F {
 
 /// Whether the second form is used. The answer is the same for all functions.
 fn has_newer() -> bool {
-    static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| !is_set(BASE) && is_newer())
+    static ANSWER: Lazy<bool> = Lazy::new();
+    *ANSWER.get_or(|| !is_set(BASE) && is_newer())
 }
 
 /// Whether the processor has the features that [`forms`] names.

@@ -51,6 +51,7 @@ mod flow;
 mod fork;
 mod forms;
 mod held;
+mod lazy;
 mod lock;
 mod marshal;
 mod memory;

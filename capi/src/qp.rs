@@ -4,7 +4,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_int;
 use std::mem::offset_of;
 use std::ptr::{null, null_mut};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use uverbs::events::{DetachedEvent, ObjectId};
 use uverbs::flow::{FlowBuilder, MatchedFlowBuilder, Matcher};
@@ -21,6 +21,7 @@ use crate::cq::Cq;
 use crate::dv::DirectQp;
 use crate::environment::variable;
 use crate::held::{self, Held};
+use crate::lazy::Lazy;
 use crate::lock::{Guard, Lock, Shared};
 use crate::post::{self, SendTable};
 use crate::result::{self, code, refused};
@@ -44,8 +45,8 @@ pub(crate) use crate::create::{create_qp, create_qp_ex, create_qp_of_mlx5};
 
 /// Whether `MLX5_SINGLE_THREADED` says that the program has one thread, as libmlx5 understands it.
 pub(crate) fn is_single_threaded() -> bool {
-    static SINGLE: OnceLock<bool> = OnceLock::new();
-    *SINGLE.get_or_init(|| variable("MLX5_SINGLE_THREADED").is_some_and(|value| value == "1"))
+    static SINGLE: Lazy<bool> = Lazy::new();
+    *SINGLE.get_or(|| variable("MLX5_SINGLE_THREADED").is_some_and(|value| value == "1"))
 }
 
 /// A queue pair. Programs hold a pointer to it as `ibv_qp` or `ibv_qp_ex`, of which the first is a

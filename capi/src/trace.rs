@@ -1,18 +1,17 @@
 //! What the library prints about failed verbs, if the user of a program asks for it.
 
-use std::sync::OnceLock;
-
 use uverbs::Error;
 
 use crate::environment::{say, variable};
+use crate::lazy::Lazy;
 
 /// If this variable is set and not empty, each failed verb is explained on standard error.
 const VARIABLE: &str = "UVERBS_ERRORS";
 
 /// Prints why a verb failed: an errno does not say what was asked, why it failed and what helps.
 pub(crate) fn failure(error: &Error) {
-    static WANTED: OnceLock<bool> = OnceLock::new();
-    if *WANTED.get_or_init(|| variable(VARIABLE).is_some_and(|value| !value.is_empty())) {
+    static WANTED: Lazy<bool> = Lazy::new();
+    if *WANTED.get_or(|| variable(VARIABLE).is_some_and(|value| !value.is_empty())) {
         say(&error.to_string());
     }
 }

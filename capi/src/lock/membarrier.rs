@@ -1,10 +1,10 @@
 //! `membarrier(2)`: a full barrier on every processor that runs a thread of this process.
 
 use std::ffi::c_long;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::events::uncancelled;
+use crate::lazy::Lazy;
 
 /// `MEMBARRIER_CMD_…` of `linux/membarrier.h`.
 const QUERY: c_long = 0;
@@ -18,8 +18,8 @@ const STORES_ARE_VISIBLE: Duration = Duration::from_millis(10);
 /// The kernel needs some milliseconds for it if the process has several threads, and no time
 /// otherwise. So `ibv_get_device_list` calls it, which programs call early.
 pub(crate) fn register() -> bool {
-    static ALLOWED: OnceLock<bool> = OnceLock::new();
-    *ALLOWED.get_or_init(|| {
+    static ALLOWED: Lazy<bool> = Lazy::new();
+    *ALLOWED.get_or(|| {
         let commands = command(QUERY);
         commands > 0
             && commands & PRIVATE_EXPEDITED != 0

@@ -13,9 +13,8 @@ mod misuse;
 mod trace;
 mod words;
 
-use std::sync::OnceLock;
-
 use crate::environment::is_set;
+use crate::lazy::Lazy;
 pub(crate) use argument::{Answer, Argument, Count, MinusOne};
 pub(crate) use building::building;
 pub(crate) use data::{operations, polling, work_queue_receives};
@@ -31,8 +30,8 @@ struct Wanted {
 }
 
 fn wanted() -> &'static Wanted {
-    static WANTED: OnceLock<Wanted> = OnceLock::new();
-    WANTED.get_or_init(|| {
+    static WANTED: Lazy<Wanted> = Lazy::new();
+    WANTED.get_or(|| {
         let trace = trace::Trace::from_environment();
         let trace_data = trace.is_some() && is_set("UVERBS_TRACE_DATA");
         Wanted { trace, trace_data, check: is_set("UVERBS_CHECK") }
