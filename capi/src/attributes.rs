@@ -8,10 +8,18 @@ use uverbs::qp_type::QpType;
 use uverbs::{AddressVector, Gid, GlobalRoute, Mtu};
 
 use crate::abi::*;
+use crate::grown::grown;
 use crate::query::{gid_bytes, words};
 
 /// Bits of the mask for which the library has attributes.
 const KNOWN: QpAttrMask = QpAttrMask::all().difference(QpAttrMask::CAP);
+
+// Programs from before rate limits have a struct that ends there. The mask is beside the struct.
+grown! {
+    ibv_qp_attr until rate_limit {
+        QpAttrMask::RATE_LIMIT.bits() => rate_limit,
+    }
+}
 
 const XRC_SEND: u32 = QpType::XrcSend as u32;
 const XRC_RECEIVE: u32 = QpType::XrcReceive as u32;

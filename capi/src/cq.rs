@@ -19,6 +19,7 @@ use crate::channel::Channel;
 use crate::context::{Context, Object};
 use crate::environment::variable;
 use crate::forms::pick;
+use crate::grown::{self, grown};
 use crate::held::{self, Held};
 use crate::lock::{Lock, Shared};
 use crate::observe;
@@ -149,6 +150,14 @@ struct Wanted {
     wide: bool,
     compression: Option<Compression>,
     domain: *mut ibv_pd,
+}
+
+grown! {
+    ibv_cq_init_attr_ex until flags by comp_mask {
+        MASK_FLAGS => flags,
+        MASK_PD => parent_domain,
+    }
+    ibv_modify_cq_attr {}
 }
 
 /// Whether `MLX5_CQE_SIZE` asks for entries of 128 bytes. `None` for any other size, with which
@@ -309,19 +318,17 @@ pub(crate) unsafe fn create_cq_of_mlx5(
     compression: Option<Compression>,
 ) -> *mut ibv_cq_ex {
     // SAFETY: the caller's struct.
-    let attributes = unsafe { &*attributes };
+    let attributes = unsafe { grown::read(attributes) };
     if attributes.comp_mask & !(MASK_FLAGS | MASK_PD) != 0 {
         return null(libc::EOPNOTSUPP);
     }
     if attributes.wc_flags & !KNOWN_FIELDS != 0 {
         return null(libc::EOPNOTSUPP);
     }
-    let flags = if attributes.comp_mask & MASK_FLAGS != 0 { attributes.flags } else { 0 };
+    let (flags, domain) = (attributes.flags, attributes.parent_domain);
     if flags & !(SINGLE_THREADED | IGNORE_OVERRUN) != 0 {
         return null(libc::EOPNOTSUPP);
     }
-    let has_domain = attributes.comp_mask & MASK_PD != 0;
-    let domain = if has_domain { attributes.parent_domain } else { std::ptr::null_mut() };
     // SAFETY: the caller's parent domain.
     let of_one = !domain.is_null() && unsafe { Pd::of(domain) }.is_of_one_thread();
     let wanted = Wanted {

@@ -15,6 +15,7 @@ use crate::abi::*;
 use crate::context::{Context, Object};
 use crate::cq::Cq;
 use crate::environment::variable;
+use crate::grown::{self, grown};
 use crate::observe;
 use crate::pd::Pd;
 use crate::post::{self, SendTable};
@@ -83,19 +84,28 @@ pub(crate) enum Dynamic {
 }
 
 /// The attributes of a queue pair to create, in one form for both verbs.
-struct Wanted<'a> {
+struct Wanted {
     context: *mut ibv_context,
-    attributes: &'a ibv_qp_init_attr_ex,
-    pd: *mut ibv_pd,
+    attributes: ibv_qp_init_attr_ex,
     /// Operations of `ibv_wr_…` that the program asks for.
     operations: Option<u64>,
-    flags: u32,
     /// Never deliver short messages inside the CQE.
     no_scatter: bool,
     /// Requests configure memory keys.
     changes_keys: bool,
     dynamic: Option<Dynamic>,
-    tso_header: u32,
+}
+
+grown! {
+    ibv_qp_init_attr_ex until pd by comp_mask {
+        MASK_PD => pd,
+        MASK_XRCD => xrcd,
+        MASK_CREATE_FLAGS => create_flags,
+        MASK_TSO => max_tso_header,
+        MASK_IND_TABLE => rwq_ind_tbl,
+        MASK_RX_HASH => rx_hash_conf,
+        MASK_SEND_OPS => send_ops_flags,
+    }
 }
 
 /// `ibv_create_qp`.
@@ -103,7 +113,7 @@ pub(crate) unsafe extern "C" fn create_qp(
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
-    // SAFETY: the caller's struct and domain.
+    // SAFETY: the caller's struct, which all releases have alike, and domain.
     let (attr, context) = unsafe { (&mut *attr, (*pd).context) };
     let mut extended = ibv_qp_init_attr_ex {
         qp_context: attr.qp_context,
@@ -154,27 +164,22 @@ pub(crate) unsafe fn create_qp_of_mlx5(
     attr: *mut ibv_qp_init_attr_ex,
     own: OfMlx5,
 ) -> *mut ibv_qp {
-    // SAFETY: the caller's struct. Programs of older releases have a shorter one, whose missing
-    // fields no bit of the mask names; so it is read field by field.
-    let attributes = unsafe { &*attr };
+    // SAFETY: the caller's struct.
+    let attributes = unsafe { grown::read(attr) };
     let mask = attributes.comp_mask;
     if mask & !KNOWN != 0 {
         return null(libc::EOPNOTSUPP);
     }
-    let has = |bit| mask & bit != 0;
     let wanted = Wanted {
         context,
-        attributes,
-        pd: if has(MASK_PD) { attributes.pd } else { ptr::null_mut() },
-        operations: match has(MASK_SEND_OPS) {
-            true => Some(attributes.send_ops_flags),
-            false => own.is_extended.then_some(OPS_KNOWN),
+        operations: match mask & MASK_SEND_OPS {
+            0 => own.is_extended.then_some(OPS_KNOWN),
+            _ => Some(attributes.send_ops_flags),
         },
+        attributes,
         no_scatter: own.no_scatter,
         changes_keys: own.changes_keys,
         dynamic: own.dynamic,
-        flags: if has(MASK_CREATE_FLAGS) { attributes.create_flags } else { 0 },
-        tso_header: if has(MASK_TSO) { attributes.max_tso_header.into() } else { 0 },
     };
     // SAFETY: the caller's objects.
     match unsafe { make(&wanted) } {
@@ -219,7 +224,7 @@ pub(crate) fn announce(context: *mut ibv_context, made: Result<*mut Qp, Error>) 
 ///
 /// # Safety
 /// The pointers in `wanted` are null, or lead to live objects of this library.
-unsafe fn make(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_int> {
+unsafe fn make(wanted: &Wanted) -> Result<Result<*mut Qp, Error>, c_int> {
     const RC: u32 = QpType::Rc as u32;
     const UC: u32 = QpType::Uc as u32;
     const UD: u32 = QpType::Ud as u32;
@@ -235,7 +240,8 @@ unsafe fn make(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_int> {
     if wanted.dynamic.is_some() && kind != DRIVER {
         return Err(libc::EINVAL);
     }
-    if kind != RAW && (wanted.flags != 0 || wanted.tso_header != 0) {
+    let (flags, header) = (wanted.attributes.create_flags, wanted.attributes.max_tso_header);
+    if kind != RAW && (flags != 0 || header != 0) {
         return Err(libc::EOPNOTSUPP);
     }
     if wanted.operations.is_some_and(|operations| operations & !OPS_KNOWN != 0) {
@@ -261,21 +267,22 @@ unsafe fn make(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_int> {
 }
 
 fn raw_packet(
-    wanted: &Wanted<'_>,
+    wanted: &Wanted,
     mut builder: QpBuilder<RawPacket>,
 ) -> Result<QpBuilder<RawPacket>, c_int> {
-    if wanted.flags & !(SCATTER_FCS | CVLAN_STRIPPING) != 0 {
+    let (flags, header) = (wanted.attributes.create_flags, wanted.attributes.max_tso_header);
+    if flags & !(SCATTER_FCS | CVLAN_STRIPPING) != 0 {
         return Err(libc::EOPNOTSUPP);
     }
     builder = builder.user_context(CHECKS_IP);
-    if wanted.flags & SCATTER_FCS != 0 {
+    if flags & SCATTER_FCS != 0 {
         builder = builder.keep_check_sequence();
     }
-    if wanted.flags & CVLAN_STRIPPING != 0 {
+    if flags & CVLAN_STRIPPING != 0 {
         builder = builder.strip_vlan();
     }
-    if wanted.tso_header != 0 {
-        builder = builder.segmentation(wanted.tso_header);
+    if header != 0 {
+        builder = builder.segmentation(header.into());
     }
     Ok(builder)
 }
@@ -283,7 +290,7 @@ fn raw_packet(
 /// # Safety
 /// As for [`make`].
 unsafe fn typed<T>(
-    wanted: &Wanted<'_>,
+    wanted: &Wanted,
     tables: &'static [SendTable; 3],
     own: impl FnOnce(QpBuilder<T>) -> Result<QpBuilder<T>, c_int>,
 ) -> Result<Result<*mut Qp, Error>, c_int>
@@ -291,8 +298,8 @@ where
     T: QueuePairType,
     QueuePair<T>: Control,
 {
-    let attributes = wanted.attributes;
-    if wanted.pd.is_null() || attributes.send_cq.is_null() {
+    let attributes = &wanted.attributes;
+    if attributes.pd.is_null() || attributes.send_cq.is_null() {
         return Err(libc::EINVAL);
     }
     let recv_cq = if attributes.recv_cq.is_null() {
@@ -305,7 +312,7 @@ where
     };
     // SAFETY: the caller's objects.
     let (pd, send_cq, recv_cq) =
-        unsafe { (Pd::of(wanted.pd), Cq::of(attributes.send_cq), Cq::of(recv_cq)) };
+        unsafe { (Pd::of(attributes.pd), Cq::of(attributes.send_cq), Cq::of(recv_cq)) };
     let handles = (pd.domain(), send_cq.handle(), recv_cq.handle());
     let (Some(domain), Some(send), Some(receive)) = handles else { return Err(libc::EINVAL) };
     let mut builder = basics(domain.create_raw_qp::<T>(&send, &receive), wanted);
@@ -324,7 +331,7 @@ where
     }))
 }
 
-fn basics<T: QueuePairType>(builder: QpBuilder<T>, wanted: &Wanted<'_>) -> QpBuilder<T> {
+fn basics<T: QueuePairType>(builder: QpBuilder<T>, wanted: &Wanted) -> QpBuilder<T> {
     let cap = &wanted.attributes.cap;
     let mut builder = builder
         .max_send_wr(cap.max_send_wr)
@@ -364,8 +371,8 @@ fn operations(flags: u64) -> Operations {
 ///
 /// # Safety
 /// As for [`make`].
-unsafe fn rss_target(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_int> {
-    let attributes = wanted.attributes;
+unsafe fn rss_target(wanted: &Wanted) -> Result<Result<*mut Qp, Error>, c_int> {
+    let attributes = &wanted.attributes;
     let hash = &attributes.rx_hash_conf;
     let has_queues = !attributes.send_cq.is_null()
         || !attributes.recv_cq.is_null()
@@ -374,7 +381,7 @@ unsafe fn rss_target(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_in
         || attributes.cap.max_send_wr != 0;
     if attributes.comp_mask & MASK_SPREADS != MASK_SPREADS
         || attributes.qp_type != QpType::RawPacket as u32
-        || wanted.pd.is_null()
+        || attributes.pd.is_null()
         || attributes.rwq_ind_tbl.is_null()
         || hash.rx_hash_key.is_null()
         || has_queues
@@ -390,7 +397,7 @@ unsafe fn rss_target(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_in
     // SAFETY: the caller's objects, and a key of that many bytes.
     let (pd, table, key) = unsafe {
         let key = hash.rx_hash_key.cast::<[u8; RSS_KEY_BYTES]>().read();
-        (Pd::of(wanted.pd), Table::of(attributes.rwq_ind_tbl), key)
+        (Pd::of(attributes.pd), Table::of(attributes.rwq_ind_tbl), key)
     };
     let (Some(domain), Some(table)) = (pd.domain(), table.library()) else {
         return Err(libc::EINVAL);
@@ -405,8 +412,8 @@ unsafe fn rss_target(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_in
 
 /// # Safety
 /// As for [`make`].
-unsafe fn xrc_receiver(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_int> {
-    if wanted.attributes.comp_mask & MASK_XRCD == 0 || wanted.attributes.xrcd.is_null() {
+unsafe fn xrc_receiver(wanted: &Wanted) -> Result<Result<*mut Qp, Error>, c_int> {
+    if wanted.attributes.xrcd.is_null() {
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller's domain.
@@ -426,19 +433,16 @@ unsafe fn xrc_receiver(wanted: &Wanted<'_>) -> Result<Result<*mut Qp, Error>, c_
 ///
 /// # Safety
 /// As for [`make`].
-unsafe fn dc_receiver(
-    wanted: &Wanted<'_>,
-    access_key: u64,
-) -> Result<Result<*mut Qp, Error>, c_int> {
-    let attributes = wanted.attributes;
+unsafe fn dc_receiver(wanted: &Wanted, access_key: u64) -> Result<Result<*mut Qp, Error>, c_int> {
+    let attributes = &wanted.attributes;
     let has_others = attributes.comp_mask & !MASK_PD != 0;
-    let lacks = wanted.pd.is_null() || attributes.recv_cq.is_null() || attributes.srq.is_null();
+    let lacks = attributes.pd.is_null() || attributes.recv_cq.is_null() || attributes.srq.is_null();
     if has_others || lacks || wanted.operations.is_some() {
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller's objects.
     let (pd, cq, srq) =
-        unsafe { (Pd::of(wanted.pd), Cq::of(attributes.recv_cq), Srq::of(attributes.srq)) };
+        unsafe { (Pd::of(attributes.pd), Cq::of(attributes.recv_cq), Srq::of(attributes.srq)) };
     let (Some(domain), Some(cq), Some(srq)) = (pd.domain(), cq.handle(), srq.handle()) else {
         return Err(libc::EINVAL);
     };
@@ -465,7 +469,7 @@ pub(crate) fn xrc_target(base: ibv_qp, library: XrcReceiver) -> *mut Qp {
 }
 
 fn extras(
-    wanted: &Wanted<'_>,
+    wanted: &Wanted,
     library: &dyn Control,
     table: &SendTable,
     one_thread: bool,
@@ -483,12 +487,12 @@ fn extras(
     }
 }
 
-fn base(wanted: &Wanted<'_>, library: &dyn Control) -> ibv_qp {
-    let attributes = wanted.attributes;
+fn base(wanted: &Wanted, library: &dyn Control) -> ibv_qp {
+    let attributes = &wanted.attributes;
     ibv_qp {
         context: wanted.context,
         qp_context: attributes.qp_context,
-        pd: wanted.pd,
+        pd: attributes.pd,
         send_cq: attributes.send_cq,
         recv_cq: attributes.recv_cq,
         srq: attributes.srq,

@@ -50,6 +50,7 @@ mod extras;
 mod flow;
 mod fork;
 mod forms;
+mod grown;
 mod held;
 mod lazy;
 mod lock;

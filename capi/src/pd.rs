@@ -10,6 +10,7 @@ use uverbs::memory::{Buffer, QueueMemory, QueueUse};
 
 use crate::abi::*;
 use crate::context::Context;
+use crate::grown::{self, grown};
 use crate::result::{destroy, null, pointer, refused};
 
 /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS` and `_PD_CONTEXT`.
@@ -20,6 +21,14 @@ const PD_CONTEXT: u32 = 2;
 const UNPROTECTED: u32 = 4;
 /// `IBV_ALLOCATOR_USE_DEFAULT`.
 const USE_DEFAULT: *mut c_void = usize::MAX as *mut c_void;
+
+grown! {
+    ibv_parent_domain_init_attr until alloc by comp_mask {
+        ALLOCATORS => alloc,
+        ALLOCATORS => free,
+        PD_CONTEXT => pd_context,
+    }
+}
 
 /// A protection domain, or a parent domain.
 #[repr(C)]
@@ -149,7 +158,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     attributes: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
     // SAFETY: the caller's struct and context.
-    let attributes = unsafe { &*attributes };
+    let attributes = unsafe { grown::read(attributes) };
     if attributes.comp_mask & UNPROTECTED != 0 {
         return null(libc::EOPNOTSUPP);
     }
@@ -170,7 +179,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         users: Arc::default(),
         parent: Some(parent),
     }));
-    if let Some(memory) = allocators(made.cast(), attributes) {
+    if let Some(memory) = allocators(made.cast(), &attributes) {
         // SAFETY: just made; no other reference exists.
         let made = unsafe { &mut *made };
         made.domain = Some(domain.with_queue_memory(&memory));
@@ -194,12 +203,7 @@ unsafe impl Send for Allocators {}
 unsafe impl Sync for Allocators {}
 
 fn allocators(pd: *mut ibv_pd, attributes: &ibv_parent_domain_init_attr) -> Option<QueueMemory> {
-    if attributes.comp_mask & ALLOCATORS == 0 {
-        return None;
-    }
-    let (alloc, free) = (attributes.alloc?, attributes.free?);
-    let with = attributes.comp_mask & PD_CONTEXT != 0;
-    let context = if with { attributes.pd_context } else { ptr::null_mut() };
+    let (alloc, free, context) = (attributes.alloc?, attributes.free?, attributes.pd_context);
     let allocators = Allocators { pd, context, alloc, free };
     Some(QueueMemory::new(move |length, purpose| allocators.allocate(length, purpose)))
 }

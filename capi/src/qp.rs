@@ -2,7 +2,6 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_int;
-use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
@@ -20,6 +19,7 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::dv::DirectQp;
 use crate::environment::variable;
+use crate::grown;
 use crate::held::{self, Held};
 use crate::lazy::Lazy;
 use crate::lock::{Guard, Lock, Shared};
@@ -345,10 +345,12 @@ pub(crate) unsafe extern "C" fn modify_qp(
     attr: *mut ibv_qp_attr,
     mask: c_int,
 ) -> c_int {
-    // SAFETY: the caller's queue pair and struct.
-    let (queue_pair, attr) = unsafe { (Qp::of(qp), &*attr) };
+    // SAFETY: the caller's queue pair.
+    let queue_pair = unsafe { Qp::of(qp) };
     let mask = attributes::of_type(queue_pair.base().qp_type, mask as u32);
-    let Some(wanted) = attributes::from_c(attr, mask) else { return refused(libc::EINVAL) };
+    // SAFETY: the caller's struct, with the fields that the mask names.
+    let attr = unsafe { grown::read_masked(attr, mask.into()) };
+    let Some(wanted) = attributes::from_c(&attr, mask) else { return refused(libc::EINVAL) };
     if wanted.state == Some(State::Reset) && queue_pair.send_lock.is_kept_here() {
         // SAFETY: this thread is between start and complete.
         unsafe { wr::give_up_for_reset(queue_pair) };
@@ -391,12 +393,10 @@ pub(crate) unsafe extern "C" fn query_qp(
         let base = queue_pair.base();
         let cap = attributes::capacities(queue_pair.capacities);
         let filled = attributes::to_c(&info, cap);
-        // SAFETY: the caller's structs, to be written. Those of programs from before rate limits
-        // end where `rate_limit` begins.
+        // SAFETY: the caller's structs, to be written.
         unsafe {
             (*qp).state = info.state as u32;
-            let bytes = (&raw const filled).cast::<u8>();
-            attr.cast::<u8>().copy_from_nonoverlapping(bytes, offset_of!(ibv_qp_attr, rate_limit));
+            grown::write(&filled, attr);
             init.write(ibv_qp_init_attr {
                 qp_context: base.qp_context,
                 send_cq: base.send_cq,

@@ -14,6 +14,7 @@ use crate::abi::*;
 use crate::context::{Context, Object};
 use crate::cq::Cq;
 use crate::forms::{either, forms};
+use crate::grown::{self, grown};
 use crate::held::{self, Held};
 use crate::lock::{Lock, Shared};
 use crate::pd::Pd;
@@ -30,6 +31,10 @@ const MASK_CQ: u32 = 1 << 3;
 /// `enum ibv_srq_type`.
 const BASIC: c_uint = 0;
 const XRC: c_uint = 1;
+
+grown! {
+    ibv_srq_init_attr_ex until tm_cap {}
+}
 
 /// A shared receive queue.
 #[repr(C)]
@@ -104,7 +109,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     attr: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
     // SAFETY: the caller's struct.
-    let extended = unsafe { &mut *attr };
+    let extended = unsafe { grown::read(attr) };
     let mask = extended.comp_mask;
     let kind = if mask & MASK_TYPE != 0 { extended.srq_type } else { BASIC };
     let needed = if kind == XRC { MASK_PD | MASK_XRCD | MASK_CQ } else { 0 };

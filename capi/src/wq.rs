@@ -14,6 +14,7 @@ use crate::abi::*;
 use crate::context::{Context, Object};
 use crate::cq::Cq;
 use crate::create::CHECKS_IP;
+use crate::grown::{self, grown};
 use crate::held::{self, Held};
 use crate::lock::Lock;
 use crate::observe;
@@ -34,6 +35,13 @@ const ATTR_STATE: u32 = 1;
 const ATTR_CURRENT: u32 = 1 << 1;
 /// `IB_USER_VERBS_MAX_LOG_IND_TBL_SIZE`.
 const MAX_LOG_PLACES: u32 = 13;
+
+grown! {
+    ibv_wq_init_attr until create_flags by comp_mask {
+        MASK_FLAGS => create_flags,
+    }
+    ibv_wq_attr until flags {}
+}
 
 /// A work queue.
 #[repr(C)]
@@ -94,20 +102,20 @@ pub(crate) unsafe fn create(
     striding: Option<Striding>,
 ) -> *mut ibv_wq {
     // SAFETY: the caller's struct.
-    let attr = unsafe { &mut *attr };
-    let flags = if attr.comp_mask & MASK_FLAGS != 0 { attr.create_flags } else { 0 };
-    if attr.wq_type != RECEIVES || attr.pd.is_null() || attr.cq.is_null() {
+    let given = unsafe { grown::read(attr) };
+    let flags = given.create_flags;
+    if given.wq_type != RECEIVES || given.pd.is_null() || given.cq.is_null() {
         return null(libc::EINVAL);
     }
-    if attr.comp_mask & !MASK_FLAGS != 0 || flags & !(CVLAN_STRIPPING | SCATTER_FCS) != 0 {
+    if given.comp_mask & !MASK_FLAGS != 0 || flags & !(CVLAN_STRIPPING | SCATTER_FCS) != 0 {
         return null(libc::EOPNOTSUPP);
     }
     // SAFETY: the caller's objects.
-    let (domain, cq) = unsafe { (Pd::of(attr.pd), Cq::of(attr.cq)) };
+    let (domain, cq) = unsafe { (Pd::of(given.pd), Cq::of(given.cq)) };
     let (Some(library), Some(cq)) = (domain.domain(), cq.handle()) else {
         return null(libc::EINVAL);
     };
-    let builder = library.create_raw_wq(&cq, attr.max_wr).max_sge(attr.max_sge.max(1));
+    let builder = library.create_raw_wq(&cq, given.max_wr).max_sge(given.max_sge.max(1));
     let mut builder = builder.user_context(CHECKS_IP);
     if flags & CVLAN_STRIPPING != 0 {
         builder = builder.strip_vlan();
@@ -119,8 +127,9 @@ pub(crate) unsafe fn create(
         builder = builder.striding(striding);
     }
     let made: *mut Wq = pointer(builder.build_in_reset().map(|queue| {
-        (attr.max_wr, attr.max_sge) = (queue.capacity(), queue.max_sge());
-        object(context, domain, attr, queue)
+        // SAFETY: the caller's struct.
+        unsafe { ((*attr).max_wr, (*attr).max_sge) = (queue.capacity(), queue.max_sge()) };
+        object(context, domain, &given, queue)
     }));
     // SAFETY: null, or just made; the caller's context.
     unsafe {
@@ -167,7 +176,7 @@ fn object(
 /// `ibv_modify_wq`. It changes no flags.
 pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_int {
     // SAFETY: the caller's queue and struct.
-    let (queue, attr) = unsafe { (Wq::of(wq), &*attr) };
+    let (queue, attr) = unsafe { (Wq::of(wq), grown::read(attr)) };
     if attr.attr_mask & !(ATTR_STATE | ATTR_CURRENT) != 0 {
         return refused(libc::EOPNOTSUPP);
     }

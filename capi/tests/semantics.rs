@@ -3,6 +3,7 @@
 
 mod library;
 
+use std::path::Path;
 use std::process::Command;
 
 use library::{DropIn, compiled, skip};
@@ -14,16 +15,20 @@ fn runs(source: &str, libraries: &[&str]) {
     };
     // By the functions for this processor, and by those for any.
     for variable in ["UVERBS_NO_VARIABLE", "UVERBS_BASE_INSTRUCTIONS"] {
-        let output = Command::new(&program)
-            .env("LD_LIBRARY_PATH", drop_in.path())
-            .env("UVERBS_DEVICE", "soft")
-            .env(variable, "1")
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        let failed = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success() && said.contains("kept"), "{variable}: {said}{failed}");
+        keeps(&program, &drop_in, (variable, "1"));
     }
+}
+
+fn keeps(program: &Path, drop_in: &DropIn, variable: (&str, &str)) {
+    let output = Command::new(program)
+        .env("LD_LIBRARY_PATH", drop_in.path())
+        .env("UVERBS_DEVICE", "soft")
+        .env(variable.0, variable.1)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let failed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("kept"), "{variable:?}: {said}{failed}");
 }
 
 #[test]
@@ -64,6 +69,17 @@ fn keys_lead_to_what_requests_say() {
 #[test]
 fn requests_are_in_the_ring_as_they_were_asked_for() {
     runs("requests.c", &["-libverbs", "-lmlx5"]);
+}
+
+/// Also where a trace shows them.
+#[test]
+fn structs_of_older_programs_are_not_read_past_their_end() {
+    let (source, libraries) = ("short.c", ["-libverbs", "-lmlx5"]);
+    runs(source, &libraries);
+    let drop_in = DropIn::new("traced-short");
+    if let Some(program) = compiled(&drop_in, source, &libraries) {
+        keeps(&program, &drop_in, ("UVERBS_TRACE", "/dev/null"));
+    }
 }
 
 /// `dlopen` of `libibverbs.so`, and `dlvsym` of each name with its version, as NCCL's loader does.

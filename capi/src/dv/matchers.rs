@@ -12,6 +12,7 @@ use super::devx::Object;
 use crate::abi::*;
 use crate::context::Context;
 use crate::flow::Rule;
+use crate::grown::{self, grown};
 use crate::post::bytes;
 use crate::qp::Qp;
 use crate::result::{destroy, failed, null, pointer};
@@ -29,8 +30,8 @@ pub(crate) struct Parameters {
     match_buf: [u64; 0],
 }
 
-/// `struct mlx5dv_flow_matcher_attr`. Programs built with older headers end before `ft_type` or
-/// before `ib_port`.
+/// `struct mlx5dv_flow_matcher_attr`.
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct MatcherAttr {
     r#type: u32,
@@ -41,6 +42,13 @@ pub(crate) struct MatcherAttr {
     comp_mask: u64,
     ft_type: u32,
     ib_port: u32,
+}
+
+grown! {
+    MatcherAttr until ft_type by comp_mask {
+        MASK_TABLE => ft_type,
+        MASK_PORT => ib_port,
+    }
 }
 
 /// `enum mlx5dv_flow_matcher_attr_mask`.
@@ -127,19 +135,20 @@ pub(crate) unsafe extern "C" fn create_flow_matcher(
 /// The caller's struct, with the fields that its mask names.
 unsafe fn options<'a>(attr: *const MatcherAttr) -> (MatcherOptions<'a>, bool) {
     // SAFETY: the caller's promise.
-    unsafe {
-        let mask = (*attr).comp_mask;
-        let flags = FlowFlags::from_bits_retain((*attr).flags);
-        let options = MatcherOptions {
-            mask: parameters((*attr).match_mask),
-            criteria: (*attr).match_criteria_enable,
-            priority: (*attr).priority,
-            table: (mask & MASK_TABLE != 0).then(|| FlowTableType((*attr).ft_type)),
-            port: (mask & MASK_PORT != 0).then(|| (*attr).ib_port),
-            flags,
-        };
-        (options, mask & !(MASK_TABLE | MASK_PORT) == 0 && (*attr).r#type == NORMAL)
-    }
+    let (attr, parameters) = unsafe {
+        let attr = grown::read(attr);
+        (attr, parameters(attr.match_mask))
+    };
+    let mask = attr.comp_mask;
+    let options = MatcherOptions {
+        mask: parameters,
+        criteria: attr.match_criteria_enable,
+        priority: attr.priority,
+        table: (mask & MASK_TABLE != 0).then_some(FlowTableType(attr.ft_type)),
+        port: (mask & MASK_PORT != 0).then_some(attr.ib_port),
+        flags: FlowFlags::from_bits_retain(attr.flags),
+    };
+    (options, mask & !(MASK_TABLE | MASK_PORT) == 0 && attr.r#type == NORMAL)
 }
 
 /// `mlx5dv_destroy_flow_matcher`.

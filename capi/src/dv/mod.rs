@@ -10,22 +10,23 @@
 mod anchor;
 mod build;
 mod channels;
+mod dc_reads;
 mod devx;
 mod keys;
 mod matchers;
-mod newer;
 mod objects;
 mod pages;
 mod queues;
 pub(crate) mod table;
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 use uverbs::DeviceAttributes;
 
 use crate::abi::*;
 use crate::context;
 use crate::context::Context;
+use crate::grown::{self, grown};
 use crate::result::{code, null, refused};
 
 pub(crate) use anchor::Anchor;
@@ -43,7 +44,8 @@ pub(crate) struct ContextAttr {
     comp_mask: u64,
 }
 
-/// `struct mlx5dv_context`, as all releases since rdma-core 42 have it.
+/// `struct mlx5dv_context` of rdma-core 65, as far as fields are filled in.
+#[derive(Default)]
 #[repr(C)]
 pub(crate) struct DeviceContext {
     version: u8,
@@ -57,12 +59,28 @@ pub(crate) struct DeviceContext {
     max_clock_info_update_nsec: u64,
     flow_action_flags: u32,
     dc_odp_caps: u32,
-    hca_core_clock: *mut c_void,
+    hca_core_clock: usize,
     num_lag_ports: u8,
     sig_caps: [u64; 2],
     dci_streams_caps: [u8; 2],
     max_wr_memcpy_length: usize,
     crypto_caps: [u32; 3],
+    max_dc_rd_atom: u64,
+    max_dc_init_rd_atom: u64,
+}
+
+grown! {
+    DeviceContext until cqe_comp_caps by comp_mask {
+        asks::CQE_COMPRESSION => cqe_comp_caps,
+        asks::SOFTWARE_PARSING => sw_parsing_caps,
+        asks::STRIDING_RECEIVES => striding_rq_caps,
+        asks::TUNNEL_OFFLOADS => tunnel_offloads_caps,
+        asks::DYNAMIC_REGISTERS => max_dynamic_bfregs,
+        asks::CLOCK_UPDATE => max_clock_info_update_nsec,
+        asks::DCI_STREAMS => dci_streams_caps,
+        asks::DC_READS => max_dc_rd_atom,
+        asks::DC_READS => max_dc_init_rd_atom,
+    }
 }
 
 /// `enum mlx5dv_context_comp_mask`: fields that are filled in only if the program asks for them.
@@ -74,6 +92,8 @@ mod asks {
     pub(super) const DYNAMIC_REGISTERS: u64 = 1 << 4;
     pub(super) const CLOCK_UPDATE: u64 = 1 << 5;
     pub(super) const DCI_STREAMS: u64 = 1 << 11;
+    /// Newer than rdma-core 44.
+    pub(super) const DC_READS: u64 = 1 << 14;
 }
 
 /// `enum mlx5dv_context_flags`.
@@ -125,55 +145,54 @@ pub(crate) unsafe extern "C" fn query_device(
 ) -> c_int {
     // SAFETY: the caller's context and struct, which has the fields that its mask names.
     unsafe {
-        let (library, asked) = (Context::of(context), (*into).comp_mask);
-        code(library.library.attributes().map(|attributes| {
-            tell(library, attributes, &mut *into);
-            newer::tell(context, into, asked);
+        let asked = (*into).comp_mask;
+        code(Context::of(context).library.attributes().map(|attributes| {
+            let mut answer = filled(attributes);
+            if asked & asks::CLOCK_UPDATE != 0 {
+                fill_clock(Context::of(context), &mut answer);
+            }
+            if asked & asks::DC_READS != 0 {
+                dc_reads::fill(context, &mut answer);
+            }
+            answer.comp_mask &= asked;
+            grown::write(&answer, into);
         }))
     }
 }
 
-fn tell(context: &Context, attributes: &DeviceAttributes, into: &mut DeviceContext) {
-    let (asked, own) = (into.comp_mask, &attributes.mlx5);
-    into.version = 0;
-    into.flags = flags(attributes);
-    into.comp_mask = 0;
-    let mut told = |bit: u64| {
-        let is_asked = asked & bit != 0;
-        into.comp_mask |= asked & bit;
-        is_asked
-    };
-    if told(asks::CQE_COMPRESSION) {
-        let caps = own.cqe_comp_caps;
-        into.cqe_comp_caps = [caps.max_num, caps.supported_format.bits()];
+/// What takes no further call; the mask says what is filled in.
+fn filled(attributes: &DeviceAttributes) -> DeviceContext {
+    let own = &attributes.mlx5;
+    let (parsing, strides) = (own.sw_parsing_caps, own.striding_rq_caps);
+    let (compression, streams) = (own.cqe_comp_caps, own.dci_streams_caps);
+    DeviceContext {
+        flags: flags(attributes),
+        comp_mask: asks::CQE_COMPRESSION
+            | asks::SOFTWARE_PARSING
+            | asks::STRIDING_RECEIVES
+            | asks::TUNNEL_OFFLOADS
+            | asks::DYNAMIC_REGISTERS
+            | asks::DCI_STREAMS,
+        cqe_comp_caps: [compression.max_num, compression.supported_format.bits()],
+        sw_parsing_caps: [parsing.sw_parsing_offloads.bits(), parsing.supported_qpts],
+        striding_rq_caps: [
+            strides.min_single_stride_log_num_of_bytes,
+            strides.max_single_stride_log_num_of_bytes,
+            strides.min_single_wqe_log_num_of_strides,
+            strides.max_single_wqe_log_num_of_strides,
+            strides.supported_qpts,
+        ],
+        tunnel_offloads_caps: own.tunnel_offloads_caps.bits(),
+        max_dynamic_bfregs: DYNAMIC_REGISTERS,
+        dci_streams_caps: [streams.max_log_num_concurent, streams.max_log_num_errored],
+        ..DeviceContext::default()
     }
-    if told(asks::SOFTWARE_PARSING) {
-        let caps = own.sw_parsing_caps;
-        into.sw_parsing_caps = [caps.sw_parsing_offloads.bits(), caps.supported_qpts];
-    }
-    if told(asks::STRIDING_RECEIVES) {
-        let caps = own.striding_rq_caps;
-        into.striding_rq_caps = [
-            caps.min_single_stride_log_num_of_bytes,
-            caps.max_single_stride_log_num_of_bytes,
-            caps.min_single_wqe_log_num_of_strides,
-            caps.max_single_wqe_log_num_of_strides,
-            caps.supported_qpts,
-        ];
-    }
-    if told(asks::TUNNEL_OFFLOADS) {
-        into.tunnel_offloads_caps = own.tunnel_offloads_caps.bits();
-    }
-    if told(asks::DYNAMIC_REGISTERS) {
-        into.max_dynamic_bfregs = DYNAMIC_REGISTERS;
-    }
-    let period = context.clock().and_then(|clock| clock.conversion().ok());
-    if let Some(period) = period.filter(|_| told(asks::CLOCK_UPDATE)) {
-        into.max_clock_info_update_nsec = period.page().overflow_period;
-    }
-    if told(asks::DCI_STREAMS) {
-        let caps = own.dci_streams_caps;
-        into.dci_streams_caps = [caps.max_log_num_concurent, caps.max_log_num_errored];
+}
+
+fn fill_clock(context: &Context, answer: &mut DeviceContext) {
+    if let Some(Ok(conversion)) = context.clock().map(|clock| clock.conversion()) {
+        answer.max_clock_info_update_nsec = conversion.page().overflow_period;
+        answer.comp_mask |= asks::CLOCK_UPDATE;
     }
 }
 

@@ -8,6 +8,7 @@ use crate::abi::*;
 use crate::ah::Ah;
 use crate::cq::Cq;
 use crate::extras::Dm;
+use crate::grown::{self, grown};
 use crate::pd::Pd;
 use crate::qp::Qp;
 use crate::result::refused;
@@ -43,6 +44,17 @@ pub(crate) struct Objects {
     dm: Pair<ibv_dm, DmParts>,
     ah: Pair<ibv_ah, AhParts>,
     pd: Pair<ibv_pd, PdParts>,
+}
+
+grown! {
+    Objects until dm {
+        DM => dm,
+        AH => ah,
+        PD => pd,
+    }
+    SrqParts until srqn by comp_mask {
+        SRQ_NUMBER => srqn,
+    }
 }
 
 #[repr(C)]
@@ -126,7 +138,7 @@ pub(crate) unsafe extern "C" fn init_obj(objects: *mut Objects, kinds: u64) -> c
     }
     // SAFETY: the caller's struct, with an object and a place for each kind that it names.
     unsafe {
-        let objects = &*objects;
+        let objects = grown::read_masked(objects, kinds);
         let filled = [
             kinds & QP == 0 || fill_qp(&objects.qp),
             kinds & CQ == 0 || fill_cq(&objects.cq),
@@ -205,13 +217,7 @@ unsafe fn fill_srq(pair: &Pair<ibv_srq, SrqParts>) -> bool {
         srqn: number,
     };
     // SAFETY: the caller's promise; the number's place is there if it was asked for.
-    unsafe {
-        let bytes = match asked & SRQ_NUMBER {
-            0 => std::mem::offset_of!(SrqParts, srqn),
-            _ => size_of::<SrqParts>(),
-        };
-        pair.into.cast::<u8>().copy_from_nonoverlapping((&raw const parts).cast(), bytes);
-    }
+    unsafe { grown::write(&parts, pair.into) };
     true
 }
 

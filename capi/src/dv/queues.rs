@@ -8,6 +8,7 @@ use uverbs::qp_type::QpType;
 
 use crate::abi::*;
 use crate::create::{Dynamic, OfMlx5};
+use crate::grown::{self, Grown, grown};
 use crate::result::null;
 use crate::{cq, qp, wq};
 
@@ -32,6 +33,7 @@ const MASK_COMPRESSED: u64 = 1 << 0;
 const MASK_CQE_SIZE: u64 = 1 << 2;
 
 /// `struct mlx5dv_qp_init_attr`, as far as it is read.
+#[derive(Default)]
 #[repr(C)]
 pub(crate) struct QpAttr {
     comp_mask: u64,
@@ -41,6 +43,7 @@ pub(crate) struct QpAttr {
 }
 
 /// `struct mlx5dv_dc_init_attr`.
+#[derive(Default)]
 #[repr(C)]
 struct DcAttr {
     dc_type: u32,
@@ -54,12 +57,39 @@ const _: () = {
 };
 
 /// `struct mlx5dv_cq_init_attr`.
+#[derive(Default)]
 #[repr(C)]
 pub(crate) struct CqAttr {
     comp_mask: u64,
     cqe_comp_res_format: u8,
     flags: u32,
     cqe_size: u16,
+}
+
+grown! {
+    QpAttr until create_flags by comp_mask {
+        MASK_CREATE_FLAGS => create_flags,
+        MASK_DC => dc,
+        MASK_SEND_OPS => send_ops_flags,
+    }
+    CqAttr until cqe_comp_res_format by comp_mask {
+        MASK_COMPRESSED => cqe_comp_res_format,
+        MASK_CQE_SIZE => cqe_size,
+    }
+    WqAttr until single_stride_log_num_of_bytes by comp_mask {
+        MASK_STRIDING => single_stride_log_num_of_bytes,
+        MASK_STRIDING => single_wqe_log_num_of_strides,
+        MASK_STRIDING => two_byte_shift_en,
+    }
+}
+
+/// mlx5's own attributes, or none.
+///
+/// # Safety
+/// Null, or a program's struct, which has the fields that its mask names.
+unsafe fn optional<T: Grown + Default>(own: *const T) -> T {
+    // SAFETY: the caller's promise.
+    if own.is_null() { T::default() } else { unsafe { grown::read(own) } }
 }
 
 /// `mlx5dv_create_qp`: `ibv_create_qp_ex` with attributes of mlx5. It takes those about short
@@ -70,22 +100,15 @@ pub(crate) unsafe extern "C" fn create_qp(
     attr: *mut ibv_qp_init_attr_ex,
     own: *const QpAttr,
 ) -> *mut ibv_qp {
-    // SAFETY: null, or the caller's struct, whose first field is the mask.
-    let mask = if own.is_null() { 0 } else { unsafe { (*own).comp_mask } };
-    let has = |bit| mask & bit != 0;
-    // SAFETY: as above; the mask says what is there.
-    let (flags, operations) = unsafe {
-        let flags = if has(MASK_CREATE_FLAGS) { (*own).create_flags } else { 0 };
-        (flags, if has(MASK_SEND_OPS) { (*own).send_ops_flags } else { 0 })
+    // SAFETY: null, or the caller's struct.
+    let own = unsafe { optional(own) };
+    let (mask, flags, operations) = (own.comp_mask, own.create_flags, own.send_ops_flags);
+    let dynamic = match (mask & MASK_DC, own.dc.dc_type) {
+        (0, _) => None,
+        (_, TYPE_DCT) => Some(Dynamic::Target { access_key: own.dc.dct_access_key }),
+        (_, TYPE_DCI) => Some(Dynamic::Initiator),
+        _ => return null(libc::EINVAL),
     };
-    // SAFETY: as above.
-    let dynamic =
-        match has(MASK_DC).then(|| unsafe { ((*own).dc.dc_type, (*own).dc.dct_access_key) }) {
-            None => None,
-            Some((TYPE_DCT, access_key)) => Some(Dynamic::Target { access_key }),
-            Some((TYPE_DCI, _)) => Some(Dynamic::Initiator),
-            Some(_) => return null(libc::EINVAL),
-        };
     let both = DISABLE_SCATTER | ALLOW_SCATTER;
     let is_known = mask & !(MASK_CREATE_FLAGS | MASK_SEND_OPS | MASK_DC) == 0
         && flags & !both == 0
@@ -112,24 +135,20 @@ pub(crate) unsafe extern "C" fn create_cq(
     attr: *mut ibv_cq_init_attr_ex,
     own: *const CqAttr,
 ) -> *mut ibv_cq_ex {
-    // SAFETY: null, or the caller's struct, of which the mask says what is there.
-    let (mask, size) = match unsafe { own.as_ref() } {
-        Some(own) if own.comp_mask & MASK_CQE_SIZE != 0 => (own.comp_mask, own.cqe_size),
-        Some(own) => (own.comp_mask, 0),
-        None => (0, 0),
-    };
+    // SAFETY: null, or the caller's struct.
+    let own = unsafe { optional(own) };
+    let mask = own.comp_mask;
     if mask & !(MASK_CQE_SIZE | MASK_COMPRESSED) != 0 {
         return null(libc::EOPNOTSUPP);
     }
-    // SAFETY: as above.
-    let compression = match unsafe { own.as_ref() } {
-        Some(own) if mask & MASK_COMPRESSED != 0 => match compression(own.cqe_comp_res_format) {
+    let compression = match mask & MASK_COMPRESSED {
+        0 => None,
+        _ => match compression(own.cqe_comp_res_format) {
             None => return null(libc::EINVAL),
             found => found,
         },
-        _ => None,
     };
-    let is_wide = match size {
+    let is_wide = match own.cqe_size {
         0 => cq::is_wide_by_default(),
         64 => Some(false),
         128 => Some(true),
@@ -151,6 +170,7 @@ fn compression(format: u8) -> Option<Compression> {
 }
 
 /// `struct mlx5dv_wq_init_attr`.
+#[derive(Default)]
 #[repr(C)]
 pub(crate) struct WqAttr {
     comp_mask: u64,
@@ -187,9 +207,8 @@ pub(crate) unsafe extern "C" fn create_wq(
     attr: *mut ibv_wq_init_attr,
     own: *const WqAttr,
 ) -> *mut ibv_wq {
-    // SAFETY: null, or the caller's struct, which has the fields that its mask names.
-    let striding = unsafe { own.as_ref() }.map_or(Ok(None), WqAttr::striding);
-    match striding {
+    // SAFETY: null, or the caller's struct.
+    match unsafe { optional(own) }.striding() {
         // SAFETY: the caller's objects.
         Ok(None) => unsafe { wq::create_wq(context, attr) },
         // SAFETY: the caller's objects.

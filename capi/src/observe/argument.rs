@@ -6,6 +6,7 @@ use std::fmt::Write;
 use super::misuse::{Kind, Seen};
 use crate::abi::*;
 use crate::dv;
+use crate::grown::{self, grown};
 
 /// An argument of a verb.
 pub(crate) trait Argument {
@@ -265,14 +266,11 @@ structs! {
     [u8; 16];
     ibv_device_attr;
     ibv_gid_entry;
-    ibv_qp_attr;
     ibv_srq_attr;
     ibv_ah_attr;
     ibv_ece;
     ibv_qp_rate_limit_attr;
     ibv_srq_init_attr;
-    ibv_wq_attr;
-    ibv_wq_init_attr: |given| [given.pd, given.cq];
     ibv_rwq_ind_table_init_attr;
     ibv_async_event;
     *mut ibv_cq;
@@ -287,10 +285,7 @@ impl Argument for *const [u8; 16] {
     }
 }
 
-/// `enum ibv_qp_init_attr_mask` and `ibv_srq_init_attr_mask`: which objects a struct names.
-const QP_PD: u32 = 1;
-const QP_XRCD: u32 = 1 << 1;
-const QP_TABLE: u32 = 1 << 4;
+/// `enum ibv_srq_init_attr_mask`: which objects a struct names.
 const SRQ_PD: u32 = 1 << 1;
 const SRQ_XRCD: u32 = 1 << 2;
 const SRQ_CQ: u32 = 1 << 3;
@@ -302,27 +297,35 @@ fn named<T>(mask: u32, bit: u32, field: impl FnOnce() -> *mut T) -> *mut T {
 }
 
 /// Structs that a program fills only in part: older programs know shorter ones, and a mask may
-/// leave fields out. Only the filled part is shown.
+/// leave fields out. Only the filled part is shown, without fields that a mask beside it names.
 macro_rules! parts {
     ($($type:ty: |$given:ident| $show:expr, [$($object:expr),*];)*) => {$(
         impl Argument for *mut $type {
             fn show(&self, to: &mut String) {
-                // SAFETY: the verb's argument or result is a struct of this type.
-                match unsafe { self.as_ref() } {
-                    Some($given) => to.push_str(&$show),
-                    None => to.push_str("NULL"),
+                if self.is_null() {
+                    return to.push_str("NULL");
                 }
+                // SAFETY: the verb's argument or result is a struct of this type.
+                let $given = unsafe { grown::read(*self) };
+                to.push_str(&$show);
             }
             fn objects(&self, see: &mut dyn FnMut(Seen)) {
                 let _ = &see;
-                // SAFETY: as above.
-                if let Some($given) = unsafe { self.as_ref() } {
-                    let _ = $given;
+                if !self.is_null() {
+                    // SAFETY: as above.
+                    let $given = unsafe { grown::read(*self) };
+                    let _ = &$given;
                     $($object.objects(see);)*
                 }
             }
         }
     )*};
+}
+
+grown! {
+    ibv_port_attr until flags {}
+    ibv_qp_open_attr {}
+    ibv_counter_attach_attr {}
 }
 
 parts! {
@@ -334,10 +337,11 @@ parts! {
         "{{qp_type: {}, comp_mask: {:#x}, send_cq: {:p}, recv_cq: {:p}, srq: {:p}, cap: {:?}}}",
         attr.qp_type, attr.comp_mask, attr.send_cq, attr.recv_cq, attr.srq, attr.cap
     ), [
-        attr.send_cq, attr.recv_cq, attr.srq, named(attr.comp_mask, QP_PD, || attr.pd),
-        named(attr.comp_mask, QP_XRCD, || attr.xrcd),
-        named(attr.comp_mask, QP_TABLE, || attr.rwq_ind_tbl)
+        attr.send_cq, attr.recv_cq, attr.srq, attr.pd, attr.xrcd, attr.rwq_ind_tbl
     ];
+    ibv_qp_attr: |attr| format!("{attr:?}"), [];
+    ibv_wq_attr: |attr| format!("{attr:?}"), [];
+    ibv_wq_init_attr: |attr| format!("{attr:?}"), [attr.pd, attr.cq];
     ibv_cq_init_attr_ex: |attr| format!(
         "{{cqe: {}, channel: {:p}, comp_vector: {}, wc_flags: {:#x}}}",
         attr.cqe, attr.channel, attr.comp_vector, attr.wc_flags
