@@ -143,5 +143,5 @@ fn what_is_typed_wrong_is_said_before_the_program_starts() {
     let (output, _) = run("calls::part_failing", &[("UVERBS_RUN_LINK", "token-ring")]);
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(said.trim(), "uverbs run: --link token-ring is not understood");
+    assert_eq!(said.trim(), "uverbs run: --link token-ring is not understood: it is roce or ib");
 }

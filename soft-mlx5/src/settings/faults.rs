@@ -20,6 +20,12 @@ const DELAYS: (u64, u64) = (10_000, 1_000_000);
 /// A percentage of packets in parts per million.
 const PERCENT: f64 = 10_000.0;
 
+/// What messages say about the form.
+pub(super) const FORM: &str = "a number as the seed, then any of drop, duplicate, corrupt, reorder \
+                               and delay with a percentage, ioctl=N:ERRNO, port=MS, remove=MS \
+                               (7,drop=2.5,ioctl=12:ENOMEM); ERRNO is EINTR, EAGAIN, ENOMEM, EIO \
+                               or EPERM";
+
 /// The faults to inject.
 #[derive(Debug, Default)]
 pub struct Faults {

@@ -22,9 +22,17 @@ pub struct Variables {
     pub shown: fn(&str) -> String,
 }
 
-/// What the names of variables end with.
-const NAMES: [&str; 8] =
-    ["DEVICES", "LINK", "MODEL", "KERNEL", "ADDRESS", "WIRE", "FAULTS", "PCAP"];
+/// What the names of variables end with, and which values each takes.
+const NAMES: [(&str, &str); 8] = [
+    ("DEVICES", "a number from 1 to 32"),
+    ("LINK", "roce or ib"),
+    ("MODEL", "cx5, cx6dx or cx7"),
+    ("KERNEL", "current, static-uar, write-commands or short-context"),
+    ("ADDRESS", "an IP address, or several with commas"),
+    ("WIRE", "memory, memory-of-any-user or udp"),
+    ("FAULTS", faults::FORM),
+    ("PCAP", "the name of a file"),
+];
 
 /// Most nodes that one process may have.
 const MAX_DEVICES: u32 = 32;
@@ -117,10 +125,10 @@ impl Variables {
     /// Names a variable with the prefix that is not a setting.
     pub fn all_known(self) -> Result<(), String> {
         let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        let is_unknown = |rest: &str| !NAMES.contains(&rest);
+        let is_unknown = |rest: &str| NAMES.iter().all(|(known, _)| *known != rest);
         let unknown = names.filter(|name| name.strip_prefix(self.prefix).is_some_and(is_unknown));
         unknown.min().map_or(Ok(()), |name| {
-            let known = NAMES.map(|rest| self.name(rest)).join(", ");
+            let known = NAMES.map(|(rest, _)| self.name(rest)).join(", ");
             Err(format!("{name} is none of {known}"))
         })
     }
@@ -142,7 +150,10 @@ impl Variables {
     ) -> Result<T, String> {
         let text = self.value(rest).unwrap_or_else(|| default.into());
         let text = text.to_string_lossy();
-        parse(&text).ok_or_else(|| format!("{} {text} is not understood", (self.shown)(rest)))
+        parse(&text).ok_or_else(|| {
+            let takes = NAMES.iter().find(|(name, _)| *name == rest).map_or("", |(_, takes)| takes);
+            format!("{} {text} is not understood: it is {takes}", (self.shown)(rest))
+        })
     }
 
     fn if_set<T>(
