@@ -68,8 +68,12 @@ pub(crate) fn devices() -> Result<Arc<Devices>, Errno> {
     Ok(devices)
 }
 
+/// Says the reason once: a program that finds no device looks again.
 fn complain(reason: &str) -> Errno {
-    eprintln!("uverbs run: no software device: {reason}");
+    static COMPLAINED: AtomicBool = AtomicBool::new(false);
+    if !COMPLAINED.swap(true, Ordering::Relaxed) {
+        eprintln!("uverbs run: no software device: {reason}");
+    }
     Errno::ENODEV
 }
 
