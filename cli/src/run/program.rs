@@ -16,8 +16,7 @@ const MAX_INTERPRETERS: u32 = 4;
 /// Looks the program up as a shell would. Fails with the reason if the library cannot be loaded
 /// into it.
 pub(super) fn find(name: &OsStr) -> Outcome<PathBuf> {
-    let path = look_up(name)
-        .ok_or_else(|| Failure::usage(format!("no program {}", Path::new(name).display())))?;
+    let path = look_up(name).ok_or_else(|| Failure::usage(why_not(Path::new(name))))?;
     check(&path, MAX_INTERPRETERS)?;
     Ok(path)
 }
@@ -30,6 +29,20 @@ fn look_up(name: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&directories)
         .map(|directory| directory.join(name))
         .find(|p| is_program(p))
+}
+
+/// Why there is no such program.
+fn why_not(name: &Path) -> String {
+    let shown = name.display();
+    match fs::metadata(name) {
+        Ok(data) if data.is_dir() => format!("{shown} is a directory, not a program"),
+        Ok(_) if !name.as_os_str().as_bytes().contains(&b'/') => {
+            format!("no program {shown} in PATH (./{shown} is the file here)")
+        }
+        Ok(_) => format!("{shown} is not executable (chmod +x {shown})"),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => format!("no program {shown}"),
+        Err(error) => format!("no program {shown}: {error}"),
+    }
 }
 
 fn is_program(path: &Path) -> bool {
@@ -131,6 +144,26 @@ mod tests {
     fn this_test_is_a_dynamic_program() {
         let own = std::env::current_exe().expect("a path");
         assert!(check(&own, 0).is_ok());
+    }
+
+    #[test]
+    fn what_is_no_program_is_told_apart() {
+        let why = |name: &str| find(OsStr::new(name)).expect_err("no program").to_string();
+        assert_eq!(why("/nonexistent/program"), "no program /nonexistent/program");
+        assert_eq!(why("/proc"), "/proc is a directory, not a program");
+        assert_eq!(
+            why("/proc/self/maps"),
+            "/proc/self/maps is not executable (chmod +x /proc/self/maps)"
+        );
+        assert_eq!(
+            why("Cargo.toml"),
+            "no program Cargo.toml in PATH (./Cargo.toml is the file here)"
+        );
+        assert!(
+            why("/proc/self/maps/x").contains("Not a directory"),
+            "{}",
+            why("/proc/self/maps/x")
+        );
     }
 
     #[test]
