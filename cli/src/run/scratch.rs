@@ -10,7 +10,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::kill;
 use nix::unistd::{Pid, geteuid};
 
-use crate::failure::{Context, Outcome};
+use crate::failure::{Context, Failure, Outcome};
 
 const PREFIX: &str = "uverbs-run-";
 
@@ -23,16 +23,27 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
+    /// In `$TMPDIR`, or where a container has a read-only root and nothing but memory to write to,
+    /// in that.
     pub(super) fn new() -> Outcome<Self> {
-        let directory = std::env::temp_dir();
-        sweep(&directory);
+        let usual = std::env::temp_dir();
+        Self::new_in(&usual).or_else(|failure| {
+            Self::new_in(Path::new("/dev/shm")).map_err(|_| {
+                let cure = "set TMPDIR to a directory that can be written";
+                Failure::failed(format!("{failure}; {cure}"))
+            })
+        })
+    }
+
+    fn new_in(directory: &Path) -> Outcome<Self> {
+        sweep(directory);
         for attempt in 0..u16::MAX {
             let name = format!("{PREFIX}{}-{attempt}", std::process::id());
             let path = directory.join(name);
             match DirBuilder::new().mode(0o700).create(&path) {
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 made => {
-                    made.context(|| format!("no directory in {}", directory.display()))?;
+                    made.context(|| format!("cannot make a directory in {}", directory.display()))?;
                     let lock = lock(&path).context(|| format!("cannot lock {}", path.display()))?;
                     return Ok(Self { path, _lock: lock });
                 }
@@ -103,6 +114,12 @@ mod tests {
         drop(one);
         // The name itself is free again, and a test beside this one may have it by now.
         assert!(!file.exists());
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_written_is_named() {
+        let failure = Scratch::new_in(Path::new("/proc")).expect_err("procfs has no directories");
+        assert!(failure.to_string().starts_with("cannot make a directory in /proc: "), "{failure}");
     }
 
     #[test]

@@ -34,6 +34,13 @@ fn the_command_exits_with_the_programs_status() {
     run(&["run", "--", "true"]).success();
 }
 
+#[test]
+fn a_temporary_directory_that_cannot_be_written_is_no_obstacle() {
+    let mut command = uverbs(&["run", "--", "ls", "/sys/class/infiniband"]);
+    let listed = Running::start(command.env("TMPDIR", "/proc")).end().success();
+    assert_eq!(listed.stdout.trim(), "mlx5_0");
+}
+
 /// A command without its library, in a directory that looks like cargo's.
 #[test]
 fn a_missing_library_is_told_and_never_built() {
