@@ -38,7 +38,10 @@ pub(super) fn chosen(tree: &Tree, wanted: Option<&str>) -> Outcome<Vec<Examined>
     match wanted {
         Some("soft") => Ok(Vec::new()),
         Some(name) if !names.iter().any(|known| known == name) => {
-            Err(Failure::usage(format!("the kernel has no RDMA device {name}")))
+            let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            Err(Failure::usage(format!(
+                "the kernel has no RDMA device {name}; it has {known} (soft: this machine only)"
+            )))
         }
         Some(name) => Ok(vec![Examined { name: name.to_owned() }]),
         None => Ok(names.into_iter().map(|name| Examined { name }).collect()),
