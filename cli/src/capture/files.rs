@@ -123,6 +123,10 @@ impl Open {
         let mut options = OpenOptions::new();
         options.write(true).truncate(true).create(overwrite).create_new(!overwrite);
         let opened = match options.open(path) {
+            Err(_) if path.is_dir() => {
+                let what = format!("{} is a directory: name a file in it", path.display());
+                return Err(Failure::usage(what));
+            }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let what = format!("{} exists already: --overwrite replaces it", path.display());
                 return Err(Failure::failed(what));
