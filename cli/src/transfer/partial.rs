@@ -59,10 +59,7 @@ impl Partial {
         }
         require_space(directory, size).map_err(|reason| no_space(&target, size, &reason))?;
         let hidden = directory.join(format!(".{}.{}.partial", shortened(name), std::process::id()));
-        let (file, is_linked) = open_nameless(directory)
-            .map(|file| (file, false))
-            .or_else(|_| open_hidden(&hidden).map(|file| (file, true)))
-            .context(|| format!("cannot create a file in {}", directory.display()))?;
+        let (file, is_linked) = create(directory, &hidden)?;
         Ok(Self { file, hidden, is_linked, target, overwrite })
     }
 
@@ -104,6 +101,26 @@ impl Partial {
             if self.overwrite { RenameFlags::empty() } else { RenameFlags::RENAME_NOREPLACE };
         Ok(renameat2(AT_FDCWD, &self.hidden, AT_FDCWD, &self.target, flags)?)
     }
+}
+
+/// Fails if no file can be created in `directory`. It creates one, because no answer about rights
+/// covers every kind of file system.
+pub(crate) fn require_writable(directory: &Path) -> Outcome {
+    let hidden = directory.join(format!(".{}.partial", std::process::id()));
+    create(directory, &hidden).map(|(_, is_linked)| {
+        if is_linked {
+            let _ = std::fs::remove_file(&hidden);
+        }
+    })
+}
+
+/// A file without a name, or with the name `hidden` if the file system has no such files; then the
+/// second value is true.
+fn create(directory: &Path, hidden: &Path) -> Outcome<(File, bool)> {
+    open_nameless(directory)
+        .map(|file| (file, false))
+        .or_else(|_| open_hidden(hidden).map(|file| (file, true)))
+        .context(|| format!("cannot create a file in {}", directory.display()))
 }
 
 /// The reason why a file of `size` bytes does not fit into `directory` now.

@@ -6,7 +6,7 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 use uverbs::op;
 use uverbs::qp::PostFlags;
 
-use super::partial::Partial;
+use super::partial::{Partial, require_writable};
 use super::progress::Progress;
 use super::protocol::{Hello, Message, VERSION, Welcome, Window};
 use super::{SERVICE, SLOT_BYTES, SLOTS, shape};
@@ -30,6 +30,8 @@ pub(super) fn run(arguments: &TransferRecv) -> Outcome {
     if !arguments.dir.is_dir() {
         return Err(Failure::usage(format!("{directory} is not a directory")));
     }
+    // Otherwise the first sender would find out.
+    require_writable(&arguments.dir)?;
     report_file_limits();
     let chosen = device::choose(&arguments.choice)?;
     let code = Code::to_listen(&arguments.code)?;

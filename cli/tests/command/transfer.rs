@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::process::{CODE, CODE_VARIABLE, Ended, Running, Scratch, names, uverbs};
+use crate::process::{CODE, CODE_VARIABLE, Ended, Running, Scratch, names, run, uverbs};
 
 /// Takes a while at any speed, and no space on the disk.
 const LONG: u64 = 1 << 30;
@@ -165,10 +165,17 @@ fn limited_receiver(directory: &Path) -> (Running, String) {
 fn both_ends_report_a_directory_that_cannot_be_written() {
     let scratch = Scratch::new("readonly");
     let file = scratch.file("a", b"a");
+    let gone = scratch.directory("gone");
+    let (receiver, port) = receiver(&gone, &[]);
+    fs::remove_dir(&gone).expect("nothing is in it");
+    sender(&[&file], &port).end().failure(1, "cannot create a file in ");
+    receiver.end().failure(1, "cannot create a file in ");
+}
+
+#[test]
+fn a_receiver_with_a_directory_that_cannot_be_written_does_not_listen() {
     // No user can make files there, root included.
-    let (sent, received) = transfer(&[&file], Path::new("/proc"), &[]);
-    received.failure(1, "cannot create a file in /proc");
-    sent.failure(1, "cannot create a file in /proc");
+    run(&["transfer", "recv", "/proc"]).failure(1, "cannot create a file in /proc");
 }
 
 /// A sender of the test's own, with the protocol of `uverbs transfer` over TCP.
