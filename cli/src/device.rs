@@ -11,6 +11,9 @@ use uverbs::{Context, DEVICE_VARIABLE, Device, DeviceKind, LinkLayer, PortAttrib
 use crate::args::DeviceChoice;
 use crate::failure::{Failure, Outcome};
 
+/// The environment variable that gives software devices their addresses.
+pub(crate) const ADDRESS_VARIABLE: &str = "UVERBS_SOFT_ADDRESS";
+
 /// An open device, one of its ports and one of that port's GIDs.
 #[derive(Debug)]
 pub(crate) struct Chosen {
@@ -24,6 +27,8 @@ pub(crate) struct Chosen {
     /// Whether queue pairs are connected through rdma_cm (`--cm`) instead of by exchanged
     /// endpoints.
     pub(crate) by_address: bool,
+    /// The software device's address, if the user gave one.
+    pub(crate) address: Option<HostAddress>,
 }
 
 impl Chosen {
@@ -42,7 +47,16 @@ pub(crate) fn choose(choice: &DeviceChoice) -> Outcome<Chosen> {
     };
     let (port, attributes) = active_port(&context)?;
     let gid = context.choose_gid(port, choice.gid_index.map(u32::from))?;
-    Ok(Chosen { context, why, port, attributes, gid, by_address: false })
+    let address = match context.kind() {
+        DeviceKind::Kernel => None,
+        DeviceKind::Software => choice.address.clone().or_else(address_of_environment),
+    };
+    Ok(Chosen { context, why, port, attributes, gid, by_address: false, address })
+}
+
+/// The first address of `UVERBS_SOFT_ADDRESS`, which devices opened by name have.
+fn address_of_environment() -> Option<HostAddress> {
+    HostAddress::of_list(&std::env::var(ADDRESS_VARIABLE).ok()?, 0).ok()
 }
 
 /// Opens a software device at `address`.

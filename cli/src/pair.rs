@@ -10,9 +10,10 @@ use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getppid};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use uverbs::soft::wire::HostAddress;
 
 use crate::args::PairOptions;
-use crate::device::{self, Chosen};
+use crate::device::{self, ADDRESS_VARIABLE, Chosen};
 use crate::failure::{Context, Failure, Outcome};
 use crate::output::{print, print_json};
 use crate::rendezvous::{CODE_VARIABLE, Code, Listener, Rendezvous};
@@ -101,17 +102,32 @@ fn die_with(parent: u32) -> Outcome {
     Ok(())
 }
 
+/// The server's process takes a free loopback address for its software device. A device at the
+/// address of an interface cannot reach that one.
+fn require_another_address(service: &str, address: Option<&HostAddress>) -> Outcome {
+    match address {
+        Some(address) if address.station().is_none() => Err(Failure::usage(format!(
+            "one end has {address}, and the other end needs an address of its own: start it with \
+             uverbs {service} --listen --address ADDRESS, and give this one its HOST"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 impl Server {
     /// Starts `uverbs SUBCOMMAND --listen` on the same device.
     ///
     /// The server gets a code of its own through the environment, because other users can see the
     /// arguments of a process.
     pub(crate) fn start(service: &'static str, chosen: &Chosen, options: &[&str]) -> Outcome<Self> {
+        require_another_address(service, chosen.address.as_ref())?;
         let doing = || "cannot start the server's process".to_owned();
         let code = Code::make_up()?;
         let mut command = Command::new(std::env::current_exe().context(doing)?);
         command.args([service, "--listen", "--json", "--port", "0"]).args(options);
         command.env(CODE_VARIABLE, code.to_pass_on().unwrap_or_default());
+        // Each software device needs an address of its own.
+        command.env_remove(ADDRESS_VARIABLE);
         command.args(["--child-of", &std::process::id().to_string()]);
         command.args(["--device", chosen.context.device().name()]);
         command.args(["--gid-index", &chosen.gid.entry.index.to_string()]);
@@ -155,5 +171,20 @@ impl Drop for Server {
         // Of no effect on a process that has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ends_cannot_have_the_address_of_an_interface() {
+        let refused = |text: &str| {
+            let address: HostAddress = text.parse().expect("an address");
+            require_another_address("perf", Some(&address)).is_err()
+        };
+        assert!(require_another_address("perf", None).is_ok());
+        assert_eq!(["127.0.0.9", "10.0.0.1", "::1"].map(refused), [false, true, true]);
     }
 }

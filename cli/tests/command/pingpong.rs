@@ -16,6 +16,12 @@ fn play(arguments: &[&str]) -> Value {
 }
 
 #[test]
+fn the_other_end_of_a_device_at_a_given_address_takes_another() {
+    let mut command = uverbs(&["pingpong", "--iters", "10"]);
+    Running::start(command.env("UVERBS_SOFT_ADDRESS", "127.18.77.4")).end().success();
+}
+
+#[test]
 fn every_operation_verifies_every_byte_polling_and_sleeping() {
     for op in OPS {
         for mode in ["--poll", "--events"] {
