@@ -22,7 +22,6 @@ mod qp_state;
 mod requests;
 mod side;
 
-use core::sync::atomic::AtomicUsize;
 use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
@@ -102,7 +101,7 @@ struct Fixed {
     /// Of a QP that was reset: the CQs that held CQEs from before the reset.
     past: Mutex<Vec<Past>>,
     /// [Identities](CqMonitor::identity) of the CQs that sends and receives complete to; 0 for any.
-    cqs: [AtomicUsize; 2],
+    cqs: [AtomicU64; 2],
     /// Whether pollers report completions; otherwise they drop them.
     is_open: AtomicBool,
     // Pollers count themselves in here, so these are on lines of their own.
@@ -171,7 +170,7 @@ impl QueueState {
                 short_receives_fail_alone: AtomicBool::new(false),
                 free_list,
                 past: Mutex::default(),
-                cqs: [AtomicUsize::new(0), AtomicUsize::new(0)],
+                cqs: [AtomicU64::new(0), AtomicU64::new(0)],
                 is_open: AtomicBool::new(false),
                 send_ring: CachePadded::new(ShownRing::new()),
                 recv_ring: CachePadded::new(ShownRing::new()),
@@ -347,15 +346,16 @@ impl QueueState {
         let [sends, receives] = self.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
         // Release: publishes the contents of the block to pollers.
         self.fixed.is_open.store(true, Ordering::Release);
-        self.sends.set_cq(sends);
-        self.receives.set_cq(receives);
+        let upper = (self.user_index() >> 16) as u8;
+        self.sends.set_cq(sends, upper);
+        self.receives.set_cq(receives, upper);
     }
 
     /// Makes pollers drop the queue's completions.
     pub(crate) fn shut(&self) {
         self.fixed.is_open.store(false, Ordering::Release);
-        self.sends.set_cq(0);
-        self.receives.set_cq(0);
+        self.sends.set_cq(0, 0);
+        self.receives.set_cq(0, 0);
     }
 
     /// Whether completions are reported.
@@ -364,7 +364,7 @@ impl QueueState {
     }
 
     /// Whether the queue's sends, or its receives, may complete to the CQ with this identity.
-    pub(crate) fn completes_to(&self, cq: usize, is_send: bool) -> bool {
+    pub(crate) fn completes_to(&self, cq: u64, is_send: bool) -> bool {
         let [sends, receives] = self.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
         let own = if is_send { sends } else { receives };
         own == cq || own == 0
@@ -410,7 +410,7 @@ impl QueueState {
 
     /// Prepares the block for a new queue with this user index whose sends and receives complete to
     /// `cqs`. It stays closed until [`QueueState::open`].
-    pub(crate) fn start(&self, user_index: u32, context: u64, cqs: [usize; 2]) {
+    pub(crate) fn start(&self, user_index: u32, context: u64, cqs: [u64; 2]) {
         self.fixed.user_index.store(user_index, Ordering::Relaxed);
         self.shut();
         for (own, cq) in self.fixed.cqs.iter().zip(cqs) {

@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code)]
 
+use core::mem::offset_of;
 use core::ops::Deref;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use super::QueueState;
 use super::side::{NO_START, NONE_OUTSTANDING, Side, base_of};
 use crate::completion_queue::{Completion, CqeView};
+use crate::format::Cqe;
 use crate::free_list::{ANY, CLOSED, NO_INDEX, POSTED, WITH_LISTS};
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 use crate::user_index::UserIndexTable;
@@ -311,7 +313,7 @@ pub(crate) struct PolledQueues {
     table: UserIndexTable,
     places: Places,
     /// [`CqMonitor::identity`](crate::completion_queue::CqMonitor::identity).
-    identity: usize,
+    identity: u64,
 }
 
 /// The first place of [`UserIndexTable::direct`]. A batch copies it, so that it stays in a
@@ -324,7 +326,7 @@ unsafe impl Send for Places {}
 
 impl PolledQueues {
     /// The queues of `table` that complete to the CQ with this identity.
-    pub(crate) fn new(table: &UserIndexTable, identity: usize) -> Self {
+    pub(crate) fn new(table: &UserIndexTable, identity: u64) -> Self {
         let places = Places(table.direct().places.as_ptr());
         Self { table: table.clone(), places, identity }
     }
@@ -335,7 +337,7 @@ impl PolledQueues {
     }
 
     /// The identity of the CQ.
-    pub(crate) fn identity(&self) -> usize {
+    pub(crate) fn identity(&self) -> u64 {
         self.identity
     }
 
@@ -358,9 +360,8 @@ impl PolledQueues {
         self.find(places, cqe)
     }
 
-    /// The queue at the place of a CQE's user index, if this CQ polls that side of it. The upper
-    /// bytes need not be compared: the lowest counts the segments of large receive offload, and the
-    /// other one is not 0 only where more queues exist than places, see [`UserIndexTable::direct`].
+    /// The queue with a CQE's user index, if this CQ polls that side of it. The byte above the
+    /// index is not compared: it counts the segments of large receive offload.
     #[inline(always)]
     fn find<const SENDS: bool>(&self, places: &Places, cqe: CqeView) -> Option<Polled<'_, SENDS>> {
         debug_assert_eq!(*places, self.places);
@@ -374,7 +375,8 @@ impl PolledQueues {
             let block = (*places.0.add(place)).load(Ordering::Acquire);
             core::hint::assert_unchecked(!block.is_null());
             let queue = Polled::new(&*block);
-            queue.side().is_polled_by(self.identity).then_some(queue)
+            let upper = cqe.u8(offset_of!(Cqe, srqn_user_index) + 1);
+            queue.side().is_polled_by(self.identity, upper).then_some(queue)
         }
     }
 }

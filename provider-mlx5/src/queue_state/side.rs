@@ -1,7 +1,5 @@
 //! One direction of a queue, sends or receives, as its poller sees it.
 
-use core::sync::atomic::AtomicUsize;
-
 use crossbeam_utils::CachePadded;
 
 use super::QueueState;
@@ -28,9 +26,10 @@ pub(crate) struct Side {
     /// [`base_of`] the index after the last published request that the poller has seen.
     pub(super) base: AtomicU32,
     /// The CQ whose poller may complete requests on the fast path: its
-    /// [identity](crate::completion_queue::CqMonitor). 0, which identifies no CQ, while the queue
-    /// is closed or may complete to any CQ.
-    cq: AtomicUsize,
+    /// [identity](crate::completion_queue::CqMonitor), with the upper byte of the queue's user
+    /// index in the lowest byte. 0, which identifies no CQ, while the queue is closed or may
+    /// complete to any CQ.
+    cq: AtomicU64,
     pub(super) entries: *const AtomicU64,
     /// Entries of the table of work request ids, minus one.
     pub(super) mask: u32,
@@ -78,7 +77,7 @@ impl Side {
         CachePadded::new(Self {
             last: AtomicU32::new(UNUSED),
             base: AtomicU32::new(base_of(0)),
-            cq: AtomicUsize::new(0),
+            cq: AtomicU64::new(0),
             entries: entries.as_ptr(),
             mask: count as u32 - 1,
             copies_inline: AtomicBool::new(false),
@@ -88,11 +87,11 @@ impl Side {
         })
     }
 
-    /// Whether the poller of this CQ may complete requests on the fast path: the queue is open, and
-    /// its requests complete to this CQ only.
+    /// Whether the poller of this CQ may complete requests on the fast path: the queue is open, its
+    /// requests complete to this CQ only, and `upper` is the upper byte of its user index.
     #[inline(always)]
-    pub(crate) fn is_polled_by(&self, cq: usize) -> bool {
-        self.cq.load(Ordering::Acquire) == cq
+    pub(crate) fn is_polled_by(&self, cq: u64, upper: u8) -> bool {
+        self.cq.load(Ordering::Acquire) == cq.wrapping_add(upper.into())
     }
 
     /// Publishes that the WQE with this [`last_word`] and all earlier ones are complete. Release:
@@ -161,10 +160,12 @@ impl Side {
         self.context.store(context, Ordering::Relaxed);
     }
 
-    /// Sets the CQ whose poller may complete requests on its fast path; 0 for none.
-    pub(super) fn set_cq(&self, cq: usize) {
+    /// Sets the CQ whose poller may complete requests on its fast path, 0 for none, and the upper
+    /// byte of the user index.
+    pub(super) fn set_cq(&self, cq: u64, upper: u8) {
+        let key = if cq == 0 { 0 } else { cq | u64::from(upper) };
         // Release: publishes the other fields to the poller that reads it.
-        self.cq.store(cq, Ordering::Release);
+        self.cq.store(key, Ordering::Release);
     }
 
     /// The 16-bit index of the WQE that completed last.

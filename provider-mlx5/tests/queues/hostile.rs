@@ -370,23 +370,42 @@ fn indices_that_differ_in_one_byte_are_told_apart() {
     }
 }
 
-/// The upper byte of an index says nothing while there are as many places as queues, and the byte
-/// above it counts segments. Whatever is in them, a request completes once.
-#[test]
-fn upper_bytes_of_an_index_complete_nothing_twice() {
-    let mut cq = Cq::new(16, 64);
-    let mut sq = send_queue_with::<Rc>(&cq, 8, 256, false);
-    let uppers: [u32; 6] = [0, 0x01, 0x12, 0xff, 0x100, 0xff01];
-    for (counter, upper) in uppers.into_iter().enumerate() {
-        sq.post_nops(1);
-        let done = Cqe::send(&sq.handle, counter as u32);
-        let forged = Cqe { user_index: done.user_index | upper << 16, ..done.clone() };
-        cq.produce(forged);
-        cq.produce(done);
-        let polls = [(); 2].map(|()| cq.queue.poll().map(|done| done.wr_id()));
-        let completed: Vec<_> = polls.into_iter().flatten().collect();
-        assert_eq!(completed, [counter as u64], "{upper:#x}");
+/// A send and a receive whose completions name the index with these bits above it complete in this
+/// way, by each poll and in each form.
+fn complete_with(above: u32, expect: impl Fn(&mut Cq, Poll)) {
+    for (poll, form) in WAYS.into_iter().flat_map(|poll| [0, 1, 2].map(|form| (poll, form))) {
+        for is_send in [true, false] {
+            let mut cq = Cq::new(16, 64);
+            let (sq, mut rq) = (busy_send_queue(&cq, 8, 1), recv_queue(&cq, 4, 16, false));
+            // SAFETY: no data.
+            unsafe { rq.queue.build(0, &[]) }.expect("space");
+            rq.queue.publish();
+            let done = if is_send { Cqe::send(&sq.handle, 0) } else { Cqe::recv(&rq.handle, 0) };
+            let forged = Cqe { user_index: done.user_index | above, ..done.clone() };
+            cq.produce(forms(&forged)[form].clone());
+            cq.produce(done);
+            expect(&mut cq, poll);
+        }
     }
+}
+
+#[test]
+fn the_upper_byte_of_an_index_is_compared() {
+    for upper in [0x01, 0x12, 0xff] {
+        complete_with(upper << 16, |cq, poll| {
+            assert_eq!(poll(&mut cq.queue), Ok(0), "{upper:#x}");
+            assert_eq!((cq.queue.dropped(), cq.queue.refused()), (1, 0));
+        });
+    }
+}
+
+/// It counts the segments of a receive.
+#[test]
+fn the_byte_above_an_index_says_nothing() {
+    complete_with(0x7f00_0000, |cq, poll| {
+        assert_eq!(poll(&mut cq.queue), Ok(0));
+        assert_eq!(poll(&mut cq.queue), Err(PollError::NotOutstanding));
+    });
 }
 
 /// The number that marks the middle of a request.
