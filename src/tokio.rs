@@ -316,6 +316,7 @@ impl<L: Layer, X, R: Register> AsyncListener<L, X, R> {
     /// As [`Listener::accept`].
     pub async fn accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
+            self.listener.require_device()?;
             let event = self.channel.event().await?;
             if let Some(connection) = self.listener.step(event)? {
                 return Ok(connection);

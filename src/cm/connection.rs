@@ -1,7 +1,7 @@
 //! Established connections: a queue pair, and the id that ends the connection.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use uverbs_mlx5::mmio::{BlueFlame, Register};
@@ -62,13 +62,19 @@ pub struct Link {
     id: Id,
     channel: Channel,
     private_data: Vec<u8>,
-    /// Whether the event of the connection's end was taken.
-    ended: AtomicBool,
+    /// What the event of the connection's end said, once it was taken.
+    end: OnceLock<End>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum End {
+    Disconnected,
+    Removed,
 }
 
 impl Link {
     pub(super) fn new(id: Id, channel: Channel, private_data: Vec<u8>) -> Self {
-        Self { id, channel, private_data, ended: AtomicBool::new(false) }
+        Self { id, channel, private_data, end: OnceLock::new() }
     }
 
     /// The id.
@@ -110,7 +116,7 @@ impl Link {
     /// `TimedOut`, also if the peer never answered (78 seconds); `DeviceGone`.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        while !self.ended.load(Ordering::Relaxed) {
+        while !self.was_told()? {
             let event = match deadline {
                 Some(deadline) => self.channel.next_event_until(deadline),
                 None => self.channel.next_event(),
@@ -129,7 +135,7 @@ impl Link {
     /// # Errors
     /// `TimedOut` if the peer never answered; `DeviceGone`; errors of the kernel.
     pub fn has_ended(&self) -> Result<bool> {
-        while !self.ended.load(Ordering::Relaxed) {
+        while !self.was_told()? {
             match self.channel.try_next_event() {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -142,11 +148,24 @@ impl Link {
     fn take(&self, event: Event) -> Result<()> {
         match event.kind {
             EventKind::Disconnected(result) => {
-                self.ended.store(true, Ordering::Relaxed);
+                let _ = self.end.set(End::Disconnected);
                 result.and(self.id.disconnect())
             }
-            EventKind::DeviceRemoval => Err(removed()),
+            EventKind::DeviceRemoval => {
+                let _ = self.end.set(End::Removed);
+                Ok(())
+            }
             _ => Ok(()),
+        }
+    }
+
+    /// Whether the connection's end was reported. No further event follows a removal, so it is an
+    /// error every time.
+    fn was_told(&self) -> Result<bool> {
+        match self.end.get() {
+            None => Ok(false),
+            Some(End::Disconnected) => Ok(true),
+            Some(End::Removed) => Err(removed()),
         }
     }
 }

@@ -53,6 +53,8 @@ pub struct Listener<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     /// The kernel does not report that one of these peers has given up; accepting it fails then.
     waiting: VecDeque<ConnectionRequest>,
     bounds: Bounds,
+    /// Whether the device was removed: no further event follows then.
+    is_removed: bool,
 }
 
 impl<L: Layer, X, R: Register> fmt::Debug for Listener<L, X, R> {
@@ -129,7 +131,8 @@ impl ListenerBuilder {
         self
     }
 
-    /// Others may listen at the same address, if they allow it too.
+    /// Ids that connect may bind to the same address, if they allow it too
+    /// ([`Id::set_reuse_address`]). Another id cannot listen there.
     pub fn reuse_address(mut self) -> Self {
         self.reuse_address = true;
         self
@@ -225,7 +228,7 @@ impl ListenerBuilder {
         let bounds = self.bounds();
         let (options, make) = (self.options, Box::new(make));
         let (pending, waiting) = Default::default();
-        Listener { id, channel, options, make, pending, waiting, bounds }
+        Listener { id, channel, options, make, pending, waiting, bounds, is_removed: false }
     }
 
     fn bounds(&self) -> Bounds {
@@ -290,11 +293,13 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// A peer that gives up meanwhile is not an error.
     ///
     /// # Errors
-    /// Errors of making a queue pair, whose peer is refused; `DeviceGone` once the listener's
-    /// device is removed; `Interrupted` by a signal. The listener stays usable.
+    /// Errors of making a queue pair, whose peer is refused; `Interrupted` by a signal. The
+    /// listener stays usable. `DeviceGone` from every call once the listener's device is removed. A
+    /// listener at all addresses has no device: it waits for others.
     #[doc(alias = "rdma_get_request")]
     pub fn accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
+            self.require_device()?;
             let event = self.channel.next_event()?;
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
@@ -308,6 +313,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// `TimedOut`; as [`Listener::accept`].
     pub fn accept_until(&mut self, deadline: Instant) -> Result<Connection<L, X, R>> {
         loop {
+            self.require_device()?;
             let event = self.channel.next_event_until(deadline)?;
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
@@ -321,11 +327,18 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// `WouldBlock` if no connection is established; as [`Listener::accept`].
     pub fn try_accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
+            self.require_device()?;
             let event = self.channel.try_next_event()?;
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
             }
         }
+    }
+
+    /// Fails if the device was removed.
+    pub(crate) fn require_device(&self) -> Result<()> {
+        let removed = || Error::new("accept", ErrorKind::DeviceGone, "the device was removed");
+        if self.is_removed { Err(removed()) } else { Ok(()) }
     }
 
     /// Handles an event. Returns the connection that it establishes, if it does.
@@ -340,8 +353,8 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
                 None => Ok(None),
             },
             EventKind::DeviceRemoval if event.id == self.id.key() => {
-                let cause = "the device was removed";
-                Err(Error::new("accept", ErrorKind::DeviceGone, cause))
+                self.is_removed = true;
+                self.require_device().map(|()| None)
             }
             other => {
                 if let Some(error) = other.into_failure() {

@@ -130,6 +130,20 @@ fn an_end_is_said_again_and_flushes_receives() {
 }
 
 #[test]
+fn a_connection_says_each_time_that_its_device_is_gone() {
+    let soft = SoftDevice::builder("soft0").without_wire().build().unwrap();
+    let context = Device::from_soft(soft.clone()).open().unwrap();
+    let (mut server, mut client) = pair(&context, crate::address_of(&context));
+    soft.remove();
+    for _ in 0..2 {
+        let error = server.wait_disconnected(Some(PATIENCE)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DeviceGone, "{error}");
+        let error = client.has_ended().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DeviceGone, "{error}");
+    }
+}
+
+#[test]
 fn rights_and_timers_are_the_caller_s() {
     let (context, address) = place();
     let timer = RnrTimer::from_code(5);
