@@ -20,7 +20,7 @@ use super::address::{socket_address, storage};
 use super::channel::Channel;
 use super::params::{ConnectOptions, kernel_ece, with_data};
 use super::private_data::{LookupData, RejectData};
-use super::refusal::explain;
+use super::refusal::{explain, explain_resolving, perhaps_removed};
 use crate::device::context::Context;
 use crate::device::layer::Layer;
 use crate::error::{Error, ErrorKind, Result};
@@ -123,7 +123,7 @@ impl Handle {
         body: impl FnOnce(u32) -> C,
     ) -> Result<C::Response> {
         let channel = self.channel.lock().ok_or_else(|| forked(verb))?;
-        channel.manager().ask(verb, body(self.number))
+        channel.manager().ask(verb, body(self.number)).map_err(perhaps_removed)
     }
 
     fn run<C: Command>(&self, verb: &'static str, body: impl FnOnce(u32) -> C) -> Result<()> {
@@ -194,7 +194,8 @@ impl Id {
     /// neighbour may take to answer; it is rounded up to milliseconds.
     ///
     /// # Errors
-    /// `NotFound` if no RDMA device leads there; EINVAL once it resolves or has resolved.
+    /// `NotFound` if no RDMA device leads there or has the address `source`; EADDRNOTAVAIL if no
+    /// local port is free; EINVAL once it resolves or has resolved.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_address(
         &self,
@@ -214,7 +215,7 @@ impl Id {
             src_addr,
             dst_addr,
         });
-        resolving.map_err(|error| explain(error, Some(destination)))
+        resolving.map_err(|error| explain_resolving(error, source, destination))
     }
 
     /// Finds the path: [`RouteResolved`](super::EventKind::RouteResolved) or
@@ -323,7 +324,8 @@ impl Id {
         const VERB: &str = "migrate_id";
         let mut channel = self.handle.channel.lock().ok_or_else(|| forked(VERB))?;
         let fd = channel.as_fd().as_raw_fd() as u32;
-        to.manager().ask(VERB, MigrateId { response: 0, id: self.handle.number, fd })?;
+        let body = MigrateId { response: 0, id: self.handle.number, fd };
+        to.manager().ask(VERB, body).map_err(perhaps_removed)?;
         *channel = to.clone();
         Ok(())
     }
@@ -337,7 +339,7 @@ impl Id {
     }
 
     /// Sets whether other ids may bind to the same address and port, if they allow it too. Call it
-    /// before binding.
+    /// before binding. One of them can listen, while no other is bound; others may bind after that.
     ///
     /// # Errors
     /// EINVAL for `false` once it is bound.
@@ -372,7 +374,7 @@ impl Id {
             ..SetOption::default()
         };
         let channel = self.handle.channel.lock().ok_or_else(|| forked(VERB))?;
-        channel.manager().run(VERB, body, value)
+        channel.manager().run(VERB, body, value).map_err(perhaps_removed)
     }
 
     pub(super) fn query(&self) -> Result<QueryAddrResp> {

@@ -105,27 +105,13 @@ pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
         Some(address) => error.asked(address.to_string()),
         None => error,
     };
-    let place = address.map_or("the address".to_owned(), |address| address.ip().to_string());
+    let place = address.map_or("the peer's address".to_owned(), |address| address.ip().to_string());
     match Errno::from_raw(error.errno()) {
         Errno::ENODEV => error
             .with_kind(ErrorKind::NotFound)
             .because(format!("no RDMA device has the interface that leads to {place}"))
             .cure_with(ADDRESSES),
-        Errno::EADDRNOTAVAIL if is_port_taken(error.verb(), address) => error
-            .with_kind(ErrorKind::Busy)
-            .because("an id of this machine is bound to the port")
-            .cure_with(PORTS),
-        Errno::EADDRNOTAVAIL => {
-            let has_port = address.is_some_and(|address| address.port() != 0);
-            let or = match error.verb() {
-                "bind_addr" if has_port => ", or an id at all addresses is bound to the port",
-                _ => "",
-            };
-            error
-                .with_kind(ErrorKind::NotFound)
-                .because(format!("no RDMA device has the address {place}{or}"))
-                .cure_with(ADDRESSES)
-        }
+        Errno::EADDRNOTAVAIL => not_available(error, address),
         Errno::EINVAL if address.is_some_and(needs_scope) => {
             error.because("a link-local address needs its interface, and none is given").cure_with(
                 "add the interface (fe80::1%eth0 in a cm::Address, or a SocketAddrV6's scope id)",
@@ -142,6 +128,68 @@ pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
             .with_kind(ErrorKind::TimedOut)
             .because(format!("{place} does not answer; the peer may have ended"))
             .cure_with("check that the peer is up, and that its device is an RDMA device"),
+        _ => error,
+    }
+}
+
+/// Explains EADDRNOTAVAIL: no device has the address, or its port is not available. The kernel
+/// returns it if one of two ids at a port is bound to all addresses (`cma_check_port` in
+/// drivers/infiniband/core/cma.c), and if no port is left (`cma_alloc_any_port`).
+fn not_available(error: Error, address: Option<SocketAddr>) -> Error {
+    let all = address.filter(|address| address.ip().is_unspecified());
+    let cause = match (all, address) {
+        (Some(all), _) if all.port() == 0 => return no_port_left(error),
+        (Some(_), _) => return port_taken(error),
+        (None, None) if error.verb() == "listen" => return port_taken(error),
+        (None, None) => "no RDMA device has the source address".to_owned(),
+        (None, Some(own)) if own.port() == 0 => {
+            format!("no RDMA device has the address {}, or no port is free", own.ip())
+        }
+        (None, Some(own)) => format!(
+            "no RDMA device has the address {}, or an id at all addresses is bound to the port",
+            own.ip()
+        ),
+    };
+    error.with_kind(ErrorKind::NotFound).because(cause).cure_with(ADDRESSES)
+}
+
+fn port_taken(error: Error) -> Error {
+    error
+        .with_kind(ErrorKind::Busy)
+        .because("an id of this machine is bound to the port")
+        .cure_with(PORTS)
+}
+
+/// As [`explain`], for an id that resolves an address. The id is bound first, to `source` or, if
+/// there is none, to any port.
+pub(super) fn explain_resolving(
+    error: Error,
+    source: Option<SocketAddr>,
+    destination: SocketAddr,
+) -> Error {
+    match (Errno::from_raw(error.errno()), source) {
+        (Errno::EADDRNOTAVAIL, None) => no_port_left(error.asked(destination.to_string())),
+        (Errno::EADDRNOTAVAIL | Errno::EADDRINUSE | Errno::EACCES, source) => {
+            explain(error, source)
+        }
+        (Errno::EINVAL, Some(source)) if source.is_ipv4() != destination.is_ipv4() => {
+            let cause = "one of the two addresses is IPv4, the other IPv6";
+            error.asked(format!("{source} to {destination}")).because(cause)
+        }
+        _ => explain(error, Some(destination)),
+    }
+}
+
+fn no_port_left(error: Error) -> Error {
+    error
+        .with_kind(ErrorKind::Busy)
+        .because("no local port is free")
+        .cure_with("destroy ids, or widen the range (sysctl net.ipv4.ip_local_port_range)")
+}
+
+/// Adds cause and cure to ENXIO: the kernel ends all ids of a device that is removed.
+pub(super) fn perhaps_removed(error: Error) -> Error {
+    match Errno::from_raw(error.errno()) {
         Errno::ENXIO => error
             .with_kind(ErrorKind::DeviceGone)
             .because("the id's device was removed")
@@ -163,12 +211,6 @@ pub(super) fn perhaps_ended(error: Error) -> Error {
     error.because(cause).cure_with("go on with the next peer, or check that this one still runs")
 }
 
-/// Whether EADDRNOTAVAIL means that the port is taken: the kernel returns it if one of the two ids
-/// is bound to all addresses (`cma_check_port` in drivers/infiniband/core/cma.c).
-fn is_port_taken(verb: &str, address: Option<SocketAddr>) -> bool {
-    verb == "listen" || address.is_some_and(|address| address.ip().is_unspecified())
-}
-
 /// Whether it is a link-local address without its interface (EINVAL of `cma_bind_addr`).
 fn needs_scope(address: SocketAddr) -> bool {
     match address {
@@ -177,7 +219,7 @@ fn needs_scope(address: SocketAddr) -> bool {
     }
 }
 
-const PORTS: &str = "choose another port, or set_reuse_address on both ids";
+const PORTS: &str = "choose another port, or set_reuse_address on both ids (only one can listen)";
 
 const ADDRESSES: &str = "`uverbs info` lists devices with their addresses; UVERBS_SOFT_ADDRESS gives \
                          a software device the address of an interface";
@@ -197,6 +239,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_wrong_with_the_own_end_is_not_said_of_the_peer() {
+        let (own, to) = ("10.9.9.9:0".parse().ok(), "10.1.2.3:5".parse().unwrap());
+        let explained = |errno, source| {
+            explain_resolving(Error::os("resolve_addr", errno), source, to).to_string()
+        };
+        let said = explained(Errno::EADDRNOTAVAIL, None);
+        assert!(said.contains("no local port is free"), "{said}");
+        let said = explained(Errno::EADDRNOTAVAIL, own);
+        assert!(said.contains("no RDMA device has the address 10.9.9.9, or no port"), "{said}");
+        let said = explained(Errno::EINVAL, "[::1]:0".parse().ok());
+        assert!(said.contains("one of the two addresses is IPv4"), "{said}");
+        let said = explained(Errno::ENETUNREACH, own);
+        assert!(said.contains("no route to 10.1.2.3"), "{said}");
+        let any = explain(Error::os("bind_addr", Errno::EADDRNOTAVAIL), "0.0.0.0:0".parse().ok());
+        assert!(any.to_string().contains("no local port is free"), "{any}");
+    }
+
+    #[test]
     fn an_address_without_device_names_the_way_to_look() {
         let error = Error::os("bind_addr", Errno::EADDRNOTAVAIL);
         let error = explain(error, Some("10.1.2.3:5".parse().unwrap()));
@@ -205,6 +265,8 @@ mod tests {
         assert!(cure.contains("uverbs info") && cure.contains("UVERBS_SOFT_ADDRESS"), "{error}");
         let error = explain(Error::os("bind_addr", Errno::EADDRNOTAVAIL), "[::]:5".parse().ok());
         assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        let event = failed("resolve_addr", -99).to_string();
+        assert!(event.contains("no RDMA device has the source address"), "{event}");
         assert_eq!(failed("resolve_addr", -110).kind(), ErrorKind::TimedOut);
     }
 }

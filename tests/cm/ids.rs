@@ -99,8 +99,12 @@ fn shared_ports_are_shared_by_those_who_say_so() {
     };
     let first = bound(address, true).unwrap();
     let taken = first.local_address().unwrap().unwrap();
-    bound(taken, true).unwrap();
+    drop(bound(taken, true).unwrap());
     assert_eq!(bound(taken, false).unwrap_err().errno(), 98);
+    first.listen(0).unwrap();
+    let error = bound(taken, true).unwrap().listen(0).unwrap_err();
+    assert_eq!(error.errno(), 98);
+    assert!(error.cure().contains("only one can listen"), "{error}");
 }
 
 #[test]
@@ -128,10 +132,19 @@ fn a_device_that_goes_says_so() {
     let mut listener = Listener::builder().context(&context).bind(address).unwrap();
     soft.remove();
     let deadline = Instant::now() + PATIENCE;
-    let error = listener.accept_until(deadline).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::DeviceGone, "{error}");
-    let error = listener.id().listen(1).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::DeviceGone, "{error}");
+    for _ in 0..2 {
+        let error = listener.accept_until(deadline).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DeviceGone, "{error}");
+    }
+    let gone = |error: uverbs::Error| {
+        assert_eq!(error.kind(), ErrorKind::DeviceGone, "{error}");
+        assert!(error.cure().contains("destroy the id"), "{error}");
+    };
+    gone(listener.id().listen(1).unwrap_err());
+    gone(listener.local_address().unwrap_err());
+    gone(listener.id().set_reuse_address(true).unwrap_err());
+    gone(listener.id().migrate(&Channel::of(&context).unwrap()).unwrap_err());
+    assert_eq!(listener.try_accept().unwrap_err().kind(), ErrorKind::DeviceGone);
 }
 
 #[test]
