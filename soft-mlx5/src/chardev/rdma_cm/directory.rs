@@ -71,11 +71,20 @@ pub(super) fn find(space: PortSpace, to: SocketAddr) -> Option<Station> {
     station_in(&sockets, &prefix(space, at))
 }
 
-/// The last column of /proc/net/unix is the name, with `@` for the abstract namespace.
+/// The last column of /proc/net/unix is the name, with `@` for the abstract namespace. Only one
+/// process has the port, but any can list a station. Of several stations none is believed, so a
+/// stranger who lists its own cannot take another's connections.
 fn station_in(sockets: &str, prefix: &str) -> Option<Station> {
     let names = sockets.lines().filter_map(|line| line.split_whitespace().last());
-    let stations = names.filter_map(|name| name.strip_prefix('@')?.strip_prefix(prefix));
-    stations.filter_map(|text| text.parse::<Ipv4Addr>().ok()).find_map(Station::new)
+    let listed = names.filter_map(|name| name.strip_prefix('@')?.strip_prefix(prefix));
+    let stations = listed.filter_map(|text| text.parse::<Ipv4Addr>().ok());
+    let mut stations = stations.filter_map(Station::new);
+    let first = stations.next()?;
+    let is_certain = stations.all(|other| other == first);
+    if !is_certain {
+        tracing::warn!("several processes list a listener at {prefix}: none is believed");
+    }
+    is_certain.then_some(first)
 }
 
 #[cfg(test)]
@@ -117,5 +126,13 @@ mod tests {
             assert_eq!(found(start, end), None, "{start}{end}");
         }
         assert_eq!(station_in("", &prefix), None);
+        let listed = |stations: &[&str]| {
+            let line = |station: &&str| {
+                format!("0: 2 0 10000 2 1 1234 @uverbs/rdma_cm/0106/80/127.0.0.1/{station}\n")
+            };
+            station_in(&stations.iter().map(line).collect::<String>(), &prefix)
+        };
+        assert!(listed(&["127.18.0.1", "port"]).is_some());
+        assert_eq!(listed(&["127.18.0.1", "127.18.0.2"]), None, "one of them lies");
     }
 }
