@@ -120,7 +120,8 @@ pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
         Errno::EADDRINUSE => error.because("another id is bound to the port").cure_with(PORTS),
         Errno::EACCES => error
             .with_kind(ErrorKind::Permission)
-            .because("ports below 1024 are for privileged programs"),
+            .because("ports below 1024 are for privileged programs")
+            .cure_with("choose another port, or give the program CAP_NET_BIND_SERVICE"),
         Errno::ENETUNREACH | Errno::EHOSTUNREACH => error
             .because(format!("there is no route to {place}"))
             .cure_with("check the address (ip route get ADDRESS)"),
