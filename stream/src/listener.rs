@@ -113,9 +113,9 @@ impl Listener {
     /// meanwhile, or that speaks another protocol, is not an error.
     ///
     /// # Errors
-    /// `InvalidInput` (EINVAL) once the listener is closed; `WouldBlock` if it does not block and
-    /// there is none; `Interrupted` by a signal; errors of creating the queues, whose peer is
-    /// refused then.
+    /// `NotConnected` if its device is removed, which closes it; `InvalidInput` (EINVAL) once it is
+    /// closed; `WouldBlock` if it does not block and there is none; `Interrupted` by a signal;
+    /// errors of creating the queues, whose peer is refused then.
     pub fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         loop {
             match self.try_accept() {
@@ -185,6 +185,8 @@ impl Listener {
                 self.finish(pending).map(Some)
             }
             EventKind::DeviceRemoval if lock(&self.id).as_ref().map(Id::key) == Some(event.id) => {
+                // No further event would wake a thread that waits.
+                self.close();
                 Err(io::Error::new(io::ErrorKind::NotConnected, "the device was removed"))
             }
             other => {

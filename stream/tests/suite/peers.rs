@@ -123,3 +123,16 @@ fn errors_keep_their_source() {
     let broken = error.get_ref().and_then(|inner| inner.downcast_ref::<Broken>());
     assert!(matches!(broken, Some(Broken::Disconnected)), "{error:?}");
 }
+
+/// Later calls do not wait: no event would wake them.
+#[test]
+fn a_removed_device_closes_its_listener() {
+    let soft = uverbs::soft::SoftDevice::builder("soft0").without_wire().build().unwrap();
+    let context = uverbs::Device::from_soft(soft.clone()).open().unwrap();
+    let gids = context.gid_table(1).unwrap();
+    let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).expect("an IPv4 address");
+    let listener = Config::new().context(&context).bind((ipv4, 0)).unwrap();
+    soft.remove();
+    let expected = [ErrorKind::NotConnected, ErrorKind::InvalidInput, ErrorKind::InvalidInput];
+    assert_eq!(expected.map(|_| listener.accept().unwrap_err().kind()), expected);
+}
