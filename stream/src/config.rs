@@ -158,7 +158,9 @@ impl Config {
         most as usize
     }
 
-    /// Lets other listeners use the same address, if they set this too (SO_REUSEADDR).
+    /// Lets ids that connect bind to the same address, if they allow it too
+    /// ([`ListenerBuilder::reuse_address`](uverbs::cm::ListenerBuilder::reuse_address)). Another id
+    /// cannot listen there.
     pub fn reuse_address(mut self) -> Self {
         self.reuse_address = true;
         self
