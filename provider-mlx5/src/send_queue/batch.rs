@@ -6,7 +6,7 @@ use super::encode::{Promised, Request};
 use super::payload::Payload;
 use super::ring::Next;
 use super::space::Place;
-use super::wide::{Wide, WideBlock};
+use super::wide::{Wide, WideBlock, keep_apart};
 use super::{Operation, SendQueue, Template, Transport};
 use crate::format::WQEBB_SIZE;
 use crate::mmio::Register;
@@ -242,9 +242,12 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         payload: Promised<P>,
         flags: PostFlags,
     ) -> bool {
-        let request = payload.usual(&operation, flags, &self.queue.limits);
-        let (Some(request), Ok(())) = (request, self.queue.check(operation)) else { return false };
-        self.try_direct(wr_id, request)
+        let Some(request) = payload.usual(&operation, flags, &self.queue.limits) else {
+            return false;
+        };
+        // Otherwise the compiler turns both answers into numbers.
+        keep_apart();
+        self.queue.check(operation).is_ok() && self.try_direct(wr_id, request)
     }
 
     /// Builds the request if the fast path can; returns whether it did.
@@ -298,6 +301,12 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     #[inline(always)]
     pub fn head(&self) -> u32 {
         self.queue.place_at(self.next.at()).head
+    }
+
+    /// How many requests were built.
+    #[inline(always)]
+    pub(super) fn built(&self) -> usize {
+        self.queue.requests_in(self.queue.head, self.head()) as usize
     }
 
     #[inline(always)]

@@ -19,7 +19,7 @@ pub(super) use promised::Image;
 use super::Block;
 use super::operation::Operation;
 use super::payload::{Inline, Limits, Payload, segment_octowords};
-use super::wide::{Wide, WideBlock, or, store_composed, store_octowords, wide};
+use super::wide::{Wide, WideBlock, narrow, or, store_composed, store_octowords, wide};
 use crate::format::{ControlSegment, Fence, MAX_DS, MAX_READ_SGE, Opcode};
 use crate::request::{Octoword, PostError, PostFlags};
 
@@ -307,7 +307,7 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
     #[cfg_attr(not(debug_assertions), inline(always))]
     pub(super) unsafe fn store(&self, to: *mut Block) {
         // SAFETY: passed on to the caller; a header may end a WQE, and there is no longer one.
-        unsafe { self.store_sized(to, header::<O>(), MAX_DS as usize) };
+        unsafe { self.store_sized(to, header::<O>(), MAX_DS as usize, false) };
     }
 
     /// The WQE as it is stored, zeros behind it. `None` if it has more than `N` blocks.
@@ -322,14 +322,14 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
         Some(image)
     }
 
-    /// [`Wqe::store`] of a WQE that has `blocks` blocks, a constant.
+    /// [`Wqe::store`] of a WQE that has `blocks` blocks, a constant, and is not copied from there.
     ///
     /// # Safety
     /// It has. As for [`Wqe::store`].
     #[inline(always)]
     pub(super) unsafe fn store_blocks(&self, to: *mut Block, blocks: usize) {
         // SAFETY: passed on to the caller.
-        unsafe { self.store_sized(to, 4 * blocks - 3, 4 * blocks) };
+        unsafe { self.store_sized(to, 4 * blocks - 3, 4 * blocks, O::IS_OF_WORDS) };
     }
 
     /// [`Wqe::store`] of a WQE of more than four blocks.
@@ -339,25 +339,45 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
     #[cfg_attr(not(debug_assertions), inline(always))]
     pub(super) unsafe fn store_long(&self, to: *mut Block) {
         // SAFETY: passed on to the caller.
-        unsafe { self.store_sized(to, 17, MAX_DS as usize) };
+        unsafe { self.store_sized(to, 17, MAX_DS as usize, false) };
     }
 
-    /// [`Wqe::store`] of a WQE that has `least` octowords at least, and `most` at most.
+    /// [`Wqe::store`] of a WQE that has `least` octowords at least, and `most` at most. What is put
+    /// together from words is stored in words if `in_words`, a constant.
     ///
     /// # Safety
     /// It has. As for [`Wqe::store`].
     #[cfg_attr(not(debug_assertions), inline(always))]
-    unsafe fn store_sized(&self, to: *mut Block, least: usize, most: usize) {
+    unsafe fn store_sized(&self, to: *mut Block, least: usize, most: usize, in_words: bool) {
         let Request { operation, payload, octowords, .. } = self.request;
         let (to, header) = (to.cast::<Wide>(), header::<O>());
         // SAFETY: the caller vouches for the blocks, which hold header and data.
         unsafe {
-            to.write_volatile(self.control);
+            store_octoword(to, narrow(self.control), in_words);
             for index in 1..header {
-                to.add(index).write_volatile(wide(operation.octoword(index - 1, self.qpn)));
+                let octoword = operation.octoword(index - 1, self.qpn);
+                store_octoword(to.add(index), octoword, in_words && O::has_words(index - 1));
             }
             let size = octowords - header;
             payload.store(to.add(header), size, least.saturating_sub(header), most - header);
+        }
+    }
+}
+
+/// Stores an octoword whole, or in its two words. Joining these in a register takes more
+/// instructions than the second store.
+///
+/// # Safety
+/// `to` is valid for writes, and aligned.
+#[inline(always)]
+unsafe fn store_octoword(to: *mut Wide, octoword: Octoword, in_words: bool) {
+    // SAFETY: passed on to the caller. Volatile, so that the compiler does not join the words.
+    unsafe {
+        if in_words {
+            to.cast::<u64>().write_volatile(octoword[0]);
+            to.cast::<u64>().add(1).write_volatile(octoword[1]);
+        } else {
+            to.write_volatile(wide(octoword));
         }
     }
 }

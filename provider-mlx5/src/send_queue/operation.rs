@@ -26,6 +26,16 @@ pub trait Operation: Copy + Sealed {
     /// Whether the next request has to wait for this one (a change of memory keys).
     #[doc(hidden)]
     const FENCES_NEXT: bool = false;
+    /// Whether the control segment is put together at run time, so that the compiler knows none of
+    /// its words.
+    #[doc(hidden)]
+    const IS_OF_WORDS: bool = false;
+    /// Whether octoword `index` is put together from words; otherwise it is copied.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn has_words(_index: usize) -> bool {
+        true
+    }
     /// Opcode of this request.
     #[doc(hidden)]
     #[inline(always)]
@@ -321,6 +331,7 @@ pub struct AnyAccess {
 impl Operation for AnySend {
     type Held = Self;
     const OPCODE: Opcode = Opcode::SEND;
+    const IS_OF_WORDS: bool = true;
     #[inline(always)]
     fn opcode(&self) -> Opcode {
         self.opcode
@@ -339,6 +350,7 @@ impl Operation for AnyAccess {
     type Held = Self;
     const OPCODE: Opcode = Opcode::RDMA_WRITE;
     const OCTOWORDS: usize = 1;
+    const IS_OF_WORDS: bool = true;
     #[inline(always)]
     fn opcode(&self) -> Opcode {
         self.opcode
@@ -425,6 +437,7 @@ impl<D: Destination, O: Operation> Operation for To<D, O> {
     const OPCODE: Opcode = O::OPCODE;
     const OCTOWORDS: usize = D::OCTOWORDS + O::OCTOWORDS;
     const FENCES_NEXT: bool = O::FENCES_NEXT;
+    const IS_OF_WORDS: bool = O::IS_OF_WORDS;
     #[inline(always)]
     fn opcode(&self) -> Opcode {
         self.1.opcode()
@@ -444,6 +457,10 @@ impl<D: Destination, O: Operation> Operation for To<D, O> {
         } else {
             self.1.octoword(index - D::OCTOWORDS, qpn)
         }
+    }
+    #[inline(always)]
+    fn has_words(index: usize) -> bool {
+        index >= D::OCTOWORDS && O::has_words(index - D::OCTOWORDS)
     }
     #[inline(always)]
     fn check(&self) -> Result<(), PostError> {

@@ -192,7 +192,13 @@ impl<O: Operation, P: Payload> Placed<'_, O, P> {
         queue: &SendQueue<T, R>,
     ) {
         let Self { next, request, blocks } = self;
-        let control = or(wide(request.control(next.place())), base);
+        let own = request.control(next.place());
+        let control = if O::IS_OF_WORDS {
+            let base = narrow(base);
+            wide([own[0] | base[0], own[1] | base[1]])
+        } else {
+            or(wide(own), base)
+        };
         let wqe = request.with_control(control, queue.number);
         // SAFETY: the blocks are free, and as many as the request has.
         unsafe {

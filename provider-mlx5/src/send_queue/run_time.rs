@@ -21,6 +21,7 @@ use super::encode::Promised;
 use super::ethernet::{EthernetOffload, EthernetSend, EthernetSendHeader};
 use super::operation::*;
 use super::payload::{Data, InlineList, InlineSge, Payload};
+use super::wide::keep_apart;
 use super::window::{BindWindow, LocalInvalidate, UnbindWindow};
 use super::{Batch, SendQueue, Service, Transport};
 use crate::format::{AddressVector, INLINE_LENGTH_MASK, MAX_DS, Opcode, U32};
@@ -28,15 +29,16 @@ use crate::mmio::Register;
 use crate::request::{Immediate, ListError, PostError, PostFlags, Remote, Sge};
 
 /// The operation of a [`SendRequest`].
+// In an order in which few comparisons find what most programs post.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each variant is the operation type of the same name")]
 pub enum RunTimeOperation<'a> {
+    Write(Remote),
+    Read(Remote),
     Send,
+    WriteImmediate(Remote, Immediate),
     SendImmediate(Immediate),
     SendInvalidate(u32),
-    Write(Remote),
-    WriteImmediate(Remote, Immediate),
-    Read(Remote),
     CompareSwap(CompareSwap),
     FetchAdd(FetchAdd),
     MaskedCompareSwap(MaskedCompareSwap),
@@ -109,9 +111,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ) -> Result<(), ListError> {
         let mut result = Ok(());
         let mut batch = self.batch().map_err(ListError::first)?;
-        for (index, request) in requests.enumerate() {
+        for request in requests {
             if let Err(reason) = batch.build_promised_request(request.lent()) {
-                result = Err(ListError { index, reason });
+                // Counted only now, because an index would take a register.
+                result = Err(ListError { index: batch.built(), reason });
                 break;
             }
         }
@@ -125,8 +128,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         &mut self,
         request: Promised<&SendRequest<'_>>,
     ) -> Result<(), PostError> {
-        let posted = Decide::<T, _, true>(&mut *self, PhantomData).request(request);
-        posted.inspect_err(|reason| self.refused(*reason))
+        if Decide::<T, _, true>(&mut *self, PhantomData).request(request).is_ok() {
+            return Ok(());
+        }
+        crate::hint::cold_path();
+        decide(self, request).inspect_err(|reason| self.refused(*reason))
     }
 
     #[cold]
@@ -185,8 +191,6 @@ trait Builder<T: Transport> {
         operation: O,
         payload: Promised<P>,
     ) -> Result<(), PostError>;
-    /// Decides on any request and builds it, out of line.
-    fn build_any(&mut self, request: Promised<&SendRequest<'_>>) -> Result<(), PostError>;
 }
 
 impl<T: Transport, R: Register> Builder<T> for Batch<'_, T, R> {
@@ -215,12 +219,6 @@ impl<T: Transport, R: Register> Builder<T> for Batch<'_, T, R> {
         payload: Promised<P>,
     ) -> Result<(), PostError> {
         self.build_promised(request.wr_id, operation, payload, request.flags)
-    }
-
-    /// On a copy of the batch, so that the original can stay in registers.
-    #[inline(always)]
-    fn build_any(&mut self, request: Promised<&SendRequest<'_>>) -> Result<(), PostError> {
-        self.lend(|copy| decide(copy, request))
     }
 }
 
@@ -251,12 +249,10 @@ impl<T: Transport, R: Register> Builder<T> for SendQueue<T, R> {
     ) -> Result<(), PostError> {
         self.post_promised(request.wr_id, operation, payload, request.flags)
     }
-
-    #[inline(always)]
-    fn build_any(&mut self, request: Promised<&SendRequest<'_>>) -> Result<(), PostError> {
-        decide(self, request)
-    }
 }
+
+/// Stands for any reason for which a request is not built with `QUICK`, see [`Decide`].
+const UNUSUAL: PostError = PostError::Full;
 
 /// Decides on any request, out of line.
 #[inline(never)]
@@ -274,12 +270,17 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         &mut self,
         request: Promised<&SendRequest<'_>>,
     ) -> Result<(), PostError> {
-        Decide::<T, _, true>(self, PhantomData).request(request)
+        if Decide::<T, _, true>(self, PhantomData).request(request).is_ok() {
+            return Ok(());
+        }
+        crate::hint::cold_path();
+        // On a copy of the batch, so that the original can stay in registers.
+        self.lend(|copy| decide(copy, request))
     }
 }
 
 /// Matches a request's operation and data, and builds it. With `QUICK` it builds only the usual
-/// ones, and leaves all others to [`Builder::build_any`].
+/// ones, and an error says that it is none, whatever the reason: [`decide`] finds that.
 struct Decide<'b, T, B, const QUICK: bool>(&'b mut B, PhantomData<T>);
 
 impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
@@ -292,7 +293,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
             (Service::Xrc, D::Xrc(srqn)) => self.addressed(request, Via(XrcTarget(srqn))),
             (Service::Dci, D::Dc(av)) => self.addressed(request, Via(DcTarget(av))),
             (Service::RawEthernet, D::Connected) => self.packet(request),
-            _ if QUICK => self.0.build_any(request),
+            _ if QUICK => Err(UNUSUAL),
             // Operations on windows are local, so they have no destination.
             (Service::Xrc, D::Connected) => self.window(request),
             _ if matches!(request.operation, RunTimeOperation::Nop) => self.bare(request, Nop),
@@ -300,6 +301,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
         }
     }
 
+    /// A message, or what else has a destination.
     #[cfg_attr(not(debug_assertions), inline(always))]
     fn addressed<A: Addressing>(
         &mut self,
@@ -307,42 +309,46 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
         to: A,
     ) -> Result<(), PostError> {
         use RunTimeOperation as O;
-        let is_rdma = T::SERVICE != Service::Ud;
-        let is_reliable = T::SERVICE.is_reliable();
+        if let Some(access) = self.access(&request.operation) {
+            return self.with_data(request, to.address(access));
+        }
         let send = |opcode, immediate| AnySend { opcode, immediate };
         let send = match request.operation {
             O::Send => send(Opcode::SEND, U32::new(0)),
             O::SendImmediate(data) => send(Opcode::SEND_IMMEDIATE, U32::from_bytes(data.0)),
-            O::SendInvalidate(key) if is_reliable => send(Opcode::SEND_INVALIDATE, U32::new(key)),
-            _ if is_rdma => return self.access(request, to),
-            O::Nop if !QUICK => return self.bare(request, Nop),
-            _ if QUICK => return self.0.build_any(request),
-            _ => return Err(PostError::BadOpcode),
+            O::SendInvalidate(key) if T::SERVICE.is_reliable() => {
+                send(Opcode::SEND_INVALIDATE, U32::new(key))
+            }
+            _ if QUICK => return Err(UNUSUAL),
+            _ => return self.other(request, to),
         };
         self.with_data(request, to.address(send))
     }
 
-    /// An access to remote memory, or an operation without a peer.
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    fn access<A: Addressing>(
-        &mut self,
-        request: Promised<&SendRequest<'_>>,
-        to: A,
-    ) -> Result<(), PostError> {
+    /// The operation, if it is an access to remote memory that moves data.
+    #[inline(always)]
+    fn access(&self, operation: &RunTimeOperation<'_>) -> Option<AnyAccess> {
         use RunTimeOperation as O;
-        let is_reliable = T::SERVICE.is_reliable();
         let access = |opcode, remote, immediate| AnyAccess { opcode, immediate, remote };
-        let access = match request.operation {
-            O::Write(remote) => access(Opcode::RDMA_WRITE, remote, U32::new(0)),
-            O::WriteImmediate(remote, data) => {
-                access(Opcode::RDMA_WRITE_IMMEDIATE, remote, U32::from_bytes(data.0))
+        let (is_rdma, is_reliable) = (T::SERVICE != Service::Ud, T::SERVICE.is_reliable());
+        match *operation {
+            O::Write(remote) | O::Read(remote) if is_reliable => {
+                let is_read = matches!(operation, O::Read(_));
+                let opcode = if is_read { Opcode::RDMA_READ } else { Opcode::RDMA_WRITE };
+                return Some(access(opcode, remote, U32::new(0)));
             }
-            O::Read(_) if is_reliable && request.inline => return Err(PostError::InlineNotAllowed),
-            O::Read(remote) if is_reliable => access(Opcode::RDMA_READ, remote, U32::new(0)),
-            _ if QUICK => return self.0.build_any(request),
-            _ => return self.other(request, to),
-        };
-        self.with_data(request, to.address(access))
+            O::Write(remote) if is_rdma => {
+                return Some(access(Opcode::RDMA_WRITE, remote, U32::new(0)));
+            }
+            _ => {}
+        }
+        keep_apart();
+        match *operation {
+            O::WriteImmediate(remote, data) if is_rdma => {
+                Some(access(Opcode::RDMA_WRITE_IMMEDIATE, remote, U32::from_bytes(data.0)))
+            }
+            _ => None,
+        }
     }
 
     /// Atomics, windows, and what does nothing.
@@ -355,6 +361,8 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
         use RunTimeOperation as O;
         let is_reliable = T::SERVICE.is_reliable();
         match request.operation {
+            O::Nop => self.bare(request, Nop),
+            _ if T::SERVICE == Service::Ud => Err(PostError::BadOpcode),
             O::CompareSwap(operands) if is_reliable => self.atomic(request, to.address(operands)),
             O::FetchAdd(operands) if is_reliable => self.atomic(request, to.address(operands)),
             O::MaskedCompareSwap(operands) if is_reliable => {
@@ -363,9 +371,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
             O::MaskedFetchAdd(operands) if is_reliable => {
                 self.atomic(request, to.address(operands))
             }
-            O::BindWindow(_) | O::UnbindWindow(_) | O::LocalInvalidate(_) | O::Nop => {
-                self.window(request)
-            }
+            O::BindWindow(_) | O::UnbindWindow(_) | O::LocalInvalidate(_) => self.window(request),
             _ => Err(PostError::BadOpcode),
         }
     }
@@ -399,8 +405,11 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
         match request.given() {
             Data::One(sge) => self.built(request, operation, sge.copied()),
             Data::List(list) => self.built(request, operation, list),
+            Data::Inline(_) | Data::InlineList(_) if operation.opcode() == Opcode::RDMA_READ => {
+                Err(PostError::InlineNotAllowed)
+            }
             Data::Inline(data) => self.inline(request, operation, data),
-            Data::InlineList(_) if QUICK => self.0.build_any(request),
+            Data::InlineList(_) if QUICK => Err(UNUSUAL),
             Data::InlineList(list) => self.inline_several(request, operation, list),
         }
     }
@@ -415,7 +424,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
     ) -> Result<(), PostError> {
         // On the fast path the length is compared before a byte is read.
         if QUICK && !data.sge().is_usual() {
-            return self.0.build_any(request);
+            return Err(UNUSUAL);
         }
         if !QUICK && data.sge().length() as usize > self.0.target().limits.max_inline {
             return Err(PostError::InlineTooLong);
@@ -470,7 +479,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
         let takes_all = self.0.target().min_inline_header == 0;
         let offload = match request.operation {
             RunTimeOperation::Packet(offload) if !QUICK || takes_all => offload,
-            _ if QUICK => return self.0.build_any(request),
+            _ if QUICK => return Err(UNUSUAL),
             RunTimeOperation::Nop => return self.bare(request, Nop),
             RunTimeOperation::Segmented { .. } if request.inline => {
                 return Err(PostError::InlineNotAllowed);
@@ -503,10 +512,6 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
         if !QUICK {
             return self.0.build(&request, operation, payload);
         }
-        if self.0.build_fast(&request, operation, payload) {
-            return Ok(());
-        }
-        crate::hint::cold_path();
-        self.0.build_any(request)
+        if self.0.build_fast(&request, operation, payload) { Ok(()) } else { Err(UNUSUAL) }
     }
 }

@@ -79,7 +79,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     }
 
     /// Requests in the ring between two counters at which requests start.
-    fn requests_in(&self, start: u32, end: u32) -> u32 {
+    #[cold]
+    pub(super) fn requests_in(&self, start: u32, end: u32) -> u32 {
         let (mut at, mut requests) = (start, 0);
         while (end.wrapping_sub(at) as i32) > 0 {
             at = at.wrapping_add(self.ring.blocks_at(at).max(1));

@@ -471,6 +471,13 @@ pub(super) fn few_rounds() {
     unsafe { core::arch::asm!("", options(nomem, nostack, preserves_flags)) }
 }
 
+/// Keeps the compiler from joining the branches before and after to one jump through a table. A
+/// table takes more instructions than two comparisons.
+#[inline(always)]
+pub(super) fn keep_apart() {
+    few_rounds();
+}
+
 /// Copies data by loads and stores of up to 16 bytes. The last one may overlap the one before, so
 /// their number depends only on the length, and nothing beyond the data is read or written. `sure`
 /// is a constant.
