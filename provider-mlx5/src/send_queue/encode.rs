@@ -245,11 +245,11 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
         unsafe { self.request.payload.full(at - header::<O>()) }
     }
 
-    /// Composes block `index`, which is not the last, and stores it in its place of the WQE at
+    /// Composes block `index`, all of which the WQE takes, and stores it in its place of the WQE at
     /// `to`.
     ///
     /// # Safety
-    /// The WQE is longer than that, and as for [`Wqe::store`].
+    /// As for [`Wqe::inner`] and [`Wqe::store`].
     #[cfg_attr(not(debug_assertions), inline(always))]
     pub(super) unsafe fn put_inner(&self, to: *mut Block, index: usize) -> WideBlock {
         // SAFETY: passed on to the caller.
@@ -260,14 +260,14 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
         }
     }
 
-    /// Block `index`, which is not the last.
+    /// Block `index`, all of which the WQE takes.
     ///
     /// # Safety
-    /// The WQE is longer than that.
+    /// It does, and another octoword follows each one of the data's in that block.
     #[cfg_attr(not(debug_assertions), inline(always))]
     unsafe fn inner(&self, index: usize) -> WideBlock {
         let at = 4 * index;
-        // SAFETY: another octoword follows each of the block's.
+        // SAFETY: passed on to the caller.
         unsafe {
             if index == full_blocks::<O>() {
                 self.request.payload.assume(data_space::<O>() + 1);
@@ -286,6 +286,10 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
         let Request { payload, octowords, .. } = self.request;
         // SAFETY: the data ends in this block, and starts in it or in an earlier one.
         unsafe {
+            if index < full_blocks::<O>() {
+                // Without data, behind a header that fills its blocks.
+                return self.put_inner(to, index);
+            }
             let to = to.add(index).cast::<Wide>();
             if index > full_blocks::<O>() {
                 let start = 4 * index - header::<O>();

@@ -1,12 +1,13 @@
 //! The bytes of a request do not depend on how it is posted, nor on where in the ring it is.
 
+use uverbs_mlx5::format::{AddressVector, Opcode};
 use uverbs_mlx5::request::{Immediate, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
-    Carries, Inline, Payload, Rc, Read, RunTimeDestination, RunTimeOperation, Send, SendImmediate,
-    SendRequest, Takes, Write, WriteImmediate,
+    Carries, Datagram, Inline, Payload, Rc, Read, RunTimeDestination, RunTimeOperation, Send,
+    SendImmediate, SendRequest, Takes, To, Ud, Write, WriteImmediate,
 };
 
-use crate::device::{Cq, Random, Sq, send_queue_of};
+use crate::device::{Cq, Random, Sq, send_queue_of, send_queue_with};
 use uverbs_mlx5::queue_state::{QpState, Shape};
 
 const RING: u32 = 16;
@@ -177,6 +178,44 @@ fn every_way_of_posting_makes_the_same_bytes_at_every_offset() {
         }
     }
     assert!(templates > 20, "{templates} templates");
+}
+
+/// Posts a datagram, alone (first on a queue that has posted nothing yet) and in a batch, and
+/// compares its only block with the header.
+fn compare_with_header<P: Payload>(cq: &Cq, half: u32, payload: P)
+where
+    for<'a> To<Datagram<'a>, Send>: Takes<P>,
+{
+    let av = AddressVector::default().for_datagram(7, 8);
+    let mut sq: Sq<Ud> = send_queue_with(cq, RING, half, false);
+    let message = To(Datagram(&av), Send);
+    // SAFETY: there is no data.
+    unsafe {
+        for id in 0..2 {
+            sq.queue.post(id, message, payload, PostFlags::empty()).expect("space");
+        }
+        let mut batch = sq.queue.batch().expect("ready");
+        batch.build(2, message, payload, PostFlags::empty()).expect("space");
+        batch.publish();
+    }
+    assert_eq!(sq.queue.head(), 3);
+    for place in 0..3 {
+        let wqe = sq.ring.read(64 * usize::from(place), 64);
+        assert_eq!(wqe[..4], [0, 0, place, Opcode::SEND.0]);
+        assert_eq!((wqe[7], &wqe[16..]), (4, zerocopy::IntoBytes::as_bytes(&av)));
+    }
+    if half > 0 {
+        assert_eq!(sq.register.read(256, 64), sq.ring.read(64, 64));
+    }
+}
+
+#[test]
+fn a_datagram_without_data_has_one_block() {
+    let cq = Cq::new(16, 64);
+    for half in [0, 256] {
+        compare_with_header(&cq, half, ());
+        compare_with_header::<&[Sge]>(&cq, half, &[]);
+    }
 }
 
 /// Without optimisation, every copy of a request that is inlined has space of its own in the frame.
