@@ -62,8 +62,9 @@ static struct ibv_pd *pd;
 static struct ibv_mr *mr;
 static char data[65536];
 static struct polled plain, extended;
-static struct ibv_qp *qp, *qp_extended;
-static struct ibv_qp_ex *qx;
+static struct ibv_qp *qp, *qp_extended, *ud;
+static struct ibv_qp_ex *qx, *ud_x;
+static struct ibv_ah *ah;
 static struct ibv_srq *srq;
 static struct ibv_send_wr sends[N], *bad;
 static struct ibv_recv_wr receives[N], *bad_receive;
@@ -104,6 +105,29 @@ static struct ibv_qp *make_qp(struct ibv_cq *cq, int calls)
 	CHECK(qp);
 	connect_to_itself(qp);
 	return qp;
+}
+
+/* A UD queue pair that sends to itself, where nothing is received. */
+static void make_ud(void)
+{
+	struct ibv_qp_init_attr_ex init = {
+		.send_cq = plain.cq, .recv_cq = plain.cq, .qp_type = IBV_QPT_UD, .pd = pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = IBV_QP_EX_WITH_SEND,
+		.cap = { .max_send_wr = 512, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 64 },
+	};
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 7 };
+	struct ibv_ah_attr to = { .port_num = 1, .is_global = 1, .grh = { .hop_limit = 1, .sgid_index = 3 } };
+	ud = ibv_create_qp_ex(context, &init);
+	CHECK(ud);
+	ud_x = ibv_qp_to_qp_ex(ud);
+	CHECK(!ibv_modify_qp(ud, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+	attr.qp_state = IBV_QPS_RTR;
+	CHECK(!ibv_modify_qp(ud, &attr, IBV_QP_STATE));
+	attr.qp_state = IBV_QPS_RTS;
+	CHECK(!ibv_modify_qp(ud, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+	CHECK(!ibv_query_gid(context, 1, 3, &to.grh.dgid));
+	ah = ibv_create_ah(pd, &to);
+	CHECK(ah);
 }
 
 static void prepare(enum ibv_wr_opcode opcode, unsigned flags, uint32_t length, int list)
@@ -216,6 +240,32 @@ static void calls_sge(void) { by_calls(1, 0); }
 static void calls_batch(void) { by_calls(LIST, 0); }
 static void calls_batch_inline(void) { by_calls(LIST, 16); }
 
+static void send_ud(size_t inline_length)
+{
+	begin();
+	CALLGRIND_TOGGLE_COLLECT;
+	for (int i = 0; i < N; i++) {
+		ibv_wr_start(ud_x);
+		ud_x->wr_id = i;
+		ud_x->wr_flags = i == N - 1 ? IBV_SEND_SIGNALED : 0;
+		ibv_wr_send(ud_x);
+		ibv_wr_set_ud_addr(ud_x, ah, ud->qp_num, 7);
+		if (inline_length)
+			ibv_wr_set_inline_data(ud_x, data, inline_length);
+		else
+			ibv_wr_set_sge(ud_x, mr->lkey, (uintptr_t)data, 64);
+		if (ibv_wr_complete(ud_x))
+			abort();
+	}
+	CALLGRIND_TOGGLE_COLLECT;
+	end();
+	drain(1);
+}
+
+static void ud_sge(void) { send_ud(0); }
+static void ud_inline_16(void) { send_ud(16); }
+static void ud_inline_64(void) { send_ud(64); }
+
 static void receive(int list)
 {
 	prepare_receives(list);
@@ -306,6 +356,9 @@ static const struct {
 	{ "`ibv_wr_*`, 1 SGE", calls_sge, 118, 270 },
 	{ "`ibv_wr_*`, batch of 32, 1 SGE", calls_batch, 58, 137 },
 	{ "`ibv_wr_*`, batch of 32, inline 16 B", calls_batch_inline, 73, 171 },
+	{ "`ibv_wr_*` on UD, inline 16 B", ud_inline_16, 194, 358 },
+	{ "`ibv_wr_*` on UD, inline 64 B", ud_inline_64, 314, 383 },
+	{ "`ibv_wr_*` on UD, 1 SGE", ud_sge, 174, 328 },
 	{ "`ibv_post_recv`", receive_one, 61, 134 },
 	{ "`ibv_post_recv`, list of 32", receive_list, 26, 66 },
 	{ "`ibv_post_srq_recv`", receive_shared, 70, 105 },
@@ -342,6 +395,7 @@ int main(int argc, char **argv)
 	qp = make_qp(plain.cq, 1);
 	qx = ibv_qp_to_qp_ex(qp);
 	qp_extended = make_qp(extended.cq, 0);
+	make_ud();
 	/* The first time brings lazy binding, and sees what the poller does not know yet. In the second the poller knows how
 	 * many completions the program takes at once, which makes it look its queues up anew. */
 	cases[chosen].run();

@@ -135,8 +135,6 @@ pub(crate) trait Posts: QueuePairType {
         wr: &ibv_send_wr,
         address: &'a mut Option<DatagramAddress>,
     ) -> Option<Self::Peer<'a>>;
-    /// The peer that `ibv_wr_set_ud_addr`, `ibv_wr_set_xrc_srqn` or `mlx5dv_wr_set_dc_addr` named.
-    fn of_setters(address: &Option<DatagramAddress>, srqn: u32) -> Option<Self::Peer<'_>>;
 }
 
 macro_rules! connected {
@@ -150,10 +148,6 @@ macro_rules! connected {
                 _: &ibv_send_wr,
                 _: &mut Option<DatagramAddress>,
             ) -> Option<Connected> {
-                Some(Connected)
-            }
-            #[inline(always)]
-            fn of_setters(_: &Option<DatagramAddress>, _: u32) -> Option<Connected> {
                 Some(Connected)
             }
         }
@@ -177,10 +171,6 @@ impl Posts for Ud {
         let named = unsafe { Ah::datagram(ud.ah, ud.remote_qpn, ud.remote_qkey) }?;
         Some(Datagram(address.insert(named)))
     }
-    #[inline(always)]
-    fn of_setters(address: &Option<DatagramAddress>, _: u32) -> Option<Datagram<'_>> {
-        address.as_ref().map(Datagram)
-    }
 }
 
 impl Posts for Xrc {
@@ -190,10 +180,6 @@ impl Posts for Xrc {
     #[inline(always)]
     unsafe fn of_request(wr: &ibv_send_wr, _: &mut Option<DatagramAddress>) -> Option<XrcTarget> {
         Some(XrcTarget(wr.qp_type))
-    }
-    #[inline(always)]
-    fn of_setters(_: &Option<DatagramAddress>, srqn: u32) -> Option<XrcTarget> {
-        (srqn != NO_SRQ).then_some(XrcTarget(srqn))
     }
 }
 
@@ -207,10 +193,6 @@ impl Posts for Dci {
         _: &'a mut Option<DatagramAddress>,
     ) -> Option<DcTarget<'a>> {
         None
-    }
-    #[inline(always)]
-    fn of_setters(address: &Option<DatagramAddress>, _: u32) -> Option<DcTarget<'_>> {
-        address.as_ref().map(DcTarget)
     }
 }
 
@@ -476,12 +458,7 @@ impl Usual {
     /// # Safety
     /// As for `ibv_post_send`; `to` is of the type for which the kind was looked up.
     #[inline(always)]
-    pub(crate) unsafe fn build(
-        self,
-        to: &mut impl Target,
-        peer: impl Peer,
-        payload: impl Payload,
-    ) -> bool {
+    unsafe fn build(self, to: &mut impl Target, peer: impl Peer, payload: impl Payload) -> bool {
         let (opcode, immediate) = (self.kind.opcode(), self.kind.immediate(self.immediate));
         // SAFETY: the caller's promise.
         unsafe {

@@ -1,15 +1,14 @@
 //! `ibv_wr_…`: requests built by calls and posted together.
 //!
 //! Each call stores its part of a request where it belongs in the ring: the operation its header,
-//! the setter the data ([`SendQueue::name`]). `ibv_wr_complete` publishes what was built, a single
-//! request by a copy from the ring to the doorbell register.
+//! the setters the data and the destination ([`SendQueue::name`]). `ibv_wr_complete` publishes what
+//! was built, a single request by a copy from the ring to the doorbell register.
 //!
-//! Other requests are recorded, call by call: those to a peer of their own (UD, XRC, DC), those of
-//! an unusual operation or with unusual data, and those beyond the fast limit. A recorded request
-//! is built when the next one begins, or by `ibv_wr_complete`, in a batch that continues where the
-//! requests before it end. A failure is kept until `ibv_wr_complete`, which then discards all
-//! requests since `ibv_wr_start` and posts nothing. Requests that were posted before are not
-//! affected.
+//! Other requests are recorded, call by call: those of an unusual operation or with unusual data,
+//! and those beyond the fast limit. A recorded request is built when the next one begins, or by
+//! `ibv_wr_complete`, in a batch that continues where the requests before it end. A failure is kept
+//! until `ibv_wr_complete`, which then discards all requests since `ibv_wr_start` and posts
+//! nothing. Requests that were posted before are not affected.
 //!
 //! The calls are in two files: the operations, each of which begins a request, and the setters of
 //! its data and peer. This file starts, completes and aborts. All are generic over the type of
@@ -27,7 +26,7 @@ use uverbs::qp_type::{QpType, Rc};
 use uverbs::raw::Batch;
 use uverbs::{DatagramAddress, Sge};
 use uverbs_mlx5::mmio::BlueFlame;
-use uverbs_mlx5::send_queue::{Common, Inline, SendQueue, Steps};
+use uverbs_mlx5::send_queue::{Common, SendQueue, Steps};
 
 use crate::abi::*;
 use crate::forms::{either, forms, pick};
@@ -49,16 +48,12 @@ use setters::*;
 enum Stage {
     /// Nothing.
     None,
-    /// The operation, of a kind that `usual.rs` builds.
+    /// The operation.
     Named,
-    /// The operation, of another kind.
-    Other,
-    /// The operation and one SGE.
-    One,
     /// The operation and data that was copied.
     Copied,
-    /// The operation and a list of SGEs.
-    List,
+    /// The operation and SGEs.
+    Listed,
 }
 
 /// Requests that are being built between start and complete or abort.
@@ -151,8 +146,8 @@ impl Building {
         }
     }
 
-    /// The current request, of any kind.
-    fn any_request<T: Posts>(&mut self, stage: Stage) -> Result<SendRequest<'_>, PostError> {
+    /// The recorded request.
+    fn request<T: Posts>(&mut self, stage: Stage) -> Result<SendRequest<'_>, PostError> {
         let operation = match self.usual.kind.is_usual() {
             true => self.usual.operation(),
             false => self.operation,
@@ -169,7 +164,7 @@ impl Building {
             // libmlx5 takes any length for the result of an atomic, which is always 8 bytes.
             self.sges[0] = self.sges[0].with_length(8);
         }
-        let count = if matches!(stage, Stage::Named | Stage::Other) { 0 } else { self.count };
+        let count = if stage == Stage::Named { 0 } else { self.count };
         let data = self.sges.get(..count).unwrap_or_default();
         let destination = self.destination::<T>(&operation).ok_or(PostError::BadDestination)?;
         let Usual { wr_id, flags, .. } = self.usual;
@@ -219,16 +214,19 @@ unsafe fn queue<'a, T: Posts, const SENDS: bool>(
     SENDS.then(|| unsafe { post::sends::<T>(qp.cast()) })
 }
 
-/// The send queue, if requests are built there step by step: not where they name a peer.
+/// Leaves the fast path: ends the request in the ring that was begun last. Records a failure if it
+/// lacks its destination.
 ///
 /// # Safety
-/// As for [`queue`].
-#[inline(always)]
-unsafe fn step_queue<'a, T: Posts, const SENDS: bool>(
-    qp: *mut ibv_qp_ex,
-) -> Option<&'a mut SendQueue<T, BlueFlame>> {
+/// As for [`of`], and the queue pair is of type `T`.
+unsafe fn detour<'a, T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> &'a mut Building {
     // SAFETY: the caller's promise.
-    if T::IS_CONNECTED { unsafe { queue::<T, SENDS>(qp) } } else { None }
+    let (building, queue) = unsafe { (of(qp).1, queue::<T, SENDS>(qp)) };
+    building.detour();
+    if let Some(Err(reason)) = queue.map(SendQueue::end_request) {
+        building.fail(errno(reason));
+    }
+    building
 }
 
 /// Builds the recorded request after those before it.
@@ -241,16 +239,7 @@ unsafe fn finish<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, building: &mut
     // SAFETY: the caller's promise; what a program promises is what the batch asks for.
     unsafe {
         in_batch::<T, SENDS>(qp, building, |building, batch| {
-            if stage == Stage::One && building.usual.kind.is_usual() {
-                let (usual, sge) = (building.usual, building.sges[0]);
-                if let Some(peer) = T::of_setters(&building.address, building.srqn) {
-                    if usual.build(batch, peer, sge) {
-                        return Ok(());
-                    }
-                }
-            }
-            let request = building.any_request::<T>(stage)?;
-            batch.build_request(&request)
+            batch.build_request(&building.request::<T>(stage)?)
         });
     }
 }
@@ -299,18 +288,18 @@ pub(crate) unsafe fn abort<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     building: &mut Building,
 ) {
-    building.detour();
-    building.stage = Stage::None;
-    if building.is_gone {
-        return;
-    }
     // SAFETY: the caller's promise.
     unsafe {
+        detour::<T, SENDS>(qp);
+        building.stage = Stage::None;
+        if building.is_gone {
+            return;
+        }
         if !is_alone::<T, SENDS>(qp, building) {
             if let Some(batch) = batch::<T, SENDS>(qp, building) {
                 batch.abort();
             }
-        } else if let Some(queue) = step_queue::<T, SENDS>(qp) {
+        } else if let Some(queue) = queue::<T, SENDS>(qp) {
             queue.reopen_steps(&mut building.steps);
         }
     }
@@ -392,7 +381,7 @@ forms! {
         // SAFETY: the caller's queue pair, after start.
         unsafe {
             let (queue_pair, building) = of(qp);
-            let Some(queue) = step_queue::<T, SENDS>(qp) else {
+            let Some(queue) = queue::<T, SENDS>(qp) else {
                 return complete_any::<T, SENDS>(qp);
             };
             if !building.steps.is_straight() {
@@ -488,9 +477,9 @@ unsafe fn post_all<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     building: &mut Building,
 ) -> c_int {
-    building.detour();
     // SAFETY: the caller's promise.
     unsafe {
+        detour::<T, SENDS>(qp);
         if building.stage != Stage::None && !building.has_failed {
             if is_alone::<T, SENDS>(qp, building) {
                 return post_alone::<T, SENDS>(qp, building);
@@ -529,27 +518,12 @@ unsafe fn post_alone<T: Posts, const SENDS: bool>(
     building: &mut Building,
 ) -> c_int {
     let stage = replace(&mut building.stage, Stage::None);
-    let is_usual = building.usual.kind.is_usual();
     // SAFETY: the caller's promise; what is being built is not part of the queue, and as many bytes
     // were copied. What a program promises is what building asks for.
     unsafe {
         let Some(queue) = queue::<T, SENDS>(qp) else { return libc::EINVAL };
         queue.reopen_steps(&mut building.steps);
-        if let Some(peer) = T::of_setters(&building.address, building.srqn) {
-            let usual = building.usual;
-            let data = building.copied.get(..building.count).unwrap_or_default();
-            let posted = match stage {
-                Stage::One if is_usual => usual.build(queue, peer, building.sges[0]),
-                Stage::Copied if usual.kind.takes_inline() => {
-                    usual.build(queue, peer, Inline(data))
-                }
-                _ => false,
-            };
-            if posted {
-                return 0;
-            }
-        }
-        let posted = building.any_request::<T>(stage);
+        let posted = building.request::<T>(stage);
         let posted = posted.and_then(|request| queue.post_request(&request));
         posted.map_or_else(errno, |()| 0)
     }
@@ -593,8 +567,8 @@ fn table_with<T: Posts, const SENDS: bool>(qp_base: ibv_qp, locks: bool) -> ibv_
         wr_send_imm: pick(send_imm::<T, SENDS>, send_imm_newer::<T, SENDS>),
         wr_send_inv: send_inv::<T, SENDS>,
         wr_send_tso: send_tso::<T, SENDS>,
-        wr_set_ud_addr: set_ud_addr,
-        wr_set_xrc_srqn: set_xrc_srqn,
+        wr_set_ud_addr: pick(set_ud_addr::<T, SENDS>, set_ud_addr_newer::<T, SENDS>),
+        wr_set_xrc_srqn: pick(set_xrc_srqn::<T, SENDS>, set_xrc_srqn_newer::<T, SENDS>),
         wr_set_inline_data: pick(set_inline_data::<T, SENDS>, set_inline_data_newer::<T, SENDS>),
         wr_set_inline_data_list: set_inline_data_list::<T, SENDS>,
         wr_set_sge: pick(set_sge::<T, SENDS>, set_sge_newer::<T, SENDS>),

@@ -1,5 +1,5 @@
-/* Random requests by ibv_wr_* and by ibv_post_send, on a queue pair that is its own peer and in error, so that they are only
- * flushed. After each batch the ring is compared with what an encoder of this file makes of the same requests. */
+/* Random requests by ibv_wr_* and by ibv_post_send, on a queue pair of each type, in error, so that they are only flushed. After
+ * each batch the ring is compared with what an encoder of this file makes of the same requests. */
 #include "common.h"
 #include <infiniband/mlx5dv.h>
 #include <endian.h>
@@ -14,12 +14,17 @@ struct request {
 	unsigned flags;
 	uint32_t imm;
 	uint64_t remote;
+	uint32_t peer; /* number of the queue pair, DC target or shared receive queue, where requests name one */
+	uint64_t key; /* Q_Key or DC key */
 	int is_inline, count; /* pieces of data */
 	struct ibv_sge sges[SGES];
 };
 
 static struct ibv_qp *qp;
 static struct ibv_qp_ex *qx;
+static struct mlx5dv_qp_ex *direct;
+static struct ibv_ah *ah;
+static struct mlx5dv_ah address;
 static struct ibv_cq *cq;
 static struct mlx5dv_qp ring;
 static uint32_t most_inline;
@@ -40,7 +45,9 @@ static void make(struct request *r)
 	int i;
 
 	memset(r, 0, sizeof *r);
-	r->opcode = opcodes[any(6)];
+	r->opcode = opcodes[any(qp->qp_type == IBV_QPT_UD ? 2 : 6)];
+	r->peer = any(1 << 24);
+	r->key = qp->qp_type == IBV_QPT_UD ? any(1 << 30) : (uint64_t)any(1 << 30) << 32 | any(1 << 30);
 	r->wr_id = any(8) ? posted : 0xffffffff9d3ac571u; /* an id that the library uses itself, too */
 	r->flags = any(8); /* fence, signaled, solicited */
 	r->imm = any(1 << 30);
@@ -52,6 +59,30 @@ static void make(struct request *r)
 		r->sges[i] = (struct ibv_sge){ (uintptr_t)buffer + any(1000), length, mr->lkey + any(7) };
 		if (r->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
 			r->sges[i].length = 8;
+	}
+}
+
+/* Whom the request goes to, behind the control segment; returns the octowords. */
+static int encode_peer(const struct request *r, uint8_t *to)
+{
+	struct mlx5_wqe_av *av = (void *)to;
+
+	switch ((int)qp->qp_type) {
+	case IBV_QPT_UD:
+		memcpy(av, address.av, sizeof *av);
+		av->key.qkey.qkey = htobe32((uint32_t)r->key);
+		av->dqp_dct = htobe32(r->peer | MLX5_EXTENDED_UD_AV);
+		return 3;
+	case IBV_QPT_DRIVER:
+		memcpy(av, address.av, sizeof *av);
+		av->key.dc_key = htobe64(r->key);
+		av->dqp_dct = htobe32(r->peer | MLX5_EXTENDED_UD_AV);
+		return 3;
+	case IBV_QPT_XRC_SEND:
+		*(uint32_t *)to = htobe32(r->peer);
+		return 1;
+	default:
+		return 0;
 	}
 }
 
@@ -67,8 +98,9 @@ static int encode(const struct request *r, uint16_t index, uint8_t *to)
 	uint32_t length = 0;
 
 	memset(to, 0, 1024);
+	octowords += encode_peer(r, to + 16);
 	if (r->opcode != IBV_WR_SEND && r->opcode != IBV_WR_SEND_WITH_IMM) {
-		struct mlx5_wqe_raddr_seg *remote = (void *)(to + 16);
+		struct mlx5_wqe_raddr_seg *remote = (void *)(to + 16 * octowords);
 		remote->raddr = htobe64(r->remote);
 		remote->rkey = htobe32(mr->rkey);
 		octowords++;
@@ -141,8 +173,21 @@ static void set_data(const struct request *r)
 		ibv_wr_set_sge_list(qx, r->count, r->sges);
 }
 
-static void call(const struct request *r)
+static void set_peer(const struct request *r)
 {
+	switch ((int)qp->qp_type) {
+	case IBV_QPT_UD: ibv_wr_set_ud_addr(qx, ah, r->peer, (uint32_t)r->key); break;
+	case IBV_QPT_DRIVER: mlx5dv_wr_set_dc_addr(direct, ah, r->peer, r->key); break;
+	case IBV_QPT_XRC_SEND: ibv_wr_set_xrc_srqn(qx, r->peer); break;
+	default:;
+	}
+}
+
+/* The operation, its data, and its peer as often as `peers` says: before the data, behind it, or both. */
+static void call_with(const struct request *r, int peers)
+{
+	int before = peers == 2 || (peers && any(2));
+
 	qx->wr_id = r->wr_id;
 	qx->wr_flags = r->flags;
 	switch (r->opcode) {
@@ -153,7 +198,16 @@ static void call(const struct request *r)
 	case IBV_WR_RDMA_READ: ibv_wr_rdma_read(qx, mr->rkey, r->remote); break;
 	default: ibv_wr_atomic_fetch_add(qx, mr->rkey, r->remote, r->imm);
 	}
+	if (before)
+		set_peer(r);
 	set_data(r);
+	if (peers - before)
+		set_peer(r);
+}
+
+static void call(const struct request *r)
+{
+	call_with(r, 1);
 }
 
 static int post(struct request *list, int count)
@@ -171,6 +225,12 @@ static int post(struct request *list, int count)
 			wrs[i].wr.atomic.compare_add = r->imm;
 			wrs[i].wr.atomic.rkey = mr->rkey;
 		}
+		if (qp->qp_type == IBV_QPT_UD) {
+			wrs[i].wr.ud.ah = ah;
+			wrs[i].wr.ud.remote_qpn = r->peer;
+			wrs[i].wr.ud.remote_qkey = (uint32_t)r->key;
+		}
+		wrs[i].qp_type.xrc.remote_srqn = r->peer;
 	}
 	return ibv_post_send(qp, wrs, &bad);
 }
@@ -215,7 +275,7 @@ static void poll_some(uint64_t until)
 static void round_of(int by_calls)
 {
 	struct request list[MOST];
-	int i, errno_of, count = 1 + any(3) * any(3), wrong = any(12) ? -1 : (int)any(count);
+	int i, peers, errno_of, count = 1 + any(3) * any(3), wrong = any(12) ? -1 : (int)any(count);
 
 	for (i = 0; i < count; i++)
 		make(&list[i]);
@@ -223,8 +283,10 @@ static void round_of(int by_calls)
 		ibv_wr_start(qx);
 		for (i = 0; i < count; i++) {
 			if (i == wrong) {
-				errno_of = spoil(&list[i]);
-				call(&list[i]);
+				/* No peer, or two. */
+				peers = qp->qp_type != IBV_QPT_RC && any(2) ? 2 * any(2) : 1;
+				errno_of = peers == 1 ? spoil(&list[i]) : EINVAL;
+				call_with(&list[i], peers);
 				for (i++; i < count; i++)
 					call(&list[i]);
 				CHECK(ibv_wr_complete(qx) == errno_of);
@@ -273,43 +335,77 @@ static void overfull(void)
 	compare(list, room);
 }
 
+/* A queue pair in error. DC initiators are queue pairs of the driver's own type. */
+static void make_queue(enum ibv_qp_type type)
+{
+	struct mlx5dv_qp_init_attr own = { .comp_mask = MLX5DV_QP_INIT_ATTR_MASK_DC,
+		.dc_init_attr.dc_type = MLX5DV_DCTYPE_DCI };
+	struct ibv_qp_init_attr_ex attr = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = type, .pd = pd, .sq_sig_all = 1,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM,
+		.cap = { .max_send_wr = DEPTH, .max_send_sge = SGES, .max_inline_data = 300 },
+	};
+	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 }, error = { .qp_state = IBV_QPS_ERR };
+	struct mlx5dv_obj obj = { .qp = { .out = &ring } };
+	int fields = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+
+	if (type == IBV_QPT_UD)
+		fields |= IBV_QP_QKEY;
+	else if (type != IBV_QPT_DRIVER)
+		fields |= IBV_QP_ACCESS_FLAGS;
+	if (type != IBV_QPT_UD)
+		attr.send_ops_flags |= IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+			IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+	qp = type == IBV_QPT_DRIVER ? mlx5dv_create_qp(context, &attr, &own) : ibv_create_qp_ex(context, &attr);
+	CHECK(qp && qp->qp_type == type);
+	most_inline = attr.cap.max_inline_data;
+	qx = ibv_qp_to_qp_ex(qp);
+	direct = mlx5dv_qp_ex_from_ibv_qp_ex(qx);
+	CHECK(ibv_modify_qp(qp, &init, fields) == 0 && ibv_modify_qp(qp, &error, IBV_QP_STATE) == 0);
+	obj.qp.in = qp;
+	CHECK(mlx5dv_init_obj(&obj, MLX5DV_OBJ_QP) == 0 && ring.sq.stride == 64);
+	head = 0;
+	posted = polled = 0;
+}
+
+static void make_address(void)
+{
+	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = 3, .hop_limit = 9, .flow_label = 77 } };
+	struct mlx5dv_obj obj = { .ah = { .out = &address } };
+
+	CHECK(ibv_query_gid(context, 1, 3, &attr.grh.dgid) == 0);
+	ah = obj.ah.in = ibv_create_ah(pd, &attr);
+	CHECK(ah && mlx5dv_init_obj(&obj, MLX5DV_OBJ_AH) == 0);
+}
+
 int main(void)
 {
-	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
-	struct mlx5dv_obj obj = { .qp = { .out = &ring } };
-	int i;
+	static const enum ibv_qp_type types[] = { IBV_QPT_RC, IBV_QPT_UD, IBV_QPT_XRC_SEND, IBV_QPT_DRIVER };
+	int i, type;
 
 	open_soft();
 	for (i = 0; i < (int)sizeof buffer; i++)
 		buffer[i] = (char)(i * 31 + i / 256);
 	cq = ibv_create_cq(context, 128, NULL, NULL, 0);
 	CHECK(cq);
-	struct ibv_qp_init_attr_ex attr = {
-		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .pd = pd, .sq_sig_all = 1,
-		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE |
-			IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
-		.cap = { .max_send_wr = DEPTH, .max_recv_wr = 1, .max_send_sge = SGES, .max_recv_sge = 1, .max_inline_data = 300 },
-	};
-	qp = ibv_create_qp_ex(context, &attr);
-	CHECK(qp);
-	most_inline = attr.cap.max_inline_data;
-	qx = ibv_qp_to_qp_ex(qp);
-	connect_to_itself(qp);
-	CHECK(ibv_modify_qp(qp, &error, IBV_QP_STATE) == 0);
-	obj.qp.in = qp;
-	CHECK(mlx5dv_init_obj(&obj, MLX5DV_OBJ_QP) == 0 && ring.sq.stride == 64);
-	for (i = 0; i < 40000; i++) {
-		round_of(any(3) != 0);
-		poll_some(posted - polled > DEPTH - MOST ? any(DEPTH - MOST) : DEPTH);
-		if (!any(100)) {
-			poll_some(any(4));
-			overfull();
-			poll_some(DEPTH - MOST);
+	make_address();
+	for (type = 0; type < 4; type++) {
+		make_queue(types[type]);
+		for (i = 0; i < 20000; i++) {
+			/* ibv_post_send cannot name a DC target. */
+			round_of(types[type] == IBV_QPT_DRIVER || any(3) != 0);
+			poll_some(posted - polled > DEPTH - MOST ? any(DEPTH - MOST) : DEPTH);
+			if (!any(100)) {
+				poll_some(any(4));
+				overfull();
+				poll_some(DEPTH - MOST);
+			}
 		}
+		poll_some(0);
+		CHECK(ibv_destroy_qp(qp) == 0);
 	}
-	poll_some(0);
-	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
+	CHECK(ibv_destroy_ah(ah) == 0 && ibv_destroy_cq(cq) == 0);
 	close_soft();
 	puts("kept");
 	return 0;

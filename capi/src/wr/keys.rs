@@ -65,8 +65,7 @@ pub(crate) unsafe fn configure<T: Posts, const SENDS: bool>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let (queue_pair, building) = of(qp);
-        building.detour();
+        let (queue_pair, building) = (of(qp).0, detour::<T, SENDS>(qp));
         if building.stage != Stage::None {
             finish::<T, SENDS>(qp, building);
         }
@@ -79,7 +78,7 @@ pub(crate) unsafe fn configure<T: Posts, const SENDS: bool>(
         if !is_known || !is_inline || (*key).lkey & 0xff != 0 {
             return building.fail(libc::EOPNOTSUPP);
         }
-        if let Some(queue) = step_queue::<T, SENDS>(qp) {
+        if let Some(queue) = queue::<T, SENDS>(qp) {
             queue.close_steps(&mut building.steps);
         }
         let inline = queue_pair.capacities.max_inline_data as usize;

@@ -95,13 +95,15 @@ unsafe fn name<T: Posts, const SENDS: bool>(
     let (kind, remote) = (Kind::of::<T>(opcode), remote.unwrap_or_default());
     // SAFETY: the caller's promise: the steps were begun. Kinds are of the queue's service.
     unsafe {
-        let Some(queue) = step_queue::<T, SENDS>(qp) else { return false };
-        queue.name(&of(qp).1.common, InCalls { qp, kind, immediate, remote })
+        let Some(queue) = queue::<T, SENDS>(qp) else { return false };
+        let Building { steps, common, .. } = of(qp).1;
+        queue.name(steps, common, InCalls { qp, kind, immediate, remote })
     }
 }
 
 /// [`begin_usual`] if this request has to be recorded, an earlier one was, or the one before has no
-/// data. The parameters are in the order of the program's call, so that they stay where they are.
+/// data or lacks its destination. The parameters are in the order of the program's call, so that
+/// they stay where they are.
 ///
 /// # Safety
 /// As for [`of`].
@@ -117,11 +119,11 @@ unsafe extern "C" fn begin_recorded<T: Posts, const SENDS: bool>(
     // SAFETY: the caller's promise.
     unsafe {
         let building = of(qp).1;
-        let was_named = step_queue::<T, SENDS>(qp).is_some_and(|queue| queue.end_named());
-        if was_named && name::<T, SENDS>(qp, opcode, immediate, remote) {
-            return;
+        match queue::<T, SENDS>(qp).map_or(Ok(false), SendQueue::end_request) {
+            Ok(true) if name::<T, SENDS>(qp, opcode, immediate, remote) => return,
+            Ok(_) => building.detour(),
+            Err(reason) => building.fail(errno(reason)),
         }
-        building.detour();
         if building.stage != Stage::None {
             finish::<T, SENDS>(qp, building);
             // A batch has looked for space.
@@ -152,15 +154,11 @@ unsafe fn record<T: Posts, const SENDS: bool>(
     if let Some(remote) = remote {
         usual.remote = remote;
     }
-    building.stage = if kind.is_usual() { Stage::Named } else { Stage::Other };
+    building.stage = Stage::Named;
+    (building.address, building.srqn) = (None, NO_SRQ);
     // SAFETY: as above.
-    if let Some(queue) = unsafe { step_queue::<T, SENDS>(qp) } {
+    if let Some(queue) = unsafe { queue::<T, SENDS>(qp) } {
         queue.close_steps(&mut building.steps);
-    }
-    match T::TYPE {
-        QpType::Ud | QpType::DcInitiator => building.address = None,
-        QpType::XrcSend => building.srqn = NO_SRQ,
-        _ => {}
     }
 }
 
@@ -174,8 +172,7 @@ unsafe fn begin<T: Posts, const SENDS: bool>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let building = of(qp).1;
-        building.detour();
+        let building = detour::<T, SENDS>(qp);
         if building.stage != Stage::None {
             finish::<T, SENDS>(qp, building);
         }
@@ -191,7 +188,7 @@ unsafe fn begin<T: Posts, const SENDS: bool>(
 /// As for [`of`].
 pub(super) unsafe fn record_named<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's promise.
-    let (building, queue) = unsafe { (of(qp).1, step_queue::<T, SENDS>(qp)) };
+    let (building, queue) = unsafe { (of(qp).1, queue::<T, SENDS>(qp)) };
     building.detour();
     let Some(queue) = queue else { return };
     let Some(named) = queue.take_back() else { return };
@@ -203,6 +200,7 @@ pub(super) unsafe fn record_named<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_e
         immediate: u32::from_ne_bytes(named.immediate.to_bytes()),
         flags: named.flags,
     };
+    (building.address, building.srqn) = (named.address, named.srqn.unwrap_or(NO_SRQ));
     building.stage = Stage::Named;
 }
 
@@ -213,8 +211,7 @@ pub(super) unsafe fn record_named<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_e
 pub(crate) unsafe fn encoded<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, wqe: &[u8]) {
     // SAFETY: the caller's promise; what a program promises is what the batch asks for.
     unsafe {
-        let building = of(qp).1;
-        building.detour();
+        let building = detour::<T, SENDS>(qp);
         if building.stage != Stage::None {
             finish::<T, SENDS>(qp, building);
         }

@@ -5,6 +5,9 @@
 
 use std::ffi::c_void;
 
+use uverbs::qp_type::Dci;
+use uverbs_mlx5::send_queue::{Datagram, DcTarget, Destination, XrcTarget};
+
 use super::operations::record_named;
 use super::*;
 use crate::ah::Ah;
@@ -78,30 +81,123 @@ unsafe fn copy_ends<U: Copy>(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-/// `ibv_wr_set_ud_addr`.
-pub(super) unsafe extern "C" fn set_ud_addr(
-    qp: *mut ibv_qp_ex,
-    ah: *mut ibv_ah,
-    qpn: u32,
-    qkey: u32,
-) {
-    // SAFETY: the caller's queue pair, after start, and its address handle.
-    unsafe { of(qp).1.address = Ah::datagram(ah, qpn, qkey) };
+forms! {
+    /// `ibv_wr_set_ud_addr`.
+    pub(super) fn set_ud_addr / set_ud_addr_newer [T: Posts, const SENDS: bool](
+        qp: *mut ibv_qp_ex,
+        ah: *mut ibv_ah,
+        qpn: u32,
+        qkey: u32,
+    ) {
+        if T::TYPE != QpType::Ud {
+            return;
+        }
+        // SAFETY: the caller's queue pair, after start, and its address handle.
+        unsafe {
+            let is_added = Ah::datagram(ah, qpn, qkey).is_some_and(|address| {
+                add::<T, SENDS>(qp, Datagram(&address))
+            });
+            if !is_added {
+                record_ud_addr(qp, ah, qpn, qkey);
+            }
+        }
+    }
+}
+
+/// [`set_ud_addr`] of a recorded request. The parameters are the program's, because an address that
+/// is lent to a function would have to be in memory.
+///
+/// # Safety
+/// As for [`set_ud_addr`].
+#[inline(never)]
+unsafe extern "C" fn record_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
+    // SAFETY: the caller's promise.
+    unsafe { record_address(qp, Ah::datagram(ah, qpn, qkey)) };
 }
 
 /// `mlx5dv_wr_set_dc_addr`.
 ///
 /// # Safety
-/// The caller's queue pair, after start, and its address handle.
+/// The caller's queue pair, after start, which is a DC initiator, and its address handle.
 pub(crate) unsafe fn set_dc_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, dctn: u32, key: u64) {
     // SAFETY: the caller's promise.
-    unsafe { of(qp).1.address = Ah::dc_target(ah, dctn, key) };
+    unsafe {
+        let is_added = Ah::dc_target(ah, dctn, key)
+            .is_some_and(|address| add::<Dci, true>(qp, DcTarget(&address)));
+        if !is_added {
+            record_dc_addr(qp, ah, dctn, key);
+        }
+    }
 }
 
-/// `ibv_wr_set_xrc_srqn`.
-pub(super) unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
-    // SAFETY: the caller's queue pair, after start.
-    unsafe { of(qp) }.1.srqn = srqn;
+/// [`set_dc_addr`] of a recorded request, as [`record_ud_addr`].
+///
+/// # Safety
+/// As for [`set_dc_addr`].
+#[inline(never)]
+unsafe extern "C" fn record_dc_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, dctn: u32, key: u64) {
+    // SAFETY: the caller's promise.
+    unsafe { record_address(qp, Ah::dc_target(ah, dctn, key)) };
+}
+
+forms! {
+    /// `ibv_wr_set_xrc_srqn`.
+    pub(super) fn set_xrc_srqn / set_xrc_srqn_newer [T: Posts, const SENDS: bool](
+        qp: *mut ibv_qp_ex,
+        srqn: u32,
+    ) {
+        if T::TYPE != QpType::XrcSend {
+            return;
+        }
+        // SAFETY: the caller's queue pair, after start.
+        unsafe {
+            if !add::<T, SENDS>(qp, XrcTarget(srqn)) {
+                record_srqn(qp, srqn);
+            }
+        }
+    }
+}
+
+/// Gives the request in the ring its destination; `false` if that has to be recorded, or refused.
+///
+/// # Safety
+/// As for [`of`], and the queue pair is of type `T`.
+#[inline(always)]
+unsafe fn add<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, to: impl Destination) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let queue = queue::<T, SENDS>(qp);
+        queue.is_some_and(|queue| queue.add_destination(&of(qp).1.steps, to))
+    }
+}
+
+/// Records the address of a recorded request; `None` if the program gave no address handle.
+///
+/// # Safety
+/// As for [`of`].
+unsafe fn record_address(qp: *mut ibv_qp_ex, address: Option<DatagramAddress>) {
+    // SAFETY: the caller's promise.
+    let building = unsafe { of(qp).1 };
+    building.detour();
+    if address.is_none() || building.stage == Stage::None || building.address.is_some() {
+        return building.fail(libc::EINVAL);
+    }
+    building.address = address;
+}
+
+/// Records the shared receive queue that a recorded request goes to.
+///
+/// # Safety
+/// As for [`of`].
+#[inline(never)]
+unsafe fn record_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
+    // SAFETY: the caller's promise.
+    let building = unsafe { of(qp).1 };
+    building.detour();
+    if building.stage == Stage::None || building.srqn != NO_SRQ {
+        return building.fail(libc::EINVAL);
+    }
+    building.srqn = srqn;
 }
 
 forms! {
@@ -115,7 +211,7 @@ forms! {
         // SAFETY: the caller's queue pair, after start; what a program promises is what it asks
         // for.
         unsafe {
-            let queue = step_queue::<T, SENDS>(qp);
+            let queue = queue::<T, SENDS>(qp);
             if !queue.is_some_and(|queue| queue.add(address, length, lkey)) {
                 record_sge::<T, SENDS>(qp, lkey, address, length);
             }
@@ -137,7 +233,7 @@ unsafe extern "C" fn record_sge<T: Posts, const SENDS: bool>(
     if takes_data {
         building.sges[0] = Sge::new(address, length, lkey);
         building.count = 1;
-        building.stage = Stage::One;
+        building.stage = Stage::Listed;
     }
 }
 
@@ -171,7 +267,7 @@ forms! {
                 let sge = *list.add(place);
                 Sge::new(sge.addr, sge.length, sge.lkey)
             };
-            let queue = step_queue::<T, SENDS>(qp);
+            let queue = queue::<T, SENDS>(qp);
             if !queue.is_some_and(|queue| queue.add_list(&of(qp).1.common, count, sge)) {
                 record_list::<T, SENDS>(qp, count, list);
             }
@@ -196,7 +292,7 @@ unsafe fn record_list<T: Posts, const SENDS: bool>(
     // SAFETY: the caller's list.
     match unsafe { post::converted(&mut building.sges, list, length) } {
         Ok(_) => {
-            (building.count, building.stage) = (count, Stage::List);
+            (building.count, building.stage) = (count, Stage::Listed);
         }
         Err(reason) => building.fail(errno(reason)),
     }
@@ -237,7 +333,7 @@ forms! {
         let start = address.cast_const().cast();
         // SAFETY: the caller's queue pair, after start; the bytes are the program's.
         unsafe {
-            let queue = step_queue::<T, SENDS>(qp);
+            let queue = queue::<T, SENDS>(qp);
             if !queue.is_some_and(|queue| queue.add_short(&of(qp).1.common, start, length)) {
                 either!(set_two_blocks::<T, SENDS>, set_two_blocks_newer::<T, SENDS>)(
                     qp, start, length,
@@ -261,7 +357,7 @@ forms! {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let queue = step_queue::<T, SENDS>(qp);
+            let queue = queue::<T, SENDS>(qp);
             if !queue.is_some_and(|queue| queue.add_two_blocks(&of(qp).1.common, start, length)) {
                 set_long::<T, SENDS>(qp, start, length);
             }
@@ -281,7 +377,7 @@ unsafe extern "C" fn set_long<T: Posts, const SENDS: bool>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let queue = step_queue::<T, SENDS>(qp);
+        let queue = queue::<T, SENDS>(qp);
         if !queue.is_some_and(|queue| queue.add_inline(&of(qp).1.common, start, length)) {
             record_inline::<T, SENDS>(qp, start, length);
         }

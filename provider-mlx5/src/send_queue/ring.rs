@@ -321,16 +321,18 @@ impl Next {
 /// Requests in a form of the program's own, see [`steps`](super::steps).
 impl Next {
     /// Writes the header of a request to the next block, and enters its id. `half` is the first
-    /// half of the control segment, but for the first word. Returns the block.
+    /// half of the control segment, but for the first word. `destination` is the number of
+    /// octowords that are left out for the destination. Returns the block.
     ///
     /// # Safety
-    /// The block is free.
+    /// The block is free, and so is the next one if the header does not end in the first.
     #[inline(always)]
     pub(super) unsafe fn write_header(
         &self,
         common: &Common,
         header: &impl Header,
         half: u64,
+        destination: usize,
     ) -> *mut Wide {
         let block = self.block().cast::<u64>();
         // A sum, because one instruction makes it.
@@ -340,7 +342,8 @@ impl Next {
             block.write(first_word(word) | half);
             block.add(1).write(common.mode(header));
             if header.may_have_remote() {
-                block.cast::<Octoword>().add(1).write(header.remote().octoword());
+                let remote = block.cast::<Octoword>().add(1 + destination);
+                remote.write(header.remote().octoword());
             }
         }
         block.cast()
@@ -382,7 +385,7 @@ impl Next {
         let octowords = header.octowords() & 3;
         // SAFETY: the block is free, and holds two octowords and an SGE.
         unsafe {
-            let block = self.write_header(common, header, common.halves[octowords]);
+            let block = self.write_header(common, header, common.halves[octowords], 0);
             self.enter_id(header);
             let (address, lkey) = address_and_lkey();
             write_sge(block.add(octowords), address, length, lkey);
@@ -418,7 +421,7 @@ impl Next {
         // SAFETY: so many blocks are free, and hold all data.
         unsafe {
             let half = common.number | second_word(octowords as u32);
-            let block = self.write_header(common, header, half);
+            let block = self.write_header(common, header, half, 0);
             self.enter_id(header);
             let data = core::slice::from_raw_parts(start(), length);
             Inline(data).store(block.add(header.octowords() & 3), size, 1, 4 * MOST);
@@ -450,7 +453,7 @@ impl Next {
         // SAFETY: both blocks are free, and hold all data.
         unsafe {
             let half = common.number | second_word(bytes.div_ceil(16) as u32);
-            let block = self.write_header(common, header, half);
+            let block = self.write_header(common, header, half, 0);
             self.enter_id(header);
             write_inline(block.add(octowords), start(), length);
             Some(block)

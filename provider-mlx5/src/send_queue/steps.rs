@@ -3,8 +3,10 @@
 //!
 //! Each step is stored at its place in the ring. The header that the first step stores says that
 //! one SGE follows, which is the usual case: a second step that adds an SGE does not write the
-//! header again. The queue's fast path moves on with each request, its head when the requests are
-//! published: what is between is what was built and not published.
+//! header again. Where requests name their destination (UD, XRC, DC), that is one more step, before
+//! the data or after it; the first step leaves its octowords free. The queue's fast path moves on
+//! with each request, its head when the requests are published: what is between is what was built
+//! and not published.
 //!
 //! Requests that this path cannot build are built by a [`Batch`], which continues where the steps
 //! end ([`SendQueue::batch_from`]) and gives the position back ([`Batch::pause`]).
@@ -20,10 +22,10 @@ pub use state::{Common, Header, Named, Steps};
 use super::payload::{Inline, PREFIX, Payload, segment_octowords};
 use super::ring::{Next, is_two_blocks, write_inline, write_sge};
 use super::wide::{Wide, copy_in_pairs, wide};
-use super::{Batch, Block, SendQueue, Transport};
+use super::{Batch, Block, Destination, SendQueue, Transport};
 use crate::barrier;
 use crate::doorbell::Plain;
-use crate::format::{MAX_DS, Opcode, U32, WQEBB_SIZE};
+use crate::format::{AddressVector, MAX_DS, Opcode, U32, WQEBB_SIZE, XrcSegment};
 use crate::mmio::BlueFlame;
 use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
 use crate::sync::Ordering;
@@ -38,16 +40,24 @@ const MAX_COPIED: usize = super::publish::MAX_COPIED as usize / WQEBB_SIZE;
 
 /// Flag of [`Next::at`] while a request was named and has no data yet. It is above every limit, so
 /// no other request is named meanwhile. The bits below [`WQEBB_SIZE`] are the length of the header
-/// then, in bytes, and the rest is the place behind the request's block.
+/// then, in bytes and without the destination, and the rest is the place behind the request's first
+/// block.
 const NAMED: usize = 1 << 30;
-/// What is left of [`Next::at`] when the request has data.
-const PLACE: usize = (NAMED - 1) & !(WQEBB_SIZE - 1);
+/// Flag of [`Next::at`] while the request that was named last lacks its destination. It is above
+/// every limit, too.
+const LACKS_DESTINATION: usize = 1 << 29;
+/// What is left of [`Next::at`] when the request is complete.
+const PLACE: usize = (LACKS_DESTINATION - 1) & !(WQEBB_SIZE - 1);
 
 impl Next {
-    /// Where the data of the request that was named goes. `at` is [`Next::at`].
+    /// Where the data of the request that was named goes. `at` is [`Next::at`], and `destination`
+    /// the number of the destination's octowords, a constant.
     #[inline(always)]
-    fn data(&self, at: usize) -> *mut Wide {
-        self.base.wrapping_byte_add(at).wrapping_byte_sub(NAMED + WQEBB_SIZE).cast()
+    fn data(&self, at: usize, destination: usize) -> *mut Wide {
+        if destination == 0 {
+            return self.base.wrapping_byte_add(at).wrapping_byte_sub(NAMED + WQEBB_SIZE).cast();
+        }
+        self.named(at).wrapping_byte_add(at % WQEBB_SIZE + 16 * destination)
     }
 
     /// The block of the request that was named, or the block before `at`.
@@ -78,30 +88,68 @@ unsafe fn set_length(block: *mut Wide, octowords: usize) {
 }
 
 impl<T: Transport> SendQueue<T, BlueFlame> {
-    /// Builds a request whose data follows, behind those before. `false`, and nothing has changed,
-    /// if there is one already that has no data yet ([`SendQueue::end_named`]), or a batch has to
-    /// do it.
+    /// Octowords of the destination, which is between control segment and operation.
+    const DESTINATION: usize = T::SERVICE.address_octowords();
+    /// Whether the data always starts behind the first block, and ends behind it.
+    const IS_LONG: bool = Self::DESTINATION == 3;
+    /// What a setter of data leaves of [`Next::at`].
+    const KEPT: usize = if Self::DESTINATION > 0 { PLACE | LACKS_DESTINATION } else { PLACE };
+
+    /// Builds a request whose data follows, and its destination if the service has one, behind
+    /// those before. `false`, and nothing has changed, if there is one already that is not complete
+    /// ([`SendQueue::end_request`]), or a batch has to do it.
     ///
     /// # Safety
     /// Since [`SendQueue::begin_steps`] the queue was used as [`SendQueue::batch_from`] says. Its
     /// service has the operation, which demands nothing of its data, and of which the header says
     /// all. `common` is the queue's.
     #[inline(always)]
-    pub unsafe fn name(&mut self, common: &Common, header: impl Header) -> bool {
+    pub unsafe fn name(&mut self, steps: &mut Steps, common: &Common, header: impl Header) -> bool {
         let next = &mut self.next;
-        if !next.has(1) {
+        if !next.has(if Self::IS_LONG { 2 } else { 1 }) {
             return false;
         }
         let octowords = header.octowords() & 3;
-        // SAFETY: the block before the limit is free. The load of the entry is volatile, so that
+        // SAFETY: the blocks before the limit are free. The load of the entry is volatile, so that
         // the change before it is one instruction on memory.
         unsafe {
-            next.write_header(common, &header, common.halves[octowords]);
+            let half = common.halves[octowords];
+            let block = next.write_header(common, &header, half, Self::DESTINATION);
+            if Self::DESTINATION > 0 {
+                steps.named = block;
+            }
             next.entry = next.entry.wrapping_add(1);
             let entry = (&raw const next.entry).read_volatile().wrapping_sub(1);
             (*entry).store(header.wr_id(), Ordering::Relaxed);
         }
-        next.at = next.at.wrapping_add(NAMED + WQEBB_SIZE + 16 * octowords);
+        let flags = if Self::DESTINATION > 0 { NAMED | LACKS_DESTINATION } else { NAMED };
+        next.at = next.at.wrapping_add(flags + WQEBB_SIZE + 16 * octowords);
+        true
+    }
+
+    /// Gives the request that was named last its destination, before or after its data. `false`,
+    /// and nothing has changed, if it has one already, there is no such request, or the service has
+    /// no such destinations.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::name`], which was given `steps`.
+    #[inline(always)]
+    pub unsafe fn add_destination<D: Destination>(
+        &mut self,
+        steps: &Steps,
+        destination: D,
+    ) -> bool {
+        let at = self.next.at;
+        if D::OCTOWORDS != Self::DESTINATION || at & LACKS_DESTINATION == 0 {
+            crate::hint::cold_path();
+            return false;
+        }
+        self.next.at = at & !LACKS_DESTINATION;
+        for index in 0..D::OCTOWORDS {
+            // SAFETY: a request was named in that block, and has not been published since, because
+            // it lacks its destination. The block has space for that behind the control segment.
+            unsafe { steps.named.add(1 + index).write(wide(destination.octoword(index))) };
+        }
         true
     }
 
@@ -122,10 +170,30 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             crate::hint::cold_path();
             return false;
         }
-        // SAFETY: the block that was named has four octowords, of which two are taken at most.
-        unsafe { write_sge(self.next.data(at), address, length, lkey) };
-        self.next.at = at & PLACE;
+        // SAFETY: the block that was named, or the next one, which is free, too, has an octoword
+        // for the SGE.
+        unsafe {
+            write_sge(self.next.data(at, Self::DESTINATION), address, length, lkey);
+            if Self::IS_LONG {
+                self.end_in_second_block(at);
+                return true;
+            }
+        }
+        self.next.at = at & Self::KEPT;
         true
+    }
+
+    /// Ends the request that was named in the second block. `at` is [`Next::at`].
+    ///
+    /// # Safety
+    /// That block is before the limit.
+    #[inline(always)]
+    unsafe fn end_in_second_block(&mut self, at: usize) {
+        let (entry, behind) = (self.next.entry, (at & Self::KEPT) + WQEBB_SIZE);
+        self.next.entry = entry.wrapping_add(1);
+        self.next.at = behind;
+        // SAFETY: before the limit, so within ring and table.
+        unsafe { self.ring.note_inner(entry.wrapping_sub(1), 2, self.counter(behind)) };
     }
 
     /// Gives the request that was named data that is copied, if it fits into one block. `false`,
@@ -136,14 +204,14 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     #[inline(always)]
     pub unsafe fn add_short(&mut self, common: &Common, start: *const u8, length: usize) -> bool {
         // Neither empty nor too long, in one comparison.
-        if length.wrapping_sub(1) >= common.max_short {
+        if Self::IS_LONG || length.wrapping_sub(1) >= common.max_short {
             return false;
         }
         let at = self.next.at;
         if at & NAMED == 0 {
             return false;
         }
-        let octowords = segment_octowords(at % WQEBB_SIZE + length);
+        let octowords = Self::DESTINATION + segment_octowords(at % WQEBB_SIZE + length);
         // SAFETY: the block that was named has space for all data.
         unsafe {
             let block = self.next.named(at);
@@ -153,10 +221,10 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             let (data, size) =
                 (core::slice::from_raw_parts(start, length), segment_octowords(length));
             core::hint::assert_unchecked(size > 0);
-            Inline(data).store(self.next.data(at), size, 1, 2);
+            Inline(data).store(self.next.data(at, Self::DESTINATION), size, 1, 2);
             set_length(block, octowords);
         }
-        self.next.at = at & PLACE;
+        self.next.at = at & Self::KEPT;
         true
     }
 
@@ -176,20 +244,25 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         if at & NAMED == 0 || length.wrapping_sub(1) >= common.max_inline {
             return false;
         }
-        let (bytes, behind) = (at % WQEBB_SIZE + PREFIX + length, (at & PLACE) + WQEBB_SIZE);
-        if !is_two_blocks(bytes) || behind > self.next.limit {
+        let header = at % WQEBB_SIZE + 16 * Self::DESTINATION;
+        let (bytes, behind) = (header + PREFIX + length, (at & PLACE) + WQEBB_SIZE);
+        if !is_two_blocks(bytes) || (!Self::IS_LONG && behind > self.next.limit) {
             return false;
         }
-        let (block, entry) = (self.next.named(at), self.next.entry);
+        let block = self.next.named(at);
         // SAFETY: the request was built here, and both blocks are free. They hold all data.
         unsafe {
             if is_read(block) {
                 return false;
             }
-            self.next.entry = entry.wrapping_add(1);
-            self.next.at = behind;
-            self.ring.note_inner(entry.wrapping_sub(1), 2, self.counter(behind));
-            write_inline(block.byte_add(at % WQEBB_SIZE), start, length);
+            self.end_in_second_block(at);
+            let to = block.byte_add(header);
+            if Self::DESTINATION > 0 && length < 16 {
+                let data = core::slice::from_raw_parts(start, length);
+                Inline(data).store(to, segment_octowords(length), 1, 2);
+            } else {
+                write_inline(to, start, length);
+            }
             set_length(block, bytes.div_ceil(16));
         }
         true
@@ -207,7 +280,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         if at & NAMED == 0 || length.wrapping_sub(1) >= common.max_inline {
             return false;
         }
-        let (block, octowords) = (self.next.named(at), segment_octowords(at % WQEBB_SIZE + length));
+        let header = at % WQEBB_SIZE + 16 * Self::DESTINATION;
+        let (block, octowords) = (self.next.named(at), segment_octowords(header + length));
         // SAFETY: the request was built here; the length was compared, so there are free blocks for
         // all data.
         unsafe {
@@ -215,7 +289,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
                 return false;
             }
             let data = core::slice::from_raw_parts(start, length);
-            let to = block.byte_add(at % WQEBB_SIZE);
+            let to = block.byte_add(header);
             Inline(data).store(to, segment_octowords(length), 1, MAX_DS as usize);
             set_length(block, octowords);
         }
@@ -242,7 +316,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         if !(0..count).all(|place| sge(place).is_usual()) {
             return false;
         }
-        let (block, before) = (self.next.named(at), at % WQEBB_SIZE / 16);
+        let (block, before) = (self.next.named(at), Self::DESTINATION + at % WQEBB_SIZE / 16);
         // SAFETY: the request was built here; so there are free blocks for all SGEs.
         unsafe {
             if !self.extend(before + count) {
@@ -263,14 +337,14 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// As for [`SendQueue::add_short`].
     #[inline(always)]
     unsafe fn extend(&mut self, octowords: usize) -> bool {
-        let at = self.next.at & PLACE;
+        let at = self.next.at & Self::KEPT;
         if octowords <= 4 {
             self.next.at = at;
             return true;
         }
         let blocks = octowords.div_ceil(4);
         let behind = at + (blocks - 1) * WQEBB_SIZE;
-        if behind > self.next.limit {
+        if behind & PLACE > self.next.limit {
             return false;
         }
         let entry = self.next.entry.wrapping_sub(1);
@@ -283,36 +357,49 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
 
     /// Makes the request that was named one without data; whether there was one.
     #[inline(never)]
-    pub fn end_named(&mut self) -> bool {
+    fn end_named(&mut self) -> bool {
         let at = self.next.at;
         if at & NAMED == 0 {
             return false;
         }
-        self.next.at = at & PLACE;
-        // SAFETY: the request was named in that block.
-        unsafe { set_length(self.next.named(at), at % WQEBB_SIZE / 16) };
+        let octowords = Self::DESTINATION + at % WQEBB_SIZE / 16;
+        self.next.at = at & Self::KEPT;
+        // SAFETY: the request was named in that block; if its header does not end there, the next
+        // one is before the limit.
+        unsafe {
+            set_length(self.next.named(at), octowords);
+            if Self::IS_LONG && octowords > 4 {
+                self.end_in_second_block(at);
+            }
+        }
         true
     }
 
-    /// Removes the request whose operation was set and that has no data yet.
+    /// Removes the request that was named and has no data yet.
     pub fn take_back(&mut self) -> Option<Named> {
-        if !self.end_named() {
+        let at = self.next.at;
+        if at & NAMED == 0 {
             return None;
         }
-        let block = self.next.named(self.next.at).cast::<u8>();
+        let block = self.next.named(at);
         self.next.entry = self.next.entry.wrapping_sub(1);
-        self.next.at -= WQEBB_SIZE;
+        self.next.at = (at & PLACE) - WQEBB_SIZE;
         // SAFETY: the request was written here, and nothing else writes the ring or the table's
-        // entry.
+        // entry. Of a request without remote address these are other bytes of free blocks.
         unsafe {
             let wr_id = (*self.next.entry).load(Ordering::Relaxed);
-            let opcode = Opcode(block.add(OPCODE).read());
-            let flags = PostFlags::from_bits_retain(block.add(FLAGS).read());
-            let immediate = U32::from_bytes(block.add(FLAGS + 1).cast::<[u8; 4]>().read());
-            let [address, rkey] = block.add(16).cast::<Octoword>().read();
+            let control = block.cast::<u8>();
+            let opcode = Opcode(control.add(OPCODE).read());
+            let flags = PostFlags::from_bits_retain(control.add(FLAGS).read());
+            let immediate = U32::from_bytes(control.add(FLAGS + 1).cast::<[u8; 4]>().read());
+            let [address, rkey] = block.add(1 + Self::DESTINATION).cast::<Octoword>().read();
             let rkey = u32::from_be(rkey.to_le() as u32);
             let remote = Remote::new(u64::from_be(address), rkey);
-            Some(Named { wr_id, opcode, flags, immediate, remote })
+            let destination = block.wrapping_add(1);
+            let has = |octowords| Self::DESTINATION == octowords && at & LACKS_DESTINATION == 0;
+            let address = has(3).then(|| destination.cast::<AddressVector>().read());
+            let srqn = has(1).then(|| destination.cast::<XrcSegment>().read().srqn.get());
+            Some(Named { wr_id, opcode, flags, immediate, remote, address, srqn })
         }
     }
 
@@ -530,12 +617,16 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     }
 
     /// Publishes what was built, if it is one request that the register takes, if it takes any.
-    /// `false`, and nothing is published, otherwise. A request that was named has no data then.
+    /// `false`, and nothing is published, otherwise. A request that was named has no data then,
+    /// unless it lacks its destination.
     ///
     /// # Safety
     /// As for [`SendQueue::publish_one`].
     #[inline(always)]
     pub unsafe fn publish_long(&mut self) -> bool {
+        if self.lacks_destination() {
+            return false;
+        }
         self.end_named();
         let blocks = self.built() as usize;
         if blocks.wrapping_sub(1) >= MAX_COPIED {
@@ -552,14 +643,15 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         true
     }
 
-    /// Publishes what was built. `false` if that is nothing.
+    /// Publishes what was built. `false` if that is nothing, or the last request lacks its
+    /// destination.
     ///
     /// # Safety
     /// As for [`SendQueue::publish_one`]; no request was named that has no data yet.
     #[inline(always)]
     pub unsafe fn publish_steps(&mut self) -> bool {
         let built = self.built();
-        if built == 0 {
+        if built == 0 || self.lacks_destination() {
             return false;
         }
         // By the first bytes of the last request.
@@ -586,7 +678,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// place back.
     ///
     /// # Errors
-    /// As for [`SendQueue::batch`], if nothing was built.
+    /// As for [`SendQueue::batch`], if nothing was built. As for [`SendQueue::end_request`].
     ///
     /// # Safety
     /// The steps were begun with this queue, and since then nothing was built, published or reset
@@ -595,7 +687,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         &mut self,
         steps: &mut Steps,
     ) -> Result<Batch<'_, T, BlueFlame>, PostError> {
-        self.end_named();
+        self.end_request()?;
         // SAFETY: the caller's promise is the same.
         unsafe { self.reopen_steps(steps) };
         if self.has_no_steps() && !steps.has_batch {

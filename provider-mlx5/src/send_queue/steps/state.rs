@@ -1,30 +1,33 @@
 //! What requests that are built step by step have in common, and where building them is.
 
 use core::mem::replace;
+use core::ptr::null_mut;
 
 use super::super::encode::{mode_word, second_word};
-use super::super::wide::narrow;
+use super::super::wide::{Wide, narrow};
 use super::super::{Batch, SendQueue, Transport};
-use super::PLACE;
-use crate::format::{MAX_READ_SGE, Opcode, U32, WQEBB_SIZE};
+use super::{LACKS_DESTINATION, PLACE};
+use crate::format::{AddressVector, MAX_READ_SGE, Opcode, U32, WQEBB_SIZE};
 use crate::mmio::BlueFlame;
-use crate::request::{PostFlags, Remote};
+use crate::request::{PostError, PostFlags, Remote};
 
 /// Most bytes of inline data for which a block is sure to have space behind a header of two
-/// octowords.
-const MAX_SHORT: usize = WQEBB_SIZE - 32 - 4;
+/// octowords, and a destination of so many.
+const fn max_short(destination: usize) -> usize {
+    (WQEBB_SIZE - 32 - 4_usize).saturating_sub(16 * destination)
+}
 
 /// The parts of control segments that all requests of a queue share. Made by [`SendQueue::common`].
 #[derive(Debug)]
 #[repr(C)]
 pub struct Common {
     /// The first half of a control segment, without its first word: for requests of one SGE behind
-    /// headers of so many octowords.
+    /// headers of so many octowords, and the destination.
     pub(in crate::send_queue) halves: [u64; 4],
     /// The same of no length.
     pub(in crate::send_queue) number: u64,
     pub(in crate::send_queue) max_inline: usize,
-    /// The least of that and [`MAX_SHORT`].
+    /// The least of that and [`max_short`].
     pub(in crate::send_queue) max_short: usize,
     pub(in crate::send_queue) max_sge: u32,
     /// The control segment's second half for each combination of the caller's flags. As long as a
@@ -62,12 +65,16 @@ pub struct Steps {
     pub(super) has_batch: bool,
     /// What the limit was before the steps were closed.
     pub(super) open: usize,
+    /// The first block of the request that was named last. It is used only while that request lacks
+    /// its destination.
+    pub(super) named: *mut Wide,
 }
 
 /// The operation of a request: a message, or an access to remote memory. Each part is read where it
 /// is stored, so that few of them need a register at a time.
 pub trait Header {
-    /// Octowords: 1, or 2 with a remote address. No other number is written.
+    /// Octowords without the destination: 1, or 2 with a remote address. No other number is
+    /// written.
     fn octowords(&self) -> usize;
     /// Whether there may be a remote address.
     fn may_have_remote(&self) -> bool {
@@ -94,11 +101,16 @@ pub struct Named {
     pub flags: PostFlags,
     pub immediate: U32,
     pub remote: Remote,
+    /// The UD destination or DC target.
+    pub address: Option<AddressVector>,
+    /// The number of the remote XRC SRQ.
+    pub srqn: Option<u32>,
 }
 
 impl Steps {
     /// Those of no queue: not straight.
-    pub const NONE: Self = Self { detour: 1, is_closed: false, has_batch: false, open: 0 };
+    pub const NONE: Self =
+        Self { detour: 1, is_closed: false, has_batch: false, open: 0, named: null_mut() };
 
     /// Whether all requests were built here, so that [`SendQueue::publish_one`] and
     /// [`SendQueue::publish_steps`] know of all.
@@ -129,12 +141,14 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// caller's number for them selects, see [`Header::mode`].
     pub fn common(&self, flags: impl Fn(u8) -> PostFlags) -> Common {
         let [number, _] = narrow(self.base);
-        let max_inline = self.limits.max_inline;
+        let (max_inline, destination) = (self.limits.max_inline, T::SERVICE.address_octowords());
         Common {
-            halves: core::array::from_fn(|header| number | second_word(header as u32 + 1)),
+            halves: core::array::from_fn(|header| {
+                number | second_word((header + destination + 1) as u32)
+            }),
             number,
             max_inline,
-            max_short: max_inline.min(MAX_SHORT),
+            max_short: max_inline.min(max_short(destination)),
             max_sge: self.limits.max_sge.min(MAX_READ_SGE),
             modes: core::array::from_fn(|number| {
                 mode_word(flags(number as u8).bits(), 0) | self.mode
@@ -181,8 +195,28 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         self.built() == 0
     }
 
+    /// Ends the request that was named last. Returns whether it had no data yet; it stays without.
+    ///
+    /// # Errors
+    /// [`PostError::BadDestination`] if it lacks its destination. It counts as built nevertheless;
+    /// the batch that has it must be aborted.
+    pub fn end_request(&mut self) -> Result<bool, PostError> {
+        let was_named = self.end_named();
+        if !self.lacks_destination() {
+            return Ok(was_named);
+        }
+        self.next.at &= !LACKS_DESTINATION;
+        Err(PostError::BadDestination)
+    }
+
+    /// Whether the request that was named last lacks its destination.
+    #[inline(always)]
+    pub(super) fn lacks_destination(&self) -> bool {
+        Self::DESTINATION > 0 && self.next.at & LACKS_DESTINATION != 0
+    }
+
     /// Closes this path until a batch has said where it ended. A request that was named has no data
-    /// then.
+    /// then. If it lacks its destination, [`SendQueue::batch_from`] says so.
     pub fn close_steps(&mut self, steps: &mut Steps) {
         self.end_named();
         if !steps.is_closed {
