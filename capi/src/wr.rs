@@ -387,11 +387,11 @@ forms! {
             if !building.steps.is_straight() {
                 return complete_any::<T, SENDS>(qp);
             }
-            if let Err(start) = queue.publish_one() {
+            if let Err((start, head)) = queue.publish_one() {
                 return either!(
                     complete_two_blocks::<T, SENDS>,
                     complete_two_blocks_newer::<T, SENDS>
-                )(qp, start);
+                )(qp, start, head);
             }
             queue_pair.send_lock.release();
             0
@@ -401,7 +401,8 @@ forms! {
 
 forms! {
     beside
-    /// [`complete`] of one request of two blocks that was built step by step, from `start` on.
+    /// [`complete`] of one request of two blocks that was built step by step: `start` and `head`
+    /// are those of [`SendQueue::publish_one`].
     ///
     /// # Safety
     /// As for [`complete`].
@@ -409,10 +410,11 @@ forms! {
     fn complete_two_blocks / complete_two_blocks_newer [T: Posts, const SENDS: bool](
         qp: *mut ibv_qp_ex,
         start: usize,
+        head: u32,
     ) -> c_int {
         // SAFETY: the caller's promise.
         unsafe {
-            if post::sends::<T>(qp.cast()).publish_two_blocks(start) {
+            if post::sends::<T>(qp.cast()).publish_two_blocks(start, head) {
                 Qp::of(qp.cast()).send_lock.release();
                 return 0;
             }

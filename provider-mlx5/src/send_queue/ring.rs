@@ -442,17 +442,14 @@ impl Next {
         length: usize,
         start: impl FnOnce() -> *const u8,
     ) -> Option<*mut Wide> {
-        if length.wrapping_sub(1) >= common.max_inline {
-            return None;
-        }
         let octowords = header.octowords() & 3;
-        let bytes = 16 * octowords + PREFIX + length;
-        if !is_two_blocks(bytes) || !self.has(2) {
+        let all = common.two_blocks(octowords, 0, length)?;
+        if !self.has(2) {
             return None;
         }
         // SAFETY: both blocks are free, and hold all data.
         unsafe {
-            let half = common.number | second_word(bytes.div_ceil(16) as u32);
+            let half = common.number | second_word(all as u32);
             let block = self.write_header(common, header, half, 0);
             self.enter_id(header);
             write_inline(block.add(octowords), start(), length);
@@ -474,12 +471,6 @@ pub(super) unsafe fn write_sge(to: *mut Wide, address: u64, length: u32, lkey: u
         to.cast::<u32>().add(1).write(lkey.to_be());
         to.cast::<u64>().add(1).write(address.to_be());
     }
-}
-
-/// Whether so many bytes are more than one block and at most two.
-#[inline(always)]
-pub(super) fn is_two_blocks(bytes: usize) -> bool {
-    bytes.wrapping_sub(WQEBB_SIZE + 1) < WQEBB_SIZE
 }
 
 /// Writes a segment of data that is copied.

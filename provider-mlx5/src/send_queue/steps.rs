@@ -19,8 +19,8 @@ use core::mem::replace;
 
 pub use state::{Common, Header, Named, Steps};
 
-use super::payload::{Inline, PREFIX, Payload, segment_octowords};
-use super::ring::{Next, is_two_blocks, write_inline, write_sge};
+use super::payload::{Inline, Payload, segment_octowords};
+use super::ring::{Next, write_inline, write_sge};
 use super::wide::{Wide, copy_in_pairs, wide};
 use super::{Batch, Block, Destination, SendQueue, Transport};
 use crate::barrier;
@@ -46,6 +46,8 @@ const NAMED: usize = 1 << 30;
 /// Flag of [`Next::at`] while the request that was named last lacks its destination. It is above
 /// every limit, too.
 const LACKS_DESTINATION: usize = 1 << 29;
+/// The length of the header in [`Next::at`].
+const HEADER: usize = 3 * 16;
 /// What is left of [`Next::at`] when the request is complete.
 const PLACE: usize = (LACKS_DESTINATION - 1) & !(WQEBB_SIZE - 1);
 
@@ -57,7 +59,7 @@ impl Next {
         if destination == 0 {
             return self.base.wrapping_byte_add(at).wrapping_byte_sub(NAMED + WQEBB_SIZE).cast();
         }
-        self.named(at).wrapping_byte_add(at % WQEBB_SIZE + 16 * destination)
+        self.named(at).wrapping_byte_add((at & HEADER) + 16 * destination)
     }
 
     /// The block of the request that was named, or the block before `at`.
@@ -189,11 +191,15 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// That block is before the limit.
     #[inline(always)]
     unsafe fn end_in_second_block(&mut self, at: usize) {
-        let (entry, behind) = (self.next.entry, (at & Self::KEPT) + WQEBB_SIZE);
-        self.next.entry = entry.wrapping_add(1);
+        let behind = (at & Self::KEPT) + WQEBB_SIZE;
         self.next.at = behind;
-        // SAFETY: before the limit, so within ring and table.
-        unsafe { self.ring.note_inner(entry.wrapping_sub(1), 2, self.counter(behind)) };
+        self.next.entry = self.next.entry.wrapping_add(1);
+        // SAFETY: before the limit, so within ring and table. The load is volatile for the reason
+        // that `name` gives.
+        unsafe {
+            let entry = (&raw const self.next.entry).read_volatile().wrapping_sub(2);
+            self.ring.note_inner(entry, 2, self.counter(behind));
+        }
     }
 
     /// Gives the request that was named data that is copied, if it fits into one block. `false`,
@@ -211,7 +217,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         if at & NAMED == 0 {
             return false;
         }
-        let octowords = Self::DESTINATION + segment_octowords(at % WQEBB_SIZE + length);
+        let octowords = Self::DESTINATION + segment_octowords((at & HEADER) + length);
         // SAFETY: the block that was named has space for all data.
         unsafe {
             let block = self.next.named(at);
@@ -241,14 +247,12 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         length: usize,
     ) -> bool {
         let at = self.next.at;
-        if at & NAMED == 0 || length.wrapping_sub(1) >= common.max_inline {
+        let (header, behind) = (at & HEADER, (at & PLACE) + WQEBB_SIZE);
+        if at & NAMED == 0 || (!Self::IS_LONG && behind > self.next.limit) {
             return false;
         }
-        let header = at % WQEBB_SIZE + 16 * Self::DESTINATION;
-        let (bytes, behind) = (header + PREFIX + length, (at & PLACE) + WQEBB_SIZE);
-        if !is_two_blocks(bytes) || (!Self::IS_LONG && behind > self.next.limit) {
-            return false;
-        }
+        let octowords = common.two_blocks(header / 16, Self::DESTINATION, length);
+        let Some(octowords) = octowords else { return false };
         let block = self.next.named(at);
         // SAFETY: the request was built here, and both blocks are free. They hold all data.
         unsafe {
@@ -256,14 +260,14 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
                 return false;
             }
             self.end_in_second_block(at);
-            let to = block.byte_add(header);
+            let to = block.byte_add(header + 16 * Self::DESTINATION);
             if Self::DESTINATION > 0 && length < 16 {
                 let data = core::slice::from_raw_parts(start, length);
                 Inline(data).store(to, segment_octowords(length), 1, 2);
             } else {
                 write_inline(to, start, length);
             }
-            set_length(block, bytes.div_ceil(16));
+            set_length(block, octowords);
         }
         true
     }
@@ -280,7 +284,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         if at & NAMED == 0 || length.wrapping_sub(1) >= common.max_inline {
             return false;
         }
-        let header = at % WQEBB_SIZE + 16 * Self::DESTINATION;
+        let header = (at & HEADER) + 16 * Self::DESTINATION;
         let (block, octowords) = (self.next.named(at), segment_octowords(header + length));
         // SAFETY: the request was built here; the length was compared, so there are free blocks for
         // all data.
@@ -316,7 +320,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         if !(0..count).all(|place| sge(place).is_usual()) {
             return false;
         }
-        let (block, before) = (self.next.named(at), Self::DESTINATION + at % WQEBB_SIZE / 16);
+        let (block, before) = (self.next.named(at), Self::DESTINATION + (at & HEADER) / 16);
         // SAFETY: the request was built here; so there are free blocks for all SGEs.
         unsafe {
             if !self.extend(before + count) {
@@ -362,7 +366,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         if at & NAMED == 0 {
             return false;
         }
-        let octowords = Self::DESTINATION + at % WQEBB_SIZE / 16;
+        let octowords = Self::DESTINATION + (at & HEADER) / 16;
         self.next.at = at & Self::KEPT;
         // SAFETY: the request was named in that block; if its header does not end there, the next
         // one is before the limit.
@@ -456,21 +460,21 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     }
 
     /// Publishes what was built, if it is one request of one block: from the ring to the register.
-    /// Otherwise nothing has changed, and the error is where the first request starts, for
-    /// [`SendQueue::publish_two_blocks`].
+    /// Otherwise nothing has changed, and the error is for [`SendQueue::publish_two_blocks`]: where
+    /// the first request starts, in bytes, and its counter.
     ///
     /// # Safety
     /// As for [`SendQueue::name`]; [`Steps::is_straight`].
     #[inline(always)]
-    pub unsafe fn publish_one(&mut self) -> Result<(), usize> {
+    pub unsafe fn publish_one(&mut self) -> Result<(), (usize, u32)> {
         // The counter's 16 bits, as `Next::at` has them. Where they overflow between the two, the
         // caller goes on by `publish_long`.
         let start = usize::from(self.head as u16) * WQEBB_SIZE;
         if self.next.at != start + WQEBB_SIZE {
-            return Err(start);
+            return Err((start, self.head));
         }
         // SAFETY: one block was built.
-        unsafe { self.copy_request::<1>(self.next.base.wrapping_byte_add(start), 1) };
+        unsafe { self.copy_request::<1>(self.next.base.wrapping_byte_add(start), 1, self.head) };
         Ok(())
     }
 
@@ -478,9 +482,9 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// `false`, and nothing has changed, otherwise.
     ///
     /// # Safety
-    /// As for [`SendQueue::publish_one`], which has just returned `start`.
+    /// As for [`SendQueue::publish_one`], which has just returned `start` and `head`.
     #[inline(always)]
-    pub unsafe fn publish_two_blocks(&mut self, start: usize) -> bool {
+    pub unsafe fn publish_two_blocks(&mut self, start: usize, head: u32) -> bool {
         if self.next.at != start + 2 * WQEBB_SIZE {
             return false;
         }
@@ -490,7 +494,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             if block.cast::<u8>().add(LENGTH).read() <= (WQEBB_SIZE / 16) as u8 {
                 return false;
             }
-            self.copy_request::<2>(block, 2);
+            self.copy_request::<2>(block, 2, head);
         }
         true
     }
@@ -578,20 +582,25 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     unsafe fn publish_next<const MOST: usize>(&mut self, from: *const Block, blocks: usize) {
         // SAFETY: passed on to the caller.
         unsafe {
-            self.copy_request::<MOST>(from, blocks);
+            self.copy_request::<MOST>(from, blocks, self.head);
             self.next.pass(blocks);
         }
     }
 
-    /// Publishes the request of `blocks` blocks at the head, at most `MOST`: its blocks go to the
+    /// Publishes the request of `blocks` blocks at `head`, at most `MOST`: its blocks go to the
     /// register, or a doorbell, if the register takes no copies. Not by
     /// [`Doorbell::ring`](crate::doorbell::Doorbell::ring), whose closure the compiler would call.
     ///
     /// # Safety
     /// It was written, from `from` on. A half of the register takes `MOST` blocks.
     #[inline(always)]
-    unsafe fn copy_request<const MOST: usize>(&mut self, from: *const Block, blocks: usize) {
-        let head = self.head.wrapping_add(blocks as u32);
+    unsafe fn copy_request<const MOST: usize>(
+        &mut self,
+        from: *const Block,
+        blocks: usize,
+        head: u32,
+    ) {
+        let head = head.wrapping_add(blocks as u32);
         self.head = head;
         self.state().publish_sends(head);
         barrier::to_device();
@@ -627,7 +636,9 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         if self.lacks_destination() {
             return false;
         }
-        self.end_named();
+        if self.next.at & NAMED != 0 {
+            self.end_named();
+        }
         let blocks = self.built() as usize;
         if blocks.wrapping_sub(1) >= MAX_COPIED {
             return false;
@@ -639,7 +650,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             return false;
         }
         // SAFETY: as compared.
-        unsafe { self.copy_request::<MAX_COPIED>(block, blocks) };
+        unsafe { self.copy_request::<MAX_COPIED>(block, blocks, self.head) };
         true
     }
 

@@ -4,6 +4,7 @@ use core::mem::replace;
 use core::ptr::null_mut;
 
 use super::super::encode::{mode_word, second_word};
+use super::super::payload::{PREFIX, segment_octowords};
 use super::super::wide::{Wide, narrow};
 use super::super::{Batch, SendQueue, Transport};
 use super::{LACKS_DESTINATION, PLACE};
@@ -15,6 +16,19 @@ use crate::request::{PostError, PostFlags, Remote};
 /// octowords, and a destination of so many.
 const fn max_short(destination: usize) -> usize {
     (WQEBB_SIZE - 32 - 4_usize).saturating_sub(16 * destination)
+}
+
+/// The least sum of header and inline data that does not fit into one block.
+const SHORTEST: usize = WQEBB_SIZE + 1 - PREFIX;
+
+/// How much longer inline data is than the shortest that ends in the second block.
+#[inline(always)]
+const fn beyond(header: usize, destination: usize, length: usize) -> usize {
+    // Behind a destination of three octowords all data does.
+    if destination == 3 {
+        return length.wrapping_sub(1);
+    }
+    (16 * (header + destination) + length).wrapping_sub(SHORTEST)
 }
 
 /// The parts of control segments that all requests of a queue share. Made by [`SendQueue::common`].
@@ -30,6 +44,9 @@ pub struct Common {
     /// The least of that and [`max_short`].
     pub(in crate::send_queue) max_short: usize,
     pub(in crate::send_queue) max_sge: u32,
+    /// First in each pair: of how many lengths inline data ends in the second block, behind headers
+    /// of so many octowords. In pairs, because a header's bytes are the offset then.
+    of_two_blocks: [[usize; 2]; 4],
     /// The control segment's second half for each combination of the caller's flags. As long as a
     /// byte can tell, so that no other bits have to be removed.
     modes: [u64; 256],
@@ -43,8 +60,29 @@ impl Common {
         max_inline: 0,
         max_short: 0,
         max_sge: 0,
+        of_two_blocks: [[0; 2]; 4],
         modes: [0; 256],
     };
+
+    /// Octowords of a request with `length` bytes of inline data, if it then has two blocks. The
+    /// header has `header` octowords, and `destination`, a constant.
+    #[inline(always)]
+    pub(in crate::send_queue) fn two_blocks(
+        &self,
+        header: usize,
+        destination: usize,
+        length: usize,
+    ) -> Option<usize> {
+        let beyond = beyond(header, destination, length);
+        if beyond >= self.of_two_blocks[header & 3][0] {
+            return None;
+        }
+        Some(match destination {
+            // The shortest has 65 bytes, which are 5 octowords.
+            ..=2 => beyond / 16 + 5,
+            _ => header + destination + segment_octowords(length),
+        })
+    }
 
     /// The second half of a request's control segment.
     #[inline(always)]
@@ -150,6 +188,11 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             max_inline,
             max_short: max_inline.min(max_short(destination)),
             max_sge: self.limits.max_sge.min(MAX_READ_SGE),
+            of_two_blocks: core::array::from_fn(|header| {
+                let longest = 2 * WQEBB_SIZE - PREFIX - 16 * (header + destination);
+                let shortest = (SHORTEST.saturating_sub(16 * (header + destination))).max(1);
+                [(longest.min(max_inline) + 1).saturating_sub(shortest), 0]
+            }),
             modes: core::array::from_fn(|number| {
                 mode_word(flags(number as u8).bits(), 0) | self.mode
             }),
