@@ -471,13 +471,15 @@ static void dynamic_connections(void)
 	direct = mlx5dv_qp_ex_from_ibv_qp_ex(ex);
 	CHECK(ibv_post_srq_recv(srq, &receive, &bad) == 0);
 	memcpy(buffer, "to a target", 12);
-	/* With the key, without a target, with another key. */
+	/* With the key, in a stream, which this initiator does not have; without a target; with another key. */
 	for (key = 0; key < 3; key++) {
 		ibv_wr_start(ex);
 		ex->wr_id = key;
 		ex->wr_flags = IBV_SEND_SIGNALED;
 		ibv_wr_send(ex);
-		if (key != 1)
+		if (key == 0)
+			mlx5dv_wr_set_dc_addr_stream(direct, ah, dct->qp_num, 0x1122334455667788, 7);
+		else if (key == 2)
 			mlx5dv_wr_set_dc_addr(direct, ah, dct->qp_num, 0x1122334455667788 + key);
 		ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)buffer, 12);
 		CHECK(ibv_wr_complete(ex) == (key == 1 ? EINVAL : 0));
