@@ -8,12 +8,14 @@ use std::time::Instant;
 
 use common::{PATIENCE, Setup};
 use uverbs::devx::{Devx, DevxObject, DevxUar, UarKind, Umem, UmemOptions};
-use uverbs::{AccessFlags, Context, ErrorKind, MemoryRegion};
+use uverbs::qp::{DcTarget, PostFlags};
+use uverbs::qp_type::Dci;
+use uverbs::{AccessFlags, Context, ErrorKind, MemoryRegion, op};
 use uverbs_soft_adapter::firmware::bits::{Field, field};
 use uverbs_soft_adapter::firmware::layout::command::{
     create_cq_in, create_mkey_in, create_qp_in, header, modify_qp_in, object, result,
 };
-use uverbs_soft_adapter::firmware::layout::context::{ads, cqc, mkc, qpc};
+use uverbs_soft_adapter::firmware::layout::context::{ads, cqc, dctc, mkc, qpc};
 
 /// Where commands about CQs and keys, and about queue pairs, have their contexts, in bits.
 const CONTEXT: usize = 0x80;
@@ -22,6 +24,7 @@ const PATH: usize = QP_CONTEXT + 0xc0;
 const PATH_BYTES: usize = 44;
 
 const EREMOTEIO: i32 = 121;
+const ACCESS_KEY: u64 = 0x0102_0304_0506_0708;
 
 /// The commands of a context.
 fn commands(context: &Context) -> Devx {
@@ -314,6 +317,53 @@ fn queues_made_by_commands_carry_messages() {
         free(queue.memory);
         free(cq.memory);
     }
+}
+
+#[test]
+fn a_target_made_by_a_command_receives_from_a_queue_pair_of_verbs() {
+    let Some((mut setup, devx)) = setup() else { return };
+    let path = path_of(&devx, &setup);
+    let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
+    let mut cq = Cq::new(&devx, &uar);
+    let mut srq = setup.pd.create_raw_srq(16).build().unwrap();
+    let mut initiator = setup.builder::<Dci>().build().unwrap();
+    initiator.activate().unwrap();
+    let own = initiator.endpoint();
+    let input = Input::new(0x710, 128)
+        .set(dctc::CQN.at(CONTEXT), cq.number)
+        .set(dctc::SRQN_XRQN.at(CONTEXT), srq.handle().number())
+        .set(dctc::PD.at(CONTEXT), setup.pd.number())
+        .set(dctc::DC_ACCESS_KEY.at(CONTEXT), ACCESS_KEY)
+        .set(dctc::PORT.at(CONTEXT), 1u64)
+        .set(dctc::MTU.at(CONTEXT), 3u64)
+        .set(dctc::HOP_LIMIT.at(CONTEXT), 64u64)
+        .set(dctc::MY_ADDR_INDEX.at(CONTEXT), ads::SRC_ADDR_INDEX.get(&path))
+        .set(dctc::MIN_RNR_NAK.at(CONTEXT), 12u64);
+    let mut answer = [0; 16];
+    let target = devx.create(&input.0, &mut answer).unwrap();
+    let dctn = object::NUMBER.get32(&answer);
+    let mut shown = [0; 128];
+    target.query(&Input::new(0x713, 16).set(object::NUMBER, dctn).0, &mut shown).unwrap();
+    assert_eq!(dctc::DC_ACCESS_KEY.at(CONTEXT).get(&shown), ACCESS_KEY);
+
+    let ah = setup.pd.create_ah(&initiator.address_of(&own).unwrap()).unwrap();
+    let to = ah.dc_target(dctn, ACCESS_KEY);
+    let (from, into) = (setup.region(64), setup.region(64));
+    let sent = common::pattern(64, 9);
+    from.view().write(0, &sent).unwrap();
+    // SAFETY: the regions outlive the queues, and are looked at through views between requests.
+    unsafe {
+        srq.post(1, &[into.sge(0, 64).unwrap()]).unwrap();
+        let data = from.sge(0, 64).unwrap();
+        initiator.post_send(2, op::To(DcTarget(&to), op::Send), data, PostFlags::SIGNALED).unwrap();
+    }
+    common::success(&mut setup.cq);
+    assert_eq!(cq.opcode(), 2, "a send has arrived");
+    assert_eq!(into.view().to_vec()[..64], sent);
+    target.destroy().unwrap();
+    drop(srq);
+    cq.object.destroy().unwrap();
+    free(cq.memory);
 }
 
 #[test]

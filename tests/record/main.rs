@@ -41,8 +41,7 @@ fn compare_soft(infiniband: bool) {
     if std::env::var_os("UVERBS_TEST_DEVICE").is_some() {
         return;
     }
-    // The device of the recorded kernel announces no dynamic connections.
-    let builder = SoftDevice::builder("soft0").without_wire().dynamically_connected(false);
+    let builder = SoftDevice::builder("soft0").without_wire();
     let builder = if infiniband { builder.infiniband() } else { builder };
     let device = Source::Soft(Arc::new(builder.build().expect("a software device starts")));
     let (kernel, link) = if infiniband { (KERNEL_IB, "ib") } else { (KERNEL_ROCE, "roce") };

@@ -106,4 +106,9 @@ pub const ATOMIC_VALUES: &[(Field, u64)] = &[
     (atomic::SUPPORTED_ATOMIC_REQ_8B_ENDIANNESS_MODE_1, SUPPORTED),
     (atomic::ATOMIC_OPERATIONS, 0b11),
     (atomic::ATOMIC_SIZE_QP, 1 << 3),
+    (atomic::ATOMIC_SIZE_DC, 1 << 3),
 ];
+
+/// Dynamic connections, with 16 READs and atomics outstanding.
+pub const DYNAMIC_CONNECTION_VALUES: &[(Field, u64)] =
+    &[(general::DCT, SUPPORTED), (general::LOG_MAX_RA_REQ_DC, 4), (general::LOG_MAX_RA_RES_DC, 4)];

@@ -10,6 +10,7 @@ pub mod capability;
 pub mod command;
 mod completion_queue;
 mod counters;
+mod dc_target;
 pub mod layout;
 mod memory_key;
 pub mod numbers;
@@ -84,6 +85,7 @@ pub struct Objects {
     transport_domains: Numbers,
     user_contexts: Numbers,
     queue_counters: QueueCounters,
+    dc_targets: usize,
     umems: Umems,
     /// User contexts of the objects that their commands have created.
     owners: HashMap<ObjectId, u16>,
@@ -105,6 +107,7 @@ impl Objects {
             transport_domains: Numbers::new("transport domain", 1..1 << 16),
             user_contexts: Numbers::new("user context", 1..1 << 16),
             queue_counters: QueueCounters::default(),
+            dc_targets: 0,
             umems: Umems::default(),
             owners: HashMap::new(),
             tis: Records::default(),
@@ -140,11 +143,12 @@ impl Objects {
     }
 
     /// Names and counts of the objects that still exist.
-    pub fn counts(&self) -> [(&'static str, usize); 8] {
+    pub fn counts(&self) -> [(&'static str, usize); 9] {
         [
             ("transport domains", self.transport_domains.in_use()),
             ("user contexts", self.user_contexts.in_use()),
             ("QPs", self.services.len()),
+            ("DCTs", self.dc_targets),
             ("queue counters", self.queue_counters.in_use()),
             ("umems", self.umems.len()),
             ("TISes", self.tis.len()),

@@ -25,6 +25,7 @@ const SERVICE_RC: u64 = 0;
 const SERVICE_UC: u64 = 1;
 const SERVICE_UD: u64 = 2;
 const SERVICE_XRC: u64 = 3;
+const SERVICE_DCI: u64 = 5;
 const SERVICE_QP0: u64 = 7;
 const SERVICE_QP1: u64 = 8;
 const SERVICE_REG_UMR: u64 = 0xc;
@@ -47,7 +48,7 @@ mod optional {
 }
 
 /// User index of queues with CQEs of version 0, such as the kernel's own.
-const NO_USER_INDEX: u32 = 0xff_ffff;
+pub(super) const NO_USER_INDEX: u32 = 0xff_ffff;
 
 /// CREATE_QP.
 pub(super) fn create(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
@@ -123,6 +124,7 @@ fn qp_type(context: &[u8]) -> Result<QpType, Refusal> {
         SERVICE_UD | SERVICE_QP0 | SERVICE_QP1 => Ok(QpType::Ud),
         SERVICE_XRC if qpc::NO_SQ.is_set(context) => Ok(QpType::XrcTarget),
         SERVICE_XRC => Ok(QpType::XrcInitiator),
+        SERVICE_DCI if !qpc::NO_SQ.is_set(context) => Ok(QpType::DcInitiator),
         SERVICE_REG_UMR => Ok(QpType::RegUmr),
         other => Err(Refusal::parameter("st", other)),
     }
@@ -139,7 +141,7 @@ fn special(context: &[u8]) -> Option<u8> {
 
 /// `0x11`/`0x22` at the requester, `1`/`2` at the responder: results of up to 32 or 64 bytes in the
 /// CQE.
-fn scatter(field: Field, context: &[u8]) -> Result<ScatterToCqe, Refusal> {
+pub(super) fn scatter(field: Field, context: &[u8]) -> Result<ScatterToCqe, Refusal> {
     match field.get(context) {
         0 => Ok(ScatterToCqe::Off),
         0x1 | 0x11 => Ok(ScatterToCqe::B32),
@@ -174,7 +176,9 @@ fn rings(
             let (log_wqes, log_stride) = (log_wqes as u8, log_stride as u8);
             ReceiveSource::Ring(ReceiveRing { buffer, log_wqes, log_stride })
         }
-        SHARED_RING if qpc::ST.get(context) == SERVICE_XRC => ReceiveSource::None,
+        SHARED_RING if [SERVICE_XRC, SERVICE_DCI].contains(&qpc::ST.get(context)) => {
+            ReceiveSource::None
+        }
         SHARED_RING => ReceiveSource::Srq(Srqn(qpc::SRQN_RMPN_XRQN.get32(context))),
         NO_RING => ReceiveSource::None,
         other => return Err(Refusal::parameter("rq_type", other)),
@@ -313,10 +317,12 @@ pub(super) fn init_to_init(firmware: &mut Firmware<'_>, command: &mut Command<'_
 pub(super) fn init_to_rtr(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let step = Transition::new(firmware, command, &[QpState::Init])?;
     let mut attributes = step.optional_attributes();
-    if step.connected {
+    if step.connected || step.reliable {
         let mtu = step.get(qpc::MTU);
         attributes.mtu =
             Some(Mtu::from_code(mtu).ok_or_else(|| Refusal::parameter("mtu", u64::from(mtu)))?);
+    }
+    if step.connected {
         attributes.path = Some(address_path::read(step.primary()));
         attributes.destination_qpn = Some(qpc::REMOTE_QPN.get32(step.context));
         attributes.receive_psn = Some(qpc::NEXT_RCV_PSN.get32(step.context));
@@ -332,7 +338,7 @@ pub(super) fn init_to_rtr(firmware: &mut Firmware<'_>, command: &mut Command<'_>
 pub(super) fn rtr_to_rts(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let step = Transition::new(firmware, command, &[QpState::ReadyToReceive])?;
     let mut attributes = step.optional_attributes();
-    if step.connected || step.datagram {
+    if step.connected || step.datagram || step.reliable {
         attributes.send_psn = Some(qpc::NEXT_SEND_PSN.get32(step.context));
     }
     if step.reliable {

@@ -7,8 +7,8 @@ use super::queue_pair::to_ready_to_send;
 use super::record::{Rqt, Tir, Tis};
 use super::refusal::Done;
 use super::{
-    Firmware, completion_queue, counters, memory_key, queue_pair, record, resource, shared_receive,
-    umem, user_context,
+    Firmware, completion_queue, counters, dc_target, memory_key, queue_pair, record, resource,
+    shared_receive, umem, user_context,
 };
 use crate::core::QpState;
 
@@ -103,6 +103,10 @@ const COMMANDS: &[CommandSpec] = commands! {
     0x706 "DESTROY_XRC_SRQ" (16, 8) OBJECT shared_receive::destroy_xrc;
     0x707 "QUERY_XRC_SRQ" (16, 80) OBJECT shared_receive::query_xrc;
     0x708 "ARM_XRC_SRQ" (16, 8) ARM_RQ shared_receive::arm_xrc;
+    0x710 "CREATE_DCT" (128, 16) DCT dc_target::create;
+    0x711 "DESTROY_DCT" (16, 8) OBJECT dc_target::destroy;
+    0x712 "DRAIN_DCT" (16, 8) OBJECT dc_target::drain;
+    0x713 "QUERY_DCT" (16, 128) OBJECT dc_target::query;
     0x771 "ALLOC_Q_COUNTER" (8, 16) NONE counters::allocate;
     0x772 "DEALLOC_Q_COUNTER" (16, 8) COUNTER counters::free;
     0x773 "QUERY_Q_COUNTER" (32, 256) NONE counters::query;
@@ -139,6 +143,7 @@ const OBJECT: Structures = &[(0, layout::object::FIELDS)];
 const CQ: Structures = &[(0x80, context::cqc::FIELDS)];
 const ARM_RQ: Structures = &[(0, layout::arm_rq_in::FIELDS)];
 const TIR: Structures = &[(0x100, ethernet_layout::tirc::FIELDS)];
+const DCT: Structures = &[(0x80, context::dctc::FIELDS)];
 const RMP: Structures = &[(0x280, context::wq::FIELDS)];
 const TIS: Structures = &[(0x100, context::tisc::FIELDS)];
 const RQT: Structures = &[(0x100, ethernet_layout::rqtc::FIELDS)];

@@ -36,6 +36,11 @@ impl Firmware {
         self.announce(EventType::PORT_CHANGE, subtype, &with_port(PORT));
     }
 
+    /// Tells the driver that a DC target is drained.
+    pub(super) fn drained(&mut self, dctn: u32) {
+        self.announce(EventType::DCT_DRAINED, 0, &with_number(24, dctn));
+    }
+
     fn completion(&mut self, cqn: u32) {
         let Some(queue) = self.objects.event_queue_of(cqn) else { return };
         self.post_event(queue, EventType::COMPLETION, 0, &with_number(24, cqn));

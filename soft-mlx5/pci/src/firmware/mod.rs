@@ -104,6 +104,9 @@ impl Port {
     }
 }
 
+/// The command after which the driver waits for an event (`_mlx5_core_destroy_dct`).
+const DRAIN_DCT: u16 = 0x712;
+
 /// Initial MTU of the network device, in bytes.
 const NETWORK_MTU: u16 = 1500;
 
@@ -264,7 +267,11 @@ impl Firmware {
             return (None, Err(Refusal::unknown_opcode(opcode)));
         };
         let ready = self.check_phase(spec.form.name, Phase::Initialized);
-        (Some(&spec.form), ready.and_then(|()| self.about_objects().run(spec, command)))
+        let done = ready.and_then(|()| self.about_objects().run(spec, command));
+        if done.is_ok() && opcode == DRAIN_DCT {
+            self.drained(command.number());
+        }
+        (Some(&spec.form), done)
     }
 
     /// The firmware of the objects.

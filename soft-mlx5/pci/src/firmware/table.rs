@@ -60,7 +60,7 @@ macro_rules! commands {
 const OBJECT: Structures = &[(0, layout::object::FIELDS)];
 
 const COMMANDS: &[CommandSpec] = commands! {
-    0x100 "QUERY_HCA_CAP" Enabled (16, 4112) HCA_CAP capability::query;
+    0x100 "QUERY_HCA_CAP" Enabled (16, 16) HCA_CAP capability::query;
     0x101 "QUERY_ADAPTER" Initialized (8, 272) NONE hca::query_adapter;
     0x102 "INIT_HCA" Enabled (8, 8) NONE hca::init;
     0x103 "TEARDOWN_HCA" Enabled (16, 16) TEARDOWN hca::teardown;

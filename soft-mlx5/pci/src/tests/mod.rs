@@ -7,5 +7,6 @@ mod flow_counters;
 mod frames;
 mod queues;
 mod strictness;
+mod targets;
 mod user_contexts;
 mod wires;

@@ -238,6 +238,42 @@ structure! {
 }
 
 structure! {
+    /// Context of a DC target.
+    dctc {
+        STATE: 0x4, 4;
+        USER_INDEX: 0x28, 24;
+        CQN: 0x48, 24;
+        COUNTER_SET_ID: 0x60, 8;
+        ATOMIC_MODE: 0x68, 4;
+        RRE: 0x6c, 1;
+        RWE: 0x6d, 1;
+        RAE: 0x6e, 1;
+        ATOMIC_LIKE_WRITE_EN: 0x6f, 1;
+        LATENCY_SENSITIVE: 0x70, 1;
+        RLKY: 0x71, 1;
+        FREE_AR: 0x72, 1;
+        CS_RES: 0x88, 8;
+        MIN_RNR_NAK: 0x93, 5;
+        SRQN_XRQN: 0xa8, 24;
+        PD: 0xc8, 24;
+        TCLASS: 0xe0, 8;
+        FLOW_LABEL: 0xec, 20;
+        DC_ACCESS_KEY: 0x100, 64;
+        MTU: 0x145, 3;
+        PORT: 0x148, 8;
+        PKEY_INDEX: 0x150, 16;
+        MY_ADDR_INDEX: 0x168, 8;
+        HOP_LIMIT: 0x178, 8;
+        DC_ACCESS_KEY_VIOLATION_COUNT: 0x180, 32;
+        DEI_CFI: 0x1b4, 1;
+        ETH_PRIO: 0x1b5, 3;
+        ECN: 0x1b8, 2;
+        DSCP: 0x1ba, 6;
+        ECE: 0x1e0, 32;
+    }
+}
+
+structure! {
     /// Work queue context, inside those of receive memory pools, receive and send queues.
     wq {
         WQ_TYPE: 0x0, 4;

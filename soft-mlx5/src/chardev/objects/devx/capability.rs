@@ -4,7 +4,8 @@
 
 use uverbs_soft_adapter::firmware::bits::Field;
 use uverbs_soft_adapter::firmware::capability::{
-    ATOMIC, ATOMIC_VALUES, BLOCK_AT, COMMON_VALUES, FLOW_TABLE, GENERAL, QOS, block,
+    ATOMIC, ATOMIC_VALUES, BLOCK_AT, COMMON_VALUES, DYNAMIC_CONNECTION_VALUES, FLOW_TABLE, GENERAL,
+    QOS, block,
 };
 use uverbs_soft_adapter::firmware::command::Command;
 use uverbs_soft_adapter::firmware::layout::capability::{general, qos};
@@ -43,12 +44,7 @@ fn general_values(options: &Options) -> Vec<(Field, u64)> {
     let mut values = COMMON_VALUES.to_vec();
     values.push((general::PG, SUPPORTED));
     if options.dynamically_connected {
-        // 16 READs and atomics, as `Options::MAX_READ_ATOMIC` says.
-        values.extend([
-            (general::DCT, SUPPORTED),
-            (general::LOG_MAX_RA_REQ_DC, 4),
-            (general::LOG_MAX_RA_RES_DC, 4),
-        ]);
+        values.extend(DYNAMIC_CONNECTION_VALUES);
     }
     if options.is_roce() {
         values.extend([

@@ -15,7 +15,7 @@ use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::DeviceShared;
 use crate::chardev::objects::object::{Kind, Object};
 use crate::chardev::objects::qp::service_code;
-use crate::core::{Cqn, Qpn};
+use crate::core::{Cqn, QpType, Qpn};
 use crate::runtime;
 
 /// A firmware object.
@@ -54,7 +54,7 @@ impl FirmwareObject {
         header::OPCODE.set(&mut input, self.family.destroy.into());
         header::UID.set(&mut input, self.owner.into());
         self.family.number.set(&mut input, self.number.into());
-        if self.family.create == opcode::CREATE_QP {
+        if [opcode::CREATE_QP, opcode::CREATE_DCT].contains(&self.family.create) {
             device.control(|machine| {
                 machine.catch_up(runtime::now(), Qpn(self.number));
                 Ok(())
@@ -148,6 +148,7 @@ fn answers_to(object: &Object, named: (u16, u32)) -> bool {
     match object {
         Object::Devx(object) => named == (object.family.create, object.number),
         Object::Cq(cq) => named == (opcode::CREATE_CQ, cq.cqn.0),
+        Object::Qp(qp) if qp.qp_type == QpType::DcTarget => named == (opcode::CREATE_DCT, qp.qpn.0),
         Object::Qp(qp) => {
             named == (opcode::CREATE_QP, qp.qpn.0) && service_code(qp.qp_type).is_some()
         }

@@ -16,12 +16,14 @@ pub(crate) mod opcode {
     pub(crate) const MODIFY_CQ: u16 = 0x403;
     pub(crate) const CREATE_QP: u16 = 0x500;
     pub(crate) const CREATE_XRC_SRQ: u16 = 0x705;
+    pub(crate) const CREATE_DCT: u16 = 0x710;
     pub(crate) const CREATE_SQ: u16 = 0x904;
     pub(crate) const CREATE_RQ: u16 = 0x908;
     pub(crate) const CREATE_RMP: u16 = 0x90c;
 }
 use opcode::{
-    CREATE_CQ, CREATE_MKEY, CREATE_QP, CREATE_RMP, CREATE_RQ, CREATE_SQ, CREATE_XRC_SRQ, MODIFY_CQ,
+    CREATE_CQ, CREATE_DCT, CREATE_MKEY, CREATE_QP, CREATE_RMP, CREATE_RQ, CREATE_SQ,
+    CREATE_XRC_SRQ, MODIFY_CQ,
 };
 
 /// Objects of one kind: the command that creates them, and the commands that refer to them.
@@ -62,6 +64,7 @@ const FAMILIES: &[Family] = &[
         &[0x50b],
     ),
     Family::new(2, (CREATE_XRC_SRQ, 0x706), &[0x708], &[0x707]),
+    Family::new(1, (CREATE_DCT, 0x711), &[], &[0x713]),
     // Counter sets.
     Family {
         number: alloc_q_counter_out::COUNTER_SET_ID,
@@ -83,11 +86,11 @@ const FAMILIES: &[Family] = &[
 ];
 
 /// Further commands that create objects, which this firmware does not have: scheduling elements,
-/// PSVs, SRQs of old firmware, DCTs, XRQs, multicast memberships, VXLAN ports, entries of the
+/// PSVs, SRQs of old firmware, XRQs, multicast memberships, VXLAN ports, entries of the
 /// address table, flow tables and their parts, general objects.
 const OTHER_CREATIONS: &[u16] = &[
-    0x600, 0x700, 0x710, 0x717, 0x782, 0x806, 0x827, 0x829, 0x930, 0x933, 0x936, 0x939, 0x93d,
-    0x940, 0xa00,
+    0x600, 0x700, 0x717, 0x782, 0x806, 0x827, 0x829, 0x930, 0x933, 0x936, 0x939, 0x93d, 0x940,
+    0xa00,
 ];
 
 /// `devx_is_general_cmd`: queries of the adapter, of ports, of congestion and of LAG, NOP, and the

@@ -167,9 +167,9 @@ pub(crate) fn service_code(qp_type: QpType) -> Option<u64> {
         QpType::Uc => Some(1),
         QpType::Ud => Some(2),
         QpType::XrcInitiator | QpType::XrcTarget => Some(3),
-        QpType::RawPacket | QpType::RegUmr => None,
-        // DEVX commands for them are not modelled.
-        QpType::DcInitiator | QpType::DcTarget => None,
+        QpType::DcInitiator => Some(5),
+        // A target has commands of its own.
+        QpType::RawPacket | QpType::RegUmr | QpType::DcTarget => None,
     }
 }
 
