@@ -179,9 +179,21 @@ impl CqRing {
 pub(crate) struct CqEntry(*mut u8);
 
 impl CqEntry {
-    /// Stores one, two, four or eight bytes at `offset`.
+    /// Stores one, two, four or eight bytes at `offset` of a CQE.
     #[inline(always)]
     pub(crate) fn store<const N: usize>(self, offset: usize, bytes: [u8; N], ordering: Ordering) {
+        assert!(is_size_of_loads(offset, N));
+        self.store_unshared(offset, bytes, ordering);
+    }
+
+    /// [`CqEntry::store`] of bytes that only the poller loads: of the first half of an entry.
+    #[inline(always)]
+    pub(crate) fn store_unshared<const N: usize>(
+        self,
+        offset: usize,
+        bytes: [u8; N],
+        ordering: Ordering,
+    ) {
         const { assert!(matches!(N, 1 | 2 | 4 | 8)) };
         assert!(offset % N == 0 && offset + N <= CQE_SIZE);
         let at = self.0.wrapping_add(offset);
@@ -201,6 +213,21 @@ impl CqEntry {
             }
         }
     }
+}
+
+/// Whether a store of `size` bytes at `offset` of a CQE has the size of other threads' loads there:
+/// the byte with the owner bit is loaded by itself, what [`CqeView::shared_u32`] reads by words of
+/// eight bytes, and the rest by no other thread.
+const fn is_size_of_loads(offset: usize, size: usize) -> bool {
+    let has_owner = offset + size > offset_of!(Cqe, op_own);
+    if has_owner { size == 1 } else { size == 8 || !is_shared(offset) }
+}
+
+/// Whether the field at `offset` is in a word of eight bytes that threads other than the poller
+/// load.
+const fn is_shared(offset: usize) -> bool {
+    let (index, length) = (offset_of!(Cqe, srqn_user_index), offset_of!(Cqe, byte_count));
+    offset / 8 == index / 8 || offset / 8 == length / 8
 }
 
 /// The position of a CQE in a ring: 64 bytes that software owns.
@@ -272,13 +299,15 @@ impl CqeView {
         byte.load(Ordering::Relaxed)
     }
 
-    /// The big-endian number at `offset`, for threads other than the poller, which may be writing
-    /// it (see [`CqEntry::store`]).
+    /// The big-endian number at `offset`, for threads other than the poller. The poller may be
+    /// writing it (see [`CqEntry::store`]), and so may a device that is part of this program. Both
+    /// write the whole word of eight bytes.
     pub(crate) fn shared_u32(self, offset: usize) -> u32 {
-        assert!(offset % 4 == 0 && offset < CQE_SIZE);
+        assert!(offset % 4 == 0 && is_shared(offset));
         // SAFETY: as for the fields above.
-        let field = unsafe { atomic::AtomicU32::from_ptr(self.0.add(offset).cast_mut().cast()) };
-        u32::from_be(field.load(Ordering::Acquire))
+        let word = unsafe { AtomicU64::from_ptr(self.0.add(offset & !7).cast_mut().cast()) };
+        let bytes = word.load(Ordering::Acquire).to_ne_bytes();
+        u32::from_be_bytes(core::array::from_fn(|at| bytes[offset % 8 + at]))
     }
 
     /// The CQE of the next entry, `stride` bytes later; it may be the ring's [end](CqRing::end).

@@ -7,7 +7,7 @@
 
 use core::mem::offset_of;
 
-use super::ring::{EntryWriter, Ring, WORDS};
+use super::ring::{EntryWriter, LENGTH_WORD, Ring, WORDS};
 use crate::format::{Cqe, CqeFormat, MINI_CQES_PER_SLOT, MiniCqeFormat, OpOwn};
 
 impl Ring {
@@ -73,7 +73,7 @@ impl Ring {
                 entry.begin(&title.words);
                 let own = replace(entry, minis[at as usize % MINI_CQES_PER_SLOT].to_ne_bytes());
                 let counter = own.counter.unwrap_or(counter.to_be_bytes());
-                entry.finish(counter, own.byte_count.unwrap_or(title.byte_count));
+                entry.finish(counter, title.length_word(own.byte_count));
                 entry = self.writer_before(entry);
             }
         }
@@ -92,7 +92,6 @@ struct Title {
     words: [u64; WORDS],
     is_requester: bool,
     count: u32,
-    byte_count: [u8; 4],
     wqe_counter: u16,
     /// The last two bytes of a CQE that is not compressed, with owner bit 0.
     end: [u8; 2],
@@ -103,15 +102,21 @@ impl Title {
         let [signature, op_own] = field(&words, offset_of!(Cqe, signature));
         let op_own = OpOwn(op_own);
         let (opcode, solicited) = (op_own.opcode(), op_own.is_solicited());
-        let byte_count = field(&words, offset_of!(Cqe, byte_count));
         Self {
             is_requester: opcode.is_requester(),
-            count: u32::from_be_bytes(byte_count),
-            byte_count,
+            count: u32::from_be_bytes(field(&words, offset_of!(Cqe, byte_count))),
             wqe_counter: u16::from_be_bytes(field(&words, offset_of!(Cqe, wqe_counter))),
             end: [signature, OpOwn::new(opcode, CqeFormat::NO_INLINE, solicited, false).0],
             words,
         }
+    }
+
+    /// The [`LENGTH_WORD`] of a completion, with its own byte count or the title's.
+    #[inline(always)]
+    fn length_word(&self, byte_count: Option<[u8; 4]>) -> u64 {
+        let word = self.words[LENGTH_WORD];
+        let [a, b, c, d, ..] = word.to_ne_bytes();
+        byte_count.map_or(word, |[e, f, g, h]| u64::from_ne_bytes([a, b, c, d, e, f, g, h]))
     }
 }
 

@@ -75,28 +75,32 @@ impl Ring {
         count.min(most)
     }
 
-    /// Writes a whole CQE to an entry that software owns. Writes the last word last: another thread
-    /// that sees it sees the whole CQE and earlier writes.
+    /// Writes a whole CQE to an entry that software owns, the byte with the owner bit last: another
+    /// thread that sees it sees the whole CQE and earlier writes.
     #[inline(always)]
     pub(super) fn write(&self, index: u32, words: &[u64; WORDS]) {
         let to = self.entry(index);
+        let [words @ .., last] = words;
         for (word, offset) in words.iter().zip((0..).step_by(8)) {
             to.store(offset, word.to_ne_bytes(), Ordering::Release);
         }
+        let [a, b, c, d, counter @ .., signature, op_own] = last.to_ne_bytes();
+        to.store(LAST - 4, [a, b, c, d], Ordering::Relaxed);
+        to.store::<2>(LAST, counter, Ordering::Relaxed);
+        to.store(LAST + 2, [signature], Ordering::Relaxed);
+        to.store(LAST + 3, [op_own], Ordering::Release);
     }
 
     /// Starts writing a CQE field by field to the entry at counter `index`, which software owns.
     /// `end` is its signature and its `op_own` with owner bit 0.
     pub(super) fn writer(&self, index: u32, [signature, op_own]: [u8; 2]) -> EntryWriter {
-        let end = u16::from_ne_bytes([signature, op_own | self.lap(index)]);
-        EntryWriter { entry: self.entry(index), end }
+        EntryWriter { entry: self.entry(index), end: [signature, op_own | self.lap(index)] }
     }
 
     /// The writer for the entry before that of `writer`.
     #[inline(always)]
     pub(super) fn writer_before(&self, mut writer: EntryWriter) -> EntryWriter {
-        let end = &mut writer.end;
-        let wraps = || *end ^= u16::from_ne_bytes([0, OWNER]);
+        let wraps = || writer.end[1] ^= OWNER;
         writer.entry = self.entry_before(writer.entry, wraps);
         writer
     }
@@ -112,7 +116,7 @@ impl Ring {
         // In an entry of 128 bytes, the inline data.
         if let Some((from, to)) = self.first_halves(from, to) {
             for (word, offset) in from.words().iter().zip((0..).step_by(8)) {
-                to.store(offset, word.to_ne_bytes(), Ordering::Relaxed);
+                to.store_unshared(offset, word.to_ne_bytes(), Ordering::Relaxed);
             }
         }
         self.write(to, &words);
@@ -128,22 +132,28 @@ impl Ring {
 #[derive(Clone, Copy)]
 pub(super) struct EntryWriter {
     entry: CqEntry,
-    /// The last two bytes as one number, with the owner bit with which software owns the CQE.
-    end: u16,
+    /// The last two bytes, with the owner bit with which software owns the CQE.
+    end: [u8; 2],
 }
 
 /// The last four bytes of a CQE: its WQE counter, its signature and `op_own`.
 const LAST: usize = offset_of!(Cqe, wqe_counter);
 const _: () = assert!(LAST == CQE_SIZE - 4 && offset_of!(Cqe, op_own) == CQE_SIZE - 1);
 
+/// The word of eight bytes whose second half is the byte count.
+pub(super) const LENGTH_WORD: usize = offset_of!(Cqe, byte_count) / 8;
+const _: () = assert!(offset_of!(Cqe, byte_count) % 8 == 4);
+
 impl EntryWriter {
-    /// Writes all of a CQE but its last four bytes.
+    /// Writes all of a CQE but the [`LENGTH_WORD`] and the last four bytes.
     #[inline(always)]
     pub(super) fn begin(self, words: &[u64; WORDS]) {
-        let [words @ .., last] = words;
+        const { assert!(LENGTH_WORD + 3 == WORDS) };
+        let [words @ .., _, after_length, last] = words;
         for (word, offset) in words.iter().zip((0..).step_by(8)) {
             self.set(offset, word.to_ne_bytes());
         }
+        self.set(8 * LENGTH_WORD + 8, after_length.to_ne_bytes());
         let [a, b, c, d, ..] = last.to_ne_bytes();
         self.set(LAST - 4, [a, b, c, d]);
     }
@@ -154,14 +164,16 @@ impl EntryWriter {
         self.entry.store(offset, bytes, Ordering::Relaxed);
     }
 
-    /// Writes the last four bytes with this WQE counter, then the byte count. Another thread that
-    /// sees a title's `op_own` and this byte count would take it for the length of the session. So
-    /// the byte count comes after `op_own`, which that thread reads again.
+    /// Writes the last four bytes with this WQE counter, then the [`LENGTH_WORD`]. Another thread
+    /// that sees a title's `op_own` and this byte count would take it for the length of the
+    /// session. So the byte count comes after `op_own`, which that thread reads again.
     #[inline(always)]
-    pub(super) fn finish(self, counter: [u8; 2], byte_count: [u8; 4]) {
+    pub(super) fn finish(self, counter: [u8; 2], length_word: u64) {
+        let [signature, op_own] = self.end;
         self.set(LAST, counter);
-        self.entry.store(LAST + 2, self.end.to_ne_bytes(), Ordering::Release);
-        self.entry.store(offset_of!(Cqe, byte_count), byte_count, Ordering::Release);
+        self.set(LAST + 2, [signature]);
+        self.entry.store(LAST + 3, [op_own], Ordering::Release);
+        self.entry.store(8 * LENGTH_WORD, length_word.to_ne_bytes(), Ordering::Release);
     }
 }
 
@@ -276,6 +288,7 @@ mod tests {
     fn a_title_that_is_decompressed_covers_its_session_or_one_entry() {
         let ring = Ring::new(&DmaMemory::leaked(16 * CQE_SIZE), 16, 64).expect("a ring");
         let end = |format| [0, OpOwn::new(CqeOpcode::RESPONDER_SEND, format, false, false).0];
+        let length = |length: u64| length.to_be();
         let (round, read) = (&AtomicU32::new(0), &AtomicU32::new(0));
         let wait = |turn: &AtomicU32, at| {
             for spins in 1u32.. {
@@ -297,11 +310,11 @@ mod tests {
         std::thread::scope(|scope| {
             let reader = scope.spawn(move || (1..=ROUNDS).filter(reads).count());
             for at in 1..=ROUNDS {
-                ring.writer(0, end(CqeFormat::COMPRESSED)).finish([0; 2], 5u32.to_be_bytes());
+                ring.writer(0, end(CqeFormat::COMPRESSED)).finish([0; 2], length(5));
                 round.store(at, Ordering::Release);
                 // Until the reader has begun.
                 (0..64 + at % 64).for_each(|_| core::hint::spin_loop());
-                ring.writer(0, end(CqeFormat::NO_INLINE)).finish([0; 2], 9u32.to_be_bytes());
+                ring.writer(0, end(CqeFormat::NO_INLINE)).finish([0; 2], length(9));
                 wait(read, at);
             }
             assert_eq!(reader.join().expect("it ends"), ROUNDS as usize);

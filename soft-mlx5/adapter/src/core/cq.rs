@@ -313,7 +313,7 @@ impl Cq {
         title.cqe.byte_count = count.into();
         let arrays = session.arrays().try_for_each(|(place, array)| {
             let at = self.place(self.producer.wrapping_add(place));
-            self.ring.buffer.write(memory, at, array.as_bytes())
+            self.write_entry(memory, array.as_bytes(), at)
         });
         // The title last: a host that sees it reads the arrays.
         let written = arrays.and_then(|()| self.write(memory, &title, CqeFormat::COMPRESSED));
@@ -391,7 +391,7 @@ impl Cq {
         };
         let owner = self.producer >> self.ring.log_entries & 1 != 0;
         cqe.op_own = OpOwn::new(done.opcode, format, done.solicited, owner);
-        self.publish(memory, &cqe, at)
+        self.write_entry(memory, cqe.as_bytes(), at)
     }
 
     fn place_inline(
@@ -410,11 +410,11 @@ impl Cq {
         Ok(CqeFormat::INLINE_64)
     }
 
-    /// Writes the byte with the owner bit last and with release, because the host takes the CQE as
-    /// soon as it sees the bit. The byte is written separately, because the host polls it by loads
-    /// of one byte.
-    fn publish(&self, memory: &dyn HostMemory, cqe: &Cqe, at: u64) -> Result<(), BusError> {
-        let (body, owner) = cqe.as_bytes().split_at(CQE_SIZE - 1);
+    /// Writes a CQE or an array of mini-CQEs. The byte with the owner bit is last and with release,
+    /// because the host takes the CQE as soon as it sees the bit. The byte is written separately,
+    /// because the host polls it by loads of one byte.
+    fn write_entry(&self, memory: &dyn HostMemory, entry: &[u8], at: u64) -> Result<(), BusError> {
+        let (body, owner) = entry.split_at(CQE_SIZE - 1);
         self.ring.buffer.write(memory, at, body)?;
         let bad = BusError { address: at, len: 1 };
         let (address, _) = self.ring.buffer.locate(at + body.len() as u64, 1).ok_or(bad)?;
@@ -550,25 +550,50 @@ fn is_after(a: u32, b: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::recorder::Recorder;
+    use crate::memory::recorder::{Accessed, Recorder};
 
-    /// Pollers load the owner byte, by loads of one byte, while it is being written.
-    #[test]
-    fn the_owner_byte_is_written_last_and_alone() {
-        const BASE: u64 = 0x7000_0000;
+    const BASE: u64 = 0x7000_0000;
+
+    fn recorded() -> (Cq, Recorder) {
         let memory = Recorder::new(BASE, 4096);
         let ring = CqRing { buffer: PageMap::linear(BASE), log_entries: 2, cqe_size: CqeSize::B64 };
         let moderation = Moderation::default();
         let doorbell_record = BASE + 1024;
         let params = CqParams { ring, doorbell_record, ignore_overrun: false, moderation };
-        let mut cq = Cq::new(1, params);
-        let opcode = CqeOpcode::REQUESTER;
-        let done = Completion::new(Cqe::default(), opcode);
+        (Cq::new(1, params), memory)
+    }
+
+    /// Asserts that one access, of one byte, touched the owner byte of an entry.
+    fn assert_alone(accesses: &[Accessed], entry: u64) {
+        let owner = BASE + 64 * entry + 63;
+        let touches = |(at, size, _): &&Accessed| *at <= owner && at + size > owner;
+        let touching: Vec<_> = accesses.iter().filter(touches).collect();
+        assert_eq!(touching, [&(owner, 1, true)], "{accesses:?}");
+    }
+
+    /// Pollers load the owner byte, by loads of one byte, while it is being written.
+    #[test]
+    fn the_owner_byte_is_written_last_and_alone() {
+        let (mut cq, memory) = recorded();
+        let done = Completion::new(Cqe::default(), CqeOpcode::REQUESTER);
         assert_eq!(cq.post(&memory, 0, done), Posted::NoEvent);
         let accesses = memory.take();
-        let owner = BASE + 63;
-        assert_eq!(accesses.last(), Some(&(owner, 1, true)), "{accesses:?}");
-        let touching = accesses.iter().filter(|(at, size, _)| *at <= owner && at + size > owner);
-        assert_eq!(touching.count(), 1, "{accesses:?}");
+        assert_eq!(accesses.last(), Some(&(BASE + 63, 1, true)), "{accesses:?}");
+        assert_alone(&accesses, 0);
+    }
+
+    /// The thread that resets a queue looks at all entries of a CQ that is being resized.
+    #[test]
+    fn the_owner_byte_of_an_array_of_mini_cqes_is_written_alone() {
+        let (mut cq, memory) = recorded();
+        cq.compress(MiniCqeFormat::HASH);
+        for counter in 0..2u16 {
+            let cqe = Cqe { wqe_counter: counter.into(), ..Cqe::default() };
+            let done = Completion::new(cqe, CqeOpcode::RESPONDER_SEND);
+            assert_eq!(cq.post(&memory, 0, done), Posted::NoEvent);
+        }
+        assert_eq!(cq.flush(&memory, 0), Posted::NoEvent);
+        let accesses = memory.take();
+        (0..2).for_each(|entry| assert_alone(&accesses, entry));
     }
 }
