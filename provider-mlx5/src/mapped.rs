@@ -592,6 +592,12 @@ impl SharedBlueFlame {
         let copy_limit = register.copy_limit();
         Self(Arc::new(Locked { held: AtomicU32::new(0), register: register.into(), copy_limit }))
     }
+
+    /// Called in a forked child before `fork` returns: a thread of the parent that held the lock
+    /// never gives it back here.
+    pub fn disown(&self) {
+        self.0.held.store(0, Ordering::Relaxed);
+    }
 }
 
 impl Register for SharedBlueFlame {
@@ -668,4 +674,23 @@ aarch64_barriers! {
     dmb_oshst = "dmb oshst";
     dmb_oshld = "dmb oshld";
     dsb_st = "dsb st";
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::sealed::Sealed as _;
+    use super::*;
+
+    #[test]
+    fn a_forked_child_rings_a_register_that_a_thread_of_the_parent_held() {
+        let page = NonNull::from(Box::leak(Box::new([0u64; 64]))).cast();
+        // SAFETY: as many bytes as a register of doorbells has, aligned and never freed.
+        let mut register = SharedBlueFlame::new(unsafe { BlueFlame::new(page, 0) });
+        // In the child the thread is gone, and the lock is still held.
+        register.0.held.store(1, Ordering::Relaxed);
+        register.disown();
+        let mut rings = 0;
+        (0..2).for_each(|_| register.with(|_: &mut BlueFlame| rings += 1));
+        assert_eq!(rings, 2);
+    }
 }

@@ -251,6 +251,8 @@ impl Doorbell<BlueFlame> {
 
     /// The register for several queues, under a lock.
     pub(crate) fn shared(self) -> Doorbell<SharedBlueFlame> {
-        Doorbell { register: SharedBlueFlame::new(self.register), page: self.page }
+        let register = SharedBlueFlame::new(self.register);
+        self.page.disown_in_children(&register);
+        Doorbell { register, page: self.page }
     }
 }

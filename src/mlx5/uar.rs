@@ -6,13 +6,14 @@
 //! has no write combining, queues ring by 8-byte doorbells only, which need no lock, and never copy
 //! WQEs.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use uverbs_mlx5::format::{
     ALL_BLUEFLAME_REGISTERS_PER_UAR, BLUEFLAME_OFFSET, BLUEFLAME_REGISTERS_PER_UAR, CQ_ARM_OFFSET,
     UAR_SIZE,
 };
+use uverbs_mlx5::mmio::SharedBlueFlame;
 use uverbs_uapi::mlx5::context::AllocUcontextResp;
 use uverbs_uapi::mlx5::enums::{MmapCommand, UarAllocType};
 use uverbs_uapi::mlx5::object::uar;
@@ -22,7 +23,7 @@ use crate::host::buffer::page_size;
 use crate::host::channel::Access;
 use crate::host::command::Commands;
 use crate::host::fork::{self, Lock};
-use crate::host::system::Mapping;
+use crate::host::system::{Inherited, Listed, Mapping};
 
 const VERB: &str = "alloc_uar";
 /// Registers of a UAR that queues may use, and all of them.
@@ -79,6 +80,14 @@ pub(crate) struct Register {
     uars: Arc<Uars>,
     place: Free,
     is_claimed: AtomicBool,
+    /// The lock of queues that share the register.
+    disowned: OnceLock<Listed<SharedBlueFlame>>,
+}
+
+impl Inherited for SharedBlueFlame {
+    fn in_child(&self) {
+        self.disown();
+    }
 }
 
 impl Uars {
@@ -189,7 +198,8 @@ impl Uars {
     }
 
     fn register(self: &Arc<Self>, place: Free) -> Register {
-        Register { uars: self.clone(), place, is_claimed: AtomicBool::new(false) }
+        let (is_claimed, disowned) = (AtomicBool::new(false), OnceLock::new());
+        Register { uars: self.clone(), place, is_claimed, disowned }
     }
 
     fn give_back(&self, place: &Free) {
@@ -201,6 +211,11 @@ impl Uars {
 }
 
 impl Register {
+    /// Frees the lock of `shared`, which is this register, in forked children.
+    pub(crate) fn disown_in_children(&self, shared: &SharedBlueFlame) {
+        self.disowned.get_or_init(|| Listed::new(Arc::new([shared.clone()])));
+    }
+
     /// Id of the page, for the creation of the queue.
     pub(crate) fn page_id(&self) -> u32 {
         self.place.page_id
