@@ -288,7 +288,7 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        self.monitor.set_place(|place| *place = None);
+        self.monitor.set_place(self.queues.table().is_inherited(), |place| *place = None);
         self.monitor.set_drained(u64::MAX);
     }
 }

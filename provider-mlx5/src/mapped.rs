@@ -405,6 +405,12 @@ impl DoorbellWord {
         unsafe { (Self::new(record), Self::new(record.add(1))) }
     }
 
+    /// A word that is never freed.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn leaked() -> Self {
+        Self(NonNull::from(Box::leak(Box::new(AtomicU32::new(0)))))
+    }
+
     /// Stores a counter. Relaxed: the named barriers around the call make the order.
     #[inline(always)]
     pub(crate) fn store(&self, value: u32) {
@@ -641,6 +647,12 @@ impl ArmRegister {
     /// writes, aligned to 8.
     pub const unsafe fn new(register: NonNull<u64>) -> Self {
         Self(register)
+    }
+
+    /// Memory that is never freed in place of the register.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn leaked() -> Self {
+        Self(NonNull::from(Box::leak(Box::new(0))))
     }
 
     /// Stores `{arm word, cqn}`, given as one big-endian number's value.

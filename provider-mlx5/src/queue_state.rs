@@ -427,10 +427,15 @@ impl QueueState {
     }
 
     pub(crate) fn set_send_ring(&self, ring: Option<Ring>) {
-        self.fixed.send_ring.set(ring);
+        if !self.is_inherited() {
+            self.fixed.send_ring.set(ring);
+        }
     }
 
     pub(crate) fn set_recv_ring(&self, ring: Option<Ring>) {
+        if self.is_inherited() {
+            return;
+        }
         // `true` as long as there is a ring.
         if ring.is_some() {
             self.receives.set_copies_inline(true);

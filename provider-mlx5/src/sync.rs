@@ -33,6 +33,20 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<impl core::ops::DerefMut<T
     }
 }
 
+/// [`lock`]; in a process that is `inherited`, a forked child, `None` if the lock is held: by a
+/// thread of the parent, which does not exist here and never unlocks.
+pub(crate) fn lock_unless<T>(
+    mutex: &Mutex<T>,
+    inherited: bool,
+) -> Option<impl core::ops::DerefMut<Target = T> + '_> {
+    let locked = if inherited { mutex.try_lock() } else { mutex.lock().map_err(From::from) };
+    match locked {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
 /// Tells the processor (or the model checker) that this is a waiting loop.
 #[inline(always)]
 pub(crate) fn spin() {

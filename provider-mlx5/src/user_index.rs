@@ -24,7 +24,7 @@ use std::sync::{Arc as Shared, OnceLock};
 
 use crate::completion_queue::CqMonitor;
 use crate::queue_state::{BlockTable, PLACES, QueueState, Shape};
-use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, lock, try_lock};
+use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, lock, lock_unless, try_lock};
 use handle::{Drains, Entry, Load, drained};
 pub(crate) use handle::{RECEIVES, SENDS};
 
@@ -181,8 +181,11 @@ impl UserIndexTable {
     }
 
     /// Frees the indices and blocks of closed queues whose CQs have been drained. Does nothing if
-    /// another thread holds the lock: a poller does not wait.
+    /// another thread holds the lock, because a poller does not wait, and in a forked child.
     pub(crate) fn reap(&self) {
+        if self.is_inherited() {
+            return;
+        }
         if let Some(mut control) = try_lock(&self.0.control) {
             control.reap(&self.0.tables);
         }
@@ -196,8 +199,9 @@ impl UserIndexTable {
 
     /// Called in a forked child, whose queues belong to the parent: posting fails with
     /// [`ForkedChild`](crate::request::PostError::ForkedChild) the next time that it checks the
-    /// state, and closing a handle does nothing. Takes no lock and allocates nothing, so it may be
-    /// called before `fork` returns.
+    /// state, closing a handle does nothing, and a poll waits for no lock: it may drop completions
+    /// of queues that were reset. Takes no lock and allocates nothing, so it may be called before
+    /// `fork` returns.
     pub fn disown(&self) {
         self.0.inherited.store(true, Ordering::Relaxed);
         let tables = &self.0.tables;
@@ -209,7 +213,7 @@ impl UserIndexTable {
     /// the counter of the CQE of `cq` that is being polled. Returns whether that CQE is from after
     /// the reset.
     pub(crate) fn has_begun_anew(&self, state: &QueueState, cq: &CqMonitor, consumed: u32) -> bool {
-        let mut past = lock(state.past());
+        let Some(mut past) = lock_unless(state.past(), self.is_inherited()) else { return false };
         if past.is_empty() || past.iter().any(|past| past.is_left(cq, consumed)) {
             return false;
         }
@@ -226,7 +230,7 @@ impl UserIndexTable {
         if state.is_open() {
             return false;
         }
-        let past = lock(state.past());
+        let Some(past) = lock_unless(state.past(), self.is_inherited()) else { return true };
         past.is_empty() || past.iter().any(|past| past.is_left(cq, at))
     }
 
@@ -241,7 +245,7 @@ impl UserIndexTable {
     }
 
     /// Whether it is the parent's ([`disown`](Self::disown)).
-    fn is_inherited(&self) -> bool {
+    pub(crate) fn is_inherited(&self) -> bool {
         self.0.inherited.load(Ordering::Relaxed)
     }
 }

@@ -23,7 +23,7 @@ impl CompletionQueue {
         let requested = self.monitor.requested();
         let monitor = self.monitor.clone();
         // Holds the lock: another thread that looks for a queue's CQEs would miss those that move.
-        monitor.set_place(|_| self.move_up());
+        monitor.set_place(self.queues.table().is_inherited(), |_| self.move_up());
         self.report_drained(requested);
     }
 

@@ -5,7 +5,7 @@ use crossbeam_utils::CachePadded;
 use super::PollError;
 use super::past::{Left, Place};
 use crate::format::OpOwn;
-use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock, lock_unless};
 
 /// A handle to a CQ for threads that do not poll it. Clones refer to the same CQ.
 #[derive(Clone, Debug)]
@@ -158,9 +158,18 @@ impl CqMonitor {
     }
 
     /// Changes the rings and the consumer index that other threads see; `None` for a CQ that was
-    /// dropped. Poller only. Called before a ring is freed.
-    pub(super) fn set_place(&self, change: impl FnOnce(&mut Option<Place>)) {
-        change(&mut lock(&self.0.place));
+    /// dropped. Poller only. Called before a ring is freed. In a forked child (`inherited`), which
+    /// has none of these threads, does nothing if one of them held the lock.
+    pub(super) fn set_place(&self, inherited: bool, change: impl FnOnce(&mut Option<Place>)) {
+        if let Some(mut place) = lock_unless(&self.0.place, inherited) {
+            change(&mut place);
+        }
+    }
+
+    /// Locks what [`CqMonitor::set_place`] changes.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn lock_place(&self) -> impl Sized + '_ {
+        lock(&self.0.place)
     }
 
     /// Publishes the poller's lap. Poller only.

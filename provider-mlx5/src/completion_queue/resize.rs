@@ -93,7 +93,7 @@ impl CompletionQueue {
     fn show_rings(&self) {
         let pending = self.pending.iter().map(|pending| pending.ring);
         let rings: Vec<_> = core::iter::once(self.ring).chain(pending).collect();
-        self.monitor.set_place(|place| {
+        self.monitor.set_place(self.queues.table().is_inherited(), |place| {
             if let Some(place) = place {
                 place.rings = rings;
             }

@@ -97,13 +97,17 @@ impl QueueState {
         self.set_state(QpState::Reset);
     }
 
+    /// Whether this process is a forked child, and the queue belongs to its parent. Then the rings
+    /// stay as they are shown: a thread of the parent may have been looking into them, for which
+    /// [`ShownRing::set`](crate::shown_ring::ShownRing::set) would wait for ever. Their memory is
+    /// not freed in the child.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.fixed.inherited.load(Ordering::Relaxed)
+    }
+
     /// The error of a post in this state.
     pub(crate) fn refusal(&self) -> PostError {
-        if self.fixed.inherited.load(Ordering::Relaxed) {
-            PostError::ForkedChild
-        } else {
-            PostError::BadState
-        }
+        if self.is_inherited() { PostError::ForkedChild } else { PostError::BadState }
     }
 
     /// Records that the device moved the QP to ERR, unless the QP is in RESET.

@@ -381,6 +381,26 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::completion_queue::{CompletionQueue, CompletionQueueConfig};
+    use crate::doorbell::DoorbellWord;
+    use crate::memory::DmaMemory;
+    use crate::mmio::ArmRegister;
+    use crate::shown_ring::Ring;
+
+    fn completion_queue(table: &UserIndexTable) -> CompletionQueue {
+        let config = CompletionQueueConfig {
+            memory: DmaMemory::leaked(4 * 64),
+            entries: 4,
+            cqe_size: 64,
+            doorbell: (DoorbellWord::leaked(), DoorbellWord::leaked()),
+            arm: ArmRegister::leaked(),
+            number: 1,
+            table,
+            mini_format: None,
+            null_lkey: None,
+        };
+        CompletionQueue::new(config).expect("a CQ")
+    }
 
     /// In a forked child another thread's locks stay locked for ever: here this thread has them.
     #[test]
@@ -400,5 +420,37 @@ mod tests {
         });
         let has_drained = waiting.recv_timeout(Duration::from_secs(60));
         assert_eq!(has_drained, Ok(false), "the memory of its rings stays");
+    }
+
+    /// As a poll does that finds a CQE of a queue that was closed or reset, or an empty CQ, and as
+    /// the drops of a CQ and of a queue do while another thread looks into the queue's ring.
+    #[test]
+    fn polls_and_drops_of_a_forked_child_wait_for_no_lock() {
+        let table = UserIndexTable::new();
+        let cq = completion_queue(&table);
+        let shape = Shape { send_wqebbs: 4, recv_wqes: 4, shared_receive: false };
+        let handle = table.register(shape, &[cq.monitor()], None, 0).unwrap();
+        let ring = Ring { base: core::ptr::null_mut(), mask: 3, shift: 6, head: 0 };
+        handle.state().set_send_ring(Some(ring));
+        handle.close();
+        table.disown();
+        let block = handle.block.clone();
+        let (monitor, child) = (cq.monitor(), table.clone());
+        let _held = (lock(&table.0.control), lock(block.past()), monitor.lock_place());
+        block.with_send_ring(|_| {
+            let (done, waiting) = mpsc::channel();
+            std::thread::spawn(move || {
+                let state = handle.state();
+                let begun = child.has_begun_anew(state, &cq.monitor(), 0);
+                let is_over = child.is_over(state, &cq.monitor(), 0);
+                child.reap();
+                drop(cq);
+                state.set_send_ring(None);
+                state.set_recv_ring(None);
+                done.send((begun, is_over))
+            });
+            let polled = waiting.recv_timeout(Duration::from_secs(60));
+            assert_eq!(polled, Ok((false, true)), "its completions are dropped");
+        });
     }
 }
