@@ -209,3 +209,50 @@ fn cut_and_overlong_commands_harm_no_id() {
         client.ask(|response| CreateId { response, ps: PortSpace::TCP, ..CreateId::default() });
     assert_eq!(created.unwrap().id, 0);
 }
+
+/// Commands in any order about any id, their fields drawn from few values, so that many are taken.
+#[test]
+fn random_commands_leave_nothing() {
+    const BODY: usize = 632;
+    let (host, _device) = host(ADDRESS);
+    let clients = [(); 3].map(|()| Client::open(&host));
+    clients.iter().for_each(Client::set_nonblocking);
+    let mut prng = crate::prng::Prng::new(17);
+    let mut scratch = vec![0u8; 4096];
+    let (mut taken, answer) = ([0; 23], scratch.as_mut_ptr() as u64);
+    let storages = [[127, 0, 0, 1], ADDRESS, [0; 4], [239, 1, 2, 3]].map(|ip| sockaddr(ip, 5700));
+    for _ in 0..40_000 {
+        // Most ids are not destroyed at once.
+        let command = [prng.below(23) as u32, 0, 12, 20, 21, 4][prng.below(6) as usize];
+        let mut body = [0; BODY];
+        for word in body.chunks_exact_mut(4) {
+            let value = [0, 1, 2, prng.below(20) as u32, prng.next() as u32];
+            word.copy_from_slice(&value[prng.below(5) as usize].to_ne_bytes());
+        }
+        let mut put = |at: usize, field: &[u8]| body[at..at + field.len()].copy_from_slice(field);
+        let address = storages[prng.below(4) as usize];
+        match command {
+            0 => {
+                put(8, &answer.to_ne_bytes());
+                put(16, &[[6, 1], [0x11, 1], [0x3f, 1]][prng.below(3) as usize]);
+            }
+            20 => {
+                put(4, &[16, 0, 0, 0]);
+                put(8, address.as_bytes());
+            }
+            21 => {
+                put(8, &[0, 0, 16, 0, 0, 0, 0, 0]);
+                put(16 + 128, address.as_bytes());
+            }
+            4 | 7 | 10 | 15 => put(0, &(prng.below(20) as u32).to_ne_bytes()),
+            6 | 8 | 9 => {}
+            _ => put(0, &answer.to_ne_bytes()),
+        }
+        let mut bytes = super::rules::header(command, BODY as u16, BODY as u16).as_bytes().to_vec();
+        bytes.extend(body);
+        taken[command as usize] += u32::from(clients[prng.below(3) as usize].write(&bytes).is_ok());
+    }
+    assert!(taken.iter().filter(|count| **count > 0).count() > 10, "{taken:?} were taken only");
+    drop(clients);
+    assert_eq!(host.shared.lock().contexts.count(), 0);
+}
