@@ -5,7 +5,7 @@ mod child;
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -93,7 +93,8 @@ fn close(
 }
 
 /// `posix_spawn` of `true`, whose child waits before its exec until the FIFO is opened for writing.
-fn spawn_waiting(fifo: &Path) -> libc::pid_t {
+/// The child closes its copy of `other` for that, and has the files of all other descriptors.
+fn spawn_waiting(fifo: &Path, other: &File) -> libc::pid_t {
     let path = CString::new(fifo.to_str().unwrap()).unwrap();
     let program = c"/bin/true".as_ptr().cast_mut();
     let (mut child, arguments) = (0, [program, ptr::null_mut()]);
@@ -101,8 +102,8 @@ fn spawn_waiting(fifo: &Path) -> libc::pid_t {
     unsafe {
         let mut actions: libc::posix_spawn_file_actions_t = std::mem::zeroed();
         libc::posix_spawn_file_actions_init(&raw mut actions);
-        let read_only = libc::O_RDONLY;
-        libc::posix_spawn_file_actions_addopen(&raw mut actions, 9, path.as_ptr(), read_only, 0);
+        let (at, read_only) = (other.as_raw_fd(), libc::O_RDONLY);
+        libc::posix_spawn_file_actions_addopen(&raw mut actions, at, path.as_ptr(), read_only, 0);
         let (argv, environment) = (arguments.as_ptr(), [ptr::null_mut()]);
         let spawned = libc::posix_spawn(
             &raw mut child,
@@ -136,7 +137,7 @@ fn memory_stays_while_a_child_before_its_exec_holds_the_file() {
         let id = FileId::of(&File::open(&file).unwrap()).unwrap();
         let spawning = std::thread::spawn({
             let fifo = fifo.clone();
-            move || spawn_waiting(&fifo)
+            move || spawn_waiting(&fifo, &File::open("/dev/null").unwrap())
         });
         // Until the child is there.
         while !Children::before_close(id).unwrap().may_hold() {
