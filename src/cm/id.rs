@@ -246,13 +246,14 @@ impl Id {
     /// follows, `Unreachable` after 78 seconds.
     ///
     /// # Errors
-    /// EINVAL unless the route is resolved.
+    /// EINVAL unless the route is resolved; `InvalidInput` for a queue pair of another device.
     #[doc(alias = "rdma_connect")]
     pub fn connect<T: Connected, L: Layer, R: Register>(
         &self,
         qp: &QueuePair<T, L, R>,
         options: &ConnectOptions,
     ) -> Result<()> {
+        self.require_own("connect", qp.context())?;
         self.request(options.param(qp.number(), qp.context())?, options.ece)
     }
 
@@ -419,6 +420,17 @@ impl Id {
         let found = self.query()?;
         require_device(&found)?;
         self.channel()?.context(found.node_guid.get())
+    }
+
+    /// Fails if a queue pair of `context` is on another device. Its number means another queue pair
+    /// on this one, so the connection would be established and carry nothing.
+    pub(super) fn require_own(&self, verb: &'static str, context: &Context) -> Result<()> {
+        let guid = self.query()?.node_guid.get();
+        if guid == 0 || guid == context.attributes()?.node_guid().0 {
+            return Ok(());
+        }
+        Err(Error::invalid(verb, "the queue pair is on another device than the id")
+            .cure_with("make it on the device of the id (Id::context)"))
     }
 }
 

@@ -405,6 +405,8 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
                 let pending = Pending { id, qp, resources, private_data };
                 self.pending.insert(pending.id.key(), pending);
             }
+            // A queue pair of another device: the program's own mistake.
+            Err(error) if !error.is_from_kernel() => return Err(error),
             Err(error) => tracing::warn!(%error, "a peer was not accepted"),
         }
         Ok(())

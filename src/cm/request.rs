@@ -118,9 +118,9 @@ impl ConnectionRequest {
     /// device may have to repeat sends that are posted before.
     ///
     /// # Errors
-    /// As [`Id::qp_attributes`] and [`QueuePair::modify`]; `InvalidInput` for a lookup; EINVAL or
-    /// ETIMEDOUT if the peer has given up or ended. An error refuses the peer, and leaves the queue
-    /// pair in any state.
+    /// As [`Id::qp_attributes`] and [`QueuePair::modify`]; `InvalidInput` for a lookup, and for a
+    /// queue pair of another device; EINVAL or ETIMEDOUT if the peer has given up or ended. An
+    /// error refuses the peer, and leaves the queue pair in any state.
     #[doc(alias = "rdma_accept")]
     pub fn accept<T: Connected, L: Layer, R: Register>(
         self,
@@ -128,6 +128,7 @@ impl ConnectionRequest {
         options: &AcceptOptions,
     ) -> Result<Id> {
         self.require(false)?;
+        self.id.require_own("accept", qp.context())?;
         let asked =
             Reads { responder: self.peer.responder_reads, initiator: self.peer.initiator_reads };
         let reads = options.reads(asked, qp.context())?;
@@ -141,7 +142,8 @@ impl ConnectionRequest {
     /// caller may drop the returned id.
     ///
     /// # Errors
-    /// `InvalidInput` for a connection; EINVAL if the peer has given up.
+    /// `InvalidInput` for a connection, and for a queue pair of another device; EINVAL if the peer
+    /// has given up.
     #[doc(alias = "rdma_accept")]
     pub fn answer<L: Layer, R: Register>(
         self,
@@ -149,6 +151,7 @@ impl ConnectionRequest {
         data: &LookupReplyData,
     ) -> Result<Id> {
         self.require(true)?;
+        self.id.require_own("accept", qp.context())?;
         self.id.accept(lookup_reply(qp.number(), data), None)?;
         Ok(self.id)
     }

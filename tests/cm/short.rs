@@ -309,6 +309,31 @@ fn a_factory_that_fails_refuses_the_peer() {
     server.join().unwrap().unwrap_err();
 }
 
+/// Otherwise both ends would believe in a connection that carries nothing.
+#[test]
+fn a_queue_pair_of_another_device_is_refused_at_either_end() {
+    let (context, address) = place();
+    let other = crate::common::soft_device(|builder| builder.node_guid([7; 8])).open().unwrap();
+    let make = move |context: &Context| {
+        let cq = context.create_cq(16).build()?;
+        let qp = context.alloc_pd()?.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
+        Ok((qp, cq))
+    };
+    let is_named = |error: uverbs::Error| {
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.cure().contains("Id::context"), "{error}");
+    };
+    let elsewhere = other.clone();
+    let builder = Listener::builder().context(&context);
+    let mut listener = builder.bind_with(address, move |_| make(&elsewhere)).unwrap();
+    let to = listener.local_address().unwrap();
+    is_named(connector(&context).connect_with(to, |_| make(&other)).unwrap_err());
+    let server = std::thread::spawn(move || listener.accept_until(Instant::now() + PATIENCE));
+    let refused = connector(&context).connect(to).unwrap_err();
+    assert_eq!(refused.errno(), 111, "{refused}");
+    is_named(server.join().unwrap().unwrap_err());
+}
+
 #[test]
 fn queue_pairs_of_the_raw_layer_connect_too() {
     let (context, address) = place();
