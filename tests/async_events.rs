@@ -84,7 +84,7 @@ fn events_of_queue_pairs_that_go_on() {
         bench.expect(kind, expected, source);
         assert_eq!(bench.qp.state(), State::Rts, "{kind:?}");
     }
-    // Work queues are not objects of this library, so that a queue pair lends its name.
+    // The event names its work queue by the id of the object that the program made: any id will do.
     bench.expect(AsyncKind::WqFatal, EventType::WQ_FATAL, EventSource::WorkQueue(bench.qp.id()));
     // SAFETY: no memory is named.
     unsafe { bench.qp.post_send(1, uverbs::op::Nop, (), PostFlags::SIGNALED).unwrap() };

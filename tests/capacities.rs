@@ -80,14 +80,14 @@ fn queues_hold_no_more_than_the_device_announces() {
     let receives = |receives| setup.builder::<Rc>().max_recv_wr(receives).build();
     assert_eq!(receives(most + 1).unwrap_err().errno(), libc::EINVAL);
     assert_eq!(receives(most).unwrap().capacities().max_recv_wr, most);
-    // Of one block each: the ring would have space for four times as many.
+    // Requests of one block: the ring would have space for four times as many.
     let small = || setup.builder::<Ud>().operations(Operations::empty());
     assert_eq!(small().max_send_wr(most + 1).build().unwrap_err().errno(), libc::EINVAL);
     assert_eq!(small().max_send_wr(most).build().unwrap().capacities().max_send_wr, most);
     let srq = |receives| setup.pd.create_raw_srq(receives).build();
     assert_eq!(srq(shared + 1).unwrap_err().errno(), libc::EINVAL);
     assert_eq!(srq(shared).unwrap().capacity(), shared);
-    // So does the safe layer.
+    // The safe layer has the same limits.
     let cq = setup.context.create_cq(16).build().unwrap();
     let safe = || setup.pd.create_qp::<Ud>(cq.handle(), cq.handle());
     assert_eq!(safe().max_send_wr(most + 1).build().unwrap_err().errno(), libc::EINVAL);
@@ -148,7 +148,7 @@ fn a_program_says_which_operations_it_needs_space_for() {
     };
     let mut sends = small(Operations::empty());
     holds_data(&mut sends, op::Send);
-    // 44 bytes stand in one block behind a control segment, and 64 blocks are what was asked for.
+    // One block holds 44 bytes behind a control segment, and the queue has 64 blocks.
     assert_eq!(sends.capacities().max_send_wr, 64);
     let mut batch = sends.batch().unwrap();
     let masked = masked_swap();

@@ -10,7 +10,7 @@ use uverbs::qp_type::Rc;
 use uverbs::soft::SoftDevice;
 use uverbs::{AccessFlags, Buffer, Device, WqState};
 
-/// Characters of one object in a log: a builder has the most to say.
+/// Most characters of one object in a log; builders print the most.
 const MOST: usize = 1000;
 
 fn is_a_line(name: &str, object: &impl Debug) {

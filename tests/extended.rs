@@ -236,8 +236,8 @@ fn a_region_with_bound_windows_is_not_deregistered() {
     region.deregister().unwrap();
 }
 
-/// Memory that is reached by a descriptor, as a dma-buf is: a software device takes a memfd for one
-/// if told to.
+/// A descriptor of memory in place of a dma-buf's: a software device accepts a memfd if its options
+/// say so.
 fn memory_file(length: i64) -> OwnedFd {
     // SAFETY: a new descriptor of our own.
     let fd = unsafe { libc::memfd_create(c"dma-buf".as_ptr(), libc::MFD_CLOEXEC) };

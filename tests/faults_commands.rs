@@ -100,8 +100,7 @@ impl Bench {
         }
     }
 
-    /// Runs `verb` with the fault ordered; `None` if it did not come to that, as the verb had ended
-    /// before.
+    /// Runs `verb` with the fault injected; `None` if the verb ended before it met the fault.
     fn with_fault<T>(&self, moment: Moment, errno: Errno, verb: impl FnOnce() -> T) -> Option<T> {
         let times = if errno == Errno::EINTR { FOR_EVER } else { 1 };
         (0..times).for_each(|_| self.soft.inject(Fault { moment, errno }));
@@ -110,7 +109,7 @@ impl Bench {
     }
 }
 
-/// Something of everything, to make more of.
+/// One object of each type, from which the tests make more.
 struct World {
     context: Context,
     pd: ProtectionDomain,
@@ -238,7 +237,7 @@ const CREATIONS: &[Verb] = &[
     ("query_srq", |w| boxed(w.srq.query())),
 ];
 
-/// Fails the n-th moment for n = 0, 1, … until the verb gets through without meeting the fault.
+/// Fails the n-th moment for n = 0, 1, … until the verb succeeds without meeting the fault.
 fn fail_each_step(bench: &Bench, world: &World, (name, verb): Verb, moment: AtNth, errno: Errno) {
     for nth in 0.. {
         world.run_to_idle();

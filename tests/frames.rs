@@ -310,7 +310,7 @@ fn an_exhausted_queue_says_so_and_how_much_was_lost() {
     assert_eq!((counters.frames, counters.lowest), (16, 0));
     assert_ne!(counters.exhausted, 0);
     assert_eq!(line.rx.lost().unwrap(), 24);
-    // It goes on.
+    // The queue still receives.
     line.send(7, 50);
     assert_eq!(line.next(), 7);
 }
@@ -423,7 +423,7 @@ fn free_running_timestamps_become_utc_that_never_goes_back() {
         last = now;
         utc.refresh().unwrap();
     }
-    // An older timestamp says what the last one said.
+    // An older timestamp gives the same time as the last one.
     assert_eq!(utc.nanoseconds(first.unwrap()), last);
 }
 

@@ -437,7 +437,7 @@ fn an_order_has_its_own_timestamp_where_it_is_asked_for() {
     }
     desk.tx.send_timed(77, &order).unwrap();
     desk.complete_one(77);
-    // The turn begins anew behind it.
+    // The count of unsignaled sends starts again after it.
     for id in 100..131 {
         desk.tx.send(id, &order).unwrap();
     }

@@ -89,7 +89,7 @@ fn frames_leave_in_each_form_of_a_send() {
             let refused = qp.post_send(2, op::EthernetSend(plain), sge, SIGNALED);
             assert_eq!(refused, Err(PostError::BadHeader));
         }
-        // Whatever the device wants inline.
+        // A list works whether or not the device wants headers inline.
         let request = SendRequest {
             wr_id: 3,
             operation: RunTimeOperation::Packet(plain),
@@ -240,7 +240,7 @@ fn the_device_fills_in_checksums_and_tags_and_tells_what_it_finds() {
     assert_ne!(bytes[40..42], frame[40..42], "the UDP checksum is filled in");
     let same = |range: std::ops::Range<usize>| bytes[range.clone()] == frame[range];
     assert!(same(0..24) && same(26..40) && same(42..frame.len()));
-    // As the program left them, which was wrong.
+    // Without offload the checksums stay as the program left them: wrong.
     wire.receive();
     wire.send(EthernetOffload::default(), &frame);
     let (done, bytes) = wire.arrived();
@@ -265,7 +265,7 @@ fn a_frame_that_is_too_long_fails_its_receive_alone() {
     assert_eq!((wire.to.state(), wire.to.query().unwrap().state), (State::Rts, State::Rts));
     wire.send(EthernetOffload::default(), &frame);
     assert_eq!(wire.arrived().1, frame);
-    // It can be posted to as before.
+    // The queue can be posted to as before.
     wire.receive();
     wire.send(EthernetOffload::default(), &frame);
     assert_eq!(wire.arrived().1, frame);

@@ -109,8 +109,7 @@ fn a_device_that_goes_away_says_so_ends_every_wait_and_lets_everything_be_destro
     let nothing = setup.context.get_event().unwrap_err();
     assert_eq!(nothing.kind(), ErrorKind::DeviceGone, "nothing comes after the end");
     assert_eq!(setup.context.try_get_event().unwrap_err().kind(), ErrorKind::DeviceGone);
-    // SAFETY: inline data. Where doorbells were, there is nothing any more; the stores must be
-    // harmless.
+    // SAFETY: inline data. The doorbell page of the device is gone; the stores must be harmless.
     let _ = unsafe { a.post_send(1, op::Send, Inline(b"x"), PostFlags::SIGNALED) };
     assert_eq!(a.state(), State::Err);
     assert_eq!(setup.cq.poll().unwrap_err(), PollError::DeviceRemoved);

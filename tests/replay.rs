@@ -62,13 +62,13 @@ fn each_disturbance_is_what_the_handler_counts() {
         Replay::new(recording(), &Disturbances { gap: 20_000, longest_gap: 9, ..none.clone() });
     let handler = handled(&lost);
     assert_eq!(handler.quotes.len() as u64, lost.counters().arrivals);
-    // Nothing tells of what is lost at the end.
+    // The handler cannot notice frames that were lost at the end.
     assert!(lost.counters().lost > 0 && handler.gaps <= lost.counters().lost);
 
     let late = Replay::new(recording(), &Disturbances { reorder: 50_000, ..none.clone() });
     let handler = handled(&late);
     assert_eq!(handler.quotes.len() as u64 + handler.old, 1000);
-    // Of two late ones behind each other the first may still be in order.
+    // If two late frames follow each other, the first may still be in order.
     assert!((1..=late.counters().late).contains(&handler.old));
 
     let long = Replay::new(recording(), &Disturbances { oversize: 50_000, ..none.clone() });
@@ -112,7 +112,7 @@ fn a_handler_that_fails_does_so_again_at_the_same_burst() {
     let fail = || {
         let (replay, device) = (Replay::new(recording(), &plan), device().unwrap());
         let mut handler = Handler::new(&Device::from_soft(device.clone()).open().unwrap()).unwrap();
-        // A bug: it believes that nothing comes twice.
+        // A bug on purpose: the handler takes each repeated frame for a failure.
         let stopped = replay.run(&device, |_| {
             handler.poll().map_err(|error| error.to_string())?;
             if handler.old == 0 { Ok(()) } else { Err(format!("{} old", handler.old)) }

@@ -7,7 +7,7 @@ use uverbs::soft::packet::rocev2::UDP_PORT;
 
 use crate::namespace::{builder, device, inside, run};
 
-/// What starting a device at this address says.
+/// The error text of starting a device at this address.
 fn refusal(address: &str) -> (ErrorKind, String) {
     let error = device(address).unwrap_err();
     (error.kind(), error.to_string())

@@ -25,7 +25,7 @@ pub(crate) fn seed(default: u64) -> u64 {
     seed
 }
 
-/// What a link between two devices is made of.
+/// The medium of a link between two devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Medium {
     /// RoCE within the process.

@@ -23,7 +23,7 @@ const NUMBERS: &[&str] = &[
     "sys_image_guid",
 ];
 
-/// Lines in the order in which they came about.
+/// Lines in the order of the calls.
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub(crate) lines: Vec<(String, String)>,
@@ -36,14 +36,14 @@ impl Recorder {
         self.lines.push((name, value));
     }
 
-    /// What a call came to; its answer, if it succeeded.
+    /// Records a call's result; returns its answer, if it succeeded.
     pub(crate) fn call<T>(&mut self, step: &str, result: Result<T, Errno>) -> Option<T> {
         let value = result.as_ref().map_or_else(|errno| format!("{errno:?}"), |_| "ok".to_owned());
         self.line(step.to_owned(), value);
         result.ok()
     }
 
-    /// What a call came to, and every field of its answer.
+    /// Records a call's result, and every field of its answer.
     pub(crate) fn answer<T: Debug>(&mut self, step: &str, result: Result<T, Errno>) -> Option<T> {
         let answer = self.call(step, result)?;
         self.fields(step, &answer);

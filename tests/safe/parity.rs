@@ -25,7 +25,7 @@ fn an_inline_template_is_posted_with_other_data_and_other_addresses() {
     let theirs = safe.region();
     let at = |offset| theirs.remote(offset).unwrap();
     let mut template = a.template(op::Write(at(0)), b"template", SIGNALED).unwrap();
-    // An unsignaled slot before it comes back with its completion.
+    // Its completion also brings back the unsignaled slot posted before it.
     a.post_send(op::Write(at(100)), filled(&safe.slab, b"slot"), PostFlags::empty()).unwrap();
     a.post_template(&template).unwrap();
     assert!(safe.completion().slot.is_none());
