@@ -156,7 +156,7 @@ pub(crate) fn opened<M>(
     request: Request<'_, M>,
     file: Attr<M, kind::NewFd>,
 ) -> crate::error::Result<OwnedFd> {
-    own(verb, request.opened(file).unwrap_or(-1))
+    owned(verb, request.opened(file).unwrap_or(-1))
 }
 
 /// The file whose descriptor the answer to a write command names. `answer` is that of a command
@@ -166,11 +166,11 @@ pub(super) fn opened_by_write<A>(
     answer: A,
     fd: impl FnOnce(&A) -> i32,
 ) -> crate::error::Result<(A, OwnedFd)> {
-    let file = own(verb, fd(&answer))?;
+    let file = owned(verb, fd(&answer))?;
     Ok((answer, file))
 }
 
-fn own(verb: &'static str, fd: i32) -> crate::error::Result<OwnedFd> {
+fn owned(verb: &'static str, fd: i32) -> crate::error::Result<OwnedFd> {
     if fd < 0 {
         return Err(Error::new(verb, ErrorKind::Refused, "the kernel gave no file descriptor"));
     }

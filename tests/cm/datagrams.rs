@@ -7,7 +7,7 @@ use uverbs::qp::{Datagram, PostFlags};
 use uverbs::qp_type::Ud;
 use uverbs::{CompletionQueue, Context, ErrorKind, ProtectionDomain, QueuePair, op};
 
-use crate::{PATIENCE, finished, listener, next, place, resolved};
+use crate::{PATIENCE, device_and_address, finished, listener, next, resolved};
 
 /// Bytes in front of a datagram.
 const HEADER: usize = uverbs::ah::GRH_BYTES;
@@ -21,7 +21,7 @@ fn queue_pair(context: &Context) -> (ProtectionDomain, CompletionQueue, QueuePai
 
 #[test]
 fn a_service_is_found_and_reached() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (at, listening, to) = listener(&context, address, PortSpace::Udp);
     let (pd, mut cq, mut service) = queue_pair(&context);
     listening.activate(&mut service).unwrap();
@@ -55,7 +55,7 @@ fn a_service_is_found_and_reached() {
 
 #[test]
 fn a_lookup_is_refused_in_words() {
-    let (context, mut address) = place();
+    let (context, mut address) = device_and_address();
     address.set_port(9);
     let channel = Channel::of(&context).unwrap();
     let id = resolved(&channel, address, PortSpace::Udp);
@@ -74,7 +74,7 @@ fn a_lookup_is_refused_in_words() {
 
 #[test]
 fn a_lookup_is_answered_and_a_connection_accepted() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (at, _listening, to) = listener(&context, address, PortSpace::Udp);
     let channel = Channel::of(&context).unwrap();
     let id = resolved(&channel, to, PortSpace::Udp);
@@ -91,7 +91,7 @@ fn a_lookup_is_answered_and_a_connection_accepted() {
 
 #[test]
 fn a_group_is_joined_and_reached() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let group: SocketAddr = "239.1.2.3:7000".parse().unwrap();
     let channel = Channel::of(&context).unwrap();
     let id = channel.create_id(PortSpace::Udp).unwrap();
@@ -123,7 +123,7 @@ fn a_group_is_joined_and_reached() {
 
 #[test]
 fn a_join_of_an_address_that_is_not_a_group_is_refused() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let channel = Channel::of(&context).unwrap();
     let id = channel.create_id(PortSpace::Udp).unwrap();
     id.bind(address).unwrap();

@@ -16,7 +16,7 @@ use uverbs::tokio::AsyncListener;
 use uverbs::{Context, ErrorKind, QueuePair};
 
 use crate::long::queue_pair;
-use crate::{PATIENCE, next, place, resolved};
+use crate::{PATIENCE, device_and_address, next, resolved};
 
 /// A client that confirms only when it is told to.
 struct Peer {
@@ -83,7 +83,7 @@ fn takes(listener: &mut Listener) {
 
 #[test]
 fn peers_that_do_not_confirm_are_bounded() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (mut listener, to, made) = narrow(&context, address);
     let mut ask = || {
         let peer = Peer::asking(&context, to);
@@ -115,7 +115,7 @@ fn peers_that_do_not_confirm_are_bounded() {
 
 #[tokio::test]
 async fn tasks_have_the_same_bound() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (listener, to, made) = narrow(&context, address);
     let mut listener = AsyncListener::new(listener).unwrap();
     let accepting = tokio::spawn(async move { listener.accept().await.unwrap() });
@@ -140,7 +140,7 @@ async fn tasks_have_the_same_bound() {
 /// After a peer withdraws, a waiting peer is accepted. A peer that withdrew while waiting is not.
 #[test]
 fn peers_that_withdraw_give_their_place_away() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (mut listener, to, _) = narrow(&context, address);
     let mut ask = || {
         let peer = Peer::asking(&context, to);
@@ -161,7 +161,7 @@ fn peers_that_withdraw_give_their_place_away() {
 
 #[test]
 fn a_listener_without_places_is_refused() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let builder: ListenerBuilder = Listener::builder().context(&context).half_open(0);
     let error = builder.bind(address).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);

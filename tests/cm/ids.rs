@@ -9,11 +9,11 @@ use uverbs::soft::SoftDevice;
 use uverbs::{Device, ErrorKind};
 
 use crate::child::{Outcome, in_child};
-use crate::{PATIENCE, listener, next, place, resolved};
+use crate::{PATIENCE, device_and_address, listener, next, resolved};
 
 #[test]
 fn an_id_goes_whatever_became_of_its_events() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (_at, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let channel = Channel::of(&context).unwrap();
     let id = channel.create_id(PortSpace::Tcp).unwrap();
@@ -28,7 +28,7 @@ fn an_id_goes_whatever_became_of_its_events() {
 
 #[test]
 fn a_handler_may_destroy_the_id_of_its_event() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (_at, listening, to) = listener(&context, address, PortSpace::Tcp);
     let channel = Channel::of(&context).unwrap();
     let id = channel.create_id(PortSpace::Tcp).unwrap();
@@ -41,7 +41,7 @@ fn a_handler_may_destroy_the_id_of_its_event() {
 
 #[test]
 fn keys_are_never_used_twice() {
-    let (context, _) = place();
+    let (context, _) = device_and_address();
     let channel = Channel::of(&context).unwrap();
     let mut keys: Vec<_> =
         (0..100).map(|_| channel.create_id(PortSpace::Tcp).unwrap().key()).collect();
@@ -51,7 +51,7 @@ fn keys_are_never_used_twice() {
 
 #[test]
 fn events_move_with_their_id() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (_at, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let (old, new) = (Channel::of(&context).unwrap(), Channel::of(&context).unwrap());
     let id = resolved(&old, to, PortSpace::Tcp);
@@ -72,7 +72,7 @@ fn events_move_with_their_id() {
 
 #[test]
 fn options_are_checked() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let channel = Channel::of(&context).unwrap();
     let id = channel.create_id(PortSpace::Tcp).unwrap();
     id.set_type_of_service(0x20).unwrap();
@@ -90,7 +90,7 @@ fn options_are_checked() {
 
 #[test]
 fn shared_ports_are_shared_by_those_who_say_so() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let channel = Channel::of(&context).unwrap();
     let bound = |address, shared: bool| {
         let id = channel.create_id(PortSpace::Tcp).unwrap();
@@ -109,7 +109,7 @@ fn shared_ports_are_shared_by_those_who_say_so() {
 
 #[test]
 fn wrong_order_is_refused() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (_at, listening, to) = listener(&context, address, PortSpace::Tcp);
     let channel = Channel::of(&context).unwrap();
     let id = channel.create_id(PortSpace::Tcp).unwrap();
@@ -149,7 +149,7 @@ fn a_device_that_goes_says_so() {
 
 #[test]
 fn a_forked_child_leaves_ids_alone() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (at, listening, to) = listener(&context, address, PortSpace::Tcp);
     let outcome = in_child(|| {
         assert_eq!(listening.listen(1).unwrap_err().kind(), ErrorKind::ForkedChild);
@@ -166,7 +166,7 @@ fn a_forked_child_leaves_ids_alone() {
 
 #[test]
 fn waiting_for_no_event_ends_in_time() {
-    let (context, _) = place();
+    let (context, _) = device_and_address();
     let channel = Channel::of(&context).unwrap();
     let error = channel.next_event_until(Instant::now() + Duration::from_millis(5)).unwrap_err();
     assert_eq!((error.kind(), error.verb()), (ErrorKind::TimedOut, "get_cm_event"));

@@ -16,7 +16,7 @@ use uverbs::{Context, Device, ErrorKind, QueuePair};
 use uverbs_uapi::objects::device as uapi;
 
 use crate::network::{Medium, ends_of};
-use crate::{PATIENCE, address_of, listener, next, place, resolved};
+use crate::{PATIENCE, address_of, device_and_address, listener, next, resolved};
 
 /// A queue pair with a CQ and a PD of its own.
 pub(crate) fn queue_pair(context: &Context) -> (QueuePair<Rc>, uverbs::CompletionQueue) {
@@ -43,7 +43,7 @@ fn asking(context: &Context, to: SocketAddr) -> (Channel, Id, QueuePair<Rc>) {
 
 #[test]
 fn every_step_has_its_event() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (at, listening, to) = listener(&context, address, PortSpace::Tcp);
     let channel = Channel::of(&context).unwrap();
     let id = resolved(&channel, to, PortSpace::Tcp);
@@ -102,7 +102,7 @@ fn every_step_has_its_event() {
 
 #[test]
 fn a_refusal_brings_its_reason_and_data() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (at, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let (channel, id, _qp) = asking(&context, to);
     request(&at).reject(&RejectData::of(&[0xab; 148])).unwrap();
@@ -120,7 +120,7 @@ fn a_refusal_brings_its_reason_and_data() {
 
 #[test]
 fn a_request_that_is_dropped_refuses() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (at, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let (channel, _id, _qp) = asking(&context, to);
     drop(next(&at));
@@ -130,7 +130,7 @@ fn a_request_that_is_dropped_refuses() {
 
 #[test]
 fn a_request_that_is_never_taken_refuses_when_the_listener_goes() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (at, listening, to) = listener(&context, address, PortSpace::Tcp);
     let (channel, _id, _qp) = asking(&context, to);
     // The request has arrived, and the program does not take it.
@@ -149,7 +149,7 @@ fn wait_readable(channel: &Channel) {
 
 #[test]
 fn a_client_that_gives_up_cannot_be_accepted() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (at, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let (_channel, id, _qp) = asking(&context, to);
     let request = request(&at);
@@ -169,7 +169,7 @@ fn a_client_that_gives_up_cannot_be_accepted() {
 
 #[test]
 fn requests_beyond_the_backlog_wait_for_their_repetition() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let channel = Channel::of(&context).unwrap();
     let listening = channel.create_id(PortSpace::Tcp).unwrap();
     listening.bind(address).unwrap();
@@ -200,7 +200,7 @@ fn requests_beyond_the_backlog_wait_for_their_repetition() {
 
 #[test]
 fn attributes_come_from_the_connection_manager() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (at, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let channel = Channel::of(&context).unwrap();
     let id = resolved(&channel, to, PortSpace::Tcp);
@@ -256,7 +256,7 @@ fn a_queue_pair_of_an_id_does_without_its_port() {
 
 #[test]
 fn unreliable_connections_are_of_the_ib_port_space() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let space = PortSpace::Ib(uverbs::qp_type::QpType::Uc);
     let (at, _listening, to) = listener(&context, address, space);
     let channel = Channel::of(&context).unwrap();

@@ -28,7 +28,7 @@ use uverbs::{Context, PollError, Slot};
 const PATIENCE: Duration = common::PATIENCE;
 
 /// A device that reaches only itself, and its address with port 0.
-fn place() -> (Context, SocketAddr) {
+fn device_and_address() -> (Context, SocketAddr) {
     let context = common::soft_device(|builder| builder).open().unwrap();
     let address = address_of(&context);
     (context, address)

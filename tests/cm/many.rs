@@ -10,7 +10,7 @@ use uverbs::qp::SharedBlueFlame;
 use uverbs::qp_type::Rc;
 use uverbs::{CompletionQueue, ProtectionDomain, QueuePair, ThreadDomain};
 
-use crate::{PATIENCE, listener, next, place};
+use crate::{PATIENCE, device_and_address, listener, next};
 
 /// Connection attempts at a time, fewer than the longest backlog.
 const AT_ONCE: usize = 500;
@@ -52,7 +52,7 @@ impl End {
         self.ids.insert(id.key(), (id, None));
     }
 
-    fn step(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         let key = event.id;
         match event.kind {
             EventKind::AddressResolved => self.ids[&key].0.resolve_route(PATIENCE).unwrap(),
@@ -78,16 +78,16 @@ impl End {
     }
 
     /// Handles the events that have arrived.
-    fn go_on(&mut self) {
+    fn handle_arrived(&mut self) {
         while let Ok(event) = self.channel.try_next_event() {
-            self.step(event);
+            self.handle(event);
         }
     }
 }
 
 /// Connects `count` pairs of queue pairs of one device.
 fn connect(count: usize) -> [End; 2] {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (at, listening, to) = listener(&context, address, PortSpace::Tcp);
     let factory = || {
         let cq = context.create_cq(16).build().unwrap();
@@ -100,10 +100,10 @@ fn connect(count: usize) -> [End; 2] {
         while client.ids.len() < count.min(server.established + AT_ONCE) {
             client.begin(to);
         }
-        client.go_on();
+        client.handle_arrived();
         match client.established {
-            done if done == count => server.step(next(&server.channel)),
-            _ => server.go_on(),
+            done if done == count => server.handle(next(&server.channel)),
+            _ => server.handle_arrived(),
         }
     }
     assert_eq!((client.established, server.established), (count, count));
@@ -126,7 +126,7 @@ fn ids_of_one_channel_connect_at_once() {
 /// Dropping ids drops only their events. The events of the other ids stay in order.
 #[test]
 fn dropping_ids_keeps_the_events_of_other_ids() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (_at, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let channel = Channel::of(&context).unwrap();
     let begin = |_| {

@@ -11,7 +11,7 @@ use uverbs::qp_type::Rc;
 use uverbs::soft::SoftDevice;
 use uverbs::{AccessFlags, Context, Device, ErrorKind, PollError, op};
 
-use crate::{PATIENCE, address_of, finished, link_local_of, place};
+use crate::{PATIENCE, address_of, device_and_address, finished, link_local_of};
 
 fn connector(context: &Context) -> Connector {
     Connector::new().context(context).timeout(PATIENCE)
@@ -42,7 +42,7 @@ fn cross(from: &mut Connection, to: &mut Connection) {
 
 #[test]
 fn two_ends_connect_and_transfer() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (mut server, mut client) = pair(&context, address);
     cross(&mut client, &mut server);
     cross(&mut server, &mut client);
@@ -57,7 +57,7 @@ fn two_ends_connect_and_transfer() {
 
 #[test]
 fn ipv6_addresses_work_too() {
-    let (context, _) = place();
+    let (context, _) = device_and_address();
     let (mut server, mut client) = pair(&context, link_local_of(&context));
     cross(&mut client, &mut server);
     assert!(client.link.peer_address().unwrap().unwrap().is_ipv6());
@@ -70,7 +70,7 @@ fn ipv6_addresses_work_too() {
 #[test]
 fn a_disconnect_reaches_the_other_end_in_either_order() {
     for server_first in [true, false] {
-        let (context, address) = place();
+        let (context, address) = device_and_address();
         let (server, client) = pair(&context, address);
         let (mut first, mut second) =
             if server_first { (server, client) } else { (client, server) };
@@ -83,7 +83,7 @@ fn a_disconnect_reaches_the_other_end_in_either_order() {
 
 #[test]
 fn both_ends_may_disconnect_at_once() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (mut server, mut client) = pair(&context, address);
     server.disconnect().unwrap();
     client.disconnect().unwrap();
@@ -93,7 +93,7 @@ fn both_ends_may_disconnect_at_once() {
 
 #[test]
 fn dropping_a_connection_tells_the_peer() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let (server, mut client) = pair(&context, address);
     drop(server);
     client.wait_disconnected(Some(PATIENCE)).unwrap();
@@ -103,7 +103,7 @@ fn dropping_a_connection_tells_the_peer() {
 #[test]
 fn an_end_is_said_again_and_flushes_receives() {
     for waits in [true, false] {
-        let (context, address) = place();
+        let (context, address) = device_and_address();
         let (server, mut client) = pair(&context, address);
         assert!(!client.has_ended().unwrap());
         let slab = client.resources.pd.create_slab(1, 64).unwrap();
@@ -145,7 +145,7 @@ fn a_connection_says_each_time_that_its_device_is_gone() {
 
 #[test]
 fn rights_and_timers_are_the_caller_s() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let timer = RnrTimer::from_code(5);
     let mut listener = Listener::builder()
         .context(&context)
@@ -167,7 +167,7 @@ fn rights_and_timers_are_the_caller_s() {
 
 #[test]
 fn nothing_listens() {
-    let (context, mut address) = place();
+    let (context, mut address) = device_and_address();
     address.set_port(7);
     let error = connector(&context).connect(address).unwrap_err();
     assert_eq!(error.errno(), 111, "{error}");
@@ -179,7 +179,7 @@ fn nothing_listens() {
 
 #[test]
 fn an_address_of_no_device_is_named() {
-    let (context, _) = place();
+    let (context, _) = device_and_address();
     let builder = || Listener::builder().context(&context);
     let error = builder().bind("192.0.2.1:0").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
@@ -192,7 +192,7 @@ fn an_address_of_no_device_is_named() {
 
 #[test]
 fn a_port_in_use_is_refused_unless_it_is_shared() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let first = Listener::builder().context(&context).bind(address).unwrap();
     let taken = first.local_address().unwrap();
     let error = Listener::builder().context(&context).bind(taken).unwrap_err();
@@ -235,7 +235,7 @@ fn an_address_of_the_machine_has_one_listener_at_a_port() {
 
 #[test]
 fn a_port_taken_at_all_addresses_is_taken_at_each() {
-    let (context, mut address) = place();
+    let (context, mut address) = device_and_address();
     let all = Listener::builder().context(&context).bind("0.0.0.0:0").unwrap();
     address.set_port(all.local_address().unwrap().port());
     let error = Listener::builder().context(&context).bind(address).unwrap_err();
@@ -254,14 +254,14 @@ fn families_that_are_listened_at_apart_share_a_port() {
 
 #[test]
 fn a_loopback_address_of_no_device_is_not_listened_at() {
-    let (context, _) = place();
+    let (context, _) = device_and_address();
     let error = Listener::builder().context(&context).bind("127.77.255.254:0").unwrap_err();
     assert_eq!(error.errno(), 99, "{error}");
 }
 
 #[test]
 fn a_peer_that_does_not_answer_is_given_up() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     // The listener never takes requests, so they wait.
     let listener = Listener::builder().context(&context).bind(address).unwrap();
     let to = listener.local_address().unwrap();
@@ -273,7 +273,7 @@ fn a_peer_that_does_not_answer_is_given_up() {
 
 #[test]
 fn a_peer_that_gives_up_does_not_stop_the_listener() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let mut listener = Listener::builder().context(&context).bind(address).unwrap();
     let to = listener.local_address().unwrap();
     let impatient = Connector::new().context(&context).timeout(Duration::from_millis(20));
@@ -286,7 +286,7 @@ fn a_peer_that_gives_up_does_not_stop_the_listener() {
 
 #[test]
 fn a_listener_does_not_wait_if_told_so() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let mut listener = Listener::builder().context(&context).bind(address).unwrap();
     assert_eq!(listener.try_accept().unwrap_err().kind(), ErrorKind::WouldBlock);
     let past = Instant::now();
@@ -295,7 +295,7 @@ fn a_listener_does_not_wait_if_told_so() {
 
 #[test]
 fn a_factory_that_fails_refuses_the_peer() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let refuse =
         |_: &uverbs::cm::ConnectionRequest| -> uverbs::Result<(uverbs::QueuePair<Rc>, ())> {
             Err(uverbs::PollError::Overrun.into())
@@ -336,7 +336,7 @@ fn a_queue_pair_of_another_device_is_refused_at_either_end() {
 
 #[test]
 fn queue_pairs_of_the_raw_layer_connect_too() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let make = |context: &Context| {
         let cq = context.create_raw_cq(16).build()?;
         let qp = context.alloc_pd()?.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build()?;
@@ -354,7 +354,7 @@ fn queue_pairs_of_the_raw_layer_connect_too() {
 
 #[test]
 fn connections_may_share_a_doorbell_register() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let domain = context.alloc_thread_domain().unwrap();
     let cq = context.create_cq(1024).build().unwrap();
     let pd = context.alloc_pd().unwrap();
@@ -376,7 +376,7 @@ fn connections_may_share_a_doorbell_register() {
 #[test]
 fn a_thousand_clients_share_a_receive_queue() {
     const CLIENTS: usize = 1000;
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let pd = context.alloc_pd().unwrap();
     let mut cq = context.create_cq(2 * CLIENTS as u32).build().unwrap();
     let mut srq = pd.create_srq(CLIENTS as u32).build().unwrap();

@@ -6,12 +6,12 @@ use tokio::time::timeout;
 use uverbs::cm::{Channel, Connector, EventKind, Listener, PortSpace};
 use uverbs::tokio::{AsyncCmChannel, AsyncListener, connect};
 
-use crate::{PATIENCE, place};
+use crate::{PATIENCE, device_and_address};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_connect_and_accept() {
     const CLIENTS: usize = 20;
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let listener = Listener::builder().context(&context).bind(address).unwrap();
     let to = listener.local_address().unwrap();
     let mut listener = AsyncListener::new(listener).unwrap();
@@ -34,7 +34,7 @@ async fn tasks_connect_and_accept() {
 
 #[tokio::test]
 async fn a_connect_that_is_dropped_is_withdrawn() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let listener = Listener::builder().context(&context).bind(address).unwrap();
     let to = listener.local_address().unwrap();
     let connector = Connector::new().context(&context);
@@ -49,7 +49,7 @@ async fn a_connect_that_is_dropped_is_withdrawn() {
 
 #[tokio::test]
 async fn events_wake_a_task() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let channel = AsyncCmChannel::new(Channel::of(&context).unwrap()).unwrap();
     let id = channel.channel().create_id(PortSpace::Tcp).unwrap();
     id.resolve_address(None, address, PATIENCE).unwrap();

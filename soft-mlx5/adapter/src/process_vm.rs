@@ -8,7 +8,7 @@
 use nix::errno::Errno;
 
 /// This process.
-pub fn own() -> libc::pid_t {
+pub fn own_pid() -> libc::pid_t {
     // SAFETY: takes no arguments and cannot fail.
     unsafe { libc::getpid() }
 }

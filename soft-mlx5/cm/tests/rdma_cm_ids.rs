@@ -54,7 +54,7 @@ fn host_of(address: IpAddr) -> Option<usize> {
 struct Stack(usize);
 
 impl Addresses for Stack {
-    fn own(&self, address: IpAddr) -> Result<Interface, CmaError> {
+    fn interface_of(&self, address: IpAddr) -> Result<Interface, CmaError> {
         match host_of(address) {
             Some(host) if host == self.0 => {
                 Ok(Interface { device: 0, gid: Gid::from_ipv4(ip(host)) })
@@ -454,8 +454,8 @@ fn the_same_seed_gives_the_same_run() {
 struct Deserted(Stack, bool);
 
 impl Addresses for Deserted {
-    fn own(&self, address: IpAddr) -> Result<Interface, CmaError> {
-        self.0.own(address)
+    fn interface_of(&self, address: IpAddr) -> Result<Interface, CmaError> {
+        self.0.interface_of(address)
     }
 
     fn route(

@@ -76,7 +76,7 @@ unsafe impl HostMemory for ProcessMemory {
         margins: Margins,
     ) -> Result<(), BusError> {
         Self::check(address, into.len())?;
-        match process_vm::read(process_vm::own(), address, into) {
+        match process_vm::read(process_vm::own_pid(), address, into) {
             Err(error) if process_vm::is_forbidden(error) => {
                 self.page_in(address, into.len() as u64)?;
                 self.read_words(address, into, margins)
@@ -89,7 +89,7 @@ unsafe impl HostMemory for ProcessMemory {
         Self::check(address, from.len())?;
         // SAFETY: `new`'s caller guaranteed that the pages of a key may be overwritten as far as
         // they are mapped.
-        match unsafe { process_vm::write(process_vm::own(), address, from) } {
+        match unsafe { process_vm::write(process_vm::own_pid(), address, from) } {
             Err(error) if process_vm::is_forbidden(error) => {
                 self.page_in(address, from.len() as u64)?;
                 self.write_words(address, from, margins)

@@ -197,7 +197,7 @@ pub trait Addresses {
     ///
     /// # Errors
     /// EADDRNOTAVAIL if the machine does not have the address, ENODEV if no device has it.
-    fn own(&self, address: IpAddr) -> Result<Interface, CmaError>;
+    fn interface_of(&self, address: IpAddr) -> Result<Interface, CmaError>;
 
     /// The route to an address, from the local address `source` if one is given. The wildcard
     /// address leads to the machine itself. If each process acts as a machine, the port and its

@@ -171,9 +171,9 @@ fn interface_of(
     }
     match source {
         Address::Ip(ip) if addresses.is_wildcard(ip.ip()) => Ok(None),
-        Address::Ip(ip) => addresses.own(ip.ip()).map(Some),
+        Address::Ip(ip) => addresses.interface_of(ip.ip()).map(Some),
         Address::Ib(_) if source.is_any() => Ok(None),
-        Address::Ib(_) => addresses.own(source.as_ip().ip()).map(Some),
+        Address::Ib(_) => addresses.interface_of(source.as_ip().ip()).map(Some),
     }
 }
 

@@ -418,7 +418,7 @@ impl Cma {
             self.step_engine(now, device, addresses);
         }
         self.take_engine_events(now);
-        self.look_again(now, addresses);
+        self.retry_lookups(now, addresses);
     }
 
     /// A peer that ended before it knew of this device sends no message and closes nothing that

@@ -13,7 +13,7 @@ use crate::ib_cm::Path;
 const MILLISECOND: u64 = 1_000_000;
 
 /// Interval between lookups of a neighbour that does not answer.
-const LOOK_AGAIN: u64 = 100 * MILLISECOND;
+const LOOKUP_INTERVAL: u64 = 100 * MILLISECOND;
 
 /// The packet lifetime of RoCE paths as a code (`CMA_IBOE_PACKET_LIFETIME`).
 const ROCE_LIFE: u8 = 16;
@@ -50,7 +50,7 @@ impl Cma {
         let entry = self.id_mut(id)?;
         entry.deadline = now + u64::from(target.timeout_ms) * MILLISECOND;
         entry.route = Some(route);
-        self.look(now, id, addresses);
+        self.find_neighbour(now, id, addresses);
         Ok(())
     }
 
@@ -91,7 +91,7 @@ impl Cma {
     }
 
     /// Looks up the neighbour of an id.
-    fn look(&mut self, now: u64, id: CmaId, addresses: &dyn Addresses) {
+    fn find_neighbour(&mut self, now: u64, id: CmaId, addresses: &dyn Addresses) {
         let Some(entry) = self.ids.get_mut(&id).filter(|entry| entry.state == CmaState::AddrQuery)
         else {
             return;
@@ -106,16 +106,16 @@ impl Cma {
             event.status = -libc::ETIMEDOUT;
             self.events.push_back(event);
         } else {
-            let at = entry.deadline.min(now + LOOK_AGAIN);
+            let at = entry.deadline.min(now + LOOKUP_INTERVAL);
             entry.lookup = Some(at);
             self.lookups.insert((at, id));
         }
     }
 
-    pub(super) fn look_again(&mut self, now: u64, addresses: &dyn Addresses) {
+    pub(super) fn retry_lookups(&mut self, now: u64, addresses: &dyn Addresses) {
         while let Some((at, id)) = self.lookups.first().copied().filter(|(at, _)| *at <= now) {
             self.lookups.remove(&(at, id));
-            self.look(now, id, addresses);
+            self.find_neighbour(now, id, addresses);
         }
     }
 

@@ -62,7 +62,7 @@ impl UserMemory {
     }
 
     fn process(self) -> libc::pid_t {
-        self.child.unwrap_or_else(process_vm::own)
+        self.child.unwrap_or_else(process_vm::own_pid)
     }
 
     /// True if the system forbids the copy, and it can be made directly because the memory is of

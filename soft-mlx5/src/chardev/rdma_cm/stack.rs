@@ -136,7 +136,7 @@ impl Stack {
         destination: Option<Station>,
     ) -> Result<DeviceNumber, CmaError> {
         if let Some(source) = source {
-            return Ok(self.own(source)?.device);
+            return Ok(self.interface_of(source)?.device);
         }
         let own = destination.and_then(|station| self.find(station));
         let first = || (0..self.devices.len()).find(|device| self.options(*device).is_some());
@@ -150,7 +150,7 @@ impl Addresses for Stack {
         address.is_unspecified()
     }
 
-    fn own(&self, address: IpAddr) -> Result<Interface, CmaError> {
+    fn interface_of(&self, address: IpAddr) -> Result<Interface, CmaError> {
         if address.is_loopback() && is_machine(address) {
             // The devices' interface is the loopback interface, and this is its address.
             let device = self.way_out(None, None)?;
