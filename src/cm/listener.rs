@@ -1,6 +1,6 @@
 //! Listening at an address, and accepting connections in one call each.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,6 +12,7 @@ use super::channel::Channel;
 use super::connection::{Connection, Link, Resources};
 use super::connector::{Depths, addresses};
 use super::event::{Event, EventKind};
+use super::half_open::{HalfOpen, Source};
 use super::id::{Id, IdKey, PortSpace};
 use super::infiniband::IbAddress;
 use super::params::AcceptOptions;
@@ -49,10 +50,9 @@ pub struct Listener<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     make: Make<L, X, R>,
     /// Accepted, but not confirmed by the peer.
     pending: HashMap<IdKey, Pending<L, X, R>>,
-    /// Requests that wait until fewer peers are pending; empty while another peer may be pending.
-    /// The kernel does not report that one of these peers has given up; accepting it fails then.
-    waiting: VecDeque<ConnectionRequest>,
-    bounds: Bounds,
+    /// Requests that wait until fewer peers are pending. The kernel does not report that one of
+    /// these peers has given up; accepting it fails then.
+    half_open: HalfOpen<ConnectionRequest>,
     /// Whether the device was removed: no further event follows then.
     is_removed: bool,
 }
@@ -66,16 +66,10 @@ impl<L: Layer, X, R: Register> fmt::Debug for Listener<L, X, R> {
 
 struct Pending<L: Layer, X, R: Register> {
     id: Id,
+    source: Source,
     qp: QueuePair<Rc, L, R>,
     resources: X,
     private_data: Vec<u8>,
-}
-
-/// How many peers may be pending, and how many may wait.
-#[derive(Debug, Clone, Copy)]
-struct Bounds {
-    pending: usize,
-    waiting: usize,
 }
 
 /// Options of a listener.
@@ -122,7 +116,8 @@ impl ListenerBuilder {
 
     /// How many peers may have a queue pair before they have confirmed the connection; 256 by
     /// default. A peer that never confirms counts for a minute or so, until the connection manager
-    /// gives it up. Further requests wait without a queue pair, as many as the
+    /// gives it up. Peers of one address get at most three quarters of these places, so that silent
+    /// ones do not keep others out. Further requests wait without a queue pair, as many as the
     /// [backlog](Self::backlog) allows. The listener refuses more
     /// ([`RejectReason::BY_PROGRAM`](super::RejectReason::BY_PROGRAM)), with the private data "too
     /// many peers wait".
@@ -225,15 +220,10 @@ impl ListenerBuilder {
         channel: Channel,
         make: impl FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, L, R>, X)> + Send + 'static,
     ) -> Listener<L, X, R> {
-        let bounds = self.bounds();
-        let (options, make) = (self.options, Box::new(make));
-        let (pending, waiting) = Default::default();
-        Listener { id, channel, options, make, pending, waiting, bounds, is_removed: false }
-    }
-
-    fn bounds(&self) -> Bounds {
         let waiting = if self.backlog == 0 { MAX_WAITING } else { self.backlog };
-        Bounds { pending: self.half_open as usize, waiting: waiting as usize }
+        let half_open = HalfOpen::new(self.half_open as usize, waiting as usize);
+        let (options, make, pending) = (self.options, Box::new(make), HashMap::new());
+        Listener { id, channel, options, make, pending, half_open, is_removed: false }
     }
 
     fn listen(&self, channel: &Channel, addresses: Vec<SocketAddr>) -> Result<Id> {
@@ -345,11 +335,8 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     pub(crate) fn step(&mut self, event: Event) -> Result<Option<Connection<L, X, R>>> {
         match event.kind {
             EventKind::ConnectRequest(request) => self.accept_or_queue(request).map(|()| None),
-            EventKind::Established => match self.pending.remove(&event.id) {
-                Some(pending) => {
-                    self.take_waiting();
-                    self.finish(pending).map(Some)
-                }
+            EventKind::Established => match self.end_pending(event.id) {
+                Some(pending) => self.finish(pending).map(Some),
                 None => Ok(None),
             },
             EventKind::DeviceRemoval if event.id == self.id.key() => {
@@ -359,62 +346,68 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
             other => {
                 if let Some(error) = other.into_failure() {
                     tracing::debug!(%error, "a peer gave up");
-                    self.pending.remove(&event.id);
-                    self.take_waiting();
+                    self.end_pending(event.id);
                 }
                 Ok(None)
             }
         }
     }
 
-    /// Accepts a request if another peer may be pending. Otherwise the request waits, or is
-    /// refused.
+    /// Accepts a request if another peer of its source may be pending. Otherwise the request waits,
+    /// or one is refused.
     fn accept_or_queue(&mut self, request: ConnectionRequest) -> Result<()> {
-        if self.may_accept() {
-            return self.take(request);
+        if let Err(refused) = self.half_open.queue(request.source(), request) {
+            refuse(refused);
         }
-        if self.waiting.len() < self.bounds.waiting {
-            self.waiting.push_back(request);
-        } else {
-            refuse(request);
+        while let Some((source, request)) = self.half_open.next() {
+            self.take(source, request)?;
         }
         Ok(())
     }
 
-    fn may_accept(&self) -> bool {
-        self.pending.len() < self.bounds.pending
-    }
-
-    /// Accepts waiting requests while another peer may be pending. Each removal from `pending`
-    /// calls it, because no later event may follow that would.
-    fn take_waiting(&mut self) {
-        while self.may_accept() {
-            let Some(request) = self.waiting.pop_front() else { return };
-            if let Err(error) = self.take(request) {
+    /// Removes a peer from `pending`, and accepts waiting requests in its place: now, because no
+    /// later event may follow that would.
+    fn end_pending(&mut self, id: IdKey) -> Option<Pending<L, X, R>> {
+        let pending = self.pending.remove(&id)?;
+        self.half_open.end(pending.source);
+        while let Some((source, request)) = self.half_open.next() {
+            if let Err(error) = self.take(source, request) {
                 tracing::warn!(%error, "a peer that waited was not accepted");
             }
         }
+        Some(pending)
     }
 
     /// Accepts a request. That the peer has given up is logged, and not an error.
-    fn take(&mut self, request: ConnectionRequest) -> Result<()> {
+    fn take(&mut self, source: Source, request: ConnectionRequest) -> Result<()> {
+        let accepted = self.accept_request(source, request);
+        if !matches!(accepted, Ok(true)) {
+            self.half_open.end(source);
+        }
+        accepted.map(drop)
+    }
+
+    fn accept_request(&mut self, source: Source, request: ConnectionRequest) -> Result<bool> {
         let (mut qp, resources) = (self.make)(&request)?;
         let private_data = request.private_data().to_vec();
         match request.accept(&mut qp, &self.options) {
             Ok(id) => {
-                let pending = Pending { id, qp, resources, private_data };
+                let pending = Pending { id, source, qp, resources, private_data };
                 self.pending.insert(pending.id.key(), pending);
+                Ok(true)
             }
             // A queue pair of another device: the program's own mistake.
-            Err(error) if !error.is_from_kernel() => return Err(error),
-            Err(error) => tracing::warn!(%error, "a peer was not accepted"),
+            Err(error) if !error.is_from_kernel() => Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "a peer was not accepted");
+                Ok(false)
+            }
         }
-        Ok(())
     }
 
     /// Gives the connection a channel of its own.
     fn finish(&self, pending: Pending<L, X, R>) -> Result<Connection<L, X, R>> {
-        let Pending { id, qp, resources, private_data } = pending;
+        let Pending { id, qp, resources, private_data, .. } = pending;
         let channel = self.channel.open_another()?;
         id.migrate(&channel)?;
         let link = Link::new(id, channel, private_data);

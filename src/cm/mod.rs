@@ -104,6 +104,7 @@ mod channel;
 mod connection;
 mod connector;
 mod event;
+mod half_open;
 mod id;
 mod infiniband;
 mod listener;
@@ -118,6 +119,8 @@ pub use channel::Channel;
 pub use connection::{Connection, Link, Resources};
 pub use connector::{Connector, connect};
 pub use event::{DatagramPeer, Event, EventKind, Group, Reply};
+#[doc(hidden)]
+pub use half_open::{HalfOpen, Source};
 pub use id::{Id, IdKey, PortSpace};
 pub use infiniband::IbAddress;
 pub use listener::{Listener, ListenerBuilder, listen};

@@ -1,6 +1,6 @@
 //! A peer's request for a connection, or its lookup of a datagram service.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use uverbs_mlx5::mmio::Register;
 use uverbs_uapi::cm::RejectReason as Kernel;
@@ -8,6 +8,7 @@ use uverbs_uapi::cm::event::EventResp;
 
 use super::channel::Channel;
 use super::event::ece;
+use super::half_open::Source;
 use super::id::{Handle, Id, IdKey};
 use super::params::{AcceptOptions, Reads, lookup_reply};
 use super::private_data::{LookupReplyData, RejectData, received};
@@ -95,6 +96,14 @@ impl ConnectionRequest {
     /// As [`Id::peer_address`].
     pub fn peer_address(&self) -> Result<Option<SocketAddr>> {
         self.id.peer_address()
+    }
+
+    /// Whose requests a listener counts together with this one.
+    #[doc(hidden)]
+    pub fn source(&self) -> Source {
+        let address = self.peer_address().ok()?;
+        let ib = || self.id.peer_ib_address().ok()?.map(|address| IpAddr::from(address.gid.0));
+        address.map(|address| address.ip()).or_else(ib)
     }
 
     /// The peer's private data: the message's whole field, padded with zeros. 56 bytes for a

@@ -1,6 +1,6 @@
 //! Listening for streams.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,7 +11,8 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use uverbs::cm::{
-    AcceptOptions, Channel, ConnectionRequest, Event, EventKind, Id, IdKey, PortSpace, RejectData,
+    AcceptOptions, Channel, ConnectionRequest, Event, EventKind, HalfOpen, Id, IdKey, PortSpace,
+    RejectData, Source,
 };
 
 use crate::config::Config;
@@ -29,7 +30,7 @@ use crate::stream::Stream;
 pub struct Listener {
     /// Gone once it is closed.
     id: Mutex<Option<Id>>,
-    half_open: Mutex<HalfOpen>,
+    peers: Mutex<Peers>,
     channel: Channel,
     /// Readable once it is closed.
     closed: EventFd,
@@ -39,20 +40,20 @@ pub struct Listener {
 }
 
 /// Peers whose connection is not yet established.
-#[derive(Debug, Default)]
-struct HalfOpen {
+#[derive(Debug)]
+struct Peers {
     /// Accepted, but not confirmed by the peer.
     pending: HashMap<IdKey, Pending>,
-    /// Peers for which threads are creating queues. They count as `pending`.
-    preparing: usize,
-    /// Requests that wait until fewer peers are pending. If such a peer gives up, the kernel
+    /// Counts the pending peers, also those for which threads are creating queues, and has the
+    /// requests that wait until fewer peers are pending. If such a peer gives up, the kernel
     /// reports it only when the peer is accepted.
-    waiting: VecDeque<(ConnectionRequest, Offer)>,
+    half_open: HalfOpen<(ConnectionRequest, Offer)>,
 }
 
 #[derive(Debug)]
 struct Pending {
     id: Id,
+    source: Source,
     prepared: Prepared,
     peer: Offer,
 }
@@ -82,7 +83,10 @@ impl Listener {
         let address = id.local_address()?.ok_or(io::ErrorKind::AddrNotAvailable)?;
         Ok(Self {
             id: Mutex::new(Some(id)),
-            half_open: Mutex::default(),
+            peers: Mutex::new(Peers {
+                pending: HashMap::new(),
+                half_open: HalfOpen::new(config.half_open as usize, config.most_waiting()),
+            }),
             channel,
             closed: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             is_nonblocking: AtomicBool::new(false),
@@ -159,9 +163,11 @@ impl Listener {
     /// that wait.
     pub fn close(&self) {
         drop(lock(&self.id).take());
-        let HalfOpen { pending, waiting, .. } = &mut *lock(&self.half_open);
-        pending.clear();
-        waiting.clear();
+        let mut peers = lock(&self.peers);
+        let ended: Vec<IdKey> = peers.pending.keys().copied().collect();
+        ended.into_iter().for_each(|id| drop(peers.end(id)));
+        peers.half_open.drop_waiting();
+        drop(peers);
         if let Err(error) = self.closed.write(1) {
             tracing::warn!(%error, "a thread that accepts may not hear that the listener is closed");
         }
@@ -175,7 +181,7 @@ impl Listener {
                 Ok(None)
             }
             EventKind::Established => {
-                let Some(pending) = lock(&self.half_open).pending.remove(&event.id) else {
+                let Some(pending) = lock(&self.peers).end(event.id) else {
                     return Ok(None);
                 };
                 // Now, because no later event may cause a call that does it.
@@ -192,7 +198,7 @@ impl Listener {
             other => {
                 if let Some(error) = other.into_failure() {
                     tracing::debug!(%error, "a peer gave up");
-                    lock(&self.half_open).pending.remove(&event.id);
+                    lock(&self.peers).end(event.id);
                 }
                 Ok(None)
             }
@@ -206,53 +212,52 @@ impl Listener {
             Ok(peer) => peer,
             Err(cause) => return refuse(request, cause),
         };
-        let mut half_open = lock(&self.half_open);
-        if half_open.waiting.len() < self.config.most_waiting() {
-            return half_open.waiting.push_back((request, peer));
+        let queued = lock(&self.peers).half_open.queue(request.source(), (request, peer));
+        if let Err((refused, _)) = queued {
+            refuse(refused, "too many peers wait");
         }
-        drop(half_open);
-        refuse(request, "too many peers wait");
     }
 
     /// Accepts waiting requests while another peer may be pending.
     fn take_waiting(&self) -> io::Result<()> {
-        let most = self.config.half_open as usize;
         loop {
             // A statement of its own: the lock is not held longer.
-            let next = lock(&self.half_open).next(most);
-            let Some((request, peer)) = next else { return Ok(()) };
+            let next = lock(&self.peers).half_open.next();
+            let Some((source, (request, peer))) = next else { return Ok(()) };
             let prepared = Prepared::new(request.id(), &self.config);
             // Locked while the peer is told, because another thread may get the event at once.
-            let mut half_open = lock(&self.half_open);
-            half_open.preparing -= 1;
-            half_open.accept(request, prepared?, peer, &self.config);
+            let mut peers = lock(&self.peers);
+            match prepared {
+                Ok(prepared) => peers.accept((source, request), prepared, peer, &self.config),
+                Err(error) => {
+                    peers.half_open.end(source);
+                    return Err(error);
+                }
+            }
         }
     }
 
     /// Gives the connection an event channel of its own.
     fn finish(&self, pending: Pending) -> io::Result<Shared> {
-        let Pending { id, prepared, peer } = pending;
+        let Pending { id, prepared, peer, .. } = pending;
         let channel = self.channel.open_another()?;
         id.migrate(&channel)?;
         Shared::new((id, channel), prepared, &peer, &self.config)
     }
 }
 
-impl HalfOpen {
-    /// The next waiting request, if another peer may be pending.
-    fn next(&mut self, most: usize) -> Option<(ConnectionRequest, Offer)> {
-        if self.pending.len() + self.preparing >= most {
-            return None;
-        }
-        let next = self.waiting.pop_front()?;
-        self.preparing += 1;
-        Some(next)
+impl Peers {
+    /// Removes a peer that has confirmed its connection or given up.
+    fn end(&mut self, id: IdKey) -> Option<Pending> {
+        let pending = self.pending.remove(&id)?;
+        self.half_open.end(pending.source);
+        Some(pending)
     }
 
     /// Accepts a request. A peer that has given up is skipped.
     fn accept(
         &mut self,
-        request: ConnectionRequest,
+        (source, request): (Source, ConnectionRequest),
         mut prepared: Prepared,
         peer: Offer,
         config: &Config,
@@ -263,8 +268,13 @@ impl HalfOpen {
             ..AcceptOptions::default()
         };
         match request.accept(&mut prepared.qp, &options) {
-            Ok(id) => drop(self.pending.insert(id.key(), Pending { id, prepared, peer })),
-            Err(error) => tracing::warn!(%error, "a peer was not accepted"),
+            Ok(id) => {
+                drop(self.pending.insert(id.key(), Pending { id, source, prepared, peer }));
+            }
+            Err(error) => {
+                self.half_open.end(source);
+                tracing::warn!(%error, "a peer was not accepted");
+            }
         }
     }
 }

@@ -12,11 +12,12 @@ use uverbs::cm::{
     RejectReason, Rejection,
 };
 use uverbs::qp_type::Rc;
+use uverbs::soft::SoftDevice;
 use uverbs::tokio::AsyncListener;
-use uverbs::{Context, ErrorKind, QueuePair};
+use uverbs::{Context, Device, ErrorKind, QueuePair};
 
 use crate::long::queue_pair;
-use crate::{PATIENCE, device_and_address, next, resolved};
+use crate::{PATIENCE, address_of, device_and_address, next, resolved};
 
 /// A client that confirms only when it is told to.
 struct Peer {
@@ -111,6 +112,33 @@ fn peers_that_do_not_confirm_are_bounded() {
     assert!(second.was_accepted());
     assert_eq!(made.load(Ordering::Relaxed), 4);
     drop(server);
+}
+
+/// Silent peers of one address keep neither the places nor the queue from another address.
+#[test]
+fn silent_peers_leave_places_for_other_addresses() {
+    let device =
+        || Device::from_soft(SoftDevice::builder("soft0").build().unwrap()).open().unwrap();
+    let [here, silent, honest] = [device(), device(), device()];
+    let builder = Listener::builder().context(&here).half_open(4).backlog(4);
+    let mut listener = builder.bind(address_of(&here)).unwrap();
+    let to = listener.local_address().unwrap();
+    let mut ask = |from: &Context| {
+        let peer = Peer::asking(from, to);
+        takes(&mut listener);
+        peer
+    };
+    let open: Vec<Peer> = (0..3).map(|_| ask(&silent)).collect();
+    assert!(open.iter().all(Peer::was_accepted));
+    let waiting: Vec<Peer> = (0..4).map(|_| ask(&silent)).collect();
+    assert!(waiting.iter().all(Peer::has_no_answer), "the last place is kept");
+    let mut peer = ask(&honest);
+    assert_eq!(waiting[3].refusal().reason, RejectReason::BY_PROGRAM, "the newest in the queue");
+    assert!(peer.was_accepted());
+    peer.confirm();
+    let server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
+    assert_eq!(server.link.peer_address().unwrap().unwrap().ip(), address_of(&honest).ip());
+    assert!(waiting[..3].iter().all(Peer::has_no_answer));
 }
 
 #[tokio::test]

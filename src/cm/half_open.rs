@@ -1,0 +1,176 @@
+//! Which request a listener accepts next while more peers connect than may be half open.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+
+/// Where a request comes from: the peer's IP address or GID; `None` if it cannot be queried.
+pub type Source = Option<IpAddr>;
+
+/// A listener's peers that have not confirmed their connection, counted by source, and the requests
+/// `R` that wait.
+///
+/// A source whose peers never confirm does not keep other sources out:
+///
+/// - The next request is one of the source with the fewest half-open peers.
+/// - The last quarter of the half-open peers is for sources that have fewer than that quarter.
+/// - When the queue of requests is full, a request of a new source replaces the newest one of the
+///   source that has the most.
+#[derive(Debug)]
+#[doc(hidden)]
+pub struct HalfOpen<R> {
+    most: usize,
+    most_waiting: usize,
+    half_open: usize,
+    sources: HashMap<Source, Count>,
+    waiting: VecDeque<(Source, R)>,
+}
+
+/// What a source has.
+#[derive(Debug, Default, Clone, Copy)]
+struct Count {
+    half_open: usize,
+    waiting: usize,
+}
+
+impl<R> HalfOpen<R> {
+    /// None yet; at most `most` half-open peers, and `most_waiting` requests that wait.
+    pub fn new(most: usize, most_waiting: usize) -> Self {
+        let (half_open, sources, waiting) = Default::default();
+        Self { most, most_waiting, half_open, sources, waiting }
+    }
+
+    /// Adds a request to those that wait.
+    ///
+    /// # Errors
+    /// The request that has no place: this one, or the one that it replaces.
+    pub fn queue(&mut self, source: Source, request: R) -> Result<(), R> {
+        let replaced = match self.waiting.len() < self.most_waiting {
+            true => None,
+            false => match self.replaceable(source) {
+                Some(at) => self.waiting.remove(at),
+                None => return Err(request),
+            },
+        };
+        self.change(source, |count| count.waiting += 1);
+        self.waiting.push_back((source, request));
+        let Some((source, request)) = replaced else { return Ok(()) };
+        self.change(source, |count| count.waiting -= 1);
+        Err(request)
+    }
+
+    /// The place of the newest request of the source that has the most, if it has at least two more
+    /// than `source`.
+    fn replaceable(&self, source: Source) -> Option<usize> {
+        let (most, count) = self.sources.iter().max_by_key(|(_, count)| count.waiting)?;
+        let is_fair = count.waiting <= self.count(source).waiting + 1;
+        if is_fair { None } else { self.waiting.iter().rposition(|(source, _)| source == most) }
+    }
+
+    /// The next request, if its peer may be half open. It counts as that from now on.
+    pub fn next(&mut self) -> Option<(Source, R)> {
+        let sources = self.waiting.iter().map(|(source, _)| self.count(*source).half_open);
+        let (at, _) = sources.enumerate().min_by_key(|(_, half_open)| *half_open)?;
+        if !self.may_open(self.waiting[at].0) {
+            return None;
+        }
+        let (source, request) = self.waiting.remove(at)?;
+        self.half_open += 1;
+        self.change(source, |count| {
+            count.waiting -= 1;
+            count.half_open += 1;
+        });
+        Some((source, request))
+    }
+
+    fn may_open(&self, source: Source) -> bool {
+        let reserve = self.most / 4;
+        let is_small = self.count(source).half_open < reserve;
+        self.half_open < self.most - if is_small { 0 } else { reserve }
+    }
+
+    /// A peer of this source is not half open any more.
+    pub fn end(&mut self, source: Source) {
+        self.half_open -= 1;
+        self.change(source, |count| count.half_open -= 1);
+    }
+
+    /// Drops the requests that wait.
+    pub fn drop_waiting(&mut self) {
+        for (source, _) in std::mem::take(&mut self.waiting) {
+            self.change(source, |count| count.waiting -= 1);
+        }
+    }
+
+    fn count(&self, source: Source) -> Count {
+        self.sources.get(&source).copied().unwrap_or_default()
+    }
+
+    fn change(&mut self, source: Source, change: impl FnOnce(&mut Count)) {
+        let count = self.sources.entry(source).or_default();
+        change(count);
+        if count.half_open == 0 && count.waiting == 0 {
+            self.sources.remove(&source);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(last: u8) -> Source {
+        Some(IpAddr::from([10, 0, 0, last]))
+    }
+
+    /// A request is named by its source and a number.
+    fn queue(peers: &mut HalfOpen<(u8, usize)>, who: u8, count: usize) -> Vec<(u8, usize)> {
+        (0..count).filter_map(|n| peers.queue(source(who), (who, n)).err()).collect()
+    }
+
+    fn accept_all(peers: &mut HalfOpen<(u8, usize)>) -> Vec<u8> {
+        std::iter::from_fn(|| peers.next()).map(|(_, (who, _))| who).collect()
+    }
+
+    #[test]
+    fn one_source_leaves_a_quarter_of_the_places() {
+        let mut peers = HalfOpen::new(8, 100);
+        assert!(queue(&mut peers, 1, 20).is_empty());
+        assert_eq!(accept_all(&mut peers), [1; 6]);
+        assert!(queue(&mut peers, 2, 3).is_empty());
+        assert_eq!(accept_all(&mut peers), [2, 2], "behind fourteen of the other source");
+        peers.end(source(1));
+        assert_eq!(accept_all(&mut peers), [], "the last quarter is for smaller sources");
+        peers.end(source(2));
+        assert_eq!(accept_all(&mut peers), [2], "the source with fewer is first");
+    }
+
+    #[test]
+    fn a_full_queue_takes_one_of_another_source() {
+        let mut peers = HalfOpen::new(1, 4);
+        queue(&mut peers, 9, 1);
+        assert_eq!(accept_all(&mut peers), [9]);
+        assert!(queue(&mut peers, 1, 4).is_empty());
+        assert_eq!(queue(&mut peers, 1, 1), [(1, 0)], "its own source has all");
+        assert_eq!(queue(&mut peers, 2, 3), [(1, 3), (1, 2), (2, 2)]);
+        let mut order = Vec::new();
+        for who in [9, 1, 1, 2] {
+            peers.end(source(who));
+            order.extend(peers.next().map(|(_, request)| request));
+        }
+        assert_eq!(order, [(1, 0), (1, 1), (2, 0), (2, 1)]);
+    }
+
+    #[test]
+    fn nothing_is_kept_of_sources_that_are_gone() {
+        let mut peers = HalfOpen::new(4, 4);
+        for who in 1..=4 {
+            queue(&mut peers, who, 1);
+        }
+        assert_eq!(accept_all(&mut peers), [1, 2, 3, 4]);
+        (1..=4).for_each(|who| peers.end(source(who)));
+        queue(&mut peers, 5, 4);
+        peers.drop_waiting();
+        assert_eq!(accept_all(&mut peers), []);
+        assert!(peers.sources.is_empty());
+    }
+}
