@@ -67,7 +67,7 @@ impl<R> HalfOpen<R> {
     }
 
     /// The next request, if its peer may be half open. It counts as that from now on.
-    pub fn next(&mut self) -> Option<(Source, R)> {
+    pub fn open_next(&mut self) -> Option<(Source, R)> {
         let sources = self.waiting.iter().map(|(source, _)| self.count(*source).half_open);
         let (at, _) = sources.enumerate().min_by_key(|(_, half_open)| *half_open)?;
         if !self.may_open(self.waiting[at].0) {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     fn accept_all(peers: &mut HalfOpen<(u8, usize)>) -> Vec<u8> {
-        std::iter::from_fn(|| peers.next()).map(|(_, (who, _))| who).collect()
+        std::iter::from_fn(|| peers.open_next()).map(|(_, (who, _))| who).collect()
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
         let mut order = Vec::new();
         for who in [9, 1, 1, 2] {
             peers.end(source(who));
-            order.extend(peers.next().map(|(_, request)| request));
+            order.extend(peers.open_next().map(|(_, request)| request));
         }
         assert_eq!(order, [(1, 0), (1, 1), (2, 0), (2, 1)]);
     }

@@ -359,7 +359,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         if let Err(refused) = self.half_open.queue(request.source(), request) {
             refuse(refused);
         }
-        while let Some((source, request)) = self.half_open.next() {
+        while let Some((source, request)) = self.half_open.open_next() {
             self.take(source, request)?;
         }
         Ok(())
@@ -370,7 +370,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     fn end_pending(&mut self, id: IdKey) -> Option<Pending<L, X, R>> {
         let pending = self.pending.remove(&id)?;
         self.half_open.end(pending.source);
-        while let Some((source, request)) = self.half_open.next() {
+        while let Some((source, request)) = self.half_open.open_next() {
             if let Err(error) = self.take(source, request) {
                 tracing::warn!(%error, "a peer that waited was not accepted");
             }

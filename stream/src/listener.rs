@@ -222,7 +222,7 @@ impl Listener {
     fn take_waiting(&self) -> io::Result<()> {
         loop {
             // A statement of its own: the lock is not held longer.
-            let next = lock(&self.peers).half_open.next();
+            let next = lock(&self.peers).half_open.open_next();
             let Some((source, (request, peer))) = next else { return Ok(()) };
             let prepared = Prepared::new(request.id(), &self.config);
             // Locked while the peer is told, because another thread may get the event at once.

@@ -34,7 +34,7 @@ fn ip(host: usize) -> Ipv4Addr {
 struct Stack(usize);
 
 impl Addresses for Stack {
-    fn own(&self, address: IpAddr) -> Result<Interface, CmaError> {
+    fn interface_of(&self, address: IpAddr) -> Result<Interface, CmaError> {
         let gid = Gid::from_ipv4(ip(self.0));
         let is_own = address == IpAddr::from(ip(self.0));
         is_own.then_some(Interface { device: 0, gid }).ok_or(CmaError(libc::EADDRNOTAVAIL))
