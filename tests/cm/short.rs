@@ -312,7 +312,7 @@ fn a_factory_that_fails_refuses_the_peer() {
 /// Otherwise both ends would believe in a connection that carries nothing.
 #[test]
 fn a_queue_pair_of_another_device_is_refused_at_either_end() {
-    let (context, address) = place();
+    let (context, address) = device_and_address();
     let other = crate::common::soft_device(|builder| builder.node_guid([7; 8])).open().unwrap();
     let make = move |context: &Context| {
         let cq = context.create_cq(16).build()?;
