@@ -203,6 +203,16 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
     ) -> Result<(), PostError> {
         self.queue.check(operation)?;
         let at = self.next.at();
+        if !P::IS_READ_TO {
+            // Inline data. One call for all that the fast path does not take: with several the
+            // compiler keeps fewer constants in registers.
+            if !self.build_promised_fast(wr_id, operation, payload, flags) {
+                crate::hint::cold_path();
+                let next = self.queue.build_general(at, wr_id, operation, payload, flags)?;
+                self.go_on(next);
+            }
+            return Ok(());
+        }
         let Some(request) = payload.usual(&operation, flags, &self.queue.limits) else {
             crate::hint::cold_path();
             let payload = payload.any();
