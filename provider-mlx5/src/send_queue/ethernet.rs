@@ -5,10 +5,12 @@
 //! plain [`EthernetSend`] is refused and [`EthernetSendHeader`] carries them.
 
 use super::operation::Operation;
-use super::payload::Payload;
+use super::payload::{Limits, Payload};
 use super::sealed::Sealed;
+use super::wide::{Wide, partial, wide};
 use crate::format::{
-    ETH_INLINE_L2, ETH_INLINE_START, ETH_MIN_HEADER, EthChecksum, EthSegment, Opcode, U16, U32,
+    ETH_INLINE_L2, ETH_INLINE_START, ETH_MIN_HEADER, EthChecksum, EthSegment, MAX_DS, Opcode, U16,
+    U32,
 };
 use crate::request::{Octoword, PostError, Sge, octoword, word};
 
@@ -211,3 +213,37 @@ impl Sealed for EthernetSendHeader<'_> {}
 impl Sealed for EthernetTso<'_> {}
 impl Sealed for EthernetFrame<'_> {}
 impl<D> Sealed for Segmented<'_, D> {}
+
+impl<D: Payload> Segmented<'_, D> {
+    /// Octowords of the header in the WQE.
+    #[inline(always)]
+    pub(super) fn header_octowords(&self) -> usize {
+        self.header.len().div_ceil(16)
+    }
+
+    /// Whether the header keeps to its limit.
+    #[inline(always)]
+    pub(super) fn fits(&self, limits: &Limits) -> bool {
+        self.header.len() <= limits.max_inline
+    }
+
+    /// Header and data each keep to their limit, but a WQE may be too short for both: behind the
+    /// control segment and the Ethernet segment.
+    #[inline(always)]
+    pub(super) fn fits_wqe(size: usize) -> bool {
+        size <= usize::from(MAX_DS) - 2
+    }
+}
+
+/// The bytes of a header from `start`, which is within it, zeros behind them.
+#[inline(always)]
+pub(super) fn header_octoword(header: &[u8], start: usize) -> Wide {
+    if header.len() >= 8 {
+        return partial(header.get(..start + 16).unwrap_or(header), start);
+    }
+    let mut bytes = [0; 16];
+    for (to, from) in bytes.iter_mut().zip(header) {
+        *to = *from;
+    }
+    wide([word(&bytes, 0), word(&bytes, 8)])
+}

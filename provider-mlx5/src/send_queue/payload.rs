@@ -8,18 +8,18 @@
 use core::mem::MaybeUninit;
 
 use super::encode::{Promised, first_word};
-use super::ethernet::{EthernetOffload, EthernetTso, Segmented, segmented};
+use super::ethernet::{EthernetOffload, EthernetTso, Segmented, header_octoword, segmented};
 use super::run_time::{RunTimeOperation, SendRequest};
 use super::sealed::Sealed;
 use super::wide::{
     Wide, after_length, bits, copy, few_rounds, load_wide, load32, load64, partial, wide,
 };
 use super::{SendQueue, Transport};
-use crate::format::{ETH_INLINE_L2, ETH_INLINE_START, INLINE_FLAG, MAX_DS};
+use crate::format::{ETH_INLINE_L2, ETH_INLINE_START, INLINE_FLAG};
 use crate::mmio::Register;
 #[cfg(test)]
 use crate::request::Octoword;
-use crate::request::{PostError, Sge, word};
+use crate::request::{PostError, Sge};
 use crate::sge::UNUSUAL;
 
 /// The limits of a queue, from its creation.
@@ -399,22 +399,6 @@ pub(super) const fn segment_octowords(length: usize) -> usize {
     (length + 4 + 15) >> 4
 }
 
-impl<D: Payload> Segmented<'_, D> {
-    fn header_octowords(&self) -> usize {
-        self.header.len().div_ceil(16)
-    }
-
-    fn fits(&self, limits: &Limits) -> bool {
-        self.header.len() <= limits.max_inline
-    }
-
-    /// Header and data each keep to their limit, but a WQE may be too short for both: behind the
-    /// control segment and the Ethernet segment.
-    fn fits_wqe(size: usize) -> bool {
-        size <= usize::from(MAX_DS) - 2
-    }
-}
-
 impl<'a, D: Payload> Payload for Segmented<'a, D> {
     type Any = Segmented<'a, D::Any>;
     // Where the header ends is not known to the compiler, so each octoword would be a choice.
@@ -468,19 +452,6 @@ impl<'a, D: Payload> Payload for Segmented<'a, D> {
             self.data.store(to.add(header), size - header, 0, most);
         }
     }
-}
-
-/// The bytes of a header from `start`, which is within it, zeros behind them.
-#[inline(always)]
-fn header_octoword(header: &[u8], start: usize) -> Wide {
-    if header.len() >= 8 {
-        return partial(header.get(..start + 16).unwrap_or(header), start);
-    }
-    let mut bytes = [0; 16];
-    for (to, from) in bytes.iter_mut().zip(header) {
-        *to = *from;
-    }
-    wide([word(&bytes, 0), word(&bytes, 8)])
 }
 
 /// A request whose data the program has promised to be as [`SendQueue::post_list`] demands: it

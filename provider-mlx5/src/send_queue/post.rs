@@ -11,7 +11,7 @@ use core::borrow::Borrow;
 use super::encode::{Promised, Request, composed, short_blocks};
 use super::encoded::Encoded;
 use super::payload::Payload;
-use super::ring::Needed;
+use super::space::Needed;
 use super::wide::{
     self, Wide, WideBlock, copy_block, few_rounds, narrow, or, store_blocks, store_composed, wide,
 };
@@ -28,20 +28,6 @@ use crate::sync::Ordering;
 /// A request's blocks, for a register that takes copies of up to four blocks, or doorbells only.
 /// `COMPOSED` says that they were composed in registers.
 struct Copied<'b, const N: usize, const COMPOSED: bool>(&'b [WideBlock; N]);
-
-impl<'b, const N: usize> Copied<'b, N, true> {
-    #[inline(always)]
-    fn composed(blocks: &'b [WideBlock; N]) -> Self {
-        Self(blocks)
-    }
-}
-
-impl<'b, const N: usize> Copied<'b, N, false> {
-    #[inline(always)]
-    fn stored(blocks: &'b [WideBlock; N]) -> Self {
-        Self(blocks)
-    }
-}
 
 impl<const N: usize, const COMPOSED: bool> Ring for Copied<'_, N, COMPOSED> {
     #[inline(always)]
@@ -162,7 +148,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             crate::hint::cold_path();
             return self.post_general(wr_id, operation, payload.any(), flags);
         };
-        // Does not call `try_direct`, because testing its result costs two instructions here.
+        // Does not call the function below, because testing its result costs two instructions here.
         let is_direct = request.is_direct();
         if request.is_short() {
             if is_direct && self.next.has(short_blocks::<O>()) {
@@ -191,16 +177,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ) -> bool {
         let request = payload.usual(&operation, flags, &self.limits);
         let (Some(request), Ok(())) = (request, self.check(operation)) else { return false };
-        self.try_direct(wr_id, request)
-    }
-
-    /// Posts the request if the fast path can; returns whether it did.
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    fn try_direct<I: RequestId, O: Operation, P: Payload>(
-        &mut self,
-        wr_id: I,
-        request: Promised<Request<O, P>>,
-    ) -> bool {
         let is_direct = request.is_direct();
         if request.is_short() {
             if is_direct && self.next.has(short_blocks::<O>()) {
@@ -319,7 +295,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
                 wqe,
                 blocks,
                 to,
-                |composed| self.ring_copied(wr_id, Copied::composed(&composed)),
+                |composed| self.ring_copied(wr_id, Copied::<_, true>(&composed)),
                 {
                     wqe.store_long(to);
                     self.enter(wr_id, blocks);
@@ -379,44 +355,15 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
     }
 
-    /// [`SendQueue::post_promised`] of requests that do not go to BlueFlame from registers, of all
-    /// requests while the fast path has no space, and of data that may be empty, have empty SGEs,
-    /// or be refused. It measures the data again, so that the fast path need not keep the size.
-    #[cold]
-    #[inline(never)]
-    fn post_general<I: RequestId, O: Operation, P: Payload>(
-        &mut self,
-        wr_id: I,
-        operation: O,
-        payload: Promised<P>,
-        flags: PostFlags,
-    ) -> Result<(), PostError> {
-        let request = payload.request(operation, flags, &self.limits)?;
-        self.end_batch();
-        let start = self.head;
-        let next = self.build(self.place(), wr_id, request)?;
-        self.move_to(next);
-        self.ring_from_ring(start);
-        Ok(())
-    }
-
-    /// Publishes the request from `start` to the head, which is in the ring. It is copied to
-    /// BlueFlame, unless others are unpublished or the register does not take so many blocks.
-    #[inline(always)]
-    pub(super) fn ring_from_ring(&mut self, start: u32) {
-        let (head, base, mask) = (self.head, self.ring.base, self.ring.mask);
-        self.state().publish_sends(head);
-        self.ring_blocks(head, head.wrapping_sub(start), |i| {
-            base.wrapping_add((start.wrapping_add(i) & mask) as usize)
-        });
-        self.note_published();
-        self.recompute_fast_limit();
-    }
-
     /// Rings for a request of `blocks` blocks before counter `head`. They are in the ring, each
     /// where `block` says.
     #[inline(always)]
-    fn ring_blocks(&mut self, head: u32, blocks: u32, block: impl Fn(u32) -> *mut Block) {
+    pub(super) fn ring_blocks(
+        &mut self,
+        head: u32,
+        blocks: u32,
+        block: impl Fn(u32) -> *mut Block,
+    ) {
         let copies = blocks <= self.direct;
         self.doorbell.ring(head, |register: &mut BlueFlame| {
             // SAFETY: blocks of the ring, which only this queue writes; the half takes so many.
@@ -490,7 +437,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // SAFETY: open so far.
         unsafe {
             store_blocks(self.next.block(), &image);
-            self.ring_copied(wr_id, Copied::stored(&image));
+            self.ring_copied(wr_id, Copied::<_, false>(&image));
         }
     }
 

@@ -9,15 +9,14 @@ use super::encode::{
     Promised, Request, Wqe, fenced_once, first_word, second_word, short_blocks, with_flags,
 };
 use super::payload::{Inline, PREFIX, Payload, segment_octowords};
-use super::space::{Counted, Place};
+use super::space::{Counted, Needed, Place};
 use super::steps::{Common, Header};
 use super::wide::{
-    Wide, WideBlock, copies_pairs, copy_block, copy_ends, copy_request, few_rounds, narrow, or,
+    Wide, WideBlock, copy_block, copy_ends, copy_few, copy_request, few_rounds, narrow, or,
     store_block, wide,
 };
 use super::{Block, Operation, RequestId, SendQueue, Template, Transport, place};
 use crate::format::{ControlSegment, Fence, INLINE_FLAG, MAX_DS, WQEBB_SIZE};
-use crate::hint::likely;
 use crate::memory::DmaMemory;
 use crate::mmio::Register;
 use crate::queue_error::QueueError;
@@ -67,12 +66,6 @@ pub(super) struct Next {
 }
 
 impl Next {
-    /// The place, in bytes.
-    #[inline(always)]
-    pub(super) fn at(&self) -> usize {
-        self.at
-    }
-
     /// Closes the fast path.
     #[inline(always)]
     pub(super) fn close(&mut self) {
@@ -93,26 +86,6 @@ impl Next {
     #[inline(always)]
     pub(super) fn block(&self) -> *mut Block {
         self.base.wrapping_byte_add(self.at)
-    }
-
-    /// The counter, where a control segment's first word has it. Within the limit it does not
-    /// overflow.
-    #[inline(always)]
-    pub(super) fn place(&self) -> u32 {
-        (self.at as u32).wrapping_mul(place(1) / WQEBB_SIZE as u32)
-    }
-
-    /// Whether requests of so many bytes can be written.
-    #[inline(always)]
-    pub(super) fn has_bytes(&self, bytes: usize) -> bool {
-        likely(self.at + bytes <= self.limit)
-    }
-
-    /// Whether so many blocks can be written.
-    #[inline(always)]
-    pub(super) fn has(&self, blocks: usize) -> bool {
-        // Both are whole blocks, and for one block this takes an instruction less.
-        if blocks == 1 { likely(self.at < self.limit) } else { self.has_bytes(blocks * WQEBB_SIZE) }
     }
 
     /// The next blocks, for a request whose data ends in the block in which it starts. `None` if
@@ -144,17 +117,6 @@ impl Next {
     #[inline(always)]
     pub(super) fn open_for<const N: usize>(&mut self, needed: Needed<N>) -> Option<Slots<'_, N>> {
         if self.fits(needed) { Some(Slots(self)) } else { None }
-    }
-
-    /// Whether the fast path takes a template. Of one block the compiler knows how many bytes are
-    /// needed.
-    #[inline(always)]
-    pub(super) fn fits<const N: usize>(&self, needed: Needed<N>) -> bool {
-        match N {
-            1 => self.has(1),
-            2..=MAX_DIRECT => self.has_bytes(needed.0),
-            _ => false,
-        }
     }
 
     /// Moves on over so many blocks.
@@ -214,24 +176,6 @@ impl<O: Operation, P: Payload> Placed<'_, O, P> {
                 }
             }
         }
-    }
-}
-
-/// Blocks that go to a BlueFlame register at most.
-const MAX_DIRECT: usize = 4;
-
-/// Bytes of the ring that the fast path needs for a template of `N` blocks: more than any ring has
-/// where it is not for the template.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Needed<const N: usize>(usize);
-
-impl<const N: usize> Needed<N> {
-    /// More than any ring has, and no sum with these overflows.
-    pub(super) const NEVER: Self = Self(1 << 24);
-
-    /// For a request that takes all blocks.
-    pub(super) fn all() -> Self {
-        if N <= MAX_DIRECT && copies_pairs() { Self(N * WQEBB_SIZE) } else { Self::NEVER }
     }
 }
 
@@ -488,21 +432,6 @@ pub(super) unsafe fn write_inline(to: *mut Wide, start: *const u8, length: usize
             ..=32 => copy_few(to, start, length),
             33..=64 => copy_ends::<1>(to, start, length),
             _ => copy_ends::<2>(to, start, length),
-        }
-    }
-}
-
-/// Copies the first and the last octoword, which may overlap.
-///
-/// # Safety
-/// `from` is valid for reads and `to` for writes of `length` bytes, which are 16 to 32.
-#[inline(always)]
-unsafe fn copy_few(to: *mut u8, from: *const u8, length: usize) {
-    for at in [0, length - 16] {
-        // SAFETY: within the bytes.
-        unsafe {
-            let value = from.add(at).cast::<Wide>().read_unaligned();
-            to.add(at).cast::<Wide>().write_unaligned(value);
         }
     }
 }

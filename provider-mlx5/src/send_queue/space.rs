@@ -5,7 +5,10 @@
 
 use super::encode::mode_word;
 use super::ring::Next;
-use super::{SendQueue, Transport};
+use super::wide::copies_pairs;
+use super::{SendQueue, Transport, place};
+use crate::format::WQEBB_SIZE;
+use crate::hint::likely;
 use crate::mmio::Register;
 use crate::queue_state::{NO_START, completed_counter};
 use crate::request::PostError;
@@ -33,6 +36,63 @@ impl Counted {
     /// None, up to a counter.
     pub(super) fn up_to(end: u32) -> Self {
         Self { requests: 0, end }
+    }
+}
+
+impl Next {
+    /// The place, in bytes.
+    #[inline(always)]
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// The counter, where a control segment's first word has it. Within the limit it does not
+    /// overflow.
+    #[inline(always)]
+    pub(super) fn place(&self) -> u32 {
+        (self.at as u32).wrapping_mul(place(1) / WQEBB_SIZE as u32)
+    }
+
+    /// Whether requests of so many bytes can be written.
+    #[inline(always)]
+    pub(super) fn has_bytes(&self, bytes: usize) -> bool {
+        likely(self.at + bytes <= self.limit)
+    }
+
+    /// Whether so many blocks can be written.
+    #[inline(always)]
+    pub(super) fn has(&self, blocks: usize) -> bool {
+        // Both are whole blocks, and for one block this takes an instruction less.
+        if blocks == 1 { likely(self.at < self.limit) } else { self.has_bytes(blocks * WQEBB_SIZE) }
+    }
+
+    /// Whether the fast path takes a template. Of one block the compiler knows how many bytes are
+    /// needed.
+    #[inline(always)]
+    pub(super) fn fits<const N: usize>(&self, needed: Needed<N>) -> bool {
+        match N {
+            1 => self.has(1),
+            2..=MAX_DIRECT => self.has_bytes(needed.0),
+            _ => false,
+        }
+    }
+}
+
+/// Blocks that go to a BlueFlame register at most.
+const MAX_DIRECT: usize = 4;
+
+/// Bytes of the ring that the fast path needs for a template of `N` blocks: more than any ring has
+/// where it is not for the template.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needed<const N: usize>(usize);
+
+impl<const N: usize> Needed<N> {
+    /// More than any ring has, and no sum with these overflows.
+    pub(super) const NEVER: Self = Self(1 << 24);
+
+    /// For a request that takes all blocks.
+    pub(super) fn all() -> Self {
+        if N <= MAX_DIRECT && copies_pairs() { Self(N * WQEBB_SIZE) } else { Self::NEVER }
     }
 }
 

@@ -14,7 +14,7 @@ pub use fields::Field;
 
 use super::encode::{CopiedBytes, Image, Promised, Request, first_word, header, with_flags};
 use super::payload::Payload;
-use super::ring::Needed;
+use super::space::Needed;
 use super::wide::{self, Wide, WideBlock, narrow, or, wide};
 use super::{Batch, Carries, Operation, Read, SendQueue, Takes, Transport, Write, WriteImmediate};
 use crate::mmio::Register;

@@ -450,6 +450,21 @@ pub(super) unsafe fn copy_ends<const N: usize>(to: *mut u8, from: *const u8, len
     }
 }
 
+/// Copies the first and the last octoword, which may overlap.
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `length` bytes, which are 16 to 32.
+#[inline(always)]
+pub(super) unsafe fn copy_few(to: *mut u8, from: *const u8, length: usize) {
+    for at in [0, length - 16] {
+        // SAFETY: within the bytes.
+        unsafe {
+            let value = from.add(at).cast::<Wide>().read_unaligned();
+            to.add(at).cast::<Wide>().write_unaligned(value);
+        }
+    }
+}
+
 /// The same octoword, which the compiler keeps in one register: of a change of one half it would
 /// make a store of that half, if the octoword is in memory, and a load of all of it would wait.
 #[inline(always)]

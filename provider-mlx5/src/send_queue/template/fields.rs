@@ -6,7 +6,7 @@
 use core::mem::offset_of;
 
 use super::super::encode::{CopiedBytes, second_word};
-use super::super::ring::Needed;
+use super::super::space::Needed;
 use super::super::wide::{self, Wide, load32, load64, narrow, or, wide};
 use super::super::{EthernetFrame, Operation};
 use super::Template;
