@@ -2,16 +2,20 @@
 
 #![allow(unsafe_code)]
 
+mod template;
+
 use std::mem::ManuallyDrop;
 
 use uverbs_mlx5::mmio::{BlueFlame, Register};
 use uverbs_mlx5::recv_queue::RecvBatch;
-use uverbs_mlx5::request::{PostError, PostFlags, Remote, Sge};
+use uverbs_mlx5::request::{PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::{
-    AtomicResult, Batch as RawBatch, Carries, Field, Inline, Operation, RunTimeDestination,
-    RunTimeOperation, SendRequest, Takes, Template, Write, WriteImmediate,
+    AtomicResult, Batch as RawBatch, Carries, Inline, Operation, RunTimeDestination,
+    RunTimeOperation, SendRequest, Takes,
 };
 use uverbs_mlx5::user_index::QueueHandle;
+
+pub use template::InlineTemplate;
 
 use super::QueuePairType;
 use super::queue_pair::{QueuePair, Queues};
@@ -346,51 +350,6 @@ pub struct SlotRequest<'a> {
     /// The data: the filled part, or the first 8 bytes for the result of an atomic.
     pub slot: Slot,
 }
-
-/// A request with its data inside that is built once and posted again and again: from
-/// [`QueuePair::template`].
-///
-/// Any queue pair whose type has the operation can post it. A template of a raw packet fits only
-/// queue pairs of the device that it was made on.
-#[derive(Debug, Clone, Copy)]
-pub struct InlineTemplate<O: Operation, const BLOCKS: usize = 1> {
-    template: Template<O, BLOCKS>,
-    flags: PostFlags,
-}
-
-impl<O: Operation, const BLOCKS: usize> InlineTemplate<O, BLOCKS> {
-    /// Puts other bytes into the template's data. False, and nothing changed, unless the field is
-    /// inside the data that the template was made with.
-    #[inline(always)]
-    pub fn set<const AT: usize, const N: usize>(
-        &mut self,
-        field: Field<AT, N>,
-        bytes: [u8; N],
-    ) -> bool {
-        self.template.set(field, bytes)
-    }
-
-    /// Puts other data into the template. False, and nothing changed, unless it has the length of
-    /// what the template was made with.
-    #[inline(always)]
-    pub fn set_inline(&mut self, data: &[u8]) -> bool {
-        self.template.set_inline(data)
-    }
-}
-
-macro_rules! remote_templates {
-    ($($operation:ident),*) => {$(
-        impl<const BLOCKS: usize> InlineTemplate<$operation, BLOCKS> {
-            /// Puts another remote address into the template, and its key.
-            #[inline(always)]
-            pub fn set_remote(&mut self, remote: Remote) {
-                self.template.set_remote(remote);
-            }
-        }
-    )*};
-}
-
-remote_templates!(Write, WriteImmediate);
 
 /// Sends that share one doorbell, which is rung when this is published or dropped: from
 /// [`QueuePair::batch`].

@@ -1,0 +1,49 @@
+//! Templates of the safe layer.
+
+use uverbs_mlx5::request::{PostFlags, Remote};
+use uverbs_mlx5::send_queue::{Field, Operation, Template, Write, WriteImmediate};
+
+/// A request with its data inside that is built once and posted again and again: from
+/// [`QueuePair::template`](crate::QueuePair::template).
+///
+/// Any queue pair whose type has the operation can post it. A template of a raw packet fits only
+/// queue pairs of the device that it was made on.
+#[derive(Debug, Clone, Copy)]
+pub struct InlineTemplate<O: Operation, const BLOCKS: usize = 1> {
+    pub(super) template: Template<O, BLOCKS>,
+    pub(super) flags: PostFlags,
+}
+
+impl<O: Operation, const BLOCKS: usize> InlineTemplate<O, BLOCKS> {
+    /// Puts other bytes into the template's data. False, and nothing changed, unless the field is
+    /// inside the data that the template was made with.
+    #[inline(always)]
+    pub fn set<const AT: usize, const N: usize>(
+        &mut self,
+        field: Field<AT, N>,
+        bytes: [u8; N],
+    ) -> bool {
+        self.template.set(field, bytes)
+    }
+
+    /// Puts other data into the template. False, and nothing changed, unless it has the length of
+    /// what the template was made with.
+    #[inline(always)]
+    pub fn set_inline(&mut self, data: &[u8]) -> bool {
+        self.template.set_inline(data)
+    }
+}
+
+macro_rules! remote_templates {
+    ($($operation:ident),*) => {$(
+        impl<const BLOCKS: usize> InlineTemplate<$operation, BLOCKS> {
+            /// Puts another remote address into the template, and its key.
+            #[inline(always)]
+            pub fn set_remote(&mut self, remote: Remote) {
+                self.template.set_remote(remote);
+            }
+        }
+    )*};
+}
+
+remote_templates!(Write, WriteImmediate);
