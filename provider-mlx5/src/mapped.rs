@@ -11,7 +11,9 @@ use core::mem::offset_of;
 use core::ptr::NonNull;
 use core::sync::atomic::{self, AtomicU8, AtomicU16, AtomicU64};
 
-use crate::format::{CQE_SIZE, Cqe};
+use crate::format::{CQE_SIZE, Cqe, MINI_CQES_PER_SLOT};
+#[cfg(not(target_arch = "x86_64"))]
+use crate::request::Octoword;
 use crate::sync::{Arc, AtomicU32, Ordering, spin};
 
 /// A span of memory shared with the device: the bytes of one queue.
@@ -174,11 +176,65 @@ impl CqRing {
     }
 }
 
+/// Sixteen bytes in a vector register.
+#[cfg(target_arch = "x86_64")]
+pub(crate) type Wide = core::arch::x86_64::__m128i;
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) type Wide = Octoword;
+
+/// A CQE in registers, to be stored in many entries. It has no last byte.
+#[derive(Clone, Copy)]
+pub(crate) struct CqePattern {
+    first: Wide,
+    second: Wide,
+    /// The two words that threads other than the poller load too, of which the second is the
+    /// [`LENGTH_WORD`].
+    shared: [u64; 2],
+    /// They have one byte in common.
+    last: [u64; 2],
+}
+
+/// Where the parts of a [`CqePattern`] are.
+const SECOND: usize = size_of::<Wide>();
+const SHARED: usize = 2 * SECOND;
+const LAST: [usize; 2] = [SHARED + 16, offset_of!(Cqe, op_own) - 8];
+const _: () = {
+    assert!(is_shared(SHARED) && is_shared(SHARED + 8) && 8 * LENGTH_WORD == SHARED + 8);
+    assert!(!is_shared(SHARED - 1) && !is_shared(LAST[0]) && LAST[1] == LAST[0] + 7);
+};
+
+/// The word of eight bytes whose second half is the byte count.
+pub(crate) const LENGTH_WORD: usize = offset_of!(Cqe, byte_count) / 8;
+const _: () = assert!(offset_of!(Cqe, byte_count) % 8 == 4);
+
+impl CqePattern {
+    /// The [`LENGTH_WORD`].
+    #[inline(always)]
+    pub(crate) fn length_word(&self) -> [u8; 8] {
+        self.shared[1].to_ne_bytes()
+    }
+}
+
 /// 64 bytes of a CQ's ring that the poller may write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CqEntry(*mut u8);
 
 impl CqEntry {
+    /// Stores all of a pattern but its [`LENGTH_WORD`].
+    #[inline(always)]
+    pub(crate) fn store_pattern(self, pattern: &CqePattern) {
+        let CqePattern { first, second, shared, last } = *pattern;
+        // SAFETY: inside the 64 bytes, which `CqRing` found in its memory. Only the poller accesses
+        // these ones.
+        unsafe {
+            self.0.cast::<Wide>().write_unaligned(first);
+            self.0.add(SECOND).cast::<Wide>().write_unaligned(second);
+            self.0.add(LAST[0]).cast::<u64>().write_unaligned(last[0]);
+            self.0.add(LAST[1]).cast::<u64>().write_unaligned(last[1]);
+        }
+        self.store(SHARED, shared[0].to_ne_bytes(), Ordering::Relaxed);
+    }
+
     /// Stores one, two, four or eight bytes at `offset` of a CQE.
     #[inline(always)]
     pub(crate) fn store<const N: usize>(self, offset: usize, bytes: [u8; N], ordering: Ordering) {
@@ -314,6 +370,28 @@ impl CqeView {
     #[inline(always)]
     pub(crate) fn after(self, stride: usize) -> Self {
         Self(self.0.wrapping_add(stride))
+    }
+
+    /// The CQE as a pattern.
+    #[inline(always)]
+    pub(crate) fn pattern(self) -> CqePattern {
+        // SAFETY: as for the fields above.
+        unsafe {
+            let word = |offset| self.0.add(offset).cast::<u64>().read_unaligned();
+            CqePattern {
+                first: self.0.cast::<Wide>().read_unaligned(),
+                second: self.0.add(SECOND).cast::<Wide>().read_unaligned(),
+                shared: [SHARED, SHARED + 8].map(word),
+                last: LAST.map(word),
+            }
+        }
+    }
+
+    /// The mini-CQEs that are in the entry.
+    #[inline(always)]
+    pub(crate) fn minis(self) -> [[u8; 8]; MINI_CQES_PER_SLOT] {
+        // SAFETY: as for the fields above. Together they have the size of a CQE.
+        unsafe { self.0.cast::<[[u8; 8]; MINI_CQES_PER_SLOT]>().read() }
     }
 
     /// The 64 bytes before the CQE, in an entry of 128 bytes.

@@ -7,8 +7,9 @@
 
 use core::mem::offset_of;
 
-use super::ring::{EntryWriter, LENGTH_WORD, Ring, WORDS};
+use super::ring::{CqeView, EntryWriter, Ring};
 use crate::format::{Cqe, CqeFormat, MINI_CQES_PER_SLOT, MiniCqeFormat, OpOwn};
+use crate::mapped::CqePattern;
 
 impl Ring {
     /// Whether the CQE at a counter is the title of a session; if so, decompresses the session.
@@ -46,7 +47,7 @@ impl Ring {
     /// Writes the CQEs of the session whose title is at counter `start`. Returns false if there is
     /// no session.
     fn decompress(&self, start: u32, format: MiniCqeFormat) -> bool {
-        let title = Title::new(self.cqe(start).words());
+        let title = Title::new(self.cqe(start));
         // One loop for each format, so that no loop tests the format in each iteration.
         match format {
             _ if title.is_requester => self.expand(start, &title, requester),
@@ -63,24 +64,27 @@ impl Ring {
     fn expand(&self, start: u32, title: &Title, replace: impl Fn(EntryWriter, [u8; 8]) -> Own) {
         let count = title.count.min(self.entries());
         let arrays = count.div_ceil(MINI_CQES_PER_SLOT as u32);
-        let mut entry = self.writer(start.wrapping_add(count.wrapping_sub(1)), title.end);
+        let mut entry = self.writer(start.wrapping_add(count.wrapping_sub(1)), title.op_own);
         let mut counter = title.wqe_counter.wrapping_add(count as u16);
         for array in (0..arrays).rev() {
             let first = array * MINI_CQES_PER_SLOT as u32;
-            let minis = self.cqe(start.wrapping_add(first.max(1))).words();
-            for at in (0..(count - first).min(MINI_CQES_PER_SLOT as u32)).rev() {
+            let minis = self.cqe(start.wrapping_add(first.max(1))).minis();
+            let minis = minis.get(..(count - first) as usize).unwrap_or(&minis);
+            for mini in minis.iter().rev() {
                 counter = counter.wrapping_sub(1);
-                entry.begin(&title.words);
-                let own = replace(entry, minis[at as usize % MINI_CQES_PER_SLOT].to_ne_bytes());
-                let counter = own.counter.unwrap_or(counter.to_be_bytes());
-                entry.finish(counter, title.length_word(own.byte_count));
+                entry.begin(&title.pattern);
+                let own = replace(entry, *mini);
+                entry.set(WQE_COUNTER, own.counter.unwrap_or(counter.to_be_bytes()));
+                entry.finish(title.length_word(own.byte_count));
                 entry = self.writer_before(entry);
             }
         }
     }
 }
 
-/// The fields of a completion that are written last, if its mini-CQE has them.
+const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
+
+/// The fields that every completion of a session has of its own, if its mini-CQE has them.
 struct Own {
     counter: Option<[u8; 2]>,
     byte_count: Option<[u8; 4]>,
@@ -88,40 +92,38 @@ struct Own {
 
 /// The fields that all completions of a session share.
 struct Title {
-    /// The title CQE as words of memory.
-    words: [u64; WORDS],
+    pattern: CqePattern,
     is_requester: bool,
     count: u32,
     wqe_counter: u16,
-    /// The last two bytes of a CQE that is not compressed, with owner bit 0.
-    end: [u8; 2],
+    /// The last byte of a CQE that is not compressed, with owner bit 0.
+    op_own: OpOwn,
 }
 
 impl Title {
-    fn new(words: [u64; WORDS]) -> Self {
-        let [signature, op_own] = field(&words, offset_of!(Cqe, signature));
-        let op_own = OpOwn(op_own);
+    fn new(cqe: CqeView) -> Self {
+        let op_own = OpOwn(cqe.op_own());
         let (opcode, solicited) = (op_own.opcode(), op_own.is_solicited());
         Self {
+            pattern: cqe.pattern(),
             is_requester: opcode.is_requester(),
-            count: u32::from_be_bytes(field(&words, offset_of!(Cqe, byte_count))),
-            wqe_counter: u16::from_be_bytes(field(&words, offset_of!(Cqe, wqe_counter))),
-            end: [signature, OpOwn::new(opcode, CqeFormat::NO_INLINE, solicited, false).0],
-            words,
+            count: cqe.u32(offset_of!(Cqe, byte_count)),
+            wqe_counter: cqe.u16(WQE_COUNTER),
+            op_own: OpOwn::new(opcode, CqeFormat::NO_INLINE, solicited, false),
         }
     }
 
-    /// The [`LENGTH_WORD`] of a completion, with its own byte count or the title's.
+    /// The word with the byte count of a completion, its own one or the title's.
     #[inline(always)]
-    fn length_word(&self, byte_count: Option<[u8; 4]>) -> u64 {
-        let word = self.words[LENGTH_WORD];
-        let [a, b, c, d, ..] = word.to_ne_bytes();
-        byte_count.map_or(word, |[e, f, g, h]| u64::from_ne_bytes([a, b, c, d, e, f, g, h]))
+    fn length_word(&self, byte_count: Option<[u8; 4]>) -> [u8; 8] {
+        let word = self.pattern.length_word();
+        let [a, b, c, d, ..] = word;
+        byte_count.map_or(word, |[e, f, g, h]| [a, b, c, d, e, f, g, h])
     }
 }
 
-/// Writes the fields that a requester's mini-CQE replaces: see [`MiniCqe`](crate::format::MiniCqe).
-/// Returns those that are written last.
+/// Writes the fields that only a requester's mini-CQE replaces, and returns the others: see
+/// [`MiniCqe`](crate::format::MiniCqe).
 #[inline(always)]
 fn requester(entry: EntryWriter, mini: [u8; 8]) -> Own {
     let [counter @ .., opcode, _, _, _, _, _] = mini;
@@ -150,12 +152,4 @@ fn checksum(entry: EntryWriter, mini: [u8; 8]) -> Own {
 fn stride_index(entry: EntryWriter, mini: [u8; 8]) -> Own {
     let [_, _, index @ .., _, _, _, _] = mini;
     Own { counter: Some(index), ..checksum(entry, mini) }
-}
-
-/// The bytes at `offset`, which are in one word.
-#[inline(always)]
-fn field<const N: usize>(words: &[u64; WORDS], offset: usize) -> [u8; N] {
-    let mut bytes = [0; N];
-    bytes.copy_from_slice(&words[offset / 8].to_ne_bytes()[offset % 8..][..N]);
-    bytes
 }

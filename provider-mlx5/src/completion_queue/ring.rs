@@ -10,7 +10,7 @@ pub(super) use crate::mapped::CqRing as Ring;
 pub(crate) use crate::mapped::CqeView;
 #[cfg(target_arch = "x86_64")]
 use crate::mapped::Ssse3;
-use crate::mapped::{AlignedCqe, CqEntry};
+use crate::mapped::{AlignedCqe, CqEntry, CqePattern, LENGTH_WORD};
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
 
@@ -92,16 +92,16 @@ impl Ring {
     }
 
     /// Starts writing a CQE field by field to the entry at counter `index`, which software owns.
-    /// `end` is its signature and its `op_own` with owner bit 0.
-    pub(super) fn writer(&self, index: u32, [signature, op_own]: [u8; 2]) -> EntryWriter {
-        EntryWriter { entry: self.entry(index), end: [signature, op_own | self.lap(index)] }
+    /// `op_own` has owner bit 0.
+    pub(super) fn writer(&self, index: u32, op_own: OpOwn) -> EntryWriter {
+        EntryWriter { entry: self.entry(index), op_own: op_own.0 | self.lap(index) }
     }
 
     /// The writer for the entry before that of `writer`.
     #[inline(always)]
     pub(super) fn writer_before(&self, mut writer: EntryWriter) -> EntryWriter {
-        let wraps = || writer.end[1] ^= OWNER;
-        writer.entry = self.entry_before(writer.entry, wraps);
+        let op_own = &mut writer.op_own;
+        writer.entry = self.entry_before(writer.entry, || *op_own ^= OWNER);
         writer
     }
 
@@ -132,30 +132,19 @@ impl Ring {
 #[derive(Clone, Copy)]
 pub(super) struct EntryWriter {
     entry: CqEntry,
-    /// The last two bytes, with the owner bit with which software owns the CQE.
-    end: [u8; 2],
+    /// With the owner bit with which software owns the CQE.
+    op_own: u8,
 }
 
 /// The last four bytes of a CQE: its WQE counter, its signature and `op_own`.
 const LAST: usize = offset_of!(Cqe, wqe_counter);
 const _: () = assert!(LAST == CQE_SIZE - 4 && offset_of!(Cqe, op_own) == CQE_SIZE - 1);
 
-/// The word of eight bytes whose second half is the byte count.
-pub(super) const LENGTH_WORD: usize = offset_of!(Cqe, byte_count) / 8;
-const _: () = assert!(offset_of!(Cqe, byte_count) % 8 == 4);
-
 impl EntryWriter {
-    /// Writes all of a CQE but the [`LENGTH_WORD`] and the last four bytes.
+    /// Writes all of a CQE but the [`LENGTH_WORD`] and the last byte.
     #[inline(always)]
-    pub(super) fn begin(self, words: &[u64; WORDS]) {
-        const { assert!(LENGTH_WORD + 3 == WORDS) };
-        let [words @ .., _, after_length, last] = words;
-        for (word, offset) in words.iter().zip((0..).step_by(8)) {
-            self.set(offset, word.to_ne_bytes());
-        }
-        self.set(8 * LENGTH_WORD + 8, after_length.to_ne_bytes());
-        let [a, b, c, d, ..] = last.to_ne_bytes();
-        self.set(LAST - 4, [a, b, c, d]);
+    pub(super) fn begin(self, cqe: &CqePattern) {
+        self.entry.store_pattern(cqe);
     }
 
     /// Writes one, two, four or eight bytes at `offset`.
@@ -164,16 +153,13 @@ impl EntryWriter {
         self.entry.store(offset, bytes, Ordering::Relaxed);
     }
 
-    /// Writes the last four bytes with this WQE counter, then the [`LENGTH_WORD`]. Another thread
-    /// that sees a title's `op_own` and this byte count would take it for the length of the
-    /// session. So the byte count comes after `op_own`, which that thread reads again.
+    /// Writes the last byte, then the [`LENGTH_WORD`]. Another thread that sees a title's `op_own`
+    /// and this byte count would take it for the length of the session. So the byte count comes
+    /// after `op_own`, which that thread reads again.
     #[inline(always)]
-    pub(super) fn finish(self, counter: [u8; 2], length_word: u64) {
-        let [signature, op_own] = self.end;
-        self.set(LAST, counter);
-        self.set(LAST + 2, [signature]);
-        self.entry.store(LAST + 3, [op_own], Ordering::Release);
-        self.entry.store(8 * LENGTH_WORD, length_word.to_ne_bytes(), Ordering::Release);
+    pub(super) fn finish(self, length_word: [u8; 8]) {
+        self.entry.store(offset_of!(Cqe, op_own), [self.op_own], Ordering::Release);
+        self.entry.store(8 * LENGTH_WORD, length_word, Ordering::Release);
     }
 }
 
@@ -287,8 +273,8 @@ mod tests {
     #[test]
     fn a_title_that_is_decompressed_covers_its_session_or_one_entry() {
         let ring = Ring::new(&DmaMemory::leaked(16 * CQE_SIZE), 16, 64).expect("a ring");
-        let end = |format| [0, OpOwn::new(CqeOpcode::RESPONDER_SEND, format, false, false).0];
-        let length = |length: u64| length.to_be();
+        let op_own = |format| OpOwn::new(CqeOpcode::RESPONDER_SEND, format, false, false);
+        let length = |length: u64| length.to_be_bytes();
         let (round, read) = (&AtomicU32::new(0), &AtomicU32::new(0));
         let wait = |turn: &AtomicU32, at| {
             for spins in 1u32.. {
@@ -310,11 +296,11 @@ mod tests {
         std::thread::scope(|scope| {
             let reader = scope.spawn(move || (1..=ROUNDS).filter(reads).count());
             for at in 1..=ROUNDS {
-                ring.writer(0, end(CqeFormat::COMPRESSED)).finish([0; 2], length(5));
+                ring.writer(0, op_own(CqeFormat::COMPRESSED)).finish(length(5));
                 round.store(at, Ordering::Release);
                 // Until the reader has begun.
                 (0..64 + at % 64).for_each(|_| core::hint::spin_loop());
-                ring.writer(0, end(CqeFormat::NO_INLINE)).finish([0; 2], length(9));
+                ring.writer(0, op_own(CqeFormat::NO_INLINE)).finish(length(9));
                 wait(read, at);
             }
             assert_eq!(reader.join().expect("it ends"), ROUNDS as usize);

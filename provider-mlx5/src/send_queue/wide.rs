@@ -15,12 +15,8 @@ use super::Block;
 #[cfg(not(all(target_arch = "x86_64", not(loom))))]
 use crate::barrier;
 use crate::doorbell::DoorbellWord;
+pub(super) use crate::mapped::Wide;
 use crate::request::Octoword;
-
-#[cfg(target_arch = "x86_64")]
-pub(super) type Wide = core::arch::x86_64::__m128i;
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) type Wide = Octoword;
 
 /// Two octowords in one register.
 #[cfg(all(target_arch = "x86_64", target_feature = "avx"))]

@@ -484,6 +484,40 @@ fn compressed_sessions_over_several_laps() {
     assert_eq!(cq.queue.dropped(), 0);
 }
 
+/// Each byte of a completion is the title's, except those of its mini-CQE and the last one. Also
+/// where the session wraps around the ring's end.
+#[test]
+fn completions_of_a_session_repeat_its_title() {
+    let replaced = |offset: &usize| matches!(offset, 12..16 | 32..36 | 44..48 | 60..62);
+    for cqe_size in [64, 128] {
+        let mut cq = Cq::with(16, cqe_size, MiniCqeFormat::HASH);
+        let mut rq = recv_queue(&cq, 16, 16, false);
+        for start in [0u32, 10] {
+            for id in 0..10 {
+                // SAFETY: no device writes to it.
+                unsafe { rq.queue.build(id, &[]) }.expect("space");
+            }
+            rq.queue.publish();
+            let at = cq.place(start);
+            let minis: Vec<_> = (0..10).map(|i| MiniCqe::with_hash(!i, 100 + i)).collect();
+            cq.produce_session(Cqe::recv(&rq.handle, start), &minis);
+            for offset in (0..63).filter(|offset| !replaced(offset)) {
+                cq.ring.write(at + offset, &[0x80 | offset as u8]);
+            }
+            let mut expected = cq.ring.read(at, 64);
+            for i in 0..10u32 {
+                let completion = cq.queue.poll().expect("a completion");
+                let lap = ((start + i) / 16) as u8;
+                expected[12..16].copy_from_slice(&(!i).to_be_bytes());
+                expected[44..48].copy_from_slice(&(100 + i).to_be_bytes());
+                expected[60..62].copy_from_slice(&((start + i) as u16).to_be_bytes());
+                expected[63] = 0x20 | lap;
+                assert_eq!(completion.to_bytes()[..], expected, "{i} from {start}");
+            }
+        }
+    }
+}
+
 #[test]
 fn compressed_sends_and_the_other_formats() {
     let mut cq = Cq::with(32, 64, MiniCqeFormat::CHECKSUM_STRIDE_INDEX);
