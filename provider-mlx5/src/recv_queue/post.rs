@@ -8,6 +8,7 @@
 use super::{Front, RecvBatch, RecvQueue, RecvRequest, check_scatter};
 use crate::format::{DataSegment, SrqNextSegment};
 use crate::free_list::{FreeList, WITH_LISTS};
+use crate::hint::likely;
 use crate::queue_state::QpState;
 use crate::request::{ListError, Octoword, PostError, Sge, each, octoword};
 use crate::shared_recv_queue::{self, Places, SharedRecvBatch, SharedRecvQueue};
@@ -86,7 +87,7 @@ impl RecvQueue {
     /// until the receive has completed or the QP has been destroyed.
     #[inline(always)]
     pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        if self.front.id < self.limit {
+        if likely(self.front.id < self.limit) {
             if let [sge] = data {
                 if !sge.is_usual() {
                     // SAFETY: passed on to the caller.
