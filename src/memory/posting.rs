@@ -217,7 +217,7 @@ impl Sends {
 
 /// Marks a branch as rarely taken.
 #[cold]
-fn cold_path() {}
+pub(super) fn cold_path() {}
 
 /// Prepares `slot` for the result of an atomic, which goes into its first 8 bytes.
 #[inline(always)]

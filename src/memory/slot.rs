@@ -13,6 +13,7 @@ use uverbs_mlx5::send_queue::RequestId;
 use uverbs_mlx5::user_index::QueueHandle;
 
 use super::flight::{CqBits, Flight, Kind, Serial};
+use super::posting::cold_path;
 use super::slab::Inner;
 use crate::device::context::Context;
 use crate::device::kept::Deferred;
@@ -423,6 +424,7 @@ pub(crate) unsafe fn land_id(wr_id: u64, flight: Flight) -> Option<Slot> {
     // SAFETY: the header's flight, or its word that is none; headers live as long as their context.
     let word = unsafe { word.as_ref() };
     if word.load(Ordering::Relaxed) != flight.0 {
+        cold_path();
         return None;
     }
     // No other thread came between: only this thread lands slots of this flight.
