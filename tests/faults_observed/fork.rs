@@ -19,8 +19,8 @@ fn safe_success(cq: &mut CompletionQueue) {
     }
 }
 
-/// Posts until the queue checks its state, which takes one lap of the ring at most. Until then no post
-/// may fail.
+/// Posts until the queue checks its state, which takes one lap of the ring at most. Until then no
+/// post may fail.
 fn post_until_refused(mut post: impl FnMut() -> Result<(), PostError>) {
     let refused = (0..10_000).find_map(|_| post().err());
     assert_eq!(refused, Some(PostError::ForkedChild));
