@@ -33,9 +33,8 @@ const MASK_TSO: u32 = 1 << 3;
 const MASK_IND_TABLE: u32 = 1 << 4;
 const MASK_RX_HASH: u32 = 1 << 5;
 const MASK_SEND_OPS: u32 = 1 << 6;
-const MASK_SPREADS: u32 = MASK_IND_TABLE | MASK_RX_HASH;
-const KNOWN: u32 =
-    MASK_PD | MASK_XRCD | MASK_CREATE_FLAGS | MASK_TSO | MASK_SPREADS | MASK_SEND_OPS;
+const MASK_RSS: u32 = MASK_IND_TABLE | MASK_RX_HASH;
+const KNOWN: u32 = MASK_PD | MASK_XRCD | MASK_CREATE_FLAGS | MASK_TSO | MASK_RSS | MASK_SEND_OPS;
 /// `enum ibv_qp_create_flags`.
 const SCATTER_FCS: u32 = 1 << 8;
 const CVLAN_STRIPPING: u32 = 1 << 9;
@@ -51,7 +50,7 @@ const TOEPLITZ: u8 = 1;
 /// queue pairs that field has other data.
 pub(crate) const CHECKS_IP: u64 = 1;
 
-const NOTHING: Capacities = Capacities {
+const NO_CAPACITIES: Capacities = Capacities {
     max_send_wr: 0,
     max_recv_wr: 0,
     max_send_sge: 0,
@@ -61,7 +60,7 @@ const NOTHING: Capacities = Capacities {
 
 /// The additional attributes of `mlx5dv_create_qp`.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct OfMlx5 {
+pub(crate) struct Mlx5Attributes {
     /// Never deliver short messages inside the CQE.
     pub(crate) no_scatter: bool,
     /// The program builds requests with `mlx5dv_wr_…`, of any operation.
@@ -84,7 +83,7 @@ pub(crate) enum Dynamic {
 }
 
 /// The attributes of a queue pair to create, in one form for both verbs.
-struct Wanted {
+struct QpRequest {
     context: *mut ibv_context,
     attributes: ibv_qp_init_attr_ex,
     /// Operations of `ibv_wr_…` that the program asks for.
@@ -152,7 +151,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     // SAFETY: the caller's objects.
-    unsafe { create_qp_of_mlx5(context, attr, OfMlx5::default()) }
+    unsafe { create_qp_of_mlx5(context, attr, Mlx5Attributes::default()) }
 }
 
 /// `ibv_create_qp_ex` with mlx5's additional attributes.
@@ -162,7 +161,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 pub(crate) unsafe fn create_qp_of_mlx5(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
-    own: OfMlx5,
+    extra: Mlx5Attributes,
 ) -> *mut ibv_qp {
     // SAFETY: the caller's struct.
     let attributes = unsafe { grown::read(attr) };
@@ -170,32 +169,32 @@ pub(crate) unsafe fn create_qp_of_mlx5(
     if mask & !KNOWN != 0 {
         return null(libc::EOPNOTSUPP);
     }
-    let wanted = Wanted {
+    let request = QpRequest {
         context,
         operations: match mask & MASK_SEND_OPS {
-            0 => own.is_extended.then_some(OPS_KNOWN),
+            0 => extra.is_extended.then_some(OPS_KNOWN),
             _ => Some(attributes.send_ops_flags),
         },
         attributes,
-        no_scatter: own.no_scatter,
-        changes_keys: own.changes_keys,
-        dynamic: own.dynamic,
+        no_scatter: extra.no_scatter,
+        changes_keys: extra.changes_keys,
+        dynamic: extra.dynamic,
     };
     // SAFETY: the caller's objects.
-    match unsafe { make(&wanted) } {
-        Ok(made) => give(context, attr, made),
+    match unsafe { make(&request) } {
+        Ok(made) => finish(context, attr, made),
         Err(errno) => null(errno),
     }
 }
 
 /// Registers a queue pair for events, and writes the granted capacities back to the program's
 /// struct.
-fn give(
+fn finish(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
     made: Result<*mut Qp, Error>,
 ) -> *mut ibv_qp {
-    let made = announce(context, made);
+    let made = register(context, made);
     // SAFETY: null, or just made; the caller's struct.
     unsafe {
         if let Some(queue_pair) = made.as_ref() {
@@ -206,7 +205,7 @@ fn give(
 }
 
 /// Registers a queue pair for events. Returns null with errno if making it failed.
-pub(crate) fn announce(context: *mut ibv_context, made: Result<*mut Qp, Error>) -> *mut Qp {
+pub(crate) fn register(context: *mut ibv_context, made: Result<*mut Qp, Error>) -> *mut Qp {
     let made = made.unwrap_or_else(|error| null(failed(&error)));
     // SAFETY: null, or just made; the caller's context.
     unsafe {
@@ -223,8 +222,8 @@ pub(crate) fn announce(context: *mut ibv_context, made: Result<*mut Qp, Error>) 
 /// refused here, the inner one is the library's.
 ///
 /// # Safety
-/// The pointers in `wanted` are null, or lead to live objects of this library.
-unsafe fn make(wanted: &Wanted) -> Result<Result<*mut Qp, Error>, c_int> {
+/// The pointers in `request` are null, or lead to live objects of this library.
+unsafe fn make(request: &QpRequest) -> Result<Result<*mut Qp, Error>, c_int> {
     const RC: u32 = QpType::Rc as u32;
     const UC: u32 = QpType::Uc as u32;
     const UD: u32 = QpType::Ud as u32;
@@ -232,33 +231,33 @@ unsafe fn make(wanted: &Wanted) -> Result<Result<*mut Qp, Error>, c_int> {
     const XRC_SEND: u32 = QpType::XrcSend as u32;
     const XRC_RECEIVE: u32 = QpType::XrcReceive as u32;
     const DRIVER: u32 = QpType::DcInitiator as u32;
-    let kind = wanted.attributes.qp_type;
-    if wanted.attributes.comp_mask & MASK_SPREADS != 0 {
+    let kind = request.attributes.qp_type;
+    if request.attributes.comp_mask & MASK_RSS != 0 {
         // SAFETY: the caller's promise.
-        return unsafe { rss_target(wanted) };
+        return unsafe { rss_target(request) };
     }
-    if wanted.dynamic.is_some() && kind != DRIVER {
+    if request.dynamic.is_some() && kind != DRIVER {
         return Err(libc::EINVAL);
     }
-    let (flags, header) = (wanted.attributes.create_flags, wanted.attributes.max_tso_header);
+    let (flags, header) = (request.attributes.create_flags, request.attributes.max_tso_header);
     if kind != RAW && (flags != 0 || header != 0) {
         return Err(libc::EOPNOTSUPP);
     }
-    if wanted.operations.is_some_and(|operations| operations & !OPS_KNOWN != 0) {
+    if request.operations.is_some_and(|operations| operations & !OPS_KNOWN != 0) {
         return Err(libc::EOPNOTSUPP);
     }
     // SAFETY: the caller's promise, for all of them.
     unsafe {
         match kind {
-            RC => typed::<Rc>(wanted, &post::RC, Ok),
-            UC => typed::<Uc>(wanted, &post::UC, Ok),
-            UD => typed::<Ud>(wanted, &post::UD, Ok),
-            XRC_SEND => typed::<Xrc>(wanted, &post::XRC, Ok),
-            RAW => typed::<RawPacket>(wanted, &post::RAW, |builder| raw_packet(wanted, builder)),
-            XRC_RECEIVE => xrc_receiver(wanted),
-            DRIVER => match wanted.dynamic {
-                Some(Dynamic::Initiator) => typed::<Dci>(wanted, &post::DCI, Ok),
-                Some(Dynamic::Target { access_key }) => dc_receiver(wanted, access_key),
+            RC => typed::<Rc>(request, &post::RC, Ok),
+            UC => typed::<Uc>(request, &post::UC, Ok),
+            UD => typed::<Ud>(request, &post::UD, Ok),
+            XRC_SEND => typed::<Xrc>(request, &post::XRC, Ok),
+            RAW => typed::<RawPacket>(request, &post::RAW, |builder| raw_packet(request, builder)),
+            XRC_RECEIVE => xrc_receiver(request),
+            DRIVER => match request.dynamic {
+                Some(Dynamic::Initiator) => typed::<Dci>(request, &post::DCI, Ok),
+                Some(Dynamic::Target { access_key }) => dc_receiver(request, access_key),
                 None => Err(libc::EINVAL),
             },
             _ => Err(libc::EOPNOTSUPP),
@@ -267,10 +266,10 @@ unsafe fn make(wanted: &Wanted) -> Result<Result<*mut Qp, Error>, c_int> {
 }
 
 fn raw_packet(
-    wanted: &Wanted,
+    request: &QpRequest,
     mut builder: QpBuilder<RawPacket>,
 ) -> Result<QpBuilder<RawPacket>, c_int> {
-    let (flags, header) = (wanted.attributes.create_flags, wanted.attributes.max_tso_header);
+    let (flags, header) = (request.attributes.create_flags, request.attributes.max_tso_header);
     if flags & !(SCATTER_FCS | CVLAN_STRIPPING) != 0 {
         return Err(libc::EOPNOTSUPP);
     }
@@ -290,15 +289,15 @@ fn raw_packet(
 /// # Safety
 /// As for [`make`].
 unsafe fn typed<T>(
-    wanted: &Wanted,
+    request: &QpRequest,
     tables: &'static [SendTable; 3],
-    own: impl FnOnce(QpBuilder<T>) -> Result<QpBuilder<T>, c_int>,
+    options: impl FnOnce(QpBuilder<T>) -> Result<QpBuilder<T>, c_int>,
 ) -> Result<Result<*mut Qp, Error>, c_int>
 where
     T: QueuePairType,
     QueuePair<T>: Control,
 {
-    let attributes = &wanted.attributes;
+    let attributes = &request.attributes;
     if attributes.pd.is_null() || attributes.send_cq.is_null() {
         return Err(libc::EINVAL);
     }
@@ -315,24 +314,24 @@ where
         unsafe { (Pd::of(attributes.pd), Cq::of(attributes.send_cq), Cq::of(recv_cq)) };
     let handles = (pd.domain(), send_cq.handle(), recv_cq.handle());
     let (Some(domain), Some(send), Some(receive)) = handles else { return Err(libc::EINVAL) };
-    let mut builder = basics(domain.create_raw_qp::<T>(&send, &receive), wanted);
+    let mut builder = common_options(domain.create_raw_qp::<T>(&send, &receive), request);
     if !attributes.srq.is_null() && T::HAS_RECEIVES {
         // SAFETY: the caller's queue.
         let srq = unsafe { Srq::of(attributes.srq) };
         builder = builder.shared_receive_queue(&srq.handle().ok_or(libc::EINVAL)?);
     }
-    let builder = own(builder)?;
+    let builder = options(builder)?;
     let one_thread = pd.is_of_one_thread() || is_single_threaded();
     let user = Some(pd.users.clone());
     Ok(builder.build_in_reset().map(|library| {
         let table = &tables[post::place(library.layout().send.is_some())];
-        let extras = extras(wanted, &library, table, one_thread, user);
+        let extras = extras(request, &library, table, one_thread, user);
         Qp::new(library, table, extras)
     }))
 }
 
-fn basics<T: QueuePairType>(builder: QpBuilder<T>, wanted: &Wanted) -> QpBuilder<T> {
-    let cap = &wanted.attributes.cap;
+fn common_options<T: QueuePairType>(builder: QpBuilder<T>, request: &QpRequest) -> QpBuilder<T> {
+    let cap = &request.attributes.cap;
     let mut builder = builder
         .max_send_wr(cap.max_send_wr)
         .max_recv_wr(cap.max_recv_wr)
@@ -340,17 +339,17 @@ fn basics<T: QueuePairType>(builder: QpBuilder<T>, wanted: &Wanted) -> QpBuilder
         .max_recv_sge(cap.max_recv_sge)
         .max_inline_data(cap.max_inline_data)
         .without_gid();
-    if wanted.attributes.sq_sig_all != 0 {
+    if request.attributes.sq_sig_all != 0 {
         builder = builder.signal_all();
     }
     let is_off = variable("MLX5_SCATTER_TO_CQE").is_some_and(|value| value == "0");
-    if wanted.no_scatter || is_off {
+    if request.no_scatter || is_off {
         builder = builder.no_scatter_to_cqe();
     }
-    match wanted.operations {
+    match request.operations {
         Some(flags) => {
             let mut operations = operations(flags);
-            operations.set(Operations::KEY, wanted.changes_keys);
+            operations.set(Operations::KEY, request.changes_keys);
             builder.operations(operations)
         }
         None => builder,
@@ -371,15 +370,15 @@ fn operations(flags: u64) -> Operations {
 ///
 /// # Safety
 /// As for [`make`].
-unsafe fn rss_target(wanted: &Wanted) -> Result<Result<*mut Qp, Error>, c_int> {
-    let attributes = &wanted.attributes;
+unsafe fn rss_target(request: &QpRequest) -> Result<Result<*mut Qp, Error>, c_int> {
+    let attributes = &request.attributes;
     let hash = &attributes.rx_hash_conf;
     let has_queues = !attributes.send_cq.is_null()
         || !attributes.recv_cq.is_null()
         || !attributes.srq.is_null()
         || attributes.cap.max_recv_wr != 0
         || attributes.cap.max_send_wr != 0;
-    if attributes.comp_mask & MASK_SPREADS != MASK_SPREADS
+    if attributes.comp_mask & MASK_RSS != MASK_RSS
         || attributes.qp_type != QpType::RawPacket as u32
         || attributes.pd.is_null()
         || attributes.rwq_ind_tbl.is_null()
@@ -405,22 +404,22 @@ unsafe fn rss_target(wanted: &Wanted) -> Result<Result<*mut Qp, Error>, c_int> {
     let fields = RssFields::from_bits_retain(hash.rx_hash_fields_mask);
     let options = RssOptions::with_fields(fields).key(key);
     Ok(domain.create_rss_target(table, &options).map(|library: RssTarget| {
-        let extras = extras(wanted, &library, &post::SPREADS, false, Some(pd.users.clone()));
-        Qp::new(library, &post::SPREADS, extras)
+        let extras = extras(request, &library, &post::RSS, false, Some(pd.users.clone()));
+        Qp::new(library, &post::RSS, extras)
     }))
 }
 
 /// # Safety
 /// As for [`make`].
-unsafe fn xrc_receiver(wanted: &Wanted) -> Result<Result<*mut Qp, Error>, c_int> {
-    if wanted.attributes.xrcd.is_null() {
+unsafe fn xrc_receiver(request: &QpRequest) -> Result<Result<*mut Qp, Error>, c_int> {
+    if request.attributes.xrcd.is_null() {
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller's domain.
-    let domain = unsafe { Xrcd::of(wanted.attributes.xrcd) };
+    let domain = unsafe { Xrcd::of(request.attributes.xrcd) };
     let Some(domain) = domain.library() else { return Err(libc::EINVAL) };
     Ok(domain.create_receiver_in_reset().map(|library| {
-        let mut base = base(wanted, &library);
+        let mut base = base(request, &library);
         // CQs that a program names needlessly are not stored, because it may destroy them before
         // the queue pair.
         (base.send_cq, base.recv_cq) = (ptr::null_mut(), ptr::null_mut());
@@ -433,11 +432,14 @@ unsafe fn xrc_receiver(wanted: &Wanted) -> Result<Result<*mut Qp, Error>, c_int>
 ///
 /// # Safety
 /// As for [`make`].
-unsafe fn dc_receiver(wanted: &Wanted, access_key: u64) -> Result<Result<*mut Qp, Error>, c_int> {
-    let attributes = &wanted.attributes;
+unsafe fn dc_receiver(
+    request: &QpRequest,
+    access_key: u64,
+) -> Result<Result<*mut Qp, Error>, c_int> {
+    let attributes = &request.attributes;
     let has_others = attributes.comp_mask & !MASK_PD != 0;
     let lacks = attributes.pd.is_null() || attributes.recv_cq.is_null() || attributes.srq.is_null();
-    if has_others || lacks || wanted.operations.is_some() {
+    if has_others || lacks || request.operations.is_some() {
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller's objects.
@@ -448,7 +450,7 @@ unsafe fn dc_receiver(wanted: &Wanted, access_key: u64) -> Result<Result<*mut Qp
     };
     let made = domain.create_dc_receiver_in_reset(&cq, &srq, access_key);
     Ok(made.map(|library: DcReceiver| {
-        let extras = extras(wanted, &library, &post::DCT, false, Some(pd.users.clone()));
+        let extras = extras(request, &library, &post::DCT, false, Some(pd.users.clone()));
         Qp::new(library, &post::DCT, extras)
     }))
 }
@@ -459,7 +461,7 @@ pub(crate) fn xrc_target(base: ibv_qp, library: XrcReceiver) -> *mut Qp {
     observe::building(&mut ex);
     let extras = QpExtras {
         ex,
-        capacities: NOTHING,
+        capacities: NO_CAPACITIES,
         signal_all: false,
         one_thread: false,
         is_extended: false,
@@ -469,28 +471,28 @@ pub(crate) fn xrc_target(base: ibv_qp, library: XrcReceiver) -> *mut Qp {
 }
 
 fn extras(
-    wanted: &Wanted,
+    request: &QpRequest,
     library: &dyn Control,
     table: &SendTable,
     one_thread: bool,
     user: Option<Arc<()>>,
 ) -> QpExtras {
-    let mut ex = (table.wr)(base(wanted, library), !one_thread);
+    let mut ex = (table.wr)(base(request, library), !one_thread);
     observe::building(&mut ex);
     QpExtras {
         ex,
-        capacities: library.capacities().unwrap_or(NOTHING),
-        signal_all: wanted.attributes.sq_sig_all != 0,
+        capacities: library.capacities().unwrap_or(NO_CAPACITIES),
+        signal_all: request.attributes.sq_sig_all != 0,
         one_thread,
-        is_extended: wanted.operations.is_some(),
+        is_extended: request.operations.is_some(),
         user,
     }
 }
 
-fn base(wanted: &Wanted, library: &dyn Control) -> ibv_qp {
-    let attributes = &wanted.attributes;
+fn base(request: &QpRequest, library: &dyn Control) -> ibv_qp {
+    let attributes = &request.attributes;
     ibv_qp {
-        context: wanted.context,
+        context: request.context,
         qp_context: attributes.qp_context,
         pd: attributes.pd,
         send_cq: attributes.send_cq,

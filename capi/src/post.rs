@@ -19,7 +19,7 @@ use crate::qp::Qp;
 use crate::usual::{Posts, Usual};
 use request::with_request;
 pub(crate) use request::{MAX_SGE, bytes, converted, flags, immediate, offload};
-pub(crate) use table::{DCI, DCT, NONE, RAW, RC, SPREADS, SendTable, UC, UD, XRC, place};
+pub(crate) use table::{DCI, DCT, NONE, RAW, RC, RSS, SendTable, UC, UD, XRC, place};
 
 /// Refuses a list because the queue pair cannot send.
 unsafe extern "C" fn post_nothing(

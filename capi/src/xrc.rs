@@ -120,5 +120,5 @@ pub(crate) unsafe extern "C" fn open_qp(
         };
         create::xrc_target(base, library)
     });
-    create::announce(context, made).cast()
+    create::register(context, made).cast()
 }

@@ -7,7 +7,7 @@ use uverbs::ethernet::Striding;
 use uverbs::qp_type::QpType;
 
 use crate::abi::*;
-use crate::create::{Dynamic, OfMlx5};
+use crate::create::{Dynamic, Mlx5Attributes};
 use crate::grown::{self, Grown, grown};
 use crate::result::null;
 use crate::{cq, qp, wq};
@@ -123,7 +123,7 @@ pub(crate) unsafe extern "C" fn create_qp(
         return null(libc::EINVAL);
     }
     let no_scatter = flags & DISABLE_SCATTER != 0;
-    let own = OfMlx5 { no_scatter, is_extended: operations != 0, changes_keys, dynamic };
+    let own = Mlx5Attributes { no_scatter, is_extended: operations != 0, changes_keys, dynamic };
     // SAFETY: the caller's objects.
     unsafe { qp::create_qp_of_mlx5(context, attr, own) }
 }

@@ -136,7 +136,7 @@ unsafe fn modify_dc_target(qp: &Qp, attributes: &QpAttributes) -> Result<(), Err
 }
 
 /// The functions of a queue pair that has neither queues nor states: an RSS target.
-pub(crate) static SPREADS: SendTable = SendTable {
+pub(crate) static RSS: SendTable = SendTable {
     query: |_| Err(Error::from(PostError::NoQueue)),
     modify: |_, _| Err(Error::from(PostError::NoQueue)),
     ..NONE
