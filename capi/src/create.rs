@@ -22,6 +22,7 @@ use crate::post::{self, SendTable};
 use crate::qp::{Control, Qp, QpExtras, is_single_threaded};
 use crate::result::{failed, null};
 use crate::srq::Srq;
+use crate::usual::Posts;
 use crate::wq::Table;
 use crate::xrc::Xrcd;
 
@@ -67,6 +68,8 @@ pub(crate) struct Mlx5Attributes {
     pub(crate) is_extended: bool,
     /// Requests configure memory keys.
     pub(crate) changes_keys: bool,
+    /// Requests are encoded by the program, and their completions say so.
+    pub(crate) encodes: bool,
     pub(crate) dynamic: Option<Dynamic>,
 }
 
@@ -92,6 +95,8 @@ struct QpRequest {
     no_scatter: bool,
     /// Requests configure memory keys.
     changes_keys: bool,
+    /// Requests are encoded by the program.
+    encodes: bool,
     dynamic: Option<Dynamic>,
 }
 
@@ -178,6 +183,7 @@ pub(crate) unsafe fn create_qp_of_mlx5(
         attributes,
         no_scatter: extra.no_scatter,
         changes_keys: extra.changes_keys,
+        encodes: extra.encodes,
         dynamic: extra.dynamic,
     };
     // SAFETY: the caller's objects.
@@ -294,7 +300,7 @@ unsafe fn typed<T>(
     options: impl FnOnce(QpBuilder<T>) -> Result<QpBuilder<T>, c_int>,
 ) -> Result<Result<*mut Qp, Error>, c_int>
 where
-    T: QueuePairType,
+    T: QueuePairType + Posts,
     QueuePair<T>: Control,
 {
     let attributes = &request.attributes;
@@ -324,9 +330,15 @@ where
     let one_thread = pd.is_of_one_thread() || is_single_threaded();
     let user = Some(pd.users.clone());
     Ok(builder.build_in_reset().map(|library| {
-        let table = &tables[post::place(library.layout().send.is_some())];
+        let has_sends = library.layout().send.is_some();
+        let table = &tables[post::place(has_sends)];
         let extras = extras(request, &library, table, one_thread, user);
-        Qp::new(library, table, extras)
+        let made = Qp::new(library, table, extras);
+        if request.encodes && has_sends {
+            // SAFETY: just made of this type, so no other thread has it.
+            unsafe { post::sends::<T>(made.cast()) }.tell_encoded();
+        }
+        made
     }))
 }
 

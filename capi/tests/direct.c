@@ -332,9 +332,26 @@ static void encode_write(char *wqe, uint64_t from, uint64_t to)
 	mlx5dv_set_data_seg((void *)(remote + 1), 8, mr->lkey, from);
 }
 
+/* Id and opcode of the next completion, which is a success, by an extended poll. */
+static struct ibv_wc extended_wait_for(struct ibv_cq_ex *cq)
+{
+	struct ibv_poll_cq_attr attr = { 0 };
+	struct ibv_wc wc;
+
+	while (ibv_start_poll(cq, &attr) == ENOENT)
+		;
+	wc.wr_id = cq->wr_id;
+	wc.status = cq->status;
+	wc.opcode = ibv_wc_read_opcode(cq);
+	ibv_end_poll(cq);
+	return wc;
+}
+
 static void encoded_requests(void)
 {
-	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	struct ibv_cq_init_attr_ex init = { .cqe = 16 };
+	struct ibv_cq_ex *polled = ibv_create_cq_ex(context, &init);
+	struct ibv_cq *cq = ibv_cq_ex_to_cq(polled);
 	struct ibv_qp_init_attr_ex attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .pd = pd,
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
 		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE,
@@ -369,8 +386,9 @@ static void encoded_requests(void)
 		mlx5dv_wr_raw_wqe(direct, wqe);
 		CHECK(ibv_wr_complete(ex) == 0);
 		for (i = 0; i < 3; i++) {
-			struct ibv_wc wc = wait_for(cq);
-			CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 3 * lap + i && wc.opcode == IBV_WC_RDMA_WRITE);
+			struct ibv_wc wc = lap & 1 ? extended_wait_for(polled) : wait_for(cq);
+			CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 3 * lap + i);
+			CHECK(wc.opcode == (i == 1 ? IBV_WC_RDMA_WRITE : IBV_WC_DRIVER2));
 		}
 		CHECK(!memcmp(buffer + 16, "encoded requestsencoded ", 24));
 	}

@@ -28,7 +28,7 @@ mod strides;
 #[doc(hidden)]
 pub use crate::mapped::Ssse3;
 pub use buffers::PostedRing;
-pub use completion::{Completion, CompletionOpcode, LentCqe, Status, WorkCompletion};
+pub use completion::{Completion, CompletionOpcode, ENCODED, LentCqe, Status, WorkCompletion};
 pub use frames::{Frame, FrameCounters, FrameError, FrameQueue, Look, Next};
 pub use monitor::CqMonitor;
 use past::Place;

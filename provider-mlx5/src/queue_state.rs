@@ -36,7 +36,7 @@ pub(crate) use pointers::{
 };
 pub use qp_state::QpState;
 pub(crate) use requests::Kind;
-use requests::NO_END;
+use requests::{EncodedIds, NO_END};
 pub(crate) use side::{NO_START, Side};
 
 /// The counter of the request that completed last, given `head` and how many requests (or blocks)
@@ -112,6 +112,8 @@ struct Fixed {
     _recv_entries: Arc<[AtomicU64]>,
     /// [`Kind`] of each UMR request, at the index of its first block.
     send_kinds: Box<[AtomicU8]>,
+    /// Ids of requests that the caller has encoded, if completions tell them from others.
+    encoded: EncodedIds,
 }
 
 /// An SRQ entry whose completion is being polled. Only this poller uses it until it is given back.
@@ -177,6 +179,7 @@ impl QueueState {
                 send_entries,
                 _recv_entries: recv_entries,
                 send_kinds: entries(shape.send_wqebbs).map(|_| AtomicU8::new(0)).collect(),
+                encoded: EncodedIds::default(),
             }),
         })
     }
@@ -201,6 +204,7 @@ impl QueueState {
         self.published_sends.store(0, Ordering::Relaxed);
         self.published_receives.store(0, Ordering::Relaxed);
         self.set_state(QpState::Reset);
+        self.fixed.encoded.forget();
         if let Some(list) = &self.fixed.free_list {
             list.reset();
         }
@@ -219,6 +223,9 @@ impl QueueState {
         self.fixed.failed_send.store(failed_send, Ordering::Relaxed);
         let short = before.fixed.short_receives_fail_alone.load(Ordering::Relaxed);
         self.fixed.short_receives_fail_alone.store(short, Ordering::Relaxed);
+        if before.tells_encoded() {
+            self.tell_encoded();
+        }
         self.sends.set_context(before.sends.context());
         self.receives.set_context(before.receives.context());
         self.follow_receives(before);

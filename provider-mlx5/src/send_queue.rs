@@ -66,7 +66,7 @@ use crate::format::{ControlSegment, MAX_DS, OCTOWORD, WQEBB_SHIFT, WQEBB_SIZE};
 use crate::memory::DmaMemory;
 use crate::mmio::{BlueFlame, Register};
 pub use crate::queue_error::QueueError;
-use crate::queue_state::QueueState;
+use crate::queue_state::{NO_START, QueueState};
 use crate::request::{Octoword, PostError, PostFlags};
 use crate::shown_ring::Ring;
 use crate::sync::Ordering;
@@ -274,7 +274,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.retire();
         let mut index = self.tail;
         while (self.head.wrapping_sub(index) as i32) > 0 {
-            visit(self.state().send_entry(index).load(Ordering::Relaxed));
+            let id = self.state().send_entry(index).load(Ordering::Relaxed);
+            let encoded = if id == NO_START { self.state().encoded_at(index) } else { None };
+            visit(encoded.unwrap_or(id));
             // A request built here has at least one block. A request that another writer put into
             // the ring may say that it has none.
             index = index.wrapping_add(self.ring.blocks_at(index).max(1));

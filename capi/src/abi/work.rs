@@ -156,6 +156,7 @@ pub(crate) mod wc_opcode {
     pub(crate) const RECV: u32 = 1 << 7;
     pub(crate) const RECV_RDMA_WITH_IMM: u32 = RECV + 1;
     pub(crate) const DRIVER1: u32 = RECV + 7;
+    pub(crate) const DRIVER2: u32 = RECV + 8;
 }
 
 /// `enum ibv_send_flags`.

@@ -123,7 +123,9 @@ pub(crate) unsafe extern "C" fn create_qp(
         return null(libc::EINVAL);
     }
     let no_scatter = flags & DISABLE_SCATTER != 0;
-    let own = Mlx5Attributes { no_scatter, is_extended: operations != 0, changes_keys, dynamic };
+    let encodes = operations & OPS_RAW_WQE != 0;
+    let is_extended = operations != 0;
+    let own = Mlx5Attributes { no_scatter, is_extended, changes_keys, encodes, dynamic };
     // SAFETY: the caller's objects.
     unsafe { qp::create_qp_of_mlx5(context, attr, own) }
 }

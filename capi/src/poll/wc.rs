@@ -5,9 +5,9 @@ use std::mem::offset_of;
 
 use uverbs::cq::{CompletionOpcode, CqeOpcode};
 use uverbs::raw::Completion;
-use uverbs_mlx5::completion_queue::Requested;
 #[cfg(target_arch = "x86_64")]
 use uverbs_mlx5::completion_queue::Ssse3;
+use uverbs_mlx5::completion_queue::{ENCODED, Requested};
 use uverbs_mlx5::format::Opcode;
 
 use crate::abi::*;
@@ -221,6 +221,7 @@ static SENT: [Sent; 256] = {
     table[Opcode::ATOMIC_MASKED_FETCH_ADD.0 as usize] = [0, wc_opcode::FETCH_ADD];
     table[Opcode::TSO.0 as usize] = [0, wc_opcode::TSO];
     table[Opcode::UMR.0 as usize] = UNUSUAL;
+    table[ENCODED.0 as usize] = [0, wc_opcode::DRIVER2];
     table
 };
 

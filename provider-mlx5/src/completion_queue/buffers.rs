@@ -10,13 +10,13 @@ use super::completion::{Completion, Raw};
 use super::frames::{Frame, FrameQueue, Next};
 use super::ring::CqeView;
 use super::slow::error_status;
-use super::{CompletionQueue, PollError, Status};
+use super::{CompletionQueue, ENCODED, PollError, Status};
 use crate::format::{
     ControlSegment, Cqe, CqeFormat, DataSegment, ErrorCqe, OpOwn, Opcode, Syndrome,
     TERMINATOR_LKEY, VendorSyndrome, WQEBB_SIZE,
 };
 use crate::queue_error::QueueError;
-use crate::queue_state::{PolledReceives, QueueState};
+use crate::queue_state::{NO_START, PolledReceives, QueueState};
 use crate::recv_queue::{Places, RecvQueue};
 use crate::request::Sge;
 use crate::shown_ring::LentRing;
@@ -75,7 +75,13 @@ impl CompletionQueue {
             };
             deliver(cqe, op_own, fill)
         };
-        let wr_id = state.send_entry(u32::from(index)).load(Ordering::Relaxed);
+        let mut wr_id = state.send_entry(u32::from(index)).load(Ordering::Relaxed);
+        if wr_id == NO_START {
+            if let Some(own) = state.encoded(index) {
+                wr_id = own;
+                self.ring.set_opcode(self.consumed, ENCODED);
+            }
+        }
         state.complete_sends(index);
         Ok(Raw { cqe, side: state.send_side(), wr_id, status, format: op_own.format() })
     }

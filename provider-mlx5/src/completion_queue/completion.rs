@@ -13,6 +13,11 @@ use crate::format::{
 use crate::queue_state::{Kind, Side};
 use crate::request::Immediate;
 
+/// The opcode of a request that the caller has encoded, in completions of a queue that tells such
+/// requests from others. No request of a device has it.
+#[doc(hidden)]
+pub const ENCODED: Opcode = Opcode(0xff);
+
 /// How a request ended, numbered as in `enum ibv_wc_status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -5,7 +5,7 @@ use core::mem::offset_of;
 use core::sync::atomic::Ordering;
 
 use super::Completion;
-use crate::format::{CQE_SIZE, Cqe, CqeFormat, CqeOpcode, OpOwn};
+use crate::format::{CQE_SIZE, Cqe, CqeFormat, CqeOpcode, OpOwn, Opcode};
 pub(super) use crate::mapped::CqRing as Ring;
 pub(crate) use crate::mapped::CqeView;
 #[cfg(target_arch = "x86_64")]
@@ -120,6 +120,12 @@ impl Ring {
             }
         }
         self.write(to, &words);
+    }
+
+    /// Changes the request's opcode in the requester's CQE at counter `index`, which software owns.
+    pub(super) fn set_opcode(&self, index: u32, opcode: Opcode) {
+        let offset = offset_of!(Cqe, opcode_qpn_flow_tag);
+        self.entry(index).store(offset, [opcode.0], Ordering::Relaxed);
     }
 
     fn set_op_own(&self, index: u32, value: u8) {

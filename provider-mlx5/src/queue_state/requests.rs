@@ -1,8 +1,10 @@
 //! The requests of a send queue as both sides see them: where each starts and ends, and why it was
 //! posted.
 
+use std::sync::OnceLock;
+
 use super::{NO_START, QueueState};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 /// Why a UMR or NOP was posted, which the requester's CQE does not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,22 @@ impl Kind {
     }
 }
 
+/// Ids of requests that the caller has encoded. In the table of ids such a request has the number
+/// [`NO_START`], with which the fast path leaves its completion to the slow path.
+#[derive(Debug, Default)]
+pub(super) struct EncodedIds {
+    is_used: AtomicBool,
+    /// The id, and the counter of the request, at the index of its first block.
+    entries: OnceLock<Box<[[AtomicU64; 2]]>>,
+}
+
+impl EncodedIds {
+    /// For the next queue of the block.
+    pub(super) fn forget(&self) {
+        self.is_used.store(false, Ordering::Relaxed);
+    }
+}
+
 /// Most blocks that a WQE has after its first one.
 const MAX_INNER_BLOCKS: u32 = 15;
 
@@ -51,6 +69,47 @@ impl QueueState {
     pub(crate) fn send_kind(&self, index: u32) -> Kind {
         let entry = self.fixed.send_kinds.get((index & (self.sends.len() - 1)) as usize);
         Kind::from_bits(entry.map_or(0, |entry| entry.load(Ordering::Relaxed)))
+    }
+
+    /// From now on completions tell requests that the caller has encoded from others.
+    pub(crate) fn tell_encoded(&self) {
+        let entry = |_| [AtomicU64::new(0), AtomicU64::new(u64::MAX)];
+        self.fixed.encoded.entries.get_or_init(|| (0..self.sends.len()).map(entry).collect());
+        self.fixed.encoded.is_used.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether completions tell requests that the caller has encoded from others.
+    pub(crate) fn tells_encoded(&self) -> bool {
+        self.fixed.encoded.is_used.load(Ordering::Relaxed)
+    }
+
+    fn encoded_entry(&self, counter: u32) -> Option<&[AtomicU64; 2]> {
+        let entries = self.fixed.encoded.entries.get().filter(|_| self.tells_encoded())?;
+        entries.get((counter & (self.sends.len() - 1)) as usize)
+    }
+
+    /// Notes the id of a request that the caller has encoded.
+    pub(crate) fn set_encoded(&self, counter: u32, wr_id: u64) {
+        if let Some([id, start]) = self.encoded_entry(counter) {
+            id.store(wr_id, Ordering::Relaxed);
+            start.store(counter.into(), Ordering::Relaxed);
+        }
+    }
+
+    /// The id of the outstanding request at this 16-bit index, if the caller has encoded it.
+    /// Poller only.
+    pub(crate) fn encoded(&self, index: u16) -> Option<u64> {
+        let published = self.published_sends.load(Ordering::Acquire);
+        let back = (published as u16).wrapping_sub(index);
+        self.encoded_at(published.wrapping_sub(u32::from(back)))
+    }
+
+    /// The id of the request that starts at this counter, if the caller has encoded it.
+    pub(crate) fn encoded_at(&self, counter: u32) -> Option<u64> {
+        let [id, start] = self.encoded_entry(counter)?;
+        // An entry of another counter is left from an earlier lap.
+        let is_its = start.load(Ordering::Relaxed) == u64::from(counter);
+        is_its.then(|| id.load(Ordering::Relaxed))
     }
 
     /// Whether a published, not yet completed request starts at this 16-bit index of the send

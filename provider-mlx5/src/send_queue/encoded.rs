@@ -2,10 +2,10 @@
 
 use super::encode::{Image, Promised};
 use super::wide::{WideBlock, wide};
-use super::{Batch, Transport};
+use super::{Batch, SendQueue, Transport};
 use crate::format::Opcode;
 use crate::mmio::Register;
-use crate::queue_state::Kind;
+use crate::queue_state::{Kind, NO_START};
 use crate::request::{Octoword, PostError, PostFlags};
 
 /// Octowords of the longest request: control segments count them in six bits.
@@ -48,10 +48,20 @@ impl Encoded {
     }
 }
 
+impl<T: Transport, R: Register> SendQueue<T, R> {
+    /// From now on the completion of a request that the caller has encoded
+    /// ([`Batch::build_encoded`]) has the opcode [`ENCODED`](crate::completion_queue::ENCODED)
+    /// instead of the request's own.
+    #[doc(hidden)]
+    pub fn tell_encoded(&mut self) {
+        self.state().tell_encoded();
+    }
+}
+
 impl<T: Transport, R: Register> Batch<'_, T, R> {
     /// Builds a request that the caller has encoded. The next one has this fence, unless it asks
-    /// for a stronger one.
-    pub(super) fn enter_encoded(
+    /// for a stronger one. If `TOLD`, its completion may tell that the caller has encoded it.
+    pub(super) fn enter_encoded<const TOLD: bool>(
         &mut self,
         wr_id: u64,
         encoded: Promised<&Encoded>,
@@ -60,8 +70,13 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         let at = self.next().at();
         let queue = self.queue_mut();
         let start = queue.place_at(at);
-        let mut next = queue.build_image(start, wr_id, encoded.image(), PostFlags::empty())?;
+        let is_told = TOLD && queue.state().tells_encoded();
+        let id = if is_told { NO_START } else { wr_id };
+        let mut next = queue.build_image(start, id, encoded.image(), PostFlags::empty())?;
         next.fence = fence;
+        if is_told {
+            queue.state().set_encoded(start.head, wr_id);
+        }
         if encoded.is_key_change {
             queue.state().set_send_kind(start.head, Kind::Key as u8);
         }

@@ -623,7 +623,7 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     pub unsafe fn build_encoded(&mut self, wr_id: u64, wqe: &[u8]) -> Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
         let encoded = unsafe { Promised::new(Encoded::of(wqe)?) };
-        self.enter_encoded(wr_id, encoded.by_ref(), 0)
+        self.enter_encoded::<true>(wr_id, encoded.by_ref(), 0)
     }
 
     /// [`Batch::build_encoded`] of a change of a memory key, which the next request waits for.
@@ -638,6 +638,6 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     pub unsafe fn build_key_change(&mut self, wr_id: u64, wqe: &[u8]) -> Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
         let encoded = unsafe { Promised::new(Encoded::of(wqe)?) };
-        self.enter_encoded(wr_id, encoded.by_ref(), Fence::SMALL.0)
+        self.enter_encoded::<false>(wr_id, encoded.by_ref(), Fence::SMALL.0)
     }
 }

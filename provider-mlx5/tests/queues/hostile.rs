@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 
 use uverbs_mlx5::completion_queue::{
-    Completion, CompletionQueue, PollError, Status, WorkCompletion,
+    Completion, CompletionOpcode, CompletionQueue, ENCODED, PollError, Status, WorkCompletion,
 };
 use uverbs_mlx5::format::{self, CqeFormat, CqeOpcode, OpOwn};
 use uverbs_mlx5::queue_state::{QpState, Shape};
@@ -14,7 +14,8 @@ use uverbs_mlx5::send_queue::{
 };
 
 use crate::device::{
-    Cq, Cqe, Memory, busy_send_queue, recv_queue, send_queue_of, send_queue_with, shared_recv_queue,
+    Cq, Cqe, Memory, Sq, busy_send_queue, recv_queue, send_queue_of, send_queue_with,
+    shared_recv_queue,
 };
 
 const DATA: [u8; 20] = [5; 20];
@@ -431,6 +432,46 @@ fn any_number_may_be_an_id() {
             assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Ok(MARK));
         }
     }
+}
+
+/// A request that the program has encoded: a NOP of one block.
+fn post_encoded(sq: &mut Sq<Rc>, wr_id: u64) {
+    let mut batch = sq.queue.batch().expect("ready");
+    // SAFETY: a NOP names no memory.
+    unsafe { batch.build_encoded(wr_id, &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0]) }
+        .expect("space");
+    batch.publish();
+}
+
+/// Also where another request was in an earlier lap, and of any id.
+#[test]
+fn completions_tell_which_requests_were_encoded() {
+    const TOLD: CompletionOpcode = CompletionOpcode::Other(ENCODED);
+    let mut cq = Cq::new(16, 64);
+    let mut sq = send_queue_with::<Rc>(&cq, 4, 256, false);
+    let next = |cq: &mut Cq, sq: &Sq<Rc>, index| {
+        cq.produce(Cqe::send(&sq.handle, index));
+        cq.queue.poll().map(|done| (done.wr_id(), done.opcode()))
+    };
+    post_encoded(&mut sq, 5);
+    assert_eq!(next(&mut cq, &sq, 0).map(|(id, opcode)| (id, opcode == TOLD)), Ok((5, false)));
+    sq.queue.tell_encoded();
+    for id in [6, 7, MARK] {
+        post_encoded(&mut sq, id);
+    }
+    let mut ids = Vec::new();
+    sq.queue.for_each_outstanding(|id| ids.push(id));
+    assert_eq!(ids, [6, 7, MARK]);
+    // The completion of the last one is that of all.
+    assert_eq!(next(&mut cq, &sq, 3), Ok((MARK, TOLD)));
+    for index in 4..8 {
+        // SAFETY: a NOP names no memory.
+        unsafe { sq.queue.post(MARK, Nop, (), PostFlags::SIGNALED).expect("space") };
+        let told = next(&mut cq, &sq, index).map(|(id, opcode)| (id, opcode == TOLD));
+        assert_eq!(told, Ok((MARK, false)), "{index}");
+    }
+    post_encoded(&mut sq, 9);
+    assert_eq!(next(&mut cq, &sq, 8), Ok((9, TOLD)));
 }
 
 /// What a batch noted of its requests before it was aborted, or forgotten, is not so.
