@@ -380,12 +380,13 @@ impl SharedRecvQueue {
     #[doc(hidden)]
     #[inline(always)]
     pub unsafe fn post_fast(&mut self, request: impl FnOnce() -> (u64, Sge)) -> bool {
+        // Not a copy of the places, because each pointer is used once, and only then in a register.
+        let Self { front, places, .. } = &mut *self;
         // SAFETY: places and front are this queue's.
-        let Some(next) = (unsafe { self.front.take_next(&self.places) }) else { return false };
+        let Some(next) = (unsafe { front.take_next(places) }) else { return false };
         let (wr_id, one) = request();
-        let places = self.places;
         // SAFETY: just taken.
-        unsafe { self.front.fill(&places, next, wr_id, &one) };
+        unsafe { front.fill(places, next, wr_id, &one) };
         self.counter = self.counter.wrapping_add(1);
         self.ring();
         true
