@@ -52,14 +52,15 @@ const HEADER: usize = 3 * 16;
 const PLACE: usize = (LACKS_DESTINATION - 1) & !(WQEBB_SIZE - 1);
 
 impl Next {
-    /// Where the data of the request that was named goes. `at` is [`Next::at`], and `destination`
-    /// the number of the destination's octowords, a constant.
+    /// Where the data of the request that was named goes. `at` is [`Next::at`], `header` the bytes
+    /// of the header that it has, and `destination` the number of the destination's octowords, a
+    /// constant.
     #[inline(always)]
-    fn data(&self, at: usize, destination: usize) -> *mut Wide {
+    fn data(&self, at: usize, header: usize, destination: usize) -> *mut Wide {
         if destination == 0 {
             return self.base.wrapping_byte_add(at).wrapping_byte_sub(NAMED + WQEBB_SIZE).cast();
         }
-        self.named(at).wrapping_byte_add((at & HEADER) + 16 * destination)
+        self.named(at).wrapping_byte_add(header + 16 * destination)
     }
 
     /// The block of the request that was named, or the block before `at`.
@@ -96,6 +97,12 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     const IS_LONG: bool = Self::DESTINATION == 3;
     /// What a setter of data leaves of [`Next::at`].
     const KEPT: usize = if Self::DESTINATION > 0 { PLACE | LACKS_DESTINATION } else { PLACE };
+
+    /// The bytes of the header in [`Next::at`], without the destination.
+    #[inline(always)]
+    fn header(at: usize) -> usize {
+        if T::SERVICE.has_remote_memory() { at & HEADER } else { 16 }
+    }
 
     /// Builds a request whose data follows, and its destination if the service has one, behind
     /// those before. `false`, and nothing has changed, if there is one already that is not complete
@@ -175,7 +182,12 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         // SAFETY: the block that was named, or the next one, which is free, too, has an octoword
         // for the SGE.
         unsafe {
-            write_sge(self.next.data(at, Self::DESTINATION), address, length, lkey);
+            write_sge(
+                self.next.data(at, Self::header(at), Self::DESTINATION),
+                address,
+                length,
+                lkey,
+            );
             if Self::IS_LONG {
                 self.end_in_second_block(at);
                 return true;
@@ -217,7 +229,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         if at & NAMED == 0 {
             return false;
         }
-        let octowords = Self::DESTINATION + segment_octowords((at & HEADER) + length);
+        let octowords = Self::DESTINATION + segment_octowords(Self::header(at) + length);
         // SAFETY: the block that was named has space for all data.
         unsafe {
             let block = self.next.named(at);
@@ -227,7 +239,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             let (data, size) =
                 (core::slice::from_raw_parts(start, length), segment_octowords(length));
             core::hint::assert_unchecked(size > 0);
-            Inline(data).store(self.next.data(at, Self::DESTINATION), size, 1, 2);
+            Inline(data).store(self.next.data(at, Self::header(at), Self::DESTINATION), size, 1, 2);
             set_length(block, octowords);
         }
         self.next.at = at & Self::KEPT;
@@ -247,7 +259,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         length: usize,
     ) -> bool {
         let at = self.next.at;
-        let (header, behind) = (at & HEADER, (at & PLACE) + WQEBB_SIZE);
+        let (header, behind) = (Self::header(at), (at & PLACE) + WQEBB_SIZE);
         if at & NAMED == 0 || (!Self::IS_LONG && behind > self.next.limit) {
             return false;
         }
@@ -284,7 +296,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         if at & NAMED == 0 || length.wrapping_sub(1) >= common.max_inline {
             return false;
         }
-        let header = (at & HEADER) + 16 * Self::DESTINATION;
+        let header = Self::header(at) + 16 * Self::DESTINATION;
         let (block, octowords) = (self.next.named(at), segment_octowords(header + length));
         // SAFETY: the request was built here; the length was compared, so there are free blocks for
         // all data.
@@ -320,7 +332,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         if !(0..count).all(|place| sge(place).is_usual()) {
             return false;
         }
-        let (block, before) = (self.next.named(at), Self::DESTINATION + (at & HEADER) / 16);
+        let (block, before) = (self.next.named(at), Self::DESTINATION + Self::header(at) / 16);
         // SAFETY: the request was built here; so there are free blocks for all SGEs.
         unsafe {
             if !self.extend(before + count) {
@@ -366,7 +378,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         if at & NAMED == 0 {
             return false;
         }
-        let octowords = Self::DESTINATION + (at & HEADER) / 16;
+        let octowords = Self::DESTINATION + Self::header(at) / 16;
         self.next.at = at & Self::KEPT;
         // SAFETY: the request was named in that block; if its header does not end there, the next
         // one is before the limit.
