@@ -192,6 +192,11 @@ impl Qp {
         fits(&self.settings.path) || has_alternate && fits(&self.settings.alternate_path)
     }
 
+    /// Whether the QP is connected to itself.
+    fn is_own_peer(&self, env: &Env) -> bool {
+        self.settings.destination_qpn == self.number.0 && env.is_own(&self.route(env))
+    }
+
     fn establish(&mut self, env: &mut Env) {
         if self.state == QpState::ReadyToReceive && !std::mem::replace(&mut self.established, true)
         {

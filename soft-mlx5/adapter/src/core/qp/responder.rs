@@ -522,6 +522,11 @@ impl Qp {
         }
         let mut answers = std::mem::take(&mut self.responder.answers);
         let reads = self.responder.reads;
+        if self.is_reliable() && self.is_own_peer(env) {
+            // In the error state it takes no NAK: the request that it refuses would be flushed.
+            self.refused(env, psn, code);
+            self.retire(env);
+        }
         self.enter_error(env);
         if self.is_reliable() {
             answers.push_back(Answer::short(psn, Syndrome::Nak(code)));

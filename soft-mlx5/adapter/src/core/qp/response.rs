@@ -223,7 +223,8 @@ impl Qp {
         }
     }
 
-    fn refused(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
+    /// Handles a NAK that the request with this PSN is refused.
+    pub(super) fn refused(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
         if !self.confirm_or_ask_again_before(env, psn) {
             return;
         }

@@ -47,6 +47,27 @@ fn local_protection_of_a_gather_list() {
     }
 }
 
+/// It reports what it refuses as a QP with another peer does, and so what comes before and after.
+#[test]
+fn a_queue_pair_that_is_its_own_peer_reports_what_it_refuses() {
+    let mut world = World::new(1);
+    let host = &mut world.hosts[0];
+    let mut cq = host.cq(4);
+    let mut qp = host.qp(QpType::Rc, &cq);
+    let attributes = host.attributes(host.gid, qp.qpn);
+    host.make_rts(&qp, &attributes);
+    let region = host.region(64, ALL);
+    let wrong = Mkey(region.key.0 ^ 0xff);
+    for key in [region.key, wrong, region.key] {
+        host.post(&mut qp, &Wr::write(region.address, key).all_of(region));
+    }
+    world.run_until_idle();
+    let syndromes: Vec<_> = world.hosts[0].poll_all(&mut cq).iter().map(|d| d.syndrome).collect();
+    let expected = [None, Some(Syndrome::REMOTE_ACCESS), Some(Syndrome::FLUSHED)];
+    assert_eq!(syndromes, expected);
+    assert_eq!(world.hosts[0].state(&qp), QpState::Error);
+}
+
 #[test]
 fn requests_before_a_local_error_succeed_and_none_after_it_is_sent() {
     // A gather list that fails when its packets are built, and a WQE that fails when it is read.
