@@ -32,7 +32,7 @@ struct Partial {
 
 /// The meaning of the stores so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rung {
+pub(super) enum Collected {
     /// A doorbell for a queue.
     Doorbell(u32),
     /// A whole block for a queue.
@@ -77,25 +77,25 @@ impl BlueFlame {
         offset: u64,
         data: [u8; 8],
         now: u64,
-    ) -> Option<Option<Rung>> {
+    ) -> Option<Option<Collected>> {
         let partial =
             self.partial.as_mut().filter(|partial| partial.is_continued_by(uar, offset))?;
         partial.add(data, now);
         if partial.filled < BLOCK {
             return Some(None);
         }
-        let done = Rung::Block(partial.queue(), partial.bytes);
+        let done = Collected::Block(partial.queue(), partial.bytes);
         self.partial = None;
         Some(Some(done))
     }
 
     /// Ends an incomplete copy; its first store counts as a doorbell.
-    pub(super) fn give_up(&mut self) -> Option<Rung> {
-        self.partial.take().map(|partial| Rung::Doorbell(partial.queue()))
+    pub(super) fn give_up(&mut self) -> Option<Collected> {
+        self.partial.take().map(|partial| Collected::Doorbell(partial.queue()))
     }
 
     /// Ends a copy whose deadline has passed.
-    pub(super) fn expire(&mut self, now: u64) -> Option<Rung> {
+    pub(super) fn expire(&mut self, now: u64) -> Option<Collected> {
         if self.deadline().is_some_and(|deadline| deadline <= now) { self.give_up() } else { None }
     }
 
@@ -119,7 +119,8 @@ mod tests {
         for index in 1..7 {
             assert_eq!(blueflame.go_on(16, 0x800 + 8 * index, [index as u8; 8], 0), Some(None));
         }
-        let Some(Some(Rung::Block(0x42, bytes))) = blueflame.go_on(16, 0x838, [7; 8], 0) else {
+        let Some(Some(Collected::Block(0x42, bytes))) = blueflame.go_on(16, 0x838, [7; 8], 0)
+        else {
             panic!()
         };
         assert_eq!((&bytes[..8], &bytes[56..]), (&first()[..], &[7; 8][..]));
@@ -132,7 +133,7 @@ mod tests {
         blueflame.begin(16, 0x800, first(), 5);
         assert_eq!(blueflame.go_on(16, 0x900, first(), 6), None, "another register");
         assert_eq!(blueflame.expire(5 + PATIENCE - 1), None);
-        assert_eq!(blueflame.expire(5 + PATIENCE), Some(Rung::Doorbell(0x42)));
+        assert_eq!(blueflame.expire(5 + PATIENCE), Some(Collected::Doorbell(0x42)));
         assert_eq!(blueflame.expire(u64::MAX), None);
     }
 
@@ -142,6 +143,6 @@ mod tests {
         blueflame.begin(16, 0x800, first(), 0);
         assert_eq!(blueflame.go_on(16, 0x808, [1; 8], PATIENCE - 1), Some(None));
         assert_eq!(blueflame.expire(3 * PATIENCE), None, "sixteen bytes are not a doorbell");
-        assert_eq!(blueflame.expire(PATIENCE + PATIENCE_INSIDE), Some(Rung::Doorbell(0x42)));
+        assert_eq!(blueflame.expire(PATIENCE + PATIENCE_INSIDE), Some(Collected::Doorbell(0x42)));
     }
 }

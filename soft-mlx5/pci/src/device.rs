@@ -9,7 +9,7 @@ use uverbs_mlx5_format::{
     UAR_SIZE,
 };
 
-use super::blueflame::{BlueFlame, Rung};
+use super::blueflame::{BlueFlame, Collected};
 use super::cable::Cable;
 use super::config_space::{ConfigSpace, PortType};
 use super::firmware::{Firmware, UARS};
@@ -25,9 +25,9 @@ use uverbs_soft::wire::Station;
 const BAR0: u64 = 32 << 20;
 const UAR: u64 = UAR_SIZE as u64;
 /// Offsets of the doorbells in a UAR page.
-const CQ_DOORBELL: u64 = CQ_ARM_OFFSET as u64;
+const CQ_ARM_DOORBELL: u64 = CQ_ARM_OFFSET as u64;
 const EQ_ARM_DOORBELL: u64 = EQ_ARM_OFFSET as u64;
-const EQ_DOORBELL: u64 = EQ_UPDATE_OFFSET as u64;
+const EQ_UPDATE_DOORBELL: u64 = EQ_UPDATE_OFFSET as u64;
 const BLUEFLAME: u64 = BLUEFLAME_OFFSET as u64;
 const BLUEFLAME_BUFFER: u64 = BLUEFLAME_HALF_SIZE as u64;
 
@@ -131,9 +131,9 @@ impl PciDevice {
             return;
         }
         match (offset, data.len()) {
-            (CQ_DOORBELL, 8) => self.arm_cq(be32(data, 4)),
+            (CQ_ARM_DOORBELL, 8) => self.arm_cq(be32(data, 4)),
             (EQ_ARM_DOORBELL, 4) => self.firmware.event_queue_doorbell(be32(data, 0), true),
-            (EQ_DOORBELL, 4) => self.firmware.event_queue_doorbell(be32(data, 0), false),
+            (EQ_UPDATE_DOORBELL, 4) => self.firmware.event_queue_doorbell(be32(data, 0), false),
             (BLUEFLAME.., 8) => self.store_blueflame(number, offset, data),
             _ => self
                 .firmware
@@ -152,39 +152,40 @@ impl PciDevice {
     fn store_blueflame(&mut self, uar: u32, offset: u64, data: &[u8]) {
         let Ok(data) = <[u8; 8]>::try_from(data) else { return };
         let now = self.now();
-        if let Some(rung) = self.blueflame.go_on(uar, offset, data, now) {
-            return self.rung(rung);
+        if let Some(collected) = self.blueflame.go_on(uar, offset, data, now) {
+            return self.execute(collected);
         }
         // Stores inside a buffer are the rest of a WQE, which the device reads from the ring.
         if offset % BLUEFLAME_BUFFER != 0 {
             return;
         }
         let before = self.blueflame.give_up();
-        self.rung(before);
+        self.execute(before);
         let queue = be32(&data, 4) >> 8;
         if is_nop(data) && self.firmware.is_kernels_queue(queue) {
             self.blueflame.begin(uar, offset, data, now);
         } else {
-            self.ring(queue);
+            self.send_doorbell(queue);
         }
     }
 
-    fn rung(&mut self, rung: Option<Rung>) {
-        match rung {
+    /// Executes what the stores to a BlueFlame register mean, if they are complete.
+    fn execute(&mut self, collected: Option<Collected>) {
+        match collected {
             // The kernel's network device rings once before it destroys a send queue
             // (`mlx5e_deactivate_txqsq`), so the queue may be gone when the deadline passes.
-            Some(Rung::Doorbell(queue)) if self.firmware.is_kernels_queue(queue) => {
-                self.ring(queue);
+            Some(Collected::Doorbell(queue)) if self.firmware.is_kernels_queue(queue) => {
+                self.send_doorbell(queue);
             }
-            Some(Rung::Doorbell(_)) | None => {}
-            Some(Rung::Block(queue, block)) => {
+            Some(Collected::Doorbell(_)) | None => {}
+            Some(Collected::Block(queue, block)) => {
                 self.firmware.take_over_block(queue, &block);
-                self.ring(queue);
+                self.send_doorbell(queue);
             }
         }
     }
 
-    fn ring(&mut self, qpn: u32) {
+    fn send_doorbell(&mut self, qpn: u32) {
         if let Err(error) = self.firmware.core.ring_sq(Qpn(qpn)) {
             self.firmware.warn(format_args!("send doorbell: {error}"));
         }
@@ -264,8 +265,8 @@ impl Function for PciDevice {
 
     fn step(&mut self) -> Option<Duration> {
         let now = self.now();
-        let rung = self.blueflame.expire(now);
-        self.rung(rung);
+        let expired = self.blueflame.expire(now);
+        self.execute(expired);
         self.firmware.cable.prepare();
         let more = self.firmware.receive(now);
         let step = self.firmware.core.step(now, BUDGET);
