@@ -2,8 +2,8 @@
 //!
 //! `ibv_poll_cq` and `ibv_create_cq_ex` are inline functions of `<infiniband/verbs.h>`. They call
 //! the provider through tables beside `struct ibv_context`. The functions here that open a context
-//! put functions of this library in those tables ([`polling`](crate::polling),
-//! [`extended`](crate::extended)).
+//! put functions of this library in those tables ([`polling`],
+//! [`extended`]).
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{ManuallyDrop, offset_of, transmute};

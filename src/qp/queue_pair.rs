@@ -217,7 +217,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     }
 
     /// The options of enhanced connection establishment that the device has, or has granted since
-    /// (ibv_query_ece); see [`Ece`](super::Ece).
+    /// (ibv_query_ece); see [`Ece`].
     ///
     /// # Errors
     /// `Unsupported` where the device has none.

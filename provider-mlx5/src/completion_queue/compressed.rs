@@ -1,9 +1,9 @@
 //! Compressed completions: one title CQE stands for many, each with a mini-CQE of eight bytes.
 //!
-//! See [`MiniCqe`] for the layout. A session is decompressed in place: the entries that it covers
-//! belong to software until they are given back, so each gets its own CQE, which is then polled
-//! like any other. (Linux's mlx5e does so for its receive queues, `mlx5e_decompress_cqe` of
-//! en_rx.c.)
+//! See [`MiniCqe`](crate::format::MiniCqe) for the layout. A session is decompressed in place: the
+//! entries that it covers belong to software until they are given back, so each gets its own CQE,
+//! which is then polled like any other. (Linux's mlx5e does so for its receive queues,
+//! `mlx5e_decompress_cqe` of en_rx.c.)
 
 use core::mem::offset_of;
 

@@ -491,7 +491,7 @@ pub(crate) struct Posting {
 }
 
 /// The place of the ring that the posting side takes next. It may be one past the last place, where
-/// nothing is found; [`FreeList::at`] then finds the first one.
+/// nothing is found; [`FreeList::at`](crate::free_list::FreeList::at) then finds the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NextPlace(*const AtomicU32);
 

@@ -135,7 +135,7 @@ impl Side {
         self.block.load(Ordering::Relaxed)
     }
 
-    /// Sets the block that this side is part of. It does not move: it is in an [`Arc`].
+    /// Sets the block that this side is part of. It does not move: it is in an `Arc`.
     pub(super) fn set_block(&self, block: &QueueState) {
         self.block.store(core::ptr::from_ref(block).cast_mut(), Ordering::Relaxed);
     }

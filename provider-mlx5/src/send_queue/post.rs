@@ -444,7 +444,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Posts a template's request in stores of 32 bytes.
     ///
     /// # Safety
-    /// As for [`SendQueue::post_lanes`]; the processor [`copies_pairs`].
+    /// As for [`SendQueue::post_lanes`]; the processor
+    /// [copies pairs](super::wide::copies_pairs).
     #[inline(always)]
     unsafe fn post_pairs<const BLOCKS: usize>(
         &mut self,

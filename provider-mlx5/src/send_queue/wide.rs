@@ -527,10 +527,10 @@ pub(super) unsafe fn copy(to: *mut u8, data: &[u8], sure: usize) {
     }
 }
 
-/// [`copy`] of fewer than 16 bytes.
+/// [`copy()`] of fewer than 16 bytes.
 ///
 /// # Safety
-/// As for [`copy`].
+/// As for [`copy()`].
 #[inline(always)]
 unsafe fn copy_short(to: *mut u8, data: &[u8]) {
     let (from, length) = (data.as_ptr(), data.len());

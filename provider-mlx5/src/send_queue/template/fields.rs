@@ -32,9 +32,9 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
     /// Puts other bytes into the template's inline data or packet. False, and nothing changed,
     /// unless it has all of them inside.
     ///
-    /// Of inline data byte 0 is its first. Of an
-    /// [`EthernetFrame`](crate::send_queue::EthernetFrame) it is the packet's first, and of an
-    /// [`EthernetSendHeader`](crate::send_queue::EthernetSendHeader) the first behind the header.
+    /// Of inline data byte 0 is its first. Of an [`EthernetFrame`] it is the packet's first, and of
+    /// an [`EthernetSendHeader`](crate::send_queue::EthernetSendHeader) the first behind the
+    /// header.
     #[inline(always)]
     pub fn set<const AT: usize, const N: usize>(
         &mut self,

@@ -10,7 +10,7 @@ use super::{Address, Cma, CmaError, CmaEvent, CmaId, CmaState, Payload};
 use crate::ib_cm::Path;
 use uverbs_soft_packet::{Addressing, Gid};
 
-/// Identifies a membership of one [`Cma`](super::Cma).
+/// Identifies a membership of one [`Cma`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MembershipId(pub u64);
 

@@ -5,7 +5,7 @@
 //! network namespace, as do the loopback addresses. The device that has the station holds the name
 //! even if it does not listen, so no other process can receive its packets. If another user has
 //! taken all names, a device has a name that only its own user can take
-//! ([`private`](crate::wire::private)).
+//! ([`private`]).
 #![allow(unsafe_code)]
 
 use std::io::{self, IoSlice};

@@ -2,7 +2,7 @@
 //!
 //! The requester ([`requester`]) executes send WQEs and handles responses. The responder
 //! ([`responder`]) executes incoming requests and answers them. Both use the rest of the device as
-//! [`Env`](super::env::Env), and never another QP: QPs communicate only by packets.
+//! [`Env`], and never another QP: QPs communicate only by packets.
 
 mod answer;
 mod atomic;
