@@ -117,7 +117,7 @@ impl ListenerBuilder {
     /// How many peers may have a queue pair before they have confirmed the connection; 256 by
     /// default. A peer that never confirms counts for a minute or so, until the connection manager
     /// gives it up. Peers of one address get at most three quarters of these places, so that silent
-    /// ones do not keep others out. Further requests wait without a queue pair, as many as the
+    /// peers of that address alone do not keep others out. Further requests wait without a queue pair, as many as the
     /// [backlog](Self::backlog) allows. The listener refuses more
     /// ([`RejectReason::BY_PROGRAM`](super::RejectReason::BY_PROGRAM)), with the private data "too
     /// many peers wait".
@@ -396,8 +396,9 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
                 self.pending.insert(pending.id.key(), pending);
                 Ok(true)
             }
-            // A queue pair of another device: the program's own mistake.
-            Err(error) if !error.is_from_kernel() => Err(error),
+            // A queue pair of another device: the program's own mistake. Other refusals may be the
+            // peer's, whose request has the path MTU that the queue pair is changed with.
+            Err(error) if !error.is_from_kernel() && error.verb() == "accept" => Err(error),
             Err(error) => {
                 tracing::warn!(%error, "a peer was not accepted");
                 Ok(false)
