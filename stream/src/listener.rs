@@ -48,6 +48,8 @@ struct Peers {
     /// requests that wait until fewer peers are pending. If such a peer gives up, the kernel
     /// reports it only when the peer is accepted.
     half_open: HalfOpen<(ConnectionRequest, Offer)>,
+    /// Whether the listener is closed. Other threads may still handle requests.
+    is_closed: bool,
 }
 
 #[derive(Debug)]
@@ -86,6 +88,7 @@ impl Listener {
             peers: Mutex::new(Peers {
                 pending: HashMap::new(),
                 half_open: HalfOpen::new(config.half_open as usize, config.most_waiting()),
+                is_closed: false,
             }),
             channel,
             closed: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
@@ -164,6 +167,7 @@ impl Listener {
     pub fn close(&self) {
         drop(lock(&self.id).take());
         let mut peers = lock(&self.peers);
+        peers.is_closed = true;
         let ended: Vec<IdKey> = peers.pending.keys().copied().collect();
         ended.into_iter().for_each(|id| drop(peers.end(id)));
         peers.half_open.drop_waiting();
@@ -212,7 +216,13 @@ impl Listener {
             Ok(peer) => peer,
             Err(cause) => return refuse(request, cause),
         };
-        let queued = lock(&self.peers).half_open.queue(request.source(), (request, peer));
+        let mut peers = lock(&self.peers);
+        if peers.is_closed {
+            // Dropping the request refuses the peer.
+            return;
+        }
+        let queued = peers.half_open.queue(request.source(), (request, peer));
+        drop(peers);
         if let Err((refused, _)) = queued {
             refuse(refused, "too many peers wait");
         }
@@ -228,6 +238,7 @@ impl Listener {
             // Locked while the peer is told, because another thread may get the event at once.
             let mut peers = lock(&self.peers);
             match prepared {
+                Ok(_) if peers.is_closed => peers.half_open.end(source),
                 Ok(prepared) => peers.accept((source, request), prepared, peer, &self.config),
                 Err(error) => {
                     peers.half_open.end(source);
