@@ -524,7 +524,7 @@ impl Qp {
         let reads = self.responder.reads;
         if self.is_reliable() && self.is_own_peer(env) {
             // In the error state it takes no NAK: the request that it refuses would be flushed.
-            self.refused(env, psn, code);
+            self.refused_by_itself(env, psn, code);
             self.retire(env);
         }
         self.enter_error(env);

@@ -224,10 +224,21 @@ impl Qp {
     }
 
     /// Handles a NAK that the request with this PSN is refused.
-    pub(super) fn refused(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
-        if !self.confirm_or_ask_again_before(env, psn) {
-            return;
+    fn refused(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
+        if self.confirm_or_ask_again_before(env, psn) {
+            self.fail_refused(psn, code);
         }
+    }
+
+    /// [`Qp::refused`] of a QP that is its own peer. It asks for no missing response, because it
+    /// takes none any more: its requests are flushed.
+    pub(super) fn refused_by_itself(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
+        if matches!(self.confirm(env, psn.prev()), Confirmed::All) {
+            self.fail_refused(psn, code);
+        }
+    }
+
+    fn fail_refused(&mut self, psn: Psn, code: NakCode) {
         let failure = match code {
             NakCode::REMOTE_ACCESS_ERROR => Failure::REMOTE_ACCESS,
             NakCode::REMOTE_OPERATIONAL_ERROR => Failure::REMOTE_OPERATION,

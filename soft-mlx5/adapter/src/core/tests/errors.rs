@@ -68,6 +68,25 @@ fn a_queue_pair_that_is_its_own_peer_reports_what_it_refuses() {
     assert_eq!(world.hosts[0].state(&qp), QpState::Error);
 }
 
+/// Behind a READ that is not answered yet it reports nothing of its own: both are flushed, and the
+/// READ has not run out of retries.
+#[test]
+fn a_queue_pair_that_is_its_own_peer_asks_for_no_response_in_error() {
+    let mut world = World::new(1);
+    let host = &mut world.hosts[0];
+    let mut cq = host.cq(4);
+    let mut qp = host.qp(QpType::Rc, &cq);
+    let attributes = QpAttributes { retry_count: Some(0), ..host.attributes(host.gid, qp.qpn) };
+    host.make_rts(&qp, &attributes);
+    let region = host.region(64, ALL);
+    host.post(&mut qp, &Wr::read(region.address, region.key).all_of(region));
+    let wrong = Mkey(region.key.0 ^ 0xff);
+    host.post(&mut qp, &Wr::write(region.address, wrong).all_of(region));
+    world.run_until_idle();
+    let syndromes: Vec<_> = world.hosts[0].poll_all(&mut cq).iter().map(|d| d.syndrome).collect();
+    assert_eq!(syndromes, [Some(Syndrome::FLUSHED); 2]);
+}
+
 #[test]
 fn requests_before_a_local_error_succeed_and_none_after_it_is_sent() {
     // A gather list that fails when its packets are built, and a WQE that fails when it is read.
