@@ -180,7 +180,7 @@ impl<O: Operation, P: Payload> Placed<'_, O, P> {
 }
 
 /// `N` blocks that are free and behind each other. If they are several, the processor
-/// [`copies_pairs`].
+/// [`copies_pairs`](super::wide::copies_pairs).
 pub(super) struct Slots<'n, const N: usize>(&'n mut Next);
 
 impl<const N: usize> Slots<'_, N> {
