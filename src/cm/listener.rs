@@ -117,8 +117,8 @@ impl ListenerBuilder {
     /// How many peers may have a queue pair before they have confirmed the connection; 256 by
     /// default. A peer that never confirms counts for a minute or so, until the connection manager
     /// gives it up. Peers of one address get at most three quarters of these places, so that silent
-    /// peers of that address alone do not keep others out. Further requests wait without a queue pair, as many as the
-    /// [backlog](Self::backlog) allows. The listener refuses more
+    /// peers of that address alone do not keep others out. Further requests wait without a queue
+    /// pair, as many as the [backlog](Self::backlog) allows. The listener refuses more
     /// ([`RejectReason::BY_PROGRAM`](super::RejectReason::BY_PROGRAM)), with the private data "too
     /// many peers wait".
     pub fn half_open(mut self, peers: u32) -> Self {
