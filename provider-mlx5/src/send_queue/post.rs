@@ -29,6 +29,13 @@ use crate::sync::Ordering;
 /// `COMPOSED` says that they were composed in registers.
 struct Copied<'b, const N: usize, const COMPOSED: bool>(&'b [WideBlock; N]);
 
+impl<'b, const N: usize> Copied<'b, N, true> {
+    #[inline(always)]
+    fn composed(blocks: &'b [WideBlock; N]) -> Self {
+        Self(blocks)
+    }
+}
+
 impl<const N: usize, const COMPOSED: bool> Ring for Copied<'_, N, COMPOSED> {
     #[inline(always)]
     fn ring(self, register: &mut BlueFlame) {
@@ -295,7 +302,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
                 wqe,
                 blocks,
                 to,
-                |composed| self.ring_copied(wr_id, Copied::<_, true>(&composed)),
+                |composed| self.ring_copied(wr_id, Copied::composed(&composed)),
                 {
                     wqe.store_long(to);
                     self.enter(wr_id, blocks);
@@ -437,7 +444,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // SAFETY: open so far.
         unsafe {
             store_blocks(self.next.block(), &image);
-            self.ring_copied(wr_id, Copied::<_, false>(&image));
+            self.ring_copied(wr_id, Copied::<BLOCKS, false>(&image));
         }
     }
 
