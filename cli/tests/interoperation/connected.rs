@@ -80,9 +80,9 @@ fn reach(context: &Context, own: Ipv4Addr, program: &str, talk: fn(&mut Talk)) {
     ended(program.end());
 }
 
-/// The program has succeeded. `rping`'s main thread closes the event channel while its other thread
-/// may be about to read from it (librdmacm/examples/rping.c of rdma-core 44); then that one ends the
-/// program, whose work is done, with EBADF.
+/// The program has succeeded. `rping`'s main thread closes the event channel while its other
+/// thread may be about to read from it (librdmacm/examples/rping.c of rdma-core 44); then that one
+/// ends the program, whose work is done, with EBADF.
 fn ended(program: Ended) {
     if !program.stderr.ends_with("rdma_get_cm_event: Bad file descriptor\n") {
         program.success();
