@@ -11,6 +11,7 @@ pub mod command;
 mod completion_queue;
 mod counters;
 mod dc_target;
+pub mod event;
 pub mod layout;
 mod memory_key;
 pub mod numbers;

@@ -13,6 +13,7 @@ use crate::bits::field;
 use crate::layout::command::create_eq_out;
 use crate::layout::context::eqc;
 use uverbs_soft::memory::{HostMemory, PageMap};
+use uverbs_soft_adapter::firmware::event::Report;
 
 /// Offsets of the context and the event mask in CREATE_EQ, in bits.
 const CONTEXT: usize = 0x80;
@@ -48,17 +49,8 @@ impl EventQueue {
 
     /// Writes an entry. The last word, with the owner byte, is written last, so that the driver
     /// never sees an incomplete entry.
-    fn write(
-        &mut self,
-        memory: &dyn HostMemory,
-        kind: EventType,
-        subtype: u8,
-        data: &[u8; 28],
-    ) -> bool {
-        let mut entry = [0; EQE_SIZE];
-        entry[1] = kind.0;
-        entry[3] = subtype;
-        entry[32..60].copy_from_slice(data);
+    fn write(&mut self, memory: &dyn HostMemory, report: &Report) -> bool {
+        let mut entry = report.entry();
         entry[63] = (self.producer >> self.log_size) as u8 & 1;
         let offset = u64::from(self.producer & ((1 << self.log_size) - 1)) * EQE_SIZE as u64;
         self.producer = self.producer.wrapping_add(1);
@@ -100,13 +92,8 @@ impl EventQueues {
 
 impl Firmware {
     /// Writes an event to queue `number` and raises an interrupt if the driver has armed the queue.
-    pub(super) fn post_event(
-        &mut self,
-        number: u32,
-        kind: EventType,
-        subtype: u8,
-        data: &[u8; 28],
-    ) {
+    pub(super) fn post_event(&mut self, number: u32, report: &Report) {
+        let kind = report.kind;
         let queue = u8::try_from(number)
             .ok()
             .and_then(|number| self.doorbells.event_queues.queues.get_mut(&number));
@@ -120,7 +107,7 @@ impl Firmware {
             self.warn(format_args!("event queue {number} overrun: event {kind:?} lost"));
             return;
         }
-        let written = queue.write(&self.memory, kind, subtype, data);
+        let written = queue.write(&self.memory, report);
         let vector = std::mem::take(&mut queue.armed).then_some(queue.vector);
         if !written {
             self.warn(format_args!("event queue {number}: its ring is not guest memory"));
@@ -131,9 +118,9 @@ impl Firmware {
     }
 
     /// Writes an event to every queue that is subscribed to its kind.
-    pub(super) fn announce(&mut self, kind: EventType, subtype: u8, data: &[u8; 28]) {
-        for number in self.doorbells.event_queues.listeners(kind) {
-            self.post_event(number, kind, subtype, data);
+    pub(super) fn announce(&mut self, report: &Report) {
+        for number in self.doorbells.event_queues.listeners(report.kind) {
+            self.post_event(number, report);
         }
     }
 

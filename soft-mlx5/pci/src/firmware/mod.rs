@@ -43,6 +43,7 @@ use super::layout::command::header;
 use super::trace::Trace;
 use uverbs_soft::core::{Core, CoreConfig, LinkLayer, Mtu, ObjectKind};
 use uverbs_soft::packet::Gid;
+use uverbs_soft_adapter::firmware::event::Report;
 use uverbs_soft_adapter::firmware::table::{self as object_commands, Form};
 use uverbs_soft_adapter::firmware::{
     FrontEnd, Objects, command, numbers, page_list, record, refusal,
@@ -230,7 +231,7 @@ impl Firmware {
             }
             for queue in listeners {
                 if self.doorbells.event_queues.exists(queue) {
-                    self.post_event(queue, EventType::COMMAND, 0, &completed(1 << index));
+                    self.post_event(queue, &Report::of_commands(1 << index));
                 }
             }
         }
@@ -269,7 +270,7 @@ impl Firmware {
         let ready = self.check_phase(spec.form.name, Phase::Initialized);
         let done = ready.and_then(|()| self.about_objects().run(spec, command));
         if done.is_ok() && opcode == DRAIN_DCT {
-            self.drained(command.number());
+            self.announce(&Report::drained(command.number()));
         }
         (Some(&spec.form), done)
     }
@@ -347,11 +348,4 @@ fn new_core(port: &Port, memory: &GuestMemory) -> (Core, Objects) {
     // A new core can create a protection domain; it never has number 0.
     let privileged_pd = core.create_pd().unwrap_or_default();
     (core, Objects::new(privileged_pd))
-}
-
-/// The command event: a mask of completed descriptors.
-fn completed(mask: u32) -> [u8; 28] {
-    let mut data = [0; 28];
-    data[..4].copy_from_slice(&mask.to_be_bytes());
-    data
 }

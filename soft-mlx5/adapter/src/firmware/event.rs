@@ -1,0 +1,168 @@
+//! Events as the device reports them to the driver: what entries of event queues say.
+
+use uverbs_mlx5_format::{EQE_SIZE, EventType};
+
+use crate::core::{AsyncKind, Cqn, Event, EventObject};
+
+/// Queue types in events of queues, `MLX5_EVENT_QUEUE_TYPE_*`: queue pairs, and queues that have no
+/// type of their own.
+pub const QUEUE_QP: u8 = 0;
+/// Receive queues.
+pub const QUEUE_RQ: u8 = 1;
+/// Send queues.
+pub const QUEUE_SQ: u8 = 2;
+/// DC targets.
+pub const QUEUE_DCT: u8 = 6;
+
+/// Port change subtypes, `MLX5_PORT_CHANGE_SUBTYPE_*`.
+const PORT_DOWN: u8 = 1;
+const PORT_ACTIVE: u8 = 4;
+const PORT_LID: u8 = 6;
+const PORT_PKEY: u8 = 7;
+const PORT_GUID: u8 = 8;
+const PORT_CLIENT_REREGISTER: u8 = 9;
+
+/// Bytes of an entry's data, and where they are in the entry.
+const DATA: usize = 28;
+const DATA_AT: usize = 32;
+
+/// An event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// What happened.
+    pub kind: EventType,
+    /// Detail of what happened.
+    pub subtype: u8,
+    /// The data of the entry.
+    pub data: [u8; DATA],
+}
+
+impl Report {
+    /// An event of the core; `None` if the driver knows no such event.
+    pub fn of(event: Event) -> Option<Self> {
+        let (kind, object) = match event {
+            Event::Completion { cqn } => return Some(Self::completion(cqn)),
+            Event::Async { kind, object } => (kind, object),
+        };
+        let (kind, subtype) = event_type(kind)?;
+        let data = match object {
+            EventObject::Cq(cqn) => with_number(0, cqn.0),
+            EventObject::Qp(qpn) => queue(QUEUE_QP, qpn.0),
+            EventObject::Srq(srqn) => queue(QUEUE_QP, srqn.0),
+            EventObject::Port(port) => with_port(port),
+            EventObject::Device => [0; DATA],
+        };
+        Some(Self { kind, subtype, data })
+    }
+
+    fn completion(cqn: Cqn) -> Self {
+        Self { kind: EventType::COMPLETION, subtype: 0, data: with_number(24, cqn.0) }
+    }
+
+    /// The port is up, or not.
+    pub fn of_port(port: u8, is_up: bool) -> Self {
+        let subtype = if is_up { PORT_ACTIVE } else { PORT_DOWN };
+        Self { kind: EventType::PORT_CHANGE, subtype, data: with_port(port) }
+    }
+
+    /// A DC target is drained.
+    pub fn drained(dctn: u32) -> Self {
+        Self { kind: EventType::DCT_DRAINED, subtype: 0, data: with_number(24, dctn) }
+    }
+
+    /// Commands have completed: a mask of their descriptors.
+    pub fn of_commands(mask: u32) -> Self {
+        Self { kind: EventType::COMMAND, subtype: 0, data: with_number(0, mask) }
+    }
+
+    /// The entry, which the software owns in the first lap of the ring.
+    pub fn entry(&self) -> [u8; EQE_SIZE] {
+        let mut entry = [0; EQE_SIZE];
+        entry[1] = self.kind.0;
+        entry[3] = self.subtype;
+        entry[DATA_AT..DATA_AT + DATA].copy_from_slice(&self.data);
+        entry
+    }
+
+    /// Type and number of the queue that the event is about. Events of ports are about none.
+    /// Kernel: `get_event_obj_type` and `devx_get_obj_id_from_event` of hw/mlx5/devx.c.
+    pub fn queue(&self) -> Option<(u8, u32)> {
+        let number = |at: usize| {
+            u32::from_be_bytes([0, self.data[at + 1], self.data[at + 2], self.data[at + 3]])
+        };
+        match self.kind {
+            EventType::PORT_CHANGE => None,
+            EventType::COMPLETION => Some((QUEUE_QP, number(24))),
+            EventType::CQ_ERROR => Some((QUEUE_QP, number(0))),
+            EventType::DCT_DRAINED | EventType::DCT_KEY_VIOLATION => Some((QUEUE_DCT, number(24))),
+            _ => Some((self.data[20], number(24))),
+        }
+    }
+}
+
+fn event_type(kind: AsyncKind) -> Option<(EventType, u8)> {
+    Some(match kind {
+        AsyncKind::CqError => (EventType::CQ_ERROR, 0),
+        AsyncKind::QpFatal | AsyncKind::WqFatal => (EventType::WQ_CATASTROPHIC_ERROR, 0),
+        AsyncKind::QpRequestError => (EventType::WQ_INVALID_REQUEST_ERROR, 0),
+        AsyncKind::QpAccessError => (EventType::WQ_ACCESS_ERROR, 0),
+        AsyncKind::CommunicationEstablished => (EventType::COMMUNICATION_ESTABLISHED, 0),
+        AsyncKind::SqDrained => (EventType::SQ_DRAINED, 0),
+        AsyncKind::PathMigrated => (EventType::PATH_MIGRATED, 0),
+        AsyncKind::PathMigrationFailed => (EventType::PATH_MIGRATION_FAILED, 0),
+        AsyncKind::LastWqeReached => (EventType::SRQ_LAST_WQE, 0),
+        AsyncKind::SrqError => (EventType::SRQ_CATASTROPHIC_ERROR, 0),
+        AsyncKind::SrqLimitReached => (EventType::SRQ_LIMIT, 0),
+        AsyncKind::PortActive => (EventType::PORT_CHANGE, PORT_ACTIVE),
+        AsyncKind::PortError => (EventType::PORT_CHANGE, PORT_DOWN),
+        AsyncKind::LidChange => (EventType::PORT_CHANGE, PORT_LID),
+        AsyncKind::PkeyChange => (EventType::PORT_CHANGE, PORT_PKEY),
+        AsyncKind::GidChange => (EventType::PORT_CHANGE, PORT_GUID),
+        AsyncKind::ClientReregister => (EventType::PORT_CHANGE, PORT_CLIENT_REREGISTER),
+        AsyncKind::DeviceFatal => (EventType::INTERNAL_ERROR, 0),
+        AsyncKind::SmChange => return None,
+    })
+}
+
+fn with_number(at: usize, number: u32) -> [u8; DATA] {
+    let mut data = [0; DATA];
+    data[at..at + 4].copy_from_slice(&number.to_be_bytes());
+    data
+}
+
+fn queue(kind: u8, number: u32) -> [u8; DATA] {
+    let mut data = with_number(24, number);
+    data[20] = kind;
+    data
+}
+
+/// The port is in the upper half of byte 8.
+fn with_port(port: u8) -> [u8; DATA] {
+    let mut data = [0; DATA];
+    data[8] = port << 4;
+    data
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{Qpn, Srqn};
+
+    fn queue_of(event: Event) -> Option<(u8, u32)> {
+        Report::of(event).and_then(|report| report.queue())
+    }
+
+    #[test]
+    fn an_event_names_its_queue() {
+        let of = |kind, object| Event::Async { kind, object };
+        assert_eq!(queue_of(Event::Completion { cqn: Cqn(7) }), Some((0, 7)));
+        let cq = EventObject::Cq(Cqn(0x12_3456));
+        assert_eq!(queue_of(of(AsyncKind::CqError, cq)), Some((0, 0x12_3456)));
+        let qp = EventObject::Qp(Qpn(8));
+        assert_eq!(queue_of(of(AsyncKind::CommunicationEstablished, qp)), Some((0, 8)));
+        let srq = EventObject::Srq(Srqn(9));
+        assert_eq!(queue_of(of(AsyncKind::SrqLimitReached, srq)), Some((0, 9)));
+        assert_eq!(queue_of(of(AsyncKind::PortError, EventObject::Port(1))), None);
+        assert_eq!(Report::drained(10).queue(), Some((QUEUE_DCT, 10)));
+    }
+}
