@@ -140,6 +140,9 @@ impl AsFd for EventChannel {
     }
 }
 
+/// After the end of the device a read of the kernel's file fails, and the software device's ends.
 fn read(verb: &'static str, file: &OwnedFd, into: &mut [u8]) -> Result<usize> {
-    nix::unistd::read(file, into).map_err(|errno: Errno| Error::os(verb, errno))
+    let length = nix::unistd::read(file, into);
+    let length = length.and_then(|length| if length == 0 { Err(Errno::EIO) } else { Ok(length) });
+    length.map_err(|errno: Errno| Error::os(verb, errno))
 }
