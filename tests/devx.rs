@@ -3,11 +3,16 @@
 mod common;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::time::Instant;
 
 use common::{PATIENCE, Setup};
-use uverbs::devx::{Devx, DevxObject, DevxUar, UarKind, Umem, UmemOptions};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::EventFd;
+use uverbs::devx::{
+    Devx, DevxEventChannelFlags, DevxObject, DevxUar, EventChannel, UarKind, Umem, UmemOptions,
+};
 use uverbs::qp::{DcTarget, PostFlags};
 use uverbs::qp_type::Dci;
 use uverbs::{AccessFlags, Context, ErrorKind, MemoryRegion, op};
@@ -118,6 +123,8 @@ fn free(memory: Memory) {
     unsafe { dealloc(base.as_ptr(), PAGE) };
 }
 
+/// Offset of the doorbell of completion queues in a page of registers.
+const CQ_DOORBELL: usize = 0x20;
 const LOG_CQES: u64 = 4;
 const RECORD: usize = 2048;
 
@@ -146,6 +153,17 @@ impl Cq {
         let mut answer = [0; 16];
         let object = devx.create(&Self::input(devx, uar, &memory).0, &mut answer).unwrap();
         Self { object, number: object::NUMBER.get32(&answer), memory, consumed: 0 }
+    }
+
+    /// Asks for an event at the next completion: the record's second word, then the doorbell.
+    fn arm(&self, sequence: usize, uar: &DevxUar) {
+        let word = (sequence as u32 & 3) << 28 | self.consumed as u32;
+        self.memory.record(RECORD + 4, word);
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        let doorbell = u64::from(word) << 32 | u64::from(self.number);
+        let register = uar.base().wrapping_add(CQ_DOORBELL).cast::<u64>();
+        // SAFETY: the register is mapped as long as the page is there.
+        unsafe { register.write_volatile(doorbell.to_be()) };
     }
 
     /// The opcode of the next completion, waited for.
@@ -216,6 +234,11 @@ impl Qp {
     /// Connects it to queue pair `remote`, by a path that another queue pair has.
     fn connect(&self, remote: u32, path: &[u8]) {
         self.step(0x502, path, &[(qpc::RRE, 1), (qpc::RWE, 1)]);
+        self.ready_to_receive(remote, path);
+        self.step(0x504, path, &[(qpc::RETRY_COUNT, 7), (qpc::RNR_RETRY, 7)]);
+    }
+
+    fn ready_to_receive(&self, remote: u32, path: &[u8]) {
         let receive = [
             (qpc::MTU, 3),
             (qpc::LOG_MSG_MAX, 20),
@@ -223,7 +246,6 @@ impl Qp {
             (qpc::MIN_RNR_NAK, 12),
         ];
         self.step(0x503, path, &receive);
-        self.step(0x504, path, &[(qpc::RETRY_COUNT, 7), (qpc::RNR_RETRY, 7)]);
     }
 
     fn state(&self) -> u64 {
@@ -362,6 +384,127 @@ fn a_target_made_by_a_command_receives_from_a_queue_pair_of_verbs() {
     assert_eq!(into.view().to_vec()[..64], sent);
     target.destroy().unwrap();
     drop(srq);
+    cq.object.destroy().unwrap();
+    free(cq.memory);
+}
+
+#[test]
+fn answers_of_queries_come_through_a_channel() {
+    let Some((_setup, devx)) = setup() else { return };
+    let channel = devx.command_channel().unwrap();
+    let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
+    let cq = Cq::new(&devx, &uar);
+    let query = Input::new(0x402, 16).set(object::NUMBER, cq.number);
+    // More than a pipe of sixteen pages holds.
+    for wr_id in 0..40u64 {
+        cq.object.query_async(&query.0, 272, wr_id, &channel).unwrap();
+    }
+    for wr_id in 0..40u64 {
+        let mut answer = [0xaa; 8 + 272];
+        assert_eq!(channel.read(&mut answer).unwrap(), answer.len());
+        assert_eq!(answer[..8], wr_id.to_ne_bytes());
+        assert_eq!(cqc::LOG_CQ_SIZE.at(CONTEXT).get(&answer[8..]), LOG_CQES);
+    }
+    let other = Input::new(0x402, 16).set(object::NUMBER, cq.number + 1);
+    let error = cq.object.query_async(&other.0, 272, 1, &channel).unwrap_err();
+    assert_eq!(error.errno(), 22, "{error}");
+    cq.object.destroy().unwrap();
+    free(cq.memory);
+}
+
+/// Types of events.
+const COMPLETION: u16 = 0x00;
+const COMMUNICATION_ESTABLISHED: u16 = 0x02;
+const PORT_CHANGE: u16 = 0x09;
+
+/// Lets every read of a channel return at once.
+fn never_wait(channel: &EventChannel) {
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+    fcntl(channel.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+}
+
+/// An event, waited for.
+fn event<const N: usize>(channel: &EventChannel) -> [u8; N] {
+    let mut polled = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
+    let ready = poll(&mut polled, PollTimeout::from(60_000u16));
+    assert_eq!(ready, Ok(1), "no event came");
+    let mut event = [0xaa; N];
+    assert_eq!(channel.read(&mut event).unwrap(), N);
+    event
+}
+
+fn no_event(channel: &EventChannel) {
+    let error = channel.read(&mut [0; 72]).unwrap_err();
+    assert_eq!(error.errno(), nix::errno::Errno::EAGAIN as i32, "{error}");
+}
+
+#[test]
+fn events_of_objects_come_through_channels() {
+    let Some((setup, devx)) = setup() else { return };
+    let path = path_of(&devx, &setup);
+    let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
+    let (mut cq_a, mut cq_b) = (Cq::new(&devx, &uar), Cq::new(&devx, &uar));
+    let pd = setup.pd.number();
+    let (a, b) = (Qp::new(&devx, &uar, pd, &cq_a), Qp::new(&devx, &uar, pd, &cq_b));
+    let whole = devx.event_channel(DevxEventChannelFlags::empty()).unwrap();
+    let cookies = devx.event_channel(DevxEventChannelFlags::OMIT_DATA).unwrap();
+    let signal = EventFd::new().unwrap();
+    [&whole, &cookies].into_iter().for_each(never_wait);
+    whole.subscribe(Some(cq_b.object.kernel_handle()), &[COMPLETION], 5).unwrap();
+    cookies.subscribe(Some(cq_b.object.kernel_handle()), &[COMPLETION], 6).unwrap();
+    let queue = b.object.kernel_handle();
+    cookies.subscribe(Some(queue), &[COMMUNICATION_ESTABLISHED, 0x13], 7).unwrap();
+    whole.subscribe_eventfd(signal.as_fd(), Some(queue), COMMUNICATION_ESTABLISHED).unwrap();
+    a.connect(b.number, &path);
+    b.step(0x502, &path, &[(qpc::RRE, 1), (qpc::RWE, 1)]);
+    b.ready_to_receive(a.number, &path);
+
+    let (from, to) = (setup.region(64), setup.region(64));
+    for index in 0..2 {
+        cq_b.arm(index, &uar);
+        b.receive(index, &to);
+        a.send(index, &from, &uar);
+        assert_eq!((cq_a.opcode(), cq_b.opcode()), (0, 2));
+    }
+    for _ in 0..2 {
+        let told: [u8; 72] = event(&whole);
+        assert_eq!(told[..8], 5u64.to_ne_bytes());
+        assert_eq!(told[8 + 1], COMPLETION as u8);
+        assert_eq!(told[8 + 32 + 24..][..4], cq_b.number.to_be_bytes());
+    }
+    no_event(&whole);
+    // Cookies do not pile up: each comes once until it is read.
+    let mut told = [event::<8>(&cookies), event::<8>(&cookies)];
+    told.sort_unstable();
+    assert_eq!(told, [6u64.to_ne_bytes(), 7u64.to_ne_bytes()]);
+    no_event(&cookies);
+    assert_eq!(signal.read(), Ok(1), "communication is established once");
+
+    for (queue, cq) in [(a, cq_a), (b, cq_b)] {
+        queue.object.destroy().unwrap();
+        cq.object.destroy().unwrap();
+        free(queue.memory);
+        free(cq.memory);
+    }
+}
+
+#[test]
+fn only_events_that_a_program_may_have_are_subscribed_to() {
+    let Some((_setup, devx)) = setup() else { return };
+    let channel = devx.event_channel(DevxEventChannelFlags::empty()).unwrap();
+    let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
+    let cq = Cq::new(&devx, &uar);
+    let handle = Some(cq.object.kernel_handle());
+    let invalid = |result: uverbs::Result<()>| {
+        assert_eq!(result.map_err(|error| error.errno()), Err(22));
+    };
+    channel.subscribe(None, &[PORT_CHANGE], 1).unwrap();
+    channel.subscribe(handle, &[COMPLETION; 16], 1).unwrap();
+    invalid(channel.subscribe(None, &[COMPLETION], 1));
+    invalid(channel.subscribe(handle, &[PORT_CHANGE], 1));
+    invalid(channel.subscribe(handle, &[COMPLETION; 17], 1));
+    let no_eventfd = std::fs::File::open("/dev/null").unwrap();
+    invalid(channel.subscribe_eventfd(no_eventfd.as_fd(), handle, COMPLETION));
     cq.object.destroy().unwrap();
     free(cq.memory);
 }

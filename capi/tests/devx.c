@@ -1,6 +1,7 @@
 /* Doorbell pages and firmware commands of a program's own. */
 #include "common.h"
 #include <endian.h>
+#include <sys/eventfd.h>
 #include <infiniband/mlx5dv.h>
 
 #ifndef MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED
@@ -42,8 +43,6 @@ static void what_the_device_lacks(void)
 {
 	CHECK(!mlx5dv_alloc_var(context, 1 << 9) && errno == EOPNOTSUPP);
 	CHECK(!mlx5dv_alloc_var(context, 0) && errno == EPROTONOSUPPORT);
-	CHECK(!mlx5dv_devx_create_cmd_comp(context) && errno == EPROTONOSUPPORT);
-	CHECK(!mlx5dv_devx_create_event_channel(context, 0) && errno == EPROTONOSUPPORT);
 }
 
 /* Equal rates share an entry, but for one that is asked for alone. */
@@ -86,6 +85,39 @@ static void commands(void)
 	CHECK(mlx5dv_devx_query_eqn(context, 1 << 10, &number) == ENOENT);
 }
 
+/* Files of answers and events. */
+static void answers_and_events(struct mlx5dv_devx_obj *cq, const void *query)
+{
+	struct mlx5dv_devx_cmd_comp *answers = mlx5dv_devx_create_cmd_comp(context);
+	struct mlx5dv_devx_event_channel *events = mlx5dv_devx_create_event_channel(context, MLX5DV_DEVX_CREATE_EVENT_CHANNEL_FLAGS_OMIT_EV_DATA);
+	struct {
+		struct mlx5dv_devx_async_cmd_hdr header;
+		uint8_t out[272];
+	} answer = { 0 };
+	struct mlx5dv_devx_async_event_hdr event = { 0 };
+	uint16_t completion = 0, port_change = 9;
+	int counter = eventfd(0, EFD_NONBLOCK);
+
+	CHECK(answers && answers->fd >= 0 && events && events->fd >= 0 && counter >= 0);
+	CHECK(!mlx5dv_devx_create_event_channel(context, 1 << 7) && errno == EINVAL);
+	CHECK(fcntl(answers->fd, F_SETFL, O_NONBLOCK) == 0 && fcntl(events->fd, F_SETFL, O_NONBLOCK) == 0);
+	CHECK(mlx5dv_devx_get_async_cmd_comp(answers, &answer.header, sizeof answer) == EAGAIN);
+	CHECK(mlx5dv_devx_obj_query_async(cq, query, 16, sizeof answer.out, 42, answers) == 0);
+	CHECK(mlx5dv_devx_get_async_cmd_comp(answers, &answer.header, sizeof answer) == 0);
+	CHECK(answer.header.wr_id == 42 && answer.out[0] == 0 && (answer.out[16 + 12] & 31) == 4);
+
+	CHECK(mlx5dv_devx_subscribe_devx_event(events, NULL, sizeof completion, &completion, 1) == EINVAL);
+	CHECK(mlx5dv_devx_subscribe_devx_event(events, cq, sizeof port_change, &port_change, 1) == EINVAL);
+	CHECK(mlx5dv_devx_subscribe_devx_event(events, NULL, sizeof port_change, &port_change, 1) == 0);
+	CHECK(mlx5dv_devx_subscribe_devx_event(events, cq, sizeof completion, &completion, 7) == 0);
+	CHECK(mlx5dv_devx_subscribe_devx_event_fd(events, -1, cq, completion) == EBADF);
+	CHECK(mlx5dv_devx_subscribe_devx_event_fd(events, counter, cq, completion) == 0);
+	CHECK(mlx5dv_devx_get_event(events, &event, sizeof event) == -1 && errno == EAGAIN);
+	mlx5dv_devx_destroy_cmd_comp(answers);
+	mlx5dv_devx_destroy_event_channel(events);
+	close(counter);
+}
+
 /* A protection domain, and a completion queue in memory of the program's own. */
 static void objects(void)
 {
@@ -113,6 +145,7 @@ static void objects(void)
 	cq_in[1] = 0x02;
 	CHECK(mlx5dv_devx_obj_query(cq, cq_in, 16, out, sizeof out) == 0);
 	CHECK((out[16 + 12] & 31) == 4);
+	answers_and_events(cq, cq_in);
 	/* The kernel knows which number the object has. */
 	cq_in[11] ^= 1;
 	CHECK(mlx5dv_devx_obj_query(cq, cq_in, 16, out, sizeof out) == EINVAL);

@@ -161,6 +161,14 @@ impl<'a> Call<'a> {
         Ok(value)
     }
 
+    /// As [`input`](Self::input), for an attribute that may be left out.
+    pub(crate) fn optional_input<M, T: FromBytes + IntoBytes>(
+        &self,
+        id: Attr<M, In>,
+    ) -> Result<Option<T>, Errno> {
+        self.has(id.id()).then(|| self.input(id)).transpose()
+    }
+
     /// An input of any length.
     pub(crate) fn bytes<M>(&self, id: Attr<M, In>) -> Result<Vec<u8>, Errno> {
         let given = self.given(id.id())?;
@@ -388,8 +396,15 @@ impl<'a> Call<'a> {
             EventQueue::new()
         })?;
         let number = fd.as_raw_fd();
-        self.created_queue = Some((EventFile { kind, queue }, fd));
+        self.created_queue = Some((EventFile { kind, queue, omits_data: false }, fd));
         Ok(number)
+    }
+
+    /// Events in the file that this call creates carry their cookie alone.
+    pub(crate) fn omit_event_data(&mut self) {
+        if let Some((file, _)) = &mut self.created_queue {
+            file.omits_data = true;
+        }
     }
 
     /// The queue of an event descriptor, which the dispatcher has checked.

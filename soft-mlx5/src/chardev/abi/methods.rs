@@ -11,6 +11,7 @@ use super::spec::{Attribute, Method, Since};
 use super::{query, write};
 use crate::chardev::device::options::Options;
 use crate::chardev::device::{context, events};
+use crate::chardev::objects::devx::channels;
 use crate::chardev::objects::{
     address_handle, counters, cq, devx, dm, flow, indirection_table, matcher, memory_region,
     memory_window, pacing, prefetch, protection_domain, qp, srq, uar, work_queue, xrcd,
@@ -76,10 +77,14 @@ const METHODS: &[Method] = methods! {
     Devx driver::devx::other => devx::OTHER, devx::other;
     Devx driver::devx::query_eqn => devx::QUERY_EQN, devx::query_eqn;
     Devx driver::devx::query_uar => devx::QUERY_UAR, devx::query_uar;
+    Devx driver::devx::subscribe_event => channels::SUBSCRIBE, channels::subscribe;
+    Devx driver::devx_async_cmd_fd::alloc => channels::ALLOC_ANSWERS, nothing_left;
+    Devx driver::devx_async_event_fd::alloc => channels::ALLOC_EVENTS, channels::alloc_events;
     Devx driver::devx_obj::create => devx::object::CREATE, devx::object::create;
     Devx driver::devx_obj::destroy => devx::object::DESTROY, nothing_left;
     Devx driver::devx_obj::modify => devx::object::MODIFY, devx::object::modify;
     Devx driver::devx_obj::query => devx::object::QUERY, devx::object::query;
+    Devx driver::devx_obj::async_query => channels::QUERY, channels::query;
     Devx driver::devx_umem::reg => devx::umem::REG, devx::umem::register;
     Devx driver::devx_umem::dereg => devx::umem::DEREG, nothing_left;
     Pacing driver::pp::alloc => pacing::ALLOC, pacing::allocate;
@@ -103,7 +108,8 @@ pub(crate) fn find(
     has.then_some(known)
 }
 
-/// Handler of a destroy method without an answer (`uverbs_destroy_def_handler`).
+/// Handler of a method that has nothing to do but what its attributes say, as a destroy method
+/// without an answer (`uverbs_destroy_def_handler`).
 fn nothing_left(_: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }

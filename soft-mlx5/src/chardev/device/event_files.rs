@@ -40,8 +40,13 @@ impl EventFiles {
 
     /// The queue of a descriptor; EBADF if there is no event file of that kind with it.
     pub(crate) fn find(&self, fd: RawFd, kind: Kind) -> Result<Arc<EventQueue>, Errno> {
+        self.file(fd, kind).map(|file| file.queue.clone())
+    }
+
+    /// As [`find`](Self::find), the whole file.
+    pub(crate) fn file(&self, fd: RawFd, kind: Kind) -> Result<&EventFile, Errno> {
         let file = self.files.get(&identity(fd)?).filter(|file| file.kind == kind);
-        file.map(|file| file.queue.clone()).ok_or(Errno::EBADF)
+        file.ok_or(Errno::EBADF)
     }
 
     /// Adds a file. If there are many, it searches for closed ones once there are twice as many as
@@ -81,7 +86,7 @@ mod tests {
 
     fn file(kind: Kind) -> (EventFile, OwnedFd) {
         let (queue, fd) = EventQueue::new().unwrap();
-        (EventFile { kind, queue }, fd)
+        (EventFile { kind, queue, omits_data: false }, fd)
     }
 
     #[test]

@@ -24,6 +24,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use nix::errno::Errno;
 
+/// Longest record, in bytes: the most that a pipe passes on as one packet.
+pub(crate) const LONGEST_RECORD: usize = libc::PIPE_BUF;
+
 /// An object that reports to a queue: counts its records that the program has read.
 #[derive(Debug, Default)]
 pub(crate) struct Source {
@@ -85,11 +88,24 @@ impl EventQueue {
 
     /// Appends a record; true if the pipe was not full before and is now.
     pub(crate) fn push(&self, record: &[u8], source: Option<&Arc<Source>>) -> bool {
+        self.lock().append(record, source)
+    }
+
+    /// As [`push`](Self::push), if no record of this source is unread. All records of such a queue
+    /// have one length.
+    pub(crate) fn push_once(&self, record: &[u8], source: &Arc<Source>) -> bool {
         let mut inner = self.lock();
-        let waited = !inner.waiting.is_empty();
-        inner.waiting.push_back(Queued { record: record.to_vec(), source: source.cloned() });
-        inner.flush();
-        !waited && !inner.waiting.is_empty()
+        inner.count_all_read();
+        let unread =
+            inner.written.iter().chain(&inner.waiting).any(|queued| queued.is_from(source));
+        !unread && inner.append(record, Some(source))
+    }
+
+    /// Bytes of all unread records.
+    pub(crate) fn unread_bytes(&self) -> usize {
+        let inner = self.lock();
+        let waiting: usize = inner.waiting.iter().map(|queued| queued.record.len()).sum();
+        waiting + inner.pipe.as_ref().map_or(0, unread_bytes)
     }
 
     /// Moves waiting records into the pipe; true if some still do not fit.
@@ -140,6 +156,14 @@ impl Inner {
     /// From this number of written records on, the pipe is queried for the number of unread ones.
     const COUNT_READ_AT: usize = 64;
 
+    /// True if the pipe was not full before and is now.
+    fn append(&mut self, record: &[u8], source: Option<&Arc<Source>>) -> bool {
+        let waited = !self.waiting.is_empty();
+        self.waiting.push_back(Queued { record: record.to_vec(), source: source.cloned() });
+        self.flush();
+        !waited && !self.waiting.is_empty()
+    }
+
     fn flush(&mut self) {
         let Some(pipe) = &self.pipe else { return self.waiting.clear() };
         while let Some(next) = self.waiting.front() {
@@ -149,13 +173,18 @@ impl Inner {
             self.written.extend(self.waiting.pop_front());
         }
         if self.written.len() > Self::COUNT_READ_AT {
-            let unread =
-                unread_bytes(pipe) / self.written.back().map_or(1, |last| last.record.len().max(1));
-            self.count_read(unread);
+            self.count_all_read();
         }
         if self.ending && self.waiting.is_empty() {
             self.pipe = None;
         }
+    }
+
+    /// Counts the records that the program has read, if all have the length of the newest.
+    fn count_all_read(&mut self) {
+        let length = self.written.back().map_or(1, |last| last.record.len().max(1));
+        let unread = self.pipe.as_ref().map_or(0, unread_bytes) / length;
+        self.count_read(unread);
     }
 
     /// Counts all but the newest `unread` records as read.

@@ -6,14 +6,16 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use nix::errno::Errno;
+use uverbs_soft_adapter::firmware::event::Report;
 use uverbs_uapi::objects::async_event::alloc;
 use uverbs_uapi::write::comp_channel::{CreateCompChannel, CreateCompChannelResp};
 
 use super::event_queue::{EventQueue, Source};
+use super::subscriptions::Subscriptions;
 use crate::chardev::abi::call::Call;
 use crate::chardev::abi::spec::Attribute;
 use crate::chardev::objects::object::Kind;
-use crate::core::{AsyncKind, EventObject};
+use crate::core::{AsyncKind, Event, EventObject};
 
 /// Reports an object's events to an event file, with the object's user handle.
 #[derive(Clone, Debug, Default)]
@@ -68,6 +70,8 @@ pub(crate) struct Routes {
     objects: HashMap<EventObject, Vec<Reporter>>,
     /// Asynchronous event files; all of them get the events of port and device.
     files: Vec<Weak<EventQueue>>,
+    /// Who listens to events of the firmware.
+    pub(crate) subscriptions: Subscriptions,
     /// Queues with more records than their pipe holds.
     overflowing: Vec<Weak<EventQueue>>,
 }
@@ -122,10 +126,24 @@ impl Routes {
 
     /// Reports an event of the port or the device.
     pub(crate) fn broadcast(&mut self, record: &[u8]) {
-        for queue in self.files.iter().filter_map(Weak::upgrade) {
-            if queue.push(record, None) {
-                self.overflowing.push(Arc::downgrade(&queue));
-            }
+        let files: Vec<_> = self.files.iter().filter_map(Weak::upgrade).collect();
+        files.iter().for_each(|queue| self.push(queue, record));
+    }
+
+    /// Tells an event to the programs that have subscribed to the firmware's own.
+    pub(crate) fn tell_subscribers(&mut self, event: Event) {
+        if self.subscriptions.is_empty() {
+            return;
+        }
+        if let Some(report) = Report::of(event) {
+            self.subscriptions.tell(report, &mut self.overflowing);
+        }
+    }
+
+    /// Appends a record to a queue. The record may have to wait for a [`flush`](Self::flush).
+    pub(crate) fn push(&mut self, queue: &Arc<EventQueue>, record: &[u8]) {
+        if queue.push(record, None) {
+            self.overflowing.push(Arc::downgrade(queue));
         }
     }
 

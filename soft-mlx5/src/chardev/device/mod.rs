@@ -5,6 +5,7 @@ pub(crate) mod clock;
 pub(crate) mod context;
 mod event_files;
 pub(crate) mod event_queue;
+pub(crate) mod eventfd;
 pub(crate) mod events;
 pub(crate) mod faults;
 pub(crate) mod file;
@@ -14,6 +15,7 @@ pub(crate) mod open_file;
 pub(crate) mod options;
 mod shared;
 pub(crate) mod shared_pages;
+pub(crate) mod subscriptions;
 pub(crate) mod sysfs;
 
 use std::fmt;

@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use uverbs_soft_adapter::firmware::Objects;
 
 use super::clock::ClockPages;
+use super::event_queue::EventQueue;
 use super::events::{self, Routes};
 use super::faults::Faults;
 use super::file::FileShared;
@@ -139,16 +140,18 @@ pub(super) struct HostSide {
 
 impl Host for HostSide {
     fn event(&self, event: Event) {
+        let mut routes = self.routes();
+        routes.tell_subscribers(event);
         match event {
-            Event::Completion { cqn } => self.routes().complete(cqn.0),
+            Event::Completion { cqn } => routes.complete(cqn.0),
             Event::Async { kind, object: EventObject::Port(port) } => {
                 self.note_port(kind);
-                self.routes().broadcast(&events::record(port.into(), kind));
+                routes.broadcast(&events::record(port.into(), kind));
             }
             Event::Async { kind, object: EventObject::Device } => {
-                self.routes().broadcast(&events::record(0, kind));
+                routes.broadcast(&events::record(0, kind));
             }
-            Event::Async { kind, object } => self.routes().report(kind, object),
+            Event::Async { kind, object } => routes.report(kind, object),
         }
     }
 
@@ -308,6 +311,14 @@ impl DeviceShared {
     /// The routes of events. Lock order: the machine first, then the routes.
     pub(crate) fn routes(&self) -> MutexGuard<'_, Routes> {
         self.host.routes()
+    }
+
+    /// Appends a record to an event file. The device's thread passes on what its pipe cannot hold.
+    pub(crate) fn push(&self, queue: &Arc<EventQueue>, record: &[u8]) -> Result<(), Errno> {
+        self.control(|_| {
+            self.routes().push(queue, record);
+            Ok(())
+        })
     }
 
     /// PD and CQ of XRC targets: a QP needs both, and a target has none (`mlx5_ib_resources`, p0

@@ -50,6 +50,8 @@ kinds! {
     DevxObj = 0x1001,
     DevxUmem = 0x1002,
     FlowMatcher = 0x1003,
+    DevxAnswers = 0x1004,
+    DevxEvents = 0x1005,
     Pp = 0x1007,
     Uar = 0x1008,
 }
@@ -256,4 +258,6 @@ views! {
 pub(crate) struct EventFile {
     pub(crate) kind: Kind,
     pub(crate) queue: Arc<EventQueue>,
+    /// Events of the firmware carry their cookie alone.
+    pub(crate) omits_data: bool,
 }

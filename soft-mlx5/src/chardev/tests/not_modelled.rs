@@ -33,15 +33,6 @@ const METHODS: &[Group] = &[
     ),
     (
         &[
-            "MLX5_IB_METHOD_DEVX_ASYNC_CMD_FD_ALLOC",
-            "MLX5_IB_METHOD_DEVX_ASYNC_EVENT_FD_ALLOC",
-            "MLX5_IB_METHOD_DEVX_OBJ_ASYNC_QUERY",
-            "MLX5_IB_METHOD_DEVX_SUBSCRIBE_EVENT",
-        ],
-        "answers and events of the firmware through files of their own",
-    ),
-    (
-        &[
             "MLX5_IB_METHOD_FLOW_ACTION_CREATE_MODIFY_HEADER",
             "MLX5_IB_METHOD_FLOW_ACTION_CREATE_PACKET_REFORMAT",
             "MLX5_IB_METHOD_STEERING_ANCHOR_CREATE",

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod capability;
+pub(crate) mod channels;
 mod general;
 pub(crate) mod object;
 mod rules;
@@ -45,7 +46,7 @@ pub(crate) const QUERY_UAR: &[Attribute] =
 
 /// `MLX5_IB_METHOD_DEVX_OTHER`: a command that belongs to no object.
 pub(crate) fn other(call: &mut Call<'_>) -> Result<(), Errno> {
-    let request = Request::read(call, other::CMD_IN, other::CMD_OUT)?;
+    let request = Request::answered(call, other::CMD_IN, other::CMD_OUT)?;
     if !rules::is_general(request.opcode()) {
         return Err(Errno::EINVAL);
     }
@@ -88,11 +89,20 @@ struct Request {
 
 impl Request {
     /// Reads the command, and writes the context's user id into it (`devx_get_uid`).
-    fn read<M>(call: &Call<'_>, input: Attr<M, In>, output: Attr<M, Out>) -> Result<Self, Errno> {
+    fn read<M>(call: &Call<'_>, input: Attr<M, In>, output_length: usize) -> Result<Self, Errno> {
         let uid = call.context()?.devx.ok_or(Errno::EINVAL)?;
         let mut input = call.bytes(input)?;
         header::UID.set(&mut input, uid.into());
-        Ok(Self { input, output_length: call.given(output.id())?.length.into() })
+        Ok(Self { input, output_length })
+    }
+
+    /// As [`read`](Self::read), for a command whose answer goes to an attribute.
+    fn answered<M>(
+        call: &Call<'_>,
+        input: Attr<M, In>,
+        output: Attr<M, Out>,
+    ) -> Result<Self, Errno> {
+        Self::read(call, input, call.given(output.id())?.length.into())
     }
 
     fn command(&self) -> Command<'_> {

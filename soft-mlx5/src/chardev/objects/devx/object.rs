@@ -3,7 +3,9 @@
 
 use nix::errno::Errno;
 use uverbs_soft_adapter::firmware::command::Command;
+use uverbs_soft_adapter::firmware::event::{QUEUE_DCT, QUEUE_QP, QUEUE_RQ, QUEUE_SQ};
 use uverbs_soft_adapter::firmware::layout::command::header;
+use uverbs_soft_adapter::firmware::refusal::Done;
 use uverbs_uapi::mlx5::object::devx_obj::{create, destroy, modify, query};
 use uverbs_uapi::objects::Attr;
 use uverbs_uapi::objects::kind::{Handle, In, Out};
@@ -13,6 +15,7 @@ use super::{HEADER, Request, Rung, Sender, answer, errno, execute, prepare_cq};
 use crate::chardev::abi::call::Call;
 use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::DeviceShared;
+use crate::chardev::device::subscriptions::FirmwareId;
 use crate::chardev::objects::object::{Kind, Object};
 use crate::chardev::objects::qp::service_code;
 use crate::core::{Cqn, QpType, Qpn};
@@ -67,7 +70,25 @@ impl FirmwareObject {
             }
             Ok(())
         })?;
-        outcome.map_err(|refusal| errno(&refusal))
+        outcome.map_err(|refusal| errno(&refusal))?;
+        device.routes().subscriptions.end(self.id());
+        Ok(())
+    }
+
+    /// What no other object has.
+    pub(super) fn id(&self) -> FirmwareId {
+        (self.family.create, self.number)
+    }
+
+    /// Type and number of the queue, as events name it (`get_legacy_obj_type`).
+    pub(super) fn queue(&self) -> (u8, u32) {
+        let kind = match self.family.create {
+            opcode::CREATE_RQ => QUEUE_RQ,
+            opcode::CREATE_SQ => QUEUE_SQ,
+            opcode::CREATE_DCT => QUEUE_DCT,
+            _ => QUEUE_QP,
+        };
+        (kind, self.number)
     }
 
     /// Order of destruction when the file closes.
@@ -78,7 +99,7 @@ impl FirmwareObject {
 
 /// `MLX5_IB_METHOD_DEVX_OBJ_CREATE`.
 pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
-    let mut request = Request::read(call, create::CMD_IN, create::CMD_OUT)?;
+    let mut request = Request::answered(call, create::CMD_IN, create::CMD_OUT)?;
     if !rules::is_creation(request.opcode()) {
         return Err(Errno::EINVAL);
     }
@@ -125,10 +146,20 @@ fn about<M>(
     input: Attr<M, In>,
     output: Attr<M, Out>,
 ) -> Result<(), Errno> {
-    let mut request = Request::read(call, input, output)?;
+    let mut request = Request::answered(call, input, output)?;
+    let (command, outcome) = run(call, act, call.handle(handle)?, &mut request)?;
+    answer(call, output, command, outcome)
+}
+
+/// Runs a command about the object of a handle. The inner result is that of the firmware.
+pub(super) fn run<'a>(
+    call: &Call<'_>,
+    act: Act,
+    handle: u32,
+    request: &'a mut Request,
+) -> Result<(Command<'a>, Done), Errno> {
     let named = rules::subject(act, &request.command()).ok_or(Errno::EINVAL)?;
-    let object = &call.state.handles.get(call.handle(handle)?)?.object;
-    if !answers_to(object, named) {
+    if !answers_to(&call.state.handles.get(handle)?.object, named) {
         return Err(Errno::EINVAL);
     }
     if act == Act::Modify {
@@ -138,7 +169,7 @@ fn about<M>(
     let sender = Sender::of(call, &device);
     let mut command = request.command();
     let outcome = execute(&sender, &mut command, |_, _| Ok(()))?;
-    answer(call, output, command, outcome)
+    Ok((command, outcome))
 }
 
 /// Whether the object of a handle is the one that a command names (`devx_is_valid_obj_id`). Raw

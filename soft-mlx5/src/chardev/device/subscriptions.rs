@@ -1,0 +1,95 @@
+//! Subscriptions of programs to events of the firmware (DEVX): which event goes to which file.
+//! Kernel: `devx_event_notifier`, `dispatch_event_fd` and `deliver_event` of hw/mlx5/devx.c.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use uverbs_soft_adapter::firmware::event::Report;
+
+use super::event_queue::{EventQueue, Source};
+use super::eventfd::EventFd;
+
+/// The event's type, with the type and number of the queue that it is about.
+type Key = (u8, Option<(u8, u32)>);
+
+/// All subscriptions.
+#[derive(Debug, Default)]
+pub(crate) struct Subscriptions {
+    known: HashMap<Key, Vec<Subscription>>,
+}
+
+/// A firmware object: the command that creates its kind, and its number.
+pub(crate) type FirmwareId = (u16, u32);
+
+/// One subscription. It ends with its event file and with its object.
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    pub(crate) object: Option<FirmwareId>,
+    pub(crate) file: Weak<EventQueue>,
+    pub(crate) way: Way,
+}
+
+/// How an event is told.
+#[derive(Debug)]
+pub(crate) enum Way {
+    /// A record with a cookie and the entry.
+    Entry(u64),
+    /// A record with a cookie alone, once until the program has read it.
+    Cookie(u64, Arc<Source>),
+    /// A signal.
+    Signal(EventFd),
+}
+
+impl Subscriptions {
+    pub(crate) fn add(&mut self, key: Key, subscription: Subscription) {
+        let known = self.known.entry(key).or_default();
+        known.retain(Subscription::is_heard);
+        known.push(subscription);
+    }
+
+    /// Ends the subscriptions to an object that was destroyed.
+    pub(crate) fn end(&mut self, object: FirmwareId) {
+        self.known.retain(|_, subscriptions| {
+            subscriptions.retain(|known| known.object != Some(object) && known.is_heard());
+            !subscriptions.is_empty()
+        });
+    }
+
+    /// Tells an event. Files with more records than their pipe holds go to `overflowing`.
+    pub(crate) fn tell(&self, report: Report, overflowing: &mut Vec<Weak<EventQueue>>) {
+        let subscriptions = self.known.get(&(report.kind.0, report.queue()));
+        for subscription in subscriptions.into_iter().flatten() {
+            if subscription.tell(&report) {
+                overflowing.push(subscription.file.clone());
+            }
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+}
+
+impl Subscription {
+    /// Whether the program still has the file open.
+    fn is_heard(&self) -> bool {
+        self.file.upgrade().is_some_and(|file| !file.abandoned())
+    }
+
+    /// True if the file's pipe is full now, and was not before.
+    fn tell(&self, report: &Report) -> bool {
+        let Some(file) = self.file.upgrade() else { return false };
+        match &self.way {
+            Way::Entry(cookie) => {
+                let record = [&cookie.to_ne_bytes()[..], &report.entry()].concat();
+                file.push(&record, None)
+            }
+            Way::Cookie(cookie, source) => file.push_once(&cookie.to_ne_bytes(), source),
+            Way::Signal(eventfd) => {
+                eventfd.signal();
+                false
+            }
+        }
+    }
+}
