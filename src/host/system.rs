@@ -11,8 +11,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, RawFd};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use uverbs_uapi::RDMA_VERBS_IOCTL;
@@ -421,15 +421,14 @@ static LIST: AtomicPtr<Place> = AtomicPtr::new(ptr::null_mut());
 static FORKS: Forks = Forks { count: AtomicU64::new(0), unwatched: AtomicU64::new(0) };
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// How many forks there were between the process that first called this and the one that calls it
-/// now.
+/// Grows with each fork between the process that first called this and the one that calls it now.
 pub(crate) fn generation() -> u64 {
     watch_forks();
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// How often this process has forked, counted from the first call on. A fork that has begun counts,
-/// also in the child. If forks cannot be watched, each call counts as one.
+/// Grows with each fork of this process from the first call on. A fork that has begun counts, also
+/// in the child. If forks cannot be watched, each call counts as one.
 pub(crate) fn forks() -> u64 {
     watch_forks();
     FORKS.number()
@@ -448,16 +447,25 @@ impl Forks {
 }
 
 fn watch_forks() {
-    static WATCHED: Once = Once::new();
-    WATCHED.call_once(|| {
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    once_at_least(&WATCHED, || {
         // SAFETY: the handlers only touch atomics, and in the child map pages over the ranges of
-        // the list.
+        // the list. Registered twice, they do so twice.
         let result = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
         if result != 0 {
             FORKS.unwatched.store(1, Ordering::SeqCst);
             tracing::warn!("pthread_atfork failed: forked children are not watched");
         }
     });
+}
+
+/// Runs `register`, unless an earlier call has. Threads that are first together run it several
+/// times rather than wait for each other, because a child has only one of them.
+fn once_at_least(is_done: &AtomicBool, register: impl FnOnce()) {
+    if !is_done.load(Ordering::Acquire) {
+        register();
+        is_done.store(true, Ordering::Release);
+    }
 }
 
 extern "C" fn before_fork() {
@@ -535,14 +543,4 @@ impl Place {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn without_a_watch_there_may_always_have_been_a_fork() {
-        let forks = Forks { count: AtomicU64::new(3), unwatched: AtomicU64::new(0) };
-        assert_eq!([forks.number(), forks.number()], [3, 3]);
-        forks.unwatched.store(1, Ordering::SeqCst);
-        assert_ne!(forks.number(), forks.number());
-    }
-}
+mod tests;
