@@ -19,6 +19,7 @@ pub mod chardev;
 pub mod fault;
 mod home;
 pub mod locking;
+pub mod passed;
 mod per_process;
 pub mod replay;
 pub mod runtime;

@@ -1,15 +1,15 @@
 //! Messages and the file descriptors that travel with them, over a UNIX stream socket.
 
-#![allow(unsafe_code)]
-
-use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::sys::time::TimeSpec;
+use uverbs_soft::passed::receive;
 
 use super::message::{ERROR, HEADER, Message, REPLY, header};
 
@@ -17,9 +17,6 @@ use super::message::{ERROR, HEADER, Message, REPLY, header};
 const MAX_MESSAGE: usize = (1 << 20) + 4096;
 /// Most descriptors in one message, announced in the version reply.
 pub(super) const MAX_DESCRIPTORS: usize = 16;
-/// Most descriptors that the kernel passes on in one read (`SCM_MAX_FD` of net/scm.h): none is cut
-/// off and lost.
-const MAX_IN_A_READ: usize = 253;
 
 /// The connection to one client.
 pub(super) struct Connection {
@@ -43,7 +40,7 @@ impl Connection {
         let mut polled: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match ppoll(&mut polled, Some(TimeSpec::from(timeout)), None) {
             Ok(_) => Ok(polled[0].any().unwrap_or(true)),
-            Err(nix::errno::Errno::EINTR) => Ok(false),
+            Err(Errno::EINTR) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
@@ -52,28 +49,19 @@ impl Connection {
     pub(super) fn receive(&mut self) -> io::Result<bool> {
         self.discard_consumed();
         let mut chunk = [0u8; 16384];
-        let mut control = nix::cmsg_space!([std::os::fd::RawFd; MAX_IN_A_READ]);
-        let mut slices = [IoSliceMut::new(&mut chunk)];
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-        let message =
-            match recvmsg::<()>(self.stream.as_raw_fd(), &mut slices, Some(&mut control), flags) {
-                Ok(message) => message,
-                Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => return Ok(true),
-                Err(error) => return Err(error.into()),
-            };
-        let mut descriptors = Vec::new();
-        for control in message.cmsgs()? {
-            if let ControlMessageOwned::ScmRights(fds) = control {
-                // SAFETY: the kernel has just installed these descriptors for this receive; they
-                // have no other owner.
-                descriptors.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-            }
+        let received = match receive(self.stream.as_fd(), &mut chunk) {
+            Ok(received) => received,
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        };
+        if received.is_cut_off {
+            let text = "this process has no space for the descriptors of a vfio-user message";
+            return Err(io::Error::other(text));
         }
-        let bytes = message.bytes;
-        self.received.extend_from_slice(&chunk[..bytes]);
+        self.received.extend_from_slice(&chunk[..received.bytes]);
         let end = self.received.len();
-        self.descriptors.extend(descriptors.into_iter().map(|descriptor| (end, descriptor)));
-        Ok(bytes > 0)
+        self.descriptors.extend(received.files.into_iter().map(|descriptor| (end, descriptor)));
+        Ok(received.bytes > 0)
     }
 
     /// The next complete message, if one has arrived.
@@ -132,7 +120,7 @@ impl Connection {
                 None,
             ) {
                 Ok(sent) => bytes = &bytes[sent..],
-                Err(nix::errno::Errno::EINTR) => {}
+                Err(Errno::EINTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -151,70 +139,4 @@ fn invalid(text: String) -> io::Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Sends bytes with as many descriptors of the socket.
-    fn send(client: &UnixStream, bytes: &[u8], descriptors: usize) {
-        let sent = vec![client.as_raw_fd(); descriptors];
-        let rights = [ControlMessage::ScmRights(&sent)];
-        let rights = if descriptors > 0 { &rights[..] } else { &[] };
-        let (socket, bytes) = (client.as_raw_fd(), [IoSlice::new(bytes)]);
-        sendmsg::<()>(socket, &bytes, rights, MsgFlags::empty(), None).expect("sent");
-    }
-
-    /// A message of 64 bytes and the connection that receives it.
-    fn pair() -> (UnixStream, Connection, Vec<u8>) {
-        let (client, server) = UnixStream::pair().expect("sockets");
-        let message = [&header(1, 2, 0, 0, 48)[..], &[0; 48]].concat();
-        (client, Connection::new(server), message)
-    }
-
-    /// The numbers of descriptors of the messages that have arrived.
-    fn arrived(server: &mut Connection) -> Vec<usize> {
-        let next = || server.next().expect("a message").map(|message| message.descriptors.len());
-        std::iter::from_fn(next).collect()
-    }
-
-    #[test]
-    fn descriptors_of_all_parts_of_a_message_are_its_own() {
-        let (client, mut server, message) = pair();
-        for (part, descriptors) in [(&message[..20], 2), (&message[20..40], 3), (&message[40..], 1)]
-        {
-            assert_eq!(arrived(&mut server), []);
-            send(&client, part, descriptors);
-            assert!(server.receive().expect("bytes"));
-        }
-        assert_eq!(arrived(&mut server), [6]);
-    }
-
-    #[test]
-    fn descriptors_go_to_the_message_that_they_came_with() {
-        let (client, mut server, message) = pair();
-        send(&client, &[&message[..], &message[..30]].concat(), 1);
-        assert!(server.receive().expect("bytes"));
-        assert_eq!(arrived(&mut server), [0]);
-        send(&client, &message[30..], 2);
-        assert!(server.receive().expect("bytes"));
-        assert_eq!(arrived(&mut server), [3]);
-        send(&client, &message, 0);
-        assert!(server.receive().expect("bytes"));
-        assert_eq!(arrived(&mut server), [0]);
-    }
-
-    #[test]
-    fn a_message_with_too_many_descriptors_is_refused() {
-        for parts in [vec![MAX_DESCRIPTORS + 1], vec![MAX_DESCRIPTORS, 1]] {
-            let (client, mut server, message) = pair();
-            let mut next = Ok(None);
-            for descriptors in parts {
-                assert!(next.is_ok());
-                send(&client, &message[..8], descriptors);
-                assert!(server.receive().expect("bytes"));
-                next = server.next();
-            }
-            let refused = next.expect_err("too many");
-            assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
-        }
-    }
-}
+mod tests;

@@ -6,13 +6,10 @@
 //! even if it does not listen, so no other process can receive its packets. If another user has
 //! taken all names, a device has a name that only its own user can take
 //! ([`private`]).
-#![allow(unsafe_code)]
 
 use std::io::{self, IoSlice};
-use std::mem::zeroed;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::ptr;
 
 use nix::errno::Errno;
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -23,6 +20,7 @@ use nix::sys::socket::{
 use nix::unistd::geteuid;
 
 use super::Users;
+use crate::passed::{Received, receive};
 use crate::wire::{Station, private};
 
 /// The first bytes on a connection: the rest is in the format of this version of the ring.
@@ -140,67 +138,17 @@ pub(super) fn send_hello(socket: &OwnedFd, station: Station, ring: &OwnedFd) -> 
 /// `InvalidData` for anything but a hello with one file, including the end of the stream.
 pub(super) fn receive_hello(socket: &OwnedFd) -> io::Result<Option<(Station, OwnedFd)>> {
     let mut hello = [0; HELLO];
-    let Some((count, files)) = receive(socket, &mut hello)? else { return Ok(None) };
+    let Received { bytes, files, .. } = match receive(socket.as_fd(), &mut hello) {
+        Ok(received) => received,
+        Err(Errno::EAGAIN) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
     let [m @ .., a, b, c, d] = hello;
     let station = Station::new([a, b, c, d].into());
     match (<[OwnedFd; 1]>::try_from(files), station) {
-        (Ok([file]), Some(station)) if count == HELLO && m == MAGIC => Ok(Some((station, file))),
+        (Ok([file]), Some(station)) if bytes == HELLO && m == MAGIC => Ok(Some((station, file))),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
-}
-
-/// Space for one control message with one descriptor; alignment may leave space for two, which the
-/// kernel then uses.
-#[repr(C, align(8))]
-struct Control([u8; 24]);
-
-const _: () = assert!(align_of::<libc::cmsghdr>() <= align_of::<Control>());
-
-/// Receives bytes and the descriptors passed with them; `None` if there is nothing to receive. The
-/// kernel closes descriptors for which there is no space.
-fn receive(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
-    let mut control = Control([0; 24]);
-    let mut vector = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-    // SAFETY: all-zero bytes are a valid value of this C struct of integers and pointers.
-    let mut header: libc::msghdr = unsafe { zeroed() };
-    header.msg_iov = &raw mut vector;
-    header.msg_iovlen = 1;
-    header.msg_control = control.0.as_mut_ptr().cast();
-    header.msg_controllen = control.0.len() as _;
-    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: the header points at the borrowed bytes and at the control buffer of this frame, with
-    // their lengths.
-    let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
-    if count < 0 {
-        let error = io::Error::last_os_error();
-        return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
-    }
-    // SAFETY: filled by the successful call just made; `control` is still there.
-    Ok(Some((count as usize, unsafe { passed(&header) })))
-}
-
-/// The descriptors in a message's control data.
-///
-/// # Safety
-/// `recvmsg` has filled the header, its control buffer is there, and this is called once for it.
-unsafe fn passed(header: &libc::msghdr) -> Vec<OwnedFd> {
-    let mut files = Vec::new();
-    // SAFETY: the walk stays within what the kernel wrote. A message SCM_RIGHTS holds descriptors
-    // up to its length, all new ones of this process that no other code knows of (unix(7)).
-    unsafe {
-        let mut message = libc::CMSG_FIRSTHDR(header);
-        while let Some(found) = message.as_ref() {
-            if (found.cmsg_level, found.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-                #[allow(clippy::unnecessary_cast, reason = "cmsg_len is shorter with musl")]
-                let bytes = found.cmsg_len as usize - libc::CMSG_LEN(0) as usize;
-                let data = libc::CMSG_DATA(message).cast::<i32>();
-                let fd = |index| OwnedFd::from_raw_fd(ptr::read_unaligned(data.add(index)));
-                files.extend((0..bytes / size_of::<i32>()).map(fd));
-            }
-            message = libc::CMSG_NXTHDR(header, message);
-        }
-    }
-    files
 }
 
 /// Wakes the other side. If the socket is full of such bytes, or closed, nothing more is needed.
