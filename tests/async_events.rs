@@ -1,4 +1,4 @@
-//! Every kind of asynchronous event, raised on the software device and received here.
+//! Every kind of asynchronous event: raised on the software device, received by the program.
 
 mod common;
 
@@ -39,7 +39,7 @@ impl Bench {
         }
     }
 
-    /// Raises `kind` and expects to get it as `expected`, of `source`, and nothing else.
+    /// Raises `kind`, and checks that the program gets exactly one event, `expected` of `source`.
     fn expect(&self, kind: AsyncKind, expected: EventType, source: EventSource) {
         self.soft.raise(kind, self.object(source)).unwrap();
         let event = self.setup.context.get_event().unwrap();
@@ -70,7 +70,7 @@ fn events_of_ports() {
 }
 
 #[test]
-fn events_of_queue_pairs_that_go_on() {
+fn events_of_queue_pairs_that_stay_in_rts() {
     let mut bench = Bench::new();
     let source = EventSource::QueuePair(bench.qp.id());
     let kinds = [
@@ -84,7 +84,8 @@ fn events_of_queue_pairs_that_go_on() {
         bench.expect(kind, expected, source);
         assert_eq!(bench.qp.state(), State::Rts, "{kind:?}");
     }
-    // The event names its work queue by the id of the object that the program made: any id will do.
+    // The event has the id of the program's object. The device does not check that the id is a work
+    // queue's, so the queue pair's id will do.
     bench.expect(AsyncKind::WqFatal, EventType::WQ_FATAL, EventSource::WorkQueue(bench.qp.id()));
     // SAFETY: no memory is named.
     unsafe { bench.qp.post_send(1, uverbs::op::Nop, (), PostFlags::SIGNALED).unwrap() };
@@ -107,7 +108,7 @@ fn events_that_put_a_queue_pair_into_error() {
 }
 
 #[test]
-fn a_failed_completion_queue_polls_no_more() {
+fn polls_of_a_failed_completion_queue_report_an_overrun() {
     let mut bench = Bench::new();
     let source = EventSource::CompletionQueue(bench.setup.cq.id());
     bench.expect(AsyncKind::CqError, EventType::CQ_ERR, source);
@@ -135,7 +136,7 @@ fn a_fatal_error_of_the_device_stops_everything() {
 }
 
 #[test]
-fn a_storm_of_events_comes_whole_and_in_order() {
+fn a_thousand_events_arrive_in_order() {
     let bench = Bench::new();
     const COUNT: usize = 1000;
     let kinds = [AsyncKind::PortActive, AsyncKind::PortError];

@@ -1,4 +1,4 @@
-//! A queue takes exactly as many requests as were granted, of any kind and size.
+//! A queue accepts exactly as many requests as it granted, of any kind and size.
 
 mod common;
 
@@ -31,7 +31,7 @@ fn masked_swap() -> op::MaskedCompareSwap {
     op::MaskedCompareSwap { remote: REMOTE, compare: 1, compare_mask: 1, swap: 2, swap_mask: 3 }
 }
 
-/// Fills the queue with one operation; nothing of it ever reaches the device.
+/// Fills the queue with requests of one operation. They are aborted, so the device never sees them.
 fn holds<T, O, P>(qp: &mut raw::QueuePair<T>, operation: O, payload: P)
 where
     T: QueuePairType + Carries<O>,
@@ -49,15 +49,15 @@ where
     batch.abort();
 }
 
-/// As many SGEs, and as much inline data, as the queue grants.
+/// Fills the queue with requests of the most SGEs, then of the most inline data, that it grants.
 fn holds_data<T, O>(qp: &mut raw::QueuePair<T>, operation: O)
 where
     T: QueuePairType + Carries<O>,
     O: Operation + for<'a> Takes<&'a [Sge]> + for<'a> Takes<Inline<'a>>,
 {
     let granted = qp.capacities();
-    let pieces = vec![Sge::new(0x1000, 64, 1); granted.max_send_sge as usize];
-    holds(qp, operation, pieces.as_slice());
+    let sges = vec![Sge::new(0x1000, 64, 1); granted.max_send_sge as usize];
+    holds(qp, operation, sges.as_slice());
     holds(qp, operation, Inline(&vec![7; granted.max_inline_data as usize]));
 }
 
@@ -73,14 +73,14 @@ fn connected<T: uverbs::qp_type::Connected>(
 }
 
 #[test]
-fn queues_hold_no_more_than_the_device_announces() {
+fn queues_larger_than_the_device_reports_are_refused() {
     let setup = Setup::new();
     let attributes = setup.context.attributes().unwrap();
     let (most, shared) = (attributes.max_qp_wr(), attributes.max_srq_wr());
     let receives = |receives| setup.builder::<Rc>().max_recv_wr(receives).build();
     assert_eq!(receives(most + 1).unwrap_err().errno(), libc::EINVAL);
     assert_eq!(receives(most).unwrap().capacities().max_recv_wr, most);
-    // Requests of one block: the ring would have space for four times as many.
+    // With requests of one block each, the ring would have space for four times as many.
     let small = || setup.builder::<Ud>().operations(Operations::empty());
     assert_eq!(small().max_send_wr(most + 1).build().unwrap_err().errno(), libc::EINVAL);
     assert_eq!(small().max_send_wr(most).build().unwrap().capacities().max_send_wr, most);
@@ -117,7 +117,7 @@ fn reliable_connections_hold_every_operation() {
 }
 
 #[test]
-fn the_other_transports_hold_every_operation() {
+fn the_other_qp_types_hold_every_operation() {
     let qp = &mut connected::<Uc>(64, 1, 0);
     holds_data(qp, op::Write(REMOTE));
     holds(qp, bind(), ());
@@ -148,7 +148,7 @@ fn a_program_says_which_operations_it_needs_space_for() {
     };
     let mut sends = small(Operations::empty());
     holds_data(&mut sends, op::Send);
-    // One block holds 44 bytes behind a control segment, and the queue has 64 blocks.
+    // One block holds a control segment and 44 bytes of inline data, and the queue has 64 blocks.
     assert_eq!(sends.capacities().max_send_wr, 64);
     let mut batch = sends.batch().unwrap();
     let masked = masked_swap();
@@ -168,21 +168,21 @@ fn receive_queues_hold_what_they_grant() {
         let mut qp = setup.builder::<Rc>().max_recv_wr(receives).max_recv_sge(sge).build().unwrap();
         let granted = qp.capacities();
         assert!(granted.max_recv_wr >= receives && granted.max_recv_sge >= sge);
-        let pieces = vec![region.sge(0, 8).unwrap(); granted.max_recv_sge as usize];
+        let sges = vec![region.sge(0, 8).unwrap(); granted.max_recv_sge as usize];
         for i in 0..granted.max_recv_wr {
             // SAFETY: the region outlives the queue pair.
-            unsafe { qp.post_receive(i.into(), &pieces).unwrap() };
+            unsafe { qp.post_receive(i.into(), &sges).unwrap() };
         }
         // SAFETY: as above.
-        assert_eq!(unsafe { qp.post_receive(0, &pieces) }, Err(PostError::Full));
+        assert_eq!(unsafe { qp.post_receive(0, &sges) }, Err(PostError::Full));
         let mut srq = setup.pd.create_raw_srq(receives).max_sge(sge.min(31)).build().unwrap();
-        let pieces = vec![region.sge(0, 8).unwrap(); srq.max_sge() as usize];
+        let sges = vec![region.sge(0, 8).unwrap(); srq.max_sge() as usize];
         for i in 0..srq.capacity() {
             // SAFETY: the region outlives the queue.
-            unsafe { srq.post(i.into(), &pieces).unwrap() };
+            unsafe { srq.post(i.into(), &sges).unwrap() };
         }
         // SAFETY: as above.
-        assert_eq!(unsafe { srq.post(0, &pieces) }, Err(PostError::Full));
+        assert_eq!(unsafe { srq.post(0, &sges) }, Err(PostError::Full));
     }
     assert!(region.access().contains(ALL_ACCESS));
 }

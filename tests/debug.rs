@@ -1,4 +1,4 @@
-//! What `{:?}` shows of the public types: a line for a log, with no lock and no ring's content.
+//! `{:?}` of every public type is one log line: it takes no lock and omits the rings' content.
 
 mod common;
 
@@ -10,12 +10,12 @@ use uverbs::qp_type::Rc;
 use uverbs::soft::SoftDevice;
 use uverbs::{AccessFlags, Buffer, Device, WqState};
 
-/// Most characters of one object in a log; builders print the most.
-const MOST: usize = 1000;
+/// Bound on the characters of one object; builders print the most.
+const MAX_CHARS: usize = 1000;
 
 fn is_a_line(name: &str, object: &impl Debug) {
     let [line, lines] = [format!("{object:?}"), format!("{object:#?}")];
-    if !(line.len() <= MOST && lines.len() <= 2 * MOST) {
+    if !(line.len() <= MAX_CHARS && lines.len() <= 2 * MAX_CHARS) {
         println!("XX {name}: {}: {line:.1500}", line.len());
     }
 }

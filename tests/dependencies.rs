@@ -1,5 +1,5 @@
-//! The library stands alone: without the feature `soft` there is no software device in its graph,
-//! and a binary that links it needs no library but libc.
+//! What the library depends on: without the feature `soft` no software device is in its dependency
+//! graph, and a binary that links the library needs no shared library but libc.
 
 mod common;
 
@@ -39,7 +39,7 @@ fn versions(crates: &[(String, String)], name: &str) -> usize {
 
 /// The crates that a program compiles for the library without features.
 #[test]
-fn the_lean_library_stays_lean() {
+fn the_library_without_features_has_few_dependencies() {
     let lean = tree(&["-p", "uverbs", "--edges", "normal,build", "--no-default-features"]);
     for own in ["uverbs-uapi", "uverbs-mlx5", "uverbs-mlx5-format"] {
         assert_eq!(versions(&lean, own), 1, "{own} in {lean:#?}");
@@ -54,7 +54,7 @@ fn the_lean_library_stays_lean() {
     assert!(readme.contains(&stated), "README.md says another number than {}", lean.len());
 }
 
-/// Streams add nothing to the library but what they are asked for.
+/// Without features, streams add only their own crate to the library and `tracing`.
 #[test]
 fn streams_are_the_library_and_tracing() {
     let edges = ["-p", "uverbs-stream", "--edges", "normal,build"];
@@ -92,7 +92,7 @@ fn every_dependency_has_a_permissive_licence() {
     assert!(crates.len() > 50, "{crates:#?}");
 }
 
-/// The software device and the queues have nothing in common but the formats.
+/// The software device and the queues share the formats and no other crate.
 #[test]
 fn the_software_device_and_the_library_share_no_queue() {
     let soft = tree(&["-p", "uverbs-soft", "--edges", "normal", "--all-features"]);
@@ -102,7 +102,7 @@ fn the_software_device_and_the_library_share_no_queue() {
     assert_eq!(seen.map(|name| versions(&queues, name)), [1, 0, 0, 0], "{queues:#?}");
 }
 
-/// What the loader has to find for this very test binary, which holds the whole library.
+/// The shared libraries that this test binary needs; it contains the whole library.
 #[test]
 fn a_binary_needs_nothing_but_libc() {
     let binary = std::env::current_exe().unwrap();
@@ -171,13 +171,13 @@ impl Elf {
 
 #[test]
 fn the_library_is_in_this_binary() {
-    // Without this the test above would look at a binary that the linker has emptied.
+    // Without this call the linker would remove the library from the binary above.
     assert!(common::open().attributes().unwrap().ports() >= 1);
 }
 
-/// The documentation's `cargo` commands: packages, benchmarks, examples and tests have these names.
+/// Packages, benchmarks, examples and tests in the documentation's `cargo` commands exist.
 #[test]
-fn cargo_commands_of_the_docs_name_what_exists() {
+fn cargo_commands_of_the_docs_name_existing_targets() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let metadata = cargo()
         .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])

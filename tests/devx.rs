@@ -1,4 +1,5 @@
-//! Firmware commands of a program (DEVX): they create queues in its memory, next to those of verbs.
+//! Firmware commands of a program (DEVX): they create queues in the program's memory, beside queues
+//! created by verbs.
 
 mod common;
 
@@ -22,7 +23,7 @@ use uverbs_soft_adapter::firmware::layout::command::{
 };
 use uverbs_soft_adapter::firmware::layout::context::{ads, cqc, dctc, mkc, qpc};
 
-/// Where commands about CQs and keys, and about queue pairs, have their contexts, in bits.
+/// Offsets of the contexts in commands, in bits: of CQs and mkeys, then of queue pairs.
 const CONTEXT: usize = 0x80;
 const QP_CONTEXT: usize = 0xc0;
 const PATH: usize = QP_CONTEXT + 0xc0;
@@ -31,13 +32,13 @@ const PATH_BYTES: usize = 44;
 const EREMOTEIO: i32 = 121;
 const ACCESS_KEY: u64 = 0x0102_0304_0506_0708;
 
-/// The commands of a context.
+/// The DEVX commands of a context.
 fn commands(context: &Context) -> Devx {
-    // SAFETY: the objects that the tests make use registered memory, which outlives them.
+    // SAFETY: the tests' objects use registered memory, which outlives them.
     unsafe { context.devx() }
 }
 
-/// A device whose contexts have DEVX; `None` where the kernel's has none.
+/// A device whose contexts have DEVX; `None` if the kernel's device has no DEVX.
 fn setup() -> Option<(Setup, Devx)> {
     let setup = Setup::on(common::open());
     if !setup.context.has_devx() {
@@ -49,8 +50,8 @@ fn setup() -> Option<(Setup, Devx)> {
     Some((setup, devx))
 }
 
-/// As `setup`, for commands that the firmware refuses. In the guests such a command counts as a
-/// mistake of the device or of the driver.
+/// As `setup`, for tests whose commands the firmware refuses. `None` in the guests, where a refused
+/// command counts as a defect of the device or the driver.
 fn setup_for_refusals() -> Option<(Setup, Devx)> {
     if common::is_soft() { setup() } else { None }
 }
@@ -68,7 +69,7 @@ impl Input {
     }
 }
 
-/// Page-aligned memory that a device writes: it is only touched through raw pointers.
+/// Page-aligned memory that the device writes: it is only accessed through raw pointers.
 struct Memory {
     base: NonNull<u8>,
     umem: Umem,
@@ -115,7 +116,7 @@ impl Memory {
     }
 }
 
-/// Memory outlives its registration.
+/// Deregisters the memory, then frees it.
 fn free(memory: Memory) {
     let Memory { base, umem } = memory;
     umem.destroy().unwrap();
@@ -166,7 +167,7 @@ impl Cq {
         unsafe { register.write_volatile(doorbell.to_be()) };
     }
 
-    /// The opcode of the next completion, waited for.
+    /// Waits for the next completion and returns its opcode.
     fn opcode(&mut self) -> u8 {
         let start = Instant::now();
         let slot = self.consumed & ((1 << LOG_CQES) - 1);
@@ -231,7 +232,7 @@ impl Qp {
         self.object.modify(&input.0, &mut [0; 16]).unwrap();
     }
 
-    /// Connects it to queue pair `remote`, by a path that another queue pair has.
+    /// Connects to queue pair `remote` with the path of another queue pair.
     fn connect(&self, remote: u32, path: &[u8]) {
         self.step(0x502, path, &[(qpc::RRE, 1), (qpc::RWE, 1)]);
         self.ready_to_receive(remote, path);
@@ -289,7 +290,7 @@ fn segment(region: &MemoryRegion) -> [u8; 16] {
     bytes
 }
 
-/// The path of a queue pair of verbs that is connected to another on the same device.
+/// The path of a verbs queue pair that is connected to another one of the same device.
 fn path_of(devx: &Devx, setup: &Setup) -> Vec<u8> {
     let (a, _b) = setup.rc_pair();
     let mut answer = [0; 272];
@@ -301,7 +302,7 @@ fn path_of(devx: &Devx, setup: &Setup) -> Vec<u8> {
     path
 }
 
-/// The firmware's status, where a command was refused by it.
+/// The status with which the firmware refused a command.
 fn refused<T>(result: uverbs::Result<T>, answer: &[u8]) -> u64 {
     let error = result.err().expect("refused");
     assert_eq!(error.errno(), EREMOTEIO, "{error}");
@@ -310,7 +311,7 @@ fn refused<T>(result: uverbs::Result<T>, answer: &[u8]) -> u64 {
 }
 
 #[test]
-fn queues_made_by_commands_carry_messages() {
+fn queues_created_by_commands_transfer_messages() {
     let Some((setup, devx)) = setup() else { return };
     let path = path_of(&devx, &setup);
     let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
@@ -342,7 +343,7 @@ fn queues_made_by_commands_carry_messages() {
 }
 
 #[test]
-fn a_target_made_by_a_command_receives_from_a_queue_pair_of_verbs() {
+fn a_dct_created_by_a_command_receives_from_a_verbs_queue_pair() {
     let Some((mut setup, devx)) = setup() else { return };
     let path = path_of(&devx, &setup);
     let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
@@ -510,7 +511,7 @@ fn only_events_that_a_program_may_have_are_subscribed_to() {
 }
 
 #[test]
-fn what_an_object_uses_stays_as_long_as_the_object() {
+fn umem_and_uar_live_as_long_as_the_object_that_uses_them() {
     let Some((setup, devx)) = setup_for_refusals() else { return };
     let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
     let cq = Cq::new(&devx, &uar);
@@ -525,7 +526,7 @@ fn what_an_object_uses_stays_as_long_as_the_object() {
 }
 
 #[test]
-fn keys_are_made_over_registered_memory() {
+fn mkeys_are_created_over_registered_memory() {
     let Some((setup, devx)) = setup() else { return };
     let memory = Memory::new(&devx);
     let input = |length: u64| {
@@ -569,7 +570,7 @@ fn the_kernel_refuses_a_command_of_another_kind() {
     let cq = setup.cq.handle().kernel_handle();
     let number = setup.cq.handle().number();
     invalid(devx.query(cq, &Input::new(0x400, 272).set(object::NUMBER, number).0, &mut answer));
-    // The number in the command is not that of the handle.
+    // The command's number is not the handle's.
     invalid(devx.query(cq, &Input::new(0x402, 16).set(object::NUMBER, number + 1).0, &mut answer));
     invalid(devx.modify(cq, &Input::new(0x402, 16).set(object::NUMBER, number).0, &mut answer));
     devx.query(cq, &Input::new(0x402, 16).set(object::NUMBER, number).0, &mut answer).unwrap();
@@ -577,7 +578,7 @@ fn the_kernel_refuses_a_command_of_another_kind() {
 }
 
 #[test]
-fn the_firmware_refuses_what_another_context_owns() {
+fn the_firmware_refuses_objects_of_another_context() {
     let Some((setup, devx)) = setup_for_refusals() else { return };
     let other = another(&setup.context);
     let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
@@ -600,7 +601,7 @@ fn another(context: &Context) -> Context {
 }
 
 #[test]
-fn capabilities_can_be_asked_for() {
+fn capabilities_can_be_queried() {
     let Some((_setup, devx)) = setup() else { return };
     let mut answer = vec![0; 16 + 4096];
     devx.command(&Input::new(0x100, 16).set(header::OP_MOD, 1u64).0, &mut answer).unwrap();

@@ -52,7 +52,7 @@ fn initiator(setup: &Setup) -> raw::QueuePair<Dci> {
     made
 }
 
-/// An address handle and the address of a target, as an initiator elsewhere makes them of bytes.
+/// An address handle and the address of a target, made from its bytes as in another process.
 fn address(
     setup: &Setup,
     initiator: &raw::QueuePair<Dci>,
@@ -123,7 +123,7 @@ fn every_operation_reaches_a_target() {
 }
 
 #[test]
-fn rights_are_the_targets() {
+fn the_targets_access_rights_decide() {
     let mut setup = Setup::new();
     let (theirs, ours) = (setup.region(64), setup.region(64));
     let rights = [AccessFlags::REMOTE_WRITE, AccessFlags::REMOTE_READ, AccessFlags::REMOTE_ATOMIC];
@@ -167,7 +167,7 @@ fn rights_are_the_targets() {
 }
 
 #[test]
-fn a_wrong_access_key_or_number_reaches_nothing() {
+fn requests_with_a_wrong_access_key_or_number_fail() {
     let mut setup = Setup::new();
     let server = Server::new(&setup, REMOTE);
     let theirs = setup.region(64);
@@ -201,7 +201,7 @@ fn a_wrong_access_key_or_number_reaches_nothing() {
 }
 
 #[test]
-fn initiators_and_targets_meet_in_any_combination() {
+fn each_initiator_reaches_each_target() {
     let mut setup = Setup::new();
     let mut servers = [(); 3].map(|()| Server::new(&setup, REMOTE));
     let mut initiators = [(); 3].map(|()| initiator(&setup));
@@ -282,7 +282,7 @@ fn batches_lists_templates_and_run_time_operations_address_targets() {
 }
 
 #[test]
-fn slots_go_to_targets_and_come_back() {
+fn safe_initiators_send_slots_to_targets() {
     let context = common::open();
     let pd = context.alloc_pd().unwrap();
     let mut cq = context.create_cq(64).build().unwrap();
@@ -323,7 +323,7 @@ fn slots_go_to_targets_and_come_back() {
 }
 
 #[test]
-fn a_target_has_two_steps_and_no_more() {
+fn a_target_goes_to_init_and_rtr_only() {
     let setup = Setup::new();
     let srq = setup.pd.create_raw_srq(4).build().unwrap();
     let mut target =
@@ -351,7 +351,7 @@ fn a_target_has_two_steps_and_no_more() {
 }
 
 #[test]
-fn parts_are_destroyed_in_any_order() {
+fn targets_and_their_queues_are_destroyed_in_any_order() {
     let mut setup = Setup::new();
     let Server { target, srq, cq } = Server::new(&setup, REMOTE);
     let mut qp = initiator(&setup);
@@ -370,7 +370,7 @@ fn parts_are_destroyed_in_any_order() {
 }
 
 #[test]
-fn a_device_without_dynamic_connections_says_so() {
+fn a_device_without_dynamic_connections_is_an_error() {
     let device = common::soft_device(|builder| builder.dynamically_connected(false));
     let setup = Setup::on(device.open().unwrap());
     let srq = setup.pd.create_raw_srq(4).build().unwrap();
@@ -387,7 +387,7 @@ fn a_device_without_dynamic_connections_says_so() {
 }
 
 #[test]
-fn a_target_takes_no_queue_of_an_xrc_domain() {
+fn a_target_refuses_the_shared_receive_queue_of_an_xrc_domain() {
     let setup = Setup::new();
     let (domain, cq) = (setup.context.open_xrcd().unwrap(), setup.cq.handle());
     let srq = setup.pd.create_raw_srq(4).xrc(&domain, cq).build().unwrap();
@@ -398,7 +398,7 @@ fn a_target_takes_no_queue_of_an_xrc_domain() {
 }
 
 #[test]
-fn endpoints_are_read_as_they_were_written() {
+fn endpoints_survive_encoding() {
     let setup = Setup::new();
     let server = Server::new(&setup, REMOTE);
     let endpoint = server.target.endpoint();

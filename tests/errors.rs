@@ -1,4 +1,4 @@
-//! Every completion status that a program can provoke on a reliable connection, provoked.
+//! Every completion status that a program can cause on a reliable connection.
 
 mod common;
 
@@ -11,8 +11,8 @@ use uverbs::{AccessFlags, Buffer, Remote, Sge, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
-/// Gives up soon where no receive is posted. A device that waits for a processor is not taken for
-/// one that is gone.
+/// Options for a quick RNR failure where no receive is posted. The ACK timeout stays long, because
+/// the peer device's thread may have to wait for a processor.
 fn impatient<T: QueuePairType>(builder: raw::QpBuilder<T>) -> raw::QpBuilder<T> {
     builder.path(|path| {
         path.timeout = AckTimeout::from_code(16);
@@ -51,7 +51,7 @@ impl Pair {
 }
 
 #[test]
-fn a_message_longer_than_its_receive_is_a_length_error_there_and_an_invalid_request_here() {
+fn a_message_longer_than_its_receive_fails_at_both_ends() {
     let mut pair = Pair::new();
     let (from, to) = (pair.setup.region(4096), pair.setup.region(4096));
     pair.receive(2, &[to.sge(0, 10).unwrap()]);
@@ -66,7 +66,7 @@ fn a_message_longer_than_its_receive_is_a_length_error_there_and_an_invalid_requ
 fn an_unknown_lkey_is_a_protection_error() {
     let mut pair = Pair::new();
     let to = pair.setup.region(4096);
-    // SAFETY: the key names no memory at all, so nothing is read.
+    // SAFETY: the key is of no memory, so nothing is read.
     unsafe {
         let nowhere = Sge::new(0x1000, 64, 0x00ab_cd00);
         pair.a.post_send(1, op::Write(to.remote(0).unwrap()), nowhere, SIGNALED).unwrap();
@@ -74,11 +74,11 @@ fn an_unknown_lkey_is_a_protection_error() {
     assert_eq!(pair.setup.completion().status, Status::LocalProtection);
 }
 
-/// The requester's depth is a logarithm in the device, where none is as one; from a responder of no
-/// depth the kernel takes the right to be read (`set_qpc_atomic_flags`,
-/// drivers/infiniband/hw/mlx5/qp.c).
+/// The device's field for the requester's depth is a logarithm, so a depth of 0 becomes 1 and the
+/// request is sent. For a responder's depth of 0 the kernel clears the READ right
+/// (`set_qpc_atomic_flags`, drivers/infiniband/hw/mlx5/qp.c), so the responder refuses it.
 #[test]
-fn a_read_between_queue_pairs_that_may_have_none_under_way_is_refused_by_the_responder() {
+fn a_responder_of_read_depth_zero_refuses_reads() {
     let mut setup = Setup::new();
     let (mut a, _b) =
         setup.pair::<Rc>(|builder| builder.path(|path| path.initiator_reads = Some(0)));
@@ -107,7 +107,7 @@ fn reading_into_memory_without_local_write_is_refused() {
 }
 
 #[test]
-fn rights_that_are_lacking_are_remote_access_errors() {
+fn missing_access_rights_are_remote_access_errors() {
     let lacking = |access: AccessFlags, post: fn(&mut raw::QueuePair<Rc>, Remote, Sge)| {
         let mut pair = Pair::new();
         let mine = pair.setup.region(4096);
@@ -144,7 +144,7 @@ fn an_operation_that_the_peer_does_not_allow_is_refused() {
 }
 
 #[test]
-fn beyond_the_end_of_a_region_is_a_remote_access_error() {
+fn a_write_beyond_the_end_of_a_region_is_a_remote_access_error() {
     let mut pair = Pair::new();
     let theirs = pair.setup.region(4096);
     // SAFETY: inline data, and the write is refused.
@@ -157,7 +157,7 @@ fn beyond_the_end_of_a_region_is_a_remote_access_error() {
 }
 
 #[test]
-fn no_receive_at_all_exhausts_the_rnr_retries() {
+fn a_send_without_a_posted_receive_exhausts_the_rnr_retries() {
     let mut pair = Pair::new();
     // SAFETY: inline data.
     unsafe { pair.a.post_send(1, op::Send, Inline(b"hello"), SIGNALED).unwrap() };
@@ -165,7 +165,7 @@ fn no_receive_at_all_exhausts_the_rnr_retries() {
 }
 
 #[test]
-fn a_peer_that_is_gone_exhausts_the_retries() {
+fn a_destroyed_peer_exhausts_the_retries() {
     let timeout = AckTimeout::from_code(8);
     let mut pair =
         Pair::of(|builder| builder.path(|path| (path.timeout, path.retry_count) = (timeout, 1)));
@@ -176,7 +176,7 @@ fn a_peer_that_is_gone_exhausts_the_retries() {
     unsafe { a.post_send(1, op::Send, Inline(b"anybody?"), SIGNALED).unwrap() };
     let failed = setup.completion();
     assert_eq!(failed.status, Status::RetryExceeded);
-    // The queue is in error now: what follows is flushed.
+    // The queue pair is in the error state now, so further requests are flushed.
     // SAFETY: inline data.
     unsafe { a.post_send(2, op::Send, Inline(b"x"), PostFlags::empty()).unwrap() };
     assert_eq!(setup.completion().status, Status::Flushed);
@@ -184,13 +184,13 @@ fn a_peer_that_is_gone_exhausts_the_retries() {
 }
 
 #[test]
-fn a_receive_buffer_that_may_not_be_written_fails_at_both_ends() {
+fn a_receive_into_a_read_only_buffer_fails_at_both_ends() {
     let mut pair = Pair::new();
     let read_only =
         pair.setup.pd.register(Buffer::new(4096).unwrap(), AccessFlags::empty()).unwrap();
     pair.receive(2, &[read_only.sge(0, 4096).unwrap()]);
     let from = pair.setup.region(4096);
-    // Longer than what a completion can carry itself, in which case no right is needed.
+    // Too long for inline scatter: data in the CQE itself needs no right to the buffer.
     // SAFETY: both regions outlive the request.
     unsafe { pair.a.post_send(1, op::Send, from.sge(0, 1000).unwrap(), SIGNALED).unwrap() };
     let all = pair.setup.completions(2);
@@ -199,7 +199,7 @@ fn a_receive_buffer_that_may_not_be_written_fails_at_both_ends() {
 }
 
 #[test]
-fn an_error_flushes_what_is_outstanding_in_order() {
+fn an_error_flushes_outstanding_requests_in_order() {
     let mut pair = Pair::new();
     for wr_id in 10..14 {
         pair.receive(wr_id, &[]);
@@ -218,9 +218,9 @@ fn a_window_with_more_rights_than_its_region_cannot_be_bound() {
     let region = pair.setup.pd.register(Buffer::new(4096).unwrap(), access).unwrap();
     let foreign = pair.setup.context.alloc_pd().unwrap();
     let mut window = foreign.alloc_mw(WindowType::Type2).unwrap();
-    // The library refuses what it can see.
+    // The library checks the region's rights.
     assert!(window.bind(&region, 0, 100, WindowAccess::REMOTE_WRITE).is_err());
-    // The device refuses a key that is not a window's.
+    // Only the device can tell that a key is not a window's.
     let mut own = pair.setup.pd.alloc_mw(WindowType::Type2).unwrap();
     let mut bind = own.bind(&region, 0, 100, WindowAccess::REMOTE_WRITE).unwrap();
     bind.window = region.rkey();

@@ -72,7 +72,7 @@ fn arming_for_solicited_completions_ignores_others() {
 }
 
 #[test]
-fn the_channel_can_be_waited_on() {
+fn poll_waits_for_the_descriptor_of_a_channel() {
     let (mut setup, channel) = with_channel();
     let (mut a, _b) = setup.rc_pair();
     setup.cq.arm();
@@ -118,7 +118,7 @@ fn polling_after_arming_loses_no_completion() {
 }
 
 #[test]
-fn events_of_several_queues_are_told_apart_and_acknowledged_together() {
+fn events_name_their_queue_and_are_acknowledged_together() {
     let (setup, channel) = with_channel();
     let mut other = setup.context.create_raw_cq(64).channel(&channel).build().unwrap();
     let mut one = setup.cq;
@@ -223,7 +223,7 @@ fn a_limit_fires_once_and_disarms_itself() {
 }
 
 #[test]
-fn wrong_changes_of_a_shared_queue_change_nothing() {
+fn refused_changes_of_a_shared_queue_change_nothing() {
     let setup = Setup::new();
     let mut srq = setup.pd.create_raw_srq(32).build().unwrap();
     for wr_id in 0..8 {
@@ -242,7 +242,7 @@ fn wrong_changes_of_a_shared_queue_change_nothing() {
 }
 
 #[test]
-fn a_device_that_resizes_shared_queues_is_believed() {
+fn the_devices_size_of_a_resized_shared_queue_counts() {
     if !common::is_soft() {
         return;
     }
@@ -256,7 +256,7 @@ fn a_device_that_resizes_shared_queues_is_believed() {
 }
 
 #[test]
-fn several_threads_share_the_events_and_each_gets_its_own() {
+fn several_threads_share_events_and_each_event_arrives_once() {
     if !common::is_soft() {
         return;
     }
@@ -274,7 +274,7 @@ fn several_threads_share_the_events_and_each_gets_its_own() {
                 got.send((event.kind(), event.source())).unwrap();
             });
         }
-        // Fewer receives than the limit: the event comes at once.
+        // Fewer receives are posted than the limit, so the event comes at once.
         queues.iter().for_each(|srq| srq.arm_limit(1).unwrap());
         let mut sources: Vec<_> = (0..4)
             .map(|_| all.recv_timeout(common::PATIENCE).unwrap())
@@ -292,7 +292,7 @@ fn several_threads_share_the_events_and_each_gets_its_own() {
 }
 
 #[test]
-fn removal_ends_polling_posting_and_waiting_and_lets_everything_be_destroyed() {
+fn removal_ends_polls_posts_and_waits_and_objects_can_be_destroyed() {
     if !common::is_soft() {
         return;
     }
@@ -308,7 +308,7 @@ fn removal_ends_polling_posting_and_waiting_and_lets_everything_be_destroyed() {
     assert_eq!((event.kind(), event.source()), (EventType::DEVICE_FATAL, EventSource::Device));
     drop(event);
     assert!(setup.context.get_event().is_err());
-    // Posting is harmless: the queue is in error.
+    // Posting does no harm: the queue pair is in the error state.
     // SAFETY: inline data.
     let _ = unsafe { a.post_send(1, op::Send, Inline(b"x"), SIGNALED) };
     assert_eq!(a.state(), State::Err);

@@ -20,7 +20,7 @@ fn run(name: &str) -> String {
 }
 
 #[test]
-fn every_example_does_what_it_says() {
+fn every_example_prints_its_result() {
     assert!(run("echo").contains("1000 messages went there and back on soft0"));
     let table = run("key_value");
     assert!(table.contains("8 clients brought 128 keys and visited them 128 times"), "{table}");
@@ -52,8 +52,8 @@ fn every_example_does_what_it_says() {
     assert!(run("tokio_echo").contains("200 messages echoed"));
 }
 
-/// A loop that polls calls `poll_idle` where it finds nothing, or sleeps: what else lets a software
-/// device make progress would be a system call for each empty poll on hardware.
+/// A polling loop calls `poll_idle` after an empty poll, or sleeps. `yield_now` would let a
+/// software device make progress too, but on hardware it is a system call for each empty poll.
 #[test]
 fn loops_that_poll_call_poll_idle() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -72,15 +72,15 @@ fn loops_that_poll_call_poll_idle() {
     assert!(polling > 5, "{polling}");
 }
 
-/// What an example says when it is called wrongly.
-fn complaint(name: &str, words: &[&str]) -> String {
+/// The error output of an example with wrong arguments.
+fn error_of(name: &str, words: &[&str]) -> String {
     let output = start(name, words);
     assert!(!output.status.success(), "{name} {words:?}");
     String::from_utf8(output.stderr).unwrap()
 }
 
 #[test]
-fn every_example_says_what_was_wrong_with_its_input() {
+fn every_example_reports_wrong_arguments() {
     let names = [
         "echo",
         "key_value",
@@ -97,11 +97,11 @@ fn every_example_says_what_was_wrong_with_its_input() {
         "tokio_echo",
     ];
     for name in names {
-        let text = complaint(name, &["no_such_device"]);
+        let text = error_of(name, &["no_such_device"]);
         assert!(text.contains("no_such_device"), "{name}: {text}");
         assert!(!text.contains("panicked"), "{name}: {text}");
     }
-    let text = complaint("key_value", &["soft", "33"]);
+    let text = error_of("key_value", &["soft", "33"]);
     assert!(text.contains("33 clients: the table holds the keys of 1 to 32"), "{text}");
-    assert!(complaint("key_value", &["soft", "many"]).contains("ParseInt"));
+    assert!(error_of("key_value", &["soft", "many"]).contains("ParseInt"));
 }

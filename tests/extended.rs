@@ -20,18 +20,18 @@ fn word(region: &MemoryRegion, offset: usize) -> u64 {
 }
 
 fn result(region: &MemoryRegion) -> AtomicResult {
-    let piece = region.sge(0, 8).unwrap();
-    AtomicResult { address: piece.address(), lkey: piece.lkey() }
+    let sge = region.sge(0, 8).unwrap();
+    AtomicResult { address: sge.address(), lkey: sge.lkey() }
 }
 
 #[test]
-fn masked_swaps_compare_and_replace_the_bits_that_they_name() {
+fn masked_swaps_compare_and_replace_only_masked_bits() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.rc_pair();
     let (here, there) = (setup.region(64), setup.region(64));
     let remote = there.remote(8).unwrap();
     let start = 0x1111_2222_3333_4444u64;
-    // Which bits are compared with what, and whether that lets the swap happen.
+    // Bits to compare, the value to compare with, and whether the swap happens.
     let cases = [
         (0xffff, 0x4444, 0x1111_2222_3333_9999),
         (0xffff, 0x4445, start),
@@ -52,7 +52,7 @@ fn masked_swaps_compare_and_replace_the_bits_that_they_name() {
 }
 
 #[test]
-fn masked_additions_carry_within_their_fields_only() {
+fn masked_additions_do_not_carry_across_field_boundaries() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.rc_pair();
     let (here, there) = (setup.region(64), setup.region(64));
@@ -61,9 +61,9 @@ fn masked_additions_carry_within_their_fields_only() {
     let cases = [
         // One field of 64 bits.
         (0, 3u64, start + 3),
-        // Four of 16: the carry of each is lost.
+        // Four fields of 16 bits: the carry of each is lost.
         (0x8000_8000_8000_8000, 0x0001_0001_0001_0003, 0x0002_0000_0100_0001),
-        // Two of 32.
+        // Two fields of 32 bits.
         (0x8000_0000_8000_0000, 0x0000_0001_0000_0002, 0x0002_0000_0100_0000),
     ];
     for (field_boundary, add, expected) in cases {
@@ -77,7 +77,7 @@ fn masked_additions_carry_within_their_fields_only() {
     }
 }
 
-/// A pair whose second end has memory to bind windows to.
+/// Two connected queue pairs; the second one's end has memory to bind windows to.
 struct Windows {
     setup: Setup,
     peer: raw::QueuePair<Rc>,
@@ -94,7 +94,7 @@ impl Windows {
         Self { setup, peer, owner, region }
     }
 
-    /// Posts what names no memory on the owner's queue.
+    /// Posts an operation without data on the owner's queue.
     fn own<O: uverbs::op::Operation + uverbs::op::Takes<()>>(&mut self, operation: O) -> Status
     where
         Rc: uverbs::op::Carries<O>,
@@ -104,7 +104,7 @@ impl Windows {
         self.setup.completion().status
     }
 
-    /// What becomes of a peer's write of one byte at `offset` of the region.
+    /// The status of a peer's write of one byte at `offset` of the region.
     fn write(&mut self, offset: usize, rkey: u32, byte: u8) -> Status {
         let remote = Remote::new(self.region.address() + offset as u64, rkey);
         // SAFETY: inline data; the region outlives the request.
@@ -118,7 +118,7 @@ impl Windows {
 }
 
 #[test]
-fn a_window_of_type_1_is_bound_again_elsewhere_and_its_old_key_is_void() {
+fn rebinding_a_window_of_type_1_invalidates_its_old_key() {
     let mut windows = Windows::new();
     let mut window = windows.setup.pd.alloc_mw(WindowType::Type1).unwrap();
     let bind = window.bind(&windows.region, 0, 100, WindowAccess::REMOTE_WRITE).unwrap();
@@ -164,7 +164,7 @@ fn a_window_of_type_2_is_invalidated_by_its_owner() {
 }
 
 #[test]
-fn a_window_grants_its_bytes_and_its_rights_and_no_more() {
+fn a_window_grants_only_its_bytes_and_rights() {
     let reach = |offset: usize, length: usize| {
         let mut windows = Windows::new();
         let mut window = windows.setup.pd.alloc_mw(WindowType::Type2).unwrap();
@@ -172,9 +172,9 @@ fn a_window_grants_its_bytes_and_its_rights_and_no_more() {
         assert_eq!(windows.own(bind), Status::Success);
         let remote = Remote::new(windows.region.address() + offset as u64, window.rkey());
         let into = windows.setup.region(64);
-        let piece = into.sge(0, length).unwrap();
+        let sge = into.sge(0, length).unwrap();
         // SAFETY: the region outlives the request and is not looked at.
-        unsafe { windows.peer.post_send(3, op::Read(remote), piece, SIGNALED).unwrap() };
+        unsafe { windows.peer.post_send(3, op::Read(remote), sge, SIGNALED).unwrap() };
         let status = windows.setup.completion().status;
         let written = (status == Status::Success).then(|| windows.write(offset, window.rkey(), 1));
         (status, written)
@@ -236,8 +236,7 @@ fn a_region_with_bound_windows_is_not_deregistered() {
     region.deregister().unwrap();
 }
 
-/// A descriptor of memory in place of a dma-buf's: a software device accepts a memfd if its options
-/// say so.
+/// A memfd in place of a dma-buf: a software device accepts it if its options say so.
 fn memory_file(length: i64) -> OwnedFd {
     // SAFETY: a new descriptor of our own.
     let fd = unsafe { libc::memfd_create(c"dma-buf".as_ptr(), libc::MFD_CLOEXEC) };
@@ -265,7 +264,7 @@ fn a_dma_buf_is_registered_read_and_written_by_a_peer() {
     let registration = setup.pd.registration().access(ALL_ACCESS);
     let register = |offset, length| {
         let registration = registration.clone();
-        // SAFETY: the file is memory of the test's own, looked at after completions only.
+        // SAFETY: the file's memory belongs to the test, which reads it only after completions.
         unsafe { registration.register_dma_buf(fd.as_fd(), offset, length) }
     };
     let region = register(4096, 8192).unwrap();
@@ -286,7 +285,7 @@ fn a_dma_buf_is_registered_read_and_written_by_a_peer() {
     success(&mut setup.cq);
     assert_eq!(&into.view().to_vec()[..9], b"out of it");
     region.deregister().unwrap();
-    // Beyond the end, and what is not a dma-buf.
+    // A length beyond the end, and a descriptor that is not a dma-buf.
     assert_eq!(register(8192, 4097).unwrap_err().errno(), libc::EINVAL);
     let null = std::fs::File::open("/dev/null").unwrap();
     // SAFETY: it is refused.

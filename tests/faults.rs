@@ -1,5 +1,5 @@
-//! Every command of a program fails, one after the other. Alone in this process, because it
-//! counts the open descriptors.
+//! Each command of a program fails in turn. The test is alone in its process, because it counts the
+//! open descriptors.
 
 mod common;
 #[path = "common/program.rs"]
@@ -12,7 +12,7 @@ use uverbs::Device;
 use uverbs::soft::{Fault, Moment, SoftDevice};
 
 #[test]
-fn a_command_that_fails_anywhere_leaves_nothing() {
+fn a_failing_command_leaks_no_descriptor() {
     let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
     let device = Device::from_shared_soft(soft.clone());
     let before = soft.ioctl_count();
@@ -26,7 +26,7 @@ fn a_command_that_fails_anywhere_leaves_nothing() {
             assert_eq!(error.errno(), Errno::ENOMEM as i32, "command {call}: {error}");
             failures += 1;
         }
-        // Whatever failed, the next program runs.
+        // Whichever command failed, the next program runs.
         device.open().and_then(program::run).unwrap();
         assert_eq!(open_descriptors(), descriptors, "command {call} left a descriptor open");
     }

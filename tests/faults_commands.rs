@@ -1,5 +1,5 @@
-//! Every verb with every one of its commands failing in turn: it happens wholly or leaves nothing
-//! behind, neither a kernel object nor a mapping nor a descriptor.
+//! Each command of each verb fails in turn: the verb has its whole effect or none, and a failed
+//! verb leaks no kernel object, mapping or descriptor.
 
 mod common;
 
@@ -20,8 +20,8 @@ use uverbs::{
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
-/// What a kernel may say to a well-formed command: memory, room, rights, signals, a device in
-/// trouble.
+/// Errors that a kernel may return for a valid command: no memory, no space, no rights, a signal, a
+/// failing device.
 const ERRNOS: [Errno; 9] = [
     Errno::ENOMEM,
     Errno::EAGAIN,
@@ -34,11 +34,11 @@ const ERRNOS: [Errno; 9] = [
     Errno::EOPNOTSUPP,
 ];
 
-/// Older kernels are spoken to with other commands.
+/// The library sends other commands to older kernels.
 const KERNELS: [Kernel; 3] = [Kernel::CURRENT, Kernel::STATIC_UAR, Kernel::WRITE_COMMANDS];
 
-/// Interrupted more often than the library tries again.
-const FOR_EVER: usize = 101;
+/// More interruptions than the library retries.
+const TOO_MANY_INTERRUPTS: usize = 101;
 
 type AtNth = fn(u64) -> Moment;
 
@@ -51,7 +51,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What there is of everything that can leak but memory.
+/// Counts of everything that can leak, except memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Inventory {
     device: String,
@@ -59,8 +59,8 @@ struct Inventory {
     descriptors: usize,
 }
 
-/// Pages mapped by this process. Allocators map a few now and then, so a leak is what comes back
-/// with every repetition.
+/// Pages mapped by this process. Allocators map a few at times, so only growth with every
+/// repetition is a leak.
 struct Mapped(u64);
 
 impl Mapped {
@@ -69,7 +69,7 @@ impl Mapped {
         Self(statm.split(' ').next().unwrap().parse().unwrap())
     }
 
-    /// Every leak would be at least a page.
+    /// A leak would be at least a page per repetition.
     fn assert_no_leak(self, repetitions: usize, what: &str) {
         let growth = Self::now().0.saturating_sub(self.0);
         assert!(growth < repetitions as u64, "{what}: {growth} pages in {repetitions} repetitions");
@@ -102,7 +102,7 @@ impl Bench {
 
     /// Runs `verb` with the fault injected; `None` if the verb ended before it met the fault.
     fn with_fault<T>(&self, moment: Moment, errno: Errno, verb: impl FnOnce() -> T) -> Option<T> {
-        let times = if errno == Errno::EINTR { FOR_EVER } else { 1 };
+        let times = if errno == Errno::EINTR { TOO_MANY_INTERRUPTS } else { 1 };
         (0..times).for_each(|_| self.soft.inject(Fault { moment, errno }));
         let result = verb();
         (self.soft.clear_faults() == 0).then_some(result)
@@ -147,8 +147,8 @@ impl World {
         Ok((a, b))
     }
 
-    /// The device drops its half of a closed channel when the next one is opened: from here on
-    /// there is exactly one such.
+    /// Opens and closes a channel. The device drops its half of a closed channel when the next one
+    /// is opened, so from here on exactly one such half is left.
     fn run_to_idle(&self) {
         drop(self.context.create_completion_channel().unwrap());
     }
@@ -175,7 +175,7 @@ fn receiver(world: &World) -> Result<uverbs::qp::XrcReceiver> {
 
 type Steered = (Flow, raw::QueuePair<RawPacket>);
 
-/// A rule that counts.
+/// A steering rule with a counter.
 fn steered(world: &World) -> Result<Steered> {
     let mut qp = any_qp::<RawPacket>(world).build()?;
     let counters = world.context.create_counters()?;
@@ -184,7 +184,7 @@ fn steered(world: &World) -> Result<Steered> {
     Ok((flow, qp))
 }
 
-/// The rule alone.
+/// Destroys the rule alone.
 fn end_rule((flow, qp): Steered) -> std::result::Result<(), DestroyError<Steered>> {
     match flow.destroy() {
         Ok(()) => Ok(()),
@@ -255,12 +255,12 @@ fn fail_each_step(bench: &Bench, world: &World, (name, verb): Verb, moment: AtNt
 }
 
 #[test]
-fn a_creation_with_a_failing_command_leaves_nothing() {
+fn a_failed_creation_leaks_nothing() {
     let _alone = alone();
     let bench = Bench::new();
     let world = World::new(&bench);
     for verb in CREATIONS {
-        // What contexts keep for later (doorbell pages, pages of records) is there from now on.
+        // After this, the context has the doorbell pages and record pages that it caches.
         drop([(verb.1)(&world).unwrap(), (verb.1)(&world).unwrap()]);
         let mapped = Mapped::now();
         for moment in MOMENTS {
@@ -274,7 +274,7 @@ fn a_creation_with_a_failing_command_leaves_nothing() {
 }
 
 #[test]
-fn an_interrupted_command_is_sent_again_but_not_for_ever() {
+fn an_interrupted_command_is_retried_a_bounded_number_of_times() {
     let _alone = alone();
     let bench = Bench::new();
     let world = World::new(&bench);
@@ -296,13 +296,13 @@ fn an_interrupted_command_is_sent_again_but_not_for_ever() {
 }
 
 #[test]
-fn a_destruction_that_fails_gives_the_object_back_unharmed() {
+fn a_failed_destruction_returns_the_object_unharmed() {
     let _alone = alone();
     let bench = Bench::new();
     let world = World::new(&bench);
-    destroyed(&bench, &world, "dealloc_pd", |w| w.context.alloc_pd(), |x| x.destroy());
-    destroyed(&bench, &world, "dereg_mr", World::region, |x| x.deregister().map(drop));
-    destroyed(
+    fails_then_destroys(&bench, &world, "dealloc_pd", |w| w.context.alloc_pd(), |x| x.destroy());
+    fails_then_destroys(&bench, &world, "dereg_mr", World::region, |x| x.deregister().map(drop));
+    fails_then_destroys(
         &bench,
         &world,
         "destroy_cq",
@@ -310,19 +310,31 @@ fn a_destruction_that_fails_gives_the_object_back_unharmed() {
         |x| x.destroy(),
     );
     let on_channel = |w: &World| w.context.create_raw_cq(9).channel(&w.channel).build();
-    destroyed(&bench, &world, "destroy_cq on a channel", on_channel, |x| x.destroy());
-    destroyed(&bench, &world, "destroy_qp", |w| any_qp::<Rc>(w).build(), |x| x.destroy());
-    destroyed(&bench, &world, "destroy_qp, an XRC receiver", receiver, |x| x.destroy());
-    destroyed(&bench, &world, "destroy_srq", |w| w.pd.create_raw_srq(9).build(), |x| x.destroy());
+    fails_then_destroys(&bench, &world, "destroy_cq on a channel", on_channel, |x| x.destroy());
+    fails_then_destroys(&bench, &world, "destroy_qp", |w| any_qp::<Rc>(w).build(), |x| x.destroy());
+    fails_then_destroys(&bench, &world, "destroy_qp, an XRC receiver", receiver, |x| x.destroy());
+    fails_then_destroys(
+        &bench,
+        &world,
+        "destroy_srq",
+        |w| w.pd.create_raw_srq(9).build(),
+        |x| x.destroy(),
+    );
     let window = |w: &World| w.pd.alloc_mw(WindowType::Type2);
-    destroyed(&bench, &world, "dealloc_mw", window, |x| x.dealloc());
-    destroyed(&bench, &world, "close_xrcd", |w| w.context.open_xrcd(), |x| x.close());
-    destroyed(&bench, &world, "destroy_ah", address, |x| x.destroy());
-    destroyed(&bench, &world, "destroy_counters", |w| w.context.create_counters(), |x| x.destroy());
-    destroyed(&bench, &world, "destroy_flow", steered, end_rule);
+    fails_then_destroys(&bench, &world, "dealloc_mw", window, |x| x.dealloc());
+    fails_then_destroys(&bench, &world, "close_xrcd", |w| w.context.open_xrcd(), |x| x.close());
+    fails_then_destroys(&bench, &world, "destroy_ah", address, |x| x.destroy());
+    fails_then_destroys(
+        &bench,
+        &world,
+        "destroy_counters",
+        |w| w.context.create_counters(),
+        |x| x.destroy(),
+    );
+    fails_then_destroys(&bench, &world, "destroy_flow", steered, end_rule);
 }
 
-fn destroyed<T>(
+fn fails_then_destroys<T>(
     bench: &Bench,
     world: &World,
     name: &str,
@@ -330,19 +342,18 @@ fn destroyed<T>(
     destroy: impl Fn(T) -> std::result::Result<(), DestroyError<T>>,
 ) {
     drop(make(world).unwrap());
-    // EIO from a device that is still there is a failure like any other: the object is there as
-    // well.
+    // EIO from a device that was not removed is a failure like any other: the object still exists.
     let errnos = ERRNOS.into_iter().chain([Errno::EINTR]);
     let mapped = Mapped::now();
     for errno in errnos {
         world.run_to_idle();
         let before = bench.inventory();
         let object = make(world).unwrap();
-        let with_it = bench.inventory();
+        let with_object = bench.inventory();
         let failed = bench.with_fault(Moment::Call(0), errno, || destroy(object));
         let failed = failed.expect("a destruction is a command").unwrap_err();
         assert_eq!(failed.error.errno(), errno as i32, "{name}: {failed}");
-        assert_eq!(bench.inventory(), with_it, "{name} with {errno:?}: it is still there");
+        assert_eq!(bench.inventory(), with_object, "{name} with {errno:?}: it is still there");
         destroy(*failed.object).unwrap_or_else(|error| panic!("{name} again: {error}"));
         assert_eq!(bench.inventory(), before, "{name}: and now it is gone");
     }
@@ -350,7 +361,7 @@ fn destroyed<T>(
 }
 
 #[test]
-fn a_change_that_fails_changes_nothing_and_can_be_made_again() {
+fn a_failed_modify_changes_nothing_and_can_be_repeated() {
     let _alone = alone();
     let bench = Bench::new();
     let mut world = World::new(&bench);
@@ -395,7 +406,7 @@ fn a_change_that_fails_changes_nothing_and_can_be_made_again() {
 }
 
 #[test]
-fn a_region_that_could_not_be_changed_is_as_it_was() {
+fn a_failed_reregistration_leaves_the_region_as_it_was() {
     let _alone = alone();
     let bench = Bench::new();
     let mut world = World::new(&bench);
@@ -424,7 +435,7 @@ fn a_region_that_could_not_be_changed_is_as_it_was() {
 }
 
 #[test]
-fn a_group_that_could_not_be_joined_or_left_is_as_it_was() {
+fn a_failed_attach_or_detach_leaves_the_multicast_group_as_it_was() {
     let _alone = alone();
     let bench = Bench::new();
     let world = World::new(&bench);
@@ -443,7 +454,7 @@ fn a_group_that_could_not_be_joined_or_left_is_as_it_was() {
 }
 
 #[test]
-fn a_doorbell_page_that_cannot_be_mapped_is_given_back() {
+fn a_doorbell_page_that_cannot_be_mapped_is_freed() {
     let _alone = alone();
     let bench = Bench::new();
     let world = World::new(&bench);
@@ -453,7 +464,7 @@ fn a_doorbell_page_that_cannot_be_mapped_is_given_back() {
         let before = bench.inventory();
         let alloc = || world.context.alloc_thread_domain();
         match bench.with_fault(Moment::Mapping(0), Errno::ENOMEM, alloc) {
-            // A page that was there had room.
+            // A register was free on a page that was already mapped.
             None => domains.push(alloc().unwrap()),
             Some(failed) => {
                 let error = failed.unwrap_err();
@@ -468,15 +479,15 @@ fn a_doorbell_page_that_cannot_be_mapped_is_given_back() {
 }
 
 #[test]
-fn a_device_is_opened_in_full_or_not_at_all() {
+fn a_failed_open_leaks_nothing() {
     let _alone = alone();
     for kernel in KERNELS {
-        opened_in_full_or_not_at_all(&Bench::on(kernel));
+        each_failing_open_leaks_nothing(&Bench::on(kernel));
     }
 }
 
 #[test]
-fn a_kernel_that_is_too_old_is_left_as_it_was() {
+fn a_failed_open_on_a_too_old_kernel_leaks_nothing() {
     let _alone = alone();
     let bench = Bench::on(Kernel::SHORT_CONTEXT);
     let before = bench.inventory();
@@ -484,7 +495,7 @@ fn a_kernel_that_is_too_old_is_left_as_it_was() {
     assert_eq!(bench.inventory(), before);
 }
 
-fn opened_in_full_or_not_at_all(bench: &Bench) {
+fn each_failing_open_leaks_nothing(bench: &Bench) {
     let whole = bench.device.open().unwrap();
     let limits = format!("{:?}", whole.driver_limits());
     drop(whole);
@@ -507,7 +518,7 @@ fn opened_in_full_or_not_at_all(bench: &Bench) {
 }
 
 #[test]
-fn a_process_without_descriptors_is_told_so_and_recovers() {
+fn running_out_of_descriptors_is_named_and_passes() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let _alone = alone();
     let bench = Bench::new();
@@ -528,7 +539,7 @@ fn a_process_without_descriptors_is_told_so_and_recovers() {
     bench.device.open().unwrap();
 }
 
-/// One of everything from cold, kept to the end.
+/// Opens the device, creates one object of each type, and returns all of them.
 fn whole_program(device: &Device) -> Result<Vec<Box<dyn Any>>> {
     let context = device.open()?;
     let pd = context.alloc_pd()?;
@@ -588,7 +599,7 @@ fn fails_cleanly_at_every_command(bench: &Bench) {
 }
 
 #[test]
-fn a_change_that_was_made_although_it_failed_touches_no_memory_that_is_gone() {
+fn a_change_reported_as_failed_but_made_accesses_no_freed_memory() {
     let _alone = alone();
     let bench = Bench::new();
     let mut world = World::new(&bench);
@@ -597,7 +608,7 @@ fn a_change_that_was_made_although_it_failed_touches_no_memory_that_is_gone() {
     let target = region.remote(100).unwrap();
     for (round, errno) in (0u8..).zip(ERRNOS) {
         let made = Moment::Completed(0);
-        // The device is in the new ring, and so is the queue: that is what it was told to do.
+        // The device uses the new ring although the command failed, and so does the queue.
         let entries = 200 + 200 * u32::from(round % 2);
         bench.with_fault(made, errno, || world.cq.resize(entries)).unwrap().unwrap();
         assert_eq!(world.cq.capacity(), if round % 2 == 0 { 255 } else { 511 });
@@ -610,7 +621,7 @@ fn a_change_that_was_made_although_it_failed_touches_no_memory_that_is_gone() {
         let changed = bench.with_fault(made, errno, || region.change_buffer(buffer)).unwrap();
         assert_eq!(changed.unwrap_err().errno(), errno as i32);
     }
-    // Whichever buffer the old key leads to, it is there.
+    // Whichever buffer the old key names, it still exists.
     // SAFETY: inline data; the region outlives the request.
     unsafe { a.post_send(2, op::Write(target), Inline(&[1]), SIGNALED).unwrap() };
     assert_eq!(common::completion(&mut world.cq).wr_id, 2);

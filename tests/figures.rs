@@ -1,4 +1,4 @@
-//! The figures in README and docs are those that the benchmarks counted.
+//! The figures in README and docs are the benchmarks' counts.
 
 use std::path::Path;
 
@@ -25,7 +25,8 @@ fn tables_and_figures_have_not_lost_their_marks() {
     assert!(sends.contains("<!-- send_sge -->") && sends.contains("<!-- libmlx5 send_sge -->"));
 }
 
-/// Registers that are shared, or take doorbells only, cost little more than one of the queue's own.
+/// Posts through a shared doorbell register, or one without BlueFlame, cost little more than posts
+/// through the queue's own register.
 #[test]
 fn no_register_costs_much_more_than_a_dedicated_one() {
     const MORE: f64 = 12.0;

@@ -1,4 +1,4 @@
-//! Receive queues of frames: lending, giving back and keeping buffers, counting, waiting.
+//! Receive queues of frames: lending, returning and keeping buffers, counting, waiting.
 //!
 //! The tests need an Ethernet port, and CAP_NET_RAW on a kernel's device.
 
@@ -34,7 +34,7 @@ fn line() -> UdpMulticast {
     UdpMulticast::new(GROUP, PORT)
 }
 
-/// A frame of the line.
+/// A frame of the multicast group.
 fn quote(number: u32, length: usize) -> Vec<u8> {
     let mut payload = number.to_be_bytes().to_vec();
     payload.resize(length.max(4), number as u8);
@@ -43,7 +43,7 @@ fn quote(number: u32, length: usize) -> Vec<u8> {
     frame
 }
 
-/// An IPv6 and UDP header with ten bytes behind, from [::1]:1 to [::2]:2.
+/// An IPv6 frame with ten bytes of UDP payload, from [::1]:1 to [::2]:2.
 fn ipv6_frame(to: [u8; 6]) -> Vec<u8> {
     let mut frame = [&to[..], &[2, 0, 0, 0, 0, 2, 0x86, 0xdd]].concat();
     frame.extend_from_slice(&[0x60, 0, 0, 0, 0, 18, 17, 64]);
@@ -58,7 +58,7 @@ fn number(frame: &[u8]) -> u32 {
     u32::from_be_bytes(frame[42..46].try_into().unwrap())
 }
 
-/// A sender, and a queue with the line's rule.
+/// A sender, and a queue with the multicast group's steering rule.
 struct Line<C: Clock> {
     rx: RxQueue<C>,
     _rule: uverbs::Flow,
@@ -72,7 +72,8 @@ fn listen<C: Clock>(depth: u32, change: impl FnOnce(RxBuilder) -> RxBuilder<C>) 
 }
 
 impl<C: Clock> Line<C> {
-    /// A kernel's device may not receive its own multicast frames, but those to its own address.
+    /// Steers frames to the port's own address too: a kernel's device may not receive its own
+    /// multicast frames.
     fn new(wire: Wire, mut rx: RxQueue<C>) -> Self {
         let to_port = Port { protocol: Protocol::Udp, port: PORT, tag: Some(7) };
         let rule =
@@ -94,7 +95,7 @@ impl<C: Clock> Line<C> {
         self.send_frame(SUMS, &frame);
     }
 
-    /// Sends a frame and waits until it has left.
+    /// Sends a frame and waits for its completion.
     fn send_frame(&mut self, offload: EthernetOffload, frame: &[u8]) {
         let Wire { memory, from, setup, .. } = &mut self.wire;
         memory.view().write(0, frame).unwrap();
@@ -111,7 +112,7 @@ impl<C: Clock> Line<C> {
         common::success(&mut setup.cq);
     }
 
-    /// Sends frames of consecutive numbers with one doorbell, and waits until they have left.
+    /// Sends frames of consecutive numbers with one doorbell, and waits for their completion.
     fn send_burst(&mut self, first: u32, lengths: &[usize]) {
         let numbers = (first..).zip(lengths);
         let frames: Vec<_> = numbers.map(|(number, length)| self.quote(number, *length)).collect();
@@ -145,8 +146,8 @@ impl<C: Clock> Line<C> {
         self.rx.poll().unwrap()
     }
 
-    /// Waits until all frames that have left are handled: one that is sent to another queue pair
-    /// has arrived there.
+    /// Sends a frame to another queue pair and waits for it: then all earlier frames have been
+    /// handled.
     fn catch_up(&mut self) {
         let address = self.wire.mac;
         self.wire.receive();
@@ -157,7 +158,7 @@ impl<C: Clock> Line<C> {
         rule.destroy().unwrap();
     }
 
-    /// The number of the next frame, waited for.
+    /// Waits for the next frame and returns its number.
     fn next(&mut self) -> u32 {
         let start = Instant::now();
         loop {
@@ -172,7 +173,7 @@ impl<C: Clock> Line<C> {
 }
 
 #[test]
-fn a_frame_tells_what_the_device_found() {
+fn a_frame_has_the_checks_of_the_device() {
     let Some(mut line) = listen(64, |rx| rx) else { return };
     let sent = line.quote(5, 100);
     line.send_frame(SUMS, &sent);
@@ -191,7 +192,7 @@ fn a_frame_tells_what_the_device_found() {
 }
 
 #[test]
-fn wrong_checksums_are_told_and_rejected_frames_counted() {
+fn wrong_checksums_are_reported_and_rejected_frames_counted() {
     let Some(mut line) = listen(64, |rx| rx) else { return };
     let wrong = line.quote(1, 100);
     line.send_frame(EthernetOffload::default(), &wrong);
@@ -203,13 +204,13 @@ fn wrong_checksums_are_told_and_rejected_frames_counted() {
 }
 
 #[test]
-fn buffers_go_back_by_themselves_for_many_laps() {
+fn buffers_return_to_the_queue_for_many_laps() {
     let Some(mut line) = listen(8, |rx| rx) else { return };
     for i in 0..100 {
         line.send(i, 50);
         assert_eq!(line.next(), i);
     }
-    // Leaked, a frame is not given back: it is lent again.
+    // A leaked frame does not return its buffer, and the next call lends the same frame again.
     line.send(100, 50);
     assert!(line.rx.wait(0, Some(PATIENCE)).unwrap());
     std::mem::forget(line.rx.poll().unwrap());
@@ -218,7 +219,7 @@ fn buffers_go_back_by_themselves_for_many_laps() {
 }
 
 #[test]
-fn batches_give_back_together() {
+fn a_batch_returns_its_buffers_together() {
     let Some(mut line) = listen(16, |rx| rx) else { return };
     for round in 0..20 {
         for i in 0..8 {
@@ -238,7 +239,7 @@ fn batches_give_back_together() {
 }
 
 #[test]
-fn a_frame_that_is_taken_stays_and_the_queue_goes_on() {
+fn a_kept_frame_stays_valid_while_the_queue_receives_more() {
     let Some(mut line) = listen(8, |rx| rx) else { return };
     let mut kept = Vec::new();
     for i in 0..40 {
@@ -255,7 +256,7 @@ fn a_frame_that_is_taken_stays_and_the_queue_goes_on() {
     for (i, slot) in (0..40).step_by(3).zip(&kept) {
         assert_eq!((number(slot), slot.len()), (i, 42 + 50 + i as usize));
     }
-    // What does not fit comes back, and so does the frame's buffer.
+    // Too small a slot is returned, and so is the frame's buffer.
     let small = line.wire.setup.pd.create_slab(1, 64).unwrap();
     let foreign = line.wire.setup.context.alloc_pd().unwrap().create_slab(1, 2048).unwrap();
     for slab in [small, foreign] {
@@ -282,7 +283,7 @@ fn a_frame_that_is_too_long_is_counted_and_skipped() {
 }
 
 #[test]
-fn the_shortest_queues_go_round_for_many_laps() {
+fn the_shortest_queues_work_for_many_laps() {
     for depth in 1..=5 {
         let Some(mut line) = listen(depth, |rx| rx) else { return };
         assert_eq!(line.rx.counters().depth, if depth < 5 { 4 } else { 8 });
@@ -295,7 +296,7 @@ fn the_shortest_queues_go_round_for_many_laps() {
 }
 
 #[test]
-fn an_exhausted_queue_says_so_and_how_much_was_lost() {
+fn an_exhausted_queue_reports_the_number_of_lost_frames() {
     let Some(mut line) = listen(16, RxBuilder::count_matches) else { return };
     for i in 0..40 {
         line.send(i, 50);
@@ -330,7 +331,7 @@ fn the_lowest_number_of_receives_is_a_bound() {
 }
 
 #[test]
-fn waiting_spins_then_sleeps_and_loses_nothing() {
+fn waiting_spins_then_sleeps_and_loses_no_frame() {
     let Some(mut line) = listen(64, |rx| rx) else { return };
     assert!(!line.rx.wait(10, Some(Duration::from_millis(1))).unwrap());
     for i in 0..200 {
@@ -344,7 +345,7 @@ fn waiting_spins_then_sleeps_and_loses_nothing() {
 }
 
 #[test]
-fn several_queues_have_copies_of_one_line() {
+fn several_queues_get_copies_of_one_multicast_group() {
     let Some(mut line) = listen(64, |rx| rx) else { return };
     let mut other = line.wire.setup.pd.create_rx_queue(64).build().unwrap();
     let clash = other.steer(&self::line().tag(8)).unwrap_err();
@@ -358,7 +359,7 @@ fn several_queues_have_copies_of_one_line() {
 }
 
 #[test]
-fn typed_rules_bring_what_they_name_and_refuse_what_harms() {
+fn steering_rules_match_their_frames_and_harmful_rules_are_refused() {
     let Some(wire) = Wire::new(|builder| builder) else { return };
     let mut rx = wire.setup.pd.create_rx_queue(8).build().unwrap();
     let refused = |rx: &mut RxQueue, line: UdpMulticast, word: &str| {
@@ -454,15 +455,15 @@ fn free_running_timestamps_wrap_at_41_bits() {
         assert!((0..=2000).contains(&(after - before)), "{before} {after}");
         utc.refresh().unwrap();
     }
-    // A copy that was never converted with says how far apart they are.
+    // A copy of the clock that has converted nothing yet gives the two times' true distance.
     let copy = utc.device().conversion().unwrap();
     assert_eq!(copy.nanoseconds(after.raw()) - copy.nanoseconds(before.raw()), 2000);
-    // Bits beyond the 41st are not looked at.
+    // Bits above the 41st are ignored.
     assert_eq!(copy.nanoseconds(after.raw() % WRAP), copy.nanoseconds(after.raw()));
 }
 
 #[test]
-fn real_time_is_a_type_and_its_lack_an_error() {
+fn real_time_timestamps_need_a_device_that_has_them() {
     if !common::is_soft() {
         return;
     }
@@ -484,7 +485,7 @@ fn real_time_is_a_type_and_its_lack_an_error() {
 }
 
 #[test]
-fn queues_use_memory_of_the_programs_own() {
+fn queues_use_the_programs_slots() {
     let Some(wire) = Wire::new(|builder| builder) else { return };
     let slab = wire.setup.pd.create_slab_with(Buffer::new(1 << 16).unwrap(), 2048).unwrap();
     let too_many = wire.setup.pd.create_rx_queue(64).buffers(&slab).build().unwrap_err();
@@ -501,7 +502,7 @@ fn queues_use_memory_of_the_programs_own() {
 }
 
 #[test]
-fn all_memory_of_a_queue_is_where_the_program_wants_it() {
+fn an_allocator_of_the_program_provides_all_memory_of_a_queue() {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let note = asked.clone();
     let memory = QueueMemory::new(move |length, purpose| {
@@ -522,16 +523,16 @@ fn all_memory_of_a_queue_is_where_the_program_wants_it() {
     let strides = Striding::new(StrideBytes::B64, StridesPerWqe::N512);
     let _rx = pd.create_rx_queue(4).memory(&memory).striding(strides).build().unwrap();
     assert_eq!(all(), [3, 3, 6, 2]);
-    // Buffers that the program has already are not asked for.
+    // With the program's own slots, no buffers are allocated.
     let slab = pd.create_slab(16, 2048).unwrap();
     let _rx = pd.create_rx_queue(16).memory(&memory).buffers(&slab).build().unwrap();
     assert_eq!(all(), [4, 4, 8, 2]);
 }
 
-/// Frames arrive in memory of node 0. Where the kernel has no NUMA, or a container forbids it, the
-/// queue is refused and the reason said.
+/// Frames arrive in memory of NUMA node 0. If the kernel has no NUMA, or a container forbids it,
+/// the queue is refused with the reason.
 #[test]
-fn queues_are_on_the_node_that_was_asked_for() {
+fn queues_are_allocated_on_the_requested_numa_node() {
     let Some(wire) = Wire::new(|builder| builder) else { return };
     let near = QueueMemory::on_node(PageSize::Normal, 0);
     match wire.setup.pd.create_rx_queue(16).memory(&near).build() {
@@ -548,12 +549,12 @@ fn queues_are_on_the_node_that_was_asked_for() {
 }
 
 #[test]
-fn memory_that_there_is_not_is_an_error() {
+fn memory_that_the_machine_lacks_is_an_error() {
     let Some(wire) = Wire::new(|builder| builder) else { return };
-    let nowhere = QueueMemory::on_node(PageSize::Normal, 1023);
+    let missing_node = QueueMemory::on_node(PageSize::Normal, 1023);
     for made in [
-        wire.setup.pd.create_rx_queue(16).memory(&nowhere).build().map(drop),
-        wire.setup.pd.create_tx_queue(16).memory(&nowhere).build().map(drop),
+        wire.setup.pd.create_rx_queue(16).memory(&missing_node).build().map(drop),
+        wire.setup.pd.create_tx_queue(16).memory(&missing_node).build().map(drop),
     ] {
         assert!(made.unwrap_err().errno() != 0);
     }
@@ -563,7 +564,7 @@ fn memory_that_there_is_not_is_an_error() {
     assert!(made.is_err());
 }
 
-/// libmlx5 says that a time of 100 s and 5 ns is 429,496,729,605 ns
+/// libmlx5 returns 429,496,729,605 ns for a time of 100 s and 5 ns
 /// (`ibv_wc_read_completion_wallclock_ns` of a real-time queue).
 #[test]
 fn unlike_libmlx5_real_time_stamps_are_nanoseconds() {
@@ -573,7 +574,7 @@ fn unlike_libmlx5_real_time_stamps_are_nanoseconds() {
 
 /// libmlx5 has one bit for both layers, which only IPv4 sets.
 #[test]
-fn unlike_libmlx5_checksums_of_ipv6_and_of_each_layer_are_told() {
+fn unlike_libmlx5_checksums_of_ipv6_and_of_each_layer_are_reported() {
     let Some(mut line) = listen(8, |rx| rx) else { return };
     let [source, destination] = ["[::1]:1", "[::2]:2"].map(|end| end.parse().unwrap());
     let connection = FiveTupleV6 { protocol: Protocol::Udp, source, destination, tag: None };
@@ -591,7 +592,7 @@ fn unlike_libmlx5_checksums_of_ipv6_and_of_each_layer_are_told() {
 }
 
 #[test]
-fn the_ports_counter_has_frames_without_a_receive() {
+fn the_ports_counter_counts_frames_without_a_receive() {
     let Some(mut line) = listen(4, |rx| rx) else { return };
     let context = line.rx.context().clone();
     let Ok(before) = context.hw_counter(1, "out_of_buffer") else { return };
@@ -609,7 +610,8 @@ fn the_ports_counter_has_frames_without_a_receive() {
     assert_eq!(error(1, "of_no_driver"), ErrorKind::NotFound);
 }
 
-/// The device may write what arrives close together as one completion; each frame is as without.
+/// The device may compress the CQEs of frames that arrive close together. The program gets the same
+/// frames as without compression.
 #[test]
 fn compressed_completions_are_the_same_frames() {
     let Some(mut line) = listen(256, |rx| rx.compressed()) else { return };

@@ -1,4 +1,4 @@
-//! The tests of all transports once more, on an InfiniBand port.
+//! The tests of all QP types once more, on an InfiniBand port.
 #![allow(
     clippy::duplicate_mod,
     reason = "each of them brings tests/common along, as it does when it runs alone"

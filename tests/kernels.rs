@@ -12,9 +12,9 @@ use uverbs::qp::{Inline, PostFlags};
 use uverbs::soft::{Fault, Kernel, Moment, SoftDevice};
 use uverbs::{Device, ErrorKind, op};
 
-/// The kernel refuses BlueFlame pages where its test found that writes are not combined.
+/// The kernel refuses BlueFlame pages if its start-up test found that writes are not combined.
 #[test]
-fn a_machine_without_write_combining_says_so() {
+fn missing_write_combining_is_named() {
     use uverbs_uapi::mlx5::object::uar;
     let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
     let context = Device::from_shared_soft(soft.clone()).open().unwrap();
@@ -45,7 +45,7 @@ fn a_kernel_without_user_indices_in_completions_is_too_old() {
 }
 
 #[test]
-fn on_static_doorbell_pages_many_queue_pairs_work() {
+fn many_queue_pairs_work_on_static_doorbell_pages() {
     let device = common::soft_device(|builder| builder.kernel(Kernel::STATIC_UAR));
     let mut setup = Setup::on(device.open().unwrap());
     assert_eq!(setup.context.alloc_thread_domain().unwrap_err().kind(), ErrorKind::Unsupported);
@@ -80,7 +80,7 @@ fn without_write_combining_queues_ring_plain_doorbells() {
 }
 
 #[test]
-fn interrupted_commands_are_sent_again() {
+fn interrupted_commands_are_retried() {
     let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
     let before = soft.ioctl_count();
     let device = Device::from_shared_soft(soft.clone());
@@ -103,7 +103,7 @@ fn the_memlock_limit_is_named() {
     assert_eq!(named, memlock_counts(), "{error}");
 }
 
-/// Whether this process has a limit, and not CAP_IPC_LOCK, with which it would not count.
+/// Whether this process has a memlock limit and no CAP_IPC_LOCK, which would lift it.
 fn memlock_counts() -> bool {
     let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_MEMLOCK);
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -113,7 +113,7 @@ fn memlock_counts() -> bool {
 }
 
 #[test]
-fn a_forked_child_leaves_the_parents_objects_alone() {
+fn a_forked_child_does_not_destroy_its_parents_objects() {
     let mut setup = Setup::new();
     let (mut a, b) = setup.rc_pair();
     let region = setup.region(4096);

@@ -1,4 +1,4 @@
-//! What remains if the kernel refuses to destroy an object.
+//! A queue pair that the kernel refuses to destroy.
 
 mod common;
 
@@ -7,10 +7,10 @@ use uverbs::qp::{Datagram, Inline, PostFlags};
 use uverbs::qp_type::Ud;
 use uverbs::{Gid, PollError, op};
 
-/// A queue pair that is still member of a multicast group cannot be destroyed (EBUSY), so it goes
-/// on receiving.
+/// A member of a multicast group cannot be destroyed (EBUSY), so the queue pair still receives. Its
+/// completions must not be taken for those of a new queue pair.
 #[test]
-fn completions_of_a_queue_pair_that_could_not_be_destroyed_are_no_other_queues() {
+fn completions_of_an_undestroyed_queue_pair_are_not_a_new_queue_pairs() {
     const ZOMBIE: u64 = 1;
     let mut setup = Setup::new();
     let mut sender = setup.builder::<Ud>().build().unwrap();
@@ -29,8 +29,8 @@ fn completions_of_a_queue_pair_that_could_not_be_destroyed_are_no_other_queues()
     path.global = path.global.map(|route| uverbs::GlobalRoute { destination: group, ..route });
     member.attach_multicast(group, 0).unwrap();
     drop(member);
-    assert!(matches!(setup.cq.poll(), Err(PollError::Empty)), "drained, if anybody asks");
-    // They would get the index of the one that is not gone.
+    assert!(matches!(setup.cq.poll(), Err(PollError::Empty)), "no completion yet");
+    // If the user index had been freed, one of these queue pairs would get it.
     let others: Vec<_> =
         (0..4).map(|_| setup.builder::<Ud>().user_context(2).build().unwrap()).collect();
     let group = setup.pd.create_ah(&path).unwrap();

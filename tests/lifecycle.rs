@@ -1,4 +1,4 @@
-//! Objects come and go in any order, many at once, in several contexts.
+//! Creating and destroying objects: in any order, many at once, in several contexts.
 
 mod common;
 
@@ -13,7 +13,7 @@ use uverbs::{
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
 #[test]
-fn objects_are_destroyed_children_first_or_come_back() {
+fn destroying_an_object_before_its_children_returns_it() {
     let setup = Setup::new();
     let (qp, _other) = setup.rc_pair();
     let Setup { context: _context, pd, cq } = setup;
@@ -84,7 +84,7 @@ fn a_thousand_queue_pairs_work() {
 }
 
 #[test]
-fn two_contexts_talk_and_do_not_mix() {
+fn two_contexts_exchange_messages_and_not_objects() {
     let device = common::device();
     let mut left = Setup::on(device.open().unwrap());
     let mut right = Setup::on(device.open().unwrap());
@@ -107,7 +107,7 @@ fn two_contexts_talk_and_do_not_mix() {
 }
 
 #[test]
-fn a_connected_queue_pair_does_not_take_a_datagram_peer() {
+fn a_connected_queue_pair_refuses_a_datagram_endpoint() {
     let setup = Setup::new();
     let datagrams = setup.builder::<Ud>().build().unwrap().endpoint();
     let mut qp = setup.builder::<Rc>().build().unwrap();
@@ -133,7 +133,7 @@ fn missing_attributes_are_named() {
 }
 
 #[test]
-fn a_query_shows_what_was_set() {
+fn a_query_returns_the_attributes_that_were_set() {
     let setup = Setup::new();
     let (a, b) = setup.rc_pair();
     let info = a.query().unwrap();
@@ -144,7 +144,7 @@ fn a_query_shows_what_was_set() {
 }
 
 #[test]
-fn what_cannot_be_asked_for_is_refused_before_the_device_is_asked() {
+fn invalid_options_are_refused_without_a_command() {
     let setup = Setup::new();
     let deep = setup.builder::<Rc>().max_send_wr(1 << 20).build().unwrap_err();
     assert!(deep.to_string().contains("too deep"), "{deep}");
@@ -157,7 +157,7 @@ fn what_cannot_be_asked_for_is_refused_before_the_device_is_asked() {
 }
 
 #[test]
-fn queries_make_sense() {
+fn queries_return_plausible_values() {
     let context = common::open();
     let attributes = context.attributes().unwrap();
     assert!(attributes.max_qp() > 0 && attributes.ports() >= 1);
@@ -170,7 +170,7 @@ fn queries_make_sense() {
 }
 
 #[test]
-fn regions_change_their_rights_and_their_memory() {
+fn reregistration_changes_rights_and_memory() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.rc_pair();
     let mut region = setup.region(4096);
@@ -194,7 +194,7 @@ fn regions_change_their_rights_and_their_memory() {
 }
 
 #[test]
-fn an_iova_is_where_peers_find_the_memory() {
+fn peers_address_a_region_by_its_iova() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.rc_pair();
     let registration = setup.pd.registration().access(ALL_ACCESS).iova(0x1000_0000);
@@ -209,7 +209,7 @@ fn an_iova_is_where_peers_find_the_memory() {
 }
 
 #[test]
-fn a_domain_of_queue_pairs_shares_a_doorbell() {
+fn queue_pairs_of_a_thread_domain_share_a_doorbell_register() {
     let mut setup = Setup::new();
     let domain = setup.context.alloc_thread_domain().unwrap();
     let mut a = setup.builder::<Rc>().build_in(&domain).unwrap();
@@ -229,9 +229,9 @@ fn a_domain_of_queue_pairs_shares_a_doorbell() {
     }
 }
 
-/// A device has 16,380 registers or so. Queue pairs that share one are as many as memory allows.
+/// A device has about 16,380 doorbell registers. Only memory bounds the queue pairs that share one.
 #[test]
-fn queue_pairs_share_a_register_once_there_are_no_more() {
+fn queue_pairs_can_share_a_register_when_no_other_is_free() {
     let mut setup = Setup::new();
     let mut domains = Vec::new();
     let refused = loop {
@@ -259,11 +259,11 @@ fn queue_pairs_share_a_register_once_there_are_no_more() {
     }
 }
 
-/// More queue pairs than the device has registers, in two domains. A thousand of them, in
-/// a scattered order, are replaced.
+/// More queue pairs than the device has registers, in two thread domains. A thousand of them, in a
+/// scattered order, are replaced.
 #[test]
 #[ignore = "takes long: .ci/slow/75-scale runs it"]
-fn queue_pairs_of_a_domain_are_more_than_the_device_has_registers() {
+fn thread_domains_hold_more_queue_pairs_than_the_device_has_registers() {
     const COUNT: usize = 100_000;
     let mut setup = Setup::new();
     let domains = [0, 1].map(|_| setup.context.alloc_thread_domain().unwrap());
@@ -272,7 +272,7 @@ fn queue_pairs_of_a_domain_are_more_than_the_device_has_registers() {
         builder.build_in(&domains[index % 2]).unwrap()
     };
     let mut all: Vec<_> = (0..COUNT).map(make).collect();
-    let step = 7919; // a prime: every index is met once
+    let step = 7919; // a prime: every index occurs once
     for index in (0..1000).map(|turn| turn * step % COUNT) {
         all[index] = make(index);
     }
@@ -287,7 +287,7 @@ fn queue_pairs_of_a_domain_are_more_than_the_device_has_registers() {
 }
 
 #[test]
-fn a_null_region_swallows_and_gives_zeros() {
+fn a_null_region_discards_writes_and_reads_as_zeros() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.rc_pair();
     let null = match setup.pd.null_region() {
@@ -339,7 +339,7 @@ fn a_completion_queue_grows_under_load() {
 }
 
 #[test]
-fn a_completion_queue_that_has_the_size_already_can_still_be_resized() {
+fn a_completion_queue_can_be_resized_to_its_present_size() {
     let mut setup = Setup::new();
     setup.cq = setup.context.create_raw_cq(100).build().unwrap();
     let (mut a, _b) = setup.rc_pair();
@@ -354,7 +354,7 @@ fn a_completion_queue_that_has_the_size_already_can_still_be_resized() {
 }
 
 #[test]
-fn types_say_where_they_may_go() {
+fn types_are_send_and_sync_as_documented() {
     fn send<T: std::marker::Send>() {}
     fn sync<T: Sync>() {}
     send::<Device>();

@@ -1,5 +1,5 @@
 //! The less common objects and attributes: device memory, clock, counters, allocators, moderation,
-//! migration; and errors for what the device lacks, before an object is created.
+//! migration. And errors for features that the device lacks, before an object is created.
 
 mod common;
 
@@ -120,7 +120,7 @@ fn timestamps_become_wall_clock_time() {
 }
 
 #[test]
-fn the_clock_goes_on_while_the_context_is_idle() {
+fn the_clock_advances_while_the_context_is_idle() {
     let context = common::open();
     let Ok(clock) = context.clock() else { return };
     let mut last = clock.ticks().unwrap();
@@ -132,7 +132,7 @@ fn the_clock_goes_on_while_the_context_is_idle() {
 }
 
 #[test]
-fn counters_without_a_rule_say_so() {
+fn reading_counters_without_a_steering_rule_is_an_error() {
     let context = common::open();
     let counters = match context.create_counters() {
         Err(error) => return assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}"),
@@ -143,7 +143,7 @@ fn counters_without_a_rule_say_so() {
     counters.destroy().unwrap();
 }
 
-/// An allocator that counts what it has given and not got back.
+/// An allocator that counts the buffers it has lent.
 fn counted(given: &Arc<AtomicUsize>) -> QueueMemory {
     let given = given.clone();
     QueueMemory::new(move |length, purpose| {
@@ -166,7 +166,7 @@ fn counted(given: &Arc<AtomicUsize>) -> QueueMemory {
 }
 
 #[test]
-fn queues_live_in_memory_of_the_programs_own() {
+fn an_allocator_of_the_program_provides_the_queues_memory() {
     let given = Arc::new(AtomicUsize::new(0));
     let memory = counted(&given);
     let context = common::open();
@@ -192,7 +192,7 @@ fn queues_live_in_memory_of_the_programs_own() {
 }
 
 #[test]
-fn an_allocator_that_fails_or_gives_too_little_is_an_error() {
+fn an_allocator_that_fails_or_returns_too_little_is_an_error() {
     let context = common::open();
     let none = QueueMemory::new(|_, _| Err(std::io::Error::from_raw_os_error(libc::ENOMEM)));
     let error = context.create_raw_cq(16).queue_memory(&none).build().unwrap_err();
@@ -210,7 +210,7 @@ fn an_allocator_that_fails_or_gives_too_little_is_an_error() {
 }
 
 #[test]
-fn moderated_events_come_in_the_end() {
+fn moderated_events_arrive_once() {
     let mut setup = Setup::new();
     let channel = setup.context.create_completion_channel().unwrap();
     setup.cq = setup.context.create_raw_cq(1024).channel(&channel).build().unwrap();
@@ -225,7 +225,7 @@ fn moderated_events_come_in_the_end() {
             // SAFETY: no memory is named.
             unsafe { a.post_send(wr_id, op::Nop, (), SIGNALED).unwrap() };
         }
-        // As many as were asked for, or the period has passed: either way there is one event.
+        // Either the count is reached or the period has passed: both cause one event.
         channel.get_event().unwrap().acknowledge();
         for wr_id in 0..posted {
             assert_eq!(success(&mut setup.cq).wr_id, wr_id);
@@ -281,7 +281,7 @@ fn a_connection_migrates_to_its_alternate_path_and_the_peer_follows() {
 }
 
 #[test]
-fn what_the_device_lacks_is_said_in_words() {
+fn features_that_the_device_lacks_are_named_errors() {
     if !common::is_soft() {
         return;
     }
@@ -298,7 +298,7 @@ fn what_the_device_lacks_is_said_in_words() {
 }
 
 #[test]
-fn pages_of_an_on_demand_region_come_when_they_are_needed_or_advised() {
+fn pages_of_an_on_demand_region_are_mapped_on_access_or_prefetch() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.rc_pair();
     let registration = setup.pd.registration().access(ALL_ACCESS).on_demand();
@@ -325,7 +325,7 @@ fn pages_of_an_on_demand_region_come_when_they_are_needed_or_advised() {
 }
 
 #[test]
-fn options_of_connection_establishment_are_asked_for_and_granted() {
+fn ece_options_are_requested_and_granted() {
     let plain = Setup::new();
     let mut qp = plain.builder::<Rc>().build().unwrap();
     let error = qp.query_ece().unwrap_err();
@@ -340,7 +340,7 @@ fn options_of_connection_establishment_are_asked_for_and_granted() {
     let offered = a.query_ece().unwrap();
     assert_eq!(offered, Ece { vendor_id: 0x15b3, options: 0x1000_0007 });
     assert_eq!(b.set_ece(foreign).unwrap_err().kind(), ErrorKind::InvalidInput);
-    // The accepting end wants one more than its device has.
+    // The accepting end requests one option more than its device supports.
     b.set_ece(Ece { options: 0x1000_000a, ..offered }).unwrap();
     assert_eq!(b.query_ece().unwrap().options, 0, "nothing is granted yet");
     let (end_a, end_b) = (a.endpoint(), b.endpoint());

@@ -88,7 +88,7 @@ impl<C: Clock> Desk<C> {
         }
     }
 
-    /// Waits until `completions` more were polled.
+    /// Polls until `completions` more completions have arrived.
     fn complete(&mut self, completions: u64) {
         let (start, before) = (Instant::now(), self.tx.counters().completed);
         while self.tx.counters().completed < before + completions {
@@ -107,7 +107,7 @@ fn number(frame: &[u8]) -> u32 {
     u32::from_be_bytes(frame[42..46].try_into().unwrap())
 }
 
-fn leave_with_their_fields(setup: Setup) {
+fn are_sent_with_their_fields(setup: Setup) {
     let mut desk = desk(setup, 16, |tx| tx);
     let mut order = desk.order();
     assert_eq!(order.length(), LENGTH);
@@ -125,28 +125,28 @@ fn leave_with_their_fields(setup: Setup) {
 }
 
 #[test]
-fn templates_leave_with_their_fields_and_the_devices_checksums() {
+fn templates_are_sent_with_their_fields_and_the_devices_checksums() {
     if let Some(setup) = setup() {
-        leave_with_their_fields(setup);
+        are_sent_with_their_fields(setup);
     }
 }
 
 #[test]
-fn the_same_templates_suit_a_device_that_wants_headers_inline() {
+fn the_same_templates_work_on_a_device_that_requires_inline_headers() {
     if !common::is_soft() || setup().is_none() {
         return;
     }
     let device = common::soft_device(uverbs::soft::DeviceBuilder::inline_headers);
-    leave_with_their_fields(Setup::on(device.open().unwrap()));
+    are_sent_with_their_fields(Setup::on(device.open().unwrap()));
 }
 
 #[test]
-fn staged_frames_leave_when_they_are_fired_and_only_then() {
+fn staged_frames_are_sent_only_when_fired() {
     let Some(setup) = setup() else { return };
     let mut desk = desk(setup, 16, |tx| tx.completion_every(1));
     let mut order = desk.order();
     for round in 0..30 {
-        // Taken back in each way that there is.
+        // Each way to abort a staged frame.
         order.set(NUMBER, 1_000_000);
         desk.tx.warm(&order).unwrap();
         desk.tx.stage(9, &order).unwrap().discard();
@@ -169,12 +169,12 @@ fn staged_frames_leave_when_they_are_fired_and_only_then() {
 }
 
 #[test]
-fn every_nth_frame_makes_a_completion_and_a_full_queue_says_so() {
+fn every_nth_frame_is_signaled_and_a_full_queue_refuses() {
     let Some(setup) = setup() else { return };
     let mut desk = desk(setup, 16, |tx| tx.completion_every(4));
     let order = desk.order();
     let start = Instant::now();
-    // As many as were granted, which may be more than was asked for.
+    // The queue takes as many frames as were granted, which may be more than requested.
     let granted = u64::from(desk.tx.reap());
     assert!(granted >= 16);
     let (mut sent, mut done) = (0, 0);
@@ -201,7 +201,7 @@ fn every_nth_frame_makes_a_completion_and_a_full_queue_says_so() {
 }
 
 #[test]
-fn what_no_template_can_hold_is_said() {
+fn templates_refuse_frames_and_fields_that_do_not_fit() {
     const TOO_FAR: Field<u32, 96> = Field::new();
     let Some(setup) = setup() else { return };
     let mut desk = desk(setup, 16, |tx| tx.frame_bytes(128));
@@ -254,7 +254,7 @@ const UDP_LENGTH: Field<u16, 38> = Field::new();
 const UDP_SUM: Sum<40> = Sum::udp();
 
 #[test]
-fn patched_checksums_stay_right_without_the_device() {
+fn checksums_updated_in_software_stay_right() {
     let Some(setup) = setup() else { return };
     let mut desk = desk(setup, 16, |tx| tx);
     assert!(fill_checksums(&mut desk.frame));
@@ -263,7 +263,7 @@ fn patched_checksums_stay_right_without_the_device() {
     for round in 0..200u32 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
         let value = [0, u32::MAX, (random >> 32) as u32][round as usize % 3];
-        // Odd and even places, and a field that ends with the frame.
+        // Odd and even offsets, and a field that ends with the frame.
         assert!(order.patch(NUMBER, value, UDP_SUM));
         assert!(order.patch(SIDE, random.to_be_bytes()[..3].try_into().unwrap(), UDP_SUM));
         assert!(order.patch(IP_ID, random as u16, IP_SUM));
@@ -278,12 +278,12 @@ fn patched_checksums_stay_right_without_the_device() {
             desk.tx.reap();
         }
     }
-    // Outside the frame nothing changes, not even the checksum.
+    // A field outside the frame changes nothing, not even the checksum.
     let before = order.get(Field::<u16, 40>::new());
     assert!(!order.patch(Field::<u64, 95>::new(), 1, UDP_SUM));
     assert!(!order.patch(NUMBER, 1, Sum::<98>::new()));
     assert_eq!(order.get(Field::<u16, 40>::new()), before);
-    // A datagram without a checksum keeps none.
+    // A datagram without a checksum still has none.
     assert!(order.set(Field::<u16, 40>::new(), 0) && order.patch(NUMBER, 99, UDP_SUM));
     assert_eq!(order.get(Field::<u16, 40>::new()), Some(0));
 }
@@ -323,7 +323,7 @@ fn a_template_becomes_shorter_and_longer_again() {
 }
 
 #[test]
-fn a_long_frame_ends_in_memory() {
+fn the_end_of_a_long_frame_is_gathered_from_memory() {
     let Some(setup) = setup() else { return };
     let mut desk = desk(setup, 16, |tx| tx);
     let pd = desk.pd().clone();
@@ -345,7 +345,7 @@ fn a_long_frame_ends_in_memory() {
         assert!(good && bytes.len() == 1450);
         assert_eq!((&bytes[42..46], &bytes[50..]), (&number.to_be_bytes()[..], &[9; 1400][..]));
     }
-    // Another queue has not got the memory, and other domains' memory is refused.
+    // Another queue does not have this memory, and memory of another PD is refused.
     let mut other = pd.create_tx_queue(16).build().unwrap();
     assert_eq!(other.send_tailed(1, &order), Err(PostError::ForeignMemory));
     let foreign = pd.context().alloc_pd().unwrap().create_slab(1, 64).unwrap();
@@ -363,13 +363,13 @@ fn a_long_frame_ends_in_memory() {
 
 /// Frames of another queue's templates take more space than this queue has for each of its own.
 #[test]
-fn a_template_that_is_too_long_for_the_queue_is_refused_and_others_never_block_it() {
+fn a_template_too_long_for_the_queue_is_refused_and_shorter_ones_do_not_block_it() {
     let Some(setup) = setup() else { return };
     let pd = setup.pd.clone();
     let mut roomy = pd.create_tx_queue(16).frame_bytes(900).build().unwrap();
     let long = roomy.template::<{ blocks(900) }>(&[2; 900], SUMS).unwrap();
     let usual = roomy.template::<{ blocks(226) }>(&[2; 226], SUMS).unwrap();
-    // The frame is short, whatever the type says.
+    // The type has space for a long frame, but this frame is short.
     let short = roomy.template::<{ blocks(900) }>(&[2; 60], SUMS).unwrap();
     for (depth, bytes) in [(1, 0), (2, 18), (8, 18), (8, 60), (100, 60), (8, 300)] {
         let mut tx = pd.create_tx_queue(depth).frame_bytes(bytes).build().unwrap();
@@ -393,12 +393,12 @@ fn a_template_that_is_too_long_for_the_queue_is_refused_and_others_never_block_i
 }
 
 #[test]
-fn a_queue_that_failed_sends_nothing_more_and_says_so() {
+fn a_failed_queue_refuses_frames_with_its_error() {
     let Some(setup) = setup() else { return };
     let mut desk = desk(setup, 16, |tx| tx);
     let slab = desk.pd().create_slab(1, 1 << 16).unwrap();
     let mut tail = slab.take().unwrap();
-    // No port sends a frame that long.
+    // No port sends a frame of this length.
     tail.set_len(1 << 16);
     let order = desk.order();
     let start = desk.frame[..42].to_vec();
@@ -428,7 +428,7 @@ fn a_queue_that_failed_sends_nothing_more_and_says_so() {
 }
 
 #[test]
-fn an_order_has_its_own_timestamp_where_it_is_asked_for() {
+fn a_signaled_order_has_its_own_timestamp() {
     let Some(setup) = setup() else { return };
     let mut desk = desk(setup, 64, |tx| tx.completion_every(32));
     let order = desk.order();
@@ -437,7 +437,7 @@ fn an_order_has_its_own_timestamp_where_it_is_asked_for() {
     }
     desk.tx.send_timed(77, &order).unwrap();
     desk.complete_one(77);
-    // The count of unsignaled sends starts again after it.
+    // After a signaled order the count of unsignaled sends starts again.
     for id in 100..131 {
         desk.tx.send(id, &order).unwrap();
     }
@@ -453,7 +453,7 @@ fn one_thread_has_several_send_queues() {
     let mut order = desk.order();
     let more = (0..3).map(|_| desk.pd().create_tx_queue(16).build().unwrap());
     let mut queues: Vec<_> = more.collect();
-    // A template is of no queue.
+    // A template belongs to no queue.
     for number in 0..60 {
         assert!(order.set(NUMBER, number));
         queues[number as usize % 3].send(number.into(), &order).unwrap();
@@ -478,7 +478,7 @@ fn a_send_queue_has_its_own_rate_and_burst() {
     let order = desk.order();
     desk.tx.send(1, &order).unwrap();
     assert!(desk.next().1);
-    // The software device paces, and bounds no bursts.
+    // The software device paces, but does not bound bursts.
     let refused = |tx: &mut TxQueue, limit| {
         let error = tx.modify_rate_limit(limit).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");

@@ -20,7 +20,7 @@ fn context(end: &End) -> Context {
     end.setup.context.clone()
 }
 
-/// A link-local address means one of an interface.
+/// This address; if it is link-local, with the index of `interface` as its scope.
 fn scoped(address: &str, interface: &str) -> SocketAddr {
     match address.parse().unwrap() {
         std::net::IpAddr::V6(v6) if v6.is_unicast_link_local() => {
@@ -31,7 +31,7 @@ fn scoped(address: &str, interface: &str) -> SocketAddr {
     }
 }
 
-/// The other end's listener; it and its port.
+/// A listener at the other end, and its port.
 fn listen(ends: &Ends, address: String) -> (Listener, u16) {
     let context = context(&ends.there);
     far(ends).run(move || {
@@ -42,7 +42,7 @@ fn listen(ends: &Ends, address: String) -> (Listener, u16) {
     })
 }
 
-/// The far end's connection and this one's.
+/// Connects to the far end: its connection and the one here.
 fn connect(ends: &Ends, to: &str) -> (Connection, Connection) {
     let (mut listener, port) = listen(ends, to.to_owned());
     let (context, mut to) = (context(&ends.near), scoped(to, "near"));
@@ -68,8 +68,8 @@ fn finished(cq: &mut CompletionQueue) -> Option<Slot> {
     }
 }
 
-/// A message of several packets.
-fn cross(from: &mut Connection, to: &mut Connection) {
+/// Sends a message of several packets from one end to the other.
+fn transfer(from: &mut Connection, to: &mut Connection) {
     let data = pattern(5000, 3);
     let slab = to.resources.pd.create_slab(1, 8192).unwrap();
     to.qp.post_receive(slab.take().unwrap()).unwrap();
@@ -87,8 +87,8 @@ fn connections_cross(name: &str, near: &'static str, there: &'static str) {
         let (mut server, mut client) = connect(&ends, there);
         let peer = server.link.peer_address().unwrap().unwrap();
         assert_eq!(peer.ip().to_string(), near);
-        cross(&mut client, &mut server);
-        cross(&mut server, &mut client);
+        transfer(&mut client, &mut server);
+        transfer(&mut server, &mut client);
         client.disconnect().unwrap();
         server.wait_disconnected(Some(PATIENCE)).unwrap();
         client.wait_disconnected(Some(PATIENCE)).unwrap();
@@ -112,10 +112,10 @@ fn connections_by_link_local_addresses_cross_namespaces() {
 }
 
 #[test]
-fn no_listener_there_is_refused_at_once() {
-    inside("connections::no_listener_there_is_refused_at_once", || {
+fn a_request_without_a_listener_is_refused_at_once() {
+    inside("connections::a_request_without_a_listener_is_refused_at_once", || {
         let ends = Ends::across([1500, 1500], "10.9.0.1", "10.9.0.2");
-        // The other end's connection manager answers.
+        // The port has no listener any more. The other end's connection manager refuses.
         let (listener, port) = listen(&ends, "10.9.0.2".to_owned());
         far(&ends).run(move || drop(listener));
         let context = context(&ends.near);
@@ -125,7 +125,7 @@ fn no_listener_there_is_refused_at_once() {
     });
 }
 
-/// A datagram service is looked up, and refuses.
+/// A client looks up a datagram service in the other namespace, and the service refuses.
 #[test]
 fn lookups_cross_namespaces() {
     inside("connections::lookups_cross_namespaces", || {

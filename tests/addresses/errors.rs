@@ -14,8 +14,8 @@ fn refusal(address: &str) -> (ErrorKind, String) {
 }
 
 #[test]
-fn an_address_has_to_be_here_and_its_interface_up() {
-    inside("errors::an_address_has_to_be_here_and_its_interface_up", || {
+fn a_device_needs_a_local_address_on_an_interface_that_is_up() {
+    inside("errors::a_device_needs_a_local_address_on_an_interface_that_is_up", || {
         let (kind, text) = refusal("10.9.9.9");
         assert_eq!(kind, ErrorKind::AddrNotAvailable);
         assert!(
@@ -40,8 +40,8 @@ fn an_address_has_to_be_here_and_its_interface_up() {
 }
 
 #[test]
-fn an_address_has_one_device() {
-    inside("errors::an_address_has_one_device", || {
+fn a_second_device_at_an_address_is_refused() {
+    inside("errors::a_second_device_at_an_address_is_refused", || {
         run("ip address add 10.9.9.9/24 dev lo");
         let first = device("10.9.9.9").unwrap();
         let (kind, text) = refusal("10.9.9.9");
@@ -58,8 +58,8 @@ fn an_address_has_one_device() {
 }
 
 #[test]
-fn a_link_local_address_of_two_interfaces_needs_a_name() {
-    inside("errors::a_link_local_address_of_two_interfaces_needs_a_name", || {
+fn a_link_local_address_of_two_interfaces_needs_the_interface_name() {
+    inside("errors::a_link_local_address_of_two_interfaces_needs_the_interface_name", || {
         run("ip link add one type veth peer name two");
         for name in ["one", "two"] {
             run(&format!("sysctl -q net.ipv6.conf.{name}.accept_dad=0"));

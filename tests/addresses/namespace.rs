@@ -18,8 +18,8 @@ use crate::common::Setup;
 /// Set for the test's second run.
 const INSIDE: &str = "UVERBS_TEST_NAMESPACE";
 
-/// Runs `test` in a network namespace with nothing but a loopback interface. `name` is the test's
-/// own, as the harness prints it.
+/// Runs `test` in a network namespace whose only interface is `lo`. `name` is the test's name as
+/// the harness prints it.
 pub(crate) fn inside(name: &str, test: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         run("ip link set lo up");
@@ -39,7 +39,7 @@ pub(crate) fn inside(name: &str, test: impl FnOnce()) {
     assert!(status.success(), "{name} in a namespace: {status}");
 }
 
-/// Runs a command with its arguments, which has to succeed.
+/// Runs a command with its arguments. It must succeed.
 pub(crate) fn run(line: &str) {
     let mut words = line.split_whitespace();
     let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
@@ -82,7 +82,7 @@ impl Far {
 }
 
 fn set_up(name: &str, number: u8, mtu: u32) {
-    // Addresses are usable at once only if no duplicates are looked for.
+    // Without duplicate address detection, addresses are usable at once.
     run(&format!("sysctl -q net.ipv6.conf.{name}.accept_dad=0"));
     run(&format!("ip link set {name} mtu {mtu} address 02:00:00:00:09:0{number} up"));
     run(&format!("ip address add 10.9.0.{number}/24 dev {name}"));
@@ -91,7 +91,7 @@ fn set_up(name: &str, number: u8, mtu: u32) {
         [format!("fd09::{number}/64"), format!("fe80::{number}/64")].iter().filter(|_| mtu >= 1280)
     {
         run(&format!("ip -6 address add {v6} dev {name} nodad"));
-        // Beside other work a reliable connection may give up before its neighbour is found.
+        // On a busy machine a reliable connection may give up before neighbour discovery ends.
         let other = 3 - number;
         let v6 = v6.replace(&format!("::{number}/64"), &format!("::{other}"));
         let mac = format!("02:00:00:00:09:0{other}");
@@ -108,7 +108,7 @@ pub(crate) fn builder(address: &str) -> DeviceBuilder {
     SoftDevice::builder("soft0").address(address.parse().unwrap())
 }
 
-/// A device with what a test needs of it.
+/// A device, opened, with a PD and a CQ.
 pub(crate) struct End {
     pub(crate) soft: Arc<SoftDevice>,
     pub(crate) setup: Setup,
@@ -125,8 +125,7 @@ impl End {
         Self { soft, setup }
     }
 
-    /// A queue pair that waits long for answers: a thread which is not scheduled for a while is not
-    /// a dead peer.
+    /// A queue pair with a long ACK timeout: the peer's thread may not be scheduled for a while.
     pub(crate) fn qp<T: Connected>(&self) -> raw::QueuePair<T> {
         let patient = |path: &mut uverbs::qp::PathOptions| path.timeout = AckTimeout::from_code(15);
         self.setup.builder::<T>().path(patient).build().unwrap()
@@ -141,14 +140,15 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    /// At both ends of a cable.
+    /// Two devices at the ends of a virtual cable.
     pub(crate) fn across(mtu: [u32; 2], near: &str, far: &'static str) -> Self {
         let there = Far::new(mtu);
         let near = End::at(near);
         Self { near, there: there.run(move || End::at(far)), far: Some(there) }
     }
 
-    /// Two connected queue pairs. The kernel's part of a connection is where its device is.
+    /// Two connected queue pairs. Each connects in its device's namespace, where the kernel keeps
+    /// the route and the neighbour.
     pub(crate) fn pair<T: Connected + Send + 'static>(
         &self,
     ) -> (raw::QueuePair<T>, raw::QueuePair<T>)

@@ -12,7 +12,7 @@ use uverbs::soft::packet::{Addressing, Bth, Opcode, Packet, Psn, Reth};
 use crate::common::success;
 use crate::namespace::{Ends, inside, run};
 
-/// An RDMA WRITE of four bytes, sealed for the way from the stranger to the device.
+/// An RDMA WRITE of four bytes from the third host to the device, with a valid ICRC.
 fn write(qpn: u32, psn: u32, address: u64, rkey: u32, port: u16) -> Vec<u8> {
     let mut packet = Packet::new();
     packet.start(Addressing::default(), Bth::new(Opcode(0x0a), 0xffff, qpn, Psn::new(psn)));
@@ -24,8 +24,8 @@ fn write(qpn: u32, psn: u32, address: u64, rkey: u32, port: u16) -> Vec<u8> {
 }
 
 #[test]
-fn packets_of_a_third_host_move_nothing() {
-    inside("strangers::packets_of_a_third_host_move_nothing", || {
+fn packets_of_a_third_host_are_ignored() {
+    inside("strangers::packets_of_a_third_host_are_ignored", || {
         let mut ends = Ends::across([1500, 1500], "10.9.0.1", "10.9.0.2");
         let (a, mut b) = ends.pair::<Rc>();
         let region = ends.near.setup.region(4096);
@@ -58,7 +58,7 @@ fn packets_of_a_third_host_move_nothing() {
     });
 }
 
-/// Garbage that a flood sends beside each message of a connection.
+/// Invalid datagrams sent before each message of the connection.
 const GARBAGE: usize = 64;
 
 #[test]
@@ -85,7 +85,7 @@ fn a_flood_of_garbage_does_not_stop_a_connection() {
             success(&mut ends.near.setup.cq);
             assert_eq!(region.view().to_vec()[..8], [round; 8]);
         }
-        // The connection never waited in vain: its packets were not dropped for the garbage.
+        // No ACK timeout: the garbage displaced no packet of the connection.
         assert_eq!(ends.near.soft.inspect(|core| core.counters().timeouts).unwrap(), 0);
     });
 }

@@ -18,7 +18,7 @@ use crate::namespace::{End, Ends, Far, inside, run};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
-/// Sends, writes, reads and adds over RC, with messages of several packets.
+/// SEND, RDMA WRITE, RDMA READ and FETCH_ADD over RC, with messages of several packets.
 fn reliable(ends: &mut Ends) {
     let (mut a, mut b) = ends.pair::<Rc>();
     let [mine, theirs] = [&ends.near, &ends.there].map(|end| end.setup.region(1 << 16));
@@ -47,7 +47,7 @@ fn reliable(ends: &mut Ends) {
     word.store(40, Ordering::Relaxed);
     let result = AtomicResult { address: mine.address() + 8, lkey: mine.lkey() };
     let remote = theirs.remote(64).unwrap();
-    // SAFETY: the result is only looked at after its completion.
+    // SAFETY: the result is read only after the completion.
     unsafe { a.post_send(5, op::FetchAdd { remote, add: 2 }, result, SIGNALED).unwrap() };
     assert_eq!(success(&mut ends.near.setup.cq).opcode(), CompletionOpcode::FetchAdd);
     assert_eq!(mine.view().atomic_u64(8).unwrap().load(Ordering::Relaxed), 40);
@@ -70,7 +70,7 @@ fn unreliable(ends: &mut Ends) {
     assert_eq!(theirs.view().to_vec()[..9000], data);
 }
 
-/// A datagram, whose routing header names the sender.
+/// A UD datagram; its GRH has the sender's address.
 fn datagram(ends: &mut Ends) {
     let mut a = ends.near.setup.builder::<Ud>().build().unwrap();
     let mut b = ends.there.setup.builder::<Ud>().build().unwrap();
@@ -92,36 +92,36 @@ fn datagram(ends: &mut Ends) {
     assert_eq!(&bytes[GRH_BYTES..][..5], b"knock");
     let own = ends.near.soft.gids()[0].gid;
     match own.to_ipv4() {
-        // The IPv4 header is the second half.
+        // The IPv4 header is in the second half of the 40 bytes.
         Some(v4) => assert_eq!(bytes[20 + 12..][..4], v4.octets()),
         None => assert_eq!(bytes[8..][..16], own.0),
     }
 }
 
-fn everything(mut ends: Ends) {
+fn rc_uc_and_ud(mut ends: Ends) {
     reliable(&mut ends);
     unreliable(&mut ends);
     datagram(&mut ends);
 }
 
 #[test]
-fn all_services_work_between_ipv4_addresses() {
-    inside("traffic::all_services_work_between_ipv4_addresses", || {
-        everything(Ends::across([1500, 1500], "10.9.0.1", "10.9.0.2"));
+fn rc_uc_and_ud_work_between_ipv4_addresses() {
+    inside("traffic::rc_uc_and_ud_work_between_ipv4_addresses", || {
+        rc_uc_and_ud(Ends::across([1500, 1500], "10.9.0.1", "10.9.0.2"));
     });
 }
 
 #[test]
-fn all_services_work_between_global_ipv6_addresses() {
-    inside("traffic::all_services_work_between_global_ipv6_addresses", || {
-        everything(Ends::across([1500, 1500], "fd09::1", "fd09::2"));
+fn rc_uc_and_ud_work_between_global_ipv6_addresses() {
+    inside("traffic::rc_uc_and_ud_work_between_global_ipv6_addresses", || {
+        rc_uc_and_ud(Ends::across([1500, 1500], "fd09::1", "fd09::2"));
     });
 }
 
 #[test]
-fn all_services_work_between_link_local_addresses() {
-    inside("traffic::all_services_work_between_link_local_addresses", || {
-        everything(Ends::across([1500, 1500], "fe80::1%near", "fe80::2%far"));
+fn rc_uc_and_ud_work_between_link_local_addresses() {
+    inside("traffic::rc_uc_and_ud_work_between_link_local_addresses", || {
+        rc_uc_and_ud(Ends::across([1500, 1500], "fe80::1%near", "fe80::2%far"));
     });
 }
 
@@ -130,25 +130,26 @@ fn jumbo_frames_carry_the_largest_packets() {
     inside("traffic::jumbo_frames_carry_the_largest_packets", || {
         let ends = Ends::across([9000, 9000], "10.9.0.1", "10.9.0.2");
         assert_eq!(ends.near.setup.context.query_port(1).unwrap().active_mtu().bytes(), 4096);
-        everything(ends);
+        rc_uc_and_ud(ends);
     });
 }
 
 #[test]
-fn the_smaller_of_two_mtus_counts() {
-    inside("traffic::the_smaller_of_two_mtus_counts", || {
+fn a_connection_uses_the_smaller_mtu() {
+    inside("traffic::a_connection_uses_the_smaller_mtu", || {
         let ends = Ends::across([4200, 700], "10.9.0.1", "10.9.0.2");
         let mtu = |end: &End| end.setup.context.query_port(1).unwrap().active_mtu().bytes();
         assert_eq!([mtu(&ends.near), mtu(&ends.there)], [4096, 512]);
-        everything(ends);
+        rc_uc_and_ud(ends);
     });
 }
 
-/// Packets of one way leave as one message. The kernel refuses to cut it if one of them is longer
-/// than the interface carries by now. The others are sent nevertheless.
+/// The device sends packets to one destination in one message, which the kernel segments. The
+/// kernel refuses the message if one packet exceeds the MTU, which was lowered meanwhile. The
+/// device then sends the other packets.
 #[test]
-fn packets_that_became_too_long_are_lost_alone() {
-    inside("traffic::packets_that_became_too_long_are_lost_alone", || {
+fn only_packets_longer_than_a_lowered_mtu_are_lost() {
+    inside("traffic::only_packets_longer_than_a_lowered_mtu_are_lost", || {
         let mut ends = Ends::across([1500, 1500], "10.9.0.1", "10.9.0.2");
         let mut a = ends.near.setup.builder::<Ud>().build().unwrap();
         let mut b = ends.there.setup.builder::<Ud>().build().unwrap();
@@ -205,7 +206,7 @@ fn a_device_shows_its_address_and_its_interface() {
     });
 }
 
-/// Before that the kernel drops what is sent, and with it the search for the first neighbour.
+/// Until the interface is running, the kernel drops packets, neighbour solicitations among them.
 #[test]
 fn a_device_waits_until_its_interface_has_started() {
     inside("traffic::a_device_waits_until_its_interface_has_started", || {
@@ -229,7 +230,7 @@ fn two_devices_share_an_interface_at_two_addresses() {
         let (near, there) = (End::at("10.8.0.1"), End::at("10.8.0.2"));
         let guids = [&near, &there].map(|end| end.setup.context.attributes().unwrap().node_guid());
         assert_ne!(guids[0], guids[1]);
-        everything(Ends { near, there, far: None });
+        rc_uc_and_ud(Ends { near, there, far: None });
     });
 }
 

@@ -9,7 +9,7 @@ use uverbs::{CompletionQueue, Context, ErrorKind, ProtectionDomain, QueuePair, o
 
 use crate::{PATIENCE, device_and_address, finished, listener, next, resolved};
 
-/// Bytes in front of a datagram.
+/// Bytes before the payload of a received datagram.
 const HEADER: usize = uverbs::ah::GRH_BYTES;
 
 fn queue_pair(context: &Context) -> (ProtectionDomain, CompletionQueue, QueuePair<Ud>) {
@@ -54,7 +54,7 @@ fn a_service_is_found_and_reached() {
 }
 
 #[test]
-fn a_lookup_is_refused_in_words() {
+fn a_refused_lookup_has_a_cause() {
     let (context, mut address) = device_and_address();
     address.set_port(9);
     let channel = Channel::of(&context).unwrap();
@@ -73,7 +73,7 @@ fn a_lookup_is_refused_in_words() {
 }
 
 #[test]
-fn a_lookup_is_answered_and_a_connection_accepted() {
+fn a_lookup_cannot_be_accepted_like_a_connection() {
     let (context, address) = device_and_address();
     let (at, _listening, to) = listener(&context, address, PortSpace::Udp);
     let channel = Channel::of(&context).unwrap();
@@ -85,7 +85,7 @@ fn a_lookup_is_answered_and_a_connection_accepted() {
     let mut qp = pd.create_qp::<uverbs::qp_type::Rc>(cq.handle(), cq.handle()).build().unwrap();
     let error = request.accept(&mut qp, &Default::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
-    // Which refused it.
+    // The failed `accept` has refused the lookup.
     assert!(matches!(next(&channel).kind, EventKind::Unreachable(_)));
 }
 
@@ -113,10 +113,10 @@ fn a_group_is_joined_and_reached() {
     assert!(texts.iter().flatten().any(|slot| slot.ends_with(b"to all") && slot.len() > 6));
     qp.detach_multicast(joined.gid, joined.lid).unwrap();
     drop(membership);
-    // The id is free to join again.
+    // The id can join again.
     let again = id.join(group, JoinMode::SendOnly).unwrap();
     assert_eq!(next(&channel).id, again.key());
-    // It lives as long as its membership, and goes with it.
+    // The membership keeps the id: the kernel's id is destroyed with it.
     drop(id);
     drop(again);
 }

@@ -19,7 +19,7 @@ use uverbs::{Context, Device, ErrorKind, QueuePair};
 use crate::long::queue_pair;
 use crate::{PATIENCE, address_of, device_and_address, next, resolved};
 
-/// A client that confirms only when it is told to.
+/// A client that sends its RTU only when the test calls `confirm`.
 struct Peer {
     id: Id,
     channel: Channel,
@@ -56,7 +56,8 @@ impl Peer {
     }
 }
 
-/// A listener at which two peers may be half open and two wait, and how many queue pairs it made.
+/// A listener with space for two half-open peers and two waiting ones, its address, and the number
+/// of queue pairs it has created.
 fn narrow(context: &Context, address: SocketAddr) -> (Listener, SocketAddr, Arc<AtomicUsize>) {
     let made = Arc::new(AtomicUsize::new(0));
     let counted = made.clone();
@@ -74,8 +75,8 @@ fn narrow(context: &Context, address: SocketAddr) -> (Listener, SocketAddr, Arc<
     (listener, to, made)
 }
 
-/// Lets the listener take at least one event. No connection is established by it.
-fn takes(listener: &mut Listener) {
+/// Makes the listener handle at least one event, which establishes no connection.
+fn handle_event(listener: &mut Listener) {
     let mut files = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut files, PollTimeout::from(60_000_u16)), Ok(1), "nothing came");
     let error = listener.try_accept().unwrap_err();
@@ -88,7 +89,7 @@ fn peers_that_do_not_confirm_are_bounded() {
     let (mut listener, to, made) = narrow(&context, address);
     let mut ask = || {
         let peer = Peer::asking(&context, to);
-        takes(&mut listener);
+        handle_event(&mut listener);
         peer
     };
     let mut open = [ask(), ask()];
@@ -102,7 +103,7 @@ fn peers_that_do_not_confirm_are_bounded() {
     assert!(first.has_no_answer() && second.has_no_answer());
     assert_eq!(made.load(Ordering::Relaxed), 2, "a peer that waits costs no queue pair");
 
-    // When a place becomes free, the first waiting peer gets it without another event.
+    // When a half-open peer confirms, the first waiting peer is accepted without another event.
     open[0].confirm();
     let server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
     assert!(first.was_accepted());
@@ -114,7 +115,8 @@ fn peers_that_do_not_confirm_are_bounded() {
     drop(server);
 }
 
-/// Silent peers of one address keep neither the places nor the queue from another address.
+/// Peers of one address that never confirm fill neither the half-open places nor the backlog for
+/// another address.
 #[test]
 fn silent_peers_leave_places_for_other_addresses() {
     let device =
@@ -125,7 +127,7 @@ fn silent_peers_leave_places_for_other_addresses() {
     let to = listener.local_address().unwrap();
     let mut ask = |from: &Context| {
         let peer = Peer::asking(from, to);
-        takes(&mut listener);
+        handle_event(&mut listener);
         peer
     };
     let open: Vec<Peer> = (0..3).map(|_| ask(&silent)).collect();
@@ -142,7 +144,7 @@ fn silent_peers_leave_places_for_other_addresses() {
 }
 
 #[tokio::test]
-async fn tasks_have_the_same_bound() {
+async fn async_listeners_bound_unconfirmed_peers_too() {
     let (context, address) = device_and_address();
     let (listener, to, made) = narrow(&context, address);
     let mut listener = AsyncListener::new(listener).unwrap();
@@ -151,7 +153,7 @@ async fn tasks_have_the_same_bound() {
         let mut peers: Vec<Peer> = (0..2).map(|_| Peer::asking(&context, to)).collect();
         assert!(peers.iter().all(Peer::was_accepted));
         peers.extend((0..2).map(|_| Peer::asking(&context, to)));
-        // Requests arrive in order: those two wait when this one is refused.
+        // Requests arrive in order, so the two above already wait when this one is refused.
         let refusal = Peer::asking(&context, to).refusal();
         assert_eq!(refusal.reason, RejectReason::BY_PROGRAM);
         assert!(peers[2].has_no_answer() && peers[3].has_no_answer());
@@ -167,12 +169,12 @@ async fn tasks_have_the_same_bound() {
 
 /// After a peer withdraws, a waiting peer is accepted. A peer that withdrew while waiting is not.
 #[test]
-fn peers_that_withdraw_give_their_place_away() {
+fn a_peer_that_withdraws_frees_its_place() {
     let (context, address) = device_and_address();
     let (mut listener, to, _) = narrow(&context, address);
     let mut ask = || {
         let peer = Peer::asking(&context, to);
-        takes(&mut listener);
+        handle_event(&mut listener);
         peer
     };
     let ([keeps, leaves], [gone, mut waits]) = ([ask(), ask()], [ask(), ask()]);

@@ -1,4 +1,4 @@
-//! Lifetimes of ids: events that are not taken, migration between channels, removed devices.
+//! Lifetimes of ids: events that were not read, migration between channels, removed devices.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::child::{Outcome, in_child};
 use crate::{PATIENCE, device_and_address, listener, next, resolved};
 
 #[test]
-fn an_id_goes_whatever_became_of_its_events() {
+fn destroying_an_id_waits_for_none_of_its_events() {
     let (context, address) = device_and_address();
     let (_at, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let channel = Channel::of(&context).unwrap();
@@ -20,7 +20,7 @@ fn an_id_goes_whatever_became_of_its_events() {
     id.resolve_address(None, to, PATIENCE).unwrap();
     let taken = next(&channel);
     id.resolve_route(PATIENCE).unwrap();
-    // The program holds one event, and another one was not taken. Destroying waits for neither.
+    // The program holds one event, and a second one was not read. Destroying waits for neither.
     drop(id);
     assert!(matches!(taken.kind, EventKind::AddressResolved));
     assert_eq!(channel.try_next_event().unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -89,7 +89,7 @@ fn options_are_checked() {
 }
 
 #[test]
-fn shared_ports_are_shared_by_those_who_say_so() {
+fn a_port_is_shared_only_by_ids_with_reuse_address() {
     let (context, address) = device_and_address();
     let channel = Channel::of(&context).unwrap();
     let bound = |address, shared: bool| {
@@ -108,7 +108,7 @@ fn shared_ports_are_shared_by_those_who_say_so() {
 }
 
 #[test]
-fn wrong_order_is_refused() {
+fn calls_in_the_wrong_order_are_refused() {
     let (context, address) = device_and_address();
     let (_at, listening, to) = listener(&context, address, PortSpace::Tcp);
     let channel = Channel::of(&context).unwrap();
@@ -125,7 +125,7 @@ fn wrong_order_is_refused() {
 }
 
 #[test]
-fn a_device_that_goes_says_so() {
+fn calls_report_a_removed_device() {
     let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
     let context = Device::from_shared_soft(soft.clone()).open().unwrap();
     let address = crate::address_of(&context);
@@ -148,7 +148,7 @@ fn a_device_that_goes_says_so() {
 }
 
 #[test]
-fn a_forked_child_leaves_ids_alone() {
+fn a_forked_child_cannot_use_ids() {
     let (context, address) = device_and_address();
     let (at, listening, to) = listener(&context, address, PortSpace::Tcp);
     let outcome = in_child(|| {
@@ -165,7 +165,7 @@ fn a_forked_child_leaves_ids_alone() {
 }
 
 #[test]
-fn waiting_for_no_event_ends_in_time() {
+fn waiting_for_an_event_times_out() {
     let (context, _) = device_and_address();
     let channel = Channel::of(&context).unwrap();
     let error = channel.next_event_until(Instant::now() + Duration::from_millis(5)).unwrap_err();

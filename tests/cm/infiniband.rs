@@ -18,7 +18,7 @@ fn infiniband() -> (Context, Gid) {
     (context, gid)
 }
 
-/// A listener at all own GIDs, and the address that leads there.
+/// A listener at all GIDs of the device, and the address to connect to.
 fn listener(context: &Context, gid: Gid, space: PortSpace) -> (Channel, Id, IbAddress) {
     let channel = Channel::of(context).unwrap();
     let id = channel.create_id(space).unwrap();
@@ -52,7 +52,7 @@ fn two_ends_connect_by_gid() {
     id.connect(&mine, &ConnectOptions { private_data, ..Default::default() }).unwrap();
 
     let EventKind::ConnectRequest(request) = next(&at).kind else { panic!("no request") };
-    // No header with IP addresses takes a part of it.
+    // All 92 bytes: there is no header with IP addresses.
     assert_eq!((&request.private_data()[..6], request.private_data().len()), (&b"by gid"[..], 92));
     let (mut its, _) = queue_pair(&context);
     let accepted = request.accept(&mut its, &AcceptOptions::default()).unwrap();
@@ -66,7 +66,7 @@ fn two_ends_connect_by_gid() {
 }
 
 #[test]
-fn the_short_ways_connect_by_gid() {
+fn listeners_and_connectors_connect_by_gid() {
     let (context, gid) = infiniband();
     let builder = Listener::builder().context(&context);
     let mut listener = builder.bind_ib(IbAddress::new(gid, PortSpace::Tcp, 0)).unwrap();
@@ -98,9 +98,9 @@ fn a_datagram_service_is_found_by_gid() {
     assert_eq!(peer.qpn, qp.number());
 }
 
-/// As in the kernel, which needs a network device for the path.
+/// The kernel needs a network device for the path, and a GID alone names none.
 #[test]
-fn over_ethernet_there_is_no_path_to_a_gid() {
+fn over_ethernet_a_gid_has_no_path() {
     let context = common::soft_device(|builder| builder).open().unwrap();
     let gid = context.gid_table(1).unwrap()[0].gid;
     let (_at, _listening, to) = listener(&context, gid, PortSpace::Tcp);

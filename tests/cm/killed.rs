@@ -1,5 +1,5 @@
-//! A peer that is killed in each phase of a connection: the other end learns it in words, and its
-//! device has nothing left of the connection. Phases that are not here are in `process`.
+//! A peer that is killed in each phase of a connection: the other end gets an error that says so,
+//! and its device keeps no object of the connection. `process` has the remaining phases.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ pub(crate) const CLIENT: &str = "client ";
 /// Prefix of a server's role; its last phase follows.
 pub(crate) const SERVER: &str = "server ";
 
-/// The client in the other process: it waits at the end of the phase.
+/// The client in the other process: it waits for its parent once it has reached the phase.
 pub(crate) fn client(context: &Context, role: &str) {
     let (phase, to) = role.split_once(' ').unwrap();
     let channel = Channel::of(context).unwrap();
@@ -87,7 +87,7 @@ impl Own {
         Self { soft, context, before }
     }
 
-    fn has_nothing_left(&self) {
+    fn assert_no_object_left(&self) {
         assert_eq!(objects(&self.soft), self.before);
     }
 }
@@ -96,8 +96,8 @@ fn objects(soft: &SoftDevice) -> String {
     soft.inspect(|core| format!("{:?}", core.counts())).unwrap()
 }
 
-/// The error names verb and errno, and says that the peer may have ended and what to do.
-fn says_that_the_peer_ended(error: &uverbs::Error) {
+/// The error has a verb, an errno and a cure, and its cause says that the peer may have ended.
+fn assert_peer_ended(error: &uverbs::Error) {
     let text = error.to_string();
     assert!(error.cause().contains("ended"), "{text}");
     assert!(!error.verb().is_empty() && error.errno() != 0, "{text}");
@@ -105,7 +105,7 @@ fn says_that_the_peer_ended(error: &uverbs::Error) {
 }
 
 #[test]
-fn a_client_that_ends_before_it_asks_is_nothing_to_the_server() {
+fn a_client_killed_before_its_request_does_not_disturb_the_server() {
     let own = Own::new();
     let (mut listener, to) = short_listener(&own.context);
     let mut peer = Peer::start(&format!("{CLIENT}resolved {to}"));
@@ -115,12 +115,12 @@ fn a_client_that_ends_before_it_asks_is_nothing_to_the_server() {
     let other = std::thread::spawn(move || connector(&context).connect(to).unwrap());
     let server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
     drop((other.join().unwrap(), server, listener));
-    own.has_nothing_left();
+    own.assert_no_object_left();
 }
 
-/// The request was taken before the client ended, or is taken after it.
+/// The server reads the request before the client is killed, or after.
 #[test]
-fn a_server_that_accepts_a_killed_client_is_told_that_it_ended() {
+fn accepting_a_killed_client_reports_that_it_ended() {
     let own = Own::new();
     for taken_first in [true, false] {
         let address = address_of(&own.context);
@@ -132,8 +132,8 @@ fn a_server_that_accepts_a_killed_client_is_told_that_it_ended() {
         let request = taken.unwrap_or_else(|| request(&channel));
         let (mut qp, cq) = queue_pair(&own.context);
         match request.accept(&mut qp, &AcceptOptions::default()) {
-            Err(error) => says_that_the_peer_ended(&error),
-            // The end was not noticed yet: it refuses what was accepted.
+            Err(error) => assert_peer_ended(&error),
+            // The end was not noticed yet. When it is, the client's device rejects the REP.
             Ok(id) => {
                 let event = next(&channel);
                 assert!(matches!(event.kind, EventKind::Rejected(_)), "{event:?}");
@@ -141,13 +141,12 @@ fn a_server_that_accepts_a_killed_client_is_told_that_it_ended() {
             }
         }
         drop((qp, cq, listening, channel));
-        own.has_nothing_left();
+        own.assert_no_object_left();
     }
 }
 
-/// By the short way the next client is served.
 #[test]
-fn a_listener_goes_on_after_a_client_that_was_killed_while_it_waited() {
+fn a_listener_serves_the_next_client_after_one_that_was_killed() {
     let own = Own::new();
     let (mut listener, to) = short_listener(&own.context);
     let mut peer = Peer::start(&format!("{CLIENT}asked {to}"));
@@ -157,11 +156,11 @@ fn a_listener_goes_on_after_a_client_that_was_killed_while_it_waited() {
     let other = std::thread::spawn(move || connector(&context).connect(to).unwrap());
     let server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
     drop((other.join().unwrap(), server, listener));
-    own.has_nothing_left();
+    own.assert_no_object_left();
 }
 
 #[test]
-fn a_client_that_ends_while_it_disconnects_has_disconnected() {
+fn a_client_killed_while_disconnecting_has_disconnected() {
     let own = Own::new();
     let (channel, listening, to) = listener(&own.context, address_of(&own.context), PortSpace::Tcp);
     let mut peer = Peer::start(&format!("{CLIENT}leaving {to}"));
@@ -173,7 +172,7 @@ fn a_client_that_ends_while_it_disconnects_has_disconnected() {
     assert!(matches!(next(&channel).kind, EventKind::Disconnected(Ok(()))));
     id.disconnect().unwrap();
     drop((id, qp, cq, listening, channel));
-    own.has_nothing_left();
+    own.assert_no_object_left();
 }
 
 fn short_listener(context: &Context) -> (Listener, SocketAddr) {
@@ -202,19 +201,19 @@ fn asking(context: &Context, to: SocketAddr) -> (Channel, Id, QueuePair<Rc>, Com
 }
 
 #[test]
-fn a_server_that_ended_before_its_address_is_looked_up_does_not_answer() {
+fn a_server_killed_before_its_address_is_resolved_does_not_answer() {
     let own = Own::new();
     let (mut peer, to) = serving("listening");
     peer.kill();
     let error = connector(&own.context).connect(to).unwrap_err();
-    says_that_the_peer_ended(&error);
+    assert_peer_ended(&error);
     assert!(error.to_string().contains(&to.to_string()), "{error}");
-    own.has_nothing_left();
+    own.assert_no_object_left();
 }
 
-/// A kernel refuses what comes for a process that has ended.
+/// A kernel refuses requests to a process that has ended.
 #[test]
-fn a_server_that_ends_before_it_is_asked_refuses() {
+fn a_request_to_a_killed_server_is_refused() {
     let own = Own::new();
     let (mut peer, to) = serving("listening");
     let channel = Channel::of(&own.context).unwrap();
@@ -223,33 +222,33 @@ fn a_server_that_ends_before_it_is_asked_refuses() {
     let (qp, cq) = queue_pair(&own.context);
     id.connect(&qp, &ConnectOptions::default()).unwrap();
     let asked = Instant::now();
-    says_that_the_peer_ended(&next(&channel).kind.into_failure().unwrap());
+    assert_peer_ended(&next(&channel).kind.into_failure().unwrap());
     assert!(asked.elapsed() < PATIENCE / 2, "it takes {:?}", asked.elapsed());
     drop((id, qp, cq, channel));
-    own.has_nothing_left();
+    own.assert_no_object_left();
 }
 
-/// The peer is refused by the long way and by the short one.
+/// Both an id and a connector report the refusal.
 #[test]
-fn a_server_that_ends_while_it_is_asked_refuses() {
+fn a_server_killed_with_a_pending_request_refuses_it() {
     let own = Own::new();
     let (mut peer, to) = serving("asked");
     let (channel, id, qp, cq) = asking(&own.context, to);
     peer.after("ready");
     peer.kill();
-    says_that_the_peer_ended(&next(&channel).kind.into_failure().unwrap());
+    assert_peer_ended(&next(&channel).kind.into_failure().unwrap());
     drop((id, qp, cq, channel));
     let (mut peer, to) = serving("asked");
     let context = own.context.clone();
     let client = std::thread::spawn(move || connector(&context).connect(to).unwrap_err());
     peer.after("ready");
     peer.kill();
-    says_that_the_peer_ended(&client.join().unwrap());
-    own.has_nothing_left();
+    assert_peer_ended(&client.join().unwrap());
+    own.assert_no_object_left();
 }
 
 #[test]
-fn a_server_that_ends_after_it_accepted_leaves_no_connection() {
+fn a_server_killed_after_accepting_leaves_no_connection() {
     let own = Own::new();
     let (mut peer, to) = serving("accepted");
     let (channel, id, mut qp, cq) = asking(&own.context, to);
@@ -257,18 +256,18 @@ fn a_server_that_ends_after_it_accepted_leaves_no_connection() {
     peer.after("ready");
     peer.kill();
     match id.establish(&mut qp, &QpOptions::default()) {
-        Err(error) => says_that_the_peer_ended(&error),
+        Err(error) => assert_peer_ended(&error),
         Ok(()) => {
             assert!(matches!(next(&channel).kind, EventKind::Disconnected(Ok(()))));
             id.disconnect().unwrap();
         }
     }
     drop((id, qp, cq, channel));
-    own.has_nothing_left();
+    own.assert_no_object_left();
 }
 
 #[test]
-fn a_server_that_ends_while_it_disconnects_has_disconnected() {
+fn a_server_killed_while_disconnecting_has_disconnected() {
     let own = Own::new();
     let (mut peer, to) = serving("leaving");
     let mut client = connector(&own.context).connect(to).unwrap();
@@ -276,12 +275,12 @@ fn a_server_that_ends_while_it_disconnects_has_disconnected() {
     peer.kill();
     client.wait_disconnected(Some(PATIENCE)).unwrap();
     drop(client);
-    own.has_nothing_left();
+    own.assert_no_object_left();
 }
 
-/// The server does not answer the end of the connection, because it is stopped, and then ends.
+/// The server is stopped, so it does not answer the DREQ. Then it is killed.
 #[test]
-fn a_server_that_ends_before_it_answers_a_disconnect_has_disconnected() {
+fn a_server_killed_before_it_answers_a_disconnect_has_disconnected() {
     let own = Own::new();
     let (mut peer, to) = serving("established");
     let mut client = connector(&own.context).connect(to).unwrap();
@@ -292,5 +291,5 @@ fn a_server_that_ends_before_it_answers_a_disconnect_has_disconnected() {
     peer.kill();
     client.wait_disconnected(Some(PATIENCE)).unwrap();
     drop(client);
-    own.has_nothing_left();
+    own.assert_no_object_left();
 }

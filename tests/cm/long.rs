@@ -1,4 +1,4 @@
-//! Every step and event by hand.
+//! Connections by ids and events, one call per step.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -101,7 +101,7 @@ fn every_step_has_its_event() {
 }
 
 #[test]
-fn a_refusal_brings_its_reason_and_data() {
+fn a_rejection_has_its_reason_and_private_data() {
     let (context, address) = device_and_address();
     let (at, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let (channel, id, _qp) = asking(&context, to);
@@ -119,7 +119,7 @@ fn a_refusal_brings_its_reason_and_data() {
 }
 
 #[test]
-fn a_request_that_is_dropped_refuses() {
+fn dropping_a_request_refuses_it() {
     let (context, address) = device_and_address();
     let (at, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let (channel, _id, _qp) = asking(&context, to);
@@ -129,11 +129,11 @@ fn a_request_that_is_dropped_refuses() {
 }
 
 #[test]
-fn a_request_that_is_never_taken_refuses_when_the_listener_goes() {
+fn destroying_a_listener_refuses_unread_requests() {
     let (context, address) = device_and_address();
     let (at, listening, to) = listener(&context, address, PortSpace::Tcp);
     let (channel, _id, _qp) = asking(&context, to);
-    // The request has arrived, and the program does not take it.
+    // The request has arrived, and the program does not read it.
     wait_readable(&at);
     drop(listening);
     assert!(matches!(next(&channel).kind, EventKind::Rejected(_)));
@@ -148,7 +148,7 @@ fn wait_readable(channel: &Channel) {
 }
 
 #[test]
-fn a_client_that_gives_up_cannot_be_accepted() {
+fn a_withdrawn_request_cannot_be_accepted() {
     let (context, address) = device_and_address();
     let (at, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let (_channel, id, _qp) = asking(&context, to);
@@ -168,7 +168,7 @@ fn a_client_that_gives_up_cannot_be_accepted() {
 }
 
 #[test]
-fn requests_beyond_the_backlog_wait_for_their_repetition() {
+fn requests_beyond_the_backlog_succeed_when_repeated() {
     let (context, address) = device_and_address();
     let channel = Channel::of(&context).unwrap();
     let listening = channel.create_id(PortSpace::Tcp).unwrap();
@@ -179,15 +179,15 @@ fn requests_beyond_the_backlog_wait_for_their_repetition() {
     wait_readable(&channel);
     let asked = Instant::now();
     let (second, _second_id, _second_qp) = asking(&context, to);
-    // A later request that arrives elsewhere says that the second one has been looked at.
+    // Requests are handled in order: once the third arrives elsewhere, the second was handled.
     let (elsewhere, _elsewhere_id, to) = listener(&context, address, PortSpace::Tcp);
     let (_third, _third_id, _third_qp) = asking(&context, to);
     wait_readable(&elsewhere);
-    // The first one is taken and refused; the second was dropped, so there is no other yet.
+    // The first request is read. The second was dropped, so there is no other event yet.
     let request = request(&channel);
     assert_eq!(request.peer().qpn, first_qp.number());
     let other = channel.try_next_event();
-    // On a machine so slow that the repetition was due, the check proves nothing.
+    // On a slow machine the repetition may already have arrived: then there is nothing to check.
     if asked.elapsed() < Duration::from_secs(4) {
         assert_eq!(other.unwrap_err().kind(), ErrorKind::WouldBlock);
     }
@@ -222,7 +222,7 @@ fn attributes_come_from_the_connection_manager() {
 
 /// The connection manager knows the path, so the port is not queried. Here a query would fail.
 #[test]
-fn a_queue_pair_of_an_id_does_without_its_port() {
+fn a_queue_pair_of_an_id_connects_without_querying_the_port() {
     let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
     let context = Device::from_shared_soft(soft.clone()).open().unwrap();
     let to_device = address_of(&context);
@@ -255,7 +255,7 @@ fn a_queue_pair_of_an_id_does_without_its_port() {
 }
 
 #[test]
-fn unreliable_connections_are_of_the_ib_port_space() {
+fn uc_queue_pairs_connect_in_the_ib_port_space() {
     let (context, address) = device_and_address();
     let space = PortSpace::Ib(uverbs::qp_type::QpType::Uc);
     let (at, _listening, to) = listener(&context, address, space);
@@ -275,7 +275,7 @@ fn unreliable_connections_are_of_the_ib_port_space() {
 }
 
 #[test]
-fn a_cut_link_is_a_peer_that_does_not_answer() {
+fn a_request_over_a_cut_link_arrives_when_repeated() {
     let [one, two] = ends_of(Medium::Memory, &Default::default());
     let (here, there) = (&one.setup.context, &two.setup.context);
     let (_at, _listening, to) = listener(there, address_of(there), PortSpace::Tcp);

@@ -24,10 +24,10 @@ use std::time::{Duration, Instant};
 use uverbs::cm::{Channel, Event, EventKind, Id, PortSpace};
 use uverbs::{Context, PollError, Slot};
 
-/// Bound on a wait for an event that must come; only a defect reaches it.
+/// Bound on a wait for an event that must arrive; only a defect reaches it.
 const PATIENCE: Duration = common::PATIENCE;
 
-/// A device that reaches only itself, and its address with port 0.
+/// A device whose only peer is itself, and its address with port 0.
 fn device_and_address() -> (Context, SocketAddr) {
     let context = common::soft_device(|builder| builder).open().unwrap();
     let address = address_of(&context);
@@ -54,7 +54,7 @@ fn next(channel: &Channel) -> Event {
     channel.next_event_until(Instant::now() + PATIENCE).expect("an event")
 }
 
-/// An id that listens on an own channel.
+/// A listening id on its own channel, and its address.
 fn listener(context: &Context, address: SocketAddr, space: PortSpace) -> (Channel, Id, SocketAddr) {
     let channel = Channel::of(context).unwrap();
     let id = channel.create_id(space).unwrap();
@@ -64,7 +64,7 @@ fn listener(context: &Context, address: SocketAddr, space: PortSpace) -> (Channe
     (channel, id, address)
 }
 
-/// An id whose way to `to` is resolved.
+/// An id whose address and route to `to` are resolved.
 fn resolved(channel: &Channel, to: SocketAddr, space: PortSpace) -> Id {
     let id = channel.create_id(space).unwrap();
     id.resolve_address(None, to, PATIENCE).unwrap();
@@ -74,7 +74,7 @@ fn resolved(channel: &Channel, to: SocketAddr, space: PortSpace) -> Id {
     id
 }
 
-/// The slot of the next completion, which has to be a success.
+/// The slot of the next completion, which must be successful.
 fn finished(cq: &mut uverbs::CompletionQueue) -> Option<Slot> {
     let deadline = Instant::now() + PATIENCE;
     loop {

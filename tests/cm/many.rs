@@ -12,11 +12,11 @@ use uverbs::{CompletionQueue, ProtectionDomain, QueuePair, ThreadDomain};
 
 use crate::{PATIENCE, device_and_address, listener, next};
 
-/// Connection attempts at a time, fewer than the longest backlog.
+/// Connections requested at a time, fewer than the largest backlog.
 const AT_ONCE: usize = 500;
 
-/// Queue pairs that share a doorbell register: there may be more of them than registers.
-type Sharing = QueuePair<Rc, Safe, SharedBlueFlame>;
+/// Queue pairs that share a doorbell register, as there are more queue pairs than registers.
+type SharingQp = QueuePair<Rc, Safe, SharedBlueFlame>;
 
 /// The objects that queue pairs are created from.
 struct Factory {
@@ -26,7 +26,7 @@ struct Factory {
 }
 
 impl Factory {
-    fn queue_pair(&self, id: &Id) -> Sharing {
+    fn queue_pair(&self, id: &Id) -> SharingQp {
         let cq = self.cq.handle();
         let builder = id.create_qp::<Rc, _>(&self.pd, cq, cq).unwrap();
         builder.max_send_wr(1).max_recv_wr(1).build_in(&self.domain).unwrap()
@@ -37,7 +37,7 @@ impl Factory {
 struct End {
     channel: Channel,
     factory: Factory,
-    ids: HashMap<IdKey, (Id, Option<Sharing>)>,
+    ids: HashMap<IdKey, (Id, Option<SharingQp>)>,
     established: usize,
 }
 

@@ -21,13 +21,13 @@ use crate::killed;
 use crate::long::queue_pair;
 use crate::{PATIENCE, address_of, next, resolved};
 
-/// Tells this test program that it is the peer: [`LISTENS`], [`FORKS`], [`ASKS`] or whom to connect
-/// to.
+/// Environment variable of the peer process, with its role: [`LISTENS`], [`FORKS`], [`ASKS`] or the
+/// address to connect to.
 const PEER: &str = "UVERBS_CM_PEER";
 const LISTENS: &str = "listens";
-/// As [`LISTENS`]; once connected, a forked child waits instead of it.
+/// As [`LISTENS`], but a forked child waits once the connection is established.
 const FORKS: &str = "forks";
-/// Asks the address that follows for a connection, and never confirms it.
+/// Requests a connection from the address that follows, and never confirms it.
 const ASKS: &str = "asks ";
 
 pub(crate) fn networked() -> Context {
@@ -86,7 +86,7 @@ fn peer() {
 
 pub(crate) struct Peer {
     child: Child,
-    /// The pipe that it and its children wait on.
+    /// The pipe that the peer and its children wait on.
     input: Option<ChildStdin>,
     lines: Lines<BufReader<ChildStdout>>,
 }
@@ -98,12 +98,12 @@ impl Peer {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        // `Child::wait` would close it.
+        // Taken out, because `Child::wait` closes it.
         let input = child.stdin.take();
         Self { child, input, lines }
     }
 
-    /// A peer that has accepted a connection from here.
+    /// A peer that has accepted a connection from this process.
     fn connected(role: &str, context: &Context) -> (Self, Connection) {
         let mut peer = Self::start(role);
         let address = peer.after("address ");
@@ -124,12 +124,13 @@ impl Peer {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
-    /// Returns when all of its threads stand still: the kernel tells the parent after the last one.
+    /// Returns when all of the peer's threads are stopped: the kernel notifies the parent after the
+    /// last one.
     pub(crate) fn stop(&self) {
         self.signal(Signal::SIGSTOP);
         let peer = Pid::from_raw(self.child.id() as i32);
-        let told = waitpid(peer, Some(WaitPidFlag::WUNTRACED));
-        assert_eq!(told, Ok(WaitStatus::Stopped(peer, Signal::SIGSTOP)));
+        let status = waitpid(peer, Some(WaitPidFlag::WUNTRACED));
+        assert_eq!(status, Ok(WaitStatus::Stopped(peer, Signal::SIGSTOP)));
     }
 
     pub(crate) fn kill(&mut self) {
@@ -145,7 +146,7 @@ impl Drop for Peer {
     }
 }
 
-/// A kernel does the same for a process that ends.
+/// The kernel disconnects the connections of a process that ends.
 #[test]
 fn a_killed_server_disconnects_its_client() {
     let context = networked();
@@ -171,16 +172,15 @@ fn a_killed_client_disconnects_from_its_server() {
     assert!(!server.has_ended().unwrap());
 }
 
-/// A request that was not accepted is refused.
 #[test]
-fn a_killed_server_refuses_who_still_waits() {
+fn a_killed_server_refuses_a_request_that_it_has_not_accepted() {
     let context = networked();
     let mut peer = Peer::start(LISTENS);
     let address: SocketAddr = peer.after("address ").parse().unwrap();
     let channel = Channel::of(&context).unwrap();
     let id = resolved(&channel, address, PortSpace::Tcp);
     let (qp, _cq) = queue_pair(&context);
-    // The peer is stopped, so it does not answer: the request arrives before it ends, or never.
+    // The peer is stopped, so it cannot accept. The request arrives before the peer ends, or never.
     peer.stop();
     id.connect(&qp, &ConnectOptions::default()).unwrap();
     peer.kill();
@@ -196,9 +196,9 @@ fn asking(channel: &Channel, address: SocketAddr) -> (Peer, ConnectionRequest) {
     }
 }
 
-/// The client is killed after the server has accepted, and before it has confirmed.
+/// The client is killed after the server's REP, and before its own RTU.
 #[test]
-fn a_killed_client_confirms_nothing() {
+fn a_client_killed_before_confirming_is_reported_as_a_rejection() {
     let context = networked();
     let (channel, _id, address) = crate::listener(&context, address_of(&context), PortSpace::Tcp);
     let (mut peer, request) = asking(&channel, address);
@@ -210,10 +210,10 @@ fn a_killed_client_confirms_nothing() {
     assert!(matches!(event.kind, EventKind::Rejected(_)), "{event:?}");
 }
 
-/// A peer that is stopped is not dead, and one whose forked child has its sockets is not noticed
-/// until that ends: the end of a third peer shows that this side has looked.
+/// A stopped peer is not dead, nor is one whose forked child still has its sockets. Once the end of
+/// a third peer is noticed, this side has checked all three.
 #[test]
-fn only_the_end_of_a_process_counts() {
+fn only_the_end_of_a_process_disconnects() {
     let context = networked();
     let (stopped, mut one) = Peer::connected(LISTENS, &context);
     stopped.stop();
@@ -223,11 +223,11 @@ fn only_the_end_of_a_process_counts() {
     third.kill();
     three.wait_disconnected(Some(PATIENCE)).unwrap();
     assert_eq!((one.has_ended().unwrap(), two.has_ended().unwrap()), (false, false));
-    // The child ends with its input.
+    // The child ends when its input is closed.
     drop(forked.input.take());
     two.wait_disconnected(Some(PATIENCE)).unwrap();
     assert!(!one.has_ended().unwrap());
-    // It answers when it runs again.
+    // The stopped peer answers when it runs again.
     one.disconnect().unwrap();
     stopped.signal(Signal::SIGCONT);
     drop(stopped);
@@ -235,7 +235,7 @@ fn only_the_end_of_a_process_counts() {
 }
 
 #[test]
-fn a_killed_peer_is_noticed_by_sends_and_holds_nothing_up() {
+fn sends_to_a_killed_peer_fail_and_disconnecting_does_not_wait() {
     let context = networked();
     let (mut peer, mut client) = Peer::connected(LISTENS, &context);
     peer.kill();

@@ -1,4 +1,4 @@
-//! Listeners, connectors and the connections that they give.
+//! Listeners, connectors and the connections that they return.
 
 use std::net::SocketAddr;
 use std::sync::mpsc;
@@ -17,7 +17,7 @@ fn connector(context: &Context) -> Connector {
     Connector::new().context(context).timeout(PATIENCE)
 }
 
-/// Both ends of a connection: the one that accepted first.
+/// Both ends of a connection: the accepting end first.
 fn pair(context: &Context, address: SocketAddr) -> (Connection, Connection) {
     let builder = Listener::builder().context(context).private_data(ReplyData::of(b"welcome"));
     let mut listener = builder.bind(address).unwrap();
@@ -28,8 +28,8 @@ fn pair(context: &Context, address: SocketAddr) -> (Connection, Connection) {
     (server.join().unwrap(), client)
 }
 
-/// A message from one end to the other.
-fn cross(from: &mut Connection, to: &mut Connection) {
+/// Sends a message from one end to the other.
+fn transfer(from: &mut Connection, to: &mut Connection) {
     let slab = to.resources.pd.create_slab(1, 64).unwrap();
     to.qp.post_receive(slab.take().unwrap()).unwrap();
     let source = from.resources.pd.create_slab(1, 64).unwrap();
@@ -44,8 +44,8 @@ fn cross(from: &mut Connection, to: &mut Connection) {
 fn two_ends_connect_and_transfer() {
     let (context, address) = device_and_address();
     let (mut server, mut client) = pair(&context, address);
-    cross(&mut client, &mut server);
-    cross(&mut server, &mut client);
+    transfer(&mut client, &mut server);
+    transfer(&mut server, &mut client);
     assert_eq!(server.private_data().len(), 56);
     assert_eq!(&server.private_data()[..6], b"hello\0");
     assert_eq!(&client.private_data()[..8], b"welcome\0");
@@ -59,7 +59,7 @@ fn two_ends_connect_and_transfer() {
 fn ipv6_addresses_work_too() {
     let (context, _) = device_and_address();
     let (mut server, mut client) = pair(&context, link_local_of(&context));
-    cross(&mut client, &mut server);
+    transfer(&mut client, &mut server);
     assert!(client.link.peer_address().unwrap().unwrap().is_ipv6());
     let SocketAddr::V6(mut address) = link_local_of(&context) else { unreachable!() };
     address.set_scope_id(0);
@@ -92,16 +92,17 @@ fn both_ends_may_disconnect_at_once() {
 }
 
 #[test]
-fn dropping_a_connection_tells_the_peer() {
+fn dropping_a_connection_disconnects_the_peer() {
     let (context, address) = device_and_address();
     let (server, mut client) = pair(&context, address);
     drop(server);
     client.wait_disconnected(Some(PATIENCE)).unwrap();
 }
 
-/// Both calls report the end, any number of times, and the posted receive is flushed.
+/// `wait_disconnected` and `has_ended` report the end, any number of times, and the posted receive
+/// is flushed.
 #[test]
-fn an_end_is_said_again_and_flushes_receives() {
+fn a_disconnect_is_reported_each_time_and_flushes_receives() {
     for waits in [true, false] {
         let (context, address) = device_and_address();
         let (server, mut client) = pair(&context, address);
@@ -130,7 +131,7 @@ fn an_end_is_said_again_and_flushes_receives() {
 }
 
 #[test]
-fn a_connection_says_each_time_that_its_device_is_gone() {
+fn a_removed_device_is_reported_each_time() {
     let soft = SoftDevice::builder("soft0").without_wire().build().unwrap();
     let context = Device::from_soft(soft.clone()).open().unwrap();
     let (mut server, mut client) = pair(&context, crate::address_of(&context));
@@ -144,7 +145,7 @@ fn a_connection_says_each_time_that_its_device_is_gone() {
 }
 
 #[test]
-fn rights_and_timers_are_the_caller_s() {
+fn the_caller_sets_access_rights_and_timers() {
     let (context, address) = device_and_address();
     let timer = RnrTimer::from_code(5);
     let mut listener = Listener::builder()
@@ -166,7 +167,7 @@ fn rights_and_timers_are_the_caller_s() {
 }
 
 #[test]
-fn nothing_listens() {
+fn a_connect_without_a_listener_is_refused() {
     let (context, mut address) = device_and_address();
     address.set_port(7);
     let error = connector(&context).connect(address).unwrap_err();
@@ -178,7 +179,7 @@ fn nothing_listens() {
 }
 
 #[test]
-fn an_address_of_no_device_is_named() {
+fn an_error_names_the_address_that_no_device_has() {
     let (context, _) = device_and_address();
     let builder = || Listener::builder().context(&context);
     let error = builder().bind("192.0.2.1:0").unwrap_err();
@@ -191,7 +192,7 @@ fn an_address_of_no_device_is_named() {
 }
 
 #[test]
-fn a_port_in_use_is_refused_unless_it_is_shared() {
+fn a_port_in_use_is_refused() {
     let (context, address) = device_and_address();
     let first = Listener::builder().context(&context).bind(address).unwrap();
     let taken = first.local_address().unwrap();
@@ -200,9 +201,10 @@ fn a_port_in_use_is_refused_unless_it_is_shared() {
     assert!(error.cure().contains("port"), "{error}");
 }
 
-/// As on one machine, although each device has its own ports.
+/// Loopback and wildcard addresses belong to the machine: two devices cannot both listen at the
+/// same port of one. At their own addresses each device has its own ports.
 #[test]
-fn an_address_of_the_machine_has_one_listener_at_a_port() {
+fn devices_share_the_ports_of_loopback_and_wildcard_addresses() {
     const IN_USE: i32 = 98;
     const NOT_AVAILABLE: i32 = 99;
     let cases = [
@@ -220,13 +222,13 @@ fn an_address_of_the_machine_has_one_listener_at_a_port() {
     let bind = |context: &Context, ip: &str, port| {
         Listener::builder().context(context).bind(SocketAddr::new(ip.parse().unwrap(), port))
     };
-    for (its, ours, errno) in cases {
-        let first = bind(&one, its, 0).unwrap();
+    for (bound, ours, errno) in cases {
+        let first = bind(&one, bound, 0).unwrap();
         let port = first.local_address().unwrap().port();
         let error = bind(&two, ours, port).unwrap_err();
-        assert_eq!(error.errno(), errno, "{its}, {ours}: {error}");
-        assert!(error.cause().contains("bound to the port"), "{its}, {ours}: {error}");
-        // The device's own address is a different one.
+        assert_eq!(error.errno(), errno, "{bound}, {ours}: {error}");
+        assert!(error.cause().contains("bound to the port"), "{bound}, {ours}: {error}");
+        // The port is still free at the second device's own address.
         drop(bind(&two, &address_of(&two).ip().to_string(), port).unwrap());
         drop(first);
         bind(&two, ours, port).unwrap();
@@ -243,7 +245,7 @@ fn a_port_taken_at_all_addresses_is_taken_at_each() {
 }
 
 #[test]
-fn families_that_are_listened_at_apart_share_a_port() {
+fn an_ipv4_and_an_ipv6_only_listener_share_a_port() {
     let device = SoftDevice::builder("one").build().unwrap();
     let context = Device::from_soft(device).open().unwrap();
     let ipv4 = Listener::builder().context(&context).bind("0.0.0.0:0").unwrap();
@@ -253,14 +255,14 @@ fn families_that_are_listened_at_apart_share_a_port() {
 }
 
 #[test]
-fn a_loopback_address_of_no_device_is_not_listened_at() {
+fn listening_at_a_loopback_address_of_no_device_is_refused() {
     let (context, _) = device_and_address();
     let error = Listener::builder().context(&context).bind("127.77.255.254:0").unwrap_err();
     assert_eq!(error.errno(), 99, "{error}");
 }
 
 #[test]
-fn a_peer_that_does_not_answer_is_given_up() {
+fn a_connect_to_a_peer_that_does_not_answer_times_out() {
     let (context, address) = device_and_address();
     // The listener never takes requests, so they wait.
     let listener = Listener::builder().context(&context).bind(address).unwrap();
@@ -281,11 +283,11 @@ fn a_peer_that_gives_up_does_not_stop_the_listener() {
     let server = std::thread::spawn(move || listener.accept().unwrap());
     let mut client = connector(&context).connect(to).unwrap();
     let mut server = server.join().unwrap();
-    cross(&mut client, &mut server);
+    transfer(&mut client, &mut server);
 }
 
 #[test]
-fn a_listener_does_not_wait_if_told_so() {
+fn a_listener_does_not_wait_past_its_deadline() {
     let (context, address) = device_and_address();
     let mut listener = Listener::builder().context(&context).bind(address).unwrap();
     assert_eq!(listener.try_accept().unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -309,7 +311,7 @@ fn a_factory_that_fails_refuses_the_peer() {
     server.join().unwrap().unwrap_err();
 }
 
-/// Otherwise both ends would believe in a connection that carries nothing.
+/// Otherwise both ends would report a connection that transfers nothing.
 #[test]
 fn a_queue_pair_of_another_device_is_refused_at_either_end() {
     let (context, address) = device_and_address();
@@ -323,9 +325,9 @@ fn a_queue_pair_of_another_device_is_refused_at_either_end() {
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         assert!(error.cure().contains("Id::context"), "{error}");
     };
-    let elsewhere = other.clone();
+    let context_of_other = other.clone();
     let builder = Listener::builder().context(&context);
-    let mut listener = builder.bind_with(address, move |_| make(&elsewhere)).unwrap();
+    let mut listener = builder.bind_with(address, move |_| make(&context_of_other)).unwrap();
     let to = listener.local_address().unwrap();
     is_named(connector(&context).connect_with(to, |_| make(&other)).unwrap_err());
     let server = std::thread::spawn(move || listener.accept_until(Instant::now() + PATIENCE));
@@ -372,7 +374,7 @@ fn connections_may_share_a_doorbell_register() {
     assert!(clients.iter().chain(&servers).all(|end| end.qp.state() == State::Rts));
 }
 
-/// One listener, one completion queue and one shared receive queue for all.
+/// All clients have one listener, one completion queue and one shared receive queue.
 #[test]
 fn a_thousand_clients_share_a_receive_queue() {
     const CLIENTS: usize = 1000;
@@ -421,7 +423,6 @@ fn a_thousand_clients_share_a_receive_queue() {
     drop(connections);
 }
 
-/// Each device has an address of its own.
 #[test]
 fn two_devices_of_a_process_connect() {
     let ends = crate::network::ends_of(crate::network::Medium::Memory, &Default::default());
@@ -432,5 +433,5 @@ fn two_devices_of_a_process_connect() {
     let mut client = connector(&two).connect(to).unwrap();
     let mut server = server.join().unwrap();
     assert!(server.context().is_same(&one) && client.context().is_same(&two));
-    cross(&mut client, &mut server);
+    transfer(&mut client, &mut server);
 }

@@ -33,7 +33,7 @@ async fn tasks_connect_and_accept() {
 }
 
 #[tokio::test]
-async fn a_connect_that_is_dropped_is_withdrawn() {
+async fn dropping_the_future_of_a_connect_withdraws_the_request() {
     let (context, address) = device_and_address();
     let listener = Listener::builder().context(&context).bind(address).unwrap();
     let to = listener.local_address().unwrap();

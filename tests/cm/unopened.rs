@@ -13,7 +13,7 @@ use crate::{PATIENCE, address_of, next, resolved};
 const MEDIA: [Medium; 2] = [Medium::Memory, Medium::Udp];
 
 #[test]
-fn a_connection_request_is_refused_as_without_listener() {
+fn a_connection_request_is_refused_as_if_no_program_listened() {
     for medium in MEDIA {
         let [client, server] = ends_of(medium, &Default::default());
         let to = SocketAddr::new(address_of(&server.setup.context).ip(), 9);
@@ -25,7 +25,7 @@ fn a_connection_request_is_refused_as_without_listener() {
 }
 
 #[test]
-fn a_lookup_is_answered_as_without_service() {
+fn a_lookup_is_answered_as_if_there_were_no_service() {
     for medium in MEDIA {
         let [client, server] = ends_of(medium, &Default::default());
         let to = SocketAddr::new(address_of(&server.setup.context).ip(), 9);
@@ -37,9 +37,10 @@ fn a_lookup_is_answered_as_without_service() {
     }
 }
 
-/// The server's DREQ is lost, so that the client disconnects from an unknown connection.
+/// The server's DREQ is lost, so the server no longer knows the connection when the client's DREQ
+/// arrives. It answers with a DREP all the same.
 #[test]
-fn a_disconnect_of_an_unknown_connection_is_agreed_to() {
+fn a_disconnect_of_an_unknown_connection_is_answered() {
     for medium in MEDIA {
         let [client, server] = ends_of(medium, &Default::default());
         let context = &server.setup.context;

@@ -4,8 +4,7 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 
-/// Seconds after which a running child counts as hanging: far longer than a child takes on any
-/// machine.
+/// Seconds after which a child is killed: far longer than a child needs on any machine.
 const PATIENCE: u32 = 60;
 
 /// How a child ended.
@@ -15,7 +14,7 @@ pub(crate) enum Outcome {
     Well,
     /// It panicked, and printed why.
     Panicked,
-    /// It waited for something that did not come, and was killed.
+    /// It did not end in time, and was killed.
     Hung,
 }
 

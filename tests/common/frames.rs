@@ -12,7 +12,7 @@ use uverbs::{Context, Error, ErrorKind, MemoryRegion, raw};
 const SPACE: usize = 2048;
 /// Frames that may be in flight or wait to be received.
 const RECEIVES: usize = 16;
-/// The receives' ids follow it.
+/// The wr_id of the first receive; the others count up from it.
 const FIRST_RECEIVE: u64 = 1 << 32;
 
 /// A device for raw packet queue pairs. Returns `None` and prints the reason if there is none: on
@@ -35,7 +35,7 @@ pub(crate) fn setup() -> Option<Setup> {
 pub(crate) struct Wire {
     /// The port's address, at which it receives what it sends.
     pub(crate) mac: [u8; 6],
-    /// Linux has a port deliver to itself once two contexts are open (`mlx5_ib_enable_lb`).
+    /// Linux enables loopback on a port once two contexts are open (`mlx5_ib_enable_lb`).
     _second: Context,
     pub(crate) from: raw::QueuePair<RawPacket>,
     pub(crate) to: raw::QueuePair<RawPacket>,
@@ -82,7 +82,7 @@ impl Wire {
         unsafe { self.to.post_receive(place.0, &[place.1]).unwrap() };
     }
 
-    /// Posts a receive of another receiver.
+    /// Posts a receive to another receiver's queue.
     pub(crate) fn receive_by(&mut self, qp: &mut raw::QueuePair<RawPacket>) {
         let place = self.next_place();
         // SAFETY: the region is looked at through its view only, and outlives the queue pair's
@@ -109,8 +109,8 @@ impl Wire {
             inline: false,
             flags: PostFlags::empty(),
         };
-        // SAFETY: the region outlives the request. The place is written again only after so many
-        // further frames; a test that sends more does not check their bytes.
+        // SAFETY: the region outlives the request. The place is reused only after `RECEIVES` more
+        // frames; a test that sends more does not check their bytes.
         unsafe { self.from.post_list([request]).unwrap() };
     }
 

@@ -1,7 +1,7 @@
 //! What the end-to-end tests share: a device, and two queue pairs connected on it.
 //!
-//! `UVERBS_TEST_DEVICE` names the device; without it each test runs on a software device of its own
-//! that reaches only itself.
+//! `UVERBS_TEST_DEVICE` names the device. Without it each test runs on its own software device,
+//! whose only peer is itself.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -40,7 +40,7 @@ pub(crate) fn on_infiniband() -> bool {
     env!("CARGO_CRATE_NAME") == "infiniband"
 }
 
-/// A software device of the test's own.
+/// A software device for one test.
 pub(crate) fn soft_device(
     change: impl FnOnce(uverbs::soft::DeviceBuilder) -> uverbs::soft::DeviceBuilder,
 ) -> Device {
@@ -126,7 +126,7 @@ pub(crate) fn completion(cq: &mut raw::CompletionQueue) -> WorkCompletion {
     }
 }
 
-/// Waits for the next completion, which must be a success.
+/// Waits for the next completion, which must be successful.
 pub(crate) fn success(cq: &mut raw::CompletionQueue) -> WorkCompletion {
     let completion = completion(cq);
     assert_eq!(completion.status, Status::Success, "{completion:?}");

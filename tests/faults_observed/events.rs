@@ -16,7 +16,7 @@ use crate::common::{Setup, completion, success};
 use crate::network::open;
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
-/// Many more than fit into a pipe.
+/// Many more events than fit into a pipe.
 const STORM: usize = 3000;
 
 fn device() -> (Arc<SoftDevice>, Setup) {
@@ -34,7 +34,7 @@ fn port_event(index: usize) -> (AsyncKind, EventType) {
 }
 
 #[test]
-fn a_storm_of_asynchronous_events_loses_none_and_keeps_their_order() {
+fn thousands_of_asynchronous_events_arrive_in_order() {
     let (soft, setup) = device();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -52,7 +52,7 @@ fn a_storm_of_asynchronous_events_loses_none_and_keeps_their_order() {
 }
 
 #[test]
-fn events_of_a_destroyed_queue_pair_vanish_from_a_storm() {
+fn unread_events_of_a_destroyed_queue_pair_are_removed() {
     let (soft, setup) = device();
     let (doomed, other) = setup.rc_pair();
     let survivor = other.id();
@@ -101,7 +101,7 @@ impl Ringer {
 }
 
 #[test]
-fn a_storm_of_completion_events_loses_none_and_the_dead_queues_vanish() {
+fn completion_events_of_live_queues_arrive_and_of_destroyed_queues_do_not() {
     let (_soft, setup) = device();
     let channel = setup.context.create_completion_channel().unwrap();
     let mut ringers: Vec<_> = (0..100).map(|_| Ringer::new(&setup, &channel)).collect();
@@ -134,7 +134,7 @@ fn next_event(context: &Context, kind: EventType) -> EventSource {
 }
 
 #[test]
-fn a_fatal_error_of_a_queue_pair_puts_it_in_error_and_others_work_on() {
+fn a_fatal_error_of_a_queue_pair_leaves_other_queue_pairs_working() {
     let (soft, mut setup) = device();
     let (mut a, mut b) = setup.rc_pair();
     soft.raise(AsyncKind::QpFatal, EventObject::Qp(Qpn(a.number()))).unwrap();
@@ -170,7 +170,7 @@ fn a_failed_shared_receive_queue_can_only_be_destroyed() {
 }
 
 #[test]
-fn a_failed_shared_receive_queue_gives_slots_back() {
+fn a_failed_shared_receive_queue_returns_its_slots() {
     let (soft, setup) = device();
     let mut srq = setup.pd.create_srq(8).build().unwrap();
     let slab = setup.pd.create_slab(4, 64).unwrap();
@@ -199,7 +199,7 @@ fn overrun(setup: &Setup) -> (raw::CompletionQueue, raw::QueuePair<Rc>) {
 }
 
 #[test]
-fn a_completion_queue_that_overruns_says_so_and_can_be_destroyed() {
+fn an_overrun_completion_queue_reports_it_and_can_be_destroyed() {
     let (_soft, setup) = device();
     let (mut cq, qp) = overrun(&setup);
     assert_eq!(
@@ -217,14 +217,13 @@ fn a_completion_queue_that_overruns_says_so_and_can_be_destroyed() {
     cq.destroy().unwrap();
 }
 
-/// Returns once there is an event, and reads none.
+/// Waits for an event without reading it.
 fn wait_for_event(context: &Context) {
     let mut fds = [PollFd::new(context.events_fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut fds, PollTimeout::NONE), Ok(1));
 }
 
-/// Polls until there is nothing more to come: the error, and how many polls found nothing before
-/// it.
+/// Polls until an error other than `Empty`: that error, and the number of empty polls before it.
 fn end_of<T>(mut poll: impl FnMut() -> Result<T, PollError>) -> (PollError, u32) {
     let mut empty = 0;
     loop {
@@ -244,7 +243,7 @@ fn an_overrun_shows_in_polls_although_no_event_is_read() {
     assert_eq!(end_of(|| cq.poll().map(drop)).0, PollError::Overrun);
     assert_eq!(end_of(|| cq.batch().next().map(drop)), (PollError::Overrun, 0));
     assert_eq!(cq.poll_up_to(4, |_| panic!("none is left")), Err(PollError::Overrun));
-    // The event is the program's all the same, and its descriptor says so.
+    // The event is still there for the program to read: the descriptor is readable.
     wait_for_event(&setup.context);
     assert_eq!(
         next_event(&setup.context, EventType::CQ_ERR),
@@ -272,9 +271,9 @@ fn an_overrun_shows_in_safe_polls_although_no_event_is_read() {
     assert_eq!(slab.free(), 16);
 }
 
-/// A thread waits for events as usual while polls look for them.
+/// A thread waits for events while polls in another thread look for them too.
 #[test]
-fn a_reader_of_events_gets_those_that_polls_have_seen() {
+fn a_thread_that_waits_for_events_gets_events_that_polls_have_seen() {
     let (soft, setup) = device();
     let mut cq = setup.context.create_raw_cq(3).build().unwrap();
     let qp = setup.pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
@@ -295,7 +294,7 @@ fn a_reader_of_events_gets_those_that_polls_have_seen() {
     qp.destroy().unwrap();
 }
 
-/// A CQ that holds all that can be outstanding looks for no events.
+/// Polls of a CQ with space for every outstanding request do not look for overrun events.
 #[test]
 fn polls_of_a_queue_that_cannot_overrun_read_no_events() {
     let (soft, setup) = device();
@@ -312,7 +311,7 @@ fn polls_of_a_queue_that_cannot_overrun_read_no_events() {
 extern "C" fn nothing(_: libc::c_int) {}
 
 #[test]
-fn a_signal_ends_a_wait_and_takes_no_event() {
+fn a_signal_ends_a_wait_and_loses_no_event() {
     let (soft, setup) = device();
     // SAFETY: a handler that does nothing, without SA_RESTART.
     unsafe {
@@ -326,7 +325,7 @@ fn a_signal_ends_a_wait_and_takes_no_event() {
         let waiter = unsafe { libc::pthread_self() };
         let ended = &ended;
         scope.spawn(move || {
-            // The first ones may come before the wait has begun.
+            // The first signals may come before the wait has begun.
             while !ended.load(Ordering::Relaxed) {
                 // SAFETY: that thread waits for this one to end.
                 unsafe { libc::pthread_kill(waiter, libc::SIGUSR1) };

@@ -1,4 +1,4 @@
-//! What a forked child does with the queues of its parent reaches no device.
+//! A forked child uses its parent's queues, and nothing of it reaches the device.
 
 use uverbs::qp::{Datagram, Inline, PostError, PostFlags};
 use uverbs::qp_type::{Rc, Ud};
@@ -19,21 +19,21 @@ fn safe_success(cq: &mut CompletionQueue) {
     }
 }
 
-/// Posts until the queue checks its state, which takes one lap of the ring at most. Until then no
-/// post may fail.
+/// Posts until a post takes the slow path, which checks the state, after one lap of the ring at
+/// most. Until then no post may fail.
 fn post_until_refused(mut post: impl FnMut() -> Result<(), PostError>) {
     let refused = (0..10_000).find_map(|_| post().err());
     assert_eq!(refused, Some(PostError::ForkedChild));
 }
 
 #[test]
-fn posts_of_a_child_ring_nothing_and_end_in_forked_child() {
+fn posts_of_a_child_ring_no_doorbell_and_fail_with_forked_child() {
     let mut setup = Setup::new();
     let (mut a, mut b) = setup.rc_pair();
     let region = setup.region(64);
     let sge = [region.sge(0, 64).unwrap()];
     let template = a.template(op::Send, Inline(b"12345678"), SIGNALED).unwrap();
-    // The queues are warm: what follows takes the short path.
+    // The queues have been used, so the posts that follow take the fast path.
     // SAFETY: no memory is named, or a region's that lives to the end.
     unsafe {
         b.post_receive(1, &sge).unwrap();
@@ -66,7 +66,7 @@ fn posts_of_a_child_ring_nothing_and_end_in_forked_child() {
 }
 
 #[test]
-fn a_batch_that_a_child_ends_is_still_the_parents() {
+fn the_parent_can_still_publish_a_batch_that_a_child_has_ended() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.rc_pair();
     let mut batch = a.batch().unwrap();
@@ -110,7 +110,7 @@ fn datagrams_and_shared_receives_of_a_child_reach_no_device() {
 }
 
 #[test]
-fn safe_posts_of_a_child_are_refused_at_once_and_its_batches_ring_nothing() {
+fn safe_posts_of_a_child_are_refused_and_its_batches_ring_no_doorbell() {
     let context = crate::common::open();
     let pd = context.alloc_pd().unwrap();
     let mut cq = context.create_cq(64).build().unwrap();
@@ -151,10 +151,9 @@ fn safe_posts_of_a_child_are_refused_at_once_and_its_batches_ring_nothing() {
     assert!(matches!(cq.poll(), Err(PollError::Empty)), "nothing of the child's");
 }
 
-/// A child that is the first process of a pid namespace has the id that its parent has in another
-/// one.
+/// In a new PID namespace a child can have the same process id as its parent.
 #[test]
-fn a_child_with_the_id_of_its_parent_is_a_child_all_the_same() {
+fn a_child_with_the_process_id_of_its_parent_is_recognised() {
     // SAFETY: no memory is involved.
     let unshare = |flags| unsafe { libc::unshare(flags) } == 0;
     let in_namespace =

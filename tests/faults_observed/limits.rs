@@ -1,4 +1,4 @@
-//! Memory and descriptors that run out in the middle of a creation.
+//! Lockable memory and descriptors run out during a creation.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use uverbs::{Buffer, Device, Result};
 
 use crate::common::ALL_ACCESS;
 
-/// A program that pins memory with nearly everything it makes.
+/// A program in which nearly every creation pins memory.
 fn program(device: &Device) -> Result<Vec<Box<dyn Any>>> {
     let context = device.open()?;
     let pd = context.alloc_pd()?;
@@ -27,7 +27,7 @@ fn program(device: &Device) -> Result<Vec<Box<dyn Any>>> {
 }
 
 #[test]
-fn a_memory_limit_fails_the_creation_that_meets_it_and_nothing_stays_pinned() {
+fn a_creation_beyond_the_memory_limit_fails_and_leaves_nothing_pinned() {
     let mut verbs = Vec::new();
     for pages in 0.. {
         let builder = SoftDevice::builder("soft0").without_wire().locked_memory(pages * 4096);
@@ -52,7 +52,7 @@ fn a_memory_limit_fails_the_creation_that_meets_it_and_nothing_stays_pinned() {
 }
 
 #[test]
-fn what_a_failed_creation_had_pinned_is_free_again() {
+fn a_failed_creation_unpins_its_memory() {
     let builder = SoftDevice::builder("soft0").without_wire().locked_memory(64 << 10);
     let device = Device::from_soft(builder.build().unwrap());
     let context = device.open().unwrap();

@@ -17,7 +17,7 @@ use uverbs::{Context, Device, raw};
 
 use crate::common::Setup;
 
-/// The seed of a test's chances, printed in case the test fails.
+/// The random seed of a test; the harness shows the print if the test fails.
 pub(crate) fn seed(default: u64) -> u64 {
     let set = std::env::var("UVERBS_FAULT_SEED").ok().and_then(|text| text.parse().ok());
     let seed = set.unwrap_or(default);
@@ -38,7 +38,7 @@ pub(crate) enum Medium {
     Memory,
 }
 
-/// A wire whose faults can be counted from outside, and that can be cut.
+/// A faulty wire whose fault counters the test can read, and which the test can cut.
 struct Watched {
     wire: Faulty<Box<dyn Wire>>,
     counters: Arc<Mutex<FaultCounters>>,
@@ -121,7 +121,7 @@ pub(crate) fn open(soft: &Arc<SoftDevice>) -> Context {
     Device::from_shared_soft(soft.clone()).open().unwrap()
 }
 
-/// Two devices; what each of them sends meets the plan.
+/// Two devices; the plan's faults affect the packets that either sends.
 pub(crate) fn ends(plan: &FaultPlan) -> [End; 2] {
     ends_of(Medium::Roce, plan)
 }
@@ -138,7 +138,7 @@ pub(crate) fn pair<T: Connected>(
     [one, two]: &[End; 2],
     change: impl Fn(raw::QpBuilder<T>) -> raw::QpBuilder<T>,
 ) -> (raw::QueuePair<T>, raw::QueuePair<T>) {
-    // Long enough that a thread which is not scheduled for a while is not taken for a dead peer.
+    // A long ACK timeout: the peer's thread may not be scheduled for a while.
     let patient = |builder: raw::QpBuilder<T>| {
         change(builder.path(|path| path.timeout = AckTimeout::from_code(15)))
     };

@@ -1,4 +1,4 @@
-//! Peers that are killed, and forks in the middle of traffic.
+//! Peers that are killed, and forks during traffic.
 
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::process::{Child, Command, Stdio};
@@ -14,7 +14,7 @@ use crate::child::{Outcome, in_child};
 use crate::common::{self, ALL_ACCESS, Setup, completion, success};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
-/// Tells this test program that it is the peer.
+/// Environment variable that makes this test program the peer.
 const PEER: &str = "UVERBS_FAULT_PEER";
 
 fn networked() -> Setup {
@@ -24,7 +24,7 @@ fn networked() -> Setup {
 fn queue_pair(setup: &Setup) -> raw::QueuePair<Rc> {
     let builder = setup.builder::<Rc>();
     builder
-        // Two seconds in all: a peer that lives may have to wait for a processor.
+        // Retries for two seconds in all: a live peer may have to wait for a processor.
         .path(|path| (path.timeout, path.retry_count) = (AckTimeout::from_code(16), 7))
         .build()
         .unwrap()
@@ -41,7 +41,7 @@ fn endpoint(text: &str) -> Endpoint {
 }
 
 #[test]
-#[ignore = "the other process of a_killed_peer_is_noticed_within_the_time_out"]
+#[ignore = "the other process of sends_to_a_killed_peer_fail_within_the_timeout"]
 fn peer() {
     if std::env::var_os(PEER).is_none() {
         return;
@@ -57,7 +57,7 @@ fn peer() {
     }
     qp.connect(&endpoint(line.trim())).unwrap();
     println!("\nready");
-    // Until it is killed, or its parent is gone.
+    // The read returns when the parent has ended; usually the parent kills this process first.
     line.clear();
     let _ = std::io::stdin().read_line(&mut line);
 }
@@ -77,7 +77,7 @@ impl Peer {
         Self { child, output }
     }
 
-    /// What follows the word on the first line that begins with it.
+    /// Reads up to the first line that begins with `word`, and returns the rest of that line.
     fn hear(&mut self, word: &str) -> String {
         let mut lines = self.output.by_ref().lines().map(Result::unwrap);
         let line = lines.find(|line| line.starts_with(word)).expect("the peer speaks");
@@ -97,7 +97,7 @@ impl Drop for Peer {
 }
 
 #[test]
-fn a_killed_peer_is_noticed_within_the_time_out() {
+fn sends_to_a_killed_peer_fail_within_the_timeout() {
     let mut setup = networked();
     let mut qp = queue_pair(&setup);
     let mut peer = Peer::start();
@@ -123,14 +123,14 @@ fn a_killed_peer_is_noticed_within_the_time_out() {
     qp.destroy().unwrap();
 }
 
-/// Everything of a parent's that a child holds.
+/// The parent's objects that a forked child inherits.
 struct Inherited {
     setup: Setup,
     qp: raw::QueuePair<Rc>,
     region: uverbs::MemoryRegion,
 }
 
-/// What a forked child finds; anything unexpected is a panic.
+/// The checks in the forked child: they panic on any deviation.
 fn child(inherited: Inherited) {
     let Inherited { setup, mut qp, region } = inherited;
     let kinds = [
@@ -179,7 +179,7 @@ fn echo(pd: &ProtectionDomain, cq: &mut raw::CompletionQueue, running: &AtomicBo
 }
 
 #[test]
-fn a_fork_leaves_the_parents_traffic_alone_and_the_child_opens_anew() {
+fn a_fork_does_not_disturb_the_parents_traffic_and_the_child_can_open_the_device() {
     let context = common::open();
     let running = AtomicBool::new(true);
     thread::scope(|scope| {
@@ -201,8 +201,8 @@ fn a_fork_leaves_the_parents_traffic_alone_and_the_child_opens_anew() {
     });
 }
 
-/// Makes and destroys objects of all kinds that take a lock of the context, until told to stop.
-fn come_and_go(context: &uverbs::Context, pd: &ProtectionDomain, running: &AtomicBool) {
+/// Creates and destroys objects of each kind that takes a lock of the context, while `running`.
+fn create_and_destroy(context: &uverbs::Context, pd: &ProtectionDomain, running: &AtomicBool) {
     let mut cq = context.create_raw_cq(16).build().unwrap();
     while running.load(Ordering::Relaxed) {
         let other = context.create_raw_cq(16).build().unwrap();
@@ -215,7 +215,7 @@ fn come_and_go(context: &uverbs::Context, pd: &ProtectionDomain, running: &Atomi
     }
 }
 
-/// Ends the threads, also when the test fails.
+/// Stops the threads when dropped, also when the test fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -225,15 +225,15 @@ impl Drop for Stop<'_> {
 }
 
 #[test]
-fn a_child_waits_for_no_lock_that_another_thread_held() {
+fn a_child_does_not_wait_for_a_lock_that_another_thread_held() {
     let context = common::open();
     let running = AtomicBool::new(true);
     let pd = context.alloc_pd().unwrap();
     thread::scope(|scope| {
         let stop = Stop(&running);
         for _ in 0..3 {
-            scope.spawn(|| come_and_go(&context, &pd, &running));
-            // They open and close what the whole process shares.
+            scope.spawn(|| create_and_destroy(&context, &pd, &running));
+            // These threads open and close objects that the whole process shares.
             scope.spawn(|| {
                 while running.load(Ordering::Relaxed) {
                     drop(uverbs::soft::SoftDevice::named("soft1").unwrap());

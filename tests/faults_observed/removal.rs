@@ -1,4 +1,4 @@
-//! The device is pulled out while a program posts, polls and waits.
+//! The device is removed while a program posts, polls and waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ fn device() -> Arc<SoftDevice> {
     Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap())
 }
 
-/// Posts until it is told that the queue is in error.
+/// Posts until a post reports the error state.
 fn post_on(mut qp: raw::QueuePair<Rc>, posted: &AtomicU64) -> raw::QueuePair<Rc> {
     let start = Instant::now();
     while qp.state() != State::Err {
@@ -31,7 +31,7 @@ fn post_on(mut qp: raw::QueuePair<Rc>, posted: &AtomicU64) -> raw::QueuePair<Rc>
         assert!(start.elapsed() < PATIENCE, "posting goes on for ever");
         thread::yield_now();
     }
-    // Still harmless.
+    // Further posts do no harm.
     for _ in 0..1000 {
         // SAFETY: no memory is named.
         let _ = unsafe { qp.post_send(1, op::Nop, (), SIGNALED) };
@@ -111,7 +111,7 @@ fn after_removal_every_verb_fails_and_every_destruction_succeeds() {
         let error = error.expect("the device is gone");
         assert_eq!((error.kind(), error.errno()), (ErrorKind::DeviceGone, libc::EIO), "{error}");
     }
-    // In any order, as far as the handles themselves allow.
+    // In any order that the handles' types allow.
     srq.destroy().unwrap();
     region.deregister().unwrap();
     qp.destroy().unwrap();

@@ -1,4 +1,4 @@
-//! The table in the documentation and the tests name each other.
+//! The tables of docs/faults.md and the tests of this folder agree.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ fn documented(root: &Path) -> BTreeSet<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Names of the functions that follow `#[test]`, or Tokio's, alone.
+/// Names of the functions after a line with only `#[test]` or `#[tokio::test]`.
 fn tests(text: &str) -> impl Iterator<Item = String> + '_ {
     let lines: Vec<_> = text.lines().map(str::trim).collect();
     let is_test = |line: &str| line == "#[test]" || line.starts_with("#[tokio::test");
@@ -38,8 +38,8 @@ fn every_fault_has_a_row_and_every_row_a_test() {
     let texts: Vec<_> = files.iter().map(|file| fs::read_to_string(file).unwrap()).collect();
     let mut written: BTreeSet<_> = texts.iter().flat_map(|text| tests(text)).collect();
     written.remove("every_fault_has_a_row_and_every_row_a_test");
-    // Other files also test what is not a fault: the queues' own tests (a device that lies,
-    // overruns, resizes that fail) and those of connections.
+    // Not every test of these files needs a row: the queues' own tests (a device that writes wrong
+    // CQEs, overruns, failing resizes) and those of connections test more than faults.
     let queues = ["hostile.rs", "overrun.rs", "resizing.rs"];
     let mut others = queues.map(|file| root.join("provider-mlx5/tests/queues").join(file)).to_vec();
     others.extend(fs::read_dir(root.join("tests/cm")).unwrap().map(|file| file.unwrap().path()));

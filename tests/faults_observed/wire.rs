@@ -1,4 +1,4 @@
-//! Packets that are lost, late, doubled, overtaken or damaged.
+//! Packets that are lost, delayed, duplicated, reordered or corrupted.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -14,8 +14,8 @@ use crate::common::{completion, pattern, success};
 use crate::network::{End, ends, pair, seed};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
-/// Two percent.
-const OFTEN: u32 = 20_000;
+/// Two percent, in parts per million.
+const TWO_PERCENT: u32 = 20_000;
 const MILLISECOND: u64 = 1_000_000;
 const MESSAGES: usize = 150;
 /// Up to five packets.
@@ -26,8 +26,8 @@ fn lengths(seed: u64) -> Vec<usize> {
     (0..MESSAGES).map(|_| chance.below(LONGEST as u64) as usize).collect()
 }
 
-/// Sends messages of many lengths, then writes, reads and counts; everything has to happen once, in
-/// order, unharmed.
+/// SENDs, RDMA WRITEs, RDMA READs and FETCH_ADDs of many lengths: each must execute once, in order,
+/// with intact data.
 fn reliable_traffic(plan: FaultPlan) -> FaultCounters {
     let mut both = ends(&plan);
     let lengths = lengths(plan.seed);
@@ -115,38 +115,38 @@ fn plan(seed: u64) -> FaultPlan {
 }
 
 #[test]
-fn rc_makes_up_for_lost_packets() {
-    let counters = reliable_traffic(FaultPlan { drop: OFTEN, ..plan(seed(1)) });
+fn rc_retransmits_lost_packets() {
+    let counters = reliable_traffic(FaultPlan { drop: TWO_PERCENT, ..plan(seed(1)) });
     assert!(counters.dropped > 0, "{counters:?}");
 }
 
 #[test]
 fn rc_ignores_duplicated_packets() {
-    let counters = reliable_traffic(FaultPlan { duplicate: 2 * OFTEN, ..plan(seed(2)) });
+    let counters = reliable_traffic(FaultPlan { duplicate: 2 * TWO_PERCENT, ..plan(seed(2)) });
     assert!(counters.duplicated > 0, "{counters:?}");
 }
 
 #[test]
-fn rc_makes_up_for_corrupted_packets() {
-    let counters = reliable_traffic(FaultPlan { corrupt: OFTEN, ..plan(seed(3)) });
+fn rc_retransmits_corrupted_packets() {
+    let counters = reliable_traffic(FaultPlan { corrupt: TWO_PERCENT, ..plan(seed(3)) });
     assert!(counters.corrupted > 0, "{counters:?}");
 }
 
 #[test]
 fn rc_puts_reordered_packets_in_order() {
-    let counters = reliable_traffic(FaultPlan { reorder: OFTEN, ..plan(seed(4)) });
+    let counters = reliable_traffic(FaultPlan { reorder: TWO_PERCENT, ..plan(seed(4)) });
     assert!(counters.delayed > 0, "{counters:?}");
 }
 
 #[test]
 fn rc_waits_for_delayed_packets() {
-    let counters = reliable_traffic(FaultPlan { delay: OFTEN, ..plan(seed(5)) });
+    let counters = reliable_traffic(FaultPlan { delay: TWO_PERCENT, ..plan(seed(5)) });
     assert!(counters.delayed > 0, "{counters:?}");
 }
 
 #[test]
 fn rc_survives_all_faults_at_once() {
-    let half = OFTEN / 2;
+    let half = TWO_PERCENT / 2;
     let counters = reliable_traffic(FaultPlan {
         drop: half,
         duplicate: half,
@@ -159,10 +159,11 @@ fn rc_survives_all_faults_at_once() {
     assert!(dropped + duplicated + counters.corrupted + counters.delayed > 0, "{counters:?}");
 }
 
-/// A packet that waits to be overtaken is overtaken by the first, so the second comes after it.
+/// The wire may hold one packet back until another has passed it. The first barrier passes it, so
+/// the second arrives after it.
 const BARRIERS: u32 = 2;
 
-/// Returns once everything that `a`'s device sent before has arrived, or never will.
+/// Returns once every earlier packet of `a`'s device has arrived or is lost.
 fn barrier([one, two]: &mut [End; 2], a: &mut raw::QueuePair<Rc>, b: &mut raw::QueuePair<Rc>) {
     for _ in 0..BARRIERS {
         // SAFETY: no memory is named.
@@ -175,7 +176,7 @@ fn barrier([one, two]: &mut [End; 2], a: &mut raw::QueuePair<Rc>, b: &mut raw::Q
     assert!(two.setup.cq.capacity() > BARRIERS);
 }
 
-/// What arrived before the barrier, in order.
+/// Completions of the messages that arrived before the barrier, in order.
 fn arrivals(cq: &mut raw::CompletionQueue) -> Vec<WorkCompletion> {
     let (mut all, mut barriers) = (Vec::new(), 0);
     while barriers < BARRIERS {
@@ -189,8 +190,8 @@ fn arrivals(cq: &mut raw::CompletionQueue) -> Vec<WorkCompletion> {
 }
 
 #[test]
-fn uc_loses_whole_messages_and_says_nothing() {
-    let mut both = ends(&FaultPlan { drop: OFTEN, corrupt: OFTEN, ..plan(seed(7)) });
+fn uc_loses_whole_messages_without_an_error() {
+    let mut both = ends(&FaultPlan { drop: TWO_PERCENT, corrupt: TWO_PERCENT, ..plan(seed(7)) });
     let lengths = lengths(7);
     let (mut a, mut b) = pair::<Uc>(&both, |qp| qp.max_send_wr(16).max_recv_wr(MESSAGES as u32));
     let (mut fence_a, mut fence_b) = pair::<Rc>(&both, |qp| qp);
@@ -229,10 +230,10 @@ fn uc_loses_whole_messages_and_says_nothing() {
 }
 
 #[test]
-fn ud_loses_doubles_and_reorders_datagrams_but_never_changes_them() {
+fn ud_loses_duplicates_and_reorders_datagrams_but_never_changes_them() {
     const LENGTH: usize = 300;
-    let faults = FaultPlan { drop: OFTEN, corrupt: OFTEN, ..plan(seed(8)) };
-    let faults = FaultPlan { duplicate: OFTEN, reorder: OFTEN, ..faults };
+    let faults = FaultPlan { drop: TWO_PERCENT, corrupt: TWO_PERCENT, ..plan(seed(8)) };
+    let faults = FaultPlan { duplicate: TWO_PERCENT, reorder: TWO_PERCENT, ..faults };
     let mut both = ends(&faults);
     let (mut fence_a, mut fence_b) = pair::<Rc>(&both, |qp| qp);
     let mut a = both[0].setup.builder::<Ud>().build().unwrap();
@@ -273,7 +274,7 @@ fn ud_loses_doubles_and_reorders_datagrams_but_never_changes_them() {
 }
 
 #[test]
-fn a_cut_link_ends_in_retry_exceeded_within_the_time_out() {
+fn a_cut_link_ends_in_retry_exceeded_within_the_timeout() {
     let mut both = ends(&plan(seed(9)));
     let timeout = AckTimeout::from_code(10);
     let (mut a, b) =
@@ -287,7 +288,7 @@ fn a_cut_link_ends_in_retry_exceeded_within_the_time_out() {
     let first = completion(&mut both[0].setup.cq);
     assert_eq!((first.wr_id, first.status), (0, Status::RetryExceeded));
     assert_eq!(first.opcode(), CompletionOpcode::Send);
-    // 4.096 us * 2^10, for the first try and two more.
+    // The first try and two retries, with an ACK timeout of 4.096 us * 2^10 each.
     assert!(start.elapsed().as_micros() >= 3 * 4194, "{:?}", start.elapsed());
     for wr_id in 1..3 {
         let flushed = completion(&mut both[0].setup.cq);

@@ -149,7 +149,7 @@ fn skips(program: &str) -> String {
 
 /// Test binary, test, and why it does not run in guests.
 const HOST_ONLY_TESTS: &[(&str, &str, &str)] = &[
-    ("frames", "several_queues_have_copies_of_one_line", OWN_MULTICAST),
+    ("frames", "several_queues_get_copies_of_one_multicast_group", OWN_MULTICAST),
     ("work_queues", "a_multicast_line_moves_to_a_new_table_with_copies_in_between", OWN_MULTICAST),
     ("work_queues", "places_of_a_multicast_line_change_while_frames_arrive", OWN_MULTICAST),
 ];
