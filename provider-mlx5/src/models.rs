@@ -391,8 +391,8 @@ mod user_index {
     fn ring(close: fn(&QueueHandle)) {
         let table = UserIndexTable::new();
         let handle = table.register(RECEIVES, &[], None, 1).unwrap();
-        let ring = Ring { base: lines().as_ptr(), mask: 0, shift: 6, head: 0 };
-        handle.state().set_recv_ring(Some(ring));
+        let ring = Ring::on(DmaMemory::leaked(64), 1, 64, 0);
+        handle.state().set_recv_ring(ring.as_ref());
         let memory = Arc::new(UnsafeCell::new(()));
         let (poller, seen) = (handle.clone(), memory.clone());
         let poller = thread::spawn(move || {

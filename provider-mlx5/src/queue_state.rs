@@ -433,13 +433,13 @@ impl QueueState {
         self.fixed.short_receives_fail_alone.store(false, Ordering::Relaxed);
     }
 
-    pub(crate) fn set_send_ring(&self, ring: Option<Ring>) {
+    pub(crate) fn set_send_ring(&self, ring: Option<&Ring>) {
         if !self.is_inherited() {
             self.fixed.send_ring.set(ring);
         }
     }
 
-    pub(crate) fn set_recv_ring(&self, ring: Option<Ring>) {
+    pub(crate) fn set_recv_ring(&self, ring: Option<&Ring>) {
         if self.is_inherited() {
             return;
         }

@@ -72,7 +72,8 @@ pub struct RecvQueue {
     mask: u32,
     /// Entries known to be completed.
     tail: u32,
-    scatter_to_cqe: bool,
+    /// What the poller sees of the ring, if inline data of CQEs may have to be copied to buffers.
+    shown: Option<Ring>,
     handle: QueueHandle,
 }
 
@@ -120,6 +121,8 @@ impl RecvQueue {
         config.handle.claim(RECEIVES)?;
         // Nothing is open yet, so that the first receive looks for space.
         let id = state.recv_table().0;
+        let ring = config.memory.as_ptr();
+        let shown = Ring::on(config.memory, entries, stride, 16 * config.head_octowords);
         let queue = Self {
             front: Front { entry: core::ptr::null_mut(), id },
             head: 0,
@@ -127,13 +130,13 @@ impl RecvQueue {
             open: id,
             stride,
             doorbell: config.doorbell,
-            ring: config.memory.as_ptr(),
+            ring,
             shift: stride.trailing_zeros() as u8,
             max_sge: (octowords - config.head_octowords) as u8,
             head_octowords: config.head_octowords,
             mask: entries - 1,
             tail: 0,
-            scatter_to_cqe: config.scatter_to_cqe,
+            shown: shown.filter(|_| config.scatter_to_cqe),
             handle: config.handle,
         };
         queue.clear_ring();
@@ -259,9 +262,7 @@ impl RecvQueue {
     }
 
     fn show_ring(&self) {
-        let head = 16 * self.head_octowords;
-        let ring = Ring { base: self.ring, mask: self.mask, shift: u32::from(self.shift), head };
-        self.state().set_recv_ring(self.scatter_to_cqe.then_some(ring));
+        self.state().set_recv_ring(self.shown.as_ref());
     }
 
     #[inline(always)]

@@ -62,7 +62,7 @@ pub use transport::*;
 pub use window::{BindWindow, LocalInvalidate, UnbindWindow, WindowAccess, WindowType};
 
 use crate::doorbell::{Doorbell, DoorbellWord};
-use crate::format::{ControlSegment, MAX_DS, OCTOWORD, WQEBB_SHIFT, WQEBB_SIZE};
+use crate::format::{ControlSegment, MAX_DS, OCTOWORD, WQEBB_SIZE};
 use crate::memory::DmaMemory;
 use crate::mmio::{BlueFlame, Register};
 pub use crate::queue_error::QueueError;
@@ -136,7 +136,8 @@ pub struct SendQueue<T: Transport, R: Register = BlueFlame> {
     /// Whether the next request has to check the QP's state.
     stale: bool,
     min_inline_header: u8,
-    scatter_to_cqe: bool,
+    /// What the poller sees of the ring, if inline data of CQEs may have to be copied to buffers.
+    shown: Option<Ring>,
     /// The queue's number.
     number: u32,
     /// Completion mode of every request: bytes 8 to 15 of the control segment, as stored.
@@ -177,6 +178,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let signaled = PostFlags::SIGNALED.bits();
         let number = u64::from(ControlSegment::second_word(config.number, 0));
         let mode = if config.signal_all { mode_word(signaled, 0) } else { 0 };
+        let head = (OCTOWORD * T::SERVICE.address_octowords()) as u32;
+        let shown = Ring::on(config.memory, ring.blocks(), WQEBB_SIZE as u32, head);
         let queue = Self {
             next: ring.next(0, 0),
             ring,
@@ -189,7 +192,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             fence: 0,
             stale: true,
             min_inline_header: config.min_inline_header,
-            scatter_to_cqe: config.scatter_to_cqe,
+            shown: shown.filter(|_| config.scatter_to_cqe),
             number: config.number & 0xff_ffff,
             mode,
             last_control: 0,
@@ -340,12 +343,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.recompute_fast_limit();
     }
 
-    /// Lets the poller read the ring, if inline data of CQEs may have to be copied to buffers.
+    /// Lets the poller read the ring.
     fn show_ring(&self) {
-        let head = OCTOWORD as u32 * T::SERVICE.address_octowords() as u32;
-        let (base, mask) = (self.ring.base(), self.ring.blocks() - 1);
-        let ring = Ring { base, mask, shift: WQEBB_SHIFT, head };
-        self.state().set_send_ring(self.scatter_to_cqe.then_some(ring));
+        self.state().set_send_ring(self.shown.as_ref());
     }
 
     #[inline(always)]

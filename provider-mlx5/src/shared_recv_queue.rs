@@ -112,9 +112,8 @@ impl SharedRecvQueue {
         }
         config.handle.claim(RECEIVES)?;
         let ring = config.memory.as_ptr();
-        let shift = stride.trailing_zeros();
-        let shown = Ring { base: ring, mask: entries - 1, shift, head: 16 };
-        state.set_recv_ring(config.scatter_to_cqe.then_some(shown));
+        let shown = Ring::on(config.memory, entries, stride, 16);
+        state.set_recv_ring(shown.as_ref().filter(|_| config.scatter_to_cqe));
         let queue = Self {
             places: Places { ring, stride: stride as usize, tables: free.posting() },
             front: Front { head: 0, next: free.at(0) },

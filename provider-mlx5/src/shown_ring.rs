@@ -5,18 +5,33 @@
 //! of 64 bytes at most. Pollers wait for no other thread.
 
 use crate::format::DataSegment;
+use crate::memory::DmaMemory;
 use crate::sync::{AtomicPtr, AtomicU32, Ordering, spin};
 
 /// Where the poller finds the scatter entries of a WQE whose data came inside the CQE.
-#[derive(Clone, Copy, Debug)]
+///
+/// It has the right to access the ring's memory, and its entries are within that. The queue that
+/// keeps it takes the ring away when it is dropped; from then on that right may be gone.
+#[derive(Debug)]
 pub(crate) struct Ring {
-    pub(crate) base: *mut u8,
+    memory: DmaMemory,
     /// Entries minus one.
-    pub(crate) mask: u32,
+    mask: u32,
     /// log2 of the bytes per entry.
-    pub(crate) shift: u32,
+    shift: u32,
     /// Bytes before the first scatter entry of a receive WQE.
-    pub(crate) head: u32,
+    head: u32,
+}
+
+impl Ring {
+    /// The ring of `entries` entries at the start of `memory`. `None` if it does not fit, or an
+    /// entry does not hold its head and a scatter entry.
+    pub(crate) fn on(memory: DmaMemory, entries: u32, stride: u32, head: u32) -> Option<Self> {
+        let holds_one = head as usize + size_of::<DataSegment>() <= stride as usize;
+        let fits = holds_one && stride.is_power_of_two() && memory.holds(entries, stride as usize);
+        let (mask, shift) = (entries.wrapping_sub(1), stride.trailing_zeros());
+        fits.then_some(Self { memory, mask, shift, head })
+    }
 }
 
 /// A ring, as long as it may be looked into.
@@ -53,13 +68,7 @@ impl ShownRing {
 
     /// Takes the ring away, and shows another one. Threads that do so at once do it one after the
     /// other.
-    ///
-    /// # Panics
-    /// If an entry does not hold its head and a scatter entry.
-    pub(crate) fn set(&self, ring: Option<Ring>) {
-        let holds_one =
-            |ring: Ring| ring.head as usize + size_of::<DataSegment>() <= 1 << ring.shift;
-        assert!(ring.is_none_or(holds_one), "an entry of the ring holds an SGE");
+    pub(crate) fn set(&self, ring: Option<&Ring>) {
         // Acquire: what another thread set was set before.
         while self.users.fetch_or(GONE | CHANGING, Ordering::Acquire) & CHANGING != 0 {
             spin();
@@ -72,7 +81,8 @@ impl ShownRing {
         if let Some(ring) = ring {
             // It is gone, no thread is left that looks into it, and no other thread is changing it:
             // so no thread sees the parts of two rings.
-            self.first.store(ring.base.wrapping_add(ring.head as usize), Ordering::Relaxed);
+            let first = ring.memory.as_ptr().wrapping_add(ring.head as usize);
+            self.first.store(first, Ordering::Relaxed);
             self.mask.store(ring.mask, Ordering::Relaxed);
             self.shift.store(ring.shift, Ordering::Relaxed);
             self.head.store(ring.head, Ordering::Relaxed);
@@ -146,14 +156,23 @@ mod tests {
 
     #[test]
     fn a_ring_is_shown_until_it_is_taken_away() {
-        let ring = |mask| Ring { base: core::ptr::null_mut(), mask, shift: 6, head: 0 };
+        let ring = |entries| Ring::on(DmaMemory::leaked(16 * 64), entries, 64, 0);
         let shown = ShownRing::new();
         assert_eq!(shown.with(|ring| ring.mask()), None);
-        shown.set(Some(ring(7)));
+        shown.set(ring(8).as_ref());
         assert_eq!(shown.with(|ring| ring.mask()), Some(7));
-        shown.set(Some(ring(15)));
+        shown.set(ring(16).as_ref());
         assert_eq!(shown.with(|ring| ring.mask()), Some(15));
         shown.set(None);
         assert_eq!(shown.with(|ring| ring.mask()), None);
+    }
+
+    #[test]
+    fn a_ring_is_within_its_memory_and_its_entries_hold_an_sge() {
+        let ring = |entries, stride, head| Ring::on(DmaMemory::leaked(512), entries, stride, head);
+        assert!(ring(8, 64, 48).is_some());
+        assert!(ring(8, 64, 49).is_none(), "the SGE would be in the next entry");
+        assert!(ring(16, 64, 0).is_none(), "the ring would end behind its memory");
+        assert!(ring(0, 64, 0).is_none() && ring(3, 64, 0).is_none() && ring(2, 96, 0).is_none());
     }
 }

@@ -276,8 +276,8 @@ unsafe fn to_first_buffer(
         return false;
     }
     let start = ((index & ring.mask()) as usize) << ring.shift();
-    // SAFETY: `ShownRing::set` checked that entries hold a head and an SGE. So the first SGE of the
-    // masked entry is within the entry and the ring.
+    // SAFETY: `shown_ring::Ring::on` checked that entries are within the ring, and hold a head and
+    // an SGE. So the first SGE of the masked entry is within both.
     let first = unsafe { entry_at(ring.first().add(start)) };
     if length > first.length || Some(first.lkey) == null_lkey {
         return false;

@@ -430,8 +430,8 @@ mod tests {
         let cq = completion_queue(&table);
         let shape = Shape { send_wqebbs: 4, recv_wqes: 4, shared_receive: false };
         let handle = table.register(shape, &[cq.monitor()], None, 0).unwrap();
-        let ring = Ring { base: core::ptr::null_mut(), mask: 3, shift: 6, head: 0 };
-        handle.state().set_send_ring(Some(ring));
+        let ring = Ring::on(DmaMemory::leaked(4 * 64), 4, 64, 0);
+        handle.state().set_send_ring(ring.as_ref());
         handle.close();
         table.disown();
         let block = handle.block.clone();
