@@ -7,6 +7,7 @@ mod figures;
 mod msrv;
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
@@ -32,8 +33,19 @@ enum Task {
     Msrv,
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().task {
+/// Failures are for people who build: sentences, also where `RUST_BACKTRACE` is set.
+fn main() -> ExitCode {
+    match run(Arguments::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> anyhow::Result<()> {
+    match task {
         Task::KernelTest(options) => uverbs_kernel_guests::run(&options),
         Task::DropIn(options) => drop_in::run(&options),
         Task::Figures { files } => write_figures(&files),
