@@ -31,7 +31,7 @@ const EQ_UPDATE_DOORBELL: u64 = EQ_UPDATE_OFFSET as u64;
 const BLUEFLAME: u64 = BLUEFLAME_OFFSET as u64;
 const BLUEFLAME_BUFFER: u64 = BLUEFLAME_HALF_SIZE as u64;
 
-/// Most packets of QP work before the client's messages are handled again.
+/// Most packets sent or received in a step, before the next messages of the VMM.
 const BUDGET: u32 = 64;
 
 /// The settings of an adapter.
@@ -256,6 +256,7 @@ impl Function for PciDevice {
     fn reset(&mut self) {
         self.config = config_space(&self.settings);
         self.segment = InitSegment::default();
+        self.blueflame = BlueFlame::default();
         self.firmware.reset();
     }
 
@@ -278,5 +279,19 @@ impl Function for PciDevice {
         let wakes = [step.next_wake, self.blueflame.deadline()];
         let wake = wakes.into_iter().flatten().min()?;
         Some(Duration::from_nanos(wake.saturating_sub(self.now())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reset_forgets_the_beginning_of_a_blueflame_copy() {
+        let settings = Settings { link: LinkLayer::Ethernet, guid: 1, lid: 0, vectors: 1 };
+        let mut device = PciDevice::new(settings, Trace::default());
+        device.blueflame.begin(8, BLUEFLAME, [0; 8], 0);
+        device.reset();
+        assert_eq!(device.blueflame.give_up(), None);
     }
 }
