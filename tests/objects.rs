@@ -255,8 +255,12 @@ fn a_connection_migrates_to_its_alternate_path_and_the_peer_follows() {
         assert_eq!(a.modify(&load(to_b)).unwrap_err().kind(), ErrorKind::Unsupported);
         return;
     }
+    assert_eq!(a.query().unwrap().alternate_path, None);
     a.modify(&load(to_b)).unwrap();
     b.modify(&load(to_a)).unwrap();
+    let loaded = a.query().unwrap();
+    assert_eq!(loaded.alternate_path, load(to_b).alternate_path);
+    assert_ne!(loaded.migration_state, MigrationState::Migrated);
     let region = setup.region(64);
     let mut ping = |qp: &mut uverbs::raw::QueuePair<Rc>| {
         let write = op::Write(region.remote(0).unwrap());
@@ -277,7 +281,9 @@ fn a_connection_migrates_to_its_alternate_path_and_the_peer_follows() {
         .collect();
     migrated.sort_by_key(|source| *source != EventSource::QueuePair(a.id()));
     assert_eq!(migrated, [a.id(), b.id()].map(EventSource::QueuePair));
-    assert_eq!(b.query().unwrap().address.service_level, 3);
+    let migrated = b.query().unwrap();
+    assert_eq!(migrated.address.service_level, 3);
+    assert_eq!(migrated.migration_state, MigrationState::Migrated);
 }
 
 #[test]

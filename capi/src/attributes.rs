@@ -14,7 +14,8 @@ use crate::query::{gid_bytes, words};
 /// Bits of the mask for which the library has attributes.
 const KNOWN: QpAttrMask = QpAttrMask::all().difference(QpAttrMask::CAP);
 
-// Programs from before rate limits have a struct that ends there. The mask is beside the struct.
+// Programs built before rate limits have a struct that ends before that field. The mask is an
+// argument of the verb.
 grown! {
     ibv_qp_attr until rate_limit {
         QpAttrMask::RATE_LIMIT.bits() => rate_limit,
@@ -151,11 +152,12 @@ fn alternate(attr: &ibv_qp_attr) -> AlternatePath {
 
 /// C's struct for the result of a query.
 pub(crate) fn to_c(info: &QpInfo, cap: ibv_qp_cap) -> ibv_qp_attr {
+    let alternate = info.alternate_path;
     ibv_qp_attr {
         qp_state: info.state as u32,
         cur_qp_state: info.state as u32,
         path_mtu: info.path_mtu.map_or(0, |mtu| mtu as u32),
-        path_mig_state: 0,
+        path_mig_state: info.migration_state as u32,
         qkey: info.qkey,
         rq_psn: info.receive_psn,
         sq_psn: info.send_psn,
@@ -163,9 +165,9 @@ pub(crate) fn to_c(info: &QpInfo, cap: ibv_qp_cap) -> ibv_qp_attr {
         qp_access_flags: info.access.bits(),
         cap,
         ah_attr: c_address(&info.address),
-        alt_ah_attr: c_address(&AddressVector::default()),
+        alt_ah_attr: c_address(&alternate.map_or(AddressVector::default(), |path| path.address)),
         pkey_index: info.pkey_index,
-        alt_pkey_index: 0,
+        alt_pkey_index: alternate.map_or(0, |path| path.pkey_index),
         en_sqd_async_notify: 0,
         sq_draining: info.draining.into(),
         max_rd_atomic: info.max_initiator_reads,
@@ -175,8 +177,8 @@ pub(crate) fn to_c(info: &QpInfo, cap: ibv_qp_cap) -> ibv_qp_attr {
         timeout: info.timeout.code(),
         retry_cnt: info.retry_count,
         rnr_retry: info.rnr_retry,
-        alt_port_num: 0,
-        alt_timeout: 0,
+        alt_port_num: alternate.map_or(0, |path| path.address.port),
+        alt_timeout: alternate.map_or(0, |path| path.timeout.code()),
         rate_limit: 0,
     }
 }

@@ -78,7 +78,7 @@ impl RnrTimer {
     }
 }
 
-/// State of automatic path migration.
+/// State of automatic path migration, with the numbers of `enum ibv_mig_state`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MigrationState {
     /// The alternate path has become the primary one, or none is loaded.

@@ -8,7 +8,7 @@ use uverbs_uapi::write::qp::{ExModifyQp, ModifyQp, QpDest, QueryQp, QueryQpResp}
 use zerocopy::IntoBytes;
 
 use super::ah;
-use super::attributes::{AckTimeout, MigrationState, QpAttributes, RnrTimer};
+use super::attributes::{AckTimeout, AlternatePath, MigrationState, QpAttributes, RnrTimer};
 use super::sizes::Capacities;
 use super::{QpType, State, transitions};
 use crate::device::address::{AddressVector, Gid, GlobalRoute, LinkLayer, Mtu};
@@ -212,6 +212,25 @@ fn migration_code(state: MigrationState) -> MigState {
     }
 }
 
+/// Other numbers than the kernel's three count as migrated, which is what a queue pair without
+/// alternate path reports.
+fn migration_state(code: MigState) -> MigrationState {
+    match code {
+        MigState::REARM => MigrationState::Rearm,
+        MigState::ARMED => MigrationState::Armed,
+        _ => MigrationState::Migrated,
+    }
+}
+
+/// Ports begin at 1: without an alternate path the number is 0.
+fn alternate_path(answer: &QueryQpResp) -> Option<AlternatePath> {
+    (answer.alt_port_num != 0).then(|| AlternatePath {
+        address: AddressVector { port: answer.alt_port_num, ..address(&answer.alt_dest) },
+        pkey_index: answer.alt_pkey_index,
+        timeout: AckTimeout::from_code(answer.alt_timeout),
+    })
+}
+
 fn destination(address: AddressVector) -> QpDest {
     let route = address.global.unwrap_or_default();
     QpDest {
@@ -263,6 +282,10 @@ pub struct QpInfo {
     pub port: u8,
     /// Index into the partition table.
     pub pkey_index: u16,
+    /// The alternate path, while the device has one.
+    pub alternate_path: Option<AlternatePath>,
+    /// State of automatic path migration.
+    pub migration_state: MigrationState,
     /// Q_Key.
     pub qkey: u32,
     /// What remote operations may do.
@@ -312,6 +335,8 @@ pub(super) fn query(
         address: address(&answer.dest),
         port: answer.port_num,
         pkey_index: answer.pkey_index,
+        alternate_path: alternate_path(&answer),
+        migration_state: migration_state(answer.path_mig_state),
         qkey: answer.qkey,
         access: answer.qp_access_flags,
         receive_psn: answer.rq_psn,
