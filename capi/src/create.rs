@@ -85,7 +85,7 @@ pub(crate) enum Dynamic {
     },
 }
 
-/// The attributes of a queue pair to create, in one form for both verbs.
+/// The attributes of a queue pair to create, in one form for all verbs.
 struct QpRequest {
     context: *mut ibv_context,
     attributes: ibv_qp_init_attr_ex,
@@ -117,7 +117,7 @@ pub(crate) unsafe extern "C" fn create_qp(
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
-    // SAFETY: the caller's struct, which all releases have alike, and domain.
+    // SAFETY: the caller's domain, and its struct, which is the same in all releases.
     let (attr, context) = unsafe { (&mut *attr, (*pd).context) };
     let mut extended = ibv_qp_init_attr_ex {
         qp_context: attr.qp_context,
@@ -236,6 +236,7 @@ unsafe fn make(request: &QpRequest) -> Result<Result<*mut Qp, Error>, c_int> {
     const RAW: u32 = QpType::RawPacket as u32;
     const XRC_SEND: u32 = QpType::XrcSend as u32;
     const XRC_RECEIVE: u32 = QpType::XrcReceive as u32;
+    // IBV_QPT_DRIVER, which the library uses as the number of DC initiators.
     const DRIVER: u32 = QpType::DcInitiator as u32;
     let kind = request.attributes.qp_type;
     if request.attributes.comp_mask & MASK_RSS != 0 {
@@ -449,9 +450,10 @@ unsafe fn dc_receiver(
     access_key: u64,
 ) -> Result<Result<*mut Qp, Error>, c_int> {
     let attributes = &request.attributes;
-    let has_others = attributes.comp_mask & !MASK_PD != 0;
-    let lacks = attributes.pd.is_null() || attributes.recv_cq.is_null() || attributes.srq.is_null();
-    if has_others || lacks || request.operations.is_some() {
+    let has_other_attributes = attributes.comp_mask & !MASK_PD != 0;
+    let lacks_objects =
+        attributes.pd.is_null() || attributes.recv_cq.is_null() || attributes.srq.is_null();
+    if has_other_attributes || lacks_objects || request.operations.is_some() {
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller's objects.

@@ -96,7 +96,8 @@ pub(crate) fn refuses(fd: c_int, request: c_ulong) -> bool {
     !OF_EVERY_FILE.contains(&request) && find(fd).is_some()
 }
 
-type Move<P> = unsafe extern "C" fn(c_int, P, usize) -> isize;
+/// `read(2)` or `write(2)`.
+type ReadOrWrite<P> = unsafe extern "C" fn(c_int, P, usize) -> isize;
 
 fn failed(errno: Errno) -> isize {
     sys::fail(errno as c_int) as isize
@@ -119,7 +120,7 @@ pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, length: usize) -
         trace::cm_command(bytes as u64, length, result);
         return result.map_or_else(failed, |length| length as isize);
     }
-    match next!(write as Move<*const c_void>) {
+    match next!(write as ReadOrWrite<*const c_void>) {
         // SAFETY: the program's own call.
         Some(next) => unsafe { next(fd, bytes, length) },
         None => failed(Errno::ENOSYS),
@@ -135,7 +136,7 @@ pub unsafe extern "C" fn read_hook(fd: c_int, into: *mut c_void, length: usize) 
     if find(fd).is_some() {
         return failed(Errno::EINVAL);
     }
-    match next!(read as Move<*mut c_void>) {
+    match next!(read as ReadOrWrite<*mut c_void>) {
         // SAFETY: the program's own call.
         Some(next) => unsafe { next(fd, into, length) },
         None => failed(Errno::ENOSYS),

@@ -206,8 +206,8 @@ impl CompletionQueue {
     }
 
     /// Moves to the consumer index in the doorbell record. For a ring that the program polls
-    /// itself, while this queue only arms it. Completions before that index count as polled. An
-    /// index that is behind is this queue's own, which has not given back what it lends.
+    /// itself, while this queue only arms it. Completions before that index count as polled.
+    /// Ignores an index behind `consumed`: this queue wrote it, and has consumed more CQEs since.
     pub fn follow_record(&mut self) {
         let published = self.consumer_index.load() & past::INDEX;
         let ahead = published.wrapping_sub(self.consumed) & past::INDEX;

@@ -57,7 +57,7 @@ pub struct RecvQueue {
     /// `open` as long as every entry has a terminator in the place of a second SGE;
     /// [`WITH_LISTS`] after a longer list was posted.
     limit: *const AtomicU64,
-    /// The address of an id: before it, entries are free and the ring has not ended.
+    /// The address of an id. Entries before it are free, and the ring does not end before it.
     open: *const AtomicU64,
     /// Bytes per entry.
     stride: u32,
@@ -77,7 +77,7 @@ pub struct RecvQueue {
     handle: QueueHandle,
 }
 
-/// A limit that no id is before.
+/// `limit` after a longer list was posted: no id is before it.
 const WITH_LISTS: *const AtomicU64 = core::ptr::null();
 
 /// Where the next receive is written: its scatter list, and its work request id.
@@ -173,7 +173,7 @@ impl RecvQueue {
     /// Free entries, as far as completions have been polled.
     pub fn free_entries(&mut self) -> u32 {
         let outstanding = self.outstanding();
-        // Some entries stay free while the CQ holds completions of closed queues in their place.
+        // Completions of closed queues that are still in the CQ take space there from new receives.
         (self.mask + 1 - outstanding).saturating_sub(self.handle.held(RECEIVES))
     }
 

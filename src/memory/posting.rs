@@ -12,7 +12,7 @@ use crate::error::Error;
 
 /// A slot that could not be posted, and why.
 pub struct Refused {
-    /// The slot, untouched; one that was to take the result of an atomic counts 8 bytes as filled.
+    /// The slot, with its bytes unchanged. One for an atomic's result now has length 8.
     pub slot: Slot,
     /// Why.
     pub reason: PostError,
@@ -69,8 +69,8 @@ impl Admission {
         if domain == self.domain { Ok(()) } else { Err(refusal(domain)) }
     }
 
-    /// Gives `slot` to `post`, which launches it and returns true if the fast path takes a receive
-    /// into all of it. Otherwise the slot comes back, and [`Admission::receive`] knows why.
+    /// Gives `post` the launch of `slot`; `post` returns true if the fast path took a receive into
+    /// all of it. Otherwise returns the slot, for [`Admission::receive`], which finds the reason.
     #[inline(always)]
     pub(crate) fn receive_fast(
         &self,
@@ -84,8 +84,8 @@ impl Admission {
         Err(slot)
     }
 
-    /// Launches `slot` if `build` builds a receive with this id into all of it, which the device
-    /// must not learn of before.
+    /// Has `build` build a receive into all of `slot`, then launches it. `build` gets the id and
+    /// the SGE, and must not publish: the slot is in flight only afterwards.
     #[inline(always)]
     pub(crate) fn receive(
         &self,
@@ -98,7 +98,8 @@ impl Admission {
     }
 }
 
-/// Why a slot of this domain is refused. It is not told the slot, which so stays in a register.
+/// Why a slot of this domain is refused. It gets only the domain, so that the slot can stay in a
+/// register.
 #[cold]
 fn refusal(domain: usize) -> PostError {
     if domain == INHERITED { PostError::ForkedChild } else { PostError::ForeignMemory }
@@ -108,9 +109,9 @@ fn refusal(domain: usize) -> PostError {
 #[derive(Debug)]
 pub(crate) struct Sends {
     admission: Admission,
-    /// The domain of slots that a signaled send takes without looking further: [`NO_DOMAIN`] while
-    /// slots are pending.
-    usual: usize,
+    /// The domain of slots that the fast path of a signaled send takes; [`NO_DOMAIN`] while slots
+    /// are pending.
+    fast_domain: usize,
     signal_all: bool,
     /// Slots posted unsignaled since the last signaled one, newest first.
     pending: Chain,
@@ -121,7 +122,7 @@ const NO_DOMAIN: usize = 0;
 
 impl Sends {
     pub(crate) fn new(admission: Admission, signal_all: bool) -> Self {
-        Self { admission, usual: admission.domain, signal_all, pending: Chain::EMPTY }
+        Self { admission, fast_domain: admission.domain, signal_all, pending: Chain::EMPTY }
     }
 
     /// Moves the state to another owner. This one must not post any more.
@@ -132,7 +133,7 @@ impl Sends {
         moved
     }
 
-    /// Starts a new life, in which its slots are in `flight`.
+    /// Starts over after a reset: slots are in `flight` from here on, and none is pending.
     pub(crate) fn start_over(&mut self, flight: Flight) {
         self.admission.flight = flight;
         self.set_pending(Chain::EMPTY);
@@ -146,7 +147,7 @@ impl Sends {
     #[inline(always)]
     fn set_pending(&mut self, pending: Chain) {
         self.pending = pending;
-        self.usual = if pending.is_empty() { self.admission.domain } else { NO_DOMAIN };
+        self.fast_domain = if pending.is_empty() { self.admission.domain } else { NO_DOMAIN };
     }
 
     #[inline(always)]
@@ -175,11 +176,11 @@ impl Sends {
     fn launch(&mut self, slot: &Slot, flags: PostFlags) -> Result<Launch, PostError> {
         let launch = Launch::new(slot, self.admission.flight);
         let is_unsignaled = self.is_unsignaled(flags);
-        if slot.header().domain() == self.usual && !is_unsignaled {
+        if slot.header().domain() == self.fast_domain && !is_unsignaled {
             return Ok(launch);
         }
         self.admission.check(slot)?;
-        // An unsignaled slot waits for the next signaled one, which takes all before it.
+        // The completion of the next signaled send releases the unsignaled slots before it.
         let (next, kind) = if is_unsignaled {
             (Chain::ending_in(slot), Kind::Unsignaled)
         } else {
@@ -205,7 +206,7 @@ impl Sends {
         flags: PostFlags,
         post: impl FnOnce(u64) -> Result<(), PostError>,
     ) -> Result<(), PostError> {
-        if self.usual == NO_DOMAIN && !self.is_unsignaled(flags) {
+        if self.fast_domain == NO_DOMAIN && !self.is_unsignaled(flags) {
             cold_path();
             post(self.pending.releasing_id())?;
             self.set_pending(Chain::EMPTY);

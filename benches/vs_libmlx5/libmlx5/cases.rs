@@ -131,7 +131,7 @@ fn prepare(rival: &mut Rival, opcode: u32, flags: u32, length: u32, list: usize)
     }
 }
 
-/// `ibv_post_send` (or the verb `$call`) of each list, run by `$run`.
+/// Posts each list by `ibv_post_send` (or the verb `$call`), inside `$run`.
 macro_rules! post {
     ($rival:ident, $call:ident, $queue:expr, $list:ident, $length:expr, $run:ident) => {{
         let queue = $queue;
@@ -150,6 +150,7 @@ macro_rules! post {
 
 pub(crate) fn ud_send_inline_16(rival: &mut Rival) -> u64 {
     prepare(rival, SEND, INLINE, 16, 1);
+    // Address handle; queue pair number 1, Q_Key 2.
     let target = [rival.ah as u64, 1 | 2 << 32, 0, 0];
     rival.sends.iter_mut().for_each(|request| request.target = target);
     let time = post!(rival, post_send, rival.ud, sends, 1, measured);
@@ -207,12 +208,15 @@ pub(crate) fn srq_recv(rival: &mut Rival) -> u64 {
     time
 }
 
+/// Opcode of a WRITE in the word of a CQE that also has the queue pair's number.
+const WRITTEN: u32 = 8 << 24;
+
 /// Posts 256 signaled writes and writes their CQEs, which the caller polls.
 fn complete_sends(rival: &mut Rival) {
     prepare(rival, WRITE, SIGNALED, 64, 1);
     post!(rival, post_send, rival.qp, sends, 1, plainly);
     for _ in 0..OPERATIONS {
-        rival.cqe.send(rival.numbers.user_index, 8 << 24 | rival.numbers.number, rival.posted);
+        rival.cqe.send(rival.numbers.user_index, WRITTEN | rival.numbers.number, rival.posted);
         rival.posted += 1;
     }
 }
@@ -255,7 +259,7 @@ pub(crate) fn poll_recv_16(rival: &mut Rival) -> u64 {
 pub(crate) fn poll_send_1(rival: &mut Rival) -> u64 {
     prepare(rival, WRITE, SIGNALED, 64, 1);
     post!(rival, post_send, rival.lazy, sends, 1, plainly);
-    let (index, word) = (rival.lazy_numbers.user_index, 8 << 24 | rival.lazy_numbers.number);
+    let (index, word) = (rival.lazy_numbers.user_index, WRITTEN | rival.lazy_numbers.number);
     for _ in 0..OPERATIONS {
         rival.cqe_ex.send(index, word, rival.lazy_posted);
         rival.lazy_posted += 1;
@@ -286,7 +290,7 @@ pub(crate) fn poll_empty(rival: &mut Rival) -> u64 {
     })
 }
 
-/// Neither timed nor counted, unlike [`measured`].
+/// Runs `work` without timing or counting it, unlike [`measured`].
 fn plainly(work: impl FnOnce()) {
     work();
 }

@@ -21,7 +21,7 @@ pub(super) fn verb(view: &IoctlView<'_>) -> String {
     }
 }
 
-/// `(verb, attribute, struct)` where the rule of [`candidates`] does not lead there.
+/// `(verb, attribute, struct)` of attributes whose struct [`candidates`] does not find.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("DEVICE.GET_CONTEXT", "UHW_IN", "mlx5_ib_alloc_ucontext_req_v2"),
     ("DEVICE.GET_CONTEXT", "UHW_OUT", "mlx5_ib_alloc_ucontext_resp"),
@@ -49,8 +49,8 @@ pub(super) fn structure(verb: &str, attribute: &AttrView, len: usize) -> Option<
         None => candidates(verb, attribute),
     };
     let found = names.iter().find_map(|name| by_c_name(name))?;
-    // A number that comes in an attribute of its own is not the struct that has a field of that
-    // kind.
+    // A struct of one field must have the attribute's size. Otherwise the attribute is a plain
+    // number.
     (found.fields.len() > 1 || found.size == len).then_some(found)
 }
 
@@ -78,7 +78,7 @@ pub(super) fn by_c_name(name: &str) -> Option<&'static Struct> {
     structs().find(|known| known.c_name.strip_prefix("struct ") == Some(name))
 }
 
-/// The struct of another one's field, if the trace shows its fields.
+/// The struct of a nested field, if the trace shows its fields.
 pub(super) fn nested(field: &str, size: usize) -> Option<&'static Struct> {
     let found = by_c_name(match field {
         "base" => "ib_uverbs_query_device_resp",

@@ -2,8 +2,7 @@
 
 use super::{U16, U32};
 
-/// Inline header bytes that stand in the Ethernet segment's own 16 bytes; the rest follows in whole
-/// octowords.
+/// Inline header bytes in the Ethernet segment's own 16 bytes; the rest follows in whole octowords.
 pub const ETH_INLINE_START: usize = 2;
 
 /// The inline header size that devices in minimum-inline mode "L2" want: Ethernet header and a VLAN
@@ -14,7 +13,7 @@ pub const ETH_INLINE_L2: usize = 18;
 pub const ETH_MIN_HEADER: usize = 14;
 
 wire! {
-    /// The Ethernet segment up to and with the first two bytes of inline header (Linux's
+    /// The Ethernet segment up to and including the first two bytes of inline header (Linux's
     /// `mlx5_wqe_eth_seg`).
     pub struct EthSegment: 16 {
         /// Software parsing: offset of the outer L4 header in units of 2 bytes.
@@ -27,8 +26,8 @@ wire! {
         3 => pub swp_inner_l3_offset: u8,
         /// Checksum offload, see [`EthChecksum`].
         4 => pub checksum_flags: EthChecksum,
-        /// Software parsing: 0 inner L3 is IPv6, 1 inner L4 is UDP, 4 outer L3 is IPv6, 5 outer L4
-        /// is UDP.
+        /// Software parsing. Bit 0: inner L3 is IPv6; 1: inner L4 is UDP; 4: outer L3 is IPv6; 5:
+        /// outer L4 is UDP.
         5 => pub swp_flags: u8,
         /// TSO: payload bytes per packet; else 0. (The field has 14 bits in the device's manual:
         /// unconfirmed.)

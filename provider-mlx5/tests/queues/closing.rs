@@ -163,7 +163,7 @@ fn a_cq_that_was_dropped_counts_as_drained() {
     assert!(handle.has_drained());
 }
 
-/// Completions of before are told by where they are in the ring, whatever they name.
+/// Completions from before are recognized by their place in the ring, whatever they name.
 #[test]
 fn a_reset_queue_starts_over_at_once_and_its_past_is_dropped() {
     let mut cq = Cq::new(8, 64);

@@ -4,7 +4,7 @@ use uverbs_mlx5::completion_queue::{
     CompletionOpcode, CompletionQueue, CompletionQueueConfig, PollError, Status, WorkCompletion,
 };
 use uverbs_mlx5::doorbell::DoorbellWord;
-use uverbs_mlx5::format::{CqeFormat, CqeOpcode, MiniCqe, MiniCqeFormat, Syndrome};
+use uverbs_mlx5::format::{CqeFormat, CqeOpcode, MiniCqe, MiniCqeFormat, Opcode, Syndrome};
 use uverbs_mlx5::mmio::ArmRegister;
 use uverbs_mlx5::queue_error::QueueError;
 use uverbs_mlx5::queue_state::QpState;
@@ -100,7 +100,7 @@ fn what_is_lent_is_not_given_back_before_the_next_poll() {
     assert_eq!(cq.record.word(0), 3);
 }
 
-/// What a lap's end reports as drained stays polled, even if the batch that polled it is forgotten.
+/// The end of a lap reports its CQEs as drained. They stay polled even if the batch is leaked.
 #[test]
 fn a_forgotten_batch_does_not_go_back_a_lap() {
     let mut cq = Cq::new(8, 64);
@@ -123,7 +123,7 @@ fn a_forgotten_batch_does_not_go_back_a_lap() {
     }
 }
 
-/// A program that panics on a completion and goes on has seen it.
+/// The program may catch the panic and poll on.
 #[test]
 fn a_completion_at_which_the_program_panicked_counts_as_polled() {
     let mut cq = Cq::new(8, 64);
@@ -174,7 +174,7 @@ fn fields() {
     }
 }
 
-/// What is copied out of the queue tells the same, when the entry has long been overwritten.
+/// A copy keeps its fields after the device has overwritten the CQE.
 #[test]
 fn copies_keep_every_field() {
     let mut cq = Cq::new(8, 64);
@@ -227,7 +227,7 @@ fn changes_of_keys_are_told_apart() {
     }
     let wanted = [CompletionOpcode::LocalInvalidate, CompletionOpcode::BindWindow];
     for (start, opcode) in starts.into_iter().zip(wanted) {
-        cq.produce(Cqe { wqe_opcode: 0x25, ..Cqe::send(&sq.handle, start) });
+        cq.produce(Cqe { wqe_opcode: Opcode::UMR.0, ..Cqe::send(&sq.handle, start) });
         let completion = cq.queue.poll().expect("a completion");
         assert_eq!(completion.opcode(), opcode);
         assert_eq!(completion.to_work_completion().opcode(), opcode);
@@ -293,7 +293,6 @@ fn inline_data_reaches_the_receives_buffers() {
                     let mut rq = recv_queue(&cq, 4, 64, true);
                     rq.queue.build(9, &sges).expect("space");
                     rq.queue.publish();
-                    rq.queue.publish();
                     let cqe = Cqe::recv(&rq.handle, 0).inline(format, &data);
                     std::mem::forget(rq);
                     cqe
@@ -311,7 +310,7 @@ fn inline_data_reaches_the_receives_buffers() {
     }
 }
 
-/// On either path, up to the end of the ring and over it, whatever is between.
+/// By `poll` and by `poll_into`, into one buffer or two.
 #[test]
 fn inline_data_over_many_laps() {
     let mut random = Random::new(9);
@@ -396,8 +395,8 @@ fn results_of_reads_and_atomics_that_came_inline() {
             sq.queue.post(2, add, result, NONE).expect("space");
         }
         let data: Vec<u8> = (1..=24).collect();
-        let read = Cqe { wqe_opcode: 0x10, ..Cqe::send(&sq.handle, 3) };
-        let atomic = Cqe { wqe_opcode: 0x12, ..Cqe::send(&sq.handle, 5) };
+        let read = Cqe { wqe_opcode: Opcode::RDMA_READ.0, ..Cqe::send(&sq.handle, 3) };
+        let atomic = Cqe { wqe_opcode: Opcode::ATOMIC_FETCH_ADD.0, ..Cqe::send(&sq.handle, 5) };
         cq.produce(read.inline(format, &data));
         cq.produce(atomic.inline(format, &1000u64.to_ne_bytes()));
         let completion = cq.queue.poll().expect("a completion");
@@ -413,7 +412,7 @@ fn results_of_reads_and_atomics_that_came_inline() {
 }
 
 #[test]
-fn without_consent_inline_data_stays_in_the_cqe() {
+fn without_scatter_to_cqe_inline_data_stays_in_the_cqe() {
     let mut cq = Cq::new(8, 64);
     let mut rq = recv_queue(&cq, 4, 16, false);
     // SAFETY: no device writes to it.
@@ -436,10 +435,9 @@ fn nonsense_is_dropped() {
     cq.produce(strange(CqeOpcode::SIGNATURE_ERROR));
     cq.produce(Cqe { user_index: 0x12_3456, ..Cqe::send(&sq.handle, 0) });
     cq.produce(Cqe { user_index: 0, ..Cqe::send(&sq.handle, 0) });
-    let long = Cqe { format: CqeFormat::INLINE_64, ..Cqe::send(&sq.handle, 0) };
     let at = cq.place(cq.produced);
-    cq.produce(Cqe { format: CqeFormat::NO_INLINE, ..long });
-    // 64 bytes inline, which an entry of 64 bytes cannot have.
+    cq.produce(Cqe::send(&sq.handle, 0));
+    // The format of 64 inline bytes, which a CQE of 64 bytes cannot have.
     cq.ring.write(at + 63, &[2 << 2]);
     cq.produce(Cqe::send(&sq.handle, 3));
     assert_eq!(cq.queue.poll().expect("a completion").wqe_index(), 3);
@@ -527,7 +525,7 @@ fn compressed_sends_and_the_other_formats() {
         // SAFETY: there is no data.
         unsafe { sq.queue.post(id, Send, (), NONE) }.expect("space");
     }
-    let opcode = uverbs_mlx5::format::Opcode::SEND;
+    let opcode = Opcode::SEND;
     let minis = [0, 2, 8].map(|index| MiniCqe::requester(index, opcode));
     cq.produce_session(Cqe::send(&sq.handle, 0), &minis);
     let ids: Vec<u64> = (0..3).map(|_| cq.queue.poll().expect("one").wr_id()).collect();
@@ -558,14 +556,14 @@ fn a_session_that_claims_too_much_ends_with_the_ring() {
     let sq = busy_send_queue(&cq, 8, 1);
     let title = Cqe { byte_count: u32::MAX, ..Cqe::send(&sq.handle, 0) };
     cq.produce(Cqe { format: CqeFormat::COMPRESSED, ..title });
-    // All of them name one request, so all but the first name none.
+    // All name one request, which is no longer outstanding after the first.
     let polls: Vec<_> = (0..9).map(|_| cq.queue.poll().map(drop)).collect();
     assert_eq!(polls[0], Ok(()));
     assert_eq!(polls[1..8], [Err(PollError::NotOutstanding); 7]);
     assert_eq!(polls[8], Err(PollError::Empty));
 }
 
-/// The device's 24 bits would not tell the laps of a larger ring apart.
+/// With a larger ring, the consumer index of 24 bits could not tell the laps apart.
 #[test]
 fn a_ring_of_more_than_half_the_counter_is_refused() {
     let memory = Memory::new(4096);

@@ -88,7 +88,7 @@ impl Line {
     }
 
     /// Both doorbell records: receives that the device has, and CQEs that were consumed.
-    fn told(&self) -> [u32; 2] {
+    fn published(&self) -> [u32; 2] {
         [self.rq.record.word(0), self.cq.record.word(0)]
     }
 }
@@ -110,7 +110,7 @@ fn frames_over_many_laps_one_by_one_and_in_batches() {
             polled += u32::from(expected.is_ok());
         }
         line.frames.publish();
-        assert_eq!(line.told(), [(polled + DEPTH) & 0xffff, polled & 0xff_ffff]);
+        assert_eq!(line.published(), [(polled + DEPTH) & 0xffff, polled & 0xff_ffff]);
     }
     let counters = line.frames.counters();
     assert_eq!((counters.frames, counters.bytes), (polled.into(), u64::from(polled) * 64));
@@ -124,7 +124,7 @@ fn the_consumer_index_is_told_before_the_queue_can_overrun() {
     for depth in [1, 2, 64, 256] {
         let (mut line, mut random, mut polled) = (Line::deep(depth), Random::new(depth.into()), 0);
         for _ in 0..2000 {
-            let [receives, consumed] = line.told();
+            let [receives, consumed] = line.published();
             let room = (receives as u16).wrapping_sub(line.arrived as u16);
             (0..random.below(usize::from(room) + 1)).for_each(|_| line.arrive());
             let kept = line.arrived - consumed;
@@ -134,7 +134,7 @@ fn the_consumer_index_is_told_before_the_queue_can_overrun() {
                 polled += 1;
             }
             line.frames.publish();
-            let [receives, consumed] = line.told();
+            let [receives, consumed] = line.published();
             assert_eq!(receives, (polled + depth) & 0xffff);
             assert!(polled - consumed < (depth / 8).max(1), "{depth} {consumed} {polled}");
         }
@@ -149,7 +149,7 @@ fn the_deepest_queue_counts_beyond_sixteen_bits() {
     for polled in 0..5 * depth {
         line.arrive();
         assert_eq!(line.poll(true), Ok(polled));
-        assert_eq!(line.told()[0], (polled + 1 + depth) & 0xffff);
+        assert_eq!(line.published()[0], (polled + 1 + depth) & 0xffff);
     }
     assert_eq!(line.frames.counters().frames, u64::from(5 * depth));
 }
@@ -166,7 +166,7 @@ fn what_is_of_no_receive_is_refused_and_the_next_frame_comes() {
         // A send's completion is not one of a receive either.
         line.cq.produce(Cqe::send(&line.rq.handle, line.arrived));
         assert_eq!(line.poll(true), Err(refused));
-        assert_eq!(line.told(), [lap + 1 + DEPTH, 3 * (lap + 1)]);
+        assert_eq!(line.published(), [lap + 1 + DEPTH, 3 * (lap + 1)]);
     }
     assert_eq!((line.frames.counters().refused, line.frames.counters().frames), (80, 40));
 }
@@ -242,7 +242,7 @@ fn a_length_beyond_the_buffer_is_refused_and_the_receive_given_back() {
         line.arrived += 1;
         assert_eq!(line.poll(true), Err(FrameError::Queue(PollError::NotOutstanding)));
     }
-    assert_eq!(line.told()[0], DEPTH + 2);
+    assert_eq!(line.published()[0], DEPTH + 2);
     line.arrive();
     assert_eq!(line.poll(true), Ok(2));
     let counters = line.frames.counters();

@@ -1,15 +1,13 @@
 //! Striding queues: strides of mixed sizes, fillers, laps, and CQEs that name other strides.
 
-use uverbs_mlx5::completion_queue::PostedRing;
 use uverbs_mlx5::completion_queue::{
-    FrameError, PollError, Status, StrideFrame, StrideQueue, StrideShape,
+    FrameError, PollError, PostedRing, Status, StrideFrame, StrideQueue, StrideShape,
 };
 use uverbs_mlx5::format::{
     CqeOpcode, DataSegment, MiniCqe, MiniCqeFormat, StrideByteCount, Syndrome,
 };
 use uverbs_mlx5::queue_error::QueueError;
 use uverbs_mlx5::request::Sge;
-
 use zerocopy::IntoBytes;
 
 use crate::device::{Cq, Cqe, Memory, Random, Rq, recv_queue_after};
@@ -19,7 +17,8 @@ const DEPTH: u32 = 4;
 const SHAPE: StrideShape = StrideShape { log_bytes: 6, log_strides: 3, two_byte_shift: false };
 const REFUSED: Result<StrideFrame, FrameError> = Err(FrameError::Queue(PollError::NotOutstanding));
 
-struct Line {
+/// A striding queue, its CQ, and the one buffer of all its receives.
+struct Striding {
     strides: StrideQueue,
     cq: Cq,
     rq: Rq,
@@ -30,7 +29,7 @@ fn address(buffer: &Memory) -> u64 {
     buffer.ptr().as_ptr().expose_provenance() as u64
 }
 
-/// The queues, of which all receives are posted.
+/// A CQ, a receive queue with all receives posted, and their buffer.
 fn queues(entries: u32) -> (Cq, Rq, Memory) {
     queues_on(Cq::new(entries, 64))
 }
@@ -52,7 +51,7 @@ fn ring(rq: &mut Rq) -> PostedRing {
     unsafe { PostedRing::new(&mut rq.queue) }.expect("all are posted")
 }
 
-impl Line {
+impl Striding {
     fn new() -> Self {
         Self::of(SHAPE)
     }
@@ -109,7 +108,7 @@ impl Line {
     }
 
     /// Receives that the device has been told of, and CQEs that were consumed.
-    fn told(&self) -> [u32; 2] {
+    fn published(&self) -> [u32; 2] {
         [self.rq.record.word(0), self.cq.record.word(0)]
     }
 }
@@ -118,86 +117,86 @@ impl Line {
 /// (`mlx5_post_wq_recv` of providers/mlx5/qp.c knows nothing of striding; rdma-core#1381).
 #[test]
 fn unlike_libmlx5_a_striding_receive_has_its_buffer_after_the_link() {
-    let line = Line::new();
+    let queue = Striding::new();
     for wqe in 0..DEPTH as usize {
-        let at = line.rq.ring.read(32 * wqe, 32);
+        let at = queue.rq.ring.read(32 * wqe, 32);
         assert_eq!(at[..16], [0; 16], "WQE {wqe}");
-        let expected = DataSegment::new(address(&line.buffer), 512, 7);
+        let expected = DataSegment::new(address(&queue.buffer), 512, 7);
         assert_eq!(at[16..], *expected.as_bytes(), "WQE {wqe}");
     }
 }
 
 #[test]
 fn frames_are_where_the_strides_before_them_end() {
-    let mut line = Line::new();
-    line.arrive(0, 0, 1, 60);
-    line.arrive(0, 1, 2, 65);
-    line.fill(0, 3, 5);
-    line.arrive(1, 0, 8, 512);
-    assert_eq!(line.next(), (0, 0, 60));
-    assert_eq!(line.next(), (0, 64, 65));
-    assert_eq!((line.strides.done(), line.strides.missing()), (0, 0));
-    assert_eq!(line.next(), (1, 0, 512));
-    assert_eq!((line.strides.done(), line.strides.missing()), (2, 2));
-    assert_eq!(line.poll(), Err(FrameError::Empty));
-    assert_eq!(line.told(), [4, 4]);
-    assert!(line.post() && line.post() && !line.post());
-    assert_eq!(line.told(), [6, 4]);
-    let counters = line.strides.counters();
+    let mut queue = Striding::new();
+    queue.arrive(0, 0, 1, 60);
+    queue.arrive(0, 1, 2, 65);
+    queue.fill(0, 3, 5);
+    queue.arrive(1, 0, 8, 512);
+    assert_eq!(queue.next(), (0, 0, 60));
+    assert_eq!(queue.next(), (0, 64, 65));
+    assert_eq!((queue.strides.done(), queue.strides.missing()), (0, 0));
+    assert_eq!(queue.next(), (1, 0, 512));
+    assert_eq!((queue.strides.done(), queue.strides.missing()), (2, 2));
+    assert_eq!(queue.poll(), Err(FrameError::Empty));
+    assert_eq!(queue.published(), [4, 4]);
+    assert!(queue.post() && queue.post() && !queue.post());
+    assert_eq!(queue.published(), [6, 4]);
+    let counters = queue.strides.counters();
     assert_eq!((counters.frames, counters.bytes, counters.fillers), (3, 637, 1));
     assert_eq!((counters.refused, counters.exhausted), (0, 0));
 }
 
-/// Mini-CQEs say stride and strides of each frame; fillers are among them.
+/// A mini-CQE has its frame's first stride and number of strides. Fillers have mini-CQEs, too.
 #[test]
 fn compressed_sessions_name_the_strides_of_each_frame() {
-    let mut line = Line::compressed();
+    let mut queue = Striding::compressed();
     let mini = |stride, strides, bytes, filler| {
         let count = StrideByteCount::new(strides, bytes, filler);
         MiniCqe::with_checksum(7, stride, count.word())
     };
     let minis =
         [mini(0, 1, 60, false), mini(1, 2, 65, false), mini(3, 1, 20, false), mini(4, 4, 0, true)];
-    let title = line.cqe(0, 0, 1, 60, false);
-    line.cq.produce_session(title, &minis);
-    line.arrive(1, 0, 8, 512);
-    assert_eq!(line.strides.backlog(), 5);
-    assert_eq!([line.next(), line.next(), line.next()], [(0, 0, 60), (0, 64, 65), (0, 192, 20)]);
-    assert_eq!(line.next(), (1, 0, 512));
-    assert_eq!(line.poll(), Err(FrameError::Empty));
-    let counters = line.strides.counters();
+    let title = queue.cqe(0, 0, 1, 60, false);
+    queue.cq.produce_session(title, &minis);
+    queue.arrive(1, 0, 8, 512);
+    assert_eq!(queue.strides.backlog(), 5);
+    assert_eq!([queue.next(), queue.next(), queue.next()], [(0, 0, 60), (0, 64, 65), (0, 192, 20)]);
+    assert_eq!(queue.next(), (1, 0, 512));
+    assert_eq!(queue.poll(), Err(FrameError::Empty));
+    let counters = queue.strides.counters();
     assert_eq!((counters.frames, counters.fillers, counters.refused), (4, 1, 0));
-    assert_eq!(line.told(), [4, 5]);
+    assert_eq!(queue.published(), [4, 5]);
 }
 
-/// Without having been asked for, a session is refused as a whole.
+/// A session on a CQ without compression is refused as a whole.
 #[test]
-fn an_unasked_session_is_refused() {
-    let mut line = Line::new();
-    let title = line.cqe(0, 0, 1, 60, false);
+fn a_session_without_compression_is_refused() {
+    let mut queue = Striding::new();
+    let title = queue.cqe(0, 0, 1, 60, false);
     let count = StrideByteCount::new(1, 60, false);
-    line.cq.produce_session(title, &[MiniCqe::with_checksum(7, 0, count.word()); 3]);
-    assert_eq!(line.poll(), REFUSED);
-    assert_eq!(line.strides.counters().frames, 0);
+    queue.cq.produce_session(title, &[MiniCqe::with_checksum(7, 0, count.word()); 3]);
+    assert_eq!(queue.poll(), REFUSED);
+    assert_eq!(queue.strides.counters().frames, 0);
 }
 
 #[test]
 fn the_shift_of_two_bytes_is_part_of_the_strides() {
-    let mut line = Line::of(StrideShape { two_byte_shift: true, ..SHAPE });
-    line.arrive(0, 0, 1, 62);
-    line.arrive(0, 1, 1, 63);
-    line.arrive(0, 1, 2, 63);
-    assert_eq!(line.next(), (0, 2, 62));
-    assert_eq!(line.poll(), REFUSED);
-    assert_eq!(line.next(), (0, 66, 63));
+    let mut queue = Striding::of(StrideShape { two_byte_shift: true, ..SHAPE });
+    queue.arrive(0, 0, 1, 62);
+    queue.arrive(0, 1, 1, 63);
+    queue.arrive(0, 1, 2, 63);
+    assert_eq!(queue.next(), (0, 2, 62));
+    assert_eq!(queue.poll(), REFUSED);
+    assert_eq!(queue.next(), (0, 66, 63));
 }
 
-/// Nothing has changed after each of them: the CQE that follows is the one that was next.
+/// After the refused CQEs, the queue still accepts the stride that was next.
 #[test]
 fn strides_that_are_not_next_change_nothing() {
-    let mut line = Line::new();
-    line.arrive(0, 0, 2, 100);
-    line.next();
+    let mut queue = Striding::new();
+    queue.arrive(0, 0, 2, 100);
+    queue.next();
     let forged: [(u32, u32, u16, u16); 10] = [
         (0, 0, 1, 60),
         (0, 1, 1, 60),
@@ -211,96 +210,96 @@ fn strides_that_are_not_next_change_nothing() {
         (0, 2, 1, 65),
     ];
     for (wqe, stride, strides, bytes) in forged {
-        line.arrive(wqe, stride, strides, bytes);
-        assert_eq!(line.poll(), REFUSED, "{wqe} {stride} {strides} {bytes}");
+        queue.arrive(wqe, stride, strides, bytes);
+        assert_eq!(queue.poll(), REFUSED, "{wqe} {stride} {strides} {bytes}");
     }
     for (stride, strides) in [(2, 7), (0, 8), (9, 1)] {
-        line.fill(0, stride, strides);
-        assert_eq!(line.poll(), REFUSED, "a filler of {strides} at {stride}");
+        queue.fill(0, stride, strides);
+        assert_eq!(queue.poll(), REFUSED, "a filler of {strides} at {stride}");
     }
-    let cqe = Cqe::recv(&line.rq.handle, 2).wqe_id(0).byte_count(1 << 16);
-    line.cq.produce(cqe.opcode(CqeOpcode::RESPONDER_WRITE_IMMEDIATE));
-    assert_eq!(line.poll(), REFUSED);
-    assert_eq!((line.strides.counters().refused, line.strides.missing()), (14, 0));
-    assert_eq!(line.told()[1], 15, "the device may write over them");
-    line.arrive(0, 2, 6, 384);
-    assert_eq!(line.next(), (0, 128, 384));
+    let cqe = Cqe::recv(&queue.rq.handle, 2).wqe_id(0).byte_count(1 << 16);
+    queue.cq.produce(cqe.opcode(CqeOpcode::RESPONDER_WRITE_IMMEDIATE));
+    assert_eq!(queue.poll(), REFUSED);
+    assert_eq!((queue.strides.counters().refused, queue.strides.missing()), (14, 0));
+    assert_eq!(queue.published()[1], 15, "the device may write over them");
+    queue.arrive(0, 2, 6, 384);
+    assert_eq!(queue.next(), (0, 128, 384));
 }
 
 #[test]
 fn a_wqe_that_is_not_posted_completes_nothing() {
-    let mut line = Line::new();
+    let mut queue = Striding::new();
     for wqe in 0..DEPTH {
-        line.arrive(wqe, 0, 8, 512);
-        line.next();
+        queue.arrive(wqe, 0, 8, 512);
+        queue.next();
     }
-    assert_eq!(line.strides.counters().exhausted, 1);
-    line.arrive(DEPTH, 0, 1, 60);
-    assert_eq!(line.poll(), REFUSED);
-    assert!(line.post());
-    line.arrive(DEPTH, 0, 1, 60);
-    assert_eq!(line.next(), (0, 0, 60));
+    assert_eq!(queue.strides.counters().exhausted, 1);
+    queue.arrive(DEPTH, 0, 1, 60);
+    assert_eq!(queue.poll(), REFUSED);
+    assert!(queue.post());
+    queue.arrive(DEPTH, 0, 1, 60);
+    assert_eq!(queue.next(), (0, 0, 60));
 }
 
 #[test]
-fn a_device_that_has_filled_everything_is_seen_at_the_next_wqe() {
-    let mut line = Line::new();
+fn the_end_of_a_wqe_counts_that_the_device_has_no_other() {
+    let mut queue = Striding::new();
     for wqe in 0..DEPTH {
-        line.arrive(wqe, 0, 4, 200);
-        line.arrive(wqe, 4, 4, 200);
+        queue.arrive(wqe, 0, 4, 200);
+        queue.arrive(wqe, 4, 4, 200);
     }
-    assert_eq!(line.strides.backlog(), 2 * DEPTH);
-    assert_eq!([line.next(), line.next()], [(0, 0, 200), (0, 256, 200)]);
-    assert_eq!(line.strides.counters().exhausted, 1);
+    assert_eq!(queue.strides.backlog(), 2 * DEPTH);
+    assert_eq!([queue.next(), queue.next()], [(0, 0, 200), (0, 256, 200)]);
+    assert_eq!(queue.strides.counters().exhausted, 1);
 }
 
 #[test]
 fn a_frame_too_long_is_skipped_and_another_error_ends_the_queue() {
-    let mut line = Line::new();
-    let fail = |line: &mut Line, wqe, stride, strides, syndrome: Syndrome| {
+    let mut queue = Striding::new();
+    let fail = |queue: &mut Striding, wqe, stride, strides, syndrome: Syndrome| {
         let count = StrideByteCount::new(strides, 0, false).word();
-        let cqe = Cqe::recv(&line.rq.handle, stride).wqe_id(wqe).byte_count(count);
-        line.cq.produce(cqe.failed(0, syndrome.0));
+        let cqe = Cqe::recv(&queue.rq.handle, stride).wqe_id(wqe).byte_count(count);
+        queue.cq.produce(cqe.failed(0, syndrome.0));
     };
-    line.arrive(0, 0, 1, 60);
-    fail(&mut line, 0, 1, 7, Syndrome::LOCAL_LENGTH);
-    line.arrive(1, 0, 1, 61);
-    assert_eq!(line.next(), (0, 0, 60));
-    assert_eq!(line.next(), (1, 0, 61));
-    assert_eq!(line.strides.counters().too_long, 1);
-    fail(&mut line, 1, 1, 7, Syndrome::LOCAL_PROTECTION);
+    queue.arrive(0, 0, 1, 60);
+    fail(&mut queue, 0, 1, 7, Syndrome::LOCAL_LENGTH);
+    queue.arrive(1, 0, 1, 61);
+    assert_eq!(queue.next(), (0, 0, 60));
+    assert_eq!(queue.next(), (1, 0, 61));
+    assert_eq!(queue.strides.counters().too_long, 1);
+    fail(&mut queue, 1, 1, 7, Syndrome::LOCAL_PROTECTION);
     let failed = Status::from(Syndrome::LOCAL_PROTECTION);
-    assert_eq!(line.poll(), Err(FrameError::Failed(failed)));
+    assert_eq!(queue.poll(), Err(FrameError::Failed(failed)));
 }
 
 #[test]
 fn many_laps_of_mixed_strides() {
-    let (mut line, mut random) = (Line::new(), Random::new(11));
+    let (mut queue, mut random) = (Striding::new(), Random::new(11));
     let (mut wqe, mut stride) = (0u32, 0u32);
     let (mut seen_wqe, mut seen_stride) = (0u32, 0u32);
     let mut fillers = 0;
     for _ in 0..100_000 {
         let strides = 1 + random.below(5) as u32;
         if stride + strides > 8 {
-            line.fill(wqe & 0xffff, stride, (8 - stride) as u16);
+            queue.fill(wqe & 0xffff, stride, (8 - stride) as u16);
             (wqe, stride, fillers) = (wqe + 1, 0, fillers + 1);
         }
-        line.arrive(wqe & 0xffff, stride, strides as u16, (strides * 64) as u16);
+        queue.arrive(wqe & 0xffff, stride, strides as u16, (strides * 64) as u16);
         if seen_stride + strides > 8 {
             (seen_wqe, seen_stride) = (seen_wqe + 1, 0);
         }
-        assert_eq!(line.next(), (seen_wqe % DEPTH, seen_stride * 64, strides * 64));
+        assert_eq!(queue.next(), (seen_wqe % DEPTH, seen_stride * 64, strides * 64));
         seen_stride += strides;
         stride += strides;
         if stride == 8 {
             (wqe, stride) = (wqe + 1, 0);
             (seen_wqe, seen_stride) = (seen_wqe + 1, 0);
         }
-        while line.post() {}
-        assert_eq!(line.told()[0], (wqe + DEPTH) & 0xffff);
+        while queue.post() {}
+        assert_eq!(queue.published()[0], (wqe + DEPTH) & 0xffff);
     }
-    assert_eq!(line.strides.counters().fillers, fillers);
-    assert_eq!(line.strides.counters().refused, 0);
+    assert_eq!(queue.strides.counters().fillers, fillers);
+    assert_eq!(queue.strides.counters().refused, 0);
 }
 
 #[test]

@@ -66,7 +66,7 @@ bit_fields! { Req {
     transport_number, set_transport_number: u8 = remote_eecn_word[1, 2];
     /// Whether there is end-to-end flow control.
     flow_control, set_flow_control: u8 = remote_eecn_word[0, 1];
-    /// The first PSN that the sender expects, and with which the receiver must send.
+    /// The first PSN that the sender expects from the receiver.
     starting_psn, set_starting_psn: u32 = psn_word[8, 24];
     /// The time that the sender may take to answer: 4.096 us << n.
     local_cm_response_timeout, set_local_cm_response_timeout: u8 = psn_word[3, 5];
@@ -76,7 +76,7 @@ bit_fields! { Req {
     path_mtu, set_path_mtu: u8 = mtu_byte[4, 4];
     /// Retries after RNR.
     rnr_retry_count, set_rnr_retry_count: u8 = mtu_byte[0, 3];
-    /// Most retries of a message.
+    /// How often a CM message may be sent again.
     max_cm_retries, set_max_cm_retries: u8 = retries_byte[4, 4];
     /// Whether the sender's queue pair has a shared receive queue.
     srq, set_srq: u8 = retries_byte[3, 1];

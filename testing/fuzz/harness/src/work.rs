@@ -34,13 +34,13 @@ pub(crate) fn queue(u: &mut Unstructured<'_>) -> Result<SendQueueSpec> {
         signal_all: u.arbitrary()?,
         max_sge: u.int_in_range(1..=64)?,
         max_inline: u.int_in_range(0..=1030)?,
-        min_inline_header: if raw && u.arbitrary()? { 18 } else { 0 },
+        min_inline_header: if raw && u.arbitrary()? { ETH_INLINE_L2 as u8 } else { 0 },
     })
 }
 
 pub(crate) fn request(u: &mut Unstructured<'_>, spec: &SendQueueSpec) -> Result<Request> {
     let inline: bool = u.arbitrary()?;
-    let header = spec.min_inline_header != 0;
+    let has_header = spec.min_inline_header != 0;
     let flags = PostFlags::from_bits_truncate(u.arbitrary()?);
     let operation = operation(u, spec.service)?;
     let destination = if u.ratio(1, 8)? { u.arbitrary()? } else { of_service(spec.service) };
@@ -50,10 +50,10 @@ pub(crate) fn request(u: &mut Unstructured<'_>, spec: &SendQueueSpec) -> Result<
     let buffer = |u: &mut Unstructured<'_>| {
         let length = match u.int_in_range(0..=9)? {
             0 => 8,
-            1 if !inline && !header => u.arbitrary()?,
+            1 if !inline && !has_header => u.arbitrary()?,
             _ => u.int_in_range(0..=300)?,
         };
-        let mut bytes = vec![0; if inline || header { length as usize } else { 0 }];
+        let mut bytes = vec![0; if inline || has_header { length as usize } else { 0 }];
         u.fill_buffer(&mut bytes)?;
         Ok((Sge::new(u.arbitrary()?, length, u.arbitrary()?), bytes))
     };
@@ -79,7 +79,7 @@ fn operation(u: &mut Unstructured<'_>, service: Service) -> Result<Operation> {
     let number: u32 = u.arbitrary()?;
     let aligned =
         if u.ratio(7, 8)? { Remote::new(remote.address & !7, remote.rkey) } else { remote };
-    // A raw queue's two, most of the time.
+    // Raw packet queues get their own two operations most of the time.
     let packets = service == Service::RawEthernet && u.ratio(7, 8)?;
     Ok(Operation::Plain(match u.int_in_range(if packets { 14 } else { 0 }..=15)? {
         0 => O::Send,

@@ -93,7 +93,7 @@ impl SendWqe {
         matches!(self.opcode, Opcode::NOP | Opcode::UMR)
     }
 
-    /// Reads the WQE at counter `index` of a ring of which `posted` blocks from there are valid.
+    /// Reads the WQE at `place`, whose blocks are posted from there on.
     ///
     /// On failure, `index` and `blocks` give the position of the next WQE if it can be determined,
     /// and `opcode` and `flags` hold the values that could be read.
@@ -124,6 +124,7 @@ impl SendWqe {
         self.parse(&bytes[size_of::<ControlSegment>()..len], control.opcode_modifier(), place)
     }
 
+    /// Checks index, QP number and size, and stores the number of blocks.
     fn check_place(&mut self, control: &ControlSegment, place: Place) -> Result<(), Failure> {
         if control.index() != place.index || control.qpn() != place.qpn {
             return Err(Failure::WQE_PLACE);
@@ -201,7 +202,7 @@ pub(super) struct Place {
     pub(super) posted: u16,
 }
 
-/// Most bytes of a send WQE: 63 units, in whole blocks.
+/// Most bytes of a send WQE: 63 octowords, rounded up to whole blocks.
 const MAX_WQE: usize = 1024;
 
 impl SendRing {
@@ -224,7 +225,7 @@ fn is_allowed(opcode: Opcode, qp_type: QpType) -> bool {
     );
     match qp_type {
         QpType::Rc | QpType::XrcInitiator | QpType::DcInitiator => {
-            local || unreliable || opcode.has_remote_address() || opcode.is_send()
+            local || opcode.has_remote_address() || opcode.is_send()
         }
         QpType::Uc => local || unreliable,
         QpType::Ud => matches!(opcode, Opcode::NOP | Opcode::SEND | Opcode::SEND_IMMEDIATE),

@@ -1,4 +1,4 @@
-//! Compressed completions: which share a title, and what has them written.
+//! Compressed completions: which share a title, and what makes the device write them.
 
 use uverbs_mlx5_format::{
     Cqe, CqeFormat, CqeOpcode, MINI_CQES_PER_SLOT, MiniCqe, MiniCqeFormat, OpOwn,
@@ -50,7 +50,7 @@ impl Queue {
         self.pair.host(1).bytes(at, 64)
     }
 
-    /// What is written next, if anything is; its places are given back.
+    /// The next CQE or session, if one is written. Gives its entries back to the device.
     fn next(&mut self) -> Option<Written> {
         let title = Cqe::read_from_bytes(&self.slot(0)).unwrap();
         if !title.op_own.is_software(self.read, 8) {
@@ -69,7 +69,7 @@ impl Queue {
         Some((title.wqe_counter.get(), bytes))
     }
 
-    /// Passes over a slot, whose owner bit a session leaves to software.
+    /// Moves past an entry and marks it unwritten: software does that for the entries of a session.
     fn pass(&mut self) {
         let at = self.pair.cqs[1].ring + 64 * u64::from(self.read & 0xff) + 63;
         let owner = OpOwn::UNWRITTEN.0 & !1 | (self.read >> 8 & 1) as u8;
@@ -85,7 +85,7 @@ impl Queue {
             let place = 8 * (i as usize % MINI_CQES_PER_SLOT);
             let slot = self.slot(array.max(1));
             let mini = MiniCqe::read_from_bytes(&slot[place..place + 8]).unwrap();
-            assert_eq!(mini.hash(), mini.byte_count.get(), "the hash says the length here");
+            assert_eq!(mini.hash(), mini.byte_count.get(), "these tests give the length as hash");
             mini.byte_count.get()
         };
         (0..count).map(mini).collect()
@@ -107,7 +107,7 @@ fn completions_of_a_step_share_a_title() {
 }
 
 #[test]
-fn what_differs_begins_a_session_of_its_own() {
+fn another_flow_tag_begins_a_new_session() {
     let mut queue = Queue::new(MiniCqeFormat::HASH);
     for (length, tag) in [(60, 9), (61, 9), (62, 8), (63, 9), (64, 9)] {
         queue.deliver(length, tag);
@@ -118,7 +118,7 @@ fn what_differs_begins_a_session_of_its_own() {
 }
 
 #[test]
-fn sessions_have_a_longest_length_and_go_around_the_ring() {
+fn sessions_have_a_greatest_length_and_wrap_around_the_ring() {
     let mut queue = Queue::new(MiniCqeFormat::HASH);
     let mut expected = 0u32;
     for round in 0..40 {
@@ -137,9 +137,9 @@ fn sessions_have_a_longest_length_and_go_around_the_ring() {
     assert!(expected > 2 * 256, "more than a lap");
 }
 
-/// Commands find memory as if nothing was ever held back.
+/// A command that depends on written CQEs first writes those that are held back.
 #[test]
-fn commands_have_everything_written() {
+fn commands_write_what_is_held_back() {
     let commands: [fn(&mut Queue); 4] = [
         |queue| {
             let cq = queue.pair.cqs[1].clone();
@@ -170,7 +170,7 @@ fn commands_have_everything_written() {
 }
 
 #[test]
-fn an_armed_queue_tells_once_for_a_session() {
+fn an_armed_queue_raises_one_event_for_a_session() {
     let mut queue = Queue::new(MiniCqeFormat::CHECKSUM_STRIDE_INDEX);
     let cq = queue.pair.cqs[1].clone();
     queue.pair.host(1).arm(&cq, false);
@@ -180,7 +180,7 @@ fn an_armed_queue_tells_once_for_a_session() {
     assert_eq!(queue.pair.host(1).events(), [Event::Completion { cqn: cq.cqn }]);
 }
 
-/// What is held back takes places of the ring.
+/// Completions that are held back already occupy entries of the ring.
 #[test]
 fn an_unpolled_queue_overruns_as_without_compression() {
     let mut queue = Queue::new(MiniCqeFormat::HASH);
@@ -193,7 +193,7 @@ fn an_unpolled_queue_overruns_as_without_compression() {
     assert_eq!(queue.pair.host(1).async_events().first(), Some(&failed));
 }
 
-/// Sends are not compressed, nor are errors; they come behind what was held back.
+/// Errors are not compressed. Their CQEs follow those that were held back.
 #[test]
 fn errors_end_a_session() {
     let mut queue = Queue::new(MiniCqeFormat::HASH);

@@ -1,4 +1,4 @@
-//! Completions.
+//! Completions: this library's reading of a CQE against libmlx5's.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_libmlx5_harness::Service;
@@ -25,7 +25,7 @@ const CQE_OPCODES: [CqeOpcode; 7] = [
 const COMMON_FLAGS: u32 = 1 | 2 | 8;
 
 const BYTE_COUNT: usize = std::mem::offset_of!(Layout, byte_count);
-/// Its first byte, in the CQE of a send.
+/// In the CQE of a send, the first byte of this field is the opcode of the WQE.
 const SEND_OPCODE: usize = std::mem::offset_of!(Layout, opcode_qpn_flow_tag);
 
 pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
@@ -42,15 +42,15 @@ pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
         cqe[SEND_OPCODE] = u.choose(&OPCODES)?.0;
     }
     match Opcode(cqe[SEND_OPCODE]) {
-        // libmlx5 has no masked atomics, and leaves their opcode as it was; an atomic always has
-        // this length to it. We tell what the device says.
+        // libmlx5 knows no masked atomics and leaves their opcode as it was. It reports 8 bytes for
+        // every atomic; this library reports the CQE's byte count.
         Opcode::ATOMIC_MASKED_COMPARE_SWAP | Opcode::ATOMIC_MASKED_FETCH_ADD => return Ok(()),
         Opcode::ATOMIC_COMPARE_SWAP | Opcode::ATOMIC_FETCH_ADD => {
             cqe[BYTE_COUNT..][..4].copy_from_slice(&8u32.to_be_bytes());
         }
         _ => {}
     }
-    // Data inside the CQE would be copied to where a request says, and there is none.
+    // Inline data would be copied to a request's buffers, but no request is posted.
     cqe[63] = OpOwn::new(opcode, CqeFormat::NO_INLINE, u.arbitrary()?, false).0;
     rival.libmlx5.restart(pair);
     let theirs = pair.complete(cqe).expect("a completion");
@@ -60,21 +60,22 @@ pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
 }
 
 fn compare(ours: &Polled, theirs: &WorkCompletion) {
-    let told = |ours: Option<u32>, theirs: u32, what: &str| {
+    // `None`: this library does not report the field for such a completion.
+    let agrees = |ours: Option<u32>, theirs: u32, what: &str| {
         assert_eq!(ours.unwrap_or(theirs), theirs, "{what} of {theirs:x?}");
     };
     assert_eq!(ours.status as u32, theirs.status, "{theirs:x?}");
-    told(ours.opcode, theirs.opcode, "opcode");
-    told(ours.byte_len, theirs.byte_len, "length");
-    told(
+    agrees(ours.opcode, theirs.opcode, "opcode");
+    agrees(ours.byte_len, theirs.byte_len, "length");
+    agrees(
         ours.immediate.map(|immediate| u32::from_ne_bytes(immediate.0)),
         theirs.immediate,
         "immediate",
     );
-    told(ours.invalidated_rkey, theirs.immediate, "invalidated key");
-    told(ours.vendor_err.map(u32::from), theirs.vendor_err, "vendor syndrome");
+    agrees(ours.invalidated_rkey, theirs.immediate, "invalidated key");
+    agrees(ours.vendor_err.map(u32::from), theirs.vendor_err, "vendor syndrome");
     assert_eq!(ours.qp_num, theirs.qp_num, "QP number");
-    told(ours.src_qp, theirs.src_qp, "source QP");
+    agrees(ours.src_qp, theirs.src_qp, "source QP");
     if ours.status as u32 == 0 {
         assert_eq!(
             ours.wc_flags & COMMON_FLAGS,
@@ -82,8 +83,8 @@ fn compare(ours: &Polled, theirs: &WorkCompletion) {
             "flags of {theirs:x?}"
         );
     }
-    told(ours.pkey_index.map(u32::from), theirs.pkey_index.into(), "P_Key index");
-    told(ours.slid.map(u32::from), theirs.slid.into(), "source LID");
-    told(ours.sl.map(u32::from), theirs.sl.into(), "service level");
-    told(ours.dlid_path_bits.map(u32::from), theirs.dlid_path_bits.into(), "path bits");
+    agrees(ours.pkey_index.map(u32::from), theirs.pkey_index.into(), "P_Key index");
+    agrees(ours.slid.map(u32::from), theirs.slid.into(), "source LID");
+    agrees(ours.sl.map(u32::from), theirs.sl.into(), "service level");
+    agrees(ours.dlid_path_bits.map(u32::from), theirs.dlid_path_bits.into(), "path bits");
 }
