@@ -1,5 +1,4 @@
-//! Raw packet queue pairs: frames out, frames in, what the device finds out about them, and its
-//! offloads.
+//! Raw packet queue pairs: sending and receiving frames, the device's checks of them, and offloads.
 //!
 //! The tests need an Ethernet port, and CAP_NET_RAW on a kernel's device.
 
@@ -29,7 +28,7 @@ fn ready(setup: &Setup) -> raw::QueuePair<RawPacket> {
 }
 
 #[test]
-fn a_raw_packet_queue_pair_needs_nothing_but_its_port() {
+fn a_raw_packet_queue_pair_needs_only_a_port() {
     let Some(mut setup) = setup() else { return };
     let mut qp = setup.builder::<RawPacket>().build_in_reset().unwrap();
     let steps = [
@@ -41,7 +40,7 @@ fn a_raw_packet_queue_pair_needs_nothing_but_its_port() {
         QpAttributes::to(State::Init).port(1),
     ];
     for step in steps {
-        // After a reset, what was in the queue has to be polled first.
+        // This poll also removes completions of before a reset.
         assert!(setup.cq.poll().is_err());
         let wrong = qp.modify(&step.qkey(1)).unwrap_err();
         assert_eq!((wrong.kind(), wrong.is_from_kernel()), (ErrorKind::InvalidInput, false));
@@ -54,7 +53,7 @@ fn a_raw_packet_queue_pair_needs_nothing_but_its_port() {
 }
 
 #[test]
-fn what_raw_packet_queue_pairs_do_not_have_is_said_in_words() {
+fn calls_that_raw_packet_queue_pairs_lack_are_named_errors() {
     let setup = Setup::new();
     if setup.context.query_port(1).unwrap().link_layer() != uverbs::LinkLayer::Ethernet {
         let error = setup.builder::<RawPacket>().build().unwrap_err();
@@ -69,7 +68,7 @@ fn what_raw_packet_queue_pairs_do_not_have_is_said_in_words() {
 }
 
 #[test]
-fn frames_leave_in_each_form_of_a_send() {
+fn frames_are_sent_by_each_form_of_a_send() {
     let Some(mut setup) = setup() else { return };
     let mut qp = ready(&setup);
     let memory = setup.region(4096);
@@ -104,7 +103,7 @@ fn frames_leave_in_each_form_of_a_send() {
 }
 
 #[test]
-fn a_failed_frame_stops_the_sends_alone() {
+fn a_failed_frame_stops_only_the_send_queue() {
     let Some(mut setup) = setup() else { return };
     let mut qp = ready(&setup);
     let memory = setup.region(64);
@@ -120,7 +119,8 @@ fn a_failed_frame_stops_the_sends_alone() {
     let failed = setup.completion();
     assert_eq!((failed.wr_id, failed.status), (1, Status::LocalProtection));
     assert_eq!((qp.state(), qp.query().unwrap().state), (State::Sqe, State::Sqe));
-    // Linux knows no way back to RTS for them (`modify_raw_packet_qp`), but to start over.
+    // Linux has no transition from SQE to RTS for raw packet queue pairs (`modify_raw_packet_qp`):
+    // the program must reset them.
     qp.to_error().unwrap();
     assert_eq!(setup.completion().status, Status::Flushed);
     qp.modify(&QpAttributes::to(State::Reset)).unwrap();
@@ -132,7 +132,7 @@ fn a_failed_frame_stops_the_sends_alone() {
 }
 
 #[test]
-fn a_rate_that_the_device_does_not_have_is_refused_in_words() {
+fn a_rate_limit_without_packet_pacing_is_a_named_error() {
     if !common::is_soft() {
         return;
     }
@@ -148,7 +148,7 @@ fn a_rate_that_the_device_does_not_have_is_refused_in_words() {
 }
 
 #[test]
-fn a_device_that_wants_headers_inline_gets_them() {
+fn headers_are_sent_inline_if_the_device_requires_it() {
     if !common::is_soft() {
         return;
     }
@@ -167,7 +167,7 @@ fn a_device_that_wants_headers_inline_gets_them() {
 }
 
 #[test]
-fn a_device_that_paces_says_so_by_default() {
+fn the_software_device_paces_by_default() {
     if !common::is_soft() {
         return;
     }
@@ -181,7 +181,7 @@ fn a_device_that_paces_says_so_by_default() {
 }
 
 #[test]
-fn frames_leave_at_the_rate_that_they_are_limited_to() {
+fn frames_are_sent_at_their_rate_limit() {
     if !common::is_soft() {
         return;
     }
@@ -195,7 +195,7 @@ fn frames_leave_at_the_rate_that_they_are_limited_to() {
     }
     let burst = RateLimit { max_burst: 1000, ..RateLimit::kbits_per_second(800) };
     assert_eq!(qp.modify_rate_limit(burst).unwrap_err().kind(), ErrorKind::Unsupported);
-    // 100 bytes take a millisecond, and the first does not wait.
+    // At 800 kbit/s a frame of 94 bytes takes 940 us. The first does not wait.
     qp.modify_rate_limit(RateLimit::kbits_per_second(800)).unwrap();
     let send = op::EthernetSendHeader(EthernetOffload::default(), &[2; 18]);
     let start = std::time::Instant::now();
@@ -209,7 +209,7 @@ fn frames_leave_at_the_rate_that_they_are_limited_to() {
     let least = std::time::Duration::from_micros(94 * 100);
     assert!(start.elapsed() >= least, "{:?}", start.elapsed());
     qp.modify_rate_limit(RateLimit::default()).unwrap();
-    // Only these queue pairs can be told so.
+    // Other types of queue pairs have no rate limit here.
     let (mut connected, _peer) = setup.rc_pair();
     let limited = connected.modify(&QpAttributes::default().rate_limit(1000)).unwrap_err();
     assert_eq!(limited.kind(), ErrorKind::Unsupported, "{limited}");
@@ -220,7 +220,7 @@ fn at(address: [u8; 6]) -> Ethernet {
 }
 
 #[test]
-fn the_device_fills_in_checksums_and_tags_and_tells_what_it_finds() {
+fn the_device_fills_in_checksums_and_vlan_tags_and_checks_received_frames() {
     let Some(mut wire) = Wire::new(|builder| builder.strip_vlan()) else { return };
     let rule = wire.to.create_flow().ethernet(at(wire.mac)).tag(0x12_3456).build().unwrap();
     let frame = udp_frame(wire.mac, 4711, b"twelve bytes, and enough not to be padded");
@@ -240,7 +240,7 @@ fn the_device_fills_in_checksums_and_tags_and_tells_what_it_finds() {
     assert_ne!(bytes[40..42], frame[40..42], "the UDP checksum is filled in");
     let same = |range: std::ops::Range<usize>| bytes[range.clone()] == frame[range];
     assert!(same(0..24) && same(26..40) && same(42..frame.len()));
-    // Without offload the checksums stay as the program left them: wrong.
+    // Without offload the device sends the program's wrong checksums.
     wire.receive();
     wire.send(EthernetOffload::default(), &frame);
     let (done, bytes) = wire.arrived();
@@ -250,7 +250,7 @@ fn the_device_fills_in_checksums_and_tags_and_tells_what_it_finds() {
 }
 
 #[test]
-fn a_frame_that_is_too_long_fails_its_receive_alone() {
+fn a_frame_too_long_for_its_receive_fails_only_that_receive() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let _rule = wire.to.create_flow().ethernet(at(wire.mac)).build().unwrap();
     let frame = udp_frame(wire.mac, 4711, b"more than the first receive can hold");
@@ -265,13 +265,13 @@ fn a_frame_that_is_too_long_fails_its_receive_alone() {
     assert_eq!((wire.to.state(), wire.to.query().unwrap().state), (State::Rts, State::Rts));
     wire.send(EthernetOffload::default(), &frame);
     assert_eq!(wire.arrived().1, frame);
-    // The queue can be posted to as before.
+    // Later receives succeed.
     wire.receive();
     wire.send(EthernetOffload::default(), &frame);
     assert_eq!(wire.arrived().1, frame);
 }
 
-/// As mlx5_ib counts it in sysfs.
+/// The same sysfs counter as mlx5_ib's.
 #[test]
 fn frames_that_are_too_long_are_counted_by_the_port() {
     if !common::is_soft() || frames::setup().is_none() {
@@ -294,7 +294,7 @@ fn frames_that_are_too_long_are_counted_by_the_port() {
 }
 
 #[test]
-fn frame_templates_leave_with_their_fields_and_their_tail() {
+fn frame_templates_are_sent_with_their_fields_and_tail() {
     const NUMBER: Field<42, 4> = Field;
     const LAST: Field<98, 2> = Field;
     let Some(mut wire) = Wire::new(|builder| builder.max_inline_data(200)) else { return };
@@ -330,7 +330,7 @@ fn frame_templates_leave_with_their_fields_and_their_tail() {
 }
 
 #[test]
-fn a_large_packet_is_cut_into_segments() {
+fn a_large_packet_is_segmented() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     if wire.setup.context.attributes().unwrap().max_segmented_packet().is_none() {
         let refused = wire.setup.builder::<RawPacket>().segmentation(54).build().unwrap_err();
@@ -375,7 +375,7 @@ fn a_large_packet_is_cut_into_segments() {
 }
 
 #[test]
-fn check_sequences_are_delivered_to_who_wants_them() {
+fn frame_check_sequences_are_delivered_on_request() {
     let Some(setup) = setup() else { return };
     let caps = setup.context.attributes().unwrap().raw_packets();
     let wanting = setup.builder::<RawPacket>().keep_check_sequence().build();
@@ -396,7 +396,7 @@ fn check_sequences_are_delivered_to_who_wants_them() {
 }
 
 #[test]
-fn frames_travel_in_slots() {
+fn safe_raw_packet_queue_pairs_send_and_receive_slots() {
     let Some(wire) = Wire::new(|builder| builder) else { return };
     let setup = &wire.setup;
     let mut cq = setup.context.create_cq(64).build().unwrap();

@@ -13,7 +13,7 @@ use uverbs::{MemoryRegion, PollError, Sge, op, raw};
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
 #[test]
-fn a_message_crosses() {
+fn a_send_arrives_in_the_posted_receive() {
     let mut setup = Setup::new();
     let (mut a, mut b) = setup.rc_pair();
     let (from, to) = (setup.region(4096), setup.region(4096));
@@ -92,7 +92,7 @@ fn a_write_with_immediate_consumes_a_receive() {
 }
 
 #[test]
-fn atomics_deliver_what_was_there() {
+fn atomics_return_the_old_value() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.rc_pair();
     let (mine, theirs) = (setup.region(4096), setup.region(4096));
@@ -100,7 +100,7 @@ fn atomics_deliver_what_was_there() {
     word.store(40, Ordering::Relaxed);
     let result = AtomicResult { address: mine.address() + 8, lkey: mine.lkey() };
     let remote = theirs.remote(64).unwrap();
-    // SAFETY: both regions outlive the requests; the result is only looked at after its completion.
+    // SAFETY: both regions outlive the requests; the result is read only after its completion.
     unsafe { a.post_send(1, op::FetchAdd { remote, add: 2 }, result, SIGNALED).unwrap() };
     assert_eq!(success(&mut setup.cq).opcode(), CompletionOpcode::FetchAdd);
     assert_eq!(mine.view().atomic_u64(8).unwrap().load(Ordering::Relaxed), 40);
@@ -132,7 +132,7 @@ fn a_nop_completes() {
 }
 
 #[test]
-fn sges_are_gathered_and_scattered_and_empty_ones_left_out() {
+fn sges_are_gathered_and_scattered_and_empty_ones_skipped() {
     let mut setup = Setup::new();
     let (mut a, mut b) = setup.pair::<uverbs::qp_type::Rc>(|builder| {
         builder.max_send_wr(16).max_send_sge(5).max_recv_wr(16).max_recv_sge(4)
@@ -207,7 +207,7 @@ fn unsignaled_sends_are_retired_by_the_next_signaled_one() {
 }
 
 #[test]
-fn a_full_queue_says_so_and_touches_nothing() {
+fn a_full_queue_refuses_requests_and_stays_unchanged() {
     let mut setup = Setup::new();
     let mut a = setup.builder::<uverbs::qp_type::Rc>().max_send_wr(4).build().unwrap();
     let peer = a.endpoint();
@@ -230,7 +230,7 @@ fn a_full_queue_says_so_and_touches_nothing() {
 }
 
 #[test]
-fn a_batch_rings_once_for_all() {
+fn a_batch_rings_one_doorbell() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.rc_pair();
     let theirs = setup.region(4096);
@@ -248,7 +248,7 @@ fn a_batch_rings_once_for_all() {
 }
 
 #[test]
-fn inline_data_is_limited_and_reusable_at_once() {
+fn inline_data_has_a_limit_and_is_copied_by_the_post() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.pair::<uverbs::qp_type::Rc>(|builder| builder.max_inline_data(200));
     let theirs = setup.region(4096);
@@ -272,7 +272,7 @@ fn inline_data_is_limited_and_reusable_at_once() {
 }
 
 #[test]
-fn short_reads_and_messages_arrive_where_they_belong_with_wide_completions() {
+fn short_reads_and_messages_reach_their_buffers_with_128_byte_cqes() {
     let context = common::open();
     let mut setup = Setup::on(context);
     setup.cq = setup.context.create_raw_cq(64).wide_entries().build().unwrap();
@@ -343,7 +343,7 @@ fn a_send_with_invalidate_needs_a_window() {
     // SAFETY: the region outlives the request.
     unsafe {
         b.post_receive(2, &[to.sge(0, 64).unwrap()]).unwrap();
-        // A key that no window has: the responder refuses the invalidation.
+        // No window has this key, so the responder refuses the invalidation.
         a.post_send(1, op::SendInvalidate(0xdead_be00), Inline(b"x"), SIGNALED).unwrap();
     }
     let done = setup.completions(2);
@@ -351,7 +351,7 @@ fn a_send_with_invalidate_needs_a_window() {
 }
 
 #[test]
-fn a_posted_receive_needs_no_doorbell_of_its_own_and_a_batch_rings_once() {
+fn single_receives_and_a_batch_of_receives_arrive_in_order() {
     let mut setup = Setup::new();
     let (mut a, mut b) = setup.rc_pair();
     let to = setup.region(4096);
@@ -373,7 +373,7 @@ fn a_posted_receive_needs_no_doorbell_of_its_own_and_a_batch_rings_once() {
 }
 
 #[test]
-fn requests_of_run_time_operations_go_in_one_list() {
+fn a_list_mixes_run_time_operations() {
     use uverbs::qp::{RunTimeDestination, RunTimeOperation, SendRequest};
     let mut setup = Setup::new();
     let (mut a, _b) = setup.rc_pair();
@@ -399,7 +399,7 @@ fn requests_of_run_time_operations_go_in_one_list() {
 }
 
 #[test]
-fn a_template_is_posted_by_any_queue_pair_of_its_service() {
+fn a_template_is_posted_by_any_queue_pair_of_its_type() {
     let mut setup = Setup::new();
     let (mut a, mut b) = setup.rc_pair();
     let theirs = setup.region(4096);
@@ -415,7 +415,7 @@ fn a_template_is_posted_by_any_queue_pair_of_its_service() {
         batch.build_template(2, &template).unwrap();
         batch.publish();
         assert_eq!(success(&mut setup.cq).wr_id, 2);
-        // The other one's number is in what it posts: the completion is its own.
+        // `b` writes its own number into the WQE, so the completion is `b`'s.
         template.set_remote(theirs.remote(32).unwrap());
         b.post_template(3, &template).unwrap();
         let done = success(&mut setup.cq);
@@ -433,9 +433,9 @@ fn a_template_is_posted_by_any_queue_pair_of_its_service() {
     assert_eq!(setup.cq.poll().unwrap_err(), PollError::Empty);
 }
 
-/// Posts READ or atomic and then a fenced SEND of its result, and returns what the peer received.
-/// The requester's queue is not polled meanwhile, so a result that waits in a completion cannot
-/// reach memory.
+/// Posts a READ or atomic, then a fenced SEND of its result, and returns the message that the peer
+/// received. The requester's CQ is not polled in between, so a result in a CQE is not copied to
+/// memory.
 fn forwarded(
     change: impl Fn(raw::QpBuilder<Rc>) -> raw::QpBuilder<Rc>,
     operation: impl Fn(&mut raw::QueuePair<Rc>, &MemoryRegion, Sge),
@@ -478,7 +478,7 @@ fn add_first(qp: &mut raw::QueuePair<Rc>, remote: &MemoryRegion, buffer: Sge) {
 }
 
 #[test]
-fn a_fenced_send_carries_what_reads_and_atomics_before_it_brought() {
+fn a_fenced_send_has_the_results_of_earlier_reads_and_atomics() {
     for first in [read_first, add_first] {
         assert_eq!(forwarded(|builder| builder, first), b"fresh!!!");
         assert_eq!(forwarded(raw::QpBuilder::signal_all, first), b"fresh!!!");
@@ -486,9 +486,9 @@ fn a_fenced_send_carries_what_reads_and_atomics_before_it_brought() {
     }
 }
 
-/// What the documentation of the option warns of.
+/// The documentation of `scatter_reads_to_cqe` warns of this.
 #[test]
-fn a_result_that_waits_in_its_completion_is_not_fenced() {
+fn a_fence_does_not_wait_for_a_result_in_an_unpolled_cqe() {
     if !common::is_soft() {
         return;
     }
@@ -499,7 +499,7 @@ fn a_result_that_waits_in_its_completion_is_not_fenced() {
 }
 
 #[test]
-fn a_template_refuses_what_it_cannot_hold_by_its_own_name() {
+fn a_template_refuses_requests_that_do_not_fit() {
     let setup = Setup::new();
     let mut a =
         setup.pair::<Rc>(|builder| builder.max_inline_data(200).max_send_wr(16).max_send_sge(2)).0;
@@ -525,7 +525,7 @@ fn a_template_refuses_what_it_cannot_hold_by_its_own_name() {
 }
 
 #[test]
-fn a_queue_that_is_not_there_says_so() {
+fn posting_to_a_queue_that_the_queue_pair_lacks_is_an_error() {
     let setup = Setup::new();
     let srq = setup.pd.create_raw_srq(4).build().unwrap();
     let builder = setup.builder::<uverbs::qp_type::Rc>().shared_receive_queue(srq.handle());

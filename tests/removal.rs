@@ -1,6 +1,6 @@
 //! The device is removed while a program uses it, and comes back.
 //!
-//! A kernel device is unbound from its driver, which takes root; the built-in one is removed.
+//! A kernel device is unbound from its driver, which needs root. The built-in one is removed.
 
 mod common;
 
@@ -17,7 +17,7 @@ use uverbs::qp_type::{RawPacket, Ud};
 use uverbs::soft::SoftDevice;
 use uverbs::{Device, ErrorKind, Flow, PollError, op, raw};
 
-/// A device, and a way to take it away.
+/// A device that the test can remove.
 enum Removable {
     Kernel { name: String, function: String },
     Soft(Arc<SoftDevice>),
@@ -56,8 +56,8 @@ impl Removable {
         }
     }
 
-    /// Brings a kernel device back and waits until it can be opened; a removed software device
-    /// stays away.
+    /// Binds a kernel device again and waits until it can be opened. A removed software device does
+    /// not return.
     fn bring_back(&self) {
         let Self::Kernel { name, function } = self else { return };
         tell_driver("bind", function);
@@ -76,7 +76,7 @@ fn tell_driver(what: &str, function: &str) {
     std::fs::write(format!("{DRIVER}/{what}"), function).expect("root may do this");
 }
 
-/// A queue pair for frames and its rule, where the port has frames.
+/// A raw packet queue pair and its steering rule, on an Ethernet port.
 fn steered(setup: &Setup) -> Option<(Flow, raw::QueuePair<RawPacket>)> {
     let mut qp = setup.builder::<RawPacket>().build().ok()?;
     let flow = qp.create_flow().ethernet(Ethernet::default()).build();
@@ -84,7 +84,7 @@ fn steered(setup: &Setup) -> Option<(Flow, raw::QueuePair<RawPacket>)> {
 }
 
 #[test]
-fn a_device_that_goes_away_says_so_ends_every_wait_and_lets_everything_be_destroyed() {
+fn removing_the_device_ends_every_wait_and_objects_can_be_destroyed() {
     let removable = Removable::new();
     let mut setup = Setup::on(removable.device().open().unwrap());
     let channel = setup.context.create_completion_channel().unwrap();

@@ -14,7 +14,7 @@ fn recording() -> Vec<(u64, Vec<u8>)> {
     read(Recording::new(&record(1000).unwrap()[..]).unwrap()).unwrap()
 }
 
-/// A handler after the whole replay.
+/// The handler at the end of the whole replay.
 fn handled(replay: &Replay) -> Handler {
     let device = device().unwrap();
     let mut handler = Handler::new(&Device::from_soft(device.clone()).open().unwrap()).unwrap();
@@ -27,7 +27,7 @@ fn arrivals(replay: &Replay) -> impl Iterator<Item = &Arrival> {
 }
 
 #[test]
-fn an_undisturbed_recording_arrives_as_it_was() {
+fn a_recording_without_faults_arrives_unchanged() {
     let (recording, replay) = (recording(), Replay::new(recording(), &Disturbances::none()));
     let handler = handled(&replay);
     let quotes: Vec<_> = recording.iter().map(|(time, _)| *time).zip(0..).collect();
@@ -37,7 +37,7 @@ fn an_undisturbed_recording_arrives_as_it_was() {
 }
 
 #[test]
-fn a_seed_repeats_to_the_byte() {
+fn the_same_seed_gives_the_same_replay() {
     for seed in seeds(4) {
         let plan = Disturbances { flood: 20_000, flood_frames: 200, ..Disturbances::usual(seed) };
         let [first, second] = [(), ()].map(|()| Replay::new(recording(), &plan));
@@ -51,7 +51,7 @@ fn a_seed_repeats_to_the_byte() {
 }
 
 #[test]
-fn each_disturbance_is_what_the_handler_counts() {
+fn the_handler_counts_each_kind_of_fault() {
     let none = Disturbances { seed: 5, burst: 16, reach: 5, ..Disturbances::none() };
     let duplicates = Replay::new(recording(), &Disturbances { duplicate: 100_000, ..none.clone() });
     let handler = handled(&duplicates);
@@ -87,7 +87,7 @@ fn each_disturbance_is_what_the_handler_counts() {
 }
 
 #[test]
-fn floods_exhaust_the_queue_to_the_frame() {
+fn floods_exhaust_the_queue_by_the_exact_number_of_frames() {
     let plan = Disturbances {
         seed: 9,
         flood: 100_000,
@@ -112,7 +112,7 @@ fn a_handler_that_fails_does_so_again_at_the_same_burst() {
     let fail = || {
         let (replay, device) = (Replay::new(recording(), &plan), device().unwrap());
         let mut handler = Handler::new(&Device::from_soft(device.clone()).open().unwrap()).unwrap();
-        // A bug on purpose: the handler takes each repeated frame for a failure.
+        // A deliberate bug: the handler fails at each repeated frame.
         let stopped = replay.run(&device, |_| {
             handler.poll().map_err(|error| error.to_string())?;
             if handler.old == 0 { Ok(()) } else { Err(format!("{} old", handler.old)) }

@@ -1,4 +1,4 @@
-//! The rooms of the library: arrows between them point down, and ARCHITECTURE.md lists them.
+//! The rooms of the library: each uses only rooms below it, and ARCHITECTURE.md lists them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,26 +11,26 @@ const ROOMS: &[&str] =
 const BESIDE: &[&str] = &["error.rs", "lib.rs", "raw.rs", "safe.rs", "tokio.rs"];
 
 #[test]
-fn no_arrow_points_up() {
+fn uses_point_down_only() {
     let mut found = Vec::new();
     for (rank, room) in ROOMS.iter().enumerate() {
         for file in files(&source().join(room)) {
             let text = fs::read_to_string(&file).expect("UTF-8");
-            let wrong = arrows(&text).into_iter().filter(|(_, to)| !may_use(rank, to));
+            let wrong = uses(&text).into_iter().filter(|(_, to)| !may_use(rank, to));
             let name = file.strip_prefix(source()).expect("below src").display().to_string();
             found.extend(wrong.map(|(line, to)| format!("{name}:{line}: uses {to}")));
         }
     }
     assert!(
         found.is_empty(),
-        "{} arrows point up or name none of the rooms\n{}",
+        "{} uses point up or name none of the rooms\n{}",
         found.len(),
         found.join("\n")
     );
 }
 
-/// The files with `unsafe` code, tests aside; the compiler denies it in the others. README.md tells
-/// how many they are, docs/safety.md what may be in them.
+/// The files with `unsafe` code, except tests. The compiler denies it in all other files. README.md
+/// has their number, and docs/safety.md explains what they may contain.
 const UNSAFE: [(&str, &[&str]); 2] = [
     (
         "src",
@@ -160,7 +160,7 @@ fn expand(path: &str) -> Vec<String> {
 
 #[test]
 fn the_check_finds_what_it_is_for() {
-    let to = |text: &str| arrows(text).into_iter().map(|(_, to)| to).collect::<Vec<_>>();
+    let to = |text: &str| uses(text).into_iter().map(|(_, to)| to).collect::<Vec<_>>();
     assert_eq!(to("use crate::qp::{self, State};\n"), ["qp"]);
     assert_eq!(to("// crate::qp is above\nlet a = crate::cq::new(); // crate::qp\n"), ["cq"]);
     assert_eq!(to("use crate::{\n    host,\n    qp::State,\n};\n"), ["host", "qp"]);
@@ -177,9 +177,9 @@ fn may_use(rank: usize, to: &str) -> bool {
     to == "error" || ROOMS.iter().position(|room| *room == to).is_some_and(|other| other <= rank)
 }
 
-/// What paths that begin at the root of the crate, or leave the folder twice, lead to: the line and
-/// the first name. Comments and the tests at the end of a file are not looked at.
-fn arrows(text: &str) -> Vec<(usize, String)> {
+/// Paths that begin with `crate::` or `super::super::`: the line and the first name. Comments and
+/// the tests at the end of a file are skipped.
+fn uses(text: &str) -> Vec<(usize, String)> {
     let mut code = String::new();
     let mut is_test = false;
     for line in text.lines() {
@@ -234,7 +234,7 @@ fn source() -> PathBuf {
     root().join("src")
 }
 
-/// The source files below a folder, tests in files of their own aside.
+/// The source files below a folder, except files of tests.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{folder:?}: {error}")) {

@@ -1,4 +1,4 @@
-//! Every rule of docs/semantics.md names the tests that show it, and they exist.
+//! Every rule of docs/semantics.md names its tests, and they exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};

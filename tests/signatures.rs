@@ -1,6 +1,6 @@
-//! What a user names: no public signature of the library has a type of the kernel's ABI, of `nix`
-//! or of the software device that the library does not offer under a path of its own. And the
-//! documentation finds by its name in C what docs/from-libibverbs.md names.
+//! Names for users. No public signature of the library has a type of the kernel's ABI, of `nix` or
+//! of the software device, unless the library exports the type. And a search of the documentation
+//! for any C function of docs/from-libibverbs.md finds its counterpart.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,7 +26,7 @@ fn public_signatures_name_the_librarys_own_types() {
 }
 
 #[test]
-fn each_name_in_c_finds_its_counterpart() {
+fn each_c_function_is_a_doc_alias_of_its_counterpart() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut sources = files(&root.join("src"));
     sources.extend(files(&root.join("provider-mlx5/src")));
@@ -63,7 +63,7 @@ fn the_check_finds_what_it_is_for() {
     assert_eq!(leaks(&format!("{import}pub fn a() {{}}\n#[doc(hidden)]\npub b: Inner,\n")), 0);
 }
 
-/// Public signatures of `text`, but hidden ones, that name an inner type.
+/// Public signatures of `text`, except hidden ones, that name an inner type.
 fn leaks(text: &str, offered: &BTreeSet<String>) -> Vec<String> {
     let mut inner = imports(text, "use ");
     inner.retain(|name| !offered.contains(name));
@@ -77,7 +77,7 @@ fn leaks(text: &str, offered: &BTreeSet<String>) -> Vec<String> {
     found
 }
 
-/// What declarations that begin with `keyword` take from the inner crates: their types' names.
+/// Names of the inner crates' types in declarations that begin with `keyword`.
 fn imports(text: &str, keyword: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for declaration in format!("\n{text}").split(';') {
@@ -94,7 +94,7 @@ fn is_inner(path: &str) -> bool {
     INNER.iter().any(|inner| path.starts_with(inner))
 }
 
-/// What the end of a path is called here.
+/// The name that the end of a path has in this file.
 fn name_of(path: &str) -> String {
     let end = path.rsplit_once(" as ").or_else(|| path.rsplit_once("::"));
     end.map_or(path, |(_, name)| name).trim().to_owned()

@@ -1,5 +1,5 @@
-//! How many calls it takes from nothing to a connected queue pair: docs/start-up.md sets them
-//! beside libibverbs'.
+//! The number of system calls up to a connected queue pair: docs/start-up.md compares it with
+//! libibverbs'.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use uverbs::soft::SoftDevice;
 use uverbs::{AccessFlags, Buffer, Device};
 
 #[test]
-fn no_phase_asks_more_of_the_kernel_than_the_docs_say() {
+fn no_phase_makes_more_system_calls_than_the_docs_say() {
     let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
     let mut before = 0;
     let mut calls = |soft: &SoftDevice| {

@@ -1,4 +1,4 @@
-//! Every state of a queue pair: what a query says there, what may be posted, and the ways back.
+//! Every state of a queue pair: its attributes in a query, the requests it accepts, and recovery.
 
 mod common;
 
@@ -43,7 +43,7 @@ fn to_rts() -> QpAttributes {
 }
 
 #[test]
-fn a_gid_that_no_neighbour_answers_times_out() {
+fn connecting_to_a_gid_that_no_neighbour_answers_for_times_out() {
     if !common::is_soft() || common::on_infiniband() {
         return;
     }
@@ -66,9 +66,9 @@ fn a_gid_that_no_neighbour_answers_times_out() {
     qp.connect(&peer.endpoint()).unwrap();
 }
 
-/// An error names the verb that was called, also where nothing is sent to the kernel.
+/// The error names the verb even if no command is sent to the kernel.
 #[test]
-fn paths_that_cannot_be_name_the_verb_that_was_called() {
+fn errors_of_impossible_paths_name_the_verb() {
     let setup = Setup::new();
     let mut qp = setup.builder::<Rc>().build().unwrap();
     let other = match qp.endpoint().link_layer {
@@ -83,7 +83,7 @@ fn paths_that_cannot_be_name_the_verb_that_was_called() {
 }
 
 #[test]
-fn what_mlx5_refuses_about_sqd_is_said_in_words() {
+fn the_refused_transition_to_sqd_is_a_named_error() {
     if !common::is_soft() {
         return;
     }
@@ -96,7 +96,7 @@ fn what_mlx5_refuses_about_sqd_is_said_in_words() {
 }
 
 #[test]
-fn a_query_tells_each_state_and_what_was_set_in_it() {
+fn a_query_returns_each_state_and_its_attributes() {
     if !common::is_soft() {
         return;
     }
@@ -115,7 +115,7 @@ fn a_query_tells_each_state_and_what_was_set_in_it() {
     ];
     assert_eq!(qp.query().unwrap().state, State::Reset);
     for step in steps {
-        // After a reset, what was in the queue has to be polled first.
+        // This poll also removes completions of before a reset.
         assert!(setup.cq.poll().is_err());
         qp.modify(&step).unwrap();
         let (asked, info) = (step.state.unwrap(), qp.query().unwrap());
@@ -124,8 +124,7 @@ fn a_query_tells_each_state_and_what_was_set_in_it() {
             assert_eq!((info.port, info.pkey_index), (1, 0), "{asked}");
         }
         if matches!(asked, State::Rtr | State::Rts | State::Sqd) {
-            // What INIT was told of them counts from here, as far as READs and atomics go: so with
-            // mlx5_ib.
+            // READ and atomic rights that were set in INIT take effect in RTR, as with mlx5_ib.
             assert_eq!(info.access, REMOTE, "{asked}");
             assert_eq!((info.remote_qpn, info.path_mtu), (own.qpn, Some(Mtu::B1024)));
             assert_eq!((info.min_rnr_timer.code(), info.receive_psn), (20, 0x123), "{asked}");
@@ -138,7 +137,7 @@ fn a_query_tells_each_state_and_what_was_set_in_it() {
 }
 
 #[test]
-fn a_send_queue_is_drained_takes_changes_and_goes_on() {
+fn a_drained_send_queue_can_be_modified_and_continues() {
     if !common::is_soft() {
         return;
     }
@@ -154,8 +153,7 @@ fn a_send_queue_is_drained_takes_changes_and_goes_on() {
     let event = setup.context.get_event().unwrap();
     assert_eq!(event.kind(), EventType::SQ_DRAINED);
     event.acknowledge();
-    // What the device had begun is done once the event is there; the rest, and what is posted now,
-    // waits.
+    // At the event, the requests that the device had begun are complete. Later ones wait.
     let mut done = 0;
     while let Ok(completion) = setup.cq.poll() {
         assert_eq!(completion.wr_id(), done);
@@ -165,7 +163,7 @@ fn a_send_queue_is_drained_takes_changes_and_goes_on() {
     assert_eq!((info.state, info.draining), (State::Sqd, false));
     // SAFETY: inline data; the region outlives the request.
     unsafe { a.post_send(5, write, Inline(b"later"), SIGNALED).unwrap() };
-    // Meanwhile attributes change that RTS does not let change.
+    // In SQD, attributes can be changed that RTS does not allow to change.
     a.modify(&QpAttributes::default().retry_count(3)).unwrap();
     assert!(setup.cq.poll().is_err() && done <= 5);
     assert_ne!(&theirs.view().to_vec()[..5], b"later");
@@ -178,7 +176,7 @@ fn a_send_queue_is_drained_takes_changes_and_goes_on() {
 }
 
 #[test]
-fn a_driver_that_does_not_drain_refuses_and_nothing_has_changed() {
+fn a_refused_drain_leaves_the_queue_pair_in_rts() {
     if !common::is_soft() {
         return;
     }
@@ -192,7 +190,7 @@ fn a_driver_that_does_not_drain_refuses_and_nothing_has_changed() {
     assert_eq!(success(&mut setup.cq).wr_id, 1);
 }
 
-/// Takes a queue pair whose send queue is in error back to RTS.
+/// Moves a queue pair from SQE to RTS.
 fn recover<T: QueuePairType>(qp: &mut raw::QueuePair<T>) {
     assert_eq!((qp.state(), qp.query().unwrap().state), (State::Sqe, State::Sqe));
     let back = QpAttributes::to(State::Rts).current_state(State::Sqe);
@@ -201,7 +199,7 @@ fn recover<T: QueuePairType>(qp: &mut raw::QueuePair<T>) {
 }
 
 #[test]
-fn a_datagram_queue_pair_receives_with_its_send_queue_in_error_and_recovers() {
+fn a_ud_queue_pair_in_sqe_receives_and_recovers() {
     let mut setup = Setup::new();
     let build = || {
         let mut qp = setup.builder::<Ud>().build().unwrap();
@@ -218,7 +216,7 @@ fn a_datagram_queue_pair_receives_with_its_send_queue_in_error_and_recovers() {
         there.datagram(b.number(), b.endpoint().qkey),
         back.datagram(a.number(), a.endpoint().qkey),
     );
-    // SAFETY: the region outlives the requests and is looked at through its view only.
+    // SAFETY: the region outlives the requests and is read only through its view.
     unsafe {
         a.post_receive(1, &[memory.sge(0, 4096).unwrap()]).unwrap();
         let long = memory.sge(4096, 8192).unwrap();
@@ -228,7 +226,7 @@ fn a_datagram_queue_pair_receives_with_its_send_queue_in_error_and_recovers() {
     assert_eq!(setup.completion().status, Status::LocalLength);
     let flushed = setup.completion();
     assert_eq!((flushed.wr_id, flushed.status), (3, Status::Flushed));
-    // Only the sends have stopped.
+    // Only the send queue has stopped.
     // SAFETY: inline data.
     unsafe {
         b.post_send(4, op::To(Datagram(&to_a), op::Send), Inline(b"hello"), SIGNALED).unwrap()
@@ -246,7 +244,7 @@ fn a_datagram_queue_pair_receives_with_its_send_queue_in_error_and_recovers() {
 }
 
 #[test]
-fn an_unreliable_connection_recovers_from_an_error_of_its_send_queue() {
+fn a_uc_queue_pair_recovers_from_sqe() {
     let mut setup = Setup::new();
     let (mut a, _b) = setup.pair::<Uc>(|builder| builder);
     let theirs = setup.region(64);
@@ -263,7 +261,7 @@ fn an_unreliable_connection_recovers_from_an_error_of_its_send_queue() {
 }
 
 #[test]
-fn flushed_sends_that_are_polled_after_the_recovery_tell_nothing_new() {
+fn flushed_completions_polled_after_the_recovery_do_not_change_the_state() {
     let mut setup = Setup::new();
     let (mut a, mut b) = setup.pair::<Uc>(|builder| builder);
     let theirs = setup.region(64);
@@ -276,7 +274,7 @@ fn flushed_sends_that_are_polled_after_the_recovery_tell_nothing_new() {
         batch.build(2, write, Inline(b"flushed"), SIGNALED).unwrap();
         batch.publish();
     }
-    // The device learns of both by one doorbell, so it flushes the second one before the change.
+    // One doorbell covers both requests, so the device flushes the second before the transition.
     assert_eq!(setup.completion().status, Status::LocalProtection);
     recover(&mut a);
     assert_eq!(setup.completion().status, Status::Flushed);
@@ -284,7 +282,7 @@ fn flushed_sends_that_are_polled_after_the_recovery_tell_nothing_new() {
     // SAFETY: inline data.
     unsafe { a.post_send(3, write, Inline(b"again"), SIGNALED).unwrap() };
     assert_eq!(success(&mut setup.cq).wr_id, 3);
-    // What was moved to ERR stays there, whatever its sends say.
+    // A queue pair in ERR stays there: completions of its sends do not change the state.
     // SAFETY: the device flushes the request before it looks at the memory.
     unsafe {
         b.to_error().unwrap();
@@ -295,7 +293,7 @@ fn flushed_sends_that_are_polled_after_the_recovery_tell_nothing_new() {
 }
 
 #[test]
-fn an_unreliable_connection_drops_what_it_has_no_receive_for_and_goes_on() {
+fn a_uc_queue_pair_without_receives_drops_messages_and_continues() {
     let mut setup = Setup::new();
     let (mut a, mut b) = setup.pair::<Uc>(|builder| builder);
     let theirs = setup.region(64);
@@ -307,7 +305,7 @@ fn an_unreliable_connection_drops_what_it_has_no_receive_for_and_goes_on() {
         a.post_send(2, op::SendImmediate(Immediate([2; 4])), (), SIGNALED).unwrap();
         assert_eq!(success(&mut setup.cq).wr_id, 2);
     }
-    // Once a message of its own has come back, the peer has seen all that came before.
+    // Once the peer's own message has arrived, the peer has handled all earlier ones.
     // SAFETY: inline data, or no memory at all.
     unsafe {
         a.post_receive(3, &[]).unwrap();
@@ -324,7 +322,7 @@ fn an_unreliable_connection_drops_what_it_has_no_receive_for_and_goes_on() {
 }
 
 #[test]
-fn attributes_of_another_state_are_refused_before_the_device_is_asked() {
+fn attributes_of_another_state_are_refused_without_a_command() {
     let setup = Setup::new();
     let (mut a, _b) = setup.rc_pair();
     let before = a.query().unwrap();
@@ -340,8 +338,7 @@ fn attributes_of_another_state_are_refused_before_the_device_is_asked() {
     assert_eq!(a.query().unwrap(), before);
 }
 
-/// The queue pair goes through RESET while completions of before are in its completion queue, or
-/// none ever were.
+/// The queue pair goes through RESET with and without older completions in its CQ.
 #[test]
 fn a_queue_pair_is_reset_and_used_again_without_a_poll_in_between() {
     let mut setup = Setup::new();
@@ -352,7 +349,7 @@ fn a_queue_pair_is_reset_and_used_again_without_a_poll_in_between() {
         assert_eq!(qp.state(), State::Reset);
         qp.modify(&to_init()).unwrap();
         qp.connect(&own).unwrap();
-        // Of every other life some completions are left behind.
+        // Every second round leaves completions in the CQ.
         for id in 0..4 * (round % 2) {
             // SAFETY: no memory is named.
             unsafe { qp.post_send(1000 + id, op::Nop, (), SIGNALED).unwrap() };
@@ -363,12 +360,12 @@ fn a_queue_pair_is_reset_and_used_again_without_a_poll_in_between() {
         if round % 2 == 0 {
             // SAFETY: no memory is named.
             unsafe { qp.post_send(round, op::Nop, (), SIGNALED).unwrap() };
-            assert_eq!(success(&mut setup.cq).wr_id, round, "nothing of the life before");
+            assert_eq!(success(&mut setup.cq).wr_id, round, "no completion of before the reset");
         }
     }
 }
 
-/// Another thread owns the completion queue, and polls it at its own pace.
+/// Another thread owns the completion queue, and polls it at any time.
 #[test]
 fn a_reset_waits_for_no_thread_that_polls() {
     let setup = Setup::new();
@@ -380,7 +377,7 @@ fn a_reset_waits_for_no_thread_that_polls() {
     std::thread::scope(|scope| {
         scope.spawn(move || {
             for life in lives {
-                // What is left of other lives is not reported, whenever this thread comes to it.
+                // Completions of before a reset are not reported, however late they are polled.
                 while success(&mut cq).wr_id != life {}
             }
         });
@@ -399,7 +396,7 @@ fn a_reset_waits_for_no_thread_that_polls() {
     });
 }
 
-/// Posts requests until both queues are full; how many they took.
+/// Posts requests until both queues are full, and counts them.
 fn fill(qp: &mut raw::QueuePair<Rc>) -> (usize, usize) {
     // SAFETY: no memory is named.
     let send = |qp: &mut raw::QueuePair<Rc>| unsafe { qp.post_send(1, op::Nop, (), SIGNALED) };
@@ -415,13 +412,14 @@ fn assert_full(why: &PostError) {
     assert!(why.to_string().contains("poll its CQ"), "the cure: {why}");
 }
 
-/// Ends in `Empty` however often it is asked: with an overrun it would not.
-fn poll_to_the_end(cq: &mut raw::CompletionQueue) {
+/// Consumes completions of before a reset: each poll must return `Empty`, and so many polls would
+/// notice an overrun.
+fn consume_old_completions(cq: &mut raw::CompletionQueue) {
     assert!((0..3000).all(|_| cq.poll().map(drop) == Err(PollError::Empty)));
 }
 
-/// Requests of a queue of 10 sends and 4 receives, if a completion queue for 15 holds all that so
-/// many queues of that kind before it left.
+/// Sends and receives that a queue pair for 10 and 4 accepts, if its CQ for 15 entries holds the
+/// completions of `before` full queue pairs.
 fn places(before: usize) -> (usize, usize) {
     match before {
         0 => (10, 4),
@@ -430,7 +428,7 @@ fn places(before: usize) -> (usize, usize) {
     }
 }
 
-/// What waits in a completion queue of the granted size bounds the next life, until it is polled.
+/// Unpolled completions of before a reset reduce the number of requests that can be posted.
 #[test]
 fn resets_without_polls_never_overrun() {
     let setup = Setup::new();
@@ -444,14 +442,14 @@ fn resets_without_polls_never_overrun() {
         qp.to_error().unwrap();
         qp.reset().unwrap();
         if life % 10 == 9 {
-            poll_to_the_end(&mut cq);
+            consume_old_completions(&mut cq);
         }
     }
 }
 
-/// A completion queue with places for more than one life lets as many begin in full.
+/// A CQ with entries for two full queue pairs bounds only the third reset.
 #[test]
-fn a_reset_queue_has_what_its_completion_queue_has_left() {
+fn a_reset_queue_pair_can_post_as_many_requests_as_its_cq_has_free_entries() {
     let setup = Setup::new();
     let mut cq = setup.context.create_raw_cq(31).build().unwrap();
     let builder = setup.pd.create_raw_qp::<Rc>(cq.handle(), cq.handle());
@@ -467,13 +465,13 @@ fn a_reset_queue_has_what_its_completion_queue_has_left() {
     assert_eq!(lives, [(10, 4), (10, 4), (0, 3), (0, 0)]);
     qp.connect(&own).unwrap();
     assert_eq!(fill(&mut qp), (0, 0));
-    poll_to_the_end(&mut cq);
-    assert_eq!(fill(&mut qp), (10, 4), "in the midst of a life");
+    consume_old_completions(&mut cq);
+    assert_eq!(fill(&mut qp), (10, 4), "after a poll without a reset");
 }
 
-/// Nor does a queue pair that takes the place of a destroyed one.
+/// Unpolled completions of a destroyed queue pair count in the same way.
 #[test]
-fn queue_pairs_that_follow_each_other_without_polls_never_overrun() {
+fn queue_pairs_created_one_after_another_without_polls_never_overrun() {
     let setup = Setup::new();
     let mut cq = setup.context.create_raw_cq(15).build().unwrap();
     for life in 0..20 {
@@ -485,12 +483,12 @@ fn queue_pairs_that_follow_each_other_without_polls_never_overrun() {
         qp.to_error().unwrap();
         drop(qp);
         if life % 5 == 4 {
-            poll_to_the_end(&mut cq);
+            consume_old_completions(&mut cq);
         }
     }
 }
 
-/// The same with slots, of which none is lost.
+/// The same in the safe layer, where no slot may be lost.
 #[test]
 fn safe_resets_without_polls_never_overrun() {
     let setup = Setup::new();

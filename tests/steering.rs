@@ -1,4 +1,4 @@
-//! Steering rules: which frames they take, where these go, and how rules and what they lead to end.
+//! Steering rules: the frames that they match, the receivers, and the lifetimes of both.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn port(number: u16) -> Ports {
     Ports { destination: number.into(), ..Ports::default() }
 }
 
-/// An Ethernet, IPv6 and UDP header, and nothing behind.
+/// An Ethernet, IPv6 and UDP header without payload.
 fn ipv6_frame(to: [u8; 6], destination: Ipv6Addr) -> Vec<u8> {
     let mut frame = [&to[..], &[2, 0, 0, 0, 0, 2], &[0x86, 0xdd]].concat();
     frame.extend_from_slice(&[0x60, 0, 0, 0, 0, 8, 17, 64]);
@@ -38,7 +38,7 @@ fn ipv6_frame(to: [u8; 6], destination: Ipv6Addr) -> Vec<u8> {
 }
 
 #[test]
-fn a_rule_brings_frames_as_long_as_it_lives() {
+fn a_rule_delivers_frames_until_it_is_destroyed() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let mac = wire.mac;
     let rule = wire.to.create_flow().ethernet(to(mac)).udp(port(1)).tag(1).build().unwrap();
@@ -49,7 +49,7 @@ fn a_rule_brings_frames_as_long_as_it_lives() {
     assert_eq!(wire.arrived().0.flow_tag(), 1);
     assert!(rule.is_live());
     rule.destroy().unwrap();
-    // No rule takes the first of these.
+    // No rule matches the first of these frames any more.
     wire.send(PLAIN, &udp_frame(mac, 1, &[2; 40]));
     wire.send(PLAIN, &udp_frame(mac, 2, &[3; 40]));
     let (done, bytes) = wire.arrived();
@@ -58,7 +58,7 @@ fn a_rule_brings_frames_as_long_as_it_lives() {
 }
 
 #[test]
-fn rules_look_at_each_header() {
+fn rules_match_fields_of_each_header() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let mac = wire.mac;
     let (four, six) = (Ipv4Addr::new(10, 0, 0, 2), Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 7));
@@ -75,14 +75,14 @@ fn rules_look_at_each_header() {
         flow.build()
     };
     let _rules: Vec<_> = (0..3).map(|which| rule(&mut wire, which).unwrap()).collect();
-    // Not every device takes a part of a field.
+    // Not every device can match a part of a field.
     let partly = rule(&mut wire, 3);
     let mut tcp = tcp_header(mac, 1);
     tcp.extend_from_slice(&[0; 20]);
     let frames = [udp_frame(mac, 7, &[0; 40]), tcp, ipv6_frame(mac, six)];
     for (index, frame) in frames.iter().enumerate() {
         wire.receive();
-        // What differs in one field only matches no rule.
+        // A frame that differs in one field matches no rule.
         wire.send(PLAIN, &udp_frame(mac, 8, &[0; 40]));
         wire.send(PLAIN, &ipv6_frame(mac, Ipv6Addr::LOCALHOST));
         wire.send(PLAIN, frame);
@@ -97,7 +97,7 @@ fn rules_look_at_each_header() {
 }
 
 #[test]
-fn the_smallest_number_wins_drops_drop_and_copies_pass_on() {
+fn the_lowest_priority_number_wins_and_rules_can_drop_or_copy() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let mac = wire.mac;
     let mut second = wire.another();
@@ -117,7 +117,7 @@ fn the_smallest_number_wins_drops_drop_and_copies_pass_on() {
     assert_eq!(wire.arrived().1, udp_frame(mac, 11, &[0; 40]), "the first is dropped");
     special.destroy().unwrap();
     let copy = second.create_flow().ethernet(to(mac)).udp(port(9)).tag(3).priority(2);
-    // Not every device passes on.
+    // Not every device can deliver a copy and match further rules.
     let Ok(_copy) = copy.pass_on().build() else { return };
     wire.receive_by(&mut second);
     wire.send(PLAIN, &udp_frame(mac, 9, &[0; 40]));
@@ -127,7 +127,7 @@ fn the_smallest_number_wins_drops_drop_and_copies_pass_on() {
 }
 
 #[test]
-fn default_rules_take_what_no_other_rule_does() {
+fn default_rules_match_frames_that_no_other_rule_matches() {
     // Elsewhere a port receives what it sends to its own address only.
     if !common::is_soft() {
         return;
@@ -152,7 +152,7 @@ fn default_rules_take_what_no_other_rule_does() {
 }
 
 #[test]
-fn rules_of_one_match_have_one_tag_and_share_its_frames() {
+fn rules_with_the_same_match_have_the_same_tag_and_each_gets_the_frames() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let mac = wire.mac;
     let mut second = wire.another();
@@ -169,7 +169,7 @@ fn rules_of_one_match_have_one_tag_and_share_its_frames() {
     let later = second.create_flow().ethernet(to(mac)).udp(port(5)).tag(2).priority(1).build();
     let _later = later.unwrap();
     let untagged = second.create_flow().ethernet(to(mac)).udp(port(5)).build().unwrap();
-    // A second rule to the same queue pair brings no second copy.
+    // A second rule to the same queue pair delivers no second copy.
     let _again = second.create_flow().ethernet(to(mac)).udp(port(5)).tag(1).build().unwrap();
     wire.receive();
     wire.receive_by(&mut second);
@@ -185,8 +185,8 @@ fn rules_of_one_match_have_one_tag_and_share_its_frames() {
 }
 
 #[test]
-fn a_sniffer_gets_a_copy_of_each_frame_and_takes_none() {
-    // Elsewhere other frames of the port come too.
+fn a_sniffer_gets_copies_and_other_rules_still_match() {
+    // Hardware also delivers the port's other frames.
     if !common::is_soft() {
         return;
     }
@@ -201,7 +201,7 @@ fn a_sniffer_gets_a_copy_of_each_frame_and_takes_none() {
     let mut tags = [wire.arrived(), wire.arrived()].map(|(done, _)| done.flow_tag());
     tags.sort_unstable();
     assert_eq!(tags, [0, 1]);
-    // Nothing else takes this one.
+    // No other rule matches this frame.
     wire.send(PLAIN, &udp_frame(OTHER, 6, &[0; 40]));
     assert_eq!(wire.arrived().1, udp_frame(OTHER, 6, &[0; 40]));
     sniffer.destroy().unwrap();
@@ -211,7 +211,7 @@ fn a_sniffer_gets_a_copy_of_each_frame_and_takes_none() {
 }
 
 #[test]
-fn rules_for_multicast_alone_come_last_whatever_their_priority() {
+fn multicast_rules_come_last_whatever_their_priority() {
     // Elsewhere a port receives what it sends to its own address only.
     if !common::is_soft() {
         return;
@@ -220,7 +220,7 @@ fn rules_for_multicast_alone_come_last_whatever_their_priority() {
     let group = [1, 0, 0x5e, 1, 2, 3];
     let address = Ipv4Addr::new(10, 0, 0, 2);
     let mut second = wire.another();
-    // First of all by its number, and only for multicast by its first part.
+    // Priority 0 would be first, but the Ethernet group in the first header makes a multicast rule.
     let first = wire.to.create_flow().ethernet(to(group)).udp(port(5)).tag(1).build().unwrap();
     let ordinary = second.create_flow().udp(port(5)).tag(2).priority(15).build().unwrap();
     let mut tag_of = |wire: &mut Wire| {
@@ -232,7 +232,7 @@ fn rules_for_multicast_alone_come_last_whatever_their_priority() {
     assert_eq!(tag_of(&mut wire), 2);
     ordinary.destroy().unwrap();
     assert_eq!(tag_of(&mut wire), 1);
-    // With the same parts in another order it is an ordinary rule.
+    // With the same headers in another order it is an ordinary rule.
     let ipv4 = Ipv4 { destination: address.into(), ..Ipv4::default() };
     let flow = wire.to.create_flow().ipv4(ipv4).ethernet(to(group)).udp(port(5)).tag(3);
     let _ordinary = flow.priority(15).build().unwrap();
@@ -241,15 +241,15 @@ fn rules_for_multicast_alone_come_last_whatever_their_priority() {
 }
 
 #[test]
-fn an_ipv4_group_in_the_first_part_makes_a_rule_for_multicast_alone() {
+fn an_ipv4_group_in_the_first_header_makes_a_multicast_rule() {
     if !common::is_soft() {
         return;
     }
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let group = Ipv4Addr::new(239, 1, 2, 3);
     let ipv4 = Ipv4 { destination: group.into(), ..Ipv4::default() };
-    // Both name priority 0 and the same match but for the order of the parts: two tables, so no
-    // conflict.
+    // Both have priority 0 and differ only in the order of their headers. They are in different
+    // tables, so they do not conflict.
     let _multicast = wire.to.create_flow().ipv4(ipv4).udp(port(5)).tag(1).build().unwrap();
     let ordinary = wire.to.create_flow().udp(port(5)).ipv4(ipv4).tag(2).build().unwrap();
     let mut frame = udp_frame(OTHER, 5, &[0; 40]);
@@ -264,7 +264,7 @@ fn an_ipv4_group_in_the_first_part_makes_a_rule_for_multicast_alone() {
 }
 
 #[test]
-fn counters_count_what_their_rules_take() {
+fn counters_count_the_frames_of_their_rules() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let (context, mac) = (wire.setup.context.clone(), wire.mac);
     let Ok(counters) = context.create_counters() else { return };
@@ -302,13 +302,13 @@ fn counters_count_what_their_rules_take() {
     assert_eq!(values[0], 3, "what a rule counted stays");
     second.destroy().unwrap();
     assert_eq!(counters.read(&mut values).unwrap_err().errno(), libc::EINVAL);
-    // Now there is no rule, and something else may be attached.
+    // Without a rule, another counter can be attached.
     counters.attach(CounterPoint::Packets, 1).unwrap();
     counters.destroy().unwrap();
 }
 
 #[test]
-fn a_queue_pair_is_held_by_its_rules_and_takes_them_along() {
+fn rules_keep_their_queue_pair_and_are_destroyed_with_it() {
     let Some(wire) = Wire::new(|builder| builder) else { return };
     let Wire { from, to: mut receiver, .. } = wire;
     let rules =
@@ -322,7 +322,7 @@ fn a_queue_pair_is_held_by_its_rules_and_takes_them_along() {
     drop(receiver);
     assert!(!second.is_live());
     second.destroy().unwrap();
-    // A rule that is leaked goes with its queue pair as well.
+    // A leaked rule is destroyed with its queue pair too.
     let mut from = from;
     std::mem::forget(from.create_flow().ethernet(to(ONE)).build().unwrap());
     drop(from);
@@ -332,7 +332,7 @@ fn a_queue_pair_is_held_by_its_rules_and_takes_them_along() {
 }
 
 #[test]
-fn what_no_rule_can_be_is_said_in_words() {
+fn impossible_rules_are_named_errors() {
     let Some(setup) = setup() else { return };
     let mut qp = setup.builder::<RawPacket>().build().unwrap();
     let own = |error: Error| {
@@ -354,7 +354,7 @@ fn what_no_rule_can_be_is_said_in_words() {
     assert_eq!(error.errno(), libc::EINVAL, "{error}");
     let both = qp.create_flow().ethernet(to(ONE)).tcp(port(1)).udp(port(1)).build().unwrap_err();
     assert!(both.cause().contains("two protocols"), "{both}");
-    // The value asks for bits that the mask leaves out.
+    // The value has bits outside the mask.
     let beyond = Ports { destination: Masked::under(0x1234, 0xff00), ..Ports::default() };
     let error = qp.create_flow().ethernet(to(ONE)).udp(beyond).build().unwrap_err();
     assert_eq!(error.errno(), libc::EINVAL, "{error}");
@@ -369,6 +369,6 @@ fn what_no_rule_can_be_is_said_in_words() {
     if let Ok(counters) = other.create_counters() {
         own(qp.create_flow().ethernet(to(ONE)).count(&counters).build().unwrap_err());
     }
-    // None of these left anything behind.
+    // None of the refused rules left a resource behind.
     qp.destroy().unwrap();
 }

@@ -1,5 +1,5 @@
 //! A hostile program in the network namespace of a software device sends well-formed RoCEv2
-//! datagrams to connections that are not its own, with the right queue pair numbers and keys.
+//! datagrams to another program's connections, with the right queue pair numbers and keys.
 
 mod common;
 
@@ -14,7 +14,7 @@ use uverbs::soft::packet::{Addressing, Aeth, Bth, NakCode, Opcode, Packet, Psn, 
 use uverbs::soft::wire::Carrier;
 use uverbs::{Device, op};
 
-/// Datagrams in one go: fewer than the device's socket holds.
+/// Datagrams between two waits: fewer than the device's socket buffer holds.
 const BATCH: u32 = 64;
 
 struct Attacker {
@@ -25,7 +25,7 @@ struct Attacker {
 }
 
 impl Attacker {
-    /// An attacker at an address of its own, at a port of the kernel's choice.
+    /// An attacker with its own address, at a port that the kernel chooses.
     fn new(device: Arc<SoftDevice>) -> Self {
         let victim = device.gids().iter().find_map(|entry| entry.gid.to_ipv4()).unwrap();
         let socket = UdpSocket::bind((Ipv4Addr::new(127, 19, 77, 7), 0)).unwrap();
@@ -46,7 +46,7 @@ impl Attacker {
         }
     }
 
-    /// Until the device has looked at all of them; nothing else reaches it meanwhile.
+    /// Waits until the device has handled all datagrams; no other packets reach it meanwhile.
     fn wait(&self) {
         while self.device.inspect(|core| core.counters().received).unwrap() < self.sent {
             std::thread::yield_now();
@@ -70,7 +70,7 @@ fn write(qpn: u32, psn: u32, address: u64, rkey: u32) -> Packet {
     packet
 }
 
-/// A refusal, which ends a requester.
+/// A NAK, which moves a requester to the error state.
 fn refusal(qpn: u32, psn: u32) -> Packet {
     let mut packet = packet(Opcode::RC_ACKNOWLEDGE, qpn, psn);
     packet.push(Aeth::new(Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), 0));
@@ -78,7 +78,7 @@ fn refusal(qpn: u32, psn: u32) -> Packet {
 }
 
 #[test]
-fn a_sweep_over_sequence_numbers_from_another_address_neither_ends_a_connection_nor_writes() {
+fn packets_of_every_psn_from_another_address_do_not_affect_a_connection() {
     let device = SoftDevice::builder("soft0").carrier(Carrier::Udp).build().unwrap();
     let device = Arc::new(device);
     let mut setup = Setup::on(Device::from_shared_soft(device.clone()).open().unwrap());
@@ -87,7 +87,7 @@ fn a_sweep_over_sequence_numbers_from_another_address_neither_ends_a_connection_
     let mut attacker = Attacker::new(device);
     let remote = region.remote(0).unwrap();
     let info = b.query().unwrap();
-    // Around the PSNs that count, where every one is tried, and over the whole circle.
+    // Every PSN near the expected ones, and samples of the whole range.
     let near = |psn: u32| (0..128).map(move |n| psn.wrapping_add(n).wrapping_sub(64) & 0xff_ffff);
     let psns: Vec<u32> = near(info.receive_psn)
         .chain(near(info.send_psn))
@@ -96,7 +96,7 @@ fn a_sweep_over_sequence_numbers_from_another_address_neither_ends_a_connection_
     for psn in psns {
         attacker.send(&write(b.number(), psn, remote.address, remote.rkey));
         attacker.send(&refusal(b.number(), psn));
-        // A WRITE whose length is wrong is refused, and ends the responder's side as well.
+        // A WRITE of a wrong length would move the responder to the error state.
         attacker.send(&packet(Opcode(0x08), b.number(), psn));
     }
     attacker.wait();
@@ -113,7 +113,7 @@ fn a_sweep_over_sequence_numbers_from_another_address_neither_ends_a_connection_
 }
 
 #[test]
-fn a_seed_gives_the_same_numbers_and_without_one_they_differ() {
+fn queue_pair_numbers_and_keys_depend_on_the_seed_only() {
     let numbers = |seed: Option<u64>| {
         let builder = SoftDevice::builder("soft0").without_wire();
         let builder = seed.into_iter().fold(builder, |builder, seed| builder.seed(seed));

@@ -1,5 +1,4 @@
-//! Striding receive queues: frames of mixed sizes that share buffers, what is kept and what is
-//! lost.
+//! Striding receive queues: frames of mixed sizes that share buffers, kept frames and lost frames.
 //!
 //! The tests need an Ethernet port, and CAP_NET_RAW on a kernel's device.
 
@@ -55,7 +54,7 @@ fn listen_by<C: Clock>(
 }
 
 impl<C: Clock> Line<C> {
-    /// Sends a frame of so many bytes, all of the payload's with one number.
+    /// Sends a frame of `length` bytes, whose payload repeats one number.
     fn send(&mut self, length: usize) -> Vec<u8> {
         self.sent += 1;
         let frame = udp_frame(self.wire.mac, 5, &vec![self.sent; length - 42]);
@@ -63,12 +62,12 @@ impl<C: Clock> Line<C> {
         frame
     }
 
-    /// Sends a frame and waits until it has left.
+    /// Sends a frame and waits for its completion.
     fn send_frame(&mut self, frame: &[u8]) {
         self.send_frames(&[frame]);
     }
 
-    /// Sends up to 16 frames with one doorbell, and waits until they have left.
+    /// Sends up to 16 frames with one doorbell, and waits for their completion.
     fn send_frames(&mut self, frames: &[&[u8]]) {
         let Wire { memory, from, setup, .. } = &mut self.wire;
         let sges = frames.iter().enumerate().map(|(i, frame)| {
@@ -103,7 +102,7 @@ impl<C: Clock> Line<C> {
         }
     }
 
-    /// Waits until the frames that were sent are handled: one to another queue comes after them.
+    /// Sends a frame to another queue and waits for it: then all earlier frames have been handled.
     fn catch_up(&mut self) {
         let address = self.wire.mac;
         self.wire.receive();
@@ -136,7 +135,7 @@ fn frames_of_mixed_sizes_share_buffers() {
 }
 
 #[test]
-fn kept_frames_keep_their_buffer_from_the_device() {
+fn a_buffer_with_kept_frames_is_not_posted_again() {
     let Some(mut line) = listen(2, SMALL, |queue| queue.spares(0)) else { return };
     let sent = line.send(200);
     let kept = line.next();
@@ -145,7 +144,7 @@ fn kept_frames_keep_their_buffer_from_the_device() {
         line.send(512);
         drop(line.next());
         assert_eq!(other.bytes()[42..], sent[42..]);
-        // The only buffer that the device has left goes back to it.
+        // The device's only remaining buffer is posted again.
         assert_eq!(line.rx.poll().map(drop), Err(FrameError::Empty));
     }
     assert_eq!(line.rx.counters().posted, 1);
@@ -155,7 +154,7 @@ fn kept_frames_keep_their_buffer_from_the_device() {
 }
 
 #[test]
-fn a_spare_takes_the_place_of_a_buffer_with_kept_frames() {
+fn a_spare_buffer_replaces_one_with_kept_frames() {
     let Some(mut line) = listen(2, SMALL, |queue| queue.spares(2)) else { return };
     let mut kept = Vec::new();
     for _ in 0..2 {
@@ -170,7 +169,7 @@ fn a_spare_takes_the_place_of_a_buffer_with_kept_frames() {
 }
 
 #[test]
-fn without_a_buffer_frames_are_lost_and_counted_as_exhaustion() {
+fn frames_without_a_buffer_are_lost_and_counted_as_exhaustion() {
     let Some(mut line) = listen(2, SMALL, |queue| queue.spares(0)) else { return };
     (0..4).for_each(|_| drop(line.send(512)));
     line.catch_up();
@@ -194,7 +193,7 @@ fn a_frame_longer_than_a_buffer_is_skipped() {
 }
 
 #[test]
-fn the_shift_of_two_bytes_aligns_the_ip_header() {
+fn the_two_byte_shift_aligns_the_ip_header() {
     let shifted = SMALL.two_byte_shift();
     let Some(mut line) = listen(2, shifted, |queue| queue) else { return };
     for length in [62, 63, 510] {
@@ -220,10 +219,10 @@ fn waiting_finds_a_frame_and_frames_outlive_their_queue() {
 }
 
 #[test]
-fn strides_that_the_device_does_not_have_are_refused_in_words() {
+fn strides_that_the_device_lacks_are_named_errors() {
     let Some(line) = listen(2, SMALL, |queue| queue) else { return };
     let pd = &line.wire.setup.pd;
-    // A kernel announces 2^16 strides of every device.
+    // The kernel reports up to 2^16 strides for every device.
     if common::is_soft() {
         let many = Striding::new(StrideBytes::B64, StridesPerWqe::N65536);
         let error = pd.create_rx_queue(2).striding(many).build().unwrap_err();
@@ -239,11 +238,11 @@ fn strides_that_the_device_does_not_have_are_refused_in_words() {
 }
 
 #[test]
-fn a_queue_that_is_full_knows_what_it_lost() {
+fn a_full_queue_counts_the_frames_it_lost() {
     let made =
         |pd: &ProtectionDomain| pd.create_rx_queue(2).count_matches().striding(SMALL).spares(0);
     let Some(mut line) = listen_by(made) else { return };
-    // Each takes all strides of a buffer.
+    // Each frame fills all strides of a buffer.
     (0..5).for_each(|_| drop(line.send(500)));
     line.catch_up();
     let kept = [line.next(), line.next()];
@@ -254,7 +253,7 @@ fn a_queue_that_is_full_knows_what_it_lost() {
     rx.destroy().unwrap();
 }
 
-/// Its rule ends with it, and a frame outlives it.
+/// The queue's rule is destroyed with it, and a kept frame outlives it.
 #[test]
 fn a_queue_is_destroyed_with_its_target() {
     let Some(mut line) = listen(2, SMALL, |queue| queue) else { return };
@@ -276,7 +275,7 @@ fn a_queue_is_destroyed_with_its_target() {
     refused.object.destroy().unwrap();
 }
 
-/// The device may write what arrives close together as one completion; fillers are among them.
+/// The device may compress CQEs of frames that arrive close together, CQEs of fillers among them.
 #[test]
 fn compressed_completions_are_the_same_frames() {
     let made = |pd: &ProtectionDomain| pd.create_rx_queue(64).compressed().striding(SMALL);

@@ -1,5 +1,5 @@
-//! Which types may move to another thread, and which may be shared: the table in the crate's
-//! documentation, and all others.
+//! Which types are `Send` and which are `Sync`: those in the table of the crate's documentation,
+//! and all other public types.
 
 use uverbs::attributes::{Guid, Pacing};
 use uverbs::channel::Roots;
@@ -42,8 +42,8 @@ use uverbs::{
     SrqBuilder, ThreadDomain, WorkQueue, WqBuilder, WqHandle, WqState, XrcDomain, raw,
 };
 
-/// Whether a type has a trait, decided when the test is compiled: the inherent constant is found
-/// only where its bound holds, else the one of the blanket trait is.
+/// Whether a type implements a trait, decided at compile time: if the bound holds, the inherent
+/// constant shadows the blanket trait's.
 macro_rules! has {
     ($type:ty, $trait:path) => {{
         #[allow(dead_code)]
@@ -72,7 +72,7 @@ macro_rules! expect {
 }
 
 #[test]
-fn the_trick_tells_apart() {
+fn the_macro_recognises_traits() {
     expect!(true, true: u8);
     expect!(true, false: std::cell::Cell<u8>);
     expect!(false, false: *const u8);
@@ -146,7 +146,7 @@ fn queues_of_frames_belong_to_one_thread_at_a_time() {
 }
 
 #[test]
-fn what_is_lent_stays_with_the_thread() {
+fn lent_values_stay_with_their_thread() {
     expect!(false, false: raw::Completion<'static>, Completion<'static>, raw::PollBatch<'static>);
     expect!(false, false: raw::RingLayout, raw::QpLayout, raw::CqLayout);
 }

@@ -1,9 +1,9 @@
-//! The path from a tick to a trade makes no system call and allocates nothing: the example's desk
-//! trades in a thread that the kernel kills at the first system call, under an allocator that
-//! aborts there.
+//! The path from a tick to a trade makes no system call and no allocation: the kernel kills the
+//! example's trading thread at its first system call, and the allocator aborts at its first
+//! allocation.
 //!
 //! The software device makes progress in its own thread. The trading thread cannot end without a
-//! system call, so it says that it is done and spins until the process exits.
+//! system call, so it sets a flag when it is done, and spins until the process exits.
 
 #[allow(dead_code, reason = "its main function is not called")]
 #[path = "../examples/tick_to_trade.rs"]
@@ -21,14 +21,14 @@ use uverbs::Device;
 use uverbs::soft::SoftDevice;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Quotes that are sent without waiting until the desk has seen them.
+/// Quotes that are sent before the exchange waits for the desk.
 const BURST: u64 = 20;
-/// Says in a child process what the trading thread does beside trading.
+/// Environment variable of the child process: what the trading thread does besides trading.
 const ROLE: &str = "UVERBS_TRADING_THREAD";
 
 thread_local!(static TRADES: Cell<bool> = const { Cell::new(false) });
 
-/// Aborts where the trading thread allocates or frees.
+/// An allocator that aborts if the trading thread allocates or frees.
 struct Strict;
 
 impl Strict {
@@ -67,8 +67,8 @@ fn forbid_system_calls() {
     };
     let mut program = libc::sock_fprog { len: 1, filter: &raw const kill as *mut _ };
     let program: *mut libc::sock_fprog = &raw mut program;
-    // SAFETY: the program is alive during the call, which copies it. Nothing in this thread makes a
-    // system call from here on, or the process ends, as it should.
+    // SAFETY: the BPF program lives during the call, which copies it. If this thread makes a system
+    // call from here on, the process ends, as intended.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         let filter = libc::SECCOMP_MODE_FILTER as libc::c_ulong;
@@ -76,7 +76,7 @@ fn forbid_system_calls() {
     }
 }
 
-/// What the trading thread has reached: the next quote's number plus one, or why it stopped.
+/// The trading thread's progress: the next quote's number plus one, or [`FAILED`].
 static REACHED: AtomicU64 = AtomicU64::new(0);
 const FAILED: u64 = u64::MAX;
 
@@ -99,7 +99,7 @@ fn trade(mut desk: Desk, role: &str) -> ! {
     }
 }
 
-/// A test in the test program started again, in the given role.
+/// Runs one test of this program in a child process, in the given role.
 fn child(test: &str, role: &str) -> ExitStatus {
     let program = std::env::current_exe().unwrap();
     let mut command = Command::new(program);

@@ -17,7 +17,7 @@ use uverbs::{Context, Device, ErrorKind, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
-/// Two queue pairs connected to each other, each with a completion queue of its own.
+/// A queue pair and its completion queue.
 type End = (raw::QueuePair<Rc>, AsyncCompletionQueue);
 
 fn ends(context: &Context) -> (End, End) {
@@ -41,8 +41,7 @@ fn nop(qp: &mut raw::QueuePair<Rc>, wr_id: u64) {
 async fn no_wake_up_is_lost_between_two_tasks() {
     const ROUNDS: u64 = 3000;
     let ((a, cq_a), (b, cq_b)) = ends(&common::open());
-    // Each end sleeps until the other's message is there, so that one lost wake-up stops both for
-    // ever.
+    // Each end sleeps until the other's message arrives, so one lost wake-up stops both for ever.
     let play = |(mut qp, mut cq): End, serves: bool| async move {
         // SAFETY: no memory is named.
         unsafe { qp.post_receive(0, &[]).unwrap() };
@@ -81,7 +80,7 @@ async fn no_wake_up_is_lost_between_two_tasks() {
 }
 
 #[tokio::test]
-async fn a_cancelled_wait_loses_nothing() {
+async fn a_cancelled_wait_loses_no_completion() {
     let ((mut a, mut cq), _b) = ends(&common::open());
     for round in 0..300 {
         // Cancelled at its first waiting point, with the queue armed.
@@ -161,9 +160,9 @@ async fn each_asynchronous_event_wakes_one_task() {
     }
 }
 
-/// A task that waits for events learns of the end also when another task has taken the last one.
+/// A task that waits for events sees the removal even if another thread got the last event.
 #[tokio::test]
-async fn the_end_taken_by_a_thread_wakes_tasks() {
+async fn a_removal_seen_by_a_thread_wakes_tasks() {
     let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
     let context = Device::from_shared_soft(soft.clone()).open().unwrap();
     let events = AsyncEvents::new(&context).unwrap();
@@ -177,7 +176,7 @@ async fn the_end_taken_by_a_thread_wakes_tasks() {
 }
 
 #[tokio::test]
-async fn removal_wakes_whoever_waits() {
+async fn removal_wakes_waiting_tasks() {
     let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
     let context = Device::from_shared_soft(soft.clone()).open().unwrap();
     let ((a, mut cq), _b) = ends(&context);

@@ -19,7 +19,7 @@ fn datagram_pair(setup: &Setup) -> (raw::QueuePair<Ud>, raw::QueuePair<Ud>) {
 }
 
 #[test]
-fn datagrams_carry_a_routing_header_and_can_be_answered() {
+fn datagrams_have_a_grh_and_can_be_answered() {
     let mut setup = Setup::new();
     let (mut a, mut b) = datagram_pair(&setup);
     let to = setup.region(8192);
@@ -65,7 +65,7 @@ fn datagrams_carry_a_routing_header_and_can_be_answered() {
 }
 
 #[test]
-fn a_wrong_q_key_is_dropped_and_the_top_bit_means_the_senders_own() {
+fn a_wrong_q_key_is_dropped_and_the_top_bit_selects_the_senders_q_key() {
     let mut setup = Setup::new();
     let violations = setup.context.query_port(1).unwrap().q_key_violations();
     let (mut a, mut b) = datagram_pair(&setup);
@@ -113,7 +113,7 @@ fn a_multicast_reaches_every_member() {
     }
     let mut path = a.address_of(&b.endpoint()).unwrap();
     path.lid = lid;
-    // On RoCE the source is named as before; on InfiniBand a group is named by its GID as well.
+    // On RoCE the path is as for unicast. On InfiniBand a group needs a GID in the path too.
     path.global =
         Some(uverbs::GlobalRoute { destination: group, ..path.global.unwrap_or_default() });
     let there = setup.pd.create_ah(&path).unwrap();
@@ -207,7 +207,7 @@ fn an_extended_connection_delivers_to_the_queue_that_each_message_names() {
         for wr_id in 0..4 {
             let piece =
                 to.sge((cq.number() as usize & 1) * 2048 + wr_id as usize * 64, 64).unwrap();
-            // SAFETY: the region outlives the receives and is not looked at before they complete.
+            // SAFETY: the region outlives the receives and is not read before they complete.
             unsafe { srq.post(wr_id, &[piece]).unwrap() };
         }
         srq
@@ -236,13 +236,13 @@ fn an_extended_connection_delivers_to_the_queue_that_each_message_names() {
 }
 
 #[test]
-fn a_shared_queue_that_is_dropped_first_still_gets_short_messages_where_they_belong() {
+fn short_messages_reach_the_buffers_of_a_dropped_shared_queue() {
     let mut setup = Setup::new();
     let mut srq = setup.pd.create_raw_srq(4).build().unwrap();
     let (mut client, _server) =
         setup.pair::<Rc>(|builder| builder.shared_receive_queue(srq.handle()));
     let region = setup.region(4096);
-    // SAFETY: the region outlives the queue pairs, and is only looked at through its view.
+    // SAFETY: the region outlives the queue pairs, and is read only through its view.
     unsafe { srq.post(7, &[region.sge(64, 64).unwrap()]) }.unwrap();
     drop(srq);
     // SAFETY: inline data.

@@ -24,8 +24,8 @@ use uverbs::{
 
 const PLAIN: EthernetOffload =
     EthernetOffload { checksum: EthChecksum::NONE, vlan: None, metadata: 0 };
-/// Source, destination, their ports, and the hashes of the addresses without and with the ports,
-/// from Microsoft's "Verifying the RSS Hash Calculation".
+/// Source, destination, their ports, and the RSS hashes without and with the ports, from
+/// Microsoft's "Verifying the RSS Hash Calculation".
 type Vector = ([u8; 4], [u8; 4], [u16; 2], [u32; 2]);
 const PUBLISHED: [Vector; 5] = [
     ([66, 9, 149, 187], [161, 142, 100, 80], [2794, 1766], [0x323e_8fc2, 0x51cc_c178]),
@@ -108,7 +108,7 @@ fn published_hashes_of_addresses_and_ports_choose_the_queue() {
 }
 
 #[test]
-fn write_commands_of_older_kernels_make_the_same() {
+fn work_queues_work_with_the_write_commands_of_older_kernels() {
     let soft =
         SoftDevice::builder("soft0").without_wire().kernel(Kernel::WRITE_COMMANDS).build().unwrap();
     let context = Device::from_shared_soft(Arc::new(soft)).open().unwrap();
@@ -136,7 +136,7 @@ fn a_work_queue_that_cannot_be_destroyed_keeps_its_slots() {
 }
 
 #[test]
-fn raw_work_queues_hand_back_ids_and_their_context() {
+fn completions_of_raw_work_queues_have_wr_id_and_user_context() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let mut cq = wire.setup.context.create_raw_cq(64).build().unwrap();
     let builder = wire.setup.pd.create_raw_wq(cq.handle(), 16).max_sge(2).user_context(99);
@@ -161,7 +161,7 @@ fn raw_work_queues_hand_back_ids_and_their_context() {
     assert_eq!(wq.outstanding_receives(), 0);
 }
 
-/// A target for UDP over IPv4 whose table leads to this queue only.
+/// A target for UDP over IPv4 whose table has only this queue.
 fn target(wire: &Wire, queue: &WorkQueue) -> RssTarget {
     let table = wire.setup.context.create_indirection_table(&[queue.handle()]).unwrap();
     let options = RssOptions::new(RssTraffic::Ipv4Udp);
@@ -188,13 +188,13 @@ fn new_rules_move_frames_to_a_new_table_without_a_gap() {
     first.destroy().unwrap();
     wire.send(PLAIN, &frame);
     assert_eq!(arrived(&context, &mut new.0).0, frame);
-    // Only the handle of the table that the target held is gone with it.
+    // Dropping the target dropped its handle of the table, and no other.
     old.1.destroy().unwrap();
 }
 
-/// Rules only for multicast have no priorities: both bring the frame.
+/// Multicast rules have no priorities, so each of two rules delivers the frame.
 #[test]
-fn a_multicast_line_moves_to_a_new_table_with_copies_in_between() {
+fn a_multicast_group_moves_to_a_new_table_with_copies_in_between() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let (mut old, mut new) = (lane(&wire, 4), lane(&wire, 4));
     let context = wire.setup.context.clone();
@@ -217,7 +217,7 @@ fn a_multicast_line_moves_to_a_new_table_with_copies_in_between() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
 }
 
-/// What arrived so far, by frame number.
+/// The number of arrivals of each frame, by frame number.
 type Seen = Vec<u32>;
 
 /// Counts the frames of the queues by the numbers in their payload.
@@ -236,8 +236,8 @@ fn count(queues: &mut [RxQueue], seen: &mut Seen) {
     }
 }
 
-/// Sends frames to the group, or else to the port's own address, from another thread while the
-/// places of two queues change again and again. Returns how often each frame came.
+/// Another thread sends frames to the group, or to the port's own address, while the places of two
+/// queues in the table change again and again. Returns how often each frame arrived.
 fn rebalance_under_load(
     rule: impl Traffic + Send + Sync + Copy + 'static,
     group: Option<[u8; 6]>,
@@ -289,22 +289,22 @@ fn rebalance_under_load(
 }
 
 #[test]
-fn places_change_while_frames_arrive_and_each_comes_once() {
+fn rebalancing_under_load_delivers_each_frame_once() {
     let rule = Port { protocol: Protocol::Udp, port: 14310, tag: Some(3) };
     let Some(seen) = rebalance_under_load(rule, None) else { return };
     assert!(seen.iter().all(|count| *count == 1), "{seen:?}");
 }
 
 #[test]
-fn places_of_a_multicast_line_change_while_frames_arrive() {
+fn rebalancing_a_multicast_group_under_load_loses_no_frame() {
     let line = UdpMulticast::new([239, 1, 2, 3].into(), 14310).tag(3);
     let Some(seen) = rebalance_under_load(line, Some(line.mac())) else { return };
-    // While both rules are in force a frame comes to both targets.
+    // While both rules exist, both targets get the frame.
     assert!(seen.iter().all(|count| (1..=2).contains(count)), "{seen:?}");
 }
 
 #[test]
-fn places_that_cannot_be_given_leave_the_old_ones() {
+fn a_refused_rebalance_leaves_the_old_places() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let (pd, context) = (wire.setup.pd.clone(), wire.setup.context.clone());
     let mut queue = pd.create_rx_queue(8).without_events().spread().build().unwrap();
@@ -317,7 +317,7 @@ fn places_that_cannot_be_given_leave_the_old_ones() {
     invalid(spread.rebalance(&[&place, &place, &place]), "power of two");
     wire.send(PLAIN, &udp_frame(wire.mac, 5, &[1; 30]));
     assert_eq!(frame_of(&context, &mut queue).0.len(), 72);
-    // The table holds the queue until the spreading ends.
+    // The table keeps the queue until `spread` is dropped.
     let refused = queue.destroy().unwrap_err();
     assert_eq!(refused.error.kind(), ErrorKind::Busy, "{}", refused.error);
     drop((spread, place));
@@ -361,7 +361,7 @@ fn a_work_queue_in_error_flushes_and_starts_over_after_a_reset() {
 }
 
 #[test]
-fn work_queues_are_held_by_their_tables_and_tables_by_their_targets() {
+fn tables_keep_their_work_queues_and_targets_their_tables() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let context = wire.setup.context.clone();
     let mut cq = context.create_cq(64).build().unwrap();
@@ -380,7 +380,7 @@ fn work_queues_are_held_by_their_tables_and_tables_by_their_targets() {
     assert_eq!(busy.error.kind(), ErrorKind::Busy);
     drop(busy);
     let rule = target.create_flow().ethernet(all_to(wire.mac)).build().unwrap();
-    // Frames arrive although the owner of the queue is gone, as long as the target is there.
+    // Frames arrive as long as the target exists, although the queue's handle was dropped.
     drop(wq);
     let frame = udp(wire.mac, &PUBLISHED[0]);
     wire.send(PLAIN, &frame);
@@ -402,7 +402,7 @@ fn invalid<T: std::fmt::Debug>(made: Result<T, Error>, words: &str) {
 }
 
 #[test]
-fn what_no_table_or_target_can_be_is_said_in_words() {
+fn impossible_tables_and_targets_are_named_errors() {
     let Some(wire) = Wire::new(|builder| builder) else { return };
     let (context, pd) = (&wire.setup.context, &wire.setup.pd);
     let (_cq, wq) = lane(&wire, 0);
@@ -426,7 +426,7 @@ fn what_no_table_or_target_can_be_is_said_in_words() {
     invalid(pd.create_wq(_cq.handle(), 0).build(), "at least one receive");
 }
 
-/// The next frame of a queue: its bytes, and what the device hashed.
+/// The next frame of a queue: its bytes, and the device's hash.
 fn frame_of(context: &Context, queue: &mut RxQueue) -> (Vec<u8>, u32) {
     let start = std::time::Instant::now();
     while start.elapsed() < common::PATIENCE {
@@ -449,7 +449,7 @@ fn frames_are_spread_over_receive_queues() {
     let table = context.create_indirection_table(&places).unwrap();
     let mut target = pd.create_rss_target(&table, &RssOptions::new(RssTraffic::Ipv4Udp)).unwrap();
     let _rule = target.create_flow().ethernet(all_to(wire.mac)).build().unwrap();
-    // More frames than the queues have receives: what is dropped goes back.
+    // More frames than the queues have receives: dropping a frame posts its buffer again.
     for round in 0..40 {
         let vector = &PUBLISHED[round % PUBLISHED.len()];
         let frame = udp(wire.mac, vector);
@@ -464,10 +464,10 @@ fn frames_are_spread_over_receive_queues() {
     assert!(zero.frames > 0 && one.frames > 0, "{zero:?} {one:?}");
 }
 
-/// libmlx5 never says so of a work queue's frames (`handle_responder` and `handle_good_req` of
-/// providers/mlx5/cq.c ask for a queue pair).
+/// libmlx5 never sets the checksum flag for frames of a work queue (`handle_responder` and
+/// `handle_good_req` of providers/mlx5/cq.c do it only for queue pairs).
 #[test]
-fn unlike_libmlx5_work_queues_tell_of_good_checksums() {
+fn unlike_libmlx5_work_queues_report_good_checksums() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let (pd, context) = (wire.setup.pd.clone(), wire.setup.context.clone());
     let mut queue = pd.create_rx_queue(8).without_events().spread().build().unwrap();
@@ -485,7 +485,7 @@ fn unlike_libmlx5_work_queues_tell_of_good_checksums() {
 }
 
 #[test]
-fn a_spread_queue_leaves_its_rules_to_the_target() {
+fn rules_of_a_spread_queue_are_made_on_its_rss_target() {
     let Some(wire) = Wire::new(|builder| builder) else { return };
     let builder = wire.setup.pd.create_rx_queue(8).without_events();
     let mut alone = builder.clone().build().unwrap();
@@ -537,10 +537,11 @@ fn a_forged_completion_of_a_work_queue_changes_nothing() {
     assert_eq!(common::success(&mut cq).wr_id, 1);
     let ring = cq.layout().unwrap().ring;
     let (stride, entry) = (ring.stride as usize, ring.stride as usize - 64);
-    // The completion once more, then of requests that were never posted: wqe_counter is at 60.
+    // A repeated completion, then completions of requests that were never posted. Offset 60 is
+    // wqe_counter.
     for (place, counter) in [(1, 0u16), (2, 2), (3, 0x8001)] {
-        // SAFETY: entries of the ring that the device writes for later completions, of which there
-        // are none; nothing else runs.
+        // SAFETY: the device writes these entries only for later completions, of which there are
+        // none; no other thread accesses the ring.
         unsafe {
             let from = ring.start.add(entry);
             let to = ring.start.add(place * stride + entry);

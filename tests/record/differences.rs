@@ -1,10 +1,10 @@
-//! What may differ, and why: `differences.txt`.
+//! The differences between the records that `differences.txt` allows, with their reasons.
 
 use std::collections::BTreeMap;
 
 const ALLOWED: &str = include_str!("differences.txt");
 
-/// Whose record is compared with that of the recorded kernel.
+/// The device whose record is compared with the recorded kernel's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     /// The character-device front end.
@@ -28,7 +28,7 @@ impl Who {
 
 /// The entries for one front end and one kind of port.
 pub(crate) struct Differences {
-    /// Names; `*` stands for anything.
+    /// Patterns of names; `*` matches anything.
     allowed: Vec<&'static str>,
 }
 
@@ -71,7 +71,7 @@ impl Differences {
     }
 }
 
-/// Whether `name` is what `pattern` says, in which `*` stands for anything.
+/// Whether `name` matches `pattern`, in which `*` matches anything.
 fn matches(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,
@@ -100,16 +100,16 @@ fn entries() -> impl Iterator<Item = (&'static str, &'static str)> {
 }
 
 #[test]
-fn a_difference_without_a_reason_is_told_and_a_reason_without_a_difference_too() {
+fn differences_without_a_reason_and_reasons_without_a_difference_are_reported() {
     let differences = Differences { allowed: vec!["b*", "c"] };
     differences.check("a = 1\nb.x = 1\nc = 2\n", "a = 1\nb.x = 2\nc = 3\n");
-    for (kernel, other, said) in [
+    for (kernel, other, expected) in [
         ("a = 1\nb = 1\nc = 1\n", "a = 2\nb = 2\nc = 2\n", "a: the kernel 1, here 2"),
         ("a = 1\nb = 1\nc = 1\n", "b = 2\nc = 2\n", "a: the kernel 1, here none"),
         ("b = 1\nc = 1\n", "b = 2\nc = 1\n", "c: differs no more"),
     ] {
-        let told = std::panic::catch_unwind(|| differences.check(kernel, other)).unwrap_err();
-        let text = told.downcast_ref::<String>().expect("a message");
-        assert!(text.contains(said), "{text}");
+        let panic = std::panic::catch_unwind(|| differences.check(kernel, other)).unwrap_err();
+        let text = panic.downcast_ref::<String>().expect("a message");
+        assert!(text.contains(expected), "{text}");
     }
 }

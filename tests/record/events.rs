@@ -1,4 +1,4 @@
-//! Asynchronous events: which come, in which order, and how many a destroyed object had.
+//! Asynchronous events: their order, and the number that a destroyed object had.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ fn next(fd: i32) -> String {
     "none".to_owned()
 }
 
-/// A limit above what is posted fires at once, and only once.
+/// An SRQ limit above the number of posted receives fires at once, and only once.
 fn limits(bench: &Bench, fd: i32, recorder: &mut Recorder) {
     let Ok(made) = bench.create_srq(&bench.srq_request(0)) else { return };
     let srq_handle = made.srq_handle;
@@ -54,7 +54,7 @@ fn limits(bench: &Bench, fd: i32, recorder: &mut Recorder) {
     recorder.answer("events, destroy_srq", bench.destroy_srq(srq_handle));
 }
 
-/// A queue pair that leaves its shared receive queue says so.
+/// A queue pair in the error state reports that it has taken its last receive from the SRQ.
 fn last_receive(bench: &Bench, fd: i32, recorder: &mut Recorder) {
     let Ok(cq) = bench.create_cq(&bench.cq_request(0)) else { return };
     let Ok(srq) = bench.create_srq(&bench.srq_request(1)) else { return };

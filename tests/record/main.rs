@@ -3,9 +3,9 @@
 //!
 //! One fixed sequence of raw requests makes a record. `kernel-ib.txt` and `kernel-roce.txt` are the
 //! records of an unmodified kernel (6.12, its own ib_uverbs and mlx5_ib, on the software ConnectX's
-//! PCI front end; `cargo xtask kernel-test --record` writes them). On the built-in device the
-//! sequence has to make the same record, and in the guest too; what differs for a reason is in
-//! `differences.txt`, with the reason.
+//! PCI front end; `cargo xtask kernel-test --record` writes them). The sequence must make the same
+//! record on the built-in device, and again in the guest. `differences.txt` lists the allowed
+//! differences with their reasons.
 
 mod differences;
 mod events;
@@ -36,7 +36,7 @@ fn record(source: &Source) -> String {
     recorder.lines.iter().map(|(name, value)| format!("{name} = {value}\n")).collect()
 }
 
-/// The record of a software device, which has to be the kernel's.
+/// Checks that the record of a software device is the kernel's.
 fn compare_soft(infiniband: bool) {
     if std::env::var_os("UVERBS_TEST_DEVICE").is_some() {
         return;
@@ -64,7 +64,7 @@ fn this_kernel_answers_as_the_recorded_one() {
     let source = Source::kernel(&name);
     let infiniband = source.attribute("ports/1/link_layer") == "InfiniBand";
     let text = record(&source);
-    // `cargo xtask kernel-test --record` takes the record from the console.
+    // `cargo xtask kernel-test --record` reads the record from the console.
     text.lines().for_each(|line| println!("@@ record {line}"));
     let (recorded, link) = if infiniband { (KERNEL_IB, "ib") } else { (KERNEL_ROCE, "roce") };
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");

@@ -1,5 +1,5 @@
-//! Domains, registered memory, windows, address handles, XRC domains, and the order in which they
-//! may go.
+//! PDs, registered memory, windows, address handles, XRC domains, and the order in which they can
+//! be destroyed.
 
 use uverbs::Buffer;
 use uverbs_uapi::enums::MwType;
@@ -11,7 +11,7 @@ use uverbs_uapi::write::{ah, mr, mw, pd, xrcd};
 use crate::node::{Node, Source};
 use crate::recorder::Recorder;
 
-/// A handle that nothing has.
+/// A handle that no object has.
 pub(crate) const NOTHING: u32 = 0x1234;
 
 pub(crate) fn record(source: &Source, recorder: &mut Recorder) {
@@ -209,7 +209,7 @@ fn windows(node: &Node, recorder: &mut Recorder) {
 
 fn addresses(node: &Node, recorder: &mut Recorder) {
     let pd_handle = node.pd();
-    // A GID that every port has: its own first one, or on InfiniBand the LID.
+    // An address on every kind of port: its own first GID, or the LID on InfiniBand.
     let grh = ah::GlobalRoute { dgid: own_gid(node), hop_limit: 64, ..Default::default() };
     let attr = ah::AhAttr { grh, dlid: 1, is_global: 1, port_num: 1, ..Default::default() };
     let good = ah::CreateAh { pd_handle, attr, user_handle: 7, ..Default::default() };

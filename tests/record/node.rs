@@ -1,4 +1,4 @@
-//! An open device node, of the kernel or of the software device, spoken to in raw requests.
+//! An open device node of the kernel or of the software device, for raw requests.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -15,7 +15,7 @@ use uverbs_uapi::request::Request;
 use uverbs_uapi::write::{WriteCommand, comp_channel, pd};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-/// Where nodes are opened.
+/// The device whose nodes are opened.
 pub(crate) enum Source {
     Kernel { node: String, attributes: String },
     Soft(Arc<SoftDevice>),
@@ -62,13 +62,13 @@ enum Inner {
 /// An open node.
 pub(crate) struct Node(Inner);
 
-/// A command's answer and the driver's part of it.
+/// A command's response, and the driver's part of it.
 pub(crate) type Answer<R, D> = Result<(R, D), Errno>;
 
 impl Node {
     pub(crate) fn run<M>(&self, request: &mut Request<'_, M>) -> Result<(), Errno> {
-        // SAFETY: the request borrows all that it names; memory that it hands to the device by
-        // address lives until the end of the test, which is later than the node.
+        // SAFETY: the request borrows the memory that it names. Memory that it passes to the device
+        // by address lives until the end of the test, longer than the node.
         let result = unsafe {
             match &self.0 {
                 Inner::Kernel(file) => Errno::result(libc::ioctl(
@@ -117,7 +117,7 @@ impl Node {
         Ok(response)
     }
 
-    /// GET_CONTEXT: completion vectors, core support, the driver's answer.
+    /// GET_CONTEXT: completion vectors, core support, the driver's response.
     pub(crate) fn get_context(
         &self,
         input: &[u8],
@@ -132,7 +132,7 @@ impl Node {
         Ok((vectors, support, driver))
     }
 
-    /// Opens the device with a context as libmlx5 asks for it, without DEVX.
+    /// Opens the device with a context of the options that libmlx5 uses, without DEVX.
     pub(crate) fn with_context(source: &Source) -> Self {
         let node = source.open();
         node.get_context(context_request().as_bytes()).expect("a context");

@@ -51,7 +51,7 @@ fn attributes(source: &Source, recorder: &mut Recorder) {
     }
 }
 
-/// Opens a node for each request, since a node has one context at most.
+/// Opens a node for each request, because a node has at most one context.
 fn contexts(source: &Source, recorder: &mut Recorder) {
     let whole = context_request();
     let node = source.open();
@@ -121,7 +121,7 @@ fn devices(node: &Node, recorder: &mut Recorder) {
         let mut driver = vec![0; length];
         let step = format!("ex_query_device with {length} bytes for the driver");
         recorder.call(&step, node.write_bytes(&plain, &[], &mut driver));
-        // The field is behind the mask. A buffer of 4 bytes has no place for it.
+        // The field follows the mask, so a buffer of 4 bytes has no space for it.
         if let Some(Ok(length)) = driver.get(4..8).map(<[u8; 4]>::try_from) {
             let length = u32::from_ne_bytes(length);
             recorder.value(&format!("{step}.response_length"), &length.to_string());

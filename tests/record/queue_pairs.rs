@@ -17,7 +17,7 @@ use crate::node::{Node, Source};
 use crate::queues::Bench;
 use crate::recorder::Recorder;
 
-/// What a queue pair is made with.
+/// The options of a queue pair.
 #[derive(Clone, Copy)]
 pub(crate) struct QpRequest {
     pub(crate) driver: mlx5::CreateQp,
@@ -411,7 +411,7 @@ fn wrong_changes(bench: &Bench, cq: u32, recorder: &mut Recorder) {
     recorder.call("modify_qp, destroy", bench.destroy_qp(made.qp_handle));
 }
 
-/// What is in use cannot go.
+/// Objects in use cannot be destroyed.
 fn orders(bench: &Bench, cq: u32, recorder: &mut Recorder) {
     let Ok(srq) = bench.create_srq(&bench.srq_request(3)) else { return };
     let request = QpRequest { srq: Some(srq.srq_handle), ..bench.qp_request(1, cq) };

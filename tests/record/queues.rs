@@ -17,7 +17,7 @@ use crate::memory::NOTHING;
 use crate::node::{Node, Source, Uar};
 use crate::recorder::Recorder;
 
-/// A node with a domain, a doorbell page, and memory that outlives its queues.
+/// A node with a PD, a doorbell page, and memory that outlives its queues.
 pub(crate) struct Bench {
     pub(crate) node: Node,
     pub(crate) pd: u32,
@@ -66,7 +66,7 @@ impl Bench {
         }
     }
 
-    /// Handle, entries, queue number.
+    /// Creates a CQ: its handle, entries and number.
     pub(crate) fn create_cq(&self, asked: &CqRequest) -> Result<MadeCq, Errno> {
         let (mut cqe, mut driver) = (0u32, mlx5::CreateCqResp::default());
         let mut request = Node::request::<cq::create::Call>();
@@ -150,7 +150,7 @@ impl Bench {
     }
 }
 
-/// What a completion queue is made with.
+/// The options of a completion queue.
 #[derive(Clone, Copy)]
 pub(crate) struct CqRequest {
     pub(crate) driver: mlx5::CreateCq,
@@ -161,7 +161,7 @@ pub(crate) struct CqRequest {
     driver_length: usize,
 }
 
-/// What a shared receive queue is made with.
+/// The options of a shared receive queue.
 #[derive(Clone, Copy)]
 pub(crate) struct SrqRequest {
     driver: mlx5::CreateSrq,

@@ -1,12 +1,12 @@
-//! The record: one line `step.field = value` for every answer. The same behaviour gives the same
-//! lines on every machine.
+//! The record: one line `step.field = value` for every field of every response. The same behaviour
+//! gives the same lines on every machine.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 
 use nix::errno::Errno;
 
-/// Names and addresses that a device gives as it likes: only whether there is one is recorded.
+/// Fields whose value the device is free to choose: the record only says whether it is zero.
 const NUMBERS: &[&str] = &[
     "lkey",
     "rkey",
@@ -36,14 +36,14 @@ impl Recorder {
         self.lines.push((name, value));
     }
 
-    /// Records a call's result; returns its answer, if it succeeded.
+    /// Records a call's result; returns its response, if it succeeded.
     pub(crate) fn call<T>(&mut self, step: &str, result: Result<T, Errno>) -> Option<T> {
         let value = result.as_ref().map_or_else(|errno| format!("{errno:?}"), |_| "ok".to_owned());
         self.line(step.to_owned(), value);
         result.ok()
     }
 
-    /// Records a call's result, and every field of its answer.
+    /// Records a call's result, and every field of its response.
     pub(crate) fn answer<T: Debug>(&mut self, step: &str, result: Result<T, Errno>) -> Option<T> {
         let answer = self.call(step, result)?;
         self.fields(step, &answer);
@@ -68,7 +68,7 @@ impl Recorder {
     }
 }
 
-/// The leaves of what `{:#?}` prints, by their path. Tuples and arrays are one leaf.
+/// The leaves of `{:#?}` output with their paths. Tuples and arrays are one leaf.
 fn leaves(text: &str) -> Vec<(String, String)> {
     let mut path: Vec<String> = Vec::new();
     let mut found = Vec::new();

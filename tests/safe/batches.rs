@@ -1,4 +1,4 @@
-//! Several slots with one doorbell, several completions with one report to the device.
+//! Several slots with one doorbell, several completions with one update of the consumer index.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -29,7 +29,7 @@ impl Safe {
 }
 
 #[test]
-fn a_batch_of_sends_and_receives_arrives_in_order_and_all_slots_come_back() {
+fn batches_of_sends_and_receives_arrive_in_order_and_return_all_slots() {
     let mut safe = Safe::new();
     let (mut a, mut b) = safe.pair::<Rc>();
     for round in 0..20u8 {
@@ -61,7 +61,7 @@ fn a_batch_of_sends_and_receives_arrives_in_order_and_all_slots_come_back() {
 }
 
 #[test]
-fn a_batch_takes_all_that_a_single_post_takes() {
+fn a_batch_has_every_kind_of_request_that_a_post_has() {
     let mut safe = Safe::new();
     let (mut a, _b) = safe.pair::<Rc>();
     let theirs = safe.region();
@@ -80,7 +80,7 @@ fn a_batch_takes_all_that_a_single_post_takes() {
 }
 
 #[test]
-fn a_refused_slot_of_a_batch_comes_back_and_what_was_before_it_is_rung_for() {
+fn a_batch_returns_a_refused_slot_and_publishes_the_requests_before_it() {
     let mut safe = Safe::new();
     let mut qp = safe.own(4);
     let theirs = safe.region();
@@ -107,7 +107,7 @@ fn a_refused_slot_of_a_batch_comes_back_and_what_was_before_it_is_rung_for() {
 }
 
 #[test]
-fn a_leaked_batch_loses_its_slots_and_gives_none_out_twice() {
+fn a_leaked_batch_loses_its_slots_and_returns_none_twice() {
     let mut safe = Safe::new();
     let mut qp = safe.own(16);
     let theirs = safe.region();
@@ -126,12 +126,12 @@ fn a_leaked_batch_loses_its_slots_and_gives_none_out_twice() {
     assert!(safe.cq.poll().is_err());
     drop(qp);
     assert!(safe.cq.poll().is_err());
-    // The receive may have reached the queue already.
+    // The leaked receive may be in the queue already.
     assert!((28..=29).contains(&safe.all_slots().len()));
 }
 
 #[test]
-fn several_completions_are_polled_at_once_and_no_more_than_asked_for() {
+fn poll_up_to_returns_at_most_the_requested_completions() {
     let mut safe = Safe::new();
     let mut qp = safe.own(16);
     let theirs = safe.region();
@@ -158,7 +158,7 @@ fn several_completions_are_polled_at_once_and_no_more_than_asked_for() {
 }
 
 #[test]
-fn a_panic_between_completions_repeats_none() {
+fn a_panic_in_poll_up_to_repeats_no_completion() {
     let mut safe = Safe::new();
     let mut qp = safe.own(16);
     let theirs = safe.region();
@@ -178,7 +178,7 @@ fn a_panic_between_completions_repeats_none() {
                 std::panic::resume_unwind(Box::new("enough"));
             })
         }));
-        // It panicked, or there was nothing yet.
+        // The closure panicked, or there was no completion yet.
         assert!(polled.is_err() || polled.is_ok_and(|count| count == Ok(0)));
     }
     assert_eq!(tags, [0, 1, 2, 3]);
@@ -186,7 +186,7 @@ fn a_panic_between_completions_repeats_none() {
 }
 
 #[test]
-fn a_batch_of_shared_receives_serves_every_queue_pair() {
+fn a_batch_of_shared_receives_is_used_by_every_queue_pair() {
     let mut safe = Safe::new();
     let mut srq = safe.pd.create_srq(8).build().unwrap();
     let pairs = [safe.served(&srq, &safe.cq), safe.served(&srq, &safe.cq)];
@@ -215,7 +215,7 @@ fn both_layers_work_side_by_side() {
     let mut safe = Safe::new();
     let mut cq = safe.pd.context().create_raw_cq(16).build().unwrap();
     let raw = || safe.pd.create_raw_qp::<Rc>(cq.handle(), cq.handle());
-    // The first of each layer: the indices that completions name them by may well be the same.
+    // The first queue pair of each layer: their user indices may be equal.
     let mut one = raw().build().unwrap();
     let mut other = safe.own(4);
     let own = one.endpoint();

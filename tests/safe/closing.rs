@@ -1,4 +1,4 @@
-//! Objects can be closed in any order while messages are in flight.
+//! Objects can be dropped in any order while messages are in flight.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ const ORDERS: u64 = 300;
 
 type Object = Box<dyn Any>;
 
-/// One of everything, connected and busy.
+/// One object of each type, connected, with requests in flight.
 fn objects(device: &Device) -> Vec<Object> {
     let context = device.open().unwrap();
     let pd = context.alloc_pd().unwrap();
@@ -64,7 +64,7 @@ fn objects(device: &Device) -> Vec<Object> {
     ]
 }
 
-/// A slot with more in it than one packet carries.
+/// A slot with more bytes than one packet carries.
 fn filled(slab: &Slab) -> uverbs::Slot {
     let mut slot = slab.take().unwrap();
     slot.write(&[7; 5000]).unwrap();
@@ -79,7 +79,7 @@ fn in_random_order(mut objects: Vec<Object>, chance: &mut Prng) {
 }
 
 #[test]
-fn dropped_in_any_order_under_load_everything_goes_and_nothing_is_left() {
+fn objects_dropped_in_any_order_under_load_leave_no_kernel_object() {
     if !common::is_soft() {
         return;
     }

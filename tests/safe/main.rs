@@ -1,4 +1,4 @@
-//! The layer without `unsafe`: slots travel through queues and come back, whatever happens.
+//! The safe layer: each slot that a queue takes comes back, whatever happens.
 #![forbid(unsafe_code)]
 
 mod batches;
@@ -65,7 +65,7 @@ impl Safe {
     }
 }
 
-/// A completion that stays.
+/// A completion that does not borrow the queue.
 #[derive(Debug)]
 struct Done {
     slot: Option<uverbs::Slot>,
@@ -79,7 +79,7 @@ impl From<Completion<'_>> for Done {
     }
 }
 
-/// The next completion, waited for.
+/// Waits for the next completion.
 fn completion(cq: &mut CompletionQueue) -> Done {
     let start = Instant::now();
     loop {
@@ -93,7 +93,7 @@ fn completion(cq: &mut CompletionQueue) -> Done {
 }
 
 #[test]
-fn slots_go_out_and_come_back_filled() {
+fn sends_and_receives_return_their_slots() {
     let mut safe = Safe::new();
     let (mut a, mut b) = safe.pair::<Rc>();
     for round in 0..100u8 {
@@ -115,7 +115,7 @@ fn slots_go_out_and_come_back_filled() {
 }
 
 #[test]
-fn reads_and_atomics_land_in_slots() {
+fn results_of_reads_and_atomics_are_in_their_slots() {
     let mut safe = Safe::new();
     let (mut a, _b) = safe.pair::<Rc>();
     let theirs = safe.region();
@@ -134,7 +134,7 @@ fn reads_and_atomics_land_in_slots() {
 }
 
 #[test]
-fn unsignaled_slots_come_back_with_the_next_signaled_one() {
+fn a_signaled_send_releases_the_unsignaled_slots_before_it() {
     let mut safe = Safe::new();
     let (mut a, _b) = safe.pair::<Rc>();
     let theirs = safe.region();
@@ -153,7 +153,7 @@ fn unsignaled_slots_come_back_with_the_next_signaled_one() {
 }
 
 #[test]
-fn a_refused_send_changes_nothing_for_the_slots_that_wait() {
+fn a_refused_send_leaves_the_chain_of_unsignaled_slots_unchanged() {
     let mut safe = Safe::new();
     let (mut a, _b) = safe.pair::<Rc>();
     let theirs = safe.region();
@@ -171,7 +171,7 @@ fn a_refused_send_changes_nothing_for_the_slots_that_wait() {
             a.post_inline(write(), &[0; 1000], flags).unwrap_err();
         }
         assert_eq!(safe.slab.free(), 30, "two are in flight");
-        // What releases them carries a slot, or does not.
+        // The signaled request that releases them has a slot, or inline data.
         if round % 2 == 0 {
             a.post_send(write(), safe.slab.take().unwrap(), SIGNALED).unwrap();
         } else {
@@ -183,7 +183,7 @@ fn a_refused_send_changes_nothing_for_the_slots_that_wait() {
 }
 
 #[test]
-fn a_failed_unsignaled_send_completes_without_giving_its_slot_twice() {
+fn a_failed_unsignaled_send_releases_its_slot_once() {
     let mut safe = Safe::new();
     let (mut a, _b) = safe.pair::<Rc>();
     let mut slot = safe.slab.take().unwrap();
@@ -204,7 +204,7 @@ fn a_failed_unsignaled_send_completes_without_giving_its_slot_twice() {
 }
 
 #[test]
-fn dropped_queue_pairs_give_their_slots_back() {
+fn dropped_queue_pairs_release_their_slots() {
     let mut safe = Safe::new();
     let (mut a, mut b) = safe.pair::<Rc>();
     for _ in 0..8 {
@@ -221,7 +221,7 @@ fn dropped_queue_pairs_give_their_slots_back() {
 }
 
 #[test]
-fn slots_wait_for_the_poller_of_a_dropped_queue_pair() {
+fn slots_of_a_dropped_queue_pair_are_released_by_its_poller() {
     let mut safe = Safe::new();
     let (mut a, b) = safe.pair::<Uc>();
     let mut slot = safe.slab.take().unwrap();
@@ -229,14 +229,14 @@ fn slots_wait_for_the_poller_of_a_dropped_queue_pair() {
     a.post_send(op::Send, slot, SIGNALED).unwrap();
     drop(a);
     drop(b);
-    // Until the queue has been polled past it, a poller might be taking it.
+    // Until the CQ has been polled past the completion, a poller might be taking the slot.
     assert!(std::iter::from_fn(|| safe.slab.take()).collect::<Vec<_>>().len() <= 32);
     while safe.cq.poll().is_ok() {}
     assert_eq!(std::iter::from_fn(|| safe.slab.take()).collect::<Vec<_>>().len(), 32);
 }
 
 #[test]
-fn a_queue_that_goes_first_gives_back_as_well() {
+fn slots_are_released_if_the_completion_queue_is_dropped_first() {
     let safe = Safe::new();
     let (mut a, mut b) = safe.pair::<Rc>();
     b.post_receive(safe.slab.take().unwrap()).unwrap();
@@ -251,7 +251,7 @@ fn a_queue_that_goes_first_gives_back_as_well() {
 }
 
 #[test]
-fn leaked_queue_pairs_keep_their_slots_and_nothing_is_touched() {
+fn leaked_queue_pairs_still_receive_into_their_slots() {
     let mut safe = Safe::new();
     let (mut a, mut b) = safe.pair::<Rc>();
     b.post_receive(safe.slab.take().unwrap()).unwrap();
@@ -266,7 +266,7 @@ fn leaked_queue_pairs_keep_their_slots_and_nothing_is_touched() {
 }
 
 #[test]
-fn a_refused_slot_comes_back_unchanged() {
+fn a_refused_post_returns_its_slot_unchanged() {
     let safe = Safe::new();
     let builder = safe.pd.create_qp::<Rc>(safe.cq.handle(), safe.cq.handle());
     let mut unconnected = builder.build().unwrap();
@@ -328,10 +328,9 @@ fn the_poller_may_be_another_thread_than_the_poster() {
     assert_eq!(safe.slab.free(), 32);
 }
 
-/// A peer's writes begin and end within words that a view writes at the same time: both replace
-/// parts of words.
+/// The peer writes and the view writes different bytes of the same words at the same time.
 #[test]
-fn views_and_a_peers_odd_writes_leave_each_others_bytes_alone() {
+fn a_view_and_a_peers_writes_do_not_change_each_others_bytes() {
     const WRITTEN: std::ops::Range<usize> = 5..19;
     let mut safe = Safe::new();
     let (mut a, _b) = safe.pair::<Rc>();
@@ -363,7 +362,7 @@ fn views_and_a_peers_odd_writes_leave_each_others_bytes_alone() {
 }
 
 #[test]
-fn inline_needs_no_slot_but_obeys_its_limit() {
+fn inline_data_needs_no_slot_and_has_a_limit() {
     let safe = Safe::new();
     let (mut a, _b) = safe.pair::<Rc>();
     let theirs = safe.region();
@@ -377,7 +376,7 @@ fn inline_needs_no_slot_but_obeys_its_limit() {
 fn slots_of_another_domain_are_refused() {
     let safe = Safe::new();
     let (mut a, _b) = safe.pair::<Rc>();
-    // Another domain of this context, and one of another context.
+    // Another PD of this context, and one of another context.
     let others = [safe.pd.context().alloc_pd().unwrap(), common::open().alloc_pd().unwrap()];
     for pd in others {
         let slab = pd.create_slab(3, 64).unwrap();
@@ -394,8 +393,8 @@ fn slots_of_another_domain_are_refused() {
     }
 }
 
-/// No one else can access a slot while it is held.
-fn is_ours_alone(slot: &mut uverbs::Slot, mark: u64) {
+/// Checks that no other owner of the same slot writes to it meanwhile.
+fn assert_exclusive(slot: &mut uverbs::Slot, mark: u64) {
     slot.set_len(8);
     slot.copy_from_slice(&mark.to_ne_bytes());
     slot.set_tag(mark);
@@ -404,7 +403,7 @@ fn is_ours_alone(slot: &mut uverbs::Slot, mark: u64) {
 }
 
 #[test]
-fn queue_pairs_that_die_under_the_poller_give_every_slot_back_once() {
+fn queue_pairs_destroyed_during_polls_return_each_slot_once() {
     const ROUNDS: u64 = 150;
     let Safe { pd, mut cq, slab } = Safe::new();
     let (handle, source) = (cq.handle().clone(), slab.clone());
@@ -423,7 +422,7 @@ fn queue_pairs_that_die_under_the_poller_give_every_slot_back_once() {
                 b.connect(&end_a).unwrap();
                 for step in 0..round % 16 {
                     let Some(mut slot) = source.take() else { break };
-                    is_ours_alone(&mut slot, round << 8 | step);
+                    assert_exclusive(&mut slot, round << 8 | step);
                     let unsignaled = PostFlags::empty();
                     let posted = match step % 4 {
                         0 => b.post_receive(slot),
@@ -433,7 +432,7 @@ fn queue_pairs_that_die_under_the_poller_give_every_slot_back_once() {
                     };
                     posted.unwrap();
                 }
-                // Some with everything in flight, some in error, some one after the other.
+                // Some with requests in flight, some in the error state, some one after the other.
                 if round % 3 == 0 {
                     a.to_error().unwrap();
                 }
@@ -446,7 +445,7 @@ fn queue_pairs_that_die_under_the_poller_give_every_slot_back_once() {
         while !killer.is_finished() {
             if let Ok(done) = cq.poll() {
                 mark += 1;
-                done.slot.into_iter().for_each(|mut slot| is_ours_alone(&mut slot, mark));
+                done.slot.into_iter().for_each(|mut slot| assert_exclusive(&mut slot, mark));
             }
         }
         killer.join().unwrap();
@@ -456,9 +455,10 @@ fn queue_pairs_that_die_under_the_poller_give_every_slot_back_once() {
     assert_eq!(all.len(), 32);
 }
 
-/// A loop that drops what it receives drains its queue: the program can see that.
+/// A loop that drops received slots instead of posting them again empties its receive queue.
+/// `receives_run_low` reports it.
 #[test]
-fn a_receive_queue_that_runs_dry_is_seen() {
+fn a_receive_queue_that_runs_low_is_reported() {
     let context = common::open();
     let pd = context.alloc_pd().unwrap();
     let mut cq = context.create_cq(64).build().unwrap();
@@ -476,7 +476,7 @@ fn a_receive_queue_that_runs_dry_is_seen() {
         qp.post_send(op::Send, slab.take().unwrap(), PostFlags::SIGNALED).unwrap();
         let mut done = 0;
         while done < 2 {
-            // Dropped, as a program does that forgets to post it again.
+            // The slot is dropped, as if the program forgot to post it again.
             done += usize::from(cq.poll().is_ok());
             std::thread::yield_now();
         }
@@ -486,10 +486,9 @@ fn a_receive_queue_that_runs_dry_is_seen() {
     assert!(qp.receives_run_low());
 }
 
-/// Slots that were in flight on a queue pair that is gone count as soon as no poller can be taking
-/// them.
+/// Slots of a destroyed queue pair count as free once no poller can be taking them.
 #[test]
-fn free_slots_are_counted_without_taking_one() {
+fn free_counts_the_slots_of_a_destroyed_queue_pair() {
     let context = common::open();
     let pd = context.alloc_pd().unwrap();
     let mut cq = context.create_cq(64).build().unwrap();

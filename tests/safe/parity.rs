@@ -1,4 +1,4 @@
-//! The safe queue pair has all that the raw one has: templates, lists, reset, shared doorbells.
+//! The safe queue pair has the features of the raw one: templates, lists, reset, shared doorbells.
 
 use uverbs::cq::Status;
 use uverbs::qp::{PostError, PostFlags, RunTimeDestination, RunTimeOperation, State};
@@ -25,7 +25,7 @@ fn an_inline_template_is_posted_with_other_data_and_other_addresses() {
     let theirs = safe.region();
     let at = |offset| theirs.remote(offset).unwrap();
     let mut template = a.template(op::Write(at(0)), b"template", SIGNALED).unwrap();
-    // Its completion also brings back the unsignaled slot posted before it.
+    // The template's completion also returns the unsignaled slot posted before it.
     a.post_send(op::Write(at(100)), filled(&safe.slab, b"slot"), PostFlags::empty()).unwrap();
     a.post_template(&template).unwrap();
     assert!(safe.completion().slot.is_none());
@@ -71,7 +71,7 @@ fn a_list_of_slots_is_posted_up_to_the_first_refused_one() {
 }
 
 #[test]
-fn a_list_that_cannot_begin_gives_its_first_slot_back() {
+fn a_list_that_is_refused_at_once_returns_its_first_slot() {
     let safe = Safe::new();
     let builder = safe.pd.create_qp::<Rc>(safe.cq.handle(), safe.cq.handle());
     let mut qp = builder.build().unwrap();
@@ -81,7 +81,7 @@ fn a_list_that_cannot_begin_gives_its_first_slot_back() {
 }
 
 #[test]
-fn a_reset_gives_slots_back_and_the_queue_pair_starts_over() {
+fn a_reset_returns_the_slots_and_the_queue_pair_works_again() {
     let mut safe = Safe::new();
     let builder = safe.pd.create_qp(safe.cq.handle(), safe.cq.handle()).access(REMOTE);
     let mut qp: QueuePair<Rc> = builder.build().unwrap();

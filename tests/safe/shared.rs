@@ -1,4 +1,4 @@
-//! Shared receive queues of slots: whichever queue pair takes one, its completion brings it back.
+//! Shared receive queues of slots: whichever queue pair uses a slot, the completion returns it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,15 +8,14 @@ use uverbs::qp::{PathOptions, PostError, PostFlags, XrcTarget};
 use uverbs::qp_type::{Rc, Xrc};
 use uverbs::{CompletionQueue, QueuePair, SharedReceiveQueue, op};
 
-use super::{REMOTE, SIGNALED, Safe, common, completion, is_ours_alone, pattern};
+use super::{REMOTE, SIGNALED, Safe, assert_exclusive, common, completion, pattern};
 
-/// A server with a shared queue, and a client connected to it.
 impl Safe {
     fn shared(&self, receives: u32) -> SharedReceiveQueue {
         self.pd.create_srq(receives).build().unwrap()
     }
 
-    /// A client, and its server that receives from `srq` and completes to `cq`.
+    /// A client connected to a server that receives from `srq` and completes to `cq`.
     pub(super) fn served(
         &self,
         srq: &SharedReceiveQueue,
@@ -52,7 +51,7 @@ fn text(cq: &mut CompletionQueue) -> Vec<u8> {
 }
 
 #[test]
-fn slots_come_back_by_whichever_queue_pair_and_completion_queue() {
+fn slots_come_back_through_any_queue_pair_and_completion_queue() {
     let mut safe = Safe::new();
     let mut other = safe.pd.context().create_cq(64).build().unwrap();
     let mut srq = safe.shared(8);
@@ -61,7 +60,7 @@ fn slots_come_back_by_whichever_queue_pair_and_completion_queue() {
     let theirs = safe.region();
     for round in 0..100u8 {
         safe.fill(&mut srq, 2);
-        // Inside the completion, in one packet, in several.
+        // Messages inside the CQE, in one packet, and in several packets.
         let length = [5, 40, 200, 1000][usize::from(round) % 4];
         safe.send(&mut near, &pattern(length, round));
         safe.send(&mut far, &pattern(length, !round));
@@ -78,11 +77,11 @@ fn slots_come_back_by_whichever_queue_pair_and_completion_queue() {
 }
 
 #[test]
-fn what_a_dropped_queue_pair_took_is_posted_again() {
+fn shared_receives_of_a_dropped_queue_pair_are_posted_again() {
     let mut safe = Safe::new();
     let mut srq = safe.shared(3);
     let (mut client, server) = safe.served(&srq, &safe.cq);
-    let (mut heir, _other) = safe.served(&srq, &safe.cq);
+    let (mut other_client, _other) = safe.served(&srq, &safe.cq);
     safe.fill(&mut srq, 3);
     for _ in 0..3 {
         safe.send(&mut client, b"these bytes are not read");
@@ -96,21 +95,21 @@ fn what_a_dropped_queue_pair_took_is_posted_again() {
     while completion(&mut safe.cq).completion.opcode() != CompletionOpcode::Write {}
     while safe.cq.poll().is_ok() {}
     srq.publish();
-    safe.send(&mut heir, b"found");
+    safe.send(&mut other_client, b"found");
     assert_eq!(text(&mut safe.cq), b"found");
-    drop((client, heir, _other, srq));
+    drop((client, other_client, _other, srq));
     while safe.cq.poll().is_ok() {}
     assert_eq!(safe.all_slots().len(), 32);
 }
 
 #[test]
-fn a_queue_that_is_dropped_first_serves_on() {
+fn a_dropped_shared_queue_is_used_until_its_queue_pairs_are_dropped() {
     let mut safe = Safe::new();
     let mut srq = safe.shared(8);
     let (mut client, server) = safe.served(&srq, &safe.cq);
     safe.fill(&mut srq, 5);
     drop(srq);
-    // Short ones come inside the completion, and still find the slot.
+    // The short message arrives inside the CQE, and is copied to its slot all the same.
     for message in [&b"short"[..], &[7; 400]] {
         safe.send(&mut client, message);
         assert_eq!(text(&mut safe.cq), message);
@@ -122,7 +121,7 @@ fn a_queue_that_is_dropped_first_serves_on() {
 }
 
 #[test]
-fn leaked_queues_keep_their_slots_and_nothing_is_touched() {
+fn leaked_shared_queues_still_receive_into_their_slots() {
     let mut safe = Safe::new();
     let mut srq = safe.shared(8);
     let (mut client, server) = safe.served(&srq, &safe.cq);
@@ -136,7 +135,7 @@ fn leaked_queues_keep_their_slots_and_nothing_is_touched() {
 }
 
 #[test]
-fn errors_bring_shared_slots_back_as_well() {
+fn failed_receives_return_their_shared_slots() {
     let mut safe = Safe::new();
     let mut srq = safe.shared(4);
     let (mut client, _server) = safe.served(&srq, &safe.cq);
@@ -180,7 +179,7 @@ fn an_extended_connection_delivers_slots() {
 }
 
 #[test]
-fn domains_do_not_mix() {
+fn slots_and_queues_of_another_pd_are_refused() {
     let safe = Safe::new();
     let context = safe.pd.context().clone();
     let mut srq = safe.shared(2);
@@ -217,7 +216,7 @@ fn the_limit_of_a_safe_queue_is_armed_and_fires() {
 }
 
 #[test]
-fn two_pollers_share_a_queue_and_no_slot_is_given_out_twice() {
+fn two_pollers_of_a_shared_queue_never_get_the_same_slot() {
     const MESSAGES: usize = 600;
     let safe = Safe::new();
     let mut srq = safe.shared(16);
@@ -250,7 +249,7 @@ fn two_pollers_share_a_queue_and_no_slot_is_given_out_twice() {
                     } else {
                         outstanding -= 1;
                     }
-                    is_ours_alone(&mut slot, mark);
+                    assert_exclusive(&mut slot, mark);
                 }
                 drop((client, server));
             });

@@ -1,5 +1,5 @@
-//! Counts the bytes that the program has allocated. A leak shows in them at once; resident pages
-//! also contain what the allocator keeps for later.
+//! Counts the bytes that the program has allocated. They show a leak at once, whereas resident
+//! pages also contain memory that the allocator caches.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

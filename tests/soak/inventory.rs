@@ -7,12 +7,12 @@ use uverbs::soft::packet::PacketPool;
 use crate::heap;
 use crate::side::Side;
 
-/// Bytes that may be allocated beyond those at the beginning. Each of the two devices has two pools
-/// of packets (the core's and the wire's), which may have been empty. The rest is for tables and
-/// lists, which never shrink.
+/// Bytes that the heap may grow by. Each of the two devices has two packet pools (the core's and
+/// the wire's), which may have been empty at the beginning. The rest is for tables and lists, which
+/// never shrink.
 const HEAP_TOLERANCE: usize = 4 * PacketPool::MAX_BYTES + (256 << 10);
 
-/// Pages that allocators may add over a whole run, with what they keep for later: 4 MiB.
+/// Pages that allocators may add over a whole run, caches included: 4 MiB.
 const PAGE_TOLERANCE: u64 = 1024;
 
 #[derive(Debug)]

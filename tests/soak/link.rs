@@ -1,4 +1,4 @@
-//! A link: queues of one kind at the two ends, connected to each other.
+//! A link: connected queues of one kind at the two ends.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ const DEPTH: u32 = 16;
 
 pub(crate) enum Queues {
     Rc(raw::QueuePair<Rc>, raw::QueuePair<Rc>),
-    /// The receiver takes from the shared receive queue.
+    /// The receiver uses the shared receive queue.
     Shared(raw::QueuePair<Rc>, raw::QueuePair<Rc>),
     Uc(raw::QueuePair<Uc>, raw::QueuePair<Uc>),
     Ud(raw::QueuePair<Ud>, raw::QueuePair<Ud>, AddressHandle),
@@ -65,7 +65,7 @@ fn builder<T: uverbs::qp_type::QueuePairType>(side: &Side, chance: &mut Prng) ->
     let (send, receive) = (cq(side, chance), cq(side, chance));
     let builder = side.end.setup.pd.create_raw_qp::<T>(send, receive);
     let builder = builder.max_send_wr(DEPTH).max_recv_wr(DEPTH).access(REMOTE);
-    // A thread that is not scheduled for a second is not a dead peer.
+    // A long ACK timeout: the peer's thread may not be scheduled for a second.
     builder.path(|path| path.timeout = AckTimeout::from_code(16))
 }
 
@@ -120,7 +120,7 @@ impl Queues {
         !matches!(self, Self::Uc(..) | Self::Ud(..))
     }
 
-    /// Whether messages consume receives that other links use as well.
+    /// Whether messages consume receives that other links use too.
     pub(crate) fn shares_receives(&self) -> bool {
         matches!(self, Self::Shared(..) | Self::Xrc(..))
     }

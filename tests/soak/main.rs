@@ -1,7 +1,7 @@
-//! Random traffic over all transports between two devices. Their link (RoCE or InfiniBand within
-//! the process, shared memory, or UDP) loses, delays, duplicates, reorders and corrupts packets.
+//! Random traffic over all QP types between two devices. Their link (RoCE or InfiniBand within the
+//! process, shared memory, or UDP) loses, delays, duplicates, reorders and corrupts packets.
 //! Meanwhile queue pairs are created and destroyed, completion queues are resized, and commands
-//! fail. Reliable transports must lose, repeat and change no message; the others must change none;
+//! fail. Reliable services must lose, repeat and change no message; the others must change none;
 //! and no resource may grow.
 //!
 //! `UVERBS_SOAK_SECONDS` is how long each link is soaked (1 if not set), `UVERBS_FAULT_SEED` the
@@ -24,7 +24,7 @@ use inventory::Inventory;
 use network::Medium;
 use world::World;
 
-/// After so many steps all links are ended and all resources counted.
+/// Number of steps after which all links are ended and all resources counted.
 const EPOCH: u32 = 400;
 /// Epochs after which allocators and pools have reached their sizes.
 const WARM_UP: u64 = 3;
@@ -41,22 +41,22 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 #[test]
-fn traffic_under_random_faults_loses_repeats_and_leaks_nothing() {
+fn traffic_under_random_faults_over_roce_loses_repeats_and_leaks_nothing() {
     soak(Medium::Roce, 0x50a4);
 }
 
 #[test]
-fn nor_over_infiniband() {
+fn traffic_under_random_faults_over_infiniband() {
     soak(Medium::InfiniBand, 0x1b50a4);
 }
 
 #[test]
-fn nor_over_udp() {
+fn traffic_under_random_faults_over_udp() {
     soak(Medium::Udp, 0x0d50a4);
 }
 
 #[test]
-fn nor_through_shared_memory() {
+fn traffic_under_random_faults_through_shared_memory() {
     soak(Medium::Memory, 0x5a4ed);
 }
 
@@ -82,7 +82,7 @@ fn soak(medium: Medium, seed: u64) {
     println!("{epochs} epochs, at most {most} bytes of heap, last: {:?}", world.inventory());
     let summary = world.summary();
     println!("{summary:#?}");
-    // Every epoch tries far more of each, so a count of zero shows that something has stopped.
+    // Every epoch tries far more actions of each kind, so a low count shows that one has stopped.
     for what in ["resized completion queues", "creations that failed on order", "links ended"] {
         assert!(summary.get(what).is_some_and(|count| *count > epochs), "{what}");
     }

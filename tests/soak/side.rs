@@ -12,7 +12,7 @@ use crate::network::End;
 pub(crate) const SLOT: usize = 10_240;
 const SLOTS: usize = 512;
 const CQS: usize = 3;
-/// Links that exist at the same time, at most.
+/// Bound on the links that exist at the same time.
 pub(crate) const LINKS: usize = 8;
 /// Receives in the shared receive queue: far fewer than the smallest completion queue has entries.
 pub(crate) const SHARED: u32 = 32;
@@ -49,7 +49,7 @@ impl Side {
         // Every page is touched at the beginning, so that resident memory grows only if something
         // leaks.
         memory.view().fill(0, SLOT * SLOTS, 0xff).unwrap();
-        // The context keeps freed doorbell pages, so it now has as many as are ever needed.
+        // The context caches freed doorbell pages, so after this it allocates no more.
         let register = |_| setup.context.alloc_thread_domain().unwrap();
         drop((0..=LINKS).map(register).collect::<Vec<_>>());
         let free = (0..SLOTS).collect();
@@ -131,8 +131,8 @@ impl Side {
         self.xrc_srq.publish();
     }
 
-    /// The device's counters and waiting events, for the message of a failure.
-    pub(crate) fn story(&self) -> String {
+    /// The device's counters and unread events, for the message of a failure.
+    pub(crate) fn report(&self) -> String {
         let counters = self.end.soft.inspect(|core| core.counters()).unwrap();
         let event = || self.end.setup.context.try_get_event().ok();
         let events: Vec<_> = std::iter::from_fn(event).map(|event| event.kind()).collect();

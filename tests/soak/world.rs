@@ -96,7 +96,7 @@ impl World {
         if self.links.len() == LINKS {
             return;
         }
-        let faulty = self.chance.chance(300_000).then(|| self.order_a_failure());
+        let faulty = self.chance.chance(300_000).then(|| self.inject_a_failure());
         let built = Queues::build(&self.sides, &mut self.chance);
         let left: usize = self.sides.iter().map(|side| side.end.soft.clear_faults()).sum();
         match (built, faulty) {
@@ -109,12 +109,12 @@ impl World {
         }
     }
 
-    fn order_a_failure(&mut self) -> Errno {
+    fn inject_a_failure(&mut self) -> Errno {
         let errnos = [Errno::EINTR, Errno::ENOMEM, Errno::EAGAIN];
         let errno = errnos[self.chance.below(3) as usize];
         let moments = [Moment::Call, Moment::Completed];
         let moment = match errno {
-            // An interrupted call has changed nothing, and the library repeats it.
+            // An interrupted call has changed nothing, and the library retries it.
             Errno::EINTR => Moment::Call,
             _ => moments[self.chance.below(2) as usize],
         };
@@ -222,7 +222,7 @@ impl World {
         let entries = self.chance.within(600, 4000) as u32;
         match side.cqs[which].resize(entries) {
             Ok(()) => self.count("resized completion queues"),
-            // The poller has not consumed the old ring of the resize before yet.
+            // The poller has not yet consumed the old ring of an earlier resize.
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
                 self.count("resizes before the one before was through");
@@ -288,7 +288,7 @@ impl World {
             let link = self.links.iter().find(|link| link.serial == posted.link);
             let link =
                 link.map(|link| (link.queues.name(), &link.sends, &link.receives, link.arrived));
-            let [one, two] = self.sides.each_ref().map(Side::story);
+            let [one, two] = self.sides.each_ref().map(Side::report);
             panic!("{completion:?} of {posted:?}\nlink {link:?}\none: {one}\ntwo: {two}");
         }
     }

@@ -150,8 +150,8 @@ fn skips(program: &str) -> String {
 /// Test binary, test, and why it does not run in guests.
 const HOST_ONLY_TESTS: &[(&str, &str, &str)] = &[
     ("frames", "several_queues_get_copies_of_one_multicast_group", OWN_MULTICAST),
-    ("work_queues", "a_multicast_line_moves_to_a_new_table_with_copies_in_between", OWN_MULTICAST),
-    ("work_queues", "places_of_a_multicast_line_change_while_frames_arrive", OWN_MULTICAST),
+    ("work_queues", "a_multicast_group_moves_to_a_new_table_with_copies_in_between", OWN_MULTICAST),
+    ("work_queues", "rebalancing_a_multicast_group_under_load_loses_no_frame", OWN_MULTICAST),
 ];
 
 const OWN_MULTICAST: &str = "the device behind PCI does not deliver its port's own multicast \
