@@ -259,12 +259,18 @@ unsafe fn give_text(text: &[u8], buffer: *mut c_char, size: usize) -> c_int {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::mpsc::channel;
     use std::thread;
 
     use super::*;
     use crate::fork::tests::a_child_returns;
+
+    /// A device of a test, as programs get it.
+    pub(crate) fn of_soft(soft: &Arc<uverbs::soft::SoftDevice>) -> *mut ibv_device {
+        let library = LibraryDevice::from_shared_soft(soft.clone());
+        Box::leak(Box::new(Device::new(library, None, 0))).as_ptr()
+    }
 
     fn made() -> Device {
         let soft = uverbs::soft::SoftDevice::builder("soft0").without_wire().build();

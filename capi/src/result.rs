@@ -57,3 +57,6 @@ pub(crate) fn destroy<T, R>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

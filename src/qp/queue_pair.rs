@@ -34,8 +34,9 @@ use crate::mlx5::uar::Register as Page;
 /// Dropping it destroys it: outstanding requests complete nothing any more, and the memory that raw
 /// requests name is the program's again. If it cannot be destroyed (it is a member of a multicast
 /// group; the dropping thread holds an event of it; the command fails), it and its own memory stay
-/// until the context is closed. Only [`QueuePair::destroy`] reports that, so a program that reuses
-/// such memory at once has to call it. Steering rules to the queue pair are destroyed with it.
+/// until the context is closed, and slots that it holds keep the context open. Only
+/// [`QueuePair::destroy`] reports that, so a program that reuses such memory at once has to call
+/// it. Steering rules to the queue pair are destroyed with it.
 ///
 /// ```no_run
 /// use uverbs::qp_type::Rc;
