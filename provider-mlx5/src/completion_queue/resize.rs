@@ -6,6 +6,7 @@
 //! polls the old ring up to the mark.
 
 use super::CompletionQueue;
+use super::past::entries_of;
 use super::ring::Ring;
 use crate::format::{CqeOpcode, OpOwn};
 use crate::memory::DmaMemory;
@@ -71,9 +72,22 @@ impl CompletionQueue {
     /// Whether the device has moved while the poller is still in the old ring. A RESIZE_CQ whose
     /// response could not be delivered returns an error although it was executed.
     pub fn resize_has_begun(&self) -> bool {
-        // The device leaves a ring once, so a mark in it is never an old one.
-        let is_mark = |index| is_mark(OpOwn(self.ring.cqe(index).op_own()));
-        !self.pending.is_empty() && (0..self.ring.entries()).any(is_mark)
+        if self.pending.is_empty() {
+            return false;
+        }
+        // Only entries with a CQE can have a mark: those of a compressed session have any bytes.
+        let mut at = self.consumed;
+        while let Some(op_own) = self.ring.written(at).filter(|_| self.is_in_ring(at)) {
+            if is_mark(op_own) {
+                return true;
+            }
+            at = at.wrapping_add(entries_of(&self.ring, at, op_own));
+        }
+        false
+    }
+
+    fn is_in_ring(&self, at: u32) -> bool {
+        at.wrapping_sub(self.consumed) < self.ring.entries()
     }
 
     /// Notes that the command failed, so that another resize may be prepared. The poller still

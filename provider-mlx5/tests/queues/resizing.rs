@@ -1,7 +1,7 @@
 //! Resizes: the poller follows the device, also where the command failed.
 
 use uverbs_mlx5::completion_queue::{CompletionQueue, PollError};
-use uverbs_mlx5::format::CqeOpcode;
+use uverbs_mlx5::format::{CqeOpcode, MiniCqe, MiniCqeFormat};
 
 use crate::device::{Cq, Cqe, Memory, Rq, busy_send_queue, recv_queue};
 
@@ -196,4 +196,18 @@ fn a_reset_finds_completions_in_the_ring_of_a_resize_that_failed() {
     cq.produce(Cqe::recv(&next, 0));
     assert_eq!(polled(&mut cq.queue), Ok(2), "the next life's");
     assert_eq!((cq.queue.dropped(), cq.queue.refused()), (1, 0));
+}
+
+/// The eighth completion of a compressed session has 0x50 bytes, and that number is the last byte
+/// of an entry in which there is no CQE.
+#[test]
+fn bytes_of_a_compressed_session_are_no_mark() {
+    let mut cq = Cq::with(32, 64, MiniCqeFormat::HASH);
+    let rq = recv_queue(&cq, 64, 16, false);
+    refused(&mut cq, 64);
+    cq.produce_session(Cqe::recv(&rq.handle, 0), &[MiniCqe::with_hash(1, 0x50); 12]);
+    assert!(!cq.queue.resize_has_begun(), "the device is in the old ring");
+    cq.produce(Cqe { opcode: CqeOpcode::RESIZE, ..Cqe::recv(&rq.handle, 0) });
+    assert!(cq.queue.resize_has_begun(), "behind the session there is a mark");
+    assert_eq!(cq.queue.entries(), 32);
 }
