@@ -1,4 +1,4 @@
-//! Queues that die while their completions are still in the CQ.
+//! Queues that are closed or reset while their completions are still in the CQ.
 
 use uverbs_mlx5::completion_queue::PollError;
 use uverbs_mlx5::format::{CqeFormat, MiniCqe, MiniCqeFormat};
@@ -32,7 +32,7 @@ fn completions_of_a_closed_queue_are_dropped() {
     assert_eq!(cq.queue.dropped(), 2);
 }
 
-/// The device may write again where they were, also if nothing was there to report.
+/// A poll that returns nothing still updates the consumer index, so the device can reuse the CQEs.
 #[test]
 fn dropped_completions_free_space_at_once() {
     let mut cq = Cq::new(8, 64);
@@ -46,7 +46,7 @@ fn dropped_completions_free_space_at_once() {
 }
 
 #[test]
-fn data_for_a_closed_queue_goes_nowhere() {
+fn inline_data_for_a_closed_queue_is_not_copied() {
     let mut cq = Cq::new(8, 64);
     let target = Memory::new(64);
     let mut rq = recv_queue(&cq, 4, 16, true);
@@ -61,7 +61,7 @@ fn data_for_a_closed_queue_goes_nowhere() {
 }
 
 #[test]
-fn what_a_closed_queue_took_of_its_srq_is_posted_again() {
+fn shared_receives_of_a_closed_queue_are_posted_again() {
     let mut cq = Cq::new(8, 64);
     let mut srq = shared_recv_queue(&cq, 4, 32, false);
     for id in 0..3 {
@@ -69,7 +69,7 @@ fn what_a_closed_queue_took_of_its_srq_is_posted_again() {
         unsafe { srq.queue.build(id, &[]) }.expect("space");
     }
     let other = cq.table.register(SHAPE, &cq.monitors(), Some(&srq.handle), 0).expect("an index");
-    // All of them, so that none is free, and one of them twice, as a device that lies would.
+    // All receives, so that no entry is free, and one of them twice, as a hostile device might.
     for index in [1, 0, 2, 1] {
         cq.produce(Cqe::recv(&srq.qp, index));
     }
@@ -90,15 +90,15 @@ fn what_a_closed_queue_took_of_its_srq_is_posted_again() {
 }
 
 #[test]
-fn late_completions_give_nothing_back_to_the_next_srq() {
+fn late_completions_post_nothing_to_the_next_srq() {
     let mut cq = Cq::new(8, 64);
     let srq_shape = Shape { send_wqebbs: 0, recv_wqes: 4, shared_receive: true };
-    // As for a basic SRQ: the CQs are its queue pairs'.
+    // A basic SRQ has no CQ of its own: its queue pairs have.
     let srq = cq.table.register(srq_shape, &[], None, 0).expect("an index");
     let qp = cq.table.register(SHAPE, &cq.monitors(), Some(&srq), 0).expect("an index");
     cq.produce(Cqe::recv(&qp, 0));
     drop((qp, srq));
-    // One of its size, as after a reconnect.
+    // A new SRQ of the same size, as after a reconnect.
     let mut next = shared_recv_queue(&cq, 4, 32, false);
     for id in 0..3 {
         // SAFETY: no device writes to it.
@@ -127,7 +127,7 @@ fn an_index_is_reused_only_after_the_cq_was_drained() {
     drop(first);
     let second = cq.table.register(SHAPE, &cq.monitors(), None, 2).expect("an index");
     assert_ne!(second.user_index(), index, "its completion is still in the CQ");
-    assert!(cq.queue.poll().is_err(), "dropped, and with that drained");
+    assert!(cq.queue.poll().is_err(), "the completion is dropped, and the CQ drained");
     let third = cq.table.register(SHAPE, &cq.monitors(), None, 3).expect("an index");
     assert_eq!(third.user_index(), index);
     let _queue = busy(&third);
@@ -163,9 +163,9 @@ fn a_cq_that_was_dropped_counts_as_drained() {
     assert!(handle.has_drained());
 }
 
-/// Completions from before are recognized by their place in the ring, whatever they name.
+/// Completions of before a reset are recognised by their place in the ring, whatever they name.
 #[test]
-fn a_reset_queue_starts_over_at_once_and_its_past_is_dropped() {
+fn a_reset_queue_can_post_at_once_and_older_completions_are_dropped() {
     let mut cq = Cq::new(8, 64);
     let (mut sq, mut other) = (send_queue::<Rc>(&cq, 8), send_queue::<Rc>(&cq, 8));
     for lap in 0..20 {
@@ -194,11 +194,11 @@ fn a_reset_queue_starts_over_at_once_and_its_past_is_dropped() {
     }
 }
 
-/// Two CQs are polled at their own pace: each goes on with the new life where its own past ends.
+/// A queue with two CQs is reset. Each CQ drops its own older completions, whenever it is polled.
 #[test]
-fn each_cq_of_a_reset_queue_drops_its_own_past() {
-    // What the new life has not posted reaches it all the same.
-    const REACHED: Result<(), PollError> = Err(PollError::NotOutstanding);
+fn each_cq_of_a_reset_queue_drops_its_own_older_completions() {
+    // Nothing was posted after the reset, so a completion that is not dropped is refused.
+    const NOT_DROPPED: Result<(), PollError> = Err(PollError::NotOutstanding);
     let mut sends = Cq::new(8, 64);
     let mut receives = Cq::on(&sends.table, 8, 64);
     let monitors = [sends.monitors(), receives.monitors()].concat();
@@ -208,19 +208,19 @@ fn each_cq_of_a_reset_queue_drops_its_own_past() {
         receives.produce(Cqe::recv(&handle, 1));
         handle = handle.renew();
         sends.produce(Cqe::send(&handle, 2));
-        assert_eq!(sends.queue.poll().map(drop), REACHED);
+        assert_eq!(sends.queue.poll().map(drop), NOT_DROPPED);
         assert_eq!(sends.queue.poll().map(drop), Err(PollError::Empty));
         receives.produce(Cqe::recv(&handle, 3));
         sends.produce(Cqe::send(&handle, 4));
-        assert_eq!(sends.queue.poll().map(drop), REACHED, "while the other CQ lags");
-        assert_eq!(receives.queue.poll().map(drop), REACHED);
+        assert_eq!(sends.queue.poll().map(drop), NOT_DROPPED, "while the other CQ lags");
+        assert_eq!(receives.queue.poll().map(drop), NOT_DROPPED);
         assert_eq!(receives.queue.poll().map(drop), Err(PollError::Empty));
     }
 }
 
-/// Before and behind completions of others, over the ring's end, in entries of either size.
+/// The removed CQEs are between other queues' CQEs, across the ring's end, in either CQE size.
 #[test]
-fn what_a_reset_queue_left_is_removed_in_place() {
+fn remove_closed_removes_the_cqes_of_a_reset_queue() {
     for size in [64, 128] {
         let mut cq = Cq::new(8, size);
         let (mut sq, mut other) = (send_queue::<Rc>(&cq, 8), send_queue::<Rc>(&cq, 8));
@@ -240,7 +240,7 @@ fn what_a_reset_queue_left_is_removed_in_place() {
             cq.queue.remove_closed();
             assert_eq!(cq.record.word(0), cq.queue.consumer_index() & 0xff_ffff);
             assert_eq!(cq.queue.dropped(), 3 * u64::from(lap + 1));
-            // The new life is not taken for the old one.
+            // Completions of after the reset are not removed.
             complete_one(&mut cq, &mut sq, 77);
             let expected = (100..100 + u64::from(first)).chain([200, 201, 77]);
             for wr_id in expected {
@@ -272,13 +272,13 @@ fn a_queue_that_was_reset_and_closed_stays_closed() {
     let index = handle.user_index();
     drop(handle);
     let next = cq.table.register(SHAPE, &cq.monitors(), None, 6).expect("an index");
-    assert_eq!(next.user_index(), index, "used again once drained, by one queue alone");
+    assert_eq!(next.user_index(), index, "used again once drained, by only one queue");
     let other = cq.table.register(SHAPE, &cq.monitors(), None, 7).expect("an index");
     assert_ne!(other.user_index(), index);
 }
 
 #[test]
-fn each_of_many_queues_is_found() {
+fn completions_of_a_thousand_queues_find_their_queue() {
     let mut cq = Cq::new(8, 64);
     let handles: Vec<_> = (0..1000)
         .map(|i| cq.table.register(SHAPE, &cq.monitors(), None, i).expect("an index"))
@@ -290,9 +290,10 @@ fn each_of_many_queues_is_found() {
     }
 }
 
-/// The table has a place for each value of the lower 16 bits, so of more queues two share one.
+/// The table has one place for each value of the index's lower 16 bits. With more queues than that,
+/// two queues share a place.
 #[test]
-fn queues_that_share_a_place_are_told_apart() {
+fn queues_that_share_a_place_in_the_table_are_distinguished() {
     let mut cq = Cq::new(8, 64);
     let (table, monitors) = (cq.table.clone(), cq.monitors());
     let register = |context| table.register(SHAPE, &monitors, None, context).expect("an index");
@@ -338,7 +339,7 @@ fn closing_and_reusing_while_another_thread_polls() {
             }
             done.store(true, std::sync::atomic::Ordering::Relaxed);
         });
-        // A device that completes, besides what is alive, whatever index it likes.
+        // The device also writes completions with arbitrary indices.
         let (mut index, mut sent) = (0, 0);
         while !done.load(std::sync::atomic::Ordering::Relaxed) {
             index = (index + 1) % 600;
@@ -358,7 +359,7 @@ fn closing_and_reusing_while_another_thread_polls() {
     });
 }
 
-/// Indices with low places in the table are given out first. Also turns a place into an index.
+/// The place of an index in the table, or the index of a place. Low places are used first.
 fn place(index: u32) -> u16 {
     (index as u16).to_be()
 }
@@ -377,9 +378,9 @@ fn post_receives(rq: &mut Rq, ids: std::ops::Range<u64>) {
     rq.queue.publish();
 }
 
-/// The program has polled some completions of a compressed session when it resets the queue.
+/// The program resets the queue after it has polled some completions of a compressed session.
 #[test]
-fn the_rest_of_a_session_is_not_of_the_next_life() {
+fn the_rest_of_a_compressed_session_is_dropped_after_a_reset() {
     for polled in 0..=12 {
         let mut cq = Cq::with(32, 64, MiniCqeFormat::HASH);
         let mut rq = recv_queue(&cq, 16, 16, false);

@@ -1,11 +1,13 @@
-//! Memory that plays the device's part, and queues on it.
+//! Queues over plain memory, and the device's side of them.
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ptr::NonNull;
 
 use uverbs_mlx5::completion_queue::{CompletionQueue, CompletionQueueConfig, CqMonitor};
 use uverbs_mlx5::doorbell::DoorbellWord;
-use uverbs_mlx5::format::{CqeFormat, CqeOpcode, MiniCqe, MiniCqeFormat, OpOwn};
+use uverbs_mlx5::format::{
+    CqeFormat, CqeOpcode, MiniCqe, MiniCqeFormat, OpOwn, Opcode, Syndrome, VendorSyndrome,
+};
 use uverbs_mlx5::memory::DmaMemory;
 use uverbs_mlx5::mmio::{ArmRegister, BlueFlame, Register};
 use uverbs_mlx5::queue_error::QueueError;
@@ -80,12 +82,12 @@ impl Cq {
         Self::made(&UserIndexTable::new(), entries, cqe_size, None)
     }
 
-    /// One whose completions may be compressed.
+    /// A CQ whose completions may be compressed.
     pub(crate) fn with(entries: u32, cqe_size: usize, mini_format: MiniCqeFormat) -> Self {
         Self::made(&UserIndexTable::new(), entries, cqe_size, Some(mini_format))
     }
 
-    /// One more of the same context.
+    /// Another CQ of the same context.
     pub(crate) fn on(table: &UserIndexTable, entries: u32, cqe_size: usize) -> Self {
         Self::made(table, entries, cqe_size, None)
     }
@@ -120,14 +122,14 @@ impl Cq {
         [self.queue.monitor()]
     }
 
-    /// Makes it a CQ of the context with another table; returns what queues are registered with.
+    /// Replaces the CQ by one of the context that has `table`; returns its monitors.
     pub(crate) fn adopt(&mut self, table: &UserIndexTable) -> [CqMonitor; 1] {
         let other = Self::on(table, self.entries, self.cqe_size);
         *self = other;
         self.monitors()
     }
 
-    /// Where the CQE proper of entry `index` is.
+    /// The offset of entry `index`'s last 64 bytes, which are the CQE itself.
     pub(crate) fn place(&self, index: u32) -> usize {
         (index % self.entries) as usize * self.cqe_size + self.cqe_size - 64
     }
@@ -160,7 +162,7 @@ impl Cq {
     }
 }
 
-/// What a CQE says.
+/// The fields of a CQE.
 #[derive(Clone)]
 pub(crate) struct Cqe {
     pub(crate) opcode: CqeOpcode,
@@ -187,7 +189,7 @@ impl Cqe {
             user_index: handle.user_index(),
             wqe_counter: wqe_counter as u16,
             qpn: handle.state().number(),
-            wqe_opcode: 0x0a,
+            wqe_opcode: Opcode::SEND.0,
             byte_count: 0,
             immediate: 0,
             data: Vec::new(),
@@ -204,7 +206,7 @@ impl Cqe {
         }
     }
 
-    /// Of a striding queue: which WQE.
+    /// Striding queues: the WQE's number.
     pub(crate) fn wqe_id(self, wqe: u32) -> Self {
         Self { wqe_id: wqe as u16, ..self }
     }
@@ -226,6 +228,11 @@ impl Cqe {
         let opcode =
             if requester { CqeOpcode::REQUESTER_ERROR } else { CqeOpcode::RESPONDER_ERROR };
         Self { opcode, error: [vendor, syndrome], ..self }
+    }
+
+    /// The receive hit a page fault of on-demand paging.
+    pub(crate) fn page_fault(self) -> Self {
+        self.failed(VendorSyndrome::ODP_PAGE_FAULT.0, Syndrome::REMOTE_ABORTED.0)
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -293,7 +300,7 @@ pub(crate) fn send_queue_with<T: Transport>(
     send_queue_of(handle, [blocks, blocks], half, scatter_to_cqe)
 }
 
-/// A send queue that takes fewer requests at a time than it has blocks.
+/// A send queue that accepts fewer requests than it has blocks.
 pub(crate) fn send_queue_for<T: Transport>(cq: &Cq, blocks: u32, requests: u32) -> Sq<T> {
     let shape = Shape { send_wqebbs: blocks, recv_wqes: 0, shared_receive: false };
     let handle = cq.table.register(shape, &cq.monitors(), None, 0xc0ffee).expect("an index");
@@ -301,17 +308,17 @@ pub(crate) fn send_queue_for<T: Transport>(cq: &Cq, blocks: u32, requests: u32) 
     send_queue_of(handle, [blocks, requests], 256, false)
 }
 
-/// The send queue of a handle, with so many blocks and for so many requests.
+/// The send queue of a handle, with the given number of blocks and requests.
 pub(crate) fn send_queue_of<T: Transport>(
     handle: QueueHandle,
-    requests: [u32; 2],
+    blocks_and_requests: [u32; 2],
     half: u32,
     scatter_to_cqe: bool,
 ) -> Sq<T> {
-    try_send_queue_of(handle, requests, half, scatter_to_cqe).expect("a queue")
+    try_send_queue_of(handle, blocks_and_requests, half, scatter_to_cqe).expect("a queue")
 }
 
-/// [`send_queue_of`] with as many requests as blocks, if the handle lets it be made.
+/// [`send_queue_of`] with as many requests as blocks; an error if the handle has a queue already.
 pub(crate) fn try_send_queue<T: Transport>(
     handle: QueueHandle,
     blocks: u32,
@@ -331,7 +338,7 @@ fn try_send_queue_of<T: Transport>(
         memory: ring.dma(),
         // SAFETY: leaked.
         doorbell: unsafe { DoorbellWord::pair(record.ptr().cast()) }.1,
-        // SAFETY: leaked, and this queue's alone.
+        // SAFETY: leaked, and used by this queue only.
         register: unsafe { BlueFlame::new(register.ptr(), half) },
         handle: handle.clone(),
         number: handle.state().number(),
@@ -345,7 +352,7 @@ fn try_send_queue_of<T: Transport>(
     queue.map(|queue| Sq { queue, handle, ring, record, register })
 }
 
-/// A send queue on a register of the caller's.
+/// A send queue on the caller's register.
 pub(crate) fn send_queue_on<R: Register>(
     cq: &Cq,
     blocks: u32,
@@ -384,7 +391,7 @@ pub(crate) fn recv_queue(cq: &Cq, entries: u32, stride: u32, scatter_to_cqe: boo
     recv_queue_after(cq, entries, stride, scatter_to_cqe, 0)
 }
 
-/// The scatter lists begin behind so many octowords.
+/// A receive queue whose scatter lists begin after `head_octowords`.
 pub(crate) fn recv_queue_after(
     cq: &Cq,
     entries: u32,
@@ -443,7 +450,7 @@ impl Srq {
     }
 }
 
-/// A deterministic sequence (xorshift), its seed printed.
+/// A deterministic random sequence (xorshift), which prints its seed.
 pub(crate) struct Random(u64);
 
 impl Random {

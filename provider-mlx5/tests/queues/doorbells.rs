@@ -1,4 +1,4 @@
-//! What is rung when, and with which bytes.
+//! Which doorbells are rung when, and with which bytes.
 
 use uverbs_mlx5::completion_queue::{Arm, PollError};
 use uverbs_mlx5::mmio::SharedBlueFlame;
@@ -18,7 +18,7 @@ fn submit(sq: &mut Sq<Rc>, length: usize) {
 }
 
 #[test]
-fn one_request_is_copied_to_the_halves_by_turns() {
+fn single_requests_are_copied_to_alternating_halves_of_the_register() {
     let cq = Cq::new(16, 64);
     let mut sq = send_queue::<Rc>(&cq, 64);
     let mut at = 0;
@@ -37,7 +37,7 @@ fn one_request_is_copied_to_the_halves_by_turns() {
 }
 
 #[test]
-fn a_copy_wraps_with_the_ring() {
+fn a_blueflame_copy_wraps_at_the_end_of_the_ring() {
     let mut cq = Cq::new(16, 64);
     let mut sq = send_queue::<Rc>(&cq, 4);
     for _ in 0..3 {
@@ -67,7 +67,7 @@ fn several_requests_share_one_doorbell() {
 }
 
 #[test]
-fn what_was_left_unpublished_is_rung_with_the_next() {
+fn unpublished_requests_are_published_with_the_next_post() {
     let cq = Cq::new(16, 64);
     let mut sq = send_queue::<Rc>(&cq, 64);
     let mut batch = sq.queue.batch().expect("the state allows it");
@@ -95,7 +95,7 @@ fn a_register_without_blueflame_gets_doorbells_only() {
 }
 
 #[test]
-fn publishing_nothing_rings_nothing() {
+fn publishing_nothing_rings_no_doorbell() {
     let cq = Cq::new(16, 64);
     let mut sq = send_queue::<Rc>(&cq, 64);
     sq.queue.publish();
@@ -105,7 +105,7 @@ fn publishing_nothing_rings_nothing() {
 }
 
 #[test]
-fn receive_records_count_to_16_bits() {
+fn receive_doorbell_records_have_16_bits() {
     let mut cq = Cq::new(16, 64);
     let mut rq = recv_queue(&cq, 4, 16, false);
     for i in 0..70_000u32 {
@@ -125,7 +125,7 @@ fn receive_records_count_to_16_bits() {
 }
 
 #[test]
-fn arming() {
+fn arming_writes_the_record_and_the_register() {
     let mut cq = Cq::new(16, 64);
     let sq = busy_send_queue(&cq, 8, 3);
     cq.queue.arm(Arm::Any);
@@ -144,10 +144,10 @@ fn arming() {
 }
 
 #[test]
-fn a_shared_register_is_one_register() {
+fn writes_of_two_threads_to_a_shared_register_do_not_mix() {
     let cq = Cq::new(16, 64);
     let memory = crate::device::Memory::new(512);
-    // SAFETY: leaked, and used through the lock alone.
+    // SAFETY: leaked, and used only under the lock.
     let register = unsafe { uverbs_mlx5::mmio::BlueFlame::new(memory.ptr(), 256) };
     let shared = SharedBlueFlame::new(register);
     let queues: Vec<_> =
@@ -163,7 +163,7 @@ fn a_shared_register_is_one_register() {
             });
         }
     });
-    // Whichever thread came last, each half holds a whole request, not a mixture.
+    // Whichever thread wrote last, each half holds one whole request.
     for half in [0, 256] {
         let data = memory.read(half, 64);
         let index = u32::from(u16::from_be_bytes([data[1], data[2]]));
@@ -171,11 +171,11 @@ fn a_shared_register_is_one_register() {
     }
 }
 
-/// A lap of the ring that ends where the counter's 16 bits do: the next request has index 0, and
-/// the queue's counter goes on. By batches and by posts, of requests of one block and of two, some
-/// with the id that marks blocks in which no request starts.
+/// The WQE counter wraps to 0 at the end of a lap, and the queue's own counter does not wrap.
+/// Checked for batches and posts of requests of one and two blocks. Some have the wr_id that marks
+/// blocks in which no request starts.
 #[test]
-fn a_lap_may_end_where_the_counters_16_bits_do() {
+fn the_16_bit_counter_may_wrap_at_the_end_of_a_lap() {
     const RING: u32 = 8;
     const END: u32 = 0x6_0000;
     for blocks in [1, 2] {

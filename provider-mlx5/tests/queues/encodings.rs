@@ -1,4 +1,4 @@
-//! The bytes of a request do not depend on how it is posted, nor on where in the ring it is.
+//! The bytes of a WQE depend neither on the way of posting nor on the place in the ring.
 
 use uverbs_mlx5::format::{AddressVector, Opcode};
 use uverbs_mlx5::request::{Immediate, PostFlags, Remote, Sge};
@@ -15,19 +15,21 @@ const RING: u32 = 16;
 /// The ways to post a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
-    Alone,
-    /// To a register that takes no copy.
-    Rung,
+    Single,
+    /// Through a register without BlueFlame, which takes doorbells only.
+    DoorbellOnly,
     Batch,
     List,
-    Longer,
+    /// A list in which a NOP follows the request.
+    ListOfTwo,
     Template,
 }
 
-const WAYS: [Way; 6] = [Way::Alone, Way::Rung, Way::Batch, Way::List, Way::Longer, Way::Template];
+const WAYS: [Way; 6] =
+    [Way::Single, Way::DoorbellOnly, Way::Batch, Way::List, Way::ListOfTwo, Way::Template];
 
-/// Posts one operation in one way; false if there is no such way. A function of its own for each
-/// operation: without optimisation a frame has space for every copy of a request.
+/// Posts one operation in one way; false if the operation cannot be posted in this way. Generic,
+/// because without optimisation the stack frame has space for every copy of a request.
 fn typed<O, P>(sq: &mut Sq<Rc>, way: Way, id: u64, request: (O, P, PostFlags)) -> bool
 where
     Rc: Carries<O>,
@@ -38,7 +40,7 @@ where
     // SAFETY: no device reads the data.
     unsafe {
         match way {
-            Way::Alone | Way::Rung => sq.queue.post(id, operation, payload, flags),
+            Way::Single | Way::DoorbellOnly => sq.queue.post(id, operation, payload, flags),
             Way::Template => match sq.queue.template(operation, payload, flags) {
                 Ok(template) => sq.queue.post_template(id, &template),
                 Err(_) => return false,
@@ -55,7 +57,7 @@ where
     true
 }
 
-/// Posts in one way what was asked for; false if there is no such way.
+/// Posts a request in one way; false if it cannot be posted in this way.
 fn post(sq: &mut Sq<Rc>, way: Way, request: &SendRequest<'_>, bytes: &[u8]) -> bool {
     use RunTimeOperation as O;
     let (id, flags) = (request.wr_id, request.flags);
@@ -67,11 +69,11 @@ fn post(sq: &mut Sq<Rc>, way: Way, request: &SendRequest<'_>, bytes: &[u8]) -> b
             }
         };
     }
-    if matches!(way, Way::List | Way::Longer) {
+    if matches!(way, Way::List | Way::ListOfTwo) {
         let nop = SendRequest { operation: O::Nop, data: &[], inline: false, ..*request };
         let list = [*request, nop];
         let count = if way == Way::List { 1 } else { 2 };
-        // SAFETY: no device reads the data, and what is inline is readable.
+        // SAFETY: no device reads the data, and inline data is readable.
         unsafe { sq.queue.post_list(&list[..count]) }.expect("space");
         return true;
     }
@@ -81,7 +83,7 @@ fn post(sq: &mut Sq<Rc>, way: Way, request: &SendRequest<'_>, bytes: &[u8]) -> b
         O::Write(remote) => typed!(Write(remote)),
         O::WriteImmediate(remote, data) => typed!(WriteImmediate(remote, data)),
         O::Read(remote) => typed(sq, way, id, (Read(remote), request.data, flags)),
-        other => panic!("{other:?} is not asked for"),
+        other => panic!("{other:?} is not tested here"),
     }
 }
 
@@ -97,7 +99,7 @@ fn operation(random: &mut Random, inline: bool) -> RunTimeOperation<'static> {
     }
 }
 
-/// A queue that has done nothing but move to `head`.
+/// A queue without requests whose counter is at `head`.
 fn queue_at(cq: &Cq, head: u32, half: u32) -> Sq<Rc> {
     let shape = Shape { send_wqebbs: RING, recv_wqes: 0, shared_receive: false };
     let handle = cq.table.register(shape, &cq.monitors(), None, 0).expect("an index");
@@ -109,7 +111,7 @@ fn queue_at(cq: &Cq, head: u32, half: u32) -> Sq<Rc> {
     sq
 }
 
-/// What an inline segment and SGEs are, octoword by octoword.
+/// The data segments of a request: an inline segment or SGEs, padded to octowords.
 fn expected(request: &SendRequest<'_>, bytes: &[u8]) -> Vec<u8> {
     let mut data = Vec::new();
     if request.inline && !bytes.is_empty() {
@@ -126,14 +128,14 @@ fn expected(request: &SendRequest<'_>, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn every_way_of_posting_makes_the_same_bytes_at_every_offset() {
+fn every_way_of_posting_writes_the_same_bytes_at_every_offset() {
     let cq = Cq::new(16, 64);
     let mut random = Random::new(14);
     let mut templates = 0;
     for round in 0..600_u32 {
         let inline = random.below(2) == 0;
         let length = random.below(201);
-        // Of exactly that length, so that a byte read too far is found.
+        // An allocation of exactly this length, so that sanitizers find a read beyond the end.
         let bytes: Box<[u8]> = (0..length).map(|i| (i + round as usize) as u8 | 1).collect();
         let own = Sge::new(bytes.as_ptr().expose_provenance() as u64, length as u32, 7);
         let sge = |i: usize| Sge::new(i as u64 * 64, (random.below(4) * 64) as u32, 9);
@@ -148,16 +150,16 @@ fn every_way_of_posting_makes_the_same_bytes_at_every_offset() {
             inline,
             data,
         };
-        // Every offset, with the counter about to run over, too.
+        // Every offset in the ring; the 16-bit counter wraps in between.
         let head = (u32::from(u16::MAX) - 20).wrapping_add(round);
         let mut first: Option<(Vec<u8>, u32)> = None;
         for way in WAYS {
-            let mut sq = queue_at(&cq, head, if way == Way::Rung { 0 } else { 256 });
+            let mut sq = queue_at(&cq, head, if way == Way::DoorbellOnly { 0 } else { 256 });
             if !post(&mut sq, way, &request, &bytes) {
                 continue;
             }
             templates += u32::from(way == Way::Template);
-            let blocks = sq.queue.head().wrapping_sub(head) - u32::from(way == Way::Longer);
+            let blocks = sq.queue.head().wrapping_sub(head) - u32::from(way == Way::ListOfTwo);
             let at = |i| (head.wrapping_add(i) % RING) as usize * 64;
             let wqe: Vec<u8> = (0..blocks).flat_map(|i| sq.ring.read(at(i), 64)).collect();
             let ds = usize::from(wqe[7] & 0x3f);
@@ -165,7 +167,7 @@ fn every_way_of_posting_makes_the_same_bytes_at_every_offset() {
             assert!(ds * 16 >= wanted.len() && ds.div_ceil(4) == blocks as usize, "{way:?}");
             assert_eq!(wqe[ds * 16 - wanted.len()..ds * 16], wanted, "{way:?} {request:?}");
             assert!(wqe[ds * 16..].iter().all(|byte| *byte == 0), "{way:?} leaves old bytes");
-            let copied = matches!(way, Way::Alone | Way::List | Way::Template) && blocks <= 4;
+            let copied = matches!(way, Way::Single | Way::List | Way::Template) && blocks <= 4;
             if copied {
                 assert_eq!(sq.register.read(0, wqe.len()), wqe, "{way:?} to the register");
             }
@@ -180,8 +182,8 @@ fn every_way_of_posting_makes_the_same_bytes_at_every_offset() {
     assert!(templates > 20, "{templates} templates");
 }
 
-/// Posts a datagram, alone (first on a queue that has posted nothing yet) and in a batch, and
-/// compares its only block with the header.
+/// Posts a datagram twice alone, the first time on an unused queue, then in a batch, and compares
+/// each WQE's only block with the header.
 fn compare_with_header<P: Payload>(cq: &Cq, half: u32, payload: P)
 where
     for<'a> To<Datagram<'a>, Send>: Takes<P>,
@@ -218,10 +220,10 @@ fn a_datagram_without_data_has_one_block() {
     }
 }
 
-/// Without optimisation, every copy of a request that is inlined has space of its own in the frame.
+/// Without optimisation, a stack frame has space for every inlined copy of a request.
 #[test]
 fn a_post_needs_little_stack() {
     let small = std::thread::Builder::new().stack_size(512 << 10);
-    let posting = small.spawn(every_way_of_posting_makes_the_same_bytes_at_every_offset);
+    let posting = small.spawn(every_way_of_posting_writes_the_same_bytes_at_every_offset);
     posting.expect("a thread").join().expect("no panic");
 }

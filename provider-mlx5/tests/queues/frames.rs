@@ -1,4 +1,4 @@
-//! Queues of frames: many laps, what is not a frame, lengths, buffers that are replaced.
+//! Queues of frames: many laps, invalid completions, wrong lengths, replaced buffers.
 
 use uverbs_mlx5::completion_queue::{FrameError, FrameQueue, Look, Next, PollError, Status};
 use uverbs_mlx5::format::{MiniCqe, MiniCqeFormat};
@@ -10,7 +10,7 @@ use crate::device::{Cq, Cqe, Memory, Random, Rq, recv_queue};
 const DEPTH: u32 = 8;
 const BYTES: u32 = 128;
 
-struct Line {
+struct Bench {
     frames: FrameQueue,
     cq: Cq,
     rq: Rq,
@@ -24,11 +24,11 @@ fn address(buffer: &Memory) -> u64 {
 
 fn post(rq: &mut Rq, buffer: &Memory) {
     let sge = Sge::new(address(buffer), BYTES, 7);
-    // SAFETY: leaked memory, which the tests' device alone writes.
+    // SAFETY: leaked memory, which only the tests' device writes.
     unsafe { rq.queue.build(address(buffer), &[sge]) }.expect("space");
 }
 
-impl Line {
+impl Bench {
     fn new() -> Self {
         Self::deep(DEPTH)
     }
@@ -37,7 +37,7 @@ impl Line {
         Self::on(Cq::new(2 * depth, 64), depth)
     }
 
-    /// One whose completions may be compressed.
+    /// A queue whose completions may be compressed.
     fn compressed(depth: u32, format: MiniCqeFormat) -> Self {
         Self::on(Cq::with(2 * depth, 64, format), depth)
     }
@@ -48,7 +48,7 @@ impl Line {
         let buffers: Vec<_> = (0..depth).map(|_| Memory::new(BYTES as usize)).collect();
         buffers.iter().for_each(|buffer| post(&mut rq, buffer));
         rq.queue.publish();
-        // SAFETY: both queues are used through it alone; the buffers are leaked.
+        // SAFETY: both queues are used only through `frames`; the buffers are leaked.
         let frames = unsafe { FrameQueue::new(&mut cq.queue, &mut rq.queue, BYTES) };
         Self { frames: frames.expect("they fit"), cq, rq, buffers, arrived: 0 }
     }
@@ -60,7 +60,7 @@ impl Line {
         self.arrived += 1;
     }
 
-    /// As many frames arrive as have hashes, in one compressed session.
+    /// One frame arrives for each hash, all in one compressed session.
     fn arrive_compressed(&mut self, hashes: &[u32]) {
         let title = Cqe::recv(&self.rq.handle, self.arrived);
         for i in self.arrived..self.arrived + hashes.len() as u32 {
@@ -94,47 +94,48 @@ impl Line {
 }
 
 #[test]
-fn frames_over_many_laps_one_by_one_and_in_batches() {
-    let mut line = Line::new();
+fn frames_over_many_laps_are_polled_singly_and_in_batches() {
+    let mut bench = Bench::new();
     let mut random = Random::new(6);
     let mut polled = 0;
     while polled < 200_000 {
-        while line.arrived - polled < DEPTH && random.below(4) != 0 {
-            line.arrive();
+        while bench.arrived - polled < DEPTH && random.below(4) != 0 {
+            bench.arrive();
         }
-        assert_eq!(line.frames.backlog(), line.arrived - polled);
+        assert_eq!(bench.frames.backlog(), bench.arrived - polled);
         let alone = random.below(2) == 0;
         for _ in 0..random.below(6) {
-            let expected = if polled < line.arrived { Ok(polled) } else { Err(FrameError::Empty) };
-            assert_eq!(line.poll(alone), expected);
+            let expected = if polled < bench.arrived { Ok(polled) } else { Err(FrameError::Empty) };
+            assert_eq!(bench.poll(alone), expected);
             polled += u32::from(expected.is_ok());
         }
-        line.frames.publish();
-        assert_eq!(line.published(), [(polled + DEPTH) & 0xffff, polled & 0xff_ffff]);
+        bench.frames.publish();
+        assert_eq!(bench.published(), [(polled + DEPTH) & 0xffff, polled & 0xff_ffff]);
     }
-    let counters = line.frames.counters();
+    let counters = bench.frames.counters();
     assert_eq!((counters.frames, counters.bytes), (polled.into(), u64::from(polled) * 64));
     assert_eq!((counters.refused, counters.too_long), (0, 0));
 }
 
-/// The consumer index lags by an eighth of the queue at most, so a device that fills all receives
-/// that it has never overruns the CQ.
+/// The published consumer index lags by an eighth of the queue at most, so the CQ cannot overrun
+/// even if the device completes every posted receive.
 #[test]
-fn the_consumer_index_is_told_before_the_queue_can_overrun() {
+fn the_consumer_index_is_published_before_the_queue_can_overrun() {
     for depth in [1, 2, 64, 256] {
-        let (mut line, mut random, mut polled) = (Line::deep(depth), Random::new(depth.into()), 0);
+        let (mut bench, mut random, mut polled) =
+            (Bench::deep(depth), Random::new(depth.into()), 0);
         for _ in 0..2000 {
-            let [receives, consumed] = line.published();
-            let room = (receives as u16).wrapping_sub(line.arrived as u16);
-            (0..random.below(usize::from(room) + 1)).for_each(|_| line.arrive());
-            let kept = line.arrived - consumed;
+            let [receives, consumed] = bench.published();
+            let space = (receives as u16).wrapping_sub(bench.arrived as u16);
+            (0..random.below(usize::from(space) + 1)).for_each(|_| bench.arrive());
+            let kept = bench.arrived - consumed;
             assert!(kept <= 2 * depth, "{depth}: {kept} CQEs that are not known to be polled");
-            for _ in 0..random.below((line.arrived - polled) as usize + 1) {
-                assert_eq!(line.poll(random.below(2) == 0), Ok(polled));
+            for _ in 0..random.below((bench.arrived - polled) as usize + 1) {
+                assert_eq!(bench.poll(random.below(2) == 0), Ok(polled));
                 polled += 1;
             }
-            line.frames.publish();
-            let [receives, consumed] = line.published();
+            bench.frames.publish();
+            let [receives, consumed] = bench.published();
             assert_eq!(receives, (polled + depth) & 0xffff);
             assert!(polled - consumed < (depth / 8).max(1), "{depth} {consumed} {polled}");
         }
@@ -143,58 +144,58 @@ fn the_consumer_index_is_told_before_the_queue_can_overrun() {
 }
 
 #[test]
-fn the_deepest_queue_counts_beyond_sixteen_bits() {
+fn the_deepest_queue_works_beyond_sixteen_bits() {
     let depth = 1 << 15;
-    let mut line = Line::deep(depth);
+    let mut bench = Bench::deep(depth);
     for polled in 0..5 * depth {
-        line.arrive();
-        assert_eq!(line.poll(true), Ok(polled));
-        assert_eq!(line.published()[0], (polled + 1 + depth) & 0xffff);
+        bench.arrive();
+        assert_eq!(bench.poll(true), Ok(polled));
+        assert_eq!(bench.published()[0], (polled + 1 + depth) & 0xffff);
     }
-    assert_eq!(line.frames.counters().frames, u64::from(5 * depth));
+    assert_eq!(bench.frames.counters().frames, u64::from(5 * depth));
 }
 
 #[test]
-fn what_is_of_no_receive_is_refused_and_the_next_frame_comes() {
-    let mut line = Line::new();
+fn a_completion_of_no_receive_is_refused_and_the_next_frame_follows() {
+    let mut bench = Bench::new();
     for lap in 0..40 {
-        let wrong = line.arrived.wrapping_add(1 + lap % 5);
-        line.cq.produce(Cqe::recv(&line.rq.handle, wrong));
-        line.arrive();
+        let wrong = bench.arrived.wrapping_add(1 + lap % 5);
+        bench.cq.produce(Cqe::recv(&bench.rq.handle, wrong));
+        bench.arrive();
         let refused = FrameError::Queue(PollError::NotOutstanding);
-        assert_eq!([line.poll(true), line.poll(true)], [Err(refused), Ok(lap)]);
+        assert_eq!([bench.poll(true), bench.poll(true)], [Err(refused), Ok(lap)]);
         // A send's completion is not one of a receive either.
-        line.cq.produce(Cqe::send(&line.rq.handle, line.arrived));
-        assert_eq!(line.poll(true), Err(refused));
-        assert_eq!(line.published(), [lap + 1 + DEPTH, 3 * (lap + 1)]);
+        bench.cq.produce(Cqe::send(&bench.rq.handle, bench.arrived));
+        assert_eq!(bench.poll(true), Err(refused));
+        assert_eq!(bench.published(), [lap + 1 + DEPTH, 3 * (lap + 1)]);
     }
-    assert_eq!((line.frames.counters().refused, line.frames.counters().frames), (80, 40));
+    assert_eq!((bench.frames.counters().refused, bench.frames.counters().frames), (80, 40));
 }
 
-/// Sessions of all lengths over many laps, among frames whose completions are not compressed.
+/// Compressed sessions of all lengths over many laps, mixed with frames of ordinary CQEs.
 #[test]
 fn compressed_sessions_are_frames_with_their_own_hash() {
-    let (mut line, mut random) = (Line::compressed(32, MiniCqeFormat::HASH), Random::new(12));
+    let (mut bench, mut random) = (Bench::compressed(32, MiniCqeFormat::HASH), Random::new(12));
     let (mut polled, mut hashes) = (0, Vec::new());
     while polled < 100_000 {
-        let space = 32 - (line.arrived - polled) as usize;
+        let space = 32 - (bench.arrived - polled) as usize;
         let count = random.below(space + 1);
         let new: Vec<u32> = (0..count).map(|_| random.below(1 << 30) as u32).collect();
         match count {
             0 => {}
-            1 => line.arrive(),
-            _ => line.arrive_compressed(&new),
+            1 => bench.arrive(),
+            _ => bench.arrive_compressed(&new),
         }
         hashes.extend(new.iter().map(|hash| (count > 1).then_some(*hash)));
-        assert_eq!(line.frames.backlog(), line.arrived - polled);
+        assert_eq!(bench.frames.backlog(), bench.arrived - polled);
         for _ in 0..random.below(40) {
-            if polled == line.arrived {
-                assert_eq!(line.poll(true), Err(FrameError::Empty));
+            if polled == bench.arrived {
+                assert_eq!(bench.poll(true), Err(FrameError::Empty));
                 break;
             }
-            let next = line.look().expect("a frame");
+            let next = bench.look().expect("a frame");
             // SAFETY: it was just found.
-            let frame = unsafe { line.frames.front(next, true) };
+            let frame = unsafe { bench.frames.front(next, true) };
             assert_eq!(frame.bytes()[..4], polled.to_be_bytes());
             if let Some(hash) = hashes[polled as usize] {
                 assert_eq!(frame.hash().0, hash);
@@ -202,27 +203,27 @@ fn compressed_sessions_are_frames_with_their_own_hash() {
             polled += 1;
         }
     }
-    let counters = line.frames.counters();
+    let counters = bench.frames.counters();
     assert_eq!((counters.frames, counters.bytes), (polled.into(), u64::from(polled) * 64));
     assert_eq!(counters.refused, 0);
 }
 
-/// A title that claims more completions than there are brings no more than the ring has entries. A
-/// queue that has not asked for compression takes none.
+/// A title CQE that claims too many completions yields no more than the ring has entries. A queue
+/// without compression accepts no session.
 #[test]
 fn forged_sessions_end_with_the_ring() {
     let known = [FrameError::Queue(PollError::NotOutstanding), FrameError::Empty];
     for count in [0, 1, 7, 9, 64, u32::MAX] {
-        for asked in [false, true] {
-            let mut line = match asked {
-                true => Line::compressed(DEPTH, MiniCqeFormat::CHECKSUM),
-                false => Line::new(),
+        for compresses in [false, true] {
+            let mut bench = match compresses {
+                true => Bench::compressed(DEPTH, MiniCqeFormat::CHECKSUM),
+                false => Bench::new(),
             };
-            line.arrive_compressed(&[1, 2, 3]);
-            line.cq.ring.write(44, &u32::to_be_bytes(count));
-            let polled: Vec<_> = (0..100).map(|_| line.poll(false)).collect();
+            bench.arrive_compressed(&[1, 2, 3]);
+            bench.cq.ring.write(44, &u32::to_be_bytes(count));
+            let polled: Vec<_> = (0..100).map(|_| bench.poll(false)).collect();
             let frames = polled.iter().filter(|result| result.is_ok()).count();
-            let most = if asked { 2 * DEPTH as usize } else { 0 };
+            let most = if compresses { 2 * DEPTH as usize } else { 0 };
             assert!(frames <= most, "{count}: {frames} frames");
             assert!(
                 polled.iter().all(
@@ -234,54 +235,54 @@ fn forged_sessions_end_with_the_ring() {
 }
 
 #[test]
-fn a_length_beyond_the_buffer_is_refused_and_the_receive_given_back() {
-    let mut line = Line::new();
+fn a_length_beyond_the_buffer_is_refused_and_the_buffer_posted_again() {
+    let mut bench = Bench::new();
     for length in [BYTES + 1, u32::MAX] {
-        let cqe = Cqe::recv(&line.rq.handle, line.arrived);
-        line.cq.produce(Cqe { byte_count: length, ..cqe });
-        line.arrived += 1;
-        assert_eq!(line.poll(true), Err(FrameError::Queue(PollError::NotOutstanding)));
+        let cqe = Cqe::recv(&bench.rq.handle, bench.arrived);
+        bench.cq.produce(Cqe { byte_count: length, ..cqe });
+        bench.arrived += 1;
+        assert_eq!(bench.poll(true), Err(FrameError::Queue(PollError::NotOutstanding)));
     }
-    assert_eq!(line.published()[0], DEPTH + 2);
-    line.arrive();
-    assert_eq!(line.poll(true), Ok(2));
-    let counters = line.frames.counters();
+    assert_eq!(bench.published()[0], DEPTH + 2);
+    bench.arrive();
+    assert_eq!(bench.poll(true), Ok(2));
+    let counters = bench.frames.counters();
     assert_eq!((counters.frames, counters.refused, counters.too_long), (1, 2, 0));
 }
 
 #[test]
-fn a_frame_that_is_too_long_is_skipped_and_a_flush_is_told() {
-    let mut line = Line::new();
+fn a_frame_that_is_too_long_is_skipped_and_a_flush_is_reported() {
+    let mut bench = Bench::new();
     for round in 0..20 {
-        line.cq.produce(Cqe::recv(&line.rq.handle, 2 * round).failed(0, 1));
-        line.arrived += 1;
-        line.arrive();
-        assert_eq!(line.poll(true), Ok(2 * round + 1));
+        bench.cq.produce(Cqe::recv(&bench.rq.handle, 2 * round).failed(0, 1));
+        bench.arrived += 1;
+        bench.arrive();
+        assert_eq!(bench.poll(true), Ok(2 * round + 1));
     }
-    line.cq.produce(Cqe::recv(&line.rq.handle, line.arrived).failed(0, 5));
-    assert_eq!(line.poll(true), Err(FrameError::Failed(Status::Flushed)));
-    assert_eq!(line.poll(true), Err(FrameError::Empty));
-    let counters = line.frames.counters();
+    bench.cq.produce(Cqe::recv(&bench.rq.handle, bench.arrived).failed(0, 5));
+    assert_eq!(bench.poll(true), Err(FrameError::Failed(Status::Flushed)));
+    assert_eq!(bench.poll(true), Err(FrameError::Empty));
+    let counters = bench.frames.counters();
     assert_eq!((counters.too_long, counters.frames, counters.refused), (20, 20, 0));
 }
 
 #[test]
-fn a_replaced_buffer_is_the_devices_and_the_old_one_the_programs() {
-    let mut line = Line::new();
+fn replace_posts_the_spare_buffer_and_keeps_the_frames() {
+    let mut bench = Bench::new();
     for i in 0..3 * DEPTH {
-        line.arrive();
-        let next = line.look().expect("a frame");
+        bench.arrive();
+        let next = bench.look().expect("a frame");
         let spare = Memory::new(BYTES as usize);
         // SAFETY: it was just found; the spare is leaked memory.
         unsafe {
-            let frame = line.frames.front(next, true);
+            let frame = bench.frames.front(next, true);
             assert_eq!((frame.place() as u32, frame.bytes()[3]), (i % DEPTH, i as u8));
             frame.replace(Sge::new(address(&spare), BYTES, 9));
         }
-        let entry = line.rq.ring.read((i % DEPTH) as usize * 16, 16);
+        let entry = bench.rq.ring.read((i % DEPTH) as usize * 16, 16);
         assert_eq!(entry[..8], [BYTES.to_be_bytes(), 9u32.to_be_bytes()].concat());
         assert_eq!(entry[8..], address(&spare).to_be_bytes());
-        let old = std::mem::replace(&mut line.buffers[(i % DEPTH) as usize], spare);
+        let old = std::mem::replace(&mut bench.buffers[(i % DEPTH) as usize], spare);
         assert_eq!(old.read(0, 4), i.to_be_bytes());
     }
 }
@@ -292,7 +293,7 @@ fn queues_that_do_not_fit_are_refused() {
         let mut rq = recv_queue(&cq, DEPTH, 16, false);
         let buffer = Memory::new(BYTES as usize);
         (0..posted).for_each(|_| post(&mut rq, &buffer));
-        // SAFETY: as in `Line::new`; nothing is received.
+        // SAFETY: as in `Bench::new`; nothing is received.
         unsafe { FrameQueue::new(&mut cq.queue, &mut rq.queue, BYTES) }.map(drop)
     };
     assert_eq!(fit(Cq::new(2 * DEPTH, 64), DEPTH), Ok(()));

@@ -1,4 +1,4 @@
-//! Handles and ids that do not fit: safe code may pass any, and no queue may leave its memory.
+//! Wrong handles and ids: safe code may pass any, and no queue may access memory outside its ring.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -27,10 +27,10 @@ fn try_recv_queue(handle: &QueueHandle) -> Result<RecvQueue, QueueError> {
     })
 }
 
-/// The poller finds the ring of a request by its handle. With two rings it would look for a request
-/// in the ring that has another one there, or nothing that was ever written.
+/// The poller finds a request's ring by its handle. With two rings for one handle it might read the
+/// wrong ring.
 #[test]
-fn a_handle_makes_one_queue_of_a_kind_at_a_time() {
+fn a_handle_has_one_queue_of_each_kind_at_a_time() {
     let cq = Cq::new(8, 64);
     let (sq, rq) = (send_queue::<Rc>(&cq, 8), recv_queue(&cq, 8, 32, true));
     let again = |handle: &QueueHandle| try_send_queue::<Rc>(handle.clone(), 8).map(drop);
@@ -44,7 +44,7 @@ fn a_handle_makes_one_queue_of_a_kind_at_a_time() {
 }
 
 #[test]
-fn a_queue_that_was_reset_leaves_its_old_handle() {
+fn the_renewed_handle_of_a_reset_queue_is_in_use() {
     let cq = Cq::new(8, 64);
     let mut sq = send_queue::<Rc>(&cq, 8);
     let new = sq.handle.renew();
@@ -53,9 +53,9 @@ fn a_queue_that_was_reset_leaves_its_old_handle() {
     assert_eq!(made, Err(QueueError::InUse));
 }
 
-/// Every table begins with the same index.
+/// The first queues of two tables have the same index, so an index alone does not identify a queue.
 #[test]
-fn a_reset_takes_the_handle_of_the_same_queue_only() {
+fn a_reset_accepts_only_a_handle_of_the_same_queue() {
     let cq = Cq::new(8, 64);
     let (mut sq, mut rq) = (send_queue::<Rc>(&cq, 8), recv_queue(&cq, 8, 32, false));
     let other = UserIndexTable::new();
@@ -68,7 +68,7 @@ fn a_reset_takes_the_handle_of_the_same_queue_only() {
     assert!(catch_unwind(AssertUnwindSafe(|| rq.queue.reset(second))).is_err());
 }
 
-/// The blocks of another table may be freed while this one's poller follows a queue to its SRQ.
+/// Otherwise the other table could free the SRQ's shared block while this table's poller reads it.
 #[test]
 fn a_shared_receive_queue_of_another_table_is_refused() {
     let (cq, other) = (Cq::new(8, 64), Cq::new(8, 64));
@@ -83,13 +83,13 @@ struct Panics;
 
 impl RequestId for Panics {
     fn take(self) -> u64 {
-        panic!("an id that is not there")
+        panic!("no id")
     }
 }
 
-/// Otherwise the next doorbell would announce a request that no code has written.
+/// Otherwise the next doorbell would publish a block without a request.
 #[test]
-fn a_request_whose_id_panics_was_not_posted() {
+fn a_post_whose_id_panics_posts_nothing() {
     let cq = Cq::new(8, 64);
     let mut sq = send_queue::<Rc>(&cq, 8);
     sq.post_nops(1);

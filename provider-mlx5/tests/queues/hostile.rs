@@ -1,11 +1,11 @@
-//! A device that lies: about what it completes, and in completions that are already lent.
+//! A hostile device: it completes requests that are not outstanding, and changes lent CQEs.
 
 use std::mem::offset_of;
 
 use uverbs_mlx5::completion_queue::{
     Completion, CompletionOpcode, CompletionQueue, ENCODED, PollError, Status, WorkCompletion,
 };
-use uverbs_mlx5::format::{self, CqeFormat, CqeOpcode, OpOwn};
+use uverbs_mlx5::format::{self, CqeFormat, CqeOpcode, OpOwn, Opcode, Syndrome};
 use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::request::{PostError, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
@@ -31,13 +31,13 @@ fn status(queue: &mut CompletionQueue) -> Status {
     queue.poll().expect("a completion").status()
 }
 
-/// The next completion is of nothing that is outstanding.
-fn refused(queue: &mut CompletionQueue) {
+/// Polls a completion of a request that is not outstanding.
+fn assert_refused(queue: &mut CompletionQueue) {
     assert_eq!(queue.poll().map(|done| done.wr_id()), Err(PollError::NotOutstanding));
 }
 
 #[test]
-fn a_lent_completion_cannot_be_made_to_lead_outside_the_ring() {
+fn changing_a_lent_completion_does_not_lead_outside_the_ring() {
     let mut cq = Cq::new(8, 64);
     let mut rq = recv_queue(&cq, 4, 16, false);
     // SAFETY: no data.
@@ -46,7 +46,7 @@ fn a_lent_completion_cannot_be_made_to_lead_outside_the_ring() {
     cq.produce(Cqe::recv(&rq.handle, 0));
     let ring = cq.ring;
     let lent = cq.queue.poll().expect("one");
-    // The 64 bytes before the first entry are not the ring's.
+    // Inline data of 64 bytes would be before the first entry, outside the ring.
     let lie = OpOwn::new(CqeOpcode::RESPONDER_SEND, CqeFormat::INLINE_64, false, false);
     ring.write(offset_of!(format::Cqe, op_own), &[lie.0]);
     assert_eq!(Completion::copy_inline(&lent, &mut [0; 64]), None);
@@ -68,12 +68,12 @@ fn a_receive_completed_twice_is_written_once() {
     // The program has its memory back; the entry in the ring still names it.
     memory.write(0, &[0; 20]);
     cq.produce(cqe);
-    refused(&mut cq.queue);
+    assert_refused(&mut cq.queue);
     assert_eq!(memory.read(0, 20), [0; 20]);
 }
 
 #[test]
-fn a_receive_of_the_last_lap_is_not_written() {
+fn a_completion_of_a_receive_not_posted_in_this_lap_writes_nothing() {
     let mut cq = Cq::new(16, 64);
     let mut rq = recv_queue(&cq, 4, 16, true);
     let (memory, sge) = target();
@@ -84,9 +84,9 @@ fn a_receive_of_the_last_lap_is_not_written() {
         cq.produce(Cqe::recv(&rq.handle, index));
         assert_eq!(status(&mut cq.queue), Status::Success);
     }
-    // Next in turn, and never posted: the ring holds what was posted a lap ago.
+    // The next receive was not posted: the entry still holds the receive of a lap ago.
     cq.produce(Cqe::recv(&rq.handle, 4).inline(CqeFormat::INLINE_32, &DATA));
-    refused(&mut cq.queue);
+    assert_refused(&mut cq.queue);
     assert_eq!(memory.read(0, 20), [0; 20]);
 }
 
@@ -98,19 +98,18 @@ fn a_read_completed_twice_is_written_once() {
     let read = Read(Remote::new(0, 0));
     // SAFETY: leaked memory.
     unsafe { sq.queue.post(1, read, sge, PostFlags::SIGNALED) }.expect("space");
-    let cqe = Cqe { wqe_opcode: 0x10, ..Cqe::send(&sq.handle, 0) };
+    let cqe = Cqe { wqe_opcode: Opcode::RDMA_READ.0, ..Cqe::send(&sq.handle, 0) };
     let cqe = cqe.inline(CqeFormat::INLINE_32, &DATA);
     cq.produce(cqe.clone());
     assert_eq!(status(&mut cq.queue), Status::Success);
     assert_eq!(memory.read(0, 20), DATA);
     memory.write(0, &[0; 20]);
     cq.produce(cqe);
-    refused(&mut cq.queue);
+    assert_refused(&mut cq.queue);
     assert_eq!(memory.read(0, 20), [0; 20]);
 }
 
-/// The result of an atomic as well: one of each kind, whose result is behind another number of
-/// segments.
+/// One atomic of each kind: their data segments follow different numbers of other segments.
 #[test]
 fn an_atomic_completed_twice_is_written_once() {
     let remote = Remote::new(8, 9);
@@ -132,8 +131,13 @@ fn an_atomic_completed_twice_is_written_once() {
             }
         }
         .expect("space");
-        let opcode = [0x12, 0x11, 0x15, 0x14][kind];
-        let cqe = Cqe { wqe_opcode: opcode, ..Cqe::send(&sq.handle, 0) };
+        let opcodes = [
+            Opcode::ATOMIC_FETCH_ADD,
+            Opcode::ATOMIC_COMPARE_SWAP,
+            Opcode::ATOMIC_MASKED_FETCH_ADD,
+            Opcode::ATOMIC_MASKED_COMPARE_SWAP,
+        ];
+        let cqe = Cqe { wqe_opcode: opcodes[kind].0, ..Cqe::send(&sq.handle, 0) };
         let cqe = cqe.inline(CqeFormat::INLINE_32, &[7; 8]);
         cq.produce(cqe.clone());
         assert_eq!(status(&mut cq.queue), Status::Success);
@@ -141,7 +145,7 @@ fn an_atomic_completed_twice_is_written_once() {
         // The program has its memory back; the request in the ring still names it.
         memory.write(0, &[0; 8]);
         cq.produce(cqe);
-        refused(&mut cq.queue);
+        assert_refused(&mut cq.queue);
         assert_eq!(memory.read(0, 16), [0; 16], "kind {kind}");
     }
 }
@@ -162,13 +166,13 @@ fn a_completion_of_the_middle_of_a_request_is_refused() {
     unsafe { sq.queue.post(1, write, Inline(&data), PostFlags::SIGNALED) }.expect("space");
     assert_eq!(sq.ring.read(64, 8), [0, 0, 0, 0x10, 0, 0, 0, 3]);
     cq.produce(Cqe::send(&sq.handle, 1).inline(CqeFormat::INLINE_32, &DATA));
-    refused(&mut cq.queue);
+    assert_refused(&mut cq.queue);
     assert_eq!(memory.read(0, 20), [0; 20]);
 }
 
-/// What a batch has built the device cannot have completed before it is told.
+/// The device cannot complete a built request before the doorbell is rung.
 #[test]
-fn a_completion_of_what_was_never_rung_frees_no_space() {
+fn a_completion_of_an_unpublished_request_frees_no_space() {
     let mut cq = Cq::new(8, 64);
     let mut sq = send_queue_with::<Rc>(&cq, 4, 256, false);
     let mut batch = sq.queue.batch().expect("ready");
@@ -177,7 +181,7 @@ fn a_completion_of_what_was_never_rung_frees_no_space() {
         unsafe { batch.build(i, Nop, (), PostFlags::SIGNALED) }.expect("space");
     }
     cq.produce(Cqe::send(&sq.handle, 2));
-    refused(&mut cq.queue);
+    assert_refused(&mut cq.queue);
     // SAFETY: there is no data.
     let fifth = unsafe { batch.build(4, Nop, (), PostFlags::SIGNALED) };
     assert_eq!(fifth, Err(PostError::Full));
@@ -187,7 +191,7 @@ fn a_completion_of_what_was_never_rung_frees_no_space() {
 
 type Poll = fn(&mut CompletionQueue) -> Result<u64, PollError>;
 
-/// Polls one completion in each of the ways that there are.
+/// Each way to poll one completion.
 const WAYS: [Poll; 4] = [
     |queue| queue.poll().map(|done| done.wr_id()),
     |queue| queue.batch().next().map(|done| done.wr_id()),
@@ -201,20 +205,20 @@ const WAYS: [Poll; 4] = [
     },
 ];
 
-/// Success, in line or inline or compressed, and an error.
+/// A successful CQE without and with inline data, and an error CQE.
 fn forms(cqe: &Cqe) -> [Cqe; 3] {
     let inline = cqe.clone().inline(CqeFormat::INLINE_32, &DATA);
-    [cqe.clone(), inline, cqe.clone().failed(0, 0x22)]
+    [cqe.clone(), inline, cqe.clone().failed(0, Syndrome::REMOTE_ABORTED.0)]
 }
 
-/// Whatever a CQE looks like and however it is polled: old, future, built and not rung, the same
-/// again.
+/// In every form of CQE and every way of polling: completions of old, future and unpublished
+/// requests, and repeated ones.
 #[test]
 fn a_send_that_is_not_outstanding_completes_nothing() {
     for poll in WAYS {
         for form in 0..3 {
             let mut cq = Cq::new(16, 64);
-            // On the last lap of the 16-bit counter, too.
+            // Also in the last lap before the 16-bit counter wraps.
             for lap in [0u32, 0xfff8, 0xffff] {
                 let mut sq = busy_send_queue(&cq, 8, 0);
                 let mut done = 0;
@@ -228,7 +232,7 @@ fn a_send_that_is_not_outstanding_completes_nothing() {
                 sq.post_nops(5);
                 cq.produce(Cqe::send(&sq.handle, lap + 2));
                 assert_eq!(poll(&mut cq.queue), Ok(u64::from(lap) + 2));
-                let (refused, room) = (cq.queue.refused(), sq.queue.free_blocks());
+                let (refused, space) = (cq.queue.refused(), sq.queue.free_blocks());
                 let mut batch = sq.queue.batch().expect("ready");
                 // SAFETY: there is no data.
                 unsafe { batch.build(9, Nop, (), PostFlags::SIGNALED) }.expect("space");
@@ -240,7 +244,7 @@ fn a_send_that_is_not_outstanding_completes_nothing() {
                 }
                 batch.abort();
                 assert_eq!(cq.queue.refused() - refused, 12);
-                assert_eq!(sq.queue.free_blocks(), room);
+                assert_eq!(sq.queue.free_blocks(), space);
                 assert_eq!(sq.handle.state().state(), QpState::Rts);
                 for real in [3, 4] {
                     cq.produce(Cqe::send(&sq.handle, lap + real));
@@ -280,9 +284,9 @@ fn a_receive_that_is_not_outstanding_completes_nothing() {
     }
 }
 
-/// An entry of an SRQ that two CQs of its queue pairs bring, or one CQ twice.
+/// Two CQs have a completion of the same SRQ entry, or one CQ has it twice.
 #[test]
-fn a_shared_receive_completes_once_whichever_poller_finds_it() {
+fn a_shared_receive_completes_once_whichever_cq_is_polled() {
     for form in 0..3 {
         let mut cqs = [Cq::new(16, 64), Cq::new(16, 64)];
         let mut srq = shared_recv_queue(&cqs[0], 4, 64, true);
@@ -290,22 +294,22 @@ fn a_shared_receive_completes_once_whichever_poller_finds_it() {
         // SAFETY: leaked memory.
         unsafe { srq.queue.post(7, &[sge]) }.expect("space");
         let shape = Shape { send_wqebbs: 1, recv_wqes: 0, shared_receive: false };
-        // Both CQs are polled with the same table, as those of a context are.
+        // Both CQs have the same table, as CQs of one context do.
         let table = cqs[0].table.clone();
         let other = cqs[1].adopt(&table);
         let qp = cqs[0].table.register(shape, &other, Some(&srq.handle), 3).expect("an index");
         cqs[0].produce(Cqe::recv(&srq.qp, 0));
         assert_eq!(cqs[0].queue.poll().map(|done| done.wr_id()), Ok(7));
         cqs[1].produce(forms(&Cqe::recv(&qp, 0))[form].clone());
-        refused(&mut cqs[1].queue);
+        assert_refused(&mut cqs[1].queue);
         cqs[0].produce(forms(&Cqe::recv(&srq.qp, 0))[form].clone());
-        refused(&mut cqs[0].queue);
+        assert_refused(&mut cqs[0].queue);
         assert_eq!(memory.read(0, 64), [0; 64]);
         assert_eq!((cqs[0].queue.refused(), cqs[1].queue.refused()), (1, 1));
     }
 }
 
-/// A device that writes a queue's completion into a CQ of another poller.
+/// The device writes a queue's completion into a CQ that is not the queue's.
 #[test]
 fn a_completion_in_a_foreign_cq_completes_nothing() {
     let mut cqs = [Cq::new(16, 64), Cq::new(16, 64)];
@@ -314,7 +318,7 @@ fn a_completion_in_a_foreign_cq_completes_nothing() {
     let sq = busy_send_queue(&cqs[0], 8, 2);
     for cqe in forms(&Cqe::send(&sq.handle, 0)) {
         cqs[1].produce(cqe);
-        refused(&mut cqs[1].queue);
+        assert_refused(&mut cqs[1].queue);
     }
     cqs[0].produce(Cqe::send(&sq.handle, 0));
     assert_eq!(cqs[0].queue.poll().map(|done| done.wr_id()), Ok(0));
@@ -322,9 +326,10 @@ fn a_completion_in_a_foreign_cq_completes_nothing() {
 
 const SHAPE: Shape = Shape { send_wqebbs: 8, recv_wqes: 8, shared_receive: false };
 
-/// A CQ may have polled a queue whose block and index are another CQ's queue's now.
+/// The CQ has polled an earlier queue with the index and shared block of a queue that now completes
+/// to another CQ.
 #[test]
-fn a_completion_in_a_cq_that_polled_the_queue_before_completes_nothing() {
+fn a_completion_in_the_cq_of_an_earlier_queue_of_the_index_completes_nothing() {
     let mut cqs = [Cq::new(16, 64), Cq::new(16, 64)];
     let table = cqs[0].table.clone();
     cqs[1].adopt(&table);
@@ -335,7 +340,7 @@ fn a_completion_in_a_cq_that_polled_the_queue_before_completes_nothing() {
         let mut sq = send_queue_of::<Rc>(handle, [8, 8], 256, false);
         sq.post_nops(2);
         cqs[foreign].produce(Cqe::send(&sq.handle, 0));
-        refused(&mut cqs[foreign].queue);
+        assert_refused(&mut cqs[foreign].queue);
         cqs[poller].produce(Cqe::send(&sq.handle, 0));
         assert_eq!(cqs[poller].queue.poll().map(|done| done.wr_id()), Ok(0));
         drop(sq);
@@ -349,7 +354,7 @@ fn a_completion_in_a_cq_that_polled_the_queue_before_completes_nothing() {
 }
 
 #[test]
-fn indices_that_differ_in_one_byte_are_told_apart() {
+fn indices_that_differ_in_one_byte_are_distinguished() {
     let mut cq = Cq::new(16, 64);
     let register = |_| cq.table.register(SHAPE, &cq.monitors(), None, 3).expect("an index");
     let mut queues: Vec<_> = (0..600).map(register).step_by(256).collect();
@@ -371,8 +376,8 @@ fn indices_that_differ_in_one_byte_are_told_apart() {
     }
 }
 
-/// A send and a receive whose completions name the index with these bits above it complete in this
-/// way, by each poll and in each form.
+/// Produces completions of a send and of a receive whose user index has the bits `above` set, in
+/// each form, and checks each way of polling with `expect`.
 fn complete_with(above: u32, expect: impl Fn(&mut Cq, Poll)) {
     for (poll, form) in WAYS.into_iter().flat_map(|poll| [0, 1, 2].map(|form| (poll, form))) {
         for is_send in [true, false] {
@@ -400,21 +405,21 @@ fn the_upper_byte_of_an_index_is_compared() {
     }
 }
 
-/// It counts the segments of a receive.
+/// This byte counts the segments of a receive.
 #[test]
-fn the_byte_above_an_index_says_nothing() {
+fn the_byte_above_an_index_is_ignored() {
     complete_with(0x7f00_0000, |cq, poll| {
         assert_eq!(poll(&mut cq.queue), Ok(0));
         assert_eq!(poll(&mut cq.queue), Err(PollError::NotOutstanding));
     });
 }
 
-/// The number that marks the middle of a request.
+/// The value that marks blocks in which no request starts, in the table of wr_ids.
 const MARK: u64 = 0xffff_ffff_9d3a_c571;
 
-/// It may be a program's id.
+/// A program may use the mark's value as a wr_id.
 #[test]
-fn any_number_may_be_an_id() {
+fn any_number_may_be_a_wr_id() {
     let mut cq = Cq::new(16, 64);
     let mut sq = send_queue_with::<Rc>(&cq, 4, 256, false);
     let write = Write(Remote::new(0, 0));
@@ -426,7 +431,7 @@ fn any_number_may_be_an_id() {
         }
         let start = lap * 3;
         cq.produce(Cqe::send(&sq.handle, start + 1));
-        refused(&mut cq.queue);
+        assert_refused(&mut cq.queue);
         for index in [start, start + 2] {
             cq.produce(Cqe::send(&sq.handle, index));
             assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Ok(MARK));
@@ -434,7 +439,7 @@ fn any_number_may_be_an_id() {
     }
 }
 
-/// A request that the program has encoded: a NOP of one block.
+/// Posts a request that the program has encoded: a NOP of one block.
 fn post_encoded(sq: &mut Sq<Rc>, wr_id: u64) {
     let mut batch = sq.queue.batch().expect("ready");
     // SAFETY: a NOP names no memory.
@@ -443,10 +448,10 @@ fn post_encoded(sq: &mut Sq<Rc>, wr_id: u64) {
     batch.publish();
 }
 
-/// Also where another request was in an earlier lap, and of any id.
+/// Also for any wr_id, and if the block held another request in an earlier lap.
 #[test]
-fn completions_tell_which_requests_were_encoded() {
-    const TOLD: CompletionOpcode = CompletionOpcode::Other(ENCODED);
+fn completions_report_which_requests_the_program_encoded() {
+    const BY_PROGRAM: CompletionOpcode = CompletionOpcode::Other(ENCODED);
     let mut cq = Cq::new(16, 64);
     let mut sq = send_queue_with::<Rc>(&cq, 4, 256, false);
     let next = |cq: &mut Cq, sq: &Sq<Rc>, index| {
@@ -454,7 +459,10 @@ fn completions_tell_which_requests_were_encoded() {
         cq.queue.poll().map(|done| (done.wr_id(), done.opcode()))
     };
     post_encoded(&mut sq, 5);
-    assert_eq!(next(&mut cq, &sq, 0).map(|(id, opcode)| (id, opcode == TOLD)), Ok((5, false)));
+    assert_eq!(
+        next(&mut cq, &sq, 0).map(|(id, opcode)| (id, opcode == BY_PROGRAM)),
+        Ok((5, false))
+    );
     sq.queue.tell_encoded();
     for id in [6, 7, MARK] {
         post_encoded(&mut sq, id);
@@ -462,28 +470,27 @@ fn completions_tell_which_requests_were_encoded() {
     let mut ids = Vec::new();
     sq.queue.for_each_outstanding(|id| ids.push(id));
     assert_eq!(ids, [6, 7, MARK]);
-    // The completion of the last one is that of all.
-    assert_eq!(next(&mut cq, &sq, 3), Ok((MARK, TOLD)));
+    // The completion of the last request retires all three.
+    assert_eq!(next(&mut cq, &sq, 3), Ok((MARK, BY_PROGRAM)));
     for index in 4..8 {
         // SAFETY: a NOP names no memory.
         unsafe { sq.queue.post(MARK, Nop, (), PostFlags::SIGNALED).expect("space") };
-        let told = next(&mut cq, &sq, index).map(|(id, opcode)| (id, opcode == TOLD));
-        assert_eq!(told, Ok((MARK, false)), "{index}");
+        let done = next(&mut cq, &sq, index).map(|(id, opcode)| (id, opcode == BY_PROGRAM));
+        assert_eq!(done, Ok((MARK, false)), "{index}");
     }
     post_encoded(&mut sq, 9);
-    assert_eq!(next(&mut cq, &sq, 8), Ok((9, TOLD)));
+    assert_eq!(next(&mut cq, &sq, 8), Ok((9, BY_PROGRAM)));
 }
 
-/// What a batch noted of its requests before it was aborted, or forgotten, is not so.
+/// Marks that a batch wrote before it was aborted or forgotten must not be used for later requests.
 #[test]
-fn any_number_may_be_an_id_after_a_batch_that_was_aborted() {
+fn any_number_may_be_a_wr_id_after_an_aborted_batch() {
     let write = Write(Remote::new(0, 0));
     for way in 0..8 {
-        let (aborts, in_a_batch, is_general) = (way & 1 == 0, way & 2 == 0, way & 4 == 0);
+        let (aborts, in_a_batch, at_ring_end) = (way & 1 == 0, way & 2 == 0, way & 4 == 0);
         let mut cq = Cq::new(16, 64);
         let mut sq = send_queue_with::<Rc>(&cq, 8, 256, false);
-        // General: around the end of the ring.
-        let skipped = if is_general { 7 } else { 0 };
+        let skipped = if at_ring_end { 7 } else { 0 };
         sq.post_nops(skipped);
         if skipped > 0 {
             cq.produce(Cqe::send(&sq.handle, skipped - 1));
@@ -515,7 +522,7 @@ fn any_number_may_be_an_id_after_a_batch_that_was_aborted() {
     }
 }
 
-/// An error among completions that one call returns is left to the next call.
+/// If an error follows other completions in one call, the next call returns it.
 #[test]
 fn an_error_after_other_completions_is_not_lost() {
     let mut cq = Cq::new(16, 64);

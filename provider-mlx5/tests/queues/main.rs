@@ -1,5 +1,5 @@
-//! The queues over plain memory, with the tests playing the device: laps, full rings, wrap-around,
-//! doorbells, completions of every kind, queues that are closed.
+//! The queues over plain memory; the tests act as the device. Laps, full rings, wrap-around,
+//! doorbells, completions of every kind, closed queues.
 
 mod closing;
 mod completions;

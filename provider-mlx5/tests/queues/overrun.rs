@@ -1,4 +1,4 @@
-//! CQs that can overrun: the polls look out for the event that tells of it.
+//! CQs that can overrun: their empty polls look for the event that reports it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -9,7 +9,7 @@ use uverbs_mlx5::queue_state::Shape;
 use crate::device::{Cq, Cqe, Memory, busy_send_queue};
 
 #[test]
-fn failures_end_the_polling_after_what_is_left() {
+fn an_overrun_is_reported_after_the_remaining_completions() {
     let mut cq = Cq::new(8, 64);
     let sq = busy_send_queue(&cq, 8, 1);
     cq.produce(Cqe::send(&sq.handle, 0));
@@ -23,7 +23,7 @@ fn failures_end_the_polling_after_what_is_left() {
     assert_eq!(cq.queue.poll_into(&mut [WorkCompletion::default()]), Err(PollError::DeviceRemoved));
 }
 
-/// How often a CQ looks for events in this many polls that find nothing.
+/// How often a CQ looks for events in `polls` empty polls.
 fn looks_in(cq: &mut Cq, polls: u32) -> u32 {
     let looks = std::sync::Arc::new(AtomicU32::new(0));
     let seen = looks.clone();
@@ -46,14 +46,14 @@ fn a_queue_that_can_overrun_looks_for_events() {
     let two = cq.table.register(shape, &cq.monitors(), None, 1).expect("an index");
     two.set_capacity(1, 0);
     assert_eq!(looks_in(&mut cq, 4 * 1024), 4, "16 can be outstanding");
-    // What is outstanding before a reset may be in the CQ besides what follows.
+    // Completions of before a reset may be in the CQ together with later ones.
     two.set_capacity(0, 0);
     assert_eq!(looks_in(&mut cq, 5000), 0);
     let before = one;
     let one = before.renew();
     drop((before, two));
     assert_eq!(looks_in(&mut cq, 1024), 1);
-    // Polled since: the next one that is registered finds that nothing is left.
+    // The CQ was polled since: registering a queue notices that no old completion is left.
     let three = cq.table.register(shape, &cq.monitors(), None, 1).expect("an index");
     assert_eq!(looks_in(&mut cq, 5000), 0);
     drop((one, three));
@@ -78,15 +78,15 @@ fn shared_receives_count_once() {
 
 const PAIR: Shape = Shape { send_wqebbs: 16, recv_wqes: 16, shared_receive: false };
 
-/// What was closed counts until it was polled, and no longer.
+/// A closed queue counts until the CQ has been polled past its completions.
 #[test]
-fn a_closed_queue_is_not_looked_after_for_ever() {
+fn a_closed_queue_stops_counting_once_polled() {
     let mut cq = Cq::new(16, 64);
     let one = cq.table.register(PAIR, &cq.monitors(), None, 1).expect("an index");
     one.set_capacity(16, 0);
     drop(one);
     assert_eq!(looks_in(&mut cq, 8000), 1);
-    // Nor is one that was reset, besides its next life.
+    // Requests of before a reset stop counting too.
     let before = cq.table.register(PAIR, &cq.monitors(), None, 1).expect("an index");
     before.set_capacity(8, 0);
     let next = before.renew();
@@ -95,7 +95,7 @@ fn a_closed_queue_is_not_looked_after_for_ever() {
     drop(next);
 }
 
-/// An SRQ loads the CQs of the queues that consume it, as long as there are any.
+/// An SRQ's receives count for the CQs of its queue pairs, as long as there are any.
 #[test]
 fn receives_of_an_srq_count_where_it_is_consumed() {
     let mut cq = Cq::new(16, 64);
@@ -109,16 +109,16 @@ fn receives_of_an_srq_count_where_it_is_consumed() {
     assert_eq!(looks_in(&mut cq, 4 * 1024), 4, "one is left");
     let next = two.renew();
     drop(two);
-    assert_eq!(looks_in(&mut cq, 4 * 1024), 4, "in its next life");
+    assert_eq!(looks_in(&mut cq, 4 * 1024), 4, "after a reset");
     drop(next);
     assert_eq!(looks_in(&mut cq, 8000), 1, "none is left");
     let three = register(&cq).expect("an index");
     assert_eq!(looks_in(&mut cq, 1024), 1);
     drop((srq, three));
-    assert_eq!(looks_in(&mut cq, 8000), 1, "nor is the SRQ");
+    assert_eq!(looks_in(&mut cq, 8000), 1, "and no SRQ");
 }
 
-/// A CQ that was large enough is not after it was made smaller.
+/// A CQ that is made smaller may no longer hold all outstanding requests.
 #[test]
 fn a_queue_that_shrinks_looks_for_events() {
     let mut cq = Cq::new(32, 64);
@@ -134,10 +134,10 @@ fn a_queue_that_shrinks_looks_for_events() {
     }
 }
 
-/// A program that posts while it holds a batch of completions has more in the ring than one that
-/// polls them one by one.
+/// While the program handles a batch of completions, their CQEs still occupy the ring. So a CQ that
+/// is polled in batches has space for fewer outstanding requests.
 #[test]
-fn a_queue_that_is_polled_in_batches_holds_fewer() {
+fn a_cq_that_is_polled_in_batches_has_space_for_fewer_requests() {
     let mut cq = Cq::new(16, 64);
     let mut sq = busy_send_queue(&cq, 16, 0);
     sq.handle.set_capacity(13, 0);

@@ -40,9 +40,9 @@ fn laps_of_a_receive_queue() {
     assert_eq!(ids, (u64::from(completed)..u64::from(posted)).collect::<Vec<_>>());
 }
 
-/// As for sends: `a_queue_in_the_middle_of_its_life_waits_for_its_completions`.
+/// As for sends: `a_full_queue_near_the_counters_wrap_waits_for_its_completions`.
 #[test]
-fn a_receive_queue_in_the_middle_of_its_life_waits_for_its_completions() {
+fn a_full_receive_queue_near_the_counters_wrap_waits_for_its_completions() {
     let mut cq = Cq::new(64, 64);
     let mut rq = recv_queue(&cq, 16, 64, false);
     // SAFETY: nothing was posted.
@@ -61,7 +61,7 @@ fn a_receive_queue_in_the_middle_of_its_life_waits_for_its_completions() {
 }
 
 #[test]
-fn scatter_lists_end_where_they_must() {
+fn scatter_lists_end_with_a_terminator() {
     let cq = Cq::new(16, 64);
     let mut rq = recv_queue(&cq, 8, 64, false);
     let sge = |i: u64| Sge::new(i, 16, 9);
@@ -75,7 +75,7 @@ fn scatter_lists_end_where_they_must() {
     ];
     for (index, list) in lists.iter().chain(lists.iter().take(3)).enumerate() {
         if index >= lists.len() {
-            // As an entry may be that held a longer list in the lap before.
+            // As if the entry had held a longer list in the lap before.
             rq.ring.write(index * 64, &[0xcc; 64]);
         }
         // SAFETY: no device writes to it.
@@ -94,10 +94,10 @@ fn scatter_lists_end_where_they_must() {
     }
 }
 
-/// An empty list has its end where others have an SGE. What is posted in the same entry later
-/// ends behind its SGE all the same.
+/// An empty list has its terminator in the place of the first SGE. A later list in the same entry
+/// has one after its SGE all the same.
 #[test]
-fn a_list_ends_in_an_entry_that_had_an_empty_one() {
+fn a_list_in_an_entry_that_held_an_empty_list_has_a_terminator() {
     let mut cq = Cq::new(16, 64);
     let mut rq = recv_queue(&cq, 2, 64, false);
     let lists: [&[Sge]; 6] = [&[], &[], &ONE, &ONE, &[], &ONE];
@@ -112,7 +112,7 @@ fn a_list_ends_in_an_entry_that_had_an_empty_one() {
 }
 
 #[test]
-fn a_shared_list_ends_in_an_entry_that_had_an_empty_one() {
+fn a_shared_list_in_an_entry_that_held_an_empty_list_has_a_terminator() {
     let mut cq = Cq::new(16, 64);
     let mut srq = shared_recv_queue(&cq, 4, 64, false);
     let mut entry = 0;
@@ -129,10 +129,10 @@ fn a_shared_list_ends_in_an_entry_that_had_an_empty_one() {
     }
 }
 
-/// Lists of all lengths take turns in the entries of a queue and of a batch of it: each ends where
-/// it must, whatever the entry held before.
+/// Lists of random lengths, posted singly and in batches: each ends with a terminator, whatever the
+/// entry held before.
 #[test]
-fn lists_of_any_length_end_in_entries_that_had_others() {
+fn lists_of_any_length_have_a_terminator_whatever_the_entry_held() {
     const SGES: [Sge; 5] = [Sge::new(0x1000, 64, 7); 5];
     let mut cq = Cq::new(64, 64);
     let mut rq = recv_queue(&cq, 8, 64, false);
@@ -165,7 +165,7 @@ fn lists_of_any_length_end_in_entries_that_had_others() {
 
 /// The same on a shared queue.
 #[test]
-fn shared_lists_of_any_length_end_in_entries_that_had_others() {
+fn shared_lists_of_any_length_have_a_terminator_whatever_the_entry_held() {
     const SGES: [Sge; 4] = [Sge::new(0x1000, 64, 7); 4];
     let empty = [Sge::new(0x1000, 64, 7), Sge::new(5, 0, 9)];
     let mut cq = Cq::new(64, 64);
@@ -196,10 +196,10 @@ fn shared_lists_of_any_length_end_in_entries_that_had_others() {
     }
 }
 
-/// The entries of a striding queue whose WQEs are linked begin with the link, which the program
-/// leaves to the device; the data of short messages is looked for behind it, too.
+/// In a striding queue with linked WQEs, each entry begins with the link, which belongs to the
+/// device. The scatter list follows it, for posts and for copies of inline data.
 #[test]
-fn striding_entries_begin_after_their_link() {
+fn scatter_lists_of_linked_striding_entries_follow_the_link() {
     let mut cq = Cq::new(16, 64);
     let mut rq = recv_queue_after(&cq, 4, 64, true, 1);
     let buffer = Memory::new(64);
@@ -230,7 +230,7 @@ fn striding_entries_begin_after_their_link() {
 }
 
 #[test]
-fn what_a_receive_is_refused_for() {
+fn invalid_receives_are_refused_and_change_nothing() {
     let mut cq = Cq::new(16, 64);
     let mut rq = recv_queue(&cq, 4, 32, false);
     let mut srq = shared_recv_queue(&cq, 4, 64, false);
@@ -266,7 +266,7 @@ fn laps_of_a_shared_receive_queue_in_any_order() {
     let mut cq = Cq::new(64, 64);
     let mut srq = shared_recv_queue(&cq, ENTRIES, 64, false);
     let mut random = Random::new(3);
-    // The device's own walk along the links.
+    // The device's position in the list of links.
     let mut device_head = 0;
     let mut held: Vec<(u32, u64)> = Vec::new();
     for wr_id in 0..50_000u64 {
@@ -312,9 +312,9 @@ fn an_entry_that_was_not_posted_completes_nothing() {
     assert_eq!((cq.queue.refused(), cq.queue.dropped()), (4, 0));
 }
 
-/// Also for requests of one SGE, which look at nothing but the limit of the fast path.
+/// Also for requests of one SGE, which check only the limit of the fast path.
 #[test]
-fn what_was_granted_bounds_a_shared_receive_queue() {
+fn a_shared_receive_queue_accepts_as_many_receives_as_granted() {
     let mut cq = Cq::new(32, 64);
     let mut srq = shared_recv_queue(&cq, 16, 64, false);
     let two = [ONE[0]; 2];
@@ -344,7 +344,7 @@ fn what_was_granted_bounds_a_shared_receive_queue() {
 }
 
 #[test]
-fn nothing_is_posted_to_a_shared_receive_queue_that_failed() {
+fn a_failed_shared_receive_queue_refuses_posts() {
     let mut cq = Cq::new(16, 64);
     let mut srq = shared_recv_queue(&cq, 8, 64, false);
     for data in [&ONE[..], &[ONE[0]; 2]] {
@@ -352,9 +352,9 @@ fn nothing_is_posted_to_a_shared_receive_queue_that_failed() {
         unsafe { srq.queue.post(1, data) }.expect("space");
     }
     srq.handle.fail_shared_receives();
-    // Also once what the device gave back unused was posted again, which raises the limit of the
-    // fast path.
-    cq.produce(Cqe::recv(&srq.qp, 0).failed(0x93, 0x22));
+    // Also after a receive that the device did not use was posted again, which raises the limit of
+    // the fast path.
+    cq.produce(Cqe::recv(&srq.qp, 0).page_fault());
     assert!(cq.queue.poll().is_err());
     srq.queue.publish();
     for data in [&ONE[..], &[ONE[0]; 2], &[]] {
@@ -384,8 +384,7 @@ fn a_page_fault_posts_the_receive_again() {
     let mut srq = shared_recv_queue(&cq, 4, 32, false);
     // SAFETY: no device writes to it.
     unsafe { srq.queue.post_list([RecvRequest { wr_id: 42, data: &ONE }]) }.expect("space");
-    // Syndrome "remote aborted", vendor syndrome "ODP page fault".
-    cq.produce(Cqe::recv(&srq.qp, 0).failed(0x93, 0x22));
+    cq.produce(Cqe::recv(&srq.qp, 0).page_fault());
     assert!(cq.queue.poll().is_err(), "not a completion");
     let mut outstanding = Vec::new();
     srq.queue.for_each_outstanding(|id| outstanding.push(id));
@@ -403,7 +402,7 @@ fn a_page_fault_posts_the_receive_again() {
 }
 
 #[test]
-fn receives_are_posted_again_although_all_of_the_ring_hit_a_page_fault() {
+fn receives_are_posted_again_even_if_the_whole_ring_hit_page_faults() {
     let mut cq = Cq::new(16, 64);
     let mut srq = shared_recv_queue(&cq, 4, 32, false);
     for wr_id in 40..43 {
@@ -412,7 +411,7 @@ fn receives_are_posted_again_although_all_of_the_ring_hit_a_page_fault() {
     }
     srq.queue.publish();
     for index in 0..3 {
-        cq.produce(Cqe::recv(&srq.qp, index).failed(0x93, 0x22));
+        cq.produce(Cqe::recv(&srq.qp, index).page_fault());
     }
     assert!(cq.queue.poll().is_err(), "not a completion");
     srq.queue.publish();

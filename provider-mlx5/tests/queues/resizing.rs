@@ -1,4 +1,4 @@
-//! Resizes: the poller follows the device, also where the command failed.
+//! Resizes: the poller follows the device to the new ring, even if the command failed.
 
 use uverbs_mlx5::completion_queue::{CompletionQueue, PollError};
 use uverbs_mlx5::format::{CqeOpcode, MiniCqe, MiniCqeFormat};
@@ -62,7 +62,7 @@ fn a_resize_that_failed_and_is_executed_later_is_followed() {
     cq.queue.prepare_resize(next.dma(), 32, 64).expect("it is finished");
 }
 
-/// A ring of so many entries, prepared for a resize whose command fails.
+/// A ring of `entries` for a resize whose command fails.
 fn refused(cq: &mut Cq, entries: u32) -> Memory {
     let ring = prepared(cq, entries);
     cq.queue.cancel_resize();
@@ -75,9 +75,9 @@ fn prepared(cq: &mut Cq, entries: u32) -> Memory {
     ring
 }
 
-/// The device carries the resize to this ring out.
-fn move_to(cq: &mut Cq, ring: Memory, entries: u32, handle: &Sq) {
-    cq.produce(Cqe { opcode: CqeOpcode::RESIZE, ..Cqe::send(&handle.handle, 0) });
+/// The device executes the resize to this ring.
+fn move_to(cq: &mut Cq, ring: Memory, entries: u32, sq: &Sq) {
+    cq.produce(Cqe { opcode: CqeOpcode::RESIZE, ..Cqe::send(&sq.handle, 0) });
     (cq.ring, cq.entries) = (ring, entries);
 }
 
@@ -87,7 +87,7 @@ fn polled(queue: &mut CompletionQueue) -> Result<u64, PollError> {
     queue.poll().map(|done| done.wr_id())
 }
 
-/// The device completes the next request of a queue in the ring where it is.
+/// The device completes a request in its present ring, and the poller finds the completion.
 fn complete(cq: &mut Cq, sq: &Sq, index: u32) {
     cq.produce(Cqe::send(&sq.handle, index));
     assert_eq!(polled(&mut cq.queue), Ok(u64::from(index)));
@@ -110,7 +110,7 @@ fn a_resize_that_failed_and_is_executed_before_the_next_is_followed() {
     assert_eq!((cq.queue.entries(), cq.queue.dropped()), (32, 0));
 }
 
-/// Of several commands that failed the device may have carried out any.
+/// If several commands failed, the device may have executed any of them.
 #[test]
 fn each_of_several_resizes_that_failed_is_followed() {
     for executed in [&[0][..], &[1], &[2], &[0, 1], &[0, 2], &[1, 2], &[0, 1, 2], &[]] {
@@ -126,7 +126,7 @@ fn each_of_several_resizes_that_failed_is_followed() {
         for &which in executed {
             let (ring, entries) = rings[which];
             move_to(&mut cq, ring, entries, &sq);
-            // It is not known yet to which ring.
+            // The poller cannot know yet to which ring the device has moved.
             assert_eq!(polled(&mut cq.queue), Err(PollError::Empty));
             assert_eq!(cq.queue.poll_up_to(4, |_| ()), Ok(0));
             next(&mut cq);
@@ -138,8 +138,8 @@ fn each_of_several_resizes_that_failed_is_followed() {
     }
 }
 
-/// After refused commands, one that succeeded is followed before any completion has come, whether
-/// the device has carried out the refused one before or not.
+/// After a failed resize command, the poller follows a successful one before any completion
+/// arrives, whether or not the device executed the failed one.
 #[test]
 fn a_resize_that_succeeded_is_followed_at_once() {
     for executed in [false, true] {
@@ -161,7 +161,7 @@ fn a_resize_that_succeeded_is_followed_at_once() {
     }
 }
 
-/// A mark of which it is not known where it leads is nothing to poll.
+/// A resize CQE does not say which ring follows. A CQ with only such a CQE counts as drained.
 #[test]
 fn a_cq_between_two_rings_drains() {
     let mut cq = Cq::new(8, 64);
@@ -175,9 +175,9 @@ fn a_cq_between_two_rings_drains() {
     assert!(sq.handle.has_drained());
 }
 
-/// What a CQ holds of a queue that is reset may be in a ring that the poller has not reached.
+/// Completions of before the reset may be in a ring that the poller has not reached yet.
 #[test]
-fn a_reset_finds_completions_in_the_ring_of_a_resize_that_failed() {
+fn a_reset_drops_completions_in_the_ring_of_a_failed_resize() {
     let mut cq = Cq::new(8, 64);
     let sq = busy_send_queue(&cq, 8, 1);
     let Rq { mut queue, handle, .. } = recv_queue(&cq, 8, 16, false);
@@ -194,7 +194,7 @@ fn a_reset_finds_completions_in_the_ring_of_a_resize_that_failed() {
     unsafe { queue.build(2, &[]) }.expect("space");
     queue.publish();
     cq.produce(Cqe::recv(&next, 0));
-    assert_eq!(polled(&mut cq.queue), Ok(2), "the next life's");
+    assert_eq!(polled(&mut cq.queue), Ok(2), "of after the reset");
     assert_eq!((cq.queue.dropped(), cq.queue.refused()), (1, 0));
 }
 

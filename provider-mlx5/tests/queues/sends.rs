@@ -1,4 +1,4 @@
-//! The send queue over many laps: space, wr_ids, and that nothing posted is ever touched.
+//! The send queue over many laps: space, wr_ids, and that posted WQEs are never overwritten.
 
 use std::collections::VecDeque;
 
@@ -26,7 +26,7 @@ fn bytes_at(sq: &Sq<Rc>, start: u32, blocks: u32, ring: u32) -> Vec<u8> {
     (0..blocks).flat_map(|i| sq.ring.read(((start + i) % ring) as usize * 64, 64)).collect()
 }
 
-/// Posts one request of a random kind; returns how it went.
+/// Posts one request of a random kind.
 fn post_random(sq: &mut Sq<Rc>, random: &mut Random, wr_id: u64) -> Result<(), PostError> {
     let data: Vec<u8> = (0..random.below(201)).map(|i| i as u8).collect();
     let sges: Vec<Sge> =
@@ -63,7 +63,7 @@ fn laps_of_every_kind_of_request() {
     let mut random = Random::new(1);
     let mut in_flight: VecDeque<InFlight> = VecDeque::new();
     let (mut full, mut wr_id) = (0, 0);
-    // Past the wrap of the 16-bit index, several times.
+    // Past the wrap of the 16-bit index.
     while sq.queue.head() < 70_000 {
         let start = sq.queue.head();
         let before = sq.ring.read(0, RING as usize * 64);
@@ -148,17 +148,17 @@ fn outstanding_requests_are_listed() {
     assert_eq!(ids, [2, 3, 4]);
 }
 
-/// However small requests are, and however they are posted: alone, in a batch, in a list, from a
+/// For requests of any size, and each way of posting: alone, in a batch, in a list, from a
 /// template.
 #[test]
-fn max_requests_is_the_bound_exactly() {
+fn max_requests_is_the_exact_bound() {
     bound_is_exact(0, &[0, 1, 2, 3, 4, 5, 6]);
 }
 
-/// A queue that continues near the end of what 16 bits count: nothing of what it posts has
-/// completed yet, and the request whose index is 0xffff frees its block as the others do.
+/// The queue starts just before its 16-bit counter wraps. The request with index 0xffff frees its
+/// block as others do.
 #[test]
-fn a_queue_in_the_middle_of_its_life_waits_for_its_completions() {
+fn a_full_queue_near_the_counters_wrap_waits_for_its_completions() {
     let mut cq = Cq::new(64, 64);
     let mut sq = send_queue::<Rc>(&cq, 16);
     // SAFETY: nothing was posted.
@@ -181,13 +181,13 @@ fn a_queue_in_the_middle_of_its_life_waits_for_its_completions() {
     }
 }
 
-/// A queue that never posts in batches or lists, and has posted half of what its counter counts.
+/// Without batches and lists, on a queue whose 32-bit counter starts at its half.
 #[test]
-fn max_requests_stays_the_bound_without_batches() {
+fn max_requests_is_the_exact_bound_without_batches() {
     bound_is_exact(0x8000_0000, &[0, 1, 2, 4, 6]);
 }
 
-/// Posts in these ways, from a counter on whose lower half is 0.
+/// Posts in these ways on a queue whose counter starts at `head`.
 fn bound_is_exact(head: u32, ways: &[usize]) {
     let mut cq = Cq::new(64, 64);
     let mut sq = send_queue_for::<Rc>(&cq, 16, 4);
@@ -195,7 +195,7 @@ fn bound_is_exact(head: u32, ways: &[usize]) {
     unsafe { sq.queue.continue_at(head, false) };
     let long = [1; 80];
     let mut random = Random::new(9);
-    // The first block and the number of blocks of each that is outstanding.
+    // The first block of each outstanding request.
     let mut outstanding = VecDeque::new();
     let mut template = sq.queue.template(Send, Inline(&long[..8]), NONE).expect("one block");
     assert!(template.set_inline(&[2; 8]));
@@ -278,9 +278,9 @@ fn a_batch_that_is_aborted_counts_no_requests() {
     }
 }
 
-/// What waits from before a batch that was forgotten is rung for, and no more is granted for that.
+/// Publishing requests of before a forgotten batch does not raise the number of requests.
 #[test]
-fn ringing_after_a_forgotten_batch_grants_no_more() {
+fn publishing_after_a_forgotten_batch_does_not_raise_the_bound() {
     for way in 0..3 {
         let cq = Cq::new(64, 64);
         let mut sq = send_queue_for::<Rc>(&cq, 64, 4);
@@ -306,7 +306,7 @@ fn ringing_after_a_forgotten_batch_grants_no_more() {
 }
 
 #[test]
-fn an_index_that_names_nothing_outstanding_is_not_believed() {
+fn a_completion_of_an_index_that_is_not_outstanding_is_refused() {
     let mut cq = Cq::new(16, 64);
     let mut sq = send_queue::<Rc>(&cq, 8);
     for i in 0..8 {
@@ -342,7 +342,7 @@ fn states_in_which_sends_are_refused() {
     }
 }
 
-/// The state is looked at where it may have changed, not at each post.
+/// A post does not check the state. `recheck_state` does, after a change.
 #[test]
 fn a_queue_that_was_reset_refuses_the_next_send() {
     let cq = Cq::new(16, 64);
@@ -363,9 +363,9 @@ fn a_queue_that_was_reset_refuses_the_next_send() {
     assert_eq!((sq.queue.head(), sq.record.word(4)), (2, 2));
 }
 
-/// Nothing is rung on a queue that takes nothing, not even what a dropped batch has left.
+/// A queue whose state refuses posts rings no doorbell, not even for requests of a dropped batch.
 #[test]
-fn a_list_that_is_refused_for_the_state_rings_nothing() {
+fn a_list_that_is_refused_for_the_state_rings_no_doorbell() {
     let cq = Cq::new(16, 64);
     let mut sq = send_queue::<Rc>(&cq, 8);
     let mut batch = sq.queue.batch().expect("ready");
@@ -390,9 +390,9 @@ fn a_list_that_is_refused_for_the_state_rings_nothing() {
     }
 }
 
-/// What the last request of a batch is decides what the doorbell says, whatever its length.
+/// Whatever the length of the last request.
 #[test]
-fn the_doorbell_says_the_last_request_of_a_batch() {
+fn the_doorbell_has_the_control_segment_of_the_last_request_of_a_batch() {
     let cq = Cq::new(16, 64);
     let sges = [Sge::new(1, 2, 3); 4];
     for longer_last in [false, true] {
@@ -413,7 +413,7 @@ fn the_doorbell_says_the_last_request_of_a_batch() {
 }
 
 #[test]
-fn a_changed_key_fences_the_next_request_across_calls() {
+fn a_local_invalidate_fences_the_next_request_across_calls() {
     let cq = Cq::new(16, 64);
     let mut sq = send_queue::<Rc>(&cq, 64);
     let mode = |sq: &Sq<Rc>, index: u32| sq.ring.read(index as usize * 64 + 11, 1)[0];
@@ -437,10 +437,9 @@ fn a_changed_key_fences_the_next_request_across_calls() {
     }
 }
 
-/// A template that gets its fence when it is posted, and one that has it from the beginning: both
-/// replace the fence that a changed key asks for.
+/// The FENCE flag of a template or of its post replaces the weaker fence after a LOCAL_INVALIDATE.
 #[test]
-fn a_fence_of_a_template_replaces_the_fence_of_a_changed_key() {
+fn a_fence_of_a_template_replaces_the_fence_of_a_local_invalidate() {
     let cq = Cq::new(16, 64);
     let mut sq = send_queue::<Rc>(&cq, 64);
     let mode = |sq: &Sq<Rc>, index: u32| sq.ring.read(index as usize * 64 + 11, 1)[0];
@@ -465,9 +464,10 @@ fn a_fence_of_a_template_replaces_the_fence_of_a_changed_key() {
     }
 }
 
-/// A fence that a forgotten batch took up, and one that it would have left, are the next request's.
+/// A forgotten batch neither uses up the fence that is due nor leaves one of its own: the next
+/// request has the fence.
 #[test]
-fn a_forgotten_batch_takes_no_fence_along() {
+fn a_forgotten_batch_does_not_use_up_a_fence() {
     let cq = Cq::new(16, 64);
     let mut sq = send_queue::<Rc>(&cq, 64);
     let mode = |sq: &Sq<Rc>, index: u32| sq.ring.read(index as usize * 64 + 11, 1)[0];
@@ -495,10 +495,9 @@ fn a_forgotten_batch_takes_no_fence_along() {
     }
 }
 
-/// The counter's 16 bits run over, and requests of two blocks straddle the ring's end, within
-/// batches.
+/// Within batches, the 16-bit counter wraps and requests of two blocks cross the ring's end.
 #[test]
-fn batches_count_as_single_requests_do() {
+fn batches_write_the_same_bytes_as_single_posts() {
     let mut cq = Cq::new(16, 64);
     let (mut one, mut many) = (send_queue::<Rc>(&cq, 32), send_queue::<Rc>(&cq, 32));
     let mut random = Random::new(5);
@@ -521,13 +520,13 @@ fn batches_count_as_single_requests_do() {
         assert_eq!((many.queue.head(), many.record.word(4)), (head, head & 0xffff));
         let rings = [&one, &many].map(|sq| sq.ring.read(0, 32 * 64));
         for (start, bytes) in requests {
-            // All but the queues' numbers. What is behind inline data means nothing.
+            // All bytes except the queues' numbers and the padding after inline data.
             for at in (0..4).chain(7..bytes).map(|at| (start * 64 + at) % (32 * 64)) {
                 assert_eq!(rings[0][at], rings[1][at], "byte {at} of the ring");
             }
         }
         for sq in [&mut one, &mut many] {
-            // A last request of a known length, whose completion retires all.
+            // A last request of one block, whose completion retires all.
             // SAFETY: there is no data.
             unsafe { sq.queue.post(0, Nop, (), NONE) }.expect("space");
             let last = sq.queue.head() - 1;
@@ -554,7 +553,7 @@ fn an_aborted_batch_leaves_nothing() {
 }
 
 #[test]
-fn templates_are_the_requests_that_they_were_made_of() {
+fn a_template_writes_the_same_bytes_as_its_request() {
     let mut cq = Cq::new(64, 64);
     let mut sq = send_queue::<Rc>(&cq, 8);
     let (old, new): (Vec<u8>, Vec<u8>) = ((1..17).collect(), (21..37).collect());
@@ -574,11 +573,11 @@ fn templates_are_the_requests_that_they_were_made_of() {
         sq.queue.post_template(4, &gather).expect("space");
     }
     for at in [0, 128] {
-        let (mut made, mut of) = (sq.ring.read(at + 64, 64), sq.ring.read(at, 64));
-        assert_eq!(made[1..3], ((at / 64 + 1) as u16).to_be_bytes());
-        made[1..3].fill(0);
-        of[1..3].fill(0);
-        assert_eq!(made, of);
+        let (mut by_template, mut posted) = (sq.ring.read(at + 64, 64), sq.ring.read(at, 64));
+        assert_eq!(by_template[1..3], ((at / 64 + 1) as u16).to_be_bytes());
+        by_template[1..3].fill(0);
+        posted[1..3].fill(0);
+        assert_eq!(by_template, posted);
     }
     cq.produce(Cqe::send(&sq.handle, 3));
     assert_eq!(cq.queue.poll().expect("a completion").wr_id(), 4);

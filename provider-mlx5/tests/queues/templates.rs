@@ -1,4 +1,4 @@
-//! Templates of any length: the bytes are those of the request, wherever and however it is posted.
+//! Templates of any length write the bytes of their request, at every place in the ring.
 
 use uverbs_mlx5::format::{AddressVector, EthChecksum};
 use uverbs_mlx5::queue_state::QpState;
@@ -14,7 +14,7 @@ use crate::device::{Cq, Cqe, Random, Sq, send_queue, send_queue_with};
 const NONE: PostFlags = PostFlags::empty();
 const RING: u32 = 64;
 
-/// A queue whose next block is the one at `head`.
+/// A queue without requests whose counter is at `head`.
 fn queue_at<T: Transport>(cq: &Cq, head: u32, half: u32) -> Sq<T> {
     let mut sq = send_queue_with::<T>(cq, RING, half, false);
     // SAFETY: nothing was posted.
@@ -23,7 +23,7 @@ fn queue_at<T: Transport>(cq: &Cq, head: u32, half: u32) -> Sq<T> {
     sq
 }
 
-/// The request at `head`, without the queue's number, and what the register holds.
+/// The requests from `head` on and the register's content, both without the queue's number.
 fn posted<T: Transport>(sq: &Sq<T>, head: u32) -> (Vec<u8>, Vec<u8>) {
     let blocks = sq.queue.head().wrapping_sub(head);
     let at = |i| (head.wrapping_add(i) % RING) as usize * 64;
@@ -83,7 +83,7 @@ where
     }
 }
 
-/// Posts a request that is encoded already, with an index and a number that are not the queue's.
+/// Posts an encoded request with a wrong index and queue number, which the queue must replace.
 fn compare_encoded<T: Transport>(sq: &mut Sq<T>, head: u32, wanted: &[u8]) {
     let length = usize::from(wanted[7] & 63) * 16;
     let mut encoded = wanted[..length].to_vec();
@@ -108,14 +108,14 @@ fn compare_encoded<T: Transport>(sq: &mut Sq<T>, head: u32, wanted: &[u8]) {
 }
 
 #[test]
-fn templates_of_every_length_are_the_requests_that_they_were_made_of() {
+fn templates_of_every_length_write_the_same_bytes_as_their_requests() {
     let cq = Cq::new(16, 64);
     let mut random = Random::new(31);
     let av = AddressVector::default().for_datagram(7, 8);
     for length in (1..=200).step_by(3) {
         let data: Box<[u8]> = (0..length).map(|i| i as u8 | 1).collect();
         let inline = Inline(&data);
-        // The ring's end, and the end of 16 bits, come anywhere.
+        // The ring's end and the counter's wrap are at a random place of the request.
         let head = 0x1_0000 - random.below(RING as usize) as u32;
         let remote = Remote::new(0x1000, 7);
         compare::<1, Rc, _, _>(&cq, head, Send, inline);
@@ -144,7 +144,7 @@ fn templates_of_every_length_are_the_requests_that_they_were_made_of() {
     compare::<1, Rc, _, _>(&cq, 63, add, result);
 }
 
-/// Sets a field and compares with a template that was made with its bytes.
+/// Sets a field and compares with a template that was created with the new bytes.
 fn set_one<O: Operation, const BLOCKS: usize, const AT: usize, const N: usize>(
     old: &[u8],
     make: impl Fn(&[u8]) -> Template<O, BLOCKS>,
@@ -172,7 +172,7 @@ macro_rules! set_all {
 }
 
 #[test]
-fn fields_are_set_wherever_they_are() {
+fn fields_are_set_at_every_offset() {
     let cq = Cq::new(16, 64);
     for length in [1, 16, 44, 45, 100, 150, 200] {
         let old: Box<[u8]> = (0..length).map(|i| i as u8 & 0x7f).collect();
@@ -239,7 +239,7 @@ fn whole_data_and_the_tail_are_replaced() {
 }
 
 #[test]
-fn what_cannot_be_a_template_is_refused() {
+fn templates_refuse_unsuitable_requests() {
     let cq = Cq::new(16, 64);
     let mut sq = queue_at::<Rc>(&cq, 0, 256);
     let queue = &mut sq.queue;
@@ -265,11 +265,10 @@ fn what_cannot_be_a_template_is_refused() {
     assert_eq!(refused, Err(PostError::InlineTooLong));
 }
 
-/// A template's control segment has the counter of its place and nothing else beside its own,
-/// wherever the fast path was before: at the end of the counter's 16 bits, behind batches that were
-/// dropped or forgotten, behind a change of memory keys.
+/// A posted template has the WQE counter of its place: at the wrap of the 16-bit counter, and after
+/// batches that were dropped, forgotten or published.
 #[test]
-fn a_template_has_the_counter_of_its_place() {
+fn a_posted_template_has_the_counter_of_its_place() {
     const RING: u32 = 16;
     const END: u32 = 0x6_0000;
     let mut cq = Cq::new(64, 64);
@@ -279,11 +278,11 @@ fn a_template_has_the_counter_of_its_place() {
     let data = Inline(&[7; 8][..]);
     let template = sq.queue.template(Send, data, PostFlags::SIGNALED).expect("one block");
     for turn in 0..120_u32 {
-        let ahead = turn % 5;
+        let requests = turn % 5;
         // SAFETY: inline data is copied, so no memory is shared.
         unsafe {
             let mut batch = sq.queue.batch().expect("ready");
-            for _ in 0..ahead {
+            for _ in 0..requests {
                 batch.build(1, Send, data, PostFlags::SIGNALED).expect("space");
             }
             match turn % 3 {

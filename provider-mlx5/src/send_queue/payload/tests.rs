@@ -1,4 +1,4 @@
-//! Tests of the data of requests.
+//! Tests of payloads: inline data and lists of SGEs.
 
 use super::*;
 use crate::send_queue::wide::narrow;
@@ -18,7 +18,7 @@ fn bytes_of(octowords: &[Octoword]) -> Vec<u8> {
 }
 
 fn octowords_of(payload: impl Payload, size: usize) -> Vec<Octoword> {
-    // SAFETY: each octoword is asked for as what it is.
+    // SAFETY: all octowords but the last are full.
     let octoword = |i| unsafe { if i + 1 < size { payload.full(i) } else { payload.last(i) } };
     (0..size).map(octoword).map(narrow).collect()
 }
@@ -27,7 +27,7 @@ fn octowords_of(payload: impl Payload, size: usize) -> Vec<Octoword> {
 fn inline_data_of_every_length() {
     let data: Vec<u8> = (1..=255).chain(1..=255).collect();
     for length in 0..=505 {
-        // Of exactly that length, so that a byte too many is found.
+        // An allocation of exactly this length, so that sanitizers find a read beyond the end.
         let data: Box<[u8]> = data[..length].into();
         let inline = Inline(&data);
         let usual = inline.usual(&LIMITS, 0);
@@ -43,8 +43,7 @@ fn inline_data_of_every_length() {
     }
 }
 
-/// The bytes that a payload of a WQE with `header` octowords before it stores, and those
-/// behind.
+/// The bytes that a payload after `header` octowords of a WQE stores, and the bytes after it.
 fn stored(payload: impl Payload, size: usize, header: usize) -> Vec<u8> {
     let mut octowords = [wide([!0; 2]); 40];
     let to = octowords.as_mut_ptr();
@@ -56,7 +55,7 @@ fn stored(payload: impl Payload, size: usize, header: usize) -> Vec<u8> {
 }
 
 #[test]
-fn inline_data_is_stored_without_a_byte_more() {
+fn storing_inline_data_changes_no_further_byte() {
     let data: Vec<u8> = (1..=255).chain(1..=255).collect();
     for length in 1..=500 {
         let data: Box<[u8]> = data[..length].into();
@@ -71,7 +70,7 @@ fn inline_data_is_stored_without_a_byte_more() {
 }
 
 #[test]
-fn lists_are_stored_whole() {
+fn storing_a_list_changes_no_further_byte() {
     let sges: [Sge; 30] = core::array::from_fn(|i| Sge::new(i as u64, 8, 1));
     for header in 1..=5 {
         for count in 0..=30 {
@@ -84,7 +83,7 @@ fn lists_are_stored_whole() {
 }
 
 #[test]
-fn lists_leave_out_what_is_empty() {
+fn empty_sges_of_a_list_are_skipped() {
     let sge = |i| Sge::new(i, 8, 1);
     let (empty, long) = (Sge::new(9, 0, 1), Sge::new(9, u32::MAX, 1));
     let full = [sge(1), sge(2), sge(3), sge(4)];
