@@ -75,6 +75,15 @@ impl Report {
         Self { kind: EventType::COMMAND, subtype: 0, data: with_number(0, mask) }
     }
 
+    /// The same event, if it is about a queue of this type. The core names queues by number alone.
+    pub fn of_queue(mut self, queue_type: u8) -> Self {
+        let elsewhere = [EventType::COMPLETION, EventType::CQ_ERROR, EventType::PORT_CHANGE];
+        if !elsewhere.contains(&self.kind) {
+            self.data[20] = queue_type;
+        }
+        self
+    }
+
     /// The entry, which the software owns in the first lap of the ring.
     pub fn entry(&self) -> [u8; EQE_SIZE] {
         let mut entry = [0; EQE_SIZE];
@@ -84,19 +93,16 @@ impl Report {
         entry
     }
 
-    /// Type and number of the queue that the event is about. Events of ports are about none.
-    /// Kernel: `get_event_obj_type` and `devx_get_obj_id_from_event` of hw/mlx5/devx.c.
-    pub fn queue(&self) -> Option<(u8, u32)> {
-        let number = |at: usize| {
-            u32::from_be_bytes([0, self.data[at + 1], self.data[at + 2], self.data[at + 3]])
+    /// The number of the queue that the event is about. Events of ports are about none.
+    /// Kernel: `devx_get_obj_id_from_event` of hw/mlx5/devx.c.
+    pub fn number(&self) -> Option<u32> {
+        let at = match self.kind {
+            EventType::PORT_CHANGE => return None,
+            EventType::CQ_ERROR => 0,
+            _ => 24,
         };
-        match self.kind {
-            EventType::PORT_CHANGE => None,
-            EventType::COMPLETION => Some((QUEUE_QP, number(24))),
-            EventType::CQ_ERROR => Some((QUEUE_QP, number(0))),
-            EventType::DCT_DRAINED | EventType::DCT_KEY_VIOLATION => Some((QUEUE_DCT, number(24))),
-            _ => Some((self.data[20], number(24))),
-        }
+        let bytes = &self.data[at + 1..at + 4];
+        Some(u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]]))
     }
 }
 
@@ -148,21 +154,24 @@ mod tests {
     use super::*;
     use crate::core::{Qpn, Srqn};
 
-    fn queue_of(event: Event) -> Option<(u8, u32)> {
-        Report::of(event).and_then(|report| report.queue())
+    fn number_of(kind: AsyncKind, object: EventObject) -> Option<u32> {
+        Report::of(Event::Async { kind, object }).and_then(|report| report.number())
     }
 
     #[test]
     fn an_event_names_its_queue() {
-        let of = |kind, object| Event::Async { kind, object };
-        assert_eq!(queue_of(Event::Completion { cqn: Cqn(7) }), Some((0, 7)));
+        let report = Report::of(Event::Completion { cqn: Cqn(7) }).unwrap();
+        assert_eq!(report.number(), Some(7));
+        assert_eq!(report.of_queue(QUEUE_SQ), report, "a CQ has no type");
         let cq = EventObject::Cq(Cqn(0x12_3456));
-        assert_eq!(queue_of(of(AsyncKind::CqError, cq)), Some((0, 0x12_3456)));
+        assert_eq!(number_of(AsyncKind::CqError, cq), Some(0x12_3456));
         let qp = EventObject::Qp(Qpn(8));
-        assert_eq!(queue_of(of(AsyncKind::CommunicationEstablished, qp)), Some((0, 8)));
+        assert_eq!(number_of(AsyncKind::CommunicationEstablished, qp), Some(8));
         let srq = EventObject::Srq(Srqn(9));
-        assert_eq!(queue_of(of(AsyncKind::SrqLimitReached, srq)), Some((0, 9)));
-        assert_eq!(queue_of(of(AsyncKind::PortError, EventObject::Port(1))), None);
-        assert_eq!(Report::drained(10).queue(), Some((QUEUE_DCT, 10)));
+        assert_eq!(number_of(AsyncKind::SrqLimitReached, srq), Some(9));
+        assert_eq!(number_of(AsyncKind::PortError, EventObject::Port(1)), None);
+        assert_eq!(Report::drained(10).number(), Some(10));
+        let fatal = Report::of(Event::Async { kind: AsyncKind::QpFatal, object: qp }).unwrap();
+        assert_eq!((fatal.data[20], fatal.of_queue(QUEUE_SQ).data[20]), (QUEUE_QP, QUEUE_SQ));
     }
 }

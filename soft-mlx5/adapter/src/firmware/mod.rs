@@ -11,6 +11,7 @@ pub mod command;
 mod completion_queue;
 mod counters;
 mod dc_target;
+mod ethernet;
 pub mod event;
 pub mod layout;
 mod memory_key;
@@ -21,6 +22,7 @@ pub mod record;
 pub mod refusal;
 mod resource;
 mod shared_receive;
+mod spread;
 pub mod table;
 mod umem;
 mod user_context;
@@ -33,6 +35,7 @@ pub use self::umem::Place;
 
 use self::command::Command;
 use self::counters::QueueCounters;
+use self::ethernet::Ethernet;
 use self::numbers::Numbers;
 use self::record::Records;
 use self::refusal::{Done, Refusal};
@@ -88,14 +91,14 @@ pub struct Objects {
     queue_counters: QueueCounters,
     dc_targets: usize,
     umems: Umems,
+    ethernet: Ethernet,
     /// User contexts of the objects that their commands have created.
     owners: HashMap<ObjectId, u16>,
     /// Transport interfaces of senders.
     pub tis: Records,
     /// Transport interfaces of receivers.
     pub tir: Records,
-    /// Receive queue tables.
-    pub rqt: Records,
+    rqt: Records,
 }
 
 impl Objects {
@@ -110,6 +113,7 @@ impl Objects {
             queue_counters: QueueCounters::default(),
             dc_targets: 0,
             umems: Umems::default(),
+            ethernet: Ethernet::default(),
             owners: HashMap::new(),
             tis: Records::default(),
             tir: Records::default(),
@@ -132,11 +136,6 @@ impl Objects {
         self.services.get(&qpn).is_some_and(|service| service.kernels)
     }
 
-    /// The domain that protection domain 0 stands for.
-    pub fn privileged_pd(&self) -> Pdn {
-        self.privileged_pd
-    }
-
     /// Forgets the owner and the umems of an object that was destroyed.
     pub fn release(&mut self, object: ObjectId) {
         self.owners.remove(&object);
@@ -144,7 +143,7 @@ impl Objects {
     }
 
     /// Names and counts of the objects that still exist.
-    pub fn counts(&self) -> [(&'static str, usize); 9] {
+    pub fn counts(&self) -> [(&'static str, usize); 11] {
         [
             ("transport domains", self.transport_domains.in_use()),
             ("user contexts", self.user_contexts.in_use()),
@@ -152,6 +151,8 @@ impl Objects {
             ("DCTs", self.dc_targets),
             ("queue counters", self.queue_counters.in_use()),
             ("umems", self.umems.len()),
+            ("SQs", self.ethernet.send.len()),
+            ("RQs", self.ethernet.receive.len()),
             ("TISes", self.tis.len()),
             ("TIRs", self.tir.len()),
             ("RQTs", self.rqt.len()),

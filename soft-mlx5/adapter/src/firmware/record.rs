@@ -14,7 +14,7 @@ use crate::firmware::bits::{Field, field};
 type Change = (u64, usize, usize);
 
 /// Where a receive queue table's context has its list, in bits.
-pub const LIST: usize = 0x780;
+pub(super) const LIST: usize = 0x780;
 
 /// A kind of stored object.
 pub(super) trait Kind {

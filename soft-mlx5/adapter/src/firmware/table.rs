@@ -2,13 +2,14 @@
 
 use super::bits::Field;
 use super::command::Command;
+use super::ethernet::{Rq, Sq};
 use super::layout::{command as layout, context, ethernet as ethernet_layout};
 use super::queue_pair::to_ready_to_send;
 use super::record::{Rqt, Tir, Tis};
 use super::refusal::Done;
 use super::{
-    Firmware, completion_queue, counters, dc_target, memory_key, queue_pair, record, resource,
-    shared_receive, umem, user_context,
+    Firmware, completion_queue, counters, dc_target, ethernet, memory_key, queue_pair, record,
+    resource, shared_receive, umem, user_context,
 };
 use crate::core::QpState;
 
@@ -120,6 +121,14 @@ const COMMANDS: &[CommandSpec] = commands! {
     0x901 "MODIFY_TIR" (272, 8) OBJECT record::modify::<Tir>;
     0x902 "DESTROY_TIR" (16, 8) OBJECT record::destroy::<Tir>;
     0x903 "QUERY_TIR" (16, 272) OBJECT record::query::<Tir>;
+    0x904 "CREATE_SQ" (272, 16) SQ ethernet::create_send;
+    0x905 "MODIFY_SQ" (272, 8) CHANGE_SQ ethernet::modify_send;
+    0x906 "DESTROY_SQ" (16, 8) OBJECT ethernet::destroy::<Sq>;
+    0x907 "QUERY_SQ" (16, 272) OBJECT ethernet::query::<Sq>;
+    0x908 "CREATE_RQ" (272, 16) RQ ethernet::create_receive;
+    0x909 "MODIFY_RQ" (272, 8) CHANGE_RQ ethernet::modify_receive;
+    0x90a "DESTROY_RQ" (16, 8) OBJECT ethernet::destroy::<Rq>;
+    0x90b "QUERY_RQ" (16, 272) OBJECT ethernet::query::<Rq>;
     0x90c "CREATE_RMP" (272, 16) RMP shared_receive::create_pool;
     0x90d "MODIFY_RMP" (272, 8) CHANGE_RMP shared_receive::modify_pool;
     0x90e "DESTROY_RMP" (16, 8) OBJECT shared_receive::destroy_pool;
@@ -141,6 +150,10 @@ const COMMANDS: &[CommandSpec] = commands! {
 const NONE: Structures = &[];
 const OBJECT: Structures = &[(0, layout::object::FIELDS)];
 const CQ: Structures = &[(0x80, context::cqc::FIELDS)];
+const SQ: Structures = &[(0x100, ethernet_layout::sqc::FIELDS), (0x280, context::wq::FIELDS)];
+const RQ: Structures = &[(0x100, ethernet_layout::rqc::FIELDS), (0x280, context::wq::FIELDS)];
+const CHANGE_SQ: Structures = &[(0, ethernet_layout::modify_sq_in::FIELDS)];
+const CHANGE_RQ: Structures = &[(0, ethernet_layout::modify_rq_in::FIELDS)];
 const ARM_RQ: Structures = &[(0, layout::arm_rq_in::FIELDS)];
 const TIR: Structures = &[(0x100, ethernet_layout::tirc::FIELDS)];
 const DCT: Structures = &[(0x80, context::dctc::FIELDS)];

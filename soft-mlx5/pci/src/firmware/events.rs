@@ -1,7 +1,7 @@
 //! Delivers events of the core to event queues.
 
 use super::Firmware;
-use uverbs_soft::core::Event;
+use uverbs_soft::core::{Event, EventObject};
 use uverbs_soft_adapter::firmware::event::Report;
 
 /// The one port.
@@ -15,6 +15,9 @@ impl Firmware {
                 (Event::Completion { cqn }, Some(report)) => {
                     let queue = self.objects.event_queue_of(cqn.0);
                     queue.into_iter().for_each(|queue| self.post_event(queue, &report));
+                }
+                (Event::Async { object: EventObject::Qp(qpn), .. }, Some(report)) => {
+                    self.announce(&report.of_queue(self.objects.queue_type(qpn.0)));
                 }
                 (_, Some(report)) => self.announce(&report),
                 (event, None) => self.warn(format_args!("the driver knows no event for {event:?}")),

@@ -45,9 +45,7 @@ use uverbs_soft::core::{Core, CoreConfig, LinkLayer, Mtu, ObjectKind};
 use uverbs_soft::packet::Gid;
 use uverbs_soft_adapter::firmware::event::Report;
 use uverbs_soft_adapter::firmware::table::{self as object_commands, Form};
-use uverbs_soft_adapter::firmware::{
-    FrontEnd, Objects, command, numbers, page_list, record, refusal,
-};
+use uverbs_soft_adapter::firmware::{FrontEnd, Objects, command, numbers, page_list, refusal};
 
 /// Pages of BAR 0 that are UARs. They follow the initialization segment and the MSI-X table.
 pub(super) const UARS: std::ops::Range<u32> = 16..8192;

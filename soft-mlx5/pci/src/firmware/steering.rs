@@ -2,16 +2,9 @@
 //! receive queues.
 
 use super::Firmware;
-use super::record::LIST;
 use crate::bits::{Field, field};
-use crate::layout::ethernet::{rqtc, tirc};
 use crate::layout::port::nic_vport_context;
-use uverbs_soft::core::{Qpn, RSS_KEY, RssHash, Steered};
-
-/// How a TIR chooses its receive queue, `MLX5_TIRC_DISP_TYPE_*`.
-const INDIRECT: u64 = 1;
-/// Hash functions, `MLX5_RX_HASH_FN_*`.
-const TOEPLITZ: u64 = 2;
+use uverbs_soft::core::Steered;
 
 /// Frames of one direction by destination: broadcast, unicast, multicast; packets and octets of
 /// each.
@@ -52,19 +45,6 @@ impl Traffic {
     }
 }
 
-/// The hash of a TIR; `None` if it does not hash.
-fn rss_hash(tir: &[u8]) -> Option<RssHash> {
-    if tirc::RX_HASH_FN.get(tir) != TOEPLITZ {
-        return None;
-    }
-    let mut key = [0; RSS_KEY];
-    for (index, word) in key.chunks_mut(4).enumerate() {
-        let field: Field = tirc::RX_HASH_TOEPLITZ_KEY.element(index, 32);
-        word.copy_from_slice(&field.get32(tir).to_be_bytes());
-    }
-    Some(RssHash { key, select: tirc::RX_HASH_FIELD_SELECTOR_OUTER.get32(tir) })
-}
-
 impl Firmware {
     /// Sends the frames of send queues. Frames to the port's own address are looped back. Multicast
     /// frames are not, because a network device would mistake its own address requests for another
@@ -88,22 +68,9 @@ impl Firmware {
             Traffic::count(&mut self.ethernet.traffic.received, frame);
         }
         for (tir, flow_tag) in tirs {
-            let Some((queue, hash)) = self.choose_queue(tir, frame) else { continue };
-            self.core.deliver_frame(self.now, Qpn(queue), frame, Steered { flow_tag, hash });
+            let queue = self.objects.spread(tir).ok().and_then(|spread| spread.choose(frame));
+            let Some((queue, hash)) = queue else { continue };
+            self.core.deliver_frame(self.now, queue, frame, Steered { flow_tag, hash });
         }
-    }
-
-    /// The receive queue of a TIR for a frame. Frames that are not hashed go to the first queue.
-    fn choose_queue(&self, tir: u32, frame: &[u8]) -> Option<(u32, Option<(u32, u8)>)> {
-        let tir = self.objects.tir.get("TIR", tir).ok()?;
-        if tirc::DISP_TYPE.get(tir) != INDIRECT {
-            return Some((tirc::INLINE_RQN.get32(tir), None));
-        }
-        let table = self.objects.rqt.get("RQT", tirc::INDIRECT_TABLE.get32(tir)).ok()?;
-        let size = rqtc::RQT_ACTUAL_SIZE.get32(table).max(1);
-        let hash = rss_hash(tir).and_then(|hash| hash.of(frame));
-        let index = hash.map_or(0, |(hash, _)| hash) % size;
-        let queue = field(LIST + 8, 24).element(index as usize, 32).get32(table);
-        Some((queue, hash))
     }
 }

@@ -1,11 +1,10 @@
 //! The commands that the firmware knows. Opcodes and names: `MLX5_CMD_OP_*` in `mlx5_ifc.h`.
 
 use super::command::Command;
-use super::ethernet::{Rq, Sq};
 use super::refusal::Done;
 use super::{
-    Firmware, capability, ethernet, event_queue, flow, flow_counter, hca, mad, multicast,
-    nic_vport, pages, port, register, uar, vport_counter,
+    Firmware, capability, event_queue, flow, flow_counter, hca, mad, multicast, nic_vport, pages,
+    port, register, uar, vport_counter,
 };
 use crate::layout::command as layout;
 use crate::layout::{context, ethernet as ethernet_layout, port as port_layout};
@@ -91,14 +90,6 @@ const COMMANDS: &[CommandSpec] = commands! {
     0x806 "ATTACH_TO_MCG" Initialized (32, 8) OBJECT multicast::attach;
     0x807 "DETACH_FROM_MCG" Initialized (32, 8) OBJECT multicast::detach;
     0x80d "NOP" Disabled (8, 8) NONE hca::nop;
-    0x904 "CREATE_SQ" Initialized (272, 16) SQ ethernet::create_send;
-    0x905 "MODIFY_SQ" Initialized (272, 8) CHANGE_SQ ethernet::modify_send;
-    0x906 "DESTROY_SQ" Initialized (16, 8) OBJECT ethernet::destroy::<Sq>;
-    0x907 "QUERY_SQ" Initialized (16, 272) OBJECT ethernet::query::<Sq>;
-    0x908 "CREATE_RQ" Initialized (272, 16) RQ ethernet::create_receive;
-    0x909 "MODIFY_RQ" Initialized (272, 8) CHANGE_RQ ethernet::modify_receive;
-    0x90a "DESTROY_RQ" Initialized (16, 8) OBJECT ethernet::destroy::<Rq>;
-    0x90b "QUERY_RQ" Initialized (16, 272) OBJECT ethernet::query::<Rq>;
     0x92f "SET_FLOW_TABLE_ROOT" Initialized (64, 8) FLOW_ROOT flow::set_root;
     0x930 "CREATE_FLOW_TABLE" Initialized (64, 16) FLOW_TABLE flow::create_table;
     0x931 "DESTROY_FLOW_TABLE" Initialized (64, 8) FLOW_ROOT flow::destroy_table;
@@ -120,8 +111,6 @@ const ISSI: Structures = &[(0, layout::set_issi_in::FIELDS)];
 const EQ: Structures = &[(0x80, context::eqc::FIELDS)];
 const EQ_NUMBER: Structures = &[(0, layout::create_eq_out::FIELDS)];
 const REGISTER: Structures = &[(0, layout::access_register_in::FIELDS)];
-const CHANGE_SQ: Structures = &[(0, ethernet_layout::modify_sq_in::FIELDS)];
-const CHANGE_RQ: Structures = &[(0, ethernet_layout::modify_rq_in::FIELDS)];
 const VPORT: Structures = &[(0x80, port_layout::hca_vport_context::FIELDS)];
 const NIC_VPORT_QUERY: Structures = &[(0, layout::query_nic_vport_context_in::FIELDS)];
 const NIC_VPORT: Structures = &[
@@ -130,8 +119,6 @@ const NIC_VPORT: Structures = &[
 ];
 const ROCE_ADDRESS: Structures =
     &[(0, layout::set_roce_address_in::FIELDS), (0x80, layout::roce_addr_layout::FIELDS)];
-const SQ: Structures = &[(0x100, ethernet_layout::sqc::FIELDS), (0x280, context::wq::FIELDS)];
-const RQ: Structures = &[(0x100, ethernet_layout::rqc::FIELDS), (0x280, context::wq::FIELDS)];
 const FLOW_ROOT: Structures = &[(0, ethernet_layout::set_flow_table_root_in::FIELDS)];
 const FLOW_TABLE: Structures = &[
     (0, ethernet_layout::create_flow_table_in::FIELDS),

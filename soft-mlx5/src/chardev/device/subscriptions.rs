@@ -10,8 +10,8 @@ use uverbs_soft_adapter::firmware::event::Report;
 use super::event_queue::{EventQueue, Source};
 use super::eventfd::EventFd;
 
-/// The event's type, with the type and number of the queue that it is about.
-type Key = (u8, Option<(u8, u32)>);
+/// The event's type, with the number of the queue that it is about.
+type Key = (u8, Option<u32>);
 
 /// All subscriptions.
 #[derive(Debug, Default)]
@@ -26,6 +26,8 @@ pub(crate) type FirmwareId = (u16, u32);
 #[derive(Debug)]
 pub(crate) struct Subscription {
     pub(crate) object: Option<FirmwareId>,
+    /// How events name the type of the object.
+    pub(crate) queue_type: u8,
     pub(crate) file: Weak<EventQueue>,
     pub(crate) way: Way,
 }
@@ -58,7 +60,7 @@ impl Subscriptions {
 
     /// Tells an event. Files with more records than their pipe holds go to `overflowing`.
     pub(crate) fn tell(&self, report: Report, overflowing: &mut Vec<Weak<EventQueue>>) {
-        let subscriptions = self.known.get(&(report.kind.0, report.queue()));
+        let subscriptions = self.known.get(&(report.kind.0, report.number()));
         for subscription in subscriptions.into_iter().flatten() {
             if subscription.tell(&report) {
                 overflowing.push(subscription.file.clone());
@@ -82,7 +84,8 @@ impl Subscription {
         let Some(file) = self.file.upgrade() else { return false };
         match &self.way {
             Way::Entry(cookie) => {
-                let record = [&cookie.to_ne_bytes()[..], &report.entry()].concat();
+                let entry = report.of_queue(self.queue_type).entry();
+                let record = [&cookie.to_ne_bytes()[..], &entry].concat();
                 file.push(&record, None)
             }
             Way::Cookie(cookie, source) => file.push_once(&cookie.to_ne_bytes(), source),

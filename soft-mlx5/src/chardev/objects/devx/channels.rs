@@ -93,13 +93,14 @@ pub(crate) fn subscribe(call: &mut Call<'_>) -> Result<(), Errno> {
         .iter()
         .map(|_| {
             let (file, way) = receiver(call)?;
-            Ok(Subscription { object: object.map(FirmwareObject::id), file, way })
+            let queue_type = object.map_or(0, FirmwareObject::queue_type);
+            Ok(Subscription { object: object.map(FirmwareObject::id), queue_type, file, way })
         })
         .collect();
-    let queue = object.map(FirmwareObject::queue);
+    let number = object.map(|object| object.id().1);
     let mut routes = call.file.device.routes();
     for (kind, subscription) in kinds.into_iter().zip(subscriptions?) {
-        routes.subscriptions.add((kind.0, queue), subscription);
+        routes.subscriptions.add((kind.0, number), subscription);
     }
     Ok(())
 }

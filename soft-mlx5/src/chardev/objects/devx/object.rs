@@ -57,7 +57,8 @@ impl FirmwareObject {
         header::OPCODE.set(&mut input, self.family.destroy.into());
         header::UID.set(&mut input, self.owner.into());
         self.family.number.set(&mut input, self.number.into());
-        if [opcode::CREATE_QP, opcode::CREATE_DCT].contains(&self.family.create) {
+        let sends = [opcode::CREATE_QP, opcode::CREATE_DCT, opcode::CREATE_SQ];
+        if sends.contains(&self.family.create) {
             device.control(|machine| {
                 machine.catch_up(runtime::now(), Qpn(self.number));
                 Ok(())
@@ -80,15 +81,14 @@ impl FirmwareObject {
         (self.family.create, self.number)
     }
 
-    /// Type and number of the queue, as events name it (`get_legacy_obj_type`).
-    pub(super) fn queue(&self) -> (u8, u32) {
-        let kind = match self.family.create {
+    /// How events name its type (`get_legacy_obj_type`).
+    pub(super) fn queue_type(&self) -> u8 {
+        match self.family.create {
             opcode::CREATE_RQ => QUEUE_RQ,
             opcode::CREATE_SQ => QUEUE_SQ,
             opcode::CREATE_DCT => QUEUE_DCT,
             _ => QUEUE_QP,
-        };
-        (kind, self.number)
+        }
     }
 
     /// Order of destruction when the file closes.
