@@ -3,40 +3,32 @@
 
 mod common;
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::os::fd::AsFd;
-use std::ptr::NonNull;
-use std::time::Instant;
+#[path = "common/firmware.rs"]
+mod firmware;
 
-use common::{PATIENCE, Setup};
+use std::os::fd::AsFd;
+
+use common::Setup;
+use firmware::{CONTEXT, Cq, Input, LOG_CQES, Memory, RECORD, commands, free, segment};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
-use uverbs::devx::{
-    Devx, DevxEventChannelFlags, DevxObject, DevxUar, EventChannel, UarKind, Umem, UmemOptions,
-};
+use uverbs::devx::{Devx, DevxEventChannelFlags, DevxObject, DevxUar, EventChannel, UarKind};
 use uverbs::qp::{DcTarget, PostFlags};
 use uverbs::qp_type::Dci;
-use uverbs::{AccessFlags, Context, ErrorKind, MemoryRegion, op};
+use uverbs::{Context, ErrorKind, MemoryRegion, op};
 use uverbs_soft_adapter::firmware::bits::{Field, field};
 use uverbs_soft_adapter::firmware::layout::command::{
     create_cq_in, create_mkey_in, create_qp_in, header, modify_qp_in, object, result,
 };
 use uverbs_soft_adapter::firmware::layout::context::{ads, cqc, dctc, mkc, qpc};
 
-/// Offsets of the contexts in commands, in bits: of CQs and mkeys, then of queue pairs.
-const CONTEXT: usize = 0x80;
+/// Where commands about queue pairs have their contexts, in bits.
 const QP_CONTEXT: usize = 0xc0;
 const PATH: usize = QP_CONTEXT + 0xc0;
 const PATH_BYTES: usize = 44;
 
 const EREMOTEIO: i32 = 121;
 const ACCESS_KEY: u64 = 0x0102_0304_0506_0708;
-
-/// The DEVX commands of a context.
-fn commands(context: &Context) -> Devx {
-    // SAFETY: the tests' objects use registered memory, which outlives them.
-    unsafe { context.devx() }
-}
 
 /// A device whose contexts have DEVX; `None` if the kernel's device has no DEVX.
 fn setup() -> Option<(Setup, Devx)> {
@@ -54,135 +46,6 @@ fn setup() -> Option<(Setup, Devx)> {
 /// command counts as a defect of the device or the driver.
 fn setup_for_refusals() -> Option<(Setup, Devx)> {
     if common::is_soft() { setup() } else { None }
-}
-
-struct Input(Vec<u8>);
-
-impl Input {
-    fn new(opcode: u64, length: usize) -> Self {
-        Self(vec![0; length]).set(header::OPCODE, opcode)
-    }
-
-    fn set(mut self, field: Field, value: impl Into<u64>) -> Self {
-        field.set(&mut self.0, value.into());
-        self
-    }
-}
-
-/// Page-aligned memory that the device writes: it is only accessed through raw pointers.
-struct Memory {
-    base: NonNull<u8>,
-    umem: Umem,
-}
-
-const PAGE: Layout = match Layout::from_size_align(4096, 4096) {
-    Ok(layout) => layout,
-    Err(_) => panic!(),
-};
-
-impl Memory {
-    fn new(devx: &Devx) -> Self {
-        // SAFETY: the size is not zero.
-        let base = NonNull::new(unsafe { alloc_zeroed(PAGE) }).unwrap();
-        let umem = devx.register_umem(&UmemOptions {
-            start: base.as_ptr() as u64,
-            length: PAGE.size(),
-            access: AccessFlags::LOCAL_WRITE,
-            page_sizes: None,
-            dma_buf: None,
-        });
-        Self { base, umem: umem.unwrap() }
-    }
-
-    fn put(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= PAGE.size());
-        for (at, byte) in (offset..).zip(bytes) {
-            // SAFETY: inside the allocation; there are no references into it.
-            unsafe { self.base.as_ptr().add(at).write_volatile(*byte) };
-        }
-    }
-
-    fn byte(&self, offset: usize) -> u8 {
-        assert!(offset < PAGE.size());
-        // SAFETY: as in `put`.
-        unsafe { self.base.as_ptr().add(offset).read_volatile() }
-    }
-
-    /// Stores a big-endian word in one access, as the device reads doorbell records.
-    fn record(&self, offset: usize, value: u32) {
-        assert!(offset + 4 <= PAGE.size() && offset % 4 == 0);
-        // SAFETY: as in `put`, and aligned.
-        unsafe { self.base.as_ptr().add(offset).cast::<u32>().write_volatile(value.to_be()) };
-    }
-}
-
-/// Deregisters the memory, then frees it.
-fn free(memory: Memory) {
-    let Memory { base, umem } = memory;
-    umem.destroy().unwrap();
-    // SAFETY: allocated with this layout, and no longer registered.
-    unsafe { dealloc(base.as_ptr(), PAGE) };
-}
-
-/// Offset of the doorbell of completion queues in a page of registers.
-const CQ_DOORBELL: usize = 0x20;
-const LOG_CQES: u64 = 4;
-const RECORD: usize = 2048;
-
-/// A completion queue: its ring, and the doorbell record in the same page.
-struct Cq {
-    object: DevxObject,
-    number: u32,
-    memory: Memory,
-    consumed: usize,
-}
-
-impl Cq {
-    fn input(devx: &Devx, uar: &DevxUar, memory: &Memory) -> Input {
-        Input::new(0x400, 272)
-            .set(create_cq_in::CQ_UMEM_ID, memory.umem.id())
-            .set(cqc::DBR_UMEM_ID.at(CONTEXT), memory.umem.id())
-            .set(cqc::DBR_ADDR.at(CONTEXT), RECORD as u64)
-            .set(cqc::LOG_CQ_SIZE.at(CONTEXT), LOG_CQES)
-            .set(cqc::UAR_PAGE.at(CONTEXT), uar.id())
-            .set(cqc::C_EQN_OR_APU_ELEMENT.at(CONTEXT), devx.event_queue(0).unwrap())
-    }
-
-    fn new(devx: &Devx, uar: &DevxUar) -> Self {
-        let memory = Memory::new(devx);
-        (0..1 << LOG_CQES).for_each(|slot| memory.put(slot * 64 + 63, &[0xf1]));
-        let mut answer = [0; 16];
-        let object = devx.create(&Self::input(devx, uar, &memory).0, &mut answer).unwrap();
-        Self { object, number: object::NUMBER.get32(&answer), memory, consumed: 0 }
-    }
-
-    /// Asks for an event at the next completion: the record's second word, then the doorbell.
-    fn arm(&self, sequence: usize, uar: &DevxUar) {
-        let word = (sequence as u32 & 3) << 28 | self.consumed as u32;
-        self.memory.record(RECORD + 4, word);
-        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-        let doorbell = u64::from(word) << 32 | u64::from(self.number);
-        let register = uar.base().wrapping_add(CQ_DOORBELL).cast::<u64>();
-        // SAFETY: the register is mapped as long as the page is there.
-        unsafe { register.write_volatile(doorbell.to_be()) };
-    }
-
-    /// Waits for the next completion and returns its opcode.
-    fn opcode(&mut self) -> u8 {
-        let start = Instant::now();
-        let slot = self.consumed & ((1 << LOG_CQES) - 1);
-        let owner = (self.consumed >> LOG_CQES & 1) as u8;
-        loop {
-            let op_own = self.memory.byte(slot * 64 + 63);
-            if op_own >> 4 != 0xf && op_own & 1 == owner {
-                self.consumed += 1;
-                self.memory.record(RECORD, self.consumed as u32);
-                return op_own >> 4;
-            }
-            assert!(start.elapsed() < PATIENCE, "no completion came");
-            std::thread::yield_now();
-        }
-    }
 }
 
 const LOG_WQES: u64 = 4;
@@ -281,16 +144,7 @@ impl Qp {
     }
 }
 
-fn segment(region: &MemoryRegion) -> [u8; 16] {
-    let sge = region.sge(0, region.len()).unwrap();
-    let mut bytes = [0; 16];
-    bytes[..4].copy_from_slice(&(region.len() as u32).to_be_bytes());
-    bytes[4..8].copy_from_slice(&sge.lkey().to_be_bytes());
-    bytes[8..].copy_from_slice(&sge.address().to_be_bytes());
-    bytes
-}
-
-/// The path of a verbs queue pair that is connected to another one of the same device.
+/// The path of a queue pair of verbs that is connected to another on the same device.
 fn path_of(devx: &Devx, setup: &Setup) -> Vec<u8> {
     let (a, _b) = setup.rc_pair();
     let mut answer = [0; 272];

@@ -18,17 +18,20 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::counters::{self, Counters};
 use super::object::{Kind, Object};
+use super::qp::rss;
 use crate::chardev::abi::call::Call;
 use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::DeviceShared;
-use crate::core::{Core, CoreError, FlowFields, FlowId, FlowRule, QpType, Qpn};
+use crate::core::{Core, CoreError, FlowFields, FlowId, FlowRule, QpType, Qpn, Spread};
 use crate::packet::ETHERNET_GROUP;
 
 /// A rule.
 #[derive(Debug)]
 pub(crate) struct Flow {
-    /// Its queue pair, and its matcher if it has one.
+    /// What receives its frames, and its matcher if it has one.
     parents: Vec<u32>,
+    /// A queue pair that passes its frames on to several receive queues.
+    spread: Option<Qpn>,
     /// One, or two for [`FlowAttrType::ALL_DEFAULT`].
     rules: Vec<FlowId>,
     /// Handle and counter set that count its frames.
@@ -52,8 +55,18 @@ impl Flow {
             }
         }
         device.leave(ETHERNET_GROUP);
-        Ok(())
+        self.spread.map_or(Ok(()), |qpn| device.core(|core| core.destroy_qp(qpn)))
     }
+}
+
+/// Where a rule in mlx5's own form sends frames.
+pub(super) enum Destination {
+    /// They are dropped.
+    Nowhere,
+    /// To a queue pair, with its handle.
+    Queue(u32, Qpn),
+    /// To one of several receive queues; these handles stay as long as the rule.
+    Queues(Vec<u32>, Spread),
 }
 
 /// `MLX5_IB_FLOW_LAST_PRIO`.
@@ -114,14 +127,42 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     if let (Some((_, counters)), [rule]) = (&counters, &*rules) {
         counters.bind(*rule, points);
     }
-    call.commit(Object::Flow(Flow { parents: vec![request.qp_handle], rules, counters }))?;
+    let parents = vec![request.qp_handle];
+    call.commit(Object::Flow(Flow { parents, spread: None, rules, counters }))?;
     call.response(&CreateFlowResp { comp_mask: 0, flow_handle })
 }
 
 /// A rule in mlx5's own form.
-pub(super) fn commit(call: &mut Call<'_>, parents: Vec<u32>, rule: FlowRule) -> Result<(), Errno> {
-    let rules = enter(call, &[rule])?;
-    call.commit(Object::Flow(Flow { parents, rules, counters: None })).map(drop)
+pub(super) fn commit(
+    call: &mut Call<'_>,
+    matcher: u32,
+    to: Destination,
+    rule: FlowRule,
+) -> Result<(), Errno> {
+    let device = call.file.device.clone();
+    let mut parents = vec![matcher];
+    let mut spread = None;
+    let target = match to {
+        Destination::Nowhere => None,
+        Destination::Queue(handle, qpn) => {
+            parents.push(handle);
+            Some(qpn)
+        }
+        Destination::Queues(handles, queues) => {
+            parents.extend(handles);
+            spread = Some(rss::create_spread(&device, queues)?);
+            spread
+        }
+    };
+    match enter(call, &[FlowRule { target, ..rule }]) {
+        Ok(rules) => {
+            call.commit(Object::Flow(Flow { parents, spread, rules, counters: None })).map(drop)
+        }
+        Err(error) => {
+            spread.map_or(Ok(()), |qpn| device.core(|core| core.destroy_qp(qpn)))?;
+            Err(error)
+        }
+    }
 }
 
 /// Adds the rules to the device, and joins the port to the group of the ports that receive Ethernet

@@ -12,7 +12,8 @@ use uverbs_mlx5_format::U16;
 use uverbs_uapi::mlx5::flags::CreateFlowFlags;
 use uverbs_uapi::mlx5::object::{flow, flow_matcher};
 
-use super::flow::{self as rules, LAST_PRIORITY, TCP, UDP};
+use super::devx::destination::receive_queues;
+use super::flow::{self as rules, Destination, LAST_PRIORITY, TCP, UDP};
 use super::object::{Kind, Object};
 use crate::chardev::abi::call::Call;
 use crate::chardev::abi::spec::Attribute;
@@ -64,6 +65,7 @@ pub(crate) const CREATE_FLOW: &[Attribute] = &[
     Attribute::input_between(flow::create::MATCH_VALUE, 1, MATCH_BYTES),
     Attribute::handle(flow::create::MATCHER, Kind::FlowMatcher),
     Attribute::handle(flow::create::DEST_QP, Kind::Qp).optional(),
+    Attribute::handle(flow::create::DEST_DEVX, Kind::DevxObj).optional(),
     Attribute::input(flow::create::TAG, 4).optional(),
     Attribute::flags(flow::create::FLAGS),
 ];
@@ -110,15 +112,7 @@ pub(crate) fn create_flow(call: &mut Call<'_>) -> Result<(), Errno> {
     let known = CreateFlowFlags::DEFAULT_MISS | CreateFlowFlags::DROP;
     let flags = call.flags(flow::create::FLAGS, known.bits())?;
     let flags = CreateFlowFlags::from_bits_retain(flags);
-    let qp = call.optional_handle(flow::create::DEST_QP);
-    // Frames go either to a queue pair or to the target that the flag names.
-    if flags == known || qp.is_some() != flags.is_empty() {
-        return Err(Errno::EINVAL);
-    }
-    let target = match qp.map(|handle| call.object(Kind::Qp, handle)?.qp()).transpose()? {
-        Some(qp) if qp.qp_type != QpType::RawPacket => return Err(Errno::EINVAL),
-        qp => qp.map(|qp| qp.qpn),
-    };
+    let destination = destination(call, flags)?;
     let tag = call.has(flow::create::TAG.id()).then(|| call.input::<_, u32>(flow::create::TAG));
     let flow_tag = tag.transpose()?;
     if flow_tag.is_some_and(|tag| tag >= 1 << 24) {
@@ -133,8 +127,29 @@ pub(crate) fn create_flow(call: &mut Call<'_>) -> Result<(), Errno> {
     }
     let priority = rules::table(*priority, value.is_multicast(mask), false);
     let (value, mask) = value.fields(mask);
-    let rule = FlowRule { priority, value, mask, target, flow_tag, passes_on: false };
-    rules::commit(call, qp.into_iter().chain([handle]).collect(), rule)
+    let rule = FlowRule { priority, value, mask, target: None, flow_tag, passes_on: false };
+    rules::commit(call, handle, destination, rule)
+}
+
+/// Where frames go: either to an object or to the target that the flag names (`get_dests`).
+fn destination(call: &Call<'_>, flags: CreateFlowFlags) -> Result<Destination, Errno> {
+    let qp = call.optional_handle(flow::create::DEST_QP);
+    let firmware = call.optional_handle(flow::create::DEST_DEVX);
+    let both = CreateFlowFlags::DROP | CreateFlowFlags::DEFAULT_MISS;
+    match (qp, firmware, !flags.is_empty()) {
+        (Some(handle), None, false) => {
+            let qp = call.object(Kind::Qp, handle)?.qp()?;
+            let fits = qp.qp_type == QpType::RawPacket;
+            if fits { Ok(Destination::Queue(handle, qp.qpn)) } else { Err(Errno::EINVAL) }
+        }
+        (None, Some(handle), false) => {
+            let (spread, mut handles) = receive_queues(call, handle)?;
+            handles.push(handle);
+            Ok(Destination::Queues(handles, spread))
+        }
+        (None, None, true) if flags != both => Ok(Destination::Nowhere),
+        _ => Err(Errno::EINVAL),
+    }
 }
 
 /// The outer headers of a match parameter, `fte_match_set_lyr_2_4`.

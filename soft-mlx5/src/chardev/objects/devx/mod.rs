@@ -7,6 +7,7 @@
 
 mod capability;
 pub(crate) mod channels;
+pub(crate) mod destination;
 mod general;
 pub(crate) mod object;
 mod rules;
@@ -15,7 +16,7 @@ pub(crate) mod umem;
 use nix::errno::Errno;
 use uverbs_soft_adapter::firmware::command::Command;
 use uverbs_soft_adapter::firmware::layout::command::header;
-use uverbs_soft_adapter::firmware::layout::context::{cqc, qpc};
+use uverbs_soft_adapter::firmware::layout::context::{cqc, qpc, wq};
 use uverbs_soft_adapter::firmware::refusal::{Done, Refusal, Status};
 use uverbs_soft_adapter::firmware::{CQ_RECORD, Firmware, FrontEnd, table};
 use uverbs_uapi::mlx5::object::devx::{other, query_eqn, query_uar};
@@ -231,6 +232,8 @@ fn errno(refusal: &Refusal) -> Errno {
 /// Offsets in bits of the contexts of CQs and of queue pairs in commands.
 const CQ_CONTEXT: usize = 0x80;
 const QP_CONTEXT: usize = 0xc0;
+/// Offset in bits of the work queue in commands about send queues.
+const QUEUE: usize = 0x100 + 0x180;
 
 /// A queue and the UAR page of its doorbells.
 #[derive(Clone, Debug)]
@@ -250,6 +253,10 @@ impl Rung {
             }
             rules::opcode::CREATE_QP if !command.is_set(qpc::NO_SQ.at(QP_CONTEXT)) => {
                 let page = page(command.get32(qpc::UAR_PAGE.at(QP_CONTEXT)))?;
+                Some(Self::Qp(page, Qpn(number)))
+            }
+            rules::opcode::CREATE_SQ => {
+                let page = page(command.get32(wq::UAR_PAGE.at(QUEUE)))?;
                 Some(Self::Qp(page, Qpn(number)))
             }
             _ => None,

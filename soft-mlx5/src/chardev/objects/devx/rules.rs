@@ -17,13 +17,15 @@ pub(crate) mod opcode {
     pub(crate) const CREATE_QP: u16 = 0x500;
     pub(crate) const CREATE_XRC_SRQ: u16 = 0x705;
     pub(crate) const CREATE_DCT: u16 = 0x710;
+    pub(crate) const CREATE_TIR: u16 = 0x900;
     pub(crate) const CREATE_SQ: u16 = 0x904;
     pub(crate) const CREATE_RQ: u16 = 0x908;
     pub(crate) const CREATE_RMP: u16 = 0x90c;
+    pub(crate) const CREATE_FLOW_TABLE: u16 = 0x930;
 }
 use opcode::{
-    CREATE_CQ, CREATE_DCT, CREATE_MKEY, CREATE_QP, CREATE_RMP, CREATE_RQ, CREATE_SQ,
-    CREATE_XRC_SRQ, MODIFY_CQ,
+    CREATE_CQ, CREATE_DCT, CREATE_FLOW_TABLE, CREATE_MKEY, CREATE_QP, CREATE_RMP, CREATE_RQ,
+    CREATE_SQ, CREATE_TIR, CREATE_XRC_SRQ, MODIFY_CQ,
 };
 
 /// Objects of one kind: the command that creates them, and the commands that refer to them.
@@ -76,7 +78,7 @@ const FAMILIES: &[Family] = &[
     Family::new(4, (0x80e, 0x80f), &[], &[]),
     Family::new(5, (0x816, 0x817), &[], &[]),
     // TIRs.
-    Family::new(1, (0x900, 0x902), &[0x901], &[0x903]),
+    Family::new(1, (CREATE_TIR, 0x902), &[0x901], &[0x903]),
     Family::new(3, (CREATE_SQ, 0x906), &[0x905], &[0x907]),
     Family::new(3, (CREATE_RQ, 0x90a), &[0x909], &[0x90b]),
     Family::new(2, (CREATE_RMP, 0x90e), &[0x90d], &[0x90f]),
@@ -89,7 +91,19 @@ const FAMILIES: &[Family] = &[
 /// PSVs, SRQs of old firmware, XRQs, multicast memberships, VXLAN ports, entries of the
 /// address table, flow tables and their parts, general objects.
 const OTHER_CREATIONS: &[u16] = &[
-    0x600, 0x700, 0x717, 0x782, 0x806, 0x827, 0x829, 0x930, 0x933, 0x936, 0x939, 0x93d, 0x940,
+    0x600,
+    0x700,
+    0x717,
+    0x782,
+    0x806,
+    0x827,
+    0x829,
+    CREATE_FLOW_TABLE,
+    0x933,
+    0x936,
+    0x939,
+    0x93d,
+    0x940,
     0xa00,
 ];
 

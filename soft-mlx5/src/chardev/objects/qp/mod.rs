@@ -9,7 +9,7 @@ pub(crate) mod driver_request;
 pub(crate) mod modify;
 pub(crate) mod multicast;
 pub(crate) mod query;
-mod rss;
+pub(crate) mod rss;
 mod target;
 pub(crate) mod transitions;
 

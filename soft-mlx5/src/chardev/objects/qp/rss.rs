@@ -16,11 +16,11 @@ use super::Qp;
 use super::create::{NATIVE_FLAGS, SIGNAL_ALL};
 use crate::chardev::abi::call::{Buffers, Call};
 use crate::chardev::abi::query_device::HASHED_FIELDS;
-use crate::chardev::device::errno;
+use crate::chardev::device::DeviceShared;
 use crate::chardev::device::event_queue::EventQueue;
 use crate::chardev::device::events::Reporter;
 use crate::chardev::objects::object::{Kind, Object};
-use crate::core::{QpParams, QpType, RSS_KEY, ReceiveSource, RssHash, Spread};
+use crate::core::{QpParams, QpType, Qpn, RSS_KEY, ReceiveSource, RssHash, Spread};
 
 const IPV4: RxHashFields = RxHashFields::SRC_IPV4.union(RxHashFields::DST_IPV4);
 const IPV6: RxHashFields = RxHashFields::SRC_IPV6.union(RxHashFields::DST_IPV6);
@@ -94,10 +94,7 @@ fn build(call: &mut Call<'_>, request: &Request, qp_type: QpType) -> Result<(), 
     let table = call.object(Kind::RwqIndTbl, request.table)?.indirection_table()?.queues.clone();
     let driver = call.driver();
     let hash = hash(&read_driver_request(&driver)?, table.len())?;
-    let (pd, cq) = device.internal_objects();
-    let receive = ReceiveSource::Spread(Spread { table, hash });
-    let params = QpParams { receive, ..QpParams::new(QpType::RawPacket, pd, cq, cq) };
-    let qpn = device.control(|machine| machine.core.create_qp(params).map_err(errno))?;
+    let qpn = create_spread(&device, Spread { table, hash })?;
     call.commit(Object::Qp(Qp {
         qpn,
         uar: None,
@@ -113,6 +110,14 @@ fn build(call: &mut Call<'_>, request: &Request, qp_type: QpType) -> Result<(), 
         spreads: true,
     }))?;
     driver.write_fitting(DriverResponse::default().as_bytes())
+}
+
+/// A queue pair of the core without queues, which passes its frames on.
+pub(crate) fn create_spread(device: &DeviceShared, queues: Spread) -> Result<Qpn, Errno> {
+    let (pd, cq) = device.internal_objects();
+    let receive = ReceiveSource::Spread(queues);
+    let params = QpParams { receive, ..QpParams::new(QpType::RawPacket, pd, cq, cq) };
+    device.core(|core| core.create_qp(params))
 }
 
 /// `process_udata_size`.

@@ -1,0 +1,34 @@
+//! Firmware objects that steering rules lead to (`mlx5_ib_devx_is_flow_dest`).
+#![forbid(unsafe_code)]
+
+use nix::errno::Errno;
+
+use super::rules::opcode::{CREATE_FLOW_TABLE, CREATE_RQ, CREATE_TIR};
+use crate::chardev::abi::call::Call;
+use crate::chardev::objects::object::Object;
+use crate::core::Spread;
+use crate::locking::lock;
+
+/// The receive queues behind a TIR, and their handles. They are those that it has when the rule is
+/// made: a later change of the list does not reach the rule (unlike an adapter's).
+pub(crate) fn receive_queues(call: &Call<'_>, handle: u32) -> Result<(Spread, Vec<u32>), Errno> {
+    let number = match &call.state.handles.get(handle)?.object {
+        Object::Devx(object) if object.id().0 == CREATE_TIR => object.id().1,
+        Object::Devx(object) if object.id().0 == CREATE_FLOW_TABLE => {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    let spread = lock(&call.file.device.firmware).spread(number).map_err(|_| Errno::EINVAL)?;
+    // A queue of another context has no handle here.
+    let handle = |number: u32| {
+        let mut all = call.state.handles.iter();
+        let found = all.find(|(_, entry)| match &entry.object {
+            Object::Devx(object) => object.id() == (CREATE_RQ, number),
+            _ => false,
+        });
+        found.map(|(handle, _)| handle).ok_or(Errno::EINVAL)
+    };
+    let handles = spread.table.iter().map(|queue| handle(queue.0)).collect::<Result<_, _>>()?;
+    Ok((spread, handles))
+}

@@ -1,0 +1,347 @@
+//! Queues for Ethernet frames that a program's firmware commands (DEVX) create, and rules that lead
+//! to them.
+//!
+//! The tests need an Ethernet port, and CAP_NET_RAW on a kernel's device.
+
+mod common;
+
+#[path = "common/firmware.rs"]
+mod firmware;
+#[path = "common/frames.rs"]
+mod frames;
+
+use std::sync::atomic::{Ordering, fence};
+use std::time::Instant;
+
+use firmware::{Cq, Input, Memory, RECORD, commands, free, segment};
+use frames::{Wire, udp_frame};
+use uverbs::MemoryRegion;
+use uverbs::devx::{Devx, DevxObject, DevxUar, UarKind};
+use uverbs::flow::{Flow, MatcherOptions};
+use uverbs_soft_adapter::firmware::bits::{Field, field};
+use uverbs_soft_adapter::firmware::layout::command::object;
+use uverbs_soft_adapter::firmware::layout::context::{tisc, wq};
+use uverbs_soft_adapter::firmware::layout::ethernet::{
+    modify_rq_in, modify_sq_in, rqc, rqtc, sqc, tirc,
+};
+
+/// Where the commands have their contexts, work queues and lists of receive queues, in bits.
+const CONTEXT: usize = 0x100;
+const QUEUE: usize = CONTEXT + 0x180;
+const LIST: usize = CONTEXT + 0x780;
+
+const LOG_WQES: u64 = 4;
+const WQES: usize = 1 << LOG_WQES;
+const CYCLIC: u64 = 1;
+/// A receive is one segment, a send one block.
+const LOG_RECEIVE: u64 = 4;
+const LOG_BLOCK: u64 = 6;
+const SPACE: usize = 256;
+
+/// Completions, as CQEs have their opcodes.
+const SENT: u8 = 0;
+const RECEIVED: u8 = 2;
+
+/// Headers that a send has inside its WQE.
+const INLINE: usize = 18;
+
+fn create(devx: &Devx, input: &Input) -> (DevxObject, u32) {
+    let mut answer = [0; 16];
+    let made = devx.create(&input.0, &mut answer).unwrap();
+    (made, object::NUMBER.get32(&answer))
+}
+
+/// The work queue of a context, its ring at the start of the memory.
+fn queue(input: Input, memory: &Memory, pd: u32, log_stride: u64) -> Input {
+    [
+        (wq::WQ_TYPE, CYCLIC),
+        (wq::PD, pd.into()),
+        (wq::DBR_ADDR, RECORD as u64),
+        (wq::LOG_WQ_STRIDE, log_stride),
+        (wq::LOG_WQ_SZ, LOG_WQES),
+        (wq::DBR_UMEM_ID, memory.umem.id().into()),
+        (wq::WQ_UMEM_ID, memory.umem.id().into()),
+    ]
+    .into_iter()
+    .fold(input, |input, (field, value)| input.set(field.at(QUEUE), value))
+}
+
+/// A send queue over registered memory.
+struct Sq {
+    object: DevxObject,
+    number: u32,
+    memory: Memory,
+    interface: DevxObject,
+    sent: usize,
+}
+
+impl Sq {
+    fn new(devx: &Devx, uar: &DevxUar, pd: u32, cq: &Cq, domain: u32) -> Self {
+        let input = Input::new(0x912, 192).set(tisc::TRANSPORT_DOMAIN.at(CONTEXT), domain);
+        let (interface, tis) = create(devx, &input);
+        let memory = Memory::new(devx);
+        let input = Input::new(0x904, 272)
+            .set(sqc::CQN.at(CONTEXT), cq.number)
+            .set(sqc::TIS_LST_SZ.at(CONTEXT), 1u64)
+            .set(sqc::TIS_NUM_0.at(CONTEXT), tis)
+            .set(sqc::USER_INDEX.at(CONTEXT), 0xff_ffffu64)
+            .set(wq::UAR_PAGE.at(QUEUE), uar.id());
+        let (object, number) = create(devx, &queue(input, &memory, pd, LOG_BLOCK));
+        let ready = Input::new(0x905, 272).set(modify_sq_in::SQN, number);
+        object.modify(&ready.set(sqc::STATE.at(CONTEXT), 1u64).0, &mut [0; 16]).unwrap();
+        Self { object, number, memory, interface, sent: 0 }
+    }
+
+    /// Sends a frame whose first bytes are in the WQE, and whose others are in `region`.
+    fn send(&mut self, frame: &[u8], region: &MemoryRegion, uar: &DevxUar) {
+        let at = self.sent % WQES * 64;
+        let mut block = [0; 64];
+        block[..4].copy_from_slice(&((self.sent as u32 & 0xffff) << 8 | 0x0a).to_be_bytes());
+        block[4..8].copy_from_slice(&(self.number << 8 | 4).to_be_bytes());
+        block[11] = 8;
+        block[16 + 12..][..2].copy_from_slice(&(INLINE as u16).to_be_bytes());
+        block[16 + 14..][..INLINE].copy_from_slice(&frame[..INLINE]);
+        region.view().write(0, &frame[INLINE..]).unwrap();
+        block[48..].copy_from_slice(&segment(region));
+        block[48..52].copy_from_slice(&((frame.len() - INLINE) as u32).to_be_bytes());
+        self.memory.put(at, &block);
+        self.sent += 1;
+        fence(Ordering::SeqCst);
+        self.memory.record(RECORD + 4, self.sent as u32);
+        fence(Ordering::SeqCst);
+        let doorbell = u64::from_ne_bytes(*block.first_chunk().unwrap());
+        // SAFETY: the register is mapped as long as the page is there.
+        unsafe { uar.register().cast::<u64>().write_volatile(doorbell) };
+    }
+}
+
+/// A receive queue over registered memory, with a completion queue and buffers of its own.
+struct Rq {
+    object: DevxObject,
+    number: u32,
+    memory: Memory,
+    cq: Cq,
+    buffers: Vec<MemoryRegion>,
+    taken: usize,
+}
+
+impl Rq {
+    fn new(devx: &Devx, uar: &DevxUar, wire: &Wire) -> Self {
+        let (cq, memory) = (Cq::new(devx, uar), Memory::new(devx));
+        let input = Input::new(0x908, 272)
+            .set(rqc::VSD.at(CONTEXT), 1u64)
+            .set(rqc::CQN.at(CONTEXT), cq.number)
+            .set(rqc::USER_INDEX.at(CONTEXT), 0xff_ffffu64);
+        let pd = wire.setup.pd.number();
+        let (object, number) = create(devx, &queue(input, &memory, pd, LOG_RECEIVE));
+        let ready = Input::new(0x909, 272).set(modify_rq_in::RQN, number);
+        object.modify(&ready.set(rqc::STATE.at(CONTEXT), 1u64).0, &mut [0; 16]).unwrap();
+        let buffers: Vec<_> = (0..WQES).map(|_| wire.setup.region(SPACE)).collect();
+        for (index, buffer) in buffers.iter().enumerate() {
+            memory.put(index << LOG_RECEIVE, &segment(buffer));
+        }
+        fence(Ordering::SeqCst);
+        memory.record(RECORD, WQES as u32);
+        Self { object, number, memory, cq, buffers, taken: 0 }
+    }
+
+    /// The start of the next frame, waited for.
+    fn frame<const N: usize>(&mut self) -> [u8; N] {
+        assert_eq!(self.cq.opcode(), RECEIVED);
+        self.taken()
+    }
+
+    /// As [`frame`](Self::frame), if it is there.
+    fn poll<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let opcode = self.cq.poll()?;
+        assert_eq!(opcode, RECEIVED);
+        Some(self.taken())
+    }
+
+    fn taken<const N: usize>(&mut self) -> [u8; N] {
+        let mut frame = [0; N];
+        self.buffers[self.taken % WQES].view().read(0, &mut frame).unwrap();
+        self.taken += 1;
+        frame
+    }
+
+    fn state(&self) -> u64 {
+        let mut answer = [0; 272];
+        self.object
+            .query(&Input::new(0x90b, 16).set(object::NUMBER, self.number).0, &mut answer)
+            .unwrap();
+        rqc::STATE.at(CONTEXT).get(&answer)
+    }
+
+    fn close(self) {
+        self.object.destroy().unwrap();
+        self.cq.object.destroy().unwrap();
+        free(self.cq.memory);
+        free(self.memory);
+    }
+}
+
+/// What the tests share: a port that delivers to itself, and a send queue.
+struct Bench {
+    wire: Wire,
+    devx: Devx,
+    uar: DevxUar,
+    domain: (DevxObject, u32),
+    sends: Cq,
+    sq: Sq,
+    payload: MemoryRegion,
+}
+
+impl Bench {
+    fn new() -> Option<Self> {
+        let wire = Wire::new(|builder| builder)?;
+        if !wire.setup.context.has_devx() {
+            assert!(!common::is_soft());
+            println!("skipped: the device grants no DEVX");
+            return None;
+        }
+        let devx = commands(&wire.setup.context);
+        let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
+        let domain = create(&devx, &Input::new(0x816, 16));
+        let sends = Cq::new(&devx, &uar);
+        let sq = Sq::new(&devx, &uar, wire.setup.pd.number(), &sends, domain.1);
+        let payload = wire.setup.region(SPACE);
+        Some(Self { wire, devx, uar, domain, sends, sq, payload })
+    }
+
+    /// A receiving interface, and a rule by which frames to the port's address reach it.
+    fn lead_to(&self, fields: &[(Field, u64)]) -> (DevxObject, Flow) {
+        let input = Input::new(0x900, 272);
+        let input = input.set(tirc::TRANSPORT_DOMAIN.at(CONTEXT), self.domain.1);
+        let input =
+            fields.iter().fold(input, |input, (field, value)| input.set(field.at(CONTEXT), *value));
+        let (tir, _) = create(&self.devx, &input);
+        let (mut mask, mut value) = ([0; 64], [0; 64]);
+        mask[8..14].fill(0xff);
+        value[8..14].copy_from_slice(&self.wire.mac);
+        let options = MatcherOptions { mask: &mask, criteria: 1, ..MatcherOptions::default() };
+        let matcher = self.wire.setup.context.create_flow_matcher(&options).unwrap();
+        let rule = matcher.create_flow(&value).to_object(&tir).build().unwrap();
+        (tir, rule)
+    }
+
+    /// Sends a frame to a UDP port.
+    fn send(&mut self, port: u16) -> Vec<u8> {
+        let frame = udp_frame(self.wire.mac, port, &[port as u8; 40]);
+        self.sq.send(&frame, &self.payload, &self.uar);
+        assert_eq!(self.sends.opcode(), SENT);
+        frame
+    }
+
+    fn close(self) {
+        self.sq.object.destroy().unwrap();
+        self.sq.interface.destroy().unwrap();
+        self.domain.0.destroy().unwrap();
+        free(self.sq.memory);
+        self.sends.object.destroy().unwrap();
+        free(self.sends.memory);
+    }
+}
+
+#[test]
+fn frames_pass_through_queues_made_by_commands() {
+    let Some(mut bench) = Bench::new() else { return };
+    let mut rq = Rq::new(&bench.devx, &bench.uar, &bench.wire);
+    assert_eq!(rq.state(), 1);
+    let (tir, rule) = bench.lead_to(&[(tirc::INLINE_RQN, rq.number.into())]);
+    for port in 1..=10 {
+        let sent = bench.send(port);
+        assert_eq!(rq.frame::<82>(), sent[..]);
+    }
+    if common::is_soft() {
+        let tir = tir.destroy().unwrap_err().object;
+        rule.destroy().unwrap();
+        tir.destroy().unwrap();
+    } else {
+        rule.destroy().unwrap();
+        tir.destroy().unwrap();
+    }
+    rq.close();
+    bench.close();
+}
+
+#[test]
+fn a_program_names_only_what_is_its_own() {
+    // In the guests a refused command counts as a mistake of the device or of the driver.
+    let Some(bench) = Bench::new().filter(|_| common::is_soft()) else { return };
+    let other = bench.wire.setup.context.device().open().unwrap();
+    let (theirs, pd) = (commands(&other), other.alloc_pd().unwrap());
+    let memory = Memory::new(&bench.devx);
+    let input = |pd| {
+        let input = Input::new(0x908, 272).set(rqc::CQN.at(CONTEXT), bench.sends.number);
+        queue(input, &memory, pd, LOG_RECEIVE)
+    };
+    let mut answer = [0; 16];
+    let mut refused = |input: Input| {
+        let error = bench.devx.create(&input.0, &mut answer).unwrap_err();
+        assert_eq!(error.errno(), libc::EREMOTEIO, "{error}");
+    };
+    let own = bench.wire.setup.pd.number();
+    refused(input(pd.number()));
+    refused(input(0));
+    refused(input(own).set(rqc::RLKY.at(CONTEXT), 1u64));
+    let (rq, number) = create(&bench.devx, &input(own));
+
+    // Another context's interface may name the queue, but no rule leads through it.
+    let input = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), number);
+    let (tir, _) = create(&theirs, &input);
+    let options = MatcherOptions { mask: &[0; 64], ..MatcherOptions::default() };
+    for (context, wrong) in [(&other, &tir), (&bench.wire.setup.context, &bench.domain.0)] {
+        let matcher = context.create_flow_matcher(&options).unwrap();
+        let error = matcher.create_flow(&[0; 64]).to_object(wrong).build().unwrap_err();
+        assert_eq!(error.errno(), libc::EINVAL, "{error}");
+    }
+    tir.destroy().unwrap();
+    rq.destroy().unwrap();
+    free(memory);
+    bench.close();
+}
+
+#[test]
+fn a_hash_spreads_frames_over_queues_made_by_commands() {
+    let Some(mut bench) = Bench::new() else { return };
+    let mut queues = [0; 2].map(|_| Rq::new(&bench.devx, &bench.uar, &bench.wire));
+    let list = Input::new(0x916, 280)
+        .set(rqtc::RQT_MAX_SIZE.at(CONTEXT), 2u64)
+        .set(rqtc::RQT_ACTUAL_SIZE.at(CONTEXT), 2u64)
+        .set(field(LIST + 8, 24), queues[0].number)
+        .set(field(LIST + 32 + 8, 24), queues[1].number);
+    let (table, number) = create(&bench.devx, &list);
+    let mut fields = vec![
+        (tirc::DISP_TYPE, 1),
+        (tirc::INDIRECT_TABLE, number.into()),
+        (tirc::RX_HASH_FN, 2),
+        // IPv4 and UDP: both addresses and both ports.
+        (tirc::RX_HASH_FIELD_SELECTOR_OUTER, 1 << 30 | 0xf),
+    ];
+    let key = (0..10).map(|word| (tirc::RX_HASH_TOEPLITZ_KEY.element(word, 32), 0x6d5a_56da));
+    fields.extend(key);
+    let (tir, rule) = bench.lead_to(&fields);
+    let mut sent: Vec<_> = (1..=16).map(|port| bench.send(port)).collect();
+    let mut got = Vec::new();
+    let mut counts = [0; 2];
+    let start = Instant::now();
+    while got.len() < sent.len() {
+        for (queue, count) in queues.iter_mut().zip(&mut counts) {
+            let arrived = queue.poll::<82>();
+            *count += usize::from(arrived.is_some());
+            got.extend(arrived.map(|frame| frame.to_vec()));
+        }
+        assert!(start.elapsed() < common::PATIENCE, "frames are missing: {counts:?}");
+        std::thread::yield_now();
+    }
+    got.sort();
+    sent.sort();
+    assert_eq!(got, sent);
+    assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+    rule.destroy().unwrap();
+    tir.destroy().unwrap();
+    table.destroy().unwrap();
+    queues.into_iter().for_each(Rq::close);
+    bench.close();
+}
