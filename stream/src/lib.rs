@@ -51,7 +51,9 @@
 //! - Both ends are this library's: a peer that speaks another protocol is refused.
 //! - Only a write notices that the peer's machine vanished, as with TCP without keep-alive. How
 //!   soon depends on [`Config::acknowledgement`]. The death of the peer's process is noticed at
-//!   once, because its kernel disconnects; a software device inside that process cannot.
+//!   once, because its kernel disconnects. So it is between software devices on one machine's
+//!   loopback network. A software device at an interface's address ends with its process, as a
+//!   machine that vanishes.
 //! - Dropping a stream waits for a round trip: [`Config::linger`].
 //! - A stream has memory registered for its ring and its send buffers, and three files.
 //! - No stream survives fork(2) in the child.

@@ -1,79 +1,13 @@
-//! Peers that vanish, and peers that are none.
+//! Peers that are none, and errors with their sources.
 
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr};
-use std::process::{Child, Command, Stdio};
+use std::io::{ErrorKind, Read, Write};
 use std::thread;
 use std::time::Instant;
 
-use uverbs::Context;
 use uverbs::cm;
 use uverbs_stream::{Broken, Config};
 
 use crate::network::{Network, Rdma, address, config, context};
-
-/// Tells this test program that it is the peer.
-const PEER: &str = "UVERBS_STREAM_PEER";
-
-fn networked() -> (Context, SocketAddr) {
-    let context = uverbs::device("soft").unwrap().open().unwrap();
-    let gids = context.gid_table(1).unwrap();
-    let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).expect("an IPv4 address");
-    (context, SocketAddr::new(IpAddr::from(ipv4), 0))
-}
-
-#[test]
-#[ignore = "the other process of a_killed_peer_is_a_reset"]
-fn peer() {
-    if std::env::var_os(PEER).is_none() {
-        return;
-    }
-    let (context, address) = networked();
-    let listener = Config::new().context(&context).bind(address).unwrap();
-    println!("\naddress {}", listener.local_addr().unwrap());
-    let (stream, _) = listener.accept().unwrap();
-    println!("\nready");
-    // Until it is killed, or its parent is gone.
-    let _ = std::io::stdin().read_line(&mut String::new());
-    drop(stream);
-}
-
-struct Peer(Child);
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-#[test]
-fn a_killed_peer_is_a_reset() {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "peers::peer", "--ignored", "--nocapture"]).env(PEER, "1");
-    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-    let mut peer = Peer(child.expect("it starts"));
-    let mut lines = BufReader::new(peer.0.stdout.take().unwrap()).lines();
-    let mut after = move |word: &str| {
-        let mut found = lines.by_ref().map(|line| line.expect("the peer lives"));
-        found.find_map(|line| Some(line.strip_prefix(word)?.trim().to_owned())).unwrap()
-    };
-    let to: SocketAddr = after("address ").parse().unwrap();
-    let (context, _) = networked();
-    let mut stream = Config::new().context(&context).connect(to).unwrap();
-    after("ready");
-    peer.0.kill().unwrap();
-    peer.0.wait().unwrap();
-    let error = stream.read(&mut [0; 8]).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    let broken = error.get_ref().and_then(|inner| inner.downcast_ref::<Broken>());
-    assert!(matches!(broken, Some(Broken::Disconnected)), "{error:?}");
-    assert_eq!(stream.write(b"x").unwrap_err().kind(), ErrorKind::ConnectionReset);
-    assert!(stream.take_error().unwrap().is_some());
-    let start = Instant::now();
-    drop(stream);
-    assert!(start.elapsed().as_secs() < 5, "nothing is waited for");
-}
 
 #[test]
 fn a_client_of_another_protocol_is_refused() {

@@ -1,0 +1,221 @@
+//! The process that is killed.
+
+use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use uverbs::cm::{
+    AcceptOptions, Channel, ConnectOptions, ConnectionRequest, EventKind, PortSpace, ReplyData,
+    RequestData,
+};
+use uverbs::qp_type::Rc;
+use uverbs::{CompletionQueue, Context, QueuePair};
+use uverbs_stream::{Config, Stream};
+
+/// Tells this test program that it is the peer: `serve STAGE` or `connect STAGE ADDRESS`.
+const PEER: &str = "UVERBS_STREAM_PEER";
+
+/// Bound on a wait that must end; only a defect reaches it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A message that offers a ring of 64 KiB.
+const OFFER: [u8; 24] =
+    [b'u', b'v', b's', b't', 0, 1, 0, 128, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// The bytes that a peer writes without end, from this position on.
+pub(crate) fn pattern(from: usize, count: usize) -> Vec<u8> {
+    (from..from + count).map(|at| (at % 251) as u8).collect()
+}
+
+#[test]
+#[ignore = "the other process of the tests"]
+fn peer() {
+    let Ok(role) = std::env::var(PEER) else { return };
+    let context = uverbs::device("soft").unwrap().open().unwrap();
+    match role.split(' ').collect::<Vec<_>>()[..] {
+        ["serve", stage] => serve(&context, stage),
+        ["connect", stage, to] => connect(&context, stage, to.parse().unwrap()),
+        _ => panic!("{role}"),
+    }
+}
+
+/// Says that the stage is reached, and returns when the parent has ended.
+fn wait_to_be_killed() {
+    println!("\nready");
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+fn serve(context: &Context, stage: &str) {
+    if ["asked", "accepted"].contains(&stage) {
+        return serve_by_steps(context, stage);
+    }
+    let listener = Config::new().context(context).bind(address_of(context)).unwrap();
+    println!("\naddress {}", listener.local_addr().unwrap());
+    match stage {
+        "listening" => wait_to_be_killed(),
+        stage => established(listener.accept().unwrap().0, stage),
+    }
+}
+
+/// A server that has the request, or has accepted it and not taken note of the confirmation.
+fn serve_by_steps(context: &Context, stage: &str) {
+    let channel = Channel::of(context).unwrap();
+    let listening = channel.create_id(PortSpace::Tcp).unwrap();
+    listening.bind(address_of(context)).unwrap();
+    listening.listen(0).unwrap();
+    println!("\naddress {}", listening.local_address().unwrap().unwrap());
+    let request = request(&channel);
+    if stage == "asked" {
+        return wait_to_be_killed();
+    }
+    let (mut qp, _cq) = queue_pair(context);
+    let private_data = ReplyData::new(&OFFER).unwrap();
+    let options = AcceptOptions { private_data, ..AcceptOptions::default() };
+    let _id = request.accept(&mut qp, &options).unwrap();
+    wait_to_be_killed();
+}
+
+fn connect(context: &Context, stage: &str, to: SocketAddr) {
+    if ["resolved", "asked", "answered"].contains(&stage) {
+        return connect_by_steps(context, stage, to);
+    }
+    established(Config::new().context(context).connect(to).unwrap(), stage);
+}
+
+/// A client that ends before it confirms.
+fn connect_by_steps(context: &Context, stage: &str, to: SocketAddr) {
+    let channel = Channel::of(context).unwrap();
+    let id = channel.create_id(PortSpace::Tcp).unwrap();
+    id.resolve_address(None, to, PATIENCE).unwrap();
+    assert!(matches!(next(&channel), EventKind::AddressResolved));
+    id.resolve_route(PATIENCE).unwrap();
+    assert!(matches!(next(&channel), EventKind::RouteResolved));
+    if stage == "resolved" {
+        return wait_to_be_killed();
+    }
+    let (qp, _cq) = queue_pair(context);
+    let private_data = RequestData::new(&OFFER).unwrap();
+    id.connect(&qp, &ConnectOptions { private_data, ..ConnectOptions::default() }).unwrap();
+    if stage == "answered" {
+        assert!(matches!(next(&channel), EventKind::ConnectResponse(_)));
+    }
+    wait_to_be_killed();
+}
+
+/// The stages of an established stream; `established.rs` has the other end of each.
+fn established(mut stream: Stream, stage: &str) {
+    match stage {
+        "idle" | "deaf" => {}
+        "writes" => write_for_ever(&mut stream),
+        "wrote" => stream.write_all(&pattern(0, 1000)).unwrap(),
+        "heard_the_end" => assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0),
+        "ended" => {
+            stream.write_all(&pattern(0, 1000)).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+        }
+        "closed" => {
+            stream.write_all(&pattern(0, 1000)).unwrap();
+            return drop_and_wait(stream);
+        }
+        _ => panic!("{stage}"),
+    }
+    wait_to_be_killed();
+}
+
+fn drop_and_wait(stream: Stream) {
+    drop(stream);
+    wait_to_be_killed();
+}
+
+fn write_for_ever(stream: &mut Stream) {
+    println!("\nready");
+    let mut at = 0;
+    while let Ok(count) = stream.write(&pattern(at, 10_000)) {
+        at += count;
+    }
+}
+
+fn next(channel: &Channel) -> EventKind {
+    channel.next_event_until(Instant::now() + PATIENCE).expect("an event").kind
+}
+
+fn request(channel: &Channel) -> ConnectionRequest {
+    match next(channel) {
+        EventKind::ConnectRequest(request) => request,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn queue_pair(context: &Context) -> (QueuePair<Rc>, CompletionQueue) {
+    let cq = context.create_cq(4).build().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    (pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap(), cq)
+}
+
+/// The IPv4 address of a device, with any port.
+pub(crate) fn address_of(context: &Context) -> SocketAddr {
+    let gids = context.gid_table(1).unwrap();
+    let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).expect("an IPv4 address");
+    SocketAddr::new(IpAddr::from(ipv4), 0)
+}
+
+/// The process, as its parent sees it.
+pub(crate) struct Peer {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Peer {
+    fn start(role: &str) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "peer::peer", "--ignored", "--nocapture"]).env(PEER, role);
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = child.expect("it starts");
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    pub(crate) fn serving(stage: &str) -> (Self, SocketAddr) {
+        let mut peer = Self::start(&format!("serve {stage}"));
+        let to = peer.after("address ").parse().unwrap();
+        (peer, to)
+    }
+
+    pub(crate) fn connecting(stage: &str, to: SocketAddr) -> Self {
+        Self::start(&format!("connect {stage} {to}"))
+    }
+
+    /// The rest of the line that begins with this word.
+    fn after(&mut self, word: &str) -> String {
+        let mut found = self.lines.by_ref().map(|line| line.expect("the peer lives"));
+        found.find_map(|line| Some(line.strip_prefix(word)?.trim().to_owned())).unwrap()
+    }
+
+    pub(crate) fn is_ready(&mut self) {
+        self.after("ready");
+    }
+
+    /// Returns when all of its threads stand still.
+    pub(crate) fn stop(&self) {
+        let peer = Pid::from_raw(self.child.id() as i32);
+        kill(peer, Signal::SIGSTOP).unwrap();
+        let told = waitpid(peer, Some(WaitPidFlag::WUNTRACED));
+        assert_eq!(told, Ok(WaitStatus::Stopped(peer, Signal::SIGSTOP)));
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
