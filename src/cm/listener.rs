@@ -359,10 +359,11 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         if let Err(refused) = self.half_open.queue(request.source(), request) {
             refuse(refused);
         }
+        let mut result = Ok(());
         while let Some((source, request)) = self.half_open.open_next() {
-            self.take(source, request)?;
+            result = result.and(self.take(source, request));
         }
-        Ok(())
+        result
     }
 
     /// Removes a peer from `pending`, and accepts waiting requests in its place: now, because no

@@ -228,21 +228,24 @@ impl Listener {
         }
     }
 
-    /// Accepts waiting requests while another peer may be pending.
+    /// Accepts waiting requests while another peer may be pending. Returns the first error, after
+    /// all: the program may not accept again before a further event.
     fn take_waiting(&self) -> io::Result<()> {
+        let mut result = Ok(());
         loop {
             // A statement of its own: the lock is not held longer.
             let next = lock(&self.peers).half_open.open_next();
-            let Some((source, (request, peer))) = next else { return Ok(()) };
+            let Some((source, (request, peer))) = next else { return result };
             let prepared = Prepared::new(request.id(), &self.config);
             // Locked while the peer is told, because another thread may get the event at once.
             let mut peers = lock(&self.peers);
             match prepared {
                 Ok(_) if peers.is_closed => peers.half_open.end(source),
                 Ok(prepared) => peers.accept((source, request), prepared, peer, &self.config),
+                // Dropping the request refuses the peer.
                 Err(error) => {
                     peers.half_open.end(source);
-                    return Err(error);
+                    result = result.and(Err(error));
                 }
             }
         }

@@ -7,10 +7,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, poll};
-use uverbs::QueuePair;
 use uverbs::cm::{Channel, ConnectOptions, EventKind, Id, PortSpace, QpOptions, RequestData};
 use uverbs::qp_type::Rc;
-use uverbs_stream::Stream;
+use uverbs::soft::{Errno, Fault, Moment, SoftDevice};
+use uverbs::{Context, Device, QueuePair};
+use uverbs_stream::{Config, Stream};
 
 use crate::network::{address, config, context};
 
@@ -88,14 +89,17 @@ struct HalfOpen {
 
 impl HalfOpen {
     fn new(to: SocketAddr) -> Self {
+        Self::of(&context(), to)
+    }
+
+    fn of(context: &Context, to: SocketAddr) -> Self {
         const PATIENCE: Duration = Duration::from_secs(10);
-        let channel = Channel::of(&context()).unwrap();
+        let channel = Channel::of(context).unwrap();
         let id = channel.create_id(PortSpace::Tcp).unwrap();
         id.resolve_address(None, to, PATIENCE).unwrap();
         assert!(matches!(channel.next_event().unwrap().kind, EventKind::AddressResolved));
         id.resolve_route(PATIENCE).unwrap();
         assert!(matches!(channel.next_event().unwrap().kind, EventKind::RouteResolved));
-        let context = id.context().unwrap();
         let cq = context.create_cq(4).build().unwrap();
         let qp = context.alloc_pd().unwrap().create_qp::<Rc>(cq.handle(), cq.handle());
         let qp = qp.build().unwrap();
@@ -146,6 +150,31 @@ fn half_open_peers_are_bounded() {
     let accepted = accepting.join().unwrap();
     // Before the stream, which would wait for it to take the end.
     drop(second);
+    drop(accepted);
+}
+
+/// One peer that waited cannot be accepted, and is refused. The next one is accepted at once.
+#[test]
+fn a_peer_that_cannot_be_accepted_keeps_no_other_waiting() {
+    const LATE: Duration = Duration::from_secs(30);
+    let device = || SoftDevice::builder("soft0").build().unwrap();
+    let (here, there) = (device(), Device::from_soft(device()).open().unwrap());
+    let context = Device::from_soft(here.clone()).open().unwrap();
+    let gids = context.gid_table(1).unwrap();
+    let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).expect("an IPv4 address");
+    let config = Config::new().context(&context).half_open(1);
+    let listener = config.bind((ipv4, 0)).unwrap();
+    let to = listener.local_addr().unwrap();
+    let accepting = thread::spawn(move || listener.accept().map(|stream| (stream, listener)));
+    let mut first = HalfOpen::of(&there, to);
+    assert!(matches!(first.answer(LATE), Some(EventKind::ConnectResponse(_))));
+    let [unlucky, next] = [(); 2].map(|()| HalfOpen::of(&there, to));
+    here.inject(Fault { moment: Moment::Call(0), errno: Errno::ENOMEM });
+    first.confirm();
+    let accepted = accepting.join().unwrap().unwrap();
+    assert!(matches!(unlucky.answer(LATE), Some(EventKind::Rejected(_))));
+    assert!(matches!(next.answer(LATE), Some(EventKind::ConnectResponse(_))));
+    drop(first);
     drop(accepted);
 }
 
