@@ -172,10 +172,12 @@ impl Channel {
         &self.shared.manager
     }
 
-    /// The context of the device with this node GUID. The first call opens it.
+    /// The context of the device with this node GUID. The first call opens it, and so does the
+    /// first one after the device was removed and has come back.
     pub(super) fn context(&self, guid: u64) -> Result<Context> {
         let devices = &self.shared.devices;
         let mut open = devices.open.lock().ok_or_else(|| forked("open_device"))?;
+        open.retain(|context| !context.commands().device_is_gone());
         for context in &*open {
             if context.attributes()?.node_guid().0 == guid {
                 return Ok(context.clone());

@@ -52,6 +52,11 @@ impl Commands {
         let _ = self.removal.set(removal);
     }
 
+    /// Whether the kernel has said that the device is gone.
+    pub(crate) fn device_is_gone(&self) -> bool {
+        self.removal.get().is_some_and(|removal| removal.device_is_gone())
+    }
+
     pub(crate) fn shared_channel(&self) -> &Arc<dyn Channel> {
         &self.channel
     }

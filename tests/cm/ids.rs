@@ -9,7 +9,7 @@ use uverbs::soft::SoftDevice;
 use uverbs::{Device, ErrorKind};
 
 use crate::child::{Outcome, in_child};
-use crate::{PATIENCE, device_and_address, listener, next, resolved};
+use crate::{PATIENCE, address_of, device_and_address, listener, next, resolved};
 
 #[test]
 fn destroying_an_id_waits_for_none_of_its_events() {
@@ -145,6 +145,22 @@ fn calls_report_a_removed_device() {
     gone(listener.id().set_reuse_address(true).unwrap_err());
     gone(listener.id().migrate(&Channel::of(&context).unwrap()).unwrap_err());
     assert_eq!(listener.try_accept().unwrap_err().kind(), ErrorKind::DeviceGone);
+}
+
+/// A listener at all addresses outlives its devices. A device that was removed comes back with the
+/// same node GUID.
+#[test]
+fn an_id_of_a_device_that_came_back_does_not_get_the_removed_one() {
+    let device = || SoftDevice::builder("soft0").without_wire().node_guid([7; 8]).build().unwrap();
+    let [removed, back] = [device(), device()];
+    let [old, new] = [&removed, &back].map(|soft| Device::from_soft(soft.clone()).open().unwrap());
+    let (channel, listening, to) = listener(&new, address_of(&new), PortSpace::Tcp);
+    channel.use_context(&old).unwrap();
+    removed.remove();
+    let asking = resolved(&Channel::of(&new).unwrap(), to, PortSpace::Tcp);
+    let context = listening.context().unwrap();
+    assert!(context.alloc_pd().is_ok());
+    assert!(asking.context().is_ok());
 }
 
 #[test]
