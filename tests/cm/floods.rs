@@ -76,7 +76,7 @@ fn narrow(context: &Context, address: SocketAddr) -> (Listener, SocketAddr, Arc<
 }
 
 /// Makes the listener handle at least one event, which establishes no connection.
-fn handle_event(listener: &mut Listener) {
+pub(crate) fn handle_event(listener: &mut Listener) {
     let mut files = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut files, PollTimeout::from(60_000_u16)), Ok(1), "nothing came");
     let error = listener.try_accept().unwrap_err();

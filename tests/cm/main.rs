@@ -6,6 +6,7 @@ mod child;
 mod common;
 mod datagrams;
 mod floods;
+mod handmade;
 mod ids;
 mod infiniband;
 mod killed;
