@@ -2,6 +2,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// How long a peer keeps its place before it may have to give it up. A peer that is alive confirms
+/// within a round trip.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// Where a request comes from: the peer's IP address or GID; `None` if it cannot be queried.
 pub type Source = Option<IpAddr>;
@@ -13,6 +18,8 @@ pub type Source = Option<IpAddr>;
 ///
 /// - The next request is one of the source with the fewest half-open peers.
 /// - The last quarter of the half-open peers is for sources that have fewer than that quarter.
+/// - When all places are taken, the source with the most gives up the place of its oldest peer, as
+///   a queue of SYNs does: to a source that may have it and has at least two fewer.
 /// - When the queue of requests is full, a request of a new source replaces the newest one of the
 ///   source that has the most.
 #[derive(Debug)]
@@ -68,9 +75,8 @@ impl<R> HalfOpen<R> {
 
     /// The next request, if its peer may be half open. It counts as that from now on.
     pub fn open_next(&mut self) -> Option<(Source, R)> {
-        let sources = self.waiting.iter().map(|(source, _)| self.count(*source).half_open);
-        let (at, _) = sources.enumerate().min_by_key(|(_, half_open)| *half_open)?;
-        if !self.may_open(self.waiting[at].0) {
+        let (at, source) = self.next()?;
+        if !self.may_open(source, self.half_open) {
             return None;
         }
         let (source, request) = self.waiting.remove(at)?;
@@ -82,10 +88,38 @@ impl<R> HalfOpen<R> {
         Some((source, request))
     }
 
-    fn may_open(&self, source: Source) -> bool {
+    /// The request of the source with the fewest half-open peers: its place in the queue.
+    fn next(&self) -> Option<(usize, Source)> {
+        let sources = self.waiting.iter().map(|(source, _)| *source);
+        sources.enumerate().min_by_key(|(_, source)| self.count(*source).half_open)
+    }
+
+    fn may_open(&self, source: Source, half_open: usize) -> bool {
         let reserve = self.most / 4;
         let is_small = self.count(source).half_open < reserve;
-        self.half_open < self.most - if is_small { 0 } else { reserve }
+        half_open < self.most - if is_small { 0 } else { reserve }
+    }
+
+    /// The peer that has to give up its place to the next request. `open` are all half-open peers,
+    /// with the times since when they are.
+    pub fn silent<K>(
+        &self,
+        now: Instant,
+        open: impl Iterator<Item = (K, Source, Instant)>,
+    ) -> Option<K> {
+        let crowding = self.crowding()?;
+        let of_it = open.filter(|(_, source, _)| *source == crowding);
+        let (peer, _, since) = of_it.min_by_key(|(_, _, since)| *since)?;
+        (now.saturating_duration_since(since) >= SILENCE).then_some(peer)
+    }
+
+    /// The source that has to give up a place to the next request.
+    fn crowding(&self) -> Option<Source> {
+        let (_, next) = self.next()?;
+        let (most, count) = self.sources.iter().max_by_key(|(_, count)| count.half_open)?;
+        let has_two_more = count.half_open >= self.count(next).half_open + 2;
+        let opens_one = self.half_open == self.most && self.may_open(next, self.half_open - 1);
+        (opens_one && has_two_more).then_some(*most)
     }
 
     /// A peer of this source is not half open any more.
@@ -142,6 +176,33 @@ mod tests {
         assert_eq!(accept_all(&mut peers), [], "the last quarter is for smaller sources");
         peers.end(source(2));
         assert_eq!(accept_all(&mut peers), [2], "the source with fewer is first");
+    }
+
+    #[test]
+    fn a_new_source_gets_the_place_of_the_oldest_peer_of_the_largest() {
+        let mut peers = HalfOpen::new(8, 100);
+        let start = Instant::now();
+        queue(&mut peers, 1, 6);
+        assert_eq!(accept_all(&mut peers), [1; 6]);
+        queue(&mut peers, 2, 2);
+        assert_eq!(accept_all(&mut peers), [2, 2], "no place is left");
+        // Named by their ages, the youngest first.
+        let open = [2, 2, 1, 1, 1, 1, 1, 1].into_iter().enumerate();
+        let open: Vec<_> =
+            open.map(|(age, who)| (age, source(who), start - age as u32 * SILENCE)).collect();
+        let silent = |peers: &HalfOpen<_>, now| peers.silent(now, open.iter().copied());
+        assert_eq!(silent(&peers, start), None, "no request waits");
+        queue(&mut peers, 1, 1);
+        assert_eq!(silent(&peers, start), None, "of its own source");
+        queue(&mut peers, 3, 3);
+        assert_eq!(accept_all(&mut peers), []);
+        assert_eq!(silent(&peers, start), Some(7));
+        assert_eq!(silent(&peers, start - 7 * SILENCE), None, "not yet");
+        for _ in 0..2 {
+            peers.end(source(1));
+            assert_eq!(accept_all(&mut peers), [3]);
+        }
+        assert_eq!(silent(&peers, start), None, "its share is a quarter");
     }
 
     #[test]

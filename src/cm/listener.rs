@@ -67,6 +67,7 @@ impl<L: Layer, X, R: Register> fmt::Debug for Listener<L, X, R> {
 struct Pending<L: Layer, X, R: Register> {
     id: Id,
     source: Source,
+    since: Instant,
     qp: QueuePair<Rc, L, R>,
     resources: X,
     private_data: Vec<u8>,
@@ -116,9 +117,11 @@ impl ListenerBuilder {
 
     /// How many peers may have a queue pair before they have confirmed the connection; 256 by
     /// default. A peer that never confirms counts for a minute or so, until the connection manager
-    /// gives it up. Peers of one address get at most three quarters of these places, so that silent
-    /// peers of that address alone do not keep others out. Further requests wait without a queue
-    /// pair, as many as the [backlog](Self::backlog) allows. The listener refuses more
+    /// gives it up. Peers of one address get at most three quarters of these places. When all are
+    /// taken, the peer that has been silent the longest (for a second at least) of the address with
+    /// the most is refused, in favour of an address with few. So silent peers of some addresses do
+    /// not keep others out. Further requests wait without a queue pair, as many as the
+    /// [backlog](Self::backlog) allows. The listener refuses more
     /// ([`RejectReason::BY_PROGRAM`](super::RejectReason::BY_PROGRAM)), with the private data "too
     /// many peers wait".
     pub fn half_open(mut self, peers: u32) -> Self {
@@ -360,10 +363,25 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
             refuse(refused);
         }
         let mut result = Ok(());
-        while let Some((source, request)) = self.half_open.open_next() {
+        while let Some((source, request)) = self.open_next() {
             result = result.and(self.take(source, request));
         }
         result
+    }
+
+    /// The next request that may be accepted. A peer that was silent for long gives up its place to
+    /// one of another source, if that source has too few.
+    fn open_next(&mut self) -> Option<(Source, ConnectionRequest)> {
+        if let Some(next) = self.half_open.open_next() {
+            return Some(next);
+        }
+        let peers = self.pending.iter().map(|(key, peer)| (*key, peer.source, peer.since));
+        let silent = self.half_open.silent(Instant::now(), peers)?;
+        tracing::warn!("a silent peer gave up its place");
+        // Dropping the id refuses the peer.
+        let Pending { source, .. } = self.pending.remove(&silent)?;
+        self.half_open.end(source);
+        self.half_open.open_next()
     }
 
     /// Removes a peer from `pending`, and accepts waiting requests in its place: now, because no
@@ -371,7 +389,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     fn end_pending(&mut self, id: IdKey) -> Option<Pending<L, X, R>> {
         let pending = self.pending.remove(&id)?;
         self.half_open.end(pending.source);
-        while let Some((source, request)) = self.half_open.open_next() {
+        while let Some((source, request)) = self.open_next() {
             if let Err(error) = self.take(source, request) {
                 tracing::warn!(%error, "a peer that waited was not accepted");
             }
@@ -393,7 +411,8 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         let private_data = request.private_data().to_vec();
         match request.accept(&mut qp, &self.options) {
             Ok(id) => {
-                let pending = Pending { id, source, qp, resources, private_data };
+                let since = Instant::now();
+                let pending = Pending { id, source, since, qp, resources, private_data };
                 self.pending.insert(pending.id.key(), pending);
                 Ok(true)
             }

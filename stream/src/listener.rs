@@ -6,6 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -56,6 +57,7 @@ struct Peers {
 struct Pending {
     id: Id,
     source: Source,
+    since: Instant,
     prepared: Prepared,
     peer: Offer,
 }
@@ -234,7 +236,7 @@ impl Listener {
         let mut result = Ok(());
         loop {
             // A statement of its own: the lock is not held longer.
-            let next = lock(&self.peers).half_open.open_next();
+            let next = lock(&self.peers).open_next();
             let Some((source, (request, peer))) = next else { return result };
             let prepared = Prepared::new(request.id(), &self.config);
             // Locked while the peer is told, because another thread may get the event at once.
@@ -268,6 +270,20 @@ impl Peers {
         Some(pending)
     }
 
+    /// The next request that may be accepted. A peer that was silent for long gives up its place to
+    /// one of another address, if that address has too few.
+    fn open_next(&mut self) -> Option<(Source, (ConnectionRequest, Offer))> {
+        if let Some(next) = self.half_open.open_next() {
+            return Some(next);
+        }
+        let peers = self.pending.iter().map(|(key, peer)| (*key, peer.source, peer.since));
+        let silent = self.half_open.silent(Instant::now(), peers)?;
+        tracing::warn!("a silent peer gave up its place");
+        // Dropping the id refuses the peer.
+        drop(self.end(silent));
+        self.half_open.open_next()
+    }
+
     /// Accepts a request. A peer that has given up is skipped.
     fn accept(
         &mut self,
@@ -283,7 +299,9 @@ impl Peers {
         };
         match request.accept(&mut prepared.qp, &options) {
             Ok(id) => {
-                drop(self.pending.insert(id.key(), Pending { id, source, prepared, peer }));
+                let since = Instant::now();
+                let pending = Pending { id, source, since, prepared, peer };
+                drop(self.pending.insert(pending.id.key(), pending));
             }
             Err(error) => {
                 self.half_open.end(source);

@@ -143,6 +143,38 @@ fn silent_peers_leave_places_for_other_addresses() {
     assert!(waiting[..3].iter().all(Peer::has_no_answer));
 }
 
+/// Silent peers of two addresses have all places. A peer of a third address gets the place of the
+/// oldest one once that has been silent for long, and the others keep theirs.
+#[test]
+fn silent_peers_of_two_addresses_keep_no_third_one_out() {
+    let device =
+        || Device::from_soft(SoftDevice::builder("soft0").build().unwrap()).open().unwrap();
+    let [here, one, other, honest] = [device(), device(), device(), device()];
+    let builder = Listener::builder().context(&here).half_open(4).backlog(8);
+    let mut listener = builder.bind(address_of(&here)).unwrap();
+    let to = listener.local_address().unwrap();
+    let mut ask = |from: &Context| {
+        let peer = Peer::asking(from, to);
+        handle_event(&mut listener);
+        peer
+    };
+    let open = [&one, &one, &one, &other].map(&mut ask);
+    assert!(open.iter().all(Peer::was_accepted));
+    let mut peer = ask(&honest);
+    // A request of any address lets the listener look again.
+    let deadline = Instant::now() + PATIENCE;
+    while peer.channel.try_next_event().is_err() {
+        assert!(Instant::now() < deadline, "it is kept out");
+        drop(ask(&other));
+        std::thread::yield_now();
+    }
+    peer.confirm();
+    let server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
+    assert_eq!(server.link.peer_address().unwrap().unwrap().ip(), address_of(&honest).ip());
+    assert_eq!(open[0].refusal().reason, RejectReason::BY_PROGRAM);
+    assert!(open[1..].iter().all(Peer::has_no_answer));
+}
+
 #[tokio::test]
 async fn async_listeners_bound_unconfirmed_peers_too() {
     let (context, address) = device_and_address();

@@ -143,9 +143,14 @@ pub(crate) fn context() -> Context {
     CONTEXT.get_or_init(open).clone()
 }
 
-/// The device's IPv4 address, with any port.
+/// The IPv4 address of the tests' device, with any port.
 pub(crate) fn address() -> SocketAddr {
-    let gids = context().gid_table(1).unwrap();
+    address_of(&context())
+}
+
+/// The IPv4 address of a device, with any port.
+pub(crate) fn address_of(context: &Context) -> SocketAddr {
+    let gids = context.gid_table(1).unwrap();
     let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).expect("an IPv4 address");
     SocketAddr::new(IpAddr::from(ipv4), 0)
 }

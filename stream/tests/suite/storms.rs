@@ -13,7 +13,7 @@ use uverbs::soft::{Errno, Fault, Moment, SoftDevice};
 use uverbs::{Context, Device, QueuePair};
 use uverbs_stream::{Config, Stream};
 
-use crate::network::{address, config, context};
+use crate::network::{address, address_of, config, context};
 
 /// Peers that connect at the same time.
 fn peers<T: Send + 'static>(
@@ -153,6 +153,35 @@ fn half_open_peers_are_bounded() {
     drop(accepted);
 }
 
+/// Silent peers of two addresses have all places. A peer of a third address gets the place of the
+/// oldest one, when the listener looks again after a second.
+#[test]
+fn silent_peers_of_two_addresses_keep_no_third_one_out() {
+    const LATE: Duration = Duration::from_secs(30);
+    let device =
+        || Device::from_soft(SoftDevice::builder("soft0").build().unwrap()).open().unwrap();
+    let [here, one, other, honest] = [device(), device(), device(), device()];
+    let config = Config::new().context(&here).half_open(4);
+    let listener = config.bind(address_of(&here)).unwrap();
+    let to = listener.local_addr().unwrap();
+    let accepting = thread::spawn(move || listener.accept().map(|stream| (stream, listener)));
+    let open = [&one, &one, &one, &other].map(|from| HalfOpen::of(from, to));
+    let was_answered =
+        |peer: &HalfOpen| matches!(peer.answer(LATE), Some(EventKind::ConnectResponse(_)));
+    assert!(open.iter().all(was_answered));
+    let mut peer = HalfOpen::of(&honest, to);
+    let deadline = Instant::now() + LATE;
+    while peer.answer(Duration::ZERO).is_none() {
+        assert!(Instant::now() < deadline, "it is kept out");
+        drop(HalfOpen::of(&other, to));
+    }
+    peer.confirm();
+    let accepted = accepting.join().unwrap().unwrap();
+    assert!(matches!(open[0].answer(LATE), Some(EventKind::Rejected(_))));
+    drop(peer);
+    drop(accepted);
+}
+
 /// One peer that waited cannot be accepted, and is refused. The next one is accepted at once.
 #[test]
 fn a_peer_that_cannot_be_accepted_keeps_no_other_waiting() {
@@ -160,10 +189,8 @@ fn a_peer_that_cannot_be_accepted_keeps_no_other_waiting() {
     let device = || SoftDevice::builder("soft0").build().unwrap();
     let (here, there) = (device(), Device::from_soft(device()).open().unwrap());
     let context = Device::from_soft(here.clone()).open().unwrap();
-    let gids = context.gid_table(1).unwrap();
-    let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).expect("an IPv4 address");
     let config = Config::new().context(&context).half_open(1);
-    let listener = config.bind((ipv4, 0)).unwrap();
+    let listener = config.bind(address_of(&context)).unwrap();
     let to = listener.local_addr().unwrap();
     let accepting = thread::spawn(move || listener.accept().map(|stream| (stream, listener)));
     let mut first = HalfOpen::of(&there, to);
