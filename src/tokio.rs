@@ -137,7 +137,7 @@ impl AsyncCompletionChannel {
     /// Waits for one event. Cancel safe.
     ///
     /// # Errors
-    /// EIO once the device is gone.
+    /// `DeviceGone` (EIO) once the device is gone.
     pub async fn event(&self) -> Result<DetachedCqEvent> {
         take(&self.0, |channel| channel.try_get_event().map(|event| event.detach())).await
     }
@@ -168,7 +168,7 @@ impl AsyncEvents {
     /// Waits for one event. Cancel safe.
     ///
     /// # Errors
-    /// EIO once the device is gone and its last event taken.
+    /// `DeviceGone` (EIO) once the device is gone and its last event taken.
     pub async fn event(&self) -> Result<DetachedEvent> {
         take(&self.0, |context| context.0.try_get_event().map(|event| event.detach())).await
     }

@@ -77,7 +77,7 @@ impl CompletionChannel {
     /// Waits for one completion event and takes it. Of several waiting threads exactly one gets it.
     ///
     /// # Errors
-    /// `Interrupted` by a signal; EIO once the device is gone.
+    /// `Interrupted` by a signal; `DeviceGone` (EIO) once the device is gone.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn get_event(&self) -> Result<CqEvent> {
         // The thread that waits does a software device's work: no other one has to be switched to.

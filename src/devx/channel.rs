@@ -9,6 +9,7 @@ use uverbs_uapi::mlx5::object::{devx_async_cmd_fd, devx_async_event_fd};
 use super::{Devx, DevxEventChannelFlags, too_long};
 use crate::device::context::Context;
 use crate::error::{Error, Result};
+use crate::host::events::ended;
 use crate::host::system;
 
 /// The answers of queries that [`query_async`](super::DevxObject::query_async) began.
@@ -121,7 +122,7 @@ impl EventChannel {
     /// bytes.
     ///
     /// # Errors
-    /// `EOVERFLOW` once after events were lost; EIO once the device is gone.
+    /// `EOVERFLOW` once after events were lost; `DeviceGone` (EIO) once the device is gone.
     #[doc(alias = "mlx5dv_devx_get_event")]
     pub fn read(&self, into: &mut [u8]) -> Result<usize> {
         read("devx_get_event", &self.file, into)
@@ -140,9 +141,9 @@ impl AsFd for EventChannel {
     }
 }
 
-/// After the end of the device a read of the kernel's file fails, and the software device's ends.
 fn read(verb: &'static str, file: &OwnedFd, into: &mut [u8]) -> Result<usize> {
-    let length = nix::unistd::read(file, into);
-    let length = length.and_then(|length| if length == 0 { Err(Errno::EIO) } else { Ok(length) });
-    length.map_err(|errno: Errno| Error::os(verb, errno))
+    match nix::unistd::read(file, into) {
+        Ok(0) | Err(Errno::EIO) => Err(ended(verb)),
+        read => read.map_err(|errno| Error::os(verb, errno)),
+    }
 }

@@ -32,7 +32,7 @@ macro_rules! waits {
                 if (0..spins).any(|_| spin(&self.ring)) {
                     return Ok(true);
                 }
-                let until = timeout.map(|timeout| Instant::now() + timeout);
+                let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
                 sleep(&mut self.ring, self.channel.as_ref().ok_or_else(no_events)?, until)
             }
 
@@ -46,7 +46,7 @@ macro_rules! waits {
             /// the events that are there.
             ///
             /// # Errors
-            /// `InvalidInput` without events; EIO once the device is gone.
+            /// `InvalidInput` without events; `DeviceGone` (EIO) once the device is gone.
             pub fn arm_events(&mut self) -> Result<()> {
                 let Some(channel) = &self.channel else { return Err(no_events()) };
                 while let Some(event) = some(channel.try_get_event())? {

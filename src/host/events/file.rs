@@ -42,6 +42,7 @@ impl EventFile {
         let mut record = [0; N];
         match nix::unistd::read(&self.fd, &mut record) {
             Ok(length) if length == N => Ok(record),
+            Ok(0) | Err(Errno::EIO) => Err(ended(verb)),
             Ok(_) => Err(Error::os(verb, Errno::EIO)),
             Err(errno) => Err(Error::os(verb, errno)),
         }
@@ -66,6 +67,12 @@ impl EventFile {
             }
         }
     }
+}
+
+/// The error of a read after the device is gone: the kernel's files fail with EIO then
+/// (`ib_uverbs_event_read`, `devx_async_event_read`), and the software device's end.
+pub(crate) fn ended(verb: &'static str) -> Error {
+    Error::os(verb, Errno::EIO).with_kind(ErrorKind::DeviceGone)
 }
 
 /// Waits until `fd` is readable.

@@ -18,7 +18,7 @@ use super::command::{Commands, Removal};
 use super::system;
 use crate::error::{Error, ErrorKind, Result};
 use end::End;
-pub(crate) use file::EventFile;
+pub(crate) use file::{EventFile, ended};
 pub(crate) use registered::Registered;
 pub use registry::ObjectId;
 pub(crate) use registry::{Holder, Observer, Registry, Wait};
