@@ -222,6 +222,70 @@ fn a_limit_fires_once_and_disarms_itself() {
     assert_eq!(setup.context.try_get_event().unwrap_err().kind(), ErrorKind::WouldBlock);
 }
 
+/// Receives are posted, consumed and the limit armed anew at the same time: no event is lost, and
+/// none comes without a limit.
+#[test]
+fn a_limit_races_with_posts_and_changes() {
+    const LIMIT: u32 = 6;
+    let mut setup = Setup::new();
+    let mut srq = setup.pd.create_raw_srq(64).build().unwrap();
+    let mut a = setup.builder::<Rc>().build().unwrap();
+    let mut b = setup.builder::<Rc>().shared_receive_queue(srq.handle()).build().unwrap();
+    let (end_a, end_b) = (a.endpoint(), b.endpoint());
+    a.connect(&end_b).unwrap();
+    b.connect(&end_a).unwrap();
+    let handle = srq.handle().clone();
+    let (mut posted, mut received) = (0, 0);
+    for round in 0..300 {
+        let (more, again) = (round % 5, round % 3);
+        for wr_id in 0..8 {
+            // SAFETY: no memory is named.
+            unsafe { srq.post(wr_id, &[]).unwrap() };
+        }
+        handle.arm_limit(LIMIT).unwrap();
+        let consumed = 8 - round % 2;
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for wr_id in 0..consumed {
+                    // SAFETY: no data.
+                    unsafe { a.post_send(wr_id, op::Send, (), SIGNALED).unwrap() };
+                }
+            });
+            scope.spawn(|| (0..again).for_each(|_| handle.arm_limit(LIMIT).unwrap()));
+            for wr_id in 0..more {
+                // SAFETY: no memory is named.
+                unsafe { srq.post(wr_id, &[]).unwrap() };
+            }
+            // Of both ends.
+            for _ in 0..2 * consumed {
+                success(&mut setup.cq);
+            }
+        });
+        (posted, received) = (posted + 8 + more, received + consumed);
+        let (left, limit) = (posted - received, srq.query().unwrap().limit);
+        let mut events = 0;
+        while let Ok(event) = setup.context.try_get_event() {
+            if event.kind() == EventType::SRQ_LIMIT_REACHED {
+                assert_eq!(event.source(), EventSource::SharedReceiveQueue(srq.id()));
+                events += 1;
+            }
+        }
+        assert!(events <= 1 + again, "{events} events in round {round}");
+        assert!(events > 0 || limit == LIMIT, "round {round}: an event was lost");
+        assert!(limit == 0 || left >= u64::from(LIMIT), "round {round}: {left} left");
+        // All that is left is consumed before the next round.
+        handle.arm_limit(0).unwrap();
+        for wr_id in 0..left {
+            // SAFETY: no data.
+            unsafe { a.post_send(wr_id, op::Send, (), SIGNALED).unwrap() };
+            success(&mut setup.cq);
+            success(&mut setup.cq);
+        }
+        received += left;
+        while setup.context.try_get_event().is_ok() {}
+    }
+}
+
 #[test]
 fn refused_changes_of_a_shared_queue_change_nothing() {
     let setup = Setup::new();
