@@ -309,6 +309,16 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
         to: A,
     ) -> Result<(), PostError> {
         use RunTimeOperation as O;
+        match request.operation {
+            // In a copy of the encoder of its own, because opcode and immediate are constants there
+            // and take no registers.
+            O::Write(remote) if QUICK && T::SERVICE != Service::Ud => {
+                let (opcode, immediate) = (Opcode::RDMA_WRITE, U32::new(0));
+                return self
+                    .with_data(request, to.address(AnyAccess { opcode, immediate, remote }));
+            }
+            _ => keep_apart(),
+        }
         if let Some(access) = self.access(&request.operation) {
             return self.with_data(request, to.address(access));
         }
