@@ -49,6 +49,18 @@ impl<const N: usize, const COMPOSED: bool> Ring for Copied<'_, N, COMPOSED> {
     }
 }
 
+/// Keeps the compiler from joining the ends of posting an `O` in `N` blocks and of posting another
+/// request, because what differs would be in registers there.
+#[inline(always)]
+fn end_apart<O: Operation, const N: usize>(_: &[WideBlock; N]) {
+    // SAFETY: no instruction.
+    unsafe {
+        core::arch::asm!(
+            "/* {0} {1} */", const N, const O::OCTOWORDS, options(nostack, preserves_flags),
+        );
+    }
+}
+
 impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Builds one request and rings the doorbell for it, and for all requests that were built
     /// before and are unpublished.
@@ -302,7 +314,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
                 wqe,
                 blocks,
                 to,
-                |composed| self.ring_copied(wr_id, Copied::composed(&composed)),
+                |composed| {
+                    self.ring_copied(wr_id, Copied::composed(&composed));
+                    end_apart::<O, _>(&composed);
+                },
                 {
                     wqe.store_long(to);
                     self.enter(wr_id, blocks);

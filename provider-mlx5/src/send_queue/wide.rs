@@ -598,7 +598,8 @@ pub(super) fn partial(data: &[u8], start: usize) -> Wide {
     let length = data.len();
     // By what is missing in one half of the octoword, or the other.
     let end = load64(data, length - 8) >> bits(start.wrapping_sub(length));
-    if length - start > 8 {
+    // Not as a difference, which the compiler would have to compute.
+    if length > start + 8 {
         return wide([load64(data, start).to_le(), end.to_le()]);
     }
     wide([end.to_le(), 0])
