@@ -387,11 +387,10 @@ forms! {
             if !building.steps.is_straight() {
                 return complete_any::<T, SENDS>(qp);
             }
-            if let Err((start, head)) = queue.publish_one() {
-                return either!(
-                    complete_two_blocks::<T, SENDS>,
-                    complete_two_blocks_newer::<T, SENDS>
-                )(qp, start, head);
+            if let Err((start, head)) = queue.publish_short() {
+                return either!(complete_longer::<T, SENDS>, complete_longer_newer::<T, SENDS>)(
+                    qp, start, head,
+                );
             }
             queue_pair.send_lock.release();
             0
@@ -401,20 +400,20 @@ forms! {
 
 forms! {
     beside
-    /// [`complete`] of one request of two blocks that was built step by step: `start` and `head`
-    /// are those of [`SendQueue::publish_one`].
+    /// [`complete`] of one request with a block more than the shortest: `start` and `head` are
+    /// those of [`SendQueue::publish_short`].
     ///
     /// # Safety
     /// As for [`complete`].
     #[inline(never)]
-    fn complete_two_blocks / complete_two_blocks_newer [T: Posts, const SENDS: bool](
+    fn complete_longer / complete_longer_newer [T: Posts, const SENDS: bool](
         qp: *mut ibv_qp_ex,
         start: usize,
         head: u32,
     ) -> c_int {
         // SAFETY: the caller's promise.
         unsafe {
-            if post::sends::<T>(qp.cast()).publish_two_blocks(start, head) {
+            if post::sends::<T>(qp.cast()).publish_longer(start, head) {
                 Qp::of(qp.cast()).send_lock.release();
                 return 0;
             }

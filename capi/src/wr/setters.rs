@@ -335,9 +335,7 @@ forms! {
         unsafe {
             let queue = queue::<T, SENDS>(qp);
             if !queue.is_some_and(|queue| queue.add_short(&of(qp).1.common, start, length)) {
-                either!(set_two_blocks::<T, SENDS>, set_two_blocks_newer::<T, SENDS>)(
-                    qp, start, length,
-                );
+                either!(set_longer::<T, SENDS>, set_longer_newer::<T, SENDS>)(qp, start, length);
             }
         }
     }
@@ -345,12 +343,12 @@ forms! {
 
 forms! {
     beside
-    /// [`set_inline_data`] of data that needs two blocks.
+    /// [`set_inline_data`] of data that needs a block more than the shortest.
     ///
     /// # Safety
     /// As for [`set_inline_data`].
     #[inline(never)]
-    fn set_two_blocks / set_two_blocks_newer [T: Posts, const SENDS: bool](
+    fn set_longer / set_longer_newer [T: Posts, const SENDS: bool](
         qp: *mut ibv_qp_ex,
         start: *const u8,
         length: usize,
@@ -358,7 +356,7 @@ forms! {
         // SAFETY: the caller's promise.
         unsafe {
             let queue = queue::<T, SENDS>(qp);
-            if !queue.is_some_and(|queue| queue.add_two_blocks(&of(qp).1.common, start, length)) {
+            if !queue.is_some_and(|queue| queue.add_longer(&of(qp).1.common, start, length)) {
                 set_long::<T, SENDS>(qp, start, length);
             }
         }

@@ -387,7 +387,7 @@ impl Next {
         start: impl FnOnce() -> *const u8,
     ) -> Option<*mut Wide> {
         let octowords = header.octowords() & 3;
-        let all = common.two_blocks(octowords, 0, length)?;
+        let all = common.longer(octowords, 0, length)?;
         if !self.has(2) {
             return None;
         }

@@ -70,16 +70,6 @@ impl Next {
     }
 }
 
-/// Whether a request reads, so that it takes no data that is copied.
-///
-/// # Safety
-/// As for [`set_length`].
-#[inline(always)]
-unsafe fn is_read(block: *const Wide) -> bool {
-    // SAFETY: the caller's promise.
-    unsafe { block.cast::<u8>().add(OPCODE).read() == Opcode::RDMA_READ.0 }
-}
-
 /// Sets the length of a request.
 ///
 /// # Safety
@@ -95,6 +85,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     const DESTINATION: usize = T::SERVICE.address_octowords();
     /// Whether the data always starts behind the first block, and ends behind it.
     const IS_LONG: bool = Self::DESTINATION == 3;
+    /// Blocks of the shortest request with data.
+    const SHORT: usize = if Self::IS_LONG { 2 } else { 1 };
     /// What a setter of data leaves of [`Next::at`].
     const KEPT: usize = if Self::DESTINATION > 0 { PLACE | LACKS_DESTINATION } else { PLACE };
 
@@ -102,6 +94,17 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     #[inline(always)]
     fn header(at: usize) -> usize {
         if T::SERVICE.has_remote_memory() { at & HEADER } else { 16 }
+    }
+
+    /// Whether a request reads, so that it takes no data that is copied.
+    ///
+    /// # Safety
+    /// As for [`set_length`].
+    #[inline(always)]
+    unsafe fn may_read(block: *const Wide) -> bool {
+        // SAFETY: the caller's promise.
+        let opcode = || unsafe { block.cast::<u8>().add(OPCODE).read() };
+        T::SERVICE.is_reliable() && opcode() == Opcode::RDMA_READ.0
     }
 
     /// Builds a request whose data follows, and its destination if the service has one, behind
@@ -189,7 +192,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
                 lkey,
             );
             if Self::IS_LONG {
-                self.end_in_second_block(at);
+                self.end_behind(at, 2);
                 return true;
             }
         }
@@ -197,32 +200,34 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         true
     }
 
-    /// Ends the request that was named in the second block. `at` is [`Next::at`].
+    /// Ends the request that was named after `blocks` blocks, a constant above 1. `at` is
+    /// [`Next::at`].
     ///
     /// # Safety
-    /// That block is before the limit.
+    /// The last of them is before the limit.
     #[inline(always)]
-    unsafe fn end_in_second_block(&mut self, at: usize) {
-        let behind = (at & Self::KEPT) + WQEBB_SIZE;
+    unsafe fn end_behind(&mut self, at: usize, blocks: usize) {
+        let behind = (at & Self::KEPT) + (blocks - 1) * WQEBB_SIZE;
         self.next.at = behind;
-        self.next.entry = self.next.entry.wrapping_add(1);
+        self.next.entry = self.next.entry.wrapping_add(blocks - 1);
         // SAFETY: before the limit, so within ring and table. The load is volatile for the reason
         // that `name` gives.
         unsafe {
-            let entry = (&raw const self.next.entry).read_volatile().wrapping_sub(2);
-            self.ring.note_inner(entry, 2, self.counter(behind));
+            let entry = (&raw const self.next.entry).read_volatile().wrapping_sub(blocks);
+            self.ring.note_inner(entry, blocks, self.counter(behind & PLACE));
         }
     }
 
-    /// Gives the request that was named data that is copied, if it fits into one block. `false`,
-    /// and nothing has changed, if there is none, or another function has to do it.
+    /// Gives the request that was named data that is copied, if it then has as few blocks as a
+    /// request with data can have. `false`, and nothing has changed, if there is none, or another
+    /// function has to do it.
     ///
     /// # Safety
     /// As for [`SendQueue::name`]. Of `length` bytes at `start` all are readable, if there are any.
     #[inline(always)]
     pub unsafe fn add_short(&mut self, common: &Common, start: *const u8, length: usize) -> bool {
         // Neither empty nor too long, in one comparison.
-        if Self::IS_LONG || length.wrapping_sub(1) >= common.max_short {
+        if length.wrapping_sub(1) >= common.max_short {
             return false;
         }
         let at = self.next.at;
@@ -230,50 +235,54 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             return false;
         }
         let octowords = Self::DESTINATION + segment_octowords(Self::header(at) + length);
-        // SAFETY: the block that was named has space for all data.
+        // SAFETY: the blocks have space for all data. If they are two, they were free when the
+        // request was named.
         unsafe {
             let block = self.next.named(at);
-            if is_read(block) {
+            if Self::may_read(block) {
                 return false;
             }
-            let (data, size) =
-                (core::slice::from_raw_parts(start, length), segment_octowords(length));
-            core::hint::assert_unchecked(size > 0);
-            Inline(data).store(self.next.data(at, Self::header(at), Self::DESTINATION), size, 1, 2);
+            let to = self.next.data(at, Self::header(at), Self::DESTINATION);
+            if Self::IS_LONG {
+                self.end_behind(at, 2);
+            } else {
+                self.next.at = at & Self::KEPT;
+            }
+            if Self::IS_LONG && length >= 16 {
+                write_inline(to, start, length);
+            } else {
+                let (data, size) =
+                    (core::slice::from_raw_parts(start, length), segment_octowords(length));
+                core::hint::assert_unchecked(size > 0);
+                Inline(data).store(to, size, 1, 2);
+            }
             set_length(block, octowords);
         }
-        self.next.at = at & Self::KEPT;
         true
     }
 
-    /// Gives the request that was named data that is copied, if it then has two blocks. `false`,
-    /// and nothing has changed, if there is none, or another function has to do it.
+    /// [`SendQueue::add_short`] of data with which the request has a block more.
     ///
     /// # Safety
     /// As for [`SendQueue::add_short`].
     #[inline(always)]
-    pub unsafe fn add_two_blocks(
-        &mut self,
-        common: &Common,
-        start: *const u8,
-        length: usize,
-    ) -> bool {
+    pub unsafe fn add_longer(&mut self, common: &Common, start: *const u8, length: usize) -> bool {
         let at = self.next.at;
-        let (header, behind) = (Self::header(at), (at & PLACE) + WQEBB_SIZE);
-        if at & NAMED == 0 || (!Self::IS_LONG && behind > self.next.limit) {
+        let (header, behind) = (Self::header(at), (at & PLACE) + Self::SHORT * WQEBB_SIZE);
+        if at & NAMED == 0 || behind > self.next.limit {
             return false;
         }
-        let octowords = common.two_blocks(header / 16, Self::DESTINATION, length);
+        let octowords = common.longer(header / 16, Self::DESTINATION, length);
         let Some(octowords) = octowords else { return false };
         let block = self.next.named(at);
-        // SAFETY: the request was built here, and both blocks are free. They hold all data.
+        // SAFETY: the request was built here, and its blocks are free. They hold all data.
         unsafe {
-            if is_read(block) {
+            if Self::may_read(block) {
                 return false;
             }
-            self.end_in_second_block(at);
+            self.end_behind(at, Self::SHORT + 1);
             let to = block.byte_add(header + 16 * Self::DESTINATION);
-            if Self::DESTINATION > 0 && length < 16 {
+            if Self::DESTINATION == 1 && length < 16 {
                 let data = core::slice::from_raw_parts(start, length);
                 Inline(data).store(to, segment_octowords(length), 1, 2);
             } else {
@@ -301,7 +310,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         // SAFETY: the request was built here; the length was compared, so there are free blocks for
         // all data.
         unsafe {
-            if is_read(block) || !self.extend(octowords) {
+            if Self::may_read(block) || !self.extend(octowords) {
                 return false;
             }
             let data = core::slice::from_raw_parts(start, length);
@@ -367,7 +376,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         self.next.entry = entry.wrapping_add(blocks);
         self.next.at = behind;
         // SAFETY: before the limit, so within ring and table.
-        unsafe { self.ring.note_inner(entry, blocks, self.counter(behind)) };
+        unsafe { self.ring.note_inner(entry, blocks, self.counter(behind & PLACE)) };
         true
     }
 
@@ -385,7 +394,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         unsafe {
             set_length(self.next.named(at), octowords);
             if Self::IS_LONG && octowords > 4 {
-                self.end_in_second_block(at);
+                self.end_behind(at, 2);
             }
         }
         true
@@ -471,42 +480,60 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         true
     }
 
-    /// Publishes what was built, if it is one request of one block: from the ring to the register.
-    /// Otherwise nothing has changed, and the error is for [`SendQueue::publish_two_blocks`]: where
-    /// the first request starts, in bytes, and its counter.
+    /// Publishes what was built, if it is one request of as few blocks as one with data can have:
+    /// from the ring to the register. Otherwise nothing has changed, and the error is for
+    /// [`SendQueue::publish_longer`]: where the first request starts, in bytes, and its counter.
     ///
     /// # Safety
     /// As for [`SendQueue::name`]; [`Steps::is_straight`].
     #[inline(always)]
-    pub unsafe fn publish_one(&mut self) -> Result<(), (usize, u32)> {
+    pub unsafe fn publish_short(&mut self) -> Result<(), (usize, u32)> {
         // The counter's 16 bits, as `Next::at` has them. Where they overflow between the two, the
         // caller goes on by `publish_long`.
-        let start = usize::from(self.head as u16) * WQEBB_SIZE;
-        if self.next.at != start + WQEBB_SIZE {
-            return Err((start, self.head));
-        }
-        // SAFETY: one block was built.
-        unsafe { self.copy_request::<1>(self.next.base.wrapping_byte_add(start), 1, self.head) };
-        Ok(())
+        let (start, head) = (usize::from(self.head as u16) * WQEBB_SIZE, self.head);
+        // SAFETY: the caller's promise.
+        let is_published = unsafe {
+            match Self::SHORT {
+                1 => self.publish_only::<1>(start, head),
+                _ => self.publish_only::<2>(start, head),
+            }
+        };
+        if is_published { Ok(()) } else { Err((start, head)) }
     }
 
-    /// Publishes what was built, if it is one request of two blocks: from the ring to the register.
-    /// `false`, and nothing has changed, otherwise.
+    /// Publishes what was built, if it is one request with a block more. `false`, and nothing has
+    /// changed, otherwise.
     ///
     /// # Safety
-    /// As for [`SendQueue::publish_one`], which has just returned `start` and `head`.
+    /// As for [`SendQueue::publish_short`], which has just returned `start` and `head`.
     #[inline(always)]
-    pub unsafe fn publish_two_blocks(&mut self, start: usize, head: u32) -> bool {
-        if self.next.at != start + 2 * WQEBB_SIZE {
+    pub unsafe fn publish_longer(&mut self, start: usize, head: u32) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match Self::SHORT {
+                1 => self.publish_only::<2>(start, head),
+                _ => self.publish_only::<3>(start, head),
+            }
+        }
+    }
+
+    /// Publishes what was built, if it is one request of `N` blocks.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::publish_longer`].
+    #[inline(always)]
+    unsafe fn publish_only<const N: usize>(&mut self, start: usize, head: u32) -> bool {
+        if self.next.at != start + N * WQEBB_SIZE {
             return false;
         }
         let block = self.next.base.wrapping_byte_add(start);
-        // SAFETY: two blocks were built, and the first begins a request.
+        // SAFETY: `N` blocks were built, and the first begins a request.
         unsafe {
-            if block.cast::<u8>().add(LENGTH).read() <= (WQEBB_SIZE / 16) as u8 {
+            let fewer = ((N - 1) * WQEBB_SIZE / 16) as u8;
+            if N > 1 && block.cast::<u8>().add(LENGTH).read() <= fewer {
                 return false;
             }
-            self.copy_request::<2>(block, 2, head);
+            self.copy_request::<N>(block, N, head);
         }
         true
     }
@@ -642,7 +669,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// unless it lacks its destination.
     ///
     /// # Safety
-    /// As for [`SendQueue::publish_one`].
+    /// As for [`SendQueue::publish_short`].
     #[inline(always)]
     pub unsafe fn publish_long(&mut self) -> bool {
         if self.lacks_destination() {
@@ -670,7 +697,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// destination.
     ///
     /// # Safety
-    /// As for [`SendQueue::publish_one`]; no request was named that has no data yet.
+    /// As for [`SendQueue::publish_short`]; no request was named that has no data yet.
     #[inline(always)]
     pub unsafe fn publish_steps(&mut self) -> bool {
         let built = self.built();

@@ -4,31 +4,32 @@ use core::mem::replace;
 use core::ptr::null_mut;
 
 use super::super::encode::{mode_word, second_word};
-use super::super::payload::{PREFIX, segment_octowords};
+use super::super::payload::PREFIX;
 use super::super::wide::{Wide, narrow};
-use super::super::{Batch, SendQueue, Transport};
+use super::super::{Batch, SendQueue, Service, Transport};
 use super::{LACKS_DESTINATION, PLACE};
 use crate::format::{AddressVector, MAX_READ_SGE, Opcode, U32, WQEBB_SIZE};
 use crate::mmio::BlueFlame;
 use crate::request::{PostError, PostFlags, Remote};
 
-/// Most bytes of inline data for which a block is sure to have space behind a header of two
-/// octowords, and a destination of so many.
-const fn max_short(destination: usize) -> usize {
-    (WQEBB_SIZE - 32 - 4_usize).saturating_sub(16 * destination)
+/// Bytes of the shortest request with data behind a destination of so many octowords.
+const fn short(destination: usize) -> usize {
+    if destination == 3 { 2 * WQEBB_SIZE } else { WQEBB_SIZE }
 }
 
-/// The least sum of header and inline data that does not fit into one block.
-const SHORTEST: usize = WQEBB_SIZE + 1 - PREFIX;
+/// Most bytes of inline data for which such a request is sure to have space, whatever header the
+/// service's operations have.
+const fn max_short(service: Service) -> usize {
+    let destination = service.address_octowords();
+    let header = 16 * (destination + if service.has_remote_memory() { 2 } else { 1 });
+    short(destination) - PREFIX - header
+}
 
-/// How much longer inline data is than the shortest that ends in the second block.
+/// How much longer inline data is than the shortest with which the request needs a block more.
 #[inline(always)]
 const fn beyond(header: usize, destination: usize, length: usize) -> usize {
-    // Behind a destination of three octowords all data does.
-    if destination == 3 {
-        return length.wrapping_sub(1);
-    }
-    (16 * (header + destination) + length).wrapping_sub(SHORTEST)
+    let shortest = short(destination) + 1 - PREFIX;
+    (16 * (header + destination) + length).wrapping_sub(shortest)
 }
 
 /// The parts of control segments that all requests of a queue share. Made by [`SendQueue::common`].
@@ -41,12 +42,13 @@ pub struct Common {
     /// The same of no length.
     pub(in crate::send_queue) number: u64,
     pub(in crate::send_queue) max_inline: usize,
-    /// The least of that and [`max_short`].
+    /// The least of that and [`max_short()`].
     pub(in crate::send_queue) max_short: usize,
     pub(in crate::send_queue) max_sge: u32,
-    /// First in each pair: of how many lengths inline data ends in the second block, behind headers
-    /// of so many octowords. In pairs, because a header's bytes are the offset then.
-    of_two_blocks: [[usize; 2]; 4],
+    /// First in each pair: with how many lengths of inline data, behind headers of so many
+    /// octowords, the request has a block more than the shortest. In pairs, because a header's
+    /// bytes are the offset then.
+    of_longer: [[usize; 2]; 4],
     /// The control segment's second half for each combination of the caller's flags. As long as a
     /// byte can tell, so that no other bits have to be removed.
     modes: [u64; 256],
@@ -60,28 +62,25 @@ impl Common {
         max_inline: 0,
         max_short: 0,
         max_sge: 0,
-        of_two_blocks: [[0; 2]; 4],
+        of_longer: [[0; 2]; 4],
         modes: [0; 256],
     };
 
-    /// Octowords of a request with `length` bytes of inline data, if it then has two blocks. The
-    /// header has `header` octowords, and `destination`, a constant.
+    /// Octowords of a request with `length` bytes of inline data, if it then has a block more than
+    /// the shortest. The header has `header` octowords, and `destination`, a constant.
     #[inline(always)]
-    pub(in crate::send_queue) fn two_blocks(
+    pub(in crate::send_queue) fn longer(
         &self,
         header: usize,
         destination: usize,
         length: usize,
     ) -> Option<usize> {
         let beyond = beyond(header, destination, length);
-        if beyond >= self.of_two_blocks[header & 3][0] {
+        if beyond >= self.of_longer[header & 3][0] {
             return None;
         }
-        Some(match destination {
-            // The shortest has 65 bytes, which are 5 octowords.
-            ..=2 => beyond / 16 + 5,
-            _ => header + destination + segment_octowords(length),
-        })
+        // The first byte of that block is in an octoword of its own.
+        Some(beyond / 16 + short(destination) / 16 + 1)
     }
 
     /// The second half of a request's control segment.
@@ -150,7 +149,7 @@ impl Steps {
     pub const NONE: Self =
         Self { detour: 1, is_closed: false, has_batch: false, open: 0, named: null_mut() };
 
-    /// Whether all requests were built here, so that [`SendQueue::publish_one`] and
+    /// Whether all requests were built here, so that [`SendQueue::publish_short`] and
     /// [`SendQueue::publish_steps`] know of all.
     #[inline(always)]
     pub fn is_straight(&self) -> bool {
@@ -186,12 +185,14 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             }),
             number,
             max_inline,
-            max_short: max_inline.min(max_short(destination)),
+            max_short: max_inline.min(const { max_short(T::SERVICE) }),
             max_sge: self.limits.max_sge.min(MAX_READ_SGE),
-            of_two_blocks: core::array::from_fn(|header| {
-                let longest = 2 * WQEBB_SIZE - PREFIX - 16 * (header + destination);
-                let shortest = (SHORTEST.saturating_sub(16 * (header + destination))).max(1);
-                [(longest.min(max_inline) + 1).saturating_sub(shortest), 0]
+            of_longer: core::array::from_fn(|header| {
+                let space = |bytes: usize| bytes - PREFIX - 16 * (header + destination);
+                let longest = space(short(destination) + WQEBB_SIZE).min(max_inline);
+                // Headers of three octowords do not exist.
+                let shorter = space(short(destination).max(16 * (header + destination) + PREFIX));
+                [longest.saturating_sub(shorter), 0]
             }),
             modes: core::array::from_fn(|number| {
                 mode_word(flags(number as u8).bits(), 0) | self.mode
