@@ -308,7 +308,6 @@ unsafe fn post_several<T: Posts>(qp: *mut ibv_qp, first: *mut ibv_send_wr) -> Re
             return post_rest::<T>(qp, first);
         }
         let (queue, common) = (sends::<T>(qp), common(qp));
-        queue.find_place();
         let mut wr = first;
         while let Some(request) = wr.as_ref() {
             // Two calls, in each of which `inline` is a constant, so that the code tests the flag
@@ -336,7 +335,7 @@ unsafe fn post_several<T: Posts>(qp: *mut ibv_qp, first: *mut ibv_send_wr) -> Re
 unsafe fn post_rest<T: Posts>(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr) -> Result<(), Refused> {
     // SAFETY: the lock is held.
     let queue = unsafe { sends::<T>(qp) };
-    let mut steps = Steps::NONE;
+    let mut steps = Steps::NEW;
     let batch = match T::IS_CONNECTED {
         // SAFETY: the requests built so far are those at the head of the list.
         true => unsafe { queue.batch_from(&mut steps) },

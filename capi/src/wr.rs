@@ -59,7 +59,7 @@ enum Stage {
 /// Requests that are being built between start and complete or abort.
 #[repr(C)]
 pub(crate) struct Building {
-    /// What became of the requests so far. Not straight if the queue pair does not send.
+    /// What became of the requests so far.
     steps: Steps,
     /// What the queue pair's requests have in common.
     pub(crate) common: Common,
@@ -87,7 +87,7 @@ pub(crate) struct Building {
 impl Default for Building {
     fn default() -> Self {
         Self {
-            steps: Steps::NONE,
+            steps: Steps::NEW,
             common: Common::NONE,
             error: 0,
             stage: Stage::None,
@@ -332,29 +332,12 @@ pub(crate) unsafe fn leave_fast_path(queue_pair: &Qp) {
 
 forms! {
     /// `ibv_wr_start`: holds the lock of the sends until complete or abort.
-    fn start / start_newer [T: Posts, const SENDS: bool, const LOCKS: bool](qp: *mut ibv_qp_ex) {
+    fn start / start_newer [const LOCKS: bool](qp: *mut ibv_qp_ex) {
         // SAFETY: the caller's queue pair; the lock is held.
         unsafe {
             if !Qp::of(qp.cast()).send_lock.try_keep::<LOCKS>() {
-                return start_waiting::<T, SENDS>(qp);
+                start_waiting(qp);
             }
-            begin_requests::<T, SENDS>(qp);
-        }
-    }
-}
-
-/// Begins to build requests.
-///
-/// # Safety
-/// As for [`of`].
-#[inline(always)]
-unsafe fn begin_requests<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let building = of(qp).1;
-        match queue::<T, SENDS>(qp) {
-            Some(queue) => queue.begin_steps(&mut building.steps),
-            None => building.forget(),
         }
     }
 }
@@ -365,13 +348,12 @@ unsafe fn begin_requests<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
 /// As for [`start`].
 #[cold]
 #[inline(never)]
-unsafe extern "C" fn start_waiting<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) {
+unsafe extern "C" fn start_waiting(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's queue pair.
     unsafe {
         let lock = &Qp::of(qp.cast()).send_lock;
         lock.wait();
         lock.keep();
-        begin_requests::<T, SENDS>(qp);
     }
 }
 
@@ -464,6 +446,7 @@ unsafe extern "C" fn complete_any<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_e
     unsafe {
         let (queue_pair, building) = of(qp);
         let errno = post_all::<T, SENDS>(qp, building);
+        building.steps.end();
         queue_pair.send_lock.release();
         errno
     }
@@ -536,6 +519,7 @@ unsafe extern "C" fn abort_and_release<T: Posts, const SENDS: bool>(qp: *mut ibv
     unsafe {
         let (queue_pair, building) = of(qp);
         abort::<T, SENDS>(qp, building);
+        building.steps.end();
         queue_pair.send_lock.release();
     }
 }
@@ -575,8 +559,8 @@ fn table_with<T: Posts, const SENDS: bool>(qp_base: ibv_qp, locks: bool) -> ibv_
         wr_set_sge: pick(set_sge::<T, SENDS>, set_sge_newer::<T, SENDS>),
         wr_set_sge_list: pick(set_sge_list::<T, SENDS>, set_sge_list_newer::<T, SENDS>),
         wr_start: match locks {
-            true => pick(start::<T, SENDS, true>, start_newer::<T, SENDS, true>),
-            false => pick(start::<T, SENDS, false>, start_newer::<T, SENDS, false>),
+            true => pick(start::<true>, start_newer::<true>),
+            false => pick(start::<false>, start_newer::<false>),
         },
         wr_complete: pick(complete::<T, SENDS>, complete_newer::<T, SENDS>),
         wr_abort: abort_and_release::<T, SENDS>,

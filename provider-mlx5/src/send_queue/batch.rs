@@ -30,11 +30,18 @@ pub struct Batch<'q, T: Transport, R: Register> {
 pub(super) struct BatchStart {
     /// The place of the first request since [`Next`] was made.
     from: Place,
-    /// The upper half of the counter.
-    high: u32,
+    /// The upper half of the counter, of which [`Next::at`] has the lower half: of the batch's
+    /// place, or the queue's if there is no batch.
+    pub(super) high: u32,
     /// Whether there is a batch, or one was forgotten. Then blocks after the head may be marked as
     /// not the first of a request.
     pub(super) is_open: bool,
+}
+
+/// The upper half of a counter.
+#[inline(always)]
+pub(super) fn high(counter: u32) -> u32 {
+    counter & !u32::from(u16::MAX)
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
@@ -55,16 +62,16 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(always)]
     fn set_batch_start(&mut self, from: Place) {
         self.batch_start.from = from;
-        self.batch_start.high = from.head & !u32::from(u16::MAX);
+        self.batch_start.high = high(from.head);
     }
 
     /// [`SendQueue::recompute_fast_limit`] after a batch was published: posts may use the rest of
     /// the batch's limit.
     #[inline(always)]
     fn set_fast_limit(&mut self, next: Next) {
-        self.next.close();
-        if self.posts_directly() {
-            self.next = next;
+        self.next = next;
+        if !self.posts_directly() {
+            self.next.close();
         }
     }
 
@@ -75,7 +82,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.next_at(from)
     }
 
-    /// The counter of a batch whose position is [`Next::at`].
+    /// The counter at [`Next::at`] of the batch, or of the queue's own place.
     #[inline(always)]
     pub(super) fn counter_at(&self, at: usize) -> u32 {
         self.batch_start.high.wrapping_add((at / WQEBB_SIZE) as u32)

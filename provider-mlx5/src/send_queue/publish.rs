@@ -1,5 +1,6 @@
 //! Publishing built requests to the device.
 
+use super::batch::high;
 use super::encode::Promised;
 use super::payload::Payload;
 use super::{Operation, RequestId, SendQueue, Transport};
@@ -78,13 +79,21 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         copies == 0 || copies >= MAX_COPIED
     }
 
-    /// Recomputes how far the fast path may go.
+    /// Moves the fast path to the head, and recomputes how far it may go.
     #[inline(always)]
     pub(super) fn recompute_fast_limit(&mut self) {
-        self.next.close();
-        if self.unpublished == 0 && self.posts_directly() {
-            self.next = self.next_at(self.place());
+        if self.unpublished != 0 || !self.posts_directly() {
+            return self.close_at_head();
         }
+        self.next = self.next_at(self.place());
+        self.batch_start.high = high(self.head);
+    }
+
+    /// Moves the fast path to the head, and closes it.
+    #[inline(never)]
+    fn close_at_head(&mut self) {
+        self.next = self.ring.next(self.head, 0);
+        self.batch_start.high = high(self.head);
     }
 
     /// Publishes up to `head`, with an 8-byte doorbell. The caller recomputes the fast limit
@@ -105,7 +114,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.unpublished = self.unpublished.wrapping_add(self.head.wrapping_sub(start));
         self.last_control = self.last_control();
         self.direct = 0;
-        self.next.close();
+        self.close_at_head();
     }
 
     /// The first eight bytes of the request before the head, which is in the ring.

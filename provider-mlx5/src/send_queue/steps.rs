@@ -112,9 +112,9 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// ([`SendQueue::end_request`]), or a batch has to do it.
     ///
     /// # Safety
-    /// Since [`SendQueue::begin_steps`] the queue was used as [`SendQueue::batch_from`] says. Its
-    /// service has the operation, which demands nothing of its data, and of which the header says
-    /// all. `common` is the queue's.
+    /// Since the steps began the queue was used as [`SendQueue::batch_from`] says. Its service has
+    /// the operation, which demands nothing of its data, and of which the header says all. `common`
+    /// is the queue's.
     #[inline(always)]
     pub unsafe fn name(&mut self, steps: &mut Steps, common: &Common, header: impl Header) -> bool {
         let next = &mut self.next;
@@ -214,7 +214,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         // that `name` gives.
         unsafe {
             let entry = (&raw const self.next.entry).read_volatile().wrapping_sub(blocks);
-            self.ring.note_inner(entry, blocks, self.counter(behind & PLACE));
+            self.ring.note_inner(entry, blocks, self.counter_at(behind & PLACE));
         }
     }
 
@@ -376,7 +376,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         self.next.entry = entry.wrapping_add(blocks);
         self.next.at = behind;
         // SAFETY: before the limit, so within ring and table.
-        unsafe { self.ring.note_inner(entry, blocks, self.counter(behind & PLACE)) };
+        unsafe { self.ring.note_inner(entry, blocks, self.counter_at(behind & PLACE)) };
         true
     }
 
@@ -475,7 +475,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         unsafe { self.next.pass(blocks) };
         if blocks > 1 {
             // SAFETY: before the limit, so within ring and table.
-            unsafe { self.ring.note_inner(entry, blocks, self.counter(self.next.at)) };
+            unsafe { self.ring.note_inner(entry, blocks, self.counter_at(self.next.at)) };
         }
         true
     }

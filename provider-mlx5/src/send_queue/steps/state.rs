@@ -91,7 +91,7 @@ impl Common {
 }
 
 /// Whether all requests of a send queue that are being built were built step by step, from
-/// [`SendQueue::begin_steps`] on.
+/// [`Steps::NEW`] or [`Steps::end`] on.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Steps {
@@ -145,9 +145,14 @@ pub struct Named {
 }
 
 impl Steps {
-    /// Those of no queue: not straight.
-    pub const NONE: Self =
-        Self { detour: 1, is_closed: false, has_batch: false, open: 0, named: null_mut() };
+    /// Those of a queue in which nothing is being built.
+    pub const NEW: Self =
+        Self { detour: 0, is_closed: false, has_batch: false, open: 0, named: null_mut() };
+
+    /// Starts over, once what was built is published or gone.
+    pub fn end(&mut self) {
+        self.detour = 0;
+    }
 
     /// Whether all requests were built here, so that [`SendQueue::publish_short`] and
     /// [`SendQueue::publish_steps`] know of all.
@@ -200,35 +205,10 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         }
     }
 
-    /// Begins to build requests where the queue is. Those that were built before and not published
-    /// are forgotten.
-    #[inline(always)]
-    pub fn begin_steps(&mut self, steps: &mut Steps) {
-        self.find_place();
-        steps.detour = 0;
-    }
-
-    /// Moves the fast path to the head, if it is not open: it may be somewhere else then.
-    #[inline(always)]
-    pub fn find_place(&mut self) {
-        if !self.next.has(1) {
-            crate::hint::cold_path();
-            self.next = self.ring.next(self.head, 0);
-        }
-    }
-
-    /// The counter at a place behind the head. `at` is [`Next::at`](super::Next::at) with a request
-    /// that has its data.
-    #[inline(always)]
-    pub(super) fn counter(&self, at: usize) -> u32 {
-        let built = ((at / WQEBB_SIZE) as u32).wrapping_sub(self.head) & 0xffff;
-        self.head.wrapping_add(built)
-    }
-
     /// How many blocks were built.
     #[inline(always)]
     pub(super) fn built(&self) -> u32 {
-        let built = self.counter(self.next.at & PLACE).wrapping_sub(self.head);
+        let built = self.counter_at(self.next.at & PLACE).wrapping_sub(self.head);
         // More blocks than the ring has: two threads of the program use the queue without a lock.
         if built > self.ring.blocks() { 0 } else { built }
     }
