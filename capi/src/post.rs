@@ -146,7 +146,7 @@ forms! {
             if queue_pair.send_lock.try_acquire().is_none() {
                 return post_waiting::<T>(qp, wr, bad);
             }
-            if !Usual::post_two_blocks::<T>(sends::<T>(qp), common(qp), &*wr) {
+            if !Usual::post_two_blocks::<T>(sends::<T>(qp), common(qp), wr) {
                 return post_long_held::<T>(qp, wr, bad);
             }
             queue_pair.send_lock.release();
@@ -208,8 +208,8 @@ unsafe fn post_held<T: Posts, const BLOCKS: usize>(
     unsafe {
         let queue = sends::<T>(qp);
         let posted = match T::IS_CONNECTED {
-            true => Usual::post_ring::<T, BLOCKS>(queue, common(qp), &*wr, inline),
-            false => Usual::post::<T>(queue, &*wr, inline),
+            true => Usual::post_ring::<T, BLOCKS>(queue, common(qp), wr, inline),
+            false => Usual::post::<T>(queue, wr, inline),
         };
         if !posted {
             return post_any::<T>(qp, wr, bad);
@@ -264,7 +264,7 @@ unsafe extern "C" fn post_any<T: Posts>(
     // SAFETY: the caller's promise; a list of one rings for itself.
     unsafe {
         let queue = sends::<T>(qp);
-        let posted = with_request::<T>(&*wr, |request| queue.post_request(request));
+        let posted = with_request::<T>(wr, |request| queue.post_request(request));
         Qp::of(qp).send_lock.release();
         posted.map_or_else(|reason| refuse(wr, bad, send_errno(reason)), |()| 0)
     }
@@ -309,17 +309,17 @@ unsafe fn post_several<T: Posts>(qp: *mut ibv_qp, first: *mut ibv_send_wr) -> Re
         }
         let (queue, common) = (sends::<T>(qp), common(qp));
         let mut wr = first;
-        while let Some(request) = wr.as_ref() {
+        while !wr.is_null() {
             // Two calls, in each of which `inline` is a constant, so that the code tests the flag
             // once.
-            let built = match request.send_flags & send_flags::INLINE {
-                0 => Usual::build_ring::<T>(queue, common, request, false),
-                _ => Usual::build_ring::<T>(queue, common, request, true),
+            let built = match (*wr).send_flags & send_flags::INLINE {
+                0 => Usual::build_ring::<T>(queue, common, wr, false),
+                _ => Usual::build_ring::<T>(queue, common, wr, true),
             };
             if !built {
                 return post_rest::<T>(qp, wr);
             }
-            wr = request.next;
+            wr = (*wr).next;
         }
         queue.publish_steps();
     }
@@ -345,17 +345,17 @@ unsafe fn post_rest<T: Posts>(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr) -> Resu
     let mut result = Ok(());
     // SAFETY: the caller's list; as promised by the program for each of them.
     unsafe {
-        while let Some(request) = wr.as_ref() {
-            let inline = request.send_flags & send_flags::INLINE != 0;
-            let built = Usual::post::<T>(&mut batch, request, inline);
+        while !wr.is_null() {
+            let inline = (*wr).send_flags & send_flags::INLINE != 0;
+            let built = Usual::post::<T>(&mut batch, wr, inline);
             if !built {
-                result = with_request::<T>(request, |request| batch.build_request(request));
+                result = with_request::<T>(wr, |request| batch.build_request(request));
             }
             if let Err(reason) = result {
                 batch.publish();
                 return Err((wr, reason));
             }
-            wr = request.next;
+            wr = (*wr).next;
         }
     }
     batch.publish();

@@ -132,7 +132,7 @@ pub(crate) trait Posts: QueuePairType {
     /// # Safety
     /// The request is a program's, for a queue pair of this type.
     unsafe fn of_request<'a>(
-        wr: &ibv_send_wr,
+        wr: *const ibv_send_wr,
         address: &'a mut Option<DatagramAddress>,
     ) -> Option<Self::Peer<'a>>;
 }
@@ -145,7 +145,7 @@ macro_rules! connected {
             type Peer<'a> = Connected;
             #[inline(always)]
             unsafe fn of_request(
-                _: &ibv_send_wr,
+                _: *const ibv_send_wr,
                 _: &mut Option<DatagramAddress>,
             ) -> Option<Connected> {
                 Some(Connected)
@@ -162,11 +162,11 @@ impl Posts for Ud {
     type Peer<'a> = Datagram<'a>;
     #[inline(always)]
     unsafe fn of_request<'a>(
-        wr: &ibv_send_wr,
+        wr: *const ibv_send_wr,
         address: &'a mut Option<DatagramAddress>,
     ) -> Option<Datagram<'a>> {
         // SAFETY: requests of datagram queue pairs have this part of the union filled.
-        let ud = unsafe { wr.wr.ud };
+        let ud = unsafe { (*wr).wr.ud };
         // SAFETY: the caller's address handle.
         let named = unsafe { Ah::datagram(ud.ah, ud.remote_qpn, ud.remote_qkey) }?;
         Some(Datagram(address.insert(named)))
@@ -178,8 +178,12 @@ impl Posts for Xrc {
     const KINDS: &'static [Kind; KINDS] = &Kind::table::<Self>();
     type Peer<'a> = XrcTarget;
     #[inline(always)]
-    unsafe fn of_request(wr: &ibv_send_wr, _: &mut Option<DatagramAddress>) -> Option<XrcTarget> {
-        Some(XrcTarget(wr.qp_type))
+    unsafe fn of_request(
+        wr: *const ibv_send_wr,
+        _: &mut Option<DatagramAddress>,
+    ) -> Option<XrcTarget> {
+        // SAFETY: the caller's promise.
+        Some(XrcTarget(unsafe { (*wr).qp_type }))
     }
 }
 
@@ -189,7 +193,7 @@ impl Posts for Dci {
     type Peer<'a> = DcTarget<'a>;
     #[inline(always)]
     unsafe fn of_request<'a>(
-        _: &ibv_send_wr,
+        _: *const ibv_send_wr,
         _: &'a mut Option<DatagramAddress>,
     ) -> Option<DcTarget<'a>> {
         None
@@ -289,29 +293,36 @@ pub(crate) struct Usual {
     pub(crate) flags: PostFlags,
 }
 
-/// A usual request as `ibv_send_wr`.
-struct InC<'w> {
-    wr: &'w ibv_send_wr,
+/// A usual request as `ibv_send_wr`. Not by a reference, which promises a whole struct: that of a
+/// program built for an older libibverbs, or of NCCL, ends before the fields of XRC and windows.
+pub(crate) struct InC {
+    wr: *const ibv_send_wr,
     kind: Kind,
 }
 
-impl<'w> InC<'w> {
+impl InC {
     /// The request, if it has one buffer and is usual on a queue pair of type `T`. `inline`, a
     /// constant, says whether its data is inline.
+    ///
+    /// # Safety
+    /// The request is a program's, and outlives the result.
     #[inline(always)]
-    fn of<T: Posts>(wr: &'w ibv_send_wr, inline: bool) -> Option<Self> {
+    unsafe fn of<T: Posts>(wr: *const ibv_send_wr, inline: bool) -> Option<Self> {
         // Reads are last in the table, and have no inline data.
         let kinds = if inline { KINDS - 1 } else { KINDS };
-        if wr.opcode as usize >= kinds || wr.num_sge != 1 {
+        // SAFETY: the caller's promise.
+        let opcode = unsafe { (*wr).opcode as usize };
+        // SAFETY: as above. Not read before the comparison, which then is one instruction.
+        if opcode >= kinds || unsafe { (*wr).num_sge } != 1 {
             return None;
         }
-        let kind = T::KINDS[wr.opcode as usize];
+        let kind = T::KINDS[opcode];
         let is_usual = if inline { kind.takes_inline() } else { kind.is_usual() };
         is_usual.then_some(Self { wr, kind })
     }
 }
 
-impl Header for InC<'_> {
+impl Header for InC {
     #[inline(always)]
     fn octowords(&self) -> usize {
         self.kind.octowords()
@@ -322,21 +333,24 @@ impl Header for InC<'_> {
     }
     #[inline(always)]
     fn immediate(&self) -> U32 {
-        self.kind.immediate(self.wr.imm_data)
+        // SAFETY: a program's request.
+        self.kind.immediate(unsafe { (*self.wr).imm_data })
     }
     #[inline(always)]
     fn remote(&self) -> Remote {
         // SAFETY: every value is valid for these; messages do not use them.
-        let rdma = unsafe { &self.wr.wr.rdma };
+        let rdma = unsafe { &(*self.wr).wr.rdma };
         Remote::new(rdma.remote_addr, rdma.rkey)
     }
     #[inline(always)]
     fn wr_id(&self) -> u64 {
-        self.wr.wr_id
+        // SAFETY: a program's request.
+        unsafe { (*self.wr).wr_id }
     }
     #[inline(always)]
     fn mode(&self) -> u32 {
-        self.wr.send_flags
+        // SAFETY: a program's request.
+        unsafe { (*self.wr).send_flags }
     }
 }
 
@@ -358,20 +372,20 @@ impl Usual {
     #[inline(always)]
     pub(crate) unsafe fn post<T: Posts>(
         to: &mut impl Target,
-        wr: &ibv_send_wr,
+        wr: *const ibv_send_wr,
         inline: bool,
     ) -> bool {
-        let Some(kind) = T::KINDS.get(wr.opcode as usize) else { return false };
-        let is_usual = if inline { kind.takes_inline() } else { kind.is_usual() };
-        if wr.num_sge != 1 || !is_usual {
-            return false;
-        }
-        let flags = post::flags(wr.send_flags);
         // SAFETY: every value is valid for the remote address, which messages do not use. The
         // program's promise covers what building requires.
         unsafe {
-            let remote = Remote::new(wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
-            let (wr_id, immediate) = (wr.wr_id, wr.imm_data);
+            let Some(kind) = T::KINDS.get((*wr).opcode as usize) else { return false };
+            let is_usual = if inline { kind.takes_inline() } else { kind.is_usual() };
+            if (*wr).num_sge != 1 || !is_usual {
+                return false;
+            }
+            let flags = post::flags((*wr).send_flags);
+            let remote = Remote::new((*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey);
+            let (wr_id, immediate) = ((*wr).wr_id, (*wr).imm_data);
             let usual = Self { kind: *kind, wr_id, remote, immediate, flags };
             usual.build_request::<T>(to, wr, inline)
         }
@@ -389,13 +403,14 @@ impl Usual {
     pub(crate) unsafe fn build_ring<T: Posts>(
         queue: &mut SendQueue<T, BlueFlame>,
         common: &Common,
-        wr: &ibv_send_wr,
+        wr: *const ibv_send_wr,
         inline: bool,
     ) -> bool {
-        let Some(header) = InC::of::<T>(wr, inline) else { return false };
-        // SAFETY: the caller's list of one. The program's promise covers what building requires.
+        // SAFETY: the caller's request, and its list of one. The program's promise covers what
+        // building requires.
         unsafe {
-            let sge = &*wr.sg_list;
+            let Some(header) = InC::of::<T>(wr, inline) else { return false };
+            let sge = &*(*wr).sg_list;
             if !inline {
                 let rest = || (sge.addr, sge.lkey);
                 return queue.build_sge(common, header, sge.length, rest);
@@ -416,13 +431,14 @@ impl Usual {
     pub(crate) unsafe fn post_ring<T: Posts, const BLOCKS: usize>(
         queue: &mut SendQueue<T, BlueFlame>,
         common: &Common,
-        wr: &ibv_send_wr,
+        wr: *const ibv_send_wr,
         inline: bool,
     ) -> bool {
-        let Some(header) = InC::of::<T>(wr, inline) else { return false };
-        // SAFETY: the caller's list of one. The program's promise covers what posting requires.
+        // SAFETY: the caller's request, and its list of one. The program's promise covers what
+        // posting requires.
         unsafe {
-            let sge = &*wr.sg_list;
+            let Some(header) = InC::of::<T>(wr, inline) else { return false };
+            let sge = &*(*wr).sg_list;
             if !inline {
                 let rest = || (sge.addr, sge.lkey);
                 return queue.post_sge(common, header, sge.length, rest);
@@ -442,12 +458,13 @@ impl Usual {
     pub(crate) unsafe fn post_two_blocks<T: Posts>(
         queue: &mut SendQueue<T, BlueFlame>,
         common: &Common,
-        wr: &ibv_send_wr,
+        wr: *const ibv_send_wr,
     ) -> bool {
-        let Some(header) = InC::of::<T>(wr, true) else { return false };
-        // SAFETY: the caller's list of one. The program's promise covers what posting requires.
+        // SAFETY: the caller's request, and its list of one. The program's promise covers what
+        // posting requires.
         unsafe {
-            let sge = &*wr.sg_list;
+            let Some(header) = InC::of::<T>(wr, true) else { return false };
+            let sge = &*(*wr).sg_list;
             let start = || std::ptr::with_exposed_provenance(sge.addr as usize);
             queue.post_two_blocks(common, header, sge.length as usize, start)
         }
@@ -480,14 +497,14 @@ impl Usual {
     unsafe fn build_request<T: Posts>(
         self,
         to: &mut impl Target,
-        wr: &ibv_send_wr,
+        wr: *const ibv_send_wr,
         inline: bool,
     ) -> bool {
         let mut address = None;
         // SAFETY: the caller's promise.
         unsafe {
             let Some(peer) = T::of_request(wr, &mut address) else { return false };
-            let sge = *wr.sg_list;
+            let sge = *(*wr).sg_list;
             if !inline {
                 // The run-time entry point handles an empty or too long SGE.
                 let is_usual = sge.length as i32 > 0;

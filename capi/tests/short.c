@@ -47,7 +47,7 @@ static void queue_pairs(void)
 	struct mlx5dv_qp_init_attr own = { 0 };
 	struct ibv_sge sge = { (uintptr_t)buffer, 8, mr->lkey };
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
-		.send_flags = IBV_SEND_SIGNALED, .wr.rdma = { (uintptr_t)buffer + 64, mr->rkey } }, *bad;
+		.send_flags = IBV_SEND_SIGNALED, .wr.rdma = { (uintptr_t)buffer + 64, mr->rkey } }, first, *last, *bad;
 	struct ibv_qp *qp;
 
 	init.comp_mask = IBV_QP_INIT_ATTR_PD;
@@ -74,6 +74,15 @@ static void queue_pairs(void)
 	connect_to_itself(qp);
 	/* A work request of before XRC, windows and TSO. */
 	CHECK(ibv_post_send(qp, UNTIL(wr, qp_type), &bad) == 0 && wait_for(cq).status == IBV_WC_SUCCESS);
+	wr.send_flags |= IBV_SEND_INLINE;
+	CHECK(ibv_post_send(qp, UNTIL(wr, qp_type), &bad) == 0 && wait_for(cq).status == IBV_WC_SUCCESS);
+	/* At the end of a list, and refused. */
+	first = wr;
+	first.next = last = UNTIL(wr, qp_type);
+	CHECK(ibv_post_send(qp, &first, &bad) == 0);
+	CHECK(wait_for(cq).status == IBV_WC_SUCCESS && wait_for(cq).status == IBV_WC_SUCCESS);
+	last->opcode = IBV_WR_DRIVER1;
+	CHECK(ibv_post_send(qp, last, &bad) == EINVAL && bad == last);
 	CHECK(ibv_destroy_qp(qp) == 0);
 }
 

@@ -190,16 +190,17 @@ unsafe extern "C" fn post_send(
     let (mut wr, mut posted, mut lines) = (first, Vec::new(), Vec::new());
     // SAFETY: the caller's list.
     unsafe {
-        while let Some(one) = wr.as_ref() {
+        while !wr.is_null() {
             if wanted.check {
-                let is_inline = one.send_flags & send_flags::INLINE != 0;
-                let lkeys = if is_inline { Vec::new() } else { lkeys(one.sg_list, one.num_sge) };
-                posted.push(Posted { wr_id: one.wr_id, lkeys });
+                let is_inline = (*wr).send_flags & send_flags::INLINE != 0;
+                let named = || lkeys((*wr).sg_list, (*wr).num_sge);
+                let lkeys = if is_inline { Vec::new() } else { named() };
+                posted.push(Posted { wr_id: (*wr).wr_id, lkeys });
             }
             if wanted.trace_data {
-                lines.push((wr, request(qp, one)));
+                lines.push((wr, request(qp, wr)));
             }
-            wr = one.next;
+            wr = (*wr).next;
         }
     }
     let count = posted.len();
@@ -220,7 +221,7 @@ unsafe extern "C" fn post_send(
     if errno != 0 {
         if wanted.check {
             // SAFETY: the rest of the caller's list.
-            let left = unsafe { length(refused_at, |wr| wr.next) };
+            let left = unsafe { length(refused_at, |wr| (*wr).next) };
             take_back(qp.addr(), true, left.min(count));
         }
         if !bad.is_null() {
@@ -233,12 +234,11 @@ unsafe extern "C" fn post_send(
 
 /// # Safety
 /// A program's list.
-unsafe fn length<W>(first: *mut W, next: impl Fn(&W) -> *mut W) -> usize {
+unsafe fn length<W>(first: *mut W, next: impl Fn(*mut W) -> *mut W) -> usize {
     let (mut wr, mut count) = (first, 0);
-    // SAFETY: the caller's promise.
-    while let Some(one) = unsafe { wr.as_ref() } {
+    while !wr.is_null() {
         count += 1;
-        wr = next(one);
+        wr = next(wr);
     }
     count
 }
@@ -286,7 +286,7 @@ unsafe fn receives(
         trace(verb, &format!("{:#x}, refused from {refused_at:p} on -> {errno}", target.address));
         if check {
             // SAFETY: the rest of the caller's list.
-            take_back(target.address, false, unsafe { length(refused_at, |wr| wr.next) });
+            take_back(target.address, false, unsafe { length(refused_at, |wr| (*wr).next) });
         }
         if !bad.is_null() {
             // SAFETY: the caller's place.

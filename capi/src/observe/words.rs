@@ -61,21 +61,22 @@ const FLAGS: [&str; 5] = ["FENCE", "SIGNALED", "SOLICITED", "INLINE", "IP_CSUM"]
 ///
 /// # Safety
 /// `wr` is a program's request for this queue pair.
-pub(super) unsafe fn request(qp: *mut ibv_qp, wr: &ibv_send_wr) -> String {
-    let flag =
-        |(bit, name): (usize, &&'static str)| (wr.send_flags >> bit & 1 != 0).then_some(*name);
+pub(super) unsafe fn request(qp: *mut ibv_qp, wr: *const ibv_send_wr) -> String {
+    // SAFETY: the caller's promise.
+    let (wr_id, asked, number) = unsafe { ((*wr).wr_id, (*wr).send_flags, (*wr).opcode) };
+    let flag = |(bit, name): (usize, &&'static str)| (asked >> bit & 1 != 0).then_some(*name);
     let flags: Vec<_> = FLAGS.iter().enumerate().filter_map(flag).collect();
-    let opcode = OPCODES.get(wr.opcode as usize).copied().unwrap_or("?");
-    let mut text = format!("qp={qp:p}, wr_id={:#x}, {opcode}, {}", wr.wr_id, flags.join("|"));
+    let opcode = OPCODES.get(number as usize).copied().unwrap_or("?");
+    let mut text = format!("qp={qp:p}, wr_id={wr_id:#x}, {opcode}, {}", flags.join("|"));
     // SAFETY: the opcode says which part of the union is filled; the caller's promise.
     unsafe {
-        match wr.opcode {
+        match number {
             wr_opcode::RDMA_WRITE | wr_opcode::RDMA_WRITE_WITH_IMM | wr_opcode::RDMA_READ => {
-                let rdma = wr.wr.rdma;
+                let rdma = (*wr).wr.rdma;
                 let _ = write!(text, ", remote={:#x} rkey {:#x}", rdma.remote_addr, rdma.rkey);
             }
             wr_opcode::ATOMIC_CMP_AND_SWP | wr_opcode::ATOMIC_FETCH_AND_ADD => {
-                let atomic = wr.wr.atomic;
+                let atomic = (*wr).wr.atomic;
                 let _ = write!(
                     text,
                     ", remote={:#x} rkey {:#x}, compare_add={:#x}, swap={:#x}",
@@ -84,7 +85,7 @@ pub(super) unsafe fn request(qp: *mut ibv_qp, wr: &ibv_send_wr) -> String {
             }
             _ => {}
         }
-        show_data(wr.sg_list, wr.num_sge, &mut text);
+        show_data((*wr).sg_list, (*wr).num_sge, &mut text);
     }
     text
 }

@@ -18,44 +18,47 @@ use crate::window;
 /// Most SGEs that a request of any queue can have.
 pub(crate) const MAX_SGE: usize = 64;
 
-/// Calls `run` with a request in the library's form.
+/// Calls `run` with a request in the library's form. It reads only fields that the opcode and the
+/// type of queue pair have: see [`InC`](crate::usual::InC).
 ///
 /// # Safety
 /// The request and what it points to are a program's, and it is for a queue pair of type `T`.
 #[inline(always)]
 pub(super) unsafe fn with_request<T: Posts>(
-    wr: &ibv_send_wr,
+    wr: *const ibv_send_wr,
     run: impl FnOnce(&SendRequest<'_>) -> Result<(), PostError>,
 ) -> Result<(), PostError> {
     let mut address = None;
     // SAFETY: the caller's promise.
     let (operation, destination) =
         unsafe { (operation::<T>(wr)?, destination::<T>(wr, &mut address)?) };
+    // SAFETY: the caller's promise.
+    let (wr_id, asked) = unsafe { ((*wr).wr_id, (*wr).send_flags) };
     let make = |data| SendRequest {
-        wr_id: wr.wr_id,
+        wr_id,
         operation,
         destination,
-        flags: flags(wr.send_flags),
-        inline: wr.send_flags & send_flags::INLINE != 0,
+        flags: flags(asked),
+        inline: asked & send_flags::INLINE != 0,
         data,
     };
-    match wr.num_sge {
+    // SAFETY: the caller's promise.
+    let (list, count, opcode) = unsafe { ((*wr).sg_list, (*wr).num_sge, (*wr).opcode) };
+    match count {
         0 => run(&make(&[])),
         1 => {
             // SAFETY: the caller's list of one.
-            let sge = unsafe { *wr.sg_list };
-            let is_atomic = matches!(
-                wr.opcode,
-                wr_opcode::ATOMIC_CMP_AND_SWP | wr_opcode::ATOMIC_FETCH_AND_ADD
-            );
+            let sge = unsafe { *list };
+            let is_atomic =
+                matches!(opcode, wr_opcode::ATOMIC_CMP_AND_SWP | wr_opcode::ATOMIC_FETCH_AND_ADD);
             // libmlx5 takes any length for the result of an atomic, which is always 8 bytes.
             let length = if is_atomic { 8 } else { sge.length };
             run(&make(&[Sge::new(sge.addr, length, sge.lkey)]))
         }
         count => {
-            let mut list = [Sge::default(); MAX_SGE];
+            let mut copy = [Sge::default(); MAX_SGE];
             // SAFETY: the caller's list of `count`.
-            run(&make(unsafe { converted(&mut list, wr.sg_list, count) }?))
+            run(&make(unsafe { converted(&mut copy, list, count) }?))
         }
     }
 }
@@ -108,7 +111,9 @@ pub(crate) fn flags(flags: u32) -> PostFlags {
 /// # Safety
 /// As for [`with_request`].
 #[inline(always)]
-unsafe fn operation<T: Posts>(wr: &ibv_send_wr) -> Result<RunTimeOperation<'_>, PostError> {
+unsafe fn operation<'w, T: Posts>(
+    wr: *const ibv_send_wr,
+) -> Result<RunTimeOperation<'w>, PostError> {
     use RunTimeOperation as O;
     if T::TYPE == QpType::RawPacket {
         // SAFETY: the caller's promise.
@@ -116,26 +121,28 @@ unsafe fn operation<T: Posts>(wr: &ibv_send_wr) -> Result<RunTimeOperation<'_>, 
     }
     // SAFETY: the opcode says which part of the unions a program has filled.
     unsafe {
-        let remote = || Remote::new(wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
-        let counter = || Remote::new(wr.wr.atomic.remote_addr, wr.wr.atomic.rkey);
-        Ok(match wr.opcode {
+        let remote = || Remote::new((*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey);
+        let counter = || Remote::new((*wr).wr.atomic.remote_addr, (*wr).wr.atomic.rkey);
+        Ok(match (*wr).opcode {
             wr_opcode::RDMA_WRITE => O::Write(remote()),
             wr_opcode::SEND => O::Send,
             wr_opcode::RDMA_READ => O::Read(remote()),
-            wr_opcode::SEND_WITH_IMM => O::SendImmediate(immediate(wr.imm_data)),
-            wr_opcode::RDMA_WRITE_WITH_IMM => O::WriteImmediate(remote(), immediate(wr.imm_data)),
+            wr_opcode::SEND_WITH_IMM => O::SendImmediate(immediate((*wr).imm_data)),
+            wr_opcode::RDMA_WRITE_WITH_IMM => {
+                O::WriteImmediate(remote(), immediate((*wr).imm_data))
+            }
             wr_opcode::ATOMIC_CMP_AND_SWP => O::CompareSwap(CompareSwap {
                 remote: counter(),
-                compare: wr.wr.atomic.compare_add,
-                swap: wr.wr.atomic.swap,
+                compare: (*wr).wr.atomic.compare_add,
+                swap: (*wr).wr.atomic.swap,
             }),
             wr_opcode::ATOMIC_FETCH_AND_ADD => {
-                O::FetchAdd(FetchAdd { remote: counter(), add: wr.wr.atomic.compare_add })
+                O::FetchAdd(FetchAdd { remote: counter(), add: (*wr).wr.atomic.compare_add })
             }
-            wr_opcode::SEND_WITH_INV => O::SendInvalidate(wr.imm_data),
-            wr_opcode::LOCAL_INV => O::LocalInvalidate(wr.imm_data),
+            wr_opcode::SEND_WITH_INV => O::SendInvalidate((*wr).imm_data),
+            wr_opcode::LOCAL_INV => O::LocalInvalidate((*wr).imm_data),
             wr_opcode::BIND_MW => {
-                window::operation(&wr.bind_mw.bind_mw).map_err(|_| PostError::BadOpcode)?
+                window::operation(&(*wr).bind_mw.bind_mw).map_err(|_| PostError::BadOpcode)?
             }
             _ => return Err(PostError::BadOpcode),
         })
@@ -152,15 +159,16 @@ pub(crate) fn immediate(data: u32) -> Immediate {
 ///
 /// # Safety
 /// As for [`with_request`].
-unsafe fn packet(wr: &ibv_send_wr) -> Result<RunTimeOperation<'_>, PostError> {
-    let offload = offload(wr.send_flags);
-    match wr.opcode {
+unsafe fn packet<'w>(wr: *const ibv_send_wr) -> Result<RunTimeOperation<'w>, PostError> {
+    // SAFETY: the caller's promise.
+    let (offload, opcode) = unsafe { (offload((*wr).send_flags), (*wr).opcode) };
+    match opcode {
         wr_opcode::SEND => Ok(RunTimeOperation::Packet(offload)),
         wr_opcode::TSO => {
             // SAFETY: the opcode says that this part of the union is filled; the header is the
             // program's.
             unsafe {
-                let tso = wr.bind_mw.tso;
+                let tso = (*wr).bind_mw.tso;
                 let header = bytes(tso.hdr.cast(), tso.hdr_sz.into());
                 Ok(RunTimeOperation::Segmented { offload, mss: tso.mss, header })
             }
@@ -194,24 +202,27 @@ pub(crate) unsafe fn bytes<'a>(start: *const u8, length: usize) -> &'a [u8] {
 /// As for [`with_request`].
 #[inline(always)]
 unsafe fn destination<'a, T: Posts>(
-    wr: &ibv_send_wr,
+    wr: *const ibv_send_wr,
     place: &'a mut Option<DatagramAddress>,
 ) -> Result<RunTimeDestination<'a>, PostError> {
     match T::TYPE {
         QpType::Ud => {
             // Other operations, which UD queue pairs do not have, use that part of the union for a
             // remote address.
-            if !matches!(wr.opcode, wr_opcode::SEND | wr_opcode::SEND_WITH_IMM) {
+            // SAFETY: the caller's promise.
+            let opcode = unsafe { (*wr).opcode };
+            if !matches!(opcode, wr_opcode::SEND | wr_opcode::SEND_WITH_IMM) {
                 return Err(PostError::BadOpcode);
             }
             // SAFETY: messages of datagram queue pairs have this part of the union filled.
-            let ud = unsafe { wr.wr.ud };
+            let ud = unsafe { (*wr).wr.ud };
             // SAFETY: the caller's address handle.
             let address = unsafe { Ah::datagram(ud.ah, ud.remote_qpn, ud.remote_qkey) };
             let address = address.ok_or(PostError::BadDestination)?;
             Ok(RunTimeDestination::Datagram(place.insert(address)))
         }
-        QpType::XrcSend => Ok(RunTimeDestination::Xrc(wr.qp_type)),
+        // SAFETY: the caller's promise.
+        QpType::XrcSend => Ok(RunTimeDestination::Xrc(unsafe { (*wr).qp_type })),
         // `ibv_send_wr` has no field for a DC target: only `mlx5dv_wr_set_dc_addr` names one.
         QpType::DcInitiator => Err(PostError::BadDestination),
         _ => Ok(RunTimeDestination::Connected),
