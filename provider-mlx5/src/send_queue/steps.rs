@@ -160,7 +160,23 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         for index in 0..D::OCTOWORDS {
             // SAFETY: a request was named in that block, and has not been published since, because
             // it lacks its destination. The block has space for that behind the control segment.
-            unsafe { steps.named.add(1 + index).write(wide(destination.octoword(index))) };
+            let to = unsafe { steps.named.add(1 + index) };
+            let octoword = destination.octoword(index);
+            // SAFETY: as above.
+            unsafe {
+                if index > 0 {
+                    to.write(wide(octoword));
+                    continue;
+                }
+                // Word by word, because joining what the program gave takes more instructions. The
+                // stores are volatile, so the compiler does not join it either.
+                for (place, half) in octoword.into_iter().enumerate() {
+                    let words = [half.to_le() as u32, (half.to_le() >> 32) as u32];
+                    let to = to.cast::<[u32; 2]>().add(place).cast::<u32>();
+                    to.write_volatile(u32::from_le(words[0]));
+                    to.add(1).write_volatile(u32::from_le(words[1]));
+                }
+            }
         }
         true
     }
@@ -280,6 +296,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             if Self::may_read(block) {
                 return false;
             }
+            // Behind an address vector, as just compared.
+            core::hint::assert_unchecked(!Self::IS_LONG || length > 32);
             self.end_behind(at, Self::SHORT + 1);
             let to = block.byte_add(header + 16 * Self::DESTINATION);
             if Self::DESTINATION == 1 && length < 16 {
