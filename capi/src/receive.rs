@@ -43,7 +43,7 @@ unsafe fn post_alone(queue_pair: &Qp, first: *mut ibv_recv_wr) -> bool {
     // thread's. What the program promises of the memory is what the queue asks for.
     unsafe {
         let queue = &mut *queue_pair.receive.get();
-        single_usual(first).is_some_and(|request| queue.post_fast(|| parts(request)))
+        single_usual(first).is_some_and(|(request, sge)| queue.post_fast(|| parts(request, sge)))
     }
 }
 
@@ -89,40 +89,46 @@ forms! {
     }
 }
 
-/// The request of a list of one, if it is usual.
+/// The request of a list of one and its SGE, if it is usual.
 ///
 /// # Safety
 /// A program's list.
 #[inline(always)]
-pub(crate) unsafe fn single_usual<'a>(first: *mut ibv_recv_wr) -> Option<&'a ibv_recv_wr> {
+pub(crate) unsafe fn single_usual<'a>(
+    first: *mut ibv_recv_wr,
+) -> Option<(&'a ibv_recv_wr, *const ibv_sge)> {
     // SAFETY: the caller's promise.
-    unsafe { first.as_ref().filter(|request| request.next.is_null() && is_usual(request)) }
+    unsafe {
+        let request = first.as_ref().filter(|request| request.next.is_null())?;
+        Some((request, usual_sge(request)?))
+    }
 }
 
-/// Whether a request has one SGE, which is neither empty nor too long.
+/// The only SGE of a request, which is neither empty nor too long; `None` for other requests.
 ///
 /// # Safety
 /// A program's request.
 #[inline(always)]
-unsafe fn is_usual(request: &ibv_recv_wr) -> bool {
+unsafe fn usual_sge(request: &ibv_recv_wr) -> Option<*const ibv_sge> {
+    let sge = request.sg_list.cast_const();
     // SAFETY: a list of one.
-    request.num_sge == 1 && unsafe { (*request.sg_list).length as i32 > 0 }
+    (request.num_sge == 1 && unsafe { (*sge).length as i32 > 0 }).then_some(sge)
 }
 
 /// The id of a request, and its SGE.
 ///
 /// # Safety
-/// A program's request, which is usual.
+/// As [`usual_sge`] returned it.
 #[inline(always)]
-pub(crate) unsafe fn parts(request: &ibv_recv_wr) -> (u64, Sge) {
+pub(crate) unsafe fn parts(request: &ibv_recv_wr, sge: *const ibv_sge) -> (u64, Sge) {
     // SAFETY: a list of one, whose length the caller has checked. Without the hint the compiler
     // would check it again.
-    let sge = unsafe {
-        let sge = &*request.sg_list;
-        std::hint::assert_unchecked(sge.length as i32 > 0);
-        sge
+    let (address, length, lkey) = unsafe {
+        let parts = ibv_sge::parts(sge);
+        std::hint::assert_unchecked(parts.1 as i32 > 0);
+        parts
     };
-    (request.wr_id, Sge::new(sge.addr, sge.length, sge.lkey))
+    (request.wr_id, Sge::new(address, length, lkey))
 }
 
 /// Posts a list of receives in `batch`.
@@ -144,10 +150,8 @@ pub(crate) unsafe fn post_list(
     // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
     unsafe {
         while let Some(request) = wr.as_ref() {
-            if !is_usual(request) {
-                break;
-            }
-            let (wr_id, sge) = parts(request);
+            let Some(sge) = usual_sge(request) else { break };
+            let (wr_id, sge) = parts(request, sge);
             if !batch.build_fast(wr_id, sge) {
                 break;
             }

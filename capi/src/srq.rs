@@ -263,15 +263,16 @@ forms! {
         // at a time. What the program promises of the memory is what the queue asks for.
         unsafe {
             let queue = Srq::of(srq);
-            if queue.lock.try_acquire().is_none() {
+            let Some(lock) = queue.lock.try_acquire() else {
                 return post_waiting(queue, first, bad);
-            }
+            };
             let library = &mut *queue.queue.get();
             let single = receive::single_usual(first);
-            if !single.is_some_and(|request| library.post_fast(|| receive::parts(request))) {
+            let post = |(request, sge)| library.post_fast(|| receive::parts(request, sge));
+            if !single.is_some_and(post) {
                 return either!(post_held, post_held_newer)(queue, first, bad);
             }
-            queue.lock.release();
+            lock.release();
         }
         0
     }

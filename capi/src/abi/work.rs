@@ -70,6 +70,23 @@ super::c_structs! {
     }
 }
 
+impl ibv_sge {
+    /// Its address, length and key, in that order. One load gets length and key, of which one more
+    /// instruction makes the word that the device has for both.
+    ///
+    /// # Safety
+    /// `sge` is a program's.
+    #[inline(always)]
+    pub(crate) unsafe fn parts(sge: *const Self) -> (u64, u32, u32) {
+        // SAFETY: the caller's promise; two words behind each other.
+        let (address, both) =
+            unsafe { ((*sge).addr, (&raw const (*sge).length).cast::<u64>().read_unaligned()) };
+        // SAFETY: same size, and every value is valid in both.
+        let [length, lkey] = unsafe { std::mem::transmute::<u64, [u32; 2]>(both) };
+        (address, length, lkey)
+    }
+}
+
 /// The anonymous union `wr` of `struct ibv_send_wr`. Opcode and queue pair type decide which member
 /// is used.
 #[derive(Clone, Copy)]
