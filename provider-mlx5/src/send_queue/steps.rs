@@ -208,7 +208,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
                 lkey,
             );
             if Self::IS_LONG {
-                self.end_behind(at, 2);
+                self.end_after(at, 2);
                 return true;
             }
         }
@@ -222,7 +222,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// # Safety
     /// The last of them is before the limit.
     #[inline(always)]
-    unsafe fn end_behind(&mut self, at: usize, blocks: usize) {
+    unsafe fn end_after(&mut self, at: usize, blocks: usize) {
         let behind = (at & Self::KEPT) + (blocks - 1) * WQEBB_SIZE;
         self.next.at = behind;
         self.next.entry = self.next.entry.wrapping_add(blocks - 1);
@@ -260,7 +260,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             }
             let to = self.next.data(at, Self::header(at), Self::DESTINATION);
             if Self::IS_LONG {
-                self.end_behind(at, 2);
+                self.end_after(at, 2);
             } else {
                 self.next.at = at & Self::KEPT;
             }
@@ -298,7 +298,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             }
             // Behind an address vector, as just compared.
             core::hint::assert_unchecked(!Self::IS_LONG || length > 32);
-            self.end_behind(at, Self::SHORT + 1);
+            self.end_after(at, Self::SHORT + 1);
             let to = block.byte_add(header + 16 * Self::DESTINATION);
             if Self::DESTINATION == 1 && length < 16 {
                 let data = core::slice::from_raw_parts(start, length);
@@ -412,7 +412,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         unsafe {
             set_length(self.next.named(at), octowords);
             if Self::IS_LONG && octowords > 4 {
-                self.end_behind(at, 2);
+                self.end_after(at, 2);
             }
         }
         true
