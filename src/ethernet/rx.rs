@@ -75,8 +75,7 @@ impl<C: Clock> RxQueue<C> {
         Ok(Frame { frame, rejected: &mut self.rejected, clock: PhantomData })
     }
 
-    /// Adds a steering rule: its frames come here. It ends when the result is
-    /// dropped.
+    /// Adds a steering rule, whose frames come here. It ends when the result is dropped.
     ///
     /// # Errors
     /// Those of [`FlowBuilder::build`](crate::flow::FlowBuilder::build), and what the rule itself
@@ -140,9 +139,9 @@ impl<C: Clock> RxQueue<C> {
     }
 
     /// What an [`IndirectionTable`](crate::qp::rss::IndirectionTable) takes of a queue that was
-    /// made by [`RxBuilder::spread`](super::RxBuilder::spread); `None` for others. Frames that come
-    /// after this value was dropped fill what is posted; the buffers are free when the table and
-    /// its targets are gone, too.
+    /// made by [`RxBuilder::spread`](super::RxBuilder::spread); `None` for others. After the queue
+    /// was dropped, frames still fill the receives that are posted; the buffers are free when the
+    /// table and its targets are gone, too.
     ///
     /// ```no_run
     /// use uverbs::ethernet::RxQueue;
@@ -185,7 +184,7 @@ impl<C: Clock> RxQueue<C> {
 
 /// Polls frames one after the other; their buffers go back to the device when it is dropped.
 ///
-/// Of one that is leaked they go back with the next poll or batch.
+/// Buffers of a leaked batch go back with the next poll or batch.
 #[derive(Debug)]
 pub struct RxBatch<'q, C: Clock = FreeRunning> {
     queue: &'q mut RxQueue<C>,
@@ -211,7 +210,7 @@ impl<C: Clock> Drop for RxBatch<'_, C> {
 
 /// A frame that has arrived, lent until it is dropped: then its buffer goes back to the device.
 ///
-/// One that is leaked does not go back: the next poll lends the same frame again.
+/// The buffer of a leaked frame does not go back: the next poll lends the same frame again.
 #[derive(Debug)]
 pub struct Frame<'q, C: Clock = FreeRunning> {
     frame: RingFrame<'q>,

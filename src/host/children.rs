@@ -32,7 +32,7 @@ impl FileId {
     }
 }
 
-/// A process, told from a later one with the same id.
+/// A process. Its start time tells it from a later one with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Child {
     id: u32,
@@ -52,8 +52,8 @@ impl Children {
     /// # Errors
     /// Where `/proc` does not tell.
     pub(crate) fn before_close(file: FileId) -> io::Result<Self> {
-        let holds_not = |child: &Child| file.is_held_by(child).is_ok_and(|held| !held);
-        Ok(Self { without: running()?.into_iter().filter(holds_not).collect() })
+        let lacks_it = |child: &Child| file.is_held_by(child).is_ok_and(|held| !held);
+        Ok(Self { without: running()?.into_iter().filter(lacks_it).collect() })
     }
 
     /// Whether a child may still hold the file after this process has closed it, or may be closing
@@ -79,7 +79,7 @@ fn running() -> io::Result<Vec<Child>> {
 
 /// The process, if it is a child of this one and has not ended.
 fn running_child(id: u32, stat: &str) -> Option<Child> {
-    // The second field is a name in parentheses, which may have any of them in it.
+    // The second field is a name in parentheses, which may contain parentheses itself.
     let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_ascii_whitespace().collect();
     let [state, parent, ..] = fields.as_slice() else { return None };
     let is_ours = parent.parse() == Ok(std::process::id());
