@@ -6,12 +6,13 @@ mod library;
 mod program;
 mod scratch;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::ValueEnum;
+use uverbs::soft::wire::{HostAddress, Interface};
 
 use crate::args::Run;
 use crate::failure::{Context, Failure, Outcome};
@@ -56,13 +57,29 @@ fn describe(arguments: &Run, command: &mut Command) -> Outcome {
     command.env("UVERBS_RUN_MODEL", word(arguments.model));
     command.env("UVERBS_RUN_KERNEL", word(arguments.kernel));
     let variable = std::env::var_os("UVERBS_SOFT_ADDRESS").filter(|list| !list.is_empty());
-    set(command, "UVERBS_RUN_ADDRESS", arguments.address.clone().map(OsString::from).or(variable));
+    let address = arguments.address.clone().map(OsString::from).or(variable);
+    check_addresses(address.as_deref(), arguments.devices)?;
+    set(command, "UVERBS_RUN_ADDRESS", address);
     command.env("UVERBS_RUN_WIRE", word(arguments.wire));
     set(command, "UVERBS_RUN_FAULTS", arguments.faults.clone().map(OsString::from));
     let pcap = arguments.pcap.as_deref().map(fresh_recording).transpose()?;
     set(command, "UVERBS_RUN_PCAP", pcap.map(OsString::from));
     let trace = arguments.trace.as_deref().map(fresh_trace).transpose()?;
     set(command, "UVERBS_RUN_TRACE", trace);
+    Ok(())
+}
+
+/// Fails where the machine does not have an address, before a program runs without a device.
+fn check_addresses(list: Option<&OsStr>, devices: u32) -> Outcome {
+    // A list that is not UTF-8 is left to the library, which says so.
+    let Some(list) = list.and_then(OsStr::to_str) else { return Ok(()) };
+    for index in 0..devices {
+        let address = HostAddress::of_list(list, index).map_err(Failure::usage)?;
+        // The software devices' own network needs no interface.
+        if address.station().is_none() {
+            Interface::find(&address).context(|| "no software device".to_owned())?;
+        }
+    }
     Ok(())
 }
 
