@@ -5,9 +5,10 @@ use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 
+use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpid, getppid};
 
 /// Signals that go to the program; they do not end this command.
 const FORWARDED: [Signal; 6] = [
@@ -23,14 +24,23 @@ const FORWARDED: [Signal; 6] = [
 /// `<asm-generic/siginfo.h>`).
 const FROM_TERMINAL: i32 = 0x80;
 
-/// Runs a command to its end.
+/// Runs a command to its end. If this process is killed, so is the child.
 pub(super) fn run(mut command: Command) -> io::Result<ExitStatus> {
     // Blocked before the child exists, so that no signal is missed.
     let mut watched: SigSet = FORWARDED.into_iter().collect();
     watched.add(Signal::SIGCHLD);
     let before = watched.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-    // SAFETY: between fork and exec the closure makes one system call, which is allowed there.
-    unsafe { command.pre_exec(move || before.thread_set_mask().map_err(io::Error::from)) };
+    let parent = getpid();
+    let prepare = move || {
+        set_pdeathsig(Signal::SIGKILL)?;
+        // The signal is not sent for a parent that has ended already.
+        if getppid() != parent {
+            return Err(io::Error::from(io::ErrorKind::BrokenPipe));
+        }
+        before.thread_set_mask().map_err(io::Error::from)
+    };
+    // SAFETY: between fork and exec the closure makes system calls only, which is allowed there.
+    unsafe { command.pre_exec(prepare) };
     let signals = SignalFd::with_flags(&watched, SfdFlags::SFD_CLOEXEC)?;
     let mut child = command.spawn()?;
     let pid = Pid::from_raw(child.id() as i32);

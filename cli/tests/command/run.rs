@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 use crate::process::{self, Ended, Running, Scratch};
@@ -68,6 +69,33 @@ fn signals_go_to_the_program() {
     assert!(status.expect("kill").success());
     let ended = running.end();
     assert_eq!((ended.status.code(), ended.stdout.trim()), (Some(3), "got it"), "{ended:?}");
+}
+
+/// The program has the other end of the pipe that `end` reads, longer than the test waits.
+#[test]
+fn a_killed_command_takes_its_program_along() {
+    let script = "echo ready; exec sleep 200";
+    let mut running = Running::start(&mut uverbs(&["run", "--", "sh", "-c", script]));
+    running.line("ready");
+    running.kill();
+    assert_eq!(running.end().status.signal(), Some(9));
+}
+
+/// 203.0.113.0/24 is for documentation (RFC 5737).
+#[test]
+fn an_address_of_another_machine_is_refused_before_the_program_runs() {
+    let list = "127.0.0.1,203.0.113.77";
+    for (devices, wanted) in [("1", None), ("2", Some("203.0.113.77")), ("3", Some("203.0.113.77"))]
+    {
+        let ended = run(&["run", "--devices", devices, "--address", list, "--", "echo", "here"]);
+        match wanted {
+            None => assert_eq!(ended.success().stdout, "here\n"),
+            Some(address) => {
+                let words = format!("no software device: {address} is not an address of this");
+                assert_eq!(ended.failure(1, &words).stdout, "");
+            }
+        }
+    }
 }
 
 #[test]
