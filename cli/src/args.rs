@@ -425,7 +425,7 @@ pub(crate) struct TransferRecv {
 #[derive(Debug, Args)]
 pub(crate) struct TransferSend {
     /// The files, and last the receiver's host name or address
-    #[arg(num_args = 2.., required = true, value_names = ["FILE", "HOST"])]
+    #[arg(num_args = 1.., required = true, value_names = ["FILE", "HOST"])]
     pub(crate) files_and_host: Vec<PathBuf>,
     /// The receiver's TCP port
     #[arg(long, allow_negative_numbers = true, default_value_t = TRANSFER_PORT)]

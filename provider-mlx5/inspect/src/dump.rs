@@ -8,7 +8,7 @@ pub enum DumpError {
     #[error("there are no hex digits")]
     Empty,
     /// A word is all hex digits, but half a byte is missing or too much.
-    #[error("line {line}: {digits} hex digits in a row, an odd number, are not whole bytes")]
+    #[error("line {line}: not whole bytes, but an odd number of hex digits in a row ({digits})")]
     OddDigits {
         /// Number of the line, from 1.
         line: usize,
