@@ -32,7 +32,9 @@ pub enum Fault {
 /// A fault that hits one packet: the `nth` (from 1) with this opcode, or of all if `None`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Which packets count.
+    /// Which packets count, for example `Opcode::RC_ACKNOWLEDGE` or
+    /// `Opcode::send(Transport::Rc, Position::Middle, Headers::empty())` of
+    /// [`packet`](crate::packet).
     pub opcode: Option<Opcode>,
     /// Which of them is hit, from 1.
     pub nth: u64,

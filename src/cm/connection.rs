@@ -34,7 +34,8 @@ use crate::qp::{QueuePair, State};
 /// Completions do not tell that the peer has ended the connection: posted receives stay posted. A
 /// program that polls calls [`Connection::has_ended`] now and then; one that sleeps also waits for
 /// the descriptor of [`Link::channel`]. If the peer disappears without a message (its host failed),
-/// only a failing request shows it (`RetryExceeded`).
+/// only a failing request shows it (`RetryExceeded`): a program that only receives sends something
+/// now and then, or has a deadline of its own.
 #[derive(Debug)]
 pub struct Connection<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     /// Ends the connection when it is dropped, and tells the peer. It is the first field, because

@@ -163,7 +163,8 @@ struct Made<L: Layer> {
 }
 
 impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
-    /// Sends that may be outstanding, 128 by default.
+    /// Sends that may be outstanding, 128 by default. The ring may have space for more: that many
+    /// are granted ([`Capacities`]), and the completion queue should hold them.
     pub fn max_send_wr(mut self, requests: u32) -> Self {
         self.wanted.max_send_wr = requests;
         self
@@ -261,8 +262,9 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
     }
 
     /// What peers may do through this queue pair (`qp_access_flags`): nothing by default. A READ, a
-    /// WRITE or an atomic needs the right here and at the memory region, or it fails with
-    /// [`Status::RemoteInvalidRequest`](crate::cq::Status::RemoteInvalidRequest).
+    /// WRITE or an atomic needs the right here, or it fails with
+    /// [`Status::RemoteInvalidRequest`](crate::cq::Status::RemoteInvalidRequest), and at the memory
+    /// region, or it fails with [`Status::RemoteAccess`](crate::cq::Status::RemoteAccess).
     pub fn access(mut self, access: AccessFlags) -> Self {
         self.path.access = access;
         self

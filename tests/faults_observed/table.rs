@@ -39,9 +39,11 @@ fn every_fault_has_a_row_and_every_row_a_test() {
     let mut written: BTreeSet<_> = texts.iter().flat_map(|text| tests(text)).collect();
     written.remove("every_fault_has_a_row_and_every_row_a_test");
     // Not every test of these files needs a row: the queues' own tests (a device that writes wrong
-    // CQEs, overruns, failing resizes) and those of connections test more than faults.
+    // CQEs, overruns, failing resizes), those of completions with errors and those of connections
+    // test more than faults.
     let queues = ["hostile.rs", "overrun.rs", "resizing.rs"];
     let mut others = queues.map(|file| root.join("provider-mlx5/tests/queues").join(file)).to_vec();
+    others.push(root.join("tests/errors.rs"));
     others.extend(fs::read_dir(root.join("tests/cm")).unwrap().map(|file| file.unwrap().path()));
     let documented = documented(root);
     for file in others {

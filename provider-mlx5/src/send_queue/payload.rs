@@ -273,7 +273,7 @@ impl Payload for AtomicResult {
 }
 
 /// Data that is copied into the WQE at posting; the buffer can be reused at once and needs no
-/// registration.
+/// registration. Posting is cheapest where the compiler knows the length, as of an array.
 ///
 /// Its segment is four bytes of length, then the data. So octoword `i` has the bytes from `16 i -
 /// 4` on.

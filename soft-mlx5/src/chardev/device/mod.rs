@@ -114,8 +114,9 @@ impl SoftDevice {
         tree
     }
 
-    /// A counter of the port, by its name in the directory `hw_counters` of sysfs; `None` if it has
-    /// none of that name.
+    /// A counter of the port, by its name in the directory `hw_counters` of sysfs:
+    /// `duplicate_request`, `local_ack_timeout_err`, `out_of_buffer`, `out_of_sequence` or
+    /// `resp_local_length_error`. `None` for other names, of which adapters have more.
     pub fn hw_counter(&self, name: &str) -> Option<u64> {
         self.shared.hw_counter(name)
     }
