@@ -39,6 +39,13 @@ static struct ibv_qp *make_qp(struct ibv_cq *cq, uint32_t depth, uint64_t operat
 	return qp;
 }
 
+/* The port's GID for RoCE v2 and IPv4: the software device inside the library has it at 3. */
+static int gid_index(void)
+{
+	const char *index = getenv("GID_INDEX");
+	return index ? atoi(index) : 3;
+}
+
 static void connect_to_itself(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
@@ -54,9 +61,9 @@ static void connect_to_itself(struct ibv_qp *qp)
 	attr.min_rnr_timer = 1;
 	attr.ah_attr.port_num = 1;
 	attr.ah_attr.is_global = 1;
-	attr.ah_attr.grh.sgid_index = 3;
+	attr.ah_attr.grh.sgid_index = gid_index();
 	attr.ah_attr.grh.hop_limit = 1;
-	CHECK(ibv_query_gid(context, 1, 3, &attr.ah_attr.grh.dgid) == 0);
+	CHECK(ibv_query_gid(context, 1, gid_index(), &attr.ah_attr.grh.dgid) == 0);
 	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
 	memset(&attr, 0, sizeof attr);

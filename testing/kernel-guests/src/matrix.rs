@@ -78,11 +78,12 @@ impl Bench {
         packages.unpack("trixie-backports", &["qemu-system-x86"], true, &qemu.root)?;
         packages.unpack("bookworm", USERLAND, true, &root.join(OLDER))?;
         packages.unpack("bookworm", &["coreutils"], false, &root.join("coreutils"))?;
-        let programs = build(options)?;
+        let mut programs = build(options)?;
         let wants_drop_in = options.wants(Group::DropIn);
         let drop_in =
             wants_drop_in.then(|| programs::build_drop_in(&root.join("drop-in"))).transpose()?;
         if wants_drop_in {
+            programs.push(programs::build_c(workspace(), suite::KEYS, &root.join("drop-in"))?);
             packages.unpack("trixie", USERLAND, true, &root.join(NEWER))?;
         }
         let mut tests = Vec::new();
@@ -142,7 +143,10 @@ impl Bench {
 
     /// Runs C programs on this project's libibverbs: Debian 12's, and on RoCE Debian 13's.
     fn drop_in(&self, kernel: &Kernel, port: PortChoice) -> Result<Results> {
-        let tests = suite::drop_in("drop-in", port.link());
+        let mut tests = suite::drop_in("drop-in", port.link());
+        if port.link() == Link::Roce {
+            tests.push(suite::memory_keys());
+        }
         let mut plan = Plan::new(kernel, port, Place::OneDevice, "-drop-in", &tests);
         plan.drop_in = Some(DropIn::WithHostLibraries);
         let mut results: Results = self.guest(&plan)?.named("drop-in").collect();

@@ -63,6 +63,15 @@ pub(crate) fn build_drop_in(directory: &Path) -> Result<PathBuf> {
     Ok(directory.join(IBVERBS))
 }
 
+/// Builds a C program of the drop-in's tests, in `directory`. Its device and GID are the guest's.
+pub(crate) fn build_c(workspace: &Path, name: &str, directory: &Path) -> Result<Program> {
+    let (source, path) = (workspace.join(format!("capi/tests/{name}.c")), directory.join(name));
+    let mut compiler = Command::new("cc");
+    compiler.arg("-o").arg(&path).arg(source).args(["-libverbs", "-lmlx5", "-lpthread"]);
+    ensure!(compiler.status().context("cc")?.success(), "{name}.c cannot be compiled");
+    Ok(Program { name: name.to_owned(), path })
+}
+
 const IBVERBS: &str = "libibverbs.so.1";
 
 /// Which C library the guest gets with the drop-in.

@@ -108,7 +108,7 @@ pub(crate) fn own_tests(programs: &[Program]) -> Vec<Test> {
     };
     let is_test = |program: &&Program| {
         let name = program.name.as_str();
-        ![COMMAND, PRELOAD].contains(&name) && reason_to_stay(name).is_none()
+        ![COMMAND, PRELOAD, KEYS].contains(&name) && reason_to_stay(name).is_none()
     };
     std::iter::once(first_program()).chain(programs.iter().filter(is_test).map(test)).collect()
 }
@@ -331,6 +331,15 @@ pub(crate) fn drop_in(what: &str, link: Link) -> Vec<Test> {
     }
     tests
 }
+
+/// Memory keys of direct verbs, by a C program of the drop-in's tests.
+pub(crate) fn memory_keys() -> Test {
+    let script = format!("export LD_LIBRARY_PATH=/{DROP_IN} GID_INDEX=${{G#-g }}\nown_test {KEYS}");
+    Test::new("drop-in: memory keys of direct verbs", &script, SHORT)
+}
+
+/// That program.
+pub(crate) const KEYS: &str = "keys";
 
 /// The directory of the library in the guest.
 pub(crate) const DROP_IN: &str = "drop-in";
