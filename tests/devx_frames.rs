@@ -16,13 +16,14 @@ use std::time::Instant;
 use firmware::{Cq, Input, Memory, RECORD, commands, free, segment};
 use frames::{Wire, udp_frame};
 use uverbs::MemoryRegion;
-use uverbs::devx::{Devx, DevxObject, DevxUar, UarKind};
+use uverbs::devx::{CommandChannel, Devx, DevxObject, DevxUar, UarKind};
 use uverbs::flow::{Flow, MatcherOptions};
 use uverbs_soft_adapter::firmware::bits::{Field, field};
 use uverbs_soft_adapter::firmware::layout::command::object;
 use uverbs_soft_adapter::firmware::layout::context::{tisc, wq};
 use uverbs_soft_adapter::firmware::layout::ethernet::{
-    modify_rq_in, modify_sq_in, rqc, rqtc, sqc, tirc,
+    flow_counter, modify_rq_in, modify_sq_in, query_flow_counter_in, rqc, rqtc, sqc, tirc,
+    traffic_counter,
 };
 
 /// Where the commands have their contexts, work queues and lists of receive queues, in bits.
@@ -211,6 +212,15 @@ impl Bench {
 
     /// A receiving interface, and a rule by which frames to the port's address reach it.
     fn lead_to(&self, fields: &[(Field, u64)]) -> (DevxObject, Flow) {
+        self.count_to(fields, None)
+    }
+
+    /// As [`lead_to`](Self::lead_to), with a counter.
+    fn count_to(
+        &self,
+        fields: &[(Field, u64)],
+        counter: Option<&DevxObject>,
+    ) -> (DevxObject, Flow) {
         let input = Input::new(0x900, 272);
         let input = input.set(tirc::TRANSPORT_DOMAIN.at(CONTEXT), self.domain.1);
         let input =
@@ -221,8 +231,9 @@ impl Bench {
         value[8..14].copy_from_slice(&self.wire.mac);
         let options = MatcherOptions { mask: &mask, criteria: 1, ..MatcherOptions::default() };
         let matcher = self.wire.setup.context.create_flow_matcher(&options).unwrap();
-        let rule = matcher.create_flow(&value).to_object(&tir).build().unwrap();
-        (tir, rule)
+        let rule = matcher.create_flow(&value).to_object(&tir);
+        let rule = counter.into_iter().fold(rule, |rule, counter| rule.count(counter, None));
+        (tir, rule.build().unwrap())
     }
 
     /// Sends a frame to a UDP port.
@@ -261,6 +272,43 @@ fn frames_pass_through_queues_made_by_commands() {
         rule.destroy().unwrap();
         tir.destroy().unwrap();
     }
+    rq.close();
+    bench.close();
+}
+
+/// Packets and octets that a counter has counted.
+fn counted(counter: &DevxObject, number: u32, channel: &CommandChannel) -> [u64; 2] {
+    let query = Input::new(0x93b, 32).set(query_flow_counter_in::FLOW_COUNTER_ID, number);
+    counter.query_async(&query.0, 32, 7, channel).unwrap();
+    let mut answer = [0; 8 + 32];
+    assert_eq!(channel.read(&mut answer).unwrap(), answer.len());
+    let at = |field: Field| field.at(8 * 8 + 0x80).get(&answer);
+    [at(traffic_counter::PACKETS), at(traffic_counter::OCTETS)]
+}
+
+#[test]
+fn a_counter_counts_the_frames_of_its_rules() {
+    let Some(mut bench) = Bench::new() else { return };
+    let mut answer = [0; 16];
+    let counter = bench.devx.create(&Input::new(0x939, 16).0, &mut answer).unwrap();
+    let number = flow_counter::ID.get32(&answer);
+    let channel = bench.devx.command_channel().unwrap();
+    let mut rq = Rq::new(&bench.devx, &bench.uar, &bench.wire);
+    let queue = [(tirc::INLINE_RQN, rq.number.into())];
+    assert_eq!(counted(&counter, number, &channel), [0, 0]);
+    for lap in 1..=2 {
+        // The counter keeps what a rule has counted after the rule's end.
+        let (tir, rule) = bench.count_to(&queue, Some(&counter));
+        for port in 1..=5 {
+            let sent = bench.send(port);
+            assert_eq!(rq.frame::<82>(), sent[..]);
+        }
+        assert_eq!(counted(&counter, number, &channel), [5 * lap, 5 * 82 * lap]);
+        rule.destroy().unwrap();
+        tir.destroy().unwrap();
+        assert_eq!(counted(&counter, number, &channel), [5 * lap, 5 * 82 * lap]);
+    }
+    counter.destroy().unwrap();
     rq.close();
     bench.close();
 }

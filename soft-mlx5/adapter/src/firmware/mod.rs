@@ -13,6 +13,7 @@ mod counters;
 mod dc_target;
 mod ethernet;
 pub mod event;
+pub mod flow_counter;
 pub mod layout;
 mod memory_key;
 pub mod numbers;
@@ -36,6 +37,7 @@ pub use self::umem::Place;
 use self::command::Command;
 use self::counters::QueueCounters;
 use self::ethernet::Ethernet;
+use self::flow_counter::FlowCounters;
 use self::numbers::Numbers;
 use self::record::Records;
 use self::refusal::{Done, Refusal};
@@ -99,6 +101,8 @@ pub struct Objects {
     /// Transport interfaces of receivers.
     pub tir: Records,
     rqt: Records,
+    /// Counters of frames.
+    pub flow_counters: FlowCounters,
 }
 
 impl Objects {
@@ -118,6 +122,7 @@ impl Objects {
             tis: Records::default(),
             tir: Records::default(),
             rqt: Records::default(),
+            flow_counters: FlowCounters::default(),
         }
     }
 
@@ -143,7 +148,7 @@ impl Objects {
     }
 
     /// Names and counts of the objects that still exist.
-    pub fn counts(&self) -> [(&'static str, usize); 11] {
+    pub fn counts(&self) -> [(&'static str, usize); 12] {
         [
             ("transport domains", self.transport_domains.in_use()),
             ("user contexts", self.user_contexts.in_use()),
@@ -153,6 +158,7 @@ impl Objects {
             ("umems", self.umems.len()),
             ("SQs", self.ethernet.send.len()),
             ("RQs", self.ethernet.receive.len()),
+            ("flow counters", self.flow_counters.in_use()),
             ("TISes", self.tis.len()),
             ("TIRs", self.tir.len()),
             ("RQTs", self.rqt.len()),

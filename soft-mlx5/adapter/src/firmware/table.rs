@@ -8,8 +8,8 @@ use super::queue_pair::to_ready_to_send;
 use super::record::{Rqt, Tir, Tis};
 use super::refusal::Done;
 use super::{
-    Firmware, completion_queue, counters, dc_target, ethernet, memory_key, queue_pair, record,
-    resource, shared_receive, umem, user_context,
+    Firmware, completion_queue, counters, dc_target, ethernet, flow_counter, memory_key,
+    queue_pair, record, resource, shared_receive, umem, user_context,
 };
 use crate::core::QpState;
 
@@ -141,6 +141,9 @@ const COMMANDS: &[CommandSpec] = commands! {
     0x917 "MODIFY_RQT" (272, 8) OBJECT record::modify::<Rqt>;
     0x918 "DESTROY_RQT" (16, 8) OBJECT record::destroy::<Rqt>;
     0x919 "QUERY_RQT" (16, 272) OBJECT record::query::<Rqt>;
+    0x939 "ALLOC_FLOW_COUNTER" (16, 16) FLOW_COUNTER flow_counter::allocate;
+    0x93a "DEALLOC_FLOW_COUNTER" (16, 8) FLOW_COUNTER flow_counter::free;
+    0x93b "QUERY_FLOW_COUNTER" (32, 32) FLOW_COUNTS flow_counter::query;
     0xa04 "CREATE_UCTX" (64, 16) NONE user_context::create;
     0xa06 "DESTROY_UCTX" (16, 8) NONE user_context::destroy;
     0xa08 "CREATE_UMEM" (48, 16) NONE umem::create;
@@ -154,6 +157,8 @@ const SQ: Structures = &[(0x100, ethernet_layout::sqc::FIELDS), (0x280, context:
 const RQ: Structures = &[(0x100, ethernet_layout::rqc::FIELDS), (0x280, context::wq::FIELDS)];
 const CHANGE_SQ: Structures = &[(0, ethernet_layout::modify_sq_in::FIELDS)];
 const CHANGE_RQ: Structures = &[(0, ethernet_layout::modify_rq_in::FIELDS)];
+const FLOW_COUNTER: Structures = &[(0, ethernet_layout::flow_counter::FIELDS)];
+const FLOW_COUNTS: Structures = &[(0, ethernet_layout::query_flow_counter_in::FIELDS)];
 const ARM_RQ: Structures = &[(0, layout::arm_rq_in::FIELDS)];
 const TIR: Structures = &[(0x100, ethernet_layout::tirc::FIELDS)];
 const DCT: Structures = &[(0x80, context::dctc::FIELDS)];

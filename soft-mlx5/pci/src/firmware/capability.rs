@@ -2,7 +2,6 @@
 
 use super::Firmware;
 use super::command::Command;
-use super::flow_counter::{LOG_BULK, LOG_COUNTERS};
 use super::nic_vport::ADDRESSES;
 use super::refusal::{Done, Refusal};
 use crate::bits::{Field, field};
@@ -14,6 +13,7 @@ use uverbs_soft_adapter::firmware::capability::{
     ATOMIC, ATOMIC_VALUES, BLOCK, BLOCK_AT, COMMON_VALUES, DYNAMIC_CONNECTION_VALUES,
     ETHERNET_OFFLOADS, FLOW_TABLE, GENERAL, ROCE, block,
 };
+use uverbs_soft_adapter::firmware::flow_counter::{LOG_BULK, LOG_COUNTERS};
 
 const SUPPORTED: u64 = 1;
 

@@ -5,15 +5,15 @@ use std::ops::RangeInclusive;
 
 use super::Firmware;
 use super::command::Command;
-use super::flow_counter::FlowCounters;
 use super::match_value::{MATCH_BYTES, MatchValue, SECTION};
 use super::refusal::{Done, Refusal};
 use crate::bits::{Field, field};
 use crate::layout::command::header;
 use crate::layout::ethernet::{
-    create_flow_group_in, create_flow_table_in, destroy_flow_group_in, flow_context,
+    create_flow_group_in, create_flow_table_in, destroy_flow_group_in, flow_context, flow_counter,
     flow_table_context, modify_flow_table_in, set_flow_table_root_in, set_fte_in,
 };
+use uverbs_soft_adapter::firmware::flow_counter::FlowCounters;
 
 /// Offsets in commands, in bits: the table's context, the group's criteria, the entry's context,
 /// and the value and destinations in that context.
@@ -113,7 +113,6 @@ pub(super) struct FlowTables {
     root: Option<u32>,
     last_table: u32,
     last_group: u32,
-    pub(super) counters: FlowCounters,
 }
 
 impl FlowTables {
@@ -146,13 +145,13 @@ impl FlowTables {
     }
 
     /// Whether an entry counts with this counter.
-    pub(super) fn is_counting(&self, number: u32) -> bool {
+    fn is_counting(&self, number: u32) -> bool {
         let mut entries = self.tables.values().flat_map(|table| table.entries.values());
         entries.any(|entry| entry.targets.counters.contains(&number))
     }
 
     /// The TIRs that a frame goes to, each with its flow tag; counts it on the way.
-    pub(super) fn route(&mut self, frame: &[u8]) -> Vec<(u32, u32)> {
+    pub(super) fn route(&self, frame: &[u8], counters: &mut FlowCounters) -> Vec<(u32, u32)> {
         let value = MatchValue::of(frame);
         let mut tirs = Vec::new();
         let mut pending: Vec<(u32, u32)> = self.root.map(|root| (root, 0)).into_iter().collect();
@@ -164,7 +163,7 @@ impl FlowTables {
                 continue;
             };
             let tag = if entry.tag == 0 { tag } else { entry.tag };
-            self.counters.count(&entry.targets.counters, frame.len() as u64);
+            counters.count(&entry.targets.counters, frame.len() as u64);
             for destination in &entry.targets.destinations {
                 match *destination {
                     Destination::Table(next) => pending.push((next, tag)),
@@ -333,7 +332,13 @@ fn destination(
 /// drivers/net/ethernet/mellanox/mlx5/core/fs_cmd.c).
 fn counter(firmware: &Firmware, command: &Command<'_>, index: usize) -> Result<u32, Refusal> {
     let number = command.get32(field(DESTINATIONS + index * DESTINATION_BITS, 32));
-    firmware.ethernet.flows.counters.check(number).map(|()| number)
+    firmware.objects.flow_counters.check(number).map(|()| number)
+}
+
+/// Refuses a DEALLOC_FLOW_COUNTER of a counter that an entry counts with.
+pub(super) fn check_unused_counter(flows: &FlowTables, command: &Command<'_>) -> Done {
+    let number = command.get32(flow_counter::ID);
+    if flows.is_counting(number) { Err(Refusal::busy("flow counter", number)) } else { Ok(()) }
 }
 
 /// SET_FLOW_TABLE_ENTRY: adds an entry, or changes an existing one.

@@ -5,7 +5,6 @@ mod ethernet;
 mod event_queue;
 mod events;
 mod flow;
-mod flow_counter;
 mod hca;
 mod mad;
 mod match_value;
@@ -105,6 +104,9 @@ impl Port {
 
 /// The command after which the driver waits for an event (`_mlx5_core_destroy_dct`).
 const DRAIN_DCT: u16 = 0x712;
+
+/// The command that an entry of a flow table may forbid.
+const DEALLOC_FLOW_COUNTER: u16 = 0x93a;
 
 /// Initial MTU of the network device, in bytes.
 const NETWORK_MTU: u16 = 1500;
@@ -265,7 +267,10 @@ impl Firmware {
         let Some(spec) = object_commands::find(opcode) else {
             return (None, Err(Refusal::unknown_opcode(opcode)));
         };
-        let ready = self.check_phase(spec.form.name, Phase::Initialized);
+        let mut ready = self.check_phase(spec.form.name, Phase::Initialized);
+        if opcode == DEALLOC_FLOW_COUNTER {
+            ready = ready.and_then(|()| flow::check_unused_counter(&self.ethernet.flows, command));
+        }
         let done = ready.and_then(|()| self.about_objects().run(spec, command));
         if done.is_ok() && opcode == DRAIN_DCT {
             self.announce(&Report::drained(command.number()));

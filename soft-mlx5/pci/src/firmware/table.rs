@@ -3,8 +3,8 @@
 use super::command::Command;
 use super::refusal::Done;
 use super::{
-    Firmware, capability, event_queue, flow, flow_counter, hca, mad, multicast, nic_vport, pages,
-    port, register, uar, vport_counter,
+    Firmware, capability, event_queue, flow, hca, mad, multicast, nic_vport, pages, port, register,
+    uar, vport_counter,
 };
 use crate::layout::command as layout;
 use crate::layout::{context, ethernet as ethernet_layout, port as port_layout};
@@ -97,9 +97,6 @@ const COMMANDS: &[CommandSpec] = commands! {
     0x934 "DESTROY_FLOW_GROUP" Initialized (64, 8) FLOW_GROUP_GONE flow::destroy_group;
     0x936 "SET_FLOW_TABLE_ENTRY" Initialized (832, 8) FLOW_ENTRY flow::set_entry;
     0x938 "DELETE_FLOW_TABLE_ENTRY" Initialized (64, 8) FLOW_ROOT flow::delete_entry;
-    0x939 "ALLOC_FLOW_COUNTER" Initialized (16, 16) FLOW_COUNTER flow_counter::allocate;
-    0x93a "DEALLOC_FLOW_COUNTER" Initialized (16, 8) FLOW_COUNTER flow_counter::free;
-    0x93b "QUERY_FLOW_COUNTER" Initialized (32, 32) FLOW_COUNTS flow_counter::query;
     0x93c "MODIFY_FLOW_TABLE" Initialized (64, 8) FLOW_ROOT flow::modify_table;
 };
 
@@ -128,8 +125,6 @@ const FLOW_GROUP: Structures = &[(0, ethernet_layout::create_flow_group_in::FIEL
 const FLOW_GROUP_GONE: Structures = &[(0, ethernet_layout::destroy_flow_group_in::FIELDS)];
 const FLOW_ENTRY: Structures =
     &[(0, ethernet_layout::set_fte_in::FIELDS), (0x200, ethernet_layout::flow_context::FIELDS)];
-const FLOW_COUNTER: Structures = &[(0, ethernet_layout::flow_counter::FIELDS)];
-const FLOW_COUNTS: Structures = &[(0, ethernet_layout::query_flow_counter_in::FIELDS)];
 const GID: Structures = &[(0, layout::query_hca_vport_gid_in::FIELDS)];
 const PKEY: Structures = &[(0, layout::query_hca_vport_pkey_in::FIELDS)];
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use uverbs_uapi::ioctl::AttrFlags;
 use uverbs_uapi::objects::device::invoke_write;
-use uverbs_uapi::objects::kind::{Const, Enum, Fd, Flags, Handle, In, Out};
+use uverbs_uapi::objects::kind::{Const, Enum, Fd, Flags, Handle, Handles, In, Out};
 use uverbs_uapi::objects::{Attr, AttrId};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -206,6 +206,19 @@ impl<'a> Call<'a> {
     /// As [`handle`](Self::handle), for an attribute that may be left out.
     pub(crate) fn optional_handle<M>(&self, id: Attr<M, Handle>) -> Option<u32> {
         self.handle(id).ok()
+    }
+
+    /// The handles in an attribute, none if left out.
+    pub(crate) fn handles<M>(&self, id: Attr<M, Handles>) -> Result<Vec<u32>, Errno> {
+        self.given(id.id()).map_or(Ok(Vec::new()), |given| self.handles_at(&given))
+    }
+
+    /// The handles in an attribute that is being checked.
+    pub(crate) fn handles_at(&self, given: &Given) -> Result<Vec<u32>, Errno> {
+        let mut bytes = vec![0; given.length.into()];
+        self.user.read(given.bytes_at(), &mut bytes)?;
+        let words = bytes.chunks_exact(size_of::<u32>());
+        Ok(words.filter_map(|word| word.try_into().ok().map(u32::from_ne_bytes)).collect())
     }
 
     /// Copies as much of a result to the program as fits (`uverbs_copy_to`); ENOENT if it gave no

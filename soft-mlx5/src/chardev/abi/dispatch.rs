@@ -164,6 +164,15 @@ fn check(
             let kind = call.state.handles.get(handle)?.object.kind();
             call.state.lookup_live(call.file, kind, handle)
         }
+        Form::Handles(kind, most) => {
+            let count = usize::from(raw.len) / size_of::<u32>();
+            let odd = usize::from(raw.len) % size_of::<u32>() != 0;
+            if raw.enum_id != 0 || odd || !(1..=most).contains(&count) {
+                return Err(Errno::EINVAL);
+            }
+            let mut handles = call.handles_at(given)?.into_iter();
+            handles.try_for_each(|handle| call.state.lookup_live(call.file, kind, handle))
+        }
         Form::Descriptor(kind, access) => {
             check_handle(raw)?;
             if access == Access::New {

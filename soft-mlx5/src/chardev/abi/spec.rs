@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
-use uverbs_uapi::objects::kind::{Const, Enum, Fd, Flags, Handle, In, NewFd, NewHandle, Out};
+use uverbs_uapi::objects::kind::{
+    Const, Enum, Fd, Flags, Handle, Handles, In, NewFd, NewHandle, Out,
+};
 use uverbs_uapi::objects::{Attr, AttrId, MethodId, ObjectId};
 
 use super::call::Call;
@@ -55,6 +57,8 @@ pub(crate) enum Form {
     Handle(Kind, Access),
     /// A handle of any kind of object, which the method uses.
     AnyHandle,
+    /// Handles of up to this many objects, which the method uses.
+    Handles(Kind, usize),
     /// A descriptor of an event file of this kind.
     Descriptor(Kind, Access),
 }
@@ -159,6 +163,11 @@ impl Attribute {
     /// `UVERBS_ATTR_IDR` of an object of any kind (`UVERBS_IDR_ANY_OBJECT`).
     pub(crate) const fn any_handle<M>(id: Attr<M, Handle>) -> Self {
         Self::mandatory(id.id(), Form::AnyHandle)
+    }
+
+    /// `UVERBS_ATTR_IDRS_ARR` of one to `most` objects that the method uses.
+    pub(crate) const fn handles<M>(id: Attr<M, Handles>, kind: Kind, most: usize) -> Self {
+        Self::mandatory(id.id(), Form::Handles(kind, most))
     }
 
     /// `UVERBS_ATTR_IDR` of the object that the method creates.

@@ -23,6 +23,7 @@ use crate::chardev::abi::call::Call;
 use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::DeviceShared;
 use crate::core::{Core, CoreError, FlowFields, FlowId, FlowRule, QpType, Qpn, Spread};
+use crate::locking::lock;
 use crate::packet::ETHERNET_GROUP;
 
 /// A rule.
@@ -36,6 +37,8 @@ pub(crate) struct Flow {
     rules: Vec<FlowId>,
     /// Handle and counter set that count its frames.
     counters: Option<(u32, Counters)>,
+    /// Whether a counter of the firmware counts them.
+    counted_by_firmware: bool,
 }
 
 impl Flow {
@@ -48,6 +51,9 @@ impl Flow {
         for rule in &self.rules {
             let hits = device.core(|core| {
                 let hits = core.flow_hits(*rule)?;
+                if self.counted_by_firmware {
+                    lock(&device.firmware).flow_counters.unbind(*rule, core);
+                }
                 core.remove_flow(*rule).map(|()| hits)
             })?;
             if let Some((_, counters)) = &self.counters {
@@ -128,7 +134,8 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
         counters.bind(*rule, points);
     }
     let parents = vec![request.qp_handle];
-    call.commit(Object::Flow(Flow { parents, spread: None, rules, counters }))?;
+    let flow = Flow { parents, spread: None, rules, counters, counted_by_firmware: false };
+    call.commit(Object::Flow(flow))?;
     call.response(&CreateFlowResp { comp_mask: 0, flow_handle })
 }
 
@@ -137,6 +144,7 @@ pub(super) fn commit(
     call: &mut Call<'_>,
     matcher: u32,
     to: Destination,
+    counter: Option<(u32, u32)>,
     rule: FlowRule,
 ) -> Result<(), Errno> {
     let device = call.file.device.clone();
@@ -156,12 +164,24 @@ pub(super) fn commit(
     };
     match enter(call, &[FlowRule { target, ..rule }]) {
         Ok(rules) => {
-            call.commit(Object::Flow(Flow { parents, spread, rules, counters: None })).map(drop)
+            parents.extend(counter.map(|(handle, _)| handle));
+            count_by(&device, &rules, counter);
+            let counted_by_firmware = counter.is_some();
+            let flow = Flow { parents, spread, rules, counters: None, counted_by_firmware };
+            call.commit(Object::Flow(flow)).map(drop)
         }
         Err(error) => {
             spread.map_or(Ok(()), |qpn| device.core(|core| core.destroy_qp(qpn)))?;
             Err(error)
         }
+    }
+}
+
+/// Counts the frames of new rules by a counter of the firmware.
+fn count_by(device: &DeviceShared, rules: &[FlowId], counter: Option<(u32, u32)>) {
+    if let Some((_, number)) = counter {
+        let counters = &mut lock(&device.firmware).flow_counters;
+        rules.iter().for_each(|rule| counters.bind(*rule, number));
     }
 }
 

@@ -12,7 +12,7 @@ use uverbs_mlx5_format::U16;
 use uverbs_uapi::mlx5::flags::CreateFlowFlags;
 use uverbs_uapi::mlx5::object::{flow, flow_matcher};
 
-use super::devx::destination::receive_queues;
+use super::devx::destination::{self, receive_queues};
 use super::flow::{self as rules, Destination, LAST_PRIORITY, TCP, UDP};
 use super::object::{Kind, Object};
 use crate::chardev::abi::call::Call;
@@ -67,6 +67,8 @@ pub(crate) const CREATE_FLOW: &[Attribute] = &[
     Attribute::handle(flow::create::DEST_QP, Kind::Qp).optional(),
     Attribute::handle(flow::create::DEST_DEVX, Kind::DevxObj).optional(),
     Attribute::input(flow::create::TAG, 4).optional(),
+    Attribute::handles(flow::create::ARR_COUNTERS_DEVX, Kind::DevxObj, 1).optional(),
+    Attribute::input_min(flow::create::ARR_COUNTERS_DEVX_OFFSET, 4).optional(),
     Attribute::flags(flow::create::FLAGS),
 ];
 
@@ -113,6 +115,7 @@ pub(crate) fn create_flow(call: &mut Call<'_>) -> Result<(), Errno> {
     let flags = call.flags(flow::create::FLAGS, known.bits())?;
     let flags = CreateFlowFlags::from_bits_retain(flags);
     let destination = destination(call, flags)?;
+    let counter = counter(call)?;
     let tag = call.has(flow::create::TAG.id()).then(|| call.input::<_, u32>(flow::create::TAG));
     let flow_tag = tag.transpose()?;
     if flow_tag.is_some_and(|tag| tag >= 1 << 24) {
@@ -128,7 +131,19 @@ pub(crate) fn create_flow(call: &mut Call<'_>) -> Result<(), Errno> {
     let priority = rules::table(*priority, value.is_multicast(mask), false);
     let (value, mask) = value.fields(mask);
     let rule = FlowRule { priority, value, mask, target: None, flow_tag, passes_on: false };
-    rules::commit(call, handle, destination, rule)
+    rules::commit(call, handle, destination, counter, rule)
+}
+
+/// Handle and number of the counter that a rule names (`get_counters`).
+fn counter(call: &Call<'_>) -> Result<Option<(u32, u32)>, Errno> {
+    let handles = call.handles(flow::create::ARR_COUNTERS_DEVX)?;
+    let Some(handle) = handles.first() else { return Ok(None) };
+    let offset = match call.given(flow::create::ARR_COUNTERS_DEVX_OFFSET.id()) {
+        Ok(given) if given.length != 4 => return Err(Errno::EINVAL),
+        Ok(_) => call.input(flow::create::ARR_COUNTERS_DEVX_OFFSET)?,
+        Err(_) => 0,
+    };
+    Ok(Some((*handle, destination::counter(call, *handle, offset)?)))
 }
 
 /// Where frames go: either to an object or to the target that the flag names (`get_dests`).

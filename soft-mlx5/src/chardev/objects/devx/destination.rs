@@ -1,13 +1,24 @@
-//! Firmware objects that steering rules lead to (`mlx5_ib_devx_is_flow_dest`).
+//! Firmware objects that steering rules lead to (`mlx5_ib_devx_is_flow_dest`), and those that count
+//! their frames (`mlx5_ib_devx_is_flow_counter`).
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
 
-use super::rules::opcode::{CREATE_FLOW_TABLE, CREATE_RQ, CREATE_TIR};
+use super::rules::opcode::{ALLOC_FLOW_COUNTER, CREATE_FLOW_TABLE, CREATE_RQ, CREATE_TIR};
 use crate::chardev::abi::call::Call;
 use crate::chardev::objects::object::Object;
 use crate::core::Spread;
 use crate::locking::lock;
+
+/// Number of the counter of a handle. Counters are not allocated in bulk, so the only offset is 0.
+pub(crate) fn counter(call: &Call<'_>, handle: u32, offset: u32) -> Result<u32, Errno> {
+    match &call.state.handles.get(handle)?.object {
+        Object::Devx(object) if object.id().0 == ALLOC_FLOW_COUNTER && offset == 0 => {
+            Ok(object.id().1)
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
 
 /// The receive queues behind a TIR, and their handles. They are those that it has when the rule is
 /// made: a later change of the list does not reach the rule (unlike an adapter's).

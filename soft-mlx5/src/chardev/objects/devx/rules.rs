@@ -8,6 +8,7 @@ use uverbs_soft_adapter::firmware::layout::command::{
     object, query_q_counter_in,
 };
 use uverbs_soft_adapter::firmware::layout::context::{cqc, mkc, qpc, wq, xrc_srqc};
+use uverbs_soft_adapter::firmware::layout::ethernet::{flow_counter, query_flow_counter_in};
 
 /// Commands that create objects and need special handling.
 pub(crate) mod opcode {
@@ -22,9 +23,10 @@ pub(crate) mod opcode {
     pub(crate) const CREATE_RQ: u16 = 0x908;
     pub(crate) const CREATE_RMP: u16 = 0x90c;
     pub(crate) const CREATE_FLOW_TABLE: u16 = 0x930;
+    pub(crate) const ALLOC_FLOW_COUNTER: u16 = 0x939;
 }
 use opcode::{
-    CREATE_CQ, CREATE_DCT, CREATE_FLOW_TABLE, CREATE_MKEY, CREATE_QP, CREATE_RMP, CREATE_RQ,
+    ALLOC_FLOW_COUNTER, CREATE_CQ, CREATE_DCT, CREATE_MKEY, CREATE_QP, CREATE_RMP, CREATE_RQ,
     CREATE_SQ, CREATE_TIR, CREATE_XRC_SRQ, MODIFY_CQ,
 };
 
@@ -73,6 +75,12 @@ const FAMILIES: &[Family] = &[
         subject: query_q_counter_in::COUNTER_SET_ID,
         ..Family::new(5, (0x771, 0x772), &[], &[0x773])
     },
+    // Flow counters.
+    Family {
+        number: flow_counter::ID,
+        subject: query_flow_counter_in::FLOW_COUNTER_ID,
+        ..Family::new(5, (ALLOC_FLOW_COUNTER, 0x93a), &[], &[0x93b])
+    },
     // PDs, XRC domains, transport domains.
     Family::new(5, (0x800, 0x801), &[], &[]),
     Family::new(4, (0x80e, 0x80f), &[], &[]),
@@ -90,22 +98,8 @@ const FAMILIES: &[Family] = &[
 /// Further commands that create objects, which this firmware does not have: scheduling elements,
 /// PSVs, SRQs of old firmware, XRQs, multicast memberships, VXLAN ports, entries of the
 /// address table, flow tables and their parts, general objects.
-const OTHER_CREATIONS: &[u16] = &[
-    0x600,
-    0x700,
-    0x717,
-    0x782,
-    0x806,
-    0x827,
-    0x829,
-    CREATE_FLOW_TABLE,
-    0x933,
-    0x936,
-    0x939,
-    0x93d,
-    0x940,
-    0xa00,
-];
+const OTHER_CREATIONS: &[u16] =
+    &[0x600, 0x700, 0x717, 0x782, 0x806, 0x827, 0x829, 0x930, 0x933, 0x936, 0x93d, 0x940, 0xa00];
 
 /// `devx_is_general_cmd`: queries of the adapter, of ports, of congestion and of LAG, NOP, and the
 /// range reserved for general commands.
