@@ -10,9 +10,14 @@ use common::{Setup, success};
 use uverbs::qp::{Inline, PostFlags, State};
 use uverbs::soft::SoftDevice;
 use uverbs::soft::packet::rocev2::{Framing, UDP_PORT, icrc_v4};
-use uverbs::soft::packet::{Addressing, Aeth, Bth, NakCode, Opcode, Packet, Psn, Reth, Syndrome};
+use uverbs::soft::packet::{
+    Addressing, Aeth, Bth, NakCode, Opcode, Packet, Position, Psn, Reth, Syndrome, Transport,
+};
 use uverbs::soft::wire::Carrier;
 use uverbs::{Device, op};
+
+const WRITE_ONLY: Opcode = Opcode::write(Transport::Rc, Position::Only, false);
+const WRITE_LAST: Opcode = Opcode::write(Transport::Rc, Position::Last, false);
 
 /// Datagrams between two waits: fewer than the device's socket buffer holds.
 const BATCH: u32 = 64;
@@ -64,7 +69,7 @@ fn packet(opcode: Opcode, qpn: u32, psn: u32) -> Packet {
 
 /// An RDMA WRITE of four bytes.
 fn write(qpn: u32, psn: u32, address: u64, rkey: u32) -> Packet {
-    let mut packet = packet(Opcode(0x0a), qpn, psn);
+    let mut packet = packet(WRITE_ONLY, qpn, psn);
     packet.push(Reth::new(address, rkey, 4));
     packet.payload(4).copy_from_slice(b"evil");
     packet
@@ -97,7 +102,7 @@ fn packets_of_every_psn_from_another_address_do_not_affect_a_connection() {
         attacker.send(&write(b.number(), psn, remote.address, remote.rkey));
         attacker.send(&refusal(b.number(), psn));
         // A WRITE of a wrong length would move the responder to the error state.
-        attacker.send(&packet(Opcode(0x08), b.number(), psn));
+        attacker.send(&packet(WRITE_LAST, b.number(), psn));
     }
     attacker.wait();
     assert!(region.view().to_vec().iter().all(|byte| *byte == 0));

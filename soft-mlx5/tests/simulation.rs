@@ -1,5 +1,6 @@
-//! Random programs on simulated devices whose network loses, repeats, reorders, delays and damages
-//! packets: memory ends as a simple model says, every signaled request completes once and in order.
+//! Random programs on simulated devices whose network loses, duplicates, reorders, delays and
+//! corrupts packets. At the end memory must equal a simple model's, and every signaled request must
+//! have completed once, in order.
 //!
 //! `SEED=n cargo test -p uverbs-soft --test simulation one_seed` repeats one run;
 //! `RUNS=n` sets how many seeds each test tries.

@@ -1,5 +1,5 @@
-//! Wireshark's dissector reads our packets without complaint: from a recording, and as they really
-//! pass the loopback interface.
+//! Wireshark's dissector reads our packets without complaint: from a recording, and captured from
+//! the loopback interface.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use uverbs_soft::packet::{
 };
 use uverbs_soft::wire::{Link, LinkType, NoWire, Pcap, Station, UdpWire, Wire};
 
-/// A missing tool skips the test, except where `CI` says that it must be there.
+/// A missing tool skips the test, except under `CI`, where it fails.
 fn missing(what: &str) -> bool {
     assert!(std::env::var_os("CI").is_none(), "{what} is missing, and CI is set");
     eprintln!("skipped: {what} is missing");
@@ -23,7 +23,7 @@ fn no_tool(name: &str) -> bool {
     !found && missing(name)
 }
 
-/// One packet of every opcode that a transport of ours defines.
+/// One packet of every defined opcode of a supported transport.
 fn one_of_each(route: Addressing) -> Vec<Packet> {
     (0..=255).map(Opcode).filter_map(|opcode| sample(route, opcode)).collect()
 }
@@ -49,7 +49,7 @@ fn sample(route: Addressing, opcode: Opcode) -> Option<Packet> {
     Some(packet)
 }
 
-/// What Wireshark calls some of the opcodes.
+/// Wireshark's names of some opcodes.
 const NAMES: [(u8, &str); 14] = [
     (0x00, "Reliable Connection (RC) - SEND First"),
     (0x04, "Reliable Connection (RC) - SEND Only"),
@@ -67,8 +67,8 @@ const NAMES: [(u8, &str); 14] = [
     (0xa4, "Extended Reliable Connection (XRC) - SEND Only"),
 ];
 
-/// tshark without name look-ups and without its guess that every short SEND be RPC over RDMA,
-/// which it then calls malformed.
+/// tshark without name look-ups and without the heuristic that takes every short SEND for RPC over
+/// RDMA and then calls it malformed.
 fn tshark(file: &Path) -> Command {
     let mut tshark = Command::new("tshark");
     tshark.args(["-n", "--disable-protocol", "rpcordma", "-r"]).arg(file);
@@ -135,7 +135,7 @@ fn a_recording_reads_cleanly() {
 }
 
 #[test]
-fn what_passes_loopback_reads_cleanly_and_has_the_right_crc() {
+fn captured_packets_read_cleanly_and_have_the_right_crc() {
     if no_tool("dumpcap") || no_tool("tshark") {
         return;
     }
@@ -163,7 +163,7 @@ fn what_passes_loopback_reads_cleanly_and_has_the_right_crc() {
     lines.for_each(drop);
     assert!(dumpcap.wait().expect("dumpcap ends").success());
     verify(&file, &packets);
-    // The CRC over the headers as the kernel wrote them; tshark checks none by itself.
+    // Checks the CRC over the headers that the kernel wrote, because tshark does not check it.
     let frames = frames(&std::fs::read(&file).expect("the capture"));
     assert_eq!(frames.len(), packets.len());
     for (frame, packet) in frames.iter().zip(&packets) {

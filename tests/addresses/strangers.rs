@@ -7,15 +7,16 @@ use uverbs::op;
 use uverbs::qp::{Inline, PostFlags, State};
 use uverbs::qp_type::Rc;
 use uverbs::soft::packet::rocev2::{Framing, UDP_PORT, icrc_v4};
-use uverbs::soft::packet::{Addressing, Bth, Opcode, Packet, Psn, Reth};
+use uverbs::soft::packet::{Addressing, Bth, Opcode, Packet, Position, Psn, Reth, Transport};
 
 use crate::common::success;
 use crate::namespace::{Ends, inside, run};
 
 /// An RDMA WRITE of four bytes from the third host to the device, with a valid ICRC.
 fn write(qpn: u32, psn: u32, address: u64, rkey: u32, port: u16) -> Vec<u8> {
+    let opcode = Opcode::write(Transport::Rc, Position::Only, false);
     let mut packet = Packet::new();
-    packet.start(Addressing::default(), Bth::new(Opcode(0x0a), 0xffff, qpn, Psn::new(psn)));
+    packet.start(Addressing::default(), Bth::new(opcode, 0xffff, qpn, Psn::new(psn)));
     packet.push(Reth::new(address, rkey, 4));
     packet.payload(4).copy_from_slice(b"evil");
     let framing = Framing { source_port: port, ..Framing::default() };

@@ -1,5 +1,5 @@
-//! Random programs connect, accept, refuse and disconnect through engines of connection management
-//! whose network loses, repeats and reorders datagrams, beside a model of what each side may see.
+//! Random programs connect, accept, refuse and disconnect through engines of connection management.
+//! Their network loses, duplicates and reorders datagrams. A model checks the events of each side.
 //!
 //! `SEED=n cargo test -p uverbs-soft-cm --test connection_management one_seed` repeats one run;
 //! `RUNS=n` sets how many seeds each test tries.
@@ -28,7 +28,7 @@ fn run(seed: u64, faults: Faults) -> Outcome {
 }
 
 #[test]
-fn every_attempt_ends_as_meant_on_a_good_network() {
+fn every_attempt_ends_as_intended_on_a_good_network() {
     for seed in 0..runs() {
         let outcome = run(seed, GOOD);
         assert_eq!(outcome.unreachable, 0, "seed {seed}");

@@ -1,5 +1,5 @@
-//! Peers that lie: between two hosts a network changes bytes of datagrams, repeats them, and sends
-//! them from other addresses. No lie may make a host panic, or leave an id behind.
+//! Hostile peers: a network between two hosts changes bytes of datagrams, repeats them, and sends
+//! them from other addresses. No datagram may make a host panic, or leave an id behind.
 //!
 //! `SEED=n cargo test -p uverbs-soft-cm --test liars` repeats one run; `RUNS=n` sets how many
 //! seeds are tried.
@@ -53,7 +53,7 @@ impl Addresses for Stack {
 
 struct World {
     hosts: [Cma; 2],
-    /// What has been sent: to which host, with which addressing.
+    /// All sent datagrams: receiving host, addressing, bytes.
     sent: Vec<(usize, Addressing, Vec<u8>)>,
     /// The ids of each host that the program has not destroyed.
     ids: [Vec<CmaId>; 2],
@@ -115,7 +115,7 @@ impl World {
         self.finish()
     }
 
-    /// A program begins to connect, or to look a service up.
+    /// A program starts to connect, or to look up a service.
     fn ask(&mut self) {
         let host = self.prng.below(2) as usize;
         let kinds = [(PortSpace::TCP, QpType::RC), (PortSpace::UDP, QpType::UD)];
@@ -127,7 +127,7 @@ impl World {
         self.ids[host].push(id);
     }
 
-    /// A program does anything with any of its ids. Any of it may be refused.
+    /// A program makes a random call on one of its ids. The call may be refused.
     fn act(&mut self) {
         let host = self.prng.below(2) as usize;
         let at = self.prng.below(self.ids[host].len() as u64) as usize;
@@ -155,7 +155,7 @@ impl World {
         ConnParam { qp_num, private_data_len, valid: 1, ..ConnParam::default() }
     }
 
-    /// Delivers one of the datagrams that were ever sent, changed more often than not.
+    /// Delivers one of all sent datagrams, usually with changes.
     fn deliver(&mut self) {
         let Some(last) = self.sent.len().checked_sub(1) else { return };
         let at = last - (self.prng.below(8) as usize).min(last);
@@ -177,7 +177,7 @@ impl World {
         self.run_to_idle(to);
     }
 
-    /// A program takes its events, goes on with its attempts, and asks all there is to ask.
+    /// A program handles its events, continues its attempts, and makes every query.
     fn run_to_idle(&mut self, host: usize) {
         while let Some(event) = self.hosts[host].take_event() {
             let (id, now, param) = (event.id, self.now, self.param());
@@ -207,7 +207,7 @@ impl World {
         }
     }
 
-    /// Destroys all ids: nothing stays behind.
+    /// Destroys all ids, and checks that no object is left.
     fn finish(mut self) -> u32 {
         for host in 0..2 {
             for id in std::mem::take(&mut self.ids[host]) {
@@ -222,7 +222,7 @@ impl World {
 }
 
 #[test]
-fn lies_are_survived_and_leave_nothing() {
+fn changed_datagrams_are_survived_and_leave_no_id() {
     let seeds = seeds::one().map_or(0..seeds::runs(10), |seed| seed..seed + 1);
     for seed in seeds {
         let changed = seeds::say_if_failed(seed, || World::new(seed).run());

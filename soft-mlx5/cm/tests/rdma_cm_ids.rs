@@ -1,6 +1,6 @@
 //! Random programs resolve, connect, accept, refuse and disconnect by IP addresses through
-//! rdma_cm's state machine, whose network loses, repeats and reorders datagrams, beside a model of
-//! the events that each id may see.
+//! rdma_cm's state machine. The network loses, duplicates and reorders datagrams. A model checks
+//! the events of each id.
 //!
 //! `SEED=n cargo test -p uverbs-soft-cm --test rdma_cm_ids one_seed` repeats one run; `RUNS=n` sets
 //! how many seeds each test tries.
@@ -30,7 +30,7 @@ const SECOND: u64 = 1_000_000_000;
 /// Longer than every repetition and timewait: 16 tries of 4.6 s on each side, with MRA's patience.
 const FOR_EVER: u64 = 1000 * SECOND;
 
-/// What the network does: parts per million, and milliseconds of delay at most.
+/// The network's faults: rates in parts per million, and the longest delay in milliseconds.
 #[derive(Clone, Copy, Debug)]
 struct Faults {
     drop: u32,
@@ -74,7 +74,7 @@ impl Addresses for Stack {
     }
 }
 
-/// What an id has seen so far.
+/// The last event of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Resolving,
@@ -88,7 +88,7 @@ enum Seen {
     Over,
 }
 
-/// A program's view of an id: which attempt it is of, and what it has seen.
+/// A program's view of an id: its attempt and its last event.
 #[derive(Clone, Copy, Debug)]
 struct View {
     attempt: u32,
@@ -155,7 +155,7 @@ impl World {
         world
     }
 
-    /// Has the program act at a random time from now on.
+    /// Plans an action of the program at a random time.
     fn plan(&mut self, within: u64, act: Act) {
         let at = self.now + self.prng.below(within);
         self.order += 1;
@@ -249,7 +249,7 @@ impl World {
     fn disconnect(&mut self, host: usize, id: CmaId) {
         if self.views.contains_key(&(host, id)) {
             self.hosts[host].disconnect(self.now, id).expect("it had a request");
-            // A connection that ended in the meantime is destroyed in the end all the same.
+            // A connection that has ended already is destroyed later all the same.
             self.plan(100 * SECOND, Act::Destroy(host, id));
         }
     }
@@ -264,7 +264,7 @@ impl World {
         self.views.get_mut(&(host, id)).expect("known").seen = seen;
     }
 
-    /// Handles all events, and puts all datagrams on their way.
+    /// Handles all events, and sends all datagrams.
     fn run_to_idle(&mut self) {
         for host in 0..HOSTS {
             while let Some(event) = self.hosts[host].take_event() {
@@ -361,7 +361,7 @@ impl World {
         self.plan(6 * SECOND, Act::Answer(host, event.id));
     }
 
-    /// Destroys what is left: nothing stays behind, in no table.
+    /// Destroys the remaining ids, and checks that all tables are empty.
     fn finish(mut self) -> Outcome {
         let left: Vec<(usize, CmaId)> = self.views.keys().copied().collect();
         left.into_iter().for_each(|(host, id)| self.destroy(host, id));
@@ -428,7 +428,7 @@ fn run(seed: u64, faults: Faults) -> Outcome {
 }
 
 #[test]
-fn every_id_sees_the_events_of_its_answer_on_a_good_network() {
+fn every_id_gets_the_events_of_its_answer_on_a_good_network() {
     for seed in 0..runs() {
         let outcome = run(seed, GOOD);
         assert_eq!(outcome.unreachable, 0, "seed {seed}: {outcome:?}");
@@ -439,7 +439,7 @@ fn every_id_sees_the_events_of_its_answer_on_a_good_network() {
 }
 
 #[test]
-fn every_id_sees_lawful_events_on_a_terrible_network() {
+fn every_id_gets_only_allowed_events_on_a_terrible_network() {
     let total: u32 = (2000..2000 + runs()).map(|seed| run(seed, HARSH).established).sum();
     assert!(u64::from(total) > runs(), "{total} connections only");
 }
@@ -450,7 +450,7 @@ fn the_same_seed_gives_the_same_run() {
     assert_ne!(run(2007, HARSH).trace, run(2008, HARSH).trace);
 }
 
-/// A host whose neighbours are there or gone.
+/// The IP stack of a host whose neighbours all answer, or all do not.
 struct Deserted(Stack, bool);
 
 impl Addresses for Deserted {
@@ -472,10 +472,10 @@ impl Addresses for Deserted {
     }
 }
 
-/// A peer that ended after its address was resolved is missed when the request is repeated, and one
-/// that is there and silent is not.
+/// Before it repeats a request, the client checks whether the peer still exists. A silent peer that
+/// exists gets all repetitions.
 #[test]
-fn a_request_to_a_peer_that_ended_is_not_repeated_for_ever() {
+fn a_request_to_a_peer_that_ended_is_not_repeated() {
     for is_there in [true, false] {
         let mut cma = new_host(0, 1);
         let id = cma.create(PortSpace::TCP, QpType::RC).expect("an id");

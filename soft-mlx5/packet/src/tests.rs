@@ -71,7 +71,7 @@ fn sequence_numbers_compare_on_the_circle() {
 }
 
 #[test]
-fn every_syndrome_byte_survives() {
+fn every_syndrome_byte_round_trips() {
     for byte in 0..=255u8 {
         assert_eq!(Syndrome::decode(byte).encode(), byte);
     }
@@ -86,7 +86,7 @@ fn every_syndrome_byte_survives() {
 }
 
 #[test]
-fn base_header_bits_are_where_the_specification_puts_them() {
+fn base_header_fields_have_the_offsets_of_the_specification() {
     let mut bth = Bth::new(Opcode(4), 0xffff, 0x01_0203, Psn::new(0x0a_0b0c));
     bth.set_solicited(true);
     bth.set_ack_request(true);
@@ -125,10 +125,10 @@ fn write_frame(packet: &Packet, frame: &mut Vec<u8>) {
 }
 
 #[test]
-fn the_crc_notices_every_byte_but_the_masked_ones() {
+fn the_crc_covers_every_byte_but_the_masked_ones() {
     let mut frame = Vec::new();
     write_frame(&sample(route()), &mut frame);
-    // Ethernet addresses; type of service, TTL, IP checksum; UDP checksum; BTH congestion byte.
+    // Masked: Ethernet addresses, type of service, TTL, IP and UDP checksums, BTH congestion byte.
     let masked = [(0, 12), (15, 16), (22, 23), (24, 26), (40, 42), (46, 47)];
     for index in 0..frame.len() {
         let mut damaged = frame.clone();
@@ -146,7 +146,7 @@ fn hex(text: &str) -> Vec<u8> {
 /// A congestion notification packet as a ConnectX-4 Lx sent it, and a UC SEND with the CRC that
 /// another implementation computes (both from scapy, `test/contrib/roce.uts`).
 #[test]
-fn the_crc_is_that_of_other_implementations() {
+fn the_crc_equals_that_of_other_implementations() {
     let cnp = hex(
         "e41d2dab2bc2 7cfe90643b32 0800 45c2003c718c4000401191610a0011010a001201 0000 12b7 0028
          0000 8100ffff 40000118 00000000 00000000000000000000000000000000 82fd002a",

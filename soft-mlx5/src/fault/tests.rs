@@ -40,7 +40,7 @@ fn everything(seed: u64) -> FaultPlan {
 }
 
 #[test]
-fn the_same_seed_does_the_same() {
+fn the_same_seed_gives_the_same_faults() {
     let (first, counters) = run(everything(42), 5000);
     assert_eq!((first.clone(), counters), run(everything(42), 5000));
     assert_ne!(first, run(everything(43), 5000).0);
@@ -48,7 +48,7 @@ fn the_same_seed_does_the_same() {
 }
 
 #[test]
-fn rules_hit_the_packet_they_name() {
+fn a_rule_affects_the_packet_it_names() {
     let rule = |nth, fault| Rule { opcode: Some(Opcode(4)), nth, fault };
     let other = Rule { opcode: Some(Opcode(5)), nth: 1, fault: Fault::Drop };
     let rules = vec![
@@ -74,7 +74,7 @@ fn the_last_packet_does_not_wait_for_ever() {
 }
 
 #[test]
-fn as_many_buffers_come_back_as_were_taken() {
+fn all_buffers_return_to_the_pool() {
     let plan = everything(7);
     let (mut injector, mut pool) = (Injector::new(plan), PacketPool::default());
     let (mut out, mut held) = (Vec::new(), 0);

@@ -18,7 +18,7 @@ fn all_threads_of_a_process_share_one() {
 }
 
 #[test]
-fn a_forked_child_begins_anew_though_another_thread_holds_the_lock() {
+fn a_forked_child_has_a_new_value_even_if_another_thread_holds_the_lock() {
     static SHARED: PerProcess<Mutex<u32>> = PerProcess::new();
     let ((held, is_held), (done, is_done)) = (mpsc::channel(), mpsc::channel::<()>());
     thread::scope(|scope| {

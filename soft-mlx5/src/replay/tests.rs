@@ -9,7 +9,7 @@ fn all(replay: &Replay) -> Vec<&Arrival> {
 }
 
 #[test]
-fn undisturbed_it_is_the_recording() {
+fn a_replay_without_faults_is_the_recording() {
     let replay = Replay::new(recording(50), &Disturbances::none());
     assert_eq!(replay.bursts().len(), 50);
     let arrivals = all(&replay).into_iter();
@@ -25,14 +25,14 @@ fn a_seed_decides_every_byte() {
     assert_eq!(make(1), make(1));
     assert_eq!(make(1).digest(), make(1).digest());
     assert_ne!(make(1).digest(), make(2).digest());
-    // The same in every version and on every machine.
+    // The digest is the same in every version and on every machine.
     assert_eq!(make(1).digest(), DIGEST_OF_SEED_1);
 }
 
 const DIGEST_OF_SEED_1: u64 = 1_302_413_923_296_679_858;
 
 #[test]
-fn what_is_counted_is_what_arrives() {
+fn the_counters_match_the_arrivals() {
     let usual = Disturbances { flood: 100_000, flood_frames: 100, ..Disturbances::usual(3) };
     let many = Disturbances { gap: 30_000, corrupt: 30_000, oversize: 30_000, ..usual };
     let replay = Replay::new(recording(5000), &many);

@@ -8,7 +8,7 @@ use crate::core::{AsyncKind, CoreConfig, EventObject};
 use crate::memory::BufferMemory;
 use crate::wire::{Carrier, Link, Network, NoWire};
 
-/// How long a test waits for the device before it fails; nothing depends on it but a broken device.
+/// Bound on a wait for the device; only a defect reaches it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Default)]
@@ -29,12 +29,12 @@ impl Host for Recorder {
 }
 
 impl Recorder {
-    /// Waits until the device has looked `count` more times. The limit only ends a failed test.
+    /// Waits for `count` more looks of the device. The time limit only ends a failed test.
     fn looks(&self, count: u64) {
         self.reaches(self.ticks.load(Ordering::SeqCst) + count);
     }
 
-    /// Waits until the device has looked `count` times in all.
+    /// Waits for `count` looks of the device in all.
     fn reaches(&self, count: u64) {
         let limit = Instant::now() + PATIENCE;
         while self.ticks.load(Ordering::SeqCst) < count {
@@ -60,7 +60,7 @@ fn without_thread(host: Arc<dyn Host>) -> Runtime {
     Runtime::new(core(), Box::new(NoWire), Arc::new(Waker::new().unwrap()), host)
 }
 
-/// A queue pair's doorbell page; nothing comes of ringing it.
+/// A queue pair's doorbell page; ringing it has no effect.
 fn attach(runtime: &Runtime) -> UarPage {
     let page = UarPage::new(Arc::new(UarRegion::new(1).unwrap()), 0).unwrap();
     runtime.control(|m| m.uars.attach_send_queue(&page, crate::core::Qpn(0x40))).unwrap();
@@ -123,7 +123,7 @@ fn no_thread_and_no_station_is_left() {
     }
 }
 
-/// Notes when the wire is asked for packets, and when the clock is looked at.
+/// Records the order in which the wire's packets and the clock are read.
 #[derive(Clone, Default)]
 struct Order(Arc<Mutex<Vec<&'static str>>>);
 
@@ -152,7 +152,7 @@ impl Wire for Order {
 }
 
 #[test]
-fn an_acknowledgement_that_is_there_comes_before_its_time_out() {
+fn arrived_packets_are_handled_before_timeouts() {
     let (order, waker) = (Order::default(), Arc::new(Waker::new().unwrap()));
     let (wire, host) = (Box::new(order.clone()), Arc::new(order.clone()));
     let runtime = Runtime::new(core(), wire, waker, host).start("order").unwrap();
@@ -186,9 +186,10 @@ fn a_forked_child_is_refused_and_can_exit() {
     runtime.control(|_| ()).unwrap();
 }
 
-/// A thread that waits for a file leaves the device to one that polls, but not to the device's own.
+/// A thread that waits for a file yields the device to a polling thread, but not to the device's
+/// own thread.
 #[test]
-fn a_device_thread_that_finds_its_device_taken_is_not_taken_for_a_poller() {
+fn a_device_thread_that_finds_the_lock_held_does_not_count_as_a_poller() {
     let (runtime, _) = start();
     let (shared, from) = (&runtime.shared, clock::now());
     let taken = loop {
@@ -207,7 +208,7 @@ fn a_device_thread_that_finds_its_device_taken_is_not_taken_for_a_poller() {
 }
 
 #[test]
-fn a_programs_look_steps_back_for_a_command_and_for_another_look() {
+fn a_look_of_a_program_yields_to_commands_and_other_looks() {
     let host = Arc::new(Recorder::default());
     let runtime = without_thread(host.clone());
     let ticks = || host.ticks.load(Ordering::SeqCst);
@@ -231,14 +232,14 @@ fn a_sleeping_thread_leaves_looks_to_programs_and_returns_after() {
     runtime.control(|_| ()).unwrap();
     let limit = Instant::now() + PATIENCE;
     while host.ticks.load(Ordering::SeqCst) < 100 {
-        assert!(Instant::now() < limit, "it does not make room");
+        assert!(Instant::now() < limit, "it does not leave the looks to programs");
         runtime.progress();
     }
     attach(&runtime);
     for _ in 0..100 {
         runtime.progress();
     }
-    // A doorbell wakes no thread: only a look finds it.
+    // A doorbell wakes no thread; only a look sees it.
     host.looks(1);
 }
 
@@ -251,7 +252,7 @@ fn a_napping_thread_ends_at_once() {
     drop(runtime);
 }
 
-/// Panics where the device looks at the clock.
+/// Panics when the device reads the clock.
 #[derive(Default)]
 struct Breaks(Recorder);
 
@@ -266,7 +267,7 @@ impl Host for Breaks {
 }
 
 #[test]
-fn a_programs_look_that_panics_is_a_fatal_device() {
+fn a_panic_in_a_look_of_a_program_is_a_fatal_error_of_the_device() {
     let host = Arc::new(Breaks::default());
     let runtime = without_thread(host.clone());
     assert!(!runtime.progress());
@@ -274,12 +275,12 @@ fn a_programs_look_that_panics_is_a_fatal_device() {
     let object = EventObject::Device;
     let fatal = Event::Async { kind: AsyncKind::DeviceFatal, object };
     assert_eq!(*host.0.events.lock().unwrap(), [fatal]);
-    // Its thread has nothing to go on with.
+    // The device's thread cannot continue either.
     drop(runtime.start("breaks").unwrap());
     assert_eq!(host.0.events.lock().unwrap().len(), 1);
 }
 
-/// A runtime that always takes the machine for oversubscribed.
+/// A runtime that always considers the machine oversubscribed.
 fn oversubscribed(host: Arc<dyn Host>) -> Runtime {
     let runtime = without_thread(host);
     runtime.shared.scheduler.assume_oversubscribed();
@@ -300,14 +301,14 @@ fn on_an_oversubscribed_machine_an_idle_thread_waits_and_another_one_runs_the_de
             });
         }
         host.looks(100);
-        // A command is not kept waiting by those that wait.
+        // Waiting threads do not delay a command.
         (0..100).for_each(|_| runtime.control(|_| ()).unwrap());
         stop.store(true, Ordering::SeqCst);
     });
 }
 
 #[test]
-fn an_idle_thread_polls_once_more_after_another_ones_work() {
+fn an_idle_thread_polls_once_more_after_another_thread_ran_the_device() {
     let host = Arc::new(Recorder::default());
     let runtime = oversubscribed(host.clone());
     let ticks = || host.ticks.load(Ordering::SeqCst);
@@ -330,17 +331,17 @@ fn a_wait_for_a_file_ends_with_the_file() {
     let looks = host.ticks.load(Ordering::SeqCst);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| runtime.wait_readable(&files, None));
-        // It looks as the device's thread would, and lets commands go first.
+        // The waiting thread looks as the device's thread does, and yields to commands.
         host.reaches(looks + 1);
         runtime.control(|_| ()).unwrap();
         io::Write::write_all(&mut &write, b"x").unwrap();
         assert_eq!(waiter.join().unwrap(), Ok(Some(0)));
     });
-    // Also while another thread is at the device.
+    // The same while another thread holds the device.
     let busy = runtime.shared.worker.lock().unwrap();
     assert_eq!(runtime.wait_readable(&files, None), Ok(Some(0)));
     drop(busy);
-    // And where another thread polls.
+    // The same while another thread polls.
     runtime.shared.standby.note(u64::MAX / 2);
     assert_eq!(runtime.wait_readable(&files, None), Ok(Some(0)));
 }

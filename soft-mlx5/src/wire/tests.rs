@@ -47,7 +47,7 @@ fn send(wire: &mut impl Wire, packets: &[Packet]) {
 }
 
 #[test]
-fn a_station_is_found_from_each_of_its_names() {
+fn a_station_is_found_by_each_of_its_addresses() {
     for n in [0, 1, 253, 254, 48_000, Station::CANDIDATES - 1, Station::CANDIDATES] {
         let station = Station::candidate(n);
         assert_eq!(Station::from_gid(station.gid()), Some(station));
@@ -60,7 +60,7 @@ fn a_station_is_found_from_each_of_its_names() {
 }
 
 #[test]
-fn a_switch_delivers_and_unplugs() {
+fn a_switch_delivers_packets_until_a_port_is_unplugged() {
     let switch = Switch::new();
     let [a, b, c] = [1, 2, 3].map(Station::candidate);
     let waker = Arc::new(Waker::new().unwrap());
@@ -77,7 +77,7 @@ fn a_switch_delivers_and_unplugs() {
 }
 
 #[test]
-fn a_switch_leaves_a_receiver_asleep_until_told_to_wake_it() {
+fn quietly_sent_packets_wake_no_receiver_of_a_switch() {
     let switch = Switch::new();
     let [a, b] = [1, 2].map(Station::candidate);
     let waker = Arc::new(Waker::new().unwrap());
@@ -141,7 +141,7 @@ fn udp_carries_packets_of_all_sizes() {
 }
 
 #[test]
-fn an_idle_network_reads_its_sockets_now_and_then_and_at_once_after_a_sleep() {
+fn an_idle_network_reads_its_sockets_rarely_and_at_once_after_a_sleep() {
     let mut network = Network::join_any(Link::Ethernet, None, Carrier::Udp).unwrap();
     let mut other = UdpWire::bind_any(Link::Ethernet).unwrap();
     let sent = packet(between(other.station(), network.station()), b"hello");
@@ -164,7 +164,7 @@ fn an_idle_network_reads_its_sockets_now_and_then_and_at_once_after_a_sleep() {
 }
 
 #[test]
-fn an_idle_network_reads_its_sockets_at_once_when_told_to() {
+fn look_at_files_makes_an_idle_network_read_its_sockets() {
     let mut network = Network::join_any(Link::Ethernet, None, Carrier::Udp).unwrap();
     let mut other = UdpWire::bind_any(Link::Ethernet).unwrap();
     let sent = packet(between(other.station(), network.station()), b"hello");
@@ -191,7 +191,7 @@ fn skip_files_leaves_the_sockets_unread_once() {
     assert_eq!(packets, []);
     network.receive(0, &mut packets, &mut pool);
     assert_eq!(packets, [sent]);
-    // A device that skips them before every call reads them all the same.
+    // A device that skips the sockets before every call still reads them at times.
     send(&mut other, std::slice::from_ref(&packets[0].clone()));
     for _ in 0..skips::FILES_EVERY {
         network.skip_files();
@@ -233,11 +233,15 @@ fn udp_multicast_reaches_the_members_once() {
     send(&mut left, &packets);
     assert_eq!(receive(&mut right, 2), packets);
     right.leave(group);
-    // A unicast packet sent afterwards shows that nothing else was on the way.
+    // A unicast packet sent afterwards arrives alone, so no other packet was in transit.
     let end = packet(between(left.station(), right.station()), b"end");
     send(&mut left, &[packet(route, b"unheard"), end.clone()]);
     assert_eq!(receive(&mut right, 1), [end]);
-    assert_eq!(left.counters().received.load(Ordering::Relaxed), 0, "own packets come back");
+    assert_eq!(
+        left.counters().received.load(Ordering::Relaxed),
+        0,
+        "the sender's own packets do not return"
+    );
 }
 
 #[test]
@@ -274,7 +278,7 @@ fn the_network_reaches_devices_of_this_process_without_a_socket() {
 }
 
 #[test]
-fn buffers_that_travel_one_way_come_back_through_the_switch() {
+fn the_switch_returns_buffers_to_the_sender() {
     let switch = Switch::new();
     let [a, b] = [1, 2].map(Station::candidate);
     let (mut left, mut right) = (switch.attach(a, None).unwrap(), switch.attach(b, None).unwrap());
@@ -293,7 +297,7 @@ fn buffers_that_travel_one_way_come_back_through_the_switch() {
 }
 
 #[test]
-fn a_recording_holds_the_frames_that_passed() {
+fn a_recording_has_the_transferred_frames() {
     let mut file = Vec::new();
     let [a, b] = [1, 2].map(Station::candidate);
     let sent = packet(lids(a, b), b"seen");

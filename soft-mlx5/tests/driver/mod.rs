@@ -1,5 +1,5 @@
-//! A tiny driver: queues in plain memory, written with only the format structs, so that these tests
-//! share nothing with the queues that programs use.
+//! A small driver: queues in plain memory, written with only the format structs, so that these
+//! tests share no code with the queues that programs use.
 
 pub(crate) mod model;
 
@@ -39,7 +39,7 @@ pub(crate) struct Region {
     pub(crate) key: Mkey,
 }
 
-/// A CQ and how far it was read.
+/// A CQ and its consumer index.
 pub(crate) struct Cq {
     cqn: Cqn,
     ring: u64,
@@ -47,7 +47,7 @@ pub(crate) struct Cq {
     consumer: u32,
 }
 
-/// A QP and how far it was written.
+/// A QP and its producer indices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Qp {
     pub(crate) qpn: Qpn,
@@ -58,7 +58,7 @@ pub(crate) struct Qp {
     received: u16,
 }
 
-/// What a CQE says.
+/// The fields of a CQE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Done {
     pub(crate) qpn: Qpn,
@@ -70,7 +70,7 @@ pub(crate) struct Done {
     pub(crate) syndrome: [u8; 2],
 }
 
-/// Where the data of a work request is.
+/// The data of a work request.
 #[derive(Clone, Debug)]
 pub(crate) enum Data {
     Gather(Vec<(u64, u32, Mkey)>),
@@ -122,7 +122,7 @@ impl Request {
         ControlSegment::new(self.opcode, index, qpn.0, ds, flags, U32::new(self.immediate))
     }
 
-    /// Blocks of the send ring that it takes.
+    /// Its length in blocks of the send ring.
     pub(crate) fn blocks(&self) -> u16 {
         (self.encode(Qpn(0), 0).len() / WQEBB_SIZE) as u16
     }
@@ -219,7 +219,7 @@ impl Host {
             path: Some(path),
             mtu: Some(mtu),
             destination_qpn: Some(peer.1.0),
-            // Near the end of the circle, so that every run goes round it.
+            // Near the largest PSN, so that PSNs wrap in every run.
             receive_psn: Some(0xff_fff0),
             send_psn: Some(0xff_fff0),
             max_read_atomic: Some(4),
@@ -237,7 +237,7 @@ impl Host {
         core.modify_qp(qp.qpn, QpState::ReadyToSend, &QpAttributes::default()).unwrap();
     }
 
-    /// Posts without a doorbell; gives the index that the completion will carry.
+    /// Posts without a doorbell; returns the index that the completion will have.
     pub(crate) fn post(&self, qp: &mut Qp, request: &Request) -> u16 {
         let index = qp.sent;
         for block in request.encode(qp.qpn, index).chunks(WQEBB_SIZE) {

@@ -1,4 +1,4 @@
-//! Random programs on random queue pairs, beside a model that does the same on plain bytes.
+//! Random programs on random queue pairs, and a model that does the same on plain bytes.
 
 use std::collections::VecDeque;
 
@@ -19,7 +19,7 @@ const MESSAGE: usize = 5000;
 /// Counters in every host's memory that all queue pairs add to.
 const COUNTERS: usize = 4;
 
-/// How large a run is.
+/// The size of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) hosts: usize,
@@ -29,26 +29,26 @@ pub(crate) struct Shape {
     pub(crate) faults: [u32; 5],
 }
 
-/// One end of a connection with all it knows: its queue pair, its memory, and what must be in both
-/// when all is done.
+/// One end of a connection: its queue pair, its memory, and the expected content at the end of the
+/// run.
 struct End {
     host: usize,
     peer: usize,
     qp: Qp,
     source: Region,
-    /// What the peer may write. The peer's model is in its `target`.
+    /// The memory that the peer may write. The peer's `target` has the expected content.
     exposed: Region,
-    /// Where READs and atomics of this end land, one slot after the other.
+    /// The memory for results of READs and atomics of this end, one slot after the other.
     landing: Region,
     landed: Vec<u8>,
     /// Receive buffers, each used once.
     inbox: Region,
     posted_receives: usize,
-    /// What the peer's exposed memory holds, as far as this end has written it.
+    /// The expected content of the peer's exposed memory, as this end has written it.
     target: Vec<u8>,
     /// READs of the target that no fence has separated from later writes.
     unfenced_read: bool,
-    /// Messages to the peer: bytes, immediate, and how the peer's completion is called.
+    /// Messages to the peer: bytes, immediate data, and the opcode of the peer's completion.
     messages: Vec<(Vec<u8>, u32, CqeOpcode)>,
     received: usize,
     /// Signaled requests not yet completed, in order: index, opcode, blocks up to and including.
@@ -88,7 +88,7 @@ impl Run {
         };
         let (mut hosts, mut cqs, mut counters) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..shape.hosts {
-            // Enough if chance puts every end on this host.
+            // Enough even if every end is on this host.
             let end = 2 * MESSAGE * shape.requests + SOURCE + TARGET + (32 << 10);
             let memory = Host::memory((1 << 20) + 2 * shape.pairs * end);
             let node = world.add(CoreConfig::default(), memory.clone(), plan.clone()).unwrap();
@@ -124,7 +124,7 @@ impl Run {
     fn end(&mut self, index: usize, peer: usize) -> End {
         let (host, world) = (&mut self.hosts[index], &mut self.world);
         let qp = host.qp(world, &self.cqs[index]);
-        // The value that an atomic returns lands behind what requests send from.
+        // The result of an atomic is stored after the source of requests.
         let source = host.region(world, SOURCE as u64 + 8);
         let bytes: Vec<u8> = (0..SOURCE).map(|_| self.prng.next() as u8).collect();
         host.write(source.address, &bytes);
@@ -166,7 +166,8 @@ impl Run {
     }
 
     fn drain(&mut self) {
-        // Receive rings are shorter than the list of messages: refill and go on until all is done.
+        // Receive rings are shorter than the list of messages, so they are refilled until all
+        // have arrived.
         for _ in 0..1000 {
             (0..self.ends.len()).for_each(|at| self.post_receives(at, self.requests));
             assert!(self.world.run_until_quiet(2_000_000), "the devices never come to rest");
@@ -224,7 +225,7 @@ impl Run {
 
     fn post_request(&mut self, at: usize) {
         self.ends[at].requests += 1;
-        // Unsignaled requests must not fill the ring, and the last one tells when all is done.
+        // Unsignaled requests must not fill the ring, and the last request must be signaled.
         let last = self.ends[at].requests == self.requests;
         let signaled = last || self.ends[at].unsignaled > 40 || self.prng.below(2) == 0;
         let (request, done) = match self.prng.below(8) {
@@ -295,7 +296,7 @@ impl Run {
             opcode = Opcode::RDMA_WRITE_IMMEDIATE;
             end.messages.push((Vec::new(), immediate, CqeOpcode::RESPONDER_WRITE_IMMEDIATE));
         }
-        // A repeated READ may see what was written after it, unless a fence keeps them apart.
+        // A repeated READ may see later writes, unless a fence is in between.
         let fence = std::mem::take(&mut end.unfenced_read);
         let remote = Some((exposed.address + offset as u64, exposed.key));
         (Request { opcode, immediate, fence, remote, data, ..nop() }, CqeOpcode::REQUESTER)
@@ -314,7 +315,7 @@ impl Run {
         (Request { opcode: Opcode::RDMA_READ, remote, data, ..nop() }, CqeOpcode::REQUESTER)
     }
 
-    /// The value before depends on the others who add; only the sum in the end is known.
+    /// The old value depends on other ends' additions; only the final sum is known.
     fn fetch_add(&mut self, at: usize) -> (Request, CqeOpcode) {
         let host = self.ends[self.ends[at].peer].host;
         let (which, addend) = (self.prng.below(COUNTERS as u64) as usize, self.prng.next());
@@ -376,9 +377,9 @@ impl Run {
         for (at, end) in self.ends.iter().enumerate() {
             let (host, peer) = (&self.hosts[end.host], &self.ends[end.peer]);
             let exposed = self.hosts[peer.host].read(peer.exposed.address, TARGET);
-            assert!(exposed == end.target, "end {at}: what it wrote");
+            assert!(exposed == end.target, "end {at}: memory that it wrote");
             let landed = host.read(end.landing.address, end.landed.len());
-            assert!(landed == end.landed, "end {at}: what it read");
+            assert!(landed == end.landed, "end {at}: results of its READs and atomics");
             for (number, (bytes, ..)) in peer.messages.iter().enumerate() {
                 let address = end.inbox.address + (number * MESSAGE) as u64;
                 assert!(host.read(address, bytes.len()) == *bytes, "end {at}: message {number}");

@@ -8,7 +8,7 @@ fn check(len: usize, shared_at: usize, own_at: usize) {
     let data: Vec<u8> = (0..own_at + len).map(|at| (at * 7 + len) as u8).collect();
     let mut shared = Shared([0xee; 512]);
     let there = shared.0.as_mut_ptr().wrapping_add(shared_at);
-    // SAFETY: at most 63 + 400 bytes of an array of 512 that only this pointer leads to.
+    // SAFETY: at most 63 + 400 bytes of an array of 512, which only this pointer accesses.
     unsafe { copy_out(&data[own_at..], there) };
     let mut back = vec![0xdd; own_at + len + 1];
     // SAFETY: as above.
@@ -24,7 +24,7 @@ fn check(len: usize, shared_at: usize, own_at: usize) {
 }
 
 #[test]
-fn every_length_and_alignment_is_copied_and_nothing_else() {
+fn copies_of_every_length_and_alignment_change_no_other_byte() {
     for len in (0..200).chain([255, 256, 257, 319, 384, 400]) {
         for shared_at in 0..20 {
             check(len, shared_at, 0);

@@ -26,7 +26,7 @@ fn service_ids_hold_space_and_port() {
 /// The recorded requests of rping and rdma_client: flow label, the port in rdma_cm's header, the
 /// port of the service id.
 #[test]
-fn flow_labels_are_the_kernels() {
+fn flow_labels_equal_the_kernels() {
     use crate::mad::{CmaHdr, Req};
     use zerocopy::FromBytes;
     let mut compared = 0;
@@ -56,7 +56,7 @@ fn the_same_address_is_in_use_and_overlaps_are_not_available() {
 }
 
 #[test]
-fn both_families_share_ports_unless_told_not_to() {
+fn both_families_share_ports_unless_ipv6_only() {
     let mut ports = ports();
     bind(&mut ports, 1, "[::]:7000").unwrap();
     assert_eq!(bind(&mut ports, 2, "0.0.0.0:7000"), Err(BindError::NotAvailable));
@@ -68,7 +68,7 @@ fn both_families_share_ports_unless_told_not_to() {
 }
 
 #[test]
-fn link_local_addresses_are_of_their_interface() {
+fn link_local_addresses_belong_to_their_interface() {
     let mut ports = ports();
     bind(&mut ports, 1, "[fe80::1%2]:7000").unwrap();
     assert_eq!(bind(&mut ports, 2, "[fe80::1%2]:7000"), Err(BindError::InUse));
@@ -76,7 +76,7 @@ fn link_local_addresses_are_of_their_interface() {
 }
 
 #[test]
-fn reuse_is_for_both_and_not_for_listeners() {
+fn both_ids_need_reuse_and_listeners_cannot_share() {
     let mut ports = ports();
     let reuse = Binding { reuse: true, ..at("10.9.0.1:7000") };
     ports.bind(TCP, 1, reuse, false).unwrap();
@@ -96,7 +96,7 @@ fn low_ports_need_a_privilege() {
 }
 
 #[test]
-fn free_ports_run_out_and_come_back() {
+fn ephemeral_ports_run_out_and_are_reused() {
     let mut ports = Ports::new(40000..=40003, Some(1));
     let mut given: Vec<u16> =
         (0..4).map(|id| ports.bind(TCP, id, at("10.9.0.1:0"), false).unwrap()).collect();
@@ -125,7 +125,7 @@ fn a_port_serves_connections_to_several_peers() {
 }
 
 #[test]
-fn connections_to_one_peer_have_ports_of_their_own() {
+fn connections_to_one_peer_have_different_ports() {
     let mut ports = Ports::new(40000..=40003, Some(1));
     let to = Binding { destination: Some("10.9.0.2:1".parse().unwrap()), ..at("10.9.0.1:0") };
     let given: Vec<_> = (0..4).map(|id| ports.bind(TCP, id, to, false).unwrap()).collect();

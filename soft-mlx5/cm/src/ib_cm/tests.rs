@@ -75,7 +75,7 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
-        // The recordings name an id that was made before the listener.
+        // In the recordings, an id was created before the listener.
         let (client, mut server) =
             (engine(CLIENT_GUID, 0x54d8_dda3), engine(SERVER_GUID, 0x6820_1ced));
         server.next = 1000;
@@ -85,7 +85,7 @@ impl Pair {
         Self { client, server, listener, now: 0 }
     }
 
-    /// Hands the client's datagrams to the server; how many there were.
+    /// Delivers the client's datagrams to the server, and counts them.
     fn deliver_to_server(&mut self) -> usize {
         carry(&mut self.client, &mut self.server, self.now)
     }
@@ -130,7 +130,7 @@ fn hears(cm: &mut IbCm, now: u64, recorded: &Recorded) -> Event {
 }
 
 #[test]
-fn two_kernels_connecting_are_repeated_to_the_byte() {
+fn a_recorded_connection_of_two_kernels_is_reproduced_exactly() {
     let recorded = two_kernels();
     let mut pair = Pair::new();
     let header = CmaHdr::new([10, 9, 0, 2].into(), 0xc0a2, [10, 9, 0, 1].into()).unwrap();
@@ -158,7 +158,7 @@ fn two_kernels_connecting_are_repeated_to_the_byte() {
 }
 
 #[test]
-fn a_kernels_refusal_and_resolution_are_repeated_to_the_byte() {
+fn a_recorded_refusal_and_resolution_are_reproduced_exactly() {
     let recorded = two_kernels();
     let mut server = engine(SERVER_GUID, 1);
     server.receive(0, &Addressing::roce(gid(2), gid(1)), &recorded[0].bytes);
@@ -195,7 +195,7 @@ fn a_kernels_refusal_and_resolution_are_repeated_to_the_byte() {
 }
 
 #[test]
-fn queue_pairs_get_what_both_sides_agreed_on() {
+fn queue_pairs_get_the_negotiated_attributes() {
     let mut pair = Pair::new();
     let id = pair.client.create();
     let param = ReqParam {
@@ -258,7 +258,7 @@ fn a_request_is_sent_sixteen_times() {
 }
 
 #[test]
-fn a_reply_is_repeated_as_the_request_wants() {
+fn a_reply_is_repeated_as_the_request_specifies() {
     let mut pair = Pair::new();
     let id = pair.client.create();
     let param = ReqParam { max_cm_retries: 3, ..request(&[]) };
@@ -314,8 +314,8 @@ fn an_mra_answers_repetitions_only() {
     assert_eq!((pair.deliver_to_server(), pair.deliver_to_client()), (1, 1));
     let Some((_, Event::MraReceived(mra))) = pair.client.take_event() else { panic!() };
     assert_eq!((mra.service_timeout(), pair.client.state(id)), (24, Some(State::MraReqReceived)));
-    // 2^16 ms that MRA asks for, and 2^9 of this side: 16 for the lifetime, one more for both
-    // ways.
+    // 2^16 ms that the MRA requests, and 2^9 ms of this side: packet lifetime 16, and one more for
+    // both directions.
     let silent = pair.now + 65_536 * MILLISECOND + 512 * MILLISECOND;
     pair.client.step(silent - 1);
     assert!(pair.client.take_mad().is_none());
@@ -353,7 +353,7 @@ fn lost_answers_are_repeated() {
 }
 
 #[test]
-fn data_may_establish_before_the_message_does() {
+fn received_data_may_establish_a_connection_before_the_rtu() {
     let mut pair = Pair::new();
     let id = pair.client.create();
     pair.client.send_req(0, id, &request(&[])).unwrap();
@@ -373,10 +373,10 @@ fn data_may_establish_before_the_message_does() {
 }
 
 #[test]
-fn a_queue_pair_that_comes_again_ends_the_stale_connection() {
+fn a_new_request_of_the_same_queue_pair_ends_the_stale_connection() {
     let mut pair = Pair::new();
     let (old, server) = pair.connect();
-    // The client forgets the connection without a message to the peer.
+    // The client drops the connection without a message to the peer.
     pair.client.forget(old).unwrap();
     let new = pair.client.create();
     pair.client.send_req(0, new, &request(&[])).unwrap();
@@ -385,13 +385,13 @@ fn a_queue_pair_that_comes_again_ends_the_stale_connection() {
     pair.deliver_to_client();
     let Some((_, Event::RejReceived(rej))) = pair.client.take_event() else { panic!() };
     assert_eq!(rej.reason(), RejReason::STALE_CONNECTION);
-    // The client does not know the old id: it answers its disconnect at once.
+    // The client does not know the old id, and answers its DREQ at once.
     pair.deliver_to_server();
     assert!(matches!(pair.server.take_event(), Some((_, Event::DrepReceived(_)))));
 }
 
 #[test]
-fn strangers_end_nothing() {
+fn datagrams_of_strangers_end_no_connection() {
     let mut pair = Pair::new();
     let (id, server) = pair.connect();
     pair.client.send_dreq(0, id, &[]).unwrap();
@@ -406,8 +406,8 @@ fn strangers_end_nothing() {
     other = Mad::new(1, 0, body);
     pair.server.receive(0, &dreq.addressing, other.as_bytes());
     assert_eq!(pair.server.state(server), Some(State::Established));
-    // A request from another port claims the connection's queue pair: it is refused, and the
-    // connection goes on.
+    // A request from another port names the connection's queue pair. It is refused, and the
+    // connection stays established.
     let mut again = Req::default();
     again.ca_guid = CLIENT_GUID.into();
     again.set_local_id(CommId(77)).set_qpn(0x4f);
@@ -418,13 +418,13 @@ fn strangers_end_nothing() {
 }
 
 #[test]
-fn destroying_an_id_tells_its_peer() {
+fn destroying_an_id_notifies_its_peer() {
     let mut pair = Pair::new();
     let id = pair.client.create();
     pair.client.send_req(0, id, &request(&[])).unwrap();
     pair.deliver_to_server();
     let (server, _) = pair.server.take_event().unwrap();
-    // REQ sent: given up, found by CA GUID and communication id.
+    // REQ sent: withdrawn; the peer finds it by CA GUID and communication id.
     pair.client.destroy(0, id).unwrap();
     pair.deliver_to_server();
     let Some((_, Event::RejReceived(rej))) = pair.server.take_event() else { panic!() };
@@ -454,7 +454,7 @@ fn destroying_an_id_tells_its_peer() {
 }
 
 #[test]
-fn a_forgotten_request_is_taken_again_when_it_is_repeated() {
+fn a_dropped_request_is_accepted_when_it_is_repeated() {
     let mut pair = Pair::new();
     let id = pair.client.create();
     pair.client.send_req(0, id, &request(&[])).unwrap();
@@ -468,7 +468,7 @@ fn a_forgotten_request_is_taken_again_when_it_is_repeated() {
 }
 
 #[test]
-fn private_data_have_limits_and_leave_the_id_usable() {
+fn too_long_private_data_are_refused_and_leave_the_id_usable() {
     let mut pair = Pair::new();
     let id = pair.client.create();
     assert_eq!(pair.client.send_req(0, id, &request(&[0; 93])), Err(CmError::TooLong));
@@ -491,7 +491,7 @@ fn private_data_have_limits_and_leave_the_id_usable() {
 }
 
 #[test]
-fn service_ids_are_listened_to_once() {
+fn a_service_id_has_one_listener() {
     let mut cm = engine(SERVER_GUID, 1);
     let (one, other) = (cm.create(), cm.create());
     cm.listen(one, 0x0106_0000, 0xffff_ffff_ffff_0000).unwrap();
@@ -501,7 +501,7 @@ fn service_ids_are_listened_to_once() {
     cm.listen(other, RPING, 0).unwrap();
 }
 
-/// Any datagram in any state: no panic, no id without a listener, no object that is left over.
+/// Any datagram in any state causes no panic, no id without a listener, and no leftover object.
 #[test]
 fn any_datagram_is_survived() {
     let mut prng = Prng::new(12);
@@ -526,7 +526,7 @@ fn any_datagram_is_survived() {
     }
 }
 
-/// Random bytes, mostly with ids and service ids that exist.
+/// Random bytes, mostly with existing ids and service ids.
 fn mangled(prng: &mut Prng, pair: &Pair, client: CmId, server: CmId) -> Vec<u8> {
     let mut bytes = vec![0u8; 256];
     bytes.fill_with(|| prng.next() as u8);
@@ -545,10 +545,9 @@ fn mangled(prng: &mut Prng, pair: &Pair, client: CmId, server: CmId) -> Vec<u8> 
     bytes
 }
 
-/// A peer names the time that it takes to answer, up to 2.4 hours for each of sixteen tries. It
-/// does not keep an id for so long.
+/// A peer can request up to 2.4 hours for each of sixteen tries. This side waits less.
 #[test]
-fn a_peer_cannot_ask_for_any_patience() {
+fn the_response_time_that_a_peer_requests_is_bounded() {
     let mut pair = Pair::new();
     let client = pair.client.create();
     let param = ReqParam { local_cm_response_timeout: 31, ..request(&[]) };
@@ -557,7 +556,7 @@ fn a_peer_cannot_ask_for_any_patience() {
     pair.deliver_to_server();
     pair.server.send_mra(CmId(0), 31, MraTiming::Now, &[]).unwrap();
     pair.deliver_to_client();
-    assert!(pair.client.step(first).is_empty(), "the peer asked for more time");
+    assert!(pair.client.step(first).is_empty(), "the peer requested more time");
     let next = pair.client.next_wake().unwrap();
     assert!(next < 70_000 * MILLISECOND, "{next}");
     pair.server.send_rep(0, CmId(0), &acceptance()).unwrap();
@@ -565,9 +564,9 @@ fn a_peer_cannot_ask_for_any_patience() {
     assert!(next < 20_000 * MILLISECOND, "{next}");
 }
 
-/// Connections that a peer makes and leaves again leave no timers for hours.
+/// Connections that a peer opens and closes leave no timers for hours.
 #[test]
-fn a_peer_cannot_ask_for_any_timewait() {
+fn the_timewait_that_a_peer_requests_is_bounded() {
     let mut pair = Pair::new();
     let client = pair.client.create();
     let param = ReqParam { path: Path { life: 30, ..path() }, ..request(&[]) };

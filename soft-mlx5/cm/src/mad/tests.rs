@@ -50,7 +50,7 @@ fn rping() -> [Mad; 5] {
 }
 
 #[test]
-fn a_kernels_datagrams_are_built_to_the_byte() {
+fn recorded_datagrams_are_built_exactly() {
     let recorded = two_kernels();
     for (built, recorded) in rping().iter().zip(&recorded[2..7]) {
         assert_eq!(built.as_bytes(), recorded.bytes, "{:?}", built.attribute());
@@ -59,10 +59,10 @@ fn a_kernels_datagrams_are_built_to_the_byte() {
 }
 
 #[test]
-fn refusals_and_resolutions_are_built_to_the_byte() {
+fn recorded_refusals_and_resolutions_are_built_exactly() {
     let recorded = two_kernels();
     let request = recorded[0].mad();
-    // The refused request's bytes 28..32 come back as the sender's id.
+    // Bytes 28..32 of the refused request return as the sender's id.
     let (of_request, vendor) = request.first_words();
     let rej = Rej::new(vendor, of_request, Rejected::REQ, RejReason::INVALID_SERVICE_ID);
     let tid = request.header.tid.get();
@@ -82,8 +82,8 @@ fn refusals_and_resolutions_are_built_to_the_byte() {
 }
 
 #[test]
-fn bodies_of_a_loopback_kernel() {
-    // Captured of one kernel: body from byte 24, without what is zero to the end.
+fn bodies_of_a_kernels_loopback_connection_are_built_exactly() {
+    // Captured from one kernel: the body from byte 24 on, without trailing zeros.
     let same = |mad: Mad, text: &str| {
         let captured = bytes(text);
         let (head, rest) = mad.as_bytes()[24..].split_at(captured.len());
@@ -132,7 +132,7 @@ fn the_request_of_a_kernel_is_read() {
 
 #[test]
 fn private_data_fills_its_message() {
-    let room = [
+    let capacities = [
         (Req::PRIVATE_DATA_LEN, 92),
         (Mra::PRIVATE_DATA_LEN, 222),
         (Rej::PRIVATE_DATA_LEN, 148),
@@ -145,7 +145,7 @@ fn private_data_fills_its_message() {
         (Lap::PRIVATE_DATA_LEN, 168),
         (Apr::PRIVATE_DATA_LEN, 148),
     ];
-    assert!(room.iter().all(|(here, specified)| here == specified), "{room:?}");
+    assert!(capacities.iter().all(|(here, specified)| here == specified), "{capacities:?}");
     let mut rej = Rej::default();
     assert!(rej.set_private_data(&[7; 148]) && rej.set_private_data(&[8]));
     assert_eq!((rej.private_data[0], rej.private_data[1]), (8, 0));
@@ -180,10 +180,9 @@ fn other_classes_and_lengths_are_refused() {
     assert_eq!(Mad::parse(&bytes), Err(MadError::UnknownAttribute(0x1b)));
 }
 
-/// Every accessor of every body takes any bytes, and a value that is set is read back without a
-/// change to its neighbours.
+/// Every accessor of every body reads any bytes. Setting a field changes no other field.
 #[test]
-fn any_bytes_are_read_and_fields_are_apart() {
+fn any_bytes_are_read_and_fields_do_not_overlap() {
     let mut prng = Prng::new(16);
     for round in 0..2000 {
         let mut bytes = [0u8; MAD_LEN];
@@ -194,7 +193,7 @@ fn any_bytes_are_read_and_fields_are_apart() {
         let mad = Mad::parse(&bytes).unwrap();
         assert_eq!(mad.attribute(), Ok(attribute));
         read_all(mad);
-        fields_are_apart(&mut prng, &bytes, round);
+        fields_do_not_overlap(&mut prng, &bytes, round);
     }
 }
 
@@ -215,7 +214,7 @@ fn read_all(mad: &Mad) {
     let _ = mad.first_words();
 }
 
-fn fields_are_apart(prng: &mut Prng, bytes: &[u8; MAD_LEN], round: u32) {
+fn fields_do_not_overlap(prng: &mut Prng, bytes: &[u8; MAD_LEN], round: u32) {
     let (mut req, _) = Req::read_from_prefix(&bytes[24..]).unwrap();
     let (before, value) = (req, prng.next() as u32 & 0xff_ffff);
     req.set_qpn(value).set_vendor_id(value).set_starting_psn(!value & 0xff_ffff);

@@ -1,7 +1,6 @@
 //! Recorded bytes as text.
 
-/// Bytes of a hexadecimal text in which `[n]` stands for n bytes of zero. Spaces and bars count for
-/// nothing.
+/// Bytes of a hexadecimal text in which `[n]` means n zero bytes. Spaces and bars are ignored.
 pub(crate) fn bytes(text: &str) -> Vec<u8> {
     let mut out = Vec::new();
     for (index, part) in text.split(['[', ']']).enumerate() {

@@ -1,4 +1,4 @@
-//! What tests of connection management share: recorded datagrams.
+//! Recorded datagrams, for all tests of connection management.
 
 pub(crate) use self::hex::bytes;
 use super::mad::{MAD_LEN, Mad};

@@ -1,4 +1,4 @@
-//! The programs, and what each may see.
+//! The programs, and the events that each may get.
 //!
 //! Every attempt to connect has a token, which travels in the private data of REQ and REP. So the
 //! model knows which ids belong together, and compares both sides' views.
@@ -17,7 +17,7 @@ const ATTEMPTS: u64 = 25;
 const SERVICE: u64 = 0x0106_1c06;
 const REJECTED: &[u8] = b"the model refuses";
 
-/// How a run went.
+/// The counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) attempts: u64,
@@ -32,7 +32,7 @@ pub(crate) struct Outcome {
     pub(crate) trace: u64,
 }
 
-/// What a program does later.
+/// A program's planned action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Task {
     Connect(u64),
@@ -43,7 +43,7 @@ enum Task {
     Destroy(usize, CmId),
 }
 
-/// How far an id has come, as its events say.
+/// The stage of an id according to its events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Asking,
@@ -62,7 +62,7 @@ struct Side {
     stage: Stage,
 }
 
-/// What one attempt agreed on.
+/// The values that both sides of an attempt agreed on.
 #[derive(Clone, Debug, Default)]
 struct Attempt {
     client_host: usize,
@@ -71,7 +71,7 @@ struct Attempt {
     /// Ids that accepted, with their PSNs: a request that arrives again after a refusal or after
     /// its connection makes another id.
     accepted: Vec<(usize, CmId, u32)>,
-    /// The one whose reply the client took.
+    /// The accepting id whose reply the client received.
     chosen: Option<(usize, CmId)>,
     client_established: bool,
     server_established: bool,
@@ -112,7 +112,7 @@ impl Run {
         self.tasks.push(Reverse((at, self.order, task)));
     }
 
-    /// Runs until nothing can happen any more.
+    /// Runs until no task, datagram or timer is left.
     pub(crate) fn run_to_end(mut self) -> Outcome {
         loop {
             self.network.send();
@@ -191,7 +191,7 @@ impl Run {
         }
     }
 
-    /// An event must fit how far its id has come; no id hears of one thing twice.
+    /// An event must fit the stage of its id; no id gets the same event twice.
     fn on_event(&mut self, host: usize, id: CmId, event: Event) {
         if let Event::ReqReceived(_, req) = &event {
             return self.requested(host, id, req);
@@ -229,7 +229,7 @@ impl Run {
                 self.over(host, id);
             }
             Event::DreqReceived(_) => {
-                // Before the RTU, too: for the peer there was a connection.
+                // Also before the RTU, because the peer has an established connection.
                 assert!(matches!(side.stage, Stage::Accepting | Stage::Established));
                 if side.stage == Stage::Accepting {
                     self.confirmed(host, id, side);
@@ -307,7 +307,7 @@ impl Run {
         self.established(host, id);
     }
 
-    /// What the client's queue pair gets is what the server gave, and the reverse.
+    /// The client's queue pair gets the server's attributes, and the reverse.
     fn compare(&mut self, host: usize, id: CmId) {
         let side = self.sides[&(host, id)];
         let (token, attempt) = (side.token, &self.attempts[&side.token]);
@@ -340,7 +340,7 @@ impl Run {
         }
     }
 
-    /// The client confirms first, and confirms one server's id only.
+    /// The client confirms first, and only one of the server's ids.
     fn confirmed(&mut self, host: usize, id: CmId, side: Side) {
         let attempt = self.attempt(side);
         assert!(attempt.client_established && !attempt.server_established);

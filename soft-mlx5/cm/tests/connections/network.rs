@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 
 pub(crate) const MILLISECOND: u64 = 1_000_000;
 
-/// What the network does: parts per million, and milliseconds of delay at most.
+/// The network's faults: rates in parts per million, and the longest delay in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Faults {
     pub(crate) drop: u32,
@@ -18,7 +18,8 @@ pub(crate) struct Faults {
     pub(crate) delay: u64,
 }
 
-/// On its way: when it arrives, a number that makes the order total, where to, from where.
+/// A datagram in transit: arrival time, a number that makes the order total, receiver, sender,
+/// bytes.
 type Arrival = Reverse<(u64, u64, usize, usize, Vec<u8>)>;
 
 pub(crate) struct Network {
@@ -59,7 +60,7 @@ impl Network {
         found.next()
     }
 
-    /// Puts what the hosts want to send on its way.
+    /// Sends the hosts' outgoing datagrams.
     pub(crate) fn send(&mut self) {
         for host in 0..self.hosts.len() {
             while let Some(out) = self.hosts[host].take_mad() {
@@ -82,13 +83,13 @@ impl Network {
         }
     }
 
-    /// When something happens next without a program.
+    /// The time of the next arrival or timer.
     pub(crate) fn next(&self) -> Option<u64> {
         let arrival = self.arrivals.peek().map(|Reverse((at, ..))| *at);
         self.hosts.iter().filter_map(IbCm::next_wake).chain(arrival).min()
     }
 
-    /// Time passes: arrivals that are due, then timers.
+    /// Advances the time: handles due arrivals, then timers.
     pub(crate) fn advance(&mut self, to: u64) {
         self.now = self.now.max(to);
         while self.arrivals.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {

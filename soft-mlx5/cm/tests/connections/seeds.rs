@@ -1,11 +1,11 @@
-//! Seeds of random runs: how many each test tries, and which one failed.
+//! Seeds of random runs: their number, and the one that failed.
 
 /// Seeds that each test tries: `RUNS`, or `default`.
 pub(crate) fn runs(default: u64) -> u64 {
     std::env::var("RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(default)
 }
 
-/// The seed of the one run that `SEED` asks for.
+/// The seed in `SEED`.
 pub(crate) fn one() -> Option<u64> {
     std::env::var("SEED").ok().and_then(|seed| seed.parse().ok())
 }

@@ -1,4 +1,4 @@
-//! What the counters count.
+//! Queue and port counters.
 
 use uverbs_mlx5_format::Opcode;
 
@@ -24,7 +24,7 @@ fn port_counters(driver: &mut Driver) -> [u64; 4] {
 }
 
 #[test]
-fn a_write_that_finds_no_receive_is_counted() {
+fn a_write_without_a_receive_is_counted() {
     let fabric = Fabric::new();
     let settings = [1, 2].map(|n| Settings::at(Station::candidate(n), LinkLayer::InfiniBand));
     let addresses = settings.clone().map(|settings| Address {
@@ -47,7 +47,7 @@ fn a_write_that_finds_no_receive_is_counted() {
     qps[0].post(&mut drivers[0], Opcode::RDMA_WRITE_IMMEDIATE, (target, key), b"no receives!");
     run(&mut drivers, |drivers| queue_counters(&mut drivers[1], set, false) > 0);
     assert!(queue_counters(&mut drivers[1], set, true) > 0);
-    // No device makes a step in between.
+    // No device makes progress in between.
     assert_eq!(queue_counters(&mut drivers[1], set, false), 0, "cleared");
     let (sender, receiver) = (port_counters(&mut drivers[0]), port_counters(&mut drivers[1]));
     assert!(sender[2] > 0 && sender[3] > sender[2] && receiver[0] > 0, "{sender:?} {receiver:?}");

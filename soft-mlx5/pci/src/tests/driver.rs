@@ -1,4 +1,4 @@
-//! A driver's lowest layer.
+//! The lowest layer of a driver: guest memory, commands, queues.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -16,7 +16,7 @@ use uverbs_soft::sealed::sealed_memory;
 const BASE: u64 = 0x1000_0000;
 const SIZE: u64 = 16 << 20;
 const PAGE: u64 = 4096;
-/// Where creation commands have their page list, in bits.
+/// Offset of the page list in creation commands, in bits.
 const PAGES: usize = 0x880;
 /// Bytes of a mailbox's data, and the offset of the fields after them.
 const BLOCK: usize = 512;
@@ -39,7 +39,7 @@ impl Input {
         self.set(object::NUMBER, u64::from(number))
     }
 
-    /// Appends a page list where creation commands have it.
+    /// Appends the page list of a creation command.
     pub(super) fn pages(mut self, first: u64, bytes: u64) -> Self {
         self.0.resize(PAGES / 8, 0);
         for page in 0..bytes.div_ceil(PAGE) {
@@ -78,7 +78,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// A device that has just been found on the bus.
+    /// A device after discovery on the bus.
     pub(super) fn found(settings: Settings) -> Self {
         Self::plugged(settings, Cable::default())
     }
@@ -135,7 +135,7 @@ impl Driver {
         self.device.write(Region::Bar0, offset, &word);
     }
 
-    /// Executes a command through the command queue; `output` bytes are expected back.
+    /// Executes a command through the command queue, with an output of `output` bytes.
     pub(super) fn command(&mut self, input: Input, output: usize) -> Result<Vec<u8>, Refused> {
         let input = input.0;
         let (head, rest) = input.split_at(input.len().min(16));
@@ -167,7 +167,7 @@ impl Driver {
         }
     }
 
-    /// Lays out a chain of mailboxes with `data` in it and returns the bytes that it takes.
+    /// Writes a chain of mailboxes with `data`, and returns the chain's length in bytes.
     fn chain(&mut self, at: u64, length: usize, data: &[u8]) -> u64 {
         let count = length.div_ceil(BLOCK) as u64;
         for number in 0..count {
@@ -184,7 +184,7 @@ impl Driver {
         count * 1024
     }
 
-    /// Executes a command that has to succeed.
+    /// Executes a command that must succeed.
     pub(super) fn done(&mut self, input: Input, output: usize) -> Vec<u8> {
         let opcode = header::OPCODE.get(&input.0);
         let result = self.command(input, output);
@@ -219,7 +219,7 @@ impl Driver {
         self.create_cq_with(|input| input)
     }
 
-    /// A CQ whose context has what `change` sets.
+    /// A CQ with the context fields that `change` sets.
     pub(super) fn create_cq_with(&mut self, change: impl FnOnce(Input) -> Input) -> Cq {
         let ring = self.alloc(64 << LOG_CQES);
         for slot in 0..1 << LOG_CQES {

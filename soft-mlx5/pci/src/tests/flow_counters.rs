@@ -28,7 +28,7 @@ fn query_input(number: u32) -> Input {
     Input::new(0x93b, 32).set(query_flow_counter_in::FLOW_COUNTER_ID, number.into())
 }
 
-/// Packets and octets, at a place in an answer.
+/// Packets and octets of entry `index` in a response.
 fn counts(reply: &[u8], index: usize) -> [u64; 2] {
     let place = 0x80 + index * 128;
     [traffic_counter::PACKETS, traffic_counter::OCTETS].map(|field| field.at(place).get(reply))
@@ -43,7 +43,7 @@ fn queue_tir(driver: &mut Driver, receiver: &Receiver) -> u32 {
     driver.create(tir)
 }
 
-/// An entry with these counters after so many destinations.
+/// Adds these counters to an entry with `destinations` destinations.
 fn counting(entry: Input, action: u64, destinations: usize, counters: &[u32]) -> Input {
     let entry = entry
         .set(flow_context::ACTION.at(0x200), action)
@@ -54,7 +54,7 @@ fn counting(entry: Input, action: u64, destinations: usize, counters: &[u32]) ->
     })
 }
 
-/// Sends frames of the station's pair to two addresses, and waits until all have left.
+/// Sends three frames to two addresses, and waits until all have left.
 fn send_three(drivers: &mut [Driver; 2], sender: &mut Sender) {
     for to in [2, 3, 2] {
         sender.send(&mut drivers[0], &frame(station(to).mac(), 1));
@@ -68,7 +68,7 @@ fn send_three(drivers: &mut [Driver; 2], sender: &mut Sender) {
 }
 
 #[test]
-fn an_entry_counts_the_frames_that_it_takes() {
+fn an_entry_counts_the_frames_that_it_matches() {
     let mut drivers = pair();
     let mut sender = Sender::new(&mut drivers[0]);
     let mut receiver = Receiver::new(&mut drivers[1]);
@@ -83,7 +83,7 @@ fn an_entry_counts_the_frames_that_it_takes() {
     let octets = 2 * frame(mac, 1).len() as u64;
     assert_eq!(query(&mut drivers[1], counter), [2, octets]);
     assert_eq!(query(&mut drivers[1], idle), [0; 2]);
-    // A range, whose first number is not a counter, and which is cleared.
+    // A query of a range, which clears it. The first number of the range is not a counter.
     let range = query_input(0)
         .set(query_flow_counter_in::NUM_OF_COUNTERS, 4)
         .set(query_flow_counter_in::CLEAR, 1);
@@ -118,7 +118,7 @@ fn frames_that_an_entry_drops_are_counted_by_all_its_counters() {
     }
 }
 
-/// Linux changes an entry so when a second rule has the same match (`add_rule_fte`,
+/// Linux changes an entry in this way for a second rule with the same match (`add_rule_fte`,
 /// drivers/net/ethernet/mellanox/mlx5/core/fs_core.c).
 #[test]
 fn counters_can_be_added_to_an_entry() {

@@ -138,7 +138,7 @@ fn steer(driver: &mut Driver, mac: [u8; 6], tir: u32) -> u32 {
     steer_with(driver, mac, tir, |entry| entry)
 }
 
-/// [`steer`] with an entry that `change` has changed.
+/// [`steer`] with an entry that `change` modifies.
 pub(super) fn steer_with(
     driver: &mut Driver,
     mac: [u8; 6],
@@ -181,14 +181,14 @@ pub(super) fn frame(to: [u8; 6], port: u16) -> Vec<u8> {
 }
 
 #[test]
-fn a_frame_reaches_the_queue_that_the_table_names() {
+fn a_frame_reaches_the_queue_of_its_table_entry() {
     let mut drivers = pair();
     let mut sender = Sender::new(&mut drivers[0]);
     let mut receiver = Receiver::new(&mut drivers[1]);
     let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), receiver.number.into());
     let tir = drivers[1].create(tir);
     steer(&mut drivers[1], station(2).mac(), tir);
-    // First a frame to another address, which must not arrive.
+    // The first frame has another address and must not arrive.
     sender.send(&mut drivers[0], &frame(station(3).mac(), 1));
     let wanted = frame(station(2).mac(), 2);
     sender.send(&mut drivers[0], &wanted);
@@ -244,7 +244,7 @@ fn a_hash_chooses_among_queues() {
     assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
 }
 
-/// Brings frames for the second station to the queue `number` of its device.
+/// Steers frames for the second station to the queue `number` of its device.
 fn steer_to(drivers: &mut [Driver], number: u32) {
     let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), number.into());
     let tir = drivers[1].create(tir);
@@ -260,7 +260,7 @@ fn compressing(format: u64) -> impl Fn(Input) -> Input {
 }
 
 #[test]
-fn completions_share_a_title_where_the_queue_asks() {
+fn completions_are_compressed_if_the_cq_requests_it() {
     let mut drivers = pair();
     let mut sender = Sender::new(&mut drivers[0]);
     let cq = drivers[1].create_cq_with(compressing(0));
@@ -306,7 +306,8 @@ fn compressions_that_the_device_lacks_are_refused() {
     assert_eq!(refused(&mut driver, &long), PARAMETER, "entries of 128 bytes");
 }
 
-/// A receive queue of two WQEs, each of `strides` (as CREATE_RQ has them) strides of 64 bytes.
+/// A receive queue of two WQEs, each of `strides` strides of 64 bytes; `strides` is encoded as in
+/// CREATE_RQ.
 fn strides(driver: &mut Driver, strides: u64) -> (Input, u64, u64) {
     let input = Input::new(0x908, 272);
     let (input, ring, record) = work_queue(driver, input, 5);
@@ -318,7 +319,7 @@ fn strides(driver: &mut Driver, strides: u64) -> (Input, u64, u64) {
 }
 
 #[test]
-fn frames_share_the_strides_of_a_receive() {
+fn frames_share_the_strides_of_a_wqe() {
     let mut drivers = pair();
     let mut sender = Sender::new(&mut drivers[0]);
     let mut cq = drivers[1].create_cq();
@@ -333,7 +334,7 @@ fn frames_share_the_strides_of_a_receive() {
     }
     drivers[1].memory.write(record, &2u32.to_be_bytes()).unwrap();
     steer_to(&mut drivers, number);
-    // 64 bytes and the shift of two bytes take two strides.
+    // A frame of 64 bytes with the two-byte shift needs two strides.
     let frames: Vec<_> = (0..5).map(|port| frame(station(2).mac(), port)).collect();
     assert_eq!(frames[0].len(), 64);
     frames.iter().for_each(|frame| sender.send(&mut drivers[0], frame));
@@ -352,7 +353,7 @@ fn frames_share_the_strides_of_a_receive() {
 }
 
 #[test]
-fn strides_that_no_completion_can_count_are_refused() {
+fn more_strides_than_a_cqe_can_count_are_refused() {
     let mut driver = pair().into_iter().next().unwrap();
     let cq = driver.create_cq().number;
     let mut answer = |number, kind| {
@@ -366,7 +367,7 @@ fn strides_that_no_completion_can_count_are_refused() {
 }
 
 #[test]
-fn a_table_forwards_frames_that_it_does_not_match() {
+fn a_table_forwards_frames_without_an_entry() {
     let mut drivers = pair();
     let mut sender = Sender::new(&mut drivers[0]);
     let mut receiver = Receiver::new(&mut drivers[1]);
@@ -384,7 +385,7 @@ fn a_table_forwards_frames_that_it_does_not_match() {
     run(&mut drivers, |drivers| drivers[1].poll(&mut receiver.cq).is_some());
     let destroy = Input::new(0x931, 64).set(create_flow_group_in::TABLE_ID, last.into());
     assert_eq!(drivers[1].command(destroy, 8).unwrap_err().0, 6, "a table leads to it");
-    // Without the forwarding the frame is lost.
+    // Without a table to forward to, the frame is lost.
     let forget = Input::new(0x93c, 64)
         .set(create_flow_group_in::TABLE_ID, first.into())
         .set(modify_flow_table_in::MODIFY_FIELD_SELECT, 1);
@@ -400,7 +401,7 @@ fn a_table_forwards_frames_that_it_does_not_match() {
 }
 
 #[test]
-fn a_change_of_an_interface_keeps_its_other_fields() {
+fn modifying_a_tir_keeps_its_other_fields() {
     let mut driver = pair().into_iter().next().unwrap();
     let tir = Input::new(0x900, 272)
         .set(tirc::DISP_TYPE.at(CONTEXT), 1)
@@ -452,7 +453,7 @@ fn tables_in_use_cannot_be_destroyed() {
     assert_eq!(driver.command(nowhere, 8).unwrap_err().0, 5, "no such TIR");
 }
 
-/// The kernel's network device rings for a NOP and destroys the queue at once.
+/// The kernel's network device rings the doorbell of a NOP and destroys the queue at once.
 #[test]
 fn a_doorbell_counted_after_its_queue_is_destroyed_causes_no_warning() {
     let mut driver = Driver::ready(Settings::at(station(1), LinkLayer::Ethernet), Cable::default());
@@ -464,8 +465,8 @@ fn a_doorbell_counted_after_its_queue_is_destroyed_causes_no_warning() {
     };
     driver.doorbell(nop(first).as_bytes());
     driver.done(Input::new(0x906, 16).set(field(0x48, 24), first.into()), 8);
-    // A second doorbell where the rest of a BlueFlame copy would be, so that the first store counts
-    // as a doorbell.
+    // A second doorbell in place of the rest of a BlueFlame copy, so that the first store counts as
+    // a doorbell.
     driver.doorbell(nop(second).as_bytes());
     let mut lines = vec![0; trace.metadata().unwrap().len() as usize];
     trace.read_exact_at(&mut lines, 0).unwrap();

@@ -13,7 +13,7 @@ use uverbs_soft::core::LinkLayer;
 use uverbs_soft::memory::HostMemory;
 use uverbs_soft::packet::Gid;
 
-/// Where commands have the context, and the context its address path, in bits.
+/// Offsets of the context in commands, and of the primary address path, in bits.
 const CONTEXT: usize = 0xc0;
 const PATH: usize = CONTEXT + 0xc0;
 
@@ -58,7 +58,7 @@ impl Qp {
         Self { number, cq, ring: ring + receive, record, sent: 0 }
     }
 
-    /// Reset to ready to send, connected to QP `remote` at `peer`.
+    /// Moves the QP from RESET to RTS, connected to QP `remote` at `peer`.
     pub(super) fn connect(&self, driver: &mut Driver, remote: u32, peer: Address) {
         let step = |opcode| {
             Input::new(opcode, 272)
@@ -90,7 +90,7 @@ impl Qp {
         self.post(driver, Opcode::RDMA_WRITE, to, data);
     }
 
-    /// Posts one of the RDMA writes.
+    /// Posts an RDMA write with this opcode.
     pub(super) fn post(
         &mut self,
         driver: &mut Driver,

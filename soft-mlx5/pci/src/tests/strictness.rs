@@ -1,4 +1,4 @@
-//! Mistakes of a driver get a status, a syndrome and a line in the log.
+//! A driver's invalid commands get a status, a syndrome and a line in the log.
 
 use super::driver::{Driver, Input, settings};
 use super::queues::Qp;
@@ -48,7 +48,7 @@ fn unknown_opcodes_and_lengths_are_refused() {
 }
 
 #[test]
-fn objects_that_do_not_exist_or_are_in_use() {
+fn destroying_objects_that_do_not_exist_or_are_in_use_is_refused() {
     let mut driver = ready();
     for destroy in [0x202, 0x401, 0x501, 0x706, 0x801, 0x803, 0x80f, 0x817, 0x90e] {
         let input = Input::new(destroy, 16).number(0x7777);
@@ -70,7 +70,7 @@ fn queue_pairs_change_state_in_order_only() {
     assert_eq!(status(&mut driver, input, 8), BAD_QP_STATE, "INIT2RTR in reset");
     driver.done(Input::new(0x502, 272).number(qp.number), 8);
     let input = Input::new(0x503, 272).number(qp.number).set(qpc::MTU.at(0xc0), 7);
-    assert_eq!(status(&mut driver, input, 8), BAD_PARAMETER, "an MTU that there is not");
+    assert_eq!(status(&mut driver, input, 8), BAD_PARAMETER, "an invalid MTU");
     driver.done(Input::new(0x50a, 16).number(qp.number), 8);
 }
 
@@ -92,7 +92,7 @@ fn invalid_fields_are_refused() {
 }
 
 #[test]
-fn objects_are_known_to_their_own_commands_only() {
+fn commands_refuse_objects_of_another_type() {
     let mut driver = ready();
     let record = driver.alloc(8);
     let ring = driver.alloc(4096);
@@ -115,7 +115,7 @@ fn objects_are_known_to_their_own_commands_only() {
 }
 
 #[test]
-fn a_queue_pair_knows_its_port_without_an_address() {
+fn a_queue_pair_without_an_address_path_has_its_port() {
     let mut driver = ready();
     let qp = Qp::new(&mut driver);
     let port = ads::VHCA_PORT_NUM.at(0xc0 + 0xc0);
@@ -127,7 +127,7 @@ fn a_queue_pair_knows_its_port_without_an_address() {
 }
 
 #[test]
-fn objects_that_are_left_are_reported_and_dropped() {
+fn leftover_objects_are_reported_and_dropped() {
     let mut driver = ready();
     let _qp = Qp::new(&mut driver);
     let left = driver.device.firmware.objects_left();

@@ -1,4 +1,4 @@
-//! DC targets, as mlx5_ib makes and destroys them.
+//! DC targets, created and destroyed in mlx5_ib's way.
 
 use super::driver::{Driver, Input, settings};
 use crate::Cable;
@@ -15,7 +15,7 @@ const BAD_RESOURCE: u64 = 0x5;
 const DRAINED: u8 = 0x1c;
 const KEY: u64 = 0x1122_3344_5566_7788;
 
-/// A receive pool for targets.
+/// An SRQ for targets.
 fn pool(driver: &mut Driver) -> u32 {
     let (record, ring) = (driver.alloc(8), driver.alloc(4096));
     let input = Input::new(0x90c, 272)
@@ -52,7 +52,7 @@ fn listen(driver: &mut Driver) -> u64 {
 }
 
 #[test]
-fn the_driver_hears_of_a_drained_target() {
+fn a_drained_target_raises_an_event() {
     let mut driver = Driver::ready(settings(LinkLayer::InfiniBand), Cable::default());
     let ring = listen(&mut driver);
     let input = target(&mut driver);
@@ -76,9 +76,9 @@ fn the_driver_hears_of_a_drained_target() {
     assert_eq!(driver.command(input(0x712), 8).unwrap_err().0, BAD_RESOURCE);
 }
 
-/// perftest asks for the first 256 bytes before it makes queue pairs of DC.
+/// perftest queries the first 256 bytes before it creates DC queue pairs.
 #[test]
-fn capabilities_are_cut_to_the_length_that_is_asked_for() {
+fn capabilities_are_truncated_to_the_requested_length() {
     let mut driver = Driver::ready(settings(LinkLayer::InfiniBand), Cable::default());
     let mut ask = |length| driver.done(Input::new(0x100, 16).set(field(0x30, 16), 1), length);
     let (whole, part) = (ask(16 + 4096), ask(16 + 256));
@@ -87,10 +87,10 @@ fn capabilities_are_cut_to_the_length_that_is_asked_for() {
 }
 
 #[test]
-fn a_target_that_cannot_be_made_ready_is_not_there() {
+fn a_target_with_invalid_attributes_is_not_created() {
     let mut driver = Driver::ready(settings(LinkLayer::InfiniBand), Cable::default());
     let input = target(&mut driver).set(dctc::MTU.at(0x80), 7);
-    assert_eq!(driver.command(input, 16).unwrap_err().0, BAD_PARAMETER, "an MTU that there is not");
+    assert_eq!(driver.command(input, 16).unwrap_err().0, BAD_PARAMETER, "an invalid MTU");
     let input = target(&mut driver).set(dctc::MTU.at(0x80), 3);
     let input = input.set(dctc::PKEY_INDEX.at(0x80), 0xffff);
     assert_eq!(driver.command(input, 16).unwrap_err().0, BAD_PARAMETER, "no such P_Key");

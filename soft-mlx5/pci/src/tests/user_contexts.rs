@@ -19,7 +19,7 @@ fn ready() -> (Driver, u64) {
     (driver, uid)
 }
 
-/// Two pages of memory; the second entry of the list is the first page's neighbour.
+/// A umem of two contiguous pages.
 fn umem(driver: &mut Driver, uid: u64, writable: bool) -> u32 {
     let start = driver.alloc(BYTES);
     let rights = 1 | u64::from(writable) << 1;
@@ -62,7 +62,7 @@ fn status(driver: &mut Driver, input: Input) -> u64 {
 }
 
 #[test]
-fn a_umem_stays_as_long_as_an_object_uses_it() {
+fn a_umem_in_use_cannot_be_destroyed() {
     let (mut driver, uid) = ready();
     let (ring, record) = (umem(&mut driver, uid, true), umem(&mut driver, uid, true));
     let input = cq(&driver, uid, (ring, 4096), (record, 64));
@@ -79,7 +79,7 @@ fn a_umem_stays_as_long_as_an_object_uses_it() {
 }
 
 #[test]
-fn rings_and_records_are_inside_of_umems_of_their_own_context() {
+fn rings_and_records_must_be_inside_umems_of_their_context() {
     let (mut driver, uid) = ready();
     let other = UID.get(&driver.done(Input::new(0xa04, 64), 16));
     assert_ne!(uid, other);
@@ -90,7 +90,7 @@ fn rings_and_records_are_inside_of_umems_of_their_own_context() {
         ((memory, 4097), fine, BAD_PARAMETER),
         ((memory, u64::MAX), fine, BAD_PARAMETER),
         (fine, (memory, BYTES - 7), BAD_PARAMETER),
-        // Across two pages that need not be neighbours.
+        // Across two pages, which need not be contiguous.
         (fine, (memory, 4092), BAD_PARAMETER),
         ((theirs, 0), fine, BAD_RESOURCE),
         (fine, (theirs, 0), BAD_RESOURCE),
@@ -105,7 +105,7 @@ fn rings_and_records_are_inside_of_umems_of_their_own_context() {
 }
 
 #[test]
-fn keys_give_no_more_access_than_their_umem() {
+fn mkeys_grant_no_more_access_than_their_umem() {
     let (mut driver, uid) = ready();
     let (memory, read_only) = (umem(&mut driver, uid, true), umem(&mut driver, uid, false));
     let writing = |input: Input| input.set(mkc::LW.at(0x80), 1);
@@ -122,7 +122,7 @@ fn keys_give_no_more_access_than_their_umem() {
 }
 
 #[test]
-fn user_contexts_use_no_objects_of_others_and_no_privileges() {
+fn user_contexts_cannot_use_objects_of_others_or_privileged_commands() {
     let (mut driver, uid) = ready();
     let other = UID.get(&driver.done(Input::new(0xa04, 64), 16));
     let memory = umem(&mut driver, uid, true);

@@ -10,7 +10,7 @@ use uverbs_soft::wire::Station;
 
 const LINKS: [LinkLayer; 2] = [LinkLayer::InfiniBand, LinkLayer::Ethernet];
 
-/// Connects a QP of each device with one of the other and writes through it, both ways.
+/// Connects a QP of each device with a QP of the other, and writes in both directions.
 fn converse(cables: [(Settings, Cable); 2]) {
     let addresses = [0, 1].map(|side| Address {
         link: cables[side].0.link,
@@ -52,7 +52,7 @@ fn devices_reach_each_other_over_udp() {
     LINKS.into_iter().for_each(|link| converse(over_udp(link)));
 }
 
-/// Two cables between stations that no other process has.
+/// Two cables between stations that no other process uses.
 fn over_udp(link: LinkLayer) -> [(Settings, Cable); 2] {
     let cable = |station, peer| {
         let settings = Settings::at(station, link);
@@ -73,7 +73,7 @@ fn over_udp(link: LinkLayer) -> [(Settings, Cable); 2] {
 }
 
 #[test]
-fn a_lid_is_given_once() {
+fn a_lid_has_one_device() {
     let fabric = Fabric::new();
     let settings = Settings::infiniband(1, 7);
     let _cable = Cable::to_fabric(&settings, &fabric).unwrap();

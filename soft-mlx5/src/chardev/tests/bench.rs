@@ -1,5 +1,5 @@
-//! A program at the character device: raw requests through the ABI crate's encoder, memory of its
-//! own.
+//! A program at the character device: raw requests through the ABI crate's encoder, and the
+//! program's memory.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -36,7 +36,7 @@ pub(super) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T 
     }
 }
 
-/// Page-aligned zeroed memory that is only touched through raw pointers.
+/// Page-aligned zeroed memory that is only accessed through raw pointers.
 pub(super) struct Memory {
     base: NonNull<u8>,
     layout: Layout,
@@ -88,7 +88,7 @@ impl Client {
         Self { file: device.open() }
     }
 
-    /// Opens the device with a context as libmlx5 asks for it.
+    /// Opens the device with a context of libmlx5's options.
     pub(super) fn open(device: &SoftDevice) -> Self {
         let client = Self::bare(device);
         client.get_context(&context_request(), &mut [0; 72]).unwrap();
@@ -96,8 +96,8 @@ impl Client {
     }
 
     pub(super) fn run<M: Method>(&self, request: &mut Request<'_, M>) -> Result<(), Errno> {
-        // SAFETY: the request's outputs are borrowed; memory that it hands over lives until the
-        // test's end.
+        // SAFETY: the request's outputs are borrowed; memory that it passes by address lives until
+        // the end of the test.
         unsafe { self.file.ioctl(request.as_mut_ptr()) }?;
         request.mark_executed();
         Ok(())
@@ -247,7 +247,7 @@ impl Client {
         let driver = mlx5::CreateQp {
             buf_addr: asked.memory.at(0),
             db_addr: asked.memory.at(4088),
-            // Only looked at for raw packet QPs, whose rings are apart.
+            // Read only for raw packet QPs, which have two separate rings.
             sq_buf_addr: asked.memory.at(asked.sends),
             sq_wqe_count: 16,
             rq_wqe_count: if own_ring { 4 } else { 0 },
@@ -319,7 +319,7 @@ impl Client {
     }
 }
 
-/// What a QP is made with.
+/// The options of a QP.
 pub(super) struct QpRequest<'a> {
     pub(super) memory: &'a Memory,
     pub(super) uar: &'a Uar,
@@ -378,7 +378,7 @@ impl Drop for Uar {
     }
 }
 
-/// The 32 bytes that libmlx5 asks for a context with, without DEVX.
+/// libmlx5's 32 bytes of a context request, without DEVX.
 pub(super) fn context_request() -> [u8; 32] {
     let request = mlx5::AllocUcontextReqV2 {
         total_num_bfregs: 16,

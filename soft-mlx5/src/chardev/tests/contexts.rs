@@ -38,7 +38,7 @@ fn every_request_version_gets_its_context() {
 }
 
 #[test]
-fn requests_that_ask_for_too_much_or_nonsense() {
+fn invalid_context_requests_are_refused() {
     let device = builder().build().unwrap();
     let with = |at: usize, byte: u8| {
         let mut request = context_request();
@@ -49,8 +49,8 @@ fn requests_that_ask_for_too_much_or_nonsense() {
     assert_eq!(with(8, 2), Err(Errno::EOPNOTSUPP), "an unknown flag");
     assert_eq!(with(12, 1), Err(Errno::EOPNOTSUPP), "comp_mask");
     assert_eq!(with(17, 1), Err(Errno::EOPNOTSUPP), "reserved0");
-    assert_eq!(with(4, 16), Err(Errno::EINVAL), "as many low latency registers as there are");
-    assert_eq!(with(16, 7), Ok(0), "a newer CQE version than there is");
+    assert_eq!(with(4, 16), Err(Errno::EINVAL), "no register is left that is not low latency");
+    assert_eq!(with(16, 7), Ok(0), "an unknown CQE version");
     let without = builder().kernel(Kernel { devx: false, ..Kernel::CURRENT }).build().unwrap();
     let mut request = context_request();
     request[8] = 1;
@@ -107,7 +107,7 @@ fn fixed_uars_are_mapped_by_index() {
     assert_eq!(map(MmapCommand::WC_PAGE, 7, 4096), Ok(()));
     assert_eq!(map(MmapCommand::NC_PAGE, 8, 4096), Err(Errno::EINVAL), "8 pages for 16 registers");
     assert_eq!(map(MmapCommand::REGULAR_PAGE, 0, 8192), Err(Errno::EINVAL));
-    assert_eq!(map(MmapCommand::ALLOC_WC, 300, 4096), Ok(()), "brought to life");
+    assert_eq!(map(MmapCommand::ALLOC_WC, 300, 4096), Ok(()), "allocated by the mapping");
     assert_eq!(map(MmapCommand::ALLOC_WC, 300, 4096), Err(Errno::EINVAL), "once");
     assert_eq!(
         map(MmapCommand::ALLOC_WC, 512, 4096),
@@ -119,7 +119,7 @@ fn fixed_uars_are_mapped_by_index() {
 }
 
 #[test]
-fn dynamic_uars_are_mapped_where_they_say() {
+fn dynamic_uars_are_mapped_at_their_offset() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let (one, two) = (client.uar(), client.uar());
@@ -128,7 +128,7 @@ fn dynamic_uars_are_mapped_where_they_say() {
 }
 
 #[test]
-fn clock_pages_are_for_reading() {
+fn clock_pages_are_read_only() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let counter = MmapCommand::CORE_CLOCK.offset(0, 4096);
@@ -150,7 +150,7 @@ fn clock_pages_are_for_reading() {
 }
 
 #[test]
-fn device_attributes_in_both_forms() {
+fn device_attributes_are_equal_in_both_forms() {
     let device = builder().model(Model::ConnectX7).srq_resize(true).build().unwrap();
     let client = Client::open(&device);
     let plain = client.write(&QueryDevice::default()).unwrap();
@@ -182,7 +182,7 @@ fn port(client: &Client, number: u8) -> Result<QueryPortRespEx, Errno> {
 }
 
 #[test]
-fn ports_of_both_links() {
+fn port_attributes_of_both_link_layers() {
     let roce = builder().build().unwrap();
     let client = Client::open(&roce);
     let answer = port(&client, 1).unwrap().legacy_resp;
@@ -216,32 +216,32 @@ fn gid_entry(client: &Client, index: u32) -> Result<GidEntry, Errno> {
 }
 
 #[test]
-fn gids_one_by_one_and_as_a_table() {
+fn gids_are_queried_singly_and_as_a_table() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     assert_eq!(gid_entry(&client, 3).unwrap().gid, device.gids()[3].gid.0);
     assert_eq!(gid_entry(&client, 4).unwrap_err(), Errno::ENODATA);
     assert_eq!(gid_entry(&client, 256).unwrap_err(), Errno::EINVAL);
-    let table = |room: &mut [u8], size: u64| {
+    let table = |space: &mut [u8], size: u64| {
         let mut count = 0u64;
         let mut request = Request::<query_gid_table::Call>::new(DriverId::MLX5);
         request.constant(query_gid_table::ENTRY_SIZE, size);
-        request.output_bytes(query_gid_table::RESP_ENTRIES, room).unwrap();
+        request.output_bytes(query_gid_table::RESP_ENTRIES, space).unwrap();
         request.output(query_gid_table::RESP_NUM_ENTRIES, &mut count);
         client.run(&mut request)?;
         Ok(count)
     };
-    let mut room = [0xaa; 4 * 40];
-    assert_eq!(table(&mut room, 40), Ok(4));
-    assert_eq!(room[40..56], device.gids()[1].gid.0);
-    assert_eq!(room[32..40], [0; 8], "a longer entry ends with zeros");
-    assert_eq!(table(&mut room[..96], 32), Err(Errno::EINVAL), "space for three");
-    assert_eq!(table(&mut room, 0), Err(Errno::EINVAL));
-    assert_eq!(table(&mut room[..33], 32), Err(Errno::EINVAL));
+    let mut space = [0xaa; 4 * 40];
+    assert_eq!(table(&mut space, 40), Ok(4));
+    assert_eq!(space[40..56], device.gids()[1].gid.0);
+    assert_eq!(space[32..40], [0; 8], "a longer entry ends with zeros");
+    assert_eq!(table(&mut space[..96], 32), Err(Errno::EINVAL), "space for three");
+    assert_eq!(table(&mut space, 0), Err(Errno::EINVAL));
+    assert_eq!(table(&mut space[..33], 32), Err(Errno::EINVAL));
 }
 
 #[test]
-fn a_context_tells_what_it_was_made_with() {
+fn a_context_query_returns_its_options() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let (mut vectors, mut answer) = (0u32, AllocUcontextResp::default());

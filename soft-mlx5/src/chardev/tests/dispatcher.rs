@@ -1,10 +1,10 @@
-//! What is wrong with a request before any method sees it (core/uverbs_ioctl.c).
+//! Errors of requests that are found before any method runs (core/uverbs_ioctl.c).
 
 use nix::errno::Errno;
 
 use super::bench::{Client, builder};
 
-/// A request as 16-bit words and 64-bit data, free to be wrong.
+/// A request as 16-bit words and 64-bit data, which may be invalid.
 #[derive(Clone)]
 struct Raw {
     bytes: Vec<u8>,
@@ -135,7 +135,7 @@ fn outputs_are_flagged_and_their_rest_is_cleared() {
     assert_eq!(request.run(&client), Ok(()));
     assert_eq!(request.flags_of(1), 3, "mandatory, valid output");
     assert_eq!(request.flags_of(0), 1);
-    assert_eq!(out[48..], [0; 16], "behind the struct");
+    assert_eq!(out[48..], [0; 16], "after the struct");
     assert_eq!(out[26], 4, "port state active");
 }
 
@@ -179,7 +179,7 @@ fn write_commands_know_their_sizes() {
     assert_eq!(invoke(21).run(&client), Err(Errno::EOPNOTSUPP), "POLL_CQ");
     assert_eq!(invoke(0xfe).run(&client), Err(Errno::EOPNOTSUPP), "beyond the last");
     assert_eq!(invoke(1 << 31 | 0xfe).run(&client), Err(Errno::EOPNOTSUPP));
-    assert_eq!(invoke(1 << 9).run(&client), Err(Errno::EINVAL), "bits that mean nothing");
+    assert_eq!(invoke(1 << 9).run(&client), Err(Errno::EINVAL), "unknown bits");
     assert_eq!(invoke(1 << 40).run(&client), Err(Errno::EINVAL), "more than 32 bits");
     let longer = [0u8, 0, 0, 0, 0, 0, 0, 0, 1];
     let request = invoke(4).attribute(0, 9, 1, 0, longer.as_ptr() as u64);
@@ -191,7 +191,7 @@ fn write_commands_know_their_sizes() {
 }
 
 #[test]
-fn without_a_context_there_is_little_to_do() {
+fn without_a_context_most_methods_are_refused() {
     let device = builder().build().unwrap();
     let client = Client::bare(&device);
     let mut out = [0; 48];

@@ -23,7 +23,7 @@ struct Bench {
     memory: [Memory; 3],
 }
 
-/// What is asked for.
+/// The options of a queue pair.
 #[derive(Clone, Copy)]
 struct Wanted {
     flags: QpFlags,
@@ -84,7 +84,7 @@ impl Bench {
         self.client.write(&ModifyQp { qp_handle: qp.handle, ..change })
     }
 
-    /// As libmlx5 modifies a target, with so many bytes for the driver's answer.
+    /// libmlx5's way to modify a target, with a driver response of this size.
     fn modify_extended(
         &self,
         qp: Qp,
@@ -127,7 +127,7 @@ fn to(qp_state: QpState, mask: QpAttrMask) -> ModifyQp {
     }
 }
 
-/// Changes with a mask that lacks one attribute, or has one too many, are refused; `good` is not.
+/// Checks that masks with one attribute less or more than `good` are refused, and `good` is not.
 fn only_exactly(
     state: QpState,
     good: QpAttrMask,
@@ -145,7 +145,7 @@ fn only_exactly(
 }
 
 #[test]
-fn creation_is_refused_as_the_driver_refuses_it() {
+fn creation_is_checked_as_the_driver_checks_it() {
     let bench = Bench::new(&builder().build().unwrap());
     let both = QpFlags::TYPE_DCI | QpFlags::TYPE_DCT;
     for refused in [
@@ -165,7 +165,7 @@ fn creation_is_refused_as_the_driver_refuses_it() {
 }
 
 #[test]
-fn a_target_takes_two_steps_and_gets_its_number_with_the_second() {
+fn a_target_gets_its_number_in_the_transition_to_rtr() {
     let bench = Bench::new(&builder().build().unwrap());
     let target = bench.create(TARGET).unwrap();
     assert_eq!(target.qpn, 0, "no number yet");
@@ -173,7 +173,7 @@ fn a_target_takes_two_steps_and_gets_its_number_with_the_second() {
     assert_eq!(bench.modify(target, to(QpState::RTR, RTR)), Err(Errno::EINVAL));
     assert_eq!(bench.query(target, QpAttrMask::STATE).map(|_| ()), Err(Errno::EINVAL));
     only_exactly(QpState::INIT, init, QpAttrMask::empty(), |change| bench.modify(target, change));
-    // INIT to INIT is none, and the way to RTR needs space for the number.
+    // There is no transition from INIT to INIT, and the one to RTR needs space for the number.
     assert_eq!(bench.modify(target, to(QpState::INIT, init)), Err(Errno::EINVAL));
     assert_eq!(bench.modify(target, to(QpState::RTR, RTR)), Err(Errno::EINVAL));
     assert_eq!(bench.query(target, QpAttrMask::STATE).map(|_| ()), Err(Errno::EINVAL));
@@ -193,7 +193,7 @@ fn a_target_takes_two_steps_and_gets_its_number_with_the_second() {
 }
 
 #[test]
-fn a_short_answer_has_the_number_as_well() {
+fn a_short_response_has_the_number_too() {
     let bench = Bench::new(&builder().build().unwrap());
     let target = bench.create(TARGET).unwrap();
     let init = QpAttrMask::ACCESS_FLAGS | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
@@ -206,7 +206,7 @@ fn a_short_answer_has_the_number_as_well() {
 }
 
 #[test]
-fn a_target_is_queried_for_what_it_has() {
+fn a_target_is_queried_only_for_attributes_that_it_has() {
     let bench = Bench::new(&builder().build().unwrap());
     let target = bench.create(TARGET).unwrap();
     let init = QpAttrMask::ACCESS_FLAGS | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
@@ -224,11 +224,11 @@ fn a_target_is_queried_for_what_it_has() {
     assert_eq!((dest.traffic_class, dest.hop_limit, dest.flow_label), (7, 9, 0x1234));
     assert_eq!(dest.dgid, [0; 16], "a target has no peer");
     let one = bench.query(target, QpAttrMask::PORT).unwrap();
-    assert_eq!((one.port_num, one.min_rnr_timer), (1, 0), "no more than asked for");
+    assert_eq!((one.port_num, one.min_rnr_timer), (1, 0), "only the requested attributes");
 }
 
 #[test]
-fn an_initiator_has_masks_of_its_own() {
+fn an_initiator_has_its_own_masks() {
     let bench = Bench::new(&builder().build().unwrap());
     let initiator = bench.create(INITIATOR).unwrap();
     assert_ne!(initiator.qpn, 0);

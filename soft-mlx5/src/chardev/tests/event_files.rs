@@ -1,4 +1,4 @@
-//! Asynchronous events: to whom they go, that they vanish with their object, that they are counted.
+//! Asynchronous events: their receivers, their removal with the object, and their count.
 
 use uverbs_uapi::enums::QpType;
 
@@ -29,13 +29,13 @@ fn bench(device: &SoftDevice) -> Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is the bench's own.
+        // SAFETY: the bench owns the descriptor.
         unsafe { libc::close(self.events) };
     }
 }
 
 #[test]
-fn events_name_the_object_that_the_program_knows() {
+fn events_have_the_programs_handle_of_the_object() {
     let device = builder().build().unwrap();
     let bench = bench(&device);
     let qp = EventObject::Qp(Qpn(bench.qp.qpn));
@@ -58,7 +58,7 @@ fn events_name_the_object_that_the_program_knows() {
 }
 
 #[test]
-fn unread_events_vanish_with_their_object() {
+fn unread_events_are_removed_with_their_object() {
     let device = builder().build().unwrap();
     let bench = bench(&device);
     let qp = EventObject::Qp(Qpn(bench.qp.qpn));
@@ -92,7 +92,7 @@ fn port_events_go_to_every_context() {
 }
 
 #[test]
-fn a_storm_arrives_whole_and_in_order() {
+fn thousands_of_events_arrive_in_order() {
     let device = builder().build().unwrap();
     let bench = bench(&device);
     let qp = EventObject::Qp(Qpn(bench.qp.qpn));

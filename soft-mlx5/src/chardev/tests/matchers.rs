@@ -1,4 +1,4 @@
-//! Matchers, and rules in mlx5's own form, as a program asks for them.
+//! Matchers and flow rules in mlx5's own form, created by a program's requests.
 
 use nix::errno::Errno;
 use uverbs_uapi::enums::DriverId;
@@ -8,7 +8,7 @@ use uverbs_uapi::request::Request;
 use super::bench::*;
 use super::raw_packet::{Setting, setting};
 
-/// What a program says of a matcher.
+/// The options of a matcher.
 #[derive(Clone)]
 struct Wanted {
     mask: Vec<u8>,
@@ -106,12 +106,16 @@ fn matchers_are_checked_as_the_kernel_checks_them() {
     assert_eq!(with(&|wanted| wanted.element = 1), Ok(()), "refused when a rule is made");
     assert_eq!(with(&|wanted| wanted.element = 4), Err(Errno::EOPNOTSUPP));
     assert_eq!(with(&|wanted| wanted.table = Some(0)), Ok(()));
-    assert_eq!(with(&|wanted| wanted.table = Some(1)), Err(Errno::EOPNOTSUPP), "what is sent");
+    assert_eq!(
+        with(&|wanted| wanted.table = Some(1)),
+        Err(Errno::EOPNOTSUPP),
+        "a table of sent frames"
+    );
     assert_eq!(with(&|wanted| wanted.table = Some(99)), Err(Errno::EINVAL));
     assert_eq!(with(&|wanted| wanted.flags = Some(1 << 2)), Err(Errno::EOPNOTSUPP));
     assert_eq!(with(&|wanted| wanted.flags = Some(1)), Err(Errno::EINVAL));
     let both = |wanted: &mut Wanted| (wanted.table, wanted.flags) = (Some(0), Some(0));
-    assert_eq!(with(&both), Err(Errno::EINVAL), "two ways to say it");
+    assert_eq!(with(&both), Err(Errno::EINVAL), "the table is given twice");
     assert_eq!(with(&|wanted| wanted.criteria = 3), Err(Errno::EOPNOTSUPP));
     assert_eq!(with(&|wanted| wanted.mask[18] = 1 << 5), Err(Errno::EOPNOTSUPP), "fragments");
     let unused = |wanted: &mut Wanted| (wanted.criteria, wanted.mask[18]) = (0, 1 << 5);
@@ -131,8 +135,8 @@ fn rules_of_matchers_are_checked_as_the_kernel_checks_them() {
     };
     assert_eq!(with(&|_| ()), Ok(()));
     assert_eq!(with(&|rule| rule.qp = Some(*ud)), Err(Errno::EINVAL));
-    assert_eq!(with(&|rule| rule.qp = None), Err(Errno::EINVAL), "no way for the frames");
-    assert_eq!(with(&|rule| rule.flags = 2), Err(Errno::EINVAL), "two ways");
+    assert_eq!(with(&|rule| rule.qp = None), Err(Errno::EINVAL), "no destination");
+    assert_eq!(with(&|rule| rule.flags = 2), Err(Errno::EINVAL), "two destinations");
     let drops = |rule: &mut Rule| (rule.qp, rule.flags) = (None, 2);
     assert_eq!(with(&drops), Ok(()));
     let misses = |rule: &mut Rule| (rule.qp, rule.flags) = (None, 1);
@@ -150,14 +154,14 @@ fn rules_of_matchers_are_checked_as_the_kernel_checks_them() {
 
 /// Both forms make the same rule: they share frames and tags.
 #[test]
-fn a_rule_holds_its_matcher_and_meets_those_of_the_verbs_form() {
+fn a_rule_keeps_its_matcher_and_conflicts_with_rules_of_the_verbs_form() {
     let device = builder().build().unwrap();
     let (Setting { client, qp, .. }, _) = &setting(&device);
     let matcher = create(client, &by_destination()).unwrap();
     let (qp, to) = (Some(*qp), [0xff; 6]);
     let rule = Rule { matcher, to, qp, tag: Some(7), flags: 0 }.make(client).unwrap();
     assert_eq!(destroy(client, matcher), Err(Errno::EBUSY));
-    // The verbs' rule for the same address is one without a tag, and gets the first one's.
+    // The verbs' rule for the same address has no tag of its own, and gets the first rule's.
     assert!(super::raw_packet::rule_for_broadcast(client, qp.unwrap()).is_ok());
     let other = Rule { matcher, to, qp, tag: Some(8), flags: 0 };
     assert_eq!(other.make(client), Err(Errno::EEXIST));

@@ -49,7 +49,7 @@ fn registration_checks_access_domain_and_memory() {
 }
 
 #[test]
-fn a_region_keeps_its_domain() {
+fn a_pd_with_a_region_cannot_be_freed() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let pd_handle = client.alloc_pd();
@@ -62,14 +62,14 @@ fn a_region_keeps_its_domain() {
 }
 
 #[test]
-fn re_registration_changes_what_it_is_asked_to() {
+fn reregistration_changes_only_what_its_flags_request() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let (first, second) = (client.alloc_pd(), client.alloc_pd());
     let memory = Memory::pages(2);
     let made = client.reg_mr(first, memory.at(0), 4096).unwrap();
     let base = ReregMr { mr_handle: made.mr_handle, ..ReregMr::default() };
-    assert_eq!(client.write(&base).unwrap_err(), Errno::EINVAL, "nothing asked for");
+    assert_eq!(client.write(&base).unwrap_err(), Errno::EINVAL, "no flag is set");
     let flags = ReregMrFlags::from_bits_retain(8);
     assert_eq!(client.write(&ReregMr { flags, ..base }).unwrap_err(), Errno::EOPNOTSUPP);
     let flags = ReregMrFlags::from_bits_retain(2);
@@ -109,7 +109,7 @@ fn pinned_memory_can_be_limited() {
 }
 
 #[test]
-fn windows_of_both_types() {
+fn windows_of_both_types_are_allocated_and_freed() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let pd_handle = client.alloc_pd();
@@ -157,7 +157,7 @@ fn regions_answer_queries_and_refuse_advice() {
 }
 
 #[test]
-fn a_memfd_stands_in_for_a_dma_buf_if_the_device_is_told_so() {
+fn a_memfd_can_replace_a_dma_buf_if_the_option_is_set() {
     let device = builder().memfds_as_dma_bufs().build().unwrap();
     let client = Client::open(&device);
     let pd = client.alloc_pd();

@@ -1,4 +1,4 @@
-//! Requests as raw bytes, and what becomes of them.
+//! The character device, tested with requests as raw bytes.
 #![allow(unsafe_code)]
 
 mod bench;

@@ -10,10 +10,10 @@ use uverbs_uapi::write::WriteCmd;
 use crate::chardev::abi::{methods, write};
 use crate::chardev::device::options::Options;
 
-/// Names that belong together, and why nothing runs for them.
+/// Names that belong together, and why they are not modelled.
 type Group = (&'static [&'static str], &'static str);
 
-/// Methods that are answered as by a kernel that does not have them.
+/// Methods with the response of a kernel that lacks them.
 const METHODS: &[Group] = &[
     (
         &[
@@ -50,7 +50,7 @@ const METHODS: &[Group] = &[
             "MLX5_IB_METHOD_VAR_OBJ_ALLOC",
             "MLX5_IB_METHOD_VAR_OBJ_DESTROY",
         ],
-        "what only some adapters have: virtio doorbells, data direct, switch representors",
+        "features of only some adapters: virtio doorbells, data direct, switch representors",
     ),
 ];
 

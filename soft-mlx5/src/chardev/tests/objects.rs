@@ -18,7 +18,7 @@ use super::super::{Fault, Moment, SoftDevice};
 use super::bench::{Client, Memory, PATIENCE, QpRequest, builder, read_async, wait_for};
 
 #[test]
-fn domains_have_numbers() {
+fn pds_have_numbers() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let (one, two) = (client.alloc_pd(), client.alloc_pd());
@@ -65,7 +65,7 @@ fn route(device: &SoftDevice, index: u8) -> AhAttr {
 }
 
 #[test]
-fn address_handles_tell_the_mac_on_roce() {
+fn address_handles_report_the_mac_on_roce() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let pd = client.alloc_pd();
@@ -96,7 +96,7 @@ fn address_handles_tell_the_mac_on_roce() {
 }
 
 #[test]
-fn a_command_that_waits_for_a_neighbour_keeps_no_other_waiting() {
+fn a_command_that_waits_for_a_neighbour_does_not_block_other_commands() {
     let device = SoftDevice::builder("soft0").neighbour_wait(PATIENCE).build().unwrap();
     let client = Client::open(&device);
     let pd = client.alloc_pd();
@@ -110,7 +110,7 @@ fn a_command_that_waits_for_a_neighbour_keeps_no_other_waiting() {
         for _ in 0..100 {
             client.write(&DeallocPd { pd_handle: client.alloc_pd() }).unwrap();
         }
-        // It would time out if those before had waited for it.
+        // The command would time out if the earlier ones had blocked it.
         let _neighbour = std::net::UdpSocket::bind((address, 4791)).unwrap();
         waiting.join().unwrap().unwrap();
     });
@@ -148,7 +148,7 @@ fn tempfile() -> std::fs::File {
 }
 
 #[test]
-fn a_uar_can_go_before_its_queues() {
+fn a_uar_can_be_freed_before_its_queues() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let uar = client.uar();
@@ -162,7 +162,7 @@ fn a_uar_can_go_before_its_queues() {
 }
 
 #[test]
-fn counters_without_a_rule_say_so() {
+fn counters_without_a_rule_are_an_error() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let mut request = Request::<counters::create::Call>::new(DriverId::MLX5);
@@ -202,7 +202,7 @@ fn closing_a_file_frees_everything() {
 }
 
 #[test]
-fn a_thousand_queue_pairs_of_several_threads_and_contexts() {
+fn several_threads_and_contexts_create_a_thousand_queue_pairs() {
     let device = builder().build().unwrap();
     let objects = || device.inspect(|core| core.counts()).unwrap();
     let before = objects();
@@ -217,7 +217,7 @@ fn a_thousand_queue_pairs_of_several_threads_and_contexts() {
                 let create =
                     || client.create_qp(&QpRequest::rc(&ring, &uar, pd, cq)).unwrap().handle;
                 let made: Vec<_> = (0..250).map(|_| create()).collect();
-                // Some go by themselves, the others with the file.
+                // Some are destroyed, the others are freed with the file.
                 for handle in made.into_iter().skip(first).step_by(2) {
                     client.destroy_qp(handle).unwrap();
                 }
@@ -229,7 +229,7 @@ fn a_thousand_queue_pairs_of_several_threads_and_contexts() {
 }
 
 #[test]
-fn a_child_process_leaves_the_device_alone() {
+fn a_child_process_cannot_use_the_device() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let events = client.async_events();

@@ -20,7 +20,7 @@ fn register(client: &Client, pd_handle: u32, start: u64, length: u64) -> Result<
 }
 
 #[test]
-fn nothing_need_be_there() {
+fn on_demand_regions_may_cover_unmapped_memory() {
     let device = builder().locked_memory(0).build().unwrap();
     let client = Client::open(&device);
     let pd = client.alloc_pd();
@@ -65,7 +65,7 @@ fn pinned_regions_stay_pinned_unless_they_get_other_memory() {
 }
 
 #[test]
-fn advice_brings_pages_in_and_says_what_cannot_be() {
+fn advice_maps_pages_and_reports_invalid_ranges() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let (pd, other) = (client.alloc_pd(), client.alloc_pd());

@@ -1,4 +1,4 @@
-//! Creation and destruction of CQs, QPs and SRQs, in every form, and what each refuses.
+//! Creation and destruction of CQs, QPs and SRQs in every form, and refused requests.
 
 use nix::errno::Errno;
 use uverbs_uapi::enums::{QpType, SrqType};
@@ -107,7 +107,7 @@ fn completion_queues_are_resized_and_moderated() {
 }
 
 #[test]
-fn queue_pairs_hold_what_they_use() {
+fn objects_used_by_a_queue_pair_cannot_be_destroyed() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let (uar, ring, cq_memory) = (client.uar(), Memory::pages(1), Memory::pages(2));
@@ -122,7 +122,7 @@ fn queue_pairs_hold_what_they_use() {
 }
 
 #[test]
-fn queue_pairs_refuse_what_does_not_fit() {
+fn invalid_queue_pairs_are_refused() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let (uar, ring, cq_memory) = (client.uar(), Memory::pages(1), Memory::pages(2));
@@ -220,7 +220,7 @@ fn queue_pairs_in_write_form() {
 }
 
 #[test]
-fn fixed_registers_are_handed_out_and_come_back() {
+fn fixed_registers_are_allocated_and_freed() {
     let device = builder().kernel(Kernel::STATIC_UAR).build().unwrap();
     let client = Client::bare(&device);
     client.get_context(&context_request(), &mut [0; 72]).unwrap();
@@ -369,7 +369,7 @@ fn xrc_targets_are_shared() {
 }
 
 #[test]
-fn multicast_groups_keep_their_queue_pair() {
+fn a_member_of_a_multicast_group_cannot_be_destroyed() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
     let (uar, ring, cq_memory) = (client.uar(), Memory::pages(1), Memory::pages(2));

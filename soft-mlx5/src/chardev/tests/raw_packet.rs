@@ -1,4 +1,4 @@
-//! Raw packet QPs and flow rules as a program asks for them.
+//! Raw packet QPs and flow rules, created by a program's requests.
 
 use nix::errno::Errno;
 use uverbs_uapi::enums::{DriverId, FlowAttrType, FlowSpecType, QpType};
@@ -67,13 +67,13 @@ pub(super) fn setting(device: &super::super::SoftDevice) -> (Setting, u32) {
     (Setting { client, qp: qp.handle, _memory: [ring, cq_memory], _uar: uar }, ud)
 }
 
-/// A rule for frames to all stations.
+/// A rule for broadcast frames.
 pub(super) fn rule_for_broadcast(client: &Client, qp: u32) -> Result<CreateFlowResp, Errno> {
     client.write(&Rule { head: head(qp, 40), part: ethernet() })
 }
 
 #[test]
-fn rules_hold_their_queue_pair_and_go_with_their_file() {
+fn rules_keep_their_queue_pair_and_are_freed_with_their_file() {
     let device = builder().build().unwrap();
     let (setting, _) = setting(&device);
     let client = &setting.client;
@@ -135,10 +135,10 @@ fn rules_are_checked_as_the_kernel_checks_them() {
     assert_eq!(with(&watching, good), Err(Errno::EINVAL));
 }
 
-/// A rule that counts, and what the driver is told with it.
+/// A rule with a counter, and the driver's part of the request.
 struct Counting<'a> {
     set: u32,
-    /// Sets in the driver's part, and what is attached to each.
+    /// Counter sets in the driver's part, and the counters attached to each.
     sets: u32,
     points: &'a [FlowCountersDesc],
 }
@@ -166,7 +166,7 @@ impl Counting<'_> {
 }
 
 #[test]
-fn the_first_rule_of_a_counter_set_says_what_is_attached() {
+fn the_first_rule_of_a_counter_set_defines_its_counters() {
     let device = builder().build().unwrap();
     let (setting, _) = setting(&device);
     let client = &setting.client;
@@ -226,7 +226,7 @@ fn rings_begin_in_the_first_half_of_a_page() {
 }
 
 #[test]
-fn an_infiniband_port_has_no_frames() {
+fn an_infiniband_port_refuses_raw_packet_queue_pairs() {
     let device = builder().infiniband().build().unwrap();
     let client = Client::open(&device);
     let (uar, ring, cq_memory) = (client.uar(), Memory::pages(1), Memory::pages(2));

@@ -1,4 +1,4 @@
-//! A device that is pulled out while in use.
+//! A device that is removed while in use.
 
 use nix::errno::Errno;
 use uverbs_uapi::write::device::QueryDevice;
@@ -14,7 +14,7 @@ fn read(fd: i32) -> isize {
     unsafe { libc::read(fd, record.as_mut_ptr().cast(), 16) }
 }
 
-/// What poll(2) says at once.
+/// The result of poll(2) without waiting.
 fn pollable(fd: i32) -> i16 {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one valid pollfd.

@@ -1,4 +1,4 @@
-//! MODIFY_QP and QUERY_QP: attribute masks, values, what the driver remembers.
+//! MODIFY_QP and QUERY_QP: attribute masks, values, and attributes that the driver stores.
 
 use nix::errno::Errno;
 use uverbs_uapi::enums::{Mtu, QpState, QpType};
@@ -89,7 +89,7 @@ fn init_needs_exactly_its_attributes() {
 }
 
 #[test]
-fn a_connected_pair_shows_its_path() {
+fn a_query_of_a_connected_queue_pair_has_its_path() {
     let device = builder().build().unwrap();
     let bench = bench(&device, QpType::RC);
     connect(&device, &bench.client, bench.qp, 0x77).unwrap();
@@ -174,7 +174,7 @@ fn every_state_can_end_in_error_and_reset() {
 }
 
 #[test]
-fn the_driver_learns_of_errors_when_it_asks() {
+fn a_query_reports_the_error_state() {
     let device = builder().build().unwrap();
     let bench = bench(&device, QpType::RC);
     connect(&device, &bench.client, bench.qp, 0x77).unwrap();
@@ -185,7 +185,7 @@ fn the_driver_learns_of_errors_when_it_asks() {
 }
 
 #[test]
-fn the_extended_form_answers_its_length() {
+fn the_extended_form_returns_its_response_length() {
     let device = builder().build().unwrap();
     let bench = bench(&device, QpType::RC);
     let base = ModifyQp { qp_handle: bench.qp.handle, ..init() };

@@ -14,7 +14,7 @@ use super::bench::{Client, Cq, Memory, Qp, QpRequest, Uar, builder, read_event, 
 
 const MESSAGE: &[u8; 13] = b"from a to b.\n";
 
-/// Moves a QP to RTS against another QP of the same port.
+/// Moves a QP to RTS, connected to another QP of the same port.
 pub(super) fn connect(
     device: &SoftDevice,
     client: &Client,
@@ -91,7 +91,8 @@ fn post_receive(ring: &Memory, key: u32, address: u64, length: u32) {
     ring.put(4088, &1u32.to_be_bytes());
 }
 
-/// Posts one signaled SEND into block 0, which is behind 4 receives of 16 bytes, and rings.
+/// Posts one signaled SEND into block 0, which follows 4 receives of 16 bytes, and rings the
+/// doorbell.
 fn post_send(ring: &Memory, uar: &Uar, qpn: u32, key: u32, address: u64, length: u32) {
     let mut control = [0; 16];
     control[..4].copy_from_slice(&0x0a_u32.to_be_bytes());
@@ -103,7 +104,7 @@ fn post_send(ring: &Memory, uar: &Uar, qpn: u32, key: u32, address: u64, length:
     uar.ring(0x800, control[..8].try_into().unwrap());
 }
 
-/// The CQE in a slot of the first lap, once it is there: opcode and byte count.
+/// Waits for the CQE in a slot in the first lap: opcode and byte count.
 fn completion(ring: &Memory, slot: usize) -> (u8, u32) {
     wait_for("completion", || {
         let [last] = ring.get::<1>(slot * 64 + 63);
@@ -176,17 +177,17 @@ fn one_message(device: &SoftDevice) {
 }
 
 #[test]
-fn a_message_crosses_on_roce() {
+fn a_message_arrives_on_roce() {
     one_message(&builder().build().unwrap());
 }
 
 #[test]
-fn a_message_crosses_on_infiniband() {
+fn a_message_arrives_on_infiniband() {
     one_message(&builder().infiniband().build().unwrap());
 }
 
 #[test]
-fn an_armed_queue_reports_to_its_channel() {
+fn an_armed_cq_raises_an_event_on_its_channel() {
     let device = builder().build().unwrap();
     let (pair, channel) = pair(&device, true);
     let channel = channel.unwrap();
@@ -207,7 +208,7 @@ fn an_armed_queue_reports_to_its_channel() {
 
 /// The device makes progress only in the thread that calls `poll_idle`.
 #[test]
-fn a_programs_looks_move_a_message_and_its_event() {
+fn poll_idle_executes_a_send_and_raises_its_event() {
     let device = builder().without_thread().build().unwrap();
     let (pair, channel) = pair(&device, true);
     arm(&pair);
@@ -223,7 +224,7 @@ fn a_programs_looks_move_a_message_and_its_event() {
     unsafe { libc::close(channel.unwrap()) };
 }
 
-/// No other thread does: the one that waits for the event moves the message.
+/// Only the thread that waits for the event makes the device's progress.
 #[test]
 fn a_thread_that_waits_for_an_event_does_the_devices_work() {
     let device = builder().without_thread().build().unwrap();

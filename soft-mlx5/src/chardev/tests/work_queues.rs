@@ -1,5 +1,5 @@
-//! Receive work queues, indirection tables and the queue pairs over them, as a program asks for
-//! them.
+//! Receive work queues, indirection tables and the queue pairs over them, created by a program's
+//! requests.
 
 use nix::errno::Errno;
 use uverbs_uapi::enums::{DriverId, QpType, WqState, WqType};
@@ -173,7 +173,7 @@ fn work_queues_are_checked_as_the_kernel_checks_them() {
 }
 
 #[test]
-fn the_native_form_makes_the_same_queue() {
+fn the_ioctl_form_creates_the_same_queue() {
     let device = builder().build().unwrap();
     let setting = Setting::new(&device);
     let (_, driver) = setting.request();
@@ -205,7 +205,7 @@ fn the_native_form_makes_the_same_queue() {
 }
 
 #[test]
-fn a_work_queue_goes_from_state_to_state_as_its_firmware_allows() {
+fn a_work_queue_makes_only_transitions_that_the_firmware_allows() {
     let device = builder().build().unwrap();
     let setting = Setting::new(&device);
     let queue = setting.create();
@@ -240,7 +240,7 @@ fn a_work_queue_goes_from_state_to_state_as_its_firmware_allows() {
 }
 
 #[test]
-fn tables_hold_their_queues_and_queue_pairs_their_table() {
+fn tables_keep_their_queues_and_queue_pairs_their_table() {
     let device = builder().build().unwrap();
     let setting = Setting::new(&device);
     let queues = [setting.create(), setting.create()];

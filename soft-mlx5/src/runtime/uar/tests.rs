@@ -31,20 +31,20 @@ fn a_dedicated_register_rings_its_queue_once() {
 }
 
 #[test]
-fn a_shared_register_rings_every_queue_in_the_end() {
+fn every_ring_of_a_shared_register_is_seen_after_some_looks() {
     let region = Arc::new(UarRegion::new(1).unwrap());
     let page = UarPage::new(region.clone(), 0).unwrap();
     let mut uars = Uars::default();
     let queues = [Qpn(0x40), Qpn(0x41), Qpn(0x42)];
     queues.iter().for_each(|&qpn| uars.attach_send_queue(&page, qpn));
-    // The ring of 0x40 is overwritten by that of 0x41.
+    // The ring of 0x41 overwrites that of 0x40.
     region.word(0, 0x800).store(doorbell(1, 0x40 << 8), Ordering::Release);
     region.word(0, 0x800).store(doorbell(1, 0x41 << 8), Ordering::Release);
     let seen = looks(&mut uars, 3);
     assert_eq!(seen[0], [Ring::Send(Qpn(0x41))]);
     assert_eq!(seen[1], queues.map(Ring::Send));
     assert_eq!(seen[2], []);
-    // A page that never falls silent is swept all the same.
+    // A page that is rung all the time is swept all the same.
     let mut rings = 0;
     for _ in 0..8 {
         region.word(0, 0x800).store(doorbell(1, 0x41 << 8), Ordering::Release);
@@ -53,7 +53,7 @@ fn a_shared_register_rings_every_queue_in_the_end() {
     assert!(rings >= 1);
 }
 
-/// Rings in a look at most: those of its words, and of others that share the page.
+/// Bound on the rings of one look: those of the page's words, and of swept queues of the page.
 const BOUND: usize = WORDS.len() + 2 * SWEEP;
 
 #[test]
@@ -66,38 +66,38 @@ fn a_look_is_short_however_many_queues_share_a_page() {
     let mut prng = crate::prng::Prng::new(0x10_0000);
     let mut half = BLUEFLAME_HALF_SIZE;
     for round in 0..20 {
-        // All but the last of a burst overwrite each other's words, between looks or not.
-        let mut unheard = BTreeSet::new();
+        // In a burst all rings but the last are overwritten, whether or not a look is in between.
+        let mut unseen = BTreeSet::new();
         for _ in 0..50 {
             let qpn = prng.below(QUEUES.into()) as u32;
             half ^= BLUEFLAME_HALF_SIZE;
             region.word(0, 0x800 + half).store(doorbell(1, qpn << 8), Ordering::Release);
-            unheard.insert(qpn);
+            unseen.insert(qpn);
             if prng.chance(200_000) {
-                assert!(take(&mut uars, &mut unheard) <= BOUND);
+                assert!(take(&mut uars, &mut unseen) <= BOUND);
             }
         }
-        // Queues come and go meanwhile.
+        // Queues are attached and detached meanwhile.
         uars.detach_send_queue(&page, Qpn(QUEUES + round));
         uars.attach_send_queue(&page, Qpn(QUEUES + round + 1));
         let mut looks = 0;
-        while !unheard.is_empty() {
-            assert!(take(&mut uars, &mut unheard) <= BOUND);
+        while !unseen.is_empty() {
+            assert!(take(&mut uars, &mut unseen) <= BOUND);
             looks += 1;
-            assert!(looks <= 1 + (QUEUES as usize + 2).div_ceil(SWEEP), "{unheard:?}");
+            assert!(looks <= 1 + (QUEUES as usize + 2).div_ceil(SWEEP), "{unseen:?}");
         }
     }
     while uars.look(true, |_| ()) {}
 }
 
 #[test]
-fn one_ring_at_a_time_rings_no_other_queue() {
+fn a_single_ring_rings_no_other_queue() {
     let region = Arc::new(UarRegion::new(1).unwrap());
     let page = UarPage::new(region.clone(), 0).unwrap();
     let mut uars = Uars::default();
     (0..100).for_each(|qpn| uars.attach_send_queue(&page, Qpn(qpn)));
     for turn in 0..1000u32 {
-        // Both registers of the page, each in turns of its halves.
+        // Both registers of the page, each with alternating halves.
         let offset = WORDS[(turn % 4).reverse_bits() as usize >> 30];
         region.word(0, offset).store(doorbell(1, (turn % 100) << 8), Ordering::Release);
         let mut heard = Vec::new();
@@ -106,12 +106,12 @@ fn one_ring_at_a_time_rings_no_other_queue() {
         }
         assert_eq!(heard, [Ring::Send(Qpn(turn % 100))], "turn {turn}");
     }
-    // Not even one of a program that does not write them in turn goes unheard in the end.
-    let mut unheard = BTreeSet::from_iter(0..100);
+    // A program that does not alternate the halves: each ring is seen after some looks.
+    let mut unseen = BTreeSet::from_iter(0..100);
     for _ in 0..10 {
-        uars.look(true, |ring| rung(ring, &mut unheard));
+        uars.look(true, |ring| rung(ring, &mut unseen));
     }
-    assert!(unheard.is_empty(), "{unheard:?}");
+    assert!(unseen.is_empty(), "{unseen:?}");
 }
 
 #[test]
@@ -124,65 +124,65 @@ fn a_register_written_at_one_half_is_swept_at_once() {
         region.word(0, 0x900).store(doorbell(1, 1 << 8), Ordering::Release);
         uars.look(false, |_| ());
     }
-    let mut unheard = BTreeSet::from([0, 1, 2]);
-    take(&mut uars, &mut unheard);
-    assert!(unheard.is_empty(), "{unheard:?}");
+    let mut unseen = BTreeSet::from([0, 1, 2]);
+    take(&mut uars, &mut unseen);
+    assert!(unseen.is_empty(), "{unseen:?}");
 }
 
-/// The program rings between two words of a look, too.
+/// The program also rings between the reads of two words of one look.
 #[test]
-fn rings_during_a_look_are_heard() {
+fn rings_during_a_look_are_seen() {
     const QUEUES: u64 = 200;
     let region = Arc::new(UarRegion::new(1).unwrap());
     let page = UarPage::new(region.clone(), 0).unwrap();
     let mut uars = Uars::default();
     (0..QUEUES as u32).for_each(|qpn| uars.attach_send_queue(&page, Qpn(qpn)));
     let mut prng = crate::prng::Prng::new(0xbe11);
-    let mut unheard = BTreeSet::new();
+    let mut unseen = BTreeSet::new();
     let mut half = BLUEFLAME_HALF_SIZE;
     let mut silence = 0;
     for look in 0..20_000 {
         let rings_now = look % 1000 < 500;
-        let program = |prng: &mut crate::prng::Prng, unheard: &mut BTreeSet<u32>| {
+        let program = |prng: &mut crate::prng::Prng, unseen: &mut BTreeSet<u32>| {
             for _ in 0..if rings_now { prng.below(4) } else { 0 } {
                 let qpn = prng.below(QUEUES) as u32;
                 half ^= BLUEFLAME_HALF_SIZE;
                 region.word(0, 0x800 + half).store(doorbell(1, qpn << 8), Ordering::Release);
-                unheard.insert(qpn);
+                unseen.insert(qpn);
             }
         };
         let mut program = program;
         if prng.chance(200_000) {
-            program(&mut prng, &mut unheard);
+            program(&mut prng, &mut unseen);
         }
         let more = uars.look(false, |ring| {
-            rung(ring, &mut unheard);
+            rung(ring, &mut unseen);
             if prng.chance(50_000) {
-                program(&mut prng, &mut unheard);
+                program(&mut prng, &mut unseen);
             }
         });
         silence = if more || rings_now { 0 } else { silence + 1 };
-        assert!(silence < 5 || unheard.is_empty(), "look {look}: {unheard:?}");
+        assert!(silence < 5 || unseen.is_empty(), "look {look}: {unseen:?}");
     }
 }
 
-/// A look; how many queues it rang.
-fn take(uars: &mut Uars, unheard: &mut BTreeSet<u32>) -> usize {
+/// One look; returns the number of queues that it rang.
+fn take(uars: &mut Uars, unseen: &mut BTreeSet<u32>) -> usize {
     let mut rings = 0;
     uars.look(false, |ring| {
-        rung(ring, unheard);
+        rung(ring, unseen);
         rings += 1;
     });
     rings
 }
 
-fn rung(ring: Ring, unheard: &mut BTreeSet<u32>) {
+fn rung(ring: Ring, unseen: &mut BTreeSet<u32>) {
     let Ring::Send(qpn) = ring else { panic!("nothing was armed") };
-    unheard.remove(&qpn.0);
+    unseen.remove(&qpn.0);
 }
 
 #[test]
-fn a_queue_that_comes_during_a_sweep_hides_no_other() {
+fn a_queue_attached_during_a_sweep_hides_no_other() {
     let mut sharers = Sharers::default();
     (10..100).for_each(|qpn| sharers.add(qpn));
     sharers.note_ring(true);
@@ -218,19 +218,19 @@ fn heard(uars: &mut Uars, all: bool) -> Vec<u32> {
     heard
 }
 
-/// Each queue at a word of its own.
+/// Rings a queue at its own word.
 fn ring(region: &UarRegion, number: u32) {
     let word = WORDS[number as usize % ARM];
     region.word(number as usize, word).store(doorbell(1, number << 8), Ordering::Release);
 }
 
 #[test]
-fn every_ring_is_heard_in_time_whoever_else_rings() {
+fn every_ring_is_seen_in_time_whichever_other_queues_ring() {
     let (region, mut uars) = many();
     let mut prng = crate::prng::Prng::new(0xd00b);
     let mut waiting = std::collections::BTreeMap::new();
     for look in 0..3000u32 {
-        // Some all the time, some now and then, and long times of silence.
+        // Some queues ring all the time, some now and then, and there are long pauses.
         if look % 500 < 300 {
             for _ in 0..prng.below(20) {
                 let number =
@@ -243,17 +243,17 @@ fn every_ring_is_heard_in_time_whoever_else_rings() {
         for number in heard(&mut uars, all) {
             assert!(waiting.remove(&number).is_some(), "{number} did not ring");
         }
-        // Each page has its turn after so many looks; being passed over once means another
+        // Each page is read after this many looks; a page that was skipped once waits for its next
         // turn.
         let turns = 2 * (WORDS.len() * (MANY / PAGES.1 + 1)) as u32;
         let late = waiting.iter().find(|(_, since)| look - **since > turns);
         assert_eq!((late, all && !waiting.is_empty()), (None, false), "look {look}");
     }
-    assert!(uars.warm < MANY, "silence cools");
+    assert!(uars.warm < MANY, "silent pages are no longer warm");
 }
 
 #[test]
-fn every_word_of_a_busy_page_is_heard_soon() {
+fn every_word_of_a_busy_page_is_read_soon() {
     let region = Arc::new(UarRegion::new(1).unwrap());
     let page = UarPage::new(region.clone(), 0).unwrap();
     let mut uars = Uars::default();
@@ -269,7 +269,7 @@ fn every_word_of_a_busy_page_is_heard_soon() {
             uars.look(false, |ring| heard.push(ring));
         }
         assert_eq!(heard, [rings], "round {round}");
-        // The other half of the register comes next: without waiting.
+        // The next ring uses the register's other half, which is read without a delay.
         if word != ARM {
             region.word(0, WORDS[word ^ 1]).store(doorbell(1, number), Ordering::Release);
             uars.look(false, |ring| heard.push(ring));
@@ -279,7 +279,7 @@ fn every_word_of_a_busy_page_is_heard_soon() {
 }
 
 #[test]
-fn who_arms_lately_is_heard_at_once() {
+fn a_recently_armed_queue_is_seen_at_once() {
     let region = Arc::new(UarRegion::new(1).unwrap());
     let mut uars = Uars::default();
     let page = UarPage::new(region.clone(), 0).unwrap();
@@ -295,7 +295,7 @@ fn who_arms_lately_is_heard_at_once() {
 }
 
 #[test]
-fn who_rang_lately_is_heard_at_once() {
+fn a_recently_rung_queue_is_seen_at_once() {
     let (region, mut uars) = many();
     ring(&region, 299);
     assert_eq!(heard(&mut uars, true), [299]);

@@ -1,4 +1,4 @@
-//! Answers that have arrived while the device did not run.
+//! Responses that have arrived while the device did not run.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ impl Host for Deaf {
     fn event(&self, _: Event) {}
 }
 
-/// Datagrams that have arrived, and whether only a look at the files finds them. Those that are not
-/// packets are `None`.
+/// Arrived datagrams, and whether only a read of the files finds them. `None` is a datagram that is
+/// not a packet.
 #[derive(Clone, Default)]
 struct Inbox(Arc<std::sync::Mutex<(VecDeque<Option<Packet>>, bool)>>);
 
@@ -65,7 +65,7 @@ fn gid(ip: [u8; 4]) -> Gid {
     Gid::from_ipv4(ip.into())
 }
 
-/// A device with a QP that has a WRITE of no bytes to do, which it may not repeat.
+/// A device with a QP that has an empty WRITE to send, without retries.
 struct Sender {
     runtime: Runtime,
     worker: Worker,
@@ -130,7 +130,7 @@ fn with_request(core: &mut Core, memory: &BufferMemory, to: Gid) -> Qpn {
 }
 
 impl Sender {
-    /// At time 0 it has sent the request.
+    /// A device that has sent the request at time 0.
     fn new(to: [u8; 4]) -> Self {
         let memory = Arc::new(BufferMemory::new(BASE, 1 << 16));
         let gids = vec![gid(OWN)];
@@ -148,7 +148,7 @@ impl Sender {
         self.worker.look(&self.runtime.shared, now, Whose::Polling);
     }
 
-    /// The acknowledgement of the peer arrives after other packets, which are for no QP.
+    /// The peer's acknowledgement arrives after other packets, which are for no QP.
     fn answer_after(&self, others: usize, is_in_files: bool) {
         let to = Addressing::roce(gid(PEER), gid(OWN));
         let acknowledgement = |qpn: u32| {
@@ -168,7 +168,7 @@ impl Sender {
         lock(&self.inbox.0).0.extend((0..count).map(|_| None));
     }
 
-    /// Time-outs counted, and the QP's state.
+    /// The number of timeouts, and the QP's state.
     fn outcome(&self) -> (u64, QpState) {
         let core = &lock(&self.runtime.shared.machine).core;
         (core.counters().timeouts, core.query_qp(self.qpn).unwrap().state)
@@ -196,7 +196,7 @@ fn an_answer_after_a_full_buffer_of_garbage_is_in_time() {
     assert_eq!(sender.outcome(), GOOD);
 }
 
-/// A flood that never ends does not keep the device from noticing that there is no answer.
+/// During an endless flood the device still notices the timeout.
 #[test]
 fn a_request_without_an_answer_fails_in_a_flood() {
     let mut sender = Sender::new(PEER);
@@ -206,25 +206,25 @@ fn a_request_without_an_answer_fails_in_a_flood() {
 }
 
 #[test]
-fn an_answer_in_files_that_a_look_left_out_is_in_time() {
+fn an_answer_in_files_that_a_look_skipped_is_in_time() {
     let mut sender = Sender::new(PEER);
     sender.answer_after(0, true);
     sender.look_at(100 * TIMEOUT);
     assert_eq!(sender.outcome(), GOOD);
 }
 
-/// The device has not come to what it sent to itself.
+/// The device has not handled its own packet yet.
 #[test]
 fn an_answer_to_itself_is_in_time() {
     let mut sender = Sender::new(OWN);
-    assert!(lock(&sender.runtime.shared.machine).core.step(0, 0).more, "it is on its way");
+    assert!(lock(&sender.runtime.shared.machine).core.step(0, 0).more, "the packet is in transit");
     sender.look_at(100 * TIMEOUT);
     assert_eq!(sender.outcome(), GOOD);
     sender.look_at(200 * TIMEOUT);
     assert_eq!(sender.outcome(), GOOD, "nothing is outstanding");
 }
 
-/// A command that ends a queue runs what the program has posted, without a look at the wire.
+/// A command that destroys a queue executes posted requests, without reading the wire.
 #[test]
 fn a_command_does_not_repeat_requests() {
     let mut sender = Sender::new(PEER);

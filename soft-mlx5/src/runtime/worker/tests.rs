@@ -41,7 +41,7 @@ fn acknowledgements_wait_for_the_answer_of_a_program_that_was_woken() {
     assert!(!waits(Whose::Waiting, true), "the device's thread would be late");
 }
 
-/// Notes which of its methods are called.
+/// Records which of its methods are called.
 #[derive(Default)]
 struct Calls(Vec<&'static str>);
 
@@ -71,7 +71,7 @@ impl Wire for Calls {
     fn leave(&mut self, _: Gid) {}
 }
 
-/// Says when it begins to send, and ends when it is told to.
+/// A wire that reports the start of a send, which lasts until the test ends it.
 struct Slow {
     begun: mpsc::Sender<()>,
     go: mpsc::Receiver<()>,
@@ -97,7 +97,7 @@ impl Wire for Slow {
     fn leave(&mut self, _: Gid) {}
 }
 
-/// The program may end when its command returns.
+/// Otherwise the program could end before the packet is on the wire.
 #[test]
 fn a_command_waits_for_a_look_that_sends() {
     let (begun, begins) = mpsc::channel();

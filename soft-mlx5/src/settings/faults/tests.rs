@@ -1,15 +1,15 @@
 use super::*;
 
 #[test]
-fn a_seed_alone_is_a_little_of_everything() {
+fn a_seed_alone_gives_low_rates_of_all_faults() {
     let Faults { plan, commands, later } = parse("7").expect("understood");
     assert_eq!((plan.seed, commands.len(), later.len()), (7, 0, 0));
     assert!(plan.drop > 0 && plan.duplicate > 0 && plan.corrupt > 0 && plan.reorder > 0);
-    assert_eq!(plan.mangle, 0, "no transport repairs what its checksum does not notice");
+    assert_eq!(plan.mangle, 0, "no transport repairs damage that its checksum does not detect");
 }
 
 #[test]
-fn what_is_named_is_all_there_is() {
+fn only_the_named_faults_occur() {
     let Faults { plan, commands, later } =
         parse("7,drop=0.5,ioctl=3:EINTR,port=20").expect("understood");
     let soon = Duration::from_millis(20);
@@ -19,7 +19,7 @@ fn what_is_named_is_all_there_is() {
 }
 
 #[test]
-fn nonsense_is_refused() {
+fn invalid_settings_are_refused() {
     for text in
         ["", "x", "1,drop", "1,drop=101", "1,drop=-1", "1,ioctl=0:EINTR", "1,ioctl=1:E", "1,jam=3"]
     {

@@ -5,7 +5,7 @@ fn address(text: &str) -> HostAddress {
 }
 
 #[test]
-fn addresses_are_read_and_written() {
+fn addresses_are_parsed_and_printed() {
     for text in ["10.0.0.1", "2001:db8::1", "fe80::1%eth0", "127.0.0.1", "::1"] {
         assert_eq!(address(text).to_string(), text);
     }
@@ -38,7 +38,7 @@ fn the_largest_payload_follows_from_the_mtu_as_in_the_kernel() {
 }
 
 #[test]
-fn devices_at_two_addresses_of_an_interface_have_guids_of_their_own() {
+fn devices_at_two_addresses_of_an_interface_have_different_guids() {
     let guids =
         ["10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2"].map(|ip| interface(ip, 1500).guid());
     for (index, guid) in guids.iter().enumerate() {
@@ -48,7 +48,7 @@ fn devices_at_two_addresses_of_an_interface_have_guids_of_their_own() {
 }
 
 #[test]
-fn an_address_reaches_its_own_family_only() {
+fn an_address_reaches_only_its_own_family() {
     let (v4, v6) = (interface("10.0.0.1", 1500), interface("2001:db8::1", 1500));
     let gid = |text: &str| gid_of(text.parse().unwrap());
     let towards = |from: &Interface, to: &str| from.towards(gid(to), 4791);
@@ -63,7 +63,7 @@ fn an_address_reaches_its_own_family_only() {
 }
 
 #[test]
-fn an_address_of_no_interface_is_refused_with_those_that_there_are() {
+fn the_error_for_an_address_of_no_interface_lists_the_interfaces() {
     let error = Interface::find(&address("203.0.113.77")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AddrNotAvailable);
     let text = error.to_string();

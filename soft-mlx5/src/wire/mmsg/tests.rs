@@ -3,7 +3,7 @@ use std::os::fd::AsFd;
 use super::*;
 use crate::packet::Addressing;
 
-/// Two sockets of loopback addresses, of which the second one receives.
+/// Two sockets of loopback addresses; the second one receives.
 fn sockets() -> [UdpSocket; 2] {
     [(); 2].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap())
 }
@@ -18,8 +18,8 @@ fn run(packets: usize, to: &UdpSocket) -> Run {
     Run { packets, destination: to.local_addr().unwrap(), class: 8, hop_limit: 9 }
 }
 
-/// Length, first byte and index of `count` datagrams. They are there: loopback delivers in the
-/// sender's call.
+/// Length, first byte and index of `count` datagrams. They have arrived, because loopback delivers
+/// in the sender's call.
 fn receive(receiver: &mut Receiver, socket: &UdpSocket, count: usize) -> Vec<[usize; 3]> {
     let mut all = Vec::new();
     while all.len() < count {
@@ -35,7 +35,7 @@ fn receive(receiver: &mut Receiver, socket: &UdpSocket, count: usize) -> Vec<[us
 }
 
 #[test]
-fn the_kernel_cuts_a_run_into_its_packets() {
+fn the_kernel_segments_a_run_into_its_packets() {
     let [from, to] = sockets();
     if !can_cut(from.as_fd()) {
         eprintln!("skipped: this kernel cuts no messages");
@@ -49,7 +49,7 @@ fn the_kernel_cuts_a_run_into_its_packets() {
 }
 
 #[test]
-fn joined_datagrams_are_told_apart() {
+fn coalesced_datagrams_are_separated() {
     let [from, to] = sockets();
     if !can_cut(from.as_fd()) {
         eprintln!("skipped: this kernel cuts no messages");
@@ -59,7 +59,7 @@ fn joined_datagrams_are_told_apart() {
     let packets = packets(&[80, 80, 60, 33]);
     send(from.as_fd(), &packets, &[run(3, &to), run(1, &to)]).unwrap();
     let got = receive(&mut Receiver::of_joined(), &to, 4);
-    // A kernel that joins none of them gives each the index 0.
+    // If the kernel coalesces none of them, each has the index 0.
     let lengths: Vec<_> = got.iter().map(|[len, first, _]| [*len, *first]).collect();
     assert_eq!(lengths, [[80, 0], [80, 1], [60, 2], [33, 3]]);
     assert_eq!(got[3][2], 0);
@@ -82,7 +82,7 @@ fn empty_and_too_long_messages_do_not_hide_the_next() {
 }
 
 #[test]
-fn class_and_hop_limit_reach_a_cut_message() {
+fn class_and_hop_limit_reach_a_segmented_message() {
     let [from, to] = sockets();
     super::super::multicast::receive_headers(&to).unwrap();
     let runs = if can_cut(from.as_fd()) { vec![run(2, &to)] } else { vec![run(1, &to); 2] };

@@ -2,7 +2,7 @@ use super::*;
 use crate::wire::{Carrier, Link, Network, UdpWire};
 
 #[test]
-fn a_socket_counts_by_address_and_port() {
+fn a_socket_is_found_by_address_and_port() {
     let table = |bound: &str| format!("  sl  local_address rem\n 77: {bound} 00000000:0000 07");
     let address = Ipv4Addr::new(127, 0, 0, 9);
     let bytes = format!("{:08X}", u32::from_ne_bytes(address.octets()));

@@ -12,7 +12,7 @@ fn the_process_that_holds_the_port_is_named() {
 }
 
 #[test]
-fn lines_of_the_tables_are_found() {
+fn sockets_are_found_in_the_tables_of_proc() {
     let v4 = |local: &str| {
         format!("  sl  local\n 77: {local} 00000000:0000 07 0:0 00:0 0 1000 0 4242 2 0 0\n")
     };

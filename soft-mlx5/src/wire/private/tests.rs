@@ -3,7 +3,7 @@ use std::os::unix::fs::PermissionsExt;
 use super::*;
 
 #[test]
-fn a_name_is_held_once_and_freed_by_the_end_of_its_holder() {
+fn a_name_has_one_holder_and_is_freed_when_the_holder_ends() {
     let station = Station::candidate(std::process::id() ^ 0x5a5a);
     let (held, socket) = PrivateName::claim(station).unwrap().expect("free");
     assert!(PrivateName::claim(station).unwrap().is_none());
@@ -18,7 +18,7 @@ fn a_name_is_held_once_and_freed_by_the_end_of_its_holder() {
     drop(PrivateName::claim(station).unwrap().expect("what was left is removed"));
 }
 
-/// A directory of the test's own that all users may write into, as `/tmp`.
+/// A directory of the test that all users may write into, like `/tmp`.
 struct Base(PathBuf);
 
 impl Base {
@@ -38,10 +38,10 @@ impl Drop for Base {
 }
 
 #[test]
-fn a_directory_that_another_user_has_made_first_is_passed_over() {
+fn a_directory_that_another_user_created_first_is_skipped() {
     let base = Base::new("squatted", 0o1777);
     let plain = base.0.join(plain_name());
-    // What other users can leave there: a file, a link, a directory that others reach into.
+    // Another user's entries: a file, a link, a directory that other users can write into.
     let leave: [fn(&Path); 3] = [
         |path| fs::write(path, "").unwrap(),
         |path| std::os::unix::fs::symlink("/nowhere", path).unwrap(),
@@ -54,7 +54,7 @@ fn a_directory_that_another_user_has_made_first_is_passed_over() {
         leave(&plain);
         let made = own_directory_in(&base.0).expect("another name");
         assert!(is_own(&made) && made != plain);
-        // Later processes find it, also after the other user's entry is gone.
+        // Later processes find the directory, even after the other user's entry is removed.
         assert_eq!(own_directory_in(&base.0).as_ref(), Some(&made));
         let _ = fs::remove_file(&plain).or_else(|_| fs::remove_dir(&plain));
         assert_eq!(own_directory_in(&base.0).as_ref(), Some(&made));
@@ -64,7 +64,7 @@ fn a_directory_that_another_user_has_made_first_is_passed_over() {
 }
 
 #[test]
-fn all_processes_choose_the_same_of_several_directories() {
+fn all_processes_choose_the_same_directory() {
     let base = Base::new("race", 0o1777);
     for number in ["b", "a"] {
         let path = base.0.join(format!("{}-{number}", plain_name()));
@@ -77,7 +77,7 @@ fn all_processes_choose_the_same_of_several_directories() {
 }
 
 #[test]
-fn entries_stay_where_the_directory_is_sticky_or_its_users_alone() {
+fn entries_are_safe_in_a_sticky_directory_and_in_one_of_its_user_only() {
     for (mode, keeps) in [(0o1777, true), (0o777, false), (0o755, true)] {
         let base = Base::new("sticky", mode);
         assert_eq!(keeps_entries(&base.0), keeps, "{mode:o}");
@@ -85,7 +85,7 @@ fn entries_stay_where_the_directory_is_sticky_or_its_users_alone() {
 }
 
 #[test]
-fn directories_into_which_others_reach_are_not_used() {
+fn directories_that_other_users_can_write_into_are_not_used() {
     assert!(!is_own(Path::new("/tmp")));
     assert!(!is_own(Path::new("/no/such/directory")));
     let link = std::env::temp_dir().join(format!("uverbs-private-link-{}", std::process::id()));

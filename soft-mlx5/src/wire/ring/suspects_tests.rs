@@ -1,4 +1,4 @@
-//! Stations whose processes end, and stations that only seem to.
+//! Stations whose processes end, and stations that only seem to have ended.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use super::socket;
 use crate::packet::PacketPool;
 use crate::wire::{Network, Station, Wire};
 
-/// The stations whose ends a network tells, once it tells of one.
+/// Waits until a network reports ended stations, and returns them.
 fn ended(network: &mut Network) -> Vec<Station> {
     let (start, mut ended) = (Instant::now(), Vec::new());
     eventually(|| {
@@ -41,8 +41,7 @@ fn the_end_of_a_station_is_reported_once_and_after_its_packets() {
     assert_eq!((right.take_ended(u64::MAX), right.next_wake()), (vec![], None));
 }
 
-/// A peer that accepts the network's ring and closes the connection at once, but keeps its
-/// listener.
+/// A peer that accepts the network's ring and closes the connection at once, and still listens.
 fn refuser(left: &mut Network, last: u8) -> (Station, OwnedFd) {
     let b = Station::new([127, 19, 7, last].into()).unwrap();
     let listener = socket::listen(socket::claim(b).unwrap().unwrap()).unwrap();
@@ -60,7 +59,7 @@ fn refuser(left: &mut Network, last: u8) -> (Station, OwnedFd) {
 fn a_peer_that_refuses_rings_does_not_count_as_ended() {
     let mut left = memory();
     let (b, listener) = refuser(&mut left, 1);
-    // The pauses between two attempts grow.
+    // The pauses between attempts grow.
     let mut pauses = Vec::new();
     for _ in 0..5 {
         let now = left.next_wake().unwrap();
@@ -75,7 +74,7 @@ fn a_peer_that_refuses_rings_does_not_count_as_ended() {
 }
 
 #[test]
-fn a_listener_that_stays_is_asked_a_bounded_number_of_times() {
+fn requests_to_a_listener_that_refuses_are_bounded() {
     let mut left = memory();
     let (_, _listener) = refuser(&mut left, 2);
     let mut looks = 0;
@@ -86,14 +85,14 @@ fn a_listener_that_stays_is_asked_a_bounded_number_of_times() {
     assert!((10..30).contains(&looks), "{looks}");
 }
 
-/// Takes a station until its input ends. Run by the test below.
+/// Holds a station until its input ends. Run by the test below.
 #[test]
 #[ignore = "the other process of a test"]
 fn successor() {
     let Ok(station) = std::env::var(TO) else { return };
     let station = Station::new(station.parse().unwrap()).unwrap();
     let mut claimed = None;
-    // Its predecessor's socket is closed, but forked children of other tests may have a copy.
+    // The earlier device's socket is closed, but forked children of other tests may have a copy.
     eventually(|| {
         claimed = socket::claim(station).ok().flatten();
         claimed.is_some()

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, fence};
 use super::*;
 use crate::prng::Prng;
 
-/// A ring of this many cells in plain memory.
+/// A ring in plain memory.
 const CELLS: u64 = 128;
 
 struct Memory {
@@ -104,7 +104,7 @@ fn a_ring_is_a_queue_of_limited_space() {
 }
 
 #[test]
-fn packets_of_every_length_pass() {
+fn packets_of_every_length_are_transferred() {
     let (_, mut producer, mut consumer) = ring();
     for len in 0..=MAX_PACKET {
         let bytes: Vec<u8> = (0..len).map(|at| (at ^ len) as u8).collect();
@@ -127,7 +127,7 @@ fn a_buffer_does_not_grow() {
 }
 
 #[test]
-fn a_sleeper_is_woken_once_and_only_if_there_is_a_reason() {
+fn a_sleeping_end_is_woken_once_and_only_for_packets_or_space() {
     let (_, mut producer, mut consumer) = ring();
     assert!(producer.push(Tag::default(), b"one").unwrap() && !producer.must_wake());
     assert_eq!(consumer.prepare_sleep(), Ok(false), "there is a packet");
@@ -138,7 +138,7 @@ fn a_sleeper_is_woken_once_and_only_if_there_is_a_reason() {
     assert!(producer.push(Tag::default(), b"two").unwrap() && producer.must_wake());
     assert!(!producer.must_wake());
     while producer.push(Tag::default(), &[0; 1000]).unwrap() {}
-    assert_eq!(producer.prepare_sleep(3), Ok(false), "there is space for a smaller one");
+    assert_eq!(producer.prepare_sleep(3), Ok(false), "there is space for a smaller packet");
     assert_eq!(producer.prepare_sleep(1000), Ok(true));
     assert!(!consumer.give_back(), "nothing was taken");
     pop(&mut consumer).unwrap().unwrap();
@@ -157,7 +157,7 @@ fn impossible_counts_and_lengths_are_corrupt() {
     for tail in [1, CELLS, 1 << 63] {
         let (memory, producer, _) = ring();
         set(&memory, Control::Tail, tail);
-        // The consumer has given back more than was written.
+        // The consumer has freed more than was written.
         assert_eq!(producer.prepare_sleep(1), Err(Corrupt), "{tail}");
     }
     for len in [57, MAX_PACKET as u64 + 1, 0xffff] {
@@ -170,7 +170,7 @@ fn impossible_counts_and_lengths_are_corrupt() {
     assert!(producer.push(Tag::default(), b"x").unwrap());
     pop(&mut consumer).unwrap().unwrap();
     set(&memory, Control::Head, 0);
-    assert_eq!(consumer.has_packet(), Err(Corrupt), "the head has gone back");
+    assert_eq!(consumer.has_packet(), Err(Corrupt), "the head has moved back");
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn hash(select: u32, frame: &[u8]) -> Option<(u32, u8)> {
     RssHash { key: EXAMPLE, select }.of(frame)
 }
 
-/// Each case has the hash of the addresses and that of addresses and ports.
+/// Each case has the hash of the addresses, then the hash of addresses and ports.
 #[test]
 fn hashes_are_those_of_the_specification() {
     let four = [
@@ -72,7 +72,7 @@ fn frames_of_other_protocols_are_not_hashed() {
 }
 
 #[test]
-fn what_is_not_hashed_goes_to_the_first_queue() {
+fn frames_without_a_hash_go_to_the_first_queue() {
     let table: Arc<[Qpn]> = (10..14).map(Qpn).collect();
     let key = EXAMPLE;
     let spread = Spread { table, hash: Some(RssHash { key, select: L4_UDP | ALL }) };

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn numbers_rest_before_they_are_reused() {
+fn freed_numbers_are_reused_as_late_as_possible() {
     let mut table = Table::new(16, 1 << 10);
     let first = table.insert_with(|n| n).unwrap();
     assert_eq!(first, 16);
@@ -13,7 +13,7 @@ fn numbers_rest_before_they_are_reused() {
 }
 
 #[test]
-fn random_numbers_follow_from_the_seed_and_stay_in_their_range() {
+fn random_numbers_depend_on_the_seed_and_stay_in_their_range() {
     let table = |seed| RandomTable::new(16..0xff_ffff, 1 << 10, Chance::new(seed));
     let numbers = |seed| {
         let mut table = table(seed);

@@ -126,11 +126,11 @@ fn an_overrun_is_an_error_of_the_cq_and_fatal_for_the_qp() {
     assert!(source.host().core.query_cq(cqn).unwrap().in_error);
     assert_eq!(source.host().core.query_qp(qpn).unwrap().state, QpState::Error);
     let mut cq = source.cq.clone();
-    assert_eq!(source.host().poll_all(&mut cq).len(), 16, "what was there before is whole");
+    assert_eq!(source.host().poll_all(&mut cq).len(), 16, "earlier CQEs are intact");
 }
 
 #[test]
-fn an_ignored_overrun_overwrites() {
+fn an_ignored_overrun_overwrites_unread_cqes() {
     let mut source = plain();
     let change = CqModify { ignore_overrun: Some(true), ..CqModify::default() };
     let cqn = source.cq.cqn;
@@ -170,7 +170,7 @@ fn resizing_continues_in_the_new_ring() {
     let mut new = CqHandle { ring, log: 6, consumer: 4, ..source.cq.clone() };
     let indices: Vec<u16> = source.host().poll_all(&mut new).iter().map(|d| d.index).collect();
     assert_eq!(indices, (3..33).collect::<Vec<u16>>());
-    // A ring that cannot hold what is unread is refused, and nothing changes.
+    // A ring too small for the unread CQEs is refused, and nothing changes.
     source.complete(20);
     let ring = source.host().new_cq_ring(4, CqeSize::B64);
     let small = CqRing { buffer: PageMap::linear(ring), log_entries: 4, cqe_size: CqeSize::B64 };
@@ -180,7 +180,7 @@ fn resizing_continues_in_the_new_ring() {
 }
 
 #[test]
-fn short_data_goes_into_the_cqe_if_the_qp_asks_for_it() {
+fn short_data_is_scattered_to_the_cqe_if_the_qp_requests_it() {
     for (size, mode, fits) in [
         (CqeSize::B64, ScatterToCqe::B32, 32u64),
         (CqeSize::B128, ScatterToCqe::B64, 64),

@@ -58,7 +58,7 @@ fn a_datagram_arrives_after_its_ip_header() {
 }
 
 #[test]
-fn the_q_key_must_match_and_its_top_bit_means_the_senders_own() {
+fn the_q_key_must_match_and_its_top_bit_selects_the_senders_q_key() {
     for (qkey, arrives) in [(QKEY, true), (QKEY ^ 1, false), (0x8000_0000, true)] {
         let mut pair = datagrams();
         let inbox = pair.host(1).region(200, ALL);
@@ -78,7 +78,7 @@ const QP1_QKEY: u32 = 0x8001_0000;
 
 #[test]
 fn management_datagrams_carry_the_q_key_of_qp_1() {
-    // What kernels post, what they could post, and what is not a management datagram.
+    // The Q_Key that kernels post, another that they could post, and one that QP 1 does not accept.
     for (qkey, arrives) in [(0x8000_0000, true), (QP1_QKEY, true), (0x1234, false)] {
         let mut pair = Pair::with(
             QpType::Ud,
@@ -103,7 +103,7 @@ fn management_datagrams_carry_the_q_key_of_qp_1() {
         assert_eq!(seen, [(1, 1, carried)]);
         let arrived = pair.poll(1);
         assert_eq!(arrived.len(), usize::from(arrives), "{qkey:#x}");
-        // Its P_Key stands where others have immediate data (mlx5_ib's `handle_responder`).
+        // The CQE has the P_Key in place of immediate data (mlx5_ib's `handle_responder`).
         assert!(arrived.iter().all(|done| done.immediate == 0xffff), "{arrived:x?}");
     }
 }
@@ -151,7 +151,7 @@ fn a_datagram_longer_than_the_mtu_is_an_error_of_the_send_queue_only() {
     let done: Vec<_> = pair.poll(0).iter().map(|d| d.syndrome.unwrap()).collect();
     assert_eq!(done, [Syndrome::LOCAL_LENGTH, Syndrome::FLUSHED]);
     assert_eq!(pair.state(0), QpState::SendQueueError);
-    // It still receives, and can be brought back.
+    // The QP still receives, and can return to RTS.
     let inbox = pair.host(0).region(200, ALL);
     pair.post_receive(0, inbox);
     let back = to(&pair, 0, QKEY);
@@ -166,7 +166,7 @@ fn a_datagram_longer_than_the_mtu_is_an_error_of_the_send_queue_only() {
 }
 
 #[test]
-fn operations_that_datagrams_do_not_have() {
+fn operations_that_ud_lacks_are_errors() {
     for opcode in [Opcode::RDMA_WRITE, Opcode::RDMA_READ, Opcode::SEND_INVALIDATE] {
         let mut pair = datagrams();
         let vector = to(&pair, 1, QKEY);
@@ -177,7 +177,7 @@ fn operations_that_datagrams_do_not_have() {
 }
 
 #[test]
-fn a_group_gets_what_is_sent_to_it() {
+fn members_of_a_multicast_group_get_its_datagrams() {
     let group = Gid::from_ipv4([239, 1, 2, 3].into());
     let mut pair = datagrams();
     let inboxes = [0, 1].map(|side| pair.host(side).region(200, ALL));
@@ -224,7 +224,7 @@ fn unreliable_connections_carry_sends_and_writes() {
 }
 
 #[test]
-fn an_unreliable_message_with_a_hole_is_lost_and_the_next_one_arrives() {
+fn a_uc_message_with_a_missing_packet_is_lost_and_the_next_one_arrives() {
     for lost in 1..=5 {
         let mut pair = Pair::new(QpType::Uc);
         let from = pair.host(0).region(5000, ALL);
@@ -237,7 +237,7 @@ fn an_unreliable_message_with_a_hole_is_lost_and_the_next_one_arrives() {
             sent += 1;
             if sent == lost { Fate::Drop } else { Fate::Pass }
         });
-        assert_eq!(pair.poll(0).len(), 2, "the sender does not learn it");
+        assert_eq!(pair.poll(0).len(), 2, "the sender gets no error");
         let got = pair.one(1);
         assert_eq!((got.bytes, got.index), (4, 0), "the receive of the lost message is used again");
         assert_eq!(pair.host(1).bytes(inbox.address, 4), b"next");
@@ -245,7 +245,7 @@ fn an_unreliable_message_with_a_hole_is_lost_and_the_next_one_arrives() {
 }
 
 #[test]
-fn reads_are_not_for_unreliable_connections() {
+fn a_read_over_uc_is_an_error() {
     let mut pair = Pair::new(QpType::Uc);
     let (local, remote) = (pair.host(0).region(8, ALL), pair.host(1).region(8, ALL));
     pair.post(0, &Wr::read(remote.address, remote.key).all_of(local));

@@ -1,4 +1,4 @@
-//! Every completion status that a program can provoke, on both sides.
+//! Every completion status that a program can cause, on both sides.
 
 use uverbs_mlx5_format::{CqeOpcode, Opcode, Syndrome};
 
@@ -47,9 +47,10 @@ fn local_protection_of_a_gather_list() {
     }
 }
 
-/// It reports what it refuses as a QP with another peer does, and so what comes before and after.
+/// A QP connected to itself completes the refused request, and those before and after it, as a QP
+/// with another peer does.
 #[test]
-fn a_queue_pair_that_is_its_own_peer_reports_what_it_refuses() {
+fn a_queue_pair_that_is_its_own_peer_reports_refused_requests() {
     let mut world = World::new(1);
     let host = &mut world.hosts[0];
     let mut cq = host.cq(4);
@@ -68,10 +69,10 @@ fn a_queue_pair_that_is_its_own_peer_reports_what_it_refuses() {
     assert_eq!(world.hosts[0].state(&qp), QpState::Error);
 }
 
-/// Behind a READ that is not answered yet it reports nothing of its own: both are flushed, and the
-/// READ has not run out of retries.
+/// A refused request after a READ without a response moves the QP to the error state: both are
+/// flushed, and the READ's retries do not run out.
 #[test]
-fn a_queue_pair_that_is_its_own_peer_asks_for_no_response_in_error() {
+fn a_queue_pair_that_is_its_own_peer_does_not_retry_in_the_error_state() {
     let mut world = World::new(1);
     let host = &mut world.hosts[0];
     let mut cq = host.cq(4);
@@ -89,7 +90,7 @@ fn a_queue_pair_that_is_its_own_peer_asks_for_no_response_in_error() {
 
 #[test]
 fn requests_before_a_local_error_succeed_and_none_after_it_is_sent() {
-    // A gather list that fails when its packets are built, and a WQE that fails when it is read.
+    // A gather list that fails when its packets are built, and a WQE that fails when it is parsed.
     for unreadable in [false, true] {
         let mut pair = Pair::new(QpType::Rc);
         let (good, to) = (pair.host(0).region(3000, ALL), pair.host(1).region(3000, ALL));
@@ -198,7 +199,7 @@ fn remote_invalid_request() {
     failed(&mut pair, 0, Syndrome::REMOTE_INVALID_REQUEST);
     assert_eq!(events(&mut pair, 1), [AsyncKind::QpRequestError]);
 
-    // An operation that the QP does not allow.
+    // An operation that the peer's QP does not allow.
     for right in [RemoteRights::READ, RemoteRights::WRITE, RemoteRights::ATOMIC] {
         let mut pair = Pair::with(
             QpType::Rc,
@@ -284,7 +285,7 @@ fn each_retry_waits_twice_as_long_up_to_four_times_the_timeout() {
 }
 
 #[test]
-fn without_a_time_out_the_requester_waits_for_ever() {
+fn without_a_timeout_the_requester_waits_for_ever() {
     let mut pair = Pair::with(
         QpType::Rc,
         |_, _| {},
@@ -315,7 +316,7 @@ fn rnr_retry_exceeded_without_a_receive() {
     });
     assert_eq!(requests, 3);
     failed(&mut pair, 0, Syndrome::RNR_RETRY_EXCEEDED);
-    assert_eq!(pair.state(1), QpState::ReadyToSend, "the responder only said: not yet");
+    assert_eq!(pair.state(1), QpState::ReadyToSend, "the responder only sent RNR NAKs");
 }
 
 #[test]
@@ -340,7 +341,7 @@ fn rnr_retry_seven_never_ends_until_a_receive_is_posted() {
     }
 }
 
-/// A NAK of side 1: it misses the packet with the first PSN.
+/// A NAK of side 1 for a PSN sequence error: the packet with the first PSN is missing.
 fn sequence_error(pair: &mut Pair) {
     let (gid, qpn) = (pair.world.hosts[1].gid, pair.qps[0].qpn);
     let from = packet::Addressing {
@@ -356,7 +357,8 @@ fn sequence_error(pair: &mut Pair) {
     pair.host(0).core.receive(0, nak);
 }
 
-/// rxe sends both: an RNR NAK, and a NAK for the packet behind the one that it had no receive for.
+/// rxe sends both: an RNR NAK for the packet without a receive, and a sequence error NAK for the
+/// packet after it.
 #[test]
 fn a_sequence_error_after_an_rnr_nak_costs_no_retry() {
     let mut pair = Pair::new(QpType::Rc);
@@ -405,7 +407,7 @@ fn responder_limits_outstanding_reads() {
 }
 
 #[test]
-fn reads_need_a_depth() {
+fn a_read_from_a_requester_of_depth_zero_is_an_error() {
     let mut pair = Pair::with(
         QpType::Rc,
         |_, _| {},

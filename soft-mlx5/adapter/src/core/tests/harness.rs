@@ -1,4 +1,4 @@
-//! A host for the engine: memory, queues as a driver would lay them out, and wires between devices.
+//! A host for the engine: memory, queues with a driver's layout, and wires between devices.
 
 use std::sync::Arc;
 
@@ -387,7 +387,7 @@ fn scatter_list(sges: &[(u64, u32, Mkey)], wqe_bytes: usize) -> Vec<u8> {
     bytes
 }
 
-/// What the wire does to a packet.
+/// What happens to a packet on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Pass,
@@ -401,7 +401,7 @@ pub(super) enum Fate {
 pub(super) struct World {
     pub(super) hosts: Vec<Host>,
     pub(super) now: u64,
-    /// Packets that crossed the wire.
+    /// Number of packets delivered over the wire.
     pub(super) crossed: u64,
 }
 
@@ -411,7 +411,7 @@ impl World {
         Self { hosts, now: 0, crossed: 0 }
     }
 
-    /// Steps the devices until they have no work without time passing.
+    /// Steps the devices until they have no work. Time does not pass.
     pub(super) fn run_until_idle(&mut self) {
         self.run_until_idle_with(&mut |_| Fate::Pass);
     }
@@ -501,7 +501,7 @@ impl Pair {
         Self::with(qp_type, |_, _| {}, |_, _| {})
     }
 
-    /// On this link layer.
+    /// As `new`, with this link layer.
     pub(super) fn linked(qp_type: QpType, link: LinkLayer) -> Self {
         let mut world = World::new(0);
         let config = CoreConfig { link, ..CoreConfig::default() };
@@ -518,7 +518,7 @@ impl Pair {
         )
     }
 
-    /// `params` and `attributes` may be changed for each side.
+    /// As `new`; the closures change the parameters and attributes of each side.
     pub(super) fn with(
         qp_type: QpType,
         params: impl FnMut(usize, &mut QpParams),

@@ -11,7 +11,7 @@ fn random_bytes(dice: &mut Dice, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn any_bytes_in_the_rings() {
+fn random_bytes_in_the_rings_are_survived() {
     for seed in 0..12 {
         let mut dice = Dice::new(seed);
         for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcInitiator, QpType::RegUmr] {
@@ -79,7 +79,7 @@ fn any_bytes_in_the_rings() {
 }
 
 #[test]
-fn any_packet() {
+fn random_packets_are_survived() {
     let mut pair = Pair::new(QpType::Rc);
     let region = pair.host(1).region(4096, ALL);
     for _ in 0..4 {
@@ -120,7 +120,7 @@ fn any_packet() {
 }
 
 #[test]
-fn unmapped_memory() {
+fn queues_in_unmapped_memory_are_survived() {
     let mut world = World::new(1);
     let host = &mut world.hosts[0];
     let cq = host.cq(4);

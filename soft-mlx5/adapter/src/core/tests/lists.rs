@@ -1,4 +1,4 @@
-//! Memory keys that WQEs configure: lists of parts of other keys, and elements that alternate.
+//! Memory keys that WQEs configure: lists of parts of other keys, and interleaved lists.
 
 use uverbs_mlx5_format::{
     Klm, MkeyContextSegment, Opcode, RepeatBlock, RepeatEntry, Syndrome, U16, U32, U64,
@@ -11,7 +11,7 @@ use crate::core::*;
 
 type U = UmrControlSegment;
 
-/// Changes a key as `mlx5dv_wr_mkey_configure` encodes it, with both setters.
+/// Configures a key with the encoding of `mlx5dv_wr_mkey_configure` and both of its setters.
 fn configure(key: Mkey, access: Access, length: u64, list: &[u8]) -> Wr {
     let control = UmrControlSegment {
         flags: U::FLAG_INLINE,
@@ -88,7 +88,7 @@ fn posted(pair: &mut Pair, side: usize, wr: &Wr) -> Option<Syndrome> {
     pair.one(side).syndrome
 }
 
-/// The places of the region's bytes that are not zero, in the order of what is there.
+/// The offsets of the region's bytes that are not zero, sorted by the bytes' values.
 fn written(pair: &mut Pair, region: Region) -> Vec<usize> {
     let bytes = pair.host(1).bytes(region.address, region.len);
     let mut places: Vec<_> = (0..bytes.len()).filter(|&place| bytes[place] != 0).collect();
@@ -97,7 +97,7 @@ fn written(pair: &mut Pair, region: Region) -> Vec<usize> {
 }
 
 #[test]
-fn a_list_is_one_space() {
+fn a_list_of_keys_is_one_address_range() {
     let (mut pair, key, region) = bench();
     let list = [klm(region, 50, 3), klm(region, 7, 4)];
     let wr = configure(key, Access::REMOTE_WRITE, 7, list.as_bytes());
@@ -109,7 +109,7 @@ fn a_list_is_one_space() {
 }
 
 #[test]
-fn elements_alternate() {
+fn an_interleaved_list_alternates_its_elements() {
     let (mut pair, key, region) = bench();
     let list = interleaved(region, 3);
     let wr = configure(key, Access::REMOTE_WRITE, 15, &list);
@@ -118,7 +118,7 @@ fn elements_alternate() {
     assert_eq!(posted(&mut pair, 0, &Wr::write(1, key).inline(&bytes)), None);
     let places = [1, 2, 40, 41, 8, 9, 10, 45, 46, 16, 17, 18, 50, 51];
     assert_eq!(written(&mut pair, region), places);
-    // From within the second cycle on.
+    // An access that starts inside the second cycle.
     pair.host(1).memory_write(region.address, &[0; 64]);
     assert_eq!(posted(&mut pair, 0, &Wr::write(7, key).inline(&[1, 2, 3, 4])), None);
     assert_eq!(written(&mut pair, region), [10, 45, 46, 16]);
@@ -135,7 +135,7 @@ fn a_key_can_be_configured_again_and_is_invalidated() {
     let interleaved = interleaved(region, 1);
     let wr = configure(key, Access::REMOTE_WRITE, 5, &interleaved);
     assert_eq!(posted(&mut pair, 1, &wr), None);
-    // As libmlx5 invalidates (`set_umr_control_seg`): it asks for the check of the QP.
+    // libmlx5's encoding of an invalidation (`set_umr_control_seg`) requests the check of the QP.
     let control = UmrControlSegment {
         flags: U::FLAG_TRANSLATION_OFFSET | U::FLAG_INLINE | U::FLAG_CHECK_QPN,
         mkey_mask: U64::new(U::MASK_FREE | U::MASK_KEY | U::MASK_QPN),
@@ -154,7 +154,7 @@ fn a_key_can_be_configured_again_and_is_invalidated() {
 }
 
 #[test]
-fn lists_that_lead_nowhere_are_refused() {
+fn invalid_lists_are_refused() {
     type Bytes = fn(Region) -> (u64, Vec<u8>);
     let lists: [(&str, Bytes); 6] = [
         ("more entries than the key has", |region| (5, [klm(region, 0, 1); 5].as_bytes().to_vec())),

@@ -1,4 +1,4 @@
-//! Reliable connections over wires that lose, repeat and reorder packets; MTU edges and PSN
+//! Reliable connections over wires that lose, duplicate and reorder packets; MTU boundaries and PSN
 //! wrap-around.
 
 use uverbs_mlx5_format::Opcode as WqeOpcode;
@@ -86,7 +86,7 @@ fn exercise(seed: u64, first_psn: u32, fate: &mut dyn FnMut(&mut Dice, &Packet) 
                 wr.from(local, f as u64, 8)
             }
         };
-        // Only a fence orders a request after the READs before it.
+        // Only a fence orders a request after earlier READs.
         let wr = if last_was_read { wr.fenced() } else { wr };
         last_was_read = wr.opcode == WqeOpcode::RDMA_READ || wr.opcode.is_atomic();
         posted.push(pair.post(0, &wr));
@@ -121,28 +121,28 @@ fn chance(dice: &mut Dice, one_in: u64, fate: Fate) -> Fate {
 }
 
 #[test]
-fn everything_arrives_although_packets_are_lost() {
+fn everything_arrives_over_a_wire_that_loses_packets() {
     for seed in 0..20 {
         exercise(seed, 100, &mut |dice, _| chance(dice, 15, Fate::Drop));
     }
 }
 
 #[test]
-fn everything_arrives_once_although_packets_are_repeated() {
+fn everything_arrives_once_over_a_wire_that_duplicates_packets() {
     for seed in 0..20 {
         exercise(seed, 100, &mut |dice, _| chance(dice, 4, Fate::Twice));
     }
 }
 
 #[test]
-fn everything_arrives_although_packets_overtake_each_other() {
+fn everything_arrives_over_a_wire_that_reorders_packets() {
     for seed in 0..20 {
         exercise(seed, 100, &mut |dice, _| chance(dice, 10, Fate::Late));
     }
 }
 
 #[test]
-fn everything_arrives_although_packets_are_lost_repeated_and_reordered() {
+fn everything_arrives_over_a_wire_that_loses_duplicates_and_reorders_packets() {
     for seed in 100..120 {
         exercise(seed, 0xff_ff80, &mut |dice, _| match dice.roll(40) {
             0 | 1 => Fate::Drop,
@@ -170,7 +170,7 @@ fn an_atomic_whose_answer_is_lost_is_not_executed_twice() {
 }
 
 #[test]
-fn a_read_is_asked_for_again_from_the_first_packet_that_is_missing() {
+fn a_read_is_requested_again_from_the_first_missing_packet() {
     let mut pair = Pair::with(QpType::Rc, |_, _| {}, patient);
     let (local, remote) = (pair.host(0).region(2560, ALL), pair.host(1).region(2560, ALL));
     let data = pair.host(1).fill(remote, 1);
@@ -194,7 +194,7 @@ fn a_read_is_asked_for_again_from_the_first_packet_that_is_missing() {
 }
 
 #[test]
-fn a_sequence_error_is_reported_once_and_repaired_without_a_time_out() {
+fn a_sequence_error_is_reported_once_and_repaired_without_a_timeout() {
     let mut pair = Pair::with(
         QpType::Rc,
         |_, _| {},
@@ -222,7 +222,7 @@ fn a_sequence_error_is_reported_once_and_repaired_without_a_time_out() {
 }
 
 #[test]
-fn ghosts_are_ignored() {
+fn delayed_acknowledgements_and_responses_are_ignored() {
     let mut pair = Pair::new(QpType::Rc);
     let (from, to) = (pair.host(0).region(64, ALL), pair.host(1).region(64, ALL));
     pair.post(0, &Wr::write(to.address, to.key).all_of(from));
@@ -278,7 +278,7 @@ fn a_late_rnr_nak_does_not_stop_the_queue_for_ever() {
     let mut pair = Pair::with(QpType::Rc, |_, _| {}, patient);
     let inbox = pair.host(1).region(64, ALL);
     pair.post(0, &Wr::send());
-    // "Not ready" is held back until the request went out again and found a receive.
+    // The RNR NAK is delayed until the request was sent again and found a receive.
     let mut not_ready = None;
     pair.world.run_until_idle_with(&mut |packet| {
         let response = packet.view().is_ok_and(|view| view.operation.is_response());
@@ -305,7 +305,7 @@ fn a_late_rnr_nak_does_not_stop_the_queue_for_ever() {
 }
 
 #[test]
-fn messages_at_the_edges_of_the_mtu() {
+fn messages_of_lengths_around_the_mtu_arrive() {
     for mtu in [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048, Mtu::M4096] {
         let mut pair = Pair::with(
             QpType::Rc,
@@ -359,7 +359,7 @@ fn many_queue_pairs_make_progress_together() {
 }
 
 #[test]
-fn both_sides_take_the_alternate_path_when_retries_end() {
+fn both_sides_migrate_to_the_alternate_path_when_retries_end() {
     let mut pair = Pair::with(
         QpType::Rc,
         |_, _| {},
@@ -405,7 +405,7 @@ fn counters_count_each_kind_of_loss() {
 }
 
 #[test]
-fn what_was_received_is_acknowledged_although_the_qp_goes_away_at_once() {
+fn a_received_message_is_acknowledged_although_the_qp_is_destroyed_at_once() {
     for state in [None, Some(QpState::Reset), Some(QpState::Error)] {
         let mut pair = Pair::new(QpType::Rc);
         let inbox = pair.host(1).region(64, ALL);

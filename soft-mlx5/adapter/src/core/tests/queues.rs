@@ -32,9 +32,10 @@ fn one_doorbell_for_many_and_the_ring_wraps_around() {
         let host = &mut pair.world.hosts[0];
         // Four blocks each, so that WQEs cross the end of the 256-block ring at every alignment.
         host.write_send(qp, &Wr::write(to.address, to.key).from(from, 0, 8).unsignaled());
-        let big = to_fit(Wr::write(to.address, to.key), &payload[..64 - 8]);
+        let big = with_length(Wr::write(to.address, to.key), &payload[..64 - 8]);
         host.write_send(qp, &big.unsignaled());
-        let index = host.write_send(qp, &to_fit(Wr::write(to.address, to.key), &payload[..40]));
+        let index =
+            host.write_send(qp, &with_length(Wr::write(to.address, to.key), &payload[..40]));
         host.ring(qp);
         pair.world.run_until_idle();
         assert_eq!(pair.one(0).index, index);
@@ -44,7 +45,7 @@ fn one_doorbell_for_many_and_the_ring_wraps_around() {
     assert_eq!(pair.host(1).bytes(to.address, 40), payload[..40]);
 }
 
-fn to_fit(wr: Wr, data: &[u8]) -> Wr {
+fn with_length(wr: Wr, data: &[u8]) -> Wr {
     wr.inline(data)
 }
 
@@ -78,7 +79,7 @@ fn messages_of_no_bytes() {
 }
 
 #[test]
-fn a_fence_waits_for_reads_and_only_for_them() {
+fn a_fence_waits_for_earlier_reads_only() {
     // Responses to READs are dropped at first: the fenced request must not start.
     let mut pair = Pair::new(QpType::Rc);
     let (local, remote) = (pair.host(0).region(64, ALL), pair.host(1).region(64, ALL));
@@ -97,7 +98,7 @@ fn a_fence_waits_for_reads_and_only_for_them() {
 }
 
 #[test]
-fn the_requester_keeps_its_limit_of_reads() {
+fn the_requester_bounds_its_outstanding_reads() {
     let mut pair = Pair::with(
         QpType::Rc,
         |_, _| {},
@@ -152,8 +153,8 @@ fn an_error_flushes_everything_in_order() {
     };
     assert_eq!(of(CqeOpcode::REQUESTER_ERROR), posted);
     assert_eq!(of(CqeOpcode::RESPONDER_ERROR), [0, 1, 2, 3, 4]);
-    // Requests posted in the error state are flushed, too. Receives have no doorbell: the device
-    // finds them when it next looks at the ring.
+    // Requests posted in the error state are flushed too. Receives have no doorbell: the device
+    // finds them when it next reads the ring.
     let late = pair.post(0, &Wr::send());
     pair.world.run_until_idle();
     assert_eq!(pair.one(0).index, late);
@@ -163,11 +164,11 @@ fn an_error_flushes_everything_in_order() {
     pair.world.pass(1_000_000_000, &mut |_| Fate::Pass);
     pair.post_receive(0, to);
     pair.world.pass(30_000_000, &mut |_| Fate::Pass);
-    assert_eq!(pair.one(0).index, 6, "the device still looks after a long time");
+    assert_eq!(pair.one(0).index, 6, "the device still reads the ring after a long time");
 }
 
 #[test]
-fn posts_before_ready_to_send_wait_and_reset_forgets_them() {
+fn requests_posted_before_rts_wait_and_a_reset_drops_them() {
     let mut world = World::new(1);
     let host = &mut world.hosts[0];
     let mut cq = host.cq(6);
@@ -188,7 +189,7 @@ fn posts_before_ready_to_send_wait_and_reset_forgets_them() {
 }
 
 #[test]
-fn only_legal_transitions() {
+fn only_legal_transitions_are_allowed() {
     use QpState::*;
     let states = [Reset, Init, ReadyToReceive, ReadyToSend, SendQueueDrain, SendQueueError, Error];
     let legal = [

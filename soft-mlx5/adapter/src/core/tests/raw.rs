@@ -69,7 +69,7 @@ impl Wire {
         self.pair.host(1).bytes(at, len.into())
     }
 
-    /// The CQE that was written first, with the fields that completions in general lack.
+    /// The first CQE, with the fields that only completions of frames have.
     fn cqe(&mut self) -> uverbs_mlx5_format::Cqe {
         let ring = self.pair.cqs[1].ring;
         let bytes = self.pair.host(1).bytes(ring, 64);
@@ -89,7 +89,7 @@ fn ones_sum(bytes: &[u8]) -> u16 {
 }
 
 #[test]
-fn a_frame_arrives_where_a_rule_wants_it_with_checksums() {
+fn a_frame_arrives_at_the_qp_of_its_rule_with_checksums() {
     let mut wire = Wire::new(|_, _| {});
     let id = wire.rule(|rule| {
         rule.value.destination_mac = DESTINATION;
@@ -121,7 +121,7 @@ fn a_frame_arrives_where_a_rule_wants_it_with_checksums() {
 }
 
 #[test]
-fn without_offload_the_wrong_checksums_stay_and_are_told() {
+fn without_offload_wrong_checksums_are_sent_and_reported() {
     let mut wire = Wire::new(|_, _| {});
     wire.rule(|_| {});
     wire.pair.post(0, &send(&headers(17, 0), |_| {}).inline(&[1; 30]));
@@ -133,7 +133,7 @@ fn without_offload_the_wrong_checksums_stay_and_are_told() {
 }
 
 #[test]
-fn short_frames_are_padded_and_frames_that_no_rule_takes_are_lost() {
+fn short_frames_are_padded_and_frames_without_a_rule_are_lost() {
     let mut wire = Wire::new(|_, _| {});
     let id = wire.rule(|rule| {
         rule.value.ether_type = U16::new(0x88b5);
@@ -154,7 +154,7 @@ fn short_frames_are_padded_and_frames_that_no_rule_takes_are_lost() {
 }
 
 #[test]
-fn a_large_send_is_cut_into_segments() {
+fn a_large_send_is_segmented() {
     let mut wire = Wire::new(|_, _| {});
     wire.rule(|_| {});
     let inboxes = [0, 1].map(|_| {
@@ -185,7 +185,7 @@ fn a_large_send_is_cut_into_segments() {
         assert_eq!(u16::from_be_bytes([frame[18], frame[19]]), 7 + n as u16, "identification");
         let sequence = u32::from_be_bytes(frame[38..42].try_into().unwrap());
         assert_eq!(sequence, 0x100 + 1000 * n as u32);
-        // ACK everywhere, FIN and PSH on the last, CWR on the first.
+        // ACK in each segment, FIN and PSH in the last, CWR in the first.
         assert_eq!(frame[47], [0x90, 0x10, 0x19][n]);
         whole.extend_from_slice(&frame[54..]);
     }
@@ -193,7 +193,7 @@ fn a_large_send_is_cut_into_segments() {
 }
 
 #[test]
-fn tags_are_inserted_stripped_and_told() {
+fn vlan_tags_are_inserted_stripped_and_reported() {
     let mut wire = Wire::new(|_, params| params.strip_vlan = true);
     wire.rule(|rule| {
         (rule.value.vlan, rule.mask.vlan) = (U16::new(0x0123), U16::new(0xfff));
@@ -213,11 +213,11 @@ fn tags_are_inserted_stripped_and_told() {
     let cqe = wire.cqe();
     assert!(cqe.header_types.vlan_stripped());
     assert_eq!(cqe.vlan_info.get(), 0x2123);
-    assert_eq!(cqe.header_types.l3(), L3Type::IPV4, "found behind the tag");
+    assert_eq!(cqe.header_types.l3(), L3Type::IPV4, "found after the tag");
 }
 
 #[test]
-fn the_check_sequence_follows_the_frame_if_asked_for() {
+fn the_check_sequence_follows_the_frame_if_requested() {
     let mut wire = Wire::new(|_, params| params.scatter_check_sequence = true);
     wire.rule(|_| {});
     wire.pair.post(0, &send(&headers(17, 40), |_| {}).inline(&[7; 40]));
@@ -229,7 +229,7 @@ fn the_check_sequence_follows_the_frame_if_asked_for() {
 }
 
 #[test]
-fn the_best_rule_wins_twins_share_and_dont_trap_passes_on() {
+fn the_best_priority_wins_equal_rules_share_and_dont_trap_rules_pass_on() {
     let mut wire = Wire::new(|_, _| {});
     let own = wire.pair.qps[1].clone();
     let ether = |rule: &mut FlowRule, priority| {
@@ -253,13 +253,14 @@ fn the_best_rule_wins_twins_share_and_dont_trap_passes_on() {
     wire.pair.world.run_until_idle();
     let found = [late, first, twin, watcher, drop].map(|id| hits(&mut wire, id));
     assert_eq!(found, [0, 1, 1, 1, 0]);
-    // One receive was posted; the copy beyond is lost. Two rules of one match and QP make one copy.
+    // One receive was posted, so the second copy is lost. Two rules with the same match and QP make
+    // only one copy.
     assert_eq!(wire.pair.one(1).bytes, 62);
     assert_eq!(wire.pair.host(1).core.counters().datagrams_lost, 1);
 }
 
 #[test]
-fn rules_of_one_match_have_one_tag_and_one_fate() {
+fn rules_with_the_same_match_have_the_same_tag_and_action() {
     let mut wire = Wire::new(|_, _| {});
     let target = Some(wire.pair.qps[1].qpn);
     let core = &mut wire.pair.host(1).core;
@@ -275,7 +276,7 @@ fn rules_of_one_match_have_one_tag_and_one_fate() {
     core.add_flow(FlowRule { priority: 1, flow_tag: Some(8), ..rule }).unwrap();
     let untagged = core.add_flow(FlowRule { flow_tag: None, ..rule }).unwrap();
     core.remove_flow(first).unwrap();
-    // The entry keeps its tag as long as a rule has it.
+    // The entry keeps its tag as long as one of its rules exists.
     assert!(conflict(core.add_flow(FlowRule { flow_tag: Some(8), ..rule })));
     wire.pair.post(0, &send(&headers(17, 20), |_| {}).inline(&[0; 20]));
     wire.pair.world.run_until_idle();
@@ -283,7 +284,7 @@ fn rules_of_one_match_have_one_tag_and_one_fate() {
     let core = &mut wire.pair.host(1).core;
     core.remove_flow(untagged).unwrap();
     core.add_flow(FlowRule { flow_tag: None, ..rule }).unwrap();
-    assert!(conflict(core.add_flow(FlowRule { flow_tag: Some(8), ..rule })), "without is 0");
+    assert!(conflict(core.add_flow(FlowRule { flow_tag: Some(8), ..rule })), "no tag means 0");
     core.add_flow(FlowRule { flow_tag: Some(0), ..rule }).unwrap();
     rule.value.destination_port = U16::new(1);
     assert!(matches!(core.add_flow(rule), Err(CoreError::BadParameter { .. })));
@@ -303,7 +304,7 @@ fn the_oldest_mask_of_a_priority_wins() {
     };
     let other = core.add_flow(rule(0, 1)).unwrap();
     let later_mask = core.add_flow(rule(1, 0x5678)).unwrap();
-    // Younger than the rule before, but of an older mask.
+    // A newer rule than the one before, but its mask is older.
     let wins = core.add_flow(rule(0, 0x5678)).unwrap();
     wire.pair.post(0, &send(&headers(17, 20), |_| {}).inline(&[0; 20]));
     wire.pair.world.run_until_idle();
@@ -313,7 +314,7 @@ fn the_oldest_mask_of_a_priority_wins() {
 }
 
 #[test]
-fn own_rules_see_own_frames_and_macs_of_stations_lead_there() {
+fn frames_loop_back_to_own_rules_and_macs_of_stations_select_the_host() {
     let mut wire = Wire::new(|_, _| {});
     let header = headers(17, 20);
     let own = wire.pair.qps[0].qpn;
@@ -332,8 +333,7 @@ fn own_rules_see_own_frames_and_macs_of_stations_lead_there() {
     assert_eq!((wire.pair.poll(0).len(), wire.pair.poll(1).len()), (1, 1));
 }
 
-/// A QP that spreads over the queues of others: the frame lies where its hash says, and the CQE has
-/// the hash.
+/// A QP spreads frames over other QPs' queues. The hash selects the queue, and is in the CQE.
 #[test]
 fn frames_are_spread_over_receive_queues_by_their_hash() {
     let mut wire = Wire::new(|_, _| {});
@@ -346,7 +346,7 @@ fn frames_are_spread_over_receive_queues_by_their_hash() {
     let header = headers(17, 20);
     let frame = [&header[..], &[0; 20]].concat();
     let (value, kind) = hash.of(&frame).unwrap();
-    // Only the place that the hash names leads to a queue.
+    // Only the place of this hash has a queue.
     let place = value as usize % 4;
     let table = (0..4).map(|at| if at == place { receiver } else { Qpn(0xff_fff0) }).collect();
     let receive = ReceiveSource::Spread(Spread { table, hash: Some(hash) });
@@ -360,7 +360,7 @@ fn frames_are_spread_over_receive_queues_by_their_hash() {
     assert_eq!((cqe.rss_hash.get(), cqe.rss_hash_type), (value, kind));
     assert_eq!(cqe.opcode_qpn_flow_tag.get() & 0xff_ffff, 9);
     let gone = wire.pair.host(1).core.destroy_qp(spreading);
-    assert!(matches!(gone, Err(CoreError::InUse { .. })), "a rule leads to it");
+    assert!(matches!(gone, Err(CoreError::InUse { .. })), "a rule has it as target");
 }
 
 #[test]
@@ -389,7 +389,7 @@ fn bad_requests_are_errors_of_the_send_queue() {
 }
 
 #[test]
-fn a_frame_longer_than_its_receive_fails_that_receive_alone() {
+fn a_frame_longer_than_its_receive_fails_only_that_receive() {
     // With the check sequence it is four bytes too long.
     for (keeps_sequence, payload) in [(false, 4090), (true, 4052)] {
         let mut wire = Wire::new(|_, params| params.scatter_check_sequence = keeps_sequence);
@@ -411,7 +411,7 @@ fn a_frame_longer_than_its_receive_fails_that_receive_alone() {
 }
 
 #[test]
-fn a_frame_for_memory_that_the_queue_may_not_write_is_its_end() {
+fn a_frame_for_memory_without_write_access_moves_the_qp_to_error() {
     let mut wire = Wire::new(|_, _| {});
     wire.rule(|_| {});
     let qp = &mut wire.pair;
@@ -428,12 +428,12 @@ fn a_frame_for_memory_that_the_queue_may_not_write_is_its_end() {
 }
 
 #[test]
-fn more_than_a_large_send_can_hold_is_too_long() {
+fn a_large_send_beyond_its_maximum_is_a_length_error() {
     let mut wire = Wire::new(|_, _| {});
     let payload = wire.pair.host(0).region(100, ALL);
     let mut wr = send(&headers(6, 100), |segment| segment.mss = U16::new(1));
     wr.opcode = Opcode::TSO;
-    // Entries of 2 GiB: together as many segments of a byte as 32 bits cannot count.
+    // SGEs of 2 GiB: more one-byte segments than 32 bits can count.
     wr.sges = vec![(payload.address, 0, payload.key); 2];
     wire.pair.post(0, &wr);
     wire.pair.world.run_until_idle();
@@ -441,14 +441,14 @@ fn more_than_a_large_send_can_hold_is_too_long() {
 }
 
 #[test]
-fn a_rate_limit_keeps_frames_apart_and_is_lifted_at_once() {
+fn a_rate_limit_spaces_frames_and_ends_at_once_when_lifted() {
     let mut host = Host::with(1, CoreConfig { frames_by_front_end: true, ..Default::default() });
     let mut cq = host.cq(16);
     let params = host.qp_params(QpType::RawPacket, &cq, &cq);
     let mut qp = host.create(params);
     host.make_rts(&qp, &QpAttributes::default());
     let limit = |rate| QpAttributes { rate_limit: Some(rate), ..QpAttributes::default() };
-    // 125 bytes take a millisecond.
+    // A frame of 125 bytes takes a millisecond.
     host.core.modify_qp(qp.qpn, QpState::ReadyToSend, &limit(1000)).unwrap();
     for _ in 0..5 {
         host.post(&mut qp, &send(&headers(17, 83), |_| {}).inline(&[9; 83]));
@@ -461,7 +461,7 @@ fn a_rate_limit_keeps_frames_apart_and_is_lifted_at_once() {
     assert_eq!(leave(&mut host, 0), (vec![125], Some(1_000_000)));
     assert_eq!(leave(&mut host, 999_999), (vec![], Some(1_000_000)));
     assert_eq!(leave(&mut host, 1_000_000), (vec![125], Some(2_000_000)));
-    // A late call sends no more than one on time.
+    // A late step does not catch up: it sends no more frames than one on time.
     assert_eq!(leave(&mut host, 9_000_000), (vec![125], Some(10_000_000)));
     assert_eq!(leave(&mut host, 9_500_000).0, []);
     host.core.modify_qp(qp.qpn, QpState::ReadyToSend, &limit(0)).unwrap();
@@ -470,7 +470,7 @@ fn a_rate_limit_keeps_frames_apart_and_is_lifted_at_once() {
 }
 
 #[test]
-fn a_front_end_carries_frames_itself() {
+fn a_front_end_can_take_and_deliver_frames() {
     let mut host = Host::with(1, CoreConfig { frames_by_front_end: true, ..Default::default() });
     let mut cq = host.cq(4);
     let send_only = {

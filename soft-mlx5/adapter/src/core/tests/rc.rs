@@ -23,7 +23,7 @@ fn inline_segments_and_pointers_are_gathered_in_the_order_of_the_wqe() {
     let pointer = |offset: u64, len: u32| {
         DataSegment::new(from.address + offset, len, from.key.0).as_bytes().to_vec()
     };
-    // Longer than the MTU, so that a packet begins inside of a segment.
+    // Longer than the MTU, so that a packet begins inside a segment.
     /// Segments, and the bytes that they gather.
     type Order<'a> = (Vec<Vec<u8>>, Vec<&'a [u8]>);
     let orders: [Order<'_>; 3] = [
@@ -162,7 +162,7 @@ fn masked_atomics_of_4_and_8_bytes() {
 }
 
 #[test]
-fn compare_and_swap_swaps_only_what_it_expected() {
+fn compare_and_swap_swaps_only_if_the_value_matches() {
     let mut pair = Pair::new(QpType::Rc);
     let (local, remote) = (pair.host(0).region(8, ALL), pair.host(1).region(8, ALL));
     pair.host(1).memory_write(remote.address, &5u64.to_ne_bytes());

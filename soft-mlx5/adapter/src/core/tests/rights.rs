@@ -1,5 +1,5 @@
-//! The table of rights (`ibv_post_send(3)`, `ibv_reg_mr(3)`): which key must allow what, granted
-//! and refused.
+//! The table of access rights (`ibv_post_send(3)`, `ibv_reg_mr(3)`): each right, granted and
+//! refused.
 
 use uverbs_mlx5_format::{Opcode, Syndrome};
 
@@ -47,14 +47,14 @@ const REMOTE_READ: Access = Access::REMOTE_READ;
 const REMOTE_ATOMIC: Access = LW.union(Access::REMOTE_ATOMIC);
 
 #[test]
-fn send_needs_nothing_locally_and_local_write_of_the_receiver() {
+fn send_needs_no_local_right_and_local_write_of_the_receiver() {
     assert_eq!(status(send, NONE, NONE, LW), None);
     assert_eq!(status(send, NONE, ALL, NONE), Some(Syndrome::REMOTE_OPERATION));
     assert_eq!(status(send, NONE, NONE, ALL - LW), Some(Syndrome::REMOTE_OPERATION));
 }
 
 #[test]
-fn write_needs_nothing_locally_and_remote_write() {
+fn write_needs_no_local_right_and_remote_write() {
     assert_eq!(status(Wr::write, NONE, REMOTE_WRITE, NONE), None);
     let without = ALL - Access::REMOTE_WRITE;
     assert_eq!(status(Wr::write, ALL, without, ALL), Some(Syndrome::REMOTE_ACCESS));
@@ -87,7 +87,7 @@ fn atomics_need_local_write_and_remote_atomic() {
 }
 
 #[test]
-fn keys_of_another_domain_or_freed_keys_grant_nothing() {
+fn keys_of_another_pd_and_freed_keys_grant_no_access() {
     let mut pair = Pair::new(QpType::Rc);
     let local = pair.host(0).region(8, ALL);
     let remote = pair.host(1).region(8, ALL);
@@ -109,7 +109,7 @@ fn keys_of_another_domain_or_freed_keys_grant_nothing() {
 }
 
 #[test]
-fn the_null_key_reads_zeros_and_swallows_writes() {
+fn the_null_key_reads_as_zeros_and_discards_writes() {
     let mut pair = Pair::new(QpType::Rc);
     let pd = pair.host(0).pd;
     let null = pair.host(0).core.create_mkey(MkeyParams::null(pd)).unwrap();
@@ -124,7 +124,7 @@ fn the_null_key_reads_zeros_and_swallows_writes() {
 }
 
 #[test]
-fn zero_based_keys_and_page_lists() {
+fn zero_based_keys_and_page_lists_are_translated() {
     let mut pair = Pair::new(QpType::Rc);
     let local = pair.host(0).region(6000, ALL);
     let data = pair.host(0).fill(local, 5);

@@ -5,7 +5,7 @@ use uverbs_mlx5_format::{CqeOpcode, Opcode, Syndrome};
 use super::harness::*;
 use crate::core::*;
 
-/// A connected pair of which side 1 receives from an SRQ of 16.
+/// A connected pair; side 1 receives from an SRQ of 16 entries.
 fn with_srq() -> (Pair, SrqHandle) {
     let mut srq = None;
     let mut world = World::new(2);
@@ -61,17 +61,17 @@ fn the_limit_fires_once() {
     }
     pair.host(1).core.arm_srq(srq.srqn, 6).unwrap();
     assert_eq!(pair.host(1).core.query_srq(srq.srqn).unwrap().limit, 6);
-    let mut told = Vec::new();
+    let mut events = Vec::new();
     for _ in 0..5 {
         pair.post(0, &Wr::send());
         pair.world.run_until_idle();
-        told.push(pair.host(1).async_events().len());
+        events.push(pair.host(1).async_events().len());
     }
-    assert_eq!(told, [0, 0, 1, 0, 0], "when the sixth went, and only then");
+    assert_eq!(events, [0, 0, 1, 0, 0], "when the sixth went, and only then");
     let info = pair.host(1).core.query_srq(srq.srqn).unwrap();
     assert_eq!((info.limit, info.outstanding), (0, 3));
-    // Fewer receives than the limit: the event comes at once. 0 disarms. A limit above the size of
-    // the queue is refused.
+    // With fewer receives than the limit, the event comes at once. A limit of 0 disarms. A limit
+    // above the size of the queue is refused.
     pair.host(1).core.arm_srq(srq.srqn, 4).unwrap();
     let limit = (AsyncKind::SrqLimitReached, EventObject::Srq(srq.srqn));
     assert_eq!(pair.host(1).async_events(), [limit]);
@@ -84,7 +84,7 @@ fn the_limit_fires_once() {
 }
 
 #[test]
-fn an_empty_shared_queue_is_not_ready() {
+fn an_empty_srq_answers_with_rnr_naks() {
     let (mut pair, mut srq) = with_srq();
     pair.post(0, &Wr::send());
     pair.world.pass(1_000_000, &mut |_| Fate::Pass);
@@ -116,7 +116,7 @@ fn broken_links_put_the_queue_into_error() {
 }
 
 #[test]
-fn the_last_wqe_event_comes_when_a_qp_in_error_has_no_receive_of_its_srq() {
+fn the_last_wqe_event_comes_when_a_qp_in_error_holds_no_srq_receive() {
     let (mut pair, mut srq) = with_srq();
     let inbox = pair.host(1).region(2000, ALL);
     let from = pair.host(0).region(2000, ALL);
@@ -166,7 +166,7 @@ fn many_qps_share_one_queue() {
 }
 
 #[test]
-fn xrc_delivers_to_the_srq_that_the_sender_names() {
+fn xrc_delivers_to_the_srq_named_by_the_sender() {
     let mut world = World::new(2);
     let mut send_cq = world.hosts[0].cq(6);
     let host = &mut world.hosts[1];
@@ -177,7 +177,7 @@ fn xrc_delivers_to_the_srq_that_the_sender_names() {
     let mut params = host.qp_params(QpType::XrcTarget, &receive_cq, &receive_cq);
     params.receive = ReceiveSource::None;
     params.xrcd = Some(xrcd);
-    // The SRQ's protection domain counts: the kernel creates the XRC target in another one.
+    // The SRQ's PD decides about keys, because the kernel creates the XRC target in another PD.
     params.pd = host.core.create_pd().unwrap();
     let target = host.create(params);
     assert!(matches!(host.core.destroy_xrcd(xrcd), Err(CoreError::InUse { users: 3, .. })));
@@ -210,7 +210,7 @@ fn xrc_delivers_to_the_srq_that_the_sender_names() {
     assert_eq!(got, [(0x52, 5000, target.qpn.0), (0x51, 3, target.qpn.0)]);
     assert!(world.hosts[1].bytes(inbox.address, 5000) == data);
     assert_eq!(world.hosts[0].bytes(from.address, 3), b"xrc");
-    // If the sender names an SRQ of another XRC domain or none, its request fails.
+    // A request that names no SRQ, or an SRQ of another XRC domain, fails.
     let stranger = SrqHandle { srqn: Srqn(0x7777), ..srqs[0].clone() };
     world.hosts[0].post(&mut initiator, &named(&stranger, Wr::send()));
     world.run_until_idle();

@@ -1,4 +1,5 @@
-//! Packets from a host that is not the connection's peer, and numbers that it would have to guess.
+//! Packets from a host that is not the connection's peer, and the QP numbers and keys that it would
+//! have to guess.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +10,9 @@ use crate::core::*;
 use crate::memory::{BufferMemory, PageMap};
 use crate::packet::*;
 
-/// The address of a port that no connection names.
+const WRITE_ONLY: Opcode = Opcode::write(Transport::Rc, Position::Only, false);
+
+/// The address of a port that is no connection's peer.
 fn stranger() -> Addressing {
     let gid = Gid::from_ipv4([127, 0, 0, 99].into());
     Addressing { source_lid: 99, ..Addressing::roce(gid, Gid::default()) }
@@ -23,7 +26,7 @@ fn transport(qp_type: QpType) -> Transport {
     }
 }
 
-/// A packet of this opcode for a queue pair, with a key that is good.
+/// A packet of this opcode for a queue pair, with a valid key.
 fn packet(from: Addressing, opcode: Opcode, qpn: Qpn, psn: u32, to: Region) -> Packet {
     let mut packet = Packet::new();
     let mut bth = Bth::new(opcode, 0xffff, qpn.0, Psn::new(psn));
@@ -46,14 +49,14 @@ fn packet(from: Addressing, opcode: Opcode, qpn: Qpn, psn: u32, to: Region) -> P
     packet
 }
 
-/// What a stranger could change.
-fn condition(pair: &mut Pair) -> (QpState, QpInfo, Vec<u8>) {
+/// The state that a stranger's packet could change.
+fn snapshot(pair: &mut Pair) -> (QpState, QpInfo, Vec<u8>) {
     let qpn = pair.qps[1].qpn;
     let info = pair.host(1).core.query_qp(qpn).unwrap();
     (info.state, info, pair.host(1).bytes(MEMORY_BASE, 1 << 20))
 }
 
-/// A pair that has requests on their way in both directions, and a region of side 1.
+/// A pair with outstanding requests in both directions, and a region of side 1.
 fn busy(qp_type: QpType, link: LinkLayer) -> (Pair, Region) {
     let mut pair = Pair::linked(qp_type, link);
     let region = pair.host(1).region(64, ALL);
@@ -66,20 +69,20 @@ fn busy(qp_type: QpType, link: LinkLayer) -> (Pair, Region) {
     if qp_type != QpType::XrcInitiator {
         pair.post(1, &Wr::send().inline(b"on its way"));
     }
-    // Nothing comes back yet.
+    // All packets are lost, so no request is answered.
     pair.world.run_until_idle_with(&mut |_| Fate::Drop);
     (pair, region)
 }
 
 #[test]
-fn a_stranger_changes_nothing_whatever_he_sends() {
+fn packets_of_a_stranger_change_nothing() {
     for qp_type in [QpType::Rc, QpType::Uc, QpType::XrcInitiator] {
         for link in [LinkLayer::Ethernet, LinkLayer::InfiniBand] {
             let (mut pair, region) = busy(qp_type, link);
-            let (qpn, before) = (pair.qps[1].qpn, condition(&mut pair));
+            let (qpn, before) = (pair.qps[1].qpn, snapshot(&mut pair));
             let dropped = pair.host(1).core.counters().dropped;
             let mut sent = 0;
-            // All PSNs near those expected and those sent, and some of all others.
+            // All PSNs near the expected and the sent ones, and samples of all others.
             let psns = (90..120).chain((0..1 << 24).step_by(1 << 18));
             for (psn, low) in psns.flat_map(|psn| (0..0x20).map(move |low| (psn, low))) {
                 let opcode = Opcode(transport(qp_type).base() | low);
@@ -88,11 +91,11 @@ fn a_stranger_changes_nothing_whatever_he_sends() {
                 sent += 1;
             }
             // A congestion notification (annex A17.9.3).
-            let notification = packet(stranger(), Opcode(0x81), qpn, 100, region);
+            let notification = packet(stranger(), Opcode::CNP, qpn, 100, region);
             pair.host(1).core.receive(0, notification);
             let answers = std::iter::from_fn(|| pair.host(1).core.take_packet()).count();
             assert_eq!(answers, 0, "{qp_type:?} {link:?}");
-            assert!(condition(&mut pair) == before, "{qp_type:?} {link:?}");
+            assert!(snapshot(&mut pair) == before, "{qp_type:?} {link:?}");
             assert_eq!(pair.host(1).core.counters().dropped, dropped + sent + 1);
             assert_eq!(pair.host(1).async_events(), []);
         }
@@ -100,7 +103,7 @@ fn a_stranger_changes_nothing_whatever_he_sends() {
 }
 
 #[test]
-fn the_same_packets_from_the_peer_are_heeded() {
+fn the_same_packets_from_the_peer_are_executed() {
     let peer = |pair: &Pair| {
         let gid = pair.world.hosts[0].gid;
         Addressing { source_lid: 1, ..Addressing::roce(gid, Gid::default()) }
@@ -108,7 +111,7 @@ fn the_same_packets_from_the_peer_are_heeded() {
     for link in [LinkLayer::Ethernet, LinkLayer::InfiniBand] {
         let (mut pair, region) = busy(QpType::Rc, link);
         let qpn = pair.qps[1].qpn;
-        let write = packet(peer(&pair), Opcode(0x0a), qpn, 100, region);
+        let write = packet(peer(&pair), WRITE_ONLY, qpn, 100, region);
         pair.host(1).core.receive(0, write);
         assert_eq!(pair.host(1).bytes(region.address, 4), b"evil");
         let refusal = packet(peer(&pair), Opcode::RC_ACKNOWLEDGE, qpn, 100, region);
@@ -118,9 +121,9 @@ fn the_same_packets_from_the_peer_are_heeded() {
 }
 
 #[test]
-fn the_alternate_path_is_the_peers_too_while_it_may_be_used() {
+fn packets_over_the_alternate_path_are_accepted_until_migration_ends() {
     let other = stranger();
-    for (migration, heeded) in [
+    for (migration, accepted) in [
         (MigrationState::Armed, true),
         (MigrationState::Rearm, true),
         (MigrationState::Migrated, false),
@@ -136,15 +139,15 @@ fn the_alternate_path_is_the_peers_too_while_it_may_be_used() {
             },
         );
         let region = pair.host(1).region(64, ALL);
-        let packet = packet(other, Opcode(0x0a), pair.qps[1].qpn, 100, region);
+        let packet = packet(other, WRITE_ONLY, pair.qps[1].qpn, 100, region);
         pair.host(1).core.receive(0, packet);
         let written = pair.host(1).bytes(region.address, 4) == b"evil";
-        assert_eq!(written, heeded, "{migration:?}");
+        assert_eq!(written, accepted, "{migration:?}");
     }
 }
 
 #[test]
-fn a_port_that_sends_from_another_of_its_gids_is_the_peer_where_the_wire_hides_that() {
+fn another_gid_of_the_peers_port_is_accepted_if_the_wire_hides_gids() {
     let local = |gid: Gid| Gid::link_local([0, 0, gid.0[12], 0xff, 0xfe, 0, 0, gid.0[15]]);
     for hidden in [false, true] {
         let config = CoreConfig {
@@ -169,7 +172,7 @@ fn a_port_that_sends_from_another_of_its_gids_is_the_peer_where_the_wire_hides_t
     }
 }
 
-/// Numbers and keys of 64 queue pairs and regions.
+/// The QP numbers and keys of 64 queue pairs and regions.
 fn numbers(seed: Option<u64>) -> (Vec<u32>, Vec<u32>) {
     let memory = std::sync::Arc::new(BufferMemory::new(MEMORY_BASE, 1 << 16));
     let mut core = Core::new(CoreConfig { seed, ..CoreConfig::default() }, memory);
@@ -195,7 +198,7 @@ fn numbers(seed: Option<u64>) -> (Vec<u32>, Vec<u32>) {
 }
 
 #[test]
-fn numbers_of_queue_pairs_and_keys_cannot_be_guessed_and_follow_from_a_seed() {
+fn qp_numbers_and_keys_are_random_and_depend_on_the_seed() {
     assert_eq!(numbers(Some(3)), numbers(Some(3)));
     let mut differences = BTreeSet::new();
     for seed in [None, None, Some(1), Some(2)] {
@@ -211,6 +214,6 @@ fn numbers_of_queue_pairs_and_keys_cannot_be_guessed_and_follow_from_a_seed() {
         let indices: BTreeSet<_> = keys.iter().map(|key| key >> 8).collect();
         assert!(variants.len() > 32 && indices.len() == 64, "{keys:x?}");
     }
-    // 504 steps from one number to the next, hardly two of them alike.
+    // 504 differences between neighbouring numbers: hardly two are equal.
     assert!(differences.len() > 500, "{}", differences.len());
 }

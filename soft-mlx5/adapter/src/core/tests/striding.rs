@@ -15,7 +15,7 @@ struct Queue {
     read: u64,
 }
 
-/// What a CQE says: WQE, stride, strides, bytes, filler.
+/// Fields of a CQE: WQE, first stride, number of strides, bytes, filler.
 type Found = (u16, u16, u16, u16, bool);
 
 impl Queue {
@@ -78,7 +78,7 @@ impl Queue {
 }
 
 #[test]
-fn frames_of_mixed_sizes_take_the_strides_that_they_need() {
+fn frames_of_mixed_sizes_use_the_strides_that_they_need() {
     let mut queue = Queue::new(false, 2);
     for length in [60, 64, 65, 200] {
         assert!(queue.deliver(length));
@@ -90,7 +90,7 @@ fn frames_of_mixed_sizes_take_the_strides_that_they_need() {
     );
     assert_eq!(queue.memory(2 * 64, 65), vec![65; 65]);
     assert_eq!(queue.memory(4 * 64, 200), vec![200; 200]);
-    // The WQE is full, so no filler comes.
+    // The WQE is full, so the device writes no filler.
     assert!(queue.deliver(70));
     assert_eq!(queue.next(), (1, 0, 2, 70, false));
     assert_eq!(queue.memory(WQE_BYTES, 70), vec![70; 70]);
@@ -121,7 +121,7 @@ fn frames_are_lost_without_a_wqe_and_arrive_after_one_is_posted() {
 }
 
 #[test]
-fn a_frame_longer_than_a_wqe_fails_alone() {
+fn only_the_frame_longer_than_a_wqe_fails() {
     let mut queue = Queue::new(false, 2);
     assert!(queue.deliver(60));
     assert!(!queue.deliver(8 * 64 + 1));
@@ -137,7 +137,7 @@ fn a_frame_longer_than_a_wqe_fails_alone() {
 }
 
 #[test]
-fn the_shift_moves_frames_by_two_bytes_and_counts_for_the_strides() {
+fn the_two_byte_shift_counts_for_the_number_of_strides() {
     let mut queue = Queue::new(true, 2);
     assert!(queue.deliver(62));
     assert!(queue.deliver(63));
@@ -145,7 +145,7 @@ fn the_shift_moves_frames_by_two_bytes_and_counts_for_the_strides() {
     assert_eq!(queue.next(), (0, 1, 2, 63, false));
     assert_eq!(queue.memory(0, 64), [vec![0; 2], vec![62; 62]].concat());
     assert_eq!(queue.memory(64, 66), [vec![0; 2], vec![63; 63], vec![0]].concat());
-    // With the shift it is two bytes longer than a WQE.
+    // With the shift the frame is two bytes longer than a WQE.
     assert!(!queue.deliver(8 * 64));
 }
 

@@ -31,7 +31,7 @@ struct Bench {
     driver: QpHandle,
     cq: CqHandle,
     key: Mkey,
-    /// Where page lists are.
+    /// The address of page lists.
     list: Region,
     /// Three pages that are not contiguous.
     pages: [u64; 3],
@@ -76,7 +76,7 @@ impl Bench {
         }
     }
 
-    /// Posts an UMR with a page list in memory, or with none inline, and returns how it ended.
+    /// Posts a UMR with a page list in memory, or with an empty inline list; returns its status.
     fn umr(&mut self, control: U, context: MkeyContextSegment, list: &[u64]) -> Option<Syndrome> {
         let host = self.pair.host(1);
         let mut raw = U {
@@ -92,7 +92,7 @@ impl Bench {
             for (index, page) in list.iter().enumerate() {
                 host.memory_write(at + 8 * index as u64, &(page | PRESENT).to_be_bytes());
             }
-            // A key of another domain than the queue pair's.
+            // A key of another PD than the queue pair's.
             let lkey = self.list.key.0;
             raw.extend_from_slice(DataSegment::new(at, 64, lkey).as_bytes());
         }
@@ -127,7 +127,7 @@ impl Bench {
 fn a_cached_key_becomes_a_region() {
     let mut bench = Bench::new();
     assert_eq!(bench.register(ALL), None);
-    // Across the end of the first page: the key begins 0x123 bytes into it.
+    // The write crosses the end of the first page: the key begins 0x123 bytes into the page.
     assert_eq!(bench.write(PAGE - 0x123 - 4, b"12345678"), None);
     let pages = bench.pages;
     let host = bench.pair.host(1);
@@ -138,14 +138,14 @@ fn a_cached_key_becomes_a_region() {
 }
 
 #[test]
-fn a_key_moves_between_domains_with_its_region() {
+fn a_key_moves_between_pds_with_its_region() {
     let mut bench = Bench::new();
     let key = bench.key;
     let domain = |bench: &mut Bench| bench.pair.host(1).core.query_mkey(key).unwrap().pd;
     let cached = domain(&mut bench);
     assert_eq!(bench.register(ALL), None);
     assert_eq!(domain(&mut bench), bench.pair.host(1).pd);
-    // Revoked: back to the driver's domain, free.
+    // Revoking moves the key to the driver's PD and makes it free.
     let mut context = bench.context(Access::empty());
     context.flags_pd = U32::new(cached.0);
     context.free = MkeyContextSegment::FREE;
@@ -160,7 +160,7 @@ fn a_key_moves_between_domains_with_its_region() {
 }
 
 #[test]
-fn a_key_stays_out_of_a_domain_that_does_not_exist() {
+fn a_key_cannot_move_to_a_pd_that_does_not_exist() {
     let mut bench = Bench::new();
     assert_eq!(bench.register(ALL), None);
     let mut context = bench.context(ALL);
@@ -204,7 +204,7 @@ fn a_page_list_comes_in_several_parts() {
 }
 
 #[test]
-fn keys_in_the_wrong_state_are_left_alone() {
+fn umrs_of_keys_in_the_wrong_state_are_refused() {
     let mut bench = Bench::new();
     let context = bench.context(ALL);
     let used = U { flags: U::FLAG_CHECK_FREE, mkey_mask: U64::new(ACCESS), ..U::default() };

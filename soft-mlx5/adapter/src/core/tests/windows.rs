@@ -1,4 +1,4 @@
-//! Memory windows, invalidation, and what else UMR WQEs do.
+//! Memory windows, invalidation, and user UMR WQEs.
 
 use uverbs_mlx5_format::{
     Klm, MkeyContextSegment, Opcode, Syndrome, U16, U32, U64, UmrControlSegment,
@@ -10,8 +10,8 @@ use crate::core::*;
 
 type U = UmrControlSegment;
 
-/// A bind as libmlx5 encodes it (`set_umr_control_seg` and its neighbours): 16 + 48 + 64 + 64
-/// bytes.
+/// libmlx5's encoding of a bind (`set_umr_control_seg` and the functions around it): 16 + 48 + 64 +
+/// 64 bytes.
 fn bind(window: Mkey, new_variant: u8, qpn: Option<Qpn>, region: Region, access: Access) -> Wr {
     let mut control = UmrControlSegment {
         flags: U::FLAG_TRANSLATION_OFFSET | U::FLAG_INLINE,
@@ -89,7 +89,7 @@ fn write_status(pair: &mut Pair, region: Region) -> Option<Syndrome> {
 }
 
 #[test]
-fn a_window_grants_what_its_region_does_not() {
+fn a_window_grants_rights_that_its_region_lacks() {
     for type_2 in [false, true] {
         let (mut pair, window) = bound(type_2, Access::REMOTE_WRITE);
         assert_eq!(write_status(&mut pair, window), None);
@@ -102,21 +102,21 @@ fn a_window_grants_what_its_region_does_not() {
 }
 
 #[test]
-fn the_old_key_of_a_window_is_void() {
+fn the_old_key_of_a_window_grants_no_access() {
     let (mut pair, window) = bound(false, Access::REMOTE_WRITE);
     let old = Region { key: Mkey(window.key.0 & !0xff), ..window };
     assert_eq!(write_status(&mut pair, old), Some(Syndrome::REMOTE_ACCESS));
 }
 
 #[test]
-fn a_window_ends_where_it_ends() {
+fn a_write_beyond_the_end_of_a_window_fails() {
     let (mut pair, window) = bound(true, Access::REMOTE_WRITE);
     let outside = Region { address: window.address + 249, ..window };
     assert_eq!(write_status(&mut pair, outside), Some(Syndrome::REMOTE_ACCESS));
 }
 
 #[test]
-fn invalidation_locally_and_by_send() {
+fn windows_are_invalidated_locally_and_by_send() {
     let (mut pair, window) = bound(true, Access::REMOTE_WRITE);
     pair.post(1, &local_invalidate(window.key));
     pair.world.run_until_idle();
@@ -134,7 +134,7 @@ fn invalidation_locally_and_by_send() {
 }
 
 #[test]
-fn a_key_that_does_not_allow_it_is_not_invalidated_from_afar() {
+fn a_key_without_remote_invalidation_is_not_invalidated_by_a_peer() {
     let mut pair = Pair::new(QpType::Rc);
     let region = pair.host(1).region(64, ALL);
     pair.post_receive(1, region);
@@ -145,9 +145,9 @@ fn a_key_that_does_not_allow_it_is_not_invalidated_from_afar() {
 }
 
 #[test]
-fn binds_that_fail() {
-    // Outside the region, without local write under a remote write, of a wrong key, a type 2 window
-    // bound twice.
+fn invalid_binds_fail() {
+    // Outside the region; REMOTE_WRITE over a region without LOCAL_WRITE; a wrong key; a type 2
+    // window bound twice.
     for wrong in ["bounds", "rights", "key", "twice", "no window"] {
         let mut pair = Pair::new(QpType::Rc);
         let rights = if wrong == "rights" { Access::empty() } else { Access::LOCAL_WRITE };
@@ -174,7 +174,7 @@ fn binds_that_fail() {
 }
 
 #[test]
-fn windows_belong_to_their_qp_or_to_all() {
+fn type_2_windows_belong_to_their_qp_and_type_1_windows_to_all() {
     for (type_2, expected) in [(true, Some(Syndrome::REMOTE_ACCESS)), (false, None)] {
         let (mut pair, window) = bound(type_2, Access::REMOTE_WRITE);
         let cq = pair.cqs.clone();
@@ -190,7 +190,7 @@ fn windows_belong_to_their_qp_or_to_all() {
 }
 
 #[test]
-fn users_cannot_point_a_key_at_memory_of_their_choice() {
+fn users_cannot_configure_a_key_for_arbitrary_memory() {
     let mut pair = Pair::new(QpType::Rc);
     let region = pair.host(1).region(4096, ALL);
     let control = UmrControlSegment {

@@ -7,7 +7,7 @@ fn pop_due(timers: &mut Timers, now: u64) -> Option<(u64, Owner)> {
 }
 
 #[test]
-fn a_deadline_that_moves_on_fires_once_and_late() {
+fn a_postponed_deadline_fires_once_at_the_later_time() {
     let (owner, mut timers, mut deadline) =
         (Owner::Qp(Qpn(1)), Timers::default(), Deadline::default());
     deadline.set(10, owner, &mut timers);
@@ -22,7 +22,7 @@ fn a_deadline_that_moves_on_fires_once_and_late() {
 }
 
 #[test]
-fn a_deadline_that_moves_forward_fires_early() {
+fn a_deadline_moved_to_an_earlier_time_fires_early() {
     let (owner, mut timers, mut deadline) =
         (Owner::ErrorWatch, Timers::default(), Deadline::default());
     deadline.set(20, owner, &mut timers);

@@ -19,7 +19,7 @@ fn buffer_copies_every_alignment_and_length() {
 }
 
 #[test]
-fn buffer_refuses_what_it_does_not_hold() {
+fn accesses_outside_a_buffer_are_refused() {
     let memory = BufferMemory::new(BASE, 64);
     assert!(memory.read(BASE + 63, &mut [0; 2]).is_err());
     assert!(memory.read(BASE - 1, &mut [0; 1]).is_err());
@@ -31,7 +31,7 @@ fn buffer_refuses_what_it_does_not_hold() {
 }
 
 #[test]
-fn words_are_changed_in_one_step() {
+fn words_are_changed_atomically() {
     let memory = BufferMemory::new(BASE, 16);
     memory.store_release_u64(BASE + 8, 41).unwrap();
     assert_eq!(memory.update_u64(BASE + 8, &mut |v| v + 1), Ok(41));

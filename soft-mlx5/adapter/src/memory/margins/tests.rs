@@ -4,9 +4,9 @@ use crate::memory::recorder::Recorder;
 
 const BASE: u64 = 0x7000_0000;
 
-/// Copies within a region of every position, and checks what is copied and at which sizes.
+/// Copies at every position of a region, and checks the bytes and the access sizes.
 #[test]
-fn shared_words_are_accessed_whole_where_the_region_holds_them() {
+fn words_inside_the_region_are_accessed_whole() {
     let memory = Recorder::new(BASE, 64);
     for (start, end) in [(0, 64), (3, 61), (5, 12), (9, 15), (16, 40)] {
         for first in start..end {

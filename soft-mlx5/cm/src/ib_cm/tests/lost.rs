@@ -8,9 +8,9 @@ fn after_loss(cm: &mut IbCm, peer: u8) -> Option<(Option<State>, Event)> {
     cm.take_event().map(|(id, event)| (cm.state(id), event))
 }
 
-/// A peer that ended without a message leaves the same state as one whose kernel disconnected.
+/// A peer that ended without a message has the same effect as one whose kernel disconnected.
 #[test]
-fn a_lost_peer_is_as_one_whose_id_was_destroyed() {
+fn a_lost_peer_has_the_same_effect_as_a_destroyed_id() {
     let bye = |from: &mut IbCm, id: CmId, to: &mut IbCm| {
         from.destroy(5, id).unwrap();
         carry(from, to, 5);
@@ -26,11 +26,11 @@ fn a_lost_peer_is_as_one_whose_id_was_destroyed() {
             (pair, client, server)
         };
         let (mut pair, _, server) = begin();
-        let said = bye(&mut pair.server, server, &mut pair.client);
-        assert_eq!(lost(after_loss(&mut begin().0.client, 1)), said, "server after {messages}");
+        let expected = bye(&mut pair.server, server, &mut pair.client);
+        assert_eq!(lost(after_loss(&mut begin().0.client, 1)), expected, "server after {messages}");
         let (mut pair, client, _) = begin();
-        let said = bye(&mut pair.client, client, &mut pair.server);
-        assert_eq!(lost(after_loss(&mut begin().0.server, 2)), said, "client after {messages}");
+        let expected = bye(&mut pair.client, client, &mut pair.server);
+        assert_eq!(lost(after_loss(&mut begin().0.server, 2)), expected, "client after {messages}");
         assert_eq!(after_loss(&mut begin().0.server, 3), None, "another peer");
     }
 }
@@ -52,7 +52,7 @@ fn begun(pair: &mut Pair, messages: u32) -> (CmId, CmId) {
     (client, server)
 }
 
-/// What rdma_cm makes of an event, with the reason.
+/// rdma_cm's view of an event: the reject reason, if it is a rejection.
 fn outcome(event: Event) -> Option<RejReason> {
     match event {
         Event::DreqReceived(_) | Event::DrepReceived(_) => None,
@@ -62,7 +62,7 @@ fn outcome(event: Event) -> Option<RejReason> {
 }
 
 #[test]
-fn what_waits_for_a_lost_peer_is_answered() {
+fn requests_to_a_lost_peer_are_answered() {
     let mut pair = Pair::new();
     let (client, _) = pair.connect();
     pair.client.send_dreq(0, client, &[]).unwrap();

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn the_counter_is_kept_up_while_a_context_has_it_mapped() {
+fn the_counter_is_updated_while_a_context_has_it_mapped() {
     let clock = ClockPages::new(101, 0).unwrap();
     assert_eq!((clock.shown(), clock.next_update(101)), (101, None));
     clock.watch();
@@ -21,7 +21,7 @@ fn the_counter_is_big_endian_and_the_sign_even() {
 }
 
 #[test]
-fn a_counter_may_start_anywhere() {
+fn a_counter_may_start_at_any_value() {
     let clock = ClockPages::new(1000, TIMER_MASK).unwrap();
     assert_eq!(clock.shown(), 1000);
     assert_eq!(clock.pages().word(CYCLES).load(Ordering::Relaxed), 999);

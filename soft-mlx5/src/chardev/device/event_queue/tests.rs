@@ -18,7 +18,7 @@ fn readable(file: &File) -> bool {
 }
 
 #[test]
-fn a_read_takes_one_record() {
+fn a_read_returns_one_record() {
     let (queue, mut file) = queue();
     queue.push(&[1; 8], None);
     queue.push(&[2; 8], None);
@@ -27,7 +27,7 @@ fn a_read_takes_one_record() {
 }
 
 #[test]
-fn storms_keep_order_and_nothing_is_lost() {
+fn thousands_of_records_are_read_in_order() {
     let (queue, mut file) = queue();
     let source = Arc::new(Source::default());
     for number in 0..200u8 {
@@ -42,7 +42,7 @@ fn storms_keep_order_and_nothing_is_lost() {
 }
 
 #[test]
-fn records_of_a_destroyed_object_vanish() {
+fn records_of_a_destroyed_object_are_removed() {
     let (queue, mut file) = queue();
     let (dying, other) = (Arc::new(Source::default()), Arc::new(Source::default()));
     queue.push(&[1; 8], Some(&dying));
@@ -68,7 +68,7 @@ fn the_end_comes_after_the_last_record() {
 }
 
 #[test]
-fn a_closed_reader_is_noticed_and_harmless() {
+fn a_closed_reader_is_noticed() {
     let (queue, file) = queue();
     assert!(identity(file.as_raw_fd()) == Ok(queue.identity()) && !queue.abandoned());
     drop(file);

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn faults_strike_once_and_on_time() {
+fn a_fault_fails_one_call_with_its_number() {
     let faults = Faults::default();
     let (cq, pd, create) = (ObjectId(3), ObjectId(1), MethodId(0));
     faults.order(Fault { moment: Moment::Call(1), errno: Errno::EINTR });
@@ -14,7 +14,7 @@ fn faults_strike_once_and_on_time() {
 }
 
 #[test]
-fn completed_calls_and_mappings_count_by_themselves() {
+fn calls_completed_calls_and_mappings_are_counted_separately() {
     let faults = Faults::default();
     let (cq, create) = (ObjectId(3), MethodId(0));
     faults.order(Fault { moment: Moment::Completed(1), errno: Errno::EFAULT });

@@ -9,7 +9,7 @@ fn tree() -> Sysfs {
 }
 
 #[test]
-fn files_that_discovery_reads() {
+fn files_that_discovery_reads_have_the_expected_content() {
     let tree = tree();
     assert_eq!(tree.read("class/infiniband_verbs/uverbs0/ibdev"), Some("soft0\n"));
     assert_eq!(tree.read("/class/infiniband_verbs/uverbs0/dev"), Some("231:192\n"));
@@ -47,7 +47,7 @@ fn the_device_is_a_function_on_a_pci_bus() {
 }
 
 #[test]
-fn links_in_circles_lead_nowhere() {
+fn circular_links_are_not_resolved() {
     let mut tree = Sysfs::default();
     tree.link("one", "two");
     tree.link("two", "one");
@@ -57,7 +57,7 @@ fn links_in_circles_lead_nowhere() {
 }
 
 #[test]
-fn devices_have_addresses_of_their_own() {
+fn each_device_has_a_different_pci_address() {
     let addresses: BTreeSet<String> = (0..32).map(layout::pci_address).collect();
     assert_eq!(addresses.len(), 32);
     assert_eq!(layout::pci_address(0), "0000:f8:00.0");

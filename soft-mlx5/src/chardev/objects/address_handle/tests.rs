@@ -9,7 +9,7 @@ fn entry(text: &str, kind: GidType) -> GidEntry {
     GidEntry { gid: gid(text), kind }
 }
 
-/// What a device says of the way from a source to a destination.
+/// The device's result of resolving the path from a source to a destination.
 fn resolved(builder: DeviceBuilder, source: GidEntry, to: &str) -> Result<(), Errno> {
     let device = builder.build().unwrap();
     resolve(&device.shared, Some(source), gid(to))

@@ -1,4 +1,4 @@
-//! Programs that guess numbers, move ids about, and give bad addresses: no other file is harmed.
+//! Hostile programs guess numbers, move ids, and pass bad addresses: no other file is affected.
 
 use nix::errno::Errno;
 use nix::poll::{PollFlags, PollTimeout};
@@ -13,12 +13,12 @@ use zerocopy::IntoBytes;
 use super::rules::{ADDRESS, sockaddr};
 use super::{Client, host};
 
-/// The result of a command whose answer does not matter.
+/// The result of a command whose response does not matter.
 fn tried<C: Command>(client: &Client, body: impl FnOnce(u64) -> C) -> Result<(), Errno> {
     client.ask(body).map(drop)
 }
 
-/// What every command that names an id says of this one.
+/// The results of every command that names an id, for this id.
 fn all_commands(client: &Client, id: u32) -> Vec<Result<(), Errno>> {
     let route = ResolveRoute { id, timeout_ms: 1 };
     let attributes = |response| InitQpAttr { response, id, qp_state: 1 };
@@ -47,11 +47,11 @@ fn all_commands(client: &Client, id: u32) -> Vec<Result<(), Errno>> {
 }
 
 #[test]
-fn no_command_takes_an_id_of_another_file() {
+fn no_command_accepts_an_id_of_another_file() {
     let (host, _device) = host(ADDRESS);
     let (server, client, thief) = (Client::open(&host), Client::open(&host), Client::open(&host));
     let listener = server.listener(5300, 8);
-    let id = client.dialler(5300, 1);
+    let id = client.connecting(5300, 1);
     let request = server.expect(EventType::CONNECT_REQUEST);
     for (id, errno) in [
         (listener, Errno::EINVAL),
@@ -69,9 +69,9 @@ fn no_command_takes_an_id_of_another_file() {
     server.expect(EventType::ESTABLISHED);
 }
 
-/// A file moves ids only from descriptors that its process has.
+/// An id can only be moved from a file of which the process has a descriptor.
 #[test]
-fn only_descriptors_of_the_node_have_ids_to_move() {
+fn ids_are_moved_only_from_descriptors_of_the_node() {
     let (host, _device) = host(ADDRESS);
     let (one, two) = (Client::open(&host), Client::open(&host));
     let id = one.create(PortSpace::TCP, 1);
@@ -79,19 +79,19 @@ fn only_descriptors_of_the_node_have_ids_to_move() {
     let other = std::fs::File::open("/dev/null").unwrap();
     assert_eq!(migrate(std::os::fd::AsRawFd::as_raw_fd(&other) as u32), Err(Errno::EINVAL));
     assert_eq!(migrate(u32::MAX), Err(Errno::ENOENT));
-    assert_eq!(migrate(two.descriptor()), Err(Errno::EINVAL), "which has not this id");
+    assert_eq!(migrate(two.descriptor()), Err(Errno::EINVAL), "that file does not have this id");
     assert_eq!(migrate(one.descriptor()), Ok(()));
     assert_eq!(two.destroy(id), Ok(0));
 }
 
-/// A program guesses the number of a request that it has not fetched, and destroys it. The id that
-/// gets the number next stays when the listener ends (`ucma_cleanup_ctx_events`).
+/// A program guesses the number of a request that it has not fetched, and destroys it. The next id
+/// with this number must survive the listener (`ucma_cleanup_ctx_events`).
 #[test]
-fn a_listener_takes_no_id_with_it_that_has_the_number_of_a_request() {
+fn destroying_a_listener_keeps_an_id_that_has_the_number_of_its_request() {
     let (host, _device) = host(ADDRESS);
     let (server, client, other) = (Client::open(&host), Client::open(&host), Client::open(&host));
     let listener = server.listener(5400, 8);
-    let id = client.dialler(5400, 1);
+    let id = client.connecting(5400, 1);
     assert_eq!(server.poll(PollTimeout::NONE), PollFlags::POLLIN);
     let guessed = id + 1;
     assert_eq!(server.destroy(guessed), Ok(0));
@@ -101,13 +101,13 @@ fn a_listener_takes_no_id_with_it_that_has_the_number_of_a_request() {
     assert_eq!(other.destroy(guessed), Ok(0));
 }
 
-/// The events of a listener move with it, the ids of its requests do not.
+/// The events of a listener move with it, but the ids of its requests do not.
 #[test]
-fn a_listener_that_moves_leaves_its_requests() {
+fn moving_a_listener_does_not_move_its_requests() {
     let (host, _device) = host(ADDRESS);
     let (one, two, client) = (Client::open(&host), Client::open(&host), Client::open(&host));
     let id = one.listener(5500, 8);
-    client.dialler(5500, 1);
+    client.connecting(5500, 1);
     assert_eq!(one.poll(PollTimeout::NONE), PollFlags::POLLIN);
     let fd = one.descriptor();
     tried(&two, |response| MigrateId { response, id, fd }).unwrap();
@@ -115,13 +115,13 @@ fn a_listener_that_moves_leaves_its_requests() {
     assert_eq!(two.accept(request.id, 9, 2, 0), Err(Errno::EINVAL));
     one.accept(request.id, 9, 2, 0).unwrap();
     client.expect(EventType::CONNECT_RESPONSE);
-    // Its own file takes it along, although it has no listener any more.
+    // Closing the request's own file destroys it, although its listener is in another file.
     drop(one);
     client.expect(EventType::REJECTED);
 }
 
 #[test]
-fn a_join_that_cannot_be_answered_joins_nothing() {
+fn a_join_whose_response_cannot_be_written_joins_no_group() {
     let (host, _device) = host(ADDRESS);
     let client = Client::open(&host);
     client.set_nonblocking();
@@ -137,7 +137,7 @@ fn a_join_that_cannot_be_answered_joins_nothing() {
 }
 
 #[test]
-fn a_number_of_a_group_is_nothing_to_other_files() {
+fn numbers_of_groups_are_invalid_in_other_files() {
     let (host, _device) = host(ADDRESS);
     let (client, thief) = (Client::open(&host), Client::open(&host));
     let id = client.create(PortSpace::UDP, 1);
@@ -151,13 +151,13 @@ fn a_number_of_a_group_is_nothing_to_other_files() {
     assert_eq!(tried(&client, leave), Ok(()));
 }
 
-/// The event that cannot be written is the next one still.
+/// An event that cannot be written stays the next one.
 #[test]
 fn an_event_that_cannot_be_written_is_not_lost() {
     let (host, _device) = host(ADDRESS);
     let (server, client) = (Client::open(&host), Client::open(&host));
     let listener = server.listener(5600, 1);
-    client.dialler(5600, 1);
+    client.connecting(5600, 1);
     assert_eq!(server.poll(PollTimeout::NONE), PollFlags::POLLIN);
     let nowhere = uverbs_uapi::cm::event::GetEvent { response: 8 };
     assert_eq!(server.send(&nowhere), Err(Errno::EFAULT));
@@ -165,9 +165,9 @@ fn an_event_that_cannot_be_written_is_not_lost() {
     assert_eq!(server.destroy(listener), Ok(1));
 }
 
-/// Ten thousand ids of a process that says no goodbye: all numbers are free after it.
+/// A process with ten thousand ids ends without destroying them: all numbers are free after it.
 #[test]
-fn a_closed_file_gives_all_its_numbers_back() {
+fn closing_a_file_frees_all_its_numbers() {
     let (host, _device) = host(ADDRESS);
     let (keeps, greedy) = (Client::open(&host), Client::open(&host));
     assert_eq!(keeps.create(PortSpace::TCP, 1), 0);
@@ -179,9 +179,9 @@ fn a_closed_file_gives_all_its_numbers_back() {
     assert_eq!(host.shared.lock().contexts.count(), 2);
 }
 
-/// Every length of every command, cut anywhere and longer than any: none is taken for another id's.
+/// Commands of every length, too short and too long: none must affect another id.
 #[test]
-fn cut_and_overlong_commands_harm_no_id() {
+fn truncated_and_overlong_commands_affect_no_other_id() {
     let (host, _device) = host(ADDRESS);
     let (client, other) = (Client::open(&host), Client::open(&host));
     client.set_nonblocking();
@@ -195,8 +195,8 @@ fn cut_and_overlong_commands_harm_no_id() {
             bytes.truncate(length);
             let mut memory = bytes.clone();
             memory.resize(length + 400, 0xff);
-            // SAFETY: `length` bytes and those of a whole body are there; addresses in them are
-            // not mapped.
+            // SAFETY: `length` bytes and a whole body are readable; the addresses in them are not
+            // mapped.
             let written = unsafe {
                 use std::os::fd::AsFd;
                 client.file.write(client.fd.as_fd(), memory.as_ptr(), length)
@@ -210,9 +210,9 @@ fn cut_and_overlong_commands_harm_no_id() {
     assert_eq!(created.unwrap().id, 0);
 }
 
-/// Commands in any order about any id, their fields drawn from few values, so that many are taken.
+/// Random commands about random ids. Their fields have few different values, so many succeed.
 #[test]
-fn random_commands_leave_nothing() {
+fn random_commands_leave_no_object() {
     const BODY: usize = 632;
     let (host, _device) = host(ADDRESS);
     let clients = [(); 3].map(|()| Client::open(&host));

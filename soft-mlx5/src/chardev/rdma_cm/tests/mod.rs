@@ -1,4 +1,4 @@
-//! The node as a program sees it.
+//! The rdma_cm node, used through its write commands.
 #![allow(unsafe_code)]
 
 mod attacks;
@@ -42,7 +42,7 @@ impl Client {
         self.write(message.as_bytes()).map(|written| assert_eq!(written, length))
     }
 
-    /// A command with an answer, whose address `body` is given.
+    /// Sends a command with a response; `body` gets the response's address.
     fn ask<C: Command>(&self, body: impl FnOnce(u64) -> C) -> Result<C::Response, Errno> {
         let mut answer = C::Response::new_zeroed();
         let body = body(answer.as_mut_bytes().as_mut_ptr() as u64);
@@ -60,7 +60,7 @@ impl Client {
         got
     }
 
-    /// What poll(2) says of the descriptor.
+    /// The result of poll(2) of the descriptor.
     fn poll(&self, timeout: PollTimeout) -> PollFlags {
         let asked = PollFlags::POLLIN | PollFlags::POLLOUT;
         let mut fds = [PollFd::new(self.fd.as_fd(), asked)];
@@ -78,7 +78,7 @@ impl Client {
     }
 }
 
-/// A device without a wire at this address, with the GID table of the recorded one.
+/// A device without a wire at this address, with the GID table of the recorded device.
 fn builder(address: [u8; 4]) -> DeviceBuilder {
     let station = Station::new(address.into()).unwrap();
     let (local, ipv4) = (station.link_local_gid(), station.gid());

@@ -1,4 +1,4 @@
-//! The recorded calls of unmodified programs get the answers that a kernel gave.
+//! The recorded calls of unmodified programs get the responses of the recorded kernel.
 
 use std::collections::HashMap;
 
@@ -10,11 +10,11 @@ use super::{Client, host};
 #[path = "../../../../cm/src/tests/hex.rs"]
 mod hex;
 
-/// Replaces 10.9.0.1 of the recording. Its third byte makes the MAC's raw traffic bit that of the
+/// Replaces 10.9.0.1 of the recording. With this third byte, the MAC's raw traffic bit is as in the
 /// recording.
 const ADDRESS: [u8; 4] = [127, 19, 0, 1];
 
-/// Bytes of the recorded device, and of ours in their place.
+/// Bytes of the recorded device, and the bytes of our device that replace them.
 const SUBSTITUTES: [(&[u8], &[u8]); 4] = [
     // Address.
     (&[10, 9, 0, 1], &ADDRESS),
@@ -26,7 +26,7 @@ const SUBSTITUTES: [(&[u8], &[u8]); 4] = [
     (&[0x01, 0x02, 0xc9, 0x03], &[0x01, 0x02, 0x00, 127]),
 ];
 
-/// Where each body has the address of its answer.
+/// The offset of the response's address in each body.
 fn response_at(command: Cmd) -> Option<usize> {
     match command {
         Cmd::CREATE_ID => Some(8),
@@ -63,8 +63,8 @@ impl<'a> Recorded<'a> {
         }
     }
 
-    /// Bytes of the answer that are random: ephemeral ports, packet sequence numbers, and the flow
-    /// labels that follow from ports.
+    /// Random bytes of the response: ephemeral ports, packet sequence numbers, and the flow labels
+    /// that depend on ports.
     fn random(&self) -> Vec<usize> {
         let ephemeral = |at: usize| self.answer[at] >= 0x80;
         let option = self.body.get(12).copied().unwrap_or_default();
@@ -85,7 +85,7 @@ impl<'a> Recorded<'a> {
     }
 }
 
-/// Bytes of a text in which `[n]` stands for n bytes of zero, with our device's addresses.
+/// Bytes of a text in which `[n]` means n zero bytes, with our device's addresses.
 fn bytes(text: &str) -> Vec<u8> {
     let mut bytes = match text {
         "-" => Vec::new(),
@@ -100,7 +100,7 @@ fn bytes(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// The programs' open files, by program and the descriptor that it had.
+/// The programs' open files, by program and recorded descriptor.
 type Files<'a> = HashMap<(&'a str, u32), Client>;
 
 fn run(files: &Files<'_>, recorded: &Recorded<'_>, line: usize) {
@@ -111,7 +111,7 @@ fn run(files: &Files<'_>, recorded: &Recorded<'_>, line: usize) {
         body[at..at + 8].copy_from_slice(&address.to_ne_bytes());
     }
     if recorded.command == Cmd::MIGRATE_ID {
-        // The descriptor of the channel that the id leaves.
+        // The descriptor of the id's old channel.
         let theirs = u32::from_ne_bytes(body[12..16].try_into().unwrap());
         let ours = files[&(recorded.program, theirs)].descriptor();
         body[12..16].copy_from_slice(&ours.to_ne_bytes());

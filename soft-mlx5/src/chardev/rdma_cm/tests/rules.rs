@@ -1,4 +1,4 @@
-//! What the node refuses and what it lets pass, and when its descriptor is readable.
+//! Which commands the node accepts and refuses, and when its descriptor is readable.
 
 use std::os::fd::AsFd;
 
@@ -87,7 +87,7 @@ impl Client {
         id
     }
 
-    pub(super) fn dialler(&self, port: u16, qpn: u32) -> u32 {
+    pub(super) fn connecting(&self, port: u16, qpn: u32) -> u32 {
         let id = self.create(PortSpace::TCP, 88);
         self.resolve(id, port);
         self.connect(id, qpn, 0).unwrap();
@@ -113,7 +113,7 @@ fn headers_are_checked_in_the_kernels_order() {
     assert_eq!(client.write(&padded(header(12, 8, 323))), Err(Errno::ENOSPC));
     assert_eq!(client.write(&padded(header(6, 279, 0))), Err(Errno::EINVAL), "too short");
     assert_eq!(client.write(&padded(header(8, 287, 0))), Err(Errno::EINVAL), "too short");
-    // Only CONNECT and ACCEPT look at the length of the body.
+    // Only CONNECT and ACCEPT check the length of the body.
     assert_eq!(client.write(&padded(header(10, 0, 0))), Err(Errno::ENOENT), "read all the same");
 }
 
@@ -123,7 +123,7 @@ fn bad_addresses_are_efault_and_change_nothing() {
     let client = Client::open(&host);
     let create = CreateId { response: 8, ps: PortSpace::TCP, ..CreateId::default() };
     assert_eq!(client.send(&create), Err(Errno::EFAULT));
-    assert_eq!(client.create(PortSpace::TCP, 1), 0, "the number was given back");
+    assert_eq!(client.create(PortSpace::TCP, 1), 0, "the number was freed");
     // SAFETY: nothing is mapped at this address, so nothing is read.
     let far = unsafe { client.file.write(client.fd.as_fd(), 16 as *const u8, 400) };
     assert_eq!(far, Err(Errno::EFAULT));
@@ -189,7 +189,7 @@ fn the_descriptor_is_readable_exactly_while_an_event_waits() {
     assert_eq!(client.poll(PollTimeout::ZERO), PollFlags::empty());
     client.send(&ResolveRoute { id, timeout_ms: 1000 }).unwrap();
     assert_eq!(client.poll(PollTimeout::NONE), PollFlags::POLLIN);
-    assert_eq!(client.destroy(id), Ok(1), "one was fetched");
+    assert_eq!(client.destroy(id), Ok(1), "one event was fetched");
     assert_eq!(client.poll(PollTimeout::ZERO), PollFlags::empty(), "dropped with its id");
 }
 
@@ -198,7 +198,7 @@ fn a_connection_begins_and_ends() {
     let (host, _device) = host(ADDRESS);
     let (server, client) = (Client::open(&host), Client::open(&host));
     let listener = server.listener(4100, 8);
-    let id = client.dialler(4100, 0x1111);
+    let id = client.connecting(4100, 0x1111);
     let request = server.expect(EventType::CONNECT_REQUEST);
     assert_eq!((request.uid, request.conn().qp_num), (77, 0x1111));
     assert_eq!(request.conn().private_data_len, 56, "the message's field");
@@ -222,10 +222,10 @@ fn a_connection_begins_and_ends() {
 fn refusals_carry_reason_and_private_data() {
     let (host, _device) = host(ADDRESS);
     let (server, client) = (Client::open(&host), Client::open(&host));
-    client.dialler(4200, 1);
+    client.connecting(4200, 1);
     assert_eq!(client.expect(EventType::REJECTED).status(), 8, "no listener");
     server.listener(4200, 8);
-    client.dialler(4200, 2);
+    client.connecting(4200, 2);
     let request = server.expect(EventType::CONNECT_REQUEST);
     let mut reject = Reject { id: request.id, private_data_len: 148, ..Reject::default() };
     reject.private_data[147] = 7;
@@ -257,12 +257,12 @@ fn events_of_a_request_wait_for_its_uid() {
     let (server, client) = (Client::open(&host), Client::open(&host));
     server.set_nonblocking();
     server.listener(4400, 8);
-    let id = client.dialler(4400, 1);
+    let id = client.connecting(4400, 1);
     assert_eq!(server.poll(PollTimeout::NONE), PollFlags::POLLIN);
     let request = server.expect(EventType::CONNECT_REQUEST);
-    // The client gives up: REJ arrives, which the server's file does not tell.
+    // The client gives up. The server's file does not report the REJ.
     client.destroy(id).unwrap();
-    let probe = client.dialler(4400, 2);
+    let probe = client.connecting(4400, 2);
     assert_eq!(server.poll(PollTimeout::NONE), PollFlags::POLLIN);
     server.expect(EventType::CONNECT_REQUEST);
     assert_eq!(server.accept(request.id, 9, 2, 0), Err(Errno::EINVAL));
@@ -270,11 +270,11 @@ fn events_of_a_request_wait_for_its_uid() {
 }
 
 #[test]
-fn closing_a_listener_refuses_what_was_not_fetched() {
+fn closing_a_listener_refuses_unfetched_requests() {
     let (host, _device) = host(ADDRESS);
     let (server, client) = (Client::open(&host), Client::open(&host));
     let listener = server.listener(4500, 8);
-    client.dialler(4500, 1);
+    client.connecting(4500, 1);
     assert_eq!(server.poll(PollTimeout::NONE), PollFlags::POLLIN);
     assert_eq!(server.destroy(listener), Ok(0));
     assert_eq!(client.expect(EventType::REJECTED).status(), 28);
@@ -287,7 +287,7 @@ fn closing_the_file_disconnects() {
     let (host, _device) = host(ADDRESS);
     let (server, client) = (Client::open(&host), Client::open(&host));
     server.listener(4600, 8);
-    let id = client.dialler(4600, 1);
+    let id = client.connecting(4600, 1);
     let request = server.expect(EventType::CONNECT_REQUEST);
     server.accept(request.id, 9, 2, 0).unwrap();
     client.expect(EventType::CONNECT_RESPONSE);
@@ -319,7 +319,7 @@ fn addresses_collide_as_in_the_kernel() {
 }
 
 #[test]
-fn a_neighbour_that_is_not_there_is_an_event() {
+fn a_missing_neighbour_is_reported_by_an_event() {
     let (host, _device) = host(ADDRESS);
     let client = Client::open(&host);
     let id = client.create(PortSpace::TCP, 1);
@@ -389,7 +389,7 @@ fn groups_are_joined_and_left() {
     };
     assert_eq!(join(JoinFlags(2)).err(), Some(Errno::EINVAL));
     let member = join(JoinFlags::FULL_MEMBER).unwrap().id;
-    assert_eq!(member, 0, "of a table of its own");
+    assert_eq!(member, 0, "groups have their own numbers");
     let joined = client.expect(EventType::MULTICAST_JOIN);
     assert_eq!((joined.uid, joined.id), (44, member));
     assert_eq!(joined.ud().ah_attr.grh.dgid[10..], [0xff, 0xff, 239, 1, 2, 3]);
@@ -425,19 +425,19 @@ fn a_full_backlog_drops_requests() {
     let (server, client) = (Client::open(&host), Client::open(&host));
     server.set_nonblocking();
     server.listener(5200, 1);
-    client.dialler(5200, 1);
+    client.connecting(5200, 1);
     assert_eq!(server.poll(PollTimeout::NONE), PollFlags::POLLIN);
-    let second = client.dialler(5200, 2);
-    // A third, refused at once, shows that the second was looked at.
-    client.dialler(5201, 3);
+    let second = client.connecting(5200, 2);
+    // A third request, refused at once, shows that the second was handled.
+    client.connecting(5201, 3);
     client.expect(EventType::REJECTED);
     assert_eq!(server.expect(EventType::CONNECT_REQUEST).conn().qp_num, 1);
-    assert_eq!(server.event().err(), Some(Errno::EAGAIN), "without a word to its sender");
+    assert_eq!(server.event().err(), Some(Errno::EAGAIN), "and its sender gets no answer");
     client.destroy(second).unwrap();
 }
 
-/// Two hosts with a device each on the network of the machine's software devices, as two processes
-/// have, and the devices' addresses.
+/// Two hosts, each with a device on the machine's network of software devices, as in two processes;
+/// and the devices' addresses.
 fn two_hosts() -> [(RdmaCm, [u8; 4]); 2] {
     ["near", "far"].map(|name| {
         let device = SoftDevice::builder(name).build().unwrap();
@@ -451,7 +451,7 @@ fn two_devices_of_a_network_connect() {
     let [(near, own), (far, other)] = two_hosts();
     let (server, client) = (Client::open(&near), Client::open(&far));
     let listener = server.create(PortSpace::TCP, 77);
-    // The port of all addresses is the machine's, where others may test at the same time.
+    // Ports at the wildcard address belong to the machine, and other tests may use them too.
     let port = 30_000 + std::process::id() as u16 % 2_000;
     server.bind(listener, [0; 4], port).unwrap();
     server.listen(listener, 8);
@@ -516,7 +516,7 @@ fn the_loopback_address_leads_to_the_listener_of_the_port() {
     let (server, client) = (Client::open(&near), Client::open(&far));
     let port = 20_000 + std::process::id() as u16 % 10_000;
     for own in [[0; 4], [127, 0, 0, 1]] {
-        // The listener may come after the address is resolved, as in pyverbs' tests.
+        // As in pyverbs' tests, the listener may be created after the address is resolved.
         let id = client.create(PortSpace::TCP, 88);
         client.resolve_at(id, [127, 0, 0, 1], port);
         let listener = server.create(PortSpace::TCP, 77);
@@ -546,9 +546,9 @@ fn messages_of_every_length_and_type_are_survived() {
     assert_eq!(client.create(PortSpace::TCP, 1), id, "the zeros destroyed it");
 }
 
-/// Programs fetch events to see that there are none, some for each message.
+/// Some programs try to fetch an event for each message, although there is none.
 #[test]
-fn a_command_without_a_timer_leaves_the_thread_asleep() {
+fn a_command_without_a_timer_does_not_wake_the_thread() {
     let (host, _device) = host(ADDRESS);
     let client = Client::open(&host);
     client.set_nonblocking();

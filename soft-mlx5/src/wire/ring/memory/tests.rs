@@ -18,7 +18,7 @@ fn both_mappings_are_the_same_memory() {
 }
 
 #[test]
-fn bytes_go_round_the_end() {
+fn bytes_wrap_at_the_end() {
     let (ours, file) = Mapped::create().unwrap();
     let theirs = Mapped::adopt(&file).unwrap();
     let bytes: Vec<u8> = (0..4200).map(|at| (at * 7) as u8).collect();
@@ -43,7 +43,7 @@ fn files_that_could_shrink_or_are_too_short_are_refused() {
     assert!(Mapped::adopt(&file(LEN, SealFlag::F_SEAL_SHRINK)).is_ok());
     assert!(Mapped::adopt(&file(LEN, SealFlag::F_SEAL_GROW)).is_err());
     assert!(Mapped::adopt(&file(LEN - 4096, SealFlag::F_SEAL_SHRINK)).is_err());
-    // It cannot be written, so it cannot be mapped for writing.
+    // A sealed file cannot be written, so it cannot be mapped for writing.
     let unwritable = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE;
     assert!(Mapped::adopt(&file(LEN, unwritable)).is_err());
     let plain = std::fs::File::open("/proc/self/exe").unwrap();

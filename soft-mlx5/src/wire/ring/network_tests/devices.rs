@@ -1,4 +1,4 @@
-//! Devices that take the station of one that has ended, and processes that are killed.
+//! Devices at the station of an ended device, and processes that are killed.
 
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use super::*;
 
 #[test]
-fn the_next_device_of_a_station_gets_a_ring_of_its_own() {
+fn the_next_device_of_a_station_gets_a_new_ring() {
     let (mut left, right) = (memory(), memory());
     let (a, b) = (left.station(), right.station());
     let mut right = Some(right);
@@ -21,7 +21,7 @@ fn the_next_device_of_a_station_gets_a_ring_of_its_own() {
         assert_eq!(received(&mut left), []);
     }
     assert_eq!(udp_sent(&left), 0);
-    // A station that ends again and again is not asked for a ring each time.
+    // The sender does not request a ring each time from a station that ends again and again.
     let mut device = rejoin(b);
     let sent = vec![packet(a, b, 9, 64)];
     send_at(3 * SECOND - 1, &mut left, sent.clone());
@@ -29,7 +29,7 @@ fn the_next_device_of_a_station_gets_a_ring_of_its_own() {
 }
 
 #[test]
-fn a_peer_that_refuses_a_ring_is_asked_again_after_a_second() {
+fn a_ring_is_requested_again_a_second_after_a_refusal() {
     let mut left = memory();
     let plain = UdpWire::bind_any(Link::Ethernet).unwrap();
     let (a, b) = (left.station(), plain.station());
@@ -40,7 +40,7 @@ fn a_peer_that_refuses_a_ring_is_asked_again_after_a_second() {
     send_at(SECOND, &mut left, vec![sent[0].clone()]);
     send_at(5 + SECOND, &mut left, vec![sent[1].clone()]);
     send_at(6 + SECOND, &mut left, vec![sent[2].clone()]);
-    // The first went by UDP and the others did not, yet they come in order.
+    // The first packet went by UDP and the others through the ring, yet they arrive in order.
     assert_eq!(received(&mut right), sent);
     assert_eq!((udp_sent(&left), count(&left, |c| &c.sent)), (2, 2));
 }
@@ -52,7 +52,7 @@ fn endless() {
     let to: Ipv4Addr = std::env::var(TO).unwrap().parse().unwrap();
     let (mut network, to) = (memory(), Station::new(to).unwrap());
     let from = network.station();
-    // Ends also if the test does not kill it.
+    // The process also ends if the test does not kill it.
     for number in (0..1_000_000).step_by(100) {
         send(&mut network, (number..number + 100).map(|n| packet(from, to, n, 4000)).collect());
         network.receive(0, &mut Vec::new(), &mut PacketPool::default());
@@ -83,7 +83,7 @@ fn a_killed_process_loses_its_own_packets_only() {
             assert_eq!((packet.addressing, packet.bytes().len()), (route, 12 + 4000));
             assert_eq!(packet.bth().unwrap().psn(), Psn::new(number as u32), "whole and in order");
         }
-        // Its ring is gone, and a new device gets the station.
+        // The killed process's ring is removed, and a new device gets the station.
         assert!(!is_woken(&right));
         let station = Station::from_gid(route.source).unwrap();
         let mut next = rejoin(station);

@@ -1,5 +1,4 @@
-//! Networks that reach each other as those of two processes do, and what the other process may do
-//! to them.
+//! Networks that reach each other as those of two processes do, and attacks of the other process.
 
 mod devices;
 mod peers;
@@ -45,8 +44,8 @@ fn send_at(now: u64, wire: &mut impl Wire, mut packets: Vec<Packet>) {
     assert!(packets.is_empty());
 }
 
-/// All packets that have arrived. Those sent before this call are among them, because loopback and
-/// memory deliver within the call that sends. An idle network looks at its sockets in one of
+/// All arrived packets. They include every packet sent before this call, because loopback and
+/// memory deliver within the sender's call. An idle network reads its sockets in one of
 /// `FILES_EVERY` calls.
 pub(super) fn received(network: &mut Network) -> Vec<Packet> {
     let (mut packets, mut pool) = (Vec::new(), PacketPool::default());
@@ -71,9 +70,8 @@ fn is_readable(fds: Vec<impl AsFd>) -> bool {
     poll(&mut fds, PollTimeout::ZERO).unwrap() != 0
 }
 
-/// Waits until `holds` returns true. Other tests of this process fork, and until such a child ends
-/// it has a copy of the descriptors that were closed here. The time limit only ends a test that has
-/// failed.
+/// Waits until `holds` returns true. Other tests of this process fork, and their children have
+/// copies of descriptors closed here until they end. The time limit only ends a failed test.
 pub(super) fn eventually(mut holds: impl FnMut() -> bool) {
     let limit = Instant::now() + Duration::from_secs(120);
     while !holds() {
@@ -82,7 +80,7 @@ pub(super) fn eventually(mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A new device at a station whose last device has gone.
+/// A new device at a station whose last device has ended.
 fn rejoin(station: Station) -> Network {
     let mut joined = None;
     eventually(|| {
@@ -104,7 +102,7 @@ fn udp_sent(network: &Network) -> u64 {
     network.udp().counters().sent.load(Ordering::Relaxed)
 }
 
-/// Receives, and drops the packets, so often that the sockets are read, too.
+/// Receives and drops packets often enough to read the sockets too.
 pub(super) fn look_at(now: u64, network: &mut Network) {
     for _ in 0..2 * FILES_EVERY {
         network.receive(now, &mut Vec::new(), &mut PacketPool::default());

@@ -1,5 +1,4 @@
-//! What other processes may do: connections without a ring, corrupt rings, floods, forged
-//! datagrams.
+//! Attacks of other processes: connections without a ring, corrupt rings, floods, forged datagrams.
 
 use std::io::{self, Read};
 use std::net::UdpSocket;
@@ -21,7 +20,7 @@ fn by_hand(to: Station) -> (OwnedFd, Mapped) {
 }
 
 #[test]
-fn a_sender_that_lies_is_hung_up_on() {
+fn a_connection_with_a_corrupt_ring_is_closed() {
     let (mut left, mut right) = (memory(), memory());
     let (a, b) = (left.station(), right.station());
     let lies = [(1, 0xffff), (1, 57), (1 << 40, 1), (u64::MAX, 1)];
@@ -41,7 +40,7 @@ fn a_sender_that_lies_is_hung_up_on() {
 }
 
 #[test]
-fn a_receiver_that_lies_is_reached_by_udp() {
+fn a_receiver_with_a_corrupt_ring_is_reached_by_udp() {
     let mut left = memory();
     let b = Station::new([127, 19, 0, 2].into()).unwrap();
     let listener = socket::listen(socket::claim(b).unwrap().unwrap()).unwrap();
@@ -142,8 +141,7 @@ fn connections_without_a_hello_time_out() {
     assert!(!is_hung_up_on(&late));
 }
 
-/// A receiver whose process has no file descriptor left. Run by the test below, in a process of its
-/// own.
+/// A receiver whose process has no file descriptor left. The test below runs it in a new process.
 #[test]
 #[ignore = "the other process of a test"]
 fn deaf() {
@@ -173,7 +171,7 @@ fn without_file_descriptors_a_device_sleeps_and_accepts_later() {
 }
 
 #[test]
-fn a_flood_of_wake_ups_delays_no_packet_of_others() {
+fn a_flood_of_wake_ups_does_not_delay_other_packets() {
     let (mut left, mut right) = (memory(), memory());
     let (a, b) = (left.station(), right.station());
     let (stranger, _ring) = by_hand(b);
@@ -183,7 +181,7 @@ fn a_flood_of_wake_ups_delays_no_packet_of_others() {
     assert_eq!(received(&mut right), sent);
 }
 
-/// Sends a datagram as station `from` would, from an address that any process may bind.
+/// Sends a forged datagram of station `from`, from an address that any process may bind.
 fn forge(from: Station, to: Station) {
     let socket = UdpSocket::bind((from.address(), 0)).unwrap();
     let source_port = socket.local_addr().unwrap().port();
@@ -215,7 +213,7 @@ fn a_datagram_in_the_name_of_a_station_with_a_ring_is_dropped() {
     send(&mut third, others.clone());
     send(&mut left, sent.clone());
     assert_eq!(received(&mut right), [others, sent].concat());
-    // Once the sender has gone, the next device of its station may use UDP.
+    // Once the sender has ended, the next device of its station may use UDP.
     drop(left);
     eventually(|| {
         forge(a, b);

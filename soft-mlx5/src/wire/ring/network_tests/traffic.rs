@@ -1,4 +1,4 @@
-//! What is sent arrives, in order, by memory or UDP, and wakes a sleeping receiver.
+//! Sent packets arrive in order, by memory or UDP, and wake a sleeping receiver.
 
 use std::net::UdpSocket;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ fn packets_between_processes_go_through_memory() {
     let back = vec![packet(b, a, 7, 16), packet(b, a, 8, 0)];
     send(&mut left, there.clone());
     send(&mut right, back.clone());
-    // The ring holds a part of them. The rest follows as space becomes free.
+    // The ring holds some of the packets. The rest follow as space becomes free.
     let mut arrived = Vec::new();
     while arrived.len() < there.len() {
         let before = arrived.len();
@@ -77,7 +77,7 @@ fn a_full_ring_holds_back_and_drops_only_beyond_its_limit() {
     }
     let lost = count(&left, |c| &c.refused);
     assert!(lost > 0 && lost < 1000, "{lost} lost of {COUNT}");
-    assert!(!is_woken(&left), "no space yet, and no peer has come");
+    assert!(!is_woken(&left), "no space yet, and no new peer");
     let mut arrived = Vec::new();
     while arrived.len() < COUNT as usize - lost as usize {
         let before = arrived.len();
@@ -96,27 +96,27 @@ fn a_full_ring_holds_back_and_drops_only_beyond_its_limit() {
 }
 
 #[test]
-fn a_sleeper_is_woken_by_what_is_or_gets_into_its_ring() {
+fn a_sleeping_receiver_is_woken_by_packets_in_its_ring() {
     let (mut left, mut right) = (memory(), memory());
     let (a, b) = (left.station(), right.station());
     assert!(!is_woken(&right));
     send(&mut left, vec![packet(a, b, 0, 8)]);
     assert!(is_woken(&right), "by the connection");
     assert_eq!(received(&mut right).len(), 1);
-    assert!(!is_woken(&right), "all was taken");
+    assert!(!is_woken(&right), "the ring is empty");
     send(&mut left, vec![packet(a, b, 1, 8)]);
     assert!(is_woken(&right), "by the socket");
     assert_eq!(received(&mut right).len(), 1);
-    // The receiver is awake, so the sender does not wake it. It does not fall asleep either while a
-    // packet is in the ring.
+    // The receiver is awake, so the sender does not wake it. While a packet is in the ring, the
+    // receiver does not fall asleep.
     send(&mut left, vec![packet(a, b, 2, 8)]);
     assert!(is_woken(&right));
     assert_eq!(received(&mut right).len(), 1);
     assert!(!is_woken(&right));
 }
 
-/// Acknowledgements may be sent this way. The packet arrives even if its sender ends before it
-/// wakes the receiver.
+/// Acknowledgements may be sent in this way. The packet arrives even if its sender ends before
+/// waking the receiver.
 #[test]
 fn a_quiet_packet_leaves_the_receiver_asleep_until_it_is_woken_or_the_sender_ends() {
     let (mut left, mut right) = (memory(), memory());
@@ -175,7 +175,7 @@ fn garbage_before_packets_sent_by_udp_does_not_let_the_ring_overtake_them() {
 }
 
 #[test]
-fn the_packets_that_wait_for_all_rings_together_are_bounded() {
+fn the_number_of_packets_that_wait_for_rings_is_bounded() {
     let mut left = memory();
     let a = left.station();
     let others: Vec<_> = (0..6).map(|_| memory()).collect();

@@ -9,7 +9,7 @@ use crate::wire::ring::socket;
 
 /// `join_privately` acts as if another user held all names that users share.
 #[test]
-fn devices_under_names_of_their_users_own_reach_each_other_and_are_reached() {
+fn devices_with_private_names_reach_other_devices_and_are_reached() {
     let join = || Network::join_privately(Link::Ethernet).unwrap();
     let (mut left, mut right, mut plain) = (join(), join(), memory());
     let (a, b, c) = (left.station(), right.station(), plain.station());
@@ -26,10 +26,10 @@ fn devices_under_names_of_their_users_own_reach_each_other_and_are_reached() {
     assert_eq!((udp_sent(&left), udp_sent(&right), udp_sent(&plain)), (0, 0, 0));
 }
 
-/// Another process listens on the station's name that all users share. Packets go to the user's own
-/// device all the same.
+/// Another process listens on the station's name that all users share. Packets still go to the
+/// user's own device.
 #[test]
-fn a_squatter_gets_nothing_that_is_meant_for_a_device_with_a_private_name() {
+fn a_squatter_gets_no_packets_for_a_device_with_a_private_name() {
     let (mut left, mut right) = (memory(), Network::join_privately(Link::Ethernet).unwrap());
     let to = right.station();
     let squatter = socket::listen(socket::claim(to).unwrap().unwrap()).unwrap();
@@ -55,8 +55,8 @@ fn a_name_cannot_be_taken_before_or_after_its_station() {
 const USER: &str = "UVERBS_TEST_USER";
 const CARRIER: &str = "UVERBS_TEST_ANY_USER";
 
-/// Another user's process, which sends until its input ends, because the packets in a ring that is
-/// then refused are lost. It prints whether any went by UDP. Run by the test below.
+/// Another user's process, which sends until its input ends, because packets in a refused ring are
+/// lost. It prints whether any packet went by UDP. Run by the test below.
 #[test]
 #[ignore = "the other process of a test"]
 fn other_user() {

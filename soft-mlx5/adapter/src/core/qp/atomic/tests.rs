@@ -22,7 +22,7 @@ fn masks_limit_what_is_compared_and_swapped() {
 }
 
 #[test]
-fn four_bytes_are_changed_by_way_of_their_word() {
+fn four_byte_atomics_change_the_word_that_contains_them() {
     let memory = Recorder::new(0x7000_0000, 16);
     memory.memory.write(0x7000_0000, &[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0]).unwrap();
     let add = AtomicRequest { size: 4, ..AtomicRequest::fetch_add(u32::from_le(0x10).into()) };

@@ -1,6 +1,10 @@
-//! DC sessions: their bound, their end, and what other peers cannot do to them.
+//! DC sessions: their number, their end, and packets of other peers.
 
 use super::*;
+use crate::packet::{Headers, Position};
+
+const SEND_ONLY: Wire = Wire::send(Transport::Dc, Position::Only, Headers::empty());
+const READ_REQUEST: Wire = Wire::RC_READ_REQUEST.on(Transport::Dc);
 
 /// A packet of an initiator at host 0 that does not exist.
 fn forged(net: &Net, opcode: Wire, number: u32, key: u64, session: u32) -> Packet {
@@ -27,7 +31,7 @@ fn answers(net: &mut Net) -> Vec<Packet> {
 }
 
 #[test]
-fn sessions_are_bounded_and_old_ones_end_for_new_ones() {
+fn sessions_are_bounded_and_idle_ones_end() {
     let mut net = Net::new(1, 1);
     let mut accepted = 0;
     for number in 1..=1100 {
@@ -82,11 +86,11 @@ fn a_session_belongs_to_the_address_that_connected() {
     let [answer] = answers(&mut net).try_into().unwrap();
     let session = answer.view().unwrap().dceth.unwrap().session.get();
     let send = |net: &Net, number, session| {
-        let mut packet = forged(net, Wire(Transport::Dc.base() | 4), number, KEY, session);
+        let mut packet = forged(net, SEND_ONLY, number, KEY, session);
         packet.bth_mut().unwrap().set_psn(Psn::new(78));
         packet
     };
-    // Another initiator, another host, another session.
+    // A packet of another initiator, of another host, and of another session.
     for change in 0..3 {
         let number = if change == 0 { 78 } else { 77 };
         let mut packet = send(&net, number, session ^ u32::from(change == 2));
@@ -108,7 +112,7 @@ fn the_receive_of_a_peer_that_vanished_is_used_again() {
     let here = net.region(0, 4096);
     net.post_receive(0, inbox);
     net.post(0, 0, Wr::send().all_of(here));
-    // Of the message's packets only the first ones arrive; then the host is gone.
+    // Only the first packets of the message arrive; then the sender vanishes.
     let mut passed = 0;
     net.world.run_until_idle_with(&mut |packet| {
         passed += u32::from(packet.addressing.source == net_gid(0));
@@ -130,7 +134,7 @@ fn the_receive_of_a_peer_that_vanished_is_used_again() {
 }
 
 #[test]
-fn a_message_that_is_too_long_ends_the_session_alone() {
+fn a_message_that_is_too_long_ends_only_its_session() {
     let mut net = Net::new(2, 1);
     let inbox = net.region(2, 16);
     net.post_receive(0, inbox);
@@ -150,7 +154,7 @@ fn a_message_that_is_too_long_ends_the_session_alone() {
 }
 
 #[test]
-fn an_initiator_that_was_silent_connects_anew() {
+fn an_idle_initiator_connects_again() {
     let mut net = Net::new(1, 1);
     let inbox = net.region(1, 64);
     let mut connects = 0;
@@ -197,9 +201,9 @@ fn only_the_acknowledgement_of_a_connect_establishes_a_session() {
     }
 }
 
-/// An initiator that connects again and again gets no more turns than the others.
+/// An initiator that reconnects again and again gets no larger share than the others.
 #[test]
-fn sessions_take_turns_however_often_one_begins_anew() {
+fn sessions_take_turns_however_often_one_reconnects() {
     let mut net = Net::new(1, 1);
     let data = net.region(1, 1 << 20);
     let read = |net: &mut Net, number: u32, attempt| {
@@ -212,7 +216,7 @@ fn sessions_take_turns_however_often_one_begins_anew() {
                 break header.session.get();
             }
         };
-        let mut packet = forged(net, Wire(Transport::Dc.base() | 0x0c), number, KEY, session);
+        let mut packet = forged(net, READ_REQUEST, number, KEY, session);
         packet.bth_mut().unwrap().set_psn(Psn::new(number + 1));
         packet.push(Reth::new(data.address, data.key.0, data.len as u32));
         net.world.hosts[1].core.receive(0, packet);

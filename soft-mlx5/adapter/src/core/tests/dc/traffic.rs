@@ -1,4 +1,4 @@
-//! What requests do, which rights and keys they need, and what loss changes.
+//! DC requests: their effect, their rights and keys, and packet loss.
 
 use super::*;
 
@@ -47,7 +47,7 @@ fn every_operation_needs_its_right() {
             }
             net.world.hosts[0].memory_write(here.address, &sent);
         }
-        // Sends need none, and the target outlives all refusals.
+        // Sends need no right, and the target still works after all refusals.
         net.post_receive(target, there);
         net.post(0, target, Wr::send().all_of(here));
         net.world.run_until_idle();
@@ -58,7 +58,7 @@ fn every_operation_needs_its_right() {
 }
 
 #[test]
-fn data_and_atomics_do_what_they_do_over_a_connection() {
+fn dc_operations_have_the_same_effect_as_rc_operations() {
     let mut net = Net::new(1, 1);
     let (there, here) = (net.region(1, 10_000), net.region(0, 10_000));
     let data = net.world.hosts[0].fill(here, 7);
@@ -88,7 +88,7 @@ fn data_and_atomics_do_what_they_do_over_a_connection() {
 }
 
 #[test]
-fn a_wrong_key_reaches_nothing() {
+fn requests_with_a_wrong_access_key_fail() {
     for key in [0, KEY + 1, !KEY, KEY.swap_bytes(), KEY & 0xffff_ffff] {
         let mut net = Net::with(1, 1, no_receiver_retries);
         let inbox = net.region(1, 64);
@@ -110,7 +110,7 @@ fn a_wrong_key_reaches_nothing() {
 }
 
 #[test]
-fn a_number_of_no_dc_target_reaches_nothing() {
+fn requests_to_a_number_of_no_dc_target_fail() {
     let mut net = Net::with(2, 1, no_receiver_retries);
     let other = net.initiators[1].1.qpn.0;
     let here = net.vector(0, KEY);
@@ -126,7 +126,7 @@ fn a_number_of_no_dc_target_reaches_nothing() {
 #[test]
 fn many_initiators_share_one_target() {
     let mut net = Net::new(4, 1);
-    // Two initiators of one host, too.
+    // Among them two initiators of one host.
     net.initiator(0, &|_| {});
     let inbox = net.region(4, 64);
     let mut expected = BTreeMap::new();
@@ -171,7 +171,7 @@ fn requests_to_alternating_targets_stay_in_order() {
 }
 
 #[test]
-fn loss_duplication_and_delay_lose_and_repeat_nothing() {
+fn lost_duplicated_and_delayed_packets_lose_and_repeat_no_request() {
     for seed in 0..12 {
         let mut chance = Prng::new(seed);
         let mut net = Net::new(2, 2);
@@ -222,7 +222,7 @@ fn loss_duplication_and_delay_lose_and_repeat_nothing() {
 }
 
 #[test]
-fn a_target_without_receives_is_waited_for() {
+fn an_initiator_waits_for_a_target_without_receives() {
     let mut net = Net::new(1, 1);
     let inbox = net.region(1, 64);
     net.post(0, 0, Wr::send().inline(b"late"));
@@ -262,13 +262,13 @@ fn packets_of_an_earlier_session_are_not_executed_again() {
     assert_eq!(first_session.len(), 3, "connect, request, disconnect");
     let count = |net: &Net| net.world.hosts[1].bytes(counter.address, 8)[0];
     assert_eq!(count(&net), 1);
-    // All of it again: the CONNECT makes a session, with another number.
+    // The same packets again: the CONNECT makes a session with another number.
     for packet in &first_session {
         net.world.hosts[1].core.receive(net.world.now, packet.clone());
         net.world.run_until_idle();
     }
     assert_eq!(count(&net), 1);
-    // Again while the initiator is back: nothing of its session changes.
+    // Once more while the initiator has a new session, which they must not change.
     add(&mut net, 0);
     net.world.run_until_idle();
     assert_eq!(count(&net), 2);
@@ -283,14 +283,14 @@ fn packets_of_an_earlier_session_are_not_executed_again() {
 }
 
 #[test]
-fn local_requests_need_no_target_and_bad_ones_fail_alone() {
+fn local_requests_need_no_target_and_invalid_ones_fail_alone() {
     let mut net = Net::new(1, 1);
     let (at, qp, _) = &mut net.initiators[0];
     net.world.hosts[*at].post(qp, &Wr::new(Opcode::NOP));
     net.world.run_until_idle();
     assert_eq!(net.sent(0)[0].syndrome, None);
     assert_eq!(net.world.crossed, 0);
-    // A source GID that the port does not have.
+    // The port does not have this source GID.
     let mut vector = net.vector(0, KEY);
     vector.grh_gid_flow.set(9 << 20);
     net.post_to(0, vector, Wr::send());
@@ -300,7 +300,7 @@ fn local_requests_need_no_target_and_bad_ones_fail_alone() {
 }
 
 #[test]
-fn ports_of_infiniband_are_told_apart_by_lid() {
+fn infiniband_ports_are_distinguished_by_lid() {
     let mut net = Net { world: World::new(0), initiators: Vec::new(), targets: Vec::new() };
     let config = CoreConfig { link: LinkLayer::InfiniBand, ..CoreConfig::default() };
     net.world.hosts = (1..=3).map(|number| Host::with(number, config.clone())).collect();
@@ -325,7 +325,7 @@ fn ports_of_infiniband_are_told_apart_by_lid() {
 }
 
 #[test]
-fn a_target_needs_a_shared_queue_and_goes_in_any_order() {
+fn a_target_needs_an_srq_and_both_are_destroyed_in_any_order() {
     let mut net = Net::new(1, 1);
     let host = &mut net.world.hosts[1];
     let cq = host.cq(4);

@@ -27,7 +27,7 @@ fn every_state_can_be_reset_and_only_live_ones_fail() {
 }
 
 #[test]
-fn the_current_state_may_be_named_only_where_it_can_be_unsure() {
+fn the_current_state_may_be_given_only_in_states_that_change_by_themselves() {
     assert!(allowed(RTS, RTS, Ud, STATE | CUR_STATE));
     assert!(!allowed(INIT, INIT, Ud, STATE | CUR_STATE));
     assert!(allowed(SQE, RTS, Ud, STATE | CUR_STATE | QKEY));
