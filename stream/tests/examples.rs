@@ -20,7 +20,7 @@ fn run(name: &str) -> String {
 }
 
 #[test]
-fn every_example_does_what_it_says() {
+fn every_example_prints_its_result() {
     let echo = run("stream_echo");
     assert_eq!(echo.matches("says line 3").count(), 2, "{echo}");
     let http = run("http");
@@ -30,7 +30,7 @@ fn every_example_does_what_it_says() {
 }
 
 #[test]
-fn every_example_tells_its_errors_in_words() {
+fn every_example_prints_its_errors_in_one_line() {
     for name in ["stream_echo", "http", "grpc"] {
         for (address, words) in [("10.0.0.1:7471", "no_such_device"), ("nowhere", "HOST:PORT")] {
             let output = start(name, &[address]);

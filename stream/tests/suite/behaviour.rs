@@ -1,4 +1,4 @@
-//! What a program may expect of either network.
+//! The behaviour of streams and of TCP, which must be the same.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::Shutdown;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::network::{Listens, Network, Streams};
 use crate::random::{Random, pattern};
 
-/// Far longer than anything takes that has to happen.
+/// Bound on a wait for something that must happen; only a defect reaches it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 crate::both!(
@@ -79,7 +79,7 @@ fn large_transfers_in_random_chunks<N: Network>() {
         if length == 0 {
             break;
         }
-        assert!(part[..length] == pattern(at, length), "bytes from {at} on differ");
+        assert!(part[..length] == pattern(at, length), "the bytes from {at} on differ");
         at += length;
     }
     assert_eq!(at, BYTES);
@@ -93,7 +93,7 @@ fn half_close<N: Network>() {
     let mut text = String::new();
     server.read_to_string(&mut text).unwrap();
     assert_eq!(text, "question");
-    assert_eq!(server.read(&mut [0; 8]).unwrap(), 0, "the end stays");
+    assert_eq!(server.read(&mut [0; 8]).unwrap(), 0, "reads after the end return 0");
     server.write_all(b"answer").unwrap();
     drop(server);
     text.clear();
@@ -189,7 +189,7 @@ fn nothing_is_nothing<N: Network>() {
     client.write_all(b"x").unwrap();
     let mut byte = [0; 1];
     server.peek(&mut byte).unwrap();
-    // Without a byte to read, TCP's would wait.
+    // Without a byte to read, TCP's read would wait.
     assert_eq!(server.read(&mut []).unwrap(), 0);
     server.read_exact(&mut byte).unwrap();
     assert_eq!(&byte, b"x", "nothing came before it");
@@ -342,7 +342,7 @@ fn writing_to_a_peer_that_is_gone_fails<N: Network>() {
             Ok(_) => thread::yield_now(),
             Err(error) => break error,
         }
-        assert!(start.elapsed() < PATIENCE, "writes go on to a peer that is gone");
+        assert!(start.elapsed() < PATIENCE, "writes to a peer that is gone still succeed");
     };
     let expected = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset];
     assert!(expected.contains(&error.kind()), "{error:?}");

@@ -12,7 +12,7 @@ use uverbs_stream::tokio::{Listener, Stream};
 
 use crate::network::{address, config};
 
-/// A channel whose connections are streams, to a server that has the other ends.
+/// A channel to a server, over streams.
 async fn channel() -> Channel {
     let listener = Listener::bind_with(&config(), address()).await.unwrap();
     let to = listener.local_addr().unwrap();
@@ -35,11 +35,11 @@ async fn ask(channel: Channel, question: String) -> Result<String, Status> {
     answer.map(tonic::Response::into_inner)
 }
 
-/// More than a ring of data, and more than an HTTP/2 window.
+/// More bytes than a ring and an HTTP/2 window hold.
 const LONG: usize = 1_000_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_and_refusals_cross() {
+async fn calls_and_errors_are_transferred() {
     let channel = channel().await;
     for length in [1, 1000, LONG] {
         let question = "ab".repeat(length);

@@ -1,4 +1,4 @@
-//! Peers that speak the protocol and break it.
+//! Peers that violate the protocol.
 
 use std::io::{ErrorKind, Read, Write};
 use std::thread;
@@ -11,7 +11,7 @@ use uverbs_stream::{Broken, Stream};
 
 use crate::network::{Listens, Network, Rdma, context};
 
-/// A peer that may send whatever it likes into the ring of a stream.
+/// A peer that can write anything into the ring of a stream.
 struct Peer {
     connection: Connection,
     ring: Remote,
@@ -19,7 +19,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// Connects, and offers a ring that is none.
+    /// Connects, and offers an invalid ring.
     fn pair() -> (Stream, Self) {
         let listener = Rdma::listen();
         let to = listener.address();
@@ -28,16 +28,16 @@ impl Peer {
         let connector = Connector::new().context(&context());
         let connector = connector.private_data(RequestData::new(&offer).unwrap());
         let connection = connector.connect(to).unwrap();
-        let said = connection.private_data();
-        let word = |at: usize| u32::from_be_bytes(said[at..at + 4].try_into().unwrap());
+        let reported = connection.private_data();
+        let word = |at: usize| u32::from_be_bytes(reported[at..at + 4].try_into().unwrap());
         let address = u64::from(word(16)) << 32 | u64::from(word(20));
         let (ring, bytes) = (Remote::new(address, word(12)), word(8));
         (accepting.join().unwrap(), Self { connection, ring, bytes })
     }
 
-    /// Writes so many bytes to the start of the ring, and says that they are `said`.
-    fn write(&mut self, bytes: usize, said: u32) {
-        let write = op::WriteImmediate(self.ring, Immediate::from_u32(said));
+    /// Writes `bytes` bytes to the start of the ring, and reports `reported` bytes.
+    fn write(&mut self, bytes: usize, reported: u32) {
+        let write = op::WriteImmediate(self.ring, Immediate::from_u32(reported));
         let data = vec![7; bytes];
         self.connection.qp.post_inline(write, &data, PostFlags::SIGNALED).unwrap();
     }
@@ -51,8 +51,8 @@ impl Peer {
     }
 }
 
-/// The stream breaks with an error that says so, for readers and writers, and is dropped at once.
-fn breaks(what: &str, peer_does: impl FnOnce(&mut Peer)) {
+/// Checks that the stream reports a protocol error to readers and writers, and is dropped at once.
+fn assert_broken_by(what: &str, peer_does: impl FnOnce(&mut Peer)) {
     let (mut stream, mut peer) = Peer::pair();
     peer_does(&mut peer);
     let mut into = [0; 64];
@@ -71,26 +71,26 @@ fn breaks(what: &str, peer_does: impl FnOnce(&mut Peer)) {
 
 #[test]
 fn a_length_that_is_not_the_data_breaks_the_stream() {
-    breaks("nothing written", |peer| peer.write(0, 100));
-    breaks("less written", |peer| peer.write(9, 10));
-    breaks("more written", |peer| peer.write(10, 9));
-    breaks("nothing said", |peer| peer.write(0, 0));
-    breaks("beyond the ring", |peer| peer.write(1, peer.bytes + 1));
-    breaks("the highest length", |peer| peer.write(0, u32::MAX));
-    breaks("after good data", |peer| {
+    assert_broken_by("nothing written", |peer| peer.write(0, 100));
+    assert_broken_by("less written", |peer| peer.write(9, 10));
+    assert_broken_by("more written", |peer| peer.write(10, 9));
+    assert_broken_by("nothing reported", |peer| peer.write(0, 0));
+    assert_broken_by("beyond the ring", |peer| peer.write(1, peer.bytes + 1));
+    assert_broken_by("the highest length", |peer| peer.write(0, u32::MAX));
+    assert_broken_by("after good data", |peer| {
         peer.write(8, 8);
         peer.write(0, peer.bytes);
     });
 }
 
 #[test]
-fn a_report_that_cannot_be_breaks_the_stream() {
-    breaks("bytes that were never sent", |peer| peer.report(1, 0, 0));
-    breaks("messages that were never sent", |peer| peer.report(0, 1, 0));
-    breaks("the highest numbers", |peer| peer.report(u64::MAX, u64::MAX, 0));
-    breaks("unknown flags", |peer| peer.report(0, 0, 2));
-    breaks("a short report", |peer| peer.send(&[0; 23]));
-    breaks("an empty report", |peer| peer.send(&[]));
+fn an_impossible_report_breaks_the_stream() {
+    assert_broken_by("bytes that were never sent", |peer| peer.report(1, 0, 0));
+    assert_broken_by("messages that were never sent", |peer| peer.report(0, 1, 0));
+    assert_broken_by("the highest numbers", |peer| peer.report(u64::MAX, u64::MAX, 0));
+    assert_broken_by("unknown flags", |peer| peer.report(0, 0, 2));
+    assert_broken_by("a short report", |peer| peer.send(&[0; 23]));
+    assert_broken_by("an empty report", |peer| peer.send(&[]));
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn data_after_the_end_breaks_the_stream() {
     peer.report(0, 0, 1);
     assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0);
     peer.write(1, 1);
-    // The reader has its end, and is told no more.
+    // The reader has seen the end, and gets no error.
     let error = loop {
         match stream.take_error().unwrap() {
             None => thread::yield_now(),
@@ -109,9 +109,9 @@ fn data_after_the_end_breaks_the_stream() {
     assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
 }
 
-/// More reports than a stream needs: each takes a receive, which is posted again.
+/// More reports than a stream needs: each uses a receive, which is posted again.
 #[test]
-fn a_flood_of_reports_stops_nothing() {
+fn a_flood_of_reports_does_not_stop_the_stream() {
     let (mut stream, mut peer) = Peer::pair();
     for _ in 0..100 {
         peer.report(0, 0, 0);

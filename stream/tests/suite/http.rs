@@ -12,7 +12,7 @@ use uverbs_stream::tokio::{Listener, Stream};
 use crate::network::{address, config};
 use crate::random::pattern;
 
-/// Gives back what it gets, after the path.
+/// Answers with the path and the request's body.
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let mut body = request.uri().path().as_bytes().to_vec();
     body.extend(request.into_body().collect().await.unwrap().to_bytes());
@@ -20,7 +20,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_and_bodies_cross() {
+async fn requests_and_bodies_are_transferred() {
     let listener = Listener::bind_with(&config(), address()).await.unwrap();
     let to = listener.local_addr().unwrap();
     let serving = tokio::spawn(async move {

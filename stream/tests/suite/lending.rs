@@ -1,4 +1,4 @@
-//! Registered memory lent to callers: what sockets do not have.
+//! Registered memory lent to callers, which sockets do not have.
 
 use std::io::{BufRead, ErrorKind, Read, Write};
 use std::thread;
@@ -37,7 +37,7 @@ fn lent_buffers_carry_a_stream() {
         let found: Vec<u8> = lent.parts().iter().flat_map(|part| part.to_vec()).collect();
         assert_eq!(found.len(), lent.len());
         assert!(found == pattern(at, found.len()), "bytes from {at} on differ");
-        // Part of it only, so that what is left is lent again.
+        // Only a part is consumed, so the rest is lent again.
         let taken = found.len().div_ceil(2);
         lent.consume(taken);
         at += taken;
@@ -47,7 +47,7 @@ fn lent_buffers_carry_a_stream() {
 }
 
 #[test]
-fn a_reader_of_lines_needs_no_buffer_of_its_own() {
+fn lines_are_read_without_another_buffer() {
     let (mut server, mut client) = Rdma::pair();
     let writing = thread::spawn(move || {
         (0..20_000).for_each(|number| writeln!(server, "line {number}").unwrap());
@@ -83,7 +83,7 @@ fn reads_of_all_kinds_mix() {
 }
 
 #[test]
-fn a_buffer_that_is_given_back_sends_nothing() {
+fn a_buffer_returned_unsent_sends_nothing() {
     let (mut server, mut client) = Rdma::pair();
     for _ in 0..100 {
         drop(server.reserve().unwrap());
@@ -98,7 +98,7 @@ fn a_buffer_that_is_given_back_sends_nothing() {
 
 /// Rings and buffers of odd sizes, down to one page and one byte.
 #[test]
-fn sizes_are_the_caller_s() {
+fn the_caller_sets_the_sizes() {
     for (ring, buffers, bytes) in [(1, 4, 1), (4096, 5, 1000), (1 << 20, 16, 70_001)] {
         let config = config().receive_ring(ring).send_buffers(buffers, bytes);
         let listener = config.bind(address()).unwrap();
@@ -120,7 +120,7 @@ fn sizes_are_the_caller_s() {
 }
 
 #[test]
-fn a_program_may_wait_by_itself() {
+fn a_program_may_wait_with_poll() {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     let (mut server, mut client) = Rdma::pair();
     client.set_nonblocking(true).unwrap();
@@ -169,25 +169,25 @@ fn fill_up(stream: &mut Stream) {
             }
         }
     }
-    // The buffers of what was sent come back still.
+    // The buffers of sent data still come back.
     while stream.write(&[0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
         && is_ready(stream, false)
     {}
 }
 
-/// The event of new space is taken by a read that finds nothing: the writer hears of it all the
+/// A read without data consumes the event of new space. The writer's file becomes writable all the
 /// same.
 #[test]
-fn a_read_that_finds_nothing_takes_no_event_from_the_writer() {
+fn a_read_without_data_does_not_hide_new_space_from_the_writer() {
     for _ in 0..5 {
         let (mut server, mut client) = Rdma::pair();
         client.set_nonblocking(true).unwrap();
         fill_up(&mut client);
         server.read_exact(&mut vec![0; 128 << 10]).unwrap();
         let start = Instant::now();
-        // Until the report of that is here; the writer, which waits, does not look.
+        // Repeats until the report of new space has arrived. The waiting writer does not poll.
         loop {
-            assert!(start.elapsed() < Duration::from_secs(60), "the writer hears of nothing");
+            assert!(start.elapsed() < Duration::from_secs(60), "the writer is not notified");
             assert!(is_ready(&client, true));
             assert_eq!(client.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
             if is_ready(&client, false) {
@@ -199,9 +199,9 @@ fn a_read_that_finds_nothing_takes_no_event_from_the_writer() {
     }
 }
 
-/// Data that arrived after a read, and before the file was first asked for, makes it readable.
+/// Data that arrived between a read and the first use of the stream's file make it readable.
 #[test]
-fn a_file_that_is_made_late_is_readable() {
+fn the_file_is_readable_if_data_arrived_before_its_first_use() {
     for tries_first in [false, true] {
         let (mut server, mut client) = Rdma::pair();
         client.set_nonblocking(true).unwrap();
@@ -211,7 +211,7 @@ fn a_file_that_is_made_late_is_readable() {
         server.write_all(b"x").unwrap();
         server.set_linger(Duration::from_secs(60)).unwrap();
         server.shutdown(std::net::Shutdown::Write).unwrap();
-        // When this returns, the client's device has both.
+        // When this returns, the client's device has received both.
         drop(server);
         assert!(is_ready(&client, true), "{tries_first}");
         assert_eq!(client.read(&mut [0; 8]).unwrap(), 1);
@@ -219,7 +219,7 @@ fn a_file_that_is_made_late_is_readable() {
 }
 
 #[test]
-fn a_stream_that_spins_is_the_same_stream() {
+fn a_spinning_stream_behaves_the_same() {
     let config = config().spin(Duration::from_millis(5));
     let listener = config.bind(address()).unwrap();
     let to = listener.local_addr().unwrap();

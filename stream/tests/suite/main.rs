@@ -1,5 +1,5 @@
-//! One suite, over streams and over TCP: a behaviour that differs fails here. And what streams have
-//! beyond sockets.
+//! One suite over streams and over TCP: a difference in behaviour fails. And tests of features that
+//! sockets lack.
 
 mod behaviour;
 mod grpc;

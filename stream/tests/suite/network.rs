@@ -11,7 +11,7 @@ use uverbs::soft::SoftDevice;
 use uverbs::{Context, Device};
 use uverbs_stream::{Config, Listener, Stream};
 
-/// What a network has to offer.
+/// The operations of a network.
 pub(crate) trait Network: 'static {
     type Listener: Listens<Stream = Self::Stream>;
     type Stream: Streams;
@@ -34,7 +34,7 @@ pub(crate) trait Listens: Send + Sync + 'static {
     fn address(&self) -> SocketAddr;
     fn accept(&self) -> io::Result<Self::Stream>;
     fn set_nonblocking(&self);
-    /// Ends what another thread waits in.
+    /// Ends the `accept` in which another thread waits.
     fn close(&self);
 }
 
@@ -48,11 +48,11 @@ pub(crate) trait Streams: Read + Write + Send + Sync + Sized + 'static {
     fn peek(&mut self, into: &mut [u8]) -> io::Result<usize>;
     fn split(self) -> (Self::ReadHalf, Self::WriteHalf);
     fn shut_both(half: &Self::WriteHalf);
-    /// Ends the connection in the middle.
+    /// Ends the connection without an orderly shutdown.
     fn abort(self);
 }
 
-/// The system's own.
+/// The system's TCP.
 pub(crate) struct Tcp;
 
 impl Network for Tcp {
@@ -113,7 +113,7 @@ impl Streams for TcpStream {
     }
 }
 
-/// A half that ends what the socket sends when it goes.
+/// A half that shuts the sending side of the socket down when dropped.
 pub(crate) struct TcpWriter(TcpStream);
 
 impl Write for TcpWriter {
@@ -131,7 +131,7 @@ impl Drop for TcpWriter {
     }
 }
 
-/// Streams of this crate, on one software device that reaches only itself.
+/// Streams of this crate, on one software device whose only peer is itself.
 pub(crate) struct Rdma;
 
 pub(crate) fn context() -> Context {

@@ -1,4 +1,4 @@
-//! Peers that are none, and errors with their sources.
+//! Peers of other protocols, and errors with their sources.
 
 use std::io::{ErrorKind, Read, Write};
 use std::thread;
@@ -19,7 +19,7 @@ fn a_client_of_another_protocol_is_refused() {
     let source = std::error::Error::source(&error).unwrap();
     let said = &source.downcast_ref::<cm::Rejection>().unwrap().private_data;
     assert!(String::from_utf8_lossy(said).contains("does not speak"), "{error}");
-    // The listener goes on.
+    // The listener still accepts.
     let mut client = Rdma::connect(to).unwrap();
     let (mut server, _) = accepting.join().unwrap();
     client.write_all(b"x").unwrap();

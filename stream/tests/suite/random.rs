@@ -1,4 +1,4 @@
-//! Numbers from a seed, and bytes that tell where they belong.
+//! Random numbers from a seed, and bytes that show their place in a stream.
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 pub(crate) struct Random(pub(crate) u64);

@@ -1,4 +1,4 @@
-//! Many peers at once, and listeners that do not take them.
+//! Many peers at once, and listeners that do not accept them.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ fn peers<T: Send + 'static>(
 
 /// Requests beyond the backlog are dropped, and their senders repeat them.
 #[test]
-fn a_storm_on_a_short_backlog_is_served() {
+fn many_connects_to_a_short_backlog_are_served() {
     let listener = config().backlog(1).bind(address()).unwrap();
     let all = peers(6, listener.local_addr().unwrap(), |stream| {
         let mut stream = stream.unwrap();
@@ -46,9 +46,9 @@ fn a_storm_on_a_short_backlog_is_served() {
     all.into_iter().for_each(|peer| assert_eq!(&peer.join().unwrap(), b"pong"));
 }
 
-/// No thread accepts them, and the listener goes with their requests in its queue.
+/// No thread accepts, and the listener is dropped with requests in its queue.
 #[test]
-fn peers_that_wait_are_refused_when_the_listener_goes() {
+fn waiting_peers_are_refused_when_the_listener_is_dropped() {
     let listener = config().bind(address()).unwrap();
     let all = peers(8, listener.local_addr().unwrap(), |stream| stream.map(drop));
     // Readable: a request is there. The others come before or after the listener has gone.
@@ -60,9 +60,9 @@ fn peers_that_wait_are_refused_when_the_listener_goes() {
     }
 }
 
-/// Streams that are dropped before they are accepted keep no other peer waiting.
+/// Streams that are dropped before they are accepted do not delay other peers.
 #[test]
-fn peers_that_leave_at_once_keep_no_other_waiting() {
+fn peers_that_leave_at_once_do_not_delay_others() {
     let listener = config().bind(address()).unwrap();
     let to = listener.local_addr().unwrap();
     let accepting = thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! Streams in tasks of tokio, beside TCP's.
+//! Streams in tokio tasks, with the same tests over TCP.
 
 use std::future::Future;
 use std::io::{self, ErrorKind, IoSlice};
@@ -15,7 +15,7 @@ use crate::random::{Random, pattern};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What both networks have for tasks.
+/// The operations of a network in tasks.
 trait Tasks: 'static {
     type Listener: Send + Sync + 'static;
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
@@ -83,11 +83,11 @@ macro_rules! both_in_tasks {
 both_in_tasks!(
     echo_in_one_task,
     halves_work_at_the_same_time,
-    an_end_that_was_told_stays_told_while_reading_goes_on,
+    a_shutdown_stays_complete_while_reading_continues,
     many_streams_share_a_runtime,
     shutdown_ends_the_stream,
     vectored_writes,
-    a_read_that_is_dropped_loses_nothing,
+    a_dropped_read_loses_no_data,
     a_waiting_writer_survives_a_dropped_reader,
     nothing_listens,
 );
@@ -133,8 +133,8 @@ async fn halves_work_at_the_same_time<N: Tasks>() {
     }
 }
 
-/// Reading makes reports to the peer, which have to be complete for the end to be.
-async fn an_end_that_was_told_stays_told_while_reading_goes_on<N: Tasks>() {
+/// Reading sends reports to the peer. The shutdown is complete only once these are.
+async fn a_shutdown_stays_complete_while_reading_continues<N: Tasks>() {
     const BYTES: usize = 300_000;
     let (mut server, mut client) = N::pair().await;
     client.shutdown().await.unwrap();
@@ -208,7 +208,7 @@ async fn vectored_writes<N: Tasks>() {
     assert_eq!(&found, b"abc");
 }
 
-async fn a_read_that_is_dropped_loses_nothing<N: Tasks>() {
+async fn a_dropped_read_loses_no_data<N: Tasks>() {
     let (mut server, mut client) = N::pair().await;
     let soon = Duration::from_millis(5);
     assert!(timeout(soon, client.read(&mut [0; 4])).await.is_err());
@@ -218,7 +218,8 @@ async fn a_read_that_is_dropped_loses_nothing<N: Tasks>() {
     assert_eq!(&found, b"word");
 }
 
-/// The task that last asked for an event is gone when it comes: the other direction hears of it.
+/// The event arrives after the task that last waited for it was dropped. The task of the other
+/// direction is woken all the same.
 async fn a_waiting_writer_survives_a_dropped_reader<N: Tasks>() {
     let (mut server, client) = N::pair().await;
     let (mut read, mut write) = split(client);
@@ -226,7 +227,7 @@ async fn a_waiting_writer_survives_a_dropped_reader<N: Tasks>() {
         write.write_all(&pattern(0, 20 << 20)).await.unwrap();
         write
     });
-    // The window is full when the first byte waits for a reader that has taken nothing since.
+    // Since the first byte, the reader has read nothing, so the window becomes full.
     let mut first = [0; 1];
     server.read_exact(&mut first).await.unwrap();
     let soon = Duration::from_millis(20);
@@ -237,9 +238,9 @@ async fn a_waiting_writer_survives_a_dropped_reader<N: Tasks>() {
     drop(timeout(PATIENCE, writing).await.unwrap().unwrap());
 }
 
-/// A task that reads takes the event of the one that writes before tokio has seen it.
+/// A reading task consumes the writing task's event before tokio has seen it.
 #[tokio::test]
-async fn a_reader_takes_no_event_from_a_writer() {
+async fn a_reading_task_does_not_hide_an_event_from_a_writing_task() {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::task::{Context, Wake, Waker};
@@ -255,7 +256,7 @@ async fn a_reader_takes_no_event_from_a_writer() {
     let (mut read, mut write) = client.into_split();
     let data = pattern(0, 1 << 20);
     let mut sent = 0;
-    // Until the server's ring is full, which it is once nothing more goes for a while.
+    // Writes until the server's ring is full, that is, until no write succeeds for a while.
     while let Ok(bytes) = timeout(Duration::from_millis(100), write.write(&data[sent..])).await {
         sent += bytes.unwrap();
     }
@@ -269,7 +270,7 @@ async fn a_reader_takes_no_event_from_a_writer() {
     let start = std::time::Instant::now();
     while !woken.0.load(Ordering::Relaxed) {
         assert!(start.elapsed() < PATIENCE, "the writer is never woken");
-        // The reader looks for itself, and then lets tokio look.
+        // The reader polls by itself first, and then lets tokio poll.
         let mut part = [0; 8];
         let mut into = tokio::io::ReadBuf::new(&mut part);
         let mut task = Context::from_waker(Waker::noop());
@@ -288,8 +289,8 @@ async fn nothing_listens<N: Tasks>() {
 }
 
 #[tokio::test]
-async fn a_connect_takes_no_longer_than_it_may() {
-    // It listens and never accepts.
+async fn a_connect_ends_at_its_timeout() {
+    // This listener never accepts.
     let listener = config().bind(address()).unwrap();
     let config = config().connect_timeout(Duration::from_millis(30));
     let error = Stream::connect_with(&config, listener.local_addr().unwrap()).await.unwrap_err();
@@ -297,7 +298,7 @@ async fn a_connect_takes_no_longer_than_it_may() {
 }
 
 #[tokio::test]
-async fn streams_of_threads_become_those_of_tasks() {
+async fn streams_of_threads_become_streams_of_tasks() {
     use crate::network::Network;
     let (server, client) = crate::network::Rdma::pair();
     let mut server = Stream::from_blocking(server).unwrap();
