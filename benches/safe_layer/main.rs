@@ -1,13 +1,13 @@
-//! What the safe layer costs over the raw one, in instructions that callgrind counts.
+//! The cost of the safe layer over the raw one, in instructions that callgrind counts.
 //!
 //! ```text
 //! cargo bench --features soft --bench safe_layer                   counts beside their limits
 //! cargo bench --features soft --bench safe_layer -- --set-limits   makes what is now the limits
 //! ```
 //!
-//! Both layers do the same work on a device that is halted: requests of 64 bytes. Their memory
-//! comes out of a `Vec` of what is free, and goes back there when the completion was polled and is
-//! a success. The raw program keeps a table of its SGEs for that, and finds them by their numbers.
+//! Both layers do the same work on a halted device: requests of 64 bytes. Each request takes its
+//! memory from a `Vec` of free memory, and a successful completion returns it. The raw program has
+//! a table of its SGEs for that, and finds them by number.
 //!
 //! A ring of receives keeps its memory: a frame is polled, five fields are read, and the buffer
 //! goes back to the device. On the raw layer that is the ring of the provider.
@@ -43,7 +43,7 @@ const LIMITS: Limits =
 
 /// Bytes of a request's memory.
 const BYTES: u32 = 64;
-/// Requests for one doorbell, and completions that are given back together.
+/// Requests per doorbell, and completions per update of the consumer index.
 const BATCH: usize = 16;
 const ENTRIES: u32 = 2 * OPERATIONS as u32;
 
@@ -80,7 +80,7 @@ trait Side {
     fn poll_batch(&mut self);
 }
 
-/// A shared receive queue of one layer, and a queue pair whose completions bring its memory back.
+/// A shared receive queue of one layer, and a queue pair whose completions return its memory.
 trait Shared {
     fn device(&mut self) -> &mut Device;
     fn post(&mut self);
@@ -95,7 +95,7 @@ trait Frames {
     fn poll_batch(&mut self);
 }
 
-/// The device's part of a queue pair, played by the benchmark.
+/// The device's side of a queue pair, which the benchmark writes.
 struct Device {
     cqe: Producer,
     numbers: QpNumbers,
@@ -141,7 +141,7 @@ impl Device {
     }
 }
 
-/// Runs a case once; what is measured is measured by the side.
+/// Runs a case once; the side measures its own loop.
 fn run(side: &mut dyn Side, case: &str) -> u64 {
     match case {
         "template alone" | "template batch16" => {
@@ -217,7 +217,7 @@ fn count() -> Outcome<()> {
     std::process::exit(0);
 }
 
-/// A directory for what callgrind writes.
+/// A directory for callgrind's output.
 fn scratch() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("safe_layer-{}", std::process::id()))
 }

@@ -11,7 +11,7 @@ use crate::rings::RawFrames;
 use crate::shared::RawShared;
 use crate::{BATCH, BYTES, Device, ENTRIES, Frames, OPERATIONS, Outcome, Shared, Side, halted};
 
-/// A raw queue pair, its completion queue, and which of its SGEs are free.
+/// A raw queue pair, its completion queue, and its free SGEs.
 pub(crate) struct Raw {
     cq: raw::CompletionQueue,
     qp: raw::QueuePair<Rc>,

@@ -12,7 +12,7 @@ use crate::{BATCH, Device, ENTRIES, Frames, OPERATIONS, Outcome, halted};
 
 const FRAME_BYTES: u32 = 2048;
 
-/// A device of its own, because this kind of queue pair is Ethernet's.
+/// A separate device, because this type of queue pair needs Ethernet.
 fn domain(name: &str) -> Outcome<(SoftDevice, ProtectionDomain)> {
     let device = halted::halted(SoftDevice::builder(name))?;
     let context = uverbs::Device::from_soft(device.clone()).open()?;
@@ -38,23 +38,24 @@ impl RawFrames {
         let mut qp = builder.max_send_wr(0).max_recv_wr(ENTRIES).build()?;
         qp.activate()?;
         let device = Device::new(&device, qp.number());
-        // SAFETY: neither queue is exchanged with another one.
+        // SAFETY: neither queue is swapped with another one.
         let (queue, (_, receives)) = unsafe { (cq.provider(), qp.queues()) };
         let receives = receives.ok_or("there are no receives")?;
         for i in 0..ENTRIES as usize {
             let sge = region.sge(i * FRAME_BYTES as usize, FRAME_BYTES as usize)?;
-            // SAFETY: the region is used by this ring alone, and is kept with it.
+            // SAFETY: only this ring uses the region, and keeps it alive.
             unsafe { receives.build(sge.address(), &[sge]) }?;
         }
         receives.publish();
-        // SAFETY: the queues are kept, and used through the ring alone; receives as just posted.
+        // SAFETY: the queues are kept alive and used only through the ring; the receives were just
+        // posted.
         let ring = unsafe { FrameQueue::new(queue, receives, FRAME_BYTES) }?;
         Ok(Self { ring, cq, device, _qp: qp, _region: region })
     }
 
     #[inline(always)]
     fn next(&mut self, publishes: bool) -> Option<Frame<'_>> {
-        // SAFETY: it is not exchanged with another one.
+        // SAFETY: the queue is not swapped with another one.
         let cq = unsafe { self.cq.provider() };
         let next = match self.ring.look() {
             Look::Frame(next) => next,

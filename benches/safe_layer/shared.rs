@@ -9,7 +9,7 @@ use uverbs::{
 
 use crate::{BATCH, BYTES, Device, ENTRIES, OPERATIONS, Outcome, Shared};
 
-/// A raw shared receive queue, and which of its SGEs are free.
+/// A raw shared receive queue, and its free SGEs.
 pub(crate) struct RawShared {
     queue: raw::SharedReceiveQueue,
     cq: raw::CompletionQueue,

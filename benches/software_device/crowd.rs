@@ -12,7 +12,7 @@ use crate::report::median;
 const RUNS: usize = 3;
 pub(crate) const BYTES: usize = 16;
 
-/// Round trips of a run: as many as take a second or less over TCP beside eight busy loops.
+/// Round trips of a run: they take at most about a second over TCP beside eight busy loops.
 fn round_trips(wait: Wait) -> u64 {
     match wait {
         Wait::Poll => 60,
@@ -42,14 +42,14 @@ impl Drop for BusyLoops {
     }
 }
 
-/// A busy loop, which ends by itself if `parent` has ended without ending it.
+/// A busy loop, which ends by itself if `parent` has ended.
 pub(crate) fn spin(parent: u32) {
     while std::os::unix::process::parent_id() == parent {
         (0..1_000_000).for_each(|_| std::hint::spin_loop());
     }
 }
 
-/// Round trips per second beside so many busy loops, printed as a table.
+/// Prints a table of round trips per second beside `busy_loops` busy loops.
 pub(crate) fn measure(busy_loops: usize, is_wanted: impl Fn(Place, Wait) -> bool) {
     println!(
         "round trips of {BYTES} bytes per second beside {busy_loops} busy loops, medians of {RUNS} runs"

@@ -6,11 +6,11 @@ use std::time::Instant;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Measure {
-    /// One message there and back, again and again.
+    /// Round trips of one message.
     Latency,
     /// The same; the result is the mean instead of the median.
     RoundTrips,
-    /// Messages one way, as many at a time as the queues hold.
+    /// Messages in one direction, as many at a time as the queues hold.
     Rate,
 }
 
@@ -23,7 +23,7 @@ pub(crate) enum Transport {
 /// What a side does while no message has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Looks again after letting other threads run.
+    /// Polls, and yields to other threads between two polls.
     Poll,
     /// Sleeps until a message arrives.
     Sleep,
@@ -67,7 +67,7 @@ impl Case {
             Measure::Rate => {
                 let start = Instant::now();
                 (0..self.count).for_each(|_| link.send());
-                // Tells the other end that all have arrived.
+                // Tells the other end that all messages have arrived.
                 link.receive(1);
                 start.elapsed().as_nanos() as f64 / self.count as f64
             }

@@ -36,7 +36,7 @@ use partner::{Client, Place};
 use report::{Row, Table};
 use scaling::Scaling;
 
-/// How much is measured.
+/// The extent of the measurements.
 #[derive(Clone, Copy)]
 struct Effort {
     runs: usize,

@@ -11,11 +11,11 @@ use crate::link::{Case, Link, Wait};
 
 /// Sends that the queue holds.
 const SENDS: u32 = 512;
-/// Messages between two that ask for a completion.
+/// Every so many messages one is signaled.
 const SIGNAL_EVERY: u32 = 16;
-/// Messages that the receiver takes before it grants the sender as many more, in a message without
-/// bytes. So the sender never sends more than the receiver has posted receives for. TCP does the
-/// same with its window.
+/// Messages after which the receiver grants the sender as many more, in a message without data. So
+/// the sender never sends more messages than the receiver has posted receives. TCP does the same
+/// with its window.
 const GRANT: u32 = 128;
 /// Receives posted: for two grants of messages, and for the grants of the other side.
 const RECEIVES: u32 = 2 * GRANT + 8;
@@ -27,11 +27,11 @@ pub(crate) struct Rdma {
     channel: Option<CompletionChannel>,
     memory: MemoryRegion,
     size: usize,
-    /// Messages that the other side has receives for.
+    /// Messages for which the other side has posted receives.
     granted: u32,
     /// Messages taken since the last grant.
     taken: u32,
-    /// Sends in the queue, and those after the last that asked for a completion.
+    /// Sends in the queue, and sends after the last signaled one.
     queued: u32,
     unsignaled: u32,
     arrived: u64,
@@ -56,7 +56,7 @@ impl Rdma {
             .create_raw_qp::<Rc>(cq.handle(), cq.handle())
             .max_send_wr(SENDS)
             .max_recv_wr(RECEIVES)
-            // 1 s, seven times: a partner may have to wait for a processor.
+            // Seven retries of 1 s: the partner may have to wait for a processor.
             .path(|path| path.timeout = AckTimeout::from_code(18))
             .build()?;
         let (granted, taken, queued, unsignaled, arrived) = (2 * GRANT, 0, 0, 0, 0);

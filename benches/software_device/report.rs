@@ -44,7 +44,7 @@ impl Row {
         median(self.rdma.clone())
     }
 
-    /// TCP's time over ours: the median of the runs' own ratios.
+    /// TCP's time divided by ours: the median of the ratios of all runs.
     fn ratio(&self) -> f64 {
         median(self.tcp.iter().zip(&self.rdma).map(|(tcp, rdma)| tcp / rdma).collect())
     }

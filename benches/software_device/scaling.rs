@@ -26,7 +26,7 @@ struct Point {
 pub(crate) struct Scaling(Vec<Point>);
 
 struct Many {
-    // First, so destroyed first.
+    // Declared first, so destroyed first.
     qps: Vec<raw::QueuePair<Rc>>,
     cq: raw::CompletionQueue,
     memory: MemoryRegion,

@@ -6,7 +6,7 @@ use std::thread;
 
 use crate::link::{Case, Link, Wait};
 
-/// Bytes that one `read` takes at most where many messages come.
+/// The most bytes of one `read`, if many messages arrive.
 const LARGEST_READ: usize = 256 << 10;
 
 pub(crate) struct Tcp {

@@ -1,5 +1,5 @@
-//! A software device whose thread is halted: it answers commands, but changes no queue. No thread
-//! reads doorbells, so only the benchmark accesses both sides' queues, and it plays the device.
+//! A software device whose thread is halted: it executes commands, but changes no queue. No thread
+//! reads doorbells, so only the benchmark accesses both sides' queues. It writes the completions.
 
 use std::io;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub(crate) fn halted(builder: DeviceBuilder) -> io::Result<SoftDevice> {
     Ok(device)
 }
 
-/// Looks a QP up, as the kernel was told of it.
+/// Looks up a QP in the software device.
 pub(crate) fn numbers_of(device: &SoftDevice, number: u32) -> QpNumbers {
     let info = device.inspect(|core| core.query_qp(Qpn(number))).expect("the same process");
     let params = info.expect("a QP").params;

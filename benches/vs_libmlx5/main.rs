@@ -8,14 +8,13 @@
 //! cargo bench --bench vs_libmlx5 -- --scale       posts and polls over many queue pairs
 //! ```
 //!
-//! `cargo xtask figures FILE` takes libmlx5's side out of what this prints, and draws the pictures
-//! in docs.
+//! `cargo xtask figures FILE` reads libmlx5's figures from this output, and draws docs' charts.
 //!
 //! There is no device: queues and doorbell page are plain memory, and the benchmark writes the
 //! completions. The sides take turns in each run, so that other load of the machine affects both.
 //! Debian's libibverbs and libmlx5 are opened at run time if they are installed, in their fastest
-//! configuration (see `libmlx5`); `floor` is what any doorbell costs here: one block stored, the
-//! doorbell record, two fences, the copy.
+//! configuration (see `libmlx5`). `floor` is the cost of any doorbell here: storing one block, the
+//! doorbell record, two fences, and the BlueFlame copy.
 
 use std::path::{Path, PathBuf};
 
@@ -93,7 +92,7 @@ fn main() {
     std::process::exit(0);
 }
 
-/// A directory for what callgrind writes.
+/// A directory for callgrind's output.
 pub(crate) fn scratch() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("vs_libmlx5-{}", std::process::id()))
 }

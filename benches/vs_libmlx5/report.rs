@@ -9,7 +9,7 @@ pub(crate) struct Timing {
 }
 
 impl Timing {
-    /// Of all runs but the first, which warms up; `None` if there was none.
+    /// Of all runs except the first, which warms up; `None` if there was none.
     pub(crate) fn of(runs: &[f64]) -> Option<Self> {
         let mut runs = runs.get(1..)?.to_vec();
         runs.sort_by(f64::total_cmp);
@@ -18,7 +18,7 @@ impl Timing {
         Some(Self { median, spread: (at(0.75)? - at(0.25)?) / 2.0 / median })
     }
 
-    /// Of the ratios of runs that were made together.
+    /// Of the ratios of paired runs.
     pub(crate) fn ratio(above: &[f64], below: &[f64]) -> Option<Self> {
         Self::of(&above.iter().zip(below).map(|(a, b)| a / b).collect::<Vec<_>>())
     }
@@ -32,9 +32,9 @@ pub(crate) struct Row {
     pub(crate) libmlx5: Option<Timing>,
     pub(crate) safe: Option<Timing>,
     pub(crate) floor: Timing,
-    /// libmlx5's time over ours.
+    /// libmlx5's time divided by ours.
     pub(crate) ratio: Option<Timing>,
-    /// Our time over the floor's.
+    /// Our time divided by the floor's.
     pub(crate) above_floor: Timing,
     pub(crate) ours_instructions: Option<f64>,
     pub(crate) libmlx5_instructions: Option<f64>,

@@ -1,4 +1,4 @@
-//! The same operations through the safe layer, on queues of a device that executes nothing.
+//! The same operations through the safe layer, on queues of a halted device.
 
 use std::hint::black_box;
 

@@ -13,7 +13,7 @@ use uverbs::qp_type::Rc;
 use uverbs::{Context, Device, Remote, Result, op, raw};
 
 use crate::halted::{self, QpNumbers};
-use crate::libmlx5::many::Many as Rivals;
+use crate::libmlx5::many::Many as ManyOfLibmlx5;
 use crate::producer::Producer;
 use crate::report::Timing;
 use crate::{OPERATIONS, instructions, measured};
@@ -23,7 +23,7 @@ const COUNTS: [usize; 5] = [1, 100, 1_000, 10_000, 100_000];
 const COUNTED: usize = 10_000;
 /// Requests that are posted before they are polled.
 pub(crate) const GROUP: usize = 16;
-/// Of each count, the first to warm up.
+/// Runs for each count; the first one warms up.
 const RUNS: usize = 12;
 const BATCHES: usize = 20;
 /// Sizes of a common first- and second-level cache, so that counts do not depend on the machine.
@@ -35,7 +35,7 @@ pub(crate) trait Side {
     /// Posts a request to the queue pair at `at`.
     fn post(&mut self, at: usize);
 
-    /// Takes [`GROUP`] completions.
+    /// Polls [`GROUP`] completions.
     fn poll(&mut self);
 }
 
@@ -59,7 +59,7 @@ impl<S: Side> Rig<S> {
         rig
     }
 
-    /// The same sequence for both sides.
+    /// A random index; the sequence is the same for both sides.
     fn any(&mut self) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -139,8 +139,8 @@ fn ours(context: &Context, device: &uverbs::soft::SoftDevice, count: usize) -> R
 /// Both sides with the same number of queue pairs.
 struct Sides {
     ours: Rig<Ours>,
-    libmlx5: std::result::Result<Rig<Rivals>, String>,
-    /// By how much the resident set grew with each side.
+    libmlx5: std::result::Result<Rig<ManyOfLibmlx5>, String>,
+    /// The growth of the resident set with each side.
     bytes: [u64; 2],
 }
 
@@ -152,7 +152,7 @@ fn sides(most: usize) -> impl Iterator<Item = (usize, Sides)> {
         let before = resident();
         let ours = ours(&context, &device, count).expect("queue pairs");
         let between = resident();
-        let libmlx5 = Rivals::rig(count);
+        let libmlx5 = ManyOfLibmlx5::rig(count);
         let bytes = [between.saturating_sub(before), resident().saturating_sub(between)];
         (count, Sides { ours, libmlx5, bytes })
     })
@@ -170,8 +170,8 @@ fn resident() -> u64 {
 pub(crate) fn count() -> ! {
     for (count, Sides { mut ours, libmlx5, .. }) in sides(COUNTED) {
         instructions::count(&format!("ours {count}"), || ours.run());
-        if let Ok(mut rival) = libmlx5 {
-            instructions::count(&format!("libmlx5 {count}"), || rival.run());
+        if let Ok(mut rig) = libmlx5 {
+            instructions::count(&format!("libmlx5 {count}"), || rig.run());
         }
         std::mem::forget(ours);
     }
@@ -190,8 +190,8 @@ pub(crate) fn table() -> ! {
         let (mut own, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..=RUNS {
             own.push(batches(|| ours.run()));
-            if let Ok(rival) = &mut libmlx5 {
-                theirs.push(batches(|| rival.run()));
+            if let Ok(rig) = &mut libmlx5 {
+                theirs.push(batches(|| rig.run()));
             }
         }
         if let Err(missing) = &libmlx5 {

@@ -5,25 +5,25 @@ use std::hint::black_box;
 
 use crate::cases::CASES;
 use crate::fixture::Bench;
-use crate::libmlx5::{self, Rival};
+use crate::libmlx5::{self, Libmlx5Queues};
 use crate::report::{Row, Square, Timing};
 use crate::safe::{self, Safe};
 use crate::{OPERATIONS, instructions};
 
 const RUNS: usize = 15;
 const BATCHES: usize = 60;
-/// Of each point of the grid, the first to warm up.
+/// Runs for each point of the grid; the first one warms up.
 const GRID_RUNS: usize = 6;
 
 /// One operation, and each side's way to do it.
 struct Comparison {
     /// The name of ours, in the raw layer.
     name: &'static str,
-    libmlx5: Option<fn(&mut Rival) -> u64>,
+    libmlx5: Option<fn(&mut Libmlx5Queues) -> u64>,
     safe: Option<fn(&mut Safe) -> u64>,
 }
 
-const fn against(name: &'static str, libmlx5: fn(&mut Rival) -> u64) -> Comparison {
+const fn against(name: &'static str, libmlx5: fn(&mut Libmlx5Queues) -> u64) -> Comparison {
     Comparison { name, libmlx5: Some(libmlx5), safe: None }
 }
 
@@ -75,28 +75,28 @@ const COMPARISONS: &[Comparison] = &[
 /// Both sides, ready to run.
 pub(crate) struct Sides {
     ours: Bench,
-    rival: Result<Rival, String>,
+    libmlx5: Result<Libmlx5Queues, String>,
     safe: Safe,
 }
 
 impl Sides {
     pub(crate) fn new() -> Self {
-        let rival = Rival::new();
+        let libmlx5 = Libmlx5Queues::new();
         let safe = Safe::new().expect("the software device is built in");
-        Self { ours: Bench::new(), rival, safe }
+        Self { ours: Bench::new(), libmlx5, safe }
     }
 
-    /// What could not be compared, and how to make it possible.
+    /// Why sides are missing, and how to install them.
     pub(crate) fn missing(&self) -> Vec<&str> {
-        self.rival.as_ref().err().map(String::as_str).into_iter().collect()
+        self.libmlx5.as_ref().err().map(String::as_str).into_iter().collect()
     }
 
     /// Runs every case of every side once, for callgrind.
     pub(crate) fn count(&mut self) {
         for Comparison { name, libmlx5, safe } in COMPARISONS {
             instructions::count(&format!("ours {name}"), || ours(&mut self.ours, name));
-            if let (Some(run), Ok(rival)) = (libmlx5, &mut self.rival) {
-                instructions::count(&format!("libmlx5 {name}"), || run(rival));
+            if let (Some(run), Ok(queues)) = (libmlx5, &mut self.libmlx5) {
+                instructions::count(&format!("libmlx5 {name}"), || run(queues));
             }
             if let Some(run) = safe {
                 instructions::count(&format!("safe {name}"), || run(&mut self.safe));
@@ -115,8 +115,8 @@ impl Sides {
         for _ in 0..=RUNS {
             floor.push(batches(|| ours(&mut self.ours, "floor")));
             own.push(batches(|| ours(&mut self.ours, case.name)));
-            if let (Some(run), Ok(rival)) = (case.libmlx5, &mut self.rival) {
-                theirs.push(batches(|| run(rival)));
+            if let (Some(run), Ok(queues)) = (case.libmlx5, &mut self.libmlx5) {
+                theirs.push(batches(|| run(queues)));
             }
             if let Some(run) = case.safe {
                 safe.push(batches(|| run(&mut self.safe)));
@@ -143,10 +143,10 @@ pub(crate) fn count_grid() {
     for mut point in crate::grid::points() {
         instructions::count(&point.name, &mut point.run);
     }
-    let Ok(mut rival) = Rival::new() else { return };
+    let Ok(mut queues) = Libmlx5Queues::new() else { return };
     for crate::grid::Point { name, .. } in crate::grid::points() {
-        if libmlx5::grid::run(&mut rival, &name).is_some() {
-            let run = || libmlx5::grid::run(&mut rival, &name).unwrap_or_default();
+        if libmlx5::grid::run(&mut queues, &name).is_some() {
+            let run = || libmlx5::grid::run(&mut queues, &name).unwrap_or_default();
             instructions::count(&format!("libmlx5 {name}"), run);
         }
     }
@@ -160,14 +160,15 @@ pub(crate) fn grid() -> Vec<Square> {
         eprintln!("instructions were not counted: {missing}");
         BTreeMap::new()
     });
-    let mut rival = Rival::new().inspect_err(|missing| eprintln!("{missing}")).ok();
+    let mut queues = Libmlx5Queues::new().inspect_err(|missing| eprintln!("{missing}")).ok();
     let squares = crate::grid::points().into_iter().map(|mut point| {
         let (mut own, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..GRID_RUNS {
             own.push(batches(&mut point.run));
-            let Some(rival) = &mut rival else { continue };
-            if libmlx5::grid::run(rival, &point.name).is_some() {
-                theirs.push(batches(|| libmlx5::grid::run(rival, &point.name).unwrap_or_default()));
+            let Some(queues) = &mut queues else { continue };
+            if libmlx5::grid::run(queues, &point.name).is_some() {
+                theirs
+                    .push(batches(|| libmlx5::grid::run(queues, &point.name).unwrap_or_default()));
             }
         }
         let count = |name: &str| counts.get(name).copied();

@@ -8,7 +8,7 @@ use uverbs_libmlx5_harness::abi::{
     Context, DirectSrq, QpEx, RecvWr, SendWr, SendWrTail, Sge, TsoWr,
 };
 
-use super::{OPERATIONS, Rival};
+use super::{Libmlx5Queues, OPERATIONS};
 use crate::halted::QpNumbers;
 use crate::measured;
 
@@ -22,8 +22,8 @@ pub(super) const RKEY: u32 = 0x1234;
 /// `ibv_wr_start` … `ibv_wr_complete` around `count` requests, 256 in all. Each takes `$blocks`
 /// WQEBBs.
 macro_rules! requests {
-    ($rival:ident, $count:expr, $blocks:expr, |$qp:ident, $i:ident| $build:expr) => {{
-        let $qp: *mut QpEx = $rival.qp_ex;
+    ($theirs:ident, $count:expr, $blocks:expr, |$qp:ident, $i:ident| $build:expr) => {{
+        let $qp: *mut QpEx = $theirs.qp_ex;
         let time = measured(|| {
             for first in (0..OPERATIONS).step_by($count) {
                 // SAFETY: a QP of libmlx5, used by this thread alone.
@@ -38,7 +38,7 @@ macro_rules! requests {
                 }
             }
         });
-        $rival.retire($blocks);
+        $theirs.retire($blocks);
         time
     }};
 }
@@ -47,63 +47,63 @@ pub(super) fn address(i: usize) -> u64 {
     REMOTE + 64 * i as u64
 }
 
-pub(crate) fn write_inline_16(rival: &mut Rival) -> u64 {
-    let data = rival.data;
-    requests!(rival, 1, 1, |qp, i| {
+pub(crate) fn write_inline_16(theirs: &mut Libmlx5Queues) -> u64 {
+    let data = theirs.data;
+    requests!(theirs, 1, 1, |qp, i| {
         ((*qp).rdma_write)(qp, RKEY, address(i));
         ((*qp).set_inline_data)(qp, data.add(64 * i), 16);
     })
 }
 
-pub(crate) fn write_inline_64(rival: &mut Rival) -> u64 {
-    let data = rival.data;
-    requests!(rival, 1, 2, |qp, i| {
+pub(crate) fn write_inline_64(theirs: &mut Libmlx5Queues) -> u64 {
+    let data = theirs.data;
+    requests!(theirs, 1, 2, |qp, i| {
         ((*qp).rdma_write)(qp, RKEY, address(i));
         ((*qp).set_inline_data)(qp, data.add(64 * i), 64);
     })
 }
 
-pub(crate) fn write_sge(rival: &mut Rival) -> u64 {
-    let (data, lkey) = (rival.data, rival.lkey);
-    requests!(rival, 1, 1, |qp, i| {
+pub(crate) fn write_sge(theirs: &mut Libmlx5Queues) -> u64 {
+    let (data, lkey) = (theirs.data, theirs.lkey);
+    requests!(theirs, 1, 1, |qp, i| {
         ((*qp).rdma_write)(qp, RKEY, address(i));
         ((*qp).set_sge)(qp, lkey, data.add(64 * i) as u64, 64);
     })
 }
 
-pub(crate) fn send_sge(rival: &mut Rival) -> u64 {
-    let (data, lkey) = (rival.data, rival.lkey);
-    requests!(rival, 1, 1, |qp, i| {
+pub(crate) fn send_sge(theirs: &mut Libmlx5Queues) -> u64 {
+    let (data, lkey) = (theirs.data, theirs.lkey);
+    requests!(theirs, 1, 1, |qp, i| {
         ((*qp).send)(qp);
         ((*qp).set_sge)(qp, lkey, data.add(64 * i) as u64, 64);
     })
 }
 
-pub(crate) fn write_sge_32(rival: &mut Rival) -> u64 {
-    let (data, lkey) = (rival.data, rival.lkey);
-    requests!(rival, 32, 1, |qp, i| {
+pub(crate) fn write_sge_32(theirs: &mut Libmlx5Queues) -> u64 {
+    let (data, lkey) = (theirs.data, theirs.lkey);
+    requests!(theirs, 32, 1, |qp, i| {
         ((*qp).rdma_write)(qp, RKEY, address(i));
         ((*qp).set_sge)(qp, lkey, data.add(64 * i) as u64, 64);
     })
 }
 
-pub(crate) fn write_inline_16_32(rival: &mut Rival) -> u64 {
-    let data = rival.data;
-    requests!(rival, 32, 1, |qp, i| {
+pub(crate) fn write_inline_16_32(theirs: &mut Libmlx5Queues) -> u64 {
+    let data = theirs.data;
+    requests!(theirs, 32, 1, |qp, i| {
         ((*qp).rdma_write)(qp, RKEY, address(i));
         ((*qp).set_inline_data)(qp, data.add(64 * i), 16);
     })
 }
 
 /// Prepares 256 sends and 256 receives, chained in lists of `list`.
-fn prepare(rival: &mut Rival, opcode: u32, flags: u32, length: u32, list: usize) {
+fn prepare(theirs: &mut Libmlx5Queues, opcode: u32, flags: u32, length: u32, list: usize) {
     let sge = |i: usize| Sge {
-        address: rival.data.wrapping_add(64 * i) as u64,
+        address: theirs.data.wrapping_add(64 * i) as u64,
         length,
-        lkey: rival.lkey,
+        lkey: theirs.lkey,
     };
-    rival.sges = (0..OPERATIONS).map(sge).collect();
-    let sges = rival.sges.as_mut_ptr();
+    theirs.sges = (0..OPERATIONS).map(sge).collect();
+    let sges = theirs.sges.as_mut_ptr();
     let send = |i: usize| SendWr {
         wr_id: i as u64,
         next: null_mut(),
@@ -122,20 +122,20 @@ fn prepare(rival: &mut Rival, opcode: u32, flags: u32, length: u32, list: usize)
         sges: sges.wrapping_add(i),
         sge_count: 1,
     };
-    rival.sends = (0..OPERATIONS).map(send).collect();
-    rival.receives = (0..OPERATIONS).map(receive).collect();
-    let (sends, receives) = (rival.sends.as_mut_ptr(), rival.receives.as_mut_ptr());
+    theirs.sends = (0..OPERATIONS).map(send).collect();
+    theirs.receives = (0..OPERATIONS).map(receive).collect();
+    let (sends, receives) = (theirs.sends.as_mut_ptr(), theirs.receives.as_mut_ptr());
     for i in (0..OPERATIONS).filter(|i| (i + 1) % list != 0) {
-        rival.sends[i].next = sends.wrapping_add(i + 1);
-        rival.receives[i].next = receives.wrapping_add(i + 1);
+        theirs.sends[i].next = sends.wrapping_add(i + 1);
+        theirs.receives[i].next = receives.wrapping_add(i + 1);
     }
 }
 
 /// Posts each list by `ibv_post_send` (or the verb `$call`), inside `$run`.
 macro_rules! post {
-    ($rival:ident, $call:ident, $queue:expr, $list:ident, $length:expr, $run:ident) => {{
+    ($theirs:ident, $call:ident, $queue:expr, $list:ident, $length:expr, $run:ident) => {{
         let queue = $queue;
-        let (requests, mut bad) = ($rival.$list.as_mut_ptr(), null_mut());
+        let (requests, mut bad) = ($theirs.$list.as_mut_ptr(), null_mut());
         $run(|| {
             for i in (0..OPERATIONS).step_by($length) {
                 // SAFETY: a queue of libmlx5, used by this thread alone, and a list for it.
@@ -148,47 +148,47 @@ macro_rules! post {
     }};
 }
 
-pub(crate) fn ud_send_inline_16(rival: &mut Rival) -> u64 {
-    prepare(rival, SEND, INLINE, 16, 1);
+pub(crate) fn ud_send_inline_16(theirs: &mut Libmlx5Queues) -> u64 {
+    prepare(theirs, SEND, INLINE, 16, 1);
     // Address handle; queue pair number 1, Q_Key 2.
-    let target = [rival.ah as u64, 1 | 2 << 32, 0, 0];
-    rival.sends.iter_mut().for_each(|request| request.target = target);
-    let time = post!(rival, post_send, rival.ud, sends, 1, measured);
-    rival.retire_ud(2);
+    let target = [theirs.ah as u64, 1 | 2 << 32, 0, 0];
+    theirs.sends.iter_mut().for_each(|request| request.target = target);
+    let time = post!(theirs, post_send, theirs.ud, sends, 1, measured);
+    theirs.retire_ud(2);
     time
 }
 
-pub(crate) fn recv(rival: &mut Rival) -> u64 {
-    prepare(rival, SEND, 0, 64, 1);
-    let time = post!(rival, post_recv, rival.qp, receives, 1, measured);
-    drain_receives(rival);
+pub(crate) fn recv(theirs: &mut Libmlx5Queues) -> u64 {
+    prepare(theirs, SEND, 0, 64, 1);
+    let time = post!(theirs, post_recv, theirs.qp, receives, 1, measured);
+    drain_receives(theirs);
     time
 }
 
-pub(crate) fn recv_32(rival: &mut Rival) -> u64 {
-    prepare(rival, SEND, 0, 64, 32);
-    let time = post!(rival, post_recv, rival.qp, receives, 32, measured);
-    drain_receives(rival);
+pub(crate) fn recv_32(theirs: &mut Libmlx5Queues) -> u64 {
+    prepare(theirs, SEND, 0, 64, 32);
+    let time = post!(theirs, post_recv, theirs.qp, receives, 32, measured);
+    drain_receives(theirs);
     time
 }
 
-fn drain_receives(rival: &mut Rival) {
-    drain(rival, rival.numbers, std::iter::repeat_n(0, OPERATIONS));
+fn drain_receives(theirs: &mut Libmlx5Queues) {
+    drain(theirs, theirs.numbers, std::iter::repeat_n(0, OPERATIONS));
 }
 
 /// Writes and polls a receive's CQE for each of `entries`: entries of the QP's SRQ, or 0 without
 /// one.
-pub(super) fn drain(rival: &mut Rival, qp: QpNumbers, entries: impl Iterator<Item = u32>) {
+pub(super) fn drain(theirs: &mut Libmlx5Queues, qp: QpNumbers, entries: impl Iterator<Item = u32>) {
     for entry in entries {
-        rival.cqe.receive(qp.user_index, qp.number, entry);
-        rival.poll_one();
+        theirs.cqe.receive(qp.user_index, qp.number, entry);
+        theirs.poll_one();
     }
 }
 
 /// The SRQ's entries in the order in which libmlx5 will use them. Its list of free entries is in
 /// the ring.
-pub(super) fn shared_order(rival: &mut Rival) -> Vec<u32> {
-    (0..OPERATIONS).map(|_| next_entry(&mut rival.srq_direct)).collect()
+pub(super) fn shared_order(theirs: &mut Libmlx5Queues) -> Vec<u32> {
+    (0..OPERATIONS).map(|_| next_entry(&mut theirs.srq_direct)).collect()
 }
 
 /// Takes the SRQ entry that libmlx5 uses next. To be called once for each request.
@@ -200,11 +200,11 @@ pub(super) fn next_entry(direct: &mut DirectSrq) -> u32 {
     entry
 }
 
-pub(crate) fn srq_recv(rival: &mut Rival) -> u64 {
-    prepare(rival, SEND, 0, 64, 1);
-    let order = shared_order(rival);
-    let time = post!(rival, post_srq_recv, rival.srq, receives, 1, measured);
-    drain(rival, rival.srq_numbers, order.into_iter());
+pub(crate) fn srq_recv(theirs: &mut Libmlx5Queues) -> u64 {
+    prepare(theirs, SEND, 0, 64, 1);
+    let order = shared_order(theirs);
+    let time = post!(theirs, post_srq_recv, theirs.srq, receives, 1, measured);
+    drain(theirs, theirs.srq_numbers, order.into_iter());
     time
 }
 
@@ -212,18 +212,18 @@ pub(crate) fn srq_recv(rival: &mut Rival) -> u64 {
 const WRITTEN: u32 = 8 << 24;
 
 /// Posts 256 signaled writes and writes their CQEs, which the caller polls.
-fn complete_sends(rival: &mut Rival) {
-    prepare(rival, WRITE, SIGNALED, 64, 1);
-    post!(rival, post_send, rival.qp, sends, 1, plainly);
+fn complete_sends(theirs: &mut Libmlx5Queues) {
+    prepare(theirs, WRITE, SIGNALED, 64, 1);
+    post!(theirs, post_send, theirs.qp, sends, 1, plainly);
     for _ in 0..OPERATIONS {
-        rival.cqe.send(rival.numbers.user_index, WRITTEN | rival.numbers.number, rival.posted);
-        rival.posted += 1;
+        theirs.cqe.send(theirs.numbers.user_index, WRITTEN | theirs.numbers.number, theirs.posted);
+        theirs.posted += 1;
     }
 }
 
-fn poll(rival: &mut Rival, count: usize) -> u64 {
-    let (cq, context) = (rival.cq, rival.context);
-    let out = rival.completions.as_mut_ptr();
+fn poll(theirs: &mut Libmlx5Queues, count: usize) -> u64 {
+    let (cq, context) = (theirs.cq, theirs.context);
+    let out = theirs.completions.as_mut_ptr();
     let mut sum = 0;
     let time = measured(|| {
         for _ in (0..OPERATIONS).step_by(count) {
@@ -241,30 +241,30 @@ fn poll(rival: &mut Rival, count: usize) -> u64 {
     time
 }
 
-pub(crate) fn poll_send_16(rival: &mut Rival) -> u64 {
-    complete_sends(rival);
-    poll(rival, 16)
+pub(crate) fn poll_send_16(theirs: &mut Libmlx5Queues) -> u64 {
+    complete_sends(theirs);
+    poll(theirs, 16)
 }
 
-pub(crate) fn poll_recv_16(rival: &mut Rival) -> u64 {
-    prepare(rival, SEND, 0, 64, 32);
-    post!(rival, post_recv, rival.qp, receives, 32, plainly);
+pub(crate) fn poll_recv_16(theirs: &mut Libmlx5Queues) -> u64 {
+    prepare(theirs, SEND, 0, 64, 32);
+    post!(theirs, post_recv, theirs.qp, receives, 32, plainly);
     for _ in 0..OPERATIONS {
-        rival.cqe.receive(rival.numbers.user_index, rival.numbers.number, 0);
+        theirs.cqe.receive(theirs.numbers.user_index, theirs.numbers.number, 0);
     }
-    poll(rival, 16)
+    poll(theirs, 16)
 }
 
 /// `ibv_start_poll` and `ibv_end_poll` around each completion.
-pub(crate) fn poll_send_1(rival: &mut Rival) -> u64 {
-    prepare(rival, WRITE, SIGNALED, 64, 1);
-    post!(rival, post_send, rival.lazy, sends, 1, plainly);
-    let (index, word) = (rival.lazy_numbers.user_index, WRITTEN | rival.lazy_numbers.number);
+pub(crate) fn poll_send_1(theirs: &mut Libmlx5Queues) -> u64 {
+    prepare(theirs, WRITE, SIGNALED, 64, 1);
+    post!(theirs, post_send, theirs.lazy, sends, 1, plainly);
+    let (index, word) = (theirs.lazy_numbers.user_index, WRITTEN | theirs.lazy_numbers.number);
     for _ in 0..OPERATIONS {
-        rival.cqe_ex.send(index, word, rival.lazy_posted);
-        rival.lazy_posted += 1;
+        theirs.cqe_ex.send(index, word, theirs.lazy_posted);
+        theirs.lazy_posted += 1;
     }
-    let cq = rival.cq_ex;
+    let cq = theirs.cq_ex;
     let mut sum = 0;
     let time = measured(|| {
         for _ in 0..OPERATIONS {
@@ -280,8 +280,8 @@ pub(crate) fn poll_send_1(rival: &mut Rival) -> u64 {
     time
 }
 
-pub(crate) fn poll_empty(rival: &mut Rival) -> u64 {
-    let cq = rival.cq_ex;
+pub(crate) fn poll_empty(theirs: &mut Libmlx5Queues) -> u64 {
+    let cq = theirs.cq_ex;
     measured(|| {
         for _ in 0..OPERATIONS {
             // SAFETY: as above.

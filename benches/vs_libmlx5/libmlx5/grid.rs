@@ -1,17 +1,17 @@
-//! The points of the grid by libmlx5: as `ibv_wr_*` calls, lists by `ibv_post_send`, receives by
-//! `ibv_post_recv` and `ibv_post_srq_recv`; polls are in `polls.rs`.
+//! The points of the grid with libmlx5: requests by `ibv_wr_*` calls, lists by `ibv_post_send`,
+//! receives by `ibv_post_recv` and `ibv_post_srq_recv`. Polls are in `polls.rs`.
 
 use std::ptr::{null, null_mut};
 
 use uverbs_libmlx5_harness::abi::{Context, QpEx, RecvWr, SendWr, SendWrTail, Sge, TsoWr};
 
 use super::cases::{RKEY, address, drain, shared_order};
-use super::{OPERATIONS, Rival};
+use super::{Libmlx5Queues, OPERATIONS};
 use crate::measured;
 
 const INLINE: u32 = 8;
 
-/// What a request carries.
+/// The data of a request.
 #[derive(Clone, Copy, Debug)]
 enum Data {
     Inline(usize),
@@ -28,8 +28,8 @@ impl Data {
     }
 }
 
-/// Runs what the point of this name says, 256 times; `None` if libmlx5 has no counterpart here.
-pub(crate) fn run(rival: &mut Rival, name: &str) -> Option<u64> {
+/// Runs the point of this name 256 times; `None` if libmlx5 has no counterpart here.
+pub(crate) fn run(theirs: &mut Libmlx5Queues, name: &str) -> Option<u64> {
     let words: Vec<&str> = name.split(' ').collect();
     let (form, rest) = words.split_first()?;
     let digits = form.trim_start_matches(|letter: char| letter.is_ascii_alphabetic());
@@ -39,20 +39,20 @@ pub(crate) fn run(rival: &mut Rival, name: &str) -> Option<u64> {
         ["template", "write", _] | ["write", "const" | "run", _] => {
             ("write", Data::Inline(number()?))
         }
-        ["poll", form, _] => return super::polls::point(rival, count, form, number()?),
-        ["receive", "sges", _] => return Some(receive(rival, count, number()?)),
-        ["srq", "receive", "sges", "1"] => return Some(shared_receive(rival, count)),
-        ["ud", "const", _] => return Some(ud(rival, count, Data::Inline(number()?))),
-        ["ud", "one"] => return Some(ud(rival, count, Data::Sges(1))),
+        ["poll", form, _] => return super::polls::point(theirs, count, form, number()?),
+        ["receive", "sges", _] => return Some(receive(theirs, count, number()?)),
+        ["srq", "receive", "sges", "1"] => return Some(shared_receive(theirs, count)),
+        ["ud", "const", _] => return Some(ud(theirs, count, Data::Inline(number()?))),
+        ["ud", "one"] => return Some(ud(theirs, count, Data::Sges(1))),
         [operation, "sge" | "sges", _] => (operation, Data::Sges(number()?)),
         [operation, "one" | "result"] => (operation, Data::Sges(1)),
         [operation, "nothing"] => (operation, Data::Sges(0)),
         _ => return None,
     };
     match (operation, form.starts_with("list")) {
-        ("write", true) => Some(listed(rival, count, data)),
+        ("write", true) => Some(listed(theirs, count, data)),
         (_, true) => None,
-        _ => called(rival, count, operation, data),
+        _ => called(theirs, count, operation, data),
     }
 }
 
@@ -71,12 +71,12 @@ fn blocks(header: usize, data: Data) -> usize {
 }
 
 /// `ibv_wr_start` … `ibv_wr_complete` around each `count` requests.
-fn called(rival: &mut Rival, count: usize, operation: &str, data: Data) -> Option<u64> {
+fn called(theirs: &mut Libmlx5Queues, count: usize, operation: &str, data: Data) -> Option<u64> {
     let blocks = blocks(header(operation)?, data);
-    let list = sges(rival, data);
+    let list = sges(theirs, data);
     macro_rules! run {
         (|$qp:ident, $i:ident| $call:expr) => {
-            requests(rival, count, data, &list, |$qp, $i| {
+            requests(theirs, count, data, &list, |$qp, $i| {
                 // SAFETY: a QP of libmlx5, used by this thread alone.
                 unsafe { $call }
             })
@@ -91,36 +91,36 @@ fn called(rival: &mut Rival, count: usize, operation: &str, data: Data) -> Optio
         "fetch_add" => run!(|qp, i| ((*qp).fetch_add)(qp, RKEY, address(i), 1)),
         _ => run!(|qp, i| ((*qp).compare_swap)(qp, RKEY, address(i), 1, 2)),
     };
-    rival.retire_wide(blocks);
+    theirs.retire_wide(blocks);
     Some(time)
 }
 
 /// The SGEs of one request: an atomic's result, or 64 bytes each.
-fn sges(rival: &Rival, data: Data) -> Vec<Sge> {
+fn sges(theirs: &Libmlx5Queues, data: Data) -> Vec<Sge> {
     let Data::Sges(count) = data else { return Vec::new() };
     let sge = |i: usize| Sge {
-        address: rival.data.wrapping_add(64 * i) as u64,
+        address: theirs.data.wrapping_add(64 * i) as u64,
         length: 64,
-        lkey: rival.lkey,
+        lkey: theirs.lkey,
     };
     (0..count).map(sge).collect()
 }
 
 #[inline(always)]
 fn requests(
-    rival: &mut Rival,
+    theirs: &mut Libmlx5Queues,
     count: usize,
     data: Data,
     list: &[Sge],
     operation: impl Fn(*mut QpEx, usize),
 ) -> u64 {
-    let (qp, bytes) = (rival.wide, rival.data);
+    let (qp, bytes) = (theirs.wide, theirs.data);
     measured(|| {
         for first in (0..OPERATIONS).step_by(count) {
             // SAFETY: a QP of libmlx5, used by this thread alone.
             unsafe { ((*qp).start)(qp) };
             for i in first..first + count {
-                // SAFETY: as above; the data is the rival's.
+                // SAFETY: as above; the data is the theirs's.
                 unsafe {
                     (*qp).wr_id = i as u64;
                     (*qp).wr_flags = 0;
@@ -141,15 +141,15 @@ fn requests(
 }
 
 /// Fills the list of send requests, chained in lists of `count`.
-fn prepare(rival: &mut Rival, count: usize, data: Data, opcode: u32, target: [u64; 4]) {
+fn prepare(theirs: &mut Libmlx5Queues, count: usize, data: Data, opcode: u32, target: [u64; 4]) {
     let (lengths, flags) = match data {
         Data::Inline(bytes) => (vec![bytes as u32], INLINE),
         Data::Sges(count) => (vec![64; count], 0),
     };
-    let start = rival.data as u64;
-    rival.sges =
-        lengths.iter().map(|&length| Sge { address: start, length, lkey: rival.lkey }).collect();
-    let sges = rival.sges.as_mut_ptr();
+    let start = theirs.data as u64;
+    theirs.sges =
+        lengths.iter().map(|&length| Sge { address: start, length, lkey: theirs.lkey }).collect();
+    let sges = theirs.sges.as_mut_ptr();
     let send = |i: usize| SendWr {
         wr_id: i as u64,
         next: null_mut(),
@@ -162,32 +162,32 @@ fn prepare(rival: &mut Rival, count: usize, data: Data, opcode: u32, target: [u6
         remote_srqn: 0,
         tail: SendWrTail { tso: TsoWr { header: null(), header_length: 0, mss: 0 } },
     };
-    rival.sends = (0..OPERATIONS).map(send).collect();
-    let sends = rival.sends.as_mut_ptr();
+    theirs.sends = (0..OPERATIONS).map(send).collect();
+    let sends = theirs.sends.as_mut_ptr();
     for i in (0..OPERATIONS).filter(|i| (i + 1) % count != 0) {
-        rival.sends[i].next = sends.wrapping_add(i + 1);
+        theirs.sends[i].next = sends.wrapping_add(i + 1);
     }
 }
 
 /// `ibv_post_send` of lists of writes.
-fn listed(rival: &mut Rival, count: usize, data: Data) -> u64 {
-    prepare(rival, count, data, super::cases::WRITE, [address(0), u64::from(RKEY), 0, 0]);
-    let time = post_sends(rival, rival.wide.cast(), count);
-    rival.retire_wide(blocks(1, data));
+fn listed(theirs: &mut Libmlx5Queues, count: usize, data: Data) -> u64 {
+    prepare(theirs, count, data, super::cases::WRITE, [address(0), u64::from(RKEY), 0, 0]);
+    let time = post_sends(theirs, theirs.wide.cast(), count);
+    theirs.retire_wide(blocks(1, data));
     time
 }
 
-fn ud(rival: &mut Rival, count: usize, data: Data) -> u64 {
-    let target = [rival.ah as u64, 1 | 2 << 32, 0, 0];
-    prepare(rival, count, data, super::cases::SEND, target);
-    let time = post_sends(rival, rival.ud, count);
+fn ud(theirs: &mut Libmlx5Queues, count: usize, data: Data) -> u64 {
+    let target = [theirs.ah as u64, 1 | 2 << 32, 0, 0];
+    prepare(theirs, count, data, super::cases::SEND, target);
+    let time = post_sends(theirs, theirs.ud, count);
     let blocks = blocks(3, data) as u32;
-    rival.retire_ud(blocks);
+    theirs.retire_ud(blocks);
     time
 }
 
-fn post_sends(rival: &mut Rival, queue: *mut super::Qp, count: usize) -> u64 {
-    let (requests, mut bad) = (rival.sends.as_mut_ptr(), null_mut());
+fn post_sends(theirs: &mut Libmlx5Queues, queue: *mut super::Qp, count: usize) -> u64 {
+    let (requests, mut bad) = (theirs.sends.as_mut_ptr(), null_mut());
     measured(|| {
         for i in (0..OPERATIONS).step_by(count) {
             // SAFETY: a queue of libmlx5, used by this thread alone, and a list for it.
@@ -200,22 +200,22 @@ fn post_sends(rival: &mut Rival, queue: *mut super::Qp, count: usize) -> u64 {
 }
 
 /// Fills the list of receives, chained in lists of `count`.
-fn prepare_receives(rival: &mut Rival, count: usize, sges: usize) {
-    rival.sges = self::sges(rival, Data::Sges(sges));
-    let list = rival.sges.as_mut_ptr();
+fn prepare_receives(theirs: &mut Libmlx5Queues, count: usize, sges: usize) {
+    theirs.sges = self::sges(theirs, Data::Sges(sges));
+    let list = theirs.sges.as_mut_ptr();
     let receive =
         |i: usize| RecvWr { wr_id: i as u64, next: null_mut(), sges: list, sge_count: sges as i32 };
-    rival.receives = (0..OPERATIONS).map(receive).collect();
-    let receives = rival.receives.as_mut_ptr();
+    theirs.receives = (0..OPERATIONS).map(receive).collect();
+    let receives = theirs.receives.as_mut_ptr();
     for i in (0..OPERATIONS).filter(|i| (i + 1) % count != 0) {
-        rival.receives[i].next = receives.wrapping_add(i + 1);
+        theirs.receives[i].next = receives.wrapping_add(i + 1);
     }
 }
 
 /// `$call` of each list of receives on `$queue`.
 macro_rules! post_receives {
-    ($rival:ident, $count:ident, $call:ident, $queue:expr) => {{
-        let (queue, requests) = ($queue, $rival.receives.as_mut_ptr());
+    ($theirs:ident, $count:ident, $call:ident, $queue:expr) => {{
+        let (queue, requests) = ($queue, $theirs.receives.as_mut_ptr());
         let mut bad = null_mut();
         measured(|| {
             for i in (0..OPERATIONS).step_by($count) {
@@ -229,17 +229,17 @@ macro_rules! post_receives {
     }};
 }
 
-fn receive(rival: &mut Rival, count: usize, sges: usize) -> u64 {
-    prepare_receives(rival, count, sges);
-    let time = post_receives!(rival, count, post_recv, rival.wide.cast::<super::Qp>());
-    drain(rival, rival.wide_numbers, std::iter::repeat_n(0, OPERATIONS));
+fn receive(theirs: &mut Libmlx5Queues, count: usize, sges: usize) -> u64 {
+    prepare_receives(theirs, count, sges);
+    let time = post_receives!(theirs, count, post_recv, theirs.wide.cast::<super::Qp>());
+    drain(theirs, theirs.wide_numbers, std::iter::repeat_n(0, OPERATIONS));
     time
 }
 
-fn shared_receive(rival: &mut Rival, count: usize) -> u64 {
-    prepare_receives(rival, count, 1);
-    let order = shared_order(rival);
-    let time = post_receives!(rival, count, post_srq_recv, rival.srq);
-    drain(rival, rival.srq_numbers, order.into_iter());
+fn shared_receive(theirs: &mut Libmlx5Queues, count: usize) -> u64 {
+    prepare_receives(theirs, count, 1);
+    let order = shared_order(theirs);
+    let time = post_receives!(theirs, count, post_srq_recv, theirs.srq);
+    drain(theirs, theirs.srq_numbers, order.into_iter());
     time
 }

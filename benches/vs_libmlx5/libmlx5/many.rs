@@ -18,14 +18,14 @@ pub(crate) struct Many {
 }
 
 impl Many {
-    /// Makes `count` of them, with what completes their requests.
+    /// Creates `count` queue pairs, and the rig that completes their requests.
     ///
     /// # Errors
-    /// What is missing, in words.
+    /// A text that says what is missing.
     pub(crate) fn rig(count: usize) -> Result<Rig<Self>, String> {
         // The other threads are the devices', which are halted, so no thread reads the
         // environment.
-        let libmlx5 = Libmlx5::load_on(|| halted::device("uverbs_rival"))
+        let libmlx5 = Libmlx5::load_on(|| halted::device("uverbs_libmlx5"))
             .map_err(|missing| format!("{missing} ({INSTALL})"))?;
         // SAFETY: the libraries are libibverbs and libmlx5.
         unsafe { make(libmlx5, count) }

@@ -1,8 +1,8 @@
-//! Debian's libibverbs and libmlx5, unmodified, opened at run time and brought up on a software
-//! device that is halted.
+//! Debian's libibverbs and libmlx5, unmodified, opened at run time and used on a halted software
+//! device.
 //!
-//! The fastest configuration that they have: a thread domain, so that no lock is taken, and a CQ
-//! for a single thread.
+//! They are in their fastest configuration: with a thread domain, so that no lock is taken, and a
+//! CQ for a single thread.
 
 pub(crate) mod cases;
 pub(crate) mod grid;
@@ -30,7 +30,7 @@ const UD: u32 = 4;
 const LOCAL_KEY_RIGHTS: c_int = 0xf;
 
 /// Queues of libmlx5, and the device's part of them.
-pub(crate) struct Rival {
+pub(crate) struct Libmlx5Queues {
     libmlx5: &'static Libmlx5,
     /// A protection domain with a thread domain.
     domain: Opaque,
@@ -69,15 +69,15 @@ pub(crate) struct Rival {
     completions: Vec<WorkCompletion>,
 }
 
-impl Rival {
+impl Libmlx5Queues {
     /// Opens the libraries and makes their queues.
     ///
     /// # Errors
-    /// What is missing, in words.
+    /// A text that says what is missing.
     pub(crate) fn new() -> Result<Self, String> {
         // The only other thread is the device's, which is halted, so no thread reads the
         // environment.
-        let libmlx5 = Libmlx5::load_on(|| halted::device("uverbs_rival"))
+        let libmlx5 = Libmlx5::load_on(|| halted::device("uverbs_libmlx5"))
             .map_err(|missing| format!("{missing} ({INSTALL})"))?;
         // SAFETY: the libraries are libibverbs and libmlx5.
         unsafe { make(libmlx5) }
@@ -91,7 +91,7 @@ impl Rival {
         self.poll_one();
     }
 
-    /// [`Rival::retire`] of the QP for the grid.
+    /// [`Libmlx5Queues::retire`] of the QP for the grid.
     fn retire_wide(&mut self, blocks: usize) {
         self.wide_posted += (OPERATIONS * blocks) as u32;
         let last = self.wide_posted.wrapping_sub(blocks as u32);
@@ -99,7 +99,7 @@ impl Rival {
         self.poll_one();
     }
 
-    /// [`Rival::retire`] of the UD QP.
+    /// [`Libmlx5Queues::retire`] of the UD QP.
     fn retire_ud(&mut self, blocks: u32) {
         self.ud_posted += OPERATIONS as u32 * blocks;
         let last = self.ud_posted.wrapping_sub(blocks);
@@ -121,7 +121,7 @@ fn check<T>(pointer: *mut T, verb: &str) -> Result<*mut T, String> {
 
 /// # Safety
 /// The libraries are libibverbs and libmlx5.
-unsafe fn make(libmlx5: &'static Libmlx5) -> Result<Rival, String> {
+unsafe fn make(libmlx5: &'static Libmlx5) -> Result<Libmlx5Queues, String> {
     let Libmlx5 { functions, context, pd, device } = libmlx5;
     let (context, pd) = (*context, *pd);
     let extended = libmlx5.verbs_context();
@@ -188,7 +188,7 @@ unsafe fn make(libmlx5: &'static Libmlx5) -> Result<Rival, String> {
         let attr = AhAttr { dlid: 5, port: INFINIBAND_PORT, ..AhAttr::default() };
         let ah = check((functions.create_ah)(pd, &attr), "ibv_create_ah")?;
 
-        Ok(Rival {
+        Ok(Libmlx5Queues {
             libmlx5,
             domain,
             polls: BTreeMap::new(),

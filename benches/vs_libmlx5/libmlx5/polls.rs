@@ -7,7 +7,7 @@ use std::ptr::{null, null_mut};
 use uverbs_libmlx5_harness::abi::*;
 
 use super::cases::{SEND, next_entry};
-use super::{LOCAL_KEY_RIGHTS, RC, Rival, check, to_rts};
+use super::{LOCAL_KEY_RIGHTS, Libmlx5Queues, RC, check, to_rts};
 use crate::fixture::SRQ_ENTRIES;
 use crate::halted::{self, QpNumbers};
 use crate::producer::Producer;
@@ -53,8 +53,8 @@ enum What {
 
 impl Polls {
     /// As many queue pairs, each with so many entries per direction.
-    fn new(rival: &Rival, queues: usize, entries: u32) -> Result<Self, String> {
-        let Rival { libmlx5, domain, context, .. } = *rival;
+    fn new(theirs: &Libmlx5Queues, queues: usize, entries: u32) -> Result<Self, String> {
+        let Libmlx5Queues { libmlx5, domain, context, .. } = *theirs;
         let (functions, extended) = (&libmlx5.functions, libmlx5.verbs_context());
         // SAFETY: libibverbs' contract; every pointer was checked.
         unsafe {
@@ -242,21 +242,21 @@ impl Polls {
 }
 
 /// As many queue pairs, made when they are first needed.
-fn of(rival: &mut Rival, queues: usize) -> &mut Polls {
-    if !rival.polls.contains_key(&queues) {
+fn of(theirs: &mut Libmlx5Queues, queues: usize) -> &mut Polls {
+    if !theirs.polls.contains_key(&queues) {
         let entries = if queues < 1000 { 256 } else { 32 };
-        let polls = Polls::new(rival, queues, entries).expect("queue pairs of libmlx5");
-        rival.polls.insert(queues, polls);
+        let polls = Polls::new(theirs, queues, entries).expect("queue pairs of libmlx5");
+        theirs.polls.insert(queues, polls);
     }
-    rival.polls.get_mut(&queues).expect("just made")
+    theirs.polls.get_mut(&queues).expect("just made")
 }
 
-fn some(rival: &mut Rival) -> &mut Polls {
-    of(rival, 64)
+fn some(theirs: &mut Libmlx5Queues) -> &mut Polls {
+    of(theirs, 64)
 }
 
-fn thousand(rival: &mut Rival) -> &mut Polls {
-    of(rival, 1000)
+fn thousand(theirs: &mut Libmlx5Queues) -> &mut Polls {
+    of(theirs, 1000)
 }
 
 /// Completions of these forms, by `ibv_poll_cq`.
@@ -265,58 +265,58 @@ fn run(polls: &mut Polls, forms: &[What]) -> u64 {
     polls.poll(|_| 0)
 }
 
-pub(crate) fn sends_16(rival: &mut Rival) -> u64 {
-    run(some(rival), &[What::Send])
+pub(crate) fn sends_16(theirs: &mut Libmlx5Queues) -> u64 {
+    run(some(theirs), &[What::Send])
 }
 
-pub(crate) fn receives_16(rival: &mut Rival) -> u64 {
-    run(some(rival), &[What::Receive])
+pub(crate) fn receives_16(theirs: &mut Libmlx5Queues) -> u64 {
+    run(some(theirs), &[What::Receive])
 }
 
-pub(crate) fn both_16(rival: &mut Rival) -> u64 {
-    run(some(rival), &[What::Send, What::Receive])
+pub(crate) fn both_16(theirs: &mut Libmlx5Queues) -> u64 {
+    run(some(theirs), &[What::Send, What::Receive])
 }
 
-pub(crate) fn both_1(rival: &mut Rival) -> u64 {
-    let polls = some(rival);
+pub(crate) fn both_1(theirs: &mut Libmlx5Queues) -> u64 {
+    let polls = some(theirs);
     polls.prepare(&[What::Send, What::Receive]);
     polls.poll_lazily(1, |_| 0)
 }
 
-pub(crate) fn immediate_16(rival: &mut Rival) -> u64 {
-    let polls = some(rival);
+pub(crate) fn immediate_16(theirs: &mut Libmlx5Queues) -> u64 {
+    let polls = some(theirs);
     polls.prepare(&[What::Send, What::Immediate]);
     polls.poll(with_immediate)
 }
 
-pub(crate) fn timestamp_16(rival: &mut Rival) -> u64 {
-    let polls = some(rival);
+pub(crate) fn timestamp_16(theirs: &mut Libmlx5Queues) -> u64 {
+    let polls = some(theirs);
     polls.prepare(&[What::Send, What::Receive]);
     polls.poll_lazily(BATCH, |cq| timestamp(cq) + flags(cq))
 }
 
-pub(crate) fn inline_16(rival: &mut Rival) -> u64 {
-    run(some(rival), &[What::Inline])
+pub(crate) fn inline_16(theirs: &mut Libmlx5Queues) -> u64 {
+    run(some(theirs), &[What::Inline])
 }
 
-pub(crate) fn error_16(rival: &mut Rival) -> u64 {
-    run(some(rival), &errors())
+pub(crate) fn error_16(theirs: &mut Libmlx5Queues) -> u64 {
+    run(some(theirs), &errors())
 }
 
-pub(crate) fn shared_16(rival: &mut Rival) -> u64 {
-    run(some(rival), &[What::Shared])
+pub(crate) fn shared_16(theirs: &mut Libmlx5Queues) -> u64 {
+    run(some(theirs), &[What::Shared])
 }
 
-pub(crate) fn thousand_sends_16(rival: &mut Rival) -> u64 {
-    run(thousand(rival), &[What::Send])
+pub(crate) fn thousand_sends_16(theirs: &mut Libmlx5Queues) -> u64 {
+    run(thousand(theirs), &[What::Send])
 }
 
-pub(crate) fn thousand_both_16(rival: &mut Rival) -> u64 {
-    run(thousand(rival), &[What::Send, What::Receive])
+pub(crate) fn thousand_both_16(theirs: &mut Libmlx5Queues) -> u64 {
+    run(thousand(theirs), &[What::Send, What::Receive])
 }
 
-pub(crate) fn thousand_immediate_16(rival: &mut Rival) -> u64 {
-    let polls = thousand(rival);
+pub(crate) fn thousand_immediate_16(theirs: &mut Libmlx5Queues) -> u64 {
+    let polls = thousand(theirs);
     polls.prepare(&[What::Send, What::Immediate]);
     polls.poll(with_immediate)
 }
@@ -351,7 +351,12 @@ fn immediate(cq: *mut CqEx) -> u64 {
 
 /// A point of the grid: completions of this form, so many at a time, of so many queue pairs.
 /// `None` if libmlx5 has none of that form.
-pub(crate) fn point(rival: &mut Rival, batch: usize, form: &str, queues: usize) -> Option<u64> {
+pub(crate) fn point(
+    theirs: &mut Libmlx5Queues,
+    batch: usize,
+    form: &str,
+    queues: usize,
+) -> Option<u64> {
     let errors = errors();
     let forms: &[What] = match form {
         "sends" => &[What::Send],
@@ -363,7 +368,7 @@ pub(crate) fn point(rival: &mut Rival, batch: usize, form: &str, queues: usize) 
         "srq" => &[What::Shared],
         _ => return None,
     };
-    let polls = of(rival, queues);
+    let polls = of(theirs, queues);
     polls.prepare(forms);
     Some(match (form, batch) {
         ("timestamps", _) => polls.poll_lazily(batch, timestamp),

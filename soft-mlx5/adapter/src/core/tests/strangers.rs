@@ -12,7 +12,7 @@ use crate::packet::*;
 
 const WRITE_ONLY: Opcode = Opcode::write(Transport::Rc, Position::Only, false);
 
-/// The address of a port that is no connection's peer.
+/// The address of a port that is not any connection's peer.
 fn stranger() -> Addressing {
     let gid = Gid::from_ipv4([127, 0, 0, 99].into());
     Addressing { source_lid: 99, ..Addressing::roce(gid, Gid::default()) }

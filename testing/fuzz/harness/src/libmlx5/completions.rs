@@ -6,7 +6,7 @@ use uverbs_libmlx5_harness::abi::WorkCompletion;
 use uverbs_mlx5::format::{Cqe as Layout, CqeFormat, CqeOpcode, OpOwn, Opcode};
 use uverbs_mlx5_inspect::{Cqe, Polled, poll_cqe};
 
-use super::Rival;
+use super::Libmlx5Queues;
 use crate::generate::OPCODES;
 
 /// The opcodes of a CQE that completes a request.
@@ -28,8 +28,8 @@ const BYTE_COUNT: usize = std::mem::offset_of!(Layout, byte_count);
 /// In the CQE of a send, the first byte of this field is the opcode of the WQE.
 const SEND_OPCODE: usize = std::mem::offset_of!(Layout, opcode_qpn_flow_tag);
 
-pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
-    let (service, _, pair) = u.choose_index(rival.pairs.len()).map(|at| &mut rival.pairs[at])?;
+pub(super) fn run(queues: &mut Libmlx5Queues, u: &mut Unstructured<'_>) -> Result<()> {
+    let (service, _, pair) = u.choose_index(queues.pairs.len()).map(|at| &mut queues.pairs[at])?;
     let opcode = *u.choose(&CQE_OPCODES)?;
     if matches!(service, Service::XrcSend | Service::Dci)
         && !matches!(opcode, CqeOpcode::REQUESTER | CqeOpcode::REQUESTER_ERROR)
@@ -52,7 +52,7 @@ pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
     }
     // Inline data would be copied to a request's buffers, but no request is posted.
     cqe[63] = OpOwn::new(opcode, CqeFormat::NO_INLINE, u.arbitrary()?, false).0;
-    rival.libmlx5.restart(pair);
+    queues.libmlx5.restart(pair);
     let theirs = pair.complete(cqe).expect("a completion");
     let ours = Cqe::decode(&cqe).ok().and_then(|cqe| poll_cqe(&cqe)).expect("a completion");
     compare(&ours, &theirs);

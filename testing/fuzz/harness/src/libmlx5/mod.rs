@@ -45,16 +45,16 @@ use uverbs_soft::chardev::SoftDevice;
 /// If they differ. Where there is no libmlx5 nothing happens, after a message; where `CI` is set
 /// that is an error.
 pub fn run(data: &[u8]) {
-    let Some(rival) = Rival::get() else { return };
-    let mut rival = rival.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(queues) = Libmlx5Queues::get() else { return };
+    let mut queues = queues.lock().unwrap_or_else(PoisonError::into_inner);
     let mut u = Unstructured::new(data);
     // An error means that the input was too short to choose from.
     let _ = match u.int_in_range(0..=9) {
-        Ok(0) => receives::run(&mut rival, &mut u),
-        Ok(1) => receives::run_shared(&rival, &mut u),
-        Ok(4) => receives::run_work_queue(&rival, &mut u),
-        Ok(2 | 3) => completions::run(&mut rival, &mut u),
-        _ => sends::run(&mut rival, &mut u),
+        Ok(0) => receives::run(&mut queues, &mut u),
+        Ok(1) => receives::run_shared(&queues, &mut u),
+        Ok(4) => receives::run_work_queue(&queues, &mut u),
+        Ok(2 | 3) => completions::run(&mut queues, &mut u),
+        _ => sends::run(&mut queues, &mut u),
     };
 }
 
@@ -69,11 +69,11 @@ pub fn want_inline_headers() {
 
 /// Whether there is a libmlx5 to compare with.
 pub fn is_there() -> bool {
-    Rival::get().is_some()
+    Libmlx5Queues::get().is_some()
 }
 
 /// libmlx5 with a queue pair of each kind.
-struct Rival {
+struct Libmlx5Queues {
     libmlx5: &'static Libmlx5,
     /// The first 18 bytes of each packet go into the WQE.
     wants_headers: bool,
@@ -96,7 +96,7 @@ const LONGEST: usize = 6;
 
 // SAFETY: libibverbs' objects may be used by any thread; the address vector is reached through the
 // mutex alone.
-unsafe impl Send for Rival {}
+unsafe impl Send for Libmlx5Queues {}
 
 /// Operations that a service's `ibv_wr_*` functions have (`enum ibv_qp_create_send_ops_flags`).
 fn operations(service: Service) -> u64 {
@@ -109,11 +109,11 @@ fn operations(service: Service) -> u64 {
     }
 }
 
-impl Rival {
+impl Libmlx5Queues {
     fn get() -> Option<&'static Mutex<Self>> {
-        static ONE: OnceLock<Option<Mutex<Rival>>> = OnceLock::new();
+        static ONE: OnceLock<Option<Mutex<Libmlx5Queues>>> = OnceLock::new();
         ONE.get_or_init(|| match Self::bring_up() {
-            Ok(rival) => Some(Mutex::new(rival)),
+            Ok(queues) => Some(Mutex::new(queues)),
             Err(reason) => {
                 assert!(std::env::var_os("CI").is_none(), "{reason}");
                 eprintln!("skipped, since libmlx5 cannot be used here: {reason}");

@@ -10,7 +10,7 @@ use uverbs_mlx5_inspect::{
     Posted, RecvQueueSpec, SharedRecvQueueSpec, post_receives, post_shared_receives, receive_errno,
 };
 
-use super::{Rival, UNWRITTEN, assert_same};
+use super::{Libmlx5Queues, UNWRITTEN, assert_same};
 
 /// Lists of entries, some of them with too many.
 fn lists(u: &mut Unstructured<'_>, shortest: u32) -> Result<Vec<Vec<Sge>>> {
@@ -66,13 +66,13 @@ fn used(wqe: &[u8], head: usize) -> usize {
     end.map_or(wqe.len(), |entries| (head + entries + 1) * OCTOWORD)
 }
 
-pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
+pub(super) fn run(queues: &mut Libmlx5Queues, u: &mut Unstructured<'_>) -> Result<()> {
     let with_receives = |(service, signal_all, _): &&mut (Service, bool, _)| {
         !matches!(service, Service::XrcSend | Service::Dci) && !*signal_all
     };
-    let count = rival.pairs.iter_mut().filter(with_receives).count();
+    let count = queues.pairs.iter_mut().filter(with_receives).count();
     let index = u.choose_index(count)?;
-    let Some((_, _, pair)) = rival.pairs.iter_mut().filter(with_receives).nth(index) else {
+    let Some((_, _, pair)) = queues.pairs.iter_mut().filter(with_receives).nth(index) else {
         return Ok(());
     };
     let mut lists = lists(u, 0)?;
@@ -84,7 +84,7 @@ pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
     let borrowed: Vec<_> = ours.iter().map(Vec::as_slice).collect();
     let posted = post_receives(&spec, &borrowed).expect("libmlx5 made such a queue");
 
-    rival.libmlx5.restart(pair);
+    queues.libmlx5.restart(pair);
     let mut requests = linked(&mut lists);
     let mut bad = null_mut();
     // SAFETY: the ring, which only libmlx5 writes, in this thread; whole requests with their lists.
@@ -105,9 +105,9 @@ pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
 }
 
 /// A shared receive queue of its own for each input.
-pub(super) fn run_shared(rival: &Rival, u: &mut Unstructured<'_>) -> Result<()> {
+pub(super) fn run_shared(queues: &Libmlx5Queues, u: &mut Unstructured<'_>) -> Result<()> {
     let mut lists = lists(u, 1)?;
-    let srq = rival.libmlx5.create_srq(u.int_in_range(4..=20)?, u.int_in_range(1..=6)?);
+    let srq = queues.libmlx5.create_srq(u.int_in_range(4..=20)?, u.int_in_range(1..=6)?);
     let srq = srq.expect("a shared receive queue");
     let spec = SharedRecvQueueSpec { entries: srq.entries(), stride: srq.direct.stride };
     let length = (spec.entries * spec.stride) as usize;
@@ -121,7 +121,7 @@ pub(super) fn run_shared(rival: &Rival, u: &mut Unstructured<'_>) -> Result<()> 
     // SAFETY: whole requests with their lists; the ring, which only libmlx5 writes, in this thread;
     // the record.
     let (errno, theirs, record) = unsafe {
-        let post = (*rival.libmlx5.context).post_srq_recv;
+        let post = (*queues.libmlx5.context).post_srq_recv;
         let errno = post(srq.srq, requests.as_mut_ptr(), &raw mut bad);
         let ring = std::slice::from_raw_parts(buffer, length).to_vec();
         (errno, ring, (srq.direct.record as *const [u8; 4]).read())
@@ -133,15 +133,15 @@ pub(super) fn run_shared(rival: &Rival, u: &mut Unstructured<'_>) -> Result<()> 
         assert_same(&wqe.bytes[..used], &place[..used], "a shared receive WQE");
     }
     assert_eq!(record, posted.doorbell_record);
-    rival.libmlx5.destroy_srq(srq);
+    queues.libmlx5.destroy_srq(srq);
     Ok(())
 }
 
 /// A receive work queue of its own for each input.
-pub(super) fn run_work_queue(rival: &Rival, u: &mut Unstructured<'_>) -> Result<()> {
+pub(super) fn run_work_queue(queues: &Libmlx5Queues, u: &mut Unstructured<'_>) -> Result<()> {
     let mut lists = lists(u, 0)?;
     let striding: bool = u.arbitrary()?;
-    let wq = rival.libmlx5.create_wq(u.int_in_range(4..=20)?, u.int_in_range(1..=6)?, striding);
+    let wq = queues.libmlx5.create_wq(u.int_in_range(4..=20)?, u.int_in_range(1..=6)?, striding);
     let wq = wq.expect("a work queue");
     let (entries, stride) = (wq.direct.entries, wq.direct.stride);
     let spec = RecvQueueSpec { entries, stride, start: 0, striding };
@@ -171,6 +171,6 @@ pub(super) fn run_work_queue(rival: &Rival, u: &mut Unstructured<'_>) -> Result<
         assert_same(&list[..used], &place[..used], "a WQE of a work queue");
     }
     assert_eq!(record, posted.doorbell_record);
-    rival.libmlx5.destroy_wq(wq);
+    queues.libmlx5.destroy_wq(wq);
     Ok(())
 }

@@ -12,7 +12,7 @@ use uverbs_mlx5::send_queue::{
 };
 use uverbs_mlx5_inspect::Work;
 
-use super::{Own, Rival};
+use super::{Libmlx5Queues, Own};
 
 /// A request with the memory that it names.
 pub(super) struct Request<'a> {
@@ -238,7 +238,7 @@ fn checksums(offload: &EthernetOffload) -> Option<u32> {
     }
 }
 
-impl Rival {
+impl Libmlx5Queues {
     /// Posts a list (`ibv_post_send`): errno, and the index of the request that was refused.
     pub(super) fn post_list(pair: &QueuePair, requests: &mut [Request<'_>]) -> (i32, usize) {
         if requests.is_empty() {

@@ -8,15 +8,15 @@ use uverbs_mlx5::send_queue::{RunTimeDestination, RunTimeOperation, WindowType};
 use uverbs_mlx5_inspect::{Buffer, Posted, SendQueueSpec, Service, Work, post_sends, send_errno};
 
 use super::requests::{Request, changes_keys};
-use super::{LONGEST, Own, Rival, UNWRITTEN, assert_same};
+use super::{LONGEST, Libmlx5Queues, Own, UNWRITTEN, assert_same};
 use crate::work;
 
 /// Bytes of a packet to be segmented that the software device lets libmlx5 take.
 const MAX_TSO: u64 = uverbs_soft::core::MAX_TSO as u64;
 
 /// Posts a list after `start` requests that have completed.
-pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
-    let Rival { libmlx5, wants_headers, pairs, own } = rival;
+pub(super) fn run(queues: &mut Libmlx5Queues, u: &mut Unstructured<'_>) -> Result<()> {
+    let Libmlx5Queues { libmlx5, wants_headers, pairs, own } = queues;
     let index = u.choose_index(pairs.len())?;
     let (_, signal_all, pair) = &mut pairs[index];
     let service = ours(pair.service());
@@ -76,14 +76,16 @@ pub(super) fn run(rival: &mut Rival, u: &mut Unstructured<'_>) -> Result<()> {
     pair.fill(UNWRITTEN);
     match posted.refused {
         Some(refused) if as_list && refused_alike(&works[refused.index], refused.reason) => {
-            let (errno, index) = Rival::post_list(pair, &mut theirs[..=good]);
+            let (errno, index) = Libmlx5Queues::post_list(pair, &mut theirs[..=good]);
             assert_eq!((errno, index), (send_errno(refused.reason), refused.index));
         }
         _ if as_list => {
-            let outcome = Rival::post_list(pair, &mut theirs[..good]);
+            let outcome = Libmlx5Queues::post_list(pair, &mut theirs[..good]);
             assert_eq!(outcome, (0, good), "{:?}", &works[..good]);
         }
-        _ => assert_eq!(Rival::post_built(pair, &theirs[..good]), 0, "{:?}", &works[..good]),
+        _ => {
+            assert_eq!(Libmlx5Queues::post_built(pair, &theirs[..good]), 0, "{:?}", &works[..good])
+        }
     }
     if good > 0 {
         compare(pair, &posted);
@@ -170,9 +172,9 @@ fn advance(pair: &mut QueuePair, spec: &SendQueueSpec, own: &Own) {
         let work = if last && spec.start - counter == 2 { &invalidate } else { &send };
         let mut request = [Request::of(work, own).expect("both are libmlx5's too")];
         match spec.service {
-            Service::Dci => assert_eq!(Rival::post_built(pair, &request), 0),
+            Service::Dci => assert_eq!(Libmlx5Queues::post_built(pair, &request), 0),
             _ => assert_eq!(
-                Rival::post_list(pair, &mut request),
+                Libmlx5Queues::post_list(pair, &mut request),
                 (0, 1),
                 "{work:?} at {counter} of {spec:?}"
             ),
