@@ -21,7 +21,7 @@
 //! station and its rings that long, also after the parent was killed. A process may exit while its
 //! devices run. Dropping the runtime ends the thread and waits for it.
 
-mod clock;
+pub(crate) mod clock;
 mod idle;
 pub(crate) mod os_thread;
 mod pacing;

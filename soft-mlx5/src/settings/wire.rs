@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::fault::Faulty;
+use crate::runtime::clock;
 use crate::wire::{HostAddress, Link, LinkType, Network, Pcap, Place, RoutedWire, Waker, Wire};
 
 use super::Settings;
@@ -20,7 +21,8 @@ pub(super) fn connect(settings: &Settings, index: u32) -> io::Result<Connected> 
         let file = recording(path, index)
             .map_err(|error| explained(&error, format!("cannot record to {}", path.display())))?;
         let recorder = Pcap::new(wire, BufWriter::new(file), LinkType::Ethernet);
-        wire = Box::new(recorder.map_err(|error| explained(&error, "cannot record".into()))?);
+        let recorder = recorder.map_err(|error| explained(&error, "cannot record".into()))?;
+        wire = Box::new(recorder.since(clock::epoch()));
     }
     if let Some(faults) = &settings.faults {
         // Each device has faults of its own.

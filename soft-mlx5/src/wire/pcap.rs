@@ -31,6 +31,8 @@ pub struct Pcap<W, F: Write = BufWriter<File>> {
     file: Option<F>,
     link: LinkType,
     frame: Vec<u8>,
+    /// Nanoseconds from 1970 to the beginning of the device's clock.
+    epoch: u64,
 }
 
 impl<W: Wire> Pcap<W> {
@@ -52,7 +54,14 @@ impl<W: Wire, F: Write + Send> Pcap<W, F> {
         file.write_all(&file_header(link))?;
         // A recording without packets is still a valid file.
         file.flush()?;
-        Ok(Self { wire, file: Some(file), link, frame: Vec::new() })
+        Ok(Self { wire, file: Some(file), link, frame: Vec::new(), epoch: 0 })
+    }
+
+    /// Counts times from 1970, which is that many nanoseconds before the beginning of the device's
+    /// clock. Without it they are the device's.
+    pub fn since(mut self, epoch: u64) -> Self {
+        self.epoch = epoch;
+        self
     }
 
     fn record(&mut self, now: u64, packets: &[Packet]) {
@@ -86,7 +95,7 @@ impl<W: Wire, F: Write + Send> Pcap<W, F> {
             }
             LinkType::RawIp => rocev2::write_ip(packet, Framing::default(), &mut self.frame),
         }
-        file.write_all(&record_header(now, self.frame.len()))?;
+        file.write_all(&record_header(self.epoch + now, self.frame.len()))?;
         file.write_all(&self.frame)
     }
 }

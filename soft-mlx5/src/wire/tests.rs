@@ -301,10 +301,10 @@ fn a_recording_has_the_transferred_frames() {
     let mut file = Vec::new();
     let [a, b] = [1, 2].map(Station::candidate);
     let sent = packet(lids(a, b), b"seen");
-    let mut wire = Pcap::new(NoWire, &mut file, LinkType::RawIp).unwrap();
+    let mut wire = Pcap::new(NoWire, &mut file, LinkType::RawIp).unwrap().since(2_000_000_000);
     wire.send(1_500_000_001, &mut vec![sent.clone()], &mut PacketPool::default());
     drop(wire);
-    assert_eq!(file[24..32], [1, 0, 0, 0, 1, 101, 205, 29]);
+    assert_eq!(file[24..32], [3, 0, 0, 0, 1, 101, 205, 29]);
     let recorded = rocev2::read_ip(&file[40..]).unwrap();
     assert_eq!(recorded.bytes(), sent.bytes());
     assert_eq!(recorded.addressing.source, a.gid());
