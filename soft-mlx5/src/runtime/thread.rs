@@ -39,14 +39,14 @@ fn main(shared: &Shared) {
 
 fn run(shared: &Shared) {
     let mut naps = Naps::new();
-    // Whether this thread has sent packets without waking their receivers. Then it looks again
-    // itself, because no program may.
-    let mut left_asleep = false;
+    // Whether this thread looks again itself, because no program may: it has sent packets without
+    // waking their receivers, or has not looked at all doorbells.
+    let mut goes_on = false;
     while !shared.stop.load(Ordering::Acquire) {
         let last = shared.standby.last();
         let now = clock::now();
         let nap = last.and_then(|last| naps.next(last, now));
-        if let Some(nap) = nap.filter(|_| !left_asleep) {
+        if let Some(nap) = nap.filter(|_| !goes_on) {
             shared.standby.nap(nap);
             continue;
         }
@@ -55,7 +55,7 @@ fn run(shared: &Shared) {
             Ok(worker) => worker,
             // A program's thread does a look, and wakes the receivers.
             Err(TryLockError::WouldBlock) => {
-                left_asleep = false;
+                goes_on = false;
                 // Not `note`: that thread may be one that waits, and `note` would make it believe
                 // that another thread polls.
                 shared.standby.note_wait(now);
@@ -65,7 +65,7 @@ fn run(shared: &Shared) {
             Err(TryLockError::Poisoned(_)) => return,
         };
         let yields = worker.turn(shared);
-        left_asleep = worker.left_asleep;
+        goes_on = worker.left_asleep || worker.is_sweeping;
         drop(worker);
         if yields {
             shared.scheduler.yield_now();

@@ -136,6 +136,9 @@ impl Wait<'_> {
                 return self.stay_apart();
             }
         };
+        if self.done.is_none() {
+            worker.sweeps_anew = true;
+        }
         if shared.is_wanted() {
             drop(worker);
             std::thread::yield_now();

@@ -20,8 +20,12 @@ pub(super) struct Worker {
     /// The last look sent acknowledgements and woke no receivers; the next one wakes them.
     pub(super) left_asleep: bool,
     /// Whether the wire's files may hold packets that no look has taken: the last sleep ended by
-    /// them, or timed out.
+    /// them, or timed out, or no sleep follows a look.
     files_ready: bool,
+    /// The last look left doorbells to the next one, although the thread was to sleep.
+    pub(super) is_sweeping: bool,
+    /// A thread begins to wait: all doorbells have to be looked at before it sleeps.
+    pub(super) sweeps_anew: bool,
     /// The deadline that the last look found.
     deadline: Option<u64>,
     /// Empty between two sends; kept for its allocation.
@@ -69,7 +73,18 @@ impl Worker {
     pub(super) fn new() -> Self {
         let pacing = Pacing::new(clock::now());
         let (incoming, left_asleep, deadline, outgoing, pool) = Default::default();
-        Self { pacing, incoming, left_asleep, files_ready: true, deadline, outgoing, pool }
+        let (is_sweeping, sweeps_anew) = (false, false);
+        Self {
+            pacing,
+            incoming,
+            left_asleep,
+            files_ready: true,
+            is_sweeping,
+            sweeps_anew,
+            deadline,
+            outgoing,
+            pool,
+        }
     }
 
     /// Looks at everything once: first at the wire, then at the doorbells and the clock. So an
@@ -132,10 +147,15 @@ impl Worker {
         let mut machine = lock(&shared.machine);
         let Machine { core, uars } = &mut *machine;
         let mut rang = false;
+        if std::mem::take(&mut self.sweeps_anew) {
+            uars.sweep_anew();
+        }
         let owed = uars.look(whose.sleeps(), |ring| {
             rang = true;
             ring.tell(core, now);
         });
+        self.is_sweeping = uars.is_sweeping();
+        self.files_ready |= self.is_sweeping;
         self.deliver(core, now);
         let due = core.run_due(now);
         if due.is_answer_late {
@@ -154,7 +174,8 @@ impl Worker {
         let more = owed || step.more;
         let did_work = rang || more || due.did_work || step.did_work;
         let deadline = step.next_wake.into_iter().chain(wish).min();
-        Look { did_work, more, told, polling, deadline }
+        // A sweep does not count as work, which would keep the thread from sleeping.
+        Look { did_work, more: more || self.is_sweeping, told, polling, deadline }
     }
 
     /// Passes arrived packets to the core.

@@ -200,9 +200,13 @@ const MANY: usize = 300;
 
 /// One queue in each of many pages.
 fn many() -> (Arc<UarRegion>, Uars) {
-    let region = Arc::new(UarRegion::new(MANY).unwrap());
+    pages(MANY)
+}
+
+fn pages(count: usize) -> (Arc<UarRegion>, Uars) {
+    let region = Arc::new(UarRegion::new(count).unwrap());
     let mut uars = Uars::default();
-    for number in 0..MANY {
+    for number in 0..count {
         let page = UarPage::new(region.clone(), number).unwrap();
         uars.attach_send_queue(&page, Qpn(number as u32));
     }
@@ -210,6 +214,14 @@ fn many() -> (Arc<UarRegion>, Uars) {
 }
 
 fn heard(uars: &mut Uars, all: bool) -> Vec<u32> {
+    let mut heard = heard_once(uars, all);
+    while uars.is_sweeping() {
+        heard.extend(heard_once(uars, all));
+    }
+    heard
+}
+
+fn heard_once(uars: &mut Uars, all: bool) -> Vec<u32> {
     let mut heard = Vec::new();
     uars.look(all, |ring| match ring {
         Ring::Send(qpn) => heard.push(qpn.0),
@@ -250,6 +262,83 @@ fn every_ring_is_seen_in_time_whichever_other_queues_ring() {
         assert_eq!((late, all && !waiting.is_empty()), (None, false), "look {look}");
     }
     assert!(uars.warm < MANY, "silent pages are no longer warm");
+}
+
+/// Threads begin to wait now and then. Until the next sleep, every ring from before is heard,
+/// whatever rings and cools down while the pages are looked at.
+#[test]
+fn every_ring_is_heard_before_a_sleep() {
+    const COUNT: usize = PORTION + 100;
+    let (region, mut uars) = pages(COUNT);
+    let mut prng = crate::prng::Prng::new(0x51ee);
+    let mut unheard = BTreeSet::new();
+    let mut sleeps = 0;
+    while sleeps < 2000 {
+        uars.sweep_anew();
+        let mut before = unheard.clone();
+        loop {
+            for number in heard_once(&mut uars, true) {
+                assert!(unheard.remove(&number), "{number} did not ring");
+                before.remove(&number);
+            }
+            if !uars.is_sweeping() {
+                sleeps += 1;
+                break;
+            }
+            // Now and then many, and mostly so few that a page cools down as often as one rings.
+            let is_busy = sleeps % 200 < 20;
+            let rings = if is_busy { prng.below(30) } else { prng.chance(300_000).into() };
+            let among = if is_busy && prng.chance(500_000) { 40 } else { COUNT as u64 };
+            for number in (0..rings).map(|_| prng.below(among) as u32) {
+                // A page's second word would be heard, too.
+                if unheard.insert(number) {
+                    ring(&region, number);
+                }
+            }
+            if prng.chance(20_000) {
+                // Another thread polls, or begins to wait.
+                heard_once(&mut uars, false).into_iter().for_each(|number| {
+                    assert!(unheard.remove(&number));
+                    before.remove(&number);
+                });
+            }
+        }
+        assert!(before.is_empty(), "{} are not heard", before.len());
+    }
+}
+
+/// A page that cools down is one more to look at: it does not take the turn of the last one.
+#[test]
+fn a_page_that_cools_down_hides_no_other() {
+    let (region, mut uars) = pages(PORTION + 50);
+    ring(&region, 0);
+    assert_eq!(heard(&mut uars, true), [0]);
+    while uars.pages[0].silent < COOL_AFTER - 1 {
+        assert!(heard_once(&mut uars, true).is_empty());
+    }
+    uars.sweep_anew();
+    let last = if uars.cursor > uars.warm { uars.cursor } else { uars.pages.len() } - 1;
+    let number = uars.pages[last].uar.page as u32;
+    ring(&region, number);
+    assert!(heard_once(&mut uars, true).is_empty());
+    assert_eq!(uars.warm, 0, "it cools down in the middle");
+    assert_eq!(heard(&mut uars, true), [number]);
+}
+
+/// A look costs the same beside a thousand idle pages and beside many thousands, and the busy page
+/// is heard in each.
+#[test]
+fn idle_pages_do_not_slow_a_busy_one() {
+    let (region, mut uars) = pages(8 * PORTION);
+    for round in 0..200 {
+        uars.sweep_anew();
+        ring(&region, 7);
+        let before = uars.looked;
+        let at_once = heard_once(&mut uars, true);
+        assert_eq!(at_once, [7], "round {round}");
+        assert!(uars.looked - before <= PORTION + 1, "round {round}");
+    }
+    assert!(heard(&mut uars, true).is_empty());
 }
 
 #[test]
