@@ -353,16 +353,15 @@ impl QueueState {
         let [sends, receives] = self.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
         // Release: publishes the contents of the block to pollers.
         self.fixed.is_open.store(true, Ordering::Release);
-        let upper = (self.user_index() >> 16) as u8;
-        self.sends.set_cq(sends, upper);
-        self.receives.set_cq(receives, upper);
+        self.sends.set_cq(sends);
+        self.receives.set_cq(receives);
     }
 
     /// Makes pollers drop the queue's completions.
     pub(crate) fn shut(&self) {
         self.fixed.is_open.store(false, Ordering::Release);
-        self.sends.set_cq(0, 0);
-        self.receives.set_cq(0, 0);
+        self.sends.set_cq(0);
+        self.receives.set_cq(0);
     }
 
     /// Whether completions are reported.

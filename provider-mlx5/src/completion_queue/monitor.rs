@@ -193,11 +193,9 @@ impl CqMonitor {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// A number that no other CQ has while this handle or a clone of it exists. It is not 0, but
-    /// its lowest byte is: there a queue's side has the upper byte of its user index.
+    /// A number that no other CQ has while this handle or a clone of it exists; never 0.
     pub(crate) fn identity(&self) -> u64 {
-        // Addresses of user space have at most 56 bits.
-        (core::ptr::from_ref::<Shared>(&self.0).addr() as u64) << 8
+        core::ptr::from_ref::<Shared>(&self.0).addr() as u64
     }
 
     #[inline(always)]

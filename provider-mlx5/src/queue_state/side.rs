@@ -26,9 +26,8 @@ pub(crate) struct Side {
     /// [`base_of`] the index after the last published request that the poller has seen.
     pub(super) base: AtomicU32,
     /// The CQ whose poller may complete requests on the fast path: its
-    /// [identity](crate::completion_queue::CqMonitor), with the upper byte of the queue's user
-    /// index in the lowest byte. 0, which identifies no CQ, while the queue is closed or may
-    /// complete to any CQ.
+    /// [identity](crate::completion_queue::CqMonitor). 0, which identifies no CQ, while the queue
+    /// is closed or may complete to any CQ.
     cq: AtomicU64,
     pub(super) entries: *const AtomicU64,
     /// Entries of the table of work request ids, minus one.
@@ -87,11 +86,11 @@ impl Side {
         })
     }
 
-    /// Whether the poller of this CQ may complete requests on the fast path: the queue is open, its
-    /// requests complete to this CQ only, and `upper` is the upper byte of its user index.
+    /// Whether the poller of this CQ may complete requests on the fast path: the queue is open, and
+    /// its requests complete to this CQ only.
     #[inline(always)]
-    pub(crate) fn is_polled_by(&self, cq: u64, upper: u8) -> bool {
-        self.cq.load(Ordering::Acquire) == cq.wrapping_add(upper.into())
+    pub(crate) fn is_polled_by(&self, cq: u64) -> bool {
+        self.cq.load(Ordering::Acquire) == cq
     }
 
     /// Publishes that the WQE with this [`last_word`] and all earlier ones are complete. Release:
@@ -160,12 +159,10 @@ impl Side {
         self.context.store(context, Ordering::Relaxed);
     }
 
-    /// Sets the CQ whose poller may complete requests on its fast path, 0 for none, and the upper
-    /// byte of the user index.
-    pub(super) fn set_cq(&self, cq: u64, upper: u8) {
-        let key = if cq == 0 { 0 } else { cq | u64::from(upper) };
+    /// Sets the CQ whose poller may complete requests on its fast path; 0 for none.
+    pub(super) fn set_cq(&self, cq: u64) {
         // Release: publishes the other fields to the poller that reads it.
-        self.cq.store(key, Ordering::Release);
+        self.cq.store(cq, Ordering::Release);
     }
 
     /// The 16-bit index of the WQE that completed last.
