@@ -478,6 +478,11 @@ impl PostedRing {
         counter & self.places.mask
     }
 
+    /// The user index in the CQEs of its receives.
+    pub(crate) fn user_index(&self) -> u32 {
+        self.handle.user_index()
+    }
+
     /// Records that the device failed a receive.
     pub(crate) fn failed(&self, too_long: bool) {
         self.handle.state().receive_failed(too_long);

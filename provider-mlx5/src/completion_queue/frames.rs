@@ -3,7 +3,8 @@
 //! The receives of such a queue complete in the order of the ring, and each buffer is posted again
 //! in the same entry. So a poll needs neither the user index table nor the ring of receives. It
 //! compares the last byte of the CQE and its WQE counter with those of the next receive. Giving a
-//! buffer back increments one counter, which is written to the receives' doorbell record.
+//! buffer back increments one counter, which is written to the receives' doorbell record. CQEs that
+//! an earlier queue left in the CQ are removed when the two are joined.
 //!
 //! The consumer index is published at the end of each eighth of the queue. Until then at most as
 //! many CQ entries stay occupied as an eighth has receives. The device has at most as many receives
@@ -159,6 +160,7 @@ impl FrameQueue {
         if receives.outstanding() != depth || !fits || cq.kept > 0 {
             return Err(QueueError::BadLimits);
         }
+        cq.remove_closed();
         let tail = receives.head().wrapping_sub(depth);
         let mut queue = Self {
             next: cq.next,

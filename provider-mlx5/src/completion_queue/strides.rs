@@ -2,7 +2,7 @@
 //! completion queue used only by it are polled as one.
 //!
 //! The device fills the strides of a WQE in order, and the WQEs in the order of the ring. So each
-//! CQE must name the next stride; a CQE that names another one is refused, and changes nothing. A
+//! CQE must name the queue's next stride; one that names another is refused, and changes nothing. A
 //! filler CQE consumes strides without a frame. A WQE is done when all its strides are consumed.
 //! Then another buffer can be posted in its entry ([`PostedRing::post`]).
 //!
@@ -103,7 +103,7 @@ pub struct StrideCounters {
     pub fillers: u64,
     /// Frames that were longer than a WQE's buffer; they are skipped.
     pub too_long: u64,
-    /// Completions that named other strides than the next ones.
+    /// Completions that named other strides than the next ones, or another queue.
     pub refused: u64,
     /// Times at which the device had no WQE left when a WQE was done.
     pub exhausted: u64,
@@ -114,6 +114,7 @@ pub struct StrideCounters {
 pub struct StrideQueue {
     shape: StrideShape,
     receives: PostedRing,
+    user_index: u32,
     /// The WQE that is being filled; wraps.
     tail: u32,
     /// Strides of it that are consumed.
@@ -145,9 +146,11 @@ impl StrideQueue {
         if !fits || !holds || cq.kept > 0 {
             return Err(QueueError::BadLimits);
         }
+        cq.remove_closed();
         Ok(Self {
             shape,
             tail: receives.head().wrapping_sub(receives.depth()),
+            user_index: receives.user_index(),
             receives,
             used: 0,
             consumed: cq.consumed,
@@ -189,8 +192,11 @@ impl StrideQueue {
         }
     }
 
-    /// The strides that a CQE consumes, if they are the next ones.
+    /// The strides that a CQE consumes, if they are the next ones of this queue.
     fn next_strides(&self, cqe: CqeView) -> Option<StrideByteCount> {
+        if cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX != self.user_index {
+            return None;
+        }
         let count = StrideByteCount::from_word(cqe.u32(offset_of!(Cqe, byte_count)));
         let wqe = u32::from(cqe.u16(offset_of!(Cqe, wqe_id)));
         let is_next = self.receives.place(wqe) == self.receives.place(self.tail)

@@ -117,6 +117,22 @@ fn frames_over_many_laps_are_polled_singly_and_in_batches() {
     assert_eq!((counters.refused, counters.too_long), (0, 0));
 }
 
+/// The left completion names the same receive as the first frame.
+#[test]
+fn a_completion_that_an_earlier_queue_left_is_no_frame() {
+    let mut cq = Cq::new(2 * DEPTH, 64);
+    let mut before = recv_queue(&cq, DEPTH, 16, false);
+    post(&mut before, &Memory::new(BYTES as usize));
+    before.queue.publish();
+    cq.produce(Cqe::recv(&before.handle, 0));
+    drop(before);
+    let mut bench = Bench::on(cq, DEPTH);
+    assert_eq!(bench.poll(true), Err(FrameError::Empty));
+    bench.arrive();
+    assert_eq!(bench.poll(true), Ok(0));
+    assert_eq!(bench.frames.counters().refused, 0);
+}
+
 /// The published consumer index lags by an eighth of the queue at most, so the CQ cannot overrun
 /// even if the device completes every posted receive.
 #[test]

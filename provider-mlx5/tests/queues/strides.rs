@@ -220,10 +220,30 @@ fn strides_that_are_not_next_change_nothing() {
     let cqe = Cqe::recv(&queue.rq.handle, 2).wqe_id(0).byte_count(1 << 16);
     queue.cq.produce(cqe.opcode(CqeOpcode::RESPONDER_WRITE_IMMEDIATE));
     assert_eq!(queue.poll(), REFUSED);
-    assert_eq!((queue.strides.counters().refused, queue.strides.missing()), (14, 0));
-    assert_eq!(queue.published()[1], 15, "the device may write over them");
+    for other in [1, 0x1_0000] {
+        let mut cqe = queue.cqe(0, 2, 1, 60, false);
+        cqe.user_index ^= other;
+        queue.cq.produce(cqe);
+        assert_eq!(queue.poll(), REFUSED, "another queue's");
+    }
+    assert_eq!((queue.strides.counters().refused, queue.strides.missing()), (16, 0));
+    assert_eq!(queue.published()[1], 17, "the device may write over them");
     queue.arrive(0, 2, 6, 384);
     assert_eq!(queue.next(), (0, 128, 384));
+}
+
+/// The left completion names the same stride of the same WQE as the first frame.
+#[test]
+fn a_completion_that_an_earlier_queue_left_is_none_of_this_queue() {
+    let (mut cq, before, _buffer) = queues(64);
+    let cqe = Cqe::recv(&before.handle, 0).wqe_id(0);
+    cq.produce(cqe.byte_count(StrideByteCount::new(1, 60, false).word()));
+    drop(before);
+    let mut queue = Striding::on(queues_on(cq), SHAPE);
+    assert_eq!(queue.poll(), Err(FrameError::Empty));
+    queue.arrive(0, 0, 1, 60);
+    assert_eq!(queue.next(), (0, 0, 60));
+    assert_eq!(queue.strides.counters().refused, 0);
 }
 
 #[test]
