@@ -29,10 +29,12 @@ use crossbeam_utils::CachePadded;
 use crate::completion_queue::{CqMonitor, is_before};
 use crate::free_list::FreeList;
 use crate::shown_ring::{LentRing, Ring, ShownRing};
-use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering};
+use crate::sync::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Mutex, Ordering,
+};
 pub(crate) use pointers::{
     BlockTable, ListTables, NextPlace, PLACES, Places, PolledQueues, PolledReceives, PolledSends,
-    Posting,
+    Posting, Receives,
 };
 pub use qp_state::QpState;
 pub(crate) use requests::Kind;
@@ -58,7 +60,7 @@ pub struct QueueState {
     receives: CachePadded<Side>,
     /// Written by the posting sides: the numbers of blocks and of receives published. Both wrap.
     published_sends: CachePadded<AtomicU32>,
-    published_receives: CachePadded<AtomicU32>,
+    published_receives: CachePadded<AtomicU16>,
     /// Read by both sides, rarely written.
     fixed: CachePadded<Fixed>,
 }
@@ -159,7 +161,7 @@ impl QueueState {
             sends: Side::new(&send_entries, send_entries.len() / 2),
             receives: Side::new(&recv_entries, recv_entries.len()),
             published_sends: CachePadded::new(AtomicU32::new(0)),
-            published_receives: CachePadded::new(AtomicU32::new(0)),
+            published_receives: CachePadded::new(AtomicU16::new(0)),
             fixed: CachePadded::new(Fixed {
                 state: AtomicU32::new(QpState::Reset as u32),
                 qpn: AtomicU32::new(0),
@@ -263,7 +265,7 @@ impl QueueState {
     /// [`QueueState::publish_sends`] for receives.
     #[inline(always)]
     pub(crate) fn publish_receives(&self, head: u32) {
-        self.published_receives.store(head, Ordering::Release);
+        self.published_receives.store(head as u16, Ordering::Release);
     }
 
     /// Sets the counter of the next send, as if all before it had completed. Only before the first

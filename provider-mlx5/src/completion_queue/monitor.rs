@@ -193,7 +193,7 @@ impl CqMonitor {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// A number that no other CQ has while this handle or a clone of it exists; never 0.
+    /// An even number that no other CQ has while this handle or a clone of it exists; never 0.
     pub(crate) fn identity(&self) -> u64 {
         core::ptr::from_ref::<Shared>(&self.0).addr() as u64
     }

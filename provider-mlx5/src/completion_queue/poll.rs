@@ -14,7 +14,7 @@ use super::ring::{CqeView, OWNER};
 use super::slow::error_status;
 use super::{CompletionQueue, PollError};
 use crate::format::{Cqe, CqeFormat, CqeOpcode, Opcode};
-use crate::queue_state::{Places, PolledReceives, PolledSends, Side};
+use crate::queue_state::{Places, PolledSends, Receives, Side};
 use crate::sync::Ordering;
 
 const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
@@ -279,7 +279,7 @@ impl CompletionQueue {
     /// Completes a successful receive of a queue that leaves data in the CQE.
     #[inline(always)]
     fn complete_left_inline(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queues.receives_of(places, cqe)?;
+        let queue = self.queues.own_receives_of(places, cqe)?;
         let side = queue.recv_side();
         if side.copies_inline() {
             return None;
@@ -293,7 +293,7 @@ impl CompletionQueue {
 
     #[inline(always)]
     fn complete_inline(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queues.receives_of(self.queues.places(), cqe)?;
+        let queue = self.queues.own_receives_of(self.queues.places(), cqe)?;
         let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
         let word = self.to_outstanding(queue, index, cqe)?;
@@ -315,7 +315,7 @@ impl CompletionQueue {
 
     #[inline(always)]
     fn fail_receive(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queues.receives_of(self.queues.places(), cqe)?;
+        let queue = self.queues.own_receives_of(self.queues.places(), cqe)?;
         let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
         let word = queue.outstanding(index)?;
@@ -373,9 +373,15 @@ fn complete_send(queue: PolledSends<'_>, cqe: CqeView) -> Option<Raw> {
 }
 
 #[inline(always)]
-fn complete_receive(queue: PolledReceives<'_>, cqe: CqeView) -> Option<Raw> {
-    let wr_id = queue.complete(cqe.u16_on_top(WQE_COUNTER))?;
-    Some(good(cqe, queue.recv_side(), wr_id))
+fn complete_receive(receives: Receives<'_>, cqe: CqeView) -> Option<Raw> {
+    let index = cqe.u16_on_top(WQE_COUNTER);
+    Some(match receives {
+        Receives::Own(queue) => {
+            let wr_id = queue.complete(index)?;
+            good(cqe, queue.recv_side(), wr_id)
+        }
+        Receives::Shared(side, list) => good(cqe, side, list.complete(index >> 16)?),
+    })
 }
 
 #[inline(always)]

@@ -8,9 +8,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::QueueState;
-use super::side::{NO_START, NONE_OUTSTANDING, Side, base_of};
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+use super::side::base_of as fast_base_of;
+use super::side::{NO_START, NONE_OUTSTANDING, Side};
 use crate::completion_queue::{Completion, CqeView};
-use crate::free_list::{ANY, CLOSED, NO_INDEX, POSTED, WITH_LISTS};
+use crate::free_list::{ANY, CLOSED, FreeList, NO_INDEX, POSTED, WITH_LISTS};
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 use crate::user_index::UserIndexTable;
 
@@ -27,6 +29,14 @@ pub(crate) struct Polled<'q, const SENDS: bool>(&'q QueueState);
 
 pub(crate) type PolledSends<'q> = Polled<'q, true>;
 pub(crate) type PolledReceives<'q> = Polled<'q, false>;
+
+/// Receives that complete to the CQ that the holder polls, and to no other.
+pub(crate) enum Receives<'q> {
+    /// The QP's own.
+    Own(PolledReceives<'q>),
+    /// Those of the SRQ that the QP consumes.
+    Shared(&'q Side, &'q FreeList),
+}
 
 impl<'q, const SENDS: bool> Polled<'q, SENDS> {
     /// # Safety
@@ -69,8 +79,7 @@ impl<'q, const SENDS: bool> Polled<'q, SENDS> {
     }
 
     /// `last_word` of the 16-bit index in the upper half of `index`, for [`Side::retire`]; `None`
-    /// if it is not outstanding, or the receives are those of an SRQ. The acquire load makes the
-    /// request visible, in particular its id.
+    /// if it is not outstanding. The acquire load makes the request visible, in particular its id.
     #[inline(always)]
     fn outstanding_word(self, index: u32) -> Option<u32> {
         let (word, last) = self.compared(index);
@@ -78,28 +87,42 @@ impl<'q, const SENDS: bool> Polled<'q, SENDS> {
             return Some(word);
         }
         crate::hint::cold_path();
-        if !SENDS && !self.side().shared.load(Ordering::Relaxed).is_null() {
-            return None;
-        }
-        self.outstanding_by_now(word)
+        let (word, last) = self.by_now(word);
+        self.side().retire(last);
+        (word > last).then_some(word)
     }
 
-    /// The current `last_word` for `word`, if its index was published since the poller last read
-    /// the counter; else `None`. Not for receives of an SRQ.
+    /// The current `last_word` for `word`, and for the index that completed last. The caller stores
+    /// the latter, or another one that it retires.
     #[inline(always)]
-    fn outstanding_by_now(self, word: u32) -> Option<u32> {
-        let QueueState { published_sends, published_receives, .. } = self.0;
-        let published = if SENDS { published_sends } else { published_receives };
-        let base = base_of(published.load(Ordering::Acquire) as u16);
+    fn by_now(self, word: u32) -> (u32, u32) {
+        let base = fast_base_of(match SENDS {
+            true => self.0.published_sends.load(Ordering::Acquire) as u16,
+            false => self.0.published_receives.load(Ordering::Acquire),
+        });
         // Loads both words again, so that the fast path needs no registers for them; the second one
         // only when it is added.
         let difference = self.base().wrapping_sub(base);
         self.side().base.store(base, Ordering::Relaxed);
-        let word = word.wrapping_add(difference);
-        let last = difference.wrapping_add(self.last());
-        self.side().retire(last);
-        (word > last).then_some(word)
+        (word.wrapping_add(difference), difference.wrapping_add(self.last()))
     }
+}
+
+/// [`base_of`](super::side::base_of) in one instruction; the compiler takes three.
+#[inline(always)]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+fn fast_base_of(end: u16) -> u32 {
+    let base;
+    // SAFETY: only multiplies.
+    unsafe {
+        core::arch::asm!(
+            "imul {0:e}, {1:e}, 0xffff",
+            out(reg) base,
+            in(reg) u32::from(end),
+            options(pure, nomem, nostack),
+        );
+    }
+    base
 }
 
 impl PolledSends<'_> {
@@ -122,20 +145,19 @@ impl PolledReceives<'_> {
         self.outstanding_word(index)
     }
 
-    /// Completes the receive at the 16-bit index in the upper half of `index`, and all before it;
-    /// for an SRQ, only this entry. Returns its id; `None`, with no observable state changed, if it
-    /// is not outstanding.
+    /// Completes the receive at the 16-bit index in the upper half of `index`, and all before it.
+    /// Returns its id; `None`, with no observable state changed, if it is not outstanding.
     #[inline(always)]
     pub(crate) fn complete(self, index: u32) -> Option<u64> {
         let (mut word, last) = self.compared(index);
         if word <= last {
             crate::hint::cold_path();
-            // SAFETY: `set_receives` set the list while the queue was closed and its CQs were
-            // drained, and keeps the block that the list is part of.
-            if let Some(list) = unsafe { self.side().shared.load(Ordering::Relaxed).as_ref() } {
-                return list.complete(index >> 16);
+            let (now, last) = self.by_now(word);
+            if now <= last {
+                self.side().retire(last);
+                return None;
             }
-            word = self.outstanding_by_now(word)?;
+            word = now;
         }
         let wr_id = self.side().entry(index >> 16).load(Ordering::Relaxed);
         self.side().retire(word);
@@ -349,34 +371,61 @@ impl PolledQueues {
     /// well if another queue has the same place in the table.
     #[inline(always)]
     pub(crate) fn sends_of(&self, places: &Places, cqe: CqeView) -> Option<PolledSends<'_>> {
-        self.find(places, cqe)
+        let queue = self.find(places, cqe);
+        let is_ours = queue.sends.is_polled_by(self.identity);
+        // SAFETY: the side was compared, and this thread is the CQ's poller, because only the CQ
+        // has this value, which is not `Sync`.
+        is_ours.then(|| unsafe { Polled::new(queue) })
     }
 
     /// [`PolledQueues::sends_of`] for receives.
     #[inline(always)]
-    pub(crate) fn receives_of(&self, places: &Places, cqe: CqeView) -> Option<PolledReceives<'_>> {
-        self.find(places, cqe)
+    pub(crate) fn receives_of(&self, places: &Places, cqe: CqeView) -> Option<Receives<'_>> {
+        let queue = self.find(places, cqe);
+        let side = &queue.receives;
+        if side.is_polled_by(self.identity) {
+            // SAFETY: as for `sends_of`.
+            return Some(Receives::Own(unsafe { Polled::new(queue) }));
+        }
+        crate::hint::cold_path();
+        // SAFETY: the field is valid. Loaded again, so that the fast path needs no register for it.
+        let identity = unsafe { core::ptr::from_ref(&self.identity).read_volatile() };
+        // SAFETY: the side is marked as shared only while there is a list. `set_receives` set it
+        // while the queue was closed and its CQs were drained, and keeps the block that the list
+        // is part of.
+        side.is_shared_and_polled_by(identity)
+            .then(|| Receives::Shared(side, unsafe { &*side.shared.load(Ordering::Relaxed) }))
     }
 
-    /// The queue at the place of a CQE's user index, if this CQ polls that side of it. The two
-    /// bytes above the place are not compared, because that costs two instructions and finds no
-    /// CQE that completes anything it could not complete by the right index: two queues never
-    /// share a place here, see [`UserIndexTable::direct`]. The first of them counts the segments
-    /// of large receive offload.
+    /// [`PolledQueues::receives_of`], unless the receives are an SRQ's.
     #[inline(always)]
-    fn find<const SENDS: bool>(&self, places: &Places, cqe: CqeView) -> Option<Polled<'_, SENDS>> {
+    pub(crate) fn own_receives_of(
+        &self,
+        places: &Places,
+        cqe: CqeView,
+    ) -> Option<PolledReceives<'_>> {
+        let queue = self.find(places, cqe);
+        let is_ours = queue.receives.is_polled_by(self.identity);
+        // SAFETY: as for `sends_of`.
+        is_ours.then(|| unsafe { Polled::new(queue) })
+    }
+
+    /// The queue at the place of a CQE's user index. The two bytes above the place are not
+    /// compared, because that costs two instructions, and no CQE completes anything that it could
+    /// not complete by the right index: two queues never share a place here, see
+    /// [`UserIndexTable::direct`]. The upper one counts the segments of large receive offload.
+    #[inline(always)]
+    fn find(&self, places: &Places, cqe: CqeView) -> &QueueState {
         debug_assert_eq!(*places, self.places);
         crate::barrier::from_device();
         let place = usize::from(cqe.place_of_user_index()) % PLACES;
         // SAFETY: `places` are those of `self`, since a CQ passes its own. There are as many, each
         // with a pointer to a block, which lives as long as the table that `self` keeps alive. It
-        // is not null, and the compiler may rely on that. The side is compared, and this thread is
-        // the CQ's poller, because only the CQ has this value, which is not `Sync`.
+        // is not null, and the compiler may rely on that.
         unsafe {
             let block = (*places.0.add(place)).load(Ordering::Acquire);
             core::hint::assert_unchecked(!block.is_null());
-            let queue = Polled::new(&*block);
-            queue.side().is_polled_by(self.identity).then_some(queue)
+            &*block
         }
     }
 }

@@ -117,7 +117,7 @@ impl QueueState {
     pub(crate) fn has_send(&self, index: u16) -> bool {
         // Acquire: the data written before publication is visible.
         let published = self.published_sends.load(Ordering::Acquire);
-        self.sends.is_outstanding(index, published) && {
+        self.sends.is_outstanding(index, published as u16) && {
             let back = (published as u16).wrapping_sub(index);
             self.is_start(published.wrapping_sub(u32::from(back)))
         }

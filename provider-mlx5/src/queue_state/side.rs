@@ -26,8 +26,8 @@ pub(crate) struct Side {
     /// [`base_of`] the index after the last published request that the poller has seen.
     pub(super) base: AtomicU32,
     /// The CQ whose poller may complete requests on the fast path: its
-    /// [identity](crate::completion_queue::CqMonitor). 0, which identifies no CQ, while the queue
-    /// is closed or may complete to any CQ.
+    /// [identity](crate::completion_queue::CqMonitor), plus [`SHARED`] if the receives are an
+    /// SRQ's. 0, which identifies no CQ, while the queue is closed or may complete to any CQ.
     cq: AtomicU64,
     pub(super) entries: *const AtomicU64,
     /// Entries of the table of work request ids, minus one.
@@ -64,6 +64,9 @@ const fn index_of(word: u32) -> u16 {
     ((word >> 16) as u16).wrapping_add(word as u16)
 }
 
+/// Set in [`Side::cq`] if the receives are an SRQ's. An identity is an address, which is even.
+const SHARED: u64 = 1;
+
 /// The greatest word: no index is outstanding.
 pub(super) const NONE_OUTSTANDING: u32 = u32::MAX;
 
@@ -86,11 +89,17 @@ impl Side {
         })
     }
 
-    /// Whether the poller of this CQ may complete requests on the fast path: the queue is open, and
-    /// its requests complete to this CQ only.
+    /// Whether the poller of this CQ may complete requests on the fast path: the queue is open, its
+    /// requests complete to this CQ only, and if they are receives, they are the QP's own.
     #[inline(always)]
     pub(crate) fn is_polled_by(&self, cq: u64) -> bool {
         self.cq.load(Ordering::Acquire) == cq
+    }
+
+    /// [`Side::is_polled_by`] for receives of an SRQ.
+    #[inline(always)]
+    pub(crate) fn is_shared_and_polled_by(&self, cq: u64) -> bool {
+        self.cq.load(Ordering::Acquire) == cq | SHARED
     }
 
     /// Publishes that the WQE with this [`last_word`] and all earlier ones are complete. Release:
@@ -108,8 +117,8 @@ impl Side {
 
     /// Whether an index is after the one that completed last and before `published`. Updates the
     /// base to `published`. Poller only.
-    pub(super) fn is_outstanding(&self, index: u16, published: u32) -> bool {
-        let base = base_of(published as u16);
+    pub(super) fn is_outstanding(&self, index: u16, published: u16) -> bool {
+        let base = base_of(published);
         let difference = self.base.load(Ordering::Relaxed).wrapping_sub(base);
         let last = self.last.load(Ordering::Relaxed).wrapping_add(difference);
         self.base.store(base, Ordering::Relaxed);
@@ -161,8 +170,10 @@ impl Side {
 
     /// Sets the CQ whose poller may complete requests on its fast path; 0 for none.
     pub(super) fn set_cq(&self, cq: u64) {
+        let is_shared = !self.shared.load(Ordering::Relaxed).is_null();
+        let key = if cq != 0 && is_shared { cq | SHARED } else { cq };
         // Release: publishes the other fields to the poller that reads it.
-        self.cq.store(cq, Ordering::Release);
+        self.cq.store(key, Ordering::Release);
     }
 
     /// The 16-bit index of the WQE that completed last.
