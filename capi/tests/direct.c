@@ -69,7 +69,7 @@ static void rings(void)
 	CHECK(dv_qp.rq.buf && dv_qp.rq.wqe_cnt >= 16 && dv_qp.comp_mask == 0);
 	CHECK(dv_cq.buf && dv_cq.dbrec && dv_cq.cqe_size == 64 && dv_cq.cqe_cnt == (uint32_t)cq->cqe + 1 && dv_cq.cqn);
 	CHECK(dv_pd.pdn);
-	/* More than a lap of both rings. */
+	/* More than one lap of both rings. */
 	for (i = 0; i < 3 * dv_cq.cqe_cnt; i++) {
 		snprintf(buffer, 16, "%u", i);
 		/* Armed by the verb, which has to know what was polled by hand. */
@@ -133,7 +133,7 @@ static void work_queues(void)
 	CHECK(ibv_destroy_wq(wq) == 0 && ibv_destroy_cq(cq) == 0);
 }
 
-/* Twelve messages at once may come as one completion, and are polled like any others. */
+/* The device may compress the completions of twelve messages. They are polled like any others. */
 static void compressed_completions(void)
 {
 	struct ibv_cq_init_attr_ex init = { .cqe = 64 };
@@ -302,7 +302,7 @@ static void what_the_device_says(void)
 	CHECK(mlx5dv_create_cq(context, &cq_attr, &own) == NULL && errno == EINVAL);
 }
 
-/* What a pointer is expected of gives none, rather than an errno in its place. */
+/* Functions that return a pointer return NULL on an error, and not an errno. */
 static void what_is_not_there(void)
 {
 	static const char *const names[] = { "mlx5dv_devx_obj_import", "mlx5dv_devx_umem_import", "mlx5dv_var_import",
@@ -482,7 +482,7 @@ static void dynamic_connections(void)
 	to.max_rd_atomic = 1;
 	CHECK(ibv_modify_qp(dci, &to, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 		IBV_QP_MAX_QP_RD_ATOMIC) == 0);
-	/* The old way to post has no place for a target. */
+	/* ibv_post_send cannot name a target. */
 	CHECK(ibv_post_send(dci, &send, &unsent) == EINVAL && unsent == &send);
 
 	ex = ibv_qp_to_qp_ex(dci);

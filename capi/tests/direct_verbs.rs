@@ -1,4 +1,4 @@
-//! docs/drop-in.md says of each direct verb that programs import what calling it does.
+//! docs/drop-in.md describes the effect of each direct verb that programs import.
 
 mod library;
 
@@ -15,7 +15,7 @@ const EXPORTS: &str = include_str!("../exports.txt");
 
 const REFUSED: &str = "EOPNOTSUPP";
 
-/// The table: importers and answer of each name.
+/// The table: importing programs and effect of each name.
 fn table() -> BTreeMap<&'static str, (&'static str, &'static str)> {
     let (_, rest) = PAGE.split_once("<!-- direct verbs -->\n").expect("the table's begin");
     let (table, _) = rest.split_once("<!-- end of direct verbs -->").expect("the table's end");
@@ -53,7 +53,7 @@ fn the_docs_have_the_names_that_programs_import() {
 }
 
 #[test]
-fn the_docs_say_what_direct_verbs_do() {
+fn the_docs_describe_each_direct_verb() {
     let (table, functions) = (table(), functions());
     for (name, (_, answer)) in &table {
         let is_refused = functions[name].starts_with("private::");

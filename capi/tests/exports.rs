@@ -48,7 +48,7 @@ fn names_and_versions_are_those_of_rdma_core() {
 }
 
 #[test]
-fn the_public_names_are_no_others() {
+fn only_the_expected_public_names_are_exported() {
     let Some(exported) = exported() else { return library::skip("no nm (binutils)") };
     let known: BTreeSet<_> = LISTS.into_iter().flat_map(listed).collect();
     let public = exported.iter().filter(|name| !name.contains("PRIVATE"));
@@ -58,7 +58,7 @@ fn the_public_names_are_no_others() {
 
 /// `libibverbs.so.1` is found by the name that programs were linked with.
 #[test]
-fn it_needs_no_more_than_the_c_library() {
+fn the_library_needs_only_the_c_library() {
     let output = Command::new("readelf").args(["-d"]).arg(library::path()).output();
     let Ok(output) = output else { return library::skip("no readelf (binutils)") };
     let text = String::from_utf8(output.stdout).unwrap();

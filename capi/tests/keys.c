@@ -96,7 +96,7 @@ static void lists(void)
 	CHECK(write_to(key, 0, 9) == IBV_WC_SUCCESS);
 	CHECK(!memcmp(buffer, "\1\2\0\0\0\4\5\0\0\0\7\10\0", 13) && !memcmp(buffer + 64, "\3\0\6\0\11\0", 6));
 
-	/* One setter leaves the other's part of the key. */
+	/* A single setter does not change the other's part of the key. */
 	begin(4);
 	configure(key, 1);
 	mlx5dv_wr_set_mkey_layout_list(dv, 1, list);
@@ -106,7 +106,7 @@ static void lists(void)
 	CHECK(mlx5dv_destroy_mkey(key) == 0);
 }
 
-/* The request is what libmlx5's header says of its parts. */
+/* The request has the layout of libmlx5's header. */
 static void encoding(void)
 {
 	struct mlx5dv_mkey *key = make_key(4, MLX5DV_MKEY_INIT_ATTR_FLAGS_INDIRECT);
@@ -198,7 +198,7 @@ static void refusals(void)
 	configure(key, 2);
 	mlx5dv_wr_set_mkey_access_flags(dv, 0);
 	CHECK(completed() == EINVAL);
-	/* The one before does not go on. */
+	/* The batch before it has ended. */
 	begin(10);
 	mlx5dv_wr_set_mkey_layout_list(dv, 1, list);
 	CHECK(completed() == EINVAL);
@@ -209,18 +209,18 @@ static void refusals(void)
 	ibv_wr_set_inline_data(ex, "x", 1);
 	mlx5dv_wr_set_mkey_layout_list(dv, 1, list);
 	CHECK(completed() == EINVAL);
-	/* A batch that is aborted leaves nothing. */
+	/* An aborted batch posts nothing. */
 	begin(10);
 	configure(key, 1);
 	ibv_wr_abort(ex);
-	/* What was refused has changed nothing: the key is free, and the queue pair works. */
+	/* The refused requests have changed nothing: the key is free, and the queue pair works. */
 	begin(11);
 	mlx5dv_wr_mr_list(dv, key, IBV_ACCESS_REMOTE_WRITE, 4, list);
 	CHECK(ibv_wr_complete(ex) == 0);
 	configured(11);
 	CHECK(write_to(key, 0, 4) == IBV_WC_SUCCESS && buffer[0] == 4);
 
-	/* More entries than the queue pair's requests have room for. */
+	/* More entries than fit into the queue pair's requests. */
 	other = make(IBV_QPT_RC, 0, MLX5DV_QP_EX_WITH_MKEY_CONFIGURE);
 	CHECK(other);
 	connect_to_itself(other);
@@ -239,7 +239,7 @@ static void refusals(void)
 	dv = mlx5dv_qp_ex_from_ibv_qp_ex(ex);
 	CHECK(ibv_destroy_qp(other) == 0 && mlx5dv_destroy_mkey(long_key) == 0);
 
-	/* A key leads no further than its length; both ends of the connection are in error then. */
+	/* An access beyond the key's length fails, and moves both ends to the error state. */
 	CHECK(write_to(key, 1, 4) != IBV_WC_SUCCESS && buffer[0] == 0);
 	CHECK(mlx5dv_destroy_mkey(key) == 0);
 }

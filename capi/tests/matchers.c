@@ -124,7 +124,7 @@ static void frames(struct ibv_qp *from, struct ibv_qp *one, struct ibv_qp *other
 	CHECK(mlx5dv_destroy_flow_matcher(front) == 0);
 }
 
-/* What libmlx5 refuses itself, and what the kernel does. */
+/* Refused by libmlx5 itself, and refused by the kernel. */
 static void refusals(struct ibv_qp *one, struct ibv_qp *reliable)
 {
 	struct mlx5dv_flow_matcher *matcher = by_destination(0);

@@ -121,7 +121,7 @@ static void lose_memory_of_calls(void)
 	CHECK(ibv_dereg_mr(lost) == 0);
 	while (ibv_poll_cq(cq, 1, &wc) == 0)
 		;
-	/* The request has completed, however it ended, and uses no memory any more. */
+	/* The request has completed, with or without success, and no longer uses its memory. */
 	lost = ibv_reg_mr(pd, buffer, 64, IBV_ACCESS_LOCAL_WRITE);
 	CHECK(wc.wr_id == 4 && ibv_dereg_mr(lost) == 0);
 }

@@ -1,4 +1,4 @@
-//! What a program's user sees of its calls: the trace, and misuse in words.
+//! The output of `UVERBS_TRACE` and `UVERBS_CHECK`: a program's calls, and its mistakes.
 
 mod library;
 
@@ -91,15 +91,14 @@ fn misuse_is_named() {
     }
 }
 
-/// A program without mistakes is left alone.
 #[test]
-fn good_programs_are_not_complained_of() {
+fn correct_programs_get_no_complaint() {
     let Some((_, output)) = observed("good", &[], &[("UVERBS_CHECK", "1")]) else { return };
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
-fn faults_that_are_not_understood_are_named() {
+fn invalid_fault_settings_are_named() {
     let drop_in = DropIn::new("refused");
     let Some(mut program) = drop_in.command("ibv_devices") else { return skip("no ibverbs-utils") };
     let output = program.env("UVERBS_SOFT_FAULTS", "7,jam=1").output().unwrap();
@@ -120,7 +119,7 @@ fn misspelled_variables_are_named() {
 }
 
 #[test]
-fn devices_that_are_not_understood_are_named() {
+fn invalid_device_settings_are_named() {
     let drop_in = DropIn::new("misspelled");
     let Some(mut program) = drop_in.command("ibv_devices") else { return skip("no ibverbs-utils") };
     for (value, is_named) in [("sfot", true), ("soft,al", true), ("", false), ("soft", false)] {

@@ -1,4 +1,4 @@
-/* Programs that do what the library's trace and checks must stand: the first argument says what. */
+/* Programs that the library's trace and checks must not disturb: the first argument selects one. */
 #include "common.h"
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -6,7 +6,7 @@
 
 static volatile pid_t other;
 
-/* Until the other thread sleeps in a call: it cannot go on without this one. */
+/* Waits until the other thread sleeps in a call, which only this thread can end. */
 static void until_it_sleeps(void)
 {
 	char path[64], text[512], *state = NULL;
@@ -68,7 +68,7 @@ static void *cancels_itself(void *unused)
 
 	connect_to_itself(qp);
 	CHECK(pthread_cancel(pthread_self()) == 0);
-	/* None of these is where a thread is cancelled, with observers or without. */
+	/* None of these calls is a cancellation point, with or without observers. */
 	if (getenv("UVERBS_CHECK"))
 		destroy_twice();
 	open_and_close();
@@ -176,7 +176,7 @@ static void privileged(void)
 int main(int argc, char **argv)
 {
 	CHECK(argc > 1);
-	/* What waits for ever fails. */
+	/* A wait for ever is a failure. */
 	alarm(300);
 	if (!strcmp(argv[1], "privileged")) {
 		privileged();

@@ -1,5 +1,5 @@
-//! `UVERBS_TRACE` and `UVERBS_CHECK` where writing fails, threads are cancelled, processes fork,
-//! and descriptors are closed: no program is worse off for being observed.
+//! `UVERBS_TRACE` and `UVERBS_CHECK` must not disturb a program: writes that fail, cancelled
+//! threads, forks, closed descriptors.
 
 mod library;
 
@@ -35,7 +35,7 @@ fn said(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn programs_go_on_where_nothing_can_be_written() {
+fn programs_continue_if_the_output_cannot_be_written() {
     observed("full", &[], &[("UVERBS_CHECK", "1"), ("UVERBS_ERRORS", "1")]);
     let trace = [("UVERBS_TRACE", "/dev/full"), ("UVERBS_TRACE_DATA", "1"), ("UVERBS_CHECK", "1")];
     observed("threads", &[], &trace);
@@ -59,7 +59,7 @@ fn verbs_are_no_cancellation_points() {
 }
 
 #[test]
-fn children_wait_for_no_complaint_of_their_parent() {
+fn a_child_does_not_wait_for_a_complaint_of_its_parent() {
     observed("forked", &[], &[("UVERBS_CHECK", "1")]);
 }
 
@@ -72,7 +72,7 @@ fn a_trace_goes_to_no_other_file() {
 }
 
 #[test]
-fn lines_of_threads_stay_whole() {
+fn lines_of_several_threads_do_not_mix() {
     let variables = [("UVERBS_TRACE", "trace"), ("UVERBS_CHECK", "1")];
     let Some((drop_in, output)) = observed("threads", &[], &variables) else { return };
     let (text, complaints) =
@@ -85,9 +85,9 @@ fn lines_of_threads_stay_whole() {
     assert!(complaints.lines().all(|line| line.starts_with(start)), "{complaints}");
 }
 
-/// Variables name files to write to, so a user of a program with more rights must not set them.
+/// The variables name files to write to, so they must not affect a set-user-ID program.
 #[test]
-fn programs_with_more_rights_read_no_variables() {
+fn set_user_id_programs_ignore_the_variables() {
     if !nix::unistd::geteuid().is_root() {
         return;
     }
@@ -96,7 +96,7 @@ fn programs_with_more_rights_read_no_variables() {
     let Some(program) = compiled(&drop_in, "observers.c", &[&library, "-libverbs"]) else {
         return skip("no C compiler, or no <infiniband/verbs.h> (libibverbs-dev)");
     };
-    // The user may not reach the directory of the build.
+    // The other user may have no access to the build directory.
     let name = drop_in.path().join("libibverbs.so.1");
     fs::remove_file(&name).unwrap();
     fs::copy(path(), &name).unwrap();

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use library::{DropIn, skip};
 
-/// What a program says that is alone.
+/// The output of a program that needs no peer.
 fn output(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -17,12 +17,12 @@ fn output(command: &mut Command) -> String {
 }
 
 #[test]
-fn devices_are_listed_if_asked_for() {
+fn the_software_device_is_listed_on_request() {
     let drop_in = DropIn::new("devices");
     let Some(mut program) = drop_in.command("ibv_devices") else { return skip("no ibverbs-utils") };
     assert!(output(&mut program).contains("soft0"));
     assert!(output(program.env("UVERBS_SOFT_DEVICES", "3")).contains("soft2"));
-    // Never by itself.
+    // Without the variable it is not listed.
     assert!(!output(program.env_remove("UVERBS_DEVICE")).contains("soft0"));
 }
 

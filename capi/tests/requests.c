@@ -16,7 +16,7 @@ struct request {
 	uint64_t remote;
 	uint32_t peer; /* number of the queue pair, DC target or shared receive queue, where requests name one */
 	uint64_t key; /* Q_Key or DC key */
-	int is_inline, count; /* pieces of data */
+	int is_inline, count; /* SGEs, or buffers of inline data */
 	struct ibv_sge sges[SGES];
 };
 
@@ -86,7 +86,7 @@ static int encode_peer(const struct request *r, uint8_t *to)
 	}
 }
 
-/* The request as mlx5 wants it; returns the octowords. */
+/* Encodes the request in mlx5's format; returns the octowords. */
 static int encode(const struct request *r, uint16_t index, uint8_t *to)
 {
 	static const uint8_t opcodes[] = { [IBV_WR_SEND] = MLX5_OPCODE_SEND, [IBV_WR_SEND_WITH_IMM] = MLX5_OPCODE_SEND_IMM,
@@ -130,7 +130,7 @@ static int encode(const struct request *r, uint16_t index, uint8_t *to)
 	return octowords;
 }
 
-/* How many bytes of the request count: behind inline data there may be anything. */
+/* The number of bytes to compare: the bytes after inline data may have any value. */
 static int bytes(const struct request *r, int octowords)
 {
 	int i, length = 0;
@@ -235,7 +235,7 @@ static int post(struct request *list, int count)
 	return ibv_post_send(qp, wrs, &bad);
 }
 
-/* A request that is refused, and the errno. */
+/* An invalid request, and the expected errno. */
 static int spoil(struct request *r)
 {
 	make(r);
@@ -310,7 +310,7 @@ static void round_of(int by_calls)
 	compare(list, count);
 }
 
-/* More than the queue takes: nothing of it is posted. */
+/* More requests than the queue has space for: none is posted. */
 static void overfull(void)
 {
 	struct request list[2 * DEPTH];

@@ -105,7 +105,7 @@ static void refusals(struct ibv_cq *cq)
 		CHECK(wc.qp_num == qp->qp_num);
 	}
 
-	/* Failures are told by completions, and flush what is behind. */
+	/* Failures are reported by completions, and later requests are flushed. */
 	wr.wr.rdma.rkey ^= 0x5500;
 	wr.next = NULL;
 	CHECK(ibv_post_send(qp, &wr, &bad) == 0);
@@ -249,7 +249,7 @@ static void short_attributes(struct ibv_cq *cq)
 	CHECK(ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_RESET);
 	CHECK(attr.rate_limit == 0xa5a5a5a5);
 	CHECK(ibv_query_qp(qp, &attr, IBV_QP_STATE | IBV_QP_RATE_LIMIT, &init) == EOPNOTSUPP);
-	/* Bits that mean nothing, as pyverbs passes them. */
+	/* Unknown bits, as pyverbs passes them. */
 	CHECK(ibv_query_qp(qp, &attr, IBV_QP_RATE_LIMIT - 1, &init) == 0 && attr.qp_state == IBV_QPS_RESET);
 	CHECK(ibv_query_qp(qp, &attr, -1, &init) == EOPNOTSUPP);
 	CHECK(ibv_destroy_qp(qp) == 0);
@@ -282,7 +282,7 @@ static void calls_within_calls(void)
 	CHECK(ibv_req_notify_cq(ibv_cq_ex_to_cq(cq), 0) == 0);
 	ibv_end_poll(cq);
 
-	/* A reset gives up what is being built. */
+	/* A reset drops requests that are being built. */
 	ibv_wr_start(qx);
 	attr.qp_state = IBV_QPS_RESET;
 	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
@@ -409,7 +409,7 @@ static void receivers_of_xrc(void)
 	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_qp(qp) == 0 && ibv_close_xrcd(xrcd) == 0);
 }
 
-/* A program may leave out the place of no counters. */
+/* The array of no counters may be NULL. */
 static void no_counters(void)
 {
 	struct ibv_counters_init_attr attr = { 0 };
@@ -623,7 +623,7 @@ static void closed_before_its_objects(void)
 
 	CHECK(mr && mw && td && xrcd && qp && wq && last);
 	CHECK(ibv_close_device(other) == 0);
-	/* What was given back is taken again, and overwritten. */
+	/* Allocates the freed memory again, and overwrites it. */
 	for (i = 0; i < 256; i++) {
 		reused[i] = malloc(64 + 8 * i);
 		memset(reused[i], 0xff, 64 + 8 * i);

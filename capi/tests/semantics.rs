@@ -1,5 +1,5 @@
-//! A C program against the system's header and this library: what the verbs promise, and NCCL's way
-//! of loading it.
+//! C programs, built with the system's header and this library: promises of the verbs, and NCCL's
+//! way of loading the library.
 
 mod library;
 
@@ -13,7 +13,7 @@ fn runs(source: &str, libraries: &[&str]) {
     let Some(program) = compiled(&drop_in, source, libraries) else {
         return skip("no C compiler, or no <infiniband/verbs.h> (libibverbs-dev)");
     };
-    // By the functions for this processor, and by those for any.
+    // With the functions for this processor, and with the portable ones.
     for variable in ["UVERBS_NO_VARIABLE", "UVERBS_BASE_INSTRUCTIONS"] {
         keeps(&program, &drop_in, (variable, "1"));
     }
@@ -47,7 +47,7 @@ fn doorbell_pages_and_firmware_commands_go_to_the_kernel() {
 }
 
 #[test]
-fn threads_and_children_wait_for_nothing_that_cannot_come() {
+fn threads_and_children_never_wait_for_ever() {
     runs("threads.c", &["-libverbs"]);
 }
 
@@ -57,21 +57,21 @@ fn programs_write_requests_and_read_completions_themselves() {
 }
 
 #[test]
-fn matchers_and_their_rules_bring_frames() {
+fn rules_of_matchers_deliver_frames() {
     runs("matchers.c", &["-libverbs", "-lmlx5"]);
 }
 
 #[test]
-fn keys_lead_to_what_requests_say() {
+fn requests_configure_memory_keys() {
     runs("keys.c", &["-libverbs", "-lmlx5"]);
 }
 
 #[test]
-fn requests_are_in_the_ring_as_they_were_asked_for() {
+fn random_requests_are_encoded_as_expected() {
     runs("requests.c", &["-libverbs", "-lmlx5"]);
 }
 
-/// Also where a trace shows them.
+/// With and without a trace.
 #[test]
 fn structs_of_older_programs_are_not_read_past_their_end() {
     let (source, libraries) = ("short.c", ["-libverbs", "-lmlx5"]);
@@ -84,6 +84,6 @@ fn structs_of_older_programs_are_not_read_past_their_end() {
 
 /// `dlopen` of `libibverbs.so`, and `dlvsym` of each name with its version, as NCCL's loader does.
 #[test]
-fn nccl_finds_what_it_looks_for() {
+fn nccl_finds_its_symbols() {
     runs("loader.c", &["-ldl"]);
 }

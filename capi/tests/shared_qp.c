@@ -163,7 +163,7 @@ int main(void)
 	CHECK(again && again != made && again->qp_num == number);
 	CHECK(ibv_close_xrcd(second) == EBUSY);
 
-	/* Each opener goes on where another one has come to. */
+	/* Each opener continues from the state that another one has set. */
 	cq = ibv_create_cq(context, 16, NULL, NULL, 0);
 	srq = make_srq(first, cq, &srq_number);
 	initiator = make_initiator(cq);
@@ -176,7 +176,7 @@ int main(void)
 	to_rtr(initiator, number);
 	to_rts(initiator);
 
-	/* It receives as long as one has it open, whoever made it. */
+	/* The target receives as long as one context has it open, even without its creator. */
 	CHECK(write_there(initiator, cq, mr->rkey) == IBV_WC_SUCCESS);
 	expect_event(other, IBV_EVENT_COMM_EST, opened);
 	/* Two handles in this context, two events. */

@@ -8,7 +8,7 @@
 
 static volatile pid_t other;
 
-/* Until the other thread sleeps: it cannot go on without this one. */
+/* Waits until the other thread sleeps in a call, which only this thread can end. */
 static void until_it_sleeps(void)
 {
 	char path[64], text[512], *state = NULL;
@@ -63,7 +63,7 @@ static void polled_until_acknowledged(void)
 
 	connect_to_itself(qp);
 	one_event(channel, cq, qp);
-	/* A queue that is in use is busy at once, whatever events there are. */
+	/* Destroying a queue in use fails at once with EBUSY, whatever its events. */
 	CHECK(ibv_destroy_cq(cq) == EBUSY);
 	CHECK(ibv_poll_cq(cq, 1, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
 	CHECK(ibv_destroy_qp(qp) == 0);
@@ -132,7 +132,7 @@ static void *queries_and_changes(void *argument)
 	return NULL;
 }
 
-/* A thread between start and complete keeps none from asking and changing. */
+/* A thread between start and complete does not block queries and changes of other threads. */
 static void no_call_waits_for_posts(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
@@ -164,7 +164,7 @@ static void *keeps_locks(void *unused)
 	return unused;
 }
 
-/* In a child there is no thread that would give the locks back. */
+/* A child has no thread that would release the locks. */
 static void children_wait_for_none(void)
 {
 	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 16 };
@@ -198,7 +198,7 @@ static void children_wait_for_none(void)
 
 int main(void)
 {
-	/* What waits for ever fails. */
+	/* A wait for ever is a failure. */
 	alarm(300);
 	open_soft();
 	polled_until_acknowledged();

@@ -1,10 +1,10 @@
-//! The library under test, and a directory that programs find it in.
+//! The library under test, and a directory from which programs load it.
 #![allow(dead_code, reason = "not every test needs all of it")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Tests that need a program that is missing say so, and fail in CI.
+/// Reports that a program is missing. The test is skipped, but fails in CI.
 pub(crate) fn skip(reason: &str) {
     eprintln!("skipped: {reason}");
     assert!(std::env::var_os("CI").is_none(), "{reason}");
@@ -20,7 +20,7 @@ pub(crate) fn path() -> PathBuf {
         .expect("libuverbs_capi.so beside the test")
 }
 
-/// A directory with the library under the names that programs ask for.
+/// A directory with the library under the names that programs load.
 pub(crate) struct DropIn(PathBuf);
 
 impl DropIn {
@@ -35,7 +35,7 @@ impl DropIn {
         Self(directory)
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
