@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
 use uverbs_uapi::mlx5::object::devx::subscribe_event;
 use uverbs_uapi::mlx5::object::{devx_async_cmd_fd, devx_async_event_fd};
 
@@ -98,7 +99,7 @@ impl EventChannel {
     /// Lets events of one type, of `object` or, without one, of the device, signal an eventfd.
     ///
     /// # Errors
-    /// Errors of the kernel.
+    /// `InvalidInput` for another file than an eventfd; errors of the kernel.
     #[doc(alias = "mlx5dv_devx_subscribe_devx_event_fd")]
     pub fn subscribe_eventfd(
         &self,
@@ -107,6 +108,8 @@ impl EventChannel {
         number: u16,
     ) -> Result<()> {
         use subscribe_event as method;
+        const VERB: &str = "devx_subscribe_devx_event_fd";
+        check_eventfd(VERB, eventfd)?;
         let mut request = self.context.commands().request::<method::Call>();
         request.fd(method::FD_HANDLE, self.file.as_raw_fd());
         if let Some(handle) = object {
@@ -114,7 +117,7 @@ impl EventChannel {
         }
         request.value(method::TYPE_NUM_LIST, number);
         request.value(method::FD_NUM, eventfd.as_raw_fd());
-        self.context.commands().send("devx_subscribe_devx_event_fd", &mut request)
+        self.context.commands().send(VERB, &mut request)
     }
 
     /// Reads one event: its cookie in eight bytes, and the event queue's entry behind it, unless
@@ -138,6 +141,19 @@ impl AsFd for CommandChannel {
 impl AsFd for EventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+}
+
+/// Refuses a descriptor that is not open, and a file that is not an eventfd if /proc says so. Linux
+/// 6.12 follows a null pointer for either: `MLX5_IB_METHOD_DEVX_SUBSCRIBE_EVENT` of hw/mlx5/devx.c
+/// then releases `event_sub->ev_file`, which it has not set yet.
+fn check_eventfd(verb: &'static str, file: BorrowedFd<'_>) -> Result<()> {
+    fcntl(file, FcntlArg::F_GETFD).map_err(|errno| Error::os(verb, errno))?;
+    match std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())) {
+        Ok(target) if target.as_os_str() != "anon_inode:[eventfd]" => {
+            Err(Error::invalid(verb, "the file is not an eventfd"))
+        }
+        _ => Ok(()),
     }
 }
 
