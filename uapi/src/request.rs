@@ -157,7 +157,8 @@ impl<'a, M> Request<'a, M> {
         self.store(attr.id(), INLINE as u16, value.into())
     }
 
-    /// Stores flags, as eight bytes.
+    /// Stores flags, as eight bytes. libmlx5 stores most of them as four. The kernel takes both
+    /// (`uverbs_get_flags64` of core/uverbs_ioctl.c).
     pub fn flags(&mut self, attr: Attr<M, kind::Flags>, bits: impl Into<u64>) -> Stored<'_> {
         self.store(attr.id(), INLINE as u16, bits.into())
     }
