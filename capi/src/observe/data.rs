@@ -187,10 +187,10 @@ unsafe extern "C" fn post_send(
         // SAFETY: the caller's place.
         return unsafe { refused(first, bad) };
     }
-    let (mut wr, mut posted, mut lines) = (first, Vec::new(), Vec::new());
+    let (mut posted, mut lines) = (Vec::new(), Vec::new());
     // SAFETY: the caller's list.
     unsafe {
-        while !wr.is_null() {
+        for wr in list(first, |wr| (*wr).next) {
             if wanted.check {
                 let is_inline = (*wr).send_flags & send_flags::INLINE != 0;
                 let named = || lkeys((*wr).sg_list, (*wr).num_sge);
@@ -200,7 +200,6 @@ unsafe extern "C" fn post_send(
             if wanted.trace_data {
                 lines.push((wr, request(qp, wr)));
             }
-            wr = (*wr).next;
         }
     }
     let count = posted.len();
@@ -220,9 +219,9 @@ unsafe extern "C" fn post_send(
     }
     if errno != 0 {
         if wanted.check {
-            // SAFETY: the rest of the caller's list.
-            let left = unsafe { length(refused_at, |wr| (*wr).next) };
-            take_back(qp.addr(), true, left.min(count));
+            // SAFETY: the caller's list.
+            let good = unsafe { list(first, |wr| (*wr).next) }.position(|wr| wr == refused_at);
+            take_back(qp.addr(), true, count - good.unwrap_or(count));
         }
         if !bad.is_null() {
             // SAFETY: the caller's place.
@@ -232,15 +231,17 @@ unsafe extern "C" fn post_send(
     errno
 }
 
+/// Longer than any list that is posted: the counters of mlx5's queues have 16 bits. A list that
+/// leads back to itself is refused before that many requests, too.
+const LONGEST: usize = 1 << 16;
+
+/// The requests of a list, up to [`LONGEST`].
+///
 /// # Safety
-/// A program's list.
-unsafe fn length<W>(first: *mut W, next: impl Fn(*mut W) -> *mut W) -> usize {
-    let (mut wr, mut count) = (first, 0);
-    while !wr.is_null() {
-        count += 1;
-        wr = next(wr);
-    }
-    count
+/// A program's list, whose successors `next` reads.
+unsafe fn list<W>(first: *mut W, next: impl Fn(*mut W) -> *mut W) -> impl Iterator<Item = *mut W> {
+    let not_null = |wr: *mut W| (!wr.is_null()).then_some(wr);
+    std::iter::successors(not_null(first), move |wr| not_null(next(*wr))).take(LONGEST)
 }
 
 pub(super) fn trace(verb: &str, what: &str) {
@@ -266,17 +267,18 @@ unsafe fn receives(
         // SAFETY: the caller's place.
         return unsafe { refused(first, bad) };
     }
-    let (mut wr, mut posted) = (first, Vec::new());
+    let mut posted = Vec::new();
     // SAFETY: the caller's list.
     unsafe {
-        while let Some(one) = wr.as_ref() {
+        for one in list(first, |wr| (*wr).next) {
+            let one = &*one;
             let mut line = format!("{:#x}, wr_id={:#x}", target.address, one.wr_id);
             show_data(one.sg_list, one.num_sge, &mut line);
             trace(verb, &line);
             posted.push(Posted { wr_id: one.wr_id, lkeys: lkeys(one.sg_list, one.num_sge) });
-            wr = one.next;
         }
     }
+    let count = posted.len();
     if check {
         entered(target.address, queue(), false, posted);
     }
@@ -285,8 +287,9 @@ unsafe fn receives(
     if errno != 0 {
         trace(verb, &format!("{:#x}, refused from {refused_at:p} on -> {errno}", target.address));
         if check {
-            // SAFETY: the rest of the caller's list.
-            take_back(target.address, false, unsafe { length(refused_at, |wr| (*wr).next) });
+            // SAFETY: the caller's list.
+            let good = unsafe { list(first, |wr| (*wr).next) }.position(|wr| wr == refused_at);
+            take_back(target.address, false, count - good.unwrap_or(count));
         }
         if !bad.is_null() {
             // SAFETY: the caller's place.
