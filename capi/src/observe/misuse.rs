@@ -89,8 +89,16 @@ struct Known {
     kind: Kind,
     /// The context's address.
     context: usize,
-    /// The verb that destroyed it.
-    gone: Option<&'static str>,
+    gone: Option<Gone>,
+}
+
+/// A destruction that has begun.
+#[derive(Clone, Copy, Debug)]
+struct Gone {
+    /// The verb that destroys the object.
+    by: &'static str,
+    /// Whether it has ended. It may wait for acknowledgements; until then the object can be used.
+    is_over: bool,
 }
 
 /// Objects by address, as the observed verbs made them. An address that is not here counts as
@@ -126,9 +134,9 @@ pub(super) fn begin(verb: &'static str, role: Role, arguments: &[Named<'_>]) -> 
             complain(verb, &what);
         }
         super::data::going(verb, *first);
-        // Before the call, because right after it another object may get the same address.
+        // Before the call: another thread may destroy the object meanwhile.
         if let Some(known) = objects.get_mut(&first.address) {
-            known.gone = Some(verb);
+            known.gone = Some(Gone { by: verb, is_over: false });
         }
     }
     true
@@ -143,14 +151,18 @@ fn wrong_alone(
     let known = objects.get(&seen.address)?;
     let (wanted, is) = (seen.kind.name(), known.kind.name());
     match known.gone {
-        Some(by) if role == Role::Destroys && known.kind == seen.kind => Some(format!(
-            "double destroy: {by} has destroyed this {is} already; a program may destroy an object once"
-        )),
-        Some(by) => Some(format!("use after destroy: {name} was a {is}, which {by} has destroyed")),
-        None if known.kind != seen.kind => {
+        Some(Gone { by, .. }) if role == Role::Destroys && known.kind == seen.kind => {
+            Some(format!(
+                "double destroy: {by} has destroyed this {is} already; a program may destroy an object once"
+            ))
+        }
+        Some(Gone { by, is_over: true }) => {
+            Some(format!("use after destroy: {name} was a {is}, which {by} has destroyed"))
+        }
+        _ if known.kind != seen.kind => {
             Some(format!("{name} is a {is}, and a {wanted} is asked for"))
         }
-        None => None,
+        _ => None,
     }
 }
 
@@ -190,7 +202,7 @@ fn closed_early(objects: &HashMap<usize, Known>, first: Seen) -> Option<String> 
     })
 }
 
-/// Records the object that a call has made, or that a destroy has failed.
+/// Records the object that a call has made, or how its destruction has ended.
 pub(super) fn end(
     verb: &'static str,
     role: Role,
@@ -209,11 +221,13 @@ pub(super) fn end(
             });
             objects.insert(made.address, Known { kind: made.kind, context, gone: None });
         }
-        (Role::Destroys, _, Some((_, first))) if !is_good => {
-            if let Some(known) = objects.get_mut(&first.address) {
-                if known.gone == Some(verb) {
-                    known.gone = None;
-                }
+        (Role::Destroys, _, Some((_, first))) => {
+            // Another object may have got the address by now.
+            let known = objects.get_mut(&first.address);
+            if let Some(known) =
+                known.filter(|known| known.gone.is_some_and(|gone| gone.by == verb))
+            {
+                known.gone = is_good.then_some(Gone { by: verb, is_over: true });
             }
         }
         (Role::Uses, _, Some((_, first))) if verb == "ibv_modify_qp" && is_good => {
