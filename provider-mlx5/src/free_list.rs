@@ -281,7 +281,7 @@ pub(crate) fn list_of(entries: u32) -> FreeList {
     FreeList::new((0..entries).map(|_| AtomicU64::new(0)).collect())
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
