@@ -16,7 +16,7 @@ use uverbs_uapi::enums::DriverId;
 use uverbs_uapi::ioctl::{AttrFlags, IoctlAttr, IoctlHdr};
 use uverbs_uapi::mlx5::{self, LibCaps};
 use uverbs_uapi::objects::{self, AttrId, AttrInfo, AttrKind, MethodId, ObjectId};
-use uverbs_uapi::objects::{async_event, device};
+use uverbs_uapi::objects::device;
 use uverbs_uapi::write::WriteCmd;
 use zerocopy::IntoBytes;
 
@@ -151,15 +151,15 @@ impl Program {
         let (object, method) = (call.header.object_id, call.header.method_id);
         let command = call.write_command();
         let outputs = call.outputs.clone();
+        let opened = call.new_file();
         let header = call.place();
         // SAFETY: what the request points at is in the arena, which is never unmapped and to
         // which no reference exists, or is not mapped (`Arena::harmless`).
         unsafe { self.file.ioctl(header) }?;
-        let opens = object == async_event::OBJECT && method == async_event::alloc::METHOD;
         let writes = object == device::OBJECT && method == device::invoke_write::METHOD;
-        if opens {
+        if let Some(place) = opened {
             self.granted += 1;
-            self.events.push(self.arena.word(header.addr() - ARENA + 24 + 8) as i32);
+            self.events.push(self.arena.word(header.addr() - ARENA + 24 + 16 * place + 8) as i32);
         }
         if writes && matches!(command, WriteCmd::GET_CONTEXT | WriteCmd::CREATE_COMP_CHANNEL) {
             self.granted += 1;
@@ -316,6 +316,15 @@ pub(crate) struct Call {
 }
 
 impl Call {
+    /// Which attribute, if any, gets the descriptor of a file that the call opens.
+    fn new_file(&self) -> Option<usize> {
+        let (object, method) = (self.header.object_id, self.header.method_id);
+        let infos = objects::attributes(DriverId::MLX5, object, method);
+        let new: Vec<_> =
+            infos.filter(|info| info.kind == AttrKind::NewFd).map(|info| info.id).collect();
+        self.attributes.iter().position(|attribute| new.contains(&attribute.attr_id))
+    }
+
     pub(crate) fn new(object: ObjectId, method: MethodId, arena: &'static Arena) -> Self {
         let header = IoctlHdr {
             object_id: object,
