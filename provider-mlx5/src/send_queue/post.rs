@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use core::borrow::Borrow;
+use core::marker::PhantomData;
 
 use super::encode::{Promised, Request, composed, short_blocks};
 use super::encoded::Encoded;
@@ -52,7 +53,7 @@ impl<const N: usize, const COMPOSED: bool> Ring for Copied<'_, N, COMPOSED> {
 /// Keeps the compiler from joining the ends of posting an `O` in `N` blocks and of posting another
 /// request, because what differs would be in registers there.
 #[inline(always)]
-fn end_apart<O: Operation, const N: usize>(_: &[WideBlock; N]) {
+fn end_apart<O: Operation, const N: usize>(_: PhantomData<O>, _: &[WideBlock; N]) {
     // SAFETY: no instruction.
     unsafe {
         core::arch::asm!(
@@ -316,7 +317,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
                 to,
                 |composed| {
                     self.ring_copied(wr_id, Copied::composed(&composed));
-                    end_apart::<O, _>(&composed);
+                    end_apart(PhantomData::<O>, &composed);
                 },
                 {
                     wqe.store_long(to);
