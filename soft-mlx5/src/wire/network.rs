@@ -47,7 +47,7 @@ pub struct Network {
     port: SwitchPort,
     rings: Option<Rings>,
     udp: UdpWire,
-    /// Reads of the sockets that found nothing since the last packet or sleep.
+    /// Calls of `receive` since the last packet from the sockets or sleep, skipped reads included.
     silent: Cell<u32>,
     /// Calls of `receive` that leave the sockets unread.
     skips: Skips,
@@ -56,8 +56,8 @@ pub struct Network {
 }
 
 /// Reading the sockets takes two system calls. A device that communicates through memory need not
-/// make them each time: after this many reads that found nothing, only every [`FILES_EVERY`]th call
-/// reads them, until a packet arrives or the device sleeps.
+/// make them each time: after this many calls without a packet from them, only every
+/// [`FILES_EVERY`]th call reads them, until one arrives or the device sleeps.
 const SILENCE: u32 = 64;
 
 impl Network {
@@ -191,7 +191,7 @@ impl Network {
         }
     }
 
-    /// Receives from the sockets. If a ring was opened, receives everything from them, because
+    /// Reads the sockets once. If a ring was opened, reads up to [`SOCKET_DATAGRAMS`], because
     /// later packets of the same sender are in the ring. Returns how many datagrams it read.
     fn look_at_sockets(
         &mut self,
@@ -210,7 +210,7 @@ impl Network {
             all += read;
             if packets.len() > before {
                 self.silent.set(0);
-                self.drop_forged(before, is_opened, packets, pool);
+                self.drop_forged(before, packets, pool);
             }
         }
         all
@@ -219,17 +219,11 @@ impl Network {
     /// Drops unicast packets, from `first` on, whose sender uses a ring and therefore sends nothing
     /// by UDP: any program of the machine can forge the source of a datagram (`IP_PKTINFO`, ip(7)).
     /// Packets that the sender sent by UDP before it opened its ring are kept.
-    fn drop_forged(
-        &self,
-        first: usize,
-        is_opened: bool,
-        packets: &mut Vec<Packet>,
-        pool: &mut PacketPool,
-    ) {
+    fn drop_forged(&self, first: usize, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         let is_forged = |route: &Addressing| {
             let source = if route.is_multicast() { None } else { Station::source(route) };
             source.is_some_and(|station| {
-                let rings = self.rings.as_ref().filter(|_| !is_opened);
+                let rings = self.rings.as_ref();
                 self.port.reaches(station) || rings.is_some_and(|r| r.has_ring_from(station))
             })
         };

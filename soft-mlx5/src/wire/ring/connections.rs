@@ -73,6 +73,8 @@ pub struct Rings {
     /// Packets that wait for space in any ring.
     waiting: usize,
     incoming: Vec<Incoming>,
+    /// Stations whose rings the last handling of the sockets opened.
+    opened: Vec<Station>,
     suspects: Suspects,
     is_sleeping: Cell<bool>,
     /// An eventfd that is always readable, to end a sleep at once.
@@ -115,6 +117,7 @@ impl Rings {
             not_woken: Vec::new(),
             waiting: 0,
             incoming: Vec::new(),
+            opened: Vec::new(),
             suspects: Suspects::default(),
             is_sleeping: Cell::new(false),
             at_once: EventFd::from_value_and_flags(1, flags)?,
@@ -221,9 +224,12 @@ impl Rings {
         }
     }
 
-    /// Whether a station sends through a ring, and therefore sends nothing by UDP.
+    /// Whether a station sends through a ring, and therefore sends nothing by UDP. Not if its ring
+    /// was opened in the last call of [`Rings::handle_events`]: packets that it sent before may
+    /// still be in the socket.
     pub(in crate::wire) fn has_ring_from(&self, station: Station) -> bool {
-        self.incoming.iter().any(|incoming| incoming.station() == Some(station))
+        let sends = self.incoming.iter().any(|incoming| incoming.station() == Some(station));
+        sends && !self.opened.contains(&station)
     }
 
     /// Handles the events of the sockets: new connections, hellos and closed connections. Returns
@@ -235,22 +241,21 @@ impl Rings {
         }
         let mut events = [EpollEvent::empty(); RECEIVE_BATCH];
         let count = self.sockets.wait(&mut events, 0u8).unwrap_or(0);
-        let mut is_opened = false;
+        self.opened.clear();
         for event in &events[..count] {
             match event.data() {
-                LISTENER => is_opened |= self.accept(now),
-                number => is_opened |= self.handle_connection(now, number),
+                LISTENER => self.accept(now),
+                number => self.handle_connection(now, number),
             }
         }
-        is_opened
+        !self.opened.is_empty()
     }
 
-    /// Accepts new connections; returns whether one of them has opened its ring already.
-    fn accept(&mut self, now: u64) -> bool {
-        let mut is_opened = false;
+    /// Accepts new connections.
+    fn accept(&mut self, now: u64) {
         for _ in 0..RECEIVE_BATCH {
             match self.listener.accept() {
-                Ok((socket, _)) => is_opened |= self.register(now, socket.into()),
+                Ok((socket, _)) => self.register(now, socket.into()),
                 Err(error) if lacks_descriptors(&error) => match self.refuse() {
                     Ok(()) => {}
                     Err(error) if lacks_descriptors(&error) => {
@@ -266,7 +271,6 @@ impl Rings {
                 Err(_) => break,
             }
         }
-        is_opened
     }
 
     /// Closes a connection for which there is no descriptor. Otherwise it would wait for ever, and
@@ -299,8 +303,7 @@ impl Rings {
     }
 
     /// Registers a connection, or closes it if there are too many or its user is not trusted.
-    /// Returns whether it has opened its ring already.
-    fn register(&mut self, now: u64, socket: OwnedFd) -> bool {
+    fn register(&mut self, now: u64, socket: OwnedFd) {
         self.last_number += 1;
         let number = self.last_number;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, number);
@@ -311,10 +314,10 @@ impl Rings {
             || !socket::is_trusted(&socket, self.users)
             || self.sockets.add(&socket, event).is_err()
         {
-            return false;
+            return;
         }
         self.incoming.push(Incoming::new(now, number, socket));
-        self.handle_connection(now, number)
+        self.handle_connection(now, number);
     }
 
     /// Closes connections on which no hello has arrived within [`HELLO_TIMEOUT`].
@@ -329,14 +332,15 @@ impl Rings {
         }
     }
 
-    /// Handles a connection's socket; returns whether it has opened its ring.
-    fn handle_connection(&mut self, now: u64, number: u64) -> bool {
+    /// Handles a connection's socket, which may open its ring.
+    fn handle_connection(&mut self, now: u64, number: u64) {
         if let Some(at) = self.incoming.iter().position(|incoming| incoming.number() == number) {
-            let opened = self.incoming[at].read_socket();
-            if opened.is_err() {
-                self.drop_incoming(now, at);
+            match self.incoming[at].read_socket() {
+                Ok(true) => self.opened.extend(self.incoming[at].sender()),
+                Ok(false) => {}
+                Err(_) => self.drop_incoming(now, at),
             }
-            return opened.unwrap_or(false);
+            return;
         }
         let closed = self.outgoing.iter().find_map(|(station, way)| match way {
             Way::Ring(way) if way.number() == number => {
@@ -345,7 +349,6 @@ impl Rings {
             _ => None,
         });
         closed.into_iter().for_each(|station| self.hang_up(now, station, false));
-        false
     }
 
     fn drop_incoming(&mut self, now: u64, at: usize) {

@@ -15,8 +15,8 @@ use uverbs_soft::chardev::{Errno, Kernel, OpenFile, SoftDevice};
 use uverbs_uapi::enums::DriverId;
 use uverbs_uapi::ioctl::{AttrFlags, IoctlAttr, IoctlHdr};
 use uverbs_uapi::mlx5::{self, LibCaps};
-use uverbs_uapi::objects::{self, AttrId, AttrInfo, AttrKind, MethodId, ObjectId};
 use uverbs_uapi::objects::device;
+use uverbs_uapi::objects::{self, AttrId, AttrInfo, AttrKind, MethodId, ObjectId};
 use uverbs_uapi::write::WriteCmd;
 use zerocopy::IntoBytes;
 

@@ -213,6 +213,12 @@ fn a_datagram_in_the_name_of_a_station_with_a_ring_is_dropped() {
     send(&mut third, others.clone());
     send(&mut left, sent.clone());
     assert_eq!(received(&mut right), [others, sent].concat());
+    // The ring of another station that opens at the same time makes no difference.
+    let mut fourth = memory();
+    let first = vec![packet(fourth.station(), b, 3, 3)];
+    send(&mut fourth, first.clone());
+    forge(a, b);
+    assert_eq!((received(&mut right), right.forged()), (first, 2));
     // Once the sender has ended, the next device of its station may use UDP.
     drop(left);
     eventually(|| {
