@@ -48,7 +48,7 @@ impl Shared for RawShared {
         for _ in 0..OPERATIONS {
             let Some(number) = free.pop() else { break };
             let Some(sge) = table.get(number as usize) else { break };
-            // SAFETY: no device writes to it.
+            // SAFETY: the device is halted: it writes to no buffer.
             assert!(unsafe { queue.post(number, &[*sge]) }.is_ok(), "space");
         }
     }
@@ -60,7 +60,7 @@ impl Shared for RawShared {
             for _ in 0..BATCH {
                 let Some(number) = free.pop() else { break };
                 let Some(sge) = table.get(number as usize) else { break };
-                // SAFETY: no device writes to it.
+                // SAFETY: the device is halted: it writes to no buffer.
                 assert!(unsafe { batch.build(number, &[*sge]) }.is_ok(), "space");
             }
             batch.publish();

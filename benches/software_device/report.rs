@@ -98,7 +98,7 @@ impl Table {
         }
     }
 
-    /// Time per message over its size.
+    /// A chart of the time per message against the message's size.
     pub(crate) fn chart(&self) -> String {
         let line = |label: &str, place: Place, time: fn(&Row) -> f64| {
             let rows = self.rows.iter().filter(|row| {

@@ -10,7 +10,7 @@ use uverbs::soft::{DeviceBuilder, Qpn, SoftDevice};
 
 use crate::producer::Producer;
 
-/// A wire whose calls never return, so that the device thread stays in them.
+/// A wire whose `receive` never returns, so that the device thread stays in it.
 struct Halt;
 
 impl Wire for Halt {

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     pub(crate) median: f64,
-    /// Half the distance between the quartiles, as a part of the median.
+    /// Half the distance between the quartiles, as a fraction of the median.
     pub(crate) spread: f64,
 }
 
@@ -24,7 +24,7 @@ impl Timing {
     }
 }
 
-/// One case. Times in nanoseconds per operation, instructions per operation, the loop included.
+/// One case. Times are nanoseconds per operation. Instructions per operation include the loop.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub(crate) case: &'static str,

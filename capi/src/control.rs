@@ -1,4 +1,4 @@
-//! What the C verbs do with each type of the library's queue pairs.
+//! Implements [`Control`] for each of the library's queue pair types.
 
 use std::ffi::c_int;
 use std::time::Duration;
@@ -28,7 +28,7 @@ macro_rules! common {
             self.kernel_handle()
         }
         fn try_destroy(&mut self) -> Result<(), Error> {
-            // SAFETY: after a success it is dropped only.
+            // SAFETY: after a success it is only dropped.
             unsafe { self.destroy_in_place_within(Duration::ZERO) }
         }
     };
@@ -143,7 +143,7 @@ impl Control for RssTarget {
         Some(self.create_flow_by(matcher, value))
     }
     fn try_destroy(&mut self) -> Result<(), Error> {
-        // SAFETY: after a success it is dropped only.
+        // SAFETY: after a success it is only dropped.
         unsafe { self.destroy_in_place_within(Duration::ZERO) }
     }
 }

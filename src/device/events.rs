@@ -136,7 +136,7 @@ impl fmt::Debug for AsyncEvent {
 
 impl fmt::Debug for DetachedEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AsyncEvent({} of {:?})", self.kind, self.source)
+        write!(f, "{} of {:?}, {} times", self.kind, self.source, self.count)
     }
 }
 

@@ -6,7 +6,6 @@
 //! is in no file. It changes nothing.
 
 mod device;
-
 mod features;
 mod memory;
 mod process;
@@ -69,7 +68,7 @@ impl Check {
             subject: subject.into(),
             name,
             verdict: Verdict::Unknown,
-            value: "the machine does not tell".to_owned(),
+            value: "cannot be read".to_owned(),
             source: source.into(),
             why,
             cure: None,
@@ -107,7 +106,15 @@ struct Report {
 }
 
 impl Report {
-    fn of(checks: Vec<Check>) -> Self {
+    /// Groups the checks by subject.
+    fn of(mut checks: Vec<Check>) -> Self {
+        let mut subjects: Vec<String> = Vec::new();
+        for check in &checks {
+            if !subjects.contains(&check.subject) {
+                subjects.push(check.subject.clone());
+            }
+        }
+        checks.sort_by_key(|check| subjects.iter().position(|subject| *subject == check.subject));
         let changes = checks.iter().filter(|check| check.verdict == Verdict::Change).count();
         Self { checks, changes }
     }
@@ -119,7 +126,7 @@ pub(crate) fn run(arguments: &args::Doctor) -> Outcome {
     let mut report = examine(&tree, arguments)?;
     if arguments.root.is_none() {
         let devices = device::chosen(&tree, arguments.device.as_deref())?;
-        report.checks.extend(devices.iter().flat_map(|device| in_no_file(&tree, device)));
+        report.checks.extend(devices.iter().flat_map(|device| without_file(&tree, device)));
         report = Report::of(report.checks);
     }
     if arguments.json {
@@ -129,14 +136,14 @@ pub(crate) fn run(arguments: &args::Doctor) -> Outcome {
     }
     match report.changes {
         count if arguments.check && count > 0 => {
-            Err(Failure::failed(format!("{count} settings are worth changing")))
+            Err(Failure::failed(format!("settings worth changing: {count}")))
         }
         _ => Ok(()),
     }
 }
 
-/// Checks of a device for which no file has the value: only the running machine has it.
-fn in_no_file(tree: &Tree, device: &device::Examined) -> Vec<Check> {
+/// Checks of a device whose values are in no file, so that they need the running machine.
+fn without_file(tree: &Tree, device: &device::Examined) -> Vec<Check> {
     let interfaces = tree.names(device.file("net"));
     let shown = interfaces
         .iter()
@@ -180,7 +187,7 @@ fn text(report: &Report) -> String {
         }
         lines.extend(lines_of(check));
     }
-    lines.push(format!("\n{} of {} settings are worth changing", report.changes, read_of(report)));
+    lines.push(format!("\nsettings worth changing: {} of {}", report.changes, read_of(report)));
     lines.join("\n")
 }
 

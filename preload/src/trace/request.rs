@@ -16,7 +16,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Copies the request at `address`; `None` if there is none.
+    /// Copies the request at `address`; `None` if no valid request is there.
     pub(super) fn read(address: u64) -> Option<Self> {
         let header = payload::read(address, size_of::<IoctlHdr>())?;
         let length = usize::from(IoctlHdr::read_from_bytes(&header).ok()?.length).min(LONGEST);
@@ -48,7 +48,7 @@ fn name(attribute: &AttrView) -> String {
     }
 }
 
-/// An attribute's value; `None` for the number of a write command, which the verb's name tells.
+/// An attribute's value; `None` for a write command's number: the verb's name already says it.
 fn value(
     view: &IoctlView<'_>,
     verb: &str,

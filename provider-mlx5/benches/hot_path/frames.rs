@@ -1,4 +1,5 @@
-//! Frames: poll, read five fields, give the buffer back; and from a frame to another one.
+//! Frames: poll, read five fields, give the buffer back. And the time from a received frame to the
+//! order that is sent for it.
 
 use std::hint::black_box;
 
@@ -50,7 +51,7 @@ impl Frames {
         Self { queue, cq, _receives: receives, handle, device, memory, arrived: 0 }
     }
 
-    /// As many frames as a case has operations arrive.
+    /// Lets the device write a frame for each operation of a case.
     fn arrive(&mut self) {
         for _ in 0..OPERATIONS {
             self.device.receive(self.handle.user_index(), 7, self.arrived);
@@ -154,7 +155,7 @@ impl<const BLOCKS: usize> Trade<BLOCKS> {
             let (good, time) = (frame.checks().l3_l4_ok(), frame.timestamp());
             let size = frame.flow_tag() + u32::from(good);
             drop(frame);
-            // The last field first: then one comparison says that the order has all of them.
+            // The last field first, so that one bounds check covers all three.
             let is_set = order.set(SIZE, size.to_be_bytes())
                 && order.set(PRICE, (price + 1).to_be_bytes())
                 && order.set(NUMBER, (number + time).to_be_bytes());

@@ -48,13 +48,13 @@ pub(super) fn tag_matching(offset: usize, tag: &TagMatchingSegment, found: &mut 
         }
         T::OPERATION_REMOVE | T::OPERATION_NOP => {}
         other => {
-            let text = format!("{other:#04x} is not a change of a tag list");
+            let text = format!("{other:#04x} is not an operation on a tag list");
             found.push(Finding::illegal(offset, text));
         }
     }
 }
 
-/// What an entry of a tag list has as its buffer, and what only that has.
+/// Checks the buffers of a tag-list WQE: an append has one, other operations have none.
 pub(super) fn tag_buffer(wqe: &Wqe, found: &mut Vec<Finding>) {
     let tag = wqe.segments.iter().find_map(|segment| match segment {
         Segment::TagMatching(tag) => Some(tag),
@@ -76,7 +76,7 @@ pub(super) fn tag_buffer(wqe: &Wqe, found: &mut Vec<Finding>) {
     }
 }
 
-/// Whether a terminator among the data of this opcode is an empty buffer.
+/// Whether this is the terminator that stands for the empty buffer of a tag-list entry.
 pub(super) fn ends_with_terminator(opcode: Opcode, data: &DataSegment) -> bool {
     opcode == Opcode::TAG_MATCHING && data.is_terminator()
 }

@@ -1,9 +1,9 @@
 //! Work-queue entries as values, which can be decoded, shown, checked, explained and encoded.
 //!
 //! This crate is for people who read dumps, write tests or fuzz: it allocates and formats freely,
-//! and no queue uses it. A WQE decodes into a [`Wqe`], a list of segments; a CQE
-//! into a [`Cqe`]. Both are lossless: encoding what was decoded gives back the same bytes, legal or
-//! not, and what is illegal or suspicious about them is a list of [`Finding`]s in words.
+//! and no queue uses it. A WQE decodes into a [`Wqe`], a list of segments; a CQE into
+//! a [`Cqe`]. Both are lossless: encoding what was decoded gives back the same bytes, legal or not.
+//! What is illegal or suspicious about them is a list of [`Finding`]s in words.
 //!
 //! ```
 //! use uverbs_mlx5_inspect::{Service, Wqe};

@@ -154,7 +154,8 @@ pub struct LentCqe<'c> {
 }
 
 impl<'c> LentCqe<'c> {
-    /// The completion again. The caller has kept the rest of it.
+    /// The completion again, with the id and status that the caller kept. Its format is lost:
+    /// [`Completion::format`] then returns `NO_INLINE`.
     #[inline(always)]
     pub fn completion(self, wr_id: u64, status: Status) -> Completion<'c> {
         let Self { cqe, side, .. } = self;
@@ -369,7 +370,7 @@ macro_rules! accessors {
         }
 
         impl $completion $(<$lifetime>)? {
-            /// Whether the request ended well.
+            /// Whether the request succeeded.
             #[inline(always)]
             pub fn is_success(&self) -> bool {
                 self.status() == Status::Success
@@ -433,7 +434,7 @@ macro_rules! accessors {
                     .then(|| Immediate::from_u32(self.u32(offset_of!(Cqe, immediate))))
             }
 
-            /// The local key that a received send with invalidate invalidated.
+            /// The rkey of this side's memory that a received send with invalidate invalidated.
             #[inline(always)]
             pub fn invalidated_rkey(&self) -> Option<u32> {
                 (self.cqe_opcode() == CqeOpcode::RESPONDER_SEND_INVALIDATE)

@@ -34,8 +34,7 @@ pub enum Carrier {
     /// As `Memory`, but also with devices of other users that have this setting. Such a user can
     /// pretend to be any station.
     MemoryOfAnyUser,
-    /// Only UDP: every packet is visible on the loopback interface. Other devices also send to this
-    /// device by UDP.
+    /// Only UDP: every packet to or from another process is visible on the loopback interface.
     Udp,
 }
 
@@ -70,7 +69,7 @@ impl Network {
     pub fn join_any(link: Link, waker: Option<Arc<Waker>>, carrier: Carrier) -> io::Result<Self> {
         let udp = match UdpWire::bind_any(link) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && carrier != Carrier::Udp => {
-                tracing::warn!(%error, "this device takes a name of its user's own");
+                tracing::warn!(%error, "all stations are taken; this device takes one that only its user can reach");
                 UdpWire::bind_privately(link)?
             }
             result => result?,

@@ -8,7 +8,7 @@ use super::{Counters, RECEIVE_BATCH, Station, Waker, Wire};
 use crate::locking::lock;
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
 
-/// Most packets that wait at one port; further ones are dropped, as a switch drops.
+/// Most packets that wait at one port; further ones are dropped, as in a hardware switch.
 const QUEUE_LIMIT: usize = 4096;
 
 /// The switch. Clones refer to the same switch.
@@ -159,7 +159,9 @@ impl SwitchPort {
         if let Some(inbox) = known.and_then(|at| self.peers[at].1.upgrade()) {
             return Some(inbox);
         }
-        known.map(|at| self.peers.remove(at));
+        if let Some(at) = known {
+            self.peers.remove(at);
+        }
         let inbox = self.switch.find(station)?;
         self.peers.truncate(Self::PEERS_KEPT - 1);
         self.peers.insert(0, (station, Arc::downgrade(&inbox)));

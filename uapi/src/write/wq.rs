@@ -54,7 +54,7 @@ crate::macros::abi_structs! {
     }
 
     /// Head of an indirection table; `1 << log_ind_tbl_size` handles of four bytes follow, padded
-    /// to eight bytes if there is one.
+    /// to eight bytes if there is only one handle.
     struct ExCreateRwqIndTable = "struct ib_uverbs_ex_create_rwq_ind_table", 8 {
         @0 comp_mask: u32,
         /// At most 13.

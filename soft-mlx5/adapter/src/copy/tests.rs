@@ -8,7 +8,7 @@ fn check(len: usize, shared_at: usize, own_at: usize) {
     let data: Vec<u8> = (0..own_at + len).map(|at| (at * 7 + len) as u8).collect();
     let mut shared = Shared([0xee; 512]);
     let there = shared.0.as_mut_ptr().wrapping_add(shared_at);
-    // SAFETY: at most 63 + 400 bytes of an array of 512, which only this pointer accesses.
+    // SAFETY: at most 32 + 400 bytes of an array of 512, which only this pointer accesses.
     unsafe { copy_out(&data[own_at..], there) };
     let mut back = vec![0xdd; own_at + len + 1];
     // SAFETY: as above.

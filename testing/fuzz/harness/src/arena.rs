@@ -15,7 +15,7 @@ pub(crate) struct Arena {
     base: *mut u8,
 }
 
-// SAFETY: accesses are volatile or atomic, and harnesses run one at a time.
+// SAFETY: accesses go through raw pointers, and harnesses run one at a time.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}

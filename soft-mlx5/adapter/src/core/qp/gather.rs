@@ -32,7 +32,8 @@ fn parts(
 }
 
 impl Env {
-    /// Reads message bytes from `offset` on out of the memory of `sges`, or out of `inline`.
+    /// Reads message bytes from `offset` on out of the memory of `sges`. The address of an SGE
+    /// without lkey is an offset in `inline`.
     pub(super) fn gather(
         &self,
         who: Accessor,

@@ -68,6 +68,7 @@ structure! {
         RX_HASH_FN: 0x120, 4;
         SELF_LB_BLOCK: 0x126, 2;
         TRANSPORT_DOMAIN: 0x128, 24;
+        // The first of ten words.
         RX_HASH_TOEPLITZ_KEY: 0x140, 32;
         RX_HASH_FIELD_SELECTOR_OUTER: 0x280, 32;
         RX_HASH_FIELD_SELECTOR_INNER: 0x2a0, 32;
@@ -75,7 +76,7 @@ structure! {
 }
 
 structure! {
-    /// Receive queue table context; queue numbers follow.
+    /// Receive queue table context; the list of queue numbers is at bit 0x780.
     rqtc {
         LIST_Q_TYPE: 0xa5, 3;
         RQT_MAX_SIZE: 0xb0, 16;
@@ -180,8 +181,8 @@ structure! {
 }
 
 structure! {
-    /// ALLOC_FLOW_COUNTER and DEALLOC_FLOW_COUNTER: what is allocated, and the counter's number in
-    /// the output of the one and the input of the other.
+    /// ALLOC_FLOW_COUNTER input (`BULK…`), and `ID` in its output and in DEALLOC_FLOW_COUNTER's
+    /// input.
     flow_counter {
         ID: 0x40, 32;
         BULK_LOG_SIZE: 0x73, 5;
