@@ -104,7 +104,7 @@ struct Dying {
 pub enum RegisterError {
     /// All user indices are in use, or wait for a CQ that is not polled.
     #[error(
-        "no user index left: 2^24 - 2 queues are in use, or closed ones wait for their CQs to be \
+        "no user index left: 2^24 - 512 queues are in use, or closed ones wait for their CQs to be \
          polled"
     )]
     NoIndexLeft,
@@ -255,7 +255,8 @@ impl Tables {
         let shape = Shape { send_wqebbs: 0, recv_wqes: 0, shared_receive: false };
         let unused = QueueState::new(shape);
         unused.set_receives(None);
-        // Number 0 is never given out, because a CQE that was never written has index 0.
+        // Number 0 is never given out, because a CQE that was never written has index 0. Nor is
+        // another number of the first or the last place (`Control::take_index`).
         let next_number = AtomicU32::new(1);
         let parts = array::from_fn(|_| OnceLock::new());
         let direct = BlockTable::new(&unused);
@@ -311,12 +312,17 @@ impl Control {
         if let Some(index) = self.free_indices.pop() {
             return Ok(index);
         }
-        let number = tables.next_number.load(Ordering::Relaxed);
+        let mut number = tables.next_number.load(Ordering::Relaxed);
+        // Pollers compare the place only, and CQEs of queues without user index have 0 or 0xffffff.
+        if number as usize % PLACES == PLACES - 1 {
+            number += 1;
+        }
         if number > LAST_NUMBER {
             return Err(RegisterError::NoIndexLeft);
         }
         if number as usize % PLACES == 0 {
             tables.add_part(number as usize / PLACES);
+            number += 1;
         }
         tables.next_number.store(number + 1, Ordering::Release);
         Ok(index_of(number))
