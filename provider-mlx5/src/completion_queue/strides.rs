@@ -134,7 +134,8 @@ impl StrideQueue {
     /// Joins the two queues. The contract of [`PostedRing::new`] restricts their use from then on.
     ///
     /// # Errors
-    /// `BadLimits` if the CQ cannot hold a 64-byte CQE for each stride.
+    /// `BadLimits` if the CQ cannot hold a 64-byte CQE for each stride, or a resize of it is
+    /// pending.
     pub fn new(
         cq: &mut CompletionQueue,
         receives: PostedRing,
@@ -143,7 +144,9 @@ impl StrideQueue {
         let strides = u64::from(receives.depth()) << shape.log_strides.min(32);
         let fits = shape.log_bytes <= 13 && shape.log_strides <= 16;
         let holds = u64::from(cq.entries()) > strides && cq.stride == CQE_SIZE;
-        if !fits || !holds || cq.kept > 0 {
+        // Completions of earlier queues cannot be removed while a resize may still happen.
+        let is_settled = cq.kept == 0 && cq.pending.is_empty();
+        if !fits || !holds || !is_settled {
             return Err(QueueError::BadLimits);
         }
         cq.remove_closed();
