@@ -105,7 +105,7 @@ pub(super) fn going(verb: &str, seen: Seen) {
 
 fn complain_of_flight(verb: &str, address: usize, queue: &Queue, lkey: u32) {
     let qp = std::ptr::with_exposed_provenance::<ibv_qp>(address);
-    // SAFETY: queues leave the list before they are destroyed.
+    // SAFETY: a queue of the list may just have been destroyed; its memory stays (`gone.rs`).
     if queue.number.is_some() && unsafe { (*qp).state } == ERR {
         return;
     }
@@ -128,6 +128,13 @@ fn complain_of_flight(verb: &str, address: usize, queue: &Queue, lkey: u32) {
             },
         ),
     );
+}
+
+/// Forgets what was posted to a queue that is destroyed: also while its destruction waited.
+pub(super) fn forget(seen: Seen) {
+    if matches!(seen.kind, Kind::Qp | Kind::Srq | Kind::Wq) {
+        QUEUES.lock().remove(&seen.address);
+    }
 }
 
 /// Forgets what was posted to a queue pair that was reset.
@@ -232,7 +239,8 @@ unsafe extern "C" fn post_send(
 }
 
 /// Longer than any list that is posted: the counters of mlx5's queues have 16 bits. A list that
-/// leads back to itself is refused before that many requests, too.
+/// leads back to itself is refused before that many requests, too; then all of it counts as not
+/// posted.
 const LONGEST: usize = 1 << 16;
 
 /// The requests of a list, up to [`LONGEST`].

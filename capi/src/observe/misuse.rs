@@ -222,12 +222,14 @@ pub(super) fn end(
             objects.insert(made.address, Known { kind: made.kind, context, gone: None });
         }
         (Role::Destroys, _, Some((_, first))) => {
-            // Another object may have got the address by now.
             let known = objects.get_mut(&first.address);
             if let Some(known) =
                 known.filter(|known| known.gone.is_some_and(|gone| gone.by == verb))
             {
                 known.gone = is_good.then_some(Gone { by: verb, is_over: true });
+                if is_good {
+                    super::data::forget(*first);
+                }
             }
         }
         (Role::Uses, _, Some((_, first))) if verb == "ibv_modify_qp" && is_good => {
