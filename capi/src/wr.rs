@@ -68,8 +68,6 @@ pub(crate) struct Building {
     stage: Stage,
     /// Whether a request could not be built.
     has_failed: bool,
-    /// Whether the requests are lost, because the queue pair was reset.
-    is_gone: bool,
     /// The recorded request; its `kind` says whether `operation` replaces it.
     usual: Usual,
     srqn: u32,
@@ -92,7 +90,6 @@ impl Default for Building {
             error: 0,
             stage: Stage::None,
             has_failed: false,
-            is_gone: false,
             usual: Usual::NONE,
             srqn: NO_SRQ,
             count: 0,
@@ -116,7 +113,7 @@ impl Building {
     /// Discards the recorded request and the error.
     fn forget(&mut self) {
         (self.error, self.stage) = (0, Stage::None);
-        (self.has_failed, self.is_gone) = (false, false);
+        self.has_failed = false;
         self.configuration.is_open = false;
     }
 
@@ -292,9 +289,6 @@ pub(crate) unsafe fn abort<T: Posts, const SENDS: bool>(
     unsafe {
         detour::<T, SENDS>(qp);
         building.stage = Stage::None;
-        if building.is_gone {
-            return;
-        }
         if !is_alone::<T, SENDS>(qp, building) {
             if let Some(batch) = batch::<T, SENDS>(qp, building) {
                 batch.abort();
@@ -317,7 +311,6 @@ pub(crate) unsafe fn give_up_for_reset(queue_pair: &Qp) {
         (queue_pair.send.abort)(queue_pair.pointer().cast(), building);
         building.fail(libc::EINVAL);
         building.error = libc::EINVAL;
-        building.is_gone = true;
     }
 }
 
@@ -338,6 +331,8 @@ forms! {
             if !Qp::of(qp.cast()).send_lock.try_keep::<LOCKS>() {
                 start_waiting(qp);
             }
+            // Setters that were called outside of start and complete leave nothing behind.
+            of(qp).1.steps.end();
         }
     }
 }

@@ -256,11 +256,36 @@ static void short_attributes(struct ibv_cq *cq)
 }
 
 /* Control calls between start and the end of a post or a poll, in the same thread. */
+/* Posts a write by itself. */
+static void write_one(struct ibv_qp_ex *qx, uint64_t id)
+{
+	ibv_wr_start(qx);
+	qx->wr_id = id;
+	qx->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_write(qx, mr->rkey, (uintptr_t)buffer + 64);
+	ibv_wr_set_sge(qx, mr->lkey, (uintptr_t)buffer, 8);
+	CHECK(ibv_wr_complete(qx) == 0);
+}
+
+/* Waits for a completion; its id. */
+static uint64_t polled(struct ibv_cq_ex *cq)
+{
+	struct ibv_poll_cq_attr attr = { 0 };
+	uint64_t id;
+
+	while (ibv_start_poll(cq, &attr) == ENOENT)
+		;
+	CHECK(cq->status == IBV_WC_SUCCESS);
+	id = cq->wr_id;
+	ibv_end_poll(cq);
+	return id;
+}
+
 static void calls_within_calls(void)
 {
 	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 16 };
 	struct ibv_cq_ex *cq = ibv_create_cq_ex(context, &cq_attr);
-	struct ibv_qp *qp = make_qp(ibv_cq_ex_to_cq(cq), 4, IBV_QP_EX_WITH_SEND);
+	struct ibv_qp *qp = make_qp(ibv_cq_ex_to_cq(cq), 4, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE);
 	struct ibv_qp_ex *qx = ibv_qp_to_qp_ex(qp);
 	struct ibv_poll_cq_attr poll_attr = { 0 };
 	struct ibv_qp_attr attr;
@@ -281,6 +306,27 @@ static void calls_within_calls(void)
 	CHECK(cq->wr_id == 7 && cq->status == IBV_WC_WR_FLUSH_ERR);
 	CHECK(ibv_req_notify_cq(ibv_cq_ex_to_cq(cq), 0) == 0);
 	ibv_end_poll(cq);
+
+	/* What setters outside of start and complete record is nobody's. */
+	attr.qp_state = IBV_QPS_RESET;
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	connect_to_itself(qp);
+	ibv_wr_set_sge(qx, mr->lkey, (uintptr_t)buffer, 8);
+	write_one(qx, 1);
+	CHECK(polled(cq) == 1);
+
+	/* A reset that is refused leaves nothing of the batch behind. */
+	ibv_wr_start(qx);
+	attr.qp_state = IBV_QPS_RESET;
+	attr.port_num = 1;
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT) == EINVAL);
+	qx->wr_id = 2;
+	ibv_wr_rdma_write(qx, mr->rkey, (uintptr_t)buffer + 64);
+	ibv_wr_set_sge(qx, mr->lkey, (uintptr_t)buffer, 8);
+	CHECK(ibv_wr_complete(qx) == EINVAL);
+	write_one(qx, 3);
+	CHECK(polled(cq) == 3);
+	CHECK(ibv_start_poll(cq, &poll_attr) == ENOENT);
 
 	/* A reset drops requests that are being built. */
 	ibv_wr_start(qx);
