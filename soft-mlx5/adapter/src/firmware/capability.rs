@@ -53,6 +53,7 @@ pub const COMMON_VALUES: &[(Field, u64)] = &[
     (general::LOG_MAX_MRW_SZ, 64),
     (general::LOG_MAX_KLM_LIST_SIZE, 16),
     (general::MAX_INDIRECTION, 4),
+    (general::FIXED_BUFFER_SIZE, SUPPORTED),
     (general::LOG_MAX_RA_REQ_QP, 4),
     (general::LOG_MAX_RA_RES_QP, 4),
     (general::LOG_MAX_MSG, 30),

@@ -61,7 +61,7 @@ pub(super) fn create_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>
     let pages = QueuePages::of_work_queue(queue, 1 << (log_wqes + log_stride));
     let params = SrqParams {
         pd: Pdn(wq::PD.get32(queue)),
-        buffer: firmware.ring(command, &POOL_RING, pages, POOL_PAGES, true)?,
+        buffer: firmware.ring(command, &POOL_RING, pages, POOL_PAGES, false)?,
         log_wqes: log_wqes as u8,
         log_stride: log_stride as u8,
         doorbell_record: firmware.doorbell_record(command, &POOL_RECORD)?,

@@ -54,7 +54,7 @@ impl Umems {
         let used = self.users.entry(object).or_default();
         for place in places {
             used.retain(|(before, _)| *before != place.id);
-            if command.is_set(place.valid) {
+            if is_in_umem(command, place) {
                 used.push((place.id, command.get32(place.id)));
             }
         }
@@ -132,7 +132,7 @@ impl Firmware<'_> {
         list: usize,
         written: bool,
     ) -> Result<PageMap, Refusal> {
-        if command.is_set(place.valid) {
+        if is_in_umem(command, place) {
             // Whether a page offset counts beside the umem's offset is unconfirmed.
             if pages.page_offset != 0 {
                 return Err(Refusal::parameter("page_offset of a umem", pages.page_offset));
@@ -148,11 +148,11 @@ impl Firmware<'_> {
     /// # Errors
     /// A refusal of one outside of its umem.
     pub fn doorbell_record(&self, command: &Command<'_>, place: &Place) -> Result<u64, Refusal> {
-        if !command.is_set(place.valid) {
+        if !is_in_umem(command, place) {
             return Ok(command.get(place.offset));
         }
         let offset = command.get(place.offset);
-        let record = self.part(command, place, RECORD, true)?;
+        let record = self.part(command, place, RECORD, false)?;
         match aligned(record, RECORD, "dbr_addr", offset)?.locate(0, RECORD) {
             Some((address, RECORD)) => Ok(address),
             _ => Err(Refusal::parameter("dbr_addr", offset)),
@@ -219,4 +219,11 @@ pub(super) fn create(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> 
 /// DESTROY_UMEM.
 pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     firmware.objects.release_umem(command.number())
+}
+
+/// Whether a command has its memory in a umem. UCX creates receive memory pools from a user context
+/// without the bit that says so (`uct_rc_mlx5_devx_init_rx_common` in rc_mlx5_devx.c): such a
+/// context has no other memory.
+fn is_in_umem(command: &Command<'_>, place: &Place) -> bool {
+    command.is_set(place.valid) || command.user_context() != 0
 }
