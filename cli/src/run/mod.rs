@@ -16,6 +16,7 @@ use uverbs::soft::wire::{HostAddress, Interface};
 
 use crate::args::Run;
 use crate::failure::{Context, Failure, Outcome};
+use crate::output::remark;
 use scratch::Scratch;
 
 /// Runs the program, and ends with its status.
@@ -69,7 +70,8 @@ fn describe(arguments: &Run, command: &mut Command) -> Outcome {
     Ok(())
 }
 
-/// Fails where the machine does not have an address, before a program runs without a device.
+/// Warns of an address that the machine does not have: a program that looks here finds no device.
+/// One that first enters another network namespace, or makes the address, may find it.
 fn check_addresses(list: Option<&OsStr>, devices: u32) -> Outcome {
     // A list that is not UTF-8 is left to the library, which says so.
     let Some(list) = list.and_then(OsStr::to_str) else { return Ok(()) };
@@ -77,7 +79,9 @@ fn check_addresses(list: Option<&OsStr>, devices: u32) -> Outcome {
         let address = HostAddress::of_list(list, index).map_err(Failure::usage)?;
         // The software devices' own network needs no interface.
         if address.station().is_none() {
-            Interface::find(&address).context(|| "no software device".to_owned())?;
+            if let Err(error) = Interface::find(&address) {
+                remark(format_args!("uverbs run: no software device here: {error}"));
+            }
         }
     }
     Ok(())
