@@ -24,10 +24,29 @@ impl Objects {
             return Ok(Spread { table, hash: None });
         }
         let list = self.rqt.get("RQT", tirc::INDIRECT_TABLE.get32(tir))?;
-        let size = rqtc::RQT_ACTUAL_SIZE.get32(list).max(1);
-        let entry = |index: u32| field(LIST + 8, 24).element(index as usize, 32).get32(list);
-        Ok(Spread { table: (0..size).map(|index| Qpn(entry(index))).collect(), hash: hash(tir) })
+        let table = (0..size(list)).map(|index| entry(list, index)).collect();
+        Ok(Spread { table, hash: hash(tir) })
     }
+
+    /// The receive queue of a TIR for a frame, and the frame's hash.
+    pub fn choose(&self, tir: u32, frame: &[u8]) -> Option<(Qpn, Option<(u32, u8)>)> {
+        let tir = self.tir.get("TIR", tir).ok()?;
+        if tirc::DISP_TYPE.get(tir) != INDIRECT {
+            return Some((Qpn(tirc::INLINE_RQN.get32(tir)), None));
+        }
+        let list = self.rqt.get("RQT", tirc::INDIRECT_TABLE.get32(tir)).ok()?;
+        let hash = hash(tir).and_then(|hash| hash.of(frame));
+        Some((entry(list, hash.map_or(0, |(hash, _)| hash) % size(list)), hash))
+    }
+}
+
+/// How many queues a list has.
+fn size(list: &[u8]) -> u32 {
+    rqtc::RQT_ACTUAL_SIZE.get32(list).max(1)
+}
+
+fn entry(list: &[u8], index: u32) -> Qpn {
+    Qpn(field(LIST + 8, 24).element(index as usize, 32).get32(list))
 }
 
 /// The hash of a TIR; `None` if it does not hash.

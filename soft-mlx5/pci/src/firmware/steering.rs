@@ -68,8 +68,7 @@ impl Firmware {
             Traffic::count(&mut self.ethernet.traffic.received, frame);
         }
         for (tir, flow_tag) in tirs {
-            let queue = self.objects.spread(tir).ok().and_then(|spread| spread.choose(frame));
-            let Some((queue, hash)) = queue else { continue };
+            let Some((queue, hash)) = self.objects.choose(tir, frame) else { continue };
             self.core.deliver_frame(self.now, queue, frame, Steered { flow_tag, hash });
         }
     }
