@@ -167,10 +167,12 @@ impl Inner {
     fn flush(&mut self) {
         let Some(pipe) = &self.pipe else { return self.waiting.clear() };
         while let Some(next) = self.waiting.front() {
-            if write_record(pipe, &next.record).is_err() {
-                break;
+            match write_record(pipe, &next.record) {
+                Ok(()) => self.written.extend(self.waiting.pop_front()),
+                // The program has closed its end, so no record is read any more.
+                Err(Errno::EPIPE) => self.waiting.clear(),
+                Err(_) => break,
             }
-            self.written.extend(self.waiting.pop_front());
         }
         if self.written.len() > Self::COUNT_READ_AT {
             self.count_all_read();

@@ -81,7 +81,9 @@ impl Subscription {
 
     /// True if the file's pipe is full now, and was not before.
     fn tell(&self, report: &Report) -> bool {
-        let Some(file) = self.file.upgrade() else { return false };
+        let Some(file) = self.file.upgrade().filter(|file| !file.abandoned()) else {
+            return false;
+        };
         match &self.way {
             Way::Entry(cookie) => {
                 let entry = report.of_queue(self.queue_type).entry();

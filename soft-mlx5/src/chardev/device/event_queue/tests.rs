@@ -75,3 +75,13 @@ fn a_closed_reader_is_noticed() {
     assert!(queue.abandoned());
     queue.push(&[1; 8], None);
 }
+
+#[test]
+fn a_closed_reader_keeps_no_records() {
+    let (queue, file) = queue();
+    (0..100).for_each(|_| _ = queue.push(&[1; 72], None));
+    drop(file);
+    (0..100).for_each(|_| _ = queue.push(&[1; 72], None));
+    assert!(!queue.flush(), "the device's thread would try again for ever");
+    assert!(queue.lock().waiting.is_empty());
+}
