@@ -53,6 +53,8 @@ pub struct Listener<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     /// Requests that wait until fewer peers are pending. The kernel does not report that one of
     /// these peers has given up; accepting it fails then.
     half_open: HalfOpen<ConnectionRequest>,
+    /// When the channel was last empty: all that peers had sent before has been handled.
+    heard: Instant,
     /// Whether the device was removed: no further event follows then.
     is_removed: bool,
 }
@@ -226,7 +228,16 @@ impl ListenerBuilder {
         let waiting = if self.backlog == 0 { MAX_WAITING } else { self.backlog };
         let half_open = HalfOpen::new(self.half_open as usize, waiting as usize);
         let (options, make, pending) = (self.options, Box::new(make), HashMap::new());
-        Listener { id, channel, options, make, pending, half_open, is_removed: false }
+        Listener {
+            id,
+            channel,
+            options,
+            make,
+            pending,
+            half_open,
+            heard: Instant::now(),
+            is_removed: false,
+        }
     }
 
     fn listen(&self, channel: &Channel, addresses: Vec<SocketAddr>) -> Result<Id> {
@@ -293,7 +304,10 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     pub fn accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
             self.require_device()?;
-            let event = self.channel.next_event()?;
+            let event = match self.try_event() {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.channel.next_event()?,
+                event => event?,
+            };
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
             }
@@ -307,7 +321,12 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     pub fn accept_until(&mut self, deadline: Instant) -> Result<Connection<L, X, R>> {
         loop {
             self.require_device()?;
-            let event = self.channel.next_event_until(deadline)?;
+            let event = match self.try_event() {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.channel.next_event_until(deadline)?
+                }
+                event => event?,
+            };
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
             }
@@ -321,11 +340,23 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     pub fn try_accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
             self.require_device()?;
-            let event = self.channel.try_next_event()?;
+            let event = self.try_event()?;
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
             }
         }
+    }
+
+    /// Takes an event that has arrived. If there is none, no peer has confirmed unheard, so peers
+    /// that were silent for long give up their places.
+    pub(crate) fn try_event(&mut self) -> Result<Event> {
+        let now = Instant::now();
+        let event = self.channel.try_next_event();
+        if event.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+            self.heard = now;
+            self.accept_waiting()?;
+        }
+        event
     }
 
     /// Fails if the device was removed.
@@ -362,6 +393,10 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         if let Err(refused) = self.half_open.queue(request.source(), request) {
             refuse(refused);
         }
+        self.accept_waiting()
+    }
+
+    fn accept_waiting(&mut self) -> Result<()> {
         let mut result = Ok(());
         while let Some((source, request)) = self.open_next() {
             result = result.and(self.take(source, request));
@@ -376,7 +411,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
             return Some(next);
         }
         let peers = self.pending.iter().map(|(key, peer)| (*key, peer.source, peer.since));
-        let silent = self.half_open.silent(Instant::now(), peers)?;
+        let silent = self.half_open.silent(self.heard, peers)?;
         tracing::warn!("a silent peer gave up its place");
         // Dropping the id refuses the peer.
         let Pending { source, .. } = self.pending.remove(&silent)?;

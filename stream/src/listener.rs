@@ -49,6 +49,8 @@ struct Peers {
     /// requests that wait until fewer peers are pending. If such a peer gives up, the kernel
     /// reports it only when the peer is accepted.
     half_open: HalfOpen<(ConnectionRequest, Offer)>,
+    /// When the channel was last empty: all that peers had sent before has been handled.
+    heard: Instant,
     /// Whether the listener is closed. Other threads may still handle requests.
     is_closed: bool,
 }
@@ -90,6 +92,7 @@ impl Listener {
             peers: Mutex::new(Peers {
                 pending: HashMap::new(),
                 half_open: HalfOpen::new(config.half_open as usize, config.most_waiting()),
+                heard: Instant::now(),
                 is_closed: false,
             }),
             channel,
@@ -153,10 +156,22 @@ impl Listener {
                 return Err(Errno::EINVAL.into());
             }
             self.take_waiting()?;
-            if let Some(shared) = self.step(self.channel.try_next_event()?)? {
+            if let Some(shared) = self.step(self.try_event()?)? {
                 return Ok(shared);
             }
         }
+    }
+
+    /// Takes an event that has arrived. If there is none, no peer has confirmed unheard, so peers
+    /// that were silent for long give up their places.
+    fn try_event(&self) -> io::Result<Event> {
+        let now = Instant::now();
+        let event = self.channel.try_next_event().map_err(io::Error::from);
+        if event.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            lock(&self.peers).heard = now;
+            self.take_waiting()?;
+        }
+        event
     }
 
     /// An endless iterator over accepted streams.
@@ -277,7 +292,7 @@ impl Peers {
             return Some(next);
         }
         let peers = self.pending.iter().map(|(key, peer)| (*key, peer.source, peer.since));
-        let silent = self.half_open.silent(Instant::now(), peers)?;
+        let silent = self.half_open.silent(self.heard, peers)?;
         tracing::warn!("a silent peer gave up its place");
         // Dropping the id refuses the peer.
         drop(self.end(silent));

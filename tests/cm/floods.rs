@@ -229,3 +229,30 @@ fn a_listener_without_places_is_refused() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(error.to_string().contains("half open"), "{error}");
 }
+
+/// The listener's program was busy for longer than a peer may be silent. All peers have confirmed
+/// meanwhile, after the request of a further address.
+#[test]
+fn a_program_that_was_busy_refuses_no_peer_that_has_confirmed() {
+    let device =
+        || Device::from_soft(SoftDevice::builder("soft0").build().unwrap()).open().unwrap();
+    let [here, one, other, third] = [device(), device(), device(), device()];
+    let builder = Listener::builder().context(&here).half_open(4).backlog(8);
+    let mut listener = builder.bind(address_of(&here)).unwrap();
+    let to = listener.local_address().unwrap();
+    let mut open = [&one, &one, &one, &other].map(|from| {
+        let peer = Peer::asking(from, to);
+        handle_event(&mut listener);
+        peer
+    });
+    assert!(open.iter().all(Peer::was_accepted));
+    let peer = Peer::asking(&third, to);
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    open.iter_mut().for_each(Peer::confirm);
+    std::thread::sleep(std::time::Duration::from_millis(1200));
+    let late = std::time::Duration::from_secs(5);
+    let accept = |_| listener.accept_until(Instant::now() + late).map(drop);
+    let accepted: Vec<_> = (0..4).map(accept).collect();
+    assert!(accepted.iter().all(Result::is_ok), "{accepted:?}");
+    assert!(peer.was_accepted());
+}

@@ -210,3 +210,36 @@ fn a_listener_without_half_open_peers_is_refused() {
     let error = config().half_open(0).bind(address()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
 }
+
+/// The listener's program was busy for longer than a peer may be silent. All peers have confirmed
+/// meanwhile, while a peer of a third address waits.
+#[test]
+fn a_program_that_was_busy_refuses_no_peer_that_has_confirmed() {
+    const LATE: Duration = Duration::from_secs(30);
+    let device =
+        || Device::from_soft(SoftDevice::builder("soft0").build().unwrap()).open().unwrap();
+    let [here, one, other, third] = [device(), device(), device(), device()];
+    let listener = Config::new().context(&here).half_open(4).bind(address_of(&here)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let to = listener.local_addr().unwrap();
+    let ask = |from: &Context| {
+        let peer = HalfOpen::of(from, to);
+        let mut files = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut files, 60_000_u16), Ok(1));
+        assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+        peer
+    };
+    let mut open = [&one, &one, &one, &other].map(ask);
+    let was_answered =
+        |peer: &HalfOpen| matches!(peer.answer(LATE), Some(EventKind::ConnectResponse(_)));
+    assert!(open.iter().all(was_answered));
+    let waiting = ask(&third);
+    open.iter_mut().for_each(HalfOpen::confirm);
+    thread::sleep(Duration::from_millis(1200));
+    let accepted: Vec<_> = (0..4).map(|_| listener.accept()).collect();
+    let is_refused: Vec<bool> = accepted.iter().map(Result::is_err).collect();
+    let is_answered = was_answered(&waiting);
+    drop(open);
+    drop(accepted);
+    assert_eq!((is_refused, is_answered), (vec![false; 4], true));
+}
