@@ -222,8 +222,10 @@ pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &mut Command<'_>) ->
 }
 
 /// Whether a command has its memory in a umem. UCX creates receive memory pools from a user context
-/// without the bit that says so (`uct_rc_mlx5_devx_init_rx_common` in rc_mlx5_devx.c): such a
-/// context has no other memory.
+/// without the bit that says so (`uct_rc_mlx5_devx_init_rx_common` in rc_mlx5_devx.c). The kernel
+/// creates queues for user contexts, too, with lists of pages and no umem's number. How an adapter
+/// tells the two is unconfirmed.
 fn is_in_umem(command: &Command<'_>, place: &Place) -> bool {
-    command.is_set(place.valid) || command.user_context() != 0
+    let is_named = command.user_context() != 0 && command.get32(place.id) != 0;
+    command.is_set(place.valid) || is_named
 }
