@@ -78,10 +78,11 @@ fn check_addresses(list: Option<&OsStr>, devices: u32) -> Outcome {
     for index in 0..devices {
         let address = HostAddress::of_list(list, index).map_err(Failure::usage)?;
         // The software devices' own network needs no interface.
-        if address.station().is_none() {
-            if let Err(error) = Interface::find(&address) {
-                remark(format_args!("uverbs run: no software device here: {error}"));
-            }
+        if address.station().is_some() {
+            continue;
+        }
+        if let Err(error) = Interface::find(&address) {
+            remark(format_args!("uverbs run: no software device here: {error}"));
         }
     }
     Ok(())
