@@ -16,7 +16,7 @@ impl CompletionQueue {
     ///
     /// Does nothing during a resize.
     pub fn remove_closed(&mut self) {
-        if !self.pending.is_empty() || self.kept > 0 {
+        if !self.can_remove() {
             return;
         }
         // Read before the ring, because CQEs of queues that are closed later stay in it.
@@ -25,6 +25,11 @@ impl CompletionQueue {
         // Holds the lock: another thread that looks for a queue's CQEs would miss those that move.
         monitor.set_place(self.queues.table().is_inherited(), |_| self.move_up());
         self.report_drained(requested);
+    }
+
+    /// Whether CQEs may be removed: no resize may still happen, and what was refused is reported.
+    pub(super) fn can_remove(&self) -> bool {
+        self.pending.is_empty() && self.kept == 0
     }
 
     /// Moves the other CQEs to the end, and the consumer index to the first of them.

@@ -157,9 +157,7 @@ impl FrameQueue {
         let places = receives.places();
         let depth = places.mask + 1;
         let fits = cq.entries() > depth && cq.stride == CQE_SIZE;
-        // Completions of earlier queues cannot be removed while a resize may still happen.
-        let is_settled = cq.kept == 0 && cq.pending.is_empty();
-        if receives.outstanding() != depth || !fits || !is_settled {
+        if receives.outstanding() != depth || !fits || !cq.can_remove() {
             return Err(QueueError::BadLimits);
         }
         cq.remove_closed();

@@ -144,9 +144,7 @@ impl StrideQueue {
         let strides = u64::from(receives.depth()) << shape.log_strides.min(32);
         let fits = shape.log_bytes <= 13 && shape.log_strides <= 16;
         let holds = u64::from(cq.entries()) > strides && cq.stride == CQE_SIZE;
-        // Completions of earlier queues cannot be removed while a resize may still happen.
-        let is_settled = cq.kept == 0 && cq.pending.is_empty();
-        if !fits || !holds || !is_settled {
+        if !fits || !holds || !cq.can_remove() {
             return Err(QueueError::BadLimits);
         }
         cq.remove_closed();
