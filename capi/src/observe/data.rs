@@ -83,23 +83,17 @@ pub(super) fn leave(qp: *mut ibv_qp) {
     }
 }
 
-/// Reports a memory region that is deregistered while a request uses it, and forgets the requests
-/// of a queue that is destroyed.
+/// Reports a memory region that is deregistered while a request uses it.
 pub(super) fn going(verb: &str, seen: Seen) {
-    let mut queues = QUEUES.lock();
-    match seen.kind {
-        Kind::Qp | Kind::Srq | Kind::Wq => {
-            queues.remove(&seen.address);
-        }
-        Kind::Mr => {
-            let mr = std::ptr::with_exposed_provenance::<ibv_mr>(seen.address);
-            // SAFETY: a memory region that is alive.
-            let (context, lkey) = unsafe { ((*mr).context.addr(), (*mr).lkey) };
-            for (address, queue) in queues.iter().filter(|(_, queue)| queue.context == context) {
-                complain_of_flight(verb, *address, queue, lkey);
-            }
-        }
-        _ => {}
+    if seen.kind != Kind::Mr {
+        return;
+    }
+    let mr = std::ptr::with_exposed_provenance::<ibv_mr>(seen.address);
+    // SAFETY: a memory region that is alive.
+    let (context, lkey) = unsafe { ((*mr).context.addr(), (*mr).lkey) };
+    let queues = QUEUES.lock();
+    for (address, queue) in queues.iter().filter(|(_, queue)| queue.context == context) {
+        complain_of_flight(verb, *address, queue, lkey);
     }
 }
 
@@ -130,7 +124,7 @@ fn complain_of_flight(verb: &str, address: usize, queue: &Queue, lkey: u32) {
     );
 }
 
-/// Forgets what was posted to a queue that is destroyed: also while its destruction waited.
+/// Forgets what was posted to a queue that was destroyed: also while its destruction waited.
 pub(super) fn forget(seen: Seen) {
     if matches!(seen.kind, Kind::Qp | Kind::Srq | Kind::Wq) {
         QUEUES.lock().remove(&seen.address);
@@ -227,8 +221,8 @@ unsafe extern "C" fn post_send(
     if errno != 0 {
         if wanted.check {
             // SAFETY: the caller's list.
-            let good = unsafe { list(first, |wr| (*wr).next) }.position(|wr| wr == refused_at);
-            take_back(qp.addr(), true, count - good.unwrap_or(count));
+            let left = unsafe { not_before(refused_at, first, |wr| (*wr).next, count) };
+            take_back(qp.addr(), true, left);
         }
         if !bad.is_null() {
             // SAFETY: the caller's place.
@@ -250,6 +244,21 @@ const LONGEST: usize = 1 << 16;
 unsafe fn list<W>(first: *mut W, next: impl Fn(*mut W) -> *mut W) -> impl Iterator<Item = *mut W> {
     let not_null = |wr: *mut W| (!wr.is_null()).then_some(wr);
     std::iter::successors(not_null(first), move |wr| not_null(next(*wr))).take(LONGEST)
+}
+
+/// How many of the `count` requests of a list are not before the one that was refused.
+///
+/// # Safety
+/// As for [`list`].
+unsafe fn not_before<W>(
+    refused: *mut W,
+    first: *mut W,
+    next: impl Fn(*mut W) -> *mut W,
+    count: usize,
+) -> usize {
+    // SAFETY: the caller's promise.
+    let good = unsafe { list(first, next) }.position(|wr| wr == refused);
+    count - good.unwrap_or(count)
 }
 
 pub(super) fn trace(verb: &str, what: &str) {
@@ -296,8 +305,8 @@ unsafe fn receives(
         trace(verb, &format!("{:#x}, refused from {refused_at:p} on -> {errno}", target.address));
         if check {
             // SAFETY: the caller's list.
-            let good = unsafe { list(first, |wr| (*wr).next) }.position(|wr| wr == refused_at);
-            take_back(target.address, false, count - good.unwrap_or(count));
+            let left = unsafe { not_before(refused_at, first, |wr| (*wr).next, count) };
+            take_back(target.address, false, left);
         }
         if !bad.is_null() {
             // SAFETY: the caller's place.
