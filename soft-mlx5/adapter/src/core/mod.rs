@@ -70,6 +70,7 @@ pub use qp::{
     AddressPath, MigrationState, QpAttributes, QpInfo, QpParams, QpState, QpType, ReceiveRing,
     ReceiveSource, RemoteRights, ScatterToCqe, SendRing, Steered, Striding,
 };
+pub(crate) use rss::place;
 pub use rss::{RSS_KEY, RssHash, Spread};
 pub use srq::{SrqInfo, SrqParams, XrcSrqParams};
 

@@ -99,10 +99,19 @@ impl Spread {
     /// The queue for a frame, and its hash. Frames that are not hashed go to the first queue of the
     /// table.
     pub fn choose(&self, frame: &[u8]) -> Option<(Qpn, Option<(u32, u8)>)> {
-        let hash = self.hash.as_ref().and_then(|hash| hash.of(frame));
-        let place = hash.map_or(0, |(hash, _)| hash as usize) % self.table.len().max(1);
+        let (place, hash) = place(self.hash.as_ref(), frame, self.table.len());
         self.table.get(place).map(|qpn| (*qpn, hash))
     }
+}
+
+/// A frame's place in a table of so many queues, and its hash.
+pub(crate) fn place(
+    hash: Option<&RssHash>,
+    frame: &[u8],
+    queues: usize,
+) -> (usize, Option<(u32, u8)>) {
+    let hash = hash.and_then(|hash| hash.of(frame));
+    (hash.map_or(0, |(hash, _)| hash as usize) % queues.max(1), hash)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::Objects;
 use super::record::LIST;
 use super::refusal::Refusal;
-use crate::core::{Qpn, RSS_KEY, RssHash, Spread};
+use crate::core::{Qpn, RSS_KEY, RssHash, Spread, place};
 use crate::firmware::bits::{Field, field};
 use crate::firmware::layout::ethernet::{rqtc, tirc};
 
@@ -12,41 +12,56 @@ const INDIRECT: u64 = 1;
 /// Hash functions, `MLX5_RX_HASH_FN_*`.
 const TOEPLITZ: u64 = 2;
 
+/// The contexts of a TIR and of its list of receive queues; without a list it has one queue.
+struct Receivers<'a> {
+    tir: &'a [u8],
+    list: Option<&'a [u8]>,
+}
+
+impl Receivers<'_> {
+    fn count(&self) -> usize {
+        self.list.map_or(1, |list| rqtc::RQT_ACTUAL_SIZE.get32(list).max(1) as usize)
+    }
+
+    fn queue(&self, place: usize) -> Qpn {
+        Qpn(match self.list {
+            Some(list) => field(LIST + 8, 24).element(place, 32).get32(list),
+            None => tirc::INLINE_RQN.get32(self.tir),
+        })
+    }
+
+    fn hash(&self) -> Option<RssHash> {
+        self.list.and_then(|_| hash(self.tir))
+    }
+}
+
 impl Objects {
+    fn receivers(&self, tir: u32) -> Result<Receivers<'_>, Refusal> {
+        let tir = &**self.tir.get("TIR", tir)?;
+        let list = match tirc::DISP_TYPE.get(tir) {
+            INDIRECT => Some(&**self.rqt.get("RQT", tirc::INDIRECT_TABLE.get32(tir))?),
+            _ => None,
+        };
+        Ok(Receivers { tir, list })
+    }
+
     /// The receive queues of a TIR, and the hash that chooses one of them.
     ///
     /// # Errors
     /// A refusal if there is no such TIR, or not its table of receive queues.
     pub fn spread(&self, tir: u32) -> Result<Spread, Refusal> {
-        let tir = self.tir.get("TIR", tir)?;
-        if tirc::DISP_TYPE.get(tir) != INDIRECT {
-            let table = [Qpn(tirc::INLINE_RQN.get32(tir))].into();
-            return Ok(Spread { table, hash: None });
-        }
-        let list = self.rqt.get("RQT", tirc::INDIRECT_TABLE.get32(tir))?;
-        let table = (0..size(list)).map(|index| entry(list, index)).collect();
-        Ok(Spread { table, hash: hash(tir) })
+        let receivers = self.receivers(tir)?;
+        let table = (0..receivers.count()).map(|place| receivers.queue(place)).collect();
+        Ok(Spread { table, hash: receivers.hash() })
     }
 
-    /// The receive queue of a TIR for a frame, and the frame's hash.
+    /// The receive queue of a TIR for a frame, and the frame's hash: as the TIR's
+    /// [`Objects::spread`] chooses, without its table.
     pub fn choose(&self, tir: u32, frame: &[u8]) -> Option<(Qpn, Option<(u32, u8)>)> {
-        let tir = self.tir.get("TIR", tir).ok()?;
-        if tirc::DISP_TYPE.get(tir) != INDIRECT {
-            return Some((Qpn(tirc::INLINE_RQN.get32(tir)), None));
-        }
-        let list = self.rqt.get("RQT", tirc::INDIRECT_TABLE.get32(tir)).ok()?;
-        let hash = hash(tir).and_then(|hash| hash.of(frame));
-        Some((entry(list, hash.map_or(0, |(hash, _)| hash) % size(list)), hash))
+        let receivers = self.receivers(tir).ok()?;
+        let (place, hash) = place(receivers.hash().as_ref(), frame, receivers.count());
+        Some((receivers.queue(place), hash))
     }
-}
-
-/// How many queues a list has.
-fn size(list: &[u8]) -> u32 {
-    rqtc::RQT_ACTUAL_SIZE.get32(list).max(1)
-}
-
-fn entry(list: &[u8], index: u32) -> Qpn {
-    Qpn(field(LIST + 8, 24).element(index as usize, 32).get32(list))
 }
 
 /// The hash of a TIR; `None` if it does not hash.
