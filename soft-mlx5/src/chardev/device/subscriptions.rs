@@ -74,16 +74,18 @@ impl Subscriptions {
 }
 
 impl Subscription {
-    /// Whether the program still has the file open.
     fn is_heard(&self) -> bool {
-        self.file.upgrade().is_some_and(|file| !file.abandoned())
+        self.open_file().is_some()
+    }
+
+    /// The file, if the program still has it open.
+    fn open_file(&self) -> Option<Arc<EventQueue>> {
+        self.file.upgrade().filter(|file| !file.abandoned())
     }
 
     /// True if the file's pipe is full now, and was not before.
     fn tell(&self, report: &Report) -> bool {
-        let Some(file) = self.file.upgrade().filter(|file| !file.abandoned()) else {
-            return false;
-        };
+        let Some(file) = self.open_file() else { return false };
         match &self.way {
             Way::Entry(cookie) => {
                 let entry = report.of_queue(self.queue_type).entry();
