@@ -69,7 +69,10 @@ impl Network {
     pub fn join_any(link: Link, waker: Option<Arc<Waker>>, carrier: Carrier) -> io::Result<Self> {
         let udp = match UdpWire::bind_any(link) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && carrier != Carrier::Udp => {
-                tracing::warn!(%error, "all stations are taken; this device takes one that only its user can reach");
+                tracing::warn!(
+                    %error,
+                    "all stations are taken; this device takes one that only its user can reach"
+                );
                 UdpWire::bind_privately(link)?
             }
             result => result?,
@@ -221,10 +224,8 @@ impl Network {
     fn drop_forged(&self, first: usize, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         let is_forged = |route: &Addressing| {
             let source = if route.is_multicast() { None } else { Station::source(route) };
-            source.is_some_and(|station| {
-                let rings = self.rings.as_ref();
-                self.port.reaches(station) || rings.is_some_and(|r| r.has_ring_from(station))
-            })
+            let has_ring = |station| self.rings.as_ref().is_some_and(|r| r.has_ring_from(station));
+            source.is_some_and(|station| self.port.reaches(station) || has_ring(station))
         };
         let mut at = first;
         while at < packets.len() {
