@@ -317,9 +317,9 @@ impl<L: Layer, X, R: Register> AsyncListener<L, X, R> {
     pub async fn accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
             self.listener.require_device()?;
-            let event = match self.listener.try_event() {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.channel.event().await?,
-                event => event?,
+            let event = match self.listener.arrived()? {
+                Some(event) => event,
+                None => self.channel.event().await?,
             };
             if let Some(connection) = self.listener.step(event)? {
                 return Ok(connection);

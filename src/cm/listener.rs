@@ -304,10 +304,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     pub fn accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
             self.require_device()?;
-            let event = match self.try_event() {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.channel.next_event()?,
-                event => event?,
-            };
+            let event = self.event_or(Channel::next_event)?;
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
             }
@@ -321,12 +318,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     pub fn accept_until(&mut self, deadline: Instant) -> Result<Connection<L, X, R>> {
         loop {
             self.require_device()?;
-            let event = match self.try_event() {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.channel.next_event_until(deadline)?
-                }
-                event => event?,
-            };
+            let event = self.event_or(|channel| channel.next_event_until(deadline))?;
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
             }
@@ -340,23 +332,32 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     pub fn try_accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
             self.require_device()?;
-            let event = self.try_event()?;
+            let event = self.event_or(Channel::try_next_event)?;
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
             }
         }
     }
 
+    /// An event that has arrived, or else the one that `wait` returns.
+    fn event_or(&mut self, wait: impl FnOnce(&Channel) -> Result<Event>) -> Result<Event> {
+        match self.arrived()? {
+            Some(event) => Ok(event),
+            None => wait(&self.channel),
+        }
+    }
+
     /// Takes an event that has arrived. If there is none, no peer has confirmed unheard, so peers
     /// that were silent for long give up their places.
-    pub(crate) fn try_event(&mut self) -> Result<Event> {
+    pub(crate) fn arrived(&mut self) -> Result<Option<Event>> {
         let now = Instant::now();
-        let event = self.channel.try_next_event();
-        if event.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
-            self.heard = now;
-            self.accept_waiting()?;
+        match self.channel.try_next_event() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                self.heard = now;
+                self.accept_waiting().map(|()| None)
+            }
+            event => event.map(Some),
         }
-        event
     }
 
     /// Fails if the device was removed.
