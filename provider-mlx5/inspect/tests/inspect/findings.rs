@@ -259,7 +259,7 @@ fn tag_lists() {
     assert_eq!(empty.findings(Service::Rc), vec![]);
     one(&with(append).sealed(), Suspicious, 7, "terminator for an empty one");
     one(&with(append).with(buffer).with(buffer).sealed(), Illegal, 7, "2 buffers");
-    one(&with(T { operation: 0x30, ..append }).sealed(), Illegal, 16, "0x30 is not a change");
+    one(&with(T { operation: 0x30, ..append }).sealed(), Illegal, 16, "0x30 is not an operation");
     one(&Wqe::new(Opcode::TAG_MATCHING, 0, 1).sealed(), Illegal, 16, "without a tag matching");
     one(&whole.clone().immediate(1), Suspicious, 12, "does not use the immediate");
     let changed = |tag: T| with(tag).with(buffer).sealed();
