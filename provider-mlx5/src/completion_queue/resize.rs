@@ -122,6 +122,10 @@ impl CompletionQueue {
         if next < self.pending.len() {
             let left = core::mem::replace(&mut self.ring, self.pending.remove(next).ring);
             self.monitor.change_capacity(left.entries(), self.ring.entries());
+            // Other threads search a single ring from the published index on, and in this one no
+            // CQE comes before it. Entries that a batch has lent are in the ring that the device
+            // has left.
+            self.publish();
             self.show_rings();
         }
         // Entries of the new ring that the device has not written yet may have either owner bit

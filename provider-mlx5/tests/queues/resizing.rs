@@ -2,6 +2,8 @@
 
 use uverbs_mlx5::completion_queue::{CompletionQueue, PollError};
 use uverbs_mlx5::format::{CqeOpcode, MiniCqe, MiniCqeFormat};
+use uverbs_mlx5::request::PostFlags;
+use uverbs_mlx5::send_queue::Nop;
 
 use crate::device::{Cq, Cqe, Memory, Rq, busy_send_queue, recv_queue};
 
@@ -196,6 +198,34 @@ fn a_reset_drops_completions_in_the_ring_of_a_failed_resize() {
     cq.produce(Cqe::recv(&next, 0));
     assert_eq!(polled(&mut cq.queue), Ok(2), "of after the reset");
     assert_eq!((cq.queue.dropped(), cq.queue.refused()), (1, 0));
+}
+
+/// A batch reaches the new ring. It gives the entries back when it ends.
+#[test]
+fn a_reset_during_a_batch_over_two_rings_drops_completions_in_the_new_ring() {
+    for entries in [4, 16] {
+        let mut cq = Cq::new(8, 64);
+        let other = busy_send_queue(&cq, 8, 2);
+        let mut sq = busy_send_queue(&cq, 8, 1);
+        let ring = prepared(&mut cq, entries);
+        cq.produce(Cqe::send(&other.handle, 0));
+        move_to(&mut cq, ring, entries, &sq);
+        cq.produce(Cqe::send(&other.handle, 1));
+        cq.produce(Cqe::send(&sq.handle, 0));
+        let mut batch = cq.queue.batch();
+        assert_eq!([0; 2].map(|_| batch.next().map(|done| done.wr_id())), [Ok(0), Ok(1)]);
+        sq.handle = sq.handle.renew();
+        sq.queue.reset(sq.handle.clone());
+        drop(batch);
+        assert!(cq.queue.resize_is_finished());
+        sq.handle.set_state(uverbs_mlx5::queue_state::QpState::Rts);
+        // SAFETY: there is no data.
+        unsafe { sq.queue.post(77, Nop, (), PostFlags::SIGNALED) }.expect("space");
+        assert_eq!(polled(&mut cq.queue), Err(PollError::Empty), "of before the reset");
+        cq.produce(Cqe::send(&sq.handle, 0));
+        assert_eq!(polled(&mut cq.queue), Ok(77));
+        assert_eq!((cq.queue.dropped(), cq.queue.refused()), (1, 0));
+    }
 }
 
 /// The eighth completion of a compressed session has 0x50 bytes, and that number is the last byte
