@@ -41,11 +41,16 @@ pub(super) struct EncodedIds {
 }
 
 impl EncodedIds {
-    /// For the next queue of the block.
+    /// For the next queue of the block, whose counters start at 0 again.
     pub(super) fn forget(&self) {
         self.is_used.store(false, Ordering::Relaxed);
+        let entries = self.entries.get().into_iter().flatten();
+        entries.for_each(|[_, start]| start.store(NO_COUNTER, Ordering::Relaxed));
     }
 }
+
+/// The counter in an [`EncodedIds`] entry that has no request.
+const NO_COUNTER: u64 = u64::MAX;
 
 /// Most blocks that a WQE has after its first one.
 const MAX_INNER_BLOCKS: u32 = 15;
@@ -73,7 +78,7 @@ impl QueueState {
 
     /// From now on completions tell requests that the caller has encoded from others.
     pub(crate) fn tell_encoded(&self) {
-        let entry = |_| [AtomicU64::new(0), AtomicU64::new(u64::MAX)];
+        let entry = |_| [AtomicU64::new(0), AtomicU64::new(NO_COUNTER)];
         self.fixed.encoded.entries.get_or_init(|| (0..self.sends.len()).map(entry).collect());
         self.fixed.encoded.is_used.store(true, Ordering::Relaxed);
     }

@@ -191,17 +191,22 @@ fn a_completion_of_an_unpublished_request_frees_no_space() {
 
 type Poll = fn(&mut CompletionQueue) -> Result<u64, PollError>;
 
+/// Fails like [`CompletionQueue::poll`] if there was no completion.
+fn one(count: Result<usize, PollError>) -> Result<(), PollError> {
+    if count? == 1 { Ok(()) } else { Err(PollError::Empty) }
+}
+
 /// Each way to poll one completion.
 const WAYS: [Poll; 4] = [
     |queue| queue.poll().map(|done| done.wr_id()),
     |queue| queue.batch().next().map(|done| done.wr_id()),
     |queue| {
         let mut id = 0;
-        queue.poll_up_to(1, |done| id = done.wr_id()).map(|_| id)
+        one(queue.poll_up_to(1, |done| id = done.wr_id())).map(|()| id)
     },
     |queue| {
-        let mut one = [WorkCompletion::default()];
-        queue.poll_into(&mut one).map(|_| one[0].wr_id)
+        let mut out = [WorkCompletion::default()];
+        one(queue.poll_into(&mut out)).map(|()| out[0].wr_id)
     },
 ];
 
@@ -477,6 +482,48 @@ fn completions_report_which_requests_the_program_encoded() {
     }
     post_encoded(&mut sq, 9);
     assert_eq!(next(&mut cq, &sq, 8), Ok((9, BY_PROGRAM)));
+}
+
+/// Also if a request with the same counter was encoded by the program before the reset, or in an
+/// earlier queue that had the same tables.
+#[test]
+fn a_reset_forgets_which_requests_the_program_encoded() {
+    for closes in [false, true] {
+        let mut cq = Cq::new(16, 64);
+        let mut sq = send_queue_with::<Rc>(&cq, 4, 256, false);
+        sq.queue.tell_encoded();
+        for round in 0..3 {
+            post_encoded(&mut sq, 5);
+            cq.produce(Cqe::send(&sq.handle, 0));
+            assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Ok(5), "round {round}");
+            assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+            if closes {
+                sq.handle.close();
+                assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+                drop(sq);
+                sq = send_queue_with::<Rc>(&cq, 4, 256, false);
+                sq.queue.tell_encoded();
+            } else {
+                sq.handle = sq.handle.renew();
+                sq.queue.reset(sq.handle.clone());
+                sq.handle.set_state(QpState::Rts);
+            }
+            // SAFETY: a NOP names no memory.
+            unsafe { sq.queue.post(MARK, Nop, (), PostFlags::SIGNALED).expect("space") };
+            let mut ids = Vec::new();
+            sq.queue.for_each_outstanding(|id| ids.push(id));
+            assert_eq!(ids, [MARK], "round {round}");
+            cq.produce(Cqe::send(&sq.handle, 0));
+            let done = cq.queue.poll().map(|done| (done.wr_id(), done.opcode()));
+            assert!(
+                matches!(done, Ok((MARK, opcode)) if opcode != CompletionOpcode::Other(ENCODED))
+            );
+            assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+            sq.handle = sq.handle.renew();
+            sq.queue.reset(sq.handle.clone());
+            sq.handle.set_state(QpState::Rts);
+        }
+    }
 }
 
 /// Marks that a batch wrote before it was aborted or forgotten must not be used for later requests.
