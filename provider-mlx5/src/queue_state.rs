@@ -112,7 +112,9 @@ struct Fixed {
     /// The ids of send requests, followed by the [`QueueState::send_end`] entry of each block.
     send_entries: Box<[AtomicU64]>,
     _recv_entries: Arc<[AtomicU64]>,
-    /// [`Kind`] of each UMR request, at the index of its first block.
+    /// [`Kind`] of each UMR request, at the index of its first block in a ring of twice the size: a
+    /// completion that is lent is read after its blocks were filled again. Only once the one in
+    /// the next lap has been polled, too, a third request can have the place.
     send_kinds: Box<[AtomicU8]>,
     /// Ids of requests that the caller has encoded, if completions tell them from others.
     encoded: EncodedIds,
@@ -180,7 +182,7 @@ impl QueueState {
                 recv_ring: CachePadded::new(ShownRing::new()),
                 send_entries,
                 _recv_entries: recv_entries,
-                send_kinds: entries(shape.send_wqebbs).map(|_| AtomicU8::new(0)).collect(),
+                send_kinds: entries(2 * shape.send_wqebbs).map(|_| AtomicU8::new(0)).collect(),
                 encoded: EncodedIds::default(),
             }),
         })

@@ -279,7 +279,7 @@ impl<'c> Completion<'c> {
 
     /// Which UMR request it was.
     fn kind(&self) -> Kind {
-        self.state().send_kind(u32::from(self.wqe_index()))
+        self.state().send_kind(self.wqe_index())
     }
 
     /// The id of the request.

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use super::{NO_START, QueueState};
-use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 /// Why a UMR or NOP was posted, which the requester's CQE does not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,14 +66,19 @@ impl QueueState {
     }
 
     pub(crate) fn set_send_kind(&self, index: u32, kind: u8) {
-        if let Some(entry) = self.fixed.send_kinds.get((index & (self.sends.len() - 1)) as usize) {
-            entry.store(kind, Ordering::Relaxed);
-        }
+        self.kind_entry(index).inspect(|entry| entry.store(kind, Ordering::Relaxed));
     }
 
-    pub(crate) fn send_kind(&self, index: u32) -> Kind {
-        let entry = self.fixed.send_kinds.get((index & (self.sends.len() - 1)) as usize);
+    /// The kind of the request whose 16-bit index this is, if it has completed no longer ago than
+    /// the last poll of its CQ.
+    pub(crate) fn send_kind(&self, index: u16) -> Kind {
+        let entry = self.kind_entry(u32::from(index));
         Kind::from_bits(entry.map_or(0, |entry| entry.load(Ordering::Relaxed)))
+    }
+
+    fn kind_entry(&self, index: u32) -> Option<&AtomicU8> {
+        let kinds = &self.fixed.send_kinds;
+        kinds.get(index as usize & kinds.len().wrapping_sub(1))
     }
 
     /// From now on completions tell requests that the caller has encoded from others.

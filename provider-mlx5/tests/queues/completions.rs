@@ -234,6 +234,29 @@ fn changes_of_keys_are_told_apart() {
     }
 }
 
+/// A completion is lent until the next poll, and its blocks are free meanwhile.
+#[test]
+fn a_lent_completion_is_of_its_kind_when_its_blocks_are_filled_again() {
+    let unbind = UnbindWindow { window: 1, window_type: WindowType::Type1, new_rkey: 2 };
+    // Also where the next lap has another 16 bits' counters.
+    for start in [0, 4, 0xfffc] {
+        let mut cq = Cq::new(8, 64);
+        let mut sq = send_queue::<Rc>(&cq, 4);
+        // SAFETY: nothing was posted, and there is no data.
+        unsafe {
+            sq.queue.continue_at(start, false);
+            sq.queue.post(1, LocalInvalidate(5), (), NONE).expect("space");
+            sq.queue.post(2, unbind, (), NONE).expect("space");
+        }
+        cq.produce(Cqe { wqe_opcode: Opcode::UMR.0, ..Cqe::send(&sq.handle, start) });
+        let lent = cq.queue.poll().expect("a completion");
+        // SAFETY: there is no data.
+        unsafe { sq.queue.post(3, unbind, (), NONE) }.expect("the space of the first one");
+        assert_eq!(lent.opcode(), CompletionOpcode::LocalInvalidate, "{start:#x}");
+        assert_eq!(lent.to_work_completion().opcode(), CompletionOpcode::LocalInvalidate);
+    }
+}
+
 #[test]
 fn errors_carry_their_syndromes_and_move_the_state() {
     let mut cq = Cq::new(8, 64);
