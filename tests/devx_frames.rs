@@ -19,6 +19,7 @@ use uverbs::MemoryRegion;
 use uverbs::devx::{CommandChannel, Devx, DevxObject, DevxUar, UarKind};
 use uverbs::flow::{Flow, MatcherOptions};
 use uverbs_soft_adapter::firmware::bits::{Field, field};
+use uverbs_soft_adapter::firmware::layout::capability::general;
 use uverbs_soft_adapter::firmware::layout::command::object;
 use uverbs_soft_adapter::firmware::layout::context::{tisc, wq};
 use uverbs_soft_adapter::firmware::layout::ethernet::{
@@ -42,6 +43,10 @@ const SPACE: usize = 256;
 /// Completions, as CQEs have their opcodes.
 const SENT: u8 = 0;
 const RECEIVED: u8 = 2;
+
+/// Statuses of refused commands, `MLX5_CMD_STAT_*`.
+const BAD_PARAMETER: u8 = 0x3;
+const BAD_INPUT_LENGTH: u8 = 0x50;
 
 /// Headers that a send has inside its WQE.
 const INLINE: usize = 18;
@@ -391,5 +396,47 @@ fn a_hash_spreads_frames_over_queues_made_by_commands() {
     tir.destroy().unwrap();
     table.destroy().unwrap();
     queues.into_iter().for_each(Rq::close);
+    bench.close();
+}
+
+/// A table of receive queues, with a list of `queues` numbers.
+fn table(max: u64, actual: u64, queues: usize) -> Input {
+    Input::new(0x916, LIST / 8 + queues * 4)
+        .set(rqtc::RQT_MAX_SIZE.at(CONTEXT), max)
+        .set(rqtc::RQT_ACTUAL_SIZE.at(CONTEXT), actual)
+}
+
+#[test]
+fn tables_have_at_most_the_advertised_size() {
+    // In the guests a refused command counts as a mistake of the device or of the driver.
+    let Some(bench) = common::is_soft().then(Bench::new).flatten() else { return };
+    let mut answer = [0; 16 + 4096];
+    bench.devx.command(&Input::new(0x100, 16).0, &mut answer).unwrap();
+    let log_most = general::LOG_MAX_RQT_SIZE.at(0x80).get(&answer);
+    assert_eq!(log_most, 11);
+    let most = 1u64 << log_most;
+    let refused = |input: Input| {
+        let mut answer = [0; 16];
+        let error = bench.devx.create(&input.0, &mut answer).unwrap_err();
+        assert_eq!(error.errno(), libc::EREMOTEIO, "{error}");
+        answer[0]
+    };
+    assert_eq!(refused(table(2 * most, 1, 1)), BAD_PARAMETER);
+    assert_eq!(refused(table(4, 5, 5)), BAD_PARAMETER);
+    assert_eq!(refused(table(4, 4, 3)), BAD_INPUT_LENGTH);
+    let (largest, _) = create(&bench.devx, &table(most, most, most as usize));
+    largest.destroy().unwrap();
+
+    let (object, number) = create(&bench.devx, &table(4, 1, 1));
+    let change = |actual: u64, queues: usize| {
+        let input = table(0, actual, queues).set(field(0, 16), 0x917u64);
+        let input = input.set(field(0x48, 24), number).set(field(0x80, 64), 1u64);
+        let mut answer = [0; 16];
+        object.modify(&input.0, &mut answer).map_err(|_| answer[0])
+    };
+    assert_eq!(change(5, 5), Err(BAD_PARAMETER));
+    assert_eq!(change(4, 3), Err(BAD_INPUT_LENGTH));
+    change(4, 4).unwrap();
+    object.destroy().unwrap();
     bench.close();
 }

@@ -2,7 +2,9 @@
 
 use super::SETS;
 use super::bits::Field;
+use super::flow_counter::{LOG_BULK, LOG_COUNTERS};
 use super::layout::capability::{atomic, general};
+use super::record::LOG_LIST;
 use crate::core::MAX_COMPRESSED;
 
 /// Bytes of a block of capabilities.
@@ -22,6 +24,10 @@ pub const ROCE: u64 = 4;
 pub const FLOW_TABLE: u64 = 7;
 /// Quality of service.
 pub const QOS: u64 = 0xc;
+
+/// Port types, `MLX5_CAP_PORT_TYPE_*`.
+pub const PORT_INFINIBAND: u64 = 0;
+const PORT_ETHERNET: u64 = 1;
 
 const SUPPORTED: u64 = 1;
 
@@ -99,6 +105,28 @@ pub const COMMON_VALUES: &[(Field, u64)] = &[
     (general::MINI_CQE_RESP_STRIDE_INDEX, SUPPORTED),
     (general::DEVICE_FREQUENCY_MHZ, FREQUENCY_KHZ / 1000),
     (general::DEVICE_FREQUENCY_KHZ, FREQUENCY_KHZ),
+];
+
+/// The fields that both front ends have for an Ethernet port.
+pub const ETHERNET_VALUES: &[(Field, u64)] = &[
+    (general::PORT_TYPE, PORT_ETHERNET),
+    (general::ROCE, SUPPORTED),
+    (general::ETH_NET_OFFLOADS, SUPPORTED),
+    (general::MAX_FLOW_COUNTER_15_0, (1 << LOG_COUNTERS) - 1),
+    (general::LOG_MAX_FLOW_COUNTER_BULK, LOG_BULK as u64),
+    (general::LOG_MAX_RQ, 16),
+    (general::LOG_MAX_TIR, 16),
+    (general::LOG_MAX_TIS, 16),
+    (general::LOG_MAX_RQT, 16),
+    (general::LOG_MAX_RQT_SIZE, LOG_LIST as u64),
+    (general::LOG_MAX_TIS_PER_SQ, 3),
+    (general::LOG_MAX_STRIDE_SZ_RQ, 11),
+    (general::LOG_MIN_STRIDE_SZ_RQ, 4),
+    (general::LOG_MAX_STRIDE_SZ_SQ, 6),
+    (general::LOG_MIN_STRIDE_SZ_SQ, 6),
+    (general::LOG_MAX_WQ_SZ, 15),
+    (general::STRIDING_RQ, SUPPORTED),
+    (general::EXT_STRIDE_NUM_RANGE, SUPPORTED),
 ];
 
 /// Compare and swap, fetch and add; 8 bytes; results in the host's byte order if the driver asks

@@ -8,10 +8,14 @@ use super::Firmware;
 use super::command::Command;
 use super::refusal::{Done, Refusal};
 use crate::firmware::bits::{Field, field};
+use crate::firmware::layout::ethernet::rqtc;
 
 /// A part of a context that MODIFY may change: its bit in the mask, its first bit, and its number
 /// of bits.
 type Change = (u64, usize, usize);
+
+/// log2 of the most receive queues that a table lists.
+pub(super) const LOG_LIST: u32 = 11;
 
 /// Where a receive queue table's context has its list, in bits.
 pub(super) const LIST: usize = 0x780;
@@ -26,6 +30,10 @@ pub(super) trait Kind {
     const QUERY: usize;
     /// What MODIFY may change.
     const CHANGES: &'static [Change];
+    /// Refuses a context that cannot be.
+    fn check(_context: &[u8]) -> Done {
+        Ok(())
+    }
     /// The firmware's objects of this kind.
     fn records<'a>(firmware: &'a mut Firmware<'_>) -> &'a mut Records;
 }
@@ -72,7 +80,9 @@ fn context<K: Kind>(command: &Command<'_>) -> Vec<u8> {
 }
 
 pub(super) fn create<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let number = K::records(firmware).insert(context::<K>(command));
+    let context = context::<K>(command);
+    K::check(&context)?;
+    let number = K::records(firmware).insert(context);
     command.reply.set_number(number);
     Ok(())
 }
@@ -89,10 +99,13 @@ pub(super) fn modify<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command
     let records = K::records(firmware);
     let kept = records.contexts.get_mut(&number);
     let kept = kept.ok_or_else(|| Refusal::no_such(K::NAME, number))?;
-    kept.resize(kept.len().max(wanted.len()), 0);
+    let mut changed = kept.clone();
+    changed.resize(kept.len().max(wanted.len()), 0);
     for (_, first, bits) in K::CHANGES.iter().filter(|(bit, ..)| mask & bit != 0) {
-        copy_bits(kept, &wanted, *first..first + bits);
+        copy_bits(&mut changed, &wanted, *first..first + bits);
     }
+    K::check(&changed)?;
+    *kept = changed;
     Ok(())
 }
 
@@ -159,6 +172,17 @@ impl Kind for Rqt {
     const QUERY: usize = 0x100;
     /// `rqt_bitmask`: the list and its length.
     const CHANGES: &'static [Change] = &[(1, 0xd0, 16), (1, LIST, (1 << 19) - LIST)];
+    fn check(context: &[u8]) -> Done {
+        let (most, actual) = (rqtc::RQT_MAX_SIZE.get(context), rqtc::RQT_ACTUAL_SIZE.get(context));
+        if most > 1 << LOG_LIST {
+            return Err(Refusal::parameter("rqt_max_size", most));
+        }
+        if actual > most {
+            return Err(Refusal::parameter("rqt_actual_size", actual));
+        }
+        let need = LIST / 8 + actual as usize * size_of::<u32>();
+        if context.len() < need { Err(Refusal::short_input(context.len(), need)) } else { Ok(()) }
+    }
     fn records<'a>(firmware: &'a mut Firmware<'_>) -> &'a mut Records {
         &mut firmware.objects.rqt
     }

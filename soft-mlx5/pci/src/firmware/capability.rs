@@ -11,9 +11,8 @@ use crate::layout::ethernet::{ethernet_offloads, flow_table_properties};
 use uverbs_soft::core::LinkLayer;
 use uverbs_soft_adapter::firmware::capability::{
     ATOMIC, ATOMIC_VALUES, BLOCK, BLOCK_AT, COMMON_VALUES, DYNAMIC_CONNECTION_VALUES,
-    ETHERNET_OFFLOADS, FLOW_TABLE, GENERAL, ROCE, block,
+    ETHERNET_OFFLOADS, ETHERNET_VALUES, FLOW_TABLE, GENERAL, PORT_INFINIBAND, ROCE, block,
 };
-use uverbs_soft_adapter::firmware::flow_counter::{LOG_BULK, LOG_COUNTERS};
 
 const SUPPORTED: u64 = 1;
 
@@ -72,10 +71,6 @@ const GENERAL_SETTABLE: &[Field] = &[
     general::LOG_MAX_CURRENT_UC_LIST,
 ];
 
-/// Port types, `MLX5_CAP_PORT_TYPE_*`.
-const PORT_INFINIBAND: u64 = 0;
-const PORT_ETHERNET: u64 = 1;
-
 fn general_values(link: LinkLayer) -> Vec<(Field, u64)> {
     let mut values = [COMMON_VALUES, DYNAMIC_CONNECTION_VALUES].concat();
     match link {
@@ -83,34 +78,19 @@ fn general_values(link: LinkLayer) -> Vec<(Field, u64)> {
         LinkLayer::InfiniBand => {
             values.extend([(general::PORT_TYPE, PORT_INFINIBAND), (general::IB_VIRT, SUPPORTED)])
         }
-        LinkLayer::Ethernet => values.extend([
-            (general::PORT_TYPE, PORT_ETHERNET),
-            (general::ETH_VIRT, SUPPORTED),
-            (general::ROCE, SUPPORTED),
-            (general::ETH_NET_OFFLOADS, SUPPORTED),
-            (general::NIC_FLOW_TABLE, SUPPORTED),
-            (general::MAX_FLOW_COUNTER_15_0, (1 << LOG_COUNTERS) - 1),
-            (general::LOG_MAX_FLOW_COUNTER_BULK, LOG_BULK.into()),
-            (general::LOG_MAX_RQ, 16),
-            (general::LOG_MAX_TIR, 16),
-            (general::LOG_MAX_TIS, 16),
-            (general::LOG_MAX_RQT, 16),
-            (general::LOG_MAX_RQT_SIZE, 11),
-            (general::LOG_MAX_TIS_PER_SQ, 3),
-            (general::LOG_MAX_STRIDE_SZ_RQ, 11),
-            (general::LOG_MIN_STRIDE_SZ_RQ, 4),
-            (general::LOG_MAX_STRIDE_SZ_SQ, 6),
-            (general::LOG_MIN_STRIDE_SZ_SQ, 6),
-            (general::LOG_MAX_WQ_SZ, 15),
-            (general::MAX_TC, 8),
-            (general::STRIDING_RQ, SUPPORTED),
-            (general::EXT_STRIDE_NUM_RANGE, SUPPORTED),
-            (general::LOG_MAX_VLAN_LIST, 9),
-            (general::LOG_MAX_CURRENT_MC_LIST, 7),
-            (general::LOG_MAX_CURRENT_UC_LIST, 7),
-            (general::DISABLE_LOCAL_LB_UC, SUPPORTED),
-            (general::DISABLE_LOCAL_LB_MC, SUPPORTED),
-        ]),
+        LinkLayer::Ethernet => {
+            values.extend(ETHERNET_VALUES);
+            values.extend([
+                (general::ETH_VIRT, SUPPORTED),
+                (general::NIC_FLOW_TABLE, SUPPORTED),
+                (general::MAX_TC, 8),
+                (general::LOG_MAX_VLAN_LIST, 9),
+                (general::LOG_MAX_CURRENT_MC_LIST, 7),
+                (general::LOG_MAX_CURRENT_UC_LIST, 7),
+                (general::DISABLE_LOCAL_LB_UC, SUPPORTED),
+                (general::DISABLE_LOCAL_LB_MC, SUPPORTED),
+            ]);
+        }
     }
     values
 }

@@ -4,8 +4,8 @@
 
 use uverbs_soft_adapter::firmware::bits::Field;
 use uverbs_soft_adapter::firmware::capability::{
-    ATOMIC, ATOMIC_VALUES, BLOCK_AT, COMMON_VALUES, DYNAMIC_CONNECTION_VALUES, FLOW_TABLE, GENERAL,
-    QOS, block,
+    ATOMIC, ATOMIC_VALUES, BLOCK_AT, COMMON_VALUES, DYNAMIC_CONNECTION_VALUES, ETHERNET_VALUES,
+    FLOW_TABLE, GENERAL, PORT_INFINIBAND, QOS, block,
 };
 use uverbs_soft_adapter::firmware::command::Command;
 use uverbs_soft_adapter::firmware::layout::capability::{general, qos};
@@ -17,10 +17,6 @@ use crate::chardev::objects::pacing;
 
 /// `MLX5_CAP_DEV_MEM`.
 const DEVICE_MEMORY: u64 = 0xf;
-
-/// Port types, `MLX5_CAP_PORT_TYPE_*`.
-const INFINIBAND: u64 = 0;
-const ETHERNET: u64 = 1;
 
 const SUPPORTED: u64 = 1;
 
@@ -47,14 +43,10 @@ fn general_values(options: &Options) -> Vec<(Field, u64)> {
         values.extend(DYNAMIC_CONNECTION_VALUES);
     }
     if options.is_roce() {
-        values.extend([
-            (general::PORT_TYPE, ETHERNET),
-            (general::ROCE, SUPPORTED),
-            (general::ETH_NET_OFFLOADS, SUPPORTED),
-            (general::QOS, u64::from(options.rates().is_some())),
-        ]);
+        values.extend(ETHERNET_VALUES);
+        values.push((general::QOS, u64::from(options.rates().is_some())));
     } else {
-        values.push((general::PORT_TYPE, INFINIBAND));
+        values.push((general::PORT_TYPE, PORT_INFINIBAND));
     }
     values
 }
