@@ -267,6 +267,34 @@ fn answers_of_queries_come_through_a_channel() {
     free(cq.memory);
 }
 
+#[test]
+fn a_read_into_too_little_space_takes_nothing() {
+    let Some((_setup, devx)) = setup() else { return };
+    let answers = devx.command_channel().unwrap();
+    let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
+    let cq = Cq::new(&devx, &uar);
+    let query = Input::new(0x402, 16).set(object::NUMBER, cq.number);
+    cq.object.query_async(&query.0, 272, 1, &answers).unwrap();
+    for space in [0, 7] {
+        let error = answers.read(&mut [0; 8][..space]).unwrap_err();
+        assert_eq!(error.errno(), libc::ENOSPC, "{error}");
+    }
+    assert_eq!(answers.read(&mut [0; 8 + 272]).unwrap(), 8 + 272);
+
+    let whole = devx.event_channel(DevxEventChannelFlags::empty()).unwrap();
+    let cookies = devx.event_channel(DevxEventChannelFlags::OMIT_DATA).unwrap();
+    for (events, length) in [(&whole, 72), (&cookies, 8)] {
+        never_wait(events);
+        for space in [0, length - 1] {
+            let error = events.read(&mut vec![0; space]).unwrap_err();
+            assert_eq!(error.errno(), libc::EINVAL, "{error}");
+        }
+        no_event(events);
+    }
+    cq.object.destroy().unwrap();
+    free(cq.memory);
+}
+
 /// Types of events.
 const COMPLETION: u16 = 0x00;
 const COMMUNICATION_ESTABLISHED: u16 = 0x02;
@@ -322,6 +350,7 @@ fn events_of_objects_come_through_channels() {
         assert_eq!((cq_a.opcode(), cq_b.opcode()), (0, 2));
     }
     for _ in 0..2 {
+        assert_eq!(whole.read(&mut [0; 71]).unwrap_err().errno(), libc::EINVAL);
         let told: [u8; 72] = event(&whole);
         assert_eq!(told[..8], 5u64.to_ne_bytes());
         assert_eq!(told[8 + 1], COMPLETION as u8);

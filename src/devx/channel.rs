@@ -13,6 +13,11 @@ use crate::error::{Error, Result};
 use crate::host::events::ended;
 use crate::host::system;
 
+/// Bytes in front of an answer (the number of its query) and of an event (the cookie).
+const PREFIX: usize = size_of::<u64>();
+/// Bytes of an event queue's entry.
+const EVENT: usize = 64;
+
 /// The answers of queries that [`query_async`](super::DevxObject::query_async) began.
 #[derive(Debug)]
 pub struct CommandChannel {
@@ -24,6 +29,8 @@ pub struct CommandChannel {
 pub struct EventChannel {
     file: OwnedFd,
     context: Context,
+    /// Bytes of an event.
+    length: usize,
 }
 
 impl Devx {
@@ -54,7 +61,8 @@ impl Devx {
         request.flags(alloc::FLAGS, flags.bits());
         self.context.commands().send(VERB, &mut request)?;
         let file = system::opened(VERB, request, alloc::HANDLE)?;
-        Ok(EventChannel { file, context: self.context.clone() })
+        let data = if flags.contains(DevxEventChannelFlags::OMIT_DATA) { 0 } else { EVENT };
+        Ok(EventChannel { file, context: self.context.clone(), length: PREFIX + data })
     }
 }
 
@@ -67,10 +75,15 @@ impl CommandChannel {
     /// it. Waits for one, unless the file is non-blocking. Returns the length in bytes.
     ///
     /// # Errors
-    /// ENOSPC if `into` is too small for it.
+    /// ENOSPC if `into` is too small for the answer, which stays in the channel. A software device
+    /// says so only of less than eight bytes: of a longer answer it gives what fits.
     #[doc(alias = "mlx5dv_devx_get_async_cmd_comp")]
     pub fn read(&self, into: &mut [u8]) -> Result<usize> {
-        read("devx_get_async_cmd_comp", &self.file, into)
+        const VERB: &str = "devx_get_async_cmd_comp";
+        if into.len() < PREFIX {
+            return Err(Error::os(VERB, Errno::ENOSPC));
+        }
+        read(VERB, &self.file, into)
     }
 }
 
@@ -125,10 +138,15 @@ impl EventChannel {
     /// bytes.
     ///
     /// # Errors
-    /// `EOVERFLOW` once after events were lost; `DeviceGone` (EIO) once the device is gone.
+    /// EINVAL if `into` is too small for an event; `EOVERFLOW` once after events were lost;
+    /// `DeviceGone` (EIO) once the device is gone.
     #[doc(alias = "mlx5dv_devx_get_event")]
     pub fn read(&self, into: &mut [u8]) -> Result<usize> {
-        read("devx_get_event", &self.file, into)
+        const VERB: &str = "devx_get_event";
+        if into.len() < self.length {
+            return Err(Error::os(VERB, Errno::EINVAL));
+        }
+        read(VERB, &self.file, into)
     }
 }
 
