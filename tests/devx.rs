@@ -267,6 +267,30 @@ fn answers_of_queries_come_through_a_channel() {
     free(cq.memory);
 }
 
+/// Longer than a packet of a pipe, and one as long as an attribute can say.
+#[test]
+fn long_answers_come_whole_and_one_by_one() {
+    // In the guests a command whose answer is too long counts as a mistake of the driver.
+    let Some((_setup, devx)) = common::is_soft().then(setup).flatten() else { return };
+    let channel = devx.command_channel().unwrap();
+    let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
+    let cq = Cq::new(&devx, &uar);
+    let query = Input::new(0x402, 16).set(object::NUMBER, cq.number);
+    let lengths = [4088, 4089, 272, 272, u16::MAX as usize, 8192, 8192, 272];
+    for (wr_id, length) in lengths.iter().enumerate() {
+        cq.object.query_async(&query.0, *length as u64, wr_id as u64, &channel).unwrap();
+    }
+    for (wr_id, length) in lengths.into_iter().enumerate() {
+        let mut answer = vec![0xaa; 1 << 17];
+        assert_eq!(channel.read(&mut answer).unwrap(), 8 + length, "answer {wr_id}");
+        assert_eq!(answer[..8], (wr_id as u64).to_ne_bytes());
+        assert_eq!(cqc::LOG_CQ_SIZE.at(CONTEXT).get(&answer[8..]), LOG_CQES);
+        assert!(answer[8 + 272..8 + length].iter().all(|byte| *byte == 0));
+    }
+    cq.object.destroy().unwrap();
+    free(cq.memory);
+}
+
 #[test]
 fn a_read_into_too_little_space_takes_nothing() {
     let Some((_setup, devx)) = setup() else { return };

@@ -24,8 +24,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use nix::errno::Errno;
 
-/// Longest record, in bytes: the most that a pipe passes on as one packet.
-pub(crate) const LONGEST_RECORD: usize = libc::PIPE_BUF;
+/// The most bytes that a pipe passes on as one packet. A longer record is alone in the pipe, which
+/// is not in packet mode while it is written.
+const LONGEST_PACKET: usize = libc::PIPE_BUF;
 
 /// An object that reports to a queue: counts its records that the program has read.
 #[derive(Debug, Default)]
@@ -101,6 +102,14 @@ impl EventQueue {
         !unread && inner.append(record, Some(source))
     }
 
+    /// Makes the pipe large enough for a record of this length.
+    ///
+    /// # Errors
+    /// The kernel's: a user's pipes have a limit.
+    pub(crate) fn make_space(&self, length: usize) -> Result<(), Errno> {
+        self.lock().pipe.as_ref().map_or(Ok(()), |pipe| grow(pipe, length))
+    }
+
     /// Bytes of all unread records.
     pub(crate) fn unread_bytes(&self) -> usize {
         let inner = self.lock();
@@ -147,6 +156,10 @@ impl EventQueue {
 }
 
 impl Queued {
+    fn is_long(&self) -> bool {
+        self.record.len() > LONGEST_PACKET
+    }
+
     fn is_from(&self, source: &Arc<Source>) -> bool {
         self.source.as_ref().is_some_and(|own| Arc::ptr_eq(own, source))
     }
@@ -167,7 +180,7 @@ impl Inner {
     fn flush(&mut self) {
         let Some(pipe) = &self.pipe else { return self.waiting.clear() };
         while let Some(next) = self.waiting.front() {
-            match write_record(pipe, &next.record) {
+            match write(pipe, next, self.written.back()) {
                 Ok(()) => self.written.extend(self.waiting.pop_front()),
                 // The program has closed its end, so no record is read any more.
                 Err(Errno::EPIPE) => self.waiting.clear(),
@@ -230,12 +243,10 @@ fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     Errno::result(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_DIRECT) })?;
     // SAFETY: pipe2 has just returned both; they have no other owner.
     let (read, write) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
-    // SAFETY: setting the flags of a descriptor of ours. O_DIRECT (packet mode) belongs to the
-    // write end only; the read end shows the flags of the kernel's event files (O_RDONLY).
-    Errno::result(unsafe {
-        libc::fcntl(write.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK | libc::O_DIRECT)
-            | libc::fcntl(read.as_raw_fd(), libc::F_SETFL, 0)
-    })?;
+    // Packet mode belongs to the write end only; the read end shows the flags of the kernel's event
+    // files (O_RDONLY).
+    set_flags(&write, libc::O_NONBLOCK | libc::O_DIRECT)?;
+    set_flags(&read, 0)?;
     Ok((read, write))
 }
 
@@ -263,8 +274,42 @@ fn unread_bytes(pipe: &File) -> usize {
     if known == 0 { bytes.max(0) as usize } else { 0 }
 }
 
-/// Writes one packet. SIGPIPE is blocked meanwhile, because a program that closed its end must not
-/// be killed. The device's thread and one that sleeps in `ibv_get_cq_event` have it blocked anyway.
+/// Writes a record behind the last one; EAGAIN while one of them is long and the last is unread.
+fn write(pipe: &File, next: &Queued, last: Option<&Queued>) -> Result<(), Errno> {
+    let alone = next.is_long() || last.is_some_and(Queued::is_long);
+    if alone && unread_bytes(pipe) != 0 {
+        return Err(Errno::EAGAIN);
+    }
+    if !next.is_long() {
+        return write_record(pipe, &next.record);
+    }
+    set_flags(pipe, libc::O_NONBLOCK)?;
+    let written = write_record(pipe, &next.record);
+    set_flags(pipe, libc::O_NONBLOCK | libc::O_DIRECT)?;
+    written
+}
+
+/// Sets the flags of an end. O_DIRECT is packet mode.
+fn set_flags(pipe: &impl AsRawFd, flags: libc::c_int) -> Result<(), Errno> {
+    // SAFETY: setting the flags of a descriptor of ours.
+    Errno::result(unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, flags) }).map(drop)
+}
+
+/// Makes a pipe hold at least `length` bytes.
+fn grow(pipe: &File, length: usize) -> Result<(), Errno> {
+    // SAFETY: asking for the capacity of a descriptor of ours, and changing it.
+    let set = |command, capacity: libc::c_int| unsafe {
+        Errno::result(libc::fcntl(pipe.as_raw_fd(), command, capacity))
+    };
+    if set(libc::F_GETPIPE_SZ, 0)? as usize >= length {
+        return Ok(());
+    }
+    set(libc::F_SETPIPE_SZ, length as libc::c_int).map(drop)
+}
+
+/// Writes all of a record. SIGPIPE is blocked meanwhile, because a program that closed its end must
+/// not be killed. The device's thread and one that sleeps in `ibv_get_cq_event` have it blocked
+/// anyway.
 fn write_record(pipe: &File, record: &[u8]) -> Result<(), Errno> {
     // SAFETY: signal sets on the stack are initialized by sigemptyset before use; the mask of this
     // thread is restored before returning, where it was changed; the write reads `record` only.

@@ -15,7 +15,7 @@ use super::rules::Act;
 use super::{HEADER, Request, object};
 use crate::chardev::abi::call::Call;
 use crate::chardev::abi::spec::Attribute;
-use crate::chardev::device::event_queue::{EventQueue, LONGEST_RECORD, Source};
+use crate::chardev::device::event_queue::{EventQueue, Source};
 use crate::chardev::device::eventfd::EventFd;
 use crate::chardev::device::subscriptions::{Subscription, Way};
 use crate::chardev::objects::object::{Kind, Object};
@@ -65,10 +65,8 @@ pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
     let mut request = Request::read(call, async_query::CMD_IN, length)?;
     let wr_id: u64 = call.input(async_query::WR_ID)?;
     let queue = call.event_queue(async_query::FD, Kind::DevxAnswers)?.ok_or(Errno::EINVAL)?;
-    // A record has to fit in one packet of a pipe. The kernel has no such limit.
-    if length > LONGEST_RECORD - size_of::<u64>() {
-        return Err(Errno::ENOMEM);
-    }
+    // The kernel has no pipe, and so no limit of a user's pipes.
+    queue.make_space(size_of::<u64>() + length).map_err(|_| Errno::ENOMEM)?;
     if queue.unread_bytes() + length > MAX_UNREAD {
         return Err(Errno::EAGAIN);
     }
