@@ -59,4 +59,4 @@ pub(crate) fn destroy<T, R>(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

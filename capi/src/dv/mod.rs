@@ -18,6 +18,8 @@ mod objects;
 mod pages;
 mod queues;
 pub(crate) mod table;
+#[cfg(test)]
+pub(crate) mod tests;
 
 use std::ffi::c_int;
 

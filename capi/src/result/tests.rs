@@ -13,13 +13,16 @@ use crate::device::tests::of_soft;
 use crate::{ah, channel, cq, extras, flow, memory, pd, qp, query, srq, window, wq, xrc};
 
 /// An object, and how programs destroy it.
-type Object = (*mut c_void, unsafe extern "C" fn(*mut c_void) -> c_int);
+pub(crate) type Object = (*mut c_void, unsafe extern "C" fn(*mut c_void) -> c_int);
 
 /// An object with the function of its type that destroys it.
 ///
 /// # Safety
 /// The function is for objects of this type.
-unsafe fn object<T>(object: *mut T, destroy: unsafe extern "C" fn(*mut T) -> c_int) -> Object {
+pub(crate) unsafe fn object<T>(
+    object: *mut T,
+    destroy: unsafe extern "C" fn(*mut T) -> c_int,
+) -> Object {
     assert!(!object.is_null(), "{}", std::any::type_name::<T>());
     // SAFETY: the same function, which takes an address.
     (object.cast(), unsafe {
@@ -65,7 +68,8 @@ unsafe fn one_of_each(context: *mut ibv_context) -> Vec<Object> {
         let address = ah::create_ah(domain, &raw mut address);
         let xrcd = &mut ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
         let bytes = &mut ibv_alloc_dm_attr { length: 64, log_align_req: 0, comp_mask: 0 };
-        vec![
+        let direct = crate::dv::tests::one_of_each(domain);
+        let verbs = [
             object(domain, pd::dealloc_pd),
             object(completions, cq::destroy_cq),
             object(receives, srq::destroy_srq),
@@ -78,7 +82,8 @@ unsafe fn one_of_each(context: *mut ibv_context) -> Vec<Object> {
             object(xrc::open_xrcd(context, xrcd), xrc::close_xrcd),
             object(extras::alloc_dm(context, bytes), extras::free_dm),
             object(flow::create_counters(context, std::ptr::null_mut()), flow::destroy_counters),
-        ]
+        ];
+        verbs.into_iter().chain(direct).collect()
     }
 }
 
