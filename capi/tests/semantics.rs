@@ -50,6 +50,11 @@ fn doorbell_pages_and_firmware_commands_go_to_the_kernel() {
 }
 
 #[test]
+fn events_of_the_firmware_are_read() {
+    runs("devx_events.c", &["-libverbs", "-lmlx5"]);
+}
+
+#[test]
 fn threads_and_children_never_wait_for_ever() {
     runs("threads.c", &["-libverbs"]);
 }
