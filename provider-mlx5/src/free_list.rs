@@ -186,8 +186,7 @@ impl FreeList {
         claimed
     }
 
-    /// Whether the device has the entry.
-    #[cfg(test)]
+    /// Whether the device has the entry, or will have it with the next doorbell.
     pub(crate) fn is_posted(&self, index: u32) -> bool {
         self.state(index).load(Ordering::Acquire) == POSTED
     }

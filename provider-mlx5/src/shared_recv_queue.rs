@@ -76,8 +76,8 @@ pub(crate) struct Front {
     pub(crate) next: NextPlace,
 }
 
-/// Receives that are built into an SRQ and published together. Dropping the batch leaves them
-/// unpublished.
+/// Receives that are built into an SRQ and published together. Dropping or leaking the batch leaves
+/// them unpublished.
 #[derive(Debug)]
 #[must_use = "receives reach the device when they are published"]
 pub struct SharedRecvBatch<'q> {
@@ -155,6 +155,7 @@ impl SharedRecvQueue {
     #[inline(never)]
     fn repost_unused(&mut self) {
         if self.free().has_unused() {
+            self.adopt_leaked();
             self.repost();
         }
     }
@@ -183,6 +184,27 @@ impl SharedRecvQueue {
             self.free().take(self.counter);
             self.post_copy(unused, next);
         }
+    }
+
+    /// Passes the receives that a leaked batch has built. They are posted from the head on, and
+    /// linked. Their places of the free list are empty, so that the fast path takes none.
+    pub(crate) fn adopt_leaked(&mut self) {
+        let last = self.state().recv_wqes() - 1;
+        for _ in 0..last {
+            let head = self.front.head;
+            if !self.free().is_posted(head) {
+                return;
+            }
+            let next = self.linked(head) & last;
+            self.pass(next);
+        }
+    }
+
+    /// Makes `next` the head, once the old head is built.
+    pub(crate) fn pass(&mut self, next: u32) {
+        self.front.head = next;
+        self.counter = self.counter.wrapping_add(1);
+        self.front.next = self.free().at(self.counter);
     }
 
     /// The entry after the head, which has been given back. Its position in the ring may be empty

@@ -147,7 +147,7 @@ impl SharedReceiveQueue<Safe> {
 }
 
 /// Receives that the device learns of together, when this is published or dropped: from
-/// [`SharedReceiveQueue::batch`].
+/// [`SharedReceiveQueue::batch`]. If it is leaked, the next post publishes them.
 #[derive(Debug)]
 pub struct SharedReceiveBatch<'q> {
     batch: ManuallyDrop<SharedRecvBatch<'q>>,

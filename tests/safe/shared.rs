@@ -135,6 +135,23 @@ fn leaked_shared_queues_still_receive_into_their_slots() {
 }
 
 #[test]
+fn receives_of_a_leaked_batch_are_posted_with_the_next() {
+    let mut safe = Safe::new();
+    let mut srq = safe.shared(8);
+    let (mut client, _server) = safe.served(&srq, &safe.cq);
+    let mut batch = srq.batch();
+    for _ in 0..3 {
+        batch.build(safe.slab.take().unwrap()).unwrap();
+    }
+    std::mem::forget(batch);
+    srq.post(safe.slab.take().unwrap()).unwrap();
+    for message in [b"1", b"2", b"3", b"4"] {
+        safe.send(&mut client, message);
+        assert_eq!(text(&mut safe.cq), message);
+    }
+}
+
+#[test]
 fn failed_receives_return_their_shared_slots() {
     let mut safe = Safe::new();
     let mut srq = safe.shared(4);

@@ -420,6 +420,7 @@ impl SharedRecvQueue {
         if data.len() > 1 {
             self.limit = WITH_LISTS;
         }
+        self.adopt_leaked();
         if self.free().has_unused() || self.free().limit_is_not(self.limit) {
             self.repost();
         }
@@ -461,14 +462,20 @@ impl SharedRecvQueue {
     /// Posts the head, whose list was written, off the fast path: links it to `next`, which was
     /// taken from the free list and becomes the head.
     fn finish(&mut self, next: u32, wr_id: u64) {
-        let (head, entry) = self.front.moved(&self.places, next);
+        let head = self.front.head;
         // SAFETY: the head belongs to the posting side.
         unsafe {
-            write_link(entry, next);
+            write_link(self.places.entry(head), next);
             self.places.tables.record(head, wr_id);
         }
-        self.counter = self.counter.wrapping_add(1);
-        self.front.next = self.free().at(self.counter);
+        self.pass(next);
+    }
+
+    /// The entry that an entry of the ring is linked to.
+    pub(crate) fn linked(&self, entry: u32) -> u32 {
+        // SAFETY: within the entry, whose fields are aligned; only this side writes it.
+        let link = unsafe { self.places.entry(entry).cast::<u8>().add(LINK).cast::<u16>().read() };
+        u16::from_be(link).into()
     }
 
     /// Whether posts take the slow path. So it is whenever an entry waits to be posted again.
@@ -732,6 +739,9 @@ unsafe fn write_scatter(entry: *mut Octoword, data: &[Sge], max_sge: u8) {
     }
 }
 
+/// Where an entry has its link.
+const LINK: usize = core::mem::offset_of!(SrqNextSegment, next_wqe_index);
+
 /// Writes the link to the entry that is posted next. The rest of the link's segment has been zero
 /// since the ring was cleared.
 ///
@@ -739,7 +749,6 @@ unsafe fn write_scatter(entry: *mut Octoword, data: &[Sge], max_sge: u8) {
 /// `entry` is valid for writes, and belongs to the posting side.
 #[inline(always)]
 unsafe fn write_link(entry: *mut Octoword, next: u32) {
-    const OFFSET: usize = core::mem::offset_of!(SrqNextSegment, next_wqe_index);
     // SAFETY: within the segment, whose fields are aligned.
-    unsafe { entry.cast::<u8>().add(OFFSET).cast::<u16>().write((next as u16).to_be()) };
+    unsafe { entry.cast::<u8>().add(LINK).cast::<u16>().write((next as u16).to_be()) };
 }

@@ -129,6 +129,65 @@ fn a_shared_list_in_an_entry_that_held_an_empty_list_has_a_terminator() {
     }
 }
 
+/// The next post publishes them, whichever way it takes, and whatever else was to be done first.
+#[test]
+fn receives_of_a_leaked_shared_batch_are_posted_with_the_next() {
+    for at in 0..6 * 4 * 2 {
+        let (way, built, list) = (at % 6, at / 6 % 4, at as usize / 24);
+        let mut cq = Cq::new(16, 64);
+        let mut srq = shared_recv_queue(&cq, 8, 64, false);
+        let data = [ONE[0]; 2];
+        let data = &data[..1 + list];
+        let mut entry = 0;
+        for round in 0..20 {
+            let mut expected = Vec::new();
+            if way == 5 {
+                // SAFETY: no device writes to it.
+                unsafe { srq.queue.post(7, data) }.expect("space");
+            }
+            let mut batch = srq.queue.batch();
+            for wr_id in 0..built {
+                // SAFETY: no device writes to it.
+                unsafe { batch.build(wr_id, data) }.expect("space");
+                expected.push(wr_id);
+            }
+            std::mem::forget(batch);
+            if way == 5 {
+                // It hit a page fault, so it is posted again.
+                cq.produce(Cqe::recv(&srq.qp, entry).page_fault());
+                entry = srq.next(entry);
+                assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+                srq.queue.publish();
+                expected.push(7);
+            }
+            // SAFETY: no device writes to it.
+            unsafe {
+                match way {
+                    0 => srq.queue.post(9, data).expect("space"),
+                    1 => srq.queue.build(9, data).expect("space"),
+                    2 => srq.queue.post_list([RecvRequest { wr_id: 9, data }]).expect("space"),
+                    3 if srq.queue.post_fast(|| (9, ONE[0])) => {}
+                    3 => srq.queue.post(9, data).expect("space"),
+                    _ => srq.queue.batch().build(9, data).expect("space"),
+                }
+            }
+            srq.queue.publish();
+            expected.push(9);
+            let mut ids = Vec::new();
+            for _ in &expected {
+                cq.produce(Cqe::recv(&srq.qp, entry));
+                ids.push(cq.queue.poll().expect("a completion").wr_id());
+                entry = srq.next(entry);
+            }
+            assert_eq!(ids, expected, "way {way}, round {round}");
+        }
+        for id in 0..7 {
+            // SAFETY: no device writes to it.
+            unsafe { srq.queue.build(id, data) }.expect("all entries are free");
+        }
+    }
+}
+
 /// Lists of random lengths, posted singly and in batches: each ends with a terminator, whatever the
 /// entry held before.
 #[test]
