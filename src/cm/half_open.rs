@@ -80,11 +80,8 @@ impl<R> HalfOpen<R> {
             return None;
         }
         let (source, request) = self.waiting.remove(at)?;
-        self.half_open += 1;
-        self.change(source, |count| {
-            count.waiting -= 1;
-            count.half_open += 1;
-        });
+        self.begin(source);
+        self.change(source, |count| count.waiting -= 1);
         Some((source, request))
     }
 
@@ -120,6 +117,12 @@ impl<R> HalfOpen<R> {
         let has_two_more = count.half_open >= self.count(next).half_open + 2;
         let opens_one = self.half_open == self.most && self.may_open(next, self.half_open - 1);
         (opens_one && has_two_more).then_some(*most)
+    }
+
+    /// A peer of this source is half open.
+    pub fn begin(&mut self, source: Source) {
+        self.half_open += 1;
+        self.change(source, |count| count.half_open += 1);
     }
 
     /// A peer of this source is not half open any more.

@@ -435,11 +435,12 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
 
     /// Accepts a request. That the peer has given up is logged, and not an error.
     fn take(&mut self, source: Source, request: ConnectionRequest) -> Result<()> {
-        let accepted = self.accept_request(source, request);
-        if !matches!(accepted, Ok(true)) {
-            self.half_open.end(source);
+        // Not counted meanwhile, because the program's function may panic.
+        self.half_open.end(source);
+        if self.accept_request(source, request)? {
+            self.half_open.begin(source);
         }
-        accepted.map(drop)
+        Ok(())
     }
 
     fn accept_request(&mut self, source: Source, request: ConnectionRequest) -> Result<bool> {

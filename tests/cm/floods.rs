@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -113,6 +114,37 @@ fn peers_that_do_not_confirm_are_bounded() {
     assert!(second.was_accepted());
     assert_eq!(made.load(Ordering::Relaxed), 4);
     drop(server);
+}
+
+/// The function that makes queue pairs panics for more peers than may be half open.
+#[test]
+fn a_panic_of_the_program_takes_no_place_of_a_peer() {
+    let (context, address) = device_and_address();
+    let mut panics = 3;
+    let builder = Listener::builder().context(&context).half_open(1);
+    let listener = builder.bind_with(address, move |request| {
+        if panics > 0 {
+            panics -= 1;
+            std::panic::resume_unwind(Box::new("no queue pair"));
+        }
+        let context = request.context()?;
+        let (qp, cq) = queue_pair(&context);
+        Ok((qp, uverbs::cm::Resources { cq, pd: context.alloc_pd()? }))
+    });
+    let mut listener = listener.unwrap();
+    let to = listener.local_address().unwrap();
+    for _ in 0..3 {
+        let peer = Peer::asking(&context, to);
+        let deadline = Instant::now() + PATIENCE;
+        let accept = AssertUnwindSafe(|| listener.accept_until(deadline));
+        assert!(catch_unwind(accept).is_err());
+        assert_eq!(peer.refusal().reason, RejectReason::BY_PROGRAM);
+    }
+    let mut peer = Peer::asking(&context, to);
+    handle_event(&mut listener);
+    assert!(peer.was_accepted());
+    peer.confirm();
+    drop(listener.accept_until(Instant::now() + PATIENCE).unwrap());
 }
 
 /// Peers of one address that never confirm fill neither the half-open places nor the backlog for
