@@ -110,28 +110,34 @@ fn ask(fd: c_int, request: Request) -> Result<Answer, Errno> {
 
 /// In the parent: answers what its children have sent on a node, without waiting for more.
 pub(crate) fn serve(node: &Node) {
-    while let Some((request, reply)) = receive(node) {
+    while let Some((request, reply)) = receive(node.kept()) {
         let answer = answer(node, &request);
         // The child may be gone.
         let _ = UnixStream::from(reply).write_all(answer.as_bytes());
     }
 }
 
-/// The next request, with the socket for the answer. Other bytes, which a program wrote there, are
-/// dropped.
-fn receive(node: &Node) -> Option<(Request, OwnedFd)> {
+/// Most descriptors of one message (`SCM_MAX_FD`, unix(7)). With space for fewer, the kernel gives
+/// the first ones, and nix does not tell which.
+const MAX_DESCRIPTORS: usize = 253;
+
+/// The next request, with the socket for the answer. What else a program wrote there is dropped,
+/// and descriptors that came with it are closed.
+fn receive(kept: RawFd) -> Option<(Request, OwnedFd)> {
     let mut request = Request::default();
-    let mut control = nix::cmsg_space!(RawFd);
+    let mut control = nix::cmsg_space!([RawFd; MAX_DESCRIPTORS]);
     let mut bytes = [IoSliceMut::new(request.as_mut_bytes())];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-    let message = recvmsg::<()>(node.kept(), &mut bytes, Some(&mut control), flags).ok()?;
-    let rights = message.cmsgs().ok()?.find_map(|control| match control {
-        ControlMessageOwned::ScmRights(rights) => rights.first().copied(),
-        _ => None,
-    })?;
-    // SAFETY: the system has just made this descriptor for us.
-    let reply = unsafe { OwnedFd::from_raw_fd(rights) };
-    (message.bytes == size_of::<Request>()).then_some((request, reply))
+    let message = recvmsg::<()>(kept, &mut bytes, Some(&mut control), flags).ok()?;
+    let rights = message.cmsgs().ok()?.flat_map(|control| match control {
+        ControlMessageOwned::ScmRights(rights) => rights,
+        _ => Vec::new(),
+    });
+    // SAFETY: the system has just made these descriptors for us.
+    let mut rights: Vec<_> = rights.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect();
+    let reply = rights.pop()?;
+    let is_request = message.bytes == size_of::<Request>() && rights.is_empty();
+    is_request.then_some((request, reply))
 }
 
 fn answer(node: &Node, request: &Request) -> Answer {
@@ -152,5 +158,48 @@ fn answer(node: &Node, request: &Request) -> Answer {
     match result {
         Ok((fd, offset)) => Answer { errno: 0, fd, offset },
         Err(errno) => Answer { errno: errno as i32, ..Answer::default() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+    use super::*;
+
+    /// What is received of a message with this many descriptors, and the other ends of these.
+    fn sent_with(descriptors: usize) -> (Option<(Request, OwnedFd)>, Vec<UnixStream>) {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let (child, kept) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags).unwrap();
+        let pairs = std::iter::repeat_with(|| UnixStream::pair().unwrap()).take(descriptors);
+        let (ours, theirs): (Vec<_>, Vec<_>) = pairs.unzip();
+        let fds: Vec<RawFd> = theirs.iter().map(AsRawFd::as_raw_fd).collect();
+        let request = Request { kind: IOCTL, address: 7, ..Request::default() };
+        let (bytes, rights) =
+            ([IoSlice::new(request.as_bytes())], [ControlMessage::ScmRights(&fds)]);
+        let child = child.as_raw_fd();
+        sendmsg::<()>(child, &bytes, &rights, MsgFlags::empty(), None).unwrap();
+        (receive(kept.as_raw_fd()), ours)
+    }
+
+    #[test]
+    fn a_request_comes_with_the_socket_for_its_answer() {
+        let (received, mut ours) = sent_with(1);
+        let (request, reply) = received.unwrap();
+        assert_eq!((request.kind, request.address), (IOCTL, 7));
+        UnixStream::from(reply).write_all(&[1]).unwrap();
+        ours[0].read_exact(&mut [0]).unwrap();
+    }
+
+    #[test]
+    fn descriptors_of_other_messages_are_closed() {
+        for descriptors in [2, 3, MAX_DESCRIPTORS] {
+            let (received, ours) = sent_with(descriptors);
+            assert!(received.is_none());
+            for mut end in ours {
+                end.set_nonblocking(true).unwrap();
+                assert_eq!(end.read(&mut [0]).unwrap(), 0, "of {descriptors}: one is still open");
+            }
+        }
     }
 }
