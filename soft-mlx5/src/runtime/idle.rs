@@ -127,7 +127,10 @@ impl Shared {
             // Looks of other threads end before this one has the lock.
             Ok(mut worker) if self.work.done() == done => doze(self, &mut worker),
             Ok(_) => {}
-            Err(TryLockError::WouldBlock) => self.work.wait_beyond(done),
+            Err(TryLockError::WouldBlock) => {
+                self.sweep_anew();
+                self.work.wait_beyond(done);
+            }
             Err(TryLockError::Poisoned(_)) => thread::yield_now(),
         }
     }

@@ -131,6 +131,10 @@ struct Shared {
     sending: AtomicBool,
     host: Arc<dyn Host>,
     waker: Arc<Waker>,
+    /// A thread begins to wait, which may have rung any doorbell: all have to be looked at before a
+    /// thread that runs the device sleeps, also those that it has already looked at since its last
+    /// sleep.
+    sweeps_anew: AtomicBool,
     /// How many callers wait for one of the locks. A mutex alone would favour the device thread,
     /// which locks it again right after unlocking it.
     waiting: AtomicUsize,
@@ -152,6 +156,7 @@ impl Runtime {
             sending: AtomicBool::new(false),
             host,
             waker,
+            sweeps_anew: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
         });
@@ -323,6 +328,19 @@ impl Shared {
             }
             self.has_sent();
         }
+    }
+
+    /// Has the thread that runs the device look at all doorbells before it sleeps, and wakes it.
+    fn sweep_anew(&self) {
+        self.sweeps_anew.store(true, Ordering::Release);
+        // If that thread did not see this at its last look, it is woken.
+        self.waker.wake();
+    }
+
+    /// Whether this look begins to look at all doorbells.
+    fn takes_sweep(&self) -> bool {
+        // The load keeps the cache line shared while nothing happens.
+        self.sweeps_anew.load(Ordering::Relaxed) && self.sweeps_anew.swap(false, Ordering::Acquire)
     }
 
     /// Whether a command waits for a lock, or the thread has to end.

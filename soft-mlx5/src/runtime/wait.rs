@@ -132,12 +132,12 @@ impl Wait<'_> {
                 // The thread that has it may be asleep. It is woken to see what this thread rang;
                 // if it is the device's own thread, it then leaves the device to this one.
                 shared.standby.note_wait(now.saturating_add(self.apart));
-                shared.waker.wake();
+                shared.sweep_anew();
                 return self.stay_apart();
             }
         };
         if self.done.is_none() {
-            worker.sweeps_anew = true;
+            shared.sweep_anew();
         }
         if shared.is_wanted() {
             drop(worker);

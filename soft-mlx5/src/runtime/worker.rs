@@ -24,8 +24,6 @@ pub(super) struct Worker {
     files_ready: bool,
     /// The last look left doorbells to the next one, although the thread was to sleep.
     pub(super) is_sweeping: bool,
-    /// A thread begins to wait: all doorbells have to be looked at before it sleeps.
-    pub(super) sweeps_anew: bool,
     /// The deadline that the last look found.
     deadline: Option<u64>,
     /// Empty between two sends; kept for its allocation.
@@ -73,14 +71,12 @@ impl Worker {
     pub(super) fn new() -> Self {
         let pacing = Pacing::new(clock::now());
         let (incoming, left_asleep, deadline, outgoing, pool) = Default::default();
-        let (is_sweeping, sweeps_anew) = (false, false);
         Self {
             pacing,
             incoming,
             left_asleep,
             files_ready: true,
-            is_sweeping,
-            sweeps_anew,
+            is_sweeping: false,
             deadline,
             outgoing,
             pool,
@@ -147,7 +143,7 @@ impl Worker {
         let mut machine = lock(&shared.machine);
         let Machine { core, uars } = &mut *machine;
         let mut rang = false;
-        if std::mem::take(&mut self.sweeps_anew) {
+        if shared.takes_sweep() {
             uars.sweep_anew();
         }
         let owed = uars.look(whose.sleeps(), |ring| {

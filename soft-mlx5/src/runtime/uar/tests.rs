@@ -341,6 +341,26 @@ fn idle_pages_do_not_slow_a_busy_one() {
     assert!(heard(&mut uars, true).is_empty());
 }
 
+/// However many pages rang lately, what arrives waits for at most as many others.
+#[test]
+fn a_look_beside_many_warm_pages_takes_a_portion() {
+    for warm in [PAGES.0 + 1, PORTION + 10] {
+        let (region, mut uars) = pages(8 * PORTION);
+        (0..warm as u32).for_each(|number| ring(&region, number));
+        heard(&mut uars, true);
+        assert_eq!(uars.warm, warm);
+        uars.sweep_anew();
+        loop {
+            let before = uars.looked;
+            assert_eq!(heard_once(&mut uars, true), []);
+            assert!(uars.looked - before <= warm + PORTION.max(warm), "beside {warm}");
+            if !uars.is_sweeping() {
+                break;
+            }
+        }
+    }
+}
+
 #[test]
 fn every_word_of_a_busy_page_is_read_soon() {
     let region = Arc::new(UarRegion::new(1).unwrap());

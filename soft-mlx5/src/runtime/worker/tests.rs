@@ -1,11 +1,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
+use uverbs_mlx5_format::BLUEFLAME_OFFSET;
+
 use super::*;
-use crate::core::{Core, CoreConfig, Event};
+use crate::core::{Core, CoreConfig, Event, Qpn};
 use crate::memory::BufferMemory;
 use crate::packet::{Addressing, Gid};
-use crate::runtime::{Host, Runtime};
+use crate::runtime::{Host, Runtime, UarPage, UarRegion};
 use crate::wire::{NoWire, Waker};
 
 struct Deaf;
@@ -19,6 +21,42 @@ fn packet(opcode: u8) -> Packet {
     let route = Addressing::roce(Gid::default(), Gid::default());
     packet.fill(route, &[opcode, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     packet
+}
+
+/// A thread that rings and then waits finds the worker locked by a thread in the middle of a sweep.
+#[test]
+fn a_sweep_begins_anew_for_a_thread_that_begins_to_wait() {
+    const PAGES: usize = 600;
+    let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
+    let waker = Arc::new(Waker::new().unwrap());
+    let runtime = Runtime::new(core, Box::new(NoWire), waker, Arc::new(Deaf));
+    let region = Arc::new(UarRegion::new(PAGES).unwrap());
+    runtime.control(|machine| attach(machine, &region)).unwrap();
+    let shared = &*runtime.shared;
+    let mut worker = shared.worker.lock().unwrap();
+    // Whether pages are left to look at. It does not sleep, as `look_and_sleep` would then.
+    let mut look = || {
+        shared.waker.prepare_sleep();
+        let more = worker.look(shared, clock::now(), Whose::Waiting).more;
+        shared.waker.end_sleep();
+        more
+    };
+    assert!(look(), "a portion");
+    let doorbell = region.word(0, BLUEFLAME_OFFSET);
+    doorbell.store(1, Ordering::Release);
+    std::thread::scope(|scope| {
+        let wait = || runtime.wait_readable(&[], Some(std::time::Duration::from_micros(1)));
+        assert_eq!(scope.spawn(wait).join().unwrap(), Ok(None));
+    });
+    while look() {}
+    assert_eq!(doorbell.load(Ordering::Relaxed), 0, "it sleeps and does not see the doorbell");
+}
+
+fn attach(machine: &mut Machine, region: &Arc<UarRegion>) {
+    for number in 0..region.pages() {
+        let page = UarPage::new(region.clone(), number).unwrap();
+        machine.uars.attach_send_queue(&page, Qpn(number as u32));
+    }
 }
 
 #[test]
