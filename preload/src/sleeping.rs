@@ -22,8 +22,9 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use nix::sys::signal::SigSet;
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use uverbs_soft::signals::SignalsBlocked;
 
 use crate::contexts::{self, Context, Slot};
 use crate::node::Node;
@@ -31,10 +32,6 @@ use crate::polling;
 
 /// How long one sleep takes at most. The thread checks for `pthread_cancel(3)` between two sleeps.
 const LONGEST: Duration = Duration::from_millis(100);
-
-/// Signals that an instruction causes, which cannot wait.
-const AT_ONCE: [Signal; 5] =
-    [Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGSEGV, Signal::SIGTRAP];
 
 /// `struct ibv_comp_channel` of `<infiniband/verbs.h>`.
 #[repr(C)]
@@ -117,40 +114,21 @@ unsafe fn sleep(slot: Option<&Slot>, fd: c_int) -> Slept {
 /// # Errors
 /// Errors of blocking the signals: then the C function sleeps by itself.
 fn sleep_on(node: &Node, file: BorrowedFd<'_>) -> nix::Result<Slept> {
-    let signals = KeptBack::new()?;
+    let signals = SignalsBlocked::new()?;
     let arrivals = Arrivals::of_thread(&signals)?;
     let files = [file, arrivals.file.as_fd()];
     let waited = polling::at_work(|| node.file.wait_readable(&files, Some(LONGEST)));
-    let slept = match waited {
-        Ok(Some(0)) => Slept::Enough,
-        _ if arrivals.interrupt() => Slept::Interrupted,
+    if waited == Ok(Some(0)) {
+        arrivals.keep();
+        return Ok(Slept::Enough);
+    }
+    let is_interrupted = arrivals.interrupt();
+    arrivals.keep_if_ours();
+    Ok(match waited {
+        _ if is_interrupted => Slept::Interrupted,
         Ok(_) | Err(Errno::EINTR) => Slept::More,
         Err(_) => Slept::Enough,
-    };
-    arrivals.keep();
-    Ok(slept)
-}
-
-/// Blocks the signals in this thread while it exists.
-struct KeptBack {
-    all: SigSet,
-    before: SigSet,
-}
-
-impl KeptBack {
-    fn new() -> nix::Result<Self> {
-        let mut all = SigSet::all();
-        AT_ONCE.iter().for_each(|signal| all.remove(*signal));
-        let before = all.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        Ok(Self { all, before })
-    }
-}
-
-impl Drop for KeptBack {
-    fn drop(&mut self) {
-        // It fails for no valid set.
-        let _ = self.before.thread_set_mask();
-    }
+    })
 }
 
 thread_local! {
@@ -169,25 +147,20 @@ struct Arrivals {
 }
 
 impl Arrivals {
-    fn of_thread(signals: &KeptBack) -> nix::Result<Self> {
+    fn of_thread(signals: &SignalsBlocked) -> nix::Result<Self> {
         let mut last = LAST.try_with(Cell::take).ok().flatten();
-        match last.take_if(|last| last.suits(signals)) {
+        match last.take_if(|last| bits(&last.before) == bits(signals.before())) {
             Some(last) => Ok(last),
             None => Self::new(signals),
         }
     }
 
-    fn new(signals: &KeptBack) -> nix::Result<Self> {
+    fn new(signals: &SignalsBlocked) -> nix::Result<Self> {
         // A signal that the program itself blocks does not end its sleep.
-        let set = without(&signals.all, &signals.before);
+        let set = without(signals.all(), signals.before());
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let file = ManuallyDrop::new(SignalFd::with_flags(&set, flags)?);
-        Ok(Self { before: signals.before, set, file })
-    }
-
-    /// Whether the program still blocks the same signals, and has not closed the descriptor.
-    fn suits(&mut self, signals: &KeptBack) -> bool {
-        bits(&self.before) == bits(&signals.before) && self.is_ours()
+        Ok(Self { before: *signals.before(), set, file })
     }
 
     /// Whether a signal has arrived whose handler ends a read(2).
@@ -204,6 +177,14 @@ impl Arrivals {
     fn keep(self) {
         // Nothing is kept while the thread ends.
         let _ = LAST.try_with(|last| last.set(Some(self)));
+    }
+
+    /// Keeps it if the program has not closed it. A sleep that an event ends does not look: one of
+    /// the next sleeps on a wrong file takes [`LONGEST`], and this ends it.
+    fn keep_if_ours(mut self) {
+        if self.is_ours() {
+            self.keep();
+        }
     }
 
     /// Whether the descriptor is a signalfd: the call fails for every other file. A program that
@@ -272,7 +253,7 @@ mod tests {
     use super::*;
 
     fn of_thread() -> Arrivals {
-        Arrivals::of_thread(&KeptBack::new().unwrap()).unwrap()
+        Arrivals::of_thread(&SignalsBlocked::new().unwrap()).unwrap()
     }
 
     #[test]
@@ -306,7 +287,7 @@ mod tests {
         // SAFETY: the descriptor is this test's; the pipe's end takes its place.
         let taken = unsafe { libc::dup2(read.as_raw_fd(), arrivals.file.as_raw_fd()) };
         assert!(taken >= 0 && !arrivals.is_ours(), "an idle pipe, which poll(2) does not report");
-        arrivals.keep();
+        arrivals.keep_if_ours();
         let others = of_thread();
         assert_ne!(others.file.as_raw_fd(), taken, "the next sleep has a file of its own");
         // SAFETY: asks for the descriptor's flags, which fails if it was closed.

@@ -25,6 +25,7 @@ pub mod replay;
 pub mod runtime;
 pub mod sealed;
 pub mod settings;
+pub mod signals;
 pub mod sim;
 pub mod wire;
 

@@ -14,6 +14,7 @@ use super::pacing::{Pacing, Pause};
 use super::standby::Naps;
 use super::worker::{Whose, Worker};
 use super::{Shared, clock, lock, wait};
+use crate::signals;
 
 /// How often the thread yields while a command waits for a lock, before it takes the lock itself.
 const MAX_YIELDS: usize = 1000;
@@ -29,6 +30,7 @@ pub(super) fn spawn(name: &str, shared: Arc<Shared>) -> io::Result<OsThread> {
 /// Runs the thread. A panic, which is a bug, reports a fatal error of the device, so that the
 /// program does not wait for ever.
 fn main(shared: &Shared) {
+    signals::note_all_blocked();
     // So that sleeps of microseconds end on time. By default, or if this fails, they end up to
     // 50 us late.
     let _ = nix::sys::prctl::set_timerslack(1);

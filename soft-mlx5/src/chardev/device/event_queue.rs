@@ -23,6 +23,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use nix::errno::Errno;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::time::TimeSpec;
+
+use crate::signals::SigPipeBlocked;
 
 /// The most bytes that a pipe passes on as one packet. A longer record is alone in the pipe, which
 /// is not in packet mode while it is written.
@@ -308,28 +312,21 @@ fn grow(pipe: &File, length: usize) -> Result<(), Errno> {
 }
 
 /// Writes all of a record. SIGPIPE is blocked meanwhile, because a program that closed its end must
-/// not be killed. The device's thread and one that sleeps in `ibv_get_cq_event` have it blocked
-/// anyway.
+/// not be killed.
 fn write_record(pipe: &File, record: &[u8]) -> Result<(), Errno> {
-    // SAFETY: signal sets on the stack are initialized by sigemptyset before use; the mask of this
-    // thread is restored before returning, where it was changed; the write reads `record` only.
-    unsafe {
-        let mut sigpipe = std::mem::zeroed::<libc::sigset_t>();
-        let mut before = std::mem::zeroed::<libc::sigset_t>();
-        libc::sigemptyset(&mut sigpipe);
-        libc::sigaddset(&mut sigpipe, libc::SIGPIPE);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &sigpipe, &mut before);
-        let written =
-            Errno::result(libc::write(pipe.as_raw_fd(), record.as_ptr().cast(), record.len()));
-        if libc::sigismember(&before, libc::SIGPIPE) == 0 {
-            if written == Err(Errno::EPIPE) {
-                let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-                libc::sigtimedwait(&sigpipe, std::ptr::null_mut(), &now);
-            }
-            libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-        }
-        written.map(drop)
+    let blocked = SigPipeBlocked::new()?;
+    let written = nix::unistd::write(pipe, record);
+    if written == Err(Errno::EPIPE) && blocked.is_ours() {
+        drop_sigpipe();
     }
+    written.map(drop)
+}
+
+/// Takes a SIGPIPE that waits in this thread, which has it blocked.
+fn drop_sigpipe() {
+    let (sigpipe, now) = (SigSet::from(Signal::SIGPIPE), TimeSpec::new(0, 0));
+    // SAFETY: it reads a set and a time of this frame.
+    unsafe { libc::sigtimedwait(sigpipe.as_ref(), std::ptr::null_mut(), now.as_ref()) };
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
 use super::*;
+use crate::signals::SignalsBlocked;
 
 fn queue() -> (Arc<EventQueue>, File) {
     let (queue, fd) = EventQueue::new().unwrap();
@@ -84,4 +85,20 @@ fn a_closed_reader_keeps_no_records() {
     (0..100).for_each(|_| _ = queue.push(&[1; 72], None));
     assert!(!queue.flush(), "the device's thread would try again for ever");
     assert!(queue.lock().waiting.is_empty());
+}
+
+#[test]
+fn a_thread_with_blocked_signals_gets_no_sigpipe_later() {
+    let (queue, file) = queue();
+    drop(file);
+    let blocked = SignalsBlocked::new().unwrap();
+    queue.push(&[1; 8], None);
+    assert!(blocked.all().contains(Signal::SIGPIPE));
+    // SAFETY: an all-zero set is a valid one, which the call fills.
+    let pending = unsafe {
+        let mut pending = std::mem::zeroed();
+        libc::sigpending(&raw mut pending);
+        libc::sigismember(&raw const pending, libc::SIGPIPE)
+    };
+    assert_eq!(pending, 0, "it would end the program");
 }
