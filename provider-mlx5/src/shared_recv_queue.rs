@@ -154,7 +154,8 @@ impl SharedRecvQueue {
     #[cold]
     #[inline(never)]
     fn repost_unused(&mut self) {
-        if self.free().has_unused() {
+        // A forked child waits for no poller of its parent (`next_free`).
+        if self.free().has_unused() && !self.state().is_inherited() {
             self.adopt_leaked();
             self.repost();
         }

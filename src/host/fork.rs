@@ -24,8 +24,8 @@
 //!   itself (an allocator of `MAP_SHARED` memory) is the exception;
 //! - a slot is refused with [`PostError::ForkedChild`](crate::qp::PostError::ForkedChild) at once,
 //!   a batch of a queue pair cannot be begun, and a single raw post fails as soon as the queue
-//!   checks its state. Up to a lap of posts before that return `Ok` and do nothing. Posts to a raw
-//!   shared receive queue and arming a completion queue do nothing and report nothing.
+//!   checks its state. Up to a lap of posts before that return `Ok` and do nothing. Most posts to a
+//!   raw shared receive queue, and arming a completion queue, do nothing and report nothing.
 //!
 //! `vfork` and `posix_spawn` run no handlers; their children only call exec. A child made by a bare
 //! `clone` system call is not covered. The software device's thread exists in the parent only. A

@@ -413,8 +413,8 @@ impl SharedRecvQueue {
     #[cold]
     #[inline(never)]
     unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        if self.state().state() == QpState::Err {
-            return Err(PostError::BadState);
+        if self.state().state() == QpState::Err || self.state().is_inherited() {
+            return Err(self.state().refusal());
         }
         check_scatter(data, self.max_sge)?;
         if data.len() > 1 {

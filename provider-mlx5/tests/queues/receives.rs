@@ -188,6 +188,22 @@ fn receives_of_a_leaked_shared_batch_are_posted_with_the_next() {
     }
 }
 
+/// At the fork another thread may have been giving an entry back, for which the child would wait.
+#[test]
+fn a_forked_child_posts_no_shared_receive_again() {
+    let mut cq = Cq::new(16, 64);
+    let mut srq = shared_recv_queue(&cq, 8, 64, false);
+    // SAFETY: no device writes to it.
+    unsafe { srq.queue.post(7, &ONE) }.expect("space");
+    cq.produce(Cqe::recv(&srq.qp, 0).page_fault());
+    assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+    cq.table.disown();
+    srq.queue.publish();
+    // SAFETY: no device writes to it.
+    let posted = unsafe { srq.queue.post(8, &ONE) };
+    assert_eq!((posted, srq.record.word(0)), (Err(PostError::ForkedChild), 1));
+}
+
 /// Lists of random lengths, posted singly and in batches: each ends with a terminator, whatever the
 /// entry held before.
 #[test]
