@@ -354,8 +354,9 @@ pub struct SlotRequest<'a> {
 /// Sends that share one doorbell, which is rung when this is published or dropped: from
 /// [`QueuePair::batch`].
 ///
-/// If a batch is leaked, its doorbell is never rung, and the slots of its signaled sends are lost.
-/// The slots of its unsignaled sends come back with the next signaled send.
+/// If a batch is leaked, its doorbell is never rung. The slots of its signaled sends are lost, and
+/// of all unsignaled sends that these would have released. The slots of its other unsignaled sends
+/// come back with the next signaled send.
 #[derive(Debug)]
 pub struct Batch<'q, T: QueuePairType, R: Register = BlueFlame> {
     batch: ManuallyDrop<RawBatch<'q, T, R>>,

@@ -130,6 +130,24 @@ fn a_leaked_batch_loses_its_slots_and_returns_none_twice() {
     assert!((28..=29).contains(&safe.all_slots().len()));
 }
 
+/// The signaled send would have released the slot of the unsignaled one before the batch.
+#[test]
+fn slots_that_a_leaked_batch_would_have_released_are_lost() {
+    let mut safe = Safe::new();
+    let mut qp = safe.own(16);
+    let theirs = safe.region();
+    let remote = theirs.remote(0).unwrap();
+    let unsignaled = PostFlags::empty();
+    qp.post_send(op::Write(remote), filled(&safe.slab, b"before"), unsignaled).unwrap();
+    let mut batch = qp.batch().unwrap();
+    batch.build(op::Write(remote), filled(&safe.slab, b"leaked"), SIGNALED).unwrap();
+    batch.build(op::Write(remote), filled(&safe.slab, b"other"), unsignaled).unwrap();
+    std::mem::forget(batch);
+    qp.post_send(op::Write(remote), filled(&safe.slab, b"next"), SIGNALED).unwrap();
+    assert_eq!(&safe.completion().slot.unwrap()[..], b"next");
+    assert_eq!(safe.slab.free(), 30);
+}
+
 #[test]
 fn poll_up_to_returns_at_most_the_requested_completions() {
     let mut safe = Safe::new();
