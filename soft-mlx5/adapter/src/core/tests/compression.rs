@@ -22,7 +22,7 @@ type Written = (u16, Vec<u32>);
 impl Queue {
     fn new(format: MiniCqeFormat) -> Self {
         let none = |_: usize, attributes: &mut QpAttributes| *attributes = QpAttributes::default();
-        let mut pair = Pair::with(QpType::RawPacket, |_, _| {}, none);
+        let mut pair = Pair::with_attributes(QpType::RawPacket, none);
         let inbox = pair.host(1).region(2048, ALL);
         let cqn = pair.cqs[1].cqn;
         pair.host(1).core.compress(cqn, format).unwrap();

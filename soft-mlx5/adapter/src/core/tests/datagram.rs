@@ -17,18 +17,14 @@ fn vector(gid: Gid, qpn: u32, qkey: u32) -> AddressVector {
 }
 
 fn datagrams() -> Pair {
-    Pair::with(
-        QpType::Ud,
-        |_, _| {},
-        |_, attributes| {
-            *attributes = QpAttributes {
-                qkey: Some(QKEY),
-                pkey_index: Some(0),
-                send_psn: Some(0),
-                ..QpAttributes::default()
-            };
-        },
-    )
+    Pair::with_attributes(QpType::Ud, |_, attributes| {
+        *attributes = QpAttributes {
+            qkey: Some(QKEY),
+            pkey_index: Some(0),
+            send_psn: Some(0),
+            ..QpAttributes::default()
+        };
+    })
 }
 
 fn to(pair: &Pair, side: usize, qkey: u32) -> AddressVector {

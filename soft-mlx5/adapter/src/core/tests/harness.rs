@@ -527,6 +527,13 @@ impl Pair {
         Self::of(World::new(2), qp_type, params, attributes)
     }
 
+    pub(super) fn with_attributes(
+        qp_type: QpType,
+        attributes: impl FnMut(usize, &mut QpAttributes),
+    ) -> Self {
+        Self::with(qp_type, |_, _| {}, attributes)
+    }
+
     fn of(
         mut world: World,
         qp_type: QpType,

@@ -35,15 +35,11 @@ const LEN: u64 = 16 << 10;
 fn exercise(seed: u64, first_psn: u32, fate: &mut dyn FnMut(&mut Dice, &Packet) -> Fate) {
     println!("seed {seed}, first PSN {first_psn:#x}");
     let mut dice = Dice::new(seed);
-    let mut pair = Pair::with(
-        QpType::Rc,
-        |_, _| {},
-        |side, attributes| {
-            patient(side, attributes);
-            attributes.send_psn = Some(first_psn);
-            attributes.receive_psn = Some(first_psn);
-        },
-    );
+    let mut pair = Pair::with_attributes(QpType::Rc, |side, attributes| {
+        patient(side, attributes);
+        attributes.send_psn = Some(first_psn);
+        attributes.receive_psn = Some(first_psn);
+    });
     let (local, remote) = (pair.host(0).region(LEN, ALL), pair.host(1).region(LEN, ALL));
     let inbox = pair.host(1).region(LEN, ALL);
     let mut here = pair.host(0).fill(local, seed as u8);
@@ -155,7 +151,7 @@ fn everything_arrives_over_a_wire_that_loses_duplicates_and_reorders_packets() {
 
 #[test]
 fn an_atomic_whose_answer_is_lost_is_not_executed_twice() {
-    let mut pair = Pair::with(QpType::Rc, |_, _| {}, patient);
+    let mut pair = Pair::with_attributes(QpType::Rc, patient);
     let (local, remote) = (pair.host(0).region(8, ALL), pair.host(1).region(8, ALL));
     pair.post(0, &Wr::fetch_add(remote.address, remote.key, 5).all_of(local));
     let mut lost = 0;
@@ -171,7 +167,7 @@ fn an_atomic_whose_answer_is_lost_is_not_executed_twice() {
 
 #[test]
 fn a_read_is_requested_again_from_the_first_missing_packet() {
-    let mut pair = Pair::with(QpType::Rc, |_, _| {}, patient);
+    let mut pair = Pair::with_attributes(QpType::Rc, patient);
     let (local, remote) = (pair.host(0).region(2560, ALL), pair.host(1).region(2560, ALL));
     let data = pair.host(1).fill(remote, 1);
     pair.post(0, &Wr::read(remote.address, remote.key).all_of(local));
@@ -195,14 +191,10 @@ fn a_read_is_requested_again_from_the_first_missing_packet() {
 
 #[test]
 fn a_sequence_error_is_reported_once_and_repaired_without_a_timeout() {
-    let mut pair = Pair::with(
-        QpType::Rc,
-        |_, _| {},
-        |_, attributes| {
-            attributes.mtu = Some(Mtu::M256);
-            attributes.ack_timeout = Some(0);
-        },
-    );
+    let mut pair = Pair::with_attributes(QpType::Rc, |_, attributes| {
+        attributes.mtu = Some(Mtu::M256);
+        attributes.ack_timeout = Some(0);
+    });
     let (from, to) = (pair.host(0).region(2560, ALL), pair.host(1).region(2560, ALL));
     let data = pair.host(0).fill(from, 1);
     pair.post(0, &Wr::write(to.address, to.key).all_of(from));
@@ -249,7 +241,7 @@ fn delayed_acknowledgements_and_responses_are_ignored() {
 
 #[test]
 fn an_acknowledgement_of_a_packet_that_was_not_sent_is_ignored() {
-    let mut pair = Pair::with(QpType::Rc, |_, _| {}, patient);
+    let mut pair = Pair::with_attributes(QpType::Rc, patient);
     let len = 256 * 100;
     let (from, to) = (pair.host(0).region(len, ALL), pair.host(1).region(len, ALL));
     pair.post(0, &Wr::write(to.address, to.key).all_of(from));
@@ -275,7 +267,7 @@ fn an_acknowledgement_of_a_packet_that_was_not_sent_is_ignored() {
 
 #[test]
 fn a_late_rnr_nak_does_not_stop_the_queue_for_ever() {
-    let mut pair = Pair::with(QpType::Rc, |_, _| {}, patient);
+    let mut pair = Pair::with_attributes(QpType::Rc, patient);
     let inbox = pair.host(1).region(64, ALL);
     pair.post(0, &Wr::send());
     // The RNR NAK is delayed until the request was sent again and found a receive.
@@ -307,13 +299,9 @@ fn a_late_rnr_nak_does_not_stop_the_queue_for_ever() {
 #[test]
 fn messages_of_lengths_around_the_mtu_arrive() {
     for mtu in [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048, Mtu::M4096] {
-        let mut pair = Pair::with(
-            QpType::Rc,
-            |_, _| {},
-            |_, attributes| {
-                attributes.mtu = Some(mtu);
-            },
-        );
+        let mut pair = Pair::with_attributes(QpType::Rc, |_, attributes| {
+            attributes.mtu = Some(mtu);
+        });
         let size = u64::from(mtu.bytes()) * 3;
         let (from, to) = (pair.host(0).region(size, ALL), pair.host(1).region(size, ALL));
         let back = pair.host(0).region(size, ALL);
@@ -360,18 +348,14 @@ fn many_queue_pairs_make_progress_together() {
 
 #[test]
 fn both_sides_migrate_to_the_alternate_path_when_retries_end() {
-    let mut pair = Pair::with(
-        QpType::Rc,
-        |_, _| {},
-        |_, attributes| {
-            attributes.retry_count = Some(1);
-            attributes.ack_timeout = Some(8);
-            let mut path = attributes.path.unwrap();
-            path.traffic_class = 9;
-            attributes.alternate_path = Some(path);
-            attributes.migration = Some(MigrationState::Armed);
-        },
-    );
+    let mut pair = Pair::with_attributes(QpType::Rc, |_, attributes| {
+        attributes.retry_count = Some(1);
+        attributes.ack_timeout = Some(8);
+        let mut path = attributes.path.unwrap();
+        path.traffic_class = 9;
+        attributes.alternate_path = Some(path);
+        attributes.migration = Some(MigrationState::Armed);
+    });
     let to = pair.host(1).region(64, ALL);
     pair.post(0, &Wr::write(to.address, to.key).inline(b"over"));
     pair.world.pass(1_000_000_000, &mut |packet| {
@@ -389,7 +373,7 @@ fn both_sides_migrate_to_the_alternate_path_when_retries_end() {
 
 #[test]
 fn counters_count_each_kind_of_loss() {
-    let mut pair = Pair::with(QpType::Rc, |_, _| {}, patient);
+    let mut pair = Pair::with_attributes(QpType::Rc, patient);
     let to = pair.host(1).region(64, ALL);
     pair.post(0, &Wr::write(to.address, to.key).inline(b"x"));
     let mut lost = 0;

@@ -99,14 +99,10 @@ fn a_fence_waits_for_earlier_reads_only() {
 
 #[test]
 fn the_requester_bounds_its_outstanding_reads() {
-    let mut pair = Pair::with(
-        QpType::Rc,
-        |_, _| {},
-        |_, attributes| {
-            attributes.max_read_atomic = Some(2);
-            attributes.max_destination_read_atomic = Some(2);
-        },
-    );
+    let mut pair = Pair::with_attributes(QpType::Rc, |_, attributes| {
+        attributes.max_read_atomic = Some(2);
+        attributes.max_destination_read_atomic = Some(2);
+    });
     let (local, remote) = (pair.host(0).region(64, ALL), pair.host(1).region(64, ALL));
     for _ in 0..20 {
         pair.post(0, &Wr::read(remote.address, remote.key).all_of(local));

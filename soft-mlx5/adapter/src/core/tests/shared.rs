@@ -6,7 +6,7 @@ use super::harness::*;
 use crate::core::*;
 
 /// A connected pair; side 1 receives from an SRQ of 16 entries.
-fn with_srq() -> (Pair, SrqHandle) {
+fn pair_with_srq() -> (Pair, SrqHandle) {
     let mut srq = None;
     let mut world = World::new(2);
     let cqs = [0, 1].map(|side| world.hosts[side].cq(8));
@@ -35,7 +35,7 @@ fn post(pair: &mut Pair, srq: &mut SrqHandle, region: Region) {
 
 #[test]
 fn receives_come_from_the_shared_queue_in_list_order() {
-    let (mut pair, mut srq) = with_srq();
+    let (mut pair, mut srq) = pair_with_srq();
     let inbox = pair.host(1).region(64, ALL);
     let mut indices = Vec::new();
     for n in 0..40u8 {
@@ -53,8 +53,8 @@ fn receives_come_from_the_shared_queue_in_list_order() {
 }
 
 #[test]
-fn the_limit_fires_once() {
-    let (mut pair, mut srq) = with_srq();
+fn the_limit_event_is_raised_once() {
+    let (mut pair, mut srq) = pair_with_srq();
     let inbox = pair.host(1).region(64, ALL);
     for _ in 0..8 {
         post(&mut pair, &mut srq, inbox);
@@ -67,7 +67,7 @@ fn the_limit_fires_once() {
         pair.world.run_until_idle();
         events.push(pair.host(1).async_events().len());
     }
-    assert_eq!(events, [0, 0, 1, 0, 0], "when the sixth went, and only then");
+    assert_eq!(events, [0, 0, 1, 0, 0], "when fewer than the limit are left, once");
     let info = pair.host(1).core.query_srq(srq.srqn).unwrap();
     assert_eq!((info.limit, info.outstanding), (0, 3));
     // With fewer receives than the limit, the event comes at once. A limit of 0 disarms. A limit
@@ -85,7 +85,7 @@ fn the_limit_fires_once() {
 
 #[test]
 fn an_empty_srq_answers_with_rnr_naks() {
-    let (mut pair, mut srq) = with_srq();
+    let (mut pair, mut srq) = pair_with_srq();
     pair.post(0, &Wr::send());
     pair.world.pass(1_000_000, &mut |_| Fate::Pass);
     assert_eq!(pair.poll(0), []);
@@ -96,8 +96,8 @@ fn an_empty_srq_answers_with_rnr_naks() {
 }
 
 #[test]
-fn broken_links_put_the_queue_into_error() {
-    let (mut pair, mut srq) = with_srq();
+fn an_srq_with_broken_links_goes_into_error() {
+    let (mut pair, mut srq) = pair_with_srq();
     let inbox = pair.host(1).region(64, ALL);
     post(&mut pair, &mut srq, inbox);
     pair.world.hosts[1].memory_write(srq.ring + 2, &0x7fffu16.to_be_bytes());
@@ -117,7 +117,7 @@ fn broken_links_put_the_queue_into_error() {
 
 #[test]
 fn the_last_wqe_event_comes_when_a_qp_in_error_holds_no_srq_receive() {
-    let (mut pair, mut srq) = with_srq();
+    let (mut pair, mut srq) = pair_with_srq();
     let inbox = pair.host(1).region(2000, ALL);
     let from = pair.host(0).region(2000, ALL);
     post(&mut pair, &mut srq, inbox);

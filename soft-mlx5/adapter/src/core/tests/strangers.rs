@@ -128,16 +128,12 @@ fn packets_over_the_alternate_path_are_accepted_until_migration_ends() {
         (MigrationState::Rearm, true),
         (MigrationState::Migrated, false),
     ] {
-        let mut pair = Pair::with(
-            QpType::Rc,
-            |_, _| {},
-            |_, attributes| {
-                let path = attributes.path.unwrap();
-                let gid = other.source;
-                attributes.alternate_path = Some(AddressPath { destination_gid: gid, ..path });
-                attributes.migration = Some(migration);
-            },
-        );
+        let mut pair = Pair::with_attributes(QpType::Rc, |_, attributes| {
+            let path = attributes.path.unwrap();
+            let gid = other.source;
+            attributes.alternate_path = Some(AddressPath { destination_gid: gid, ..path });
+            attributes.migration = Some(migration);
+        });
         let region = pair.host(1).region(64, ALL);
         let packet = packet(other, WRITE_ONLY, pair.qps[1].qpn, 100, region);
         pair.host(1).core.receive(0, packet);
