@@ -2,6 +2,8 @@
 //! Kernel: `ib_uverbs_query_device`, `ib_uverbs_ex_query_device`, `mlx5_ib_query_device`.
 #![forbid(unsafe_code)]
 
+use std::ops::RangeInclusive;
+
 use nix::errno::Errno;
 use uverbs_uapi::enums::{AtomicCap, QpType};
 use uverbs_uapi::flags::{DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, RawPacketCaps};
@@ -90,14 +92,10 @@ pub(crate) fn query_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&response)
 }
 
+/// Refuses input of the driver, and a space for its answer that does not hold the length.
 fn check_driver(driver: &Buffers) -> Result<(), Errno> {
-    let shortest = 8;
-    if driver.output_length() != 0 && driver.output_length() < shortest
-        || !driver.is_clear_from(0)?
-    {
-        return Err(Errno::EINVAL);
-    }
-    Ok(())
+    let has_length = matches!(driver.output_length(), 0 | 8..);
+    if has_length && driver.is_clear_from(0)? { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 /// Operations of reliable connections that may use on-demand memory. All of these are in
@@ -129,25 +127,6 @@ fn raw_packet(options: &Options) -> RawPacketCaps {
     RawPacketCaps::CVLAN_STRIPPING | RawPacketCaps::SCATTER_FCS | RawPacketCaps::IP_CSUM
 }
 
-/// TCP segmentation offload of raw packet QPs.
-fn segmentation(options: &Options) -> TsoCaps {
-    if !options.is_roce() {
-        return TsoCaps::default();
-    }
-    TsoCaps { max_tso: MAX_TSO, supported_qpts: 1 << QpType::RAW_PACKET.0 }
-}
-
-/// Rates that raw packet QPs can be limited to.
-fn pacing(options: &Options) -> PacketPacingCaps {
-    let Some(rates) = options.rates() else { return PacketPacingCaps::default() };
-    PacketPacingCaps {
-        qp_rate_limit_min: *rates.start(),
-        qp_rate_limit_max: *rates.end(),
-        supported_qpts: 1 << QpType::RAW_PACKET.0,
-        ..PacketPacingCaps::default()
-    }
-}
-
 /// Indirection tables of raw packet QPs, as large as behind PCI.
 fn spreading(options: &Options) -> RssCaps {
     if !options.is_roce() {
@@ -161,30 +140,36 @@ fn spreading(options: &Options) -> RssCaps {
     }
 }
 
-/// What can be hashed: addresses and ports of the outer headers.
-fn hashing(options: &Options) -> HashCaps {
+/// The driver's capabilities for raw packet QPs: segmentation, hashing of addresses and ports of
+/// the outer headers, pacing, striding receive queues.
+fn driver_raw_packet(options: &Options) -> DriverResp {
     if !options.is_roce() {
-        return HashCaps::default();
+        return DriverResp::default();
     }
-    HashCaps {
-        rx_hash_fields_mask: HASHED_FIELDS,
-        rx_hash_function: RxHashFunctions::TOEPLITZ,
-        ..HashCaps::default()
-    }
-}
-
-/// Striding receive queues.
-fn strides(options: &Options) -> StridingRqCaps {
-    if !options.is_roce() {
-        return StridingRqCaps::default();
-    }
-    StridingRqCaps {
-        min_single_stride_log_num_of_bytes: *LOG_STRIDE_BYTES.start(),
-        max_single_stride_log_num_of_bytes: *LOG_STRIDE_BYTES.end(),
-        min_single_wqe_log_num_of_strides: *LOG_STRIDES.start(),
-        max_single_wqe_log_num_of_strides: *LOG_STRIDES.end(),
-        supported_qpts: 1 << QpType::RAW_PACKET.0,
-        ..StridingRqCaps::default()
+    let supported_qpts = 1 << QpType::RAW_PACKET.0;
+    let pacing = |rates: RangeInclusive<u32>| PacketPacingCaps {
+        qp_rate_limit_min: *rates.start(),
+        qp_rate_limit_max: *rates.end(),
+        supported_qpts,
+        ..PacketPacingCaps::default()
+    };
+    DriverResp {
+        tso_caps: TsoCaps { max_tso: MAX_TSO, supported_qpts },
+        rss_caps: HashCaps {
+            rx_hash_fields_mask: HASHED_FIELDS,
+            rx_hash_function: RxHashFunctions::TOEPLITZ,
+            ..HashCaps::default()
+        },
+        packet_pacing_caps: options.rates().map_or_else(PacketPacingCaps::default, pacing),
+        striding_rq_caps: StridingRqCaps {
+            min_single_stride_log_num_of_bytes: *LOG_STRIDE_BYTES.start(),
+            max_single_stride_log_num_of_bytes: *LOG_STRIDE_BYTES.end(),
+            min_single_wqe_log_num_of_strides: *LOG_STRIDES.start(),
+            max_single_wqe_log_num_of_strides: *LOG_STRIDES.end(),
+            supported_qpts,
+            ..StridingRqCaps::default()
+        },
+        ..DriverResp::default()
     }
 }
 
@@ -193,20 +178,16 @@ fn compression() -> CqeCompCaps {
     CqeCompCaps { max_num: MAX_COMPRESSED as u32, supported_format: CqeCompFormat::all() }
 }
 
-/// Answers the driver's part. Of its capabilities segmentation, hashing, compression, pacing and
-/// striding are modelled, the others are zero. The length counts whole members.
+/// Answers the driver's part, cut to whole members. Capabilities that the device does not model are
+/// zero.
 fn answer_driver(driver: &Buffers, options: &Options) -> Result<(), Errno> {
     let members = [8, 16, 32, 40, 56, 60, 64, 72, 96, 100, 104, 112];
     let fitting = members.into_iter().rev().find(|end| *end <= driver.output_length());
     let response_length = fitting.unwrap_or(8);
     let response = DriverResp {
         response_length: response_length as u32,
-        tso_caps: segmentation(options),
-        rss_caps: hashing(options),
         cqe_comp_caps: compression(),
-        packet_pacing_caps: pacing(options),
-        striding_rq_caps: strides(options),
-        ..DriverResp::default()
+        ..driver_raw_packet(options)
     };
     driver.write(&response.as_bytes()[..response_length])
 }
@@ -231,6 +212,7 @@ fn capabilities(options: &Options) -> DeviceCapFlags {
     capabilities
 }
 
+/// The answer to the plain command.
 fn base(options: &Options) -> QueryDeviceResp {
     let (major, minor, sub) = options.model.firmware();
     let guid = options.node_guid();
