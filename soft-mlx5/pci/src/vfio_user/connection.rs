@@ -1,13 +1,13 @@
 //! Messages and the file descriptors that travel with them, over a UNIX stream socket.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use nix::sys::socket::{MsgFlags, send};
 use nix::sys::time::TimeSpec;
 use uverbs_soft::passed::receive;
 
@@ -22,6 +22,7 @@ pub(super) const MAX_DESCRIPTORS: usize = 16;
 pub(super) struct Connection {
     stream: UnixStream,
     received: Vec<u8>,
+    /// Bytes of `received` that were returned as messages.
     start: usize,
     /// Descriptors that arrived, in order. Each belongs to the message with the byte before this
     /// index, because the kernel ends a read after the buffer that carries descriptors.
@@ -69,7 +70,7 @@ impl Connection {
     /// # Errors
     /// A message with a bad size or more than [`MAX_DESCRIPTORS`] descriptors, complete or not.
     pub(super) fn next(&mut self) -> io::Result<Option<Message>> {
-        let message = self.complete()?;
+        let message = self.next_bytes()?;
         let end = if message.is_some() { self.start } else { self.received.len() };
         let own = self.descriptors.iter().take_while(|(at, _)| *at <= end).count();
         if own > MAX_DESCRIPTORS {
@@ -81,8 +82,8 @@ impl Connection {
         }))
     }
 
-    /// [`Connection::next`], without its descriptors.
-    fn complete(&mut self) -> io::Result<Option<Message>> {
+    /// The next complete message, without its descriptors.
+    fn next_bytes(&mut self) -> io::Result<Option<Message>> {
         let pending = &self.received[self.start..];
         let Some(head) = pending.get(..HEADER) else { return Ok(None) };
         let size = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
@@ -110,15 +111,7 @@ impl Connection {
 
     fn send(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let none: &[ControlMessage<'_>] = &[];
-            let slices = [IoSlice::new(bytes)];
-            match sendmsg::<()>(
-                self.stream.as_raw_fd(),
-                &slices,
-                none,
-                MsgFlags::MSG_NOSIGNAL,
-                None,
-            ) {
+            match send(self.stream.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL) {
                 Ok(sent) => bytes = &bytes[sent..],
                 Err(Errno::EINTR) => {}
                 Err(error) => return Err(error.into()),

@@ -3,6 +3,10 @@
 #[path = "../../../../../tests/common/child.rs"]
 mod child;
 
+use std::io::IoSlice;
+
+use nix::sys::socket::{ControlMessage, sendmsg};
+
 use super::*;
 use child::{Outcome, in_child};
 
