@@ -127,7 +127,7 @@ impl Injector {
         self.counters.seen += 1;
         match self.choose(&packet) {
             None => self.pass(packet, out),
-            Some(Fault::Drop) => self.lose(packet, pool),
+            Some(Fault::Drop) => self.drop_packet(packet, pool),
             Some(Fault::Duplicate) => {
                 self.counters.duplicated += 1;
                 let delay = self.delay();
@@ -190,7 +190,6 @@ impl Injector {
 
     fn by_chance(&mut self) -> Option<Fault> {
         let plan = &self.plan;
-        let (shortest, longest) = plan.delay_range;
         let chances = [
             (plan.drop, Fault::Drop),
             (plan.duplicate, Fault::Duplicate),
@@ -203,7 +202,7 @@ impl Injector {
             return Some(fault);
         }
         let late = self.prng.chance(plan.delay);
-        late.then(|| Fault::Delay(self.prng.within(shortest, longest)))
+        late.then(|| Fault::Delay(self.delay()))
     }
 
     fn delay(&mut self) -> u64 {
@@ -228,7 +227,7 @@ impl Injector {
         self.held.insert((due, self.sequence), packet);
     }
 
-    fn lose(&mut self, packet: Packet, pool: &mut PacketPool) {
+    fn drop_packet(&mut self, packet: Packet, pool: &mut PacketPool) {
         self.counters.dropped += 1;
         pool.give(packet);
     }
@@ -240,7 +239,7 @@ impl Injector {
         self.counters.corrupted += 1;
         let mut frame = Vec::new();
         rocev2::write_ip(packet, Framing::default(), &mut frame);
-        turn_over(&mut frame, &mut self.prng);
+        invert_random_bit(&mut frame, &mut self.prng);
         let Ok(damaged) = rocev2::read_ip(&frame) else { return false };
         let Addressing { traffic_class, hop_limit, .. } = damaged.addressing;
         packet.fill(Addressing { traffic_class, hop_limit, ..packet.addressing }, damaged.bytes());
@@ -249,12 +248,11 @@ impl Injector {
 
     fn mangle(&mut self, packet: &mut Packet) {
         self.counters.corrupted += 1;
-        turn_over(packet.bytes_mut(), &mut self.prng);
+        invert_random_bit(packet.bytes_mut(), &mut self.prng);
     }
 }
 
-/// Inverts one random bit.
-fn turn_over(bytes: &mut [u8], prng: &mut Prng) {
+fn invert_random_bit(bytes: &mut [u8], prng: &mut Prng) {
     let bit = prng.below(bytes.len() as u64 * 8);
     if let Some(byte) = bytes.get_mut((bit / 8) as usize) {
         *byte ^= 1 << (bit % 8);

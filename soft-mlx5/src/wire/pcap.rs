@@ -127,27 +127,21 @@ fn mac(gid: Gid) -> [u8; 6] {
 
 /// Magic number of a pcap file with nanosecond times, version 2.4, no offset, 256 KiB at most per
 /// frame.
-fn file_header(link: LinkType) -> [u8; 24] {
+fn file_header(link: LinkType) -> Vec<u8> {
     let network: u32 = match link {
         LinkType::Ethernet => 1,
         LinkType::RawIp => 101,
     };
-    let words = [0xa1b2_3c4d, 4 << 16 | 2, 0, 0, 262_144, network];
-    let mut header = [0; 24];
-    for (bytes, word) in header.chunks_exact_mut(4).zip(words) {
-        bytes.copy_from_slice(&word.to_le_bytes());
-    }
-    header
+    little_endian([0xa1b2_3c4d, 4 << 16 | 2, 0, 0, 262_144, network])
 }
 
-fn record_header(now: u64, len: usize) -> [u8; 16] {
+fn record_header(now: u64, len: usize) -> Vec<u8> {
     let (seconds, nanoseconds) = (now / 1_000_000_000, now % 1_000_000_000);
-    let words = [seconds as u32, nanoseconds as u32, len as u32, len as u32];
-    let mut header = [0; 16];
-    for (bytes, word) in header.chunks_exact_mut(4).zip(words) {
-        bytes.copy_from_slice(&word.to_le_bytes());
-    }
-    header
+    little_endian([seconds as u32, nanoseconds as u32, len as u32, len as u32])
+}
+
+fn little_endian<const N: usize>(words: [u32; N]) -> Vec<u8> {
+    words.into_iter().flat_map(u32::to_le_bytes).collect()
 }
 
 impl<W: Wire, F: Write + Send> Wire for Pcap<W, F> {
