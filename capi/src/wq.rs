@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use uverbs::ethernet::Striding;
 use uverbs::events::{DetachedEvent, ObjectId};
-use uverbs::raw::{RingLayout, WorkQueue};
-use uverbs::{IndirectionTable, WqHandle, WqState};
+use uverbs::raw::{CqHandle, RingLayout, WorkQueue};
+use uverbs::{IndirectionTable, ProtectionDomain, WqHandle, WqState};
 
 use crate::abi::*;
 use crate::context::{Context, Object};
@@ -103,11 +103,12 @@ pub(crate) unsafe fn create(
 ) -> *mut ibv_wq {
     // SAFETY: the caller's struct.
     let given = unsafe { grown::read(attr) };
-    let flags = given.create_flags;
     if given.wq_type != RECEIVES || given.pd.is_null() || given.cq.is_null() {
         return null(libc::EINVAL);
     }
-    if given.comp_mask & !MASK_FLAGS != 0 || flags & !(CVLAN_STRIPPING | SCATTER_FCS) != 0 {
+    if given.comp_mask & !MASK_FLAGS != 0
+        || given.create_flags & !(CVLAN_STRIPPING | SCATTER_FCS) != 0
+    {
         return null(libc::EOPNOTSUPP);
     }
     // SAFETY: the caller's objects.
@@ -115,18 +116,7 @@ pub(crate) unsafe fn create(
     let (Some(library), Some(cq)) = (domain.domain(), cq.handle()) else {
         return null(libc::EINVAL);
     };
-    let builder = library.create_raw_wq(&cq, given.max_wr).max_sge(given.max_sge.max(1));
-    let mut builder = builder.user_context(CHECKS_IP);
-    if flags & CVLAN_STRIPPING != 0 {
-        builder = builder.strip_vlan();
-    }
-    if flags & SCATTER_FCS != 0 {
-        builder = builder.keep_check_sequence();
-    }
-    if let Some(striding) = striding {
-        builder = builder.striding(striding);
-    }
-    let made: *mut Wq = pointer(builder.build_in_reset().map(|queue| {
+    let made: *mut Wq = pointer(build(library, &cq, &given, striding).map(|queue| {
         // SAFETY: the caller's struct.
         unsafe { ((*attr).max_wr, (*attr).max_sge) = (queue.capacity(), queue.max_sge()) };
         object(context, domain, &given, queue)
@@ -140,6 +130,26 @@ pub(crate) unsafe fn create(
         }
     }
     made.cast()
+}
+
+fn build(
+    domain: &ProtectionDomain,
+    cq: &CqHandle,
+    attr: &ibv_wq_init_attr,
+    striding: Option<Striding>,
+) -> uverbs::Result<WorkQueue> {
+    let builder = domain.create_raw_wq(cq, attr.max_wr).max_sge(attr.max_sge.max(1));
+    let mut builder = builder.user_context(CHECKS_IP);
+    if attr.create_flags & CVLAN_STRIPPING != 0 {
+        builder = builder.strip_vlan();
+    }
+    if attr.create_flags & SCATTER_FCS != 0 {
+        builder = builder.keep_check_sequence();
+    }
+    if let Some(striding) = striding {
+        builder = builder.striding(striding);
+    }
+    builder.build_in_reset()
 }
 
 fn object(
@@ -240,7 +250,7 @@ pub(crate) unsafe extern "C" fn post_wq_recv(
     let _guard = queue.lock.guard();
     // SAFETY: the lock is held, or the program posts in one thread at a time.
     let library = unsafe { &mut *queue.queue.get() };
-    // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
+    // SAFETY: the caller's list, whose memory the program keeps for the queue.
     unsafe { receive::post_list(library.receive_batch(), first, bad) }
 }
 
