@@ -26,9 +26,9 @@ use crate::error::Error;
 use crate::host::lifetime::{Destroy, destroy_in_place_method};
 use crate::mlx5::RingLayout;
 
-/// Where the parts of a queue pair are: for programs that write requests themselves, as those of
-/// mlx5dv_init_obj(3) do. This library does not know of such requests: their completions are for
-/// the program's own poller.
+/// Where the parts of a queue pair are: for programs that write requests themselves, as with
+/// mlx5dv_init_obj(3). This library does not know of such requests, so the program has to poll
+/// their completions itself.
 #[derive(Debug, Clone, Copy)]
 pub struct QpLayout {
     /// The send queue's ring, in blocks of 64 bytes.
@@ -63,10 +63,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
             let (start, entries) = queue.ring();
             RingLayout { start, entries, stride: 64 }
         });
-        let receive = self.queues.receive.as_ref().map(|queue| {
-            let (start, entries, stride) = queue.ring();
-            RingLayout { start, entries, stride }
-        });
+        let receive = self.queues.receive.as_ref().map(receive_layout);
         let record = self.core.memory.as_ref().map_or(0, |memory| memory.record_address());
         let register = self.core.register.as_ref().map(|register| register.address());
         let (register, register_bytes) = register.unwrap_or((std::ptr::null_mut(), 0));
@@ -133,7 +130,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         Ok(())
     }
 
-    /// Notes that the program's own command ([`Devx::modify`]) has changed the queue pair's state
+    /// Records that the program's own command ([`Devx::modify`]) has changed the queue pair's state
     /// to `state`. RESET empties the queues.
     ///
     /// # Errors
@@ -309,6 +306,11 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     }
 }
 
+fn receive_layout(queue: &RecvQueue) -> RingLayout {
+    let (start, entries, stride) = queue.ring();
+    RingLayout { start, entries, stride }
+}
+
 impl WorkQueue<Raw> {
     /// Posts one receive: the device may use it from now on, as it may what was built before and
     /// not yet published.
@@ -342,10 +344,7 @@ impl WorkQueue<Raw> {
 
     /// Where its ring and its doorbell record are: for programs that write receives themselves.
     pub fn layout(&self) -> (Option<RingLayout>, *mut u8) {
-        let ring = self.queue.receive.as_ref().map(|queue| {
-            let (start, entries, stride) = queue.ring();
-            RingLayout { start, entries, stride }
-        });
+        let ring = self.queue.receive.as_ref().map(receive_layout);
         let record = self.handle.record_address();
         (ring, std::ptr::with_exposed_provenance_mut(record as usize))
     }
