@@ -23,7 +23,7 @@ fn runs() -> u64 {
 
 /// One run; the seed is printed if it fails.
 fn run(seed: u64, shape: Shape) -> u64 {
-    seeds::say_if_failed(seed, || {
+    seeds::print_if_panics(seed, || {
         let mut run = Run::new(seed, shape);
         run.run();
         run.verify();
@@ -66,7 +66,7 @@ fn the_same_seed_gives_the_same_run() {
 
 #[test]
 fn one_seed() {
-    let Some(seed) = seeds::one() else { return };
+    let Some(seed) = seeds::single() else { return };
     let faults = match seed {
         0..1000 => [0; 5],
         2000..3000 => HARSH,

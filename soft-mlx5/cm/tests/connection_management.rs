@@ -24,7 +24,7 @@ fn runs() -> u64 {
 }
 
 fn run(seed: u64, faults: Faults) -> Outcome {
-    seeds::say_if_failed(seed, || Run::new(seed, faults).run_to_end())
+    seeds::print_if_panics(seed, || Run::new(seed, faults).run_to_end())
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn the_same_seed_gives_the_same_run() {
 
 #[test]
 fn one_seed() {
-    let Some(seed) = seeds::one() else { return };
+    let Some(seed) = seeds::single() else { return };
     let faults = match seed {
         0..1000 => GOOD,
         1000..2000 => MILD,

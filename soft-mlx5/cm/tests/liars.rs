@@ -223,9 +223,9 @@ impl World {
 
 #[test]
 fn changed_datagrams_are_survived_and_leave_no_id() {
-    let seeds = seeds::one().map_or(0..seeds::runs(10), |seed| seed..seed + 1);
+    let seeds = seeds::single().map_or(0..seeds::runs(10), |seed| seed..seed + 1);
     for seed in seeds {
-        let changed = seeds::say_if_failed(seed, || World::new(seed).run());
+        let changed = seeds::print_if_panics(seed, || World::new(seed).run());
         assert!(changed > STEPS / 2, "seed {seed}: {changed} datagrams only were changed");
     }
 }

@@ -95,6 +95,7 @@ struct View {
     seen: Seen,
 }
 
+/// What a program does at a planned time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Act {
     Start,
@@ -112,20 +113,22 @@ struct Outcome {
     rejected: u32,
     unreachable: u32,
     disconnected: u32,
+    /// A hash of all arrivals and their times: equal in equal runs.
     trace: u64,
 }
 
-type Datagram = Reverse<(u64, u64, usize, Addressing1, Vec<u8>)>;
+/// Arrival time, a number that makes the order total, receiver, ends, bytes.
+type Datagram = Reverse<(u64, u64, usize, Ends, Vec<u8>)>;
 
 /// Source and destination, ordered so that they fit into a heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Addressing1(Gid, Gid);
+struct Ends(Gid, Gid);
 
 struct World {
     hosts: Vec<Cma>,
     views: BTreeMap<(usize, CmaId), View>,
     acts: BinaryHeap<Reverse<(u64, u64, Act)>>,
-    flying: BinaryHeap<Datagram>,
+    in_transit: BinaryHeap<Datagram>,
     faults: Faults,
     prng: Prng,
     now: u64,
@@ -137,12 +140,12 @@ impl World {
     fn new(seed: u64, faults: Faults) -> Self {
         let mut prng = Prng::new(seed);
         let hosts = (0..HOSTS).map(|host| new_host(host, prng.next())).collect();
-        let (views, acts, flying) = Default::default();
+        let (views, acts, in_transit) = Default::default();
         let mut world = Self {
             hosts,
             views,
             acts,
-            flying,
+            in_transit,
             faults,
             prng,
             now: 0,
@@ -177,14 +180,13 @@ impl World {
 
     fn next(&self) -> Option<u64> {
         let acts = self.acts.peek().map(|Reverse((at, ..))| *at);
-        let flying = self.flying.peek().map(|Reverse((at, ..))| *at);
-        self.hosts.iter().filter_map(Cma::next_wake).chain(acts).chain(flying).min()
+        let in_transit = self.in_transit.peek().map(|Reverse((at, ..))| *at);
+        self.hosts.iter().filter_map(Cma::next_wake).chain(acts).chain(in_transit).min()
     }
 
     fn deliver(&mut self) {
-        while self.flying.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
-            let Some(Reverse((at, _, to, Addressing1(from, own), bytes))) = self.flying.pop()
-            else {
+        while self.in_transit.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
+            let Some(Reverse((at, _, to, Ends(from, own), bytes))) = self.in_transit.pop() else {
                 return;
             };
             for byte in at.to_le_bytes().iter().chain(&bytes) {
@@ -238,7 +240,7 @@ impl World {
             _ => match self.hosts[host].accept(self.now, id, Some(&param), Ece::default()) {
                 Ok(()) => {
                     self.outcome.accepted += 1;
-                    self.see(host, id, Seen::Accepted);
+                    self.set_seen(host, id, Seen::Accepted);
                 }
                 // The peer gave up meanwhile.
                 Err(_) => self.destroy(host, id),
@@ -249,7 +251,7 @@ impl World {
     fn disconnect(&mut self, host: usize, id: CmaId) {
         if self.views.contains_key(&(host, id)) {
             self.hosts[host].disconnect(self.now, id).expect("it had a request");
-            // A connection that has ended already is destroyed later all the same.
+            // The id of a connection that has already ended is destroyed later, too.
             self.plan(100 * SECOND, Act::Destroy(host, id));
         }
     }
@@ -260,7 +262,7 @@ impl World {
         }
     }
 
-    fn see(&mut self, host: usize, id: CmaId, seen: Seen) {
+    fn set_seen(&mut self, host: usize, id: CmaId, seen: Seen) {
         self.views.get_mut(&(host, id)).expect("known").seen = seen;
     }
 
@@ -272,12 +274,12 @@ impl World {
             }
             while let Some((_, out)) = self.hosts[host].take_mad() {
                 assert_eq!(out.addressing.source, Gid::from_ipv4(ip(host)));
-                self.launch(&out.addressing, out.mad.as_bytes());
+                self.transmit(&out.addressing, out.mad.as_bytes());
             }
         }
     }
 
-    fn launch(&mut self, addressing: &Addressing, bytes: &[u8]) {
+    fn transmit(&mut self, addressing: &Addressing, bytes: &[u8]) {
         let Some(to) = addressing.destination.to_ipv4().and_then(|v4| host_of(v4.into())) else {
             panic!("to a host");
         };
@@ -286,8 +288,8 @@ impl World {
         for _ in 0..if dropped { 0 } else { copies } {
             let at = self.now + self.prng.within(1, self.faults.delay) * 1_000_000;
             self.order += 1;
-            let route = Addressing1(addressing.source, addressing.destination);
-            self.flying.push(Reverse((at, self.order, to, route, bytes.to_vec())));
+            let route = Ends(addressing.source, addressing.destination);
+            self.in_transit.push(Reverse((at, self.order, to, route, bytes.to_vec())));
         }
     }
 
@@ -348,7 +350,7 @@ impl World {
             other => panic!("event {other}"),
         };
         assert!(may_be.contains(&view.seen), "{} after {:?}", event.event, view.seen);
-        self.see(host, id, seen);
+        self.set_seen(host, id, seen);
     }
 
     fn on_request(&mut self, host: usize, event: &CmaEvent) {
@@ -424,7 +426,7 @@ fn runs() -> u64 {
 }
 
 fn run(seed: u64, faults: Faults) -> Outcome {
-    seeds::say_if_failed(seed, || World::new(seed, faults).run())
+    seeds::print_if_panics(seed, || World::new(seed, faults).run())
 }
 
 #[test]
@@ -450,10 +452,10 @@ fn the_same_seed_gives_the_same_run() {
     assert_ne!(run(2007, HARSH).trace, run(2008, HARSH).trace);
 }
 
-/// The IP stack of a host whose neighbours all answer, or all do not.
-struct Deserted(Stack, bool);
+/// The IP stack of a host whose neighbours all answer (`true`), or all do not.
+struct OneAnswer(Stack, bool);
 
-impl Addresses for Deserted {
+impl Addresses for OneAnswer {
     fn interface_of(&self, address: IpAddr) -> Result<Interface, CmaError> {
         self.0.interface_of(address)
     }
@@ -481,12 +483,12 @@ fn a_request_to_a_peer_that_ended_is_not_repeated() {
         let id = cma.create(PortSpace::TCP, QpType::RC).expect("an id");
         let destination = Address::Ip(SocketAddr::new(ip(1).into(), PORT));
         let target = Target { source: None, destination, timeout_ms: 2000 };
-        cma.resolve_addr(0, id, &target, &Deserted(Stack(0), true)).expect("a route");
+        cma.resolve_addr(0, id, &target, &OneAnswer(Stack(0), true)).expect("a route");
         cma.resolve_route(id, 2000).expect("resolved");
         cma.connect(0, id, &param(1, 7), Ece::default(), &Stack(0)).expect("asked");
         while cma.take_event().is_some() {}
         let repeated = cma.next_wake().expect("a repetition");
-        cma.step(repeated, &Deserted(Stack(0), is_there));
+        cma.step(repeated, &OneAnswer(Stack(0), is_there));
         let event = cma.take_event().map(|event| event.event);
         assert_eq!(event, (!is_there).then_some(EventType::REJECTED));
     }
@@ -494,7 +496,7 @@ fn a_request_to_a_peer_that_ended_is_not_repeated() {
 
 #[test]
 fn one_seed() {
-    if let Some(seed) = seeds::one() {
+    if let Some(seed) = seeds::single() {
         println!("{:?}", run(seed, if seed < 1000 { GOOD } else { HARSH }));
     }
 }

@@ -115,13 +115,13 @@ impl Run {
     /// Runs until no task, datagram or timer is left.
     pub(crate) fn run_to_end(mut self) -> Outcome {
         loop {
-            self.network.send();
+            self.network.send_outgoing();
             while let Some((host, id, event)) = self.network.take_event() {
                 self.on_event(host, id, event);
-                self.network.send();
+                self.network.send_outgoing();
             }
             let task = self.tasks.peek().map(|Reverse((at, ..))| *at);
-            let Some(next) = self.network.next().into_iter().chain(task).min() else {
+            let Some(next) = self.network.next_time().into_iter().chain(task).min() else {
                 break;
             };
             self.network.advance(next);

@@ -1,4 +1,4 @@
-//! Engines, a network between them, and the time.
+//! Hosts with a connection manager each, the faulty network between them, and simulated time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -26,9 +26,11 @@ pub(crate) struct Network {
     pub(crate) hosts: Vec<IbCm>,
     pub(crate) now: u64,
     pub(crate) prng: Prng,
+    /// A hash of all arrivals and their times: equal in equal runs.
     pub(crate) trace: u64,
     faults: Faults,
     arrivals: BinaryHeap<Arrival>,
+    /// Datagrams sent so far.
     sent: u64,
 }
 
@@ -43,11 +45,11 @@ pub(crate) fn guid(host: usize) -> u64 {
 impl Network {
     pub(crate) fn new(seed: u64, hosts: usize, faults: Faults) -> Self {
         let mut prng = Prng::new(seed);
-        let engine = |host| {
+        let host = |host| {
             let (node_guid, seed) = (guid(host), Some(prng.next()));
             IbCm::new(IbCmConfig { node_guid, ack_delay: 16, seed, ..IbCmConfig::default() })
         };
-        let hosts = (0..hosts).map(engine).collect();
+        let hosts = (0..hosts).map(host).collect();
         let arrivals = BinaryHeap::new();
         Self { hosts, now: 0, prng, trace: 0, faults, arrivals, sent: 0 }
     }
@@ -61,17 +63,17 @@ impl Network {
     }
 
     /// Sends the hosts' outgoing datagrams.
-    pub(crate) fn send(&mut self) {
+    pub(crate) fn send_outgoing(&mut self) {
         for host in 0..self.hosts.len() {
             while let Some(out) = self.hosts[host].take_mad() {
                 assert_eq!(out.addressing.source, gid(host), "a host sends under its own address");
                 let to = (0..self.hosts.len()).find(|to| gid(*to) == out.addressing.destination);
-                self.launch(host, to.expect("a host"), out.mad.as_bytes());
+                self.transmit(host, to.expect("a host"), out.mad.as_bytes());
             }
         }
     }
 
-    fn launch(&mut self, from: usize, to: usize, bytes: &[u8]) {
+    fn transmit(&mut self, from: usize, to: usize, bytes: &[u8]) {
         if self.prng.chance(self.faults.drop) {
             return;
         }
@@ -84,7 +86,7 @@ impl Network {
     }
 
     /// The time of the next arrival or timer.
-    pub(crate) fn next(&self) -> Option<u64> {
+    pub(crate) fn next_time(&self) -> Option<u64> {
         let arrival = self.arrivals.peek().map(|Reverse((at, ..))| *at);
         self.hosts.iter().filter_map(IbCm::next_wake).chain(arrival).min()
     }
@@ -94,7 +96,7 @@ impl Network {
         self.now = self.now.max(to);
         while self.arrivals.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
             let Some(Reverse((_, _, from, to, bytes))) = self.arrivals.pop() else { return };
-            self.note(&bytes);
+            self.add_to_trace(&bytes);
             let addressing = Addressing::roce(gid(from), gid(to));
             self.hosts[to].receive(self.now, &addressing, &bytes);
         }
@@ -104,7 +106,7 @@ impl Network {
         }
     }
 
-    fn note(&mut self, bytes: &[u8]) {
+    fn add_to_trace(&mut self, bytes: &[u8]) {
         let at = self.now.to_le_bytes();
         for byte in at.iter().chain(bytes) {
             self.trace = (self.trace ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);

@@ -6,22 +6,22 @@ pub(crate) fn runs(default: u64) -> u64 {
 }
 
 /// The seed in `SEED`.
-pub(crate) fn one() -> Option<u64> {
+pub(crate) fn single() -> Option<u64> {
     std::env::var("SEED").ok().and_then(|seed| seed.parse().ok())
 }
 
 /// Calls `run`; prints the seed if that panics.
-pub(crate) fn say_if_failed<R>(seed: u64, run: impl FnOnce() -> R) -> R {
-    let guard = SaySeed(seed);
-    let outcome = run();
-    std::mem::forget(guard);
-    outcome
+pub(crate) fn print_if_panics<R>(seed: u64, run: impl FnOnce() -> R) -> R {
+    let _guard = PrintOnPanic(seed);
+    run()
 }
 
-struct SaySeed(u64);
+struct PrintOnPanic(u64);
 
-impl Drop for SaySeed {
+impl Drop for PrintOnPanic {
     fn drop(&mut self) {
-        eprintln!("failed with seed {}", self.0);
+        if std::thread::panicking() {
+            eprintln!("failed with seed {}", self.0);
+        }
     }
 }
