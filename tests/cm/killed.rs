@@ -104,18 +104,21 @@ fn assert_peer_ended(error: &uverbs::Error) {
     assert!(!error.cure().is_empty(), "{text}");
 }
 
+/// Kills a client before it sends its request, or after, and accepts the next client.
 #[test]
-fn a_client_killed_before_its_request_does_not_disturb_the_server() {
+fn a_listener_serves_the_next_client_after_one_that_was_killed() {
     let own = Own::new();
-    let (mut listener, to) = short_listener(&own.context);
-    let mut peer = Peer::start(&format!("{CLIENT}resolved {to}"));
-    peer.after("ready");
-    peer.kill();
-    let context = own.context.clone();
-    let other = std::thread::spawn(move || connector(&context).connect(to).unwrap());
-    let server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
-    drop((other.join().unwrap(), server, listener));
-    own.assert_no_object_left();
+    for state in ["resolved", "asked"] {
+        let (mut listener, to) = short_listener(&own.context);
+        let mut peer = Peer::start(&format!("{CLIENT}{state} {to}"));
+        peer.after("ready");
+        peer.kill();
+        let context = own.context.clone();
+        let other = std::thread::spawn(move || connector(&context).connect(to).unwrap());
+        let server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
+        drop((other.join().unwrap(), server, listener));
+        own.assert_no_object_left();
+    }
 }
 
 /// The server reads the request before the client is killed, or after.
@@ -143,20 +146,6 @@ fn accepting_a_killed_client_reports_that_it_ended() {
         drop((qp, cq, listening, channel));
         own.assert_no_object_left();
     }
-}
-
-#[test]
-fn a_listener_serves_the_next_client_after_one_that_was_killed() {
-    let own = Own::new();
-    let (mut listener, to) = short_listener(&own.context);
-    let mut peer = Peer::start(&format!("{CLIENT}asked {to}"));
-    peer.after("ready");
-    peer.kill();
-    let context = own.context.clone();
-    let other = std::thread::spawn(move || connector(&context).connect(to).unwrap());
-    let server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
-    drop((other.join().unwrap(), server, listener));
-    own.assert_no_object_left();
 }
 
 #[test]
