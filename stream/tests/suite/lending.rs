@@ -1,9 +1,10 @@
-//! Registered memory lent to callers, which sockets do not have.
+//! Registered memory that streams lend to callers, and waiting with `poll(2)`.
 
 use std::io::{BufRead, ErrorKind, Read, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use uverbs_stream::Stream;
 
 use crate::network::{Network, Rdma, address, config};
@@ -11,8 +12,8 @@ use crate::random::pattern;
 
 const BYTES: usize = 500_000;
 
-/// Fills lent buffers until all bytes are sent.
-fn fill(stream: &mut Stream, bytes: usize) {
+/// Sends bytes through lent buffers.
+fn send_lent(stream: &mut Stream, bytes: usize) {
     let mut at = 0;
     while at < bytes {
         let mut buffer = stream.reserve().unwrap();
@@ -25,9 +26,9 @@ fn fill(stream: &mut Stream, bytes: usize) {
 }
 
 #[test]
-fn lent_buffers_carry_a_stream() {
+fn lent_memory_carries_a_stream() {
     let (mut server, mut client) = Rdma::pair();
-    let writing = thread::spawn(move || fill(&mut server, BYTES));
+    let writing = thread::spawn(move || send_lent(&mut server, BYTES));
     let mut at = 0;
     loop {
         let lent = client.lend().unwrap();
@@ -63,7 +64,7 @@ fn lines_are_read_without_another_buffer() {
 }
 
 #[test]
-fn reads_of_all_kinds_mix() {
+fn peeks_reads_and_lent_memory_see_one_stream() {
     let (mut server, mut client) = Rdma::pair();
     server.write_all(&pattern(0, 100)).unwrap();
     while client.peek(&mut [0; 100]).unwrap() < 100 {
@@ -83,7 +84,7 @@ fn reads_of_all_kinds_mix() {
 }
 
 #[test]
-fn a_buffer_returned_unsent_sends_nothing() {
+fn a_buffer_without_committed_bytes_sends_nothing() {
     let (mut server, mut client) = Rdma::pair();
     for _ in 0..100 {
         drop(server.reserve().unwrap());
@@ -96,9 +97,8 @@ fn a_buffer_returned_unsent_sends_nothing() {
     assert_eq!(found.len(), 16 << 10);
 }
 
-/// Rings and buffers of odd sizes, down to one page and one byte.
 #[test]
-fn the_caller_sets_the_sizes() {
+fn rings_and_buffers_of_all_sizes_carry_a_stream() {
     for (ring, buffers, bytes) in [(1, 4, 1), (4096, 5, 1000), (1 << 20, 16, 70_001)] {
         let config = config().receive_ring(ring).send_buffers(buffers, bytes);
         let listener = config.bind(address()).unwrap();
@@ -112,6 +112,10 @@ fn the_caller_sets_the_sizes() {
         assert!(found == pattern(0, 200_000));
         writing.join().unwrap();
     }
+}
+
+#[test]
+fn sizes_out_of_range_are_refused() {
     let refused = |config: uverbs_stream::Config| config.bind(address()).unwrap_err().kind();
     assert_eq!(refused(config().receive_ring(0)), ErrorKind::InvalidInput);
     assert_eq!(refused(config().receive_ring(u32::MAX)), ErrorKind::InvalidInput);
@@ -120,8 +124,7 @@ fn the_caller_sets_the_sizes() {
 }
 
 #[test]
-fn a_program_may_wait_with_poll() {
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+fn a_program_can_wait_with_poll() {
     let (mut server, mut client) = Rdma::pair();
     client.set_nonblocking(true).unwrap();
     assert_eq!(client.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -134,8 +137,7 @@ fn a_program_may_wait_with_poll() {
                 Ok(length) => found.extend(&part[..length]),
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                    let mut files = [PollFd::new(client.readiness().unwrap(), PollFlags::POLLIN)];
-                    assert_eq!(poll(&mut files, PollTimeout::from(60_000u16)).unwrap(), 1);
+                    assert!(becomes_ready(&client));
                 }
             }
         }
@@ -143,17 +145,23 @@ fn a_program_may_wait_with_poll() {
     drop(server);
     let start = Instant::now();
     while client.read(&mut [0; 8]).is_err() {
-        let mut files = [PollFd::new(client.readiness().unwrap(), PollFlags::POLLIN)];
-        poll(&mut files, PollTimeout::from(60_000u16)).unwrap();
+        becomes_ready(&client);
         assert!(start.elapsed() < Duration::from_secs(60));
     }
 }
 
-/// Whether a stream's file is readable now, or is within a minute.
-fn is_ready(stream: &Stream, waits: bool) -> bool {
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+/// Whether a stream's file is readable now.
+fn is_ready(stream: &Stream) -> bool {
+    is_ready_within(stream, PollTimeout::ZERO)
+}
+
+/// Waits until a stream's file is readable. Returns false after a minute.
+fn becomes_ready(stream: &Stream) -> bool {
+    is_ready_within(stream, PollTimeout::from(60_000u16))
+}
+
+fn is_ready_within(stream: &Stream, timeout: PollTimeout) -> bool {
     let mut files = [PollFd::new(stream.readiness().unwrap(), PollFlags::POLLIN)];
-    let timeout = if waits { PollTimeout::from(60_000u16) } else { PollTimeout::ZERO };
     poll(&mut files, timeout).unwrap() == 1
 }
 
@@ -165,18 +173,17 @@ fn fill_up(stream: &mut Stream) {
             Ok(bytes) => left -= bytes,
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                assert!(is_ready(stream, true));
+                assert!(becomes_ready(stream));
             }
         }
     }
     // The buffers of sent data still come back.
     while stream.write(&[0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
-        && is_ready(stream, false)
+        && is_ready(stream)
     {}
 }
 
-/// A read without data consumes the event of new space. The writer's file becomes writable all the
-/// same.
+/// A read without data consumes the event of new space. The writer's file still becomes ready.
 #[test]
 fn a_read_without_data_does_not_hide_new_space_from_the_writer() {
     for _ in 0..5 {
@@ -188,14 +195,14 @@ fn a_read_without_data_does_not_hide_new_space_from_the_writer() {
         // Repeats until the report of new space has arrived. The waiting writer does not poll.
         loop {
             assert!(start.elapsed() < Duration::from_secs(60), "the writer is not notified");
-            assert!(is_ready(&client, true));
+            assert!(becomes_ready(&client));
             assert_eq!(client.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
-            if is_ready(&client, false) {
+            if is_ready(&client) {
                 break;
             }
         }
         assert_eq!(client.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
-        assert!(is_ready(&client, false), "until it has tried");
+        assert!(is_ready(&client), "until it has tried");
     }
 }
 
@@ -213,13 +220,13 @@ fn the_file_is_readable_if_data_arrived_before_its_first_use() {
         server.shutdown(std::net::Shutdown::Write).unwrap();
         // When this returns, the client's device has received both.
         drop(server);
-        assert!(is_ready(&client, true), "{tries_first}");
+        assert!(becomes_ready(&client), "{tries_first}");
         assert_eq!(client.read(&mut [0; 8]).unwrap(), 1);
     }
 }
 
 #[test]
-fn a_spinning_stream_behaves_the_same() {
+fn a_spinning_stream_carries_messages() {
     let config = config().spin(Duration::from_millis(5));
     let listener = config.bind(address()).unwrap();
     let to = listener.local_addr().unwrap();
