@@ -66,8 +66,7 @@ fn text(list: &List) -> String {
             None => "usable".into(),
             Some(problem) => format!("not usable: {}", problem.what),
         };
-        let (node, guid) =
-            (row.node.as_deref().unwrap_or("-"), row.node_guid.as_deref().unwrap_or("-"));
+        let [node, guid] = [&row.node, &row.node_guid].map(|text| text.as_deref().unwrap_or("-"));
         line(&row.name, row.kind, node, guid, &state)
     }));
     lines.extend(

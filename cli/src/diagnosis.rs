@@ -43,7 +43,7 @@ impl Missing {
 pub(crate) fn missing(root: &Path, devices: &[Device]) -> Vec<Missing> {
     let mut found: Vec<Missing> = no_device(root, devices).into_iter().collect();
     found.extend(devices.iter().filter_map(unusable));
-    found.extend(little_memlock());
+    found.extend(low_memlock_limit());
     found
 }
 
@@ -59,20 +59,20 @@ fn no_device(root: &Path, devices: &[Device]) -> Option<Missing> {
     }
     let adapters = adapters(root);
     let software = "or use the software device (soft), which needs neither adapter nor driver";
-    Some(match (adapters.as_slice(), root.join("sys/class/infiniband_verbs").is_dir()) {
-        ([], false) => Missing::new(
-            "no RDMA device: there is no NVIDIA (Mellanox) adapter on the PCI bus, and the kernel's RDMA modules are not loaded",
-            format!("install an adapter or pass one through to this machine, {software}"),
-        ),
-        ([], true) => Missing::new(
-            "no RDMA device: there is no NVIDIA (Mellanox) adapter on the PCI bus",
-            format!("install an adapter or pass one through to this machine, {software}"),
-        ),
-        (adapters, _) => Missing::new(
+    if !adapters.is_empty() {
+        return Some(Missing::new(
             format!("no RDMA device, though there are adapters at {}", adapters.join(", ")),
             format!("load the drivers (modprobe mlx5_ib ib_uverbs), {software}"),
-        ),
-    })
+        ));
+    }
+    let modules = match root.join("sys/class/infiniband_verbs").is_dir() {
+        true => "",
+        false => ", and the kernel's RDMA modules are not loaded",
+    };
+    Some(Missing::new(
+        format!("no RDMA device: there is no NVIDIA (Mellanox) adapter on the PCI bus{modules}"),
+        format!("install an adapter or pass one through to this machine, {software}"),
+    ))
 }
 
 /// PCI addresses of NVIDIA's network adapters (class 02).
@@ -81,8 +81,8 @@ fn adapters(root: &Path) -> Vec<String> {
     let mut found: Vec<String> = entries
         .flatten()
         .filter(|entry| {
-            reads(&entry.path().join("vendor"), VENDOR)
-                && reads(&entry.path().join("class"), "0x02")
+            starts_with(&entry.path().join("vendor"), VENDOR)
+                && starts_with(&entry.path().join("class"), "0x02")
         })
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
@@ -90,11 +90,11 @@ fn adapters(root: &Path) -> Vec<String> {
     found
 }
 
-fn reads(path: &Path, start: &str) -> bool {
+fn starts_with(path: &Path, start: &str) -> bool {
     fs::read_to_string(path).is_ok_and(|text| text.starts_with(start))
 }
 
-fn little_memlock() -> Option<Missing> {
+fn low_memlock_limit() -> Option<Missing> {
     let (soft, _) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     if soft >= COMFORTABLE_MEMLOCK || has_capability(&status, CAP_IPC_LOCK) == Some(true) {
@@ -121,7 +121,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn a_machine_without_an_adapter_is_told_so() {
+    fn a_missing_adapter_is_reported() {
         let scratch = Scratch::new("no-adapter");
         let missing = no_device(scratch.path(), &[]).expect("missing");
         assert!(missing.what.contains("no NVIDIA"), "{missing:?}");
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_without_a_driver_is_told_from_no_adapter() {
+    fn an_adapter_without_a_driver_is_reported() {
         let scratch = Scratch::new("no-driver");
         let device = scratch.path().join("sys/bus/pci/devices/0000:03:00.0");
         fs::create_dir_all(&device).expect("directory");

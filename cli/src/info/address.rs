@@ -34,7 +34,7 @@ pub(super) enum AddressState {
     Unresolved { problem: Missing },
 }
 
-/// The facts that decide whether an address can be resolved, besides the neighbour.
+/// The facts of this machine that decide whether an address can be resolved.
 #[derive(Debug, Clone)]
 struct Facts {
     to: IpAddr,
@@ -55,9 +55,9 @@ struct PortFacts {
     addresses: Vec<IpAddr>,
 }
 
-/// Resolves the address by the connection manager; if that fails, finds the reason.
+/// Resolves the address by the connection manager. If that fails, the report has the reason.
 pub(super) fn report(to: &str, contexts: &[Context]) -> Outcome<AddressReport> {
-    let state = match named(to) {
+    let state = match parse_or_look_up(to) {
         Ok(address) => match resolve(address, contexts) {
             Ok(resolved) => resolved,
             Err(error) => AddressState::Unresolved { problem: reason(address, contexts, &error)? },
@@ -67,9 +67,9 @@ pub(super) fn report(to: &str, contexts: &[Context]) -> Outcome<AddressReport> {
     Ok(AddressReport { address: to.to_owned(), state })
 }
 
-/// The address of a name, or of a text that says one, with or without a port. The port does not
-/// matter.
-fn named(to: &str) -> Result<SocketAddr, Missing> {
+/// The address of a host name, or an address in text, each with or without a port. The port does
+/// not matter.
+fn parse_or_look_up(to: &str) -> Result<SocketAddr, Missing> {
     let found = (to, 1).to_socket_addrs().or_else(|_| Address(to).to_socket_addrs());
     found.ok().and_then(|mut all| all.next()).ok_or_else(|| {
         Missing::new(
@@ -129,13 +129,13 @@ fn route(to: SocketAddr) -> Result<IpAddr, Errno> {
 }
 
 fn interface_of(own: IpAddr) -> Option<String> {
-    let has = |address: Option<SockaddrStorage>| {
+    let ip_of = |address: Option<SockaddrStorage>| {
         let address = address?;
         let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
         v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().into()))
     };
     let mut all = getifaddrs().ok()?;
-    Some(all.find(|interface| has(interface.address) == Some(own))?.interface_name)
+    Some(all.find(|interface| ip_of(interface.address) == Some(own))?.interface_name)
 }
 
 fn ports(context: &Context) -> Outcome<Vec<PortFacts>> {
@@ -187,21 +187,22 @@ impl Facts {
     /// The obstacle for software devices. Each is either on the loopback network, or at an address
     /// of an interface and reaches the same hosts as the interface.
     fn soft_problem(&self, error: &Error) -> Option<Missing> {
-        let own = |address: &&IpAddr| address.is_ipv4() == self.to.is_ipv4();
         let mut addresses = self.ports.iter().flat_map(|port| &port.addresses);
-        let is_inside = |address: &IpAddr| address.is_ipv4() && address.is_loopback();
-        let is_loopback = addresses.clone().any(is_inside);
+        let is_loopback =
+            addresses.clone().any(|address| address.is_ipv4() && address.is_loopback());
         if is_loopback && error.kind() == ErrorKind::TimedOut {
             return Some(self.no_soft_device());
         }
         if is_loopback && !self.to.is_loopback() {
-            return Some(self.outside());
+            return Some(self.beyond_loopback());
         }
-        let port = addresses.find(own).filter(|_| !is_loopback && self.to.is_loopback())?;
-        Some(Missing::new(
-            format!("the software device is at {port}, and reaches no loopback address"),
-            "use the peer's address on that interface, or start both without an address",
-        ))
+        let own = addresses.find(|address| address.is_ipv4() == self.to.is_ipv4())?;
+        (!is_loopback && self.to.is_loopback()).then(|| {
+            Missing::new(
+                format!("the software device is at {own}, and reaches no loopback address"),
+                "use the peer's address on that interface, or start both without an address",
+            )
+        })
     }
 
     fn no_soft_device(&self) -> Missing {
@@ -212,7 +213,7 @@ impl Facts {
     }
 
     /// Software devices on the loopback network reach only that network.
-    fn outside(&self) -> Missing {
+    fn beyond_loopback(&self) -> Missing {
         let cure = match self.source {
             Ok(source) => format!("give it the address {source}: UVERBS_SOFT_ADDRESS={source}"),
             Err(_) => format!("check the address and the routes (ip route get {})", self.to),
@@ -263,7 +264,7 @@ fn port_down(port: &PortFacts) -> Missing {
     )
 }
 
-/// The cause when nothing is wrong on this machine.
+/// The reason if nothing is wrong on this machine.
 fn unanswered(facts: &Facts, error: &Error) -> Missing {
     if error.kind() != ErrorKind::TimedOut {
         return Missing::of(error);
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_has_its_words() {
+    fn each_obstacle_is_reported() {
         assert!(facts().problem().is_none());
         let text = what(|facts| facts.source = Err(Errno::ENETUNREACH));
         assert!(text.contains("no route to 10.0.0.2"), "{text}");
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cure_names_interfaces_that_would_do() {
+    fn the_cure_names_rdma_interfaces() {
         let mut facts = facts();
         facts.interface = Some("wlan0".into());
         assert!(facts.problem().unwrap().cure.contains("eth0"));
@@ -324,8 +325,8 @@ mod tests {
     }
 
     #[test]
-    fn a_port_does_not_matter() {
-        let ip = |text: &str| named(text).ok().map(|address| address.ip().to_string());
+    fn a_port_after_the_address_is_ignored() {
+        let ip = |text: &str| parse_or_look_up(text).ok().map(|address| address.ip().to_string());
         assert_eq!(ip("10.9.9.9:7471").as_deref(), Some("10.9.9.9"));
         assert_eq!(ip("[2001:db8::1]:7471").as_deref(), Some("2001:db8::1"));
         assert_eq!(ip("2001:db8::1").as_deref(), Some("2001:db8::1"));
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_routing_table_knows_this_machine() {
+    fn loopback_addresses_are_routed_by_the_loopback_interface() {
         let own: IpAddr = [127, 0, 0, 1].into();
         assert_eq!(route(SocketAddr::new(own, 1)), Ok(own));
         assert_eq!(interface_of(own).as_deref(), Some("lo"));

@@ -39,7 +39,7 @@ pub(super) fn run_with_server(arguments: &Pingpong, game: Game) -> Outcome {
 /// Exchanges messages with the server at the other end of `peer`.
 pub(super) fn play(chosen: &Chosen, peer: Rendezvous, game: Game, sleeps: bool) -> Outcome<Report> {
     let mut end = End::new(chosen, peer, game, sleeps)?;
-    let played = bounce(&mut end);
+    let played = run_game(&mut end);
     let (latency, elapsed, server) =
         played.inspect_err(|failure| end.peer.abort(&failure.to_string()))?;
     Ok(Report::new(
@@ -53,34 +53,43 @@ pub(super) fn play(chosen: &Chosen, peer: Rendezvous, game: Game, sleeps: bool) 
     ))
 }
 
-fn bounce(end: &mut End) -> Outcome<(Latency, Duration, u64)> {
+/// Connects, exchanges the messages and ends. Returns the latencies, the time of all messages, and
+/// the bytes that the server verified.
+fn run_game(end: &mut End) -> Outcome<(Latency, Duration, u64)> {
     let hello = Hello::new(end.game, end.link.endpoint()?, end.link.remote()?);
     end.peer.send(&hello)?;
     end.link.accept(&mut end.peer)?;
     let welcome: Welcome = end.peer.receive()?;
     end.link.connect(&welcome.endpoint, &mut end.peer)?;
     end.peer.send(&Ready { ready: true })?;
-    let mut latency = Latency::new();
-    let mut counter = 0;
-    let is_unseen = matches!(end.game.op, Op::Read | Op::Atomic);
     let began = Instant::now();
-    let mut last_sign = began;
-    for message in 0..end.game.iters {
-        let time = match end.game.op {
-            Op::Send | Op::Write | Op::WriteImm => there_and_back(end, message, welcome.memory),
-            Op::Read => read(end, message, welcome.memory),
-            Op::Atomic => atomic(end, message, welcome.memory, &mut counter),
-        }?;
-        latency.record(time);
-        if is_unseen && last_sign.elapsed() > SIGN_OF_LIFE {
-            end.peer.send(&Step::Playing)?;
-            last_sign = Instant::now();
-        }
-    }
+    let (latency, counter) = exchange(end, welcome.memory)?;
     let elapsed = began.elapsed();
     end.peer.send(&Step::Done { counter })?;
     let verified: Verified = end.peer.receive()?;
     Ok((latency, elapsed, verified.bytes))
+}
+
+/// Exchanges all messages. Returns the last value of the server's counter, too.
+fn exchange(end: &mut End, there: Memory) -> Outcome<(Latency, u64)> {
+    let mut latency = Latency::new();
+    let mut counter = 0;
+    // The server's program does not see these operations.
+    let is_one_sided = matches!(end.game.op, Op::Read | Op::Atomic);
+    let mut last_sign = Instant::now();
+    for message in 0..end.game.iters {
+        let time = match end.game.op {
+            Op::Send | Op::Write | Op::WriteImm => there_and_back(end, message, there),
+            Op::Read => read(end, message, there),
+            Op::Atomic => atomic(end, message, there, &mut counter),
+        }?;
+        latency.record(time);
+        if is_one_sided && last_sign.elapsed() > SIGN_OF_LIFE {
+            end.peer.send(&Step::Playing)?;
+            last_sign = Instant::now();
+        }
+    }
+    Ok((latency, counter))
 }
 
 fn there_and_back(end: &mut End, message: u64, there: Memory) -> Outcome<Duration> {
