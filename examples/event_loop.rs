@@ -28,14 +28,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         unsafe { b.post_receive(wr_id, &[])? };
     }
 
-    let (mut sent, mut arrived, mut naps) = (0, 0, 0);
+    let (mut sent, mut arrived, mut sleeps) = (0, 0, 0);
     while arrived < MESSAGES {
         if sent == arrived {
             // SAFETY: inline data.
             unsafe { a.post_send(sent, op::Send, Inline(b""), PostFlags::empty())? };
             sent += 1;
         }
-        // Arm, then poll once more, then wait: what came before arming raises no event.
+        // Arm, then poll once more, then wait: completions before arming raise no event.
         cq.arm();
         match cq.poll() {
             Ok(completion) => {
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 arrived += 1;
                 continue;
             }
-            Err(PollError::Empty) => naps += 1,
+            Err(PollError::Empty) => sleeps += 1,
             Err(error) => return Err(error.into()),
         }
         let mut fds = [
@@ -60,6 +60,6 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("{event:?}");
         }
     }
-    println!("{arrived} messages arrived, after {naps} naps");
+    println!("{arrived} messages arrived, after {sleeps} sleeps");
     Ok(())
 }

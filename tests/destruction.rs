@@ -1,6 +1,6 @@
-//! Commands that destroy objects fail while the device exists: no memory that it may still reach
-//! is given back before the context is closed. Kept apart from tests that fork: a process that has
-//! forked cannot tell when the kernel closes a file.
+//! Commands that destroy objects fail while the device exists: no memory that the device may still
+//! reach is given back before the context is closed. These tests have a process without tests that
+//! fork: a process that has forked cannot tell when the kernel closes a file.
 
 mod common;
 
@@ -24,7 +24,7 @@ const ERRNOS: [Errno; 2] = [Errno::ENODEV, Errno::EIO];
 /// More failing commands than any destruction sends.
 const MANY: usize = 50;
 
-/// The program's own buffers, and how many the library still has.
+/// Allocates the program's buffers, and counts those that the library has not given back.
 #[derive(Clone, Default)]
 struct Arena {
     live: Arc<AtomicUsize>,
@@ -76,7 +76,7 @@ impl Bench {
         Self { soft, context, pd, cq, arena }
     }
 
-    fn failing(&self, errno: Errno) {
+    fn let_commands_fail(&self, errno: Errno) {
         for _ in 0..MANY {
             self.soft.inject(Fault { moment: Moment::Call(0), errno });
         }
@@ -95,7 +95,7 @@ impl Bench {
 }
 
 /// Makes an object, fails its destruction with each errno, drops it, and closes the device.
-fn keeps_its_memory_until_the_close<T>(
+fn assert_memory_is_kept_until_the_close<T>(
     what: &str,
     make: impl Fn(&Bench) -> T,
     destroy: impl Fn(T) -> Result<(), DestroyError<T>>,
@@ -107,7 +107,7 @@ fn keeps_its_memory_until_the_close<T>(
         let live = arena.live();
         assert!(live > 0, "{what}: it has memory");
         let handles = bench.soft.handle_count();
-        bench.failing(errno);
+        bench.let_commands_fail(errno);
         let failed = destroy(object).unwrap_err();
         assert_eq!(failed.error.errno(), errno as i32, "{what}");
         assert_ne!(failed.error.kind(), ErrorKind::DeviceGone, "{what}: {}", failed.error);
@@ -129,7 +129,7 @@ fn keeps_its_memory_until_the_close<T>(
 #[test]
 fn memory_of_regions_is_not_given_back_while_the_device_has_it() {
     let region = |b: &Bench| b.pd.register(b.arena.buffer(8192), ALL_ACCESS).unwrap();
-    keeps_its_memory_until_the_close("region", region, |x| x.deregister().map(drop));
+    assert_memory_is_kept_until_the_close("region", region, |x| x.deregister().map(drop));
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn rings_of_completion_queues_are_not_given_back_while_the_device_has_them() {
     let queue = |b: &Bench| {
         b.context.create_raw_cq(100).queue_memory(&b.arena.for_queues()).build().unwrap()
     };
-    keeps_its_memory_until_the_close("completion queue", queue, |x| x.destroy());
+    assert_memory_is_kept_until_the_close("completion queue", queue, |x| x.destroy());
 }
 
 #[test]
@@ -159,22 +159,22 @@ fn the_ring_of_a_resize_that_failed_is_kept_as_long_as_the_completion_queue() {
 
 #[test]
 fn rings_of_queue_pairs_are_not_given_back_while_the_device_has_them() {
-    keeps_its_memory_until_the_close("pair", |b| b.pair().0, |x| x.destroy());
+    assert_memory_is_kept_until_the_close("pair", |b| b.pair().0, |x| x.destroy());
     let datagrams =
         |b: &Bench| b.pd.create_raw_qp::<Ud>(b.cq.handle(), b.cq.handle()).build().unwrap();
-    keeps_its_memory_until_the_close("datagrams", datagrams, |x| x.destroy());
+    assert_memory_is_kept_until_the_close("datagrams", datagrams, |x| x.destroy());
 }
 
 #[test]
 fn rings_of_shared_receive_queues_are_not_given_back_while_the_device_has_them() {
     let queue = |b: &Bench| b.pd.create_raw_srq(100).build().unwrap();
-    keeps_its_memory_until_the_close("shared receive queue", queue, |x| x.destroy());
+    assert_memory_is_kept_until_the_close("shared receive queue", queue, |x| x.destroy());
 }
 
 #[test]
 fn queues_of_frames_to_send_are_not_given_back_while_the_device_has_them() {
     let sends = |b: &Bench| b.pd.create_tx_queue(16).build().unwrap();
-    keeps_its_memory_until_the_close("frames to send", sends, |x| x.destroy());
+    assert_memory_is_kept_until_the_close("frames to send", sends, |x| x.destroy());
 }
 
 /// A queue that could not be destroyed still receives frames, so its buffers are not free slots.
@@ -185,7 +185,7 @@ fn buffers_of_a_frame_queue_that_could_not_be_destroyed_stay_taken() {
         let rx = bench.pd.create_rx_queue(16).build().unwrap();
         let slab = rx.slab().clone();
         let (free, live) = (slab.free(), bench.arena.live());
-        bench.failing(errno);
+        bench.let_commands_fail(errno);
         drop(rx);
         bench.soft.clear_faults();
         assert_eq!(slab.free(), free, "the device may write to the others");
@@ -204,14 +204,14 @@ fn a_failed_destroy_returns_the_steering_rule() {
             .build()
             .unwrap();
         let rule = frames.create_flow().ethernet(Ethernet::default()).build().unwrap();
-        bench.failing(errno);
+        bench.let_commands_fail(errno);
         let failed = rule.destroy().unwrap_err();
         assert_eq!(failed.error.errno(), errno as i32);
         bench.soft.clear_faults();
         failed.object.destroy().unwrap();
         // The drop cannot destroy the rule, so the queue pair keeps it.
         let rule = frames.create_flow().ethernet(Ethernet::default()).build().unwrap();
-        bench.failing(errno);
+        bench.let_commands_fail(errno);
         drop(rule);
         bench.soft.clear_faults();
         assert_eq!(frames.destroy().unwrap_err().error.kind(), ErrorKind::Busy);
@@ -225,7 +225,7 @@ fn a_failed_destroy_returns_objects_without_memory() {
         let window = bench.pd.alloc_mw(WindowType::Type2).unwrap();
         let domain = bench.context.alloc_pd().unwrap();
         let xrcd = bench.context.open_xrcd().unwrap();
-        bench.failing(errno);
+        bench.let_commands_fail(errno);
         let window = window.dealloc().unwrap_err().object;
         let domain = domain.destroy().unwrap_err().object;
         let xrcd = xrcd.close().unwrap_err().object;
@@ -245,7 +245,7 @@ fn the_device_still_writes_where_a_region_could_not_be_deregistered() {
         let (start, live) = (buffer.as_ptr(), bench.arena.live());
         let region = bench.pd.register(buffer, ALL_ACCESS).unwrap();
         let target = region.remote(100).unwrap();
-        bench.failing(errno);
+        bench.let_commands_fail(errno);
         drop(region);
         bench.soft.clear_faults();
         // SAFETY: inline data; the kernel still has the region.
@@ -258,7 +258,7 @@ fn the_device_still_writes_where_a_region_could_not_be_deregistered() {
 }
 
 #[test]
-fn a_removed_device_gives_memory_back_at_once_and_the_program_still_gets_its_event() {
+fn a_removal_gives_memory_back_at_once_and_keeps_its_event() {
     let bench = Bench::new();
     let region = bench.pd.register(bench.arena.buffer(4096), ALL_ACCESS).unwrap();
     let (a, b) = bench.pair();
@@ -285,7 +285,7 @@ fn only_the_last_event_of_a_removal_says_that_objects_are_gone() {
         let live = bench.arena.live();
         // mlx5_ib reports a firmware failure like this, with a port: all objects still exist.
         bench.soft.raise(AsyncKind::DeviceFatal, EventObject::Port(1)).unwrap();
-        bench.failing(errno);
+        bench.let_commands_fail(errno);
         let failed = region.deregister().unwrap_err();
         assert_ne!(failed.error.kind(), ErrorKind::DeviceGone, "{}", failed.error);
         assert_eq!(bench.arena.live(), live);
@@ -298,7 +298,7 @@ fn only_the_last_event_of_a_removal_says_that_objects_are_gone() {
 }
 
 #[test]
-fn events_that_were_read_early_arrive_in_order_but_for_those_of_objects_that_are_gone() {
+fn events_of_destroyed_objects_are_dropped_and_others_stay_in_order() {
     use uverbs::soft::{AsyncKind, EventObject, Qpn};
     let bench = Bench::new();
     let (a, b) = bench.pair();
@@ -307,7 +307,7 @@ fn events_that_were_read_early_arrive_in_order_but_for_those_of_objects_that_are
     };
     raise(a.number());
     raise(b.number());
-    bench.failing(Errno::EIO);
+    bench.let_commands_fail(Errno::EIO);
     let a = a.destroy().unwrap_err().object;
     bench.soft.clear_faults();
     a.destroy().unwrap();

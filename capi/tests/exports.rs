@@ -1,8 +1,8 @@
 //! The exported names and versions are those of rdma-core 44 and 65, of libibverbs and libmlx5.
 //!
-//! The lists in `exports/` are what `nm -D --defined-only` says of the two releases' libraries. The
-//! default version of a name of libibverbs' own providers is that of rdma-core 44 here, so `@` and
-//! `@@` are not told apart there.
+//! The lists in `exports/` are what `nm -D --defined-only` prints for the two releases' libraries.
+//! The default version of a name of libibverbs' own providers is that of rdma-core 44 here, so `@`
+//! and `@@` are not told apart there.
 
 mod library;
 

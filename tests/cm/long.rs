@@ -33,7 +33,7 @@ fn request(channel: &Channel) -> ConnectionRequest {
 }
 
 /// A client that has asked for a connection.
-fn asking(context: &Context, to: SocketAddr) -> (Channel, Id, QueuePair<Rc>) {
+fn asking_client(context: &Context, to: SocketAddr) -> (Channel, Id, QueuePair<Rc>) {
     let channel = Channel::of(context).unwrap();
     let id = resolved(&channel, to, PortSpace::Tcp);
     let (qp, _) = queue_pair(context);
@@ -42,7 +42,7 @@ fn asking(context: &Context, to: SocketAddr) -> (Channel, Id, QueuePair<Rc>) {
 }
 
 #[test]
-fn every_step_has_its_event() {
+fn each_step_of_a_connection_has_an_event() {
     let (context, address) = device_and_address();
     let (at, listening, to) = listener(&context, address, PortSpace::Tcp);
     let channel = Channel::of(&context).unwrap();
@@ -104,7 +104,7 @@ fn every_step_has_its_event() {
 fn a_rejection_has_its_reason_and_private_data() {
     let (context, address) = device_and_address();
     let (at, _listening, to) = listener(&context, address, PortSpace::Tcp);
-    let (channel, id, _qp) = asking(&context, to);
+    let (channel, id, _qp) = asking_client(&context, to);
     request(&at).reject(&RejectData::of(&[0xab; 148])).unwrap();
     let event = next(&channel);
     assert_eq!(event.id, id.key());
@@ -112,7 +112,7 @@ fn a_rejection_has_its_reason_and_private_data() {
     assert_eq!(rejection.reason, RejectReason::BY_PROGRAM);
     assert_eq!(rejection.private_data, [0xab; 148]);
 
-    let (channel, _id, _qp) = asking(&context, to);
+    let (channel, _id, _qp) = asking_client(&context, to);
     request(&at).reject_ece(&RejectData::EMPTY).unwrap();
     let EventKind::Rejected(rejection) = next(&channel).kind else { panic!() };
     assert_eq!(rejection.reason, RejectReason::VENDOR_OPTION);
@@ -122,7 +122,7 @@ fn a_rejection_has_its_reason_and_private_data() {
 fn dropping_a_request_refuses_it() {
     let (context, address) = device_and_address();
     let (at, _listening, to) = listener(&context, address, PortSpace::Tcp);
-    let (channel, _id, _qp) = asking(&context, to);
+    let (channel, _id, _qp) = asking_client(&context, to);
     drop(next(&at));
     let EventKind::Rejected(rejection) = next(&channel).kind else { panic!() };
     assert_eq!(rejection.reason, RejectReason::BY_PROGRAM);
@@ -132,8 +132,8 @@ fn dropping_a_request_refuses_it() {
 fn destroying_a_listener_refuses_unread_requests() {
     let (context, address) = device_and_address();
     let (at, listening, to) = listener(&context, address, PortSpace::Tcp);
-    let (channel, _id, _qp) = asking(&context, to);
-    // The request has arrived, and the program does not read it.
+    let (channel, _id, _qp) = asking_client(&context, to);
+    // The request arrives, and the program does not read it.
     wait_readable(&at);
     drop(listening);
     assert!(matches!(next(&channel).kind, EventKind::Rejected(_)));
@@ -151,7 +151,7 @@ fn wait_readable(channel: &Channel) {
 fn a_withdrawn_request_cannot_be_accepted() {
     let (context, address) = device_and_address();
     let (at, _listening, to) = listener(&context, address, PortSpace::Tcp);
-    let (_channel, id, _qp) = asking(&context, to);
+    let (_channel, id, _qp) = asking_client(&context, to);
     let request = request(&at);
     drop(id);
     let (mut qp, _) = queue_pair(&context);
@@ -175,13 +175,13 @@ fn requests_beyond_the_backlog_succeed_when_repeated() {
     listening.bind(address).unwrap();
     listening.listen(1).unwrap();
     let to = listening.local_address().unwrap().unwrap();
-    let (first, _first_id, first_qp) = asking(&context, to);
+    let (first, _first_id, first_qp) = asking_client(&context, to);
     wait_readable(&channel);
     let asked = Instant::now();
-    let (second, _second_id, _second_qp) = asking(&context, to);
+    let (second, _second_id, _second_qp) = asking_client(&context, to);
     // Requests are handled in order: once the third arrives elsewhere, the second was handled.
     let (elsewhere, _elsewhere_id, to) = listener(&context, address, PortSpace::Tcp);
-    let (_third, _third_id, _third_qp) = asking(&context, to);
+    let (_third, _third_id, _third_qp) = asking_client(&context, to);
     wait_readable(&elsewhere);
     // The first request is read. The second was dropped, so there is no other event yet.
     let request = request(&channel);
@@ -199,7 +199,7 @@ fn requests_beyond_the_backlog_succeed_when_repeated() {
 }
 
 #[test]
-fn attributes_come_from_the_connection_manager() {
+fn the_connection_manager_gives_attributes_for_each_state() {
     let (context, address) = device_and_address();
     let (at, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let channel = Channel::of(&context).unwrap();

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::process::{CODE, CODE_VARIABLE, Ended, Running, Scratch, names, run, uverbs};
 
-/// Takes a while at any speed, and no space on the disk.
+/// Bytes of a sparse file: sending it takes long enough to interrupt, and it takes no disk space.
 const LONG: u64 = 1 << 30;
 
 fn receiver(directory: &Path, options: &[&str]) -> (Running, String) {
@@ -41,7 +41,7 @@ fn sparse(scratch: &Scratch, name: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn files_of_all_sizes_arrive_as_they_were() {
+fn files_of_all_sizes_arrive_unchanged() {
     let scratch = Scratch::new("sizes");
     let out = scratch.directory("out");
     let sizes = [0usize, 1, 4095, 4097, 524_288, 524_289, 10_000_019];
@@ -51,7 +51,7 @@ fn files_of_all_sizes_arrive_as_they_were() {
         sizes.iter().map(|size| scratch.file(&format!("file {size}"), &contents(*size))).collect();
     let (sent, received) = transfer(&files, &out, &[]);
     assert_eq!(sent.success().stdout.lines().count(), sizes.len());
-    assert!(received.success().stderr.is_empty(), "no progress bar where there is no terminal");
+    assert!(received.success().stderr.is_empty(), "no progress bar without a terminal");
     assert_eq!(names(&out).len(), sizes.len());
     for size in sizes {
         let arrived = fs::read(out.join(format!("file {size}"))).expect("arrived");
@@ -97,7 +97,7 @@ fn a_receiver_without_descriptors_waits_for_them() {
 }
 
 #[test]
-fn a_killed_sender_leaves_nothing() {
+fn a_killed_sender_leaves_no_file() {
     let scratch = Scratch::new("killed-sender");
     let out = scratch.directory("out");
     let (mut receiver, port) = receiver(&out, &[]);
@@ -120,7 +120,7 @@ fn a_killed_receiver_ends_the_sender() {
 }
 
 #[test]
-fn a_file_that_becomes_shorter_ends_both_and_leaves_nothing() {
+fn a_file_that_becomes_shorter_ends_both_sides() {
     let scratch = Scratch::new("shorter");
     let out = scratch.directory("out");
     let (mut receiver, port) = receiver(&out, &[]);
@@ -178,7 +178,7 @@ fn a_receiver_with_a_directory_that_cannot_be_written_does_not_listen() {
     run(&["transfer", "recv", "/proc"]).failure(1, "cannot create a file in /proc");
 }
 
-/// A sender of the test's own, with the protocol of `uverbs transfer` over TCP.
+/// A sender that speaks the protocol of `uverbs transfer` over TCP, with messages of the test.
 struct Impostor(BufReader<TcpStream>);
 
 impl Impostor {
@@ -187,7 +187,7 @@ impl Impostor {
         let port = port.parse().expect("a port");
         let stream = TcpStream::connect(("127.0.0.1", port)).expect("a receiver");
         let mut own = Self(BufReader::new(stream));
-        let greeting = own.hear();
+        let greeting = own.receive();
         assert_eq!(
             (&greeting["uverbs"], &greeting["needs_code"]),
             (&json!("transfer"), &json!(false))
@@ -202,32 +202,32 @@ impl Impostor {
             hasher.finalize().to_hex().to_string()
         };
         let hex = blake3::Hash::from_bytes(nonce).to_hex().to_string();
-        own.say(&json!({ "nonce": hex, "proof": proof(b"client  ") }));
-        assert_eq!(own.hear()["proof"], proof(b"listener"));
+        own.send(&json!({ "nonce": hex, "proof": proof(b"client  ") }));
+        assert_eq!(own.receive()["proof"], proof(b"listener"));
         own
     }
 
-    /// Connects, and sends the lines that precede the first offer.
+    /// Connects, and exchanges the lines that precede the first offer.
     fn introduced(port: &str) -> Self {
         let mut own = Self::connect(port);
-        assert!(own.hear()["slots"].as_u64().is_some_and(|slots| slots > 0));
-        own.say(&json!({ "transfer_version": 2, "endpoint": silent_endpoint() }));
-        assert!(own.hear()["endpoint"].is_string());
+        assert!(own.receive()["slots"].as_u64().is_some_and(|slots| slots > 0));
+        own.send(&json!({ "transfer_version": 2, "endpoint": silent_endpoint() }));
+        assert!(own.receive()["endpoint"].is_string());
         own
     }
 
-    fn hear(&mut self) -> Value {
+    fn receive(&mut self) -> Value {
         let mut line = String::new();
         self.0.read_line(&mut line).expect("a line");
         serde_json::from_str(&line).expect("JSON")
     }
 
-    fn say(&mut self, message: &Value) {
+    fn send(&mut self, message: &Value) {
         writeln!(self.0.get_mut(), "{message}").expect("the receiver listens");
     }
 }
 
-/// Of a queue pair with nothing to say: its file is empty.
+/// The endpoint of a queue pair that posts nothing.
 fn silent_endpoint() -> String {
     let context = uverbs::device("soft").and_then(|device| device.open()).expect("a device");
     let pd = context.alloc_pd().expect("a domain");
@@ -240,15 +240,15 @@ fn silent_endpoint() -> String {
 }
 
 #[test]
-fn contents_with_another_checksum_are_refused_and_leave_nothing() {
+fn contents_with_another_checksum_are_refused() {
     let scratch = Scratch::new("checksum");
     let out = scratch.directory("out");
     let (receiver, port) = receiver(&out, &["--no-code"]);
     let mut sender = Impostor::introduced(&port);
-    sender.say(&json!({ "say": "offer", "name": "empty", "size": 0 }));
-    assert_eq!(sender.hear()["say"], "accept");
-    sender.say(&json!({ "say": "done", "checksum": "00".repeat(32) }));
-    let reason = sender.hear()["abort"].to_string();
+    sender.send(&json!({ "say": "offer", "name": "empty", "size": 0 }));
+    assert_eq!(sender.receive()["say"], "accept");
+    sender.send(&json!({ "say": "done", "checksum": "00".repeat(32) }));
+    let reason = sender.receive()["abort"].to_string();
     assert!(reason.contains("the checksums differ"), "{reason}");
     receiver.end().failure(1, "empty arrived with wrong contents");
     assert!(names(&out).is_empty(), "{:?}", names(&out));
@@ -262,8 +262,8 @@ fn names_that_would_disturb_a_terminal_are_refused_by_both_ends() {
         fs::create_dir_all(&out).expect("directory");
         let (receiver, port) = receiver(&out, &["--no-code"]);
         let mut sender = Impostor::introduced(&port);
-        sender.say(&json!({ "say": "offer", "name": name, "size": 0 }));
-        let reason = sender.hear()["abort"].to_string();
+        sender.send(&json!({ "say": "offer", "name": name, "size": 0 }));
+        let reason = sender.receive()["abort"].to_string();
         assert!(reason.contains("control or formatting characters"), "{reason}");
         let ended = receiver.end().failure(1, "control or formatting characters");
         assert!(!(ended.stdout + &ended.stderr).contains(name), "{name:?}");
@@ -279,7 +279,7 @@ fn a_peers_reason_is_shown_escaped() {
     let scratch = Scratch::new("reason");
     let (receiver, port) = receiver(&scratch.directory("out"), &["--no-code"]);
     let mut sender = Impostor::introduced(&port);
-    sender.say(&json!({ "abort": "no\u{1b}[2J\nuverbs: all is well\u{202e}" }));
+    sender.send(&json!({ "abort": "no\u{1b}[2J\nuverbs: all is well\u{202e}" }));
     receiver.end().failure(1, "the peer gave up: no\\u{1b}[2J\\u{a}uverbs: all is well\\u{202e}");
 }
 
@@ -289,8 +289,8 @@ fn an_announced_file_takes_no_space_before_its_bytes_arrive() {
     let out = scratch.directory("out");
     let (mut receiver, port) = receiver(&out, &["--no-code"]);
     let mut sender = Impostor::introduced(&port);
-    sender.say(&json!({ "say": "offer", "name": "large", "size": LONG }));
-    assert_eq!(sender.hear()["say"], "accept");
+    sender.send(&json!({ "say": "offer", "name": "large", "size": LONG }));
+    assert_eq!(sender.receive()["say"], "accept");
     receiver.line("receiving large");
     let blocks = open_files_below(receiver.id(), &out);
     assert_eq!(blocks, [0], "blocks of the file under construction");
@@ -336,7 +336,7 @@ fn the_receiver_chooses_a_code_that_the_sender_must_have() {
 }
 
 #[test]
-fn without_a_code_both_ends_say_so() {
+fn both_ends_need_the_option_to_use_no_code() {
     let scratch = Scratch::new("no-code");
     let file = scratch.file("a", b"contents");
     let (receiver, port) = receiver(&scratch.directory("out"), &["--no-code"]);
@@ -378,7 +378,7 @@ fn listening_address(port: &str) -> String {
 }
 
 #[test]
-fn scripts_get_json_lines() {
+fn json_output_has_address_code_and_checksum() {
     let scratch = Scratch::new("json");
     let out = scratch.directory("out");
     let file = scratch.file("a", b"contents");

@@ -8,7 +8,7 @@ use uverbs::{AccessFlags, Buffer, MemoryRegion, Remote, op};
 use crate::connected::{BYTES, Talk};
 use crate::message;
 
-/// Rounds.
+/// The number of rounds, as an argument of the program.
 pub(crate) const COUNT: &str = "20";
 /// Bytes that the client advertises by default.
 const SIZE: usize = 64;
@@ -53,7 +53,8 @@ pub(crate) fn ask(talk: &mut Talk) {
     }
 }
 
-/// The server takes it for a string of C, and sends back what is in front of its zero.
+/// The client's bytes of a round, with a zero only at the end: the server treats them as a C
+/// string, and sends back no byte after the first zero.
 fn text(round: u64) -> Vec<u8> {
     let letters = message(SIZE - 1, round).into_iter().map(|byte| byte | 1);
     letters.chain([0]).collect()

@@ -11,14 +11,16 @@ use crate::{ROUNDS, SIZE, Setup};
 
 /// The default of the C program.
 const CONNECTIONS: usize = 16;
-/// Addresses that it exchanges, however many are in use (`MAX_QP`).
+/// Addresses that the C program exchanges, however many are in use (`MAX_QP`).
 const ADDRESSES: usize = 256;
+/// Receives have the ids below this number, and all sends have this id.
 const RECEIVES: u64 = 64;
 
 struct Connection {
     qp: raw::QueuePair<Rc>,
-    /// Its send and its receive are both there: it may send again.
+    /// Its send is not completed.
     sending: bool,
+    /// The peer's next message has not arrived.
     receiving: bool,
 }
 
@@ -76,27 +78,27 @@ impl Game {
             .map(|(index, connection)| (connection.qp.number(), index));
         let by_number = numbers.collect();
         let mut game = Self { setup, srq, connections, by_number, sent: 0, received: 0 };
-        (0..RECEIVES).for_each(|slot| game.receive(slot));
+        (0..RECEIVES).for_each(|slot| game.post_receive(slot));
         game
     }
 
-    fn receive(&mut self, slot: u64) {
-        let piece = self.setup.memory.sge((1 + slot as usize) * SIZE, SIZE).expect("inside");
+    fn post_receive(&mut self, slot: u64) {
+        let sge = self.setup.memory.sge((1 + slot as usize) * SIZE, SIZE).expect("inside");
         // SAFETY: the memory lives as long as the queue; no reference to it exists.
-        unsafe { self.srq.post(slot, &[piece]).expect("space") };
+        unsafe { self.srq.post(slot, &[sge]).expect("space") };
     }
 
     fn send(&mut self, index: usize) {
-        let piece = self.setup.memory.sge(0, SIZE).expect("inside");
+        let sge = self.setup.memory.sge(0, SIZE).expect("inside");
         let connection = &mut self.connections[index];
         // SAFETY: the memory lives as long as the queue pair and does not change.
         unsafe {
-            connection.qp.post_send(RECEIVES, op::Send, piece, PostFlags::SIGNALED).expect("space")
+            connection.qp.post_send(RECEIVES, op::Send, sge, PostFlags::SIGNALED).expect("space")
         };
         (connection.sending, connection.receiving) = (true, true);
     }
 
-    /// Waits for a completion; a connection with neither send nor receive outstanding sends again,
+    /// Waits for a completion. A connection whose send and receive are both completed sends again,
     /// as in the C program.
     fn step(&mut self) {
         let done = self.setup.completion();
@@ -109,7 +111,7 @@ impl Game {
             assert_eq!(done.byte_len() as usize, SIZE);
             connection.receiving = false;
             self.received += 1;
-            self.receive(done.wr_id);
+            self.post_receive(done.wr_id);
         }
         let connection = &self.connections[index];
         if !connection.sending && !connection.receiving && self.sent < ROUNDS {

@@ -1,4 +1,4 @@
-//! Calls that come past the usual ones, polls, and calls that fail.
+//! Calls through `syscall(2)`, polls, and calls that fail.
 
 use super::*;
 
@@ -39,7 +39,7 @@ fn part_syscall() {
     };
     assert!(map(file.as_raw_fd(), 5 << 20) > 0, "{}", std::io::Error::last_os_error());
     assert_eq!(map(-1, 0), -1);
-    assert_eq!(Errno::last(), Errno::EBADF, "other calls fail as ever");
+    assert_eq!(Errno::last(), Errno::EBADF, "calls on other files fail as before");
     // SAFETY: no arguments.
     assert_eq!(unsafe { libc::syscall(libc::SYS_getpid) }, i64::from(std::process::id()));
     let link = c"/sys/class/infiniband/mlx5_0";
@@ -124,7 +124,7 @@ fn part_polling() {
 }
 
 #[test]
-fn calls_fail_as_ordered() {
+fn an_injected_fault_makes_its_call_fail() {
     let (output, trace) = run("calls::part_failing", &[("UVERBS_RUN_FAULTS", "1,ioctl=1:ENOMEM")]);
     assert!(output.status.success(), "{output:?}");
     assert!(trace.contains("DEVICE.GET_CONTEXT") && trace.contains("-1 ENOMEM"), "{trace}");
@@ -139,7 +139,7 @@ fn part_failing() {
 }
 
 #[test]
-fn what_is_typed_wrong_is_said_before_the_program_starts() {
+fn a_wrong_setting_is_reported_before_the_program_starts() {
     let (output, _) = run("calls::part_failing", &[("UVERBS_RUN_LINK", "token-ring")]);
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8_lossy(&output.stderr);

@@ -31,8 +31,7 @@ fn part_node() {
     }
 }
 
-/// `/sys/class/infiniband/mlx5_0` is a link into the PCI function's directory, by whichever call a
-/// program looks at it.
+/// Every call shows `/sys/class/infiniband/mlx5_0` as a link into the PCI function's directory.
 #[test]
 fn sysfs_has_the_shape_of_pci() {
     succeeds("files::part_sysfs");
@@ -64,7 +63,7 @@ fn part_sysfs() {
         fs::read_to_string(class.join("device/net/lo/ifindex")).expect("a file").trim(),
         "1"
     );
-    // The way out again is the kernel's own.
+    // `..` leads to the kernel's own directory again.
     let classes = fs::metadata(class.join("subsystem/..")).expect("stat");
     assert_eq!(classes.ino(), fs::metadata("/sys/class").expect("stat").ino());
     // Programs that copy files compare these.
@@ -115,9 +114,9 @@ fn part_directories() {
     assert!(fs::read_to_string("mlx5_0/node_type").is_err());
 }
 
-/// What a process lays out on disk: directories that it lists, and no file of sysfs' contents.
+/// A process makes a directory on disk for each directory that it lists, and no files.
 #[test]
-fn looking_at_a_device_makes_no_files() {
+fn reading_sysfs_makes_no_files() {
     succeeds("files::part_files");
 }
 
@@ -140,7 +139,7 @@ fn part_files() {
 }
 
 #[test]
-fn patterns_find_the_devices() {
+fn glob_patterns_find_the_devices() {
     succeeds("files::part_glob");
 }
 

@@ -101,7 +101,7 @@ impl Request {
             segments.extend_from_slice(atomic.as_bytes());
         }
         match &self.data {
-            Data::Gather(pieces) => pieces.iter().for_each(|(address, len, key)| {
+            Data::Gather(sges) => sges.iter().for_each(|(address, len, key)| {
                 segments.extend_from_slice(DataSegment::new(*address, *len, key.0).as_bytes());
             }),
             Data::Inline(bytes) => {

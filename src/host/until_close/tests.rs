@@ -46,7 +46,7 @@ impl Channel for Plain {
     }
 }
 
-/// Says that the memory was given back.
+/// Memory that sets its flag when it is given back.
 struct Memory(Arc<AtomicBool>);
 
 impl Drop for Memory {
@@ -82,7 +82,7 @@ fn keeping(path: &Path) -> (Arc<dyn Channel>, UntilClose, Arc<AtomicBool>) {
     (channel, until_close, given_back)
 }
 
-/// Closes the context as dropping it does; whether the memory was given back.
+/// Closes the context as dropping it does. Returns whether the memory was given back.
 fn close(
     (channel, mut until_close, given_back): (Arc<dyn Channel>, UntilClose, Arc<AtomicBool>),
 ) -> bool {
@@ -139,7 +139,7 @@ fn memory_stays_while_a_child_before_its_exec_holds_the_file() {
             let fifo = fifo.clone();
             move || spawn_waiting(&fifo, &File::open("/dev/null").unwrap())
         });
-        // Until the child is there.
+        // Wait until the child exists.
         while !Children::before_close(id).unwrap().may_hold() {
             std::thread::yield_now();
         }

@@ -12,14 +12,14 @@ fn write() -> Wqe {
     Wqe::new(Opcode::RDMA_WRITE, 5, 0x100).with(RemoteAddressSegment::new(0x2000, 7))
 }
 
-/// That the WQE, of an RC queue, has one finding, so bad, at this offset, with these words.
+/// Asserts that the WQE, of an RC queue, has one finding: with this severity, offset and text.
 #[track_caller]
-fn one(wqe: &Wqe, severity: Severity, offset: usize, words: &str) {
-    one_of(wqe, Service::Rc, severity, offset, words);
+fn has(wqe: &Wqe, severity: Severity, offset: usize, words: &str) {
+    has_on(wqe, Service::Rc, severity, offset, words);
 }
 
 #[track_caller]
-fn one_of(wqe: &Wqe, service: Service, severity: Severity, offset: usize, words: &str) {
+fn has_on(wqe: &Wqe, service: Service, severity: Severity, offset: usize, words: &str) {
     let findings = wqe.findings(service);
     let [finding] = findings.as_slice() else { panic!("one finding, not {findings:#?}") };
     assert_eq!((finding.severity, finding.offset), (severity, offset), "{finding}");
@@ -29,71 +29,71 @@ fn one_of(wqe: &Wqe, service: Service, severity: Severity, offset: usize, words:
 use Severity::{Illegal, Suspicious};
 
 #[test]
-fn nothing() {
+fn a_correct_send_has_no_finding() {
     assert_eq!(send().findings(Service::Rc), vec![]);
 }
 
 #[test]
-fn size() {
+fn wrong_sizes_are_found() {
     let with_ds = |ds: u32| {
         let mut wqe = send();
         wqe.control.qpn_ds = (0x100 << 8 | ds).into();
         wqe
     };
-    one(&with_ds(0), Illegal, 7, "ds is 0");
-    one(&with_ds(1), Illegal, 7, "would not see the last of 2");
-    one(&with_ds(3), Illegal, 7, "only 2 units");
-    one(&with_ds(0x42), Illegal, 7, "reserved bits");
+    has(&with_ds(0), Illegal, 7, "ds is 0");
+    has(&with_ds(1), Illegal, 7, "would not see the last of 2");
+    has(&with_ds(3), Illegal, 7, "only 2 units");
+    has(&with_ds(0x42), Illegal, 7, "reserved bits");
     let mut long = write();
     long.segments.extend((0..62).map(|_| Segment::from(DataSegment::new(0, 1, 2))));
-    one(&long.sealed(), Illegal, 7, "64 units");
+    has(&long.sealed(), Illegal, 7, "64 units");
 }
 
 #[test]
-fn control_flags() {
-    one(&send().flags(ControlFlags(0x01)), Illegal, 11, "reserved bits");
-    one(&send().flags(ControlFlags(0xe0)), Illegal, 11, "no meaning");
-    one(&send().flags(ControlFlags(0x04)), Suspicious, 11, "first error only");
+fn wrong_control_flags_are_found() {
+    has(&send().flags(ControlFlags(0x01)), Illegal, 11, "reserved bits");
+    has(&send().flags(ControlFlags(0xe0)), Illegal, 11, "no meaning");
+    has(&send().flags(ControlFlags(0x04)), Suspicious, 11, "first error only");
     let solicited = write().flags(ControlFlags::SOLICITED).sealed();
-    one(&solicited, Suspicious, 11, "completes nothing");
+    has(&solicited, Suspicious, 11, "completes nothing");
     let fenced = send().flags(ControlFlags::NONE.with_fence(Fence::SMALL_AND_FENCE));
-    one_of(&fenced, Service::Uc, Suspicious, 11, "no reads or atomics");
-    one(&send().immediate(1), Suspicious, 12, "does not use the immediate");
-    one(&send().modifier(1), Suspicious, 0, "opcode modifier");
+    has_on(&fenced, Service::Uc, Suspicious, 11, "no reads or atomics");
+    has(&send().immediate(1), Suspicious, 12, "does not use the immediate");
+    has(&send().modifier(1), Suspicious, 0, "opcode modifier");
 }
 
 #[test]
-fn opcodes() {
+fn wrong_opcodes_are_found() {
     let unknown = Wqe::new(Opcode(0x7f), 0, 1).sealed();
-    one(&unknown, Illegal, 3, "not known");
+    has(&unknown, Illegal, 3, "not known");
     let read = Wqe::new(Opcode::RDMA_READ, 0, 1).with(RemoteAddressSegment::new(0, 1)).sealed();
-    one_of(&read, Service::Uc, Illegal, 3, "RDMA_READ does not exist on a UC queue");
+    has_on(&read, Service::Uc, Illegal, 3, "RDMA_READ does not exist on a UC queue");
     let masked = Wqe::new(Opcode::ATOMIC_MASKED_FETCH_ADD, 0, 1)
         .with(RemoteAddressSegment::new(0, 1))
         .with(DataSegment::new(0, 8, 1))
         .sealed();
-    one(&masked, Illegal, 0, "no operand size");
+    has(&masked, Illegal, 0, "no operand size");
 }
 
 #[test]
-fn missing_segments() {
-    one(&Wqe::new(Opcode::RDMA_WRITE, 0, 1).sealed(), Illegal, 16, "without a remote address");
+fn missing_segments_are_found() {
+    has(&Wqe::new(Opcode::RDMA_WRITE, 0, 1).sealed(), Illegal, 16, "without a remote address");
     let bare = Wqe::new(Opcode::SEND, 0, 1).sealed();
-    one_of(&bare, Service::Ud, Illegal, 16, "without an address vector");
-    one_of(&bare, Service::Xrc, Illegal, 16, "without an XRC segment");
-    one_of(&bare, Service::RawEthernet, Illegal, 16, "without an Ethernet segment");
+    has_on(&bare, Service::Ud, Illegal, 16, "without an address vector");
+    has_on(&bare, Service::Xrc, Illegal, 16, "without an XRC segment");
+    has_on(&bare, Service::RawEthernet, Illegal, 16, "without an Ethernet segment");
     let umr = Wqe::new(Opcode::UMR, 0, 1).immediate(1).sealed();
-    one(&umr, Illegal, 16, "without UMR control");
+    has(&umr, Illegal, 16, "without UMR control");
 }
 
 #[test]
-fn data_segments() {
+fn wrong_data_segments_are_found() {
     let with = |data: DataSegment| write().with(data).sealed();
-    one(&with(DataSegment::new(0x1000, 0, 1)), Illegal, 32, "stands for 2 GiB");
-    one(&with(DataSegment::TERMINATOR), Suspicious, 32, "terminator");
-    one(&with(DataSegment::new(u64::MAX, 2, 1)), Illegal, 40, "wrap around");
+    has(&with(DataSegment::new(0x1000, 0, 1)), Illegal, 32, "stands for 2 GiB");
+    has(&with(DataSegment::TERMINATOR), Suspicious, 32, "terminator");
+    has(&with(DataSegment::new(u64::MAX, 2, 1)), Illegal, 40, "wrap around");
     let huge = DataSegment::new(0, 0x7fff_ffff, 1);
-    one(&with(huge).with(huge).sealed(), Illegal, 7, "2 GiB at most");
+    has(&with(huge).with(huge).sealed(), Illegal, 7, "2 GiB at most");
 }
 
 #[test]
@@ -112,21 +112,21 @@ fn two_gib_entries_look_inline() {
 }
 
 #[test]
-fn inline_segments() {
+fn wrong_inline_segments_are_found() {
     let mut cut = send();
     cut.segments =
         vec![Segment::Inline(InlineData { header: InlineHeader::new(100), bytes: vec![0; 12] })];
-    one(&cut, Illegal, 16, "the WQE ends after 12");
+    has(&cut, Illegal, 16, "the WQE ends after 12");
     let empty = InlineData { header: InlineHeader::new(0), bytes: vec![0; 12] };
-    one(&Wqe { segments: vec![empty.into()], ..send() }, Illegal, 16, "length 0");
+    has(&Wqe { segments: vec![empty.into()], ..send() }, Illegal, 16, "length 0");
     let mut padded = InlineData::new(&[1; 5]);
     padded.bytes[7] = 9;
-    one(&Wqe { segments: vec![padded.into()], ..send() }, Suspicious, 27, "reserved");
+    has(&Wqe { segments: vec![padded.into()], ..send() }, Suspicious, 27, "reserved");
     let read = Wqe::new(Opcode::RDMA_READ, 0, 1)
         .with(RemoteAddressSegment::new(0, 1))
         .with(InlineData::new(&[0; 4]))
         .sealed();
-    one(&read, Illegal, 32, "writes into its data segments");
+    has(&read, Illegal, 32, "writes into its data segments");
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn inline_data_and_pointers_are_legal_in_any_order() {
 }
 
 #[test]
-fn atomics() {
+fn wrong_atomics_are_found() {
     let atomic = |address, length| {
         Wqe::new(Opcode::ATOMIC_FETCH_ADD, 0, 1)
             .with(RemoteAddressSegment::new(address, 1))
@@ -153,14 +153,14 @@ fn atomics() {
             .sealed()
     };
     assert_eq!(atomic(8, 8).findings(Service::Rc), vec![]);
-    one(&atomic(12, 8), Illegal, 16, "multiple of 8");
-    one(&atomic(8, 16), Illegal, 48, "8 bytes, not 16");
+    has(&atomic(12, 8), Illegal, 16, "multiple of 8");
+    has(&atomic(8, 16), Illegal, 48, "8 bytes, not 16");
     let two = atomic(8, 8).with(DataSegment::new(0x2000, 8, 1)).sealed();
-    one(&two, Illegal, 7, "one data segment, not 2");
+    has(&two, Illegal, 7, "one data segment, not 2");
 }
 
 #[test]
-fn addresses() {
+fn wrong_addresses_are_found() {
     let av = AddressVector {
         remote_lid_udp_port: 4.into(),
         ..AddressVector::default().for_datagram(0x12_3456, 0x1111_1111)
@@ -168,15 +168,15 @@ fn addresses() {
     let to = |av: AddressVector| Wqe::new(Opcode::SEND, 0, 1).with(av).sealed();
     assert_eq!(to(av).findings(Service::Ud), vec![]);
     let wide = AddressVector { extended_qpn: 0x8112_3456.into(), ..av };
-    one_of(&to(wide), Service::Ud, Illegal, 24, "24 bits");
+    has_on(&to(wide), Service::Ud, Illegal, 24, "24 bits");
     let lost = AddressVector { grh_gid_flow: AddressVector::GRH.into(), ..av };
-    one_of(&to(lost), Service::Ud, Suspicious, 43, "hop limit 0");
+    has_on(&to(lost), Service::Ud, Suspicious, 43, "hop limit 0");
     let nowhere = AddressVector { remote_lid_udp_port: 0.into(), ..av };
-    one_of(&to(nowhere), Service::Ud, Suspicious, 30, "cannot leave");
+    has_on(&to(nowhere), Service::Ud, Suspicious, 30, "cannot leave");
     let short = Wqe::new(Opcode::SEND, 0, 1).with_short_address();
-    one_of(&short, Service::Ud, Suspicious, 24, "extended bit");
+    has_on(&short, Service::Ud, Suspicious, 24, "extended bit");
     let xrc = Wqe::new(Opcode::SEND, 0, 1).with(XrcSegment::new(1 << 24)).sealed();
-    one_of(&xrc, Service::Xrc, Illegal, 16, "24 bits");
+    has_on(&xrc, Service::Xrc, Illegal, 16, "24 bits");
 }
 
 trait ShortAddress {
@@ -191,7 +191,7 @@ impl ShortAddress for Wqe {
 }
 
 #[test]
-fn packets() {
+fn wrong_ethernet_segments_are_found() {
     let packet = |opcode, segment, header: &[u8]| {
         let eth = EthData::new(segment, header);
         Wqe::new(opcode, 0, 1).with(eth).with(DataSegment::new(0x1000, 60, 1)).sealed()
@@ -200,15 +200,15 @@ fn packets() {
     let of = Service::RawEthernet;
     assert_eq!(packet(Opcode::SEND, plain, &[0; 18]).findings(of), vec![]);
     let with_mss = EthSegment { mss: 1460.into(), ..plain };
-    one_of(&packet(Opcode::SEND, with_mss, &[]), of, Suspicious, 22, "without TSO");
-    one_of(&packet(Opcode::TSO, plain, &[0; 54]), of, Illegal, 22, "MSS of 0");
-    one_of(&packet(Opcode::TSO, with_mss, &[0; 13]), of, Illegal, 28, "14 bytes at least");
+    has_on(&packet(Opcode::SEND, with_mss, &[]), of, Suspicious, 22, "without TSO");
+    has_on(&packet(Opcode::TSO, plain, &[0; 54]), of, Illegal, 22, "MSS of 0");
+    has_on(&packet(Opcode::TSO, with_mss, &[0; 13]), of, Illegal, 28, "14 bytes at least");
     let reserved = EthSegment { checksum_flags: EthChecksum(1), ..plain };
-    one_of(&packet(Opcode::SEND, reserved, &[]), of, Suspicious, 20, "reserved checksum");
+    has_on(&packet(Opcode::SEND, reserved, &[]), of, Suspicious, 20, "reserved checksum");
 }
 
 #[test]
-fn receives() {
+fn wrong_receives_are_found() {
     let wqe = ReceiveWqe::new(&[DataSegment::new(0x1000, 64, 1)], 64);
     assert_eq!(wqe.findings(), vec![]);
     assert_eq!(wqe.list().len(), 1);
@@ -221,7 +221,7 @@ fn receives() {
 }
 
 #[test]
-fn signature_variables() {
+fn wrong_signature_variables_are_found() {
     let psv = SetPsvSegment {
         psv_index: 0xff_ffff.into(),
         transient_signature: 0x1234_5678_9abc_def0.into(),
@@ -229,19 +229,19 @@ fn signature_variables() {
     };
     let set = |psv: SetPsvSegment| Wqe::new(Opcode::SET_PSV, 0, 1).with(psv).sealed();
     assert_eq!(set(psv).findings(Service::Rc), vec![]);
-    one(&set(SetPsvSegment { psv_index: (1 << 24).into(), ..psv }), Illegal, 16, "24 bits");
-    one(&set(SetPsvSegment { syndrome: 1.into(), ..psv }), Suspicious, 20, "drivers write 0");
-    one(&set(SetPsvSegment { reserved6: 1.into(), ..psv }), Suspicious, 23, "reserved");
-    one(&set(psv).modifier(1), Suspicious, 0, "opcode modifier");
-    one(&Wqe::new(Opcode::SET_PSV, 0, 1).sealed(), Illegal, 16, "without a PSV segment");
-    one_of(&set(psv), Service::Ud, Illegal, 3, "SET_PSV does not exist on a UD queue");
+    has(&set(SetPsvSegment { psv_index: (1 << 24).into(), ..psv }), Illegal, 16, "24 bits");
+    has(&set(SetPsvSegment { syndrome: 1.into(), ..psv }), Suspicious, 20, "drivers write 0");
+    has(&set(SetPsvSegment { reserved6: 1.into(), ..psv }), Suspicious, 23, "reserved");
+    has(&set(psv).modifier(1), Suspicious, 0, "opcode modifier");
+    has(&Wqe::new(Opcode::SET_PSV, 0, 1).sealed(), Illegal, 16, "without a PSV segment");
+    has_on(&set(psv), Service::Ud, Illegal, 3, "SET_PSV does not exist on a UD queue");
     let text = set(psv).explain(Service::Rc);
     let words = ["variable 0xffffff", "guard 0x1234", "tag 0x5678", "tag 0x9abcdef0", "No CQE"];
     assert!(words.iter().all(|word| text.contains(word)), "{text}");
 }
 
 #[test]
-fn tag_lists() {
+fn wrong_tag_operations_are_found() {
     type T = TagMatchingSegment;
     let with = |tag: T| Wqe::new(Opcode::TAG_MATCHING, 0, 1).with(tag);
     let append = T {
@@ -257,25 +257,25 @@ fn tag_lists() {
     assert_eq!(whole.findings(Service::Rc), vec![]);
     let empty = with(append).with(DataSegment::TERMINATOR).sealed();
     assert_eq!(empty.findings(Service::Rc), vec![]);
-    one(&with(append).sealed(), Suspicious, 7, "terminator for an empty one");
-    one(&with(append).with(buffer).with(buffer).sealed(), Illegal, 7, "2 buffers");
-    one(&with(T { operation: 0x30, ..append }).sealed(), Illegal, 16, "0x30 is not an operation");
-    one(&Wqe::new(Opcode::TAG_MATCHING, 0, 1).sealed(), Illegal, 16, "without a tag matching");
-    one(&whole.clone().immediate(1), Suspicious, 12, "does not use the immediate");
+    has(&with(append).sealed(), Suspicious, 7, "terminator for an empty one");
+    has(&with(append).with(buffer).with(buffer).sealed(), Illegal, 7, "2 buffers");
+    has(&with(T { operation: 0x30, ..append }).sealed(), Illegal, 16, "0x30 is not an operation");
+    has(&Wqe::new(Opcode::TAG_MATCHING, 0, 1).sealed(), Illegal, 16, "without a tag matching");
+    has(&whole.clone().immediate(1), Suspicious, 12, "does not use the immediate");
     let changed = |tag: T| with(tag).with(buffer).sealed();
-    one(&changed(T { flags: 1, ..append }), Suspicious, 17, "reserved flag");
-    one(&changed(T { reserved4: 1.into(), ..append }), Suspicious, 21, "reserved bytes");
-    one(&changed(T { software_count: 1.into(), ..append }), Suspicious, 22, "without the flag");
-    one(&changed(T { reserved8: 1.into(), ..append }), Suspicious, 31, "reserved bytes");
+    has(&changed(T { flags: 1, ..append }), Suspicious, 17, "reserved flag");
+    has(&changed(T { reserved4: 1.into(), ..append }), Suspicious, 21, "reserved bytes");
+    has(&changed(T { software_count: 1.into(), ..append }), Suspicious, 22, "without the flag");
+    has(&changed(T { reserved8: 1.into(), ..append }), Suspicious, 31, "reserved bytes");
     let remove = T { operation: T::OPERATION_REMOVE, index: 4.into(), ..T::default() };
     assert_eq!(with(remove).sealed().findings(Service::Rc), vec![]);
-    one(&with(T { tag: 1.into(), ..remove }).sealed(), Suspicious, 32, "removed by its place");
-    one(&changed(remove), Suspicious, 7, "nothing is appended");
-    one(&with(T { index: 1.into(), ..T::default() }).sealed(), Suspicious, 16, "nothing changes");
+    has(&with(T { tag: 1.into(), ..remove }).sealed(), Suspicious, 32, "removed by its place");
+    has(&changed(remove), Suspicious, 7, "nothing is appended");
+    has(&with(T { index: 1.into(), ..T::default() }).sealed(), Suspicious, 16, "nothing changes");
 }
 
 #[test]
-fn tag_lists_are_explained() {
+fn tag_operations_are_explained() {
     type T = TagMatchingSegment;
     let append = T {
         operation: T::OPERATION_APPEND,

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use uverbs_mlx5::request::Sge;
 
-/// A number, written as one or as hexadecimal text. What is missing is 0.
+/// A JSON number, or a hexadecimal string. A missing value is 0.
 pub(crate) fn number(value: &Value) -> u64 {
     match value {
         Value::Null => 0,
@@ -15,7 +15,7 @@ pub(crate) fn number(value: &Value) -> u64 {
     }
 }
 
-/// The same, in 32 bits.
+/// A 32-bit [`number`].
 pub(crate) fn word(value: &Value) -> u32 {
     number(value).try_into().expect("32 bits")
 }
@@ -27,7 +27,7 @@ pub(crate) fn hex(digits: &str) -> Vec<u8> {
     (0..digits.len()).step_by(2).map(byte).collect()
 }
 
-/// The bytes of a value of hexadecimal digits, as many as wanted.
+/// The `N` bytes of a string of hexadecimal digits.
 pub(crate) fn bytes<const N: usize>(value: &Value) -> [u8; N] {
     hex(value.as_str().expect("digits")).try_into().expect("as many bytes")
 }

@@ -4,6 +4,7 @@ use super::*;
 #[repr(align(64))]
 struct Shared([u8; 512]);
 
+/// Copies `len` bytes out, in and to a vector's end, between these offsets.
 fn check(len: usize, shared_at: usize, own_at: usize) {
     let data: Vec<u8> = (0..own_at + len).map(|at| (at * 7 + len) as u8).collect();
     let mut shared = Shared([0xee; 512]);

@@ -30,8 +30,8 @@ fn rping() -> [Mad; 5] {
     (path.local_gid, path.remote_gid) = (gid(2), gid(1));
     path.hop_limit = 64;
     path.set_flow_label(0x76fa4).set_ack_timeout(18);
-    let addresses = |last| IpAddr::from([10, 9, 0, last]);
-    let header = CmaHdr::new(addresses(2), 0xc0a2, addresses(1)).unwrap();
+    let address = |last| IpAddr::from([10, 9, 0, last]);
+    let header = CmaHdr::new(address(2), 0xc0a2, address(1)).unwrap();
     assert!(req.set_private_data(header.as_bytes()));
 
     let mut rep = Rep::default();
@@ -112,7 +112,7 @@ fn bodies_of_a_kernels_loopback_connection_are_built_exactly() {
 }
 
 #[test]
-fn the_request_of_a_kernel_is_read() {
+fn the_fields_of_a_kernels_request_are_read() {
     let recorded = two_kernels();
     let mad = recorded[2].mad();
     assert_eq!(mad.attribute(), Ok(Attribute::Req));
@@ -131,7 +131,7 @@ fn the_request_of_a_kernel_is_read() {
 }
 
 #[test]
-fn private_data_fills_its_message() {
+fn the_length_of_private_data_is_the_specified_one() {
     let capacities = [
         (Req::PRIVATE_DATA_LEN, 92),
         (Mra::PRIVATE_DATA_LEN, 222),
@@ -146,9 +146,13 @@ fn private_data_fills_its_message() {
         (Apr::PRIVATE_DATA_LEN, 148),
     ];
     assert!(capacities.iter().all(|(here, specified)| here == specified), "{capacities:?}");
+}
+
+#[test]
+fn data_that_does_not_fit_is_refused() {
     let mut rej = Rej::default();
     assert!(rej.set_private_data(&[7; 148]) && rej.set_private_data(&[8]));
-    assert_eq!((rej.private_data[0], rej.private_data[1]), (8, 0));
+    assert_eq!((rej.private_data[0], rej.private_data[1]), (8, 0), "the rest is cleared");
     assert!(!rej.set_private_data(&[0; 149]));
     assert!(!rej.set_ari(&[0; 73]) && rej.set_ari(&[1; 72]));
 }

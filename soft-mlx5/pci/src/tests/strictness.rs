@@ -17,10 +17,11 @@ const BAD_QP_STATE: u64 = 0x10;
 const BAD_INPUT_LENGTH: u64 = 0x50;
 const BAD_OUTPUT_LENGTH: u64 = 0x51;
 
-fn ready() -> Driver {
+fn ready_driver() -> Driver {
     Driver::ready(settings(LinkLayer::InfiniBand), Cable::default())
 }
 
+/// The status of a command that is refused.
 fn status(driver: &mut Driver, input: Input, output: usize) -> u64 {
     let (status, syndrome) = driver.command(input, output).expect_err("refused");
     assert_ne!(syndrome, 0, "status {status:#x} has no syndrome");
@@ -41,7 +42,7 @@ fn commands_are_refused_in_the_wrong_phase() {
 
 #[test]
 fn unknown_opcodes_and_lengths_are_refused() {
-    let mut driver = ready();
+    let mut driver = ready_driver();
     assert_eq!(status(&mut driver, Input::new(0x7ff, 16), 16), BAD_OPERATION);
     assert_eq!(status(&mut driver, Input::new(0x400, 16), 16), BAD_INPUT_LENGTH);
     assert_eq!(status(&mut driver, Input::new(0x800, 8), 8), BAD_OUTPUT_LENGTH);
@@ -49,7 +50,7 @@ fn unknown_opcodes_and_lengths_are_refused() {
 
 #[test]
 fn destroying_objects_that_do_not_exist_or_are_in_use_is_refused() {
-    let mut driver = ready();
+    let mut driver = ready_driver();
     for destroy in [0x202, 0x401, 0x501, 0x706, 0x801, 0x803, 0x80f, 0x817, 0x90e] {
         let input = Input::new(destroy, 16).number(0x7777);
         assert_eq!(status(&mut driver, input, 8), BAD_RESOURCE, "{destroy:#x}");
@@ -64,7 +65,7 @@ fn destroying_objects_that_do_not_exist_or_are_in_use_is_refused() {
 
 #[test]
 fn queue_pairs_change_state_in_order_only() {
-    let mut driver = ready();
+    let mut driver = ready_driver();
     let qp = Qp::new(&mut driver);
     let input = Input::new(0x503, 272).number(qp.number);
     assert_eq!(status(&mut driver, input, 8), BAD_QP_STATE, "INIT2RTR in reset");
@@ -76,7 +77,7 @@ fn queue_pairs_change_state_in_order_only() {
 
 #[test]
 fn invalid_fields_are_refused() {
-    let mut driver = ready();
+    let mut driver = ready_driver();
     let (uar, eq) = (driver.uar, driver.eq);
     let cq = |size: u64, page: u64| {
         Input::new(0x400, 272)
@@ -92,11 +93,11 @@ fn invalid_fields_are_refused() {
 }
 
 #[test]
-fn commands_refuse_objects_of_another_type() {
-    let mut driver = ready();
+fn a_command_refuses_an_object_of_another_type() {
+    let mut driver = ready_driver();
     let record = driver.alloc(8);
     let ring = driver.alloc(4096);
-    let pool = |record: u64| {
+    let create_srq = |record: u64| {
         Input::new(0x90c, 272)
             .set(field(0x100 + 0x8, 4), 1)
             .set(wq::DBR_ADDR.at(0x280), record)
@@ -104,9 +105,9 @@ fn commands_refuse_objects_of_another_type() {
             .set(wq::LOG_WQ_STRIDE.at(0x280), 5)
     };
     let pd = driver.pd.into();
-    let create = pool(record + 2).set(wq::PD.at(0x280), pd).pages(ring, 512);
+    let create = create_srq(record + 2).set(wq::PD.at(0x280), pd).pages(ring, 512);
     assert_eq!(status(&mut driver, create, 16), BAD_PARAMETER, "an odd doorbell record");
-    let number = driver.create(pool(record).set(wq::PD.at(0x280), pd).pages(ring, 512));
+    let number = driver.create(create_srq(record).set(wq::PD.at(0x280), pd).pages(ring, 512));
     let input = |opcode: u64| Input::new(opcode, 16).number(number);
     assert_eq!(status(&mut driver, input(0x706), 8), BAD_RESOURCE, "DESTROY_XRC_SRQ");
     assert_eq!(status(&mut driver, input(0x707), 80), BAD_RESOURCE, "QUERY_XRC_SRQ");
@@ -116,7 +117,7 @@ fn commands_refuse_objects_of_another_type() {
 
 #[test]
 fn a_queue_pair_without_an_address_path_has_its_port() {
-    let mut driver = ready();
+    let mut driver = ready_driver();
     let qp = Qp::new(&mut driver);
     let port = ads::VHCA_PORT_NUM.at(0xc0 + 0xc0);
     let port_of =
@@ -128,7 +129,7 @@ fn a_queue_pair_without_an_address_path_has_its_port() {
 
 #[test]
 fn leftover_objects_are_reported_and_dropped() {
-    let mut driver = ready();
+    let mut driver = ready_driver();
     let _qp = Qp::new(&mut driver);
     let left = driver.device.firmware.objects_left();
     for what in

@@ -16,7 +16,7 @@ const DRAINED: u8 = 0x1c;
 const KEY: u64 = 0x1122_3344_5566_7788;
 
 /// An SRQ for targets.
-fn pool(driver: &mut Driver) -> u32 {
+fn srq(driver: &mut Driver) -> u32 {
     let (record, ring) = (driver.alloc(8), driver.alloc(4096));
     let input = Input::new(0x90c, 272)
         .set(field(0x100 + 0x8, 4), 1)
@@ -27,11 +27,12 @@ fn pool(driver: &mut Driver) -> u32 {
     driver.create(input.pages(ring, 512))
 }
 
+/// The command that creates a target, without its MTU.
 fn target(driver: &mut Driver) -> Input {
-    let (pool, cq) = (pool(driver), driver.create_cq());
+    let (srq, cq) = (srq(driver), driver.create_cq());
     Input::new(0x710, 128)
         .set(dctc::CQN.at(0x80), cq.number.into())
-        .set(dctc::SRQN_XRQN.at(0x80), pool.into())
+        .set(dctc::SRQN_XRQN.at(0x80), srq.into())
         .set(dctc::PD.at(0x80), driver.pd.into())
         .set(dctc::DC_ACCESS_KEY.at(0x80), KEY)
         .set(dctc::RWE.at(0x80), 1)
@@ -40,7 +41,7 @@ fn target(driver: &mut Driver) -> Input {
 }
 
 /// An event queue for the event of drained targets. Returns its ring.
-fn listen(driver: &mut Driver) -> u64 {
+fn create_event_queue(driver: &mut Driver) -> u64 {
     let ring = driver.alloc(4096);
     (0..64).for_each(|slot| driver.memory.write(ring + slot * 64 + 63, &[1]).unwrap());
     let input = Input::new(0x301, 272)
@@ -54,7 +55,7 @@ fn listen(driver: &mut Driver) -> u64 {
 #[test]
 fn a_drained_target_raises_an_event() {
     let mut driver = Driver::ready(settings(LinkLayer::InfiniBand), Cable::default());
-    let ring = listen(&mut driver);
+    let ring = create_event_queue(&mut driver);
     let input = target(&mut driver);
     let dctn = driver.create(input.set(dctc::MTU.at(0x80), 3));
     let input = |opcode| Input::new(opcode, 16).number(dctn);

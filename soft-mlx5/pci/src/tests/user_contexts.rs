@@ -13,6 +13,7 @@ const BAD_RESOURCE: u64 = 5;
 const BUSY: u64 = 6;
 const BYTES: u64 = 2 * 4096;
 
+/// A driver and the number of a user context.
 fn ready() -> (Driver, u64) {
     let mut driver = Driver::ready(settings(LinkLayer::InfiniBand), Cable::default());
     let uid = UID.get(&driver.done(Input::new(0xa04, 64), 16));

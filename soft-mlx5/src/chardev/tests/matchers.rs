@@ -10,7 +10,7 @@ use super::raw_packet::{Setting, setting};
 
 /// The options of a matcher.
 #[derive(Clone)]
-struct Wanted {
+struct MatcherOptions {
     mask: Vec<u8>,
     element: u8,
     priority: u16,
@@ -19,14 +19,14 @@ struct Wanted {
     flags: Option<u32>,
 }
 
-/// The destination address.
-fn by_destination() -> Wanted {
+/// A matcher of the destination address.
+fn by_destination() -> MatcherOptions {
     let mut mask = vec![0; 384];
     mask[8..14].fill(0xff);
-    Wanted { mask, element: 0, priority: 0, criteria: 1, table: None, flags: None }
+    MatcherOptions { mask, element: 0, priority: 0, criteria: 1, table: None, flags: None }
 }
 
-fn create(client: &Client, wanted: &Wanted) -> Result<u32, Errno> {
+fn create_matcher(client: &Client, wanted: &MatcherOptions) -> Result<u32, Errno> {
     use flow_matcher::create::*;
     let mut request = Request::<Call>::new(DriverId::MLX5);
     request.new_handle(HANDLE);
@@ -47,7 +47,7 @@ fn create(client: &Client, wanted: &Wanted) -> Result<u32, Errno> {
     Ok(request.created(HANDLE).unwrap())
 }
 
-fn destroy(client: &Client, handle: u32) -> Result<(), Errno> {
+fn destroy_matcher(client: &Client, handle: u32) -> Result<(), Errno> {
     let mut request = Request::<flow_matcher::destroy::Call>::new(DriverId::MLX5);
     request.handle(flow_matcher::destroy::HANDLE, handle);
     client.run(&mut request)
@@ -83,7 +83,7 @@ impl Rule {
     }
 }
 
-fn end(client: &Client, handle: u32) -> Result<(), Errno> {
+fn destroy_rule(client: &Client, handle: u32) -> Result<(), Errno> {
     let mut request = Request::<flow::destroy::Call>::new(DriverId::MLX5);
     request.handle(flow::destroy::HANDLE, handle);
     client.run(&mut request)
@@ -93,10 +93,10 @@ fn end(client: &Client, handle: u32) -> Result<(), Errno> {
 fn matchers_are_checked_as_the_kernel_checks_them() {
     let device = builder().build().unwrap();
     let client = Client::open(&device);
-    let with = |change: &dyn Fn(&mut Wanted)| {
+    let with = |change: &dyn Fn(&mut MatcherOptions)| {
         let mut wanted = by_destination();
         change(&mut wanted);
-        create(&client, &wanted).and_then(|handle| destroy(&client, handle))
+        create_matcher(&client, &wanted).and_then(|handle| destroy_matcher(&client, handle))
     };
     assert_eq!(with(&|_| ()), Ok(()));
     assert_eq!(with(&|wanted| wanted.mask.truncate(6)), Ok(()), "the rest is zero");
@@ -114,11 +114,11 @@ fn matchers_are_checked_as_the_kernel_checks_them() {
     assert_eq!(with(&|wanted| wanted.table = Some(99)), Err(Errno::EINVAL));
     assert_eq!(with(&|wanted| wanted.flags = Some(1 << 2)), Err(Errno::EOPNOTSUPP));
     assert_eq!(with(&|wanted| wanted.flags = Some(1)), Err(Errno::EINVAL));
-    let both = |wanted: &mut Wanted| (wanted.table, wanted.flags) = (Some(0), Some(0));
+    let both = |wanted: &mut MatcherOptions| (wanted.table, wanted.flags) = (Some(0), Some(0));
     assert_eq!(with(&both), Err(Errno::EINVAL), "the table is given twice");
     assert_eq!(with(&|wanted| wanted.criteria = 3), Err(Errno::EOPNOTSUPP));
     assert_eq!(with(&|wanted| wanted.mask[18] = 1 << 5), Err(Errno::EOPNOTSUPP), "fragments");
-    let unused = |wanted: &mut Wanted| (wanted.criteria, wanted.mask[18]) = (0, 1 << 5);
+    let unused = |wanted: &mut MatcherOptions| (wanted.criteria, wanted.mask[18]) = (0, 1 << 5);
     assert_eq!(with(&unused), Ok(()));
 }
 
@@ -126,12 +126,12 @@ fn matchers_are_checked_as_the_kernel_checks_them() {
 fn rules_of_matchers_are_checked_as_the_kernel_checks_them() {
     let device = builder().build().unwrap();
     let (Setting { client, qp, .. }, ud) = &setting(&device);
-    let matcher = create(client, &by_destination()).unwrap();
+    let matcher = create_matcher(client, &by_destination()).unwrap();
     let with = |change: &dyn Fn(&mut Rule)| {
         let (qp, to) = (Some(*qp), [2, 0, 0, 0, 0, 7]);
         let mut rule = Rule { matcher, to, qp, tag: None, flags: 0 };
         change(&mut rule);
-        rule.make(client).and_then(|handle| end(client, handle))
+        rule.make(client).and_then(|handle| destroy_rule(client, handle))
     };
     assert_eq!(with(&|_| ()), Ok(()));
     assert_eq!(with(&|rule| rule.qp = Some(*ud)), Err(Errno::EINVAL));
@@ -147,7 +147,8 @@ fn rules_of_matchers_are_checked_as_the_kernel_checks_them() {
     assert_eq!(with(&|rule| rule.matcher = 99), Err(Errno::ENOENT));
     for (change, error) in [((1, 0), Errno::EOPNOTSUPP), ((0, 16), Errno::ENOMEM)] {
         let (element, priority) = change;
-        let odd = create(client, &Wanted { element, priority, ..by_destination() }).unwrap();
+        let odd = create_matcher(client, &MatcherOptions { element, priority, ..by_destination() })
+            .unwrap();
         assert_eq!(with(&|rule| rule.matcher = odd), Err(error));
     }
 }
@@ -157,17 +158,17 @@ fn rules_of_matchers_are_checked_as_the_kernel_checks_them() {
 fn a_rule_keeps_its_matcher_and_conflicts_with_rules_of_the_verbs_form() {
     let device = builder().build().unwrap();
     let (Setting { client, qp, .. }, _) = &setting(&device);
-    let matcher = create(client, &by_destination()).unwrap();
+    let matcher = create_matcher(client, &by_destination()).unwrap();
     let (qp, to) = (Some(*qp), [0xff; 6]);
     let rule = Rule { matcher, to, qp, tag: Some(7), flags: 0 }.make(client).unwrap();
-    assert_eq!(destroy(client, matcher), Err(Errno::EBUSY));
+    assert_eq!(destroy_matcher(client, matcher), Err(Errno::EBUSY));
     // The verbs' rule for the same address has no tag of its own, and gets the first rule's.
     assert!(super::raw_packet::rule_for_broadcast(client, qp.unwrap()).is_ok());
     let other = Rule { matcher, to, qp, tag: Some(8), flags: 0 };
     assert_eq!(other.make(client), Err(Errno::EEXIST));
     let drops = Rule { matcher, to, qp: None, tag: None, flags: 2 };
     assert_eq!(drops.make(client), Err(Errno::EEXIST), "the verbs' rule delivers");
-    assert_eq!(end(client, rule), Ok(()));
+    assert_eq!(destroy_rule(client, rule), Ok(()));
     assert_eq!(drops.make(client), Err(Errno::EEXIST), "the verbs' rule is still there");
-    assert_eq!(destroy(client, matcher), Ok(()));
+    assert_eq!(destroy_matcher(client, matcher), Ok(()));
 }

@@ -1,4 +1,5 @@
-//! Responses that have arrived while the device did not run.
+//! Responses that arrived while the device did not run: they are in time, although the timeout has
+//! passed when the device reads them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,16 +19,22 @@ use crate::packet::{Addressing, Aeth, Bth, Gid, Psn, Syndrome};
 use crate::runtime::{Host, Runtime};
 use crate::wire::{RECEIVE_BATCH, SOCKET_DATAGRAMS, Waker};
 
-struct Deaf;
+struct IgnoresEvents;
 
-impl Host for Deaf {
+impl Host for IgnoresEvents {
     fn event(&self, _: Event) {}
 }
 
-/// Arrived datagrams, and whether only a read of the files finds them. `None` is a datagram that is
-/// not a packet.
 #[derive(Clone, Default)]
-struct Inbox(Arc<std::sync::Mutex<(VecDeque<Option<Packet>>, bool)>>);
+struct Inbox(Arc<std::sync::Mutex<Arrived>>);
+
+#[derive(Default)]
+struct Arrived {
+    /// `None` is a datagram that is not a packet.
+    datagrams: VecDeque<Option<Packet>>,
+    /// Whether only a read of the files finds them.
+    is_in_files: bool,
+}
 
 impl Wire for Inbox {
     fn send(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) {
@@ -35,14 +42,15 @@ impl Wire for Inbox {
     }
 
     fn receive(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
-        let (waiting, is_in_files) = &mut *lock(&self.0);
-        let count = if *is_in_files { 0 } else { waiting.len().min(RECEIVE_BATCH) };
-        packets.extend(waiting.drain(..count).flatten());
+        let mut arrived = lock(&self.0);
+        let waiting = if arrived.is_in_files { 0 } else { arrived.datagrams.len() };
+        let count = waiting.min(RECEIVE_BATCH);
+        packets.extend(arrived.datagrams.drain(..count).flatten());
         count
     }
 
     fn look_at_files(&mut self) {
-        lock(&self.0).1 = false;
+        lock(&self.0).is_in_files = false;
     }
 
     fn join(&mut self, _: Gid) -> std::io::Result<()> {
@@ -140,15 +148,15 @@ impl Sender {
         core.step(0, 1);
         let inbox = Inbox::default();
         let waker = Arc::new(Waker::new().unwrap());
-        let runtime = Runtime::new(core, Box::new(inbox.clone()), waker, Arc::new(Deaf));
+        let runtime = Runtime::new(core, Box::new(inbox.clone()), waker, Arc::new(IgnoresEvents));
         Self { runtime, worker: Worker::new(), inbox, qpn }
     }
 
-    fn look_at(&mut self, now: u64) {
+    fn run_at(&mut self, now: u64) {
         self.worker.look(&self.runtime.shared, now, Whose::Polling);
     }
 
-    /// The peer's acknowledgement arrives after other packets, which are for no QP.
+    /// Lets the peer's acknowledgement arrive after other packets, which are for no QP.
     fn answer_after(&self, others: usize, is_in_files: bool) {
         let to = Addressing::roce(gid(PEER), gid(OWN));
         let acknowledgement = |qpn: u32| {
@@ -158,14 +166,14 @@ impl Sender {
             packet
         };
         let mut inbox = lock(&self.inbox.0);
-        inbox.0.extend((0..others).map(|_| Some(acknowledgement(0x7777))));
-        inbox.0.push_back(Some(acknowledgement(self.qpn.0)));
-        inbox.1 = is_in_files;
+        inbox.datagrams.extend((0..others).map(|_| Some(acknowledgement(0x7777))));
+        inbox.datagrams.push_back(Some(acknowledgement(self.qpn.0)));
+        inbox.is_in_files = is_in_files;
     }
 
-    /// Datagrams arrive that are not packets.
-    fn garbage(&self, count: usize) {
-        lock(&self.inbox.0).0.extend((0..count).map(|_| None));
+    /// Lets datagrams arrive that are not packets.
+    fn receive_garbage(&self, count: usize) {
+        lock(&self.inbox.0).datagrams.extend((0..count).map(|_| None));
     }
 
     /// The number of timeouts, and the QP's state.
@@ -175,33 +183,33 @@ impl Sender {
     }
 }
 
-const GOOD: (u64, QpState) = (0, QpState::ReadyToSend);
+const NO_TIMEOUT: (u64, QpState) = (0, QpState::ReadyToSend);
 
 #[test]
 fn an_answer_after_many_packets_is_in_time() {
     let mut sender = Sender::new(PEER);
     sender.answer_after(10 * RECEIVE_BATCH, false);
-    sender.look_at(100 * TIMEOUT);
-    assert_eq!(sender.outcome(), GOOD);
-    sender.look_at(200 * TIMEOUT);
-    assert_eq!(sender.outcome(), GOOD, "nothing is outstanding");
+    sender.run_at(100 * TIMEOUT);
+    assert_eq!(sender.outcome(), NO_TIMEOUT);
+    sender.run_at(200 * TIMEOUT);
+    assert_eq!(sender.outcome(), NO_TIMEOUT, "nothing is outstanding");
 }
 
 #[test]
 fn an_answer_after_a_full_buffer_of_garbage_is_in_time() {
     let mut sender = Sender::new(PEER);
-    sender.garbage(SOCKET_DATAGRAMS - 1);
+    sender.receive_garbage(SOCKET_DATAGRAMS - 1);
     sender.answer_after(0, false);
-    sender.look_at(100 * TIMEOUT);
-    assert_eq!(sender.outcome(), GOOD);
+    sender.run_at(100 * TIMEOUT);
+    assert_eq!(sender.outcome(), NO_TIMEOUT);
 }
 
 /// During an endless flood the device still notices the timeout.
 #[test]
 fn a_request_without_an_answer_fails_in_a_flood() {
     let mut sender = Sender::new(PEER);
-    sender.garbage(4 * SOCKET_DATAGRAMS);
-    sender.look_at(TIMEOUT);
+    sender.receive_garbage(4 * SOCKET_DATAGRAMS);
+    sender.run_at(TIMEOUT);
     assert_eq!(sender.outcome().0, 1);
 }
 
@@ -209,8 +217,8 @@ fn a_request_without_an_answer_fails_in_a_flood() {
 fn an_answer_in_files_that_a_look_skipped_is_in_time() {
     let mut sender = Sender::new(PEER);
     sender.answer_after(0, true);
-    sender.look_at(100 * TIMEOUT);
-    assert_eq!(sender.outcome(), GOOD);
+    sender.run_at(100 * TIMEOUT);
+    assert_eq!(sender.outcome(), NO_TIMEOUT);
 }
 
 /// The device has not handled its own packet yet.
@@ -218,10 +226,10 @@ fn an_answer_in_files_that_a_look_skipped_is_in_time() {
 fn an_answer_to_itself_is_in_time() {
     let mut sender = Sender::new(OWN);
     assert!(lock(&sender.runtime.shared.machine).core.step(0, 0).more, "the packet is in transit");
-    sender.look_at(100 * TIMEOUT);
-    assert_eq!(sender.outcome(), GOOD);
-    sender.look_at(200 * TIMEOUT);
-    assert_eq!(sender.outcome(), GOOD, "nothing is outstanding");
+    sender.run_at(100 * TIMEOUT);
+    assert_eq!(sender.outcome(), NO_TIMEOUT);
+    sender.run_at(200 * TIMEOUT);
+    assert_eq!(sender.outcome(), NO_TIMEOUT, "nothing is outstanding");
 }
 
 /// A command that destroys a queue executes posted requests, without reading the wire.
@@ -231,17 +239,17 @@ fn a_command_does_not_repeat_requests() {
     sender.answer_after(0, false);
     let qpn = sender.qpn;
     lock(&sender.runtime.shared.machine).catch_up(100 * TIMEOUT, qpn);
-    assert_eq!(sender.outcome(), GOOD);
-    sender.look_at(100 * TIMEOUT);
-    assert_eq!(sender.outcome(), GOOD);
+    assert_eq!(sender.outcome(), NO_TIMEOUT);
+    sender.run_at(100 * TIMEOUT);
+    assert_eq!(sender.outcome(), NO_TIMEOUT);
 }
 
 #[test]
 fn a_request_without_an_answer_fails() {
     let mut sender = Sender::new(PEER);
-    sender.look_at(TIMEOUT - 1);
-    assert_eq!(sender.outcome(), GOOD);
-    sender.look_at(TIMEOUT);
+    sender.run_at(TIMEOUT - 1);
+    assert_eq!(sender.outcome(), NO_TIMEOUT);
+    sender.run_at(TIMEOUT);
     assert_eq!(sender.outcome().0, 1);
     assert_ne!(sender.outcome().1, QpState::ReadyToSend);
 }

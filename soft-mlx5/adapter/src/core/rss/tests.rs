@@ -10,9 +10,9 @@ const EXAMPLE: [u8; RSS_KEY] = [
 const ADDRESSES: u32 = SOURCE_ADDRESS | DESTINATION_ADDRESS;
 const ALL: u32 = ADDRESSES | SOURCE_PORT | DESTINATION_PORT;
 
-fn ethernet(kind: u16) -> Vec<u8> {
+fn ethernet(ethertype: u16) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1];
-    frame.extend(kind.to_be_bytes());
+    frame.extend(ethertype.to_be_bytes());
     frame
 }
 

@@ -60,7 +60,7 @@ fn records_of_a_destroyed_object_are_removed() {
 }
 
 #[test]
-fn the_end_comes_after_the_last_record() {
+fn a_closed_queue_ends_after_its_last_record() {
     let (queue, mut file) = queue();
     queue.push(&[9; 8], None);
     queue.close();
@@ -69,7 +69,7 @@ fn the_end_comes_after_the_last_record() {
 }
 
 #[test]
-fn a_closed_reader_is_noticed() {
+fn a_queue_knows_that_its_reader_is_closed() {
     let (queue, file) = queue();
     assert!(identity(file.as_raw_fd()) == Ok(queue.identity()) && !queue.abandoned());
     drop(file);
@@ -78,7 +78,7 @@ fn a_closed_reader_is_noticed() {
 }
 
 #[test]
-fn a_closed_reader_keeps_no_records() {
+fn a_queue_without_a_reader_keeps_no_records() {
     let (queue, file) = queue();
     (0..100).for_each(|_| _ = queue.push(&[1; 72], None));
     drop(file);

@@ -17,16 +17,16 @@ impl Program {
         let context = self.context(u)?;
         clear_errno();
         match u.int_in_range(0..=5)? {
-            0 => self.ask_device(u, context),
-            1 => self.ask_port(u, context),
-            2 => self.ask_gid(u, context),
-            3 => self.ask_qp(u),
-            4 => self.ask_counters(u),
-            _ => self.ask_words(u),
+            0 => self.query_device(u, context),
+            1 => self.query_port(u, context),
+            2 => self.query_gid(u, context),
+            3 => self.query_qp(u),
+            4 => self.query_counters(u),
+            _ => self.query_names(u),
         }
     }
 
-    fn ask_device(&self, u: &mut Unstructured<'_>, context: *mut ibv_context) -> Result<()> {
+    fn query_device(&self, u: &mut Unstructured<'_>, context: *mut ibv_context) -> Result<()> {
         let mut device = MaybeUninit::<ibv_device_attr>::uninit();
         // A program of a newer release has a longer struct, one of an older release a shorter one.
         let size = u.int_in_range(0..=size_of::<ibv_device_attr_ex>() + 64)?;
@@ -42,7 +42,7 @@ impl Program {
             let table = below(context);
             let into = longer.as_mut_ptr().cast();
             code((table.query_device_ex)(context, std::ptr::null(), into, size));
-            assert_eq!(longer[size], 0xa5, "a byte behind the program's struct");
+            assert_eq!(longer[size], 0xa5, "the byte after the program's struct");
             code((table.query_rt_values)(context, &raw mut values));
             assert_ne!((self.verbs.ibv_get_device_guid)((*context).device), 0);
             let other =
@@ -52,16 +52,16 @@ impl Program {
         Ok(())
     }
 
-    fn ask_port(&self, u: &mut Unstructured<'_>, context: *mut ibv_context) -> Result<()> {
+    fn query_port(&self, u: &mut Unstructured<'_>, context: *mut ibv_context) -> Result<()> {
         let port = if u.ratio(3, 4)? { 1 } else { u.arbitrary()? };
         let size = u.int_in_range(0..=size_of::<ibv_port_attr>() + 16)?;
-        let mut room = vec![0xa5u8; 128];
+        let mut space = vec![0xa5u8; 128];
         let (mut pkey, mut speed) = (0, 0);
-        // SAFETY: an open context, and more room than is asked for.
+        // SAFETY: an open context, and more space than is asked for.
         unsafe {
-            let into = room.as_mut_ptr().cast();
+            let into = space.as_mut_ptr().cast();
             code((below(context).query_port)(context, port, into, size));
-            assert!(room[size..].iter().all(|byte| *byte == 0xa5));
+            assert!(space[size..].iter().all(|byte| *byte == 0xa5));
             code((self.verbs.ibv_query_port)(context, port, into));
             minus((self.verbs.ibv_query_pkey)(context, port, small(u)? as c_int, &raw mut pkey));
             let index = (self.verbs.ibv_get_pkey_index)(context, port, u.arbitrary()?);
@@ -72,7 +72,7 @@ impl Program {
         Ok(())
     }
 
-    fn ask_gid(&self, u: &mut Unstructured<'_>, context: *mut ibv_context) -> Result<()> {
+    fn query_gid(&self, u: &mut Unstructured<'_>, context: *mut ibv_context) -> Result<()> {
         let (index, mut gid) = (small(u)?, [0u64; 2]);
         let port = if u.ratio(3, 4)? { 1 } else { number(u)? };
         let (count, flags) = (u.int_in_range(0..=64)?, flags(u, 0)?);
@@ -89,7 +89,7 @@ impl Program {
         Ok(())
     }
 
-    fn ask_qp(&self, u: &mut Unstructured<'_>) -> Result<()> {
+    fn query_qp(&self, u: &mut Unstructured<'_>) -> Result<()> {
         let qp: *mut ibv_qp = self.pick(u, Kind::Qp)?;
         if qp.is_null() {
             return Ok(());
@@ -105,7 +105,7 @@ impl Program {
         Ok(())
     }
 
-    fn ask_counters(&self, u: &mut Unstructured<'_>) -> Result<()> {
+    fn query_counters(&self, u: &mut Unstructured<'_>) -> Result<()> {
         let counters: *mut ibv_counters = self.pick(u, Kind::Counters)?;
         if counters.is_null() {
             return Ok(());
@@ -124,8 +124,8 @@ impl Program {
         Ok(())
     }
 
-    /// Names and rates of any code.
-    fn ask_words(&self, u: &mut Unstructured<'_>) -> Result<()> {
+    /// Asks for the names and rates of any code.
+    fn query_names(&self, u: &mut Unstructured<'_>) -> Result<()> {
         let value = number(u)?;
         let v = self.verbs;
         // SAFETY: strings of the library.
@@ -157,14 +157,13 @@ impl Program {
             if minus((self.verbs.ibv_get_async_event)(context, &raw mut event)) {
                 (self.verbs.ibv_ack_async_event)(&raw mut event);
             }
-            let (mut cq, mut cq_context): (_, *mut c_void) = (null_mut::<ibv_cq>(), null_mut());
             if channel.is_null() {
                 return Ok(());
             }
+            let (mut cq, mut cq_context): (_, *mut c_void) = (null_mut::<ibv_cq>(), null_mut());
             clear_errno();
-            let (cq, cq_context) = (&raw mut cq, &raw mut cq_context);
-            if minus((self.verbs.ibv_get_cq_event)(channel, cq, cq_context)) {
-                let object = self.object(*cq).expect("an event of a live queue");
+            if minus((self.verbs.ibv_get_cq_event)(channel, &raw mut cq, &raw mut cq_context)) {
+                let object = self.object(cq).expect("an event of a live queue");
                 object.held += 1;
             }
         }
