@@ -93,10 +93,9 @@ impl Drop for Inner {
 }
 
 impl Inner {
-    /// The queues of the safe layer or those of the raw one, by the index that completions name
-    /// them by.
-    pub(crate) fn users(&self, for_slots: bool) -> &UserIndexTable {
-        if for_slots { &self.safe_users } else { &self.users }
+    /// The queues of a layer by user index, the number by which completions name them.
+    pub(crate) fn users(&self, is_safe_layer: bool) -> &UserIndexTable {
+        if is_safe_layer { &self.safe_users } else { &self.users }
     }
 }
 
@@ -186,7 +185,7 @@ impl Context {
         &self.inner.device
     }
 
-    /// What the device is: a program can always tell whether it is the software one.
+    /// Whether the device is the kernel's or the software one.
     pub fn kind(&self) -> DeviceKind {
         self.inner.device.kind()
     }
@@ -245,8 +244,8 @@ impl Context {
     /// returns whether one is.
     ///
     /// Meant for a program that sleeps on completion channels together with other files. A software
-    /// device does its work in the calling thread meanwhile, so that a packet wakes this thread and
-    /// not the device's first.
+    /// device does its work in the calling thread meanwhile, so a packet wakes this thread without
+    /// waking the device's own thread first.
     /// [`CompletionChannel::get_event`](crate::CompletionChannel::get_event) does the same for one
     /// channel.
     ///
@@ -261,7 +260,7 @@ impl Context {
         channel.wait_readable(files, timeout).map_err(|errno| Error::os("poll", errno))
     }
 
-    /// The driver's own limits, as it gave them at open. For the C library: no part of the stable
+    /// The driver's own limits, as it gave them at open. For the C library, not part of the stable
     /// interface.
     #[doc(hidden)]
     pub fn driver_limits(&self) -> &AllocUcontextResp {
@@ -269,7 +268,7 @@ impl Context {
     }
 
     /// A value that lives as long as the device is open: until the last handle and object are
-    /// dropped. For the C library: no part of the stable interface.
+    /// dropped. For the C library, not part of the stable interface.
     #[doc(hidden)]
     pub fn lifetime(&self) -> Weak<dyn Any + Send + Sync> {
         let inner: Arc<dyn Any + Send + Sync> = self.inner.clone();
@@ -304,12 +303,9 @@ impl Inner {
     }
 }
 
-/// Tries the request in all forms that kernels have known: with DEVX and without, each in
-/// decreasing lengths, because older kernels refuse a request that is longer than theirs; by the
-/// native method and, on kernels before 5.6, by the write command.
+/// Opens a context by the native method or, on kernels before 5.6, by the write command.
 fn get_context(commands: &Commands) -> Result<Opened> {
-    let native = try_all(commands, native_get_context);
-    match native {
+    match try_all(commands, native_get_context) {
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             try_all(commands, written_get_context)
         }
@@ -319,6 +315,8 @@ fn get_context(commands: &Commands) -> Result<Opened> {
 
 type Form = fn(&Commands, &[u8]) -> Result<Opened>;
 
+/// Tries the request with DEVX and without, each in decreasing lengths: older kernels refuse a
+/// request that is longer than theirs.
 fn try_all(commands: &Commands, form: Form) -> Result<Opened> {
     let mut first_error = None;
     for flags in [AllocUcontextFlags::DEVX, AllocUcontextFlags::empty()] {
@@ -343,9 +341,9 @@ fn try_all(commands: &Commands, form: Form) -> Result<Opened> {
     Err(first_error.unwrap_or_else(|| Error::invalid(OPEN, "no form of the request was tried")))
 }
 
-/// Whether the errno is that of a kernel for a request that is longer than it knows
-/// (`mlx5_ib_alloc_ucontext`). After any other error, such as a momentary lack of memory, a shorter
-/// request would get a context with fewer abilities than the kernel has.
+/// Whether the kernel refused a request that is longer than it knows (`mlx5_ib_alloc_ucontext`).
+/// After any other error, such as a momentary lack of memory, a shorter request would get a context
+/// with fewer abilities than the kernel has.
 fn is_unknown_form(error: &Error) -> bool {
     error.errno() == Errno::EINVAL as i32 || error.kind() == ErrorKind::Unsupported
 }

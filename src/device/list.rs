@@ -18,7 +18,7 @@ const SOFT: &str = if cfg!(feature = "soft") { "; the software device is called 
 /// Hardware or software.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
-    /// The kernel's character device, and real hardware (or a kernel that believes so) behind it.
+    /// The kernel's character device, with hardware (or what the kernel takes for it) behind it.
     Kernel,
     /// The software ConnectX inside this process.
     Software,
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_device_is_named() {
+    fn the_error_names_an_unknown_device() {
         let error = device("mlx5_77").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert!(error.to_string().contains("mlx5_77"), "{error}");
@@ -266,7 +266,7 @@ mod tests {
 
     #[cfg(not(feature = "soft"))]
     #[test]
-    fn the_software_device_is_not_there_unless_built_in() {
+    fn the_software_device_is_unsupported_unless_built_in() {
         assert_eq!(device("soft").unwrap_err().kind(), ErrorKind::Unsupported);
     }
 }

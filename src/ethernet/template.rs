@@ -16,9 +16,9 @@ pub const fn blocks(frame_bytes: usize) -> usize {
 /// A frame that is built once and sent again and again, with other values in its fields: from
 /// [`TxQueue::template`](super::TxQueue::template).
 ///
-/// All of it is inside the work request, so sending it names no memory, and every device takes it,
-/// those too that want headers inline. `BLOCKS` is at least [`blocks`] of the frame's length; up to
-/// 4 go to the device's register at once. It may be sent by any queue of its device.
+/// The whole frame is inside the work request, so it needs no registered memory, and devices that
+/// want headers inline take it too. `BLOCKS` is at least [`blocks`] of the frame's length; up to 4
+/// blocks go to the device's register at once. Any queue of the device may send it.
 #[derive(Debug, Clone, Copy)]
 pub struct Template<const BLOCKS: usize> {
     pub(super) request: provider::Template<EthernetFrame<'static>, BLOCKS>,
@@ -27,7 +27,7 @@ pub struct Template<const BLOCKS: usize> {
 }
 
 /// A field of a frame: a value of type `V` at byte `AT`, counted from the destination address.
-/// Numbers travel most significant byte first. Declare it as a constant, and set it by that name:
+/// Numbers are big-endian. Declare it as a constant, and set it by that name:
 ///
 /// ```
 /// use uverbs::ethernet::{Field, Template};
@@ -79,10 +79,10 @@ fn folded(sum: u64) -> u64 {
     (sum & 0xffff) + (sum >> 16)
 }
 
-/// The checksum at byte `AT` of a frame: one that [`Template::patch`] keeps right.
+/// The checksum at byte `AT` of a frame, for [`Template::patch`].
 ///
 /// The IPv4 header's is at byte 24 of a frame without VLAN tag and options, UDP's at byte 40 and
-/// TCP's at byte 50 behind such a header.
+/// TCP's at byte 50 after such a header.
 #[derive(Debug, Clone, Copy)]
 pub struct Sum<const AT: usize> {
     /// A checksum of 0 means that there is none (RFC 768).
@@ -238,7 +238,7 @@ impl<const BLOCKS: usize> Template<BLOCKS> {
 /// A frame whose start is a template, and whose end is in memory: for frames beyond the largest
 /// inline size, and for ends that never change. From
 /// [`TxQueue::template_with_tail`](super::TxQueue::template_with_tail), and only that queue sends
-/// it: that queue keeps the memory.
+/// it, because it keeps the memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Tailed<const BLOCKS: usize> {
     pub(super) start: Template<BLOCKS>,
@@ -272,8 +272,7 @@ impl<const BLOCKS: usize> Tailed<BLOCKS> {
         self.start.get(field)
     }
 
-    /// Gives a field of the start another value and keeps a checksum right: see
-    /// [`Template::patch`].
+    /// Gives a field of the start another value and updates a checksum: see [`Template::patch`].
     #[inline(always)]
     pub fn patch<V: Value, const AT: usize, const SUM: usize>(
         &mut self,

@@ -10,8 +10,7 @@ mod region;
 pub(crate) mod slab;
 pub(crate) mod slot;
 
-pub use crate::host::buffer::MemoryView;
-pub use crate::host::buffer::{Buffer, PageSize};
+pub use crate::host::buffer::{Buffer, MemoryView, PageSize};
 pub use crate::host::queue_memory::{QueueMemory, QueueUse};
 pub use region::{MemoryRegion, Registration};
 pub use uverbs_mlx5::request::{Remote, Sge};

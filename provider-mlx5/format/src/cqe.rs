@@ -14,8 +14,7 @@ wire! {
     ///
     /// With [`CqeFormat::INLINE_32`](super::CqeFormat::INLINE_32) the first 32 bytes hold received
     /// data instead. In a queue of 128-byte CQEs these 64 bytes are the upper half, and
-    /// [`CqeFormat::INLINE_64`](super::CqeFormat::INLINE_64) data or the GRH stand in the lower
-    /// half.
+    /// [`CqeFormat::INLINE_64`](super::CqeFormat::INLINE_64) data or the GRH are in the lower half.
     pub struct Cqe: 64 {
         /// 0 outer L3 tunneled, 4:3 TLS offload state.
         0 => pub tls_tunneled: u8,
@@ -53,8 +52,8 @@ wire! {
         30 => pub vlan_info: U16,
         /// 23:0 user index of the QP or SRQ (version 1); 31:24 number of LRO segments.
         32 => pub srqn_user_index: U32,
-        /// Immediate data as it travelled, the invalidated rkey, the P_Key index, or metadata of a
-        /// steering rule.
+        /// Immediate data in network byte order, the invalidated rkey, the P_Key index, or metadata
+        /// of a steering rule.
         36 => pub immediate: U32,
         /// Application (1: tag matching).
         40 => pub app: u8,
@@ -79,7 +78,7 @@ wire! {
 }
 
 impl Cqe {
-    /// What software fills a new ring with: zero but for the last byte.
+    /// The value that software fills a new ring with: zero except for the last byte.
     pub fn unwritten() -> Self {
         Self { op_own: OpOwn::UNWRITTEN, ..Self::default() }
     }
@@ -200,13 +199,13 @@ wire! {
 }
 
 impl StrideByteCount {
-    /// Reads a CQE's `byte_count` as a striding queue means it.
+    /// Splits the `byte_count` of a striding receive queue's CQE.
     #[inline(always)]
     pub const fn from_word(word: u32) -> Self {
         Self { filler_strides: U16::new((word >> 16) as u16), byte_count: U16::new(word as u16) }
     }
 
-    /// What a CQE about `strides` strides (15 bits) says.
+    /// The value of a CQE that consumes `strides` strides (15 bits).
     #[inline]
     pub const fn new(strides: u16, byte_count: u16, filler: bool) -> Self {
         let filler = if filler { 0x8000 } else { 0 };

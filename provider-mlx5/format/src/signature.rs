@@ -31,7 +31,7 @@ wire! {
 }
 
 impl SignatureInline {
-    /// The section counts (`MLX5_BSF_INL_VALID`).
+    /// The section is used (`MLX5_BSF_INL_VALID`).
     pub const VALID: u16 = 1 << 15;
     /// `MLX5_BSF_REFRESH_DIF`.
     pub const REFRESH_DIF: u16 = 1 << 14;
@@ -40,7 +40,7 @@ impl SignatureInline {
 }
 
 wire! {
-    /// The signature structure (BSF) behind a UMR's translation entries, 64 bytes (`mlx5_bsf`).
+    /// The signature structure (BSF) after a UMR's translation entries, 64 bytes (`mlx5_bsf`).
     pub struct SignatureSegment: 64 {
         /// 7:6 size of the structure (0 basic, 1 extended, 2 with inline sections, 3 with
         /// encryption), 4:0 block size.
@@ -81,7 +81,7 @@ wire! {
         4 => pub syndrome: U16,
         /// Reserved.
         6 => pub reserved6: U16,
-        /// The signature to go on with: T10-DIF guard, application and reference tag, or a CRC.
+        /// The signature to continue from: T10-DIF guard, application and reference tag, or a CRC.
         8 => pub transient_signature: U64,
     }
 }
@@ -103,13 +103,13 @@ wire! {
         8 => pub reserved8: U64,
         /// The tag to match.
         16 => pub tag: U64,
-        /// Bits of it that count.
+        /// Bits of the tag that are compared.
         24 => pub mask: U64,
     }
 }
 
 impl TagMatchingSegment {
-    /// Change nothing, tell the count (`MLX5_TM_OPCODE_NOP`).
+    /// Change nothing, report the count (`MLX5_TM_OPCODE_NOP`).
     pub const OPERATION_NOP: u8 = 0x00;
     /// Append an entry; its buffer follows as a data segment (`MLX5_TM_OPCODE_APPEND`).
     pub const OPERATION_APPEND: u8 = 0x10;
@@ -117,6 +117,6 @@ impl TagMatchingSegment {
     pub const OPERATION_REMOVE: u8 = 0x20;
     /// Make a CQE (`MLX5_SRQ_FLAG_TM_CQE_REQ`).
     pub const FLAG_COMPLETION: u8 = 1 << 7;
-    /// `software_count` counts (`MLX5_SRQ_FLAG_TM_SW_CNT`).
+    /// `software_count` is valid (`MLX5_SRQ_FLAG_TM_SW_CNT`).
     pub const FLAG_SOFTWARE_COUNT: u8 = 1 << 6;
 }

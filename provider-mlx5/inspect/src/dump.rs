@@ -7,7 +7,7 @@ pub enum DumpError {
     /// There are no hex digits.
     #[error("there are no hex digits")]
     Empty,
-    /// A word is all hex digits, but half a byte is missing or too much.
+    /// A word consists of hex digits, but of an odd number of them.
     #[error("line {line}: not whole bytes, but an odd number of hex digits in a row ({digits})")]
     OddDigits {
         /// Number of the line, from 1.
@@ -73,7 +73,7 @@ impl DumpLines {
             }
             None => parse_line(line, words_are_little_endian),
         };
-        parsed.ok_or_else(|| complaint(line, self.lines))
+        parsed.ok_or_else(|| dump_error(line, self.lines))
     }
 
     /// The bytes of further words of the last line, for lines so long that they are read in parts.
@@ -90,7 +90,7 @@ impl DumpLines {
         let mut bytes = Vec::new();
         for word in split_words(line) {
             let word = parse_word(word, words_are_little_endian);
-            bytes.extend(word.ok_or_else(|| complaint(line, self.lines.max(1)))?);
+            bytes.extend(word.ok_or_else(|| dump_error(line, self.lines.max(1)))?);
         }
         Ok(bytes)
     }
@@ -106,8 +106,8 @@ fn without_time(line: &str) -> &str {
     time.map_or(line, |(_, rest)| rest.trim_start())
 }
 
-/// What follows the offset of an `od` or `hexdump` line: seven digits, or six before single
-/// bytes. The last line is an offset alone, known by the lines before.
+/// The rest of an `od` or `hexdump` line after its offset, which has seven digits, or six before
+/// single bytes. The last line is only an offset, recognised by those of the lines before.
 fn offset_line(line: &str, digits_before: usize) -> Option<&str> {
     let (offset, rest) = line.split_once(' ').unwrap_or((line, ""));
     let is_offset = offset.chars().all(is_hex);
@@ -132,7 +132,9 @@ fn parse_words(words: &str) -> Option<Vec<u8>> {
 
 fn parse_line(line: &str, reversed: bool) -> Option<Vec<u8>> {
     let is_c = line.starts_with("unsigned ") || line.starts_with("};");
-    let line = if is_c { "" } else { line };
+    if is_c {
+        return Some(Vec::new());
+    }
     let mut bytes = Vec::new();
     for word in words(line) {
         bytes.extend(parse_word(word, reversed)?);
@@ -141,7 +143,7 @@ fn parse_line(line: &str, reversed: bool) -> Option<Vec<u8>> {
 }
 
 fn words(line: &str) -> impl Iterator<Item = &str> {
-    split_words(columns(line))
+    split_words(byte_column(line))
 }
 
 fn split_words(text: &str) -> impl Iterator<Item = &str> {
@@ -158,7 +160,7 @@ fn digits(word: &str) -> Option<&str> {
 }
 
 /// What is wrong with a line that cannot be read.
-fn complaint(text: &str, line: usize) -> DumpError {
+fn dump_error(text: &str, line: usize) -> DumpError {
     let mut lengths = words(text).map(|word| {
         let digits = digits(word).unwrap_or(word);
         digits.chars().all(is_hex).then_some(digits.len())
@@ -178,8 +180,8 @@ fn parse_word(word: &str, reversed: bool) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Cuts off the address in front and the text behind.
-fn columns(line: &str) -> &str {
+/// Cuts off the address in front of the bytes and the text after them.
+fn byte_column(line: &str) -> &str {
     if let Some((bytes, _)) = line.split_once('|') {
         // hexdump -C: eight digits and two spaces in front.
         return bytes.split_once("  ").map_or(bytes, |(_, bytes)| bytes).trim_end();
@@ -191,8 +193,8 @@ fn columns(line: &str) -> &str {
     }
 }
 
-/// What follows the last colon that white space follows, of those in front of the bytes:
-/// kernel logs have a name and an address, `gdb` an address and a symbol.
+/// The rest of a line after the prefixes that end in a colon and white space: kernel logs have a
+/// name and an address in front of the bytes, `gdb` an address and a symbol.
 fn without_address(line: &str) -> Option<&str> {
     let end = [": ", ":\t"].iter().filter_map(|end| line.find(end)).min()?;
     if line[..end].contains("  ") {
@@ -219,37 +221,37 @@ mod tests {
     use super::{DumpError, DumpLines, parse_dump};
 
     #[test]
-    fn plain() {
+    fn plain_digits_are_read() {
         assert_eq!(parse_dump("0a0B\n 0c:0d", false), Ok(vec![10, 11, 12, 13]));
     }
 
     #[test]
-    fn xxd() {
+    fn xxd_lines_are_read() {
         let text = "00000010: 0000 010a 0001 0002  ........\n00000020: ffff ab";
         assert_eq!(parse_dump(text, false), Ok(vec![0, 0, 1, 0x0a, 0, 1, 0, 2, 0xff, 0xff, 0xab]));
     }
 
     #[test]
-    fn xxd_with_text() {
+    fn the_text_of_a_short_xxd_line_is_ignored() {
         let text = "00000000: 6162 6364                                abcd";
         assert_eq!(parse_dump(text, false), Ok(vec![0x61, 0x62, 0x63, 0x64]));
     }
 
     #[test]
-    fn hexdump() {
+    fn hexdump_lines_are_read() {
         let text = "00000000  00 01 02 03 04 05 06 07  08 09 0a 0b 0c 0d 0e 0f  |................|";
         assert_eq!(parse_dump(text, false), Ok((0..16).collect()));
     }
 
     #[test]
-    fn kernel_log() {
+    fn kernel_log_lines_are_read() {
         let text = "cqe_dump: 00000030: 00 00 00 00 9d 00 53 04 0a 00 15 42 00 19 b0 d2";
         let bytes = parse_dump(text, false).unwrap();
         assert_eq!((bytes.len(), bytes[7], bytes[15]), (16, 4, 0xd2));
     }
 
     #[test]
-    fn gdb() {
+    fn gdb_lines_are_read() {
         let bytes = "0x7ffff000 <ring+16>:\t0x0a\t0x01";
         assert_eq!(parse_dump(bytes, false), Ok(vec![0x0a, 0x01]));
         let words = "0x7ffff000:\t0x0a010000\t0x02000100";
@@ -257,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn od_and_hexdump() {
+    fn other_forms_of_one_dump_give_the_same_bytes() {
         let expected = Ok(vec![0, 0, 0, 0x0a, 0, 1, 0, 2]);
         for text in [
             "0000000 00 00 00 0a 00 01 00 02\n0000010\n",
@@ -273,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_line_may_be_read_in_parts() {
+    fn a_long_line_can_be_read_in_parts() {
         let mut lines = DumpLines::default();
         assert_eq!(lines.line("00 01", false), Ok(vec![0, 1]));
         // Not an offset of hexdump and two bytes, as at the start of a line.
@@ -286,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn refused() {
+    fn texts_that_are_not_dumps_are_refused() {
         assert_eq!(parse_dump("\n", false), Err(DumpError::Empty));
         assert_eq!(parse_dump("00\nxyz", false), Err(DumpError::NotHex { line: 2 }));
         assert_eq!(parse_dump("abc", false), Err(DumpError::OddDigits { line: 1, digits: 3 }));

@@ -1,4 +1,4 @@
-//! The states of a QP: the one that it is in, as the program, a completion or an event last said.
+//! The state of a QP, as the program, a completion or an event last reported it.
 
 use core::ops::RangeInclusive;
 
@@ -97,10 +97,10 @@ impl QueueState {
         self.set_state(QpState::Reset);
     }
 
-    /// Whether this process is a forked child, and the queue belongs to its parent. Then the rings
-    /// stay as they are shown: a thread of the parent may have been looking into them, for which
-    /// [`ShownRing::set`](crate::shown_ring::ShownRing::set) would wait for ever. Their memory is
-    /// not freed in the child.
+    /// Whether this process is a forked child, and the queue belongs to its parent. Such a child
+    /// must not call [`ShownRing::set`](crate::shown_ring::ShownRing::set): if a thread of the
+    /// parent was reading the ring at the fork, the call would wait for that thread for ever. So
+    /// the child does not free the rings' memory either.
     pub(crate) fn is_inherited(&self) -> bool {
         self.fixed.inherited.load(Ordering::Relaxed)
     }
@@ -116,7 +116,8 @@ impl QueueState {
     }
 
     /// Makes a failed send move the QP to SQE, in which only the send queue has stopped. The device
-    /// does so for all services but the reliable ones. Holds until the block is reused.
+    /// does so for all services but the reliable ones. This setting holds until the state is reused
+    /// for another QP.
     pub(crate) fn set_sends_fail_alone(&self) {
         self.fixed.failed_send.store(QpState::Sqe as u32, Ordering::Relaxed);
     }
@@ -124,7 +125,7 @@ impl QueueState {
     /// Makes a receive that is too short for its frame fail without moving the queue to ERR. Raw
     /// packet queues behave so: mlx5e recovers a receive queue only after other errors
     /// (`cqe_syndrome_needs_recover` of mlx5/core/en/health.h, since Linux commit 187a9830c921).
-    /// Holds until the block is reused.
+    /// This setting holds until the state is reused for another QP.
     pub(crate) fn set_short_receives_fail_alone(&self) {
         self.fixed.short_receives_fail_alone.store(true, Ordering::Relaxed);
     }

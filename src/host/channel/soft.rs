@@ -50,8 +50,8 @@ fn cannot_start(error: &io::Error) -> Error {
 pub(crate) struct SoftSource {
     device: Arc<SoftDevice>,
     name: String,
-    /// Kept from the first use on, as a kernel's connection manager is there all the time: it
-    /// answers peers after a program has destroyed its ids.
+    /// Kept from the first use on, because a kernel's connection manager always exists: it answers
+    /// peers after a program has destroyed its ids.
     manager: Arc<OnceLock<RdmaCm>>,
 }
 
@@ -83,7 +83,7 @@ impl SoftSource {
         u64::from_be_bytes(self.device.node_guid())
     }
 
-    /// What is behind `/dev/infiniband/rdma_cm` of this device.
+    /// The connection manager of this device, as behind `/dev/infiniband/rdma_cm`.
     pub(crate) fn manager(&self) -> io::Result<RdmaCm> {
         match self.manager.get() {
             Some(manager) => Ok(manager.clone()),
@@ -123,7 +123,7 @@ impl Channel for SoftChannel {
     }
 
     fn attribute(&self, name: &str) -> io::Result<String> {
-        // Counters have the values of now, everything else those of when it was opened.
+        // Counters have their current values, other files those at the time of opening.
         if let Some(counter) = name.strip_prefix("ports/1/hw_counters/") {
             let value = self.file.hw_counter(counter);
             return value.map(|value| value.to_string()).ok_or(io::ErrorKind::NotFound.into());
