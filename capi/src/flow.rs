@@ -53,8 +53,8 @@ pub(crate) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) ->
     errno
 }
 
-/// `ibv_attach_counters_point_flow`. mlx5 accepts it only before the set has a rule, so the rule
-/// that a program passes is ignored.
+/// `ibv_attach_counters_point_flow`. mlx5 accepts counters only before the set has a rule, so the
+/// rule that a program passes is ignored.
 pub(crate) unsafe extern "C" fn attach_counters_point_flow(
     counters: *mut ibv_counters,
     attr: *mut ibv_counter_attach_attr,

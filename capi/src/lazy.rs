@@ -1,7 +1,8 @@
 //! Values that are computed at their first use.
 //!
-//! No thread waits for another one here, so neither does a forked child, in which the other thread
-//! does not exist: threads that are first together compute a value each, and one of them stays.
+//! Unlike `OnceLock`, no thread waits for another one: threads that come at the same time compute a
+//! value each, and the first value that is published stays. So a forked child never waits for a
+//! thread that exists only in its parent.
 
 use std::marker::PhantomData;
 use std::ptr;
@@ -16,7 +17,7 @@ impl<T> Lazy<T> {
         Self(AtomicPtr::new(ptr::null_mut()), PhantomData)
     }
 
-    /// The value, which `compute` makes if there is none yet.
+    /// The value. If there is none yet, `compute` makes it.
     pub(crate) fn get_or(&self, compute: impl FnOnce() -> T) -> &T {
         // SAFETY: null, or published below. Only `drop` frees a published value.
         match unsafe { self.0.load(Ordering::Acquire).as_ref() } {

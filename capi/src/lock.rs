@@ -1,5 +1,5 @@
-//! The locks of the library. The verbs are thread-safe; a queue that a program declares to be of
-//! one thread has no lock.
+//! The locks of the library. The verbs are thread-safe, except on a queue that the program declares
+//! to be used by one thread: it has no lock.
 //!
 //! A queue's lock is held while something is posted or polled, and from a program's call to its
 //! next one where the verbs say so. A thread that finds it held spins, then yields, then sleeps,
@@ -7,12 +7,12 @@
 //!
 //! Most queues are used by one thread at a time for long, and an atomic instruction costs more than
 //! a whole post. So a lock is biased: it belongs to the first thread that takes it, which then
-//! takes and releases it by plain stores. Another thread that wants it first takes it away for good
-//! (see [`Lock::revoke`]) and has it then, until a third one comes. After [`OWNERS`] threads, the
-//! lock is taken by an atomic instruction, by any thread.
+//! takes and releases it by plain stores. The next thread that wants the lock takes it away from
+//! the first one for good (see [`Lock::revoke`]) and becomes the owner, until a third thread comes.
+//! After [`OWNERS`] threads, every thread takes the lock by an atomic instruction.
 //!
-//! A forked child has only the thread that called `fork`. It may take a lock that another thread
-//! held at that time.
+//! A forked child has only the thread that called `fork`. A lock that another thread held at that
+//! time would never be released there, so the child may take it.
 
 mod membarrier;
 
@@ -38,12 +38,12 @@ const HELD: usize = 0;
 
 /// Value of [`Slot::owner`]: every thread takes the lock by an atomic instruction.
 const NONE: usize = 0;
-/// Value of [`Slot::owner`]: the first thread that comes becomes the owner.
+/// Value of [`Slot::owner`]: the next thread that takes the lock becomes the owner.
 const UNCLAIMED: usize = 2;
-/// Bit of [`Slot::owner`]: another thread takes the lock away from the owner.
+/// Bit of [`Slot::owner`]: another thread is taking the lock away from the owner.
 const REVOKED: usize = 1;
 
-/// How many threads own a lock, one after another, before it has no owner any more.
+/// How many threads own a lock, one after another, before it has no owner for good.
 const OWNERS: usize = 7;
 
 /// The state of a lock while it has one owner, or none.
@@ -153,7 +153,7 @@ impl Lock {
         slot.take(thread)
     }
 
-    /// Notes that this thread, which holds the lock, keeps it when the program's call returns.
+    /// Records that this thread, which holds the lock, keeps it when the program's call returns.
     #[inline(always)]
     pub(crate) fn keep(&self) {
         self.slot().held.store(this_thread(), Ordering::Relaxed);
@@ -232,8 +232,8 @@ impl Lock {
         true
     }
 
-    /// Waits until `is_done`, or for ever in the sense of this process: a forked child waits for no
-    /// thread of its parent.
+    /// Waits until `is_done`. A forked child of the process that made the lock spins once only: the
+    /// thread that it would wait for exists only in the parent.
     fn until(&self, mut is_done: impl FnMut() -> bool) {
         let mut rounds = 0;
         while !spin(&mut is_done) {
@@ -283,7 +283,7 @@ impl Slot {
     }
 }
 
-/// Looks for a while whether `is_done`.
+/// Spins a limited number of times. Returns whether `is_done` came true.
 fn spin(is_done: &mut impl FnMut() -> bool) -> bool {
     for _ in 0..SPINS {
         if is_done() {
@@ -350,7 +350,7 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// What control verbs share: behind a lock that threads sleep for.
+/// A value that control verbs share, behind a mutex.
 #[derive(Debug)]
 pub(crate) struct Shared<T> {
     value: Mutex<T>,
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_taken_away_without_losing_anything() {
+    fn taking_a_lock_away_loses_no_addition() {
         assert!(register(), "the kernel has no membarrier");
         // Each lock is taken away a few times only, in the middle of the owner's additions.
         (0..200).for_each(|_| keeps_others_out_once());
@@ -447,7 +447,7 @@ mod tests {
 
     /// Threads that come one after another own the lock in turn, and then none does.
     #[test]
-    fn each_thread_becomes_the_owner_until_there_were_too_many() {
+    fn threads_become_the_owner_until_the_last_slot() {
         assert!(register(), "the kernel has no membarrier");
         let shared = Counted::new(true);
         let owns = || {
@@ -470,7 +470,7 @@ mod tests {
 
     /// A kept lock is this thread's, also while another thread waits for it.
     #[test]
-    fn a_kept_lock_is_known_by_its_thread() {
+    fn only_its_thread_sees_a_lock_as_kept_here() {
         for has_owners in [false, register()] {
             let shared = Counted::new(has_owners);
             if !shared.0.try_keep::<true>() {

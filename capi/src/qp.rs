@@ -1,4 +1,4 @@
-//! Queue pairs: what all have in common, and the verbs that change, ask and destroy them.
+//! Queue pairs: what all have in common, and the verbs that change, query and destroy them.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_int;
@@ -27,12 +27,13 @@ use crate::post::{self, SendTable};
 use crate::result::{self, code, refused};
 use crate::wr::{self, Building};
 
-/// `IBV_QP_RATE_LIMIT`: the query knows neither it nor attributes behind it. libibverbs lets bits
-/// before it pass that mean nothing (`ibv_cmd_query_qp` of rdma-core 44 and 65).
+/// `IBV_QP_RATE_LIMIT`: the query has neither this attribute nor later ones. As in libibverbs, it
+/// accepts lower bits without a meaning (`ibv_cmd_query_qp` of rdma-core 44 and 65).
 const FIRST_NOT_QUERIED: c_int = 1 << 25;
 
-/// What a DC target can be asked for (`mlx5_ib_dct_query_qp` in drivers/infiniband/hw/mlx5/qp.c).
-const OF_A_DC_TARGET: c_int = QpAttrMask::STATE
+/// The attributes that a query of a DC target may ask for (`mlx5_ib_dct_query_qp` in
+/// drivers/infiniband/hw/mlx5/qp.c).
+const DC_TARGET_ATTRIBUTES: c_int = QpAttrMask::STATE
     .union(QpAttrMask::ACCESS_FLAGS)
     .union(QpAttrMask::PORT)
     .union(QpAttrMask::MIN_RNR_TIMER)
@@ -56,7 +57,7 @@ pub(crate) struct Qp {
     pub(crate) ex: UnsafeCell<ibv_qp_ex>,
     /// The functions of its transport's send queue.
     pub(crate) send: &'static SendTable,
-    /// The receive queue, which is there as long as the queue pair; null if it has none.
+    /// The receive queue, which exists as long as the queue pair; null if it has none.
     pub(crate) receive: Cell<*mut RecvQueue>,
     pub(crate) send_lock: Lock,
     /// No thread gets it if there is no receive queue.
@@ -72,7 +73,7 @@ pub(crate) struct Qp {
     /// Whether it was made with `send_ops_flags`, so that `ibv_qp_to_qp_ex` knows it.
     pub(crate) is_extended: bool,
     pub(crate) async_events: Held<DetachedEvent>,
-    /// What programs hold a pointer to as `mlx5dv_qp_ex`.
+    /// The struct that programs hold a pointer to as `mlx5dv_qp_ex`.
     pub(crate) direct: UnsafeCell<DirectQp>,
     #[allow(dead_code, reason = "held for its lifetime")]
     user: Option<Arc<()>>,
@@ -88,13 +89,13 @@ pub(crate) struct Whole<C: ?Sized = dyn Control> {
 
 /// A queue pair of the library, whatever its type.
 pub(crate) trait Control {
-    /// What events call it.
+    /// The id by which events name it.
     fn id(&self) -> ObjectId;
     /// Its number.
     fn number(&self) -> u32;
     /// The kernel's handle.
     fn kernel_handle(&self) -> u32;
-    /// What was granted.
+    /// The granted capacities.
     fn capacities(&self) -> Option<Capacities>;
     /// The receive queue, without a reference to the queue pair.
     ///
@@ -205,7 +206,7 @@ impl Qp {
         UnsafeCell::raw_get(unsafe { &raw const (*qp.cast::<Whole<C>>()).library })
     }
 
-    /// What programs have of it.
+    /// The pointer that programs hold.
     pub(crate) fn pointer(&self) -> *mut ibv_qp {
         self.whole.get().cast_mut().cast()
     }
@@ -226,10 +227,10 @@ impl Qp {
     pub(crate) fn with<R>(&self, change: impl FnOnce(&mut dyn Control) -> R) -> R {
         let _changing = self.changing.lock();
         let _guards = self.exclude();
-        // SAFETY: the pointer is good until the queue pair is destroyed, and both locks are held,
-        // by this call or by this thread's `ibv_wr_start`: no use of the queue pair's sides is
-        // going on. A batch that is being built is used by this thread's next call only, and a
-        // change that replaces the queues gives it up before.
+        // SAFETY: the pointer is valid until the queue pair is destroyed, and both locks are held,
+        // by this call or by this thread's `ibv_wr_start`: no other thread uses the posting sides.
+        // Only this thread's next call uses a batch that is being built, and a change that replaces
+        // the queues abandons the batch first.
         change(unsafe { &mut *self.control() })
     }
 
@@ -263,7 +264,7 @@ impl Qp {
         unsafe { (self.send.query)(self.pointer()) }
     }
 
-    /// What events call it.
+    /// The id by which events name it.
     pub(crate) fn id(&self) -> ObjectId {
         let _changing = self.changing.lock();
         // SAFETY: the pointer is good until the queue pair is destroyed; nothing changes it now,
@@ -311,7 +312,8 @@ impl Qp {
     }
 }
 
-/// Notes where a queue pair is, where its receive queue is, and what its sends have in common.
+/// Stores in a queue pair its own address, that of its receive queue, and what its sends have in
+/// common.
 ///
 /// # Safety
 /// It was just made, and stays where it is.
@@ -385,7 +387,7 @@ pub(crate) unsafe extern "C" fn query_qp(
     }
     // SAFETY: the caller's queue pair.
     let queue_pair = unsafe { Qp::of(qp) };
-    if queue_pair.is_dc_target() && mask & !OF_A_DC_TARGET != 0 {
+    if queue_pair.is_dc_target() && mask & !DC_TARGET_ATTRIBUTES != 0 {
         return refused(libc::EINVAL);
     }
     let asked = queue_pair.query();

@@ -22,8 +22,8 @@ use crate::ah::Ah;
 use crate::post::{self, immediate};
 
 /// The properties of an opcode's requests. The lowest byte is the device's opcode, the second byte
-/// the flags below, and the upper half a mask of the immediate field. All are in one number, so
-/// that one store writes them.
+/// has the flags below, the third byte the header's octowords, and the upper half is a mask of the
+/// immediate field. All are in one number, so that one store writes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kind(u64);
 
@@ -127,7 +127,8 @@ pub(crate) trait Posts: QueuePairType {
     const KINDS: &'static [Kind; KINDS];
     /// The peer that a request goes to.
     type Peer<'a>: Peer;
-    /// The peer that an `ibv_send_wr` names, which is stored in `address`. `None` if it names none.
+    /// The peer that an `ibv_send_wr` names; its address is stored in `address`. `None` if it names
+    /// none.
     ///
     /// # Safety
     /// The request is a program's, for a queue pair of this type.
@@ -293,8 +294,9 @@ pub(crate) struct Usual {
     pub(crate) flags: PostFlags,
 }
 
-/// A usual request as `ibv_send_wr`. Not by a reference, which promises a whole struct: that of a
-/// program built for an older libibverbs, or of NCCL, ends before the fields of XRC and windows.
+/// A usual request as `ibv_send_wr`. It holds a pointer, because a reference would promise a whole
+/// struct: the struct of NCCL, or of a program that was built for an older libibverbs, ends before
+/// the fields of XRC and windows.
 pub(crate) struct InC {
     wr: *const ibv_send_wr,
     kind: Kind,

@@ -11,9 +11,10 @@ use crate::{files, hooks};
 /// The C library's function with another path.
 type Next<'a, R> = &'a dyn Fn(&CStr) -> R;
 
-/// Hooks by name: whether links are followed, the C function's type, its result when it fails, and
-/// the answer for a path of the devices'. The answer takes the path without links, the place that
-/// it names and the C library's function; it can use the arguments of the hook.
+/// A row per hook: name, whether it follows links, the C function's type, its result when it fails,
+/// and the answer for a path that belongs to the devices. The answer is a closure of the path
+/// without links, the place that it names and the C library's function; it can use the arguments of
+/// the hook.
 macro_rules! path_hooks {
     ($($name:ident $([$directory:ident])? $follow:literal
         ($($argument:ident: $kind:ty),*) -> $result:ty, $failure:expr,
@@ -116,7 +117,7 @@ fn may_access(place: &Place, mode: c_int) -> Result<c_int, Errno> {
 fn read_link(place: &Place, into: *mut c_char, length: usize) -> Result<isize, Errno> {
     let Place::Link(text) = place else { return Err(Errno::EINVAL) };
     let length = length.min(text.len());
-    // SAFETY: the program's buffer has so many bytes.
+    // SAFETY: the program's buffer has `length` bytes.
     unsafe { into.copy_from_nonoverlapping(text.as_ptr().cast(), length) };
     Ok(length as isize)
 }

@@ -144,7 +144,7 @@ fstat_family! {
     __fxstat64(version);
 }
 
-/// `fstatat(2)` and its older names: with a path of ours the directory does not count, without a
+/// `fstatat(2)` and its older names. For a path of the devices the directory is ignored. Without a
 /// path it is `fstat`.
 macro_rules! fstatat_family {
     ($($name:ident($($version:ident)?);)*) => {$(

@@ -1,10 +1,10 @@
 //! `/dev/infiniband/rdma_cm`: the open files of this process, and the calls on their descriptors.
 //!
-//! What a program gets is the read end of a pipe, which is readable while events wait
-//! (`uverbs_soft::chardev::RdmaCm`). It is recognised by its inode, as a verbs node is (`node.rs`),
-//! so duplicates need no bookkeeping. The pipe's other end has the same inode and is this library's
-//! own; it is told apart by its number. Commands come through `write(2)`; the kernel's file has
-//! neither read nor ioctl nor mmap.
+//! A program gets the read end of a pipe, which is readable while events wait
+//! (`uverbs_soft::chardev::RdmaCm`). This library recognises it by its inode, as it does a verbs
+//! node (`node.rs`), so duplicates need no bookkeeping. The pipe's other end has the same inode and
+//! belongs to this library, which knows its number. Commands come through `write(2)`; the kernel's
+//! file has neither read nor ioctl nor mmap.
 
 use std::ffi::{c_int, c_ulong, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
@@ -20,6 +20,7 @@ use crate::{device, node, trace};
 /// One open of the node.
 pub(crate) struct Open {
     file: CmFile,
+    /// The pipe's end that this library keeps.
     kept: c_int,
 }
 
@@ -91,7 +92,7 @@ pub(crate) fn forget(table: Table) {
 /// ioctl requests that the kernel answers for every file.
 const OF_EVERY_FILE: [c_ulong; 4] = [libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX, libc::FIOASYNC];
 
-/// Whether an ioctl is refused, because the descriptor is of this node.
+/// Whether an ioctl is refused: one that the kernel's file of this node does not have.
 pub(crate) fn refuses(fd: c_int, request: c_ulong) -> bool {
     !OF_EVERY_FILE.contains(&request) && find(fd).is_some()
 }

@@ -1,6 +1,6 @@
-//! Destroyed objects. With `UVERBS_CHECK=1` they stay in memory: inline functions of the header
-//! read an object before any function of this library sees the call, and no new object gets the
-//! address of an old one.
+//! Destroyed objects. With `UVERBS_CHECK=1` they stay in memory, for two reasons: inline functions
+//! of the C header read an object before they call this library, and no new object may get the
+//! address of a destroyed one.
 
 use std::ffi::c_int;
 use std::mem::{offset_of, size_of};
@@ -25,10 +25,11 @@ pub(crate) unsafe fn free<T: ?Sized>(object: *mut T) {
     }
 }
 
-/// A function of a queue pair, whatever its other arguments are.
-type Slot = unsafe extern "C" fn(*mut ibv_qp_ex);
+/// A function pointer in a queue pair's struct, whatever its other arguments are.
+type Method = unsafe extern "C" fn(*mut ibv_qp_ex);
 
-/// Frees a queue pair. If its memory stays, the functions in it report a use.
+/// Frees a queue pair. If its memory stays, its `wr_start` reports the use, its `wr_complete`
+/// fails, and its other functions do nothing.
 ///
 /// # Safety
 /// As for [`free`].
@@ -45,9 +46,9 @@ pub(crate) unsafe fn free_queue_pair(qp: *mut Qp) {
         (direct + size_of::<u64>(), direct + size_of::<DirectQp>()),
     ];
     for (start, end) in tables {
-        for offset in (start..end).step_by(size_of::<Slot>()) {
+        for offset in (start..end).step_by(size_of::<Method>()) {
             // SAFETY: memory that stays, and there are only functions from `start` to `end`.
-            unsafe { qp.byte_add(offset).cast::<Slot>().write(nothing) };
+            unsafe { qp.byte_add(offset).cast::<Method>().write(do_nothing) };
         }
     }
     // SAFETY: memory that stays.
@@ -58,7 +59,7 @@ pub(crate) unsafe fn free_queue_pair(qp: *mut Qp) {
     }
 }
 
-unsafe extern "C" fn nothing(_: *mut ibv_qp_ex) {}
+unsafe extern "C" fn do_nothing(_: *mut ibv_qp_ex) {}
 
 unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     let seen = Seen { address: qp.expose_provenance(), kind: Kind::Qp };

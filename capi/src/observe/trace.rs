@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::{Argument, Named};
 use crate::environment::{say, variable};
@@ -19,15 +19,16 @@ const VARIABLE: &str = "UVERBS_TRACE";
 #[derive(Debug)]
 pub(super) struct Trace {
     file: File,
-    is: Identity,
+    identity: Identity,
     /// The path to open again if the program has closed the file; `None` for standard error.
     path: Option<PathBuf>,
 }
 
-/// Device and inode of a file. They show whether a descriptor's number now belongs to another file.
+/// Device and inode of a file. If they change, the program has closed the descriptor and its number
+/// belongs to another file.
 type Identity = (u64, u64);
 
-/// The start of a line, as it is before the verb runs.
+/// The line of a verb that runs: the text so far, without the answer.
 pub(super) struct Entry {
     text: String,
     began: Instant,
@@ -48,13 +49,13 @@ impl Trace {
     }
 
     fn new(file: File, path: Option<PathBuf>) -> io::Result<Self> {
-        Ok(Self { is: identity(&file)?, file, path })
+        Ok(Self { identity: identity(&file)?, file, path })
     }
 
     /// Begins a line with the arguments that the program gives.
     pub(super) fn begin(&self, verb: &str, arguments: &[Named<'_>]) -> Entry {
         let mut text = String::new();
-        begin(&mut text, verb);
+        start_line(&mut text, verb);
         for (place, (name, given, argument)) in arguments.iter().enumerate() {
             let _ = write!(text, "{}{name}=", if place > 0 { ", " } else { "" });
             if *given { argument.show(&mut text) } else { text.push('…') }
@@ -80,27 +81,23 @@ impl Trace {
             }
             None => show_outputs(arguments, &mut text),
         }
-        self.write(text, took);
+        let _ = writeln!(text, " <{:.1} us>", took.as_nanos() as f64 / 1000.0);
+        self.put(&text);
     }
 
     /// Writes one line of a post or a poll.
     pub(super) fn line(&self, verb: &str, what: &str) {
         let mut text = String::new();
-        begin(&mut text, verb);
+        start_line(&mut text, verb);
         text.push_str(what);
         self.put(&(text + ")\n"));
-    }
-
-    fn write(&self, mut text: String, took: Duration) {
-        let _ = writeln!(text, " <{:.1} us>", took.as_nanos() as f64 / 1000.0);
-        self.put(&text);
     }
 
     /// Appends a line. A line that cannot be written is lost. Cancellation of the thread waits,
     /// because a thread that is cancelled here would never release locks of the library.
     fn put(&self, line: &str) {
         uncancelled(|| {
-            if identity(&self.file).is_ok_and(|is| is == self.is) {
+            if identity(&self.file).is_ok_and(|now| now == self.identity) {
                 let _ = (&self.file).write_all(line.as_bytes());
             } else if let Some(mut file) = self.path.as_ref().and_then(|path| open(path).ok()) {
                 // The program has closed descriptors that it did not open, as daemons do.
@@ -118,7 +115,8 @@ fn identity(file: &File) -> io::Result<Identity> {
     file.metadata().map(|file| (file.dev(), file.ino()))
 }
 
-fn begin(text: &mut String, verb: &str) {
+/// Appends the start of a line: time, thread and verb.
+fn start_line(text: &mut String, verb: &str) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     // SAFETY: asks for the thread's number.
     let thread = unsafe { libc::gettid() };

@@ -17,8 +17,8 @@ use crate::lock::Lock;
 /// The result of an extended poll without a completion, as in libmlx5.
 const NOTHING: c_int = libc::ENOENT;
 
-/// Moves an extended poll to the next completion if that is a successful send; returns whether it
-/// did.
+/// Moves an extended poll to the next completion if that is a successful send. Returns whether it
+/// is one.
 ///
 /// # Safety
 /// The caller holds the lock, or polls in one thread at a time.
@@ -123,8 +123,8 @@ forms! {
     }
 }
 
-/// The result for attributes that no release of libibverbs has. A call in tail position takes no
-/// instruction of the fast path.
+/// The result for attributes that no release of libibverbs has. It is a function, so that the fast
+/// path only jumps to it.
 #[cold]
 #[inline(never)]
 extern "C" fn refuse() -> c_int {
@@ -212,7 +212,7 @@ pub(crate) unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     }
 }
 
-/// The current completion of an extended poll. Of its status only whether it is a success is known.
+/// The current completion of an extended poll. Its status is `Success`, or `General` for any error.
 ///
 /// # Safety
 /// Between start and end of an extended poll.

@@ -1,5 +1,5 @@
-//! The calls that a netlink socket takes, for those of RDMA netlink; every other socket is the C
-//! library's.
+//! The C library's calls on netlink sockets. Calls on RDMA netlink sockets are answered here, those
+//! on every other socket go to the C library.
 
 use std::ffi::{c_int, c_void};
 
@@ -47,7 +47,7 @@ fn address(port: u32) -> libc::sockaddr_nl {
 ///
 /// # Safety
 /// `into` points at `*length` bytes, and `length` may be written.
-unsafe fn give(port: u32, into: *mut c_void, length: *mut libc::socklen_t) {
+unsafe fn write_address(port: u32, into: *mut c_void, length: *mut libc::socklen_t) {
     let address = address(port);
     // SAFETY: the caller vouches for both.
     unsafe {
@@ -57,7 +57,7 @@ unsafe fn give(port: u32, into: *mut c_void, length: *mut libc::socklen_t) {
     }
 }
 
-fn sent(result: Result<usize, Errno>) -> isize {
+fn to_c_result(result: Result<usize, Errno>) -> isize {
     result.map_or_else(|errno| sys::fail(errno as c_int) as isize, |length| length as isize)
 }
 
@@ -92,7 +92,7 @@ hooks! {
         if is_own(fd) {
             // SAFETY: the C function's contract.
             if let Some(result) = answer(fd, &unsafe { gather(header) }) {
-                return sent(result);
+                return to_c_result(result);
             }
         }
         next(fd, header, flags)
@@ -111,7 +111,7 @@ hooks! {
             // SAFETY: the C function's contract: so many bytes.
             let bytes = unsafe { std::slice::from_raw_parts(bytes.cast(), length) };
             if let Some(result) = answer(fd, bytes) {
-                return sent(result);
+                return to_c_result(result);
             }
         }
         next(fd, bytes, length, flags, to, to_length)
@@ -128,7 +128,7 @@ hooks! {
         if result >= 0 && !name.is_null() {
             // SAFETY: as above; the header is still the program's.
             unsafe {
-                give(0, name, &raw mut length);
+                write_address(0, name, &raw mut length);
                 (*header).msg_namelen = length;
             }
         }
@@ -151,7 +151,7 @@ hooks! {
             next(fd, into, length, flags, std::ptr::null_mut(), std::ptr::null_mut());
         if result >= 0 {
             // SAFETY: the C function's contract.
-            unsafe { give(0, from.cast(), from_length) };
+            unsafe { write_address(0, from.cast(), from_length) };
         }
         result
     }
@@ -185,7 +185,7 @@ hooks! {
     ) -> c_int, next {
         let Some(port) = with(fd, |socket| socket.port) else { return next(fd, into, length) };
         // SAFETY: the C function's contract.
-        unsafe { give(port, into.cast(), length) };
+        unsafe { write_address(port, into.cast(), length) };
         0
     }
 
