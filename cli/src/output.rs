@@ -36,10 +36,10 @@ mod at_start {
 /// Prints one or more lines and flushes them.
 pub(crate) fn print(text: impl Display) -> Outcome {
     if IS_CLOSED.load(Ordering::Relaxed) {
-        return Err(of_stdout(Errno::EBADF.into()));
+        return Err(stdout_failure(Errno::EBADF.into()));
     }
     let mut out = io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(of_stdout)
+    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(stdout_failure)
 }
 
 /// Prints one JSON document on one line.
@@ -107,7 +107,7 @@ pub(crate) fn is_unsafe_to_show(character: char) -> bool {
         )
 }
 
-fn of_stdout(error: io::Error) -> Failure {
+fn stdout_failure(error: io::Error) -> Failure {
     match error.kind() {
         ErrorKind::BrokenPipe => Failure::Unread,
         _ => Failure::failed(format!("cannot write to standard output: {error}")),
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_moves_a_terminal_or_turns_text_around_is_escaped() {
+    fn control_and_bidirectional_characters_are_escaped() {
         assert_eq!(escaped("Größe 1.txt"), "Größe 1.txt");
         let text = "a\u{1b}[2J\n\u{202e}txt\u{2066}\u{9b}\u{feff}";
         let shown = "a\\u{1b}[2J\\u{a}\\u{202e}txt\\u{2066}\\u{9b}\\u{feff}";

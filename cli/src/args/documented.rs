@@ -10,7 +10,7 @@ use super::Cli;
 /// Words of the docs that a reader replaces, and a value for each.
 const PLACEHOLDERS: &[(&str, &str)] = &[("ADDRESS", "192.0.2.1"), ("$seed", "1")];
 
-/// What ends a command in a line of a shell.
+/// Characters that end a command in a line of a shell.
 const ENDS: &[char] = &['#', '|', '&', ';', '`'];
 
 fn pages() -> Vec<PathBuf> {
@@ -27,8 +27,8 @@ fn shell_lines(page: &str) -> impl Iterator<Item = &str> {
     blocks.filter(is_shell).flat_map(|block| block.lines().skip(1))
 }
 
-/// The command line that begins in this line, from the word `uverbs` on. Before it are only a
-/// prompt, a key of YAML or the head of a loop.
+/// The words of the command `uverbs` in this line. `None` if it has another command. A prompt, a
+/// key of YAML or the head of a loop may precede it.
 fn command(line: &str) -> Option<Vec<&str>> {
     let leads = |word: &&str| matches!(*word, "$" | "-" | "run:" | "do");
     let body = line.find("; do ").map_or(line, |at| &line[at + 1..]);

@@ -5,19 +5,19 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use uverbs::soft::wire::HostAddress;
 
-/// Checks a list of addresses, which is used as it is.
-fn addresses(list: &str) -> Result<String, String> {
+/// Checks a list of addresses and returns it unchanged.
+fn checked_addresses(list: &str) -> Result<String, String> {
     HostAddress::of_list(list, 0).map(|_| list.to_owned())
 }
 
 /// Runs an unmodified program that was built for libibverbs: its own libibverbs and libmlx5 find a
 /// software ConnectX in the program's own process. No RDMA hardware, kernel module or privilege is
-/// needed. Programs run so reach each other, and those that use the uverbs crate, at loopback
+/// needed. Such programs reach each other, and programs that use the uverbs crate, at loopback
 /// addresses 127.18.y.z.
 ///
 /// The exit status is the program's (128 and the signal's number if a signal ended it).
 ///
-/// It does not work for statically linked programs, and for programs that make system calls without
+/// It does not work for statically linked programs, or for programs that make system calls without
 /// the C library.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
@@ -37,7 +37,7 @@ pub(crate) struct Run {
     /// follow the last one. Each is an address of this machine, of any interface (IPv6 link-local:
     /// fe80::1%eth0); packets travel as RoCE v2 over UDP [default: UVERBS_SOFT_ADDRESS, else free
     /// ones of 127.18.0.0/16, for programs of this machine]
-    #[arg(long, value_name = "ADDRESS[,…]", value_parser = addresses)]
+    #[arg(long, value_name = "ADDRESS[,…]", value_parser = checked_addresses)]
     pub(crate) address: Option<String>,
     /// What carries packets between processes
     #[arg(long, value_enum, default_value_t = RunWire::Memory)]

@@ -1,4 +1,4 @@
-//! Ends the capture properly at a signal, so that files are complete.
+//! Signals that end a capture. They are read as data, so that the files can be completed first.
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};

@@ -7,8 +7,8 @@ use super::device::Examined;
 use super::rule::Rule;
 use super::tree::{Tree, is_in_mask, list, members};
 
-/// A sleep state that takes longer than this to leave, in microseconds, is a deep one.
-const DEEP: u64 = 2;
+/// The longest time to wake up from a sleep state, in microseconds, that needs no change.
+const ACCEPTABLE_WAKE_UP: u64 = 2;
 
 const RULES: &[Rule] = &[Rule {
     name: "frequency governor",
@@ -61,7 +61,8 @@ fn tickless(tree: &Tree, subject: &str, cpu: usize) -> Check {
     )
 }
 
-/// `nohz_full` also moves the callbacks (kernel/rcu/tree_nocb.h, `rcu_init_nohz`).
+/// `nohz_full` moves the callbacks to other processors, too (`rcu_init_nohz` of
+/// kernel/rcu/tree_nocb.h).
 fn callbacks(tree: &Tree, subject: &str, cpu: usize) -> Check {
     let why = "RCU runs callbacks of the kernel on the processor that queued them";
     let line = tree.read("proc/cmdline").unwrap_or_default();
@@ -116,7 +117,7 @@ fn sleep(tree: &Tree, subject: &str, cpu: usize) -> Check {
     let limit = latency_limit(tree, cpu);
     let entered = names.iter().filter_map(|state| depth(tree, &format!("{states}/{state}")));
     match entered.filter(|(latency, _)| *latency <= limit).max() {
-        Some((latency, name)) if latency > DEEP => check.change(
+        Some((latency, name)) if latency > ACCEPTABLE_WAKE_UP => check.change(
             format!("down to {name}, {latency} us to wake up"),
             "hold /dev/cpu_dma_latency open with 0 written to it while the program runs, or \
                 cpupower idle-set -D 2",
@@ -128,8 +129,8 @@ fn sleep(tree: &Tree, subject: &str, cpu: usize) -> Check {
 
 /// The longest time in microseconds that the processor may take to wake up. It is the lower of two
 /// limits: the machine's (kernel/power/qos.c) and the processor's
-/// (Documentation/ABI/testing/sysfs-devices-power). In the processor's, 0 means no limit, and `n/a`
-/// no delay at all.
+/// (Documentation/ABI/testing/sysfs-devices-power). In the latter, 0 means no limit, and `n/a`
+/// means that no delay is allowed.
 fn latency_limit(tree: &Tree, cpu: usize) -> u64 {
     let machine = tree.bytes("dev/cpu_dma_latency");
     let machine = machine.and_then(|bytes| bytes.first_chunk().map(|all| i32::from_ne_bytes(*all)));
@@ -154,21 +155,23 @@ fn interrupts(tree: &Tree, subject: &str, cpu: usize) -> Check {
     let check = Check::new(subject, "interrupts", "/proc/irq/*/effective_affinity_list", why);
     let all = tree.names("proc/irq").into_iter().filter_map(|name| name.parse::<usize>().ok());
     let aimed: BTreeSet<usize> = all.filter(|irq| is_aimed(tree, *irq, cpu)).collect();
-    match aimed.is_empty() {
-        _ if !tree.exists("proc/irq") => check,
-        true => check.ok("none is delivered here"),
-        false => check.change(
-            format!("{} are delivered here: {}", aimed.len(), list(&aimed)),
-            format!(
-                "echo OTHERS > /proc/irq/N/smp_affinity_list for each, and irqaffinity=OTHERS \
-                    without {cpu} as kernel parameter"
-            ),
-        ),
+    if !tree.exists("proc/irq") {
+        return check;
     }
+    if aimed.is_empty() {
+        return check.ok("none is delivered here");
+    }
+    check.change(
+        format!("{} are delivered here: {}", aimed.len(), list(&aimed)),
+        format!(
+            "echo OTHERS > /proc/irq/N/smp_affinity_list for each, and irqaffinity=OTHERS \
+                without {cpu} as kernel parameter"
+        ),
+    )
 }
 
-/// Where an interrupt is delivered; kernels without the effective list only show the allowed
-/// processors.
+/// Whether an interrupt is delivered to the processor. Kernels without the effective list only show
+/// the allowed processors.
 fn is_aimed(tree: &Tree, irq: usize, cpu: usize) -> bool {
     let read = |file: &str| tree.read(format!("proc/irq/{irq}/{file}"));
     let effective = read("effective_affinity_list").filter(|text| !text.is_empty());

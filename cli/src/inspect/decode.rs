@@ -6,7 +6,7 @@ use uverbs_mlx5::format::{OCTOWORD, WQEBB_SIZE};
 use uverbs_mlx5_inspect::{Finding, LONGEST_WQE, ReceiveWqe, RingWalk, Service, Wqe, decode_ring};
 
 use super::bytes::{Dump, READ_FIRST};
-use super::encode::no_service;
+use super::encode::unknown_queue_pair_type;
 use super::fields::Hex;
 use super::{Answer, bytes as input, members, work_request};
 use crate::args::{DecodeWqe, Queue};
@@ -74,7 +74,8 @@ fn decode_line(line: &Value) -> Answer {
 impl Line {
     fn service(&self) -> Result<Option<Service>, String> {
         let name = self.service.as_ref().or(self.qp.as_ref().map(|qp| &qp.service));
-        let find = |name: &String| Service::from_name(name).ok_or_else(|| no_service(name));
+        let find =
+            |name: &String| Service::from_name(name).ok_or_else(|| unknown_queue_pair_type(name));
         name.map(find).transpose()
     }
 }

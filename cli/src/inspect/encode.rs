@@ -70,14 +70,15 @@ fn encode(line: &Value) -> Answer {
 
 fn sends(parsed: serde_json::Result<Sends>) -> Answer {
     let sends = parsed.map_err(|error| error.to_string())?;
-    let service =
-        Service::from_name(&sends.qp.service).ok_or_else(|| no_service(&sends.qp.service))?;
+    let name = &sends.qp.service;
+    let service = Service::from_name(name).ok_or_else(|| unknown_queue_pair_type(name))?;
     let requests =
         sends.wrs.iter().map(|request| request.prepare(service)).collect::<Result<Vec<_>, _>>()?;
     let works: Vec<_> = requests.iter().map(|request| request.work(service)).collect();
     let posted = post_sends(&sends.queue(service), &works).map_err(|error| error.to_string())?;
     let mut answer = refusal(&posted, send_errno);
-    if !posted.wqes.is_empty() || posted.refused.is_none() {
+    let is_rung = !posted.wqes.is_empty() || posted.refused.is_none();
+    if is_rung {
         answer.extend(members(json!({
             "wqes": posted.wqes.iter().map(send_wqe).collect::<Vec<_>>(),
             // The 16 bits that the hardware uses.
@@ -89,7 +90,7 @@ fn sends(parsed: serde_json::Result<Sends>) -> Answer {
     Ok(answer)
 }
 
-pub(super) fn no_service(name: &str) -> String {
+pub(super) fn unknown_queue_pair_type(name: &str) -> String {
     let names = Service::ALL.map(Service::name).join(", ");
     format!("there is no queue pair type {name} (there are {names})")
 }
@@ -135,8 +136,7 @@ fn receives(parsed: serde_json::Result<Receives>) -> Answer {
     Ok(answer)
 }
 
-/// How the list ended: errno and index of the refused request, and the reason as text if there is
-/// one.
+/// Errno, index and reason of the refused request; errno 0 and index -1 if all were accepted.
 fn refusal(posted: &Posted, errno: impl Fn(PostError) -> i32) -> serde_json::Map<String, Value> {
     members(match posted.refused {
         None => json!({"errno": 0, "bad_index": -1}),

@@ -68,14 +68,14 @@ mod tests {
     }
 
     #[test]
-    fn numbers_come_in_three_spellings() {
+    fn numbers_are_read_from_json_decimal_and_hexadecimal() {
         for text in [r#"{"value": 291}"#, r#"{"value": "291"}"#, r#"{"value": "0x123"}"#] {
             assert_eq!(serde_json::from_str::<Line>(text).expect(text).value.0, 0x123);
         }
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn a_value_that_does_not_fit_is_refused() {
         for text in [
             r#"{"value": -1}"#,
             r#"{"value": "0x100000000"}"#,
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_and_other_digits_are_no_bytes() {
+    fn an_odd_number_of_digits_and_other_characters_are_refused() {
         assert_eq!(parse_hex("00ff"), Some(vec![0, 255]));
         assert_eq!(parse_hex("0"), None);
         assert_eq!(parse_hex("zz"), None);

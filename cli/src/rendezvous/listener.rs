@@ -76,9 +76,12 @@ struct Waiting {
 
 /// The result of reading from a client.
 enum Heard {
+    /// A part of the introduction, which is one line.
     Part,
+    /// The whole introduction.
     Line,
     Closed,
+    /// Bytes of another protocol.
     Foreign,
 }
 
@@ -119,6 +122,7 @@ impl Listener {
         self.accept_next()
     }
 
+    /// [`Listener::accept`], after which a test can look at the listener.
     fn accept_next(&mut self) -> Outcome<Rendezvous> {
         loop {
             self.wait()?;
@@ -133,8 +137,8 @@ impl Listener {
     fn wait(&mut self) -> Outcome {
         self.full_until = self.full_until.filter(|until| *until > Instant::now());
         let accepts = self.full_until.is_none().then(|| self.socket.as_fd());
-        let unheard = self.waiting.iter().filter(|client| !client.has_line());
-        let fds = accepts.into_iter().chain(unheard.map(|client| client.stream.as_fd()));
+        let unread = self.waiting.iter().filter(|client| !client.has_line());
+        let fds = accepts.into_iter().chain(unread.map(|client| client.stream.as_fd()));
         let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match poll(&mut fds, self.timeout()) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
@@ -236,6 +240,7 @@ impl Listener {
         Ok(None)
     }
 
+    /// Accepts or refuses a client that has sent its introduction.
     fn judge(&mut self, mut client: Waiting) -> Outcome<Option<Rendezvous>> {
         match check_introduction(&client.line, self.service, &self.code, &client.nonce) {
             // A client that has closed meanwhile does not count.
@@ -255,6 +260,7 @@ impl Listener {
         }
     }
 
+    /// The pause of a source; one that is not counted separately has the last source's.
     fn pause_of(&self, source: Source) -> Option<&Pause> {
         let own = self.pauses.iter().find(|pause| pause.source == source);
         let shared = || self.pauses.last().filter(|_| self.pauses.len() == MAX_SOURCES);
@@ -392,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_close_or_are_silent_or_foreign_do_not_end_it() {
+    fn connections_that_close_or_are_silent_or_foreign_do_not_end_the_listener() {
         let (mut silent, mut refusal) = (Vec::new(), None);
         accepted_after(|port| {
             let stranger = || TcpStream::connect(("127.0.0.1", port)).expect("connect");
@@ -410,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_code_is_told_and_slows_down_the_next_one() {
+    fn a_wrong_code_is_reported_and_counted() {
         let listener = accepted_after(|port| {
             for _ in 0..2 {
                 let failure = connect(port, &Code::Given("rose".into())).expect_err("wrong");
@@ -421,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn more_silent_connections_than_are_kept_do_not_keep_the_peer_out() {
+    fn many_silent_connections_do_not_keep_the_peer_out() {
         let mut silent = Vec::new();
         accepted_after(|port| {
             silent.extend((0..2 * MOST).map(|_| TcpStream::connect(("127.0.0.1", port))));
@@ -457,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_beyond_the_bound_share_an_allowance() {
+    fn sources_beyond_the_bound_share_one_pause() {
         let mut listener = listener();
         for user in 0..MAX_SOURCES as u32 + 5 {
             listener.pause(Source::User(user));
@@ -470,7 +476,7 @@ mod tests {
         Listener::bind(Ipv4Addr::LOCALHOST.into(), 0, "perf", tulip()).expect("listen")
     }
 
-    /// A client of the listener with a line of its own, and its end.
+    /// Connects a client whose introduction is `line`. Returns the client's end.
     fn client(listener: &mut Listener, user: u32, line: &[u8]) -> TcpStream {
         let port = listener.address().expect("address").port();
         let stream = TcpStream::connect(("127.0.0.1", port)).expect("connect");
@@ -487,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_who_try_codes_neither_displace_nor_delay_another_source() {
+    fn wrong_codes_of_one_source_neither_displace_nor_delay_another() {
         let mut listener = listener();
         let (honest, other) = (1000, 1001);
         listener.pause(Source::User(other));

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recorded_times_are_kept_whatever_they_are() {
+    fn frames_are_due_at_their_recorded_times_scaled_by_the_speed() {
         let mut pace = Pace::of(Mode::Recorded(2.0));
         pace.restart();
         let due: Vec<_> = [500, 1500, 1000, 2500].map(|time| pace.due(time).as_nanos()).into();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_counts_from_the_beginning() {
+    fn frames_of_a_rate_are_due_at_equal_intervals() {
         let mut pace = Pace::of(Mode::Every(Duration::from_micros(10)));
         pace.restart();
         for i in 0..5 {

@@ -36,7 +36,7 @@ impl Gaps {
         Self { began: now, last: now, lost, count: 0, longest }
     }
 
-    /// Reads the clock.
+    /// Reads the clock, and counts a long gap since the last reading.
     #[inline]
     pub(super) fn now(&mut self) -> Instant {
         self.at(Instant::now())
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_gaps_are_stalls_and_a_devices_work_is_none() {
+    fn long_gaps_are_stalls_unless_they_are_skipped() {
         let mut gaps = Gaps::new();
         let start = gaps.last;
         for us in [1, 3, 103, 104, 134] {
