@@ -68,7 +68,7 @@ impl Bth {
         (self.flags >> 4 & 3) as usize
     }
 
-    /// Sets the pad count, of which the low two bits count.
+    /// Sets the pad count to the low two bits of `pad`.
     pub fn set_pad(&mut self, pad: u8) {
         self.flags = self.flags & !0x30 | (pad & 3) << 4;
     }
@@ -104,7 +104,7 @@ impl Bth {
         Psn::new(self.sequence.get())
     }
 
-    /// The same header with another sequence number.
+    /// Sets the packet sequence number.
     pub fn set_psn(&mut self, psn: Psn) {
         self.sequence = (self.sequence.get() & !LOW_24 | psn.get()).into();
     }
@@ -201,9 +201,9 @@ impl Aeth {
 }
 
 wire_struct! {
-    /// Atomic ACK extended transport header, 8 bytes: the value before the operation.
+    /// Atomic ACK extended transport header, 8 bytes.
     pub struct AtomicAckEth {
-        /// The value before the operation, in the sender's number order.
+        /// The value before the operation.
         pub original: U64,
     }
 }
@@ -292,7 +292,7 @@ impl DcEth {
 wire_struct! {
     /// Extended transport header of a DC CONNECT, 8 bytes: the software device's own.
     pub struct DcConnectEth {
-        /// A number that the initiator chose at random when it was made.
+        /// A random number that the initiator chose when it was created.
         pub incarnation: U32,
         /// Counts its attempts to connect.
         pub attempt: U32,

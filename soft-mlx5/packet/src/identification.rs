@@ -6,8 +6,8 @@
 //! identification and of the number of bytes after it, and can be inverted.
 //!
 //! So a packet is accepted if some identification, with or without "don't fragment", explains its
-//! CRC. Of 32 bits 15 remain to notice damage: one damaged packet of 32,768 passes, beside what
-//! Ethernet's own CRC and, where there is one, the UDP checksum catch.
+//! CRC. Of the CRC's 32 bits 15 remain to detect damage: one damaged packet of 32,768 passes,
+//! unless Ethernet's own CRC or the UDP checksum, if there is one, detects it.
 
 #![forbid(unsafe_code)]
 
@@ -61,7 +61,7 @@ fn product(a: u32, mut b: u32) -> u32 {
 /// The framing that explains the CRC `found` of a packet of `len` transport bytes, where `expected`
 /// is its CRC with the framing `guess`; `None` if none with that source port does.
 pub(super) fn explain(expected: u32, found: u32, len: usize, guess: Framing) -> Option<Framing> {
-    // The four bytes' difference, first byte lowest.
+    // How the four bytes differ from those of the guess; the first byte is the lowest.
     let difference = product(*BACK.get(HEADER_BYTES_AFTER + len + 4)?, expected ^ found);
     let [high, low, flags, offset] = difference.to_le_bytes();
     // Bit 6 of the flags is "don't fragment".
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_noticed() {
+    fn a_damaged_packet_is_refused() {
         let mut packet = bytes(300);
         let framing = Framing { source_port: 49_152, identification: 77, dont_fragment: true };
         let crc = icrc_v4(ENDS[0], ENDS[1], &packet, framing);

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Addressing, Bth, Gid, Packet, PacketError, identification};
 
-/// The UDP destination port that IANA gave RoCEv2.
+/// The UDP destination port that IANA assigned to RoCEv2.
 pub const UDP_PORT: u16 = 4791;
 
 /// Bytes of the invariant CRC after every packet.
@@ -64,7 +64,8 @@ wire_struct! {
     }
 }
 
-/// Fields of the sender's IPv4 header that the CRC covers and the addressing does not have.
+/// Fields of the sender's IPv4 and UDP headers that the CRC covers and [`Addressing`] does not
+/// have.
 ///
 /// The Linux UDP socket of the loopback wire sends identification 0 with "don't fragment" set
 /// (`ip_select_ident_segs` in `include/net/ip.h`: no identification for an unconnected socket
@@ -173,7 +174,8 @@ const CONGESTION_BYTE: usize = 4;
 /// the base transport header.
 const MAX_MASKED: usize = 8 + size_of::<Ipv6>() + size_of::<Udp>() + size_of::<Bth>();
 
-/// The headers are gathered first: a CRC over a few bytes takes as long as one over many.
+/// The invariant CRC. The masked headers are copied into one array first, because a CRC over a few
+/// bytes takes as long as one over many.
 fn icrc(masked_ip: &[u8], packet: &[u8], framing: Framing) -> u32 {
     let masked_udp = Udp { checksum: 0xffff.into(), ..udp(packet, framing) };
     let (head, rest) = packet.split_at(size_of::<Bth>().min(packet.len()));

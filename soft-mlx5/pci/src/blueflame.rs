@@ -71,7 +71,7 @@ impl BlueFlame {
 
     /// Adds a store that continues the copy. `None` if it does not belong to the copy;
     /// `Some(Some(_))` if it completes the copy.
-    pub(super) fn go_on(
+    pub(super) fn continue_copy(
         &mut self,
         uar: u32,
         offset: u64,
@@ -90,13 +90,13 @@ impl BlueFlame {
     }
 
     /// Ends an incomplete copy; its first store counts as a doorbell.
-    pub(super) fn give_up(&mut self) -> Option<Collected> {
+    pub(super) fn abandon(&mut self) -> Option<Collected> {
         self.partial.take().map(|partial| Collected::Doorbell(partial.queue()))
     }
 
     /// Ends a copy whose deadline has passed.
     pub(super) fn expire(&mut self, now: u64) -> Option<Collected> {
-        if self.deadline().is_some_and(|deadline| deadline <= now) { self.give_up() } else { None }
+        if self.deadline().is_some_and(|deadline| deadline <= now) { self.abandon() } else { None }
     }
 
     pub(super) fn deadline(&self) -> Option<u64> {
@@ -117,9 +117,13 @@ mod tests {
         let mut blueflame = BlueFlame::default();
         blueflame.begin(16, 0x800, first(), 0);
         for index in 1..7 {
-            assert_eq!(blueflame.go_on(16, 0x800 + 8 * index, [index as u8; 8], 0), Some(None));
+            assert_eq!(
+                blueflame.continue_copy(16, 0x800 + 8 * index, [index as u8; 8], 0),
+                Some(None)
+            );
         }
-        let Some(Some(Collected::Block(0x42, bytes))) = blueflame.go_on(16, 0x838, [7; 8], 0)
+        let Some(Some(Collected::Block(0x42, bytes))) =
+            blueflame.continue_copy(16, 0x838, [7; 8], 0)
         else {
             panic!()
         };
@@ -131,7 +135,7 @@ mod tests {
     fn a_store_alone_is_a_doorbell_after_a_while() {
         let mut blueflame = BlueFlame::default();
         blueflame.begin(16, 0x800, first(), 5);
-        assert_eq!(blueflame.go_on(16, 0x900, first(), 6), None, "another register");
+        assert_eq!(blueflame.continue_copy(16, 0x900, first(), 6), None, "another register");
         assert_eq!(blueflame.expire(5 + PATIENCE - 1), None);
         assert_eq!(blueflame.expire(5 + PATIENCE), Some(Collected::Doorbell(0x42)));
         assert_eq!(blueflame.expire(u64::MAX), None);
@@ -141,7 +145,7 @@ mod tests {
     fn a_copy_that_was_interrupted_is_waited_for() {
         let mut blueflame = BlueFlame::default();
         blueflame.begin(16, 0x800, first(), 0);
-        assert_eq!(blueflame.go_on(16, 0x808, [1; 8], PATIENCE - 1), Some(None));
+        assert_eq!(blueflame.continue_copy(16, 0x808, [1; 8], PATIENCE - 1), Some(None));
         assert_eq!(blueflame.expire(3 * PATIENCE), None, "sixteen bytes are not a doorbell");
         assert_eq!(blueflame.expire(PATIENCE + PATIENCE_INSIDE), Some(Collected::Doorbell(0x42)));
     }

@@ -152,14 +152,14 @@ impl PciDevice {
     fn store_blueflame(&mut self, uar: u32, offset: u64, data: &[u8]) {
         let Ok(data) = <[u8; 8]>::try_from(data) else { return };
         let now = self.now();
-        if let Some(collected) = self.blueflame.go_on(uar, offset, data, now) {
+        if let Some(collected) = self.blueflame.continue_copy(uar, offset, data, now) {
             return self.execute(collected);
         }
         // Stores inside a buffer are the rest of a WQE, which the device reads from the ring.
         if offset % BLUEFLAME_BUFFER != 0 {
             return;
         }
-        let before = self.blueflame.give_up();
+        let before = self.blueflame.abandon();
         self.execute(before);
         let queue = be32(&data, 4) >> 8;
         if is_nop(data) && self.firmware.is_kernels_queue(queue) {
@@ -169,7 +169,7 @@ impl PciDevice {
         }
     }
 
-    /// Executes what the stores to a BlueFlame register mean, if they are complete.
+    /// Executes collected stores to a BlueFlame register, if there are any.
     fn execute(&mut self, collected: Option<Collected>) {
         match collected {
             // The kernel's network device rings once before it destroys a send queue
@@ -179,7 +179,7 @@ impl PciDevice {
             }
             Some(Collected::Doorbell(_)) | None => {}
             Some(Collected::Block(queue, block)) => {
-                self.firmware.take_over_block(queue, &block);
+                self.firmware.store_blue_flame(queue, &block);
                 self.send_doorbell(queue);
             }
         }
@@ -239,7 +239,7 @@ impl Function for PciDevice {
     fn dma_map(&mut self, region: &DmaRegion, file: Option<OwnedFd>) -> std::io::Result<()> {
         match file {
             Some(file) => self.memory.map(region, &file),
-            // Regions without a file (ROMs) cannot be reached; nothing needs them.
+            // Regions without a file (ROMs) cannot be mapped, and no DMA needs them.
             None => Ok(()),
         }
     }
@@ -287,11 +287,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reset_forgets_the_beginning_of_a_blueflame_copy() {
+    fn a_reset_abandons_a_partial_blueflame_copy() {
         let settings = Settings { link: LinkLayer::Ethernet, guid: 1, lid: 0, vectors: 1 };
         let mut device = PciDevice::new(settings, Trace::default());
         device.blueflame.begin(8, BLUEFLAME, [0; 8], 0);
         device.reset();
-        assert_eq!(device.blueflame.give_up(), None);
+        assert_eq!(device.blueflame.abandon(), None);
     }
 }

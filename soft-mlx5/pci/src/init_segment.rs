@@ -17,8 +17,9 @@ const HEALTH_FIRMWARE_VERSION: u64 = 0x230;
 const TIMER_HIGH: u64 = 0x1000;
 const TIMER_LOW: u64 = 0x1004;
 const HEALTH_COUNTER: u64 = 0x1010;
+const SEGMENT_END: u64 = 0x2000;
 
-/// The firmware version of the ConnectX-5 whose structures these are.
+/// The firmware version that the driver reads: that of a ConnectX-5.
 const VERSION: (u32, u32, u32) = (16, 35, 4030);
 /// The command interface revision that every mlx5_core requires.
 const INTERFACE: u32 = 5;
@@ -26,7 +27,7 @@ const INTERFACE: u32 = 5;
 /// The effect of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stored {
-    /// A register changed.
+    /// No effect besides the register's new value.
     Nothing,
     /// The command doorbell was rung: address of the queue and mask of descriptors.
     CommandDoorbell {
@@ -85,15 +86,13 @@ impl InitSegment {
                     u64::from(self.address_high) << 32 | u64::from(self.address_low & !0xfff);
                 return Stored::CommandDoorbell { queue, mask: value };
             }
-            HEALTH..INITIAL_SEGMENT_END => {}
+            // Stores to the health buffer and the timer have no effect.
+            HEALTH..SEGMENT_END => {}
             _ => return Stored::Unknown,
         }
         Stored::Nothing
     }
 }
-
-/// End of the registers to which a driver may write without effect.
-const INITIAL_SEGMENT_END: u64 = 0x2000;
 
 #[cfg(test)]
 mod tests {

@@ -39,7 +39,7 @@ impl<'d> Disturber<'d> {
         }
     }
 
-    /// The next frame of the recording.
+    /// Handles the next frame of the recording.
     pub(super) fn pass(&mut self, mut arrival: Arrival) {
         self.counters.recorded += 1;
         let place = arrival.frame;
@@ -52,7 +52,7 @@ impl<'d> Disturber<'d> {
         self.release(place + 1);
     }
 
-    /// The bursts, once the recording is over.
+    /// Ends the recording, and returns its bursts.
     pub(super) fn finish(mut self) -> (Vec<Burst>, ReplayCounters) {
         self.release(usize::MAX);
         self.end_burst();
@@ -90,7 +90,8 @@ impl<'d> Disturber<'d> {
         }
     }
 
-    /// A frame that was damaged is neither late nor doubled, so that one word says what happened.
+    /// Sends a frame: now, later or twice. A damaged frame is neither late nor duplicated, because
+    /// an arrival has only one [`Change`].
     fn send(&mut self, mut arrival: Arrival) {
         if arrival.change != Change::Intact {
             return self.arrive(arrival);
@@ -115,7 +116,7 @@ impl<'d> Disturber<'d> {
         self.held.insert((before, self.holds), arrival);
     }
 
-    /// What is to come before the frame at `place`.
+    /// Sends the held frames that come before the frame at `place`.
     fn release(&mut self, place: usize) {
         while let Some(first) = self.held.first_entry() {
             if first.key().0 > place {

@@ -43,21 +43,21 @@ fn run(shared: &Shared) {
     let mut naps = Naps::new();
     // Whether this thread looks again itself, because no program may: it has sent packets without
     // waking their receivers, or has not looked at all doorbells.
-    let mut goes_on = false;
+    let mut looks_again = false;
     while !shared.stop.load(Ordering::Acquire) {
         let last = shared.standby.last();
         let now = clock::now();
         let nap = last.and_then(|last| naps.next(last, now));
-        if let Some(nap) = nap.filter(|_| !goes_on) {
+        if let Some(nap) = nap.filter(|_| !looks_again) {
             shared.standby.nap(nap);
             continue;
         }
-        give_way(shared);
+        yield_to_commands(shared);
         let mut worker = match shared.worker.try_lock() {
             Ok(worker) => worker,
             // A program's thread does a look, and wakes the receivers.
             Err(TryLockError::WouldBlock) => {
-                goes_on = false;
+                looks_again = false;
                 // Not `note`: that thread may be one that waits, and `note` would make it believe
                 // that another thread polls.
                 shared.standby.note_wait(now);
@@ -67,7 +67,7 @@ fn run(shared: &Shared) {
             Err(TryLockError::Poisoned(_)) => return,
         };
         let yields = worker.turn(shared);
-        goes_on = worker.left_asleep || worker.is_sweeping;
+        looks_again = worker.left_asleep || worker.is_sweeping;
         drop(worker);
         if yields {
             shared.scheduler.yield_now();
@@ -75,8 +75,8 @@ fn run(shared: &Shared) {
     }
 }
 
-/// Lets commands have the locks.
-fn give_way(shared: &Shared) {
+/// Yields while commands wait for the locks.
+fn yield_to_commands(shared: &Shared) {
     for _ in 0..MAX_YIELDS {
         if shared.waiting.load(Ordering::SeqCst) == 0 {
             return;

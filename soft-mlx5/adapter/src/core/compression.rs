@@ -13,7 +13,7 @@ use uverbs_mlx5_format::{
 use super::cq::Completion;
 
 /// The most completions that share a title (`cqe_compression_max_num`; the value is our own).
-pub const MOST: usize = 64;
+pub const MAX_COMPRESSED: usize = 64;
 
 /// Completions that are held back, in order.
 #[derive(Debug)]
@@ -32,14 +32,14 @@ impl Session {
     /// Whether a completion can be the next one of this session.
     pub(super) fn joins(&self, done: &Completion<'_>) -> bool {
         let Some(title) = self.held.first() else { return false };
-        let counter = title.wqe_counter.get().wrapping_add(self.held.len() as u16);
-        let has_place = self.format == MiniCqeFormat::CHECKSUM_STRIDE_INDEX
-            || done.cqe.wqe_counter.get() == counter;
-        has_place
-            && self.held.len() < MOST
+        let next = title.wqe_counter.get().wrapping_add(self.held.len() as u16);
+        let is_consecutive = self.format == MiniCqeFormat::CHECKSUM_STRIDE_INDEX
+            || done.cqe.wqe_counter.get() == next;
+        is_consecutive
+            && self.held.len() < MAX_COMPRESSED
             && (done.opcode, done.solicited) == (self.opcode, self.solicited)
             && Self::can_hold(done)
-            && common(title) == common(&done.cqe)
+            && shared_fields(title) == shared_fields(&done.cqe)
     }
 
     /// Whether a completion can begin a session.
@@ -80,7 +80,7 @@ impl Session {
 }
 
 /// The fields of a completion that all completions of a session share.
-fn common(cqe: &Cqe) -> Cqe {
+fn shared_fields(cqe: &Cqe) -> Cqe {
     let mut cqe = *cqe;
     cqe.timestamp = 0.into();
     cqe.byte_count = 0.into();

@@ -56,7 +56,7 @@ mod timer;
 #[cfg(test)]
 mod tests;
 
-pub use compression::MOST as MAX_COMPRESSED;
+pub use compression::MAX_COMPRESSED;
 pub use config::{CoreConfig, Limits, LinkLayer, MAX_TSO, Mtu};
 pub use cq::{Armed, CqInfo, CqModify, CqParams, CqRing, CqeSize, Moderation, Stamps};
 pub use error::CoreError;

@@ -235,7 +235,7 @@ impl Core {
         unused(qpn.object(), qp.groups + qp.flows)?;
         self.env.flush_completions();
         let Some(mut qp) = self.qps.remove(qpn.0) else { return Ok(()) };
-        qp.send_promised(&mut self.env);
+        qp.send_due_answers(&mut self.env);
         qp.disconnect(&mut self.env);
         if let Some(slot) = self.special_slot(qp.params.special) {
             *slot = None;

@@ -49,6 +49,8 @@ impl<'a> Command<'a> {
         self.input.get(bit / 8..).unwrap_or_default()
     }
 
+    /// Checks the input's length.
+    ///
     /// # Errors
     /// A refusal if the input is shorter than this.
     pub fn need(&self, bytes: usize) -> Done {
@@ -64,7 +66,7 @@ impl<'a> Command<'a> {
     }
 }
 
-/// A command's output, as long as the driver's buffer.
+/// A command's output, as long as the sender's buffer.
 #[derive(Debug)]
 pub struct Reply {
     /// Its bytes.
@@ -99,8 +101,10 @@ impl Reply {
         self.output.get_mut(bit / 8..).unwrap_or_default()
     }
 
+    /// Checks the output's length.
+    ///
     /// # Errors
-    /// A refusal if it is shorter than this.
+    /// A refusal if the sender's buffer is shorter than this.
     pub fn need(&self, bytes: usize) -> Done {
         let have = self.output.len();
         if have < bytes { Err(Refusal::short_output(have, bytes)) } else { Ok(()) }

@@ -14,11 +14,11 @@ pub struct Path {
     pub mtu: u8,
     /// Rate as a code; 0 on RoCE.
     pub rate: u8,
-    /// Lifetime of a packet: 4.096 us << n.
+    /// Lifetime of a packet as a code `n`: 4.096 us << n.
     pub life: u8,
 }
 
-/// Enhanced connection establishment: a vendor's options; all zero for none.
+/// A vendor's options for enhanced connection establishment. All zero means none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ece {
     /// The vendor.

@@ -39,7 +39,7 @@ pub struct SidrStatus(pub u8);
 impl SidrStatus {
     /// Queue pair and Q_Key are valid.
     pub const SUCCESS: Self = Self(0);
-    /// No id listens to the service id.
+    /// No CM id listens on the service id.
     pub const UNSUPPORTED: Self = Self(1);
     /// The listener refuses.
     pub const REJECT: Self = Self(2);
@@ -59,7 +59,7 @@ body! {
         @29 info_length: u8,
         @30 vendor_word: U16,
         @32 qpn_word: U32,
-        /// What was looked for.
+        /// The service id of the request.
         @36 pub service_id: U64,
         /// Q_Key of the queue pair.
         @44 pub qkey: U32,

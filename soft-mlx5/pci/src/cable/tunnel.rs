@@ -32,8 +32,8 @@ impl Tunnel {
 
 impl FrameWire for Tunnel {
     fn send(&mut self, frame: &[u8]) {
-        // As on a network, frames are lost that the socket does not accept: its buffer is full, or
-        // the peer does not exist yet.
+        // A frame that the socket does not accept is lost, as on a network: the socket's buffer is
+        // full, or the peer does not exist yet.
         self.peers.iter().for_each(|peer| drop(self.socket.send_to(frame, peer)));
     }
 
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_travel_between_peers_only() {
+    fn frames_of_other_stations_are_ignored() {
         let station =
             |last| Station::new([127, 19, std::process::id() as u8, last].into()).unwrap();
         let (a, b, stranger) = (station(1), station(2), station(3));

@@ -24,14 +24,15 @@ impl Ethernet {
 }
 
 impl Firmware {
-    /// Whether a queue is the kernel's own. Only their BlueFlame copies are used.
+    /// Whether a queue belongs to the kernel and not to a program. The device uses BlueFlame copies
+    /// only of such queues.
     pub(crate) fn is_kernels_queue(&self, number: u32) -> bool {
         self.objects.is_send_queue(number) || self.objects.is_kernels(number)
     }
 
-    /// Copies a block from a BlueFlame register into the ring, if the ring has the same WQE at that
+    /// Stores a block from a BlueFlame register in the ring, if the ring has the same WQE at that
     /// position.
-    pub(crate) fn take_over_block(&mut self, number: u32, block: &[u8; 64]) {
+    pub(crate) fn store_blue_flame(&mut self, number: u32, block: &[u8; 64]) {
         let info = self.core.query_qp(Qpn(number)).ok();
         let Some(ring) = info.and_then(|info| info.params.send_ring) else { return };
         let index = u64::from(u16::from_be_bytes([block[1], block[2]]));

@@ -50,7 +50,7 @@ const CHANGE_TAG: u64 = 2;
 const CHANGE_DESTINATIONS: u64 = 4;
 const CHANGE_COUNTERS: u64 = 8;
 
-/// Most tables on a frame's route. Levels only increase, so no route has that many.
+/// Most tables on a frame's route. The driver makes no longer route, because levels only increase.
 const MAX_TABLES: usize = 256;
 
 #[derive(Debug)]
@@ -136,7 +136,7 @@ impl FlowTables {
         }
     }
 
-    /// Whether the root or another table leads to this table.
+    /// Whether this table is the root, or another table leads to it.
     fn is_used(&self, number: u32) -> bool {
         let leads = |table: &Table| {
             table.miss == Some(number) || table.entries.values().any(|entry| entry.leads_to(number))
@@ -150,7 +150,7 @@ impl FlowTables {
         entries.any(|entry| entry.targets.counters.contains(&number))
     }
 
-    /// The TIRs that a frame goes to, each with its flow tag; counts it on the way.
+    /// The TIRs that a frame goes to, each with the flow tag. The frame is counted.
     pub(super) fn route(&self, frame: &[u8], counters: &mut FlowCounters) -> Vec<(u32, u32)> {
         let value = MatchValue::of(frame);
         let mut tirs = Vec::new();
@@ -210,11 +210,11 @@ pub(super) fn create_table(firmware: &mut Firmware, command: &mut Command<'_>) -
 pub(super) fn destroy_table(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let number = command.get32(create_flow_group_in::TABLE_ID);
     let flows = &mut firmware.ethernet.flows;
-    let holds = !flows.find(command)?.groups.is_empty();
-    if flows.root == Some(number) && !holds {
+    let has_groups = !flows.find(command)?.groups.is_empty();
+    if flows.root == Some(number) && !has_groups {
         flows.root = None;
     }
-    if holds || flows.is_used(number) {
+    if has_groups || flows.is_used(number) {
         return Err(Refusal::busy("flow table", number));
     }
     flows.tables.remove(&number);
@@ -351,7 +351,7 @@ pub(super) fn set_entry(firmware: &mut Firmware, command: &mut Command<'_>) -> D
     if command.get(header::OP_MOD) == MODIFY_ENTRY {
         let entry = table.entries.get_mut(&index);
         let entry = entry.ok_or_else(|| Refusal::no_such("flow table entry", index as u32))?;
-        return change(entry, command.get(set_fte_in::MODIFY_ENABLE_MASK), tag, targets);
+        return change_entry(entry, command.get(set_fte_in::MODIFY_ENABLE_MASK), tag, targets);
     }
     let group = table.groups.get(&number).ok_or_else(|| Refusal::no_such("flow group", number))?;
     if !group.range.contains(&index) {
@@ -362,7 +362,7 @@ pub(super) fn set_entry(firmware: &mut Firmware, command: &mut Command<'_>) -> D
     Ok(())
 }
 
-fn change(entry: &mut Entry, mask: u64, tag: u32, targets: Targets) -> Done {
+fn change_entry(entry: &mut Entry, mask: u64, tag: u32, targets: Targets) -> Done {
     if mask & !(CHANGE_ACTION | CHANGE_TAG | CHANGE_DESTINATIONS | CHANGE_COUNTERS) != 0 {
         return Err(Refusal::parameter("modify_enable_mask", mask));
     }

@@ -70,8 +70,10 @@ pub(super) struct Port {
 impl Port {
     fn new(settings: &Settings) -> Self {
         let mut description = [0; register::DESCRIPTION];
-        let max_mtu =
-            if settings.link == LinkLayer::Ethernet { 10_000 } else { Mtu::M4096.bytes() };
+        let (max_mtu_bytes, mtu_bytes) = match settings.link {
+            LinkLayer::Ethernet => (10_000, u32::from(NETWORK_MTU)),
+            LinkLayer::InfiniBand => (Mtu::M4096.bytes(), Mtu::M4096.bytes()),
+        };
         let text = b"software ConnectX";
         description[..text.len()].copy_from_slice(text);
         Self {
@@ -79,12 +81,8 @@ impl Port {
             node_guid: settings.guid,
             port_guid: settings.guid,
             lid: settings.lid,
-            max_mtu_bytes: max_mtu,
-            mtu_bytes: if settings.link == LinkLayer::Ethernet {
-                u32::from(NETWORK_MTU)
-            } else {
-                max_mtu
-            },
+            max_mtu_bytes,
+            mtu_bytes,
             admin_status: 1,
             flow_control: Vec::new(),
             capability_mask: port::CAPABILITY_MASK,
@@ -188,15 +186,12 @@ impl Firmware {
 
     /// Restores the state after power-on, except for the interrupts, which the client manages.
     pub(super) fn reset(&mut self) {
+        self.drop_objects();
         let trace = std::mem::take(&mut self.trace);
         let interrupts = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
-        let now = self.now;
-        self.drop_objects();
         let cable = std::mem::take(&mut self.cable);
-        *self = Self::new(self.settings.clone(), self.memory.clone(), trace);
-        self.interrupts = interrupts;
-        self.now = now;
-        self.cable = cable;
+        let fresh = Self::new(self.settings.clone(), self.memory.clone(), trace);
+        *self = Self { interrupts, cable, now: self.now, ..fresh };
     }
 
     /// Receives the packets and frames that have arrived at the port. True if there may be more.
@@ -217,7 +212,8 @@ impl Firmware {
     /// The driver rang the command doorbell for the descriptors in `mask`.
     pub(super) fn command_doorbell(&mut self, queue: u64, mask: u32) {
         for index in (0..32).filter(|index| mask >> index & 1 == 1) {
-            // The driver still polls for the command that creates the command event queue.
+            // Asked for before the command runs: the driver polls for the end of the command that
+            // creates the command event queue.
             let listeners = self.doorbells.event_queues.listeners(EventType::COMMAND);
             match command_queue::fetch(&self.memory, queue, index) {
                 Ok(Some(request)) => {
@@ -271,15 +267,15 @@ impl Firmware {
         if opcode == DEALLOC_FLOW_COUNTER {
             ready = ready.and_then(|()| flow::check_unused_counter(&self.ethernet.flows, command));
         }
-        let done = ready.and_then(|()| self.about_objects().run(spec, command));
+        let done = ready.and_then(|()| self.object_firmware().run(spec, command));
         if done.is_ok() && opcode == DRAIN_DCT {
             self.announce(&Report::drained(command.number()));
         }
         (Some(&spec.form), done)
     }
 
-    /// The firmware of the objects.
-    fn about_objects(&mut self) -> uverbs_soft_adapter::firmware::Firmware<'_> {
+    /// The firmware that executes commands about objects.
+    fn object_firmware(&mut self) -> uverbs_soft_adapter::firmware::Firmware<'_> {
         uverbs_soft_adapter::firmware::Firmware {
             core: &mut self.core,
             objects: &mut self.objects,

@@ -22,13 +22,12 @@ const LINK_UP: u64 = 5;
 const VPORT_DOWN: u64 = 0;
 const VPORT_UP: u64 = 1;
 
-/// Entries of the GID and P_Key tables, as encoded by 0 in the capabilities.
+/// Entries of the GID and P_Key tables. The capabilities encode each of these sizes by 0.
 pub(super) const GIDS: usize = 8;
 pub(super) const PKEYS: usize = 128;
 
 /// Port capability mask bits for a connection manager and for vendor classes (InfiniBand
-/// Architecture Specification 14.2.5.6). The driver may
-/// change only the first.
+/// Architecture Specification 14.2.5.6). The driver may change only the first.
 const CONNECTION_MANAGEMENT: u32 = 1 << 16;
 pub(super) const CAPABILITY_MASK: u32 = 1 << 25;
 
@@ -96,6 +95,7 @@ pub(super) fn query_hca_vport_pkey(_: &mut Firmware, command: &mut Command<'_>) 
     Ok(())
 }
 
+/// The entries that a query asks for: one, or the whole table.
 fn entries(index: u64, size: usize, what: &str) -> Result<std::ops::Range<usize>, Refusal> {
     match index {
         WHOLE_TABLE => Ok(0..size),

@@ -94,7 +94,7 @@ const COMMANDS: &[CommandSpec] = commands! {
     0x930 "CREATE_FLOW_TABLE" Initialized (64, 16) FLOW_TABLE flow::create_table;
     0x931 "DESTROY_FLOW_TABLE" Initialized (64, 8) FLOW_ROOT flow::destroy_table;
     0x933 "CREATE_FLOW_GROUP" Initialized (1024, 16) FLOW_GROUP flow::create_group;
-    0x934 "DESTROY_FLOW_GROUP" Initialized (64, 8) FLOW_GROUP_GONE flow::destroy_group;
+    0x934 "DESTROY_FLOW_GROUP" Initialized (64, 8) DESTROYED_FLOW_GROUP flow::destroy_group;
     0x936 "SET_FLOW_TABLE_ENTRY" Initialized (832, 8) FLOW_ENTRY flow::set_entry;
     0x938 "DELETE_FLOW_TABLE_ENTRY" Initialized (64, 8) FLOW_ROOT flow::delete_entry;
     0x93c "MODIFY_FLOW_TABLE" Initialized (64, 8) FLOW_ROOT flow::modify_table;
@@ -122,7 +122,7 @@ const FLOW_TABLE: Structures = &[
     (0xc0, ethernet_layout::flow_table_context::FIELDS),
 ];
 const FLOW_GROUP: Structures = &[(0, ethernet_layout::create_flow_group_in::FIELDS)];
-const FLOW_GROUP_GONE: Structures = &[(0, ethernet_layout::destroy_flow_group_in::FIELDS)];
+const DESTROYED_FLOW_GROUP: Structures = &[(0, ethernet_layout::destroy_flow_group_in::FIELDS)];
 const FLOW_ENTRY: Structures =
     &[(0, ethernet_layout::set_fte_in::FIELDS), (0x200, ethernet_layout::flow_context::FIELDS)];
 const GID: Structures = &[(0, layout::query_hca_vport_gid_in::FIELDS)];

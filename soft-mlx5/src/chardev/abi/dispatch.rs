@@ -37,7 +37,7 @@ pub(crate) fn ioctl(file: &Arc<FileShared>, address: u64, user: UserMemory) -> R
     }
     let method = methods::find(header.object_id, header.method_id, file.device.options())
         .ok_or(Errno::EPROTONOSUPPORT)?;
-    file.device.faults().strike(header.object_id, header.method_id)?;
+    file.device.faults().count_call(header.object_id, header.method_id)?;
 
     let mut raw = vec![0u8; usize::from(header.num_attrs) * size_of::<IoctlAttr>()];
     user.read(address + HEADER_SIZE, &mut raw)?;
@@ -63,7 +63,7 @@ fn attempt(
     let mut call = Call::new(file, &mut state, user);
     let result = run(&mut call, method, raw, address);
     let silent = call.silent_neighbour;
-    (call.finish(result.and_then(|()| file.device.faults().strike_completed())), silent)
+    (call.finish(result.and_then(|()| file.device.faults().count_completed())), silent)
 }
 
 fn run(

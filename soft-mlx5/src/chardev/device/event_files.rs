@@ -25,7 +25,7 @@ pub(crate) struct EventFiles {
     first_async: Option<Arc<EventQueue>>,
     /// How many times a file was checked for being closed.
     #[cfg(test)]
-    asked: usize,
+    checks: usize,
 }
 
 impl EventFiles {
@@ -65,7 +65,7 @@ impl EventFiles {
     pub(crate) fn sweep(&mut self) {
         #[cfg(test)]
         {
-            self.asked += self.files.len();
+            self.checks += self.files.len();
         }
         let first = self.first_async.as_ref().map(|queue| queue.identity());
         self.files.retain(|own, file| Some(*own) == first || !file.queue.abandoned());
@@ -102,18 +102,18 @@ mod tests {
     }
 
     #[test]
-    fn many_files_cost_a_constant_number_of_looks_each() {
+    fn each_new_file_costs_a_constant_number_of_checks() {
         let (mut files, mut kept) = (EventFiles::default(), Vec::new());
         for _ in 0..400 {
             let (one, fd) = file(Kind::CompChannel);
             files.add(one);
             kept.push(fd);
         }
-        assert!(files.asked <= FEW * FEW + 2 * kept.len(), "{} looks", files.asked);
+        assert!(files.checks <= FEW * FEW + 2 * kept.len(), "{} checks", files.checks);
     }
 
     #[test]
-    fn closed_files_do_not_pile_up() {
+    fn closed_files_are_dropped() {
         let mut files = EventFiles::default();
         let (first, async_fd) = file(Kind::AsyncEvent);
         let (kept, fd) = file(Kind::CompChannel);

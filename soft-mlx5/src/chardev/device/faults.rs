@@ -7,7 +7,7 @@ use crate::locking::lock;
 use nix::errno::Errno;
 use uverbs_uapi::objects::{MethodId, ObjectId};
 
-/// When a [`Fault`] strikes. Counts start at 0 when the fault is injected.
+/// When a [`Fault`] makes a call fail. Counts start at 0 when the fault is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// Before the n-th ioctl of any kind has done anything.
@@ -26,13 +26,13 @@ pub enum Moment {
 /// of memory (ENOMEM).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// When it strikes.
+    /// When it takes effect.
     pub moment: Moment,
     /// The errno that the call fails with.
     pub errno: Errno,
 }
 
-/// The faults of a device that have not struck yet.
+/// The faults of a device that have not taken effect yet.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     state: Mutex<State>,
@@ -45,7 +45,7 @@ struct State {
 }
 
 impl Faults {
-    pub(crate) fn order(&self, fault: Fault) {
+    pub(crate) fn add(&self, fault: Fault) {
         self.lock().pending.push(fault);
     }
 
@@ -54,13 +54,13 @@ impl Faults {
         self.lock().calls
     }
 
-    /// Removes the faults that have not struck and returns their number.
+    /// Removes the faults that have not taken effect, and returns their number.
     pub(crate) fn clear(&self) -> usize {
         std::mem::take(&mut self.lock().pending).len()
     }
 
     /// Counts a call, and fails it if a fault is due.
-    pub(crate) fn strike(&self, object: ObjectId, method: MethodId) -> Result<(), Errno> {
+    pub(crate) fn count_call(&self, object: ObjectId, method: MethodId) -> Result<(), Errno> {
         let mut state = self.lock();
         state.calls += 1;
         state.count(|moment| match moment {
@@ -71,7 +71,7 @@ impl Faults {
     }
 
     /// Counts a call that has succeeded, and fails it if a fault is due.
-    pub(crate) fn strike_completed(&self) -> Result<(), Errno> {
+    pub(crate) fn count_completed(&self) -> Result<(), Errno> {
         self.lock().count(|moment| match moment {
             Moment::Completed(left) => Some(left),
             _ => None,
@@ -79,7 +79,7 @@ impl Faults {
     }
 
     /// Counts an mmap, and fails it if a fault is due.
-    pub(crate) fn strike_mapping(&self) -> Result<(), Errno> {
+    pub(crate) fn count_mapping(&self) -> Result<(), Errno> {
         self.lock().count(|moment| match moment {
             Moment::Mapping(left) => Some(left),
             _ => None,
@@ -92,20 +92,20 @@ impl Faults {
 }
 
 impl State {
-    /// Counts down the faults for which `of` returns a counter. The first one that is due strikes
-    /// and is removed.
+    /// Counts down the faults for which `of` returns a counter. The first one that is due takes
+    /// effect and is removed.
     fn count(&mut self, mut of: impl FnMut(&mut Moment) -> Option<&mut u64>) -> Result<(), Errno> {
-        let mut struck = None;
+        let mut due = None;
         self.pending.retain_mut(|fault| {
             let Some(left) = of(&mut fault.moment) else { return true };
-            if *left == 0 && struck.is_none() {
-                struck = Some(fault.errno);
+            if *left == 0 && due.is_none() {
+                due = Some(fault.errno);
                 return false;
             }
             *left = left.saturating_sub(1);
             true
         });
-        struck.map_or(Ok(()), Err)
+        due.map_or(Ok(()), Err)
     }
 }
 

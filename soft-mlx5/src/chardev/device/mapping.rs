@@ -21,10 +21,13 @@ pub(crate) struct Request {
     pub(crate) offset: u64,
 }
 
-/// Page offset: index in bits 7:0, command in 15:8, more index in 23:16.
+/// The parts of a page offset: bits 7:0 are the low part of the index, 15:8 the command, and 23:16
+/// the high part of the index.
 struct Place {
     command: u32,
+    /// The low part of the index.
     index: u32,
+    /// The whole index.
     extended: u32,
 }
 
@@ -40,8 +43,8 @@ impl Request {
     }
 }
 
-/// A file of the device and the offset in it. The device opened the descriptor when it was created,
-/// so a forked child has it under the same number.
+/// A file of the device and the offset in it. The device opens the file when it is created, so a
+/// forked child has the descriptor under the same number.
 pub(crate) type Backing = (RawFd, libc::off_t);
 
 /// The file and offset to map for a request.
@@ -74,7 +77,7 @@ pub(crate) fn find(
     }
 }
 
-/// Keeps the clock updated from now on: the context's program may read it at any time.
+/// Keeps the clock page updated from now on: the context's program may read it at any time.
 fn watch_clock(device: &DeviceShared, context: &mut Context) -> Result<(), Errno> {
     if !std::mem::replace(&mut context.watches_clock, true) {
         device.watch_clock()?;

@@ -106,7 +106,7 @@ impl SoftDevice {
         &self.shared.options.name
     }
 
-    /// The files that sysfs shows of the device; counters have the values of now.
+    /// The files that sysfs shows of the device, with the current values of counters.
     pub fn sysfs(&self) -> Sysfs {
         let mut tree = Sysfs::of(&self.shared.options);
         let counters = self.inspect(|core| core.counters()).unwrap_or_default();
@@ -175,17 +175,17 @@ impl SoftDevice {
     /// let file = device.open();
     /// device.inject(Fault { moment: Moment::Mapping(0), errno: Errno::ENOMEM });
     /// assert_eq!(file.backing(4096, PROT_WRITE, MAP_SHARED, 0), Err(Errno::ENOMEM));
-    /// assert_eq!(device.clear_faults(), 0, "it has struck");
+    /// assert_eq!(device.clear_faults(), 0, "it has taken effect");
     /// # Ok::<(), std::io::Error>(())
     /// ```
     ///
     /// A program of the crate `uverbs` opens the device with `Device::from_soft`. With
     /// `Moment::Call(0)` the verb that it calls next fails, for most verbs are one ioctl.
     pub fn inject(&self, fault: Fault) {
-        self.shared.faults.order(fault);
+        self.shared.faults.add(fault);
     }
 
-    /// Cancels the faults that have not struck and returns their number.
+    /// Cancels the faults that have not taken effect, and returns their number.
     pub fn clear_faults(&self) -> usize {
         self.shared.faults.clear()
     }

@@ -115,7 +115,7 @@ impl OpenFile {
         if length == 0 || offset % PAGE_SIZE != 0 {
             return Err(Errno::EINVAL);
         }
-        self.file.device.faults().strike_mapping()?;
+        self.file.device.faults().count_mapping()?;
         let mut state = self.file.lock();
         let context = state.context.as_mut().ok_or(Errno::EINVAL)?;
         let request = mapping::Request { length, protection: prot, flags, offset };

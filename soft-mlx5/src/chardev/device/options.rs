@@ -69,7 +69,7 @@ impl Model {
         }
     }
 
-    /// Port speed as `ib_port_attr` codes it: width, speed per lane.
+    /// Port speed as the codes of `ib_port_attr`: width, and speed per lane.
     pub(crate) const fn speed(self) -> (u8, u8) {
         match self {
             Self::ConnectX5 => (WIDTH_4X, SPEED_EDR),
@@ -175,23 +175,23 @@ pub(crate) struct Options {
     pub(crate) sm_lid: u16,
     pub(crate) active_mtu: Mtu,
     pub(crate) node_guid: [u8; 8],
-    /// Where the device is.
+    /// The device's address on the wire; `None` without a wire.
     pub(crate) place: Option<Place>,
     pub(crate) mac: [u8; 6],
     pub(crate) netdev: String,
     pub(crate) ifindex: u32,
     pub(crate) completion_vectors: u32,
     pub(crate) srq_resize: bool,
-    /// Options of enhanced connection establishment that the device has; 0: it has none.
+    /// The device's options of enhanced connection establishment, 0 for none.
     pub(crate) connection_options: u32,
     pub(crate) send_queue_drain: bool,
-    /// There are dynamically connected queue pairs.
+    /// Whether there are dynamically connected queue pairs.
     pub(crate) dynamically_connected: bool,
-    /// Each Ethernet packet's first 18 bytes have to be inside the WQE.
+    /// Whether each Ethernet packet's first 18 bytes have to be inside the WQE.
     pub(crate) inline_headers: bool,
     /// Rates in kbit/s that raw packet QPs can be limited to.
     pub(crate) packet_pacing: PacketPacing,
-    /// Timestamps of CQs can be real time.
+    /// Whether timestamps of CQs can be real time.
     pub(crate) real_time_clock: bool,
     /// Nanoseconds since 1970 at the device's time 0; by default as the machine's clock says.
     pub(crate) real_time_start: Option<u64>,

@@ -92,7 +92,7 @@ pub(crate) fn register(call: &mut Call<'_>) -> Result<(), Errno> {
     let pdn = call.pdn(request.pd_handle)?;
     let place = (request.start, request.length, request.hca_va);
     let params = user_region(pdn, place, request.access_flags)?;
-    let pinned = bring_in(call, request.start, request.length, request.access_flags)?;
+    let pinned = pin(call, request.start, request.length, request.access_flags)?;
     let created = call.file.device.create_key(params);
     let mkey = created.inspect_err(|_| call.state.uncharge(pinned))?;
     call.commit(Object::Mr(Mr {
@@ -144,20 +144,15 @@ fn user_region(
     Ok(MkeyParams { on_demand, whole_space, ..region })
 }
 
-/// A region over all of memory (`create_user_odp_mr`).
+/// Whether a region is over all of memory (`create_user_odp_mr`).
 fn is_implicit(start: u64, length: u64, iova: u64) -> Result<bool, Errno> {
     let implicit = start == 0 && length == u64::MAX;
     if implicit && iova != 0 { Err(Errno::EINVAL) } else { Ok(implicit) }
 }
 
-/// Pins the pages of a region and returns their size in bytes. The pages of an on-demand region are
-/// not accessed.
-fn bring_in(
-    call: &mut Call<'_>,
-    start: u64,
-    length: u64,
-    access: AccessFlags,
-) -> Result<u64, Errno> {
+/// Pins the pages of a region, and returns their size in bytes. Those of an on-demand region are
+/// only checked.
+fn pin(call: &mut Call<'_>, start: u64, length: u64, access: AccessFlags) -> Result<u64, Errno> {
     call.user.in_reach()?;
     if !access.contains(AccessFlags::ON_DEMAND) {
         pin_user(call, start, length, access)?;
@@ -174,7 +169,7 @@ fn bring_in(
     }
 }
 
-/// `ib_umem_get`: checks the range, charges it, and brings its pages in.
+/// `ib_umem_get`: checks the range, charges it, and pins its pages.
 fn pin_user(
     call: &mut Call<'_>,
     start: u64,
@@ -237,9 +232,9 @@ pub(crate) fn reregister(call: &mut Call<'_>) -> Result<(), Errno> {
     if before.dm.is_some() {
         return Err(Errno::EINVAL);
     }
-    let access =
-        if flags.contains(Change::CHANGE_ACCESS) { request.access_flags } else { before.access };
+    let mut access = before.access;
     if flags.contains(Change::CHANGE_ACCESS) {
+        access = request.access_flags;
         check_access(access)?;
     }
     let pd = if flags.contains(Change::CHANGE_PD) { request.pd_handle } else { before.pd };
@@ -249,11 +244,12 @@ pub(crate) fn reregister(call: &mut Call<'_>) -> Result<(), Errno> {
         (before.start, before.length, before.iova)
     };
     let mkey = before.mkey;
-    change(call, request.mr_handle, pd, access, place, flags)?;
+    apply_changes(call, request.mr_handle, pd, access, place, flags)?;
     call.response(&ReregMrResp { lkey: mkey.0, rkey: mkey.0 })
 }
 
-fn change(
+/// Changes key and region to these values. The pages are pinned anew if `flags` say so.
+fn apply_changes(
     call: &mut Call<'_>,
     handle: u32,
     pd: u32,
@@ -271,7 +267,7 @@ fn change(
     let params =
         MkeyParams { variant: mkey.0 as u8, ..user_region(pdn, (start, length, iova), access)? };
     let pinned = match new_pages {
-        true => bring_in(call, start, length, access)?,
+        true => pin(call, start, length, access)?,
         // A pinned region cannot become an on-demand one, nor the reverse.
         false if on_demand != was_on_demand => return Err(Errno::EOPNOTSUPP),
         false if on_demand => 0,

@@ -12,7 +12,7 @@ use uverbs_uapi::enums::QpType;
 
 use super::context::{Contexts, FileNumber};
 use super::file::CmFile;
-use super::inbox::{Door, Inbox, Notice};
+use super::inbox::{Inbox, InboxSender, Notice};
 use super::queue::{Queue, Queued};
 use super::stack::{Stack, info};
 use crate::chardev::SoftDevice;
@@ -130,7 +130,7 @@ impl RdmaCm {
         let (doors, thread) = (Vec::new(), Mutex::default());
         let mut thread = Thread { inbox: inbox.clone(), doors, thread, home: Home::new() };
         for (number, device) in devices.iter().enumerate() {
-            let door: Agent = Arc::new(Door { inbox: inbox.clone(), device: number });
+            let door: Agent = Arc::new(InboxSender { inbox: inbox.clone(), device: number });
             device.shared.open_management(door.clone())?;
             thread.doors.push((device.clone(), door));
         }
@@ -181,7 +181,7 @@ impl Shared {
         let is_earlier = state.has_earlier_deadline();
         drop(state);
         if is_earlier {
-            self.inbox.push(0, Notice::Look);
+            self.inbox.push(0, Notice::TimersChanged);
         }
     }
 
@@ -215,7 +215,7 @@ impl State {
                 self.cma.lose_peers(now, device, &is_lost);
             }
             Notice::Removed => self.cma.remove_device(now, device),
-            Notice::Look => {}
+            Notice::TimersChanged => {}
         }
         self.pump();
     }

@@ -1,4 +1,4 @@
-//! What waits for the host's thread: datagrams and notices of the devices.
+//! Datagrams and notices of the devices, which wait for the host's thread.
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
@@ -41,7 +41,7 @@ pub(super) enum Notice {
     Ended(Station),
     Removed,
     /// Timers may have changed.
-    Look,
+    TimersChanged,
 }
 
 impl Waiting {
@@ -95,14 +95,14 @@ impl Inbox {
     }
 }
 
-/// A device's way into the inbox.
+/// Puts a device's datagrams and notices into the inbox.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct InboxSender {
     pub(super) inbox: Arc<Inbox>,
     pub(super) device: DeviceNumber,
 }
 
-impl ManagementAgent for Door {
+impl ManagementAgent for InboxSender {
     fn datagram(&self, datagram: Datagram) {
         self.inbox.push(self.device, Notice::Datagram(datagram));
     }
@@ -122,9 +122,9 @@ mod tests {
     use crate::core::DATAGRAM_LEN;
     use crate::packet::Addressing;
 
-    fn doors() -> [Door; 2] {
+    fn senders() -> [InboxSender; 2] {
         let inbox = Arc::new(Inbox::default());
-        [0, 1].map(|device| Door { inbox: inbox.clone(), device })
+        [0, 1].map(|device| InboxSender { inbox: inbox.clone(), device })
     }
 
     fn datagram() -> Datagram {
@@ -139,16 +139,16 @@ mod tests {
 
     #[test]
     fn a_flood_of_datagrams_takes_bounded_memory() {
-        let [door, _] = doors();
-        (0..2 * RECEIVES).for_each(|_| door.datagram(datagram()));
-        assert_eq!(waiting(&door.inbox), [RECEIVES, 0]);
-        door.datagram(datagram());
-        assert_eq!(waiting(&door.inbox), [1, 0], "there are receives again");
+        let [sender, _] = senders();
+        (0..2 * RECEIVES).for_each(|_| sender.datagram(datagram()));
+        assert_eq!(waiting(&sender.inbox), [RECEIVES, 0]);
+        sender.datagram(datagram());
+        assert_eq!(waiting(&sender.inbox), [1, 0], "there are receives again");
     }
 
     #[test]
     fn a_flood_of_datagrams_delays_no_other_notice_and_no_other_device() {
-        let [flooded, other] = doors();
+        let [flooded, other] = senders();
         (0..=RECEIVES).for_each(|_| flooded.datagram(datagram()));
         flooded.removed();
         other.datagram(datagram());

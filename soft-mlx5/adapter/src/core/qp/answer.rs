@@ -12,7 +12,7 @@ pub(super) struct Answer {
     /// PSN of its first packet.
     pub(super) psn: Psn,
     /// Whether it answers a duplicate request.
-    again: bool,
+    is_duplicate: bool,
     body: Body,
 }
 
@@ -21,7 +21,7 @@ enum Body {
     /// An acknowledgement or a refusal.
     Short(Syndrome),
     Read(ReadAnswer),
-    /// The operand's value before an atomic.
+    /// The value in memory before an atomic.
     Atomic(u64),
 }
 
@@ -41,7 +41,7 @@ pub(super) struct ReadAnswer {
 
 impl Answer {
     const fn new(psn: Psn, body: Body) -> Self {
-        Self { psn, again: false, body }
+        Self { psn, is_duplicate: false, body }
     }
 
     pub(super) const fn short(psn: Psn, syndrome: Syndrome) -> Self {
@@ -56,7 +56,7 @@ impl Answer {
         Self::new(psn, Body::Atomic(original))
     }
 
-    /// The number of its PSNs.
+    /// The number of PSNs that it takes.
     pub(super) fn packets(&self) -> u32 {
         match &self.body {
             Body::Read(read) => read.packets,
@@ -70,7 +70,7 @@ impl Answer {
 
     /// Whether it counts among the READs and atomics that the peer may have outstanding.
     fn is_counted(&self) -> bool {
-        !self.again && !matches!(self.body, Body::Short(_))
+        !self.is_duplicate && !matches!(self.body, Body::Short(_))
     }
 
     /// Whether it answers a READ or an atomic, and none of its packets is sent.
@@ -84,17 +84,18 @@ impl Answer {
 }
 
 impl Qp {
-    /// Answers a duplicate request, before everything that has a later PSN.
-    pub(super) fn answer_again(&mut self, env: &mut Env, answer: Answer) {
-        const LIMIT: usize = 512;
+    /// Answers a duplicate request before all answers with a later PSN. The queue is bounded,
+    /// because a peer can repeat requests without end.
+    pub(super) fn answer_duplicate(&mut self, env: &mut Env, answer: Answer) {
+        const MOST_ANSWERS: usize = 512;
         let answers = &mut self.responder.answers;
         let psn = answer.psn;
         let pending = answers.iter().any(|other| other.is_pending() && other.psn == psn);
-        if pending || answers.len() >= LIMIT {
+        if pending || answers.len() >= MOST_ANSWERS {
             return;
         }
         let later = answers.iter().position(|other| psn.precedes(other.psn));
-        answers.insert(later.unwrap_or(answers.len()), Answer { again: true, ..answer });
+        answers.insert(later.unwrap_or(answers.len()), Answer { is_duplicate: true, ..answer });
         self.schedule(env);
     }
 
@@ -116,11 +117,11 @@ impl Qp {
         sent
     }
 
-    /// Sends the acknowledgements that are due before the QP is destroyed. The host has seen the
-    /// completions of these messages and may destroy the QP at once; by then a ConnectX would have
-    /// sent the acknowledgements.
-    pub(in crate::core) fn send_promised(&mut self, env: &mut Env) {
-        self.send_promised_of_sessions(env);
+    /// Sends the acknowledgements and atomic results that are due, before the QP is destroyed or
+    /// reset. The host has seen the completions of these messages; a ConnectX would have sent the
+    /// acknowledgements by then.
+    pub(in crate::core) fn send_due_answers(&mut self, env: &mut Env) {
+        self.send_due_answers_of_sessions(env);
         for answer in std::mem::take(&mut self.responder.answers) {
             if !matches!(answer.body, Body::Read(_)) {
                 self.send_answer(env, answer);
@@ -131,7 +132,7 @@ impl Qp {
     /// Sends one packet of an answer, and puts the rest back in the queue.
     fn send_answer(&mut self, env: &mut Env, answer: Answer) {
         let psn = answer.psn;
-        let done = match answer.body {
+        let was_last = match answer.body {
             Body::Short(syndrome) => {
                 let mut packet = env.pool.take();
                 self.start_answer(env, &mut packet, Opcode::RC_ACKNOWLEDGE, psn, Some(syndrome));
@@ -148,7 +149,7 @@ impl Qp {
             }
             Body::Read(read) => self.send_read_data(env, answer, read),
         };
-        if done && answer.is_counted() {
+        if was_last && answer.is_counted() {
             self.responder.reads = self.responder.reads.saturating_sub(1);
         }
     }

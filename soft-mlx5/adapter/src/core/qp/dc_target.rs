@@ -266,11 +266,11 @@ impl Qp {
         sent
     }
 
-    /// As `send_promised`, for all sessions.
-    pub(super) fn send_promised_of_sessions(&mut self, env: &mut Env) {
+    /// As `send_due_answers`, for all sessions.
+    pub(super) fn send_due_answers_of_sessions(&mut self, env: &mut Env) {
         let ready = self.target.as_mut().map(|target| std::mem::take(&mut target.ready));
         for (peer, _) in ready.unwrap_or_default() {
-            self.in_session(env, peer, |qp, env| qp.send_promised(env));
+            self.in_session(env, peer, |qp, env| qp.send_due_answers(env));
         }
     }
 

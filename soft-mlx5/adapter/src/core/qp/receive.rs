@@ -46,7 +46,7 @@ pub(super) struct Received {
 }
 
 impl Qp {
-    /// Takes a receive WQE: of the QP's ring, its SRQ, or for XRC the SRQ that the packet names.
+    /// Takes a receive WQE from the QP's ring, its SRQ, or for XRC the SRQ that the packet names.
     pub(super) fn take_receive_wqe(
         &mut self,
         env: &mut Env,
@@ -64,6 +64,7 @@ impl Qp {
         match taken {
             Ok(()) => {
                 let signed = self.params.signatures && wqe.srq.is_none();
+                // A signature and a striding WQE's next segment are before the scatter entries.
                 let heads = usize::from(signed) + usize::from(self.params.striding.is_some());
                 wqe.parse(heads * OCTOWORD, self.is_raw());
                 Ok(wqe)
@@ -131,13 +132,14 @@ impl Qp {
     }
 
     /// Writes message bytes from `offset` on to a receive WQE's buffers, or keeps them for its CQE.
+    /// `is_whole` says that `data` is the whole message of a QP whose CQEs may hold data.
     pub(super) fn store_received(
         &self,
         env: &Env,
         wqe: &mut ReceiveWqe,
         offset: u64,
         data: &[u8],
-        whole: bool,
+        is_whole: bool,
     ) -> Result<(), Failure> {
         if wqe.malformed {
             return Err(Failure::SEGMENT);
@@ -145,7 +147,7 @@ impl Qp {
         if offset + data.len() as u64 > wqe.capacity {
             return Err(Failure::BUFFER_TOO_SHORT);
         }
-        let limit = if (self.params.qp_type.is_connected() || self.is_target()) && whole {
+        let limit = if (self.params.qp_type.is_connected() || self.is_target()) && is_whole {
             inline_limit(env, self.params.scatter_responder, self.receive_cq(env, wqe).0)
         } else {
             0

@@ -466,13 +466,13 @@ impl Qp {
                 let Ok(answer) = self.check_read(env, who, psn, reth) else { return };
                 let end = psn + answer.packets();
                 if !self.responder.expected.precedes(end) {
-                    self.answer_again(env, answer);
+                    self.answer_duplicate(env, answer);
                 }
             }
             _ => {
                 let executed = self.responder.executed.iter().find(|executed| executed.psn == psn);
                 if let Some(&Executed { original, .. }) = executed {
-                    self.answer_again(env, Answer::atomic(psn, original));
+                    self.answer_duplicate(env, Answer::atomic(psn, original));
                 }
             }
         }

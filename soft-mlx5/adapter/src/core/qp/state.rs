@@ -119,7 +119,7 @@ impl Qp {
         }
         self.migrate(env, change.migration);
         if matches!(to, QpState::Reset | QpState::Error) {
-            self.send_promised(env);
+            self.send_due_answers(env);
         }
         match to {
             QpState::Reset => self.reset(env),

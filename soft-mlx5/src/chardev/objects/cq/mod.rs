@@ -106,14 +106,11 @@ pub(crate) fn resize(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: ResizeCq = call.request()?;
     let cqn = call.cqn(request.cq_handle)?;
     let max = 1 << Options::LOG_MAX_CQ_SIZE;
-    // The kernel takes the number as signed.
-    if request.cqe == 0 || request.cqe > max {
+    // 2^22 itself is refused, because its ring would have 2^23 entries.
+    if !(1..max).contains(&request.cqe) {
         return Err(Errno::EINVAL);
     }
     let entries = (request.cqe + 1).next_power_of_two();
-    if entries > max + 1 {
-        return Err(Errno::EINVAL);
-    }
     if entries != call.state.handles.get(request.cq_handle)?.object.cq()?.entries + 1 {
         let driver: mlx5::ResizeCq = call.driver().read()?;
         if driver.reserved0 != 0 || driver.reserved1 != 0 {

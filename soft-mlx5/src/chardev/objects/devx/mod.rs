@@ -155,7 +155,7 @@ impl<'a> Sender<'a> {
         }
     }
 
-    fn nothing(device: &'a DeviceShared) -> Self {
+    fn without_objects(device: &'a DeviceShared) -> Self {
         Self { device, objects: Vec::new(), services: Vec::new() }
     }
 }
@@ -235,14 +235,14 @@ const QP_CONTEXT: usize = 0xc0;
 /// Offset in bits of the work queue in commands about send queues.
 const QUEUE: usize = 0x100 + 0x180;
 
-/// A queue and the UAR page of its doorbells.
+/// A queue with doorbells, and their UAR page.
 #[derive(Clone, Debug)]
-enum Rung {
+enum DoorbellQueue {
     Cq(UarPage, Cqn),
     Qp(UarPage, Qpn),
 }
 
-impl Rung {
+impl DoorbellQueue {
     /// The queue that a command has created, if it has doorbells.
     fn created(device: &DeviceShared, command: &Command<'_>, number: u32) -> Option<Self> {
         let page = |index| device.uars.page(index).ok();
@@ -289,7 +289,7 @@ fn prepare_cq(
 ) -> Result<(), Errno> {
     let stamps = Stamps::Counter(device.options().counter_start);
     machine.core.stamp_by(cqn, stamps).map_err(crate::chardev::device::errno)?;
-    let sender = Sender::nothing(device);
+    let sender = Sender::without_objects(device);
     let mut objects = lock(&device.firmware);
     let firmware = Firmware { core: &mut machine.core, objects: &mut objects, front: &sender };
     let record = firmware.doorbell_record(command, &CQ_RECORD).map_err(|_| Errno::EINVAL)?;

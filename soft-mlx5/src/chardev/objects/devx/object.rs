@@ -11,7 +11,7 @@ use uverbs_uapi::objects::Attr;
 use uverbs_uapi::objects::kind::{Handle, In, Out};
 
 use super::rules::{self, Act, Family, opcode};
-use super::{HEADER, Request, Rung, Sender, answer, errno, execute, prepare_cq};
+use super::{DoorbellQueue, HEADER, Request, Sender, answer, errno, execute, prepare_cq};
 use crate::chardev::abi::call::Call;
 use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::DeviceShared;
@@ -27,7 +27,7 @@ pub(crate) struct FirmwareObject {
     owner: u16,
     family: &'static Family,
     number: u32,
-    rung: Option<Rung>,
+    rung: Option<DoorbellQueue>,
 }
 
 pub(crate) const CREATE: &[Attribute] = &[
@@ -65,7 +65,7 @@ impl FirmwareObject {
             })?;
         }
         let mut command = Command::new(&input, HEADER);
-        let outcome = execute(&Sender::nothing(device), &mut command, |machine, _| {
+        let outcome = execute(&Sender::without_objects(device), &mut command, |machine, _| {
             if let Some(rung) = &self.rung {
                 rung.detach(machine);
             }
@@ -112,7 +112,7 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     let outcome = execute(&sender, &mut command, |machine, command| {
         let Some(family) = family else { return Ok(()) };
         let number = family.number.get32(&command.reply.output);
-        let rung = Rung::created(&device, command, number);
+        let rung = DoorbellQueue::created(&device, command, number);
         if let Some(rung) = &rung {
             rung.attach(machine);
         }
