@@ -7,6 +7,7 @@
 #define DEPTH 24
 #define MOST 6
 #define SGES 2
+#define ROOM 64
 
 struct request {
 	enum ibv_wr_opcode opcode;
@@ -17,7 +18,7 @@ struct request {
 	uint32_t peer; /* number of the queue pair, DC target or shared receive queue, where requests name one */
 	uint64_t key; /* Q_Key or DC key */
 	int is_inline, count; /* SGEs, or buffers of inline data */
-	struct ibv_sge sges[SGES];
+	struct ibv_sge sges[ROOM];
 };
 
 static struct ibv_qp *qp;
@@ -27,7 +28,7 @@ static struct ibv_ah *ah;
 static struct mlx5dv_ah address;
 static struct ibv_cq *cq;
 static struct mlx5dv_qp ring;
-static uint32_t most_inline;
+static uint32_t most_inline, most_sges;
 static uint16_t head; /* blocks posted */
 static uint64_t posted, polled, waiting[4 * DEPTH]; /* ids that have to come back */
 static uint64_t state = 1;
@@ -49,7 +50,7 @@ static void make(struct request *r)
 	r->peer = any(1 << 24);
 	r->key = qp->qp_type == IBV_QPT_UD ? any(1 << 30) : (uint64_t)any(1 << 30) << 32 | any(1 << 30);
 	r->wr_id = any(8) ? posted : 0xffffffff9d3ac571u; /* an id that the library uses itself, too */
-	r->flags = any(8); /* fence, signaled, solicited */
+	r->flags = any(8) | (any(4) ? 0 : any(1 << 20) << 4); /* fence, signaled, solicited; others have no meaning here */
 	r->imm = any(1 << 30);
 	r->remote = (uintptr_t)buffer + 8 * any(64);
 	r->is_inline = r->opcode != IBV_WR_RDMA_READ && r->opcode != IBV_WR_ATOMIC_FETCH_AND_ADD && any(2);
@@ -158,7 +159,7 @@ static void compare(const struct request *list, int count)
 
 static void set_data(const struct request *r)
 {
-	struct ibv_data_buf parts[SGES];
+	struct ibv_data_buf parts[ROOM];
 	int i;
 
 	for (i = 0; i < r->count; i++)
@@ -183,21 +184,26 @@ static void set_peer(const struct request *r)
 	}
 }
 
+static void name(const struct request *r)
+{
+	qx->wr_id = r->wr_id;
+	qx->wr_flags = r->flags;
+	switch (r->opcode) {
+	case IBV_WR_SEND: return ibv_wr_send(qx);
+	case IBV_WR_SEND_WITH_IMM: return ibv_wr_send_imm(qx, r->imm);
+	case IBV_WR_RDMA_WRITE: return ibv_wr_rdma_write(qx, mr->rkey, r->remote);
+	case IBV_WR_RDMA_WRITE_WITH_IMM: return ibv_wr_rdma_write_imm(qx, mr->rkey, r->remote, r->imm);
+	case IBV_WR_RDMA_READ: return ibv_wr_rdma_read(qx, mr->rkey, r->remote);
+	default: ibv_wr_atomic_fetch_add(qx, mr->rkey, r->remote, r->imm);
+	}
+}
+
 /* The operation, its data, and its peer as often as `peers` says: before the data, behind it, or both. */
 static void call_with(const struct request *r, int peers)
 {
 	int before = peers == 2 || (peers && any(2));
 
-	qx->wr_id = r->wr_id;
-	qx->wr_flags = r->flags;
-	switch (r->opcode) {
-	case IBV_WR_SEND: ibv_wr_send(qx); break;
-	case IBV_WR_SEND_WITH_IMM: ibv_wr_send_imm(qx, r->imm); break;
-	case IBV_WR_RDMA_WRITE: ibv_wr_rdma_write(qx, mr->rkey, r->remote); break;
-	case IBV_WR_RDMA_WRITE_WITH_IMM: ibv_wr_rdma_write_imm(qx, mr->rkey, r->remote, r->imm); break;
-	case IBV_WR_RDMA_READ: ibv_wr_rdma_read(qx, mr->rkey, r->remote); break;
-	default: ibv_wr_atomic_fetch_add(qx, mr->rkey, r->remote, r->imm);
-	}
+	name(r);
 	if (before)
 		set_peer(r);
 	set_data(r);
@@ -205,15 +211,32 @@ static void call_with(const struct request *r, int peers)
 		set_peer(r);
 }
 
+/* Aborts, perhaps in the middle of a request. */
+static void give_up(void)
+{
+	struct request r;
+	int calls = any(4);
+
+	make(&r);
+	if (calls > 0)
+		name(&r);
+	if (calls > 1)
+		set_peer(&r);
+	if (calls > 2)
+		set_data(&r);
+	ibv_wr_abort(qx);
+}
+
 static void call(const struct request *r)
 {
 	call_with(r, 1);
 }
 
-static int post(struct request *list, int count)
+/* `refused` is the request that has to be, or `count`. */
+static int post(struct request *list, int count, int refused)
 {
-	struct ibv_send_wr wrs[MOST], *bad;
-	int i;
+	struct ibv_send_wr wrs[MOST], *bad = NULL;
+	int i, error;
 
 	for (i = 0; i < count; i++) {
 		struct request *r = &list[i];
@@ -232,14 +255,18 @@ static int post(struct request *list, int count)
 		}
 		wrs[i].qp_type.xrc.remote_srqn = r->peer;
 	}
-	return ibv_post_send(qp, wrs, &bad);
+	error = ibv_post_send(qp, wrs, &bad);
+	CHECK(bad == (error ? &wrs[refused] : NULL));
+	return error;
 }
 
 /* An invalid request, and the expected errno. */
-static int spoil(struct request *r)
+static int spoil(struct request *r, int by_calls)
 {
+	static const int opcodes[] = { 14, IBV_WR_ATOMIC_WRITE, 77, -1 }; /* 14 is IBV_WR_FLUSH of newer headers */
+
 	make(r);
-	switch (any(4)) {
+	switch (any(by_calls ? 6 : 8)) {
 	case 0: /* an SGE of 2 GiB */
 		*r = (struct request){ .opcode = IBV_WR_RDMA_WRITE, .count = 1, .sges = { { 0, 0x80000000u, 0 } } };
 		return EINVAL;
@@ -248,6 +275,20 @@ static int spoil(struct request *r)
 		return ENOMEM;
 	case 2: /* a read has none */
 		*r = (struct request){ .opcode = IBV_WR_RDMA_READ, .is_inline = 1, .count = 1, .sges = { { (uintptr_t)buffer, 8, 0 } } };
+		return EINVAL;
+	case 3: /* too many SGEs */
+		*r = (struct request){ .opcode = IBV_WR_SEND, .count = most_sges + 1, .sges = { { (uintptr_t)buffer, 8, 0 } } };
+		return ENOMEM;
+	case 4: /* more inline data than 32 bits can say */
+		*r = (struct request){ .opcode = IBV_WR_SEND, .is_inline = 1, .count = 2,
+			.sges = { { (uintptr_t)buffer, 0xfffffff0u, 0 }, { (uintptr_t)buffer, 0x20, 0 } } };
+		return ENOMEM;
+	case 6: /* no such operation */
+		r->opcode = opcodes[any(4)];
+		return EINVAL;
+	case 7: /* fewer than no SGEs */
+		r->is_inline = 0;
+		r->count = -1 - (int)any(3);
 		return EINVAL;
 	default: /* an atomic's address is a multiple of eight */
 		*r = (struct request){ .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .count = 1, .remote = (uintptr_t)buffer | 1,
@@ -261,6 +302,7 @@ static void poll_some(uint64_t until)
 	struct ibv_wc wc[8];
 	int i, n;
 
+	CHECK(ibv_poll_cq(cq, 0, wc) == 0 && ibv_poll_cq(cq, -1, wc) == 0);
 	while (posted - polled > until) {
 		n = ibv_poll_cq(cq, 1 + any(8), wc);
 		CHECK(n >= 0);
@@ -285,7 +327,7 @@ static void round_of(int by_calls)
 			if (i == wrong) {
 				/* No peer, or two. */
 				peers = qp->qp_type != IBV_QPT_RC && any(2) ? 2 * any(2) : 1;
-				errno_of = peers == 1 ? spoil(&list[i]) : EINVAL;
+				errno_of = peers == 1 ? spoil(&list[i], 1) : EINVAL;
 				call_with(&list[i], peers);
 				for (i++; i < count; i++)
 					call(&list[i]);
@@ -295,17 +337,17 @@ static void round_of(int by_calls)
 			call(&list[i]);
 		}
 		if (!any(8)) {
-			ibv_wr_abort(qx);
+			give_up();
 			return compare(list, 0);
 		}
 		CHECK(ibv_wr_complete(qx) == 0);
 	} else {
 		if (wrong >= 0) {
-			errno_of = spoil(&list[wrong]);
-			CHECK(post(list, count) == errno_of);
+			errno_of = spoil(&list[wrong], 0);
+			CHECK(post(list, count, wrong) == errno_of);
 			return compare(list, wrong);
 		}
-		CHECK(post(list, count) == 0);
+		CHECK(post(list, count, count) == 0);
 	}
 	compare(list, count);
 }
@@ -360,6 +402,8 @@ static void make_queue(enum ibv_qp_type type)
 	qp = type == IBV_QPT_DRIVER ? mlx5dv_create_qp(context, &attr, &own) : ibv_create_qp_ex(context, &attr);
 	CHECK(qp && qp->qp_type == type);
 	most_inline = attr.cap.max_inline_data;
+	most_sges = attr.cap.max_send_sge;
+	CHECK(most_sges < ROOM);
 	qx = ibv_qp_to_qp_ex(qp);
 	direct = mlx5dv_qp_ex_from_ibv_qp_ex(qx);
 	CHECK(ibv_modify_qp(qp, &init, fields) == 0 && ibv_modify_qp(qp, &error, IBV_QP_STATE) == 0);
