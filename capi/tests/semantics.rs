@@ -80,6 +80,11 @@ fn random_requests_are_encoded_as_expected() {
 }
 
 #[test]
+fn requests_of_no_bytes_are_delivered_and_invalid_receives_are_named() {
+    runs("empty.c", &["-libverbs", "-lmlx5"]);
+}
+
+#[test]
 fn structs_of_older_programs_are_not_read_past_their_end() {
     runs("short.c", &["-libverbs", "-lmlx5"]);
 }
