@@ -330,9 +330,20 @@ impl Cq {
         self.advance(now, done)
     }
 
-    /// Advances the producer index by one CQE.
-    fn advance(&mut self, now: u64, done: &Completion<'_>) -> Posted {
+    /// Advances the producer index by one CQE. An index that is half the circle behind it would
+    /// seem to be ahead, so none is left farther behind.
+    fn advance_producer(&mut self) {
         self.producer = self.producer.wrapping_add(1) & INDEX_MASK;
+        for behind in [&mut self.last_solicited, &mut self.announced] {
+            if self.producer.wrapping_sub(*behind) & INDEX_MASK >= 1 << 23 {
+                *behind = behind.wrapping_add(1) & INDEX_MASK;
+            }
+        }
+    }
+
+    /// Counts a CQE that was written.
+    fn advance(&mut self, now: u64, done: &Completion<'_>) -> Posted {
+        self.advance_producer();
         let wakes = done.solicited || is_error(done.opcode);
         if wakes {
             self.last_solicited = self.producer;
@@ -517,7 +528,7 @@ impl Cq {
         }
         let marker = Completion::new(Cqe::default(), CqeOpcode::RESIZE);
         self.write(memory, &marker, CqeFormat::NO_INLINE)?;
-        self.producer = self.producer.wrapping_add(1) & INDEX_MASK;
+        self.advance_producer();
         self.ring = ring;
         Ok(())
     }
@@ -580,6 +591,28 @@ mod tests {
         let accesses = memory.take();
         assert_eq!(accesses.last(), Some(&(BASE + 63, 1, true)), "{accesses:?}");
         assert_alone(&accesses, 0);
+    }
+
+    /// Indices have 24 bits: the last event, and the last solicited completion, may be half of that
+    /// behind and more.
+    #[test]
+    fn arming_finds_what_is_unread_however_long_ago_the_last_event_was() {
+        let (mut cq, _) = recorded();
+        let done = Completion::new(Cqe::default(), CqeOpcode::REQUESTER);
+        let arm = |sequence, solicited_only, consumer_index| CqArm {
+            sequence,
+            solicited_only,
+            consumer_index: consumer_index & INDEX_MASK,
+        };
+        cq.producer = (1 << 23) - 2;
+        for _ in 0..3 {
+            assert_eq!(cq.advance(0, &done), Posted::NoEvent);
+        }
+        let (all, last) = (cq.producer, cq.producer.wrapping_sub(1));
+        assert_eq!(cq.arm_with(arm(0, true, all), 0), Posted::NoEvent);
+        assert_eq!(cq.arm_with(arm(1, true, last), 0), Posted::NoEvent);
+        assert_eq!(cq.arm_with(arm(2, false, all), 0), Posted::NoEvent);
+        assert_eq!(cq.arm_with(arm(3, false, last), 0), Posted::Event);
     }
 
     /// The thread that resets a queue looks at all entries of a CQ that is being resized.
