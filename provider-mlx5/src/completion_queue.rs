@@ -214,13 +214,14 @@ impl CompletionQueue {
         if ahead > past::INDEX / 2 {
             return;
         }
-        for _ in 0..ahead {
-            self.consumed = self.consumed.wrapping_add(1);
-            self.next = self.next.after(self.stride);
-            if self.next == self.end {
-                self.next_lap();
-            }
+        let end = self.consumed.wrapping_add(ahead);
+        let lap = end & !(self.ring.entries() - 1);
+        if is_before(self.consumed, lap) {
+            self.consumed = lap;
+            self.next_lap();
         }
+        self.consumed = end;
+        self.update_next();
     }
 
     /// Notes that the program read an event of this CQ from its completion channel. The device

@@ -295,7 +295,7 @@ mod tests {
             list.take(position);
             list.mark(head);
             taken.push(head);
-            (position, head) = (position + 1, next);
+            (position, head) = (position.wrapping_add(1), next);
         }
         (position, head)
     }
@@ -312,6 +312,26 @@ mod tests {
         taken.clear();
         let (_, head) = take_all(&list, position, head, &mut taken);
         assert_eq!((taken.as_slice(), head), ([3, 1, 0].as_slice(), 2));
+    }
+
+    /// The position of the ring that is filled next, and the number of receives posted, wrap.
+    #[test]
+    fn grants_the_same_over_the_counters_wrap() {
+        let list = list_of(4);
+        let (mut position, mut head) = (0u32.wrapping_sub(8), 0);
+        list.tail.store(position.wrapping_add(3), Ordering::Relaxed);
+        list.set_granted(2);
+        for _ in 0..16 {
+            let mut taken = Vec::new();
+            while let Some(next) = list.next(position).filter(|_| list.has_grant(position)) {
+                list.take(position);
+                list.mark(head);
+                taken.push(head);
+                (position, head) = (position.wrapping_add(1), next);
+            }
+            assert_eq!(taken.len(), 2, "at {position:#x}");
+            assert!(taken.into_iter().rev().all(|index| list.give_back(index)));
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use uverbs_mlx5::send_queue::{Nop, Rc};
 use uverbs_mlx5::user_index::QueueHandle;
 
 use crate::device::{
-    Cq, Cqe, Memory, Rq, Sq, busy_send_queue, recv_queue, send_queue, send_queue_of,
+    Cq, Cqe, Memory, NEAR_WRAPS, Rq, Sq, busy_send_queue, recv_queue, send_queue, send_queue_of,
     shared_recv_queue,
 };
 
@@ -137,7 +137,11 @@ fn an_index_is_reused_only_after_the_cq_was_drained() {
 
 #[test]
 fn a_cq_that_is_never_empty_drains_in_two_laps() {
-    let mut cq = Cq::new(8, 64);
+    NEAR_WRAPS.into_iter().for_each(drains_in_two_laps);
+}
+
+fn drains_in_two_laps(start: u32) {
+    let mut cq = Cq::after(start, 8, 64);
     let mut alive = busy_send_queue(&cq, 8, 1);
     let dying = cq.table.register(SHAPE, &cq.monitors(), None, 1).expect("an index");
     cq.produce(Cqe::send(&alive.handle, 0));
@@ -166,7 +170,11 @@ fn a_cq_that_was_dropped_counts_as_drained() {
 /// Completions of before a reset are recognised by their place in the ring, whatever they name.
 #[test]
 fn a_reset_queue_can_post_at_once_and_older_completions_are_dropped() {
-    let mut cq = Cq::new(8, 64);
+    NEAR_WRAPS.into_iter().for_each(completions_of_before_a_reset_are_dropped);
+}
+
+fn completions_of_before_a_reset_are_dropped(start: u32) {
+    let mut cq = Cq::after(start, 8, 64);
     let (mut sq, mut other) = (send_queue::<Rc>(&cq, 8), send_queue::<Rc>(&cq, 8));
     for lap in 0..20 {
         other.post_nops(1);
@@ -221,8 +229,8 @@ fn each_cq_of_a_reset_queue_drops_its_own_older_completions() {
 /// The removed CQEs are between other queues' CQEs, across the ring's end, in either CQE size.
 #[test]
 fn remove_closed_removes_the_cqes_of_a_reset_queue() {
-    for size in [64, 128] {
-        let mut cq = Cq::new(8, size);
+    for (size, start) in [64, 128].into_iter().flat_map(|size| NEAR_WRAPS.map(|at| (size, at))) {
+        let mut cq = Cq::after(start, 8, size);
         let (mut sq, mut other) = (send_queue::<Rc>(&cq, 8), send_queue::<Rc>(&cq, 8));
         for lap in 0..40u32 {
             sq.handle.set_state(QpState::Rts);

@@ -118,6 +118,26 @@ impl Cq {
         Self { queue, ring, record, arm, entries, cqe_size, produced: 0, table }
     }
 
+    /// A CQ of which `start` CQEs were consumed.
+    pub(crate) fn after(start: u32, entries: u32, cqe_size: usize) -> Self {
+        Self::new(entries, cqe_size).moved_to(start)
+    }
+
+    /// Moves a CQ that was not used to where it would be after `start` CQEs: as if the program had
+    /// polled the ring itself.
+    pub(crate) fn moved_to(mut self, start: u32) -> Self {
+        // The record has 24 bits, of which a half can be ahead.
+        while self.queue.consumer_index() != start {
+            let at = self.queue.consumer_index();
+            let next = at + (start - at).min(0x7f_ffff);
+            self.record.write(0, &(next & 0xff_ffff).to_be_bytes());
+            self.queue.follow_record();
+            assert_eq!(self.queue.consumer_index(), next);
+        }
+        self.produced = start;
+        self
+    }
+
     pub(crate) fn monitors(&self) -> [CqMonitor; 1] {
         [self.queue.monitor()]
     }
@@ -138,29 +158,34 @@ impl Cq {
     pub(crate) fn produce_session(&mut self, title: Cqe, minis: &[MiniCqe]) {
         let start = self.produced;
         for (i, array) in minis.chunks(8).enumerate() {
-            let at = self.place(start + if i == 0 { 1 } else { 8 * i as u32 });
+            let ahead = if i == 0 { 1 } else { 8 * i as u32 };
+            let at = self.place(start.wrapping_add(ahead));
             for (place, mini) in array.iter().enumerate() {
                 self.ring.write(at + 8 * place, mini.as_bytes());
             }
         }
         let count = minis.len() as u32;
         self.produce(Cqe { format: CqeFormat::COMPRESSED, byte_count: count, ..title });
-        self.produced = start + count;
+        self.produced = start.wrapping_add(count);
     }
 
     /// Writes a CQE as the device does, the last byte last.
     pub(crate) fn produce(&mut self, cqe: Cqe) {
         let at = self.place(self.produced);
-        let lap = (self.produced / self.entries) & 1 == 1;
+        let lap = self.produced & self.entries != 0;
         let op_own = OpOwn::new(cqe.opcode, cqe.format, false, lap);
         if cqe.format == CqeFormat::INLINE_64 {
             self.ring.write(at - 64, &cqe.data);
         }
         self.ring.write(at, &cqe.bytes());
         self.ring.write(at + 63, &[op_own.0]);
-        self.produced += 1;
+        self.produced = self.produced.wrapping_add(1);
     }
 }
+
+/// Counters with a wrap after them: none, that of 24 bits in a CQ's doorbell record, and that of a
+/// CQ's own counter.
+pub(crate) const NEAR_WRAPS: [u32; 3] = [0, (1 << 24) - 24, 0u32.wrapping_sub(24)];
 
 /// The fields of a CQE.
 #[derive(Clone)]

@@ -5,7 +5,7 @@ use uverbs_mlx5::format::{MiniCqe, MiniCqeFormat};
 use uverbs_mlx5::queue_error::QueueError;
 use uverbs_mlx5::request::Sge;
 
-use crate::device::{Cq, Cqe, Memory, Random, Rq, recv_queue};
+use crate::device::{Cq, Cqe, Memory, NEAR_WRAPS, Random, Rq, recv_queue};
 
 const DEPTH: u32 = 8;
 const BYTES: u32 = 128;
@@ -42,22 +42,30 @@ impl Bench {
         Self::on(Cq::with(2 * depth, 64, format), depth)
     }
 
+    /// The `start`th frame arrives next.
+    fn after(start: u32) -> Self {
+        Self::on(Cq::after(start, 2 * DEPTH, 64), DEPTH)
+    }
+
     fn on(mut cq: Cq, depth: u32) -> Self {
         let mut rq = recv_queue(&cq, depth, 16, false);
+        let arrived = cq.queue.consumer_index();
+        // SAFETY: nothing was posted.
+        unsafe { rq.queue.continue_at(arrived) };
         rq.handle.set_short_receives_fail_alone();
         let buffers: Vec<_> = (0..depth).map(|_| Memory::new(BYTES as usize)).collect();
         buffers.iter().for_each(|buffer| post(&mut rq, buffer));
         rq.queue.publish();
         // SAFETY: both queues are used only through `frames`; the buffers are leaked.
         let frames = unsafe { FrameQueue::new(&mut cq.queue, &mut rq.queue, BYTES) };
-        Self { frames: frames.expect("they fit"), cq, rq, buffers, arrived: 0 }
+        Self { frames: frames.expect("they fit"), cq, rq, buffers, arrived }
     }
 
     fn arrive(&mut self) {
         let buffer = &self.buffers[self.arrived as usize % self.buffers.len()];
         buffer.write(0, &self.arrived.to_be_bytes());
         self.cq.produce(Cqe::recv(&self.rq.handle, self.arrived));
-        self.arrived += 1;
+        self.arrived = self.arrived.wrapping_add(1);
     }
 
     /// One frame arrives for each hash, all in one compressed session.
@@ -95,25 +103,34 @@ impl Bench {
 
 #[test]
 fn frames_over_many_laps_are_polled_singly_and_in_batches() {
-    let mut bench = Bench::new();
+    frames_over_many_laps(0, 200_000);
+    NEAR_WRAPS.into_iter().for_each(|start| frames_over_many_laps(start, 500));
+}
+
+/// As many frames after the first `start`.
+fn frames_over_many_laps(start: u32, frames: u32) {
+    let mut bench = Bench::after(start);
     let mut random = Random::new(6);
-    let mut polled = 0;
-    while polled < 200_000 {
-        while bench.arrived - polled < DEPTH && random.below(4) != 0 {
+    let mut polled = start;
+    while polled.wrapping_sub(start) < frames {
+        while bench.arrived.wrapping_sub(polled) < DEPTH && random.below(4) != 0 {
             bench.arrive();
         }
-        assert_eq!(bench.frames.backlog(), bench.arrived - polled);
+        assert_eq!(bench.frames.backlog(), bench.arrived.wrapping_sub(polled));
         let alone = random.below(2) == 0;
         for _ in 0..random.below(6) {
-            let expected = if polled < bench.arrived { Ok(polled) } else { Err(FrameError::Empty) };
+            let expected =
+                if polled != bench.arrived { Ok(polled) } else { Err(FrameError::Empty) };
             assert_eq!(bench.poll(alone), expected);
-            polled += u32::from(expected.is_ok());
+            polled = polled.wrapping_add(u32::from(expected.is_ok()));
         }
         bench.frames.publish();
-        assert_eq!(bench.published(), [(polled + DEPTH) & 0xffff, polled & 0xff_ffff]);
+        let posted = polled.wrapping_add(DEPTH);
+        assert_eq!(bench.published(), [posted & 0xffff, polled & 0xff_ffff]);
     }
     let counters = bench.frames.counters();
-    assert_eq!((counters.frames, counters.bytes), (polled.into(), u64::from(polled) * 64));
+    let frames = u64::from(polled.wrapping_sub(start));
+    assert_eq!((counters.frames, counters.bytes), (frames, frames * 64));
     assert_eq!((counters.refused, counters.too_long), (0, 0));
 }
 

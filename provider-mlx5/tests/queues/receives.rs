@@ -43,20 +43,26 @@ fn laps_of_a_receive_queue() {
 /// As for sends: `a_full_queue_near_the_counters_wrap_waits_for_its_completions`.
 #[test]
 fn a_full_receive_queue_near_the_counters_wrap_waits_for_its_completions() {
+    [0x1_fff8, 0xffff_fff8].into_iter().for_each(a_full_receive_queue_waits);
+}
+
+/// On a queue whose counter starts at `start`.
+fn a_full_receive_queue_waits(start: u32) {
     let mut cq = Cq::new(64, 64);
     let mut rq = recv_queue(&cq, 16, 64, false);
     // SAFETY: nothing was posted.
-    unsafe { rq.queue.continue_at(0x1_fff8) };
+    unsafe { rq.queue.continue_at(start) };
     // SAFETY: no device writes to it.
     let post = |rq: &mut Rq| unsafe { rq.queue.post(1, &ONE) };
     for _ in 0..16 {
         assert_eq!(post(&mut rq), Ok(()));
     }
     assert_eq!(post(&mut rq), Err(PostError::Full));
-    for completed in 0x1_fff8..=0x1_ffff {
+    for completed in (0..16).map(|ahead| start.wrapping_add(ahead)) {
         cq.produce(Cqe::recv(&rq.handle, completed));
         assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Ok(1));
         assert_eq!((post(&mut rq), post(&mut rq)), (Ok(()), Err(PostError::Full)));
+        assert_eq!(rq.record.word(0), completed.wrapping_add(17) & 0xffff);
     }
 }
 
@@ -344,13 +350,16 @@ fn laps_of_a_shared_receive_queue_in_any_order() {
     // The device's position in the list of links.
     let mut device_head = 0;
     let mut held: Vec<(u32, u64)> = Vec::new();
-    for wr_id in 0..50_000u64 {
+    let mut posted = 0;
+    for wr_id in 0..100_000u64 {
         // SAFETY: no device writes to it.
         match unsafe { srq.queue.build(wr_id, &ONE) } {
             Ok(()) => {
                 srq.queue.publish();
                 held.push((device_head, wr_id));
                 device_head = srq.next(device_head);
+                posted += 1;
+                assert_eq!(srq.record.word(0), posted & 0xffff);
                 assert!(held.len() < ENTRIES as usize);
             }
             Err(error) => {

@@ -5,45 +5,50 @@ use uverbs_mlx5::format::{CqeOpcode, MiniCqe, MiniCqeFormat};
 use uverbs_mlx5::request::PostFlags;
 use uverbs_mlx5::send_queue::Nop;
 
-use crate::device::{Cq, Cqe, Memory, Rq, busy_send_queue, recv_queue};
+use crate::device::{Cq, Cqe, Memory, NEAR_WRAPS, Rq, busy_send_queue, recv_queue};
 
 #[test]
 fn resizing_follows_the_device_to_the_new_ring() {
-    for (new_entries, new_size) in [(32, 64), (4, 64), (16, 128)] {
-        let mut cq = Cq::new(8, 64);
-        let mut rq = recv_queue(&cq, 64, 16, false);
-        let mut next = 0u32;
-        let mut produce = |cq: &mut Cq| {
-            // SAFETY: no device writes to it.
-            unsafe { rq.queue.build(u64::from(next), &[]) }.expect("space");
-            rq.queue.publish();
-            cq.produce(Cqe::recv(&rq.handle, next));
-            next += 1;
-        };
-        for _ in 0..21 {
-            produce(&mut cq);
-            cq.queue.poll().expect("a completion");
-        }
-        (0..3).for_each(|_| produce(&mut cq));
-        let ring = Memory::new(new_entries as usize * new_size);
-        cq.queue.prepare_resize(ring.dma(), new_entries, new_size as u32).expect("resize");
-        assert!(cq.queue.prepare_resize(ring.dma(), new_entries, new_size as u32).is_err());
-        let mark = Cqe { opcode: CqeOpcode::RESIZE, ..Cqe::recv(&rq.handle, 0) };
-        cq.produce(mark);
-        assert!(!cq.queue.resize_is_finished());
-        (cq.ring, cq.entries, cq.cqe_size) = (ring, new_entries, new_size);
-        (0..2).for_each(|_| produce(&mut cq));
-        for id in 21..26 {
-            assert_eq!(cq.queue.poll().expect("a completion").wr_id(), id);
-        }
-        assert!(cq.queue.poll().is_err() && cq.queue.resize_is_finished());
-        for id in 26..200 {
-            produce(&mut cq);
-            assert_eq!(cq.queue.poll().expect("a completion").wr_id(), id);
-            assert!(cq.queue.poll().is_err());
-        }
-        assert_eq!(cq.queue.dropped(), 0);
+    for start in NEAR_WRAPS {
+        [(32, 64), (4, 64), (16, 128)].into_iter().for_each(|to| resizing_follows(start, to));
     }
+}
+
+/// To a ring of another size, on a CQ of which `start` CQEs were consumed.
+fn resizing_follows(start: u32, (new_entries, new_size): (u32, usize)) {
+    let mut cq = Cq::after(start, 8, 64);
+    let mut rq = recv_queue(&cq, 64, 16, false);
+    let mut next = 0u32;
+    let mut produce = |cq: &mut Cq| {
+        // SAFETY: no device writes to it.
+        unsafe { rq.queue.build(u64::from(next), &[]) }.expect("space");
+        rq.queue.publish();
+        cq.produce(Cqe::recv(&rq.handle, next));
+        next += 1;
+    };
+    for _ in 0..21 {
+        produce(&mut cq);
+        cq.queue.poll().expect("a completion");
+    }
+    (0..3).for_each(|_| produce(&mut cq));
+    let ring = Memory::new(new_entries as usize * new_size);
+    cq.queue.prepare_resize(ring.dma(), new_entries, new_size as u32).expect("resize");
+    assert!(cq.queue.prepare_resize(ring.dma(), new_entries, new_size as u32).is_err());
+    let mark = Cqe { opcode: CqeOpcode::RESIZE, ..Cqe::recv(&rq.handle, 0) };
+    cq.produce(mark);
+    assert!(!cq.queue.resize_is_finished());
+    (cq.ring, cq.entries, cq.cqe_size) = (ring, new_entries, new_size);
+    (0..2).for_each(|_| produce(&mut cq));
+    for id in 21..26 {
+        assert_eq!(cq.queue.poll().expect("a completion").wr_id(), id);
+    }
+    assert!(cq.queue.poll().is_err() && cq.queue.resize_is_finished());
+    for id in 26..200 {
+        produce(&mut cq);
+        assert_eq!(cq.queue.poll().expect("a completion").wr_id(), id);
+        assert!(cq.queue.poll().is_err());
+    }
+    assert_eq!(cq.queue.dropped(), 0);
 }
 
 #[test]

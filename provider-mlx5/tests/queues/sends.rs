@@ -159,10 +159,15 @@ fn max_requests_is_the_exact_bound() {
 /// block as others do.
 #[test]
 fn a_full_queue_near_the_counters_wrap_waits_for_its_completions() {
+    [0x1_fff8, 0xffff_fff8].into_iter().for_each(a_full_queue_waits);
+}
+
+/// On a queue whose counter starts at `start`.
+fn a_full_queue_waits(start: u32) {
     let mut cq = Cq::new(64, 64);
     let mut sq = send_queue::<Rc>(&cq, 16);
     // SAFETY: nothing was posted.
-    unsafe { sq.queue.continue_at(0x1_fff8, false) };
+    unsafe { sq.queue.continue_at(start, false) };
     let post = |sq: &mut Sq<Rc>| {
         // SAFETY: inline data is copied, so no memory is shared.
         unsafe { sq.queue.post(1, Send, Inline(&[1; 8]), PostFlags::SIGNALED) }
@@ -171,7 +176,7 @@ fn a_full_queue_near_the_counters_wrap_waits_for_its_completions() {
         assert_eq!(post(&mut sq), Ok(()));
     }
     assert_eq!(post(&mut sq), Err(PostError::Full));
-    for completed in [0x1_ffff, 0x2_0007] {
+    for completed in [7, 15].map(|ahead| start.wrapping_add(ahead)) {
         cq.produce(Cqe::send(&sq.handle, completed));
         assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Ok(1));
         for _ in 0..8 {
@@ -181,10 +186,11 @@ fn a_full_queue_near_the_counters_wrap_waits_for_its_completions() {
     }
 }
 
-/// Without batches and lists, on a queue whose 32-bit counter starts at its half.
+/// Without batches and lists, on queues whose 32-bit counter starts at its half and near its end.
 #[test]
 fn max_requests_is_the_exact_bound_without_batches() {
     bound_is_exact(0x8000_0000, &[0, 1, 2, 4, 6]);
+    bound_is_exact(0xffff_ffe9, &[0, 1, 2, 4, 6]);
 }
 
 /// Posts in these ways on a queue whose counter starts at `head`.

@@ -10,7 +10,7 @@ use uverbs_mlx5::queue_error::QueueError;
 use uverbs_mlx5::request::Sge;
 use zerocopy::IntoBytes;
 
-use crate::device::{Cq, Cqe, Memory, Random, Rq, recv_queue_after};
+use crate::device::{Cq, Cqe, Memory, NEAR_WRAPS, Random, Rq, recv_queue_after};
 
 const DEPTH: u32 = 4;
 /// 8 strides of 64 bytes.
@@ -294,11 +294,18 @@ fn a_frame_too_long_is_skipped_and_another_error_ends_the_queue() {
 
 #[test]
 fn many_laps_of_mixed_strides() {
-    let (mut queue, mut random) = (Striding::new(), Random::new(11));
+    laps_of_mixed_strides(0, 100_000);
+    NEAR_WRAPS.into_iter().for_each(|start| laps_of_mixed_strides(start, 500));
+}
+
+/// As many frames, on a CQ of which `start` CQEs were consumed.
+fn laps_of_mixed_strides(start: u32, frames: u32) {
+    let cq = Cq::after(start, 64, 64);
+    let (mut queue, mut random) = (Striding::on(queues_on(cq), SHAPE), Random::new(11));
     let (mut wqe, mut stride) = (0u32, 0u32);
     let (mut seen_wqe, mut seen_stride) = (0u32, 0u32);
     let mut fillers = 0;
-    for _ in 0..100_000 {
+    for _ in 0..frames {
         let strides = 1 + random.below(5) as u32;
         if stride + strides > 8 {
             queue.fill(wqe & 0xffff, stride, (8 - stride) as u16);
@@ -316,7 +323,10 @@ fn many_laps_of_mixed_strides() {
             (seen_wqe, seen_stride) = (seen_wqe + 1, 0);
         }
         while queue.post() {}
-        assert_eq!(queue.published()[0], (wqe + DEPTH) & 0xffff);
+        let [posted, consumed] = queue.published();
+        assert_eq!(posted, (wqe + DEPTH) & 0xffff);
+        // CQEs are given back with the receives.
+        assert!(queue.cq.produced.wrapping_sub(consumed) & 0xff_ffff <= 8);
     }
     assert_eq!(queue.strides.counters().fillers, fillers);
     assert_eq!(queue.strides.counters().refused, 0);
