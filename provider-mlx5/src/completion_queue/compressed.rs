@@ -46,7 +46,7 @@ impl Ring {
 
     /// Writes the CQEs of the session whose title is at counter `start`. Returns false if there is
     /// no session.
-    fn decompress(&self, start: u32, format: MiniCqeFormat) -> bool {
+    pub(super) fn decompress(&self, start: u32, format: MiniCqeFormat) -> bool {
         let title = Title::new(self.cqe(start));
         // One loop for each format, so that no loop tests the format in each iteration.
         match format {

@@ -26,6 +26,8 @@ const FIRST_RECEIVE: u8 = CqeOpcode::RESPONDER_WRITE_IMMEDIATE.0 << 4;
 const NO_GOOD_RECEIVE: u8 = !(SOLICITED | 3 << 4);
 /// The bits that remain if up to 32 bytes of data are inside.
 const INLINE: u8 = CqeFormat::INLINE_32.0 << 2;
+/// The bits that remain if it is the title of a session.
+const TITLE: u8 = CqeFormat::COMPRESSED.0 << 2;
 /// `op_own` of an error, without the bit that says "solicited".
 const SEND_ERROR: u8 = CqeOpcode::REQUESTER_ERROR.0 << 4;
 const RECEIVE_ERROR: u8 = CqeOpcode::RESPONDER_ERROR.0 << 4;
@@ -257,6 +259,20 @@ impl CompletionQueue {
     #[inline(always)]
     fn complete_receive(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
         complete_receive(self.queues.receives_of(places, cqe)?, cqe)
+    }
+
+    /// Whether the next CQE looks like the title of a session of receives.
+    #[inline(always)]
+    pub(super) fn is_at_title(&self) -> bool {
+        let what = self.next.op_own() ^ self.owner;
+        what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == TITLE
+    }
+
+    /// The next completion, if it is a receive that the fast path can take.
+    #[inline(always)]
+    pub(super) fn complete_good_receive(&self) -> Option<Raw> {
+        let what = self.next.op_own() ^ self.owner;
+        self.good_receive::<false>(self.queues.places(), self.next, what)
     }
 
     /// The next completion, if it is one of two kinds: a successful receive of a QP's own receive

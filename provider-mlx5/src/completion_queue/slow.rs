@@ -41,34 +41,40 @@ impl core::fmt::Debug for EventSource {
 }
 
 impl CompletionQueue {
-    /// Polls the CQEs that the fast path leaves. Inline data that is copied to buffers, errors and
-    /// titles of sessions come first: handled by a function that uses few registers, they cost
+    /// Polls the CQEs that the fast path leaves. Titles of sessions, inline data that is copied to
+    /// buffers, and errors come first: handled by functions that use few registers, they cost
     /// little more than other completions.
     #[cold]
     #[inline(never)]
     pub(super) fn poll_slow(&mut self) -> Result<Raw, PollError> {
-        match self.complete_inline_or_error().or_else(|| self.complete_title()) {
-            Some(raw) => {
-                self.consumed = self.consumed.wrapping_add(1);
-                self.next = self.next.after(self.stride);
-                if self.next == self.end {
-                    self.next_lap();
-                }
-                Ok(raw)
-            }
-            None => self.poll_any(),
-        }
+        if self.is_at_title() { self.poll_title() } else { self.poll_inline_or_error() }
     }
 
-    /// Decompresses the session whose title is the next CQE, and returns its first completion if
-    /// the fast path can take it then.
-    fn complete_title(&self) -> Option<Raw> {
-        if self.kept > 0 {
-            return None;
+    /// Decompresses the session whose title is the next CQE, a receive's, and polls its first
+    /// completion. The marker is not a receive's.
+    #[inline(never)]
+    fn poll_title(&mut self) -> Result<Raw, PollError> {
+        crate::barrier::from_device();
+        let opens = |format| self.ring.decompress(self.consumed, format);
+        let opens = self.mini_format.is_some_and(opens);
+        self.pass_completed(if opens { self.complete_good_receive() } else { None })
+    }
+
+    #[inline(never)]
+    fn poll_inline_or_error(&mut self) -> Result<Raw, PollError> {
+        self.pass_completed(self.complete_inline_or_error())
+    }
+
+    /// Counts the next CQE as polled, if it was completed; otherwise polls it as any.
+    #[inline(always)]
+    fn pass_completed(&mut self, raw: Option<Raw>) -> Result<Raw, PollError> {
+        let Some(raw) = raw else { return self.poll_any() };
+        self.consumed = self.consumed.wrapping_add(1);
+        self.next = self.next.after(self.stride);
+        if self.next == self.end {
+            self.next_lap();
         }
-        let op_own = self.ring.written(self.consumed).filter(|op_own| !is_mark(*op_own))?;
-        let opens = self.ring.opens_session(self.consumed, op_own, self.mini_format);
-        if opens { self.complete::<false>(self.queues.places(), self.next).ok() } else { None }
+        Ok(raw)
     }
 
     /// Consumes CQEs until one is a completion to report.
