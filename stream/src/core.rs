@@ -14,8 +14,9 @@ use crate::gather::Gather;
 use crate::readiness::{Side, Waiting};
 use crate::window::{Incoming, Outgoing, Report};
 
-/// Most unsignaled sends in a row: the next one is signaled.
-const UNSIGNALED: u64 = 16;
+/// One send in so many is signaled at least. A completion can wake a reader for nothing, so the
+/// fewer the better; the send queue has space for those that are not known to be complete.
+const SIGNALED_EVERY: u64 = 64;
 /// Send queue entries that only reports may use.
 const REPORTS: u64 = 32;
 
@@ -54,8 +55,10 @@ pub(crate) struct Core {
     posted: u64,
     done: u64,
     signaled: VecDeque<u64>,
-    /// Most unsignaled sends in a row, for this number of send buffers.
-    unsignaled: u64,
+    /// Send buffers of sends since the last signaled one, and how many there may be with the next.
+    /// They come back with the next signaled send, so at most half of all may wait for that.
+    buffers: usize,
+    most_buffers: usize,
 }
 
 impl Core {
@@ -64,9 +67,7 @@ impl Core {
         incoming: Incoming,
         outgoing: Outgoing,
     ) -> Self {
-        // Buffers of unsignaled sends come back with the next signaled one, so at most half of them
-        // may wait for that.
-        let unsignaled = UNSIGNALED.min(slab.free() as u64 / 2);
+        let most_buffers = slab.free() / 2;
         Self {
             qp,
             cq,
@@ -83,7 +84,8 @@ impl Core {
             posted: 0,
             done: 0,
             signaled: VecDeque::new(),
-            unsignaled,
+            buffers: 0,
+            most_buffers,
         }
     }
 
@@ -285,6 +287,7 @@ impl Core {
     /// Sends the filled part of a buffer from [`Core::reserve`]. The space is still there: writers
     /// take it one after the other, and reports only add to it.
     pub(crate) fn post(&mut self, slot: Slot) -> io::Result<()> {
+        self.buffers += 1;
         let (length, write, flags) = self.next(slot.len());
         match self.qp.post_send(write, slot, flags) {
             Ok(()) => self.sent(length, flags),
@@ -317,11 +320,11 @@ impl Core {
         self.count(flags);
     }
 
-    /// The flags of the next send: one in a few is signaled, and its completion retires all before
+    /// The flags of the next send: one in some is signaled, and its completion retires all before
     /// it.
     fn flags(&self) -> PostFlags {
         let last = self.signaled.back().copied().unwrap_or(self.done);
-        match self.posted + 1 - last >= self.unsignaled {
+        match self.posted + 1 - last >= SIGNALED_EVERY || self.buffers >= self.most_buffers {
             true => PostFlags::SIGNALED,
             false => PostFlags::empty(),
         }
@@ -331,6 +334,7 @@ impl Core {
         self.posted += 1;
         if flags.contains(PostFlags::SIGNALED) {
             self.signaled.push_back(self.posted);
+            self.buffers = 0;
         }
     }
 
