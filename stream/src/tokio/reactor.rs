@@ -2,8 +2,9 @@
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker, ready};
 
+use tokio::task::coop::poll_proceed;
 use uverbs::tokio::AsyncFile;
 
 use crate::core::{Attempt, Core};
@@ -54,12 +55,24 @@ impl Reactor {
         Ok(Self { events, wakers: Arc::default(), shared })
     }
 
-    /// Tries; if it has to wait, the task is woken when another try may succeed.
-    ///
+    /// Tries; if it has to wait, the task is woken when another try may succeed. A task whose
+    /// tries always succeed leaves the others their turn, as with all of tokio's I/O.
+    pub(super) fn poll<T>(
+        &self,
+        task: &mut Context<'_>,
+        side: Side,
+        attempt: impl FnMut(&mut Core) -> Attempt<T>,
+    ) -> Poll<io::Result<T>> {
+        let turn = ready!(poll_proceed(task));
+        let result = ready!(self.poll_in_turn(task, side, attempt));
+        turn.made_progress();
+        Poll::Ready(result)
+    }
+
     /// An event is asked for before the last try, so that what arrives after it wakes the task.
     /// Readiness is forgotten only after a try that came later than it and found nothing. What
     /// arrived since then makes the file ready anew.
-    pub(super) fn poll<T>(
+    fn poll_in_turn<T>(
         &self,
         task: &mut Context<'_>,
         side: Side,

@@ -89,6 +89,7 @@ both_in_tasks!(
     vectored_writes,
     a_dropped_read_loses_no_data,
     a_waiting_writer_survives_a_dropped_reader,
+    a_task_that_never_waits_leaves_others_their_turn,
     nothing_listens,
 );
 
@@ -236,6 +237,29 @@ async fn a_waiting_writer_survives_a_dropped_reader<N: Tasks>() {
     let mut rest = vec![0; (20 << 20) - 1];
     timeout(PATIENCE, server.read_exact(&mut rest)).await.unwrap().unwrap();
     drop(timeout(PATIENCE, writing).await.unwrap().unwrap());
+}
+
+async fn a_task_that_never_waits_leaves_others_their_turn<N: Tasks>() {
+    const BYTES: usize = 10_000;
+    let (mut server, mut client) = N::pair().await;
+    client.write_all(&[1; BYTES]).await.unwrap();
+    server.read_exact(&mut [0; 1]).await.unwrap();
+    let (is_done, turns) = (std::cell::Cell::new(false), std::cell::Cell::new(0));
+    let reading = async {
+        for _ in 1..BYTES {
+            server.read_exact(&mut [0; 1]).await.unwrap();
+        }
+        is_done.set(true);
+    };
+    let other = async {
+        while !is_done.get() {
+            turns.set(turns.get() + 1);
+            tokio::task::yield_now().await;
+        }
+    };
+    // One task polls both, so the other future has a turn only when the reading one leaves it.
+    tokio::join!(reading, other);
+    assert!(turns.get() > 10, "{} turns", turns.get());
 }
 
 /// A reading task consumes the writing task's event before tokio has seen it.
