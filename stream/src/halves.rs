@@ -19,32 +19,33 @@ pub struct ReadHalf {
     pub(crate) buffer: ReadBuffer,
 }
 
-/// Bytes that were taken out of the ring and not yet read.
+/// Bytes that were taken out of the ring and not yet read: `at..end` of the space.
 #[derive(Debug, Default)]
 pub(crate) struct ReadBuffer {
-    bytes: Vec<u8>,
+    space: Vec<u8>,
     at: usize,
+    end: usize,
 }
 
 impl ReadBuffer {
     pub(crate) fn left(&self) -> &[u8] {
-        &self.bytes[self.at..]
+        &self.space[self.at..self.end]
     }
 
     pub(crate) fn consume(&mut self, bytes: usize) {
-        self.at = self.at.saturating_add(bytes).min(self.bytes.len());
+        self.at = self.at.saturating_add(bytes).min(self.end);
     }
 
-    /// Where the next bytes go; the buffer is empty.
+    /// Where the next bytes go; the buffer is empty. It is zeroed once and not each time.
     pub(crate) fn space(&mut self) -> &mut [u8] {
-        (self.bytes, self.at) = (std::mem::take(&mut self.bytes), 0);
-        self.bytes.resize(BUFFERED, 0);
-        &mut self.bytes
+        (self.at, self.end) = (0, 0);
+        self.space.resize(BUFFERED, 0);
+        &mut self.space
     }
 
     /// The first `bytes` of the space were filled.
     pub(crate) fn filled(&mut self, bytes: usize) {
-        self.bytes.truncate(bytes);
+        self.end = bytes.min(self.space.len());
     }
 
     /// Copies out what is left.
@@ -226,5 +227,21 @@ impl Write for WriteHalf {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_space_of_a_buffer_is_zeroed_once() {
+        let mut buffer = ReadBuffer::default();
+        buffer.space().fill(7);
+        buffer.filled(3);
+        assert_eq!(buffer.left(), [7; 3]);
+        buffer.consume(4);
+        assert!(buffer.left().is_empty());
+        assert!(buffer.space().iter().all(|byte| *byte == 7));
     }
 }

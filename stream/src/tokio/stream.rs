@@ -20,9 +20,6 @@ use crate::lent::{Lent, Reservation};
 use crate::readiness::Side;
 use crate::shared::Shared;
 
-/// Most bytes that a read takes out of the ring at a time.
-const READ: usize = 64 << 10;
-
 /// A stream of bytes to a peer, as [`TcpStream`](tokio::net::TcpStream) is one.
 ///
 /// `poll_shutdown` ends what it sends and waits until the peer's device has all of it. Dropping a
@@ -219,10 +216,13 @@ impl AsyncRead for ReadHalf {
             self.buffer.consume(length);
             return Poll::Ready(Ok(()));
         }
-        let shared = self.reactor.shared.clone();
-        let most = into.remaining().min(READ);
-        let space = into.initialize_unfilled_to(most);
-        let bytes = ready!(self.poll(task, |core| core.read(shared.ring(), space)))?;
+        let ring = self.reactor.shared.ring();
+        let bytes = ready!(self.poll(task, |core| {
+            // No more space is zeroed than the bytes need.
+            let Some(arrived) = core.readable()? else { return Ok(None) };
+            let length = arrived.min(into.remaining());
+            core.read(ring, into.initialize_unfilled_to(length))
+        }))?;
         into.advance(bytes);
         Poll::Ready(Ok(()))
     }

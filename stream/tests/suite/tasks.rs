@@ -262,6 +262,26 @@ async fn a_task_that_never_waits_leaves_others_their_turn<N: Tasks>() {
     assert!(turns.get() > 10, "{} turns", turns.get());
 }
 
+/// Programs such as hyper read into large buffers that are not initialized.
+#[tokio::test]
+async fn a_read_initializes_no_more_than_arrived() {
+    use std::mem::MaybeUninit;
+    use std::pin::Pin;
+    use std::task::{Context, Poll, Waker};
+
+    let (mut server, mut client) = Rdma::pair().await;
+    let mut space = [MaybeUninit::uninit(); 4096];
+    let mut into = tokio::io::ReadBuf::uninit(&mut space);
+    let mut task = Context::from_waker(Waker::noop());
+    assert!(Pin::new(&mut server).poll_read(&mut task, &mut into).is_pending());
+    assert_eq!(into.initialized().len(), 0);
+    client.write_all(b"words").await.unwrap();
+    // By the time that one byte is known, the others have arrived too.
+    server.read_exact(&mut [0; 1]).await.unwrap();
+    assert!(matches!(Pin::new(&mut server).poll_read(&mut task, &mut into), Poll::Ready(Ok(()))));
+    assert_eq!((into.filled(), into.initialized().len()), (&b"ords"[..], 4));
+}
+
 /// A reading task consumes the writing task's event before tokio has seen it.
 #[tokio::test]
 async fn a_reading_task_does_not_hide_an_event_from_a_writing_task() {
