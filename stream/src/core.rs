@@ -6,9 +6,10 @@ use std::io::{self, IoSlice};
 use uverbs::cq::{CompletionOpcode, Immediate, Status};
 use uverbs::qp::PostFlags;
 use uverbs::qp_type::Rc;
-use uverbs::{CompletionQueue, MemoryView, PollError, QueuePair, Slab, Slot, op};
+use uverbs::{CompletionQueue, MemoryView, PollError, QueuePair, Slot, op};
 
 use crate::broken::Broken;
+use crate::buffers::SendBuffers;
 use crate::config::{INLINE, SENDS};
 use crate::gather::Gather;
 use crate::readiness::{Side, Waiting};
@@ -36,7 +37,7 @@ pub(crate) type Attempt<T> = io::Result<Option<T>>;
 pub(crate) struct Core {
     qp: QueuePair<Rc>,
     cq: CompletionQueue,
-    slab: Slab,
+    buffers: SendBuffers,
     pub(crate) incoming: Incoming,
     outgoing: Outgoing,
     end: End,
@@ -55,23 +56,18 @@ pub(crate) struct Core {
     posted: u64,
     done: u64,
     signaled: VecDeque<u64>,
-    /// Send buffers of sends since the last signaled one, and how many there may be with the next.
-    /// They come back with the next signaled send, so at most half of all may wait for that.
-    buffers: usize,
-    most_buffers: usize,
 }
 
 impl Core {
     pub(crate) fn new(
-        (qp, cq, slab): (QueuePair<Rc>, CompletionQueue, Slab),
+        (qp, cq, buffers): (QueuePair<Rc>, CompletionQueue, SendBuffers),
         incoming: Incoming,
         outgoing: Outgoing,
     ) -> Self {
-        let most_buffers = slab.free() / 2;
         Self {
             qp,
             cq,
-            slab,
+            buffers,
             incoming,
             outgoing,
             end: End::Open,
@@ -84,8 +80,6 @@ impl Core {
             posted: 0,
             done: 0,
             signaled: VecDeque::new(),
-            buffers: 0,
-            most_buffers,
         }
     }
 
@@ -268,7 +262,7 @@ impl Core {
             data.take(&mut bytes[..space]);
             return self.post_inline(&bytes[..space]).map(|()| true);
         }
-        let Some(mut slot) = self.slab.take() else { return Ok(false) };
+        let Some(mut slot) = self.buffers.take(space) else { return Ok(false) };
         slot.set_len(space);
         data.take(&mut slot);
         self.post(slot).map(|()| true)
@@ -279,7 +273,9 @@ impl Core {
         self.progress();
         self.check_writable()?;
         let space = self.space();
-        let Some(mut slot) = self.slab.take().filter(|_| space > 0) else { return Ok(None) };
+        let Some(mut slot) = self.buffers.take(space).filter(|_| space > 0) else {
+            return Ok(None);
+        };
         slot.set_len(space);
         Ok(Some(slot))
     }
@@ -287,7 +283,7 @@ impl Core {
     /// Sends the filled part of a buffer from [`Core::reserve`]. The space is still there: writers
     /// take it one after the other, and reports only add to it.
     pub(crate) fn post(&mut self, slot: Slot) -> io::Result<()> {
-        self.buffers += 1;
+        self.buffers.sends(&slot);
         let (length, write, flags) = self.next(slot.len());
         match self.qp.post_send(write, slot, flags) {
             Ok(()) => self.sent(length, flags),
@@ -324,7 +320,7 @@ impl Core {
     /// it.
     fn flags(&self) -> PostFlags {
         let last = self.signaled.back().copied().unwrap_or(self.done);
-        match self.posted + 1 - last >= SIGNALED_EVERY || self.buffers >= self.most_buffers {
+        match self.posted + 1 - last >= SIGNALED_EVERY || self.buffers.is_signal_due() {
             true => PostFlags::SIGNALED,
             false => PostFlags::empty(),
         }
@@ -334,7 +330,7 @@ impl Core {
         self.posted += 1;
         if flags.contains(PostFlags::SIGNALED) {
             self.signaled.push_back(self.posted);
-            self.buffers = 0;
+            self.buffers.signaled();
         }
     }
 

@@ -61,6 +61,7 @@
 #![forbid(unsafe_code)]
 
 mod broken;
+mod buffers;
 mod config;
 mod connect;
 mod core;

@@ -8,6 +8,7 @@ use uverbs::{
     AccessFlags, Buffer, CompletionChannel, CompletionQueue, MemoryRegion, QueuePair, Slab,
 };
 
+use crate::buffers::SendBuffers;
 use crate::config::{Config, INLINE, RECEIVES, SENDS};
 use crate::handshake::Offer;
 use crate::window::Report;
@@ -20,7 +21,7 @@ pub(crate) struct Prepared {
     pub(crate) cq: CompletionQueue,
     pub(crate) completions: CompletionChannel,
     pub(crate) ring: MemoryRegion,
-    pub(crate) slab: Slab,
+    pub(crate) buffers: SendBuffers,
     pub(crate) offer: Offer,
 }
 
@@ -40,9 +41,9 @@ impl Prepared {
         post_receives(&mut qp, &pd.create_slab(RECEIVES, Report::BYTES as u32)?)?;
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
         let ring = pd.register(Buffer::new(config.ring as usize)?, access)?;
-        let slab = pd.create_slab(config.slots, config.slot_bytes)?;
+        let buffers = SendBuffers::new(&pd, config)?;
         let offer = offer(&ring)?;
-        Ok(Self { qp, cq, completions, ring, slab, offer })
+        Ok(Self { qp, cq, completions, ring, buffers, offer })
     }
 }
 

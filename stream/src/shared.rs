@@ -70,10 +70,10 @@ impl Shared {
         peer: &Offer,
         config: &Config,
     ) -> io::Result<Self> {
-        let Prepared { qp, cq, completions, ring, slab, offer } = prepared;
+        let Prepared { qp, cq, completions, ring, buffers, offer } = prepared;
         let context = qp.context().clone();
         let (local, peer_address) = (id.local_address()?, id.peer_address()?);
-        let core = Core::new((qp, cq, slab), Incoming::new(&offer), Outgoing::new(peer));
+        let core = Core::new((qp, cq, buffers), Incoming::new(&offer), Outgoing::new(peer));
         Ok(Self {
             id,
             manager,

@@ -209,16 +209,18 @@ fn a_read_without_data_does_not_hide_new_space_from_the_writer() {
 /// A completion of the stream's own write is of no use to a reader, and so most writes have none.
 #[test]
 fn a_reader_is_not_woken_for_its_own_small_writes() {
-    const WRITES: usize = 20;
-    let (mut server, mut client) = Rdma::pair();
-    client.set_nonblocking(true).unwrap();
-    assert_eq!(client.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
-    for _ in 0..WRITES {
-        client.write_all(b"small").unwrap();
+    // Those of the second size do not fit into the work request.
+    for (bytes, writes) in [(5, 20), (200, 12)] {
+        let (mut server, mut client) = Rdma::pair();
+        client.set_nonblocking(true).unwrap();
+        assert_eq!(client.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        for _ in 0..writes {
+            client.write_all(&vec![1; bytes]).unwrap();
+        }
+        server.read_exact(&mut vec![0; bytes * writes]).unwrap();
+        thread::sleep(Duration::from_millis(50));
+        assert!(!is_ready(&client), "nothing has arrived after writes of {bytes}");
     }
-    server.read_exact(&mut [0; WRITES * 5]).unwrap();
-    thread::sleep(Duration::from_millis(50));
-    assert!(!is_ready(&client), "nothing has arrived");
 }
 
 /// Data that arrived between a read and the first use of the stream's file make it readable.
