@@ -45,8 +45,9 @@ fn open_own(target: Target, flags: c_int, mode: c_int) -> Result<c_int, Errno> {
 pub(crate) fn open_node(kind: NodeKind, flags: c_int) -> Result<c_int, Errno> {
     let close_on_exec = flags & libc::O_CLOEXEC != 0;
     match kind {
+        // Nothing that a program does with this node waits.
         NodeKind::Verbs(index) => node::open(index, close_on_exec),
-        NodeKind::RdmaCm => rdma_cm::open(close_on_exec),
+        NodeKind::RdmaCm => rdma_cm::open(close_on_exec, flags & libc::O_NONBLOCK != 0),
     }
 }
 

@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::Arc;
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use uverbs_soft::chardev::CmFile;
 
 use crate::open_files::{self, DeviceFile, OpenFiles};
@@ -36,11 +37,15 @@ impl DeviceFile for Open {
     }
 }
 
-/// Opens the node: the descriptor to hand to the program.
-pub(crate) fn open(close_on_exec: bool) -> Result<c_int, Errno> {
+/// Opens the node: the descriptor to hand to the program. If it does not block, fetching an event
+/// does not wait for one.
+pub(crate) fn open(close_on_exec: bool, does_not_block: bool) -> Result<c_int, Errno> {
     node::close_abandoned();
     let host = device::connection_manager()?;
     let (file, descriptor) = host.open(close_on_exec)?;
+    if does_not_block {
+        fcntl(&descriptor, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    }
     let kept = file.kept();
     OPEN.add(Open { file, kept });
     node::ensure_reaper();

@@ -1,5 +1,10 @@
 //! The connection manager's node.
 
+use std::os::unix::fs::OpenOptionsExt;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use uverbs_uapi::cm::event::{EventResp, GetEvent};
+
 use super::*;
 
 #[test]
@@ -46,6 +51,25 @@ fn part_connection_manager() {
     }
     open().expect("again").write_all(&create_id(&mut id)).expect("an id");
     assert_eq!(id, 0, "the numbers were given back");
+}
+
+#[test]
+fn a_node_opened_with_o_nonblock_waits_for_no_event() {
+    succeeds("connection_manager::part_not_blocking");
+}
+
+#[test]
+#[ignore = "a part of the program"]
+fn part_not_blocking() {
+    let mut options = fs::File::options();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
+    let mut file = options.open("/dev/infiniband/rdma_cm").expect("the node opens");
+    let flags = fcntl(&file, FcntlArg::F_GETFL).map(OFlag::from_bits_retain).expect("its flags");
+    assert!(flags.contains(OFlag::O_NONBLOCK), "{flags:?}");
+    let mut event = EventResp::new_zeroed();
+    let fetch = GetEvent { response: &raw mut event as u64 };
+    let fetched = file.write(Message::new(&fetch).as_bytes());
+    assert_eq!(fetched.map_err(|error| error.raw_os_error()), Err(Some(libc::EAGAIN)));
 }
 
 /// `RDMA_USER_CM_CMD_BIND_IP`: any address, and a port.
