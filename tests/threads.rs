@@ -119,7 +119,7 @@ fn connections_and_their_events_move_to_other_threads() {
     expect!(true, true: cm::Channel, cm::Id, cm::IdKey, cm::PortSpace, cm::Address<'static>, cm::IbAddress, cm::Event, cm::EventKind, cm::Reply);
     expect!(true, true: cm::DatagramPeer, cm::Group, cm::JoinMode, cm::Membership, cm::Rejection, cm::RejectReason);
     expect!(true, true: cm::PrivateData<56>, cm::QpOptions, cm::ConnectOptions, cm::AcceptOptions, cm::Peer);
-    expect!(true, true: cm::ConnectionRequest, cm::HalfOpen<u8>, cm::Link, cm::ListenerBuilder, cm::Connector, AsyncCmChannel);
+    expect!(true, true: cm::ConnectionRequest, cm::HalfOpen<u8, u8, u8>, cm::Link, cm::ListenerBuilder, cm::Connector, AsyncCmChannel);
     expect!(true, true: AsyncFile, Readable<'static>);
     expect!(true, false: cm::Listener, cm::Connection, cm::Resources, AsyncListener);
 }

@@ -1,6 +1,7 @@
 //! Which request a listener accepts next while more peers connect than may be half open.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -11,25 +12,37 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// Where a request comes from: the peer's IP address or GID; `None` if it cannot be queried.
 pub type Source = Option<IpAddr>;
 
-/// A listener's peers that have not confirmed their connection, counted by source, and the requests
-/// `R` that wait.
+/// A listener's peers `P` that have not confirmed their connection, by their ids `K`, and the
+/// requests `R` that wait.
 ///
 /// A source whose peers never confirm does not keep other sources out:
 ///
 /// - The next request is one of the source with the fewest half-open peers.
 /// - The last quarter of the half-open peers is for sources that have fewer than that quarter.
-/// - When all places are taken, the source with the most gives up the place of its oldest peer, as
-///   a queue of SYNs does: to a source that may have it and has at least two fewer.
+/// - When all places are taken, the source with the most gives up the place of its oldest peer once
+///   that was silent for long, as a queue of SYNs does: to a source that may have it and has at
+///   least two fewer.
 /// - When the queue of requests is full, a request of a new source replaces the newest one of the
 ///   source that has the most.
 #[derive(Debug)]
 #[doc(hidden)]
-pub struct HalfOpen<R> {
+pub struct HalfOpen<K, P, R> {
     most: usize,
     most_waiting: usize,
+    /// The peers in `open`, and those that are being accepted.
     half_open: usize,
+    open: HashMap<K, Peer<P>>,
+    /// When the channel was last empty: all that peers had sent before has been handled.
+    heard: Instant,
     sources: HashMap<Source, Count>,
     waiting: VecDeque<(Source, R)>,
+}
+
+#[derive(Debug)]
+struct Peer<P> {
+    peer: P,
+    source: Source,
+    since: Instant,
 }
 
 /// What a source has.
@@ -39,11 +52,16 @@ struct Count {
     waiting: usize,
 }
 
-impl<R> HalfOpen<R> {
+impl<K: Copy + Eq + Hash, P, R> HalfOpen<K, P, R> {
     /// None yet; at most `most` half-open peers, and `most_waiting` requests that wait.
-    pub fn new(most: usize, most_waiting: usize) -> Self {
-        let (half_open, sources, waiting) = Default::default();
-        Self { most, most_waiting, half_open, sources, waiting }
+    pub fn new(most: usize, most_waiting: usize, now: Instant) -> Self {
+        let (half_open, open, sources, waiting) = Default::default();
+        Self { most, most_waiting, half_open, open, heard: now, sources, waiting }
+    }
+
+    /// The channel was empty after `now`.
+    pub fn heard(&mut self, now: Instant) {
+        self.heard = now;
     }
 
     /// Adds a request to those that wait.
@@ -73,11 +91,15 @@ impl<R> HalfOpen<R> {
         if is_fair { None } else { self.waiting.iter().rposition(|(source, _)| source == most) }
     }
 
-    /// The next request, if its peer may be half open. It counts as that from now on.
+    /// The next request, if its peer may be half open. It counts as that from now on, and is to be
+    /// [added](Self::add) or [given up](Self::give_up). A silent peer that has to give up its place
+    /// to it is dropped.
     pub fn open_next(&mut self) -> Option<(Source, R)> {
         let (at, source) = self.next()?;
         if !self.may_open(source, self.half_open) {
-            return None;
+            let (silent, _) = self.silent().filter(|(_, until)| self.heard >= *until)?;
+            tracing::warn!("a silent peer gave up its place");
+            drop(self.remove(silent));
         }
         let (source, request) = self.waiting.remove(at)?;
         self.begin(source);
@@ -97,17 +119,17 @@ impl<R> HalfOpen<R> {
         half_open < self.most - if is_small { 0 } else { reserve }
     }
 
-    /// The peer that has to give up its place to the next request. `open` are all half-open peers,
-    /// with the times since when they are.
-    pub fn silent<K>(
-        &self,
-        now: Instant,
-        open: impl Iterator<Item = (K, Source, Instant)>,
-    ) -> Option<K> {
+    /// When a peer has to give up its place to the next request, if nothing happens before.
+    pub fn next_eviction(&self) -> Option<Instant> {
+        self.silent().map(|(_, until)| until)
+    }
+
+    /// The peer that has to give up its place to the next request, and how long it may be silent.
+    fn silent(&self) -> Option<(K, Instant)> {
         let crowding = self.crowding()?;
-        let of_it = open.filter(|(_, source, _)| *source == crowding);
-        let (peer, _, since) = of_it.min_by_key(|(_, _, since)| *since)?;
-        (now.saturating_duration_since(since) >= SILENCE).then_some(peer)
+        let of_it = self.open.iter().filter(|(_, peer)| peer.source == crowding);
+        let (key, peer) = of_it.min_by_key(|(_, peer)| peer.since)?;
+        Some((*key, peer.since + SILENCE))
     }
 
     /// The source that has to give up a place to the next request.
@@ -125,14 +147,28 @@ impl<R> HalfOpen<R> {
         self.change(source, |count| count.half_open += 1);
     }
 
-    /// A peer of this source is not half open any more.
-    pub fn end(&mut self, source: Source) {
+    /// A peer that [counts](Self::begin) as half open was accepted.
+    pub fn add(&mut self, key: K, source: Source, peer: P, since: Instant) {
+        drop(self.open.insert(key, Peer { peer, source, since }));
+    }
+
+    /// One was not accepted.
+    pub fn give_up(&mut self, source: Source) {
         self.half_open -= 1;
         self.change(source, |count| count.half_open -= 1);
     }
 
-    /// Drops the requests that wait.
-    pub fn drop_waiting(&mut self) {
+    /// Removes a peer that has confirmed its connection or given up.
+    pub fn remove(&mut self, key: K) -> Option<P> {
+        let Peer { peer, source, .. } = self.open.remove(&key)?;
+        self.give_up(source);
+        Some(peer)
+    }
+
+    /// Drops all peers, and the requests that wait.
+    pub fn clear(&mut self) {
+        let open: Vec<K> = self.open.keys().copied().collect();
+        open.into_iter().for_each(|key| drop(self.remove(key)));
         for (source, _) in std::mem::take(&mut self.waiting) {
             self.change(source, |count| count.waiting -= 1);
         }

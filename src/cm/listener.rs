@@ -1,6 +1,5 @@
 //! Listening at an address, and accepting connections in one call each.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -48,28 +47,21 @@ pub struct Listener<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     channel: Channel,
     options: AcceptOptions,
     make: Make<L, X, R>,
-    /// Accepted, but not confirmed by the peer.
-    pending: HashMap<IdKey, Pending<L, X, R>>,
-    /// Requests that wait until fewer peers are pending. The kernel does not report that one of
-    /// these peers has given up; accepting it fails then.
-    half_open: HalfOpen<ConnectionRequest>,
-    /// When the channel was last empty: all that peers had sent before has been handled.
-    heard: Instant,
+    /// Peers that are accepted and have not confirmed, and requests that wait until fewer are. The
+    /// kernel does not report that one of the latter has given up; accepting it fails then.
+    half_open: HalfOpen<IdKey, Pending<L, X, R>, ConnectionRequest>,
     /// Whether the device was removed: no further event follows then.
     is_removed: bool,
 }
 
 impl<L: Layer, X, R: Register> fmt::Debug for Listener<L, X, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut parts = f.debug_struct("Listener");
-        parts.field("id", &self.id).field("pending", &self.pending.len()).finish_non_exhaustive()
+        f.debug_struct("Listener").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
 struct Pending<L: Layer, X, R: Register> {
     id: Id,
-    source: Source,
-    since: Instant,
     qp: QueuePair<Rc, L, R>,
     resources: X,
     private_data: Vec<u8>,
@@ -120,8 +112,8 @@ impl ListenerBuilder {
     /// How many peers may have a queue pair before they have confirmed the connection; 256 by
     /// default. A peer that never confirms counts for a minute or so, until the connection manager
     /// gives it up. Peers of one address get at most three quarters of these places. When all are
-    /// taken, the peer that has been silent the longest (for a second at least) of the address with
-    /// the most is refused, in favour of an address with few. So silent peers of some addresses do
+    /// taken, the peer that has been silent the longest (for a second at least) of the address
+    /// with the most is refused, in favour of an address with few. So silent peers of some addresses do
     /// not keep others out. Further requests wait without a queue pair, as many as the
     /// [backlog](Self::backlog) allows. The listener refuses more
     /// ([`RejectReason::BY_PROGRAM`](super::RejectReason::BY_PROGRAM)), with the private data "too
@@ -226,18 +218,9 @@ impl ListenerBuilder {
         make: impl FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, L, R>, X)> + Send + 'static,
     ) -> Listener<L, X, R> {
         let waiting = if self.backlog == 0 { MAX_WAITING } else { self.backlog };
-        let half_open = HalfOpen::new(self.half_open as usize, waiting as usize);
-        let (options, make, pending) = (self.options, Box::new(make), HashMap::new());
-        Listener {
-            id,
-            channel,
-            options,
-            make,
-            pending,
-            half_open,
-            heard: Instant::now(),
-            is_removed: false,
-        }
+        let half_open = HalfOpen::new(self.half_open as usize, waiting as usize, Instant::now());
+        let (options, make) = (self.options, Box::new(make));
+        Listener { id, channel, options, make, half_open, is_removed: false }
     }
 
     fn listen(&self, channel: &Channel, addresses: Vec<SocketAddr>) -> Result<Id> {
@@ -302,13 +285,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// listener at all addresses has no device: it waits for others.
     #[doc(alias = "rdma_get_request")]
     pub fn accept(&mut self) -> Result<Connection<L, X, R>> {
-        loop {
-            self.require_device()?;
-            let event = self.event_or(Channel::next_event)?;
-            if let Some(connection) = self.step(event)? {
-                return Ok(connection);
-            }
-        }
+        self.accept_by(None)
     }
 
     /// As [`Listener::accept`], until `deadline`.
@@ -316,13 +293,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// # Errors
     /// `TimedOut`; as [`Listener::accept`].
     pub fn accept_until(&mut self, deadline: Instant) -> Result<Connection<L, X, R>> {
-        loop {
-            self.require_device()?;
-            let event = self.event_or(|channel| channel.next_event_until(deadline))?;
-            if let Some(connection) = self.step(event)? {
-                return Ok(connection);
-            }
-        }
+        self.accept_by(Some(deadline))
     }
 
     /// As [`Listener::accept`], without waiting.
@@ -332,18 +303,37 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     pub fn try_accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
             self.require_device()?;
-            let event = self.event_or(Channel::try_next_event)?;
+            let event = self.arrived()?.map_or_else(|| self.channel.try_next_event(), Ok)?;
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
             }
         }
     }
 
-    /// An event that has arrived, or else the one that `wait` returns.
-    fn event_or(&mut self, wait: impl FnOnce(&Channel) -> Result<Event>) -> Result<Event> {
-        match self.arrived()? {
-            Some(event) => Ok(event),
-            None => wait(&self.channel),
+    fn accept_by(&mut self, deadline: Option<Instant>) -> Result<Connection<L, X, R>> {
+        loop {
+            self.require_device()?;
+            let Some(event) = self.next_event(deadline)? else { continue };
+            if let Some(connection) = self.step(event)? {
+                return Ok(connection);
+            }
+        }
+    }
+
+    /// The next event; `None` when a silent peer may have to give up its place before.
+    fn next_event(&mut self, deadline: Option<Instant>) -> Result<Option<Event>> {
+        if let Some(event) = self.arrived()? {
+            return Ok(Some(event));
+        }
+        let eviction = self.half_open.next_eviction();
+        let Some(until) = deadline.into_iter().chain(eviction).min() else {
+            return self.channel.next_event().map(Some);
+        };
+        match self.channel.next_event_until(until) {
+            Err(error) if error.kind() == ErrorKind::TimedOut && deadline != Some(until) => {
+                Ok(None)
+            }
+            event => event.map(Some),
         }
     }
 
@@ -353,7 +343,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         let now = Instant::now();
         match self.channel.try_next_event() {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                self.heard = now;
+                self.half_open.heard(now);
                 self.accept_waiting().map(|()| None)
             }
             event => event.map(Some),
@@ -399,33 +389,17 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
 
     fn accept_waiting(&mut self) -> Result<()> {
         let mut result = Ok(());
-        while let Some((source, request)) = self.open_next() {
+        while let Some((source, request)) = self.half_open.open_next() {
             result = result.and(self.take(source, request));
         }
         result
     }
 
-    /// The next request that may be accepted. A peer that was silent for long gives up its place to
-    /// one of another source, if that source has too few.
-    fn open_next(&mut self) -> Option<(Source, ConnectionRequest)> {
-        if let Some(next) = self.half_open.open_next() {
-            return Some(next);
-        }
-        let peers = self.pending.iter().map(|(key, peer)| (*key, peer.source, peer.since));
-        let silent = self.half_open.silent(self.heard, peers)?;
-        tracing::warn!("a silent peer gave up its place");
-        // Dropping the id refuses the peer.
-        let Pending { source, .. } = self.pending.remove(&silent)?;
-        self.half_open.end(source);
-        self.half_open.open_next()
-    }
-
-    /// Removes a peer from `pending`, and accepts waiting requests in its place: now, because no
-    /// later event may follow that would.
+    /// Removes a peer that is not half open any more, and accepts waiting requests in its place:
+    /// now, because no later event may follow that would.
     fn end_pending(&mut self, id: IdKey) -> Option<Pending<L, X, R>> {
-        let pending = self.pending.remove(&id)?;
-        self.half_open.end(pending.source);
-        while let Some((source, request)) = self.open_next() {
+        let pending = self.half_open.remove(id)?;
+        while let Some((source, request)) = self.half_open.open_next() {
             if let Err(error) = self.take(source, request) {
                 tracing::warn!(%error, "a peer that waited was not accepted");
             }
@@ -436,36 +410,29 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// Accepts a request. That the peer has given up is logged, and not an error.
     fn take(&mut self, source: Source, request: ConnectionRequest) -> Result<()> {
         // Not counted meanwhile, because the program's function may panic.
-        self.half_open.end(source);
-        if self.accept_request(source, request)? {
-            self.half_open.begin(source);
-        }
-        Ok(())
-    }
-
-    fn accept_request(&mut self, source: Source, request: ConnectionRequest) -> Result<bool> {
+        self.half_open.give_up(source);
         let (mut qp, resources) = (self.make)(&request)?;
         let private_data = request.private_data().to_vec();
         match request.accept(&mut qp, &self.options) {
             Ok(id) => {
-                let since = Instant::now();
-                let pending = Pending { id, source, since, qp, resources, private_data };
-                self.pending.insert(pending.id.key(), pending);
-                Ok(true)
+                let (key, pending) = (id.key(), Pending { id, qp, resources, private_data });
+                self.half_open.begin(source);
+                self.half_open.add(key, source, pending, Instant::now());
+                Ok(())
             }
             // A queue pair of another device: the program's own mistake. Other refusals may be the
             // peer's, whose request has the path MTU that the queue pair is changed with.
             Err(error) if !error.is_from_kernel() && error.verb() == "accept" => Err(error),
             Err(error) => {
                 tracing::warn!(%error, "a peer was not accepted");
-                Ok(false)
+                Ok(())
             }
         }
     }
 
     /// Gives the connection a channel of its own.
     fn finish(&self, pending: Pending<L, X, R>) -> Result<Connection<L, X, R>> {
-        let Pending { id, qp, resources, private_data, .. } = pending;
+        let Pending { id, qp, resources, private_data } = pending;
         let channel = self.channel.open_another()?;
         id.migrate(&channel)?;
         let link = Link::new(id, channel, private_data);

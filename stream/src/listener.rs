@@ -1,12 +1,11 @@
 //! Listening for streams.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -43,14 +42,10 @@ pub struct Listener {
 /// Peers whose connection is not yet established.
 #[derive(Debug)]
 struct Peers {
-    /// Accepted, but not confirmed by the peer.
-    pending: HashMap<IdKey, Pending>,
-    /// Counts the pending peers, also those for which threads are creating queues, and has the
-    /// requests that wait until fewer peers are pending. If such a peer gives up, the kernel
+    /// Peers that are accepted and have not confirmed, also those for which threads are creating
+    /// queues, and the requests that wait until fewer are. If such a peer gives up, the kernel
     /// reports it only when the peer is accepted.
-    half_open: HalfOpen<(ConnectionRequest, Offer)>,
-    /// When the channel was last empty: all that peers had sent before has been handled.
-    heard: Instant,
+    half_open: HalfOpen<IdKey, Pending, (ConnectionRequest, Offer)>,
     /// Whether the listener is closed. Other threads may still handle requests.
     is_closed: bool,
 }
@@ -58,8 +53,6 @@ struct Peers {
 #[derive(Debug)]
 struct Pending {
     id: Id,
-    source: Source,
-    since: Instant,
     prepared: Prepared,
     peer: Offer,
 }
@@ -90,9 +83,11 @@ impl Listener {
         Ok(Self {
             id: Mutex::new(Some(id)),
             peers: Mutex::new(Peers {
-                pending: HashMap::new(),
-                half_open: HalfOpen::new(config.half_open as usize, config.most_waiting()),
-                heard: Instant::now(),
+                half_open: HalfOpen::new(
+                    config.half_open as usize,
+                    config.most_waiting(),
+                    Instant::now(),
+                ),
                 is_closed: false,
             }),
             channel,
@@ -139,8 +134,16 @@ impl Listener {
             }
             let watch = |file| PollFd::new(file, PollFlags::POLLIN);
             let mut files = [watch(self.channel.as_fd()), watch(self.closed.as_fd())];
-            poll(&mut files, PollTimeout::NONE)?;
+            poll(&mut files, self.until_eviction())?;
         }
+    }
+
+    /// How long to wait until a silent peer may have to give up its place, rounded up.
+    fn until_eviction(&self) -> PollTimeout {
+        let eviction = lock(&self.peers).half_open.next_eviction();
+        let left = eviction.map(|at| at.saturating_duration_since(Instant::now()));
+        let left = left.map(|left| left + Duration::from_millis(1));
+        left.map_or(PollTimeout::NONE, |left| left.try_into().unwrap_or(PollTimeout::MAX))
     }
 
     fn try_accept(&self) -> io::Result<(Stream, SocketAddr)> {
@@ -168,7 +171,7 @@ impl Listener {
         let now = Instant::now();
         let event = self.channel.try_next_event().map_err(io::Error::from);
         if event.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
-            lock(&self.peers).heard = now;
+            lock(&self.peers).half_open.heard(now);
             self.take_waiting()?;
         }
         event
@@ -185,9 +188,7 @@ impl Listener {
         drop(lock(&self.id).take());
         let mut peers = lock(&self.peers);
         peers.is_closed = true;
-        let ended: Vec<IdKey> = peers.pending.keys().copied().collect();
-        ended.into_iter().for_each(|id| drop(peers.end(id)));
-        peers.half_open.drop_waiting();
+        peers.half_open.clear();
         drop(peers);
         if let Err(error) = self.closed.write(1) {
             tracing::warn!(%error, "a thread that accepts may not hear that the listener is closed");
@@ -202,7 +203,7 @@ impl Listener {
                 Ok(None)
             }
             EventKind::Established => {
-                let Some(pending) = lock(&self.peers).end(event.id) else {
+                let Some(pending) = lock(&self.peers).half_open.remove(event.id) else {
                     return Ok(None);
                 };
                 // Now, because no later event may cause a call that does it.
@@ -219,7 +220,7 @@ impl Listener {
             other => {
                 if let Some(error) = other.into_failure() {
                     tracing::debug!(%error, "a peer gave up");
-                    lock(&self.peers).end(event.id);
+                    drop(lock(&self.peers).half_open.remove(event.id));
                 }
                 Ok(None)
             }
@@ -251,17 +252,17 @@ impl Listener {
         let mut result = Ok(());
         loop {
             // A statement of its own: the lock is not held longer.
-            let next = lock(&self.peers).open_next();
+            let next = lock(&self.peers).half_open.open_next();
             let Some((source, (request, peer))) = next else { return result };
             let prepared = Prepared::new(request.id(), &self.config);
             // Locked while the peer is told, because another thread may get the event at once.
             let mut peers = lock(&self.peers);
             match prepared {
-                Ok(_) if peers.is_closed => peers.half_open.end(source),
+                Ok(_) if peers.is_closed => peers.half_open.give_up(source),
                 Ok(prepared) => peers.accept((source, request), prepared, peer, &self.config),
                 // Dropping the request refuses the peer.
                 Err(error) => {
-                    peers.half_open.end(source);
+                    peers.half_open.give_up(source);
                     result = result.and(Err(error));
                 }
             }
@@ -278,27 +279,6 @@ impl Listener {
 }
 
 impl Peers {
-    /// Removes a peer that has confirmed its connection or given up.
-    fn end(&mut self, id: IdKey) -> Option<Pending> {
-        let pending = self.pending.remove(&id)?;
-        self.half_open.end(pending.source);
-        Some(pending)
-    }
-
-    /// The next request that may be accepted. A peer that was silent for long gives up its place to
-    /// one of another address, if that address has too few.
-    fn open_next(&mut self) -> Option<(Source, (ConnectionRequest, Offer))> {
-        if let Some(next) = self.half_open.open_next() {
-            return Some(next);
-        }
-        let peers = self.pending.iter().map(|(key, peer)| (*key, peer.source, peer.since));
-        let silent = self.half_open.silent(self.heard, peers)?;
-        tracing::warn!("a silent peer gave up its place");
-        // Dropping the id refuses the peer.
-        drop(self.end(silent));
-        self.half_open.open_next()
-    }
-
     /// Accepts a request. A peer that has given up is skipped.
     fn accept(
         &mut self,
@@ -314,12 +294,11 @@ impl Peers {
         };
         match request.accept(&mut prepared.qp, &options) {
             Ok(id) => {
-                let since = Instant::now();
-                let pending = Pending { id, source, since, prepared, peer };
-                drop(self.pending.insert(pending.id.key(), pending));
+                let (key, pending) = (id.key(), Pending { id, prepared, peer });
+                self.half_open.add(key, source, pending, Instant::now());
             }
             Err(error) => {
-                self.half_open.end(source);
+                self.half_open.give_up(source);
                 tracing::warn!(%error, "a peer was not accepted");
             }
         }

@@ -4,58 +4,84 @@ fn source(last: u8) -> Source {
     Some(IpAddr::from([10, 0, 0, last]))
 }
 
-/// A request is named by its source and a number.
-fn queue(peers: &mut HalfOpen<(u8, usize)>, who: u8, count: usize) -> Vec<(u8, usize)> {
+/// A request is named by its source and a number, and a peer by its age.
+type Peers = HalfOpen<usize, (), (u8, usize)>;
+
+fn peers(most: usize, most_waiting: usize) -> Peers {
+    HalfOpen::new(most, most_waiting, Instant::now())
+}
+
+fn queue(peers: &mut Peers, who: u8, count: usize) -> Vec<(u8, usize)> {
     (0..count).filter_map(|n| peers.queue(source(who), (who, n)).err()).collect()
 }
 
-fn accept_all(peers: &mut HalfOpen<(u8, usize)>) -> Vec<u8> {
+fn accept_all(peers: &mut Peers) -> Vec<u8> {
     std::iter::from_fn(|| peers.open_next()).map(|(_, (who, _))| who).collect()
 }
 
 #[test]
 fn one_source_leaves_a_quarter_of_the_places() {
-    let mut peers = HalfOpen::new(8, 100);
+    let mut peers = peers(8, 100);
     assert!(queue(&mut peers, 1, 20).is_empty());
     assert_eq!(accept_all(&mut peers), [1; 6]);
     assert!(queue(&mut peers, 2, 3).is_empty());
     assert_eq!(accept_all(&mut peers), [2, 2], "behind fourteen of the other source");
-    peers.end(source(1));
+    peers.give_up(source(1));
     assert_eq!(accept_all(&mut peers), [], "the last quarter is for smaller sources");
-    peers.end(source(2));
+    peers.give_up(source(2));
     assert_eq!(accept_all(&mut peers), [2], "the source with fewer is first");
+}
+
+/// Six peers of a source and two of another one have all places. The first of each is the oldest,
+/// since `start`, and each other one a second younger.
+fn crowded(start: Instant) -> Peers {
+    let mut peers = HalfOpen::new(8, 100, start);
+    for (who, count) in [(1, 6), (2, 2)] {
+        queue(&mut peers, who, count);
+        assert_eq!(accept_all(&mut peers), vec![who; count]);
+        for age in 0..count {
+            let since = start + Duration::from_secs(age as u64);
+            peers.add(10 * usize::from(who) + age, source(who), (), since);
+        }
+    }
+    peers
 }
 
 #[test]
 fn a_new_source_gets_the_place_of_the_oldest_peer_of_the_largest() {
-    let mut peers = HalfOpen::new(8, 100);
     let start = Instant::now();
-    queue(&mut peers, 1, 6);
-    assert_eq!(accept_all(&mut peers), [1; 6]);
-    queue(&mut peers, 2, 2);
-    assert_eq!(accept_all(&mut peers), [2, 2], "no place is left");
-    // Named by their ages, the youngest first.
-    let open = [2, 2, 1, 1, 1, 1, 1, 1].into_iter().enumerate();
-    let open: Vec<_> =
-        open.map(|(age, who)| (age, source(who), start - age as u32 * SILENCE)).collect();
-    let silent = |peers: &HalfOpen<_>, now| peers.silent(now, open.iter().copied());
-    assert_eq!(silent(&peers, start), None, "no request waits");
+    let mut peers = crowded(start);
+    peers.heard(start + 9 * SILENCE);
+    assert_eq!((accept_all(&mut peers), peers.next_eviction()), (vec![], None));
     queue(&mut peers, 1, 1);
-    assert_eq!(silent(&peers, start), None, "of its own source");
+    assert_eq!((accept_all(&mut peers), peers.next_eviction()), (vec![], None), "its own source");
     queue(&mut peers, 3, 3);
-    assert_eq!(accept_all(&mut peers), []);
-    assert_eq!(silent(&peers, start), Some(7));
-    assert_eq!(silent(&peers, start - 7 * SILENCE), None, "not yet");
-    for _ in 0..2 {
-        peers.end(source(1));
+    assert_eq!(accept_all(&mut peers), [3, 3], "its share is a quarter");
+    assert_eq!(peers.next_eviction(), None);
+    let gone = [10, 11].map(|key| peers.remove(key));
+    assert_eq!(gone, [None; 2], "the oldest");
+    assert_eq!(peers.open.len(), 6);
+}
+
+#[test]
+fn the_oldest_peer_gives_up_its_place_when_it_has_been_silent_for_long() {
+    let start = Instant::now();
+    let mut peers = crowded(start);
+    queue(&mut peers, 3, 2);
+    for age in 0..2 {
+        let until = start + Duration::from_secs(age) + SILENCE;
+        assert_eq!(peers.next_eviction(), Some(until));
+        peers.heard(until - Duration::from_nanos(1));
+        assert_eq!(accept_all(&mut peers), []);
+        peers.heard(until);
         assert_eq!(accept_all(&mut peers), [3]);
     }
-    assert_eq!(silent(&peers, start), None, "its share is a quarter");
+    assert_eq!(peers.next_eviction(), None);
 }
 
 #[test]
 fn a_full_queue_takes_one_of_another_source() {
-    let mut peers = HalfOpen::new(1, 4);
+    let mut peers = peers(1, 4);
     queue(&mut peers, 9, 1);
     assert_eq!(accept_all(&mut peers), [9]);
     assert!(queue(&mut peers, 1, 4).is_empty());
@@ -63,7 +89,7 @@ fn a_full_queue_takes_one_of_another_source() {
     assert_eq!(queue(&mut peers, 2, 3), [(1, 3), (1, 2), (2, 2)]);
     let mut order = Vec::new();
     for who in [9, 1, 1, 2] {
-        peers.end(source(who));
+        peers.give_up(source(who));
         order.extend(peers.open_next().map(|(_, request)| request));
     }
     assert_eq!(order, [(1, 0), (1, 1), (2, 0), (2, 1)]);
@@ -71,14 +97,14 @@ fn a_full_queue_takes_one_of_another_source() {
 
 #[test]
 fn nothing_is_kept_of_sources_that_are_gone() {
-    let mut peers = HalfOpen::new(4, 4);
+    let mut peers = peers(4, 4);
     for who in 1..=4 {
         queue(&mut peers, who, 1);
     }
     assert_eq!(accept_all(&mut peers), [1, 2, 3, 4]);
-    (1..=4).for_each(|who| peers.end(source(who)));
+    (1..=4).for_each(|who| peers.give_up(source(who)));
     queue(&mut peers, 5, 4);
-    peers.drop_waiting();
+    peers.clear();
     assert_eq!(accept_all(&mut peers), []);
     assert!(peers.sources.is_empty());
 }
