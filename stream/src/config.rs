@@ -148,7 +148,7 @@ impl Config {
     /// confirmed their connection; 256 by default. A peer that never confirms counts for about a
     /// minute, until the connection manager gives it up. Peers of one address get at most three
     /// quarters of these places. When all are taken, the peer that has been silent the longest (for
-    /// a second at least) of the address with the most is refused, in favour of an address with
+    /// 5 s at least) of the address with the most is refused, in favour of an address with
     /// few. So silent peers of some addresses do not keep others out. Further peers wait without
     /// queues and buffers, as many as the [backlog](Self::backlog) allows. The listener refuses
     /// more.

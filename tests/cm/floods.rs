@@ -279,7 +279,7 @@ fn a_program_that_was_busy_refuses_no_peer_that_has_confirmed() {
     let peer = Peer::asking(&third, to);
     std::thread::sleep(std::time::Duration::from_millis(200));
     open.iter_mut().for_each(Peer::confirm);
-    std::thread::sleep(std::time::Duration::from_millis(1200));
+    std::thread::sleep(std::time::Duration::from_millis(5200));
     let late = std::time::Duration::from_secs(5);
     let accept = |_| listener.accept_until(Instant::now() + late).map(drop);
     let accepted: Vec<_> = (0..4).map(accept).collect();

@@ -80,6 +80,18 @@ fn the_oldest_peer_gives_up_its_place_when_it_has_been_silent_for_long() {
 }
 
 #[test]
+fn a_peer_whose_confirmation_was_lost_once_keeps_its_place() {
+    let start = Instant::now();
+    let mut peers = crowded(start);
+    queue(&mut peers, 3, 1);
+    let repeated = start + REPEATED + Duration::from_millis(500);
+    peers.heard(repeated);
+    assert_eq!(accept_all(&mut peers), []);
+    assert_eq!(peers.remove(10), Some(()), "it confirms now");
+    assert_eq!(accept_all(&mut peers), [3]);
+}
+
+#[test]
 fn a_full_queue_takes_one_of_another_source() {
     let mut peers = peers(1, 4);
     queue(&mut peers, 9, 1);
