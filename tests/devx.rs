@@ -9,7 +9,7 @@ mod firmware;
 use std::os::fd::AsFd;
 
 use common::Setup;
-use firmware::{CONTEXT, Cq, Input, LOG_CQES, Memory, RECORD, commands, free, segment};
+use firmware::{CONTEXT, Cq, Input, LOG_CQES, Memory, RECORD, commands, free, key_input, segment};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use uverbs::devx::{Devx, DevxEventChannelFlags, DevxObject, DevxUar, EventChannel, UarKind};
@@ -18,7 +18,7 @@ use uverbs::qp_type::Dci;
 use uverbs::{Context, ErrorKind, MemoryRegion, op};
 use uverbs_soft_adapter::firmware::bits::{Field, field};
 use uverbs_soft_adapter::firmware::layout::command::{
-    create_cq_in, create_mkey_in, create_qp_in, header, modify_qp_in, object, result,
+    create_cq_in, create_qp_in, header, modify_qp_in, object, result,
 };
 use uverbs_soft_adapter::firmware::layout::context::{ads, cqc, dctc, mkc, qpc};
 
@@ -436,23 +436,9 @@ fn umem_and_uar_live_as_long_as_the_object_that_uses_them() {
 fn mkeys_are_created_over_registered_memory() {
     let Some((setup, devx)) = setup() else { return };
     let memory = Memory::new(&devx);
-    let input = |length: u64| {
-        Input::new(0x200, 272)
-            .set(create_mkey_in::PG_ACCESS, 1u64)
-            .set(create_mkey_in::MKEY_UMEM_ID, memory.umem.id())
-            .set(create_mkey_in::TRANSLATIONS_OCTWORD_ACTUAL_SIZE, 1u64)
-            .set(mkc::ACCESS_MODE_1_0.at(CONTEXT), 1u64)
-            .set(mkc::LR.at(CONTEXT), 1u64)
-            .set(mkc::LW.at(CONTEXT), 1u64)
-            .set(mkc::QPN.at(CONTEXT), 0xff_ffffu64)
-            .set(mkc::MKEY_7_0.at(CONTEXT), 0x5au64)
-            .set(mkc::PD.at(CONTEXT), setup.pd.number())
-            .set(mkc::START_ADDR.at(CONTEXT), memory.base.as_ptr() as u64)
-            .set(mkc::LEN.at(CONTEXT), length)
-            .set(mkc::TRANSLATIONS_OCTWORD_SIZE.at(CONTEXT), 1u64)
-    };
     let mut answer = [0; 16];
-    let key = devx.create(&input(4096).0, &mut answer).unwrap();
+    let input = key_input(&memory, setup.pd.number(), 4096);
+    let key = devx.create(&input.0, &mut answer).unwrap();
     let index = object::NUMBER.get32(&answer);
     let mut shown = [0; 304];
     let query = Input::new(0x201, 16).set(object::NUMBER, index);

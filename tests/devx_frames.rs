@@ -13,7 +13,7 @@ mod frames;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
-use firmware::{Cq, Input, Memory, RECORD, commands, free, segment};
+use firmware::{Cq, Input, KEY_VARIANT, Memory, RECORD, commands, free, key_input, segment};
 use frames::{Wire, udp_frame};
 use uverbs::MemoryRegion;
 use uverbs::devx::{CommandChannel, Devx, DevxObject, DevxUar, UarKind};
@@ -187,6 +187,21 @@ impl Rq {
     }
 }
 
+/// A list of receive queues, and the rule that leads to it.
+struct Table {
+    list: DevxObject,
+    tir: DevxObject,
+    rule: Flow,
+}
+
+impl Table {
+    fn close(self) {
+        self.rule.destroy().unwrap();
+        self.tir.destroy().unwrap();
+        self.list.destroy().unwrap();
+    }
+}
+
 /// What the tests share: a port that delivers to itself, and a send queue.
 struct Bench {
     wire: Wire,
@@ -224,7 +239,7 @@ impl Bench {
     fn count_to(
         &self,
         fields: &[(Field, u64)],
-        counter: Option<&DevxObject>,
+        counter: Option<(&DevxObject, Option<u32>)>,
     ) -> (DevxObject, Flow) {
         let input = Input::new(0x900, 272);
         let input = input.set(tirc::TRANSPORT_DOMAIN.at(CONTEXT), self.domain.1);
@@ -237,8 +252,29 @@ impl Bench {
         let options = MatcherOptions { mask: &mask, criteria: 1, ..MatcherOptions::default() };
         let matcher = self.wire.setup.context.create_flow_matcher(&options).unwrap();
         let rule = matcher.create_flow(&value).to_object(&tir);
-        let rule = counter.into_iter().fold(rule, |rule, counter| rule.count(counter, None));
+        let rule = counter.into_iter().fold(rule, |rule, counter| rule.count(counter.0, counter.1));
         (tir, rule.build().unwrap())
+    }
+
+    /// Frames are spread over these queues by a hash.
+    fn spread(&self, queues: [u32; 2]) -> Table {
+        let list = Input::new(0x916, 280)
+            .set(rqtc::RQT_MAX_SIZE.at(CONTEXT), 2u64)
+            .set(rqtc::RQT_ACTUAL_SIZE.at(CONTEXT), 2u64)
+            .set(field(LIST + 8, 24), queues[0])
+            .set(field(LIST + 32 + 8, 24), queues[1]);
+        let (list, number) = create(&self.devx, &list);
+        let mut fields = vec![
+            (tirc::DISP_TYPE, 1),
+            (tirc::INDIRECT_TABLE, number.into()),
+            (tirc::RX_HASH_FN, 2),
+            // IPv4 and UDP: both addresses and both ports.
+            (tirc::RX_HASH_FIELD_SELECTOR_OUTER, 1 << 30 | 0xf),
+        ];
+        let key = (0..10).map(|word| (tirc::RX_HASH_TOEPLITZ_KEY.element(word, 32), 0x6d5a_56da));
+        fields.extend(key);
+        let (tir, rule) = self.lead_to(&fields);
+        Table { list, tir, rule }
     }
 
     /// Sends a frame to a UDP port.
@@ -303,7 +339,7 @@ fn a_counter_counts_the_frames_of_its_rules() {
     assert_eq!(counted(&counter, number, &channel), [0, 0]);
     for lap in 1..=2 {
         // The counter keeps what a rule has counted after the rule's end.
-        let (tir, rule) = bench.count_to(&queue, Some(&counter));
+        let (tir, rule) = bench.count_to(&queue, Some((&counter, None)));
         for port in 1..=5 {
             let sent = bench.send(port);
             assert_eq!(rq.frame::<82>(), sent[..]);
@@ -315,6 +351,120 @@ fn a_counter_counts_the_frames_of_its_rules() {
     }
     counter.destroy().unwrap();
     rq.close();
+    bench.close();
+}
+
+/// Counters that were allocated together.
+struct Bulk {
+    object: DevxObject,
+    first: u32,
+}
+
+impl Bulk {
+    fn new(devx: &Devx, size: u64) -> Self {
+        let mut answer = [0; 16];
+        let input = Input::new(0x939, 16).set(flow_counter::BULK, size);
+        let object = devx.create(&input.0, &mut answer).unwrap();
+        Self { object, first: flow_counter::ID.get32(&answer) }
+    }
+
+    /// A query of counters from the `index`th on; of one that the query names if `count` is 0.
+    fn query(&self, index: u32, count: u32) -> Input {
+        Input::new(0x93b, 32)
+            .set(query_flow_counter_in::FLOW_COUNTER_ID, self.first + index)
+            .set(query_flow_counter_in::NUM_OF_COUNTERS, count)
+    }
+}
+
+/// Packets and octets of the `index`th counter of a list.
+fn pair(list: &[u8], index: usize) -> [u64; 2] {
+    let at = |field: Field| field.at(index * 128).get(list);
+    [at(traffic_counter::PACKETS), at(traffic_counter::OCTETS)]
+}
+
+const BULK: u32 = 128;
+const COUNTED: u32 = 5;
+
+#[test]
+fn counters_are_allocated_and_queried_together() {
+    let Some(mut bench) = Bench::new() else { return };
+    let [bulk, other] = [1, 2].map(|size| Bulk::new(&bench.devx, size));
+    assert!(bulk.first + BULK <= other.first || other.first + 2 * BULK <= bulk.first);
+    let mut rq = Rq::new(&bench.devx, &bench.uar, &bench.wire);
+    let queue = [(tirc::INLINE_RQN, rq.number.into())];
+    let (tir, rule) = bench.count_to(&queue, Some((&bulk.object, Some(COUNTED))));
+    for port in 1..=3 {
+        let sent = bench.send(port);
+        assert_eq!(rq.frame::<82>(), sent[..]);
+    }
+    let counted = |index: u32| if index == COUNTED { [3, 3 * 82] } else { [0; 2] };
+
+    let mut answer = [0; 16 + 16];
+    for index in [0, COUNTED, BULK - 1] {
+        bulk.object.query(&bulk.query(index, 0).0, &mut answer).unwrap();
+        assert_eq!(pair(&answer[16..], 0), counted(index));
+    }
+    let mut answers = [0; 16 + 16 * BULK as usize];
+    bulk.object.query(&bulk.query(0, BULK).0, &mut answers).unwrap();
+    (0..BULK).for_each(|at| assert_eq!(pair(&answers[16..], at as usize), counted(at)));
+    let outside = bulk.object.query(&bulk.query(BULK, 0).0, &mut answer).unwrap_err();
+    assert_eq!(outside.errno(), libc::EINVAL, "the kernel knows how many there are");
+
+    // To memory, as DPDK asks for them.
+    let memory = Memory::new(&bench.devx);
+    let (key, index) =
+        create(&bench.devx, &key_input(&memory, bench.wire.setup.pd.number(), 16 * 64));
+    let dump = |bulk: &Bulk, count: u32, key: u32| {
+        let input = bulk
+            .query(0, count)
+            .set(query_flow_counter_in::CLEAR, 1u64)
+            .set(query_flow_counter_in::DUMP_TO_MEMORY, 1u64)
+            .set(query_flow_counter_in::MKEY, key)
+            .set(query_flow_counter_in::ADDRESS, memory.base.as_ptr() as u64);
+        bulk.object.query(&input.0, &mut [0; 16 + 16])
+    };
+    let key_number = index << 8 | KEY_VARIANT;
+    if common::is_soft() {
+        // More than the key has, a key of another variant, and more than the bulk has.
+        for (count, key) in [(BULK, key_number), (4, key_number ^ 1), (BULK + 4, key_number)] {
+            let error = dump(&bulk, count, key).unwrap_err();
+            assert_eq!(error.errno(), libc::EREMOTEIO, "{error}");
+        }
+    }
+    dump(&bulk, 64, key_number).unwrap();
+    let stored: Vec<u8> = (0..16 * 64).map(|at| memory.byte(at)).collect();
+    (0..64).for_each(|at| assert_eq!(pair(&stored, at as usize), counted(at)));
+    bulk.object.query(&bulk.query(COUNTED, 0).0, &mut answer).unwrap();
+    assert_eq!(pair(&answer[16..], 0), [0; 2], "cleared");
+    key.destroy().unwrap();
+    free(memory);
+
+    // The rule uses one of the counters.
+    let bulk = match common::is_soft() {
+        true => *bulk.object.destroy().unwrap_err().object,
+        false => bulk.object,
+    };
+    rule.destroy().unwrap();
+    tir.destroy().unwrap();
+    bulk.destroy().unwrap();
+    other.object.destroy().unwrap();
+    rq.close();
+    bench.close();
+}
+
+#[test]
+fn a_rule_names_only_counters_that_there_are() {
+    let Some(bench) = Bench::new() else { return };
+    let bulk = Bulk::new(&bench.devx, 1);
+    let matcher = bench
+        .wire
+        .setup
+        .context
+        .create_flow_matcher(&MatcherOptions { mask: &[0xff; 8], ..MatcherOptions::default() });
+    let matcher = matcher.unwrap();
+    let rule = matcher.create_flow(&[0; 8]).count(&bulk.object, Some(BULK));
+    assert_eq!(rule.drop_frames().build().unwrap_err().errno(), libc::EINVAL);
+    bulk.object.destroy().unwrap();
     bench.close();
 }
 
@@ -359,22 +509,7 @@ fn a_program_names_only_what_is_its_own() {
 fn a_hash_spreads_frames_over_queues_made_by_commands() {
     let Some(mut bench) = Bench::new() else { return };
     let mut queues = [0; 2].map(|_| Rq::new(&bench.devx, &bench.uar, &bench.wire));
-    let list = Input::new(0x916, 280)
-        .set(rqtc::RQT_MAX_SIZE.at(CONTEXT), 2u64)
-        .set(rqtc::RQT_ACTUAL_SIZE.at(CONTEXT), 2u64)
-        .set(field(LIST + 8, 24), queues[0].number)
-        .set(field(LIST + 32 + 8, 24), queues[1].number);
-    let (table, number) = create(&bench.devx, &list);
-    let mut fields = vec![
-        (tirc::DISP_TYPE, 1),
-        (tirc::INDIRECT_TABLE, number.into()),
-        (tirc::RX_HASH_FN, 2),
-        // IPv4 and UDP: both addresses and both ports.
-        (tirc::RX_HASH_FIELD_SELECTOR_OUTER, 1 << 30 | 0xf),
-    ];
-    let key = (0..10).map(|word| (tirc::RX_HASH_TOEPLITZ_KEY.element(word, 32), 0x6d5a_56da));
-    fields.extend(key);
-    let (tir, rule) = bench.lead_to(&fields);
+    let table = bench.spread([queues[0].number, queues[1].number]);
     let mut sent: Vec<_> = (1..=16).map(|port| bench.send(port)).collect();
     let mut got = Vec::new();
     let mut counts = [0; 2];
@@ -392,9 +527,7 @@ fn a_hash_spreads_frames_over_queues_made_by_commands() {
     sent.sort();
     assert_eq!(got, sent);
     assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
-    rule.destroy().unwrap();
-    tir.destroy().unwrap();
-    table.destroy().unwrap();
+    table.close();
     queues.into_iter().for_each(Rq::close);
     bench.close();
 }

@@ -10,8 +10,10 @@ use crate::common::PATIENCE;
 use uverbs::devx::{Devx, DevxObject, DevxUar, Umem, UmemOptions};
 use uverbs::{AccessFlags, Context, MemoryRegion};
 use uverbs_soft_adapter::firmware::bits::Field;
-use uverbs_soft_adapter::firmware::layout::command::{create_cq_in, header, object};
-use uverbs_soft_adapter::firmware::layout::context::cqc;
+use uverbs_soft_adapter::firmware::layout::command::{
+    create_cq_in, create_mkey_in, header, object,
+};
+use uverbs_soft_adapter::firmware::layout::context::{cqc, mkc};
 
 /// Where commands about CQs and keys have their contexts, in bits.
 pub(crate) const CONTEXT: usize = 0x80;
@@ -82,6 +84,26 @@ impl Memory {
     }
 }
 
+/// CREATE_MKEY for the first `length` bytes of the memory.
+pub(crate) fn key_input(memory: &Memory, pd: u32, length: u64) -> Input {
+    Input::new(0x200, 272)
+        .set(create_mkey_in::PG_ACCESS, 1u64)
+        .set(create_mkey_in::MKEY_UMEM_ID, memory.umem.id())
+        .set(create_mkey_in::TRANSLATIONS_OCTWORD_ACTUAL_SIZE, 1u64)
+        .set(mkc::ACCESS_MODE_1_0.at(CONTEXT), 1u64)
+        .set(mkc::LR.at(CONTEXT), 1u64)
+        .set(mkc::LW.at(CONTEXT), 1u64)
+        .set(mkc::QPN.at(CONTEXT), 0xff_ffffu64)
+        .set(mkc::MKEY_7_0.at(CONTEXT), KEY_VARIANT)
+        .set(mkc::PD.at(CONTEXT), pd)
+        .set(mkc::START_ADDR.at(CONTEXT), memory.base.as_ptr() as u64)
+        .set(mkc::LEN.at(CONTEXT), length)
+        .set(mkc::TRANSLATIONS_OCTWORD_SIZE.at(CONTEXT), 1u64)
+}
+
+/// The low byte of keys.
+pub(crate) const KEY_VARIANT: u32 = 0x5a;
+
 /// Deregisters the memory, then frees it.
 pub(crate) fn free(memory: Memory) {
     let Memory { base, umem } = memory;
@@ -100,7 +122,7 @@ pub(crate) struct Cq {
     pub(crate) object: DevxObject,
     pub(crate) number: u32,
     pub(crate) memory: Memory,
-    consumed: usize,
+    pub(crate) consumed: usize,
 }
 
 impl Cq {

@@ -4,6 +4,7 @@ use uverbs_mlx5_format::MiniCqeFormat;
 
 use super::cq::{Cq, CqeSize, Stamps};
 use super::env::{Counted, unused};
+use super::mkey::{Access, Accessor};
 use super::qp::Qp;
 use super::srq::Srq;
 use super::{
@@ -70,6 +71,15 @@ impl Core {
     /// Gives a key a new state (re-registration); the index stays.
     pub fn modify_mkey(&mut self, mkey: Mkey, params: MkeyParams) -> Result<(), CoreError> {
         self.env.replace_key(mkey, params)
+    }
+
+    /// Writes to a key's memory for the firmware.
+    pub fn write_mkey(&self, mkey: Mkey, address: u64, from: &[u8]) -> Result<(), CoreError> {
+        let params = self.query_mkey(mkey)?;
+        let who = Accessor { pd: params.pd, qpn: params.qpn, reserved_lkey: false };
+        let (memory, need) = (&*self.env.memory, Access::LOCAL_WRITE);
+        let written = self.env.mkeys.write(memory, who, mkey, address, from, need);
+        written.map_err(|_| CoreError::bad("mkey", mkey.0.into()))
     }
 
     /// Destroys a key. Accesses in progress fail from now on.

@@ -113,6 +113,7 @@ pub const ETHERNET_VALUES: &[(Field, u64)] = &[
     (general::ROCE, SUPPORTED),
     (general::ETH_NET_OFFLOADS, SUPPORTED),
     (general::MAX_FLOW_COUNTER_15_0, (1 << LOG_COUNTERS) - 1),
+    (general::FLOW_COUNTERS_DUMP, SUPPORTED),
     (general::LOG_MAX_FLOW_COUNTER_BULK, LOG_BULK as u64),
     (general::LOG_MAX_RQ, 16),
     (general::LOG_MAX_TIR, 16),

@@ -1,25 +1,32 @@
 //! Flow counters: what entries of flow tables, and rules of the core, count.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::Firmware;
 use super::command::Command;
-use super::numbers::Numbers;
 use super::refusal::{Done, Refusal};
-use crate::core::{Core, FlowHits, FlowId};
-use crate::firmware::bits::Field;
+use crate::core::{Core, FlowHits, FlowId, Mkey};
 use crate::firmware::layout::ethernet::{flow_counter, query_flow_counter_in, traffic_counter};
 
-/// log2 of the most counters. Linux takes groups of four
+/// log2 of the most counters.
+pub const LOG_COUNTERS: u32 = 15;
+const END: u32 = 1 << LOG_COUNTERS;
+/// log2 of the most counters of one answer.
+pub const LOG_BULK: u32 = 8;
+/// The sizes of bulks that DEVX shows: 128, 256 and 512 counters (`mlx5_fc_bulk_alloc_bitmask`).
+/// The PCI function shows none: no guest has shown yet that Linux's own bulks work.
+pub const BULK_SIZES: u64 = 0b111;
+/// Counters per unit of a bulk's size (`MLX5_FC_BULK_SIZE_FACTOR`).
+const UNIT: u32 = 128;
+/// Several counters begin at a multiple of this. Linux takes groups of four
 /// counters when it reads the ones of its own network device (`mlx5_fc_stats_query`,
 /// drivers/net/ethernet/mellanox/mlx5/core/fs_counters.c).
-pub const LOG_COUNTERS: u32 = 12;
-/// As [`LOG_COUNTERS`], of one query.
-pub const LOG_BULK: u32 = 8;
+const ALIGNMENT: u32 = 4;
 
-/// Where QUERY_FLOW_COUNTER's output has the counters, and the bits of each.
+/// Where QUERY_FLOW_COUNTER's output has the counters, in bits, and the bytes of each.
 const COUNTS: usize = 0x80;
-const COUNT_BITS: usize = 128;
+const COUNT_BYTES: usize = 16;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
@@ -30,7 +37,10 @@ struct Count {
 /// All flow counters.
 #[derive(Debug)]
 pub struct FlowCounters {
-    numbers: Numbers,
+    /// First numbers and lengths of what was allocated.
+    bulks: BTreeMap<u32, u32>,
+    /// Where the search for free numbers begins: freed ones are reused as late as possible.
+    next: u32,
     counts: BTreeMap<u32, Count>,
     /// Rules of the core with their counter, and with the hits that it has already counted.
     rules: BTreeMap<FlowId, (u32, FlowHits)>,
@@ -38,20 +48,77 @@ pub struct FlowCounters {
 
 impl Default for FlowCounters {
     fn default() -> Self {
-        let numbers = Numbers::new("flow counter", 1..1 << LOG_COUNTERS);
-        Self { numbers, counts: BTreeMap::new(), rules: BTreeMap::new() }
+        Self { bulks: BTreeMap::new(), next: 1, counts: BTreeMap::new(), rules: BTreeMap::new() }
     }
 }
 
 impl FlowCounters {
     pub(super) fn in_use(&self) -> usize {
-        self.numbers.in_use()
+        self.bulks.len()
+    }
+
+    /// The numbers that were allocated together with this one.
+    ///
+    /// # Errors
+    /// A refusal if there is no such counter.
+    pub fn bulk_of(&self, number: u32) -> Result<Range<u32>, Refusal> {
+        let found = self.bulks.range(..=number).next_back();
+        let bulk = found.map(|(first, length)| *first..first + length);
+        let bulk = bulk.filter(|bulk| bulk.contains(&number));
+        bulk.ok_or_else(|| Refusal::no_such("flow counter", number))
     }
 
     /// # Errors
     /// A refusal if there is no such counter.
     pub fn check(&self, number: u32) -> Done {
-        self.numbers.check(number)
+        self.bulk_of(number).map(drop)
+    }
+
+    /// Allocates successive numbers, and returns the first.
+    fn allocate(&mut self, length: u32) -> Result<u32, Refusal> {
+        let aligned = |first: &u32| first % length.min(ALIGNMENT) == 0;
+        let is_free = |first: &u32| {
+            let before = self.bulks.range(..first + length).next_back();
+            first + length <= END && before.is_none_or(|(bulk, taken)| bulk + taken <= *first)
+        };
+        let mut all = (self.next..END).chain(1..self.next).filter(aligned);
+        let first = all.find(is_free).ok_or_else(|| Refusal::limit("flow counter"))?;
+        self.bulks.insert(first, length);
+        self.next = if first + length < END { first + length } else { 1 };
+        Ok(first)
+    }
+
+    /// The numbers that a query names.
+    fn wanted(&self, command: &Command<'_>) -> Result<Range<u32>, Refusal> {
+        let first = command.get32(query_flow_counter_in::FLOW_COUNTER_ID);
+        let count = command.get32(query_flow_counter_in::NUM_OF_COUNTERS);
+        let too_many = || Refusal::parameter("num_of_counters", count.into());
+        let end = first.checked_add(count.max(1)).ok_or_else(too_many)?;
+        // The driver may read over gaps, a user context stays in what it has allocated.
+        let most = match command.user_context() {
+            0 if count == 0 => self.bulk_of(first)?.end,
+            0 => END,
+            _ => self.bulk_of(first)?.end,
+        };
+        let to_memory = command.is_set(query_flow_counter_in::DUMP_TO_MEMORY);
+        let fits = to_memory || count <= 1 << LOG_BULK;
+        if end <= most && fits { Ok(first..end) } else { Err(too_many()) }
+    }
+
+    /// The counts as answers have them; those of numbers without a counter are zero.
+    fn read(&self, wanted: Range<u32>) -> Vec<u8> {
+        let bytes = |number| {
+            let count = self.counts.get(&number).copied().unwrap_or_default();
+            let mut bytes = [0; COUNT_BYTES];
+            traffic_counter::PACKETS.set(&mut bytes, count.packets);
+            traffic_counter::OCTETS.set(&mut bytes, count.octets);
+            bytes
+        };
+        wanted.flat_map(bytes).collect()
+    }
+
+    fn clear(&mut self, wanted: Range<u32>) {
+        self.counts.range_mut(wanted).for_each(|(_, count)| *count = Count::default());
     }
 
     /// Counts the frames of a rule from now on.
@@ -86,57 +153,61 @@ impl FlowCounters {
     }
 }
 
+/// How many counters ALLOC_FLOW_COUNTER makes (`MLX5_IB_METHOD_DEVX_OBJ_CREATE` in the kernel's
+/// hw/mlx5/devx.c).
+pub fn length(command: &Command<'_>) -> u32 {
+    match command.get32(flow_counter::BULK_LOG_SIZE) {
+        0 => (UNIT * command.get32(flow_counter::BULK)).max(1),
+        log => 1 << log,
+    }
+}
+
 /// ALLOC_FLOW_COUNTER.
 pub(super) fn allocate(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let bulk = command.get(flow_counter::BULK);
-    if bulk != 0 {
-        return Err(Refusal::parameter("flow_counter_bulk", bulk));
-    }
-    let number = firmware.objects.flow_counters.numbers.allocate()?;
-    command.reply.set(flow_counter::ID, number.into());
+    let first = firmware.objects.flow_counters.allocate(length(command))?;
+    command.reply.set(flow_counter::ID, first.into());
     Ok(())
 }
 
-/// DEALLOC_FLOW_COUNTER.
+/// DEALLOC_FLOW_COUNTER: all that were allocated together, named by the first number.
 pub(super) fn free(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let number = command.get32(flow_counter::ID);
     let counters = &mut firmware.objects.flow_counters;
-    if counters.rules.values().any(|(used, _)| *used == number) {
+    let bulk = counters.bulk_of(number)?;
+    if bulk.start != number {
+        return Err(Refusal::no_such("flow counter", number));
+    }
+    if counters.rules.values().any(|(used, _)| bulk.contains(used)) {
         return Err(Refusal::busy("flow counter", number));
     }
-    counters.numbers.free(number)?;
-    counters.counts.remove(&number);
+    counters.bulks.remove(&number);
+    counters.counts.retain(|counter, _| !bulk.contains(counter));
     Ok(())
 }
 
-/// QUERY_FLOW_COUNTER of one counter, or of successive numbers, in which those without a counter
-/// are zero.
+/// QUERY_FLOW_COUNTER of one counter, or of successive numbers. The counts come in the answer or,
+/// in the same form, to the memory of a key. That form is DPDK's (drivers/common/mlx5/mlx5_prm.h
+/// and `mlx5_devx_cmd_flow_counter_query`); the kernel's header does not have it.
 pub(super) fn query(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let first = command.get32(query_flow_counter_in::FLOW_COUNTER_ID);
-    let bulk = command.get32(query_flow_counter_in::NUM_OF_COUNTERS);
-    // A user context has no successive counters, because it allocates them singly.
-    let most = if command.user_context() == 0 { 1 << LOG_BULK } else { 1 };
-    if bulk > most {
-        return Err(Refusal::parameter("num_of_counters", bulk.into()));
+    let wanted = firmware.objects.flow_counters.wanted(command)?;
+    firmware.objects.flow_counters.collect(firmware.core);
+    let counts = firmware.objects.flow_counters.read(wanted.clone());
+    if command.is_set(query_flow_counter_in::DUMP_TO_MEMORY) {
+        store(firmware, command, &counts)?;
+    } else {
+        command.reply.need(COUNTS / 8 + counts.len())?;
+        command.reply.put(COUNTS, &counts);
     }
-    let counters = &mut firmware.objects.flow_counters;
-    counters.collect(firmware.core);
-    if bulk == 0 {
-        counters.check(first)?;
-    }
-    let length = bulk.max(1) as usize;
-    command.reply.need((COUNTS + length * COUNT_BITS) / 8)?;
-    let clear = command.is_set(query_flow_counter_in::CLEAR);
-    for (index, number) in (first..=u32::MAX).take(length).enumerate() {
-        let Some(count) = counters.counts.get_mut(&number) else { continue };
-        let mut set = |field: Field, value| {
-            command.reply.set(field.at(COUNTS + index * COUNT_BITS), value);
-        };
-        set(traffic_counter::PACKETS, count.packets);
-        set(traffic_counter::OCTETS, count.octets);
-        if clear {
-            *count = Count::default();
-        }
+    if command.is_set(query_flow_counter_in::CLEAR) {
+        firmware.objects.flow_counters.clear(wanted);
     }
     Ok(())
+}
+
+/// Stores counts in the memory of the key that the command names.
+fn store(firmware: &Firmware<'_>, command: &Command<'_>, counts: &[u8]) -> Done {
+    let key = command.get32(query_flow_counter_in::MKEY);
+    firmware.check_uses(command, &[Mkey(key & !0xff).object()])?;
+    let address = command.get(query_flow_counter_in::ADDRESS);
+    Ok(firmware.core.write_mkey(Mkey(key), address, counts)?)
 }

@@ -1,7 +1,7 @@
 //! Flow steering: tables, groups, entries, and the route of a frame through them.
 
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use super::Firmware;
 use super::command::Command;
@@ -144,10 +144,11 @@ impl FlowTables {
         self.root == Some(number) || self.tables.values().any(leads)
     }
 
-    /// Whether an entry counts with this counter.
-    fn is_counting(&self, number: u32) -> bool {
-        let mut entries = self.tables.values().flat_map(|table| table.entries.values());
-        entries.any(|entry| entry.targets.counters.contains(&number))
+    /// Whether an entry counts with one of these counters.
+    fn is_counting(&self, numbers: &Range<u32>) -> bool {
+        let entries = self.tables.values().flat_map(|table| table.entries.values());
+        let mut counters = entries.flat_map(|entry| &entry.targets.counters);
+        counters.any(|counter| numbers.contains(counter))
     }
 
     /// The TIRs that a frame goes to, each with the flow tag. The frame is counted.
@@ -335,10 +336,12 @@ fn counter(firmware: &Firmware, command: &Command<'_>, index: usize) -> Result<u
     firmware.objects.flow_counters.check(number).map(|()| number)
 }
 
-/// Refuses a DEALLOC_FLOW_COUNTER of a counter that an entry counts with.
-pub(super) fn check_unused_counter(flows: &FlowTables, command: &Command<'_>) -> Done {
+/// Refuses a DEALLOC_FLOW_COUNTER of counters that an entry counts with.
+pub(super) fn check_unused_counters(firmware: &Firmware, command: &Command<'_>) -> Done {
     let number = command.get32(flow_counter::ID);
-    if flows.is_counting(number) { Err(Refusal::busy("flow counter", number)) } else { Ok(()) }
+    let bulk = firmware.objects.flow_counters.bulk_of(number)?;
+    let used = firmware.ethernet.flows.is_counting(&bulk);
+    if used { Err(Refusal::busy("flow counter", number)) } else { Ok(()) }
 }
 
 /// SET_FLOW_TABLE_ENTRY: adds an entry, or changes an existing one.

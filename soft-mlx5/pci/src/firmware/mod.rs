@@ -265,7 +265,7 @@ impl Firmware {
         };
         let mut ready = self.check_phase(spec.form.name, Phase::Initialized);
         if opcode == DEALLOC_FLOW_COUNTER {
-            ready = ready.and_then(|()| flow::check_unused_counter(&self.ethernet.flows, command));
+            ready = ready.and_then(|()| flow::check_unused_counters(self, command));
         }
         let done = ready.and_then(|()| self.object_firmware().run(spec, command));
         if done.is_ok() && opcode == DRAIN_DCT {

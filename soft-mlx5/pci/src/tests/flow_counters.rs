@@ -101,6 +101,37 @@ fn an_entry_counts_the_frames_that_it_matches() {
     assert_eq!(gone.0, NO_SUCH);
 }
 
+/// As Linux allocates the counters of its own rules (`mlx5_fc_bulk_create`,
+/// drivers/net/ethernet/mellanox/mlx5/core/fs_counters.c).
+#[test]
+fn counters_of_a_bulk_are_used_singly_and_freed_together() {
+    let mut drivers = pair();
+    let mut sender = Sender::new(&mut drivers[0]);
+    let receiver = Receiver::new(&mut drivers[1]);
+    let tir = queue_tir(&mut drivers[1], &receiver);
+    let single = allocate(&mut drivers[1]);
+    let input = Input::new(0x939, 16).set(flow_counter::BULK, 7);
+    let first = flow_counter::ID.get32(&drivers[1].done(input, 16));
+    assert!(first > single && first % 4 == 0);
+    let (used, last) = (first + 5, first + 7 * 128 - 1);
+    let entry = |entry| counting(entry, FORWARD | COUNT, 1, &[used]);
+    let table = steer_with(&mut drivers[1], station(2).mac(), tir, entry);
+    send_three(&mut drivers, &mut sender);
+    assert_eq!(query(&mut drivers[1], used)[0], 2);
+    assert_eq!(query(&mut drivers[1], last), [0; 2]);
+    assert_eq!(free(&mut drivers[1], first).unwrap_err().0, BUSY);
+    let delete = Input::new(0x938, 64)
+        .set(create_flow_group_in::TABLE_ID, table.into())
+        .set(set_fte_in::FLOW_INDEX, 2);
+    drivers[1].done(delete, 8);
+    assert_eq!(free(&mut drivers[1], used).unwrap_err().0, NO_SUCH, "the first names all");
+    free(&mut drivers[1], first).unwrap();
+    for gone in [first, used, last] {
+        assert_eq!(drivers[1].command(query_input(gone), 32).unwrap_err().0, NO_SUCH);
+    }
+    assert_eq!(query(&mut drivers[1], single), [0; 2]);
+}
+
 #[test]
 fn frames_that_an_entry_drops_are_counted_by_all_its_counters() {
     let mut drivers = pair();

@@ -89,12 +89,14 @@ structure! {
         MAX_WQE_SZ_RQ: 0x2b0, 16;
         MAX_WQE_SZ_SQ_DC: 0x2d0, 16;
         MAX_QP_MCG: 0x2e7, 25;
+        FLOW_COUNTER_BULK_ALLOC: 0x310, 8;
         LOG_MAX_MCG: 0x318, 8;
         LOG_MAX_TRANSPORT_DOMAIN: 0x323, 5;
         LOG_MAX_PD: 0x32b, 5;
         LOG_MAX_XRCD: 0x33b, 5;
         LOG_MAX_FLOW_COUNTER_BULK: 0x348, 8;
         MAX_FLOW_COUNTER_15_0: 0x350, 16;
+        FLOW_COUNTERS_DUMP: 0x361, 1;
         LOG_MAX_RQ: 0x363, 5;
         LOG_MAX_SQ: 0x36b, 5;
         LOG_MAX_TIR: 0x373, 5;

@@ -193,8 +193,11 @@ structure! {
 structure! {
     /// QUERY_FLOW_COUNTER input.
     query_flow_counter_in {
+        MKEY: 0x60, 32;
+        ADDRESS: 0x80, 64;
         CLEAR: 0xc0, 1;
-        NUM_OF_COUNTERS: 0xd0, 16;
+        DUMP_TO_MEMORY: 0xc1, 1;
+        NUM_OF_COUNTERS: 0xc2, 30;
         FLOW_COUNTER_ID: 0xe0, 32;
     }
 }

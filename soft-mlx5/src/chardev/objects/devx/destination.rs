@@ -10,11 +10,11 @@ use crate::chardev::objects::object::Object;
 use crate::core::Spread;
 use crate::locking::lock;
 
-/// Number of the counter of a handle. Counters are not allocated in bulk, so the only offset is 0.
+/// Number of a counter of a handle: the first, or one behind it.
 pub(crate) fn counter(call: &Call<'_>, handle: u32, offset: u32) -> Result<u32, Errno> {
     match &call.state.handles.get(handle)?.object {
-        Object::Devx(object) if object.id().0 == ALLOC_FLOW_COUNTER && offset == 0 => {
-            Ok(object.id().1)
+        Object::Devx(object) if object.id().0 == ALLOC_FLOW_COUNTER => {
+            object.numbers().nth(offset as usize).ok_or(Errno::EINVAL)
         }
         _ => Err(Errno::EINVAL),
     }

@@ -1,6 +1,8 @@
 //! Firmware objects that were created by commands.
 #![forbid(unsafe_code)]
 
+use std::ops::Range;
+
 use nix::errno::Errno;
 use uverbs_soft_adapter::firmware::command::Command;
 use uverbs_soft_adapter::firmware::event::{QUEUE_DCT, QUEUE_QP, QUEUE_RQ, QUEUE_SQ};
@@ -27,6 +29,8 @@ pub(crate) struct FirmwareObject {
     owner: u16,
     family: &'static Family,
     number: u32,
+    /// How many successive numbers it has.
+    length: u32,
     rung: Option<DoorbellQueue>,
 }
 
@@ -81,6 +85,11 @@ impl FirmwareObject {
         (self.family.create, self.number)
     }
 
+    /// Its numbers; only counters have several.
+    pub(super) fn numbers(&self) -> Range<u32> {
+        self.number..self.number + self.length
+    }
+
     /// How events name its type (`get_legacy_obj_type`).
     pub(super) fn queue_type(&self) -> u8 {
         match self.family.create {
@@ -116,7 +125,8 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
         if let Some(rung) = &rung {
             rung.attach(machine);
         }
-        made = Some(FirmwareObject { owner: command.user_context(), family, number, rung });
+        let (owner, length) = (command.user_context(), rules::length(command));
+        made = Some(FirmwareObject { owner, family, number, length, rung });
         Ok(())
     })?;
     if let Some(object) = made {
@@ -177,7 +187,9 @@ pub(super) fn run<'a>(
 /// this device.
 fn answers_to(object: &Object, named: (u16, u32)) -> bool {
     match object {
-        Object::Devx(object) => named == (object.family.create, object.number),
+        Object::Devx(object) => {
+            named.0 == object.family.create && object.numbers().contains(&named.1)
+        }
         Object::Cq(cq) => named == (opcode::CREATE_CQ, cq.cqn.0),
         Object::Qp(qp) if qp.qp_type == QpType::DcTarget => named == (opcode::CREATE_DCT, qp.qpn.0),
         Object::Qp(qp) => {

@@ -3,6 +3,7 @@
 
 use uverbs_soft_adapter::firmware::bits::Field;
 use uverbs_soft_adapter::firmware::command::Command;
+use uverbs_soft_adapter::firmware::flow_counter::length as flow_counters;
 use uverbs_soft_adapter::firmware::layout::command::{
     alloc_q_counter_out, create_cq_in, create_mkey_in, create_qp_in, create_xrc_srq_in, header,
     object, query_q_counter_in,
@@ -119,6 +120,14 @@ pub(super) fn is_creation(opcode: u16) -> bool {
 /// The kind of objects that a command creates.
 pub(super) fn family_of(creation: u16) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.create == creation)
+}
+
+/// How many successive numbers the object of a creation command has.
+pub(super) fn length(command: &Command<'_>) -> u32 {
+    match command.get(header::OPCODE) as u16 {
+        ALLOC_FLOW_COUNTER => flow_counters(command),
+        _ => 1,
+    }
 }
 
 /// The kind of access that a command makes to an object.
