@@ -13,7 +13,9 @@ mod frames;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
-use firmware::{Cq, Input, KEY_VARIANT, Memory, RECORD, commands, free, key_input, segment};
+use firmware::{
+    Cq, Input, KEY_VARIANT, LOG_CQES, Memory, RECORD, commands, free, key_input, segment,
+};
 use frames::{Wire, udp_frame};
 use uverbs::MemoryRegion;
 use uverbs::devx::{CommandChannel, Devx, DevxObject, DevxUar, UarKind};
@@ -21,7 +23,7 @@ use uverbs::flow::{Flow, MatcherOptions};
 use uverbs_soft_adapter::firmware::bits::{Field, field};
 use uverbs_soft_adapter::firmware::layout::capability::general;
 use uverbs_soft_adapter::firmware::layout::command::object;
-use uverbs_soft_adapter::firmware::layout::context::{tisc, wq};
+use uverbs_soft_adapter::firmware::layout::context::{rmpc, tisc, wq};
 use uverbs_soft_adapter::firmware::layout::ethernet::{
     flow_counter, modify_rq_in, modify_sq_in, query_flow_counter_in, rqc, rqtc, sqc, tirc,
     traffic_counter,
@@ -571,5 +573,98 @@ fn tables_have_at_most_the_advertised_size() {
     assert_eq!(change(4, 3), Err(BAD_INPUT_LENGTH));
     change(4, 4).unwrap();
     object.destroy().unwrap();
+    bench.close();
+}
+
+/// A pool of receives, which are linked.
+struct Pool {
+    object: DevxObject,
+    number: u32,
+    memory: Memory,
+    buffers: Vec<MemoryRegion>,
+}
+
+impl Pool {
+    /// A segment in front of each receive links it to the next.
+    const LOG_STRIDE: usize = 5;
+
+    fn new(bench: &Bench) -> Self {
+        let (memory, pd) = (Memory::new(&bench.devx), bench.wire.setup.pd.number());
+        let input = Input::new(0x90c, 272).set(rmpc::STATE.at(CONTEXT), 1u64);
+        let input = queue(input, &memory, pd, Self::LOG_STRIDE as u64);
+        let (object, number) = create(&bench.devx, &input.set(wq::WQ_TYPE.at(QUEUE), 0u64));
+        let buffers: Vec<_> = (0..WQES).map(|_| bench.wire.setup.region(SPACE)).collect();
+        for (index, buffer) in buffers.iter().enumerate() {
+            let at = index << Self::LOG_STRIDE;
+            memory.put(at + 2, &((index + 1) as u16 % WQES as u16).to_be_bytes());
+            memory.put(at + 16, &segment(buffer));
+        }
+        fence(Ordering::SeqCst);
+        memory.record(RECORD, WQES as u32);
+        Self { object, number, memory, buffers }
+    }
+
+    /// A queue that receives into the pool, with its completion queue.
+    fn queue(&self, bench: &Bench) -> (DevxObject, u32, Cq) {
+        let cq = Cq::new(&bench.devx, &bench.uar);
+        let input = Input::new(0x908, 272)
+            .set(rqc::VSD.at(CONTEXT), 1u64)
+            .set(rqc::MEM_RQ_TYPE.at(CONTEXT), 1u64)
+            .set(rqc::RMPN.at(CONTEXT), self.number)
+            .set(rqc::CQN.at(CONTEXT), cq.number)
+            .set(rqc::USER_INDEX.at(CONTEXT), 0xff_ffffu64);
+        let (object, number) = create(&bench.devx, &input);
+        let ready = Input::new(0x909, 272).set(modify_rq_in::RQN, number);
+        object.modify(&ready.set(rqc::STATE.at(CONTEXT), 1u64).0, &mut [0; 16]).unwrap();
+        (object, number, cq)
+    }
+
+    /// The frame of the completion that was polled last.
+    fn frame(&self, cq: &Cq) -> [u8; 82] {
+        let slot = (cq.consumed - 1) % (1 << LOG_CQES);
+        let index = [60, 61].map(|at| cq.memory.byte(slot * 64 + at));
+        let mut frame = [0; 82];
+        let buffer = &self.buffers[usize::from(u16::from_be_bytes(index))];
+        buffer.view().read(0, &mut frame).unwrap();
+        frame
+    }
+}
+
+#[test]
+fn queues_share_the_receives_of_a_pool() {
+    let Some(mut bench) = Bench::new() else { return };
+    let pool = Pool::new(&bench);
+    let mut queues = [0; 2].map(|_| pool.queue(&bench));
+    let table = bench.spread([queues[0].1, queues[1].1]);
+    let mut sent: Vec<_> = (1..=WQES as u16).map(|port| bench.send(port)).collect();
+    let (mut got, mut counts) = (Vec::new(), [0; 2]);
+    let start = Instant::now();
+    while got.len() < sent.len() {
+        for ((_, _, cq), count) in queues.iter_mut().zip(&mut counts) {
+            if let Some(opcode) = cq.poll() {
+                assert_eq!(opcode, RECEIVED);
+                got.push(pool.frame(cq).to_vec());
+                *count += 1;
+            }
+        }
+        assert!(start.elapsed() < common::PATIENCE, "frames are missing: {counts:?}");
+        std::thread::yield_now();
+    }
+    got.sort();
+    sent.sort();
+    assert_eq!(got, sent);
+    assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+    table.close();
+    let pool = match common::is_soft() {
+        true => Pool { object: *pool.object.destroy().unwrap_err().object, ..pool },
+        false => pool,
+    };
+    for (queue, _, cq) in queues {
+        queue.destroy().unwrap();
+        cq.object.destroy().unwrap();
+        free(cq.memory);
+    }
+    pool.object.destroy().unwrap();
+    free(pool.memory);
     bench.close();
 }

@@ -11,7 +11,7 @@ use super::umem::only_driver;
 use super::{Firmware, Objects, Place};
 use crate::core::{
     Cqn, Pdn, QpAttributes, QpParams, QpState, QpType, Qpn, ReceiveRing, ReceiveSource, SendRing,
-    Striding,
+    Srqn, Striding,
 };
 use crate::firmware::layout::context::wq;
 use crate::firmware::layout::ethernet::{modify_rq_in, modify_sq_in, rqc, sqc};
@@ -32,6 +32,9 @@ const ERROR: u8 = 3;
 const CYCLIC: u64 = 1;
 /// `MLX5_WQ_TYPE_CYCLIC_STRIDING_RQ`.
 const CYCLIC_STRIDING: u64 = 3;
+/// Where an RQ has its WQEs, `MLX5_RQC_MEM_RQ_TYPE_MEMORY_RQ_*`.
+const INLINE: u64 = 0;
+const POOL: u64 = 1;
 /// log2 of a send queue's basic block.
 const LOG_BLOCK: u32 = 6;
 
@@ -275,31 +278,58 @@ pub(super) fn modify_send(firmware: &mut Firmware<'_>, command: &mut Command<'_>
 
 /// CREATE_RQ.
 pub(super) fn create_receive(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let (rq, queue) = (command.structure(CONTEXT), command.structure(QUEUE));
-    if rqc::MEM_RQ_TYPE.is_set(rq) {
-        return Err(Refusal::parameter("mem_rq_type", rqc::MEM_RQ_TYPE.get(rq)));
-    }
+    let rq = command.structure(CONTEXT);
     check_rights(rqc::RLKY.is_set(rq), command)?;
+    let (source, places): (_, &[&Place]) = match rqc::MEM_RQ_TYPE.get(rq) {
+        INLINE => (own_ring(firmware, command)?, &[&RING, &RECORD]),
+        POOL => (pool(firmware, command)?, &[]),
+        other => return Err(Refusal::parameter("mem_rq_type", other)),
+    };
+    let params = QpParams {
+        strip_vlan: !rqc::VSD.is_set(rq),
+        scatter_check_sequence: rqc::SCATTER_FCS.is_set(rq),
+        reserved_lkey: rqc::RLKY.is_set(rq),
+        ..source
+    };
+    firmware.check_uses(command, &params.objects())?;
+    let number = firmware.core.create_qp(params)?.0;
+    firmware.objects.ethernet.receive.insert(number, context(command));
+    firmware.created(command, Qpn(number).object(), places);
+    command.reply.set_number(number);
+    Ok(())
+}
+
+/// A receive queue with a ring of its own.
+fn own_ring(firmware: &Firmware<'_>, command: &Command<'_>) -> Result<QpParams, Refusal> {
+    let (rq, queue) = (command.structure(CONTEXT), command.structure(QUEUE));
     let (log_wqes, log_stride) = (wq::LOG_WQ_SZ.get32(queue), wq::LOG_WQ_STRIDE.get32(queue));
     let buffer = ring(firmware, command, log_wqes, log_stride)?;
-    let params = QpParams {
+    Ok(QpParams {
         receive: ReceiveSource::Ring(ReceiveRing {
             buffer,
             log_wqes: log_wqes as u8,
             log_stride: log_stride as u8,
         }),
         striding: striding(queue)?,
-        strip_vlan: !rqc::VSD.is_set(rq),
-        scatter_check_sequence: rqc::SCATTER_FCS.is_set(rq),
-        reserved_lkey: rqc::RLKY.is_set(rq),
         ..firmware.raw_params(command, rqc::CQN.get32(rq), rqc::USER_INDEX.get32(rq))?
-    };
-    firmware.check_uses(command, &params.objects())?;
-    let number = firmware.core.create_qp(params)?.0;
-    firmware.objects.ethernet.receive.insert(number, context(command));
-    firmware.created(command, Qpn(number).object(), &[&RING, &RECORD]);
-    command.reply.set_number(number);
-    Ok(())
+    })
+}
+
+/// A receive queue that takes its receives from a receive memory pool (RMP), in whose protection
+/// domain they are. The command's work queue says nothing then. The completions have the user index
+/// of the receive queue, as those of QPs with an SRQ; no source says so of these.
+fn pool(firmware: &mut Firmware<'_>, command: &Command<'_>) -> Result<QpParams, Refusal> {
+    let rq = command.structure(CONTEXT);
+    let (pool, cq) = (Srqn(rqc::RMPN.get32(rq)), Cqn(rqc::CQN.get32(rq)));
+    let info = firmware.core.query_srq(pool)?.params;
+    if info.xrc.is_some() {
+        return Err(Refusal::no_such("RMP", pool.0));
+    }
+    Ok(QpParams {
+        receive: ReceiveSource::Srq(pool),
+        user_index: rqc::USER_INDEX.get32(rq),
+        ..QpParams::new(QpType::RawPacket, info.pd, cq, cq)
+    })
 }
 
 /// MODIFY_RQ: the state, and whether VLAN tags are stripped.
