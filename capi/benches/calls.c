@@ -1,7 +1,8 @@
 /* Instructions per verb at the C ABI, on the software device. Under callgrind, which counts between two toggles; one case per
- * run. `calls` lists the cases: number, most instructions per request or completion that are allowed, those of Debian 12's
- * libmlx5 on ordinary memory, name. All have the loop and the indirect call in them, as case 0 alone has.
- * `calls NUMBER time` prints the least time per request or completion of many runs, in nanoseconds. See `compare`. */
+ * run. `calls` lists the cases: number, the instructions per request or completion of Debian 12's libmlx5 on ordinary memory,
+ * name. All have the loop and the indirect call in them, as case 0 alone has.
+ * `calls NUMBER time` prints the least time per request or completion of many runs, in nanoseconds. See `compare`.
+ * `calls grid` counts requests with inline data of many lengths, and dumps the counts of each point by its name. See `grid`. */
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
@@ -15,6 +16,9 @@
 #define N 64
 #define BATCH 16
 #define LIST 32
+/* Most bytes of inline data: as many as a copy to the doorbell register takes behind any header but UD's. */
+#define MOST 220
+#define RECEIVED 512
 #define CHECK(what)                                                                                  \
 	do {                                                                                         \
 		if (!(what)) {                                                                       \
@@ -98,8 +102,9 @@ static struct ibv_qp *make_qp(struct ibv_cq *cq, int calls)
 	struct ibv_qp_init_attr_ex attr = {
 		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .pd = pd,
 		.comp_mask = IBV_QP_INIT_ATTR_PD | (calls ? IBV_QP_INIT_ATTR_SEND_OPS_FLAGS : 0),
-		.send_ops_flags = calls ? IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND : 0,
-		.cap = { .max_send_wr = 512, .max_recv_wr = 512, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 64 },
+		.send_ops_flags = calls ? IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND |
+			IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM : 0,
+		.cap = { .max_send_wr = 512, .max_recv_wr = 512, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = MOST },
 	};
 	struct ibv_qp *qp = ibv_create_qp_ex(context, &attr);
 	CHECK(qp);
@@ -112,8 +117,8 @@ static void make_ud(void)
 {
 	struct ibv_qp_init_attr_ex init = {
 		.send_cq = plain.cq, .recv_cq = plain.cq, .qp_type = IBV_QPT_UD, .pd = pd,
-		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = IBV_QP_EX_WITH_SEND,
-		.cap = { .max_send_wr = 512, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 64 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM,
+		.cap = { .max_send_wr = 512, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = MOST },
 	};
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 7 };
 	struct ibv_ah_attr to = { .port_num = 1, .is_global = 1, .grh = { .hop_limit = 1, .sgid_index = 3 } };
@@ -143,7 +148,7 @@ static void prepare(enum ibv_wr_opcode opcode, unsigned flags, uint32_t length, 
 static void prepare_receives(int list)
 {
 	for (int i = 0; i < N; i++) {
-		receive_sges[i] = (struct ibv_sge){ (uintptr_t)data + 64 * i, 64, mr->lkey };
+		receive_sges[i] = (struct ibv_sge){ (uintptr_t)data + RECEIVED * i, RECEIVED, mr->lkey };
 		receives[i] = (struct ibv_recv_wr){ .wr_id = i, .sg_list = &receive_sges[i], .num_sge = 1 };
 		receives[i].next = (i + 1) % list ? &receives[i + 1] : NULL;
 	}
@@ -340,46 +345,141 @@ static void poll_extended(int batch)
 static void poll_fields(void) { poll_extended(1); }
 static void poll_many_fields(void) { poll_extended(BATCH); }
 
+/* The grid's operations and forms of a request. */
+static const struct {
+	const char *name;
+	enum ibv_wr_opcode opcode;
+	int is_ud, takes_receive;
+} operations[] = {
+	{ "SEND", IBV_WR_SEND, 0, 1 },
+	{ "SEND with immediate", IBV_WR_SEND_WITH_IMM, 0, 1 },
+	{ "WRITE", IBV_WR_RDMA_WRITE, 0, 0 },
+	{ "WRITE with immediate", IBV_WR_RDMA_WRITE_WITH_IMM, 0, 1 },
+	{ "SEND on UD", IBV_WR_SEND, 1, 0 },
+	{ "SEND with immediate on UD", IBV_WR_SEND_WITH_IMM, 1, 0 },
+};
+static const char *const forms[] = { "ibv_post_send", "ibv_post_send of 32", "ibv_wr_*", "ibv_wr_*, 2 buffers" };
+enum form { ALONE, IN_LIST, BY_CALLS, TWO_BUFFERS };
+
+static void name_operation(struct ibv_qp_ex *x, enum ibv_wr_opcode opcode)
+{
+	const uint64_t remote = (uintptr_t)data + 32768;
+	switch (opcode) {
+	case IBV_WR_SEND: return ibv_wr_send(x);
+	case IBV_WR_SEND_WITH_IMM: return ibv_wr_send_imm(x, 7);
+	case IBV_WR_RDMA_WRITE: return ibv_wr_rdma_write(x, mr->rkey, remote);
+	default: return ibv_wr_rdma_write_imm(x, mr->rkey, remote, 7);
+	}
+}
+
+static void call(struct ibv_qp_ex *x, enum ibv_wr_opcode opcode, enum form form, uint32_t length)
+{
+	const struct ibv_data_buf buffers[2] = { { data, length / 2 }, { data + length / 2, length - length / 2 } };
+	CALLGRIND_TOGGLE_COLLECT;
+	for (int i = 0; i < N; i++) {
+		ibv_wr_start(x);
+		x->wr_id = i;
+		x->wr_flags = x == ud_x && i == N - 1 ? IBV_SEND_SIGNALED : 0;
+		name_operation(x, opcode);
+		if (x == ud_x)
+			ibv_wr_set_ud_addr(x, ah, ud->qp_num, 7);
+		if (form == BY_CALLS)
+			ibv_wr_set_inline_data(x, data, length);
+		else
+			ibv_wr_set_inline_data_list(x, 2, buffers);
+		if (ibv_wr_complete(x))
+			abort();
+	}
+	CALLGRIND_TOGGLE_COLLECT;
+}
+
+static void point(enum form form, int operation, uint32_t length)
+{
+	const enum ibv_wr_opcode opcode = operations[operation].opcode;
+	const int is_ud = operations[operation].is_ud, list = form == IN_LIST ? LIST : 1;
+	struct ibv_qp *to = is_ud ? ud : qp;
+
+	prepare_receives(LIST);
+	for (int i = 0; i < N && operations[operation].takes_receive; i += LIST)
+		CHECK(!ibv_post_recv(qp, &receives[i], &bad_receive));
+	prepare(opcode, IBV_SEND_INLINE, length, list);
+	for (int i = 0; i < N && is_ud; i++) {
+		sends[i].wr.ud.ah = ah;
+		sends[i].wr.ud.remote_qpn = ud->qp_num;
+		sends[i].wr.ud.remote_qkey = 7;
+	}
+	if (is_ud)
+		sends[N - 1].send_flags |= IBV_SEND_SIGNALED;
+	if (form >= BY_CALLS)
+		call(is_ud ? ud_x : qx, opcode, form, length);
+	else
+		COUNTED(for (int i = 0; i < N; i += list) if (ibv_post_send(to, &sends[i], &bad)) abort());
+	if (is_ud)
+		return drain(1);
+	if (operations[operation].takes_receive)
+		drain(N);
+	retire();
+}
+
+static void grid(void)
+{
+	char name[99];
+	for (int form = 0; form < (int)(sizeof forms / sizeof *forms); form++)
+		for (int operation = 0; operation < (int)(sizeof operations / sizeof *operations); operation++)
+			for (uint32_t length = 1; length <= MOST; length += 4) {
+				snprintf(name, sizeof name, "%s: %s:%u", forms[form], operations[operation].name, length);
+				/* The first time is as in `main`. Twice, because one of the two may be where the ring ends. */
+				if (length == 1)
+					point(form, operation, length);
+				for (int i = 0; i < 2; i++) {
+					CALLGRIND_ZERO_STATS;
+					point(form, operation, length);
+					CALLGRIND_DUMP_STATS_AT(name);
+				}
+			}
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
-	int limit, libmlx5;
+	int libmlx5;
 } cases[] = {
-	{ "nothing: the loop and an indirect call", empty, 16, 13 },
-	{ "`ibv_post_send`, inline 16 B", inline_16, 128, 338 },
-	{ "`ibv_post_send`, inline 64 B", inline_64, 141, 363 },
-	{ "`ibv_post_send`, 1 SGE", one_sge, 104, 318 },
-	{ "`ibv_post_send`, list of 32, 1 SGE", list_of_sges, 55, 177 },
-	{ "`ibv_post_send`, list of 32, inline 16 B", list_of_inline, 83, 201 },
-	{ "`ibv_wr_*`, inline 16 B", calls_inline_16, 129, 300 },
-	{ "`ibv_wr_*`, inline 64 B", calls_inline_64, 155, 325 },
-	{ "`ibv_wr_*`, 1 SGE", calls_sge, 114, 270 },
-	{ "`ibv_wr_*`, batch of 32, 1 SGE", calls_batch, 58, 137 },
-	{ "`ibv_wr_*`, batch of 32, inline 16 B", calls_batch_inline, 73, 171 },
-	{ "`ibv_wr_*` on UD, inline 16 B", ud_inline_16, 162, 358 },
-	{ "`ibv_wr_*` on UD, inline 64 B", ud_inline_64, 176, 383 },
-	{ "`ibv_wr_*` on UD, 1 SGE", ud_sge, 152, 328 },
-	{ "`ibv_post_recv`", receive_one, 59, 134 },
-	{ "`ibv_post_recv`, list of 32", receive_list, 24, 66 },
-	{ "`ibv_post_srq_recv`", receive_shared, 64, 105 },
-	{ "`ibv_poll_cq` of 1, send", poll_send, 75, 193 },
-	{ "`ibv_poll_cq` of 16, send", poll_many_sends, 46, 109 },
-	{ "`ibv_poll_cq` of 1, receive", poll_receive, 93, 0 },
-	{ "`ibv_poll_cq` of 16, receive", poll_many_receives, 59, 142 },
-	{ "`ibv_start_poll` and `ibv_end_poll`", poll_fields, 91, 202 },
-	{ "`ibv_start_poll` and 15 `ibv_next_poll`", poll_many_fields, 67, 160 },
+	{ "nothing: the loop and an indirect call", empty, 13 },
+	{ "`ibv_post_send`, inline 16 B", inline_16, 338 },
+	{ "`ibv_post_send`, inline 64 B", inline_64, 363 },
+	{ "`ibv_post_send`, 1 SGE", one_sge, 318 },
+	{ "`ibv_post_send`, list of 32, 1 SGE", list_of_sges, 177 },
+	{ "`ibv_post_send`, list of 32, inline 16 B", list_of_inline, 201 },
+	{ "`ibv_wr_*`, inline 16 B", calls_inline_16, 300 },
+	{ "`ibv_wr_*`, inline 64 B", calls_inline_64, 325 },
+	{ "`ibv_wr_*`, 1 SGE", calls_sge, 270 },
+	{ "`ibv_wr_*`, batch of 32, 1 SGE", calls_batch, 137 },
+	{ "`ibv_wr_*`, batch of 32, inline 16 B", calls_batch_inline, 171 },
+	{ "`ibv_wr_*` on UD, inline 16 B", ud_inline_16, 358 },
+	{ "`ibv_wr_*` on UD, inline 64 B", ud_inline_64, 383 },
+	{ "`ibv_wr_*` on UD, 1 SGE", ud_sge, 328 },
+	{ "`ibv_post_recv`", receive_one, 134 },
+	{ "`ibv_post_recv`, list of 32", receive_list, 66 },
+	{ "`ibv_post_srq_recv`", receive_shared, 105 },
+	{ "`ibv_poll_cq` of 1, send", poll_send, 193 },
+	{ "`ibv_poll_cq` of 16, send", poll_many_sends, 109 },
+	{ "`ibv_poll_cq` of 1, receive", poll_receive, 0 },
+	{ "`ibv_poll_cq` of 16, receive", poll_many_receives, 142 },
+	{ "`ibv_start_poll` and `ibv_end_poll`", poll_fields, 202 },
+	{ "`ibv_start_poll` and 15 `ibv_next_poll`", poll_many_fields, 160 },
 };
 
 int main(int argc, char **argv)
 {
-	const int count = sizeof cases / sizeof *cases, chosen = argc > 1 ? atoi(argv[1]) : count;
+	const int is_grid = argc > 1 && !strcmp(argv[1], "grid");
+	const int count = sizeof cases / sizeof *cases, chosen = is_grid ? 0 : argc > 1 ? atoi(argv[1]) : count;
 	struct ibv_cq_init_attr_ex attr = { .cqe = 1023, .wc_flags = IBV_WC_STANDARD_FLAGS };
 	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 511, .max_sge = 1 } };
 	struct ibv_device **list;
 
 	if (chosen >= count) {
 		for (int i = 0; i < count; i++)
-			printf("%d\t%d\t%d\t%s\n", i, cases[i].limit, cases[i].libmlx5, cases[i].name);
+			printf("%d\t%d\t%s\n", i, cases[i].libmlx5, cases[i].name);
 		return 0;
 	}
 	list = ibv_get_device_list(NULL);
@@ -396,6 +496,8 @@ int main(int argc, char **argv)
 	qx = ibv_qp_to_qp_ex(qp);
 	qp_extended = make_qp(extended.cq, 0);
 	make_ud();
+	if (is_grid)
+		return grid(), 0;
 	/* The first time brings lazy binding, and sees what the poller does not know yet. In the second the poller knows how
 	 * many completions the program takes at once, which makes it look its queues up anew. */
 	cases[chosen].run();

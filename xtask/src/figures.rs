@@ -297,7 +297,9 @@ impl Counts {
         };
         let counted = FILES.iter().map(both).chain(self.pictures().into_iter().map(drawn));
         let counted = counted.collect::<Result<Vec<_>>>()?;
-        Ok(counted.into_iter().chain(measured::files(root)?).collect())
+        let measured = measured::files(root)?.into_iter();
+        let measured = measured.map(|(name, before, after)| (name, before, self.claimed(&after)));
+        Ok(counted.into_iter().chain(measured).collect())
     }
 
     /// The text with the figures in its sentences.

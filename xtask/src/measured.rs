@@ -156,7 +156,8 @@ fn groups(root: &Path) -> Result<Vec<rivals::Group>> {
     Ok(ours.into_iter().zip(others).map(group).collect())
 }
 
-/// Replaces the lines of each table that these files have.
+/// Replaces the lines of each table that these files have. What a line does not say of its case, as
+/// counts without times do not, stays as it is.
 ///
 /// # Errors
 /// A file cannot be read or written.
@@ -167,10 +168,34 @@ pub(super) fn take(root: &Path, printed: &[PathBuf]) -> Result<()> {
     for file in printed {
         let text = fs::read_to_string(file)?;
         let new: Vec<&str> = text.lines().filter(|line| field(line, "table").is_some()).collect();
+        let completed = completed(&new, &kept);
         let is_old =
             |line: &String| new.iter().any(|new| field(new, "table") == field(line, "table"));
         kept.retain(|line| !is_old(line));
-        kept.extend(new.into_iter().map(str::to_owned));
+        kept.extend(completed);
     }
     fs::write(root.join(FILE), kept.iter().map(|line| format!("{line}\n")).collect::<String>())
+}
+
+/// The new lines, with the fields that only the old line of the case has, or a dash for a column of
+/// which neither has one.
+fn completed(new: &[&str], old: &[String]) -> Vec<String> {
+    let complete = |line: &&str| {
+        let of_line = |name: &str| field(line, name);
+        let is_same = |old: &&String| {
+            ["table", "case"].into_iter().all(|name| field(old, name) == of_line(name))
+        };
+        let old = old.iter().find(is_same);
+        let table = TABLES.iter().find(|table| Some(table.name) == of_line("table").as_deref());
+        let names = table.into_iter().flat_map(|table| table.columns).flat_map(|(_, names)| *names);
+        let missing: String = names
+            .filter(|name| of_line(name).is_none())
+            .map(|name| match old.and_then(|old| field(old, name)) {
+                Some(value) if value.parse::<f64>().is_ok() => format!(",\"{name}\":{value}"),
+                value => format!(",\"{name}\":\"{}\"", value.as_deref().unwrap_or("–")),
+            })
+            .collect();
+        format!("{}{missing}}}", line.trim_end_matches('}'))
+    };
+    new.iter().map(complete).collect()
 }
