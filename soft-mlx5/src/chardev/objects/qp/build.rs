@@ -76,9 +76,7 @@ fn build_dc_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno>
         },
         ..QpParams::new(QpType::DcTarget, pd, cqn, cqn)
     };
-    let parents = [request.pd, request.send_cq, request.receive_cq, request.srq];
-    let parents = parents.into_iter().flatten().collect();
-    let qpn = finish(call, request, params, None, (0, 0), parents, None)?;
+    let qpn = finish(call, request, params, None, (0, 0), parents(request), None)?;
     driver.write_fitting(DriverResponse::default().as_bytes())?;
     Ok(qpn)
 }
@@ -94,17 +92,20 @@ fn build_user(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, Errno> 
     let receives = check_receive_ring(request, &ucmd)?;
     let (uar, register) = doorbell(call, &ucmd)?;
     let params = params(call, request, &ucmd, user_index, cqe_version)?;
-    let parents = [request.pd, request.send_cq, request.receive_cq, request.srq]
-        .into_iter()
-        .flatten()
-        .collect();
     let adjusted = register.as_ref().map_or(NO_BFREG, Register::adjusted);
-    let qpn = finish(call, request, params, Some((uar, register)), receives, parents, None)?;
+    let doorbell = Some((uar, register));
+    let qpn = finish(call, request, params, doorbell, receives, parents(request), None)?;
     let ece_options = call.file.device.options().connection_options;
     let response =
         DriverResponse { bfreg_index: adjusted, ece_options, ..DriverResponse::default() };
     driver.write_fitting(response.as_bytes())?;
     Ok(qpn)
+}
+
+/// Handles of the objects that the QP uses.
+fn parents(request: &Request) -> Vec<u32> {
+    let objects = [request.pd, request.send_cq, request.receive_cq, request.srq];
+    objects.into_iter().flatten().collect()
 }
 
 /// `process_create_flags`. A raw packet QP also needs an Ethernet port and CQEs of version 1,
