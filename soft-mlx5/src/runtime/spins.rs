@@ -1,9 +1,10 @@
 //! Whether a thread that waits for a file looks again and again first, or sleeps at once.
 //!
 //! A look that finds the answer saves a sleep and a wake-up. That pays if the answer comes within
-//! the time that these take. It does not where the peer cannot run before this thread sleeps: on
-//! busy processors, or on emulated ones that take turns. So a thread looks again for that time
-//! only, and after looks for nothing it sleeps at once a number of times, which doubles.
+//! the time that a sleep and a wake-up take. It does not pay if the peer cannot run before this
+//! thread sleeps: on busy processors, or on emulated ones that take turns. So a thread looks again
+//! only for that time. After looks that found nothing, it sleeps at once a number of times; this
+//! number doubles with each such try.
 
 /// How long a thread looks again after the last work, in nanoseconds. To sleep and be woken takes
 /// 5 us on an idle processor, and up to 50 us on a virtual one.
@@ -19,7 +20,7 @@ pub(super) struct Spins {
     empty: u32,
     /// Sleeps before the next try.
     left: u32,
-    /// How many there were before this try.
+    /// The number of sleeps before this try.
     before: u32,
 }
 
@@ -60,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_for_nothing_become_rarer() {
+    fn looks_that_find_nothing_become_rarer() {
         let mut spins = Spins::default();
         let counts: Vec<usize> = std::iter::repeat_with(|| {
             assert!(spins.pay(SPIN - 1, true));
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_that_finds_the_answer_pays() {
+    fn a_look_that_finds_the_answer_reduces_the_sleeps() {
         let mut spins = Spins::default();
         for _ in 0..5 {
             spins.looked(false);

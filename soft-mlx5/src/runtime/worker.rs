@@ -132,7 +132,7 @@ impl Worker {
         wire.take_ended(now)
     }
 
-    /// Notes that a sleep has ended; `ready`: the wire's files may hold packets.
+    /// Records that a sleep has ended. `ready` says whether the wire's files may hold packets.
     pub(super) fn woken(&mut self, ready: bool) {
         self.files_ready |= ready;
     }
@@ -166,10 +166,10 @@ impl Worker {
             core.recycle(self.pool.take());
         }
         drop(outbox);
-        let wish = shared.host.tick(now);
+        let host_wake = shared.host.tick(now);
         let more = owed || step.more;
         let did_work = rang || more || due.did_work || step.did_work;
-        let deadline = step.next_wake.into_iter().chain(wish).min();
+        let deadline = step.next_wake.into_iter().chain(host_wake).min();
         // A sweep does not count as work, which would keep the thread from sleeping.
         Look { did_work, more: more || self.is_sweeping, told, polling, deadline }
     }

@@ -1,5 +1,5 @@
-//! Objects that the firmware only stores: transport interfaces and receive queue tables.
-//! A front end that steers frames itself applies them.
+//! Objects that the firmware only stores: transport interfaces and receive queue tables. A front
+//! end that steers frames itself applies them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,7 +30,7 @@ pub(super) trait Kind {
     const QUERY: usize;
     /// What MODIFY may change.
     const CHANGES: &'static [Change];
-    /// Refuses a context that cannot be.
+    /// Refuses an invalid context.
     fn check(_context: &[u8]) -> Done {
         Ok(())
     }

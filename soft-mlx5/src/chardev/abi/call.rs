@@ -258,7 +258,7 @@ impl<'a> Call<'a> {
         self.output(id, value)
     }
 
-    /// Tells the program that an output was written.
+    /// Marks an output as written, so that the program sees it.
     pub(crate) fn mark_valid(&self, given: &Given) -> Result<(), Errno> {
         self.user.write_value(
             given.address + ATTR_FLAGS_OFFSET,
@@ -413,7 +413,7 @@ impl<'a> Call<'a> {
         Ok(number)
     }
 
-    /// Events in the file that this call creates carry their cookie alone.
+    /// Makes events in the file that this call creates carry only their cookie.
     pub(crate) fn omit_event_data(&mut self) {
         if let Some((file, _)) = &mut self.created_queue {
             file.omits_data = true;

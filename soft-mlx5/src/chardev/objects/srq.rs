@@ -138,16 +138,16 @@ pub(crate) fn create_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
         srq_limit: request.srq_limit,
         ..CreateXsrq::default()
     };
-    write_form(call, &extended)
+    create_from_command(call, &extended)
 }
 
 /// `IB_USER_VERBS_CMD_CREATE_XSRQ`.
 pub(crate) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: CreateXsrq = call.request()?;
-    write_form(call, &request)
+    create_from_command(call, &request)
 }
 
-fn write_form(call: &mut Call<'_>, cmd: &CreateXsrq) -> Result<(), Errno> {
+fn create_from_command(call: &mut Call<'_>, cmd: &CreateXsrq) -> Result<(), Errno> {
     let srq_handle = call.reserve()?;
     let is_xrc = cmd.srq_type == SrqType::XRC;
     if is_xrc {

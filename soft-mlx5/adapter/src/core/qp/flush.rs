@@ -29,7 +29,7 @@ impl Qp {
         env.complete(self.params.send_cq, Completion { inline, ..Completion::new(cqe, opcode) })
     }
 
-    fn complete_send_badly(&self, env: &mut Env, wqe: &SendWqe, failure: Failure) -> bool {
+    fn complete_send_with_error(&self, env: &mut Env, wqe: &SendWqe, failure: Failure) -> bool {
         let cqe = error_cqe(
             self.send_user_index(),
             u32::from(wqe.opcode.0) << 24 | self.number.0,
@@ -40,7 +40,7 @@ impl Qp {
     }
 
     /// Writes an error CQE of a receive WQE.
-    pub(super) fn complete_receive_badly(
+    pub(super) fn complete_receive_with_error(
         &self,
         env: &mut Env,
         wqe: &ReceiveWqe,
@@ -53,7 +53,7 @@ impl Qp {
     }
 
     /// Writes an error CQE of a striding queue's WQE; `at` has its index and strides.
-    pub(super) fn complete_strides_badly(
+    pub(super) fn complete_strides_with_error(
         &self,
         env: &mut Env,
         wqe: &ReceiveWqe,
@@ -81,7 +81,7 @@ impl Qp {
             let Some(waiting) = self.requester.take_waiting() else { return };
             wqe = waiting;
         }
-        let completed = self.complete_send_badly(env, &wqe, failure);
+        let completed = self.complete_send_with_error(env, &wqe, failure);
         self.requester.give_back(wqe);
         let unreliable = matches!(self.transport(), Transport::Uc | Transport::Ud);
         if !completed {
@@ -115,7 +115,7 @@ impl Qp {
         self.responder.stop();
         self.flush_send_queue(env);
         if let Some(wqe) = self.responder.take_receive() {
-            self.complete_receive_badly(env, &wqe, Failure::FLUSHED);
+            self.complete_receive_with_error(env, &wqe, Failure::FLUSHED);
         }
         self.flush_strides(env);
         self.flush_receive_queue(env);
@@ -138,12 +138,12 @@ impl Qp {
     /// when their doorbell rings.
     pub(super) fn flush_send_queue(&mut self, env: &mut Env) {
         for wqe in self.requester.abandon() {
-            self.complete_send_badly(env, &wqe, Failure::FLUSHED);
+            self.complete_send_with_error(env, &wqe, Failure::FLUSHED);
             self.requester.give_back(wqe);
         }
         while self.read_next(env) {
             let Some(wqe) = self.requester.take_waiting() else { break };
-            self.complete_send_badly(env, &wqe, Failure::FLUSHED);
+            self.complete_send_with_error(env, &wqe, Failure::FLUSHED);
             self.requester.give_back(wqe);
         }
     }
@@ -159,7 +159,7 @@ impl Qp {
             wqe.index = index;
             match self.params.striding {
                 Some(shape) => self.flush_whole(env, shape, index),
-                None => self.complete_receive_badly(env, &wqe, Failure::FLUSHED),
+                None => self.complete_receive_with_error(env, &wqe, Failure::FLUSHED),
             };
             any = true;
         }

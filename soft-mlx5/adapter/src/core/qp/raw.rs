@@ -208,7 +208,7 @@ impl Qp {
     /// continues to use a receive queue after LOCAL_LENGTH_ERR, and recovers it after other errors
     /// (`cqe_syndrome_needs_recover` of mlx5/core/en/health.h, since Linux commit 187a9830c921).
     fn complete_frame_badly(&mut self, env: &mut Env, wqe: &ReceiveWqe, failure: Failure) -> bool {
-        let completed = self.complete_receive_badly(env, wqe, failure);
+        let completed = self.complete_receive_with_error(env, wqe, failure);
         if failure != Failure::BUFFER_TOO_SHORT {
             self.enter_error(env);
         }

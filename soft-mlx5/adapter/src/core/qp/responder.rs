@@ -501,7 +501,7 @@ impl Qp {
             Refusal::Receive(failure, code) => {
                 let wqe = self.responder.receive.take();
                 let completed =
-                    wqe.is_none_or(|wqe| self.complete_receive_badly(env, &wqe, failure));
+                    wqe.is_none_or(|wqe| self.complete_receive_with_error(env, &wqe, failure));
                 self.fail_responder(env, psn, code);
                 if !completed {
                     env.raise(AsyncKind::QpFatal, EventObject::Qp(self.number));

@@ -145,7 +145,7 @@ impl Qp {
         cqe.srqn_user_index = U32::new(user_index);
         let completed = match failure {
             None => env.complete(cqn, Completion::new(cqe, CqeOpcode::RESPONDER_SEND)),
-            Some(failure) => self.complete_strides_badly(env, &open.wqe, cqe, failure),
+            Some(failure) => self.complete_strides_with_error(env, &open.wqe, cqe, failure),
         };
         self.responder.spare = Some(open.wqe);
         if !completed {
@@ -169,7 +169,7 @@ impl Qp {
         wqe.index = index;
         let open = OpenWqe { wqe, used: 0 };
         let cqe = open.cqe(shape.strides(), 0, false);
-        self.complete_strides_badly(env, &open.wqe, cqe, Failure::FLUSHED)
+        self.complete_strides_with_error(env, &open.wqe, cqe, Failure::FLUSHED)
     }
 
     /// Flushes the WQE that is being filled.

@@ -100,7 +100,7 @@ impl Qp {
             }
             // It is unconfirmed that on a real device a datagram that does not fit fails the QP.
             Err(failure) => {
-                let completed = self.complete_receive_badly(env, &wqe, failure);
+                let completed = self.complete_receive_with_error(env, &wqe, failure);
                 self.enter_error(env);
                 completed
             }

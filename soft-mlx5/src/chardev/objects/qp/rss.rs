@@ -136,7 +136,7 @@ fn read_driver_request(driver: &Buffers) -> Result<CreateQpRss, Errno> {
 }
 
 /// What the request hashes. IPv4 and IPv6 exclude each other, and so do TCP and UDP. A table of one
-/// place may do without.
+/// place may have no hash.
 fn hash(request: &CreateQpRss, places: usize) -> Result<Option<RssHash>, Errno> {
     let fields = request.rx_hash_fields_mask;
     if !HASHED_FIELDS.contains(fields) || request.rx_hash_function != RxHashFunctions::TOEPLITZ {
