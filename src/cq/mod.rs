@@ -288,7 +288,7 @@ impl<L: Layer> CompletionQueue<L> {
     destroy_methods! {
         "ibv_destroy_cq",
         "`Busy` while queue pairs or other handles hold it; `Deadlock` if this thread holds an event of it; \
-         errors of the kernel. It comes back unharmed."
+         errors of the kernel. It is returned unchanged."
     }
 }
 

@@ -85,7 +85,7 @@ impl Umem {
     /// Releases it.
     ///
     /// # Errors
-    /// Errors of the kernel: EBUSY while a firmware object uses it. It comes back unharmed.
+    /// Errors of the kernel: EBUSY while a firmware object uses it. It is returned unchanged.
     #[doc(alias = "mlx5dv_devx_umem_dereg")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         self.object.destroy().map_err(|error| DestroyError::new(self, error))

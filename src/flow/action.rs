@@ -90,7 +90,8 @@ impl FlowAction {
     /// Destroys it.
     ///
     /// # Errors
-    /// `Busy` while rules or handles of it are there; errors of the kernel. It comes back unharmed.
+    /// `Busy` while rules or handles of it are there; errors of the kernel. It is returned
+    /// unchanged.
     #[doc(alias = "ibv_destroy_flow_action")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let users = ("rule", "this action");

@@ -177,8 +177,8 @@ impl Counters {
     /// Destroys it.
     ///
     /// # Errors
-    /// `Busy` while rules count into it or other handles exist; errors of the kernel. It comes back
-    /// unharmed.
+    /// `Busy` while rules count into it or other handles exist; errors of the kernel. It is
+    /// returned unchanged.
     #[doc(alias = "ibv_destroy_counters")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let destroy = |inner: &mut Inner| inner.object.destroy();

@@ -115,7 +115,8 @@ impl Matcher {
     /// Destroys it.
     ///
     /// # Errors
-    /// `Busy` while rules or handles of it are there; errors of the kernel. It comes back unharmed.
+    /// `Busy` while rules or handles of it are there; errors of the kernel. It is returned
+    /// unchanged.
     #[doc(alias = "mlx5dv_destroy_flow_matcher")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let users = ("rule", "this matcher");

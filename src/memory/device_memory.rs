@@ -250,7 +250,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// `Busy` while other handles exist (every region over it holds one); errors of the kernel. It
-    /// comes back unharmed.
+    /// is returned unchanged.
     #[doc(alias = "ibv_free_dm")]
     pub fn free(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let free = |inner: &mut Inner| inner.object.destroy();

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 impl Context {
     /// A domain that another process made on the same open file (ibv_import_pd), by its
     /// [`ProtectionDomain::kernel_handle`]. Dropping or destroying it leaves the domain to its
-    /// owner; once that frees it, what is asked of it here fails.
+    /// owner. Once the owner frees it, verbs that use it here fail.
     ///
     /// # Errors
     /// `Unsupported` on kernels before 5.9; ENOENT or EINVAL where no domain has the handle.
@@ -35,13 +35,13 @@ impl ProtectionDomain {
     /// requests that name it fail.
     ///
     /// # Errors
-    /// `Unsupported` on kernels that cannot tell (before 5.9); ENOENT or EINVAL where no region has
-    /// the handle.
+    /// `Unsupported` on kernels before 5.9, which do not report the addresses; ENOENT or EINVAL
+    /// where no region has the handle.
     #[doc(alias = "ibv_import_mr")]
     pub fn import_region(&self, handle: u32) -> Result<MemoryRegion> {
         const VERB: &str = "import_mr";
-        const UNTOLD: u64 = u64::MAX;
-        let (mut lkey, mut rkey, mut length, mut iova) = (0u32, 0u32, 0u64, UNTOLD);
+        const UNREPORTED: u64 = u64::MAX;
+        let (mut lkey, mut rkey, mut length, mut iova) = (0u32, 0u32, 0u64, UNREPORTED);
         let commands = self.context().commands();
         let sent = {
             let mut request = commands.request::<query_mr::Call>();
@@ -53,10 +53,10 @@ impl ProtectionDomain {
             commands.send(VERB, &mut request)
         };
         sent.map_err(|error| error.asked(format!("handle {handle}")))?;
-        if iova == UNTOLD {
+        if iova == UNREPORTED {
             return Err(Error::unsupported(
                 VERB,
-                "the kernel does not tell the region's addresses",
+                "the kernel does not report the region's addresses",
             ));
         }
         Ok(MemoryRegion::imported(self, handle, (lkey, rkey), (iova, length)))

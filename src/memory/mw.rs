@@ -146,7 +146,7 @@ impl MemoryWindow {
     /// Frees it.
     ///
     /// # Errors
-    /// Errors of the kernel. It comes back unharmed.
+    /// Errors of the kernel. It is returned unchanged.
     #[doc(alias = "ibv_dealloc_mw")]
     pub fn dealloc(mut self) -> std::result::Result<(), DestroyError<Self>> {
         self.object.destroy().map_err(|error| DestroyError::new(self, error))

@@ -21,7 +21,7 @@ use crate::host::lifetime::{Kind, Object, Parent, destroy_unshared};
 /// ```no_run
 /// let pd = uverbs::open_default()?.alloc_pd()?;
 /// let handle = pd.clone();
-/// // A domain that something still uses comes back unharmed.
+/// // A domain that something still uses is returned unchanged.
 /// let pd = pd.destroy().unwrap_err().object;
 /// drop(handle);
 /// pd.destroy()?;
@@ -125,7 +125,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// `Busy` while other handles exist (every object made from it holds one); errors of the
-    /// kernel. The domain comes back unharmed.
+    /// kernel. The domain is returned unchanged.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let destroy = |inner: &mut Inner| inner.object.destroy();

@@ -284,7 +284,7 @@ impl AddressHandle {
     /// Destroys it.
     ///
     /// # Errors
-    /// `Busy` while other handles exist; errors of the kernel. It comes back unharmed.
+    /// `Busy` while other handles exist; errors of the kernel. It is returned unchanged.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let destroy = |inner: &mut Inner| inner.object.destroy();

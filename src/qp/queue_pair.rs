@@ -265,7 +265,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     destroy_methods! {
         "ibv_destroy_qp",
         "`Deadlock` if this thread holds an event of it; `Busy` while steering rules lead to it; errors of the kernel. It \
-         comes back unharmed."
+         is returned unchanged."
     }
 }
 

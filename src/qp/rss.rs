@@ -183,7 +183,8 @@ impl IndirectionTable {
     /// Destroys it (ibv_destroy_rwq_ind_table).
     ///
     /// # Errors
-    /// `Busy` while targets or other handles hold it; errors of the kernel. It comes back unharmed.
+    /// `Busy` while targets or other handles hold it; errors of the kernel. It is returned
+    /// unchanged.
     #[doc(alias = "ibv_destroy_rwq_ind_table")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let name = format!("the table {:#x}", self.number());
@@ -434,7 +435,7 @@ impl RssTarget {
     destroy_methods! {
         "ibv_destroy_qp",
         "`Deadlock` if this thread holds an event of it; `Busy` while steering rules lead to it; errors of the kernel. It \
-         comes back unharmed."
+         is returned unchanged."
     }
 }
 

@@ -60,7 +60,7 @@ pub(super) struct Shared {
     pub(super) handle: u32,
     number: u32,
     events: Arc<Registered>,
-    now: Mutex<Now>,
+    current: Mutex<Current>,
     receives: u32,
     sge: u32,
     /// The posting side and the safe layer's state, once the owner has dropped them.
@@ -78,7 +78,7 @@ impl<T: fmt::Debug + Send> Buffers for T {}
 
 /// The fields that a change of state replaces.
 #[derive(Debug)]
-struct Now {
+struct Current {
     state: WqState,
     user: QueueHandle,
 }
@@ -144,10 +144,10 @@ impl WqHandle {
         self.0.handle
     }
 
-    /// The state as far as this process knows: what it asked for, or what an event or a completion
-    /// told since.
+    /// The state as far as this process knows: the one that it asked for, or that an event or a
+    /// completion has reported since.
     pub fn state(&self) -> WqState {
-        self.0.now().known()
+        self.0.current().known()
     }
 
     /// Keeps what was posted until the device has forgotten the queue.
@@ -170,7 +170,7 @@ impl WqHandle {
     }
 }
 
-impl Now {
+impl Current {
     fn known(&self) -> WqState {
         match self.user.state().state() {
             QpState::Err => WqState::Err,
@@ -255,10 +255,10 @@ impl<L: Layer> WorkQueue<L> {
     /// Starts over after a reset.
     fn start_over(&mut self) -> Result<()> {
         let shared = &self.handle.0;
-        let mut now = shared.now();
-        let new = now.user.renew();
-        let old = std::mem::replace(&mut now.user, new.clone());
-        drop(now);
+        let mut current = shared.current();
+        let new = current.user.renew();
+        let old = std::mem::replace(&mut current.user, new.clone());
+        drop(current);
         shared.events.set_observer(Observer::Queue(new.clone()));
         if let Some(slots) = L::get(&mut self.slots) {
             let left = slots.start_over(&old, &new, &mut self.queue)?;
@@ -271,7 +271,7 @@ impl<L: Layer> WorkQueue<L> {
     destroy_methods! {
         "ibv_destroy_wq",
         "`Busy` while indirection tables or other handles hold it; `Deadlock` if this thread holds an event of it; \
-         errors of the kernel. It comes back unharmed."
+         errors of the kernel. It is returned unchanged."
     }
 }
 
@@ -292,8 +292,8 @@ impl<L: Layer> Drop for WorkQueue<L> {
 }
 
 impl Shared {
-    fn now(&self) -> MutexGuard<'_, Now> {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn left(&self) -> MutexGuard<'_, Option<(Receives, Option<Slots>)>> {
@@ -305,8 +305,8 @@ impl Shared {
     }
 
     fn modify(&self, to: WqState) -> Result<()> {
-        let mut now = self.now();
-        let from = now.known();
+        let mut current = self.current();
+        let from = current.known();
         if (from, to) == (WqState::Err, WqState::Rdy) {
             let cause = "a work queue in ERR is reset before it is used again";
             return Err(Error::new(MODIFY, ErrorKind::BadState, cause)
@@ -324,8 +324,8 @@ impl Shared {
         commands
             .write_with(MODIFY, &command, driver.as_bytes(), &mut [])
             .map_err(|error| error.asked(format!("{from} to {to}")))?;
-        now.state = to;
-        now.user.set_state(to.of_posting());
+        current.state = to;
+        current.user.set_state(to.of_posting());
         Ok(())
     }
 
@@ -336,7 +336,7 @@ impl Shared {
             or_older(|| self.destroy_native(), || self.destroy_write())
         })?;
         self.live = false;
-        self.now().user.close();
+        self.current().user.close();
         Ok(())
     }
 
@@ -358,7 +358,7 @@ impl Shared {
     /// Leaves the kernel's object, which a `Drop` could not destroy because of `error`, until the
     /// context is closed: the device may go on to use the memory and to complete.
     fn keep(&mut self, error: &Error) {
-        let user = self.now().user.clone();
+        let user = self.current().user.clone();
         let left = (self.left().take(), self.buffers().take());
         let memory = (left, self.memory.clone(), user, self.events.clone());
         self.context.inner().until_close.keep("work queue", error, memory);
@@ -372,7 +372,7 @@ impl Drop for Shared {
                 return self.keep(&error);
             }
         }
-        let user = self.now().user.clone();
+        let user = self.current().user.clone();
         if let Some((mut queues, Some(slots))) = self.left().take() {
             self.context.inner().kept.defer(slots.left(Some(user), &mut queues));
         }

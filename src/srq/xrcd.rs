@@ -74,8 +74,8 @@ impl XrcDomain {
     /// Closes the domain.
     ///
     /// # Errors
-    /// `Busy` while objects made from it exist; errors of the kernel. The domain comes back
-    /// unharmed.
+    /// `Busy` while objects made from it exist; errors of the kernel. The domain is returned
+    /// unchanged.
     #[doc(alias = "ibv_close_xrcd")]
     pub fn close(mut self) -> std::result::Result<(), DestroyError<Self>> {
         destroy_unshared(&mut self.object, KIND.verb, ("object", "the domain"), Object::destroy)

@@ -13,7 +13,7 @@ use uverbs_uapi::objects::wq::create;
 use uverbs_uapi::write::wq::ExCreateWq;
 use zerocopy::IntoBytes;
 
-use super::{Now, Receives, Shared, WorkQueue, WqHandle, WqState};
+use super::{Current, Receives, Shared, WorkQueue, WqHandle, WqState};
 use crate::cq::CqHandle;
 use crate::device::context::Context;
 use crate::device::kept::ReleaseOnDrop;
@@ -156,7 +156,7 @@ impl<L: Layer> WqBuilder<L> {
             handle,
             number,
             events: Arc::new(events),
-            now: Mutex::new(Now { state: WqState::Reset, user }),
+            current: Mutex::new(Current { state: WqState::Reset, user }),
             receives: ring.requests,
             sge: ring.sge,
             left: Mutex::new(None),
