@@ -49,14 +49,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     fs::create_dir_all(directory.join("pkgconfig"))
         .with_context(|| format!("making the directory {}", directory.display()))?;
     let directory = directory.canonicalize()?;
-    let library = put(&build(options, "cdylib")?, &directory, LIBRARY)?;
+    let library = copy_to(&build(options, "cdylib")?, &directory, LIBRARY)?;
     for link in LINKS {
-        renew(LIBRARY, &directory.join(link))?;
+        replace_link(LIBRARY, &directory.join(link))?;
     }
     if options.archive {
-        let archive = put(&build(options, "staticlib")?, &directory, ARCHIVE)?;
+        let archive = copy_to(&build(options, "staticlib")?, &directory, ARCHIVE)?;
         strip(&archive)?;
-        renew(ARCHIVE, &directory.join("libmlx5.a"))?;
+        replace_link(ARCHIVE, &directory.join("libmlx5.a"))?;
         println!("{}", size(&archive)?);
     }
     for (name, version, description) in PACKAGES {
@@ -68,15 +68,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Copies what was built; the path of the copy.
-fn put(built: &Path, directory: &Path, name: &str) -> Result<PathBuf> {
+/// Copies a built library. Returns the path of the copy.
+fn copy_to(built: &Path, directory: &Path, name: &str) -> Result<PathBuf> {
     let path = directory.join(name);
     let _ = fs::remove_file(&path);
     fs::copy(built, &path).with_context(|| format!("copying {}", built.display()))?;
     Ok(path)
 }
 
-fn renew(target: &str, link: &Path) -> Result<()> {
+fn replace_link(target: &str, link: &Path) -> Result<()> {
     let _ = fs::remove_file(link);
     symlink(target, link).with_context(|| format!("linking {}", link.display()))
 }
