@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Once, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -206,8 +207,11 @@ impl Scratch {
         Self::in_directory(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
     }
 
+    /// Two tests may give the same name.
     pub(crate) fn in_directory(directory: &Path, name: &str) -> Self {
-        let path = directory.join(format!("{name}-{}", std::process::id()));
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let (process, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = directory.join(format!("{name}-{process}-{number}"));
         std::fs::create_dir_all(&path).expect("scratch directory");
         Self(path)
     }

@@ -15,6 +15,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -50,9 +51,12 @@ fn library() -> PathBuf {
 struct Scratch(PathBuf);
 
 impl Scratch {
+    /// Its name is of this call alone: two tests may run the same part at a time.
     fn new(name: &str) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let (process, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
-            .join(format!("preload-{name}-{}", std::process::id()));
+            .join(format!("preload-{name}-{process}-{number}"));
         fs::create_dir_all(&path).expect("a directory");
         Self(path)
     }
