@@ -316,7 +316,9 @@ impl<L: Layer, X, R: Register> AsyncListener<L, X, R> {
     /// As [`Listener::accept`].
     pub async fn accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
-            self.listener.require_device()?;
+            if let Some(connection) = self.listener.unreturned()? {
+                return Ok(connection);
+            }
             let event = match self.listener.arrived()? {
                 Some(event) => event,
                 None => self.channel.event().await?,

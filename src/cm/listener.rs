@@ -50,6 +50,8 @@ pub struct Listener<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     /// Peers that are accepted and have not confirmed, and requests that wait until fewer are. The
     /// kernel does not report that one of the latter has given up; accepting it fails then.
     half_open: HalfOpen<IdKey, Pending<L, X, R>, ConnectionRequest>,
+    /// A connection that is not returned yet, because the program's function may panic before.
+    established: Option<Result<Connection<L, X, R>>>,
     /// Whether the device was removed: no further event follows then.
     is_removed: bool,
 }
@@ -186,7 +188,8 @@ impl ListenerBuilder {
     /// device of the request ([`ConnectionRequest::context`]). The second value that `make` returns
     /// is in [`Connection::resources`]. If `make` fails, the peer is refused and
     /// [`Listener::accept`] returns the error; for a peer that waited
-    /// ([`half_open`](Self::half_open)) the error is logged.
+    /// ([`half_open`](Self::half_open)) the error is logged. If `make` panics for such a
+    /// peer, the next call returns the connection that this one had.
     ///
     /// # Errors
     /// As [`ListenerBuilder::bind`].
@@ -220,7 +223,7 @@ impl ListenerBuilder {
         let waiting = if self.backlog == 0 { MAX_WAITING } else { self.backlog };
         let half_open = HalfOpen::new(self.half_open as usize, waiting as usize, Instant::now());
         let (options, make) = (self.options, Box::new(make));
-        Listener { id, channel, options, make, half_open, is_removed: false }
+        Listener { id, channel, options, make, half_open, established: None, is_removed: false }
     }
 
     fn listen(&self, channel: &Channel, addresses: Vec<SocketAddr>) -> Result<Id> {
@@ -302,7 +305,9 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// `WouldBlock` if no connection is established; as [`Listener::accept`].
     pub fn try_accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
-            self.require_device()?;
+            if let Some(connection) = self.unreturned()? {
+                return Ok(connection);
+            }
             let event = self.arrived()?.map_or_else(|| self.channel.try_next_event(), Ok)?;
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
@@ -312,7 +317,9 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
 
     fn accept_by(&mut self, deadline: Option<Instant>) -> Result<Connection<L, X, R>> {
         loop {
-            self.require_device()?;
+            if let Some(connection) = self.unreturned()? {
+                return Ok(connection);
+            }
             let Some(event) = self.next_event(deadline)? else { continue };
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
@@ -350,8 +357,16 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         }
     }
 
-    /// Fails if the device was removed.
-    pub(crate) fn require_device(&self) -> Result<()> {
+    /// The connection of a call that ended by a panic of the program's function.
+    ///
+    /// # Errors
+    /// `DeviceGone` if the device was removed.
+    pub(crate) fn unreturned(&mut self) -> Result<Option<Connection<L, X, R>>> {
+        self.require_device()?;
+        self.established.take().transpose()
+    }
+
+    fn require_device(&self) -> Result<()> {
         let removed = || Error::new("accept", ErrorKind::DeviceGone, "the device was removed");
         if self.is_removed { Err(removed()) } else { Ok(()) }
     }
@@ -360,10 +375,12 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     pub(crate) fn step(&mut self, event: Event) -> Result<Option<Connection<L, X, R>>> {
         match event.kind {
             EventKind::ConnectRequest(request) => self.accept_or_queue(request).map(|()| None),
-            EventKind::Established => match self.end_pending(event.id) {
-                Some(pending) => self.finish(pending).map(Some),
-                None => Ok(None),
-            },
+            EventKind::Established => {
+                let Some(pending) = self.half_open.remove(event.id) else { return Ok(None) };
+                self.established = Some(self.finish(pending));
+                self.fill_place();
+                self.established.take().transpose()
+            }
             EventKind::DeviceRemoval if event.id == self.id.key() => {
                 self.is_removed = true;
                 self.require_device().map(|()| None)
@@ -371,7 +388,9 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
             other => {
                 if let Some(error) = other.into_failure() {
                     tracing::debug!(%error, "a peer gave up");
-                    self.end_pending(event.id);
+                    if self.half_open.remove(event.id).is_some() {
+                        self.fill_place();
+                    }
                 }
                 Ok(None)
             }
@@ -395,16 +414,14 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         result
     }
 
-    /// Removes a peer that is not half open any more, and accepts waiting requests in its place:
-    /// now, because no later event may follow that would.
-    fn end_pending(&mut self, id: IdKey) -> Option<Pending<L, X, R>> {
-        let pending = self.half_open.remove(id)?;
+    /// Accepts waiting requests in the place of a peer that is not half open any more: now, because
+    /// no later event may follow that would.
+    fn fill_place(&mut self) {
         while let Some((source, request)) = self.half_open.open_next() {
             if let Err(error) = self.take(source, request) {
                 tracing::warn!(%error, "a peer that waited was not accepted");
             }
         }
-        Some(pending)
     }
 
     /// Accepts a request. That the peer has given up is logged, and not an error.

@@ -147,6 +147,40 @@ fn a_panic_of_the_program_takes_no_place_of_a_peer() {
     drop(listener.accept_until(Instant::now() + PATIENCE).unwrap());
 }
 
+/// The function that makes queue pairs panics for a waiting peer, which takes the place of one that
+/// has just confirmed.
+#[test]
+fn a_panic_for_a_waiting_peer_loses_no_connection() {
+    let (context, address) = device_and_address();
+    let mut made = 0;
+    let builder = Listener::builder().context(&context).half_open(1);
+    let listener = builder.bind_with(address, move |request| {
+        made += 1;
+        if made == 2 {
+            std::panic::resume_unwind(Box::new("no queue pair"));
+        }
+        let context = request.context()?;
+        let (qp, cq) = queue_pair(&context);
+        Ok((qp, uverbs::cm::Resources { cq, pd: context.alloc_pd()? }))
+    });
+    let mut listener = listener.unwrap();
+    let to = listener.local_address().unwrap();
+    let mut ask = || {
+        let peer = Peer::asking(&context, to);
+        handle_event(&mut listener);
+        peer
+    };
+    let (mut first, second) = (ask(), ask());
+    let EventKind::ConnectResponse(reply) = next(&first.channel).kind else { panic!() };
+    assert!(second.has_no_answer());
+    first.confirm();
+    let accept = AssertUnwindSafe(|| listener.accept_until(Instant::now() + PATIENCE));
+    assert!(catch_unwind(accept).is_err());
+    assert_eq!(second.refusal().reason, RejectReason::BY_PROGRAM);
+    let server = listener.try_accept().unwrap();
+    assert_eq!(server.qp.number(), reply.remote_qpn);
+}
+
 /// Peers of one address that never confirm fill neither the half-open places nor the backlog for
 /// another address.
 #[test]
