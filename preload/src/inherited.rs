@@ -9,18 +9,18 @@
 //! the device would have to access the child's memory at any time, so those calls fail with EIO.
 
 use std::ffi::{c_int, c_void};
-use std::io::{IoSlice, IoSliceMut, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io::{IoSlice, Read, Write};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
 use nix::errno::Errno;
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use uverbs_soft::passed;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::node::Node;
-use crate::open_files::DeviceFile;
 use crate::sys;
 
 /// Device and inode of the inherited descriptors.
@@ -110,33 +110,20 @@ fn ask(fd: c_int, request: Request) -> Result<Answer, Errno> {
 
 /// In the parent: answers what its children have sent on a node, without waiting for more.
 pub(crate) fn serve(node: &Node) {
-    while let Some((request, reply)) = receive(node.kept()) {
+    while let Some((request, reply)) = receive(node.socket()) {
         let answer = answer(node, &request);
         // The child may be gone.
         let _ = UnixStream::from(reply).write_all(answer.as_bytes());
     }
 }
 
-/// Most descriptors of one message (`SCM_MAX_FD`, unix(7)). With space for fewer, the kernel gives
-/// the first ones, and nix does not tell which.
-const MAX_DESCRIPTORS: usize = 253;
-
 /// The next request, with the socket for the answer. What else a program wrote there is dropped,
 /// and descriptors that came with it are closed.
-fn receive(kept: RawFd) -> Option<(Request, OwnedFd)> {
+fn receive(kept: BorrowedFd<'_>) -> Option<(Request, OwnedFd)> {
     let mut request = Request::default();
-    let mut control = nix::cmsg_space!([RawFd; MAX_DESCRIPTORS]);
-    let mut bytes = [IoSliceMut::new(request.as_mut_bytes())];
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-    let message = recvmsg::<()>(kept, &mut bytes, Some(&mut control), flags).ok()?;
-    let rights = message.cmsgs().ok()?.flat_map(|control| match control {
-        ControlMessageOwned::ScmRights(rights) => rights,
-        _ => Vec::new(),
-    });
-    // SAFETY: the system has just made these descriptors for us.
-    let mut rights: Vec<_> = rights.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect();
-    let reply = rights.pop()?;
-    let is_request = message.bytes == size_of::<Request>() && rights.is_empty();
+    let received = passed::receive(kept, request.as_mut_bytes()).ok()?;
+    let is_request = received.bytes == size_of::<Request>() && !received.is_cut_off;
+    let [reply] = <[OwnedFd; 1]>::try_from(received.files).ok()?;
     is_request.then_some((request, reply))
 }
 
@@ -163,12 +150,15 @@ fn answer(node: &Node, request: &Request) -> Answer {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+    use std::process::{Command, Stdio};
+
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
     use super::*;
 
-    /// What is received of a message with this many descriptors, and the other ends of these.
-    fn sent_with(descriptors: usize) -> (Option<(Request, OwnedFd)>, Vec<UnixStream>) {
+    /// A kept end with a message that has this many descriptors, and the other ends of these.
+    fn sent_with(descriptors: usize) -> (OwnedFd, Vec<UnixStream>) {
         let flags = SockFlag::SOCK_CLOEXEC;
         let (child, kept) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags).unwrap();
         let pairs = std::iter::repeat_with(|| UnixStream::pair().unwrap()).take(descriptors);
@@ -179,13 +169,21 @@ mod tests {
             ([IoSlice::new(request.as_bytes())], [ControlMessage::ScmRights(&fds)]);
         let child = child.as_raw_fd();
         sendmsg::<()>(child, &bytes, &rights, MsgFlags::empty(), None).unwrap();
-        (receive(kept.as_raw_fd()), ours)
+        (kept, ours)
+    }
+
+    fn assert_closed(ends: Vec<UnixStream>) {
+        let count = ends.len();
+        for mut end in ends {
+            end.set_nonblocking(true).unwrap();
+            assert_eq!(end.read(&mut [0]).unwrap(), 0, "of {count}: one is still open");
+        }
     }
 
     #[test]
     fn a_request_comes_with_the_socket_for_its_answer() {
-        let (received, mut ours) = sent_with(1);
-        let (request, reply) = received.unwrap();
+        let (kept, mut ours) = sent_with(1);
+        let (request, reply) = receive(kept.as_fd()).unwrap();
         assert_eq!((request.kind, request.address), (IOCTL, 7));
         UnixStream::from(reply).write_all(&[1]).unwrap();
         ours[0].read_exact(&mut [0]).unwrap();
@@ -193,13 +191,34 @@ mod tests {
 
     #[test]
     fn descriptors_of_other_messages_are_closed() {
-        for descriptors in [2, 3, MAX_DESCRIPTORS] {
-            let (received, ours) = sent_with(descriptors);
-            assert!(received.is_none());
-            for mut end in ours {
-                end.set_nonblocking(true).unwrap();
-                assert_eq!(end.read(&mut [0]).unwrap(), 0, "of {descriptors}: one is still open");
-            }
+        for descriptors in [2, 3, 20] {
+            let (kept, ours) = sent_with(descriptors);
+            assert!(receive(kept.as_fd()).is_none());
+            assert_closed(ours);
         }
+    }
+
+    /// A process with space for one of two descriptors. The test below runs it in a new process.
+    #[test]
+    #[ignore = "the other process of a test"]
+    fn full() {
+        let (kept, ours) = sent_with(2);
+        let next = || std::fs::File::open("/dev/null").unwrap().as_raw_fd();
+        let first = next();
+        let limit = libc::rlimit { rlim_cur: first as u64 + 1, rlim_max: first as u64 + 1 };
+        // SAFETY: reads the struct.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+        assert!(receive(kept.as_fd()).is_none());
+        assert_eq!(next(), first, "that place is free again");
+        assert_closed(ours);
+    }
+
+    #[test]
+    fn without_space_for_all_descriptors_none_stays_open() {
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "inherited::tests::full"])
+            .stdout(Stdio::null())
+            .status();
+        assert!(status.unwrap().success());
     }
 }

@@ -8,7 +8,7 @@
 //! see `inherited.rs`.
 
 use std::ffi::c_int;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -28,6 +28,13 @@ pub(crate) struct Node {
     identity: (u64, u64),
     /// The end of the socket pair that this library keeps.
     kept: OwnedFd,
+}
+
+impl Node {
+    /// The end of the socket pair at which messages of forked children arrive.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.kept.as_fd()
+    }
 }
 
 static NODES: OpenFiles<Node> = OpenFiles::new();
