@@ -4,28 +4,31 @@
 //! device's own thread has all signals blocked, because they are the program's. A program's thread
 //! blocks them for a sleep that a signal has to end (signalfd(2)). So that neither has to block
 //! SIGPIPE for each write, a thread knows whether it has.
+#![allow(unsafe_code)]
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 
+use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use nix::sys::time::TimeSpec;
 
 /// Signals that an instruction causes, which cannot wait.
 const AT_ONCE: [Signal; 5] =
     [Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGSEGV, Signal::SIGTRAP];
 
-/// Who blocks SIGPIPE in a thread.
+/// Whose a SIGPIPE is that waits after a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Blocks {
-    /// This library does.
+enum Owner {
+    /// This library's: none waited before. The program must not get it.
     Library,
-    /// The program does, or it makes no difference.
+    /// The program's, or it makes no difference.
     Program,
 }
 
 thread_local! {
     /// `None`: it may not be blocked.
-    static SIGPIPE: Cell<Option<Blocks>> = const { Cell::new(None) };
+    static SIGPIPE: Cell<Option<Owner>> = const { Cell::new(None) };
 }
 
 /// Blocks the signals in this thread while it exists.
@@ -33,7 +36,7 @@ thread_local! {
 pub struct SignalsBlocked {
     all: SigSet,
     before: SigSet,
-    outer: Option<Blocks>,
+    outer: Option<Owner>,
     /// It is the thread's.
     _thread: PhantomData<*const ()>,
 }
@@ -47,7 +50,7 @@ impl SignalsBlocked {
         let mut all = SigSet::all();
         AT_ONCE.iter().for_each(|signal| all.remove(*signal));
         let before = all.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        let outer = SIGPIPE.replace(Some(blocks(&before)));
+        let outer = SIGPIPE.replace(Some(owner(&before)));
         Ok(Self { all, before, outer, _thread: PhantomData })
     }
 
@@ -70,35 +73,47 @@ impl Drop for SignalsBlocked {
     }
 }
 
-fn blocks(before: &SigSet) -> Blocks {
-    if before.contains(Signal::SIGPIPE) { Blocks::Program } else { Blocks::Library }
+/// For a thread that had these signals blocked: one that blocks SIGPIPE may have one waiting.
+fn owner(before: &SigSet) -> Owner {
+    let waits = before.contains(Signal::SIGPIPE) && is_sigpipe_pending();
+    if waits { Owner::Program } else { Owner::Library }
 }
 
 /// Notes that this thread has all signals blocked for as long as it lives, and gets none.
 pub(crate) fn note_all_blocked() {
-    SIGPIPE.set(Some(Blocks::Program));
+    SIGPIPE.set(Some(Owner::Program));
 }
 
-/// Blocks SIGPIPE in this thread while it exists, which takes no system call where it is blocked.
+/// Runs a write to a pipe whose reader may be gone, so that no SIGPIPE is left in this thread. It
+/// takes no system call more where SIGPIPE is known to be blocked.
+///
+/// # Errors
+/// Those of the write.
+pub(crate) fn without_sigpipe<T>(write: impl FnOnce() -> nix::Result<T>) -> nix::Result<T> {
+    let blocked = SigPipeBlocked::new()?;
+    let written = write();
+    if matches!(written, Err(Errno::EPIPE)) && blocked.owner == Owner::Library {
+        drop_sigpipe();
+    }
+    written
+}
+
+/// Blocks SIGPIPE in this thread while it exists.
 #[derive(Debug)]
-pub(crate) struct SigPipeBlocked {
-    /// The signals to block afterwards.
+struct SigPipeBlocked {
+    /// The signals to block afterwards, if they are others.
     before: Option<SigSet>,
-    blocks: Blocks,
+    owner: Owner,
 }
 
 impl SigPipeBlocked {
-    pub(crate) fn new() -> nix::Result<Self> {
-        if let Some(blocks) = SIGPIPE.get() {
-            return Ok(Self { before: None, blocks });
+    fn new() -> nix::Result<Self> {
+        if let Some(owner) = SIGPIPE.get() {
+            return Ok(Self { before: None, owner });
         }
         let before = SigSet::from(Signal::SIGPIPE).thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        Ok(Self { blocks: blocks(&before), before: Some(before) })
-    }
-
-    /// Whether a SIGPIPE that waits now is this library's, which the program must not get.
-    pub(crate) fn is_ours(&self) -> bool {
-        self.blocks == Blocks::Library
+        let owner = owner(&before);
+        Ok(Self { before: Some(before).filter(|it| !it.contains(Signal::SIGPIPE)), owner })
     }
 }
 
@@ -108,5 +123,23 @@ impl Drop for SigPipeBlocked {
             // It fails for no valid set.
             let _ = before.thread_set_mask();
         }
+    }
+}
+
+/// Takes a SIGPIPE that waits in this thread, which has it blocked. One that was sent to the whole
+/// process stays: the kernel gives the thread's own first.
+fn drop_sigpipe() {
+    let (sigpipe, now) = (SigSet::from(Signal::SIGPIPE), TimeSpec::new(0, 0));
+    // SAFETY: it reads a set and a time of this frame.
+    unsafe { libc::sigtimedwait(sigpipe.as_ref(), std::ptr::null_mut(), now.as_ref()) };
+}
+
+/// Whether a SIGPIPE waits that this thread has blocked.
+pub(crate) fn is_sigpipe_pending() -> bool {
+    // SAFETY: an all-zero set is a valid one, which the call fills.
+    unsafe {
+        let mut pending = std::mem::zeroed();
+        libc::sigpending(&raw mut pending);
+        libc::sigismember(&raw const pending, libc::SIGPIPE) == 1
     }
 }

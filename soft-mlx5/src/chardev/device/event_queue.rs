@@ -23,10 +23,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use nix::errno::Errno;
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::time::TimeSpec;
 
-use crate::signals::SigPipeBlocked;
+use crate::signals;
 
 /// The most bytes that a pipe passes on as one packet. A longer record is alone in the pipe, which
 /// is not in packet mode while it is written.
@@ -311,22 +309,9 @@ fn grow(pipe: &File, length: usize) -> Result<(), Errno> {
     set(libc::F_SETPIPE_SZ, length as libc::c_int).map(drop)
 }
 
-/// Writes all of a record. SIGPIPE is blocked meanwhile, because a program that closed its end must
-/// not be killed.
+/// Writes all of a record. A program that closed its end must not be killed by SIGPIPE.
 fn write_record(pipe: &File, record: &[u8]) -> Result<(), Errno> {
-    let blocked = SigPipeBlocked::new()?;
-    let written = nix::unistd::write(pipe, record);
-    if written == Err(Errno::EPIPE) && blocked.is_ours() {
-        drop_sigpipe();
-    }
-    written.map(drop)
-}
-
-/// Takes a SIGPIPE that waits in this thread, which has it blocked.
-fn drop_sigpipe() {
-    let (sigpipe, now) = (SigSet::from(Signal::SIGPIPE), TimeSpec::new(0, 0));
-    // SAFETY: it reads a set and a time of this frame.
-    unsafe { libc::sigtimedwait(sigpipe.as_ref(), std::ptr::null_mut(), now.as_ref()) };
+    signals::without_sigpipe(|| nix::unistd::write(pipe, record)).map(drop)
 }
 
 #[cfg(test)]

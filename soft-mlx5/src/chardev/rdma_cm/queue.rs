@@ -3,17 +3,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::uio::writev;
 use nix::unistd::pipe2;
 use uverbs_soft_cm::cma::CmaId;
 use uverbs_uapi::cm::event::EventResp;
 
 use crate::chardev::device::event_queue;
+use crate::signals;
 
 /// An event that was not fetched yet.
 #[derive(Debug)]
@@ -111,21 +113,37 @@ impl Queue {
         if is_ready == self.is_ready {
             return;
         }
-        // The pipe holds one byte. Without a reader there is nothing to show; looking first
-        // prevents SIGPIPE. Vectored calls, because a library in front of the program may take
-        // plain ones on either end of this pipe for the program's commands.
+        // The pipe holds one byte. Without a reader there is nothing to show. Vectored calls,
+        // because a library in front of the program may take plain ones on either end of this pipe
+        // for the program's commands.
         self.is_ready = match is_ready {
-            true => !self.is_abandoned() && self.fill().is_ok(),
+            true => self.fill().is_ok(),
             false => self.drain().is_err(),
         };
     }
 
-    fn fill(&self) -> io::Result<usize> {
-        (&self.pipe).write_vectored(&[IoSlice::new(&[1])])
+    fn fill(&self) -> Result<usize, Errno> {
+        signals::without_sigpipe(|| writev(&self.pipe, &[IoSlice::new(&[1])]))
     }
 
     fn drain(&self) -> io::Result<usize> {
         let mut reader = event_queue::second_reader(&self.pipe)?;
         reader.read_vectored(&mut [IoSliceMut::new(&mut [0])])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::signals::{SignalsBlocked, is_sigpipe_pending};
+
+    /// Another thread may close the reader at any time.
+    #[test]
+    fn a_reader_that_closes_meanwhile_leaves_no_sigpipe() {
+        let (queue, reader) = Queue::new(true).unwrap();
+        drop(reader);
+        let _blocked = SignalsBlocked::new().unwrap();
+        assert!(queue.fill().is_err() && queue.is_abandoned());
+        assert!(!is_sigpipe_pending(), "it would end the program");
     }
 }
