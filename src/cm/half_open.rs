@@ -98,19 +98,20 @@ impl<K: Copy + Eq + Hash, P, R> HalfOpen<K, P, R> {
     }
 
     /// The next request, if its peer may be half open. It counts as that from now on, and is to be
-    /// [added](Self::add) or [given up](Self::give_up). A silent peer that has to give up its place
-    /// to it is dropped.
-    pub fn open_next(&mut self) -> Option<(Source, R)> {
+    /// [added](Self::add) or [given up](Self::give_up). With it comes the silent peer, if any, that
+    /// gave up its place to it, for the caller to drop.
+    pub fn open_next(&mut self) -> Option<(Source, R, Option<P>)> {
         let (at, source) = self.next()?;
+        let mut gave_up = None;
         if !self.may_open(source, self.half_open) {
             let (silent, _) = self.silent().filter(|(_, until)| self.heard >= *until)?;
             tracing::warn!("a silent peer gave up its place");
-            drop(self.remove(silent));
+            gave_up = self.remove(silent);
         }
         let (source, request) = self.waiting.remove(at)?;
         self.begin(source);
         self.change(source, |count| count.waiting -= 1);
-        Some((source, request))
+        Some((source, request, gave_up))
     }
 
     /// The request of the source with the fewest half-open peers: its place in the queue.
@@ -171,13 +172,13 @@ impl<K: Copy + Eq + Hash, P, R> HalfOpen<K, P, R> {
         Some(peer)
     }
 
-    /// Drops all peers, and the requests that wait.
-    pub fn clear(&mut self) {
+    /// Removes all peers, and the requests that wait.
+    pub fn clear(&mut self) -> (Vec<P>, VecDeque<(Source, R)>) {
         let open: Vec<K> = self.open.keys().copied().collect();
-        open.into_iter().for_each(|key| drop(self.remove(key)));
-        for (source, _) in std::mem::take(&mut self.waiting) {
-            self.change(source, |count| count.waiting -= 1);
-        }
+        let peers = open.into_iter().filter_map(|key| self.remove(key)).collect();
+        let waiting = std::mem::take(&mut self.waiting);
+        waiting.iter().for_each(|(source, _)| self.change(*source, |count| count.waiting -= 1));
+        (peers, waiting)
     }
 
     fn count(&self, source: Source) -> Count {

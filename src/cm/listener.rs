@@ -408,7 +408,8 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
 
     fn accept_waiting(&mut self) -> Result<()> {
         let mut result = Ok(());
-        while let Some((source, request)) = self.half_open.open_next() {
+        while let Some((source, request, silent)) = self.half_open.open_next() {
+            drop(silent);
             result = result.and(self.take(source, request));
         }
         result
@@ -417,7 +418,8 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// Accepts waiting requests in the place of a peer that is not half open any more: now, because
     /// no later event may follow that would.
     fn fill_place(&mut self) {
-        while let Some((source, request)) = self.half_open.open_next() {
+        while let Some((source, request, silent)) = self.half_open.open_next() {
+            drop(silent);
             if let Err(error) = self.take(source, request) {
                 tracing::warn!(%error, "a peer that waited was not accepted");
             }

@@ -30,6 +30,7 @@ use crate::stream::Stream;
 pub struct Listener {
     /// Gone once it is closed.
     id: Mutex<Option<Id>>,
+    /// Peers are dropped without the lock: to destroy their objects takes system calls.
     peers: Mutex<Peers>,
     channel: Channel,
     /// Readable once it is closed.
@@ -185,11 +186,13 @@ impl Listener {
     /// Stops listening: peers are refused, and calls of [`Listener::accept`] fail, including those
     /// that wait.
     pub fn close(&self) {
-        drop(lock(&self.id).take());
+        let id = lock(&self.id).take();
+        drop(id);
         let mut peers = lock(&self.peers);
         peers.is_closed = true;
-        peers.half_open.clear();
+        let ended = peers.half_open.clear();
         drop(peers);
+        drop(ended);
         if let Err(error) = self.closed.write(1) {
             tracing::warn!(%error, "a thread that accepts may not hear that the listener is closed");
         }
@@ -220,7 +223,8 @@ impl Listener {
             other => {
                 if let Some(error) = other.into_failure() {
                     tracing::debug!(%error, "a peer gave up");
-                    drop(lock(&self.peers).half_open.remove(event.id));
+                    let ended = lock(&self.peers).half_open.remove(event.id);
+                    drop(ended);
                 }
                 Ok(None)
             }
@@ -253,7 +257,8 @@ impl Listener {
         loop {
             // A statement of its own: the lock is not held longer.
             let next = lock(&self.peers).half_open.open_next();
-            let Some((source, (request, peer))) = next else { return result };
+            let Some((source, (request, peer), silent)) = next else { return result };
+            drop(silent);
             let prepared = Prepared::new(request.id(), &self.config);
             // Locked while the peer is told, because another thread may get the event at once.
             let mut peers = lock(&self.peers);

@@ -16,7 +16,7 @@ fn queue(peers: &mut Peers, who: u8, count: usize) -> Vec<(u8, usize)> {
 }
 
 fn accept_all(peers: &mut Peers) -> Vec<u8> {
-    std::iter::from_fn(|| peers.open_next()).map(|(_, (who, _))| who).collect()
+    std::iter::from_fn(|| peers.open_next()).map(|(_, (who, _), _)| who).collect()
 }
 
 #[test]
@@ -74,7 +74,8 @@ fn the_oldest_peer_gives_up_its_place_when_it_has_been_silent_for_long() {
         peers.heard(until - Duration::from_nanos(1));
         assert_eq!(accept_all(&mut peers), []);
         peers.heard(until);
-        assert_eq!(accept_all(&mut peers), [3]);
+        let (from, _, silent) = peers.open_next().unwrap();
+        assert_eq!((from, silent), (source(3), Some(())), "with the peer that is to be dropped");
     }
     assert_eq!(peers.next_eviction(), None);
 }
@@ -102,7 +103,7 @@ fn a_full_queue_takes_one_of_another_source() {
     let mut order = Vec::new();
     for who in [9, 1, 1, 2] {
         peers.give_up(source(who));
-        order.extend(peers.open_next().map(|(_, request)| request));
+        order.extend(peers.open_next().map(|(_, request, _)| request));
     }
     assert_eq!(order, [(1, 0), (1, 1), (2, 0), (2, 1)]);
 }
@@ -116,7 +117,8 @@ fn nothing_is_kept_of_sources_that_are_gone() {
     assert_eq!(accept_all(&mut peers), [1, 2, 3, 4]);
     (1..=4).for_each(|who| peers.give_up(source(who)));
     queue(&mut peers, 5, 4);
-    peers.clear();
+    let (open, waiting) = peers.clear();
+    assert_eq!((open.len(), waiting.len()), (0, 4));
     assert_eq!(accept_all(&mut peers), []);
     assert!(peers.sources.is_empty());
 }
