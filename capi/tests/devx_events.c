@@ -141,6 +141,8 @@ int main(void)
 	CHECK(cq_memory[3 * 64 + 63] >> 4 == 14);
 	CHECK(mlx5dv_devx_get_event(whole, &event.header, sizeof event) == -1 && errno == EAGAIN);
 	CHECK(mlx5dv_devx_get_event(cookies, &event.header, sizeof event) == -1 && errno == EAGAIN);
+	/* Space for nothing is too little. */
+	CHECK(mlx5dv_devx_get_event(whole, NULL, 0) == -1 && errno == EINVAL);
 
 	CHECK(mlx5dv_devx_obj_destroy(qp) == 0 && mlx5dv_devx_obj_destroy(cq) == 0 && mlx5dv_devx_obj_destroy(domain) == 0);
 	CHECK(mlx5dv_devx_umem_dereg(umems[0]) == 0 && mlx5dv_devx_umem_dereg(umems[1]) == 0);

@@ -9,7 +9,7 @@ use uverbs::devx::{CommandChannel, DevxEventChannelFlags, EventChannel};
 
 use super::devx::{Object, devx};
 use crate::abi::*;
-use crate::post::bytes;
+use crate::post::{bytes, bytes_mut};
 use crate::result::{code, failed, null, refused};
 
 /// Bytes before an answer or an event: the query's `wr_id`, or the subscription's cookie.
@@ -70,8 +70,7 @@ pub(crate) unsafe extern "C" fn get_async_cmd_comp(
     length: usize,
 ) -> c_int {
     // SAFETY: the caller's channel and memory.
-    let (channel, into) =
-        unsafe { (&*channel, slice::from_raw_parts_mut(into.cast::<u8>(), length)) };
+    let (channel, into) = unsafe { (&*channel, bytes_mut(into.cast(), length)) };
     match channel.library.read(into) {
         Ok(length) if length < HEADER => refused(libc::EINVAL),
         Ok(_) => 0,
@@ -138,8 +137,7 @@ pub(crate) unsafe extern "C" fn get_event(
     length: usize,
 ) -> isize {
     // SAFETY: the caller's channel and memory.
-    let (channel, into) =
-        unsafe { (&*channel, slice::from_raw_parts_mut(into.cast::<u8>(), length)) };
+    let (channel, into) = unsafe { (&*channel, bytes_mut(into.cast(), length)) };
     match channel.library.read(into) {
         Ok(length) if length >= HEADER => length as isize,
         Ok(_) => {

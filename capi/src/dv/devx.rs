@@ -2,7 +2,6 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
-use std::slice;
 
 use uverbs::devx::{Devx, DevxObject, Umem, UmemOptions};
 use uverbs::memory::AccessFlags;
@@ -10,7 +9,7 @@ use uverbs::qp::State;
 
 use crate::abi::*;
 use crate::context::Context;
-use crate::post::bytes;
+use crate::post::{bytes, bytes_mut};
 use crate::qp::Qp;
 use crate::result::{code, destroy, failed, null, pointer, refused};
 
@@ -66,13 +65,8 @@ impl Mailboxes {
     unsafe fn with<R>(self, run: impl FnOnce(&[u8], &mut [u8]) -> R) -> R {
         // SAFETY: the caller's promise.
         let command = unsafe { bytes(self.input.cast(), self.input_length) }.to_vec();
-        let answer = if self.output.is_null() {
-            &mut []
-        } else {
-            // SAFETY: the caller's promise.
-            unsafe { slice::from_raw_parts_mut(self.output.cast(), self.output_length) }
-        };
-        run(&command, answer)
+        // SAFETY: the caller's promise.
+        run(&command, unsafe { bytes_mut(self.output.cast(), self.output_length) })
     }
 
     /// Runs a command about an object; its errno.

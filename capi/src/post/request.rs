@@ -196,6 +196,18 @@ pub(crate) unsafe fn bytes<'a>(start: *const u8, length: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(start, length) }
 }
 
+/// Memory of the program's, to be written.
+///
+/// # Safety
+/// `start` is null or points to `length` bytes, which nothing else uses while the result lives.
+pub(crate) unsafe fn bytes_mut<'a>(start: *mut u8, length: usize) -> &'a mut [u8] {
+    if start.is_null() || length == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(start, length) }
+}
+
 /// The peer that a request goes to.
 ///
 /// # Safety
