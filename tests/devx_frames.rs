@@ -572,6 +572,7 @@ fn tables_have_at_most_the_advertised_size() {
     assert_eq!(change(5, 5), Err(BAD_PARAMETER));
     assert_eq!(change(4, 3), Err(BAD_INPUT_LENGTH));
     change(4, 4).unwrap();
+    assert_eq!(change(4, 3), Err(BAD_INPUT_LENGTH), "the fourth is not in the command");
     object.destroy().unwrap();
     bench.close();
 }

@@ -30,8 +30,8 @@ pub(super) trait Kind {
     const QUERY: usize;
     /// What MODIFY may change.
     const CHANGES: &'static [Change];
-    /// Refuses an invalid context.
-    fn check(_context: &[u8]) -> Done {
+    /// Refuses an invalid context, of which the command gave so many bytes.
+    fn check(_context: &[u8], _given: usize) -> Done {
         Ok(())
     }
     /// The firmware's objects of this kind.
@@ -81,7 +81,7 @@ fn context<K: Kind>(command: &Command<'_>) -> Vec<u8> {
 
 pub(super) fn create<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let context = context::<K>(command);
-    K::check(&context)?;
+    K::check(&context, context.len())?;
     let number = K::records(firmware).insert(context);
     command.reply.set_number(number);
     Ok(())
@@ -104,7 +104,8 @@ pub(super) fn modify<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command
     for (_, first, bits) in K::CHANGES.iter().filter(|(bit, ..)| mask & bit != 0) {
         copy_bits(&mut changed, &wanted, *first..first + bits);
     }
-    K::check(&changed)?;
+    let given = if mask == 0 { changed.len() } else { wanted.len() };
+    K::check(&changed, given)?;
     *kept = changed;
     Ok(())
 }
@@ -172,7 +173,7 @@ impl Kind for Rqt {
     const QUERY: usize = 0x100;
     /// `rqt_bitmask`: the list and its length.
     const CHANGES: &'static [Change] = &[(1, 0xd0, 16), (1, LIST, (1 << 19) - LIST)];
-    fn check(context: &[u8]) -> Done {
+    fn check(context: &[u8], given: usize) -> Done {
         let (most, actual) = (rqtc::RQT_MAX_SIZE.get(context), rqtc::RQT_ACTUAL_SIZE.get(context));
         if most > 1 << LOG_LIST {
             return Err(Refusal::parameter("rqt_max_size", most));
@@ -181,7 +182,7 @@ impl Kind for Rqt {
             return Err(Refusal::parameter("rqt_actual_size", actual));
         }
         let need = LIST / 8 + actual as usize * size_of::<u32>();
-        if context.len() < need { Err(Refusal::short_input(context.len(), need)) } else { Ok(()) }
+        if given < need { Err(Refusal::short_input(given, need)) } else { Ok(()) }
     }
     fn records<'a>(firmware: &'a mut Firmware<'_>) -> &'a mut Records {
         &mut firmware.objects.rqt
