@@ -76,7 +76,8 @@ impl CommandChannel {
     ///
     /// # Errors
     /// ENOSPC if `into` is too small for the answer, which stays in the channel. A software device
-    /// says so only of less than eight bytes: of a longer answer it gives what fits.
+    /// says so only of less than eight bytes: of a longer answer it gives what fits. The rest is
+    /// lost, or the next read gives it, if number and answer have more than 4,096 bytes.
     #[doc(alias = "mlx5dv_devx_get_async_cmd_comp")]
     pub fn read(&self, into: &mut [u8]) -> Result<usize> {
         const VERB: &str = "devx_get_async_cmd_comp";

@@ -1,8 +1,9 @@
 //! Event file descriptors: real, pollable ones.
 //!
 //! A queue is a pipe in packet mode: one record is one packet, so a read of any size takes exactly
-//! one, as a read of ib_uverbs' event files does (uverbs_main.c, `ib_uverbs_event_read`). The
-//! program has the read end, the device the write end. This module adds two things to a pipe:
+//! one, as a read of ib_uverbs' event files does (uverbs_main.c, `ib_uverbs_event_read`). Only what
+//! a short read leaves of a record above 4,096 bytes comes with the next one. The program has the
+//! read end, the device the write end. This module adds two things to a pipe:
 //! - more records than the pipe holds wait in a queue behind it ([`EventQueue::flush`]);
 //! - when an object is destroyed, its unread records are removed, and the object gets the number of
 //!   its records that the program has read. For this the pipe is drained through a second,
