@@ -44,9 +44,10 @@
 //!   before the device can see it. So one that is refused never was in flight, whatever the device
 //!   claims.
 //! - A batch puts slots into flight one by one, before the device is told of any. One that is
-//!   leaked loses them. Several completions are polled by [`CompletionQueue::poll_up_to`] and not
-//!   through a guard: a guard that is leaked would have the same completions polled again, when
-//!   their slots may be in flight once more.
+//!   leaked loses them; receives of a shared queue are published by its next post. Several
+//!   completions are polled by [`CompletionQueue::poll_up_to`] and not through a guard: a leaked
+//!   guard would have the same completions polled again, when their slots may be in flight once
+//!   more.
 //! - A queue pair takes slots of its own protection domain only, so what a completion's id leads to
 //!   lives as long as the queue that is polled.
 //! - A queue pair that is dropped is destroyed first, and what it held is given back only after its

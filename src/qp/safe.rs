@@ -355,8 +355,8 @@ pub struct SlotRequest<'a> {
 /// [`QueuePair::batch`].
 ///
 /// If a batch is leaked, its doorbell is never rung. The slots of its signaled sends are lost, and
-/// of all unsignaled sends that these would have released. The slots of its other unsignaled sends
-/// come back with the next signaled send.
+/// those of all unsignaled sends that these would have released. The slots of its other unsignaled
+/// sends come back with the next signaled send.
 #[derive(Debug)]
 pub struct Batch<'q, T: QueuePairType, R: Register = BlueFlame> {
     batch: ManuallyDrop<RawBatch<'q, T, R>>,
