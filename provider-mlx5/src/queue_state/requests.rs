@@ -106,6 +106,13 @@ impl QueueState {
         }
     }
 
+    /// Removes the note of a request that was never published.
+    pub(crate) fn forget_encoded(&self, counter: u32) {
+        if let Some([_, start]) = self.encoded_entry(counter) {
+            start.store(NO_COUNTER, Ordering::Relaxed);
+        }
+    }
+
     /// The id of the outstanding request at this 16-bit index, if the caller has encoded it.
     /// Poller only.
     pub(crate) fn encoded(&self, index: u16) -> Option<u64> {

@@ -213,7 +213,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.batch_start.is_open = false;
         self.bound = self.tail.wrapping_add(self.max_requests);
         for block in 0..blocks {
-            self.state().set_send_end(self.head.wrapping_add(block), None);
+            let counter = self.head.wrapping_add(block);
+            self.state().set_send_end(counter, None);
+            self.state().forget_encoded(counter);
         }
     }
 

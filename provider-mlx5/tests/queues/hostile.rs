@@ -441,12 +441,14 @@ fn any_number_may_be_a_wr_id() {
     }
 }
 
-/// Posts a request that the program has encoded: a NOP of one block.
+/// A NOP, which asks for a completion.
+const ENCODED_NOP: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0];
+
+/// Posts a request that the program has encoded.
 fn post_encoded(sq: &mut Sq<Rc>, wr_id: u64) {
     let mut batch = sq.queue.batch().expect("ready");
     // SAFETY: a NOP names no memory.
-    unsafe { batch.build_encoded(wr_id, &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0]) }
-        .expect("space");
+    unsafe { batch.build_encoded(wr_id, &ENCODED_NOP) }.expect("space");
     batch.publish();
 }
 
@@ -530,8 +532,9 @@ fn a_reset_forgets_which_requests_the_program_encoded() {
 #[test]
 fn any_number_may_be_a_wr_id_after_an_aborted_batch() {
     let write = Write(Remote::new(0, 0));
-    for way in 0..8 {
+    for way in 0..16 {
         let (aborts, in_a_batch, at_ring_end) = (way & 1 == 0, way & 2 == 0, way & 4 == 0);
+        let is_encoded = way & 8 == 0;
         let mut cq = Cq::new(16, 64);
         let mut sq = send_queue_with::<Rc>(&cq, 8, 256, false);
         let skipped = if at_ring_end { 7 } else { 0 };
@@ -540,9 +543,18 @@ fn any_number_may_be_a_wr_id_after_an_aborted_batch() {
             cq.produce(Cqe::send(&sq.handle, skipped - 1));
             cq.queue.poll().expect("a completion");
         }
+        if is_encoded {
+            sq.queue.tell_encoded();
+        }
         let mut batch = sq.queue.batch().expect("ready");
-        // SAFETY: inline data is copied, so no memory is shared.
-        unsafe { batch.build(1, write, Inline(&[0; 80]), PostFlags::SIGNALED) }.expect("space");
+        // SAFETY: inline data is copied, so no memory is shared; a NOP names none.
+        unsafe {
+            if is_encoded {
+                batch.build_encoded(1, &ENCODED_NOP).expect("space");
+            } else {
+                batch.build(1, write, Inline(&[0; 80]), PostFlags::SIGNALED).expect("space");
+            }
+        }
         if aborts {
             batch.abort()
         } else {
