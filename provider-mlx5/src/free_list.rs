@@ -187,6 +187,7 @@ impl FreeList {
     }
 
     /// Whether the device has the entry, or will have it with the next doorbell.
+    #[cfg(test)]
     pub(crate) fn is_posted(&self, index: u32) -> bool {
         self.state(index).load(Ordering::Acquire) == POSTED
     }

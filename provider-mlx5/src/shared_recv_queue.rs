@@ -193,7 +193,8 @@ impl SharedRecvQueue {
         let last = self.state().recv_wqes() - 1;
         for _ in 0..last {
             let head = self.front.head;
-            if !self.free().is_posted(head) {
+            // The device may have given one back unused, although it was never told of it.
+            if !self.free().is_taken(head) {
                 return;
             }
             let next = self.linked(head) & last;

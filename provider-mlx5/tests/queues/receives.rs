@@ -210,6 +210,33 @@ fn a_forked_child_posts_no_shared_receive_again() {
     assert_eq!((posted, srq.record.word(0)), (Err(PostError::ForkedChild), 1));
 }
 
+/// The device was never told of the receives. What it says of one must not keep the next post from
+/// returning.
+#[test]
+fn a_page_fault_of_a_leaked_shared_batch_posts_its_receive_again() {
+    for built in 1..4 {
+        let mut cq = Cq::new(16, 64);
+        let mut srq = shared_recv_queue(&cq, 8, 64, false);
+        let mut batch = srq.queue.batch();
+        for wr_id in 0..built {
+            // SAFETY: no device writes to it.
+            unsafe { batch.build(wr_id, &ONE) }.expect("space");
+        }
+        std::mem::forget(batch);
+        cq.produce(Cqe::recv(&srq.qp, 0).page_fault());
+        assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+        // SAFETY: no device writes to it.
+        unsafe { srq.queue.post(9, &ONE) }.expect("space");
+        let (mut entry, mut ids) = (0, Vec::new());
+        for _ in 0..=built {
+            entry = srq.next(entry);
+            cq.produce(Cqe::recv(&srq.qp, entry));
+            ids.push(cq.queue.poll().expect("a completion").wr_id());
+        }
+        assert_eq!(ids, (1..built).chain([0, 9]).collect::<Vec<_>>());
+    }
+}
+
 /// Lists of random lengths, posted singly and in batches: each ends with a terminator, whatever the
 /// entry held before.
 #[test]
