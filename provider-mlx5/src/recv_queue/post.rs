@@ -316,8 +316,8 @@ impl SharedRecvQueue {
     /// Builds one receive after those built before. It is published with them.
     ///
     /// # Errors
-    /// `TooManySge`, `SgeTooLong`, `Full`; `BadState` after an error of the queue was reported.
-    /// Nothing has been stored then.
+    /// `TooManySge`, `SgeTooLong`, `Full`; `BadState` after an error of the queue was reported;
+    /// `ForkedChild`. Nothing has been stored then.
     ///
     /// # Safety
     /// The memory that `data` names stays registered and is not read or written by this process
