@@ -217,8 +217,13 @@ impl CompletionQueue {
         let end = self.consumed.wrapping_add(ahead);
         let lap = end & !(self.ring.entries() - 1);
         if is_before(self.consumed, lap) {
+            let earlier = self.lap_request;
             self.consumed = lap;
             self.next_lap();
+            // The device may have written into the next lap before a newer request was made.
+            if end != lap {
+                self.lap_request = earlier;
+            }
         }
         self.consumed = end;
         self.update_next();

@@ -157,6 +157,31 @@ fn drains_in_two_laps(start: u32) {
     assert!(polls > 7, "drained before a lap was over");
 }
 
+/// The program has polled into the second lap itself, and then a queue was closed.
+#[test]
+fn a_cq_that_follows_its_program_is_not_drained_within_a_lap() {
+    let mut cq = Cq::new(8, 64);
+    let mut alive = busy_send_queue(&cq, 32, 8);
+    let dying = cq.table.register(SHAPE, &cq.monitors(), None, 1).expect("an index");
+    cq.produced = 12;
+    cq.record.write(0, &12u32.to_be_bytes());
+    (0..8).for_each(|index| cq.produce(Cqe::send(&alive.handle, index)));
+    dying.close();
+    cq.queue.follow_record();
+    for polled in 0..8 {
+        assert!(!dying.has_drained(), "{} CQEs are unread", 8 - polled);
+        alive.post_nops(1);
+        cq.queue.poll().expect("one");
+        cq.produce(Cqe::send(&alive.handle, 8 + polled));
+    }
+    for _ in 0..16 {
+        cq.queue.poll().expect("one");
+        alive.post_nops(1);
+        cq.produce(Cqe::send(&alive.handle, alive.queue.head() - 1));
+    }
+    assert!(dying.has_drained());
+}
+
 #[test]
 fn a_cq_that_was_dropped_counts_as_drained() {
     let cq = Cq::new(8, 64);
