@@ -10,8 +10,8 @@
 //!   temporary read end, and the records of other objects are written back.
 //!
 //! Differences from the kernel's files: after the end of the stream a read gives 0 bytes (kernel:
-//! EIO) and poll says POLLHUP (kernel: POLLERR); a read into too small a buffer loses the record
-//! (kernel: EINVAL).
+//! EIO) and poll says POLLHUP (kernel: POLLERR); a read into too small a buffer loses the rest of
+//! the record, if that is not a long one (kernel: EINVAL).
 #![allow(unsafe_code)]
 
 use crate::locking::lock;
@@ -201,7 +201,8 @@ impl Inner {
     /// Counts the records that the program has read, if all have the length of the newest.
     fn count_all_read(&mut self) {
         let length = self.written.back().map_or(1, |last| last.record.len().max(1));
-        let unread = self.pipe.as_ref().map_or(0, unread_bytes) / length;
+        // A long record of which a part was read is unread: a short one must not be written behind.
+        let unread = self.pipe.as_ref().map_or(0, unread_bytes).div_ceil(length);
         self.count_read(unread);
     }
 

@@ -44,6 +44,19 @@ fn thousands_of_records_are_read_in_order() {
     assert_eq!(source.reported(), 200);
 }
 
+/// Whenever the device counts what was read.
+#[test]
+fn no_record_is_written_behind_the_rest_of_a_long_one() {
+    let (queue, mut file) = queue();
+    queue.push(&[1; 8192], None);
+    assert_eq!(file.read(&mut [0; 280]).unwrap(), 280);
+    queue.lock().count_all_read();
+    queue.push(&[2; 8], None);
+    assert_eq!(file.read(&mut [0; 16384]).unwrap(), 8192 - 280);
+    queue.flush();
+    assert_eq!(read(&mut file), 2);
+}
+
 #[test]
 fn records_of_a_destroyed_object_are_removed() {
     let (queue, mut file) = queue();
