@@ -116,7 +116,6 @@ pub const ETHERNET_VALUES: &[(Field, u64)] = &[
     (general::FLOW_COUNTERS_DUMP, SUPPORTED),
     (general::LOG_MAX_FLOW_COUNTER_BULK, LOG_BULK as u64),
     (general::LOG_MAX_RQ, 16),
-    (general::MEM_RQ_RMP, SUPPORTED),
     (general::LOG_MAX_TIR, 16),
     (general::LOG_MAX_TIS, 16),
     (general::LOG_MAX_RQT, 16),
