@@ -102,7 +102,7 @@ impl Config {
 
     /// Registered buffers that written bytes are sent from: `buffers` (at least 4) of `bytes` each
     /// (1 byte to 16 MiB); by default 8 of 16 KiB. One RDMA WRITE carries at most one buffer.
-    /// Writes of up to 1 KiB have 32 buffers of their own.
+    /// Writes of up to 1 KiB, or of `bytes` if that is less, have 32 buffers of their own.
     pub fn send_buffers(mut self, buffers: u32, bytes: u32) -> Self {
         (self.slots, self.slot_bytes) = (buffers, bytes);
         self
