@@ -4,7 +4,7 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -33,6 +33,8 @@ pub struct Listener {
     /// Peers are dropped without the lock: to destroy their objects takes system calls.
     peers: Mutex<Peers>,
     channel: Channel,
+    /// Held for reading by threads that take an event, until they have handled it.
+    handling: RwLock<()>,
     /// Readable once it is closed.
     closed: EventFd,
     is_nonblocking: AtomicBool,
@@ -92,6 +94,7 @@ impl Listener {
                 is_closed: false,
             }),
             channel,
+            handling: RwLock::new(()),
             closed: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             is_nonblocking: AtomicBool::new(false),
             address,
@@ -160,22 +163,32 @@ impl Listener {
                 return Err(Errno::EINVAL.into());
             }
             self.take_waiting()?;
-            if let Some(shared) = self.step(self.try_event()?)? {
+            if let Some(shared) = self.try_step()? {
                 return Ok(shared);
             }
         }
     }
 
-    /// Takes an event that has arrived. If there is none, no peer has confirmed unheard, so peers
-    /// that were silent for long give up their places.
-    fn try_event(&self) -> io::Result<Event> {
+    /// Handles an event that has arrived. If there is none, peers that were silent for long give up
+    /// their places.
+    fn try_step(&self) -> io::Result<Option<Shared>> {
         let now = Instant::now();
+        let handling = self.handling.read().unwrap_or_else(PoisonError::into_inner);
         let event = self.channel.try_next_event().map_err(io::Error::from);
         if event.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
-            lock(&self.peers).half_open.heard(now);
+            drop(handling);
+            self.hear(now);
             self.take_waiting()?;
         }
-        event
+        self.step(event?)
+    }
+
+    /// Notes that the channel was empty at this time or later, so that no peer has confirmed before
+    /// without being heard. Unless another thread has just taken an event: then the next call does.
+    fn hear(&self, now: Instant) {
+        if let Ok(_alone) = self.handling.try_write() {
+            lock(&self.peers).half_open.heard(now);
+        }
     }
 
     /// An endless iterator over accepted streams.
@@ -192,10 +205,10 @@ impl Listener {
         peers.is_closed = true;
         let ended = peers.half_open.clear();
         drop(peers);
-        drop(ended);
         if let Err(error) = self.closed.write(1) {
-            tracing::warn!(%error, "a thread that accepts may not hear that the listener is closed");
+            tracing::warn!(%error, "a thread that accepts may not hear of the close");
         }
+        drop(ended);
     }
 
     /// Takes an event. Returns the connection that it establishes.
@@ -264,7 +277,11 @@ impl Listener {
             let mut peers = lock(&self.peers);
             match prepared {
                 Ok(_) if peers.is_closed => peers.half_open.give_up(source),
-                Ok(prepared) => peers.accept((source, request), prepared, peer, &self.config),
+                Ok(prepared) => {
+                    let failed = peers.accept((source, request), prepared, peer, &self.config);
+                    drop(peers);
+                    drop(failed);
+                }
                 // Dropping the request refuses the peer.
                 Err(error) => {
                     peers.half_open.give_up(source);
@@ -284,14 +301,15 @@ impl Listener {
 }
 
 impl Peers {
-    /// Accepts a request. A peer that has given up is skipped.
+    /// Accepts a request. A peer that has given up is skipped, and what was prepared for it is
+    /// returned.
     fn accept(
         &mut self,
         (source, request): (Source, ConnectionRequest),
         mut prepared: Prepared,
         peer: Offer,
         config: &Config,
-    ) {
+    ) -> Option<Prepared> {
         let options = AcceptOptions {
             private_data: prepared.offer.reply(),
             qp: qp_options(config),
@@ -301,10 +319,12 @@ impl Peers {
             Ok(id) => {
                 let (key, pending) = (id.key(), Pending { id, prepared, peer });
                 self.half_open.add(key, source, pending, Instant::now());
+                None
             }
             Err(error) => {
                 self.half_open.give_up(source);
                 tracing::warn!(%error, "a peer was not accepted");
+                Some(prepared)
             }
         }
     }
