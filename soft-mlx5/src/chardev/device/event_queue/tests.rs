@@ -46,7 +46,7 @@ fn thousands_of_records_are_read_in_order() {
 
 /// Whenever the device counts what was read.
 #[test]
-fn no_record_is_written_behind_the_rest_of_a_long_one() {
+fn the_next_record_is_written_once_a_long_one_is_read() {
     let (queue, mut file) = queue();
     queue.push(&[1; 8192], None);
     assert_eq!(file.read(&mut [0; 280]).unwrap(), 280);
