@@ -408,9 +408,8 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
 
     fn accept_waiting(&mut self) -> Result<()> {
         let mut result = Ok(());
-        while let Some((source, request, silent)) = self.half_open.open_next() {
-            drop(silent);
-            result = result.and(self.take(source, request));
+        while let Some(taken) = self.take_next() {
+            result = result.and(taken);
         }
         result
     }
@@ -418,12 +417,18 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// Accepts waiting requests in the place of a peer that is not half open any more: now, because
     /// no later event may follow that would.
     fn fill_place(&mut self) {
-        while let Some((source, request, silent)) = self.half_open.open_next() {
-            drop(silent);
-            if let Err(error) = self.take(source, request) {
+        while let Some(taken) = self.take_next() {
+            if let Err(error) = taken {
                 tracing::warn!(%error, "a peer that waited was not accepted");
             }
         }
+    }
+
+    /// Accepts the next request that may be accepted.
+    fn take_next(&mut self) -> Option<Result<()>> {
+        let (source, request, silent) = self.half_open.open_next()?;
+        drop(silent);
+        Some(self.take(source, request))
     }
 
     /// Accepts a request. That the peer has given up is logged, and not an error.
