@@ -95,11 +95,8 @@ impl FlowCounters {
         let too_many = || Refusal::parameter("num_of_counters", count.into());
         let end = first.checked_add(count.max(1)).ok_or_else(too_many)?;
         // The driver may read over gaps, a user context stays in what it has allocated.
-        let most = match command.user_context() {
-            0 if count == 0 => self.bulk_of(first)?.end,
-            0 => END,
-            _ => self.bulk_of(first)?.end,
-        };
+        let is_driver = command.user_context() == 0;
+        let most = if is_driver && count > 0 { END } else { self.bulk_of(first)?.end };
         let to_memory = command.is_set(query_flow_counter_in::DUMP_TO_MEMORY);
         let fits = to_memory || count <= 1 << LOG_BULK;
         if end <= most && fits { Ok(first..end) } else { Err(too_many()) }
