@@ -43,6 +43,23 @@ fn queue_tir(driver: &mut Driver, receiver: &Receiver) -> u32 {
     driver.create(tir)
 }
 
+/// Two devices, a sender on the first, and a receiver with its TIR on the second.
+fn ready() -> ([Driver; 2], Sender, Receiver, u32) {
+    let mut drivers = pair();
+    let sender = Sender::new(&mut drivers[0]);
+    let receiver = Receiver::new(&mut drivers[1]);
+    let tir = queue_tir(&mut drivers[1], &receiver);
+    (drivers, sender, receiver, tir)
+}
+
+/// Deletes the entry that [`steer_with`] made.
+fn delete_entry(driver: &mut Driver, table: u32) {
+    let input = Input::new(0x938, 64)
+        .set(create_flow_group_in::TABLE_ID, table.into())
+        .set(set_fte_in::FLOW_INDEX, 2);
+    driver.done(input, 8);
+}
+
 /// Adds these counters to an entry with `destinations` destinations.
 fn counting(entry: Input, action: u64, destinations: usize, counters: &[u32]) -> Input {
     let entry = entry
@@ -69,10 +86,7 @@ fn send_three(drivers: &mut [Driver; 2], sender: &mut Sender) {
 
 #[test]
 fn an_entry_counts_the_frames_that_it_matches() {
-    let mut drivers = pair();
-    let mut sender = Sender::new(&mut drivers[0]);
-    let mut receiver = Receiver::new(&mut drivers[1]);
-    let tir = queue_tir(&mut drivers[1], &receiver);
+    let (mut drivers, mut sender, mut receiver, tir) = ready();
     let [counter, idle] = [(); 2].map(|()| allocate(&mut drivers[1]));
     assert_eq!(query(&mut drivers[1], counter), [0; 2]);
     let mac = station(2).mac();
@@ -92,10 +106,7 @@ fn an_entry_counts_the_frames_that_it_matches() {
     assert_eq!(counts(&reply, 0), [0; 2]);
     assert_eq!(query(&mut drivers[1], counter), [0; 2], "cleared");
     assert_eq!(free(&mut drivers[1], counter).unwrap_err().0, BUSY);
-    let delete = Input::new(0x938, 64)
-        .set(create_flow_group_in::TABLE_ID, table.into())
-        .set(set_fte_in::FLOW_INDEX, 2);
-    drivers[1].done(delete, 8);
+    delete_entry(&mut drivers[1], table);
     free(&mut drivers[1], counter).unwrap();
     let gone = drivers[1].command(query_input(counter), 32).unwrap_err();
     assert_eq!(gone.0, NO_SUCH);
@@ -105,10 +116,7 @@ fn an_entry_counts_the_frames_that_it_matches() {
 /// drivers/net/ethernet/mellanox/mlx5/core/fs_counters.c).
 #[test]
 fn counters_of_a_bulk_are_used_singly_and_freed_together() {
-    let mut drivers = pair();
-    let mut sender = Sender::new(&mut drivers[0]);
-    let receiver = Receiver::new(&mut drivers[1]);
-    let tir = queue_tir(&mut drivers[1], &receiver);
+    let (mut drivers, mut sender, _receiver, tir) = ready();
     let single = allocate(&mut drivers[1]);
     let input = Input::new(0x939, 16).set(flow_counter::BULK, 7);
     let first = flow_counter::ID.get32(&drivers[1].done(input, 16));
@@ -120,10 +128,7 @@ fn counters_of_a_bulk_are_used_singly_and_freed_together() {
     assert_eq!(query(&mut drivers[1], used)[0], 2);
     assert_eq!(query(&mut drivers[1], last), [0; 2]);
     assert_eq!(free(&mut drivers[1], first).unwrap_err().0, BUSY);
-    let delete = Input::new(0x938, 64)
-        .set(create_flow_group_in::TABLE_ID, table.into())
-        .set(set_fte_in::FLOW_INDEX, 2);
-    drivers[1].done(delete, 8);
+    delete_entry(&mut drivers[1], table);
     assert_eq!(free(&mut drivers[1], used).unwrap_err().0, NO_SUCH, "the first names all");
     free(&mut drivers[1], first).unwrap();
     for gone in [first, used, last] {
@@ -134,10 +139,7 @@ fn counters_of_a_bulk_are_used_singly_and_freed_together() {
 
 #[test]
 fn frames_that_an_entry_drops_are_counted_by_all_its_counters() {
-    let mut drivers = pair();
-    let mut sender = Sender::new(&mut drivers[0]);
-    let mut receiver = Receiver::new(&mut drivers[1]);
-    let tir = queue_tir(&mut drivers[1], &receiver);
+    let (mut drivers, mut sender, mut receiver, tir) = ready();
     let counters = [(); 2].map(|()| allocate(&mut drivers[1]));
     let mac = station(2).mac();
     let entry = |entry| counting(entry, DROP | COUNT, 0, &counters);
@@ -153,10 +155,7 @@ fn frames_that_an_entry_drops_are_counted_by_all_its_counters() {
 /// drivers/net/ethernet/mellanox/mlx5/core/fs_core.c).
 #[test]
 fn counters_can_be_added_to_an_entry() {
-    let mut drivers = pair();
-    let mut sender = Sender::new(&mut drivers[0]);
-    let receiver = Receiver::new(&mut drivers[1]);
-    let tir = queue_tir(&mut drivers[1], &receiver);
+    let (mut drivers, mut sender, _receiver, tir) = ready();
     let counter = allocate(&mut drivers[1]);
     let table = steer_with(&mut drivers[1], station(2).mac(), tir, |entry| entry);
     let change = Input::new(0x936, 848)
