@@ -152,6 +152,7 @@ fn answer(node: &Node, request: &Request) -> Answer {
 mod tests {
     use std::os::fd::AsFd;
     use std::process::Command;
+    use std::time::Duration;
 
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
@@ -175,7 +176,8 @@ mod tests {
     fn assert_closed(ends: Vec<UnixStream>) {
         let count = ends.len();
         for mut end in ends {
-            end.set_nonblocking(true).unwrap();
+            // A process that another test starts has copies of all descriptors for a moment.
+            end.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             assert_eq!(end.read(&mut [0]).unwrap(), 0, "of {count}: one is still open");
         }
     }
