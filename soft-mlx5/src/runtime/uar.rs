@@ -345,6 +345,8 @@ impl Page {
             ring(Ring::Arm(Cqn(second_half(value) & 0xff_ffff)));
             self.completion_queues.note_ring(true);
         } else {
+            // A CQ that the program armed before this doorbell is armed when the send completes.
+            self.take(ARM, ring);
             ring(Ring::Send(Qpn(second_half(value) >> 8)));
         }
         true
@@ -361,8 +363,8 @@ impl Page {
         let is_due = if self.owes() { self.unswept >= SWEEP_AFTER || !rang } else { all && !rang };
         if is_due {
             self.unswept = 0;
-            self.send_queues.sweep(|qpn| ring(Ring::Send(qpn)));
             self.completion_queues.sweep(|cqn| ring(Ring::Arm(cqn)));
+            self.send_queues.sweep(|qpn| ring(Ring::Send(qpn)));
         }
     }
 }

@@ -53,6 +53,29 @@ fn every_ring_of_a_shared_register_is_seen_after_some_looks() {
     assert!(rings >= 1);
 }
 
+#[test]
+fn a_cq_that_was_armed_before_a_send_is_armed_when_the_send_begins() {
+    let region = Arc::new(UarRegion::new(1).unwrap());
+    let page = UarPage::new(region.clone(), 0).unwrap();
+    let mut uars = Uars::default();
+    uars.attach_send_queue(&page, Qpn(1));
+    uars.attach_completion_queue(&page, Cqn(2));
+    for turn in 0..1000 {
+        let half = turn % 2 * BLUEFLAME_HALF_SIZE;
+        region.word(0, CQ_ARM_OFFSET).store(doorbell(1, 2), Ordering::Release);
+        region.word(0, BLUEFLAME_OFFSET + half).store(doorbell(1, 1 << 8), Ordering::Release);
+        let mut rung = Vec::new();
+        while rung.last() != Some(&Ring::Send(Qpn(1))) {
+            uars.look(false, |ring| rung.push(ring));
+        }
+        assert_eq!(rung, [Ring::Arm(Cqn(2)), Ring::Send(Qpn(1))], "turn {turn}");
+        // Without another arming for so long that the arm word is looked at only in its turn.
+        if turn % 10 == 0 {
+            (0..=ARMED_LATELY).for_each(|_| assert!(!uars.look(false, |_| ())));
+        }
+    }
+}
+
 /// Bound on the rings of one look: those of the page's words, and of swept queues of the page.
 const BOUND: usize = WORDS.len() + 2 * SWEEP;
 
