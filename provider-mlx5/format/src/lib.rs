@@ -126,6 +126,7 @@ mod opcode;
 mod receive;
 mod signature;
 mod syndrome;
+mod tag_matching;
 mod umr;
 
 pub use address::*;
@@ -142,6 +143,7 @@ pub use opcode::*;
 pub use receive::*;
 pub use signature::*;
 pub use syndrome::*;
+pub use tag_matching::*;
 pub use umr::*;
 
 pub use zerocopy::big_endian::{U16, U32, U64};

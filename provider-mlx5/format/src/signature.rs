@@ -1,8 +1,7 @@
 //! Signature offload: what a UMR says about signatures and encryption of a key's data, and the WQE
-//! that sets a protected signature variable (PSV). Tag matching: the WQE by which an SRQ's hidden
-//! queue changes the tag list.
+//! that sets a protected signature variable (PSV).
 //!
-//! Sources: `providers/mlx5/wqe.h` and `qp.c` (`mlx5_umr_set_psv`, `set_tm_seg`) of rdma-core,
+//! Sources: `providers/mlx5/wqe.h` and `qp.c` (`mlx5_umr_set_psv`) of rdma-core,
 //! `include/linux/mlx5/qp.h` of Linux. The crate encodes and decodes them for inspection; its
 //! queues do not post them.
 
@@ -84,39 +83,4 @@ wire! {
         /// The signature to continue from: T10-DIF guard, application and reference tag, or a CRC.
         8 => pub transient_signature: U64,
     }
-}
-
-wire! {
-    /// A change of an SRQ's tag list, in a WQE of opcode TAG_MATCHING (`mlx5_wqe_tm_seg`).
-    pub struct TagMatchingSegment: 32 {
-        /// 7:4 what to do, see the `OPERATION_` constants.
-        0 => pub operation: u8,
-        /// See the `FLAG_` constants.
-        1 => pub flags: u8,
-        /// Place in the tag list.
-        2 => pub index: U16,
-        /// Reserved.
-        4 => pub reserved4: U16,
-        /// Unexpected messages that software has seen.
-        6 => pub software_count: U16,
-        /// Reserved.
-        8 => pub reserved8: U64,
-        /// The tag to match.
-        16 => pub tag: U64,
-        /// Bits of the tag that are compared.
-        24 => pub mask: U64,
-    }
-}
-
-impl TagMatchingSegment {
-    /// Change nothing, report the count (`MLX5_TM_OPCODE_NOP`).
-    pub const OPERATION_NOP: u8 = 0x00;
-    /// Append an entry; its buffer follows as a data segment (`MLX5_TM_OPCODE_APPEND`).
-    pub const OPERATION_APPEND: u8 = 0x10;
-    /// Remove an entry (`MLX5_TM_OPCODE_REMOVE`).
-    pub const OPERATION_REMOVE: u8 = 0x20;
-    /// Make a CQE (`MLX5_SRQ_FLAG_TM_CQE_REQ`).
-    pub const FLAG_COMPLETION: u8 = 1 << 7;
-    /// `software_count` is valid (`MLX5_SRQ_FLAG_TM_SW_CNT`).
-    pub const FLAG_SOFTWARE_COUNT: u8 = 1 << 6;
 }

@@ -95,6 +95,29 @@ fn completions() {
     check(rows);
 }
 
+/// C's report is 20 bytes long, so its fields are compared where they are in a CQE.
+#[test]
+fn headers_of_tag_matching() {
+    check(structure!(TagHeader = "ibv_tmh" {
+        operation = "opcode", reserved1 = "reserved", context = "app_ctx", tag = "tag",
+    }));
+    check(structure!(RendezvousHeader = "ibv_rvh" {
+        address = "va", rkey = "rkey", length = "len",
+    }));
+    check(constants! {
+        TagReport::SUCCESS => "MLX5_TMC_SUCCESS",
+        TagHeader::NO_TAG => "IBV_TMH_NO_TAG",
+        TagHeader::RENDEZVOUS => "IBV_TMH_RNDV",
+        TagHeader::FIN => "IBV_TMH_FIN",
+        TagHeader::EAGER => "IBV_TMH_EAGER",
+        core::mem::offset_of!(TagReport, success) => "offsetof(struct mlx5_cqe64, tm_cqe.success)",
+        core::mem::offset_of!(TagReport, hardware_phase) =>
+            "offsetof(struct mlx5_cqe64, tm_cqe.hw_phase_cnt)",
+        core::mem::offset_of!(TagHeader, tag) => "offsetof(struct mlx5_cqe64, tmh.tag)",
+        core::mem::offset_of!(TagHeader, context) => "offsetof(struct mlx5_cqe64, tmh.app_ctx)",
+    });
+}
+
 #[test]
 fn opcodes() {
     check(constants! {
