@@ -17,11 +17,14 @@
 //! Its channel is its own, so no other task can take that event. Every future here may be dropped
 //! at any moment: between taking something and returning it nothing waits.
 
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::{self, Poll};
 
+use ::tokio::io::Interest;
 use ::tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
+use ::tokio::task::coop::consume_budget;
 
 use crate::cm::{Channel, Connection, Connector, Event, Listener};
 use crate::cq::builder::CqBuilder;
@@ -48,18 +51,19 @@ fn watch<T: AsFd>(owner: T) -> Result<AsyncFd<Watched<T>>> {
     Watched::register(owner).map_err(|error| Error::io("register_with_tokio", &error))
 }
 
-/// Takes something when there is something to take. Readiness is forgotten only after a try found
-/// nothing, and only if no newer readiness was reported since (tokio counts), so that none is
-/// missed.
+/// Takes something when there is something to take.
 async fn take<T, R>(fd: &AsyncFd<Watched<T>>, attempt: impl Fn(&T) -> Result<R>) -> Result<R> {
-    loop {
-        let mut ready = fd.readable().await.map_err(|error| Error::io("wait_in_tokio", &error))?;
-        match attempt(fd.get_ref().owner()) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => ready.clear_ready(),
+    let attempt = |file: &Watched<T>| loop {
+        match attempt(file.owner()) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            result => return result,
+            result => return Ok(result),
         }
-    }
+    };
+    let taken = fd.async_io(Interest::READABLE, attempt).await;
+    taken.map_err(|error| Error::io("wait_in_tokio", &error))?
 }
 
 /// A file that tasks wait to read from: for what is built of several event files of this library,
@@ -212,6 +216,7 @@ impl AsyncCompletionQueue {
     /// # Errors
     /// When there will not be any more: the queue was overrun, or the device is gone.
     pub async fn completion(&mut self) -> Result<WorkCompletion> {
+        consume_budget().await;
         loop {
             if let Some(completion) = self.poll_now()? {
                 return Ok(completion);
@@ -316,6 +321,7 @@ impl<L: Layer, X, R: Register> AsyncListener<L, X, R> {
     /// As [`Listener::accept`].
     pub async fn accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
+            consume_budget().await;
             if let Some(connection) = self.listener.unreturned()? {
                 return Ok(connection);
             }

@@ -106,6 +106,47 @@ async fn several_completions_come_together() {
     assert_eq!(ids, [0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
+/// Takes things that are always there. Another task of the same thread has to run meanwhile.
+async fn leaves_others_their_turn(mut takes: impl AsyncFnMut()) {
+    // The first one may have to wait.
+    takes().await;
+    let other = tokio::spawn(async {});
+    for _ in 0..1000 {
+        if other.is_finished() {
+            return;
+        }
+        takes().await;
+    }
+    panic!("the other task never ran");
+}
+
+#[tokio::test]
+async fn a_queue_that_is_never_empty_leaves_other_tasks_their_turn() {
+    let ((mut a, mut sent), (mut b, mut received)) = ends(&common::open());
+    leaves_others_their_turn(async || {
+        // SAFETY: no memory is named.
+        unsafe { b.post_receive(0, &[]).unwrap() };
+        // SAFETY: inline data.
+        unsafe { a.post_send(0, op::Send, Inline(b""), SIGNALED).unwrap() };
+        // The message has arrived once it is acknowledged.
+        common::success(sent.queue());
+        received.completion().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn events_that_never_end_leave_other_tasks_their_turn() {
+    let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
+    let context = Device::from_shared_soft(soft.clone()).open().unwrap();
+    let events = AsyncEvents::new(&context).unwrap();
+    leaves_others_their_turn(async || {
+        soft.raise(AsyncKind::PortActive, EventObject::Port(1)).unwrap();
+        events.event().await.unwrap();
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_channel_serves_many_queues() {
     let setup = Setup::new();
