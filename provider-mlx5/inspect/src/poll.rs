@@ -5,6 +5,7 @@
 use core::mem::offset_of;
 
 use super::plain_memory::Memory;
+use super::post::{TABLE, handle};
 use super::{Cqe, CqeBody};
 use uverbs_mlx5::completion_queue::{
     Completion, CompletionOpcode, CompletionQueue, CompletionQueueConfig, Status,
@@ -14,7 +15,6 @@ use uverbs_mlx5::format::{CQE_SIZE, CqeFormat, CqeOpcode, MiniCqeFormat, Opcode,
 use uverbs_mlx5::mmio::ArmRegister;
 use uverbs_mlx5::queue_state::Shape;
 use uverbs_mlx5::request::Immediate;
-use uverbs_mlx5::user_index::UserIndexTable;
 
 /// What a verbs program sees of a CQE: the fields of `struct ibv_wc`. A field is `None` if the CQE
 /// does not have it, or if libmlx5 does not set it for this kind of completion.
@@ -64,9 +64,7 @@ pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
     if op_own.format() == CqeFormat::COMPRESSED || op_own.opcode() == CqeOpcode::RESIZE {
         return None;
     }
-    let table = UserIndexTable::new();
-    let shape = Shape { send_wqebbs: 1, recv_wqes: 1, shared_receive: false };
-    let handle = table.register(shape, &[], None, 0).ok()?;
+    let handle = handle(Shape { send_wqebbs: 1, recv_wqes: 1, shared_receive: false }).ok()?;
     let bytes = for_this_queue(cqe, handle.user_index());
     let ring = Memory::new(bytes.len(), 0);
     let record = Memory::new(WQEBB_SIZE, 0);
@@ -83,7 +81,7 @@ pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
         doorbell,
         arm,
         number: 0,
-        table: &table,
+        table: &TABLE,
         mini_format: Some(MiniCqeFormat::HASH),
         null_lkey: None,
     })

@@ -5,6 +5,8 @@
 
 #![allow(unsafe_code)]
 
+use std::sync::LazyLock;
+
 use super::plain_memory::Memory;
 use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::format::{
@@ -301,9 +303,12 @@ fn cut_header(buffers: &[Buffer<'_>]) -> Option<Cut> {
     }
 }
 
+/// The queues of all calls: filling a table of its own would take longer than the rest of a call.
+pub(super) static TABLE: LazyLock<UserIndexTable> = LazyLock::new(UserIndexTable::new);
+
 pub(super) fn handle(shape: Shape) -> Result<QueueHandle, SpecError> {
-    // A table of its own has an index left.
-    let handle = UserIndexTable::new().register(shape, &[], None, 0);
+    // A queue leaves the table when its call ends, so there is an index left.
+    let handle = TABLE.register(shape, &[], None, 0);
     let handle = handle.map_err(|_| SpecError::TooLarge)?;
     handle.set_state(QpState::Rts);
     Ok(handle)
