@@ -42,14 +42,15 @@ impl Session {
             && shared_fields(title) == shared_fields(&done.cqe)
     }
 
-    /// Whether a completion can begin a session.
+    /// Whether a completion can begin a session. Those of a tag matching SRQ cannot, because they
+    /// have a message's header where a mini-CQE has the hash.
     pub(super) fn can_hold(done: &Completion<'_>) -> bool {
         let receives = [
             CqeOpcode::RESPONDER_SEND,
             CqeOpcode::RESPONDER_SEND_IMMEDIATE,
             CqeOpcode::RESPONDER_WRITE_IMMEDIATE,
         ];
-        done.inline.is_none() && receives.contains(&done.opcode)
+        done.inline.is_none() && done.cqe.app == 0 && receives.contains(&done.opcode)
     }
 
     pub(super) fn hold(&mut self, done: &Completion<'_>) {

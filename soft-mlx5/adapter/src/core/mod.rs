@@ -51,6 +51,7 @@ mod qp;
 mod rss;
 mod srq;
 mod table;
+mod tags;
 mod timer;
 
 #[cfg(test)]
@@ -67,12 +68,13 @@ pub use ids::{Cqn, Mkey, ObjectId, ObjectKind, Pdn, Qpn, Srqn, Xrcdn};
 pub use management::{DATAGRAM_LEN, Datagram};
 pub use mkey::{ANY_QP, Access, KlmEntry, MkeyParams, StridedEntry, Translation};
 pub use qp::{
-    AddressPath, MigrationState, QpAttributes, QpInfo, QpParams, QpState, QpType, ReceiveRing,
-    ReceiveSource, RemoteRights, ScatterToCqe, SendRing, Steered, Striding,
+    AddressPath, MAX_RENDEZVOUS, MigrationState, QpAttributes, QpInfo, QpParams, QpState, QpType,
+    ReceiveRing, ReceiveSource, RemoteRights, ScatterToCqe, SendRing, Steered, Striding,
 };
 pub(crate) use rss::place;
 pub use rss::{RSS_KEY, RssHash, Spread};
 pub use srq::{SrqInfo, SrqParams, XrcSrqParams};
+pub use tags::TagParams;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use super::qp::Qp;
 use super::srq::Srq;
 use super::{
     AsyncKind, Core, CoreError, CqInfo, CqModify, CqParams, Cqn, EventObject, Mkey, MkeyParams,
-    ObjectKind, Pdn, QpParams, QpType, Qpn, SrqInfo, SrqParams, Srqn, Xrcdn, mkey,
+    ObjectKind, Pdn, QpParams, QpType, Qpn, ReceiveSource, SrqInfo, SrqParams, Srqn, Xrcdn, mkey,
 };
 use crate::packet::Gid;
 
@@ -173,7 +173,7 @@ impl Core {
 
 /// Shared receive queues.
 impl Core {
-    /// Creates an SRQ, basic or XRC.
+    /// Creates an SRQ: basic, XRC or tag matching.
     pub fn create_srq(&mut self, params: SrqParams) -> Result<Srqn, CoreError> {
         params.check()?;
         let objects = params.objects();
@@ -223,6 +223,7 @@ impl Core {
         if self.special_slot(special).is_some_and(|slot| slot.is_some()) {
             return Err(full(ObjectKind::Qp));
         }
+        self.check_matches_tags(&params)?;
         self.env.hold(&objects)?;
         let number =
             self.qps.insert_with(|number| Box::new(Qp::new(number, params, &mut self.env)));
@@ -232,6 +233,16 @@ impl Core {
             *slot = Some(qpn);
         }
         Ok(qpn)
+    }
+
+    /// Only RC QPs receive from a tag matching SRQ. (Hardware also has it for DC.)
+    fn check_matches_tags(&self, params: &QpParams) -> Result<(), CoreError> {
+        let ReceiveSource::Srq(srqn) = params.receive else { return Ok(()) };
+        let has_tags = self.env.srqs.get(srqn.0).is_some_and(|srq| srq.tags.is_some());
+        if has_tags && params.qp_type != QpType::Rc {
+            return Err(CoreError::bad("tag matching SRQ of a QP that is not RC", srqn.0.into()));
+        }
+        Ok(())
     }
 
     fn special_slot(&mut self, special: Option<u8>) -> Option<&mut Option<Qpn>> {
@@ -246,6 +257,7 @@ impl Core {
         self.env.flush_completions();
         let Some(mut qp) = self.qps.remove(qpn.0) else { return Ok(()) };
         qp.send_due_answers(&mut self.env);
+        qp.abandon_entries(&mut self.env);
         qp.disconnect(&mut self.env);
         if let Some(slot) = self.special_slot(qp.params.special) {
             *slot = None;

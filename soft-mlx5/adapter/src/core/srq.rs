@@ -1,9 +1,10 @@
-//! Shared receive queues: linked lists of receive WQEs.
+//! Shared receive queues: linked lists of receive WQEs. A tag matching SRQ also has a tag list.
 
 use uverbs_mlx5_format::SrqNextSegment;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::ids::ObjectId;
+use super::tags::{TagList, TagParams};
 use super::{CoreError, Cqn, ObjectKind, Pdn, Srqn, Xrcdn};
 use crate::memory::{HostMemory, PageMap};
 
@@ -33,6 +34,8 @@ pub struct SrqParams {
     pub doorbell_record: u64,
     /// Present for an XRC SRQ.
     pub xrc: Option<XrcSrqParams>,
+    /// Present for a tag matching SRQ.
+    pub tags: Option<TagParams>,
     /// The first limit, 0 for none.
     pub limit: u16,
 }
@@ -57,6 +60,8 @@ pub struct SrqInfo {
 pub(super) struct Srq {
     pub(super) number: Srqn,
     pub(super) params: SrqParams,
+    /// Present for a tag matching SRQ.
+    pub(super) tags: Option<TagList>,
     next: u16,
     taken: u16,
     posted: u16,
@@ -81,6 +86,7 @@ impl Srq {
         let limit = params.limit;
         Self {
             number: Srqn(number),
+            tags: params.tags.map(|tags| TagList::new(tags.log_entries)),
             params,
             next: 0,
             taken: 0,
@@ -193,7 +199,14 @@ impl SrqParams {
     /// The objects that the SRQ uses.
     pub(super) fn objects(&self) -> Vec<ObjectId> {
         let xrc = self.xrc.map(|xrc| [xrc.xrcd.object(), xrc.cq.object()]);
-        [self.pd.object()].into_iter().chain(xrc.into_iter().flatten()).collect()
+        let tags = self.tags.map(|tags| tags.object());
+        [self.pd.object()].into_iter().chain(xrc.into_iter().flatten()).chain(tags).collect()
+    }
+
+    /// The CQ of an SRQ that has its own, and the user index in its CQEs.
+    pub(super) fn own_cq(&self) -> Option<(Cqn, u32)> {
+        let tags = self.tags.map(|tags| (tags.cq, tags.user_index));
+        tags.or(self.xrc.map(|xrc| (xrc.cq, xrc.user_index)))
     }
 
     pub(super) fn check(&self) -> Result<(), CoreError> {
@@ -206,6 +219,6 @@ impl SrqParams {
         if self.doorbell_record % 8 != 0 {
             return Err(CoreError::bad("doorbell record address", self.doorbell_record));
         }
-        Ok(())
+        self.tags.map_or(Ok(()), |tags| tags.check())
     }
 }

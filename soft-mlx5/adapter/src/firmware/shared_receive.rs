@@ -43,7 +43,7 @@ impl Firmware<'_> {
     ) -> Result<(Srqn, SrqInfo), Refusal> {
         let number = Srqn(command.number());
         let info = self.core.query_srq(number)?;
-        if info.params.xrc.is_some() != xrc {
+        if info.params.xrc.is_some() != xrc || info.params.tags.is_some() {
             return Err(Refusal::no_such(if xrc { "XRC SRQ" } else { "RMP" }, number.0));
         }
         Ok((number, info))
@@ -66,6 +66,7 @@ pub(super) fn create_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>
         log_stride: log_stride as u8,
         doorbell_record: firmware.doorbell_record(command, &POOL_RECORD)?,
         xrc: None,
+        tags: None,
         limit: wq::LWM.get(queue) as u16,
     };
     firmware.check_uses(command, &[params.pd.object()])?;
@@ -131,6 +132,7 @@ pub(super) fn create_xrc(firmware: &mut Firmware<'_>, command: &mut Command<'_>)
         log_stride: log_stride as u8,
         doorbell_record: xrc_doorbell_record(context),
         xrc: Some(xrc),
+        tags: None,
         limit: xrc_srqc::LWM.get(context) as u16,
     };
     command.reply.set_number(firmware.core.create_srq(params)?.0);

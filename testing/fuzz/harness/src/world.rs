@@ -220,6 +220,7 @@ impl World {
                 log_stride: LOG_STRIDE,
                 doorbell_record: record,
                 xrc: (number == 1).then_some(xrc),
+                tags: None,
                 limit: 2,
             }));
             self.srqs.push(Srq { srqn, ring, record });

@@ -30,6 +30,9 @@ impl Qp {
     }
 
     fn complete_send_with_error(&self, env: &mut Env, wqe: &SendWqe, failure: Failure) -> bool {
+        if let Some(offload) = wqe.offload {
+            return self.cancel_offload(env, offload);
+        }
         let cqe = error_cqe(
             self.send_user_index(),
             u32::from(wqe.opcode.0) << 24 | self.number.0,
@@ -46,9 +49,12 @@ impl Qp {
         wqe: &ReceiveWqe,
         failure: Failure,
     ) -> bool {
+        env.counters.receives_too_short += u64::from(failure == Failure::BUFFER_TOO_SHORT);
+        if wqe.delivery.is_of_entry() {
+            return self.cancel_entry(env, wqe.srq, wqe.index);
+        }
         let (cqn, user_index) = self.receive_cq(env, wqe);
         let cqe = error_cqe(user_index, self.number.0, wqe.index, failure);
-        env.counters.receives_too_short += u64::from(failure == Failure::BUFFER_TOO_SHORT);
         env.complete(cqn, Completion::new(cqe, CqeOpcode::RESPONDER_ERROR))
     }
 

@@ -19,6 +19,7 @@ mod response;
 mod state;
 mod striding;
 mod syndrome;
+mod tag;
 mod ud;
 mod umr;
 mod wqe;
@@ -27,6 +28,7 @@ pub(super) use ud::MULTICAST_QPN;
 
 pub use raw::Steered;
 pub use striding::Striding;
+pub use tag::MAX_RENDEZVOUS;
 
 pub use params::{
     AddressPath, MigrationState, QpAttributes, QpInfo, QpParams, QpState, QpType, ReceiveRing,

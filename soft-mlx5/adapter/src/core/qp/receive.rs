@@ -12,6 +12,7 @@ use super::super::srq::NoReceive;
 use super::super::{AsyncKind, Cqn, EventObject, LinkLayer, Pdn, Srqn};
 use super::response::inline_limit;
 use super::syndrome::Failure;
+use super::tag::Delivery;
 use super::wqe::Sge;
 use super::{Qp, QpType, ReceiveRing, ReceiveSource};
 use crate::packet::Addressing;
@@ -23,7 +24,7 @@ pub(super) struct ReceiveWqe {
     /// The SRQ that it came from.
     pub(super) srq: Option<Srqn>,
     /// The protection domain of its buffers: the SRQ's, if it came from one.
-    pd: Pdn,
+    pub(super) pd: Pdn,
     pub(super) sges: Vec<Sge>,
     /// Bytes that its buffers hold.
     pub(super) capacity: u64,
@@ -31,6 +32,8 @@ pub(super) struct ReceiveWqe {
     pub(super) malformed: bool,
     /// Data that goes into the CQE instead of memory.
     pub(super) inline: Vec<u8>,
+    /// Whether it holds a message of a tag matching SRQ, and what of it.
+    pub(super) delivery: Delivery,
     raw: Vec<u8>,
 }
 
@@ -53,6 +56,7 @@ impl Qp {
         xrc_srqn: Option<u32>,
     ) -> Result<Box<ReceiveWqe>, NoReceive> {
         let mut wqe = self.responder.spare.take().unwrap_or_default();
+        wqe.delivery = Delivery::Untagged;
         let taken = match (&self.params.receive, xrc_srqn) {
             _ if self.params.qp_type == QpType::XrcTarget => {
                 self.take_from_srq(env, Srqn(xrc_srqn.unwrap_or(0)), &mut wqe)
@@ -147,7 +151,8 @@ impl Qp {
         if offset + data.len() as u64 > wqe.capacity {
             return Err(Failure::BUFFER_TOO_SHORT);
         }
-        let limit = if (self.params.qp_type.is_connected() || self.is_target()) && is_whole {
+        let may_inline = self.params.qp_type.is_connected() || self.is_target();
+        let limit = if may_inline && is_whole && wqe.delivery == Delivery::Untagged {
             inline_limit(env, self.params.scatter_responder, self.receive_cq(env, wqe).0)
         } else {
             0
@@ -173,7 +178,7 @@ impl Qp {
         received: Received,
     ) -> bool {
         let (cqn, user_index) = self.receive_cq(env, &wqe);
-        let cqe = Cqe {
+        let mut cqe = Cqe {
             path_bits: self.path_bits(env, from),
             slid: U16::new(from.source_lid),
             flags_remote_qpn: remote_flags(env, from, received.remote_qpn),
@@ -185,6 +190,10 @@ impl Qp {
             wqe_counter: U16::new(wqe.index),
             ..Cqe::default()
         };
+        wqe.delivery.mark(&mut cqe, wqe.index);
+        if wqe.delivery.is_of_entry() {
+            self.complete_entry(env, wqe.srq, wqe.index);
+        }
         let inline = (!wqe.inline.is_empty()).then_some(wqe.inline.as_slice());
         let Received { opcode, solicited, .. } = received;
         let completed = env.complete(cqn, Completion { cqe, opcode, solicited, inline });
@@ -203,12 +212,17 @@ impl Qp {
     /// libmlx5 finds it (`create_dct` and `get_resp_ctx_v1` in providers/mlx5). No adapter has
     /// confirmed it.
     pub(super) fn receive_cq(&self, env: &Env, wqe: &ReceiveWqe) -> (Cqn, u32) {
-        let srq = wqe.srq.and_then(|srqn| env.srqs.get(srqn.0));
-        let xrc = srq.and_then(|srq| srq.params.xrc);
-        let number = wqe.srq.map_or(0, |srqn| srqn.0);
-        match xrc {
-            Some(xrc) if self.params.cqe_version_1 => (xrc.cq, xrc.user_index),
-            Some(xrc) => (xrc.cq, number),
+        self.cq_of_srq(env, wqe.srq)
+    }
+
+    /// [`Qp::receive_cq`] of a receive from this SRQ, or from the QP's own ring.
+    pub(super) fn cq_of_srq(&self, env: &Env, srqn: Option<Srqn>) -> (Cqn, u32) {
+        let srq = srqn.and_then(|srqn| env.srqs.get(srqn.0));
+        let own = srq.and_then(|srq| srq.params.own_cq());
+        let number = srqn.map_or(0, |srqn| srqn.0);
+        match own {
+            Some(own) if self.params.cqe_version_1 => own,
+            Some((cq, _)) => (cq, number),
             None if self.params.cqe_version_1 => (self.params.receive_cq, self.params.user_index),
             None => (self.params.receive_cq, number),
         }

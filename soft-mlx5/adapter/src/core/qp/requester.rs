@@ -33,6 +33,8 @@ pub(super) struct Requester {
     pub(super) begun: VecDeque<Box<SendWqe>>,
     /// A WQE that was read but has to wait: for a fence, or until fewer READs are outstanding.
     waiting: Option<Box<SendWqe>>,
+    /// Requests that the device makes itself, on a QP without a ring.
+    offloads: VecDeque<Box<SendWqe>>,
     /// Completed WQEs whose allocations are reused.
     spare: Vec<Box<SendWqe>>,
     /// Index in `begun` of the WQE whose packet is next.
@@ -129,7 +131,21 @@ impl Requester {
         self.not_ready = None;
         self.sent_psn = self.next_psn;
         let begun = self.begun.drain(..).filter(|wqe| !wqe.connects);
-        begun.chain(self.waiting.take()).collect()
+        begun.chain(self.waiting.take()).chain(self.offloads.drain(..)).collect()
+    }
+
+    /// Adds a request of the device, which `build` completes.
+    pub(super) fn offload(&mut self, build: impl FnOnce(&mut SendWqe)) {
+        let mut wqe = self.spare.pop().unwrap_or_default();
+        wqe.clear();
+        build(&mut wqe);
+        self.offloads.push_back(wqe);
+    }
+
+    /// Moves the next request of the device to `waiting`.
+    fn next_offload(&mut self) -> bool {
+        self.waiting = self.offloads.pop_front();
+        self.waiting.is_some()
     }
 
     /// Removes the oldest WQE, which has completed.
@@ -224,9 +240,10 @@ impl Qp {
         true
     }
 
-    /// Reads the next WQE from the ring into `waiting`.
+    /// Reads the next WQE from the ring into `waiting`. A QP without a ring has requests of the
+    /// device instead.
     pub(super) fn read_next(&mut self, env: &Env) -> bool {
-        let Some(ring) = &self.params.send_ring else { return false };
+        let Some(ring) = &self.params.send_ring else { return self.requester.next_offload() };
         let requester = &mut self.requester;
         if requester.posted == requester.next {
             // Reads the record again even without a doorbell, as hardware may do, so that no posted
@@ -312,7 +329,11 @@ impl Qp {
     }
 
     fn execute_local(&mut self, env: &mut Env, wqe: &SendWqe) -> Result<(), Failure> {
-        if wqe.opcode == Opcode::UMR { self.execute_umr(env, wqe) } else { Ok(()) }
+        match wqe.opcode {
+            Opcode::UMR => self.execute_umr(env, wqe),
+            Opcode::TAG_MATCHING => self.change_tags(env, wqe),
+            _ => Ok(()),
+        }
     }
 
     /// Sends the packet at the cursor and advances the cursor.
@@ -509,8 +530,10 @@ impl Qp {
         if self.requester.waiting.is_some() {
             self.schedule(env);
         }
-        let completed =
-            !wqe.flags.is_signaled() || self.complete_send(env, &wqe, CqeOpcode::REQUESTER);
+        let completed = match wqe.offload {
+            Some(offload) => self.complete_offload(env, &wqe, offload),
+            None => !wqe.flags.is_signaled() || self.complete_send(env, &wqe, CqeOpcode::REQUESTER),
+        };
         self.requester.give_back(wqe);
         if !completed {
             self.fatal(env);

@@ -41,7 +41,7 @@ pub(super) struct Responder {
     nak_sent: bool,
     message: Option<Message>,
     /// The receive WQE of the current message, or (UC) of the message that was lost.
-    receive: Option<Box<ReceiveWqe>>,
+    pub(super) receive: Option<Box<ReceiveWqe>>,
     pub(super) spare: Option<Box<ReceiveWqe>>,
     /// The WQE of a striding queue that is being filled.
     pub(super) open: Option<OpenWqe>,
@@ -98,7 +98,7 @@ impl Responder {
 
 /// Why a request is not executed.
 #[derive(Clone, Copy, Debug)]
-enum Refusal {
+pub(super) enum Refusal {
     /// No receive WQE: the peer may try again.
     NotReady,
     /// The request is malformed, or not allowed on this QP.
@@ -243,7 +243,9 @@ impl Qp {
         packet: &View<'_>,
     ) -> Result<(), Refusal> {
         if self.responder.message.is_none() {
-            self.need_receive(env, packet)?;
+            if !self.begin_send(env, packet)? {
+                return self.end_send(env, packet);
+            }
             self.responder.message = Some(Message::Send { offset: 0 });
         }
         let Some(Message::Send { offset }) = self.responder.message else {
@@ -251,7 +253,8 @@ impl Qp {
         };
         let Some(mut wqe) = self.responder.receive.take() else { return Err(Refusal::Fatal) };
         let whole = offset == 0 && packet.position.ends();
-        let stored = self.store_received(env, &mut wqe, offset, packet.payload, whole);
+        let (at, data) = wqe.delivery.place(offset, packet.payload);
+        let stored = self.store_received(env, &mut wqe, at, data, whole);
         self.responder.receive = Some(wqe);
         stored.map_err(receive_failed)?;
         let bytes = offset + packet.payload.len() as u64;
@@ -260,12 +263,7 @@ impl Qp {
             self.responder.expected += 1;
             return Ok(());
         }
-        if let Some(ieth) = packet.invalidate {
-            let who = self.peer(env, packet)?;
-            let invalidated = env.invalidate_key(who, Mkey(ieth.rkey.get()));
-            invalidated.map_err(|()| Refusal::Access)?;
-        }
-        self.end_message();
+        self.end_send(env, packet)?;
         let opcode = match (packet.immediate, packet.invalidate) {
             (Some(_), _) => CqeOpcode::RESPONDER_SEND_IMMEDIATE,
             (_, Some(_)) => CqeOpcode::RESPONDER_SEND_INVALIDATE,
@@ -274,8 +272,19 @@ impl Qp {
         self.finish_receive(env, from, packet, opcode, bytes)
     }
 
+    /// Ends a SEND, and invalidates the key that it names.
+    fn end_send(&mut self, env: &mut Env, packet: &View<'_>) -> Result<(), Refusal> {
+        if let Some(ieth) = packet.invalidate {
+            let who = self.peer(env, packet)?;
+            let invalidated = env.invalidate_key(who, Mkey(ieth.rkey.get()));
+            invalidated.map_err(|()| Refusal::Access)?;
+        }
+        self.end_message();
+        Ok(())
+    }
+
     /// Makes sure that `receive` holds a WQE.
-    fn need_receive(&mut self, env: &mut Env, packet: &View<'_>) -> Result<(), Refusal> {
+    pub(super) fn need_receive(&mut self, env: &mut Env, packet: &View<'_>) -> Result<(), Refusal> {
         if self.responder.receive.is_none() {
             let srqn = packet.xrceth.map(|xrceth| xrceth.srqn());
             let wqe = match self.take_unused_receive() {

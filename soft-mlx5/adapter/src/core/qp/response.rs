@@ -3,6 +3,7 @@
 use super::super::env::Env;
 use super::super::{AsyncKind, EventObject};
 use super::syndrome::Failure;
+use super::tag::Offload;
 use super::wqe::SendWqe;
 use super::{MigrationState, Qp, ScatterToCqe};
 use crate::core::{CqeSize, Cqn};
@@ -159,8 +160,12 @@ impl Qp {
     }
 
     fn store_response(&mut self, env: &mut Env, at: usize, offset: u64, data: &[u8]) {
-        let (who, limit) = (self.accessor(), self.requester_inline_limit(env));
+        let limit = self.requester_inline_limit(env);
+        let mut who = self.accessor();
         let wqe = &mut self.requester.begun[at];
+        if let Some(Offload::Read { pd, .. }) = wqe.offload {
+            who.pd = pd;
+        }
         let into_cqe = wqe.flags.is_signaled() && wqe.len > 0 && wqe.len <= u64::from(limit);
         if into_cqe {
             wqe.inline.clear();

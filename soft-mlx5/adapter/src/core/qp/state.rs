@@ -173,6 +173,7 @@ impl Qp {
 
     fn reset(&mut self, env: &mut Env) {
         self.disconnect(env);
+        self.abandon_entries(env);
         self.target.iter_mut().for_each(|target| **target = Target::new());
         self.state = QpState::Reset;
         self.settings = Settings::default();

@@ -51,6 +51,8 @@ impl Failure {
     pub(super) const NO_READS: Self = Self::new(Syndrome::LOCAL_QP_OPERATION, 0xad);
     /// An address vector names a GID that does not exist.
     pub(super) const ADDRESS: Self = Self::new(Syndrome::LOCAL_QP_OPERATION, 0xae);
+    /// A change of a tag list is impossible, or cannot be reported.
+    pub(super) const TAG_LIST: Self = Self::new(Syndrome::LOCAL_QP_OPERATION, 0xaf);
     /// A response has the wrong length or kind.
     pub(super) const BAD_RESPONSE: Self = Self::new(Syndrome::BAD_RESPONSE, 0xb0);
     /// A window cannot be bound, or a key not changed or invalidated.

@@ -3,13 +3,14 @@
 use uverbs_mlx5_format::{
     AddressVector, AtomicSegment, ControlFlags, ControlSegment, DataSegment, EthSegment,
     INLINE_FLAG, InlineHeader, MaskedCompareSwap32, MaskedCompareSwap64, MaskedFetchAdd32,
-    MaskedFetchAdd64, OCTOWORD, Opcode, RemoteAddressSegment, WQEBB_SIZE, XrcSegment,
-    extended_atomic_size,
+    MaskedFetchAdd64, OCTOWORD, Opcode, RemoteAddressSegment, TagMatchingSegment, WQEBB_SIZE,
+    XrcSegment, extended_atomic_size,
 };
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::atomic::AtomicRequest;
 use super::syndrome::Failure;
+use super::tag::Offload;
 use super::{QpType, SendRing};
 use crate::memory::{BusError, HostMemory};
 use crate::packet::Psn;
@@ -60,6 +61,8 @@ pub(super) struct SendWqe {
     pub(super) header: Vec<u8>,
     /// The segments of a UMR, as they are in the WQE.
     pub(super) umr: Vec<u8>,
+    /// A change of a tag list. The buffer of a new entry is in `sges`.
+    pub(super) tag_change: TagMatchingSegment,
     /// Bytes of the message, or of the memory that it reads.
     pub(super) len: u64,
 
@@ -71,6 +74,8 @@ pub(super) struct SendWqe {
     pub(super) outcome: Option<Result<(), Failure>>,
     /// Whether this is the CONNECT of a DC initiator, which belongs to no WQE of the host.
     pub(super) connects: bool,
+    /// Present if the device made this request for a rendezvous.
+    pub(super) offload: Option<Offload>,
 }
 
 impl SendWqe {
@@ -90,7 +95,7 @@ impl SendWqe {
 
     /// Whether it is executed without a packet.
     pub(super) fn is_local(&self) -> bool {
-        matches!(self.opcode, Opcode::NOP | Opcode::UMR)
+        matches!(self.opcode, Opcode::NOP | Opcode::UMR | Opcode::TAG_MATCHING)
     }
 
     /// Reads the WQE at `place`, whose blocks are posted from there on.
@@ -149,6 +154,9 @@ impl SendWqe {
             return Ok(());
         }
         let mut segments = Segments(bytes);
+        if self.opcode == Opcode::TAG_MATCHING {
+            return self.parse_tag_change(segments);
+        }
         match place.qp_type {
             QpType::XrcInitiator => {
                 self.srqn = segments.take::<XrcSegment>()?.srqn.get() & 0xff_ffff;
@@ -166,6 +174,21 @@ impl SendWqe {
             self.atomic = segments.atomic(self.opcode, modifier)?;
         }
         self.parse_data(segments)
+    }
+
+    fn parse_tag_change(&mut self, mut segments: Segments<'_>) -> Result<(), Failure> {
+        self.tag_change = segments.take()?;
+        if self.tag_change.operation & 0xf0 != TagMatchingSegment::OPERATION_APPEND {
+            return Ok(());
+        }
+        let buffer = segments.take::<DataSegment>()?;
+        if buffer.byte_count.get() & INLINE_FLAG != 0 || !segments.0.is_empty() {
+            return Err(Failure::SEGMENT);
+        }
+        if !buffer.is_terminator() {
+            self.sges.push(Sge::new(&buffer));
+        }
+        Ok(())
     }
 
     fn parse_data(&mut self, mut segments: Segments<'_>) -> Result<(), Failure> {
@@ -224,6 +247,7 @@ fn is_allowed(opcode: Opcode, qp_type: QpType) -> bool {
         Opcode::SEND | Opcode::SEND_IMMEDIATE | Opcode::RDMA_WRITE | Opcode::RDMA_WRITE_IMMEDIATE
     );
     match qp_type {
+        QpType::Rc if opcode == Opcode::TAG_MATCHING => true,
         QpType::Rc | QpType::XrcInitiator | QpType::DcInitiator => {
             local || opcode.has_remote_address() || opcode.is_send()
         }

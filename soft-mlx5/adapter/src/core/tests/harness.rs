@@ -184,14 +184,15 @@ impl Host {
 
     pub(super) fn create(&mut self, params: QpParams) -> QpHandle {
         let base = |map: &PageMap| map.locate(0, 1).unwrap().0;
-        let send = params.send_ring.clone().unwrap();
+        let send = params.send_ring.clone();
         let receive_ring = match &params.receive {
             ReceiveSource::Ring(ring) => base(&ring.buffer),
             _ => 0,
         };
-        let (record, send_ring) = (params.doorbell_record, base(&send.buffer));
+        let record = params.doorbell_record;
+        let send_ring = send.as_ref().map_or(0, |send| base(&send.buffer));
         let qpn = self.core.create_qp(params).unwrap();
-        let log_blocks = send.log_blocks;
+        let log_blocks = send.map_or(0, |send| send.log_blocks);
         QpHandle { qpn, send_ring, log_blocks, receive_ring, record, sent: 0, received: 0 }
     }
 
@@ -201,21 +202,31 @@ impl Host {
     }
 
     pub(super) fn srq(&mut self, log: u8, xrc: Option<XrcSrqParams>) -> SrqHandle {
+        self.srq_with(log, |params| params.xrc = xrc)
+    }
+
+    pub(super) fn tag_srq(&mut self, log: u8, tags: TagParams) -> SrqHandle {
+        self.srq_with(log, |params| params.tags = Some(tags))
+    }
+
+    fn srq_with(&mut self, log: u8, change: impl FnOnce(&mut SrqParams)) -> SrqHandle {
         let ring = self.alloc(1 << (log + LOG_STRIDE));
         for slot in 0..1u64 << log {
             let next = (slot as u16 + 1) & ((1 << log) - 1);
             self.memory.write(ring + (slot << LOG_STRIDE) + 2, &next.to_be_bytes()).unwrap();
         }
         let record = self.alloc(4);
-        let params = SrqParams {
+        let mut params = SrqParams {
             pd: self.pd,
             buffer: PageMap::linear(ring),
             log_wqes: log,
             log_stride: LOG_STRIDE,
             doorbell_record: record,
-            xrc,
+            xrc: None,
+            tags: None,
             limit: 0,
         };
+        change(&mut params);
         let srqn = self.core.create_srq(params).unwrap();
         SrqHandle { srqn, ring, record, posted: 0, log }
     }
@@ -316,15 +327,10 @@ impl Host {
     pub(super) fn poll(&mut self, cq: &mut CqHandle) -> Option<Done> {
         let slot = u64::from(cq.consumer & ((1 << cq.log) - 1));
         let end = cq.ring + (slot + 1) * cq.size.bytes();
-        let raw = self.bytes(end - 64, 64);
-        let cqe = Cqe::read_from_bytes(&raw).unwrap();
-        if !cqe.op_own.is_software(cq.consumer, cq.log.into()) {
-            return None;
-        }
-        cq.consumer = (cq.consumer + 1) & 0xff_ffff;
-        self.memory.write(cq.record, &cq.consumer.to_be_bytes()).unwrap();
+        let cqe = self.poll_cqe(cq)?;
+        let raw = cqe.as_bytes();
         let opcode = cqe.op_own.opcode();
-        let error = ErrorCqe::read_from_bytes(&raw).unwrap();
+        let error = ErrorCqe::read_from_bytes(raw).unwrap();
         let len = cqe.byte_count.get() as usize;
         let inline = match cqe.op_own.format() {
             CqeFormat::INLINE_32 => raw[..len].to_vec(),
@@ -345,6 +351,19 @@ impl Host {
             solicited: cqe.op_own.is_solicited(),
             inline,
         })
+    }
+
+    /// The next CQE, if there is one.
+    pub(super) fn poll_cqe(&mut self, cq: &mut CqHandle) -> Option<Cqe> {
+        let slot = u64::from(cq.consumer & ((1 << cq.log) - 1));
+        let end = cq.ring + (slot + 1) * cq.size.bytes();
+        let cqe = Cqe::read_from_bytes(&self.bytes(end - 64, 64)).unwrap();
+        if !cqe.op_own.is_software(cq.consumer, cq.log.into()) {
+            return None;
+        }
+        cq.consumer = (cq.consumer + 1) & 0xff_ffff;
+        self.memory.write(cq.record, &cq.consumer.to_be_bytes()).unwrap();
+        Some(cqe)
     }
 
     pub(super) fn poll_all(&mut self, cq: &mut CqHandle) -> Vec<Done> {

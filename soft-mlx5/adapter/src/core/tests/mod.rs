@@ -16,6 +16,7 @@ mod rights;
 mod shared;
 mod strangers;
 mod striding;
+mod tags;
 mod umr;
 mod windows;
 mod wr;
