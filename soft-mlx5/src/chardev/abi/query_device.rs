@@ -14,7 +14,7 @@ use uverbs_uapi::mlx5::device::{
 use uverbs_uapi::mlx5::flags::{CqeCompFormat, RxHashFields, RxHashFunctions};
 use uverbs_uapi::write::device::{
     CqModerationCaps, ExQueryDevice, ExQueryDeviceResp, OdpCaps, QueryDevice, QueryDeviceResp,
-    RssCaps,
+    RssCaps, TmCaps,
 };
 use zerocopy::IntoBytes;
 
@@ -22,7 +22,7 @@ use super::call::{Buffers, Call};
 use crate::chardev::device::options::Options;
 use crate::chardev::objects::cq::{MAX_COUNT, MAX_PERIOD};
 use crate::chardev::objects::work_queue::{LOG_STRIDE_BYTES, LOG_STRIDES};
-use crate::core::{MAX_COMPRESSED, MAX_TSO};
+use crate::core::{MAX_COMPRESSED, MAX_RENDEZVOUS, MAX_TSO};
 
 const VENDOR_MELLANOX: u32 = 0x02c9;
 /// Bytes of a send WQE in the computation of `max_qp_wr`: the largest overhead of any type, XRC
@@ -34,6 +34,8 @@ pub(crate) const MAX_QP_WR: u32 = (64 << Options::LOG_MAX_QP_SIZE) / LARGEST_WQE
 const MAX_SGE_RD: u32 = 30;
 /// QPs per multicast group.
 const MAX_QP_PER_GROUP: u32 = 240;
+/// `IB_TM_CAP_RNDV_RC`.
+const TM_RENDEZVOUS_RC: u32 = 1;
 const LOG_MAX_GROUPS: u32 = 21;
 const LOG_MAX_TABLES: u32 = 16;
 /// log2 of the places of an indirection table.
@@ -84,6 +86,7 @@ pub(crate) fn query_extended(call: &mut Call<'_>) -> Result<(), Errno> {
         rss_caps: spreading(options),
         max_wq_type_rq: if options.is_roce() { 1 << LOG_MAX_WORK_QUEUES } else { 0 },
         raw_packet_caps: raw_packet(options),
+        tm_caps: tag_matching(options),
         ..ExQueryDeviceResp::default()
     };
     if driver.output_length() != 0 {
@@ -116,6 +119,21 @@ fn on_demand_paging() -> OdpCaps {
         rc_odp_caps: reliable_on_demand(),
         ud_odp_caps: OdpTransportCaps::SEND | OdpTransportCaps::SRQ_RECV,
         ..OdpCaps::default()
+    }
+}
+
+/// Tag matching with rendezvous, on RC queue pairs.
+fn tag_matching(options: &Options) -> TmCaps {
+    if !options.matches_tags() {
+        return TmCaps::default();
+    }
+    TmCaps {
+        max_rndv_hdr_size: MAX_RENDEZVOUS as u32,
+        max_num_tags: (1 << Options::LOG_MAX_TAGS) - 1,
+        flags: TM_RENDEZVOUS_RC,
+        max_ops: 1 << Options::LOG_MAX_QP_SIZE,
+        max_sge: 1,
+        ..TmCaps::default()
     }
 }
 

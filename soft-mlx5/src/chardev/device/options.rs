@@ -214,6 +214,8 @@ impl Options {
     pub(crate) const LOG_MAX_CQ_SIZE: u32 = 22;
     /// log2 of the deepest SRQ.
     pub(crate) const LOG_MAX_SRQ_SIZE: u32 = 15;
+    /// log2 of the longest list of a tag matching SRQ.
+    pub(crate) const LOG_MAX_TAGS: u32 = 7;
     /// Bytes of the longest send WQE.
     pub(crate) const MAX_SEND_WQE: u16 = 1024;
     /// Bytes of the longest receive WQE.
@@ -227,6 +229,13 @@ impl Options {
 
     pub(crate) fn is_roce(&self) -> bool {
         self.link == LinkLayer::Ethernet
+    }
+
+    /// Whether there are tag matching SRQs. On RoCE libmlx5 could not use them: it connects the
+    /// queue of their list operations by LID (`create_cmd_qp`), which the kernel refuses
+    /// (`rdma_check_ah_attr`).
+    pub(crate) fn matches_tags(&self) -> bool {
+        !self.is_roce()
     }
 
     /// The rates that raw packet QPs can be limited to, in kbit/s.

@@ -1,4 +1,4 @@
-//! Shared receive queues, basic and XRC.
+//! Shared receive queues: basic, XRC and tag matching.
 //! Kernel: uverbs_std_types_srq.c, `__uverbs_create_xsrq` and neighbours in uverbs_cmd.c,
 //! hw/mlx5/srq.c.
 #![forbid(unsafe_code)]
@@ -24,7 +24,7 @@ use crate::chardev::device::events::Reporter;
 use crate::chardev::device::options::Options;
 use crate::chardev::device::{DeviceShared, errno};
 use crate::chardev::objects::qp::driver_request::user_index;
-use crate::core::{EventObject, SrqParams, Srqn, XrcSrqParams};
+use crate::core::{EventObject, SrqParams, Srqn, TagParams, XrcSrqParams};
 use crate::memory::PageMap;
 
 /// A shared receive queue.
@@ -81,6 +81,8 @@ struct Request {
     pd: u32,
     cq: Option<u32>,
     xrcd: Option<u32>,
+    /// Entries of the tag list.
+    tags: Option<u32>,
     max_wr: u32,
     max_sge: u32,
     user_handle: u64,
@@ -104,14 +106,13 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     let cq = if has_cq { Some(call.handle(create::CQ_HANDLE)?) } else { None };
     let xrcd =
         if srq_type == SrqType::XRC { Some(call.handle(create::XRCD_HANDLE)?) } else { None };
-    if srq_type == SrqType::TM {
-        call.given(create::MAX_NUM_TAGS.id())?;
-    }
+    let tags = if srq_type == SrqType::TM { Some(call.input(create::MAX_NUM_TAGS)?) } else { None };
     let request = Request {
         srq_type,
         pd: call.handle(create::PD_HANDLE)?,
         cq,
         xrcd,
+        tags,
         max_wr: call.input(create::MAX_WR)?,
         max_sge,
         user_handle: call.input(create::USER_HANDLE)?,
@@ -164,6 +165,7 @@ fn create_from_command(call: &mut Call<'_>, cmd: &CreateXsrq) -> Result<(), Errn
         pd: cmd.pd_handle,
         cq: has_cq.then_some(cmd.cq_handle),
         xrcd: is_xrc.then_some(cmd.xrcd_handle),
+        tags: (cmd.srq_type == SrqType::TM).then_some(cmd.max_num_tags),
         max_wr: cmd.max_wr,
         max_sge: cmd.max_sge,
         user_handle: cmd.user_handle,
@@ -184,6 +186,7 @@ fn build(call: &mut Call<'_>, request: &Request) -> Result<Created, Errno> {
     let pdn = call.pdn(request.pd)?;
     let ucmd = read_driver_request(&driver)?;
     let xrc = xrc_params(call, request, ucmd.uidx)?;
+    let tags = tag_params(call, request, ucmd.uidx)?;
     let size = u64::from(ring) * u64::from(stride);
     call.charge_ring(ucmd.buf_addr, size)?;
     call.user.pin(ucmd.buf_addr, size, false)?;
@@ -195,6 +198,7 @@ fn build(call: &mut Call<'_>, request: &Request) -> Result<Created, Errno> {
         log_stride: stride.trailing_zeros() as u8,
         doorbell_record: ucmd.db_addr,
         xrc,
+        tags,
         // The driver ignores the limit at creation.
         limit: 0,
     };
@@ -221,9 +225,7 @@ fn build(call: &mut Call<'_>, request: &Request) -> Result<Created, Errno> {
 
 fn check_request(request: &Request) -> Result<(), Errno> {
     match request.srq_type {
-        SrqType::BASIC | SrqType::XRC => {}
-        // Tag matching: the device allows lists of length 0 only.
-        SrqType::TM => return Err(Errno::EINVAL),
+        SrqType::BASIC | SrqType::XRC | SrqType::TM => {}
         _ => return Err(Errno::EOPNOTSUPP),
     }
     let max_entries = u32::from(Options::MAX_RECV_WQE) / 16;
@@ -255,6 +257,18 @@ fn xrc_params(
     let domain = &call.state.handles.get(xrcd)?.object.xrcd()?.domain;
     let user_index = user_index(call.context()?.cqe_version, uidx)?;
     Ok(Some(XrcSrqParams { xrcd: domain.xrcdn, cq: call.cqn(cq)?, user_index }))
+}
+
+/// The firmware of a device without tag matching refuses the queue, also one of no tags.
+fn tag_params(call: &Call<'_>, request: &Request, uidx: u32) -> Result<Option<TagParams>, Errno> {
+    let (Some(cq), Some(tags)) = (request.cq, request.tags) else { return Ok(None) };
+    let user_index = user_index(call.context()?.cqe_version, uidx)?;
+    let log_entries = tags.checked_ilog2().map_or(0, |log| log + 1);
+    let options = call.file.device.options();
+    if !options.matches_tags() || log_entries > Options::LOG_MAX_TAGS {
+        return Err(Errno::EINVAL);
+    }
+    Ok(Some(TagParams { cq: call.cqn(cq)?, user_index, log_entries: log_entries as u8 }))
 }
 
 /// `UVERBS_METHOD_SRQ_DESTROY`.

@@ -5,6 +5,7 @@ use uverbs_uapi::enums::{QpType, SrqType};
 use uverbs_uapi::flags::{CqAttrMask, QpCreateFlags, SrqAttrMask};
 use uverbs_uapi::mlx5::{self, CqFlags, QpFlags};
 use uverbs_uapi::write::cq::{CqModeration, CreateCq, ExCreateCq, ExModifyCq, ResizeCq};
+use uverbs_uapi::write::device::ExQueryDevice;
 use uverbs_uapi::write::pd::DeallocPd;
 use uverbs_uapi::write::qp::{AttachMcast, CreateQp, DetachMcast, ExCreateQp, OpenQp};
 use uverbs_uapi::write::srq::{CreateSrq, CreateXsrq, DestroySrq, ModifySrq, QuerySrq};
@@ -336,6 +337,68 @@ fn shared_receive_queues_in_write_form() {
     assert_eq!(client.destroy_cq(cq_handle), Err(Errno::EBUSY));
     let close = uverbs_uapi::write::xrcd::CloseXrcd { xrcd_handle };
     assert_eq!(client.write(&close), Err(Errno::EBUSY));
+}
+
+#[test]
+fn tag_matching_queues_are_on_infiniband_ports() {
+    for is_infiniband in [false, true] {
+        let port = if is_infiniband { builder().infiniband() } else { builder() };
+        let device = port.build().unwrap();
+        let client = Client::open(&device);
+        let (uar, ring, cq_memory) = (client.uar(), Memory::pages(1), Memory::pages(2));
+        let caps = client.write(&ExQueryDevice::default()).unwrap().tm_caps;
+        let max_num_tags = if is_infiniband { 127 } else { 0 };
+        assert_eq!((caps.max_num_tags, caps.flags), (max_num_tags, u32::from(is_infiniband)));
+        let pd_handle = client.alloc_pd();
+        let cq_handle = client.create_cq(&cq_memory, &uar, None, 0).unwrap().handle;
+        let driver = mlx5::CreateSrq {
+            buf_addr: ring.at(0),
+            db_addr: ring.at(4088),
+            uidx: 5,
+            ..mlx5::CreateSrq::default()
+        };
+        let base = CreateXsrq {
+            pd_handle,
+            max_wr: 3,
+            max_sge: 1,
+            srq_type: SrqType::TM,
+            cq_handle,
+            max_num_tags: 127,
+            ..CreateXsrq::default()
+        };
+        let create = |command: CreateXsrq| {
+            let made = client.write_driver(&command, driver.as_bytes(), &mut [0; 8]);
+            made.map(|made| made.srq_handle)
+        };
+        assert_eq!(create(CreateXsrq { max_num_tags: 128, ..base }), Err(Errno::EINVAL));
+        assert_eq!(create(CreateXsrq { cq_handle: 99, ..base }), Err(Errno::ENOENT));
+        if !is_infiniband {
+            assert_eq!(create(base), Err(Errno::EINVAL));
+            assert_eq!(create(CreateXsrq { max_num_tags: 0, ..base }), Err(Errno::EINVAL));
+            continue;
+        }
+        create(CreateXsrq { max_num_tags: 0, ..base }).unwrap();
+        let srq_handle = create(base).unwrap();
+        let info = client.write(&QuerySrq { srq_handle, ..QuerySrq::default() }).unwrap();
+        assert_eq!((info.max_wr, info.max_sge), (3, 1));
+        let limit = ModifySrq {
+            srq_handle,
+            attr_mask: SrqAttrMask::LIMIT,
+            srq_limit: 2,
+            ..ModifySrq::default()
+        };
+        assert_eq!(client.write(&limit), Ok(()));
+        let queue =
+            QpRequest { srq: Some(srq_handle), ..QpRequest::rc(&ring, &uar, pd_handle, cq_handle) };
+        let qp = client.create_qp(&queue).unwrap();
+        let datagrams = QpRequest { qp_type: QpType::UD, ..queue };
+        assert_eq!(client.create_qp(&datagrams).map(|qp| qp.handle), Err(Errno::EINVAL));
+        assert_eq!(client.destroy_cq(cq_handle), Err(Errno::EBUSY));
+        let destroy = || client.write(&DestroySrq { srq_handle, ..DestroySrq::default() });
+        assert_eq!(destroy().map(|_| ()), Err(Errno::EBUSY));
+        client.destroy_qp(qp.handle).unwrap();
+        destroy().unwrap();
+    }
 }
 
 #[test]
