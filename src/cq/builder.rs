@@ -9,9 +9,7 @@ use uverbs_mlx5::format::MiniCqeFormat;
 use uverbs_uapi::flags::CqCreateFlags;
 use uverbs_uapi::mlx5::flags::{AllocUcontextRespMask, CqeCompFormat};
 use uverbs_uapi::mlx5::{CqFlags, CreateCq as DriverRequest, CreateCqResp};
-use uverbs_uapi::objects::cq::create;
 use uverbs_uapi::write::cq::ExCreateCq;
-use zerocopy::IntoBytes;
 
 use super::channel::CompletionChannel;
 use super::{CREATE, CompletionQueue, CqHandle, Shared, new_ring, ring_entries};
@@ -19,7 +17,6 @@ use crate::device::context::Context;
 use crate::device::kept::ReleaseOnDrop;
 use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, Result};
-use crate::host::command::or_older;
 use crate::host::events::{ObjectId, Observer, Registered};
 use crate::host::queue_memory::QueueMemory;
 use crate::mlx5::queues::{CqMemory, CqRing, Poller};
@@ -274,37 +271,6 @@ impl<L: Layer> CqBuilder<L> {
         let Some((driver, cqe, bytes)) = memory.ring(look) else {
             return Err(Error::invalid(CREATE, "the queue has no ring"));
         };
-        let made = or_older(
-            || self.create_native(cqe, &driver, id),
-            || self.create_write(cqe, &driver, id),
-        );
-        made.map_err(|error| error.pinning(bytes as u64).asked(format!("{} entries", self.entries)))
-    }
-
-    fn create_native(&self, cqe: u32, driver: &DriverRequest, id: ObjectId) -> Result<(u32, u32)> {
-        let mut granted = 0u32;
-        let mut answer = CreateCqResp::default();
-        let commands = self.context.commands();
-        let mut request = commands.request::<create::Call>();
-        request.new_handle(create::HANDLE);
-        request.value(create::CQE, cqe);
-        request.value(create::USER_HANDLE, id.0);
-        request.value(create::COMP_VECTOR, self.vector);
-        if let Some(channel) = &self.channel {
-            request.fd(create::COMP_CHANNEL, raw_fd(channel));
-        }
-        if !self.flags().is_empty() {
-            request.flags(create::FLAGS, self.flags().bits());
-        }
-        request.output(create::RESP_CQE, &mut granted);
-        let stored = request.driver_data(driver.as_bytes(), answer.as_mut_bytes());
-        stored.map_err(|error| Error::invalid(CREATE, error.to_string()))?;
-        commands.send(CREATE, &mut request)?;
-        let handle = request.created(create::HANDLE).unwrap_or_default();
-        Ok((handle, answer.cqn))
-    }
-
-    fn create_write(&self, cqe: u32, driver: &DriverRequest, id: ObjectId) -> Result<(u32, u32)> {
         let command = ExCreateCq {
             user_handle: id.0,
             cqe,
@@ -313,8 +279,10 @@ impl<L: Layer> CqBuilder<L> {
             flags: self.flags(),
             ..ExCreateCq::default()
         };
-        let (made, answer): (_, CreateCqResp) =
-            self.context.commands().write_driver(CREATE, &command, driver)?;
+        let made = self.context.commands().write_driver(CREATE, &command, &driver);
+        let (made, answer): (_, CreateCqResp) = made.map_err(|error| {
+            error.pinning(bytes as u64).asked(format!("{} entries", self.entries))
+        })?;
         Ok((made.base.cq_handle, answer.cqn))
     }
 

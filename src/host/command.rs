@@ -251,17 +251,6 @@ impl Commands {
     }
 }
 
-/// The native form of a command, or the older one on kernels that lack the native one.
-pub(crate) fn or_older<R>(
-    native: impl FnOnce() -> Result<R>,
-    older: impl FnOnce() -> Result<R>,
-) -> Result<R> {
-    match native() {
-        Err(error) if error.kind() == ErrorKind::Unsupported => older(),
-        result => result,
-    }
-}
-
 fn too_long(verb: &'static str, error: &uverbs_uapi::request::TooLong) -> Error {
     Error::invalid(verb, error.to_string())
 }

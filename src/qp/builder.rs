@@ -459,7 +459,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
                 // The kernel wants one for all other types, whether they receive or not.
                 receive_cq: (T::TYPE != QpType::XrcSend).then_some(self.receive_cq.kernel_handle()),
                 srq: self.srq.as_ref().map(SrqHandle::kernel_handle),
-                xrcd: None,
+                ..Handles::default()
             },
             capacities: rings.capacities(),
             signal_all: self.signal_all,

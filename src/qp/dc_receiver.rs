@@ -170,7 +170,7 @@ impl ProtectionDomain {
                 send_cq: Some(cq.kernel_handle()),
                 receive_cq: Some(cq.kernel_handle()),
                 srq: Some(srq.kernel_handle()),
-                xrcd: None,
+                ..Handles::default()
             },
             capacities: NOTHING,
             signal_all: false,

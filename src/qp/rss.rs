@@ -32,24 +32,24 @@
 use std::sync::Arc;
 
 use uverbs_uapi::enums::QpType as KernelQpType;
-use uverbs_uapi::flags::CreateQpMask;
+use uverbs_uapi::flags::QpCreateFlags;
 pub use uverbs_uapi::mlx5::flags::RxHashFields as RssFields;
 use uverbs_uapi::mlx5::flags::RxHashFunctions;
-use uverbs_uapi::mlx5::qp::{CreateQpResp as DriverAnswer, CreateQpRss as DriverRequest};
-use uverbs_uapi::objects::qp::create;
+use uverbs_uapi::mlx5::qp::CreateQpRss as DriverRequest;
 use uverbs_uapi::objects::rwq_ind_tbl::destroy;
-use uverbs_uapi::write::qp::{ExCreateQp, QpCap};
 use uverbs_uapi::write::wq::{ExCreateRwqIndTable, ExCreateRwqIndTableResp};
 use uverbs_uapi::write::{WriteCmd, WriteCommand};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::core::{Core, Parents, SteeringTarget};
+use super::create::{Creation, Parents as Handles};
 use super::path::{LocalPath, PathOptions, Requirement};
 use super::work_queue::WqHandle;
-use super::{QpType, create as qp_create};
+use super::xrc_target::NOTHING;
+use super::{QpType, create};
 use crate::device::context::Context;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
-use crate::host::command::{Commands, or_older};
+use crate::host::command::Commands;
 use crate::host::events::{ObjectId, Observer, Registered, Wait};
 use crate::host::lifetime::{Destroy, Kind, Object, destroy_methods, destroy_unshared};
 use crate::memory::pd::ProtectionDomain;
@@ -331,8 +331,7 @@ impl ProtectionDomain {
         let path = LocalPath::resolve(&context, QpType::RawPacket, path, Requirement::Optional)?;
         let registry = context.inner().events.registry().clone();
         let events = Registered::new([(registry, Observer::Nothing)]);
-        let creation = Creation { pd: self, table, options, id: events.id() };
-        let handle = creation.send(&context)?;
+        let handle = create_target(self, table, options, events.id())?;
         events.set_name(&format!("RSS target {handle}"));
         let parents =
             Parents { pd: Some(self.clone()), table: Some(table.clone()), ..Parents::default() };
@@ -342,63 +341,33 @@ impl ProtectionDomain {
     }
 }
 
-/// The parameters of the command that makes a target.
-struct Creation<'a> {
-    pd: &'a ProtectionDomain,
-    table: &'a IndirectionTable,
-    options: &'a RssOptions,
+/// Sends the command; the kernel's handle.
+fn create_target(
+    pd: &ProtectionDomain,
+    table: &IndirectionTable,
+    options: &RssOptions,
     id: ObjectId,
-}
-
-impl Creation<'_> {
-    /// The kernel's handle.
-    fn send(&self, context: &Context) -> Result<u32> {
-        let made = or_older(|| self.send_native(context), || self.send_write(context));
-        made.map_err(|error| {
-            let (fields, places) = (self.options.fields, self.table.queues().len());
-            let error = qp_create::explain(error, KernelQpType::RAW_PACKET);
-            let error = match error.kind() {
-                ErrorKind::Unsupported => error.because("the device does not hash these fields"),
-                _ => error,
-            };
-            error.asked(format!("a hash of {fields:?} over {places} places"))
-        })
-    }
-
-    fn send_native(&self, context: &Context) -> Result<u32> {
-        let (mut caps, mut number) = (QpCap::default(), 0u32);
-        let (wanted, driver) = (QpCap::default(), self.options.request());
-        let mut answer = DriverAnswer::default();
-        let mut request = context.commands().request::<create::Call>();
-        request.new_handle(create::HANDLE);
-        request.handle(create::PD_HANDLE, self.pd.kernel_handle());
-        request.handle(create::IND_TABLE_HANDLE, self.table.kernel_handle());
-        request.value(create::USER_HANDLE, self.id.0);
-        request.input(create::CAP, &wanted);
-        request.constant(create::TYPE, KernelQpType::RAW_PACKET.0);
-        request.output(create::RESP_CAP, &mut caps);
-        request.output(create::RESP_QP_NUM, &mut number);
-        let stored = request.driver_data(driver.as_bytes(), answer.as_mut_bytes());
-        stored.map_err(|error| Error::invalid(CREATE, error.to_string()))?;
-        context.commands().send(CREATE, &mut request)?;
-        Ok(request.created(create::HANDLE).unwrap_or_default())
-    }
-
-    /// For kernels before 5.8, where queue pairs are created by a write command.
-    fn send_write(&self, context: &Context) -> Result<u32> {
-        let command = ExCreateQp {
-            user_handle: self.id.0,
-            pd_handle: self.pd.kernel_handle(),
-            qp_type: KernelQpType::RAW_PACKET,
-            comp_mask: CreateQpMask::IND_TABLE,
-            rwq_ind_tbl_handle: self.table.kernel_handle(),
-            ..ExCreateQp::default()
+) -> Result<u32> {
+    let (pd, table_handle) = (Some(pd.kernel_handle()), Some(table.kernel_handle()));
+    let creation = Creation {
+        id,
+        kind: KernelQpType::RAW_PACKET,
+        parents: Handles { pd, table: table_handle, ..Handles::default() },
+        capacities: NOTHING,
+        signal_all: false,
+        flags: QpCreateFlags::empty(),
+        driver: options.request(),
+    };
+    let made = creation.command(table.context()).map_err(|error| {
+        let (fields, places) = (options.fields, table.queues().len());
+        let error = create::explain(error, KernelQpType::RAW_PACKET);
+        let error = match error.kind() {
+            ErrorKind::Unsupported => error.because("the device does not hash these fields"),
+            _ => error,
         };
-        let driver = self.options.request();
-        let (made, _): (_, DriverAnswer) =
-            context.commands().write_driver(CREATE, &command, &driver)?;
-        Ok(made.base.qp_handle)
-    }
+        error.asked(format!("a hash of {fields:?} over {places} places"))
+    })?;
+    Ok(made.handle)
 }
 
 impl RssTarget {

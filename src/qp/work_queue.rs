@@ -25,7 +25,6 @@ use crate::device::context::Context;
 use crate::device::kept::ReleaseOnDrop;
 use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::command::or_older;
 use crate::host::events::{ObjectId, Observer, Registered, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::memory::pd::ProtectionDomain;
@@ -332,8 +331,9 @@ impl Shared {
     fn destroy(&mut self, wait: Wait) -> Result<()> {
         self.context.commands().require_opener(DESTROY)?;
         let events = self.events.clone();
-        events.destroy(DESTROY, wait, || {
-            or_older(|| self.destroy_native(), || self.destroy_write())
+        events.destroy(DESTROY, wait, || match self.destroy_native() {
+            Err(error) if error.kind() == ErrorKind::Unsupported => self.destroy_write(),
+            result => result,
         })?;
         self.live = false;
         self.current().user.close();

@@ -17,9 +17,8 @@ use uverbs_uapi::enums::SrqType;
 use uverbs_uapi::flags::DeviceCapFlags;
 pub use uverbs_uapi::flags::SrqAttrMask;
 use uverbs_uapi::mlx5::{CreateSrq as DriverRequest, CreateSrqResp};
-use uverbs_uapi::objects::srq::{create, destroy};
+use uverbs_uapi::objects::srq::destroy;
 use uverbs_uapi::write::srq::{CreateXsrq, DestroySrqResp, ModifySrq, QuerySrq};
-use zerocopy::IntoBytes;
 
 use self::post::SlotReceives;
 use self::xrcd::XrcDomain;
@@ -28,7 +27,6 @@ use crate::device::context::Context;
 use crate::device::kept::ReleaseOnDrop;
 use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::command::or_older;
 use crate::host::events::{ObjectId, Observer, Registered, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::host::queue_memory::{self, QueueUse};
@@ -194,54 +192,6 @@ impl<L: Layer> SrqBuilder<L> {
             uidx: if self.xrc.is_some() { user.user_index() } else { 0 },
             ..DriverRequest::default()
         };
-        let made = or_older(
-            || self.create_native(context, ring, &driver, id),
-            || self.create_write(context, ring, &driver, id),
-        );
-        made.map_err(|error| {
-            error.pinning(memory.len() as u64).asked(format!("{} receives", self.receives))
-        })
-    }
-
-    fn create_native(
-        &self,
-        context: &Context,
-        ring: RecvSize,
-        driver: &DriverRequest,
-        id: ObjectId,
-    ) -> Result<(u32, u32)> {
-        let (mut receives, mut sge, mut xrc_number) = (0u32, 0u32, 0u32);
-        let mut answer = CreateSrqResp::default();
-        let mut request = context.commands().request::<create::Call>();
-        request.new_handle(create::HANDLE);
-        request.handle(create::PD_HANDLE, self.pd.kernel_handle());
-        let kind = if self.xrc.is_some() { SrqType::XRC } else { SrqType::BASIC };
-        request.constant(create::TYPE, kind.0);
-        if let Some((domain, cq)) = &self.xrc {
-            request.handle(create::XRCD_HANDLE, domain.handle());
-            request.handle(create::CQ_HANDLE, cq.kernel_handle());
-            request.output(create::RESP_SRQ_NUM, &mut xrc_number);
-        }
-        request.value(create::USER_HANDLE, id.0);
-        request.value(create::MAX_WR, ring.requests);
-        request.value(create::MAX_SGE, ring.sge);
-        request.value(create::LIMIT, 0u32);
-        request.output(create::RESP_MAX_WR, &mut receives);
-        request.output(create::RESP_MAX_SGE, &mut sge);
-        let stored = request.driver_data(driver.as_bytes(), answer.as_mut_bytes());
-        stored.map_err(|error| Error::invalid(CREATE, error.to_string()))?;
-        context.commands().send(CREATE, &mut request)?;
-        let handle = request.created(create::HANDLE).unwrap_or_default();
-        Ok((handle, answer.srqn))
-    }
-
-    fn create_write(
-        &self,
-        context: &Context,
-        ring: RecvSize,
-        driver: &DriverRequest,
-        id: ObjectId,
-    ) -> Result<(u32, u32)> {
         let command = CreateXsrq {
             user_handle: id.0,
             srq_type: if self.xrc.is_some() { SrqType::XRC } else { SrqType::BASIC },
@@ -252,8 +202,10 @@ impl<L: Layer> SrqBuilder<L> {
             cq_handle: self.xrc.as_ref().map_or(0, |(_, cq)| cq.kernel_handle()),
             ..CreateXsrq::default()
         };
-        let (made, answer): (_, CreateSrqResp) =
-            context.commands().write_driver(CREATE, &command, driver)?;
+        let made = context.commands().write_driver(CREATE, &command, &driver);
+        let (made, answer): (_, CreateSrqResp) = made.map_err(|error| {
+            error.pinning(memory.len() as u64).asked(format!("{} receives", self.receives))
+        })?;
         Ok((made.srq_handle, answer.srqn))
     }
 }

@@ -9,9 +9,7 @@ use uverbs_mlx5::user_index::QueueHandle;
 use uverbs_uapi::enums::WqType;
 use uverbs_uapi::flags::{QpCreateFlags, WqFlags};
 use uverbs_uapi::mlx5::wq::{CreateWq as DriverRequest, CreateWqResp as DriverAnswer};
-use uverbs_uapi::objects::wq::create;
 use uverbs_uapi::write::wq::ExCreateWq;
-use zerocopy::IntoBytes;
 
 use super::{Current, Receives, Shared, WorkQueue, WqHandle, WqState};
 use crate::cq::CqHandle;
@@ -19,7 +17,6 @@ use crate::device::context::Context;
 use crate::device::kept::ReleaseOnDrop;
 use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::command::or_older;
 use crate::host::events::{ObjectId, Observer, Registered};
 use crate::host::queue_memory::{self, QueueUse};
 use crate::memory::flight::Serial;
@@ -230,52 +227,6 @@ impl<L: Layer> WqBuilder<L> {
         if let Some(striding) = self.striding {
             striding.describe(&mut driver);
         }
-        let made = or_older(
-            || self.create_native(context, ring, &driver, id),
-            || self.create_write(context, ring, &driver, id),
-        );
-        made.map_err(|error| {
-            let error = error.pinning(memory.len() as u64);
-            explain(error).asked(format!("{} receives of {} SGEs", self.receives, self.sge))
-        })
-    }
-
-    fn create_native(
-        &self,
-        context: &Context,
-        ring: RecvSize,
-        driver: &DriverRequest,
-        id: ObjectId,
-    ) -> Result<(u32, u32)> {
-        let (mut receives, mut sge, mut number) = (0u32, 0u32, 0u32);
-        let mut answer = DriverAnswer::default();
-        let mut request = context.commands().request::<create::Call>();
-        request.new_handle(create::HANDLE);
-        request.handle(create::PD_HANDLE, self.pd.kernel_handle());
-        request.handle(create::CQ_HANDLE, self.cq.kernel_handle());
-        request.value(create::USER_HANDLE, id.0);
-        request.constant(create::TYPE, WqType::RQ.0);
-        request.value(create::MAX_WR, ring.requests);
-        request.value(create::MAX_SGE, ring.sge);
-        request.flags(create::FLAGS, self.flags.bits());
-        request.output(create::RESP_MAX_WR, &mut receives);
-        request.output(create::RESP_MAX_SGE, &mut sge);
-        request.output(create::RESP_WQ_NUM, &mut number);
-        let stored = request.driver_data(driver.as_bytes(), answer.as_mut_bytes());
-        stored.map_err(|error| Error::invalid(CREATE, error.to_string()))?;
-        context.commands().send(CREATE, &mut request)?;
-        let handle = request.created(create::HANDLE).unwrap_or_default();
-        Ok((handle, number))
-    }
-
-    /// For kernels before 5.9, where work queues are created by a write command.
-    fn create_write(
-        &self,
-        context: &Context,
-        ring: RecvSize,
-        driver: &DriverRequest,
-        id: ObjectId,
-    ) -> Result<(u32, u32)> {
         let command = ExCreateWq {
             wq_type: WqType::RQ,
             user_handle: id.0,
@@ -286,8 +237,11 @@ impl<L: Layer> WqBuilder<L> {
             create_flags: self.flags,
             ..ExCreateWq::default()
         };
-        let (made, _): (_, DriverAnswer) =
-            context.commands().write_driver(CREATE, &command, driver)?;
+        let made = context.commands().write_driver(CREATE, &command, &driver);
+        let (made, _): (_, DriverAnswer) = made.map_err(|error| {
+            let error = error.pinning(memory.len() as u64);
+            explain(error).asked(format!("{} receives of {} SGEs", self.receives, self.sge))
+        })?;
         Ok((made.wq_handle, made.wqn))
     }
 }
