@@ -29,10 +29,11 @@ use zerocopy::IntoBytes;
 
 use self::channel::CompletionChannel;
 use crate::device::context::Context;
+use crate::device::identity::identity_methods;
 use crate::device::kept::ReleaseOnDrop;
 use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, Result};
-use crate::host::events::{ObjectId, Registered, Wait};
+use crate::host::events::{Registered, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::host::queue_memory::{self, QueueMemory, QueueUse};
 use crate::mlx5::queues::{CqMemory, CqRing, Poller};
@@ -81,29 +82,16 @@ struct Shared {
 }
 
 impl<L> CqHandle<L> {
-    /// The context it belongs to.
-    pub fn context(&self) -> &Context {
-        &self.0.context
-    }
+    identity_methods! { 0 }
 
     /// The device's number for it.
     pub fn number(&self) -> u32 {
         self.0.number
     }
 
-    /// The id by which events name it.
-    pub fn id(&self) -> ObjectId {
-        self.0.events.id()
-    }
-
     /// The handle without its layer, for keeping the completion queue.
     pub(crate) fn into_shared(self) -> CqHandle<Raw> {
         CqHandle(self.0, PhantomData)
-    }
-
-    /// The kernel's handle.
-    pub fn kernel_handle(&self) -> u32 {
-        self.0.handle
     }
 
     pub(crate) fn monitor(&self) -> CqMonitor {
@@ -144,8 +132,8 @@ impl<L> CqHandle<L> {
 /// Only queue pairs of its layer complete to it. On the safe layer a completion gives the slot back
 /// that its request carried; [`raw::CompletionQueue`](crate::raw::CompletionQueue) hands back ids.
 ///
-/// It may be dropped before the queue pairs that complete to it; the kernel's object then lives
-/// until the last of those is gone.
+/// Dereferences to its [`CqHandle`], which moderates its events. It may be dropped before the queue
+/// pairs that complete to it; the kernel's object then lives until the last of those is gone.
 ///
 /// ```no_run
 /// use uverbs::PollError;
@@ -183,25 +171,17 @@ impl<L: Layer> fmt::Debug for CompletionQueue<L> {
     }
 }
 
+impl<L: Layer> std::ops::Deref for CompletionQueue<L> {
+    type Target = CqHandle<L>;
+    fn deref(&self) -> &CqHandle<L> {
+        &self.handle
+    }
+}
+
 impl<L: Layer> CompletionQueue<L> {
     /// Its handle, for queue pairs and other threads.
     pub fn handle(&self) -> &CqHandle<L> {
         &self.handle
-    }
-
-    /// The context it belongs to.
-    pub fn context(&self) -> &Context {
-        self.handle.context()
-    }
-
-    /// The device's number for it.
-    pub fn number(&self) -> u32 {
-        self.handle.number()
-    }
-
-    /// The id by which events name it.
-    pub fn id(&self) -> ObjectId {
-        self.handle.id()
     }
 
     /// Completions that may be outstanding at a time.
@@ -235,14 +215,6 @@ impl<L: Layer> CompletionQueue<L> {
             self.queue.acknowledge_event();
         }
         self.queue.arm(which);
-    }
-
-    /// Moderates events: see [`CqHandle::moderate`].
-    ///
-    /// # Errors
-    /// As for [`CqHandle::moderate`].
-    pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
-        self.handle.moderate(count, period)
     }
 
     /// Makes the queue hold at least `entries` completions, also while completions arrive. Those
@@ -311,14 +283,10 @@ impl<L: Layer> Destroy for CompletionQueue<L> {
 impl Shared {
     fn destroy(&mut self, wait: Wait) -> Result<()> {
         let commands = self.context.commands();
-        let send = || {
-            let mut answer = DestroyCqResp::default();
-            let mut request = commands.request::<destroy::Call>();
-            request.handle(destroy::HANDLE, self.handle);
-            request.output(destroy::RESP, &mut answer);
-            commands.destroy(DESTROY, &mut request)
-        };
-        self.events.destroy(DESTROY, wait, send)?;
+        self.events.destroy(DESTROY, wait, || {
+            let method = (destroy::HANDLE, destroy::RESP);
+            commands.destroy_with_events::<_, DestroyCqResp>(DESTROY, method, self.handle)
+        })?;
         self.live = false;
         Ok(())
     }

@@ -6,6 +6,7 @@ pub mod clock;
 pub(crate) mod context;
 pub mod events;
 pub mod gid;
+pub(crate) mod identity;
 mod import;
 pub(crate) mod kept;
 pub mod layer;

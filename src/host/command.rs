@@ -119,6 +119,24 @@ impl Commands {
         self.destroy(verb, &mut request)
     }
 
+    /// As [`Commands::destroy_handle`], by a method that answers with an `A`: the number of events
+    /// that the kernel has handed out.
+    ///
+    /// # Errors
+    /// As for [`Commands::destroy`].
+    pub(crate) fn destroy_with_events<M: Method, A: FromBytes + IntoBytes>(
+        &self,
+        verb: &'static str,
+        (attribute, answer): (Attr<M, kind::Handle>, Attr<M, kind::Out>),
+        handle: u32,
+    ) -> Result<()> {
+        let mut events = A::new_zeroed();
+        let mut request = self.request::<M>();
+        request.handle(attribute, handle);
+        request.output(answer, &mut events);
+        self.destroy(verb, &mut request)
+    }
+
     /// Commands fail with EIO or ENODEV once the device is gone. They also do if the firmware fails
     /// and all objects still exist, so neither the errno nor the number of failures proves that the
     /// device is gone.

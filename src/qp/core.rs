@@ -228,21 +228,16 @@ impl Core {
             let cause = format!("{rules} steering rule(s) still lead to it");
             return Err(Error::new(DESTROY, ErrorKind::Busy, cause).cure_with("destroy them first"));
         }
-        self.events.destroy(DESTROY, wait, || self.send_destroy())?;
+        let commands = self.context.commands();
+        self.events.destroy(DESTROY, wait, || {
+            let method = (destroy::HANDLE, destroy::RESP);
+            commands.destroy_with_events::<_, DestroyQpResp>(DESTROY, method, self.handle)
+        })?;
         self.live = false;
         if let Some(queue) = &self.queue {
             queue.close();
         }
         Ok(())
-    }
-
-    fn send_destroy(&self) -> Result<()> {
-        let mut answer = DestroyQpResp::default();
-        let commands = self.context.commands();
-        let mut request = commands.request::<destroy::Call>();
-        request.handle(destroy::HANDLE, self.handle);
-        request.output(destroy::RESP, &mut answer);
-        commands.destroy(DESTROY, &mut request)
     }
 
     /// As `destroy`, for a `Drop`: steering rules to the queue pair are destroyed first. Does

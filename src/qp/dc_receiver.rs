@@ -17,9 +17,10 @@ use super::xrc_target::NOTHING;
 use super::{QpType, State};
 use crate::cq::CqHandle;
 use crate::device::context::Context;
+use crate::device::identity::identity_methods;
 use crate::device::layer::{Layer, Raw};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::events::{ObjectId, Observer, Registered, Wait};
+use crate::host::events::{Observer, Registered, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods};
 use crate::memory::flight::Serial;
 use crate::memory::pd::ProtectionDomain;
@@ -222,6 +223,8 @@ fn register<L: Layer>(
 }
 
 impl DcReceiver {
+    identity_methods! { core }
+
     /// The target's number, 24 bits; 0 before RTR, in which the device chooses it.
     pub fn number(&self) -> u32 {
         self.core.number
@@ -235,21 +238,6 @@ impl DcReceiver {
     /// What an initiator needs to send to it.
     pub fn endpoint(&self) -> DcEndpoint {
         DcEndpoint { endpoint: self.core.endpoint(), access_key: self.access_key }
-    }
-
-    /// The kernel's handle.
-    pub fn kernel_handle(&self) -> u32 {
-        self.core.handle
-    }
-
-    /// The id by which events name it.
-    pub fn id(&self) -> ObjectId {
-        self.core.events.id()
-    }
-
-    /// The context it belongs to.
-    pub fn context(&self) -> &Context {
-        &self.core.context
     }
 
     /// The state as far as this process knows.

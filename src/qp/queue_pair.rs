@@ -16,11 +16,11 @@ use super::safe::Slots;
 use super::sizes::Capacities;
 use super::{Connected, QueuePairType, State, Unconnected};
 use crate::device::address::{AddressVector, LinkLayer};
-use crate::device::context::Context;
 use crate::device::gid::GidChoice;
+use crate::device::identity::identity_methods;
 use crate::device::layer::{Layer, Safe};
 use crate::error::Result;
-use crate::host::events::{ObjectId, Observer, Wait};
+use crate::host::events::{Observer, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods};
 use crate::mlx5::queues::{Anchored, RingMemory};
 use crate::mlx5::uar::Register as Page;
@@ -80,19 +80,11 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         Self { queues, core, slots }
     }
 
+    identity_methods! { core }
+
     /// The queue pair number, 24 bits.
     pub fn number(&self) -> u32 {
         self.core.number
-    }
-
-    /// The id by which events name it.
-    pub fn id(&self) -> ObjectId {
-        self.core.events.id()
-    }
-
-    /// The context it belongs to.
-    pub fn context(&self) -> &Context {
-        &self.core.context
     }
 
     /// Kind of link of its port.
@@ -113,11 +105,6 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     /// Destroys it as its `Drop` does, steering rules first. Does nothing the second time.
     pub(crate) fn end(&mut self) -> Result<()> {
         self.core.end()
-    }
-
-    /// The kernel's handle.
-    pub fn kernel_handle(&self) -> u32 {
-        self.core.handle
     }
 
     /// What was granted at creation.

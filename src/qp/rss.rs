@@ -48,6 +48,7 @@ use super::work_queue::WqHandle;
 use super::xrc_target::NOTHING;
 use super::{QpType, create};
 use crate::device::context::Context;
+use crate::device::identity::identity_methods;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
 use crate::host::command::Commands;
 use crate::host::events::{ObjectId, Observer, Registered, Wait};
@@ -371,24 +372,11 @@ fn create_target(
 }
 
 impl RssTarget {
-    /// The context it belongs to.
-    pub fn context(&self) -> &Context {
-        &self.core.context
-    }
+    identity_methods! { core }
 
     /// The port of its rules, from 1.
     pub fn port(&self) -> u8 {
         self.core.path.options.port
-    }
-
-    /// The id by which events name it.
-    pub fn id(&self) -> ObjectId {
-        self.core.events.id()
-    }
-
-    /// The kernel's handle.
-    pub fn kernel_handle(&self) -> u32 {
-        self.core.handle
     }
 
     /// The destination of steering rules.

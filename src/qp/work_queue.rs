@@ -22,10 +22,11 @@ use super::queue_pair::Queues;
 use super::safe::Slots;
 use crate::cq::CqHandle;
 use crate::device::context::Context;
+use crate::device::identity::identity_methods;
 use crate::device::kept::ReleaseOnDrop;
 use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::events::{ObjectId, Observer, Registered, Wait};
+use crate::host::events::{Observer, Registered, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::memory::pd::ProtectionDomain;
 use crate::mlx5::queues::{Anchored, RingMemory};
@@ -123,24 +124,11 @@ impl fmt::Display for WqState {
 }
 
 impl WqHandle {
-    /// The context it belongs to.
-    pub fn context(&self) -> &Context {
-        &self.0.context
-    }
+    identity_methods! { 0 }
 
     /// The device's number for it.
     pub fn number(&self) -> u32 {
         self.0.number
-    }
-
-    /// The id by which events name it.
-    pub fn id(&self) -> ObjectId {
-        self.0.events.id()
-    }
-
-    /// The kernel's handle.
-    pub fn kernel_handle(&self) -> u32 {
-        self.0.handle
     }
 
     /// The state as far as this process knows: the one that it asked for, or that an event or a
@@ -341,12 +329,8 @@ impl Shared {
     }
 
     fn destroy_native(&self) -> Result<()> {
-        let mut events = 0u32;
-        let commands = self.context.commands();
-        let mut request = commands.request::<destroy::Call>();
-        request.handle(destroy::HANDLE, self.handle);
-        request.output(destroy::RESP, &mut events);
-        commands.destroy(DESTROY, &mut request)
+        let method = (destroy::HANDLE, destroy::RESP);
+        self.context.commands().destroy_with_events::<_, u32>(DESTROY, method, self.handle)
     }
 
     /// For kernels before 5.9.

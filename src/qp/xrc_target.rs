@@ -14,8 +14,9 @@ use super::path::{LocalPath, PathOptions, Requirement};
 use super::sizes::Capacities;
 use super::{QpType, State};
 use crate::device::context::Context;
+use crate::device::identity::identity_methods;
 use crate::error::Result;
-use crate::host::events::{ObjectId, Observer, Registered, Wait};
+use crate::host::events::{Observer, Registered, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods};
 use crate::srq::SrqHandle;
 use crate::srq::xrcd::XrcDomain;
@@ -131,19 +132,11 @@ fn registered(context: &Context) -> Registered {
 }
 
 impl XrcReceiver {
+    identity_methods! { core }
+
     /// The queue pair number, 24 bits.
     pub fn number(&self) -> u32 {
         self.core.number
-    }
-
-    /// The kernel's handle.
-    pub fn kernel_handle(&self) -> u32 {
-        self.core.handle
-    }
-
-    /// The id by which events name it.
-    pub fn id(&self) -> ObjectId {
-        self.core.events.id()
     }
 
     /// The state as far as this process knows.

@@ -24,6 +24,7 @@ use self::post::SlotReceives;
 use self::xrcd::XrcDomain;
 use crate::cq::CqHandle;
 use crate::device::context::Context;
+use crate::device::identity::identity_methods;
 use crate::device::kept::ReleaseOnDrop;
 use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, ErrorKind, Result};
@@ -269,10 +270,7 @@ pub struct SrqAttributes {
 }
 
 impl<L> SrqHandle<L> {
-    /// The context it belongs to.
-    pub fn context(&self) -> &Context {
-        &self.0.context
-    }
+    identity_methods! { 0 }
 
     /// The device's number for it: what XRC peers need.
     #[doc(alias = "ibv_get_srq_num")]
@@ -280,19 +278,9 @@ impl<L> SrqHandle<L> {
         self.0.number
     }
 
-    /// The id by which events name it.
-    pub fn id(&self) -> ObjectId {
-        self.0.events.id()
-    }
-
     /// The handle without its layer, for keeping the queue.
     pub(crate) fn into_shared(self) -> SrqHandle<Raw> {
         SrqHandle(self.0, PhantomData)
-    }
-
-    /// The kernel's handle.
-    pub fn kernel_handle(&self) -> u32 {
-        self.0.handle
     }
 
     /// Whether it is one of an XRC domain, with a completion queue of its own.
@@ -488,11 +476,8 @@ impl Shared {
     fn destroy(&mut self, wait: Wait) -> Result<()> {
         let commands = self.context.commands();
         self.events.destroy(DESTROY, wait, || {
-            let mut answer = DestroySrqResp::default();
-            let mut request = commands.request::<destroy::Call>();
-            request.handle(destroy::HANDLE, self.handle);
-            request.output(destroy::RESP, &mut answer);
-            commands.destroy(DESTROY, &mut request)
+            let method = (destroy::HANDLE, destroy::RESP);
+            commands.destroy_with_events::<_, DestroySrqResp>(DESTROY, method, self.handle)
         })?;
         self.live = false;
         self.user.close();
