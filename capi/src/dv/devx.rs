@@ -68,37 +68,6 @@ impl Mailboxes {
         // SAFETY: the caller's promise.
         run(&command, unsafe { bytes_mut(self.output.cast(), self.output_length) })
     }
-
-    /// Runs a command about an object; its errno.
-    ///
-    /// # Safety
-    /// As for [`Mailboxes::with`] and [`Object::of`].
-    unsafe fn about(
-        self,
-        object: *const Object,
-        run: impl FnOnce(&DevxObject, &[u8], &mut [u8]) -> uverbs::Result<()>,
-    ) -> c_int {
-        // SAFETY: the caller's promise.
-        let Some(library) = (unsafe { Object::of(object) }) else { return refused(libc::EINVAL) };
-        // SAFETY: as above.
-        code(unsafe { self.with(|command, answer| run(library, command, answer)) })
-    }
-}
-
-/// `mlx5dv_devx_general_cmd`.
-pub(crate) unsafe extern "C" fn general_cmd(
-    context: *mut ibv_context,
-    input: *const c_void,
-    input_length: usize,
-    output: *mut c_void,
-    output_length: usize,
-) -> c_int {
-    let mailboxes = Mailboxes { input, input_length, output, output_length };
-    // SAFETY: the caller's context and memory.
-    unsafe {
-        let devx = devx(context);
-        code(mailboxes.with(|command, answer| devx.command(command, answer)))
-    }
 }
 
 /// `mlx5dv_devx_obj_create`.
@@ -116,32 +85,6 @@ pub(crate) unsafe extern "C" fn obj_create(
         mailboxes.with(|command, answer| devx.create(command, answer))
     };
     pointer(made.map(|library| Box::new(Object { library: Some(library) })))
-}
-
-/// `mlx5dv_devx_obj_query`.
-pub(crate) unsafe extern "C" fn obj_query(
-    object: *mut Object,
-    input: *const c_void,
-    input_length: usize,
-    output: *mut c_void,
-    output_length: usize,
-) -> c_int {
-    let mailboxes = Mailboxes { input, input_length, output, output_length };
-    // SAFETY: the caller's object and memory.
-    unsafe { mailboxes.about(object, DevxObject::query) }
-}
-
-/// `mlx5dv_devx_obj_modify`.
-pub(crate) unsafe extern "C" fn obj_modify(
-    object: *mut Object,
-    input: *const c_void,
-    input_length: usize,
-    output: *mut c_void,
-    output_length: usize,
-) -> c_int {
-    let mailboxes = Mailboxes { input, input_length, output, output_length };
-    // SAFETY: the caller's object and memory.
-    unsafe { mailboxes.about(object, DevxObject::modify) }
 }
 
 /// `mlx5dv_devx_obj_destroy`.
@@ -167,12 +110,12 @@ pub(crate) unsafe extern "C" fn query_eqn(
     code(asked.map(|number| unsafe { into.write(number) }))
 }
 
-/// Commands about objects of the verbs, by the handles in their structs.
-macro_rules! about_objects {
-    ($($query:ident $modify:ident: $type:ty, $handle:ident;)*) => {$(
-        /// The query of this name.
-        pub(crate) unsafe extern "C" fn $query(
-            object: *mut $type,
+/// Verbs that pass a command about an object on: what runs it, and returns its errno.
+macro_rules! commands {
+    ($($name:ident: $type:ty, |$object:ident, $command:ident, $answer:ident| $run:expr;)*) => {$(
+        /// The verb of this name.
+        pub(crate) unsafe extern "C" fn $name(
+            $object: *mut $type,
             input: *const c_void,
             input_length: usize,
             output: *mut c_void,
@@ -180,28 +123,33 @@ macro_rules! about_objects {
         ) -> c_int {
             let mailboxes = Mailboxes { input, input_length, output, output_length };
             // SAFETY: the caller's object and memory.
-            unsafe {
-                let (devx, handle) = (devx((*object).context), (*object).$handle as u32);
-                code(mailboxes.with(|command, answer| devx.query(handle, command, answer)))
-            }
-        }
-
-        /// The change of this name.
-        pub(crate) unsafe extern "C" fn $modify(
-            object: *mut $type,
-            input: *const c_void,
-            input_length: usize,
-            output: *mut c_void,
-            output_length: usize,
-        ) -> c_int {
-            let mailboxes = Mailboxes { input, input_length, output, output_length };
-            // SAFETY: the caller's object and memory.
-            unsafe {
-                let (devx, handle) = (devx((*object).context), (*object).$handle as u32);
-                code(mailboxes.with(|command, answer| devx.modify(handle, command, answer)))
-            }
+            unsafe { mailboxes.with(|$command, $answer| $run) }
         }
     )*};
+}
+
+/// Commands about objects of the verbs, by the handles in their structs.
+macro_rules! about_objects {
+    ($($query:ident $modify:ident: $type:ty, $handle:ident;)*) => { commands! {$(
+        $query: $type, |object, command, answer| {
+            code(devx((*object).context).query((*object).$handle as u32, command, answer))
+        };
+        $modify: $type, |object, command, answer| {
+            code(devx((*object).context).modify((*object).$handle as u32, command, answer))
+        };
+    )*}};
+}
+
+commands! {
+    general_cmd: ibv_context, |context, command, answer| {
+        code(devx(context).command(command, answer))
+    };
+    obj_query: Object, |object, command, answer| {
+        Object::of(object).map_or_else(no_object, |object| code(object.query(command, answer)))
+    };
+    obj_modify: Object, |object, command, answer| {
+        Object::of(object).map_or_else(no_object, |object| code(object.modify(command, answer)))
+    };
 }
 
 about_objects! {
@@ -210,6 +158,10 @@ about_objects! {
     wq_query wq_modify: ibv_wq, handle;
     ind_tbl_query ind_tbl_modify: ibv_rwq_ind_table, ind_tbl_handle;
     qp_query modify_qp_alone: ibv_qp, handle;
+}
+
+fn no_object() -> c_int {
+    refused(libc::EINVAL)
 }
 
 /// `mlx5dv_devx_qp_modify`. The library knows of the new state, so that it posts in RTS.
