@@ -8,6 +8,7 @@ use uverbs::qp_type::QpType;
 use uverbs::{AddressVector, Gid, GlobalRoute, Mtu};
 
 use crate::abi::*;
+use crate::fields::with_fields_of;
 use crate::grown::grown;
 use crate::query::{gid_bytes, words};
 
@@ -65,12 +66,9 @@ pub(crate) fn c_address(address: &AddressVector) -> ibv_ah_attr {
 
 /// C's struct for capacities.
 pub(crate) fn capacities(granted: Capacities) -> ibv_qp_cap {
-    ibv_qp_cap {
-        max_send_wr: granted.max_send_wr,
-        max_recv_wr: granted.max_recv_wr,
-        max_send_sge: granted.max_send_sge,
-        max_recv_sge: granted.max_recv_sge,
-        max_inline_data: granted.max_inline_data,
+    with_fields_of! {
+        granted: max_send_wr max_recv_wr max_send_sge max_recv_sge max_inline_data;
+        ibv_qp_cap {}
     }
 }
 

@@ -15,6 +15,7 @@ use crate::abi::*;
 use crate::context::{Context, Object};
 use crate::cq::Cq;
 use crate::environment::variable;
+use crate::fields::with_fields_of;
 use crate::grown::{self, grown};
 use crate::observe;
 use crate::pd::Pd;
@@ -119,28 +120,24 @@ pub(crate) unsafe extern "C" fn create_qp(
 ) -> *mut ibv_qp {
     // SAFETY: the caller's domain, and its struct, which is the same in all releases.
     let (attr, context) = unsafe { (&mut *attr, (*pd).context) };
-    let mut extended = ibv_qp_init_attr_ex {
-        qp_context: attr.qp_context,
-        send_cq: attr.send_cq,
-        recv_cq: attr.recv_cq,
-        srq: attr.srq,
-        cap: attr.cap,
-        qp_type: attr.qp_type,
-        sq_sig_all: attr.sq_sig_all,
-        comp_mask: MASK_PD,
-        pd,
-        xrcd: ptr::null_mut(),
-        create_flags: 0,
-        max_tso_header: 0,
-        rwq_ind_tbl: ptr::null_mut(),
-        rx_hash_conf: ibv_rx_hash_conf {
-            rx_hash_function: 0,
-            rx_hash_key_len: 0,
-            rx_hash_key: ptr::null_mut(),
-            rx_hash_fields_mask: 0,
-        },
-        source_qpn: 0,
-        send_ops_flags: 0,
+    let mut extended = with_fields_of! {
+        attr: qp_context send_cq recv_cq srq cap qp_type sq_sig_all;
+        ibv_qp_init_attr_ex {
+            comp_mask: MASK_PD,
+            pd,
+            xrcd: ptr::null_mut(),
+            create_flags: 0,
+            max_tso_header: 0,
+            rwq_ind_tbl: ptr::null_mut(),
+            rx_hash_conf: ibv_rx_hash_conf {
+                rx_hash_function: 0,
+                rx_hash_key_len: 0,
+                rx_hash_key: ptr::null_mut(),
+                rx_hash_fields_mask: 0,
+            },
+            source_qpn: 0,
+            send_ops_flags: 0,
+        }
     };
     // SAFETY: a local struct over the caller's objects.
     let made = unsafe { create_qp_ex(context, &raw mut extended) };
@@ -505,19 +502,16 @@ fn extras(
 
 fn base(request: &QpRequest, library: &dyn Control) -> ibv_qp {
     let attributes = &request.attributes;
-    ibv_qp {
-        context: request.context,
-        qp_context: attributes.qp_context,
-        pd: attributes.pd,
-        send_cq: attributes.send_cq,
-        recv_cq: attributes.recv_cq,
-        srq: attributes.srq,
-        handle: library.kernel_handle(),
-        qp_num: library.number(),
-        state: 0,
-        qp_type: attributes.qp_type,
-        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        cond: libc::PTHREAD_COND_INITIALIZER,
-        events_completed: 0,
+    with_fields_of! {
+        attributes: qp_context pd send_cq recv_cq srq qp_type;
+        ibv_qp {
+            context: request.context,
+            handle: library.kernel_handle(),
+            qp_num: library.number(),
+            state: 0,
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            cond: libc::PTHREAD_COND_INITIALIZER,
+            events_completed: 0,
+        }
     }
 }

@@ -47,6 +47,7 @@ mod events;
 #[cfg(not(test))]
 mod exports;
 mod extras;
+mod fields;
 mod flow;
 mod fork;
 mod forms;

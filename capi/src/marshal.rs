@@ -4,6 +4,7 @@ use uverbs_uapi::write::ah::AhAttr;
 use uverbs_uapi::write::qp::QpAttr;
 
 use crate::abi::*;
+use crate::fields::{copy_fields, with_fields_of};
 use crate::query::{gid_bytes, words};
 
 /// `struct ib_user_path_rec`.
@@ -61,20 +62,15 @@ pub(crate) unsafe extern "C" fn ah_from_kernel(to: *mut ibv_ah_attr, from: *cons
 }
 
 fn ah(from: &AhAttr) -> ibv_ah_attr {
-    ibv_ah_attr {
-        grh: ibv_global_route {
-            dgid: words(from.grh.dgid),
-            flow_label: from.grh.flow_label,
-            sgid_index: from.grh.sgid_index,
-            hop_limit: from.grh.hop_limit,
-            traffic_class: from.grh.traffic_class,
-        },
-        dlid: from.dlid,
-        sl: from.sl,
-        src_path_bits: from.src_path_bits,
-        static_rate: from.static_rate,
-        is_global: from.is_global,
-        port_num: from.port_num,
+    let route = &from.grh;
+    with_fields_of! {
+        from: dlid sl src_path_bits static_rate is_global port_num;
+        ibv_ah_attr {
+            grh: with_fields_of! {
+                route: flow_label sgid_index hop_limit traffic_class;
+                ibv_global_route { dgid: words(route.dgid), }
+            },
+        }
     }
 }
 
@@ -82,62 +78,44 @@ fn ah(from: &AhAttr) -> ibv_ah_attr {
 pub(crate) unsafe extern "C" fn qp_from_kernel(to: *mut ibv_qp_attr, from: *const QpAttr) {
     // SAFETY: the caller's structs.
     let (to, from) = unsafe { (&mut *to, &*from) };
-    to.cur_qp_state = from.cur_qp_state;
-    to.path_mtu = from.path_mtu;
-    to.path_mig_state = from.path_mig_state;
-    to.qkey = from.qkey;
-    to.rq_psn = from.rq_psn;
-    to.sq_psn = from.sq_psn;
-    to.dest_qp_num = from.dest_qp_num;
+    copy_fields! {
+        from => to: cur_qp_state path_mtu path_mig_state qkey rq_psn sq_psn dest_qp_num pkey_index
+            alt_pkey_index en_sqd_async_notify sq_draining max_rd_atomic max_dest_rd_atomic
+            min_rnr_timer port_num timeout retry_cnt rnr_retry alt_port_num alt_timeout
+    }
     to.qp_access_flags = from.qp_access_flags.bits();
-    to.cap = ibv_qp_cap {
-        max_send_wr: from.max_send_wr,
-        max_recv_wr: from.max_recv_wr,
-        max_send_sge: from.max_send_sge,
-        max_recv_sge: from.max_recv_sge,
-        max_inline_data: from.max_inline_data,
+    to.cap = with_fields_of! {
+        from: max_send_wr max_recv_wr max_send_sge max_recv_sge max_inline_data;
+        ibv_qp_cap {}
     };
     to.ah_attr = ah(&from.ah_attr);
     to.alt_ah_attr = ah(&from.alt_ah_attr);
-    to.pkey_index = from.pkey_index;
-    to.alt_pkey_index = from.alt_pkey_index;
-    to.en_sqd_async_notify = from.en_sqd_async_notify;
-    to.sq_draining = from.sq_draining;
-    to.max_rd_atomic = from.max_rd_atomic;
-    to.max_dest_rd_atomic = from.max_dest_rd_atomic;
-    to.min_rnr_timer = from.min_rnr_timer;
-    to.port_num = from.port_num;
-    to.timeout = from.timeout;
-    to.retry_cnt = from.retry_cnt;
-    to.rnr_retry = from.rnr_retry;
-    to.alt_port_num = from.alt_port_num;
-    to.alt_timeout = from.alt_timeout;
+}
+
+/// A path with the fields that both structs have.
+macro_rules! path {
+    ($from:ident; $($other:tt)*) => {
+        with_fields_of! {
+            $from: dlid slid flow_label hop_limit traffic_class numb_path pkey sl mtu_selector
+                rate_selector rate packet_life_time_selector packet_life_time preference;
+            $($other)*
+        }
+    };
 }
 
 /// `ibv_copy_path_rec_from_kern`.
 pub(crate) unsafe extern "C" fn path_from_kernel(to: *mut Path, from: *const KernelPath) {
     // SAFETY: the caller's structs.
     let from = unsafe { &*from };
-    let path = Path {
-        dgid: words(from.dgid),
-        sgid: words(from.sgid),
-        dlid: from.dlid,
-        slid: from.slid,
-        raw_traffic: from.raw_traffic as i32,
-        flow_label: from.flow_label,
-        hop_limit: from.hop_limit,
-        traffic_class: from.traffic_class,
-        reversible: from.reversible as i32,
-        numb_path: from.numb_path,
-        pkey: from.pkey,
-        sl: from.sl,
-        mtu_selector: from.mtu_selector,
-        mtu: from.mtu as u8,
-        rate_selector: from.rate_selector,
-        rate: from.rate,
-        packet_life_time_selector: from.packet_life_time_selector,
-        packet_life_time: from.packet_life_time,
-        preference: from.preference,
+    let path = path! {
+        from;
+        Path {
+            dgid: words(from.dgid),
+            sgid: words(from.sgid),
+            raw_traffic: from.raw_traffic as i32,
+            reversible: from.reversible as i32,
+            mtu: from.mtu as u8,
+        }
     };
     // SAFETY: the caller's struct, to be written.
     unsafe { to.write(path) };
@@ -147,26 +125,15 @@ pub(crate) unsafe extern "C" fn path_from_kernel(to: *mut Path, from: *const Ker
 pub(crate) unsafe extern "C" fn path_to_kernel(to: *mut KernelPath, from: *const Path) {
     // SAFETY: the caller's structs.
     let from = unsafe { &*from };
-    let path = KernelPath {
-        dgid: gid_bytes(from.dgid),
-        sgid: gid_bytes(from.sgid),
-        dlid: from.dlid,
-        slid: from.slid,
-        raw_traffic: from.raw_traffic as u32,
-        flow_label: from.flow_label,
-        reversible: from.reversible as u32,
-        mtu: from.mtu.into(),
-        pkey: from.pkey,
-        hop_limit: from.hop_limit,
-        traffic_class: from.traffic_class,
-        numb_path: from.numb_path,
-        sl: from.sl,
-        mtu_selector: from.mtu_selector,
-        rate_selector: from.rate_selector,
-        rate: from.rate,
-        packet_life_time_selector: from.packet_life_time_selector,
-        packet_life_time: from.packet_life_time,
-        preference: from.preference,
+    let path = path! {
+        from;
+        KernelPath {
+            dgid: gid_bytes(from.dgid),
+            sgid: gid_bytes(from.sgid),
+            raw_traffic: from.raw_traffic as u32,
+            reversible: from.reversible as u32,
+            mtu: from.mtu.into(),
+        }
     };
     // SAFETY: the caller's struct, to be written.
     unsafe { to.write(path) };

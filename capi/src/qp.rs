@@ -19,6 +19,7 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::dv::DirectQp;
 use crate::environment::variable;
+use crate::fields::with_fields_of;
 use crate::grown;
 use crate::held::{self, Held};
 use crate::lazy::Lazy;
@@ -399,14 +400,9 @@ pub(crate) unsafe extern "C" fn query_qp(
         unsafe {
             (*qp).state = info.state as u32;
             grown::write(&filled, attr);
-            init.write(ibv_qp_init_attr {
-                qp_context: base.qp_context,
-                send_cq: base.send_cq,
-                recv_cq: base.recv_cq,
-                srq: base.srq,
-                cap,
-                qp_type: base.qp_type,
-                sq_sig_all: queue_pair.signal_all.into(),
+            init.write(with_fields_of! {
+                base: qp_context send_cq recv_cq srq qp_type;
+                ibv_qp_init_attr { cap, sq_sig_all: queue_pair.signal_all.into() }
             });
         }
     }))

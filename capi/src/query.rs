@@ -8,6 +8,7 @@ use uverbs::{DeviceAttributes, GidKind, PortAttributes};
 
 use crate::abi::*;
 use crate::context::Context;
+use crate::fields::with_fields_of;
 use crate::result::{code, failed, refused, set_errno};
 
 /// `IBV_VALUES_MASK_RAW_CLOCK`.
@@ -35,47 +36,19 @@ fn plain(attributes: &DeviceAttributes) -> ibv_device_attr {
     for (to, from) in fw_ver.iter_mut().zip(format!("{major}.{minor}.{sub:04}").bytes()) {
         *to = from as std::ffi::c_char;
     }
-    ibv_device_attr {
-        fw_ver,
-        node_guid: base.node_guid.get().to_be(),
-        sys_image_guid: base.sys_image_guid.get().to_be(),
-        max_mr_size: base.max_mr_size,
-        page_size_cap: base.page_size_cap,
-        vendor_id: base.vendor_id,
-        vendor_part_id: base.vendor_part_id,
-        hw_ver: base.hw_ver,
-        max_qp: base.max_qp as c_int,
-        max_qp_wr: base.max_qp_wr as c_int,
-        device_cap_flags: base.device_cap_flags,
-        max_sge: base.max_sge as c_int,
-        max_sge_rd: base.max_sge_rd as c_int,
-        max_cq: base.max_cq as c_int,
-        max_cqe: base.max_cqe as c_int,
-        max_mr: base.max_mr as c_int,
-        max_pd: base.max_pd as c_int,
-        max_qp_rd_atom: base.max_qp_rd_atom as c_int,
-        max_ee_rd_atom: base.max_ee_rd_atom as c_int,
-        max_res_rd_atom: base.max_res_rd_atom as c_int,
-        max_qp_init_rd_atom: base.max_qp_init_rd_atom as c_int,
-        max_ee_init_rd_atom: base.max_ee_init_rd_atom as c_int,
-        atomic_cap: base.atomic_cap.0,
-        max_ee: base.max_ee as c_int,
-        max_rdd: base.max_rdd as c_int,
-        max_mw: base.max_mw as c_int,
-        max_raw_ipv6_qp: base.max_raw_ipv6_qp as c_int,
-        max_raw_ethy_qp: base.max_raw_ethy_qp as c_int,
-        max_mcast_grp: base.max_mcast_grp as c_int,
-        max_mcast_qp_attach: base.max_mcast_qp_attach as c_int,
-        max_total_mcast_qp_attach: base.max_total_mcast_qp_attach as c_int,
-        max_ah: base.max_ah as c_int,
-        max_fmr: base.max_fmr as c_int,
-        max_map_per_fmr: base.max_map_per_fmr as c_int,
-        max_srq: base.max_srq as c_int,
-        max_srq_wr: base.max_srq_wr as c_int,
-        max_srq_sge: base.max_srq_sge as c_int,
-        max_pkeys: base.max_pkeys,
-        local_ca_ack_delay: base.local_ca_ack_delay,
-        phys_port_cnt: base.phys_port_cnt,
+    with_fields_of! {
+        base: max_mr_size page_size_cap vendor_id vendor_part_id hw_ver device_cap_flags max_pkeys
+            local_ca_ack_delay phys_port_cnt;
+        as c_int: max_qp max_qp_wr max_sge max_sge_rd max_cq max_cqe max_mr max_pd max_qp_rd_atom
+            max_ee_rd_atom max_res_rd_atom max_qp_init_rd_atom max_ee_init_rd_atom max_ee max_rdd
+            max_mw max_raw_ipv6_qp max_raw_ethy_qp max_mcast_grp max_mcast_qp_attach
+            max_total_mcast_qp_attach max_ah max_fmr max_map_per_fmr max_srq max_srq_wr max_srq_sge;
+        ibv_device_attr {
+            fw_ver,
+            node_guid: base.node_guid.get().to_be(),
+            sys_image_guid: base.sys_image_guid.get().to_be(),
+            atomic_cap: base.atomic_cap.0,
+        }
     }
 }
 
@@ -187,30 +160,22 @@ pub(crate) unsafe extern "C" fn query_port(
 
 fn port_attributes(port: &PortAttributes) -> ibv_port_attr {
     let (old, new) = (&port.kernel.legacy_resp, &port.kernel);
-    ibv_port_attr {
-        state: old.state.0.into(),
-        max_mtu: old.max_mtu.0.into(),
-        active_mtu: old.active_mtu.0.into(),
-        gid_tbl_len: old.gid_tbl_len as c_int,
-        port_cap_flags: old.port_cap_flags.bits(),
-        max_msg_sz: old.max_msg_sz,
-        bad_pkey_cntr: old.bad_pkey_cntr,
-        qkey_viol_cntr: old.qkey_viol_cntr,
-        pkey_tbl_len: old.pkey_tbl_len,
-        lid: old.lid,
-        sm_lid: old.sm_lid,
-        lmc: old.lmc,
-        max_vl_num: old.max_vl_num,
-        sm_sl: old.sm_sl,
-        subnet_timeout: old.subnet_timeout,
-        init_type_reply: old.init_type_reply,
-        active_width: old.active_width.0,
-        active_speed: old.active_speed,
-        phys_state: old.phys_state.0,
-        link_layer: old.link_layer.0,
-        flags: old.flags.bits(),
-        port_cap_flags2: new.port_cap_flags2.bits(),
-        active_speed_ex: new.active_speed_ex.0,
+    with_fields_of! {
+        old: max_msg_sz bad_pkey_cntr qkey_viol_cntr pkey_tbl_len lid sm_lid lmc max_vl_num sm_sl
+            subnet_timeout init_type_reply active_speed;
+        as c_int: gid_tbl_len;
+        ibv_port_attr {
+            state: old.state.0.into(),
+            max_mtu: old.max_mtu.0.into(),
+            active_mtu: old.active_mtu.0.into(),
+            port_cap_flags: old.port_cap_flags.bits(),
+            active_width: old.active_width.0,
+            phys_state: old.phys_state.0,
+            link_layer: old.link_layer.0,
+            flags: old.flags.bits(),
+            port_cap_flags2: new.port_cap_flags2.bits(),
+            active_speed_ex: new.active_speed_ex.0,
+        }
     }
 }
 
