@@ -89,22 +89,7 @@ fn size(path: &Path) -> Result<String> {
 /// Builds one kind of library in release mode; only that kind, so that nothing else is built anew.
 fn build(options: &Options, kind: &str) -> Result<PathBuf> {
     let target = target(options);
-    let mut command = match &target {
-        None => Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())),
-        Some(_) => Command::new("cargo-zigbuild"),
-    };
-    command.args(["rustc", "--release", "-p", "uverbs-capi", "--crate-type", kind]);
-    let mut built = target_directory();
-    if let Some((target, directory)) = &target {
-        command.args(["--target", target]);
-        // A shared object cannot have a C library of its own.
-        command.env(
-            "CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS",
-            "-Ctarget-feature=-crt-static",
-        );
-        built.push(directory);
-    }
-    let status = command.args(["--", "-C", "strip=symbols"]).status();
+    let status = command(target.as_ref(), kind).status();
     let status = status.with_context(|| match target {
         None => "running cargo".to_owned(),
         Some(_) => "running cargo-zigbuild, which links for another C library than this machine's \
@@ -120,7 +105,27 @@ fn build(options: &Options, kind: &str) -> Result<PathBuf> {
         bail!("building the {kind} failed{hint}");
     }
     let name = if kind == "cdylib" { "libuverbs_capi.so" } else { "libuverbs_capi.a" };
-    Ok(built.join("release").join(name))
+    let directory = target.map(|(_, directory)| directory).unwrap_or_default();
+    Ok(target_directory().join(directory).join("release").join(name))
+}
+
+/// The command that builds: cargo's own for this machine's C library, cargo-zigbuild for others.
+fn command(target: Option<&(String, String)>, kind: &str) -> Command {
+    let mut command = match target {
+        None => Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())),
+        Some(_) => Command::new("cargo-zigbuild"),
+    };
+    command.args(["rustc", "--release", "-p", "uverbs-capi", "--crate-type", kind]);
+    if let Some((target, _)) = target {
+        command.args(["--target", target]);
+        // A shared object cannot have a C library of its own.
+        command.env(
+            "CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS",
+            "-Ctarget-feature=-crt-static",
+        );
+    }
+    command.args(["--", "-C", "strip=symbols"]);
+    command
 }
 
 /// The target as cargo-zigbuild names it, and the name of its directory; none for this machine's.

@@ -1,6 +1,6 @@
 //! Line charts with two axes, as SVG.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 const WIDTH: f64 = 800.0;
 const HEIGHT: f64 = 480.0;
@@ -50,33 +50,19 @@ impl Axis {
     }
 }
 
+const LEFT: f64 = MARGIN;
+const RIGHT: f64 = WIDTH - MARGIN;
+const TOP: f64 = MARGIN;
+const BOTTOM: f64 = HEIGHT - MARGIN;
+
 /// The picture.
 pub(crate) fn draw(lines: &[Line], across: &Axis, up: &Axis) -> String {
-    let x = |value: f64| MARGIN + across.share(value) * (WIDTH - 2.0 * MARGIN);
-    let y = |value: f64| HEIGHT - MARGIN - up.share(value) * (HEIGHT - 2.0 * MARGIN);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
-    let (left, right, top, bottom) = (MARGIN, WIDTH - MARGIN, MARGIN, HEIGHT - MARGIN);
     // Writing to a string cannot fail.
-    for (value, name) in &across.marks {
-        let at = x(*value);
-        let _ = writeln!(
-            svg,
-            "<path d=\"M{at:.1} {top}V{bottom}\" stroke=\"#ddd\"/><text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{name}</text>",
-            bottom + 18.0
-        );
-    }
-    for (value, name) in &up.marks {
-        let at = y(*value);
-        let _ = writeln!(
-            svg,
-            "<path d=\"M{left} {at:.1}H{right}\" stroke=\"#ddd\"/><text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{name}</text>",
-            left - 8.0,
-            at + 4.0
-        );
-    }
+    let _ = grid(&mut svg, across, up);
     let _ = writeln!(
         svg,
         "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
@@ -84,26 +70,54 @@ pub(crate) fn draw(lines: &[Line], across: &Axis, up: &Axis) -> String {
         HEIGHT - 20.0,
         across.label
     );
-    let _ = writeln!(svg, "<text x=\"{left}\" y=\"{}\">{}</text>", top - 12.0, up.label);
+    let _ = writeln!(svg, "<text x=\"{LEFT}\" y=\"{}\">{}</text>", TOP - 12.0, up.label);
     for (index, line) in lines.iter().enumerate() {
-        let colour = COLOURS[index % COLOURS.len()];
-        let points: Vec<String> = line
-            .points
-            .iter()
-            .map(|point| format!("{:.1},{:.1}", x(point.0), y(point.1)))
-            .collect();
-        let _ = writeln!(
-            svg,
-            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\" points=\"{}\"/>",
-            points.join(" ")
-        );
-        let _ = writeln!(
-            svg,
-            "<text x=\"{}\" y=\"{}\" fill=\"{colour}\">{}</text>",
-            left + 12.0,
-            top + 16.0 * (index as f64 + 1.0),
-            line.label
-        );
+        let points = line.points.iter();
+        let at = points.map(|(x, y)| format!("{:.1},{:.1}", across.to_right(*x), up.to_top(*y)));
+        let _ = polyline(&mut svg, index, &at.collect::<Vec<_>>().join(" "), &line.label);
     }
     svg + "</svg>\n"
+}
+
+impl Axis {
+    /// The horizontal place of a value on the axis across.
+    fn to_right(&self, value: f64) -> f64 {
+        LEFT + self.share(value) * (RIGHT - LEFT)
+    }
+
+    /// The vertical place of a value on the axis up.
+    fn to_top(&self, value: f64) -> f64 {
+        BOTTOM - self.share(value) * (BOTTOM - TOP)
+    }
+}
+
+/// A grey line and a name for each mark.
+fn grid(svg: &mut String, across: &Axis, up: &Axis) -> fmt::Result {
+    for (value, name) in &across.marks {
+        let (at, below) = (across.to_right(*value), BOTTOM + 18.0);
+        writeln!(
+            svg,
+            "<path d=\"M{at:.1} {TOP}V{BOTTOM}\" stroke=\"#ddd\"/><text x=\"{at:.1}\" y=\"{below}\" text-anchor=\"middle\">{name}</text>"
+        )?;
+    }
+    for (value, name) in &up.marks {
+        let (at, beside) = (up.to_top(*value), LEFT - 8.0);
+        writeln!(
+            svg,
+            "<path d=\"M{LEFT} {at:.1}H{RIGHT}\" stroke=\"#ddd\"/><text x=\"{beside}\" y=\"{:.1}\" text-anchor=\"end\">{name}</text>",
+            at + 4.0
+        )?;
+    }
+    Ok(())
+}
+
+/// Line number `index`, and its label in the legend.
+fn polyline(svg: &mut String, index: usize, points: &str, label: &str) -> fmt::Result {
+    let colour = COLOURS[index % COLOURS.len()];
+    writeln!(
+        svg,
+        "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\" points=\"{points}\"/>"
+    )?;
+    let (x, y) = (LEFT + 12.0, TOP + 16.0 * (index as f64 + 1.0));
+    writeln!(svg, "<text x=\"{x}\" y=\"{y}\" fill=\"{colour}\">{label}</text>")
 }
