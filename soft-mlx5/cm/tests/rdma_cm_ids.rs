@@ -104,6 +104,22 @@ enum Act {
     Destroy(usize, CmaId),
 }
 
+/// What an id may have seen before an event, and what it has seen then.
+fn step(event: EventType) -> (&'static [Seen], Seen) {
+    use Seen::*;
+    match event {
+        EventType::ADDR_RESOLVED => (&[Resolving], Routing),
+        EventType::ROUTE_RESOLVED => (&[Routing], Connecting),
+        EventType::CONNECT_RESPONSE => (&[Connecting], Established),
+        EventType::ESTABLISHED => (&[Accepted], Established),
+        EventType::REJECTED => (&[Connecting, Accepted, Asked, Established], Over),
+        EventType::UNREACHABLE => (&[Connecting, Accepted], Over),
+        EventType::DISCONNECTED => (&[Established, Accepted], Disconnected),
+        EventType::TIMEWAIT_EXIT => (&[Disconnected], Over),
+        other => panic!("event {other}"),
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Outcome {
     attempts: u32,
@@ -299,58 +315,60 @@ impl World {
             return self.on_request(host, event);
         }
         let view = *self.views.get(&(host, id)).expect("an id that is not destroyed");
-        let now = self.now;
-        let cma = &mut self.hosts[host];
-        let (may_be, seen): (&[Seen], Seen) = match event.event {
-            EventType::ADDR_RESOLVED => {
-                cma.resolve_route(id, 2000).expect("resolved");
-                (&[Seen::Resolving], Seen::Routing)
+        let (may_be, seen) = step(event.event);
+        assert!(may_be.contains(&view.seen), "{} after {:?}", event.event, view.seen);
+        match event.event {
+            EventType::REJECTED | EventType::UNREACHABLE | EventType::TIMEWAIT_EXIT => {
+                self.on_end(host, event);
             }
+            EventType::DISCONNECTED => self.on_disconnect(host, event),
+            _ => self.go_on(host, event, view.attempt),
+        }
+        self.set_seen(host, id, seen);
+    }
+
+    /// Takes the next step towards a connection, and plans its end.
+    fn go_on(&mut self, host: usize, event: &CmaEvent, attempt: u32) {
+        let (id, now) = (event.id, self.now);
+        let cma = &mut self.hosts[host];
+        match event.event {
+            EventType::ADDR_RESOLVED => return cma.resolve_route(id, 2000).expect("resolved"),
             EventType::ROUTE_RESOLVED => {
-                let param = param(view.attempt, self.prng.below(1 << 24) as u32);
-                let stack = Stack(host);
-                cma.connect(now, id, &param, Ece::default(), &stack).expect("a route");
-                (&[Seen::Routing], Seen::Connecting)
+                let param = param(attempt, self.prng.below(1 << 24) as u32);
+                let connects = cma.connect(now, id, &param, Ece::default(), &Stack(host));
+                return connects.expect("a route");
             }
             EventType::CONNECT_RESPONSE => {
-                assert_eq!(attempt_of(&event.payload, 196), view.attempt);
+                assert_eq!(attempt_of(&event.payload, 196), attempt);
                 cma.accept(now, id, None, Ece::default()).expect("a reply");
                 self.outcome.established += 1;
-                self.plan(10 * SECOND, Act::Disconnect(host, id));
-                (&[Seen::Connecting], Seen::Established)
             }
-            EventType::ESTABLISHED => {
-                self.plan(10 * SECOND, Act::Disconnect(host, id));
-                (&[Seen::Accepted], Seen::Established)
-            }
+            _ => {}
+        }
+        self.plan(10 * SECOND, Act::Disconnect(host, id));
+    }
+
+    fn on_end(&mut self, host: usize, event: &CmaEvent) {
+        match event.event {
             EventType::REJECTED => {
                 self.outcome.rejected += 1;
                 assert!([4, 10, 28].contains(&event.status), "status {}", event.status);
-                self.plan(SECOND, Act::Destroy(host, id));
-                let may_be = &[Seen::Connecting, Seen::Accepted, Seen::Asked, Seen::Established];
-                (may_be, Seen::Over)
             }
             EventType::UNREACHABLE => {
                 self.outcome.unreachable += 1;
                 assert_eq!(event.status, -libc::ETIMEDOUT);
-                self.plan(SECOND, Act::Destroy(host, id));
-                (&[Seen::Connecting, Seen::Accepted], Seen::Over)
             }
-            EventType::DISCONNECTED => {
-                self.outcome.disconnected += 1;
-                assert!([0, -libc::ETIMEDOUT].contains(&event.status));
-                assert_eq!(cma.state(id), Some(CmaState::Disconnect));
-                cma.disconnect(now, id).expect("it had a request");
-                (&[Seen::Established, Seen::Accepted], Seen::Disconnected)
-            }
-            EventType::TIMEWAIT_EXIT => {
-                self.plan(SECOND, Act::Destroy(host, id));
-                (&[Seen::Disconnected], Seen::Over)
-            }
-            other => panic!("event {other}"),
-        };
-        assert!(may_be.contains(&view.seen), "{} after {:?}", event.event, view.seen);
-        self.set_seen(host, id, seen);
+            _ => {}
+        }
+        self.plan(SECOND, Act::Destroy(host, event.id));
+    }
+
+    fn on_disconnect(&mut self, host: usize, event: &CmaEvent) {
+        self.outcome.disconnected += 1;
+        assert!([0, -libc::ETIMEDOUT].contains(&event.status));
+        let cma = &mut self.hosts[host];
+        assert_eq!(cma.state(event.id), Some(CmaState::Disconnect));
+        cma.disconnect(self.now, event.id).expect("it had a request");
     }
 
     fn on_request(&mut self, host: usize, event: &CmaEvent) {
