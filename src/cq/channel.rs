@@ -154,8 +154,7 @@ pub struct DetachedCqEvent {
 }
 
 impl CqEvent {
-    /// Which completion queue it is about: compare with
-    /// [`CompletionQueue::id`](crate::CompletionQueue::id).
+    /// Which completion queue it is about: compare with [`CqHandle::id`](crate::CqHandle::id).
     pub fn cq(&self) -> ObjectId {
         self.inner.cq
     }
