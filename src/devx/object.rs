@@ -6,7 +6,7 @@ use super::channel::CommandChannel;
 use super::{Devx, Subject, too_long};
 use crate::device::context::Context;
 use crate::error::{DestroyError, Result};
-use crate::host::lifetime::{Kind, Object};
+use crate::host::lifetime::{Kind, Object, object_kind};
 
 /// A firmware object. Its drop destroys it.
 #[derive(Debug)]
@@ -14,11 +14,7 @@ pub struct DevxObject {
     object: Object<Context>,
 }
 
-const KIND: Kind = Kind {
-    verb: "devx_obj_destroy",
-    name: "firmware object",
-    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
-};
+const KIND: Kind = object_kind!("devx_obj_destroy", "firmware object", destroy::HANDLE);
 
 impl Devx {
     /// Runs a command that makes an object.

@@ -5,7 +5,7 @@ use uverbs_uapi::mlx5::object::pp::{alloc, destroy};
 use super::{Devx, PpAllocFlags, too_long};
 use crate::device::context::Context;
 use crate::error::Result;
-use crate::host::lifetime::{Kind, Object};
+use crate::host::lifetime::{Kind, Object, object_kind};
 
 /// An entry of the table of rates. Its drop frees it.
 #[derive(Debug)]
@@ -15,11 +15,7 @@ pub struct PacingEntry {
     index: u16,
 }
 
-const KIND: Kind = Kind {
-    verb: "pp_free",
-    name: "packet pacing entry",
-    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
-};
+const KIND: Kind = object_kind!("pp_free", "packet pacing entry", destroy::HANDLE);
 
 impl Devx {
     /// Allocates an entry with these parameters (`set_pp_rate_limit_context` of the PRM). Equal
@@ -33,13 +29,11 @@ impl Devx {
         const VERB: &str = "pp_alloc";
         let mut index = 0u16;
         let mut request = self.context.commands().request::<alloc::Call>();
-        request.new_handle(alloc::HANDLE);
         let stored = request.input_bytes(alloc::CTX, parameters).map(drop);
         stored.map_err(|error| too_long(VERB, &error))?;
         request.flags(alloc::FLAGS, flags.bits());
         request.output(alloc::INDEX, &mut index);
-        self.context.commands().send(VERB, &mut request)?;
-        let handle = request.created(alloc::HANDLE).unwrap_or_default();
+        let handle = self.context.commands().create(VERB, request, alloc::HANDLE)?;
         Ok(PacingEntry { object: Object::new(self.context.clone(), handle, &KIND), index })
     }
 }

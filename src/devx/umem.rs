@@ -8,7 +8,7 @@ use uverbs_uapi::mlx5::object::devx_umem::{dereg, reg};
 use super::Devx;
 use crate::device::context::Context;
 use crate::error::{DestroyError, Result};
-use crate::host::lifetime::{Kind, Object};
+use crate::host::lifetime::{Kind, Object, object_kind};
 
 /// The page sizes where none are given: from the adapter's smallest page on.
 const ANY_PAGE: u64 = !0xfff;
@@ -36,11 +36,7 @@ pub struct Umem {
     id: u32,
 }
 
-const KIND: Kind = Kind {
-    verb: "devx_umem_dereg",
-    name: "memory of firmware objects",
-    destroy: |commands, verb, handle| commands.destroy_handle(verb, dereg::HANDLE, handle),
-};
+const KIND: Kind = object_kind!("devx_umem_dereg", "memory of firmware objects", dereg::HANDLE);
 
 impl Devx {
     /// Registers memory.
@@ -52,7 +48,6 @@ impl Devx {
     pub fn register_umem(&self, options: &UmemOptions<'_>) -> Result<Umem> {
         let (mut id, length) = (0u32, options.length as u64);
         let mut request = self.context.commands().request::<reg::Call>();
-        request.new_handle(reg::HANDLE);
         request.value(reg::ADDR, options.start);
         request.value(reg::LEN, length);
         request.flags(reg::ACCESS, options.access.bits());
@@ -64,9 +59,9 @@ impl Devx {
             request.raw_fd(reg::DMABUF_FD, file.as_raw_fd());
         }
         request.output(reg::OUT_ID, &mut id);
-        let sent = self.context.commands().send("devx_umem_reg", &mut request);
-        let handle = request.created(reg::HANDLE).unwrap_or_default();
-        sent.map_err(|error| error.pinning(length).asked(format!("{length} bytes")))?;
+        let made = self.context.commands().create("devx_umem_reg", request, reg::HANDLE);
+        let handle =
+            made.map_err(|error| error.pinning(length).asked(format!("{length} bytes")))?;
         Ok(Umem { object: Object::new(self.context.clone(), handle, &KIND), id })
     }
 }

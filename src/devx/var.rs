@@ -5,7 +5,7 @@ use uverbs_uapi::mlx5::object::var::{alloc, destroy};
 use super::{Devx, VarAllocFlags};
 use crate::device::context::Context;
 use crate::error::Result;
-use crate::host::lifetime::{Kind, Object};
+use crate::host::lifetime::{Kind, Object, object_kind};
 
 /// A doorbell page of a VirtIO queue. Its drop frees it.
 #[derive(Debug)]
@@ -17,11 +17,7 @@ pub struct VirtioDoorbell {
     offset: u64,
 }
 
-const KIND: Kind = Kind {
-    verb: "free_var",
-    name: "VirtIO doorbell page",
-    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
-};
+const KIND: Kind = object_kind!("free_var", "VirtIO doorbell page", destroy::HANDLE);
 
 impl Devx {
     /// Allocates a page.
@@ -32,15 +28,13 @@ impl Devx {
     pub fn alloc_var(&self, flags: VarAllocFlags) -> Result<VirtioDoorbell> {
         let (mut offset, mut length, mut id) = (0u64, 0u32, 0u32);
         let mut request = self.context.commands().request::<alloc::Call>();
-        request.new_handle(alloc::HANDLE);
         request.output(alloc::MMAP_OFFSET, &mut offset);
         request.output(alloc::MMAP_LENGTH, &mut length);
         request.output(alloc::PAGE_ID, &mut id);
         if !flags.is_empty() {
             request.flags(alloc::FLAGS, flags.bits());
         }
-        self.context.commands().send("alloc_var", &mut request)?;
-        let handle = request.created(alloc::HANDLE).unwrap_or_default();
+        let handle = self.context.commands().create("alloc_var", request, alloc::HANDLE)?;
         let object = Object::new(self.context.clone(), handle, &KIND);
         Ok(VirtioDoorbell { object, id, length, offset })
     }

@@ -11,13 +11,9 @@ use uverbs_uapi::objects::flow_action::destroy;
 
 use crate::device::context::Context;
 use crate::error::{DestroyError, Error, Result};
-use crate::host::lifetime::{Kind, Object, destroy_unshared};
+use crate::host::lifetime::{Kind, Object, destroy_unshared, object_kind};
 
-const KIND: Kind = Kind {
-    verb: "destroy_flow_action",
-    name: "flow action",
-    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
-};
+const KIND: Kind = object_kind!("destroy_flow_action", "flow action", destroy::HANDLE);
 
 /// A change of headers. Copies are handles of the same action.
 #[derive(Debug, Clone)]
@@ -36,12 +32,10 @@ impl Context {
         use create_modify_header::{ACTIONS_PRM, Call, FT_TYPE, HANDLE};
         const VERB: &str = "create_flow_action_modify_header";
         let mut request = self.commands().request::<Call>();
-        request.new_handle(HANDLE);
         let stored = request.input_bytes(ACTIONS_PRM, actions).map(drop);
         stored.map_err(|error| Error::invalid(VERB, error.to_string()))?;
         request.constant(FT_TYPE, table.0);
-        self.commands().send(VERB, &mut request)?;
-        Ok(FlowAction::new(self, request.created(HANDLE)))
+        Ok(FlowAction::new(self, self.commands().create(VERB, request, HANDLE)?))
     }
 
     /// Makes an action that puts `header` in front of frames, or takes a tunnel's off, for rules of
@@ -59,22 +53,19 @@ impl Context {
         use create_packet_reformat::{Call, DATA_BUF, FT_TYPE, HANDLE, TYPE};
         const VERB: &str = "create_flow_action_packet_reformat";
         let mut request = self.commands().request::<Call>();
-        request.new_handle(HANDLE);
         if let Some(header) = header {
             let stored = request.input_bytes(DATA_BUF, header).map(drop);
             stored.map_err(|error| Error::invalid(VERB, error.to_string()))?;
         }
         request.constant(TYPE, kind.0);
         request.constant(FT_TYPE, table.0);
-        self.commands().send(VERB, &mut request)?;
-        Ok(FlowAction::new(self, request.created(HANDLE)))
+        Ok(FlowAction::new(self, self.commands().create(VERB, request, HANDLE)?))
     }
 }
 
 impl FlowAction {
-    fn new(context: &Context, handle: Option<u32>) -> Self {
-        let object = Object::new(context.clone(), handle.unwrap_or_default(), &KIND);
-        Self { object: Arc::new(object) }
+    fn new(context: &Context, handle: u32) -> Self {
+        Self { object: Arc::new(Object::new(context.clone(), handle, &KIND)) }
     }
 
     /// The context it belongs to.

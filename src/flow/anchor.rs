@@ -9,13 +9,9 @@ use uverbs_uapi::mlx5::object::steering_anchor::{create, destroy};
 
 use crate::device::context::Context;
 use crate::error::{DestroyError, Result};
-use crate::host::lifetime::{Kind, Object};
+use crate::host::lifetime::{Kind, Object, object_kind};
 
-const KIND: Kind = Kind {
-    verb: "destroy_steering_anchor",
-    name: "steering anchor",
-    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
-};
+const KIND: Kind = object_kind!("destroy_steering_anchor", "steering anchor", destroy::HANDLE);
 
 /// A flow table that rules may lead to by its number.
 #[derive(Debug)]
@@ -40,12 +36,10 @@ impl Context {
         use create::{Call, FT_ID, FT_TYPE, HANDLE, PRIORITY};
         let mut id = 0u32;
         let mut request = self.commands().request::<Call>();
-        request.new_handle(HANDLE);
         request.constant(FT_TYPE, table.0);
         request.value(PRIORITY, priority);
         request.output(FT_ID, &mut id);
-        self.commands().send("create_steering_anchor", &mut request)?;
-        let handle = request.created(HANDLE).unwrap_or_default();
+        let handle = self.commands().create("create_steering_anchor", request, HANDLE)?;
         Ok(SteeringAnchor { object: Object::new(self.clone(), handle, &KIND), id })
     }
 }

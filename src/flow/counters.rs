@@ -8,7 +8,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::device::context::Context;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
-use crate::host::lifetime::{Kind, Object, destroy_unshared};
+use crate::host::lifetime::{Kind, Object, destroy_unshared, object_kind};
 
 const READ: &str = "read_counters";
 const ATTACH: &str = "attach_counters_point_flow";
@@ -48,11 +48,7 @@ struct Inner {
     binding: Mutex<Binding>,
 }
 
-const KIND: Kind = Kind {
-    verb: DESTROY,
-    name: "counter set",
-    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
-};
+const KIND: Kind = object_kind!(DESTROY, "counter set", destroy::HANDLE);
 
 /// What is attached, and how many rules count there.
 #[derive(Debug, Default)]
@@ -80,13 +76,12 @@ impl Context {
     #[doc(alias = "ibv_create_counters")]
     pub fn create_counters(&self) -> Result<Counters> {
         const VERB: &str = "create_counters";
-        let mut request = self.commands().request::<create::Call>();
-        request.new_handle(create::HANDLE);
-        self.commands().send(VERB, &mut request).map_err(|error| match error.kind() {
+        let request = self.commands().request::<create::Call>();
+        let made = self.commands().create(VERB, request, create::HANDLE);
+        let handle = made.map_err(|error| match error.kind() {
             ErrorKind::Unsupported => error.because("the device has no counter sets"),
             _ => error,
         })?;
-        let handle = request.created(create::HANDLE).unwrap_or_default();
         let object = Object::new(self.clone(), handle, &KIND);
         let inner = Inner { object, binding: Mutex::default() };
         Ok(Counters { inner: Arc::new(inner) })

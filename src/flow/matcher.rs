@@ -23,19 +23,14 @@ use crate::device::context::Context;
 use crate::device::layer::Layer;
 use crate::devx::DevxObject;
 use crate::error::{DestroyError, Error, Result};
-use crate::host::lifetime::{Kind, Object, destroy_unshared};
+use crate::host::lifetime::{Kind, Object, destroy_unshared, object_kind};
 use crate::host::privilege;
 use crate::qp::rss::RssTarget;
 use crate::qp::{QueuePair, SteeringTarget};
 
 const CREATE: &str = "create_flow_matcher";
-const KIND: Kind = Kind {
-    verb: "destroy_flow_matcher",
-    name: "flow matcher",
-    destroy: |commands, verb, handle| {
-        commands.destroy_handle(verb, flow_matcher::destroy::HANDLE, handle)
-    },
-};
+const KIND: Kind =
+    object_kind!("destroy_flow_matcher", "flow matcher", flow_matcher::destroy::HANDLE);
 
 /// What the rules of a matcher compare, and in which table they are.
 #[derive(Debug, Clone, Copy, Default)]
@@ -74,7 +69,6 @@ impl Context {
     pub fn create_flow_matcher(&self, options: &MatcherOptions<'_>) -> Result<Matcher> {
         use flow_matcher::create::*;
         let mut request = self.commands().request::<Call>();
-        request.new_handle(HANDLE);
         let stored = request.input_bytes(MATCH_MASK, options.mask).map(drop);
         stored.map_err(|error| too_long(CREATE, &error))?;
         request.select(FLOW_TYPE, FlowAttrType::NORMAL.0 as u8, &options.priority);
@@ -88,13 +82,12 @@ impl Context {
         if !options.flags.is_empty() {
             request.flags(FLOW_FLAGS, options.flags.bits());
         }
-        let sent = self.commands().send(CREATE, &mut request);
-        sent.map_err(|error| match Errno::from_raw(error.errno()) {
+        let made = self.commands().create(CREATE, request, HANDLE);
+        let handle = made.map_err(|error| match Errno::from_raw(error.errno()) {
             Errno::EPERM => error.because(privilege::lacking()),
             Errno::EOPNOTSUPP => error.because("the device has no such table or match"),
             _ => error,
         })?;
-        let handle = request.created(HANDLE).unwrap_or_default();
         Ok(Matcher { object: Arc::new(Object::new(self.clone(), handle, &KIND)) })
     }
 }
@@ -229,7 +222,6 @@ impl<'q> MatchedFlowBuilder<'q> {
         let counters: Vec<_> = counter.iter().map(|counter| counter.handle).collect();
         let offset = counter.and_then(|counter| counter.offset).map(u32::to_ne_bytes);
         let mut request = context.commands().request::<Call>();
-        request.new_handle(HANDLE);
         request.handle(MATCHER, matcher.object.handle);
         let stored = request.input_bytes(MATCH_VALUE, &value).map(drop);
         stored.map_err(|error| too_long(VERB, &error))?;
@@ -253,8 +245,7 @@ impl<'q> MatchedFlowBuilder<'q> {
         if let Some(offset) = &offset {
             request.input(ARR_COUNTERS_DEVX_OFFSET, offset);
         }
-        context.commands().send(VERB, &mut request).map_err(explain)?;
-        let handle = request.created(HANDLE).unwrap_or_default();
+        let handle = context.commands().create(VERB, request, HANDLE).map_err(explain)?;
         let parts = Parts { matcher: Some(matcher), actions, ..Parts::default() };
         let rule = Arc::new(Rule::new(context, handle, parts));
         if let Way::To(target) = way {

@@ -154,10 +154,7 @@ impl Rule {
         if !state.live {
             return Ok(());
         }
-        let commands = self.context.commands();
-        let mut request = commands.request::<destroy::Call>();
-        request.handle(destroy::HANDLE, self.handle);
-        commands.destroy(DESTROY, &mut request)?;
+        self.context.commands().destroy_handle(DESTROY, destroy::HANDLE, self.handle)?;
         state.live = false;
         if let Some(counters) = std::mem::take(&mut state.parts).counters {
             counters.unbind();

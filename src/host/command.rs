@@ -82,6 +82,18 @@ impl Commands {
         self.send_raw(request).map_err(|errno| self.explain(verb, errno))
     }
 
+    /// Sends a request that creates an object, and returns its handle.
+    pub(crate) fn create<M>(
+        &self,
+        verb: &'static str,
+        mut request: Request<'_, M>,
+        attribute: Attr<M, kind::NewHandle>,
+    ) -> Result<u32> {
+        request.new_handle(attribute);
+        self.send(verb, &mut request)?;
+        Ok(request.created(attribute).unwrap_or_default())
+    }
+
     /// Sends a request that destroys an object. Once the device is gone so are all its objects, and
     /// that is a success. The request is then sent once more, which waits until the kernel has
     /// destroyed them (see `events/end.rs`).

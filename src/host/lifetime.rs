@@ -53,6 +53,19 @@ pub(crate) struct Kind {
     pub(crate) destroy: fn(&Commands, &'static str, u32) -> Result<()>,
 }
 
+/// A kind: its verb and its name as in [`Kind`], and the handle of the method that destroys it and
+/// takes nothing else.
+macro_rules! object_kind {
+    ($verb:expr, $name:literal, $handle:path) => {
+        $crate::host::lifetime::Kind {
+            verb: $verb,
+            name: $name,
+            destroy: |commands, verb, handle| commands.destroy_handle(verb, $handle, handle),
+        }
+    };
+}
+pub(crate) use object_kind;
+
 /// A kernel object that has no events and no memory of its own. Dropping it destroys it, unless
 /// [`Object::destroy`] did.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use crate::device::context::Context;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
 use crate::host::buffer::page_size;
 use crate::host::channel::Access;
-use crate::host::lifetime::{Kind, Object, destroy_unshared};
+use crate::host::lifetime::{Kind, Object, destroy_unshared, object_kind};
 use crate::host::system::Mapping;
 
 const ALLOC: &str = "alloc_dm";
@@ -56,11 +56,7 @@ struct Inner {
     length: usize,
 }
 
-const KIND: Kind = Kind {
-    verb: "free_dm",
-    name: "device memory",
-    destroy: |commands, verb, handle| commands.destroy_handle(verb, free::HANDLE, handle),
-};
+const KIND: Kind = object_kind!("free_dm", "device memory", free::HANDLE);
 
 impl Context {
     /// Bytes of device memory that the device has in all; 0 where it has none.
@@ -102,15 +98,13 @@ impl Context {
     fn send_alloc(&self, length: usize, log2_alignment: u32) -> Result<Allocated> {
         let mut place = Place::default();
         let mut request = self.commands().request::<alloc::Call>();
-        request.new_handle(alloc::HANDLE);
         request.value(alloc::LENGTH, length as u64);
         request.value(alloc::ALIGNMENT, log2_alignment);
         request.output(driver::RESP_START_OFFSET, &mut place.start);
         request.output(driver::RESP_PAGE_INDEX, &mut place.page);
         request.constant(driver::REQ_TYPE, DmType::MEMIC.0);
-        let sent = self.commands().send(ALLOC, &mut request);
-        sent.map_err(|error| error.asked(format!("{length} bytes")))?;
-        let handle = request.created(alloc::HANDLE).unwrap_or_default();
+        let made = self.commands().create(ALLOC, request, alloc::HANDLE);
+        let handle = made.map_err(|error| error.asked(format!("{length} bytes")))?;
         Ok(Allocated { handle, place })
     }
 

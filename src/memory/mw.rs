@@ -9,7 +9,7 @@ use uverbs_uapi::write::mw::AllocMw;
 use super::pd::ProtectionDomain;
 use super::{AccessFlags, MemoryRegion};
 use crate::error::{DestroyError, Error, Result};
-use crate::host::lifetime::{Kind, Object};
+use crate::host::lifetime::{Kind, Object, object_kind};
 
 /// A memory window.
 ///
@@ -37,11 +37,7 @@ pub struct MemoryWindow {
     kind: WindowType,
 }
 
-const KIND: Kind = Kind {
-    verb: "dealloc_mw",
-    name: "memory window",
-    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
-};
+const KIND: Kind = object_kind!("dealloc_mw", "memory window", destroy::HANDLE);
 
 impl ProtectionDomain {
     /// Allocates a memory window.

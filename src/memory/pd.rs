@@ -11,7 +11,7 @@ use super::QueueMemory;
 use crate::device::context::Context;
 use crate::error::{DestroyError, Result};
 use crate::host::command::Commands;
-use crate::host::lifetime::{Kind, Object, Parent, destroy_unshared};
+use crate::host::lifetime::{Kind, Object, Parent, destroy_unshared, object_kind};
 
 /// A protection domain. Memory, queue pairs, shared receive queues, windows and address handles
 /// work together only within one.
@@ -47,11 +47,7 @@ struct Inner {
     number: u32,
 }
 
-const KIND: Kind = Kind {
-    verb: "dealloc_pd",
-    name: "protection domain",
-    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
-};
+const KIND: Kind = object_kind!("dealloc_pd", "protection domain", destroy::HANDLE);
 
 impl Parent for ProtectionDomain {
     fn commands(&self) -> &Commands {

@@ -205,7 +205,6 @@ impl Registration {
         let (mut lkey, mut rkey) = (0u32, 0u32);
         let context = self.pd.context();
         let mut request = context.commands().request::<reg_dmabuf::Call>();
-        request.new_handle(reg_dmabuf::HANDLE);
         request.handle(reg_dmabuf::PD_HANDLE, self.pd.kernel_handle());
         request.value(reg_dmabuf::OFFSET, offset);
         request.value(reg_dmabuf::LENGTH, length);
@@ -214,8 +213,7 @@ impl Registration {
         request.flags(reg_dmabuf::ACCESS_FLAGS, self.effective_access().bits());
         request.output(reg_dmabuf::RESP_LKEY, &mut lkey);
         request.output(reg_dmabuf::RESP_RKEY, &mut rkey);
-        context.commands().send(VERB, &mut request)?;
-        let handle = request.created(reg_dmabuf::HANDLE);
+        let handle = Some(context.commands().create(VERB, request, reg_dmabuf::HANDLE)?);
         let registered = Registered { handle, lkey, rkey, iova };
         Ok(MemoryRegion::new(&self.pd, registered, Memory::Foreign, length, self.access))
     }
@@ -251,7 +249,6 @@ impl Registration {
         }
         let (mut lkey, mut rkey) = (0u32, 0u32);
         let mut request = context.commands().request::<reg_dm::Call>();
-        request.new_handle(reg_dm::HANDLE);
         request.value(reg_dm::OFFSET, offset as u64);
         request.value(reg_dm::LENGTH, length as u64);
         request.handle(reg_dm::PD_HANDLE, self.pd.kernel_handle());
@@ -259,8 +256,7 @@ impl Registration {
         request.handle(reg_dm::DM_HANDLE, memory.kernel_handle());
         request.output(reg_dm::RESP_LKEY, &mut lkey);
         request.output(reg_dm::RESP_RKEY, &mut rkey);
-        context.commands().send(VERB, &mut request)?;
-        let handle = request.created(reg_dm::HANDLE);
+        let handle = Some(context.commands().create(VERB, request, reg_dm::HANDLE)?);
         let registered = Registered { handle, lkey, rkey, iova: 0 };
         let memory = Memory::Device(memory.clone());
         Ok(MemoryRegion::new(&self.pd, registered, memory, length as u64, access))
@@ -607,9 +603,7 @@ impl MemoryRegion {
     fn dereg(&mut self) -> Result<()> {
         if let Some(handle) = self.registered.handle.filter(|_| self.live) {
             let commands = self.pd.context().commands();
-            let mut request = commands.request::<destroy::Call>();
-            request.handle(destroy::HANDLE, handle);
-            commands.destroy("dereg_mr", &mut request)?;
+            commands.destroy_handle("dereg_mr", destroy::HANDLE, handle)?;
         }
         self.live = false;
         Ok(())

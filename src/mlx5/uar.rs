@@ -264,13 +264,11 @@ impl Page {
     pub(crate) fn allocate(commands: &Arc<Commands>, kind: UarAllocType) -> Result<Self> {
         let (mut offset, mut length, mut id) = (0u64, 0u32, 0u32);
         let mut request = commands.request::<uar::alloc::Call>();
-        request.new_handle(uar::alloc::HANDLE);
         request.constant(uar::alloc::TYPE, kind.0);
         request.output(uar::alloc::MMAP_OFFSET, &mut offset);
         request.output(uar::alloc::MMAP_LENGTH, &mut length);
         request.output(uar::alloc::PAGE_ID, &mut id);
-        commands.send(VERB, &mut request)?;
-        let handle = request.created(uar::alloc::HANDLE).unwrap_or_default();
+        let handle = commands.create(VERB, request, uar::alloc::HANDLE)?;
         let mapping = map(commands, length, offset).inspect_err(|_| free(commands, handle))?;
         let owner = Some((commands.clone(), handle));
         Ok(Self { mapping: Arc::new(mapping), id, offset, owner })

@@ -12,7 +12,7 @@ use super::dc_receiver::DcEndpoint;
 use super::endpoint::Endpoint;
 use crate::device::address::{AddressVector, Gid, GidKind, GlobalRoute, LinkLayer};
 use crate::error::{DestroyError, Error, ErrorKind, Result};
-use crate::host::lifetime::{Kind, Object, destroy_unshared};
+use crate::host::lifetime::{Kind, Object, destroy_unshared, object_kind};
 use crate::memory::pd::ProtectionDomain;
 use uverbs_mlx5::completion_queue::Completion;
 
@@ -49,11 +49,7 @@ struct Inner {
     vector: WireVector,
 }
 
-const KIND: Kind = Kind {
-    verb: "destroy_ah",
-    name: "address handle",
-    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
-};
+const KIND: Kind = object_kind!("destroy_ah", "address handle", destroy::HANDLE);
 
 /// An address handle with the remote queue pair filled in, as requests carry it: 48 bytes without a
 /// pointer, to be kept beside the queue pair. It stays usable while its [`AddressHandle`] lives; a

@@ -50,9 +50,10 @@ use super::{QpType, create};
 use crate::device::context::Context;
 use crate::device::identity::identity_methods;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
-use crate::host::command::Commands;
 use crate::host::events::{ObjectId, Observer, Registered, Wait};
-use crate::host::lifetime::{Destroy, Kind, Object, destroy_methods, destroy_unshared};
+use crate::host::lifetime::{
+    Destroy, Kind, Object, destroy_methods, destroy_unshared, object_kind,
+};
 use crate::memory::pd::ProtectionDomain;
 
 const CREATE_TABLE: &str = "create_rwq_ind_table";
@@ -85,13 +86,7 @@ struct Table {
     queues: Box<[WqHandle]>,
 }
 
-const TABLE: Kind = Kind {
-    verb: DESTROY_TABLE,
-    name: "indirection table",
-    destroy: |commands: &Commands, verb, handle| {
-        commands.destroy_handle(verb, destroy::HANDLE, handle)
-    },
-};
+const TABLE: Kind = object_kind!(DESTROY_TABLE, "indirection table", destroy::HANDLE);
 
 impl Context {
     /// Makes a table whose places are `queues`, in this order.

@@ -9,7 +9,7 @@ use uverbs_uapi::write::xrcd::OpenXrcd;
 
 use crate::device::context::Context;
 use crate::error::{DestroyError, Result};
-use crate::host::lifetime::{Kind, Object, destroy_unshared};
+use crate::host::lifetime::{Kind, Object, destroy_unshared, object_kind};
 
 /// An XRC domain. Clones are handles to the same domain; objects made from it hold one.
 ///
@@ -28,11 +28,7 @@ pub struct XrcDomain {
     object: Arc<Object<Context>>,
 }
 
-const KIND: Kind = Kind {
-    verb: "close_xrcd",
-    name: "XRC domain",
-    destroy: |commands, verb, handle| commands.destroy_handle(verb, destroy::HANDLE, handle),
-};
+const KIND: Kind = object_kind!("close_xrcd", "XRC domain", destroy::HANDLE);
 
 impl Context {
     /// Opens an XRC domain that only this context uses.
