@@ -206,56 +206,32 @@ pub(crate) fn next(library: &CStr, name: &CStr) -> *mut c_void {
     function
 }
 
-/// `ibv_open_device(3)`.
-///
-/// # Safety
-/// As the C function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_open_device(device: *mut c_void) -> *mut Context {
-    let function = next(VERBS, c"ibv_open_device");
-    if function.is_null() {
-        return ptr::null_mut();
-    }
-    // SAFETY: libibverbs's function of this name has this type.
-    let open: unsafe extern "C" fn(*mut c_void) -> *mut Context = unsafe { transmute(function) };
-    // SAFETY: the program's own call, which has just opened the context.
-    unsafe { watch(open(device)) }
+/// Functions that open a context: the library's own ones, and [`watch`].
+macro_rules! opening {
+    ($($library:ident $c_name:literal $name:ident($($argument:ident: $type:ty),*);)*) => {$(
+        #[doc = concat!("`", stringify!($name), "(3)`.")]
+        ///
+        /// # Safety
+        /// As the C function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> *mut Context {
+            type Open = unsafe extern "C" fn($($type),*) -> *mut Context;
+            let function = next($library, $c_name);
+            if function.is_null() {
+                return ptr::null_mut();
+            }
+            // SAFETY: the library's function of this name has this type.
+            let open: Open = unsafe { transmute(function) };
+            // SAFETY: the program's own call, which has just opened the context.
+            unsafe { watch(open($($argument),*)) }
+        }
+    )*};
 }
 
-/// `ibv_import_device(3)`.
-///
-/// # Safety
-/// As the C function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_import_device(descriptor: c_int) -> *mut Context {
-    let function = next(VERBS, c"ibv_import_device");
-    if function.is_null() {
-        return ptr::null_mut();
-    }
-    // SAFETY: libibverbs's function of this name has this type.
-    let import: unsafe extern "C" fn(c_int) -> *mut Context = unsafe { transmute(function) };
-    // SAFETY: the program's own call, which has just made the context.
-    unsafe { watch(import(descriptor)) }
-}
-
-/// `mlx5dv_open_device(3)`.
-///
-/// # Safety
-/// As the C function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlx5dv_open_device(
-    device: *mut c_void,
-    attributes: *mut c_void,
-) -> *mut Context {
-    type Open = unsafe extern "C" fn(*mut c_void, *mut c_void) -> *mut Context;
-    let function = next(MLX5, c"mlx5dv_open_device");
-    if function.is_null() {
-        return ptr::null_mut();
-    }
-    // SAFETY: libmlx5's function of this name has this type.
-    let open: Open = unsafe { transmute(function) };
-    // SAFETY: the program's own call, which has just opened the context.
-    unsafe { watch(open(device, attributes)) }
+opening! {
+    VERBS c"ibv_open_device" ibv_open_device(device: *mut c_void);
+    VERBS c"ibv_import_device" ibv_import_device(descriptor: c_int);
+    MLX5 c"mlx5dv_open_device" mlx5dv_open_device(device: *mut c_void, attributes: *mut c_void);
 }
 
 /// `ibv_close_device(3)`.
