@@ -45,13 +45,19 @@ pub(super) struct Posted {
 }
 
 /// What was posted to a queue pair, or to a shared receive queue.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Queue {
     context: usize,
     /// The queue pair's number; `None` for a shared receive queue or a work queue.
     number: Option<u32>,
     sends: VecDeque<Posted>,
     receives: VecDeque<Posted>,
+}
+
+impl Queue {
+    fn shared(context: usize) -> Self {
+        Self { context, ..Self::default() }
+    }
 }
 
 static QUEUES: Table<HashMap<usize, Queue>> = Table::new();
@@ -158,8 +164,7 @@ pub(super) fn take_back(address: usize, sends: bool, count: usize) {
 pub(super) fn of_qp(qp: *mut ibv_qp) -> Queue {
     // SAFETY: a queue pair that is alive.
     let (context, number) = unsafe { ((*qp).context.addr(), (*qp).qp_num) };
-    let (sends, receives) = (VecDeque::new(), VecDeque::new());
-    Queue { context, number: Some(number), sends, receives }
+    Queue { number: Some(number), ..Queue::shared(context) }
 }
 
 /// Stores the address of the first request that was not posted.
@@ -342,12 +347,8 @@ unsafe extern "C" fn post_wq_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let target = Seen { address: wq.expose_provenance(), kind: Kind::Wq };
-    let queue = || {
-        // SAFETY: a queue that is alive.
-        let context = unsafe { (*wq).context.addr() };
-        let (sends, receives) = (VecDeque::new(), VecDeque::new());
-        Queue { context, number: None, sends, receives }
-    };
+    // SAFETY: a queue that is alive.
+    let queue = || Queue::shared(unsafe { (*wq).context.addr() });
     // SAFETY: the caller's.
     unsafe {
         let plain = |bad| wq::post_wq_recv(wq, first, bad);
@@ -362,12 +363,8 @@ unsafe extern "C" fn post_srq_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let target = Seen { address: srq.expose_provenance(), kind: Kind::Srq };
-    let queue = || {
-        // SAFETY: a queue that is alive.
-        let context = unsafe { (*srq).context.addr() };
-        let (sends, receives) = (VecDeque::new(), VecDeque::new());
-        Queue { context, number: None, sends, receives }
-    };
+    // SAFETY: a queue that is alive.
+    let queue = || Queue::shared(unsafe { (*srq).context.addr() });
     // SAFETY: the caller's.
     unsafe {
         let plain = |bad| srq::post_srq_recv(srq, first, bad);
