@@ -22,7 +22,7 @@ use super::{Device, DeviceKind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::channel::Channel;
 use crate::host::command::Commands;
-use crate::host::events::AsyncEvents;
+use crate::host::events::{AsyncEvents, Observer, Registered};
 use crate::host::lifetime::Parent;
 use crate::host::system::{Inherited, Listed};
 use crate::host::until_close::UntilClose;
@@ -129,6 +129,11 @@ impl Context {
         commands.require_invoke_write()?;
         let opened = get_context(&commands)?;
         Self::with(device, commands, opened)
+    }
+
+    /// Registers an object that is about to be created for its asynchronous events.
+    pub(crate) fn register(&self, observer: Observer) -> Registered {
+        Registered::new([(self.inner().events.registry().clone(), observer)])
     }
 
     /// The context that the kernel has created, according to `opened`.

@@ -27,7 +27,7 @@ use crate::device::address::Mtu;
 use crate::device::context::Context;
 use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::events::{ObjectId, Observer, Registered};
+use crate::host::events::{ObjectId, Observer};
 use crate::host::queue_memory::{self, QueueUse};
 use crate::memory::flight::Serial;
 use crate::memory::pd::ProtectionDomain;
@@ -343,8 +343,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         if let Some(slots) = L::get(&mut slots) {
             slots.mark(&user);
         }
-        let registry = context.inner().events.registry().clone();
-        let events = Registered::new([(registry, Observer::Queue(user.clone()))]);
+        let events = context.register(Observer::Queue(user.clone()));
         let creation = self.creation(&rings, &memory, register.as_deref(), &user, events.id());
         let capacities = creation.capacities;
         let created = creation.send(&context)?;

@@ -14,7 +14,6 @@ use super::endpoint::Endpoint;
 use super::modify::{self, QpInfo};
 use super::path::{Found, LocalPath};
 use super::sizes::Capacities;
-use super::xrc_target::NOTHING;
 use super::{QpType, State};
 use crate::cq::CqHandle;
 use crate::device::context::Context;
@@ -118,7 +117,7 @@ impl Core {
             events: Arc::new(events),
             queue: None,
             path,
-            capacities: NOTHING,
+            capacities: Capacities::default(),
             state: State::Reset,
             live: true,
             ece: EceState::default(),

@@ -50,6 +50,17 @@ pub(super) struct Created {
 }
 
 impl<D: IntoBytes + Immutable> Creation<D> {
+    /// A queue pair that posts nothing itself.
+    pub(super) fn without_queues(
+        id: ObjectId,
+        kind: KernelQpType,
+        parents: Parents,
+        driver: D,
+    ) -> Self {
+        let (capacities, flags) = (Capacities::default(), QpCreateFlags::empty());
+        Self { id, kind, parents, capacities, signal_all: false, flags, driver }
+    }
+
     pub(super) fn command(&self, context: &Context) -> Result<Created> {
         let mut comp_mask = CreateQpMask::empty();
         comp_mask.set(CreateQpMask::IND_TABLE, self.parents.table.is_some());

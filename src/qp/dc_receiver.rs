@@ -2,7 +2,6 @@
 
 use uverbs_mlx5::queue_state::Shape;
 use uverbs_mlx5::user_index::QueueHandle;
-use uverbs_uapi::flags::QpCreateFlags;
 use uverbs_uapi::mlx5::{CreateQp as DriverRequest, QpFlags};
 
 use super::attributes::QpAttributes;
@@ -13,14 +12,13 @@ use super::endpoint::Endpoint;
 use super::modify::QpInfo;
 use super::path::{LocalPath, PathOptions, Requirement};
 use super::safe::Slots;
-use super::xrc_target::NOTHING;
 use super::{QpType, State};
 use crate::cq::CqHandle;
 use crate::device::context::Context;
 use crate::device::identity::identity_methods;
 use crate::device::layer::{Layer, Raw};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::events::{Observer, Registered, Wait};
+use crate::host::events::{Observer, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods};
 use crate::memory::flight::Serial;
 use crate::memory::pd::ProtectionDomain;
@@ -160,31 +158,25 @@ impl ProtectionDomain {
         }
         let path = LocalPath::resolve(&context, QpType::DcTarget, path, gid)?;
         let user = register(self, &context, cq, srq)?;
-        let registry = context.inner().events.registry().clone();
-        let events = Registered::new([(registry, Observer::Queue(user.clone()))]);
+        let events = context.register(Observer::Queue(user.clone()));
         events.set_name("DC target");
-        let creation = Creation {
-            id: events.id(),
-            kind: QpType::DcTarget.of_kernel(),
-            parents: Handles {
-                pd: Some(self.kernel_handle()),
-                send_cq: Some(cq.kernel_handle()),
-                receive_cq: Some(cq.kernel_handle()),
-                srq: Some(srq.kernel_handle()),
-                ..Handles::default()
-            },
-            capacities: NOTHING,
-            signal_all: false,
-            flags: QpCreateFlags::empty(),
-            driver: DriverRequest {
-                // The access key is in this field's place.
-                sq_buf_addr: access_key,
-                flags: QpFlags::TYPE_DCT,
-                uidx: user.user_index(),
-                ece_options: ece::at_creation(&context),
-                ..DriverRequest::default()
-            },
+        let handles = Handles {
+            pd: Some(self.kernel_handle()),
+            send_cq: Some(cq.kernel_handle()),
+            receive_cq: Some(cq.kernel_handle()),
+            srq: Some(srq.kernel_handle()),
+            ..Handles::default()
         };
+        let driver = DriverRequest {
+            // The access key is in this field's place.
+            sq_buf_addr: access_key,
+            flags: QpFlags::TYPE_DCT,
+            uidx: user.user_index(),
+            ece_options: ece::at_creation(&context),
+            ..DriverRequest::default()
+        };
+        let kind = QpType::DcTarget.of_kernel();
+        let creation = Creation::without_queues(events.id(), kind, handles, driver);
         let created = creation.send(&context)?;
         let parents = Parents {
             pd: Some(self.clone()),

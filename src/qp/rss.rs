@@ -32,7 +32,6 @@
 use std::sync::Arc;
 
 use uverbs_uapi::enums::QpType as KernelQpType;
-use uverbs_uapi::flags::QpCreateFlags;
 pub use uverbs_uapi::mlx5::flags::RxHashFields as RssFields;
 use uverbs_uapi::mlx5::flags::RxHashFunctions;
 use uverbs_uapi::mlx5::qp::CreateQpRss as DriverRequest;
@@ -45,12 +44,11 @@ use super::core::{Core, Parents, SteeringTarget};
 use super::create::{Creation, Parents as Handles};
 use super::path::{LocalPath, PathOptions, Requirement};
 use super::work_queue::WqHandle;
-use super::xrc_target::NOTHING;
 use super::{QpType, create};
 use crate::device::context::Context;
 use crate::device::identity::identity_methods;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
-use crate::host::events::{ObjectId, Observer, Registered, Wait};
+use crate::host::events::{ObjectId, Observer, Wait};
 use crate::host::lifetime::{
     Destroy, Kind, Object, destroy_methods, destroy_unshared, object_kind,
 };
@@ -325,8 +323,7 @@ impl ProtectionDomain {
         options.check(table.queues().len())?;
         let path = PathOptions { port: options.port, ..PathOptions::default() };
         let path = LocalPath::resolve(&context, QpType::RawPacket, path, Requirement::Optional)?;
-        let registry = context.inner().events.registry().clone();
-        let events = Registered::new([(registry, Observer::Nothing)]);
+        let events = context.register(Observer::Nothing);
         let handle = create_target(self, table, options, events.id())?;
         events.set_name(&format!("RSS target {handle}"));
         let parents =
@@ -344,16 +341,10 @@ fn create_target(
     options: &RssOptions,
     id: ObjectId,
 ) -> Result<u32> {
-    let (pd, table_handle) = (Some(pd.kernel_handle()), Some(table.kernel_handle()));
-    let creation = Creation {
-        id,
-        kind: KernelQpType::RAW_PACKET,
-        parents: Handles { pd, table: table_handle, ..Handles::default() },
-        capacities: NOTHING,
-        signal_all: false,
-        flags: QpCreateFlags::empty(),
-        driver: options.request(),
-    };
+    let handles = (Some(pd.kernel_handle()), Some(table.kernel_handle()));
+    let parents = Handles { pd: handles.0, table: handles.1, ..Handles::default() };
+    let kind = KernelQpType::RAW_PACKET;
+    let creation = Creation::without_queues(id, kind, parents, options.request());
     let made = creation.command(table.context()).map_err(|error| {
         let (fields, places) = (options.fields, table.queues().len());
         let error = create::explain(error, KernelQpType::RAW_PACKET);

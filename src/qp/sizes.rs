@@ -9,7 +9,7 @@ use crate::mlx5::sizes::refused;
 const VERB: &str = "create_qp";
 
 /// What a program asks of a queue pair, and later what it was granted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capacities {
     /// Send requests that may be outstanding.
     pub max_send_wr: u32,

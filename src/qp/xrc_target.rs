@@ -1,7 +1,6 @@
 //! The receiving end of an extended reliable connection.
 
 use uverbs_uapi::enums::QpType as KernelQpType;
-use uverbs_uapi::flags::QpCreateFlags;
 use uverbs_uapi::mlx5::CreateQp as DriverRequest;
 use uverbs_uapi::write::qp::OpenQp;
 
@@ -11,9 +10,7 @@ use super::create::{Creation, Parents as Handles};
 use super::endpoint::Endpoint;
 use super::modify::QpInfo;
 use super::path::{LocalPath, PathOptions, Requirement};
-use super::sizes::Capacities;
 use super::{QpType, State};
-use crate::device::context::Context;
 use crate::device::identity::identity_methods;
 use crate::error::Result;
 use crate::host::events::{Observer, Registered, Wait};
@@ -27,13 +24,6 @@ const TARGET: KernelQpType = KernelQpType(QpType::XrcReceive as u8);
 /// For programs that take every step themselves: they give every address, so the port needs no GID.
 const OPTIONAL: Requirement = Requirement::Optional;
 const OPEN: &str = "open_qp";
-pub(super) const NOTHING: Capacities = Capacities {
-    max_send_wr: 0,
-    max_recv_wr: 0,
-    max_send_sge: 0,
-    max_recv_sge: 0,
-    max_inline_data: 0,
-};
 
 /// An XRC target: it receives for every XRC shared receive queue of its domain. It posts and
 /// completes nothing itself; messages complete to the completion queue of the shared receive queue
@@ -70,16 +60,10 @@ impl XrcDomain {
     fn create(&self, options: PathOptions, requirement: Requirement) -> Result<XrcReceiver> {
         let context = self.context().clone();
         let path = LocalPath::resolve(&context, QpType::XrcReceive, options, requirement)?;
-        let events = registered(&context);
-        let creation = Creation {
-            id: events.id(),
-            kind: TARGET,
-            parents: Handles { xrcd: Some(self.handle()), ..Handles::default() },
-            capacities: NOTHING,
-            signal_all: false,
-            flags: QpCreateFlags::empty(),
-            driver: DriverRequest { uidx: NO_USER_INDEX, ..DriverRequest::default() },
-        };
+        let events = context.register(Observer::Nothing);
+        let parents = Handles { xrcd: Some(self.handle()), ..Handles::default() };
+        let driver = DriverRequest { uidx: NO_USER_INDEX, ..DriverRequest::default() };
+        let creation = Creation::without_queues(events.id(), TARGET, parents, driver);
         let created = creation.send(&context)?;
         Ok(self.receiver([created.handle, created.number], events, path))
     }
@@ -94,7 +78,7 @@ impl XrcDomain {
         let options = PathOptions::default();
         let resolve = |options| LocalPath::resolve(&context, QpType::XrcReceive, options, OPTIONAL);
         let path = resolve(options)?;
-        let events = registered(&context);
+        let events = context.register(Observer::Nothing);
         let command = OpenQp {
             user_handle: events.id().0,
             pd_handle: self.handle(),
@@ -124,11 +108,6 @@ impl XrcDomain {
         let core = Core::in_reset(context, QpType::XrcReceive, numbers, events, path, parents);
         XrcReceiver { core }
     }
-}
-
-fn registered(context: &Context) -> Registered {
-    let registry = context.inner().events.registry().clone();
-    Registered::new([(registry, Observer::Nothing)])
 }
 
 impl XrcReceiver {

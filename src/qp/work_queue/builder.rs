@@ -17,7 +17,7 @@ use crate::device::context::Context;
 use crate::device::kept::ReleaseOnDrop;
 use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::events::{ObjectId, Observer, Registered};
+use crate::host::events::{ObjectId, Observer};
 use crate::host::queue_memory::{self, QueueUse};
 use crate::memory::flight::Serial;
 use crate::memory::pd::ProtectionDomain;
@@ -141,8 +141,7 @@ impl<L: Layer> WqBuilder<L> {
             slots.mark(&user);
         }
         let queue = posting_side(ring, self.head_octowords(), &memory, user.clone())?;
-        let registry = context.inner().events.registry().clone();
-        let events = Registered::new([(registry, Observer::Queue(user.clone()))]);
+        let events = context.register(Observer::Queue(user.clone()));
         let (handle, number) = self.create(&context, ring, &memory, &user, events.id())?;
         events.set_name(&format!("WQ {number:#x}"));
         user.set_number(number);
