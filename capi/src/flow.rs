@@ -9,7 +9,7 @@ use crate::abi::*;
 use crate::context::Context;
 use crate::qp::Qp;
 use crate::result::{code, destroy, failed, null, pointer, refused};
-use crate::steering::Wanted;
+use crate::steering;
 
 /// A set of counters.
 #[repr(C)]
@@ -110,14 +110,13 @@ pub(crate) unsafe extern "C" fn create_flow(
     qp: *mut ibv_qp,
     attr: *mut ibv_flow_attr,
 ) -> *mut ibv_flow {
-    // SAFETY: the caller's struct, which its specifications follow.
-    let wanted = unsafe { Wanted::read(attr) };
-    let Some(wanted) = wanted else { return null(libc::EINVAL) };
     // SAFETY: the caller's queue pair.
     let (context, queue_pair) = unsafe { ((*qp).context, Qp::of(qp)) };
     let made = queue_pair.with(|library| {
         let builder = library.create_flow().ok_or(libc::EOPNOTSUPP)?;
-        wanted.build(builder).map_err(|error| failed(&error))
+        // SAFETY: the caller's struct, which its specifications follow.
+        let builder = unsafe { steering::describe(attr, builder) }.ok_or(libc::EINVAL)?;
+        builder.build().map_err(|error| failed(&error))
     });
     match made {
         Ok(flow) => Rule::for_program(context, flow),

@@ -3,9 +3,6 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use uverbs::Counters;
-use uverbs::Error;
-use uverbs::Flow;
 use uverbs::flow::{Ethernet, FlowBuilder, FlowKind, Ipv4, Ipv6, Masked, Ports};
 
 use crate::abi::*;
@@ -27,75 +24,37 @@ const EGRESS: u32 = 1 << 2;
 /// Bytes of the type and size at the head of a specification.
 const HEAD: usize = 6;
 
-/// A flow specification, with its fields in the processor's byte order.
-enum Part {
-    Ethernet(Ethernet),
-    Ipv4(Ipv4),
-    Ipv6(Ipv6),
-    Tcp(Ports),
-    Udp(Ports),
-    Tag(u32),
-    Drop,
-    Count(Counters),
-}
-
-/// What a program asks for.
-pub(crate) struct Wanted {
-    kind: FlowKind,
-    attr: ibv_flow_attr,
-    parts: Vec<Part>,
-}
-
-impl Wanted {
-    /// Reads the rule at `attr`; `None` if it is invalid.
-    ///
-    /// # Safety
-    /// `attr` is a program's, with as many parts behind it as it says.
-    pub(crate) unsafe fn read(attr: *const ibv_flow_attr) -> Option<Self> {
-        // SAFETY: the caller's promise.
-        let own = unsafe { *attr };
-        let kind = kind(own.r#type)?;
-        if own.flags & !(DONT_TRAP | EGRESS) != 0 {
-            return None;
-        }
-        let mut parts = Vec::new();
-        // SAFETY: the parts are behind the struct.
-        let mut at = unsafe { attr.add(1) }.cast::<u8>();
-        for _ in 0..own.num_of_specs {
-            // SAFETY: each part says how long it is.
-            unsafe {
-                let size = at.add(4).cast::<u16>().read_unaligned();
-                let bytes = std::slice::from_raw_parts(at, size.into());
-                parts.push(part(bytes)?);
-                at = at.add(size.into());
-            }
-        }
-        Some(Self { kind, attr: own, parts })
+/// Describes the rule at `attr` to `builder`; `None` if it is invalid.
+///
+/// # Safety
+/// `attr` is a program's, with as many specifications behind it as it says.
+pub(crate) unsafe fn describe<'q>(
+    attr: *const ibv_flow_attr,
+    builder: FlowBuilder<'q>,
+) -> Option<FlowBuilder<'q>> {
+    // SAFETY: the caller's promise.
+    let own = unsafe { *attr };
+    let mut builder = builder.kind(kind(own.r#type)?).priority(own.priority).port(own.port);
+    if own.flags & !(DONT_TRAP | EGRESS) != 0 {
+        return None;
     }
-
-    /// Makes the rule.
-    pub(crate) fn build(self, builder: FlowBuilder<'_>) -> Result<Flow, Error> {
-        let mut builder = builder.kind(self.kind).priority(self.attr.priority).port(self.attr.port);
-        if self.attr.flags & DONT_TRAP != 0 {
-            builder = builder.pass_on();
-        }
-        if self.attr.flags & EGRESS != 0 {
-            builder = builder.egress();
-        }
-        for part in self.parts {
-            builder = match part {
-                Part::Ethernet(fields) => builder.ethernet(fields),
-                Part::Ipv4(fields) => builder.ipv4(fields),
-                Part::Ipv6(fields) => builder.ipv6(fields),
-                Part::Tcp(ports) => builder.tcp(ports),
-                Part::Udp(ports) => builder.udp(ports),
-                Part::Tag(tag) => builder.tag(tag),
-                Part::Drop => builder.drop_frames(),
-                Part::Count(counters) => builder.count(&counters),
-            };
-        }
-        builder.build()
+    if own.flags & DONT_TRAP != 0 {
+        builder = builder.pass_on();
     }
+    if own.flags & EGRESS != 0 {
+        builder = builder.egress();
+    }
+    // SAFETY: the specifications are behind the struct.
+    let mut at = unsafe { attr.add(1) }.cast::<u8>();
+    for _ in 0..own.num_of_specs {
+        // SAFETY: each specification says how long it is.
+        unsafe {
+            let size = at.add(4).cast::<u16>().read_unaligned();
+            builder = part(std::slice::from_raw_parts(at, size.into()), builder)?;
+            at = at.add(size.into());
+        }
+    }
+    Some(builder)
 }
 
 fn kind(code: u32) -> Option<FlowKind> {
@@ -108,22 +67,23 @@ fn kind(code: u32) -> Option<FlowKind> {
     })
 }
 
-/// Reads a specification; `None` if its type is unknown or it is too short.
-fn part(bytes: &[u8]) -> Option<Part> {
+/// Adds a specification; `None` if its type is unknown or it is too short.
+fn part<'q>(bytes: &[u8], builder: FlowBuilder<'q>) -> Option<FlowBuilder<'q>> {
     let kind = u32::from_ne_bytes(*bytes.first_chunk()?);
     Some(match kind {
-        ETH => Part::Ethernet(ethernet(bytes.get(HEAD..)?)?),
-        IPV4 => Part::Ipv4(ipv4(bytes.get(8..)?, 8)?),
-        IPV4_EXT => Part::Ipv4(ipv4(bytes.get(8..)?, 12)?),
-        IPV6 => Part::Ipv6(ipv6(bytes.get(8..)?)?),
-        TCP => Part::Tcp(ports(bytes.get(HEAD..)?)?),
-        UDP => Part::Udp(ports(bytes.get(HEAD..)?)?),
-        ACTION_TAG => Part::Tag(u32::from_ne_bytes(*bytes.get(8..)?.first_chunk()?)),
-        ACTION_DROP => Part::Drop,
+        ETH => builder.ethernet(ethernet(bytes.get(HEAD..)?)?),
+        IPV4 => builder.ipv4(ipv4(bytes.get(8..)?, 8)?),
+        IPV4_EXT => builder.ipv4(ipv4(bytes.get(8..)?, 12)?),
+        IPV6 => builder.ipv6(ipv6(bytes.get(8..)?)?),
+        TCP => builder.tcp(ports(bytes.get(HEAD..)?)?),
+        UDP => builder.udp(ports(bytes.get(HEAD..)?)?),
+        ACTION_TAG => builder.tag(u32::from_ne_bytes(*bytes.get(8..)?.first_chunk()?)),
+        ACTION_DROP => builder.drop_frames(),
         ACTION_COUNT => {
             let address = usize::from_ne_bytes(*bytes.get(8..)?.first_chunk()?);
-            // SAFETY: a part of this type names a program's counters.
-            Part::Count(unsafe { CounterSet::library(std::ptr::with_exposed_provenance(address)) }?)
+            let counters = std::ptr::with_exposed_provenance(address);
+            // SAFETY: a specification of this type names a program's counters.
+            builder.count(&unsafe { CounterSet::library(counters) }?)
         }
         _ => return None,
     })
