@@ -10,7 +10,7 @@ use crate::attributes;
 use crate::context::Context;
 use crate::pd::Pd;
 use crate::query::gid_bytes;
-use crate::result::{destroy, failed, null, pointer, refused};
+use crate::result::{destroy_and_free, failed, null, pointer, refused};
 
 /// An address handle.
 #[repr(C)]
@@ -71,13 +71,8 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
 
 /// `ibv_destroy_ah`.
 pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
-    // SAFETY: the caller's handle, which no other thread uses now.
-    let errno = destroy(unsafe { &mut (*ah.cast::<Ah>()).library }, AddressHandle::destroy);
-    if errno == 0 {
-        // SAFETY: from `pointer`, and freed once.
-        unsafe { crate::observe::free(ah.cast::<Ah>()) };
-    }
-    errno
+    // SAFETY: the caller's object, boxed when it was made. No other thread uses it now.
+    unsafe { destroy_and_free(ah.cast::<Ah>(), |ah| &mut ah.library, AddressHandle::destroy) }
 }
 
 /// `ibv_init_ah_from_wc`: the address that answers a received datagram.

@@ -8,7 +8,7 @@ use crate::abi::*;
 use crate::context::Context;
 use crate::memory::Mr;
 use crate::pd::Pd;
-use crate::result::{code, destroy, failed, null, pointer, refused};
+use crate::result::{code, destroy_and_free, failed, null, pointer, refused};
 
 /// `IBV_ACCESS_ZERO_BASED`: regions over device memory always have this property.
 const ZERO_BASED: c_uint = 1 << 5;
@@ -63,13 +63,8 @@ pub(crate) unsafe extern "C" fn alloc_dm(
 
 /// `ibv_free_dm`.
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
-    // SAFETY: the caller's memory, which no other thread uses now.
-    let errno = destroy(unsafe { &mut (*dm.cast::<Dm>()).library }, DeviceMemory::free);
-    if errno == 0 {
-        // SAFETY: from `pointer`, and freed once.
-        unsafe { crate::observe::free(dm.cast::<Dm>()) };
-    }
-    errno
+    // SAFETY: the caller's object, boxed when it was made. No other thread uses it now.
+    unsafe { destroy_and_free(dm.cast::<Dm>(), |dm| &mut dm.library, DeviceMemory::free) }
 }
 
 /// `ibv_reg_dm_mr`.

@@ -8,7 +8,7 @@ use uverbs::{Counters, Flow};
 use crate::abi::*;
 use crate::context::Context;
 use crate::qp::Qp;
-use crate::result::{code, destroy, failed, null, pointer, refused};
+use crate::result::{code, destroy_and_free, failed, null, pointer, refused};
 use crate::steering;
 
 /// A set of counters.
@@ -43,14 +43,14 @@ pub(crate) unsafe extern "C" fn create_counters(
 
 /// `ibv_destroy_counters`.
 pub(crate) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) -> c_int {
-    // SAFETY: the caller's set, which no other thread uses now.
-    let errno =
-        destroy(unsafe { &mut (*counters.cast::<CounterSet>()).library }, Counters::destroy);
-    if errno == 0 {
-        // SAFETY: from `pointer`, and freed once.
-        unsafe { crate::observe::free(counters.cast::<CounterSet>()) };
+    // SAFETY: the caller's object, boxed when it was made. No other thread uses it now.
+    unsafe {
+        destroy_and_free(
+            counters.cast::<CounterSet>(),
+            |counters| &mut counters.library,
+            Counters::destroy,
+        )
     }
-    errno
 }
 
 /// `ibv_attach_counters_point_flow`. mlx5 accepts counters only before the set has a rule, so the
@@ -126,11 +126,6 @@ pub(crate) unsafe extern "C" fn create_flow(
 
 /// `ibv_destroy_flow`.
 pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
-    // SAFETY: the caller's rule, which no other thread uses now.
-    let errno = destroy(unsafe { &mut (*flow.cast::<Rule>()).library }, Flow::destroy);
-    if errno == 0 {
-        // SAFETY: from `create_flow`, and freed once.
-        unsafe { crate::observe::free(flow.cast::<Rule>()) };
-    }
-    errno
+    // SAFETY: the caller's object, boxed when it was made. No other thread uses it now.
+    unsafe { destroy_and_free(flow.cast::<Rule>(), |flow| &mut flow.library, Flow::destroy) }
 }

@@ -10,7 +10,7 @@ use uverbs::{AccessFlags, Error, MemoryRegion};
 
 use crate::abi::*;
 use crate::pd::Pd;
-use crate::result::{code, destroy, failed, null, pointer, refused};
+use crate::result::{code, destroy_and_free, failed, null, pointer, refused};
 
 /// `enum ibv_rereg_mr_flags`.
 const CHANGE_TRANSLATION: c_int = 1;
@@ -150,13 +150,8 @@ pub(crate) unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
 
 /// `ibv_dereg_mr`.
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: the caller's region, which no other thread uses now.
-    let errno = destroy(unsafe { &mut (*mr.cast::<Mr>()).region }, MemoryRegion::deregister);
-    if errno == 0 {
-        // SAFETY: from `pointer`, and freed once.
-        unsafe { crate::observe::free(mr.cast::<Mr>()) };
-    }
-    errno
+    // SAFETY: the caller's object, boxed when it was made. No other thread uses it now.
+    unsafe { destroy_and_free(mr.cast::<Mr>(), |mr| &mut mr.region, MemoryRegion::deregister) }
 }
 
 /// `ibv_rereg_mr`. Its negative codes tell whether the region can still be used.

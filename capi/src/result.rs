@@ -58,5 +58,24 @@ pub(crate) fn destroy<T, R>(
     }
 }
 
+/// Destroys a program's object: the library's part of it, which `part` finds, and then the memory.
+/// If the former fails, nothing has changed. Returns the errno.
+///
+/// # Safety
+/// `object` is from `Box::into_raw` and not destroyed, and no other thread uses it now.
+pub(crate) unsafe fn destroy_and_free<S, T, R>(
+    object: *mut S,
+    part: impl FnOnce(&mut S) -> &mut Option<T>,
+    how: impl FnOnce(T) -> Result<R, DestroyError<T>>,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let errno = destroy(part(unsafe { &mut *object }), how);
+    if errno == 0 {
+        // SAFETY: the caller's promise; the object is freed once.
+        unsafe { crate::observe::free(object) };
+    }
+    errno
+}
+
 #[cfg(test)]
 pub(crate) mod tests;

@@ -11,7 +11,7 @@ use uverbs::qp::RunTimeOperation;
 use crate::abi::*;
 use crate::pd::Pd;
 use crate::post;
-use crate::result::{destroy, null, pointer, refused};
+use crate::result::{destroy_and_free, null, pointer, refused};
 
 /// Flags of `enum ibv_access_flags` that windows use.
 const LOCAL_WRITE: c_uint = 1;
@@ -57,13 +57,8 @@ fn window_type(kind: c_uint) -> Option<WindowType> {
 
 /// `ibv_dealloc_mw`.
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    // SAFETY: the caller's window, which no other thread uses now.
-    let errno = destroy(unsafe { &mut (*mw.cast::<Mw>()).window }, MemoryWindow::dealloc);
-    if errno == 0 {
-        // SAFETY: from `pointer`, and freed once.
-        unsafe { crate::observe::free(mw.cast::<Mw>()) };
-    }
-    errno
+    // SAFETY: the caller's object, boxed when it was made. No other thread uses it now.
+    unsafe { destroy_and_free(mw.cast::<Mw>(), |mw| &mut mw.window, MemoryWindow::dealloc) }
 }
 
 /// `ibv_bind_mw`, for windows of type 1: posts the request, and changes the window's rkey.

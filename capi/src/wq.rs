@@ -21,7 +21,7 @@ use crate::observe;
 use crate::pd::Pd;
 use crate::qp::is_single_threaded;
 use crate::receive;
-use crate::result::{code, destroy, null, pointer, refused};
+use crate::result::{code, destroy_and_free, null, pointer, refused};
 
 /// `IBV_WQT_RQ`.
 const RECEIVES: u32 = 0;
@@ -309,12 +309,12 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
 
 /// `ibv_destroy_rwq_ind_table`.
 pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(table: *mut ibv_rwq_ind_table) -> c_int {
-    // SAFETY: the caller's table, which no other thread uses now.
-    let errno =
-        destroy(unsafe { &mut (*table.cast::<Table>()).library }, IndirectionTable::destroy);
-    if errno == 0 {
-        // SAFETY: from `pointer`, and freed once.
-        unsafe { crate::observe::free(table.cast::<Table>()) };
+    // SAFETY: the caller's object, boxed when it was made. No other thread uses it now.
+    unsafe {
+        destroy_and_free(
+            table.cast::<Table>(),
+            |table| &mut table.library,
+            IndirectionTable::destroy,
+        )
     }
-    errno
 }

@@ -10,7 +10,7 @@ use uverbs::qp_type::QpType;
 use crate::abi::*;
 use crate::context::Context;
 use crate::create;
-use crate::result::{destroy, null, pointer};
+use crate::result::{destroy_and_free, null, pointer};
 
 /// `IBV_XRCD_INIT_ATTR_FD` and `_OFLAGS`: both are needed.
 const BOTH: u32 = 3;
@@ -70,13 +70,8 @@ pub(crate) unsafe extern "C" fn open_xrcd(
 
 /// `ibv_close_xrcd`.
 pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
-    // SAFETY: the caller's domain, which no other thread uses now.
-    let errno = destroy(unsafe { &mut (*xrcd.cast::<Xrcd>()).library }, XrcDomain::close);
-    if errno == 0 {
-        // SAFETY: from `pointer`, and freed once.
-        unsafe { crate::observe::free(xrcd.cast::<Xrcd>()) };
-    }
-    errno
+    // SAFETY: the caller's object, boxed when it was made. No other thread uses it now.
+    unsafe { destroy_and_free(xrcd.cast::<Xrcd>(), |xrcd| &mut xrcd.library, XrcDomain::close) }
 }
 
 /// `ibv_open_qp`. As in libibverbs, `qp_context` is used even without its bit in the mask, and the

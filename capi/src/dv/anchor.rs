@@ -6,7 +6,7 @@ use uverbs::flow::{FlowTableType, SteeringAnchor};
 
 use crate::abi::*;
 use crate::context::Context;
-use crate::result::{destroy, null, pointer};
+use crate::result::{destroy_and_free, null, pointer};
 
 /// `struct mlx5dv_steering_anchor_attr`.
 #[repr(C)]
@@ -40,11 +40,6 @@ pub(crate) unsafe extern "C" fn create_steering_anchor(
 
 /// `mlx5dv_destroy_steering_anchor`.
 pub(crate) unsafe extern "C" fn destroy_steering_anchor(anchor: *mut Anchor) -> c_int {
-    // SAFETY: the caller's anchor, which no other thread uses now.
-    let errno = destroy(unsafe { &mut (*anchor).library }, SteeringAnchor::destroy);
-    if errno == 0 {
-        // SAFETY: from `pointer`, and freed once.
-        unsafe { crate::observe::free(anchor) };
-    }
-    errno
+    // SAFETY: the caller's object, boxed when it was made. No other thread uses it now.
+    unsafe { destroy_and_free(anchor, |anchor| &mut anchor.library, SteeringAnchor::destroy) }
 }

@@ -11,7 +11,7 @@ use crate::abi::*;
 use crate::context::Context;
 use crate::post::{bytes, bytes_mut};
 use crate::qp::Qp;
-use crate::result::{code, destroy, failed, null, pointer, refused};
+use crate::result::{code, destroy_and_free, failed, null, pointer, refused};
 
 /// `struct mlx5dv_devx_obj`, whose fields programs do not see.
 pub(crate) struct Object {
@@ -89,13 +89,8 @@ pub(crate) unsafe extern "C" fn obj_create(
 
 /// `mlx5dv_devx_obj_destroy`.
 pub(crate) unsafe extern "C" fn obj_destroy(object: *mut Object) -> c_int {
-    // SAFETY: the caller's object, which no other thread uses now.
-    let errno = destroy(unsafe { &mut (*object).library }, DevxObject::destroy);
-    if errno == 0 {
-        // SAFETY: from `pointer`, and freed once.
-        unsafe { crate::observe::free(object) };
-    }
-    errno
+    // SAFETY: the caller's object, boxed when it was made. No other thread uses it now.
+    unsafe { destroy_and_free(object, |object| &mut object.library, DevxObject::destroy) }
 }
 
 /// `mlx5dv_devx_query_eqn`.
@@ -283,11 +278,6 @@ unsafe fn register(context: *mut ibv_context, options: &UmemOptions<'_>) -> *mut
 
 /// `mlx5dv_devx_umem_dereg`.
 pub(crate) unsafe extern "C" fn umem_dereg(memory: *mut Memory) -> c_int {
-    // SAFETY: the caller's memory, which no other thread uses now.
-    let errno = destroy(unsafe { &mut (*memory).library }, Umem::destroy);
-    if errno == 0 {
-        // SAFETY: from `register`, and freed once.
-        unsafe { crate::observe::free(memory) };
-    }
-    errno
+    // SAFETY: the caller's object, boxed when it was made. No other thread uses it now.
+    unsafe { destroy_and_free(memory, |memory| &mut memory.library, Umem::destroy) }
 }

@@ -8,7 +8,7 @@ use uverbs::devx::DevxObject;
 use super::devx::devx;
 use crate::abi::*;
 use crate::pd::Pd;
-use crate::result::{destroy, failed, null, refused};
+use crate::result::{destroy_and_free, failed, null, refused};
 
 /// `enum mlx5dv_mkey_init_attr_flags`. Keys with signatures or encryption are not supported.
 const INDIRECT: u32 = 1;
@@ -104,13 +104,8 @@ fn refusal(status: u8) -> c_int {
 
 /// `mlx5dv_destroy_mkey`.
 pub(crate) unsafe extern "C" fn destroy_mkey(key: *mut Key) -> c_int {
-    // SAFETY: the caller's key, which no other thread uses now.
-    let errno = destroy(unsafe { &mut (*key).library }, DevxObject::destroy);
-    if errno == 0 {
-        // SAFETY: from `create_mkey`, and freed once.
-        unsafe { crate::observe::free(key) };
-    }
-    errno
+    // SAFETY: the caller's object, boxed when it was made. No other thread uses it now.
+    unsafe { destroy_and_free(key, |key| &mut key.library, DevxObject::destroy) }
 }
 
 /// `_mlx5dv_mkey_check`: EINVAL, as in libmlx5 for keys without signatures.

@@ -15,7 +15,7 @@ use crate::flow::Rule;
 use crate::grown::{self, grown};
 use crate::post::bytes;
 use crate::qp::Qp;
-use crate::result::{destroy, failed, null, pointer};
+use crate::result::{destroy_and_free, failed, null, pointer};
 
 /// `struct mlx5dv_flow_matcher`, whose fields programs do not see.
 pub(crate) struct Matcher {
@@ -153,13 +153,8 @@ unsafe fn options<'a>(attr: *const MatcherAttr) -> (MatcherOptions<'a>, bool) {
 
 /// `mlx5dv_destroy_flow_matcher`.
 pub(crate) unsafe extern "C" fn destroy_flow_matcher(matcher: *mut Matcher) -> c_int {
-    // SAFETY: the caller's matcher, which no other thread uses now.
-    let errno = destroy(unsafe { &mut (*matcher).library }, flow::Matcher::destroy);
-    if errno == 0 {
-        // SAFETY: from `pointer`, and freed once.
-        unsafe { crate::observe::free(matcher) };
-    }
-    errno
+    // SAFETY: the caller's object, boxed when it was made. No other thread uses it now.
+    unsafe { destroy_and_free(matcher, |matcher| &mut matcher.library, flow::Matcher::destroy) }
 }
 
 /// `mlx5dv_create_flow`, of programs whose headers had no other name for it.
@@ -359,11 +354,6 @@ fn header_action(
 /// `ibv_destroy_flow_action`.
 pub(crate) unsafe extern "C" fn destroy_flow_action(action: *mut ibv_flow_action) -> c_int {
     let action = action.cast::<HeaderAction>();
-    // SAFETY: the caller's action, which no other thread uses now.
-    let errno = destroy(unsafe { &mut (*action).library }, FlowAction::destroy);
-    if errno == 0 {
-        // SAFETY: from `pointer`, and freed once.
-        unsafe { crate::observe::free(action) };
-    }
-    errno
+    // SAFETY: the caller's object, boxed when it was made. No other thread uses it now.
+    unsafe { destroy_and_free(action, |action| &mut action.library, FlowAction::destroy) }
 }
