@@ -2,13 +2,11 @@
 //! corrupts, all from one seed.
 
 use std::collections::BTreeMap;
-use std::io;
-use std::os::fd::BorrowedFd;
 
 use crate::packet::rocev2::{self, Framing};
-use crate::packet::{Addressing, Gid, Opcode, Packet, PacketPool};
+use crate::packet::{Addressing, Opcode, Packet, PacketPool};
 use crate::prng::Prng;
-use crate::wire::{Station, Wire};
+use crate::wire::{Wire, pass_calls_on};
 
 /// What can happen to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -288,6 +286,8 @@ impl<W: Wire> Faulty<W> {
 }
 
 impl<W: Wire> Wire for Faulty<W> {
+    pass_calls_on! { self => self.wire }
+
     fn send(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         for packet in packets.drain(..) {
             self.injector.inject(now, packet, &mut self.passing, pool);
@@ -300,36 +300,8 @@ impl<W: Wire> Wire for Faulty<W> {
         self.wire.receive(now, packets, pool)
     }
 
-    fn take_ended(&mut self, now: u64) -> Vec<Station> {
-        self.wire.take_ended(now)
-    }
-
     fn next_wake(&self) -> Option<u64> {
         self.injector.next_wake().into_iter().chain(self.wire.next_wake()).min()
-    }
-
-    fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
-        self.wire.poll_fds(fds);
-    }
-
-    fn wake_receivers(&mut self) {
-        self.wire.wake_receivers();
-    }
-
-    fn skip_files(&mut self) {
-        self.wire.skip_files();
-    }
-
-    fn look_at_files(&mut self) {
-        self.wire.look_at_files();
-    }
-
-    fn join(&mut self, group: Gid) -> io::Result<()> {
-        self.wire.join(group)
-    }
-
-    fn leave(&mut self, group: Gid) {
-        self.wire.leave(group);
     }
 }
 

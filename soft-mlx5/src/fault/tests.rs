@@ -1,5 +1,5 @@
 use super::*;
-use crate::packet::{Bth, Psn};
+use crate::packet::{Bth, Gid, Psn};
 
 fn packet(psn: u32) -> Packet {
     let gid = |last| Gid::from_ipv4([127, 18, 0, last].into());

@@ -103,7 +103,43 @@ pub trait Wire: Send {
     fn leave(&mut self, group: Gid);
 }
 
+/// The methods by which a wire around another one, `$wire`, only passes calls on.
+macro_rules! pass_calls_on {
+    ($self:ident => $wire:expr) => {
+        fn wake_receivers(&mut $self) {
+            $wire.wake_receivers();
+        }
+
+        fn take_ended(&mut $self, now: u64) -> Vec<$crate::wire::Station> {
+            $wire.take_ended(now)
+        }
+
+        fn poll_fds<'a>(&'a $self, fds: &mut Vec<std::os::fd::BorrowedFd<'a>>) {
+            $wire.poll_fds(fds);
+        }
+
+        fn skip_files(&mut $self) {
+            $wire.skip_files();
+        }
+
+        fn look_at_files(&mut $self) {
+            $wire.look_at_files();
+        }
+
+        fn join(&mut $self, group: $crate::packet::Gid) -> std::io::Result<()> {
+            $wire.join(group)
+        }
+
+        fn leave(&mut $self, group: $crate::packet::Gid) {
+            $wire.leave(group);
+        }
+    };
+}
+pub(crate) use pass_calls_on;
+
 impl<W: Wire + ?Sized> Wire for Box<W> {
+    pass_calls_on! { self => (**self) }
+
     fn send(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         (**self).send(now, packets, pool);
     }
@@ -112,40 +148,12 @@ impl<W: Wire + ?Sized> Wire for Box<W> {
         (**self).send_quietly(now, packets, pool);
     }
 
-    fn wake_receivers(&mut self) {
-        (**self).wake_receivers();
-    }
-
     fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) -> usize {
         (**self).receive(now, packets, pool)
     }
 
-    fn take_ended(&mut self, now: u64) -> Vec<Station> {
-        (**self).take_ended(now)
-    }
-
     fn next_wake(&self) -> Option<u64> {
         (**self).next_wake()
-    }
-
-    fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
-        (**self).poll_fds(fds);
-    }
-
-    fn skip_files(&mut self) {
-        (**self).skip_files();
-    }
-
-    fn look_at_files(&mut self) {
-        (**self).look_at_files();
-    }
-
-    fn join(&mut self, group: Gid) -> io::Result<()> {
-        (**self).join(group)
-    }
-
-    fn leave(&mut self, group: Gid) {
-        (**self).leave(group);
     }
 }
 

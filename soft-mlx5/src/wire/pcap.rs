@@ -2,11 +2,10 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use super::station::class_and_ttl;
-use super::{Station, Wire};
+use super::{Station, Wire, pass_calls_on};
 use crate::packet::rocev2::{self, Framing};
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
 
@@ -145,6 +144,8 @@ fn little_endian<const N: usize>(words: [u32; N]) -> Vec<u8> {
 }
 
 impl<W: Wire, F: Write + Send> Wire for Pcap<W, F> {
+    pass_calls_on! { self => self.wire }
+
     fn send(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         self.record(now, packets);
         self.wire.send(now, packets, pool);
@@ -157,40 +158,12 @@ impl<W: Wire, F: Write + Send> Wire for Pcap<W, F> {
         read
     }
 
-    fn take_ended(&mut self, now: u64) -> Vec<Station> {
-        self.wire.take_ended(now)
-    }
-
     fn next_wake(&self) -> Option<u64> {
         self.wire.next_wake()
-    }
-
-    fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
-        self.wire.poll_fds(fds);
     }
 
     fn send_quietly(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         self.record(now, packets);
         self.wire.send_quietly(now, packets, pool);
-    }
-
-    fn wake_receivers(&mut self) {
-        self.wire.wake_receivers();
-    }
-
-    fn skip_files(&mut self) {
-        self.wire.skip_files();
-    }
-
-    fn look_at_files(&mut self) {
-        self.wire.look_at_files();
-    }
-
-    fn join(&mut self, group: Gid) -> io::Result<()> {
-        self.wire.join(group)
-    }
-
-    fn leave(&mut self, group: Gid) {
-        self.wire.leave(group);
     }
 }
