@@ -193,63 +193,43 @@ trait Builder<T: Transport> {
     ) -> Result<(), PostError>;
 }
 
-impl<T: Transport, R: Register> Builder<T> for Batch<'_, T, R> {
-    type Register = R;
+/// A builder of this type: its queue, and its two functions for requests whose promise was made.
+macro_rules! builder {
+    ($type:ty: |$this:ident| $queue:expr, $fast:ident, $any:ident) => {
+        impl<T: Transport, R: Register> Builder<T> for $type {
+            type Register = R;
 
-    #[inline(always)]
-    fn target(&self) -> &SendQueue<T, R> {
-        self.queue()
-    }
+            #[inline(always)]
+            fn target(&self) -> &SendQueue<T, R> {
+                let $this = self;
+                $queue
+            }
 
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    fn build_fast<O: Operation, P: Payload>(
-        &mut self,
-        request: &SendRequest<'_>,
-        operation: O,
-        payload: Promised<P>,
-    ) -> bool {
-        self.build_promised_fast(request.wr_id, operation, payload, request.flags)
-    }
+            #[cfg_attr(not(debug_assertions), inline(always))]
+            fn build_fast<O: Operation, P: Payload>(
+                &mut self,
+                request: &SendRequest<'_>,
+                operation: O,
+                payload: Promised<P>,
+            ) -> bool {
+                self.$fast(request.wr_id, operation, payload, request.flags)
+            }
 
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    fn build<O: Operation, P: Payload>(
-        &mut self,
-        request: &SendRequest<'_>,
-        operation: O,
-        payload: Promised<P>,
-    ) -> Result<(), PostError> {
-        self.build_promised(request.wr_id, operation, payload, request.flags)
-    }
+            #[cfg_attr(not(debug_assertions), inline(always))]
+            fn build<O: Operation, P: Payload>(
+                &mut self,
+                request: &SendRequest<'_>,
+                operation: O,
+                payload: Promised<P>,
+            ) -> Result<(), PostError> {
+                self.$any(request.wr_id, operation, payload, request.flags)
+            }
+        }
+    };
 }
 
-impl<T: Transport, R: Register> Builder<T> for SendQueue<T, R> {
-    type Register = R;
-
-    #[inline(always)]
-    fn target(&self) -> &Self {
-        self
-    }
-
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    fn build_fast<O: Operation, P: Payload>(
-        &mut self,
-        request: &SendRequest<'_>,
-        operation: O,
-        payload: Promised<P>,
-    ) -> bool {
-        self.post_promised_fast(request.wr_id, operation, payload, request.flags)
-    }
-
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    fn build<O: Operation, P: Payload>(
-        &mut self,
-        request: &SendRequest<'_>,
-        operation: O,
-        payload: Promised<P>,
-    ) -> Result<(), PostError> {
-        self.post_promised(request.wr_id, operation, payload, request.flags)
-    }
-}
+builder!(Batch<'_, T, R>: |batch| batch.queue(), build_promised_fast, build_promised);
+builder!(SendQueue<T, R>: |queue| queue, post_promised_fast, post_promised);
 
 /// Stands for any reason for which a request is not built with `QUICK`, see [`Decide`].
 const UNUSUAL: PostError = PostError::Full;
