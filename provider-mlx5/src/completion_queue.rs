@@ -23,6 +23,7 @@ mod resize;
 mod ring;
 mod slow;
 mod strides;
+mod tags;
 
 #[cfg(target_arch = "x86_64")]
 #[doc(hidden)]

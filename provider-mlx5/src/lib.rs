@@ -45,4 +45,5 @@ pub mod shared_recv_queue;
 mod shown_ring;
 pub mod size;
 mod sync;
+mod tag_list;
 pub mod user_index;

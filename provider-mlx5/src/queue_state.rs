@@ -30,8 +30,10 @@ use crate::completion_queue::{CqMonitor, is_before};
 use crate::free_list::FreeList;
 use crate::shown_ring::{LentRing, Ring, ShownRing};
 use crate::sync::{
-    AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Mutex, Ordering,
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Mutex, Ordering, lock,
+    lock_unless,
 };
+use crate::tag_list::TagList;
 pub(crate) use pointers::{
     BlockTable, ListTables, NextPlace, PLACES, Places, PolledQueues, PolledReceives, PolledSends,
     Posting, Receives,
@@ -100,6 +102,10 @@ struct Fixed {
     /// Whether a receive that is too short leaves the QP's state as it is.
     short_receives_fail_alone: AtomicBool,
     free_list: Option<FreeList>,
+    /// Of a tag matching SRQ: its list of tags.
+    tags: Mutex<Option<TagList>>,
+    /// Whether `tags` has a list.
+    matches_tags: AtomicBool,
     /// Of a QP that was reset: the CQs that held CQEs from before the reset.
     past: Mutex<Vec<Past>>,
     /// [Identities](CqMonitor::identity) of the CQs that sends and receives complete to; 0 for any.
@@ -175,6 +181,8 @@ impl QueueState {
                 inherited: AtomicBool::new(false),
                 short_receives_fail_alone: AtomicBool::new(false),
                 free_list,
+                tags: Mutex::default(),
+                matches_tags: AtomicBool::new(false),
                 past: Mutex::default(),
                 cqs: [AtomicU64::new(0), AtomicU64::new(0)],
                 is_open: AtomicBool::new(false),
@@ -212,6 +220,25 @@ impl QueueState {
         if let Some(list) = &self.fixed.free_list {
             list.reset();
         }
+        self.set_tags(None);
+    }
+
+    /// Makes an SRQ one that matches tags, or one that does not. Called before it has QPs.
+    pub(crate) fn set_tags(&self, list: Option<TagList>) {
+        self.fixed.matches_tags.store(list.is_some(), Ordering::Relaxed);
+        *lock(&self.fixed.tags) = list;
+    }
+
+    /// Whether this is an SRQ that matches tags.
+    #[inline(always)]
+    pub(crate) fn matches_tags(&self) -> bool {
+        self.fixed.matches_tags.load(Ordering::Relaxed)
+    }
+
+    /// Runs `call` on the list of tags. `None` if the queue has none, or if this is a forked child
+    /// and a thread of the parent holds it.
+    pub(crate) fn with_tags<X>(&self, call: impl FnOnce(&mut TagList) -> X) -> Option<X> {
+        lock_unless(&self.fixed.tags, self.is_inherited())?.as_mut().map(call)
     }
 
     pub(crate) fn past(&self) -> &Mutex<Vec<Past>> {
@@ -358,7 +385,8 @@ impl QueueState {
         // Release: publishes the contents of the block to pollers.
         self.fixed.is_open.store(true, Ordering::Release);
         self.sends.set_cq(sends);
-        self.receives.set_cq(receives);
+        // Only the slow path reads what a completion of tag matching reports.
+        self.receives.set_cq(if self.receives().matches_tags() { 0 } else { receives });
     }
 
     /// Makes pollers drop the queue's completions.

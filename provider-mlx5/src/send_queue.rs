@@ -31,6 +31,7 @@ mod run_time;
 mod service;
 mod space;
 mod steps;
+mod tags;
 mod template;
 mod transport;
 mod wide;
@@ -57,6 +58,7 @@ pub use payload::{AtomicResult, Inline, Payload};
 pub use run_time::{RunTimeDestination, RunTimeOperation, SendRequest};
 #[doc(hidden)]
 pub use steps::{Common, Header, Named, Steps};
+pub use tags::{TagChange, TagError, TagRequest};
 pub use template::{Field, Template, template_blocks};
 pub use transport::*;
 pub use window::{BindWindow, LocalInvalidate, UnbindWindow, WindowAccess, WindowType};

@@ -152,6 +152,16 @@ impl TagEvent {
         )
     }
 
+    /// Whether software has to go on with a rendezvous, or its data will not come.
+    pub const fn leaves_rendezvous(self) -> bool {
+        matches!(
+            self,
+            Self::CONSUMED_SOFTWARE_RENDEZVOUS
+                | Self::CONSUMED_MESSAGE_SOFTWARE_RENDEZVOUS
+                | Self::CANCELED
+        )
+    }
+
     /// Whether this reports a change of the list, which the SRQ's hidden queue asked for.
     pub const fn is_of_change(self) -> bool {
         matches!(self, Self::APPEND | Self::REMOVE | Self::NOOP)

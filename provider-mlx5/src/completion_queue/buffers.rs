@@ -86,6 +86,30 @@ impl CompletionQueue {
         Ok(Raw { cqe, side: state.send_side(), wr_id, status, format: op_own.format() })
     }
 
+    /// Copies inline data to the buffer of an entry of a list of tags, if the CQE has any: only
+    /// CQEs of 128 bytes can, as the CQE has the message's header elsewhere.
+    pub(super) fn deliver_matched(
+        &self,
+        cqe: CqeView,
+        op_own: OpOwn,
+        buffer: Option<Sge>,
+    ) -> Status {
+        if op_own.format() != CqeFormat::INLINE_64 {
+            return Status::Success;
+        }
+        let entry = buffer.map_or(Entry { length: 0, lkey: 0, address: 0 }, |sge| Entry {
+            length: sge.length() as usize,
+            lkey: sge.lkey(),
+            address: sge.address(),
+        });
+        deliver(cqe, op_own, |data| {
+            let fits = data.len() <= entry.length;
+            // SAFETY: the device had the entry, so its buffer is lent for writing until the
+            // completion is reported, which is after this.
+            Some(fits && unsafe { fill([entry].into_iter(), data, self.null_lkey) })
+        })
+    }
+
     /// Completes a receive of a QP's own receive queue.
     pub(super) fn finish_receive(
         &self,

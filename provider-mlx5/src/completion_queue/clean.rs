@@ -65,7 +65,7 @@ impl CompletionQueue {
             return false;
         }
         if let Some(op_own) = self.ring.written(at) {
-            put_aside(cqe, op_own.opcode(), state);
+            put_aside(cqe, op_own, state);
         }
         true
     }

@@ -8,7 +8,7 @@ use core::mem::offset_of;
 use super::ring::CqeView;
 use crate::format::{
     CQE_SIZE, Cqe, CqeChecksum, CqeFormat, CqeHeaderTypes, CqeOpcode, ErrorCqe, L3Type, OpOwn,
-    Opcode, RemoteQpFlags, Syndrome, U32, VendorSyndrome,
+    Opcode, RemoteQpFlags, Syndrome, TagEvent, TagHeader, U32, VendorSyndrome,
 };
 use crate::queue_state::{Kind, Side};
 use crate::request::Immediate;
@@ -53,6 +53,10 @@ pub enum Status {
     RemoteAborted = 16,
     /// An error that has no other name.
     General = 21,
+    /// An entry of a list of tags was not removed, because a message had taken it.
+    TagNotRemoved = 22,
+    /// An entry of a list of tags took a rendezvous that the program has to finish itself.
+    RendezvousIncomplete = 23,
 }
 
 impl Status {
@@ -74,6 +78,8 @@ impl Status {
             Self::RnrRetryExceeded => "RNR retry counter exceeded",
             Self::RemoteAborted => "aborted error",
             Self::General => "general error",
+            Self::TagNotRemoved => "TM error",
+            Self::RendezvousIncomplete => "TM software rendezvous",
         }
     }
 }
@@ -123,6 +129,16 @@ pub enum CompletionOpcode {
     Recv,
     /// A receive, consumed by an RDMA write with immediate.
     RecvWriteImmediate,
+    /// An entry was added to a list of tags.
+    TagAdd,
+    /// An entry of a list of tags was removed, or was to be.
+    TagRemove,
+    /// A tag matching SRQ was told a number of unexpected messages.
+    TagSync,
+    /// A message with a tag: [`Completion::tag_event`] says whether an entry took it.
+    TagRecv,
+    /// A receive of a tag matching SRQ: a message without a tag.
+    NoTagRecv,
     /// A send queue opcode without a name here.
     Other(Opcode),
 }
@@ -381,8 +397,31 @@ macro_rules! accessors {
                 match self.cqe_opcode() {
                     CqeOpcode::REQUESTER | CqeOpcode::REQUESTER_ERROR => self.send_opcode(),
                     CqeOpcode::RESPONDER_WRITE_IMMEDIATE => CompletionOpcode::RecvWriteImmediate,
-                    _ => CompletionOpcode::Recv,
+                    _ => self.tag_event().map_or(CompletionOpcode::Recv, tag_opcode),
                 }
+            }
+
+            /// What a completion of a tag matching SRQ reports; `None` for all others.
+            pub fn tag_event(&self) -> Option<TagEvent> {
+                let opcode = self.cqe_opcode();
+                let is_tagged = self.cqe().u8(offset_of!(Cqe, app)) == Cqe::TAG_MATCHING
+                    && !opcode.is_requester()
+                    && !opcode.is_error();
+                is_tagged.then(|| TagEvent(self.cqe().u8(offset_of!(Cqe, app_op))))
+            }
+
+            /// Whether the program has to tell the tag matching SRQ the number of unexpected
+            /// messages that it has handled (`IBV_WC_TM_SYNC_REQ`).
+            pub fn asks_for_tag_sync(&self) -> bool {
+                // The poller has written it there.
+                self.tag_event().is_some() && self.cqe().u8(offset_of!(Cqe, signature)) != 0
+            }
+
+            /// Tag and context of a message that an entry of a list of tags took
+            /// (`ibv_wc_read_tm_info`).
+            pub fn tag_info(&self) -> (u64, u32) {
+                let tag = self.cqe().u64(offset_of!(TagHeader, tag));
+                (tag, self.u32(offset_of!(TagHeader, context)))
             }
 
             fn send_opcode(&self) -> CompletionOpcode {
@@ -578,6 +617,16 @@ macro_rules! accessors {
             }
         }
     };
+}
+
+fn tag_opcode(event: TagEvent) -> CompletionOpcode {
+    match event {
+        TagEvent::APPEND => CompletionOpcode::TagAdd,
+        TagEvent::REMOVE => CompletionOpcode::TagRemove,
+        TagEvent::NOOP => CompletionOpcode::TagSync,
+        TagEvent::NO_TAG => CompletionOpcode::NoTagRecv,
+        _ => CompletionOpcode::TagRecv,
+    }
 }
 
 accessors!(Completion<'_>);

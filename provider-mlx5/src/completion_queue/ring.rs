@@ -128,6 +128,14 @@ impl Ring {
         self.entry(index).store(offset, [opcode.0], Ordering::Relaxed);
     }
 
+    /// Notes in the CQE of tag matching at counter `index`, which software owns, whether the
+    /// completion asks for a synchronization of the counts of unexpected messages. The signature
+    /// has no use once the CQE is polled.
+    pub(super) fn note_sync(&self, index: u32, is_asked_for: bool) {
+        let offset = offset_of!(Cqe, signature);
+        self.entry(index).store(offset, [is_asked_for.into()], Ordering::Relaxed);
+    }
+
     fn set_op_own(&self, index: u32, value: u8) {
         self.entry(index).store(offset_of!(Cqe, op_own), [value], Ordering::Relaxed);
     }

@@ -6,6 +6,7 @@ use super::completion::Raw;
 use super::past::INDEX;
 use super::resize::is_mark;
 use super::ring::{CqeView, OWNER, marker};
+use super::tags::{holds_receive, is_tagged};
 use super::{CompletionQueue, PollError, Status};
 use crate::format::{Cqe, CqeFormat, CqeOpcode, ErrorCqe, OpOwn, Syndrome};
 use crate::queue_state::QueueState;
@@ -211,15 +212,22 @@ impl CompletionQueue {
             return None;
         }
         let opcode = op_own.opcode();
-        if !opcode.is_requester() && !opcode.is_responder() {
+        let is_known = opcode.is_requester() || opcode.is_responder();
+        if !is_known && opcode != CqeOpcode::NO_PACKET {
             return None;
         }
-        let state = self.find(cqe, opcode)?;
+        let state = self.find(cqe, op_own)?;
         let is_send = opcode.is_requester();
         if !state.completes_to(self.queues.identity(), is_send) {
             return Some(Err(PollError::NotOutstanding));
         }
         let receives = state.receives();
+        if receives.matches_tags() && is_tagged(cqe, op_own) {
+            return self.finish_tagged(cqe, op_own, state, receives);
+        }
+        if !is_known {
+            return None;
+        }
         match (is_send, receives.is_shared()) {
             (true, _) => Some(self.finish_send(cqe, op_own, state)),
             (false, false) => Some(self.finish_receive(cqe, op_own, state)),
@@ -230,22 +238,26 @@ impl CompletionQueue {
     /// The open queue of a CQE. A QP that was reset counts as open if the CQE is from after the
     /// reset. If the queue was closed, an SRQ's receive that the CQE holds is put aside and posted
     /// again, because no completion of it was reported.
-    fn find(&self, cqe: CqeView, opcode: CqeOpcode) -> Option<&QueueState> {
+    fn find(&self, cqe: CqeView, op_own: OpOwn) -> Option<&QueueState> {
         let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX;
         let state = self.queues.table().block(index);
         let table = self.queues.table();
         if state.is_open() || table.has_begun_anew(state, &self.monitor, self.consumed) {
             return Some(state);
         }
-        put_aside(cqe, opcode, state);
+        put_aside(cqe, op_own, state);
         None
     }
 }
 
 /// Has the SRQ's receive of a dropped completion posted again. `state` is the QP that consumed it.
-pub(super) fn put_aside(cqe: CqeView, opcode: CqeOpcode, state: &QueueState) {
-    if let (true, Some(free)) = (opcode.is_responder(), state.receives().free_list()) {
-        free.return_for_repost(cqe.u16(offset_of!(Cqe, wqe_counter)).into());
+pub(super) fn put_aside(cqe: CqeView, op_own: OpOwn, state: &QueueState) {
+    let receives = state.receives();
+    let of_entry = receives.matches_tags() && is_tagged(cqe, op_own) && !holds_receive(cqe);
+    if let (true, Some(free)) = (op_own.opcode().is_responder(), receives.free_list()) {
+        if !of_entry {
+            free.return_for_repost(cqe.u16(offset_of!(Cqe, wqe_counter)).into());
+        }
     }
 }
 

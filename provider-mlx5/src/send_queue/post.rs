@@ -17,7 +17,8 @@ use super::wide::{
     self, Wide, WideBlock, copy_block, few_rounds, narrow, or, store_blocks, store_composed, wide,
 };
 use super::{
-    Batch, Block, Carries, Operation, RequestId, SendQueue, SendRequest, Takes, Template, Transport,
+    Batch, Block, Carries, Operation, RequestId, SendQueue, SendRequest, TagError, TagRequest,
+    Takes, Template, Transport,
 };
 use crate::barrier;
 use crate::doorbell::{Doorbell, DoorbellWord, Plain};
@@ -663,5 +664,24 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         // SAFETY: the caller's promise is the same.
         let encoded = unsafe { Promised::new(Encoded::of(wqe)?) };
         self.enter_encoded::<false>(wr_id, encoded.by_ref(), Fence::SMALL.0)
+    }
+
+    /// Builds a change of the list of tags of the SRQ that the QP receives through, behind the
+    /// requests built before. Returns the handle of an entry that is added.
+    ///
+    /// # Errors
+    /// [`TagError`].
+    ///
+    /// # Safety
+    /// The buffer of an entry that is added stays registered, and is not read or written by this
+    /// process until a message has completed the entry, the entry was removed, or the SRQ was
+    /// destroyed.
+    #[cold]
+    #[inline(never)]
+    pub unsafe fn build_tags(&mut self, request: &TagRequest) -> Result<Option<u16>, TagError> {
+        self.enter_tags(request, |batch, wqe| {
+            // SAFETY: the caller's promise for the only buffer that the request names.
+            unsafe { batch.build_encoded(request.wr_id, wqe) }
+        })
     }
 }

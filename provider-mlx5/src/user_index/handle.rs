@@ -7,10 +7,11 @@ use std::sync::Arc as Shared;
 
 use super::{Dying, QueueHandle, UserIndexTable};
 use crate::completion_queue::CqMonitor;
-use crate::format::OpOwn;
+use crate::format::{CqeOpcode, OpOwn};
 use crate::queue_error::QueueError;
 use crate::queue_state::{Past, QpState, QueueState, Shape};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, lock};
+use crate::tag_list::TagList;
 
 /// Index of each side of a queue in arrays.
 pub(crate) const SENDS: usize = 0;
@@ -167,6 +168,37 @@ impl QueueHandle {
     /// now on.
     pub fn fail_shared_receives(&self) {
         self.state().fail_shared_receives();
+    }
+
+    /// Makes this SRQ one that matches tags, with a list of as many. Called before the kernel's
+    /// object is made, and before QPs are registered with it.
+    pub fn match_tags(&self, tags: u16) {
+        self.state().set_tags(Some(TagList::new(tags)));
+        self.state().open();
+    }
+
+    /// Makes `command` the QP that posts changes of this SRQ's list of tags.
+    ///
+    /// # Errors
+    /// `InUse` if there is such a QP; `BadLimits` if the SRQ matches no tags.
+    pub fn set_tag_command(&self, command: &Self) -> Result<(), QueueError> {
+        let set = self.state().with_tags(|list| {
+            if list.command().is_some() {
+                return Err(QueueError::InUse);
+            }
+            list.set_command(Some(command.user_index()));
+            Ok(())
+        });
+        set.unwrap_or(Err(QueueError::BadLimits))
+    }
+
+    /// Notes that `command` goes: nothing posts changes of this SRQ's list of tags then.
+    pub fn clear_tag_command(&self, command: &Self) {
+        self.state().with_tags(|list| {
+            if list.command() == Some(command.user_index()) {
+                list.set_command(None);
+            }
+        });
     }
 
     /// Sets how many receives of this SRQ may be outstanding, after a resize; at most the entries
@@ -351,7 +383,10 @@ impl Entry {
         // A receive of an SRQ is not posted again before its completion is polled.
         let has_receives = self.receives.is_none();
         for (cq, drain) in &drains {
-            let counts = |op_own: OpOwn| has_receives || op_own.opcode().is_requester();
+            let counts = |op_own: OpOwn| {
+                let opcode = op_own.opcode();
+                has_receives || opcode.is_requester() || opcode == CqeOpcode::NO_PACKET
+            };
             cq.note_closed(self.index, *drain, counts);
         }
         *closing = Some(drains.clone());

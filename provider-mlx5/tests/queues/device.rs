@@ -204,6 +204,8 @@ pub(crate) struct Cqe {
     /// Error: vendor syndrome and syndrome.
     pub(crate) error: [u8; 2],
     pub(crate) wqe_id: u16,
+    /// Tag matching: the message's header or the report of a change, and `app` to `app_info`.
+    pub(crate) tagged: Option<([u8; 16], [u8; 4])>,
 }
 
 impl Cqe {
@@ -220,6 +222,7 @@ impl Cqe {
             data: Vec::new(),
             error: [0; 2],
             wqe_id: 0,
+            tagged: None,
         }
     }
 
@@ -267,6 +270,10 @@ impl Cqe {
         }
         if self.wqe_id != 0 {
             bytes[2..4].copy_from_slice(&self.wqe_id.to_be_bytes());
+        }
+        if let Some((head, app)) = self.tagged {
+            bytes[..16].copy_from_slice(&head);
+            bytes[40..44].copy_from_slice(&app);
         }
         bytes[32..36].copy_from_slice(&self.user_index.to_be_bytes());
         bytes[36..40].copy_from_slice(&self.immediate.to_be_bytes());

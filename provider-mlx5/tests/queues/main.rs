@@ -14,4 +14,5 @@ mod receives;
 mod resizing;
 mod sends;
 mod strides;
+mod tags;
 mod templates;

@@ -1,0 +1,336 @@
+//! The list of tags of a tag matching SRQ, as software knows it: which entries the device has, and
+//! which changes of the list it has not confirmed yet.
+//!
+//! The device keeps the list. Software numbers the entries, and an append names the entry that the
+//! *next* append will take. So both sides follow one queue of free entries, whose last one is never
+//! taken.
+//!
+//! As libmlx5 does (`mlx5_post_srq_ops`, `handle_tag_matching`), with two differences. The device
+//! may complete only what it has: a message of an entry twice, or a change that was not asked for,
+//! is refused. And every change that tells the device a number of unexpected messages counts, not
+//! only an append, so that a later append does not ask for another synchronization.
+
+use std::collections::VecDeque;
+
+use crate::format::TagEvent;
+use crate::request::Sge;
+
+/// After the last free entry.
+const NONE: u32 = u32::MAX;
+
+/// How many unexpected messages the device may be ahead of software (`MLX5_TM_MAX_SYNC_DIFF`): it
+/// counts them in 16 bits.
+const MAX_UNTOLD: u32 = 0x3fff;
+
+/// The entries, and the changes that the device has to confirm.
+#[derive(Debug)]
+pub(crate) struct TagList {
+    entries: Box<[Entry]>,
+    first_free: u32,
+    last_free: u32,
+    /// Signaled changes, in order.
+    changes: VecDeque<Change>,
+    /// The user index of the QP that posts the changes.
+    command: Option<u32>,
+    /// Unexpected messages that were polled, and that the device was told of; both wrap.
+    unexpected: u32,
+    told: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    next_free: u32,
+    wr_id: u64,
+    buffer: Option<Sge>,
+    /// What the device had been told when the entry was appended.
+    phase: u16,
+    /// Whether a message can still complete it.
+    is_listed: bool,
+    /// Whether the first of two completions of a message was polled.
+    is_consumed: bool,
+    /// Changes of the entry that the device has to confirm.
+    changes: u32,
+}
+
+#[derive(Debug)]
+struct Change {
+    kind: TagEvent,
+    entry: Option<u16>,
+    wr_id: u64,
+    index: u16,
+}
+
+/// A change of the list that is about to be posted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    /// The id of its completion.
+    pub(crate) wr_id: u64,
+    /// Index of its WQE.
+    pub(crate) index: u16,
+    /// Whether the device confirms it.
+    pub(crate) is_signaled: bool,
+    /// The number of unexpected messages that it tells the device.
+    pub(crate) unexpected: Option<u32>,
+}
+
+/// A message that an entry took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Matched {
+    pub(crate) wr_id: u64,
+    /// Where its data is.
+    pub(crate) buffer: Option<Sge>,
+}
+
+/// A change that the device has confirmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Confirmed {
+    pub(crate) wr_id: u64,
+    /// Index of its WQE.
+    pub(crate) index: u16,
+    /// Whether the device has counted unexpected messages that it was not told of.
+    pub(crate) is_behind: bool,
+}
+
+impl TagList {
+    /// A list that holds as many tags, at most 65,535.
+    pub(crate) fn new(tags: u16) -> Self {
+        let last = u32::from(tags);
+        let entry = |at| Entry {
+            next_free: if at < last { at + 1 } else { NONE },
+            wr_id: 0,
+            buffer: None,
+            phase: 0,
+            is_listed: false,
+            is_consumed: false,
+            changes: 0,
+        };
+        Self {
+            entries: (0..=last).map(entry).collect(),
+            first_free: 0,
+            last_free: last,
+            changes: VecDeque::new(),
+            command: None,
+            unexpected: 0,
+            told: 0,
+        }
+    }
+
+    /// Sets which QP posts the changes.
+    pub(crate) fn set_command(&mut self, user_index: Option<u32>) {
+        self.command = user_index;
+    }
+
+    /// The user index of the QP that posts the changes.
+    pub(crate) fn command(&self) -> Option<u32> {
+        self.command
+    }
+
+    /// The entry that the next append takes, and the one after it; `None` if the list is full.
+    pub(crate) fn next(&self) -> Option<[u16; 2]> {
+        let next = self.entries.get(self.first_free as usize)?.next_free;
+        (next != NONE).then_some([self.first_free as u16, next as u16])
+    }
+
+    /// Whether the device has the entry.
+    pub(crate) fn is_listed(&self, entry: u16) -> bool {
+        self.entries.get(usize::from(entry)).is_some_and(|entry| entry.is_listed)
+    }
+
+    /// Records that the entry which [`TagList::next`] returned is appended.
+    pub(crate) fn append(&mut self, receive_id: u64, buffer: Option<Sge>, asked: Asked) {
+        let Some([taken, next]) = self.next() else { return };
+        self.tell(asked.unexpected);
+        let phase = self.told as u16;
+        self.first_free = u32::from(next);
+        if let Some(entry) = self.entries.get_mut(usize::from(taken)) {
+            (entry.wr_id, entry.buffer, entry.phase) = (receive_id, buffer, phase);
+            (entry.next_free, entry.is_listed, entry.is_consumed) = (NONE, true, false);
+        }
+        self.expect(TagEvent::APPEND, Some(taken), asked);
+    }
+
+    /// Records that an entry is to be removed. Without a completion it is free at once.
+    pub(crate) fn remove(&mut self, at: u16, asked: Asked) {
+        self.tell(asked.unexpected);
+        if asked.is_signaled {
+            return self.expect(TagEvent::REMOVE, Some(at), asked);
+        }
+        if let Some(entry) = self.entries.get_mut(usize::from(at)) {
+            entry.is_listed = false;
+        }
+        self.release(at);
+    }
+
+    /// Records that the device is told a number.
+    pub(crate) fn sync(&mut self, asked: Asked) {
+        self.tell(asked.unexpected);
+        self.expect(TagEvent::NOOP, None, asked);
+    }
+
+    fn tell(&mut self, unexpected: Option<u32>) {
+        self.told = unexpected.unwrap_or(self.told);
+    }
+
+    fn expect(&mut self, kind: TagEvent, entry: Option<u16>, asked: Asked) {
+        if !asked.is_signaled {
+            return;
+        }
+        if let Some(entry) = entry.and_then(|at| self.entries.get_mut(usize::from(at))) {
+            entry.changes += 1;
+        }
+        let Asked { wr_id, index, .. } = asked;
+        self.changes.push_back(Change { kind, entry, wr_id, index });
+    }
+
+    /// Makes an entry free if the device has neither the entry nor a change of it.
+    fn release(&mut self, at: u16) {
+        let Some(entry) = self.entries.get_mut(usize::from(at)) else { return };
+        if entry.is_listed || entry.changes > 0 {
+            return;
+        }
+        entry.next_free = NONE;
+        if let Some(last) = self.entries.get_mut(self.last_free as usize) {
+            last.next_free = u32::from(at);
+        }
+        self.last_free = u32::from(at);
+    }
+
+    /// Completes a message that an entry took. `None` if the device does not have the entry, or
+    /// completes the message's first part twice.
+    pub(crate) fn complete(&mut self, event: TagEvent, at: u16) -> Option<Matched> {
+        let entry = self.entries.get_mut(usize::from(at)).filter(|entry| entry.is_listed)?;
+        let matched = Matched { wr_id: entry.wr_id, buffer: entry.buffer };
+        if event.is_first_of_two() {
+            return (!std::mem::replace(&mut entry.is_consumed, true)).then_some(matched);
+        }
+        entry.is_listed = false;
+        self.release(at);
+        Some(matched)
+    }
+
+    /// The index of the WQE of the next change to be confirmed, if it is of this kind.
+    pub(crate) fn next_change(&self, event: TagEvent) -> Option<u16> {
+        self.changes.front().filter(|change| change.kind == event).map(|change| change.index)
+    }
+
+    /// Takes the next change, which the device has confirmed. `is_done` is false if the entry to be
+    /// removed had taken a message; `phase` is what the device has counted.
+    pub(crate) fn confirm(&mut self, is_done: bool, phase: u16) -> Option<Confirmed> {
+        let Change { kind, entry, wr_id, index } = self.changes.pop_front()?;
+        let mut is_behind = false;
+        if let Some((at, entry)) = entry.and_then(|at| Some((at, self.entry_mut(at)?))) {
+            entry.changes -= 1;
+            entry.is_listed &= !(kind == TagEvent::REMOVE && is_done);
+            is_behind = entry.phase != phase;
+            self.release(at);
+        }
+        Some(Confirmed { wr_id, index, is_behind })
+    }
+
+    fn entry_mut(&mut self, at: u16) -> Option<&mut Entry> {
+        self.entries.get_mut(usize::from(at))
+    }
+
+    /// Counts an unexpected message. Returns whether software has to tell the device of those that
+    /// it has seen, because otherwise the device stops matching.
+    pub(crate) fn count_unexpected(&mut self) -> bool {
+        self.unexpected = self.unexpected.wrapping_add(1);
+        // A program that tells more than were polled is ahead itself.
+        (self.unexpected.wrapping_sub(self.told) as i32) > MAX_UNTOLD as i32
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const SIGNALED: Asked = Asked { wr_id: 7, index: 0, is_signaled: true, unexpected: None };
+    const QUIET: Asked = Asked { is_signaled: false, ..SIGNALED };
+    const DONE: TagEvent = TagEvent::CONSUMED_MESSAGE;
+
+    fn append(list: &mut TagList, id: u64, asked: Asked) -> u16 {
+        let [entry, _] = list.next().expect("a free entry");
+        list.append(id, None, asked);
+        entry
+    }
+
+    fn wr_id(matched: Option<Matched>) -> Option<u64> {
+        matched.map(|matched| matched.wr_id)
+    }
+
+    #[test]
+    fn a_list_holds_as_many_tags_as_asked_for_and_reuses_entries_in_order() {
+        let mut list = TagList::new(3);
+        assert_eq!([1, 2, 3].map(|id| append(&mut list, id, QUIET)), [0, 1, 2]);
+        assert_eq!(list.next(), None);
+        assert_eq!(wr_id(list.complete(DONE, 1)), Some(2));
+        assert_eq!(list.next(), Some([3, 1]), "the append names the entry after it");
+        assert_eq!(wr_id(list.complete(DONE, 0)), Some(1));
+        assert_eq!([4, 5].map(|id| append(&mut list, id, QUIET)), [3, 1]);
+        assert_eq!(list.next(), None);
+        assert_eq!(TagList::new(u16::MAX).next(), Some([0, 1]));
+    }
+
+    #[test]
+    fn an_entry_is_free_when_its_message_and_its_changes_are_complete() {
+        let mut list = TagList::new(1);
+        append(&mut list, 1, SIGNALED);
+        assert_eq!(wr_id(list.complete(DONE, 0)), Some(1));
+        assert_eq!(list.next(), None, "the append is not confirmed");
+        assert_eq!(list.next_change(TagEvent::APPEND), Some(0));
+        assert_eq!(list.confirm(true, 0).map(|done| done.wr_id), Some(7));
+        assert!(list.next().is_some());
+    }
+
+    #[test]
+    fn a_device_completes_an_entry_once() {
+        let mut list = TagList::new(4);
+        assert_eq!(list.complete(DONE, 0), None, "never appended");
+        append(&mut list, 1, QUIET);
+        assert_eq!(wr_id(list.complete(TagEvent::CONSUMED, 0)), Some(1));
+        assert_eq!(list.complete(TagEvent::CONSUMED, 0), None);
+        assert_eq!(wr_id(list.complete(TagEvent::EXPECTED, 0)), Some(1));
+        assert_eq!(list.complete(TagEvent::EXPECTED, 0), None);
+        assert_eq!(list.complete(DONE, 0xffff), None, "beyond the list");
+        assert_eq!(list.confirm(true, 0), None, "no change was posted");
+    }
+
+    #[test]
+    fn a_removal_that_comes_too_late_leaves_the_entry_to_its_message() {
+        let mut list = TagList::new(2);
+        append(&mut list, 1, QUIET);
+        list.remove(0, SIGNALED);
+        assert_eq!(list.next_change(TagEvent::APPEND), None, "another kind");
+        assert!(list.confirm(false, 0).is_some() && list.is_listed(0));
+        assert_eq!(wr_id(list.complete(DONE, 0)), Some(1));
+        append(&mut list, 2, QUIET);
+        list.remove(1, SIGNALED);
+        assert!(list.confirm(true, 0).is_some() && !list.is_listed(1));
+        assert_eq!(list.complete(DONE, 1), None);
+        let entry = append(&mut list, 3, QUIET);
+        list.remove(entry, QUIET);
+        assert!(!list.is_listed(entry) && list.next().is_some());
+    }
+
+    #[test]
+    fn a_change_tells_whether_the_device_has_counted_more() {
+        let mut list = TagList::new(4);
+        append(&mut list, 1, SIGNALED);
+        assert_eq!(list.confirm(true, 0).map(|done| done.is_behind), Some(false));
+        append(&mut list, 2, SIGNALED);
+        assert_eq!(list.confirm(true, 1).map(|done| done.is_behind), Some(true));
+        list.sync(Asked { unexpected: Some(0x1_0001), ..SIGNALED });
+        assert_eq!(list.confirm(true, 1).map(|done| done.is_behind), Some(false));
+        append(&mut list, 3, SIGNALED);
+        assert_eq!(list.confirm(true, 1).map(|done| done.is_behind), Some(false));
+    }
+
+    #[test]
+    fn unexpected_messages_ask_for_a_synchronization_before_the_device_stops() {
+        let mut list = TagList::new(1);
+        let asked = (0..0x3fff).filter(|_| list.count_unexpected()).count();
+        assert!(asked == 0 && list.count_unexpected());
+        list.sync(Asked { unexpected: Some(0x4000), ..QUIET });
+        assert!(!list.count_unexpected());
+    }
+}
