@@ -55,7 +55,7 @@ use uverbs_mlx5::mmio::BlueFlame;
 pub use crate::cq::poll::CqLayout;
 use crate::layer::Raw;
 pub use crate::mlx5::RingLayout;
-pub use crate::qp::raw::QpLayout;
+pub use crate::qp::raw::{QpLayout, TagBatch};
 pub use crate::srq::post::RawSharedReceiveBatch as SharedReceiveBatch;
 
 /// A completion queue that hands back ids.

@@ -23,8 +23,8 @@ use uverbs::memory::{QueueMemory, QueueUse, Registration};
 use uverbs::qp::rss::{RssFields, RssOptions, RssTraffic};
 use uverbs::qp::{
     AckTimeout, AlternatePath, Capacities, DcEndpoint, DcReceiver, Ece, MigrationState,
-    PathOptions, PostError, QpAttributes, QpInfo, RateLimit, RnrTimer, Transition, TransitionError,
-    XrcReceiver,
+    PathOptions, PostError, QpAttributes, QpInfo, RateLimit, RnrTimer, TagQueue, Transition,
+    TransitionError, XrcReceiver,
 };
 use uverbs::qp_type::{QpType, RawPacket, Rc, Ud};
 use uverbs::srq::SrqAttributes;
@@ -106,6 +106,7 @@ fn builders_and_plain_values_are_shared_freely() {
 #[test]
 fn queues_belong_to_one_thread_at_a_time() {
     expect!(true, false: raw::CompletionQueue, raw::QueuePair<Rc>, raw::QueuePair<Ud>, raw::SharedReceiveQueue);
+    expect!(true, false: TagQueue, raw::TagBatch<'static>);
     expect!(true, false: raw::QueuePair<RawPacket>, FlowBuilder<'static>, WorkQueue, raw::WorkQueue);
     expect!(true, true: WqBuilder, raw::WqBuilder, WqHandle, WqState, IndirectionTable, RssTarget, RssFields, RssOptions, RssTraffic);
     expect!(true, false: CompletionQueue, QueuePair<Rc>, SharedReceiveQueue);

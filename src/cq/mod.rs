@@ -16,7 +16,7 @@ use uverbs_mlx5::completion_queue::{Arm, CqMonitor};
 pub use uverbs_mlx5::completion_queue::{CompletionOpcode, PollError, Status, WorkCompletion};
 pub use uverbs_mlx5::format::{
     CqeChecksum, CqeFormat, CqeHeaderTypes, CqeOpcode, L3Type, L4Type, RemoteQpFlags, Syndrome,
-    VendorSyndrome,
+    TagEvent, VendorSyndrome,
 };
 pub use uverbs_mlx5::queue_state::QueueState;
 pub use uverbs_mlx5::request::Immediate;

@@ -137,6 +137,7 @@ pub mod rss;
 pub(crate) mod safe;
 mod sizes;
 pub(crate) mod striding;
+mod tags;
 pub(crate) mod thread_domain;
 mod transitions;
 pub mod work_queue;
@@ -153,6 +154,7 @@ pub use path::PathOptions;
 pub use queue_pair::QueuePair;
 pub use raw_packet::RateLimit;
 pub use sizes::Capacities;
+pub use tags::TagQueue;
 pub use transitions::{Transition, TransitionError, check, transition};
 pub use uverbs_mlx5::format::EthChecksum;
 pub use uverbs_mlx5::mmio::{BlueFlame, Register, SharedBlueFlame};
@@ -160,7 +162,8 @@ pub use uverbs_mlx5::queue_state::QpState as State;
 pub use uverbs_mlx5::request::{Immediate, ListError, PostError, PostFlags};
 pub use uverbs_mlx5::send_queue::{
     AtomicResult, Datagram, DcTarget, EthernetOffload, Field, Inline, Payload, RunTimeDestination,
-    RunTimeOperation, Segmented, SendRequest, XrcTarget, framed, segmented, template_blocks,
+    RunTimeOperation, Segmented, SendRequest, TagChange, TagError, TagRequest, XrcTarget, framed,
+    segmented, template_blocks,
 };
 pub use uverbs_mlx5::size::Operations;
 pub use xrc_target::XrcReceiver;

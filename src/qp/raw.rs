@@ -4,18 +4,21 @@
 
 use std::borrow::Borrow;
 
-use uverbs_mlx5::mmio::Register;
+use uverbs_mlx5::mmio::{BlueFlame, Register};
 use uverbs_mlx5::recv_queue::{RecvBatch, RecvQueue};
 use uverbs_mlx5::request::{ListError, PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::{
-    Batch, Carries, Operation, Payload, SendQueue, SendRequest, Takes, Template,
+    Batch, Carries, Operation, Payload, SendQueue, SendRequest, TagError, TagRequest, Takes,
+    Template,
 };
 
 use super::attributes::QpAttributes;
 use super::dc_receiver::DcReceiver;
 use super::modify::QpInfo;
+use super::qp_type::Rc;
 use super::queue_pair::{QueuePair, Queues};
 use super::rss::RssTarget;
+use super::tags::TagQueue;
 use super::work_queue::WorkQueue;
 use super::xrc_target::XrcReceiver;
 use super::{QueuePairType, State};
@@ -351,6 +354,46 @@ impl WorkQueue<Raw> {
 
     destroy_in_place_method! {
         "`Busy` while tables or other handles hold it; errors of the kernel."
+    }
+}
+
+/// Changes of a list of tags that are built, and published together. Dropping it leaves them
+/// unpublished: later ones publish them.
+#[derive(Debug)]
+#[must_use = "changes reach the device when they are published"]
+pub struct TagBatch<'q>(Batch<'q, Rc, BlueFlame>);
+
+impl TagQueue {
+    /// Starts building changes.
+    ///
+    /// # Errors
+    /// [`PostError::BadState`] after an error.
+    #[doc(alias = "ibv_post_srq_ops")]
+    pub fn batch(&mut self) -> Result<TagBatch<'_>, PostError> {
+        self.qp.batch().map(TagBatch)
+    }
+
+    destroy_in_place_method! { "errors of the kernel." }
+}
+
+impl TagBatch<'_> {
+    /// Builds a change. Returns the handle of an entry that is added.
+    ///
+    /// # Errors
+    /// Any [`TagError`]; nothing has been stored then.
+    ///
+    /// # Safety
+    /// The buffer of an entry that is added stays registered and is not read or written by this
+    /// process until a message has completed the entry, the entry was removed, or the shared
+    /// receive queue was destroyed.
+    pub unsafe fn build(&mut self, request: &TagRequest) -> Result<Option<u16>, TagError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.0.build_tags(request) }
+    }
+
+    /// Tells the device of everything built so far.
+    pub fn publish(self) {
+        self.0.publish();
     }
 }
 

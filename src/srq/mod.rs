@@ -57,7 +57,10 @@ pub struct SrqBuilder<L: Layer = Safe> {
     pd: ProtectionDomain,
     receives: u32,
     sge: u32,
-    xrc: Option<(XrcDomain, CqHandle<L>)>,
+    xrcd: Option<XrcDomain>,
+    /// Of an XRC or a tag matching queue.
+    cq: Option<CqHandle<L>>,
+    tags: u16,
     user_context: u64,
 }
 
@@ -86,6 +89,13 @@ impl SrqBuilder<Raw> {
         self
     }
 
+    /// A tag matching queue: the device compares the tags of messages with a list of at most `tags`
+    /// entries ([`SrqHandle::create_tag_queue`]), and completes them to `cq`.
+    #[doc(alias = "IBV_SRQT_TM")]
+    pub fn match_tags(self, cq: &CqHandle<Raw>, tags: u16) -> Self {
+        Self { cq: Some(cq.clone()), xrcd: None, tags, ..self }
+    }
+
     /// A value that completions of an XRC shared receive queue hand back. Completions of other
     /// shared receive queues hand back the value of their queue pair.
     pub fn user_context(mut self, value: u64) -> Self {
@@ -96,13 +106,20 @@ impl SrqBuilder<Raw> {
 
 impl<L: Layer> SrqBuilder<L> {
     fn new(pd: &ProtectionDomain, receives: u32) -> Self {
-        Self { pd: pd.clone(), receives, sge: 1, xrc: None, user_context: 0 }
+        Self { pd: pd.clone(), receives, sge: 1, xrcd: None, cq: None, tags: 0, user_context: 0 }
     }
 
     /// An XRC shared receive queue: XRC targets of `domain` deliver to it, completions go to `cq`.
-    pub fn xrc(mut self, domain: &XrcDomain, cq: &CqHandle<L>) -> Self {
-        self.xrc = Some((domain.clone(), cq.clone()));
-        self
+    pub fn xrc(self, domain: &XrcDomain, cq: &CqHandle<L>) -> Self {
+        Self { xrcd: Some(domain.clone()), cq: Some(cq.clone()), tags: 0, ..self }
+    }
+
+    fn kind(&self) -> SrqType {
+        match self.tags {
+            0 if self.xrcd.is_some() => SrqType::XRC,
+            0 => SrqType::BASIC,
+            _ => SrqType::TM,
+        }
     }
 
     /// Creates it.
@@ -114,8 +131,10 @@ impl<L: Layer> SrqBuilder<L> {
         let context = self.pd.context().clone();
         context.commands().require_opener(CREATE)?;
         let ring = self.ring()?;
-        if let Some((domain, cq)) = &self.xrc {
+        if let Some(domain) = &self.xrcd {
             context.require_same(CREATE, domain.context(), "XRC domain")?;
+        }
+        if let Some(cq) = &self.cq {
             context.require_same(CREATE, cq.context(), "completion queue")?;
         }
         let serial = Serial::new(CREATE)?;
@@ -131,10 +150,12 @@ impl<L: Layer> SrqBuilder<L> {
         let (handle, number) = self.create(&context, ring, &memory, &user, events.id())?;
         events.set_name(&format!("SRQ {number:#x}"));
         user.set_number(number);
-        user.set_capacity(0, ring.requests);
+        // A message that an entry takes makes up to two completions.
+        user.set_capacity(0, ring.requests + 2 * u32::from(self.tags));
         let shared = Shared {
             pd: self.pd,
-            xrc: self.xrc.map(|(domain, cq)| (domain, cq.into_shared())),
+            xrcd: self.xrcd,
+            cq: self.cq.map(CqHandle::into_shared),
             handle,
             number,
             events: Arc::new(events),
@@ -172,10 +193,15 @@ impl<L: Layer> SrqBuilder<L> {
         user_context: u64,
     ) -> Result<QueueHandle> {
         let shape = Shape { send_wqebbs: 0, recv_wqes: ring.entries, shared_receive: true };
-        let monitors: Vec<_> = self.xrc.iter().map(|(_, cq)| cq.monitor()).collect();
-        let registered =
-            context.inner().users(L::TAKES_SLOTS).register(shape, &monitors, None, user_context);
-        registered.map_err(|error| Error::new(CREATE, ErrorKind::Refused, error.to_string()))
+        let monitors: Vec<_> = self.cq.iter().map(CqHandle::monitor).collect();
+        let users = context.inner().users(L::TAKES_SLOTS);
+        let user = users
+            .register(shape, &monitors, None, user_context)
+            .map_err(|error| Error::new(CREATE, ErrorKind::Refused, error.to_string()))?;
+        if self.tags > 0 {
+            user.match_tags(self.tags);
+        }
+        Ok(user)
     }
 
     /// Sends the command; the kernel's handle and the device's number.
@@ -190,17 +216,18 @@ impl<L: Layer> SrqBuilder<L> {
         let driver = DriverRequest {
             buf_addr: memory.address(),
             db_addr: memory.record_address(),
-            uidx: if self.xrc.is_some() { user.user_index() } else { 0 },
+            uidx: if self.cq.is_some() { user.user_index() } else { 0 },
             ..DriverRequest::default()
         };
         let command = CreateXsrq {
             user_handle: id.0,
-            srq_type: if self.xrc.is_some() { SrqType::XRC } else { SrqType::BASIC },
+            srq_type: self.kind(),
             pd_handle: self.pd.kernel_handle(),
             max_wr: ring.requests,
             max_sge: ring.sge,
-            xrcd_handle: self.xrc.as_ref().map_or(0, |(domain, _)| domain.handle()),
-            cq_handle: self.xrc.as_ref().map_or(0, |(_, cq)| cq.kernel_handle()),
+            max_num_tags: self.tags.into(),
+            xrcd_handle: self.xrcd.as_ref().map_or(0, XrcDomain::handle),
+            cq_handle: self.cq.as_ref().map_or(0, CqHandle::kernel_handle),
             ..CreateXsrq::default()
         };
         let made = context.commands().write_driver(CREATE, &command, &driver);
@@ -241,10 +268,10 @@ impl<L> fmt::Debug for SrqHandle<L> {
 
 struct Shared {
     context: Context,
-    #[allow(dead_code, reason = "held for its lifetime")]
     pd: ProtectionDomain,
     #[allow(dead_code, reason = "held for its lifetime")]
-    xrc: Option<(XrcDomain, CqHandle<Raw>)>,
+    xrcd: Option<XrcDomain>,
+    cq: Option<CqHandle<Raw>>,
     handle: u32,
     number: u32,
     events: Arc<Registered>,
@@ -285,7 +312,13 @@ impl<L> SrqHandle<L> {
 
     /// Whether it is one of an XRC domain, with a completion queue of its own.
     pub(crate) fn is_xrc(&self) -> bool {
-        self.0.xrc.is_some()
+        self.0.xrcd.is_some()
+    }
+
+    /// Protection domain and completion queue of a tag matching queue.
+    pub(crate) fn tag_parents(&self) -> Option<(&ProtectionDomain, &CqHandle<Raw>)> {
+        let cq = self.0.cq.as_ref().filter(|_| !self.is_xrc())?;
+        Some((&self.0.pd, cq))
     }
 
     pub(crate) fn user(&self) -> &QueueHandle {
