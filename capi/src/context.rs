@@ -205,7 +205,7 @@ fn table(context: ibv_context) -> verbs_context {
         dealloc_td: verbs::dealloc_td,
         alloc_td: verbs::alloc_td,
         modify_cq: verbs::modify_cq,
-        post_srq_ops: srq::post_srq_ops,
+        post_srq_ops: observe::tag_changes(),
         destroy_rwq_ind_table: verbs::destroy_rwq_ind_table,
         create_rwq_ind_table: verbs::create_rwq_ind_table,
         destroy_wq: verbs::destroy_wq,

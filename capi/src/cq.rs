@@ -32,8 +32,10 @@ const MASK_FLAGS: u32 = 1;
 const MASK_PD: u32 = 1 << 1;
 const SINGLE_THREADED: u32 = 1;
 const IGNORE_OVERRUN: u32 = 1 << 1;
-/// `IBV_CREATE_CQ_SUP_WC_FLAGS` but tag matching.
-const KNOWN_FIELDS: u64 = 0xbff;
+/// `IBV_CREATE_CQ_SUP_WC_FLAGS`.
+const KNOWN_FIELDS: u64 = 0xfff;
+/// `IBV_WC_EX_WITH_TM_INFO`.
+const WITH_TM_INFO: u64 = 1 << 10;
 /// `IBV_CQ_ATTR_MODERATE`.
 const MODERATE: u32 = 1;
 /// Most entries, as libmlx5 has it.
@@ -46,6 +48,8 @@ pub(crate) struct Cq {
     pub(crate) ex: UnsafeCell<ibv_cq_ex>,
     pub(crate) lock: Lock,
     pub(crate) is_soft: bool,
+    /// Whether programs read completions field by field.
+    pub(crate) is_extended: bool,
     /// Whether the program may poll the ring itself.
     pub(crate) is_shown: AtomicBool,
     pub(crate) queue: UnsafeCell<CompletionQueue>,
@@ -110,6 +114,13 @@ impl Cq {
         Some((layout, library.number()))
     }
 
+    /// From now on programs can read completions of tag matching.
+    pub(crate) fn read_tags(&self) {
+        let _guard = self.lock.guard_unless_kept();
+        // SAFETY: the lock is held, or the program uses the queue in one thread at a time.
+        unsafe { poll::read_tags(self.ex.get()) };
+    }
+
     /// Removes the completions of queue pairs that were reset or destroyed, as libmlx5 does
     /// (`mlx5_cq_clean`). Does nothing while this thread is between `ibv_start_poll` and
     /// `ibv_end_poll`, or if the program polls the ring itself: such completions are dropped when
@@ -146,6 +157,9 @@ struct Wanted {
     vector: u32,
     ignore_overrun: bool,
     one_thread: bool,
+    extended: bool,
+    /// Whether the program reads what completions say of tags.
+    tags: bool,
     /// Entries of 128 bytes.
     wide: bool,
     compression: Option<Compression>,
@@ -258,12 +272,17 @@ fn object(context: *mut ibv_context, wanted: &Wanted, queue: CompletionQueue) ->
         read_tm_info: poll::read_tm_info,
         read_completion_wallclock_ns: poll::read_completion_wallclock_ns,
     };
+    if wanted.tags {
+        // SAFETY: no other thread has the queue yet.
+        unsafe { poll::read_tags(&mut ex) };
+    }
     observe::polling(&mut ex);
     Box::new(Cq {
         ex: UnsafeCell::new(ex),
         lock,
         is_shown: AtomicBool::new(false),
         is_soft: queue.context().kind() == uverbs::DeviceKind::Software,
+        is_extended: wanted.extended,
         queue: UnsafeCell::new(queue),
         current: UnsafeCell::new(MaybeUninit::zeroed()),
         handle: Shared::new(Some(handle)),
@@ -289,6 +308,8 @@ pub(crate) unsafe extern "C" fn create_cq(
         vector: comp_vector as u32,
         ignore_overrun: false,
         one_thread: false,
+        extended: false,
+        tags: false,
         wide,
         compression: None,
         domain: std::ptr::null_mut(),
@@ -338,6 +359,8 @@ pub(crate) unsafe fn create_cq_of_mlx5(
         vector: attributes.comp_vector,
         ignore_overrun: flags & IGNORE_OVERRUN != 0,
         one_thread: flags & SINGLE_THREADED != 0 || of_one,
+        extended: true,
+        tags: attributes.wc_flags & WITH_TM_INFO != 0,
         wide,
         compression,
         domain,

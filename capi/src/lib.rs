@@ -72,6 +72,7 @@ mod srq;
 mod steering;
 mod strings;
 mod table;
+mod tags;
 mod trace;
 mod usual;
 mod verbs;

@@ -1,6 +1,7 @@
 //! Polling: `ibv_poll_cq`, and arming. `extended.rs` has the polls that are read field by field.
 
 mod extended;
+mod tags;
 mod wc;
 
 use std::ffi::c_int;
@@ -14,6 +15,7 @@ use crate::cq::Cq;
 use crate::events::uncancelled;
 use crate::forms::{either, forms};
 pub(crate) use extended::*;
+pub(crate) use tags::{read_tags, read_tm_info};
 use wc::{put_receive, put_send, sent, write};
 
 forms! {

@@ -100,13 +100,12 @@ fn extended(attributes: &DeviceAttributes) -> ibv_device_attr_ex {
             supported_qpts: pacing.supported_qpts,
         },
         raw_packet_caps: kernel.raw_packet_caps.bits(),
-        // Tag matching is not implemented, so none is announced.
         tm_caps: ibv_tm_caps {
-            max_rndv_hdr_size: 0,
-            max_num_tags: 0,
-            flags: 0,
-            max_ops: 0,
-            max_sge: 0,
+            max_rndv_hdr_size: kernel.tm_caps.max_rndv_hdr_size,
+            max_num_tags: kernel.tm_caps.max_num_tags,
+            flags: kernel.tm_caps.flags,
+            max_ops: kernel.tm_caps.max_ops,
+            max_sge: kernel.tm_caps.max_sge,
         },
         cq_mod_caps: ibv_cq_moderation_caps {
             max_cq_count: kernel.cq_moderation_caps.max_cq_moderation_count,

@@ -1,12 +1,13 @@
 //! Shared receive queues.
 
 use std::cell::UnsafeCell;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 use std::time::Duration;
 
 use uverbs::Error;
 use uverbs::events::DetachedEvent;
+use uverbs::qp::TagQueue;
 use uverbs::raw::{RingLayout, SharedReceiveQueue, SrqHandle};
 use uverbs::srq::{SrqAttrMask, SrqAttributes};
 
@@ -28,20 +29,26 @@ const MASK_TYPE: u32 = 1;
 const MASK_PD: u32 = 1 << 1;
 const MASK_XRCD: u32 = 1 << 2;
 const MASK_CQ: u32 = 1 << 3;
+const MASK_TM: u32 = 1 << 4;
 /// `enum ibv_srq_type`.
 const BASIC: c_uint = 0;
 const XRC: c_uint = 1;
+const TM: c_uint = 2;
 
 grown! {
-    ibv_srq_init_attr_ex until tm_cap {}
+    ibv_srq_init_attr_ex until tm_cap by comp_mask {
+        MASK_TM => tm_cap,
+    }
 }
 
 /// A shared receive queue.
 #[repr(C)]
 pub(crate) struct Srq {
     base: UnsafeCell<ibv_srq>,
-    lock: Lock,
+    pub(crate) lock: Lock,
     pub(crate) queue: UnsafeCell<SharedReceiveQueue>,
+    /// Changes the list of tags of a tag matching queue.
+    pub(crate) tags: UnsafeCell<Option<TagQueue>>,
     /// `None` once it is destroyed.
     handle: Shared<Option<SrqHandle>>,
     pub(crate) async_events: Held<DetachedEvent>,
@@ -77,7 +84,14 @@ impl Srq {
         let mut handle = self.handle.lock();
         let _guard = self.lock.guard();
         // SAFETY: the lock is held, or the program posts in one thread at a time.
-        let library = unsafe { &mut *self.queue.get() };
+        let (library, tags) = unsafe { (&mut *self.queue.get(), &mut *self.tags.get()) };
+        // It uses the queue, so it goes first. As with libmlx5, it is gone if this queue is then
+        // found in use.
+        if let Some(queue) = tags {
+            // SAFETY: after a success it is dropped.
+            unsafe { queue.destroy_in_place_within(Duration::ZERO) }?;
+            *tags = None;
+        }
         // The library destroys an object only if it has no other handle.
         if let Some(handle) = &mut handle {
             **handle = None;
@@ -99,11 +113,19 @@ pub(crate) unsafe extern "C" fn create_srq(
     // SAFETY: the caller's struct and domain.
     let (attr, domain) = unsafe { (&mut *attr, Pd::of(pd)) };
     // SAFETY: the caller's objects.
-    unsafe { create(pd, domain, attr, None) }
+    unsafe { create(pd, domain, attr, Type::Basic) }
 }
 
-/// `ibv_create_srq_ex`: basic and XRC queues. For a basic queue the domain is used even if the mask
-/// does not name it, as in libmlx5. Queues that match tags are EINVAL, as on a device without them.
+/// A queue's type, with what it needs.
+enum Type<'a> {
+    Basic,
+    Xrc(&'a Xrcd, &'a Cq),
+    /// Entries of its list of tags, and changes of the list at a time.
+    Tags(&'a Cq, u16, u32),
+}
+
+/// `ibv_create_srq_ex`. The domain is used even if the mask does not name it, unless it is an XRC
+/// queue, as in libmlx5.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
@@ -112,28 +134,38 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     let extended = unsafe { grown::read(attr) };
     let mask = extended.comp_mask;
     let kind = if mask & MASK_TYPE != 0 { extended.srq_type } else { BASIC };
-    let needed = if kind == XRC { MASK_PD | MASK_XRCD | MASK_CQ } else { 0 };
-    if kind > XRC || mask & needed != needed || extended.pd.is_null() {
+    let needed = match kind {
+        XRC => MASK_PD | MASK_XRCD | MASK_CQ,
+        TM => MASK_CQ | MASK_TM,
+        _ => 0,
+    };
+    if kind > TM || mask & needed != needed || extended.pd.is_null() {
         return null(libc::EINVAL);
     }
     // SAFETY: the caller's objects; the first fields are those of an `ibv_srq_init_attr`.
     unsafe {
-        let xrc = (kind == XRC).then(|| (Xrcd::of(extended.xrcd), Cq::of(extended.cq)));
-        create(extended.pd, Pd::of(extended.pd), &mut *attr.cast(), xrc)
+        let kind = match kind {
+            XRC => Type::Xrc(Xrcd::of(extended.xrcd), Cq::of(extended.cq)),
+            TM => match tag_matching(&extended) {
+                Some(kind) => kind,
+                None => return null(libc::EINVAL),
+            },
+            _ => Type::Basic,
+        };
+        create(extended.pd, Pd::of(extended.pd), &mut *attr.cast(), kind)
     }
 }
 
-/// `ibv_post_srq_ops`: EINVAL, as for every queue that matches no tags.
-pub(crate) unsafe extern "C" fn post_srq_ops(
-    _: *mut ibv_srq,
-    first: *mut c_void,
-    bad: *mut *mut c_void,
-) -> c_int {
-    if !bad.is_null() {
-        // SAFETY: the caller's place.
-        unsafe { *bad = first };
-    }
-    libc::EINVAL
+/// A tag matching queue. Its completions are read field by field, as libmlx5 demands.
+///
+/// # Safety
+/// The completion queue is a program's.
+unsafe fn tag_matching<'a>(extended: &ibv_srq_init_attr_ex) -> Option<Type<'a>> {
+    let [tags, changes] = extended.tm_cap;
+    let tags = u16::try_from(tags).ok().filter(|tags| *tags > 0)?;
+    // SAFETY: the caller's promise.
+    let cq = (!extended.cq.is_null()).then(|| unsafe { Cq::of(extended.cq) })?;
+    cq.is_extended.then_some(Type::Tags(cq, tags, changes))
 }
 
 /// # Safety
@@ -142,23 +174,38 @@ unsafe fn create(
     pd: *mut ibv_pd,
     domain: &Pd,
     attr: &mut ibv_srq_init_attr,
-    xrc: Option<(&Xrcd, &Cq)>,
+    kind: Type<'_>,
 ) -> *mut ibv_srq {
     let Some(library) = domain.domain() else { return null(libc::EINVAL) };
     // libibverbs accepts queues without receives.
     let (receives, sges) = (attr.attr.max_wr.max(1), attr.attr.max_sge.max(1));
     let mut builder = library.create_raw_srq(receives).max_sge(sges);
-    if let Some((xrcd, cq)) = xrc {
-        let (Some(xrcd), Some(cq)) = (xrcd.library(), cq.handle()) else {
-            return null(libc::EINVAL);
-        };
-        builder = builder.xrc(xrcd, &cq);
+    let cq = match kind {
+        Type::Basic => None,
+        Type::Xrc(_, cq) | Type::Tags(cq, ..) => match cq.handle() {
+            Some(cq) => Some(cq),
+            None => return null(libc::EINVAL),
+        },
+    };
+    match (&kind, &cq) {
+        (Type::Xrc(xrcd, _), Some(cq)) => match xrcd.library() {
+            Some(xrcd) => builder = builder.xrc(xrcd, cq),
+            None => return null(libc::EINVAL),
+        },
+        (Type::Tags(_, tags, _), Some(cq)) => builder = builder.match_tags(cq, *tags),
+        _ => {}
     }
-    let made: Result<_, Error> = builder.build();
-    let made = made.map(|queue| {
+    let made: Result<_, Error> = builder.build().and_then(|queue| {
+        let tags = match kind {
+            Type::Tags(_, _, changes) => Some(queue.handle().create_tag_queue(changes.max(1))?),
+            _ => None,
+        };
         (attr.attr.max_wr, attr.attr.max_sge) = (queue.capacity(), queue.max_sge());
-        object(pd, domain, attr, queue)
+        Ok(object(pd, domain, attr, (queue, tags)))
     });
+    if let (Ok(_), Type::Tags(cq, ..)) = (&made, kind) {
+        cq.read_tags();
+    }
     let made: *mut Srq = pointer(made);
     // SAFETY: null, or just made; the caller's context.
     unsafe {
@@ -175,7 +222,7 @@ fn object(
     pd: *mut ibv_pd,
     domain: &Pd,
     attr: &ibv_srq_init_attr,
-    queue: SharedReceiveQueue,
+    (queue, tags): (SharedReceiveQueue, Option<TagQueue>),
 ) -> Box<Srq> {
     let handle = queue.handle().clone();
     let base = ibv_srq {
@@ -191,6 +238,7 @@ fn object(
         base: UnsafeCell::new(base),
         lock: Lock::new(!domain.is_of_one_thread() && !is_single_threaded()),
         queue: UnsafeCell::new(queue),
+        tags: UnsafeCell::new(tags),
         handle: Shared::new(Some(handle)),
         async_events: Held::default(),
         user: domain.users.clone(),

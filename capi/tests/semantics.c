@@ -34,7 +34,7 @@ static void queries(void)
 	CHECK(strcmp(ibv_wc_status_str(IBV_WC_SUCCESS), "success") == 0);
 }
 
-/* As libmlx5 answers on a device that matches no tags: the mask of a basic queue need not name its domain. */
+/* As libmlx5 answers with a CQ that is not read field by field: the mask of a basic queue need not name its domain. */
 static void no_tag_matching(struct ibv_cq *cq)
 {
 	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = 4, .max_sge = 1 }, .pd = pd, .cq = cq,

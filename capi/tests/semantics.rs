@@ -39,6 +39,20 @@ fn promises_of_the_verbs_are_kept() {
     runs("semantics.c", &["-libverbs"]);
 }
 
+/// Tag matching is on InfiniBand ports.
+#[test]
+fn tags_are_matched() {
+    let drop_in = DropIn::new("tags");
+    let Some(program) = compiled(&drop_in, "tags.c", &["-libverbs", "-lmlx5"]) else {
+        return skip("no C compiler, or no <infiniband/verbs.h> (libibverbs-dev)");
+    };
+    let link = ("UVERBS_SOFT_LINK", "ib");
+    let trace = [link, ("UVERBS_TRACE", "/dev/null"), ("UVERBS_TRACE_DATA", "1")];
+    for variables in [&[link][..], &[link, ("UVERBS_CHECK", "1")], &trace] {
+        keeps(&program, &drop_in, variables);
+    }
+}
+
 #[test]
 fn a_target_is_shared_by_number() {
     runs("shared_qp.c", &["-libverbs"]);

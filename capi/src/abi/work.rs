@@ -53,6 +53,14 @@ super::c_structs! {
         num_sge: c_int,
     }
 
+    struct ibv_ops_wr {
+        wr_id: u64,
+        next: *mut ibv_ops_wr,
+        opcode: c_uint,
+        flags: c_uint,
+        tm: OpsTags,
+    }
+
     struct ibv_wc {
         wr_id: u64,
         status: c_uint,
@@ -121,6 +129,38 @@ pub(crate) struct Ud {
     pub(crate) remote_qkey: u32,
 }
 
+/// The anonymous struct `tm` of `struct ibv_ops_wr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct OpsTags {
+    pub(crate) unexpected_cnt: u32,
+    pub(crate) handle: u32,
+    pub(crate) add: OpsAdd,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct OpsAdd {
+    pub(crate) recv_wr_id: u64,
+    pub(crate) sg_list: *mut ibv_sge,
+    pub(crate) num_sge: c_int,
+    pub(crate) tag: u64,
+    pub(crate) mask: u64,
+}
+
+/// `enum ibv_ops_wr_opcode`.
+pub(crate) mod ops_opcode {
+    pub(crate) const TAG_ADD: u32 = 0;
+    pub(crate) const TAG_DEL: u32 = 1;
+    pub(crate) const TAG_SYNC: u32 = 2;
+}
+
+/// `enum ibv_ops_flags`.
+pub(crate) mod ops_flags {
+    pub(crate) const SIGNALED: u32 = 1;
+    pub(crate) const TM_SYNC: u32 = 1 << 1;
+}
+
 /// The union behind it, for `IBV_WR_BIND_MW` and `IBV_WR_TSO`.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -172,6 +212,11 @@ pub(crate) mod wc_opcode {
     pub(crate) const TSO: u32 = 7;
     pub(crate) const RECV: u32 = 1 << 7;
     pub(crate) const RECV_RDMA_WITH_IMM: u32 = RECV + 1;
+    pub(crate) const TM_ADD: u32 = RECV + 2;
+    pub(crate) const TM_DEL: u32 = RECV + 3;
+    pub(crate) const TM_SYNC: u32 = RECV + 4;
+    pub(crate) const TM_RECV: u32 = RECV + 5;
+    pub(crate) const TM_NO_TAG: u32 = RECV + 6;
     pub(crate) const DRIVER1: u32 = RECV + 7;
     pub(crate) const DRIVER2: u32 = RECV + 8;
 }
@@ -191,4 +236,7 @@ pub(crate) mod wc_flags {
     pub(crate) const WITH_IMM: u32 = 1 << 1;
     pub(crate) const IP_CSUM_OK: u32 = 1 << 2;
     pub(crate) const WITH_INV: u32 = 1 << 3;
+    pub(crate) const TM_SYNC_REQ: u32 = 1 << 4;
+    pub(crate) const TM_MATCH: u32 = 1 << 5;
+    pub(crate) const TM_DATA_VALID: u32 = 1 << 6;
 }

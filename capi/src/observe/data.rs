@@ -5,17 +5,21 @@ use std::ffi::{c_int, c_void};
 use std::thread::ThreadId;
 
 use super::misuse::{self, Kind, Seen, complain};
-use super::words::{completion, lkeys, request, show_data};
+use super::words::{completion, lkeys, request, show_data, tag_change};
 use super::{sees_data, wanted};
 use crate::abi::*;
 use crate::cq::Cq;
 use crate::qp::Qp;
 use crate::table::Table;
-use crate::{poll, post, receive, srq, wq};
+use crate::{poll, post, receive, srq, tags, wq};
 
 /// `ibv_post_wq_recv`.
 type PostWorkQueue =
     unsafe extern "C" fn(*mut ibv_wq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
+
+/// `ibv_post_srq_ops`.
+type PostChanges =
+    unsafe extern "C" fn(*mut ibv_srq, *mut ibv_ops_wr, *mut *mut ibv_ops_wr) -> c_int;
 
 /// `IBV_QPS_RESET` and `IBV_QPS_ERR`.
 const RESET: u32 = 0;
@@ -372,6 +376,43 @@ unsafe extern "C" fn post_srq_recv(
     }
 }
 
+/// The function that changes lists of tags, observed if that is asked for.
+pub(crate) fn tag_changes() -> PostChanges {
+    if sees_data() { post_srq_ops } else { tags::post_srq_ops }
+}
+
+/// Observed `ibv_post_srq_ops`.
+unsafe extern "C" fn post_srq_ops(
+    srq: *mut ibv_srq,
+    first: *mut ibv_ops_wr,
+    bad: *mut *mut ibv_ops_wr,
+) -> c_int {
+    const VERB: &str = "ibv_post_srq_ops";
+    let target = Seen { address: srq.expose_provenance(), kind: Kind::Srq };
+    // SAFETY: the caller's queue, list and place.
+    unsafe {
+        if wanted().check && misuse::is_alive(VERB, target).is_err() {
+            return refused(first, bad);
+        }
+        let changes = || list(first, |wr| (*wr).next);
+        let lines: Vec<_> = match wanted().trace_data {
+            true => changes().map(|wr| (wr, tag_change(srq, wr))).collect(),
+            false => Vec::new(),
+        };
+        let mut refused_at = std::ptr::null_mut();
+        let errno = tags::post_srq_ops(srq, first, &raw mut refused_at);
+        let mut is_posted = true;
+        for (wr, line) in &lines {
+            is_posted &= errno == 0 || *wr != refused_at;
+            trace(VERB, &format!("{line} -> {}", if is_posted { 0 } else { errno }));
+        }
+        if errno != 0 && !bad.is_null() {
+            *bad = refused_at;
+        }
+        errno
+    }
+}
+
 /// Records a completion.
 fn completed(context: usize, number: u32, wr_id: u64, is_send: bool) {
     let mut queues = QUEUES.lock();
@@ -447,6 +488,14 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     unsafe { shown("ibv_next_poll", cq, errno) }
 }
 
+/// Whether a completion is one of a request that was recorded: changes of a list of tags are not,
+/// nor are entries that take messages.
+fn holds_request(opcode: u32, flags: u32) -> bool {
+    let is_change = matches!(opcode, wc_opcode::TM_ADD | wc_opcode::TM_DEL | wc_opcode::TM_SYNC);
+    let is_of_entry = flags & (wc_flags::TM_MATCH | wc_flags::TM_DATA_VALID) != 0;
+    !is_change && !is_of_entry
+}
+
 /// # Safety
 /// Between start and end of a poll, if `errno` is 0.
 unsafe fn shown(verb: &str, cq: *mut ibv_cq_ex, errno: c_int) -> c_int {
@@ -454,11 +503,12 @@ unsafe fn shown(verb: &str, cq: *mut ibv_cq_ex, errno: c_int) -> c_int {
         return errno;
     }
     // SAFETY: the caller's promise.
-    let (wr_id, status, opcode, number, context) = unsafe {
-        let (opcode, number) = (poll::read_opcode(cq), poll::read_qp_num(cq));
-        ((*cq).wr_id, (*cq).status, opcode, number, (*cq).context)
+    let (wr_id, status, opcode, number, context, flags) = unsafe {
+        let (opcode, number) = (((*cq).read_opcode)(cq), poll::read_qp_num(cq));
+        let flags = ((*cq).read_wc_flags)(cq);
+        ((*cq).wr_id, (*cq).status, opcode, number, (*cq).context, flags)
     };
-    if wanted().check {
+    if wanted().check && holds_request(opcode, flags) {
         completed(context.addr(), number, wr_id, opcode & wc_opcode::RECV == 0);
     }
     let what = format!(

@@ -17,7 +17,7 @@ use crate::environment::is_set;
 use crate::lazy::Lazy;
 pub(crate) use argument::{Answer, Argument, Count, MinusOne};
 pub(crate) use building::building;
-pub(crate) use data::{operations, polling, work_queue_receives};
+pub(crate) use data::{operations, polling, tag_changes, work_queue_receives};
 pub(crate) use gone::{free, free_queue_pair};
 
 /// What the environment asks for.

@@ -90,6 +90,36 @@ pub(super) unsafe fn request(qp: *mut ibv_qp, wr: *const ibv_send_wr) -> String 
     text
 }
 
+/// A change of a list of tags in words.
+///
+/// # Safety
+/// `wr` is a program's request.
+pub(super) unsafe fn tag_change(srq: *mut ibv_srq, wr: *const ibv_ops_wr) -> String {
+    // SAFETY: the caller's promise.
+    let (wr_id, opcode, flags, tm) = unsafe { ((*wr).wr_id, (*wr).opcode, (*wr).flags, (*wr).tm) };
+    let opcode_name = ["TAG_ADD", "TAG_DEL", "TAG_SYNC"].get(opcode as usize).copied();
+    let mut text = format!("srq={srq:p}, wr_id={wr_id:#x}, {}", opcode_name.unwrap_or("?"));
+    if flags & ops_flags::SIGNALED != 0 {
+        text.push_str(", SIGNALED");
+    }
+    if flags & ops_flags::TM_SYNC != 0 {
+        let _ = write!(text, ", TM_SYNC {}", tm.unexpected_cnt);
+    }
+    match opcode {
+        ops_opcode::TAG_ADD => {
+            let OpsAdd { recv_wr_id, sg_list, num_sge, tag, mask } = tm.add;
+            let _ = write!(text, ", recv_wr_id={recv_wr_id:#x}, tag={tag:#x}, mask={mask:#x}");
+            // SAFETY: the caller's promise.
+            unsafe { show_data(sg_list, num_sge, &mut text) };
+        }
+        ops_opcode::TAG_DEL => {
+            let _ = write!(text, ", handle={}", tm.handle);
+        }
+        _ => {}
+    }
+    text
+}
+
 /// A completion in words.
 pub(super) fn completion(wc: &ibv_wc) -> String {
     // SAFETY: a table of the library.

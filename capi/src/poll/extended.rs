@@ -217,7 +217,7 @@ pub(crate) unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 /// # Safety
 /// Between start and end of an extended poll.
 #[inline(always)]
-unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> Completion<'a> {
+pub(super) unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> Completion<'a> {
     // SAFETY: the caller's promise: the poll has written it.
     unsafe {
         let cqe = (*Cq::of(cq.cast()).current.get()).assume_init_read();
@@ -285,12 +285,6 @@ readers! {
     read_cvlan / read_cvlan_newer: u16 = |completion| completion.vlan().unwrap_or(0);
     /// `ibv_wc_read_flow_tag`.
     read_flow_tag / read_flow_tag_newer: u32 = |completion| completion.flow_tag();
-}
-
-/// `ibv_wc_read_tm_info`: there is no tag matching.
-pub(crate) unsafe extern "C" fn read_tm_info(_cq: *mut ibv_cq_ex, into: *mut ibv_wc_tm_info) {
-    // SAFETY: the caller's struct, to be written.
-    unsafe { into.write(ibv_wc_tm_info { tag: 0, r#priv: 0 }) };
 }
 
 /// `ibv_wc_read_completion_wallclock_ns`; 0 if the clock cannot be read.

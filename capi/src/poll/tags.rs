@@ -1,0 +1,65 @@
+//! Reading completions of tag matching queues, and of queues made with `IBV_WC_EX_WITH_TM_INFO`.
+//! Others have the readers of `extended.rs`, which need not look for them.
+
+use std::ffi::c_uint;
+use std::mem::offset_of;
+
+use uverbs::cq::{CompletionOpcode, CqeFormat, TagEvent};
+use uverbs_mlx5::format::{Cqe, OpOwn};
+
+use super::extended::{current, read_opcode as read_plain_opcode};
+use super::wc::flags;
+use crate::abi::*;
+
+const OP_OWN: usize = offset_of!(Cqe, op_own);
+
+/// Makes the readers of a completion queue ones that know completions of tag matching.
+///
+/// # Safety
+/// No other thread polls the queue meanwhile.
+pub(crate) unsafe fn read_tags(ex: *mut ibv_cq_ex) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        (*ex).read_opcode = read_opcode;
+        (*ex).read_wc_flags = read_wc_flags;
+    }
+}
+
+/// `ibv_wc_read_opcode`.
+unsafe extern "C" fn read_opcode(cq: *mut ibv_cq_ex) -> c_uint {
+    // SAFETY: programs read fields between start and end of a poll.
+    let completion = unsafe { current(cq) };
+    match completion.opcode() {
+        CompletionOpcode::TagAdd => wc_opcode::TM_ADD,
+        CompletionOpcode::TagRemove => wc_opcode::TM_DEL,
+        CompletionOpcode::TagSync => wc_opcode::TM_SYNC,
+        CompletionOpcode::TagRecv => wc_opcode::TM_RECV,
+        CompletionOpcode::NoTagRecv => wc_opcode::TM_NO_TAG,
+        // SAFETY: as above.
+        _ => unsafe { read_plain_opcode(cq) },
+    }
+}
+
+/// `ibv_wc_read_wc_flags`.
+unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
+    // SAFETY: programs read fields between start and end of a poll.
+    let completion = unsafe { current(cq) };
+    let bit = |flag: c_uint, is_set: bool| if is_set { flag } else { 0 };
+    // Where data is in the CQE, the bytes of the GRH's flag are data. A FIN is short enough.
+    let has_data = OpOwn(completion.to_bytes()[OP_OWN]).format() == CqeFormat::INLINE_32;
+    let plain = if completion.is_send() { 0 } else { flags(&completion) };
+    let plain = plain & !bit(wc_flags::GRH, has_data);
+    let Some(event) = completion.tag_event() else { return plain };
+    bit(wc_flags::TM_SYNC_REQ, completion.asks_for_tag_sync())
+        | bit(wc_flags::TM_MATCH, event.is_of_entry() && event != TagEvent::EXPECTED)
+        | bit(wc_flags::TM_DATA_VALID, event.is_last_of_entry())
+        | if event.is_of_change() { 0 } else { plain }
+}
+
+/// `ibv_wc_read_tm_info`.
+pub(crate) unsafe extern "C" fn read_tm_info(cq: *mut ibv_cq_ex, into: *mut ibv_wc_tm_info) {
+    // SAFETY: programs read fields between start and end of a poll.
+    let (tag, context) = unsafe { current(cq) }.tag_info();
+    // SAFETY: the caller's struct, to be written.
+    unsafe { into.write(ibv_wc_tm_info { tag, r#priv: context }) };
+}
