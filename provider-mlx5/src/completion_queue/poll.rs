@@ -7,7 +7,7 @@
 //! the id. All other CQEs take the slow path (`slow.rs`).
 
 use core::marker::PhantomData;
-use core::mem::offset_of;
+use core::mem::{ManuallyDrop, offset_of};
 
 use super::completion::{Completion, Raw, Status, WorkCompletion};
 use super::ring::{CqeView, OWNER};
@@ -546,6 +546,14 @@ impl PollBatch<'_> {
         self.queue.next = self.next;
     }
 
+    /// What dropping it does.
+    #[inline(always)]
+    fn finish(self) {
+        let mut this = ManuallyDrop::new(self);
+        let (next, before) = (this.next, this.before);
+        this.queue.finish_batch(next, before);
+    }
+
     /// Saves an error that was found after completions, so that a later poll returns it.
     #[doc(hidden)]
     pub fn keep(&mut self, error: PollError) {
@@ -563,10 +571,16 @@ impl Drop for PollBatch<'_> {
 }
 
 impl CompletionQueue {
-    /// Moves to the position of a batch, and gives back what was polled since `before`. Out of
-    /// line: dropping a batch is so short that compilers keep its fields in registers.
+    /// [`CompletionQueue::finish_batch`], out of line: dropping a batch is so short that compilers
+    /// keep its fields in registers.
     #[inline(never)]
     fn end_batch(&mut self, next: CqeView, before: u32) {
+        self.finish_batch(next, before);
+    }
+
+    /// Moves to the position of a batch, and gives back what was polled since `before`.
+    #[inline(always)]
+    fn finish_batch(&mut self, next: CqeView, before: u32) {
         let moved = self.ring.distance(self.next, next);
         self.consumed = self.consumed.wrapping_add(moved);
         self.next = next;
@@ -605,7 +619,10 @@ impl CompletionQueue {
         for count in 0..most {
             match batch.next() {
                 Ok(completion) => visit(completion),
-                Err(PollError::Empty) => return Ok(count),
+                Err(PollError::Empty) => {
+                    batch.finish();
+                    return Ok(count);
+                }
                 Err(error) if count == 0 => return Err(error),
                 Err(error) => {
                     batch.keep(error);
@@ -613,6 +630,7 @@ impl CompletionQueue {
                 }
             }
         }
+        batch.finish();
         Ok(most)
     }
 
