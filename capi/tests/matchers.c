@@ -62,7 +62,7 @@ static struct mlx5dv_flow_action_attr tag(uint32_t value)
 static struct ibv_qp *make_raw(struct ibv_cq *cq)
 {
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RAW_PACKET, .send_cq = cq, .recv_cq = cq,
-		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 } };
+		.cap = { .max_send_wr = 16, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 } };
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 	struct ibv_qp *qp = ibv_create_qp(pd, &init);
 
@@ -122,6 +122,36 @@ static void frames(struct ibv_qp *from, struct ibv_qp *one, struct ibv_qp *other
 	CHECK(ibv_destroy_flow(rules[0]) == 0 && mlx5dv_destroy_flow_matcher(matcher) == EBUSY);
 	CHECK(ibv_destroy_flow(rules[1]) == 0 && mlx5dv_destroy_flow_matcher(matcher) == 0);
 	CHECK(mlx5dv_destroy_flow_matcher(front) == 0);
+}
+
+/* A rule that matches all frames gets those that no rule in front of it takes. */
+static void all_frames(struct ibv_qp *from, struct ibv_qp *one, struct ibv_qp *other, struct ibv_cq *cq)
+{
+	struct match mask = { .size = 64 }, value = { .size = 64 };
+	struct mlx5dv_flow_matcher_attr attr = { .priority = 3, .match_mask = (void *)&mask };
+	struct mlx5dv_flow_matcher *all = mlx5dv_create_flow_matcher(context, &attr), *front = by_destination(1);
+	struct mlx5dv_flow_action_attr rest = lead_to(other), first = lead_to(one), drop = just(MLX5DV_FLOW_ACTION_DROP);
+	struct ibv_flow *rules[2] = { rule(front, 7, 1, &first) };
+
+	CHECK(all && rules[0]);
+	rules[1] = mlx5dv_create_flow(all, (void *)&value, 1, &rest);
+	CHECK(rules[1]);
+	receive(one);
+	receive(other);
+	send_to(from, 8);
+	CHECK(wait_for(cq).wr_id == other->qp_num);
+	send_to(from, 7);
+	CHECK(wait_for(cq).wr_id == one->qp_num);
+	CHECK(ibv_destroy_flow(rules[1]) == 0);
+
+	rules[1] = mlx5dv_create_flow(all, (void *)&value, 1, &drop);
+	CHECK(rules[1]);
+	receive(one);
+	send_to(from, 8);
+	send_to(from, 7);
+	CHECK(wait_for(cq).wr_id == one->qp_num);
+	CHECK(ibv_destroy_flow(rules[1]) == 0 && ibv_destroy_flow(rules[0]) == 0);
+	CHECK(mlx5dv_destroy_flow_matcher(all) == 0 && mlx5dv_destroy_flow_matcher(front) == 0);
 }
 
 /* Refused by libmlx5 itself, and refused by the kernel. */
@@ -198,6 +228,7 @@ int main(void)
 	other = make_raw(cq);
 	reliable = make_qp(cq, 8, 0);
 	frames(from, one, other, cq);
+	all_frames(from, one, other, cq);
 	refusals(one, reliable);
 	headers();
 	CHECK(ibv_destroy_qp(from) == 0 && ibv_destroy_qp(one) == 0 && ibv_destroy_qp(other) == 0);
