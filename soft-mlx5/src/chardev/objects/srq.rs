@@ -32,7 +32,7 @@ use crate::memory::PageMap;
 pub(crate) struct Srq {
     pub(crate) srqn: Srqn,
     pub(crate) parents: Vec<u32>,
-    pub(crate) is_xrc: bool,
+    pub(crate) srq_type: SrqType,
     pub(crate) events: Reporter,
     /// WQEs in the ring.
     ring: u32,
@@ -213,7 +213,7 @@ fn build(call: &mut Call<'_>, request: &Request) -> Result<Created, Errno> {
     call.commit(Object::Srq(Srq {
         srqn,
         parents,
-        is_xrc: xrc.is_some(),
+        srq_type: request.srq_type,
         events,
         ring,
         max_wr,

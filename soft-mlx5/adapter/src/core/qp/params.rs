@@ -176,6 +176,9 @@ pub struct QpParams {
     pub striding: Option<Striding>,
     /// Received frames end with their check sequence (raw packet).
     pub scatter_check_sequence: bool,
+    /// The device reads the data of rendezvous messages to a tag matching SRQ, and sends the FIN:
+    /// an RC QP, which has no send queue (`MLX5_QPC_OFFLOAD_TYPE_RNDV` of hw/mlx5/qp.c).
+    pub rendezvous: bool,
 }
 
 impl QpParams {
@@ -202,6 +205,7 @@ impl QpParams {
             strip_vlan: false,
             striding: None,
             scatter_check_sequence: false,
+            rendezvous: false,
         }
     }
 
@@ -255,6 +259,9 @@ impl QpParams {
         }
         if self.special.is_some_and(|number| number > 1 || self.qp_type != QpType::Ud) {
             return Err(CoreError::bad("special QP", u64::from(self.special.unwrap_or(0))));
+        }
+        if self.rendezvous && (self.qp_type != QpType::Rc || self.send_ring.is_some()) {
+            return Err(CoreError::bad("rendezvous offload", 1));
         }
         if self.doorbell_record % 8 != 0 {
             return Err(CoreError::bad("doorbell record address", self.doorbell_record));

@@ -4,8 +4,10 @@
 //! A message of several packets has two completions: one when it is matched, one when its data is
 //! complete. A rendezvous has them too. Its message only says where the data is: the device reads
 //! the data and then sends a FIN, by requests of its own in the QP's send queue, for which such a
-//! QP has no ring (`MLX5_QPC_OFFLOAD_TYPE_RNDV` of hw/mlx5/qp.c). Rendezvous to other QPs, and
-//! those whose data the buffer does not hold, are matched but left to software.
+//! QP has no ring ([`QpParams::rendezvous`]). Rendezvous to other QPs, and those whose data the
+//! buffer does not hold, are matched but left to software.
+//!
+//! [`QpParams::rendezvous`]: super::QpParams::rendezvous
 //!
 //! Completions are those that `handle_tag_matching` (providers/mlx5/cq.c of rdma-core) expects. No
 //! public source says what becomes of a matched message whose connection fails: here its entry
@@ -314,7 +316,7 @@ impl Qp {
         let from = from.and_then(|bytes| RendezvousHeader::read_from_bytes(bytes).ok());
         let from = from.ok_or(Refusal::Invalid)?;
         let capacity = found.entry.buffer.map_or(0, |buffer| buffer.len);
-        if self.params.send_ring.is_some() || from.length.get() > capacity {
+        if !self.params.rendezvous || from.length.get() > capacity {
             let event = TagEvent::CONSUMED_MESSAGE_SOFTWARE_RENDEZVOUS;
             let delivery = Delivery::Entry { event, header: Some(header), skipped: 0 };
             return self.take_entry(env, found, delivery);

@@ -60,6 +60,7 @@ impl Tags {
             if side == 1 {
                 params.receive = ReceiveSource::Srq(srq.srqn);
                 params.send_ring = params.send_ring.filter(|_| sends);
+                params.rendezvous = !sends;
             }
             host.create(params)
         });
@@ -505,6 +506,17 @@ fn headers_are_not_lost_by_compression() {
     }
     let heads: Vec<TagHeader> = tags.run().iter().map(|seen| seen.head).collect();
     assert_eq!(heads, [1, 2].map(|tag| header(TagHeader::EAGER, tag)));
+}
+
+#[test]
+fn only_queue_pairs_without_sends_have_the_rendezvous_offload() {
+    let mut tags = Tags::new();
+    let host = &mut tags.pair.world.hosts[1];
+    let mut params = host.qp_params(QpType::Rc, &tags.cq, &tags.cq);
+    (params.receive, params.rendezvous) = (ReceiveSource::Srq(tags.srq.srqn), true);
+    assert!(matches!(host.core.create_qp(params.clone()), Err(CoreError::BadParameter { .. })));
+    params.send_ring = None;
+    host.core.create_qp(params).unwrap();
 }
 
 #[test]

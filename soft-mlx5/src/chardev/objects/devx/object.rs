@@ -8,6 +8,7 @@ use uverbs_soft_adapter::firmware::command::Command;
 use uverbs_soft_adapter::firmware::event::{QUEUE_DCT, QUEUE_QP, QUEUE_RQ, QUEUE_SQ};
 use uverbs_soft_adapter::firmware::layout::command::header;
 use uverbs_soft_adapter::firmware::refusal::Done;
+use uverbs_uapi::enums::SrqType;
 use uverbs_uapi::mlx5::object::devx_obj::{create, destroy, modify, query};
 use uverbs_uapi::objects::Attr;
 use uverbs_uapi::objects::kind::{Handle, In, Out};
@@ -195,8 +196,15 @@ fn answers_to(object: &Object, named: (u16, u32)) -> bool {
         Object::Qp(qp) => {
             named == (opcode::CREATE_QP, qp.qpn.0) && service_code(qp.qp_type).is_some()
         }
-        Object::Srq(srq) if srq.is_xrc => named == (opcode::CREATE_XRC_SRQ, srq.srqn.0),
-        Object::Srq(srq) => named == (opcode::CREATE_RMP, srq.srqn.0),
+        Object::Srq(srq) => named == (creation_of(srq.srq_type), srq.srqn.0),
         _ => false,
+    }
+}
+
+/// The command that creates shared receive queues of a type.
+fn creation_of(srq_type: SrqType) -> u16 {
+    match srq_type {
+        SrqType::XRC => opcode::CREATE_XRC_SRQ,
+        _ => opcode::CREATE_RMP,
     }
 }

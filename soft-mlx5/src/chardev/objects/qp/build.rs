@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use nix::errno::Errno;
+use uverbs_uapi::enums::SrqType;
 use uverbs_uapi::mlx5::{self, CreateQpResp as DriverResponse, QpFlags};
 use zerocopy::IntoBytes;
 
@@ -139,6 +140,8 @@ fn params(
     call.user.pin(ucmd.db_addr, 8, true)?;
     let scatter = |handle| scatter_size(call, handle, ucmd.flags);
     let connected = matches!(request.qp_type, QpType::Rc | QpType::Uc);
+    let rendezvous =
+        request.qp_type == QpType::Rc && send_ring.is_none() && matches_tags(call, request)?;
     Ok(QpParams {
         send_ring,
         receive: receive_source(call, request, receive_ring)?,
@@ -151,6 +154,7 @@ fn params(
         block_multicast_loopback: request.flags & BLOCK_MULTICAST_LOOPBACK != 0,
         strip_vlan: request.flags & CVLAN_STRIPPING != 0,
         scatter_check_sequence: request.flags & SCATTER_FCS != 0,
+        rendezvous,
         ..QpParams::new(request.qp_type, pd, send_cq, receive_cq)
     })
 }
@@ -169,6 +173,11 @@ fn receive_source(
 
 fn srqn(call: &Call<'_>, handle: u32) -> Result<Srqn, Errno> {
     Ok(call.state.handles.get(handle)?.object.srq()?.srqn)
+}
+
+fn matches_tags(call: &Call<'_>, request: &Request) -> Result<bool, Errno> {
+    let Some(srq) = request.srq else { return Ok(false) };
+    Ok(call.state.handles.get(srq)?.object.srq()?.srq_type == SrqType::TM)
 }
 
 /// How much data the device scatters to CQEs of this queue, if the program allows it.
