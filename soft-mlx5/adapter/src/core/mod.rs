@@ -74,7 +74,7 @@ pub use qp::{
 pub(crate) use rss::place;
 pub use rss::{RSS_KEY, RssHash, Spread};
 pub use srq::{SrqInfo, SrqParams, XrcSrqParams};
-pub use tags::TagParams;
+pub use tags::{TagCounts, TagParams};
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -4,7 +4,7 @@ use uverbs_mlx5_format::SrqNextSegment;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::ids::ObjectId;
-use super::tags::{TagList, TagParams};
+use super::tags::{TagCounts, TagList, TagParams};
 use super::{CoreError, Cqn, ObjectKind, Pdn, Srqn, Xrcdn};
 use crate::memory::{HostMemory, PageMap};
 
@@ -53,6 +53,8 @@ pub struct SrqInfo {
     pub in_error: bool,
     /// Number of QPs that receive from it.
     pub users: u32,
+    /// Present for a tag matching SRQ.
+    pub tags: Option<TagCounts>,
 }
 
 /// A shared receive queue.
@@ -105,6 +107,7 @@ impl Srq {
             outstanding,
             in_error: self.in_error,
             users: self.users,
+            tags: self.tags.as_ref().map(TagList::counts),
         })
     }
 
@@ -197,7 +200,7 @@ impl Srq {
 
 impl SrqParams {
     /// The objects that the SRQ uses.
-    pub(super) fn objects(&self) -> Vec<ObjectId> {
+    pub(crate) fn objects(&self) -> Vec<ObjectId> {
         let xrc = self.xrc.map(|xrc| [xrc.xrcd.object(), xrc.cq.object()]);
         let tags = self.tags.map(|tags| tags.object());
         [self.pd.object()].into_iter().chain(xrc.into_iter().flatten()).chain(tags).collect()

@@ -31,6 +31,17 @@ impl TagParams {
     }
 }
 
+/// The counts of a tag matching SRQ, as `tag_matching_topology_context` in `mlx5_ifc.h` has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TagCounts {
+    /// The place of the next entry.
+    pub next: u16,
+    /// Unexpected messages that arrived.
+    pub arrived: u16,
+    /// Unexpected messages that software has handled.
+    pub handled: u16,
+}
+
 /// The buffer of an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TagBuffer {
@@ -91,6 +102,10 @@ impl TagList {
             arrived: 0,
             handled: 0,
         }
+    }
+
+    pub(super) fn counts(&self) -> TagCounts {
+        TagCounts { next: self.next, arrived: self.arrived, handled: self.handled }
     }
 
     /// Unexpected messages that arrived, modulo 2^16.

@@ -5,6 +5,7 @@ use super::bits::Field;
 use super::flow_counter::{LOG_BULK, LOG_COUNTERS};
 use super::layout::capability::{atomic, general};
 use super::record::LOG_LIST;
+use super::tag_matching::LOG_TAGS;
 use crate::core::MAX_COMPRESSED;
 
 /// Bytes of a block of capabilities.
@@ -26,7 +27,7 @@ pub const FLOW_TABLE: u64 = 7;
 pub const QOS: u64 = 0xc;
 
 /// Port types, `MLX5_CAP_PORT_TYPE_*`.
-pub const PORT_INFINIBAND: u64 = 0;
+const PORT_INFINIBAND: u64 = 0;
 const PORT_ETHERNET: u64 = 1;
 
 const SUPPORTED: u64 = 1;
@@ -128,6 +129,17 @@ pub const ETHERNET_VALUES: &[(Field, u64)] = &[
     (general::LOG_MAX_WQ_SZ, 15),
     (general::STRIDING_RQ, SUPPORTED),
     (general::EXT_STRIDE_NUM_RANGE, SUPPORTED),
+];
+
+/// The fields that both front ends have for an InfiniBand port. Tag matching is announced there
+/// only: on RoCE libmlx5 could not use it, because it connects the queue of the list operations by
+/// LID (`create_cmd_qp`), which the kernel refuses (`rdma_check_ah_attr`).
+pub const INFINIBAND_VALUES: &[(Field, u64)] = &[
+    (general::PORT_TYPE, PORT_INFINIBAND),
+    (general::TAG_MATCHING, SUPPORTED),
+    (general::RNDV_OFFLOAD_RC, SUPPORTED),
+    (general::LOG_TAG_MATCHING_LIST_SZ, LOG_TAGS as u64),
+    (general::LOG_MAX_XRQ, 16),
 ];
 
 /// Compare and swap, fetch and add; 8 bytes; results in the host's byte order if the driver asks

@@ -25,6 +25,7 @@ mod resource;
 mod shared_receive;
 mod spread;
 pub mod table;
+pub mod tag_matching;
 mod umem;
 mod user_context;
 

@@ -35,6 +35,9 @@ const OWN_RING: u64 = 0;
 const SHARED_RING: u64 = 1;
 const NO_RING: u64 = 3;
 
+/// `MLX5_QPC_OFFLOAD_TYPE_RNDV`.
+const OFFLOAD_RENDEZVOUS: u64 = 1;
+
 /// Optional parameters, `MLX5_QP_OPTPAR_*`.
 mod optional {
     pub(super) const ALTERNATE_PATH: u32 = 1 << 0;
@@ -113,6 +116,7 @@ fn params(
         reserved_lkey: qpc::RLKY.is_set(context),
         special: special(context),
         block_multicast_loopback: qpc::BLOCK_LB_MC.is_set(context),
+        rendezvous: qp_type == QpType::Rc && reads_rendezvous(context)?,
         ..QpParams::new(qp_type, Pdn(0), Cqn(0), Cqn(0))
     })
 }
@@ -127,6 +131,16 @@ fn qp_type(context: &[u8]) -> Result<QpType, Refusal> {
         SERVICE_DCI if !qpc::NO_SQ.is_set(context) => Ok(QpType::DcInitiator),
         SERVICE_REG_UMR => Ok(QpType::RegUmr),
         other => Err(Refusal::parameter("st", other)),
+    }
+}
+
+/// Whether the device reads the data of rendezvous messages. The kernel asks for it for every QP of
+/// a tag matching SRQ that has no send queue (hw/mlx5/qp.c).
+fn reads_rendezvous(context: &[u8]) -> Result<bool, Refusal> {
+    match qpc::OFFLOAD_TYPE.get(context) {
+        0 => Ok(false),
+        OFFLOAD_RENDEZVOUS => Ok(true),
+        other => Err(Refusal::parameter("offload_type", other)),
     }
 }
 
@@ -407,6 +421,7 @@ pub(super) fn query(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> D
         (qpc::STATE, state_code(info.state, info.draining)),
         (qpc::ST, firmware.service(qpn.0).map_or(0, |service| service.code)),
         (qpc::PM_STATE, migration),
+        (qpc::OFFLOAD_TYPE, if info.params.rendezvous { OFFLOAD_RENDEZVOUS } else { 0 }),
         (qpc::PD, u64::from(info.params.pd.0)),
         (qpc::MTU, attributes.mtu.map_or(0, |mtu| u64::from(mtu.code()))),
         (qpc::USER_INDEX, u64::from(info.params.user_index)),

@@ -34,17 +34,43 @@ const POOL_ERROR: u64 = 3;
 const XRC_GOOD: u64 = 0;
 const XRC_ERROR: u64 = 1;
 
+/// The kinds of shared receive queues, each with commands of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Pool,
+    Xrc,
+    Tags,
+}
+
+impl Kind {
+    fn of(params: &SrqParams) -> Self {
+        match params {
+            SrqParams { tags: Some(_), .. } => Self::Tags,
+            SrqParams { xrc: Some(_), .. } => Self::Xrc,
+            _ => Self::Pool,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Pool => "RMP",
+            Self::Xrc => "XRC SRQ",
+            Self::Tags => "XRQ",
+        }
+    }
+}
+
 impl Firmware<'_> {
     /// The shared receive queue that a command names, of the kind that the command is for.
-    fn shared_receive(
+    pub(super) fn shared_receive(
         &mut self,
         command: &Command<'_>,
-        xrc: bool,
+        kind: Kind,
     ) -> Result<(Srqn, SrqInfo), Refusal> {
         let number = Srqn(command.number());
         let info = self.core.query_srq(number)?;
-        if info.params.xrc.is_some() != xrc || info.params.tags.is_some() {
-            return Err(Refusal::no_such(if xrc { "XRC SRQ" } else { "RMP" }, number.0));
+        if Kind::of(&info.params) != kind {
+            return Err(Refusal::no_such(kind.name(), number.0));
         }
         Ok((number, info))
     }
@@ -84,7 +110,7 @@ pub(super) fn modify_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>
     }
     if command.is_set(rmp_bitmask::LWM.at(POOL_BITMASK)) {
         let limit = command.get(wq::LWM.at(POOL_QUEUE)) as u16;
-        let (number, _) = firmware.shared_receive(command, false)?;
+        let (number, _) = firmware.shared_receive(command, Kind::Pool)?;
         firmware.core.arm_srq(number, limit)?;
     }
     Ok(())
@@ -92,7 +118,7 @@ pub(super) fn modify_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>
 
 /// QUERY_RMP.
 pub(super) fn query_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let (_, info) = firmware.shared_receive(command, false)?;
+    let (_, info) = firmware.shared_receive(command, Kind::Pool)?;
     let params = &info.params;
     let values = [
         (rmpc::STATE.at(POOL), if info.in_error { POOL_ERROR } else { POOL_READY }),
@@ -146,7 +172,7 @@ fn xrc_doorbell_record(context: &[u8]) -> u64 {
 
 /// QUERY_XRC_SRQ.
 pub(super) fn query_xrc(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let (_, info) = firmware.shared_receive(command, true)?;
+    let (_, info) = firmware.shared_receive(command, Kind::Xrc)?;
     for (field, value) in xrc_values(&info) {
         command.reply.set(field.at(XRC), value);
     }
@@ -171,13 +197,13 @@ fn xrc_values(info: &SrqInfo) -> [(crate::firmware::bits::Field, u64); 7] {
 /// ARM_XRC_SRQ.
 pub(super) fn arm_xrc(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let limit = command.get(arm_rq_in::LWM) as u16;
-    let (number, _) = firmware.shared_receive(command, true)?;
+    let (number, _) = firmware.shared_receive(command, Kind::Xrc)?;
     Ok(firmware.core.arm_srq(number, limit)?)
 }
 
 /// DESTROY_RMP.
 pub(super) fn destroy_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let (number, _) = firmware.shared_receive(command, false)?;
+    let (number, _) = firmware.shared_receive(command, Kind::Pool)?;
     firmware.core.destroy_srq(number)?;
     firmware.objects.release(number.object());
     Ok(())
@@ -185,6 +211,6 @@ pub(super) fn destroy_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_
 
 /// DESTROY_XRC_SRQ.
 pub(super) fn destroy_xrc(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let (number, _) = firmware.shared_receive(command, true)?;
+    let (number, _) = firmware.shared_receive(command, Kind::Xrc)?;
     Ok(firmware.core.destroy_srq(number)?)
 }

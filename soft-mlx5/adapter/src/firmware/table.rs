@@ -9,7 +9,7 @@ use super::record::{Rqt, Tir, Tis};
 use super::refusal::Done;
 use super::{
     Firmware, completion_queue, counters, dc_target, ethernet, flow_counter, memory_key,
-    queue_pair, record, resource, shared_receive, umem, user_context,
+    queue_pair, record, resource, shared_receive, tag_matching, umem, user_context,
 };
 use crate::core::QpState;
 
@@ -100,6 +100,7 @@ const COMMANDS: &[CommandSpec] = commands! {
     0x50c "SQD_RTS_QP" (256, 8) MODIFY_QP
         |firmware, command| to_ready_to_send(firmware, command, QpState::SendQueueDrain);
     0x50e "INIT2INIT_QP" (256, 8) MODIFY_QP queue_pair::init_to_init;
+    0x703 "ARM_RQ" (16, 8) ARM_RQ tag_matching::arm_rq;
     0x705 "CREATE_XRC_SRQ" (272, 16) XRC_SRQ shared_receive::create_xrc;
     0x706 "DESTROY_XRC_SRQ" (16, 8) OBJECT shared_receive::destroy_xrc;
     0x707 "QUERY_XRC_SRQ" (16, 80) OBJECT shared_receive::query_xrc;
@@ -108,6 +109,10 @@ const COMMANDS: &[CommandSpec] = commands! {
     0x711 "DESTROY_DCT" (16, 8) OBJECT dc_target::destroy;
     0x712 "DRAIN_DCT" (16, 8) OBJECT dc_target::drain;
     0x713 "QUERY_DCT" (16, 128) OBJECT dc_target::query;
+    0x717 "CREATE_XRQ" (336, 16) XRQ tag_matching::create;
+    0x718 "DESTROY_XRQ" (16, 8) OBJECT tag_matching::destroy;
+    0x719 "QUERY_XRQ" (16, 336) OBJECT tag_matching::query;
+    0x71a "ARM_XRQ" (16, 8) ARM_RQ tag_matching::arm;
     0x771 "ALLOC_Q_COUNTER" (8, 16) NONE counters::allocate;
     0x772 "DEALLOC_Q_COUNTER" (16, 8) COUNTER counters::free;
     0x773 "QUERY_Q_COUNTER" (32, 256) NONE counters::query;
@@ -175,6 +180,11 @@ const MODIFY_QP: Structures = &[
     (0xc0 + 0xc0, context::ads::FIELDS),
 ];
 const XRC_SRQ: Structures = &[(0x80, context::xrc_srqc::FIELDS)];
+const XRQ: Structures = &[
+    (0x80, context::xrqc::FIELDS),
+    (0x180, context::tag_matching_topology::FIELDS),
+    (0x480, context::wq::FIELDS),
+];
 const CHANGE_RMP: Structures = &[(0, layout::modify_rmp_in::FIELDS), (0x280, context::wq::FIELDS)];
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::layout::ethernet::{ethernet_offloads, flow_table_properties};
 use uverbs_soft::core::LinkLayer;
 use uverbs_soft_adapter::firmware::capability::{
     ATOMIC, ATOMIC_VALUES, BLOCK, BLOCK_AT, COMMON_VALUES, DYNAMIC_CONNECTION_VALUES,
-    ETHERNET_OFFLOADS, ETHERNET_VALUES, FLOW_TABLE, GENERAL, PORT_INFINIBAND, ROCE, block,
+    ETHERNET_OFFLOADS, ETHERNET_VALUES, FLOW_TABLE, GENERAL, INFINIBAND_VALUES, ROCE, block,
 };
 
 const SUPPORTED: u64 = 1;
@@ -76,7 +76,8 @@ fn general_values(link: LinkLayer) -> Vec<(Field, u64)> {
     match link {
         // The driver queries the port through the virtual port's context instead of MADs.
         LinkLayer::InfiniBand => {
-            values.extend([(general::PORT_TYPE, PORT_INFINIBAND), (general::IB_VIRT, SUPPORTED)])
+            values.extend(INFINIBAND_VALUES);
+            values.push((general::IB_VIRT, SUPPORTED));
         }
         LinkLayer::Ethernet => {
             values.extend(ETHERNET_VALUES);

@@ -39,6 +39,16 @@ impl Input {
         self.set(object::NUMBER, u64::from(number))
     }
 
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Appends an entry of a page list that begins where the fields end.
+    pub(super) fn page(mut self, address: u64) -> Self {
+        self.0.extend_from_slice(&address.to_be_bytes());
+        self
+    }
+
     /// Appends the page list of a creation command.
     pub(super) fn pages(mut self, first: u64, bytes: u64) -> Self {
         self.0.resize(PAGES / 8, 0);

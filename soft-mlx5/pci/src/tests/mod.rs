@@ -7,6 +7,7 @@ mod flow_counters;
 mod frames;
 mod queues;
 mod strictness;
+mod tag_matching;
 mod targets;
 mod user_contexts;
 mod wires;

@@ -9,20 +9,20 @@ use uverbs_soft::core::LinkLayer;
 
 /// Statuses, `MLX5_CMD_STAT_*`.
 const BAD_OPERATION: u64 = 0x2;
-const BAD_PARAMETER: u64 = 0x3;
+pub(super) const BAD_PARAMETER: u64 = 0x3;
 const BAD_SYSTEM_STATE: u64 = 0x4;
-const BAD_RESOURCE: u64 = 0x5;
-const RESOURCE_BUSY: u64 = 0x6;
+pub(super) const BAD_RESOURCE: u64 = 0x5;
+pub(super) const RESOURCE_BUSY: u64 = 0x6;
 const BAD_QP_STATE: u64 = 0x10;
-const BAD_INPUT_LENGTH: u64 = 0x50;
+pub(super) const BAD_INPUT_LENGTH: u64 = 0x50;
 const BAD_OUTPUT_LENGTH: u64 = 0x51;
 
-fn ready_driver() -> Driver {
+pub(super) fn ready_driver() -> Driver {
     Driver::ready(settings(LinkLayer::InfiniBand), Cable::default())
 }
 
 /// The status of a command that is refused.
-fn status(driver: &mut Driver, input: Input, output: usize) -> u64 {
+pub(super) fn status(driver: &mut Driver, input: Input, output: usize) -> u64 {
     let (status, syndrome) = driver.command(input, output).expect_err("refused");
     assert_ne!(syndrome, 0, "status {status:#x} has no syndrome");
     status

@@ -4,6 +4,8 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use uverbs_soft_adapter::firmware::tag_matching::LOG_TAGS;
+
 use crate::core::{LinkLayer, Mtu};
 use crate::packet::Gid;
 use crate::wire::{Place, Station};
@@ -215,7 +217,7 @@ impl Options {
     /// log2 of the deepest SRQ.
     pub(crate) const LOG_MAX_SRQ_SIZE: u32 = 15;
     /// log2 of the longest list of a tag matching SRQ.
-    pub(crate) const LOG_MAX_TAGS: u32 = 7;
+    pub(crate) const LOG_MAX_TAGS: u32 = LOG_TAGS;
     /// Bytes of the longest send WQE.
     pub(crate) const MAX_SEND_WQE: u16 = 1024;
     /// Bytes of the longest receive WQE.

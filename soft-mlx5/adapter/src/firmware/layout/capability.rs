@@ -130,6 +130,11 @@ structure! {
         CQE_128_ALWAYS: 0x5bd, 1;
         CQE_COMPRESSION: 0x5bf, 1;
         CQE_COMPRESSION_MAX_NUM: 0x5d0, 16;
+        TAG_MATCHING: 0x5f0, 1;
+        RNDV_OFFLOAD_RC: 0x5f1, 1;
+        RNDV_OFFLOAD_DC: 0x5f2, 1;
+        LOG_TAG_MATCHING_LIST_SZ: 0x5f3, 5;
+        LOG_MAX_XRQ: 0x5fb, 5;
         NATIVE_PORT_NUM: 0x608, 8;
     }
 }

@@ -182,7 +182,7 @@ structure! {
 }
 
 structure! {
-    /// ARM_RQ and ARM_XRC_SRQ input.
+    /// ARM_RQ, ARM_XRC_SRQ and ARM_XRQ input.
     arm_rq_in {
         SRQ_NUMBER: 0x48, 24;
         LWM: 0x70, 16;

@@ -320,6 +320,31 @@ structure! {
 }
 
 structure! {
+    /// Context of an extended receive queue (XRQ); a [`tag_matching_topology`] follows at bit
+    /// 0x100, a [`wq`] at bit 0x400. The kernel's header lacks DC, which UCX's has
+    /// (`uct_ib_mlx5_xrqc_bits`).
+    xrqc {
+        STATE: 0x0, 4;
+        RLKEY: 0x4, 1;
+        TOPOLOGY: 0x14, 4;
+        OFFLOAD: 0x1c, 4;
+        USER_INDEX: 0x28, 24;
+        CQN: 0x48, 24;
+        DC: 0x7f, 1;
+    }
+}
+
+structure! {
+    /// What an XRQ context has of tag matching.
+    tag_matching_topology {
+        LOG_MATCHING_LIST_SZ: 0x0, 4;
+        APPEND_NEXT_INDEX: 0x10, 16;
+        SW_PHASE_CNT: 0x20, 16;
+        HW_PHASE_CNT: 0x30, 16;
+    }
+}
+
+structure! {
     /// Transport interface send context.
     tisc {
         STRICT_LAG_TX_PORT_AFFINITY: 0x0, 1;

@@ -5,7 +5,7 @@
 use uverbs_soft_adapter::firmware::bits::Field;
 use uverbs_soft_adapter::firmware::capability::{
     ATOMIC, ATOMIC_VALUES, BLOCK_AT, COMMON_VALUES, DYNAMIC_CONNECTION_VALUES, ETHERNET_VALUES,
-    FLOW_TABLE, GENERAL, PORT_INFINIBAND, QOS, block,
+    FLOW_TABLE, GENERAL, INFINIBAND_VALUES, QOS, block,
 };
 use uverbs_soft_adapter::firmware::command::Command;
 use uverbs_soft_adapter::firmware::flow_counter::BULK_SIZES;
@@ -50,7 +50,7 @@ fn general_values(options: &Options) -> Vec<(Field, u64)> {
             (general::QOS, u64::from(options.rates().is_some())),
         ]);
     } else {
-        values.push((general::PORT_TYPE, PORT_INFINIBAND));
+        values.extend(INFINIBAND_VALUES);
     }
     values
 }

@@ -205,6 +205,7 @@ fn answers_to(object: &Object, named: (u16, u32)) -> bool {
 fn creation_of(srq_type: SrqType) -> u16 {
     match srq_type {
         SrqType::XRC => opcode::CREATE_XRC_SRQ,
+        SrqType::TM => opcode::CREATE_XRQ,
         _ => opcode::CREATE_RMP,
     }
 }

@@ -19,6 +19,7 @@ pub(crate) mod opcode {
     pub(crate) const CREATE_QP: u16 = 0x500;
     pub(crate) const CREATE_XRC_SRQ: u16 = 0x705;
     pub(crate) const CREATE_DCT: u16 = 0x710;
+    pub(crate) const CREATE_XRQ: u16 = 0x717;
     pub(crate) const CREATE_TIR: u16 = 0x900;
     pub(crate) const CREATE_SQ: u16 = 0x904;
     pub(crate) const CREATE_RQ: u16 = 0x908;
@@ -28,7 +29,7 @@ pub(crate) mod opcode {
 }
 use opcode::{
     ALLOC_FLOW_COUNTER, CREATE_CQ, CREATE_DCT, CREATE_MKEY, CREATE_QP, CREATE_RMP, CREATE_RQ,
-    CREATE_SQ, CREATE_TIR, CREATE_XRC_SRQ, MODIFY_CQ,
+    CREATE_SQ, CREATE_TIR, CREATE_XRC_SRQ, CREATE_XRQ, MODIFY_CQ,
 };
 
 /// Objects of one kind: the command that creates them, and the commands that refer to them.
@@ -70,6 +71,7 @@ const FAMILIES: &[Family] = &[
     ),
     Family::new(2, (CREATE_XRC_SRQ, 0x706), &[0x708], &[0x707]),
     Family::new(1, (CREATE_DCT, 0x711), &[], &[0x713]),
+    Family::new(2, (CREATE_XRQ, 0x718), &[0x71a], &[0x719]),
     // Counter sets.
     Family {
         number: alloc_q_counter_out::COUNTER_SET_ID,
@@ -97,10 +99,10 @@ const FAMILIES: &[Family] = &[
 ];
 
 /// Further commands that create objects, which this firmware does not have: scheduling elements,
-/// PSVs, SRQs of old firmware, XRQs, multicast memberships, VXLAN ports, entries of the
-/// address table, flow tables and their parts, general objects.
+/// PSVs, SRQs of old firmware, multicast memberships, VXLAN ports, entries of the address table,
+/// flow tables and their parts, general objects.
 const OTHER_CREATIONS: &[u16] =
-    &[0x600, 0x700, 0x717, 0x782, 0x806, 0x827, 0x829, 0x930, 0x933, 0x936, 0x93d, 0x940, 0xa00];
+    &[0x600, 0x700, 0x782, 0x806, 0x827, 0x829, 0x930, 0x933, 0x936, 0x93d, 0x940, 0xa00];
 
 /// `devx_is_general_cmd`: queries of the adapter, of ports, of congestion and of LAG, NOP, and the
 /// range reserved for general commands.
@@ -156,6 +158,8 @@ pub(super) fn set_umem_valid(input: &mut [u8]) {
     const QP_CONTEXT: usize = 0xc0;
     /// The work queue in the contexts of SQs, RQs and RMPs.
     const QUEUE: usize = 0x100 + 0x180;
+    /// That in the context of an XRQ.
+    const XRQ_QUEUE: usize = 0x80 + 0x400;
     let valid: &[Field] = match header::OPCODE.get(input) as u16 {
         CREATE_MKEY if !is_indirect(input) => &[create_mkey_in::MKEY_UMEM_VALID],
         CREATE_CQ => &[create_cq_in::CQ_UMEM_VALID, cqc::DBR_UMEM_VALID.at(CONTEXT)],
@@ -167,6 +171,7 @@ pub(super) fn set_umem_valid(input: &mut [u8]) {
         CREATE_SQ | CREATE_RQ | CREATE_RMP => {
             &[wq::WQ_UMEM_VALID.at(QUEUE), wq::DBR_UMEM_VALID.at(QUEUE)]
         }
+        CREATE_XRQ => &[wq::WQ_UMEM_VALID.at(XRQ_QUEUE), wq::DBR_UMEM_VALID.at(XRQ_QUEUE)],
         _ => &[],
     };
     valid.iter().for_each(|field| field.set(input, 1));
