@@ -44,41 +44,54 @@ counted!(DetachedCqEvent, DetachedEvent);
 /// The events of one object, as one event with a count.
 #[derive(Debug)]
 pub(crate) struct Held<E> {
-    event: Shared<Option<E>>,
+    state: Shared<State<E>>,
     acknowledged: Condvar,
+}
+
+#[derive(Debug)]
+struct State<E> {
+    event: Option<E>,
+    /// Threads that wait until all are acknowledged.
+    waiting: usize,
 }
 
 impl<E> Default for Held<E> {
     fn default() -> Self {
-        Self { event: Shared::new(None), acknowledged: Condvar::new() }
+        let state = Shared::new(State { event: None, waiting: 0 });
+        Self { state, acknowledged: Condvar::new() }
     }
 }
 
 impl<E: Counted> Held<E> {
     /// Keeps an event until it is acknowledged.
     pub(crate) fn hold(&self, event: E) {
-        let Some(mut held) = self.event.lock() else { return };
-        match &mut *held {
+        let Some(mut state) = self.state.lock() else { return };
+        match &mut state.event {
             Some(held) => held.join(event),
-            None => *held = Some(event),
+            None => state.event = Some(event),
         }
     }
 
     /// Acknowledges `count` events, or all if there are fewer.
     pub(crate) fn acknowledge(&self, count: u32) {
-        let Some(mut held) = self.event.lock() else { return };
-        if held.as_mut().is_some_and(|event| !event.acknowledge(count)) {
-            *held = None;
-            self.acknowledged.notify_all();
+        let Some(mut state) = self.state.lock() else { return };
+        if state.event.as_mut().is_some_and(|event| !event.acknowledge(count)) {
+            state.event = None;
+            // A notification is a system call, also if no thread waits.
+            if state.waiting > 0 {
+                self.acknowledged.notify_all();
+            }
         }
     }
 
     /// Waits until all are acknowledged.
     pub(crate) fn wait(&self) {
-        let Some(mut held) = self.event.lock() else { return };
-        while held.is_some() {
-            let waited = self.acknowledged.wait_timeout(held, LOOK_AGAIN);
-            held = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        let Some(mut state) = self.state.lock() else { return };
+        while state.event.is_some() {
+            state.waiting += 1;
+            let waited = self.acknowledged.wait_timeout(state, LOOK_AGAIN);
+            state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            state.waiting -= 1;
         }
     }
 }
@@ -98,3 +111,6 @@ pub(crate) fn destroy(mut attempt: impl FnMut() -> Result<(), Error>, wait: impl
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

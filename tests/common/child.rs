@@ -18,6 +18,24 @@ pub(crate) enum Outcome {
     Hung,
 }
 
+/// As [`in_child`]; the child is killed at its first system call but read, write and exit after
+/// `prepare` (strict seccomp mode). That counts as [`Outcome::Panicked`].
+#[allow(dead_code, reason = "for some of the tests")]
+pub(crate) fn in_child_without_system_calls<T>(
+    prepare: impl FnOnce() -> T,
+    run: impl FnOnce(&T),
+) -> Outcome {
+    in_child(|| {
+        let prepared = prepare();
+        // SAFETY: no memory is involved. `SYS_exit` is the exit that this mode allows.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT), 0);
+            run(&prepared);
+            libc::syscall(libc::SYS_exit, 0);
+        }
+    })
+}
+
 /// Runs `run` in a forked child.
 pub(crate) fn in_child(run: impl FnOnce()) -> Outcome {
     // SAFETY: the C library makes its allocator usable in the child; nothing else of other threads'

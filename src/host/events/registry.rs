@@ -72,6 +72,8 @@ impl Target {
 #[derive(Debug, Default)]
 struct State {
     targets: HashMap<u64, Target>,
+    /// Threads that wait for acknowledgements.
+    waiting: usize,
 }
 
 /// The objects of one event file and the events of theirs that are held.
@@ -165,12 +167,13 @@ impl Registry {
 
     /// Acknowledges `count` events held by `holder`.
     pub(crate) fn acknowledge(&self, id: ObjectId, holder: Holder, count: u32) {
-        self.with(id, |target| {
-            remove(target, holder, count);
-            if target.held.is_empty() {
-                self.changed.notify_all();
-            }
-        });
+        let Some(mut state) = self.lock() else { return };
+        let Some(target) = state.targets.get_mut(&id.0) else { return };
+        remove(target, holder, count);
+        // A notification is a system call, also if no thread waits.
+        if target.held.is_empty() && state.waiting > 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// Detaches `count` events from `holder`, so that they may go to another thread.
@@ -189,8 +192,10 @@ impl Registry {
                 return Err(held_by_caller(verb, target));
             }
             let left = until.left().ok_or_else(|| still_held(verb, target, until))?;
+            state.waiting += 1;
             state =
                 self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state.waiting -= 1;
         }
         Ok(())
     }
@@ -297,4 +302,5 @@ fn is_held(state: &State, id: ObjectId) -> bool {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code, reason = "tests fork")]
 mod tests;

@@ -1,6 +1,11 @@
+#[path = "../../../../tests/common/child.rs"]
+#[allow(clippy::duplicate_mod, reason = "each test module has its own")]
+mod child;
+
 use std::sync::mpsc;
 
 use super::*;
+use child::{Outcome, in_child_without_system_calls};
 
 fn registry_with_one_event() -> (Arc<Registry>, ObjectId) {
     let registry = Arc::new(Registry::default());
@@ -71,4 +76,12 @@ fn events_of_forgotten_objects_count_for_no_object() {
     registry.take("get_cq_event", |_| Ok(id), |id| Some(*id), |_, _| ()).unwrap();
     registry.acknowledge(id, None, 1);
     destroy(&registry, id, Wait::Never).unwrap();
+}
+
+#[test]
+fn an_acknowledgement_that_no_thread_waits_for_makes_no_system_call() {
+    let outcome = in_child_without_system_calls(registry_with_one_event, |(registry, id)| {
+        registry.acknowledge(*id, Some(thread::current().id()), 1);
+    });
+    assert_eq!(outcome, Outcome::Well);
 }
