@@ -98,7 +98,7 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn current() -> Self {
-        Self { id: std::process::id(), generation: system::generation() }
+        Self { id: system::process_id(), generation: system::generation() }
     }
 }
 

@@ -427,6 +427,46 @@ pub(crate) fn generation() -> u64 {
     GENERATION.load(Ordering::Relaxed)
 }
 
+/// A word that the kernel clears in forked children, also in those of a bare `clone`. Null before
+/// it is made, and [`NO_WORD`] where it cannot be: `MADV_WIPEONFORK` came with Linux 4.14.
+static ID: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+static NO_WORD: AtomicU32 = AtomicU32::new(0);
+
+/// The process's id, which a process asks the kernel for once.
+pub(crate) fn process_id() -> u32 {
+    // SAFETY: null, or a word that is never freed.
+    let Some(word) = (unsafe { ID.load(Ordering::Acquire).cast_const().as_ref() }) else {
+        // Of two threads that are here at once one leaks a page.
+        let word = wiped_page().unwrap_or(ptr::from_ref(&NO_WORD).cast_mut());
+        ID.store(word, Ordering::Release);
+        return std::process::id();
+    };
+    let known = word.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let id = std::process::id();
+    if !ptr::eq(word, &NO_WORD) {
+        word.store(id, Ordering::Relaxed);
+    }
+    id
+}
+
+/// A page of zeros, which forked children find so again.
+fn wiped_page() -> Option<*mut AtomicU32> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let length = size_of::<AtomicU32>();
+    // SAFETY: a new mapping, at an address of the kernel's choice, of which only the behaviour at
+    // forks is changed.
+    unsafe {
+        let page = libc::mmap(ptr::null_mut(), length, protection, flags, -1, 0);
+        let is_wiped =
+            page != libc::MAP_FAILED && libc::madvise(page, length, libc::MADV_WIPEONFORK) == 0;
+        is_wiped.then_some(page.cast())
+    }
+}
+
 /// Grows with each fork of this process from the first call on. A fork that has begun counts, also
 /// in the child. If forks cannot be watched, each call counts as one.
 pub(crate) fn forks() -> u64 {

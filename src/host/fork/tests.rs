@@ -2,7 +2,7 @@
 mod child;
 
 use super::*;
-use child::{Outcome, in_child};
+use child::{Outcome, in_child, in_child_without_system_calls};
 
 fn reply(kind: u16, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut message = request().to_vec();
@@ -48,6 +48,30 @@ fn a_child_gives_up_on_a_lock_that_was_held_and_takes_a_free_one() {
     assert_eq!(outcome, Outcome::Well);
     drop(guard);
     assert!(held.lock().is_some() && !held.is_inherited());
+}
+
+#[test]
+fn a_process_asks_for_its_id_once() {
+    let prepare = || Lock::new(());
+    let run = |lock: &Lock<()>| assert!(!lock.is_inherited());
+    assert_eq!(in_child_without_system_calls(prepare, run), Outcome::Well);
+}
+
+/// A child of a bare `clone`, for which no handlers run, sees that it is one.
+#[test]
+fn a_child_that_runs_no_handlers_has_an_id_of_its_own() {
+    let own = system::process_id();
+    assert_eq!(own, std::process::id());
+    // SAFETY: as fork(2), without the C library's handlers: the child compares numbers and ends.
+    let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+    if child == 0 {
+        let differs = system::process_id() != own;
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!differs)) };
+    }
+    let child = nix::unistd::Pid::from_raw(child.try_into().unwrap());
+    let status = nix::sys::wait::waitpid(child, None).unwrap();
+    assert_eq!(status, nix::sys::wait::WaitStatus::Exited(child, 0));
 }
 
 #[cfg(feature = "soft")]
