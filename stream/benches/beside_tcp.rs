@@ -239,7 +239,7 @@ impl Table {
     }
 }
 
-/// Raises the limit: each stream has three files at each end, and tokio opens another one.
+/// Raises the limit: each end of a stream has four files in tasks, and the device has two for it.
 fn raise_file_limit() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {

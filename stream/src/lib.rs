@@ -55,7 +55,8 @@
 //!   loopback network. A software device at an interface's address ends with its process, as a
 //!   machine that vanishes.
 //! - Dropping a stream waits for a round trip: [`Config::linger`].
-//! - A stream has memory registered for its ring and its send buffers, and three files.
+//! - A stream has memory registered for its ring and its send buffers, and two files. In tasks, or
+//!   once [`Stream::readiness`] was called, it has four.
 //! - No stream survives fork(2) in the child.
 
 #![forbid(unsafe_code)]

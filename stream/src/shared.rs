@@ -146,21 +146,32 @@ impl Shared {
         side: Side,
         attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
     ) -> Attempt<T> {
+        self.look_at(side, self.readable(), attempt).1
+    }
+
+    /// As [`Shared::look_once`], where it is known which of the [`Shared::files`] may be readable.
+    /// Returns also whether an event was taken.
+    pub(crate) fn look_at<T>(
+        &self,
+        side: Side,
+        readable: [bool; 2],
+        attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
+    ) -> (bool, Attempt<T>) {
         let mut core = self.lock();
         core.waiting.tries(side, self.readiness.get());
         // A thread that sleeps takes the events itself.
-        let taken = !core.is_watched && self.take_events(&mut core);
+        let taken = !core.is_watched && self.take_events(&mut core, readable);
         if !core.is_watched {
             core.arm();
         }
-        let result = attempt(&mut core)?;
-        if result.is_none() {
+        let result = attempt(&mut core);
+        if matches!(result, Ok(None)) {
             core.waiting.waits(side);
         }
         if taken && core.may_go_on(side.other()) {
             core.waiting.tell(side.other(), self.readiness.get());
         }
-        Ok(result)
+        (taken, result)
     }
 
     fn spin<T>(&self, attempt: &mut impl FnMut(&mut Core) -> Attempt<T>) -> Attempt<T> {
@@ -226,8 +237,7 @@ impl Shared {
     ) -> io::Result<MutexGuard<'a, Core>> {
         core.is_watched = true;
         drop(core);
-        let files = [self.completions.as_fd(), self.manager.as_fd()];
-        let waited = self.context.wait_readable(&files, left);
+        let waited = self.context.wait_readable(&self.files(), left);
         let mut core = self.lock();
         core.is_watched = false;
         self.looked.notify_all();
@@ -243,18 +253,26 @@ impl Shared {
         Ok(core)
     }
 
-    /// Takes the pending events. Returns whether there were any.
+    /// The files of the stream's events: of completions, and of the connection manager.
+    pub(crate) fn files(&self) -> [BorrowedFd<'_>; 2] {
+        [self.completions.as_fd(), self.manager.as_fd()]
+    }
+
+    /// Which of the files are readable.
     ///
     /// One system call checks both files, which mostly have no event. Fetching an event from the
     /// connection manager is a command, which takes longer than that.
-    fn take_events(&self, core: &mut Core) -> bool {
-        let files = [self.completions.as_fd(), self.manager.as_fd()];
-        let mut files = files.map(|file| PollFd::new(file, PollFlags::POLLIN));
+    fn readable(&self) -> [bool; 2] {
+        let mut files = self.files().map(|file| PollFd::new(file, PollFlags::POLLIN));
         // After a signal the files are still readable, and so the caller's next try finds out.
         if poll(&mut files, PollTimeout::ZERO).unwrap_or(0) == 0 {
-            return false;
+            return [false; 2];
         }
-        let [completion, manager] = files.map(|file| file.any().unwrap_or(true));
+        files.map(|file| file.any().unwrap_or(true))
+    }
+
+    /// Takes the pending events of files that may be readable. Returns whether there were any.
+    fn take_events(&self, core: &mut Core, [completion, manager]: [bool; 2]) -> bool {
         // Of completions there is one event at most: the queue is armed once it was taken.
         let mut taken = completion && self.take_completion_event(core);
         while manager && self.take_manager_event(core) {
@@ -301,7 +319,7 @@ impl Shared {
     /// A file that is readable when another try may succeed.
     pub(crate) fn readiness(&self) -> io::Result<BorrowedFd<'_>> {
         if self.readiness.get().is_none() {
-            let made = Readiness::new([self.completions.as_fd(), self.manager.as_fd()])?;
+            let made = Readiness::new(self.files())?;
             let mut core = self.lock();
             let _ = self.readiness.set(made);
             core.arm();

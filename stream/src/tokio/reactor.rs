@@ -2,10 +2,10 @@
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Wake, Waker, ready};
+use std::task::{self, Context, Poll, Wake, Waker};
 
 use tokio::task::coop::poll_proceed;
-use uverbs::tokio::AsyncFile;
+use uverbs::tokio::{AsyncFile, Readable};
 
 use crate::core::{Attempt, Core};
 use crate::readiness::Side;
@@ -14,13 +14,13 @@ use crate::shared::Shared;
 /// A stream whose events tokio watches.
 #[derive(Debug)]
 pub(super) struct Reactor {
-    /// The stream's epoll file, by a descriptor of its own.
-    events: AsyncFile,
+    /// The files of [`Shared::files`], by descriptors of their own.
+    files: [AsyncFile; 2],
     wakers: Arc<Wakers>,
     pub(super) shared: Arc<Shared>,
 }
 
-/// The tasks that wait, one of each direction. The file wakes both: one event may be good for
+/// The tasks that wait, one of each direction. Each file wakes both: one event may be good for
 /// either.
 #[derive(Debug, Default)]
 struct Wakers([Mutex<Option<Waker>>; 2]);
@@ -33,6 +33,13 @@ impl Wakers {
             None => *place = Some(waker.clone()),
         }
     }
+
+    fn wake_one(&self, side: Side) {
+        let mut place = self.0[side as usize].lock().unwrap_or_else(PoisonError::into_inner);
+        let waker = place.take();
+        drop(place);
+        waker.into_iter().for_each(Waker::wake);
+    }
 }
 
 impl Wake for Wakers {
@@ -41,18 +48,16 @@ impl Wake for Wakers {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        for place in &self.0 {
-            let waker = place.lock().unwrap_or_else(PoisonError::into_inner).take();
-            waker.into_iter().for_each(Waker::wake);
-        }
+        self.wake_one(Side::Read);
+        self.wake_one(Side::Write);
     }
 }
 
 impl Reactor {
     pub(super) fn new(shared: Arc<Shared>) -> io::Result<Self> {
-        let file = shared.readiness()?.try_clone_to_owned()?;
-        let events = AsyncFile::new(file)?;
-        Ok(Self { events, wakers: Arc::default(), shared })
+        let [completions, manager] = shared.files().map(|file| file.try_clone_to_owned());
+        let files = [AsyncFile::new(completions?)?, AsyncFile::new(manager?)?];
+        Ok(Self { files, wakers: Arc::default(), shared })
     }
 
     /// Tries; if it has to wait, the task is woken when another try may succeed. A task whose
@@ -63,8 +68,8 @@ impl Reactor {
         side: Side,
         attempt: impl FnMut(&mut Core) -> Attempt<T>,
     ) -> Poll<io::Result<T>> {
-        let turn = ready!(poll_proceed(task));
-        let result = ready!(self.poll_in_turn(task, side, attempt));
+        let turn = task::ready!(poll_proceed(task));
+        let result = task::ready!(self.poll_in_turn(task, side, attempt));
         turn.made_progress();
         Poll::Ready(result)
     }
@@ -84,19 +89,47 @@ impl Reactor {
         self.wakers.set(side, task.waker());
         let both = Waker::from(self.wakers.clone());
         let mut both = Context::from_waker(&both);
-        let mut ready = self.events.poll_readable(&mut both);
+        let mut ready = self.ready(&mut both)?;
         loop {
-            if let Some(result) = self.shared.look_once(side, &mut attempt).transpose() {
+            if let Some(result) = self.look(side, &ready, &mut attempt).transpose() {
                 return Poll::Ready(result);
             }
-            match ready {
-                Poll::Ready(found) => found?.clear(),
-                Poll::Pending => return Poll::Pending,
+            if ready.into_iter().flatten().map(Readable::clear).count() == 0 {
+                return Poll::Pending;
             }
-            ready = self.events.poll_readable(&mut both);
-            if ready.is_pending() {
+            ready = self.ready(&mut both)?;
+            if ready.iter().all(Option::is_none) {
                 return Poll::Pending;
             }
         }
+    }
+
+    /// Which of the files may be readable.
+    fn ready(&self, both: &mut Context<'_>) -> io::Result<[Option<Readable<'_>>; 2]> {
+        let [completions, manager] = &self.files;
+        Ok([ready(completions, both)?, ready(manager, both)?])
+    }
+
+    /// Takes the events of files that are ready, and tries. An event that it takes may be good for
+    /// the other side, too, whose task may have begun to wait after the event had woken all tasks.
+    fn look<T>(
+        &self,
+        side: Side,
+        ready: &[Option<Readable<'_>>; 2],
+        attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
+    ) -> Attempt<T> {
+        let readable = [0, 1].map(|file| ready[file].is_some());
+        let (taken, result) = self.shared.look_at(side, readable, attempt);
+        if taken {
+            self.wakers.wake_one(side.other());
+        }
+        result
+    }
+}
+
+fn ready<'a>(file: &'a AsyncFile, both: &mut Context<'_>) -> io::Result<Option<Readable<'a>>> {
+    match file.poll_readable(both) {
+        Poll::Ready(ready) => Ok(Some(ready?)),
+        Poll::Pending => Ok(None),
     }
 }

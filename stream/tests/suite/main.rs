@@ -10,6 +10,7 @@ mod network;
 mod peers;
 mod random;
 mod storms;
+mod system_calls;
 mod tasks;
 
 /// Runs each function over both networks.
