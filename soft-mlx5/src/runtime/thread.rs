@@ -137,7 +137,7 @@ impl Worker {
         slept
     }
 
-    fn sleep(
+    pub(super) fn sleep(
         &mut self,
         shared: &Shared,
         now: u64,
@@ -154,11 +154,10 @@ impl Worker {
         fds.push(shared.waker.as_fd());
         wire.poll_fds(&mut fds);
         let ready = wait::readable(&fds, files.len(), timeout)?;
-        if ready.other {
+        if ready.waker || ready.wire {
             self.pacing.woken(now);
         }
-        // If the sleep timed out, packets may have arrived since.
-        self.woken(ready.other || ready.own.is_none());
+        self.woken(ready.wire);
         Ok(Slept::Until(ready.own))
     }
 }

@@ -36,12 +36,14 @@ const SLEEPS: u64 = 8_000_000;
 pub(super) struct Readable {
     /// The first one of the caller's files.
     pub(super) own: Option<usize>,
-    /// One of the other files.
-    pub(super) other: bool,
+    /// The waker's file.
+    pub(super) waker: bool,
+    /// One of the wire's files.
+    pub(super) wire: bool,
 }
 
-/// Which of `fds`, of which the first `own` are the caller's, are readable after `timeout`
-/// nanoseconds at most (`None`: for ever).
+/// Which of `fds` are readable after `timeout` nanoseconds at most (`None`: for ever). The first
+/// `own` are the caller's; the waker's and the wire's may follow.
 pub(super) fn readable(
     fds: &[BorrowedFd<'_>],
     own: usize,
@@ -53,7 +55,12 @@ pub(super) fn readable(
     ppoll(&mut fds, timeout, None)?;
     let is_ready = |fd: &PollFd<'_>| fd.any().unwrap_or(true);
     let (own, others) = fds.split_at(own);
-    Ok(Readable { own: own.iter().position(is_ready), other: others.iter().any(is_ready) })
+    let (waker, wire) = others.split_at(others.len().min(1));
+    Ok(Readable {
+        own: own.iter().position(is_ready),
+        waker: waker.iter().any(is_ready),
+        wire: wire.iter().any(is_ready),
+    })
 }
 
 /// A wait for one of the caller's files.

@@ -1,6 +1,8 @@
 //! A look: one pass of the device over the wire, the doorbells and the clock. The device's thread
 //! does looks, and programs do in their calls.
 
+use std::mem;
+
 use super::pacing::{Pacing, Pause};
 use super::{Machine, Shared, clock, lock};
 use crate::core::Core;
@@ -20,8 +22,10 @@ pub(super) struct Worker {
     /// The last look sent acknowledgements and woke no receivers; the next one wakes them.
     pub(super) left_asleep: bool,
     /// Whether the wire's files may hold packets that no look has taken: the last sleep ended by
-    /// them, or timed out, or no sleep follows a look.
+    /// them, or no sleep follows a look.
     files_ready: bool,
+    /// No look has come since the last sleep, at the end of which the files were polled.
+    was_asleep: bool,
     /// The last look left doorbells to the next one, although the thread was to sleep.
     pub(super) is_sweeping: bool,
     /// The deadline that the last look found.
@@ -76,6 +80,7 @@ impl Worker {
             incoming,
             left_asleep,
             files_ready: true,
+            was_asleep: false,
             is_sweeping: false,
             deadline,
             outgoing,
@@ -124,7 +129,8 @@ impl Worker {
         // Not held over the step: a command that holds the core may want the wire as well.
         let mut wire = lock(&shared.wire);
         let is_late = self.deadline.is_some_and(|at| now >= at);
-        if whose.sleeps() && !self.files_ready && !is_late {
+        let is_polled = mem::take(&mut self.was_asleep) || whose.sleeps();
+        if is_polled && !self.files_ready && !is_late {
             wire.skip_files();
         }
         wire.receive(now, &mut self.incoming, &mut self.pool);
@@ -132,9 +138,10 @@ impl Worker {
         wire.take_ended(now)
     }
 
-    /// Records that a sleep has ended. `ready` says whether the wire's files may hold packets.
+    /// Records that a sleep has ended. `ready` says whether the wire's files were readable then.
     pub(super) fn woken(&mut self, ready: bool) {
         self.files_ready |= ready;
+        self.was_asleep = true;
     }
 
     /// Passes arrived packets and doorbells to the core, runs it, and takes the packets that it

@@ -91,6 +91,8 @@ pub(super) struct Receiver {
     next: usize,
     offset: usize,
     index: usize,
+    #[cfg(test)]
+    pub(super) calls: usize,
 }
 
 // SAFETY: the raw pointers in headers and vectors point into the other boxes of the same Receiver,
@@ -134,6 +136,8 @@ impl Receiver {
             next: 0,
             offset: 0,
             index: 0,
+            #[cfg(test)]
+            calls: 0,
         };
         (0..messages).for_each(|i| receiver.link(i));
         receiver
@@ -146,6 +150,10 @@ impl Receiver {
 
     /// Receives the messages that are there, without waiting. Datagrams not taken yet are lost.
     pub(super) fn receive(&mut self, socket: BorrowedFd<'_>) {
+        #[cfg(test)]
+        {
+            self.calls += 1;
+        }
         (0..self.used).for_each(|i| self.link(i));
         let (socket, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT);
         let (headers, count) = (self.headers.as_mut_ptr(), self.headers.len() as u32);

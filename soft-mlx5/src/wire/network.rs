@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::ring::Users;
+use super::ring::{Handled, Users};
 use super::skips::{FILES_EVERY, Skips};
 use super::{
     Counters, Link, Rings, SOCKET_DATAGRAMS, Station, Switch, SwitchPort, UdpWire, Waker, Wire,
@@ -46,17 +46,19 @@ pub struct Network {
     port: SwitchPort,
     rings: Option<Rings>,
     udp: UdpWire,
-    /// Calls of `receive` since the last packet from the sockets or sleep, skipped reads included.
-    silent: Cell<u32>,
+    /// Calls of `receive` since the last packet from the sockets, skipped reads included.
+    silent: u32,
+    /// The next call of `receive` reads the sockets, unless it is to skip them.
+    is_asked: Cell<bool>,
     /// Calls of `receive` that leave the sockets unread.
     skips: Skips,
     /// Datagrams dropped because their source address was forged.
     forged: AtomicU64,
 }
 
-/// Reading the sockets takes two system calls. A device that communicates through memory need not
-/// make them each time: after this many calls without a packet from them, only every
-/// [`FILES_EVERY`]th call reads them, until one arrives or the device sleeps.
+/// Asking whether the sockets have anything takes a system call. A device that communicates through
+/// memory need not make it each time: after this many calls without a packet from them, only every
+/// [`FILES_EVERY`]th call does, and the one after a sleep, until a packet arrives.
 const SILENCE: u32 = 64;
 
 impl Network {
@@ -121,12 +123,15 @@ impl Network {
             Carrier::Udp => None,
         };
         let (skips, forged) = (Skips::default(), AtomicU64::new(0));
-        Ok(Self { port, rings, udp, silent: Cell::new(0), skips, forged })
+        Ok(Self { port, rings, udp, silent: 0, is_asked: Cell::new(false), skips, forged })
     }
 
     fn rings_of(udp: &mut UdpWire, users: Users) -> io::Result<Option<Rings>> {
         let (station, link) = (udp.station(), udp.link());
-        udp.take_name().map(|name| Rings::new(name, station, link, users)).transpose()
+        let Some(name) = udp.take_name() else { return Ok(None) };
+        let rings = Rings::new(name, station, link, users)?;
+        rings.watch_datagrams(udp.socket())?;
+        Ok(Some(rings))
     }
 
     /// The address of this end.
@@ -170,11 +175,11 @@ impl Network {
 
     /// Whether this call of `receive` reads the sockets.
     fn looks_at_sockets(&mut self, now: u64) -> bool {
-        let silent = self.silent.get().wrapping_add(1);
-        self.silent.set(silent);
+        self.silent = self.silent.wrapping_add(1);
+        let wants = self.is_asked.take() | (self.silent <= SILENCE);
         let is_skipped = self.skips.take();
         let is_due = self.next_wake().is_some_and(|at| now >= at);
-        is_due || silent % FILES_EVERY == 0 || !is_skipped && silent <= SILENCE
+        is_due || self.silent % FILES_EVERY == 0 || !is_skipped && wants
     }
 
     /// Sends packets through memory, and the others by UDP.
@@ -193,16 +198,23 @@ impl Network {
         }
     }
 
-    /// Reads the sockets once. If a ring was opened, reads up to [`SOCKET_DATAGRAMS`], because
-    /// later packets of the same sender are in the ring. Returns how many datagrams it read.
+    /// Reads the sockets once if they have datagrams. If a ring was opened, reads up to
+    /// [`SOCKET_DATAGRAMS`], because later packets of the same sender are in the ring. Returns how
+    /// many datagrams it read.
     fn look_at_sockets(
         &mut self,
         now: u64,
         packets: &mut Vec<Packet>,
         pool: &mut PacketPool,
     ) -> usize {
-        let is_opened = self.rings.as_mut().is_some_and(|rings| rings.handle_events(now));
-        let (most, mut all) = (if is_opened { SOCKET_DATAGRAMS } else { 1 }, 0);
+        let found = self.rings.as_mut().map(|rings| rings.handle_events(now));
+        let most = match found {
+            Some(Handled { is_opened: true, .. }) => SOCKET_DATAGRAMS,
+            // The rings do not watch the sockets of groups.
+            Some(found) if !found.has_datagrams && !self.udp.has_groups() => 0,
+            _ => 1,
+        };
+        let mut all = 0;
         while all < most {
             let before = packets.len();
             let read = self.udp.receive(now, packets, pool);
@@ -211,7 +223,7 @@ impl Network {
             }
             all += read;
             if packets.len() > before {
-                self.silent.set(0);
+                self.silent = 0;
                 self.drop_forged(before, packets, pool);
             }
         }
@@ -272,7 +284,7 @@ impl Wire for Network {
 
     fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
         // After a sleep the sockets are read at once.
-        self.silent.set(0);
+        self.is_asked.set(true);
         self.udp.poll_fds(fds);
         self.rings.iter().for_each(|rings| rings.poll_fds(fds));
     }
@@ -283,7 +295,7 @@ impl Wire for Network {
 
     fn look_at_files(&mut self) {
         self.skips.forbid();
-        self.silent.set(0);
+        self.is_asked.set(true);
     }
 
     fn join(&mut self, group: Gid) -> io::Result<()> {

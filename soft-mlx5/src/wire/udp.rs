@@ -145,6 +145,22 @@ impl UdpWire {
         self.link
     }
 
+    /// The socket of unicast packets.
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// How often the sockets were read.
+    #[cfg(test)]
+    pub(super) fn reads(&self) -> usize {
+        self.receiver.as_ref().map_or(0, |receiver| receiver.calls)
+    }
+
+    /// Whether there are more sockets, of multicast groups.
+    pub(super) fn has_groups(&self) -> bool {
+        self.groups.len() != 0
+    }
+
     /// The station whose packets this wire receives.
     pub fn station(&self) -> Station {
         self.station

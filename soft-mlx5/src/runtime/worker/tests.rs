@@ -1,6 +1,8 @@
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
+use nix::sys::eventfd::EventFd;
 use uverbs_mlx5_format::BLUEFLAME_OFFSET;
 
 use super::*;
@@ -182,4 +184,67 @@ fn the_look_after_a_quiet_one_wakes_the_receivers() {
         worker.send(shared, 0, &mut wire, may_wait);
         assert_eq!(wire.0.pop(), call);
     }
+}
+
+/// A wire with a file, that notes which looks leave the file unread.
+struct WithFile {
+    file: Arc<EventFd>,
+    skips: bool,
+    looks: mpsc::Sender<bool>,
+}
+
+impl Wire for WithFile {
+    fn send(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) {
+        packets.clear();
+    }
+
+    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
+        self.looks.send(!mem::take(&mut self.skips)).unwrap();
+        0
+    }
+
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        fds.push(self.file.as_fd());
+    }
+
+    fn skip_files(&mut self) {
+        self.skips = true;
+    }
+
+    fn join(&mut self, _: Gid) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: Gid) {}
+}
+
+#[test]
+fn a_look_after_a_sleep_reads_the_files_only_if_they_were_readable() {
+    let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
+    let (waker, file) = (Arc::new(Waker::new().unwrap()), Arc::new(EventFd::new().unwrap()));
+    let (looks, looked) = mpsc::channel();
+    let wire = WithFile { file: file.clone(), skips: false, looks };
+    let runtime = Runtime::new(core, Box::new(wire), waker, Arc::new(Deaf));
+    let (shared, mut worker) = (&*runtime.shared, Worker::new());
+    let read = |worker: &mut Worker| {
+        worker.look(shared, 0, Whose::Own(Pause::Yield));
+        looked.recv().unwrap()
+    };
+    let sleep = |worker: &mut Worker| {
+        let whose = Whose::Own(Pause::Sleep);
+        worker.look_and_sleep(shared, 0, whose, &[], |_, _, _| Some(0)).unwrap();
+        looked.recv().unwrap()
+    };
+    assert!(sleep(&mut worker), "the first look");
+    assert!(!read(&mut worker), "the file had nothing at the end of the sleep");
+    assert!(read(&mut worker), "a while after it");
+    file.write(1).unwrap();
+    assert!(!sleep(&mut worker), "the sleep polls the file");
+    assert!(read(&mut worker));
+    file.read().unwrap();
+    sleep(&mut worker);
+    shared.waker.prepare_sleep();
+    shared.waker.wake();
+    worker.sleep(shared, 0, &[], None).unwrap();
+    assert!(!read(&mut worker), "the waker ended the sleep");
 }

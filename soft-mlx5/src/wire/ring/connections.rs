@@ -43,8 +43,10 @@ const ACCEPT_PAUSE: u64 = 100_000_000;
 /// has reached its limit of rings. Packets sent until then are lost, so attempts are rare.
 const RETRY_REFUSER: u64 = 60_000_000_000;
 
-/// The listener's number in the epoll set, where connections have the other numbers.
+/// Numbers in the epoll set of the listener and of the socket of datagrams. Connections have the
+/// numbers between them.
 const LISTENER: u64 = 0;
+const DATAGRAMS: u64 = u64::MAX;
 
 /// The listener's events.
 const LISTENING: EpollEvent = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
@@ -80,6 +82,16 @@ pub struct Rings {
     /// An eventfd that is always readable, to end a sleep at once.
     at_once: EventFd,
     counters: Arc<Counters>,
+}
+
+/// What [`Rings::handle_events`] found.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::wire) struct Handled {
+    /// A ring was opened. The caller receives all UDP packets before those of the ring, because its
+    /// sender sent them first.
+    pub(in crate::wire) is_opened: bool,
+    /// The socket of [`Rings::watch_datagrams`] may have datagrams.
+    pub(in crate::wire) has_datagrams: bool,
 }
 
 /// How packets are sent to a station.
@@ -123,6 +135,14 @@ impl Rings {
             at_once: EventFd::from_value_and_flags(1, flags)?,
             counters: Counters::new(),
         })
+    }
+
+    /// Looks at this socket, too, in [`Rings::handle_events`]: one system call asks for all events.
+    ///
+    /// # Errors
+    /// Errors of `epoll_ctl(2)`.
+    pub(in crate::wire) fn watch_datagrams(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(self.sockets.add(socket, EpollEvent::new(EpollFlags::EPOLLIN, DATAGRAMS))?)
     }
 
     /// The counters of the rings; `malformed` counts rings that ended because the other side wrote
@@ -232,23 +252,24 @@ impl Rings {
         sends && !self.opened.contains(&station)
     }
 
-    /// Handles the events of the sockets: new connections, hellos and closed connections. Returns
-    /// whether a ring was opened. If so, the caller receives all UDP packets before those of the
-    /// ring, because its sender sent them first.
-    pub(in crate::wire) fn handle_events(&mut self, now: u64) -> bool {
+    /// Handles the events of the sockets: new connections, hellos and closed connections.
+    pub(in crate::wire) fn handle_events(&mut self, now: u64) -> Handled {
         if self.paused_until.is_some_and(|until| now >= until) {
             self.listen(now);
         }
         let mut events = [EpollEvent::empty(); RECEIVE_BATCH];
         let count = self.sockets.wait(&mut events, 0u8).unwrap_or(0);
         self.opened.clear();
+        // There may be more events than these.
+        let mut has_datagrams = count == events.len();
         for event in &events[..count] {
             match event.data() {
                 LISTENER => self.accept(now),
+                DATAGRAMS => has_datagrams = true,
                 number => self.handle_connection(now, number),
             }
         }
-        !self.opened.is_empty()
+        Handled { is_opened: !self.opened.is_empty(), has_datagrams }
     }
 
     /// Accepts new connections.

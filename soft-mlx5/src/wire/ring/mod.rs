@@ -30,6 +30,7 @@ mod suspects;
 #[cfg(test)]
 mod suspects_tests;
 
+pub(super) use connections::Handled;
 pub use connections::Rings;
 pub(super) use socket::{bind_name, claim, is_own, is_private};
 

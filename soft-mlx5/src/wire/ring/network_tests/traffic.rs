@@ -142,6 +142,26 @@ fn a_quiet_packet_leaves_the_receiver_asleep_until_it_is_woken_or_the_sender_end
 }
 
 #[test]
+fn sockets_without_datagrams_are_not_read() {
+    let (mut left, mut right) = (memory(), memory());
+    let (a, b) = (left.station(), right.station());
+    for number in 0..100 {
+        send(&mut left, vec![packet(a, b, number, 64)]);
+        let mut fds = Vec::new();
+        right.poll_fds(&mut fds);
+        assert!(is_readable(fds));
+        assert_eq!(received(&mut right).len(), 1);
+    }
+    // All datagrams are read when a ring is opened.
+    assert_eq!(right.udp().reads(), 1);
+    let mut plain = UdpWire::bind_any(Link::Ethernet).unwrap();
+    let datagram = packet(plain.station(), b, 0, 64);
+    send(&mut plain, vec![datagram]);
+    assert_eq!(received(&mut right).len(), 1);
+    assert_eq!(right.udp().reads(), 2);
+}
+
+#[test]
 fn packets_sent_by_udp_arrive_before_later_ones_of_the_ring() {
     let mut right = memory();
     let mut plain = UdpWire::bind_any(Link::Ethernet).unwrap();
