@@ -84,19 +84,20 @@ static void refusals(void)
 	refuse(attr);
 }
 
-static struct ibv_qp *make(struct ibv_cq *completes, struct ibv_srq *receives)
+static struct ibv_qp *make(struct ibv_cq *completes, struct ibv_srq *receives, int signals_all)
 {
 	struct ibv_qp_init_attr attr = { .send_cq = completes, .recv_cq = completes, .srq = receives,
-		.qp_type = IBV_QPT_RC, .cap = { .max_send_wr = receives ? 0 : 8, .max_recv_wr = receives ? 0 : 8,
-			.max_send_sge = 1, .max_recv_sge = 1 } };
+		.qp_type = IBV_QPT_RC, .sq_sig_all = signals_all,
+		.cap = { .max_send_wr = receives ? 0 : 8, .max_recv_wr = receives ? 0 : 8, .max_send_sge = 1,
+			.max_recv_sge = 1 } };
 	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
 
 	CHECK(qp);
 	return qp;
 }
 
-/* By LID, within the port. */
-static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer)
+/* By LID, within the port. With a GRH in its messages, if `is_global`. */
+static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer, int is_global)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
 		.qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE };
@@ -105,7 +106,9 @@ static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer)
 	CHECK(ibv_query_port(context, 1, &port) == 0);
 	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
 	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qp_num,
-		.max_dest_rd_atomic = 1, .min_rnr_timer = 1, .ah_attr = { .dlid = port.lid, .port_num = 1 } };
+		.max_dest_rd_atomic = 1, .min_rnr_timer = 1,
+		.ah_attr = { .dlid = port.lid, .port_num = 1, .is_global = is_global } };
+	CHECK(ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid) == 0);
 	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
 		IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
 	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
@@ -303,6 +306,25 @@ static void rendezvous(void)
 	CHECK(wait_for(client_cq).wr_id == 0x700 && buffer[512] == IBV_TMH_FIN);
 }
 
+/* A message that fits a completion has no flag of its GRH: libmlx5 has data there. */
+static void headers(int signals_all)
+{
+	struct ibv_qp *qp = make(ibv_cq_ex_to_cq(cq), NULL, signals_all);
+	struct ibv_sge from = { (uintptr_t)buffer, 32, mr->lkey }, to = { (uintptr_t)buffer + 512, 256, mr->lkey };
+	struct ibv_send_wr send = { .wr_id = 0x801, .sg_list = &from, .num_sge = 1, .opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SIGNALED }, *bad_send;
+	struct ibv_recv_wr receive = { .wr_id = 0x800, .sg_list = &to, .num_sge = 1 }, *bad;
+
+	connect_to(qp, qp, 1);
+	memset(buffer, 0xff, 33);
+	for (; from.length <= 33; from.length++) {
+		CHECK(ibv_post_recv(qp, &receive, &bad) == 0 && ibv_post_send(qp, &send, &bad_send) == 0);
+		expect(0x800, IBV_WC_SUCCESS, IBV_WC_RECV, from.length == 32 ? 0 : IBV_WC_GRH);
+		expect(0x801, IBV_WC_SUCCESS, IBV_WC_SEND, 0);
+	}
+	CHECK(ibv_destroy_qp(qp) == 0);
+}
+
 /* Direct verbs show the queue of receives, as they do for other queues. */
 static void direct(void)
 {
@@ -332,16 +354,18 @@ int main(void)
 	attr = wanted();
 	srq = ibv_create_srq_ex(context, &attr);
 	CHECK(srq && attr.attr.max_wr >= 8);
-	client = make(client_cq, NULL);
-	server = make(ibv_cq_ex_to_cq(cq), srq);
-	connect_to(client, server);
-	connect_to(server, client);
+	client = make(client_cq, NULL, 0);
+	server = make(ibv_cq_ex_to_cq(cq), srq, 0);
+	connect_to(client, server, 0);
+	connect_to(server, client, 0);
 
 	entries_take_messages();
 	space();
 	removals();
 	unexpected();
 	rendezvous();
+	headers(0);
+	headers(1);
 	direct();
 	CHECK(!next(&done));
 
