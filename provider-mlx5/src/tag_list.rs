@@ -22,6 +22,16 @@ const NONE: u32 = u32::MAX;
 /// counts them in 16 bits.
 const MAX_UNTOLD: u32 = 0x3fff;
 
+/// The QP that posts the changes. A list never has a second one, because the CQEs of changes name
+/// the SRQ: those that an earlier QP left behind would confirm changes of the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Command {
+    NotSet,
+    /// Its user index.
+    Set(u32),
+    Gone,
+}
+
 /// The entries, and the changes that the device has to confirm.
 #[derive(Debug)]
 pub(crate) struct TagList {
@@ -30,8 +40,7 @@ pub(crate) struct TagList {
     last_free: u32,
     /// Signaled changes, in order.
     changes: VecDeque<Change>,
-    /// The user index of the QP that posts the changes.
-    command: Option<u32>,
+    command: Command,
     /// Unexpected messages that were polled, and that the device was told of; both wrap.
     unexpected: u32,
     told: u32,
@@ -109,20 +118,34 @@ impl TagList {
             first_free: 0,
             last_free: last,
             changes: VecDeque::new(),
-            command: None,
+            command: Command::NotSet,
             unexpected: 0,
             told: 0,
         }
     }
 
-    /// Sets which QP posts the changes.
-    pub(crate) fn set_command(&mut self, user_index: Option<u32>) {
-        self.command = user_index;
+    /// Sets which QP posts the changes. Returns whether there was none before.
+    pub(crate) fn set_command(&mut self, user_index: u32) -> bool {
+        let is_first = self.command == Command::NotSet;
+        if is_first {
+            self.command = Command::Set(user_index);
+        }
+        is_first
+    }
+
+    /// Notes that the QP with this user index goes.
+    pub(crate) fn clear_command(&mut self, user_index: u32) {
+        if self.command == Command::Set(user_index) {
+            self.command = Command::Gone;
+        }
     }
 
     /// The user index of the QP that posts the changes.
     pub(crate) fn command(&self) -> Option<u32> {
-        self.command
+        match self.command {
+            Command::Set(user_index) => Some(user_index),
+            Command::NotSet | Command::Gone => None,
+        }
     }
 
     /// The entry that the next append takes, and the one after it; `None` if the list is full.

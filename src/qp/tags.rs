@@ -24,7 +24,7 @@ impl SrqHandle<Raw> {
     /// Makes the queue that changes this queue's list of tags, for at most `changes` at a time.
     ///
     /// # Errors
-    /// `InvalidInput` if this queue matches no tags, or has one already; those of a queue pair.
+    /// `InvalidInput` if this queue matches no tags, or has or had one; those of a queue pair.
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_tag_queue(&self, changes: u32) -> Result<TagQueue> {
         const VERB: &str = "create_tag_queue";

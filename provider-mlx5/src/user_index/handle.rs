@@ -180,25 +180,18 @@ impl QueueHandle {
     /// Makes `command` the QP that posts changes of this SRQ's list of tags.
     ///
     /// # Errors
-    /// `InUse` if there is such a QP; `BadLimits` if the SRQ matches no tags.
+    /// `InUse` if there is or was such a QP; `BadLimits` if the SRQ matches no tags.
     pub fn set_tag_command(&self, command: &Self) -> Result<(), QueueError> {
-        let set = self.state().with_tags(|list| {
-            if list.command().is_some() {
-                return Err(QueueError::InUse);
-            }
-            list.set_command(Some(command.user_index()));
-            Ok(())
-        });
-        set.unwrap_or(Err(QueueError::BadLimits))
+        match self.state().with_tags(|list| list.set_command(command.user_index())) {
+            Some(true) => Ok(()),
+            Some(false) => Err(QueueError::InUse),
+            None => Err(QueueError::BadLimits),
+        }
     }
 
-    /// Notes that `command` goes: nothing posts changes of this SRQ's list of tags then.
+    /// Notes that `command` goes: nothing posts changes of this SRQ's list of tags any more.
     pub fn clear_tag_command(&self, command: &Self) {
-        self.state().with_tags(|list| {
-            if list.command() == Some(command.user_index()) {
-                list.set_command(None);
-            }
-        });
+        self.state().with_tags(|list| list.clear_command(command.user_index()));
     }
 
     /// Sets how many receives of this SRQ may be outstanding, after a resize; at most the entries

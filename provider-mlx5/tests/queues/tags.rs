@@ -4,6 +4,7 @@
 use uverbs_mlx5::completion_queue::{CompletionOpcode, PollError, Status, WorkCompletion};
 use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::format::{CqeFormat, CqeOpcode, Syndrome, TagEvent};
+use uverbs_mlx5::queue_error::QueueError;
 use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::request::{PostError, Sge};
 use uverbs_mlx5::send_queue::{Rc, TagChange, TagError, TagRequest};
@@ -17,12 +18,12 @@ const BUFFER: Sge = Sge::new(0x1_0000_2000, 64, 0x77);
 const COMMAND: u32 = 0x1234;
 
 /// A tag matching SRQ with two receives, a QP on it, and the QP that posts changes of its list.
-struct Tags {
-    cq: Cq,
-    queue: SharedRecvQueue,
-    srq: QueueHandle,
-    qp: QueueHandle,
-    command: Sq<Rc>,
+pub(crate) struct Tags {
+    pub(crate) cq: Cq,
+    pub(crate) queue: SharedRecvQueue,
+    pub(crate) srq: QueueHandle,
+    pub(crate) qp: QueueHandle,
+    pub(crate) command: Sq<Rc>,
     changes: u64,
 }
 
@@ -31,7 +32,7 @@ impl Tags {
         Self::with(Cq::new(64, 64), tags, changes)
     }
 
-    fn with(cq: Cq, tags: u16, changes: u32) -> Self {
+    pub(crate) fn with(cq: Cq, tags: u16, changes: u32) -> Self {
         let shape = Shape { send_wqebbs: 0, recv_wqes: 4, shared_receive: true };
         let srq = cq.table.register(shape, &cq.monitors(), None, 1).expect("an index");
         srq.match_tags(tags);
@@ -62,7 +63,7 @@ impl Tags {
         Self { cq, queue, srq, qp, command, changes: 0 }
     }
 
-    fn post(&mut self, request: &TagRequest) -> Result<Option<u16>, TagError> {
+    pub(crate) fn post(&mut self, request: &TagRequest) -> Result<Option<u16>, TagError> {
         let mut batch = self.command.queue.batch().expect("it sends");
         // SAFETY: the test is the device, and writes to buffers of its own only.
         let handle = unsafe { batch.build_tags(request) };
@@ -94,7 +95,7 @@ impl Tags {
     }
 
     /// The confirmation of a change, with the device's count of unexpected messages.
-    fn confirms(&mut self, event: TagEvent, is_done: bool, phase: u16) {
+    pub(crate) fn confirms(&mut self, event: TagEvent, is_done: bool, phase: u16) {
         let mut report = [0; 16];
         report[0] = u8::from(is_done) << 7;
         report[4..6].copy_from_slice(&phase.to_be_bytes());
@@ -110,16 +111,21 @@ impl Tags {
     }
 
     /// A message in receive `index` of the SRQ.
-    fn receives(&mut self, event: TagEvent, index: u16) {
+    pub(crate) fn receives(&mut self, event: TagEvent, index: u16) {
         let cqe = self.cqe(CqeOpcode::RESPONDER_SEND, event, 0, [0; 16]);
         self.cq.produce(Cqe { wqe_counter: index, ..cqe });
     }
 
-    fn poll(&mut self) -> Result<WorkCompletion, PollError> {
+    pub(crate) fn poll(&mut self) -> Result<WorkCompletion, PollError> {
         self.cq.queue.poll().map(|done| done.to_work_completion())
     }
 
-    fn expect(&mut self, wr_id: u64, status: Status, opcode: CompletionOpcode) -> WorkCompletion {
+    pub(crate) fn expect(
+        &mut self,
+        wr_id: u64,
+        status: Status,
+        opcode: CompletionOpcode,
+    ) -> WorkCompletion {
         let done = self.poll().expect("a completion");
         assert_eq!((done.wr_id(), done.status(), done.opcode()), (wr_id, status, opcode));
         assert!(!done.is_send());
@@ -272,6 +278,19 @@ fn a_removed_entry_takes_no_message() {
 }
 
 #[test]
+fn a_list_is_changed_by_one_queue_only() {
+    let tags = Tags::new(7, 8);
+    let shape = Shape { send_wqebbs: 8, recv_wqes: 0, shared_receive: false };
+    let monitors = tags.cq.monitors();
+    let other = tags.cq.table.register(shape, &monitors, Some(&tags.srq), 2).expect("an index");
+    assert_eq!(tags.srq.set_tag_command(&other), Err(QueueError::InUse));
+    tags.srq.clear_tag_command(&other);
+    tags.srq.clear_tag_command(&tags.command.handle);
+    assert_eq!(tags.srq.set_tag_command(&other), Err(QueueError::InUse));
+    assert_eq!(other.set_tag_command(&tags.command.handle), Err(QueueError::BadLimits));
+}
+
+#[test]
 fn changes_ask_for_a_synchronization_if_the_device_has_counted_more() {
     let mut tags = Tags::new(7, 8);
     tags.add(1, Some(BUFFER), true).expect("space");
@@ -353,6 +372,25 @@ fn a_device_confirms_only_changes_that_were_posted() {
     // Events without a name are dropped.
     tags.takes(Op::NO_PACKET, TagEvent(0x8), 0);
     assert_eq!((tags.poll(), tags.cq.queue.dropped()), (Err(PollError::Empty), 1));
+}
+
+/// The device completes to a CQ that is not the queue's.
+#[test]
+fn completions_of_tags_in_a_foreign_cq_complete_nothing() {
+    let mut tags = Tags::new(7, 8);
+    tags.add(1, Some(BUFFER), true).expect("space");
+    let mut foreign = Cq::on(&tags.cq.table, 8, 64);
+    for (opcode, event) in [
+        (Op::NO_PACKET, TagEvent::APPEND),
+        (Op::RESPONDER_SEND, TagEvent::CONSUMED_MESSAGE),
+        (Op::RESPONDER_SEND, TagEvent::UNEXPECTED),
+    ] {
+        let cqe = tags.cqe(opcode, event, 0, [0; 16]);
+        foreign.produce(Cqe { wqe_counter: 0, ..cqe });
+        assert_eq!(foreign.queue.poll().map(|done| done.wr_id()), Err(PollError::NotOutstanding));
+    }
+    tags.confirms(TagEvent::APPEND, true, 0);
+    tags.expect(1, Success, TagAdd);
 }
 
 /// What the list knows stays right when nothing was posted.
