@@ -172,14 +172,15 @@ impl TagList {
         self.expect(TagEvent::APPEND, Some(taken), asked);
     }
 
-    /// Records that an entry is to be removed. Without a completion it is free at once.
+    /// Records that an entry is to be removed. Without a completion it is free at once, unless a
+    /// message has taken it: the device cannot remove it then, and completes the message.
     pub(crate) fn remove(&mut self, at: u16, asked: Asked) {
         self.tell(asked.unexpected);
         if asked.is_signaled {
             return self.expect(TagEvent::REMOVE, Some(at), asked);
         }
         if let Some(entry) = self.entries.get_mut(usize::from(at)) {
-            entry.is_listed = false;
+            entry.is_listed = entry.is_consumed;
         }
         self.release(at);
     }

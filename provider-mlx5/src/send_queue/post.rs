@@ -675,7 +675,8 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     /// # Safety
     /// The buffer of an entry that is added stays registered, and is not read or written by this
     /// process until a message has completed the entry, the entry was removed, or the SRQ was
-    /// destroyed.
+    /// destroyed. A removal that makes no completion does not say when it is done: a later change's
+    /// completion does.
     #[cold]
     #[inline(never)]
     pub unsafe fn build_tags(&mut self, request: &TagRequest) -> Result<Option<u16>, TagError> {

@@ -277,6 +277,21 @@ fn a_removed_entry_takes_no_message() {
     assert_eq!(tags.poll(), Err(PollError::NotOutstanding));
 }
 
+/// The device has begun with the message, so it cannot remove the entry.
+#[test]
+fn a_silent_removal_leaves_an_entry_to_the_message_that_has_begun() {
+    let mut tags = Tags::new(7, 8);
+    tags.add(1, Some(BUFFER), false).expect("space");
+    tags.takes(Op::NO_PACKET, TagEvent::CONSUMED, 0);
+    tags.expect(0x101, Success, TagRecv);
+    let change = TagChange::Remove(0);
+    let silent = TagRequest { wr_id: 9, change, signaled: false, unexpected: None };
+    assert_eq!(tags.post(&silent), Ok(None));
+    tags.takes(Op::RESPONDER_SEND, TagEvent::EXPECTED, 0);
+    tags.expect(0x101, Success, TagRecv);
+    assert_eq!(tags.post(&silent), Err(TagError::NotListed));
+}
+
 #[test]
 fn a_list_is_changed_by_one_queue_only() {
     let tags = Tags::new(7, 8);
