@@ -142,6 +142,17 @@ impl CqeOpcode {
         )
     }
 
+    /// Whether the CQE can be one of tag matching: a message that was sent, or none.
+    pub const fn may_match_tags(self) -> bool {
+        matches!(
+            self,
+            Self::RESPONDER_SEND
+                | Self::RESPONDER_SEND_IMMEDIATE
+                | Self::RESPONDER_SEND_INVALIDATE
+                | Self::NO_PACKET
+        )
+    }
+
     /// Whether the CQE has the layout of [`ErrorCqe`](super::ErrorCqe).
     pub const fn is_error(self) -> bool {
         matches!(self, Self::REQUESTER_ERROR | Self::RESPONDER_ERROR)

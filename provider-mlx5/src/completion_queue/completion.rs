@@ -403,10 +403,8 @@ macro_rules! accessors {
 
             /// What a completion of a tag matching SRQ reports; `None` for all others.
             pub fn tag_event(&self) -> Option<TagEvent> {
-                let opcode = self.cqe_opcode();
-                let is_tagged = self.cqe().u8(offset_of!(Cqe, app)) == Cqe::TAG_MATCHING
-                    && !opcode.is_requester()
-                    && !opcode.is_error();
+                let is_tagged = self.cqe_opcode().may_match_tags()
+                    && self.cqe().u8(offset_of!(Cqe, app)) == Cqe::TAG_MATCHING;
                 is_tagged.then(|| TagEvent(self.cqe().u8(offset_of!(Cqe, app_op))))
             }
 

@@ -6,14 +6,12 @@ use core::mem::offset_of;
 use super::completion::Raw;
 use super::ring::CqeView;
 use super::{CompletionQueue, PollError, Status};
-use crate::format::{Cqe, CqeOpcode, OpOwn, TagEvent, TagReport};
+use crate::format::{Cqe, OpOwn, TagEvent, TagReport};
 use crate::queue_state::QueueState;
 
 /// Whether a CQE is one of tag matching, if the SRQ matches tags.
 pub(super) fn is_tagged(cqe: CqeView, op_own: OpOwn) -> bool {
-    let opcode = op_own.opcode();
-    let may_be = opcode == CqeOpcode::NO_PACKET || opcode.is_responder() && !opcode.is_error();
-    may_be && cqe.u8(offset_of!(Cqe, app)) == Cqe::TAG_MATCHING
+    op_own.opcode().may_match_tags() && cqe.u8(offset_of!(Cqe, app)) == Cqe::TAG_MATCHING
 }
 
 /// Whether a CQE of a tag matching SRQ holds one of its receives.

@@ -9,6 +9,7 @@ mod encodings;
 mod frames;
 mod handles;
 mod hostile;
+mod hostile_tags;
 mod overrun;
 mod receives;
 mod resizing;
