@@ -279,3 +279,30 @@ fn a_buffer_of_another_domain_gets_no_data() {
     tags.expect(0x101, Status::RendezvousIncomplete, TagRecv);
     assert_eq!(tags.setup.cq.poll().map(|done| done.wr_id()), Err(PollError::Empty));
 }
+
+#[test]
+fn what_the_device_cannot_is_refused() {
+    let setup = setup();
+    let of = |tags| setup.pd.create_raw_srq(8).match_tags(setup.cq.handle(), tags).build();
+    for tags in [0, u16::MAX] {
+        let error = of(tags).expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("holds 1 to"), "{error}");
+    }
+    let other = Setup::new();
+    let foreign = setup.pd.create_raw_srq(8).match_tags(other.cq.handle(), 7).build();
+    assert_eq!(foreign.expect_err("of another context").kind(), ErrorKind::InvalidInput);
+    let srq = of(7).unwrap();
+    assert_eq!(srq.create_tag_queue(0).expect_err("no changes").kind(), ErrorKind::InvalidInput);
+    assert!(srq.create_tag_queue(u32::MAX).is_err());
+    let list = srq.create_tag_queue(8).unwrap();
+    assert_eq!(srq.create_tag_queue(8).expect_err("a second").kind(), ErrorKind::InvalidInput);
+    drop(list);
+    let plain = setup.pd.create_raw_srq(8).build().unwrap();
+    assert_eq!(plain.create_tag_queue(8).expect_err("no list").kind(), ErrorKind::InvalidInput);
+    // A RoCE port of the software device matches no tags.
+    let roce = Setup::on(common::soft_device(|builder| builder).open().unwrap());
+    let refused = roce.pd.create_raw_srq(8).match_tags(roce.cq.handle(), 7).build();
+    let error = refused.expect_err("RoCE");
+    assert!(error.to_string().contains("matches no tags"), "{error}");
+}

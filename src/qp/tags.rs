@@ -24,13 +24,17 @@ impl SrqHandle<Raw> {
     /// Makes the queue that changes this queue's list of tags, for at most `changes` at a time.
     ///
     /// # Errors
-    /// `InvalidInput` if this queue matches no tags, or has or had one; those of a queue pair.
+    /// `InvalidInput` for no changes, or if this queue matches no tags, or has or had one; those of
+    /// a queue pair.
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_tag_queue(&self, changes: u32) -> Result<TagQueue> {
         const VERB: &str = "create_tag_queue";
         let Some((pd, cq)) = self.tag_parents() else {
             return Err(Error::invalid(VERB, "the shared receive queue matches no tags"));
         };
+        if changes == 0 {
+            return Err(Error::invalid(VERB, "it holds at least one change at a time"));
+        }
         let builder = QpBuilder::new(pd, cq, cq).shared_receive_queue(self);
         let builder = builder.max_send_wr(changes).max_inline_data(0).mtu(Mtu::B256);
         let mut qp: QueuePair<Rc, Raw> = builder.no_scatter_to_cqe().build()?;

@@ -60,7 +60,8 @@ pub struct SrqBuilder<L: Layer = Safe> {
     xrcd: Option<XrcDomain>,
     /// Of an XRC or a tag matching queue.
     cq: Option<CqHandle<L>>,
-    tags: u16,
+    /// Of a tag matching queue.
+    tags: Option<u16>,
     user_context: u64,
 }
 
@@ -93,7 +94,7 @@ impl SrqBuilder<Raw> {
     /// entries ([`SrqHandle::create_tag_queue`]), and completes them to `cq`.
     #[doc(alias = "IBV_SRQT_TM")]
     pub fn match_tags(self, cq: &CqHandle<Raw>, tags: u16) -> Self {
-        Self { cq: Some(cq.clone()), xrcd: None, tags, ..self }
+        Self { cq: Some(cq.clone()), xrcd: None, tags: Some(tags), ..self }
     }
 
     /// A value that completions of an XRC shared receive queue hand back. Completions of other
@@ -106,20 +107,34 @@ impl SrqBuilder<Raw> {
 
 impl<L: Layer> SrqBuilder<L> {
     fn new(pd: &ProtectionDomain, receives: u32) -> Self {
-        Self { pd: pd.clone(), receives, sge: 1, xrcd: None, cq: None, tags: 0, user_context: 0 }
+        Self { pd: pd.clone(), receives, sge: 1, xrcd: None, cq: None, tags: None, user_context: 0 }
     }
 
     /// An XRC shared receive queue: XRC targets of `domain` deliver to it, completions go to `cq`.
     pub fn xrc(self, domain: &XrcDomain, cq: &CqHandle<L>) -> Self {
-        Self { xrcd: Some(domain.clone()), cq: Some(cq.clone()), tags: 0, ..self }
+        Self { xrcd: Some(domain.clone()), cq: Some(cq.clone()), tags: None, ..self }
     }
 
     fn kind(&self) -> SrqType {
         match self.tags {
-            0 if self.xrcd.is_some() => SrqType::XRC,
-            0 => SrqType::BASIC,
-            _ => SrqType::TM,
+            Some(_) => SrqType::TM,
+            None if self.xrcd.is_some() => SrqType::XRC,
+            None => SrqType::BASIC,
         }
+    }
+
+    fn check_tags(&self) -> Result<()> {
+        let Some(tags) = self.tags else { return Ok(()) };
+        let cause = match self.pd.context().attributes()?.kernel.tm_caps.max_num_tags {
+            0 => "the device matches no tags".to_owned(),
+            most if (1..=most).contains(&tags.into()) => return Ok(()),
+            most => format!("a list of this device holds 1 to {most} tags"),
+        };
+        Err(Error::invalid(CREATE, cause).asked(format!("{tags} tags")))
+    }
+
+    fn max_tags(&self) -> u32 {
+        self.tags.unwrap_or_default().into()
     }
 
     /// Creates it.
@@ -131,6 +146,7 @@ impl<L: Layer> SrqBuilder<L> {
         let context = self.pd.context().clone();
         context.commands().require_opener(CREATE)?;
         let ring = self.ring()?;
+        self.check_tags()?;
         if let Some(domain) = &self.xrcd {
             context.require_same(CREATE, domain.context(), "XRC domain")?;
         }
@@ -151,7 +167,7 @@ impl<L: Layer> SrqBuilder<L> {
         events.set_name(&format!("SRQ {number:#x}"));
         user.set_number(number);
         // A message that an entry takes makes up to two completions.
-        user.set_capacity(0, ring.requests + 2 * u32::from(self.tags));
+        user.set_capacity(0, ring.requests + 2 * self.max_tags());
         let shared = Shared {
             pd: self.pd,
             xrcd: self.xrcd,
@@ -198,8 +214,8 @@ impl<L: Layer> SrqBuilder<L> {
         let user = users
             .register(shape, &monitors, None, user_context)
             .map_err(|error| Error::new(CREATE, ErrorKind::Refused, error.to_string()))?;
-        if self.tags > 0 {
-            user.match_tags(self.tags);
+        if let Some(tags) = self.tags {
+            user.match_tags(tags);
         }
         Ok(user)
     }
@@ -225,7 +241,7 @@ impl<L: Layer> SrqBuilder<L> {
             pd_handle: self.pd.kernel_handle(),
             max_wr: ring.requests,
             max_sge: ring.sge,
-            max_num_tags: self.tags.into(),
+            max_num_tags: self.max_tags(),
             xrcd_handle: self.xrcd.as_ref().map_or(0, XrcDomain::handle),
             cq_handle: self.cq.as_ref().map_or(0, CqHandle::kernel_handle),
             ..CreateXsrq::default()
