@@ -30,13 +30,17 @@ pub struct VerbsContext {
     pub alloc_parent_domain: unsafe extern "C" fn(*mut Context, *const ParentDomainAttr) -> Opaque,
     dealloc_td: usize,
     pub alloc_td: unsafe extern "C" fn(*mut Context, *const u32) -> Opaque,
-    between: [usize; 4],
+    modify_cq: usize,
+    pub post_srq_ops: unsafe extern "C" fn(*mut Srq, *mut OpsWr, *mut *mut OpsWr) -> c_int,
+    between: [usize; 2],
     pub destroy_wq: unsafe extern "C" fn(*mut Wq) -> c_int,
     between_wqs: [usize; 3],
     pub create_cq_ex: unsafe extern "C" fn(*mut Context, *mut CqAttrEx) -> *mut CqEx,
     between2: [usize; 7],
     pub create_qp_ex: unsafe extern "C" fn(*mut Context, *mut QpAttrEx) -> *mut Qp,
-    after: [usize; 6],
+    get_srq_num: usize,
+    pub create_srq_ex: unsafe extern "C" fn(*mut Context, *mut SrqAttrEx) -> *mut Srq,
+    after: [usize; 4],
 }
 
 #[repr(C)]
@@ -336,6 +340,38 @@ pub struct SrqAttr {
     pub limit: u32,
 }
 
+/// `struct ibv_srq_init_attr_ex`.
+#[repr(C)]
+pub struct SrqAttrEx {
+    pub user: Opaque,
+    pub max_wr: u32,
+    pub max_sge: u32,
+    pub limit: u32,
+    pub mask: u32,
+    pub kind: u32,
+    pub pd: *mut Pd,
+    pub xrcd: Opaque,
+    pub cq: *mut CqEx,
+    pub max_tags: u32,
+    pub max_ops: u32,
+}
+
+/// `struct ibv_ops_wr`.
+#[repr(C)]
+pub struct OpsWr {
+    pub wr_id: u64,
+    pub next: *mut OpsWr,
+    pub opcode: u32,
+    pub flags: u32,
+    pub unexpected: u32,
+    pub handle: u32,
+    pub receive_id: u64,
+    pub sges: *mut Sge,
+    pub sge_count: c_int,
+    pub tag: u64,
+    pub mask: u64,
+}
+
 /// `struct ibv_wq`.
 #[repr(C)]
 pub struct Wq {
@@ -464,7 +500,11 @@ const _: () = {
     assert!(offset_of!(VerbsContext, alloc_td) == 128);
     assert!(offset_of!(VerbsContext, create_cq_ex) == 200);
     assert!(offset_of!(VerbsContext, create_qp_ex) == 264);
+    assert!(offset_of!(VerbsContext, post_srq_ops) == 144);
+    assert!(offset_of!(VerbsContext, create_srq_ex) == 280);
     assert!(size_of::<VerbsContext>() == 320);
+    assert!(size_of::<SrqAttrEx>() == 64 && offset_of!(SrqAttrEx, pd) == 32);
+    assert!(size_of::<OpsWr>() == 72 && offset_of!(OpsWr, sges) == 40);
     assert!(offset_of!(Qp, number) == 52);
     assert!(offset_of!(QpEx, wr_id) == 168 && offset_of!(QpEx, rdma_write) == 224);
     assert!(offset_of!(QpEx, send) == 240 && offset_of!(QpEx, set_inline_data) == 288);

@@ -4,8 +4,8 @@
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::slice::from_raw_parts;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use uverbs_soft::chardev::OpenFile;
 use uverbs_uapi::enums::QpState;
@@ -25,8 +25,8 @@ pub(crate) const STAND_IN_NUMBER: &str = "1:3";
 
 static FILE: OnceLock<OpenFile> = OnceLock::new();
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
-/// The user index that libmlx5 gave to the QP that it created last.
-static USER_INDEX: AtomicU32 = AtomicU32::new(0);
+/// libmlx5's part of the request by which it created a QP last.
+static CREATED: Mutex<Option<CreateQp>> = Mutex::new(None);
 
 /// Libraries whose calls are replaced.
 const LIBRARIES: [&str; 3] = ["libibverbs.so", "libmlx5.so", "libnl-3.so"];
@@ -103,7 +103,7 @@ unsafe fn parts<'a>(header: *mut IoctlHdr) -> (ObjectId, MethodId, &'a [IoctlAtt
     }
 }
 
-/// Notes the user index of a new queue pair.
+/// Notes where libmlx5 has a new queue pair, and its user index.
 ///
 /// # Safety
 /// As for [`parts`].
@@ -116,7 +116,7 @@ unsafe fn note_creation(header: *mut IoctlHdr) {
     for attribute in attributes.iter().filter(|given| given.attr_id == qp::create::UHW_IN.id()) {
         // SAFETY: libmlx5 passes a whole `struct mlx5_ib_create_qp` there, of its own memory.
         let request = unsafe { (attribute.data as *const CreateQp).read_unaligned() };
-        USER_INDEX.store(request.uidx, Ordering::Relaxed);
+        *CREATED.lock().unwrap_or_else(PoisonError::into_inner) = Some(request);
     }
 }
 
@@ -141,9 +141,10 @@ unsafe fn starts_sending(header: *mut IoctlHdr) -> bool {
     request.attr_mask.contains(QpAttrMask::STATE) && request.qp_state == QpState::RTS
 }
 
-/// The user index of the QP that was created last.
-pub(crate) fn user_index() -> u32 {
-    USER_INDEX.load(Ordering::Relaxed)
+/// libmlx5's part of the request by which it created a QP last.
+pub(crate) fn created() -> CreateQp {
+    let created = *CREATED.lock().unwrap_or_else(PoisonError::into_inner);
+    created.expect("libmlx5 has created one")
 }
 
 /// Pages that can be written are doorbell registers. Plain memory replaces them, so that the device

@@ -23,7 +23,9 @@ use crate::abi::{
     QpAttrEx, QpEx, Srq, Wq,
 };
 
-pub use objects::{MAX_TSO_HEADER, QueuePair, QueuePairSpec, Service, SharedQueue, WorkQueue};
+pub use objects::{
+    MAX_TSO_HEADER, QueuePair, QueuePairSpec, Service, SharedQueue, TagQueue, WorkQueue,
+};
 
 macro_rules! functions {
     ($($(#[$meta:meta])* $name:ident: $library:ident $symbol:literal ($($argument:ty),*) -> $result:ty,)*) => {

@@ -144,7 +144,7 @@ impl Libmlx5 {
         if qp.is_null() {
             return Err(last_error("no queue pair"));
         }
-        let user_index = hooks::user_index();
+        let user_index = hooks::created().uidx;
         let (direct, direct_cq) = self.direct(qp, cq)?;
         let (extended, direct_extended) = if spec.operations == 0 {
             (null_mut(), null_mut())
@@ -291,6 +291,84 @@ impl Libmlx5 {
         // SAFETY: the caller gives the object up.
         let errno = unsafe { (self.functions.destroy_srq)(queue.srq) };
         assert_eq!(errno, 0, "no queue pair uses it");
+    }
+}
+
+/// A tag matching SRQ of libmlx5, and the queue pair inside it that posts changes of its list.
+/// It exists until the process ends.
+pub struct TagQueue {
+    /// The object.
+    pub srq: *mut Srq,
+    /// Blocks of 64 bytes in the ring of changes.
+    pub blocks: u32,
+    ring: usize,
+    record: usize,
+}
+
+impl Libmlx5 {
+    /// Creates an SRQ with a list of at most `tags` entries, of which at most `changes` may be in
+    /// flight. The device has an InfiniBand port.
+    ///
+    /// # Errors
+    /// libmlx5 or the device refuses it.
+    pub fn create_tag_queue(&self, tags: u32, changes: u32) -> Result<TagQueue, String> {
+        /// `IBV_WC_EX_WITH_BYTE_LEN`: any field makes an extended completion queue.
+        const FIELDS: u64 = 1;
+        /// `IBV_SRQT_TM`.
+        const TAG_MATCHING: u32 = 2;
+        /// `IBV_SRQ_INIT_ATTR_*`: the type, the domain, the completion queue, the list.
+        const MASK: u32 = 1 | 2 | 8 | 16;
+        let verbs = self.verbs_context();
+        let mut fields = CqAttrEx {
+            entries: 64,
+            before: [0; 5],
+            vector: 0,
+            wc_flags: FIELDS,
+            mask: 0,
+            flags: 0,
+            parent_domain: 0,
+        };
+        // SAFETY: libibverbs' contract.
+        let cq = unsafe { (verbs.create_cq_ex)(self.context, &raw mut fields) };
+        if cq.is_null() {
+            return Err(last_error("no completion queue"));
+        }
+        let mut attributes = SrqAttrEx {
+            user: null_mut(),
+            max_wr: 8,
+            max_sge: 1,
+            limit: 0,
+            mask: MASK,
+            kind: TAG_MATCHING,
+            pd: self.pd,
+            xrcd: null_mut(),
+            cq,
+            max_tags: tags,
+            max_ops: changes,
+        };
+        // SAFETY: libibverbs' contract.
+        let srq = unsafe { (verbs.create_srq_ex)(self.context, &raw mut attributes) };
+        if srq.is_null() {
+            return Err(last_error("no tag matching queue"));
+        }
+        // The queue pair inside was created last. It receives through the SRQ, so that its buffer
+        // is the ring of its sends.
+        let created = hooks::created();
+        let (ring, record) = (created.buf_addr as usize, created.db_addr as usize);
+        Ok(TagQueue { srq, blocks: created.sq_wqe_count, ring, record })
+    }
+}
+
+impl TagQueue {
+    /// The ring's bytes.
+    pub fn ring(&self) -> Vec<u8> {
+        bytes(self.ring, self.blocks as usize * 64)
+    }
+
+    /// The counter of changes in the doorbell record.
+    pub fn counter(&self) -> u32 {
+        // SAFETY: the record has eight bytes, of which the last four count sends.
+        u32::from_be(unsafe { ((self.record + 4) as *const u32).read() })
     }
 }
 
