@@ -197,6 +197,15 @@ impl FreeList {
         self.state(index).load(Ordering::Relaxed) != FREE
     }
 
+    /// Whether a faulty device gave back the head: an entry that a leaked batch has built, and of
+    /// which the device was never told. No other head is in the ring. `position` is that of the
+    /// next place, which the batch has emptied. Posting side only.
+    pub(crate) fn is_back(&self, head: u32, position: u32) -> bool {
+        let is_filled_later = self.tail.load(Ordering::Relaxed) != position;
+        let is_in_ring = || (0..=self.mask()).any(|at| self.next(at) == Some(head));
+        self.next(position).is_none() && is_filled_later && is_in_ring()
+    }
+
     /// Puts an entry aside that the device gave back unused, to be posted again. False, and nothing
     /// changed, if the device did not have it: an entry that is on the stack twice would never come
     /// off it.

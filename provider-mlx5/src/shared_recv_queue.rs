@@ -193,8 +193,8 @@ impl SharedRecvQueue {
         let last = self.state().recv_wqes() - 1;
         for _ in 0..last {
             let head = self.front.head;
-            // The device may have given one back unused, although it was never told of it.
-            if !self.free().is_taken(head) {
+            // The device may have given one back, although it was never told of it.
+            if !self.free().is_taken(head) && !self.free().is_back(head, self.counter) {
                 return;
             }
             let next = self.linked(head) & last;
@@ -211,12 +211,14 @@ impl SharedRecvQueue {
 
     /// The entry after the head, which has been given back. Its position in the ring may be empty
     /// for a moment, while another poller is filling it.
-    fn next_free(&self) -> u32 {
+    fn next_free(&mut self) -> u32 {
         loop {
             match self.free().next(self.counter) {
                 Some(next) => return next,
                 None => core::hint::spin_loop(),
             }
+            // The other poller may be giving the head back.
+            self.adopt_leaked();
         }
     }
 

@@ -237,6 +237,69 @@ fn a_page_fault_of_a_leaked_shared_batch_posts_its_receive_again() {
     }
 }
 
+/// As above, whatever the device says of each receive: that it is complete, or unused, or nothing.
+#[test]
+fn a_leaked_shared_batch_hides_no_entry_from_later_posts() {
+    for (posted, built) in [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3), (2, 3)] {
+        for said in 0..3u64.pow(built) {
+            let said: Vec<_> = (0..built).map(|place| said / 3u64.pow(place) % 3).collect();
+            // More completions fill places of the free list that the batch has emptied.
+            if said.iter().filter(|what| **what == COMPLETE).count() <= posted + 1 {
+                leaked_batch(posted, &said, false);
+                leaked_batch(posted, &said, posted > 0);
+            }
+        }
+    }
+}
+
+const COMPLETE: u64 = 1;
+const UNUSED: u64 = 2;
+
+/// `said` is what the device says of each receive of the batch. If `is_faulted`, the first one that
+/// was posted before is unused.
+fn leaked_batch(posted: usize, said: &[u64], is_faulted: bool) {
+    let mut cq = Cq::new(64, 64);
+    let mut srq = shared_recv_queue(&cq, 8, 64, false);
+    // SAFETY: no device writes to it.
+    (0..posted).for_each(|id| unsafe { srq.queue.post(id as u64, &ONE) }.expect("space"));
+    let mut batch = srq.queue.batch();
+    for place in 0..said.len() {
+        // SAFETY: no device writes to it.
+        unsafe { batch.build((posted + place) as u64, &ONE) }.expect("space");
+    }
+    std::mem::forget(batch);
+    let mut expected: Vec<_> = (0..(posted + said.len()) as u64).chain([9]).collect();
+    let of_batch = said.iter().enumerate().map(|(place, what)| (posted + place, *what));
+    for (entry, what) in of_batch.chain([(0, if is_faulted { UNUSED } else { 0 })]) {
+        let cqe = Cqe::recv(&srq.qp, entry as u32);
+        match what {
+            COMPLETE => {
+                cq.produce(cqe);
+                assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Ok(entry as u64));
+                expected.retain(|id| *id != entry as u64);
+            }
+            UNUSED => {
+                cq.produce(cqe.page_fault());
+                assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+            }
+            _ => {}
+        }
+    }
+    // SAFETY: no device writes to it.
+    unsafe { srq.queue.post(9, &ONE) }.expect("space");
+    let mut ids = Vec::new();
+    for entry in 0..8 {
+        cq.produce(Cqe::recv(&srq.qp, entry));
+        ids.extend(cq.queue.poll().map(|done| done.wr_id()));
+    }
+    ids.sort_unstable();
+    assert_eq!(ids, expected, "{posted} posted, {said:?}, {is_faulted}");
+    for id in 0..7 {
+        // SAFETY: no device writes to it.
+        unsafe { srq.queue.post(id, &ONE) }.expect("all entries are free");
+    }
+}
+
 /// Lists of random lengths, posted singly and in batches: each ends with a terminator, whatever the
 /// entry held before.
 #[test]
