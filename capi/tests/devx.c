@@ -153,6 +153,18 @@ static void objects(void)
 	mlx5dv_devx_free_uar(uar);
 }
 
+/* 2ERR_QP, whose answer is written over the command: the library learns of the new state all the same. */
+static void state_of_a_queue_pair(struct ibv_cq *cq)
+{
+	struct ibv_qp *qp = make_qp(cq, 4, 0);
+	uint32_t command[4] = { htobe32(0x507 << 16), 0, htobe32(qp->qp_num) };
+
+	connect_to_itself(qp);
+	CHECK(mlx5dv_devx_qp_modify(qp, command, sizeof command, command, sizeof command) == 0);
+	CHECK(qp->state == IBV_QPS_ERR);
+	CHECK(ibv_destroy_qp(qp) == 0);
+}
+
 int main(void)
 {
 	struct mlx5dv_context_attr attr = { .flags = MLX5DV_CONTEXT_FLAGS_DEVX };
@@ -181,6 +193,7 @@ int main(void)
 	CHECK(mlx5dv_init_obj(&obj, MLX5DV_OBJ_CQ) == 0);
 	*(uint32_t *)(in + 8) = htobe32(dv_cq.cqn);
 	CHECK(mlx5dv_devx_cq_query(cq, in, sizeof in, out, sizeof out) == 0 && out[0] == 0);
+	state_of_a_queue_pair(cq);
 	CHECK(ibv_destroy_cq(cq) == 0);
 	ibv_free_device_list(list);
 	close_soft();

@@ -167,13 +167,12 @@ pub(crate) unsafe extern "C" fn qp_modify(
     output: *mut c_void,
     output_length: usize,
 ) -> c_int {
+    // Read first, because a program may pass one buffer for both.
+    // SAFETY: the caller's memory.
+    let state = state_after(unsafe { bytes(input.cast(), input_length) });
     // SAFETY: the caller's queue pair and memory.
     let errno = unsafe { modify_qp_alone(qp, input, input_length, output, output_length) };
-    if errno != 0 {
-        return errno;
-    }
-    // SAFETY: the caller's memory.
-    let Some(state) = state_after(unsafe { bytes(input.cast(), input_length) }) else { return 0 };
+    let Some(state) = state.filter(|_| errno == 0) else { return errno };
     // SAFETY: the caller's queue pair.
     code(unsafe { Qp::changed_to(qp, state) })
 }
