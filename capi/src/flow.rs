@@ -113,7 +113,8 @@ pub(crate) unsafe extern "C" fn create_flow(
     // SAFETY: the caller's queue pair.
     let (context, queue_pair) = unsafe { ((*qp).context, Qp::of(qp)) };
     let made = queue_pair.with(|library| {
-        let builder = library.create_flow().ok_or(libc::EOPNOTSUPP)?;
+        // As the kernel's `ib_uverbs_ex_create_flow` (core/uverbs_cmd.c) says for other types.
+        let builder = library.create_flow().ok_or(libc::EINVAL)?;
         // SAFETY: the caller's struct, which its specifications follow.
         let builder = unsafe { steering::describe(attr, builder) }.ok_or(libc::EINVAL)?;
         builder.build().map_err(|error| failed(&error))

@@ -154,6 +154,28 @@ static void all_frames(struct ibv_qp *from, struct ibv_qp *one, struct ibv_qp *o
 	CHECK(mlx5dv_destroy_flow_matcher(all) == 0 && mlx5dv_destroy_flow_matcher(front) == 0);
 }
 
+/* Rules of ibv_create_flow that the kernel refuses. */
+static void refused_rules(struct ibv_qp *raw, struct ibv_qp *reliable)
+{
+	struct {
+		struct ibv_flow_attr attr;
+		struct ibv_flow_spec_eth eth;
+	} rule = { .attr = { .type = IBV_FLOW_ATTR_NORMAL, .size = sizeof rule, .num_of_specs = 1, .port = 1 },
+		   .eth = { .type = IBV_FLOW_SPEC_ETH, .size = sizeof rule.eth } };
+	struct ibv_flow *made = ibv_create_flow(raw, &rule.attr);
+
+	CHECK(made && ibv_destroy_flow(made) == 0);
+	CHECK(!ibv_create_flow(reliable, &rule.attr) && errno == EINVAL);
+	rule.attr.flags = 1 << 7;
+	CHECK(!ibv_create_flow(raw, &rule.attr) && errno == EINVAL);
+	rule.attr.flags = 0;
+	rule.attr.type = 99;
+	CHECK(!ibv_create_flow(raw, &rule.attr) && errno == EINVAL);
+	rule.attr.type = IBV_FLOW_ATTR_NORMAL;
+	rule.eth.type = 99;
+	CHECK(!ibv_create_flow(raw, &rule.attr) && errno == EINVAL);
+}
+
 /* Refused by libmlx5 itself, and refused by the kernel. */
 static void refusals(struct ibv_qp *one, struct ibv_qp *reliable)
 {
@@ -229,6 +251,7 @@ int main(void)
 	reliable = make_qp(cq, 8, 0);
 	frames(from, one, other, cq);
 	all_frames(from, one, other, cq);
+	refused_rules(one, reliable);
 	refusals(one, reliable);
 	headers();
 	CHECK(ibv_destroy_qp(from) == 0 && ibv_destroy_qp(one) == 0 && ibv_destroy_qp(other) == 0);
