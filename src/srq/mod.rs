@@ -161,8 +161,7 @@ impl<L: Layer> SrqBuilder<L> {
         let memory = RingMemory::new(rings, context.inner().records.allocate(CREATE, from)?);
         let user = self.register(&context, ring, user_context)?;
         let queue = posting_side(ring, &memory, user.clone())?;
-        let registry = context.inner().events.registry().clone();
-        let events = Registered::new([(registry, Observer::Shared(user.clone()))]);
+        let events = context.register(Observer::Shared(user.clone()));
         let (handle, number) = self.create(&context, ring, &memory, &user, events.id())?;
         events.set_name(&format!("SRQ {number:#x}"));
         user.set_number(number);
