@@ -52,14 +52,6 @@ const TOEPLITZ: u8 = 1;
 /// queue pairs that field has other data.
 pub(crate) const CHECKS_IP: u64 = 1;
 
-const NO_CAPACITIES: Capacities = Capacities {
-    max_send_wr: 0,
-    max_recv_wr: 0,
-    max_send_sge: 0,
-    max_recv_sge: 0,
-    max_inline_data: 0,
-};
-
 /// The additional attributes of `mlx5dv_create_qp`.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Mlx5Attributes {
@@ -472,7 +464,7 @@ pub(crate) fn xrc_target(base: ibv_qp, library: XrcReceiver) -> *mut Qp {
     observe::building(&mut ex);
     let extras = QpExtras {
         ex,
-        capacities: NO_CAPACITIES,
+        capacities: Capacities::default(),
         signal_all: false,
         one_thread: false,
         is_extended: false,
@@ -492,7 +484,7 @@ fn extras(
     observe::building(&mut ex);
     QpExtras {
         ex,
-        capacities: library.capacities().unwrap_or(NO_CAPACITIES),
+        capacities: library.capacities().unwrap_or_default(),
         signal_all: request.attributes.sq_sig_all != 0,
         one_thread,
         is_extended: request.operations.is_some(),
