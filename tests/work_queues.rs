@@ -325,6 +325,26 @@ fn a_refused_rebalance_leaves_the_old_places() {
 }
 
 #[test]
+fn a_rebalance_that_leaves_an_old_rule_says_why_the_rule_stays() {
+    use uverbs_uapi::objects::flow;
+    let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
+    let pd = Device::from_shared_soft(soft.clone()).open().unwrap().alloc_pd().unwrap();
+    let queue = pd.create_rx_queue(8).without_events().spread().build().unwrap();
+    let place = queue.work_queue().unwrap().clone();
+    let options = RssOptions::new(RssTraffic::Ipv4Udp);
+    let mut spread = pd.create_spread(&[&place], &options).unwrap();
+    spread.steer(Port { protocol: Protocol::Udp, port: 5, tag: None }).unwrap();
+    // The second time, its drop tries.
+    for call in 0..2 {
+        let moment = Moment::Method(flow::OBJECT, flow::destroy::METHOD, call);
+        soft.inject(Fault { moment, errno: Errno::EACCES });
+    }
+    let error = spread.rebalance(&[&place, &place]).unwrap_err();
+    assert_eq!((error.verb(), error.errno()), ("destroy_flow", libc::EACCES), "{error}");
+    assert_eq!(spread.places().len(), 2, "the new places are in force");
+}
+
+#[test]
 fn a_work_queue_in_error_flushes_and_starts_over_after_a_reset() {
     let Some(wire) = Wire::new(|builder| builder) else { return };
     let (mut cq, mut wq) = lane(&wire, 3);

@@ -139,8 +139,10 @@ impl Steered {
     fn end(self) -> Result<()> {
         let Self { flows, target, table, .. } = self;
         let ended: Result<Vec<()>> = flows.into_iter().map(|flow| Ok(flow.destroy()?)).collect();
-        target.destroy()?;
+        let destroyed = target.destroy();
+        // First, because a rule that stays keeps the target.
         ended?;
+        destroyed?;
         Ok(table.destroy()?)
     }
 }
