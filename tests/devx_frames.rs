@@ -501,6 +501,13 @@ fn a_program_names_only_what_is_its_own() {
         let error = matcher.create_flow(&[0; 64]).to_object(wrong).build().unwrap_err();
         assert_eq!(error.errno(), libc::EINVAL, "{error}");
     }
+    // The other context's handle may be that of an object here.
+    let matcher = bench.wire.setup.context.create_flow_matcher(&options).unwrap();
+    let rule = || matcher.create_flow(&[0; 64]);
+    for rule in [rule().to_object(&tir), rule().drop_frames().count(&tir, None)] {
+        let error = rule.build().unwrap_err();
+        assert!(error.to_string().contains("another context"), "{error}");
+    }
     tir.destroy().unwrap();
     rq.destroy().unwrap();
     free(memory);

@@ -161,17 +161,21 @@ pub struct MatchedFlowBuilder<'q> {
     tag: Option<u32>,
     counter: Option<Counter>,
     actions: Vec<FlowAction>,
+    /// Those of the firmware objects that it names.
+    contexts: Vec<Context>,
 }
 
 impl<'q> MatchedFlowBuilder<'q> {
     fn new(matcher: &Matcher, value: &[u8], way: Way<'q>) -> Self {
         let (matcher, value) = (matcher.clone(), value.to_vec());
-        Self { matcher, value, way, tag: None, counter: None, actions: Vec::new() }
+        let (tag, counter, actions, contexts) = Default::default();
+        Self { matcher, value, way, tag, counter, actions, contexts }
     }
 
     /// The frames go to a firmware object: a flow table, or the receiving end (TIR) of queues.
     pub fn to_object(mut self, object: &DevxObject) -> Self {
         self.way = Way::Object(object.kernel_handle());
+        self.contexts.push(object.context().clone());
         self
     }
 
@@ -196,6 +200,7 @@ impl<'q> MatchedFlowBuilder<'q> {
     /// The frames are counted by a firmware object: a flow counter, or counter `offset` of a bulk.
     pub fn count(mut self, counter: &DevxObject, offset: Option<u32>) -> Self {
         self.counter = Some(Counter { handle: counter.kernel_handle(), offset });
+        self.contexts.push(counter.context().clone());
         self
     }
 
@@ -208,15 +213,19 @@ impl<'q> MatchedFlowBuilder<'q> {
     /// Adds the rule.
     ///
     /// # Errors
-    /// EINVAL for a way that the table does not have, or a tag of more than 24 bits; EEXIST if a
-    /// rule of the same match and priority excludes it, see the [module](super); `Unsupported` for
-    /// what the device lacks; EPERM without CAP_NET_RAW; other errors of the kernel.
+    /// EINVAL for a way that the table does not have, a tag of more than 24 bits, or an object of
+    /// another context; EEXIST if a rule of the same match and priority excludes it, see the
+    /// [module](super); `Unsupported` for what the device lacks; EPERM without CAP_NET_RAW; other
+    /// errors of the kernel.
     pub fn build(self) -> Result<Flow> {
         use flow::create::*;
-        let Self { matcher, value, way, tag, counter, actions } = self;
+        let Self { matcher, value, way, tag, counter, actions, contexts } = self;
         let context = matcher.context().clone();
         for action in &actions {
             context.require_same(VERB, action.context(), "flow action")?;
+        }
+        for other in &contexts {
+            context.require_same(VERB, other, "firmware object")?;
         }
         let handles: Vec<_> = actions.iter().map(FlowAction::kernel_handle).collect();
         let counters: Vec<_> = counter.iter().map(|counter| counter.handle).collect();
