@@ -59,6 +59,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             desk.trade()?;
             desk.rx.context().poll_idle();
         }
+        // Its queue of 256 receives would lose orders if they were taken at the end only.
+        exchange.take_orders()?;
     }
     while exchange.orders < desk.orders && Instant::now() < deadline {
         exchange.take_orders()?;

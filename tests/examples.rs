@@ -47,6 +47,10 @@ fn every_example_prints_its_result() {
         desk.contains(" 14 gaps, ") && desk.contains(" 0 too long, 0 rejected, 0 lost"),
         "{desk}"
     );
+    assert!(
+        desk.contains(", 501 orders") && desk.contains("the exchange got 501 orders"),
+        "{desk}"
+    );
     let replayed = run("replay");
     assert!(replayed.contains("seed 4: ") && replayed.contains(" missing, "), "{replayed}");
     assert!(run("tokio_echo").contains("200 messages echoed"));
