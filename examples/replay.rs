@@ -73,20 +73,17 @@ pub(crate) fn record(quotes: u64) -> uverbs::Result<Vec<u8>> {
     Ok(file)
 }
 
-/// A frame with a quote's number. It has no UDP checksum, which IPv4 allows.
+/// A frame with a quote's number.
 fn quote(number: u64) -> Vec<u8> {
     let mut frame = [&LINE.mac()[..], &[2, 0, 0, 0, 0, 1, 8, 0]].concat();
     frame.extend_from_slice(&[0x45, 0, 0, 60, 0, 0, 0x40, 0, 16, 17, 0, 0, 10, 0, 0, 1]);
     frame.extend_from_slice(&LINE.group.octets());
-    let words = frame[14..34].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1]));
-    let sum: u32 = words.sum();
-    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
-    frame[24..26].copy_from_slice(&sum.to_be_bytes());
     for word in [14310, LINE.port, 40, 0] {
         frame.extend_from_slice(&word.to_be_bytes());
     }
     frame.extend_from_slice(&number.to_be_bytes());
     frame.resize(HEADERS + 32, 0);
+    uverbs::ethernet::fill_checksums(&mut frame);
     frame
 }
 
