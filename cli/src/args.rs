@@ -71,9 +71,19 @@ pub(crate) enum Command {
     /// Each frame is due at its own time: a late frame does not delay those after it. The report
     /// says how late frames were. Frames that were not recorded whole are skipped, and counted.
     ///
-    /// Exit status: 0; 1 if the device failed; 2 if the file is not a recording.
+    /// Exit status: 0; 1 if the device failed or the file cannot be read; 2 if it is not a
+    /// recording.
     Replay(Replay),
     /// Run an unmodified libibverbs program on the software ConnectX
+    ///
+    /// The program's own libibverbs and libmlx5 find a software ConnectX in the program's own
+    /// process: no RDMA hardware, kernel module or privilege is needed. Programs of this machine
+    /// reach each other, and programs that use the uverbs crate, at loopback addresses 127.18.y.z.
+    ///
+    /// Statically linked programs, and programs that make system calls without the C library, do
+    /// not find it.
+    ///
+    /// Exit status: the program's, or 128 and the signal's number if a signal ended it.
     Run(Run),
     /// Encode or decode work-queue entries
     #[command(subcommand)]
@@ -89,7 +99,7 @@ pub(crate) struct Devices {
     #[arg(long)]
     pub(crate) json: bool,
     /// Use the sys and dev directories below DIR instead of the machine's own
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = directory)]
     pub(crate) root: Option<PathBuf>,
 }
 

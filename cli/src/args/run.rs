@@ -10,15 +10,6 @@ fn checked_addresses(list: &str) -> Result<String, String> {
     HostAddress::of_list(list, 0).map(|_| list.to_owned())
 }
 
-/// Runs an unmodified program that was built for libibverbs: its own libibverbs and libmlx5 find a
-/// software ConnectX in the program's own process. No RDMA hardware, kernel module or privilege is
-/// needed. Such programs reach each other, and programs that use the uverbs crate, at loopback
-/// addresses 127.18.y.z.
-///
-/// The exit status is the program's (128 and the signal's number if a signal ended it).
-///
-/// It does not work for statically linked programs, or for programs that make system calls without
-/// the C library.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// Number of devices: /dev/infiniband/uverbs0, uverbs1 …

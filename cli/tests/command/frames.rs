@@ -82,7 +82,11 @@ fn help_tells_what_errors_refer_to() {
     for rule in ["GROUP:PORT@VLAN", "udp:PORT", "leftovers", "SIGINT"] {
         assert!(help("capture").contains(rule), "{rule}");
     }
-    assert!(help("replay").contains("2 if the file is not a recording"));
+    assert!(help("replay").contains("2 if it is not a recording"));
+    let run = help("run");
+    for words in ["Statically linked programs", "128 and the signal's number"] {
+        assert!(run.contains(words), "{run}");
+    }
 }
 
 #[test]
