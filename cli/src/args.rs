@@ -114,7 +114,7 @@ pub(crate) struct Info {
     #[arg(long)]
     pub(crate) json: bool,
     /// Use the sys and dev directories below DIR instead of the machine's own
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = directory)]
     pub(crate) root: Option<PathBuf>,
 }
 
@@ -133,7 +133,7 @@ pub(crate) struct Doctor {
     #[arg(long)]
     pub(crate) json: bool,
     /// Use the sys and proc directories below DIR instead of the machine's own
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = directory)]
     pub(crate) root: Option<PathBuf>,
 }
 
@@ -178,7 +178,7 @@ impl CodeChoice {
 pub(crate) struct PairOptions {
     /// Listen for the other end, on loopback unless ADDRESS is given; the other end decides what is
     /// done
-    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1")]
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1", value_parser = own_address)]
     pub(crate) listen: Option<IpAddr>,
     /// Connect the queue pairs by address, through the connection manager (rdma_cm), instead of
     /// telling the other end of them
@@ -329,7 +329,7 @@ pub(crate) struct Capture {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) join: Option<IpAddr>,
     /// End after this many frames
-    #[arg(long, allow_negative_numbers = true, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: Option<u64>,
     /// End after this time
     #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", value_parser = positive)]
@@ -383,7 +383,7 @@ pub(crate) struct Replay {
     #[arg(long = "loop", allow_negative_numbers = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) loops: u64,
     /// End after this many frames
-    #[arg(long, allow_negative_numbers = true, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: Option<u64>,
     /// Frames that may be outstanding
     #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=8192))]
@@ -401,6 +401,18 @@ fn positive(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "it must be a number above 0 and at most a billion".to_owned())
 }
 
+/// A directory that exists.
+fn directory(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if path.is_dir() { Ok(path) } else { Err("it is not a directory".to_owned()) }
+}
+
+/// An address to listen on.
+fn own_address(text: &str) -> Result<IpAddr, String> {
+    let forms = "0.0.0.0 is every IPv4 address of this machine, :: every address";
+    text.parse().map_err(|_| format!("it is not an IP address ({forms})"))
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Transfer {
     /// Wait for one sender and store its files in DIR
@@ -414,7 +426,7 @@ pub(crate) struct TransferRecv {
     /// The directory for the files; it must exist
     pub(crate) dir: PathBuf,
     /// Address to listen on: 0.0.0.0 is every IPv4 address of this machine, :: every address
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = own_address)]
     pub(crate) listen: IpAddr,
     /// TCP port to listen on; 0 lets the system choose one, which is printed
     #[arg(long, allow_negative_numbers = true, default_value_t = TRANSFER_PORT)]

@@ -32,7 +32,10 @@ impl FromStr for Rule {
             let rules = "sniffer, leftovers, udp:PORT, tcp:PORT or GROUP:PORT[@VLAN]";
             format!("'{text}' is not a rule: write {rules}")
         };
-        let port = |text: &str| text.parse().ok().filter(|port| *port != 0).ok_or_else(wrong);
+        let port = |text: &str| match text.parse::<u64>() {
+            Ok(number) => port_of(number),
+            Err(_) => Err(wrong()),
+        };
         match text.rsplit_once(':') {
             None if text == "sniffer" => Ok(Self::Sniffer),
             None if text == "leftovers" => Ok(Self::Leftovers),
@@ -57,6 +60,11 @@ impl FromStr for Rule {
             None => Err(wrong()),
         }
     }
+}
+
+fn port_of(number: u64) -> Result<u16, String> {
+    let port = u16::try_from(number).ok().filter(|port| *port != 0);
+    port.ok_or_else(|| "ports are 1 to 65535".to_owned())
 }
 
 impl fmt::Display for Rule {
@@ -112,13 +120,16 @@ mod tests {
         {
             assert_eq!(text.parse::<Rule>().expect(text).to_string(), text);
         }
-        for text in ["", "sniff", "udp:", "udp:0", "udp:70000", "1.2.3:4", "239.1.2.3:1@x", "a:b:c"]
+        for text in ["", "sniff", "udp:", "udp:port", "tcp:-1", "1.2.3:4", "239.1.2.3:1@x", "a:b:c"]
         {
             assert!(text.parse::<Rule>().expect_err(text).contains("GROUP:PORT"));
         }
-        for (text, cause) in
-            [("10.0.0.1:5", "not a multicast group"), ("239.1.2.3:5@4095", "0 to 4094")]
-        {
+        for (text, cause) in [
+            ("10.0.0.1:5", "not a multicast group"),
+            ("239.1.2.3:5@4095", "0 to 4094"),
+            ("239.1.2.3:0", "1 to 65535"),
+            ("tcp:70000", "1 to 65535"),
+        ] {
             assert!(text.parse::<Rule>().expect_err(text).contains(cause));
         }
     }

@@ -39,6 +39,13 @@ fn pin(cpu: usize) -> Outcome {
     let pinned = set
         .set(cpu)
         .and_then(|()| nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set));
-    pinned
-        .map_err(|errno| Failure::usage(format!("cannot run on processor {cpu}: {}", errno.desc())))
+    pinned.map_err(|errno| {
+        let cause = match errno {
+            nix::Error::EINVAL => {
+                "it is not there, or not allowed (taskset -pc $$ lists those that are)"
+            }
+            errno => errno.desc(),
+        };
+        Failure::usage(format!("cannot run on processor {cpu}: {cause}"))
+    })
 }

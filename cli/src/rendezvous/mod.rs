@@ -57,6 +57,9 @@ pub(crate) fn listen(address: IpAddr, port: u16) -> Outcome<TcpListener> {
     TcpListener::bind(address).map_err(|error| {
         let cure = match error.kind() {
             ErrorKind::AddrInUse => " (--port 0 takes a free port and prints it)",
+            ErrorKind::AddrNotAvailable => {
+                " (ip address lists this machine's; 0.0.0.0 is every IPv4 one, :: every one)"
+            }
             ErrorKind::PermissionDenied => " (ports below 1024 are for privileged programs)",
             _ => "",
         };

@@ -30,7 +30,7 @@ fn one_sentence_and_status_2() {
         ("pingpong --op swap", "swap"),
         ("pingpong --op atomic --size 16", "8 bytes"),
         ("pingpong --poll --events", "--events"),
-        ("pingpong --listen somewhere", "--listen"),
+        ("pingpong --listen somewhere", "not an IP address (0.0.0.0 is every IPv4 address"),
         ("pingpong --listen 127.0.0.1 host", "--listen"),
         ("pingpong --code x", "HOST or --listen"),
         ("pingpong --no-code", "HOST or --listen"),
@@ -38,7 +38,7 @@ fn one_sentence_and_status_2() {
         ("pingpong --listen --peer ibv --code x", "no code"),
         ("perf lat --code x", "HOST or --listen"),
         ("transfer recv . --code x --no-code", "--no-code"),
-        ("transfer recv . --listen here", "here"),
+        ("transfer recv . --listen here", "not an IP address (0.0.0.0 is every IPv4 address"),
         ("pingpong --device mlx5_77", "the software device is called soft"),
         ("pingpong --device soft --gid-index 200", "GID index 200"),
         ("pingpong --port 70000", "70000"),
@@ -72,12 +72,18 @@ fn one_sentence_and_status_2() {
         ("pingpong --listen --size 64", "--size does not go with --listen"),
         ("capture a.pcapng --gid-index 0", "have no GIDs"),
         ("replay Cargo.toml --gid-index 0", "have no GIDs"),
+        ("capture a.pcapng --count 0", "0 is not in 1.."),
+        ("replay Cargo.toml --count 0", "0 is not in 1.."),
+        ("capture a.pcapng --rule udp:0", "ports are 1 to 65535"),
+        ("devices --root /no/such/directory", "not a directory"),
+        ("info --root /no/such/directory", "not a directory"),
+        ("doctor --root /no/such/directory", "not a directory"),
         ("perf bw --op atomic --sizes 16", "8 bytes"),
         ("perf bw --depth 0", "0"),
         ("perf bw --depth -1", "-1 is not in 1..=4096"),
         ("perf lat --sizes -8", "'-8' is not a size"),
         ("perf bw --inline 4096", "4096"),
-        ("perf lat --cpu 1023", "processor 1023"),
+        ("perf lat --cpu 1023", "processor 1023: it is not there, or not allowed (taskset"),
         ("perf lat --listen", "--listen"),
         ("transfer", "command is missing"),
         ("transfer recv", "<DIR>"),
@@ -107,6 +113,15 @@ fn one_sentence_and_status_2() {
         let ended = run(&arguments).failure(2, words);
         assert_eq!(ended.stderr.lines().count(), 1, "{line}: {ended:?}");
         assert!(ended.stdout.is_empty(), "{line}: {ended:?}");
+    }
+}
+
+#[test]
+fn an_address_of_another_machine_is_refused_with_the_cure() {
+    for line in ["pingpong --listen 203.0.113.9", "transfer recv . --listen 203.0.113.9"] {
+        let arguments: Vec<&str> = line.split_whitespace().collect();
+        let ended = run(&arguments).failure(1, "cannot listen on 203.0.113.9:");
+        assert!(ended.stderr.contains("ip address lists this machine's"), "{ended:?}");
     }
 }
 

@@ -94,7 +94,7 @@ fn impossible_rules_are_wrong_arguments() {
     let rules = [
         ("10.0.0.1:5", "not a multicast group"),
         ("239.1.2.3:5@4095", "0 to 4094"),
-        ("239.1.2.3:0", "GROUP:PORT"),
+        ("239.1.2.3:0", "ports are 1 to 65535"),
         ("feed", "GROUP:PORT"),
     ];
     for (rule, words) in rules {
