@@ -1,8 +1,9 @@
 //! Streams over the software device beside TCP over loopback, in one process and one run.
 //!
-//! `cargo bench -p uverbs-stream --bench beside_tcp [-- MESSAGES] [-- --json]`. Runs of the two
-//! alternate, and a ratio is the median of the runs' own ratios; absolute numbers are those of this
-//! machine. `cargo xtask figures FILE` reads the output of `--json`.
+//! `cargo bench -p uverbs-stream --features soft,tokio --bench beside_tcp -- [MESSAGES] [--json]`
+//!
+//! Runs of the two alternate, and a ratio is the median of the runs' own ratios; absolute numbers
+//! are those of this machine. `cargo xtask figures FILE` reads the output of `--json`.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};

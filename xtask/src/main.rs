@@ -9,6 +9,7 @@ mod msrv;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
@@ -24,10 +25,16 @@ enum Task {
     KernelTest(uverbs_kernel_guests::Options),
     /// Puts libibverbs.so.1, its other names and pkg-config files into a directory.
     DropIn(drop_in::Options),
-    /// Writes the benchmarks' figures into README and docs; libmlx5's and measured times out of the
-    /// JSON in FILES, if there are any (`cargo bench --features soft --bench vs_libmlx5 -- --json`,
-    /// `-- --grid` and `-- --scale`, benches/scale/count, and `cargo bench -p uverbs-stream --bench
-    /// beside_tcp -- --json`).
+    /// Writes the benchmarks' figures into README and docs
+    ///
+    /// FILES have JSON that benchmarks printed: counts of libmlx5, and measured times. It replaces
+    /// what docs/*.json has of them. These print it, the last two with `-- --json`:
+    ///   cargo bench --features soft --bench vs_libmlx5, with `-- --json`, `--grid` or `--scale`
+    ///   benches/scale/count
+    ///   capi/benches/compare, with --instructions to count only
+    ///   cargo bench -p uverbs-stream --features soft,tokio --bench beside_tcp
+    ///   cargo bench -p uverbs-cli --bench connect_rate
+    #[command(verbatim_doc_comment)]
     Figures { files: Vec<PathBuf> },
     /// Checks that the libraries build with the oldest supported Rust, from Debian's packages.
     Msrv,
@@ -55,6 +62,9 @@ fn run(task: Task) -> anyhow::Result<()> {
 
 fn write_figures(files: &[PathBuf]) -> anyhow::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
+    for file in files {
+        std::fs::File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
+    }
     figures::take(root, files)?;
     for (name, before, after) in figures::Counts::read(root)?.files(root)? {
         if before != after {
