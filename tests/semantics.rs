@@ -46,7 +46,7 @@ fn every_rule_names_tests_that_exist() {
         let names: Vec<_> = cell.split('`').skip(1).step_by(2).collect();
         assert!(!names.is_empty(), "nothing shows {row}");
         for name in names {
-            assert!(code.contains(&format!("{name}() {{")), "no test {name}, of {row}");
+            assert!(code.contains(&format!("fn {name}() {{")), "no test {name}, of {row}");
         }
         count += 1;
     }

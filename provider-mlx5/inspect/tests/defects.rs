@@ -1,5 +1,5 @@
 //! Defects that libmlx5 has and this crate does not: one test each, named after what goes wrong
-//! there, D1 to D9.
+//! there.
 //!
 //! Two of them cannot be written down here, and the tests state that as the types do.
 
@@ -61,10 +61,10 @@ fn post(spec: &SendQueueSpec, works: &[Work<'_>]) -> Posted {
     post_sends(spec, works).expect("the queue can be made")
 }
 
-/// D1. In `ibv_wr_*`, the setters of a request that finds the queue full write into the request
+/// In `ibv_wr_*`, the setters of a request that finds the queue full write into the request
 /// before.
 #[test]
-fn d1_a_full_queue_leaves_posted_requests_alone() {
+fn a_full_queue_leaves_posted_requests_alone() {
     let buffers: Vec<_> = (0..6).map(|index| [buffer(0x1000 * (index + 1), 64)]).collect();
     let works: Vec<_> = buffers.iter().map(|data| work(WRITE, data)).collect();
     let spec = spec(Service::Rc, 4);
@@ -75,10 +75,10 @@ fn d1_a_full_queue_leaves_posted_requests_alone() {
     assert_eq!(Posted { refused: None, ..all }, fitting);
 }
 
-/// D2. A request that fails after its slot was taken is rung in the place of the good ones before
+/// A request that fails after its slot was taken is rung in the place of the good ones before
 /// it.
 #[test]
-fn d2_a_bad_request_in_a_list_rings_exactly_the_good_ones_before_it() {
+fn a_bad_request_in_a_list_rings_exactly_the_good_ones_before_it() {
     let (good, long) = ([buffer(0x1000, 64)], [0u8; 61]);
     let too_long = [Buffer { sge: Sge::new(0, 61, 0), bytes: &long }];
     let bad = Work { inline: true, ..work(WRITE, &too_long) };
@@ -106,9 +106,9 @@ fn a_list_of_bad_requests_rings_nothing() {
     assert!(posted.wqes.is_empty() && posted.mmio.is_empty());
 }
 
-/// D3. Bit 31 of a length is the inline flag: longer entries turn into inline data.
+/// Bit 31 of a length is the inline flag: longer entries turn into inline data.
 #[test]
-fn d3_entries_of_2_gib_and_more_do_not_become_inline_data() {
+fn entries_of_2_gib_and_more_do_not_become_inline_data() {
     for length in [1 << 31, (1 << 31) + 16, u32::MAX] {
         let (one, two) = ([buffer(0, length)], [buffer(0, 64), buffer(0, length)]);
         for data in [&one[..], &two[..]] {
@@ -118,10 +118,10 @@ fn d3_entries_of_2_gib_and_more_do_not_become_inline_data() {
     }
 }
 
-/// D4. Inline lengths are summed in a signed 32-bit number: what overflows passes the limit, and is
+/// Inline lengths are summed in a signed 32-bit number: what overflows passes the limit, and is
 /// copied.
 #[test]
-fn d4_inline_lengths_do_not_overflow() {
+fn inline_lengths_do_not_overflow() {
     const SHORT: [u8; 8] = [0; 8];
     for lengths in [&[0xffff_fff0][..], &[0x8000_0000, 0x8000_0010], &[0xffff_ffff, 1, 8]] {
         let bytes = |length: u32| SHORT.get(..length as usize).unwrap_or_default();
@@ -165,10 +165,10 @@ fn empty_entries_are_left_out_of_sends() {
     assert_eq!(entries, [(0x2000, 5)]);
 }
 
-/// D7. The place where a packet's data starts behind its inline header is kept from one request of
+/// The place where a packet's data starts behind its inline header is kept from one request of
 /// a list to the next.
 #[test]
-fn d7_every_packet_of_a_list_has_its_own_header() {
+fn every_packet_of_a_list_has_its_own_header() {
     let bytes: Vec<Vec<u8>> = (1..4).map(|value| vec![value; 64]).collect();
     let buffers: Vec<_> =
         bytes.iter().map(|bytes| [Buffer { sge: Sge::new(0x1000, 64, 7), bytes }]).collect();
@@ -187,10 +187,10 @@ fn d7_every_packet_of_a_list_has_its_own_header() {
     }
 }
 
-/// D5. A shared receive queue's empty entries are not skipped: a byte count of 0 under the caller's
+/// A shared receive queue's empty entries are not skipped: a byte count of 0 under the caller's
 /// key.
 #[test]
-fn d5_empty_entries_of_a_shared_receive_queue_do_not_become_2_gib() {
+fn empty_entries_of_a_shared_receive_queue_do_not_become_2_gib() {
     let data = [Sge::new(0x1000, 0, 7), Sge::new(0x2000, 9, 7), Sge::new(0x3000, 0, 7)];
     let spec = SharedRecvQueueSpec { entries: 4, stride: 64 };
     let posted = post_shared_receives(&spec, &[&data, &data[..1]]).unwrap();
@@ -204,11 +204,11 @@ fn d5_empty_entries_of_a_shared_receive_queue_do_not_become_2_gib() {
     assert_eq!(empty.list(), []);
 }
 
-/// D6. A negative number of entries passes the check, and the request goes out without data:
+/// A negative number of entries passes the check, and the request goes out without data:
 /// `num_sge` is signed there. Here a list is a slice, whose length has no sign, and one that is too
 /// long for the queue is refused however long it is.
 #[test]
-fn d6_a_list_has_no_negative_length() {
+fn a_list_has_no_negative_length() {
     let length: fn(&[Buffer<'static>]) -> usize = <[Buffer<'static>]>::len;
     let data = vec![buffer(0x1000, 1); 70_000];
     assert_eq!(length(&data), 70_000);
@@ -220,11 +220,11 @@ fn d6_a_list_has_no_negative_length() {
     assert_eq!(posted.refused, refused(0, PostError::TooManySge));
 }
 
-/// D9. A clock that cannot be read while polling loses the completion. Here polling reads no clock:
+/// A clock that cannot be read while polling loses the completion. Here polling reads no clock:
 /// the timestamp is a plain number in the completion that was polled already, and to ask for it
 /// cannot fail.
 #[test]
-fn d9_a_timestamp_costs_no_completion() {
+fn a_timestamp_costs_no_completion() {
     let timestamp: fn(&Completion<'_>) -> u64 = |completion| completion.timestamp();
     let _ = timestamp;
 }
@@ -239,10 +239,10 @@ fn memory(bytes: usize) -> NonNull<u8> {
     NonNull::from(lines).cast()
 }
 
-/// D8. `ibv_poll_cq` fails on a CQE of a QP that it does not know, having consumed it, and loses
+/// `ibv_poll_cq` fails on a CQE of a QP that it does not know, having consumed it, and loses
 /// what it had decoded before.
 #[test]
-fn d8_a_completion_of_an_unknown_queue_costs_no_other_completion() {
+fn a_completion_of_an_unknown_queue_costs_no_other_completion() {
     let table = UserIndexTable::new();
     let shape = Shape { send_wqebbs: 4, recv_wqes: 0, shared_receive: false };
     let handle = table.register(shape, &[], None, 77).unwrap();
