@@ -434,13 +434,14 @@ static NO_WORD: AtomicU32 = AtomicU32::new(0);
 
 /// The process's id, which a process asks the kernel for once.
 pub(crate) fn process_id() -> u32 {
-    // SAFETY: null, or a word that is never freed.
-    let Some(word) = (unsafe { ID.load(Ordering::Acquire).cast_const().as_ref() }) else {
+    let mut word = ID.load(Ordering::Acquire);
+    if word.is_null() {
         // Of two threads that are here at once one leaks a page.
-        let word = wiped_page().unwrap_or(ptr::from_ref(&NO_WORD).cast_mut());
+        word = wiped_page().unwrap_or(ptr::from_ref(&NO_WORD).cast_mut());
         ID.store(word, Ordering::Release);
-        return std::process::id();
-    };
+    }
+    // SAFETY: a word that is never freed.
+    let word = unsafe { &*word };
     let known = word.load(Ordering::Relaxed);
     if known != 0 {
         return known;
