@@ -299,7 +299,11 @@ impl Program {
         Ok(())
     }
 
-    fn make_cq_ex(&mut self, u: &mut Unstructured<'_>, context: *mut ibv_context) -> Result<()> {
+    pub(super) fn make_cq_ex(
+        &mut self,
+        u: &mut Unstructured<'_>,
+        context: *mut ibv_context,
+    ) -> Result<()> {
         let (channel, parent_domain) = (self.maybe(u, Kind::Channel)?, self.maybe(u, Kind::Pd)?);
         let comp_mask = flags(u, 3)?;
         let mut attr = ibv_cq_init_attr_ex {
@@ -336,6 +340,9 @@ impl Program {
     }
 
     fn make_srq_ex(&mut self, u: &mut Unstructured<'_>, context: *mut ibv_context) -> Result<()> {
+        if self.is_infiniband && u.ratio(3, 4)? {
+            return self.make_tag_matching_srq(u, context);
+        }
         let (pd, xrcd, cq): (*mut ibv_pd, *mut ibv_xrcd, *mut ibv_cq) =
             (self.pick(u, Kind::Pd)?, self.pick(u, Kind::Xrcd)?, self.pick(u, Kind::Cq)?);
         let given = |there: bool, bit: u32| if there { bit } else { 0 };

@@ -12,6 +12,7 @@
 mod make;
 mod objects;
 mod queries;
+mod tags;
 mod verbs;
 mod work;
 
@@ -50,6 +51,12 @@ fn ask_for_software_devices() {
     ONCE.call_once(|| unsafe { std::env::set_var("UVERBS_DEVICE", "soft") });
 }
 
+/// From now on this process' software devices have InfiniBand ports, and programs match tags.
+pub fn use_infiniband() {
+    // SAFETY: as for the other variable. Call it before all else.
+    unsafe { std::env::set_var("UVERBS_SOFT_LINK", "ib") };
+}
+
 /// A program with the device open.
 struct Program {
     verbs: &'static Verbs,
@@ -58,6 +65,8 @@ struct Program {
     /// Addresses of objects that were destroyed, for the debug mode.
     gone: Vec<Object>,
     checked: bool,
+    /// Whether ports are InfiniBand ones.
+    is_infiniband: bool,
 }
 
 /// Checks the result of a verb that returns 0 or an errno. True if it succeeded.
@@ -89,7 +98,9 @@ impl Program {
         });
         let checked = std::env::var_os("UVERBS_CHECK").is_some();
         let contexts = contexts.collect();
-        Self { verbs, contexts, objects: Vec::new(), gone: Vec::new(), checked }
+        let is_infiniband = std::env::var_os("UVERBS_SOFT_LINK").is_some_and(|link| link == "ib");
+        let (objects, gone) = (Vec::new(), Vec::new());
+        Self { verbs, contexts, objects, gone, checked, is_infiniband }
     }
 
     fn turn(&mut self, u: &mut Unstructured<'_>) -> Result<()> {

@@ -39,7 +39,7 @@ pub(super) struct Object {
     pub(super) of: Vec<*mut c_void>,
     /// Events of a completion queue that are to be acknowledged; groups that a queue pair is in.
     pub(super) held: u32,
-    /// Whether a completion queue was made with `ibv_create_cq_ex`.
+    /// Whether a completion queue was made with `ibv_create_cq_ex`, or an SRQ matches tags.
     pub(super) extended: bool,
 }
 

@@ -231,7 +231,7 @@ impl Program {
         Ok(())
     }
 
-    fn sges(&self, u: &mut Unstructured<'_>) -> Result<[ibv_sge; LIST]> {
+    pub(super) fn sges(&self, u: &mut Unstructured<'_>) -> Result<[ibv_sge; LIST]> {
         let mr: *mut ibv_mr = self.live(u, Kind::Mr)?;
         // SAFETY: null, or a live region.
         let own = unsafe { mr.as_ref() }.map_or(0, |mr| mr.lkey);
@@ -246,8 +246,11 @@ impl Program {
         Ok(list)
     }
 
-    /// Posts a list of requests, or of receives.
+    /// Posts a list of requests, of receives, or of changes of tags.
     pub(super) fn post(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
+        if self.is_infiniband && u.ratio(1, 4)? {
+            return self.change_tags(u);
+        }
         if u.arbitrary()? { self.send(u) } else { self.receive(u) }
     }
 
@@ -551,6 +554,8 @@ impl Program {
                 ((*cq).read_completion_ts)(cq);
                 ((*cq).read_cvlan)(cq);
                 ((*cq).read_flow_tag)(cq);
+                let mut info = zeroed();
+                ((*cq).read_tm_info)(cq, &raw mut info);
                 answer = ((*cq).next_poll)(cq);
                 if answer != 0 {
                     break;
