@@ -149,7 +149,7 @@ impl TagList {
     }
 
     /// The entry that the next append takes, and the one after it; `None` if the list is full.
-    pub(crate) fn next(&self) -> Option<[u16; 2]> {
+    pub(crate) fn next_entries(&self) -> Option<[u16; 2]> {
         let next = self.entries.get(self.first_free as usize)?.next_free;
         (next != NONE).then_some([self.first_free as u16, next as u16])
     }
@@ -159,13 +159,13 @@ impl TagList {
         self.entries.get(usize::from(entry)).is_some_and(|entry| entry.is_listed)
     }
 
-    /// Records that the entry which [`TagList::next`] returned is appended.
+    /// Records that the entry which [`TagList::next_entries`] returned is appended.
     pub(crate) fn append(&mut self, receive_id: u64, buffer: Option<Sge>, asked: Asked) {
-        let Some([taken, next]) = self.next() else { return };
+        let Some([taken, next]) = self.next_entries() else { return };
         self.tell(asked.unexpected);
         let phase = self.told as u16;
         self.first_free = u32::from(next);
-        if let Some(entry) = self.entries.get_mut(usize::from(taken)) {
+        if let Some(entry) = self.entry_mut(taken) {
             (entry.wr_id, entry.buffer, entry.phase) = (receive_id, buffer, phase);
             (entry.next_free, entry.is_listed, entry.is_consumed) = (NONE, true, false);
         }
@@ -179,7 +179,7 @@ impl TagList {
         if asked.is_signaled {
             return self.expect(TagEvent::REMOVE, Some(at), asked);
         }
-        if let Some(entry) = self.entries.get_mut(usize::from(at)) {
+        if let Some(entry) = self.entry_mut(at) {
             entry.is_listed = entry.is_consumed;
         }
         self.release(at);
@@ -199,7 +199,7 @@ impl TagList {
         if !asked.is_signaled {
             return;
         }
-        if let Some(entry) = entry.and_then(|at| self.entries.get_mut(usize::from(at))) {
+        if let Some(entry) = entry.and_then(|at| self.entry_mut(at)) {
             entry.changes += 1;
         }
         let Asked { wr_id, index, .. } = asked;
@@ -208,7 +208,7 @@ impl TagList {
 
     /// Makes an entry free if the device has neither the entry nor a change of it.
     fn release(&mut self, at: u16) {
-        let Some(entry) = self.entries.get_mut(usize::from(at)) else { return };
+        let Some(entry) = self.entry_mut(at) else { return };
         if entry.is_listed || entry.changes > 0 {
             return;
         }
@@ -222,7 +222,7 @@ impl TagList {
     /// Completes a message that an entry took. `None` if the device does not have the entry, or
     /// completes the message's first part twice.
     pub(crate) fn complete(&mut self, event: TagEvent, at: u16) -> Option<Matched> {
-        let entry = self.entries.get_mut(usize::from(at)).filter(|entry| entry.is_listed)?;
+        let entry = self.entry_mut(at).filter(|entry| entry.is_listed)?;
         let matched = Matched { wr_id: entry.wr_id, buffer: entry.buffer };
         if event.is_first_of_two() {
             return (!std::mem::replace(&mut entry.is_consumed, true)).then_some(matched);
@@ -273,7 +273,7 @@ mod tests {
     const DONE: TagEvent = TagEvent::CONSUMED_MESSAGE;
 
     fn append(list: &mut TagList, id: u64, asked: Asked) -> u16 {
-        let [entry, _] = list.next().expect("a free entry");
+        let [entry, _] = list.next_entries().expect("a free entry");
         list.append(id, None, asked);
         entry
     }
@@ -286,13 +286,13 @@ mod tests {
     fn a_list_holds_as_many_tags_as_asked_for_and_reuses_entries_in_order() {
         let mut list = TagList::new(3);
         assert_eq!([1, 2, 3].map(|id| append(&mut list, id, QUIET)), [0, 1, 2]);
-        assert_eq!(list.next(), None);
+        assert_eq!(list.next_entries(), None);
         assert_eq!(wr_id(list.complete(DONE, 1)), Some(2));
-        assert_eq!(list.next(), Some([3, 1]), "the append names the entry after it");
+        assert_eq!(list.next_entries(), Some([3, 1]), "the append names the entry after it");
         assert_eq!(wr_id(list.complete(DONE, 0)), Some(1));
         assert_eq!([4, 5].map(|id| append(&mut list, id, QUIET)), [3, 1]);
-        assert_eq!(list.next(), None);
-        assert_eq!(TagList::new(u16::MAX).next(), Some([0, 1]));
+        assert_eq!(list.next_entries(), None);
+        assert_eq!(TagList::new(u16::MAX).next_entries(), Some([0, 1]));
     }
 
     #[test]
@@ -300,10 +300,10 @@ mod tests {
         let mut list = TagList::new(1);
         append(&mut list, 1, SIGNALED);
         assert_eq!(wr_id(list.complete(DONE, 0)), Some(1));
-        assert_eq!(list.next(), None, "the append is not confirmed");
+        assert_eq!(list.next_entries(), None, "the append is not confirmed");
         assert_eq!(list.next_change(TagEvent::APPEND), Some(0));
         assert_eq!(list.confirm(true, 0).map(|done| done.wr_id), Some(7));
-        assert!(list.next().is_some());
+        assert!(list.next_entries().is_some());
     }
 
     #[test]
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(list.complete(DONE, 1), None);
         let entry = append(&mut list, 3, QUIET);
         list.remove(entry, QUIET);
-        assert!(!list.is_listed(entry) && list.next().is_some());
+        assert!(!list.is_listed(entry) && list.next_entries().is_some());
     }
 
     #[test]

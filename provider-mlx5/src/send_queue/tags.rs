@@ -79,7 +79,7 @@ impl TagRequest {
         let mut entry = None;
         match self.change {
             TagChange::Add { tag, mask, buffer, .. } => {
-                let [taken, next] = list.next().ok_or(TagError::ListFull)?;
+                let [taken, next] = list.next_entries().ok_or(TagError::ListFull)?;
                 segment.operation = TagMatchingSegment::OPERATION_APPEND;
                 segment.index = U16::new(next);
                 (segment.tag, segment.mask) = (U64::new(tag), U64::new(mask));
