@@ -41,7 +41,7 @@ impl SrqHandle<Raw> {
         qp.connect(&qp.endpoint())?;
         let Some(command) = &qp.core.queue else { return Err(Error::invalid(VERB, "no queue")) };
         let taken = self.user().set_tag_command(command);
-        taken.map_err(|error| Error::invalid(VERB, error.to_string()))?;
+        taken.map_err(|_| Error::invalid(VERB, "its list of tags has, or had, such a queue"))?;
         Ok(TagQueue { qp, srq: self.clone() })
     }
 }
