@@ -6,7 +6,7 @@ use std::ffi::c_uint;
 use uverbs::cq::{CompletionOpcode, TagEvent};
 
 use super::extended::{current, read_opcode as read_plain_opcode};
-use super::wc::flags;
+use super::wc::{bit, flags};
 use crate::abi::*;
 
 /// The longest message that libmlx5 lets the device store in the first bytes of a CQE. It then takes
@@ -46,7 +46,6 @@ unsafe extern "C" fn read_opcode(cq: *mut ibv_cq_ex) -> c_uint {
 unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
     // SAFETY: programs read fields between start and end of a poll.
     let completion = unsafe { current(cq) };
-    let bit = |flag: c_uint, is_set: bool| if is_set { flag } else { 0 };
     let plain = if completion.is_send() { 0 } else { flags(&completion) };
     let plain = plain & !bit(wc_flags::GRH, completion.byte_len() <= MAX_DATA);
     let Some(event) = completion.tag_event() else { return plain };

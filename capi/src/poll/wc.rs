@@ -272,11 +272,16 @@ pub(super) fn flags(completion: &Completion<'_>) -> c_uint {
     if !completion.is_success() {
         return 0;
     }
-    let bit = |flag: c_uint, is_set: bool| if is_set { flag } else { 0 };
     bit(wc_flags::GRH, completion.has_grh())
         | bit(wc_flags::WITH_IMM, completion.immediate().is_some())
         | bit(wc_flags::WITH_INV, completion.invalidated_rkey().is_some())
         | checksum_flag(completion)
+}
+
+/// A flag if it is set, or 0.
+#[inline(always)]
+pub(super) fn bit(flag: c_uint, is_set: bool) -> c_uint {
+    if is_set { flag } else { 0 }
 }
 
 /// The flag for good checksums, on a queue pair that asks for it.
