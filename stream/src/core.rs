@@ -49,6 +49,8 @@ pub(crate) struct Core {
     is_armed: bool,
     /// A thread sleeps until the device raises an event.
     pub(crate) is_watched: bool,
+    /// Threads that sleep until that thread has looked.
+    pub(crate) followers: usize,
     /// The sides whose program waits for the stream's file itself.
     pub(crate) waiting: Waiting,
     /// Sends posted, sends known to be complete, and the numbers of the signaled ones among the
@@ -76,6 +78,7 @@ impl Core {
             is_disconnected: false,
             is_armed: false,
             is_watched: false,
+            followers: 0,
             waiting: Waiting::default(),
             posted: 0,
             done: 0,

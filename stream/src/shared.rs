@@ -217,16 +217,19 @@ impl Shared {
     /// Sleeps until the thread that waits for the device has handled its events.
     fn follow<'a>(
         &'a self,
-        core: MutexGuard<'a, Core>,
+        mut core: MutexGuard<'a, Core>,
         left: Option<Duration>,
     ) -> MutexGuard<'a, Core> {
-        match left {
+        core.followers += 1;
+        let mut core = match left {
             None => self.looked.wait(core).unwrap_or_else(PoisonError::into_inner),
             Some(left) => {
                 let waited = self.looked.wait_timeout(core, left);
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }
-        }
+        };
+        core.followers -= 1;
+        core
     }
 
     /// Sleeps until the device or the connection manager has an event, and takes it.
@@ -240,7 +243,10 @@ impl Shared {
         let waited = self.context.wait_readable(&self.files(), left);
         let mut core = self.lock();
         core.is_watched = false;
-        self.looked.notify_all();
+        // A notification is a system call, also if no thread waits.
+        if core.followers > 0 {
+            self.looked.notify_all();
+        }
         match waited {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             waited => {
