@@ -17,13 +17,14 @@
 use crate::locking::lock;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, IoSlice, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use nix::errno::Errno;
+use nix::sys::uio;
 
 use crate::signals;
 
@@ -312,8 +313,11 @@ fn grow(pipe: &File, length: usize) -> Result<(), Errno> {
 }
 
 /// Writes all of a record. A program that closed its end must not be killed by SIGPIPE.
+///
+/// By writev(2), because `uverbs run` puts a write(2) in front of the C library's. That one asks of
+/// each file whether it is one of rdma_cm, which takes another system call.
 fn write_record(pipe: &File, record: &[u8]) -> Result<(), Errno> {
-    signals::without_sigpipe(|| nix::unistd::write(pipe, record)).map(drop)
+    signals::without_sigpipe(|| uio::writev(pipe, &[IoSlice::new(record)])).map(drop)
 }
 
 #[cfg(test)]
