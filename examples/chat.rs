@@ -1,4 +1,4 @@
-//! A chat over multicast datagrams: everybody in the group hears what anybody says.
+//! A chat over multicast datagrams: what a member of the group says, all members receive.
 //!
 //! `cargo run --features soft --example chat [DEVICE]`; the device is `soft` if not named.
 
@@ -12,16 +12,18 @@ use uverbs::{
 };
 
 /// Datagrams to a group go to this queue pair number, and carry the group's Q_Key.
-const EVERYBODY: u32 = 0xff_ffff;
+const MULTICAST_QPN: u32 = 0xff_ffff;
 const QKEY: u32 = 0x1111_1111;
 /// On InfiniBand a subnet manager would give the group its LID.
 const GROUP_LID: u16 = 0xc001;
+/// Bytes of the longest line.
 const LINE: usize = 60;
-const SEATS: usize = 16;
+/// Receives that a member keeps posted.
+const RECEIVES: usize = 16;
 
 struct Member {
     name: &'static str,
-    // Declared before the region: it goes first.
+    // Dropped before the region that its receives name.
     qp: raw::QueuePair<Ud>,
     cq: raw::CompletionQueue,
     lines: MemoryRegion,
@@ -35,33 +37,34 @@ impl Member {
         qp.activate()?;
         let lid = if qp.link_layer() == LinkLayer::InfiniBand { GROUP_LID } else { 0 };
         qp.attach_multicast(group, lid)?;
-        let bytes = SEATS * (GRH_BYTES + LINE);
+        let bytes = RECEIVES * (GRH_BYTES + LINE);
         let lines = pd.register(Buffer::new(bytes)?, AccessFlags::LOCAL_WRITE)?;
         let mut member = Self { name, qp, cq, lines };
-        for seat in 0..SEATS {
-            member.listen(seat)?;
+        for index in 0..RECEIVES {
+            member.post_receive(index)?;
         }
         Ok(member)
     }
 
     /// Posts a receive: the routing header comes first, then the line.
-    fn listen(&mut self, seat: usize) -> uverbs::Result<()> {
+    fn post_receive(&mut self, index: usize) -> uverbs::Result<()> {
         let length = GRH_BYTES + LINE;
-        let piece = self.lines.sge(seat * length, length)?;
-        // SAFETY: the region outlives the queue pair, and a seat is looked at between completion
-        // and reposting only.
-        unsafe { self.qp.post_receive(seat as u64, &[piece])? };
+        let sge = self.lines.sge(index * length, length)?;
+        // SAFETY: the region outlives the queue pair, and its bytes are read between
+        // completion and reposting only.
+        unsafe { self.qp.post_receive(index as u64, &[sge])? };
         Ok(())
     }
 
+    /// Sends a line to the group, as inline data.
     fn say(&mut self, group: Gid, words: &str) -> uverbs::Result<()> {
         let mut path = self.qp.address_of(&self.qp.endpoint())?;
         if self.qp.link_layer() == LinkLayer::InfiniBand {
             path.lid = GROUP_LID;
         }
         path.global = Some(GlobalRoute { destination: group, ..path.global.unwrap_or_default() });
-        let there = self.lines.pd().create_ah(&path)?;
-        let to = there.datagram(EVERYBODY, QKEY);
+        let ah = self.lines.pd().create_ah(&path)?;
+        let to = ah.datagram(MULTICAST_QPN, QKEY);
         let line = format!("{}: {words}", self.name);
         let line = &line.as_bytes()[..line.len().min(LINE)];
         // SAFETY: inline data.
@@ -78,7 +81,7 @@ impl Member {
 
     /// Waits for the next line.
     fn hear(&mut self) -> Result<String, Box<dyn Error>> {
-        let (seat, length) = loop {
+        let (index, length) = loop {
             match self.cq.poll() {
                 Ok(done) if done.is_success() => break (done.wr_id() as usize, done.byte_len()),
                 Ok(done) => return Err(format!("{:?}", done.to_work_completion()).into()),
@@ -87,8 +90,8 @@ impl Member {
             }
         };
         let mut line = vec![0; (length as usize).saturating_sub(GRH_BYTES)];
-        self.lines.view().read(seat * (GRH_BYTES + LINE) + GRH_BYTES, &mut line)?;
-        self.listen(seat)?;
+        self.lines.view().read(index * (GRH_BYTES + LINE) + GRH_BYTES, &mut line)?;
+        self.post_receive(index)?;
         Ok(String::from_utf8_lossy(&line).into_owned())
     }
 }

@@ -35,7 +35,7 @@ fn serve(mut listener: Listener) -> Result<Vec<u8>, Failure> {
     Ok(text)
 }
 
-/// The bytes that the next completion brings; an error if the request failed.
+/// The bytes of the next completion's slot; an error if the request failed.
 fn finished(connection: &mut Connection) -> Result<Option<Vec<u8>>, Failure> {
     loop {
         match connection.resources.cq.poll() {
@@ -54,7 +54,7 @@ fn finished(connection: &mut Connection) -> Result<Option<Vec<u8>>, Failure> {
     }
 }
 
-/// One attempt: connect, and bring the message over.
+/// One attempt: connect, and send the message.
 fn attempt(connector: &Connector, address: SocketAddr) -> Result<(), Failure> {
     let mut connection = connector.connect(address)?;
     let slab = connection.resources.pd.create_slab(1, 64)?;
@@ -68,8 +68,8 @@ fn attempt(connector: &Connector, address: SocketAddr) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tries until it works, but not for ever. Gives the number of attempts.
-fn bring(context: &Context, address: SocketAddr) -> Result<u32, Failure> {
+/// Tries up to [`ATTEMPTS`] times, with growing pauses. Returns the number of attempts.
+fn deliver(context: &Context, address: SocketAddr) -> Result<u32, Failure> {
     let connector = Connector::new().context(context).timeout(PATIENCE);
     let mut pause = FIRST_PAUSE;
     for number in 1.. {
@@ -93,7 +93,7 @@ fn main() -> Result<(), Failure> {
     let listener = builder.bind(SocketAddr::new(IpAddr::from(ipv4), 0))?;
     let address = listener.local_address()?;
     let server = thread::spawn(move || serve(listener));
-    let attempts = bring(&context, address)?;
+    let attempts = deliver(&context, address)?;
     let text = server.join().map_err(|_| "the server panicked")??;
     println!("{:?} arrived with attempt {attempts}", String::from_utf8_lossy(&text));
     Ok(())

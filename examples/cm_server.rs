@@ -17,10 +17,10 @@ const CLIENTS: u32 = 16;
 const BYTES: u32 = 32;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the thread that accepts and the one that serves have in common.
+/// An error that a thread can return.
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// The next slot that a completion brings.
+/// The slot of the next completion.
 fn next(cq: &mut CompletionQueue) -> Result<Option<Slot>, Failure> {
     loop {
         match cq.poll() {
@@ -33,12 +33,14 @@ fn next(cq: &mut CompletionQueue) -> Result<Option<Slot>, Failure> {
     }
 }
 
-/// Takes one message of each client, whichever comes first, and keeps its connection until it ends.
+/// Takes one message of each client, in any order, and keeps the connections until they end.
 fn serve(mut listener: Listener<uverbs::layer::Safe, ()>, mut all: Shared) -> Result<u64, Failure> {
     let mut connections = Vec::new();
     for _ in 0..CLIENTS {
         let connection = listener.accept()?;
-        println!("connected: {:?}", connection.link.peer_address()?);
+        if let Some(peer) = connection.link.peer_address()? {
+            println!("connected: {peer}");
+        }
         connections.push(connection);
     }
     let mut sum = 0;

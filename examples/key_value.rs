@@ -1,8 +1,8 @@
 //! A table that many clients look up, fill and count in without the server's processor: RDMA READ
 //! finds an entry, compare-and-swap claims an empty one, fetch-and-add counts the visits.
 //!
-//! `cargo run --features soft --example key_value [DEVICE [CLIENTS]]`; 8 clients on `soft` if not
-//! said.
+//! `cargo run --features soft --example key_value [DEVICE [CLIENTS]]`; without
+//! arguments 8 clients on `soft`.
 
 use std::error::Error;
 use std::sync::atomic::Ordering;
@@ -19,10 +19,10 @@ use uverbs::{
 /// An entry: 8 bytes each of key (0: empty), value and visits.
 const ENTRY: u64 = 24;
 const ENTRIES: u64 = 1024;
-/// In a key: its value is still on its way.
+/// Bit of a key whose value has not been written yet.
 const BUSY: u64 = 1 << 63;
-/// Keys that each client brings.
-const OWN: u64 = 16;
+/// Keys that each client inserts.
+const KEYS_EACH: u64 = 16;
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -41,7 +41,7 @@ fn main() -> Outcome<()> {
         let client = Client::new(&context, server.table.remote(0)?)?;
         ready.push((number, server.connect(client)?));
     }
-    // From here on the server does nothing.
+    // The server makes no call while the clients work.
     let work = |(number, client)| thread::spawn(move || use_table(client, number));
     let running: Vec<_> = ready.into_iter().map(work).collect();
     for client in running {
@@ -49,13 +49,13 @@ fn main() -> Outcome<()> {
     }
     let (keys, visits) = server.count()?;
     println!("{clients} clients brought {keys} keys and visited them {visits} times");
-    assert_eq!((keys, visits), (clients * OWN, clients * OWN));
+    assert_eq!((keys, visits), (clients * KEYS_EACH, clients * KEYS_EACH));
     Ok(())
 }
 
-/// Brings keys of its own, then looks up each of them, and some that no client brings.
+/// Inserts the client's keys, then looks up each of them, and some that no client inserts.
 fn use_table(mut client: Client, number: u64) -> Outcome<()> {
-    let keys = number * OWN + 1..=(number + 1) * OWN;
+    let keys = number * KEYS_EACH + 1..=(number + 1) * KEYS_EACH;
     for key in keys.clone() {
         client.insert(key, key * key)?;
     }
@@ -64,7 +64,7 @@ fn use_table(mut client: Client, number: u64) -> Outcome<()> {
             return Err(format!("key {key} has another value").into());
         }
         if client.look_up(key + 1_000_000)?.is_some() {
-            return Err("found what no client brought".into());
+            return Err("found what no client inserted".into());
         }
     }
     // What the region does not grant is refused by the server's device.
@@ -130,7 +130,7 @@ impl Client {
         Ok(Self { qp, cq, slab: pd.create_slab(2, 64)?, table })
     }
 
-    /// The value, and one visit more; `None` for a key that no client brought.
+    /// The value, after adding one to its visits; `None` for a key that no client inserted.
     fn look_up(&mut self, key: u64) -> Outcome<Option<u64>> {
         for entry in places(key) {
             let (found, value) = self.read(entry)?;
@@ -147,7 +147,7 @@ impl Client {
         Ok(None)
     }
 
-    /// Claims the first empty entry in the key's row, then fills it in.
+    /// Claims the first empty entry where the key may be, then fills it in.
     fn insert(&mut self, key: u64, value: u64) -> Outcome<()> {
         for entry in places(key) {
             let claim =
@@ -198,7 +198,7 @@ impl Client {
     }
 }
 
-/// Where a key may stand, in the order in which one looks.
+/// The entries where a key may be, in the order in which they are searched.
 fn places(key: u64) -> impl Iterator<Item = u64> {
     let first = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
     (0..ENTRIES).map(move |step| (first + step) % ENTRIES)

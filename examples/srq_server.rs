@@ -23,7 +23,7 @@ struct Server {
     clients: Vec<raw::QueuePair<Rc>>,
     cq: raw::CompletionQueue,
     srq: raw::SharedReceiveQueue,
-    // After the queues that receive into it.
+    // Dropped after the queues that receive into it.
     requests: MemoryRegion,
     /// Slots that were read and not posted again yet.
     read: Vec<usize>,
@@ -43,7 +43,7 @@ impl Server {
 
     fn accept(&mut self, client: &Endpoint) -> uverbs::Result<Endpoint> {
         let builder = self.requests.pd().create_raw_qp::<Rc>(self.cq.handle(), self.cq.handle());
-        // Completions bring the index back, so that the server knows whom to answer.
+        // Completions bring the index back, so that the server knows which client to answer.
         let index = self.clients.len() as u64;
         let builder = builder.shared_receive_queue(self.srq.handle()).user_context(index);
         let mut qp = builder.build()?;
@@ -56,10 +56,10 @@ impl Server {
     fn refill(&mut self) -> uverbs::Result<()> {
         let mut batch = self.srq.batch();
         for slot in self.read.drain(..) {
-            let piece = self.requests.sge(slot * BYTES, BYTES)?;
+            let sge = self.requests.sge(slot * BYTES, BYTES)?;
             // SAFETY: the region outlives the queue; a slot is read between completion and
             // reposting only.
-            unsafe { batch.build(slot as u64, &[piece])? };
+            unsafe { batch.build(slot as u64, &[sge])? };
         }
         batch.publish();
         self.srq.arm_limit(LIMIT)
@@ -110,9 +110,9 @@ impl Client {
     }
 
     fn ask(&mut self, number: u32) -> uverbs::Result<()> {
-        let piece = self.answer.sge(0, BYTES)?;
+        let sge = self.answer.sge(0, BYTES)?;
         // SAFETY: the region outlives the queue pair, and is read after the completion only.
-        unsafe { self.qp.post_receive(1, &[piece])? };
+        unsafe { self.qp.post_receive(1, &[sge])? };
         // SAFETY: inline data.
         unsafe {
             self.qp.post_send(0, op::Send, Inline(&number.to_le_bytes()), PostFlags::empty())?

@@ -13,7 +13,7 @@ use uverbs::{AccessFlags, Buffer, Context, MemoryRegion, op, raw};
 
 const MESSAGES: u32 = 200;
 const BYTES: usize = 64;
-/// Each end's memory: one place to receive into, one to send from.
+/// Offsets in each end's memory: of the bytes to receive into, and of those to send.
 const RECEIVED: usize = 0;
 const SENT: usize = BYTES;
 
@@ -30,24 +30,24 @@ impl End {
         let qp = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).signal_all().build()?;
         let memory = pd.register(Buffer::new(2 * BYTES)?, AccessFlags::LOCAL_WRITE)?;
         let mut end = Self { qp, cq, memory };
-        end.listen()?;
+        end.post_receive()?;
         Ok(end)
     }
 
-    fn listen(&mut self) -> uverbs::Result<()> {
-        let piece = self.memory.sge(RECEIVED, BYTES)?;
+    fn post_receive(&mut self) -> uverbs::Result<()> {
+        let sge = self.memory.sge(RECEIVED, BYTES)?;
         // SAFETY: the memory outlives the queue pair, and is read between completion and reposting
         // only.
-        unsafe { self.qp.post_receive(0, &[piece])? };
+        unsafe { self.qp.post_receive(0, &[sge])? };
         Ok(())
     }
 
     fn send(&mut self, message: &[u8]) -> uverbs::Result<()> {
         self.memory.view().write(SENT, message)?;
-        let piece = self.memory.sge(SENT, message.len())?;
+        let sge = self.memory.sge(SENT, message.len())?;
         // SAFETY: the memory outlives the queue pair, and is written again after the completion
         // only.
-        unsafe { self.qp.post_send(0, op::Send, piece, PostFlags::empty())? };
+        unsafe { self.qp.post_send(0, op::Send, sge, PostFlags::empty())? };
         Ok(())
     }
 
@@ -56,7 +56,7 @@ impl End {
         if done.status == Status::Success { Ok(done) } else { Err(format!("{done:?}").into()) }
     }
 
-    /// Waits for a message, and for the completion of what was sent before it, if something was.
+    /// Waits for a message, and for the completion of the send before it, if `sending`.
     async fn receive(
         &mut self,
         mut sending: bool,
@@ -71,7 +71,7 @@ impl End {
         }
         let mut message = vec![0; length.unwrap_or_default()];
         self.memory.view().read(RECEIVED, &mut message)?;
-        self.listen()?;
+        self.post_receive()?;
         Ok(message)
     }
 }
