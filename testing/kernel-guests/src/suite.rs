@@ -280,7 +280,7 @@ pub(crate) const CM_PROGRAMS: [&str; 5] =
     ["rping", "ucmatose", "udaddy", "rdma_client", "rdma_server"];
 
 /// This library's client of the kernel's rdma_cm: against `rdma_client`, `rdma_server` and `rping`
-/// in both parts, and against itself. Where both ends disconnect at once the kernel repeats a DREP,
+/// in both roles, and against itself. Where both ends disconnect at once the kernel repeats a DREP,
 /// so this comes after the test that counts repetitions.
 pub(crate) fn own_connections(what: &str) -> Vec<Test> {
     let interoperation = "own_test interoperation connections_by_address";
