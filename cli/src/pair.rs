@@ -94,7 +94,7 @@ fn address_line(address: &SocketAddr) -> String {
 
 /// Ends this process when the one that started it ends.
 fn die_with(parent: u32) -> Outcome {
-    set_pdeathsig(Signal::SIGKILL).context(|| "cannot bind to the life of the client".into())?;
+    set_pdeathsig(Signal::SIGKILL).context(|| "cannot arrange to end with the client".into())?;
     // The client may have ended before the call.
     if getppid() != Pid::from_raw(parent as i32) {
         return Err(Failure::failed("the client has gone away"));
@@ -145,7 +145,9 @@ impl Server {
 
     fn port(&mut self) -> Outcome<u16> {
         let mut line = String::new();
-        self.output.read_line(&mut line).context(|| "cannot hear the server's process".into())?;
+        self.output
+            .read_line(&mut line)
+            .context(|| "cannot read the output of the server's process".into())?;
         let listening: Listening = serde_json::from_str(&line)
             .map_err(|_| Failure::failed("the server's process ended before it listened"))?;
         Ok(listening.listening_on_port)
@@ -156,7 +158,7 @@ impl Server {
         let mut rest = String::new();
         self.output
             .read_to_string(&mut rest)
-            .context(|| "cannot hear the server's process".into())?;
+            .context(|| "cannot read the output of the server's process".into())?;
         let status = self.child.wait().context(|| "cannot wait for the server's process".into())?;
         if status.success() {
             Ok(())

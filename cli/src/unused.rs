@@ -28,15 +28,15 @@ const PINGPONG: &[&str] = &["size", "iters", "op"];
 
 /// Refuses an option on the command line that the command would ignore.
 pub(crate) fn check(command: &Command, matches: &ArgMatches) -> Outcome {
-    let Some((_, typed)) = matches.subcommand() else { return Ok(()) };
-    let typed = |option: &str| typed.value_source(option) == Some(ValueSource::CommandLine);
+    let Some((_, arguments)) = matches.subcommand() else { return Ok(()) };
+    let typed = |option: &str| arguments.value_source(option) == Some(ValueSource::CommandLine);
     match command {
         Command::Perf(perf) => match perf.measure {
             Some(measure) => check_measure(measure, perf.op, typed),
             None => check_listener(PERF.iter().map(|(option, _)| *option), typed),
         },
-        Command::Pingpong(arguments)
-            if arguments.pair.listen.is_some() && arguments.peer == Peer::Uverbs =>
+        Command::Pingpong(pingpong)
+            if pingpong.pair.listen.is_some() && pingpong.peer == Peer::Uverbs =>
         {
             check_listener(PINGPONG.iter().copied(), typed)
         }

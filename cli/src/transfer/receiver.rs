@@ -144,8 +144,9 @@ impl Receiver {
         let completion = self.link.next_receive(&mut self.peer)?;
         let number = completion.immediate().map(|immediate| immediate.to_u32());
         if number != Some(self.taken as u32) || completion.byte_len() as usize != length {
+            let came = number.map_or("a message without a number".into(), |n| format!("chunk {n}"));
             return Err(Failure::failed(format!(
-                "chunk {} of {length} bytes was due, chunk {number:?} of {} came",
+                "chunk {} of {length} bytes was due, {came} of {} bytes came",
                 self.taken,
                 completion.byte_len()
             )));

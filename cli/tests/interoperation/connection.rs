@@ -61,17 +61,17 @@ pub(crate) fn play<T: Connected + Carries<op::Send>>(program: &str, role: Role) 
 
 impl<T: Connected + Carries<op::Send>> Game<T> {
     fn receive(&mut self) {
-        let piece = self.setup.memory.sge(INCOMING, SIZE).expect("inside");
+        let sge = self.setup.memory.sge(INCOMING, SIZE).expect("inside");
         // SAFETY: the memory lives as long as the queue pair and is only looked at after the
         // completion.
-        unsafe { self.qp.post_receive(RECEIVE, &[piece]).expect("space") };
+        unsafe { self.qp.post_receive(RECEIVE, &[sge]).expect("space") };
     }
 
     fn send(&mut self, number: u64) {
         self.setup.fill(0, SIZE, number);
-        let piece = self.setup.memory.sge(0, SIZE).expect("inside");
+        let sge = self.setup.memory.sge(0, SIZE).expect("inside");
         // SAFETY: as above; the next message is written after this one's completion.
-        unsafe { self.qp.post_send(SEND, op::Send, piece, PostFlags::SIGNALED).expect("space") };
+        unsafe { self.qp.post_send(SEND, op::Send, sge, PostFlags::SIGNALED).expect("space") };
         loop {
             match self.setup.completion().wr_id {
                 SEND => return,

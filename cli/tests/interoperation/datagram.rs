@@ -61,19 +61,19 @@ pub(crate) fn play(role: Role) {
 
 impl Game {
     fn receive(&mut self) {
-        let piece = self.setup.memory.sge(INCOMING, GRH_BYTES + DATAGRAM).expect("inside");
+        let sge = self.setup.memory.sge(INCOMING, GRH_BYTES + DATAGRAM).expect("inside");
         // SAFETY: the memory lives as long as the queue pair and is only looked at after the
         // completion.
-        unsafe { self.qp.post_receive(RECEIVE, &[piece]).expect("space") };
+        unsafe { self.qp.post_receive(RECEIVE, &[sge]).expect("space") };
     }
 
     fn send(&mut self, there: Datagram<'_>, number: u64) {
         self.setup.fill(0, DATAGRAM, number);
-        let piece = self.setup.memory.sge(0, DATAGRAM).expect("inside");
+        let sge = self.setup.memory.sge(0, DATAGRAM).expect("inside");
         // SAFETY: as above; the next message is written after this one's completion.
         unsafe {
             self.qp
-                .post_send(SEND, op::To(there, op::Send), piece, PostFlags::SIGNALED)
+                .post_send(SEND, op::To(there, op::Send), sge, PostFlags::SIGNALED)
                 .expect("space")
         };
         while self.setup.completion().wr_id != SEND {

@@ -117,19 +117,17 @@ impl Game {
     }
 
     fn receive(&mut self) {
-        let piece = self.setup.memory.sge(INCOMING, SIZE).expect("inside");
+        let sge = self.setup.memory.sge(INCOMING, SIZE).expect("inside");
         // SAFETY: the memory lives as long as the queue and is only looked at after the completion.
-        unsafe { self.srq.post(1, &[piece]).expect("space") };
+        unsafe { self.srq.post(1, &[sge]).expect("space") };
     }
 
     fn send(&mut self, queue: u32, number: u64) {
         self.setup.fill(0, SIZE, number);
-        let piece = self.setup.memory.sge(0, SIZE).expect("inside");
+        let sge = self.setup.memory.sge(0, SIZE).expect("inside");
         let operation = op::To(XrcTarget(queue), op::Send);
         // SAFETY: as above; the next message is written after this one's completion.
-        unsafe {
-            self.initiator.post_send(1, operation, piece, PostFlags::SIGNALED).expect("space")
-        };
+        unsafe { self.initiator.post_send(1, operation, sge, PostFlags::SIGNALED).expect("space") };
         self.setup.completion();
     }
 
