@@ -306,7 +306,7 @@ static void rendezvous(void)
 	CHECK(wait_for(client_cq).wr_id == 0x700 && buffer[512] == IBV_TMH_FIN);
 }
 
-/* A message that fits a completion has no flag of its GRH: libmlx5 has data there. */
+/* A message that fits a completion has no flag of its GRH: libmlx5 has data there, but none of an RDMA write. */
 static void headers(int signals_all)
 {
 	struct ibv_qp *qp = make(ibv_cq_ex_to_cq(cq), NULL, signals_all);
@@ -322,6 +322,13 @@ static void headers(int signals_all)
 		expect(0x800, IBV_WC_SUCCESS, IBV_WC_RECV, from.length == 32 ? 0 : IBV_WC_GRH);
 		expect(0x801, IBV_WC_SUCCESS, IBV_WC_SEND, 0);
 	}
+	from.length = 32;
+	send.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+	send.wr.rdma.remote_addr = to.addr;
+	send.wr.rdma.rkey = mr->rkey;
+	CHECK(ibv_post_recv(qp, &receive, &bad) == 0 && ibv_post_send(qp, &send, &bad_send) == 0);
+	expect(0x800, IBV_WC_SUCCESS, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_GRH | IBV_WC_WITH_IMM);
+	expect(0x801, IBV_WC_SUCCESS, IBV_WC_RDMA_WRITE, 0);
 	CHECK(ibv_destroy_qp(qp) == 0);
 }
 

@@ -9,10 +9,11 @@ use super::extended::{current, read_opcode as read_plain_opcode};
 use super::wc::{bit, flags};
 use crate::abi::*;
 
-/// The longest message that libmlx5 lets the device store in the first bytes of a CQE. It then takes
-/// the GRH's flag from the message: for a FIN from bits 28 and 29 of a memory key, and pyverbs'
-/// tests show that hardware's keys have 0 there. So such messages never have the flag here, wherever
-/// the data is. Datagrams are longer: their length includes 40 bytes for a GRH.
+/// The longest message that libmlx5 lets the device store in the first bytes of a CQE. It then
+/// takes the GRH's flag from the message: for a FIN from bits 28 and 29 of a memory key, and
+/// pyverbs' tests show that hardware's keys have 0 there. So such messages never have the flag
+/// here, wherever the data is. Datagrams are longer: their length includes 40 bytes for a GRH. The
+/// data of an RDMA write is never in a CQE.
 const MAX_DATA: u32 = 32;
 
 /// Makes the readers of a completion queue ones that know completions of tag matching.
@@ -47,7 +48,9 @@ unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
     // SAFETY: programs read fields between start and end of a poll.
     let completion = unsafe { current(cq) };
     let plain = if completion.is_send() { 0 } else { flags(&completion) };
-    let plain = plain & !bit(wc_flags::GRH, completion.byte_len() <= MAX_DATA);
+    let may_hold_data = completion.byte_len() <= MAX_DATA
+        && completion.opcode() != CompletionOpcode::RecvWriteImmediate;
+    let plain = plain & !bit(wc_flags::GRH, may_hold_data);
     let Some(event) = completion.tag_event() else { return plain };
     bit(wc_flags::TM_SYNC_REQ, completion.asks_for_tag_sync())
         | bit(wc_flags::TM_MATCH, event.is_of_entry() && event != TagEvent::EXPECTED)
