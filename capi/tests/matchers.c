@@ -129,9 +129,9 @@ static void all_frames(struct ibv_qp *from, struct ibv_qp *one, struct ibv_qp *o
 {
 	struct match mask = { .size = 64 }, value = { .size = 64 };
 	struct mlx5dv_flow_matcher_attr attr = { .priority = 3, .match_mask = (void *)&mask };
-	struct mlx5dv_flow_matcher *all = mlx5dv_create_flow_matcher(context, &attr), *front = by_destination(1);
+	struct mlx5dv_flow_matcher *all = mlx5dv_create_flow_matcher(context, &attr), *front = by_destination(1), *behind;
 	struct mlx5dv_flow_action_attr rest = lead_to(other), first = lead_to(one), drop = just(MLX5DV_FLOW_ACTION_DROP);
-	struct ibv_flow *rules[2] = { rule(front, 7, 1, &first) };
+	struct ibv_flow *rules[3] = { rule(front, 7, 1, &first) };
 
 	CHECK(all && rules[0]);
 	rules[1] = mlx5dv_create_flow(all, (void *)&value, 1, &rest);
@@ -144,14 +144,24 @@ static void all_frames(struct ibv_qp *from, struct ibv_qp *one, struct ibv_qp *o
 	CHECK(wait_for(cq).wr_id == one->qp_num);
 	CHECK(ibv_destroy_flow(rules[1]) == 0);
 
+	/* Dropped, although a rule behind leads to a queue with a receive. */
+	attr.priority = 4;
+	behind = mlx5dv_create_flow_matcher(context, &attr);
 	rules[1] = mlx5dv_create_flow(all, (void *)&value, 1, &drop);
-	CHECK(rules[1]);
+	CHECK(behind && rules[1]);
+	rules[2] = mlx5dv_create_flow(behind, (void *)&value, 1, &rest);
+	CHECK(rules[2]);
 	receive(one);
+	receive(other);
 	send_to(from, 8);
 	send_to(from, 7);
 	CHECK(wait_for(cq).wr_id == one->qp_num);
-	CHECK(ibv_destroy_flow(rules[1]) == 0 && ibv_destroy_flow(rules[0]) == 0);
-	CHECK(mlx5dv_destroy_flow_matcher(all) == 0 && mlx5dv_destroy_flow_matcher(front) == 0);
+	CHECK(ibv_destroy_flow(rules[1]) == 0);
+	send_to(from, 8);
+	CHECK(wait_for(cq).wr_id == other->qp_num);
+	CHECK(ibv_destroy_flow(rules[2]) == 0 && ibv_destroy_flow(rules[0]) == 0);
+	CHECK(mlx5dv_destroy_flow_matcher(behind) == 0 && mlx5dv_destroy_flow_matcher(all) == 0);
+	CHECK(mlx5dv_destroy_flow_matcher(front) == 0);
 }
 
 /* Rules of ibv_create_flow that the kernel refuses. */
