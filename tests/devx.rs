@@ -372,6 +372,21 @@ fn a_tag_matching_srq_created_by_a_command_receives_messages() {
 }
 
 #[test]
+fn commands_query_and_arm_a_tag_matching_srq_of_verbs() {
+    let Some((setup, devx)) = setup_with_tags() else { return };
+    let srq = setup.pd.create_raw_srq(16).match_tags(setup.cq.handle(), 100).build().unwrap();
+    let mut answer = [0; TAG_QUEUE];
+    let about = |opcode| Input::new(opcode, 16).set(object::NUMBER, srq.handle().number());
+    devx.query(srq.handle().kernel_handle(), &about(0x719).0, &mut answer).unwrap();
+    assert_eq!(topology::LOG_MATCHING_LIST_SZ.at(TAGS).get(&answer), LOG_TAGS);
+    assert_eq!(xrqc::CQN.at(CONTEXT).get32(&answer), setup.cq.handle().number());
+    let disarm = about(0x71a).set(arm_rq_in::LWM, 0u64);
+    devx.modify(srq.handle().kernel_handle(), &disarm.0, &mut [0; 16]).unwrap();
+    let pool = devx.query(srq.handle().kernel_handle(), &about(0x90f).0, &mut answer);
+    assert_eq!(pool.unwrap_err().errno(), 22, "QUERY_RMP of it: EINVAL");
+}
+
+#[test]
 fn the_firmware_refuses_tag_matching_srqs_that_cannot_be() {
     let Some((setup, devx)) = setup_with_tags().filter(|_| common::is_soft()) else { return };
     let uar = devx.alloc_uar(UarKind::NonCached).unwrap();

@@ -1,5 +1,5 @@
-//! Tag matching SRQs, on the InfiniBand port of a software device: lists of tags, messages that
-//! their entries take, messages that they do not, and what is refused.
+//! Tag matching SRQs, on an InfiniBand port: lists of tags, messages that their entries take,
+//! messages that they do not, and what is refused.
 
 mod common;
 
@@ -7,7 +7,7 @@ use common::{Setup, completion};
 use uverbs::cq::{CompletionOpcode, Status, TagEvent, WorkCompletion};
 use uverbs::qp::{Inline, PostError, PostFlags, TagChange, TagError, TagQueue, TagRequest};
 use uverbs::qp_type::Rc;
-use uverbs::{ErrorKind, MemoryRegion, PollError, Sge, op, raw};
+use uverbs::{ErrorKind, LinkLayer, MemoryRegion, PollError, Sge, op, raw};
 
 use CompletionOpcode::{NoTagRecv, TagAdd, TagRecv, TagRemove, TagSync};
 use Status::{Success, TagNotRemoved};
@@ -21,7 +21,14 @@ const NO_TAG: u8 = 0;
 const EAGER: u8 = 3;
 const CONTEXT: u32 = 0x0a0b_0c0d;
 
+/// The kernel's device in a guest with an InfiniBand port, a software device everywhere else.
 fn setup() -> Setup {
+    if !common::is_soft() {
+        let context = common::open();
+        if context.query_port(1).expect("a port").link_layer() == LinkLayer::InfiniBand {
+            return Setup::on(context);
+        }
+    }
     let device = common::soft_device(uverbs::soft::DeviceBuilder::infiniband);
     Setup::on(device.open().expect("the device opens"))
 }
