@@ -30,7 +30,9 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 fn main() -> Outcome<()> {
     let mut words = std::env::args().skip(1);
     let device = words.next().unwrap_or_else(|| "soft".into());
-    let clients: u64 = words.next().map_or(Ok(8), |word| word.parse())?;
+    let clients = words.next().unwrap_or_else(|| "8".into());
+    let clients: u64 =
+        clients.parse().map_err(|_| format!("CLIENTS is a number, and {clients} is none"))?;
     if !(1..=32).contains(&clients) {
         return Err(format!("{clients} clients: the table holds the keys of 1 to 32").into());
     }

@@ -33,7 +33,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let recording = match file {
         Some(path) => {
             let file = File::open(&path).map_err(|error| format!("{path}: {error}"))?;
-            read(Recording::new(BufReader::new(file))?)?
+            let recording = Recording::new(BufReader::new(file)).and_then(read);
+            recording.map_err(|error| format!("{path}: {error}"))?
         }
         None => read(Recording::new(&record(1000)?[..])?)?,
     };

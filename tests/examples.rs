@@ -107,5 +107,7 @@ fn every_example_reports_wrong_arguments() {
     }
     let text = error_of("key_value", &["soft", "33"]);
     assert!(text.contains("33 clients: the table holds the keys of 1 to 32"), "{text}");
-    assert!(error_of("key_value", &["soft", "many"]).contains("ParseInt"));
+    let text = error_of("key_value", &["soft", "many"]);
+    assert!(text.contains("CLIENTS is a number, and many is none"), "{text}");
+    assert!(error_of("replay", &["Cargo.toml"]).contains("Cargo.toml: read_recording"));
 }
