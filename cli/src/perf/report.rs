@@ -172,8 +172,9 @@ impl Report {
     }
 
     fn bandwidth_lines(&self) -> Vec<String> {
+        let plural = if self.qps == 1 { "" } else { "s" };
         let mut lines = vec![
-            format!("{} queue pairs, {} messages outstanding on each", self.qps, self.depth),
+            format!("{} queue pair{plural}, {} messages outstanding on each", self.qps, self.depth),
             format!(
                 "{:>9} {:>10} {:>10} {:>10} {:>12}",
                 "bytes", "messages", "Gbit/s", "MiB/s", "messages/s"

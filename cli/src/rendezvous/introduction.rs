@@ -115,7 +115,7 @@ impl Greeting {
                 "the listening end asks for a code: give --code CODE or set {CODE_VARIABLE}"
             ))),
             (None | Some(Code::Given(_) | Code::MadeUp(_)), false) => Err(Failure::usage(
-                "the listening end asks for no code: only --no-code here as well agrees to that",
+                "the listening end checks no code (--no-code): give --no-code here, too",
             )),
             (Some(code), _) => Ok((code, nonce)),
         }
