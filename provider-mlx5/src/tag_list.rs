@@ -140,6 +140,11 @@ impl TagList {
         }
     }
 
+    /// Whether the QP that posted the changes is gone.
+    pub(crate) fn command_is_gone(&self) -> bool {
+        self.command == Command::Gone
+    }
+
     /// The user index of the QP that posts the changes.
     pub(crate) fn command(&self) -> Option<u32> {
         match self.command {

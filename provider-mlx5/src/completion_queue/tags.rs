@@ -23,6 +23,11 @@ fn event(cqe: CqeView) -> TagEvent {
     TagEvent(cqe.u8(offset_of!(Cqe, app_op)))
 }
 
+/// Whether the QP that posted changes of the SRQ's list is gone.
+fn has_no_command(srq: &QueueState) -> bool {
+    srq.with_tags(|list| list.command_is_gone()) == Some(true)
+}
+
 impl CompletionQueue {
     /// Completes what the CQE of a tag matching SRQ reports. `state` is the queue that the CQE
     /// names, the SRQ itself or a QP on it. `None` if the CQE is to be dropped.
@@ -41,6 +46,8 @@ impl CompletionQueue {
         }
         let done = match event {
             _ if event.is_of_entry() => self.complete_entry(cqe, op_own, event, srq),
+            // As CQEs of other closed queues.
+            _ if event.is_of_change() && has_no_command(srq) => return None,
             _ if event.is_of_change() => self.confirm_change(cqe, event, srq),
             _ => return None,
         };

@@ -389,6 +389,16 @@ fn a_device_confirms_only_changes_that_were_posted() {
     assert_eq!((tags.poll(), tags.cq.queue.dropped()), (Err(PollError::Empty), 1));
 }
 
+/// The queue of changes went before its confirmations were polled.
+#[test]
+fn confirmations_of_a_queue_that_is_gone_are_dropped() {
+    let mut tags = Tags::new(7, 8);
+    tags.add(1, Some(BUFFER), true).expect("space");
+    tags.srq.clear_tag_command(&tags.command.handle);
+    tags.confirms(TagEvent::APPEND, true, 0);
+    assert_eq!((tags.poll(), tags.cq.queue.dropped()), (Err(PollError::Empty), 1));
+}
+
 /// The device completes to a CQ that is not the queue's.
 #[test]
 fn completions_of_tags_in_a_foreign_cq_complete_nothing() {
