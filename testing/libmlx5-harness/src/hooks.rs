@@ -4,16 +4,16 @@
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::slice::from_raw_parts;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use uverbs_soft::chardev::OpenFile;
 use uverbs_uapi::enums::QpState;
 use uverbs_uapi::flags::QpAttrMask;
 use uverbs_uapi::ioctl::{IoctlAttr, IoctlHdr};
-use uverbs_uapi::mlx5::CreateQp;
+use uverbs_uapi::mlx5::{CreateQp, CreateSrq};
 use uverbs_uapi::objects::device::{self, invoke_write};
-use uverbs_uapi::objects::{MethodId, ObjectId, qp};
+use uverbs_uapi::objects::{MethodId, ObjectId, qp, srq};
 use uverbs_uapi::write::WriteCmd;
 use uverbs_uapi::write::qp::ModifyQp;
 
@@ -27,6 +27,9 @@ static FILE: OnceLock<OpenFile> = OnceLock::new();
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 /// libmlx5's part of the request by which it created a QP last.
 static CREATED: Mutex<Option<CreateQp>> = Mutex::new(None);
+
+/// The user index that libmlx5 gave to the SRQ that it created last.
+static SRQ_INDEX: AtomicU32 = AtomicU32::new(0);
 
 /// Libraries whose calls are replaced.
 const LIBRARIES: [&str; 3] = ["libibverbs.so", "libmlx5.so", "libnl-3.so"];
@@ -103,20 +106,24 @@ unsafe fn parts<'a>(header: *mut IoctlHdr) -> (ObjectId, MethodId, &'a [IoctlAtt
     }
 }
 
-/// Notes where libmlx5 has a new queue pair, and its user index.
+/// Notes where libmlx5 has a new queue pair, and its user index or that of a new SRQ.
 ///
 /// # Safety
 /// As for [`parts`].
 unsafe fn note_creation(header: *mut IoctlHdr) {
     // SAFETY: the caller's promise.
     let (object, method, attributes) = unsafe { parts(header) };
-    if (object, method) != (qp::OBJECT, qp::create::METHOD) {
-        return;
-    }
-    for attribute in attributes.iter().filter(|given| given.attr_id == qp::create::UHW_IN.id()) {
+    let data = |id| attributes.iter().find(|given| given.attr_id == id).map(|given| given.data);
+    let Some(driver) = data(qp::create::UHW_IN.id()) else { return };
+    if (object, method) == (qp::OBJECT, qp::create::METHOD) {
         // SAFETY: libmlx5 passes a whole `struct mlx5_ib_create_qp` there, of its own memory.
-        let request = unsafe { (attribute.data as *const CreateQp).read_unaligned() };
+        let request = unsafe { (driver as *const CreateQp).read_unaligned() };
         *CREATED.lock().unwrap_or_else(PoisonError::into_inner) = Some(request);
+    }
+    if (object, method) == (srq::OBJECT, srq::create::METHOD) {
+        // SAFETY: libmlx5 passes a whole `struct mlx5_ib_create_srq` there, of its own memory.
+        let request = unsafe { (driver as *const CreateSrq).read_unaligned() };
+        SRQ_INDEX.store(request.uidx, Ordering::Relaxed);
     }
 }
 
@@ -145,6 +152,11 @@ unsafe fn starts_sending(header: *mut IoctlHdr) -> bool {
 pub(crate) fn created() -> CreateQp {
     let created = *CREATED.lock().unwrap_or_else(PoisonError::into_inner);
     created.expect("libmlx5 has created one")
+}
+
+/// The user index of the SRQ that was created last.
+pub(crate) fn srq_index() -> u32 {
+    SRQ_INDEX.load(Ordering::Relaxed)
 }
 
 /// Pages that can be written are doorbell registers. Plain memory replaces them, so that the device

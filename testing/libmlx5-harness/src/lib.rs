@@ -24,7 +24,8 @@ use crate::abi::{
 };
 
 pub use objects::{
-    MAX_TSO_HEADER, QueuePair, QueuePairSpec, Service, SharedQueue, TagQueue, WorkQueue,
+    MAX_TSO_HEADER, QueuePair, QueuePairSpec, Service, SharedQueue, TagCompletion, TagQueue,
+    WorkQueue,
 };
 
 macro_rules! functions {

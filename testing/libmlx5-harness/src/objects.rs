@@ -303,6 +303,23 @@ pub struct TagQueue {
     pub blocks: u32,
     ring: usize,
     record: usize,
+    cq: *mut CqEx,
+    direct_cq: DirectCq,
+    user_index: u32,
+    polled: u32,
+}
+
+/// What libmlx5 says of a completion of a tag matching SRQ (`ibv_start_poll`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TagCompletion {
+    /// The request's id.
+    pub wr_id: u64,
+    /// `enum ibv_wc_status`.
+    pub status: u32,
+    /// `enum ibv_wc_opcode`.
+    pub opcode: u32,
+    /// `enum ibv_wc_flags`.
+    pub flags: u32,
 }
 
 impl Libmlx5 {
@@ -355,7 +372,18 @@ impl Libmlx5 {
         // is the ring of its sends.
         let created = hooks::created();
         let (ring, record) = (created.buf_addr as usize, created.db_addr as usize);
-        Ok(TagQueue { srq, blocks: created.sq_wqe_count, ring, record })
+        let mut direct_cq = DirectCq::default();
+        let mut objects = DirectObjects {
+            cq: [cq as usize, &raw mut direct_cq as usize],
+            ..DirectObjects::default()
+        };
+        // SAFETY: the object is there, with a place for its answer.
+        match unsafe { (self.functions.init_obj)(&raw mut objects, DIRECT_CQ) } {
+            0 => {}
+            errno => return Err(format!("mlx5dv_init_obj: errno {errno}")),
+        }
+        let (blocks, user_index) = (created.sq_wqe_count, hooks::srq_index());
+        Ok(TagQueue { srq, blocks, ring, record, cq, direct_cq, user_index, polled: 0 })
     }
 }
 
@@ -363,6 +391,34 @@ impl TagQueue {
     /// The ring's bytes.
     pub fn ring(&self) -> Vec<u8> {
         bytes(self.ring, self.blocks as usize * 64)
+    }
+
+    /// Writes a CQE into the next entry of the completion queue, with the SRQ's user index and the
+    /// right owner bit, and polls it.
+    ///
+    /// # Errors
+    /// The result of `ibv_start_poll`, if it is not 0.
+    pub fn complete(&mut self, mut cqe: [u8; 64]) -> Result<TagCompletion, c_int> {
+        let entries = self.direct_cq.entries;
+        assert_eq!(self.direct_cq.cqe_size, 64);
+        cqe[33..36].copy_from_slice(&self.user_index.to_be_bytes()[1..]);
+        cqe[63] |= u8::from(self.polled & entries != 0);
+        let place = self.direct_cq.buffer + (self.polled & (entries - 1)) as usize * 64;
+        self.polled = self.polled.wrapping_add(1);
+        // SAFETY: within the ring, which only libmlx5 reads, in the calls below; fields are read of
+        // a completion that is there.
+        unsafe {
+            (place as *mut [u8; 64]).write(cqe);
+            let (cq, attributes) = (self.cq, 0);
+            match ((*cq).start_poll)(cq, &raw const attributes) {
+                0 => {}
+                failed => return Err(failed),
+            }
+            let (wr_id, status) = ((*cq).wr_id, (*cq).status);
+            let (opcode, flags) = (((*cq).read_opcode)(cq), ((*cq).read_wc_flags)(cq));
+            ((*cq).end_poll)(cq);
+            Ok(TagCompletion { wr_id, status, opcode, flags })
+        }
     }
 
     /// The counter of changes in the doorbell record.
