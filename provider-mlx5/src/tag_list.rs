@@ -41,6 +41,8 @@ pub(crate) struct TagList {
     /// Signaled changes, in order.
     changes: VecDeque<Change>,
     command: Command,
+    /// Index of the WQE of the next change, once there was one.
+    next_index: Option<u16>,
     /// Unexpected messages that were polled, and that the device was told of; both wrap.
     unexpected: u32,
     told: u32,
@@ -119,6 +121,7 @@ impl TagList {
             last_free: last,
             changes: VecDeque::new(),
             command: Command::NotSet,
+            next_index: None,
             unexpected: 0,
             told: 0,
         }
@@ -153,6 +156,13 @@ impl TagList {
         }
     }
 
+    /// Whether a change in the WQE with this index follows the last one. It does not if that one
+    /// was in a batch that was leaked or aborted: the device has not seen it, so it gives its next
+    /// entry another number than this list.
+    pub(crate) fn is_next(&self, index: u16) -> bool {
+        self.next_index.is_none_or(|next| next == index)
+    }
+
     /// The entry that the next append takes, and the one after it; `None` if the list is full.
     pub(crate) fn next_entries(&self) -> Option<[u16; 2]> {
         let next = self.entries.get(self.first_free as usize)?.next_free;
@@ -167,7 +177,7 @@ impl TagList {
     /// Records that the entry which [`TagList::next_entries`] returned is appended.
     pub(crate) fn append(&mut self, receive_id: u64, buffer: Option<Sge>, asked: Asked) {
         let Some([taken, next]) = self.next_entries() else { return };
-        self.tell(asked.unexpected);
+        self.enter(asked);
         let phase = self.told as u16;
         self.first_free = u32::from(next);
         if let Some(entry) = self.entry_mut(taken) {
@@ -180,7 +190,7 @@ impl TagList {
     /// Records that an entry is to be removed. Without a completion it is free at once, unless a
     /// message has taken it: the device cannot remove it then, and completes the message.
     pub(crate) fn remove(&mut self, at: u16, asked: Asked) {
-        self.tell(asked.unexpected);
+        self.enter(asked);
         if asked.is_signaled {
             return self.expect(TagEvent::REMOVE, Some(at), asked);
         }
@@ -192,12 +202,14 @@ impl TagList {
 
     /// Records that the device is told a number.
     pub(crate) fn sync(&mut self, asked: Asked) {
-        self.tell(asked.unexpected);
+        self.enter(asked);
         self.expect(TagEvent::NOOP, None, asked);
     }
 
-    fn tell(&mut self, unexpected: Option<u32>) {
-        self.told = unexpected.unwrap_or(self.told);
+    /// Records what all changes have in common.
+    fn enter(&mut self, asked: Asked) {
+        self.next_index = Some(asked.index.wrapping_add(1));
+        self.told = asked.unexpected.unwrap_or(self.told);
     }
 
     fn expect(&mut self, kind: TagEvent, entry: Option<u16>, asked: Asked) {

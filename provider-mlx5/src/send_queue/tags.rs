@@ -59,6 +59,9 @@ pub enum TagError {
     /// The list has no entry with this handle: a message has completed it, or it was removed.
     #[error("the list of tags has no entry with this handle (any more)")]
     NotListed,
+    /// An earlier change was in a batch that was leaked or aborted.
+    #[error("a batch of changes was leaked: the list differs from the device's, destroy the queue")]
+    OutOfStep,
     /// The SRQ matches no tags.
     #[error("the shared receive queue matches no tags")]
     NoList,
@@ -156,6 +159,9 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         let index = self.queue().counter_at(self.next().at()) as u16;
         // The poller waits meanwhile, as that of libmlx5 does.
         let entered = handle.state().receives().with_tags(|list| {
+            if !list.is_next(index) {
+                return Err(TagError::OutOfStep);
+            }
             let wqe = request.encode(list)?;
             build(self, wqe.bytes.get(..wqe.length).unwrap_or_default())?;
             request.record(index, list);

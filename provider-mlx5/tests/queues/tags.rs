@@ -292,6 +292,27 @@ fn a_silent_removal_leaves_an_entry_to_the_message_that_has_begun() {
     assert_eq!(tags.post(&silent), Err(TagError::NotListed));
 }
 
+/// The device takes entry 2 for the next append, and the list entry 3.
+#[test]
+fn nothing_is_appended_after_a_batch_that_was_leaked() {
+    let mut tags = Tags::new(7, 8);
+    let change = TagChange::Add { tag: 1, mask: 1, buffer: Some(BUFFER), receive_id: 5 };
+    let request = TagRequest { wr_id: 1, change, signaled: true, unexpected: None };
+    let mut batch = tags.command.queue.batch().expect("it sends");
+    // SAFETY: no device writes to the buffer.
+    assert_eq!(unsafe { batch.build_tags(&request) }, Ok(Some(0)));
+    // What a dropped batch has built is posted with the next change.
+    drop(batch);
+    assert_eq!(tags.add(2, Some(BUFFER), true), Ok(1));
+    assert_eq!(tags.command.record.word(4), 2);
+    let mut batch = tags.command.queue.batch().expect("it sends");
+    // SAFETY: as above.
+    assert_eq!(unsafe { batch.build_tags(&request) }, Ok(Some(2)));
+    std::mem::forget(batch);
+    assert_eq!(tags.add(3, Some(BUFFER), true), Err(TagError::OutOfStep));
+    assert_eq!(tags.command.record.word(4), 2, "nothing was posted");
+}
+
 #[test]
 fn a_list_is_changed_by_one_queue_only() {
     let tags = Tags::new(7, 8);
