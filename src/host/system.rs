@@ -1,6 +1,6 @@
 //! What the compiler cannot check of the operating system's interface: the verbs ioctl, commands of
 //! the connection manager, mappings of device pages, file descriptors that the kernel opens or a
-//! reactor watches, and handlers that run in forked children.
+//! reactor watches, handlers that run in forked children, and a page that children find cleared.
 
 #![allow(unsafe_code)]
 
