@@ -340,7 +340,7 @@ fn both_ends_need_the_option_to_use_no_code() {
     let scratch = Scratch::new("no-code");
     let file = scratch.file("a", b"contents");
     let (receiver, port) = receiver(&scratch.directory("out"), &["--no-code"]);
-    sender(&[&file], &port).end().failure(2, "only --no-code");
+    sender(&[&file], &port).end().failure(2, "give --no-code here, too");
     let mut command = uverbs(&["transfer", "send", "--no-code", "--port", &port]);
     Running::start(command.arg(&file).arg("127.0.0.1")).end().success();
     receiver.end().success();
