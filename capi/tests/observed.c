@@ -22,6 +22,13 @@ static void complete(uint64_t wr_id)
 	CHECK(count == 1 && wc.wr_id == wr_id && wc.status == IBV_WC_SUCCESS);
 }
 
+/* A receive without memory, which no message consumes. */
+static void receive(uint64_t wr_id)
+{
+	struct ibv_recv_wr wr = { .wr_id = wr_id }, *bad;
+	CHECK(ibv_post_recv(qp, &wr, &bad) == 0);
+}
+
 static void *other_thread(void *unused)
 {
 	post(2);
@@ -170,6 +177,7 @@ int main(int argc, char **argv)
 	connect_to_itself(qp);
 	post(0x11);
 	complete(0x11);
+	receive(0x12);
 	use_addresses_again();
 	if (argc > 1) {
 		destroy_twice();

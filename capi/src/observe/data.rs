@@ -276,6 +276,15 @@ pub(super) fn trace(verb: &str, what: &str) {
     }
 }
 
+/// What a verb calls the queue that it posts receives to.
+fn parameter(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Srq => "srq",
+        Kind::Wq => "wq",
+        _ => "qp",
+    }
+}
+
 /// Observes a list of receives, which `plain` posts.
 ///
 /// # Safety
@@ -294,11 +303,12 @@ unsafe fn receives(
         return unsafe { refused(first, bad) };
     }
     let mut posted = Vec::new();
+    let shown = format!("{}={:#x}", parameter(target.kind), target.address);
     // SAFETY: the caller's list.
     unsafe {
         for one in list(first, |wr| (*wr).next) {
             let one = &*one;
-            let mut line = format!("{:#x}, wr_id={:#x}", target.address, one.wr_id);
+            let mut line = format!("{shown}, wr_id={:#x}", one.wr_id);
             show_data(one.sg_list, one.num_sge, &mut line);
             trace(verb, &line);
             posted.push(Posted { wr_id: one.wr_id, lkeys: lkeys(one.sg_list, one.num_sge) });
@@ -311,7 +321,7 @@ unsafe fn receives(
     let mut refused_at = std::ptr::null_mut();
     let errno = plain(&raw mut refused_at);
     if errno != 0 {
-        trace(verb, &format!("{:#x}, refused from {refused_at:p} on -> {errno}", target.address));
+        trace(verb, &format!("{shown}, refused from {refused_at:p} on -> {errno}"));
         if check {
             // SAFETY: the caller's list.
             let left = unsafe { not_before(refused_at, first, |wr| (*wr).next, count) };
