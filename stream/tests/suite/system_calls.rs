@@ -83,7 +83,8 @@ fn a_task_makes_one_system_call_for_an_event_that_it_waited_for() {
         of(&all).saturating_sub(of(&none))
     };
     let (events, few) = (2 * STREAMS * ROUNDS, STREAMS * ROUNDS / 8);
-    assert!(count("read") > events / 4 && count("read") < events + few, "{all:?}");
+    // A busy machine may have the next message there before a task waits for it.
+    assert!(count("read") > few && count("read") < events + few, "{all:?}");
     for name in ["poll", "getpid", "recvmmsg"] {
         assert!(count(name) < few, "{name}: {all:?}");
     }
