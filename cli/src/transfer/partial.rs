@@ -21,8 +21,11 @@ use crate::output::{escaped, is_unsafe_to_show};
 #[derive(Debug)]
 pub(crate) struct Partial {
     file: File,
+    /// A name for file systems without nameless files, and for the moment before one is replaced.
     hidden: PathBuf,
-    is_linked: bool,
+    /// Whether the file has the name `hidden`.
+    is_hidden: bool,
+    /// The final name.
     target: PathBuf,
     overwrite: bool,
 }
@@ -59,8 +62,8 @@ impl Partial {
         }
         require_space(directory, size).map_err(|reason| no_space(&target, size, &reason))?;
         let hidden = directory.join(format!(".{}.{}.partial", shortened(name), std::process::id()));
-        let (file, is_linked) = create(directory, &hidden)?;
-        Ok(Self { file, hidden, is_linked, target, overwrite })
+        let (file, is_hidden) = create(directory, &hidden)?;
+        Ok(Self { file, hidden, is_hidden, target, overwrite })
     }
 
     /// Writes `data` at `offset`.
@@ -79,7 +82,7 @@ impl Partial {
                 Failure::failed(format!("cannot give {} its name: {error}", self.target.display()))
             }
         })?;
-        self.is_linked = false;
+        self.is_hidden = false;
         // The name is as durable as the contents; a directory that cannot be synced keeps it all
         // the same.
         let _ = self
@@ -90,12 +93,12 @@ impl Partial {
     }
 
     fn give_name(&mut self) -> io::Result<()> {
-        if !self.is_linked && !self.overwrite {
+        if !self.is_hidden && !self.overwrite {
             return Ok(link(&self.file, &self.target)?);
         }
-        if !self.is_linked {
+        if !self.is_hidden {
             link(&self.file, &self.hidden)?;
-            self.is_linked = true;
+            self.is_hidden = true;
         }
         let flags =
             if self.overwrite { RenameFlags::empty() } else { RenameFlags::RENAME_NOREPLACE };
@@ -107,8 +110,8 @@ impl Partial {
 /// covers every kind of file system.
 pub(crate) fn require_writable(directory: &Path) -> Outcome {
     let hidden = directory.join(format!(".{}.partial", std::process::id()));
-    create(directory, &hidden).map(|(_, is_linked)| {
-        if is_linked {
+    create(directory, &hidden).map(|(_, is_hidden)| {
+        if is_hidden {
             let _ = std::fs::remove_file(&hidden);
         }
     })
@@ -153,7 +156,7 @@ fn taken(target: &Path) -> Failure {
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        if self.is_linked {
+        if self.is_hidden {
             let _ = std::fs::remove_file(&self.hidden);
         }
     }
@@ -239,7 +242,7 @@ mod tests {
         let make = |overwrite| Partial {
             file: open_hidden(&hidden).expect("create"),
             hidden: hidden.clone(),
-            is_linked: true,
+            is_hidden: true,
             target: scratch.path().join("a"),
             overwrite,
         };
