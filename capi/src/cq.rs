@@ -420,10 +420,6 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     let Ok(wanted @ 1..=MOST) = u32::try_from(cqe) else { return refused(libc::EINVAL) };
     // SAFETY: the caller's queue; the lock excludes pollers.
     let queue = unsafe { Cq::of(cq) };
-    if queue.is_soft {
-        // Hardware would have completed what was posted before, so that it counts.
-        poll::idle(queue);
-    }
     let _guard = queue.lock.guard();
     // SAFETY: the lock is held.
     let library = unsafe { &mut *queue.queue.get() };

@@ -238,7 +238,7 @@ unsafe extern "C" fn poll_rest(queue: &Cq, most: c_int, into: *mut ibv_wc, befor
 /// Called when there was no completion: lets a software device make progress in the calling thread.
 /// Returns 0.
 #[inline(never)]
-pub(crate) extern "C" fn idle(queue: &Cq) -> c_int {
+extern "C" fn idle(queue: &Cq) -> c_int {
     // `poll_idle` holds locks of the device, so the thread must not be cancelled in it.
     uncancelled(|| queue.context().library.poll_idle());
     0
