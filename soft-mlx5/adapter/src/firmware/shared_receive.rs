@@ -6,6 +6,7 @@ use super::command::Command;
 use super::page_list::{PAGES, QueuePages};
 use super::refusal::{Done, Refusal};
 use crate::core::{Cqn, Pdn, SrqInfo, SrqParams, Srqn, XrcSrqParams, Xrcdn};
+use crate::firmware::bits::Field;
 use crate::firmware::layout::command::{arm_rq_in, create_xrc_srq_in, modify_rmp_in, rmp_bitmask};
 use crate::firmware::layout::context::{rmpc, wq, xrc_srqc};
 
@@ -119,17 +120,22 @@ pub(super) fn modify_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>
 /// QUERY_RMP.
 pub(super) fn query_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let (_, info) = firmware.shared_receive(command, Kind::Pool)?;
-    let params = &info.params;
-    let values = [
-        (rmpc::STATE.at(POOL), if info.in_error { POOL_ERROR } else { POOL_READY }),
-        (wq::LWM.at(POOL_QUEUE), u64::from(info.limit)),
-        (wq::PD.at(POOL_QUEUE), u64::from(params.pd.0)),
-        (wq::DBR_ADDR.at(POOL_QUEUE), params.doorbell_record),
-        (wq::LOG_WQ_STRIDE.at(POOL_QUEUE), u64::from(params.log_stride)),
-        (wq::LOG_WQ_SZ.at(POOL_QUEUE), u64::from(params.log_wqes)),
-    ];
-    values.into_iter().for_each(|(field, value)| command.reply.set(field, value));
+    let state = (rmpc::STATE.at(POOL), if info.in_error { POOL_ERROR } else { POOL_READY });
+    let values = queue_values(&info, POOL_QUEUE).into_iter().chain([state]);
+    values.for_each(|(field, value)| command.reply.set(field, value));
     Ok(())
+}
+
+/// What queries tell of a work queue, whose description is at bit `queue`.
+pub(super) fn queue_values(info: &SrqInfo, queue: usize) -> [(Field, u64); 5] {
+    let params = &info.params;
+    [
+        (wq::LWM.at(queue), info.limit.into()),
+        (wq::PD.at(queue), params.pd.0.into()),
+        (wq::DBR_ADDR.at(queue), params.doorbell_record),
+        (wq::LOG_WQ_STRIDE.at(queue), params.log_stride.into()),
+        (wq::LOG_WQ_SZ.at(queue), params.log_wqes.into()),
+    ]
 }
 
 /// CREATE_XRC_SRQ.

@@ -4,7 +4,7 @@
 use super::command::Command;
 use super::page_list::QueuePages;
 use super::refusal::{Done, Refusal};
-use super::shared_receive::Kind;
+use super::shared_receive::{Kind, queue_values};
 use super::{Firmware, Place};
 use crate::core::{Cqn, LinkLayer, Pdn, SrqInfo, SrqParams, TagParams};
 use crate::firmware::bits::Field;
@@ -103,21 +103,10 @@ fn tag_params(command: &Command<'_>) -> Result<TagParams, Refusal> {
 pub(super) fn query(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let (_, info) = firmware.shared_receive(command, Kind::Tags)?;
     let tags = info.params.tags.map_or_else(Vec::new, |tags| tag_values(&tags, &info));
-    let values = queue_values(&info).into_iter().chain(tags);
+    let state = (xrqc::STATE.at(CONTEXT), if info.in_error { ERROR } else { GOOD });
+    let values = queue_values(&info, QUEUE).into_iter().chain([state]).chain(tags);
     values.for_each(|(field, value)| command.reply.set(field, value));
     Ok(())
-}
-
-fn queue_values(info: &SrqInfo) -> [(Field, u64); 6] {
-    let params = &info.params;
-    [
-        (xrqc::STATE.at(CONTEXT), if info.in_error { ERROR } else { GOOD }),
-        (wq::LWM.at(QUEUE), info.limit.into()),
-        (wq::PD.at(QUEUE), params.pd.0.into()),
-        (wq::DBR_ADDR.at(QUEUE), params.doorbell_record),
-        (wq::LOG_WQ_STRIDE.at(QUEUE), params.log_stride.into()),
-        (wq::LOG_WQ_SZ.at(QUEUE), params.log_wqes.into()),
-    ]
 }
 
 fn tag_values(tags: &TagParams, info: &SrqInfo) -> Vec<(Field, u64)> {

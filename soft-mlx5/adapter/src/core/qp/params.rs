@@ -176,8 +176,8 @@ pub struct QpParams {
     pub striding: Option<Striding>,
     /// Received frames end with their check sequence (raw packet).
     pub scatter_check_sequence: bool,
-    /// The device reads the data of rendezvous messages to a tag matching SRQ, and sends the FIN:
-    /// an RC QP, which has no send queue (`MLX5_QPC_OFFLOAD_TYPE_RNDV` of hw/mlx5/qp.c).
+    /// The device reads the data of rendezvous messages to a tag matching SRQ, and sends the FIN.
+    /// Only RC QPs without a send ring have this (`MLX5_QPC_OFFLOAD_TYPE_RNDV` of hw/mlx5/qp.c).
     pub rendezvous: bool,
 }
 
