@@ -1,5 +1,10 @@
+#[path = "../../../../tests/common/child.rs"]
+#[allow(clippy::duplicate_mod, reason = "each test module has its own")]
+mod child;
+
 use super::*;
 use crate::host::channel::sysfs::Driver;
+use child::{Outcome, in_child_without_system_calls};
 
 fn entry(node: &str, number: Option<(u64, u64)>, driver: Driver) -> Entry {
     Entry {
@@ -47,23 +52,6 @@ fn idling_makes_no_system_call() {
     let file = File::open("/dev/null").unwrap();
     let channel = KernelChannel::adopt(&entry("/dev/null", None, Driver::Mlx5), file).unwrap();
     let channel: &dyn Channel = &channel;
-    // SAFETY: the child calls nothing that takes a lock or allocates: prctl, the method under
-    // test, and exit.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0, "{}", io::Error::last_os_error());
-    if child == 0 {
-        // SAFETY: as above. `SYS_exit` is the exit that strict mode allows.
-        unsafe {
-            if libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT) != 0 {
-                libc::syscall(libc::SYS_exit, 2);
-            }
-            (0..1000).for_each(|_| channel.poll_idle());
-            libc::syscall(libc::SYS_exit, 0);
-        }
-    }
-    let mut status = 0;
-    // SAFETY: waits for the child of this test and stores its status.
-    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert!(libc::WIFEXITED(status), "a system call was made: status {status:#x}");
-    assert_eq!(libc::WEXITSTATUS(status), 0, "strict seccomp mode is not available");
+    let run = |(): &()| (0..1000).for_each(|_| channel.poll_idle());
+    assert_eq!(in_child_without_system_calls(|| (), run), Outcome::Well);
 }
