@@ -432,7 +432,7 @@ pub(crate) fn generation() -> u64 {
 static ID: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 static NO_WORD: AtomicU32 = AtomicU32::new(0);
 
-/// The process's id, which a process asks the kernel for once.
+/// The process's id. A process asks the kernel for it once.
 pub(crate) fn process_id() -> u32 {
     let mut word = ID.load(Ordering::Acquire);
     if word.is_null() {
@@ -453,7 +453,7 @@ pub(crate) fn process_id() -> u32 {
     id
 }
 
-/// A page of zeros, which forked children find so again.
+/// A page of zeros, which is all zeros again in forked children.
 fn wiped_page() -> Option<*mut AtomicU32> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

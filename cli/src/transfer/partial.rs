@@ -21,7 +21,7 @@ use crate::output::{escaped, is_unsafe_to_show};
 #[derive(Debug)]
 pub(crate) struct Partial {
     file: File,
-    /// A name for file systems without nameless files, and for the moment before one is replaced.
+    /// A name for file systems without nameless files, and for the moment before it replaces another.
     hidden: PathBuf,
     /// Whether the file has the name `hidden`.
     is_hidden: bool,

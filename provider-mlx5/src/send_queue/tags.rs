@@ -60,7 +60,7 @@ pub enum TagError {
     #[error("the list of tags has no entry with this handle (any more)")]
     NotListed,
     /// An earlier change was in a batch that was leaked or aborted.
-    #[error("a batch of changes was leaked: the list differs from the device's, destroy the queue")]
+    #[error("a batch of changes was leaked: the list is not the device's, destroy the SRQ")]
     OutOfStep,
     /// The SRQ matches no tags.
     #[error("the shared receive queue matches no tags")]

@@ -87,7 +87,8 @@ pub trait Wire: Send {
     fn poll_fds<'a>(&'a self, _fds: &mut Vec<BorrowedFd<'a>>) {}
 
     /// Lets the next [`Wire::receive`] skip the files of [`Wire::poll_fds`], because the caller
-    /// polls them soon after. A wire still reads them every few calls.
+    /// has polled them since the last one, or polls them soon after. A wire still reads them every
+    /// few calls.
     fn skip_files(&mut self) {}
 
     /// Makes the next [`Wire::receive`] read the files of [`Wire::poll_fds`].

@@ -14,7 +14,9 @@ use crate::shared::Shared;
 /// A stream whose events tokio watches.
 #[derive(Debug)]
 pub(super) struct Reactor {
-    /// The files of [`Shared::files`], by descriptors of their own.
+    /// The files of [`Shared::files`], by descriptors of their own. When a device is removed, the
+    /// kernel reports only POLLERR of the first, for which tokio wakes no reader: the manager's
+    /// event of the removal wakes the tasks.
     files: [AsyncFile; 2],
     wakers: Arc<Wakers>,
     pub(super) shared: Arc<Shared>,
@@ -94,9 +96,10 @@ impl Reactor {
             if let Some(result) = self.look(side, &ready, &mut attempt).transpose() {
                 return Poll::Ready(result);
             }
-            if ready.into_iter().flatten().map(Readable::clear).count() == 0 {
+            if ready.iter().all(Option::is_none) {
                 return Poll::Pending;
             }
+            ready.into_iter().flatten().for_each(Readable::clear);
             ready = self.ready(&mut both)?;
             if ready.iter().all(Option::is_none) {
                 return Poll::Pending;

@@ -73,7 +73,7 @@ fn calls(rounds: usize) -> Option<HashMap<String, usize>> {
 }
 
 /// A task that waits takes the event that ends its wait by one read(2): no poll(2) comes before it,
-/// and no other call goes with it. Both ends of a stream wait once in a round trip. The device
+/// and no getpid(2) goes with it. Both ends of a stream wait once in a round trip. The device
 /// reads no socket, because both ends are its own.
 #[test]
 fn a_task_makes_one_system_call_for_an_event_that_it_waited_for() {
