@@ -22,7 +22,6 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::{self, Poll};
 
-use ::tokio::io::Interest;
 use ::tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use ::tokio::task::coop::consume_budget;
 
@@ -34,7 +33,7 @@ use crate::device::context::Context;
 use crate::device::events::DetachedEvent;
 use crate::device::layer::{Layer, Raw};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::system::Watched;
+use crate::host::system::{READABLE, Watched};
 use crate::qp::Register;
 
 /// A context's event file, as the reactor watches it.
@@ -62,7 +61,7 @@ async fn take<T, R>(fd: &AsyncFd<Watched<T>>, attempt: impl Fn(&T) -> Result<R>)
             result => return Ok(result),
         }
     };
-    let taken = fd.async_io(Interest::READABLE, attempt).await;
+    let taken = fd.async_io(READABLE, attempt).await;
     taken.map_err(|error| Error::io("wait_in_tokio", &error))?
 }
 
@@ -88,7 +87,7 @@ impl AsyncFile {
     }
 
     /// Whether the file may be readable; else the task is woken when it is. Of several tasks the
-    /// last that asked is woken.
+    /// last that asked is woken. An error of the file (POLLERR) wakes none.
     ///
     /// # Errors
     /// Errors of the runtime as it shuts down.
@@ -98,12 +97,12 @@ impl AsyncFile {
         ready.map_ok(Readable)
     }
 
-    /// Waits until the file may be readable. Cancel safe.
+    /// Waits until the file may be readable, or has an error (POLLERR). Cancel safe.
     ///
     /// # Errors
     /// Errors of the runtime as it shuts down.
     pub async fn readable(&self) -> Result<Readable<'_>> {
-        let ready = self.0.readable().await;
+        let ready = self.0.ready(READABLE).await;
         ready.map(Readable).map_err(|error| Error::io("wait_in_tokio", &error))
     }
 }
@@ -354,3 +353,6 @@ pub async fn connect(connector: &Connector, address: SocketAddr) -> Result<Conne
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

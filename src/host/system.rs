@@ -24,7 +24,7 @@ use super::channel::Access;
 use crate::error::{Error, ErrorKind};
 
 #[cfg(feature = "tokio")]
-use ::tokio::io::unix::AsyncFd;
+use ::tokio::io::{Interest, unix::AsyncFd};
 #[cfg(feature = "soft")]
 use uverbs_soft::chardev::{CmFile, OpenFile};
 
@@ -187,6 +187,11 @@ pub(crate) struct Watched<T> {
     fd: RawFd,
 }
 
+/// What ends the wait for an event file. Once its device is removed, the kernel reports an error
+/// only (core/uverbs_main.c, `ib_uverbs_event_poll`).
+#[cfg(feature = "tokio")]
+pub(crate) const READABLE: Interest = Interest::READABLE.add(Interest::ERROR);
+
 #[cfg(feature = "tokio")]
 impl<T: AsFd> Watched<T> {
     /// Registers the descriptor for reading.
@@ -198,9 +203,7 @@ impl<T: AsFd> Watched<T> {
         // SAFETY: `as_raw_fd` returns the same number at each call. The descriptor is open as long
         // as `owner` can be borrowed (`BorrowedFd`): this value never changes or replaces `owner`,
         // lends it by shared references only, and keeps it until the reactor has let go of both.
-        let registered = unsafe {
-            AsyncFd::register_with_interest(Self { owner, fd }, tokio::io::Interest::READABLE)
-        };
+        let registered = unsafe { AsyncFd::register_with_interest(Self { owner, fd }, READABLE) };
         registered.map_err(|error| error.into_parts().1)
     }
 }

@@ -1,0 +1,38 @@
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::pipe;
+use tokio::time::timeout;
+
+use super::*;
+
+/// A test that waits longer has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn has_error(file: &OwnedFd) -> Result<()> {
+    let mut polled = [PollFd::new(file.as_fd(), PollFlags::POLLIN)];
+    match poll(&mut polled, PollTimeout::ZERO) {
+        Ok(0) => Err(Error::io("poll", &io::ErrorKind::WouldBlock.into())),
+        _ => Ok(assert_eq!(polled[0].revents(), Some(PollFlags::POLLERR))),
+    }
+}
+
+/// The write end of a pipe that nobody reads any more has POLLERR alone, as the kernel's event files
+/// whose device is removed.
+#[tokio::test]
+async fn an_error_of_the_file_ends_a_wait() {
+    let (reader, writer) = pipe().unwrap();
+    let file = watch(writer).unwrap();
+    let waiting = timeout(PATIENCE, take(&file, has_error));
+    let (waited, ()) = tokio::join!(waiting, async { drop(reader) });
+    waited.expect("the wait ends").unwrap();
+}
+
+#[tokio::test]
+async fn an_error_of_the_file_makes_it_readable() {
+    let (reader, writer) = pipe().unwrap();
+    let file = AsyncFile::new(writer).unwrap();
+    let waiting = timeout(PATIENCE, file.readable());
+    let (waited, ()) = tokio::join!(waiting, async { drop(reader) });
+    waited.expect("the wait ends").unwrap().clear();
+}
