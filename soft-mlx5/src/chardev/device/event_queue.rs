@@ -132,6 +132,9 @@ impl EventQueue {
     pub(crate) fn forget(&self, source: &Arc<Source>) {
         let mut inner = self.lock();
         inner.waiting.retain(|queued| !queued.is_from(source));
+        if inner.holds_long_of_another(source) {
+            return inner.flush();
+        }
         let unread = inner.drain();
         inner.count_read(unread);
         inner.written.retain(|queued| !queued.is_from(source));
@@ -205,6 +208,16 @@ impl Inner {
         // A long record of which a part was read is unread: a short one must not be written behind.
         let unread = self.pipe.as_ref().map_or(0, unread_bytes).div_ceil(length);
         self.count_read(unread);
+    }
+
+    /// Whether the pipe has a long record of another object. It is alone there, and a part of it may
+    /// have been read, so it stays as it is.
+    fn holds_long_of_another(&mut self, source: &Arc<Source>) -> bool {
+        if !self.written.back().is_some_and(Queued::is_long) {
+            return false;
+        }
+        self.count_all_read();
+        self.written.back().is_some_and(|queued| !queued.is_from(source))
     }
 
     /// Counts all but the newest `unread` records as read.

@@ -74,6 +74,24 @@ fn records_of_a_destroyed_object_are_removed() {
     assert_eq!(other.reported(), 1);
 }
 
+/// The rest of a long record comes with later reads, whichever object is destroyed meanwhile.
+#[test]
+fn a_long_record_that_was_read_in_part_survives_another_object() {
+    let (queue, mut file) = queue();
+    let [kept, gone] = [(); 2].map(|()| Arc::new(Source::default()));
+    let long: Vec<u8> = (0..2 * LONGEST_PACKET).map(|at| at as u8).collect();
+    queue.push(&long, Some(&kept));
+    queue.push(&[2; 8], Some(&gone));
+    let mut record = vec![0; long.len()];
+    file.read_exact(&mut record[..100]).unwrap();
+    queue.forget(&gone);
+    file.read_exact(&mut record[100..]).unwrap();
+    assert!(record == long && !readable(&file));
+    queue.push(&long, Some(&kept));
+    queue.forget(&kept);
+    assert!(!readable(&file) && kept.reported() == 1);
+}
+
 #[test]
 fn a_closed_queue_ends_after_its_last_record() {
     let (queue, mut file) = queue();
