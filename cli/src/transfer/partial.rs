@@ -21,7 +21,8 @@ use crate::output::{escaped, is_unsafe_to_show};
 #[derive(Debug)]
 pub(crate) struct Partial {
     file: File,
-    /// A name for file systems without nameless files, and for the moment before it replaces another.
+    /// A name for file systems without nameless files, and for the moment before the file replaces
+    /// another.
     hidden: PathBuf,
     /// Whether the file has the name `hidden`.
     is_hidden: bool,

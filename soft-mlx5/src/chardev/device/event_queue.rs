@@ -210,8 +210,8 @@ impl Inner {
         self.count_read(unread);
     }
 
-    /// Whether the pipe has a long record of another object. It is alone there, and a part of it may
-    /// have been read, so it stays as it is.
+    /// Whether the pipe has a long record of another object. It is alone there, and a part of it
+    /// may have been read, so it stays as it is.
     fn holds_long_of_another(&mut self, source: &Arc<Source>) -> bool {
         if !self.written.back().is_some_and(Queued::is_long) {
             return false;
