@@ -80,10 +80,8 @@ fn context(command: &Command<'_>) -> Vec<u8> {
 }
 
 /// Ring and doorbell record.
-const RING: Place =
-    Place { valid: wq::WQ_UMEM_VALID, id: wq::WQ_UMEM_ID, offset: wq::WQ_UMEM_OFFSET }.at(QUEUE);
-const RECORD: Place =
-    Place { valid: wq::DBR_UMEM_VALID, id: wq::DBR_UMEM_ID, offset: wq::DBR_ADDR }.at(QUEUE);
+const RING: Place = Place::RING.at(QUEUE);
+const RECORD: Place = Place::RECORD.at(QUEUE);
 
 /// Refuses all work queues but cyclic ones, each of whose WQEs is one send or receive.
 fn check_cyclic(queue: &[u8]) -> Done {

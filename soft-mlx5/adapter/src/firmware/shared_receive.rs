@@ -21,11 +21,8 @@ const POOL_BITMASK: usize = 0x80;
 const XRC: usize = 0x80;
 
 /// Ring and doorbell record of a pool.
-const POOL_RING: Place =
-    Place { valid: wq::WQ_UMEM_VALID, id: wq::WQ_UMEM_ID, offset: wq::WQ_UMEM_OFFSET }
-        .at(POOL_QUEUE);
-const POOL_RECORD: Place =
-    Place { valid: wq::DBR_UMEM_VALID, id: wq::DBR_UMEM_ID, offset: wq::DBR_ADDR }.at(POOL_QUEUE);
+const POOL_RING: Place = Place::RING.at(POOL_QUEUE);
+const POOL_RECORD: Place = Place::RECORD.at(POOL_QUEUE);
 
 /// Pool states.
 const POOL_READY: u64 = 1;

@@ -21,10 +21,8 @@ const TAGS: usize = CONTEXT + 0x100;
 const QUEUE: usize = CONTEXT + 0x400;
 const PAGES: usize = QUEUE + 0x600;
 
-const RING: Place =
-    Place { valid: wq::WQ_UMEM_VALID, id: wq::WQ_UMEM_ID, offset: wq::WQ_UMEM_OFFSET }.at(QUEUE);
-const RECORD: Place =
-    Place { valid: wq::DBR_UMEM_VALID, id: wq::DBR_UMEM_ID, offset: wq::DBR_ADDR }.at(QUEUE);
+const RING: Place = Place::RING.at(QUEUE);
+const RECORD: Place = Place::RECORD.at(QUEUE);
 
 /// `MLX5_XRQC_STATE_*`, `MLX5_XRQC_TOPOLOGY_TAG_MATCHING`, `MLX5_XRQC_OFFLOAD_RNDV`.
 const GOOD: u64 = 0;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::bits::{Field, field};
 use super::command::Command;
+use super::layout::context::wq;
 use super::numbers::Numbers;
 use super::page_list::{QueuePages, page_list};
 use super::refusal::{Done, Refusal};
@@ -82,6 +83,13 @@ pub struct Place {
 }
 
 impl Place {
+    /// The ring of a work queue, in its description.
+    pub(super) const RING: Self =
+        Self { valid: wq::WQ_UMEM_VALID, id: wq::WQ_UMEM_ID, offset: wq::WQ_UMEM_OFFSET };
+    /// The doorbell record of a work queue, in its description.
+    pub(super) const RECORD: Self =
+        Self { valid: wq::DBR_UMEM_VALID, id: wq::DBR_UMEM_ID, offset: wq::DBR_ADDR };
+
     /// The same place in a context that begins `bit` bits into the command.
     pub const fn at(self, bit: usize) -> Self {
         Self { valid: self.valid.at(bit), id: self.id.at(bit), offset: self.offset.at(bit) }
