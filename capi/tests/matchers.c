@@ -124,18 +124,27 @@ static void frames(struct ibv_qp *from, struct ibv_qp *one, struct ibv_qp *other
 	CHECK(mlx5dv_destroy_flow_matcher(front) == 0);
 }
 
+/* A rule of this matcher, which matches everything. */
+static struct ibv_flow *any(struct mlx5dv_flow_matcher *matcher, struct mlx5dv_flow_action_attr *action)
+{
+	struct match value = { .size = 64 };
+	struct ibv_flow *made = mlx5dv_create_flow(matcher, (void *)&value, 1, action);
+
+	CHECK(made);
+	return made;
+}
+
 /* A rule that matches all frames gets those that no rule in front of it takes. */
 static void all_frames(struct ibv_qp *from, struct ibv_qp *one, struct ibv_qp *other, struct ibv_cq *cq)
 {
-	struct match mask = { .size = 64 }, value = { .size = 64 };
+	struct match mask = { .size = 64 };
 	struct mlx5dv_flow_matcher_attr attr = { .priority = 3, .match_mask = (void *)&mask };
 	struct mlx5dv_flow_matcher *all = mlx5dv_create_flow_matcher(context, &attr), *front = by_destination(1), *behind;
 	struct mlx5dv_flow_action_attr rest = lead_to(other), first = lead_to(one), drop = just(MLX5DV_FLOW_ACTION_DROP);
 	struct ibv_flow *rules[3] = { rule(front, 7, 1, &first) };
 
 	CHECK(all && rules[0]);
-	rules[1] = mlx5dv_create_flow(all, (void *)&value, 1, &rest);
-	CHECK(rules[1]);
+	rules[1] = any(all, &rest);
 	receive(one);
 	receive(other);
 	send_to(from, 8);
@@ -147,10 +156,9 @@ static void all_frames(struct ibv_qp *from, struct ibv_qp *one, struct ibv_qp *o
 	/* Dropped, although a rule behind leads to a queue with a receive. */
 	attr.priority = 4;
 	behind = mlx5dv_create_flow_matcher(context, &attr);
-	rules[1] = mlx5dv_create_flow(all, (void *)&value, 1, &drop);
-	CHECK(behind && rules[1]);
-	rules[2] = mlx5dv_create_flow(behind, (void *)&value, 1, &rest);
-	CHECK(rules[2]);
+	CHECK(behind);
+	rules[1] = any(all, &drop);
+	rules[2] = any(behind, &rest);
 	receive(one);
 	receive(other);
 	send_to(from, 8);
