@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
+use library::pair::both_ended;
 use library::{DropIn, skip};
 
 /// The output of a program that needs no peer.
@@ -64,16 +65,9 @@ fn pair_in(drop_in: &DropIn, name: &str, arguments: &[&str], variables: &[(&str,
     let mut server = server.spawn().unwrap();
     until_it_listens(&mut server, &port);
     let client = side().unwrap().arg("127.0.0.1").spawn().unwrap();
-    let ends = [("client", client), ("server", server)].map(|(side, child)| (side, ended(child)));
-    for (side, (success, text)) in &ends {
-        assert!(success, "{side} of {name} {arguments:?}: {text}\nthe other side: {ends:?}");
-    }
-}
-
-fn ended(child: Child) -> (bool, String) {
-    let output = child.wait_with_output().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+    let ends = both_ended([("client", client), ("server", server)]);
+    let texts = ends.each_ref().map(|end| format!("{}: {}", end.name, end.text));
+    assert!(ends.iter().all(|end| end.success), "{name} {arguments:?}\n{}", texts.join("\n"));
 }
 
 /// Waits until the server is reachable, or has ended.

@@ -1,6 +1,8 @@
 //! The library under test, and a directory from which programs load it.
 #![allow(dead_code, reason = "not every test needs all of it")]
 
+pub(crate) mod pair;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
