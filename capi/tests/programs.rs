@@ -3,10 +3,15 @@
 mod library;
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
+use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
-use library::pair::both_ended;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, setsockopt, socket, sockopt,
+};
+
+use library::pair::{PATIENCE, both_ended};
 use library::{DropIn, skip};
 
 /// The output of a program that needs no peer.
@@ -42,9 +47,16 @@ fn a_device_is_described() {
     assert!(text.contains("4129"), "{text}");
 }
 
-/// A port that no program listens on.
+/// A TCP port that no program uses. This process does not listen on it, not even for a moment: a
+/// program that another thread starts meanwhile has all descriptors of this process until it is
+/// loaded, and would seem to be the server that [`until_it_listens`] waits for.
 fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
+    let (stream, flags) = (SockType::Stream, SockFlag::SOCK_CLOEXEC);
+    let bound = socket(AddressFamily::Inet, stream, flags, None).unwrap();
+    // So that the server can take the port while such a program still has it.
+    setsockopt(&bound, sockopt::ReuseAddr, &true).unwrap();
+    bind(bound.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
+    getsockname::<SockaddrIn>(bound.as_raw_fd()).unwrap().port().to_string()
 }
 
 /// Server and client of a program that exchanges addresses over TCP.
@@ -87,7 +99,11 @@ fn until_it_listens(server: &mut Child, port: &str) {
                 })
         })
     };
+    let began = Instant::now();
     while !listens() && server.try_wait().unwrap().is_none() {
+        if began.elapsed() > PATIENCE {
+            server.kill().unwrap();
+        }
         std::thread::yield_now();
     }
 }

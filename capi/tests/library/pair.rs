@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 /// How long two processes may take, far longer than any two do.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How long a process may go on after the other one has failed.
 const GRACE: Duration = Duration::from_secs(10);
