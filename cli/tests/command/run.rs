@@ -149,10 +149,7 @@ fn a_trace_names_verbs_and_fields() {
 
 /// A pingpong between two C programs, or one and this command, under `options`.
 fn game(options: &[&str], server: &[&str], client: &[&str]) {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("a port").port();
-    drop(listener);
-    let port = port.to_string();
+    let port = process::free_port();
     let line = |program: &[&str]| -> Vec<String> {
         let own = program.first() == Some(&"pingpong");
         let run = if own { vec![] } else { [&["run"], options, &["--"]].concat() };
