@@ -12,8 +12,9 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 use super::os_thread::OsThread;
 use super::pacing::{Pacing, Pause};
 use super::standby::Naps;
+use super::wait::{Readable, readable};
 use super::worker::{Whose, Worker};
-use super::{Shared, clock, lock, wait};
+use super::{Shared, clock, lock};
 use crate::signals;
 
 /// How often the thread yields while a command waits for a lock, before it takes the lock itself.
@@ -90,8 +91,8 @@ fn yield_to_commands(shared: &Shared) {
 pub(super) enum Slept {
     /// There was something to do first.
     Not,
-    /// It ended; the first of the files that is readable.
-    Until(Option<usize>),
+    /// It ended, and these files are readable.
+    Until(Readable),
 }
 
 impl Worker {
@@ -133,7 +134,8 @@ impl Worker {
             let timeout = timeout(&self.pacing, now, look.deadline);
             self.sleep(shared, now, files, timeout)
         };
-        shared.waker.end_sleep();
+        let was_woken = matches!(&slept, Ok(Slept::Until(ready)) if ready.waker);
+        shared.waker.end_sleep(was_woken);
         slept
     }
 
@@ -153,11 +155,11 @@ impl Worker {
         let mut fds: Vec<BorrowedFd<'_>> = files.to_vec();
         fds.push(shared.waker.as_fd());
         wire.poll_fds(&mut fds);
-        let ready = wait::readable(&fds, files.len(), timeout)?;
+        let ready = readable(&fds, files.len(), timeout)?;
         if ready.waker || ready.wire {
             self.pacing.woken(now);
         }
         self.woken(ready.wire);
-        Ok(Slept::Until(ready.own))
+        Ok(Slept::Until(ready))
     }
 }

@@ -155,7 +155,7 @@ impl Wait<'_> {
         match worker.pacing.plan_waiting(now, oversubscribed) {
             Pause::Sleep => {
                 if let Slept::Until(ready) = self.sleep(shared, &mut worker, now)? {
-                    return Ok(ready);
+                    return Ok(ready.own);
                 }
             }
             Pause::Yield => {

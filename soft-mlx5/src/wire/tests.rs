@@ -96,7 +96,7 @@ fn quietly_sent_packets_wake_no_receiver_of_a_switch() {
     assert!(!is_woken());
     left.wake_receivers();
     assert!(is_woken());
-    waker.end_sleep();
+    waker.end_sleep(false);
     assert_eq!(receive(&mut right, 1), sent);
     waker.prepare_sleep();
     send_quietly(&mut left);

@@ -42,9 +42,11 @@ impl Waker {
         fence(Ordering::SeqCst);
     }
 
-    /// Says that the thread is awake, and empties the eventfd if it was written.
-    pub fn end_sleep(&self) {
-        if !self.asleep.swap(false, Ordering::Relaxed) {
+    /// Says that the thread is awake, and empties the eventfd if it was written. `was_readable`:
+    /// the sleep found it so. It may be an earlier sleep's waker that wrote it, if that one did not
+    /// run between its two steps.
+    pub fn end_sleep(&self, was_readable: bool) {
+        if !self.asleep.swap(false, Ordering::Relaxed) || was_readable {
             let _ = self.event.read();
         }
     }
@@ -53,5 +55,35 @@ impl Waker {
 impl AsFd for Waker {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    use super::*;
+
+    fn is_readable(waker: &Waker) -> bool {
+        let mut fds = [PollFd::new(waker.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).unwrap() != 0
+    }
+
+    #[test]
+    fn a_wake_that_comes_after_its_sleep_ends_only_one_more() {
+        let waker = Waker::new().unwrap();
+        waker.prepare_sleep();
+        // The first step of `wake`, before the sleep ends by its timeout.
+        assert!(waker.asleep.swap(false, Ordering::Relaxed));
+        waker.end_sleep(is_readable(&waker));
+        waker.prepare_sleep();
+        // The second step.
+        waker.event.write(1).unwrap();
+        assert!(is_readable(&waker));
+        waker.end_sleep(true);
+        waker.prepare_sleep();
+        assert!(!is_readable(&waker), "no later sleep lasts");
+        waker.wake();
+        assert!(is_readable(&waker));
     }
 }

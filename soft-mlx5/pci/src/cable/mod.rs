@@ -147,7 +147,7 @@ impl Cable {
     /// Call this before the device checks for packets and sleeps, so that later senders wake it.
     pub(super) fn prepare(&self) {
         if let Some(waker) = &self.waker {
-            waker.end_sleep();
+            waker.end_sleep(false);
             waker.prepare_sleep();
         }
     }

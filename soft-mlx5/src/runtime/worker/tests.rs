@@ -40,7 +40,7 @@ fn a_sweep_begins_anew_for_a_thread_that_begins_to_wait() {
     let mut look = || {
         shared.waker.prepare_sleep();
         let more = worker.look(shared, clock::now(), Whose::Waiting).more;
-        shared.waker.end_sleep();
+        shared.waker.end_sleep(false);
         more
     };
     assert!(look(), "a portion");
