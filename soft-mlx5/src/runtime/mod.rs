@@ -41,6 +41,7 @@ use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use self::idle::Work;
 use self::os_thread::OsThread;
@@ -106,6 +107,12 @@ impl Machine {
 #[error("the software device runs in process {0} and cannot be used in its children")]
 pub struct Orphaned(pub u32);
 
+/// How long [`Runtime::hand_over`] waits for a receiver that takes nothing.
+const HAND_OVER: Duration = Duration::from_millis(20);
+
+/// How long it sleeps before it looks again.
+const LOOK: Duration = Duration::from_micros(50);
+
 /// A running device. Dropping it ends the thread.
 pub struct Runtime {
     shared: Arc<Shared>,
@@ -138,6 +145,10 @@ struct Shared {
     /// How many callers wait for one of the locks. A mutex alone would favour the device thread,
     /// which locks it again right after unlocking it.
     waiting: AtomicUsize,
+    /// How many packets waited for space at their receivers at the end of the last look.
+    unsent: AtomicUsize,
+    /// How many packets [`Runtime::hand_over`] left behind.
+    stuck: AtomicUsize,
     stop: AtomicBool,
 }
 
@@ -158,6 +169,8 @@ impl Runtime {
             waker,
             sweeps_anew: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
+            unsent: AtomicUsize::new(0),
+            stuck: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
         });
         Self { shared, thread: None, home: Home::new() }
@@ -205,6 +218,26 @@ impl Runtime {
         // There may be new queues to look at, timers to keep, packets to send.
         self.shared.waker.wake();
         Ok(result)
+    }
+
+    /// Waits for receivers that have no space for what the device has sent, for at most
+    /// [`HAND_OVER`] since they last took something. A NIC's packets have left when their request
+    /// completes; those that wait in this process are lost if the program ends now.
+    pub fn hand_over(&self) {
+        let waiting = || self.shared.unsent.load(Ordering::Relaxed);
+        let (mut left, mut since) = (waiting(), Instant::now());
+        // Receivers that took nothing at the end of the last call take nothing now.
+        if left == self.shared.stuck.load(Ordering::Relaxed) || !self.is_here() {
+            return;
+        }
+        while left != 0 && since.elapsed() < HAND_OVER {
+            if !self.progress() {
+                std::thread::sleep(LOOK);
+            }
+            let before = mem::replace(&mut left, waiting());
+            since = if left < before { Instant::now() } else { since };
+        }
+        self.shared.stuck.store(left, Ordering::Relaxed);
     }
 
     /// Begins to receive a multicast group from the wire.
@@ -300,8 +333,13 @@ impl Shared {
     }
 
     /// Notes that the packets taken out of the outbox are on the wire.
-    fn has_sent(&self) {
+    fn has_sent(&self, wire: &dyn Wire) {
         self.sending.store(false, Ordering::SeqCst);
+        let waiting = wire.waiting();
+        // The load keeps the cache line shared while nothing waits.
+        if self.unsent.load(Ordering::Relaxed) != waiting {
+            self.unsent.store(waiting, Ordering::Relaxed);
+        }
     }
 
     /// Whether something that the core has sent may not be on the wire yet.
@@ -326,7 +364,7 @@ impl Shared {
             if self.take_outbox(&mut packets) {
                 wire.send(clock::now(), &mut packets, &mut PacketPool::default());
             }
-            self.has_sent();
+            self.has_sent(&**wire);
         }
     }
 

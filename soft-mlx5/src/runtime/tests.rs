@@ -151,6 +151,54 @@ impl Wire for Order {
     fn leave(&mut self, _: Gid) {}
 }
 
+/// A wire whose receivers have no space: this many packets wait, and each look passes one on while
+/// `takes` is set.
+#[derive(Clone, Default)]
+struct Full {
+    waiting: Arc<AtomicUsize>,
+    takes: Arc<AtomicBool>,
+}
+
+impl Wire for Full {
+    fn send(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) {}
+
+    fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
+        let passed = usize::from(self.takes.load(Ordering::Relaxed)).min(self.waiting());
+        self.waiting.fetch_sub(passed, Ordering::Relaxed);
+        0
+    }
+
+    fn join(&mut self, _: Gid) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: Gid) {}
+}
+
+#[test]
+fn what_waits_for_a_receiver_is_handed_over_unless_it_takes_nothing() {
+    let (wire, host) = (Full::default(), Arc::new(Recorder::default()));
+    let waker = Arc::new(Waker::new().unwrap());
+    let runtime = Runtime::new(core(), Box::new(wire.clone()), waker, host);
+    wire.waiting.store(3, Ordering::Relaxed);
+    assert!(!runtime.progress());
+    let began = Instant::now();
+    runtime.hand_over();
+    assert!(began.elapsed() >= HAND_OVER, "the receiver may just be slow");
+    assert_eq!((wire.waiting(), runtime.shared.stuck.load(Ordering::Relaxed)), (3, 3));
+    // It has taken nothing since: this returns without a look, which would pass on all.
+    wire.takes.store(true, Ordering::Relaxed);
+    runtime.hand_over();
+    assert_eq!(wire.waiting(), 3);
+    runtime.progress();
+    runtime.hand_over();
+    assert_eq!((wire.waiting(), runtime.shared.stuck.load(Ordering::Relaxed)), (0, 0));
+}
+
 #[test]
 fn arrived_packets_are_handled_before_timeouts() {
     let (order, waker) = (Order::default(), Arc::new(Waker::new().unwrap()));

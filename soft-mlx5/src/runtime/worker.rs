@@ -121,7 +121,7 @@ impl Worker {
             (false, false) if was_left => wire.wake_receivers(),
             (false, false) => {}
         }
-        shared.has_sent();
+        shared.has_sent(wire);
     }
 
     /// Takes the packets that have arrived. Returns the stations of processes that have ended.

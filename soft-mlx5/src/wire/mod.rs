@@ -58,13 +58,18 @@ pub trait Wire: Send {
 
     /// As [`Wire::send`], except that a sleeping receiver may be woken only by the next `send` or
     /// [`Wire::wake_receivers`]. When this returns, the packets do not depend on this process any
-    /// more: they arrive even if it ends at once.
+    /// more, but for those that [`Wire::waiting`] counts: they arrive even if it ends at once.
     fn send_quietly(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         self.send(now, packets, pool);
     }
 
     /// Wakes the receivers that [`Wire::send_quietly`] left asleep.
     fn wake_receivers(&mut self) {}
+
+    /// How many packets wait in this process until their receivers have space for them.
+    fn waiting(&self) -> usize {
+        0
+    }
 
     /// Appends received packets, up to [`RECEIVE_BATCH`] of each source, without waiting. Returns
     /// how many it read, those that it dropped included: at 0 nothing is waiting, except in files
@@ -109,6 +114,10 @@ macro_rules! pass_calls_on {
     ($self:ident => $wire:expr) => {
         fn wake_receivers(&mut $self) {
             $wire.wake_receivers();
+        }
+
+        fn waiting(&$self) -> usize {
+            $wire.waiting()
         }
 
         fn take_ended(&mut $self, now: u64) -> Vec<$crate::wire::Station> {

@@ -274,6 +274,10 @@ impl Wire for Network {
         read + self.rings.as_mut().map_or(0, |rings| rings.receive(now, packets, pool))
     }
 
+    fn waiting(&self) -> usize {
+        self.rings.as_ref().map_or(0, Rings::waiting)
+    }
+
     fn take_ended(&mut self, now: u64) -> Vec<Station> {
         self.rings.as_mut().map_or_else(Vec::new, |rings| rings.take_ended(now))
     }

@@ -174,6 +174,11 @@ impl Rings {
         None
     }
 
+    /// How many packets wait for space in rings.
+    pub(in crate::wire) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
     fn note_sent(&mut self, station: Station, count: usize) {
         Counters::add(&self.counters.sent, count);
         if self.not_woken.last() != Some(&station) {

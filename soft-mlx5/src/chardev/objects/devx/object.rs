@@ -63,7 +63,8 @@ impl FirmwareObject {
         header::UID.set(&mut input, self.owner.into());
         self.family.number.set(&mut input, self.number.into());
         let sends = [opcode::CREATE_QP, opcode::CREATE_DCT, opcode::CREATE_SQ];
-        if sends.contains(&self.family.create) {
+        let is_sending = sends.contains(&self.family.create);
+        if is_sending {
             device.control(|machine| {
                 machine.catch_up(runtime::now(), Qpn(self.number));
                 Ok(())
@@ -78,6 +79,9 @@ impl FirmwareObject {
         })?;
         outcome.map_err(|refusal| errno(&refusal))?;
         device.routes().subscriptions.end(self.id());
+        if is_sending {
+            device.hand_over();
+        }
         Ok(())
     }
 

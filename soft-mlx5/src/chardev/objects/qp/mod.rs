@@ -97,7 +97,10 @@ impl Qp {
                 machine.uars.detach_send_queue(uar, self.qpn);
             }
             Ok(())
-        })
+        })?;
+        // Programs destroy their queue pairs and exit.
+        device.hand_over();
+        Ok(())
     }
 
     /// Leaves all multicast groups, as the kernel does when a file is closed.

@@ -84,6 +84,7 @@ fn a_full_ring_holds_back_and_drops_only_beyond_its_limit() {
         arrived.extend(received(&mut right));
         assert!(arrived.len() > before);
         let waits = count(&left, |c| &c.sent) < u64::from(COUNT) - lost;
+        assert_eq!(left.waiting() != 0, waits);
         assert_eq!(
             is_woken(&left),
             waits,
