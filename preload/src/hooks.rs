@@ -187,6 +187,13 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
     sys::socket(domain, kind, protocol)
 }
 
+/// The result of a hook for a system call, whose arguments are cast to the hook's types.
+macro_rules! hook {
+    ($($name:ident)::+($($argument:expr),*)) => {
+        $($name)::+($($argument as _),*) as c_long
+    };
+}
+
 /// `syscall(2)`, for programs that bypass the other hooks: UCX patches the C library's `mmap` and
 /// makes the system call itself.
 ///
@@ -208,69 +215,28 @@ pub unsafe extern "C" fn syscall(
     // SAFETY: the arguments are those of the system call, by the C function's contract.
     unsafe {
         match number {
-            libc::SYS_mmap => map_any(
-                first as *mut c_void,
-                second as usize,
-                third as c_int,
-                fourth as c_int,
-                fifth as c_int,
-                sixth,
-            ) as c_long,
-            libc::SYS_ioctl => {
-                ioctl(first as c_int, second as c_ulong, third as *mut c_void).into()
-            }
-            libc::SYS_openat => {
-                open_any(first as c_int, second as *const c_char, third as c_int, fourth as c_int)
-                    .into()
-            }
+            libc::SYS_mmap => hook!(map_any(first, second, third, fourth, fifth, sixth)),
+            libc::SYS_ioctl => hook!(ioctl(first, second, third)),
+            libc::SYS_openat => hook!(open_any(first, second, third, fourth)),
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_open => {
-                open_any(libc::AT_FDCWD, first as *const c_char, second as c_int, third as c_int)
-                    .into()
-            }
-            libc::SYS_write => {
-                rdma_cm::write(first as c_int, second as *const c_void, third as usize) as c_long
-            }
-            libc::SYS_read => {
-                rdma_cm::read_hook(first as c_int, second as *mut c_void, third as usize) as c_long
-            }
-            libc::SYS_socket => socket(first as c_int, second as c_int, third as c_int).into(),
-            libc::SYS_newfstatat => fstatat(
-                first as c_int,
-                second as *const c_char,
-                third as *mut libc::stat,
-                fourth as c_int,
-            )
-            .into(),
-            libc::SYS_statx => statx(
-                first as c_int,
-                second as *const c_char,
-                third as c_int,
-                fourth as libc::c_uint,
-                fifth as *mut libc::statx,
-            )
-            .into(),
-            libc::SYS_fstat => fstat(first as c_int, second as *mut libc::stat).into(),
-            libc::SYS_faccessat | libc::SYS_faccessat2 => {
-                let flags = if number == libc::SYS_faccessat2 { fourth as c_int } else { 0 };
-                faccessat(first as c_int, second as *const c_char, third as c_int, flags).into()
-            }
-            libc::SYS_readlinkat => readlinkat(
-                first as c_int,
-                second as *const c_char,
-                third as *mut c_char,
-                fourth as usize,
-            ) as c_long,
+            libc::SYS_open => hook!(open_any(libc::AT_FDCWD, first, second, third)),
+            libc::SYS_write => hook!(rdma_cm::write(first, second, third)),
+            libc::SYS_read => hook!(rdma_cm::read_hook(first, second, third)),
+            libc::SYS_socket => hook!(socket(first, second, third)),
+            libc::SYS_newfstatat => hook!(fstatat(first, second, third, fourth)),
+            libc::SYS_statx => hook!(statx(first, second, third, fourth, fifth)),
+            libc::SYS_fstat => hook!(fstat(first, second)),
+            libc::SYS_faccessat => hook!(faccessat(first, second, third, 0)),
+            libc::SYS_faccessat2 => hook!(faccessat(first, second, third, fourth)),
+            libc::SYS_readlinkat => hook!(readlinkat(first, second, third, fourth)),
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_stat => stat(first as *const c_char, second as *mut libc::stat).into(),
+            libc::SYS_stat => hook!(stat(first, second)),
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_lstat => lstat(first as *const c_char, second as *mut libc::stat).into(),
+            libc::SYS_lstat => hook!(lstat(first, second)),
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_access => access(first as *const c_char, second as c_int).into(),
+            libc::SYS_access => hook!(access(first, second)),
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_readlink => {
-                readlink(first as *const c_char, second as *mut c_char, third as usize) as c_long
-            }
+            libc::SYS_readlink => hook!(readlink(first, second, third)),
             _ => sys::call(number, [first, second, third, fourth, fifth, sixth]),
         }
     }
