@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use uverbs_libmlx5_harness::Libmlx5;
 use uverbs_libmlx5_harness::abi::*;
 
-use super::{INSTALL, RC, check, to_rts};
+use super::objects::{Maker, QpRequest, RC, STANDARD};
 use crate::halted;
 use crate::scale::{GROUP, Rig, Side};
 
@@ -23,59 +23,21 @@ impl Many {
     /// # Errors
     /// A text that says what is missing.
     pub(crate) fn rig(count: usize) -> Result<Rig<Self>, String> {
-        // The other threads are the devices', which are halted, so no thread reads the
-        // environment.
-        let libmlx5 = Libmlx5::load_on(|| halted::device("uverbs_libmlx5"))
-            .map_err(|missing| format!("{missing} ({INSTALL})"))?;
-        // SAFETY: the libraries are libibverbs and libmlx5.
-        unsafe { make(libmlx5, count) }
-    }
-}
-
-/// # Safety
-/// The libraries are libibverbs and libmlx5.
-unsafe fn make(libmlx5: &Libmlx5, count: usize) -> Result<Rig<Many>, String> {
-    let Libmlx5 { context, pd, device, .. } = libmlx5;
-    let extended = libmlx5.verbs_context();
-    // SAFETY: libibverbs' contract; every pointer was checked.
-    unsafe {
-        let td = check((extended.alloc_td)(*context, &0), "ibv_alloc_td")?;
-        let domain = ParentDomainAttr { pd: pd.cast(), td, rest: [0; 4] };
-        let domain = (extended.alloc_parent_domain)(*context, &domain);
-        let domain = check(domain, "ibv_alloc_parent_domain")?;
-        let mut attr =
-            CqAttrEx { entries: 1023, wc_flags: 127, mask: 1, flags: 1, ..CqAttrEx::default() };
-        let cq = check((extended.create_cq_ex)(*context, &mut attr), "ibv_create_cq_ex")?;
-        let cq = cq.cast::<Cq>();
+        let maker = Maker::load()?;
+        let Libmlx5 { context, device, .. } = maker.libmlx5;
+        let cq = maker.completion_queue(STANDARD)?.cast();
         let pair = |_| {
-            let mut attr = QpAttrEx {
-                user: null_mut(),
-                send_cq: cq,
-                recv_cq: cq,
-                srq: null_mut(),
-                capacities: [GROUP as u32, 4, 1, 1, 8],
-                kind: RC,
-                signal_all: 0,
-                // A protection domain, and the operations of `ibv_wr_*`: writes.
-                mask: 1 | 64,
-                pd: domain,
-                xrcd: null_mut(),
-                create_flags: 0,
-                max_tso_header: 0,
-                rest: [0; 5],
-                send_operations: 1,
-            };
-            let qp = check((extended.create_qp_ex)(*context, &mut attr), "ibv_create_qp_ex")?;
-            to_rts(libmlx5, qp, RC)?;
-            Ok(qp.cast::<QpEx>())
+            let capacities = [GROUP as u32, 4, 1, 1, 8];
+            // Writes.
+            let request = QpRequest { kind: RC, cq, srq: null_mut(), capacities, operations: 1 };
+            // SAFETY: the completion queue that was just made.
+            unsafe { maker.queue_pair(request) }
         };
-        let pairs = (0..count).map(pair).collect::<Result<Vec<_>, String>>()?;
-        let number = |qp: &*mut QpEx| (*qp.cast::<Qp>()).number;
-        let numbers: Vec<_> =
-            pairs.iter().map(|qp| halted::numbers_of(device, number(qp))).collect();
+        let made = (0..count).map(pair).collect::<Result<Vec<_>, String>>()?;
+        let (pairs, numbers): (_, Vec<_>) = made.into_iter().map(|(qp, n)| (qp.cast(), n)).unzip();
         let cqe = halted::producer(device, numbers[0]);
         let completions = vec![WorkCompletion::default(); GROUP];
-        Ok(Rig::new(Many { context: *context, cq, pairs, completions }, numbers, cqe))
+        Ok(Rig::new(Self { context: *context, cq, pairs, completions }, numbers, cqe))
     }
 }
 

@@ -6,16 +6,16 @@ use std::ptr::{null, null_mut};
 
 use uverbs_libmlx5_harness::abi::*;
 
+use super::Libmlx5Queues;
 use super::cases::{SEND, next_entry};
-use super::{LOCAL_KEY_RIGHTS, Libmlx5Queues, RC, check, to_rts};
+use super::objects::{QpRequest, RC, STANDARD};
 use crate::fixture::SRQ_ENTRIES;
 use crate::halted::{self, QpNumbers};
 use crate::producer::Producer;
 use crate::{OPERATIONS, measured};
 
 const SIGNALED: u32 = 2;
-/// `IBV_WC_STANDARD_FLAGS`, and with `IBV_WC_EX_WITH_COMPLETION_TIMESTAMP`.
-const STANDARD: u64 = 127;
+/// With `IBV_WC_EX_WITH_COMPLETION_TIMESTAMP`.
 const WITH_TIMESTAMP: u64 = STANDARD | 128;
 const BATCH: usize = 16;
 
@@ -54,73 +54,35 @@ enum What {
 impl Polls {
     /// As many queue pairs, each with so many entries per direction.
     fn new(theirs: &Libmlx5Queues, queues: usize, entries: u32) -> Result<Self, String> {
-        let Libmlx5Queues { libmlx5, domain, context, .. } = *theirs;
-        let (functions, extended) = (&libmlx5.functions, libmlx5.verbs_context());
-        // SAFETY: libibverbs' contract; every pointer was checked.
-        unsafe {
-            let mut attr = CqAttrEx {
-                entries: 1023,
-                wc_flags: WITH_TIMESTAMP,
-                mask: 1,
-                flags: 1,
-                ..CqAttrEx::default()
-            };
-            let cq = check((extended.create_cq_ex)(context, &mut attr), "ibv_create_cq_ex")?;
-            let (max_wr, limit) = (SRQ_ENTRIES - 1, 0);
-            let mut attr = SrqAttr { user: null_mut(), max_wr, max_sge: 1, limit };
-            let srq = check((functions.create_srq)(domain.cast(), &mut attr), "ibv_create_srq")?;
-            let make = |srq: *mut Srq, [sends, receives]: [u32; 2]| {
-                let mut attr = QpAttrEx {
-                    user: null_mut(),
-                    send_cq: cq.cast(),
-                    recv_cq: cq.cast(),
-                    srq,
-                    capacities: [sends, receives, 1, receives.min(1), 0],
-                    kind: RC,
-                    signal_all: 0,
-                    mask: 1,
-                    pd: domain,
-                    xrcd: null_mut(),
-                    create_flags: 0,
-                    max_tso_header: 0,
-                    rest: [0; 5],
-                    send_operations: 0,
-                };
-                let qp = check((extended.create_qp_ex)(context, &mut attr), "ibv_create_qp_ex")?;
-                to_rts(libmlx5, qp, RC)?;
-                Ok::<_, String>((qp, halted::numbers_of(&libmlx5.device, (*qp).number)))
-            };
-            let pair = |_| {
-                let (qp, numbers) = make(null_mut(), [entries; 2])?;
-                Ok(Pair { qp, numbers, sent: 0 })
-            };
-            let pairs = (0..queues).map(pair).collect::<Result<Vec<_>, String>>()?;
-            let shared = (0..queues).map(|_| Ok(make(srq, [1, 0])?.1));
-            let shared = shared.collect::<Result<Vec<_>, String>>()?;
-            let mut srq_direct = DirectSrq::default();
-            let mut objects = DirectObjects {
-                srq: [srq as usize, (&raw mut srq_direct) as usize],
-                ..DirectObjects::default()
-            };
-            if (functions.init_obj)(&mut objects, DIRECT_SRQ) != 0 {
-                return Err("mlx5dv_init_obj".to_owned());
-            }
-            let data = crate::fixture::leak(4096).as_ptr();
-            let region = (functions.reg_mr)(libmlx5.pd, data.cast(), 4096, LOCAL_KEY_RIGHTS);
-            let lkey = (*check(region, "ibv_reg_mr")?).lkey;
-            Ok(Self {
-                context,
-                cq,
-                device: halted::producer(&libmlx5.device, pairs[0].numbers),
-                pairs,
-                srq,
-                srq_direct,
-                shared,
-                sge: Sge { address: data as u64, length: 64, lkey },
-                completions: Default::default(),
-                random: 0x9e37_79b9_7f4a_7c15,
-            })
-        }
+        let Libmlx5Queues { maker, context, .. } = *theirs;
+        let cq = maker.completion_queue(WITH_TIMESTAMP)?;
+        let (srq, srq_direct) = maker.shared_queue(SRQ_ENTRIES - 1)?;
+        let make = |srq: *mut Srq, [sends, receives]: [u32; 2]| {
+            let capacities = [sends, receives, 1, receives.min(1), 0];
+            let request = QpRequest { kind: RC, cq: cq.cast(), srq, capacities, operations: 0 };
+            // SAFETY: the queues that were just made.
+            unsafe { maker.queue_pair(request) }
+        };
+        let pair = |_| {
+            let (qp, numbers) = make(null_mut(), [entries; 2])?;
+            Ok(Pair { qp, numbers, sent: 0 })
+        };
+        let pairs = (0..queues).map(pair).collect::<Result<Vec<_>, String>>()?;
+        let shared = (0..queues).map(|_| Ok(make(srq, [1, 0])?.1));
+        let shared = shared.collect::<Result<Vec<_>, String>>()?;
+        let (data, lkey) = maker.region(4096)?;
+        Ok(Self {
+            context,
+            cq,
+            device: halted::producer(&maker.libmlx5.device, pairs[0].numbers),
+            pairs,
+            srq,
+            srq_direct,
+            shared,
+            sge: Sge { address: data as u64, length: 64, lkey },
+            completions: Default::default(),
+            random: 0x9e37_79b9_7f4a_7c15,
+        })
     }
 
     /// The same sequence as ours.
