@@ -341,13 +341,18 @@ impl<'a> Call<'a> {
     /// The object of a handle: ENOENT, EINVAL (object of another kind), EIO after removal.
     pub(crate) fn object(&self, kind: Kind, handle: u32) -> Result<&Object, Errno> {
         self.state.lookup_live(self.file, kind, handle)?;
-        Ok(&self.state.handles.get(handle)?.object)
+        self.any_object(handle)
     }
 
     /// As [`object`](Self::object), to change it.
     pub(crate) fn object_mut(&mut self, kind: Kind, handle: u32) -> Result<&mut Object, Errno> {
         self.state.lookup_live(self.file, kind, handle)?;
         Ok(&mut self.state.handles.get_mut(handle)?.object)
+    }
+
+    /// The object of a handle, of any kind: ENOENT.
+    pub(crate) fn any_object(&self, handle: u32) -> Result<&Object, Errno> {
+        Ok(&self.state.handles.get(handle)?.object)
     }
 
     /// Number of the protection domain behind a handle.

@@ -164,7 +164,7 @@ pub(crate) fn freed(call: &mut Call<'_>) -> Result<(), Errno> {
 
 /// `MLX5_IB_METHOD_DM_QUERY`.
 pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
-    let dm = call.state.handles.get(call.handle(driver_query::REQ_HANDLE)?)?.object.dm()?;
+    let dm = call.any_object(call.handle(driver_query::REQ_HANDLE)?)?.dm()?;
     let (index, length) = (dm.index, dm.length);
     call.output(driver_query::RESP_PAGE_INDEX, &index)?;
     call.output(driver_query::RESP_START_OFFSET, &0u64)?;
@@ -189,7 +189,7 @@ pub(crate) fn register(call: &mut Call<'_>) -> Result<(), Errno> {
     }
     check_access(access)?;
     let (pd, dm) = (call.handle(reg_dm::PD_HANDLE)?, call.handle(reg_dm::DM_HANDLE)?);
-    let memory = call.state.handles.get(dm)?.object.dm()?;
+    let memory = call.any_object(dm)?.dm()?;
     if offset.checked_add(length).is_none_or(|end| end > memory.length)
         || !allowed().contains(access)
     {

@@ -260,7 +260,7 @@ fn apply_changes(
     let pdn = call.pdn(pd)?;
     let new_pages = flags.contains(Change::CHANGE_TRANSLATION);
     let (mkey, old_pd, old_pinned, was_on_demand) = {
-        let mr = call.state.handles.get(handle)?.object.mr()?;
+        let mr = call.any_object(handle)?.mr()?;
         (mr.mkey, mr.pd, mr.pinned(), mr.is_on_demand())
     };
     let on_demand = access.contains(AccessFlags::ON_DEMAND);
@@ -304,7 +304,7 @@ pub(crate) fn destroyed(call: &mut Call<'_>) -> Result<(), Errno> {
 
 /// `UVERBS_METHOD_QUERY_MR`.
 pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
-    let mr = call.state.handles.get(call.handle(query::HANDLE)?)?.object.mr()?;
+    let mr = call.any_object(call.handle(query::HANDLE)?)?.mr()?;
     let (key, length, iova) = (mr.mkey.0, mr.length, mr.iova);
     call.output(query::RESP_LKEY, &key)?;
     call.output(query::RESP_RKEY, &key)?;

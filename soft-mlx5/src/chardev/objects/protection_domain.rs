@@ -53,6 +53,6 @@ pub(crate) fn dealloc(call: &mut Call<'_>) -> Result<(), Errno> {
 
 /// `MLX5_IB_METHOD_PD_QUERY`.
 pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
-    let pdn = call.state.handles.get(call.handle(driver_query::HANDLE)?)?.object.pd()?.pdn;
+    let pdn = call.any_object(call.handle(driver_query::HANDLE)?)?.pd()?.pdn;
     call.output(driver_query::RESP_PDN, &pdn.0)
 }

@@ -254,7 +254,7 @@ fn xrc_params(
     uidx: u32,
 ) -> Result<Option<XrcSrqParams>, Errno> {
     let (Some(cq), Some(xrcd)) = (request.cq, request.xrcd) else { return Ok(None) };
-    let domain = &call.state.handles.get(xrcd)?.object.xrcd()?.domain;
+    let domain = &call.any_object(xrcd)?.xrcd()?.domain;
     let user_index = user_index(call.context()?.cqe_version, uidx)?;
     Ok(Some(XrcSrqParams { xrcd: domain.xrcdn, cq: call.cqn(cq)?, user_index }))
 }

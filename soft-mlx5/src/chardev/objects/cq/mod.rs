@@ -111,7 +111,7 @@ pub(crate) fn resize(call: &mut Call<'_>) -> Result<(), Errno> {
         return Err(Errno::EINVAL);
     }
     let entries = (request.cqe + 1).next_power_of_two();
-    if entries != call.state.handles.get(request.cq_handle)?.object.cq()?.entries + 1 {
+    if entries != call.any_object(request.cq_handle)?.cq()?.entries + 1 {
         let driver: mlx5::ResizeCq = call.driver().read()?;
         if driver.reserved0 != 0 || driver.reserved1 != 0 {
             return Err(Errno::EINVAL);
@@ -127,7 +127,7 @@ pub(crate) fn resize(call: &mut Call<'_>) -> Result<(), Errno> {
         let before = std::mem::replace(&mut entry.pinned, pinned);
         call.state.uncharge(before);
     }
-    let cqe = call.state.handles.get(request.cq_handle)?.object.cq()?.entries;
+    let cqe = call.any_object(request.cq_handle)?.cq()?.entries;
     call.response(&ResizeCqResp { cqe, ..ResizeCqResp::default() })
 }
 

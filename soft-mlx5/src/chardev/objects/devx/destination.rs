@@ -12,7 +12,7 @@ use crate::locking::lock;
 
 /// Number of a counter of a handle: the first, or one behind it.
 pub(crate) fn counter(call: &Call<'_>, handle: u32, offset: u32) -> Result<u32, Errno> {
-    match &call.state.handles.get(handle)?.object {
+    match call.any_object(handle)? {
         Object::Devx(object) if object.id().0 == ALLOC_FLOW_COUNTER => {
             object.numbers().nth(offset as usize).ok_or(Errno::EINVAL)
         }
@@ -23,7 +23,7 @@ pub(crate) fn counter(call: &Call<'_>, handle: u32, offset: u32) -> Result<u32, 
 /// The receive queues behind a TIR, and their handles. They are those that it has when the rule is
 /// made: a later change of the list does not reach the rule (unlike an adapter's).
 pub(crate) fn receive_queues(call: &Call<'_>, handle: u32) -> Result<(Spread, Vec<u32>), Errno> {
-    let number = match &call.state.handles.get(handle)?.object {
+    let number = match call.any_object(handle)? {
         Object::Devx(object) if object.id().0 == CREATE_TIR => object.id().1,
         Object::Devx(object) if object.id().0 == CREATE_FLOW_TABLE => {
             return Err(Errno::EOPNOTSUPP);

@@ -174,7 +174,7 @@ pub(super) fn run<'a>(
     request: &'a mut Request,
 ) -> Result<(Command<'a>, Done), Errno> {
     let named = rules::subject(act, &request.command()).ok_or(Errno::EINVAL)?;
-    if !answers_to(&call.state.handles.get(handle)?.object, named) {
+    if !answers_to(call.any_object(handle)?, named) {
         return Err(Errno::EINVAL);
     }
     if act == Act::Modify {

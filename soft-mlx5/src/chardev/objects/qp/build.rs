@@ -36,7 +36,7 @@ pub(super) fn build(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, E
 /// A target has no queues of its own, and the kernel does not pass the request to the driver.
 fn build_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno> {
     let xrcd = request.xrcd.ok_or(Errno::EINVAL)?;
-    let domain = call.state.handles.get(xrcd)?.object.xrcd()?.domain.clone();
+    let domain = call.any_object(xrcd)?.xrcd()?.domain.clone();
     let device = call.file.device.clone();
     let params = {
         let (pd, cq) = device.internal_objects();
@@ -172,12 +172,12 @@ fn receive_source(
 }
 
 fn srqn(call: &Call<'_>, handle: u32) -> Result<Srqn, Errno> {
-    Ok(call.state.handles.get(handle)?.object.srq()?.srqn)
+    Ok(call.any_object(handle)?.srq()?.srqn)
 }
 
 fn matches_tags(call: &Call<'_>, request: &Request) -> Result<bool, Errno> {
     let Some(srq) = request.srq else { return Ok(false) };
-    Ok(call.state.handles.get(srq)?.object.srq()?.srq_type == SrqType::TM)
+    Ok(call.any_object(srq)?.srq()?.srq_type == SrqType::TM)
 }
 
 /// How much data the device scatters to CQEs of this queue, if the program allows it.
@@ -185,7 +185,7 @@ fn scatter_size(call: &Call<'_>, cq: u32, flags: QpFlags) -> Result<ScatterToCqe
     if !flags.contains(QpFlags::SCATTER_CQE) {
         return Ok(ScatterToCqe::Off);
     }
-    Ok(match call.state.handles.get(cq)?.object.cq()?.cqe_size {
+    Ok(match call.any_object(cq)?.cq()?.cqe_size {
         CqeSize::B64 => ScatterToCqe::B32,
         CqeSize::B128 => ScatterToCqe::B64,
     })

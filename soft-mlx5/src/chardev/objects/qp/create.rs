@@ -180,7 +180,7 @@ fn check_native_flags(qp_type: QpType, flags: u32) -> Result<(), Errno> {
 /// An XRC SRQ is for XRC targets only, a basic SRQ for all other types.
 fn check_srq(call: &Call<'_>, srq: Option<u32>, qp_type: QpType) -> Result<(), Errno> {
     let Some(srq) = srq else { return Ok(()) };
-    let is_xrc = call.state.handles.get(srq)?.object.srq()?.srq_type == SrqType::XRC;
+    let is_xrc = call.any_object(srq)?.srq()?.srq_type == SrqType::XRC;
     if is_xrc != (qp_type == QpType::XrcTarget) { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
