@@ -96,6 +96,19 @@ impl Buffers {
         Ok(value)
     }
 
+    /// The request as a struct, of which programs pass at least `required` bytes. `unknown` if a
+    /// longer one is not zero after the struct.
+    pub(crate) fn read_known<T: FromBytes + IntoBytes>(
+        &self,
+        required: usize,
+        unknown: Errno,
+    ) -> Result<T, Errno> {
+        if self.input_length < required {
+            return Err(Errno::EINVAL);
+        }
+        if self.is_clear_from(size_of::<T>())? { self.read() } else { Err(unknown) }
+    }
+
     /// Whether the request is zero from `offset` on.
     pub(crate) fn is_clear_from(&self, offset: usize) -> Result<bool, Errno> {
         self.user.is_clear(

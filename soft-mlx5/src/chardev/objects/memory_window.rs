@@ -49,14 +49,8 @@ pub(crate) fn alloc(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 fn check_driver_request(call: &Call<'_>) -> Result<(), Errno> {
-    let driver = call.driver();
-    let request: mlx5::AllocMw = driver.read()?;
+    let request: mlx5::AllocMw = call.driver().read_known(0, Errno::EOPNOTSUPP)?;
     if request.comp_mask != 0 || request.reserved1 != 0 || request.reserved2 != 0 {
-        return Err(Errno::EOPNOTSUPP);
-    }
-    if driver.input_length() > size_of::<mlx5::AllocMw>()
-        && !driver.is_clear_from(size_of::<mlx5::AllocMw>())?
-    {
         return Err(Errno::EOPNOTSUPP);
     }
     Ok(())

@@ -237,9 +237,8 @@ fn check_request(request: &Request) -> Result<(), Errno> {
 
 /// `create_srq_user`.
 fn read_driver_request(driver: &Buffers) -> Result<mlx5::CreateSrq, Errno> {
-    let request: mlx5::CreateSrq = driver.read()?;
-    let reserved = request.reserved0 != 0 || request.reserved1 != 0;
-    if reserved || !driver.is_clear_from(size_of::<mlx5::CreateSrq>())? {
+    let request: mlx5::CreateSrq = driver.read_known(0, Errno::EINVAL)?;
+    if request.reserved0 != 0 || request.reserved1 != 0 {
         return Err(Errno::EINVAL);
     }
     if request.flags.contains(SrqFlags::SIGNATURE) {

@@ -205,13 +205,7 @@ fn check_request(request: &Request) -> Result<(), Errno> {
 /// `prepare_user_rq`.
 fn read_driver_request(driver: &Buffers) -> Result<CreateWq, Errno> {
     let required = std::mem::offset_of!(CreateWq, single_wqe_log_num_of_strides);
-    if driver.input_length() < required {
-        return Err(Errno::EINVAL);
-    }
-    if !driver.is_clear_from(size_of::<CreateWq>())? {
-        return Err(Errno::EOPNOTSUPP);
-    }
-    let request: CreateWq = driver.read()?;
+    let request: CreateWq = driver.read_known(required, Errno::EOPNOTSUPP)?;
     if !CreateWqMask::STRIDING_RQ.contains(request.comp_mask) {
         return Err(Errno::EOPNOTSUPP);
     }

@@ -19,14 +19,9 @@ const NO_USER_INDEX: u32 = 0xff_ffff;
 
 /// `process_udata_size` and `check_ucmd_data`.
 pub(super) fn read_driver_request(driver: &Buffers) -> Result<mlx5::CreateQp, Errno> {
-    if driver.input_length() < std::mem::offset_of!(mlx5::CreateQp, ece_options) {
-        return Err(Errno::EINVAL);
-    }
-    let reserved = std::mem::offset_of!(mlx5::CreateQp, reserved);
-    if driver.input_length() > reserved && !driver.is_clear_from(reserved)? {
-        return Err(Errno::EINVAL);
-    }
-    driver.read()
+    let required = std::mem::offset_of!(mlx5::CreateQp, ece_options);
+    let request: mlx5::CreateQp = driver.read_known(required, Errno::EINVAL)?;
+    if request.reserved != 0 { Err(Errno::EINVAL) } else { Ok(request) }
 }
 
 /// `process_vendor_flags`, for a device without streams of DC initiators and without packet-based

@@ -150,13 +150,8 @@ pub(super) fn read_driver_request(call: &Call<'_>) -> Result<Option<mlx5::Modify
     if driver.input_length() == 0 {
         return Ok(None);
     }
-    if driver.input_length() < size_of::<mlx5::ModifyQp>() {
-        return Err(Errno::EINVAL);
-    }
-    if !driver.is_clear_from(size_of::<mlx5::ModifyQp>())? {
-        return Err(Errno::EOPNOTSUPP);
-    }
-    let request: mlx5::ModifyQp = driver.read()?;
+    let size = size_of::<mlx5::ModifyQp>();
+    let request: mlx5::ModifyQp = driver.read_known(size, Errno::EOPNOTSUPP)?;
     if request.comp_mask.bits() != 0 || request.burst_info.reserved != 0 {
         return Err(Errno::EOPNOTSUPP);
     }

@@ -122,11 +122,7 @@ pub(crate) fn create_spread(device: &DeviceShared, queues: Spread) -> Result<Qpn
 
 /// `process_udata_size`.
 fn read_driver_request(driver: &Buffers) -> Result<CreateQpRss, Errno> {
-    let size = size_of::<CreateQpRss>();
-    if driver.input_length() < size || !driver.is_clear_from(size)? {
-        return Err(Errno::EINVAL);
-    }
-    let request: CreateQpRss = driver.read()?;
+    let request: CreateQpRss = driver.read_known(size_of::<CreateQpRss>(), Errno::EINVAL)?;
     let self_loopback = QpFlags::TIR_ALLOW_SELF_LB_UC | QpFlags::TIR_ALLOW_SELF_LB_MC;
     // Tunnels are not parsed.
     if request.comp_mask != 0 || !self_loopback.contains(request.flags) {
