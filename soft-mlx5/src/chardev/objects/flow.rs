@@ -366,6 +366,14 @@ struct Filter<T> {
     mask: T,
 }
 
+impl<T> Filter<T> {
+    /// Fills fields of the rule's value, and the same fields of its mask.
+    fn fill(&self, rule: &mut FlowRule, fill: impl Fn(&mut FlowFields, &T)) {
+        fill(&mut rule.value, &self.val);
+        fill(&mut rule.mask, &self.mask);
+    }
+}
+
 /// Value and mask are the two halves of the bytes after the header. A half may be shorter than the
 /// kernel's struct (libibverbs sends 8 of 12 bytes for IPv4). In a longer one, the mask after the
 /// struct has to be zero (`spec_filter_size`).
@@ -387,13 +395,11 @@ fn filter<T: FromBytes + IntoBytes>(spec: &[u8]) -> Result<Filter<T>, Errno> {
 }
 
 fn take_ethernet(spec: &Filter<FlowEthFilter>, rule: &mut FlowRule) -> Result<(), Errno> {
-    let fill = |to: &mut FlowFields, from: &FlowEthFilter| {
+    spec.fill(rule, |to, from| {
         to.destination_mac = from.dst_mac;
         to.source_mac = from.src_mac;
         to.ether_type = from.ether_type.get().into();
-    };
-    fill(&mut rule.value, &spec.val);
-    fill(&mut rule.mask, &spec.mask);
+    });
     if spec.mask.vlan_tag.get() != 0 {
         rule.value.vlan = spec.val.vlan_tag.get().into();
         rule.mask.vlan = spec.mask.vlan_tag.get().into();
@@ -407,13 +413,11 @@ fn take_ipv4(spec: &Filter<FlowIpv4Filter>, rule: &mut FlowRule) -> Result<(), E
     if spec.mask.ttl != 0 || spec.mask.flags != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
-    let fill = |to: &mut FlowFields, from: &FlowIpv4Filter| {
+    spec.fill(rule, |to, from| {
         to.source_ip[..4].copy_from_slice(from.src_ip.as_bytes());
         to.destination_ip[..4].copy_from_slice(from.dst_ip.as_bytes());
         to.traffic_class = from.tos;
-    };
-    fill(&mut rule.value, &spec.val);
-    fill(&mut rule.mask, &spec.mask);
+    });
     (rule.value.ip_version, rule.mask.ip_version) = (4, 0xf);
     protocol(spec.mask.proto, spec.val.proto, rule)
 }
@@ -426,14 +430,12 @@ fn take_ipv6(spec: &Filter<FlowIpv6Filter>, rule: &mut FlowRule) -> Result<(), E
     if (spec.mask.flow_label.get() | spec.val.flow_label.get()) >= 1 << 20 {
         return Err(Errno::EINVAL);
     }
-    let fill = |to: &mut FlowFields, from: &FlowIpv6Filter| {
+    spec.fill(rule, |to, from| {
         to.source_ip = from.src_ip;
         to.destination_ip = from.dst_ip;
         to.flow_label = from.flow_label.get().into();
         to.traffic_class = from.traffic_class;
-    };
-    fill(&mut rule.value, &spec.val);
-    fill(&mut rule.mask, &spec.mask);
+    });
     (rule.value.ip_version, rule.mask.ip_version) = (6, 0xf);
     protocol(spec.mask.next_hdr, spec.val.next_hdr, rule)
 }
@@ -444,10 +446,10 @@ fn take_ports(
     rule: &mut FlowRule,
 ) -> Result<(), Errno> {
     protocol(0xff, number, rule)?;
-    rule.value.source_port = spec.val.src_port.get().into();
-    rule.value.destination_port = spec.val.dst_port.get().into();
-    rule.mask.source_port = spec.mask.src_port.get().into();
-    rule.mask.destination_port = spec.mask.dst_port.get().into();
+    spec.fill(rule, |to, from| {
+        to.source_port = from.src_port.get().into();
+        to.destination_port = from.dst_port.get().into();
+    });
     Ok(())
 }
 
