@@ -128,24 +128,18 @@ fn check(
 ) -> Result<(), Errno> {
     match known.form {
         Form::In(size) => {
-            if given.length > size.known
-                && size.zero_trailing
-                && !trailing_zeros(call, given, size)?
-            {
-                return Err(Errno::EOPNOTSUPP);
-            }
+            check_tail(call, given, size)?;
             check_length(size, raw)
         }
+        Form::Out(size) => check_length(size, raw),
         Form::Choice(elements) => {
             let [element, reserved] = raw.enum_id.to_ne_bytes();
             let known = elements.get(usize::from(element)).ok_or(Errno::EOPNOTSUPP)?;
             given.element = element;
             if reserved != 0 || raw.len != *known { Err(Errno::EINVAL) } else { Ok(()) }
         }
-        Form::Out(size) => check_length(size, raw),
         Form::Handle(kind, access) => {
-            check_handle(raw)?;
-            let handle = u32::try_from(raw.data).map_err(|_| handle_error(raw.data))?;
+            let handle = handle(raw)?;
             match access {
                 Access::New => {
                     given.data = call.reserve()?.into();
@@ -159,9 +153,8 @@ fn check(
             }
         }
         Form::AnyHandle => {
-            check_handle(raw)?;
-            let handle = u32::try_from(raw.data).map_err(|_| handle_error(raw.data))?;
-            let kind = call.state.handles.get(handle)?.object.kind();
+            let handle = handle(raw)?;
+            let kind = call.any_object(handle)?.kind();
             call.state.lookup_live(call.file, kind, handle)
         }
         Form::Handles(kind, most) => {
@@ -174,7 +167,7 @@ fn check(
             handles.try_for_each(|handle| call.state.lookup_live(call.file, kind, handle))
         }
         Form::Descriptor(kind, access) => {
-            check_handle(raw)?;
+            check_bare(raw)?;
             if access == Access::New {
                 given.data = call.new_event_file(kind)? as u64;
                 return call.user.write_value(given.bytes_at(), &given.data);
@@ -185,14 +178,16 @@ fn check(
     }
 }
 
-/// A handle is the attribute's data; length and enum id have to be 0.
-fn check_handle(raw: IoctlAttr) -> Result<(), Errno> {
-    if raw.enum_id != 0 || raw.len != 0 { Err(Errno::EINVAL) } else { Ok(()) }
+/// The handle in an attribute. One beyond 32 bits: EINVAL if it is negative, else ENOENT.
+fn handle(raw: IoctlAttr) -> Result<u32, Errno> {
+    check_bare(raw)?;
+    let wrong = if (raw.data as i64) < 0 { Errno::EINVAL } else { Errno::ENOENT };
+    u32::try_from(raw.data).map_err(|_| wrong)
 }
 
-/// Errno for a handle beyond 32 bits: EINVAL if it is negative, else ENOENT.
-fn handle_error(data: u64) -> Errno {
-    if (data as i64) < 0 { Errno::EINVAL } else { Errno::ENOENT }
+/// A handle or descriptor is the attribute's data; length and enum id have to be 0.
+fn check_bare(raw: IoctlAttr) -> Result<(), Errno> {
+    if raw.enum_id != 0 || raw.len != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
 fn check_length(size: Size, raw: IoctlAttr) -> Result<(), Errno> {
@@ -202,8 +197,14 @@ fn check_length(size: Size, raw: IoctlAttr) -> Result<(), Errno> {
     Ok(())
 }
 
-fn trailing_zeros(call: &Call<'_>, given: &Given, size: Size) -> Result<bool, Errno> {
+/// Bytes after the known ones have to be zero in attributes that may be longer.
+fn check_tail(call: &Call<'_>, given: &Given, size: Size) -> Result<(), Errno> {
+    let length = given.length.saturating_sub(size.known);
+    if length == 0 || !size.zero_trailing {
+        return Ok(());
+    }
     let start = given.bytes_at().wrapping_add(size.known.into());
     // The kernel reports an unreadable tail as one that is not clear.
-    Ok(call.user.is_clear(start, (given.length - size.known).into()).unwrap_or(false))
+    let is_clear = call.user.is_clear(start, length.into()).unwrap_or(false);
+    if is_clear { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
 }
