@@ -35,9 +35,9 @@ pub(crate) struct Domain {
 
 /// An XRC target QP of the domain.
 #[derive(Debug)]
-pub(crate) struct Target {
-    pub(crate) openers: u32,
-    pub(crate) driver: Arc<DriverState>,
+struct Target {
+    openers: u32,
+    driver: Arc<DriverState>,
 }
 
 impl Domain {
@@ -45,8 +45,9 @@ impl Domain {
         lock(&self.targets)
     }
 
-    pub(crate) fn add_target(&self, qpn: Qpn, target: Target) {
-        self.targets().insert(qpn, target);
+    /// Adds a new target, opened once.
+    pub(crate) fn add_target(&self, qpn: Qpn, driver: Arc<DriverState>) {
+        self.targets().insert(qpn, Target { openers: 1, driver });
     }
 
     /// Opens a target once more; `None` if the domain has no such target.

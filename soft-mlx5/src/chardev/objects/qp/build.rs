@@ -19,7 +19,7 @@ use crate::chardev::device::context::{NO_BFREG, Register};
 use crate::chardev::device::errno;
 use crate::chardev::device::events::Reporter;
 use crate::chardev::objects::object::Object;
-use crate::chardev::objects::qp::{self, Qp};
+use crate::chardev::objects::qp::Qp;
 use crate::chardev::objects::xrcd::Domain;
 use crate::core::{
     CqeSize, EventObject, QpParams, QpType, Qpn, ReceiveRing, ReceiveSource, ScatterToCqe, Srqn,
@@ -219,23 +219,17 @@ fn finish(
         device.routes().add(EventObject::Qp(qpn), &events);
         Ok(qpn)
     })?;
-    let driver = qp::fresh();
-    if let Some(domain) = &domain {
-        domain.add_target(qpn, qp::new_target(&driver));
-    }
-    call.commit(Object::Qp(Qp {
-        qpn,
+    let qp = Qp {
         uar: page,
-        parents,
-        qp_type: request.qp_type,
-        events,
         receives,
         signal_all: request.signal_all,
         register: doorbell.and_then(|(_, register)| register),
-        groups: Vec::new(),
-        driver,
         domain,
-        spreads: false,
-    }))?;
+        ..Qp::new(qpn, request.qp_type, parents, events)
+    };
+    if let Some(domain) = &qp.domain {
+        domain.add_target(qpn, qp.driver.clone());
+    }
+    call.commit(Object::Qp(qp))?;
     Ok(qpn)
 }

@@ -26,7 +26,7 @@ use crate::chardev::device::context::Register;
 use crate::chardev::device::events::Reporter;
 use crate::chardev::device::{DeviceShared, errno};
 use crate::chardev::objects::object::{Kind, Object};
-use crate::chardev::objects::xrcd::{Domain, Target};
+use crate::chardev::objects::xrcd::Domain;
 use crate::core::{EventObject, QpType, Qpn};
 use crate::locking::lock;
 use crate::packet::Gid;
@@ -82,6 +82,26 @@ impl DriverState {
 }
 
 impl Qp {
+    /// A queue pair without queues of its own, in RESET.
+    pub(crate) fn new(qpn: Qpn, qp_type: QpType, parents: Vec<u32>, events: Reporter) -> Self {
+        let driver = DriverState::default();
+        driver.set(Remembered { state: state::RESET, ..Remembered::default() });
+        Self {
+            qpn,
+            uar: None,
+            parents,
+            qp_type,
+            events,
+            receives: (0, 0),
+            signal_all: false,
+            register: None,
+            groups: Vec::new(),
+            driver: Arc::new(driver),
+            domain: None,
+            spreads: false,
+        }
+    }
+
     pub(crate) fn destroy(&self, device: &Arc<DeviceShared>) -> Result<(), Errno> {
         if !self.groups.is_empty() {
             return Err(Errno::EBUSY);
@@ -145,20 +165,9 @@ pub(crate) fn open(call: &mut Call<'_>) -> Result<(), Errno> {
     let driver = domain.open_target(Qpn(request.qpn)).ok_or(Errno::EINVAL)?;
     let events = Reporter::new(call.state.default_async(), request.user_handle);
     call.file.device.routes().add(EventObject::Qp(Qpn(request.qpn)), &events);
-    call.commit(Object::Qp(Qp {
-        qpn: Qpn(request.qpn),
-        uar: None,
-        parents: vec![request.pd_handle],
-        qp_type: QpType::XrcTarget,
-        events,
-        receives: (0, 0),
-        signal_all: false,
-        register: None,
-        groups: Vec::new(),
-        driver,
-        domain: Some(domain),
-        spreads: false,
-    }))?;
+    let parents = vec![request.pd_handle];
+    let qp = Qp::new(Qpn(request.qpn), QpType::XrcTarget, parents, events);
+    call.commit(Object::Qp(Qp { driver, domain: Some(domain), ..qp }))?;
     call.response(&CreateQpResp { qp_handle, qpn: request.qpn, ..CreateQpResp::default() })
 }
 
@@ -174,16 +183,4 @@ pub(crate) fn service_code(qp_type: QpType) -> Option<u64> {
         // A target has commands of its own.
         QpType::RawPacket | QpType::RegUmr | QpType::DcTarget => None,
     }
-}
-
-/// The driver's state of a new QP: RESET, no attributes.
-pub(crate) fn fresh() -> Arc<DriverState> {
-    let driver = DriverState::default();
-    driver.set(Remembered { state: state::RESET, ..Remembered::default() });
-    Arc::new(driver)
-}
-
-/// A new XRC target, opened once.
-pub(crate) fn new_target(driver: &Arc<DriverState>) -> Target {
-    Target { openers: 1, driver: driver.clone() }
 }

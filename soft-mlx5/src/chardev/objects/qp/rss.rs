@@ -95,20 +95,9 @@ fn build(call: &mut Call<'_>, request: &Request, qp_type: QpType) -> Result<(), 
     let driver = call.driver();
     let hash = hash(&read_driver_request(&driver)?, table.len())?;
     let qpn = create_spread(&device, Spread { table, hash })?;
-    call.commit(Object::Qp(Qp {
-        qpn,
-        uar: None,
-        parents: vec![request.pd, request.table],
-        qp_type,
-        events: Reporter::new(request.events.clone(), request.user_handle),
-        receives: (0, 0),
-        signal_all: false,
-        register: None,
-        groups: Vec::new(),
-        driver: super::fresh(),
-        domain: None,
-        spreads: true,
-    }))?;
+    let events = Reporter::new(request.events.clone(), request.user_handle);
+    let qp = Qp::new(qpn, qp_type, vec![request.pd, request.table], events);
+    call.commit(Object::Qp(Qp { spreads: true, ..qp }))?;
     driver.write_fitting(DriverResponse::default().as_bytes())
 }
 
