@@ -34,7 +34,7 @@ mod wait;
 mod worker;
 
 pub use clock::now;
-pub use uar::{UAR_PAGE_SIZE, UarPage, UarRegion, Uars};
+pub use uar::{Doorbell, UAR_PAGE_SIZE, UarPage, UarRegion, Uars};
 
 use std::io;
 use std::mem;
@@ -47,7 +47,6 @@ use self::idle::Work;
 use self::os_thread::OsThread;
 use self::scheduler::Scheduler;
 use self::standby::Standby;
-use self::uar::Ring;
 use self::worker::{Whose, Worker};
 use crate::core::{AsyncKind, Core, Datagram, Event, EventObject, Qpn};
 use crate::home::Home;
@@ -97,7 +96,7 @@ impl Machine {
     /// microseconds of the doorbell; here the thread may not have come to it when a command ends
     /// the queue.
     pub(crate) fn catch_up(&mut self, now: u64, qpn: Qpn) {
-        Ring::Send(qpn).tell(&mut self.core, now);
+        Doorbell::Send(qpn).tell(&mut self.core, now);
         self.core.work(now, Self::CATCH_UP);
     }
 }

@@ -63,7 +63,7 @@ fn without_thread(host: Arc<dyn Host>) -> Runtime {
 /// A queue pair's doorbell page; ringing it has no effect.
 fn attach(runtime: &Runtime) -> UarPage {
     let page = UarPage::new(Arc::new(UarRegion::new(1).unwrap()), 0).unwrap();
-    runtime.control(|m| m.uars.attach_send_queue(&page, crate::core::Qpn(0x40))).unwrap();
+    runtime.control(|m| m.uars.attach(&page, Doorbell::Send(crate::core::Qpn(0x40)))).unwrap();
     page
 }
 
@@ -103,7 +103,7 @@ fn commands_are_not_starved_by_a_busy_device() {
             scope.spawn(|| (0..500).for_each(|_| runtime.control(|_| ()).unwrap()));
         }
     });
-    runtime.control(|m| m.uars.detach_send_queue(&page, crate::core::Qpn(0x40))).unwrap();
+    runtime.control(|m| m.uars.detach(&page, Doorbell::Send(crate::core::Qpn(0x40)))).unwrap();
 }
 
 #[test]

@@ -131,16 +131,16 @@ impl UarPage {
 /// A page: address of its region, and number.
 type Key = (usize, usize);
 
-/// The meaning of a doorbell.
+/// A doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ring {
+pub enum Doorbell {
     /// A send queue may have new work.
     Send(Qpn),
     /// A CQ may have been armed.
     Arm(Cqn),
 }
 
-impl Ring {
+impl Doorbell {
     /// Passes the doorbell to the core. One with an unknown queue number has no effect.
     pub(super) fn tell(self, core: &mut Core, now: u64) {
         let _ = match self {
@@ -299,7 +299,7 @@ impl Page {
 
     /// Rings the queues that the written words name. Looks at all words, or at those that are
     /// likely to have been written. Returns whether one was.
-    fn named(&mut self, all: bool, ring: &mut impl FnMut(Ring)) -> bool {
+    fn named(&mut self, all: bool, ring: &mut impl FnMut(Doorbell)) -> bool {
         let mut words = if all { ALL } else { self.likely() };
         self.silent = self.silent.saturating_add(1);
         self.armed = self.armed.saturating_sub(1);
@@ -337,17 +337,17 @@ impl Page {
     }
 
     /// Rings the queue that the word names, if it was written. Returns whether it was.
-    fn take(&mut self, word: usize, ring: &mut impl FnMut(Ring)) -> bool {
+    fn take(&mut self, word: usize, ring: &mut impl FnMut(Doorbell)) -> bool {
         let Some(value) = self.uar.region.take(self.uar.page, WORDS[word]) else { return false };
         self.silent = 0;
         if word == ARM {
             self.armed = ARMED_LATELY;
-            ring(Ring::Arm(Cqn(second_half(value) & 0xff_ffff)));
+            ring(Doorbell::Arm(Cqn(second_half(value) & 0xff_ffff)));
             self.completion_queues.note_ring(true);
         } else {
             // A CQ that the program armed before this doorbell is armed when the send completes.
             self.take(ARM, ring);
-            ring(Ring::Send(Qpn(second_half(value) >> 8)));
+            ring(Doorbell::Send(Qpn(second_half(value) >> 8)));
         }
         true
     }
@@ -357,14 +357,14 @@ impl Page {
         self.owes() || self.silent < COOL_AFTER
     }
 
-    fn look(&mut self, all: bool, ring: &mut impl FnMut(Ring)) {
+    fn look(&mut self, all: bool, ring: &mut impl FnMut(Doorbell)) {
         let rang = self.named(all, ring);
         self.unswept = self.unswept.saturating_add(rang.into());
         let is_due = if self.owes() { self.unswept >= SWEEP_AFTER || !rang } else { all && !rang };
         if is_due {
             self.unswept = 0;
-            self.completion_queues.sweep(|cqn| ring(Ring::Arm(cqn)));
-            self.send_queues.sweep(|qpn| ring(Ring::Send(qpn)));
+            self.completion_queues.sweep(|cqn| ring(Doorbell::Arm(cqn)));
+            self.send_queues.sweep(|qpn| ring(Doorbell::Send(qpn)));
         }
     }
 }
@@ -376,24 +376,20 @@ fn second_half(word: u64) -> u32 {
 }
 
 impl Uars {
-    /// A send queue rings in this page from now on.
-    pub fn attach_send_queue(&mut self, uar: &UarPage, qpn: Qpn) {
-        self.change(uar, |page| page.send_queues.add(qpn));
+    /// The program rings this doorbell in this page from now on.
+    pub fn attach(&mut self, uar: &UarPage, doorbell: Doorbell) {
+        self.change(uar, |page| match doorbell {
+            Doorbell::Send(qpn) => page.send_queues.add(qpn),
+            Doorbell::Arm(cqn) => page.completion_queues.add(cqn),
+        });
     }
 
-    /// A CQ is armed in this page from now on.
-    pub fn attach_completion_queue(&mut self, uar: &UarPage, cqn: Cqn) {
-        self.change(uar, |page| page.completion_queues.add(cqn));
-    }
-
-    /// A QP that rang in this page is destroyed.
-    pub fn detach_send_queue(&mut self, uar: &UarPage, qpn: Qpn) {
-        self.change(uar, |page| page.send_queues.remove(qpn));
-    }
-
-    /// A CQ that was armed in this page is destroyed.
-    pub fn detach_completion_queue(&mut self, uar: &UarPage, cqn: Cqn) {
-        self.change(uar, |page| page.completion_queues.remove(cqn));
+    /// The queue of this doorbell is destroyed.
+    pub fn detach(&mut self, uar: &UarPage, doorbell: Doorbell) {
+        self.change(uar, |page| match doorbell {
+            Doorbell::Send(qpn) => page.send_queues.remove(qpn),
+            Doorbell::Arm(cqn) => page.completion_queues.remove(cqn),
+        });
     }
 
     /// Changes the queues of a page, which is known as long as it has any.
@@ -438,7 +434,7 @@ impl Uars {
     /// Looks at the doorbells once: at those that rang lately and some others. Before a sleep, as
     /// `sleeps` says, it looks at all words of each page, and the others are the next portion of
     /// all. Whether there is a page that has to be looked at again soon.
-    pub(super) fn look(&mut self, sleeps: bool, mut ring: impl FnMut(Ring)) -> bool {
+    pub(super) fn look(&mut self, sleeps: bool, mut ring: impl FnMut(Doorbell)) -> bool {
         let warm = self.warm;
         if sleeps {
             self.look_at_portion(&mut ring);
@@ -462,7 +458,7 @@ impl Uars {
         self.unseen = None;
     }
 
-    fn look_at_cool(&mut self, ring: &mut impl FnMut(Ring)) {
+    fn look_at_cool(&mut self, ring: &mut impl FnMut(Doorbell)) {
         let (before, cool) = (self.warm, self.pages.len() - self.warm);
         let (first, count) = (self.turn, cool.min(PAGES.1));
         // A page that warms up changes places with the first cool one, which may have to wait for
@@ -480,7 +476,7 @@ impl Uars {
     /// Looks at the next cool pages of those that have to be looked at before the device sleeps.
     /// Each portion takes a look at the warm pages, too, so it has at least as many cool ones: then
     /// the warm ones at most double the work.
-    fn look_at_portion(&mut self, ring: &mut impl FnMut(Ring)) {
+    fn look_at_portion(&mut self, ring: &mut impl FnMut(Doorbell)) {
         let unseen = self.unseen.unwrap_or(self.pages.len() - self.warm);
         let portion = unseen.min(PORTION.max(self.warm));
         let mut left = portion;
@@ -501,7 +497,7 @@ impl Uars {
     }
 
     /// Looks at the first `warm` pages.
-    fn look_at_warm(&mut self, all: bool, warm: usize, ring: &mut impl FnMut(Ring)) {
+    fn look_at_warm(&mut self, all: bool, warm: usize, ring: &mut impl FnMut(Doorbell)) {
         let is_whole = all || warm <= PAGES.0;
         let (mut at, count) = if is_whole { (warm, warm) } else { (self.warm_turn, PAGES.0) };
         // Downwards: a page that cools down changes places with the last warm one, which was looked
@@ -522,7 +518,7 @@ impl Uars {
     }
 
     /// Whether the page is a warm one now.
-    fn look_at(&mut self, at: usize, all: bool, ring: &mut impl FnMut(Ring)) -> bool {
+    fn look_at(&mut self, at: usize, all: bool, ring: &mut impl FnMut(Doorbell)) -> bool {
         #[cfg(test)]
         {
             self.looked += 1;

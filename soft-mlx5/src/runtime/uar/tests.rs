@@ -6,7 +6,7 @@ fn doorbell(first: u32, second: u32) -> u64 {
     u64::from_ne_bytes((u64::from(first) << 32 | u64::from(second)).to_be_bytes())
 }
 
-fn looks(uars: &mut Uars, count: usize) -> Vec<Vec<Ring>> {
+fn looks(uars: &mut Uars, count: usize) -> Vec<Vec<Doorbell>> {
     let mut seen = vec![Vec::new(); count];
     seen.iter_mut().for_each(|rings| {
         uars.look(true, |ring| rings.push(ring));
@@ -20,13 +20,13 @@ fn a_dedicated_register_rings_its_queue_once() {
     let page = UarPage::new(region.clone(), 1).unwrap();
     assert!(UarPage::new(region.clone(), 2).is_none());
     let mut uars = Uars::default();
-    uars.attach_send_queue(&page, Qpn(0x47));
-    uars.attach_completion_queue(&page, Cqn(3));
+    uars.attach(&page, Doorbell::Send(Qpn(0x47)));
+    uars.attach(&page, Doorbell::Arm(Cqn(3)));
     region.word(1, 0x900).store(doorbell(0x0800, 0x47 << 8 | 3), Ordering::Release);
     region.word(0, 0x800).store(1, Ordering::Release);
-    assert_eq!(looks(&mut uars, 3), [vec![Ring::Send(Qpn(0x47))], vec![], vec![]]);
+    assert_eq!(looks(&mut uars, 3), [vec![Doorbell::Send(Qpn(0x47))], vec![], vec![]]);
     region.word(1, CQ_ARM_OFFSET).store(doorbell(1, 3), Ordering::Release);
-    assert_eq!(looks(&mut uars, 2), [vec![Ring::Arm(Cqn(3))], vec![]]);
+    assert_eq!(looks(&mut uars, 2), [vec![Doorbell::Arm(Cqn(3))], vec![]]);
     assert_eq!(region.word(0, 0x800).load(Ordering::Relaxed), 1, "page 0 is not used");
 }
 
@@ -36,19 +36,19 @@ fn every_ring_of_a_shared_register_is_seen_after_some_looks() {
     let page = UarPage::new(region.clone(), 0).unwrap();
     let mut uars = Uars::default();
     let queues = [Qpn(0x40), Qpn(0x41), Qpn(0x42)];
-    queues.iter().for_each(|&qpn| uars.attach_send_queue(&page, qpn));
+    queues.iter().for_each(|&qpn| uars.attach(&page, Doorbell::Send(qpn)));
     // The ring of 0x41 overwrites that of 0x40.
     region.word(0, 0x800).store(doorbell(1, 0x40 << 8), Ordering::Release);
     region.word(0, 0x800).store(doorbell(1, 0x41 << 8), Ordering::Release);
     let seen = looks(&mut uars, 3);
-    assert_eq!(seen[0], [Ring::Send(Qpn(0x41))]);
-    assert_eq!(seen[1], queues.map(Ring::Send));
+    assert_eq!(seen[0], [Doorbell::Send(Qpn(0x41))]);
+    assert_eq!(seen[1], queues.map(Doorbell::Send));
     assert_eq!(seen[2], []);
     // A page that is rung all the time is swept all the same.
     let mut rings = 0;
     for _ in 0..8 {
         region.word(0, 0x800).store(doorbell(1, 0x41 << 8), Ordering::Release);
-        uars.look(true, |ring| rings += usize::from(ring == Ring::Send(Qpn(0x42))));
+        uars.look(true, |ring| rings += usize::from(ring == Doorbell::Send(Qpn(0x42))));
     }
     assert!(rings >= 1);
 }
@@ -58,17 +58,17 @@ fn a_cq_that_was_armed_before_a_send_is_armed_when_the_send_begins() {
     let region = Arc::new(UarRegion::new(1).unwrap());
     let page = UarPage::new(region.clone(), 0).unwrap();
     let mut uars = Uars::default();
-    uars.attach_send_queue(&page, Qpn(1));
-    uars.attach_completion_queue(&page, Cqn(2));
+    uars.attach(&page, Doorbell::Send(Qpn(1)));
+    uars.attach(&page, Doorbell::Arm(Cqn(2)));
     for turn in 0..1000 {
         let half = turn % 2 * BLUEFLAME_HALF_SIZE;
         region.word(0, CQ_ARM_OFFSET).store(doorbell(1, 2), Ordering::Release);
         region.word(0, BLUEFLAME_OFFSET + half).store(doorbell(1, 1 << 8), Ordering::Release);
         let mut rung = Vec::new();
-        while rung.last() != Some(&Ring::Send(Qpn(1))) {
+        while rung.last() != Some(&Doorbell::Send(Qpn(1))) {
             uars.look(false, |ring| rung.push(ring));
         }
-        assert_eq!(rung, [Ring::Arm(Cqn(2)), Ring::Send(Qpn(1))], "turn {turn}");
+        assert_eq!(rung, [Doorbell::Arm(Cqn(2)), Doorbell::Send(Qpn(1))], "turn {turn}");
         // Without another arming for so long that the arm word is looked at only in its turn.
         if turn % 10 == 0 {
             (0..=ARMED_LATELY).for_each(|_| assert!(!uars.look(false, |_| ())));
@@ -85,7 +85,7 @@ fn a_look_is_short_however_many_queues_share_a_page() {
     let region = Arc::new(UarRegion::new(1).unwrap());
     let page = UarPage::new(region.clone(), 0).unwrap();
     let mut uars = Uars::default();
-    (0..QUEUES).for_each(|qpn| uars.attach_send_queue(&page, Qpn(qpn)));
+    (0..QUEUES).for_each(|qpn| uars.attach(&page, Doorbell::Send(Qpn(qpn))));
     let mut prng = crate::prng::Prng::new(0x10_0000);
     let mut half = BLUEFLAME_HALF_SIZE;
     for round in 0..20 {
@@ -101,8 +101,8 @@ fn a_look_is_short_however_many_queues_share_a_page() {
             }
         }
         // Queues are attached and detached meanwhile.
-        uars.detach_send_queue(&page, Qpn(QUEUES + round));
-        uars.attach_send_queue(&page, Qpn(QUEUES + round + 1));
+        uars.detach(&page, Doorbell::Send(Qpn(QUEUES + round)));
+        uars.attach(&page, Doorbell::Send(Qpn(QUEUES + round + 1)));
         let mut looks = 0;
         while !unseen.is_empty() {
             assert!(take(&mut uars, &mut unseen) <= BOUND);
@@ -118,7 +118,7 @@ fn a_single_ring_rings_no_other_queue() {
     let region = Arc::new(UarRegion::new(1).unwrap());
     let page = UarPage::new(region.clone(), 0).unwrap();
     let mut uars = Uars::default();
-    (0..100).for_each(|qpn| uars.attach_send_queue(&page, Qpn(qpn)));
+    (0..100).for_each(|qpn| uars.attach(&page, Doorbell::Send(Qpn(qpn))));
     for turn in 0..1000u32 {
         // Both registers of the page, each with alternating halves.
         let offset = WORDS[(turn % 4).reverse_bits() as usize >> 30];
@@ -127,7 +127,7 @@ fn a_single_ring_rings_no_other_queue() {
         while heard.is_empty() {
             assert!(!uars.look(false, |ring| heard.push(ring)));
         }
-        assert_eq!(heard, [Ring::Send(Qpn(turn % 100))], "turn {turn}");
+        assert_eq!(heard, [Doorbell::Send(Qpn(turn % 100))], "turn {turn}");
     }
     // A program that does not alternate the halves: each ring is seen after some looks.
     let mut unseen = BTreeSet::from_iter(0..100);
@@ -142,7 +142,7 @@ fn a_register_written_at_one_half_is_swept_at_once() {
     let region = Arc::new(UarRegion::new(1).unwrap());
     let page = UarPage::new(region.clone(), 0).unwrap();
     let mut uars = Uars::default();
-    (0..3).for_each(|qpn| uars.attach_send_queue(&page, Qpn(qpn)));
+    (0..3).for_each(|qpn| uars.attach(&page, Doorbell::Send(Qpn(qpn))));
     for _ in 0..2 {
         region.word(0, 0x900).store(doorbell(1, 1 << 8), Ordering::Release);
         uars.look(false, |_| ());
@@ -159,7 +159,7 @@ fn rings_during_a_look_are_seen() {
     let region = Arc::new(UarRegion::new(1).unwrap());
     let page = UarPage::new(region.clone(), 0).unwrap();
     let mut uars = Uars::default();
-    (0..QUEUES as u32).for_each(|qpn| uars.attach_send_queue(&page, Qpn(qpn)));
+    (0..QUEUES as u32).for_each(|qpn| uars.attach(&page, Doorbell::Send(Qpn(qpn))));
     let mut prng = crate::prng::Prng::new(0xbe11);
     let mut unseen = BTreeSet::new();
     let mut half = BLUEFLAME_HALF_SIZE;
@@ -199,8 +199,8 @@ fn take(uars: &mut Uars, unseen: &mut BTreeSet<u32>) -> usize {
     rings
 }
 
-fn rung(ring: Ring, unseen: &mut BTreeSet<u32>) {
-    let Ring::Send(qpn) = ring else { panic!("nothing was armed") };
+fn rung(ring: Doorbell, unseen: &mut BTreeSet<u32>) {
+    let Doorbell::Send(qpn) = ring else { panic!("nothing was armed") };
     unseen.remove(&qpn.0);
 }
 
@@ -231,7 +231,7 @@ fn pages(count: usize) -> (Arc<UarRegion>, Uars) {
     let mut uars = Uars::default();
     for number in 0..count {
         let page = UarPage::new(region.clone(), number).unwrap();
-        uars.attach_send_queue(&page, Qpn(number as u32));
+        uars.attach(&page, Doorbell::Send(Qpn(number as u32)));
     }
     (region, uars)
 }
@@ -247,8 +247,8 @@ fn heard(uars: &mut Uars, all: bool) -> Vec<u32> {
 fn heard_once(uars: &mut Uars, all: bool) -> Vec<u32> {
     let mut heard = Vec::new();
     uars.look(all, |ring| match ring {
-        Ring::Send(qpn) => heard.push(qpn.0),
-        Ring::Arm(_) => panic!("nothing was armed"),
+        Doorbell::Send(qpn) => heard.push(qpn.0),
+        Doorbell::Arm(_) => panic!("nothing was armed"),
     });
     heard
 }
@@ -389,12 +389,12 @@ fn every_word_of_a_busy_page_is_read_soon() {
     let region = Arc::new(UarRegion::new(1).unwrap());
     let page = UarPage::new(region.clone(), 0).unwrap();
     let mut uars = Uars::default();
-    uars.attach_send_queue(&page, Qpn(7));
-    uars.attach_completion_queue(&page, Cqn(9));
+    uars.attach(&page, Doorbell::Send(Qpn(7)));
+    uars.attach(&page, Doorbell::Arm(Cqn(9)));
     for round in 0..100 {
         let word = round * 3 % WORDS.len();
         let (number, rings) =
-            if word == ARM { (9, Ring::Arm(Cqn(9))) } else { (7 << 8, Ring::Send(Qpn(7))) };
+            if word == ARM { (9, Doorbell::Arm(Cqn(9))) } else { (7 << 8, Doorbell::Send(Qpn(7))) };
         region.word(0, WORDS[word]).store(doorbell(1, number), Ordering::Release);
         let mut heard = Vec::new();
         for _ in 0..WORDS.len() {
@@ -415,11 +415,11 @@ fn a_recently_armed_queue_is_seen_at_once() {
     let region = Arc::new(UarRegion::new(1).unwrap());
     let mut uars = Uars::default();
     let page = UarPage::new(region.clone(), 0).unwrap();
-    uars.attach_completion_queue(&page, Cqn(9));
+    uars.attach(&page, Doorbell::Arm(Cqn(9)));
     let mut arms = |all| {
         region.word(0, CQ_ARM_OFFSET).store(doorbell(1, 9), Ordering::Release);
         let mut heard = 0;
-        uars.look(all, |ring| heard += u32::from(ring == Ring::Arm(Cqn(9))));
+        uars.look(all, |ring| heard += u32::from(ring == Doorbell::Arm(Cqn(9))));
         heard
     };
     assert_eq!(arms(true), 1);
@@ -438,7 +438,7 @@ fn a_recently_rung_queue_is_seen_at_once() {
     }
     (0..COOL_AFTER).for_each(|_| assert!(heard(&mut uars, false).is_empty()));
     assert_eq!(uars.warm, 0);
-    uars.detach_send_queue(&UarPage::new(region.clone(), 299).unwrap(), Qpn(299));
+    uars.detach(&UarPage::new(region.clone(), 299).unwrap(), Doorbell::Send(Qpn(299)));
     ring(&region, 299);
     assert!(heard(&mut uars, true).is_empty());
 }
@@ -448,10 +448,10 @@ fn detached_queues_leave_nothing() {
     let region = Arc::new(UarRegion::new(1).unwrap());
     let page = UarPage::new(region, 0).unwrap();
     let mut uars = Uars::default();
-    uars.attach_send_queue(&page, Qpn(0x40));
-    uars.attach_completion_queue(&page, Cqn(1));
-    uars.detach_send_queue(&page, Qpn(0x40));
+    uars.attach(&page, Doorbell::Send(Qpn(0x40)));
+    uars.attach(&page, Doorbell::Arm(Cqn(1)));
+    uars.detach(&page, Doorbell::Send(Qpn(0x40)));
     assert!(!uars.is_empty());
-    uars.detach_completion_queue(&page, Cqn(1));
+    uars.detach(&page, Doorbell::Arm(Cqn(1)));
     assert!(uars.is_empty());
 }

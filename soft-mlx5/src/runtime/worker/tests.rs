@@ -9,7 +9,7 @@ use super::*;
 use crate::core::{Core, CoreConfig, Event, Qpn};
 use crate::memory::BufferMemory;
 use crate::packet::{Addressing, Gid};
-use crate::runtime::{Host, Runtime, UarPage, UarRegion};
+use crate::runtime::{Doorbell, Host, Runtime, UarPage, UarRegion};
 use crate::wire::{NoWire, Waker};
 
 struct Deaf;
@@ -57,7 +57,7 @@ fn a_sweep_begins_anew_for_a_thread_that_begins_to_wait() {
 fn attach(machine: &mut Machine, region: &Arc<UarRegion>) {
     for number in 0..region.pages() {
         let page = UarPage::new(region.clone(), number).unwrap();
-        machine.uars.attach_send_queue(&page, Qpn(number as u32));
+        machine.uars.attach(&page, Doorbell::Send(Qpn(number as u32)));
     }
 }
 

@@ -24,7 +24,7 @@ use crate::chardev::device::options::Options;
 use crate::chardev::objects::cq::{Cq, cqe_size, ring};
 use crate::chardev::objects::object::{Kind, Object};
 use crate::core::{CqParams, CqeSize, EventObject, Moderation, Stamps};
-use crate::runtime;
+use crate::runtime::{self, Doorbell};
 
 pub(crate) const CREATE: &[Attribute] = &[
     Attribute::new_handle(create::HANDLE, Kind::Cq),
@@ -160,7 +160,7 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
         if let Some(format) = compression {
             machine.core.compress(cqn, format).map_err(errno)?;
         }
-        machine.uars.attach_completion_queue(&page, cqn);
+        machine.uars.attach(&page, Doorbell::Arm(cqn));
         let mut routes = device.routes();
         routes.add_completions(cqn.0, &completions);
         routes.add(EventObject::Cq(cqn), &events);

@@ -18,7 +18,7 @@ use crate::chardev::device::{DeviceShared, errno};
 use crate::chardev::objects::object::{Kind, Object};
 use crate::core::{CqModify, CqRing, CqeSize, Cqn, EventObject, Moderation};
 use crate::memory::PageMap;
-use crate::runtime::{self, UarPage};
+use crate::runtime::{self, Doorbell, UarPage};
 
 /// A completion queue.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Cq {
     pub(crate) fn destroy(&self, device: &DeviceShared) -> Result<(), Errno> {
         device.control(|machine| {
             machine.core.destroy_cq(self.cqn).map_err(errno)?;
-            machine.uars.detach_completion_queue(&self.uar, self.cqn);
+            machine.uars.detach(&self.uar, Doorbell::Arm(self.cqn));
             let mut routes = device.routes();
             routes.remove_completions(self.cqn.0);
             routes.remove(EventObject::Cq(self.cqn), &self.events);

@@ -31,7 +31,7 @@ use crate::chardev::objects::object::Object;
 use crate::chardev::objects::qp::service_code;
 use crate::core::{Cqn, ObjectId, ObjectKind, Qpn, Stamps};
 use crate::locking::lock;
-use crate::runtime::{Machine, UarPage};
+use crate::runtime::{Doorbell, Machine, UarPage};
 
 /// Shortest command and shortest answer (`general_obj_in_cmd_hdr`, `general_obj_out_cmd_hdr`).
 const HEADER: usize = 16;
@@ -235,47 +235,21 @@ const QP_CONTEXT: usize = 0xc0;
 /// Offset in bits of the work queue in commands about send queues.
 const QUEUE: usize = 0x100 + 0x180;
 
-/// A queue with doorbells, and their UAR page.
-#[derive(Clone, Debug)]
-enum DoorbellQueue {
-    Cq(UarPage, Cqn),
-    Qp(UarPage, Qpn),
-}
-
-impl DoorbellQueue {
-    /// The queue that a command has created, if it has doorbells.
-    fn created(device: &DeviceShared, command: &Command<'_>, number: u32) -> Option<Self> {
-        let page = |index| device.uars.page(index).ok();
-        match command.get(header::OPCODE) as u16 {
-            rules::opcode::CREATE_CQ => {
-                let page = page(command.get32(cqc::UAR_PAGE.at(CQ_CONTEXT)))?;
-                Some(Self::Cq(page, Cqn(number)))
-            }
-            rules::opcode::CREATE_QP if !command.is_set(qpc::NO_SQ.at(QP_CONTEXT)) => {
-                let page = page(command.get32(qpc::UAR_PAGE.at(QP_CONTEXT)))?;
-                Some(Self::Qp(page, Qpn(number)))
-            }
-            rules::opcode::CREATE_SQ => {
-                let page = page(command.get32(wq::UAR_PAGE.at(QUEUE)))?;
-                Some(Self::Qp(page, Qpn(number)))
-            }
-            _ => None,
+/// The doorbell of the queue that a command has created, and its UAR page, if it has any.
+fn doorbell(
+    device: &DeviceShared,
+    command: &Command<'_>,
+    number: u32,
+) -> Option<(UarPage, Doorbell)> {
+    let (page, doorbell) = match command.get(header::OPCODE) as u16 {
+        rules::opcode::CREATE_CQ => (cqc::UAR_PAGE.at(CQ_CONTEXT), Doorbell::Arm(Cqn(number))),
+        rules::opcode::CREATE_QP if !command.is_set(qpc::NO_SQ.at(QP_CONTEXT)) => {
+            (qpc::UAR_PAGE.at(QP_CONTEXT), Doorbell::Send(Qpn(number)))
         }
-    }
-
-    fn attach(&self, machine: &mut Machine) {
-        match self {
-            Self::Cq(page, cqn) => machine.uars.attach_completion_queue(page, *cqn),
-            Self::Qp(page, qpn) => machine.uars.attach_send_queue(page, *qpn),
-        }
-    }
-
-    fn detach(&self, machine: &mut Machine) {
-        match self {
-            Self::Cq(page, cqn) => machine.uars.detach_completion_queue(page, *cqn),
-            Self::Qp(page, qpn) => machine.uars.detach_send_queue(page, *qpn),
-        }
-    }
+        rules::opcode::CREATE_SQ => (wq::UAR_PAGE.at(QUEUE), Doorbell::Send(Qpn(number))),
+        _ => return None,
+    };
+    Some((device.uars.page(command.get32(page)).ok()?, doorbell))
 }
 
 /// Gives a CQ created by a command the same initial state as one created by verbs: a clock, and an

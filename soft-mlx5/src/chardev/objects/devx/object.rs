@@ -14,7 +14,7 @@ use uverbs_uapi::objects::Attr;
 use uverbs_uapi::objects::kind::{Handle, In, Out};
 
 use super::rules::{self, Act, Family, opcode};
-use super::{DoorbellQueue, HEADER, Request, Sender, answer, errno, execute, prepare_cq};
+use super::{HEADER, Request, Sender, answer, doorbell, errno, execute, prepare_cq};
 use crate::chardev::abi::call::Call;
 use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::DeviceShared;
@@ -22,7 +22,7 @@ use crate::chardev::device::subscriptions::FirmwareId;
 use crate::chardev::objects::object::{Kind, Object};
 use crate::chardev::objects::qp::service_code;
 use crate::core::{Cqn, QpType, Qpn};
-use crate::runtime;
+use crate::runtime::{self, Doorbell, UarPage};
 
 /// A firmware object.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(crate) struct FirmwareObject {
     number: u32,
     /// How many successive numbers it has.
     length: u32,
-    rung: Option<DoorbellQueue>,
+    doorbell: Option<(UarPage, Doorbell)>,
 }
 
 pub(crate) const CREATE: &[Attribute] = &[
@@ -72,8 +72,8 @@ impl FirmwareObject {
         }
         let mut command = Command::new(&input, HEADER);
         let outcome = execute(&Sender::without_objects(device), &mut command, |machine, _| {
-            if let Some(rung) = &self.rung {
-                rung.detach(machine);
+            if let Some((page, doorbell)) = &self.doorbell {
+                machine.uars.detach(page, *doorbell);
             }
             Ok(())
         })?;
@@ -126,12 +126,12 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     let outcome = execute(&sender, &mut command, |machine, command| {
         let Some(family) = family else { return Ok(()) };
         let number = family.number.get32(&command.reply.output);
-        let rung = DoorbellQueue::created(&device, command, number);
-        if let Some(rung) = &rung {
-            rung.attach(machine);
+        let doorbell = doorbell(&device, command, number);
+        if let Some((page, doorbell)) = &doorbell {
+            machine.uars.attach(page, *doorbell);
         }
         let (owner, length) = (command.user_context(), rules::length(command));
-        made = Some(FirmwareObject { owner, family, number, length, rung });
+        made = Some(FirmwareObject { owner, family, number, length, doorbell });
         Ok(())
     })?;
     if let Some(object) = made {

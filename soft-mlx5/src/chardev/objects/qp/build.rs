@@ -24,6 +24,7 @@ use crate::chardev::objects::xrcd::Domain;
 use crate::core::{
     CqeSize, EventObject, QpParams, QpType, Qpn, ReceiveRing, ReceiveSource, ScatterToCqe, Srqn,
 };
+use crate::runtime::Doorbell;
 
 pub(super) fn build(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, Errno> {
     match request.qp_type {
@@ -214,7 +215,7 @@ fn finish(
     let qpn = device.control(|machine| {
         let qpn = machine.core.create_qp(params).map_err(errno)?;
         if let Some(page) = &page {
-            machine.uars.attach_send_queue(page, qpn);
+            machine.uars.attach(page, Doorbell::Send(qpn));
         }
         device.routes().add(EventObject::Qp(qpn), &events);
         Ok(qpn)

@@ -30,7 +30,7 @@ use crate::chardev::objects::xrcd::Domain;
 use crate::core::{EventObject, QpType, Qpn};
 use crate::locking::lock;
 use crate::packet::Gid;
-use crate::runtime::{self, UarPage};
+use crate::runtime::{self, Doorbell, UarPage};
 use transitions::state;
 
 /// A queue pair.
@@ -114,7 +114,7 @@ impl Qp {
             machine.catch_up(runtime::now(), self.qpn);
             machine.core.destroy_qp(self.qpn).map_err(errno)?;
             if let Some(uar) = &self.uar {
-                machine.uars.detach_send_queue(uar, self.qpn);
+                machine.uars.detach(uar, Doorbell::Send(self.qpn));
             }
             Ok(())
         })?;
