@@ -1,6 +1,14 @@
 //! Tests of the doorbells.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use uverbs_mlx5_format::{BLUEFLAME_HALF_SIZE, BLUEFLAME_OFFSET, CQ_ARM_OFFSET};
+
+use super::page::{ARM, ARMED_LATELY, COOL_AFTER, SWEEP, Sharers, WORDS};
 use super::*;
+use crate::core::{Cqn, Qpn};
 
 fn doorbell(first: u32, second: u32) -> u64 {
     u64::from_ne_bytes((u64::from(first) << 32 | u64::from(second)).to_be_bytes())

@@ -1,0 +1,254 @@
+//! The doorbells of one page: which of its words are looked at, and which queues may have rung.
+
+use std::collections::BTreeSet;
+use std::ops::Bound::{Excluded, Unbounded};
+use std::sync::atomic::Ordering;
+
+use uverbs_mlx5_format::{
+    BLUEFLAME_HALF_SIZE, BLUEFLAME_OFFSET, BLUEFLAME_REGISTER_SIZE, BLUEFLAME_REGISTERS_PER_UAR,
+    CQ_ARM_OFFSET,
+};
+
+use super::region::UarPage;
+use crate::core::{Core, Cqn, Qpn};
+
+/// Offsets of both halves of both BlueFlame registers of a page that programs use, and of the
+/// register by which CQs are armed.
+pub(super) const WORDS: [usize; 5] = [
+    BLUEFLAME_OFFSET,
+    BLUEFLAME_OFFSET + BLUEFLAME_HALF_SIZE,
+    BLUEFLAME_OFFSET + BLUEFLAME_REGISTER_SIZE,
+    BLUEFLAME_OFFSET + BLUEFLAME_REGISTER_SIZE + BLUEFLAME_HALF_SIZE,
+    CQ_ARM_OFFSET,
+];
+
+/// Which of [`WORDS`] arms CQs.
+pub(super) const ARM: usize = WORDS.len() - 1;
+
+/// The words of both registers, as bits. The halves of one are looked at together, the first one
+/// first.
+const REGISTERS: [u8; BLUEFLAME_REGISTERS_PER_UAR] = [0b0011, 0b1100];
+
+/// All words, as bits.
+const ALL: u8 = (1 << WORDS.len()) - 1;
+
+const _: () = assert!(ARM == 2 * BLUEFLAME_REGISTERS_PER_UAR);
+
+/// A doorbell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doorbell {
+    /// A send queue may have new work.
+    Send(Qpn),
+    /// A CQ may have been armed.
+    Arm(Cqn),
+}
+
+impl Doorbell {
+    /// Passes the doorbell to the core. One with an unknown queue number has no effect.
+    pub(in crate::runtime) fn tell(self, core: &mut Core, now: u64) {
+        let _ = match self {
+            Self::Send(qpn) => core.ring_sq(qpn),
+            Self::Arm(cqn) => core.arm_cq(now, cqn),
+        };
+    }
+}
+
+/// After this many looks that found a doorbell, the other queues of the page are looked at, too. A
+/// look that finds none does so at once.
+const SWEEP_AFTER: u8 = 4;
+
+/// Queues of a page that are looked at in one look.
+pub(super) const SWEEP: usize = 32;
+
+/// After this many looks without a doorbell, a page takes turns with others.
+pub(super) const COOL_AFTER: u8 = 100;
+
+/// For this many looks after a CQ was armed, the page's arm word is looked at each time.
+pub(super) const ARMED_LATELY: u8 = 100;
+
+/// A page with queues.
+#[derive(Debug)]
+pub(super) struct Page {
+    pub(super) uar: UarPage,
+    send_queues: Sharers<Qpn>,
+    completion_queues: Sharers<Cqn>,
+    /// How many looks found a doorbell since the other queues were looked at.
+    unswept: u8,
+    /// How many looks there were since the last doorbell, while the page is warm.
+    pub(super) silent: u8,
+    /// The register that rang last, as the bits of its words.
+    register: u8,
+    /// The words of each register that were written when it rang last.
+    last: u8,
+    /// For how many more looks the arm word is looked at each time.
+    armed: u8,
+    /// The last of those that were looked at in turn: a register, or the arm word.
+    turn: u8,
+}
+
+/// Queues that may overwrite each other's words.
+#[derive(Debug, Default)]
+pub(super) struct Sharers<T> {
+    queues: BTreeSet<T>,
+    /// How many queues are still owed a look, because they may have rung unnoticed: those that
+    /// follow `last`, cyclically.
+    pub(super) owed: usize,
+    /// Whether one of them has probably rung.
+    urgent: bool,
+    /// The queue that was looked at last.
+    last: T,
+}
+
+impl<T: Copy + Ord> Sharers<T> {
+    pub(super) fn add(&mut self, queue: T) {
+        // In the order of numbers it may be between two queues that are owed a look.
+        self.owed += usize::from(self.queues.insert(queue) && self.owed != 0);
+    }
+
+    pub(super) fn remove(&mut self, queue: T) {
+        self.queues.remove(&queue);
+        self.owed = self.owed.min(self.queues.len());
+    }
+
+    /// Notes a doorbell, which may have overwritten that of any other queue. `is_likely`: it
+    /// probably has.
+    pub(super) fn note_ring(&mut self, is_likely: bool) {
+        self.owed = if self.queues.len() > 1 { self.queues.len() } else { 0 };
+        self.urgent |= is_likely;
+    }
+
+    /// Whether queues have to be looked at soon.
+    fn is_urgent(&self) -> bool {
+        self.urgent && self.owed != 0
+    }
+
+    pub(super) fn sweep(&mut self, mut ring: impl FnMut(T)) {
+        let Self { queues, owed, last, urgent } = self;
+        let count = (*owed).min(SWEEP);
+        *owed -= count;
+        *urgent &= *owed != 0;
+        for &queue in queues.range((Excluded(*last), Unbounded)).chain(&*queues).take(count) {
+            *last = queue;
+            ring(queue);
+        }
+    }
+}
+
+impl Page {
+    pub(super) fn new(uar: UarPage) -> Self {
+        Self {
+            uar,
+            send_queues: Sharers::default(),
+            completion_queues: Sharers::default(),
+            unswept: 0,
+            silent: COOL_AFTER,
+            register: REGISTERS[0] | REGISTERS[1],
+            last: 0,
+            armed: 0,
+            turn: 0,
+        }
+    }
+
+    /// The program rings this doorbell here from now on.
+    pub(super) fn attach(&mut self, doorbell: Doorbell) {
+        match doorbell {
+            Doorbell::Send(qpn) => self.send_queues.add(qpn),
+            Doorbell::Arm(cqn) => self.completion_queues.add(cqn),
+        }
+    }
+
+    /// The queue of this doorbell is destroyed.
+    pub(super) fn detach(&mut self, doorbell: Doorbell) {
+        match doorbell {
+            Doorbell::Send(qpn) => self.send_queues.remove(qpn),
+            Doorbell::Arm(cqn) => self.completion_queues.remove(cqn),
+        }
+    }
+
+    /// Whether it has no queues.
+    pub(super) fn is_idle(&self) -> bool {
+        self.send_queues.queues.is_empty() && self.completion_queues.queues.is_empty()
+    }
+
+    /// Whether queues have to be looked at soon.
+    pub(super) fn owes(&self) -> bool {
+        self.send_queues.is_urgent() || self.completion_queues.is_urgent()
+    }
+
+    /// Rings the queues that the written words name. Looks at all words, or at those that are
+    /// likely to have been written. Returns whether one was.
+    fn named(&mut self, all: bool, ring: &mut impl FnMut(Doorbell)) -> bool {
+        let words = if all { ALL } else { self.likely() };
+        self.silent = self.silent.saturating_add(1);
+        self.armed = self.armed.saturating_sub(1);
+        let mut rang = 0;
+        for word in (0..WORDS.len()).filter(|word| words >> word & 1 != 0) {
+            rang |= u8::from(self.take(word, ring)) << word;
+        }
+        REGISTERS.into_iter().for_each(|register| self.note_written(register, rang & register));
+        rang != 0
+    }
+
+    /// Notes which words of a register were found written, as bits.
+    fn note_written(&mut self, register: u8, rang: u8) {
+        if rang == 0 {
+            return;
+        }
+        // Programs alternate between the halves. If this half was written twice since the last
+        // look, the other half was written in between. So if the other half was and is empty, no
+        // ring was overwritten.
+        let is_alone = rang != register && rang != self.last & register && {
+            let other = (register & !rang).trailing_zeros() as usize;
+            self.uar.word(WORDS[other]).load(Ordering::Relaxed) == 0
+        };
+        self.send_queues.note_ring(!is_alone);
+        (self.register, self.last) = (register, self.last & !register | rang);
+    }
+
+    /// The words to look at this time, as bits.
+    fn likely(&mut self) -> u8 {
+        const TURNS: [u8; 3] = [REGISTERS[0], REGISTERS[1], 1 << ARM];
+        self.turn = (self.turn + 1) % TURNS.len() as u8;
+        self.register | TURNS[usize::from(self.turn)] | u8::from(self.armed > 0) << ARM
+    }
+
+    /// Rings the queue that the word names, if it was written. Returns whether it was.
+    fn take(&mut self, word: usize, ring: &mut impl FnMut(Doorbell)) -> bool {
+        let Some(value) = self.uar.take(WORDS[word]) else { return false };
+        self.silent = 0;
+        if word == ARM {
+            self.armed = ARMED_LATELY;
+            ring(Doorbell::Arm(Cqn(second_half(value) & 0xff_ffff)));
+            self.completion_queues.note_ring(true);
+        } else {
+            // A CQ that the program armed before this doorbell is armed when the send completes.
+            self.take(ARM, ring);
+            ring(Doorbell::Send(Qpn(second_half(value) >> 8)));
+        }
+        true
+    }
+
+    /// Whether it has to be looked at each time.
+    pub(super) fn is_warm(&self) -> bool {
+        self.owes() || self.silent < COOL_AFTER
+    }
+
+    /// Looks at the words, all or the likely ones, and then perhaps at queues whose doorbells may
+    /// have been overwritten.
+    pub(super) fn look(&mut self, all: bool, ring: &mut impl FnMut(Doorbell)) {
+        let rang = self.named(all, ring);
+        self.unswept = self.unswept.saturating_add(rang.into());
+        let is_due = if self.owes() { self.unswept >= SWEEP_AFTER || !rang } else { all && !rang };
+        if is_due {
+            self.unswept = 0;
+            self.completion_queues.sweep(|cqn| ring(Doorbell::Arm(cqn)));
+            self.send_queues.sweep(|qpn| ring(Doorbell::Send(qpn)));
+        }
+    }
+}
+
+/// The second big-endian half of a doorbell: QP number and size of a control segment, or the CQ
+/// number of an arm command.
+fn second_half(word: u64) -> u32 {
+    u64::from_be_bytes(word.to_ne_bytes()) as u32
+}
