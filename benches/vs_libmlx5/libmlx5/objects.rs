@@ -4,8 +4,8 @@
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
-use uverbs_libmlx5_harness::Libmlx5;
 use uverbs_libmlx5_harness::abi::*;
+use uverbs_libmlx5_harness::{Libmlx5, made};
 
 use crate::halted::{self, QpNumbers};
 
@@ -46,11 +46,11 @@ impl Maker {
         let Libmlx5 { context, pd, .. } = libmlx5;
         let extended = libmlx5.verbs_context();
         // SAFETY: libibverbs' contract, with its open device.
-        let td = check(unsafe { (extended.alloc_td)(*context, &0) }, "ibv_alloc_td")?;
+        let td = made(unsafe { (extended.alloc_td)(*context, &0) }, "ibv_alloc_td")?;
         let attr = ParentDomainAttr { pd: pd.cast(), td, rest: [0; 4] };
         // SAFETY: as above; both domains were checked.
         let domain = unsafe { (extended.alloc_parent_domain)(*context, &attr) };
-        Ok(Self { libmlx5, domain: check(domain, "ibv_alloc_parent_domain")? })
+        Ok(Self { libmlx5, domain: made(domain, "ibv_alloc_parent_domain")? })
     }
 
     pub(super) fn completion_queue(&self, wc_flags: u64) -> Result<*mut CqEx, String> {
@@ -58,7 +58,7 @@ impl Maker {
             CqAttrEx { entries: 1023, wc_flags, mask: 1, flags: 1, ..CqAttrEx::default() };
         let create = self.libmlx5.verbs_context().create_cq_ex;
         // SAFETY: libibverbs' contract, with its open device.
-        check(unsafe { create(self.libmlx5.context, &mut attr) }, "ibv_create_cq_ex")
+        made(unsafe { create(self.libmlx5.context, &mut attr) }, "ibv_create_cq_ex")
     }
 
     /// A shared receive queue, and its ring.
@@ -67,15 +67,10 @@ impl Maker {
         let mut attr = SrqAttr { user: null_mut(), max_wr, max_sge: 1, limit: 0 };
         // SAFETY: libibverbs' contract; the domain was checked.
         let srq = unsafe { (functions.create_srq)(self.domain.cast(), &mut attr) };
-        let srq = check(srq, "ibv_create_srq")?;
-        let mut direct = DirectSrq::default();
-        let addresses = [srq as usize, (&raw mut direct) as usize];
-        let mut objects = DirectObjects { srq: addresses, ..DirectObjects::default() };
-        // SAFETY: libmlx5's contract, with its queue and a place for the answer.
-        match unsafe { (functions.init_obj)(&mut objects, DIRECT_SRQ) } {
-            0 => Ok((srq, direct)),
-            _ => Err("mlx5dv_init_obj".to_owned()),
-        }
+        let srq = made(srq, "ibv_create_srq")?;
+        // SAFETY: its kind, field and struct.
+        let direct = unsafe { self.libmlx5.direct(srq, DIRECT_SRQ, |objects| &mut objects.srq)? };
+        Ok((srq, direct))
     }
 
     /// A queue pair in RTS.
@@ -107,7 +102,7 @@ impl Maker {
         let create = self.libmlx5.verbs_context().create_qp_ex;
         // SAFETY: libibverbs' contract; the caller's promise.
         let qp = unsafe { create(self.libmlx5.context, &mut attr) };
-        let qp = check(qp, "ibv_create_qp_ex")?;
+        let qp = made(qp, "ibv_create_qp_ex")?;
         // SAFETY: a queue pair that was checked.
         let number = unsafe {
             to_rts(self.libmlx5, qp, kind)?;
@@ -122,7 +117,7 @@ impl Maker {
         let register = self.libmlx5.functions.reg_mr;
         // SAFETY: libibverbs' contract; the buffer stays until the program ends.
         let region = unsafe { register(self.libmlx5.pd, data.cast(), bytes, LOCAL_KEY_RIGHTS) };
-        let region = check(region, "ibv_reg_mr")?;
+        let region = made(region, "ibv_reg_mr")?;
         // SAFETY: a region that was checked.
         Ok((data, unsafe { (*region).lkey }))
     }
@@ -131,13 +126,8 @@ impl Maker {
     pub(super) fn address_handle(&self) -> Result<*mut Ah, String> {
         let create = self.libmlx5.functions.create_ah;
         // SAFETY: libibverbs' contract, with its protection domain.
-        check(unsafe { create(self.libmlx5.pd, &path()) }, "ibv_create_ah")
+        made(unsafe { create(self.libmlx5.pd, &path()) }, "ibv_create_ah")
     }
-}
-
-fn check<T>(pointer: *mut T, verb: &str) -> Result<*mut T, String> {
-    let error = std::io::Error::last_os_error();
-    if pointer.is_null() { Err(format!("{verb}: {error}")) } else { Ok(pointer) }
 }
 
 /// The address of all peers.

@@ -145,15 +145,11 @@ impl Libmlx5 {
             }
             let context = (functions.open_device)(*list);
             (functions.free_device_list)(list);
-            if context.is_null() {
-                return Err(last_error("libmlx5 does not open the device"));
-            }
+            let context = made(context, "libmlx5 does not open the device")?;
             (context, (functions.alloc_pd)(context))
         };
         drop(sysfs);
-        if pd.is_null() {
-            return Err(last_error("there is no protection domain"));
-        }
+        let pd = made(pd, "there is no protection domain")?;
         Ok(Self { functions, context, pd, device })
     }
 }
@@ -203,6 +199,11 @@ fn linker_error() -> String {
     unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()
 }
 
-fn last_error(what: &str) -> String {
-    format!("{what}: {}", std::io::Error::last_os_error())
+/// An object that a verb has made.
+///
+/// # Errors
+/// `failure` and the last error, if the verb returned null.
+pub fn made<T>(object: *mut T, failure: &str) -> Result<*mut T, String> {
+    let error = std::io::Error::last_os_error();
+    if object.is_null() { Err(format!("{failure}: {error}")) } else { Ok(object) }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 
 use crate::abi::*;
-use crate::{Libmlx5, hooks, last_error};
+use crate::{Libmlx5, hooks, made};
 
 /// The type of a queue pair, numbered as `enum ibv_qp_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,9 +108,7 @@ impl Libmlx5 {
         // SAFETY: libibverbs' contract; no channel, no user's pointer.
         let cq =
             unsafe { (self.functions.create_cq)(self.context, entries, null_mut(), null_mut(), 0) };
-        if cq.is_null() {
-            return Err(last_error("no completion queue"));
-        }
+        let cq = made(cq, "no completion queue")?;
         let mut attributes = QpAttrEx {
             user: null_mut(),
             send_cq: cq,
@@ -141,11 +139,15 @@ impl Libmlx5 {
                 _ => (self.verbs_context().create_qp_ex)(self.context, &raw mut attributes),
             }
         };
-        if qp.is_null() {
-            return Err(last_error("no queue pair"));
-        }
+        let qp = made(qp, "no queue pair")?;
         let user_index = hooks::created().uidx;
-        let (direct, direct_cq) = self.direct(qp, cq)?;
+        // SAFETY: their kinds, fields and structs.
+        let (direct, direct_cq) = unsafe {
+            (
+                self.direct(qp, DIRECT_QP, |objects| &mut objects.qp)?,
+                self.direct(cq, DIRECT_CQ, |objects| &mut objects.cq)?,
+            )
+        };
         let (extended, direct_extended) = if spec.operations == 0 {
             (null_mut(), null_mut())
         } else {
@@ -177,16 +179,21 @@ impl Libmlx5 {
         unsafe { &*start.cast::<VerbsContext>() }
     }
 
-    fn direct(&self, qp: *mut Qp, cq: *mut Cq) -> Result<(DirectQp, DirectCq), String> {
-        let (mut direct, mut direct_cq) = (DirectQp::default(), DirectCq::default());
-        let mut objects = DirectObjects {
-            qp: [qp as usize, &raw mut direct as usize],
-            cq: [cq as usize, &raw mut direct_cq as usize],
-            ..DirectObjects::default()
-        };
-        // SAFETY: each object is there, with a place for its answer.
-        match unsafe { (self.functions.init_obj)(&raw mut objects, DIRECT_QP | DIRECT_CQ) } {
-            0 => Ok((direct, direct_cq)),
+    /// The struct in which libmlx5 says where it keeps an object (`mlx5dv_init_obj`).
+    ///
+    /// # Safety
+    /// `kind` is the object's `DIRECT_*`, `field` is its field, and `D` is its struct.
+    pub unsafe fn direct<T, D: Default>(
+        &self,
+        object: *mut T,
+        kind: u64,
+        field: fn(&mut DirectObjects) -> &mut [usize; 2],
+    ) -> Result<D, String> {
+        let (mut direct, mut objects) = (D::default(), DirectObjects::default());
+        *field(&mut objects) = [object as usize, &raw mut direct as usize];
+        // SAFETY: the object is there, with a place for its answer.
+        match unsafe { (self.functions.init_obj)(&raw mut objects, kind) } {
+            0 => Ok(direct),
             errno => Err(format!("mlx5dv_init_obj: errno {errno}")),
         }
     }
@@ -199,19 +206,10 @@ impl Libmlx5 {
         let attributes = path();
         // SAFETY: libibverbs' contract.
         let ah = unsafe { (self.functions.create_ah)(self.pd, &raw const attributes) };
-        if ah.is_null() {
-            return Err(last_error("no address handle"));
-        }
-        let mut direct = DirectAh::default();
-        let mut objects = DirectObjects {
-            ah: [ah as usize, &raw mut direct as usize],
-            ..DirectObjects::default()
-        };
-        // SAFETY: the object is there, with a place for its answer.
-        match unsafe { (self.functions.init_obj)(&raw mut objects, DIRECT_AH) } {
-            0 => Ok((ah, direct.av as *mut [u8; 48])),
-            errno => Err(format!("mlx5dv_init_obj: errno {errno}")),
-        }
+        let ah = made(ah, "no address handle")?;
+        // SAFETY: its kind, field and struct.
+        let direct: DirectAh = unsafe { self.direct(ah, DIRECT_AH, |objects| &mut objects.ah)? };
+        Ok((ah, direct.av as *mut [u8; 48]))
     }
 
     /// Moves a queue pair from any state to RESET and then to RTS. Its queues are empty then, and
@@ -271,19 +269,10 @@ impl Libmlx5 {
         let mut attributes = SrqAttr { user: null_mut(), max_wr, max_sge, limit: 0 };
         // SAFETY: libibverbs' contract.
         let srq = unsafe { (self.functions.create_srq)(self.pd, &raw mut attributes) };
-        if srq.is_null() {
-            return Err(last_error("no shared receive queue"));
-        }
-        let mut direct = DirectSrq::default();
-        let mut objects = DirectObjects {
-            srq: [srq as usize, &raw mut direct as usize],
-            ..DirectObjects::default()
-        };
-        // SAFETY: the object is there, with a place for its answer.
-        match unsafe { (self.functions.init_obj)(&raw mut objects, DIRECT_SRQ) } {
-            0 => Ok(SharedQueue { srq, direct }),
-            errno => Err(format!("mlx5dv_init_obj: errno {errno}")),
-        }
+        let srq = made(srq, "no shared receive queue")?;
+        // SAFETY: its kind, field and struct.
+        let direct = unsafe { self.direct(srq, DIRECT_SRQ, |objects| &mut objects.srq)? };
+        Ok(SharedQueue { srq, direct })
     }
 
     /// Destroys a shared receive queue.
@@ -347,9 +336,7 @@ impl Libmlx5 {
         };
         // SAFETY: libibverbs' contract.
         let cq = unsafe { (verbs.create_cq_ex)(self.context, &raw mut fields) };
-        if cq.is_null() {
-            return Err(last_error("no completion queue"));
-        }
+        let cq = made(cq, "no completion queue")?;
         let mut attributes = SrqAttrEx {
             user: null_mut(),
             max_wr: 8,
@@ -365,23 +352,13 @@ impl Libmlx5 {
         };
         // SAFETY: libibverbs' contract.
         let srq = unsafe { (verbs.create_srq_ex)(self.context, &raw mut attributes) };
-        if srq.is_null() {
-            return Err(last_error("no tag matching queue"));
-        }
+        let srq = made(srq, "no tag matching queue")?;
         // The queue pair inside was created last. It receives through the SRQ, so that its buffer
         // is the ring of its sends.
         let created = hooks::created();
         let (ring, record) = (created.buf_addr as usize, created.db_addr as usize);
-        let mut direct_cq = DirectCq::default();
-        let mut objects = DirectObjects {
-            cq: [cq as usize, &raw mut direct_cq as usize],
-            ..DirectObjects::default()
-        };
-        // SAFETY: the object is there, with a place for its answer.
-        match unsafe { (self.functions.init_obj)(&raw mut objects, DIRECT_CQ) } {
-            0 => {}
-            errno => return Err(format!("mlx5dv_init_obj: errno {errno}")),
-        }
+        // SAFETY: its kind, field and struct.
+        let direct_cq = unsafe { self.direct(cq, DIRECT_CQ, |objects| &mut objects.cq)? };
         let (blocks, user_index) = (created.sq_wqe_count, hooks::srq_index());
         Ok(TagQueue { srq, blocks, ring, record, cq, direct_cq, user_index, polled: 0 })
     }
@@ -456,9 +433,7 @@ impl Libmlx5 {
         let cq = unsafe {
             (self.functions.create_cq)(self.context, max_wr as c_int, null_mut(), null_mut(), 0)
         };
-        if cq.is_null() {
-            return Err(last_error("no completion queue"));
-        }
+        let cq = made(cq, "no completion queue")?;
         let (user, pd) = (null_mut(), self.pd);
         let mut attributes =
             WqAttr { user, kind: 0, max_wr, max_sge, pd, cq, mask: 0, create_flags: 0 };
@@ -468,19 +443,10 @@ impl Libmlx5 {
             let create = self.functions.create_direct_wq;
             create(self.context, &raw mut attributes, &raw mut strides)
         };
-        if wq.is_null() {
-            return Err(last_error("no work queue"));
-        }
-        let mut direct = DirectWq::default();
-        let mut objects = DirectObjects {
-            rwq: [wq as usize, &raw mut direct as usize],
-            ..DirectObjects::default()
-        };
-        // SAFETY: the object is there, with a place for its answer.
-        match unsafe { (self.functions.init_obj)(&raw mut objects, DIRECT_RWQ) } {
-            0 => Ok(WorkQueue { wq, direct, cq }),
-            errno => Err(format!("mlx5dv_init_obj: errno {errno}")),
-        }
+        let wq = made(wq, "no work queue")?;
+        // SAFETY: its kind, field and struct.
+        let direct = unsafe { self.direct(wq, DIRECT_RWQ, |objects| &mut objects.rwq)? };
+        Ok(WorkQueue { wq, direct, cq })
     }
 
     /// Destroys a receive work queue and its completion queue.
