@@ -126,24 +126,16 @@ fn in_place(spec: &SendQueueSpec, work: &Work<'_>, wqe: Wqe, index: u32, fence: 
 fn expected(spec: &SendQueueSpec, work: &Work<'_>) -> Option<Wqe> {
     use RunTimeOperation as O;
     let new = |opcode| Wqe::new(opcode, 0, 0);
-    let services = |allowed: &[Service]| allowed.contains(&spec.service).then_some(());
     if matches!(work.operation, O::Nop) {
         return Some(new(Opcode::NOP));
+    }
+    if !has_operation(spec.service, &work.operation) {
+        return None;
     }
     let wqe = addressed(spec, work)?;
     let wqe = |opcode| Wqe { segments: wqe.segments.clone(), ..new(opcode) };
     let remote = |at: Remote| RemoteAddressSegment::new(at.address, at.rkey);
     let number = |immediate: Immediate| u32::from_be_bytes(immediate.0);
-    let connected = &[Service::Rc, Service::Uc, Service::Xrc, Service::Dci];
-    let reliable = &[Service::Rc, Service::Xrc, Service::Dci];
-    let windows = &[Service::Rc, Service::Uc, Service::Xrc];
-    match work.operation {
-        O::Send | O::SendImmediate(_) => services(&[&connected[..], &[Service::Ud]].concat())?,
-        O::Write(_) | O::WriteImmediate(..) => services(connected)?,
-        O::BindWindow(_) | O::UnbindWindow(_) | O::LocalInvalidate(_) => services(windows)?,
-        O::Packet(_) | O::Segmented { .. } => services(&[Service::RawEthernet])?,
-        _ => services(reliable)?,
-    }
     match work.operation {
         O::Nop => None,
         O::Send => data(spec, work, wqe(Opcode::SEND)),
@@ -192,6 +184,21 @@ fn expected(spec: &SendQueueSpec, work: &Work<'_>) -> Option<Wqe> {
         O::LocalInvalidate(key) => Some(freed(key, WindowType::Type2, 0)),
         O::Packet(offload) => packet(spec, work, offload),
         O::Segmented { offload, mss, header } => segments(spec, work, offload, mss, header),
+    }
+}
+
+/// Whether queues of this service have the operation.
+fn has_operation(service: Service, operation: &RunTimeOperation<'_>) -> bool {
+    use RunTimeOperation as O;
+    let is_connected = matches!(service, Service::Rc | Service::Uc | Service::Xrc | Service::Dci);
+    match operation {
+        O::Send | O::SendImmediate(_) => is_connected || service == Service::Ud,
+        O::Write(_) | O::WriteImmediate(..) => is_connected,
+        O::BindWindow(_) | O::UnbindWindow(_) | O::LocalInvalidate(_) => {
+            is_connected && service != Service::Dci
+        }
+        O::Packet(_) | O::Segmented { .. } => service == Service::RawEthernet,
+        _ => is_connected && service != Service::Uc,
     }
 }
 

@@ -19,45 +19,16 @@ pub(super) fn run(queues: &mut Libmlx5Queues, u: &mut Unstructured<'_>) -> Resul
     let Libmlx5Queues { libmlx5, wants_headers, pairs, own } = queues;
     let index = u.choose_index(pairs.len())?;
     let (_, signal_all, pair) = &mut pairs[index];
-    let service = ours(pair.service());
-    let start = u.int_in_range(1..=2 * pair.direct.send.entries)?;
-    let has_windows = matches!(service, Service::Rc | Service::Uc | Service::Xrc);
-    let small_fence = has_windows && u.arbitrary()?;
-    let spec = SendQueueSpec {
-        service,
-        number: pair.number(),
-        blocks: pair.direct.send.entries,
-        start,
-        // The invalidation that leaves the fence takes two blocks.
-        small_fence: small_fence && start >= 2,
-        signal_all: *signal_all,
-        max_sge: pair.capacities[2],
-        max_inline: pair.capacities[4],
-        min_inline_header: if *wants_headers && service == Service::RawEthernet { 18 } else { 0 },
-    };
+    let spec = spec(u, pair, *signal_all, *wants_headers)?;
     let as_list: bool = u.arbitrary()?;
-    let request = |u: &mut Unstructured<'_>| {
-        let mut request = work::request(u, &spec)?;
-        request.simplify_offload();
-        if spec.min_inline_header != 0 {
-            request.name_own_bytes();
-        }
-        Ok(request)
-    };
-    let requests = (0..u.int_in_range(1..=LONGEST)?).map(|_| request(u));
+    let requests = (0..u.int_in_range(1..=LONGEST)?).map(|_| request(u, &spec));
     let requests = requests.collect::<Result<Vec<_>>>()?;
     let buffers: Vec<Vec<Buffer<'_>>> = requests.iter().map(work::Request::buffers).collect();
     let works: Vec<Work<'_>> =
         requests.iter().zip(&buffers).map(|(request, data)| request.work(data)).collect();
-    // `ibv_wr_bind_mw` takes every window for one of type 2. There is no list for a DC initiator,
-    // and none with packets to segment that is right where headers go inline.
-    let segments = |work: &Work<'_>| matches!(work.operation, RunTimeOperation::Segmented { .. });
-    let only_built = match service {
-        Service::Dci => true,
-        Service::RawEthernet => *wants_headers && works.iter().any(segments),
-        _ => false,
-    };
-    let as_list = !only_built && (as_list || works.iter().any(has_window_of_type_1));
+    // `ibv_wr_bind_mw` takes every window for one of type 2.
+    let as_list = as_list || works.iter().any(has_window_of_type_1);
+    let as_list = as_list && has_list(&spec, &works);
     // Up to the first that libmlx5's interface does not have.
     let theirs = works.iter().take_while(|work| !as_list || fits_list(work, &spec)).zip(own.iter());
     let mut theirs: Vec<_> = theirs.map_while(|(work, own)| Request::of(work, own)).collect();
@@ -91,6 +62,48 @@ pub(super) fn run(queues: &mut Libmlx5Queues, u: &mut Unstructured<'_>) -> Resul
         compare(pair, &posted);
     }
     Ok(())
+}
+
+/// The queue of a pair, from a random position on.
+fn spec(
+    u: &mut Unstructured<'_>,
+    pair: &QueuePair,
+    signal_all: bool,
+    wants_headers: bool,
+) -> Result<SendQueueSpec> {
+    let service = ours(pair.service());
+    let start = u.int_in_range(1..=2 * pair.direct.send.entries)?;
+    let has_windows = matches!(service, Service::Rc | Service::Uc | Service::Xrc);
+    let small_fence = has_windows && u.arbitrary()?;
+    Ok(SendQueueSpec {
+        service,
+        number: pair.number(),
+        blocks: pair.direct.send.entries,
+        start,
+        // The invalidation that leaves the fence takes two blocks.
+        small_fence: small_fence && start >= 2,
+        signal_all,
+        max_sge: pair.capacities[2],
+        max_inline: pair.capacities[4],
+        min_inline_header: if wants_headers && service == Service::RawEthernet { 18 } else { 0 },
+    })
+}
+
+fn request(u: &mut Unstructured<'_>, spec: &SendQueueSpec) -> Result<work::Request> {
+    let mut request = work::request(u, spec)?;
+    request.simplify_offload();
+    if spec.min_inline_header != 0 {
+        request.name_own_bytes();
+    }
+    Ok(request)
+}
+
+/// Whether libmlx5 can post them as a list. There is none for a DC initiator, and none with packets
+/// to segment that is right where headers go inline.
+fn has_list(spec: &SendQueueSpec, works: &[Work<'_>]) -> bool {
+    let segments = |work: &Work<'_>| matches!(work.operation, RunTimeOperation::Segmented { .. });
+    let is_wrong = spec.min_inline_header != 0 && works.iter().any(segments);
+    spec.service != Service::Dci && !is_wrong
 }
 
 fn ours(service: uverbs_libmlx5_harness::Service) -> Service {
