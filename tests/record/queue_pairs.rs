@@ -305,36 +305,40 @@ fn every_type(bench: &Bench, cq: u32, recorder: &mut Recorder) {
         ),
     ];
     for (name, request) in types {
-        let Some(made) = recorder.answer(&format!("{name}, create"), bench.create_qp(&request))
-        else {
-            continue;
-        };
-        recorder.answer(&format!("{name}, query in reset"), bench.query_qp(made.qp_handle));
-        for (state, step) in steps(bench, request.kind, &made) {
-            recorder.call(&format!("{name}, to {state}"), bench.modify(&step));
-            recorder.answer(&format!("{name}, query in {state}"), bench.query_qp(made.qp_handle));
-        }
-        for (state, qp_state) in [
-            ("sqd", QpState::SQD),
-            ("rts again", QpState::RTS),
-            ("err", QpState::ERR),
-            ("reset", QpState::RESET),
-        ] {
-            let step = Step {
-                qp_handle: made.qp_handle,
-                qp_state,
-                attr_mask: QpAttrMask::STATE,
-                ..Default::default()
-            };
-            recorder.call(&format!("{name}, to {state}"), bench.modify(&step));
-            let now = bench.query_qp(made.qp_handle).map(|answer| answer.qp_state);
-            recorder.answer(&format!("{name}, state after {state}"), now);
-        }
-        if let (QpType::XRC_TGT, Some(xrcd)) = (request.kind, xrcd) {
-            open_again(bench, xrcd, &made, recorder);
-        }
-        recorder.answer(&format!("{name}, destroy"), bench.destroy_qp(made.qp_handle));
+        life(bench, name, &request, recorder);
     }
+}
+
+/// The states of a queue pair from its creation to its destruction.
+fn life(bench: &Bench, name: &str, request: &QpRequest, recorder: &mut Recorder) {
+    let Some(made) = recorder.answer(&format!("{name}, create"), bench.create_qp(request)) else {
+        return;
+    };
+    recorder.answer(&format!("{name}, query in reset"), bench.query_qp(made.qp_handle));
+    for (state, step) in steps(bench, request.kind, &made) {
+        recorder.call(&format!("{name}, to {state}"), bench.modify(&step));
+        recorder.answer(&format!("{name}, query in {state}"), bench.query_qp(made.qp_handle));
+    }
+    for (state, qp_state) in [
+        ("sqd", QpState::SQD),
+        ("rts again", QpState::RTS),
+        ("err", QpState::ERR),
+        ("reset", QpState::RESET),
+    ] {
+        let step = Step {
+            qp_handle: made.qp_handle,
+            qp_state,
+            attr_mask: QpAttrMask::STATE,
+            ..Default::default()
+        };
+        recorder.call(&format!("{name}, to {state}"), bench.modify(&step));
+        let now = bench.query_qp(made.qp_handle).map(|answer| answer.qp_state);
+        recorder.answer(&format!("{name}, state after {state}"), now);
+    }
+    if let (QpType::XRC_TGT, Some(xrcd)) = (request.kind, request.xrcd) {
+        open_again(bench, xrcd, &made, recorder);
+    }
+    recorder.answer(&format!("{name}, destroy"), bench.destroy_qp(made.qp_handle));
 }
 
 fn open_again(bench: &Bench, pd_handle: u32, made: &MadeQp, recorder: &mut Recorder) {
