@@ -63,6 +63,7 @@ fn syndrome(syndrome: Syndrome) -> Texts {
             ],
             &["the first error CQE of this QP", "asynchronous events of the QP"],
         ),
+        Syndrome::TRANSPORT_RETRY_EXCEEDED | Syndrome::RNR_RETRY_EXCEEDED => retried(syndrome),
         _ => remote(syndrome),
     }
 }
@@ -150,7 +151,34 @@ fn remote(syndrome: Syndrome) -> Texts {
             &["the responder's receive WQE failed: its own CQE or event has the reason"],
             &["the responder's completions and asynchronous events"],
         ),
-        Syndrome::TRANSPORT_RETRY_EXCEEDED => (
+        Syndrome::REMOTE_ABORTED => (
+            "The operation was aborted.",
+            &[
+                "a page fault on on-demand paging memory, or a sequence error, aborted a receive on \
+                 an SRQ",
+            ],
+            &["the vendor syndrome"],
+        ),
+        _ => (
+            "The syndrome is not known; verbs report it as a general error.",
+            &["a newer device or firmware than this program knows"],
+            &["the firmware's release notes"],
+        ),
+    }
+}
+
+/// No retry led to an answer.
+fn retried(syndrome: Syndrome) -> Texts {
+    match syndrome {
+        Syndrome::RNR_RETRY_EXCEEDED => (
+            "The responder had no receive WQE, after all retries.",
+            &[
+                "the responder posts receives too late or too few",
+                "an RNR retry count other than 7 (endless) with too short a timer",
+            ],
+            &["the responder's receive queue (or SRQ) depth", "rnr_retry and min_rnr_timer"],
+        ),
+        _ => (
             "No acknowledgement came, after all retries.",
             &[
                 "the peer's QP is not (or no longer) in RTR or RTS, or its program is gone",
@@ -165,27 +193,6 @@ fn remote(syndrome: Syndrome) -> Texts {
                 "both ports' error and discard counters, path MTU, PFC",
                 "the QP's timeout and retry count",
             ],
-        ),
-        Syndrome::RNR_RETRY_EXCEEDED => (
-            "The responder had no receive WQE, after all retries.",
-            &[
-                "the responder posts receives too late or too few",
-                "an RNR retry count other than 7 (endless) with too short a timer",
-            ],
-            &["the responder's receive queue (or SRQ) depth", "rnr_retry and min_rnr_timer"],
-        ),
-        Syndrome::REMOTE_ABORTED => (
-            "The operation was aborted.",
-            &[
-                "a page fault on on-demand paging memory, or a sequence error, aborted a receive on \
-                 an SRQ",
-            ],
-            &["the vendor syndrome"],
-        ),
-        _ => (
-            "The syndrome is not known; verbs report it as a general error.",
-            &["a newer device or firmware than this program knows"],
-            &["the firmware's release notes"],
         ),
     }
 }
