@@ -314,7 +314,7 @@ impl InC {
         let kinds = if inline { KINDS - 1 } else { KINDS };
         // SAFETY: the caller's promise.
         let opcode = unsafe { (*wr).opcode as usize };
-        // SAFETY: as above. Not read before the comparison, which then is one instruction.
+        // SAFETY: as above. `num_sge` is read here, so that one instruction reads and compares it.
         if opcode >= kinds || unsafe { (*wr).num_sge } != 1 {
             return None;
         }

@@ -62,7 +62,7 @@ pub trait Host: Send + Sync {
     /// Something happened.
     fn event(&self, event: Event);
 
-    /// A management datagram arrived at QP1. Gives the answers to send at once.
+    /// A management datagram arrived at QP1. Returns the answers to send at once.
     fn datagram(&self, _datagram: Datagram) -> Vec<Datagram> {
         Vec::new()
     }
@@ -71,8 +71,8 @@ pub trait Host: Send + Sync {
     fn peer_ended(&self, _station: Station) {}
 
     /// The device has looked at its doorbells. `now` is the time in nanoseconds, for a clock
-    /// page that the device keeps current while it is awake. The answer is when it wants the next
-    /// look at the latest, if it does.
+    /// page that the device keeps current while it is awake. Returns the time of the next look at
+    /// the latest, if the front end needs one.
     fn tick(&self, _now: u64) -> Option<u64> {
         None
     }
@@ -367,7 +367,7 @@ impl Shared {
         }
     }
 
-    /// Has the thread that runs the device look at all doorbells before it sleeps, and wakes it.
+    /// Makes the thread that runs the device look at all doorbells before it sleeps, and wakes it.
     fn sweep_anew(&self) {
         self.sweeps_anew.store(true, Ordering::Release);
         // If that thread did not see this at its last look, it is woken.

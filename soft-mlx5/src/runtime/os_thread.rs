@@ -12,8 +12,8 @@ use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-/// Bytes of stack; address space only, until it is used. What the standard library gives a thread;
-/// some C libraries' own default is far less.
+/// Bytes of stack, as many as the standard library gives a thread. Some C libraries give far fewer.
+/// Pages that are never used take no memory.
 const STACK: usize = 2 << 20;
 
 type Work = Box<dyn FnOnce() + Send>;

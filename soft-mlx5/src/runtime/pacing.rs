@@ -31,7 +31,7 @@ pub(super) enum Pause {
     Sleep,
 }
 
-/// A summary of the last looks.
+/// What the last looks have found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pacing {
     last_work: u64,
@@ -51,19 +51,20 @@ impl Pacing {
         if self.polling && fresh && !oversubscribed { Pause::Yield } else { Pause::Sleep }
     }
 
-    /// The same for a program's thread that waits for a file: it tries less.
+    /// As [`plan`](Self::plan), for a program's thread that waits for a file. It looks again only
+    /// where that pays ([`Spins`]).
     pub(super) fn plan_waiting(&mut self, now: u64, oversubscribed: bool) -> Pause {
         let may_yield = self.plan(now, oversubscribed) == Pause::Yield;
         let quiet = now.saturating_sub(self.last_work);
         if self.spins.pay(quiet, may_yield) { Pause::Yield } else { Pause::Sleep }
     }
 
-    /// Notes the result of such a thread's look that no sleep followed.
+    /// Records the result of a look for which that thread did not sleep.
     pub(super) fn looked_waiting(&mut self, did_work: bool) {
         self.spins.looked(did_work);
     }
 
-    /// Notes that something came during a sleep: more is likely to follow.
+    /// Records that work came during a sleep: more is likely to follow.
     pub(super) fn woken(&mut self, now: u64) {
         self.last_work = now;
     }
@@ -81,7 +82,7 @@ impl Pacing {
         self.timeout_above(0, now, deadline)
     }
 
-    /// The same, but that doorbells may wait for `least` nanoseconds.
+    /// As [`timeout`](Self::timeout). Doorbells may wait for at least `least` nanoseconds.
     pub(super) fn timeout_above(&self, least: u64, now: u64, deadline: Option<u64>) -> Option<u64> {
         let quiet = now.saturating_sub(self.last_work);
         let doorbell = self.polling.then(|| nap(quiet).max(least));

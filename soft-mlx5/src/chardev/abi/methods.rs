@@ -115,7 +115,7 @@ fn nothing_left(_: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 const _: () = {
-    // Every attribute list is looked through once per attribute passed.
+    // Each attribute that is passed is searched for in the method's list.
     let mut row = 0;
     while row < METHODS.len() {
         let attributes: &[Attribute] = METHODS[row].attributes;

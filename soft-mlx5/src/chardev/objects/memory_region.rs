@@ -158,8 +158,8 @@ fn pin(call: &mut Call<'_>, start: u64, length: u64, access: AccessFlags) -> Res
         pin_user(call, start, length, access)?;
         return Ok(pages_of(start, length));
     }
-    // `ib_init_umem_odp` checks that the range does not wrap, page rounding included; an implicit
-    // region has none.
+    // `ib_init_umem_odp` checks that the range, rounded to pages, does not wrap. It does not check
+    // that of an implicit region.
     let end = start.checked_add(length).and_then(|end| end.checked_add(PAGE_MASK));
     let fits = end.is_some() || is_implicit(start, length, 0)?;
     match (length, fits) {

@@ -258,7 +258,7 @@ fn xrc_params(
     Ok(Some(XrcSrqParams { xrcd: domain.xrcdn, cq: call.cqn(cq)?, user_index }))
 }
 
-/// The firmware of a device without tag matching refuses the queue, also one of no tags.
+/// The firmware of a device without tag matching refuses the queue, even if it has no tags.
 fn tag_params(call: &Call<'_>, request: &Request, uidx: u32) -> Result<Option<TagParams>, Errno> {
     let (Some(cq), Some(tags)) = (request.cq, request.tags) else { return Ok(None) };
     let user_index = user_index(call.context()?.cqe_version, uidx)?;

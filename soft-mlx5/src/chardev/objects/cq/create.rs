@@ -197,9 +197,9 @@ fn compression(ucmd: &mlx5::CreateCq, cqe_size: CqeSize) -> Result<Option<MiniCq
 
 /// The clock behind the CQ's timestamps.
 ///
-/// The flag wins over the one for free-running timestamps (`get_ts_format` of
-/// drivers/infiniband/hw/mlx5/qp.c). Where the device makes no such timestamps, the kernel refuses
-/// the queues that complete to the CQ; this device refuses the CQ.
+/// `REAL_TIME_TS` wins over the flag for free-running timestamps (`get_ts_format` of
+/// drivers/infiniband/hw/mlx5/qp.c). If the device has no real-time timestamps, the kernel refuses
+/// the queues that complete to the CQ, but this device refuses the CQ.
 fn stamps(ucmd: &mlx5::CreateCq, options: &Options) -> Result<Stamps, Errno> {
     if !ucmd.flags.contains(CqFlags::REAL_TIME_TS) {
         return Ok(Stamps::Counter(options.counter_start));
