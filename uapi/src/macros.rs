@@ -111,6 +111,25 @@ macro_rules! field_doc {
     ([$($own:meta)*] $field:ident) => { "" };
 }
 
+/// Declares a number as a type. `Debug` shows the type's name around what `Display` shows.
+macro_rules! abi_newtype {
+    ($(#[$meta:meta])* $name:ident: $repr:ty) => {
+        $(#[$meta])*
+        #[derive(
+            Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default,
+            zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout,
+        )]
+        #[repr(transparent)]
+        pub struct $name(pub $repr);
+
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                write!(f, "{}({self})", stringify!($name))
+            }
+        }
+    };
+}
+
 /// Declares open enums: newtypes whose unknown values stay values.
 macro_rules! abi_enums {
     ($(
@@ -120,13 +139,7 @@ macro_rules! abi_enums {
         }
     )*) => {
         $(
-            $(#[$meta])*
-            #[derive(
-                Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default,
-                zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout,
-            )]
-            #[repr(transparent)]
-            pub struct $name(pub $repr);
+            crate::macros::abi_newtype! { $(#[$meta])* $name: $repr }
 
             impl $name {
                 $(
@@ -163,13 +176,7 @@ macro_rules! abi_flags {
         }
     )*) => {
         $(
-            $(#[$meta])*
-            #[derive(
-                Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default,
-                zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout,
-            )]
-            #[repr(transparent)]
-            pub struct $name(pub $repr);
+            crate::macros::abi_newtype! { $(#[$meta])* $name: $repr }
 
             bitflags::bitflags! {
                 impl $name: $repr {
@@ -184,12 +191,6 @@ macro_rules! abi_flags {
             impl core::fmt::Display for $name {
                 fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                     bitflags::parser::to_writer(self, f)
-                }
-            }
-
-            impl core::fmt::Debug for $name {
-                fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                    write!(f, "{}({self})", stringify!($name))
                 }
             }
         )*
@@ -217,7 +218,7 @@ macro_rules! abi_constants {
     };
 }
 
-/// Display and Debug of a newtype with a `name`.
+/// Display of a newtype with a `name`.
 macro_rules! display_by_name {
     ($name:ident) => {
         impl core::fmt::Display for $name {
@@ -226,12 +227,6 @@ macro_rules! display_by_name {
                     Some(name) => f.pad(name),
                     None => write!(f, "{:#x}", self.0),
                 }
-            }
-        }
-
-        impl core::fmt::Debug for $name {
-            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                write!(f, "{}({self})", stringify!($name))
             }
         }
     };
@@ -275,6 +270,6 @@ macro_rules! or_default {
 }
 
 pub(crate) use {
-    abi_constants, abi_enums, abi_flags, abi_structs, c_doc, c_name, display_by_name, field_doc,
-    or_default,
+    abi_constants, abi_enums, abi_flags, abi_newtype, abi_structs, c_doc, c_name, display_by_name,
+    field_doc, or_default,
 };

@@ -25,31 +25,19 @@ pub use queue_table::{ah, cq, qp, rwq_ind_tbl, srq, wq, xrcd};
 pub use steering_table::{flow, flow_action};
 
 use crate::enums::DriverId;
-use crate::macros::display_by_name;
+use crate::macros::{abi_newtype, display_by_name};
 
-macro_rules! id {
-    ($(#[$meta:meta])* $name:ident) => {
-        $(#[$meta])*
-        #[derive(
-            Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default,
-            zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout,
-        )]
-        #[repr(transparent)]
-        pub struct $name(pub u16);
-    };
-}
-
-id! {
+abi_newtype! {
     /// A kind of object. Displays as its name; an id of a driver's namespace counts as mlx5's.
-    ObjectId
+    ObjectId: u16
 }
-id! {
+abi_newtype! {
     /// A method of an object; means something only together with the object.
-    MethodId
+    MethodId: u16
 }
-id! {
+abi_newtype! {
     /// An attribute of a method; means something only together with the method.
-    AttrId
+    AttrId: u16
 }
 
 impl ObjectId {
@@ -66,12 +54,6 @@ macro_rules! display_as_number {
         impl core::fmt::Display for $name {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 write!(f, "{:#x}", self.0)
-            }
-        }
-
-        impl core::fmt::Debug for $name {
-            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                write!(f, "{}({self})", stringify!($name))
             }
         }
     )* };
