@@ -10,7 +10,9 @@ use uverbs_uapi::enums::SrqType;
 use uverbs_uapi::mlx5::{self, CreateQpResp as DriverResponse, QpFlags};
 use zerocopy::IntoBytes;
 
-use super::create::{BLOCK_MULTICAST_LOOPBACK, CVLAN_STRIPPING, RAW_ONLY, Request, SCATTER_FCS};
+use super::create::{
+    BLOCK_MULTICAST_LOOPBACK, CVLAN_STRIPPING, Handles, RAW_ONLY, Request, SCATTER_FCS,
+};
 use super::driver_request::{
     check_receive_ring, check_vendor_flags, doorbell, read_driver_request, rings, user_index,
 };
@@ -36,15 +38,14 @@ pub(super) fn build(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, E
 
 /// A target has no queues of its own, and the kernel does not pass the request to the driver.
 fn build_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno> {
-    let xrcd = request.xrcd.ok_or(Errno::EINVAL)?;
+    let xrcd = request.handles.xrcd.ok_or(Errno::EINVAL)?;
     let domain = call.any_object(xrcd)?.xrcd()?.domain.clone();
     let device = call.file.device.clone();
     let params = {
         let (pd, cq) = device.internal_objects();
         QpParams { xrcd: Some(domain.xrcdn), ..QpParams::new(QpType::XrcTarget, pd, cq, cq) }
     };
-    let parents = std::iter::once(xrcd).chain(request.srq).collect();
-    finish(call, request, params, None, (0, 0), parents, Some(domain))
+    finish(call, request, params, None, (0, 0), Some(domain))
 }
 
 /// As in `create_dct`, creation only records the parameters, because the firmware makes the target
@@ -58,13 +59,15 @@ fn build_dc_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno>
     }
     let cqe_version = call.context()?.cqe_version;
     let user_index = user_index(cqe_version, ucmd.uidx)?;
-    let (Some(srq), Some(receive_cq)) = (request.srq, request.receive_cq) else {
+    let Handles { pd: Some(pd), srq: Some(srq), receive_cq: Some(receive_cq), .. } =
+        request.handles
+    else {
         return Err(Errno::EINVAL);
     };
     if request.flags != 0 {
         return Err(Errno::EINVAL);
     }
-    let (pd, cqn) = (call.pdn(request.pd.ok_or(Errno::EINVAL)?)?, call.cqn(receive_cq)?);
+    let (pd, cqn) = (call.pdn(pd)?, call.cqn(receive_cq)?);
     let scatter = scatter_size(call, receive_cq, ucmd.flags)?;
     let params = QpParams {
         receive: ReceiveSource::Srq(srqn(call, srq)?),
@@ -78,7 +81,7 @@ fn build_dc_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno>
         },
         ..QpParams::new(QpType::DcTarget, pd, cqn, cqn)
     };
-    let qpn = finish(call, request, params, None, (0, 0), parents(request), None)?;
+    let qpn = finish(call, request, params, None, (0, 0), None)?;
     driver.write_fitting(DriverResponse::default().as_bytes())?;
     Ok(qpn)
 }
@@ -96,18 +99,12 @@ fn build_user(call: &mut Call<'_>, request: &mut Request) -> Result<Qpn, Errno> 
     let params = params(call, request, &ucmd, user_index, cqe_version)?;
     let adjusted = register.as_ref().map_or(NO_BFREG, Register::adjusted);
     let doorbell = Some((uar, register));
-    let qpn = finish(call, request, params, doorbell, receives, parents(request), None)?;
+    let qpn = finish(call, request, params, doorbell, receives, None)?;
     let ece_options = call.file.device.options().connection_options;
     let response =
         DriverResponse { bfreg_index: adjusted, ece_options, ..DriverResponse::default() };
     driver.write_fitting(response.as_bytes())?;
     Ok(qpn)
-}
-
-/// Handles of the objects that the QP uses.
-fn parents(request: &Request) -> Vec<u32> {
-    let objects = [request.pd, request.send_cq, request.receive_cq, request.srq];
-    objects.into_iter().flatten().collect()
 }
 
 /// `process_create_flags`. A raw packet QP also needs an Ethernet port and CQEs of version 1,
@@ -122,7 +119,8 @@ fn check_service(call: &Call<'_>, request: &Request, cqe_version: u8) -> Result<
     if request.flags & !known != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
-    let fits = cqe_version != 0 && call.file.device.options().is_roce() && request.srq.is_none();
+    let fits =
+        cqe_version != 0 && call.file.device.options().is_roce() && request.handles.srq.is_none();
     if raw && !fits { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
@@ -133,9 +131,9 @@ fn params(
     user_index: u32,
     cqe_version: u8,
 ) -> Result<QpParams, Errno> {
-    let pd = call.pdn(request.pd.ok_or(Errno::EINVAL)?)?;
-    let send_handle = request.send_cq.ok_or(Errno::EINVAL)?;
-    let receive_handle = request.receive_cq.unwrap_or(send_handle);
+    let pd = call.pdn(request.handles.pd.ok_or(Errno::EINVAL)?)?;
+    let send_handle = request.handles.send_cq.ok_or(Errno::EINVAL)?;
+    let receive_handle = request.handles.receive_cq.unwrap_or(send_handle);
     let (send_cq, receive_cq) = (call.cqn(send_handle)?, call.cqn(receive_handle)?);
     let (send_ring, receive_ring) = rings(call, request, ucmd)?;
     call.user.pin(ucmd.db_addr, 8, true)?;
@@ -165,7 +163,7 @@ fn receive_source(
     request: &Request,
     ring: Option<ReceiveRing>,
 ) -> Result<ReceiveSource, Errno> {
-    match (request.srq, ring) {
+    match (request.handles.srq, ring) {
         (Some(handle), _) => Ok(ReceiveSource::Srq(srqn(call, handle)?)),
         (None, Some(ring)) => Ok(ReceiveSource::Ring(ring)),
         (None, None) => Ok(ReceiveSource::None),
@@ -177,7 +175,7 @@ fn srqn(call: &Call<'_>, handle: u32) -> Result<Srqn, Errno> {
 }
 
 fn matches_tags(call: &Call<'_>, request: &Request) -> Result<bool, Errno> {
-    let Some(srq) = request.srq else { return Ok(false) };
+    let Some(srq) = request.handles.srq else { return Ok(false) };
     Ok(call.any_object(srq)?.srq()?.srq_type == SrqType::TM)
 }
 
@@ -206,7 +204,6 @@ fn finish(
     params: QpParams,
     doorbell: Option<(u32, Option<Register>)>,
     receives: (u32, u32),
-    parents: Vec<u32>,
     domain: Option<Arc<Domain>>,
 ) -> Result<Qpn, Errno> {
     let device = call.file.device.clone();
@@ -226,7 +223,7 @@ fn finish(
         signal_all: request.signal_all,
         register: doorbell.and_then(|(_, register)| register),
         domain,
-        ..Qp::new(qpn, request.qp_type, parents, events)
+        ..Qp::new(qpn, request.qp_type, request.handles.all(), events)
     };
     if let Some(domain) = &qp.domain {
         domain.add_target(qpn, qp.driver.clone());

@@ -57,16 +57,29 @@ const EXTENDED_FLAGS: u32 =
 /// The parameters that all forms have in common. The objects of the handles have been checked.
 pub(super) struct Request {
     pub(super) qp_type: QpType,
-    pub(super) pd: Option<u32>,
-    pub(super) send_cq: Option<u32>,
-    pub(super) receive_cq: Option<u32>,
-    pub(super) srq: Option<u32>,
-    pub(super) xrcd: Option<u32>,
+    pub(super) handles: Handles,
     pub(super) cap: QpCap,
     pub(super) flags: u32,
     pub(super) signal_all: bool,
     pub(super) user_handle: u64,
     pub(super) events: Option<Arc<EventQueue>>,
+}
+
+/// Handles of the objects that a queue pair uses.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Handles {
+    pub(super) xrcd: Option<u32>,
+    pub(super) pd: Option<u32>,
+    pub(super) send_cq: Option<u32>,
+    pub(super) receive_cq: Option<u32>,
+    pub(super) srq: Option<u32>,
+}
+
+impl Handles {
+    pub(super) fn all(&self) -> Vec<u32> {
+        let Self { xrcd, pd, send_cq, receive_cq, srq } = *self;
+        [xrcd, pd, send_cq, receive_cq, srq].into_iter().flatten().collect()
+    }
 }
 
 /// `UVERBS_METHOD_QP_CREATE`.
@@ -77,22 +90,17 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     if qp_type != QpType::XrcTarget && call.has(create::IND_TABLE_HANDLE.id()) {
         return rss::create(call, qp_type);
     }
-    let (pd, send_cq, receive_cq) = native_handles(call, qp_type)?;
+    let handles = native_handles(call, qp_type)?;
     let flags = call.flags(create::FLAGS, NATIVE_FLAGS)?;
     check_native_flags(qp_type, flags & !SIGNAL_ALL)?;
     if call.has(create::SOURCE_QPN.id()) {
         // Underlay QPs of IPoIB.
         return Err(Errno::EOPNOTSUPP);
     }
-    let srq = call.optional_handle(create::SRQ_HANDLE);
-    check_srq(call, srq, qp_type)?;
+    check_srq(call, handles.srq, qp_type)?;
     let mut request = Request {
         qp_type,
-        pd,
-        send_cq,
-        receive_cq,
-        srq,
-        xrcd: call.optional_handle(create::XRCD_HANDLE),
+        handles,
         cap,
         flags: flags & !SIGNAL_ALL,
         signal_all: flags & SIGNAL_ALL != 0,
@@ -136,11 +144,10 @@ fn driver_type(call: &Call<'_>) -> Result<QpType, Errno> {
     }
 }
 
-type Handles = (Option<u32>, Option<u32>, Option<u32>);
-
-/// The handles of PD, send CQ and receive CQ, as each type requires or refuses them.
+/// The handles, as each type requires or refuses them.
 fn native_handles(call: &Call<'_>, qp_type: QpType) -> Result<Handles, Errno> {
     let given = |id| call.has(id);
+    let srq = call.optional_handle(create::SRQ_HANDLE);
     if qp_type == QpType::XrcTarget {
         let refused = [
             create::RECV_CQ_HANDLE,
@@ -151,20 +158,20 @@ fn native_handles(call: &Call<'_>, qp_type: QpType) -> Result<Handles, Errno> {
         if refused.into_iter().any(|attribute| given(attribute.id())) {
             return Err(Errno::EINVAL);
         }
-        call.handle(create::XRCD_HANDLE)?;
-        return Ok((None, None, None));
+        let xrcd = Some(call.handle(create::XRCD_HANDLE)?);
+        return Ok(Handles { xrcd, srq, ..Handles::default() });
     }
-    let srq_of_initiator = qp_type == QpType::XrcInitiator && given(create::SRQ_HANDLE.id());
+    let srq_of_initiator = qp_type == QpType::XrcInitiator && srq.is_some();
     if given(create::XRCD_HANDLE.id()) || srq_of_initiator {
         return Err(Errno::EINVAL);
     }
-    let pd = call.handle(create::PD_HANDLE)?;
-    let send_cq = call.handle(create::SEND_CQ_HANDLE)?;
+    let pd = Some(call.handle(create::PD_HANDLE)?);
+    let send_cq = Some(call.handle(create::SEND_CQ_HANDLE)?);
     let receive_cq = match qp_type {
         QpType::XrcInitiator => None,
         _ => Some(call.handle(create::RECV_CQ_HANDLE)?),
     };
-    Ok((Some(pd), Some(send_cq), receive_cq))
+    Ok(Handles { xrcd: None, pd, send_cq, receive_cq, srq })
 }
 
 /// `check_creation_flags`.
@@ -224,27 +231,25 @@ pub(crate) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
 fn write_form(call: &mut Call<'_>, cmd: &ExCreateQp) -> Result<CreateQpResp, Errno> {
     let qp_type = qp_type(call, cmd.qp_type.0.into())?;
     let qp_handle = call.reserve()?;
-    let cap = QpCap {
+    let mut cap = QpCap {
         max_send_wr: cmd.max_send_wr,
         max_recv_wr: cmd.max_recv_wr,
         max_send_sge: cmd.max_send_sge,
         max_recv_sge: cmd.max_recv_sge,
         max_inline_data: cmd.max_inline_data,
     };
+    if qp_type == QpType::XrcInitiator {
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    }
     let mut request = Request {
         qp_type,
-        pd: None,
-        send_cq: None,
-        receive_cq: None,
-        srq: None,
-        xrcd: None,
+        handles: write_handles(call, cmd, qp_type)?,
         cap,
         flags: cmd.create_flags.bits(),
         signal_all: cmd.sq_sig_all != 0,
         user_handle: cmd.user_handle,
         events: call.state.default_async(),
     };
-    write_handles(call, cmd, &mut request)?;
     if request.flags & !EXTENDED_FLAGS != 0 {
         return Err(Errno::EINVAL);
     }
@@ -263,26 +268,23 @@ fn write_form(call: &mut Call<'_>, cmd: &ExCreateQp) -> Result<CreateQpResp, Err
 }
 
 /// In the write form the PD's field has the domain of an XRC target.
-fn write_handles(call: &Call<'_>, cmd: &ExCreateQp, request: &mut Request) -> Result<(), Errno> {
-    if request.qp_type == QpType::XrcTarget {
+fn write_handles(call: &Call<'_>, cmd: &ExCreateQp, qp_type: QpType) -> Result<Handles, Errno> {
+    let mut handles = Handles::default();
+    if qp_type == QpType::XrcTarget {
         let found = call.state.lookup_live(call.file, Kind::Xrcd, cmd.pd_handle);
-        request.xrcd = Some(cmd.pd_handle);
-        return found.map_err(|_| Errno::EINVAL);
+        handles.xrcd = Some(cmd.pd_handle);
+        return found.map(|()| handles).map_err(|_| Errno::EINVAL);
     }
-    if request.qp_type == QpType::XrcInitiator {
-        (request.cap.max_recv_wr, request.cap.max_recv_sge) = (0, 0);
-    } else {
+    if qp_type != QpType::XrcInitiator {
         if cmd.is_srq != 0 {
             call.state.lookup_live(call.file, Kind::Srq, cmd.srq_handle)?;
-            request.srq = Some(cmd.srq_handle);
-            check_srq(call, request.srq, request.qp_type)?;
+            handles.srq = Some(cmd.srq_handle);
+            check_srq(call, handles.srq, qp_type)?;
         }
         call.cqn(cmd.recv_cq_handle)?;
-        request.receive_cq = Some(cmd.recv_cq_handle);
+        handles.receive_cq = Some(cmd.recv_cq_handle);
     }
     call.cqn(cmd.send_cq_handle)?;
-    request.send_cq = Some(cmd.send_cq_handle);
     call.pdn(cmd.pd_handle)?;
-    request.pd = Some(cmd.pd_handle);
-    Ok(())
+    Ok(Handles { pd: Some(cmd.pd_handle), send_cq: Some(cmd.send_cq_handle), ..handles })
 }

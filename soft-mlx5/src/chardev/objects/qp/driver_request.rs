@@ -62,7 +62,7 @@ pub(super) fn check_receive_ring(
         return Err(Errno::EINVAL);
     }
     let has_ring = !matches!(request.qp_type, QpType::XrcInitiator | QpType::DcInitiator)
-        && request.srq.is_none()
+        && request.handles.srq.is_none()
         && request.cap.max_recv_wr != 0;
     if !has_ring {
         (request.cap.max_recv_wr, request.cap.max_recv_sge) = (0, 0);
