@@ -69,10 +69,17 @@ impl CmFile {
         loop {
             let shared = &Arc::clone(&self.host.shared);
             let result = Call::run(shared, self.number, memory, address as u64, length);
+            self.show_to(descriptor);
             match result {
                 Err(Errno::EAGAIN) => wait(descriptor)?,
                 result => return result.map(|()| length),
             }
+        }
+    }
+
+    fn show_to(&self, descriptor: BorrowedFd<'_>) {
+        if let Some(queue) = self.host.shared.lock().queues.get_mut(&self.number) {
+            queue.show_to(descriptor);
         }
     }
 }

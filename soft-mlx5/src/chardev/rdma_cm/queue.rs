@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::uio::writev;
+use nix::sys::uio::{readv, writev};
 use nix::unistd::pipe2;
 use uverbs_soft_cm::cma::CmaId;
 use uverbs_uapi::cm::event::EventResp;
@@ -122,8 +122,29 @@ impl Queue {
         };
     }
 
+    /// As [`Queue::show`], after a command that the program made with its descriptor. If no second
+    /// reader can be opened, as in a process without free descriptors or without /proc, the byte is
+    /// read by that descriptor: it would keep a program that waits for events from sleeping.
+    pub(super) fn show_to(&mut self, program: BorrowedFd<'_>) {
+        self.show();
+        if self.is_ready && self.events.is_empty() {
+            self.is_ready = self.drain_by(program).is_err();
+        }
+    }
+
     fn fill(&self) -> Result<usize, Errno> {
         signals::without_sigpipe(|| writev(&self.pipe, &[IoSlice::new(&[1])]))
+    }
+
+    /// Neither waits nor reads another file that has the number now.
+    fn drain_by(&self, program: BorrowedFd<'_>) -> Result<usize, Errno> {
+        if event_queue::identity(program.as_raw_fd())? != self.identity {
+            return Err(Errno::EBADF);
+        }
+        match poll(&mut [PollFd::new(program, PollFlags::POLLIN)], PollTimeout::ZERO)? {
+            0 => Err(Errno::EAGAIN),
+            _ => readv(program, &mut [IoSliceMut::new(&mut [0])]),
+        }
     }
 
     fn drain(&self) -> io::Result<usize> {

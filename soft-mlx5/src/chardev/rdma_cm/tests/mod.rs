@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 mod attacks;
+mod descriptors;
 mod replay;
 mod rules;
 

@@ -56,6 +56,13 @@ impl Client {
     }
 
     fn resolve_at(&self, id: u32, address: [u8; 4], port: u16) {
+        self.ask_for_address(id, address, port);
+        self.expect(EventType::ADDR_RESOLVED);
+        self.ask_for_route(id);
+        self.expect(EventType::ROUTE_RESOLVED);
+    }
+
+    pub(super) fn ask_for_address(&self, id: u32, address: [u8; 4], port: u16) {
         let request = ResolveAddr {
             id,
             timeout_ms: 1000,
@@ -64,9 +71,10 @@ impl Client {
             ..ResolveAddr::default()
         };
         self.send(&request).unwrap();
-        self.expect(EventType::ADDR_RESOLVED);
+    }
+
+    pub(super) fn ask_for_route(&self, id: u32) {
         self.send(&ResolveRoute { id, timeout_ms: 1000 }).unwrap();
-        self.expect(EventType::ROUTE_RESOLVED);
     }
 
     pub(super) fn connect(&self, id: u32, qp_num: u32, private_data_len: u8) -> Result<(), Errno> {
