@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -44,9 +44,25 @@ pub(crate) type Holder = Option<ThreadId>;
 #[derive(Debug, Default)]
 struct Target {
     name: String,
-    held: HashMap<Holder, u32>,
+    held: HashMap<Holder, Held>,
     observer: Observer,
 }
+
+/// Events that a thread holds.
+#[derive(Debug, Default)]
+struct Held {
+    count: u32,
+    /// Dead once the thread has ended; `None` if it is no thread in particular.
+    thread: Option<Weak<()>>,
+}
+
+thread_local! {
+    /// Lives as long as the thread.
+    static ALIVE: Arc<()> = Arc::default();
+}
+
+/// How often a thread that waits for acknowledgements checks whether the holders have ended.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The part of this library that has to see an object's events before the program does.
 #[derive(Debug, Clone, Default)]
@@ -65,7 +81,14 @@ pub(crate) enum Observer {
 
 impl Target {
     fn outstanding(&self) -> u32 {
-        self.held.values().sum()
+        self.held.values().map(|held| held.count).sum()
+    }
+
+    /// Events stay with their thread unless they are detached, so no one can acknowledge those of
+    /// a thread that has ended.
+    fn forget_leaked(&mut self) {
+        let has_ended = |thread: &Weak<()>| thread.strong_count() == 0;
+        self.held.retain(|_, held| !held.thread.as_ref().is_some_and(has_ended));
     }
 }
 
@@ -140,7 +163,11 @@ impl Registry {
         let record = read(&|id| state.targets.contains_key(&id.0))?;
         let target = whose(&record).and_then(|id| state.targets.get_mut(&id.0));
         if let Some(target) = target {
-            *target.held.entry(Some(thread::current().id())).or_default() += 1;
+            let held = target.held.entry(Some(thread::current().id())).or_default();
+            held.count += 1;
+            if held.thread.is_none() {
+                held.thread = ALIVE.try_with(Arc::downgrade).ok();
+            }
             learn(&record, &target.observer);
         }
         Ok(record)
@@ -180,21 +207,24 @@ impl Registry {
     pub(crate) fn detach(&self, id: ObjectId, holder: Holder, count: u32) {
         self.with(id, |target| {
             remove(target, holder, count);
-            *target.held.entry(None).or_default() += count;
+            target.held.entry(None).or_default().count += count;
         });
     }
 
     fn wait_until_idle(&self, id: ObjectId, verb: &'static str, until: Until) -> Result<()> {
         let mut state = self.lock().ok_or_else(|| fork::forked(verb))?;
-        while let Some(target) = state.targets.get(&id.0).filter(|target| target.outstanding() > 0)
-        {
+        while let Some(target) = state.targets.get_mut(&id.0) {
+            target.forget_leaked();
+            if target.outstanding() == 0 {
+                break;
+            }
             if target.held.contains_key(&Some(thread::current().id())) {
                 return Err(held_by_caller(verb, target));
             }
             let left = until.left().ok_or_else(|| still_held(verb, target, until))?;
             state.waiting += 1;
-            state =
-                self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.changed.wait_timeout(state, left.min(LOOK));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
             state.waiting -= 1;
         }
         Ok(())
@@ -211,8 +241,8 @@ impl Registry {
 
 fn remove(target: &mut Target, holder: Holder, count: u32) {
     if let Some(held) = target.held.get_mut(&holder) {
-        *held = held.saturating_sub(count);
-        if *held == 0 {
+        held.count = held.count.saturating_sub(count);
+        if held.count == 0 {
             target.held.remove(&holder);
         }
     }
@@ -251,7 +281,7 @@ impl Until {
 fn held_by_caller(verb: &'static str, target: &Target) -> Error {
     let cause = format!(
         "this thread itself holds {} unacknowledged event(s) of {}; waiting for them would never end",
-        target.held.get(&Some(thread::current().id())).copied().unwrap_or(0),
+        target.held.get(&Some(thread::current().id())).map_or(0, |held| held.count),
         target.name
     );
     Error::new(verb, ErrorKind::Deadlock, cause).cure_with("drop the event first")

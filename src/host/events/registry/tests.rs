@@ -58,6 +58,26 @@ fn destroy_waits_for_another_threads_acknowledgement() {
     });
 }
 
+/// An event stays with the thread that got it, so no one can acknowledge it once the thread ended.
+#[test]
+fn destroy_waits_for_no_thread_that_has_ended() {
+    let (registry, id) = thread::spawn(registry_with_one_event).join().unwrap();
+    destroy(&registry, id, Wait::Never).unwrap();
+
+    let (end, ended) = mpsc::channel::<()>();
+    let (tell, told) = mpsc::channel();
+    let holder = thread::spawn(move || {
+        tell.send(registry_with_one_event()).unwrap();
+        ended.recv().unwrap();
+    });
+    let (registry, id) = told.recv().unwrap();
+    assert_eq!(destroy(&registry, id, Wait::Never).unwrap_err().kind(), ErrorKind::Busy);
+    let destroying = thread::spawn(move || destroy(&registry, id, Wait::Forever));
+    end.send(()).unwrap();
+    holder.join().unwrap();
+    destroying.join().unwrap().unwrap();
+}
+
 #[test]
 fn a_failed_destroy_forgets_nothing() {
     let (registry, id) = registry_with_one_event();
