@@ -321,9 +321,7 @@ impl<L: Layer, X, R: Register> AsyncListener<L, X, R> {
     pub async fn accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
             consume_budget().await;
-            if let Some(connection) = self.listener.unreturned()? {
-                return Ok(connection);
-            }
+            self.listener.begin()?;
             let event = match self.listener.arrived()? {
                 Some(event) => event,
                 None => self.channel.event().await?,

@@ -1,8 +1,10 @@
 //! Listening at an address, and accepting connections in one call each.
 
+use std::any::Any;
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
 use uverbs_mlx5::mmio::{BlueFlame, Register};
@@ -50,8 +52,8 @@ pub struct Listener<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     /// Peers that are accepted and have not confirmed, and requests that wait until fewer are. The
     /// kernel does not report that one of the latter has given up; accepting it fails then.
     half_open: HalfOpen<IdKey, Pending<L, X, R>, ConnectionRequest>,
-    /// A connection that is not returned yet, because the program's function may panic before.
-    established: Option<Result<Connection<L, X, R>>>,
+    /// The panic of the program's function in a call that returned a connection all the same.
+    panic: Option<Box<dyn Any + Send>>,
     /// Whether the device was removed: no further event follows then.
     is_removed: bool,
 }
@@ -188,8 +190,8 @@ impl ListenerBuilder {
     /// device of the request ([`ConnectionRequest::context`]). The second value that `make` returns
     /// is in [`Connection::resources`]. If `make` fails, the peer is refused and
     /// [`Listener::accept`] returns the error; for a peer that waited
-    /// ([`half_open`](Self::half_open)) the error is logged. If `make` panics for such a
-    /// peer, the next call returns the connection that this one had.
+    /// ([`half_open`](Self::half_open)) the error is logged. If `make` panics for such a peer,
+    /// this call returns its connection, and the next one panics.
     ///
     /// # Errors
     /// As [`ListenerBuilder::bind`].
@@ -223,7 +225,7 @@ impl ListenerBuilder {
         let waiting = if self.backlog == 0 { MAX_WAITING } else { self.backlog };
         let half_open = HalfOpen::new(self.half_open as usize, waiting as usize, Instant::now());
         let (options, make) = (self.options, Box::new(make));
-        Listener { id, channel, options, make, half_open, established: None, is_removed: false }
+        Listener { id, channel, options, make, half_open, panic: None, is_removed: false }
     }
 
     fn listen(&self, channel: &Channel, addresses: Vec<SocketAddr>) -> Result<Id> {
@@ -305,9 +307,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// `WouldBlock` if no connection is established; as [`Listener::accept`].
     pub fn try_accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
-            if let Some(connection) = self.unreturned()? {
-                return Ok(connection);
-            }
+            self.begin()?;
             let event = self.arrived()?.map_or_else(|| self.channel.try_next_event(), Ok)?;
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
@@ -317,9 +317,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
 
     fn accept_by(&mut self, deadline: Option<Instant>) -> Result<Connection<L, X, R>> {
         loop {
-            if let Some(connection) = self.unreturned()? {
-                return Ok(connection);
-            }
+            self.begin()?;
             let Some(event) = self.next_event(deadline)? else { continue };
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
@@ -357,13 +355,15 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         }
     }
 
-    /// The connection of a call that ended by a panic of the program's function.
+    /// Continues the panic of an earlier call.
     ///
     /// # Errors
     /// `DeviceGone` if the device was removed.
-    pub(crate) fn unreturned(&mut self) -> Result<Option<Connection<L, X, R>>> {
-        self.require_device()?;
-        self.established.take().transpose()
+    pub(crate) fn begin(&mut self) -> Result<()> {
+        if let Some(panic) = self.panic.take() {
+            resume_unwind(panic);
+        }
+        self.require_device()
     }
 
     fn require_device(&self) -> Result<()> {
@@ -377,9 +377,10 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
             EventKind::ConnectRequest(request) => self.accept_or_queue(request).map(|()| None),
             EventKind::Established => {
                 let Some(pending) = self.half_open.remove(event.id) else { return Ok(None) };
-                self.established = Some(self.finish(pending));
-                self.fill_place();
-                self.established.take().transpose()
+                let connection = self.finish(pending);
+                // No event would announce the connection after a panic.
+                self.panic = catch_unwind(AssertUnwindSafe(|| self.fill_place())).err();
+                connection.map(Some)
             }
             EventKind::DeviceRemoval if event.id == self.id.key() => {
                 self.is_removed = true;

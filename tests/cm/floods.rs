@@ -174,11 +174,13 @@ fn a_panic_for_a_waiting_peer_loses_no_connection() {
     let EventKind::ConnectResponse(reply) = next(&first.channel).kind else { panic!() };
     assert!(second.has_no_answer());
     first.confirm();
-    let accept = AssertUnwindSafe(|| listener.accept_until(Instant::now() + PATIENCE));
-    assert!(catch_unwind(accept).is_err());
-    assert_eq!(second.refusal().reason, RejectReason::BY_PROGRAM);
-    let server = listener.try_accept().unwrap();
+    let server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
     assert_eq!(server.qp.number(), reply.remote_qpn);
+    assert_eq!(second.refusal().reason, RejectReason::BY_PROGRAM);
+    let accept = AssertUnwindSafe(|| listener.try_accept());
+    let panicked = catch_unwind(accept).unwrap_err();
+    assert_eq!(panicked.downcast_ref(), Some(&"no queue pair"));
+    assert_eq!(listener.try_accept().unwrap_err().kind(), ErrorKind::WouldBlock);
 }
 
 /// Peers of one address that never confirm fill neither the half-open places nor the backlog for
