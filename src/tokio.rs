@@ -86,15 +86,18 @@ impl AsyncFile {
         watch(file).map(Self)
     }
 
-    /// Whether the file may be readable; else the task is woken when it is. Of several tasks the
-    /// last that asked is woken. An error of the file (POLLERR) wakes none.
+    /// Whether the file may be readable, or has an error (POLLERR). If not, the task is woken once
+    /// it is. Of several tasks the last that asked is woken.
     ///
     /// # Errors
     /// Errors of the runtime as it shuts down.
     pub fn poll_readable(&self, task: &mut task::Context<'_>) -> Poll<Result<Readable<'_>>> {
-        let ready =
-            self.0.poll_read_ready(task).map_err(|error| Error::io("wait_in_tokio", &error));
-        ready.map_ok(Readable)
+        // To mio an error alone is the end of writing, not of reading.
+        let ready = match self.0.poll_read_ready(task) {
+            Poll::Pending => self.0.poll_write_ready(task),
+            ready => ready,
+        };
+        ready.map_ok(Readable).map_err(|error| Error::io("wait_in_tokio", &error))
     }
 
     /// Waits until the file may be readable, or has an error (POLLERR). Cancel safe.

@@ -37,3 +37,12 @@ async fn an_error_of_the_file_makes_it_readable() {
     let (waited, ()) = tokio::join!(waiting, async { drop(reader) });
     waited.expect("the wait ends").unwrap().clear();
 }
+
+#[tokio::test]
+async fn an_error_of_the_file_wakes_a_task_that_polls_it() {
+    let (reader, writer) = pipe().unwrap();
+    let file = AsyncFile::new(writer).unwrap();
+    let polling = timeout(PATIENCE, std::future::poll_fn(|task| file.poll_readable(task)));
+    let (waited, ()) = tokio::join!(polling, async { drop(reader) });
+    waited.expect("the wait ends").unwrap().clear();
+}

@@ -14,9 +14,7 @@ use crate::shared::Shared;
 /// A stream whose events tokio watches.
 #[derive(Debug)]
 pub(super) struct Reactor {
-    /// The files of [`Shared::files`], by descriptors of their own. When a device is removed, the
-    /// kernel reports only POLLERR of the first, for which tokio wakes no reader: the manager's
-    /// event of the removal wakes the tasks.
+    /// The files of [`Shared::files`], by descriptors of their own.
     files: [AsyncFile; 2],
     wakers: Arc<Wakers>,
     pub(super) shared: Arc<Shared>,
