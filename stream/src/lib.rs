@@ -71,6 +71,7 @@ mod halves;
 mod handshake;
 mod lent;
 mod listener;
+mod lookup;
 mod prepared;
 mod readiness;
 mod shared;

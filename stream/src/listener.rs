@@ -18,6 +18,7 @@ use uverbs::cm::{
 use crate::config::Config;
 use crate::connect::{channel, qp_options};
 use crate::handshake::Offer;
+use crate::lookup::addresses;
 use crate::prepared::Prepared;
 use crate::shared::Shared;
 use crate::stream::Stream;
@@ -72,7 +73,7 @@ impl Listener {
     pub(crate) fn bind_with(config: &Config, address: impl ToSocketAddrs) -> io::Result<Self> {
         let channel = channel(config)?;
         let mut failed = io::Error::new(io::ErrorKind::InvalidInput, "the name has no address");
-        for address in address.to_socket_addrs()? {
+        for address in addresses(address)? {
             match listen(&channel, config, address) {
                 Ok(id) => return Self::new(id, channel, config),
                 Err(error) => failed = error.into(),

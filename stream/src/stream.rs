@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::connect::{connect, deadline};
 use crate::halves::{ReadHalf, WriteHalf};
 use crate::lent::{Lent, Reservation};
+use crate::lookup::addresses;
 use crate::shared::Shared;
 
 /// A stream of bytes to a peer, as [`TcpStream`](std::net::TcpStream) is one.
@@ -40,7 +41,7 @@ impl Stream {
     pub(crate) fn connect_with(config: &Config, address: impl ToSocketAddrs) -> io::Result<Self> {
         let deadline = deadline(config);
         let mut failed = io::Error::new(io::ErrorKind::InvalidInput, "the name has no address");
-        for address in address.to_socket_addrs()? {
+        for address in addresses(address)? {
             match connect(config, address, deadline) {
                 Ok(shared) => return Ok(Self::new(Arc::new(shared))),
                 Err(error) => failed = error,

@@ -11,6 +11,7 @@ use uverbs::tokio::AsyncFile;
 
 use super::stream::Stream;
 use crate::config::Config;
+use crate::lookup::explain;
 
 /// Listens for streams, as [`TcpListener`](tokio::net::TcpListener) does. Dropping it refuses the
 /// peers that are not accepted.
@@ -41,7 +42,7 @@ impl Listener {
     /// # Panics
     /// As [`Listener::bind`].
     pub async fn bind_with(config: &Config, address: impl ToSocketAddrs) -> io::Result<Self> {
-        let addresses: Vec<SocketAddr> = lookup_host(address).await?.collect();
+        let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(explain)?.collect();
         Self::from_blocking(config.bind(&addresses[..])?)
     }
 

@@ -17,6 +17,7 @@ use crate::connect::Connecting;
 use crate::core::{Attempt, Core};
 use crate::halves::ReadBuffer;
 use crate::lent::{Lent, Reservation};
+use crate::lookup::explain;
 use crate::readiness::Side;
 use crate::shared::Shared;
 
@@ -67,7 +68,7 @@ impl Stream {
     pub async fn connect_with(config: &Config, address: impl ToSocketAddrs) -> io::Result<Self> {
         config.check()?;
         let mut failed = io::Error::new(io::ErrorKind::InvalidInput, "the name has no address");
-        for address in lookup_host(address).await? {
+        for address in lookup_host(address).await.map_err(explain)? {
             match connect(config, address).await {
                 Ok(shared) => return Self::new(Arc::new(shared)),
                 Err(error) => failed = error,

@@ -70,3 +70,19 @@ fn a_removed_device_closes_its_listener() {
     let expected = [ErrorKind::NotConnected, ErrorKind::InvalidInput, ErrorKind::InvalidInput];
     assert_eq!(expected.map(|_| listener.accept().unwrap_err().kind()), expected);
 }
+
+/// An address with an interface, as a text, needs a type of its own: the error names it.
+#[test]
+fn an_interface_in_a_text_is_explained() {
+    let text = "[fe80::1%lo]:7471";
+    let config = config();
+    let errors = [config.connect(text).unwrap_err(), config.bind(text).unwrap_err()];
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let in_tasks = runtime.block_on(async {
+        let connect = uverbs_stream::tokio::Stream::connect_with(&config, text).await.unwrap_err();
+        [connect, uverbs_stream::tokio::Listener::bind_with(&config, text).await.unwrap_err()]
+    });
+    for error in errors.into_iter().chain(in_tasks) {
+        assert!(error.to_string().contains("cm::Address"), "{error}");
+    }
+}

@@ -1,0 +1,37 @@
+//! Looking up the addresses of a name.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+
+/// The addresses that `address` stands for.
+pub(crate) fn addresses(
+    address: impl ToSocketAddrs,
+) -> io::Result<impl Iterator<Item = SocketAddr>> {
+    address.to_socket_addrs().map_err(explain)
+}
+
+/// Adds how addresses are written to an error of a lookup.
+pub(crate) fn explain(error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), Unknown(error))
+}
+
+#[derive(Debug)]
+struct Unknown(io::Error);
+
+impl fmt::Display for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}; check the name; an address is HOST:PORT, such as 10.0.0.1:7471, and \
+             uverbs::cm::Address parses one with an interface ([fe80::1%eth0]:7471)",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for Unknown {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.0)
+    }
+}
