@@ -17,13 +17,19 @@
 //! Its channel is its own, so no other task can take that event. Every future here may be dropped
 //! at any moment: between taking something and returning it nothing waits.
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{self, Poll};
+use std::time::{Duration, Instant};
 
 use ::tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use ::tokio::task::coop::consume_budget;
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
 use crate::cm::{Channel, Connection, Connector, Event, Listener};
 use crate::cq::builder::CqBuilder;
@@ -115,6 +121,60 @@ impl Readable<'_> {
     /// nothing to read after it got this.
     pub fn clear(mut self) {
         self.0.clear_ready();
+    }
+}
+
+/// Wakes a task at a time, also where the runtime has no timers.
+#[derive(Debug)]
+#[doc(hidden)]
+pub struct Alarm {
+    timer: AsyncFd<Watched<TimerFd>>,
+    /// When the timer ends, if it is set.
+    set: Mutex<Option<Instant>>,
+}
+
+impl Alarm {
+    /// # Errors
+    /// Errors of `timerfd_create(2)` and `epoll_ctl(2)`.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O enabled.
+    pub fn new() -> Result<Self> {
+        let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags);
+        let timer = timer.map_err(|errno| Error::os("timerfd_create", errno))?;
+        Ok(Self { timer: watch(timer)?, set: Mutex::default() })
+    }
+
+    /// Ready at `at` or later, also once before. The last task that asked is woken.
+    ///
+    /// # Errors
+    /// Errors of the runtime as it shuts down.
+    pub fn poll(&self, at: Instant, task: &mut task::Context<'_>) -> Poll<Result<()>> {
+        self.set(at)?;
+        let ended = task::ready!(self.timer.poll_read_ready(task));
+        ended.map_err(|error| Error::io("wait_in_tokio", &error))?.clear_ready();
+        *self.lock() = None;
+        Poll::Ready(Ok(()))
+    }
+
+    fn set(&self, at: Instant) -> Result<()> {
+        let mut set = self.lock();
+        if *set != Some(at) {
+            // A time of zero would stop the timer.
+            let left = at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+            let once = Expiration::OneShot(TimeSpec::from_duration(left));
+            let timer = self.timer.get_ref().owner();
+            timer
+                .set(once, TimerSetTimeFlags::empty())
+                .map_err(|errno| Error::os("timerfd_settime", errno))?;
+            *set = Some(at);
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -296,6 +356,8 @@ pub struct AsyncListener<
 > {
     listener: Listener<L, X, R>,
     channel: AsyncCmChannel,
+    /// Ends a wait when a silent peer may have to give up its place.
+    alarm: Alarm,
 }
 
 impl<L: Layer, X, R: Register> AsyncListener<L, X, R> {
@@ -308,7 +370,7 @@ impl<L: Layer, X, R: Register> AsyncListener<L, X, R> {
     /// Outside a tokio runtime with I/O enabled.
     pub fn new(listener: Listener<L, X, R>) -> Result<Self> {
         let channel = AsyncCmChannel::new(listener.channel().clone())?;
-        Ok(Self { listener, channel })
+        Ok(Self { listener, channel, alarm: Alarm::new()? })
     }
 
     /// The listener, to be asked for its address.
@@ -325,15 +387,35 @@ impl<L: Layer, X, R: Register> AsyncListener<L, X, R> {
         loop {
             consume_budget().await;
             self.listener.begin()?;
-            let event = match self.listener.arrived()? {
-                Some(event) => event,
-                None => self.channel.event().await?,
+            let arrived = self.listener.arrived()?;
+            let eviction = self.listener.next_eviction();
+            let event = match arrived {
+                Some(event) => Some(event),
+                None => event_or_eviction(&self.channel, &self.alarm, eviction).await?,
             };
+            let Some(event) = event else { continue };
             if let Some(connection) = self.listener.step(event)? {
                 return Ok(connection);
             }
         }
     }
+}
+
+/// The next event; `None` when a silent peer may have to give up its place before.
+async fn event_or_eviction(
+    channel: &AsyncCmChannel,
+    alarm: &Alarm,
+    eviction: Option<Instant>,
+) -> Result<Option<Event>> {
+    let mut event = pin!(channel.event());
+    poll_fn(|task| {
+        let arrived = event.as_mut().poll(task).map_ok(Some);
+        match (arrived, eviction) {
+            (Poll::Pending, Some(at)) => alarm.poll(at, task).map_ok(|()| None),
+            (arrived, _) => arrived,
+        }
+    })
+    .await
 }
 
 /// Connects to `address`, as [`Connector::connect`] does. Dropped before it is done, it withdraws

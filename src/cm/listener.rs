@@ -325,12 +325,17 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         }
     }
 
+    /// When a silent peer may have to give up its place.
+    pub(crate) fn next_eviction(&self) -> Option<Instant> {
+        self.half_open.next_eviction()
+    }
+
     /// The next event; `None` when a silent peer may have to give up its place before.
     fn next_event(&mut self, deadline: Option<Instant>) -> Result<Option<Event>> {
         if let Some(event) = self.arrived()? {
             return Ok(Some(event));
         }
-        let eviction = self.half_open.next_eviction();
+        let eviction = self.next_eviction();
         let Some(until) = deadline.into_iter().chain(eviction).min() else {
             return self.channel.next_event().map(Some);
         };

@@ -143,9 +143,14 @@ impl Listener {
         }
     }
 
-    /// How long to wait until a silent peer may have to give up its place, rounded up.
+    /// When a silent peer may have to give up its place.
+    pub(crate) fn next_eviction(&self) -> Option<Instant> {
+        lock(&self.peers).half_open.next_eviction()
+    }
+
+    /// How long to wait until then, rounded up.
     fn until_eviction(&self) -> PollTimeout {
-        let eviction = lock(&self.peers).half_open.next_eviction();
+        let eviction = self.next_eviction();
         let left = eviction.map(|at| at.saturating_duration_since(Instant::now()));
         let left = left.map(|left| left + Duration::from_millis(1));
         left.map_or(PollTimeout::NONE, |left| left.try_into().unwrap_or(PollTimeout::MAX))

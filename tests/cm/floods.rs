@@ -241,6 +241,28 @@ fn silent_peers_of_two_addresses_keep_no_third_one_out() {
     assert!(open[1..].iter().all(Peer::has_no_answer));
 }
 
+/// As above, where a task accepts. Its runtime has no timers.
+#[test]
+fn a_task_hears_when_a_silent_peer_loses_its_place() {
+    let device =
+        || Device::from_soft(SoftDevice::builder("soft0").build().unwrap()).open().unwrap();
+    let [here, one, other, honest] = [device(), device(), device(), device()];
+    let builder = Listener::builder().context(&here).half_open(4).backlog(8);
+    let listener = builder.bind(address_of(&here)).unwrap();
+    let to = listener.local_address().unwrap();
+    let accepting = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        runtime.block_on(async { AsyncListener::new(listener)?.accept().await })
+    });
+    let open = [&one, &one, &one, &other].map(|from| Peer::asking(from, to));
+    assert!(open.iter().all(Peer::was_accepted));
+    let mut peer = Peer::asking(&honest, to);
+    assert!(peer.was_accepted(), "it is kept out");
+    peer.confirm();
+    let server = accepting.join().unwrap().unwrap();
+    assert_eq!(server.link.peer_address().unwrap().unwrap().ip(), address_of(&honest).ip());
+}
+
 #[tokio::test]
 async fn async_listeners_bound_unconfirmed_peers_too() {
     let (context, address) = device_and_address();

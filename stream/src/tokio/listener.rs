@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::net::{ToSocketAddrs, lookup_host};
-use uverbs::tokio::AsyncFile;
+use uverbs::tokio::{Alarm, AsyncFile, Readable};
 
 use super::stream::Stream;
 use crate::config::Config;
@@ -19,6 +19,8 @@ use crate::lookup::explain;
 pub struct Listener {
     /// The listener's event file, by a descriptor of its own.
     events: AsyncFile,
+    /// Ends a wait when a silent peer may have to give up its place.
+    alarm: Alarm,
     listener: crate::Listener,
 }
 
@@ -56,7 +58,7 @@ impl Listener {
     pub fn from_blocking(listener: crate::Listener) -> io::Result<Self> {
         let file = listener.as_fd().try_clone_to_owned()?;
         let events = AsyncFile::new(file)?;
-        Ok(Self { events, listener })
+        Ok(Self { events, alarm: Alarm::new()?, listener })
     }
 
     /// The address that it listens at, with the port that was chosen.
@@ -82,15 +84,26 @@ impl Listener {
     /// As [`Listener::accept`].
     pub fn poll_accept(&self, task: &mut Context<'_>) -> Poll<io::Result<(Stream, SocketAddr)>> {
         loop {
-            let ready = ready!(self.events.poll_readable(task))?;
+            let ready = ready!(self.poll_event(task))?;
             match self.listener.try_accept_shared() {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    ready.into_iter().for_each(Readable::clear);
+                }
                 Err(error) => return Poll::Ready(Err(error)),
                 Ok(shared) => {
                     let peer = shared.peer;
                     return Poll::Ready(Stream::new(Arc::new(shared)).map(|stream| (stream, peer)));
                 }
             }
+        }
+    }
+
+    /// Ready when there may be an event, or when a silent peer may have to give up its place.
+    fn poll_event(&self, task: &mut Context<'_>) -> Poll<uverbs::Result<Option<Readable<'_>>>> {
+        let event = self.events.poll_readable(task).map_ok(Some);
+        match (event, self.listener.next_eviction()) {
+            (Poll::Pending, Some(at)) => self.alarm.poll(at, task).map_ok(|()| None),
+            (event, _) => event,
         }
     }
 }

@@ -153,10 +153,28 @@ fn half_open_peers_are_bounded() {
     drop(accepted);
 }
 
+/// As below, where a task accepts. Its runtime has no timers.
+#[test]
+fn a_task_hears_when_a_silent_peer_loses_its_place() {
+    silent_peers_keep_no_other_address_out(|listener| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        runtime.block_on(async {
+            let listener = uverbs_stream::tokio::Listener::from_blocking(listener)?;
+            listener.accept().await.map(|(stream, _)| stream)
+        })
+    });
+}
+
+#[test]
+fn a_thread_hears_when_a_silent_peer_loses_its_place() {
+    silent_peers_keep_no_other_address_out(|listener| listener.accept().map(|(stream, _)| stream));
+}
+
 /// Silent peers of two addresses have all places. A peer of a third address gets the place of the
 /// oldest one after five seconds, in which no event wakes the listener.
-#[test]
-fn silent_peers_of_two_addresses_keep_no_third_one_out() {
+fn silent_peers_keep_no_other_address_out<S: Send + 'static>(
+    accept: impl FnOnce(uverbs_stream::Listener) -> std::io::Result<S> + Send + 'static,
+) {
     const LATE: Duration = Duration::from_secs(30);
     let device =
         || Device::from_soft(SoftDevice::builder("soft0").build().unwrap()).open().unwrap();
@@ -164,7 +182,7 @@ fn silent_peers_of_two_addresses_keep_no_third_one_out() {
     let config = Config::new().context(&here).half_open(4);
     let listener = config.bind(address_of(&here)).unwrap();
     let to = listener.local_addr().unwrap();
-    let accepting = thread::spawn(move || listener.accept().map(|stream| (stream, listener)));
+    let accepting = thread::spawn(move || accept(listener));
     let open = [&one, &one, &one, &other].map(|from| HalfOpen::of(from, to));
     let was_answered =
         |peer: &HalfOpen| matches!(peer.answer(LATE), Some(EventKind::ConnectResponse(_)));
@@ -172,8 +190,8 @@ fn silent_peers_of_two_addresses_keep_no_third_one_out() {
     let mut peer = HalfOpen::of(&honest, to);
     assert!(was_answered(&peer), "it is kept out");
     peer.confirm();
-    let accepted = accepting.join().unwrap().unwrap();
     assert!(matches!(open[0].answer(LATE), Some(EventKind::Rejected(_))));
+    let accepted = accepting.join().unwrap().unwrap();
     drop(peer);
     drop(accepted);
 }
