@@ -1,6 +1,7 @@
 //! Detects a forked child without a system call.
 #![allow(unsafe_code)]
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use memmap2::{MmapMut, MmapRaw};
@@ -41,6 +42,13 @@ impl Home {
         // At a fork the kernel clears the child's page only, before the child runs.
         self.mark.as_ref().map(|page| unsafe { AtomicU32::from_ptr(page.as_mut_ptr().cast()) })
     }
+}
+
+/// The number of this process. A system call is made in forked children only.
+pub(crate) fn own_process() -> u32 {
+    static HOME: OnceLock<Home> = OnceLock::new();
+    let home = HOME.get_or_init(Home::new);
+    if home.is_here() { home.process } else { std::process::id() }
 }
 
 const LEN: usize = 4096;

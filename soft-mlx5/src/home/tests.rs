@@ -27,3 +27,19 @@ fn a_forked_child_is_another_process() {
         assert!(home.is_here());
     }
 }
+
+#[test]
+fn a_forked_child_has_a_number_of_its_own() {
+    assert_eq!(own_process(), std::process::id());
+    // SAFETY: the child reads two numbers and leaves at once.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let is_own = own_process() == std::process::id();
+            // SAFETY: ends the process at once.
+            unsafe { libc::_exit(is_own.into()) }
+        }
+        ForkResult::Parent { child } => {
+            assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 1)));
+        }
+    }
+}

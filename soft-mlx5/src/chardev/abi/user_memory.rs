@@ -11,6 +11,8 @@ use nix::errno::Errno;
 use uverbs_soft_adapter::process_vm::{self, populate};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::home::own_process;
+
 /// The kernel's page size as far as this ABI is concerned.
 pub(crate) const PAGE_SIZE: u64 = 4096;
 
@@ -62,7 +64,7 @@ impl UserMemory {
     }
 
     fn process(self) -> libc::pid_t {
-        self.child.unwrap_or_else(process_vm::own_pid)
+        self.child.unwrap_or_else(|| own_process().cast_signed())
     }
 
     /// True if the system forbids the copy, and it can be made directly because the memory is of
