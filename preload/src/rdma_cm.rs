@@ -9,6 +9,7 @@
 use std::ffi::{c_int, c_ulong, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -26,6 +27,26 @@ pub(crate) struct Open {
 }
 
 static OPEN: OpenFiles<Open> = OpenFiles::new();
+
+/// The descriptors that [`open`] has returned, a bit each, as far as their numbers are below 1024.
+static RETURNED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+
+/// The word and the bit of a descriptor; none for high numbers.
+fn bit(fd: c_int) -> Option<(&'static AtomicU64, u64)> {
+    let fd = usize::try_from(fd).ok()?;
+    RETURNED.get(fd / 64).map(|word| (word, 1 << (fd % 64)))
+}
+
+fn note_returned(fd: c_int) {
+    if let Some((word, bit)) = bit(fd) {
+        word.fetch_or(bit, Ordering::Relaxed);
+    }
+}
+
+/// Whether [`open`] may have returned this descriptor.
+fn may_be_returned(fd: c_int) -> bool {
+    bit(fd).is_none_or(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+}
 
 impl DeviceFile for Open {
     fn identity(&self) -> (u64, u64) {
@@ -49,6 +70,7 @@ pub(crate) fn open(close_on_exec: bool, does_not_block: bool) -> Result<c_int, E
     let kept = file.kept();
     OPEN.add(Open { file, kept });
     node::ensure_reaper();
+    note_returned(descriptor.as_raw_fd());
     trace::cm_opened(descriptor.as_raw_fd());
     Ok(descriptor.into_raw_fd())
 }
@@ -135,11 +157,15 @@ pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, length: usize) -
 
 /// `read(2)`: the kernel's file has none.
 ///
+/// Programs read from their other files all the time, and to identify a file is a system call. So
+/// only descriptors that [`open`] returned are looked at. A program that duplicates one and reads
+/// from the duplicate, which fails with the kernel's file, gets the pipe's byte.
+///
 /// # Safety
 /// As the C function.
 #[unsafe(export_name = "read")]
 pub unsafe extern "C" fn read_hook(fd: c_int, into: *mut c_void, length: usize) -> isize {
-    if find(fd).is_some() {
+    if may_be_returned(fd) && find(fd).is_some() {
         return failed(Errno::EINVAL);
     }
     match next!(read as ReadOrWrite<*mut c_void>) {

@@ -54,6 +54,42 @@ fn part_connection_manager() {
 }
 
 #[test]
+fn reading_another_file_makes_no_further_system_call() {
+    succeeds("connection_manager::part_reading_others");
+}
+
+/// Reads in a thread that the kernel ends at its first system call but read, write and exit
+/// (strict seccomp mode).
+#[test]
+#[ignore = "a part of the program"]
+fn part_reading_others() {
+    static HAS_READ: AtomicU32 = AtomicU32::new(0);
+    let _file = open_cm();
+    let (reader, writer) = nix::unistd::pipe().expect("a pipe");
+    nix::unistd::write(&writer, &[7]).expect("a byte");
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        tell.send(nix::unistd::gettid()).expect("the test waits");
+        drop(tell);
+        let mut byte = 0u8;
+        // SAFETY: one byte is read into one byte, and the thread ends without unwinding.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT), 0);
+            libc::read(reader.as_raw_fd(), (&raw mut byte).cast(), 1);
+            HAS_READ.store(byte.into(), Ordering::Relaxed);
+            libc::syscall(libc::SYS_exit, 0);
+        }
+    });
+    let thread = told.recv().expect("the thread runs");
+    let begin = Instant::now();
+    while Path::new(&format!("/proc/self/task/{thread}")).exists() {
+        assert!(begin.elapsed() < PATIENCE, "the thread does not end");
+        std::thread::yield_now();
+    }
+    assert_eq!(HAS_READ.load(Ordering::Relaxed), 7, "it made another system call");
+}
+
+#[test]
 fn a_node_opened_with_o_nonblock_waits_for_no_event() {
     succeeds("connection_manager::part_not_blocking");
 }
