@@ -33,6 +33,17 @@ const TABLES: &[Table] = &[
         ],
     },
     Table {
+        name: "stream-calls",
+        document: "docs/streams.md",
+        columns: &[
+            ("", &["case"]),
+            ("streams, one thread", &["rdma_current_thread"]),
+            ("TCP, one thread", &["tcp_current_thread"]),
+            ("streams, two threads", &["rdma_multi_thread"]),
+            ("TCP, two threads", &["tcp_multi_thread"]),
+        ],
+    },
+    Table {
         name: "c-abi",
         document: "docs/drop-in.md",
         columns: &[
