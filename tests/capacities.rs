@@ -187,6 +187,35 @@ fn receive_queues_hold_what_they_grant() {
     assert!(region.access().contains(ALL_ACCESS));
 }
 
+/// Their slots are apart from each other, and the device may read and write all of them.
+#[test]
+fn several_slabs_share_a_registration() {
+    let setup = Setup::new();
+    let slabs = setup.pd.create_slabs([(3, 100), (2, 64), (1, 5000)]).unwrap();
+    assert_eq!(
+        slabs.each_ref().map(|slab| (slab.free(), slab.slot_bytes())),
+        [(3, 100), (2, 64), (1, 5000)]
+    );
+    let mut slots: Vec<_> =
+        slabs.iter().flat_map(|slab| std::iter::from_fn(|| slab.take())).collect();
+    for (number, slot) in slots.iter_mut().enumerate() {
+        slot.set_len(slot.capacity());
+        slot.fill(number as u8);
+    }
+    for (number, slot) in slots.iter().enumerate() {
+        assert!(
+            slot.iter().all(|byte| usize::from(*byte) == number)
+                && slot.as_ptr() as usize % 64 == 0
+        );
+    }
+    drop(slabs);
+    drop(slots);
+    for sizes in [[(1, 64), (0, 64)], [(1, 0), (1, 64)]] {
+        let error = setup.pd.create_slabs(sizes).unwrap_err();
+        assert_eq!(error.kind(), uverbs::ErrorKind::InvalidInput, "{error}");
+    }
+}
+
 #[test]
 fn slabs_take_memory_of_the_programs_choice() {
     let setup = Setup::new();

@@ -40,7 +40,7 @@ impl fmt::Debug for Slab {
 }
 
 pub(crate) struct Inner {
-    region: MemoryRegion,
+    region: Arc<MemoryRegion>,
     pub(super) slots: Arc<[Header]>,
     #[allow(dead_code, reason = "for forked children")]
     disowned: Listed<Header>,
@@ -58,7 +58,28 @@ impl ProtectionDomain {
         let buffer = Buffer::new(length).map_err(|error| {
             Error::io(VERB, &error).asked(format!("{slots} slots of {bytes} bytes"))
         })?;
-        self.cut(buffer, slots, bytes, stride(bytes)?)
+        let start = buffer.as_ptr();
+        self.cut(&self.slab_region(buffer)?, start, slots, bytes)
+    }
+
+    /// As [`ProtectionDomain::create_slab`], several slabs in one registration: the slots of each,
+    /// and their bytes.
+    ///
+    /// # Errors
+    /// As for [`ProtectionDomain::create_slab`].
+    pub fn create_slabs<const N: usize>(&self, sizes: [(u32, u32); N]) -> Result<[Slab; N]> {
+        let (mut starts, mut length) = ([0; N], 0usize);
+        for ((slots, bytes), start) in sizes.into_iter().zip(&mut starts) {
+            *start = length;
+            length = length.saturating_add(self::bytes(slots, bytes)?);
+        }
+        let asked = |error| Error::io(VERB, &error).asked(format!("slabs of {sizes:?}"));
+        let buffer = Buffer::new(length).map_err(asked)?;
+        let at = buffer.as_ptr();
+        let region = self.slab_region(buffer)?;
+        let cut = |((slots, bytes), start)| self.cut(&region, at.wrapping_add(start), slots, bytes);
+        let slabs: Result<Vec<Slab>> = sizes.into_iter().zip(starts).map(cut).collect();
+        slabs?.try_into().map_err(|_| Error::invalid(VERB, "there is no slab"))
     }
 
     /// Registers `buffer` and cuts it into as many slots of `bytes` each as it holds: huge pages,
@@ -84,12 +105,23 @@ impl ProtectionDomain {
             let cause = "a slab has at least one slot, and begins at a multiple of 64 bytes";
             return Err(Error::invalid(VERB, cause).asked(asked));
         }
-        self.cut(buffer, slots, bytes, stride)
+        let start = buffer.as_ptr();
+        self.cut(&self.slab_region(buffer)?, start, slots, bytes)
     }
 
-    fn cut(&self, buffer: Buffer, slots: u32, bytes: u32, stride: usize) -> Result<Slab> {
-        let start = buffer.as_ptr();
-        let region = self.register(buffer, AccessFlags::LOCAL_WRITE)?;
+    fn slab_region(&self, buffer: Buffer) -> Result<Arc<MemoryRegion>> {
+        self.register(buffer, AccessFlags::LOCAL_WRITE).map(Arc::new)
+    }
+
+    /// Cuts slots out of a region's memory, from `start` on.
+    fn cut(
+        &self,
+        region: &Arc<MemoryRegion>,
+        start: *mut u8,
+        slots: u32,
+        bytes: u32,
+    ) -> Result<Slab> {
+        let (region, stride) = (region.clone(), stride(bytes)?);
         let lkey = region.lkey();
         let slots = Headers::allocate(self.context(), slots).ok_or_else(|| forked(VERB))?;
         let free = Lock::new((0..slots.len() as u32).rev().collect());

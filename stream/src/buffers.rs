@@ -35,10 +35,16 @@ impl Size {
 }
 
 impl SendBuffers {
-    pub(crate) fn new(pd: &ProtectionDomain, config: &Config) -> uverbs::Result<Self> {
-        let large = Size::new(pd.create_slab(config.slots, config.slot_bytes)?);
-        let small = Size::new(pd.create_slab(SMALL, SMALL_BYTES.min(config.slot_bytes))?);
-        Ok(Self { large, small })
+    /// The buffers, and a slab for receives, in one registration.
+    pub(crate) fn with_receives(
+        pd: &ProtectionDomain,
+        config: &Config,
+        receives: (u32, u32),
+    ) -> uverbs::Result<(Self, Slab)> {
+        let small = (SMALL, SMALL_BYTES.min(config.slot_bytes));
+        let slabs = pd.create_slabs([(config.slots, config.slot_bytes), small, receives])?;
+        let [large, small, receives] = slabs;
+        Ok((Self { large: Size::new(large), small: Size::new(small) }, receives))
     }
 
     /// A buffer for a message of `bytes`, or of as many as it holds.

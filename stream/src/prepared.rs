@@ -38,10 +38,11 @@ impl Prepared {
             .max_recv_wr(RECEIVES)
             .max_inline_data(INLINE)
             .build()?;
-        post_receives(&mut qp, &pd.create_slab(RECEIVES, Report::BYTES as u32)?)?;
+        let reports = (RECEIVES, Report::BYTES as u32);
+        let (buffers, reports) = SendBuffers::with_receives(&pd, config, reports)?;
+        post_receives(&mut qp, &reports)?;
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
         let ring = pd.register(Buffer::new(config.ring as usize)?, access)?;
-        let buffers = SendBuffers::new(&pd, config)?;
         let offer = offer(&ring)?;
         Ok(Self { qp, cq, completions, ring, buffers, offer })
     }
