@@ -102,3 +102,20 @@ fn empty_sges_of_a_list_are_skipped() {
     assert_eq!(many.as_slice().any().octowords(&LIMITS), Err(PostError::TooManySge));
     assert_eq!([empty; 4].as_slice().any().octowords(&LIMITS), Ok(0));
 }
+
+/// An SGE that is empty or too long is found wherever it is in the list.
+#[test]
+fn lists_with_an_unusual_sge_are_not_usual() {
+    const MOST: usize = 9;
+    let limits = Limits { max_sge: MOST as u32, ..LIMITS };
+    for length in 0..=MOST {
+        let list = [Sge::new(1, 2, 3); MOST];
+        assert_eq!((&list[..length]).usual(&limits, 1), Some(1 + length));
+        for (at, unusual) in (0..MOST).flat_map(|at| [(at, 0), (at, u32::MAX)]) {
+            let mut list = list;
+            list[at] = Sge::new(1, unusual, 3);
+            assert_eq!((&list[..length]).usual(&limits, 1).is_none(), at < length, "{length} {at}");
+        }
+    }
+    assert_eq!((&[Sge::new(1, 2, 3); MOST + 1][..]).usual(&limits, 1), None);
+}
