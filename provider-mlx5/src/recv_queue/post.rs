@@ -40,8 +40,8 @@ impl Front {
     }
 
     /// Writes a receive of any list, and moves on by `stride` bytes. Returns false if the list is
-    /// longer than `max_sge`, or an SGE is empty or too long: then SGEs may have been written, and
-    /// the front has not moved.
+    /// longer than `max_sge`, or an SGE is empty or too long: then the entry may have been written,
+    /// and the front has not moved.
     ///
     /// # Safety
     /// As for [`Front::write`]. The entry is valid for `max_sge` octowords.
@@ -195,8 +195,7 @@ impl RecvQueue {
     #[cold]
     #[inline(never)]
     unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        // Before the checks, because SGEs may have been written over a terminator even if the list
-        // is refused.
+        // Before the checks, because the entry may have been written even if the list is refused.
         if data.len() > 1 {
             self.limit = super::WITH_LISTS;
         }
@@ -528,8 +527,8 @@ impl Places {
 
 impl shared_recv_queue::Front {
     /// Writes a receive, and moves on to the next entry. Returns false if the slow path has to do
-    /// it: then SGEs may have been written, but the front has not moved. `max_sge` is how many SGEs
-    /// an entry holds.
+    /// it: then the entry may have been written, but the front has not moved. `max_sge` is how many
+    /// SGEs an entry holds.
     ///
     /// # Safety
     /// Places and front are those of a live SRQ.
@@ -697,7 +696,7 @@ unsafe fn terminate(entry: *mut Octoword, max_sge: u8) {
 }
 
 /// Writes a list and its terminator. Returns false if the list does not fit, or an SGE is empty or
-/// too long: then SGEs may have been written.
+/// too long: then SGEs and the terminator may have been written.
 ///
 /// # Safety
 /// `entry` is valid for `max_sge` octowords.
@@ -707,18 +706,23 @@ unsafe fn write_list(entry: *mut Octoword, data: &[Sge], max_sge: u8) -> bool {
     if data.len() > space {
         return false;
     }
-    for (at, sge) in data.iter().enumerate() {
-        if !sge.is_usual() {
-            return false;
-        }
-        // SAFETY: there are no more SGEs than octowords.
-        unsafe { entry.add(at).write(sge.octoword()) };
-    }
     if data.len() < space {
         // SAFETY: there is space for one more.
         unsafe { entry.add(data.len()).write(octoword(DataSegment::TERMINATOR)) };
     }
-    true
+    // Writes an SGE. Otherwise returns whether the list ends here, and all of it was written.
+    let ends_at = |at: usize| match data.get(at) {
+        None => Some(true),
+        Some(sge) if !sge.is_usual() => Some(false),
+        Some(sge) => {
+            // SAFETY: there are no more SGEs than octowords.
+            unsafe { entry.add(at).write(sge.octoword()) };
+            None
+        }
+    };
+    // The first ones without a loop: each costs one comparison.
+    let end = ends_at(0).or_else(|| ends_at(1)).or_else(|| ends_at(2)).or_else(|| ends_at(3));
+    end.or_else(|| (4..=data.len()).find_map(ends_at)).unwrap_or(true)
 }
 
 /// Writes the SGEs that are not empty, and a terminator. An empty SGE is left out, because it would

@@ -301,32 +301,42 @@ fn leaked_batch(posted: usize, said: &[u64], is_faulted: bool) {
 }
 
 /// Lists of random lengths, posted singly and in batches: each ends with a terminator, whatever the
-/// entry held before.
+/// entry held before. It may have held a part of a list that was refused.
 #[test]
 fn lists_of_any_length_have_a_terminator_whatever_the_entry_held() {
-    const SGES: [Sge; 5] = [Sge::new(0x1000, 64, 7); 5];
+    const MOST: usize = 8;
+    let sges: [Sge; MOST + 1] = std::array::from_fn(|at| Sge::new(0x1000, 64 + at as u32, 7));
     let mut cq = Cq::new(64, 64);
-    let mut rq = recv_queue(&cq, 8, 64, false);
+    let mut rq = recv_queue(&cq, 8, 16 * MOST as u32, false);
     let mut random = Random::new(7);
-    for index in 0..4000 {
-        let length = random.below(6);
+    for index in 0..8000 {
+        let length = random.below(MOST + 2);
+        let mut list = sges;
+        let unusual = random.below(2 * MOST);
+        if let Some(sge) = list.get_mut(unusual) {
+            *sge = sge.with_length(u32::MAX);
+        }
         // SAFETY: no device writes to it.
         let posted = unsafe {
             if random.below(2) == 0 {
-                rq.queue.build(0, &SGES[..length])
+                rq.queue.build(0, &list[..length])
             } else {
-                rq.queue.batch().expect("a state for it").build(0, &SGES[..length])
+                rq.queue.batch().expect("a state for it").build(0, &list[..length])
             }
         };
-        if length == 5 {
-            assert_eq!(posted, Err(PostError::TooManySge));
+        if length > MOST || unusual < length {
+            let too_many = length > MOST;
+            let reason = if too_many { PostError::TooManySge } else { PostError::SgeTooLong };
+            assert_eq!(posted, Err(reason));
             continue;
         }
         posted.expect("room");
         let head = rq.queue.head().wrapping_sub(1);
-        let entry = rq.ring.read(head as usize % 8 * 64, 64);
-        let (list, rest) = entry.split_at(16 * length);
-        assert!(list.chunks(16).all(|sge| sge[..4] == 64u32.to_be_bytes()), "{index}");
+        let entry = rq.ring.read(head as usize % 8 * 16 * MOST, 16 * MOST);
+        let (held, rest) = entry.split_at(16 * length);
+        for (sge, length) in held.chunks(16).zip(64u32..) {
+            assert_eq!(sge[..4], length.to_be_bytes(), "{index}");
+        }
         assert!(rest.is_empty() || rest[..16] == TERMINATOR, "{index}: {length}");
         rq.queue.publish();
         cq.produce(Cqe::recv(&rq.handle, head));
