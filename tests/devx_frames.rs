@@ -584,7 +584,16 @@ fn tables_have_at_most_the_advertised_size() {
     bench.close();
 }
 
-/// A pool of receives, which are linked.
+/// The order in which the receives of a pool are taken.
+#[derive(Clone, Copy, PartialEq)]
+enum Order {
+    Linked,
+    Cyclic,
+    /// Without a link before each receive.
+    BasicCyclic,
+}
+
+/// A pool of receives.
 struct Pool {
     object: DevxObject,
     number: u32,
@@ -593,19 +602,23 @@ struct Pool {
 }
 
 impl Pool {
-    /// A segment in front of each receive links it to the next.
-    const LOG_STRIDE: usize = 5;
-
-    fn new(bench: &Bench) -> Self {
+    fn new(bench: &Bench, order: Order) -> Self {
         let (memory, pd) = (Memory::new(&bench.devx), bench.wire.setup.pd.number());
-        let input = Input::new(0x90c, 272).set(rmpc::STATE.at(CONTEXT), 1u64);
-        let input = queue(input, &memory, pd, Self::LOG_STRIDE as u64);
-        let (object, number) = create(&bench.devx, &input.set(wq::WQ_TYPE.at(QUEUE), 0u64));
+        let is_basic = order == Order::BasicCyclic;
+        let log_stride = if is_basic { 4 } else { 5 };
+        let input = Input::new(0x90c, 272)
+            .set(rmpc::STATE.at(CONTEXT), 1u64)
+            .set(rmpc::BASIC_CYCLIC_RCV_WQE.at(CONTEXT), is_basic);
+        let input = queue(input, &memory, pd, log_stride as u64);
+        let input = input.set(wq::WQ_TYPE.at(QUEUE), order != Order::Linked);
+        let (object, number) = create(&bench.devx, &input);
         let buffers: Vec<_> = (0..WQES).map(|_| bench.wire.setup.region(SPACE)).collect();
         for (index, buffer) in buffers.iter().enumerate() {
-            let at = index << Self::LOG_STRIDE;
-            memory.put(at + 2, &((index + 1) as u16 % WQES as u16).to_be_bytes());
-            memory.put(at + 16, &segment(buffer));
+            let end = (index + 1) << log_stride;
+            memory.put(end - 16, &segment(buffer));
+            if order == Order::Linked {
+                memory.put(end - 30, &((index + 1) as u16 % WQES as u16).to_be_bytes());
+            }
         }
         fence(Ordering::SeqCst);
         memory.record(RECORD, WQES as u32);
@@ -640,8 +653,14 @@ impl Pool {
 
 #[test]
 fn queues_share_the_receives_of_a_pool() {
-    let Some(mut bench) = Bench::new() else { return };
-    let pool = Pool::new(&bench);
+    for order in [Order::Linked, Order::Cyclic, Order::BasicCyclic] {
+        let Some(bench) = Bench::new() else { return };
+        share_pool(bench, order);
+    }
+}
+
+fn share_pool(mut bench: Bench, order: Order) {
+    let pool = Pool::new(&bench, order);
     let mut queues = [0; 2].map(|_| pool.queue(&bench));
     let table = bench.spread([queues[0].1, queues[1].1]);
     let mut sent: Vec<_> = (1..=WQES as u16).map(|port| bench.send(port)).collect();

@@ -73,7 +73,7 @@ pub use qp::{
 };
 pub(crate) use rss::place;
 pub use rss::{RSS_KEY, RssHash, Spread};
-pub use srq::{SrqInfo, SrqParams, XrcSrqParams};
+pub use srq::{SrqInfo, SrqOrder, SrqParams, XrcSrqParams};
 pub use tags::{TagCounts, TagParams};
 
 use std::ops::Range;

@@ -1,6 +1,7 @@
-//! Shared receive queues: linked lists of receive WQEs. A tag matching SRQ also has a tag list.
+//! Shared receive queues: linked lists or rings of receive WQEs. A tag matching SRQ also has a tag
+//! list.
 
-use uverbs_mlx5_format::SrqNextSegment;
+use uverbs_mlx5_format::{DataSegment, SrqNextSegment};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::ids::ObjectId;
@@ -19,16 +20,40 @@ pub struct XrcSrqParams {
     pub user_index: u32,
 }
 
+/// In which order the WQEs of an SRQ are taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SrqOrder {
+    /// Each WQE begins with a link to the next one.
+    #[default]
+    Linked,
+    /// As they are in the ring. Each WQE begins with a link, which is ignored.
+    Cyclic,
+    /// As they are in the ring. WQEs have no link (`basic_cyclic_rcv_wqe`).
+    BasicCyclic,
+}
+
+impl SrqOrder {
+    /// The bytes of a WQE before its scatter list.
+    fn link_bytes(self) -> usize {
+        match self {
+            Self::Linked | Self::Cyclic => size_of::<SrqNextSegment>(),
+            Self::BasicCyclic => 0,
+        }
+    }
+}
+
 /// An SRQ to be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SrqParams {
     /// Protection domain of the buffers.
     pub pd: Pdn,
-    /// The ring of WQEs, each linked to the next.
+    /// The ring of WQEs.
     pub buffer: PageMap,
+    /// The order in which they are taken.
+    pub order: SrqOrder,
     /// log2 of the number of WQEs, at most 16.
     pub log_wqes: u8,
-    /// log2 of a WQE's bytes, 5..=11.
+    /// log2 of a WQE's bytes: at most 11, and enough for a link and a segment.
     pub log_stride: u8,
     /// Bus address of the doorbell record, a multiple of 8.
     pub doorbell_record: u64,
@@ -64,7 +89,8 @@ pub(super) struct Srq {
     pub(super) params: SrqParams,
     /// Present for a tag matching SRQ.
     pub(super) tags: Option<TagList>,
-    next: u16,
+    /// The WQE that is taken next, if each is linked to the next.
+    linked: u16,
     taken: u16,
     posted: u16,
     limit: u16,
@@ -90,7 +116,7 @@ impl Srq {
             number: Srqn(number),
             tags: params.tags.map(|tags| TagList::new(tags.log_entries)),
             params,
-            next: 0,
+            linked: 0,
             taken: 0,
             posted: 0,
             limit,
@@ -121,8 +147,9 @@ impl Srq {
         Ok(())
     }
 
-    /// Takes the first WQE of the list and reads its scatter list (the bytes after the link) into
-    /// `into`.
+    /// Takes the next WQE and reads its scatter list (the bytes after the link) into `into`. Returns
+    /// what CQEs say of it: the place in a list, and a 16-bit counter in a cyclic queue, whatever
+    /// its size (`uct_rc_mlx5_iface_release_srq_seg` of UCX).
     pub(super) fn take(
         &mut self,
         memory: &dyn HostMemory,
@@ -142,27 +169,42 @@ impl Srq {
         if outstanding > 1 << self.params.log_wqes || self.read(memory, into).is_err() {
             return self.broken();
         }
-        let mut link = SrqNextSegment::new_zeroed();
-        link.as_mut_bytes().copy_from_slice(&into[..size_of::<SrqNextSegment>()]);
-        into.drain(..size_of::<SrqNextSegment>());
-        self.advance(link.next_wqe_index.get())
+        let link = self.params.order.link_bytes();
+        let index = match self.params.order {
+            SrqOrder::Linked => self.follow(&into[..link])?,
+            SrqOrder::Cyclic | SrqOrder::BasicCyclic => self.taken,
+        };
+        into.drain(..link);
+        self.taken = self.taken.wrapping_add(1);
+        Ok(index)
     }
 
     fn read(&self, memory: &dyn HostMemory, into: &mut Vec<u8>) -> Result<(), CoreError> {
         into.clear();
         into.resize(1 << self.params.log_stride, 0);
-        let at = u64::from(self.next) << self.params.log_stride;
+        let at = u64::from(self.place()) << self.params.log_stride;
         Ok(self.params.buffer.read(memory, at, into)?)
     }
 
-    fn advance(&mut self, link: u16) -> Result<u16, NoReceive> {
-        let index = self.next;
-        if u32::from(link) >> self.params.log_wqes != 0 {
+    /// The place of the next WQE in the ring.
+    fn place(&self) -> u16 {
+        match self.params.order {
+            SrqOrder::Linked => self.linked,
+            SrqOrder::Cyclic | SrqOrder::BasicCyclic => {
+                (u32::from(self.taken) % (1 << self.params.log_wqes)) as u16
+            }
+        }
+    }
+
+    /// Goes on to the WQE that a link names. Returns the place of the one before it.
+    fn follow(&mut self, link: &[u8]) -> Result<u16, NoReceive> {
+        let mut segment = SrqNextSegment::new_zeroed();
+        segment.as_mut_bytes().copy_from_slice(link);
+        let next = segment.next_wqe_index.get();
+        if u32::from(next) >> self.params.log_wqes != 0 {
             return self.broken();
         }
-        self.next = link;
-        self.taken = self.taken.wrapping_add(1);
-        Ok(index)
+        Ok(std::mem::replace(&mut self.linked, next))
     }
 
     fn broken(&mut self) -> Result<u16, NoReceive> {
@@ -216,7 +258,8 @@ impl SrqParams {
         if self.log_wqes > 16 {
             return Err(CoreError::bad("log2 of SRQ size", u64::from(self.log_wqes)));
         }
-        if !(5..=11).contains(&self.log_stride) {
+        let needed = self.order.link_bytes() + size_of::<DataSegment>();
+        if self.log_stride > 11 || 1 << self.log_stride < needed {
             return Err(CoreError::bad("log2 of SRQ stride", u64::from(self.log_stride)));
         }
         if self.doorbell_record % 8 != 0 {

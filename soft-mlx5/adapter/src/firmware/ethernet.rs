@@ -320,7 +320,7 @@ fn pool(firmware: &mut Firmware<'_>, command: &Command<'_>) -> Result<QpParams, 
     let rq = command.structure(CONTEXT);
     let (pool, cq) = (Srqn(rqc::RMPN.get32(rq)), Cqn(rqc::CQN.get32(rq)));
     let info = firmware.core.query_srq(pool)?.params;
-    if info.xrc.is_some() {
+    if info.xrc.is_some() || info.tags.is_some() {
         return Err(Refusal::no_such("RMP", pool.0));
     }
     Ok(QpParams {

@@ -5,7 +5,7 @@ use super::Place;
 use super::command::Command;
 use super::page_list::{PAGES, QueuePages};
 use super::refusal::{Done, Refusal};
-use crate::core::{Cqn, Pdn, SrqInfo, SrqParams, Srqn, XrcSrqParams, Xrcdn};
+use crate::core::{Cqn, Pdn, SrqInfo, SrqOrder, SrqParams, Srqn, XrcSrqParams, Xrcdn};
 use crate::firmware::bits::Field;
 use crate::firmware::layout::command::{arm_rq_in, create_xrc_srq_in, modify_rmp_in, rmp_bitmask};
 use crate::firmware::layout::context::{rmpc, wq, xrc_srqc};
@@ -27,6 +27,10 @@ const POOL_RECORD: Place = Place::RECORD.at(POOL_QUEUE);
 /// Pool states.
 const POOL_READY: u64 = 1;
 const POOL_ERROR: u64 = 3;
+
+/// `MLX5_WQ_TYPE_LINKED_LIST` and `MLX5_WQ_TYPE_CYCLIC`.
+const LINKED_LIST: u64 = 0;
+const CYCLIC: u64 = 1;
 
 /// XRC SRQ states.
 const XRC_GOOD: u64 = 0;
@@ -74,6 +78,24 @@ impl Firmware<'_> {
     }
 }
 
+/// The order that a work queue's type stands for. Striding queues are not modelled.
+pub(super) fn order(queue: &[u8]) -> Result<SrqOrder, Refusal> {
+    match wq::WQ_TYPE.get(queue) {
+        LINKED_LIST => Ok(SrqOrder::Linked),
+        CYCLIC => Ok(SrqOrder::Cyclic),
+        other => Err(Refusal::parameter("wq_type", other)),
+    }
+}
+
+/// The order of a pool. Only a cyclic one may lack links.
+fn pool_order(pool: &[u8], queue: &[u8]) -> Result<SrqOrder, Refusal> {
+    match (order(queue)?, rmpc::BASIC_CYCLIC_RCV_WQE.get(pool)) {
+        (order, 0) => Ok(order),
+        (SrqOrder::Cyclic, _) => Ok(SrqOrder::BasicCyclic),
+        _ => Err(Refusal::parameter("basic_cyclic_rcv_wqe", 1)),
+    }
+}
+
 /// CREATE_RMP.
 pub(super) fn create_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let state = rmpc::STATE.get(command.structure(POOL));
@@ -86,6 +108,7 @@ pub(super) fn create_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>
     let params = SrqParams {
         pd: Pdn(wq::PD.get32(queue)),
         buffer: firmware.ring(command, &POOL_RING, pages, POOL_PAGES, false)?,
+        order: pool_order(command.structure(POOL), queue)?,
         log_wqes: log_wqes as u8,
         log_stride: log_stride as u8,
         doorbell_record: firmware.doorbell_record(command, &POOL_RECORD)?,
@@ -118,15 +141,19 @@ pub(super) fn modify_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>
 pub(super) fn query_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let (_, info) = firmware.shared_receive(command, Kind::Pool)?;
     let state = (rmpc::STATE.at(POOL), if info.in_error { POOL_ERROR } else { POOL_READY });
-    let values = queue_values(&info, POOL_QUEUE).into_iter().chain([state]);
+    let is_basic = info.params.order == SrqOrder::BasicCyclic;
+    let basic = (rmpc::BASIC_CYCLIC_RCV_WQE.at(POOL), is_basic.into());
+    let values = queue_values(&info, POOL_QUEUE).into_iter().chain([state, basic]);
     values.for_each(|(field, value)| command.reply.set(field, value));
     Ok(())
 }
 
 /// What queries tell of a work queue, whose description is at bit `queue`.
-pub(super) fn queue_values(info: &SrqInfo, queue: usize) -> [(Field, u64); 5] {
+pub(super) fn queue_values(info: &SrqInfo, queue: usize) -> [(Field, u64); 6] {
     let params = &info.params;
+    let is_list = params.order == SrqOrder::Linked;
     [
+        (wq::WQ_TYPE.at(queue), if is_list { LINKED_LIST } else { CYCLIC }),
         (wq::LWM.at(queue), info.limit.into()),
         (wq::PD.at(queue), params.pd.0.into()),
         (wq::DBR_ADDR.at(queue), params.doorbell_record),
@@ -157,6 +184,7 @@ pub(super) fn create_xrc(firmware: &mut Firmware<'_>, command: &mut Command<'_>)
     let params = SrqParams {
         pd: Pdn(xrc_srqc::PD.get32(context)),
         buffer: pages.read(command, PAGES)?,
+        order: SrqOrder::Linked,
         log_wqes: log_wqes as u8,
         log_stride: log_stride as u8,
         doorbell_record: xrc_doorbell_record(context),

@@ -4,7 +4,7 @@
 use super::command::Command;
 use super::page_list::QueuePages;
 use super::refusal::{Done, Refusal};
-use super::shared_receive::{Kind, queue_values};
+use super::shared_receive::{Kind, order, queue_values};
 use super::{Firmware, Place};
 use crate::core::{Cqn, LinkLayer, Pdn, SrqInfo, SrqParams, TagParams};
 use crate::firmware::bits::Field;
@@ -42,10 +42,6 @@ const ONLY: &[(&str, Field, u64)] = &[
     ("dc", xrqc::DC.at(CONTEXT), 0),
 ];
 
-/// `MLX5_WQ_TYPE_LINKED_LIST`, `MLX5_WQ_TYPE_CYCLIC`. UCX makes cyclic queues by default, and
-/// links their WQEs in turn, too (`uct_ib_mlx5_srq_buff_init`): they are taken for lists.
-const WITHOUT_STRIDES: [u64; 2] = [0, 1];
-
 /// CREATE_XRQ.
 pub(super) fn create(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     if firmware.core.config().link != LinkLayer::InfiniBand {
@@ -61,10 +57,6 @@ pub(super) fn create(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> 
 }
 
 fn check(command: &Command<'_>) -> Done {
-    let wq_type = command.get(wq::WQ_TYPE.at(QUEUE));
-    if !WITHOUT_STRIDES.contains(&wq_type) {
-        return Err(Refusal::parameter("wq_type", wq_type));
-    }
     let other = ONLY.iter().find(|(_, field, value)| command.get(*field) != *value);
     other.map_or(Ok(()), |(name, field, _)| Err(Refusal::parameter(name, command.get(*field))))
 }
@@ -76,6 +68,7 @@ fn params(firmware: &Firmware<'_>, command: &Command<'_>) -> Result<SrqParams, R
     Ok(SrqParams {
         pd: Pdn(wq::PD.get32(queue)),
         buffer: firmware.ring(command, &RING, pages, PAGES, false)?,
+        order: order(queue)?,
         log_wqes: log_wqes as u8,
         log_stride: log_stride as u8,
         doorbell_record: firmware.doorbell_record(command, &RECORD)?,

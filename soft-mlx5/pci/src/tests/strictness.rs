@@ -4,7 +4,7 @@ use super::driver::{Driver, Input, settings};
 use super::queues::Qp;
 use crate::Cable;
 use crate::bits::field;
-use crate::layout::context::{ads, qpc, wq};
+use crate::layout::context::{ads, qpc, rmpc, wq};
 use uverbs_soft::core::LinkLayer;
 
 /// Statuses, `MLX5_CMD_STAT_*`.
@@ -113,6 +113,35 @@ fn a_command_refuses_an_object_of_another_type() {
     assert_eq!(status(&mut driver, input(0x707), 80), BAD_RESOURCE, "QUERY_XRC_SRQ");
     driver.done(input(0x90f), 272);
     driver.done(input(0x90e), 8);
+}
+
+/// Of a pool's types only those without strides are modelled. Only a cyclic one lacks links.
+#[test]
+fn a_pool_is_created_and_shown_in_the_order_that_its_type_names() {
+    let mut driver = ready_driver();
+    let (record, ring) = (driver.alloc(8), driver.alloc(4096));
+    let (kind, basic) = (wq::WQ_TYPE.at(0x280), rmpc::BASIC_CYCLIC_RCV_WQE.at(0x100));
+    let pd = driver.pd.into();
+    let create = |wq_type, is_basic, log_stride| {
+        Input::new(0x90c, 272)
+            .set(field(0x100 + 0x8, 4), 1)
+            .set(basic, is_basic)
+            .set(kind, wq_type)
+            .set(wq::DBR_ADDR.at(0x280), record)
+            .set(wq::LOG_WQ_SZ.at(0x280), 4)
+            .set(wq::LOG_WQ_STRIDE.at(0x280), log_stride)
+            .set(wq::PD.at(0x280), pd)
+            .pages(ring, 512)
+    };
+    for (wq_type, is_basic, log_stride) in [(0, 0, 5), (1, 0, 5), (1, 1, 4)] {
+        let number = driver.create(create(wq_type, is_basic, log_stride));
+        let shown = driver.done(Input::new(0x90f, 16).number(number), 272);
+        assert_eq!((kind.get(&shown), basic.get(&shown)), (wq_type, is_basic));
+    }
+    for (wq_type, is_basic, log_stride) in [(2, 0, 5), (3, 0, 5), (0, 1, 5), (1, 0, 4), (1, 1, 3)] {
+        let refused = status(&mut driver, create(wq_type, is_basic, log_stride), 16);
+        assert_eq!(refused, BAD_PARAMETER, "{wq_type} {is_basic} {log_stride}");
+    }
 }
 
 #[test]

@@ -143,6 +143,7 @@ fn a_queue_with_an_invalid_context_is_not_created() {
         (topology::LOG_MATCHING_LIST_SZ.at(TAGS), 15, BAD_PARAMETER),
         (wq::WQ_TYPE.at(QUEUE), 1, 0),
         (wq::WQ_TYPE.at(QUEUE), 2, BAD_PARAMETER),
+        (wq::WQ_TYPE.at(QUEUE), 3, BAD_PARAMETER),
         (wq::PD.at(QUEUE), 0x7777, BAD_RESOURCE),
         (wq::DBR_ADDR.at(QUEUE), 4, BAD_PARAMETER),
         (wq::LOG_WQ_STRIDE.at(QUEUE), 4, BAD_PARAMETER),

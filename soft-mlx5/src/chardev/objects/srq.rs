@@ -24,7 +24,7 @@ use crate::chardev::device::events::Reporter;
 use crate::chardev::device::options::Options;
 use crate::chardev::device::{DeviceShared, errno};
 use crate::chardev::objects::qp::driver_request::user_index;
-use crate::core::{EventObject, SrqParams, Srqn, TagParams, XrcSrqParams};
+use crate::core::{EventObject, SrqOrder, SrqParams, Srqn, TagParams, XrcSrqParams};
 use crate::memory::PageMap;
 
 /// A shared receive queue.
@@ -194,6 +194,7 @@ fn build(call: &mut Call<'_>, request: &Request) -> Result<Created, Errno> {
     let params = SrqParams {
         pd: pdn,
         buffer: PageMap::linear(ucmd.buf_addr),
+        order: SrqOrder::Linked,
         log_wqes: ring.trailing_zeros() as u8,
         log_stride: stride.trailing_zeros() as u8,
         doorbell_record: ucmd.db_addr,

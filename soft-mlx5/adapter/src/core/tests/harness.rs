@@ -48,6 +48,7 @@ pub(super) struct QpHandle {
 
 #[derive(Clone, Debug)]
 pub(super) struct SrqHandle {
+    pub(super) order: SrqOrder,
     pub(super) srqn: Srqn,
     pub(super) ring: u64,
     pub(super) record: u64,
@@ -209,6 +210,10 @@ impl Host {
         self.srq_with(log, |params| params.tags = Some(tags))
     }
 
+    pub(super) fn ordered_srq(&mut self, log: u8, order: SrqOrder) -> SrqHandle {
+        self.srq_with(log, |params| params.order = order)
+    }
+
     fn srq_with(&mut self, log: u8, change: impl FnOnce(&mut SrqParams)) -> SrqHandle {
         let ring = self.alloc(1 << (log + LOG_STRIDE));
         for slot in 0..1u64 << log {
@@ -219,6 +224,7 @@ impl Host {
         let mut params = SrqParams {
             pd: self.pd,
             buffer: PageMap::linear(ring),
+            order: SrqOrder::Linked,
             log_wqes: log,
             log_stride: LOG_STRIDE,
             doorbell_record: record,
@@ -227,8 +233,9 @@ impl Host {
             limit: 0,
         };
         change(&mut params);
+        let order = params.order;
         let srqn = self.core.create_srq(params).unwrap();
-        SrqHandle { srqn, ring, record, posted: 0, log }
+        SrqHandle { srqn, ring, record, posted: 0, log, order }
     }
 
     /// The attributes of a connected pair unless a test changes them.
@@ -317,8 +324,9 @@ impl Host {
 
     pub(super) fn post_srq(&mut self, srq: &mut SrqHandle, sges: &[(u64, u32, Mkey)]) {
         let slot = u64::from(srq.posted) & ((1 << srq.log) - 1);
-        let bytes = scatter_list(sges, (1 << LOG_STRIDE) - 16);
-        self.memory.write(srq.ring + (slot << LOG_STRIDE) + 16, &bytes).unwrap();
+        let link = if srq.order == SrqOrder::BasicCyclic { 0 } else { 16 };
+        let bytes = scatter_list(sges, (1 << LOG_STRIDE) - link);
+        self.memory.write(srq.ring + (slot << LOG_STRIDE) + link as u64, &bytes).unwrap();
         srq.posted = srq.posted.wrapping_add(1);
         self.memory.write(srq.record, &u32::from(srq.posted).to_be_bytes()).unwrap();
     }

@@ -7,6 +7,10 @@ use crate::core::*;
 
 /// A connected pair; side 1 receives from an SRQ of 16 entries.
 fn pair_with_srq() -> (Pair, SrqHandle) {
+    pair_with(SrqOrder::Linked)
+}
+
+fn pair_with(order: SrqOrder) -> (Pair, SrqHandle) {
     let mut srq = None;
     let mut world = World::new(2);
     let cqs = [0, 1].map(|side| world.hosts[side].cq(8));
@@ -14,7 +18,7 @@ fn pair_with_srq() -> (Pair, SrqHandle) {
         let host = &mut world.hosts[side];
         let mut params = host.qp_params(QpType::Rc, &cqs[side], &cqs[side]);
         if side == 1 {
-            let handle = host.srq(4, None);
+            let handle = host.ordered_srq(4, order);
             params.receive = ReceiveSource::Srq(handle.srqn);
             srq = Some(handle);
         }
@@ -50,6 +54,28 @@ fn receives_come_from_the_shared_queue_in_list_order() {
     }
     let expected: Vec<u16> = (0..40).map(|n| n % 16).collect();
     assert_eq!(indices, expected);
+}
+
+/// Receives of a cyclic queue are taken as they are in the ring, and CQEs count them in 16 bits.
+#[test]
+fn receives_of_a_cyclic_queue_come_in_the_order_of_the_ring() {
+    for order in [SrqOrder::Cyclic, SrqOrder::BasicCyclic] {
+        let (mut pair, mut srq) = pair_with(order);
+        let inbox = pair.host(1).region(64, ALL);
+        for n in 0..40u8 {
+            post(&mut pair, &mut srq, inbox);
+            // A link that would break a list.
+            let link = srq.ring + (u64::from(n % 16) * 64) + 2;
+            if order == SrqOrder::Cyclic {
+                pair.world.hosts[1].memory_write(link, &0x7fffu16.to_be_bytes());
+            }
+            pair.post(0, &Wr::send().inline(&[n]));
+            pair.world.run_until_idle();
+            let got = pair.one(1);
+            assert_eq!((got.opcode, got.index), (CqeOpcode::RESPONDER_SEND, n.into()), "{order:?}");
+            assert_eq!(pair.host(1).bytes(inbox.address, 1), [n]);
+        }
+    }
 }
 
 #[test]
