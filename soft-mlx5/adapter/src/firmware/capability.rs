@@ -2,7 +2,7 @@
 
 use super::SETS;
 use super::bits::Field;
-use super::flow_counter::{LOG_BULK, LOG_COUNTERS};
+use super::flow_counter::{BULK_SIZES, LOG_BULK, LOG_COUNTERS};
 use super::layout::capability::{atomic, general};
 use super::record::LOG_LIST;
 use super::tag_matching::LOG_TAGS;
@@ -116,7 +116,10 @@ pub const ETHERNET_VALUES: &[(Field, u64)] = &[
     (general::MAX_FLOW_COUNTER_15_0, (1 << LOG_COUNTERS) - 1),
     (general::FLOW_COUNTERS_DUMP, SUPPORTED),
     (general::LOG_MAX_FLOW_COUNTER_BULK, LOG_BULK as u64),
+    (general::FLOW_COUNTER_BULK_ALLOC, BULK_SIZES),
     (general::LOG_MAX_RQ, 16),
+    (general::BASIC_CYCLIC_RCV_WQE, SUPPORTED),
+    (general::MEM_RQ_RMP, SUPPORTED),
     (general::LOG_MAX_TIR, 16),
     (general::LOG_MAX_TIS, 16),
     (general::LOG_MAX_RQT, 16),

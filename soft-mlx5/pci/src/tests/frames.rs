@@ -12,6 +12,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::driver::{Cq, Driver, Input, run};
 use crate::bits::field;
+use crate::layout::capability::general;
 use crate::layout::context::{cqc, wq};
 use crate::layout::ethernet::{
     create_flow_group_in, flow_context, flow_table_context, modify_flow_table_in, modify_sq_in,
@@ -472,4 +473,19 @@ fn a_doorbell_counted_after_its_queue_is_destroyed_causes_no_warning() {
     trace.read_exact_at(&mut lines, 0).unwrap();
     let lines = String::from_utf8(lines).unwrap();
     assert!(lines.contains("DESTROY_SQ") && !lines.contains("WARNING"), "{lines}");
+}
+
+/// As the character device does by DEVX.
+#[test]
+fn a_port_for_frames_announces_pools_and_counters_in_bulk() {
+    let [mut driver, _] = pair();
+    let shown = driver.done(Input::new(0x100, 16), 16 + 4096);
+    let announced = [
+        (general::FLOW_COUNTER_BULK_ALLOC, 0b111),
+        (general::MEM_RQ_RMP, 1),
+        (general::BASIC_CYCLIC_RCV_WQE, 1),
+    ];
+    for (field, value) in announced {
+        assert_eq!(field.at(0x80).get(&shown), value, "{field:?}");
+    }
 }

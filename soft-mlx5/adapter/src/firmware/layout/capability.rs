@@ -102,6 +102,7 @@ structure! {
         LOG_MAX_TIR: 0x373, 5;
         LOG_MAX_TIS: 0x37b, 5;
         BASIC_CYCLIC_RCV_WQE: 0x380, 1;
+        MEM_RQ_RMP: 0x382, 1;
         LOG_MAX_RMP: 0x383, 5;
         LOG_MAX_RQT: 0x38b, 5;
         LOG_MAX_RQT_SIZE: 0x393, 5;

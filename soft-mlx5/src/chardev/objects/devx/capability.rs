@@ -8,7 +8,6 @@ use uverbs_soft_adapter::firmware::capability::{
     FLOW_TABLE, GENERAL, INFINIBAND_VALUES, QOS, block,
 };
 use uverbs_soft_adapter::firmware::command::Command;
-use uverbs_soft_adapter::firmware::flow_counter::BULK_SIZES;
 use uverbs_soft_adapter::firmware::layout::capability::{general, qos};
 use uverbs_soft_adapter::firmware::layout::command::header;
 use uverbs_soft_adapter::firmware::refusal::{Done, Refusal};
@@ -45,10 +44,7 @@ fn general_values(options: &Options) -> Vec<(Field, u64)> {
     }
     if options.is_roce() {
         values.extend(ETHERNET_VALUES);
-        values.extend([
-            (general::FLOW_COUNTER_BULK_ALLOC, BULK_SIZES),
-            (general::QOS, u64::from(options.rates().is_some())),
-        ]);
+        values.push((general::QOS, u64::from(options.rates().is_some())));
     } else {
         values.extend(INFINIBAND_VALUES);
     }
