@@ -257,6 +257,11 @@ impl WorkCompletion {
         self.kind
     }
 
+    /// True: [`Completion::to_work_completion`] has removed the mark from others.
+    fn is_of_tag_list(&self) -> bool {
+        true
+    }
+
     /// The id of the request.
     #[inline(always)]
     pub fn wr_id(&self) -> u64 {
@@ -296,6 +301,12 @@ impl<'c> Completion<'c> {
     /// Which UMR request it was.
     fn kind(&self) -> Kind {
         self.state().send_kind(self.wqe_index())
+    }
+
+    /// Whether the queue receives through a tag matching SRQ. Only then may the CQE say that it is
+    /// of tag matching.
+    fn is_of_tag_list(&self) -> bool {
+        self.state().receives().matches_tags()
     }
 
     /// The id of the request.
@@ -357,10 +368,14 @@ impl<'c> Completion<'c> {
     /// An owned copy.
     #[inline(always)]
     pub fn to_work_completion(&self) -> WorkCompletion {
+        let mut cqe = Copied(self.raw.cqe.bytes());
+        if self.may_match_tags() && !self.is_of_tag_list() {
+            cqe.0[offset_of!(Cqe, app)] = 0;
+        }
         WorkCompletion {
             wr_id: self.wr_id(),
             user_context: self.user_context(),
-            cqe: Copied(self.raw.cqe.bytes()),
+            cqe,
             status: self.status(),
             kind: match self.sent() == Opcode::UMR && self.is_send() {
                 true => self.kind(),
@@ -403,9 +418,17 @@ macro_rules! accessors {
 
             /// What a completion of a tag matching SRQ reports; `None` for all others.
             pub fn tag_event(&self) -> Option<TagEvent> {
-                let is_tagged = self.cqe_opcode().may_match_tags()
-                    && self.cqe().u8(offset_of!(Cqe, app)) == Cqe::TAG_MATCHING;
+                let is_tagged = self.may_match_tags()
+                    && self.cqe_opcode().may_match_tags()
+                    && self.is_of_tag_list();
                 is_tagged.then(|| TagEvent(self.cqe().u8(offset_of!(Cqe, app_op))))
+            }
+
+            /// Whether [`Self::tag_event`] may return something. In one comparison.
+            #[doc(hidden)]
+            #[inline(always)]
+            pub fn may_match_tags(&self) -> bool {
+                self.cqe().u8(offset_of!(Cqe, app)) == Cqe::TAG_MATCHING
             }
 
             /// Whether the program has to tell the tag matching SRQ the number of unexpected

@@ -133,7 +133,7 @@ impl Tags {
     }
 }
 
-use CompletionOpcode::{NoTagRecv, TagAdd, TagRecv, TagRemove, TagSync};
+use CompletionOpcode::{NoTagRecv, Recv, TagAdd, TagRecv, TagRemove, TagSync};
 use CqeOpcode as Op;
 use Status::{RendezvousIncomplete, Success, TagNotRemoved};
 
@@ -483,7 +483,7 @@ fn inline_data_goes_to_the_buffer_of_the_entry() {
 #[test]
 fn other_queues_know_no_tags() {
     let cq = Cq::new(8, 64);
-    let srq = shared_recv_queue(&cq, 4, 32, false);
+    let mut srq = shared_recv_queue(&cq, 4, 32, false);
     let mut sq = send_queue::<Rc>(&cq, 4);
     let request =
         TagRequest { wr_id: 1, change: TagChange::Sync, signaled: true, unexpected: None };
@@ -498,4 +498,12 @@ fn other_queues_know_no_tags() {
     cq.produce(Cqe { tagged, ..Cqe::recv(&srq.qp, 0).opcode(Op::NO_PACKET) });
     assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Err(PollError::Empty));
     assert_eq!(cq.queue.dropped(), 1);
+    // SAFETY: no device writes to it.
+    unsafe { srq.queue.post(0x77, &[BUFFER]) }.expect("space");
+    let tagged = Some(([0; 16], [1, TagEvent::CONSUMED_MESSAGE.0, 0, 0]));
+    cq.produce(Cqe { tagged, ..Cqe::recv(&srq.qp, 0) });
+    let done = cq.queue.poll().expect("a completion");
+    assert_eq!((done.wr_id(), done.opcode(), done.tag_event()), (0x77, Recv, None));
+    let copy = done.to_work_completion();
+    assert_eq!((copy.opcode(), copy.tag_event()), (Recv, None));
 }
