@@ -8,6 +8,7 @@ use super::ring::CqeView;
 use super::{CompletionQueue, PollError, Status};
 use crate::format::{Cqe, OpOwn, TagEvent, TagReport};
 use crate::queue_state::QueueState;
+use crate::tag_list::TagList;
 
 /// Whether a CQE is one of tag matching, if the SRQ matches tags.
 pub(super) fn is_tagged(cqe: CqeView, op_own: OpOwn) -> bool {
@@ -23,9 +24,12 @@ fn event(cqe: CqeView) -> TagEvent {
     TagEvent(cqe.u8(offset_of!(Cqe, app_op)))
 }
 
-/// Whether the QP that posted changes of the SRQ's list is gone.
-fn has_no_command(srq: &QueueState) -> bool {
-    srq.with_tags(|list| list.command_is_gone()) == Some(true)
+/// What a list of tags makes of a completion of tag matching.
+enum Told {
+    /// As CQEs of other closed queues: the QP that posted the change is gone.
+    Dropped,
+    NotOutstanding,
+    Done(u64, Status),
 }
 
 impl CompletionQueue {
@@ -44,15 +48,17 @@ impl CompletionQueue {
             let raw = self.finish_shared_receive(cqe, op_own, state, srq).transpose()?;
             return Some(raw.inspect(|_| self.count_unexpected(event, srq)));
         }
-        let done = match event {
+        let told = match event {
             _ if event.is_of_entry() => self.complete_entry(cqe, op_own, event, srq),
-            // As CQEs of other closed queues.
-            _ if event.is_of_change() && has_no_command(srq) => return None,
             _ if event.is_of_change() => self.confirm_change(cqe, event, srq),
-            _ => return None,
+            _ => Told::Dropped,
         };
-        let Some((wr_id, status)) = done else { return Some(Err(PollError::NotOutstanding)) };
-        Some(Ok(Raw { cqe, side: state.recv_side(), wr_id, status, format: op_own.format() }))
+        let (side, format) = (state.recv_side(), op_own.format());
+        match told {
+            Told::Dropped => None,
+            Told::NotOutstanding => Some(Err(PollError::NotOutstanding)),
+            Told::Done(wr_id, status) => Some(Ok(Raw { cqe, side, wr_id, status, format })),
+        }
     }
 
     fn count_unexpected(&self, event: TagEvent, srq: &QueueState) {
@@ -68,36 +74,49 @@ impl CompletionQueue {
         op_own: OpOwn,
         event: TagEvent,
         srq: &QueueState,
-    ) -> Option<(u64, Status)> {
+    ) -> Told {
         let entry = cqe.u16(offset_of!(Cqe, app_info));
-        let matched = srq.with_tags(|list| list.complete(event, entry))??;
+        let matched = srq.with_tags(|list| list.complete(event, entry)).flatten();
+        let Some(matched) = matched else { return Told::NotOutstanding };
         let status = match self.deliver_matched(cqe, op_own, matched.buffer) {
             Status::Success if event.leaves_rendezvous() => Status::RendezvousIncomplete,
             status => status,
         };
-        Some((matched.wr_id, status))
+        Told::Done(matched.wr_id, status)
     }
 
     /// Completes a change, and all sends of the hidden QP up to it.
-    fn confirm_change(
+    fn confirm_change(&self, cqe: CqeView, event: TagEvent, srq: &QueueState) -> Told {
+        let is_done = cqe.u32(offset_of!(TagReport, success)) & TagReport::SUCCESS != 0;
+        let told = srq.with_tags(|list| match list.command_is_gone() {
+            true => Told::Dropped,
+            false => {
+                let confirmed = self.confirm_next(cqe, event, is_done, list);
+                confirmed.unwrap_or(Told::NotOutstanding)
+            }
+        });
+        told.unwrap_or(Told::NotOutstanding)
+    }
+
+    /// `None` if the next change to be confirmed is not of this kind.
+    fn confirm_next(
         &self,
         cqe: CqeView,
         event: TagEvent,
-        srq: &QueueState,
-    ) -> Option<(u64, Status)> {
-        let is_done = cqe.u32(offset_of!(TagReport, success)) & TagReport::SUCCESS != 0;
+        is_done: bool,
+        list: &mut TagList,
+    ) -> Option<Told> {
         let phase = cqe.u16(offset_of!(TagReport, hardware_phase));
-        let confirmed = srq.with_tags(|list| {
-            let command = self.queues.table().block(list.command()?);
-            let index = list.next_change(event)?;
-            if !command.is_open() || !command.has_send(index) {
-                return None;
-            }
-            command.complete_sends(index);
-            list.confirm(is_done, phase)
-        })??;
+        let command = self.queues.table().block(list.command()?);
+        let index = list.next_change(event)?;
+        if !command.is_open() || !command.has_send(index) {
+            return None;
+        }
+        command.complete_sends(index);
+        let confirmed = list.confirm(is_done, phase)?;
         self.ring.note_sync(self.consumed, confirmed.is_behind);
         let failed = event == TagEvent::REMOVE && !is_done;
-        Some((confirmed.wr_id, if failed { Status::TagNotRemoved } else { Status::Success }))
+        let status = if failed { Status::TagNotRemoved } else { Status::Success };
+        Some(Told::Done(confirmed.wr_id, status))
     }
 }
