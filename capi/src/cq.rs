@@ -114,13 +114,6 @@ impl Cq {
         Some((layout, library.number()))
     }
 
-    /// From now on programs can read completions of tag matching.
-    pub(crate) fn read_tags(&self) {
-        let _guard = self.lock.guard_unless_kept();
-        // SAFETY: the lock is held, or the program uses the queue in one thread at a time.
-        unsafe { poll::read_tags(self.ex.get()) };
-    }
-
     /// Removes the completions of queue pairs that were reset or destroyed, as libmlx5 does
     /// (`mlx5_cq_clean`). Does nothing while this thread is between `ibv_start_poll` and
     /// `ibv_end_poll`, or if the program polls the ring itself: such completions are dropped when
@@ -273,8 +266,7 @@ fn object(context: *mut ibv_context, wanted: &Wanted, queue: CompletionQueue) ->
         read_completion_wallclock_ns: poll::read_completion_wallclock_ns,
     };
     if wanted.tags {
-        // SAFETY: no other thread has the queue yet.
-        unsafe { poll::read_tags(&mut ex) };
+        ex.read_wc_flags = poll::read_wc_flags_with_tags;
     }
     observe::polling(&mut ex);
     Box::new(Cq {

@@ -15,7 +15,7 @@ use crate::cq::Cq;
 use crate::events::uncancelled;
 use crate::forms::{either, forms};
 pub(crate) use extended::*;
-pub(crate) use tags::{read_tags, read_tm_info};
+pub(crate) use tags::{read_tm_info, read_wc_flags as read_wc_flags_with_tags};
 use wc::{put_receive, put_send, sent, write};
 
 forms! {

@@ -203,9 +203,6 @@ unsafe fn create(
         (attr.attr.max_wr, attr.attr.max_sge) = (queue.capacity(), queue.max_sge());
         Ok(object(pd, domain, attr, (queue, tags)))
     });
-    if let (Ok(_), Type::Tags(cq, ..)) = (&made, kind) {
-        cq.read_tags();
-    }
     let made: *mut Srq = pointer(made);
     // SAFETY: null, or just made; the caller's context.
     unsafe {

@@ -343,6 +343,28 @@ static void direct(void)
 	CHECK(ibv_query_srq(srq, &attr) == 0 && attr.max_wr >= 8);
 }
 
+/* A tag matching queue leaves the readers of its completion queue, which other threads may be using, as they are. */
+static void readers(void)
+{
+	struct ibv_cq_init_attr_ex fields = { .cqe = 16, .wc_flags = IBV_WC_STANDARD_FLAGS };
+	struct ibv_srq *before = srq;
+	struct ibv_cq_ex *all = cq, copy;
+	struct ibv_srq_init_attr_ex attr;
+	struct ibv_ops_wr wr = add(9, NULL);
+
+	cq = ibv_create_cq_ex(context, &fields);
+	CHECK(cq);
+	copy = *cq;
+	attr = wanted();
+	srq = ibv_create_srq_ex(context, &attr);
+	CHECK(srq && cq->read_opcode == copy.read_opcode && cq->read_wc_flags == copy.read_wc_flags);
+	CHECK(change(&wr) == 0);
+	expect(0x209, IBV_WC_SUCCESS, IBV_WC_TM_ADD, 0);
+	CHECK(ibv_destroy_srq(srq) == 0 && ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == 0);
+	srq = before;
+	cq = all;
+}
+
 int main(void)
 {
 	struct ibv_cq_init_attr_ex fields = { .cqe = 64, .wc_flags = FIELDS };
@@ -374,6 +396,7 @@ int main(void)
 	headers(0);
 	headers(1);
 	direct();
+	readers();
 	CHECK(!next(&done));
 
 	CHECK(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == EBUSY);

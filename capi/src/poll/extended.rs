@@ -8,7 +8,8 @@ use uverbs::raw::Completion;
 use uverbs_mlx5::completion_queue::{LentCqe, Status};
 
 use super::idle;
-use super::wc::{flags, imm_data, known_opcode, opcode_of_keys, vendor_err};
+use super::tags::tagged_flags;
+use super::wc::{flags, imm_data, known_opcode, other_opcode, vendor_err};
 use crate::abi::*;
 use crate::cq::{Cq, status};
 use crate::forms::{either, forms, pick};
@@ -247,16 +248,36 @@ forms! {
     pub(crate) fn read_opcode / read_opcode_newer [](cq: *mut ibv_cq_ex) -> c_uint {
         // SAFETY: programs read fields between start and end of a poll.
         let completion = unsafe { current(cq) };
-        known_opcode(&completion).unwrap_or_else(|| read_opcode_of_keys(cq))
+        known_opcode(&completion).unwrap_or_else(|| read_other_opcode(cq))
+    }
+
+    /// `ibv_wc_read_wc_flags`.
+    pub(crate) fn read_wc_flags / read_wc_flags_newer [](cq: *mut ibv_cq_ex) -> c_uint {
+        // SAFETY: programs read fields between start and end of a poll.
+        let completion = unsafe { current(cq) };
+        match completion.is_send() {
+            true => 0,
+            false if completion.may_match_tags() => read_tagged_flags(cq),
+            false => flags(&completion),
+        }
     }
 }
 
-/// [`read_opcode`] of a request that changed memory keys.
+/// [`read_opcode`] of a request that changed memory keys, or of tag matching.
 #[inline(never)]
-extern "C" fn read_opcode_of_keys(cq: *mut ibv_cq_ex) -> c_uint {
+extern "C" fn read_other_opcode(cq: *mut ibv_cq_ex) -> c_uint {
     // SAFETY: programs read fields between start and end of a poll.
     let completion = unsafe { current(cq) };
-    opcode_of_keys(&completion)
+    other_opcode(&completion)
+}
+
+/// [`read_wc_flags`] of a completion that may be one of tag matching.
+#[cold]
+#[inline(never)]
+extern "C" fn read_tagged_flags(cq: *mut ibv_cq_ex) -> c_uint {
+    // SAFETY: programs read fields between start and end of a poll.
+    let completion = unsafe { current(cq) };
+    tagged_flags(&completion)
 }
 
 readers! {
@@ -270,9 +291,6 @@ readers! {
     read_qp_num / read_qp_num_newer: u32 = |completion| completion.qp_num();
     /// `ibv_wc_read_src_qp`.
     read_src_qp / read_src_qp_newer: u32 = |completion| completion.remote().remote_qpn();
-    /// `ibv_wc_read_wc_flags`.
-    read_wc_flags / read_wc_flags_newer: c_uint =
-        |completion| if completion.is_send() { 0 } else { flags(completion) };
     /// `ibv_wc_read_slid`.
     read_slid / read_slid_newer: u32 = |completion| completion.slid().into();
     /// `ibv_wc_read_sl`.

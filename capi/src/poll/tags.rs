@@ -1,11 +1,12 @@
-//! Reading completions of tag matching queues, and of queues made with `IBV_WC_EX_WITH_TM_INFO`.
-//! Others have the readers of `extended.rs`, which need not look for them.
+//! Reading completions of tag matching, on any queue, and of messages on queues made with
+//! `IBV_WC_EX_WITH_TM_INFO`.
 
 use std::ffi::c_uint;
 
 use uverbs::cq::{CompletionOpcode, TagEvent};
+use uverbs::raw::Completion;
 
-use super::extended::{current, read_opcode as read_plain_opcode};
+use super::extended::current;
 use super::wc::{bit, flags};
 use crate::abi::*;
 
@@ -16,41 +17,18 @@ use crate::abi::*;
 /// data of an RDMA write is never in a CQE.
 const MAX_DATA: u32 = 32;
 
-/// Makes the readers of a completion queue ones that know completions of tag matching.
-///
-/// # Safety
-/// No other thread polls the queue meanwhile.
-pub(crate) unsafe fn read_tags(ex: *mut ibv_cq_ex) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        (*ex).read_opcode = read_opcode;
-        (*ex).read_wc_flags = read_wc_flags;
-    }
-}
-
-/// `ibv_wc_read_opcode`.
-unsafe extern "C" fn read_opcode(cq: *mut ibv_cq_ex) -> c_uint {
+/// `ibv_wc_read_wc_flags` of a queue made with `IBV_WC_EX_WITH_TM_INFO`.
+pub(crate) unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
     // SAFETY: programs read fields between start and end of a poll.
     let completion = unsafe { current(cq) };
-    match completion.opcode() {
-        CompletionOpcode::TagAdd => wc_opcode::TM_ADD,
-        CompletionOpcode::TagRemove => wc_opcode::TM_DEL,
-        CompletionOpcode::TagSync => wc_opcode::TM_SYNC,
-        CompletionOpcode::TagRecv => wc_opcode::TM_RECV,
-        CompletionOpcode::NoTagRecv => wc_opcode::TM_NO_TAG,
-        // SAFETY: as above.
-        _ => unsafe { read_plain_opcode(cq) },
-    }
+    if completion.is_send() { 0 } else { tagged_flags(&completion) }
 }
 
-/// `ibv_wc_read_wc_flags`.
-unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
-    // SAFETY: programs read fields between start and end of a poll.
-    let completion = unsafe { current(cq) };
-    let plain = if completion.is_send() { 0 } else { flags(&completion) };
+/// The flags of a receive, or of a change of a list of tags.
+pub(super) fn tagged_flags(completion: &Completion<'_>) -> c_uint {
     let may_hold_data = completion.byte_len() <= MAX_DATA
         && completion.opcode() != CompletionOpcode::RecvWriteImmediate;
-    let plain = plain & !bit(wc_flags::GRH, may_hold_data);
+    let plain = flags(completion) & !bit(wc_flags::GRH, may_hold_data);
     let Some(event) = completion.tag_event() else { return plain };
     bit(wc_flags::TM_SYNC_REQ, completion.asks_for_tag_sync())
         | bit(wc_flags::TM_MATCH, event.is_of_entry() && event != TagEvent::EXPECTED)

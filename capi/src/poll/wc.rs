@@ -226,10 +226,11 @@ static SENT: [Sent; 256] = {
 };
 
 fn opcode(completion: &Completion<'_>) -> c_uint {
-    known_opcode(completion).unwrap_or_else(|| opcode_of_keys(completion))
+    known_opcode(completion).unwrap_or_else(|| other_opcode(completion))
 }
 
-/// The `ibv_wc_opcode` of a completion; `None` if it is of a request that changed memory keys.
+/// The `ibv_wc_opcode` of a completion; `None` if it is of a request that changed memory keys, or
+/// may be one of tag matching.
 #[inline(always)]
 pub(super) fn known_opcode(completion: &Completion<'_>) -> Option<c_uint> {
     if completion.is_send() {
@@ -238,18 +239,25 @@ pub(super) fn known_opcode(completion: &Completion<'_>) -> Option<c_uint> {
             [_, opcode] => Some(opcode),
         };
     }
-    Some(match completion.cqe_opcode() {
-        CqeOpcode::RESPONDER_WRITE_IMMEDIATE => wc_opcode::RECV_RDMA_WITH_IMM,
-        _ => wc_opcode::RECV,
-    })
+    match completion.cqe_opcode() {
+        CqeOpcode::RESPONDER_WRITE_IMMEDIATE => Some(wc_opcode::RECV_RDMA_WITH_IMM),
+        _ if completion.may_match_tags() => None,
+        _ => Some(wc_opcode::RECV),
+    }
 }
 
-/// The `ibv_wc_opcode` of a request that changed memory keys.
+/// The `ibv_wc_opcode` that [`known_opcode`] does not know.
 #[inline(never)]
-pub(super) fn opcode_of_keys(completion: &Completion<'_>) -> c_uint {
+pub(super) fn other_opcode(completion: &Completion<'_>) -> c_uint {
     match completion.opcode() {
         CompletionOpcode::LocalInvalidate => wc_opcode::LOCAL_INV,
         CompletionOpcode::BindWindow => wc_opcode::BIND_MW,
+        CompletionOpcode::TagAdd => wc_opcode::TM_ADD,
+        CompletionOpcode::TagRemove => wc_opcode::TM_DEL,
+        CompletionOpcode::TagSync => wc_opcode::TM_SYNC,
+        CompletionOpcode::TagRecv => wc_opcode::TM_RECV,
+        CompletionOpcode::NoTagRecv => wc_opcode::TM_NO_TAG,
+        CompletionOpcode::Recv => wc_opcode::RECV,
         _ => wc_opcode::DRIVER1,
     }
 }
