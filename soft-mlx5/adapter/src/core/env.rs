@@ -13,7 +13,8 @@ use super::srq::Srq;
 use super::table::Table;
 use super::timer::{Owner, Timers};
 use super::{
-    AsyncKind, CoreConfig, CoreError, Counters, Cqn, Event, EventObject, LinkLayer, ObjectKind, Qpn,
+    AsyncKind, CoreConfig, CoreError, Counters, Cqn, Event, EventObject, FrameTables, LinkLayer,
+    ObjectKind, Qpn,
 };
 use crate::memory::HostMemory;
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
@@ -39,6 +40,8 @@ pub(super) struct Env {
     pub(super) srqs: Table<Srq>,
     pub(super) groups: Groups,
     pub(super) flows: Flows,
+    /// The flow tables to which rules can lead.
+    pub(super) tables: Option<Arc<dyn FrameTables>>,
     pub(super) timers: Timers,
     pub(super) pool: PacketPool,
     pub(super) outgoing: VecDeque<Packet>,
@@ -75,6 +78,7 @@ impl Env {
             srqs: Table::new(1, limits.srqs),
             groups: Groups::new(limits.multicast_members),
             flows: Flows::default(),
+            tables: None,
             config,
             memory,
             timers: Timers::default(),

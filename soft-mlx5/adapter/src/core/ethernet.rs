@@ -1,6 +1,8 @@
 //! The port's Ethernet side: flow rules, and frames between raw packet QPs, the wire and a front
 //! end.
 
+use std::sync::Arc;
+
 use super::env::Env;
 use super::frame;
 use super::{
@@ -8,7 +10,18 @@ use super::{
 };
 use crate::packet::{Addressing, Gid, LONGEST_FRAME, Packet, frame_destination};
 
+/// Flow tables outside the core, which only the firmware's commands change.
+pub trait FrameTables: std::fmt::Debug + Send + Sync {
+    /// The receive queues of a frame that has come to a table, with this flow tag.
+    fn route(&self, table: u32, flow_tag: u32, frame: &[u8]) -> Vec<(Qpn, Steered)>;
+}
+
 impl Core {
+    /// Sets the flow tables that [`ReceiveSource::FlowTable`] names.
+    pub fn set_tables(&mut self, tables: Arc<dyn FrameTables>) {
+        self.env.tables = Some(tables);
+    }
+
     /// Adds a flow rule. Frames from the wire and from this port's own QPs go to the QPs whose
     /// rules take them.
     ///
@@ -61,10 +74,7 @@ impl Core {
     /// fit.
     pub fn deliver_frame(&mut self, now: u64, qpn: Qpn, frame: &[u8], steered: Steered) -> bool {
         self.env.now = now;
-        match self.qps.get_mut(qpn.0) {
-            Some(qp) => qp.receive_frame(&mut self.env, frame, steered),
-            None => false,
-        }
+        self.give_frame(qpn, frame, steered)
     }
 
     /// Receives a frame as if it came from the wire. It goes to the raw packet QPs whose rules take
@@ -94,9 +104,32 @@ impl Core {
     /// Delivers a frame to the QPs whose rules take it.
     pub(super) fn steer_frame(&mut self, frame: &[u8]) {
         for (target, flow_tag) in self.env.flows.steer(frame) {
-            let Some((qpn, hash)) = self.choose_queue(target, frame) else { continue };
-            let Some(qp) = self.qps.get_mut(qpn.0) else { continue };
-            qp.receive_frame(&mut self.env, frame, Steered { flow_tag, hash });
+            if let Some(table) = self.table_of(target) {
+                self.route_frame(table, flow_tag, frame);
+            } else if let Some((qpn, hash)) = self.choose_queue(target, frame) {
+                self.give_frame(qpn, frame, Steered { flow_tag, hash });
+            }
+        }
+    }
+
+    fn route_frame(&mut self, table: u32, flow_tag: u32, frame: &[u8]) {
+        let Some(tables) = self.env.tables.clone() else { return };
+        for (qpn, steered) in tables.route(table, flow_tag, frame) {
+            self.give_frame(qpn, frame, steered);
+        }
+    }
+
+    /// Gives a frame to a QP with a receive queue. Returns `false` if it is lost.
+    fn give_frame(&mut self, qpn: Qpn, frame: &[u8], steered: Steered) -> bool {
+        let qp = self.qps.get_mut(qpn.0);
+        qp.is_some_and(|qp| qp.receive_frame(&mut self.env, frame, steered))
+    }
+
+    /// The flow table to which `qpn` leads.
+    fn table_of(&self, qpn: Qpn) -> Option<u32> {
+        match self.qps.get(qpn.0)?.params.receive {
+            ReceiveSource::FlowTable(number) => Some(number),
+            _ => None,
         }
     }
 

@@ -61,6 +61,7 @@ pub use compression::MAX_COMPRESSED;
 pub use config::{CoreConfig, Limits, LinkLayer, MAX_TSO, Mtu};
 pub use cq::{Armed, CqInfo, CqModify, CqParams, CqRing, CqeSize, Moderation, Stamps};
 pub use error::CoreError;
+pub use ethernet::FrameTables;
 pub use event::{AsyncKind, Event, EventObject};
 pub use flow::{FlowFields, FlowHits, FlowId, FlowRule};
 pub use frame::Layout as FrameLayout;

@@ -4,6 +4,7 @@ use super::SETS;
 use super::bits::Field;
 use super::flow_counter::{BULK_SIZES, LOG_BULK, LOG_COUNTERS};
 use super::layout::capability::{atomic, general};
+use super::layout::ethernet::flow_table_properties;
 use super::record::LOG_LIST;
 use super::tag_matching::LOG_TAGS;
 use crate::core::MAX_COMPRESSED;
@@ -120,6 +121,7 @@ pub const ETHERNET_VALUES: &[(Field, u64)] = &[
     (general::LOG_MAX_RQ, 16),
     (general::BASIC_CYCLIC_RCV_WQE, SUPPORTED),
     (general::MEM_RQ_RMP, SUPPORTED),
+    (general::NIC_FLOW_TABLE, SUPPORTED),
     (general::LOG_MAX_TIR, 16),
     (general::LOG_MAX_TIS, 16),
     (general::LOG_MAX_RQT, 16),
@@ -133,6 +135,28 @@ pub const ETHERNET_VALUES: &[(Field, u64)] = &[
     (general::STRIDING_RQ, SUPPORTED),
     (general::EXT_STRIDE_NUM_RANGE, SUPPORTED),
 ];
+
+/// Offset in bits of the properties of receive tables in the flow table block.
+const RECEIVE_TABLES: usize = 0x200;
+
+/// The fields about flow tables that both front ends have.
+pub fn flow_table_values() -> Vec<(Field, u64)> {
+    let values = [
+        (flow_table_properties::FT_SUPPORT, SUPPORTED),
+        (flow_table_properties::FLOW_COUNTER, SUPPORTED),
+        (flow_table_properties::FLOW_MODIFY_EN, SUPPORTED),
+        (flow_table_properties::MODIFY_ROOT, SUPPORTED),
+        (flow_table_properties::IDENTIFIED_MISS_TABLE_MODE, SUPPORTED),
+        (flow_table_properties::FLOW_TABLE_MODIFY, SUPPORTED),
+        (flow_table_properties::LOG_MAX_FT_SIZE, 20),
+        (flow_table_properties::MAX_FT_LEVEL, 128),
+        (flow_table_properties::LOG_MAX_FT_NUM, 16),
+        (flow_table_properties::LOG_MAX_FLOW_COUNTER, 6),
+        (flow_table_properties::LOG_MAX_DESTINATION, 6),
+        (flow_table_properties::LOG_MAX_FLOW, 16),
+    ];
+    values.map(|(field, value)| (field.at(RECEIVE_TABLES), value)).to_vec()
+}
 
 /// The fields that both front ends have for an InfiniBand port. Tag matching is announced there
 /// only: on RoCE libmlx5 could not use it, because it connects the queue of the list operations by

@@ -174,7 +174,8 @@ pub(super) fn free(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Do
     if bulk.start != number {
         return Err(Refusal::no_such("flow counter", number));
     }
-    if counters.rules.values().any(|(used, _)| bulk.contains(used)) {
+    let by_rules = counters.rules.values().any(|(used, _)| bulk.contains(used));
+    if by_rules || firmware.objects.flows.is_counting(&bulk) {
         return Err(Refusal::busy("flow counter", number));
     }
     counters.bulks.remove(&number);

@@ -14,7 +14,9 @@ mod dc_target;
 mod ethernet;
 pub mod event;
 pub mod flow_counter;
+pub mod flow_table;
 pub mod layout;
+mod match_value;
 mod memory_key;
 pub mod numbers;
 pub mod page_list;
@@ -39,6 +41,7 @@ use self::command::Command;
 use self::counters::QueueCounters;
 use self::ethernet::Ethernet;
 use self::flow_counter::FlowCounters;
+use self::flow_table::FlowTables;
 use self::numbers::Numbers;
 use self::record::Records;
 use self::refusal::{Done, Refusal};
@@ -104,6 +107,8 @@ pub struct Objects {
     rqt: Records,
     /// Counters of frames.
     pub flow_counters: FlowCounters,
+    /// Where frames go.
+    pub flows: FlowTables,
 }
 
 impl Objects {
@@ -124,6 +129,7 @@ impl Objects {
             tir: Records::default(),
             rqt: Records::default(),
             flow_counters: FlowCounters::default(),
+            flows: FlowTables::default(),
         }
     }
 
@@ -149,7 +155,7 @@ impl Objects {
     }
 
     /// Names and counts of the objects that still exist.
-    pub fn counts(&self) -> [(&'static str, usize); 12] {
+    pub fn counts(&self) -> [(&'static str, usize); 13] {
         [
             ("transport domains", self.transport_domains.in_use()),
             ("user contexts", self.user_contexts.in_use()),
@@ -163,6 +169,7 @@ impl Objects {
             ("TISes", self.tis.len()),
             ("TIRs", self.tir.len()),
             ("RQTs", self.rqt.len()),
+            ("flow tables", self.flows.len()),
         ]
     }
 }

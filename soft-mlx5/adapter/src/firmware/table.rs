@@ -8,8 +8,8 @@ use super::queue_pair::to_ready_to_send;
 use super::record::{Rqt, Tir, Tis};
 use super::refusal::Done;
 use super::{
-    Firmware, completion_queue, counters, dc_target, ethernet, flow_counter, memory_key,
-    queue_pair, record, resource, shared_receive, tag_matching, umem, user_context,
+    Firmware, completion_queue, counters, dc_target, ethernet, flow_counter, flow_table,
+    memory_key, queue_pair, record, resource, shared_receive, tag_matching, umem, user_context,
 };
 use crate::core::QpState;
 
@@ -146,9 +146,17 @@ const COMMANDS: &[CommandSpec] = commands! {
     0x917 "MODIFY_RQT" (272, 8) OBJECT record::modify::<Rqt>;
     0x918 "DESTROY_RQT" (16, 8) OBJECT record::destroy::<Rqt>;
     0x919 "QUERY_RQT" (16, 272) OBJECT record::query::<Rqt>;
+    0x92f "SET_FLOW_TABLE_ROOT" (64, 8) FLOW_ROOT flow_table::set_root;
+    0x930 "CREATE_FLOW_TABLE" (64, 16) FLOW_TABLE flow_table::create_table;
+    0x931 "DESTROY_FLOW_TABLE" (64, 8) FLOW_ROOT flow_table::destroy_table;
+    0x933 "CREATE_FLOW_GROUP" (1024, 16) FLOW_GROUP flow_table::create_group;
+    0x934 "DESTROY_FLOW_GROUP" (64, 8) DESTROYED_FLOW_GROUP flow_table::destroy_group;
+    0x936 "SET_FLOW_TABLE_ENTRY" (832, 8) FLOW_ENTRY flow_table::set_entry;
+    0x938 "DELETE_FLOW_TABLE_ENTRY" (64, 8) FLOW_ROOT flow_table::delete_entry;
     0x939 "ALLOC_FLOW_COUNTER" (16, 16) FLOW_COUNTER flow_counter::allocate;
     0x93a "DEALLOC_FLOW_COUNTER" (16, 8) FLOW_COUNTER flow_counter::free;
     0x93b "QUERY_FLOW_COUNTER" (32, 32) FLOW_COUNTS flow_counter::query;
+    0x93c "MODIFY_FLOW_TABLE" (64, 8) FLOW_ROOT flow_table::modify_table;
     0xa04 "CREATE_UCTX" (64, 16) NONE user_context::create;
     0xa06 "DESTROY_UCTX" (16, 8) NONE user_context::destroy;
     0xa08 "CREATE_UMEM" (48, 16) NONE umem::create;
@@ -162,6 +170,15 @@ const SQ: Structures = &[(0x100, ethernet_layout::sqc::FIELDS), (0x280, context:
 const RQ: Structures = &[(0x100, ethernet_layout::rqc::FIELDS), (0x280, context::wq::FIELDS)];
 const CHANGE_SQ: Structures = &[(0, ethernet_layout::modify_sq_in::FIELDS)];
 const CHANGE_RQ: Structures = &[(0, ethernet_layout::modify_rq_in::FIELDS)];
+const FLOW_ROOT: Structures = &[(0, ethernet_layout::set_flow_table_root_in::FIELDS)];
+const FLOW_TABLE: Structures = &[
+    (0, ethernet_layout::create_flow_table_in::FIELDS),
+    (0xc0, ethernet_layout::flow_table_context::FIELDS),
+];
+const FLOW_GROUP: Structures = &[(0, ethernet_layout::create_flow_group_in::FIELDS)];
+const DESTROYED_FLOW_GROUP: Structures = &[(0, ethernet_layout::destroy_flow_group_in::FIELDS)];
+const FLOW_ENTRY: Structures =
+    &[(0, ethernet_layout::set_fte_in::FIELDS), (0x200, ethernet_layout::flow_context::FIELDS)];
 const FLOW_COUNTER: Structures = &[(0, ethernet_layout::flow_counter::FIELDS)];
 const FLOW_COUNTS: Structures = &[(0, ethernet_layout::query_flow_counter_in::FIELDS)];
 const ARM_RQ: Structures = &[(0, layout::arm_rq_in::FIELDS)];

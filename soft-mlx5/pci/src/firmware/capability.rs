@@ -7,11 +7,12 @@ use super::refusal::{Done, Refusal};
 use crate::bits::{Field, field};
 use crate::layout::capability::{atomic, general, roce};
 use crate::layout::command::header;
-use crate::layout::ethernet::{ethernet_offloads, flow_table_properties};
+use crate::layout::ethernet::ethernet_offloads;
 use uverbs_soft::core::LinkLayer;
 use uverbs_soft_adapter::firmware::capability::{
     ATOMIC, ATOMIC_VALUES, BLOCK, BLOCK_AT, COMMON_VALUES, DYNAMIC_CONNECTION_VALUES,
     ETHERNET_OFFLOADS, ETHERNET_VALUES, FLOW_TABLE, GENERAL, INFINIBAND_VALUES, ROCE, block,
+    flow_table_values,
 };
 
 const SUPPORTED: u64 = 1;
@@ -83,7 +84,6 @@ fn general_values(link: LinkLayer) -> Vec<(Field, u64)> {
             values.extend(ETHERNET_VALUES);
             values.extend([
                 (general::ETH_VIRT, SUPPORTED),
-                (general::NIC_FLOW_TABLE, SUPPORTED),
                 (general::MAX_TC, 8),
                 (general::LOG_MAX_VLAN_LIST, 9),
                 (general::LOG_MAX_CURRENT_MC_LIST, 7),
@@ -118,27 +118,6 @@ const OFFLOAD_VALUES: &[(Field, u64)] = &[
 
 /// WQEs need not contain the beginning of the frame.
 const INLINE_NOT_REQUIRED: u64 = 2;
-
-/// Offset in bits of the properties of receive tables in the flow table block.
-const RECEIVE_TABLES: usize = 0x200;
-
-fn flow_table_values() -> Vec<(Field, u64)> {
-    let values = [
-        (flow_table_properties::FT_SUPPORT, SUPPORTED),
-        (flow_table_properties::FLOW_COUNTER, SUPPORTED),
-        (flow_table_properties::FLOW_MODIFY_EN, SUPPORTED),
-        (flow_table_properties::MODIFY_ROOT, SUPPORTED),
-        (flow_table_properties::IDENTIFIED_MISS_TABLE_MODE, SUPPORTED),
-        (flow_table_properties::FLOW_TABLE_MODIFY, SUPPORTED),
-        (flow_table_properties::LOG_MAX_FT_SIZE, 20),
-        (flow_table_properties::MAX_FT_LEVEL, 128),
-        (flow_table_properties::LOG_MAX_FT_NUM, 16),
-        (flow_table_properties::LOG_MAX_FLOW_COUNTER, 6),
-        (flow_table_properties::LOG_MAX_DESTINATION, 6),
-        (flow_table_properties::LOG_MAX_FLOW, 16),
-    ];
-    values.map(|(field, value)| (field.at(RECEIVE_TABLES), value)).to_vec()
-}
 
 /// QUERY_HCA_CAP: bit 0 of the operation chooses the current values, the rest the type. perftest
 /// 4.5 asks for a part of the block only (16 + 256 bytes); that an adapter answers is unconfirmed.

@@ -1,8 +1,7 @@
-//! The Ethernet side of the function: flow tables, counts of frames, and BlueFlame copies for the
-//! kernel's own queues.
+//! The Ethernet side of the function: counts of frames, and BlueFlame copies for the kernel's own
+//! queues.
 
 use super::Firmware;
-use super::flow::FlowTables;
 use super::steering::Traffic;
 use uverbs_soft::core::Qpn;
 
@@ -12,15 +11,7 @@ const LOG_BLOCK: u32 = 6;
 /// The Ethernet objects.
 #[derive(Debug, Default)]
 pub(super) struct Ethernet {
-    pub(super) flows: FlowTables,
     pub(super) traffic: Traffic,
-}
-
-impl Ethernet {
-    /// The kinds of objects that still exist, and how many there are of each.
-    pub(super) fn counts(&self) -> [(&'static str, usize); 1] {
-        [("flow tables", self.flows.len())]
-    }
 }
 
 impl Firmware {

@@ -4,10 +4,8 @@ mod capability;
 mod ethernet;
 mod event_queue;
 mod events;
-mod flow;
 mod hca;
 mod mad;
-mod match_value;
 mod multicast;
 mod nic_vport;
 mod pages;
@@ -102,9 +100,6 @@ impl Port {
 
 /// The command after which the driver waits for an event (`_mlx5_core_destroy_dct`).
 const DRAIN_DCT: u16 = 0x712;
-
-/// The command that an entry of a flow table may forbid.
-const DEALLOC_FLOW_COUNTER: u16 = 0x93a;
 
 /// Initial MTU of the network device, in bytes.
 const NETWORK_MTU: u16 = 1500;
@@ -263,10 +258,7 @@ impl Firmware {
         let Some(spec) = object_commands::find(opcode) else {
             return (None, Err(Refusal::unknown_opcode(opcode)));
         };
-        let mut ready = self.check_phase(spec.form.name, Phase::Initialized);
-        if opcode == DEALLOC_FLOW_COUNTER {
-            ready = ready.and_then(|()| flow::check_unused_counters(self, command));
-        }
+        let ready = self.check_phase(spec.form.name, Phase::Initialized);
         let done = ready.and_then(|()| self.object_firmware().run(spec, command));
         if done.is_ok() && opcode == DRAIN_DCT {
             self.announce(&Report::drained(command.number()));
@@ -321,7 +313,7 @@ impl Firmware {
             ("SRQs", core.srqs),
             ("multicast memberships", self.memberships.len()),
         ];
-        let counts = counts.into_iter().chain(self.objects.counts()).chain(self.ethernet.counts());
+        let counts = counts.into_iter().chain(self.objects.counts());
         let left = counts.filter(|(_, count)| *count > 0);
         left.map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
     }

@@ -63,7 +63,7 @@ impl Firmware {
 
     /// Delivers a frame to the receive queues that the flow tables choose.
     pub(super) fn receive_frame(&mut self, frame: &[u8]) {
-        let tirs = self.ethernet.flows.route(frame, &mut self.objects.flow_counters);
+        let tirs = self.objects.flows.route(frame, &mut self.objects.flow_counters);
         if !tirs.is_empty() {
             Traffic::count(&mut self.ethernet.traffic.received, frame);
         }

@@ -3,11 +3,11 @@
 use super::command::Command;
 use super::refusal::Done;
 use super::{
-    Firmware, capability, event_queue, flow, hca, mad, multicast, nic_vport, pages, port, register,
-    uar, vport_counter,
+    Firmware, capability, event_queue, hca, mad, multicast, nic_vport, pages, port, register, uar,
+    vport_counter,
 };
 use crate::layout::command as layout;
-use crate::layout::{context, ethernet as ethernet_layout, port as port_layout};
+use crate::layout::{context, port as port_layout};
 use uverbs_soft_adapter::firmware::table::{Form, Structures};
 
 /// The state of the firmware from which a command is accepted.
@@ -90,14 +90,6 @@ const COMMANDS: &[CommandSpec] = commands! {
     0x806 "ATTACH_TO_MCG" Initialized (32, 8) OBJECT multicast::attach;
     0x807 "DETACH_FROM_MCG" Initialized (32, 8) OBJECT multicast::detach;
     0x80d "NOP" Disabled (8, 8) NONE hca::nop;
-    0x92f "SET_FLOW_TABLE_ROOT" Initialized (64, 8) FLOW_ROOT flow::set_root;
-    0x930 "CREATE_FLOW_TABLE" Initialized (64, 16) FLOW_TABLE flow::create_table;
-    0x931 "DESTROY_FLOW_TABLE" Initialized (64, 8) FLOW_ROOT flow::destroy_table;
-    0x933 "CREATE_FLOW_GROUP" Initialized (1024, 16) FLOW_GROUP flow::create_group;
-    0x934 "DESTROY_FLOW_GROUP" Initialized (64, 8) DESTROYED_FLOW_GROUP flow::destroy_group;
-    0x936 "SET_FLOW_TABLE_ENTRY" Initialized (832, 8) FLOW_ENTRY flow::set_entry;
-    0x938 "DELETE_FLOW_TABLE_ENTRY" Initialized (64, 8) FLOW_ROOT flow::delete_entry;
-    0x93c "MODIFY_FLOW_TABLE" Initialized (64, 8) FLOW_ROOT flow::modify_table;
 };
 
 const NONE: Structures = &[];
@@ -116,15 +108,6 @@ const NIC_VPORT: Structures = &[
 ];
 const ROCE_ADDRESS: Structures =
     &[(0, layout::set_roce_address_in::FIELDS), (0x80, layout::roce_addr_layout::FIELDS)];
-const FLOW_ROOT: Structures = &[(0, ethernet_layout::set_flow_table_root_in::FIELDS)];
-const FLOW_TABLE: Structures = &[
-    (0, ethernet_layout::create_flow_table_in::FIELDS),
-    (0xc0, ethernet_layout::flow_table_context::FIELDS),
-];
-const FLOW_GROUP: Structures = &[(0, ethernet_layout::create_flow_group_in::FIELDS)];
-const DESTROYED_FLOW_GROUP: Structures = &[(0, ethernet_layout::destroy_flow_group_in::FIELDS)];
-const FLOW_ENTRY: Structures =
-    &[(0, ethernet_layout::set_fte_in::FIELDS), (0x200, ethernet_layout::flow_context::FIELDS)];
 const GID: Structures = &[(0, layout::query_hca_vport_gid_in::FIELDS)];
 const PKEY: Structures = &[(0, layout::query_hca_vport_pkey_in::FIELDS)];
 

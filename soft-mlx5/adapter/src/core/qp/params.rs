@@ -127,6 +127,9 @@ pub enum ReceiveSource {
     /// The receive queues of other raw packet QPs, which share its frames by hash. Such a QP has no
     /// queue and no state of its own.
     Spread(Spread),
+    /// The receive queues to which a [flow table](super::super::FrameTables) of this number leads.
+    /// Such a QP has no queue and no state of its own either.
+    FlowTable(u32),
     /// None: requests that need one are answered with RNR NAKs.
     None,
 }

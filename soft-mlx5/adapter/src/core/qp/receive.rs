@@ -63,7 +63,9 @@ impl Qp {
             }
             (ReceiveSource::Srq(srqn), _) => self.take_from_srq(env, *srqn, &mut wqe),
             (ReceiveSource::Ring(_), _) => self.take_from_ring(env, &mut wqe),
-            (ReceiveSource::Spread(_) | ReceiveSource::None, _) => Err(NoReceive::Empty),
+            (ReceiveSource::Spread(_) | ReceiveSource::FlowTable(_) | ReceiveSource::None, _) => {
+                Err(NoReceive::Empty)
+            }
         };
         match taken {
             Ok(()) => {

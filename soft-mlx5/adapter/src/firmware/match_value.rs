@@ -1,7 +1,7 @@
 //! The values that flow tables match: a frame's headers in the layout of `fte_match_param`.
 
-use crate::bits::{Field, field};
-use uverbs_soft::core::FrameLayout;
+use crate::core::FrameLayout;
+use crate::firmware::bits::{Field, field};
 
 /// Bytes of the parameter, and of each of its sections: outer headers, miscellaneous, inner
 /// headers, and so on.

@@ -2,18 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
+use std::sync::{Mutex, PoisonError};
 
-use super::Firmware;
 use super::command::Command;
+use super::flow_counter::FlowCounters;
 use super::match_value::{MATCH_BYTES, MatchValue, SECTION};
 use super::refusal::{Done, Refusal};
-use crate::bits::{Field, field};
-use crate::layout::command::header;
-use crate::layout::ethernet::{
-    create_flow_group_in, create_flow_table_in, destroy_flow_group_in, flow_context, flow_counter,
+use super::{Firmware, Objects};
+use crate::core::{FrameTables, Qpn, Steered};
+use crate::firmware::bits::{Field, field};
+use crate::firmware::layout::command::header;
+use crate::firmware::layout::ethernet::{
+    create_flow_group_in, create_flow_table_in, destroy_flow_group_in, flow_context,
     flow_table_context, modify_flow_table_in, set_flow_table_root_in, set_fte_in,
 };
-use uverbs_soft_adapter::firmware::flow_counter::FlowCounters;
 
 /// Offsets in commands, in bits: the table's context, the group's criteria, the entry's context,
 /// and the value and destinations in that context.
@@ -88,6 +90,8 @@ struct Targets {
 
 #[derive(Debug)]
 struct Table {
+    /// The user context that has created it; 0 for the driver.
+    owner: u16,
     kind: u8,
     size: u64,
     /// The next table of frames that match no entry.
@@ -97,6 +101,11 @@ struct Table {
 }
 
 impl Table {
+    /// Whether a command may name the table. The driver may name all.
+    fn belongs_to(&self, command: &Command<'_>) -> bool {
+        [0, self.owner].contains(&command.user_context())
+    }
+
     /// The matching entry: the one with the lowest index.
     fn find(&self, frame: &MatchValue) -> Option<&Entry> {
         self.entries.values().find(|entry| {
@@ -108,7 +117,7 @@ impl Table {
 
 /// All flow tables.
 #[derive(Debug, Default)]
-pub(super) struct FlowTables {
+pub struct FlowTables {
     tables: BTreeMap<u32, Table>,
     root: Option<u32>,
     last_table: u32,
@@ -125,15 +134,15 @@ impl FlowTables {
     fn find(&mut self, command: &Command<'_>) -> Result<&mut Table, Refusal> {
         let number = command.get32(create_flow_group_in::TABLE_ID);
         let kind = command.get(create_flow_group_in::TABLE_TYPE) as u8;
-        let table = self.tables.get_mut(&number).filter(|table| table.kind == kind);
+        let table = self.tables.get_mut(&number);
+        let table = table.filter(|table| table.kind == kind && table.belongs_to(command));
         table.ok_or_else(|| Refusal::no_such("flow table", number))
     }
 
-    fn exists(&self, number: u32) -> Result<u32, Refusal> {
-        match self.tables.contains_key(&number) {
-            true => Ok(number),
-            false => Err(Refusal::no_such("flow table", number)),
-        }
+    /// The number of a table that a command leads to.
+    fn next(&self, command: &Command<'_>, number: u32) -> Result<u32, Refusal> {
+        let table = self.tables.get(&number).filter(|table| table.belongs_to(command));
+        table.map(|_| number).ok_or_else(|| Refusal::no_such("flow table", number))
     }
 
     /// Whether this table is the root, or another table leads to it.
@@ -145,17 +154,28 @@ impl FlowTables {
     }
 
     /// Whether an entry counts with one of these counters.
-    fn is_counting(&self, numbers: &Range<u32>) -> bool {
+    pub(super) fn is_counting(&self, numbers: &Range<u32>) -> bool {
         let entries = self.tables.values().flat_map(|table| table.entries.values());
         let mut counters = entries.flat_map(|entry| &entry.targets.counters);
         counters.any(|counter| numbers.contains(counter))
     }
 
-    /// The TIRs that a frame goes to, each with the flow tag. The frame is counted.
-    pub(super) fn route(&self, frame: &[u8], counters: &mut FlowCounters) -> Vec<(u32, u32)> {
+    /// The TIRs that a frame goes to from the root on, each with the flow tag. The frame is counted.
+    pub fn route(&self, frame: &[u8], counters: &mut FlowCounters) -> Vec<(u32, u32)> {
+        self.root.map_or_else(Vec::new, |root| self.route_from(root, 0, frame, counters))
+    }
+
+    /// As [`route`](Self::route), from a table that a frame with this flow tag has come to.
+    fn route_from(
+        &self,
+        table: u32,
+        flow_tag: u32,
+        frame: &[u8],
+        counters: &mut FlowCounters,
+    ) -> Vec<(u32, u32)> {
         let value = MatchValue::of(frame);
         let mut tirs = Vec::new();
-        let mut pending: Vec<(u32, u32)> = self.root.map(|root| (root, 0)).into_iter().collect();
+        let mut pending = vec![(table, flow_tag)];
         for _ in 0..MAX_TABLES {
             let Some((number, tag)) = pending.pop() else { break };
             let Some(table) = self.tables.get(&number) else { continue };
@@ -176,19 +196,31 @@ impl FlowTables {
     }
 }
 
+impl FrameTables for Mutex<Objects> {
+    fn route(&self, table: u32, flow_tag: u32, frame: &[u8]) -> Vec<(Qpn, Steered)> {
+        let objects = &mut *self.lock().unwrap_or_else(PoisonError::into_inner);
+        let tirs = objects.flows.route_from(table, flow_tag, frame, &mut objects.flow_counters);
+        let chosen = tirs.into_iter().filter_map(|(tir, flow_tag)| {
+            let (queue, hash) = objects.choose(tir, frame)?;
+            Some((queue, Steered { flow_tag, hash }))
+        });
+        chosen.collect()
+    }
+}
+
 /// The miss table in a table's context.
 fn miss(flows: &FlowTables, command: &Command<'_>) -> Result<Option<u32>, Refusal> {
     match command.get(flow_table_context::TABLE_MISS_ACTION.at(TABLE_CONTEXT)) {
         MISS_FORWARD => {
             let next = command.get32(flow_table_context::TABLE_MISS_ID.at(TABLE_CONTEXT));
-            flows.exists(next).map(Some)
+            flows.next(command, next).map(Some)
         }
         _ => Ok(None),
     }
 }
 
 /// CREATE_FLOW_TABLE.
-pub(super) fn create_table(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
+pub(super) fn create_table(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let kind = command.get(create_flow_table_in::TABLE_TYPE) as u8;
     if kind != NIC_RECEIVE {
         return Err(Refusal::parameter("table_type", u64::from(kind)));
@@ -197,20 +229,21 @@ pub(super) fn create_table(firmware: &mut Firmware, command: &mut Command<'_>) -
     if log_size > 24 {
         return Err(Refusal::parameter("log_size", log_size));
     }
-    let flows = &mut firmware.ethernet.flows;
+    let flows = &mut firmware.objects.flows;
     let miss = miss(flows, command)?;
     flows.last_table += 1;
+    let owner = command.user_context();
     let (groups, entries) = Default::default();
-    let table = Table { kind, size: 1 << log_size, miss, groups, entries };
+    let table = Table { owner, kind, size: 1 << log_size, miss, groups, entries };
     flows.tables.insert(flows.last_table, table);
     command.reply.set_number(flows.last_table);
     Ok(())
 }
 
 /// DESTROY_FLOW_TABLE. The driver destroys the root table without resetting the root first.
-pub(super) fn destroy_table(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
+pub(super) fn destroy_table(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let number = command.get32(create_flow_group_in::TABLE_ID);
-    let flows = &mut firmware.ethernet.flows;
+    let flows = &mut firmware.objects.flows;
     let has_groups = !flows.find(command)?.groups.is_empty();
     if flows.root == Some(number) && !has_groups {
         flows.root = None;
@@ -223,20 +256,20 @@ pub(super) fn destroy_table(firmware: &mut Firmware, command: &mut Command<'_>) 
 }
 
 /// MODIFY_FLOW_TABLE: sets the miss table.
-pub(super) fn modify_table(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
+pub(super) fn modify_table(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let select = command.get(modify_flow_table_in::MODIFY_FIELD_SELECT);
     if select != 1 {
         return Err(Refusal::parameter("modify_field_select", select));
     }
-    let flows = &mut firmware.ethernet.flows;
+    let flows = &mut firmware.objects.flows;
     let miss = miss(flows, command)?;
     flows.find(command)?.miss = miss;
     Ok(())
 }
 
 /// SET_FLOW_TABLE_ROOT.
-pub(super) fn set_root(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
-    let flows = &mut firmware.ethernet.flows;
+pub(super) fn set_root(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
+    let flows = &mut firmware.objects.flows;
     let number = command.get32(set_flow_table_root_in::TABLE_ID);
     if command.get(header::OP_MOD) == RESET_ROOT || number == 0 {
         flows.root = None;
@@ -261,11 +294,11 @@ fn match_parameter(command: &Command<'_>, bit: usize, enabled: u64) -> MatchValu
 }
 
 /// CREATE_FLOW_GROUP.
-pub(super) fn create_group(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
+pub(super) fn create_group(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let first = command.get(create_flow_group_in::START_FLOW_INDEX);
     let last = command.get(create_flow_group_in::END_FLOW_INDEX);
     let enabled = command.get(create_flow_group_in::MATCH_CRITERIA_ENABLE);
-    let flows = &mut firmware.ethernet.flows;
+    let flows = &mut firmware.objects.flows;
     let number = flows.last_group + 1;
     let table = flows.find(command)?;
     let overlaps = table
@@ -283,9 +316,9 @@ pub(super) fn create_group(firmware: &mut Firmware, command: &mut Command<'_>) -
 }
 
 /// DESTROY_FLOW_GROUP.
-pub(super) fn destroy_group(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
+pub(super) fn destroy_group(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let number = command.get32(destroy_flow_group_in::GROUP_ID);
-    let table = firmware.ethernet.flows.find(command)?;
+    let table = firmware.objects.flows.find(command)?;
     let group = table.groups.get(&number).ok_or_else(|| Refusal::no_such("flow group", number))?;
     if table.entries.range(group.range.clone()).next().is_some() {
         return Err(Refusal::busy("flow group", number));
@@ -295,7 +328,7 @@ pub(super) fn destroy_group(firmware: &mut Firmware, command: &mut Command<'_>) 
 }
 
 /// The destinations and counters of an entry, all of which have to exist.
-fn targets(firmware: &Firmware, command: &Command<'_>) -> Result<Targets, Refusal> {
+fn targets(firmware: &Firmware<'_>, command: &Command<'_>) -> Result<Targets, Refusal> {
     let action = command.get(flow_context::ACTION.at(ENTRY_CONTEXT)) as u16;
     if action & !(ALLOW | DROP | FORWARD | COUNT) != 0 {
         return Err(Refusal::parameter("action", u64::from(action)));
@@ -316,14 +349,14 @@ fn targets(firmware: &Firmware, command: &Command<'_>) -> Result<Targets, Refusa
 }
 
 fn destination(
-    firmware: &Firmware,
+    firmware: &Firmware<'_>,
     command: &Command<'_>,
     index: usize,
 ) -> Result<Destination, Refusal> {
     let at = DESTINATIONS + index * DESTINATION_BITS;
     let number = command.get32(field(at + 8, 24));
     match command.get(field(at, 8)) {
-        TO_TABLE => firmware.ethernet.flows.exists(number).map(Destination::Table),
+        TO_TABLE => firmware.objects.flows.next(command, number).map(Destination::Table),
         TO_TIR => firmware.objects.tir.get("TIR", number).map(|_| Destination::Tir(number)),
         other => Err(Refusal::parameter("destination_type", other)),
     }
@@ -331,26 +364,18 @@ fn destination(
 
 /// Counters follow the destinations in the same list (`mlx5_cmd_set_fte`,
 /// drivers/net/ethernet/mellanox/mlx5/core/fs_cmd.c).
-fn counter(firmware: &Firmware, command: &Command<'_>, index: usize) -> Result<u32, Refusal> {
+fn counter(firmware: &Firmware<'_>, command: &Command<'_>, index: usize) -> Result<u32, Refusal> {
     let number = command.get32(field(DESTINATIONS + index * DESTINATION_BITS, 32));
     firmware.objects.flow_counters.check(number).map(|()| number)
 }
 
-/// Refuses a DEALLOC_FLOW_COUNTER of counters that an entry counts with.
-pub(super) fn check_unused_counters(firmware: &Firmware, command: &Command<'_>) -> Done {
-    let number = command.get32(flow_counter::ID);
-    let bulk = firmware.objects.flow_counters.bulk_of(number)?;
-    let used = firmware.ethernet.flows.is_counting(&bulk);
-    if used { Err(Refusal::busy("flow counter", number)) } else { Ok(()) }
-}
-
 /// SET_FLOW_TABLE_ENTRY: adds an entry, or changes an existing one.
-pub(super) fn set_entry(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
+pub(super) fn set_entry(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let index = command.get(set_fte_in::FLOW_INDEX);
     let number = command.get32(flow_context::GROUP_ID.at(ENTRY_CONTEXT));
     let targets = targets(firmware, command)?;
     let tag = command.get32(flow_context::FLOW_TAG.at(ENTRY_CONTEXT));
-    let table = firmware.ethernet.flows.find(command)?;
+    let table = firmware.objects.flows.find(command)?;
     if command.get(header::OP_MOD) == MODIFY_ENTRY {
         let entry = table.entries.get_mut(&index);
         let entry = entry.ok_or_else(|| Refusal::no_such("flow table entry", index as u32))?;
@@ -382,8 +407,8 @@ fn change_entry(entry: &mut Entry, mask: u64, tag: u32, targets: Targets) -> Don
 }
 
 /// DELETE_FLOW_TABLE_ENTRY.
-pub(super) fn delete_entry(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
+pub(super) fn delete_entry(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let index = command.get(set_fte_in::FLOW_INDEX);
-    let removed = firmware.ethernet.flows.find(command)?.entries.remove(&index);
+    let removed = firmware.objects.flows.find(command)?.entries.remove(&index);
     removed.map(|_| ()).ok_or_else(|| Refusal::no_such("flow table entry", index as u32))
 }
