@@ -218,6 +218,7 @@ impl World {
                 buffer: PageMap::linear(ring),
                 log_wqes: LOG_RECEIVES,
                 log_stride: LOG_STRIDE,
+                order: SrqOrder::Linked,
                 doorbell_record: record,
                 xrc: (number == 1).then_some(xrc),
                 tags: None,
