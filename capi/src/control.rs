@@ -91,22 +91,10 @@ queue_pair!(RawPacket {
 
 impl Control for XrcReceiver {
     common!();
-    fn capacities(&self) -> Option<Capacities> {
-        None
-    }
-    unsafe fn receive(_: *mut Self) -> *mut Option<RecvQueue> {
-        std::ptr::null_mut()
-    }
 }
 
 impl Control for DcReceiver {
     common!();
-    fn capacities(&self) -> Option<Capacities> {
-        None
-    }
-    unsafe fn receive(_: *mut Self) -> *mut Option<RecvQueue> {
-        std::ptr::null_mut()
-    }
     fn query_ece(&self) -> Result<Ece, c_int> {
         self.query_ece().map_err(|error| failed(&error))
     }
@@ -125,12 +113,6 @@ impl Control for RssTarget {
     }
     fn kernel_handle(&self) -> u32 {
         self.kernel_handle()
-    }
-    fn capacities(&self) -> Option<Capacities> {
-        None
-    }
-    unsafe fn receive(_: *mut Self) -> *mut Option<RecvQueue> {
-        std::ptr::null_mut()
     }
     fn create_flow(&mut self) -> Option<FlowBuilder<'_>> {
         Some(self.create_flow())

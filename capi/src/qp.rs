@@ -96,15 +96,20 @@ pub(crate) trait Control {
     fn number(&self) -> u32;
     /// The kernel's handle.
     fn kernel_handle(&self) -> u32;
-    /// The granted capacities.
-    fn capacities(&self) -> Option<Capacities>;
-    /// The receive queue, without a reference to the queue pair.
+    /// The granted capacities, if it has queues.
+    fn capacities(&self) -> Option<Capacities> {
+        None
+    }
+    /// The receive queue, without a reference to the queue pair; null if it cannot have one.
     ///
     /// # Safety
     /// `this` is alive.
-    unsafe fn receive(this: *mut Self) -> *mut Option<RecvQueue>
+    unsafe fn receive(_: *mut Self) -> *mut Option<RecvQueue>
     where
-        Self: Sized;
+        Self: Sized,
+    {
+        std::ptr::null_mut()
+    }
     /// What the requests of its send queue have in common; `None` if it has no send queue.
     ///
     /// # Safety
