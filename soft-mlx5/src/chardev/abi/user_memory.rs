@@ -64,7 +64,7 @@ impl UserMemory {
     }
 
     fn process(self) -> libc::pid_t {
-        self.child.unwrap_or_else(|| own_process().cast_signed())
+        self.child.unwrap_or_else(|| own_process() as libc::pid_t)
     }
 
     /// True if the system forbids the copy, and it can be made directly because the memory is of
