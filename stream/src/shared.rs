@@ -40,6 +40,8 @@ pub(crate) struct Shared {
     pub(crate) is_nonblocking: AtomicBool,
     spin: Duration,
     linger: AtomicU64,
+    /// A thread waits, or has waited, until the peer's device has all that was written.
+    is_parting: AtomicBool,
 }
 
 /// A timeout that may be changed by any thread, in nanoseconds; 0 is none.
@@ -90,6 +92,7 @@ impl Shared {
             is_nonblocking: AtomicBool::new(false),
             spin: config.spin,
             linger: AtomicU64::new(nanos(config.linger)),
+            is_parting: AtomicBool::new(false),
         })
     }
 
@@ -372,14 +375,35 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
-    fn drop(&mut self) {
+impl Shared {
+    /// Whether dropping it does not wait.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn parts_at_once(&self) -> bool {
+        let mut core = self.lock();
+        self.linger().is_zero() || core.needs_no_goodbye() || {
+            core.finish();
+            !matches!(core.finished(), Ok(None))
+        }
+    }
+
+    /// Ends the data of this side, and waits until the peer's device has it, unless dropping the
+    /// stream aborts it.
+    pub(crate) fn part(&self) {
         if self.linger().is_zero() || self.lock().needs_no_goodbye() {
+            return;
+        }
+        if self.is_parting.swap(true, Ordering::Relaxed) {
             return;
         }
         if let Err(error) = self.say_goodbye() {
             tracing::debug!(%error, "the last bytes of a stream may be lost");
         }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.part();
     }
 }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{self, Context, Poll, Wake, Waker};
 
+use tokio::runtime::Handle;
 use tokio::task::coop::poll_proceed;
 use uverbs::tokio::{AsyncFile, Readable};
 
@@ -50,6 +51,30 @@ impl Wake for Wakers {
     fn wake_by_ref(self: &Arc<Self>) {
         self.wake_one(Side::Read);
         self.wake_one(Side::Write);
+    }
+}
+
+/// Keeps a stream until the peer's device has everything.
+#[derive(Debug)]
+struct Parting(Arc<Shared>);
+
+impl Drop for Parting {
+    fn drop(&mut self) {
+        self.0.part();
+    }
+}
+
+/// A peer that does not answer would stop all tasks of this thread for the stream's linger time. So
+/// another thread waits for it. The runtime drops what it cannot run any more, here.
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        if self.shared.parts_at_once() {
+            return;
+        }
+        if let Ok(runtime) = Handle::try_current() {
+            let parting = Parting(self.shared.clone());
+            drop(runtime.spawn_blocking(move || drop(parting)));
+        }
     }
 }
 

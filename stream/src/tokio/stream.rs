@@ -23,8 +23,9 @@ use crate::shared::Shared;
 
 /// A stream of bytes to a peer, as [`TcpStream`](tokio::net::TcpStream) is one.
 ///
-/// `poll_shutdown` ends what it sends and waits until the peer's device has all of it. Dropping a
-/// stream that is not shut down blocks its thread for that, [`Config::linger`] at most.
+/// `poll_shutdown` ends what it sends and waits until the peer's device has all of it. If a stream
+/// is dropped that is not shut down, a thread of the runtime for blocking work waits for that,
+/// [`Config::linger`] at most; outside of a runtime, the thread that drops it.
 #[derive(Debug)]
 pub struct Stream {
     read: ReadHalf,

@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use uverbs::cm::{Connection, Connector, RequestData};
 use uverbs::cq::Immediate;
@@ -19,7 +20,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// Connects, and offers an invalid ring.
+    /// Connects, and offers an invalid ring. It has no receives.
     fn pair() -> (Stream, Self) {
         let listener = Rdma::listen();
         let to = listener.address();
@@ -118,4 +119,24 @@ fn a_flood_of_reports_does_not_stop_the_stream() {
     }
     peer.write(8, 8);
     assert_eq!(stream.read(&mut [0; 64]).unwrap(), 8);
+}
+
+/// The peer has no receive for the end, so its device does not acknowledge it. The thread of the
+/// task that drops the stream has other tasks, too.
+#[test]
+fn a_peer_that_takes_no_end_keeps_no_task_waiting() {
+    const LINGER: Duration = Duration::from_secs(20);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (stream, peer) = Peer::pair();
+    let start = Instant::now();
+    runtime.block_on(async {
+        let stream = uverbs_stream::tokio::Stream::from_blocking(stream).unwrap();
+        stream.set_linger(LINGER);
+        drop(stream);
+    });
+    assert!(start.elapsed() < LINGER / 2, "it took {:?}", start.elapsed());
+    // The other thread waits no longer once the peer has gone.
+    drop(peer);
+    drop(runtime);
+    assert!(start.elapsed() < LINGER, "it took {:?}", start.elapsed());
 }
