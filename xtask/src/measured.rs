@@ -88,6 +88,7 @@ const TABLES: &[Table] = &[
             ("over uverbs-stream's", &["ratio"]),
             ("lowest to highest", &["lowest", "highest"]),
             ("of processor time", &["processor_ratio"]),
+            ("system calls", &["calls"]),
         ],
     },
 ];
