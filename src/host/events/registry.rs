@@ -52,7 +52,7 @@ struct Target {
 #[derive(Debug, Default)]
 struct Held {
     count: u32,
-    /// Dead once the thread has ended; `None` if it is no thread in particular.
+    /// Dead once the thread has ended; `None` for detached events.
     thread: Option<Weak<()>>,
 }
 

@@ -1,4 +1,4 @@
-//! Messages at the bounds of the ring, many streams at once, and devices that are removed meanwhile.
+//! Messages at the bounds of the ring, many streams at once, and devices that are removed.
 
 use std::future::Future;
 use std::io::{ErrorKind, Read, Write};
