@@ -29,7 +29,7 @@ use uverbs::qp::{
 use uverbs::qp_type::{QpType, RawPacket, Rc, Ud};
 use uverbs::srq::SrqAttributes;
 use uverbs::tokio::{
-    AsyncCmChannel, AsyncCompletionChannel, AsyncCompletionQueue, AsyncEvents, AsyncFile,
+    Alarm, AsyncCmChannel, AsyncCompletionChannel, AsyncCompletionQueue, AsyncEvents, AsyncFile,
     AsyncListener, Readable,
 };
 use uverbs::{
@@ -121,7 +121,7 @@ fn connections_and_their_events_move_to_other_threads() {
     expect!(true, true: cm::DatagramPeer, cm::Group, cm::JoinMode, cm::Membership, cm::Rejection, cm::RejectReason);
     expect!(true, true: cm::PrivateData<56>, cm::QpOptions, cm::ConnectOptions, cm::AcceptOptions, cm::Peer);
     expect!(true, true: cm::ConnectionRequest, cm::HalfOpen<u8, u8, u8>, cm::Link, cm::ListenerBuilder, cm::Connector, AsyncCmChannel);
-    expect!(true, true: AsyncFile, Readable<'static>);
+    expect!(true, true: Alarm, AsyncFile, Readable<'static>);
     expect!(true, false: cm::Listener, cm::Connection, cm::Resources, AsyncListener);
 }
 
