@@ -73,6 +73,9 @@ macro_rules! both_in_tasks {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $test() { super::$test::<super::Rdma>().await; })*
         }
+        mod over_rdma_on_one_thread {
+            $(#[tokio::test] async fn $test() { super::$test::<super::Rdma>().await; })*
+        }
         mod over_tcp {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $test() { super::$test::<super::Tcp>().await; })*
