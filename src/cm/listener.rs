@@ -43,7 +43,9 @@ type Make<L, X, R> = Box<dyn FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, 
 /// not keep others waiting: [`Listener::accept`] returns connections in the order in which they are
 /// established.
 ///
-/// It is readable ([`AsFd`]) while there is something for [`Listener::try_accept`] to do.
+/// It is readable ([`AsFd`]) while there is an event for [`Listener::try_accept`]. When a silent
+/// peer may have to give up its place, it is not: a program that waits for the file calls
+/// [`Listener::try_accept`] every few seconds, too.
 pub struct Listener<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     id: Id,
     channel: Channel,

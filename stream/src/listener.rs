@@ -356,7 +356,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Readable when there may be a stream to accept.
+/// Readable when there may be a stream to accept. It is not when a silent peer may have to give up
+/// its place ([`Config::half_open`]): a program that waits for the file calls [`Listener::accept`]
+/// every few seconds, too.
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
