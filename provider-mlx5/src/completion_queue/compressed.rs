@@ -101,6 +101,8 @@ struct Title {
 }
 
 impl Title {
+    /// Inlined, so that the loops keep the pattern in registers.
+    #[inline(always)]
     fn new(cqe: CqeView) -> Self {
         let op_own = OpOwn(cqe.op_own());
         let (opcode, solicited) = (op_own.opcode(), op_own.is_solicited());
