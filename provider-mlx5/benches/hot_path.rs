@@ -56,6 +56,9 @@ const TABLE: Limits =
 const GRID: Limits =
     Limits { file: "benches/hot_path/grid.txt", same_compiler: 1.03, shows_all: false };
 
+/// Before a part of points' names: counts these points under callgrind.
+const COUNT_POINTS: &str = "--count-grid=";
+
 const RUNS: usize = 11;
 const BATCHES: usize = 400;
 
@@ -63,11 +66,11 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--count"] => CASES.iter().for_each(count),
-        ["--count-grid"] => grid::points().into_iter().for_each(count_point),
-        ["--grid"] => return GRID.check(&grid_counts()),
+        [count] if count.starts_with(COUNT_POINTS) => count_points(&count[COUNT_POINTS.len()..]),
+        ["--grid"] => return GRID.check(&grid_counts("")),
         ["--grid", only] => return print_grid(only),
         ["--set-grid"] => {
-            return GRID.set(&grid_counts(), grid::points().into_iter().map(|point| point.name));
+            return GRID.set(&grid_counts(""), grid::points().into_iter().map(|point| point.name));
         }
         ["--instructions"] => return TABLE.check(&counts()),
         ["--set-limits"] => {
@@ -91,8 +94,13 @@ fn count(case: &cases::Case) {
     instructions::count(case.name, || black_box((case.run)(&mut bench)));
 }
 
-fn grid_counts() -> Result<BTreeMap<String, f64>, String> {
-    instructions::run("--count-grid", &scratch())
+/// Counts of the points whose names contain `only`.
+fn grid_counts(only: &str) -> Result<BTreeMap<String, f64>, String> {
+    instructions::run(&format!("{COUNT_POINTS}{only}"), &scratch())
+}
+
+fn count_points(only: &str) {
+    grid::points().into_iter().filter(|point| point.name.contains(only)).for_each(count_point);
 }
 
 fn count_point(mut point: grid::Point) {
@@ -101,10 +109,9 @@ fn count_point(mut point: grid::Point) {
 
 /// Prints the instructions of each point whose name contains `only`.
 fn print_grid(only: &str) -> ExitCode {
-    match grid_counts() {
+    match grid_counts(only) {
         Ok(counts) => {
-            let wanted = counts.iter().filter(|(name, _)| name.contains(only));
-            wanted.for_each(|(name, count)| println!("{name:<40} {count:8.2}"));
+            counts.iter().for_each(|(name, count)| println!("{name:<40} {count:8.2}"));
             ExitCode::SUCCESS
         }
         Err(missing) => limits::skip(&missing),
