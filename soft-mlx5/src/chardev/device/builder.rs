@@ -287,7 +287,8 @@ impl DeviceBuilder {
         let mut core = Core::new(config, memory);
         let internal = Internal::create(&mut core)?;
         core.open_management();
-        let firmware = internal.firmware();
+        let firmware = Arc::new(Mutex::new(internal.firmware()));
+        core.set_tables(firmware.clone());
         let host = Arc::new(HostSide {
             routes: Mutex::default(),
             clock: ClockPages::new(runtime::now(), options.counter_start)?,
@@ -304,7 +305,7 @@ impl DeviceBuilder {
             uars: UarPages::new()?,
             device_memory: DeviceMemory::new()?,
             xrc_domains: XrcDomains::default(),
-            firmware: Mutex::new(firmware),
+            firmware,
             rates: Mutex::default(),
             reach,
             removed: AtomicBool::new(false),

@@ -1,6 +1,7 @@
 //! One open device file: its context, its handles, its event files.
 #![forbid(unsafe_code)]
 
+use std::cmp::Reverse;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -117,14 +118,14 @@ impl FileState {
         }
     }
 
-    /// Destroys all objects in the device, users before the objects that they use; their handles
-    /// stay.
+    /// Destroys all objects in the device, users before the objects that they use and later ones
+    /// before earlier ones; their handles stay.
     fn take_down(&mut self, device: &Arc<DeviceShared>) {
         let ranks =
             self.handles.iter().map(|(handle, entry)| (entry.object.destruction_rank(), handle));
-        let mut order: Vec<_> = ranks.collect();
+        let mut order: Vec<_> = ranks.map(|(rank, handle)| (rank, Reverse(handle))).collect();
         order.sort_unstable();
-        for (_, handle) in order {
+        for (_, Reverse(handle)) in order {
             if let Ok(entry) = self.handles.get_mut(handle) {
                 entry.take_down(device);
             }

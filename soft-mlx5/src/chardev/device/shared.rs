@@ -50,8 +50,9 @@ pub(crate) struct DeviceShared {
     pub(crate) device_memory: DeviceMemory,
     pub(crate) xrc_domains: XrcDomains,
     /// What the firmware knows of objects that commands of programs have made. Lock order: the
-    /// machine first, then this.
-    pub(crate) firmware: Mutex<Objects>,
+    /// machine first, then this. The core locks it for a frame that comes to a flow table, so no
+    /// frame is sent or received while a command holds it.
+    pub(crate) firmware: Arc<Mutex<Objects>>,
     /// The table of rates.
     pub(crate) rates: Mutex<Rates>,
     pub(super) reach: Reach,

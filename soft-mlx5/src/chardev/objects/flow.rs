@@ -22,7 +22,7 @@ use super::qp::rss;
 use crate::chardev::abi::call::Call;
 use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::DeviceShared;
-use crate::core::{Core, CoreError, FlowFields, FlowId, FlowRule, QpType, Qpn, Spread};
+use crate::core::{Core, CoreError, FlowFields, FlowId, FlowRule, QpType, Qpn, ReceiveSource};
 use crate::locking::lock;
 use crate::packet::ETHERNET_GROUP;
 
@@ -71,8 +71,8 @@ pub(super) enum Destination {
     Nowhere,
     /// To a queue pair, with its handle.
     Queue(u32, Qpn),
-    /// To one of several receive queues; these handles stay as long as the rule.
-    Queues(Vec<u32>, Spread),
+    /// To where this leads; these handles stay as long as the rule.
+    Passing(Vec<u32>, ReceiveSource),
 }
 
 /// `MLX5_IB_FLOW_LAST_PRIO`.
@@ -156,9 +156,9 @@ pub(super) fn commit(
             parents.push(handle);
             Some(qpn)
         }
-        Destination::Queues(handles, queues) => {
+        Destination::Passing(handles, receiver) => {
             parents.extend(handles);
-            spread = Some(rss::create_spread(&device, queues)?);
+            spread = Some(rss::create_without_queues(&device, receiver)?);
             spread
         }
     };

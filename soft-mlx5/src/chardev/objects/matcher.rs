@@ -12,7 +12,7 @@ use uverbs_mlx5_format::U16;
 use uverbs_uapi::mlx5::flags::CreateFlowFlags;
 use uverbs_uapi::mlx5::object::{flow, flow_matcher};
 
-use super::devx::destination::{self, receive_queues};
+use super::devx::destination::{self, receiver};
 use super::flow::{self as rules, Destination, LAST_PRIORITY, TCP, UDP};
 use super::object::{Kind, Object};
 use crate::chardev::abi::call::Call;
@@ -158,9 +158,9 @@ fn destination(call: &Call<'_>, flags: CreateFlowFlags) -> Result<Destination, E
             if fits { Ok(Destination::Queue(handle, qp.qpn)) } else { Err(Errno::EINVAL) }
         }
         (None, Some(handle), false) => {
-            let (spread, mut handles) = receive_queues(call, handle)?;
+            let (receiver, mut handles) = receiver(call, handle)?;
             handles.push(handle);
-            Ok(Destination::Queues(handles, spread))
+            Ok(Destination::Passing(handles, receiver))
         }
         (None, None, true) if flags != both => Ok(Destination::Nowhere),
         _ => Err(Errno::EINVAL),

@@ -5,7 +5,7 @@
 use uverbs_soft_adapter::firmware::bits::Field;
 use uverbs_soft_adapter::firmware::capability::{
     ATOMIC, ATOMIC_VALUES, BLOCK_AT, COMMON_VALUES, DYNAMIC_CONNECTION_VALUES, ETHERNET_VALUES,
-    FLOW_TABLE, GENERAL, INFINIBAND_VALUES, QOS, block,
+    FLOW_TABLE, GENERAL, INFINIBAND_VALUES, QOS, block, flow_table_values,
 };
 use uverbs_soft_adapter::firmware::command::Command;
 use uverbs_soft_adapter::firmware::layout::capability::{general, qos};
@@ -25,8 +25,7 @@ pub(super) fn query(options: &Options, command: &mut Command<'_>) -> Done {
     let values = match command.get(header::OP_MOD) >> 1 {
         GENERAL => general_values(options),
         ATOMIC => ATOMIC_VALUES.to_vec(),
-        // Programs cannot make flow tables with these commands, so nothing is supported.
-        FLOW_TABLE if options.is_roce() => Vec::new(),
+        FLOW_TABLE if options.is_roce() => flow_table_values(),
         // Neither operations nor encapsulations in device memory are supported.
         DEVICE_MEMORY => Vec::new(),
         QOS if options.rates().is_some() => qos_values(options),

@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use super::rules::opcode::{ALLOC_FLOW_COUNTER, CREATE_FLOW_TABLE, CREATE_RQ, CREATE_TIR};
 use crate::chardev::abi::call::Call;
 use crate::chardev::objects::object::Object;
-use crate::core::Spread;
+use crate::core::ReceiveSource;
 use crate::locking::lock;
 
 /// Number of a counter of a handle: the first, or one behind it.
@@ -20,16 +20,23 @@ pub(crate) fn counter(call: &Call<'_>, handle: u32, offset: u32) -> Result<u32, 
     }
 }
 
-/// The receive queues behind a TIR, and their handles. They are those that it has when the rule is
-/// made: a later change of the list does not reach the rule (unlike an adapter's).
-pub(crate) fn receive_queues(call: &Call<'_>, handle: u32) -> Result<(Spread, Vec<u32>), Errno> {
-    let number = match call.any_object(handle)? {
-        Object::Devx(object) if object.id().0 == CREATE_TIR => object.id().1,
-        Object::Devx(object) if object.id().0 == CREATE_FLOW_TABLE => {
-            return Err(Errno::EOPNOTSUPP);
-        }
+/// What receives the frames of a rule that leads to a firmware object, and the handles that it
+/// needs besides the object's own. A flow table is asked for each frame. The receive queues of a
+/// TIR are those that it has when the rule is made: a later change of the list does not reach the
+/// rule (unlike an adapter's).
+pub(crate) fn receiver(call: &Call<'_>, handle: u32) -> Result<(ReceiveSource, Vec<u32>), Errno> {
+    let (kind, number) = match call.any_object(handle)? {
+        Object::Devx(object) => object.id(),
         _ => return Err(Errno::EINVAL),
     };
+    match kind {
+        CREATE_FLOW_TABLE => Ok((ReceiveSource::FlowTable(number), Vec::new())),
+        CREATE_TIR => receive_queues(call, number),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn receive_queues(call: &Call<'_>, number: u32) -> Result<(ReceiveSource, Vec<u32>), Errno> {
     let spread = lock(&call.file.device.firmware).spread(number).map_err(|_| Errno::EINVAL)?;
     // A queue of another context has no handle here.
     let handle = |number: u32| {
@@ -41,5 +48,5 @@ pub(crate) fn receive_queues(call: &Call<'_>, handle: u32) -> Result<(Spread, Ve
         found.map(|(handle, _)| handle).ok_or(Errno::EINVAL)
     };
     let handles = spread.table.iter().map(|queue| handle(queue.0)).collect::<Result<_, _>>()?;
-    Ok((spread, handles))
+    Ok((ReceiveSource::Spread(spread), handles))
 }

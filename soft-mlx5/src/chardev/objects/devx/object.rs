@@ -6,7 +6,6 @@ use std::ops::Range;
 use nix::errno::Errno;
 use uverbs_soft_adapter::firmware::command::Command;
 use uverbs_soft_adapter::firmware::event::{QUEUE_DCT, QUEUE_QP, QUEUE_RQ, QUEUE_SQ};
-use uverbs_soft_adapter::firmware::layout::command::header;
 use uverbs_soft_adapter::firmware::refusal::Done;
 use uverbs_uapi::enums::SrqType;
 use uverbs_uapi::mlx5::object::devx_obj::{create, destroy, modify, query};
@@ -27,7 +26,8 @@ use crate::runtime::{self, Doorbell, UarPage};
 /// A firmware object.
 #[derive(Debug)]
 pub(crate) struct FirmwareObject {
-    owner: u16,
+    /// The command that destroys it.
+    destruction: Vec<u8>,
     family: &'static Family,
     number: u32,
     /// How many successive numbers it has.
@@ -56,12 +56,8 @@ pub(crate) const QUERY: &[Attribute] = &[
 ];
 
 impl FirmwareObject {
-    /// Sends the command that destroys it (`devx_obj_build_destroy_cmd`).
+    /// Sends the command that destroys it.
     pub(crate) fn destroy(&self, device: &DeviceShared) -> Result<(), Errno> {
-        let mut input = vec![0; HEADER];
-        header::OPCODE.set(&mut input, self.family.destroy.into());
-        header::UID.set(&mut input, self.owner.into());
-        self.family.number.set(&mut input, self.number.into());
         let sends = [opcode::CREATE_QP, opcode::CREATE_DCT, opcode::CREATE_SQ];
         let is_sending = sends.contains(&self.family.create);
         if is_sending {
@@ -70,7 +66,7 @@ impl FirmwareObject {
                 Ok(())
             })?;
         }
-        let mut command = Command::new(&input, HEADER);
+        let mut command = Command::new(&self.destruction, HEADER);
         let outcome = execute(&Sender::without_objects(device), &mut command, |machine, _| {
             if let Some((page, doorbell)) = &self.doorbell {
                 machine.uars.detach(page, *doorbell);
@@ -114,7 +110,7 @@ impl FirmwareObject {
 /// `MLX5_IB_METHOD_DEVX_OBJ_CREATE`.
 pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     let mut request = Request::answered(call, create::CMD_IN, create::CMD_OUT)?;
-    if !rules::is_creation(request.opcode()) {
+    if !rules::is_creation(&request.command()) {
         return Err(Errno::EINVAL);
     }
     rules::set_umem_valid(&mut request.input);
@@ -125,13 +121,13 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     let sender = Sender::of(call, &device);
     let outcome = execute(&sender, &mut command, |machine, command| {
         let Some(family) = family else { return Ok(()) };
-        let number = family.number.get32(&command.reply.output);
+        let number = family.created(command);
         let doorbell = doorbell(&device, command, number);
         if let Some((page, doorbell)) = &doorbell {
             machine.uars.attach(page, *doorbell);
         }
-        let (owner, length) = (command.user_context(), rules::length(command));
-        made = Some(FirmwareObject { owner, family, number, length, doorbell });
+        let (destruction, length) = (family.destruction(command, number), rules::length(command));
+        made = Some(FirmwareObject { destruction, family, number, length, doorbell });
         Ok(())
     })?;
     if let Some(object) = made {

@@ -1,6 +1,8 @@
 //! Which DEVX methods carry which firmware commands, as the lists in hw/mlx5/devx.c say.
 #![forbid(unsafe_code)]
 
+use std::ops::Range;
+
 use uverbs_soft_adapter::firmware::bits::Field;
 use uverbs_soft_adapter::firmware::command::Command;
 use uverbs_soft_adapter::firmware::flow_counter::length as flow_counters;
@@ -9,7 +11,9 @@ use uverbs_soft_adapter::firmware::layout::command::{
     object, query_q_counter_in,
 };
 use uverbs_soft_adapter::firmware::layout::context::{cqc, mkc, qpc, wq, xrc_srqc};
-use uverbs_soft_adapter::firmware::layout::ethernet::{flow_counter, query_flow_counter_in};
+use uverbs_soft_adapter::firmware::layout::ethernet::{
+    create_flow_group_in, destroy_flow_group_in, flow_counter, query_flow_counter_in, set_fte_in,
+};
 
 /// Commands that create objects and need special handling.
 pub(crate) mod opcode {
@@ -25,12 +29,18 @@ pub(crate) mod opcode {
     pub(crate) const CREATE_RQ: u16 = 0x908;
     pub(crate) const CREATE_RMP: u16 = 0x90c;
     pub(crate) const CREATE_FLOW_TABLE: u16 = 0x930;
+    pub(crate) const CREATE_FLOW_GROUP: u16 = 0x933;
+    pub(crate) const SET_FLOW_TABLE_ENTRY: u16 = 0x936;
     pub(crate) const ALLOC_FLOW_COUNTER: u16 = 0x939;
 }
 use opcode::{
-    ALLOC_FLOW_COUNTER, CREATE_CQ, CREATE_DCT, CREATE_MKEY, CREATE_QP, CREATE_RMP, CREATE_RQ,
-    CREATE_SQ, CREATE_TIR, CREATE_XRC_SRQ, CREATE_XRQ, MODIFY_CQ,
+    ALLOC_FLOW_COUNTER, CREATE_CQ, CREATE_DCT, CREATE_FLOW_GROUP, CREATE_FLOW_TABLE, CREATE_MKEY,
+    CREATE_QP, CREATE_RMP, CREATE_RQ, CREATE_SQ, CREATE_TIR, CREATE_XRC_SRQ, CREATE_XRQ, MODIFY_CQ,
+    SET_FLOW_TABLE_ENTRY,
 };
+
+/// Bytes in which commands about flow tables have the port, the table's type, and its number.
+const PLACE: Range<usize> = 8..24;
 
 /// Objects of one kind: the command that creates them, and the commands that refer to them.
 #[derive(Debug)]
@@ -41,8 +51,12 @@ pub(super) struct Family {
     query: &'static [u16],
     /// Order of destruction when the file closes: users before the objects that they use.
     pub(super) rank: u8,
-    /// Field in which creation returns the number and destruction names it.
-    pub(super) number: Field,
+    /// Field in which creation returns the number, or gives it if `is_chosen`.
+    number: Field,
+    /// Whether the program chooses the number.
+    is_chosen: bool,
+    /// Field in which destruction names it.
+    destroyed: Field,
     /// Field in which the other commands name it.
     subject: Field,
 }
@@ -54,8 +68,37 @@ impl Family {
         modify: &'static [u16],
         query: &'static [u16],
     ) -> Self {
-        let (number, subject) = (object::NUMBER, object::NUMBER);
-        Self { create, destroy, modify, query, rank, number, subject }
+        let [number, destroyed, subject] = [object::NUMBER; 3];
+        let is_chosen = false;
+        Self { create, destroy, modify, query, rank, number, is_chosen, destroyed, subject }
+    }
+
+    /// The number of the object that a command has created (`devx_get_created_obj_id`).
+    pub(super) fn created(&self, command: &Command<'_>) -> u32 {
+        match self.is_chosen {
+            true => command.get32(self.number),
+            false => self.number.get32(&command.reply.output),
+        }
+    }
+
+    /// The command that destroys the object of this number, which `creation` has created
+    /// (`devx_obj_build_destroy_cmd`).
+    pub(super) fn destruction(&self, creation: &Command<'_>, number: u32) -> Vec<u8> {
+        let mut input = vec![0; self.destruction_length()];
+        if input.len() > super::HEADER {
+            input[PLACE].copy_from_slice(&creation.structure(0)[PLACE]);
+        }
+        header::OPCODE.set(&mut input, self.destroy.into());
+        header::UID.set(&mut input, creation.user_context().into());
+        self.destroyed.set(&mut input, number.into());
+        input
+    }
+
+    fn destruction_length(&self) -> usize {
+        match self.create {
+            CREATE_FLOW_TABLE | CREATE_FLOW_GROUP | SET_FLOW_TABLE_ENTRY => 64,
+            _ => super::HEADER,
+        }
     }
 }
 
@@ -75,14 +118,34 @@ const FAMILIES: &[Family] = &[
     // Counter sets.
     Family {
         number: alloc_q_counter_out::COUNTER_SET_ID,
+        destroyed: alloc_q_counter_out::COUNTER_SET_ID,
         subject: query_q_counter_in::COUNTER_SET_ID,
         ..Family::new(5, (0x771, 0x772), &[], &[0x773])
     },
     // Flow counters.
     Family {
         number: flow_counter::ID,
+        destroyed: flow_counter::ID,
         subject: query_flow_counter_in::FLOW_COUNTER_ID,
         ..Family::new(5, (ALLOC_FLOW_COUNTER, 0x93a), &[], &[0x93b])
+    },
+    // Flow tables, their groups and their entries. The firmware has none of the queries.
+    Family {
+        destroyed: create_flow_group_in::TABLE_ID,
+        subject: create_flow_group_in::TABLE_ID,
+        ..Family::new(3, (CREATE_FLOW_TABLE, 0x931), &[0x93c], &[0x932])
+    },
+    Family {
+        destroyed: destroy_flow_group_in::GROUP_ID,
+        subject: destroy_flow_group_in::GROUP_ID,
+        ..Family::new(2, (CREATE_FLOW_GROUP, 0x934), &[], &[0x935])
+    },
+    Family {
+        number: set_fte_in::FLOW_INDEX,
+        is_chosen: true,
+        destroyed: set_fte_in::FLOW_INDEX,
+        subject: set_fte_in::FLOW_INDEX,
+        ..Family::new(0, (SET_FLOW_TABLE_ENTRY, 0x938), &[SET_FLOW_TABLE_ENTRY], &[0x937])
     },
     // PDs, XRC domains, transport domains.
     Family::new(5, (0x800, 0x801), &[], &[]),
@@ -100,9 +163,8 @@ const FAMILIES: &[Family] = &[
 
 /// Further commands that create objects, which this firmware does not have: scheduling elements,
 /// PSVs, SRQs of old firmware, multicast memberships, VXLAN ports, entries of the address table,
-/// flow tables and their parts, general objects.
-const OTHER_CREATIONS: &[u16] =
-    &[0x600, 0x700, 0x782, 0x806, 0x827, 0x829, 0x930, 0x933, 0x936, 0x93d, 0x940, 0xa00];
+/// contexts that change packets, general objects.
+const OTHER_CREATIONS: &[u16] = &[0x600, 0x700, 0x782, 0x806, 0x827, 0x829, 0x93d, 0x940, 0xa00];
 
 /// `devx_is_general_cmd`: queries of the adapter, of ports, of congestion and of LAG, NOP, and the
 /// range reserved for general commands.
@@ -115,8 +177,20 @@ pub(super) fn is_general(opcode: u16) -> bool {
 }
 
 /// `devx_is_obj_create_cmd`.
-pub(super) fn is_creation(opcode: u16) -> bool {
-    family_of(opcode).is_some() || OTHER_CREATIONS.contains(&opcode)
+pub(super) fn is_creation(command: &Command<'_>) -> bool {
+    let opcode = command.get(header::OPCODE) as u16;
+    let is_known = family_of(opcode).is_some() || OTHER_CREATIONS.contains(&opcode);
+    is_known && !changes_entry(command, MODIFY_ENTRY)
+}
+
+/// Operations of SET_FLOW_TABLE_ENTRY, which both creates entries and modifies them.
+const NEW_ENTRY: u64 = 0;
+const MODIFY_ENTRY: u64 = 1;
+
+/// Whether a command is a SET_FLOW_TABLE_ENTRY of this operation.
+fn changes_entry(command: &Command<'_>, operation: u64) -> bool {
+    let is_entry = command.get(header::OPCODE) as u16 == SET_FLOW_TABLE_ENTRY;
+    is_entry && command.get(header::OP_MOD) == operation
 }
 
 /// The kind of objects that a command creates.
@@ -142,6 +216,9 @@ pub(super) enum Act {
 /// The creation command and the number of the object that a command is about, if it is of this kind
 /// (`devx_is_obj_modify_cmd`, `devx_is_obj_query_cmd`, `devx_get_obj_id`).
 pub(super) fn subject(act: Act, command: &Command<'_>) -> Option<(u16, u32)> {
+    if changes_entry(command, NEW_ENTRY) {
+        return None;
+    }
     let opcode = command.get(header::OPCODE) as u16;
     let opcodes = |family: &Family| match act {
         Act::Modify => family.modify,

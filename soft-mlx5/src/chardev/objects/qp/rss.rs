@@ -94,7 +94,7 @@ fn build(call: &mut Call<'_>, request: &Request, qp_type: QpType) -> Result<(), 
     let table = call.object(Kind::RwqIndTbl, request.table)?.indirection_table()?.queues.clone();
     let driver = call.driver();
     let hash = hash(&read_driver_request(&driver)?, table.len())?;
-    let qpn = create_spread(&device, Spread { table, hash })?;
+    let qpn = create_without_queues(&device, ReceiveSource::Spread(Spread { table, hash }))?;
     let events = Reporter::new(request.events.clone(), request.user_handle);
     let qp = Qp::new(qpn, qp_type, vec![request.pd, request.table], events);
     call.commit(Object::Qp(Qp { spreads: true, ..qp }))?;
@@ -102,9 +102,11 @@ fn build(call: &mut Call<'_>, request: &Request, qp_type: QpType) -> Result<(), 
 }
 
 /// A queue pair of the core without queues, which passes its frames on.
-pub(crate) fn create_spread(device: &DeviceShared, queues: Spread) -> Result<Qpn, Errno> {
+pub(crate) fn create_without_queues(
+    device: &DeviceShared,
+    receive: ReceiveSource,
+) -> Result<Qpn, Errno> {
     let (pd, cq) = device.internal_objects();
-    let receive = ReceiveSource::Spread(queues);
     let params = QpParams { receive, ..QpParams::new(QpType::RawPacket, pd, cq, cq) };
     device.core(|core| core.create_qp(params))
 }
