@@ -202,6 +202,58 @@ fn queues_created_by_commands_transfer_messages() {
     }
 }
 
+/// A DC target, and its number.
+fn dc_target(devx: &Devx, setup: &Setup, cq: &Cq, srq: u32, path: &[u8]) -> (DevxObject, u32) {
+    let input = Input::new(0x710, 128)
+        .set(dctc::CQN.at(CONTEXT), cq.number)
+        .set(dctc::SRQN_XRQN.at(CONTEXT), srq)
+        .set(dctc::PD.at(CONTEXT), setup.pd.number())
+        .set(dctc::DC_ACCESS_KEY.at(CONTEXT), ACCESS_KEY)
+        .set(dctc::PORT.at(CONTEXT), 1u64)
+        .set(dctc::MTU.at(CONTEXT), 3u64)
+        .set(dctc::HOP_LIMIT.at(CONTEXT), 64u64)
+        .set(dctc::MY_ADDR_INDEX.at(CONTEXT), ads::SRC_ADDR_INDEX.get(path))
+        .set(dctc::MIN_RNR_NAK.at(CONTEXT), 12u64);
+    let mut answer = [0; 16];
+    let target = devx.create(&input.0, &mut answer).unwrap();
+    (target, object::NUMBER.get32(&answer))
+}
+
+/// The kernel's own event queue has no such events, so that a guest gets none.
+#[test]
+fn an_armed_target_reports_one_wrong_access_key() {
+    let Some((setup, devx)) = setup_for_refusals() else { return };
+    let path = path_of(&devx, &setup);
+    let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
+    let cq = Cq::new(&devx, &uar);
+    let srq = setup.pd.create_raw_srq(16).build().unwrap();
+    let (target, dctn) = dc_target(&devx, &setup, &cq, srq.handle().number(), &path);
+    let channel = devx.event_channel(DevxEventChannelFlags::empty()).unwrap();
+    channel.subscribe(Some(target.kernel_handle()), &[KEY_VIOLATION], 5).unwrap();
+    let arm = Input::new(0x714, 16).set(object::NUMBER, dctn);
+    target.modify(&arm.0, &mut [0; 16]).unwrap();
+    let mut initiator = setup.builder::<Dci>().build().unwrap();
+    initiator.activate().unwrap();
+    let ah = setup.pd.create_ah(&initiator.address_of(&initiator.endpoint()).unwrap()).unwrap();
+    let to = ah.dc_target(dctn, ACCESS_KEY + 1);
+    let data = setup.region(64);
+    // SAFETY: the region outlives the queue.
+    unsafe {
+        let sge = data.sge(0, 64).unwrap();
+        initiator.post_send(2, op::To(DcTarget(&to), op::Send), sge, PostFlags::SIGNALED).unwrap();
+    }
+    let told: [u8; 72] = event(&channel);
+    assert_eq!((told[0], told[8 + 1]), (5, KEY_VIOLATION as u8));
+    assert_eq!(told[8 + 32 + 24..][..4], dctn.to_be_bytes());
+    let wrong = Input::new(0x714, 16).set(object::NUMBER, dctn + 1);
+    assert_eq!(target.modify(&wrong.0, &mut [0; 16]).unwrap_err().errno(), 22, "of another");
+    never_wait(&channel);
+    no_event(&channel);
+    target.destroy().unwrap();
+    cq.object.destroy().unwrap();
+    free(cq.memory);
+}
+
 #[test]
 fn a_dct_created_by_a_command_receives_from_a_verbs_queue_pair() {
     let Some((mut setup, devx)) = setup() else { return };
@@ -212,19 +264,7 @@ fn a_dct_created_by_a_command_receives_from_a_verbs_queue_pair() {
     let mut initiator = setup.builder::<Dci>().build().unwrap();
     initiator.activate().unwrap();
     let own = initiator.endpoint();
-    let input = Input::new(0x710, 128)
-        .set(dctc::CQN.at(CONTEXT), cq.number)
-        .set(dctc::SRQN_XRQN.at(CONTEXT), srq.handle().number())
-        .set(dctc::PD.at(CONTEXT), setup.pd.number())
-        .set(dctc::DC_ACCESS_KEY.at(CONTEXT), ACCESS_KEY)
-        .set(dctc::PORT.at(CONTEXT), 1u64)
-        .set(dctc::MTU.at(CONTEXT), 3u64)
-        .set(dctc::HOP_LIMIT.at(CONTEXT), 64u64)
-        .set(dctc::MY_ADDR_INDEX.at(CONTEXT), ads::SRC_ADDR_INDEX.get(&path))
-        .set(dctc::MIN_RNR_NAK.at(CONTEXT), 12u64);
-    let mut answer = [0; 16];
-    let target = devx.create(&input.0, &mut answer).unwrap();
-    let dctn = object::NUMBER.get32(&answer);
+    let (target, dctn) = dc_target(&devx, &setup, &cq, srq.handle().number(), &path);
     let mut shown = [0; 128];
     target.query(&Input::new(0x713, 16).set(object::NUMBER, dctn).0, &mut shown).unwrap();
     assert_eq!(dctc::DC_ACCESS_KEY.at(CONTEXT).get(&shown), ACCESS_KEY);
@@ -503,6 +543,7 @@ fn a_read_into_too_little_space_takes_nothing() {
 /// Types of events.
 const COMPLETION: u16 = 0x00;
 const COMMUNICATION_ESTABLISHED: u16 = 0x02;
+const KEY_VIOLATION: u16 = 0x1d;
 const PORT_CHANGE: u16 = 0x09;
 
 /// Lets every read of a channel return at once.

@@ -17,6 +17,11 @@ pub enum Event {
         /// The object that it is about.
         object: EventObject,
     },
+    /// A DC target that was armed for it got a packet with another access key, and is disarmed.
+    AccessKeyViolation {
+        /// The target.
+        dctn: Qpn,
+    },
 }
 
 /// The object that an asynchronous event is about.

@@ -267,6 +267,15 @@ impl Core {
         Ok(())
     }
 
+    /// Has a DC target raise an event for the next packet with another access key.
+    ///
+    /// # Errors
+    /// [`CoreError::NotFound`] without such a target.
+    pub fn arm_dc_target(&mut self, dctn: Qpn) -> Result<(), CoreError> {
+        let is_target = self.qp_mut(dctn)?.arm_for_violation();
+        if is_target { Ok(()) } else { Err(CoreError::missing(dctn.object())) }
+    }
+
     /// Attaches a UD QP to a multicast group. A second attach has no effect.
     pub fn attach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), CoreError> {
         let qp = self.qps.get_mut(qpn.0).ok_or(CoreError::missing(qpn.object()))?;
@@ -304,6 +313,7 @@ impl Core {
         self.env.events.retain(|event| match (event, of) {
             (super::Event::Completion { cqn }, EventObject::Cq(gone)) => *cqn != gone,
             (super::Event::Async { object, .. }, _) => *object != of,
+            (super::Event::AccessKeyViolation { dctn }, EventObject::Qp(gone)) => *dctn != gone,
             _ => true,
         });
     }

@@ -110,6 +110,13 @@ pub(super) fn drain(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> D
     Ok(firmware.core.modify_qp(qpn, QpState::Error, &QpAttributes::default())?)
 }
 
+/// ARM_DCT_FOR_KEY_VIOLATION: the next packet with a wrong access key raises an event.
+pub(super) fn arm(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
+    let (qpn, _) = firmware.dc_target(command)?;
+    firmware.check_uses(command, &[qpn.object()])?;
+    Ok(firmware.core.arm_dc_target(qpn)?)
+}
+
 /// DESTROY_DCT. The driver drains the target before. Whether an adapter refuses to destroy a target
 /// that is not drained is unconfirmed; this device does not.
 pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {

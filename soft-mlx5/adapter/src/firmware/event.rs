@@ -42,6 +42,7 @@ impl Report {
     pub fn of(event: Event) -> Option<Self> {
         let (kind, object) = match event {
             Event::Completion { cqn } => return Some(Self::completion(cqn)),
+            Event::AccessKeyViolation { dctn } => return Some(Self::key_violation(dctn.0)),
             Event::Async { kind, object } => (kind, object),
         };
         let (kind, subtype) = event_type(kind)?;
@@ -68,6 +69,11 @@ impl Report {
     /// A DC target is drained.
     pub fn drained(dctn: u32) -> Self {
         Self { kind: EventType::DCT_DRAINED, subtype: 0, data: with_number(24, dctn) }
+    }
+
+    /// A DC target got a packet with another access key.
+    fn key_violation(dctn: u32) -> Self {
+        Self { kind: EventType::DCT_KEY_VIOLATION, subtype: 0, data: with_number(24, dctn) }
     }
 
     /// Commands have completed: a mask of their descriptors.

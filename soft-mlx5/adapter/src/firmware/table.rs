@@ -109,6 +109,7 @@ const COMMANDS: &[CommandSpec] = commands! {
     0x711 "DESTROY_DCT" (16, 8) OBJECT dc_target::destroy;
     0x712 "DRAIN_DCT" (16, 8) OBJECT dc_target::drain;
     0x713 "QUERY_DCT" (16, 128) OBJECT dc_target::query;
+    0x714 "ARM_DCT_FOR_KEY_VIOLATION" (16, 8) OBJECT dc_target::arm;
     0x717 "CREATE_XRQ" (336, 16) XRQ tag_matching::create;
     0x718 "DESTROY_XRQ" (16, 8) OBJECT tag_matching::destroy;
     0x719 "QUERY_XRQ" (16, 336) OBJECT tag_matching::query;

@@ -153,6 +153,8 @@ impl Host for HostSide {
                 routes.broadcast(&events::record(0, kind));
             }
             Event::Async { kind, object } => routes.report(kind, object),
+            // Only the firmware has this event.
+            Event::AccessKeyViolation { .. } => {}
         }
     }
 

@@ -15,6 +15,7 @@ use super::dc_initiator::{FRESH, is_routed_by_gid};
 use super::receive::ReceiveWqe;
 use super::responder::Responder;
 use super::{AddressPath, Qp, QpType};
+use crate::core::Event;
 use crate::packet::{
     Addressing, Aeth, DcEth, Gid, NakCode, Opcode, Operation, Psn, RnrTimer, Syndrome, View,
 };
@@ -45,6 +46,8 @@ pub(super) struct Target {
     /// Receives that were taken for messages which then never ended.
     #[allow(clippy::vec_box, reason = "they come and go in their boxes")]
     unused: Vec<Box<ReceiveWqe>>,
+    /// Whether a packet with a wrong key raises an event.
+    is_armed: bool,
 }
 
 /// The fields that a session's answers carry.
@@ -76,6 +79,7 @@ impl Target {
             ready: VecDeque::new(),
             current: None,
             unused: Vec::new(),
+            is_armed: false,
         }
     }
 
@@ -126,7 +130,7 @@ impl Qp {
         let known = packet.dceth.filter(|dceth| dceth.key.get() == self.params.access_key);
         let Some(dceth) = known else {
             env.counters.dropped += 1;
-            return;
+            return self.report_violation(env);
         };
         let by_gid = is_routed_by_gid(env);
         let gid = if by_gid { from.source } else { Gid::default() };
@@ -143,6 +147,20 @@ impl Qp {
                     self.in_session(env, peer, |qp, env| qp.receive_request(env, from, packet));
                 }
             }
+        }
+    }
+
+    /// Has the next packet with a wrong key raise an event. Returns `false` if this is not a
+    /// target.
+    pub(in crate::core) fn arm_for_violation(&mut self) -> bool {
+        self.target.iter_mut().for_each(|target| target.is_armed = true);
+        self.target.is_some()
+    }
+
+    fn report_violation(&mut self, env: &mut Env) {
+        let armed = self.target.as_mut().map(|target| std::mem::take(&mut target.is_armed));
+        if armed == Some(true) {
+            env.events.push_back(Event::AccessKeyViolation { dctn: self.number });
         }
     }
 

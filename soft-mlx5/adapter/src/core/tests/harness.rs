@@ -387,7 +387,7 @@ impl Host {
         events
             .filter_map(|event| match event {
                 Event::Async { kind, object } => Some((kind, object)),
-                Event::Completion { .. } => None,
+                Event::Completion { .. } | Event::AccessKeyViolation { .. } => None,
             })
             .collect()
     }

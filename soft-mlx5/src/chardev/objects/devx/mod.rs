@@ -165,6 +165,7 @@ fn number(object: &Object) -> Option<ObjectId> {
     match object {
         Object::Pd(pd) => Some(pd.pdn.object()),
         Object::Cq(cq) => Some(cq.cqn.object()),
+        Object::Qp(qp) => Some(qp.qpn.object()),
         Object::Srq(srq) => Some(srq.srqn.object()),
         Object::Xrcd(xrcd) => Some(xrcd.domain.xrcdn.object()),
         _ => None,

@@ -113,7 +113,7 @@ const FAMILIES: &[Family] = &[
         &[0x50b],
     ),
     Family::new(2, (CREATE_XRC_SRQ, 0x706), &[0x708], &[0x707]),
-    Family::new(1, (CREATE_DCT, 0x711), &[], &[0x713]),
+    Family::new(1, (CREATE_DCT, 0x711), &[0x714], &[0x713]),
     Family::new(2, (CREATE_XRQ, 0x718), &[0x71a], &[0x719]),
     // Counter sets.
     Family {
