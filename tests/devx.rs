@@ -14,12 +14,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use uverbs::devx::{Devx, DevxEventChannelFlags, DevxObject, DevxUar, EventChannel, UarKind};
 use uverbs::qp::{DcTarget, PostFlags};
-use uverbs::qp_type::Dci;
+use uverbs::qp_type::{Dci, Rc};
 use uverbs::{Context, ErrorKind, MemoryRegion, op};
 use uverbs_soft_adapter::firmware::bits::{Field, field};
-use uverbs_soft_adapter::firmware::layout::capability::general;
+use uverbs_soft_adapter::firmware::layout::capability::{general, general_2};
 use uverbs_soft_adapter::firmware::layout::command::{
-    arm_rq_in, create_cq_in, create_qp_in, header, modify_qp_in, object, result,
+    arm_rq_in, create_cq_in, create_qp_in, general_object, header, modify_qp_in, object, result,
 };
 use uverbs_soft_adapter::firmware::layout::context::{
     ads, cqc, dctc, mkc, qpc, tag_matching_topology as topology, wq, xrqc,
@@ -34,6 +34,8 @@ const EREMOTEIO: i32 = 121;
 /// Statuses, `MLX5_CMD_STAT_*`.
 const BAD_PARAMETER: u64 = 3;
 const BAD_RESOURCE: u64 = 5;
+/// `MLX5_OBJ_TYPE_RESERVED_QPN`.
+const RESERVED_QPN: u64 = 0x2c;
 const ACCESS_KEY: u64 = 0x0102_0304_0506_0708;
 
 /// A device whose contexts have DEVX; `None` if the kernel's device has no DEVX.
@@ -731,4 +733,41 @@ fn unknown_capabilities_are_refused() {
     let mut answer = vec![0; 16 + 4096];
     let unknown = Input::new(0x100, 16).set(header::OP_MOD, 0x7f01u64);
     assert_ne!(refused(devx.command(&unknown.0, &mut answer), &answer), 0);
+}
+
+/// The numbers of a general object, which UCX's connection manager names instead of queue pairs.
+#[test]
+fn numbers_are_reserved_in_ranges() {
+    let Some((setup, devx)) = setup() else { return };
+    let mut shown = vec![0; 16 + 4096];
+    devx.command(&Input::new(0x100, 16).set(header::OP_MOD, 0x41u64).0, &mut shown).unwrap();
+    let log_numbers = general_2::LOG_RESERVED_QPN_GRANULARITY.at(CONTEXT).get(&shown);
+    assert_eq!(capability(&devx, general::GENERAL_OBJ_TYPES) >> RESERVED_QPN & 1, 1);
+    let reserve = |numbers: u64| {
+        let input = Input::new(0xa00, 16 + 256)
+            .set(general_object::TYPE, RESERVED_QPN)
+            .set(general_object::LOG_RANGE, numbers);
+        let mut answer = [0; 16];
+        let made = devx.create(&input.0, &mut answer);
+        (made, general_object::ID.get32(&answer), answer)
+    };
+    let ranges = [(); 3]
+        .map(|()| reserve(log_numbers))
+        .map(|(made, first, _)| (made.unwrap(), first..first + (1 << log_numbers)));
+    for (index, (_, range)) in ranges.iter().enumerate() {
+        assert_eq!(range.start % (1 << log_numbers), 0);
+        assert!(ranges[..index].iter().all(|(_, other)| other.start != range.start));
+    }
+    let queue = setup.builder::<Rc>().build().unwrap();
+    assert!(ranges.iter().all(|(_, range)| !range.contains(&queue.number())));
+    if common::is_soft() {
+        let (made, _, answer) = reserve(log_numbers + 1);
+        assert_eq!(refused(made, &answer), BAD_PARAMETER);
+        let encryption = Input::new(0xa00, 128).set(general_object::TYPE, 0xcu64);
+        let mut answer = [0; 16];
+        assert_eq!(refused(devx.create(&encryption.0, &mut answer), &answer), BAD_PARAMETER);
+    }
+    for (object, _) in ranges {
+        object.destroy().unwrap();
+    }
 }

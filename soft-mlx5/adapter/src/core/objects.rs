@@ -267,6 +267,16 @@ impl Core {
         Ok(())
     }
 
+    /// Reserves `length` numbers, a power of two, that no QP gets until they are released.
+    pub fn reserve_qpns(&mut self, length: u32) -> u32 {
+        self.qps.reserve(length)
+    }
+
+    /// Releases numbers that were reserved together, by the first of them.
+    pub fn release_qpns(&mut self, first: u32) {
+        self.qps.release(first);
+    }
+
     /// Has a DC target raise an event for the next packet with another access key.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Tables of objects by number.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 
@@ -75,6 +75,8 @@ pub(super) struct RandomTable<T> {
     limit: usize,
     chance: Chance,
     objects: HashMap<u32, T, BuildHasherDefault<NumberHasher>>,
+    /// Ranges that no object gets a number of, by their first number.
+    reserved: BTreeMap<u32, u32>,
 }
 
 impl<T> RandomTable<T> {
@@ -82,7 +84,8 @@ impl<T> RandomTable<T> {
     pub(super) fn new(range: Range<u32>, limit: usize, chance: Chance) -> Self {
         // A draw finds a free number in two attempts on average, even when the table is full.
         let limit = limit.min(range.len() / 2);
-        Self { range, limit, chance, objects: HashMap::default() }
+        let (objects, reserved) = (HashMap::default(), BTreeMap::new());
+        Self { range, limit, chance, objects, reserved }
     }
 
     /// Puts an object made from its number into the table; `None` if the table is full.
@@ -92,12 +95,38 @@ impl<T> RandomTable<T> {
         }
         let number = loop {
             let number = self.chance.within(&self.range);
-            if !self.objects.contains_key(&number) {
+            if !self.objects.contains_key(&number) && !self.is_reserved(number) {
                 break number;
             }
         };
         self.objects.insert(number, make(number));
         Some(number)
+    }
+
+    /// Reserves `length` numbers, a power of two. The first is a multiple of it.
+    ///
+    /// The caller leaves at least half of the numbers unreserved.
+    pub(super) fn reserve(&mut self, length: u32) -> u32 {
+        loop {
+            let first = self.chance.within(&self.range) / length * length;
+            let all = first..first + length;
+            let inside = self.range.contains(&first) && all.end <= self.range.end;
+            let mut used = all.map(|number| self.get(number).is_some() || self.is_reserved(number));
+            if inside && !used.any(|used| used) {
+                self.reserved.insert(first, length);
+                return first;
+            }
+        }
+    }
+
+    /// Releases the numbers that were reserved together.
+    pub(super) fn release(&mut self, first: u32) {
+        self.reserved.remove(&first);
+    }
+
+    fn is_reserved(&self, number: u32) -> bool {
+        let before = self.reserved.range(..=number).next_back();
+        before.is_some_and(|(first, length)| number - first < *length)
     }
 
     pub(super) fn get(&self, number: u32) -> Option<&T> {

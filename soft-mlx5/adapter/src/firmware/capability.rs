@@ -3,7 +3,8 @@
 use super::SETS;
 use super::bits::Field;
 use super::flow_counter::{BULK_SIZES, LOG_BULK, LOG_COUNTERS};
-use super::layout::capability::{atomic, general};
+use super::general_object::{LOG_ALL_NUMBERS, LOG_NUMBERS, RESERVED_NUMBERS};
+use super::layout::capability::{atomic, general, general_2};
 use super::layout::ethernet::flow_table_properties;
 use super::record::LOG_LIST;
 use super::tag_matching::LOG_TAGS;
@@ -16,6 +17,8 @@ pub const BLOCK_AT: usize = 0x80;
 
 /// Types of capabilities, `MLX5_CAP_*` in the kernel's `device.h`: general ones.
 pub const GENERAL: u64 = 0;
+/// The second group of general capabilities.
+pub const GENERAL_2: u64 = 0x20;
 /// Offloads of Ethernet.
 pub const ETHERNET_OFFLOADS: u64 = 1;
 /// Atomic operations.
@@ -95,6 +98,8 @@ pub const COMMON_VALUES: &[(Field, u64)] = &[
     (general::MAX_QP_MCG, 240),
     (general::LOG_MAX_MCG, 14),
     (general::LOG_MAX_TRANSPORT_DOMAIN, 16),
+    (general::HCA_CAP_2, SUPPORTED),
+    (general::GENERAL_OBJ_TYPES, 1 << RESERVED_NUMBERS),
     (general::LOG_MAX_PD, 16),
     (general::LOG_MAX_UCTX, 16),
     (general::LOG_MAX_UMEM, 24),
@@ -107,6 +112,13 @@ pub const COMMON_VALUES: &[(Field, u64)] = &[
     (general::MINI_CQE_RESP_STRIDE_INDEX, SUPPORTED),
     (general::DEVICE_FREQUENCY_MHZ, FREQUENCY_KHZ / 1000),
     (general::DEVICE_FREQUENCY_KHZ, FREQUENCY_KHZ),
+];
+
+/// The second group of general fields, which both front ends have.
+pub const GENERAL_2_VALUES: &[(Field, u64)] = &[
+    (general_2::LOG_MAX_NUM_RESERVED_QPN, LOG_ALL_NUMBERS as u64),
+    (general_2::LOG_RESERVED_QPN_GRANULARITY, LOG_NUMBERS as u64),
+    (general_2::LOG_RESERVED_QPN_MAX_ALLOC, LOG_NUMBERS as u64),
 ];
 
 /// The fields that both front ends have for an Ethernet port.

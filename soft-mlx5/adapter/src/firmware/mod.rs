@@ -15,6 +15,7 @@ mod ethernet;
 pub mod event;
 pub mod flow_counter;
 pub mod flow_table;
+pub mod general_object;
 pub mod layout;
 mod match_value;
 mod memory_key;
@@ -109,6 +110,8 @@ pub struct Objects {
     pub flow_counters: FlowCounters,
     /// Where frames go.
     pub flows: FlowTables,
+    /// First numbers of the ranges of QP numbers that are reserved, and their user contexts.
+    reserved: BTreeMap<u32, u16>,
 }
 
 impl Objects {
@@ -130,6 +133,7 @@ impl Objects {
             rqt: Records::default(),
             flow_counters: FlowCounters::default(),
             flows: FlowTables::default(),
+            reserved: BTreeMap::new(),
         }
     }
 
@@ -155,7 +159,7 @@ impl Objects {
     }
 
     /// Names and counts of the objects that still exist.
-    pub fn counts(&self) -> [(&'static str, usize); 13] {
+    pub fn counts(&self) -> [(&'static str, usize); 14] {
         [
             ("transport domains", self.transport_domains.in_use()),
             ("user contexts", self.user_contexts.in_use()),
@@ -170,6 +174,7 @@ impl Objects {
             ("TIRs", self.tir.len()),
             ("RQTs", self.rqt.len()),
             ("flow tables", self.flows.len()),
+            ("ranges of reserved QP numbers", self.reserved.len()),
         ]
     }
 }

@@ -9,7 +9,8 @@ use super::record::{Rqt, Tir, Tis};
 use super::refusal::Done;
 use super::{
     Firmware, completion_queue, counters, dc_target, ethernet, flow_counter, flow_table,
-    memory_key, queue_pair, record, resource, shared_receive, tag_matching, umem, user_context,
+    general_object, memory_key, queue_pair, record, resource, shared_receive, tag_matching, umem,
+    user_context,
 };
 use crate::core::QpState;
 
@@ -158,6 +159,8 @@ const COMMANDS: &[CommandSpec] = commands! {
     0x93a "DEALLOC_FLOW_COUNTER" (16, 8) FLOW_COUNTER flow_counter::free;
     0x93b "QUERY_FLOW_COUNTER" (32, 32) FLOW_COUNTS flow_counter::query;
     0x93c "MODIFY_FLOW_TABLE" (64, 8) FLOW_ROOT flow_table::modify_table;
+    0xa00 "CREATE_GENERAL_OBJECT" (16, 16) GENERAL general_object::create;
+    0xa03 "DESTROY_GENERAL_OBJECT" (16, 8) GENERAL general_object::destroy;
     0xa04 "CREATE_UCTX" (64, 16) NONE user_context::create;
     0xa06 "DESTROY_UCTX" (16, 8) NONE user_context::destroy;
     0xa08 "CREATE_UMEM" (48, 16) NONE umem::create;
@@ -180,6 +183,7 @@ const FLOW_GROUP: Structures = &[(0, ethernet_layout::create_flow_group_in::FIEL
 const DESTROYED_FLOW_GROUP: Structures = &[(0, ethernet_layout::destroy_flow_group_in::FIELDS)];
 const FLOW_ENTRY: Structures =
     &[(0, ethernet_layout::set_fte_in::FIELDS), (0x200, ethernet_layout::flow_context::FIELDS)];
+const GENERAL: Structures = &[(0, layout::general_object::FIELDS)];
 const FLOW_COUNTER: Structures = &[(0, ethernet_layout::flow_counter::FIELDS)];
 const FLOW_COUNTS: Structures = &[(0, ethernet_layout::query_flow_counter_in::FIELDS)];
 const ARM_RQ: Structures = &[(0, layout::arm_rq_in::FIELDS)];

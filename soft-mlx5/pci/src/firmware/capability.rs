@@ -11,8 +11,8 @@ use crate::layout::ethernet::ethernet_offloads;
 use uverbs_soft::core::LinkLayer;
 use uverbs_soft_adapter::firmware::capability::{
     ATOMIC, ATOMIC_VALUES, BLOCK, BLOCK_AT, COMMON_VALUES, DYNAMIC_CONNECTION_VALUES,
-    ETHERNET_OFFLOADS, ETHERNET_VALUES, FLOW_TABLE, GENERAL, INFINIBAND_VALUES, ROCE, block,
-    flow_table_values,
+    ETHERNET_OFFLOADS, ETHERNET_VALUES, FLOW_TABLE, GENERAL, GENERAL_2, GENERAL_2_VALUES,
+    INFINIBAND_VALUES, ROCE, block, flow_table_values,
 };
 
 const SUPPORTED: u64 = 1;
@@ -36,6 +36,7 @@ impl Capabilities {
     pub(super) fn new(link: LinkLayer) -> Self {
         let mut blocks = vec![
             group(GENERAL, &general_values(link), GENERAL_SETTABLE),
+            group(GENERAL_2, GENERAL_2_VALUES, &[]),
             group(ATOMIC, ATOMIC_VALUES, &[atomic::ATOMIC_REQ_8B_ENDIANNESS_MODE]),
         ];
         if link == LinkLayer::Ethernet {

@@ -44,6 +44,22 @@ fn a_random_table_is_full_at_its_limit_or_at_half_of_its_range() {
 }
 
 #[test]
+fn no_object_gets_a_reserved_number_until_it_is_released() {
+    let mut table = RandomTable::new(3..64, 64, Chance::new(Some(1)));
+    let ranges = [8; 3].map(|length| (table.reserve(length), length));
+    let is_reserved = |number: u32| {
+        ranges.iter().any(|(first, length)| (*first..first + length).contains(&number))
+    };
+    assert!(ranges.iter().all(|(first, _)| *first >= 8 && first % 8 == 0));
+    assert_eq!((0..64).filter(|number| is_reserved(*number)).count(), 24, "none twice");
+    let numbers: Vec<_> = (0..20).filter_map(|_| table.insert_with(|n| n)).collect();
+    assert_eq!(numbers.len(), 20);
+    assert!(!numbers.iter().any(|number| is_reserved(*number)));
+    ranges.iter().for_each(|(first, _)| table.release(*first));
+    assert!((0..64).all(|number| !table.is_reserved(number)));
+}
+
+#[test]
 fn a_full_table_reuses_at_once_and_refuses_more() {
     let mut table = Table::new(0, 2);
     assert_eq!(table.insert_with(|n| n), Some(0));

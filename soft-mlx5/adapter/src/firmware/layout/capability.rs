@@ -6,6 +6,7 @@ structure! {
     /// General capabilities; only fields that this device sets.
     general {
         PAGE_REQUEST_DISABLE: 0x6, 1;
+        HCA_CAP_2: 0x20, 1;
         VHCA_ID: 0x30, 16;
         LOG_MAX_SRQ_SZ: 0x80, 8;
         LOG_MAX_QP_SZ: 0x88, 8;
@@ -118,6 +119,7 @@ structure! {
         LOG_MAX_VLAN_LIST: 0x3eb, 5;
         LOG_MAX_CURRENT_MC_LIST: 0x3f3, 5;
         LOG_MAX_CURRENT_UC_LIST: 0x3fb, 5;
+        GENERAL_OBJ_TYPES: 0x400, 64;
         SQ_TS_FORMAT: 0x440, 2;
         RQ_TS_FORMAT: 0x442, 2;
         LOG_MAX_UCTX: 0x463, 5;
@@ -137,6 +139,16 @@ structure! {
         LOG_TAG_MATCHING_LIST_SZ: 0x5f3, 5;
         LOG_MAX_XRQ: 0x5fb, 5;
         NATIVE_PORT_NUM: 0x608, 8;
+    }
+}
+
+structure! {
+    /// Further general capabilities. The kernel's header has none of these, UCX's has
+    /// (`uct_ib_mlx5_cmd_hca_cap_2_bits`).
+    general_2 {
+        LOG_MAX_NUM_RESERVED_QPN: 0x8b, 5;
+        LOG_RESERVED_QPN_GRANULARITY: 0x93, 5;
+        LOG_RESERVED_QPN_MAX_ALLOC: 0x9b, 5;
     }
 }
 

@@ -30,6 +30,15 @@ structure! {
 }
 
 structure! {
+    /// Commands about general objects, and `ID` in the output of their creation.
+    general_object {
+        TYPE: 0x30, 16;
+        ID: 0x40, 32;
+        LOG_RANGE: 0x63, 5;
+    }
+}
+
+structure! {
     /// QUERY_HCA_CAP input.
     query_hca_cap_in {
         OTHER_FUNCTION: 0x40, 1;

@@ -5,7 +5,8 @@
 use uverbs_soft_adapter::firmware::bits::Field;
 use uverbs_soft_adapter::firmware::capability::{
     ATOMIC, ATOMIC_VALUES, BLOCK_AT, COMMON_VALUES, DYNAMIC_CONNECTION_VALUES, ETHERNET_VALUES,
-    FLOW_TABLE, GENERAL, INFINIBAND_VALUES, QOS, block, flow_table_values,
+    FLOW_TABLE, GENERAL, GENERAL_2, GENERAL_2_VALUES, INFINIBAND_VALUES, QOS, block,
+    flow_table_values,
 };
 use uverbs_soft_adapter::firmware::command::Command;
 use uverbs_soft_adapter::firmware::layout::capability::{general, qos};
@@ -24,6 +25,7 @@ const SUPPORTED: u64 = 1;
 pub(super) fn query(options: &Options, command: &mut Command<'_>) -> Done {
     let values = match command.get(header::OP_MOD) >> 1 {
         GENERAL => general_values(options),
+        GENERAL_2 => GENERAL_2_VALUES.to_vec(),
         ATOMIC => ATOMIC_VALUES.to_vec(),
         FLOW_TABLE if options.is_roce() => flow_table_values(),
         // Neither operations nor encapsulations in device memory are supported.

@@ -7,8 +7,8 @@ use uverbs_soft_adapter::firmware::bits::Field;
 use uverbs_soft_adapter::firmware::command::Command;
 use uverbs_soft_adapter::firmware::flow_counter::length as flow_counters;
 use uverbs_soft_adapter::firmware::layout::command::{
-    alloc_q_counter_out, create_cq_in, create_mkey_in, create_qp_in, create_xrc_srq_in, header,
-    object, query_q_counter_in,
+    alloc_q_counter_out, create_cq_in, create_mkey_in, create_qp_in, create_xrc_srq_in,
+    general_object, header, object, query_q_counter_in,
 };
 use uverbs_soft_adapter::firmware::layout::context::{cqc, mkc, qpc, wq, xrc_srqc};
 use uverbs_soft_adapter::firmware::layout::ethernet::{
@@ -32,11 +32,12 @@ pub(crate) mod opcode {
     pub(crate) const CREATE_FLOW_GROUP: u16 = 0x933;
     pub(crate) const SET_FLOW_TABLE_ENTRY: u16 = 0x936;
     pub(crate) const ALLOC_FLOW_COUNTER: u16 = 0x939;
+    pub(crate) const CREATE_GENERAL_OBJECT: u16 = 0xa00;
 }
 use opcode::{
-    ALLOC_FLOW_COUNTER, CREATE_CQ, CREATE_DCT, CREATE_FLOW_GROUP, CREATE_FLOW_TABLE, CREATE_MKEY,
-    CREATE_QP, CREATE_RMP, CREATE_RQ, CREATE_SQ, CREATE_TIR, CREATE_XRC_SRQ, CREATE_XRQ, MODIFY_CQ,
-    SET_FLOW_TABLE_ENTRY,
+    ALLOC_FLOW_COUNTER, CREATE_CQ, CREATE_DCT, CREATE_FLOW_GROUP, CREATE_FLOW_TABLE,
+    CREATE_GENERAL_OBJECT, CREATE_MKEY, CREATE_QP, CREATE_RMP, CREATE_RQ, CREATE_SQ, CREATE_TIR,
+    CREATE_XRC_SRQ, CREATE_XRQ, MODIFY_CQ, SET_FLOW_TABLE_ENTRY,
 };
 
 /// Bytes in which commands about flow tables have the port, the table's type, and its number.
@@ -91,6 +92,9 @@ impl Family {
         header::OPCODE.set(&mut input, self.destroy.into());
         header::UID.set(&mut input, creation.user_context().into());
         self.destroyed.set(&mut input, number.into());
+        if self.create == CREATE_GENERAL_OBJECT {
+            general_object::TYPE.set(&mut input, creation.get(general_object::TYPE));
+        }
         input
     }
 
@@ -147,6 +151,13 @@ const FAMILIES: &[Family] = &[
         subject: set_fte_in::FLOW_INDEX,
         ..Family::new(0, (SET_FLOW_TABLE_ENTRY, 0x938), &[SET_FLOW_TABLE_ENTRY], &[0x937])
     },
+    // General objects. The firmware has neither queries nor changes of them.
+    Family {
+        number: general_object::ID,
+        destroyed: general_object::ID,
+        subject: general_object::ID,
+        ..Family::new(5, (CREATE_GENERAL_OBJECT, 0xa03), &[0xa01], &[0xa02])
+    },
     // PDs, XRC domains, transport domains.
     Family::new(5, (0x800, 0x801), &[], &[]),
     Family::new(4, (0x80e, 0x80f), &[], &[]),
@@ -163,8 +174,8 @@ const FAMILIES: &[Family] = &[
 
 /// Further commands that create objects, which this firmware does not have: scheduling elements,
 /// PSVs, SRQs of old firmware, multicast memberships, VXLAN ports, entries of the address table,
-/// contexts that change packets, general objects.
-const OTHER_CREATIONS: &[u16] = &[0x600, 0x700, 0x782, 0x806, 0x827, 0x829, 0x93d, 0x940, 0xa00];
+/// contexts that change packets.
+const OTHER_CREATIONS: &[u16] = &[0x600, 0x700, 0x782, 0x806, 0x827, 0x829, 0x93d, 0x940];
 
 /// `devx_is_general_cmd`: queries of the adapter, of ports, of congestion and of LAG, NOP, and the
 /// range reserved for general commands.
