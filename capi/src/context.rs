@@ -13,6 +13,7 @@ use uverbs::DeviceClock;
 use uverbs::events::ObjectId;
 
 use crate::abi::{EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
+use crate::dv::Range;
 use crate::forms::pick;
 use crate::lazy::Lazy;
 use crate::lock::Shared;
@@ -27,6 +28,8 @@ pub(crate) struct Context {
     /// Objects that asynchronous events may be about.
     objects: Shared<HashMap<ObjectId, Object>>,
     clock: Lazy<Option<DeviceClock>>,
+    /// QP numbers that the program has reserved.
+    pub(crate) reserved: Shared<Vec<Range>>,
     /// The `cmd_fd` of a software device: an empty file, which exists because programs duplicate
     /// the descriptor.
     #[allow(dead_code, reason = "held for its lifetime")]
@@ -96,6 +99,8 @@ impl Context {
         let (library, clock, placeholder) =
             unsafe { (&mut (*this).library, &mut (*this).clock, &mut (*this).placeholder) };
         drop((std::mem::take(clock), placeholder.take()));
+        // SAFETY: the caller's promise.
+        unsafe { &(*this).reserved }.lock().iter_mut().for_each(|ranges| ranges.clear());
         let objects = library.lifetime();
         // SAFETY: dropped once.
         unsafe { ManuallyDrop::drop(library) };
@@ -124,6 +129,7 @@ impl Context {
             library: ManuallyDrop::new(library),
             objects: Shared::default(),
             clock: Lazy::new(),
+            reserved: Shared::default(),
             placeholder,
         })
     }

@@ -165,6 +165,27 @@ static void state_of_a_queue_pair(struct ibv_cq *cq)
 	CHECK(ibv_destroy_qp(qp) == 0);
 }
 
+/* Numbers of no queue pair: more than one object has, each once until all of an object came back. */
+static void reserved_numbers(void)
+{
+	uint32_t numbers[70], number;
+	int i, j;
+
+	for (i = 0; i < 70; i++) {
+		CHECK(mlx5dv_reserved_qpn_alloc(context, &numbers[i]) == 0 && numbers[i]);
+		for (j = 0; j < i; j++)
+			CHECK(numbers[j] != numbers[i]);
+	}
+	CHECK(numbers[1] == numbers[0] + 1 && numbers[63] == numbers[0] + 63);
+	CHECK(mlx5dv_reserved_qpn_dealloc(context, numbers[0]) == 0);
+	CHECK(mlx5dv_reserved_qpn_dealloc(context, numbers[0]) == EINVAL && errno == EINVAL);
+	CHECK(mlx5dv_reserved_qpn_dealloc(context, numbers[69] + 1) == EINVAL);
+	CHECK(mlx5dv_reserved_qpn_alloc(context, &number) == 0 && number == numbers[69] + 1);
+	for (i = 1; i < 64; i++)
+		CHECK(mlx5dv_reserved_qpn_dealloc(context, numbers[i]) == 0);
+	/* The rest goes with the context. */
+}
+
 int main(void)
 {
 	struct mlx5dv_context_attr attr = { .flags = MLX5DV_CONTEXT_FLAGS_DEVX };
@@ -182,6 +203,7 @@ int main(void)
 	rates();
 	commands();
 	objects();
+	reserved_numbers();
 	devx = mlx5dv_open_device(list[0], &attr);
 	CHECK(devx && ibv_close_device(devx) == 0);
 	attr.flags = 1 << 9;

@@ -17,6 +17,7 @@ mod matchers;
 mod objects;
 mod pages;
 mod queues;
+mod reserved;
 pub(crate) mod table;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -38,6 +39,7 @@ pub(crate) use devx::{Memory, Object};
 pub(crate) use keys::{Key, mkey_check};
 pub(crate) use matchers::{Matcher, destroy_flow_action};
 pub(crate) use pages::{Pacing, Uar, Var};
+pub(crate) use reserved::Range;
 
 /// `struct mlx5dv_context_attr`, as far as all releases have it.
 #[repr(C)]

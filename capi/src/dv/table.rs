@@ -13,7 +13,7 @@ use super::pages::{Pacing, Uar, Var};
 use super::queues::{CqAttr, QpAttr, WqAttr};
 use super::{
     ClockInfo, ContextAttr, DeviceContext, anchor, build, channels, devx, keys, matchers, objects,
-    pages, queues,
+    pages, queues, reserved,
 };
 use crate::abi::*;
 use crate::verbs::verbs;
@@ -31,6 +31,10 @@ verbs! {
         given pd: *mut ibv_pd, given offset: u64, given length: usize, given iova: u64,
         given fd: c_int, given access: c_int, given own_access: c_int
     ) -> *mut ibv_mr;
+    Uses "C" reserved_qpn_alloc =
+        reserved(given context: *mut ibv_context, told qpn: *mut u32) -> c_int;
+    Uses "C" reserved_qpn_dealloc =
+        reserved(given context: *mut ibv_context, given qpn: u32) -> c_int;
     Uses "C" init_obj = objects(at objects: *mut Objects, given kinds: u64) -> c_int;
     Makes "C" create_qp = queues(
         given context: *mut ibv_context, given attr: *mut ibv_qp_init_attr_ex,
