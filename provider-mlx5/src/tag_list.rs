@@ -43,6 +43,8 @@ pub(crate) struct TagList {
     command: Command,
     /// Index of the WQE of the next change, once there was one.
     next_index: Option<u16>,
+    /// How many changes there were.
+    entered: u64,
     /// Unexpected messages that were polled, and that the device was told of; both wrap.
     unexpected: u32,
     told: u32,
@@ -55,6 +57,8 @@ struct Entry {
     buffer: Option<Sge>,
     /// What the device had been told when the entry was appended.
     phase: u16,
+    /// Number of the change that appended it, from 1.
+    appended: u64,
     /// Whether a message can still complete it.
     is_listed: bool,
     /// Whether the first of two completions of a message was polled.
@@ -69,6 +73,8 @@ struct Change {
     entry: Option<u16>,
     wr_id: u64,
     index: u16,
+    /// As in [`Entry::appended`].
+    number: u64,
 }
 
 /// A change of the list that is about to be posted.
@@ -111,6 +117,7 @@ impl TagList {
             wr_id: 0,
             buffer: None,
             phase: 0,
+            appended: 0,
             is_listed: false,
             is_consumed: false,
             changes: 0,
@@ -122,6 +129,7 @@ impl TagList {
             changes: VecDeque::new(),
             command: Command::NotSet,
             next_index: None,
+            entered: 0,
             unexpected: 0,
             told: 0,
         }
@@ -178,10 +186,11 @@ impl TagList {
     pub(crate) fn append(&mut self, receive_id: u64, buffer: Option<Sge>, asked: Asked) {
         let Some([taken, next]) = self.next_entries() else { return };
         self.enter(asked);
-        let phase = self.told as u16;
+        let (phase, number) = (self.told as u16, self.entered);
         self.first_free = u32::from(next);
         if let Some(entry) = self.entry_mut(taken) {
             (entry.wr_id, entry.buffer, entry.phase) = (receive_id, buffer, phase);
+            entry.appended = number;
             (entry.next_free, entry.is_listed, entry.is_consumed) = (NONE, true, false);
         }
         self.expect(TagEvent::APPEND, Some(taken), asked);
@@ -209,6 +218,7 @@ impl TagList {
     /// Records what all changes have in common.
     fn enter(&mut self, asked: Asked) {
         self.next_index = Some(asked.index.wrapping_add(1));
+        self.entered += 1;
         self.told = asked.unexpected.unwrap_or(self.told);
     }
 
@@ -220,7 +230,27 @@ impl TagList {
             entry.changes += 1;
         }
         let Asked { wr_id, index, .. } = asked;
-        self.changes.push_back(Change { kind, entry, wr_id, index });
+        self.changes.push_back(Change { kind, entry, wr_id, index, number: self.entered });
+    }
+
+    /// Records that the change in the WQE with this index was not made, and none after it: the QP
+    /// that posts them is in error. Entries that they were to append are free.
+    pub(crate) fn fail(&mut self, index: u16) {
+        let Some(next) = self.next_index else { return };
+        let made = self.entered.saturating_sub(next.wrapping_sub(index).into());
+        let still_made = self.changes.partition_point(|change| change.number <= made);
+        for change in self.changes.split_off(still_made) {
+            let Some(at) = change.entry else { continue };
+            self.entry_mut(at).into_iter().for_each(|entry| entry.changes -= 1);
+            self.release(at);
+        }
+        for at in 0..self.entries.len() {
+            let entry = &mut self.entries[at];
+            if entry.is_listed && entry.appended > made {
+                entry.is_listed = false;
+                self.release(at as u16);
+            }
+        }
     }
 
     /// Makes an entry free if the device has neither the entry nor a change of it.
@@ -257,7 +287,7 @@ impl TagList {
     /// Takes the next change, which the device has confirmed. `is_done` is false if the entry to be
     /// removed had taken a message; `phase` is what the device has counted.
     pub(crate) fn confirm(&mut self, is_done: bool, phase: u16) -> Option<Confirmed> {
-        let Change { kind, entry, wr_id, index } = self.changes.pop_front()?;
+        let Change { kind, entry, wr_id, index, .. } = self.changes.pop_front()?;
         let mut is_behind = false;
         if let Some((at, entry)) = entry.and_then(|at| Some((at, self.entry_mut(at)?))) {
             entry.changes -= 1;
@@ -351,6 +381,24 @@ mod tests {
         let entry = append(&mut list, 3, QUIET);
         list.remove(entry, QUIET);
         assert!(!list.is_listed(entry) && list.next_entries().is_some());
+    }
+
+    #[test]
+    fn a_change_that_failed_and_those_after_it_list_nothing() {
+        let mut list = TagList::new(4);
+        let at = |index| Asked { index, ..SIGNALED };
+        assert_eq!(append(&mut list, 1, at(0xfffe)), 0);
+        assert_eq!(append(&mut list, 2, at(0xffff)), 1);
+        list.remove(0, at(0));
+        assert_eq!(append(&mut list, 3, Asked { is_signaled: false, ..at(1) }), 2);
+        assert!(list.confirm(true, 0).is_some(), "the first");
+        list.fail(0xffff);
+        list.fail(0);
+        assert!(list.is_listed(0) && !list.is_listed(1) && !list.is_listed(2));
+        assert_eq!(list.confirm(true, 0), None);
+        assert_eq!(wr_id(list.complete(DONE, 0)), Some(1), "it was not removed");
+        let free = std::iter::from_fn(|| list.next_entries().map(|_| append(&mut list, 4, QUIET)));
+        assert_eq!(free.count(), 4);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::completion::{Completion, Raw};
 use super::frames::{Frame, FrameQueue, Next};
 use super::ring::CqeView;
 use super::slow::error_status;
+use super::tags::fail_changes;
 use super::{CompletionQueue, ENCODED, PollError, Status};
 use crate::format::{
     ControlSegment, Cqe, CqeFormat, DataSegment, ErrorCqe, OpOwn, Opcode, Syndrome,
@@ -62,6 +63,7 @@ impl CompletionQueue {
         let status = if op_own.opcode().is_error() {
             let status = error_status(cqe);
             state.send_failed(status == Status::Flushed);
+            fail_changes(state, index);
             status
         } else {
             let fill = |data: &[u8]| {

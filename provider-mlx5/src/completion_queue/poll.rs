@@ -12,6 +12,7 @@ use core::mem::{ManuallyDrop, offset_of};
 use super::completion::{Completion, Raw, Status, WorkCompletion};
 use super::ring::{CqeView, OWNER};
 use super::slow::error_status;
+use super::tags::fail_changes;
 use super::{CompletionQueue, PollError};
 use crate::format::{Cqe, CqeFormat, CqeOpcode, Opcode};
 use crate::queue_state::{Places, PolledSends, Receives, Side};
@@ -325,6 +326,7 @@ impl CompletionQueue {
         let (word, wr_id) = queue.outstanding(cqe.u16_on_top(WQE_COUNTER))?;
         let status = error_status(cqe);
         queue.send_failed(status == Status::Flushed);
+        fail_changes(&queue, cqe.u16(WQE_COUNTER));
         side.retire(word);
         Some(Raw { status, ..good(cqe, side, wr_id) })
     }

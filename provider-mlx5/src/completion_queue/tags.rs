@@ -20,6 +20,18 @@ pub(super) fn holds_receive(cqe: CqeView) -> bool {
     matches!(event(cqe), TagEvent::UNEXPECTED | TagEvent::NO_TAG)
 }
 
+/// If the queue posts changes of a list of tags, records that those from this WQE on are not made.
+pub(super) fn fail_changes(state: &QueueState, index: u16) {
+    let srq = state.receives();
+    if srq.matches_tags() {
+        srq.with_tags(|list| {
+            if list.command() == Some(state.user_index()) {
+                list.fail(index);
+            }
+        });
+    }
+}
+
 fn event(cqe: CqeView) -> TagEvent {
     TagEvent(cqe.u8(offset_of!(Cqe, app_op)))
 }

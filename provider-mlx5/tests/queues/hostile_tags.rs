@@ -30,6 +30,8 @@ struct Change {
     opcode: CompletionOpcode,
     handle: u16,
     is_signaled: bool,
+    /// The id of the entry that it appends.
+    added: Option<u64>,
 }
 
 /// What is outstanding.
@@ -97,7 +99,8 @@ impl Model {
         if opcode == CompletionOpcode::TagRemove && !is_signaled {
             self.entries.retain(|_, entry| entry.handle != handle || entry.is_consumed);
         }
-        self.changes.push_back(Change { wr_id, opcode, handle, is_signaled });
+        let added = added.map(|_| receive_id);
+        self.changes.push_back(Change { wr_id, opcode, handle, is_signaled, added });
     }
 
     fn receive(&mut self) {
@@ -198,6 +201,14 @@ impl Model {
                 break change;
             }
         };
+        if done.is_send() && !done.is_success() {
+            // Neither it nor a later one is made. The later ones complete as failed sends, too.
+            let later = self.changes.iter_mut();
+            later.for_each(|change| change.is_signaled = false);
+            let failed = self.changes.iter().chain([&change]);
+            failed.filter_map(|change| change.added).for_each(|id| _ = self.entries.remove(&id));
+            return;
+        }
         if done.is_send() {
             return;
         }

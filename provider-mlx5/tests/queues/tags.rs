@@ -461,6 +461,8 @@ fn changes_after_an_error_are_flushed() {
     assert_eq!((done.wr_id(), done.status()), (1, Status::Flushed));
     tags.confirms(TagEvent::APPEND, true, 0);
     assert_eq!(tags.poll(), Err(PollError::NotOutstanding));
+    tags.takes(Op::RESPONDER_SEND, TagEvent::CONSUMED_MESSAGE, 0);
+    assert_eq!(tags.poll(), Err(PollError::NotOutstanding), "the device never had the entry");
 }
 
 /// Inline data of 64 bytes goes to the entry's buffer, unless it is longer.
