@@ -100,14 +100,15 @@ impl CompletionQueue {
     /// Completes a change, and all sends of the hidden QP up to it.
     fn confirm_change(&self, cqe: CqeView, event: TagEvent, srq: &QueueState) -> Told {
         let is_done = cqe.u32(offset_of!(TagReport, success)) & TagReport::SUCCESS != 0;
-        let told = srq.with_tags(|list| match list.command_is_gone() {
-            true => Told::Dropped,
+        let mut told = Told::NotOutstanding;
+        srq.with_tags(|list| match list.command_is_gone() {
+            true => told = Told::Dropped,
             false => {
                 let confirmed = self.confirm_next(cqe, event, is_done, list);
-                confirmed.unwrap_or(Told::NotOutstanding)
+                confirmed.into_iter().for_each(|confirmed| told = confirmed);
             }
         });
-        told.unwrap_or(Told::NotOutstanding)
+        told
     }
 
     /// `None` if the next change to be confirmed is not of this kind.
