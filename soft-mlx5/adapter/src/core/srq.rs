@@ -147,9 +147,9 @@ impl Srq {
         Ok(())
     }
 
-    /// Takes the next WQE and reads its scatter list (the bytes after the link) into `into`. Returns
-    /// what CQEs say of it: the place in a list, and a 16-bit counter in a cyclic queue, whatever
-    /// its size (`uct_rc_mlx5_iface_release_srq_seg` of UCX).
+    /// Takes the next WQE and reads its scatter list (the bytes after the link) into `into`.
+    /// Returns what CQEs say of it: the place in a list, and a 16-bit counter in a cyclic queue,
+    /// whatever its size (`uct_rc_mlx5_iface_release_srq_seg` of UCX).
     pub(super) fn take(
         &mut self,
         memory: &dyn HostMemory,

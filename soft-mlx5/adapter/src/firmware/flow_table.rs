@@ -160,7 +160,8 @@ impl FlowTables {
         counters.any(|counter| numbers.contains(counter))
     }
 
-    /// The TIRs that a frame goes to from the root on, each with the flow tag. The frame is counted.
+    /// The TIRs that a frame goes to from the root on, each with the flow tag. The frame is
+    /// counted.
     pub fn route(&self, frame: &[u8], counters: &mut FlowCounters) -> Vec<(u32, u32)> {
         self.root.map_or_else(Vec::new, |root| self.route_from(root, 0, frame, counters))
     }
