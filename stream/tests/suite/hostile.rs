@@ -1,6 +1,7 @@
 //! Peers that violate the protocol.
 
 use std::io::{ErrorKind, Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,18 @@ impl Peer {
 
     fn send(&mut self, message: &[u8]) {
         self.connection.qp.post_inline(op::Send, message, PostFlags::SIGNALED).unwrap();
+    }
+
+    /// Sends some reports of nothing, and takes their completions.
+    fn flood(&mut self) {
+        let mut left = 64;
+        (0..left).for_each(|_| self.report(0, 0, 0));
+        while left > 0 {
+            match self.connection.resources.cq.poll() {
+                Ok(_) => left -= 1,
+                Err(_) => thread::yield_now(),
+            }
+        }
     }
 
     fn report(&mut self, consumed: u64, messages: u64, flags: u64) {
@@ -139,4 +152,26 @@ fn a_peer_that_takes_no_end_keeps_no_task_waiting() {
     drop(peer);
     drop(runtime);
     assert!(start.elapsed() < LINGER, "it took {:?}", start.elapsed());
+}
+
+/// A peer that reports without end: a reader still gives up in time, and gets data.
+#[test]
+fn an_endless_flood_of_reports_keeps_no_reader() {
+    let (mut stream, mut peer) = Peer::pair();
+    stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                peer.flood();
+            }
+            peer.write(8, 8);
+        });
+        for _ in 0..20 {
+            assert_eq!(stream.read(&mut [0; 64]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        stream.set_read_timeout(None).unwrap();
+        assert_eq!(stream.read(&mut [0; 64]).unwrap(), 8);
+    });
 }
