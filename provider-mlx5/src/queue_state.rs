@@ -30,8 +30,7 @@ use crate::completion_queue::{CqMonitor, is_before};
 use crate::free_list::FreeList;
 use crate::shown_ring::{LentRing, Ring, ShownRing};
 use crate::sync::{
-    AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Mutex, Ordering, lock,
-    lock_unless,
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering, lock, lock_unless,
 };
 use crate::tag_list::TagList;
 pub(crate) use pointers::{
@@ -62,7 +61,8 @@ pub struct QueueState {
     receives: CachePadded<Side>,
     /// Written by the posting sides: the numbers of blocks and of receives published. Both wrap.
     published_sends: CachePadded<AtomicU32>,
-    published_receives: CachePadded<AtomicU16>,
+    /// Below 2^16: as a number of 32 bits, so that pollers need not extend it.
+    published_receives: CachePadded<AtomicU32>,
     /// Read by both sides, rarely written.
     fixed: CachePadded<Fixed>,
 }
@@ -169,7 +169,7 @@ impl QueueState {
             sends: Side::new(&send_entries, send_entries.len() / 2),
             receives: Side::new(&recv_entries, recv_entries.len()),
             published_sends: CachePadded::new(AtomicU32::new(0)),
-            published_receives: CachePadded::new(AtomicU16::new(0)),
+            published_receives: CachePadded::new(AtomicU32::new(0)),
             fixed: CachePadded::new(Fixed {
                 state: AtomicU32::new(QpState::Reset as u32),
                 qpn: AtomicU32::new(0),
@@ -294,7 +294,7 @@ impl QueueState {
     /// [`QueueState::publish_sends`] for receives.
     #[inline(always)]
     pub(crate) fn publish_receives(&self, head: u32) {
-        self.published_receives.store(head as u16, Ordering::Release);
+        self.published_receives.store(head & 0xffff, Ordering::Release);
     }
 
     /// Sets the counter of the next send, as if all before it had completed. Only before the first
@@ -325,7 +325,7 @@ impl QueueState {
     /// for an SRQ.
     pub(crate) fn has_receive(&self, index: u16) -> bool {
         let published = self.published_receives.load(Ordering::Acquire);
-        self.receives.is_outstanding(index, published)
+        self.receives.is_outstanding(index, published as u16)
     }
 
     #[inline(always)]

@@ -6,14 +6,12 @@ use std::sync::TryLockError;
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Arc, Mutex,
-    atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering},
 };
 
 #[cfg(not(loom))]
 pub(crate) use {
-    core::sync::atomic::{
-        AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
-    },
+    core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering},
     std::sync::{Arc, Mutex},
 };
 

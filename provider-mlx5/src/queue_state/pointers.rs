@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::QueueState;
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-use super::side::base_of as fast_base_of;
+use super::side::base_of;
 use super::side::{NO_START, NONE_OUTSTANDING, Side};
 use crate::completion_queue::{Completion, CqeView};
 use crate::free_list::{ANY, CLOSED, FreeList, NO_INDEX, POSTED, WITH_LISTS};
@@ -97,7 +97,7 @@ impl<'q, const SENDS: bool> Polled<'q, SENDS> {
     #[inline(always)]
     fn by_now(self, word: u32) -> (u32, u32) {
         let base = fast_base_of(match SENDS {
-            true => self.0.published_sends.load(Ordering::Acquire) as u16,
+            true => self.0.published_sends.load(Ordering::Acquire) & 0xffff,
             false => self.0.published_receives.load(Ordering::Acquire),
         });
         // Loads both words again, so that the fast path needs no registers for them; the second one
@@ -108,21 +108,28 @@ impl<'q, const SENDS: bool> Polled<'q, SENDS> {
     }
 }
 
-/// [`base_of`](super::side::base_of) in one instruction; the compiler takes three.
+/// [`base_of`](super::side::base_of) a number below 2^16, in one instruction; the compiler takes
+/// three.
 #[inline(always)]
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-fn fast_base_of(end: u16) -> u32 {
+fn fast_base_of(end: u32) -> u32 {
     let base;
     // SAFETY: only multiplies.
     unsafe {
         core::arch::asm!(
             "imul {0:e}, {1:e}, 0xffff",
             out(reg) base,
-            in(reg) u32::from(end),
+            in(reg) end,
             options(pure, nomem, nostack),
         );
     }
     base
+}
+
+#[inline(always)]
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+fn fast_base_of(end: u32) -> u32 {
+    base_of(end as u16)
 }
 
 impl PolledSends<'_> {
