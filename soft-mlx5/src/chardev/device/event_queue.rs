@@ -7,7 +7,8 @@
 //! - more records than the pipe holds wait in a queue behind it ([`EventQueue::flush`]);
 //! - when an object is destroyed, its unread records are removed, and the object gets the number of
 //!   its records that the program has read. For this the pipe is drained through a second,
-//!   temporary read end, and the records of other objects are written back.
+//!   temporary read end, and the records of other objects are written back. Where no such end can
+//!   be opened, the records stay, and the library drops them.
 //!
 //! Differences from the kernel's files: after the end of the stream a read gives 0 bytes (kernel:
 //! EIO) and poll says POLLHUP (kernel: POLLERR); a read into too small a buffer loses the rest of
@@ -135,10 +136,14 @@ impl EventQueue {
         if inner.holds_long_of_another(source) {
             return inner.flush();
         }
-        let unread = inner.drain();
-        inner.count_read(unread);
-        inner.written.retain(|queued| !queued.is_from(source));
-        inner.put_back();
+        match inner.drain() {
+            Some(unread) => {
+                inner.count_read(unread);
+                inner.written.retain(|queued| !queued.is_from(source));
+                inner.put_back();
+            }
+            None => inner.disown(source),
+        }
     }
 
     /// Ends the stream after the queued records.
@@ -229,18 +234,27 @@ impl Inner {
         }
     }
 
-    /// Empties the pipe and counts its records.
-    fn drain(&self) -> usize {
-        let Some(mut reader) = self.pipe.as_ref().and_then(|pipe| second_reader(pipe).ok()) else {
-            return 0;
-        };
+    /// The unread records of an object stay in the pipe, as those of no object.
+    fn disown(&mut self, source: &Arc<Source>) {
+        self.count_all_read();
+        for queued in self.written.iter_mut().filter(|queued| queued.is_from(source)) {
+            queued.source = None;
+        }
+        self.flush();
+    }
+
+    /// Empties the pipe and counts its records. `None`: no second reader can be opened, as in a
+    /// process without a free descriptor or without /proc.
+    fn drain(&self) -> Option<usize> {
+        let Some(pipe) = &self.pipe else { return Some(0) };
+        let mut reader = second_reader(pipe).ok()?;
         let mut unread = 0;
         let mut record = [0; 64];
         loop {
             match reader.read(&mut record) {
                 Ok(1..) => unread += 1,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                _ => return unread,
+                _ => return Some(unread),
             }
         }
     }

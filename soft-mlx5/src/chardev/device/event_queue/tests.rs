@@ -74,6 +74,22 @@ fn records_of_a_destroyed_object_are_removed() {
     assert_eq!(other.reported(), 1);
 }
 
+#[test]
+fn what_was_read_is_counted_where_no_second_reader_can_be_opened() {
+    let (queue, mut file) = queue();
+    let (dying, other) = (Arc::new(Source::default()), Arc::new(Source::default()));
+    for number in 1..=4 {
+        queue.push(&[number; 8], Some(if number % 2 == 1 { &dying } else { &other }));
+    }
+    assert_eq!((read(&mut file), read(&mut file)), (1, 2));
+    queue.lock().disown(&dying);
+    assert_eq!(dying.reported(), 1, "a destruction waits until as many are acknowledged");
+    assert_eq!(read(&mut file), 3);
+    queue.forget(&other);
+    assert_eq!((dying.reported(), other.reported()), (1, 1));
+    assert!(!readable(&file));
+}
+
 /// The rest of a long record comes with later reads, whichever object is destroyed meanwhile.
 #[test]
 fn a_long_record_that_was_read_in_part_survives_another_object() {
