@@ -23,7 +23,6 @@ use crate::chardev::objects::object::Kind;
 
 pub(crate) const QUERY_PORT: &[Attribute] = &[
     Attribute::constant(query_port::PORT_NUM),
-    // Programs from before the last field pass less.
     Attribute::output_struct(
         query_port::RESP,
         size_of::<QueryPortRespEx>(),
