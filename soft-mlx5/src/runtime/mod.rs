@@ -21,6 +21,7 @@
 //! station and its rings that long, also after the parent was killed. A process may exit while its
 //! devices run. Dropping the runtime ends the thread and waits for it.
 
+mod at_exit;
 pub(crate) mod clock;
 mod idle;
 pub(crate) mod os_thread;
@@ -41,7 +42,7 @@ use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use self::idle::Work;
 use self::os_thread::OsThread;
@@ -106,12 +107,6 @@ impl Machine {
 #[error("the software device runs in process {0} and cannot be used in its children")]
 pub struct Orphaned(pub u32);
 
-/// How long [`Runtime::hand_over`] waits for a receiver that takes nothing.
-const HAND_OVER: Duration = Duration::from_millis(20);
-
-/// How long it sleeps before it looks again.
-const LOOK: Duration = Duration::from_micros(50);
-
 /// A running device. Dropping it ends the thread.
 pub struct Runtime {
     shared: Arc<Shared>,
@@ -146,8 +141,6 @@ struct Shared {
     waiting: AtomicUsize,
     /// How many packets waited for space at their receivers at the end of the last look.
     unsent: AtomicUsize,
-    /// How many packets [`Runtime::hand_over`] left behind.
-    stuck: AtomicUsize,
     stop: AtomicBool,
 }
 
@@ -169,9 +162,9 @@ impl Runtime {
             sweeps_anew: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             unsent: AtomicUsize::new(0),
-            stuck: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
         });
+        at_exit::register(&shared);
         Self { shared, thread: None, home: Home::new() }
     }
 
@@ -219,26 +212,6 @@ impl Runtime {
         Ok(result)
     }
 
-    /// Waits for receivers that have no space for what the device has sent, for at most
-    /// [`HAND_OVER`] since they last took something. A NIC's packets have left when their request
-    /// completes; those that wait in this process are lost if the program ends now.
-    pub fn hand_over(&self) {
-        let waiting = || self.shared.unsent.load(Ordering::Relaxed);
-        let (mut left, mut since) = (waiting(), Instant::now());
-        // Receivers that took nothing at the end of the last call take nothing now.
-        if left == self.shared.stuck.load(Ordering::Relaxed) || !self.is_here() {
-            return;
-        }
-        while left != 0 && since.elapsed() < HAND_OVER {
-            if !self.progress() {
-                std::thread::sleep(LOOK);
-            }
-            let before = mem::replace(&mut left, waiting());
-            since = if left < before { Instant::now() } else { since };
-        }
-        self.shared.stuck.store(left, Ordering::Relaxed);
-    }
-
     /// Begins to receive a multicast group from the wire.
     ///
     /// # Errors
@@ -273,15 +246,15 @@ impl Runtime {
 
 impl Drop for Runtime {
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
         if !self.is_here() {
             // There is no thread to wait for.
             return;
         }
+        at_exit::hand_over(&self.shared, Instant::now() + at_exit::LONGEST);
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.waker.wake();
         self.shared.standby.end();
-        thread.join();
+        self.thread.take().into_iter().for_each(OsThread::join);
     }
 }
 
@@ -333,12 +306,13 @@ impl Shared {
 
     /// Notes that the packets taken out of the outbox are on the wire.
     fn has_sent(&self, wire: &dyn Wire) {
-        self.sending.store(false, Ordering::SeqCst);
         let waiting = wire.waiting();
         // The load keeps the cache line shared while nothing waits.
         if self.unsent.load(Ordering::Relaxed) != waiting {
             self.unsent.store(waiting, Ordering::Relaxed);
         }
+        // Last: who finds that nothing is being sent finds what waits.
+        self.sending.store(false, Ordering::SeqCst);
     }
 
     /// Whether something that the core has sent may not be on the wire yet.

@@ -147,7 +147,8 @@ impl Cable {
     /// Call this before the device checks for packets and sleeps, so that later senders wake it.
     pub(super) fn prepare(&self) {
         if let Some(waker) = &self.waker {
-            waker.end_sleep(false);
+            // Whether this waker ended the last sleep is not known here.
+            waker.end_sleep(true);
             waker.prepare_sleep();
         }
     }

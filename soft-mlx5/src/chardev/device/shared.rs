@@ -288,11 +288,6 @@ impl DeviceShared {
         self.runtime.control(command).unwrap_or(Err(Errno::EIO))
     }
 
-    /// See [`Runtime::hand_over`].
-    pub(crate) fn hand_over(&self) {
-        self.runtime.hand_over();
-    }
-
     /// A counter of the port, by its name in sysfs.
     pub(crate) fn hw_counter(&self, name: &str) -> Option<u64> {
         let counters = self.control(|machine| Ok(machine.core.counters())).unwrap_or_default();

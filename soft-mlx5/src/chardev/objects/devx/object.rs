@@ -75,9 +75,6 @@ impl FirmwareObject {
         })?;
         outcome.map_err(|refusal| errno(&refusal))?;
         device.routes().subscriptions.end(self.id());
-        if is_sending {
-            device.hand_over();
-        }
         Ok(())
     }
 

@@ -117,10 +117,7 @@ impl Qp {
                 machine.uars.detach(uar, Doorbell::Send(self.qpn));
             }
             Ok(())
-        })?;
-        // Programs destroy their queue pairs and exit.
-        device.hand_over();
-        Ok(())
+        })
     }
 
     /// Leaves all multicast groups, as the kernel does when a file is closed.

@@ -1,0 +1,72 @@
+//! Packets that wait for their receivers when the program exits.
+//!
+//! A request completes once its packets are with the wire, which keeps those for which a receiver
+//! in another process has no space. A NIC's packets have left by then, so a program may exit after
+//! its last completion. Here exit(3) waits while the receivers take packets. What a program leaves
+//! behind that ends in another way is lost.
+#![allow(unsafe_code)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Shared, lock};
+use crate::per_process::PerProcess;
+
+/// How long to wait for receivers that take nothing.
+const IDLE: Duration = Duration::from_millis(500);
+
+/// How long to wait at most.
+pub(super) const LONGEST: Duration = Duration::from_secs(5);
+
+/// Time between two looks.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// The devices of this process.
+static DEVICES: PerProcess<Mutex<Vec<Weak<Shared>>>> = PerProcess::new();
+
+/// Waits for this device's receivers, too, when the program exits.
+pub(super) fn register(shared: &Arc<Shared>) {
+    static IS_HOOKED: AtomicBool = AtomicBool::new(false);
+    if !IS_HOOKED.swap(true, Ordering::Relaxed) {
+        // SAFETY: a function of this library, which stays loaded (build.rs of the drop-in, and no
+        // program unloads itself), and which does not unwind. It fails without memory; then exit(3)
+        // waits for nothing.
+        unsafe { libc::atexit(at_exit) };
+    }
+    let mut devices = lock(DEVICES.get());
+    devices.retain(|device| device.strong_count() != 0);
+    devices.push(Arc::downgrade(shared));
+}
+
+/// In a forked child, there are no devices but its own.
+extern "C" fn at_exit() {
+    let _ = catch_unwind(|| {
+        // The thread that has the lock may have ended.
+        let Ok(devices) = DEVICES.get().try_lock() else { return };
+        let until = Instant::now() + LONGEST;
+        devices.iter().filter_map(Weak::upgrade).for_each(|device| hand_over(&device, until));
+    });
+}
+
+/// Waits until receivers have taken what waits for them, at most until then. Each look passes on
+/// what they have space for.
+pub(super) fn hand_over(shared: &Shared, until: Instant) {
+    let waiting = || shared.unsent.load(Ordering::Relaxed);
+    shared.send_before_return();
+    let (mut left, mut since) = (waiting(), Instant::now());
+    while left != 0 {
+        if catch_unwind(AssertUnwindSafe(|| shared.progress())).is_err() {
+            return;
+        }
+        if waiting() < left {
+            since = Instant::now();
+        } else if since.elapsed() > IDLE || Instant::now() > until {
+            return;
+        }
+        left = waiting();
+        thread::sleep(PAUSE);
+    }
+}
