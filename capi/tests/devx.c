@@ -183,6 +183,10 @@ static void reserved_numbers(void)
 	CHECK(mlx5dv_reserved_qpn_alloc(context, &number) == 0 && number == numbers[69] + 1);
 	for (i = 1; i < 64; i++)
 		CHECK(mlx5dv_reserved_qpn_dealloc(context, numbers[i]) == 0);
+	do
+		i = mlx5dv_reserved_qpn_alloc(context, &number);
+	while (!i);
+	CHECK(i == ENOMEM && errno == ENOMEM);
 	/* The rest goes with the context. */
 }
 

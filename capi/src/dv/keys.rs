@@ -3,6 +3,7 @@
 
 use std::ffi::c_int;
 
+use uverbs::Error;
 use uverbs::devx::DevxObject;
 
 use super::devx::devx;
@@ -84,10 +85,15 @@ pub(crate) unsafe extern "C" fn create_mkey(attr: *mut KeyAttr) -> *mut Key {
             let library = Some(library);
             Box::into_raw(Box::new(Key { lkey, rkey: lkey, most_entries: entries, library }))
         }
-        Err(error) => {
-            let errno = failed(&error);
-            null(if errno == libc::EREMOTEIO { refusal(answer[0]) } else { errno })
-        }
+        Err(error) => null(errno_of(&error, answer[0])),
+    }
+}
+
+/// The errno for a command that has failed with this status in its answer.
+pub(super) fn errno_of(error: &Error, status: u8) -> c_int {
+    match failed(error) {
+        libc::EREMOTEIO => refusal(status),
+        errno => errno,
     }
 }
 

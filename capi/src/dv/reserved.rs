@@ -7,6 +7,7 @@ use uverbs::Error;
 use uverbs::devx::{Devx, DevxObject};
 
 use super::devx::devx;
+use super::keys::errno_of;
 use crate::abi::*;
 use crate::context::Context;
 use crate::result::{failed, refused};
@@ -64,15 +65,26 @@ fn is_possible(devx: &Devx) -> Result<bool, Error> {
 }
 
 impl Range {
-    fn new(devx: &Devx) -> Result<Self, Error> {
-        let word = u32::from_be_bytes(word(&capabilities(devx, GENERAL_2)?, GRANULARITY));
+    /// # Errors
+    /// An errno, as in libmlx5.
+    fn new(devx: &Devx) -> Result<Self, c_int> {
+        if !is_possible(devx).map_err(|error| failed(&error))? {
+            return Err(libc::EOPNOTSUPP);
+        }
+        let capabilities = capabilities(devx, GENERAL_2).map_err(|error| failed(&error))?;
+        let word = u32::from_be_bytes(word(&capabilities, GRANULARITY));
         let log_length = word >> 8 & 0x1f;
         let mut input = command(CREATE_GENERAL_OBJECT, RESERVED_QPN);
         input[12] = log_length as u8;
         let mut answer = [0; 16];
-        let object = devx.create(&input, &mut answer)?;
-        let first = u32::from_be_bytes(self::word(&answer, 8));
-        Ok(Self { object, first, length: 1 << log_length, taken: 0, used: HashSet::new() })
+        let object = devx.create(&input, &mut answer);
+        let object = object.map_err(|error| errno_of(&error, answer[0]))?;
+        let (first, length) = (u32::from_be_bytes(self::word(&answer, 8)), 1 << log_length);
+        // QP numbers have 24 bits.
+        if u64::from(first) + u64::from(length) > 1 << 24 {
+            return Err(libc::EINVAL);
+        }
+        Ok(Self { object, first, length, taken: 0, used: HashSet::new() })
     }
 
     /// The next number; `None` once all were handed out.
@@ -96,17 +108,12 @@ pub(crate) unsafe extern "C" fn reserved_qpn_alloc(
 ) -> c_int {
     // SAFETY: the caller's context. The commands name no memory.
     let (own, devx) = unsafe { (Context::of(context), devx(context)) };
-    match is_possible(&devx) {
-        Ok(true) => {}
-        Ok(false) => return refused(libc::EOPNOTSUPP),
-        Err(error) => return failed(&error),
-    }
     let Some(mut ranges) = own.reserved.lock() else { return refused(libc::EINVAL) };
     let mut number = ranges.last_mut().and_then(Range::take);
     if number.is_none() {
         match Range::new(&devx) {
             Ok(range) => ranges.push(range),
-            Err(error) => return failed(&error),
+            Err(errno) => return refused(errno),
         }
         number = ranges.last_mut().and_then(Range::take);
     }
