@@ -45,6 +45,9 @@ pub(crate) struct TagList {
     next_index: Option<u16>,
     /// How many changes there were.
     entered: u64,
+    /// When entries that were not appended were last looked for: how many changes had been made of
+    /// how many.
+    failed: (u64, u64),
     /// Unexpected messages that were polled, and that the device was told of; both wrap.
     unexpected: u32,
     told: u32,
@@ -130,6 +133,7 @@ impl TagList {
             command: Command::NotSet,
             next_index: None,
             entered: 0,
+            failed: (0, 0),
             unexpected: 0,
             told: 0,
         }
@@ -244,6 +248,17 @@ impl TagList {
             self.entry_mut(at).into_iter().for_each(|entry| entry.changes -= 1);
             self.release(at);
         }
+        // A queue in error gives one completion for each change. None of the later ones changes
+        // what the first one has found.
+        let (made_then, entered_then) = self.failed;
+        if made < made_then || self.entered != entered_then {
+            self.failed = (made, self.entered);
+            self.free_what_came_after(made);
+        }
+    }
+
+    /// Frees the entries that later changes than this number were to append.
+    fn free_what_came_after(&mut self, made: u64) {
         for at in 0..self.entries.len() {
             let entry = &mut self.entries[at];
             if entry.is_listed && entry.appended > made {
