@@ -6,7 +6,8 @@
 //! behind that ends in another way is lost.
 #![allow(unsafe_code)]
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::mem;
+use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
@@ -41,32 +42,39 @@ pub(super) fn register(shared: &Arc<Shared>) {
     devices.push(Arc::downgrade(shared));
 }
 
-/// In a forked child, there are no devices but its own.
+/// In a forked child, there are no devices but its own. A signal handler may call exit(3), and the
+/// thread that it interrupted may have any lock. So this waits for none, and leaves looks to the
+/// devices' own threads.
 extern "C" fn at_exit() {
     let _ = catch_unwind(|| {
-        // The thread that has the lock may have ended.
         let Ok(devices) = DEVICES.get().try_lock() else { return };
         let until = Instant::now() + LONGEST;
-        devices.iter().filter_map(Weak::upgrade).for_each(|device| hand_over(&device, until));
+        for device in devices.iter().filter_map(Weak::upgrade) {
+            hand_over(&device, until, || device.waker.wake());
+        }
     });
 }
 
-/// Waits until receivers have taken what waits for them, at most until then. Each look passes on
-/// what they have space for.
-pub(super) fn hand_over(shared: &Shared, until: Instant) {
-    let waiting = || shared.unsent.load(Ordering::Relaxed);
-    shared.send_before_return();
-    let (mut left, mut since) = (waiting(), Instant::now());
+/// Waits until receivers have taken what waits for them, at most until then. After `look`, the
+/// device passes on what they have space for.
+pub(super) fn hand_over(shared: &Shared, until: Instant, look: impl Fn()) {
+    let (mut left, mut since) = (left_in(shared), Instant::now());
     while left != 0 {
-        if catch_unwind(AssertUnwindSafe(|| shared.progress())).is_err() {
-            return;
-        }
-        if waiting() < left {
+        look();
+        let before = mem::replace(&mut left, left_in(shared));
+        if left < before {
             since = Instant::now();
         } else if since.elapsed() > IDLE || Instant::now() > until {
             return;
         }
-        left = waiting();
         thread::sleep(PAUSE);
     }
+}
+
+/// How many packets this process still has; at least one if another thread, or this one in a
+/// signal handler, is about to send some.
+fn left_in(shared: &Shared) -> usize {
+    let sent = shared.outbox.try_lock().map(|outbox| outbox.len());
+    let is_sending = shared.sending.load(Ordering::SeqCst);
+    sent.unwrap_or(1) + usize::from(is_sending) + shared.unsent.load(Ordering::Relaxed)
 }

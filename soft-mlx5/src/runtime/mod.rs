@@ -250,7 +250,8 @@ impl Drop for Runtime {
             // There is no thread to wait for.
             return;
         }
-        at_exit::hand_over(&self.shared, Instant::now() + at_exit::LONGEST);
+        let look = || _ = self.progress();
+        at_exit::hand_over(&self.shared, Instant::now() + at_exit::LONGEST, look);
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.waker.wake();
         self.shared.standby.end();

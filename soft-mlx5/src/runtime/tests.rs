@@ -187,7 +187,7 @@ fn what_waits_for_receivers_is_handed_over_unless_they_take_nothing() {
     wire.waiting.store(3, Ordering::Relaxed);
     assert!(!runtime.progress());
     // It returns, although nothing changes.
-    at_exit::hand_over(&runtime.shared, Instant::now());
+    at_exit::hand_over(&runtime.shared, Instant::now(), || _ = runtime.progress());
     assert_eq!(wire.waiting(), 3);
     wire.takes.store(true, Ordering::Relaxed);
     drop(runtime);
