@@ -22,7 +22,7 @@ use uverbs::devx::{CommandChannel, Devx, DevxObject, DevxUar, UarKind};
 use uverbs::flow::{Flow, MatcherOptions};
 use uverbs_soft_adapter::firmware::bits::{Field, field};
 use uverbs_soft_adapter::firmware::layout::capability::general;
-use uverbs_soft_adapter::firmware::layout::command::object;
+use uverbs_soft_adapter::firmware::layout::command::{header, object};
 use uverbs_soft_adapter::firmware::layout::context::{rmpc, tisc, wq};
 use uverbs_soft_adapter::firmware::layout::ethernet::{
     create_flow_group_in, destroy_flow_group_in, flow_context, flow_counter, flow_table_context,
@@ -869,11 +869,14 @@ fn a_flow_table_takes_only_what_fits_it() {
     let theirs = commands(&other);
     assert_eq!(refused(&theirs, &FlowTable::group(table.number)), BAD_RESOURCE);
     // The kernel has commands for objects pass only as what they do to them, and no root.
-    let modify = table.entry(1, to, None).set(field(0x30, 16), 1u64);
+    let modify = table.entry(1, to, None).set(header::OP_MOD, 1u64);
     let errno = |result: uverbs::Result<()>| result.unwrap_err().errno();
     assert_eq!(errno(bench.devx.create(&modify.0, &mut [0; 16]).map(drop)), EINVAL);
+    let unknown = table.entry(1, to, None).set(header::OP_MOD, 2u64);
+    assert_eq!(errno(bench.devx.create(&unknown.0, &mut [0; 16]).map(drop)), EINVAL);
     let entry = bench.devx.create(&table.entry(1, to, None).0, &mut [0; 16]).unwrap();
     assert_eq!(errno(entry.modify(&table.entry(1, to, None).0, &mut [0; 16])), EINVAL);
+    assert_eq!(errno(entry.modify(&unknown.0, &mut [0; 16])), EINVAL);
     let root = Input::new(0x92f, 64).set(create_flow_group_in::TABLE_ID, table.number);
     assert_eq!(errno(bench.devx.command(&root.0, &mut [0; 16])), EINVAL);
     assert_eq!(errno(table.object.modify(&root.0, &mut [0; 16])), EINVAL);

@@ -44,6 +44,7 @@ const TO_TIR: u64 = 2;
 
 /// Operations of SET_FLOW_TABLE_ROOT and SET_FLOW_TABLE_ENTRY.
 const RESET_ROOT: u64 = 1;
+const NEW_ENTRY: u64 = 0;
 const MODIFY_ENTRY: u64 = 1;
 
 /// The properties that SET_FLOW_TABLE_ENTRY may modify, `MLX5_SET_FTE_MODIFY_ENABLE_MASK_*`.
@@ -372,12 +373,16 @@ fn counter(firmware: &Firmware<'_>, command: &Command<'_>, index: usize) -> Resu
 
 /// SET_FLOW_TABLE_ENTRY: adds an entry, or changes an existing one.
 pub(super) fn set_entry(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
+    let operation = command.get(header::OP_MOD);
+    if ![NEW_ENTRY, MODIFY_ENTRY].contains(&operation) {
+        return Err(Refusal::parameter("op_mod", operation));
+    }
     let index = command.get(set_fte_in::FLOW_INDEX);
     let number = command.get32(flow_context::GROUP_ID.at(ENTRY_CONTEXT));
     let targets = targets(firmware, command)?;
     let tag = command.get32(flow_context::FLOW_TAG.at(ENTRY_CONTEXT));
     let table = firmware.objects.flows.find(command)?;
-    if command.get(header::OP_MOD) == MODIFY_ENTRY {
+    if operation == MODIFY_ENTRY {
         let entry = table.entries.get_mut(&index);
         let entry = entry.ok_or_else(|| Refusal::no_such("flow table entry", index as u32))?;
         return change_entry(entry, command.get(set_fte_in::MODIFY_ENABLE_MASK), tag, targets);

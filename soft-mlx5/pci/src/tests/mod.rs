@@ -4,6 +4,7 @@
 mod counters;
 mod driver;
 mod flow_counters;
+mod flow_tables;
 mod frames;
 mod queues;
 mod strictness;

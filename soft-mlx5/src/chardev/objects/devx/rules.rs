@@ -191,17 +191,17 @@ pub(super) fn is_general(opcode: u16) -> bool {
 pub(super) fn is_creation(command: &Command<'_>) -> bool {
     let opcode = command.get(header::OPCODE) as u16;
     let is_known = family_of(opcode).is_some() || OTHER_CREATIONS.contains(&opcode);
-    is_known && !changes_entry(command, MODIFY_ENTRY)
+    is_known && entry_operation(command).is_none_or(|operation| operation == NEW_ENTRY)
 }
 
 /// Operations of SET_FLOW_TABLE_ENTRY, which both creates entries and modifies them.
 const NEW_ENTRY: u64 = 0;
 const MODIFY_ENTRY: u64 = 1;
 
-/// Whether a command is a SET_FLOW_TABLE_ENTRY of this operation.
-fn changes_entry(command: &Command<'_>, operation: u64) -> bool {
+/// The operation of a command, if it is SET_FLOW_TABLE_ENTRY.
+fn entry_operation(command: &Command<'_>) -> Option<u64> {
     let is_entry = command.get(header::OPCODE) as u16 == SET_FLOW_TABLE_ENTRY;
-    is_entry && command.get(header::OP_MOD) == operation
+    is_entry.then(|| command.get(header::OP_MOD))
 }
 
 /// The kind of objects that a command creates.
@@ -227,7 +227,7 @@ pub(super) enum Act {
 /// The creation command and the number of the object that a command is about, if it is of this kind
 /// (`devx_is_obj_modify_cmd`, `devx_is_obj_query_cmd`, `devx_get_obj_id`).
 pub(super) fn subject(act: Act, command: &Command<'_>) -> Option<(u16, u32)> {
-    if changes_entry(command, NEW_ENTRY) {
+    if entry_operation(command).is_some_and(|operation| operation != MODIFY_ENTRY) {
         return None;
     }
     let opcode = command.get(header::OPCODE) as u16;
