@@ -388,7 +388,7 @@ pub(super) fn set_entry(firmware: &mut Firmware<'_>, command: &mut Command<'_>) 
         return change_entry(entry, command.get(set_fte_in::MODIFY_ENABLE_MASK), tag, targets);
     }
     let group = table.groups.get(&number).ok_or_else(|| Refusal::no_such("flow group", number))?;
-    if !group.range.contains(&index) {
+    if !group.range.contains(&index) || table.entries.contains_key(&index) {
         return Err(Refusal::parameter("flow_index", index));
     }
     let value = match_parameter(command, VALUE, u64::MAX);

@@ -48,3 +48,17 @@ fn an_entry_is_new_or_modified() {
     driver.done(operation(0), 8);
     driver.done(operation(1), 8);
 }
+
+#[test]
+fn a_new_entry_replaces_no_other() {
+    let mut driver = driver();
+    let table = table(&mut driver);
+    driver.done(entry(table, 1), 8);
+    assert_eq!(status(&mut driver, entry(table, 1)), BAD_PARAMETER);
+    driver.done(entry(table, 2), 8);
+    let delete = Input::new(0x938, 64)
+        .set(set_fte_in::TABLE_ID, table.0.into())
+        .set(set_fte_in::FLOW_INDEX, 1);
+    driver.done(delete, 8);
+    driver.done(entry(table, 1), 8);
+}
