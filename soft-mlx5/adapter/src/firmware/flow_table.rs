@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use super::command::Command;
 use super::flow_counter::FlowCounters;
 use super::match_value::{MATCH_BYTES, MatchValue, SECTION};
+use super::record::next_number;
 use super::refusal::{Done, Refusal};
 use super::{Firmware, Objects};
 use crate::core::{FrameTables, Qpn, Steered};
@@ -107,6 +108,11 @@ impl Table {
         [0, self.owner].contains(&command.user_context())
     }
 
+    /// The number of a new group.
+    fn next_group(&self, last: u32) -> u32 {
+        next_number(last, |number| self.groups.contains_key(&number))
+    }
+
     /// The matching entry: the one with the lowest index.
     fn find(&self, frame: &MatchValue) -> Option<&Entry> {
         self.entries.values().find(|entry| {
@@ -128,6 +134,11 @@ pub struct FlowTables {
 impl FlowTables {
     pub(super) fn len(&self) -> usize {
         self.tables.len()
+    }
+
+    /// The number of a new table.
+    fn next_table(&self) -> u32 {
+        next_number(self.last_table, |number| self.tables.contains_key(&number))
     }
 
     /// The table that a command names by type and number, which all commands have at the same
@@ -233,12 +244,13 @@ pub(super) fn create_table(firmware: &mut Firmware<'_>, command: &mut Command<'_
     }
     let flows = &mut firmware.objects.flows;
     let miss = miss(flows, command)?;
-    flows.last_table += 1;
+    let number = flows.next_table();
     let owner = command.user_context();
     let (groups, entries) = Default::default();
     let table = Table { owner, kind, size: 1 << log_size, miss, groups, entries };
-    flows.tables.insert(flows.last_table, table);
-    command.reply.set_number(flows.last_table);
+    flows.tables.insert(number, table);
+    flows.last_table = number;
+    command.reply.set_number(number);
     Ok(())
 }
 
@@ -301,7 +313,7 @@ pub(super) fn create_group(firmware: &mut Firmware<'_>, command: &mut Command<'_
     let last = command.get(create_flow_group_in::END_FLOW_INDEX);
     let enabled = command.get(create_flow_group_in::MATCH_CRITERIA_ENABLE);
     let flows = &mut firmware.objects.flows;
-    let number = flows.last_group + 1;
+    let last_group = flows.last_group;
     let table = flows.find(command)?;
     let overlaps = table
         .groups
@@ -310,6 +322,7 @@ pub(super) fn create_group(firmware: &mut Firmware<'_>, command: &mut Command<'_
     if first > last || last >= table.size || overlaps {
         return Err(Refusal::parameter("end_flow_index", last));
     }
+    let number = table.next_group(last_group);
     let mask = match_parameter(command, CRITERIA, enabled);
     table.groups.insert(number, Group { range: first..=last, mask });
     flows.last_group = number;
@@ -417,4 +430,31 @@ pub(super) fn delete_entry(firmware: &mut Firmware<'_>, command: &mut Command<'_
     let index = command.get(set_fte_in::FLOW_INDEX);
     let removed = firmware.objects.flows.find(command)?.entries.remove(&index);
     removed.map(|_| ()).ok_or_else(|| Refusal::no_such("flow table entry", index as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let (groups, entries) = Default::default();
+        Table { owner: 0, kind: NIC_RECEIVE, size: 4, miss: None, groups, entries }
+    }
+
+    fn group() -> Group {
+        Group { range: 0..=3, mask: MatchValue::default() }
+    }
+
+    #[test]
+    fn numbers_stay_in_their_fields() {
+        let mut flows = FlowTables { last_table: 0xff_fffe, ..FlowTables::default() };
+        assert_eq!(flows.next_table(), 0xff_ffff);
+        flows.tables.extend([0xff_ffff, 1].map(|number| (number, table())));
+        assert_eq!(flows.next_table(), 2, "the first is used");
+
+        let mut table = table();
+        assert_eq!(table.next_group(0xff_ffff), 1);
+        table.groups.extend([1, 2].map(|number| (number, group())));
+        assert_eq!(table.next_group(0xff_ffff), 3);
+    }
 }

@@ -38,6 +38,12 @@ pub(super) trait Kind {
     fn records<'a>(firmware: &'a mut Firmware<'_>) -> &'a mut Records;
 }
 
+/// The first free number of 24 bits after `last`, not 0. Freed ones are reused as late as possible.
+pub(super) fn next_number(last: u32, is_used: impl Fn(u32) -> bool) -> u32 {
+    let mut all = (1..).map(|step| last.wrapping_add(step) & 0xff_ffff);
+    all.find(|number| *number != 0 && !is_used(*number)).unwrap_or_default()
+}
+
 /// All stored objects of one kind, by number.
 #[derive(Debug, Default)]
 pub struct Records {
@@ -48,10 +54,7 @@ pub struct Records {
 impl Records {
     /// Adds an object under a fresh number.
     pub(super) fn insert(&mut self, context: Vec<u8>) -> u32 {
-        self.last = (self.last + 1) & 0xff_ffff;
-        while self.last == 0 || self.contexts.contains_key(&self.last) {
-            self.last = (self.last + 1) & 0xff_ffff;
-        }
+        self.last = next_number(self.last, |number| self.contexts.contains_key(&number));
         self.contexts.insert(self.last, context);
         self.last
     }
