@@ -157,12 +157,12 @@ impl FlowTables {
         table.map(|_| number).ok_or_else(|| Refusal::no_such("flow table", number))
     }
 
-    /// Whether this table is the root, or another table leads to it.
-    fn is_used(&self, number: u32) -> bool {
+    /// Whether a table leads to this one.
+    fn is_next(&self, number: u32) -> bool {
         let leads = |table: &Table| {
             table.miss == Some(number) || table.entries.values().any(|entry| entry.leads_to(number))
         };
-        self.root == Some(number) || self.tables.values().any(leads)
+        self.tables.values().any(leads)
     }
 
     /// Whether an entry counts with one of these counters.
@@ -259,12 +259,10 @@ pub(super) fn destroy_table(firmware: &mut Firmware<'_>, command: &mut Command<'
     let number = command.get32(create_flow_group_in::TABLE_ID);
     let flows = &mut firmware.objects.flows;
     let has_groups = !flows.find(command)?.groups.is_empty();
-    if flows.root == Some(number) && !has_groups {
-        flows.root = None;
-    }
-    if has_groups || flows.is_used(number) {
+    if has_groups || flows.is_next(number) {
         return Err(Refusal::busy("flow table", number));
     }
+    flows.root = flows.root.filter(|root| *root != number);
     flows.tables.remove(&number);
     Ok(())
 }

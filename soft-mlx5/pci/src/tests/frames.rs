@@ -454,6 +454,36 @@ fn tables_in_use_cannot_be_destroyed() {
     assert_eq!(driver.command(nowhere, 8).unwrap_err().0, 5, "no such TIR");
 }
 
+#[test]
+fn a_root_in_use_stays_the_root() {
+    let mut drivers = pair();
+    let mut sender = Sender::new(&mut drivers[0]);
+    let mut receiver = Receiver::new(&mut drivers[1]);
+    let forward = |next: Option<u32>| {
+        Input::new(0x930, 64)
+            .set(flow_table_context::TABLE_MISS_ACTION.at(0xc0), next.is_some().into())
+            .set(flow_table_context::TABLE_MISS_ID.at(0xc0), next.unwrap_or(0).into())
+    };
+    let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), receiver.number.into());
+    let tir = drivers[1].create(tir);
+    let last = steer(&mut drivers[1], station(2).mac(), tir);
+    let root = drivers[1].create(forward(Some(last)));
+    drivers[1].create(forward(Some(root)));
+    let named = |opcode, table: u32| {
+        Input::new(opcode, 64).set(create_flow_group_in::TABLE_ID, table.into())
+    };
+    drivers[1].done(named(0x92f, root), 8);
+    assert_eq!(drivers[1].command(named(0x931, root), 8).unwrap_err().0, 6, "a table leads to it");
+    sender.send(&mut drivers[0], &frame(station(2).mac(), 3));
+    let mut left = 0;
+    run(&mut drivers, |drivers| {
+        left += usize::from(drivers[0].poll(&mut sender.cq).is_some());
+        left == 1
+    });
+    run(&mut drivers, |_| true);
+    assert!(drivers[1].poll(&mut receiver.cq).is_some());
+}
+
 /// The kernel's network device rings the doorbell of a NOP and destroys the queue at once.
 #[test]
 fn a_doorbell_counted_after_its_queue_is_destroyed_causes_no_warning() {
