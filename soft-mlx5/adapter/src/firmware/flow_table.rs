@@ -54,6 +54,17 @@ const CHANGE_TAG: u64 = 2;
 const CHANGE_DESTINATIONS: u64 = 4;
 const CHANGE_COUNTERS: u64 = 8;
 
+/// log2 of the most entries that a table has room for.
+pub(super) const LOG_SIZE: u32 = 20;
+/// log2 of the most tables.
+pub(super) const LOG_TABLES: u32 = 16;
+/// log2 of the most entries of all tables.
+pub(super) const LOG_ENTRIES: u32 = 16;
+/// log2 of the most destinations of an entry.
+pub(super) const LOG_DESTINATIONS: u32 = 6;
+/// log2 of the most counters of an entry.
+pub(super) const LOG_ENTRY_COUNTERS: u32 = 6;
+
 /// Most tables on a frame's route. The driver makes no longer route, because levels only increase.
 const MAX_TABLES: usize = 256;
 
@@ -137,8 +148,18 @@ impl FlowTables {
     }
 
     /// The number of a new table.
-    fn next_table(&self) -> u32 {
-        next_number(self.last_table, |number| self.tables.contains_key(&number))
+    fn next_table(&self) -> Result<u32, Refusal> {
+        if self.tables.len() >> LOG_TABLES != 0 {
+            return Err(Refusal::limit("flow table"));
+        }
+        Ok(next_number(self.last_table, |number| self.tables.contains_key(&number)))
+    }
+
+    /// Whether another entry may be made.
+    fn check_entries(&self) -> Done {
+        let entries: usize = self.tables.values().map(|table| table.entries.len()).sum();
+        let is_full = entries >> LOG_ENTRIES != 0;
+        if is_full { Err(Refusal::limit("flow table entry")) } else { Ok(()) }
     }
 
     /// The table that a command names by type and number, which all commands have at the same
@@ -238,13 +259,13 @@ pub(super) fn create_table(firmware: &mut Firmware<'_>, command: &mut Command<'_
     if kind != NIC_RECEIVE {
         return Err(Refusal::parameter("table_type", u64::from(kind)));
     }
-    let log_size = command.get(flow_table_context::LOG_SIZE.at(TABLE_CONTEXT));
-    if log_size > 24 {
-        return Err(Refusal::parameter("log_size", log_size));
+    let log_size = command.get32(flow_table_context::LOG_SIZE.at(TABLE_CONTEXT));
+    if log_size > LOG_SIZE {
+        return Err(Refusal::parameter("log_size", log_size.into()));
     }
     let flows = &mut firmware.objects.flows;
     let miss = miss(flows, command)?;
-    let number = flows.next_table();
+    let number = flows.next_table()?;
     let owner = command.user_context();
     let (groups, entries) = Default::default();
     let table = Table { owner, kind, size: 1 << log_size, miss, groups, entries };
@@ -346,19 +367,28 @@ fn targets(firmware: &Firmware<'_>, command: &Command<'_>) -> Result<Targets, Re
     if action & !(ALLOW | DROP | FORWARD | COUNT) != 0 {
         return Err(Refusal::parameter("action", u64::from(action)));
     }
-    let listed = |with: u16, size: Field| match action & with {
-        0 => 0,
-        _ => command.get(size.at(ENTRY_CONTEXT)) as usize,
+    let listed = |with: u16, size: Field, log_most| match action & with {
+        0 => Ok(0),
+        _ => length(command, size, log_most),
     };
-    let forward = listed(FORWARD, flow_context::DESTINATION_LIST_SIZE);
-    let all = forward.saturating_add(listed(COUNT, flow_context::FLOW_COUNTER_LIST_SIZE));
-    command.need((DESTINATIONS + all.saturating_mul(DESTINATION_BITS)) / 8)?;
+    let forward = listed(FORWARD, flow_context::DESTINATION_LIST_SIZE, LOG_DESTINATIONS)?;
+    let all = forward + listed(COUNT, flow_context::FLOW_COUNTER_LIST_SIZE, LOG_ENTRY_COUNTERS)?;
+    command.need((DESTINATIONS + all * DESTINATION_BITS) / 8)?;
     let destinations = (0..forward).map(|index| destination(firmware, command, index));
     let counters = (forward..all).map(|index| counter(firmware, command, index));
     Ok(Targets {
         destinations: destinations.collect::<Result<_, _>>()?,
         counters: counters.collect::<Result<_, _>>()?,
     })
+}
+
+/// The length of a list in an entry's context.
+fn length(command: &Command<'_>, size: Field, log_most: u32) -> Result<usize, Refusal> {
+    let length = command.get32(size.at(ENTRY_CONTEXT));
+    if length > 1 << log_most {
+        return Err(Refusal::parameter("list_size", length.into()));
+    }
+    Ok(length as usize)
 }
 
 fn destination(
@@ -392,6 +422,7 @@ pub(super) fn set_entry(firmware: &mut Firmware<'_>, command: &mut Command<'_>) 
     let number = command.get32(flow_context::GROUP_ID.at(ENTRY_CONTEXT));
     let targets = targets(firmware, command)?;
     let tag = command.get32(flow_context::FLOW_TAG.at(ENTRY_CONTEXT));
+    let has_room = firmware.objects.flows.check_entries();
     let table = firmware.objects.flows.find(command)?;
     if operation == MODIFY_ENTRY {
         let entry = table.entries.get_mut(&index);
@@ -402,6 +433,7 @@ pub(super) fn set_entry(firmware: &mut Firmware<'_>, command: &mut Command<'_>) 
     if !group.range.contains(&index) || table.entries.contains_key(&index) {
         return Err(Refusal::parameter("flow_index", index));
     }
+    has_room?;
     let value = match_parameter(command, VALUE, u64::MAX);
     table.entries.insert(index, Entry { group: number, value, tag, targets });
     Ok(())
@@ -443,12 +475,32 @@ mod tests {
         Group { range: 0..=3, mask: MatchValue::default() }
     }
 
+    fn entry() -> Entry {
+        let (destinations, counters) = Default::default();
+        let targets = Targets { destinations, counters };
+        Entry { group: 1, value: MatchValue::default(), tag: 0, targets }
+    }
+
+    #[test]
+    fn tables_and_entries_have_limits() {
+        let mut flows = FlowTables::default();
+        flows.tables.extend((1..1 << LOG_TABLES).map(|number| (number, table())));
+        assert_eq!(flows.next_table(), Ok(1 << LOG_TABLES));
+        flows.tables.insert(1 << LOG_TABLES, table());
+        assert_eq!(flows.next_table(), Err(Refusal::limit("flow table")));
+        let half = || (0..1 << (LOG_ENTRIES - 1)).map(|index| (index, entry()));
+        flows.tables.values_mut().take(2).for_each(|table| table.entries.extend(half()));
+        assert_eq!(flows.check_entries(), Err(Refusal::limit("flow table entry")));
+        flows.tables.values_mut().take(1).for_each(|table| drop(table.entries.pop_last()));
+        assert_eq!(flows.check_entries(), Ok(()));
+    }
+
     #[test]
     fn numbers_stay_in_their_fields() {
         let mut flows = FlowTables { last_table: 0xff_fffe, ..FlowTables::default() };
-        assert_eq!(flows.next_table(), 0xff_ffff);
+        assert_eq!(flows.next_table(), Ok(0xff_ffff));
         flows.tables.extend([0xff_ffff, 1].map(|number| (number, table())));
-        assert_eq!(flows.next_table(), 2, "the first is used");
+        assert_eq!(flows.next_table(), Ok(2), "the first is used");
 
         let mut table = table();
         assert_eq!(table.next_group(0xff_ffff), 1);

@@ -181,6 +181,6 @@ fn counters_that_do_not_exist_are_refused() {
     // The list is longer than the command.
     let long = Input::new(0x936, 848)
         .set(flow_context::ACTION.at(0x200), COUNT)
-        .set(flow_context::FLOW_COUNTER_LIST_SIZE.at(0x200), 0xff_ffff);
+        .set(flow_context::FLOW_COUNTER_LIST_SIZE.at(0x200), 64);
     assert_eq!(driver.command(long, 8).unwrap_err().0, SHORT);
 }

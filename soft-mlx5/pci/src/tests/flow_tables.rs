@@ -2,12 +2,20 @@
 
 use super::driver::{Driver, Input};
 use super::frames::pair;
+use crate::bits::{Field, field};
 use crate::layout::command::header;
-use crate::layout::ethernet::{create_flow_group_in, flow_context, flow_table_context, set_fte_in};
+use crate::layout::ethernet::{
+    create_flow_group_in, flow_context, flow_counter, flow_table_context, flow_table_properties,
+    set_fte_in,
+};
 
 const TABLE_CONTEXT: usize = 0xc0;
 const ENTRY: usize = 0x200;
+/// The list of destinations and counters.
+const DESTINATIONS: usize = ENTRY + 0x1800;
 const DROP: u64 = 2;
+const FORWARD: u64 = 4;
+const COUNT: u64 = 8;
 const BAD_PARAMETER: u64 = 3;
 
 fn driver() -> Driver {
@@ -47,6 +55,50 @@ fn an_entry_is_new_or_modified() {
     }
     driver.done(operation(0), 8);
     driver.done(operation(1), 8);
+}
+
+#[test]
+fn more_than_the_device_announces_is_refused() {
+    let mut driver = driver();
+    let shown = driver.done(Input::new(0x100, 16).set(header::OP_MOD, 7 << 1), 16 + 4096);
+    let most = |field: Field| 1 << field.at(0x80 + 0x200).get(&shown);
+    let log_size = flow_table_properties::LOG_MAX_FT_SIZE.at(0x80 + 0x200).get(&shown);
+    let sized = |log_size| {
+        Input::new(0x930, 64).set(flow_table_context::LOG_SIZE.at(TABLE_CONTEXT), log_size)
+    };
+    assert_eq!(status(&mut driver, sized(log_size)), 0);
+    assert_eq!(status(&mut driver, sized(log_size + 1)), BAD_PARAMETER);
+
+    let table = table(&mut driver);
+    let counter = driver.done(Input::new(0x939, 16), 16);
+    let counters = |count: u64| {
+        let input = Input::new(0x936, 832 + 8 * 65)
+            .set(set_fte_in::TABLE_ID, table.0.into())
+            .set(flow_context::GROUP_ID.at(ENTRY), table.1.into())
+            .set(flow_context::ACTION.at(ENTRY), DROP | COUNT)
+            .set(flow_context::FLOW_COUNTER_LIST_SIZE.at(ENTRY), count);
+        (0..65).fold(input, |input, index| {
+            let number = flow_counter::ID.get(&counter);
+            input.set(field(DESTINATIONS + 64 * index, 32), number)
+        })
+    };
+    let most_counters = most(flow_table_properties::LOG_MAX_FLOW_COUNTER);
+    assert_eq!(status(&mut driver, counters(most_counters + 1)), BAD_PARAMETER);
+    assert_eq!(status(&mut driver, counters(most_counters)), 0);
+
+    let next = driver.create(sized(0));
+    let destinations = |count: u64| {
+        let input = counters(0)
+            .set(set_fte_in::FLOW_INDEX, 1)
+            .set(flow_context::ACTION.at(ENTRY), FORWARD)
+            .set(flow_context::DESTINATION_LIST_SIZE.at(ENTRY), count);
+        (0..65).fold(input, |input, index| {
+            input.set(field(DESTINATIONS + 64 * index, 32), 1 << 24 | u64::from(next))
+        })
+    };
+    let most_destinations = most(flow_table_properties::LOG_MAX_DESTINATION);
+    assert_eq!(status(&mut driver, destinations(most_destinations + 1)), BAD_PARAMETER);
+    assert_eq!(status(&mut driver, destinations(most_destinations)), 0);
 }
 
 #[test]
