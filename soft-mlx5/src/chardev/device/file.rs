@@ -118,18 +118,33 @@ impl FileState {
         }
     }
 
-    /// Destroys all objects in the device, users before the objects that they use and later ones
-    /// before earlier ones; their handles stay.
+    /// Destroys all objects in the device; their handles stay. What the device refuses is tried
+    /// again as long as others go, because firmware objects may use later ones of the same kind
+    /// (`uverbs_destroy_ufile_hw`, drivers/infiniband/core/rdma_core.c).
     fn take_down(&mut self, device: &Arc<DeviceShared>) {
+        let mut left = self.destruction_order();
+        let mut before = usize::MAX;
+        while left.len() < before {
+            before = left.len();
+            left.retain(|handle| {
+                self.handles.get_mut(*handle).is_ok_and(|entry| !entry.take_down(device))
+            });
+        }
+        // An object that another context still uses (an XRC domain) stays.
+        for handle in left {
+            if let Ok(entry) = self.handles.get_mut(handle) {
+                entry.give_up();
+            }
+        }
+    }
+
+    /// All handles: users before the objects that they use, and later ones before earlier ones.
+    fn destruction_order(&self) -> Vec<u32> {
         let ranks =
             self.handles.iter().map(|(handle, entry)| (entry.object.destruction_rank(), handle));
         let mut order: Vec<_> = ranks.map(|(rank, handle)| (rank, Reverse(handle))).collect();
         order.sort_unstable();
-        for (_, Reverse(handle)) in order {
-            if let Ok(entry) = self.handles.get_mut(handle) {
-                entry.take_down(device);
-            }
-        }
+        order.into_iter().map(|(_, Reverse(handle))| handle).collect()
     }
 
     fn drop_handles(&mut self) {

@@ -101,16 +101,24 @@ impl Entry {
         Self { object, users: 0, pinned, gone: false }
     }
 
-    /// Destroys the object in the device, even if other objects use it.
-    pub(crate) fn take_down(&mut self, device: &Arc<DeviceShared>) {
+    /// Destroys the object in the device, even if other handles use it. Returns whether the device
+    /// allowed it.
+    pub(crate) fn take_down(&mut self, device: &Arc<DeviceShared>) -> bool {
         if self.gone {
-            return;
+            return true;
         }
         if let Object::Qp(qp) = &mut self.object {
             qp.leave_groups(device);
         }
-        // This fails for an object that another context still uses (an XRC domain); it stays.
-        let _ = self.object.destroy(device);
+        let is_destroyed = self.object.destroy(device).is_ok();
+        if is_destroyed {
+            self.give_up();
+        }
+        is_destroyed
+    }
+
+    /// The object is no longer this file's, destroyed or not.
+    pub(crate) fn give_up(&mut self) {
         self.object.forget_events();
         self.gone = true;
     }

@@ -6,6 +6,7 @@ mod contexts;
 mod dispatcher;
 mod dynamic;
 mod event_files;
+mod flow_tables;
 mod matchers;
 mod memory;
 mod not_modelled;
