@@ -736,10 +736,12 @@ struct FlowTable {
 }
 
 impl FlowTable {
-    /// Frames that match no entry go to `miss`, or nowhere.
+    /// Frames that match no entry go to `miss`, or nowhere. Tables lead only to those of higher
+    /// levels.
     fn new(devx: &Devx, miss: Option<u32>) -> Self {
+        let level = if miss.is_some() { 64u64 } else { 65 };
         let input = Input::new(0x930, 64)
-            .set(flow_table_context::LEVEL.at(TABLE_CONTEXT), 64u64)
+            .set(flow_table_context::LEVEL.at(TABLE_CONTEXT), level)
             .set(flow_table_context::LOG_SIZE.at(TABLE_CONTEXT), 2u64)
             .set(flow_table_context::TABLE_MISS_ACTION.at(TABLE_CONTEXT), miss.is_some())
             .set(flow_table_context::TABLE_MISS_ID.at(TABLE_CONTEXT), miss.unwrap_or(0));

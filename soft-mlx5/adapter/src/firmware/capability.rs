@@ -3,7 +3,9 @@
 use super::SETS;
 use super::bits::Field;
 use super::flow_counter::{BULK_SIZES, LOG_BULK, LOG_COUNTERS};
-use super::flow_table::{LOG_DESTINATIONS, LOG_ENTRIES, LOG_ENTRY_COUNTERS, LOG_SIZE, LOG_TABLES};
+use super::flow_table::{
+    LEVELS, LOG_DESTINATIONS, LOG_ENTRIES, LOG_ENTRY_COUNTERS, LOG_SIZE, LOG_TABLES,
+};
 use super::general_object::{LOG_ALL_NUMBERS, LOG_NUMBERS, RESERVED_NUMBERS};
 use super::layout::capability::{atomic, general, general_2};
 use super::layout::ethernet::flow_table_properties;
@@ -162,7 +164,7 @@ pub fn flow_table_values() -> Vec<(Field, u64)> {
         (flow_table_properties::IDENTIFIED_MISS_TABLE_MODE, SUPPORTED),
         (flow_table_properties::FLOW_TABLE_MODIFY, SUPPORTED),
         (flow_table_properties::LOG_MAX_FT_SIZE, LOG_SIZE.into()),
-        (flow_table_properties::MAX_FT_LEVEL, 128),
+        (flow_table_properties::MAX_FT_LEVEL, LEVELS),
         (flow_table_properties::LOG_MAX_FT_NUM, LOG_TABLES.into()),
         (flow_table_properties::LOG_MAX_FLOW_COUNTER, LOG_ENTRY_COUNTERS.into()),
         (flow_table_properties::LOG_MAX_DESTINATION, LOG_DESTINATIONS.into()),

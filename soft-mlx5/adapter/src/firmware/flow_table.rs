@@ -54,6 +54,10 @@ const CHANGE_TAG: u64 = 2;
 const CHANGE_DESTINATIONS: u64 = 4;
 const CHANGE_COUNTERS: u64 = 8;
 
+/// Levels of tables are below this. A table leads only to tables of higher levels, as `dest_is_valid`
+/// demands (drivers/net/ethernet/mellanox/mlx5/core/fs_core.c). The last level is one less than the
+/// announced number (`dr_table_create_sw_owned_tbl`, steering/dr_table.c in the same place).
+pub(super) const LEVELS: u64 = 128;
 /// log2 of the most entries that a table has room for.
 pub(super) const LOG_SIZE: u32 = 20;
 /// log2 of the most tables.
@@ -65,7 +69,8 @@ pub(super) const LOG_DESTINATIONS: u32 = 6;
 /// log2 of the most counters of an entry.
 pub(super) const LOG_ENTRY_COUNTERS: u32 = 6;
 
-/// Most tables on a frame's route. The driver makes no longer route, because levels only increase.
+/// Most tables that a frame comes to. One path has at most [`LEVELS`], but paths fork where an entry
+/// has several destinations.
 const MAX_TABLES: usize = 256;
 
 #[derive(Debug)]
@@ -106,6 +111,7 @@ struct Table {
     /// The user context that has created it; 0 for the driver.
     owner: u16,
     kind: u8,
+    level: u64,
     size: u64,
     /// The next table of frames that match no entry.
     miss: Option<u32>,
@@ -164,18 +170,26 @@ impl FlowTables {
 
     /// The table that a command names by type and number, which all commands have at the same
     /// offsets.
-    fn find(&mut self, command: &Command<'_>) -> Result<&mut Table, Refusal> {
+    fn find(&self, command: &Command<'_>) -> Result<&Table, Refusal> {
         let number = command.get32(create_flow_group_in::TABLE_ID);
         let kind = command.get(create_flow_group_in::TABLE_TYPE) as u8;
-        let table = self.tables.get_mut(&number);
+        let table = self.tables.get(&number);
         let table = table.filter(|table| table.kind == kind && table.belongs_to(command));
         table.ok_or_else(|| Refusal::no_such("flow table", number))
     }
 
-    /// The number of a table that a command leads to.
-    fn next(&self, command: &Command<'_>, number: u32) -> Result<u32, Refusal> {
+    /// As [`find`](Self::find).
+    fn find_mut(&mut self, command: &Command<'_>) -> Result<&mut Table, Refusal> {
+        self.find(command)?;
+        let number = command.get32(create_flow_group_in::TABLE_ID);
+        self.tables.get_mut(&number).ok_or_else(|| Refusal::no_such("flow table", number))
+    }
+
+    /// The number of a table to which a command leads one of this level.
+    fn next(&self, command: &Command<'_>, level: u64, number: u32) -> Result<u32, Refusal> {
         let table = self.tables.get(&number).filter(|table| table.belongs_to(command));
-        table.map(|_| number).ok_or_else(|| Refusal::no_such("flow table", number))
+        let table = table.ok_or_else(|| Refusal::no_such("flow table", number))?;
+        if table.level > level { Ok(number) } else { Err(Refusal::parameter("level", table.level)) }
     }
 
     /// Whether a table leads to this one.
@@ -242,12 +256,12 @@ impl FrameTables for Mutex<Objects> {
     }
 }
 
-/// The miss table in a table's context.
-fn miss(flows: &FlowTables, command: &Command<'_>) -> Result<Option<u32>, Refusal> {
+/// The miss table in the context of a table of this level.
+fn miss(flows: &FlowTables, command: &Command<'_>, level: u64) -> Result<Option<u32>, Refusal> {
     match command.get(flow_table_context::TABLE_MISS_ACTION.at(TABLE_CONTEXT)) {
         MISS_FORWARD => {
             let next = command.get32(flow_table_context::TABLE_MISS_ID.at(TABLE_CONTEXT));
-            flows.next(command, next).map(Some)
+            flows.next(command, level, next).map(Some)
         }
         _ => Ok(None),
     }
@@ -263,12 +277,16 @@ pub(super) fn create_table(firmware: &mut Firmware<'_>, command: &mut Command<'_
     if log_size > LOG_SIZE {
         return Err(Refusal::parameter("log_size", log_size.into()));
     }
+    let level = command.get(flow_table_context::LEVEL.at(TABLE_CONTEXT));
+    if level >= LEVELS {
+        return Err(Refusal::parameter("level", level));
+    }
     let flows = &mut firmware.objects.flows;
-    let miss = miss(flows, command)?;
+    let miss = miss(flows, command, level)?;
     let number = flows.next_table()?;
     let owner = command.user_context();
     let (groups, entries) = Default::default();
-    let table = Table { owner, kind, size: 1 << log_size, miss, groups, entries };
+    let table = Table { owner, kind, level, size: 1 << log_size, miss, groups, entries };
     flows.tables.insert(number, table);
     flows.last_table = number;
     command.reply.set_number(number);
@@ -295,8 +313,9 @@ pub(super) fn modify_table(firmware: &mut Firmware<'_>, command: &mut Command<'_
         return Err(Refusal::parameter("modify_field_select", select));
     }
     let flows = &mut firmware.objects.flows;
-    let miss = miss(flows, command)?;
-    flows.find(command)?.miss = miss;
+    let table = flows.find(command)?;
+    let miss = miss(flows, command, table.level)?;
+    flows.find_mut(command)?.miss = miss;
     Ok(())
 }
 
@@ -333,7 +352,7 @@ pub(super) fn create_group(firmware: &mut Firmware<'_>, command: &mut Command<'_
     let enabled = command.get(create_flow_group_in::MATCH_CRITERIA_ENABLE);
     let flows = &mut firmware.objects.flows;
     let last_group = flows.last_group;
-    let table = flows.find(command)?;
+    let table = flows.find_mut(command)?;
     let overlaps = table
         .groups
         .values()
@@ -352,7 +371,7 @@ pub(super) fn create_group(firmware: &mut Firmware<'_>, command: &mut Command<'_
 /// DESTROY_FLOW_GROUP.
 pub(super) fn destroy_group(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let number = command.get32(destroy_flow_group_in::GROUP_ID);
-    let table = firmware.objects.flows.find(command)?;
+    let table = firmware.objects.flows.find_mut(command)?;
     let group = table.groups.get(&number).ok_or_else(|| Refusal::no_such("flow group", number))?;
     if table.entries.range(group.range.clone()).next().is_some() {
         return Err(Refusal::busy("flow group", number));
@@ -399,7 +418,11 @@ fn destination(
     let at = DESTINATIONS + index * DESTINATION_BITS;
     let number = command.get32(field(at + 8, 24));
     match command.get(field(at, 8)) {
-        TO_TABLE => firmware.objects.flows.next(command, number).map(Destination::Table),
+        TO_TABLE => {
+            let flows = &firmware.objects.flows;
+            let level = flows.find(command)?.level;
+            flows.next(command, level, number).map(Destination::Table)
+        }
         TO_TIR => firmware.objects.tir.get("TIR", number).map(|_| Destination::Tir(number)),
         other => Err(Refusal::parameter("destination_type", other)),
     }
@@ -423,7 +446,7 @@ pub(super) fn set_entry(firmware: &mut Firmware<'_>, command: &mut Command<'_>) 
     let targets = targets(firmware, command)?;
     let tag = command.get32(flow_context::FLOW_TAG.at(ENTRY_CONTEXT));
     let has_room = firmware.objects.flows.check_entries();
-    let table = firmware.objects.flows.find(command)?;
+    let table = firmware.objects.flows.find_mut(command)?;
     if operation == MODIFY_ENTRY {
         let entry = table.entries.get_mut(&index);
         let entry = entry.ok_or_else(|| Refusal::no_such("flow table entry", index as u32))?;
@@ -458,7 +481,7 @@ fn change_entry(entry: &mut Entry, mask: u64, tag: u32, targets: Targets) -> Don
 /// DELETE_FLOW_TABLE_ENTRY.
 pub(super) fn delete_entry(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let index = command.get(set_fte_in::FLOW_INDEX);
-    let removed = firmware.objects.flows.find(command)?.entries.remove(&index);
+    let removed = firmware.objects.flows.find_mut(command)?.entries.remove(&index);
     removed.map(|_| ()).ok_or_else(|| Refusal::no_such("flow table entry", index as u32))
 }
 
@@ -468,7 +491,7 @@ mod tests {
 
     fn table() -> Table {
         let (groups, entries) = Default::default();
-        Table { owner: 0, kind: NIC_RECEIVE, size: 4, miss: None, groups, entries }
+        Table { owner: 0, kind: NIC_RECEIVE, level: 0, size: 4, miss: None, groups, entries }
     }
 
     fn group() -> Group {

@@ -23,6 +23,7 @@ const BLOCK: usize = 512;
 const BLOCK_TAIL: u64 = 560;
 
 /// A command's input.
+#[derive(Clone)]
 pub(super) struct Input(Vec<u8>);
 
 impl Input {

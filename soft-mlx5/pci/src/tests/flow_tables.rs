@@ -6,7 +6,7 @@ use crate::bits::{Field, field};
 use crate::layout::command::header;
 use crate::layout::ethernet::{
     create_flow_group_in, flow_context, flow_counter, flow_table_context, flow_table_properties,
-    set_fte_in,
+    modify_flow_table_in, set_fte_in,
 };
 
 const TABLE_CONTEXT: usize = 0xc0;
@@ -58,6 +58,38 @@ fn an_entry_is_new_or_modified() {
 }
 
 #[test]
+fn tables_lead_only_to_higher_levels() {
+    let mut driver = driver();
+    let on = |level| {
+        Input::new(0x930, 64)
+            .set(flow_table_context::LEVEL.at(TABLE_CONTEXT), level)
+            .set(flow_table_context::LOG_SIZE.at(TABLE_CONTEXT), 2)
+    };
+    let [low, middle, high] = [1, 2, 3].map(|level| driver.create(on(level)));
+    let to = |input: Input, next: u32| {
+        input
+            .set(flow_table_context::TABLE_MISS_ACTION.at(TABLE_CONTEXT), 1)
+            .set(flow_table_context::TABLE_MISS_ID.at(TABLE_CONTEXT), next.into())
+    };
+    let modify = Input::new(0x93c, 64)
+        .set(set_fte_in::TABLE_ID, middle.into())
+        .set(modify_flow_table_in::MODIFY_FIELD_SELECT, 1);
+    let group = Input::new(0x933, 1024).set(create_flow_group_in::TABLE_ID, middle.into());
+    let group = driver.create(group);
+    let enter = |next: u32| {
+        entry((middle, group), 0)
+            .set(flow_context::ACTION.at(ENTRY), FORWARD)
+            .set(flow_context::DESTINATION_LIST_SIZE.at(ENTRY), 1)
+            .set(field(DESTINATIONS, 32), 1 << 24 | u64::from(next))
+    };
+    for (next, expected) in [(low, BAD_PARAMETER), (middle, BAD_PARAMETER), (high, 0)] {
+        assert_eq!(status(&mut driver, to(on(2), next)), expected, "{next}");
+        assert_eq!(status(&mut driver, to(modify.clone(), next)), expected, "{next}");
+        assert_eq!(status(&mut driver, enter(next)), expected, "{next}");
+    }
+}
+
+#[test]
 fn more_than_the_device_announces_is_refused() {
     let mut driver = driver();
     let shown = driver.done(Input::new(0x100, 16).set(header::OP_MOD, 7 << 1), 16 + 4096);
@@ -86,7 +118,10 @@ fn more_than_the_device_announces_is_refused() {
     assert_eq!(status(&mut driver, counters(most_counters + 1)), BAD_PARAMETER);
     assert_eq!(status(&mut driver, counters(most_counters)), 0);
 
-    let next = driver.create(sized(0));
+    let levels = flow_table_properties::MAX_FT_LEVEL.at(0x80 + 0x200).get(&shown);
+    let on = |level| sized(0).set(flow_table_context::LEVEL.at(TABLE_CONTEXT), level);
+    assert_eq!(status(&mut driver, on(levels)), BAD_PARAMETER);
+    let next = driver.create(on(levels - 1));
     let destinations = |count: u64| {
         let input = counters(0)
             .set(set_fte_in::FLOW_INDEX, 1)

@@ -134,6 +134,14 @@ impl Receiver {
     }
 }
 
+/// The level of the tables that lead to no others.
+const LAST: u64 = 2;
+
+/// Creates a table of a level.
+fn table_input(level: u64) -> Input {
+    Input::new(0x930, 64).set(flow_table_context::LEVEL.at(0xc0), level)
+}
+
 /// Creates a table in which frames for `mac` go to `tir`. Returns the table's number.
 fn steer(driver: &mut Driver, mac: [u8; 6], tir: u32) -> u32 {
     steer_with(driver, mac, tir, |entry| entry)
@@ -146,7 +154,7 @@ pub(super) fn steer_with(
     tir: u32,
     change: impl FnOnce(Input) -> Input,
 ) -> u32 {
-    let table = driver.create(Input::new(0x930, 64).set(field(0xc0 + 0x18, 8), 4));
+    let table = driver.create(table_input(LAST).set(flow_table_context::LOG_SIZE.at(0xc0), 4));
     let named = |input: Input| input.set(create_flow_group_in::TABLE_ID, table.into());
     let mac_field = |at: usize| field(at + 0x40, 48);
     let group = named(Input::new(0x933, 1024))
@@ -376,7 +384,7 @@ fn a_table_forwards_frames_without_an_entry() {
     let tir = drivers[1].create(tir);
     let last = steer(&mut drivers[1], station(2).mac(), tir);
     // The new root table has no entry. It forwards to the earlier table.
-    let first = Input::new(0x930, 64)
+    let first = table_input(0)
         .set(flow_table_context::TABLE_MISS_ACTION.at(0xc0), 1)
         .set(flow_table_context::TABLE_MISS_ID.at(0xc0), last.into());
     let first = drivers[1].create(first);
@@ -459,16 +467,16 @@ fn a_root_in_use_stays_the_root() {
     let mut drivers = pair();
     let mut sender = Sender::new(&mut drivers[0]);
     let mut receiver = Receiver::new(&mut drivers[1]);
-    let forward = |next: Option<u32>| {
-        Input::new(0x930, 64)
-            .set(flow_table_context::TABLE_MISS_ACTION.at(0xc0), next.is_some().into())
-            .set(flow_table_context::TABLE_MISS_ID.at(0xc0), next.unwrap_or(0).into())
+    let forward = |level, next: u32| {
+        table_input(level)
+            .set(flow_table_context::TABLE_MISS_ACTION.at(0xc0), 1)
+            .set(flow_table_context::TABLE_MISS_ID.at(0xc0), next.into())
     };
     let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), receiver.number.into());
     let tir = drivers[1].create(tir);
     let last = steer(&mut drivers[1], station(2).mac(), tir);
-    let root = drivers[1].create(forward(Some(last)));
-    drivers[1].create(forward(Some(root)));
+    let root = drivers[1].create(forward(1, last));
+    drivers[1].create(forward(0, root));
     let named = |opcode, table: u32| {
         Input::new(opcode, 64).set(create_flow_group_in::TABLE_ID, table.into())
     };
