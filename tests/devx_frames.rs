@@ -870,6 +870,9 @@ fn a_flow_table_takes_only_what_fits_it() {
     let other = bench.wire.setup.context.device().open().unwrap();
     let theirs = commands(&other);
     assert_eq!(refused(&theirs, &FlowTable::group(table.number)), BAD_RESOURCE);
+    // And other counters.
+    let counter = Bulk::new(&theirs, 1);
+    assert_eq!(refused(&bench.devx, &table.entry(1, to, Some(counter.first))), BAD_RESOURCE);
     // The kernel has commands for objects pass only as what they do to them, and no root.
     let modify = table.entry(1, to, None).set(header::OP_MOD, 1u64);
     let errno = |result: uverbs::Result<()>| result.unwrap_err().errno();

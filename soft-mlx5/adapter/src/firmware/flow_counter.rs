@@ -34,11 +34,19 @@ struct Count {
     octets: u64,
 }
 
+/// Counters that were allocated together.
+#[derive(Clone, Copy, Debug)]
+struct Bulk {
+    length: u32,
+    /// The user context that has allocated them; 0 for the driver.
+    owner: u16,
+}
+
 /// All flow counters.
 #[derive(Debug)]
 pub struct FlowCounters {
-    /// First numbers and lengths of what was allocated.
-    bulks: BTreeMap<u32, u32>,
+    /// What was allocated, by its first number.
+    bulks: BTreeMap<u32, Bulk>,
     /// Where the search for free numbers begins: freed ones are reused as late as possible.
     next: u32,
     counts: BTreeMap<u32, Count>,
@@ -57,33 +65,30 @@ impl FlowCounters {
         self.bulks.len()
     }
 
-    /// The numbers that were allocated together with this one.
-    ///
-    /// # Errors
-    /// A refusal if there is no such counter.
-    pub fn bulk_of(&self, number: u32) -> Result<Range<u32>, Refusal> {
+    /// The numbers that were allocated together with this one, which a command names. The driver may
+    /// name all, a user context what it has allocated.
+    pub(super) fn bulk_of(
+        &self,
+        command: &Command<'_>,
+        number: u32,
+    ) -> Result<Range<u32>, Refusal> {
         let found = self.bulks.range(..=number).next_back();
-        let bulk = found.map(|(first, length)| *first..first + length);
-        let bulk = bulk.filter(|bulk| bulk.contains(&number));
-        bulk.ok_or_else(|| Refusal::no_such("flow counter", number))
-    }
-
-    /// # Errors
-    /// A refusal if there is no such counter.
-    pub fn check(&self, number: u32) -> Done {
-        self.bulk_of(number).map(drop)
+        let own = found.filter(|(_, bulk)| [0, bulk.owner].contains(&command.user_context()));
+        let numbers = own.map(|(first, bulk)| *first..first + bulk.length);
+        let numbers = numbers.filter(|numbers| numbers.contains(&number));
+        numbers.ok_or_else(|| Refusal::no_such("flow counter", number))
     }
 
     /// Allocates successive numbers, and returns the first.
-    fn allocate(&mut self, length: u32) -> Result<u32, Refusal> {
+    fn allocate(&mut self, length: u32, owner: u16) -> Result<u32, Refusal> {
         let aligned = |first: &u32| first % length.min(ALIGNMENT) == 0;
         let is_free = |first: &u32| {
             let before = self.bulks.range(..first + length).next_back();
-            first + length <= END && before.is_none_or(|(bulk, taken)| bulk + taken <= *first)
+            first + length <= END && before.is_none_or(|(used, bulk)| used + bulk.length <= *first)
         };
         let mut all = (self.next..END).chain(1..self.next).filter(aligned);
         let first = all.find(is_free).ok_or_else(|| Refusal::limit("flow counter"))?;
-        self.bulks.insert(first, length);
+        self.bulks.insert(first, Bulk { length, owner });
         self.next = if first + length < END { first + length } else { 1 };
         Ok(first)
     }
@@ -96,7 +101,7 @@ impl FlowCounters {
         let end = first.checked_add(count.max(1)).ok_or_else(too_many)?;
         // The driver may read over gaps, a user context stays in what it has allocated.
         let is_driver = command.user_context() == 0;
-        let most = if is_driver && count > 0 { END } else { self.bulk_of(first)?.end };
+        let most = if is_driver && count > 0 { END } else { self.bulk_of(command, first)?.end };
         let to_memory = command.is_set(query_flow_counter_in::DUMP_TO_MEMORY);
         let fits = to_memory || count <= 1 << LOG_BULK;
         if end <= most && fits { Ok(first..end) } else { Err(too_many()) }
@@ -161,7 +166,8 @@ pub fn length(command: &Command<'_>) -> u32 {
 
 /// ALLOC_FLOW_COUNTER.
 pub(super) fn allocate(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let first = firmware.objects.flow_counters.allocate(length(command))?;
+    let (length, owner) = (length(command), command.user_context());
+    let first = firmware.objects.flow_counters.allocate(length, owner)?;
     command.reply.set(flow_counter::ID, first.into());
     Ok(())
 }
@@ -170,7 +176,7 @@ pub(super) fn allocate(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -
 pub(super) fn free(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let number = command.get32(flow_counter::ID);
     let counters = &mut firmware.objects.flow_counters;
-    let bulk = counters.bulk_of(number)?;
+    let bulk = counters.bulk_of(command, number)?;
     if bulk.start != number {
         return Err(Refusal::no_such("flow counter", number));
     }

@@ -432,7 +432,7 @@ fn destination(
 /// drivers/net/ethernet/mellanox/mlx5/core/fs_cmd.c).
 fn counter(firmware: &Firmware<'_>, command: &Command<'_>, index: usize) -> Result<u32, Refusal> {
     let number = command.get32(field(DESTINATIONS + index * DESTINATION_BITS, 32));
-    firmware.objects.flow_counters.check(number).map(|()| number)
+    firmware.objects.flow_counters.bulk_of(command, number).map(|_| number)
 }
 
 /// SET_FLOW_TABLE_ENTRY: adds an entry, or changes an existing one.
