@@ -17,9 +17,9 @@ use firmware::{
     Cq, Input, KEY_VARIANT, LOG_CQES, Memory, RECORD, commands, free, key_input, segment,
 };
 use frames::{Wire, udp_frame};
-use uverbs::MemoryRegion;
 use uverbs::devx::{CommandChannel, Devx, DevxObject, DevxUar, UarKind};
 use uverbs::flow::{Flow, MatcherOptions};
+use uverbs::{Context, MemoryRegion};
 use uverbs_soft_adapter::firmware::bits::{Field, field};
 use uverbs_soft_adapter::firmware::layout::capability::general;
 use uverbs_soft_adapter::firmware::layout::command::{header, object};
@@ -263,11 +263,21 @@ impl Bench {
 
     /// A rule by which frames to the port's address reach an object.
     fn rule_to(&self, to: &DevxObject, counter: Option<(&DevxObject, Option<u32>)>) -> Flow {
+        self.rule_in(&self.wire.setup.context, to, counter)
+    }
+
+    /// As [`rule_to`](Self::rule_to), in a context.
+    fn rule_in(
+        &self,
+        context: &Context,
+        to: &DevxObject,
+        counter: Option<(&DevxObject, Option<u32>)>,
+    ) -> Flow {
         let (mut mask, mut value) = ([0; 64], [0; 64]);
         mask[8..14].fill(0xff);
         value[8..14].copy_from_slice(&self.wire.mac);
         let options = MatcherOptions { mask: &mask, criteria: 1, ..MatcherOptions::default() };
-        let matcher = self.wire.setup.context.create_flow_matcher(&options).unwrap();
+        let matcher = context.create_flow_matcher(&options).unwrap();
         let rule = matcher.create_flow(&value).to_object(to);
         let rule = counter.into_iter().fold(rule, |rule, counter| rule.count(counter.0, counter.1));
         rule.build().unwrap()
@@ -896,5 +906,38 @@ fn a_flow_table_takes_only_what_fits_it() {
     FlowTable { object, group, ..table }.close();
     tir.destroy().unwrap();
     rq.close();
+    bench.close();
+}
+
+/// Another context's table leads to an interface here, and to one of its own that names a queue
+/// here.
+#[test]
+fn entries_reach_only_queues_of_their_own_context() {
+    let Some(mut bench) = common::is_soft().then(Bench::new).flatten() else { return };
+    let (mut rq, tir, _) = receiver(&bench);
+    let (mut victim, victims, named) = receiver(&bench);
+    let other = bench.wire.setup.context.device().open().unwrap();
+    let theirs = commands(&other);
+    let table = FlowTable::new(&theirs, None);
+    let input = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), victim.number);
+    let (through, own) = create(&theirs, &input);
+    let entries = [(1, named), (2, own)].map(|(port, number)| {
+        let entry = table.entry(port, (TO_TIR, number), None);
+        theirs.create(&entry.0, &mut [0; 16]).unwrap()
+    });
+    let rules = [bench.rule_in(&other, &table.object, None), bench.rule_to(&tir, None)];
+    for port in 1..=3 {
+        let sent = bench.send(port);
+        assert_eq!(rq.frame::<82>(), sent[..]);
+    }
+    assert!(victim.poll::<82>().is_none());
+    rules.into_iter().for_each(|rule| rule.destroy().unwrap());
+    entries.into_iter().for_each(|entry| entry.destroy().unwrap());
+    through.destroy().unwrap();
+    table.close();
+    for (rq, tir) in [(rq, tir), (victim, victims)] {
+        tir.destroy().unwrap();
+        rq.close();
+    }
     bench.close();
 }

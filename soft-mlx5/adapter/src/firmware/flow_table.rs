@@ -139,6 +139,26 @@ impl Table {
     }
 }
 
+/// A TIR that a frame has come to.
+#[derive(Clone, Copy, Debug)]
+pub struct Reached {
+    tir: u32,
+    flow_tag: u32,
+    /// The owner of the table that leads there.
+    owner: u16,
+}
+
+impl Objects {
+    /// The receive queue of a TIR for a frame. The tables of a user context lead only to queues of
+    /// the same context, whatever numbers their TIRs and lists of queues have.
+    pub fn receiver(&self, reached: &Reached, frame: &[u8]) -> Option<(Qpn, Steered)> {
+        let (queue, hash) = self.choose(reached.tir, frame)?;
+        let is_theirs = self.owners.get(&queue.object()) == Some(&reached.owner);
+        let may_receive = self.is_receive_queue(queue.0) && (reached.owner == 0 || is_theirs);
+        may_receive.then_some((queue, Steered { flow_tag: reached.flow_tag, hash }))
+    }
+}
+
 /// All flow tables.
 #[derive(Debug, Default)]
 pub struct FlowTables {
@@ -207,9 +227,8 @@ impl FlowTables {
         counters.any(|counter| numbers.contains(counter))
     }
 
-    /// The TIRs that a frame goes to from the root on, each with the flow tag. The frame is
-    /// counted.
-    pub fn route(&self, frame: &[u8], counters: &mut FlowCounters) -> Vec<(u32, u32)> {
+    /// The TIRs that a frame goes to from the root on. The frame is counted.
+    pub fn route(&self, frame: &[u8], counters: &mut FlowCounters) -> Vec<Reached> {
         self.root.map_or_else(Vec::new, |root| self.route_from(root, 0, frame, counters))
     }
 
@@ -220,7 +239,7 @@ impl FlowTables {
         flow_tag: u32,
         frame: &[u8],
         counters: &mut FlowCounters,
-    ) -> Vec<(u32, u32)> {
+    ) -> Vec<Reached> {
         let value = MatchValue::of(frame);
         let mut tirs = Vec::new();
         let mut pending = vec![(table, flow_tag)];
@@ -236,7 +255,9 @@ impl FlowTables {
             for destination in &entry.targets.destinations {
                 match *destination {
                     Destination::Table(next) => pending.push((next, tag)),
-                    Destination::Tir(tir) => tirs.push((tir, tag)),
+                    Destination::Tir(tir) => {
+                        tirs.push(Reached { tir, flow_tag: tag, owner: table.owner });
+                    }
                 }
             }
         }
@@ -248,11 +269,7 @@ impl FrameTables for Mutex<Objects> {
     fn route(&self, table: u32, flow_tag: u32, frame: &[u8]) -> Vec<(Qpn, Steered)> {
         let objects = &mut *self.lock().unwrap_or_else(PoisonError::into_inner);
         let tirs = objects.flows.route_from(table, flow_tag, frame, &mut objects.flow_counters);
-        let chosen = tirs.into_iter().filter_map(|(tir, flow_tag)| {
-            let (queue, hash) = objects.choose(tir, frame)?;
-            Some((queue, Steered { flow_tag, hash }))
-        });
-        chosen.collect()
+        tirs.iter().filter_map(|reached| objects.receiver(reached, frame)).collect()
     }
 }
 

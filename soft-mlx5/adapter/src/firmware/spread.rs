@@ -57,7 +57,7 @@ impl Objects {
 
     /// The receive queue of a TIR for a frame, and the frame's hash: as the TIR's
     /// [`Objects::spread`] chooses, without its table.
-    pub fn choose(&self, tir: u32, frame: &[u8]) -> Option<(Qpn, Option<(u32, u8)>)> {
+    pub(super) fn choose(&self, tir: u32, frame: &[u8]) -> Option<(Qpn, Option<(u32, u8)>)> {
         let receivers = self.receivers(tir).ok()?;
         let (place, hash) = place(receivers.hash().as_ref(), frame, receivers.count());
         Some((receivers.queue(place), hash))

@@ -4,7 +4,6 @@
 use super::Firmware;
 use crate::bits::{Field, field};
 use crate::layout::port::nic_vport_context;
-use uverbs_soft::core::Steered;
 
 /// Frames of one direction by destination: broadcast, unicast, multicast; packets and octets of
 /// each.
@@ -67,9 +66,9 @@ impl Firmware {
         if !tirs.is_empty() {
             Traffic::count(&mut self.ethernet.traffic.received, frame);
         }
-        for (tir, flow_tag) in tirs {
-            let Some((queue, hash)) = self.objects.choose(tir, frame) else { continue };
-            self.core.deliver_frame(self.now, queue, frame, Steered { flow_tag, hash });
+        for reached in tirs {
+            let Some((queue, steered)) = self.objects.receiver(&reached, frame) else { continue };
+            self.core.deliver_frame(self.now, queue, frame, steered);
         }
     }
 }
