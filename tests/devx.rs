@@ -12,6 +12,7 @@ use common::Setup;
 use firmware::{CONTEXT, Cq, Input, LOG_CQES, Memory, RECORD, commands, free, key_input, segment};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
+use uverbs::cq::Status;
 use uverbs::devx::{Devx, DevxEventChannelFlags, DevxObject, DevxUar, EventChannel, UarKind};
 use uverbs::qp::{DcTarget, PostFlags};
 use uverbs::qp_type::{Dci, Rc};
@@ -224,7 +225,7 @@ fn dc_target(devx: &Devx, setup: &Setup, cq: &Cq, srq: u32, path: &[u8]) -> (Dev
 /// The kernel's own event queue has no such events, so that a guest gets none.
 #[test]
 fn an_armed_target_reports_one_wrong_access_key() {
-    let Some((setup, devx)) = setup_for_refusals() else { return };
+    let Some((mut setup, devx)) = setup_for_refusals() else { return };
     let path = path_of(&devx, &setup);
     let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
     let cq = Cq::new(&devx, &uar);
@@ -249,6 +250,8 @@ fn an_armed_target_reports_one_wrong_access_key() {
     assert_eq!(told[8 + 32 + 24..][..4], dctn.to_be_bytes());
     let wrong = Input::new(0x714, 16).set(object::NUMBER, dctn + 1);
     assert_eq!(target.modify(&wrong.0, &mut [0; 16]).unwrap_err().errno(), 22, "of another");
+    // The initiator repeats its request until it gives up.
+    assert_eq!(setup.completion().status, Status::RetryExceeded);
     never_wait(&channel);
     no_event(&channel);
     target.destroy().unwrap();
