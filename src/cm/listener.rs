@@ -54,7 +54,7 @@ pub struct Listener<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     /// Peers that are accepted and have not confirmed, and requests that wait until fewer are. The
     /// kernel does not report that one of the latter has given up; accepting it fails then.
     half_open: HalfOpen<IdKey, Pending<L, X, R>, ConnectionRequest>,
-    /// The panic of the program's function in a call that returned a connection all the same.
+    /// The first panic of the program's function for peers that waited, for the next call.
     panic: Option<Box<dyn Any + Send>>,
     /// Whether the device was removed: no further event follows then.
     is_removed: bool,
@@ -385,8 +385,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
             EventKind::Established => {
                 let Some(pending) = self.half_open.remove(event.id) else { return Ok(None) };
                 let connection = self.finish(pending);
-                // No event would announce the connection after a panic.
-                self.panic = catch_unwind(AssertUnwindSafe(|| self.fill_place())).err();
+                self.fill_place();
                 connection.map(Some)
             }
             EventKind::DeviceRemoval if event.id == self.id.key() => {
@@ -423,11 +422,16 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     }
 
     /// Accepts waiting requests in the place of a peer that is not half open any more: now, because
-    /// no later event may follow that would.
+    /// no later event may follow that would. Panics are for the next call for the same reason.
     fn fill_place(&mut self) {
-        while let Some(taken) = self.take_next() {
-            if let Err(error) = taken {
-                tracing::warn!(%error, "a peer that waited was not accepted");
+        loop {
+            match catch_unwind(AssertUnwindSafe(|| self.take_next())) {
+                Ok(None) => return,
+                Ok(Some(Ok(()))) => {}
+                Ok(Some(Err(error))) => {
+                    tracing::warn!(%error, "a peer that waited was not accepted");
+                }
+                Err(panic) => _ = self.panic.get_or_insert(panic),
             }
         }
     }

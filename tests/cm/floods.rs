@@ -148,7 +148,7 @@ fn a_panic_of_the_program_takes_no_place_of_a_peer() {
 }
 
 /// The function that makes queue pairs panics for a waiting peer, which takes the place of one that
-/// has just confirmed.
+/// has just confirmed. The next peer that waits is accepted by the same call.
 #[test]
 fn a_panic_for_a_waiting_peer_loses_no_connection() {
     let (context, address) = device_and_address();
@@ -170,13 +170,14 @@ fn a_panic_for_a_waiting_peer_loses_no_connection() {
         handle_event(&mut listener);
         peer
     };
-    let (mut first, second) = (ask(), ask());
+    let (mut first, second, third) = (ask(), ask(), ask());
     let EventKind::ConnectResponse(reply) = next(&first.channel).kind else { panic!() };
     assert!(second.has_no_answer());
     first.confirm();
     let server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
     assert_eq!(server.qp.number(), reply.remote_qpn);
     assert_eq!(second.refusal().reason, RejectReason::BY_PROGRAM);
+    assert!(third.was_accepted());
     let accept = AssertUnwindSafe(|| listener.try_accept());
     let panicked = catch_unwind(accept).unwrap_err();
     assert_eq!(panicked.downcast_ref(), Some(&"no queue pair"));
