@@ -2,10 +2,13 @@
 
 use std::fmt::Write;
 use std::fs;
-use std::process::{Child, Command};
+use std::process::Child;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
+
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
 
 /// How long two processes may take, far longer than any two do.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -57,7 +60,8 @@ fn end_of(name: &'static str, child: Child) -> Ended {
 /// Kills a process; returns what its threads were doing.
 fn kill(name: &str, id: u32) -> String {
     let text = format!("\n{name} went on and was killed:{}", threads_of(id));
-    let _ = Command::new("kill").args(["-9", &id.to_string()]).status();
+    // It may have ended meanwhile.
+    let _ = signal::kill(Pid::from_raw(id as i32), Signal::SIGKILL);
     text
 }
 
