@@ -357,7 +357,8 @@ impl Core {
         }
     }
 
-    fn is_over(&self) -> bool {
+    /// Whether nothing more can be sent.
+    pub(crate) fn is_over(&self) -> bool {
         self.broken.is_some() || self.is_disconnected
     }
 
@@ -402,11 +403,6 @@ impl Core {
         }
         self.check()?;
         Ok((self.end == End::Told && self.done == self.posted).then_some(()))
-    }
-
-    /// Whether there is nothing left to tell the peer.
-    pub(crate) fn needs_no_goodbye(&self) -> bool {
-        self.is_over()
     }
 
     /// The failure, once.

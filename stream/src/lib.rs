@@ -54,7 +54,7 @@
 //!   once, because its kernel disconnects. So it is between software devices on one machine's
 //!   loopback network. A software device at an interface's address ends with its process, as a
 //!   machine that vanishes.
-//! - Dropping a stream waits for a round trip: [`Config::linger`]. In tasks, another thread does.
+//! - Dropping a stream waits for a round trip: [`Config::linger`]. In tasks, another task does.
 //! - A stream has memory registered for its ring and its send buffers, and two files. In tasks, or
 //!   once [`Stream::readiness`] was called, it has four.
 //! - No stream survives fork(2) in the child.

@@ -40,8 +40,9 @@ pub(crate) struct Shared {
     pub(crate) is_nonblocking: AtomicBool,
     spin: Duration,
     linger: AtomicU64,
-    /// A thread waits, or has waited, until the peer's device has all that was written.
-    is_parting: AtomicBool,
+    /// Until when a dropped stream waits for its delivery, from the first wait on; `None` is for
+    /// ever.
+    delivery_deadline: OnceLock<Option<Instant>>,
 }
 
 /// A timeout that may be changed by any thread, in nanoseconds; 0 is none.
@@ -92,7 +93,7 @@ impl Shared {
             is_nonblocking: AtomicBool::new(false),
             spin: config.spin,
             linger: AtomicU64::new(nanos(config.linger)),
-            is_parting: AtomicBool::new(false),
+            delivery_deadline: OnceLock::new(),
         })
     }
 
@@ -367,35 +368,36 @@ impl Shared {
         }
     }
 
-    /// Waits until the peer's device has all that was written.
-    fn say_goodbye(&self) -> io::Result<()> {
-        self.lock().finish();
-        let deadline = Instant::now().checked_add(self.linger());
-        self.sleep(deadline, &mut Core::finished)
+    /// The linger time counts from the first call.
+    pub(crate) fn delivery_deadline(&self) -> Option<Instant> {
+        *self.delivery_deadline.get_or_init(|| Instant::now().checked_add(self.linger()))
     }
-}
 
-impl Shared {
-    /// Whether dropping it does not wait.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn parts_at_once(&self) -> bool {
+    /// Ends the data of this side. Not if dropping the stream aborts it, or nothing more can be
+    /// sent: returns false then.
+    fn ends_in_order(&self) -> bool {
         let mut core = self.lock();
-        self.linger().is_zero() || core.needs_no_goodbye() || {
+        let ends = !self.linger().is_zero() && !core.is_over();
+        if ends {
             core.finish();
-            !matches!(core.finished(), Ok(None))
         }
+        ends
     }
 
-    /// Ends the data of this side, and waits until the peer's device has it, unless dropping the
-    /// stream aborts it.
-    pub(crate) fn part(&self) {
-        if self.linger().is_zero() || self.lock().needs_no_goodbye() {
+    /// Whether [`Shared::wait_for_delivery`] would wait.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn awaits_delivery(&self) -> bool {
+        let is_late = || self.delivery_deadline().is_some_and(|at| Instant::now() >= at);
+        self.ends_in_order() && !is_late() && matches!(self.lock().finished(), Ok(None))
+    }
+
+    /// Ends the data of this side, and waits until the peer's device has all of it, unless dropping
+    /// the stream aborts it.
+    pub(crate) fn wait_for_delivery(&self) {
+        if !self.ends_in_order() {
             return;
         }
-        if self.is_parting.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        if let Err(error) = self.say_goodbye() {
+        if let Err(error) = self.sleep(self.delivery_deadline(), &mut Core::finished) {
             tracing::debug!(%error, "the last bytes of a stream may be lost");
         }
     }
@@ -403,7 +405,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.part();
+        self.wait_for_delivery();
     }
 }
 

@@ -4,10 +4,11 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{self, Context, Poll, Wake, Waker};
 
-use tokio::runtime::Handle;
+use tokio::runtime::{self, Handle};
 use tokio::task::coop::poll_proceed;
 use uverbs::tokio::{AsyncFile, Readable};
 
+use super::delivery;
 use crate::core::{Attempt, Core};
 use crate::readiness::Side;
 use crate::shared::Shared;
@@ -15,10 +16,18 @@ use crate::shared::Shared;
 /// A stream whose events tokio watches.
 #[derive(Debug)]
 pub(super) struct Reactor {
+    events: Arc<Events>,
+    /// The runtime that watches them.
+    runtime: runtime::Id,
+    pub(super) shared: Arc<Shared>,
+}
+
+/// The files of a stream's events, and the tasks that wait for them.
+#[derive(Debug)]
+pub(super) struct Events {
     /// The files of [`Shared::files`], by descriptors of their own.
     files: [AsyncFile; 2],
     wakers: Arc<Wakers>,
-    pub(super) shared: Arc<Shared>,
 }
 
 /// The tasks that wait, one of each direction. Each file wakes both: one event may be good for
@@ -54,47 +63,49 @@ impl Wake for Wakers {
     }
 }
 
-/// Keeps a stream until the peer's device has everything.
-#[derive(Debug)]
-struct Parting(Arc<Shared>);
-
-impl Drop for Parting {
-    fn drop(&mut self) {
-        self.0.part();
-    }
-}
-
 /// A peer that does not answer would stop all tasks of this thread for the stream's linger time. So
-/// another thread waits for it. The runtime drops what it cannot run any more, here.
+/// a task of its own waits for it.
 impl Drop for Reactor {
     fn drop(&mut self) {
-        if self.shared.parts_at_once() {
-            return;
-        }
-        if let Ok(runtime) = Handle::try_current() {
-            let parting = Parting(self.shared.clone());
-            drop(runtime.spawn_blocking(move || drop(parting)));
-        }
+        delivery::wait(&self.shared, &self.events, self.runtime);
     }
 }
 
 impl Reactor {
     pub(super) fn new(shared: Arc<Shared>) -> io::Result<Self> {
-        let [completions, manager] = shared.files().map(|file| file.try_clone_to_owned());
-        let files = [AsyncFile::new(completions?)?, AsyncFile::new(manager?)?];
-        Ok(Self { files, wakers: Arc::default(), shared })
+        let events = Arc::new(Events::new(&shared)?);
+        Ok(Self { events, runtime: Handle::current().id(), shared })
     }
 
-    /// Tries; if it has to wait, the task is woken when another try may succeed. A task whose
-    /// tries always succeed leaves the others their turn, as with all of tokio's I/O.
+    /// See [`Events::poll`].
     pub(super) fn poll<T>(
         &self,
         task: &mut Context<'_>,
         side: Side,
         attempt: impl FnMut(&mut Core) -> Attempt<T>,
     ) -> Poll<io::Result<T>> {
+        self.events.poll(&self.shared, task, side, attempt)
+    }
+}
+
+impl Events {
+    fn new(shared: &Shared) -> io::Result<Self> {
+        let [completions, manager] = shared.files().map(|file| file.try_clone_to_owned());
+        let files = [AsyncFile::new(completions?)?, AsyncFile::new(manager?)?];
+        Ok(Self { files, wakers: Arc::default() })
+    }
+
+    /// Tries; if it has to wait, the task is woken when another try may succeed. A task whose
+    /// tries always succeed leaves the others their turn, as with all of tokio's I/O.
+    pub(super) fn poll<T>(
+        &self,
+        shared: &Shared,
+        task: &mut Context<'_>,
+        side: Side,
+        attempt: impl FnMut(&mut Core) -> Attempt<T>,
+    ) -> Poll<io::Result<T>> {
         let turn = task::ready!(poll_proceed(task));
-        let result = task::ready!(self.poll_in_turn(task, side, attempt));
+        let result = task::ready!(self.poll_in_turn(shared, task, side, attempt));
         turn.made_progress();
         Poll::Ready(result)
     }
@@ -104,11 +115,12 @@ impl Reactor {
     /// arrived since then makes the file ready anew.
     fn poll_in_turn<T>(
         &self,
+        shared: &Shared,
         task: &mut Context<'_>,
         side: Side,
         mut attempt: impl FnMut(&mut Core) -> Attempt<T>,
     ) -> Poll<io::Result<T>> {
-        if let Some(result) = self.shared.try_once(side, &mut attempt).transpose() {
+        if let Some(result) = shared.try_once(side, &mut attempt).transpose() {
             return Poll::Ready(result);
         }
         self.wakers.set(side, task.waker());
@@ -116,7 +128,7 @@ impl Reactor {
         let mut both = Context::from_waker(&both);
         let mut ready = self.ready(&mut both)?;
         loop {
-            if let Some(result) = self.look(side, &ready, &mut attempt).transpose() {
+            if let Some(result) = self.look(shared, side, &ready, &mut attempt).transpose() {
                 return Poll::Ready(result);
             }
             if ready.iter().all(Option::is_none) {
@@ -140,12 +152,13 @@ impl Reactor {
     /// the other side, too, whose task may have begun to wait after the event had woken all tasks.
     fn look<T>(
         &self,
+        shared: &Shared,
         side: Side,
         ready: &[Option<Readable<'_>>; 2],
         attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
     ) -> Attempt<T> {
         let readable = [0, 1].map(|file| ready[file].is_some());
-        let (taken, result) = self.shared.look_at(side, readable, attempt);
+        let (taken, result) = shared.look_at(side, readable, attempt);
         if taken {
             self.wakers.wake_one(side.other());
         }

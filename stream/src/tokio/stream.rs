@@ -24,8 +24,10 @@ use crate::shared::Shared;
 /// A stream of bytes to a peer, as [`TcpStream`](tokio::net::TcpStream) is one.
 ///
 /// `poll_shutdown` ends what it sends and waits until the peer's device has all of it. If a stream
-/// is dropped that is not shut down, a thread of the runtime for blocking work waits for that,
-/// [`Config::linger`] at most; outside of a runtime, the thread that drops it.
+/// is dropped that is not shut down, a task of the runtime waits for that, [`Config::linger`] at
+/// most. If there is no descriptor left for a timer, or the task belongs to another runtime than
+/// the stream, a thread for blocking work waits; outside of a runtime, the thread that drops it. A
+/// runtime that shuts down waits for all streams that were dropped.
 #[derive(Debug)]
 pub struct Stream {
     read: ReadHalf,
@@ -133,7 +135,8 @@ impl Stream {
         Ok(self.read.reactor.shared.peer)
     }
 
-    /// How long dropping the stream waits at most: [`Config::linger`]. Zero aborts the connection.
+    /// How long the connection stays open at most after the stream is dropped: [`Config::linger`].
+    /// Zero aborts the connection.
     pub fn set_linger(&self, time: std::time::Duration) {
         self.read.reactor.shared.set_linger(time);
     }

@@ -2,6 +2,7 @@
 //! sockets lack.
 
 mod behaviour;
+mod dropped;
 mod edges;
 mod grpc;
 mod hostile;

@@ -1,0 +1,95 @@
+//! Streams of tasks that are dropped while the peer's device does not acknowledge their end.
+
+use std::time::{Duration, Instant};
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::spawn_blocking;
+use uverbs_stream::tokio::Stream;
+
+use crate::hostile::Peer;
+
+/// Far longer than a test takes that does not wait for it.
+const LINGER: Duration = Duration::from_secs(20);
+
+/// A runtime of one thread, and a second one for blocking work. It has no timers.
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_io().max_blocking_threads(1).build().unwrap()
+}
+
+/// Streams of tasks whose peers have no receive for the end.
+fn streams(count: usize, linger: Duration) -> (Vec<Stream>, Vec<Peer>) {
+    let pair = |_| {
+        let (stream, peer) = Peer::pair();
+        stream.set_linger(linger).unwrap();
+        (Stream::from_blocking(stream).unwrap(), peer)
+    };
+    (0..count).map(pair).unzip()
+}
+
+/// The thread of the task that drops the stream has other tasks, too.
+#[test]
+fn a_peer_that_takes_no_end_keeps_no_task_waiting() {
+    let (runtime, start) = (runtime(), Instant::now());
+    let peers = runtime.block_on(async { streams(1, LINGER).1 });
+    assert!(start.elapsed() < LINGER / 2, "it took {:?}", start.elapsed());
+    // The runtime waits no longer once the peer has gone.
+    drop(peers);
+    drop(runtime);
+    assert!(start.elapsed() < LINGER, "it took {:?}", start.elapsed());
+}
+
+#[test]
+fn dropped_streams_keep_no_thread_of_the_runtime() {
+    let (runtime, start) = (runtime(), Instant::now());
+    let peers = runtime.block_on(async {
+        let (streams, peers) = streams(2, LINGER);
+        drop(streams);
+        spawn_blocking(|| ()).await.unwrap();
+        peers
+    });
+    assert!(start.elapsed() < LINGER / 2, "it took {:?}", start.elapsed());
+    drop(peers);
+}
+
+#[test]
+fn a_dropped_stream_ends_after_its_linger_time() {
+    const SHORT: Duration = Duration::from_millis(300);
+    runtime().block_on(async {
+        let (streams, mut peers) = streams(1, SHORT);
+        let start = Instant::now();
+        drop(streams);
+        let ending = move || peers[0].connection.wait_disconnected(Some(LINGER));
+        spawn_blocking(ending).await.unwrap().unwrap();
+        assert!(start.elapsed() >= SHORT, "it took {:?}", start.elapsed());
+    });
+}
+
+/// The runtime drops the streams one after the other as it shuts down.
+#[test]
+fn a_runtime_waits_for_all_its_streams_at_the_same_time() {
+    const SHORT: Duration = Duration::from_secs(2);
+    const STREAMS: usize = 4;
+    let runtime = Builder::new_current_thread().enable_io().build().unwrap();
+    let (streams, peers) = runtime.block_on(async { streams(STREAMS, SHORT) });
+    for stream in streams {
+        runtime.spawn(async move {
+            std::future::pending::<()>().await;
+            drop(stream);
+        });
+    }
+    let start = Instant::now();
+    drop(runtime);
+    let limit = SHORT * STREAMS as u32 / 2;
+    assert!((SHORT..limit).contains(&start.elapsed()), "it took {:?}", start.elapsed());
+    drop(peers);
+}
+
+/// No thread can have a stack of this size.
+#[test]
+fn a_runtime_that_can_make_no_thread_drops_streams() {
+    let mut runtime = Builder::new_current_thread();
+    let runtime = runtime.enable_io().thread_stack_size(1 << 60).build().unwrap();
+    let (streams, peers) = runtime.block_on(async { streams(2, LINGER) });
+    runtime.block_on(async { drop(streams) });
+    drop(peers);
+}
