@@ -64,7 +64,7 @@ pub(super) fn wait(shared: &Arc<Shared>, events: &Arc<Events>, watching: runtime
 
 /// Waits in a thread of the runtime for blocking work. Outside of a runtime, dropping the stream
 /// waits.
-fn wait_in_thread(shared: Arc<Shared>) {
+pub(super) fn wait_in_thread(shared: Arc<Shared>) {
     if !shared.awaits_delivery() {
         return;
     }

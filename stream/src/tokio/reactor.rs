@@ -73,8 +73,16 @@ impl Drop for Reactor {
 
 impl Reactor {
     pub(super) fn new(shared: Arc<Shared>) -> io::Result<Self> {
-        let events = Arc::new(Events::new(&shared)?);
-        Ok(Self { events, runtime: Handle::current().id(), shared })
+        match Events::new(&shared) {
+            Ok(events) => {
+                let (events, runtime) = (Arc::new(events), Handle::current().id());
+                Ok(Self { events, runtime, shared })
+            }
+            Err(error) => {
+                delivery::wait_in_thread(shared);
+                Err(error)
+            }
+        }
     }
 
     /// See [`Events::poll`].

@@ -11,6 +11,7 @@ use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{ToSocketAddrs, lookup_host};
 use uverbs::tokio::AsyncFile;
 
+use super::delivery::wait_in_thread;
 use super::reactor::Reactor;
 use crate::config::Config;
 use crate::connect::Connecting;
@@ -95,8 +96,8 @@ impl Stream {
     /// As [`Stream::connect`].
     pub fn from_blocking(stream: crate::Stream) -> io::Result<Self> {
         let (read, write) = stream.into_split();
-        read.require_empty()?;
         let shared = read.shared().clone();
+        read.require_empty().inspect_err(|_| wait_in_thread(shared.clone()))?;
         // The halves would end the stream as they go.
         let stream = Self::new(shared)?;
         write.keep_open();

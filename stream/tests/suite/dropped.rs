@@ -1,7 +1,10 @@
 //! Streams of tasks that are dropped while the peer's device does not acknowledge their end.
 
+use std::io::{BufRead, ErrorKind};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::spawn_blocking;
 use uverbs_stream::tokio::Stream;
@@ -84,6 +87,20 @@ fn a_runtime_waits_for_all_its_streams_at_the_same_time() {
     drop(peers);
 }
 
+/// It cannot become a stream of tasks, because not all its bytes are consumed.
+#[test]
+fn a_stream_that_is_refused_keeps_no_task_waiting() {
+    let (runtime, start) = (runtime(), Instant::now());
+    let (mut stream, mut peer) = Peer::pair();
+    stream.set_linger(LINGER).unwrap();
+    peer.write(8, 8);
+    assert_eq!(stream.fill_buf().unwrap().len(), 8);
+    let error = runtime.block_on(async { Stream::from_blocking(stream).unwrap_err() });
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert!(start.elapsed() < LINGER / 2, "it took {:?}", start.elapsed());
+    drop(peer);
+}
+
 /// No thread can have a stack of this size.
 #[test]
 fn a_runtime_that_can_make_no_thread_drops_streams() {
@@ -92,4 +109,37 @@ fn a_runtime_that_can_make_no_thread_drops_streams() {
     let (streams, peers) = runtime.block_on(async { streams(2, LINGER) });
     runtime.block_on(async { drop(streams) });
     drop(peers);
+}
+
+/// Set in the process of `without_a_descriptor`.
+const ALONE: &str = "UVERBS_TEST_ALONE";
+
+#[test]
+fn a_stream_that_cannot_be_watched_keeps_no_task_waiting() {
+    let mut test = Command::new(std::env::current_exe().unwrap());
+    test.args(["--exact", "--ignored", "dropped::without_a_descriptor"]).env(ALONE, "1");
+    let output = test.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+/// Alone in a process of its own, because it takes all descriptors.
+#[test]
+#[ignore = "another test runs it"]
+fn without_a_descriptor() {
+    if std::env::var_os(ALONE).is_none() {
+        return;
+    }
+    let runtime = runtime();
+    let (stream, peer) = Peer::pair();
+    stream.set_linger(LINGER).unwrap();
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, 256, hard).unwrap();
+    let files: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+    let start = Instant::now();
+    let error = runtime.block_on(async { Stream::from_blocking(stream).unwrap_err() });
+    assert_eq!(error.raw_os_error(), Some(nix::libc::EMFILE), "{error}");
+    assert!(start.elapsed() < LINGER / 2, "it took {:?}", start.elapsed());
+    drop(files);
+    drop(peer);
 }
