@@ -193,7 +193,7 @@ impl ListenerBuilder {
     /// is in [`Connection::resources`]. If `make` fails, the peer is refused and
     /// [`Listener::accept`] returns the error; for a peer that waited
     /// ([`half_open`](Self::half_open)) the error is logged. If `make` panics for such a peer,
-    /// this call returns its connection, and the next one panics.
+    /// the call still returns the connection that was established, and the next call panics.
     ///
     /// # Errors
     /// As [`ListenerBuilder::bind`].
@@ -309,7 +309,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// `WouldBlock` if no connection is established; as [`Listener::accept`].
     pub fn try_accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
-            self.begin()?;
+            self.resume_panic()?;
             let event = self.arrived()?.map_or_else(|| self.channel.try_next_event(), Ok)?;
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
@@ -319,7 +319,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
 
     fn accept_by(&mut self, deadline: Option<Instant>) -> Result<Connection<L, X, R>> {
         loop {
-            self.begin()?;
+            self.resume_panic()?;
             let Some(event) = self.next_event(deadline)? else { continue };
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
@@ -366,7 +366,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     ///
     /// # Errors
     /// `DeviceGone` if the device was removed.
-    pub(crate) fn begin(&mut self) -> Result<()> {
+    pub(crate) fn resume_panic(&mut self) -> Result<()> {
         if let Some(panic) = self.panic.take() {
             resume_unwind(panic);
         }
