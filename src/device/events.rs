@@ -2,10 +2,10 @@
 //!
 //! [`Context::get_event`](crate::Context::get_event) takes one event out of the context's queue as
 //! an [`AsyncEvent`], a guard that acknowledges when it is dropped. Destroying an object waits
-//! until every event got for it has been acknowledged; `try_destroy` and `destroy_within` give up
-//! instead and hand the object back. If the calling thread holds such an event, destroying returns
-//! an error instead of a deadlock. Events that are still queued when their object is destroyed are
-//! dropped.
+//! until every event got for it has been acknowledged, or the thread that holds it has ended;
+//! `try_destroy` and `destroy_within` give up instead and hand the object back. If the calling
+//! thread holds such an event, destroying returns an error instead of a deadlock. Events that are
+//! still queued when their object is destroyed are dropped.
 //!
 //! An event stays with its thread unless it is detached:
 //!

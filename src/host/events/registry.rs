@@ -1,10 +1,10 @@
 //! Which threads hold events of which object, so that destroying the object can wait for them.
 //!
 //! The verbs demand that destroying an object waits until every event got for it has been
-//! acknowledged. libibverbs destroys first and then waits for a count. Here the wait comes first,
-//! and the destroy runs with the registry locked, so that a bounded wait can give up with the
-//! object unharmed. That works because events are read under the same lock that the destroy takes:
-//! no event can be read and not yet counted.
+//! acknowledged. Events of threads that have ended are not waited for. libibverbs destroys first
+//! and then waits for a count. Here the wait comes first, and the destroy runs with the registry
+//! locked, so that a bounded wait can give up with the object unharmed. That works because events
+//! are read under the same lock that the destroy takes: no event can be read and not yet counted.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
