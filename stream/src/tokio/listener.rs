@@ -4,11 +4,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 use tokio::net::{ToSocketAddrs, lookup_host};
 use uverbs::tokio::{Alarm, AsyncFile, Readable};
 
+use super::accepting::{Accepting, Call};
 use super::stream::Stream;
 use crate::config::Config;
 use crate::lookup::explain;
@@ -21,6 +22,7 @@ pub struct Listener {
     events: AsyncFile,
     /// Ends a wait when a silent peer may have to give up its place.
     alarm: Alarm,
+    accepting: Arc<Accepting>,
     listener: crate::Listener,
 }
 
@@ -58,7 +60,7 @@ impl Listener {
     pub fn from_blocking(listener: crate::Listener) -> io::Result<Self> {
         let file = listener.as_fd().try_clone_to_owned()?;
         let events = AsyncFile::new(file)?;
-        Ok(Self { events, alarm: Alarm::new()?, listener })
+        Ok(Self { events, alarm: Alarm::new()?, accepting: Arc::default(), listener })
     }
 
     /// The address that it listens at, with the port that was chosen.
@@ -69,22 +71,34 @@ impl Listener {
         self.listener.local_addr()
     }
 
-    /// Waits for the next stream, and returns it with the peer's address. Cancel safe: a connection
-    /// that is not established yet is not lost.
+    /// Waits for the next stream, and returns it with the peer's address. Several tasks may wait.
+    /// Cancel safe: a connection that is not established yet is not lost.
     ///
     /// # Errors
     /// As [`crate::Listener::accept`].
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
-        std::future::poll_fn(|task| self.poll_accept(task)).await
+        let call = self.accepting.call();
+        std::future::poll_fn(|task| self.poll_accept_as(call.number, task)).await
     }
 
-    /// As [`Listener::accept`], for futures written by hand. The last task that called is woken.
+    /// As [`Listener::accept`], for futures written by hand. Of the tasks that called this, the
+    /// last is woken.
     ///
     /// # Errors
     /// As [`Listener::accept`].
     pub fn poll_accept(&self, task: &mut Context<'_>) -> Poll<io::Result<(Stream, SocketAddr)>> {
+        self.poll_accept_as(Call::BY_HAND, task)
+    }
+
+    fn poll_accept_as(
+        &self,
+        call: u64,
+        task: &Context<'_>,
+    ) -> Poll<io::Result<(Stream, SocketAddr)>> {
+        self.accepting.set(call, task.waker());
+        let all = Waker::from(self.accepting.clone());
         loop {
-            let ready = ready!(self.poll_event(task))?;
+            let ready = ready!(self.poll_event(&mut Context::from_waker(&all)))?;
             match self.listener.try_accept_shared() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     ready.into_iter().for_each(Readable::clear);

@@ -20,6 +20,7 @@
 //! Every future here may be dropped at any moment, and nothing is lost. A task that reads and one
 //! that writes may wait at the same time.
 
+mod accepting;
 mod delivery;
 mod listener;
 mod reactor;

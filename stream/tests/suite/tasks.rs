@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy, split};
@@ -93,6 +94,7 @@ both_in_tasks!(
     a_dropped_read_loses_no_data,
     a_waiting_writer_survives_a_dropped_reader,
     a_task_that_never_waits_leaves_others_their_turn,
+    tasks_accept_from_one_listener,
     nothing_listens,
 );
 
@@ -288,7 +290,6 @@ async fn a_read_initializes_no_more_than_arrived() {
 /// A reading task consumes the writing task's event before tokio has seen it.
 #[tokio::test]
 async fn a_reading_task_does_not_hide_an_event_from_a_writing_task() {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::task::{Context, Wake, Waker};
 
@@ -325,6 +326,25 @@ async fn a_reading_task_does_not_hide_an_event_from_a_writing_task() {
         if start.elapsed() > Duration::from_millis(200) {
             tokio::task::yield_now().await;
         }
+    }
+}
+
+/// A task that has accepted need not accept again.
+async fn tasks_accept_from_one_listener<N: Tasks>() {
+    const TASKS: usize = 3;
+    let (listener, to) = N::listen().await;
+    let listener = Arc::new(listener);
+    let accept = |_| {
+        let listener = listener.clone();
+        tokio::spawn(async move { N::accept(&listener).await })
+    };
+    let accepting = [(); TASKS].map(accept);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    for _ in 0..TASKS {
+        drop(N::connect(to).await.unwrap());
+    }
+    for task in accepting {
+        drop(task.await.unwrap());
     }
 }
 
