@@ -123,6 +123,8 @@ pub struct Counts {
     pub qps: usize,
     /// Shared receive queues.
     pub srqs: usize,
+    /// Ranges of QP numbers that are reserved.
+    pub reserved: usize,
 }
 
 /// What the transport has seen since the device was made. The counters wrap around.
@@ -192,6 +194,7 @@ impl Core {
             cqs: self.env.cqs.len(),
             qps: self.qps.len(),
             srqs: self.env.srqs.len(),
+            reserved: self.qps.reserved(),
         }
     }
 

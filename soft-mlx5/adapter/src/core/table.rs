@@ -124,6 +124,11 @@ impl<T> RandomTable<T> {
         self.reserved.remove(&first);
     }
 
+    /// How many ranges are reserved.
+    pub(super) fn reserved(&self) -> usize {
+        self.reserved.len()
+    }
+
     fn is_reserved(&self, number: u32) -> bool {
         let before = self.reserved.range(..=number).next_back();
         before.is_some_and(|(first, length)| number - first < *length)

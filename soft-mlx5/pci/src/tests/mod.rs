@@ -7,6 +7,7 @@ mod flow_counters;
 mod flow_tables;
 mod frames;
 mod queues;
+mod reserved_numbers;
 mod strictness;
 mod tag_matching;
 mod targets;
