@@ -14,8 +14,7 @@ pub const LOG_COUNTERS: u32 = 15;
 const END: u32 = 1 << LOG_COUNTERS;
 /// log2 of the most counters of one answer.
 pub const LOG_BULK: u32 = 8;
-/// The sizes of bulks that DEVX shows: 128, 256 and 512 counters (`mlx5_fc_bulk_alloc_bitmask`).
-/// The PCI function shows none: no guest has shown yet that Linux's own bulks work.
+/// The sizes of bulks: 128, 256 and 512 counters (`mlx5_fc_bulk_alloc_bitmask`).
 pub const BULK_SIZES: u64 = 0b111;
 /// Counters per unit of a bulk's size (`MLX5_FC_BULK_SIZE_FACTOR`).
 const UNIT: u32 = 128;
