@@ -43,7 +43,6 @@ fn create_table(client: &Client, level: u64) -> (u32, u32) {
     request.output_bytes(CMD_OUT, &mut answer).unwrap();
     client.run(&mut request).unwrap();
     let handle = request.created(HANDLE).unwrap();
-    drop(request);
     (handle, object::NUMBER.get32(&answer))
 }
 
