@@ -344,32 +344,47 @@ fn lists_of_any_length_have_a_terminator_whatever_the_entry_held() {
     }
 }
 
-/// The same on a shared queue.
+/// The same on a shared queue, whose entries begin with a link. An SGE may also be empty, and is
+/// left out then.
 #[test]
 fn shared_lists_of_any_length_have_a_terminator_whatever_the_entry_held() {
-    const SGES: [Sge; 4] = [Sge::new(0x1000, 64, 7); 4];
-    let empty = [Sge::new(0x1000, 64, 7), Sge::new(5, 0, 9)];
+    const MOST: usize = 7;
+    const STRIDE: usize = 16 * (MOST + 1);
+    let sges: [Sge; MOST + 1] = std::array::from_fn(|at| Sge::new(0x1000, 64 + at as u32, 7));
     let mut cq = Cq::new(64, 64);
-    let mut srq = shared_recv_queue(&cq, 4, 64, false);
+    let mut srq = shared_recv_queue(&cq, 4, STRIDE as u32, false);
     let mut random = Random::new(8);
     let mut entry = 0;
-    for index in 0..4000 {
-        let list = match random.below(6) {
-            5 => &empty[..],
-            length => &SGES[..length],
-        };
+    for index in 0..8000 {
+        let mut list = sges;
+        let unusual = random.below(2 * MOST);
+        let is_long = random.below(2) == 0;
+        if let Some(sge) = list.get_mut(unusual) {
+            *sge = sge.with_length(if is_long { u32::MAX } else { 0 });
+        }
+        let list = &list[..random.below(MOST + 2)];
         // SAFETY: no device writes to it.
-        let posted = unsafe { srq.queue.build(0, list) };
-        if list.len() == 4 {
-            assert_eq!(posted, Err(PostError::TooManySge));
+        let posted = unsafe {
+            if random.below(2) == 0 {
+                srq.queue.build(0, list)
+            } else {
+                srq.queue.batch().build(0, list)
+            }
+        };
+        if list.len() > MOST || is_long && unusual < list.len() {
+            let too_many = list.len() > MOST;
+            let reason = if too_many { PostError::TooManySge } else { PostError::SgeTooLong };
+            assert_eq!(posted, Err(reason));
             continue;
         }
         posted.expect("room");
-        let held = srq.ring.read(entry as usize * 64 + 16, 48);
-        let real = list.iter().filter(|sge| sge.length() != 0).count();
-        let (sges, rest) = held.split_at(16 * real);
-        assert!(sges.chunks(16).all(|sge| sge[..4] == 64u32.to_be_bytes()), "{index}");
-        assert!(rest.is_empty() || rest[..16] == TERMINATOR, "{index}: {real}");
+        let held = srq.ring.read(entry as usize * STRIDE + 16, 16 * MOST);
+        let real: Vec<_> = list.iter().map(Sge::length).filter(|length| *length != 0).collect();
+        let (sges, rest) = held.split_at(16 * real.len());
+        for (sge, length) in sges.chunks(16).zip(&real) {
+            assert_eq!(sge[..4], length.to_be_bytes(), "{index}");
+        }
+        assert!(rest.is_empty() || rest[..16] == TERMINATOR, "{index}: {real:?}");
         srq.queue.publish();
         cq.produce(Cqe::recv(&srq.qp, entry));
         cq.queue.poll().expect("a completion");
