@@ -64,8 +64,8 @@ impl FlowCounters {
         self.bulks.len()
     }
 
-    /// The numbers that were allocated together with this one, which a command names. The driver may
-    /// name all, a user context what it has allocated.
+    /// The numbers that were allocated together with this one, which a command names. The driver
+    /// may name all, a user context what it has allocated.
     pub(super) fn bulk_of(
         &self,
         command: &Command<'_>,

@@ -54,11 +54,12 @@ const CHANGE_TAG: u64 = 2;
 const CHANGE_DESTINATIONS: u64 = 4;
 const CHANGE_COUNTERS: u64 = 8;
 
-/// Levels of tables are below this. A table leads only to tables of higher levels, as `dest_is_valid`
-/// demands (drivers/net/ethernet/mellanox/mlx5/core/fs_core.c). The last level is one less than the
-/// announced number (`dr_table_create_sw_owned_tbl`, steering/dr_table.c in the same place).
+/// Levels of tables are below this. A table leads only to tables of higher levels, as
+/// `dest_is_valid` demands (drivers/net/ethernet/mellanox/mlx5/core/fs_core.c). The last level is
+/// one less than the announced number (`dr_table_create_sw_owned_tbl`, steering/dr_table.c in the
+/// same place).
 pub(super) const LEVELS: u64 = 128;
-/// log2 of the most entries that a table has room for.
+/// log2 of the most entries of a table.
 pub(super) const LOG_SIZE: u32 = 20;
 /// log2 of the most tables.
 pub(super) const LOG_TABLES: u32 = 16;
@@ -69,8 +70,8 @@ pub(super) const LOG_DESTINATIONS: u32 = 6;
 /// log2 of the most counters of an entry.
 pub(super) const LOG_ENTRY_COUNTERS: u32 = 6;
 
-/// Most tables that a frame comes to. One path has at most [`LEVELS`], but paths fork where an entry
-/// has several destinations.
+/// Most tables that a frame comes to. One path has at most [`LEVELS`], but paths fork where an
+/// entry has several destinations.
 const MAX_TABLES: usize = 256;
 
 #[derive(Debug)]
