@@ -132,7 +132,8 @@ impl Config {
 
     /// The longest time that dropping a stream waits until the peer's device has all written bytes;
     /// 10 seconds by default. In tasks dropping does not wait: the connection stays open for at
-    /// most that time. With zero, dropping aborts the connection: the peer gets `ConnectionReset`.
+    /// most that time while the runtime runs. With zero, dropping aborts the connection: the peer
+    /// gets `ConnectionReset`.
     pub fn linger(mut self, time: Duration) -> Self {
         self.linger = time;
         self
