@@ -44,6 +44,16 @@ impl<T> Default for PerProcess<T> {
     }
 }
 
+impl<T: Send + Sync + 'static> PerProcess<T> {
+    /// This process's value, if it has one. Takes no lock and allocates nothing.
+    pub fn existing(&'static self) -> Option<&'static T> {
+        // SAFETY: as in `get`.
+        let owned: Option<&'static Owned<T>> =
+            unsafe { self.current.load(Ordering::Acquire).as_ref() };
+        owned.filter(|owned| owned.home.is_here()).map(|owned| &owned.value)
+    }
+}
+
 impl<T: Default + Send + Sync + 'static> PerProcess<T> {
     /// This process's value. Takes no lock. If two threads make the first call at the same time,
     /// both may create a value; one of them is dropped unused.

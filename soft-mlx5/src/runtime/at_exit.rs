@@ -9,7 +9,7 @@
 use std::mem;
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -43,11 +43,11 @@ pub(super) fn register(shared: &Arc<Shared>) {
 }
 
 /// In a forked child, there are no devices but its own. A signal handler may call exit(3), and the
-/// thread that it interrupted may have any lock. So this waits for none, and leaves looks to the
-/// devices' own threads.
+/// thread that it interrupted may have any lock. So this waits for none, allocates nothing, and
+/// leaves looks to the devices' own threads.
 extern "C" fn at_exit() {
     let _ = catch_unwind(|| {
-        let Ok(devices) = DEVICES.get().try_lock() else { return };
+        let Some(Ok(devices)) = DEVICES.existing().map(Mutex::try_lock) else { return };
         let until = Instant::now() + LONGEST;
         for device in devices.iter().filter_map(Weak::upgrade) {
             hand_over(&device, until, || device.waker.wake());
@@ -71,10 +71,17 @@ pub(super) fn hand_over(shared: &Shared, until: Instant, look: impl Fn()) {
     }
 }
 
-/// How many packets this process still has; at least one if another thread, or this one in a
+/// How many packets this process still has; at least one while another thread, or this one in a
 /// signal handler, is about to send some.
-fn left_in(shared: &Shared) -> usize {
-    let sent = shared.outbox.try_lock().map(|outbox| outbox.len());
+pub(super) fn left_in(shared: &Shared) -> usize {
+    // First: a look that ends meanwhile has moved its packets to the outbox.
+    let is_looking = matches!(shared.machine.try_lock(), Err(TryLockError::WouldBlock));
+    let in_outbox = match shared.outbox.try_lock() {
+        Ok(outbox) => outbox.len(),
+        Err(TryLockError::WouldBlock) => 1,
+        Err(TryLockError::Poisoned(_)) => 0,
+    };
     let is_sending = shared.sending.load(Ordering::SeqCst);
-    sent.unwrap_or(1) + usize::from(is_sending) + shared.unsent.load(Ordering::Relaxed)
+    let unsent = shared.unsent.load(Ordering::Relaxed);
+    usize::from(is_looking) + in_outbox + usize::from(is_sending) + unsent
 }

@@ -189,7 +189,10 @@ fn what_waits_for_receivers_is_handed_over_unless_they_take_nothing() {
     // It returns, although nothing changes.
     at_exit::hand_over(&runtime.shared, Instant::now(), || _ = runtime.progress());
     assert_eq!(wire.waiting(), 3);
+    let machine = runtime.shared.machine.lock().unwrap();
     wire.takes.store(true, Ordering::Relaxed);
+    assert_eq!(at_exit::left_in(&runtime.shared), 4, "a look has packets");
+    drop(machine);
     drop(runtime);
     assert_eq!(wire.waiting(), 0, "a device that is dropped hands over, too");
 }
