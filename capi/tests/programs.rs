@@ -3,15 +3,11 @@
 mod library;
 
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, setsockopt, socket, sockopt,
-};
-
 use library::pair::{PATIENCE, both_ended};
+use library::port::free_port;
 use library::{DropIn, skip};
 
 /// The output of a program that needs no peer.
@@ -45,18 +41,6 @@ fn a_device_is_described() {
     assert!(text.contains("InfiniBand") && !text.contains("RoCE v2"), "{text}");
     let text = output(program.env("UVERBS_SOFT_MODEL", "cx7"));
     assert!(text.contains("4129"), "{text}");
-}
-
-/// A TCP port that no program uses. This process does not listen on it, not even for a moment: a
-/// program that another thread starts meanwhile has all descriptors of this process until it is
-/// loaded, and would seem to be the server that [`until_it_listens`] waits for.
-fn free_port() -> String {
-    let (stream, flags) = (SockType::Stream, SockFlag::SOCK_CLOEXEC);
-    let bound = socket(AddressFamily::Inet, stream, flags, None).unwrap();
-    // So that the server can take the port while such a program still has it.
-    setsockopt(&bound, sockopt::ReuseAddr, &true).unwrap();
-    bind(bound.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
-    getsockname::<SockaddrIn>(bound.as_raw_fd()).unwrap().port().to_string()
 }
 
 /// Server and client of a program that exchanges addresses over TCP.

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "not every test needs all of it")]
 
 pub(crate) mod pair;
+pub(crate) mod port;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

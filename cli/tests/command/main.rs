@@ -8,6 +8,8 @@ mod inspect;
 mod namespaces;
 mod perf;
 mod pingpong;
+#[path = "../../../capi/tests/library/port.rs"]
+mod port;
 mod process;
 mod run;
 mod squatter;

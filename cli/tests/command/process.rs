@@ -1,17 +1,12 @@
 //! Running the command with a bound on its time.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Once, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
-
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, setsockopt, socket, sockopt,
-};
 
 /// Time limit. A command that takes a tenth of it hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -184,18 +179,6 @@ pub(crate) fn run_with_input<S: AsRef<std::ffi::OsStr>>(arguments: &[S], input: 
     // A command that does not read all of it closes the pipe.
     let _ = writer.join().expect("writer");
     ended
-}
-
-/// A TCP port that no program uses. This process does not listen on it, not even for a moment: a
-/// program that another thread starts meanwhile has all descriptors of this process until it is
-/// loaded, and would seem to be the server that [`wait_for_listener`] waits for.
-pub(crate) fn free_port() -> String {
-    let (stream, flags) = (SockType::Stream, SockFlag::SOCK_CLOEXEC);
-    let bound = socket(AddressFamily::Inet, stream, flags, None).expect("a socket");
-    // So that the server can take the port while such a program still has it.
-    setsockopt(&bound, sockopt::ReuseAddr, &true).expect("an option");
-    bind(bound.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).expect("a port");
-    getsockname::<SockaddrIn>(bound.as_raw_fd()).expect("a port").port().to_string()
 }
 
 /// Waits until /proc/net/tcp shows a listener. A connection would count as a client.

@@ -149,7 +149,7 @@ fn a_trace_names_verbs_and_fields() {
 
 /// A pingpong between two C programs, or one and this command, under `options`.
 fn game(options: &[&str], server: &[&str], client: &[&str]) {
-    let port = process::free_port();
+    let port = crate::port::free_port();
     let line = |program: &[&str]| -> Vec<String> {
         let own = program.first() == Some(&"pingpong");
         let run = if own { vec![] } else { [&["run"], options, &["--"]].concat() };
