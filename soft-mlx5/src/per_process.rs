@@ -47,7 +47,9 @@ impl<T> Default for PerProcess<T> {
 impl<T: Send + Sync + 'static> PerProcess<T> {
     /// This process's value, if it has one. Takes no lock and allocates nothing.
     pub fn existing(&'static self) -> Option<&'static T> {
-        // SAFETY: as in `get`.
+        // SAFETY: null, or a box that `get` has leaked and that is never freed; nothing makes a
+        // `&mut` to it. The acquire load sees what was written before the release exchange that
+        // stored it.
         let owned: Option<&'static Owned<T>> =
             unsafe { self.current.load(Ordering::Acquire).as_ref() };
         owned.filter(|owned| owned.home.is_here()).map(|owned| &owned.value)
@@ -58,26 +60,18 @@ impl<T: Default + Send + Sync + 'static> PerProcess<T> {
     /// This process's value. Takes no lock. If two threads make the first call at the same time,
     /// both may create a value; one of them is dropped unused.
     pub fn get(&'static self) -> &'static T {
-        let mut found = self.current.load(Ordering::Acquire);
         loop {
-            // SAFETY: null, or a box that was leaked below and is never freed; nothing makes a
-            // `&mut` to it. The acquire load (or failed exchange) sees what was written before the
-            // release exchange that stored it.
-            let owned: Option<&'static Owned<T>> = unsafe { found.as_ref() };
-            if let Some(owned) = owned.filter(|owned| owned.home.is_here()) {
-                return &owned.value;
+            // First, so that only a value of another process is replaced.
+            let found = self.current.load(Ordering::Relaxed);
+            if let Some(value) = self.existing() {
+                return value;
             }
             let fresh = Box::into_raw(Box::new(Owned { home: Home::new(), value: T::default() }));
-            let order = (Ordering::AcqRel, Ordering::Acquire);
-            found = match self.current.compare_exchange(found, fresh, order.0, order.1) {
-                Ok(_) => fresh,
-                Err(other) => {
-                    // SAFETY: created by `Box::into_raw` above, and no other thread has the
-                    // pointer.
-                    drop(unsafe { Box::from_raw(fresh) });
-                    other
-                }
-            };
+            let order = (Ordering::AcqRel, Ordering::Relaxed);
+            if self.current.compare_exchange(found, fresh, order.0, order.1).is_err() {
+                // SAFETY: created by `Box::into_raw` above, and no other thread has the pointer.
+                drop(unsafe { Box::from_raw(fresh) });
+            }
         }
     }
 }
