@@ -32,9 +32,9 @@ static DEVICES: PerProcess<Mutex<Vec<Weak<Shared>>>> = PerProcess::new();
 pub(super) fn register(shared: &Arc<Shared>) {
     static IS_HOOKED: AtomicBool = AtomicBool::new(false);
     if !IS_HOOKED.swap(true, Ordering::Relaxed) {
-        // SAFETY: a function of this library, which stays loaded (build.rs of the drop-in, and no
-        // program unloads itself), and which does not unwind. It fails without memory; then exit(3)
-        // waits for nothing.
+        // SAFETY: the function does not unwind, and is there when it is called: that is when the
+        // library is unloaded, if that is before the exit (atexit(3)). This call fails without
+        // memory; then exit(3) waits for nothing.
         unsafe { libc::atexit(at_exit) };
     }
     let mut devices = lock(DEVICES.get());
@@ -62,9 +62,9 @@ pub(super) fn hand_over(shared: &Shared, until: Instant, look: impl Fn()) {
     while left != 0 {
         look();
         let before = mem::replace(&mut left, left_in(shared));
-        if left < before {
-            since = Instant::now();
-        } else if since.elapsed() > IDLE || Instant::now() > until {
+        let now = Instant::now();
+        since = if left < before { now } else { since };
+        if now - since > IDLE || now > until {
             return;
         }
         thread::sleep(PAUSE);

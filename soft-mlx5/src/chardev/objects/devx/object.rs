@@ -59,8 +59,7 @@ impl FirmwareObject {
     /// Sends the command that destroys it.
     pub(crate) fn destroy(&self, device: &DeviceShared) -> Result<(), Errno> {
         let sends = [opcode::CREATE_QP, opcode::CREATE_DCT, opcode::CREATE_SQ];
-        let is_sending = sends.contains(&self.family.create);
-        if is_sending {
+        if sends.contains(&self.family.create) {
             device.control(|machine| {
                 machine.catch_up(runtime::now(), Qpn(self.number));
                 Ok(())
