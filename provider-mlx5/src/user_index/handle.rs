@@ -269,8 +269,13 @@ impl QueueHandle {
     ///
     /// It does not wait for a poller. The poller drops CQEs from before the reset when it reaches
     /// them.
+    ///
+    /// # Panics
+    /// The second time: the first new handle has the index.
     #[must_use]
     pub fn renew(&self) -> Self {
+        let is_first = !self.entry.succeeded.swap(true, Ordering::AcqRel);
+        assert!(is_first, "the handle was renewed before");
         let drains = self.entry.close();
         let Entry { table, index, shape, receives, .. } = &*self.entry;
         let block = {
@@ -286,7 +291,6 @@ impl QueueHandle {
         };
         let entry = Entry::new(table, *index, (*shape, block.clone()), &cqs, receives.as_ref());
         entry.set_capacity(capacity);
-        self.entry.succeeded.store(true, Ordering::Release);
         let mut past = lock(block.past());
         *past = past_of(&drains, *index);
         if past.is_empty() {

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use uverbs_mlx5::completion_queue::PollError;
 use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::queue_error::QueueError;
 use uverbs_mlx5::queue_state::Shape;
@@ -66,6 +67,23 @@ fn a_reset_accepts_only_a_handle_of_the_same_queue() {
     let [first, second] = handles;
     assert!(catch_unwind(AssertUnwindSafe(|| sq.queue.reset(first))).is_err());
     assert!(catch_unwind(AssertUnwindSafe(|| rq.queue.reset(second))).is_err());
+}
+
+/// Both handles that such a second reset makes would give the index back, and then two queues would
+/// have it: completions of one would complete requests of the other.
+#[test]
+fn a_handle_is_renewed_once() {
+    let mut cq = Cq::new(8, 64);
+    let sq = send_queue::<Rc>(&cq, 8);
+    let next = sq.handle.renew();
+    assert!(catch_unwind(AssertUnwindSafe(|| sq.handle.renew())).is_err());
+    drop((next, sq));
+    assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+    let shape = Shape { send_wqebbs: 8, recv_wqes: 0, shared_receive: false };
+    let register = || cq.table.register(shape, &[], None, 0).expect("an index");
+    let handles = [(); 3].map(|()| register());
+    let [first, second, third] = handles.each_ref().map(QueueHandle::user_index);
+    assert!(first != second && second != third && first != third);
 }
 
 /// Otherwise the other table could free the SRQ's shared block while this table's poller reads it.
