@@ -417,8 +417,12 @@ impl FrameQueue {
         self.stop = on_top(tail.wrapping_add(left.min(before_end)));
     }
 
-    /// Moves the CQ to this queue's position. Called before the CQ is armed or reads events.
+    /// Moves the CQ to this queue's position. Called before the CQ is armed or reads events. Does
+    /// nothing to another CQ, which would poll completions a second time.
     pub fn write_back(&self, cq: &mut CompletionQueue) {
+        if !self.monitor.is_same(&cq.monitor) {
+            return;
+        }
         cq.consumed = self.consumed();
         cq.lap_request = self.lap_request;
         cq.update_next();

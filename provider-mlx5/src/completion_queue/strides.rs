@@ -317,8 +317,12 @@ impl StrideQueue {
         self.ring.written(self.consumed).is_some()
     }
 
-    /// Moves the CQ to this queue's position. Called before the CQ is armed or reads events.
+    /// Moves the CQ to this queue's position. Called before the CQ is armed or reads events. Does
+    /// nothing to another CQ, which would poll completions a second time.
     pub fn write_back(&self, cq: &mut CompletionQueue) {
+        if !self.monitor.is_same(&cq.monitor) {
+            return;
+        }
         cq.consumed = self.consumed;
         cq.lap_request = self.lap_request;
         cq.update_next();

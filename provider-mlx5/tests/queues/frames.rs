@@ -334,3 +334,17 @@ fn queues_that_do_not_fit_are_refused() {
     assert_eq!(fit(Cq::new(DEPTH, 64), DEPTH), Err(QueueError::BadLimits));
     assert_eq!(fit(Cq::new(2 * DEPTH, 128), DEPTH), Err(QueueError::BadLimits));
 }
+
+/// It would poll completions again that were polled before.
+#[test]
+fn another_completion_queue_stays_where_it_is() {
+    let (mut bench, mut other) = (Bench::new(), Cq::new(16, 64));
+    for number in 0..3 {
+        bench.arrive();
+        assert_eq!(bench.poll(true), Ok(number));
+    }
+    bench.frames.write_back(&mut other.queue);
+    assert_eq!(other.queue.consumer_index(), 0);
+    bench.frames.write_back(&mut bench.cq.queue);
+    assert_eq!(bench.cq.queue.consumer_index(), 3);
+}

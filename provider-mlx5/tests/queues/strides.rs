@@ -344,3 +344,15 @@ fn queues_that_do_not_fit_are_refused() {
     let huge = StrideShape { log_strides: 17, ..SHAPE };
     assert_eq!(refused(&mut cq, &mut rq, huge), Err(QueueError::BadLimits));
 }
+
+/// It would poll completions again that were polled before.
+#[test]
+fn another_completion_queue_stays_where_it_is() {
+    let (mut queue, mut other) = (Striding::new(), Cq::new(64, 64));
+    queue.arrive(0, 0, 1, 64);
+    queue.next();
+    queue.strides.write_back(&mut other.queue);
+    assert_eq!(other.queue.consumer_index(), 0);
+    queue.strides.write_back(&mut queue.cq.queue);
+    assert_eq!(queue.cq.queue.consumer_index(), 1);
+}
