@@ -679,7 +679,7 @@ impl SharedBlueFlame {
 
     /// Called in a forked child before `fork` returns: a thread of the parent that held the lock
     /// never gives it back here.
-    pub fn disown(&self) {
+    pub fn disown(&self, _: InChild) {
         self.0.held.store(0, Ordering::Relaxed);
     }
 }
@@ -700,6 +700,32 @@ impl sealed::Sealed for SharedBlueFlame {
         // SAFETY: the lock is held, so this is the only access.
         ring.ring(unsafe { &mut *self.0.register.get() });
         self.0.held.store(0, Ordering::Release);
+    }
+}
+
+/// There is such a value only in a forked child, before `fork` has returned there. To other threads
+/// the calls that take one would be wrong: they hold locks, and poll what is given up.
+///
+/// ```compile_fail,E0133
+/// fn twice(register: &uverbs_mlx5::mmio::SharedBlueFlame) {
+///     register.disown(uverbs_mlx5::mmio::InChild::new());
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct InChild(());
+
+impl InChild {
+    /// # Safety
+    /// The process is a forked child of the one that made the objects to which the value is passed,
+    /// and has no other thread. It frees none of the objects' memory.
+    pub const unsafe fn new() -> Self {
+        Self(())
+    }
+
+    /// The value, as if the test were in a child.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) const fn pretended() -> Self {
+        Self(())
     }
 }
 
@@ -778,7 +804,7 @@ mod tests {
         let mut register = SharedBlueFlame::new(unsafe { BlueFlame::new(page, 0) });
         // In the child the thread is gone, and the lock is still held.
         register.0.held.store(1, Ordering::Relaxed);
-        register.disown();
+        register.disown(InChild::pretended());
         let mut rings = 0;
         (0..2).for_each(|_| register.with(|_: &mut BlueFlame| rings += 1));
         assert_eq!(rings, 2);

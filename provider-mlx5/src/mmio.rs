@@ -4,4 +4,4 @@
 //! doorbell or a copy of the whole WQE; the arm register takes a CQ's request for an event.
 
 pub(crate) use crate::mapped::Ring;
-pub use crate::mapped::{ArmRegister, BlueFlame, Register, SharedBlueFlame};
+pub use crate::mapped::{ArmRegister, BlueFlame, InChild, Register, SharedBlueFlame};

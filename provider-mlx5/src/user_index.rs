@@ -23,6 +23,7 @@ use core::array;
 use std::sync::{Arc as Shared, OnceLock};
 
 use crate::completion_queue::CqMonitor;
+use crate::mapped::InChild;
 use crate::queue_state::{BlockTable, PLACES, QueueState, Shape};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, lock, lock_unless, try_lock};
 use handle::{Drains, Entry, Load, drained};
@@ -202,7 +203,7 @@ impl UserIndexTable {
     /// state, closing a handle does nothing, and a poll waits for no lock: it may drop completions
     /// of queues that were reset. Takes no lock and allocates nothing, so it may be called before
     /// `fork` returns.
-    pub fn disown(&self) {
+    pub fn disown(&self, _: InChild) {
         self.0.inherited.store(true, Ordering::Relaxed);
         let tables = &self.0.tables;
         (1..tables.next_number.load(Ordering::Acquire))

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use uverbs_mlx5::mmio::InChild;
 use uverbs_mlx5::size::DeviceLimits;
 use uverbs_mlx5::user_index::UserIndexTable;
 use uverbs_uapi::flags::CoreSupport;
@@ -106,8 +107,8 @@ impl Parent for Context {
 }
 
 impl Inherited for UserIndexTable {
-    fn in_child(&self) {
-        self.disown();
+    fn in_child(&self, child: InChild) {
+        self.disown(child);
     }
 }
 

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
+use uverbs_mlx5::mmio::InChild;
 use uverbs_uapi::RDMA_VERBS_IOCTL;
 use uverbs_uapi::cm::{self, Message};
 use uverbs_uapi::objects::{Attr, kind};
@@ -352,7 +353,7 @@ impl Drop for Mapping {
 /// allocates: other threads of the parent may have held locks at that moment.
 pub(crate) trait Inherited: Sync {
     /// Makes the child's copy harmless.
-    fn in_child(&self);
+    fn in_child(&self, child: InChild);
 }
 
 /// Objects of which forked children call [`Inherited::in_child`], as long as this lives.
@@ -379,12 +380,13 @@ impl<T: Inherited> Drop for Listed<T> {
 }
 
 /// # Safety
-/// There are `count` values of `T` at `start`.
+/// There are `count` values of `T` at `start`, and the process is a forked child in its handler.
 unsafe fn call<T: Inherited>(start: usize, count: usize) {
-    // SAFETY: the caller's promise.
-    let objects =
-        unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance::<T>(start), count) };
-    objects.iter().for_each(T::in_child);
+    let start = ptr::with_exposed_provenance::<T>(start);
+    // SAFETY: the caller's promise. The handler calls this before `fork` returns, and what a child
+    // cannot destroy keeps its memory (`UntilClose::keep`).
+    let (objects, child) = unsafe { (std::slice::from_raw_parts(start, count), InChild::new()) };
+    objects.iter().for_each(|object| object.in_child(child));
 }
 
 /// Replaces device pages by ordinary memory.

@@ -8,6 +8,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use uverbs_mlx5::mmio::InChild;
 use uverbs_mlx5::request::Sge;
 use uverbs_mlx5::send_queue::RequestId;
 use uverbs_mlx5::user_index::QueueHandle;
@@ -202,7 +203,7 @@ pub(crate) struct Header {
 pub(crate) const INHERITED: usize = usize::MAX;
 
 impl Inherited for Header {
-    fn in_child(&self) {
+    fn in_child(&self, _: InChild) {
         self.domain.store(INHERITED, Ordering::Relaxed);
     }
 }

@@ -13,7 +13,7 @@ use uverbs_mlx5::format::{
     ALL_BLUEFLAME_REGISTERS_PER_UAR, BLUEFLAME_OFFSET, BLUEFLAME_REGISTERS_PER_UAR, CQ_ARM_OFFSET,
     UAR_SIZE,
 };
-use uverbs_mlx5::mmio::SharedBlueFlame;
+use uverbs_mlx5::mmio::{InChild, SharedBlueFlame};
 use uverbs_uapi::mlx5::context::AllocUcontextResp;
 use uverbs_uapi::mlx5::enums::{MmapCommand, UarAllocType};
 use uverbs_uapi::mlx5::object::uar;
@@ -85,8 +85,8 @@ pub(crate) struct Register {
 }
 
 impl Inherited for SharedBlueFlame {
-    fn in_child(&self) {
-        self.disown();
+    fn in_child(&self, child: InChild) {
+        self.disown(child);
     }
 }
 

@@ -416,7 +416,7 @@ mod tests {
     use crate::completion_queue::{CompletionQueue, CompletionQueueConfig};
     use crate::doorbell::DoorbellWord;
     use crate::memory::DmaMemory;
-    use crate::mmio::ArmRegister;
+    use crate::mmio::{ArmRegister, InChild};
     use crate::shown_ring::Ring;
 
     fn completion_queue(table: &UserIndexTable) -> CompletionQueue {
@@ -440,7 +440,7 @@ mod tests {
         let table = UserIndexTable::new();
         let shape = Shape { send_wqebbs: 4, recv_wqes: 4, shared_receive: false };
         let handle = table.register(shape, &[], None, 0).unwrap();
-        table.disown();
+        table.disown(InChild::pretended());
         let (load, block) = (handle.entry.load.clone(), handle.block.clone());
         let _held = (lock(&table.0.control), lock(&load), lock(block.past()));
         let (dropped, waiting) = mpsc::channel();
@@ -465,7 +465,7 @@ mod tests {
         let ring = Ring::on(DmaMemory::leaked(4 * 64), 4, 64, 0);
         handle.state().set_send_ring(ring.as_ref());
         handle.close();
-        table.disown();
+        table.disown(InChild::pretended());
         let block = handle.block.clone();
         let (monitor, child) = (cq.monitor(), table.clone());
         let _held = (lock(&table.0.control), lock(block.past()), monitor.lock_place());

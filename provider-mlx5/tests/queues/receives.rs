@@ -2,6 +2,7 @@
 
 use uverbs_mlx5::completion_queue::PollError;
 use uverbs_mlx5::format::CqeFormat;
+use uverbs_mlx5::mmio::InChild;
 use uverbs_mlx5::queue_state::QpState;
 use uverbs_mlx5::recv_queue::RecvRequest;
 use uverbs_mlx5::request::{ListError, MAX_SGE_LENGTH, PostError, Sge};
@@ -203,7 +204,8 @@ fn a_forked_child_posts_no_shared_receive_again() {
     unsafe { srq.queue.post(7, &ONE) }.expect("space");
     cq.produce(Cqe::recv(&srq.qp, 0).page_fault());
     assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
-    cq.table.disown();
+    // SAFETY: leaked memory, and no other thread uses the queues.
+    cq.table.disown(unsafe { InChild::new() });
     srq.queue.publish();
     // SAFETY: no device writes to it.
     let posted = unsafe { srq.queue.post(8, &ONE) };
