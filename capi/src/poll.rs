@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
 use uverbs::PollError;
-use uverbs_mlx5::completion_queue::Good;
+use uverbs_mlx5::completion_queue::{ByLap, Good};
 
 use crate::abi::*;
 use crate::cq::Cq;
@@ -39,7 +39,7 @@ forms! {
                 return either!(poll_several, poll_several_newer)(queue, most, into);
             }
             let library = queue.provider();
-            match library.take_sent(sent) {
+            match library.take_sent(ByLap::new(), sent) {
                 Some((completion, sent)) => {
                     put_send::<NEWER>(&completion, sent, into);
                     polled_one(queue, into)
@@ -60,7 +60,7 @@ forms! {
     fn poll_received / poll_received_newer [](queue: &Cq, into: *mut ibv_wc) -> c_int {
         // SAFETY: the lock is held, or the program polls in one thread at a time.
         unsafe {
-            match queue.provider().take_received::<true>() {
+            match queue.provider().take_received::<true>(ByLap::new()) {
                 Some(completion) => {
                     put_receive::<NEWER>(&completion, into);
                     polled_one(queue, into)
@@ -101,7 +101,7 @@ forms! {
         // SAFETY: the lock is held, or the program polls in one thread at a time; the caller's
         // array has `most` places.
         unsafe {
-            let mut batch = queue.provider().good_batch(most.max(0) as u32);
+            let mut batch = queue.provider().good_batch(ByLap::new(), most.max(0) as u32);
             let mut place = into;
             while !batch.is_over() {
                 match batch.next(sent) {

@@ -25,6 +25,8 @@ mod slow;
 mod strides;
 mod tags;
 
+#[doc(hidden)]
+pub use crate::mapped::ByLap;
 #[cfg(target_arch = "x86_64")]
 #[doc(hidden)]
 pub use crate::mapped::Ssse3;

@@ -452,6 +452,26 @@ impl Ssse3 {
     }
 }
 
+/// The right to polls that do not look for the end of the ring themselves, as
+/// [`take_sent`](crate::completion_queue::CompletionQueue::take_sent).
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct ByLap(());
+
+impl ByLap {
+    /// # Safety
+    /// The caller begins the next lap of a CQ, or gives its entries back, before all other calls,
+    /// if [`is_lap_over`] says so after it took a completion, or finishing a [`GoodBatch`] returns
+    /// `Err`. It takes nothing from a batch that `is_over`.
+    ///
+    /// [`is_lap_over`]: crate::completion_queue::CompletionQueue::is_lap_over
+    /// [`GoodBatch`]: crate::completion_queue::GoodBatch
+    #[inline(always)]
+    pub const unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
 /// One word of a doorbell record, written by software and read by the device, in big-endian order.
 ///
 /// A QP's record is two words, the receive counter first; a CQ's the consumer index and the arm

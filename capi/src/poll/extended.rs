@@ -5,7 +5,7 @@ use std::mem::transmute;
 
 use uverbs::PollError;
 use uverbs::raw::Completion;
-use uverbs_mlx5::completion_queue::{LentCqe, Status};
+use uverbs_mlx5::completion_queue::{ByLap, LentCqe, Status};
 
 use super::idle;
 use super::tags::tagged_flags;
@@ -27,7 +27,7 @@ const NOTHING: c_int = libc::ENOENT;
 unsafe fn advance(queue: &Cq) -> bool {
     // SAFETY: the caller's promise.
     unsafe {
-        let sent = queue.provider().take_sent(|_| Some(()));
+        let sent = queue.provider().take_sent(ByLap::new(), |_| Some(()));
         sent.map(|(completion, ())| show(queue, &completion, 0)).is_some()
     }
 }
@@ -43,7 +43,7 @@ forms! {
     fn advance_received / advance_received_newer [const STARTS: bool](queue: &Cq) -> c_int {
         // SAFETY: the caller's promise.
         unsafe {
-            match queue.provider().take_received::<false>() {
+            match queue.provider().take_received::<false>(ByLap::new()) {
                 Some(completion) => show(queue, &completion, 0),
                 None if STARTS => return start_other(queue),
                 None => return next_other(queue),

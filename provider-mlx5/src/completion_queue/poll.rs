@@ -13,7 +13,7 @@ use super::completion::{Completion, Raw, Status, WorkCompletion};
 use super::ring::{CqeView, OWNER};
 use super::slow::error_status;
 use super::tags::fail_changes;
-use super::{CompletionQueue, PollError};
+use super::{ByLap, CompletionQueue, PollError};
 use crate::format::{Cqe, CqeFormat, CqeOpcode, Opcode};
 use crate::queue_state::{Places, PolledSends, Receives, Side};
 use crate::sync::Ordering;
@@ -67,6 +67,7 @@ impl CompletionQueue {
     #[inline(always)]
     pub fn take_sent<S>(
         &mut self,
+        _: ByLap,
         sent: impl FnOnce(Requested) -> Option<S>,
     ) -> Option<(Completion<'_>, S)> {
         let cqe = self.next;
@@ -82,7 +83,7 @@ impl CompletionQueue {
     /// immediate data and invalidated keys.
     #[doc(hidden)]
     #[inline(always)]
-    pub fn take_received<const PLAIN: bool>(&mut self) -> Option<Completion<'_>> {
+    pub fn take_received<const PLAIN: bool>(&mut self, _: ByLap) -> Option<Completion<'_>> {
         let cqe = self.next;
         let what = cqe.op_own() ^ self.owner;
         let raw = self.good_receive::<PLAIN>(self.queues.places(), cqe, what)?;
@@ -135,7 +136,7 @@ impl CompletionQueue {
     /// Starts taking several successful completions, at most `most`.
     #[doc(hidden)]
     #[inline(always)]
-    pub fn good_batch(&mut self, most: u32) -> GoodBatch<'_> {
+    pub fn good_batch(&mut self, _: ByLap, most: u32) -> GoodBatch<'_> {
         let stop = self.ring.stop(self.next, most, self.end);
         GoodBatch { next: self.next, stop, places: *self.queues.places(), queue: self }
     }
