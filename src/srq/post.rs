@@ -25,7 +25,10 @@ impl SharedReceiveQueue<Raw> {
     ///
     /// # Safety
     /// The memory that `data` names stays registered and is not read or written by this process
-    /// until the receive has completed or the queue has been destroyed.
+    /// until the receive has completed or the queue has been destroyed. No [`PollBatch`] with
+    /// completions of this queue is leaked: they would be polled again, and complete it.
+    ///
+    /// [`PollBatch`]: crate::raw::PollBatch
     #[inline(always)]
     #[doc(alias = "ibv_post_srq_recv")]
     pub unsafe fn post(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {

@@ -487,6 +487,10 @@ impl GoodBatch<'_> {
 }
 
 /// Polls completions one after the other. Dropping it gives their entries back to the device.
+///
+/// If it is leaked, the next poll finds the same completions again, except those of a lap that it
+/// has ended. They complete nothing a second time, except receives of SRQs that were posted since:
+/// see [`SharedRecvQueue::build`](crate::shared_recv_queue::SharedRecvQueue::build).
 #[derive(Debug)]
 pub struct PollBatch<'q> {
     queue: &'q mut CompletionQueue,

@@ -320,7 +320,10 @@ impl SharedRecvQueue {
     ///
     /// # Safety
     /// The memory that `data` names stays registered and is not read or written by this process
-    /// until the receive has completed or the SRQ has been destroyed.
+    /// until the receive has completed or the SRQ has been destroyed. No [`PollBatch`] that found
+    /// receives of the SRQ completed is leaked: the next poll would find later ones completed, too.
+    ///
+    /// [`PollBatch`]: crate::completion_queue::PollBatch
     #[inline(always)]
     pub unsafe fn build(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         // SAFETY: passed on to the caller.
