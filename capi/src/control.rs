@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use uverbs::events::ObjectId;
 use uverbs::flow::{FlowBuilder, MatchedFlowBuilder, Matcher};
-use uverbs::qp::{Capacities, DcReceiver, Ece, RateLimit, XrcReceiver};
+use uverbs::qp::{Capacities, DcReceiver, Ece, RateLimit, State, XrcReceiver};
 use uverbs::qp_type::{Dci, RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::raw::{QpLayout, QueuePair};
 use uverbs::{Error, Gid, RssTarget};
@@ -58,6 +58,10 @@ macro_rules! queue_pair {
             }
             fn set_ece(&mut self, ece: Ece) -> Result<(), c_int> {
                 self.set_ece(ece).map_err(|error| failed(&error))
+            }
+            unsafe fn changed_to(&mut self, state: State) -> Result<(), Error> {
+                // SAFETY: the caller's promise.
+                unsafe { self.changed_to(state) }
             }
             $($own)*
         }

@@ -141,7 +141,10 @@ pub(crate) trait Control {
         Err(libc::EOPNOTSUPP)
     }
     /// A DEVX command of the program has changed its state.
-    fn changed_to(&mut self, _: State) -> Result<(), Error> {
+    ///
+    /// # Safety
+    /// The device has it in that state.
+    unsafe fn changed_to(&mut self, _: State) -> Result<(), Error> {
         Ok(())
     }
     /// Starts building a steering rule that leads to it, if rules can.
@@ -281,11 +284,12 @@ impl Qp {
     /// A command of the program's own has changed its state.
     ///
     /// # Safety
-    /// The program's queue pair.
+    /// The program's queue pair, which the device has in that state.
     pub(crate) unsafe fn changed_to(qp: *mut ibv_qp, state: State) -> Result<(), Error> {
         // SAFETY: the caller's promise.
         let queue_pair = unsafe { Self::of(qp) };
-        queue_pair.with(|library| library.changed_to(state))?;
+        // SAFETY: the caller's promise.
+        queue_pair.with(|library| unsafe { library.changed_to(state) })?;
         // SAFETY: as above; its CQs live as long as it.
         unsafe {
             (*qp).state = state as u32;

@@ -153,15 +153,24 @@ static void objects(void)
 	mlx5dv_devx_free_uar(uar);
 }
 
-/* 2ERR_QP, whose answer is written over the command: the library learns of the new state all the same. */
+/* 2ERR_QP, whose answer is written over the command: the library learns of the new state all the same. So it does of
+   2RST_QP, after which nothing can be posted. */
 static void state_of_a_queue_pair(struct ibv_cq *cq)
 {
 	struct ibv_qp *qp = make_qp(cq, 4, 0);
 	uint32_t command[4] = { htobe32(0x507 << 16), 0, htobe32(qp->qp_num) };
+	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
 
 	connect_to_itself(qp);
 	CHECK(mlx5dv_devx_qp_modify(qp, command, sizeof command, command, sizeof command) == 0);
 	CHECK(qp->state == IBV_QPS_ERR);
+	CHECK(ibv_post_send(qp, &wr, &bad) == 0 && wait_for(cq).status == IBV_WC_WR_FLUSH_ERR);
+	command[0] = htobe32(0x50a << 16);
+	command[1] = 0;
+	command[2] = htobe32(qp->qp_num);
+	CHECK(mlx5dv_devx_qp_modify(qp, command, sizeof command, command, sizeof command) == 0);
+	CHECK(qp->state == IBV_QPS_RESET);
+	CHECK(ibv_post_send(qp, &wr, &bad) == ENOMEM && bad == &wr);
 	CHECK(ibv_destroy_qp(qp) == 0);
 }
 

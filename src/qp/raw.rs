@@ -138,7 +138,10 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     ///
     /// # Errors
     /// As [`QueuePair::modify`] to RESET.
-    pub fn changed_to(&mut self, state: State) -> Result<(), Error> {
+    ///
+    /// # Safety
+    /// The device has it in that state.
+    pub unsafe fn changed_to(&mut self, state: State) -> Result<(), Error> {
         self.core.note_state(state);
         if state == State::Reset { self.start_over() } else { Ok(()) }
     }

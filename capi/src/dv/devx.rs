@@ -173,7 +173,7 @@ pub(crate) unsafe extern "C" fn qp_modify(
     // SAFETY: the caller's queue pair and memory.
     let errno = unsafe { modify_qp_alone(qp, input, input_length, output, output_length) };
     let Some(state) = state.filter(|_| errno == 0) else { return errno };
-    // SAFETY: the caller's queue pair.
+    // SAFETY: the caller's queue pair, whose state the device has just changed.
     code(unsafe { Qp::changed_to(qp, state) })
 }
 
