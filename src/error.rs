@@ -405,6 +405,8 @@ pub const MEMLOCK_CURE: &str = "ulimit -l unlimited, LimitMEMLOCK=infinity in a 
 
 fn diagnose(verb: &str, errno: Errno) -> (String, String) {
     let (cause, cure) = match errno {
+        // Of a file, not of a device.
+        _ if verb.ends_with("_recording") => ("", ""),
         Errno::EIO => (
             "the device was removed or has failed, or the kernel has cut this file off from it",
             "close everything and open the device again once it is back",

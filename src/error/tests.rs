@@ -73,6 +73,17 @@ fn an_error_tells_what_it_was_made_of() {
 }
 
 #[test]
+fn errors_of_files_tell_of_no_device() {
+    for errno in [Errno::ENOSPC, Errno::EIO, Errno::EPERM] {
+        let error = Error::os("write_recording", errno);
+        assert_eq!(
+            error.to_string(),
+            format!("write_recording: {} ({errno:?}, errno {})", errno.desc(), errno as i32)
+        );
+    }
+}
+
+#[test]
 fn kinds_follow_the_errno() {
     assert_eq!(Error::os("get_event", Errno::EAGAIN).kind(), ErrorKind::WouldBlock);
     assert_eq!(Error::os("dealloc_pd", Errno::EBUSY).kind(), ErrorKind::Busy);
