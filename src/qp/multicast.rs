@@ -18,6 +18,9 @@ impl<L: Layer, R: Register> QueuePair<Ud, L, R> {
     ///
     /// On InfiniBand a subnet manager has to know the group already.
     ///
+    /// A datagram to the group needs no membership: its address is [`QueuePair::address_of`] of any
+    /// peer with the group as global destination (and its LID), its queue pair number 0xffffff.
+    ///
     /// # Errors
     /// `InvalidInput` for a GID or an InfiniBand LID that is not multicast; errors of the
     /// kernel.
