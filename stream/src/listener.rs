@@ -4,7 +4,7 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -34,8 +34,10 @@ pub struct Listener {
     /// Peers are dropped without the lock: to destroy their objects takes system calls.
     peers: Mutex<Peers>,
     channel: Channel,
-    /// Held for reading by threads that take an event, until they have handled it.
-    handling: RwLock<()>,
+    /// Held from taking an event until it is handled. Otherwise a thread could handle the end of a
+    /// connection before another one handles its beginning, or before the connection has a channel
+    /// of its own that this event moves to.
+    handling: Mutex<()>,
     /// Readable once it is closed.
     closed: EventFd,
     is_nonblocking: AtomicBool,
@@ -95,7 +97,7 @@ impl Listener {
                 is_closed: false,
             }),
             channel,
-            handling: RwLock::new(()),
+            handling: Mutex::new(()),
             closed: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             is_nonblocking: AtomicBool::new(false),
             address,
@@ -168,33 +170,35 @@ impl Listener {
             if lock(&self.id).is_none() {
                 return Err(Errno::EINVAL.into());
             }
-            self.take_waiting()?;
             if let Some(shared) = self.try_step()? {
                 return Ok(shared);
             }
         }
     }
 
-    /// Handles an event that has arrived. If there is none, peers that were silent for long give up
-    /// their places.
+    /// Handles an event that has arrived. Then peers may be accepted that waited, in the places of
+    /// others: now, because no later event may cause a call that does it.
     fn try_step(&self) -> io::Result<Option<Shared>> {
-        let now = Instant::now();
-        let handling = self.handling.read().unwrap_or_else(PoisonError::into_inner);
-        let event = self.channel.try_next_event().map_err(io::Error::from);
-        if event.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
-            drop(handling);
-            self.hear(now);
-            self.take_waiting()?;
+        let handled = self.take_event();
+        match (handled, self.take_waiting()) {
+            (Ok(Some(stream)), Err(error)) => {
+                tracing::warn!(%error, "a peer that waited was not accepted");
+                Ok(Some(stream))
+            }
+            (handled, waiting) => waiting.and(handled),
         }
-        self.step(event?)
     }
 
-    /// Notes that the channel was empty at this time or later, so that no peer has confirmed before
-    /// without being heard. Unless another thread has just taken an event: then the next call does.
-    fn hear(&self, now: Instant) {
-        if let Ok(_alone) = self.handling.try_write() {
+    /// Takes an event, and handles it before another thread takes the next one. If there is none,
+    /// all that peers had sent before has been handled.
+    fn take_event(&self) -> io::Result<Option<Shared>> {
+        let now = Instant::now();
+        let _handling = lock(&self.handling);
+        let event = self.channel.try_next_event().map_err(io::Error::from);
+        if event.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
             lock(&self.peers).half_open.heard(now);
         }
+        self.step(event?)
     }
 
     /// An endless iterator over accepted streams.
@@ -217,23 +221,14 @@ impl Listener {
         drop(ended);
     }
 
-    /// Takes an event. Returns the connection that it establishes.
+    /// Handles an event. Returns the connection that it establishes.
     fn step(&self, event: Event) -> io::Result<Option<Shared>> {
         match event.kind {
             EventKind::ConnectRequest(request) => {
                 self.take(request);
                 Ok(None)
             }
-            EventKind::Established => {
-                let Some(pending) = lock(&self.peers).half_open.remove(event.id) else {
-                    return Ok(None);
-                };
-                // Now, because no later event may cause a call that does it.
-                if let Err(error) = self.take_waiting() {
-                    tracing::warn!(%error, "a peer that waited was not accepted");
-                }
-                self.finish(pending).map(Some)
-            }
+            EventKind::Established => self.finish(event.id),
             EventKind::DeviceRemoval if lock(&self.id).as_ref().map(Id::key) == Some(event.id) => {
                 // No further event would wake a thread that waits.
                 self.close();
@@ -297,12 +292,15 @@ impl Listener {
         }
     }
 
-    /// Gives the connection an event channel of its own.
-    fn finish(&self, pending: Pending) -> io::Result<Shared> {
-        let Pending { id, prepared, peer, .. } = pending;
+    /// Gives a connection that is established an event channel of its own, to which its further
+    /// events move.
+    fn finish(&self, id: IdKey) -> io::Result<Option<Shared>> {
+        // A statement of its own: the lock is not held longer.
+        let pending = lock(&self.peers).half_open.remove(id);
+        let Some(Pending { id, prepared, peer }) = pending else { return Ok(None) };
         let channel = self.channel.open_another()?;
         id.migrate(&channel)?;
-        Shared::new((id, channel), prepared, &peer, &self.config)
+        Shared::new((id, channel), prepared, &peer, &self.config).map(Some)
     }
 }
 

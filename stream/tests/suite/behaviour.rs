@@ -20,6 +20,7 @@ crate::both!(
     the_end_comes_after_the_data,
     a_slow_reader_holds_the_writer_up,
     many_streams,
+    several_threads_accept_peers_that_leave_at_once,
     dropping_ends_the_stream,
     an_abort_is_a_reset,
     nothing_is_nothing,
@@ -164,6 +165,36 @@ fn many_streams<N: Network>() {
         })
         .collect();
     clients.into_iter().chain(servers).for_each(|thread| thread.join().unwrap());
+}
+
+fn several_threads_accept_peers_that_leave_at_once<N: Network>() {
+    const STREAMS: usize = 200;
+    let listener = Arc::new(N::listen());
+    let address = listener.address();
+    let (send, found) = mpsc::channel();
+    let accepting = [(); 4].map(|()| {
+        let (listener, send) = (listener.clone(), send.clone());
+        thread::spawn(move || {
+            while let Ok(mut stream) = listener.accept() {
+                let mut number = [0; 8];
+                stream.read_exact(&mut number).unwrap();
+                assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+                send.send(usize::from_be_bytes(number)).unwrap();
+            }
+        })
+    });
+    let clients = [0, 1, 2, 3].map(|first| {
+        thread::spawn(move || {
+            for number in (first..STREAMS).step_by(4) {
+                N::connect(address).unwrap().write_all(&number.to_be_bytes()).unwrap();
+            }
+        })
+    });
+    let found: Vec<_> = (0..STREAMS).map_while(|_| found.recv_timeout(PATIENCE).ok()).collect();
+    let found: std::collections::BTreeSet<_> = found.into_iter().collect();
+    assert!(found.into_iter().eq(0..STREAMS), "streams were lost");
+    listener.close();
+    clients.into_iter().chain(accepting).for_each(|thread| thread.join().unwrap());
 }
 
 fn dropping_ends_the_stream<N: Network>() {

@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -117,6 +118,40 @@ impl HalfOpen {
     fn answer(&self, within: Duration) -> Option<EventKind> {
         self.channel.next_event_until(Instant::now() + within).ok().map(|event| event.kind)
     }
+}
+
+/// Each peer confirms and leaves. One thread takes the first of these two events, and another one
+/// may take the second.
+#[test]
+fn several_threads_accept_peers_that_leave_at_once() {
+    const LATE: Duration = Duration::from_secs(60);
+    let listener = Arc::new(config().bind(address()).unwrap());
+    let to = listener.local_addr().unwrap();
+    let (send, found) = mpsc::channel();
+    let accepting = [(); 4].map(|()| {
+        let (listener, send) = (listener.clone(), send.clone());
+        thread::spawn(move || {
+            while let Ok((mut stream, _)) = listener.accept() {
+                send.send(stream.read(&mut [0; 1]).unwrap_err().kind()).unwrap();
+            }
+        })
+    });
+    let peers = [(); 4].map(|()| {
+        thread::spawn(move || {
+            for _ in 0..100 {
+                let mut peer = HalfOpen::new(to);
+                let answer = peer.answer(LATE);
+                assert!(matches!(answer, Some(EventKind::ConnectResponse(_))), "{answer:?}");
+                peer.confirm();
+            }
+        })
+    });
+    let found: Vec<_> = (0..400).map_while(|_| found.recv_timeout(LATE).ok()).collect();
+    assert_eq!(found.len(), 400, "streams, or their ends, were lost");
+    assert!(found.iter().all(|kind| *kind == ErrorKind::ConnectionReset));
+    peers.into_iter().for_each(|thread| thread.join().unwrap());
+    listener.close();
+    accepting.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
 /// Peers that never confirm are answered up to the bound. The others wait for one of those to go,
