@@ -229,6 +229,12 @@ impl Listener {
                 Ok(None)
             }
             EventKind::Established => self.finish(event.id),
+            // The peer's confirmation was lost: it has connected, and may have sent something.
+            EventKind::Disconnected(_) => {
+                let stream = self.finish(event.id)?;
+                stream.iter().for_each(|stream| stream.lock().disconnected());
+                Ok(stream)
+            }
             EventKind::DeviceRemoval if lock(&self.id).as_ref().map(Id::key) == Some(event.id) => {
                 // No further event would wake a thread that waits.
                 self.close();
@@ -360,5 +366,41 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::thread;
+
+    use super::*;
+
+    fn config() -> (Config, SocketAddr) {
+        let context = uverbs::device("soft").unwrap().open().unwrap();
+        let gids = context.gid_table(1).unwrap();
+        let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).expect("an IPv4 address");
+        (Config::new().context(&context), (ipv4, 0).into())
+    }
+
+    /// It has connected, written and left meanwhile, as over TCP.
+    #[test]
+    fn a_peer_whose_confirmation_is_lost_is_accepted() {
+        let (config, at) = config();
+        let listener = config.bind(at).unwrap();
+        let to = listener.local_addr().unwrap();
+        let client = thread::spawn(move || config.connect(to).unwrap().write_all(b"all").unwrap());
+        let request = listener.channel.next_event().unwrap();
+        assert!(listener.step(request).unwrap().is_none());
+        listener.take_waiting().unwrap();
+        let lost = listener.channel.next_event().unwrap();
+        assert!(matches!(lost.kind, EventKind::Established));
+        let end = listener.channel.next_event().unwrap();
+        assert!(matches!(end.kind, EventKind::Disconnected(_)));
+        let shared = listener.step(end).unwrap().expect("a connection");
+        let mut text = String::new();
+        Stream::new(Arc::new(shared)).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "all");
+        client.join().unwrap();
     }
 }
