@@ -37,7 +37,10 @@ pub struct Listener {
     /// Held from taking an event until it is handled. Otherwise a thread could handle the end of a
     /// connection before another one handles its beginning, or before the connection has a channel
     /// of its own that this event moves to.
-    handling: Mutex<()>,
+    ///
+    /// In it is the channel of the next connection. It is opened before an event is taken, so that
+    /// without a free descriptor no event is lost.
+    handling: Mutex<Option<Channel>>,
     /// Readable once it is closed.
     closed: EventFd,
     is_nonblocking: AtomicBool,
@@ -97,7 +100,7 @@ impl Listener {
                 is_closed: false,
             }),
             channel,
-            handling: Mutex::new(()),
+            handling: Mutex::default(),
             closed: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             is_nonblocking: AtomicBool::new(false),
             address,
@@ -193,12 +196,15 @@ impl Listener {
     /// all that peers had sent before has been handled.
     fn take_event(&self) -> io::Result<Option<Shared>> {
         let now = Instant::now();
-        let _handling = lock(&self.handling);
+        let mut own = lock(&self.handling);
+        if own.is_none() {
+            *own = Some(self.channel.open_another()?);
+        }
         let event = self.channel.try_next_event().map_err(io::Error::from);
         if event.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
             lock(&self.peers).half_open.heard(now);
         }
-        self.step(event?)
+        self.step(event?, &mut own)
     }
 
     /// An endless iterator over accepted streams.
@@ -221,17 +227,17 @@ impl Listener {
         drop(ended);
     }
 
-    /// Handles an event. Returns the connection that it establishes.
-    fn step(&self, event: Event) -> io::Result<Option<Shared>> {
+    /// Handles an event. Returns the connection that it establishes, which gets the channel `own`.
+    fn step(&self, event: Event, own: &mut Option<Channel>) -> io::Result<Option<Shared>> {
         match event.kind {
             EventKind::ConnectRequest(request) => {
                 self.take(request);
                 Ok(None)
             }
-            EventKind::Established => self.finish(event.id),
+            EventKind::Established => self.finish(event.id, own),
             // The peer's confirmation was lost: it has connected, and may have sent something.
             EventKind::Disconnected(_) => {
-                let stream = self.finish(event.id)?;
+                let stream = self.finish(event.id, own)?;
                 stream.iter().for_each(|stream| stream.lock().disconnected());
                 Ok(stream)
             }
@@ -300,11 +306,11 @@ impl Listener {
 
     /// Gives a connection that is established an event channel of its own, to which its further
     /// events move.
-    fn finish(&self, id: IdKey) -> io::Result<Option<Shared>> {
+    fn finish(&self, id: IdKey, own: &mut Option<Channel>) -> io::Result<Option<Shared>> {
         // A statement of its own: the lock is not held longer.
         let pending = lock(&self.peers).half_open.remove(id);
         let Some(Pending { id, prepared, peer }) = pending else { return Ok(None) };
-        let channel = self.channel.open_another()?;
+        let channel = own.take().map_or_else(|| self.channel.open_another(), Ok)?;
         id.migrate(&channel)?;
         Shared::new((id, channel), prepared, &peer, &self.config).map(Some)
     }
@@ -390,14 +396,15 @@ mod tests {
         let listener = config.bind(at).unwrap();
         let to = listener.local_addr().unwrap();
         let client = thread::spawn(move || config.connect(to).unwrap().write_all(b"all").unwrap());
+        let mut own = Some(listener.channel.open_another().unwrap());
         let request = listener.channel.next_event().unwrap();
-        assert!(listener.step(request).unwrap().is_none());
+        assert!(listener.step(request, &mut own).unwrap().is_none());
         listener.take_waiting().unwrap();
         let lost = listener.channel.next_event().unwrap();
         assert!(matches!(lost.kind, EventKind::Established));
         let end = listener.channel.next_event().unwrap();
         assert!(matches!(end.kind, EventKind::Disconnected(_)));
-        let shared = listener.step(end).unwrap().expect("a connection");
+        let shared = listener.step(end, &mut own).unwrap().expect("a connection");
         let mut text = String::new();
         Stream::new(Arc::new(shared)).read_to_string(&mut text).unwrap();
         assert_eq!(text, "all");

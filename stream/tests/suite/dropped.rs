@@ -1,14 +1,13 @@
 //! Streams of tasks that are dropped while the peer's device does not acknowledge their end.
 
 use std::io::{BufRead, ErrorKind};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::spawn_blocking;
 use uverbs_stream::tokio::Stream;
 
+use crate::alone;
 use crate::hostile::Peer;
 
 /// Far longer than a test takes that does not wait for it.
@@ -111,31 +110,21 @@ fn a_runtime_that_can_make_no_thread_drops_streams() {
     drop(peers);
 }
 
-/// Set in the process of `without_a_descriptor`.
-const ALONE: &str = "UVERBS_TEST_ALONE";
-
 #[test]
 fn a_stream_that_cannot_be_watched_keeps_no_task_waiting() {
-    let mut test = Command::new(std::env::current_exe().unwrap());
-    test.args(["--exact", "--ignored", "dropped::without_a_descriptor"]).env(ALONE, "1");
-    let output = test.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    alone::run("dropped::without_a_descriptor");
 }
 
-/// Alone in a process of its own, because it takes all descriptors.
 #[test]
 #[ignore = "another test runs it"]
 fn without_a_descriptor() {
-    if std::env::var_os(ALONE).is_none() {
+    if !alone::is_alone() {
         return;
     }
     let runtime = runtime();
     let (stream, peer) = Peer::pair();
     stream.set_linger(LINGER).unwrap();
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    setrlimit(Resource::RLIMIT_NOFILE, 256, hard).unwrap();
-    let files: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+    let files = alone::take_all_descriptors();
     let start = Instant::now();
     let error = runtime.block_on(async { Stream::from_blocking(stream).unwrap_err() });
     assert_eq!(error.raw_os_error(), Some(nix::libc::EMFILE), "{error}");

@@ -1,6 +1,7 @@
 //! One suite over streams and over TCP: a difference in behaviour fails. And tests of features that
 //! sockets lack.
 
+mod alone;
 mod behaviour;
 mod dropped;
 mod edges;

@@ -14,6 +14,7 @@ use uverbs::soft::{Errno, Fault, Moment, SoftDevice};
 use uverbs::{Context, Device, QueuePair};
 use uverbs_stream::{Config, Stream};
 
+use crate::alone;
 use crate::network::{address, address_of, config, context};
 
 /// Peers that connect at the same time.
@@ -230,6 +231,40 @@ fn silent_peers_keep_no_other_address_out<S: Send + 'static>(
     let accepted = accepting.join().unwrap().unwrap();
     drop(peer);
     drop(accepted);
+}
+
+/// As over TCP, the peer waits until there is a descriptor.
+#[test]
+fn a_listener_without_a_descriptor_loses_no_connection() {
+    alone::run("storms::peers_of_a_listener_without_a_descriptor");
+}
+
+#[test]
+#[ignore = "another test runs it"]
+fn peers_of_a_listener_without_a_descriptor() {
+    if !alone::is_alone() {
+        return;
+    }
+    let listener = config().bind(address()).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let to = listener.local_addr().unwrap();
+    let mut peers = [(); 2].map(|()| HalfOpen::new(to));
+    let was_answered = |peer: &HalfOpen| {
+        assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+        peer.answer(Duration::from_millis(20)).is_some()
+    };
+    peers.iter().for_each(|peer| while !was_answered(peer) {});
+    listener.set_nonblocking(false).unwrap();
+    let files = alone::take_all_descriptors();
+    peers.iter_mut().for_each(HalfOpen::confirm);
+    // The first has the channel that the listener has opened before.
+    let first = listener.accept().unwrap();
+    let error = listener.accept().unwrap_err();
+    assert!(error.to_string().contains("EMFILE"), "{error}");
+    drop(files);
+    let second = listener.accept().unwrap();
+    drop(peers);
+    drop((first, second));
 }
 
 /// One peer that waited cannot be accepted, and is refused. The next one is accepted at once.

@@ -1,0 +1,29 @@
+//! Tests in a process of their own, because they take all descriptors or fork.
+
+use std::fs::File;
+use std::process::Command;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+/// Set in the process of such a test.
+const ALONE: &str = "UVERBS_TEST_ALONE";
+
+/// Runs an ignored test alone.
+pub(crate) fn run(test: &str) {
+    let mut alone = Command::new(std::env::current_exe().unwrap());
+    let output = alone.args(["--exact", "--ignored", test]).env(ALONE, "1").output().unwrap();
+    let [text, errors] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{errors}");
+}
+
+/// Whether this process is that of such a test.
+pub(crate) fn is_alone() -> bool {
+    std::env::var_os(ALONE).is_some()
+}
+
+/// Leaves no descriptor until the files are dropped.
+pub(crate) fn take_all_descriptors() -> Vec<File> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, 256, hard).unwrap();
+    std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
+}
