@@ -162,6 +162,14 @@ impl Core {
         self.fail(Broken::DeviceRemoved);
     }
 
+    /// Breaks the stream in a forked child: nothing arrives there, and nothing is sent.
+    pub(crate) fn require_opener(&mut self) {
+        let refused = self.qp.receive_batch().err();
+        if let Some(error) = refused.filter(|_| self.broken.is_none()) {
+            self.fail(Broken::Verb(error.into()));
+        }
+    }
+
     /// Asks for an event at the next completion. A completion that is there already raises none.
     pub(crate) fn arm(&mut self) {
         if !self.is_armed {
@@ -383,6 +391,7 @@ impl Core {
     pub(crate) fn finish(&mut self) {
         if self.end == End::Open {
             self.end = End::Wanted;
+            self.require_opener();
             self.report_if_due();
         }
     }

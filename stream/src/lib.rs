@@ -57,7 +57,7 @@
 //! - Dropping a stream waits for a round trip: [`Config::linger`]. In tasks, another task does.
 //! - A stream has memory registered for its ring and its send buffers, and two files. In tasks, or
 //!   once [`Stream::readiness`] was called, it has four.
-//! - No stream survives fork(2) in the child.
+//! - No stream survives fork(2) in the child: reads and writes fail there.
 
 #![forbid(unsafe_code)]
 

@@ -162,6 +162,7 @@ impl Shared {
         attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
     ) -> (bool, Attempt<T>) {
         let mut core = self.lock();
+        core.require_opener();
         core.waiting.tries(side, self.readiness.get());
         // A thread that sleeps takes the events itself.
         let taken = !core.is_watched && self.take_events(&mut core, readable);
@@ -200,6 +201,7 @@ impl Shared {
         attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
     ) -> io::Result<T> {
         let mut core = self.lock();
+        core.require_opener();
         loop {
             if !core.is_watched {
                 core.arm();

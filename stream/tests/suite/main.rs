@@ -5,6 +5,7 @@ mod alone;
 mod behaviour;
 mod dropped;
 mod edges;
+mod forked;
 mod grpc;
 mod hostile;
 mod http;

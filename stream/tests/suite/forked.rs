@@ -1,0 +1,60 @@
+//! Streams in a forked child.
+
+use std::io::{ErrorKind, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, alarm, fork};
+
+use crate::alone;
+use crate::network::{Network, Rdma};
+
+/// Runs `run` in a forked child, which is killed if it does not end.
+fn in_child(run: impl FnOnce()) {
+    // SAFETY: no other thread of this process has a lock that the child needs.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            alarm::set(60);
+            let result = catch_unwind(AssertUnwindSafe(run));
+            // SAFETY: ends the process at once.
+            unsafe { nix::libc::_exit(i32::from(result.is_err())) };
+        }
+        ForkResult::Parent { child } => {
+            assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
+        }
+    }
+}
+
+#[test]
+fn a_child_neither_waits_nor_ends_streams() {
+    alone::run("forked::streams_of_the_parent");
+}
+
+#[test]
+#[ignore = "another test runs it"]
+fn streams_of_the_parent() {
+    if !alone::is_alone() {
+        return;
+    }
+    let (server, client) = Rdma::pair();
+    let (other, mut polled) = Rdma::pair();
+    let mut streams = [Some(server), Some(client)];
+    polled.set_nonblocking(true).unwrap();
+    other.set_linger(Duration::MAX).unwrap();
+    let mut other = Some(other);
+    in_child(|| {
+        let [server, _] = &mut streams;
+        let is_refused = |error: std::io::Error| error.kind() == ErrorKind::PermissionDenied;
+        let server = server.as_mut().unwrap();
+        assert!(is_refused(server.read(&mut [0; 1]).unwrap_err()));
+        assert!(is_refused(server.write(b"x").unwrap_err()));
+        assert!(is_refused(polled.read(&mut [0; 1]).unwrap_err()));
+        drop(other.take());
+    });
+    // The parent's streams are as before.
+    let [server, client] = streams.each_mut().map(|stream| stream.as_mut().unwrap());
+    client.write_all(b"x").unwrap();
+    server.read_exact(&mut [0; 1]).unwrap();
+    other.as_mut().unwrap().write_all(b"x").unwrap();
+}
