@@ -119,14 +119,16 @@ impl Shared {
         if self.is_nonblocking.load(Ordering::Relaxed) {
             return self.look_once(side, &mut attempt)?.ok_or_else(would_block);
         }
-        if let Some(result) = self.spin(&mut attempt)? {
+        let timeout = match side {
+            Side::Read => self.read_timeout.get(),
+            Side::Write => self.write_timeout.get(),
+        };
+        let start = Instant::now();
+        let spin = timeout.map_or(self.spin, |timeout| timeout.min(self.spin));
+        if let Some(result) = self.spin(start, spin, &mut attempt)? {
             return Ok(result);
         }
-        let timeout = match side {
-            Side::Read => &self.read_timeout,
-            Side::Write => &self.write_timeout,
-        };
-        let deadline = timeout.get().and_then(|timeout| Instant::now().checked_add(timeout));
+        let deadline = timeout.and_then(|timeout| start.checked_add(timeout));
         self.sleep(deadline, &mut attempt)
     }
 
@@ -179,12 +181,13 @@ impl Shared {
         (taken, result)
     }
 
-    fn spin<T>(&self, attempt: &mut impl FnMut(&mut Core) -> Attempt<T>) -> Attempt<T> {
-        if self.spin.is_zero() {
-            return Ok(None);
-        }
-        let start = Instant::now();
-        while start.elapsed() < self.spin {
+    fn spin<T>(
+        &self,
+        start: Instant,
+        time: Duration,
+        attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
+    ) -> Attempt<T> {
+        while start.elapsed() < time {
             self.context.poll_idle();
             if let Some(result) = attempt(&mut self.lock())? {
                 return Ok(Some(result));

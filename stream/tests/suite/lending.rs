@@ -264,3 +264,19 @@ fn a_spinning_stream_carries_messages() {
     drop(client);
     serving.join().unwrap();
 }
+
+/// Polling counts as waiting.
+#[test]
+fn a_spinning_stream_times_out() {
+    const LONG: Duration = Duration::from_secs(600);
+    let config = config().spin(LONG);
+    let listener = config.bind(address()).unwrap();
+    let to = listener.local_addr().unwrap();
+    let accepting = thread::spawn(move || listener.accept().unwrap());
+    let mut client = config.connect(to).unwrap();
+    client.set_read_timeout(Some(Duration::from_millis(30))).unwrap();
+    let start = Instant::now();
+    assert_eq!(client.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert!(start.elapsed() < LONG, "it polled for {:?}", start.elapsed());
+    drop(accepting.join().unwrap());
+}
