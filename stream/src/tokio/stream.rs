@@ -3,20 +3,23 @@
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr};
-use std::pin::Pin;
+use std::os::fd::AsFd;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{ToSocketAddrs, lookup_host};
-use uverbs::tokio::AsyncFile;
+use uverbs::tokio::{Alarm, AsyncFile};
 
 use super::delivery::wait_in_thread;
 use super::reactor::Reactor;
 use crate::config::Config;
-use crate::connect::Connecting;
+use crate::connect::{Connecting, deadline};
 use crate::core::{Attempt, Core};
 use crate::halves::ReadBuffer;
+use crate::handshake::Offer;
 use crate::lent::{Lent, Reservation};
 use crate::lookup::explain;
 use crate::readiness::Side;
@@ -72,8 +75,9 @@ impl Stream {
     pub async fn connect_with(config: &Config, address: impl ToSocketAddrs) -> io::Result<Self> {
         config.check()?;
         let mut failed = io::Error::new(io::ErrorKind::InvalidInput, "the name has no address");
+        let deadline = deadline(config);
         for address in lookup_host(address).await.map_err(explain)? {
-            match connect(config, address).await {
+            match connect(config, address, deadline).await {
                 Ok(shared) => return Self::new(Arc::new(shared)),
                 Err(error) => failed = error,
             }
@@ -160,30 +164,50 @@ impl Stream {
 }
 
 /// Connects, waiting for it.
-async fn connect(config: &Config, address: SocketAddr) -> io::Result<Shared> {
+async fn connect(
+    config: &Config,
+    address: SocketAddr,
+    deadline: Option<Instant>,
+) -> io::Result<Shared> {
     let mut connecting = Connecting::begin(config, address)?;
-    let file = std::os::fd::AsFd::as_fd(&connecting.channel).try_clone_to_owned()?;
-    let events = AsyncFile::new(file)?;
-    let work = async {
-        loop {
-            let ready = events.readable().await?;
-            match connecting.channel.try_next_event() {
-                Ok(event) => {
-                    if let Some(peer) = connecting.step(event)? {
-                        return Ok::<_, io::Error>(peer);
-                    }
-                }
-                Err(error) if error.kind() == uverbs::ErrorKind::WouldBlock => ready.clear(),
-                Err(error) if error.kind() == uverbs::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-    };
-    let peer = match config.connect_timeout {
-        None => work.await?,
-        Some(timeout) => tokio::time::timeout(timeout, work).await??,
+    let peer = match deadline {
+        None => accepted(&mut connecting).await?,
+        Some(deadline) => in_time(deadline, accepted(&mut connecting)).await?,
     };
     connecting.finish(&peer)
+}
+
+/// Waits until the peer has accepted.
+async fn accepted(connecting: &mut Connecting<'_>) -> io::Result<Offer> {
+    let events = AsyncFile::new(connecting.channel.as_fd().try_clone_to_owned()?)?;
+    loop {
+        let ready = events.readable().await?;
+        match connecting.channel.try_next_event() {
+            Ok(event) => {
+                if let Some(peer) = connecting.step(event)? {
+                    return Ok(peer);
+                }
+            }
+            Err(error) if error.kind() == uverbs::ErrorKind::WouldBlock => ready.clear(),
+            Err(error) if error.kind() == uverbs::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The runtime may have no timers.
+async fn in_time<T>(deadline: Instant, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let (mut work, alarm) = (pin!(work), Alarm::new()?);
+    poll_fn(|task| {
+        if let Poll::Ready(result) = work.as_mut().poll(task) {
+            return Poll::Ready(result);
+        }
+        while Instant::now() < deadline {
+            ready!(alarm.poll(deadline, task))?;
+        }
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    })
+    .await
 }
 
 impl ReadHalf {

@@ -3,9 +3,11 @@
 use std::future::Future;
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy, split};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -355,13 +357,26 @@ async fn nothing_listens<N: Tasks>() {
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
 }
 
-#[tokio::test]
-async fn a_connect_ends_at_its_timeout() {
-    // This listener never accepts.
-    let listener = config().bind(address()).unwrap();
-    let config = config().connect_timeout(Duration::from_millis(30));
-    let error = Stream::connect_with(&config, listener.local_addr().unwrap()).await.unwrap_err();
+/// The time is that of all addresses together, as for threads.
+#[test]
+fn a_connect_ends_at_its_timeout() {
+    // These listeners never accept.
+    let listeners = [(); 3].map(|()| config().bind(address()).unwrap());
+    let to = listeners.each_ref().map(|listener| listener.local_addr().unwrap());
+    let limit = Duration::from_millis(400);
+    let config = config().connect_timeout(limit);
+    // Without timers.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+    let start = std::time::Instant::now();
+    let error = runtime.block_on(Stream::connect_with(&config, &to[..])).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert!(start.elapsed() >= limit);
+    // Each address after the first has no time left, so its listener gets no request.
+    for listener in &listeners[1..] {
+        listener.set_nonblocking(true).unwrap();
+        let mut files = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut files, PollTimeout::ZERO), Ok(0), "it got time of its own");
+    }
 }
 
 #[tokio::test]
