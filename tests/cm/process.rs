@@ -16,7 +16,7 @@ use uverbs::cq::Status;
 use uverbs::qp::{AckTimeout, PostFlags};
 use uverbs::{Context, PollError, op};
 
-use crate::child::in_child;
+use crate::child::{end_after, in_child};
 use crate::killed;
 use crate::long::queue_pair;
 use crate::{PATIENCE, address_of, next, resolved};
@@ -59,6 +59,7 @@ fn ask(context: &Context, address: SocketAddr) {
 #[ignore = "the other process of the tests below"]
 fn peer() {
     let Ok(role) = std::env::var(PEER) else { return };
+    end_after(300);
     let context = networked();
     if let Some(address) = role.strip_prefix(ASKS) {
         return ask(&context, address.parse().unwrap());

@@ -36,14 +36,19 @@ pub(crate) fn in_child_without_system_calls<T>(
     })
 }
 
+/// Ends this process after so many seconds: for a process for whose words or end another waits.
+pub(crate) fn end_after(seconds: u32) {
+    // SAFETY: no memory is involved; the signal ends the process.
+    unsafe { libc::alarm(seconds) };
+}
+
 /// Runs `run` in a forked child.
 pub(crate) fn in_child(run: impl FnOnce()) -> Outcome {
     // SAFETY: the C library makes its allocator usable in the child; nothing else of other threads'
     // is touched there, and the child leaves without unwinding into the test harness.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
-            // SAFETY: no memory is involved; the signal ends the process.
-            unsafe { libc::alarm(PATIENCE) };
+            end_after(PATIENCE);
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
             // SAFETY: ends the process at once.
             unsafe { libc::_exit(i32::from(result.is_err())) };

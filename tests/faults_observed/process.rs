@@ -10,7 +10,7 @@ use uverbs::qp::{AckTimeout, Inline, PostFlags, State};
 use uverbs::qp_type::Rc;
 use uverbs::{Buffer, Endpoint, ErrorKind, ProtectionDomain, op, raw};
 
-use crate::child::{Outcome, in_child};
+use crate::child::{Outcome, end_after, in_child};
 use crate::common::{self, ALL_ACCESS, Setup, completion, success};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
@@ -46,6 +46,7 @@ fn peer() {
     if std::env::var_os(PEER).is_none() {
         return;
     }
+    end_after(300);
     let setup = networked();
     let mut qp = queue_pair(&setup);
     println!("\nendpoint {}", hex(&qp.endpoint().to_bytes()));

@@ -35,6 +35,8 @@ pub(crate) fn pattern(from: usize, count: usize) -> Vec<u8> {
 #[ignore = "the other process of the tests"]
 fn peer() {
     let Ok(role) = std::env::var(PEER) else { return };
+    // Its parent waits for what it says.
+    nix::unistd::alarm::set(300);
     let context = uverbs::device("soft").unwrap().open().unwrap();
     match role.split(' ').collect::<Vec<_>>()[..] {
         ["serve", stage] => serve(&context, stage),
