@@ -40,6 +40,9 @@ pub(crate) struct TagList {
     last_free: u32,
     /// Signaled changes, in order.
     changes: VecDeque<Change>,
+    /// Unsignaled removals that no signaled change has confirmed, in order. At most as many as the
+    /// QP has WQEs, which only signaled ones free.
+    removals: VecDeque<Removal>,
     command: Command,
     /// Index of the WQE of the next change, once there was one.
     next_index: Option<u16>,
@@ -76,6 +79,15 @@ struct Change {
     entry: Option<u16>,
     wr_id: u64,
     index: u16,
+    /// As in [`Entry::appended`].
+    number: u64,
+}
+
+/// An entry as it was before an unsignaled removal.
+#[derive(Debug)]
+struct Removal {
+    at: u16,
+    before: Entry,
     /// As in [`Entry::appended`].
     number: u64,
 }
@@ -130,6 +142,7 @@ impl TagList {
             first_free: 0,
             last_free: last,
             changes: VecDeque::new(),
+            removals: VecDeque::new(),
             command: Command::NotSet,
             next_index: None,
             entered: 0,
@@ -207,9 +220,11 @@ impl TagList {
         if asked.is_signaled {
             return self.expect(TagEvent::REMOVE, Some(at), asked);
         }
-        if let Some(entry) = self.entry_mut(at) {
-            entry.is_listed = entry.is_consumed;
-        }
+        let number = self.entered;
+        let Some(entry) = self.entry_mut(at).filter(|entry| !entry.is_consumed) else { return };
+        let before = entry.clone();
+        entry.is_listed = false;
+        self.removals.push_back(Removal { at, before, number });
         self.release(at);
     }
 
@@ -238,7 +253,8 @@ impl TagList {
     }
 
     /// Records that the change in the WQE with this index was not made, and none after it: the QP
-    /// that posts them is in error. Entries that they were to append are free.
+    /// that posts them is in error. Entries that they were to append are free, and the device still
+    /// has those that they were to remove.
     pub(crate) fn fail(&mut self, index: u16) {
         let Some(next) = self.next_index else { return };
         let made = self.entered.saturating_sub(next.wrapping_sub(index).into());
@@ -254,7 +270,34 @@ impl TagList {
         if made < made_then || self.entered != entered_then {
             self.failed = (made, self.entered);
             self.free_what_came_after(made);
+            self.list_again(made);
         }
+    }
+
+    /// Lists the entries again that later changes than this number were to remove without a
+    /// completion.
+    fn list_again(&mut self, made: u64) {
+        for Removal { at, before, number } in std::mem::take(&mut self.removals) {
+            let Some(entry) = self.entry_mut(at) else { continue };
+            if before.appended <= made && made < number {
+                *entry = Entry { changes: entry.changes, ..before };
+            }
+        }
+        self.link_free();
+    }
+
+    /// Links all entries of which the device has neither the entry nor a change. Their order no
+    /// longer matters, because the QP makes no change any more.
+    fn link_free(&mut self) {
+        let is_free = |entry: &Entry| !entry.is_listed && entry.changes == 0;
+        let all = self.entries.iter().zip(0..).filter(|(entry, _)| is_free(entry));
+        let free: Vec<u32> = all.map(|(_, at)| at).collect();
+        let links = free.iter().skip(1).copied().chain([NONE]);
+        for (at, next) in free.iter().zip(links) {
+            self.entries[*at as usize].next_free = next;
+        }
+        self.first_free = free.first().copied().unwrap_or(NONE);
+        self.last_free = free.last().copied().unwrap_or(NONE);
     }
 
     /// Frees the entries that later changes than this number were to append.
@@ -302,7 +345,8 @@ impl TagList {
     /// Takes the next change, which the device has confirmed. `is_done` is false if the entry to be
     /// removed had taken a message; `phase` is what the device has counted.
     pub(crate) fn confirm(&mut self, is_done: bool, phase: u16) -> Option<Confirmed> {
-        let Change { kind, entry, wr_id, index, .. } = self.changes.pop_front()?;
+        let Change { kind, entry, wr_id, index, number } = self.changes.pop_front()?;
+        self.removals.drain(..self.removals.partition_point(|removal| removal.number < number));
         let mut is_behind = false;
         if let Some((at, entry)) = entry.and_then(|at| Some((at, self.entry_mut(at)?))) {
             entry.changes -= 1;
@@ -414,6 +458,41 @@ mod tests {
         assert_eq!(wr_id(list.complete(DONE, 0)), Some(1), "it was not removed");
         let free = std::iter::from_fn(|| list.next_entries().map(|_| append(&mut list, 4, QUIET)));
         assert_eq!(free.count(), 4);
+    }
+
+    #[test]
+    fn an_unsignaled_removal_that_failed_leaves_the_entry_to_its_message() {
+        let at = |index| Asked { index, ..QUIET };
+        // The removed entry may be free, or taken by an append that failed as well.
+        for reused in [0, 1, 2] {
+            let mut list = TagList::new(2);
+            append(&mut list, 1, at(0));
+            append(&mut list, 2, at(1));
+            list.remove(0, at(2));
+            (0..reused).for_each(|round| {
+                let entry = append(&mut list, 3, at(3 + 2 * round));
+                list.remove(entry, at(4 + 2 * round));
+            });
+            list.fail(2);
+            list.fail(3);
+            assert_eq!(list.next_entries(), None, "the device has two");
+            assert_eq!(wr_id(list.complete(DONE, 0)), Some(1));
+            assert_eq!(wr_id(list.complete(DONE, 1)), Some(2));
+            assert_eq!(list.complete(DONE, 2), None);
+            assert!(list.next_entries().is_some());
+        }
+    }
+
+    #[test]
+    fn a_removal_before_a_confirmed_change_was_made() {
+        let mut list = TagList::new(2);
+        append(&mut list, 1, QUIET);
+        list.remove(0, Asked { index: 1, ..QUIET });
+        append(&mut list, 2, Asked { index: 2, ..SIGNALED });
+        assert!(list.confirm(true, 0).is_some() && list.removals.is_empty());
+        list.fail(3);
+        assert_eq!(list.complete(DONE, 0), None);
+        assert_eq!(wr_id(list.complete(DONE, 1)), Some(2));
     }
 
     #[test]
