@@ -523,7 +523,9 @@ impl Cq {
     fn resize(&mut self, memory: &dyn HostMemory, ring: CqRing) -> Result<(), CoreError> {
         self.consumer = memory.load_be32(self.doorbell_record)? & INDEX_MASK;
         let unread = self.producer.wrapping_sub(self.consumer) & INDEX_MASK;
-        if unread + 1 > 1 << ring.log_entries {
+        // The old ring has to have a place for the "resized" CQE.
+        let most = self.ring.log_entries.min(ring.log_entries);
+        if unread >= 1 << most {
             return Err(CoreError::bad("CQ size", 1 << ring.log_entries));
         }
         let marker = Completion::new(Cqe::default(), CqeOpcode::RESIZE);

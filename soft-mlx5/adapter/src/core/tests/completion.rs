@@ -179,6 +179,23 @@ fn resizing_continues_in_the_new_ring() {
     assert_eq!(source.host().poll_all(&mut new).len(), 20);
 }
 
+/// The "resized" CQE would replace one that the host has not read.
+#[test]
+fn a_full_ring_is_not_resized() {
+    let mut source = plain();
+    let entries = 1 << source.cq.log;
+    source.complete(entries);
+    let (ring, cqn) = (source.host().new_cq_ring(6, CqeSize::B64), source.cq.cqn);
+    let new = CqRing { buffer: PageMap::linear(ring), log_entries: 6, cqe_size: CqeSize::B64 };
+    let change = || CqModify { ring: Some(new.clone()), ..CqModify::default() };
+    assert!(source.host().core.modify_cq(cqn, change()).is_err());
+    let mut old = source.cq.clone();
+    let done = source.host().poll_all(&mut old);
+    assert_eq!(done.len(), entries);
+    assert!(done.iter().all(|done| done.opcode == CqeOpcode::REQUESTER));
+    source.host().core.modify_cq(cqn, change()).unwrap();
+}
+
 #[test]
 fn short_data_is_scattered_to_the_cqe_if_the_qp_requests_it() {
     for (size, mode, fits) in [
