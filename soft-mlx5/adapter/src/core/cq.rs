@@ -105,6 +105,10 @@ pub enum Armed {
 
 const INDEX_MASK: u32 = 0xff_ffff;
 
+/// log2 of the most entries of a CQ (`log_max_cq_sz` of a ConnectX-5 and later). The distance of
+/// two indices of a CQ is then less than half the circle.
+pub const LOG_MAX_CQ: u8 = 22;
+
 /// Bits of an arm word that the driver never sets.
 const NEVER_ARMED: u32 = 0xce00_0000;
 
@@ -543,7 +547,7 @@ impl Cq {
 
 impl CqRing {
     pub(super) fn check(&self) -> Result<(), CoreError> {
-        if self.log_entries > 23 {
+        if self.log_entries > LOG_MAX_CQ {
             return Err(CoreError::bad("log2 of CQ size", u64::from(self.log_entries)));
         }
         Ok(())

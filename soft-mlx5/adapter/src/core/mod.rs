@@ -59,7 +59,7 @@ mod tests;
 
 pub use compression::MAX_COMPRESSED;
 pub use config::{CoreConfig, Limits, LinkLayer, MAX_TSO, Mtu};
-pub use cq::{Armed, CqInfo, CqModify, CqParams, CqRing, CqeSize, Moderation, Stamps};
+pub use cq::{Armed, CqInfo, CqModify, CqParams, CqRing, CqeSize, LOG_MAX_CQ, Moderation, Stamps};
 pub use error::CoreError;
 pub use ethernet::FrameTables;
 pub use event::{AsyncKind, Event, EventObject};

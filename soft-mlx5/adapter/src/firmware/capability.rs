@@ -11,7 +11,7 @@ use super::layout::capability::{atomic, general, general_2};
 use super::layout::ethernet::flow_table_properties;
 use super::record::LOG_LIST;
 use super::tag_matching::LOG_TAGS;
-use crate::core::MAX_COMPRESSED;
+use crate::core::{LOG_MAX_CQ, MAX_COMPRESSED};
 
 /// Bytes of a block of capabilities.
 pub const BLOCK: usize = 4096;
@@ -59,7 +59,7 @@ pub const COMMON_VALUES: &[(Field, u64)] = &[
     (general::LOG_MAX_QP_SZ, 15),
     (general::LOG_MAX_QP, 17),
     (general::LOG_MAX_SRQ, 16),
-    (general::LOG_MAX_CQ_SZ, 22),
+    (general::LOG_MAX_CQ_SZ, LOG_MAX_CQ as u64),
     (general::LOG_MAX_CQ, 16),
     (general::LOG_MAX_EQ_SZ, 20),
     (general::LOG_MAX_EQ, 5),

@@ -7,7 +7,7 @@ use super::Place;
 use super::command::Command;
 use super::page_list::{PAGES, QueuePages};
 use super::refusal::{Done, Refusal};
-use crate::core::{Armed, CqModify, CqParams, CqRing, CqeSize, Cqn, Moderation};
+use crate::core::{Armed, CqModify, CqParams, CqRing, CqeSize, Cqn, LOG_MAX_CQ, Moderation};
 use crate::firmware::layout::command::{create_cq_in, header, modify_cq_in};
 use crate::firmware::layout::context::cqc;
 
@@ -49,7 +49,7 @@ fn ring(firmware: &Firmware<'_>, command: &Command<'_>) -> Result<CqRing, Refusa
         other => return Err(Refusal::parameter("cqe_sz", other)),
     };
     let log_entries = cqc::LOG_CQ_SIZE.get(context) as u8;
-    if log_entries > 24 {
+    if log_entries > LOG_MAX_CQ {
         return Err(Refusal::parameter("log_cq_size", u64::from(log_entries)));
     }
     let pages = QueuePages {

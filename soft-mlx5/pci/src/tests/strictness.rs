@@ -4,7 +4,8 @@ use super::driver::{Driver, Input, settings};
 use super::queues::Qp;
 use crate::Cable;
 use crate::bits::field;
-use crate::layout::context::{ads, qpc, rmpc, wq};
+use crate::layout::capability::general;
+use crate::layout::context::{ads, cqc, qpc, rmpc, wq};
 use uverbs_soft::core::LinkLayer;
 
 /// Statuses, `MLX5_CMD_STAT_*`.
@@ -169,4 +170,25 @@ fn leftover_objects_are_reported_and_dropped() {
     driver.done(Input::new(0x103, 16), 16);
     assert_eq!(driver.device.firmware.objects_left(), "");
     driver.done(Input::new(0x105, 16), 8);
+}
+
+#[test]
+fn a_cq_has_no_more_entries_than_announced() {
+    let mut driver = ready_driver();
+    let shown = driver.done(Input::new(0x100, 16), 16 + 4096);
+    let most = general::LOG_MAX_CQ_SZ.at(0x80).get(&shown);
+    let record = driver.alloc(8);
+    let (uar, eq) = (driver.uar.into(), driver.eq.into());
+    // One page of 4 GiB has the ring.
+    let cq = |log_entries| {
+        Input::new(0x400, 272)
+            .set(cqc::LOG_CQ_SIZE.at(0x80), log_entries)
+            .set(cqc::LOG_PAGE_SIZE.at(0x80), 20)
+            .set(cqc::UAR_PAGE.at(0x80), uar)
+            .set(cqc::C_EQN_OR_APU_ELEMENT.at(0x80), eq)
+            .set(cqc::DBR_ADDR.at(0x80), record)
+            .pages(0, 8)
+    };
+    driver.create(cq(most));
+    assert_eq!(status(&mut driver, cq(most + 1), 16), BAD_PARAMETER);
 }
