@@ -49,7 +49,7 @@ use self::os_thread::OsThread;
 use self::scheduler::Scheduler;
 use self::standby::Standby;
 use self::worker::{Whose, Worker};
-use crate::core::{AsyncKind, Core, Datagram, Event, EventObject, Qpn};
+use crate::core::{AsyncKind, Core, Cqn, Datagram, Event, EventObject, Qpn};
 use crate::home::Home;
 use crate::locking::lock;
 use crate::packet::{Gid, Packet, PacketPool};
@@ -99,6 +99,11 @@ impl Machine {
     pub(crate) fn catch_up(&mut self, now: u64, qpn: Qpn) {
         Doorbell::Send(qpn).tell(&mut self.core, now);
         self.core.work(now, Self::CATCH_UP);
+    }
+
+    /// As [`catch_up`](Self::catch_up), for the queues that complete to a CQ.
+    pub(crate) fn catch_up_cq(&mut self, now: u64, cqn: Cqn) {
+        self.core.qps_of(cqn).into_iter().for_each(|qpn| self.catch_up(now, qpn));
     }
 }
 

@@ -141,6 +141,13 @@ impl Core {
         self.env.cqs.get(cqn.0).map(Cq::info).ok_or(CoreError::missing(cqn.object()))
     }
 
+    /// The QPs that complete to a CQ.
+    pub fn qps_of(&self, cqn: Cqn) -> Vec<Qpn> {
+        let completes = |qp: &Qp| qp.params.cqs().any(|used| used == cqn);
+        let all = self.qps.iter().filter(|(_, qp)| completes(qp));
+        all.map(|(number, _)| Qpn(number)).collect()
+    }
+
     /// Destroys a CQ; [`CoreError::InUse`] while QPs or SRQs complete there. Its pending events are
     /// discarded.
     pub fn destroy_cq(&mut self, cqn: Cqn) -> Result<(), CoreError> {

@@ -142,6 +142,10 @@ impl<T> RandomTable<T> {
         self.objects.get_mut(&number)
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.objects.iter().map(|(number, object)| (*number, object))
+    }
+
     pub(super) fn remove(&mut self, number: u32) -> Option<T> {
         self.objects.remove(&number)
     }

@@ -213,7 +213,7 @@ impl QpParams {
     }
 
     /// The CQs that the QP completes to. An XRC target completes to those of its SRQs.
-    fn cqs(&self) -> impl Iterator<Item = Cqn> {
+    pub(in super::super) fn cqs(&self) -> impl Iterator<Item = Cqn> {
         let (send, receive) = match self.qp_type {
             QpType::XrcTarget => (None, None),
             QpType::XrcInitiator | QpType::RegUmr | QpType::DcInitiator => {

@@ -15,7 +15,7 @@ use crate::chardev::abi::spec::Attribute;
 use crate::chardev::device::events::Reporter;
 use crate::chardev::device::options::Options;
 use crate::chardev::device::{DeviceShared, errno};
-use crate::chardev::objects::object::{Kind, Object};
+use crate::chardev::objects::object::Kind;
 use crate::core::{CqModify, CqRing, CqeSize, Cqn, EventObject, Moderation};
 use crate::memory::PageMap;
 use crate::runtime::{self, Doorbell, UarPage};
@@ -119,8 +119,11 @@ pub(crate) fn resize(call: &mut Call<'_>) -> Result<(), Errno> {
         let cqe_size = cqe_size(driver.cqe_size.into())?;
         let ring = ring(call, driver.buf_addr, entries, cqe_size)?;
         let change = CqModify { ring: Some(ring), ..CqModify::default() };
-        catch_up(call, request.cq_handle)?;
-        call.file.device.core(|core| core.modify_cq(cqn, change))?;
+        call.file.device.control(|machine| {
+            // The completions of all requests before count.
+            machine.catch_up_cq(runtime::now(), cqn);
+            machine.core.modify_cq(cqn, change).map_err(errno)
+        })?;
         let pinned = call.take_charged();
         let entry = call.state.handles.get_mut(request.cq_handle)?;
         entry.object.cq_mut()?.entries = entries - 1;
@@ -129,21 +132,6 @@ pub(crate) fn resize(call: &mut Call<'_>) -> Result<(), Errno> {
     }
     let cqe = call.any_object(request.cq_handle)?.cq()?.entries;
     call.response(&ResizeCqResp { cqe, ..ResizeCqResp::default() })
-}
-
-/// Executes what the queue pairs of a completion queue were asked for, so that its completions
-/// count. A NIC does so within microseconds of a doorbell.
-fn catch_up(call: &Call<'_>, cq_handle: u32) -> Result<(), Errno> {
-    let objects = call.state.handles.iter().map(|(_, entry)| &entry.object);
-    let queues = objects.filter_map(|object| match object {
-        Object::Qp(qp) if qp.parents.contains(&cq_handle) => Some(qp.qpn),
-        _ => None,
-    });
-    let queues: Vec<_> = queues.collect();
-    call.file.device.control(|machine| {
-        queues.into_iter().for_each(|qpn| machine.catch_up(runtime::now(), qpn));
-        Ok(())
-    })
 }
 
 /// Longest moderation period in microseconds (`MLX5_MAX_CQ_PERIOD`).

@@ -173,6 +173,12 @@ pub(super) fn run<'a>(
         rules::set_umem_valid(&mut request.input);
     }
     let device = call.file.device.clone();
+    if act == Act::Modify && named.0 == opcode::CREATE_CQ {
+        device.control(|machine| {
+            machine.catch_up_cq(runtime::now(), Cqn(named.1));
+            Ok(())
+        })?;
+    }
     let sender = Sender::of(call, &device);
     let mut command = request.command();
     let outcome = execute(&sender, &mut command, |_, _| Ok(()))?;
