@@ -677,6 +677,22 @@ fn mkeys_are_created_over_registered_memory() {
 }
 
 #[test]
+fn a_cq_of_verbs_gives_back_the_memory_of_a_command() {
+    let Some((setup, devx)) = setup_for_refusals() else { return };
+    let memory = Memory::new(&devx);
+    let cq = setup.context.create_cq(3).build().unwrap();
+    let (handle, number) = (cq.handle().kernel_handle(), cq.handle().number());
+    let resize = Input::new(0x403, 272)
+        .set(header::OP_MOD, 1u64)
+        .set(object::NUMBER, number)
+        .set(create_cq_in::CQ_UMEM_ID, memory.umem.id())
+        .set(cqc::LOG_CQ_SIZE.at(CONTEXT), 4u64);
+    devx.modify(handle, &resize.0, &mut [0; 16]).unwrap();
+    cq.destroy().unwrap();
+    free(memory);
+}
+
+#[test]
 fn the_kernel_refuses_a_command_of_another_kind() {
     let Some((setup, devx)) = setup() else { return };
     let mut answer = [0; 272];

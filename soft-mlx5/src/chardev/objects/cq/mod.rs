@@ -17,6 +17,7 @@ use crate::chardev::device::options::Options;
 use crate::chardev::device::{DeviceShared, errno};
 use crate::chardev::objects::object::Kind;
 use crate::core::{CqModify, CqRing, CqeSize, Cqn, EventObject, Moderation};
+use crate::locking::lock;
 use crate::memory::PageMap;
 use crate::runtime::{self, Doorbell, UarPage};
 
@@ -36,6 +37,8 @@ impl Cq {
     pub(crate) fn destroy(&self, device: &DeviceShared) -> Result<(), Errno> {
         device.control(|machine| {
             machine.core.destroy_cq(self.cqn).map_err(errno)?;
+            // A command may have given it a ring in registered memory.
+            lock(&device.firmware).release(self.cqn.object());
             machine.uars.detach(&self.uar, Doorbell::Arm(self.cqn));
             let mut routes = device.routes();
             routes.remove_completions(self.cqn.0);
