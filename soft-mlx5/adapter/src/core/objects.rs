@@ -199,6 +199,12 @@ impl Core {
         Ok(())
     }
 
+    /// The parameters of an SRQ.
+    pub fn srq_params(&self, srqn: Srqn) -> Result<&SrqParams, CoreError> {
+        let srq = self.env.srqs.get(srqn.0).ok_or(CoreError::missing(srqn.object()))?;
+        Ok(&srq.params)
+    }
+
     /// The state of an SRQ.
     pub fn query_srq(&mut self, srqn: Srqn) -> Result<SrqInfo, CoreError> {
         let memory = self.env.memory.clone();

@@ -316,17 +316,17 @@ fn own_ring(firmware: &Firmware<'_>, command: &Command<'_>) -> Result<QpParams, 
 /// A receive queue that takes its receives from a receive memory pool (RMP), in whose protection
 /// domain they are. The command's work queue says nothing then. The completions have the user index
 /// of the receive queue, as those of QPs with an SRQ; no source says so of these.
-fn pool(firmware: &mut Firmware<'_>, command: &Command<'_>) -> Result<QpParams, Refusal> {
+fn pool(firmware: &Firmware<'_>, command: &Command<'_>) -> Result<QpParams, Refusal> {
     let rq = command.structure(CONTEXT);
     let (pool, cq) = (Srqn(rqc::RMPN.get32(rq)), Cqn(rqc::CQN.get32(rq)));
-    let info = firmware.core.query_srq(pool)?.params;
-    if info.xrc.is_some() || info.tags.is_some() {
+    let params = firmware.core.srq_params(pool)?;
+    if params.xrc.is_some() || params.tags.is_some() {
         return Err(Refusal::no_such("RMP", pool.0));
     }
     Ok(QpParams {
         receive: ReceiveSource::Srq(pool),
         user_index: rqc::USER_INDEX.get32(rq),
-        ..QpParams::new(QpType::RawPacket, info.pd, cq, cq)
+        ..QpParams::new(QpType::RawPacket, params.pd, cq, cq)
     })
 }
 

@@ -65,16 +65,25 @@ impl Kind {
 impl Firmware<'_> {
     /// The shared receive queue that a command names, of the kind that the command is for.
     pub(super) fn shared_receive(
+        &self,
+        command: &Command<'_>,
+        kind: Kind,
+    ) -> Result<Srqn, Refusal> {
+        let number = Srqn(command.number());
+        if Kind::of(self.core.srq_params(number)?) != kind {
+            return Err(Refusal::no_such(kind.name(), number.0));
+        }
+        Ok(number)
+    }
+
+    /// The state of that queue.
+    pub(super) fn query_shared_receive(
         &mut self,
         command: &Command<'_>,
         kind: Kind,
-    ) -> Result<(Srqn, SrqInfo), Refusal> {
-        let number = Srqn(command.number());
-        let info = self.core.query_srq(number)?;
-        if Kind::of(&info.params) != kind {
-            return Err(Refusal::no_such(kind.name(), number.0));
-        }
-        Ok((number, info))
+    ) -> Result<SrqInfo, Refusal> {
+        let number = self.shared_receive(command, kind)?;
+        Ok(self.core.query_srq(number)?)
     }
 }
 
@@ -131,7 +140,7 @@ pub(super) fn modify_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>
     }
     if command.is_set(rmp_bitmask::LWM.at(POOL_BITMASK)) {
         let limit = command.get(wq::LWM.at(POOL_QUEUE)) as u16;
-        let (number, _) = firmware.shared_receive(command, Kind::Pool)?;
+        let number = firmware.shared_receive(command, Kind::Pool)?;
         firmware.core.arm_srq(number, limit)?;
     }
     Ok(())
@@ -139,7 +148,7 @@ pub(super) fn modify_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>
 
 /// QUERY_RMP.
 pub(super) fn query_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let (_, info) = firmware.shared_receive(command, Kind::Pool)?;
+    let info = firmware.query_shared_receive(command, Kind::Pool)?;
     let state = (rmpc::STATE.at(POOL), if info.in_error { POOL_ERROR } else { POOL_READY });
     let is_basic = info.params.order == SrqOrder::BasicCyclic;
     let basic = (rmpc::BASIC_CYCLIC_RCV_WQE.at(POOL), is_basic.into());
@@ -192,7 +201,10 @@ pub(super) fn create_xrc(firmware: &mut Firmware<'_>, command: &mut Command<'_>)
         tags: None,
         limit: xrc_srqc::LWM.get(context) as u16,
     };
-    command.reply.set_number(firmware.core.create_srq(params)?.0);
+    firmware.check_uses(command, &params.objects())?;
+    let number = firmware.core.create_srq(params)?;
+    firmware.created(command, number.object(), &[]);
+    command.reply.set_number(number.0);
     Ok(())
 }
 
@@ -203,7 +215,7 @@ fn xrc_doorbell_record(context: &[u8]) -> u64 {
 
 /// QUERY_XRC_SRQ.
 pub(super) fn query_xrc(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let (_, info) = firmware.shared_receive(command, Kind::Xrc)?;
+    let info = firmware.query_shared_receive(command, Kind::Xrc)?;
     for (field, value) in xrc_values(&info) {
         command.reply.set(field.at(XRC), value);
     }
@@ -228,13 +240,13 @@ fn xrc_values(info: &SrqInfo) -> [(crate::firmware::bits::Field, u64); 7] {
 /// ARM_XRC_SRQ.
 pub(super) fn arm_xrc(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let limit = command.get(arm_rq_in::LWM) as u16;
-    let (number, _) = firmware.shared_receive(command, Kind::Xrc)?;
+    let number = firmware.shared_receive(command, Kind::Xrc)?;
     Ok(firmware.core.arm_srq(number, limit)?)
 }
 
 /// DESTROY_RMP.
 pub(super) fn destroy_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let (number, _) = firmware.shared_receive(command, Kind::Pool)?;
+    let number = firmware.shared_receive(command, Kind::Pool)?;
     firmware.core.destroy_srq(number)?;
     firmware.objects.release(number.object());
     Ok(())
@@ -242,6 +254,8 @@ pub(super) fn destroy_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_
 
 /// DESTROY_XRC_SRQ.
 pub(super) fn destroy_xrc(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let (number, _) = firmware.shared_receive(command, Kind::Xrc)?;
-    Ok(firmware.core.destroy_srq(number)?)
+    let number = firmware.shared_receive(command, Kind::Xrc)?;
+    firmware.core.destroy_srq(number)?;
+    firmware.objects.release(number.object());
+    Ok(())
 }

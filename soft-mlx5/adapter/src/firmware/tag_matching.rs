@@ -92,7 +92,7 @@ fn tag_params(command: &Command<'_>) -> Result<TagParams, Refusal> {
 
 /// QUERY_XRQ.
 pub(super) fn query(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let (_, info) = firmware.shared_receive(command, Kind::Tags)?;
+    let info = firmware.query_shared_receive(command, Kind::Tags)?;
     let tags = info.params.tags.map_or_else(Vec::new, |tags| tag_values(&tags, &info));
     let state = (xrqc::STATE.at(CONTEXT), if info.in_error { ERROR } else { GOOD });
     let values = queue_values(&info, QUEUE).into_iter().chain([state]).chain(tags);
@@ -117,8 +117,7 @@ fn tag_values(tags: &TagParams, info: &SrqInfo) -> Vec<(Field, u64)> {
 /// ARM_XRQ.
 pub(super) fn arm(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let limit = command.get(arm_rq_in::LWM) as u16;
-    let (number, _) = firmware.shared_receive(command, Kind::Tags)?;
-    firmware.check_uses(command, &[number.object()])?;
+    let number = firmware.shared_receive(command, Kind::Tags)?;
     Ok(firmware.core.arm_srq(number, limit)?)
 }
 
@@ -132,7 +131,7 @@ pub(super) fn arm_rq(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> 
 
 /// DESTROY_XRQ.
 pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let (number, _) = firmware.shared_receive(command, Kind::Tags)?;
+    let number = firmware.shared_receive(command, Kind::Tags)?;
     firmware.core.destroy_srq(number)?;
     firmware.objects.release(number.object());
     Ok(())
